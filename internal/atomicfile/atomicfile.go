@@ -1,0 +1,177 @@
+// Package atomicfile writes files that appear under their final name whole or not at all.
+//
+// A file is written under a temporary name in the directory of its final name, so that the rename that publishes it stays within one
+// file system. Before the rename its bytes are on disk (fsync), after it the directory entry is (fsync of the directory). A process that
+// dies on the way leaves a file whose name starts with a dot and ends in [TempSuffix]; no command of mula reads such a file.
+//
+// Files that belong together are sealed first and published in order, the one that readers look for last:
+//
+//	data.Seal(); index.Seal(); data.Publish(); index.Publish()
+package atomicfile
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+)
+
+// TempSuffix ends the name of every file that is still being written.
+const TempSuffix = ".tmp"
+
+// Op names a file operation in [Fault].
+type Op string
+
+// The operations that [Fault] is asked about, in the order in which a file goes through them.
+const (
+	OpCreate  Op = "create"
+	OpWrite   Op = "write"
+	OpSync    Op = "sync"
+	OpRename  Op = "rename"
+	OpSyncDir Op = "sync directory"
+)
+
+// Fault, when a test sets it, is asked before every operation; what it returns stands for the error that the operating system would
+// have given, and the operation is not carried out. path is the final name of the file. It is nil outside tests.
+var Fault func(op Op, path string) error
+
+func fault(op Op, path string) error {
+	if Fault == nil {
+		return nil
+	}
+	if err := Fault(op, path); err != nil {
+		return &fs.PathError{Op: string(op), Path: path, Err: err}
+	}
+	return nil
+}
+
+// File is a file on its way to its final name. It is not safe for use by several goroutines.
+type File struct {
+	path   string // the final name
+	f      *os.File
+	sealed bool
+	done   bool // published or aborted
+}
+
+// Create starts a file that is to appear at path. The directory must exist.
+func Create(path string) (*File, error) {
+	if err := fault(OpCreate, path); err != nil {
+		return nil, err
+	}
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*"+TempSuffix)
+	if err != nil {
+		return nil, fmt.Errorf("creating %s: %w", path, err)
+	}
+	// CreateTemp makes files that only their owner can read; a published file has the usual permissions.
+	if err := f.Chmod(0o644); err != nil {
+		f.Close()
+		os.Remove(f.Name())
+		return nil, fmt.Errorf("creating %s: %w", path, err)
+	}
+	return &File{path: path, f: f}, nil
+}
+
+// Path is the final name of the file.
+func (f *File) Path() string { return f.path }
+
+// Write appends p to the file.
+func (f *File) Write(p []byte) (int, error) {
+	if err := fault(OpWrite, f.path); err != nil {
+		return 0, err
+	}
+	n, err := f.f.Write(p)
+	if err != nil {
+		return n, fmt.Errorf("writing %s: %w", f.path, err)
+	}
+	return n, nil
+}
+
+// WriteAt writes p at byte off of the file, for headers whose content is known last.
+func (f *File) WriteAt(p []byte, off int64) (int, error) {
+	if err := fault(OpWrite, f.path); err != nil {
+		return 0, err
+	}
+	n, err := f.f.WriteAt(p, off)
+	if err != nil {
+		return n, fmt.Errorf("writing %s at byte %d: %w", f.path, off, err)
+	}
+	return n, nil
+}
+
+// Seal brings the bytes to disk and closes the file, which stays under its temporary name until [File.Publish].
+func (f *File) Seal() error {
+	if f.sealed || f.done {
+		return nil
+	}
+	if err := fault(OpSync, f.path); err != nil {
+		return err
+	}
+	if err := f.f.Sync(); err != nil {
+		return fmt.Errorf("writing %s: %w", f.path, err)
+	}
+	f.sealed = true
+	if err := f.f.Close(); err != nil {
+		return fmt.Errorf("writing %s: %w", f.path, err)
+	}
+	return nil
+}
+
+// Publish seals the file if that has not been done, and gives it its final name, replacing what stood there.
+func (f *File) Publish() error {
+	if f.done {
+		return errors.New("atomicfile: " + f.path + " was published or aborted before")
+	}
+	if err := f.Seal(); err != nil {
+		return err
+	}
+	if err := fault(OpRename, f.path); err != nil {
+		return err
+	}
+	if err := os.Rename(f.f.Name(), f.path); err != nil {
+		return fmt.Errorf("publishing %s: %w", f.path, err)
+	}
+	f.done = true
+	return SyncDir(filepath.Dir(f.path))
+}
+
+// Abort removes the temporary file. After [File.Publish] it does nothing, so it can be deferred right after [Create].
+func (f *File) Abort() {
+	if f.done {
+		return
+	}
+	f.done = true
+	if !f.sealed {
+		f.f.Close()
+	}
+	os.Remove(f.f.Name())
+}
+
+// WriteFile makes data the content of path, in one step for every reader.
+func WriteFile(path string, data []byte) error {
+	f, err := Create(path)
+	if err != nil {
+		return err
+	}
+	defer f.Abort()
+	if _, err := f.Write(data); err != nil {
+		return err
+	}
+	return f.Publish()
+}
+
+// SyncDir brings the entries of a directory to disk: renames and removals in it survive a crash of the machine after it returns.
+func SyncDir(dir string) error {
+	if err := fault(OpSyncDir, dir); err != nil {
+		return err
+	}
+	d, err := os.Open(dir)
+	if err != nil {
+		return fmt.Errorf("syncing directory: %w", err)
+	}
+	defer d.Close()
+	if err := d.Sync(); err != nil {
+		return fmt.Errorf("syncing directory: %w", err)
+	}
+	return nil
+}
