@@ -1,0 +1,256 @@
+package shards
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"strings"
+	"sync"
+	"unicode/utf8"
+
+	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/array"
+	"github.com/apache/arrow-go/v18/arrow/ipc"
+	"github.com/apache/arrow-go/v18/arrow/memory"
+)
+
+// ErrNoDocuments is wrapped by [Shard.DocumentIDs] for a shard without x.docs.arrow, such as one that Megatron wrote.
+var ErrNoDocuments = errors.New("the shard does not say where its documents come from")
+
+// MaxOriginLength is the greatest length of an id and of a file name in x.docs.arrow, in bytes. With it a batch of the file stays
+// within what Arrow's 32-bit offsets reach.
+const MaxOriginLength = 4096
+
+// DocumentOrigin says where a document was read from.
+type DocumentOrigin struct {
+	ID   string
+	File string
+	Line int64 // from 1
+}
+
+// check refuses what the columns of x.docs.arrow cannot hold.
+func (o DocumentOrigin) check() error {
+	for _, f := range []struct{ name, value string }{{"id", o.ID}, {"file name", o.File}} {
+		if len(f.value) > MaxOriginLength {
+			return fmt.Errorf("the %s of the document has %d bytes, a shard keeps at most %d", f.name, len(f.value), MaxOriginLength)
+		}
+		if !utf8.ValidString(f.value) {
+			return fmt.Errorf("the %s of the document, %q, is not UTF-8", f.name, f.value)
+		}
+	}
+	return nil
+}
+
+// documentBatch is the number of documents in each record batch of x.docs.arrow but the last. It is part of the format: document d is row
+// d mod documentBatch of batch d div documentBatch.
+const documentBatch = 1 << 16
+
+// documentSchema is the schema of x.docs.arrow.
+var documentSchema = arrow.NewSchema([]arrow.Field{
+	{Name: "id", Type: arrow.BinaryTypes.String},
+	{Name: "file", Type: arrow.BinaryTypes.String},
+	{Name: "line", Type: arrow.PrimitiveTypes.Int64},
+}, nil)
+
+// maxBatchBytes bounds the size of a record batch in the file; one of the longest ids and names stays well below it.
+const maxBatchBytes = 1 << 30
+
+// documentWriter writes x.docs.arrow.
+type documentWriter struct {
+	file    *ipc.FileWriter
+	mem     memory.Allocator
+	builder *array.RecordBuilder
+	rows    int
+}
+
+func newDocumentWriter(w io.Writer, mem memory.Allocator) (*documentWriter, error) {
+	file, err := ipc.NewFileWriter(w, ipc.WithSchema(documentSchema), ipc.WithZstd(), ipc.WithAllocator(mem))
+	if err != nil {
+		return nil, err
+	}
+	return &documentWriter{file: file, mem: mem, builder: array.NewRecordBuilder(mem, documentSchema)}, nil
+}
+
+func (w *documentWriter) append(o DocumentOrigin) error {
+	w.builder.Field(0).(*array.StringBuilder).Append(o.ID)
+	w.builder.Field(1).(*array.StringBuilder).Append(o.File)
+	w.builder.Field(2).(*array.Int64Builder).Append(o.Line)
+	if w.rows++; w.rows == documentBatch {
+		return w.flush()
+	}
+	return nil
+}
+
+func (w *documentWriter) flush() error {
+	if w.rows == 0 {
+		return nil
+	}
+	batch := w.builder.NewRecordBatch()
+	defer batch.Release()
+	w.rows = 0
+	return w.file.Write(batch)
+}
+
+// close writes what is left and the footer.
+func (w *documentWriter) close() error {
+	return errors.Join(w.flush(), w.file.Close())
+}
+
+func (w *documentWriter) release() { w.builder.Release() }
+
+// Documents is x.docs.arrow: where each document of a shard was read from. It is safe for concurrent use until its shard is closed.
+type Documents struct {
+	path string
+	rows int64
+
+	mu     sync.Mutex // guards what follows
+	file   *os.File
+	reader *ipc.FileReader
+	batch  arrow.RecordBatch // the one used last
+	number int               // of batch
+}
+
+// DocumentIDs opens x.docs.arrow, once; the shard closes it. The file is hashed first and must be the one that the manifest lists: a damaged
+// length in an Arrow file can ask for more memory than there is, so nothing is read of one that is not known to be whole. Without the file
+// the error wraps [ErrNoDocuments].
+func (s *Shard) DocumentIDs() (*Documents, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.origins != nil {
+		return s.origins, nil
+	}
+	path := s.prefix + docsExt
+	f, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%w: %w", ErrNoDocuments, err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	d := &Documents{path: path, rows: s.documents, file: f}
+	if s.manifest == nil {
+		err = fmt.Errorf("%s cannot be trusted without the manifest %s, which has its hash: restore it", path, s.prefix+manifestExt)
+	} else if err = verifyFile(context.Background(), f, s.manifest.Files["docs"], nil); err == nil {
+		err = d.open(memory.NewGoAllocator())
+	}
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	s.origins = d
+	return d, nil
+}
+
+// open reads the footer.
+func (d *Documents) open(mem memory.Allocator) (err error) {
+	defer d.recovered(&err)
+	r, err := ipc.NewFileReader(d.file, ipc.WithAllocator(mem), ipc.WithBodySizeLimit(maxBatchBytes))
+	if err != nil {
+		return d.corrupt("%w", err)
+	}
+	if !r.Schema().Equal(documentSchema) {
+		err = d.corrupt("its columns are %v, not id, file and line", r.Schema().Fields())
+	} else if want := (d.rows + documentBatch - 1) / documentBatch; int64(r.NumRecords()) != want {
+		err = d.corrupt("it has %d batches; the shard's %d documents need %d", r.NumRecords(), d.rows, want)
+	}
+	if err != nil {
+		r.Close()
+		return err
+	}
+	d.reader = r
+	return nil
+}
+
+// Origin says where document doc, counted from 0, was read from.
+func (d *Documents) Origin(doc int64) (_ DocumentOrigin, err error) {
+	if doc < 0 || doc >= d.rows {
+		return DocumentOrigin{}, fmt.Errorf("%s: document %d was asked for, it has %d", d.path, doc, d.rows)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	defer d.recovered(&err)
+	if n := int(doc / documentBatch); d.batch == nil || d.number != n {
+		batch, err := d.load(n)
+		if err != nil {
+			return DocumentOrigin{}, err
+		}
+		if d.batch != nil {
+			d.batch.Release()
+		}
+		d.batch, d.number = batch, n
+	}
+	row := int(doc % documentBatch)
+	return DocumentOrigin{
+		// The batch's memory goes with the batch.
+		ID:   strings.Clone(d.batch.Column(0).(*array.String).Value(row)),
+		File: strings.Clone(d.batch.Column(1).(*array.String).Value(row)),
+		Line: d.batch.Column(2).(*array.Int64).Value(row),
+	}, nil
+}
+
+// Find gives every document with the given id, in ascending order. It reads the whole file.
+func (d *Documents) Find(ctx context.Context, id string) (docs []int64, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	defer d.recovered(&err)
+	for n := range d.reader.NumRecords() {
+		if err := ctx.Err(); err != nil {
+			return nil, fmt.Errorf("searching %s: %w", d.path, err)
+		}
+		batch, err := d.load(n)
+		if err != nil {
+			return nil, err
+		}
+		ids := batch.Column(0).(*array.String)
+		for row := range ids.Len() {
+			if ids.Value(row) == id {
+				docs = append(docs, int64(n)*documentBatch+int64(row))
+			}
+		}
+		batch.Release()
+	}
+	return docs, nil
+}
+
+// load reads batch n and checks that it has the rows it must have.
+func (d *Documents) load(n int) (arrow.RecordBatch, error) {
+	batch, err := d.reader.RecordBatchAt(n)
+	if err != nil {
+		return nil, d.corrupt("batch %d: %w", n, err)
+	}
+	want := min(d.rows-int64(n)*documentBatch, documentBatch)
+	for _, column := range batch.Columns() {
+		if int64(column.Len()) != want || column.NullN() != 0 {
+			err = d.corrupt("batch %d has %d rows with %d nulls, not %d", n, column.Len(), column.NullN(), want)
+		}
+	}
+	if err != nil {
+		batch.Release()
+		return nil, err
+	}
+	return batch, nil
+}
+
+func (d *Documents) corrupt(format string, args ...any) error {
+	return fmt.Errorf("%s: %w: %w", d.path, fmt.Errorf(format, args...), ErrCorrupt)
+}
+
+// recovered turns a panic into an error: Arrow's reader does not check every offset that it follows.
+func (d *Documents) recovered(err *error) {
+	if p := recover(); p != nil {
+		*err = d.corrupt("its inner offsets lead astray: %v", p)
+	}
+}
+
+func (d *Documents) close() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.batch != nil {
+		d.batch.Release()
+		d.batch = nil
+	}
+	return errors.Join(d.reader.Close(), d.file.Close())
+}

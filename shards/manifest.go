@@ -1,0 +1,164 @@
+package shards
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+)
+
+// manifestFormat is the version of the manifest that this package writes and reads.
+const manifestFormat = 1
+
+// maxManifest bounds the size of a manifest in bytes; one that mula writes has less than a thousand.
+const maxManifest = 1 << 20
+
+// Manifest is x.json, written beside a shard: what the shard holds, what made it, and the hashes of its files.
+type Manifest struct {
+	Format    int                 `json:"format"` // 1
+	DType     string              `json:"dtype"`  // "uint16" or "int32"
+	Tokens    int64               `json:"tokens"`
+	Documents int64               `json:"documents"`
+	Tokenizer TokenizerInfo       `json:"tokenizer"`
+	Files     map[string]FileInfo `json:"files"` // by "bin", "idx" and "docs"
+}
+
+// TokenizerInfo says how text became the ids of a shard: two shards with the same TokenizerInfo may be blended.
+type TokenizerInfo struct {
+	SHA256     string `json:"sha256"`      // of tokenizer.json
+	VocabSize  int    `json:"vocab_size"`  // every id of the shard is below it
+	EOD        int64  `json:"eod"`         // the id after each document, -1 if there is none
+	ClassTable string `json:"class_table"` // the Unicode tables by which text was split
+	Specials   string `json:"specials"`    // special tokens spelt out in the text were taken as "text" or as "tokens"
+}
+
+// FileInfo is a file's size and hash.
+type FileInfo struct {
+	Bytes  int64  `json:"bytes"`
+	SHA256 string `json:"sha256"` // in hexadecimal
+}
+
+// manifestFiles gives the names in Manifest.Files and the endings they stand for, in the order in which they are verified.
+var manifestFiles = []struct{ name, ext string }{{"idx", idxExt}, {"bin", binExt}, {"docs", docsExt}}
+
+// readManifest reads a manifest; without a file it returns nil and no error.
+func readManifest(path string) (*Manifest, error) {
+	f, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("opening shard: %w", err)
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, maxManifest+1))
+	if err != nil {
+		return nil, fmt.Errorf("reading manifest: %w", err)
+	}
+	m := new(Manifest)
+	if len(data) > maxManifest {
+		err = fmt.Errorf("it has more than %d bytes", maxManifest)
+	} else if err = json.Unmarshal(data, m); err == nil && m.Format != manifestFormat {
+		err = fmt.Errorf("its format is %d, this program knows %d", m.Format, manifestFormat)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s is not the manifest of a shard; if it belongs to something else, move it or the shard: %w", path, err)
+	}
+	return m, nil
+}
+
+// checkManifest holds the manifest against what the files say without hashing them.
+func (s *Shard) checkManifest() error {
+	m := s.manifest
+	differs := func(what string, manifest, found any) error {
+		return fmt.Errorf("%s says %s %v, %s has %v; they are of different shards: %w",
+			s.prefix+manifestExt, what, manifest, s.prefix, found, ErrCorrupt)
+	}
+	switch bin, idx := m.Files["bin"], m.Files["idx"]; {
+	case m.DType != s.dtype.String():
+		return differs("dtype", m.DType, s.dtype)
+	case m.Tokens != s.tokens:
+		return differs("tokens", m.Tokens, s.tokens)
+	case m.Documents != s.documents:
+		return differs("documents", m.Documents, s.documents)
+	case bin.Bytes != int64(len(s.bin.data)):
+		return differs("bytes of .bin", bin.Bytes, len(s.bin.data))
+	case idx.Bytes != int64(len(s.idx.data)):
+		return differs("bytes of .idx", idx.Bytes, len(s.idx.data))
+	}
+	return nil
+}
+
+// Verify reads every file of the shard and compares it with the manifest. The error names the file, what was expected and what was found.
+// progress, which may be nil, is called with the number of bytes read since its last call.
+func (s *Shard) Verify(ctx context.Context, progress func(bytes int64)) error {
+	if s.manifest == nil {
+		return fmt.Errorf("%s has no manifest %s to verify it against", s.prefix, s.prefix+manifestExt)
+	}
+	for _, f := range manifestFiles {
+		want, ok := s.manifest.Files[f.name]
+		if !ok {
+			return fmt.Errorf("%s lists no file %q: %w", s.prefix+manifestExt, f.name, ErrCorrupt)
+		}
+		if err := func() error {
+			file, err := os.Open(s.prefix + f.ext)
+			if err != nil {
+				return fmt.Errorf("verifying shard: %w", err)
+			}
+			defer file.Close()
+			return verifyFile(ctx, file, want, progress)
+		}(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// verifyFile hashes a file from its beginning and compares it with what is expected.
+func verifyFile(ctx context.Context, f *os.File, want FileInfo, progress func(bytes int64)) error {
+	found, err := hashFile(ctx, f, progress)
+	if err == nil && found != want {
+		err = fmt.Errorf("%s: expected %d bytes with SHA-256 %s, found %d bytes with %s: restore it or write the shard again: %w",
+			f.Name(), want.Bytes, want.SHA256, found.Bytes, found.SHA256, ErrCorrupt)
+	}
+	return err
+}
+
+// HashFile gives the SHA-256 of a file in hexadecimal and its size. progress is as for [Shard.Verify].
+func HashFile(ctx context.Context, path string, progress func(bytes int64)) (sha256hex string, bytes int64, err error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return "", 0, err
+	}
+	defer f.Close()
+	info, err := hashFile(ctx, f, progress)
+	return info.SHA256, info.Bytes, err
+}
+
+func hashFile(ctx context.Context, f *os.File, progress func(bytes int64)) (info FileInfo, err error) {
+	h := sha256.New()
+	block := make([]byte, 1<<20)
+	for {
+		if err := ctx.Err(); err != nil {
+			return FileInfo{}, fmt.Errorf("hashing %s: %w", f.Name(), err)
+		}
+		n, err := f.Read(block)
+		h.Write(block[:n])
+		info.Bytes += int64(n)
+		if progress != nil && n > 0 {
+			progress(int64(n))
+		}
+		if err == io.EOF {
+			info.SHA256 = hex.EncodeToString(h.Sum(nil))
+			return info, nil
+		}
+		if err != nil {
+			return FileInfo{}, fmt.Errorf("hashing: %w", err)
+		}
+	}
+}

@@ -1,0 +1,336 @@
+package shards
+
+import (
+	"bufio"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash"
+	"io/fs"
+	"math"
+	"os"
+	"path/filepath"
+
+	"github.com/apache/arrow-go/v18/arrow/memory"
+
+	"mula/internal/atomicfile"
+)
+
+// lengthChunk is the number of document lengths in one piece of Writer.lengths, so that the list grows without being copied.
+const lengthChunk = 1 << 16
+
+// A Writer makes a shard: x.bin, x.docs.arrow, x.json and x.idx. Until [Writer.Close] has succeeded nothing of it stands under a final
+// name. It is not safe for use by several goroutines.
+//
+// A Writer streams; in memory it holds four bytes a document, for the .idx file, and one batch of x.docs.arrow. Corpora beyond some 10^9
+// documents are better split into several shards for that reason.
+type Writer struct {
+	prefix string
+	dtype  DType
+	info   TokenizerInfo
+	ids    int64 // every id is below it
+
+	bin, idx, docs *hashedFile
+	origins        *documentWriter
+	scratch        []byte
+
+	lengths   [][]int32
+	documents int64
+	tokens    int64
+
+	err      error // the first failure; nothing is written after it
+	done     bool
+	manifest *Manifest
+}
+
+// Create starts a shard whose files will have the given prefix; their directory must exist. An older shard of that prefix is replaced by
+// [Writer.Close]; a file x.json that is no manifest is not, but refused. info goes into the manifest; if its VocabSize is not 0, ids at
+// and beyond it are refused.
+func Create(prefix string, dtype DType, info TokenizerInfo) (*Writer, error) {
+	return create(prefix, dtype, info, memory.NewGoAllocator())
+}
+
+func create(prefix string, dtype DType, info TokenizerInfo, mem memory.Allocator) (_ *Writer, err error) {
+	if !dtype.valid() {
+		return nil, fmt.Errorf("creating shard %s: tokens cannot be %s, only uint16 or int32", prefix, dtype)
+	}
+	if info.VocabSize < 0 || int64(info.VocabSize) > dtype.limit() {
+		return nil, fmt.Errorf("creating shard %s: a vocabulary of %d ids does not fit %s", prefix, info.VocabSize, dtype)
+	}
+	if base := filepath.Base(prefix); prefix == "" || base == "." || base == ".." || os.IsPathSeparator(prefix[len(prefix)-1]) {
+		return nil, fmt.Errorf("creating shard: %q is not a prefix for the names of files", prefix)
+	}
+	// x.json may well be documents, from which this shard is to be made.
+	if _, err := readManifest(prefix + manifestExt); err != nil {
+		return nil, fmt.Errorf("creating shard %s would replace a file of another kind: %w", prefix, err)
+	}
+	w := &Writer{prefix: prefix, dtype: dtype, info: info, ids: dtype.limit()}
+	if info.VocabSize > 0 {
+		w.ids = int64(info.VocabSize)
+	}
+	defer func() {
+		if err != nil {
+			w.Abort()
+		}
+	}()
+	if w.bin, err = createHashed(prefix + binExt); err != nil {
+		return nil, err
+	}
+	if w.docs, err = createHashed(prefix + docsExt); err != nil {
+		return nil, err
+	}
+	if w.origins, err = newDocumentWriter(w.docs.buffer, mem); err != nil {
+		return nil, fmt.Errorf("writing %s: %w", prefix+docsExt, err)
+	}
+	return w, nil
+}
+
+// Append adds a document, as one sequence. An id beyond the vocabulary or an origin that cannot be kept is refused, and the shard is as
+// it was before; after any other error it can only be aborted.
+func (w *Writer) Append(tokens []uint32, origin DocumentOrigin) error {
+	if w.err != nil {
+		return w.err
+	}
+	if w.done {
+		return fmt.Errorf("writing %s: the shard was closed before", w.prefix)
+	}
+	if len(tokens) > math.MaxInt32 {
+		return fmt.Errorf("writing %s: a document of %d tokens, an MMIDIDX index holds at most 2^31-1", w.prefix, len(tokens))
+	}
+	if err := origin.check(); err != nil {
+		return fmt.Errorf("writing %s: %w", w.prefix, err)
+	}
+	for i, id := range tokens {
+		if int64(id) >= w.ids {
+			return fmt.Errorf("writing %s: token %d of the document is %d, ids end at %d", w.prefix, i, id, w.ids-1)
+		}
+	}
+	w.err = w.append(tokens, origin)
+	return w.err
+}
+
+func (w *Writer) append(tokens []uint32, origin DocumentOrigin) error {
+	if w.documents%lengthChunk == 0 {
+		w.lengths = append(w.lengths, make([]int32, 0, lengthChunk))
+	}
+	last := len(w.lengths) - 1
+	w.lengths[last] = append(w.lengths[last], int32(len(tokens)))
+	w.documents++
+	w.tokens += int64(len(tokens))
+	for len(tokens) > 0 {
+		part := tokens[:min(len(tokens), 4096)]
+		tokens = tokens[len(part):]
+		w.scratch = w.scratch[:0]
+		if w.dtype == UInt16 {
+			for _, id := range part {
+				w.scratch = binary.LittleEndian.AppendUint16(w.scratch, uint16(id))
+			}
+		} else {
+			for _, id := range part {
+				w.scratch = binary.LittleEndian.AppendUint32(w.scratch, id)
+			}
+		}
+		if _, err := w.bin.buffer.Write(w.scratch); err != nil {
+			return err
+		}
+	}
+	if err := w.origins.append(origin); err != nil {
+		return fmt.Errorf("writing %s: %w", w.prefix+docsExt, err)
+	}
+	return nil
+}
+
+// Close finishes the shard. All files are on disk under temporary names before the first gets its own; then an older x.idx is removed,
+// .bin, .docs.arrow and .json are published, and .idx last: [Open] wants it, so it never sees parts of two shards. If Close fails, a shard
+// that stood there before is either untouched or without its .idx.
+func (w *Writer) Close() error {
+	if w.done {
+		return fmt.Errorf("writing %s: the shard was closed before", w.prefix)
+	}
+	defer w.Abort() // whatever is still under a temporary name
+	if w.err != nil {
+		return w.err
+	}
+	manifest, err := w.finish()
+	if err != nil {
+		return err
+	}
+	if err := w.publish(manifest); err != nil {
+		return err
+	}
+	w.manifest = manifest.content
+	return nil
+}
+
+// Manifest is the manifest of the shard after [Writer.Close] has succeeded, and nil before.
+func (w *Writer) Manifest() *Manifest { return w.manifest }
+
+// sealedManifest is x.json under its temporary name.
+type sealedManifest struct {
+	file    *atomicfile.File
+	content *Manifest
+}
+
+// finish completes the files and brings them to disk.
+func (w *Writer) finish() (_ *sealedManifest, err error) {
+	if err := w.origins.close(); err != nil {
+		return nil, fmt.Errorf("writing %s: %w", w.prefix+docsExt, err)
+	}
+	if w.idx, err = createHashed(w.prefix + idxExt); err != nil {
+		return nil, err
+	}
+	if err := w.writeIndex(w.idx.buffer); err != nil {
+		return nil, err
+	}
+	m := &Manifest{
+		Format: manifestFormat, DType: w.dtype.String(), Tokens: w.tokens, Documents: w.documents, Tokenizer: w.info,
+		Files: make(map[string]FileInfo),
+	}
+	for _, f := range []struct {
+		name string
+		file *hashedFile
+	}{{"bin", w.bin}, {"docs", w.docs}, {"idx", w.idx}} {
+		if m.Files[f.name], err = f.file.finish(); err != nil {
+			return nil, err
+		}
+	}
+	data, err := json.MarshalIndent(m, "", "  ")
+	if err != nil {
+		return nil, err
+	}
+	f, err := atomicfile.Create(w.prefix + manifestExt)
+	if err != nil {
+		return nil, err
+	}
+	if _, err = f.Write(append(data, '\n')); err == nil {
+		err = f.Seal()
+	}
+	if err != nil {
+		f.Abort()
+		return nil, err
+	}
+	return &sealedManifest{f, m}, nil
+}
+
+// writeIndex writes the .idx file: each document is one sequence.
+func (w *Writer) writeIndex(b *bufio.Writer) error {
+	var header [idxHeaderSize]byte
+	copy(header[:], idxMagic)
+	binary.LittleEndian.PutUint64(header[9:], idxVersion)
+	header[17] = byte(w.dtype)
+	binary.LittleEndian.PutUint64(header[18:], uint64(w.documents))
+	binary.LittleEndian.PutUint64(header[26:], uint64(w.documents)+1)
+	if _, err := b.Write(header[:]); err != nil {
+		return err
+	}
+	var scratch [8]byte
+	put64 := func(v int64) error {
+		binary.LittleEndian.PutUint64(scratch[:], uint64(v))
+		_, err := b.Write(scratch[:])
+		return err
+	}
+	for _, chunk := range w.lengths {
+		for _, length := range chunk {
+			binary.LittleEndian.PutUint32(scratch[:], uint32(length))
+			if _, err := b.Write(scratch[:4]); err != nil {
+				return err
+			}
+		}
+	}
+	start := int64(0)
+	for _, chunk := range w.lengths {
+		for _, length := range chunk {
+			if err := put64(start); err != nil {
+				return err
+			}
+			start += int64(length) * int64(w.dtype.Size())
+		}
+	}
+	for d := range w.documents + 1 {
+		if err := put64(d); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// publish gives the sealed files their names.
+func (w *Writer) publish(manifest *sealedManifest) error {
+	defer manifest.file.Abort()
+	switch err := os.Remove(w.prefix + idxExt); {
+	case err == nil:
+		if err := atomicfile.SyncDir(filepath.Dir(w.prefix)); err != nil {
+			return err
+		}
+	case !errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("replacing shard: %w", err)
+	}
+	files := []*atomicfile.File{w.bin.file, w.docs.file, manifest.file, w.idx.file}
+	for i, f := range files {
+		if err := f.Publish(); err != nil {
+			// Without its .idx the rest is of no use to anybody. Publish may fail after the renaming, so this one goes as well.
+			for ; i >= 0; i-- {
+				os.Remove(files[i].Path())
+			}
+			return err
+		}
+	}
+	return nil
+}
+
+// Abort gives the shard up and removes what was written. After [Writer.Close] it does nothing, so it can be deferred right after [Create].
+func (w *Writer) Abort() {
+	if w.done {
+		return
+	}
+	w.done = true
+	for _, f := range []*hashedFile{w.bin, w.docs, w.idx} {
+		if f != nil {
+			f.file.Abort()
+		}
+	}
+	if w.origins != nil {
+		w.origins.release()
+	}
+	w.lengths = nil
+}
+
+// hashedFile is a file that is hashed while it is written, through buffer.
+type hashedFile struct {
+	file   *atomicfile.File
+	buffer *bufio.Writer
+	hash   hash.Hash
+	bytes  int64
+}
+
+func createHashed(path string) (*hashedFile, error) {
+	file, err := atomicfile.Create(path)
+	if err != nil {
+		return nil, err
+	}
+	f := &hashedFile{file: file, hash: sha256.New()}
+	f.buffer = bufio.NewWriterSize(f, 1<<20)
+	return f, nil
+}
+
+// Write is what buffer writes to.
+func (f *hashedFile) Write(p []byte) (int, error) {
+	n, err := f.file.Write(p)
+	f.hash.Write(p[:n])
+	f.bytes += int64(n)
+	return n, err
+}
+
+// finish brings the file to disk under its temporary name.
+func (f *hashedFile) finish() (FileInfo, error) {
+	if err := f.buffer.Flush(); err != nil {
+		return FileInfo{}, err
+	}
+	if err := f.file.Seal(); err != nil {
+		return FileInfo{}, err
+	}
+	return FileInfo{Bytes: f.bytes, SHA256: hex.EncodeToString(f.hash.Sum(nil))}, nil
+}
