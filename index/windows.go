@@ -1,0 +1,62 @@
+package index
+
+import (
+	"fmt"
+	"math"
+	"sort"
+)
+
+// Windows numbers the windows of a list of shards. A window is L+1 consecutive tokens of one shard: L inputs, and the same shifted by one
+// as targets. Window w of a shard is its tokens [w·L, w·L+L+1), so that neighbours share one token and every token but the first is a
+// target once; a shard of T tokens has max(0, (T−1) div L) of them. They are numbered in shard order. A Windows does not change.
+type Windows struct {
+	length int64
+	starts []int64 // starts[i] is the number of the first window of shard i; one more entry holds the count
+}
+
+// NewWindows numbers the windows of length sequenceLength (L, at least 1) of shards that hold these numbers of tokens.
+func NewWindows(sequenceLength int, tokens []int64) (*Windows, error) {
+	if sequenceLength < 1 {
+		return nil, fmt.Errorf("index: sequence length %d: must be at least 1", sequenceLength)
+	}
+	w := &Windows{length: int64(sequenceLength), starts: make([]int64, len(tokens)+1)}
+	for i, t := range tokens {
+		if t < 0 {
+			return nil, fmt.Errorf("index: shard %d has %d tokens", i, t)
+		}
+		n := max(0, t-1) / w.length
+		if n > math.MaxInt64-w.starts[i] {
+			return nil, fmt.Errorf("index: the first %d shards have more than 2^63 windows", i+1)
+		}
+		w.starts[i+1] = w.starts[i] + n
+	}
+	return w, nil
+}
+
+// Count is the number of windows of all shards.
+func (w *Windows) Count() int64 { return w.starts[len(w.starts)-1] }
+
+// ShardCount is the number of windows of one shard.
+func (w *Windows) ShardCount(shard int) int64 { return w.starts[shard+1] - w.starts[shard] }
+
+// Locate gives the shard of window number i, and the offset of its first token there. i must be in [0, Count).
+func (w *Windows) Locate(i int64) (shard int, token int64) {
+	shard = sort.Search(len(w.starts)-1, func(s int) bool { return w.starts[s+1] > i })
+	return shard, (i - w.starts[shard]) * w.length
+}
+
+// Reading gives the numbers of the first and the last window that read any of the shard's tokens [from, to); ok is false if none does.
+// Two windows read a token that ends one and begins the next. The last tokens of a shard, too few for a window, are read by none.
+func (w *Windows) Reading(shard int, from, to int64) (first, last int64, ok bool) {
+	count := w.ShardCount(shard)
+	if from < 0 || to <= from || count == 0 {
+		return 0, 0, false
+	}
+	// Token t is in window t div L, and in the one before if it begins a window.
+	first = max(0, from-1) / w.length
+	last = min((to-1)/w.length, count-1)
+	if first > last {
+		return 0, 0, false
+	}
+	return w.starts[shard] + first, w.starts[shard] + last, true
+}
