@@ -1,0 +1,69 @@
+// Package cpu is the [xpu.Device] of the machine's own processor, and the element-wise functions that a transformer needs beside products
+// of matrices.
+//
+// # Kernel sets
+//
+// "avx512" (AVX-512F) and "avx2" (AVX2 and FMA) are assembly for amd64, "go" runs everywhere and is all there is with the build tag purego.
+// [New] takes the best that the processor and the operating system support.
+//
+// # Bits
+//
+// An element of a product is Σ over blocks of 256 terms of Σ over the terms of the block: in a block one chain of fused multiply-adds from
+// zero, in ascending order; then one addition per block to what stands in C. Nothing else enters, so avx512 and avx2 give the same bits,
+// whatever the number of threads, the grouping of rows and the place of the element. The functions on vectors keep to one order of
+// operations in the same manner. The set go does the same operations without fusing, rounding every product; its bits are the same on every
+// architecture, and differ from those of the assembly.
+package cpu
+
+import (
+	"fmt"
+	"runtime"
+
+	"mula/xpu"
+)
+
+// Device computes on the processor, with a pool of threads that live until [Device.Close]. It is safe for use by several goroutines at
+// once; each of them takes part in the work it asks for, beside the workers of the pool, which they share. It keeps its scratch memory: some
+// 240 KiB for each thread, and up to 16 MiB for each product that was under way at the same time.
+type Device struct {
+	kernels        *kernelSet
+	packedElements int // bound on the shared copy of op(B) of one call
+	pool           *pool
+	products       freeList[product]
+	scratch        freeList[scratch]
+}
+
+var _ xpu.Device = (*Device)(nil)
+
+// New returns a device of that many threads, the caller's own included; 0 stands for runtime.GOMAXPROCS(0).
+func New(threads int) *Device {
+	if threads < 0 {
+		panic(fmt.Sprintf("cpu: New: %d threads", threads))
+	}
+	if threads == 0 {
+		threads = runtime.GOMAXPROCS(0)
+	}
+	return newDevice(kernelSets()[0], threads)
+}
+
+func newDevice(k *kernelSet, threads int) *Device {
+	return &Device{kernels: k, packedElements: packedElements, pool: newPool(threads - 1)}
+}
+
+// Close stops the workers after what they are at. A method called after Close panics.
+func (d *Device) Close() { d.pool.close() }
+
+// Name is for instance "cpu avx512, 2 threads"; see the package comment for the kernel sets.
+func (d *Device) Name() string {
+	if d.Threads() == 1 {
+		return fmt.Sprintf("cpu %s, 1 thread", d.kernels.name)
+	}
+	return fmt.Sprintf("cpu %s, %d threads", d.kernels.name, d.Threads())
+}
+
+// Threads is the number of threads given to [New].
+func (d *Device) Threads() int { return d.pool.size + 1 }
+
+// Parallel calls f(0), …, f(n-1) on the workers and the calling goroutine; see [xpu.Device]. If a call on the calling goroutine panics, the
+// panic goes on after the other calls under way have returned, and no further calls are made; on a worker it ends the program.
+func (d *Device) Parallel(n int, f func(i int)) { d.pool.run(n, f) }

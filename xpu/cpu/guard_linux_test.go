@@ -1,0 +1,105 @@
+package cpu
+
+import (
+	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+	"pgregory.net/rapid"
+)
+
+// fence is memory whose last byte is the last one that can be touched: the page behind it is not accessible.
+type fence struct{ memory []byte }
+
+func newFence(t *testing.T, elements int) *fence {
+	page := unix.Getpagesize()
+	size := (4*elements + page - 1) / page * page
+	memory, err := unix.Mmap(-1, 0, size+page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Munmap(memory) })
+	if err := unix.Mprotect(memory[size:], unix.PROT_NONE); err != nil {
+		t.Fatal(err)
+	}
+	return &fence{memory[:size]}
+}
+
+// last is the last n elements before the fence, set to x.
+func (f *fence) last(x []float32) []float32 {
+	if len(x) == 0 {
+		return nil
+	}
+	s := unsafe.Slice((*float32)(unsafe.Pointer(&f.memory[len(f.memory)-4*len(x)])), len(x))
+	copy(s, x)
+	return s
+}
+
+// TestFence: no kernel touches memory behind a slice, or the test dies. (What lies before one is touched by none: all go upwards.)
+func TestFence(t *testing.T) {
+	all := devices(t)
+	const largest = 200 * 320
+	var fences [5]*fence
+	for i := range fences {
+		fences[i] = newFence(t, largest)
+	}
+	defer func(s *kernelSet) { vectorSet = s }(vectorSet)
+	rapid.Check(t, func(t *rapid.T) {
+		m := rapid.OneOf(rapid.IntRange(1, 30), rapid.IntRange(160, 200)).Draw(t, "m")
+		n := rapid.IntRange(1, 70).Draw(t, "n")
+		k := rapid.OneOf(rapid.IntRange(1, 40), rapid.IntRange(240, 280)).Draw(t, "k")
+		transA, transB := rapid.Bool().Draw(t, "transA"), rapid.Bool().Draw(t, "transB")
+		gap := rapid.IntRange(0, 20).Draw(t, "gap")
+		a, lda := matrix(1, m, k, gap, transA)
+		b, ldb := matrix(2, k, n, gap, transB)
+		c, ldc := matrix(3, m, n, gap, false)
+		for _, d := range all {
+			d.MatMul(transA, transB, m, n, k, fences[0].last(a), lda, fences[1].last(b), ldb, fences[2].last(c), ldc, true)
+		}
+		v := func(i int) []float32 { return fences[i].last(a[:min(len(a), n)]) }
+		for _, set := range kernelSets() {
+			vectorSet = set
+			Max(v(0))
+			ExpSum(v(0), v(1), 1)
+			SiLU(v(0), v(1))
+			SwiGLU(v(0), v(1), v(2))
+			SwiGLUGrad(v(0), v(1), v(2), v(3), v(4))
+			Dot(v(0), v(1))
+			AddScaled(v(0), v(1), 2, v(2))
+			Scale(v(0), 2)
+			SumSquares(v(0))
+			AdamW{Step: 1}.Update(v(0), v(1), v(2), v(3))
+		}
+	})
+}
+
+// TestPack: the panels hold what they should, and the packs write nothing behind them.
+func TestPack(t *testing.T) {
+	out, edge := newFence(t, 3*maxNR*blockK), make([]float32, maxNR*blockK)
+	rapid.Check(t, func(t *rapid.T) {
+		n := rapid.IntRange(1, 70).Draw(t, "n")
+		kc := rapid.OneOf(rapid.IntRange(1, 40), rapid.Just(blockK)).Draw(t, "kc")
+		trans := rapid.Bool().Draw(t, "trans")
+		first, k0 := rapid.IntRange(0, 3).Draw(t, "first"), rapid.IntRange(0, 3).Draw(t, "k0")
+		a, lda := matrix(1, first+n, k0+kc, 2, trans)
+		b, ldb := matrix(2, k0+kc, first+n, 2, trans)
+		for _, set := range kernelSets() {
+			check := func(name string, width int, dst []float32, want func(i, k int) float64) {
+				for i := range n {
+					for k := range kc {
+						if got := dst[i/width*width*kc+k*width+i%width]; float64(got) != want(first+i, k0+k) {
+							t.Fatalf("%s: line %d, term %d of %s is %v, want %v", set.name, i, k, name, got, want(first+i, k0+k))
+						}
+					}
+				}
+			}
+			panel := func(width int) []float32 { return out.last(make([]float32, (n+width-1)/width*width*kc)) }
+			dst := panel(set.mr)
+			set.packA(dst, a, lda, trans, first, n, k0, kc, edge)
+			check("A", set.mr, dst, func(i, k int) float64 { return at(a, lda, trans, i, k) })
+			dst = panel(set.nr)
+			set.packB(dst, b, ldb, trans, first, n, k0, kc, edge)
+			check("B", set.nr, dst, func(i, k int) float64 { return at(b, ldb, trans, k, i) })
+		}
+	})
+}

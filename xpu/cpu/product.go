@@ -1,0 +1,327 @@
+package cpu
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+)
+
+const (
+	// blockK is the number of terms that are summed in registers before they are added to C. It decides the bits of every product: it is
+	// the same for all kernel sets and must never change.
+	blockK = 256
+	// blockPanels is the number of panels of op(A) that a worker packs at once: at most 12·14 rows, 168 KiB, which stay in its second cache.
+	blockPanels = 12
+	// packedElements bounds the shared copy of op(B), in elements (16 MiB), unless a single panel is larger.
+	packedElements = 4 << 20
+	// smallWork is the number of multiply-adds below which waking a worker costs more than it brings.
+	smallWork = 1 << 19
+)
+
+// product carries out one call of a method: independent products of matrices, cut into spans of columns and those into pieces, each of
+// which goes to one worker as a whole. A product is kept for reuse with its memory.
+type product struct {
+	dev      *Device
+	problems []problem
+	spans    []span
+	packs    []packing
+	pieces   []piece
+	packed   []float32
+	pack     func(int) // packs[i]; kept here, as compute, because a method value made for each call would be an allocation
+	compute  func(int) // pieces[i]
+}
+
+// problem is C = op(A)·op(B), or with add C += op(A)·op(B).
+type problem struct {
+	m, n, k        int
+	a, b, c        []float32
+	lda, ldb, ldc  int
+	transA, transB bool
+	add            bool
+}
+
+// span is panels first… of op(B) of one problem. Where more than one block of rows will need them they are packed beforehand, at offset
+// in product.packed: for each block of K, panel after panel. Otherwise offset is -1, and a piece packs what it needs itself.
+type span struct {
+	problem       int
+	first, panels int
+	offset        int
+}
+
+// packing is one panel of a span over one block of K, k0 its first term.
+type packing struct{ span, panel, k0 int }
+
+// piece is rows × panels of the C of a span.
+type piece struct{ span, row, rows, first, panels int }
+
+// scratch is what one worker needs for a piece.
+type scratch struct {
+	a    [blockPanels * maxMR * blockK]float32
+	b    [maxNR * blockK]float32
+	edge [maxNR * blockK]float32
+	tile [maxMR * maxNR]float32
+}
+
+// MatMul computes C = op(A)·op(B), or C += op(A)·op(B); see [xpu.Device].
+func (d *Device) MatMul(transA, transB bool, m, n, k int, a []float32, lda int, b []float32, ldb int, c []float32, ldc int, accumulate bool) {
+	if m < 0 || n < 0 || k < 0 {
+		panic(fmt.Sprintf("cpu: MatMul: m=%d n=%d k=%d: a size is negative", m, n, k))
+	}
+	checkMatrix("MatMul: a", a, m, k, lda, transA)
+	checkMatrix("MatMul: b", b, k, n, ldb, transB)
+	checkMatrix("MatMul: c", c, m, n, ldc, false)
+	p := d.product()
+	p.problems = append(p.problems, problem{m, n, k, a, b, c, lda, ldb, ldc, transA, transB, accumulate})
+	p.run()
+}
+
+// GroupedMatMul multiplies groups of rows by a matrix each; see [xpu.Device].
+func (d *Device) GroupedMatMul(counts []int, transB bool, n, k int, a []float32, b [][]float32, c []float32, accumulate bool) {
+	rows := checkGroups("GroupedMatMul", counts, n, k, len(b))
+	checkMatrix("GroupedMatMul: a", a, rows, k, k, false)
+	checkMatrix("GroupedMatMul: c", c, rows, n, n, false)
+	ldb := n
+	if transB {
+		ldb = k
+	}
+	for g, m := range counts {
+		if m > 0 {
+			checkMatrix("GroupedMatMul: an element of b", b[g], k, n, ldb, transB)
+		}
+	}
+	p := d.product()
+	row := 0
+	for g, m := range counts {
+		if m > 0 {
+			p.problems = append(p.problems, problem{m: m, n: n, k: k, a: a[row*k:], b: b[g], c: c[row*n:],
+				lda: k, ldb: ldb, ldc: n, transB: transB, add: accumulate})
+		}
+		row += m
+	}
+	p.run()
+}
+
+// GroupedWeightGrad computes A_gᵀ·dC_g for groups of rows; see [xpu.Device].
+func (d *Device) GroupedWeightGrad(counts []int, m, n int, a, dc []float32, db [][]float32, accumulate bool) {
+	rows := checkGroups("GroupedWeightGrad", counts, m, n, len(db))
+	checkMatrix("GroupedWeightGrad: a", a, rows, m, m, false)
+	checkMatrix("GroupedWeightGrad: dc", dc, rows, n, n, false)
+	for g, k := range counts {
+		if k > 0 || !accumulate {
+			checkMatrix("GroupedWeightGrad: an element of db", db[g], m, n, n, false)
+		}
+	}
+	p := d.product()
+	row := 0
+	for g, k := range counts {
+		if k > 0 || !accumulate {
+			p.problems = append(p.problems, problem{m: m, n: n, k: k, a: a[row*m:], b: dc[row*n:], c: db[g],
+				lda: m, ldb: n, ldc: n, transA: true, add: accumulate})
+		}
+		row += k
+	}
+	p.run()
+}
+
+// checkMatrix panics unless x holds a rows × columns matrix (its transpose with trans).
+func checkMatrix(name string, x []float32, rows, columns, ld int, trans bool) {
+	if trans {
+		rows, columns = columns, rows
+	}
+	if ld < columns {
+		panic(fmt.Sprintf("cpu: %s: leading dimension %d of rows of %d", name, ld, columns))
+	}
+	if rows == 0 || columns == 0 {
+		return
+	}
+	// (rows-1)·ld + columns ≤ len(x), written so that nothing overflows
+	if columns > len(x) || rows-1 > (len(x)-columns)/ld {
+		panic(fmt.Sprintf("cpu: %s: a slice of %d elements cannot hold %d rows of %d with leading dimension %d",
+			name, len(x), rows, columns, ld))
+	}
+}
+
+// checkGroups panics unless there is a matrix for each group, and returns the sum of counts.
+func checkGroups(name string, counts []int, n, k, matrices int) (rows int) {
+	if n < 0 || k < 0 {
+		panic(fmt.Sprintf("cpu: %s: matrices of %d×%d", name, k, n))
+	}
+	if matrices != len(counts) {
+		panic(fmt.Sprintf("cpu: %s: %d groups, but %d matrices", name, len(counts), matrices))
+	}
+	for g, c := range counts {
+		if rows += c; c < 0 || rows < 0 {
+			panic(fmt.Sprintf("cpu: %s: group %d has %d rows", name, g, c))
+		}
+	}
+	return rows
+}
+
+func (d *Device) product() *product {
+	p := d.products.get()
+	if p.dev == nil {
+		p.dev, p.pack, p.compute = d, p.packOne, p.computeOne
+	}
+	return p
+}
+
+// run carries out the problems and puts p back.
+func (p *product) run() {
+	next, panel := 0, 0
+	for next < len(p.problems) {
+		next, panel = p.fill(next, panel)
+		p.cut()
+		p.dev.pool.run(len(p.packs), p.pack)
+		p.dev.pool.run(len(p.pieces), p.compute)
+	}
+	clear(p.problems) // let go of the caller's memory
+	p.problems = p.problems[:0]
+	p.dev.products.put(p)
+}
+
+// fill makes spans from the given panel of the given problem on, as many as the shared copy of op(B) has room for, and returns where the
+// next ones start.
+func (p *product) fill(next, panel int) (int, int) {
+	mr, nr := p.dev.kernels.mr, p.dev.kernels.nr
+	p.spans, p.packs = p.spans[:0], p.packs[:0]
+	used := 0
+	for next < len(p.problems) {
+		q := &p.problems[next]
+		if q.m == 0 || q.n == 0 {
+			next++
+			continue
+		}
+		s := span{problem: next, first: panel, panels: (q.n+nr-1)/nr - panel, offset: -1}
+		if q.m > blockPanels*mr && q.k > 0 {
+			if s.panels = min(s.panels, (p.dev.packedElements-used)/(q.k*nr)); s.panels == 0 {
+				if used > 0 {
+					break
+				}
+				s.panels = 1 // one panel exceeds the bound by itself
+			}
+			s.offset = used
+			used += s.panels * q.k * nr
+			for k0 := 0; k0 < q.k; k0 += blockK {
+				for j := range s.panels {
+					p.packs = append(p.packs, packing{len(p.spans), j, k0})
+				}
+			}
+		}
+		p.spans = append(p.spans, s)
+		if panel += s.panels; panel*nr >= q.n {
+			next, panel = next+1, 0
+		}
+	}
+	if used > len(p.packed) {
+		p.packed = make([]float32, used)
+	}
+	return next, panel
+}
+
+// cut makes pieces of the spans: blocks of rows, and ranges of panels where that leaves too few to keep all threads busy to the end.
+func (p *product) cut() {
+	mr, nr, threads := p.dev.kernels.mr, p.dev.kernels.nr, p.dev.Threads()
+	work, blocks := 0, 0
+	for _, s := range p.spans {
+		q := &p.problems[s.problem]
+		// Packing an element costs about as much as 16 multiply-adds.
+		work += s.panels * nr * q.k * (q.m + 16)
+		blocks += (q.m + blockPanels*mr - 1) / (blockPanels * mr)
+	}
+	split := 1
+	if work < smallWork {
+		threads = 1
+	}
+	if threads > 1 && blocks > 0 {
+		split = (4*threads + blocks - 1) / blocks
+	}
+	p.pieces = p.pieces[:0]
+	for i, s := range p.spans {
+		q := &p.problems[s.problem]
+		rowPanels := (q.m + mr - 1) / mr
+		nb := (rowPanels + blockPanels - 1) / blockPanels
+		if len(p.spans) == 1 && nb > 1 {
+			nb = min(rowPanels, (nb+threads-1)/threads*threads) // equal shares
+		}
+		ns := min(split, s.panels)
+		for b := range nb {
+			row, end := rowPanels*b/nb*mr, min(q.m, rowPanels*(b+1)/nb*mr)
+			for j := range ns {
+				first := s.panels * j / ns
+				p.pieces = append(p.pieces, piece{i, row, end - row, s.first + first, s.panels*(j+1)/ns - first})
+			}
+		}
+	}
+	// The largest first, so that no worker is left with a large one when the others have finished.
+	if threads > 1 {
+		slices.SortStableFunc(p.pieces, func(x, y piece) int { return cmp.Compare(y.rows*y.panels, x.rows*x.panels) })
+	}
+}
+
+func (p *product) packOne(i int) {
+	g := p.packs[i]
+	s := p.spans[g.span]
+	q := &p.problems[s.problem]
+	kernels := p.dev.kernels
+	nr := kernels.nr
+	kc := min(blockK, q.k-g.k0)
+	column := (s.first + g.panel) * nr
+	dst := p.packed[s.offset+g.k0*s.panels*nr+g.panel*nr*kc:]
+	work := p.dev.scratch.get()
+	kernels.packB(dst, q.b, q.ldb, q.transB, column, min(nr, q.n-column), g.k0, kc, work.edge[:])
+	p.dev.scratch.put(work)
+}
+
+func (p *product) computeOne(i int) {
+	t := p.pieces[i]
+	s := p.spans[t.span]
+	q := &p.problems[s.problem]
+	kernels := p.dev.kernels
+	mr, nr := kernels.mr, kernels.nr
+	if q.k == 0 {
+		if !q.add {
+			for r := range t.rows {
+				clear(q.c[(t.row+r)*q.ldc:][t.first*nr : min(q.n, (t.first+t.panels)*nr)])
+			}
+		}
+		return
+	}
+	work := p.dev.scratch.get()
+	defer p.dev.scratch.put(work)
+	for k0 := 0; k0 < q.k; k0 += blockK {
+		kc := min(blockK, q.k-k0)
+		add := q.add || k0 > 0
+		kernels.packA(work.a[:], q.a, q.lda, q.transA, t.row, t.rows, k0, kc, work.edge[:])
+		for j := t.first; j < t.first+t.panels; j++ {
+			columns := min(nr, q.n-j*nr)
+			b, ldb := work.b[:], nr
+			switch {
+			case s.offset >= 0:
+				b = p.packed[s.offset+k0*s.panels*nr+(j-s.first)*nr*kc:]
+			case !q.transB && columns == nr && t.rows <= mr:
+				b, ldb = q.b[k0*q.ldb+j*nr:], q.ldb // read once: a copy would not pay
+			default:
+				kernels.packB(b, q.b, q.ldb, q.transB, j*nr, columns, k0, kc, work.edge[:])
+			}
+			for r := 0; r < t.rows; r += mr {
+				rows := min(mr, t.rows-r)
+				c := q.c[(t.row+r)*q.ldc+j*nr:]
+				if columns == nr {
+					kernels.multiply(rows, kc, work.a[r*kc:], b, ldb, c, q.ldc, add)
+					continue
+				}
+				kernels.multiply(rows, kc, work.a[r*kc:], b, ldb, work.tile[:], nr, false)
+				for i := range rows {
+					d, x := c[i*q.ldc:][:columns], work.tile[i*nr:][:columns]
+					if !add {
+						copy(d, x)
+						continue
+					}
+					for l, v := range x {
+						d[l] += v
+					}
+				}
+			}
+		}
+	}
+}

@@ -1,0 +1,478 @@
+package cpu
+
+import (
+	"fmt"
+	"math"
+	"math/big"
+	"math/rand/v2"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// uniform returns n numbers in ±0.5 that depend on the seed only.
+func uniform(seed uint64, n int) []float32 {
+	r := rand.New(rand.NewPCG(seed, 1))
+	x := make([]float32, n)
+	for i := range x {
+		x[i] = r.Float32() - .5
+	}
+	return x
+}
+
+// devices makes a device for every kernel set of this machine and number of threads up to 3.
+func devices(t *testing.T) (all []*Device) {
+	for _, k := range kernelSets() {
+		for threads := 1; threads <= 3; threads++ {
+			d := newDevice(k, threads)
+			t.Cleanup(d.Close)
+			all = append(all, d)
+		}
+	}
+	return all
+}
+
+// matrix is a stored matrix whose leading dimension leaves gap elements between rows.
+func matrix(seed uint64, rows, columns, gap int, trans bool) (x []float32, ld int) {
+	if trans {
+		rows, columns = columns, rows
+	}
+	ld = columns + gap
+	return uniform(seed, max(0, (rows-1)*ld+columns)), ld
+}
+
+// at is element (i, j) of op(x).
+func at(x []float32, ld int, trans bool, i, j int) float64 {
+	if trans {
+		i, j = j, i
+	}
+	return float64(x[i*ld+j])
+}
+
+func TestMatMul(t *testing.T) {
+	all := devices(t)
+	for _, size := range [][3]int{{1, 1, 1}, {1, 64, 300}, {2, 33, 5}, {3, 31, 256}, {5, 16, 257}, {8, 100, 64}, {14, 32, 4}, {6, 16, 8},
+		{15, 47, 3}, {33, 70, 513}, {100, 129, 30}, {169, 64, 260}, {0, 5, 5}, {5, 0, 5}, {5, 5, 0}, {200, 0, 5}, {0, 0, 0}} {
+		m, n, k := size[0], size[1], size[2]
+		for flags := range 8 {
+			transA, transB, accumulate := flags&1 != 0, flags&2 != 0, flags&4 != 0
+			a, lda := matrix(1, m, k, 3, transA)
+			b, ldb := matrix(2, k, n, 5, transB)
+			c, ldc := matrix(3, m, n, 7, false)
+			want := make([]float64, len(c))
+			for i, v := range c {
+				row, column := i/ldc, i%ldc
+				if accumulate || column >= n { // between the rows nothing may be written
+					want[i] = float64(v)
+				}
+				if column < n {
+					for p := range k {
+						want[i] += at(a, lda, transA, row, p) * at(b, ldb, transB, p, column)
+					}
+				}
+			}
+			for _, d := range all {
+				got := append([]float32(nil), c...)
+				d.MatMul(transA, transB, m, n, k, a, lda, b, ldb, got, ldc, accumulate)
+				for i, w := range want {
+					if !(math.Abs(w-float64(got[i])) < 1e-5) {
+						t.Fatalf("%s: %v, flags %d: c[%d][%d] = %v, want %v", d.Name(), size, flags, i/ldc, i%ldc, got[i], w)
+					}
+				}
+			}
+		}
+	}
+}
+
+// fma is x·y+z rounded once, add is x+y rounded.
+func fma(x, y, z float32) float32 {
+	wide := new(big.Float).SetPrec(600).SetFloat64(float64(x))
+	wide.Mul(wide, new(big.Float).SetFloat64(float64(y)))
+	f, _ := wide.Add(wide, new(big.Float).SetFloat64(float64(z))).Float32()
+	return f
+}
+
+// TestDefinition holds the products to what the package comment says about their bits.
+func TestDefinition(t *testing.T) {
+	const m, n, k = 17, 37, 600
+	a, b, c := uniform(1, m*k), uniform(2, k*n), uniform(3, m*n)
+	for _, kernels := range kernelSets() {
+		d := newDevice(kernels, 2)
+		got := append([]float32(nil), c...)
+		d.MatMul(false, false, m, n, k, a, k, b, n, got, n, true)
+		d.Close()
+		for i := 0; i < m*n; i += 11 {
+			want := c[i]
+			for k0 := 0; k0 < k; k0 += 256 {
+				s := float32(0)
+				for p := k0; p < min(k, k0+256); p++ {
+					x, y := a[i/n*k+p], b[p*n+i%n]
+					if kernels == &goKernels {
+						s += float32(x * y)
+					} else {
+						s = fma(x, y, s)
+					}
+				}
+				want += s
+			}
+			if got[i] != want {
+				t.Fatalf("%s: element %d is %x, want %x", kernels.name, i, got[i], want)
+			}
+		}
+	}
+}
+
+// TestSameBits draws products and computes each in many ways: one row alone, all rows, in groups, transposed, with 1 and 3 threads, and by
+// every kernel set that promises the same bits.
+func TestSameBits(t *testing.T) {
+	var fused, rounded []*Device
+	for _, d := range devices(t) {
+		switch {
+		case d.Threads() == 2:
+		case d.kernels == &goKernels:
+			rounded = append(rounded, d)
+		default:
+			fused = append(fused, d)
+		}
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		counts := rapid.SliceOfN(rapid.OneOf(rapid.IntRange(0, 3), rapid.IntRange(0, 60), rapid.IntRange(160, 180)), 1, 2).Draw(t, "counts")
+		n := rapid.IntRange(1, 40).Draw(t, "n")
+		k := rapid.OneOf(rapid.IntRange(1, 10), rapid.IntRange(1, 40), rapid.IntRange(250, 270)).Draw(t, "k")
+		accumulate := rapid.Bool().Draw(t, "accumulate")
+		m := 0
+		for _, c := range counts {
+			m += c
+		}
+		a, b, c0 := uniform(1, m*k), uniform(2, n*k), uniform(3, m*n)
+		at, bt := transpose(a, m, k), transpose(b, k, n)
+		bs, bts := make([][]float32, len(counts)), make([][]float32, len(counts))
+		for g := range counts {
+			bs[g], bts[g] = b, bt
+		}
+		for _, class := range [][]*Device{fused, rounded} {
+			var want []float32
+			same := func(how string, d *Device, f func(c []float32)) {
+				c := append([]float32(nil), c0...)
+				f(c)
+				if want == nil {
+					want = c
+				}
+				for i := range c {
+					if math.Float32bits(c[i]) != math.Float32bits(want[i]) {
+						t.Fatalf("%s, %s: element %d is %x, elsewhere %x", d.Name(), how, i, c[i], want[i])
+					}
+				}
+			}
+			for _, d := range class {
+				same("NN", d, func(c []float32) { d.MatMul(false, false, m, n, k, a, k, b, n, c, n, accumulate) })
+				same("NT", d, func(c []float32) { d.MatMul(false, true, m, n, k, a, k, bt, k, c, n, accumulate) })
+				same("TN", d, func(c []float32) { d.MatMul(true, false, m, n, k, at, m, b, n, c, n, accumulate) })
+				same("TT", d, func(c []float32) { d.MatMul(true, true, m, n, k, at, m, bt, k, c, n, accumulate) })
+				same("grouped", d, func(c []float32) { d.GroupedMatMul(counts, false, n, k, a, bs, c, accumulate) })
+				same("grouped, transposed", d, func(c []float32) { d.GroupedMatMul(counts, true, n, k, a, bts, c, accumulate) })
+				same("weight gradient", d, func(c []float32) {
+					d.GroupedWeightGrad([]int{k}, m, n, at, b, [][]float32{c}, accumulate)
+				})
+				same("row by row", d, func(c []float32) {
+					d.Parallel(m, func(i int) { d.MatMul(false, true, 1, n, k, a[i*k:], k, bt, k, c[i*n:], n, accumulate) })
+				})
+			}
+		}
+	})
+}
+
+func transpose(x []float32, rows, columns int) []float32 {
+	y := make([]float32, len(x))
+	for i := range rows {
+		for j := range columns {
+			y[j*rows+i] = x[i*columns+j]
+		}
+	}
+	return y
+}
+
+func TestGrouped(t *testing.T) {
+	all := devices(t)
+	for _, counts := range [][]int{{}, {0, 0}, {20, 0, 31, 180, 1, 14}, {0, 33, 0}} {
+		rows := 0
+		for _, c := range counts {
+			rows += c
+		}
+		for _, size := range [][2]int{{40, 265}, {70, 16}, {1, 5}} {
+			n, k := size[0], size[1]
+			for flags := range 4 {
+				transB, accumulate := flags&1 != 0, flags&2 != 0
+				start, base := float32(math.NaN()), 0.0 // what was there must not matter
+				if accumulate {
+					start, base = 0.25, 0.25
+				}
+				ldb := n
+				if transB {
+					ldb = k
+				}
+				a, dc := uniform(1, rows*k), uniform(2, rows*n)
+				b := make([][]float32, len(counts))
+				wantC, wantDB := make([]float64, rows*n), make([][]float64, len(counts))
+				row := 0
+				for g, count := range counts {
+					if count > 0 {
+						b[g] = uniform(uint64(10+g), k*n)
+					}
+					for i := row; i < row+count; i++ {
+						for j := range n {
+							wantC[i*n+j] = base
+							for p := range k {
+								wantC[i*n+j] += float64(a[i*k+p]) * at(b[g], ldb, transB, p, j)
+							}
+						}
+					}
+					if count > 0 || !accumulate {
+						wantDB[g] = make([]float64, k*n)
+					}
+					for i := range wantDB[g] {
+						wantDB[g][i] = base
+						for r := row; r < row+count; r++ {
+							wantDB[g][i] += float64(a[r*k+i/n]) * float64(dc[r*n+i%n])
+						}
+					}
+					row += count
+				}
+				for _, d := range all {
+					c, db := fill(rows*n, start), make([][]float32, len(counts))
+					for g := range db {
+						if wantDB[g] != nil {
+							db[g] = fill(k*n, start)
+						}
+					}
+					d.GroupedMatMul(counts, transB, n, k, a, b, c, accumulate)
+					d.GroupedWeightGrad(counts, k, n, a, dc, db, accumulate)
+					for i, want := range wantC {
+						if !(math.Abs(want-float64(c[i])) < 1e-5) {
+							t.Fatalf("%s: counts %v, %v, flags %d: c[%d] = %v, want %v", d.Name(), counts, size, flags, i, c[i], want)
+						}
+					}
+					for g := range db {
+						for i, want := range wantDB[g] {
+							if !(math.Abs(want-float64(db[g][i])) < 1e-5) {
+								t.Fatalf("%s: counts %v, %v, flags %d: db[%d][%d] = %v, want %v", d.Name(), counts, size, flags, g, i, db[g][i], want)
+							}
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+func fill(n int, v float32) []float32 {
+	x := make([]float32, n)
+	for i := range x {
+		x[i] = v
+	}
+	return x
+}
+
+// TestSpans leaves little room for packed panels, so that a product takes several rounds: same bits.
+func TestSpans(t *testing.T) {
+	const m, n, k = 390, 70, 300
+	a, b, counts := uniform(1, m*k), uniform(2, n*k), []int{170, 20, 200}
+	for _, d := range devices(t) {
+		var want []float32
+		for _, bound := range []int{packedElements, 70 * 300, 40 * 300, 1} {
+			d.packedElements = bound
+			c := make([]float32, m*n)
+			d.GroupedMatMul(counts, true, n, k, a, [][]float32{b, b, b}, c, false)
+			if want == nil {
+				want = c
+			}
+			for i := range c {
+				if c[i] != want[i] {
+					t.Fatalf("%s: with room for %d elements, element %d is %x, otherwise %x", d.Name(), bound, i, c[i], want[i])
+				}
+			}
+		}
+	}
+}
+
+// TestShortSlices asks for more than the slices hold, by one element: all must be refused before anything is written.
+func TestShortSlices(t *testing.T) {
+	d := New(2)
+	defer d.Close()
+	x := func(n int) []float32 { return make([]float32, n) }
+	for name, f := range map[string]func(c []float32){
+		"MatMul: a":            func(c []float32) { d.MatMul(false, false, 3, 4, 5, x(14), 5, x(20), 4, c, 4, false) },
+		"MatMul: a transposed": func(c []float32) { d.MatMul(true, false, 3, 4, 5, x(14), 3, x(20), 4, c, 4, false) },
+		"MatMul: b":            func(c []float32) { d.MatMul(false, false, 3, 4, 5, x(15), 5, x(19), 4, c, 4, false) },
+		"MatMul: b transposed": func(c []float32) { d.MatMul(false, true, 3, 4, 5, x(15), 5, x(19), 5, c, 4, false) },
+		"MatMul: c":            func(c []float32) { d.MatMul(false, false, 3, 4, 5, x(15), 5, x(20), 4, c[:11], 4, false) },
+		"MatMul: ldc":          func(c []float32) { d.MatMul(false, false, 3, 4, 5, x(15), 5, x(20), 4, c, 3, false) },
+		"MatMul: huge":         func(c []float32) { d.MatMul(false, false, math.MaxInt/2, 4, 1, x(15), 4, x(20), 4, c, 4, false) },
+		"MatMul: negative":     func(c []float32) { d.MatMul(false, false, -3, 4, 5, x(15), 5, x(20), 4, c, 4, false) },
+		"GroupedMatMul: a": func(c []float32) {
+			d.GroupedMatMul([]int{2, 1}, true, 4, 5, x(14), [][]float32{x(20), x(20)}, c, false)
+		},
+		"GroupedMatMul: b": func(c []float32) {
+			d.GroupedMatMul([]int{2, 1}, true, 4, 5, x(15), [][]float32{x(20), x(19)}, c, false)
+		},
+		"GroupedMatMul: matrices": func(c []float32) { d.GroupedMatMul([]int{2, 1}, true, 4, 5, x(15), [][]float32{x(20)}, c, false) },
+		"GroupedMatMul: negative": func(c []float32) {
+			d.GroupedMatMul([]int{4, -1}, true, 4, 5, x(15), [][]float32{x(20), x(20)}, c, false)
+		},
+		"GroupedWeightGrad: dc":       func(c []float32) { d.GroupedWeightGrad([]int{2}, 3, 4, x(6), x(7), [][]float32{c}, false) },
+		"GroupedWeightGrad: db":       func(c []float32) { d.GroupedWeightGrad([]int{2, 0}, 3, 4, x(6), x(8), [][]float32{c, x(11)}, false) },
+		"GroupedWeightGrad: negative": func(c []float32) { d.GroupedWeightGrad([]int{2}, 3, -4, x(6), x(8), [][]float32{c}, false) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := fill(12, 7)
+			defer func() {
+				if r := recover(); r == nil || !strings.Contains(fmt.Sprint(r), "cpu: "+strings.Split(name, ":")[0]) {
+					t.Errorf("panicked with %v", r)
+				}
+				for i, v := range c {
+					if v != 7 {
+						t.Errorf("c[%d] was written", i)
+					}
+				}
+			}()
+			f(c)
+		})
+	}
+}
+
+// TestNoAllocation holds the promise that a training step in its steady state allocates nothing here.
+func TestNoAllocation(t *testing.T) {
+	d := New(2)
+	defer d.Close()
+	const m, n, k = 400, 64, 64
+	a, b, c := uniform(1, m*k), uniform(2, n*k), make([]float32, m*n)
+	bs, counts := [][]float32{b, b, b}, []int{300, 0, 100}
+	f := func(int) {}
+	if n := testing.AllocsPerRun(50, func() {
+		d.MatMul(false, true, m, n, k, a, k, b, k, c, n, false)
+		d.GroupedMatMul(counts, true, n, k, a, bs, c, true)
+		d.GroupedWeightGrad(counts, k, n, a, c, bs, true)
+		d.Parallel(100, f)
+	}); n >= 1 {
+		t.Errorf("%v allocations a run", n)
+	}
+}
+
+func BenchmarkMatMul(b *testing.B) {
+	type shape struct {
+		name           string
+		transA, transB bool
+		m, n, k        int
+	}
+	for _, s := range []shape{
+		{"square_NN", false, false, 1024, 1024, 512},
+		{"square_NT", false, true, 1024, 1024, 512},
+		{"square_TN", true, false, 1024, 1024, 512},
+		{"attention_NT", false, true, 2048, 256, 256},
+		{"attention_NN", false, false, 2048, 256, 256},
+		{"attention_TN", true, false, 256, 256, 2048},
+		{"logits_NT", false, true, 2048, 4096, 256},
+		{"logits_NN", false, false, 2048, 256, 4096},
+		{"logits_TN", true, false, 4096, 256, 2048},
+		{"router_NT", false, true, 2048, 16, 256},
+		{"row1_NT", false, true, 1, 4096, 256},
+		{"row4_NT", false, true, 4, 4096, 256},
+		{"row8_NT", false, true, 8, 4096, 256},
+		{"row1_NN", false, false, 1, 4096, 256},
+	} {
+		x, lda := matrix(1, s.m, s.k, 0, s.transA)
+		y, ldb := matrix(2, s.k, s.n, 0, s.transB)
+		c := make([]float32, s.m*s.n)
+		benchmark(b, s.name, 2*float64(s.m)*float64(s.n)*float64(s.k), func(d *Device) {
+			d.MatMul(s.transA, s.transB, s.m, s.n, s.k, x, lda, y, ldb, c, s.n, false)
+		})
+	}
+}
+
+// BenchmarkTile measures the innermost loop alone, on panels in the first cache.
+func BenchmarkTile(b *testing.B) {
+	for _, k := range kernelSets() {
+		a, y, c := uniform(1, blockK*maxMR), uniform(2, blockK*maxNR), make([]float32, maxMR*maxNR)
+		for _, rows := range []int{1, k.mr / 2, k.mr} {
+			b.Run(fmt.Sprintf("%s/rows=%d", k.name, rows), func(b *testing.B) {
+				start := cpuSeconds()
+				for b.Loop() {
+					k.multiply(rows, blockK, a, y, k.nr, c, k.nr, false)
+				}
+				b.ReportMetric(2*blockK*float64(rows*k.nr*b.N)/(cpuSeconds()-start)/1e9, "GFLOP/cpu-s")
+			})
+		}
+	}
+}
+
+// BenchmarkPack measures the packs, panel after panel of a matrix of 8192 lines of 256 elements, which the second cache cannot hold.
+func BenchmarkPack(b *testing.B) {
+	x, dst, edge := uniform(1, 8192*256), make([]float32, blockK*12*maxMR), make([]float32, blockK*maxNR)
+	for _, k := range kernelSets() {
+		for name, f := range map[string]func(i int){
+			"A":           func(i int) { k.packA(dst, x, 256, false, i%40*200, 12*k.mr, 0, blockK, edge) },
+			"Atransposed": func(i int) { k.packA(dst, x, 256, true, i%2*30, 12*k.mr, i/2%32*256, blockK, edge) },
+			"B":           func(i int) { k.packB(dst, x, 256, false, i%2*96, 96, i/2%32*256, blockK, edge) },
+			"Btransposed": func(i int) { k.packB(dst, x, 256, true, i%80*96, 96, 0, blockK, edge) },
+		} {
+			b.Run(k.name+"/"+name, func(b *testing.B) {
+				width := 96
+				if name[0] == 'A' {
+					width = 12 * k.mr
+				}
+				start := cpuSeconds()
+				for i := 0; b.Loop(); i++ {
+					f(i)
+				}
+				b.ReportMetric(float64(width*blockK*b.N)/(cpuSeconds()-start)/1e9, "Gelements/cpu-s")
+				b.ReportMetric(0, "ns/op")
+			})
+		}
+	}
+}
+
+// BenchmarkGrouped has the experts of mula-tiny: 2048 tokens, 4 of 16 experts each, 256 → 128 → 256.
+func BenchmarkGrouped(b *testing.B) {
+	const experts, rows, hidden, inner = 16, 8192, 256, 128
+	counts := make([]int, experts) // ragged, as a router leaves them
+	left := rows
+	for e := range counts {
+		counts[e] = rows/experts + (e*37%16-7)*30
+		left -= counts[e]
+	}
+	counts[0] += left
+	x, y := uniform(1, rows*hidden), uniform(2, rows*inner)
+	w := make([][]float32, experts)
+	for e := range w {
+		w[e] = uniform(uint64(3+e), hidden*inner)
+	}
+	const flops = 2 * rows * hidden * inner
+	benchmark(b, "up_NT", flops, func(d *Device) { d.GroupedMatMul(counts, true, inner, hidden, x, w, y, false) })
+	benchmark(b, "up_NN", flops, func(d *Device) { d.GroupedMatMul(counts, false, hidden, inner, y, w, x, false) })
+	benchmark(b, "down_NT", flops, func(d *Device) { d.GroupedMatMul(counts, true, hidden, inner, y, w, x, false) })
+	benchmark(b, "up_gradient", flops, func(d *Device) { d.GroupedWeightGrad(counts, inner, hidden, y, x, w, false) })
+	benchmark(b, "down_gradient", flops, func(d *Device) { d.GroupedWeightGrad(counts, hidden, inner, x, y, w, false) })
+}
+
+// benchmark measures f on every kernel set with 1 and 2 threads: GFLOP/s by the clock, and GFLOP per second of processor time, times the
+// number of threads, which is what the clock would show on a machine that does nothing else.
+func benchmark(b *testing.B, name string, flops float64, f func(d *Device)) {
+	for _, k := range kernelSets() {
+		for threads := 1; threads <= 2; threads++ {
+			b.Run(fmt.Sprintf("%s/%s/threads=%d", name, k.name, threads), func(b *testing.B) {
+				d := newDevice(k, threads)
+				defer d.Close()
+				f(d)
+				start := cpuSeconds()
+				for b.Loop() {
+					f(d)
+				}
+				used := (cpuSeconds() - start) / float64(threads)
+				b.ReportMetric(flops*float64(b.N)/b.Elapsed().Seconds()/1e9, "GFLOP/s")
+				b.ReportMetric(flops*float64(b.N)/used/1e9, "GFLOP/cpu-s")
+				b.ReportMetric(0, "ns/op")
+			})
+		}
+	}
+}
