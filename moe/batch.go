@@ -1,0 +1,52 @@
+package moe
+
+import "fmt"
+
+// A Batch is a number of windows of text: each row has SequenceLength inputs and, shifted by one, as many targets.
+type Batch struct {
+	Tokens         []uint32 // Rows × (SequenceLength+1), row by row
+	Rows           int
+	SequenceLength int
+}
+
+// check refuses a batch that a model of configuration c cannot take.
+func (b Batch) check(c Config) error {
+	if b.Rows < 1 || b.SequenceLength < 1 {
+		return fmt.Errorf("moe: batch has %d rows of %d tokens; both must be positive", b.Rows, b.SequenceLength)
+	}
+	if b.SequenceLength > c.MaxPositions {
+		return fmt.Errorf("moe: sequence length %d is beyond the model's max_position_embeddings %d", b.SequenceLength, c.MaxPositions)
+	}
+	width := b.SequenceLength + 1
+	if len(b.Tokens)%width != 0 || len(b.Tokens)/width != b.Rows {
+		return fmt.Errorf("moe: batch of %d rows holds %d tokens, want %d a row", b.Rows, len(b.Tokens), width)
+	}
+	for i, id := range b.Tokens {
+		if int64(id) >= int64(c.VocabSize) {
+			return fmt.Errorf("moe: batch row %d, token %d: id %d is beyond the model's vocabulary of %d", i/width, i%width, id, c.VocabSize)
+		}
+	}
+	return nil
+}
+
+// Stats is what a pass over a batch measured. Its slices are the caller's.
+type Stats struct {
+	Loss         float64   // sum of the cross entropies of all targets, in nats
+	Targets      int       // number of targets, Rows × SequenceLength
+	RowLoss      []float64 // sum of the cross entropies of each row
+	Aux          float64   // load-balancing loss without its coefficient, in the form asked for; 0 for a dense model
+	Z            float64   // router z-loss without its coefficient
+	ExpertCounts [][]int64 // tokens sent to each expert, [layer][expert]; nil for a dense model
+}
+
+// BackwardOptions are the choices of one call of [Model.Backward].
+type BackwardOptions struct {
+	// Targets is the number of targets of the whole step, over all micro-batches and ranks; the cross-entropy is divided by it, so that
+	// the gradients of micro-batches add up to those of one large batch. 0 means the targets of this batch.
+	//
+	// The load-balancing and z-losses are computed on this batch alone and weighted by its share of Targets: with several micro-batches
+	// the step's auxiliary loss is the mean of theirs, weighted by size. That is not the loss of the joined batch, because the
+	// load-balancing loss is not linear in the batch; both published trainings do the same.
+	Targets int64
+	Loss    LossOptions
+}

@@ -1,0 +1,181 @@
+package moe
+
+import (
+	"fmt"
+	"math"
+)
+
+// Architecture names a model family, as model_type does in a Hugging Face config.json.
+type Architecture string
+
+// The architectures this package builds.
+const (
+	OLMoE Architecture = "olmoe" // mixture of experts, RMSNorm, q/k norm
+	OLMo  Architecture = "olmo"  // dense, LayerNorm without weights
+)
+
+// NoToken is the value of a token id of [Config] that is not set.
+const NoToken = -1
+
+// Config describes a model. Field names in YAML are those of a Hugging Face config.json. Start from a [Preset], or from a Config whose
+// token ids are [NoToken]; the zero Config is not valid.
+type Config struct {
+	Architecture     Architecture `yaml:"model_type"`
+	VocabSize        int          `yaml:"vocab_size"`
+	HiddenSize       int          `yaml:"hidden_size"`
+	IntermediateSize int          `yaml:"intermediate_size"` // width of one expert, or of the dense feed-forward
+	Layers           int          `yaml:"num_hidden_layers"`
+	Heads            int          `yaml:"num_attention_heads"`
+	KVHeads          int          `yaml:"num_key_value_heads"` // divides Heads; equal to Heads without grouped-query attention
+	Experts          int          `yaml:"num_experts"`         // 0 for the dense architecture
+	ExpertsPerToken  int          `yaml:"num_experts_per_tok"` // 0 for the dense architecture
+	MaxPositions     int          `yaml:"max_position_embeddings"`
+	RopeTheta        float64      `yaml:"rope_theta"`
+	NormEps          float64      `yaml:"rms_norm_eps"` // 1e-5 for the dense architecture, which has it fixed
+	ClipQKV          float64      `yaml:"clip_qkv"`     // q, k and v are clipped to ±ClipQKV; 0 = not clipped
+	TieEmbeddings    bool         `yaml:"tie_word_embeddings"`
+
+	// PadTokenID has the meaning of padding_idx in PyTorch's Embedding: its embedding starts at zero and a look-up of it gives no gradient.
+	PadTokenID int `yaml:"pad_token_id"`
+	BOSTokenID int `yaml:"bos_token_id"`
+	EOSTokenID int `yaml:"eos_token_id"`
+
+	// RouterAuxLossCoef is carried for config.json only; the loss of a training step takes its coefficients from [LossOptions].
+	RouterAuxLossCoef float64 `yaml:"router_aux_loss_coef"`
+
+	InitStd    float64 `yaml:"initializer_range"`
+	InitCutoff float64 `yaml:"initializer_cutoff"` // weights are redrawn beyond this many InitStd (OLMoE: 3); 0 = plain normal (Mula)
+}
+
+// Upper bounds of sizes in a Config. They are far above any model of today; they keep every product of sizes within an int64, so that a
+// config.json with absurd numbers ends in an error.
+const (
+	maxWidth   = 1 << 18
+	maxVocab   = 1 << 24
+	maxLayers  = 1 << 10
+	maxExperts = 1 << 12
+)
+
+// Validate says what is wrong with c, naming the field as config.json does, or returns nil.
+func (c Config) Validate() error {
+	bad := func(field, format string, args ...any) error {
+		return fmt.Errorf("moe: config: %s %s", field, fmt.Sprintf(format, args...))
+	}
+	if c.Architecture != OLMoE && c.Architecture != OLMo {
+		return bad("model_type", "is %q; known are %q and %q", c.Architecture, OLMoE, OLMo)
+	}
+	for _, s := range []struct {
+		field    string
+		v, limit int
+	}{
+		{"vocab_size", c.VocabSize, maxVocab},
+		{"hidden_size", c.HiddenSize, maxWidth},
+		{"intermediate_size", c.IntermediateSize, maxWidth},
+		{"num_hidden_layers", c.Layers, maxLayers},
+		{"num_attention_heads", c.Heads, maxWidth},
+		{"num_key_value_heads", c.KVHeads, maxWidth},
+		{"max_position_embeddings", c.MaxPositions, 1 << 30},
+	} {
+		if s.v < 1 || s.v > s.limit {
+			return bad(s.field, "is %d; it must lie between 1 and %d", s.v, s.limit)
+		}
+	}
+	if c.HiddenSize%c.Heads != 0 {
+		return bad("hidden_size", "%d is not a multiple of num_attention_heads %d", c.HiddenSize, c.Heads)
+	}
+	if c.HeadDim()%2 != 0 {
+		return bad("hidden_size", "%d / num_attention_heads %d = %d is odd; rotary embedding needs an even head size", c.HiddenSize, c.Heads, c.HeadDim())
+	}
+	if c.Heads%c.KVHeads != 0 {
+		return bad("num_key_value_heads", "%d does not divide num_attention_heads %d", c.KVHeads, c.Heads)
+	}
+	switch c.Architecture {
+	case OLMoE:
+		if c.Experts < 1 || c.Experts > maxExperts {
+			return bad("num_experts", "is %d; it must lie between 1 and %d", c.Experts, maxExperts)
+		}
+		if c.ExpertsPerToken < 1 || c.ExpertsPerToken > c.Experts {
+			return bad("num_experts_per_tok", "is %d; it must lie between 1 and num_experts %d", c.ExpertsPerToken, c.Experts)
+		}
+		if !(c.NormEps > 0 && c.NormEps < 1) {
+			return bad("rms_norm_eps", "is %g; it must lie between 0 and 1", c.NormEps)
+		}
+	case OLMo:
+		if c.Experts != 0 || c.ExpertsPerToken != 0 {
+			return bad("num_experts", "is %d and num_experts_per_tok %d; the dense architecture has none (0)", c.Experts, c.ExpertsPerToken)
+		}
+		if c.NormEps != 1e-5 {
+			return bad("rms_norm_eps", "is %g; the LayerNorm of %q has 1e-5 fixed", c.NormEps, OLMo)
+		}
+	}
+	if !(c.RopeTheta > 0) || math.IsInf(c.RopeTheta, 0) {
+		return bad("rope_theta", "is %g; it must be positive", c.RopeTheta)
+	}
+	if !(c.ClipQKV >= 0) {
+		return bad("clip_qkv", "is %g; it must be positive, or 0 for none", c.ClipQKV)
+	}
+	if !(c.InitStd >= 0) || math.IsInf(c.InitStd, 0) {
+		return bad("initializer_range", "is %g; it must not be negative", c.InitStd)
+	}
+	if !(c.InitCutoff == 0 || c.InitCutoff >= 0.1) {
+		return bad("initializer_cutoff", "is %g standard deviations; it must be at least 0.1, or 0 for none", c.InitCutoff)
+	}
+	if !(c.RouterAuxLossCoef >= 0) {
+		return bad("router_aux_loss_coef", "is %g; it must not be negative", c.RouterAuxLossCoef)
+	}
+	for _, id := range []struct {
+		field string
+		v     int
+	}{{"pad_token_id", c.PadTokenID}, {"bos_token_id", c.BOSTokenID}, {"eos_token_id", c.EOSTokenID}} {
+		if id.v < NoToken || id.v >= c.VocabSize {
+			return bad(id.field, "is %d; it must lie below vocab_size %d, or be %d for none", id.v, c.VocabSize, NoToken)
+		}
+	}
+	return nil
+}
+
+// HeadDim is the size of one attention head.
+func (c Config) HeadDim() int { return c.HiddenSize / c.Heads }
+
+func (c Config) kvWidth() int  { return c.KVHeads * c.HeadDim() }
+func (c Config) qkvWidth() int { return c.HiddenSize + 2*c.kvWidth() }
+func (c Config) moe() bool     { return c.Architecture == OLMoE }
+
+// TotalParameters is the number of weights of the model.
+func (c Config) TotalParameters() int64 { return c.parameters(c.Experts) }
+
+// ActiveParameters is the number of weights that one token meets, embeddings included: of the experts only those chosen for it count.
+func (c Config) ActiveParameters() int64 { return c.parameters(c.ExpertsPerToken) }
+
+func (c Config) parameters(experts int) int64 {
+	h, kv, ffn := int64(c.HiddenSize), int64(c.kvWidth()), int64(c.IntermediateSize)
+	layer := 2*h*h + 2*h*kv // q, o and k, v
+	total := int64(c.VocabSize) * h
+	if !c.TieEmbeddings {
+		total *= 2
+	}
+	if c.moe() {
+		layer += h + kv               // q and k norm
+		layer += 2 * h                // layer norms
+		layer += int64(c.Experts) * h // router
+		layer += int64(experts) * 3 * h * ffn
+		total += h // final norm
+	} else {
+		layer += 3 * h * ffn
+	}
+	return total + int64(c.Layers)*layer
+}
+
+// FLOPsPerToken is the work of one token in a training step, forward and backward, in floating-point operations: matrix products only,
+// attention counted in full (not halved for causality), without router, norms and the embedding look-up, as Optimus counts it:
+//
+//	L·(12·H² + 12·H·G·D + 12·S·H + 18·K·H·I) + 6·V·H
+func (c Config) FLOPsPerToken(sequenceLength int) float64 {
+	h, kv, ffn := float64(c.HiddenSize), float64(c.kvWidth()), float64(c.IntermediateSize)
+	k := 1.0
+	if c.moe() {
+		k = float64(c.ExpertsPerToken)
+	}
+	layer := 12*h*h + 12*h*kv + 12*float64(sequenceLength)*h + 18*k*h*ffn
+	return float64(c.Layers)*layer + 6*float64(c.VocabSize)*h
+}

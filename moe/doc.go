@@ -1,0 +1,21 @@
+// Package moe is the model: decoder-only transformers of the OLMoE family, forward and backward, and their Hugging Face form.
+//
+// Two architectures are built. "olmoe" is the mixture of experts of https://arxiv.org/abs/2409.02060 (transformers' OlmoeForCausalLM):
+// RMSNorm, q/k norm over the whole projected vector, rotate-half RoPE, a router that takes the softmax over all experts before choosing the
+// top k and does not renormalise, SwiGLU experts, no token dropped. "olmo" is its dense relative (OlmoForCausalLM): LayerNorm without
+// weights, one SwiGLU feed-forward per layer.
+//
+// Numbers are float32, sums over many numbers float64 where that is free. Matrix products run on an [xpu.Device]; everything else runs in
+// pieces whose borders depend on the shapes only, so that the bits of a result do not depend on the number of threads.
+//
+// Letters used in names and comments, all sizes of row-major arrays:
+//
+//	T  tokens in the batch at hand (rows × sequence length)     H  hidden size
+//	S  sequence length                                          A  query heads
+//	V  vocabulary size                                          G  key/value heads
+//	L  layers                                                   D  size of one head, H/A
+//	E  experts                                                  I  width of one expert (or of the dense feed-forward)
+//	K  experts per token                                        R  T·K, rows of the expert products
+//
+// A Model is not safe for concurrent use: its buffers serve one call at a time.
+package moe

@@ -1,0 +1,119 @@
+package moe
+
+import "mula/xpu/cpu"
+
+// feedForward computes out = x1 + experts(norm(x1)) for layer number; out may be the memory of x0.
+//
+// The rows of the expert products are the (token, expert) pairs in expert order. A row's routing weight is multiplied into the input of
+// the down projection, which is linear: the sum over a token's experts is then a plain one, and the backward pass needs no outputs of
+// experts.
+func (m *Model) feedForward(l *layer, st *saved, number int, out []float32) {
+	c, w := m.cfg, &m.ws
+	h, ffn, t := c.HiddenSize, c.IntermediateSize, w.shape.rows*w.shape.s
+	m.normalize(w.h, st.x1, l.norm2.w, st.mean2, st.rstd2)
+	if !c.moe() {
+		m.dev.MatMul(false, true, t, 2*ffn, h, w.h, h, l.gateUp.w, h, st.gateUp, 2*ffn, false)
+		m.split(t, func(_, lo, hi int) {
+			m.activate(st, lo, hi)
+			copy(out[lo*h:hi*h], st.x1[lo*h:hi*h])
+		})
+		m.dev.MatMul(false, true, t, h, ffn, w.act, ffn, l.down.w, ffn, out, h, true)
+		return
+	}
+	m.route(l, st, number)
+	m.gatherRows(w.gathered, w.h, st)
+	m.dev.GroupedMatMul(st.counts, true, 2*ffn, h, w.gathered, l.gateUpW, st.gateUp, false)
+	m.split(len(st.weight), func(_, lo, hi int) {
+		m.activate(st, lo, hi)
+		for r := lo; r < hi; r++ {
+			cpu.Scale(w.act[r*ffn:][:ffn], st.weight[r])
+		}
+	})
+	m.dev.GroupedMatMul(st.counts, true, h, ffn, w.act, l.downW, w.expert, false)
+	m.sumRows(out, st.x1, w.expert, st)
+}
+
+// activate sets rows [lo, hi) of ws.act to silu(gate)·up.
+func (m *Model) activate(st *saved, lo, hi int) {
+	ffn := m.cfg.IntermediateSize
+	for r := lo; r < hi; r++ {
+		both := st.gateUp[r*2*ffn:][:2*ffn]
+		cpu.SwiGLU(m.ws.act[r*ffn:][:ffn], both[:ffn], both[ffn:])
+	}
+}
+
+// gatherRows copies the rows of x [T, H] to dst [R, H] in expert order.
+func (m *Model) gatherRows(dst, x []float32, st *saved) {
+	h := m.cfg.HiddenSize
+	m.split(len(st.tokenOf), func(_, lo, hi int) {
+		for r := lo; r < hi; r++ {
+			copy(dst[r*h:][:h], x[int(st.tokenOf[r])*h:])
+		}
+	})
+}
+
+// sumRows sets dst [T, H] to x plus the sum of each token's rows of y [R, H], in the order of its choices; without x to the sum alone.
+func (m *Model) sumRows(dst, x, y []float32, st *saved) {
+	h, k := m.cfg.HiddenSize, m.cfg.ExpertsPerToken
+	m.split(len(st.chosen)/k, func(_, lo, hi int) {
+		for t := lo; t < hi; t++ {
+			row := dst[t*h:][:h]
+			rows := st.rowOf[t*k:][:k]
+			if x != nil {
+				cpu.AddScaled(row, x[t*h:][:h], 1, y[int(rows[0])*h:][:h])
+			} else {
+				copy(row, y[int(rows[0])*h:])
+			}
+			for _, r := range rows[1:] {
+				cpu.Axpy(row, 1, y[int(r)*h:][:h])
+			}
+		}
+	})
+}
+
+// feedForwardGrad takes the gradient of the layer's output in ws.dx to the gradient of x1, and adds to the gradients of the weights.
+// ws.slope holds the slope of the load-balancing loss; zFactor is the derivative of the weighted z-loss by half the squared logsumexp.
+func (m *Model) feedForwardGrad(l *layer, st *saved, zFactor float64) {
+	c, w := m.cfg, &m.ws
+	h, ffn, t := c.HiddenSize, c.IntermediateSize, w.shape.rows*w.shape.s
+	m.renormalize(w.h, st.x1, l.norm2.w, st.mean2, st.rstd2)
+	if !c.moe() {
+		m.dev.MatMul(false, false, t, ffn, h, w.dx, h, l.down.w, ffn, w.dact, ffn, false)
+		m.split(t, func(_, lo, hi int) {
+			m.activate(st, lo, hi)
+			m.activateGrad(st, lo, hi)
+		})
+		m.dev.MatMul(true, false, h, ffn, t, w.dx, h, w.act, ffn, l.down.g, ffn, true)
+		m.dev.MatMul(true, false, 2*ffn, h, t, st.gateUp, 2*ffn, w.h, h, l.gateUp.g, h, true)
+		m.dev.MatMul(false, false, t, h, 2*ffn, st.gateUp, 2*ffn, l.gateUp.w, h, w.dh, h, false)
+	} else {
+		m.gatherRows(w.expert, w.dx, st)
+		m.dev.GroupedMatMul(st.counts, false, ffn, h, w.expert, l.downW, w.dact, false)
+		m.split(len(st.weight), func(_, lo, hi int) {
+			m.activate(st, lo, hi)
+			for r := lo; r < hi; r++ {
+				act, dact := w.act[r*ffn:][:ffn], w.dact[r*ffn:][:ffn]
+				w.dweight[r] = cpu.Dot(act, dact)
+				cpu.Scale(act, st.weight[r])
+				cpu.Scale(dact, st.weight[r])
+			}
+			m.activateGrad(st, lo, hi)
+		})
+		m.dev.GroupedWeightGrad(st.counts, h, ffn, w.expert, w.act, l.downG, true)
+		m.gatherRows(w.gathered, w.h, st)
+		m.dev.GroupedWeightGrad(st.counts, 2*ffn, h, st.gateUp, w.gathered, l.gateUpG, true)
+		m.dev.GroupedMatMul(st.counts, false, h, 2*ffn, st.gateUp, l.gateUpW, w.expert, false)
+		m.sumRows(w.dh, nil, w.expert, st)
+		m.routeGrad(l, st, zFactor)
+	}
+	m.normGrad(w.dx, w.dh, st.x1, l.norm2.w, l.norm2.g, st.mean2, st.rstd2)
+}
+
+// activateGrad replaces rows [lo, hi) of gateUp by their gradient, from the gradient of silu(gate)·up in ws.dact.
+func (m *Model) activateGrad(st *saved, lo, hi int) {
+	ffn := m.cfg.IntermediateSize
+	for r := lo; r < hi; r++ {
+		gate, up := st.gateUp[r*2*ffn:][:ffn], st.gateUp[r*2*ffn+ffn:][:ffn]
+		cpu.SwiGLUGrad(gate, up, gate, up, m.ws.dact[r*ffn:][:ffn])
+	}
+}

@@ -1,0 +1,199 @@
+package moe
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+)
+
+// Logits returns the logits [len(tokens), V] that the model gives after each token of a sequence.
+func (m *Model) Logits(tokens []uint32) ([]float32, error) {
+	d, err := m.newDecoder(len(tokens))
+	if err != nil {
+		return nil, err
+	}
+	if err := d.append(tokens); err != nil {
+		return nil, err
+	}
+	c := m.cfg
+	logits := make([]float32, len(tokens)*c.VocabSize)
+	m.dev.MatMul(false, true, len(tokens), c.VocabSize, c.HiddenSize, m.ws.h, c.HiddenSize, m.head.w, c.HiddenSize, logits, c.VocabSize, false)
+	return logits, nil
+}
+
+// GenerateOptions say how [Model.Generate] chooses tokens.
+type GenerateOptions struct {
+	MaxTokens   int      // number of tokens at most
+	Temperature float64  // divides the logits; 0 always takes the most likely token
+	TopK        int      // sample among so many of the most likely tokens only; 0 = all
+	TopP        float64  // sample among the fewest tokens whose probabilities reach this sum; 0 = all
+	Seed        uint64   // of the random choices
+	Stop        []uint32 // tokens that end the text; they are given to yield too
+}
+
+// Validate says what is wrong with o, or returns nil.
+func (o GenerateOptions) Validate() error {
+	switch {
+	case o.MaxTokens < 0:
+		return fmt.Errorf("moe: generate: number of tokens %d is negative", o.MaxTokens)
+	case !(o.Temperature >= 0):
+		return fmt.Errorf("moe: generate: temperature %g must not be negative", o.Temperature)
+	case o.TopK < 0:
+		return fmt.Errorf("moe: generate: top-k %d must not be negative", o.TopK)
+	case !(o.TopP >= 0 && o.TopP <= 1):
+		return fmt.Errorf("moe: generate: top-p %g must lie between 0 and 1", o.TopP)
+	}
+	return nil
+}
+
+// Generate continues a prompt, which must hold at least one token, and gives each new token to yield, until MaxTokens have been made, a
+// stop token came, yield returns false or ctx ends. Prompt and new tokens together must fit into max_position_embeddings.
+func (m *Model) Generate(ctx context.Context, prompt []uint32, o GenerateOptions, yield func(token uint32) bool) error {
+	if err := o.Validate(); err != nil {
+		return err
+	}
+	if o.MaxTokens > m.cfg.MaxPositions-len(prompt) {
+		return fmt.Errorf("moe: generate: %d tokens after a prompt of %d are beyond the model's max_position_embeddings %d", o.MaxTokens, len(prompt), m.cfg.MaxPositions)
+	}
+	d, err := m.newDecoder(len(prompt) + o.MaxTokens)
+	if err != nil {
+		return err
+	}
+	choose := newSampler(o)
+	next := prompt
+	for range o.MaxTokens {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if err := d.append(next); err != nil {
+			return err
+		}
+		token, err := choose.token(d.logits())
+		if err != nil {
+			return err
+		}
+		if !yield(token) || slices.Contains(o.Stop, token) {
+			return nil
+		}
+		next = []uint32{token}
+	}
+	return nil
+}
+
+// A decoder reads one sequence piece by piece and keeps the keys and values of what it has read.
+type decoder struct {
+	m        *Model
+	capacity int
+	length   int
+	k, v     [][]float32 // of each layer, [G, capacity, D]
+	last     []float32   // [V] room for logits
+}
+
+// newDecoder makes a decoder for a sequence of at most so many tokens.
+func (m *Model) newDecoder(capacity int) (*decoder, error) {
+	c := m.cfg
+	if capacity > c.MaxPositions {
+		return nil, fmt.Errorf("moe: a sequence of %d tokens is beyond the model's max_position_embeddings %d", capacity, c.MaxPositions)
+	}
+	d := &decoder{m: m, capacity: capacity, last: make([]float32, c.VocabSize)}
+	for range c.Layers {
+		d.k = append(d.k, make([]float32, capacity*c.kvWidth()))
+		d.v = append(d.v, make([]float32, capacity*c.kvWidth()))
+	}
+	return d, nil
+}
+
+// append reads tokens. Their final hidden states are in ws.h afterwards, until the model is used again.
+func (d *decoder) append(tokens []uint32) error {
+	m, c := d.m, d.m.cfg
+	if len(tokens) == 0 {
+		return fmt.Errorf("moe: an empty sequence has no next token; give at least one token")
+	}
+	if len(tokens) > d.capacity-d.length {
+		return fmt.Errorf("moe: %d tokens after %d exceed the room for %d", len(tokens), d.length, d.capacity)
+	}
+	for i, id := range tokens {
+		if int64(id) >= int64(c.VocabSize) {
+			return fmt.Errorf("moe: token %d: id %d is beyond the model's vocabulary of %d", d.length+i, id, c.VocabSize)
+		}
+	}
+	m.ws.plan(c, passShape{rows: 1, s: len(tokens), keys: d.capacity})
+	m.decode(func(i int) uint32 { return tokens[i] }, d.length, func(l int) kvTarget {
+		return kvTarget{k: d.k[l], v: d.v[l], capacity: d.capacity, first: d.length}
+	}, func(int, *saved) {})
+	d.length += len(tokens)
+	return nil
+}
+
+// logits returns the logits [V] after the last token read; they are valid until the next call.
+func (d *decoder) logits() []float32 {
+	m, h, v := d.m, d.m.cfg.HiddenSize, d.m.cfg.VocabSize
+	m.dev.MatMul(false, true, 1, v, h, m.ws.h[len(m.ws.h)-h:], h, m.head.w, h, d.last, v, false)
+	return d.last
+}
+
+// A sampler draws tokens from logits.
+type sampler struct {
+	o          GenerateOptions
+	random     *rand.Rand
+	candidates []candidate
+}
+
+type candidate struct {
+	token  uint32
+	weight float64 // logit first, then probability without its normalisation
+}
+
+func newSampler(o GenerateOptions) *sampler {
+	return &sampler{o: o, random: rand.New(rand.NewPCG(o.Seed, 0))}
+}
+
+// token chooses one token: temperature, then top-k, then top-p, as transformers orders them.
+func (s *sampler) token(logits []float32) (uint32, error) {
+	s.candidates = s.candidates[:0]
+	best := 0
+	for i, x := range logits {
+		if math.IsNaN(float64(x)) || math.IsInf(float64(x), 0) {
+			return 0, fmt.Errorf("moe: generate: the logit of token %d is %v, not a number; the weights are damaged or training diverged", i, x)
+		}
+		if x > logits[best] {
+			best = i
+		}
+		s.candidates = append(s.candidates, candidate{uint32(i), float64(x)})
+	}
+	if s.o.Temperature == 0 {
+		return uint32(best), nil
+	}
+	byWeight := func(a, b candidate) int {
+		return cmp.Or(cmp.Compare(b.weight, a.weight), cmp.Compare(a.token, b.token))
+	}
+	slices.SortFunc(s.candidates, byWeight)
+	kept := s.candidates
+	if s.o.TopK > 0 && s.o.TopK < len(kept) {
+		kept = kept[:s.o.TopK]
+	}
+	sum := 0.0
+	for i := range kept {
+		kept[i].weight = math.Exp((kept[i].weight - float64(logits[best])) / s.o.Temperature)
+		sum += kept[i].weight
+	}
+	if s.o.TopP > 0 && s.o.TopP < 1 {
+		reached := 0.0
+		for i, c := range kept {
+			if reached += c.weight; reached >= s.o.TopP*sum {
+				kept, sum = kept[:i+1], reached
+				break
+			}
+		}
+	}
+	left := s.random.Float64() * sum
+	for _, c := range kept {
+		if left -= c.weight; left < 0 {
+			return c.token, nil
+		}
+	}
+	return kept[len(kept)-1].token, nil
+}

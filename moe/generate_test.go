@@ -1,0 +1,183 @@
+package moe
+
+import (
+	"context"
+	"errors"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// Reading a sequence piece by piece with a cache gives the logits of reading it at once.
+func TestIncrementalLogits(t *testing.T) {
+	for name, cfg := range gradientCases(t) {
+		m := newModel(t, cfg, 2)
+		randomize(m, 1)
+		tokens := randomBatch(cfg, 1, 2*queryBlock+20, 2).Tokens
+		v := cfg.VocabSize
+		want, err := m.Logits(tokens)
+		if err != nil {
+			t.Fatal(err)
+		}
+		d, err := m.newDecoder(len(tokens) + 5)
+		if err != nil {
+			t.Fatal(err)
+		}
+		worst := 0.0
+		for first, sizes := 0, []int{7, 1, 1, 70, 1, 3, 1, 1, 1}; first < len(tokens); {
+			n := 1
+			if len(sizes) > 0 {
+				n, sizes = sizes[0], sizes[1:]
+			}
+			n = min(n, len(tokens)-first)
+			if err := d.append(tokens[first : first+n]); err != nil {
+				t.Fatal(err)
+			}
+			first += n
+			worst = max(worst, maxDiff(t, d.logits(), want[(first-1)*v:first*v]))
+		}
+		t.Logf("%s: largest difference %.2g", name, worst)
+		if !(worst < 1e-5) {
+			t.Errorf("%s: logits differ by %g", name, worst)
+		}
+	}
+}
+
+func generate(t *testing.T, m *Model, prompt []uint32, o GenerateOptions) []uint32 {
+	t.Helper()
+	var tokens []uint32
+	if err := m.Generate(context.Background(), prompt, o, func(token uint32) bool {
+		tokens = append(tokens, token)
+		return true
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return tokens
+}
+
+func TestGenerate(t *testing.T) {
+	cfg := gradientCases(t)["gqa"]
+	m := newModel(t, cfg, 2)
+	randomize(m, 1)
+	prompt := []uint32{3, 1, 4, 1, 5}
+
+	// Greedy choice is the largest logit of the whole text so far.
+	text := slices.Clone(prompt)
+	for range 12 {
+		logits, err := m.Logits(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		last := logits[(len(text)-1)*cfg.VocabSize:]
+		text = append(text, uint32(slices.Index(last, slices.Max(last))))
+	}
+	greedy := generate(t, m, prompt, GenerateOptions{MaxTokens: 12})
+	if !slices.Equal(greedy, text[len(prompt):]) {
+		t.Errorf("greedy tokens %v, want %v", greedy, text[len(prompt):])
+	}
+	for _, o := range []GenerateOptions{{MaxTokens: 12, Temperature: 1, TopK: 1}, {MaxTokens: 12, Temperature: 1, TopP: 1e-9}, {MaxTokens: 12, Temperature: 1e-4}} {
+		if got := generate(t, m, prompt, o); !slices.Equal(got, greedy) {
+			t.Errorf("%+v gives %v, want the greedy %v", o, got, greedy)
+		}
+	}
+
+	sampled := generate(t, m, prompt, GenerateOptions{MaxTokens: 30, Temperature: 1, Seed: 5})
+	if again := generate(t, m, prompt, GenerateOptions{MaxTokens: 30, Temperature: 1, Seed: 5}); !slices.Equal(sampled, again) {
+		t.Errorf("seed 5 gives %v, then %v", sampled, again)
+	}
+	if other := generate(t, m, prompt, GenerateOptions{MaxTokens: 30, Temperature: 1, Seed: 6}); slices.Equal(sampled, other) {
+		t.Error("seeds 5 and 6 give the same tokens")
+	}
+
+	// A stop token ends the text and belongs to it.
+	at := slices.Index(greedy, greedy[4])
+	if got := generate(t, m, prompt, GenerateOptions{MaxTokens: 12, Stop: []uint32{greedy[4]}}); !slices.Equal(got, greedy[:at+1]) {
+		t.Errorf("with stop token %d: %v, want %v", greedy[4], got, greedy[:at+1])
+	}
+	n := 0
+	if err := m.Generate(context.Background(), prompt, GenerateOptions{MaxTokens: 9}, func(uint32) bool { n++; return n < 3 }); err != nil || n != 3 {
+		t.Errorf("yield was called %d times after asking for an end at 3; %v", n, err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	err := m.Generate(ctx, prompt, GenerateOptions{MaxTokens: 9}, func(uint32) bool { cancel(); return true })
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("after cancelling: %v", err)
+	}
+}
+
+func TestGenerateRefuses(t *testing.T) {
+	cfg := mustPreset(t, "mula-nano")
+	cfg.MaxPositions = 16
+	m := newModel(t, cfg, 1)
+	m.Init(1)
+	for _, test := range []struct {
+		prompt []uint32
+		o      GenerateOptions
+		want   string
+	}{
+		{nil, GenerateOptions{MaxTokens: 3}, "at least one token"},
+		{[]uint32{1, 512}, GenerateOptions{MaxTokens: 3}, "token 1: id 512"},
+		{[]uint32{1, 2}, GenerateOptions{MaxTokens: 15}, "max_position_embeddings 16"},
+		{[]uint32{1, 2}, GenerateOptions{MaxTokens: math.MaxInt}, "max_position_embeddings 16"},
+		{[]uint32{1}, GenerateOptions{MaxTokens: -1}, "negative"},
+		{[]uint32{1}, GenerateOptions{MaxTokens: 1, Temperature: -1}, "temperature"},
+		{[]uint32{1}, GenerateOptions{MaxTokens: 1, Temperature: math.NaN()}, "temperature"},
+		{[]uint32{1}, GenerateOptions{MaxTokens: 1, TopK: -1}, "top-k"},
+		{[]uint32{1}, GenerateOptions{MaxTokens: 1, TopP: 1.5}, "top-p"},
+	} {
+		err := m.Generate(context.Background(), test.prompt, test.o, func(uint32) bool { t.Error("a token came"); return true })
+		if err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("prompt %v, %+v: error %v, want one with %q", test.prompt, test.o, err, test.want)
+		}
+	}
+	if _, err := m.Logits(nil); err == nil {
+		t.Error("logits of nothing")
+	}
+	if _, err := m.Logits(make([]uint32, 17)); err == nil {
+		t.Error("logits of a sequence that is too long")
+	}
+	m.weights[len(m.weights)-1] = float32(math.NaN())
+	if err := m.Generate(context.Background(), []uint32{1}, GenerateOptions{MaxTokens: 1}, func(uint32) bool { return true }); err == nil || !strings.Contains(err.Error(), "not a number") {
+		t.Errorf("damaged weights: %v", err)
+	}
+}
+
+// Tokens are drawn as often as their probabilities say, after temperature, top-k and top-p.
+func TestSamplerDistribution(t *testing.T) {
+	logits := []float32{1, 3, -2, 2.5, 0, 2.5}
+	for _, test := range []struct {
+		o    GenerateOptions
+		kept []int
+	}{
+		{GenerateOptions{Temperature: 1}, []int{0, 1, 2, 3, 4, 5}},
+		{GenerateOptions{Temperature: 0.5}, []int{0, 1, 2, 3, 4, 5}},
+		{GenerateOptions{Temperature: 2, TopK: 2}, []int{1, 3}}, // of the two equal ones the lower id
+		{GenerateOptions{Temperature: 1, TopK: 100}, []int{0, 1, 2, 3, 4, 5}},
+		{GenerateOptions{Temperature: 1, TopP: 0.6}, []int{1, 3}}, // 0.41, 0.25, 0.25, …
+		{GenerateOptions{Temperature: 1, TopK: 4, TopP: 0.999}, []int{0, 1, 3, 5}},
+	} {
+		weights := make([]float64, len(logits))
+		sum := 0.0
+		for _, i := range test.kept {
+			weights[i] = math.Exp(float64(logits[i]) / test.o.Temperature)
+			sum += weights[i]
+		}
+		const n = 20000
+		counts := make([]float64, len(logits))
+		s := newSampler(test.o)
+		for range n {
+			token, err := s.token(logits)
+			if err != nil {
+				t.Fatal(err)
+			}
+			counts[token]++
+		}
+		for i, w := range weights {
+			p := w / sum
+			if math.Abs(counts[i]/n-p) > 5*math.Sqrt(p*(1-p)/n) {
+				t.Errorf("%+v: token %d came %v times of %d, want a share of %v", test.o, i, counts[i], n, p)
+			}
+		}
+	}
+}

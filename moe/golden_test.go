@@ -1,0 +1,282 @@
+package moe
+
+import (
+	"math"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"mula/moe/safetensors"
+	"mula/xpu/cpu"
+)
+
+// uniform gives n numbers in [-0.5, 0.5), a function of the name; testdata/golden.py has the same.
+func uniform(name string, n int) []float32 {
+	h := uint32(0x811c9dc5)
+	for i := range len(name) {
+		h = (h ^ uint32(name[i])) * 0x01000193
+	}
+	mix := func(x uint32) uint32 {
+		x ^= x >> 16
+		x *= 0x85ebca6b
+		x ^= x >> 13
+		x *= 0xc2b2ae35
+		return x ^ x>>16
+	}
+	out := make([]float32, n)
+	for i := range out {
+		out[i] = float32(mix(mix(uint32(i)+h)^h)>>8)/(1<<24) - 0.5
+	}
+	return out
+}
+
+// fillByFormula gives the model the weights of testdata/golden.py.
+func fillByFormula(m *Model) {
+	for _, p := range m.Parameters() {
+		copy(p.Weight, uniform(p.Name, len(p.Weight)))
+		scale := float32(0.4)
+		switch {
+		case len(p.Shape) == 1:
+			scale = 0.5
+		case strings.HasSuffix(p.Name, "mlp.gate.weight"):
+			scale = 1
+		}
+		for i := range p.Weight {
+			p.Weight[i] *= scale
+			if len(p.Shape) == 1 {
+				p.Weight[i]++
+			}
+		}
+	}
+	if pad := m.cfg.PadTokenID; pad != NoToken {
+		clear(m.embed.w[pad*m.cfg.HiddenSize:][:m.cfg.HiddenSize])
+	}
+}
+
+func newModel(t testing.TB, cfg Config, threads int) *Model {
+	t.Helper()
+	dev := cpu.New(threads)
+	t.Cleanup(func() { dev.Close() })
+	m, err := New(cfg, dev)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// golden is a file made by testdata/golden.py.
+type golden struct {
+	t testing.TB
+	f *safetensors.File
+}
+
+func openGolden(t testing.TB, path string) golden {
+	t.Helper()
+	f, err := safetensors.Open(filepath.Join("testdata", path))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	return golden{t, f}
+}
+
+func (g golden) floats(name string) []float32 {
+	g.t.Helper()
+	tensor, ok := g.f.Tensor(name)
+	if !ok {
+		g.t.Fatalf("%s has no tensor %q", g.f.Name(), name)
+	}
+	v := make([]float32, tensor.Elements())
+	if err := g.f.Float32(v, name, 0); err != nil {
+		g.t.Fatal(err)
+	}
+	return v
+}
+
+func (g golden) ids() []uint32 {
+	var ids []uint32
+	for _, v := range g.floats("ids") {
+		ids = append(ids, uint32(v))
+	}
+	return ids
+}
+
+func (g golden) config() Config {
+	g.t.Helper()
+	c, err := ReadConfigJSON(strings.NewReader(g.f.Metadata()["config"]), g.f.Name())
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	return c
+}
+
+// The model and batch of a case.
+func (g golden) model(threads int) (*Model, Batch) {
+	m := newModel(g.t, g.config(), threads)
+	fillByFormula(m)
+	tensor, _ := g.f.Tensor("ids")
+	return m, Batch{Tokens: g.ids(), Rows: tensor.Shape[0], SequenceLength: tensor.Shape[1] - 1}
+}
+
+var goldenCases = []string{"olmoe", "olmoe-gqa", "olmo", "olmo-gqa-tied"}
+
+func maxDiff(t testing.TB, got, want []float32) float64 {
+	t.Helper()
+	if len(got) != len(want) {
+		t.Fatalf("%d values, want %d", len(got), len(want))
+	}
+	worst := 0.0
+	for i := range got {
+		d := math.Abs(float64(got[i]) - float64(want[i]))
+		if !(d <= worst) { // also for NaN
+			worst = d
+		}
+	}
+	return worst
+}
+
+// Logits of transformers' OlmoeForCausalLM and OlmoForCausalLM.
+func TestGoldenLogits(t *testing.T) {
+	for _, name := range goldenCases {
+		t.Run(name, func(t *testing.T) {
+			g := openGolden(t, name+".safetensors")
+			m, batch := g.model(2)
+			s, v := batch.SequenceLength, m.cfg.VocabSize
+			var got []float32
+			for row := range batch.Rows {
+				logits, err := m.Logits(batch.Tokens[row*(s+1):][:s])
+				if err != nil {
+					t.Fatal(err)
+				}
+				for pos := 0; pos < s; pos += 4 {
+					got = append(got, logits[pos*v:][:v]...)
+				}
+			}
+			d := maxDiff(t, got, g.floats("logits"))
+			t.Logf("largest difference %.2g", d)
+			if !(d < 1e-5) {
+				t.Errorf("logits differ from transformers' by %g", d)
+			}
+		})
+	}
+}
+
+// Losses and gradients against transformers' autograd, for each form of the load-balancing loss.
+func TestGoldenGradients(t *testing.T) {
+	for _, name := range goldenCases {
+		g := openGolden(t, name+".safetensors")
+		options := map[string]LossOptions{"none": {}}
+		if g.config().moe() {
+			options["hf"] = LossOptions{Aux: AuxHF, AuxCoefficient: 0.5}
+			options["megablocks"] = LossOptions{Aux: AuxMegaBlocks, AuxCoefficient: 0.5, ZCoefficient: 0.1}
+		}
+		for form, opts := range options {
+			t.Run(name+"/"+form, func(t *testing.T) {
+				m, batch := g.model(2)
+				stats, err := m.Backward(batch, BackwardOptions{Loss: opts})
+				if err != nil {
+					t.Fatal(err)
+				}
+				g.checkStats(t, stats, form)
+				worst := 0.0
+				for _, p := range m.Parameters() {
+					d := gradientError(t, p, g.floats(form+" "+p.Name))
+					worst = max(worst, d)
+					if !(d < 1e-4) {
+						t.Errorf("gradient of %s: relative error %g", p.Name, d)
+					}
+				}
+				t.Logf("largest relative error of a gradient %.2g", worst)
+			})
+		}
+	}
+}
+
+func (g golden) checkStats(t *testing.T, stats Stats, form string) {
+	t.Helper()
+	check := func(what string, got float64, tensor string) {
+		want := float64(g.floats(tensor)[0])
+		if !(math.Abs(got-want) <= 2e-6*math.Abs(want)) {
+			t.Errorf("%s is %v, want %v", what, got, want)
+		}
+	}
+	check("loss", stats.Loss/float64(stats.Targets), "loss")
+	rows := 0.0
+	for _, l := range stats.RowLoss {
+		rows += l
+	}
+	if math.Abs(rows-stats.Loss) > 1e-9*rows {
+		t.Errorf("rows' losses add up to %v, not %v", rows, stats.Loss)
+	}
+	if !g.config().moe() {
+		return
+	}
+	if form != "none" {
+		check("load-balancing loss", stats.Aux, "aux_"+form)
+	}
+	check("z-loss", stats.Z, "z")
+	var counts []float32
+	for _, layer := range stats.ExpertCounts {
+		for _, n := range layer {
+			counts = append(counts, float32(n))
+		}
+	}
+	if want := g.floats("counts"); !slices.Equal(counts, want) {
+		t.Errorf("expert counts %v, want %v", counts, want)
+	}
+}
+
+// gradientError is the largest error of a gradient against its summary (norm, four dot products, up to 64 elements), relative to the norm.
+// A dot product with u, uniform in ±0.5, sees an error e as about |e|·√(1/12); it is scaled back by that.
+func gradientError(t testing.TB, p *Parameter, want []float32) float64 {
+	t.Helper()
+	norm := float64(want[0])
+	if norm == 0 {
+		t.Fatalf("gradient of %s is zero: the case tests nothing", p.Name)
+	}
+	sum := 0.0
+	for _, v := range p.Grad {
+		sum += float64(v) * float64(v)
+	}
+	worst := math.Abs(math.Sqrt(sum)-norm) / norm
+	for i, w := range want[1:5] {
+		dot := 0.0
+		for j, u := range uniform("dot"+string(rune('0'+i))+" "+p.Name, len(p.Grad)) {
+			dot += float64(u) * float64(p.Grad[j])
+		}
+		worst = max(worst, math.Abs(dot-float64(w))*math.Sqrt(12)/norm)
+	}
+	stride := max(1, len(p.Grad)/64)
+	for i, w := range want[5:] {
+		worst = max(worst, math.Abs(float64(p.Grad[i*stride]-w))/norm)
+	}
+	if math.IsNaN(sum) {
+		return math.Inf(1)
+	}
+	return worst
+}
+
+// Directories that transformers wrote: one file with the config.json of version 4, several files, fused experts, bfloat16.
+func TestOpenHuggingFace(t *testing.T) {
+	for _, name := range []string{"hf-single", "hf-sharded", "hf-fused", "hf-olmo-bf16"} {
+		t.Run(name, func(t *testing.T) {
+			dev := cpu.New(2)
+			defer dev.Close()
+			m, err := Open(filepath.Join("testdata", name), dev)
+			if err != nil {
+				t.Fatal(err)
+			}
+			g := openGolden(t, name+"/expected.safetensors")
+			logits, err := m.Logits(g.ids())
+			if err != nil {
+				t.Fatal(err)
+			}
+			d := maxDiff(t, logits, g.floats("logits"))
+			t.Logf("largest difference %.2g", d)
+			if !(d < 1e-5) {
+				t.Errorf("logits differ from transformers' by %g", d)
+			}
+		})
+	}
+}

@@ -1,0 +1,45 @@
+package moe
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"math/rand/v2"
+	"strings"
+)
+
+// Init gives every weight its initial value: matrices are drawn from a normal distribution of standard deviation InitStd, redrawn beyond
+// InitCutoff standard deviations if that is set; norm weights are 1, the embedding of the padding token 0.
+//
+// The values of a tensor depend on seed, its name and its size only, not on its place in memory, on the other tensors or on threads: its
+// generator is math/rand/v2's PCG, seeded by the SHA-256 of seed and name.
+func (m *Model) Init(seed uint64) {
+	m.dev.Parallel(len(m.params), func(i int) {
+		p := m.params[i]
+		if len(p.Shape) == 1 {
+			for j := range p.Weight {
+				p.Weight[j] = 1
+			}
+			return
+		}
+		m.cfg.draw(p.Weight, seed, p.Name)
+	})
+	if pad := m.cfg.PadTokenID; pad != NoToken {
+		h := m.cfg.HiddenSize
+		clear(m.embed.w[pad*h : (pad+1)*h])
+	}
+}
+
+func (c Config) draw(dst []float32, seed uint64, name string) {
+	var key strings.Builder
+	binary.Write(&key, binary.LittleEndian, seed)
+	key.WriteString(name)
+	sum := sha256.Sum256([]byte(key.String()))
+	r := rand.New(rand.NewPCG(binary.LittleEndian.Uint64(sum[:8]), binary.LittleEndian.Uint64(sum[8:16])))
+	for i := range dst {
+		v := r.NormFloat64()
+		for c.InitCutoff > 0 && (v > c.InitCutoff || v < -c.InitCutoff) {
+			v = r.NormFloat64()
+		}
+		dst[i] = float32(v * c.InitStd)
+	}
+}

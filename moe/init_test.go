@@ -1,0 +1,99 @@
+package moe
+
+import (
+	"math"
+	"slices"
+	"testing"
+)
+
+func byName(m *Model, name string) *Parameter {
+	i := slices.IndexFunc(m.Parameters(), func(p *Parameter) bool { return p.Name == name })
+	if i < 0 {
+		return nil
+	}
+	return m.Parameters()[i]
+}
+
+// A tensor's values depend on seed and name, not on threads or the rest of the model.
+func TestInitIsIndependentOfLayout(t *testing.T) {
+	c := mustPreset(t, "mula-nano")
+	a, b := newModel(t, c, 1), newModel(t, c, 3)
+	deeper := c
+	deeper.Layers, deeper.VocabSize = 3, 300
+	d := newModel(t, deeper, 2)
+	for _, m := range []*Model{a, b, d} {
+		m.Init(42)
+	}
+	if !slices.Equal(a.weights, b.weights) {
+		t.Error("weights depend on the number of threads")
+	}
+	equal := 0
+	for _, p := range a.Parameters() {
+		if q := byName(d, p.Name); q != nil && slices.Equal(p.Shape, q.Shape) {
+			equal++
+			if !slices.Equal(p.Weight, q.Weight) {
+				t.Errorf("%s depends on the rest of the model", p.Name)
+			}
+		}
+	}
+	if equal != len(a.Parameters())-2 { // all but embedding and head
+		t.Errorf("%d tensors compared", equal)
+	}
+	b.Init(43)
+	if slices.Equal(byName(a, "lm_head.weight").Weight, byName(b, "lm_head.weight").Weight) {
+		t.Error("another seed gives the same weights")
+	}
+	// Runs must be repeatable by later versions of the program and of Go.
+	want := []float32{-0.01758971, -0.012590012, 0.014055627, -0.00027248228}
+	if got := byName(a, "model.layers.0.mlp.gate.weight").Weight[:4]; !slices.Equal(got, want) {
+		t.Errorf("first weights of the router are %v, were %v", got, want)
+	}
+}
+
+func TestInitDistribution(t *testing.T) {
+	for _, cutoff := range []float64{0, 3, 1} {
+		c := mustPreset(t, "mula-nano")
+		c.PadTokenID, c.InitCutoff = 7, cutoff
+		m := newModel(t, c, 2)
+		m.Init(1)
+		var n, sum, square, beyond float64
+		for _, p := range m.Parameters() {
+			if len(p.Shape) == 1 {
+				for _, v := range p.Weight {
+					if v != 1 {
+						t.Fatalf("%s: a norm weight is %v", p.Name, v)
+					}
+				}
+				continue
+			}
+			for _, v := range p.Weight {
+				x := float64(v) / c.InitStd
+				n, sum, square = n+1, sum+x, square+x*x
+				if math.Abs(x) > 3 {
+					beyond++
+				}
+				if cutoff > 0 && math.Abs(x) > cutoff+1e-6 {
+					t.Fatalf("%s: %v standard deviations with a cutoff at %v", p.Name, x, cutoff)
+				}
+			}
+		}
+		// Variance of a normal distribution cut at ±a: 1 - 2aφ(a)/(2Φ(a)-1).
+		variance := 1.0
+		if cutoff > 0 {
+			density := math.Exp(-cutoff*cutoff/2) / math.Sqrt(2*math.Pi)
+			variance = 1 - 2*cutoff*density/math.Erf(cutoff/math.Sqrt2)
+		}
+		// 198,000 draws: the mean is within 5/√n, the variance within 5·√2/√n.
+		if mean := sum / n; math.Abs(mean) > 0.012 || math.Abs(square/n-variance) > 0.016 {
+			t.Errorf("cutoff %v: mean %v, variance %v, want 0, %v", cutoff, mean, square/n, variance)
+		}
+		if cutoff == 0 && math.Abs(beyond/n-0.0027) > 0.0006 {
+			t.Errorf("%v of the weights lie beyond 3 standard deviations, want 0.0027", beyond/n)
+		}
+		for _, v := range m.embed.w[7*c.HiddenSize:][:c.HiddenSize] {
+			if v != 0 {
+				t.Fatalf("embedding of the padding token holds %v", v)
+			}
+		}
+	}
+}

@@ -1,0 +1,329 @@
+package moe
+
+import (
+	"math"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+)
+
+var fullLoss = LossOptions{Aux: AuxHF, AuxCoefficient: 0.01, ZCoefficient: 0.001}
+
+// Losses and gradients are the same bits with any number of threads, and from call to call.
+func TestBitsDoNotDependOnThreads(t *testing.T) {
+	for name, cfg := range gradientCases(t) {
+		var want []float32
+		var wantLoss float64
+		for _, threads := range []int{1, 2, 5} {
+			m := newModel(t, cfg, threads)
+			randomize(m, 1)
+			for call := range 2 {
+				m.ZeroGradients()
+				// A batch of another shape in between leaves its numbers in the buffers.
+				if _, err := m.Forward(randomBatch(cfg, 3, 11, uint64(call))); err != nil {
+					t.Fatal(err)
+				}
+				stats, err := m.Backward(randomBatch(cfg, 2, queryBlock+7, 2), BackwardOptions{Loss: fullLoss})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if want == nil {
+					want, wantLoss = slices.Clone(m.grads), stats.Loss
+				}
+				if !slices.Equal(m.grads, want) || stats.Loss != wantLoss {
+					t.Errorf("%s: %d threads, call %d: other bits", name, threads, call)
+				}
+			}
+		}
+	}
+}
+
+// The cross-entropy's gradients of micro-batches add up to those of the whole batch, and so do the losses.
+func TestMicroBatchesAddUp(t *testing.T) {
+	for name, cfg := range gradientCases(t) {
+		whole, pieces := newModel(t, cfg, 2), newModel(t, cfg, 2)
+		randomize(whole, 1)
+		randomize(pieces, 1)
+		batch := randomBatch(cfg, 4, 9, 2)
+		want, err := whole.Backward(batch, BackwardOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		loss := 0.0
+		var rows []float64
+		for first := 0; first < batch.Rows; first += 2 {
+			micro := Batch{Tokens: batch.Tokens[first*10 : (first+2)*10], Rows: 2, SequenceLength: 9}
+			stats, err := pieces.Backward(micro, BackwardOptions{Targets: int64(want.Targets)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			loss += stats.Loss
+			rows = append(rows, stats.RowLoss...)
+		}
+		if math.Abs(loss-want.Loss) > 1e-9*loss || !slices.Equal(rows, want.RowLoss) {
+			t.Errorf("%s: losses %v %v, want %v %v", name, loss, rows, want.Loss, want.RowLoss)
+		}
+		for i, p := range whole.Parameters() {
+			if e := relative(pieces.Parameters()[i].Grad, p.Grad); e > 1e-5 {
+				t.Errorf("%s: gradient of %s differs by %g", name, p.Name, e)
+			}
+		}
+	}
+}
+
+// The auxiliary losses of a micro-batch weigh as much as its share of the targets: a batch given twice, as two halves of a step, has the
+// gradient of the batch given once.
+func TestAuxiliaryLossesAreWeightedByShare(t *testing.T) {
+	cfg := mustPreset(t, "mula-nano")
+	once, twice := newModel(t, cfg, 2), newModel(t, cfg, 2)
+	randomize(once, 1)
+	randomize(twice, 1)
+	batch := randomBatch(cfg, 2, 16, 3)
+	opts := BackwardOptions{Loss: LossOptions{Aux: AuxMegaBlocks, AuxCoefficient: 1, ZCoefficient: 1}}
+	stats, err := once.Backward(batch, opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	opts.Targets = 2 * int64(stats.Targets)
+	for range 2 {
+		if _, err := twice.Backward(batch, opts); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i, p := range once.Parameters() {
+		if e := relative(twice.Parameters()[i].Grad, p.Grad); e > 1e-6 {
+			t.Errorf("gradient of %s differs by %g", p.Name, e)
+		}
+	}
+}
+
+// relative is |got - want| / |want|, 0 if both vanish.
+func relative(got, want []float32) float64 {
+	var d, n float64
+	for i, w := range want {
+		d += (float64(got[i]) - float64(w)) * (float64(got[i]) - float64(w))
+		n += float64(w) * float64(w)
+	}
+	if n == 0 {
+		return d
+	}
+	return math.Sqrt(d / n)
+}
+
+// Forward and Backward see the same loss.
+func TestForwardEqualsBackward(t *testing.T) {
+	for name, cfg := range gradientCases(t) {
+		m := newModel(t, cfg, 2)
+		randomize(m, 1)
+		batch := randomBatch(cfg, 3, 20, 2)
+		forward, err := m.Forward(batch)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if slices.ContainsFunc(m.grads, func(g float32) bool { return g != 0 }) {
+			t.Errorf("%s: Forward touched the gradients", name)
+		}
+		backward, err := m.Backward(batch, BackwardOptions{Loss: LossOptions{Aux: AuxHF}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if forward.Loss != backward.Loss || forward.Aux != backward.Aux || forward.Z != backward.Z || !slices.Equal(forward.RowLoss, backward.RowLoss) {
+			t.Errorf("%s: Forward %+v, Backward %+v", name, forward, backward)
+		}
+		routed := int64(0)
+		for l, counts := range forward.ExpertCounts {
+			if !slices.Equal(counts, backward.ExpertCounts[l]) {
+				t.Errorf("%s: expert counts of layer %d: %v and %v", name, l, counts, backward.ExpertCounts[l])
+			}
+			for _, n := range counts {
+				routed += n
+			}
+		}
+		if want := int64(cfg.Layers * 60 * cfg.ExpertsPerToken); routed != want && cfg.moe() {
+			t.Errorf("%s: %d rows went to experts, want %d: none may be dropped", name, routed, want)
+		}
+	}
+}
+
+// A look-up of the padding token gives no gradient, as with padding_idx; as a target it counts like any other.
+func TestPaddingTokenHasNoGradient(t *testing.T) {
+	cfg := gradientCases(t)["gqa"]
+	m := newModel(t, cfg, 2)
+	randomize(m, 1)
+	batch := randomBatch(cfg, 2, 8, 2)
+	for i := range batch.Tokens {
+		if i%3 == 0 {
+			batch.Tokens[i] = uint32(cfg.PadTokenID)
+		}
+	}
+	if _, err := m.Backward(batch, BackwardOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	row := func(p *Parameter) []float32 { return p.Grad[cfg.PadTokenID*cfg.HiddenSize:][:cfg.HiddenSize] }
+	if relative(row(byName(m, "model.embed_tokens.weight")), make([]float32, cfg.HiddenSize)) != 0 {
+		t.Error("the padding token's embedding has a gradient")
+	}
+	if relative(row(byName(m, "lm_head.weight")), make([]float32, cfg.HiddenSize)) == 0 {
+		t.Error("the padding token's row of the head has no gradient")
+	}
+}
+
+// At the start of a training routing is nearly balanced, so the load-balancing loss is about K in the pooled form and 1 in the other.
+func TestAuxiliaryLossAtInit(t *testing.T) {
+	cfg := mustPreset(t, "mula-tiny")
+	cfg.Layers = 2
+	m := newModel(t, cfg, 2)
+	m.Init(1)
+	stats, err := m.Forward(randomBatch(cfg, 4, 256, 2))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for form, want := range map[AuxForm]float64{AuxHF: float64(cfg.ExpertsPerToken), AuxMegaBlocks: 1, AuxNone: 0} {
+		got := m.auxLoss(form, stats.ExpertCounts)
+		t.Logf("%s: %v", form, got)
+		if !(got >= want*0.999 && got <= want*1.05) {
+			t.Errorf("%s: %v at random weights, want about %v", form, got, want)
+		}
+	}
+	if perToken := stats.Loss / float64(stats.Targets); math.Abs(perToken-math.Log(float64(cfg.VocabSize))) > 0.1 {
+		t.Errorf("loss %v at random weights, want about ln V = %v", perToken, math.Log(float64(cfg.VocabSize)))
+	}
+}
+
+// A training of some steps of gradient descent on one batch learns it.
+func TestLossFalls(t *testing.T) {
+	for name, cfg := range gradientCases(t) {
+		m := newModel(t, cfg, 2)
+		m.Init(1)
+		batch := randomBatch(cfg, 2, 16, 2)
+		var first, last float64
+		for step := range 30 {
+			m.ZeroGradients()
+			stats, err := m.Backward(batch, BackwardOptions{Loss: fullLoss})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if last = stats.Loss / float64(stats.Targets); step == 0 {
+				first = last
+			}
+			norm := 0.0
+			for _, g := range m.grads {
+				norm += float64(g) * float64(g)
+			}
+			for i, g := range m.grads {
+				m.weights[i] -= float32(1/math.Sqrt(norm)) * g
+			}
+		}
+		if !(last < first-1) {
+			t.Errorf("%s: loss went from %v to %v", name, first, last)
+		}
+	}
+}
+
+func TestRefusedBatches(t *testing.T) {
+	cfg := mustPreset(t, "mula-nano")
+	cfg.MaxPositions = 16
+	m := newModel(t, cfg, 1)
+	good := randomBatch(cfg, 2, 16, 1)
+	for _, test := range []struct {
+		change func(b *Batch)
+		want   string
+	}{
+		{func(b *Batch) { b.Tokens[20] = 512 }, "row 1, token 3: id 512 is beyond the model's vocabulary of 512"},
+		{func(b *Batch) { b.Tokens[33] = math.MaxUint32 }, "row 1, token 16"}, // a target
+		{func(b *Batch) { b.Rows = 0 }, "0 rows"},
+		{func(b *Batch) { b.Rows = -1 }, "-1 rows"},
+		{func(b *Batch) { b.SequenceLength = 0 }, "must be positive"},
+		{func(b *Batch) { b.SequenceLength = math.MaxInt }, "max_position_embeddings 16"},
+		{func(b *Batch) { *b = randomBatch(cfg, 2, 17, 1) }, "sequence length 17 is beyond the model's max_position_embeddings 16"},
+		{func(b *Batch) { b.Tokens = b.Tokens[1:] }, "holds 33 tokens, want 17 a row"},
+		{func(b *Batch) { b.Rows = math.MaxInt/17 + 3 }, "want 17 a row"},
+	} {
+		b := good
+		b.Tokens = slices.Clone(good.Tokens)
+		test.change(&b)
+		_, forward := m.Forward(b)
+		_, backward := m.Backward(b, BackwardOptions{})
+		for _, err := range []error{forward, backward} {
+			if err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("error %v, want one with %q", err, test.want)
+			}
+		}
+	}
+	for _, opts := range []BackwardOptions{
+		{Targets: 31}, {Targets: -1}, {Loss: LossOptions{Aux: "paper"}}, {Loss: LossOptions{AuxCoefficient: -1}}, {Loss: LossOptions{ZCoefficient: math.NaN()}},
+	} {
+		if _, err := m.Backward(good, opts); err == nil {
+			t.Errorf("%+v is accepted", opts)
+		}
+	}
+	if slices.ContainsFunc(m.grads, func(g float32) bool { return g != 0 }) {
+		t.Error("a refused batch touched the gradients")
+	}
+}
+
+// Buffers are planned: as many bytes as Memory says, made by the first call of a shape and used by all later ones.
+func TestBuffersAreReused(t *testing.T) {
+	for name, cfg := range gradientCases(t) {
+		m := newModel(t, cfg, 2)
+		m.Init(1)
+		large, small := randomBatch(cfg, 4, 128, 1), randomBatch(cfg, 2, 30, 1)
+		run := func(b Batch) uint64 {
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			if _, err := m.Backward(b, BackwardOptions{Loss: fullLoss}); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := m.Forward(b); err != nil {
+				t.Fatal(err)
+			}
+			runtime.ReadMemStats(&after)
+			return after.TotalAlloc - before.TotalAlloc
+		}
+		run(large)
+		want := cfg.Memory(4, 128)
+		a := m.ws.arena
+		got := 4*int64(len(a.floats)+len(a.int32s)) + 8*int64(len(a.doubles)+len(a.words)) + 24*int64(len(a.slices))
+		if got != want.Buffers || want.Weights != int64(4*len(m.weights)) || want.Gradients != int64(4*len(m.grads)) {
+			t.Errorf("%s: buffers take %d bytes, Memory says %+v", name, got, want)
+		}
+		for _, b := range []Batch{small, large} {
+			if n := run(b); n > 256<<10 || n > uint64(want.Buffers)/10 {
+				t.Errorf("%s: a later call with %d tokens allocated %d bytes (buffers: %d)", name, len(b.Tokens), n, want.Buffers)
+			}
+		}
+	}
+}
+
+// Diverged weights give a loss that is not a number, and no panic.
+func TestNaNWeights(t *testing.T) {
+	for name, cfg := range gradientCases(t) {
+		m := newModel(t, cfg, 2)
+		for i := range m.weights {
+			m.weights[i] = float32(math.NaN())
+		}
+		stats, err := m.Backward(randomBatch(cfg, 2, 8, 1), BackwardOptions{Loss: fullLoss})
+		if err != nil || !math.IsNaN(stats.Loss) {
+			t.Errorf("%s: loss %v, %v", name, stats.Loss, err)
+		}
+	}
+}
+
+func BenchmarkBackward(b *testing.B) {
+	cfg := mustPreset(b, "mula-tiny")
+	m := newModel(b, cfg, 2)
+	m.Init(1)
+	batch := randomBatch(cfg, 8, 256, 1)
+	run := func() {
+		if _, err := m.Backward(batch, BackwardOptions{Loss: fullLoss}); err != nil {
+			b.Fatal(err)
+		}
+	}
+	run()
+	b.ResetTimer()
+	for range b.N {
+		run()
+	}
+	b.ReportMetric(float64(b.N)*8*256/b.Elapsed().Seconds(), "tokens/s")
+}

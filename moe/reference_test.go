@@ -1,0 +1,384 @@
+package moe
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+)
+
+// reference is a plain float64 forward pass, written from the formulas one token at a time; it shares nothing with the model but the names
+// and sizes of its weights.
+type reference struct {
+	c       Config
+	weights map[string][]float64
+}
+
+func newReference(m *Model) *reference {
+	r := &reference{m.cfg, map[string][]float64{}}
+	for _, p := range m.Parameters() {
+		w := make([]float64, len(p.Weight))
+		for i, v := range p.Weight {
+			w[i] = float64(v)
+		}
+		r.weights[p.Name] = w
+	}
+	return r
+}
+
+// losses are the terms of a training loss, and the routing that they rest on.
+type losses struct {
+	ce, hf, megablocks, z float64
+	chosen                []int
+}
+
+// times is W·x for the weight of that name, stored [out, in].
+func (r *reference) times(name string, x []float64) []float64 {
+	w, ok := r.weights[name]
+	if !ok {
+		panic("no weight " + name)
+	}
+	y := make([]float64, len(w)/len(x))
+	for o := range y {
+		row, a, b := w[o*len(x):][:len(x)], 0.0, 0.0
+		for i := 0; i+1 < len(row); i += 2 {
+			a += row[i] * x[i]
+			b += row[i+1] * x[i+1]
+		}
+		y[o] = a + b // all widths are even
+	}
+	return y
+}
+
+func (r *reference) norm(name string, x []float64) []float64 {
+	n := float64(len(x))
+	mean, square := 0.0, 0.0
+	for _, v := range x {
+		mean += v / n
+		square += v * v / n
+	}
+	y := make([]float64, len(x))
+	for i, v := range x {
+		if r.c.Architecture == OLMo {
+			y[i] = (v - mean) / math.Sqrt(square-mean*mean+1e-5)
+		} else {
+			y[i] = r.weights[name][i] * v / math.Sqrt(square+r.c.NormEps)
+		}
+	}
+	return y
+}
+
+// projection is q, k or v of one token: projection, norm (not of v, not if dense), clipping.
+func (r *reference) projection(prefix, which string, h []float64) []float64 {
+	y := r.times(prefix+which+"_proj.weight", h)
+	if r.c.Architecture == OLMoE && which != "v" {
+		y = r.norm(prefix+which+"_norm.weight", y)
+	}
+	if c := r.c.ClipQKV; c > 0 {
+		for i := range y {
+			y[i] = math.Max(-c, math.Min(c, y[i]))
+		}
+	}
+	return y
+}
+
+func (r *reference) turn(x []float64, position int) {
+	d := r.c.HiddenSize / r.c.Heads
+	for j := range d / 2 {
+		sin, cos := math.Sincos(float64(position) * math.Pow(r.c.RopeTheta, -2*float64(j)/float64(d)))
+		for head := 0; head < len(x); head += d {
+			a, b := x[head+j], x[head+j+d/2]
+			x[head+j] = a*cos - b*sin
+			x[head+j+d/2] = b*cos + a*sin
+		}
+	}
+}
+
+func (r *reference) mlp(prefix string, x []float64) []float64 {
+	a, b := r.times(prefix+"gate_proj.weight", x), r.times(prefix+"up_proj.weight", x)
+	for i := range a {
+		a[i] = a[i] / (1 + math.Exp(-a[i])) * b[i]
+	}
+	return r.times(prefix+"down_proj.weight", a)
+}
+
+func softmax64(x []float64) (p []float64, lse float64) {
+	top := slices.Max(x)
+	sum := 0.0
+	for _, v := range x {
+		sum += math.Exp(v - top)
+	}
+	lse = top + math.Log(sum)
+	for _, v := range x {
+		p = append(p, math.Exp(v-lse))
+	}
+	return p, lse
+}
+
+func addTo(x, y []float64, f float64) {
+	for i := range x {
+		x[i] += f * y[i]
+	}
+}
+
+func (r *reference) losses(b Batch) losses {
+	c := r.c
+	h, d := c.HiddenSize, c.HiddenSize/c.Heads
+	head := "lm_head.weight"
+	if c.TieEmbeddings {
+		head = "model.embed_tokens.weight"
+	}
+	tokens := float64(b.Rows * b.SequenceLength)
+	n := tokens * float64(c.Layers)
+	var out losses
+	counts, probs := make([][]float64, c.Layers), make([][]float64, c.Layers)
+	for l := range c.Layers {
+		counts[l], probs[l] = make([]float64, c.Experts), make([]float64, c.Experts)
+	}
+	for row := range b.Rows {
+		ids := b.Tokens[row*(b.SequenceLength+1):][:b.SequenceLength+1]
+		x := make([][]float64, b.SequenceLength)
+		for t := range x {
+			x[t] = slices.Clone(r.weights["model.embed_tokens.weight"][int(ids[t])*h:][:h])
+		}
+		for l := range c.Layers {
+			layer := fmt.Sprintf("model.layers.%d.", l)
+			q, k, v := make([][]float64, len(x)), make([][]float64, len(x)), make([][]float64, len(x))
+			for t := range x {
+				in := r.norm(layer+"input_layernorm.weight", x[t])
+				q[t], k[t], v[t] = r.projection(layer+"self_attn.", "q", in), r.projection(layer+"self_attn.", "k", in), r.projection(layer+"self_attn.", "v", in)
+				r.turn(q[t], t)
+				r.turn(k[t], t)
+			}
+			for t := range x {
+				context := make([]float64, h)
+				for a := range c.Heads {
+					g := a / (c.Heads / c.KVHeads) * d
+					scores := make([]float64, t+1)
+					for s := range scores {
+						for j := range d {
+							scores[s] += q[t][a*d+j] * k[s][g+j] / math.Sqrt(float64(d))
+						}
+					}
+					p, _ := softmax64(scores)
+					for s := range scores {
+						addTo(context[a*d:(a+1)*d], v[s][g:g+d], p[s])
+					}
+				}
+				addTo(x[t], r.times(layer+"self_attn.o_proj.weight", context), 1)
+			}
+			for t := range x {
+				in := r.norm(layer+"post_attention_layernorm.weight", x[t])
+				if c.Architecture == OLMo {
+					addTo(x[t], r.mlp(layer+"mlp.", in), 1)
+					continue
+				}
+				p, lse := softmax64(r.times(layer+"mlp.gate.weight", in))
+				out.z += lse * lse / (n * float64(c.ExpertsPerToken))
+				addTo(probs[l], p, 1)
+				order := make([]int, c.Experts)
+				for i := range order {
+					order[i] = i
+				}
+				slices.SortStableFunc(order, func(a, b int) int { return -cmpFloat(p[a], p[b]) })
+				for _, e := range order[:c.ExpertsPerToken] {
+					out.chosen = append(out.chosen, e)
+					counts[l][e]++
+					addTo(x[t], r.mlp(fmt.Sprintf("%smlp.experts.%d.", layer, e), in), p[e])
+				}
+			}
+		}
+		for t := range x {
+			p, _ := softmax64(r.times(head, r.norm("model.norm.weight", x[t])))
+			out.ce -= math.Log(p[ids[t+1]]) / tokens
+		}
+	}
+	for e := range c.Experts {
+		var selected, p float64
+		for l := range c.Layers {
+			selected += counts[l][e]
+			p += probs[l][e]
+			out.megablocks += float64(c.Experts) / (n * float64(c.ExpertsPerToken)) * counts[l][e] * probs[l][e] / tokens
+		}
+		out.hf += float64(c.Experts) * selected / n * p / n
+	}
+	return out
+}
+
+func cmpFloat(a, b float64) int {
+	switch {
+	case a < b:
+		return -1
+	case a > b:
+		return 1
+	}
+	return 0
+}
+
+// randomize makes every weight of the model generic: wider than at the start of a training, norms not 1.
+func randomize(m *Model, seed uint64) {
+	m.cfg.InitStd = 0.1
+	m.Init(seed)
+	r := rand.New(rand.NewPCG(seed, 1))
+	for _, p := range m.Parameters() {
+		if len(p.Shape) == 1 {
+			for i := range p.Weight {
+				p.Weight[i] += 0.5 * float32(r.NormFloat64())
+			}
+		}
+	}
+}
+
+func randomBatch(c Config, rows, s int, seed uint64) Batch {
+	r := rand.New(rand.NewPCG(seed, 2))
+	b := Batch{Rows: rows, SequenceLength: s}
+	for range rows * (s + 1) {
+		b.Tokens = append(b.Tokens, r.Uint32N(uint32(c.VocabSize)))
+	}
+	return b
+}
+
+// gradientCases are models small enough for central differences.
+func gradientCases(t testing.TB) map[string]Config {
+	nano := mustPreset(t, "mula-nano")
+	gqa := nano
+	gqa.VocabSize, gqa.KVHeads, gqa.ClipQKV, gqa.PadTokenID, gqa.NormEps = 96, 2, 1.2, 5, 1e-2
+	dense := nano
+	dense.Architecture, dense.Experts, dense.ExpertsPerToken, dense.IntermediateSize, dense.RouterAuxLossCoef = OLMo, 0, 0, 96, 0
+	tied := dense
+	tied.VocabSize, tied.KVHeads, tied.ClipQKV, tied.TieEmbeddings = 96, 1, 0.6, true
+	return map[string]Config{"nano": nano, "gqa": gqa, "dense": dense, "dense tied": tied}
+}
+
+// Gradients of every tensor agree with central differences of the reference: along random directions of ±1, and for single weights. An
+// error is relative to the norm of the tensor's gradient, which is what a direction of ±1 measures on average; the tolerance is 1e-4, and
+// what is left is the rounding of the float32 pass.
+func TestGradientsAgainstCentralDifferences(t *testing.T) {
+	const tolerance, step = 1e-4, 1e-6
+	directions, coordinates := 3, 4
+	if raceDetector { // the reference is one goroutine: there is nothing to find in it
+		directions, coordinates = 1, 0
+	}
+	for name, cfg := range gradientCases(t) {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := newModel(t, cfg, 1)
+			randomize(m, 3)
+			batch := randomBatch(cfg, 2, 4, 4)
+			for i := range batch.Tokens { // the padding token must not occur: its embedding has a derivative, by definition not a gradient
+				if int(batch.Tokens[i]) == cfg.PadTokenID {
+					batch.Tokens[i]++
+				}
+			}
+			// The gradient of each term: of the sum with the cross-entropy, less that of the cross-entropy, would lose digits.
+			const coefficient = 1
+			forms := []struct {
+				name string
+				opts LossOptions
+				loss func(l losses) float64
+			}{
+				{"none", LossOptions{}, func(l losses) float64 { return l.ce }},
+				{"hf", LossOptions{Aux: AuxHF, AuxCoefficient: coefficient}, func(l losses) float64 { return l.ce + coefficient*l.hf }},
+				{"megablocks", LossOptions{Aux: AuxMegaBlocks, AuxCoefficient: coefficient}, func(l losses) float64 { return l.ce + coefficient*l.megablocks }},
+				{"z", LossOptions{ZCoefficient: coefficient}, func(l losses) float64 { return l.ce + coefficient*l.z }},
+			}
+			if !cfg.moe() {
+				forms = forms[:1]
+			}
+			ref := newReference(m)
+			base := ref.losses(batch)
+			grads := map[string][][]float32{}
+			for _, form := range forms {
+				m.ZeroGradients()
+				stats, err := m.Backward(batch, BackwardOptions{Loss: form.opts})
+				if err != nil {
+					t.Fatal(err)
+				}
+				got := stats.Loss/float64(stats.Targets) + form.opts.AuxCoefficient*stats.Aux + form.opts.ZCoefficient*stats.Z
+				if want := form.loss(base); math.Abs(got-want) > 1e-6*want {
+					t.Fatalf("%s: loss %v, want %v", form.name, got, want)
+				}
+				for _, p := range m.Parameters() {
+					grads[p.Name] = append(grads[p.Name], slices.Clone(p.Grad))
+				}
+			}
+			random := rand.New(rand.NewPCG(5, 6))
+			worst := 0.0
+			// check moves the weights w along u and compares.
+			check := func(p *Parameter, what string, u []float64) {
+				w := ref.weights[p.Name]
+				at := slices.Clone(w)
+				addTo(w, u, step)
+				up := ref.losses(batch)
+				copy(w, at)
+				addTo(w, u, -step)
+				down := ref.losses(batch)
+				copy(w, at)
+				if !slices.Equal(up.chosen, base.chosen) || !slices.Equal(down.chosen, base.chosen) {
+					t.Fatalf("%s, %s: the step changes the routing; choose another seed", p.Name, what)
+				}
+				for i, form := range forms {
+					want := (form.loss(up) - form.loss(down)) / (2 * step)
+					got, norm := 0.0, 0.0
+					for j, g := range grads[p.Name][i] {
+						got += float64(g) * u[j]
+						norm += float64(g) * float64(g)
+					}
+					norm = math.Sqrt(norm)
+					if norm == 0 { // an expert that no token chose
+						if math.Abs(want) > 1e-8 {
+							t.Errorf("%s: gradient of %s is zero, derivative along %s is %g", form.name, p.Name, what, want)
+						}
+						continue
+					}
+					e := math.Abs(got-want) / norm
+					worst = max(worst, e)
+					if !(e <= tolerance) {
+						t.Errorf("%s: gradient of %s along %s is %g, want %g (norm %g, relative error %g)", form.name, p.Name, what, got, want, norm, e)
+					}
+				}
+			}
+			for _, p := range m.Parameters() {
+				for i := range directions {
+					u := make([]float64, len(p.Weight))
+					for j := range u {
+						u[j] = float64(2*random.IntN(2) - 1)
+					}
+					check(p, fmt.Sprintf("direction %d", i), u)
+				}
+				for range coordinates {
+					u := make([]float64, len(p.Weight))
+					j := random.IntN(len(u))
+					u[j] = 1
+					check(p, fmt.Sprintf("element %d", j), u)
+				}
+			}
+			t.Logf("%d tensors, largest relative error %.2g", len(m.Parameters()), worst)
+		})
+	}
+}
+
+// Logits of the reference, for sequences longer than a block of queries.
+func TestLossAgainstReference(t *testing.T) {
+	for name, cfg := range gradientCases(t) {
+		t.Run(name, func(t *testing.T) {
+			m := newModel(t, cfg, 2)
+			randomize(m, 8)
+			batch := randomBatch(cfg, 2, queryBlock+3, 9)
+			stats, err := m.Forward(batch)
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := newReference(m).losses(batch)
+			for _, v := range []struct {
+				what      string
+				got, want float64
+			}{{"loss", stats.Loss / float64(stats.Targets), want.ce}, {"hf", stats.Aux, want.hf}, {"z", stats.Z, want.z}} {
+				if math.Abs(v.got-v.want) > 1e-5*math.Abs(v.want) {
+					t.Errorf("%s is %v, want %v", v.what, v.got, v.want)
+				}
+			}
+		})
+	}
+}

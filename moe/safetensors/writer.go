@@ -1,0 +1,117 @@
+package safetensors
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+)
+
+// A Writer writes a file from front to back.
+type Writer struct {
+	w       io.Writer
+	tensors []Tensor
+	next    int
+	buffer  []byte
+}
+
+// NewWriter writes the header of a file that will hold the given tensors, in that order. metadata is added to the "format": "pt" that
+// transformers asks for; it may be nil.
+func NewWriter(w io.Writer, tensors []Tensor, metadata map[string]string) (*Writer, error) {
+	header, err := header(tensors, metadata)
+	if err != nil {
+		return nil, fmt.Errorf("safetensors: %w", err)
+	}
+	if _, err := w.Write(header); err != nil {
+		return nil, fmt.Errorf("safetensors: writing the header: %w", err)
+	}
+	return &Writer{w: w, tensors: tensors}, nil
+}
+
+func header(tensors []Tensor, metadata map[string]string) ([]byte, error) {
+	all := map[string]string{"format": "pt"}
+	maps.Copy(all, metadata)
+	text, err := json.Marshal(all)
+	if err != nil {
+		return nil, err
+	}
+	b := append(make([]byte, 8), `{"__metadata__":`...)
+	b = append(b, text...)
+	at := int64(0)
+	seen := make(map[string]bool, len(tensors))
+	for _, t := range tensors {
+		if seen[t.Name] || t.Name == "__metadata__" {
+			return nil, fmt.Errorf("tensor name %q is taken", t.Name)
+		}
+		seen[t.Name] = true
+		if t.DType != F32 && t.DType != F16 && t.DType != BF16 {
+			return nil, fmt.Errorf("tensor %q: elements of type %q are not written; F32, F16 and BF16 are", t.Name, t.DType)
+		}
+		n, err := t.bytes()
+		if err != nil {
+			return nil, err
+		}
+		shape := t.Shape
+		if shape == nil {
+			shape = []int{}
+		}
+		name, err := json.Marshal(t.Name)
+		if err != nil {
+			return nil, err
+		}
+		entry, err := json.Marshal(struct {
+			DType   DType    `json:"dtype"`
+			Shape   []int    `json:"shape"`
+			Offsets [2]int64 `json:"data_offsets"`
+		}{t.DType, shape, [2]int64{at, at + n}})
+		if err != nil {
+			return nil, err
+		}
+		b = append(append(append(append(b, ','), name...), ':'), entry...)
+		at += n
+	}
+	b = append(b, '}')
+	for len(b)%8 != 0 { // the data starts 8-byte aligned
+		b = append(b, ' ')
+	}
+	if len(b)-8 > maxHeader {
+		return nil, fmt.Errorf("header of %d bytes; at most %d are allowed", len(b)-8, maxHeader)
+	}
+	binary.LittleEndian.PutUint64(b, uint64(len(b)-8))
+	return b, nil
+}
+
+// Float32 writes the data of the next tensor, which must be the one named, converting it to the tensor's element type (to nearest, ties to
+// even).
+func (w *Writer) Float32(name string, data []float32) error {
+	if w.next == len(w.tensors) {
+		return fmt.Errorf("safetensors: tensor %q was not announced", name)
+	}
+	t := w.tensors[w.next]
+	if t.Name != name || t.Elements() != int64(len(data)) {
+		return fmt.Errorf("safetensors: tensor %q of %d elements comes where %q of %d was announced", name, len(data), t.Name, t.Elements())
+	}
+	w.next++
+	size := t.DType.Size()
+	if w.buffer == nil {
+		w.buffer = make([]byte, 1<<20)
+	}
+	for len(data) > 0 {
+		n := min(len(data), len(w.buffer)/size)
+		encode(w.buffer[:n*size], data[:n], t.DType)
+		if _, err := w.w.Write(w.buffer[:n*size]); err != nil {
+			return fmt.Errorf("safetensors: writing tensor %q: %w", name, err)
+		}
+		data = data[n:]
+	}
+	return nil
+}
+
+// Close says whether all announced tensors have been written. It does not close the underlying writer.
+func (w *Writer) Close() error {
+	if w.next < len(w.tensors) {
+		return fmt.Errorf("safetensors: tensor %q was announced and not written", w.tensors[w.next].Name)
+	}
+	return nil
+}

@@ -1,0 +1,187 @@
+"""Makes the golden files of package moe with Hugging Face transformers. Run in this directory; needs torch, transformers, safetensors.
+
+Weights of the cases come from a formula that the Go tests share (formula below, and in golden_test.go), so only results are stored:
+
+  <case>.safetensors   ids, logits at every fourth position, losses, and for each gradient a summary: norm, four dot products with vectors
+                       of the formula, and up to 64 elements; the configuration is in the metadata
+  hf-*/                small model directories as transformers (or its state_dict) writes them, with expected logits beside them
+"""
+import json, os, shutil, sys
+import numpy as np, torch, transformers, safetensors
+from safetensors.torch import save_file
+from transformers import OlmoeConfig, OlmoeForCausalLM, OlmoConfig, OlmoForCausalLM
+from transformers.models.olmoe.modeling_olmoe import load_balancing_loss_func
+
+torch.set_num_threads(1)
+VERSIONS = {"torch": torch.__version__, "transformers": transformers.__version__, "safetensors": safetensors.__version__,
+            "python": sys.version.split()[0]}
+ROWS, LENGTH = 2, 80
+
+
+def mix(x):
+    """32-bit finaliser of MurmurHash3 on an array of uint32."""
+    x = x.copy()
+    x ^= x >> np.uint32(16); x *= np.uint32(0x85EBCA6B)
+    x ^= x >> np.uint32(13); x *= np.uint32(0xC2B2AE35)
+    x ^= x >> np.uint32(16)
+    return x
+
+
+def uniform(name, n):
+    """n numbers in [-0.5, 0.5) with 24 bits, a function of the name."""
+    h = 0x811C9DC5
+    for b in name.encode():
+        h = (h ^ b) * 0x01000193 & 0xFFFFFFFF
+    i = np.arange(n, dtype=np.uint32)
+    with np.errstate(over="ignore"):
+        x = mix(mix(i + np.uint32(h)) ^ np.uint32(h))
+    return ((x >> np.uint32(8)).astype(np.float32) / np.float32(1 << 24) - np.float32(0.5)).astype(np.float32)
+
+
+def formula(name, shape):
+    """The weight of that name: matrices in [-0.2, 0.2), norms around 1, routers wider so that choices are clear."""
+    u = uniform(name, int(np.prod(shape)))
+    if len(shape) == 1:
+        v = np.float32(1) + np.float32(0.5) * u
+    elif name.endswith("mlp.gate.weight"):
+        v = np.float32(1.0) * u
+    else:
+        v = np.float32(0.4) * u
+    return torch.from_numpy(v.astype(np.float32).reshape(shape))
+
+
+def views(model):
+    """Per-expert names, as files have them -> (parameter, index) of the model in memory."""
+    out = {}
+    for name, p in model.named_parameters():
+        if name.endswith("experts.gate_up_proj"):
+            i = p.shape[1] // 2
+            for e in range(p.shape[0]):
+                out[name.replace("gate_up_proj", f"{e}.gate_proj.weight")] = (p, (e, slice(0, i)))
+                out[name.replace("gate_up_proj", f"{e}.up_proj.weight")] = (p, (e, slice(i, 2 * i)))
+        elif name.endswith("experts.down_proj"):
+            for e in range(p.shape[0]):
+                out[name.replace("down_proj", f"{e}.down_proj.weight")] = (p, (e,))
+        else:
+            out[name] = (p, ())
+    return out
+
+
+def fill(model):
+    with torch.no_grad():
+        for name, (p, index) in views(model).items():
+            p[index] = formula(name, tuple(p[index].shape))
+    if model.config.pad_token_id is not None:
+        with torch.no_grad():
+            model.model.embed_tokens.weight[model.config.pad_token_id] = 0
+
+
+def summary(name, g):
+    g = g.detach().double().numpy().reshape(-1)
+    dots = [float(g @ uniform(f"dot{i} " + name, g.size).astype(np.float64)) for i in range(4)]
+    stride = max(1, g.size // 64)
+    return torch.tensor([np.linalg.norm(g)] + dots + list(g[::stride][:64]), dtype=torch.float32)
+
+
+def case(file, config, cls):
+    model = cls(config).eval()
+    fill(model)
+    v = config.vocab_size
+    ids = torch.from_numpy((mix(np.arange(ROWS * (LENGTH + 1), dtype=np.uint32) + np.uint32(7)) % np.uint32(v)).astype(np.int64)).reshape(ROWS, LENGTH + 1)
+    if config.pad_token_id is not None:
+        ids[0, 3] = ids[1, 40] = config.pad_token_id
+    moe = cls is OlmoeForCausalLM
+    out = {"ids": ids.float()}
+
+    def run(aux, z):
+        model.zero_grad()
+        kw = {"output_router_logits": True} if moe else {}
+        r = model(input_ids=ids[:, :-1], use_cache=False, **kw)
+        ce = torch.nn.functional.cross_entropy(r.logits.reshape(-1, v), ids[:, 1:].reshape(-1))
+        loss = ce
+        if moe:
+            e, k, layers, t = config.num_experts, config.num_experts_per_tok, config.num_hidden_layers, ROWS * LENGTH
+            for row in r.router_logits:  # releases that return softmaxed values here compute another loss
+                assert (row.sum(-1) - 1).abs().max() > 1e-3, "router_logits are probabilities in this release"
+            p = [l.softmax(-1) for l in r.router_logits]
+            gap = min((q.sort(-1, descending=True).values[:, k - 1] - q.sort(-1, descending=True).values[:, k]).min().item() for q in p)
+            assert gap > 1e-5, f"routing of {file} is too close to a tie: {gap}"
+            counts = [torch.zeros(e).scatter_add_(0, q.topk(k, -1).indices.reshape(-1), torch.ones(t * k)) for q in p]
+            hf = load_balancing_loss_func(r.router_logits, e, k)
+            assert torch.equal(hf, r.aux_loss)
+            mb = e / (layers * t * k) * sum((c * q.mean(0)).sum() for c, q in zip(counts, p))
+            zl = sum((torch.logsumexp(l, -1) ** 2).sum() for l in r.router_logits) / (layers * t * k)
+            out.update(aux_hf=hf.detach().reshape(1), aux_megablocks=mb.detach().reshape(1), z=zl.detach().reshape(1),
+                       counts=torch.stack(counts))
+            loss = loss + {"none": 0, "hf": 0.5 * hf, "megablocks": 0.5 * mb}[aux] + z * zl
+        out["loss"] = ce.detach().reshape(1)
+        out["logits"] = r.logits.detach()[:, ::4].contiguous()
+        loss.backward()
+        for name, (p, index) in views(model).items():
+            out[f"{aux} {name}"] = summary(name, p.grad[index])
+
+    run("none", 0)
+    if moe:
+        run("hf", 0)
+        run("megablocks", 0.1)
+    save_file(out, file + ".safetensors", metadata={"config": json.dumps(config.to_dict()), "versions": json.dumps(VERSIONS)})
+
+
+def directory(name, config, cls, write):
+    torch.manual_seed(6198)
+    model = cls(config).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.dim() == 1:
+                p.add_(0.2 * torch.randn_like(p))
+            else:
+                p.mul_(8)
+    shutil.rmtree(name, ignore_errors=True)
+    write(model, name)
+    if name.endswith("-bf16"):  # Module.to would round the rotary frequencies too: compute with what a reader of the files has
+        model = cls.from_pretrained(name, dtype=torch.float32).eval()
+    ids = torch.arange(1, 21) * 7 % config.vocab_size
+    logits = model(input_ids=ids[None], use_cache=False).logits[0].detach().float()
+    for unused in ("generation_config.json",):
+        if os.path.exists(f"{name}/{unused}"):
+            os.remove(f"{name}/{unused}")
+    save_file({"ids": ids.float(), "logits": logits}, f"{name}/expected.safetensors", metadata={"versions": json.dumps(VERSIONS)})
+
+
+def fused(model, name):
+    os.makedirs(name)
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(name)
+    save_file({k: v.contiguous() for k, v in model.state_dict().items()}, f"{name}/model.safetensors", metadata={"format": "pt"})
+
+
+def v4config(name):
+    """Rewrites config.json with the field names of transformers 4."""
+    path = f"{name}/config.json"
+    c = json.load(open(path))
+    rope = c.pop("rope_parameters")
+    c["rope_theta"], c["rope_scaling"] = rope["rope_theta"], None
+    c["torch_dtype"] = c.pop("dtype")
+    json.dump(c, open(path, "w"), indent=2)
+
+
+
+def main():
+    base = dict(vocab_size=128, hidden_size=64, num_attention_heads=4, num_hidden_layers=2, intermediate_size=32, bos_token_id=None, eos_token_id=2)
+    moe = dict(num_experts=8, num_experts_per_tok=2)
+    case("olmoe", OlmoeConfig(**base, **moe, pad_token_id=None), OlmoeForCausalLM)
+    case("olmoe-gqa", OlmoeConfig(**base, **moe, pad_token_id=1, num_key_value_heads=2, clip_qkv=1.5, rope_parameters={"rope_type": "default", "rope_theta": 500.0}, rms_norm_eps=1e-3), OlmoeForCausalLM)
+    case("olmo", OlmoConfig(**base, pad_token_id=None), OlmoForCausalLM)
+    case("olmo-gqa-tied", OlmoConfig(**base, pad_token_id=1, num_key_value_heads=1, clip_qkv=0.75, tie_word_embeddings=True), OlmoForCausalLM)
+
+    small = dict(vocab_size=40, hidden_size=16, num_attention_heads=2, num_hidden_layers=2, intermediate_size=8, bos_token_id=None, eos_token_id=2, pad_token_id=1)
+    smallmoe = dict(num_experts=4, num_experts_per_tok=2)
+    directory("hf-single", OlmoeConfig(**small, **smallmoe), OlmoeForCausalLM, lambda m, d: (m.save_pretrained(d), v4config(d)))
+    directory("hf-sharded", OlmoeConfig(**small, **smallmoe, num_key_value_heads=1), OlmoeForCausalLM, lambda m, d: m.save_pretrained(d, max_shard_size="12KB"))
+    directory("hf-fused", OlmoeConfig(**small, **smallmoe), OlmoeForCausalLM, fused)
+    directory("hf-olmo-bf16", OlmoConfig(**small), OlmoForCausalLM, lambda m, d: m.to(torch.bfloat16).save_pretrained(d))
+    print(VERSIONS)
+
+
+if __name__ == "__main__":
+    main()
