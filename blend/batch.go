@@ -1,0 +1,123 @@
+package blend
+
+import (
+	"fmt"
+
+	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/array"
+)
+
+// A Batch is a typed view on a record of a [Stream]. It is good until the record is released.
+type Batch struct {
+	rows, length int // samples, tokens of a sample
+	position     *array.Int64
+	source       *array.Dictionary
+	names        *array.String // of the sources
+	epoch        *array.Int32
+	window       *array.Int64
+	tokens2      []uint16 // of all rows; one of the two is nil
+	tokens4      []int32
+	starts       *array.List
+	startValues  []int32
+}
+
+// NewBatch looks at a record. It fails if the record does not have the columns of a stream.
+func NewBatch(r arrow.RecordBatch) (*Batch, error) {
+	b := &Batch{rows: int(r.NumRows())}
+	if r.NumCols() != columnDocumentStarts+1 {
+		return nil, fmt.Errorf("blend: a record with %d columns is not from a stream of samples", r.NumCols())
+	}
+	tokens, ok := r.Column(columnTokens).(*array.FixedSizeList)
+	if !ok {
+		return nil, fmt.Errorf("blend: column %q is %s, not a fixed-size list", r.ColumnName(columnTokens), r.Column(columnTokens).DataType())
+	}
+	b.length = int(tokens.DataType().(*arrow.FixedSizeListType).Len())
+	from, to := tokens.Offset()*b.length, (tokens.Offset()+tokens.Len())*b.length
+	switch values := tokens.ListValues().(type) {
+	case *array.Uint16:
+		b.tokens2 = values.Values()[from:to]
+	case *array.Int32:
+		b.tokens4 = values.Values()[from:to]
+	default:
+		return nil, fmt.Errorf("blend: tokens are %s, want uint16 or int32", values.DataType())
+	}
+	var starts *array.Int32
+	for _, ok := range []bool{
+		as(r, columnPosition, &b.position), as(r, columnSource, &b.source), as(r, columnEpoch, &b.epoch), as(r, columnWindow, &b.window),
+		as(r, columnDocumentStarts, &b.starts),
+	} {
+		if !ok {
+			return nil, fmt.Errorf("blend: the record's columns are not those of a stream of samples: %s", r.Schema())
+		}
+	}
+	if starts, ok = b.starts.ListValues().(*array.Int32); !ok {
+		return nil, fmt.Errorf("blend: document starts are %s, want int32", b.starts.ListValues().DataType())
+	}
+	b.startValues = starts.Values()
+	if b.names, ok = b.source.Dictionary().(*array.String); !ok {
+		return nil, fmt.Errorf("blend: sources are %s, want strings", b.source.Dictionary().DataType())
+	}
+	return b, nil
+}
+
+func as[T arrow.Array](r arrow.RecordBatch, column int, to *T) bool {
+	var ok bool
+	*to, ok = r.Column(column).(T)
+	return ok
+}
+
+// Rows is the number of samples.
+func (b *Batch) Rows() int { return b.rows }
+
+// Position is the place of a row's sample in the order.
+func (b *Batch) Position(row int) int64 { return b.position.Value(row) }
+
+// Source is the index of a row's source in the plan.
+func (b *Batch) Source(row int) int { return b.source.GetValueIndex(row) }
+
+// SourceName is the name of a row's source.
+func (b *Batch) SourceName(row int) string { return b.names.Value(b.Source(row)) }
+
+// Epoch is the epoch of a row's source.
+func (b *Batch) Epoch(row int) int64 { return int64(b.epoch.Value(row)) }
+
+// Window is the number of a row's window in its source.
+func (b *Batch) Window(row int) int64 { return b.window.Value(row) }
+
+// AppendTokens appends the L+1 tokens of a row to dst. With all rows appended to one slice, this is the input of a model.
+func (b *Batch) AppendTokens(dst []uint32, row int) []uint32 {
+	from, to := row*b.length, (row+1)*b.length
+	if b.tokens2 != nil {
+		for _, id := range b.tokens2[from:to] {
+			dst = append(dst, uint32(id))
+		}
+		return dst
+	}
+	for _, id := range b.tokens4[from:to] {
+		dst = append(dst, uint32(id))
+	}
+	return dst
+}
+
+// DocumentStarts lists the offsets in a row's window at which documents begin, in order. They may be read until the record is released.
+func (b *Batch) DocumentStarts(row int) []int32 {
+	from, to := b.starts.ValueOffsets(row)
+	return b.startValues[from:to]
+}
+
+// A Cursor is where a run stands: before a position of a plan.
+type Cursor struct {
+	Plan     string `json:"plan"`     // fingerprint
+	Position int64  `json:"position"` // of the next sample
+}
+
+// Check says whether the cursor is one of this plan.
+func (c Cursor) Check(p *Plan) error {
+	switch {
+	case c.Plan != p.fingerprint:
+		return fmt.Errorf("the cursor is of plan %.16s…, not of plan %.16s…: use the plan that the run began with", c.Plan, p.fingerprint)
+	case c.Position < 0 || c.Position > p.length:
+		return fmt.Errorf("the cursor is at position %d, but the plan has %d", c.Position, p.length)
+	}
+	return nil
+}

@@ -1,0 +1,203 @@
+package blend
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+)
+
+// A LogHeader is the first line of a fingerprint log. Rank and World are those of the run whose samples are in the log: 0 and 0 for a log
+// of whole steps.
+type LogHeader struct {
+	Plan           string `json:"plan"` // fingerprint
+	SequenceLength int    `json:"sequence_length"`
+	BatchSize      int    `json:"batch_size"` // of the step, over all ranks
+	Rank           int    `json:"rank,omitempty"`
+	World          int    `json:"world,omitempty"`
+}
+
+// A LogWriter writes a fingerprint log: JSON lines, the header and then one for each step (docs/formats/fingerprints.md).
+type LogWriter struct {
+	w    io.Writer
+	last int64 // number of the step written last, -1 for none
+}
+
+// NewLogWriter begins a log with its header.
+func NewLogWriter(w io.Writer, header LogHeader) (*LogWriter, error) {
+	l := ResumeLog(w)
+	return l, l.line(header)
+}
+
+// ResumeLog goes on with a log that has its header already.
+func ResumeLog(w io.Writer) *LogWriter { return &LogWriter{w, -1} }
+
+// Write appends a step. Steps must come in rising order.
+func (l *LogWriter) Write(s StepHash) error {
+	if s.Step <= l.last {
+		return fmt.Errorf("fingerprint log: step %d after step %d", s.Step, l.last)
+	}
+	l.last = s.Step
+	return l.line(s)
+}
+
+// line writes one line in one piece, so that a log that several lines are lost from ends between two of them.
+func (l *LogWriter) line(v any) error {
+	text, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	if _, err := l.w.Write(append(text, '\n')); err != nil {
+		return fmt.Errorf("writing the fingerprint log: %w", err)
+	}
+	return nil
+}
+
+// maxLogLine bounds the length of a line of a log, of which less than 300 bytes are ours.
+const maxLogLine = 1 << 20
+
+// A LogReader reads a fingerprint log. A line that is not whole, the last one too, is an error that names it.
+type LogReader struct {
+	Header LogHeader
+	name   string
+	r      *bufio.Reader
+	number int // of the line read last, from 1
+	last   int64
+}
+
+// NewLogReader begins to read a log. name stands for the file in messages.
+func NewLogReader(r io.Reader, name string) (*LogReader, error) {
+	l := &LogReader{name: name, r: bufio.NewReader(r), last: -1}
+	line, err := l.line()
+	if errors.Is(err, io.EOF) {
+		return nil, fmt.Errorf("%s: the file is empty: not a fingerprint log", name)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := json.Unmarshal(line, &l.Header); err != nil {
+		return nil, l.errorf("not the first line of a fingerprint log: %w", err)
+	}
+	if h := l.Header; h.SequenceLength < 1 || h.BatchSize < 1 || h.World < 0 || h.Rank < 0 || h.Rank > max(0, h.World-1) {
+		return nil, l.errorf("not the first line of a fingerprint log, which has plan, sequence_length and batch_size")
+	}
+	return l, nil
+}
+
+// Next gives the next step, or io.EOF after the last.
+func (l *LogReader) Next() (StepHash, error) {
+	text, err := l.line()
+	if err != nil {
+		return StepHash{}, err
+	}
+	var s struct {
+		StepHash
+		Step    *int64   `json:"step"`
+		First   *int64   `json:"first"`
+		Samples *int64   `json:"samples"`
+		Set     *SetHash `json:"set"`
+	}
+	if err := json.Unmarshal(text, &s); err != nil {
+		return StepHash{}, l.errorf("not a line of a fingerprint log: %w", err)
+	}
+	if s.Step == nil || s.First == nil || s.Samples == nil || s.Set == nil {
+		return StepHash{}, l.errorf("not a line of a fingerprint log, which has step, first, samples and set")
+	}
+	step := StepHash{*s.Step, *s.First, *s.Samples, s.Order, *s.Set}
+	switch {
+	case step.Step <= l.last:
+		return StepHash{}, l.errorf("step %d comes after step %d", step.Step, l.last)
+	case step.First < 0 || step.Samples < 0 || step.Samples > int64(l.Header.BatchSize):
+		return StepHash{}, l.errorf("%d samples from position %d on, in batches of %d", step.Samples, step.First, l.Header.BatchSize)
+	}
+	l.last = step.Step
+	return step, nil
+}
+
+// line reads one line without its end.
+func (l *LogReader) line() ([]byte, error) {
+	l.number++
+	var line []byte
+	for {
+		part, err := l.r.ReadSlice('\n')
+		line = append(line, part...)
+		switch {
+		case err == nil:
+			return bytes.TrimSuffix(line, []byte("\n")), nil
+		case errors.Is(err, io.EOF) && len(line) == 0:
+			return nil, io.EOF
+		case errors.Is(err, io.EOF):
+			return nil, l.errorf("the line is cut off: the writer was stopped in the middle of it; remove it to compare the rest")
+		case !errors.Is(err, bufio.ErrBufferFull):
+			return nil, l.errorf("%w", err)
+		case len(line) > maxLogLine:
+			return nil, l.errorf("the line is longer than %d bytes: not a fingerprint log", maxLogLine)
+		}
+	}
+}
+
+func (l *LogReader) errorf(format string, args ...any) error {
+	return fmt.Errorf("%s:%d: %w", l.name, l.number, fmt.Errorf(format, args...))
+}
+
+// HashOptions say which steps [Data.Hash] hashes: the steps of batches of BatchSize from position 0 on, in the half-open range [From, To).
+type HashOptions struct {
+	From, To    int64 // steps; To 0 is the end of the plan
+	BatchSize   int
+	Rank, World int // hash only this rank's share of each step; World 0 is all
+	Prefetch    int // see [StreamOptions]
+}
+
+// Steps is the number of steps that the plan has with a batch size of at least 1, the last of which may be shorter.
+func (p *Plan) Steps(batchSize int) int64 {
+	b := int64(batchSize)
+	return (p.length-1)/b + 1
+}
+
+// Hash hashes steps as a run would read them, and gives them to yield in order, until that fails.
+func (d *Data) Hash(ctx context.Context, o HashOptions, yield func(StepHash) error) error {
+	if o.BatchSize < 1 {
+		return fmt.Errorf("blend: batch size %d: must be at least 1", o.BatchSize)
+	}
+	steps := d.Steps(o.BatchSize)
+	if o.To == 0 {
+		o.To = steps
+	}
+	if o.From < 0 || o.From >= o.To || o.To > steps {
+		return fmt.Errorf("blend: steps [%d, %d) are not all in the plan, which has %d steps of %d samples", o.From, o.To, steps, o.BatchSize)
+	}
+	b := int64(o.BatchSize)
+	s, err := d.Stream(ctx, StreamOptions{From: o.From * b, To: min(o.To*b, d.length), BatchSize: o.BatchSize, Rank: o.Rank, World: o.World, Prefetch: o.Prefetch})
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	var hasher StepHasher
+	tokens := make([]uint32, 0, d.SequenceLength+1)
+	for step := o.From; ; step++ {
+		record, err := s.Next()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		err = func() error {
+			defer record.Release()
+			batch, err := NewBatch(record)
+			if err != nil {
+				return err
+			}
+			for row := range batch.Rows() {
+				hasher.Add(batch.AppendTokens(tokens, row))
+			}
+			return yield(hasher.Step(step, step*b))
+		}()
+		if err != nil {
+			return err
+		}
+	}
+}

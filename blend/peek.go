@@ -1,0 +1,211 @@
+package blend
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+
+	"mula/shards"
+)
+
+// A Document is one document of a plan's shards.
+type Document struct {
+	Source, Shard int    // index in the plan, in the source
+	Number        int64  // in the shard, from 0
+	First         int64  // its first token in the shard
+	Tokens        int64  // how many it has, the end-of-document token included
+	ID            string // empty, as File is, where the shard has no record of its documents' origins
+	File          string // input file
+	Line          int64  // there, from 1; 0 if it is not known
+}
+
+// A Part is the part of a document that a window holds.
+type Part struct {
+	Document
+	From, To int // tokens [From, To) of the window, which has L+1
+}
+
+// Peek says what is at a position: the sample, and the parts of documents in its window, in order. For a skipped position it says what
+// would be there.
+func (d *Data) Peek(position int64) (Sample, []Part, error) {
+	s, err := d.Locate(position)
+	if err != nil {
+		return s, nil, err
+	}
+	parts, err := d.Parts(s)
+	return s, parts, err
+}
+
+// Parts lists the parts of documents in a sample's window. Empty documents are in no window.
+func (d *Data) Parts(s Sample) ([]Part, error) {
+	shard := d.shards[s.Source][s.Shard]
+	end := s.Token + int64(d.SequenceLength) + 1
+	var parts []Part
+	for doc := shard.DocumentAt(s.Token); doc >= 0; {
+		document, err := d.document(s.Source, s.Shard, doc)
+		if err != nil {
+			return nil, err
+		}
+		after := document.First + document.Tokens
+		parts = append(parts, Part{document, int(max(0, document.First-s.Token)), int(min(after, end) - s.Token)})
+		if after >= end {
+			break
+		}
+		doc = shard.DocumentAt(after)
+	}
+	return parts, nil
+}
+
+// document looks a document up.
+func (d *Data) document(source, shard int, number int64) (Document, error) {
+	s := d.shards[source][shard]
+	first := s.DocumentStart(number)
+	doc := Document{Source: source, Shard: shard, Number: number, First: first, Tokens: s.DocumentStart(number+1) - first}
+	origins, err := s.DocumentIDs()
+	if errors.Is(err, shards.ErrNoDocuments) {
+		return doc, nil
+	}
+	if err != nil {
+		return doc, err
+	}
+	origin, err := origins.Origin(number)
+	if err != nil {
+		return doc, err
+	}
+	doc.ID, doc.File, doc.Line = origin.ID, origin.File, origin.Line
+	return doc, nil
+}
+
+// A Use is how a plan uses a window.
+type Use int
+
+// The uses of a window: drawn at a position; left out by a skip there; held out for validation; never drawn, because the plan ends
+// before. NoWindow is for a document that no window holds, as it is empty, or at the end of a shard, behind the last whole window.
+const (
+	Drawn Use = iota
+	SkippedOver
+	HeldOut
+	NotReached
+	NoWindow
+)
+
+// String is the use in words.
+func (u Use) String() string {
+	switch u {
+	case Drawn:
+		return "drawn"
+	case SkippedOver:
+		return "skipped"
+	case HeldOut:
+		return "held out for validation"
+	case NotReached:
+		return "not reached by the plan"
+	case NoWindow:
+		return "in no window"
+	}
+	return fmt.Sprintf("Use(%d)", int(u))
+}
+
+// An Occurrence is a place where a plan's windows hold a document.
+type Occurrence struct {
+	Part   // of the document in the window; From and To are 0 with NoWindow
+	Use    Use
+	Sample Sample // its position is -1 unless Use is Drawn or SkippedOver
+}
+
+// Where finds every position of the plan that reads a token of a document with this id. The occurrences of each such document are given
+// one window after the other in stored order, and for each window in the order of epochs, which is that of positions. A window that the
+// plan never draws gives one occurrence that says why, and so does a document in no window: nothing at all means that no shard has the
+// id. Shards without a record of their documents' ids cannot be searched; if no other has the id, the error says so.
+func (d *Data) Where(ctx context.Context, id string) iter.Seq2[Occurrence, error] {
+	return func(yield func(Occurrence, error) bool) {
+		found := false
+		unsearched, first := 0, ""
+		for i := range d.shards {
+			for k, shard := range d.shards[i] {
+				origins, err := shard.DocumentIDs()
+				if errors.Is(err, shards.ErrNoDocuments) {
+					if unsearched++; first == "" {
+						first = shard.Prefix()
+					}
+					continue
+				}
+				var numbers []int64
+				if err == nil {
+					numbers, err = origins.Find(ctx, id)
+				}
+				if err != nil {
+					yield(Occurrence{}, fmt.Errorf("source %q: %w", d.Sources[i].Name, err))
+					return
+				}
+				for _, number := range numbers {
+					found = true
+					doc, err := d.document(i, k, number)
+					if err != nil {
+						yield(Occurrence{}, err)
+						return
+					}
+					for o := range d.occurrences(doc) {
+						if err := ctx.Err(); err != nil {
+							yield(Occurrence{}, context.Cause(ctx))
+							return
+						}
+						if !yield(o, nil) {
+							return
+						}
+					}
+				}
+			}
+		}
+		if !found && unsearched > 0 {
+			yield(Occurrence{}, fmt.Errorf("no shard is known to have a document %q, but %d shards, the first %s, have no .docs.arrow with the ids of their documents", id, unsearched, first))
+		}
+	}
+}
+
+// occurrences lists the places of one document.
+func (d *Data) occurrences(doc Document) iter.Seq[Occurrence] {
+	return func(yield func(Occurrence) bool) {
+		src := &d.Sources[doc.Source]
+		first, last, ok := src.windows.Reading(doc.Shard, doc.First, doc.First+doc.Tokens)
+		if !ok {
+			yield(Occurrence{Part: Part{Document: doc}, Use: NoWindow, Sample: Sample{Position: -1, Source: doc.Source, Epoch: -1, Window: -1, Shard: doc.Shard}})
+			return
+		}
+		for w := first; w <= last; w++ {
+			_, token := src.windows.Locate(w)
+			o := Occurrence{
+				Part:   Part{doc, int(max(0, doc.First-token)), int(min(doc.First+doc.Tokens-token, int64(d.SequenceLength)+1))},
+				Sample: Sample{Position: -1, Source: doc.Source, Epoch: -1, Window: w, Shard: doc.Shard, Token: token},
+			}
+			if w >= src.Training() {
+				o.Use = HeldOut
+				if !yield(o) {
+					return
+				}
+				continue
+			}
+			for epoch := int64(0); ; epoch++ {
+				position, ok := d.Position(doc.Source, epoch, w)
+				if !ok {
+					if epoch == 0 {
+						o.Use = NotReached
+						if !yield(o) {
+							return
+						}
+					}
+					break
+				}
+				o.Use = Drawn
+				o.Sample.Position, o.Sample.Epoch, o.Sample.Skipped = position, epoch, d.skipped(position)
+				if o.Sample.Skipped {
+					o.Use = SkippedOver
+				}
+				if !yield(o) {
+					return
+				}
+			}
+		}
+	}
+}

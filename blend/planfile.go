@@ -1,0 +1,238 @@
+package blend
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"mula/internal/atomicfile"
+)
+
+// planFormat is the version of the layout of plan.json.
+const planFormat = 1
+
+// maxPlanFile bounds the size of a plan.json. A shard takes about 300 bytes.
+const maxPlanFile = 512 << 20
+
+// planFile is plan.json.
+type planFile struct {
+	Format      int         `json:"format"`
+	Fingerprint string      `json:"fingerprint"`
+	Plan        sealedPlan  `json:"plan"`
+	Written     writtenPlan `json:"written"`
+}
+
+// sealedPlan is the part of plan.json that decides what the plan means. Its JSON text with the fields in this order and without white
+// space is the canonical form, whose SHA-256 is the plan's fingerprint.
+type sealedPlan struct {
+	Order          int            `json:"order"`
+	Seed           uint64         `json:"seed"`
+	SequenceLength int            `json:"sequence_length"`
+	Tokenizer      *Tokenizer     `json:"tokenizer"`
+	Sources        []sealedSource `json:"sources"`
+	Stages         []Stage        `json:"stages"`
+	Skips          []Range        `json:"skips"`
+	Checks         []Check        `json:"checks"`
+}
+
+type sealedSource struct {
+	Name       string  `json:"name"`
+	Validation int64   `json:"validation_windows"`
+	Shards     []Shard `json:"shards"`
+}
+
+// writtenPlan is the rest: what the user wrote, and where the files lie.
+type writtenPlan struct {
+	Validation string          `json:"validation"`
+	Sources    []writtenSource `json:"sources"`
+	Stages     [][]string      `json:"stages"` // weights, by stage and source
+}
+
+type writtenSource struct {
+	MaxEpochs string   `json:"max_epochs"`
+	Paths     []string `json:"paths"` // relative to the plan's directory where they can be, with slashes
+}
+
+// Fingerprint identifies the plan by what it means: the SHA-256, in hexadecimal, of its canonical form (docs/formats/plan.md). Where the
+// files lie, and how weights were written, is not part of it.
+func (p *Plan) Fingerprint() string { return p.fingerprint }
+
+// seal computes the fingerprint.
+func (p *Plan) seal() error {
+	text, err := p.canonical()
+	if err != nil {
+		return err
+	}
+	sum := sha256.Sum256(text)
+	p.fingerprint = hex.EncodeToString(sum[:])
+	return nil
+}
+
+func (p *Plan) canonical() ([]byte, error) { return encodeJSON(p.sealed(), "") }
+
+func (p *Plan) sealed() sealedPlan {
+	f := sealedPlan{Order: OrderVersion, Seed: p.Seed, SequenceLength: p.SequenceLength, Tokenizer: p.Tokenizer,
+		Stages: p.Stages, Skips: p.Skips, Checks: p.Checks}
+	if f.Skips == nil {
+		f.Skips = []Range{}
+	}
+	for _, s := range p.Sources {
+		f.Sources = append(f.Sources, sealedSource{s.Name, s.Validation, s.Shards})
+	}
+	return f
+}
+
+// encodeJSON is the JSON text of v, with characters as they are.
+func encodeJSON(v any, indent string) ([]byte, error) {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	e.SetIndent("", indent)
+	if err := e.Encode(v); err != nil {
+		return nil, err
+	}
+	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), nil
+}
+
+// Write writes the plan to a file, which appears whole or not at all. Shards are noted relative to the file's directory, so that plan and
+// shards can be moved together.
+func (p *Plan) Write(path string) error {
+	dir, err := filepath.Abs(filepath.Dir(path))
+	if err != nil {
+		return fmt.Errorf("writing %s: %w", path, err)
+	}
+	f := planFile{Format: planFormat, Fingerprint: p.fingerprint, Plan: p.sealed(), Written: writtenPlan{Validation: p.HeldOut}}
+	for i, s := range p.Sources {
+		w := writtenSource{MaxEpochs: s.MaxEpochs}
+		for k := range s.Shards {
+			absolute, err := filepath.Abs(p.ShardPath(i, k))
+			if err != nil {
+				return fmt.Errorf("writing %s: %w", path, err)
+			}
+			relative, err := filepath.Rel(dir, absolute)
+			if err != nil { // another volume
+				relative = absolute
+			}
+			w.Paths = append(w.Paths, filepath.ToSlash(relative))
+		}
+		f.Written.Sources = append(f.Written.Sources, w)
+	}
+	for _, st := range p.Stages {
+		f.Written.Stages = append(f.Written.Stages, st.Written)
+	}
+	text, err := encodeJSON(f, " ")
+	if err != nil {
+		return fmt.Errorf("writing %s: %w", path, err)
+	}
+	return atomicfile.WriteFile(path, append(text, '\n'))
+}
+
+// ReadPlan reads a plan.json and checks all of it that can be checked without the shards: its structure, its fingerprint, and that the
+// order still gives the (source, window) pairs it was sealed with.
+func ReadPlan(path string) (*Plan, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, maxPlanFile+1))
+	if err != nil {
+		return nil, fmt.Errorf("reading %s: %w", path, err)
+	}
+	p, err := parsePlan(data)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	p.base = filepath.Dir(path)
+	return p, nil
+}
+
+func parsePlan(data []byte) (*Plan, error) {
+	if len(data) > maxPlanFile {
+		return nil, fmt.Errorf("larger than %d bytes: not a plan", maxPlanFile)
+	}
+	// The versions come first: another layout would be misread as a damaged one of this.
+	var versions struct {
+		Format *int `json:"format"`
+		Plan   struct {
+			Order *int `json:"order"`
+		} `json:"plan"`
+	}
+	if err := decodeJSON(data, &versions, false); err != nil {
+		return nil, err
+	}
+	switch {
+	case versions.Format == nil:
+		return nil, errors.New("not a plan: it has no format version")
+	case *versions.Format != planFormat:
+		return nil, fmt.Errorf("format version %d is not known; this program reads version %d", *versions.Format, planFormat)
+	case versions.Plan.Order == nil:
+		return nil, errors.New("the plan has no order version")
+	case *versions.Plan.Order != OrderVersion:
+		return nil, fmt.Errorf("order version %d is not known; this program knows version %d", *versions.Plan.Order, OrderVersion)
+	}
+	var f planFile
+	if err := decodeJSON(data, &f, true); err != nil {
+		return nil, err
+	}
+	if len(f.Written.Sources) != len(f.Plan.Sources) || len(f.Written.Stages) != len(f.Plan.Stages) {
+		return nil, fmt.Errorf("%d sources and %d stages, but what was written is about %d and %d",
+			len(f.Plan.Sources), len(f.Plan.Stages), len(f.Written.Sources), len(f.Written.Stages))
+	}
+	p := &Plan{Seed: f.Plan.Seed, SequenceLength: f.Plan.SequenceLength, Tokenizer: f.Plan.Tokenizer, Stages: f.Plan.Stages,
+		Skips: f.Plan.Skips, Checks: f.Plan.Checks, HeldOut: f.Written.Validation}
+	for i, s := range f.Plan.Sources {
+		w := f.Written.Sources[i]
+		if len(w.Paths) != len(s.Shards) {
+			return nil, fmt.Errorf("source %q has %d shards and %d paths", s.Name, len(s.Shards), len(w.Paths))
+		}
+		for k := range s.Shards {
+			s.Shards[k].Path = w.Paths[k]
+		}
+		p.Sources = append(p.Sources, Source{Name: s.Name, MaxEpochs: w.MaxEpochs, Validation: s.Validation, Shards: s.Shards})
+	}
+	for j := range p.Stages {
+		p.Stages[j].Written = f.Written.Stages[j]
+	}
+	if err := p.compile(); err != nil {
+		return nil, err
+	}
+	if err := p.seal(); err != nil {
+		return nil, err
+	}
+	if p.fingerprint != f.Fingerprint {
+		return nil, fmt.Errorf("the plan was changed after it was sealed: its fingerprint is %s, not %.64q; restore it, or blend again", p.fingerprint, f.Fingerprint)
+	}
+	return p, p.verifyPairs()
+}
+
+// decodeJSON reads exactly one JSON value and says at which byte it fails.
+func decodeJSON(data []byte, v any, strict bool) error {
+	d := json.NewDecoder(bytes.NewReader(data))
+	if strict {
+		d.DisallowUnknownFields()
+	}
+	if err := d.Decode(v); err != nil {
+		var syntax *json.SyntaxError
+		var typ *json.UnmarshalTypeError
+		switch {
+		case errors.As(err, &syntax):
+			return fmt.Errorf("byte %d: %w", syntax.Offset, err)
+		case errors.As(err, &typ):
+			return fmt.Errorf("byte %d: %w", typ.Offset, err)
+		case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+			return fmt.Errorf("byte %d: the file ends before the JSON value does", len(data))
+		}
+		return err
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return fmt.Errorf("byte %d: more text after the plan", d.InputOffset())
+	}
+	return nil
+}

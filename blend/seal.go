@@ -1,0 +1,368 @@
+package blend
+
+import (
+	"context"
+	"encoding/hex"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
+
+	"mula/shards"
+)
+
+// SealOptions are the options of [Seal].
+type SealOptions struct {
+	Progress func(HashProgress) // called, from one goroutine at a time, while files without a manifest are hashed; may be nil
+}
+
+// HashProgress is how far the hashing of files has come.
+type HashProgress struct {
+	Path  string // of the file that was read last
+	Bytes int64  // read
+	Total int64  // to read
+}
+
+// Seal makes the plan of a configuration: it finds the shards, counts their windows, resolves weights and stages, refuses what cannot be
+// kept, and notes the hashes of the shards and check values. Hashes come from the shards' manifests; a shard without one is read in full.
+//
+// An entry of shards in the configuration is the path of a shard (with or without .idx or .bin), or a pattern as filepath.Match has it,
+// relative to the configuration's directory. What a pattern matches is taken in the order of its bytes. A pattern without a match, and a
+// shard that is listed twice, in one source or in two, are errors: what is to be seen more often gets a larger weight. An error of type
+// *[EpochsError] says that max_epochs would be broken.
+func Seal(ctx context.Context, c *Config, opts SealOptions) (*Plan, error) {
+	d, err := survey(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	defer d.Close()
+	p := d.Plan
+	if err := d.hashShards(ctx, opts.Progress); err != nil {
+		return nil, err
+	}
+	tokens := make([]uint32, p.SequenceLength+1)
+	for _, position := range checkPositions(p.length) {
+		s, err := p.Locate(position)
+		if err != nil {
+			return nil, err
+		}
+		if err := d.Tokens(tokens, s); err != nil {
+			return nil, err
+		}
+		h := SampleHash(tokens)
+		p.Checks = append(p.Checks, Check{position, s.Source, s.Window, hex.EncodeToString(h[:])})
+	}
+	return p, p.seal()
+}
+
+// Survey is the first part of [Seal], without the hashes: it finds and opens the shards, makes every check that a plan must pass, and says
+// what the plan would be. It reads no token.
+func Survey(ctx context.Context, c *Config) (*Summary, error) {
+	d, err := survey(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	defer d.Close()
+	return d.Summary(), nil
+}
+
+// unhashed stands for the hash of a file until the hash is known.
+var unhashed = strings.Repeat("0", 64)
+
+// survey gives the plan of a configuration, without hashes and check values, and its open shards.
+func survey(ctx context.Context, c *Config) (_ *Data, err error) {
+	p := &Plan{Seed: c.Seed, SequenceLength: c.SequenceLength, HeldOut: c.Validation.String()}
+	listed := map[string]string{} // real path of a shard → its source
+	for i, sc := range c.Sources {
+		s := Source{Name: sc.Name, MaxEpochs: sc.MaxEpochs.String()}
+		for j, pattern := range sc.Shards {
+			where := fmt.Sprintf("$.sources[%d].shards[%d]", i, j)
+			paths, err := expand(c.dir, pattern)
+			if err != nil {
+				return nil, c.errorf(where, "source %q: %w", sc.Name, err)
+			}
+			for _, path := range paths {
+				absolute, err := filepath.Abs(path)
+				if err != nil {
+					return nil, c.errorf(where, "source %q: %w", sc.Name, err)
+				}
+				real := realPath(absolute)
+				if other, ok := listed[real]; ok {
+					return nil, c.errorf(where, "shard %s is listed twice, in source %q and in source %q: a shard can be used once; "+
+						"give a source a larger weight to see it more often", path, other, sc.Name)
+				}
+				listed[real] = sc.Name
+				s.Shards = append(s.Shards, Shard{Path: absolute, Bin: unhashed, Index: unhashed})
+			}
+		}
+		p.Sources = append(p.Sources, s)
+	}
+	d := &Data{Plan: p}
+	if err := d.openShards(ctx); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			d.Close()
+		}
+	}()
+	for i := range p.Sources {
+		for k, s := range d.shards[i] {
+			sh := &p.Sources[i].Shards[k]
+			sh.DType, sh.Tokens, sh.Documents = s.DType().String(), s.Tokens(), s.Documents()
+		}
+	}
+	if p.Tokenizer, err = d.tokenizer(); err != nil {
+		return nil, err
+	}
+	var available int64 // training windows
+	for i := range p.Sources {
+		s := &p.Sources[i]
+		where := fmt.Sprintf("$.sources[%d]", i)
+		if err := s.compile(p.Seed, p.SequenceLength); err != nil && s.windows == nil {
+			return nil, c.errorf(where, "source %q: %w", s.Name, err)
+		}
+		if c.Validation.IsSet() {
+			s.Validation, _ = c.Validation.ceilTimes(s.windows.Count()) // at most Count, as the share is below 1
+		}
+		if err := s.compile(p.Seed, p.SequenceLength); err != nil {
+			return nil, c.errorf(where, "source %q: %w", s.Name, err)
+		}
+		if available += s.Training(); available > maxLength {
+			return nil, c.errorf(where, "the sources have more than 2^60 windows")
+		}
+	}
+	if err := p.resolveStages(c, available); err != nil {
+		return nil, err
+	}
+	if err := p.resolveSkips(c); err != nil {
+		return nil, err
+	}
+	if err := p.compile(); err != nil {
+		return nil, c.errorf("$", "%w", err)
+	}
+	limits := make([]Number, len(c.Sources))
+	for i, s := range c.Sources {
+		limits[i] = s.MaxEpochs
+		if used := slices.ContainsFunc(p.Stages, func(st Stage) bool { return st.Weights[i] > 0 }); !used {
+			return nil, c.errorf(fmt.Sprintf("$.sources[%d]", i), "source %q has a weight in no stage: give it one, or leave it out", s.Name)
+		}
+	}
+	if err := p.checkEpochs(limits); err != nil {
+		return nil, c.errorf("$", "%w", err)
+	}
+	return d, nil
+}
+
+// resolveStages gives every stage its length and integer weights. available is the number of training windows of all sources.
+func (p *Plan) resolveStages(c *Config, available int64) error {
+	defaults := make([]Number, len(c.Sources))
+	for i, s := range c.Sources {
+		defaults[i] = s.Weight
+		if !s.Weight.IsSet() { // then none is
+			defaults[i] = integer(p.Sources[i].Training())
+		}
+	}
+	stages := c.Stages
+	if len(stages) == 0 {
+		stages = []StageConfig{{Samples: StageLength{Rest: true}}}
+	}
+	length := available
+	if c.Samples != nil {
+		length = *c.Samples
+	}
+	var used int64
+	for j, sc := range stages {
+		st := Stage{Samples: sc.Samples.Count}
+		where := fmt.Sprintf("$.stages[%d]", j)
+		if sc.Samples.Rest {
+			if st.Samples = length - used; st.Samples < 1 {
+				return c.errorf(where, "nothing is left for stage %d: the stages before have %d samples, the plan %d (set samples to make it longer)", j+1, used, length)
+			}
+		}
+		used += st.Samples
+		weights := defaults
+		if sc.Weights != nil {
+			weights = make([]Number, len(c.Sources))
+			for i, s := range c.Sources {
+				weights[i] = sc.Weights[s.Name]
+			}
+		}
+		for _, w := range weights {
+			st.Written = append(st.Written, w.String())
+		}
+		var err error
+		if st.Weights, err = integers(weights); err != nil {
+			return c.errorf(where, "stage %d: %w", j+1, err)
+		}
+		p.Stages = append(p.Stages, st)
+	}
+	if c.Samples != nil && used != length {
+		return c.errorf("$.samples", "samples is %d, but the stages add up to %d: leave samples out, or make the last stage \"samples: rest\"", length, used)
+	}
+	return nil
+}
+
+// resolveSkips brings the skips into their one form: sorted, joined where they overlap or touch.
+func (p *Plan) resolveSkips(c *Config) error {
+	var length int64
+	for _, st := range p.Stages {
+		length += st.Samples
+	}
+	for i, r := range c.Skips {
+		if r.To > length {
+			return c.errorf(fmt.Sprintf("$.skips[%d]", i), "skip %d: [%d, %d) goes beyond the plan's %d positions", i+1, r.From, r.To, length)
+		}
+	}
+	sorted := slices.Clone(c.Skips)
+	slices.SortFunc(sorted, func(a, b Range) int {
+		if a.From < b.From {
+			return -1
+		}
+		return 1
+	})
+	for _, r := range sorted {
+		if n := len(p.Skips); n > 0 && r.From <= p.Skips[n-1].To {
+			p.Skips[n-1].To = max(p.Skips[n-1].To, r.To)
+		} else {
+			p.Skips = append(p.Skips, r)
+		}
+	}
+	return nil
+}
+
+// expand lists the prefixes of the shards that an entry of the configuration names, each once, in the order of their bytes.
+func expand(dir, pattern string) ([]string, error) {
+	stem := strings.TrimSuffix(strings.TrimSuffix(pattern, ".idx"), ".bin")
+	if stem == "" {
+		return nil, fmt.Errorf("%q names no shard", pattern)
+	}
+	if !filepath.IsAbs(stem) {
+		// A directory with a bracket in its name is not part of the pattern.
+		stem = filepath.Join(escapePattern(dir), filepath.FromSlash(stem))
+	}
+	// An .idx says that a shard is whole. A .bin alone is listed too, so that opening it says what is wrong instead of passing it over.
+	found := map[string]bool{}
+	for _, ending := range []string{".idx", ".bin"} {
+		matches, err := filepath.Glob(stem + ending)
+		if err != nil {
+			return nil, fmt.Errorf("the pattern %q is malformed: %w", pattern, err)
+		}
+		for _, m := range matches {
+			found[strings.TrimSuffix(m, ending)] = true
+		}
+	}
+	if len(found) == 0 {
+		return nil, fmt.Errorf("%q matches no shard (looked for %s.idx and .bin)", pattern, stem)
+	}
+	return sortedKeys(found), nil
+}
+
+func escapePattern(path string) string {
+	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(path)
+}
+
+// realPath follows links where the .bin file is there to be found.
+func realPath(prefix string) string {
+	if real, err := filepath.EvalSymlinks(prefix + ".bin"); err == nil {
+		return real
+	}
+	return prefix + ".bin"
+}
+
+// tokenizer is the tokenizer of all shards that name one.
+func (d *Data) tokenizer() (*Tokenizer, error) {
+	var t *Tokenizer
+	var first string
+	for _, list := range d.shards {
+		for _, s := range list {
+			m := s.Manifest()
+			if m == nil {
+				continue
+			}
+			if m.Tokenizer.SHA256 == "" { // made from ids, by no tokenizer that is known
+				continue
+			}
+			u := &Tokenizer{m.Tokenizer.SHA256, m.Tokenizer.VocabSize, m.Tokenizer.EOD}
+			switch {
+			case t == nil:
+				t, first = u, s.Prefix()
+			case t.SHA256 != u.SHA256 || t.Vocabulary != u.Vocabulary:
+				return nil, fmt.Errorf("shards of different tokenizers cannot be blended: %s has tokenizer %.12s… (%d ids), %s has %.12s… (%d ids); tokenize one of them again",
+					first, t.SHA256, t.Vocabulary, s.Prefix(), u.SHA256, u.Vocabulary)
+			case t.EOD != u.EOD:
+				return nil, fmt.Errorf("shards with different end-of-document ids cannot be blended: %s has %d, %s has %d (-1 is none); tokenize one of them again",
+					first, t.EOD, s.Prefix(), u.EOD)
+			}
+		}
+	}
+	return t, nil
+}
+
+// hashShards notes the hashes of all shards in the plan, from their manifests or by reading the files.
+func (d *Data) hashShards(ctx context.Context, progress func(HashProgress)) error {
+	type file struct {
+		path string
+		to   *string
+	}
+	var files []file
+	var total int64
+	for i, list := range d.shards {
+		for k, s := range list {
+			sh := &d.Sources[i].Shards[k]
+			for _, f := range []struct {
+				name string
+				to   *string
+			}{{"bin", &sh.Bin}, {"idx", &sh.Index}} {
+				path := s.Prefix() + "." + f.name
+				info, err := os.Stat(path)
+				if err != nil {
+					return err
+				}
+				if m := s.Manifest(); m != nil {
+					noted, ok := m.Files[f.name]
+					if !ok || noted.Bytes != info.Size() {
+						return fmt.Errorf("%s has %d bytes, its manifest %s.json says %d: the shard is damaged or was changed; tokenize it again",
+							path, info.Size(), s.Prefix(), noted.Bytes)
+					}
+					*f.to = noted.SHA256
+					continue
+				}
+				files = append(files, file{path, f.to})
+				total += info.Size()
+			}
+		}
+	}
+	var mu sync.Mutex
+	var done int64
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(runtime.GOMAXPROCS(0))
+	for _, f := range files {
+		g.Go(func() (err error) {
+			*f.to, _, err = shards.HashFile(ctx, f.path, func(n int64) {
+				if progress != nil {
+					mu.Lock()
+					defer mu.Unlock()
+					done += n
+					progress(HashProgress{f.path, done, total})
+				}
+			})
+			return err
+		})
+	}
+	return g.Wait()
+}
+
+// integer is a whole number as if it had been written.
+func integer(n int64) Number {
+	v, err := ParseNumber(fmt.Sprint(n))
+	if err != nil {
+		panic(err) // digits alone always parse
+	}
+	return v
+}

@@ -1,0 +1,485 @@
+package blend
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/ipc"
+	"github.com/apache/arrow-go/v18/arrow/memory"
+	"pgregory.net/rapid"
+
+	"mula/shards"
+)
+
+// A row is what a stream says of one sample.
+type row struct {
+	position, epoch, window int64
+	source                  int
+	name                    string
+	tokens                  []uint32
+	starts                  []int32
+}
+
+// text is a row as bytes, for hashing.
+func (r row) text() []byte { return fmt.Appendf(nil, "%+v\n", r) }
+
+// expected reads the positions one by one, without a stream.
+func expected(t testing.TB, d *Data, from, to int64) (rows []row) {
+	t.Helper()
+	for position := from; position < to; position++ {
+		s, err := d.Locate(position)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s.Skipped {
+			continue
+		}
+		r := row{position: position, epoch: s.Epoch, window: s.Window, source: s.Source, name: d.Sources[s.Source].Name, tokens: make([]uint32, d.SequenceLength+1)}
+		if err := d.Tokens(r.tokens, s); err != nil {
+			t.Fatal(err)
+		}
+		// The starts by a walk over all documents.
+		shard := d.shards[s.Source][s.Shard]
+		for doc := range shard.Documents() {
+			start := shard.DocumentStart(doc)
+			if start >= s.Token && start < s.Token+int64(len(r.tokens)) && shard.DocumentStart(doc+1) > start {
+				r.starts = append(r.starts, int32(start-s.Token))
+			}
+		}
+		rows = append(rows, r)
+	}
+	return rows
+}
+
+// rowsOf reads a record.
+func rowsOf(t testing.TB, record arrow.RecordBatch) (rows []row) {
+	t.Helper()
+	b, err := NewBatch(record)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range b.Rows() {
+		rows = append(rows, row{b.Position(i), b.Epoch(i), b.Window(i), b.Source(i), b.SourceName(i), b.AppendTokens(nil, i), slices.Clone(b.DocumentStarts(i))})
+	}
+	return rows
+}
+
+// read reads a stream to its end, a slice of rows for each step. It checks that nothing is left in the allocator.
+func read(t testing.TB, d *Data, o StreamOptions) (steps [][]row) {
+	t.Helper()
+	alloc := memory.NewCheckedAllocator(memory.NewGoAllocator())
+	defer alloc.AssertSize(t, 0)
+	o.Allocator = alloc
+	s, err := d.Stream(context.Background(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	for {
+		record, err := s.Next()
+		if errors.Is(err, io.EOF) {
+			if _, again := s.Next(); !errors.Is(again, io.EOF) {
+				t.Errorf("after the end: %v", again)
+			}
+			return steps
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		steps = append(steps, rowsOf(t, record))
+		record.Release()
+	}
+}
+
+// The metamorphic test: one plan, many ways to read it, one hash of everything that was read.
+func TestOneOrderHoweverRead(t *testing.T) {
+	c, text := mixed(t)
+	d := c.open(text)
+	const batch = 24
+	want := sha256.New()
+	for _, r := range expected(t, d, 0, d.Length()) {
+		want.Write(r.text())
+	}
+	check := func(how string, rows []row) {
+		t.Helper()
+		got := sha256.New()
+		for _, r := range rows {
+			got.Write(r.text())
+		}
+		if !bytes.Equal(got.Sum(nil), want.Sum(nil)) {
+			t.Errorf("%s: read something else", how)
+		}
+	}
+	for world := 1; world <= 4; world++ {
+		for _, prefetch := range []int{0, 1, 2, 8} {
+			var ranks [][][]row
+			for rank := range world {
+				ranks = append(ranks, read(t, d, StreamOptions{BatchSize: batch, Rank: rank, World: world, Prefetch: prefetch}))
+			}
+			var rows []row
+			for step := range ranks[0] {
+				for rank := range ranks {
+					if len(ranks[rank]) != len(ranks[0]) {
+						t.Fatalf("rank %d has %d steps, rank 0 has %d", rank, len(ranks[rank]), len(ranks[0]))
+					}
+					first := int64(step*batch + rank*batch/world)
+					for _, r := range ranks[rank][step] {
+						if r.position < first || r.position >= first+int64(batch/world) {
+							t.Fatalf("step %d of rank %d of %d has position %d", step, rank, world, r.position)
+						}
+					}
+					rows = append(rows, ranks[rank][step]...)
+				}
+			}
+			check(fmt.Sprintf("%d ranks, prefetch %d", world, prefetch), rows)
+		}
+	}
+	// Stopped at any step, and gone on with another number of ranks, of the remaining positions alone.
+	for _, at := range []int64{batch, 5 * batch, 17 * batch, 600} {
+		var rows []row
+		for _, step := range read(t, d, StreamOptions{To: at, BatchSize: batch, Prefetch: 3}) {
+			rows = append(rows, step...)
+		}
+		if at < d.Length() {
+			first := read(t, d, StreamOptions{From: at, BatchSize: batch, Rank: 0, World: 2, Prefetch: 1})
+			second := read(t, d, StreamOptions{From: at, BatchSize: batch, Rank: 1, World: 2})
+			for step := range first {
+				rows = append(append(rows, first[step]...), second[step]...)
+			}
+		}
+		check(fmt.Sprintf("restarted at %d", at), rows)
+	}
+	// By other batch sizes, and through Arrow's stream format.
+	for _, size := range []int{1, 7, 600, 1000} {
+		var rows []row
+		for _, step := range read(t, d, StreamOptions{BatchSize: size, Prefetch: 2}) {
+			rows = append(rows, step...)
+		}
+		check(fmt.Sprintf("batches of %d", size), rows)
+	}
+	check("as an IPC stream", readIPC(t, d, StreamOptions{BatchSize: batch, Prefetch: 2}))
+}
+
+func readIPC(t testing.TB, d *Data, o StreamOptions) (rows []row) {
+	t.Helper()
+	alloc := memory.NewCheckedAllocator(memory.NewGoAllocator())
+	defer alloc.AssertSize(t, 0)
+	o.Allocator = alloc
+	var b bytes.Buffer
+	if err := d.WriteIPC(context.Background(), &b, o); err != nil {
+		t.Fatal(err)
+	}
+	r, err := ipc.NewReader(&b, ipc.WithAllocator(alloc))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Release()
+	for r.Next() {
+		rows = append(rows, rowsOf(t, r.RecordBatch())...)
+	}
+	if err := r.Err(); err != nil && !errors.Is(err, io.EOF) {
+		t.Fatal(err)
+	}
+	if got, _ := r.Schema().Metadata().GetValue("mula.plan"); got != d.Fingerprint() {
+		t.Errorf("the schema names plan %q", got)
+	}
+	return rows
+}
+
+// Any part of any stream agrees with the positions read one by one.
+func TestStreamParts(t *testing.T) {
+	c, text := mixed(t)
+	d := c.open(text)
+	all := expected(t, d, 0, d.Length())
+	rapid.Check(t, func(rt *rapid.T) {
+		world := rapid.IntRange(1, 5).Draw(rt, "world")
+		o := StreamOptions{
+			From:      rapid.Int64Range(0, 600).Draw(rt, "from"),
+			BatchSize: world * rapid.IntRange(1, 30).Draw(rt, "share"),
+			Rank:      rapid.IntRange(0, world-1).Draw(rt, "rank"),
+			World:     world,
+			Prefetch:  rapid.IntRange(0, 3).Draw(rt, "prefetch"),
+		}
+		o.To = rapid.Int64Range(max(1, o.From), 600).Draw(rt, "to")
+		steps := read(t, d, o)
+		if want := int((o.To - o.From + int64(o.BatchSize) - 1) / int64(o.BatchSize)); len(steps) != want {
+			rt.Fatalf("%d steps, want %d", len(steps), want)
+		}
+		var got []row
+		for _, s := range steps {
+			got = append(got, s...)
+		}
+		var want []row
+		for _, r := range all {
+			if share := int64(o.BatchSize / world); r.position >= o.From && r.position < o.To && (r.position-o.From)%int64(o.BatchSize)/share == int64(o.Rank) {
+				want = append(want, r)
+			}
+		}
+		if fmt.Sprint(got) != fmt.Sprint(want) {
+			rt.Fatalf("got %v\nwant %v", got, want)
+		}
+	})
+}
+
+// Shards of both widths: the tokens are int32, and equal.
+func TestMixedWidths(t *testing.T) {
+	c := newCorpus(t)
+	c.shard("a", shards.UInt16, 100, 60)
+	c.shard("b", shards.Int32, 100, 3, 30)
+	d := c.open("sequence_length: 16\nsources:\n  - {name: a, shards: [a]}\n  - {name: b, shards: [b]}\n")
+	rows := readIPC(t, d, StreamOptions{BatchSize: 4})
+	if fmt.Sprint(rows) != fmt.Sprint(expected(t, d, 0, d.Length())) {
+		t.Error("read something else")
+	}
+	if d.tokenWidth() != 4 {
+		t.Errorf("tokens of %d bytes", d.tokenWidth())
+	}
+}
+
+func TestStreamRefuses(t *testing.T) {
+	c, text := mixed(t)
+	d := c.open(text)
+	for name, v := range map[string]struct {
+		o    StreamOptions
+		want string
+	}{
+		"batch":    {StreamOptions{}, "batch size 0"},
+		"rank":     {StreamOptions{BatchSize: 4, Rank: 2, World: 2}, "rank 2 of 2"},
+		"world":    {StreamOptions{BatchSize: 4, World: 3}, "cannot be divided among 3 ranks"},
+		"from":     {StreamOptions{BatchSize: 4, From: -1}, "[-1, 600)"},
+		"to":       {StreamOptions{BatchSize: 4, To: 601}, "[0, 601)"},
+		"order":    {StreamOptions{BatchSize: 4, From: 5, To: 4}, "[5, 4)"},
+		"prefetch": {StreamOptions{BatchSize: 4, Prefetch: -1}, "prefetch -1"},
+		"large":    {StreamOptions{BatchSize: 1 << 30}, "2^31 tokens"},
+	} {
+		s, err := d.Stream(context.Background(), v.o)
+		if err == nil || !strings.Contains(err.Error(), v.want) {
+			t.Errorf("%s: %v, want %q", name, err, v.want)
+		}
+		if s != nil {
+			s.Close()
+		}
+	}
+}
+
+// A stream can be left at any moment: cancelled, closed early, or given up after an error. Nothing stays behind (goleak, the allocator).
+func TestStreamLeftEarly(t *testing.T) {
+	c, text := mixed(t)
+	d := c.open(text)
+	for _, prefetch := range []int{0, 1, 4, 100} {
+		for reads := range 4 {
+			alloc := memory.NewCheckedAllocator(memory.NewGoAllocator())
+			ctx, cancel := context.WithCancel(context.Background())
+			s, err := d.Stream(ctx, StreamOptions{BatchSize: 8, Prefetch: prefetch, Allocator: alloc})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for range reads {
+				record, err := s.Next()
+				if err != nil {
+					t.Fatal(err)
+				}
+				record.Release()
+			}
+			if reads%2 == 1 {
+				cancel()
+				for range 2 { // what was ready before may still come, but then the error stays
+					if _, err = s.Next(); err != nil {
+						break
+					}
+				}
+				if !errors.Is(err, context.Canceled) {
+					t.Errorf("after cancelling: %v", err)
+				}
+			}
+			s.Close()
+			if _, err := s.Next(); err == nil {
+				t.Error("a closed stream gave a record")
+			}
+			cancel()
+			alloc.AssertSize(t, 0)
+		}
+	}
+}
+
+// The number of records that are read ahead is bounded.
+func TestPrefetchIsBounded(t *testing.T) {
+	c, text := mixed(t)
+	d := c.open(text)
+	alloc := memory.NewCheckedAllocator(memory.NewGoAllocator())
+	s, err := d.Stream(context.Background(), StreamOptions{BatchSize: 8, Prefetch: 3, Allocator: alloc})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	record, err := s.Next()
+	if err != nil {
+		t.Fatal(err)
+	}
+	size := int64(8 * 17 * 2) // tokens alone
+	record.Release()
+	most := 0
+	for range 50 { // time for it to run ahead, if it would
+		runtime.Gosched()
+		time.Sleep(time.Millisecond)
+		most = max(most, alloc.CurrentAlloc())
+	}
+	if int64(most) < 3*size || int64(most) > 3*(size+2000) {
+		t.Errorf("%d bytes were read ahead; three records have %d of tokens and somewhat more", most, 3*size)
+	}
+}
+
+// Ids beyond the vocabulary are an error that says where, whether they are found by the stream or by Tokens.
+func TestForeignIDs(t *testing.T) {
+	c := newCorpus(t)
+	c.shard("a", shards.UInt16, 400)
+	const text = "sequence_length: 16\nsources:\n  - {name: src, shards: [a]}\n"
+	p := c.seal(text)
+	// The file is changed in place, where no check value looks: the plan opens, the stream finds it.
+	checked := map[int64]bool{}
+	for _, k := range p.Checks {
+		checked[k.Window] = true
+	}
+	var bad Sample
+	for position := range p.Length() {
+		s, err := p.Locate(position)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !checked[s.Window] && !checked[s.Window-1] && !checked[s.Window+1] {
+			bad = s
+		}
+	}
+	f, err := os.OpenFile(filepath.Join(c.dir, "a.bin"), os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	token := bad.Token + 5
+	if _, err := f.WriteAt(binary.LittleEndian.AppendUint16(nil, vocabulary+7), 2*token); err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
+	d, err := Open(context.Background(), p, OpenOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	for _, prefetch := range []int{0, 2} {
+		err := d.WriteIPC(context.Background(), io.Discard, StreamOptions{BatchSize: 4, Prefetch: prefetch})
+		if err == nil {
+			t.Fatal("no error")
+		}
+		for _, want := range []string{`source "src"`, "a.bin", fmt.Sprintf("token %d (byte %d)", token, 2*token), "id 1007", "below 1000", fmt.Sprintf("position %d", bad.Position)} {
+			if !strings.Contains(err.Error(), want) {
+				t.Errorf("%v; want %q in it", err, want)
+			}
+		}
+	}
+	report, err := d.Check(context.Background(), CheckOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !report.Failed() || report.Shards[0].BadIDs != 1 || report.Shards[0].MaxID != 1007 || report.Shards[0].Verified {
+		t.Errorf("%+v", report)
+	}
+	if all := fmt.Sprint(report.Findings); !strings.Contains(all, "a.bin") || !strings.Contains(all, fmt.Sprintf("token %d", token)) {
+		t.Errorf("findings: %s", all)
+	}
+}
+
+// failing is a pipe whose reader went away.
+type failing struct{ after int }
+
+func (f *failing) Write(p []byte) (int, error) {
+	if f.after -= len(p); f.after < 0 {
+		return 0, io.ErrClosedPipe
+	}
+	return len(p), nil
+}
+
+func TestWriteIPCFails(t *testing.T) {
+	c, text := mixed(t)
+	d := c.open(text)
+	for _, after := range []int{0, 500, 5000, 20000} {
+		alloc := memory.NewCheckedAllocator(memory.NewGoAllocator())
+		if err := d.WriteIPC(context.Background(), &failing{after}, StreamOptions{BatchSize: 8, Prefetch: 2, Allocator: alloc}); !errors.Is(err, io.ErrClosedPipe) {
+			t.Errorf("after %d bytes: %v", after, err)
+		}
+		alloc.AssertSize(t, 0)
+	}
+	ctx, cancel := context.WithCancelCause(context.Background())
+	cancel(errors.New("enough"))
+	if err := d.WriteIPC(ctx, io.Discard, StreamOptions{BatchSize: 8}); err == nil || err.Error() != "enough" {
+		t.Errorf("after cancelling: %v", err)
+	}
+}
+
+func BenchmarkStream(b *testing.B) {
+	c := newCorpus(b)
+	c.shard("a", shards.UInt16, lengths(2000, 3000)...)
+	d := c.open("sequence_length: 2048\nsources:\n  - {name: a, shards: [a]}\n")
+	for _, prefetch := range []int{0, 2} {
+		b.Run(fmt.Sprint("prefetch", prefetch), func(b *testing.B) {
+			b.SetBytes(2 * 2049 * d.Length())
+			for range b.N {
+				s, err := d.Stream(context.Background(), StreamOptions{BatchSize: 32, Prefetch: prefetch})
+				if err != nil {
+					b.Fatal(err)
+				}
+				for {
+					record, err := s.Next()
+					if err != nil {
+						break
+					}
+					record.Release()
+				}
+				s.Close()
+			}
+		})
+	}
+}
+
+// Shards that no manifest describes are hashed, blended and streamed all the same; nothing is known of their tokenizer.
+func TestForeignShards(t *testing.T) {
+	c := newCorpus(t)
+	c.shard("a", shards.UInt16, 100, 60)
+	c.shard("b", shards.UInt16, 100, 60)
+	for _, name := range []string{"a", "b"} {
+		for _, ending := range []string{".docs.arrow", ".json"} {
+			if err := os.Remove(filepath.Join(c.dir, name+ending)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	d := c.open("sequence_length: 16\nsources:\n  - {name: a, shards: [a, b]}\n")
+	if d.Tokenizer != nil {
+		t.Errorf("the tokenizer is %+v", d.Tokenizer)
+	}
+	for k, name := range []string{"a", "b"} {
+		for ending, got := range map[string]string{".bin": d.Sources[0].Shards[k].Bin, ".idx": d.Sources[0].Shards[k].Index} {
+			data, err := os.ReadFile(filepath.Join(c.dir, name+ending))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if want := fmt.Sprintf("%x", sha256.Sum256(data)); got != want {
+				t.Errorf("%s%s has hash %s in the plan, want %s", name, ending, got, want)
+			}
+		}
+	}
+	if fmt.Sprint(readIPC(t, d, StreamOptions{BatchSize: 4})) != fmt.Sprint(expected(t, d, 0, d.Length())) {
+		t.Error("read something else")
+	}
+}

@@ -1,0 +1,86 @@
+package blend
+
+// A Summary is what a plan is made of, for people: how much each source has, and how much the plan takes of it.
+type Summary struct {
+	Length         int64           `json:"length"`  // positions
+	Skipped        int64           `json:"skipped"` // positions that yield no sample
+	SequenceLength int             `json:"sequence_length"`
+	Stages         []StageSummary  `json:"stages"`
+	Sources        []SourceSummary `json:"sources"`
+}
+
+// A StageSummary is one stage.
+type StageSummary struct {
+	First   int64   `json:"first"` // position
+	Samples int64   `json:"samples"`
+	Bound   float64 `json:"bound"` // see [Tree.Bound]
+}
+
+// A SourceSummary is one source.
+type SourceSummary struct {
+	Name       string        `json:"name"`
+	Shards     int           `json:"shards"`
+	Empty      int           `json:"shards_without_windows"` // shards too short for a single window
+	Documents  int64         `json:"documents"`
+	Tokens     int64         `json:"tokens"`
+	Windows    int64         `json:"windows"`
+	Validation int64         `json:"validation_windows"`
+	MaxEpochs  string        `json:"max_epochs,omitempty"`
+	Samples    int64         `json:"samples"` // in the whole plan, skipped positions included
+	Epochs     float64       `json:"epochs"`  // Samples per training window
+	Repeats    int64         `json:"repeats"` // samples whose window the plan has drawn before
+	Stages     []SourceStage `json:"stages"`
+}
+
+// A SourceStage is what one stage takes of one source.
+type SourceStage struct {
+	Weight  string  `json:"weight"` // as written; "" if the source rests
+	Share   float64 `json:"share"`  // of the stage's samples that the weights ask for
+	Samples int64   `json:"samples"`
+	Epochs  float64 `json:"epochs"`  // Samples per training window
+	Repeats int64   `json:"repeats"` // samples whose window an earlier position of the plan has drawn
+}
+
+// Summary says what the plan is made of.
+func (p *Plan) Summary() *Summary {
+	r := &Summary{Length: p.length, SequenceLength: p.SequenceLength}
+	for _, skip := range p.Skips {
+		r.Skipped += skip.To - skip.From
+	}
+	sums := make([]uint64, len(p.Stages))
+	for j, st := range p.Stages {
+		r.Stages = append(r.Stages, StageSummary{p.schedule[j].start, st.Samples, p.schedule[j].tree.Bound()})
+		for _, w := range st.Weights {
+			sums[j] += w
+		}
+	}
+	for i := range p.Sources {
+		s := &p.Sources[i]
+		training := s.Training()
+		// Of a source's first n samples, all beyond the first epoch are repeats.
+		repeats := func(n int64) int64 { return max(0, n-training) }
+		out := SourceSummary{Name: s.Name, Shards: len(s.Shards), Windows: s.Windows(), Validation: s.Validation, MaxEpochs: s.MaxEpochs,
+			Samples: p.totals[i], Epochs: float64(p.totals[i]) / float64(training), Repeats: repeats(p.totals[i])}
+		for k, sh := range s.Shards {
+			out.Tokens += sh.Tokens
+			out.Documents += sh.Documents
+			if s.windows.ShardCount(k) == 0 {
+				out.Empty++
+			}
+		}
+		for j, st := range p.Stages {
+			from, to := p.schedule[j].base[i], p.totals[i]
+			if j+1 < len(p.Stages) {
+				to = p.schedule[j+1].base[i]
+			}
+			stage := SourceStage{Share: float64(st.Weights[i]) / float64(sums[j]), Samples: to - from,
+				Epochs: float64(to-from) / float64(training), Repeats: repeats(to) - repeats(from)}
+			if st.Written != nil {
+				stage.Weight = st.Written[i]
+			}
+			out.Stages = append(out.Stages, stage)
+		}
+		r.Sources = append(r.Sources, out)
+	}
+	return r
+}

@@ -1,0 +1,204 @@
+package blend
+
+import (
+	"errors"
+	"fmt"
+	"math/bits"
+	"slices"
+)
+
+// A Tree shares positions out among sources in proportion to integer weights, so evenly that after any number of positions each source
+// has had its share to within [Tree.Bound]. It answers both ways by integer arithmetic, without a table of positions.
+//
+// It is a Huffman tree over the weights. Of the first y positions that reach a node of weight s whose left child has weight a,
+// floor(y·a/s) go left and the others right. Position y therefore goes left if floor((y+1)·a/s) is more than floor(y·a/s); it is then
+// number floor(y·a/s) of the left child, else number y − floor(y·a/s) of the right one. A leaf is a source. A Tree does not change.
+//
+// The tree is part of order version 1: among nodes of equal weight leaves come first, in the order of their sources, then inner nodes, in
+// the order in which they were made; of the two nodes that are joined, the one taken first is the right child.
+type Tree struct {
+	nodes   []node
+	root    int32
+	parents []int32 // of source i: the node above it; none for a source that rests, and for the only one
+	sources []uint64
+}
+
+// A node's children are nodes, or sources written as ^source.
+type node struct {
+	left, sum           uint64 // weights: of the left child, of the node
+	leftNode, rightNode int32
+	parent              int32
+}
+
+const none = -1
+
+// NewTree builds the tree of sources with these weights, of which those with weight 0 rest. The sum may be at most 2^62.
+func NewTree(weights []uint64) (*Tree, error) {
+	type item struct {
+		weight uint64
+		id     int32
+	}
+	t := &Tree{parents: make([]int32, len(weights)), sources: slices.Clone(weights)}
+	var leaves, inner []item // both sorted by weight at all times: what is joined only grows
+	var sum uint64
+	for i, w := range weights {
+		t.parents[i] = none
+		if w == 0 {
+			continue
+		}
+		if w > maxWeight || sum+w > maxWeight {
+			return nil, fmt.Errorf("blend: the weights add up to more than 2^62")
+		}
+		sum += w
+		leaves = append(leaves, item{w, ^int32(i)})
+	}
+	if len(leaves) == 0 {
+		return nil, errors.New("blend: no source has a weight")
+	}
+	slices.SortStableFunc(leaves, func(a, b item) int {
+		if a.weight < b.weight {
+			return -1
+		}
+		if a.weight > b.weight {
+			return 1
+		}
+		return 0
+	})
+	take := func() (x item) {
+		if len(inner) == 0 || len(leaves) > 0 && leaves[0].weight <= inner[0].weight {
+			x, leaves = leaves[0], leaves[1:]
+		} else {
+			x, inner = inner[0], inner[1:]
+		}
+		return x
+	}
+	t.nodes = make([]node, 0, len(leaves)-1)
+	for len(leaves)+len(inner) > 1 {
+		right, left := take(), take()
+		id := int32(len(t.nodes))
+		t.nodes = append(t.nodes, node{left.weight, left.weight + right.weight, left.id, right.id, none})
+		for _, child := range []int32{left.id, right.id} {
+			if child < 0 {
+				t.parents[^child] = id
+			} else {
+				t.nodes[child].parent = id
+			}
+		}
+		inner = append(inner, item{left.weight + right.weight, id})
+	}
+	t.root = take().id
+	return t, nil
+}
+
+// At gives the source of position y, and how many of the positions before y are the same source's. y must be below 2^63.
+func (t *Tree) At(y int64) (source int, k int64) {
+	n, v := t.root, uint64(y)
+	for n >= 0 {
+		e := &t.nodes[n]
+		hi, lo := bits.Mul64(v, e.left)
+		q, rem := bits.Div64(hi, lo, e.sum) // hi < sum because v < 2^64
+		// floor((v+1)·a/s) is q+1 exactly if the remainder and a together reach s.
+		if rem+e.left >= e.sum {
+			n, v = e.leftNode, q
+		} else {
+			n, v = e.rightNode, v-q
+		}
+	}
+	return int(^n), int64(v)
+}
+
+// Inverse gives the position at which a source has its sample number k, the other way round than At; ok is false if the source rests, or
+// if that position is beyond 2^62.
+func (t *Tree) Inverse(source int, k int64) (y int64, ok bool) {
+	if t.sources[source] == 0 || k < 0 || k >= maxWeight {
+		return 0, false
+	}
+	v := uint64(k)
+	for child, n := ^int32(source), t.parents[source]; n != none; child, n = n, t.nodes[n].parent {
+		e := &t.nodes[n]
+		var hi, lo, by uint64
+		if child == e.leftNode { // the first y with floor((y+1)·a/s) = v+1: ceil((v+1)·s/a) − 1
+			by = e.left
+			hi, lo = bits.Mul64(v+1, e.sum)
+			var borrow uint64
+			lo, borrow = bits.Sub64(lo, 1, 0) // ceil(x/a) − 1 = floor((x−1)/a)
+			hi -= borrow
+		} else { // the first y with y+1 − floor((y+1)·a/s) = v+1: floor(v·s/b), b = s − a
+			by = e.sum - e.left
+			hi, lo = bits.Mul64(v, e.sum)
+		}
+		if hi >= by {
+			return 0, false
+		}
+		if v, _ = bits.Div64(hi, lo, by); v >= maxWeight {
+			return 0, false
+		}
+	}
+	return int64(v), true
+}
+
+// Counts gives how many of the first n positions each source has, in time proportional to the number of sources. n must be below 2^63.
+func (t *Tree) Counts(n int64) []int64 {
+	counts := make([]int64, len(t.sources))
+	if t.root < 0 {
+		counts[^t.root] = n
+		return counts
+	}
+	at := make([]uint64, len(t.nodes))
+	at[t.root] = uint64(n)
+	set := func(child int32, c uint64) {
+		if child < 0 {
+			counts[^child] = int64(c)
+		} else {
+			at[child] = c
+		}
+	}
+	for i := len(t.nodes) - 1; i >= 0; i-- { // a node is made after its children
+		e := &t.nodes[i]
+		hi, lo := bits.Mul64(at[i], e.left)
+		left, _ := bits.Div64(hi, lo, e.sum)
+		set(e.leftNode, left)
+		set(e.rightNode, at[i]-left)
+	}
+	return counts
+}
+
+// Bound is a number that the deviation of this tree never exceeds: after n positions, for any n, the number that a source has had differs
+// from n·weight/sum by at most Bound. It is below 3.36 for every tree.
+//
+// A node passes its own deviation on in proportion, and adds less than one by rounding: downwards to the left, upwards to the right. In a
+// Huffman tree a child that has much of its parent's weight is below a node that has little of its own, so the sum stays small.
+func (t *Tree) Bound() float64 {
+	if t.root < 0 {
+		return 0
+	}
+	type interval struct{ low, high float64 } // of the deviation of a node: low ≤ 0 ≤ high
+	at := make([]interval, len(t.nodes))
+	bound := 0.0
+	for i := len(t.nodes) - 1; i >= 0; i-- {
+		e := &t.nodes[i]
+		p := float64(e.left) / float64(e.sum)
+		// What floor(y·a/s) cuts off is a multiple of gcd(a,s)/s below 1.
+		step := 1 - float64(gcd(e.left, e.sum))/float64(e.sum)
+		left := interval{at[i].low*p - step, at[i].high * p}
+		right := interval{at[i].low * (1 - p), at[i].high*(1-p) + step}
+		for _, c := range []struct {
+			id int32
+			interval
+		}{{e.leftNode, left}, {e.rightNode, right}} {
+			if c.id < 0 {
+				bound = max(bound, -c.low, c.high)
+			} else {
+				at[c.id] = c.interval
+			}
+		}
+	}
+	return bound * (1 + 1e-12) // more than the roundings of at most 100 levels
+}
+
+func gcd(a, b uint64) uint64 {
+	for b != 0 {
+		a, b = b, a%b
+	}
+	return a
+}

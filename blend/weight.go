@@ -1,0 +1,148 @@
+package blend
+
+import (
+	"errors"
+	"fmt"
+	"math/big"
+	"math/bits"
+	"regexp"
+	"strconv"
+
+	"github.com/goccy/go-yaml/ast"
+)
+
+// A Number is a non-negative rational number kept exactly, as it was written: "2", "0.948", "9.5e-4" or "1/3". The zero Number was not
+// written at all. It never passes through floating point.
+type Number struct {
+	text string
+	rat  *big.Rat
+}
+
+// Limits on how a number is written, so that the integers made of it stay small.
+const (
+	maxDigits   = 64
+	maxExponent = 64
+)
+
+var numberPattern = regexp.MustCompile(`^(?:([0-9]+)(?:\.([0-9]+))?(?:[eE]([+-]?[0-9]+))?|([0-9]+)/([0-9]+))$`)
+
+// ParseNumber reads a decimal ("0.948", "2", "1e-3") or a fraction of integers ("1/3").
+func ParseNumber(text string) (Number, error) {
+	m := numberPattern.FindStringSubmatch(text)
+	switch {
+	case m == nil && len(text) > 1 && text[0] == '-':
+		return Number{}, fmt.Errorf("%q is negative", text)
+	case m == nil:
+		return Number{}, fmt.Errorf("%.80q is not a number: write a decimal such as 0.948 or a fraction such as 1/3", text)
+	case len(text) > maxDigits:
+		return Number{}, fmt.Errorf("%.80q… has more than %d characters", text[:16], maxDigits)
+	}
+	if e := m[3]; e != "" {
+		if n, err := strconv.Atoi(e); err != nil || n > maxExponent || n < -maxExponent {
+			return Number{}, fmt.Errorf("the exponent of %q is not between -%d and %d", text, maxExponent, maxExponent)
+		}
+	}
+	rat, ok := new(big.Rat).SetString(text) // refuses a zero denominator
+	if !ok {
+		return Number{}, fmt.Errorf("%q divides by zero", text)
+	}
+	return Number{text, rat}, nil
+}
+
+// String is the number as it was written, or "" if it was not.
+func (n Number) String() string { return n.text }
+
+// IsSet says whether the number was written.
+func (n Number) IsSet() bool { return n.rat != nil }
+
+// sign is -1, 0 or 1, and 0 for a number that was not written.
+func (n Number) sign() int {
+	if n.rat == nil {
+		return 0
+	}
+	return n.rat.Sign()
+}
+
+// UnmarshalYAML takes the number from the text of the file.
+func (n *Number) UnmarshalYAML(node ast.Node) error {
+	var text string
+	switch node := node.(type) {
+	case *ast.IntegerNode, *ast.FloatNode:
+		text = node.GetToken().Value
+	case *ast.StringNode:
+		text = node.Value
+	case *ast.InfinityNode, *ast.NanNode:
+		return at(node, fmt.Errorf("%s is not a finite number", node.GetToken().Value))
+	default:
+		return at(node, errors.New("want a number such as 0.948 or 1/3"))
+	}
+	parsed, err := ParseNumber(text)
+	if err != nil {
+		return at(node, err)
+	}
+	*n = parsed
+	return nil
+}
+
+// ceilTimes is ceil(n·count), and floorTimes its floor: how many of count a share is. count is not negative.
+func (n Number) ceilTimes(count int64) (int64, bool) {
+	p := new(big.Rat).Mul(n.rat, new(big.Rat).SetInt64(count))
+	q, r := new(big.Int).QuoRem(p.Num(), p.Denom(), new(big.Int))
+	if r.Sign() > 0 {
+		q.Add(q, big.NewInt(1))
+	}
+	return q.Int64(), q.IsInt64()
+}
+
+func (n Number) floorTimes(count int64) (int64, bool) {
+	p := new(big.Rat).Mul(n.rat, new(big.Rat).SetInt64(count))
+	q := new(big.Int).Quo(p.Num(), p.Denom())
+	return q.Int64(), q.IsInt64()
+}
+
+// maxWeight bounds the sum of the integer weights of a stage, so that a product with a position fits 128 bits and a sum of two 64.
+const maxWeight = 1 << 62
+
+// integers scales weights to the smallest integers with the same ratios: times the least common multiple of the denominators, divided by
+// the greatest common divisor. A Number that is not set stays 0. At least one must be set, and those that are must be positive.
+func integers(weights []Number) ([]uint64, error) {
+	errTooLarge := fmt.Errorf("the weights need integers with a sum beyond 2^62 to be exact: write them with fewer digits")
+	multiple := big.NewInt(1)
+	for _, w := range weights {
+		if !w.IsSet() {
+			continue
+		}
+		d := w.rat.Denom()
+		multiple.Mul(multiple, new(big.Int).Quo(d, new(big.Int).GCD(nil, nil, multiple, d)))
+		if multiple.BitLen() > 4096 { // no weight of 64 digits can cancel that much
+			return nil, errTooLarge
+		}
+	}
+	scaled := make([]*big.Int, len(weights))
+	divisor := new(big.Int)
+	for i, w := range weights {
+		if !w.IsSet() {
+			continue
+		}
+		v := new(big.Int).Quo(multiple, w.rat.Denom())
+		scaled[i] = v.Mul(v, w.rat.Num())
+		divisor.GCD(nil, nil, divisor, scaled[i])
+	}
+	result := make([]uint64, len(weights))
+	var sum uint64
+	for i, v := range scaled {
+		if v == nil {
+			continue
+		}
+		v.Quo(v, divisor)
+		if v.BitLen() > 63 {
+			return nil, errTooLarge
+		}
+		result[i] = v.Uint64()
+		var carry uint64
+		if sum, carry = bits.Add64(sum, result[i], 0); carry != 0 || sum > maxWeight {
+			return nil, errTooLarge
+		}
+	}
+	return result, nil
+}
