@@ -1,22 +1,18 @@
 package blend
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"os"
 	"path/filepath"
-	"reflect"
 	"slices"
 	"strconv"
 	"strings"
 
-	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
-	"github.com/goccy/go-yaml/parser"
-	"github.com/goccy/go-yaml/token"
+
+	"mula/internal/strictyaml"
 )
 
 // A Config is blend.yaml: what to blend, before any shard has been looked at.
@@ -29,9 +25,8 @@ type Config struct {
 	Stages         []StageConfig  `yaml:"stages"` // none for one stage with the weights of the sources
 	Skips          []Range        `yaml:"skips"`  // positions that yield no sample
 
-	name string    // of the file, for messages
-	dir  string    // shards are relative to it
-	tree *ast.File // for the positions of what messages are about
+	dir  string           // shards are relative to it
+	file *strictyaml.File // for the lines of what messages are about
 }
 
 // A SourceConfig is one entry of sources in blend.yaml.
@@ -72,7 +67,7 @@ func (l *StageLength) UnmarshalYAML(n ast.Node) error {
 			return nil
 		}
 	}
-	return at(n, errors.New(`want a positive number of samples, or the word "rest"`))
+	return strictyaml.At(n, errors.New(`want a positive number of samples, or the word "rest"`))
 }
 
 // maxConfig bounds the size of a blend.yaml. Two thousand sources take a few hundred kilobytes.
@@ -97,19 +92,16 @@ func ParseConfig(data []byte, name, dir string) (*Config, error) {
 	if len(data) > maxConfig {
 		return nil, fmt.Errorf("%s: larger than %d bytes", name, maxConfig)
 	}
-	tree, err := parser.ParseBytes(data, 0)
+	file, err := strictyaml.Parse(data, name)
 	if err != nil {
-		return nil, located(name, err, nil)
+		return nil, err
 	}
-	c := &Config{name: name, dir: dir, tree: tree}
-	switch err := yaml.NewDecoder(bytes.NewReader(data), yaml.Strict()).Decode(c); {
-	case errors.Is(err, io.EOF):
+	if file.Empty() {
 		return nil, fmt.Errorf("%s: the file is empty", name)
-	case err != nil:
-		return nil, located(name, err, tree)
 	}
-	if len(tree.Docs) > 1 {
-		return nil, fmt.Errorf("%s:%d: a second YAML document begins; want one", name, line(tree.Docs[1]))
+	c := &Config{dir: dir, file: file}
+	if err := file.Decode(c); err != nil {
+		return nil, err
 	}
 	if err := c.validate(); err != nil {
 		return nil, err
@@ -120,199 +112,80 @@ func ParseConfig(data []byte, name, dir string) (*Config, error) {
 // validate checks everything that does not need the shards.
 func (c *Config) validate() error {
 	if c.SequenceLength < 1 || c.SequenceLength > maxSequenceLength {
-		return c.errorf("$.sequence_length", "sequence_length is %d; it must be between 1 and %d", c.SequenceLength, maxSequenceLength)
+		return c.file.Errorf("$.sequence_length", "sequence_length is %d; it must be between 1 and %d", c.SequenceLength, maxSequenceLength)
 	}
 	if c.Samples != nil && (*c.Samples < 1 || *c.Samples > maxLength) {
-		return c.errorf("$.samples", "samples is %d; a plan has between 1 and 2^60 samples", *c.Samples)
+		return c.file.Errorf("$.samples", "samples is %d; a plan has between 1 and 2^60 samples", *c.Samples)
 	}
 	if c.Validation.IsSet() && c.Validation.rat.Cmp(one) >= 0 {
-		return c.errorf("$.validation", "validation is %s; it is a share of each source and must be below 1", c.Validation)
+		return c.file.Errorf("$.validation", "validation is %s; it is a share of each source and must be below 1", c.Validation)
 	}
 	if len(c.Sources) == 0 {
-		return c.errorf("$.sources", "no sources: list at least one, with a name and shards")
+		return c.file.Errorf("$.sources", "no sources: list at least one, with a name and shards")
 	}
 	known := map[string]int{}
 	weighted := 0
 	for i, s := range c.Sources {
 		path := fmt.Sprintf("$.sources[%d]", i)
 		if err := validateName(s.Name); err != nil {
-			return c.errorf(path, "source %d: %w", i+1, err)
+			return c.file.Errorf(path, "source %d: %w", i+1, err)
 		}
 		if j, ok := known[s.Name]; ok {
-			return c.errorf(path+".name", "sources %d and %d are both called %q", j+1, i+1, s.Name)
+			return c.file.Errorf(path+".name", "sources %d and %d are both called %q", j+1, i+1, s.Name)
 		}
 		known[s.Name] = i
 		if len(s.Shards) == 0 {
-			return c.errorf(path, "source %q has no shards", s.Name)
+			return c.file.Errorf(path, "source %q has no shards", s.Name)
 		}
 		if s.Weight.IsSet() {
 			weighted++
 			if s.Weight.sign() == 0 {
-				return c.errorf(path+".weight", "the weight of %q is zero; leave the source out, or let it rest in a stage by not naming it there", s.Name)
+				return c.file.Errorf(path+".weight", "the weight of %q is zero; leave the source out, or let it rest in a stage by not naming it there", s.Name)
 			}
 		}
 		if s.MaxEpochs.IsSet() && s.MaxEpochs.sign() == 0 {
-			return c.errorf(path+".max_epochs", "max_epochs of %q is zero; leave the source out", s.Name)
+			return c.file.Errorf(path+".max_epochs", "max_epochs of %q is zero; leave the source out", s.Name)
 		}
 	}
 	if weighted > 0 && weighted < len(c.Sources) {
 		i := slices.IndexFunc(c.Sources, func(s SourceConfig) bool { return !s.Weight.IsSet() })
-		return c.errorf(fmt.Sprintf("$.sources[%d]", i), "source %q has no weight, but others have: give every source one, or none", c.Sources[i].Name)
+		return c.file.Errorf(fmt.Sprintf("$.sources[%d]", i), "source %q has no weight, but others have: give every source one, or none", c.Sources[i].Name)
 	}
 	var fixed int64
 	for j, st := range c.Stages {
 		path := fmt.Sprintf("$.stages[%d]", j)
 		switch {
 		case st.Samples.Rest && j < len(c.Stages)-1:
-			return c.errorf(path+".samples", `stage %d: only the last stage can have "samples: rest"`, j+1)
+			return c.file.Errorf(path+".samples", `stage %d: only the last stage can have "samples: rest"`, j+1)
 		case !st.Samples.Rest && st.Samples.Count == 0:
-			return c.errorf(path, `stage %d has no samples: give a number, or "rest" for the last stage`, j+1)
+			return c.file.Errorf(path, `stage %d has no samples: give a number, or "rest" for the last stage`, j+1)
 		case st.Samples.Count > maxLength-fixed:
-			return c.errorf(path+".samples", "the stages up to number %d have more than 2^60 samples", j+1)
+			return c.file.Errorf(path+".samples", "the stages up to number %d have more than 2^60 samples", j+1)
 		}
 		fixed += st.Samples.Count
 		if st.Weights != nil && len(st.Weights) == 0 {
-			return c.errorf(path, "stage %d: no source has a weight", j+1)
+			return c.file.Errorf(path, "stage %d: no source has a weight", j+1)
 		}
 		for _, name := range sortedKeys(st.Weights) {
 			at := path + ".weights.'" + name + "'"
 			if _, ok := known[name]; !ok {
-				return c.errorf(at, "stage %d gives a weight to %q, which is not a source%s", j+1, name, didYouMean(name, sortedKeys(known)))
+				return c.file.Errorf(at, "stage %d gives a weight to %q, which is not a source%s", j+1, name, strictyaml.DidYouMean(name, sortedKeys(known)))
 			}
 			if !st.Weights[name].IsSet() {
-				return c.errorf(at, "stage %d: the weight of %q is missing", j+1, name)
+				return c.file.Errorf(at, "stage %d: the weight of %q is missing", j+1, name)
 			}
 			if st.Weights[name].sign() == 0 {
-				return c.errorf(at, "stage %d: the weight of %q is zero; leave the source out of the stage and it rests", j+1, name)
+				return c.file.Errorf(at, "stage %d: the weight of %q is zero; leave the source out of the stage and it rests", j+1, name)
 			}
 		}
 	}
 	for i, r := range c.Skips {
 		if r.From < 0 || r.To <= r.From {
-			return c.errorf(fmt.Sprintf("$.skips[%d]", i), "skip %d: [%d, %d) is not a range of positions: from is the first that is left out, to the first after it",
+			return c.file.Errorf(fmt.Sprintf("$.skips[%d]", i), "skip %d: [%d, %d) is not a range of positions: from is the first that is left out, to the first after it",
 				i+1, r.From, r.To)
 		}
 	}
 	return nil
-}
-
-// errorf makes an error about the value at a YAML path.
-func (c *Config) errorf(path, format string, args ...any) error {
-	err := fmt.Errorf(format, args...)
-	if c.tree != nil {
-		if p, perr := yaml.PathString(path); perr == nil {
-			if n, ferr := p.FilterFile(c.tree); ferr == nil && n != nil {
-				return fmt.Errorf("%s:%d: %w", c.name, line(n), err)
-			}
-		}
-	}
-	return fmt.Errorf("%s: %w", c.name, err)
-}
-
-// line is the line on which a node begins, from 1.
-func line(n ast.Node) int {
-	if m, ok := n.(*ast.MappingNode); ok && len(m.Values) > 0 {
-		n = m.Values[0].Key // the token of a mapping is a colon further on
-	}
-	if t := n.GetToken(); t != nil && t.Position != nil {
-		return t.Position.Line
-	}
-	return 1
-}
-
-// at gives an error the place of a node, in the form that the decoder passes through.
-func at(n ast.Node, err error) error {
-	return &yaml.SyntaxError{Message: err.Error(), Token: n.GetToken()}
-}
-
-// located puts file and line in front of an error of the YAML library, and names the key that an unknown one may have been meant to be.
-func located(name string, err error, tree *ast.File) error {
-	var unknown *yaml.UnknownFieldError
-	var y yaml.Error
-	switch {
-	case errors.As(err, &unknown) && unknown.Token != nil:
-		key := unknown.Token.Value
-		return fmt.Errorf("%s:%d: unknown key %q%s", name, unknown.Token.Position.Line, key, didYouMean(key, knownKeys(tree, unknown.Token)))
-	case errors.As(err, &y) && y.GetToken() != nil && y.GetToken().Position != nil:
-		return fmt.Errorf("%s:%d: %s", name, y.GetToken().Position.Line, y.GetMessage())
-	}
-	return fmt.Errorf("%s: %w", name, err)
-}
-
-// knownKeys lists the keys that may stand in the mapping that has tk as a key.
-func knownKeys(tree *ast.File, tk *token.Token) []string {
-	var path string
-	if tree != nil && len(tree.Docs) > 0 {
-		ast.Walk(visitor(func(n ast.Node) {
-			if t := n.GetToken(); t != nil && t.Position != nil && t.Position.Line == tk.Position.Line && t.Value == tk.Value {
-				path = n.GetPath()
-			}
-		}), tree.Docs[0])
-	}
-	var of any = Config{}
-	switch {
-	case strings.HasPrefix(path, "$.sources["):
-		of = SourceConfig{}
-	case strings.HasPrefix(path, "$.stages["):
-		of = StageConfig{}
-	case strings.HasPrefix(path, "$.skips["):
-		of = Range{}
-	}
-	var keys []string
-	for t, i := reflect.TypeOf(of), 0; i < t.NumField(); i++ {
-		if key := t.Field(i).Tag.Get("yaml"); key != "" {
-			keys = append(keys, key)
-		}
-	}
-	return keys
-}
-
-type visitor func(ast.Node)
-
-func (v visitor) Visit(n ast.Node) ast.Visitor {
-	v(n)
-	return v
-}
-
-// didYouMean ends a message about an unknown word with the nearest known one, or with all of them if they are few.
-func didYouMean(word string, known []string) string {
-	best, distance := "", math.MaxInt
-	for _, k := range known {
-		if d := editDistance(word, k); d < distance {
-			best, distance = k, d
-		}
-	}
-	switch {
-	case best != "" && distance <= max(2, len(best)/3):
-		return fmt.Sprintf("; did you mean %q?", best)
-	case len(known) > 0 && len(known) <= 12:
-		return "; known are " + strings.Join(known, ", ")
-	}
-	return ""
-}
-
-// editDistance is the least number of bytes to insert, remove or replace to make b of a. Words longer than 64 bytes are far from all.
-func editDistance(a, b string) int {
-	if len(a) > 64 || len(b) > 64 {
-		return math.MaxInt
-	}
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			cost := diagonal
-			if a[i] != b[j] {
-				cost++
-			}
-			diagonal = row[j+1]
-			row[j+1] = min(cost, row[j]+1, row[j+1]+1)
-		}
-	}
-	return row[len(b)]
 }
 
 func sortedKeys[V any](m map[string]V) []string {

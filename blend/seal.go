@@ -84,16 +84,16 @@ func survey(ctx context.Context, c *Config) (_ *Data, err error) {
 			where := fmt.Sprintf("$.sources[%d].shards[%d]", i, j)
 			paths, err := expand(c.dir, pattern)
 			if err != nil {
-				return nil, c.errorf(where, "source %q: %w", sc.Name, err)
+				return nil, c.file.Errorf(where, "source %q: %w", sc.Name, err)
 			}
 			for _, path := range paths {
 				absolute, err := filepath.Abs(path)
 				if err != nil {
-					return nil, c.errorf(where, "source %q: %w", sc.Name, err)
+					return nil, c.file.Errorf(where, "source %q: %w", sc.Name, err)
 				}
 				real := realPath(absolute)
 				if other, ok := listed[real]; ok {
-					return nil, c.errorf(where, "shard %s is listed twice, in source %q and in source %q: a shard can be used once; "+
+					return nil, c.file.Errorf(where, "shard %s is listed twice, in source %q and in source %q: a shard can be used once; "+
 						"give a source a larger weight to see it more often", path, other, sc.Name)
 				}
 				listed[real] = sc.Name
@@ -125,16 +125,16 @@ func survey(ctx context.Context, c *Config) (_ *Data, err error) {
 		s := &p.Sources[i]
 		where := fmt.Sprintf("$.sources[%d]", i)
 		if err := s.compile(p.Seed, p.SequenceLength); err != nil && s.windows == nil {
-			return nil, c.errorf(where, "source %q: %w", s.Name, err)
+			return nil, c.file.Errorf(where, "source %q: %w", s.Name, err)
 		}
 		if c.Validation.IsSet() {
 			s.Validation, _ = c.Validation.ceilTimes(s.windows.Count()) // at most Count, as the share is below 1
 		}
 		if err := s.compile(p.Seed, p.SequenceLength); err != nil {
-			return nil, c.errorf(where, "source %q: %w", s.Name, err)
+			return nil, c.file.Errorf(where, "source %q: %w", s.Name, err)
 		}
 		if available += s.Training(); available > maxLength {
-			return nil, c.errorf(where, "the sources have more than 2^60 windows")
+			return nil, c.file.Errorf(where, "the sources have more than 2^60 windows")
 		}
 	}
 	if err := p.resolveStages(c, available); err != nil {
@@ -144,17 +144,17 @@ func survey(ctx context.Context, c *Config) (_ *Data, err error) {
 		return nil, err
 	}
 	if err := p.compile(); err != nil {
-		return nil, c.errorf("$", "%w", err)
+		return nil, c.file.Errorf("$", "%w", err)
 	}
 	limits := make([]Number, len(c.Sources))
 	for i, s := range c.Sources {
 		limits[i] = s.MaxEpochs
 		if used := slices.ContainsFunc(p.Stages, func(st Stage) bool { return st.Weights[i] > 0 }); !used {
-			return nil, c.errorf(fmt.Sprintf("$.sources[%d]", i), "source %q has a weight in no stage: give it one, or leave it out", s.Name)
+			return nil, c.file.Errorf(fmt.Sprintf("$.sources[%d]", i), "source %q has a weight in no stage: give it one, or leave it out", s.Name)
 		}
 	}
 	if err := p.checkEpochs(limits); err != nil {
-		return nil, c.errorf("$", "%w", err)
+		return nil, c.file.Errorf("$", "%w", err)
 	}
 	return d, nil
 }
@@ -182,7 +182,7 @@ func (p *Plan) resolveStages(c *Config, available int64) error {
 		where := fmt.Sprintf("$.stages[%d]", j)
 		if sc.Samples.Rest {
 			if st.Samples = length - used; st.Samples < 1 {
-				return c.errorf(where, "nothing is left for stage %d: the stages before have %d samples, the plan %d (set samples to make it longer)", j+1, used, length)
+				return c.file.Errorf(where, "nothing is left for stage %d: the stages before have %d samples, the plan %d (set samples to make it longer)", j+1, used, length)
 			}
 		}
 		used += st.Samples
@@ -198,12 +198,12 @@ func (p *Plan) resolveStages(c *Config, available int64) error {
 		}
 		var err error
 		if st.Weights, err = integers(weights); err != nil {
-			return c.errorf(where, "stage %d: %w", j+1, err)
+			return c.file.Errorf(where, "stage %d: %w", j+1, err)
 		}
 		p.Stages = append(p.Stages, st)
 	}
 	if c.Samples != nil && used != length {
-		return c.errorf("$.samples", "samples is %d, but the stages add up to %d: leave samples out, or make the last stage \"samples: rest\"", length, used)
+		return c.file.Errorf("$.samples", "samples is %d, but the stages add up to %d: leave samples out, or make the last stage \"samples: rest\"", length, used)
 	}
 	return nil
 }
@@ -216,7 +216,7 @@ func (p *Plan) resolveSkips(c *Config) error {
 	}
 	for i, r := range c.Skips {
 		if r.To > length {
-			return c.errorf(fmt.Sprintf("$.skips[%d]", i), "skip %d: [%d, %d) goes beyond the plan's %d positions", i+1, r.From, r.To, length)
+			return c.file.Errorf(fmt.Sprintf("$.skips[%d]", i), "skip %d: [%d, %d) goes beyond the plan's %d positions", i+1, r.From, r.To, length)
 		}
 	}
 	sorted := slices.Clone(c.Skips)

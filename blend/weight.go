@@ -9,6 +9,8 @@ import (
 	"strconv"
 
 	"github.com/goccy/go-yaml/ast"
+
+	"mula/internal/strictyaml"
 )
 
 // A Number is a non-negative rational number kept exactly, as it was written: "2", "0.948", "9.5e-4" or "1/3". The zero Number was not
@@ -72,13 +74,13 @@ func (n *Number) UnmarshalYAML(node ast.Node) error {
 	case *ast.StringNode:
 		text = node.Value
 	case *ast.InfinityNode, *ast.NanNode:
-		return at(node, fmt.Errorf("%s is not a finite number", node.GetToken().Value))
+		return strictyaml.At(node, fmt.Errorf("%s is not a finite number", node.GetToken().Value))
 	default:
-		return at(node, errors.New("want a number such as 0.948 or 1/3"))
+		return strictyaml.At(node, errors.New("want a number such as 0.948 or 1/3"))
 	}
 	parsed, err := ParseNumber(text)
 	if err != nil {
-		return at(node, err)
+		return strictyaml.At(node, err)
 	}
 	*n = parsed
 	return nil

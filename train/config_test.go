@@ -1,0 +1,148 @@
+package train
+
+import (
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"mula/moe"
+)
+
+func TestParseConfig(t *testing.T) {
+	const file = `
+plan: data/plan.json
+model:
+  preset: mula-nano
+  num_hidden_layers: 3
+  vocab_size: 1024
+batch_size: 16
+steps: 100
+optimizer: {decay: optimus, clip: 0}
+schedule:
+  learning_rate: 1e-3
+  warmup_steps: 0
+z_loss: {coefficient: 0.001}
+`
+	got, err := ParseConfig([]byte(file), "train.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := DefaultConfig()
+	if err := want.Model.usePreset("mula-nano"); err != nil {
+		t.Fatal(err)
+	}
+	want.Plan = "data/plan.json"
+	want.Model.Layers, want.Model.VocabSize = 3, 1024
+	want.BatchSize, want.Steps = 16, 100
+	want.Optimizer.Decay, want.Optimizer.Clip = DecayOptimus, 0
+	want.Schedule.LearningRate, want.Schedule.WarmupSteps = 1e-3, new(int64)
+	want.ZLoss.Coefficient = 0.001
+	if diff := cmp.Diff(want, got, cmpopts.IgnoreUnexported(ModelConfig{})); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if got.Model.HiddenSize != 64 || got.Optimizer.Betas[1] != 0.95 || got.Model.EOSTokenID != moe.NoToken {
+		t.Errorf("fields that the file does not name lost their defaults: %+v", got)
+	}
+}
+
+func TestParseConfigEmpty(t *testing.T) {
+	for _, file := range []string{"", "# nothing\n", "---\n"} {
+		got, err := ParseConfig([]byte(file), "train.yaml")
+		if err != nil {
+			t.Fatalf("%q: %v", file, err)
+		}
+		if diff := cmp.Diff(DefaultConfig(), got, cmpopts.IgnoreUnexported(ModelConfig{})); diff != "" {
+			t.Errorf("%q (-default +got):\n%s", file, diff)
+		}
+	}
+}
+
+func TestParseConfigErrors(t *testing.T) {
+	for _, test := range []struct {
+		file string
+		want []string
+	}{
+		{"steps: 5\nbatchsize: 4\n", []string{"train.yaml:2:", `"batchsize"`, "batch_size"}},
+		{"\n\nwarmup_steps: 4\n", []string{"train.yaml:3:", `"warmup_steps"`, "schedule.warmup_steps"}},
+		{"model:\n  hiden_size: 4\n", []string{"train.yaml:2:", "hidden_size"}},
+		{"optimizer:\n  beta1: 0.9\n", []string{"train.yaml:2:", "betas"}},
+		{"zzzzzzzzzz: 4\n", []string{"train.yaml:1:", `unknown field "zzzzzzzzzz"`}},
+		{"steps: many\n", []string{"train.yaml:1:", "many", "a whole number"}},
+		{"steps: 5\nschedule:\n  learning_rate: fast\n", []string{"train.yaml:3:", "fast", "a number"}},
+		{"optimizer: adamw\n", []string{"train.yaml:1:", "adamw", "named fields"}},
+		{"steps: 5\nsteps: 6\n", []string{"train.yaml:2:", "steps"}},
+		{"steps: [\n", []string{"train.yaml:1:"}},
+		{"steps: 5\n---\nsteps: 6\n", []string{"train.yaml:2:", "second"}},
+		{"steps: -5\n", []string{"train.yaml:1:", "steps is -5", "0"}},
+		{"model: {preset: mula-huge}\n", []string{"train.yaml:1:", "mula-huge", "mula-tiny"}},
+		{"optimizer: {decay: l2}\n", []string{"train.yaml:1:", `optimizer.decay is "l2"`, "torch, optimus"}},
+		{"optimizer:\n  betas: [0.9, 1]\n", []string{"train.yaml:2:", "optimizer.betas is [0.9 1]", "below 1"}},
+		{"optimizer:\n  betas: [0.9]\n", []string{"train.yaml:2:", "optimizer.betas is [0.9]", "two numbers"}},
+		{"optimizer:\n  betas: 0.9\n", []string{"train.yaml:2:"}},
+		{"optimizer: {clip: .nan}\n", []string{"train.yaml:1:", "optimizer.clip is NaN"}},
+		{"schedule: {learning_rate: .inf}\n", []string{"train.yaml:1:", "schedule.learning_rate is +Inf"}},
+		{"schedule: {learning_rate: 1e-4, min_learning_rate: 1e-3}\n", []string{"schedule.min_learning_rate is 0.001", "0.0001"}},
+		{"schedule: {name: linear}\n", []string{`schedule.name is "linear"`, "cosine"}},
+		{"batch_size: 8\nmicro_batch_size: 9\n", []string{"train.yaml:2:", "micro_batch_size is 9", "8"}},
+		{"precision: bf16\n", []string{"train.yaml:1:", `precision is "bf16"`, "fp32"}},
+		{"device: gpu\n", []string{"train.yaml:1:", `device is "gpu"`, "cpu"}},
+		{"aux_loss: {form: paper}\n", []string{`aux_loss.form is "paper"`, "hf, megablocks, none"}},
+		{"model: {preset: mula-1b}\naux_loss: {form: hf}\n", []string{"train.yaml:2:", "dense", "none"}},
+		{"model: {preset: mula-1b}\nz_loss: {coefficient: 0.1}\n", []string{"train.yaml:2:", "dense"}},
+		{"checkpoint: {keep: 0}\n", []string{"checkpoint.keep is 0", "1"}},
+		{"plan_change: maybe\n", []string{"plan_change", "refuse, accept"}},
+		{"plan: \"\"\n", []string{"plan is empty"}},
+	} {
+		_, err := ParseConfig([]byte(test.file), "train.yaml")
+		if err == nil {
+			t.Errorf("%q: no error", test.file)
+			continue
+		}
+		for _, want := range test.want {
+			if !strings.Contains(err.Error(), want) {
+				t.Errorf("%q: error %q does not say %q", test.file, err, want)
+			}
+		}
+	}
+}
+
+func TestLoadConfigPaths(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "train.yaml")
+	absolute := filepath.Join(t.TempDir(), "plan.json")
+	if err := os.WriteFile(path, []byte("plan: "+absolute+"\noutput: runs/a\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	c, err := LoadConfig(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.Plan != absolute || c.Output != filepath.Join(filepath.Dir(path), "runs/a") || c.Tokenizer != "" {
+		t.Errorf("plan %q, output %q, tokenizer %q", c.Plan, c.Output, c.Tokenizer)
+	}
+	if _, err := LoadConfig(path + "x"); !os.IsNotExist(err) {
+		t.Errorf("missing file: %v", err)
+	}
+}
+
+func FuzzParseConfig(f *testing.F) {
+	for _, seed := range []string{"", "steps: 5", "model: {preset: mula-nano, hidden_size: 8}", "a: &x 1\nb: *x", "optimizer: {clip: .nan}", "? [", "steps: 0x"} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		c, err := ParseConfig(data, "f.yaml")
+		if err != nil {
+			if !strings.HasPrefix(err.Error(), "f.yaml") {
+				t.Errorf("error without the file's name: %v", err)
+			}
+			return
+		}
+		if err := c.Validate(); err != nil || math.IsNaN(c.Schedule.LearningRate) {
+			t.Errorf("accepted what it refuses: %v", err)
+		}
+	})
+}

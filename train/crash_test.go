@@ -1,0 +1,338 @@
+package train
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"mula/internal/atomicfile"
+)
+
+// childEnv, when set, makes the test binary a training process: it names the train.yaml.
+const childEnv = "MULA_TRAIN_CHILD"
+
+func childMain() int {
+	c, err := LoadConfig(os.Getenv(childEnv))
+	if err == nil {
+		_, err = Run(context.Background(), c, Options{})
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}
+
+// crashConfig is a run of a few milliseconds.
+const crashConfig = "model: {preset: mula-nano, num_hidden_layers: 1, hidden_size: 16, intermediate_size: 8, num_experts: 2, num_experts_per_tok: 1}\n"
+
+// A process that is killed at any moment, again and again, leaves a run directory from which the run goes on as if nothing had happened.
+func TestKill(t *testing.T) {
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	const config = crashConfig + "checkpoint: {every: 2, keep: 2}\nevaluate: {every: 3, samples: 2}\n"
+	unbroken := testConfig(t, plan, config)
+	begin := time.Now()
+	mustRun(t, unbroken, Options{})
+	whole := time.Since(begin) + 20*time.Millisecond // and the start of a process; see below
+	executable, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	kills := 0
+	for run := 0; kills < 20; run++ {
+		c := testConfig(t, plan, config)
+		if err := os.MkdirAll(c.Output, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		file := filepath.Join(filepath.Dir(c.Output), "train.yaml")
+		resolved, err := c.resolve(mustPlan(t, plan))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := resolved.write(file); err != nil {
+			t.Fatal(err)
+		}
+		for try := 0; ; try++ {
+			if try == 500 {
+				t.Fatal("the run does not come to its end")
+			}
+			var stderr strings.Builder
+			child := exec.Command(executable)
+			child.Env = append(os.Environ(), childEnv+"="+file)
+			child.Stderr = &stderr
+			if err := child.Start(); err != nil {
+				t.Fatal(err)
+			}
+			// A busy machine can be much slower now than when whole was measured, so children get more time the more of them died.
+			wait := time.Duration(rand.Int64N(int64(whole) * int64(5+try) / 5))
+			timer := time.AfterFunc(wait, func() { child.Process.Kill() })
+			err := child.Wait()
+			timer.Stop()
+			if err == nil {
+				break
+			}
+			if status, ok := child.ProcessState.Sys().(syscall.WaitStatus); !ok || !status.Signaled() {
+				t.Fatalf("run %d, try %d: %v: %s", run, try, err, &stderr)
+			}
+			kills++
+			if names, _ := listCheckpoints(filepath.Join(c.Output, checkpointsDir)); len(names) > 0 {
+				for _, name := range names {
+					if _, err := verifyCheckpoint(context.Background(), filepath.Join(c.Output, checkpointsDir, name)); err != nil {
+						t.Fatalf("run %d: killed after %v, left a checkpoint that is not whole: %v", run, wait, err)
+					}
+				}
+			}
+		}
+		sameRun(t, fmt.Sprint("run ", run), unbroken.Output, c.Output)
+		if t.Failed() {
+			return
+		}
+	}
+	t.Logf("%d kills", kills)
+}
+
+// Whichever file operation fails, with the disk full from then on, the run ends with an error that says so, the checkpoints that are there
+// are whole, and nothing half-written stays; started again, the run goes on to the end of one that nothing happened to.
+func TestEveryFault(t *testing.T) {
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	unbroken := testConfig(t, plan, crashConfig+"checkpoint: {every: 1, keep: 1}\nevaluate: {every: 1, samples: 1}\nsteps: 2\n")
+	type operation struct {
+		op   atomicfile.Op
+		path string // in the run directory
+	}
+	var operations []operation
+	c := unbroken
+	within := func(path string) string { return strings.TrimPrefix(path, c.Output) }
+	defer func() { atomicfile.Fault = nil }()
+	atomicfile.Fault = func(op atomicfile.Op, path string) error {
+		operations = append(operations, operation{op, within(path)})
+		return nil
+	}
+	mustRun(t, unbroken, Options{})
+	failed := map[atomicfile.Op]int{}
+	for k, o := range operations {
+		// Of many writes to one file in a row the last is enough, and of two checkpoints the second, which has something to lose.
+		if k < len(operations)-1 && operations[k+1] == o || strings.Contains(o.path, checkpointName(1)) {
+			continue
+		}
+		failed[o.op]++
+		c.Output = filepath.Join(t.TempDir(), "run")
+		n := 0
+		atomicfile.Fault = func(op atomicfile.Op, path string) error {
+			if n++; n == k+1 && (operation{op, within(path)}) != o {
+				t.Errorf("operation %d is %s of %s, was %s of %s", n, op, within(path), o.op, o.path)
+			}
+			if n == k+1 || n > k && (op == atomicfile.OpWrite || op == atomicfile.OpCreate) {
+				return syscall.ENOSPC
+			}
+			return nil
+		}
+		_, err := Run(context.Background(), c, Options{})
+		atomicfile.Fault = nil
+		what := fmt.Sprintf("%s of %s failed", o.op, o.path)
+		if !errors.Is(err, syscall.ENOSPC) {
+			t.Fatalf("%s: error %v", what, err)
+		}
+		names, lerr := listCheckpoints(filepath.Join(c.Output, checkpointsDir))
+		if lerr != nil {
+			t.Fatal(lerr)
+		}
+		for _, name := range names {
+			if _, err := verifyCheckpoint(context.Background(), filepath.Join(c.Output, checkpointsDir, name)); err != nil {
+				t.Fatalf("%s: %v", what, err)
+			}
+		}
+		if strings.Contains(o.path, checkpointName(2)) && (len(names) == 0 || !strings.Contains(err.Error(), "newest complete checkpoint is "+checkpointName(1))) {
+			t.Errorf("%s: error %q with checkpoints %v", what, err, names)
+		}
+		if left, _ := filepath.Glob(filepath.Join(c.Output, checkpointsDir, ".*")); len(left) > 0 {
+			t.Errorf("%s: left behind %v", what, left)
+		}
+		mustRun(t, c, Options{})
+		sameRun(t, what, unbroken.Output, c.Output)
+		if t.Failed() {
+			return
+		}
+	}
+	for _, op := range []atomicfile.Op{atomicfile.OpCreate, atomicfile.OpWrite, atomicfile.OpSync, atomicfile.OpRename, atomicfile.OpSyncDir} {
+		if failed[op] < 8 {
+			t.Errorf("%s failed %d times only", op, failed[op])
+		}
+	}
+	t.Logf("%d operations; failed %v", len(operations), failed)
+}
+
+// A checkpoint that is damaged in any way is refused by name, and the run goes on from the one before, to the same end.
+func TestDamagedCheckpoint(t *testing.T) {
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	const more = crashConfig + "checkpoint: {every: 2, keep: 5}\nevaluate: {every: 0}\n"
+	unbroken := testConfig(t, plan, more)
+	mustRun(t, unbroken, Options{})
+	original := testConfig(t, plan, more)
+	mustRun(t, original, stopAfter(5))
+
+	damages := map[string]func(dir string) error{
+		"manifest deleted": func(dir string) error { return os.Remove(filepath.Join(dir, manifestFile)) },
+		"manifest of another step": func(dir string) error {
+			data, err := os.ReadFile(filepath.Join(dir, "..", checkpointName(4), manifestFile))
+			if err != nil {
+				return err
+			}
+			return os.WriteFile(filepath.Join(dir, manifestFile), data, 0o644)
+		},
+		"checkpoint of another step under this name": func(dir string) error {
+			if err := os.RemoveAll(dir); err != nil {
+				return err
+			}
+			return os.CopyFS(dir, os.DirFS(filepath.Join(dir, "..", checkpointName(4))))
+		},
+		"manifest without files": func(dir string) error {
+			return os.WriteFile(filepath.Join(dir, manifestFile), []byte(`{"format": 1, "step": 6, "files": {}}`), 0o644)
+		},
+		"manifest with a path": func(dir string) error {
+			return os.WriteFile(filepath.Join(dir, manifestFile), []byte(`{"format":1,"step":6,"files":{"../x":{},"state.json":{},"model.safetensors":{},"optimizer.safetensors":{}}}`), 0o644)
+		},
+		"manifest of another format": func(dir string) error {
+			return os.WriteFile(filepath.Join(dir, manifestFile), []byte(`{"format": 2, "step": 6}`), 0o644)
+		},
+		"empty directory": func(dir string) error {
+			if err := os.RemoveAll(dir); err != nil {
+				return err
+			}
+			return os.Mkdir(dir, 0o755)
+		},
+		"a file in its place": func(dir string) error {
+			if err := os.RemoveAll(dir); err != nil {
+				return err
+			}
+			return os.WriteFile(dir, nil, 0o644)
+		},
+	}
+	for _, name := range []string{modelFile, optimizerFile, stateFile, "config.json", generationFile, manifestFile} {
+		edit := func(change func([]byte) []byte) func(string) error {
+			return func(dir string) error {
+				path := filepath.Join(dir, name)
+				data, err := os.ReadFile(path)
+				if err != nil {
+					return err
+				}
+				return os.WriteFile(path, change(data), 0o644)
+			}
+		}
+		damages[name+" truncated"] = edit(func(b []byte) []byte { return b[:len(b)/2] })
+		damages[name+" empty"] = edit(func([]byte) []byte { return nil })
+		if name != manifestFile {
+			damages[name+" with a bit flipped"] = edit(func(b []byte) []byte { b[len(b)/2] ^= 1; return b })
+			damages[name+" deleted"] = func(dir string) error { return os.Remove(filepath.Join(dir, name)) }
+			damages[name+" longer"] = edit(func(b []byte) []byte { return append(b, 0) })
+		}
+	}
+	for what, damage := range damages {
+		c := original
+		c.Output = filepath.Join(t.TempDir(), "run")
+		if err := os.CopyFS(c.Output, os.DirFS(original.Output)); err != nil {
+			t.Fatal(err)
+		}
+		newest := filepath.Join(c.Output, checkpointsDir, checkpointName(6))
+		if err := damage(newest); err != nil {
+			t.Fatal(err)
+		}
+		if _, refused, err := LoadCheckpoint(context.Background(), c.Output); err != nil || len(refused) != 1 {
+			t.Errorf("%s: load: refused %v, error %v", what, refused, err)
+		}
+		var warnings []string
+		var resumed string
+		mustRun(t, c, Options{Warn: func(text string) { warnings = append(warnings, text) }, Report: func(s Summary) { resumed = s.Resumed }})
+		if resumed != checkpointName(4) || len(warnings) != 1 || !strings.Contains(warnings[0], checkpointName(6)) {
+			t.Errorf("%s: resumed from %q with warnings %q", what, resumed, warnings)
+		}
+		var lines int
+		for _, line := range readLines(t, filepath.Join(c.Output, metricsFile)) {
+			if r, ok := line["resumed"].(map[string]any); ok {
+				lines++
+				if refused, _ := r["refused"].([]any); len(refused) != 1 || r["checkpoint"] != checkpointName(4) {
+					t.Errorf("%s: metrics say %v", what, r)
+				}
+			}
+		}
+		if lines != 1 {
+			t.Errorf("%s: %d lines about resuming", what, lines)
+		}
+		sameRun(t, what, unbroken.Output, c.Output)
+		if _, err := verifyCheckpoint(context.Background(), newest); err != nil {
+			t.Errorf("%s: step 6 was not saved again: %v", what, err)
+		}
+		if t.Failed() {
+			return
+		}
+	}
+
+	// With every checkpoint damaged there is nothing to go on from, and nothing is thrown away.
+	c := original
+	names, err := listCheckpoints(filepath.Join(c.Output, checkpointsDir))
+	if err != nil || len(names) != 3 {
+		t.Fatalf("checkpoints %v, %v", names, err)
+	}
+	for _, name := range names {
+		if err := os.Truncate(filepath.Join(c.Output, checkpointsDir, name, modelFile), 100); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, err = Run(context.Background(), c, Options{})
+	if err == nil {
+		t.Fatal("a run with all its checkpoints damaged began anew")
+	}
+	for _, name := range names {
+		if !strings.Contains(err.Error(), name) {
+			t.Errorf("error %q does not name %s", err, name)
+		}
+	}
+	if after, _ := listCheckpoints(filepath.Join(c.Output, checkpointsDir)); len(after) != 3 {
+		t.Errorf("checkpoints after the error: %v", after)
+	}
+	if _, _, err := LoadCheckpoint(context.Background(), c.Output); err == nil {
+		t.Error("a damaged checkpoint was loaded")
+	}
+	if _, _, err := LoadCheckpoint(context.Background(), t.TempDir()); !errors.Is(err, ErrNoCheckpoint) {
+		t.Errorf("no checkpoint: %v", err)
+	}
+	if _, _, err := LoadCheckpoint(context.Background(), filepath.Join(t.TempDir(), "x")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("no directory: %v", err)
+	}
+}
+
+// What a killed process leaves behind is removed; what is not ours stays.
+func TestLeftovers(t *testing.T) {
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	c := testConfig(t, plan, "")
+	dir := filepath.Join(c.Output, checkpointsDir)
+	for _, name := range []string{".step-00000002.tmp", ".step-00000001.old.tmp", "mine", ".mine"} {
+		if err := os.MkdirAll(filepath.Join(dir, name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, name, modelFile), []byte("x"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(c.Output, ".metrics.jsonl.123.tmp"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	mustRun(t, c, Options{})
+	for name, want := range map[string]bool{
+		"checkpoints/.step-00000002.tmp": false, "checkpoints/.step-00000001.old.tmp": false, ".metrics.jsonl.123.tmp": false,
+		"checkpoints/mine": true, "checkpoints/.mine": true,
+	} {
+		if _, err := os.Stat(filepath.Join(c.Output, name)); (err == nil) != want {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}

@@ -1,0 +1,177 @@
+package train
+
+import (
+	"context"
+	"errors"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"mula/blend"
+	"mula/moe"
+)
+
+// The evaluation of a checkpoint is that of the run that wrote it, and the mean over the windows, each computed alone.
+func TestEvaluate(t *testing.T) {
+	plan := mustPlan(t, makePlan(t, t.TempDir(), "plan.json", ""))
+	c := testConfig(t, filepath.Join(filepath.Dir(plan.ShardPath(0, 0)), "plan.json"), "evaluate: {every: 8, samples: 7}\nmicro_batch_size: 3\n")
+	var during *Evaluation
+	result := mustRun(t, c, Options{Progress: func(p Progress) { during = p.Evaluation }})
+	data, err := blend.Open(context.Background(), plan, blend.OpenOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer data.Close()
+	model, err := moe.Open(result.Checkpoint, device(t, 2))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if hash := WeightsHash(model.Parameters()); hash != result.Weights {
+		t.Errorf("the checkpoint has weights %s, the run had %s", hash, result.Weights)
+	}
+	for _, samples := range []int{7, 1, 0, 10000} {
+		var calls []int64
+		got, err := Evaluate(context.Background(), model, data, EvaluateOptions{Samples: samples, BatchSize: 4,
+			Progress: func(done, total int64) { calls = append(calls, done, total) }})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if samples == 7 && (got.Loss != during.Loss || got.SourceLoss["go"] != during.SourceLoss["go"]) {
+			t.Errorf("evaluated after the run: %+v, during it: %+v", got, *during)
+		}
+		var all, n, done int64
+		var loss float64
+		for i, s := range plan.Sources {
+			windows := slices.Collect(plan.Validation(i))
+			count := len(windows)
+			if samples > 0 {
+				count = min(count, samples)
+			}
+			var sum float64
+			for j := range count {
+				tokens := make([]uint32, 17)
+				if err := data.Tokens(tokens, windows[j*len(windows)/count]); err != nil {
+					t.Fatal(err)
+				}
+				stats, err := model.Forward(moe.Batch{Tokens: tokens, Rows: 1, SequenceLength: 16})
+				if err != nil {
+					t.Fatal(err)
+				}
+				sum += stats.Loss
+			}
+			n = int64(count) * 16
+			all += n
+			done += int64(count)
+			loss += sum
+			if got.SourceTargets[s.Name] != n || math.Abs(got.SourceLoss[s.Name]-sum/float64(n)) > 1e-12 {
+				t.Errorf("%d samples of %s: loss %v of %d targets, want %v of %d", samples, s.Name, got.SourceLoss[s.Name], got.SourceTargets[s.Name], sum/float64(n), n)
+			}
+		}
+		if math.Abs(got.Loss-loss/float64(all)) > 1e-12 {
+			t.Errorf("%d samples: loss %v, want %v", samples, got.Loss, loss/float64(all))
+		}
+		if calls[len(calls)-1] != done || calls[len(calls)-2] != done {
+			t.Errorf("%d samples: progress %v", samples, calls)
+		}
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if _, err := Evaluate(ctx, model, data, EvaluateOptions{}); !errors.Is(err, context.Canceled) {
+		t.Errorf("done context: %v", err)
+	}
+	if _, err := Evaluate(context.Background(), model, data, EvaluateOptions{Samples: -1}); err == nil {
+		t.Error("a negative number of samples is accepted")
+	}
+	small := model.Config()
+	small.VocabSize = 128
+	other, err := moe.New(small, device(t, 1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Evaluate(context.Background(), other, data, EvaluateOptions{}); err == nil || !strings.Contains(err.Error(), "128") {
+		t.Errorf("a model for another tokenizer: %v", err)
+	}
+}
+
+func TestSpread(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		n := rapid.Int64Range(1, 1<<60).Draw(t, "n")
+		count := rapid.Int64Range(1, min(n, 1<<31)).Draw(t, "count")
+		j := rapid.Int64Range(0, count-1).Draw(t, "j")
+		at := spread(j, n, count)
+		if at < 0 || at >= n {
+			t.Fatalf("window %d", at)
+		}
+		if j > 0 && spread(j-1, n, count) >= at {
+			t.Fatalf("windows %d and %d", spread(j-1, n, count), at)
+		}
+	})
+}
+
+// A loss or a gradient that is not finite ends the run before it touches the weights.
+func TestNotFinite(t *testing.T) {
+	dir := t.TempDir()
+	plan := makePlan(t, dir, "plan.json", "")
+	for _, test := range []struct {
+		more string
+		step int64
+		want []string
+	}{
+		// One update of this size makes all weights too large for the next forward pass.
+		{"schedule: {learning_rate: 1e30, warmup_steps: 0}\n", 1, []string{"step 1: the loss is not finite, at positions ", "the newest checkpoint is step-00000001"}},
+		{"z_loss: {coefficient: 1e300}\n", 0, []string{"step 0: the gradient is not finite in model.", "at positions 0 to 7, of tests, go; ", "there is no checkpoint yet", "{from: 0, to: 8}"}},
+	} {
+		c := testConfig(t, plan, test.more+"checkpoint: {every: 1}\nevaluate: {every: 0}\n")
+		_, err := Run(context.Background(), c, Options{})
+		if !errors.Is(err, ErrNotFinite) {
+			t.Fatalf("%q: error %v", test.more, err)
+		}
+		for _, want := range append(test.want, "plan_change: accept", "mula peek") {
+			if !strings.Contains(err.Error(), want) {
+				t.Errorf("%q: error %q does not say %q", test.more, err, want)
+			}
+		}
+		if lines := readLines(t, filepath.Join(c.Output, metricsFile)); int64(len(lines)) != 1+test.step {
+			t.Errorf("%q: metrics %v", test.more, lines)
+		}
+		names, _ := listCheckpoints(filepath.Join(c.Output, checkpointsDir))
+		if test.step == 0 && len(names) != 0 || test.step == 1 && !slices.Equal(names, []string{checkpointName(1)}) {
+			t.Errorf("%q: checkpoints %v", test.more, names)
+		}
+	}
+}
+
+// The tokenizer goes into every checkpoint, so that one is enough to make text.
+func TestCheckpointTokenizer(t *testing.T) {
+	dir := t.TempDir()
+	plan := makePlan(t, dir, "plan.json", "")
+	c := testConfig(t, plan, crashConfig)
+	r := mustRun(t, c, Options{})
+	checkpoint, _, err := LoadCheckpoint(context.Background(), r.Checkpoint)
+	if err != nil || checkpoint.Tokenizer() != "" || checkpoint.Name() != checkpointName(8) {
+		t.Errorf("without a tokenizer: %+v, %v", checkpoint, err)
+	}
+	c = testConfig(t, plan, crashConfig)
+	c.Tokenizer = filepath.Join(dir, "tokenizer.json")
+	if err := os.WriteFile(c.Tokenizer, []byte(tokenizerJSON), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	r = mustRun(t, c, Options{})
+	if checkpoint, _, err = LoadCheckpoint(context.Background(), c.Output); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := os.ReadFile(checkpoint.Tokenizer()); err != nil || string(got) != tokenizerJSON || checkpoint.Dir != r.Checkpoint {
+		t.Errorf("checkpoint %s has tokenizer %q, %v", checkpoint.Dir, got, err)
+	}
+	if err := os.WriteFile(checkpoint.Tokenizer(), []byte("{}"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := LoadCheckpoint(context.Background(), r.Checkpoint); err == nil || !strings.Contains(err.Error(), tokenizerFile) {
+		t.Errorf("another tokenizer in the checkpoint: %v", err)
+	}
+}

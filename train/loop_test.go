@@ -1,0 +1,681 @@
+package train
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
+
+	"mula/blend"
+	"mula/shards"
+)
+
+func TestMain(m *testing.M) {
+	if os.Getenv(childEnv) != "" {
+		os.Exit(childMain())
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// tokenizerJSON stands for the tokenizer of the shards; nobody reads it.
+const tokenizerJSON = `{"version": "1.0"}`
+
+// makePlan writes two shards of text with structure, so that there is something to learn, and seals a plan over them. more is added to
+// blend.yaml.
+func makePlan(t testing.TB, dir, name, more string) string {
+	t.Helper()
+	for i, source := range []string{"go", "tests"} {
+		prefix := filepath.Join(dir, source)
+		if _, err := os.Stat(prefix + ".idx"); err == nil {
+			continue
+		}
+		w, err := shards.Create(prefix, shards.UInt16, shards.TokenizerInfo{
+			SHA256: fmt.Sprintf("%x", sha256.Sum256([]byte(tokenizerJSON))), VocabSize: 300, EOD: 0, ClassTable: "test", Specials: "text"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer w.Abort()
+		rng := rand.New(rand.NewPCG(7, uint64(i)))
+		for doc := range 60 {
+			var tokens []uint32
+			for id := rng.Uint32N(100); len(tokens) < 100; id = (id*5 + 1 + rng.Uint32N(2)) % 299 {
+				tokens = append(tokens, id+1)
+			}
+			if err := w.Append(append(tokens, 0), shards.DocumentOrigin{ID: fmt.Sprint(source, doc), File: "made", Line: int64(doc) + 1}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := w.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	config := fmt.Sprintf("sequence_length: 16\nseed: 5\nvalidation: 0.1\nsources:\n- {name: go, shards: [go.idx], weight: 0.7}\n- {name: tests, shards: [tests.idx], weight: 0.3}\n%s", more)
+	c, err := blend.ParseConfig([]byte(config), "blend.yaml", dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	plan, err := blend.Seal(context.Background(), c, blend.SealOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, name)
+	if err := plan.Write(path); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// testConfig is a short run of the smallest model.
+func testConfig(t testing.TB, plan, more string) Config {
+	t.Helper()
+	file := more
+	for _, line := range []string{"model: {preset: mula-nano}", "batch_size: 8", "steps: 8", "threads: 1", "schedule: {learning_rate: 3e-3, warmup_steps: 2}"} {
+		if name, _, _ := strings.Cut(line, ":"); !strings.HasPrefix(more, name+":") && !strings.Contains(more, "\n"+name+":") {
+			file += line + "\n"
+		}
+	}
+	c, err := ParseConfig([]byte(file), "train.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Plan, c.Output = plan, filepath.Join(t.TempDir(), "run")
+	return c
+}
+
+func mustRun(t testing.TB, c Config, o Options) Result {
+	t.Helper()
+	r, err := Run(context.Background(), c, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// stopAfter returns options that stop a run after the given step.
+func stopAfter(step int64) Options {
+	stop := make(chan struct{})
+	return Options{Stop: stop, Progress: func(p Progress) {
+		if p.Step == step {
+			close(stop)
+		}
+	}}
+}
+
+// metricsOf returns the lines of metrics.jsonl without the fields about time and without the lines about resuming, which are the only
+// things in which a resumed run may differ.
+func metricsOf(t testing.TB, output string) []map[string]any {
+	t.Helper()
+	var lines []map[string]any
+	for _, line := range readLines(t, filepath.Join(output, metricsFile)) {
+		if line["resumed"] != nil {
+			continue
+		}
+		for _, name := range []string{"seconds", "tokens_per_second", "time"} {
+			delete(line, name)
+		}
+		if run, ok := line["run"].(map[string]any); ok {
+			delete(run, "started")
+			delete(run, "device")
+		}
+		lines = append(lines, line)
+	}
+	return lines
+}
+
+func readLines(t testing.TB, path string) []map[string]any {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(data) > 0 && data[len(data)-1] != '\n' {
+		t.Fatalf("%s ends in an unfinished line", path)
+	}
+	var lines []map[string]any
+	for s := bufio.NewScanner(bytes.NewReader(data)); s.Scan(); {
+		d := json.NewDecoder(bytes.NewReader(s.Bytes()))
+		d.UseNumber() // numbers are compared as they are written
+		var line map[string]any
+		if err := d.Decode(&line); err != nil {
+			t.Fatalf("%s: %v", path, err)
+		}
+		lines = append(lines, line)
+	}
+	return lines
+}
+
+// sameRun compares everything that two runs of one configuration must have in common.
+func sameRun(t testing.TB, what, want, got string) {
+	t.Helper()
+	if diff := cmp.Diff(metricsOf(t, want), metricsOf(t, got)); diff != "" {
+		t.Errorf("%s: metrics differ (-want +got):\n%s", what, diff)
+	}
+	if diff := cmp.Diff(readLines(t, filepath.Join(want, fingerprintsFile)), readLines(t, filepath.Join(got, fingerprintsFile))); diff != "" {
+		t.Errorf("%s: fingerprints differ (-want +got):\n%s", what, diff)
+	}
+	var states [2]State
+	files := map[string][]byte{}
+	for i, output := range []string{want, got} {
+		c, _, err := LoadCheckpoint(context.Background(), output)
+		if err != nil {
+			t.Fatal(err)
+		}
+		states[i] = c.State
+		for _, name := range []string{modelFile, optimizerFile, "config.json", generationFile} {
+			content, err := os.ReadFile(filepath.Join(c.Dir, name))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if i == 0 {
+				files[name] = content
+			} else if !bytes.Equal(content, files[name]) {
+				t.Errorf("%s: %s differs", what, name)
+			}
+		}
+	}
+	if diff := cmp.Diff(states[0], states[1]); diff != "" {
+		t.Errorf("%s: states differ (-want +got):\n%s", what, diff)
+	}
+}
+
+func TestRun(t *testing.T) {
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	c := testConfig(t, plan, "steps: 40\ncheckpoint: {every: 10, keep: 2}\nevaluate: {samples: 5}\n")
+	var steps []int64
+	var summary *Summary
+	result := mustRun(t, c, Options{
+		Version: "test",
+		Report:  func(s Summary) { summary = &s },
+		Progress: func(p Progress) {
+			steps = append(steps, p.Step)
+			if (p.Evaluation != nil) != ((p.Step+1)%10 == 0) || (p.Checkpoint != "") != ((p.Step+1)%10 == 0) {
+				t.Errorf("step %d: evaluation %v, checkpoint %q", p.Step, p.Evaluation, p.Checkpoint)
+			}
+		},
+		Warn: func(text string) { t.Errorf("warning: %s", text) },
+	})
+	if len(steps) != 40 || result.Steps != 40 || !result.Finished || result.Resumed != "" {
+		t.Errorf("%d steps, result %+v", len(steps), result)
+	}
+	// 300 ids are possible at first; each has two successors in this language.
+	if math.Abs(result.FirstLoss-math.Log(512)) > 0.3 || result.LastLoss > result.FirstLoss-1 {
+		t.Errorf("loss went from %.3f to %.3f", result.FirstLoss, result.LastLoss)
+	}
+	if summary == nil || summary.Parameters != 198208 || summary.ActiveParameters != 124480 || summary.TokensPerStep != 128 || summary.TotalTokens != 40*128 ||
+		summary.Memory.Total() < 16*198208 || summary.Memory.Buffers <= 0 {
+		t.Errorf("summary %+v", summary)
+	}
+	names, err := listCheckpoints(filepath.Join(c.Output, checkpointsDir))
+	if err != nil || !slices.Equal(names, []string{"step-00000040", "step-00000030"}) {
+		t.Errorf("checkpoints %v, %v", names, err)
+	}
+	if result.Checkpoint != filepath.Join(c.Output, checkpointsDir, "step-00000040") {
+		t.Errorf("checkpoint %s", result.Checkpoint)
+	}
+	lines := readLines(t, filepath.Join(c.Output, metricsFile))
+	run, _ := lines[0]["run"].(map[string]any)
+	if run["mula"] != "test" || fmt.Sprint(run["weights"]) != "map[go:0.7 tests:0.3]" || run["model"].(map[string]any)["model_type"] != "olmoe" {
+		t.Errorf("first line %v", lines[0])
+	}
+	if n := len(lines); n != 1+40+4 {
+		t.Errorf("%d lines of metrics", n)
+	}
+	checkMetrics(t, lines[1:])
+
+	// The fingerprints are those of the plan.
+	p, err := blend.ReadPlan(plan)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, err := blend.Open(context.Background(), p, blend.OpenOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer data.Close()
+	var want bytes.Buffer
+	log, err := blend.NewLogWriter(&want, blend.LogHeader{Plan: p.Fingerprint(), SequenceLength: 16, BatchSize: 8})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := data.Hash(context.Background(), blend.HashOptions{To: 40, BatchSize: 8}, log.Write); err != nil {
+		t.Fatal(err)
+	}
+	got, err := os.ReadFile(filepath.Join(c.Output, fingerprintsFile))
+	if err != nil || !bytes.Equal(got, want.Bytes()) {
+		t.Errorf("fingerprints (%v)\n%s\nwant\n%s", err, got, want.Bytes())
+	}
+
+	// The resolved configuration stands for the same run, which is finished.
+	again, err := LoadConfig(filepath.Join(c.Output, configFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := readLines(t, filepath.Join(c.Output, metricsFile))
+	second := mustRun(t, again, Options{Progress: func(Progress) { t.Error("a finished run did a step") }})
+	if second != result {
+		t.Errorf("run again: %+v, want %+v", second, result)
+	}
+	if diff := cmp.Diff(before, readLines(t, filepath.Join(c.Output, metricsFile))); diff != "" {
+		t.Errorf("run again: metrics have changed:\n%s", diff)
+	}
+}
+
+// checkMetrics checks what must hold between the numbers of each line.
+func checkMetrics(t *testing.T, lines []map[string]any) {
+	t.Helper()
+	next := int64(0)
+	for _, line := range lines {
+		text, _ := json.Marshal(line)
+		if line["eval"] != nil {
+			var e struct{ Eval Evaluation }
+			if err := json.Unmarshal(text, &e); err != nil {
+				t.Fatal(err)
+			}
+			if e.Eval.SourceTargets["go"] != 5*16 || e.Eval.SourceTargets["tests"] != 5*16 ||
+				math.Abs(e.Eval.Loss-(e.Eval.SourceLoss["go"]+e.Eval.SourceLoss["tests"])/2) > 1e-12 {
+				t.Errorf("evaluation %s", text)
+			}
+			continue
+		}
+		var m StepMetrics
+		if err := json.Unmarshal(text, &m); err != nil {
+			t.Fatal(err)
+		}
+		if m.Step != next || m.First != 8*next || m.Samples != 8 || m.Tokens != 128 {
+			t.Errorf("step %d expected: %s", next, text)
+		}
+		next++
+		var loss float64
+		samples := 0
+		for name, n := range m.SourceSamples {
+			loss += m.SourceLoss[name] * float64(n)
+			samples += n
+		}
+		if samples != 8 || math.Abs(loss/8-m.Loss) > 1e-12 {
+			t.Errorf("step %d: source losses %v of %v do not give %v", m.Step, m.SourceLoss, m.SourceSamples, m.Loss)
+		}
+		if len(m.ExpertTokens) != 2 {
+			t.Fatalf("step %d: %d layers", m.Step, len(m.ExpertTokens))
+		}
+		for layer, counts := range m.ExpertTokens {
+			var sum int64
+			for _, n := range counts {
+				sum += n
+			}
+			if len(counts) != 8 || sum != 2*128 {
+				t.Errorf("step %d, layer %d: tokens of experts %v", m.Step, layer, counts)
+			}
+		}
+		if m.AuxLoss < 1.9 || m.AuxLoss > 4 || m.GradNorm <= 0 || m.LearningRate <= 0 || m.Seconds <= 0 || m.TokensPerSecond <= 0 {
+			t.Errorf("step %d: %s", m.Step, text)
+		}
+	}
+}
+
+// Nothing depends on chance or on the number of threads.
+func TestRunDeterministic(t *testing.T) {
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	first := testConfig(t, plan, "evaluate: {every: 4, samples: 3}\n")
+	mustRun(t, first, Options{})
+	for _, threads := range []int{1, 2, 3} {
+		c := first
+		c.Threads, c.Output = threads, filepath.Join(t.TempDir(), "run")
+		mustRun(t, c, Options{})
+		sameRun(t, fmt.Sprint(threads, " threads"), first.Output, c.Output)
+	}
+	// And what ought to matter does.
+	c := first
+	c.Seed, c.Output = 1, filepath.Join(t.TempDir(), "run")
+	a, _, _ := LoadCheckpoint(context.Background(), first.Output)
+	if r := mustRun(t, c, Options{}); r.Weights == a.State.Weights {
+		t.Error("another seed gives the same weights")
+	}
+}
+
+// Gradients of micro-batches add up to those of the batch. Without a load-balancing loss only roundings differ; with it the losses of
+// micro-batches differ a little, because it is not linear in the batch.
+func TestRunMicroBatches(t *testing.T) {
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	for _, test := range []struct {
+		aux       string
+		tolerance float64
+	}{{"none", 1e-5}, {"hf", 2e-2}} {
+		var want []map[string]any
+		for _, micro := range []int{8, 4, 2, 1, 3} {
+			c := testConfig(t, plan, fmt.Sprintf("steps: 4\nmicro_batch_size: %d\naux_loss: {form: %s}\nevaluate: {every: 0}\ncheckpoint: {every: 0}\n", micro, test.aux))
+			mustRun(t, c, Options{})
+			got := metricsOf(t, c.Output)[1:]
+			if want == nil {
+				want = got
+				continue
+			}
+			for i := range want {
+				for _, name := range []string{"loss", "grad_norm"} {
+					a, _ := want[i][name].(json.Number).Float64()
+					b, _ := got[i][name].(json.Number).Float64()
+					if math.Abs(a-b) > test.tolerance*a {
+						t.Errorf("aux %s, micro-batches of %d, step %d: %s is %v, want %v", test.aux, micro, i, name, b, a)
+					}
+				}
+			}
+		}
+	}
+}
+
+// A run that is stopped and started again, after any step, is the run that was never stopped.
+func TestRunResume(t *testing.T) {
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	const more = crashConfig + "checkpoint: {every: 3}\nevaluate: {every: 2, samples: 3}\naux_loss: {form: megablocks}\nz_loss: {coefficient: 0.001}\n"
+	unbroken := testConfig(t, plan, more)
+	want := mustRun(t, unbroken, Options{})
+	for stop := range int64(7) {
+		c := testConfig(t, plan, more)
+		half := mustRun(t, c, stopAfter(stop))
+		if half.Finished || half.Steps != stop+1 || filepath.Base(half.Checkpoint) != checkpointName(stop+1) {
+			t.Fatalf("stopped after step %d: %+v", stop, half)
+		}
+		var summary Summary
+		got := mustRun(t, c, Options{Report: func(s Summary) { summary = s }})
+		if summary.Resumed != checkpointName(stop+1) || summary.NextStep != stop+1 {
+			t.Errorf("stopped after step %d: resumed from %q at %d", stop, summary.Resumed, summary.NextStep)
+		}
+		if got.Resumed != checkpointName(stop+1) || got.Weights != want.Weights || got.FirstLoss != want.FirstLoss || got.LastLoss != want.LastLoss || !got.Finished {
+			t.Errorf("stopped after step %d: %+v, want %+v", stop, got, want)
+		}
+		sameRun(t, fmt.Sprint("stopped after step ", stop), unbroken.Output, c.Output)
+	}
+	// Stopped before the first step.
+	c := testConfig(t, plan, more)
+	stop := make(chan struct{})
+	close(stop)
+	if r := mustRun(t, c, Options{Stop: stop}); r.Steps != 0 || r.Checkpoint == "" {
+		t.Errorf("stopped before the first step: %+v", r)
+	}
+	mustRun(t, c, Options{})
+	sameRun(t, "stopped before the first step", unbroken.Output, c.Output)
+}
+
+// A longer run goes on with the schedule of the shorter one if that is what is asked for, and not otherwise.
+func TestRunLonger(t *testing.T) {
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	long := testConfig(t, plan, crashConfig+"schedule: {learning_rate: 3e-3, warmup_steps: 2, decay_steps: 8}\n")
+	long.Steps = 12
+	mustRun(t, long, Options{})
+	c := testConfig(t, plan, crashConfig)
+	mustRun(t, c, Options{})
+	c.Steps = 12
+	_, err := Run(context.Background(), c, Options{})
+	if err == nil || !strings.Contains(err.Error(), "schedule.decay_steps was 8 and is 12 now") || !strings.Contains(err.Error(), "leave schedule.decay_steps at 8") {
+		t.Errorf("longer schedule: %v", err)
+	}
+	c.Schedule.DecaySteps = 8
+	if r := mustRun(t, c, Options{}); r.Steps != 12 || !r.Finished {
+		t.Errorf("longer run: %+v", r)
+	}
+	a, b := metricsOf(t, long.Output), metricsOf(t, c.Output)
+	for _, lines := range []*[]map[string]any{&a, &b} { // the header has the number of steps, evaluations follow checkpoints
+		*lines = slices.DeleteFunc(*lines, func(l map[string]any) bool { return l["run"] != nil || l["eval"] != nil })
+	}
+	if diff := cmp.Diff(a, b); diff != "" {
+		t.Errorf("steps differ:\n%s", diff)
+	}
+}
+
+// What would change the run is refused when it is resumed, by name; what would not is not.
+func TestRunChangedConfig(t *testing.T) {
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	c := testConfig(t, plan, "")
+	mustRun(t, c, stopAfter(3))
+	for name, change := range map[string]func(*Config){
+		"batch_size":                  func(c *Config) { c.BatchSize = 4 },
+		"micro_batch_size":            func(c *Config) { c.MicroBatchSize = 2 },
+		"seed":                        func(c *Config) { c.Seed++ },
+		"model.num_hidden_layers":     func(c *Config) { c.Model.Layers++ },
+		"model.vocab_size":            func(c *Config) { c.Model.VocabSize = 1024 },
+		"optimizer.betas":             func(c *Config) { c.Optimizer.Betas = []float64{0.9, 0.99} },
+		"optimizer.decay":             func(c *Config) { c.Optimizer.Decay = DecayOptimus },
+		"schedule.learning_rate":      func(c *Config) { c.Schedule.LearningRate *= 2 },
+		"schedule.warmup_from":        func(c *Config) { c.Schedule.WarmupFrom = WarmupFromMin },
+		"aux_loss.form":               func(c *Config) { c.AuxLoss.Form = "megablocks" },
+		"z_loss.coefficient":          func(c *Config) { c.ZLoss.Coefficient = 1 },
+		"optimizer.clip":              func(c *Config) { c.Optimizer.Clip = 0 },
+		"optimizer.clip_after_warmup": func(c *Config) { c.Optimizer.ClipAfterWarmup = true },
+	} {
+		changed := c
+		change(&changed)
+		_, err := Run(context.Background(), changed, Options{})
+		if err == nil || !strings.Contains(err.Error(), name+" was ") || !strings.Contains(err.Error(), "step-00000004") {
+			t.Errorf("%s changed: %v", name, err)
+		}
+	}
+	unbroken := testConfig(t, plan, "")
+	mustRun(t, unbroken, Options{})
+	c.Threads, c.Checkpoint.Keep = 2, 1
+	every := int64(2)
+	c.Checkpoint.Every = &every
+	mustRun(t, c, Options{})
+	a, _, _ := LoadCheckpoint(context.Background(), unbroken.Output)
+	b, _, err := LoadCheckpoint(context.Background(), c.Output)
+	if err != nil || a.State.Weights != b.State.Weights {
+		t.Errorf("harmless changes changed the weights (%v)", err)
+	}
+}
+
+// Skipped positions give no samples; a step without any changes nothing but is on record.
+func TestRunSkips(t *testing.T) {
+	dir := t.TempDir()
+	plan := makePlan(t, dir, "plan.json", "skips: [{from: 8, to: 16}, {from: 19, to: 21}]\n")
+	c := testConfig(t, plan, "checkpoint: {every: 1, keep: 9}\nevaluate: {every: 0}\n")
+	mustRun(t, c, Options{})
+	lines := metricsOf(t, c.Output)[1:]
+	for step, want := range []string{"8", "0", "6", "8", "8", "8", "8", "8"} {
+		if got := fmt.Sprint(lines[step]["samples"]); got != want {
+			t.Errorf("step %d has %s samples, want %s", step, got, want)
+		}
+	}
+	hashes := func(step int64) (string, State) {
+		s, err := verifyCheckpoint(context.Background(), filepath.Join(c.Output, checkpointsDir, checkpointName(step)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s.Weights, s
+	}
+	before, _ := hashes(1)
+	empty, state := hashes(2)
+	after, _ := hashes(3)
+	if before != empty || empty == after {
+		t.Error("the weights changed in a step without samples, or did not in one with")
+	}
+	if state.Updates != 1 || state.Step != 2 || state.Cursor.Position != 16 || state.Tokens != 128 {
+		t.Errorf("state after a step without samples: %+v", state)
+	}
+	log := readLines(t, filepath.Join(c.Output, fingerprintsFile))
+	if len(log) != 9 || fmt.Sprint(log[2]["samples"]) != "0" || fmt.Sprint(log[3]["samples"]) != "6" {
+		t.Errorf("fingerprints %v", log)
+	}
+	resumed := testConfig(t, plan, "checkpoint: {every: 1, keep: 9}\nevaluate: {every: 0}\n")
+	mustRun(t, resumed, stopAfter(1))
+	mustRun(t, resumed, Options{})
+	sameRun(t, "stopped at the step without samples", c.Output, resumed.Output)
+}
+
+// Another plan is refused, and accepted if that is asked for: then the run goes on at the same position of the new one.
+func TestRunPlanChange(t *testing.T) {
+	dir := t.TempDir()
+	plan := makePlan(t, dir, "plan.json", "")
+	other := makePlan(t, dir, "other.json", "skips: [{from: 40, to: 43}]\n")
+	c := testConfig(t, plan, "evaluate: {every: 0}\n")
+	mustRun(t, c, stopAfter(3))
+	c.Plan = other
+	_, err := Run(context.Background(), c, Options{})
+	if err == nil || !strings.Contains(err.Error(), "plan_change: accept") {
+		t.Fatalf("another plan: %v", err)
+	}
+	c.PlanChange = AcceptPlanChange
+	var warnings []string
+	mustRun(t, c, Options{Warn: func(text string) { warnings = append(warnings, text) }})
+	if len(warnings) != 1 || !strings.Contains(warnings[0], "position 32") {
+		t.Errorf("warnings %q", warnings)
+	}
+	var samples []string
+	var resumed map[string]any
+	for _, line := range readLines(t, filepath.Join(c.Output, metricsFile))[1:] {
+		if line["resumed"] != nil {
+			resumed = line["resumed"].(map[string]any)
+		} else {
+			samples = append(samples, fmt.Sprint(line["samples"]))
+		}
+	}
+	p, _ := blend.ReadPlan(plan)
+	q, _ := blend.ReadPlan(other)
+	if resumed["old_plan"] != p.Fingerprint() || resumed["plan"] != q.Fingerprint() {
+		t.Errorf("resumed %v", resumed)
+	}
+	if want := []string{"8", "8", "8", "8", "8", "5", "8", "8"}; !slices.Equal(samples, want) {
+		t.Errorf("samples %v, want %v", samples, want)
+	}
+	// Each log is about one plan.
+	old := readLines(t, filepath.Join(c.Output, fmt.Sprintf("fingerprints-%.16s.jsonl", p.Fingerprint())))
+	now := readLines(t, filepath.Join(c.Output, fingerprintsFile))
+	if len(old) != 5 || len(now) != 5 || old[0]["plan"] != p.Fingerprint() || now[0]["plan"] != q.Fingerprint() || fmt.Sprint(now[1]["step"]) != "4" {
+		t.Errorf("fingerprints of the old plan %v, of the new one %v", old, now)
+	}
+	// The next resume knows the new plan.
+	c.PlanChange, c.Steps, c.Schedule.DecaySteps = RefusePlanChange, 10, 8
+	mustRun(t, c, Options{Warn: func(text string) { t.Errorf("warning: %s", text) }})
+}
+
+func TestRunErrors(t *testing.T) {
+	dir := t.TempDir()
+	plan := makePlan(t, dir, "plan.json", "")
+	tokenizer := filepath.Join(dir, "tokenizer.json")
+	if err := os.WriteFile(tokenizer, []byte("{}"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		more   string
+		change func(*Config)
+		want   []string
+	}{
+		{"", func(c *Config) { c.Plan += "x" }, []string{"plan.jsonx"}},
+		{"", func(c *Config) { c.Steps = 10000 }, []string{"steps is 10000", "batch_size 8"}},
+		{"batch_size: 5000\n", nil, []string{"steps is", "enough for 0 steps"}},
+		{"model: {preset: mula-nano, vocab_size: 256}\n", nil, []string{"model.vocab_size is 256", "300"}},
+		{"model: {preset: mula-nano, max_position_embeddings: 8}\n", nil, []string{"model.max_position_embeddings is 8", "16"}},
+		{"model: {preset: mula-nano, hidden_size: 63}\n", nil, []string{"model: ", "hidden_size"}},
+		{"", func(c *Config) { c.Tokenizer = tokenizer }, []string{tokenizer, "SHA-256"}},
+		{"", func(c *Config) { c.Tokenizer = tokenizer + "x" }, []string{tokenizer + "x"}},
+		{"", func(c *Config) { c.Output = filepath.Join(plan, "run") }, []string{"not a directory"}},
+	} {
+		c, err := ParseConfig([]byte("steps: 8\nbatch_size: 8\nmodel: {preset: mula-nano}\n"), "train.yaml")
+		if test.more != "" {
+			c, err = ParseConfig([]byte(test.more), "train.yaml")
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Plan, c.Output = plan, filepath.Join(t.TempDir(), "run")
+		if test.change != nil {
+			test.change(&c)
+		}
+		_, err = Run(context.Background(), c, Options{})
+		if err == nil {
+			t.Errorf("%v: no error", test.want)
+			continue
+		}
+		for _, want := range test.want {
+			if !strings.Contains(err.Error(), want) {
+				t.Errorf("error %q does not say %q", err, want)
+			}
+		}
+	}
+}
+
+// One process at a time writes to a run directory.
+func TestRunLocked(t *testing.T) {
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	c := testConfig(t, plan, "")
+	tried := false
+	mustRun(t, c, Options{Progress: func(Progress) {
+		if !tried {
+			tried = true
+			if _, err := Run(context.Background(), c, Options{}); err == nil || !strings.Contains(err.Error(), "another process") {
+				t.Errorf("second run: %v", err)
+			}
+		}
+	}})
+	if !tried {
+		t.Error("no step")
+	}
+}
+
+// A done context ends a run at once. It is not a stop: nothing is saved.
+func TestRunCancelled(t *testing.T) {
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	c := testConfig(t, plan, "")
+	ctx, cancel := context.WithCancel(context.Background())
+	_, err := Run(ctx, c, Options{Progress: func(p Progress) {
+		if p.Step == 2 {
+			cancel()
+		}
+	}})
+	if !errors.Is(err, context.Canceled) {
+		t.Fatalf("error %v", err)
+	}
+	names, _ := listCheckpoints(filepath.Join(c.Output, checkpointsDir))
+	if last := checkpointName(3); slices.Contains(names, checkpointName(4)) || len(names) > 3 || len(names) > 0 && names[0] > last {
+		t.Errorf("checkpoints %v", names)
+	}
+}
+
+// Every field that may change on resume is a field.
+func TestIdentity(t *testing.T) {
+	c := DefaultConfig()
+	c.Schedule.WarmupSteps, c.Schedule.MinLearningRate, c.Checkpoint.Every, c.Evaluate.Every = new(int64), new(float64), new(int64), new(int64)
+	all := map[string]string{}
+	collect(reflect.ValueOf(c), "", all)
+	for _, name := range free {
+		if all[name] == "" {
+			t.Errorf("%s is not a field", name)
+		}
+	}
+	identity := c.identity()
+	if len(identity)+len(free) != len(all) || identity["optimizer.betas"] != "[0.9,0.95]" || identity["model.hidden_size"] != "256" {
+		t.Errorf("identity %v", identity)
+	}
+	if err := compareIdentity(identity, identity); err != nil {
+		t.Error(err)
+	}
+	less := maps.Clone(identity)
+	delete(less, "seed")
+	if err := compareIdentity(less, identity); err == nil || !strings.Contains(err.Error(), "seed is 0 now and unknown there") {
+		t.Errorf("field that the checkpoint lacks: %v", err)
+	}
+	if err := compareIdentity(identity, less); err == nil || !strings.Contains(err.Error(), "seed was 0 and is unknown now") {
+		t.Errorf("field that only the checkpoint has: %v", err)
+	}
+}
+
+func mustPlan(t testing.TB, path string) *blend.Plan {
+	t.Helper()
+	p, err := blend.ReadPlan(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}

@@ -1,0 +1,245 @@
+package train
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"time"
+
+	"mula/internal/atomicfile"
+	"mula/moe"
+	"mula/moe/safetensors"
+)
+
+// RunRecord is the first line of metrics.jsonl, under the key "run".
+type RunRecord struct {
+	Format           int                `json:"format"` // 1
+	Mula             string             `json:"mula"`   // version of the program
+	Model            json.RawMessage    `json:"model"`  // config.json of the model
+	Parameters       int64              `json:"parameters"`
+	ActiveParameters int64              `json:"active_parameters"`
+	Plan             string             `json:"plan"` // fingerprint
+	Sources          []string           `json:"sources"`
+	Weights          map[string]float64 `json:"weights"` // share of each source in the stage of the first step
+	SequenceLength   int                `json:"sequence_length"`
+	BatchSize        int                `json:"batch_size"`
+	Steps            int64              `json:"steps"`
+	Device           string             `json:"device"`
+	Started          string             `json:"started"` // RFC 3339
+}
+
+// StepMetrics is the line of one step in metrics.jsonl. Losses are means over targets, in nats. All fields but the three about time are the
+// same, bit for bit, however often the run was stopped and resumed.
+type StepMetrics struct {
+	Step            int64              `json:"step"`    // from 0
+	First           int64              `json:"first"`   // first position of the step
+	Samples         int                `json:"samples"` // fewer than the batch size if positions were skipped
+	Tokens          int64              `json:"tokens"`  // targets: samples times sequence length
+	Loss            float64            `json:"loss"`    // cross entropy alone
+	AuxLoss         float64            `json:"aux_loss"`
+	ZLoss           float64            `json:"z_loss"`
+	GradNorm        float64            `json:"grad_norm"` // before clipping
+	LearningRate    float64            `json:"learning_rate"`
+	Seconds         float64            `json:"seconds"`
+	TokensPerSecond float64            `json:"tokens_per_second"`
+	Time            string             `json:"time"` // RFC 3339
+	SourceLoss      map[string]float64 `json:"source_loss"`
+	SourceSamples   map[string]int     `json:"source_samples"`
+	ExpertTokens    [][]int64          `json:"expert_tokens,omitempty"` // [layer][expert]; absent for dense models
+}
+
+// Evaluation is the loss on the validation split: means over targets, in nats.
+type Evaluation struct {
+	Loss          float64            `json:"loss"` // of all targets that were evaluated, whatever their source
+	SourceLoss    map[string]float64 `json:"source_loss"`
+	SourceTargets map[string]int64   `json:"source_targets"`
+}
+
+// ResumeRecord says which checkpoint a run went on from.
+type ResumeRecord struct {
+	Checkpoint string              `json:"checkpoint"`
+	Time       string              `json:"time"`
+	Refused    []RefusedCheckpoint `json:"refused,omitempty"`  // newer ones that were damaged
+	OldPlan    string              `json:"old_plan,omitempty"` // fingerprint of the checkpoint's plan, if another one was accepted
+	Plan       string              `json:"plan,omitempty"`     // fingerprint of that other one
+}
+
+// RefusedCheckpoint is a checkpoint that could not be used, and why.
+type RefusedCheckpoint struct {
+	Checkpoint string `json:"checkpoint"`
+	Error      string `json:"error"`
+}
+
+// metricsLine is any line of metrics.jsonl but that of a step.
+type metricsLine struct {
+	Run     *RunRecord    `json:"run,omitempty"`
+	Step    *int64        `json:"step,omitempty"`
+	Eval    *Evaluation   `json:"eval,omitempty"`
+	Resumed *ResumeRecord `json:"resumed,omitempty"`
+}
+
+// runRecord describes the run as it is started now.
+func (r *run) runRecord(now time.Time) (*RunRecord, error) {
+	var model bytes.Buffer
+	if err := moe.WriteConfigJSON(&model, r.config.Model.Config, safetensors.F32); err != nil {
+		return nil, err
+	}
+	record := &RunRecord{
+		Format: 1, Mula: r.options.Version, Model: model.Bytes(),
+		Parameters: r.config.Model.TotalParameters(), ActiveParameters: r.config.Model.ActiveParameters(),
+		Plan: r.data.Plan.Fingerprint(), Weights: map[string]float64{},
+		SequenceLength: r.data.SequenceLength, BatchSize: r.config.BatchSize, Steps: r.config.Steps,
+		Device: r.device.Name(), Started: timestamp(now),
+	}
+	for _, s := range r.data.Summary().Sources {
+		record.Sources = append(record.Sources, s.Name)
+		record.Weights[s.Name] = s.Stages[0].Share
+	}
+	return record, nil
+}
+
+// A recordFile is a file of JSON lines that grows with the run. Every line goes to the operating system in one write.
+type recordFile struct {
+	f *os.File
+}
+
+// openRecordFile opens a file for appending and makes it if need be.
+func openRecordFile(path string) (*recordFile, error) {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	return &recordFile{f}, nil
+}
+
+func (r *recordFile) append(value any) error {
+	line, err := json.Marshal(value)
+	if err != nil {
+		return fmt.Errorf("writing %s: %w", r.f.Name(), err)
+	}
+	_, err = r.Write(append(line, '\n'))
+	return err
+}
+
+// Write appends bytes as they are.
+func (r *recordFile) Write(p []byte) (int, error) {
+	if err := fault(atomicfile.OpWrite, r.f.Name()); err != nil {
+		return 0, err
+	}
+	n, err := r.f.Write(p)
+	if err != nil {
+		return n, fmt.Errorf("writing %s: %w", r.f.Name(), err)
+	}
+	return n, nil
+}
+
+// sync brings all lines to disk. A checkpoint is published after it, so that no checkpoint is ahead of its records.
+func (r *recordFile) sync() error {
+	if err := fault(atomicfile.OpSync, r.f.Name()); err != nil {
+		return err
+	}
+	if err := r.f.Sync(); err != nil {
+		return fmt.Errorf("writing %s: %w", r.f.Name(), err)
+	}
+	return nil
+}
+
+func (r *recordFile) close() error { return r.f.Close() }
+
+// fault asks the fault injection of tests about an operation that does not go through atomicfile.
+func fault(op atomicfile.Op, path string) error {
+	if atomicfile.Fault == nil {
+		return nil
+	}
+	if err := atomicfile.Fault(op, path); err != nil {
+		return &fs.PathError{Op: string(op), Path: path, Err: err}
+	}
+	return nil
+}
+
+// recordPosition says where a line of metrics.jsonl or fingerprints.jsonl stands in time.
+type recordPosition struct {
+	Step    *int64          `json:"step"`
+	Eval    json.RawMessage `json:"eval"`
+	Resumed json.RawMessage `json:"resumed"`
+}
+
+// before reports whether the line was written before the checkpoint of the given number of steps done. An evaluation carries the number of
+// steps done and runs before the checkpoint of the same number; every other line carries the step it is about.
+func (p recordPosition) before(stepsDone int64) bool {
+	switch {
+	case p.Step == nil: // the first line
+		return true
+	case p.Eval != nil:
+		return *p.Step <= stepsDone
+	}
+	return *p.Step < stepsDone
+}
+
+// cutRecords removes from a file of JSON lines what was written after the checkpoint of stepsDone, and a last line that a killed process
+// left unfinished. It reports whether the first line (the header) is there, and the step that the remaining lines end with, -1 if there is
+// none. A file that does not exist counts as empty.
+func cutRecords(path string, stepsDone int64) (header bool, last int64, err error) {
+	f, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, -1, nil
+	}
+	if err != nil {
+		return false, -1, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return false, -1, err
+	}
+	last = -1
+	var kept int64 // bytes; lines are in the order of time, so what remains is the beginning of the file
+	for r, number := bufio.NewReader(f), 1; ; number++ {
+		line, err := r.ReadBytes('\n')
+		if err == io.EOF {
+			break // line is unfinished, or empty
+		}
+		if err != nil {
+			return false, -1, fmt.Errorf("reading %s: %w", path, err)
+		}
+		var p recordPosition
+		if err := json.Unmarshal(line, &p); err != nil {
+			// After a crash of the machine the file may end in bytes that never reached the disk, as zeros.
+			if rest, _ := io.ReadAll(r); len(bytes.Trim(append(line, rest...), "\x00\n")) == 0 {
+				break
+			}
+			return false, -1, fmt.Errorf("%s:%d: not a line of JSON: %w; move the file away to go on without it", path, number, err)
+		}
+		if !p.before(stepsDone) {
+			break
+		}
+		kept += int64(len(line))
+		if p.Step == nil {
+			header = true
+		} else if p.Eval == nil && p.Resumed == nil {
+			last = *p.Step
+		}
+	}
+	if kept == info.Size() {
+		return header, last, nil
+	}
+	out, err := atomicfile.Create(path)
+	if err != nil {
+		return false, -1, err
+	}
+	defer out.Abort()
+	if _, err := f.Seek(0, io.SeekStart); err != nil {
+		return false, -1, err
+	}
+	if _, err := io.CopyN(out, f, kept); err != nil {
+		return false, -1, fmt.Errorf("cutting %s: %w", path, err)
+	}
+	return header, last, out.Publish()
+}
+
+func timestamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }

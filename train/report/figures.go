@@ -1,0 +1,451 @@
+package report
+
+import (
+	"fmt"
+	"math"
+	"strings"
+)
+
+// The widths and heights of drawings: over the whole page, and of those that stand side by side.
+const (
+	wide, wideHeight = 1120, 380
+	half, halfHeight = 640, 310
+)
+
+// How many points or columns a curve or an area is thinned to.
+const (
+	curvePoints  = 400
+	shareColumns = 160
+	heatColumns  = 120
+	mostDots     = 60 // more would touch each other
+)
+
+func marksOf(r *Run) []mark {
+	marks := make([]mark, len(r.Resumes))
+	for i, m := range r.Resumes {
+		marks[i] = mark{float64(m.Step), fmt.Sprintf("resumed before step %d from %s", m.Step, m.Checkpoint)}
+	}
+	return marks
+}
+
+// stepsDone is the number of steps up to the run's last one; all charts of the run reach there.
+func stepsDone(r *Run) float64 {
+	if len(r.Steps) == 0 {
+		return 0
+	}
+	return float64(r.Steps[len(r.Steps)-1].Step + 1)
+}
+
+// curveOf is one value of every step.
+func curveOf(r *Run, value func(*Step) float64) []point {
+	curve := make([]point, len(r.Steps))
+	for i := range r.Steps {
+		curve[i] = point{float64(r.Steps[i].Step), value(&r.Steps[i])}
+	}
+	return curve
+}
+
+func sourceCurve(r *Run, source int) []point {
+	return curveOf(r, func(s *Step) float64 { return s.SourceLoss[source] })
+}
+
+// sourceWeights are the samples that the losses of a source are means over.
+func sourceWeights(r *Run, source int) []float64 {
+	weights := make([]float64, len(r.Steps))
+	for i, s := range r.Steps {
+		weights[i] = float64(s.SourceSamples[source])
+	}
+	return weights
+}
+
+// rawAndSmooth are the two lines by which a noisy curve is shown. A run too short to be smoothed has the second alone.
+// With logIfWide, values that lineChart will draw on a logarithmic axis are averaged as logarithms: one spike of a thousand
+// would hide the hundred steps after it.
+func rawAndSmooth(name string, colour int, curve []point, logIfWide bool) []curveSeries {
+	span := smoothSpan(len(curve))
+	if span <= 1 {
+		return []curveSeries{{name: name, colour: colour, points: means(curve, curvePoints)}}
+	}
+	lo, hi := math.Inf(1), math.Inf(-1)
+	for _, p := range curve {
+		if finite(p.y) {
+			lo, hi = min(lo, p.y), max(hi, p.y)
+		}
+	}
+	var smoothed []point
+	if logIfWide && wideSpread(lo, hi) {
+		logs := make([]point, len(curve))
+		for i, p := range curve {
+			logs[i] = point{p.x, math.Log(p.y)}
+		}
+		smoothed = means(smooth(logs, nil, span), curvePoints)
+		for i := range smoothed {
+			smoothed[i].y = math.Exp(smoothed[i].y)
+		}
+	} else {
+		smoothed = means(smooth(curve, nil, span), curvePoints)
+	}
+	return []curveSeries{
+		{colour: colour, faint: true, points: envelope(curve, curvePoints)},
+		{name: name, colour: colour, points: smoothed},
+	}
+}
+
+func smoothText(n int) string {
+	if span := smoothSpan(n); span > 1 {
+		return fmt.Sprintf(" Pale: each step; strong: smoothed over about %.0f steps.", span)
+	}
+	return ""
+}
+
+// lossFigures overlay the loss of all runs, with their evaluations: whole, and the second half alone where the first steps would press it
+// flat.
+func lossFigures(names []string, runs []*Run) []figure {
+	chart := lineChart{label: "loss over steps", width: wide, height: wideHeight, yLabel: "loss (nats per token)"}
+	evaluated, longest := false, 0
+	text := "Mean cross entropy of each step."
+	for i, run := range runs {
+		name := names[i]
+		if len(runs) == 1 {
+			name = "training"
+			text += smoothText(len(run.Steps))
+		}
+		longest = max(longest, len(run.Steps))
+		chart.series = append(chart.series, rawAndSmooth(name, i, curveOf(run, func(s *Step) float64 { return s.Loss }), false)...)
+		chart.marks = append(chart.marks, marksOf(run)...)
+		chart.until = max(chart.until, stepsDone(run))
+		if len(run.Evaluations) == 0 {
+			continue
+		}
+		evaluated = true
+		s := curveSeries{name: names[i] + ", evaluation", quiet: true, colour: i, dots: len(run.Evaluations) <= mostDots}
+		if len(runs) == 1 {
+			s.name, s.quiet, s.colour = "evaluation", false, 1
+		}
+		for _, e := range run.Evaluations {
+			s.points = append(s.points, point{float64(e.Step), e.Loss})
+		}
+		s.points = means(s.points, curvePoints)
+		chart.series = append(chart.series, s)
+	}
+	if len(runs) > 1 {
+		text += " Pale: each step; strong: smoothed."
+	}
+	if evaluated && len(runs) > 1 {
+		text += " With dots: evaluation on held-out windows."
+	}
+	figures := []figure{{"Loss", text, chart.svg()}}
+	if longest >= 100 {
+		chart.label, chart.from = "loss over the second half of the steps", math.Floor(chart.until/2)
+		figures = append(figures, figure{"Loss, second half", "The same, closer.", chart.svg()})
+	}
+	return figures
+}
+
+func sectionOf(name string, r *Run) section {
+	s := section{Name: name, Sources: sourceRows(r), Config: configRows(r)}
+	if r.Torn != "" {
+		s.Notes = append(s.Notes, "The last line of the metrics is incomplete and was left out: "+r.Torn+". The run is writing it, or was stopped while it did.")
+	}
+	for _, m := range r.Resumes {
+		if m.OldPlan != "" {
+			s.Notes = append(s.Notes, fmt.Sprintf("Before step %d the run changed its plan; until then it followed plan %s. Planned shares are those of the plan it began with.", m.Step, m.OldPlan))
+		}
+		if len(m.Refused) > 0 {
+			s.Notes = append(s.Notes, fmt.Sprintf("Before step %d the run resumed from %s, since newer checkpoints were damaged: %s.", m.Step, m.Checkpoint, strings.Join(m.Refused, ", ")))
+		}
+	}
+	if len(r.Steps) == 0 {
+		s.Notes = append(s.Notes, "The run has done no step yet.")
+	}
+	add := func(title string, figures ...figure) {
+		g := group{Title: title}
+		for _, f := range figures {
+			if f.Chart != "" {
+				g.Figures = append(g.Figures, f)
+			}
+		}
+		if len(g.Figures) > 0 {
+			s.Figures = append(s.Figures, g)
+		}
+	}
+	add("Loss by source", sourceLossFigure(r), evaluationFigure(r))
+	add("Mixture", drawnFigure(r), cumulativeFigure(r))
+	add("Speed and optimizer",
+		stepFigure(r, "Tokens per second", "Training speed of each step.", "tokens/s", true, false, func(s *Step) float64 { return emptyGap(s, s.TokensPerSecond) }),
+		stepFigure(r, "Gradient norm", "Before clipping.", "norm", false, true, func(s *Step) float64 { return emptyGap(s, s.GradNorm) }),
+		plainFigure(r, "Learning rate", "As set by the schedule.", "learning rate", func(s *Step) float64 { return s.LearningRate }),
+		stepFigure(r, "Auxiliary loss", "Load balancing loss of the router, before its coefficient; the fewer experts are favoured, the lower.", "auxiliary loss",
+			false, false, ifAny(r, func(s *Step) float64 { return s.AuxLoss })),
+		stepFigure(r, "Router z-loss", "Mean squared log-sum-exp of the router's logits, before its coefficient.", "z-loss",
+			false, true, ifAny(r, func(s *Step) float64 { return s.ZLoss })))
+	add("Experts", loadFigure(r), imbalanceFigure(r), balanceFigure(r), entropyFigure(r))
+	return s
+}
+
+// emptyGap leaves a gap at steps that had no samples.
+func emptyGap(s *Step, v float64) float64 {
+	if s.Samples == 0 {
+		return math.NaN()
+	}
+	return v
+}
+
+// ifAny is value, or no value at all if it is 0 in every step: then the run does not use it.
+func ifAny(r *Run, value func(*Step) float64) func(*Step) float64 {
+	for i := range r.Steps {
+		if value(&r.Steps[i]) != 0 {
+			return func(s *Step) float64 { return emptyGap(s, value(s)) }
+		}
+	}
+	return func(*Step) float64 { return math.NaN() }
+}
+
+// stepFigure shows one noisy value of every step.
+func stepFigure(r *Run, title, text, yLabel string, fromZero, logIfWide bool, value func(*Step) float64) figure {
+	chart := lineChart{
+		label: title + " over steps", width: half, height: halfHeight, yLabel: yLabel, fromZero: fromZero, logIfWide: logIfWide,
+		series: rawAndSmooth("last", 0, curveOf(r, value), logIfWide), marks: marksOf(r), until: stepsDone(r),
+	}
+	return figure{title, text + smoothText(len(r.Steps)), chart.svg()}
+}
+
+// plainFigure shows one smooth value of every step.
+func plainFigure(r *Run, title, text, yLabel string, value func(*Step) float64) figure {
+	chart := lineChart{
+		label: title + " over steps", width: half, height: halfHeight, yLabel: yLabel, fromZero: true,
+		series: []curveSeries{{name: "last", points: envelope(curveOf(r, value), curvePoints/2)}}, marks: marksOf(r), until: stepsDone(r),
+	}
+	return figure{title, text, chart.svg()}
+}
+
+func sourceLossFigure(r *Run) figure {
+	chart := lineChart{label: "loss of each source over steps", width: half, height: halfHeight, yLabel: "loss (nats per token)", marks: marksOf(r), until: stepsDone(r)}
+	span := smoothSpan(len(r.Steps))
+	for i, name := range r.Info.Sources {
+		curve := smooth(sourceCurve(r, i), sourceWeights(r, i), span)
+		chart.series = append(chart.series, curveSeries{name: name, colour: i, points: means(curve, curvePoints)})
+	}
+	text := "Mean cross entropy of the samples of each source."
+	if span > 1 {
+		text += fmt.Sprintf(" Smoothed over about %.0f steps, weighted by samples.", span)
+	}
+	return figure{"Training", text, chart.svg()}
+}
+
+func evaluationFigure(r *Run) figure {
+	chart := lineChart{label: "evaluation loss of each source over steps", width: half, height: halfHeight, yLabel: "loss (nats per token)", xLabel: "steps done", marks: marksOf(r), until: stepsDone(r)}
+	for i, name := range r.Info.Sources {
+		s := curveSeries{name: name, colour: i, dots: len(r.Evaluations) <= mostDots}
+		for _, e := range r.Evaluations {
+			s.points = append(s.points, point{float64(e.Step), e.SourceLoss[i]})
+		}
+		s.points = means(s.points, curvePoints)
+		chart.series = append(chart.series, s)
+	}
+	return figure{"Evaluation", "On held-out windows of each source.", chart.svg()}
+}
+
+// columns cuts n steps into at most most stretches: stretch i has the steps from edge i to before edge i+1.
+func columns(n, most int) []int {
+	k := min(n, most)
+	edges := make([]int, k+1)
+	for i := range edges {
+		edges[i] = i * n / max(k, 1)
+	}
+	return edges
+}
+
+func drawnFigure(r *Run) figure {
+	if len(r.Steps) == 0 || len(r.Info.Sources) == 0 {
+		return figure{}
+	}
+	edges := columns(len(r.Steps), shareColumns)
+	chart := shareChart{
+		label: "share of samples drawn from each source", width: half, height: halfHeight, names: r.Info.Sources, planned: plannedShares(r), marks: marksOf(r),
+	}
+	first := float64(r.Steps[0].Step)
+	var all float64
+	for i := range len(edges) - 1 {
+		shares := make([]float64, len(r.Info.Sources))
+		for _, s := range r.Steps[edges[i]:edges[i+1]] {
+			for j, n := range s.SourceSamples {
+				shares[j] += float64(n)
+			}
+		}
+		if total := sum(shares); total > 0 {
+			all += total
+			for j := range shares {
+				shares[j] /= total
+			}
+		}
+		chart.shares = append(chart.shares, shares)
+	}
+	if all == 0 {
+		return figure{}
+	}
+	for _, e := range edges {
+		chart.edges = append(chart.edges, first+float64(e))
+	}
+	text := "Samples drawn from each source"
+	if per := float64(len(r.Steps)) / float64(len(edges)-1); per > 1 {
+		text += fmt.Sprintf(", over stretches of about %.0f steps.", per)
+	} else {
+		text += ", step by step."
+	}
+	if chart.planned != nil {
+		text += " Dashed: where the borders are by the plan's weights at step 0. Labels: the last stretch."
+	}
+	return figure{"As drawn", text, chart.svg()}
+}
+
+func cumulativeFigure(r *Run) figure {
+	if len(r.Steps) == 0 || len(r.Info.Sources) == 0 {
+		return figure{}
+	}
+	chart := lineChart{
+		label: "share of all samples drawn so far, by source", width: half, height: halfHeight, xLabel: "steps done", yLabel: "share of all samples so far",
+		fromZero: true, percent: true, marks: marksOf(r), until: stepsDone(r),
+	}
+	edges := columns(len(r.Steps), curvePoints)
+	planned := plannedShares(r)
+	total := make([]float64, len(edges))
+	for i := range len(edges) - 1 {
+		total[i+1] = total[i]
+		for _, s := range r.Steps[edges[i]:edges[i+1]] {
+			for _, n := range s.SourceSamples {
+				total[i+1] += float64(n)
+			}
+		}
+	}
+	first, end := float64(r.Steps[0].Step), float64(r.Steps[len(r.Steps)-1].Step+1)
+	for j, name := range r.Info.Sources {
+		line := curveSeries{name: name, colour: j}
+		var drawn float64
+		for i := range len(edges) - 1 {
+			for _, s := range r.Steps[edges[i]:edges[i+1]] {
+				drawn += float64(s.SourceSamples[j])
+			}
+			line.points = append(line.points, point{first + float64(edges[i+1]), drawn / total[i+1]})
+		}
+		chart.series = append(chart.series, line)
+		if planned != nil {
+			chart.series = append(chart.series, curveSeries{name: name + ", planned", colour: j, planned: true, points: []point{{first, planned[j]}, {end, planned[j]}}})
+		}
+	}
+	text := "Share of all samples so far that came from each source."
+	if planned != nil {
+		text += " Dashed: the plan's weights at step 0."
+	}
+	return figure{"Cumulative", text, chart.svg()}
+}
+
+// loadFigure is the map of the load of every expert over the last steps.
+func loadFigure(r *Run) figure {
+	if len(r.ExpertLoad) == 0 {
+		return figure{}
+	}
+	m := heatMap{
+		label: "load of each expert in each layer", width: half, rowName: "layer", xLabel: "expert", scaleLabel: "× the layer's mean load", noteHead: "max/mean, entropy",
+	}
+	for layer, counts := range r.ExpertLoad {
+		if len(counts) == 0 {
+			return figure{}
+		}
+		var total float64
+		busiest, idlest := 0, 0
+		for e, n := range counts {
+			total += float64(n)
+			if n > counts[busiest] {
+				busiest = e
+			}
+			if n < counts[idlest] {
+				idlest = e
+			}
+		}
+		row := make([]float64, len(counts))
+		for e, n := range counts {
+			row[e] = float64(n) * float64(len(counts)) / total // 0/0, left blank, where nothing was routed
+		}
+		b := balanceOf(counts)
+		m.values = append(m.values, row)
+		m.notes = append(m.notes, exact(b.MaxOverMean, 3)+"×, "+exact(b.Entropy, 3))
+		m.titles = append(m.titles, fmt.Sprintf("layer %d: busiest expert %d with %s × the mean, idlest expert %d with %s ×",
+			layer, busiest, exact(row[busiest], 3), idlest, exact(row[idlest], 3)))
+	}
+	over := fmt.Sprintf("the last %d steps", r.LoadSteps)
+	if r.LoadSteps == 1 {
+		over = "the last step"
+	}
+	text := fmt.Sprintf("Tokens routed to each expert in %s, against the mean of its layer. "+
+		"Beside each layer: the busiest expert's load ÷ the mean (1 is even), and the entropy of the shares (1 is even, 0 is one expert alone).", over)
+	return figure{"Load by layer and expert", text, m.svg()}
+}
+
+// imbalanceFigure is the map of the busiest expert's load in every layer, over the whole run.
+func imbalanceFigure(r *Run) figure {
+	if len(r.ExpertLoad) == 0 || len(r.Steps) < 2 {
+		return figure{}
+	}
+	edges := columns(len(r.Steps), heatColumns)
+	m := heatMap{
+		label: "load of the busiest expert of each layer over steps", width: half, rowName: "layer", xLabel: "step", scaleLabel: "busiest ÷ mean",
+		overSteps: true, xLo: float64(r.Steps[0].Step), xHi: float64(r.Steps[len(r.Steps)-1].Step + 1),
+	}
+	for layer := range r.ExpertLoad {
+		row := make([]float64, len(edges)-1)
+		for i := range row {
+			var total, seen float64
+			for _, s := range r.Steps[edges[i]:edges[i+1]] {
+				if v := s.Balance[layer].MaxOverMean; !math.IsNaN(v) {
+					total += v
+					seen++
+				}
+			}
+			row[i] = total / seen
+		}
+		m.values = append(m.values, row)
+	}
+	return figure{"Imbalance by layer over time", "Load of the busiest expert ÷ mean load, of each step alone, averaged over stretches of steps.", m.svg()}
+}
+
+// acrossLayers shows the mean over layers of a number, and its worst layer.
+func acrossLayers(r *Run, title, text, yLabel string, value func(Balance) float64, worse func(a, b float64) float64) figure {
+	if len(r.ExpertLoad) == 0 {
+		return figure{}
+	}
+	chart := lineChart{label: title + " over steps", width: half, height: halfHeight, yLabel: yLabel, marks: marksOf(r), until: stepsDone(r)}
+	mean := curveOf(r, func(s *Step) float64 {
+		var total float64
+		for _, b := range s.Balance {
+			total += value(b)
+		}
+		return total / float64(len(s.Balance))
+	})
+	worst := curveOf(r, func(s *Step) float64 {
+		w := value(s.Balance[0])
+		for _, b := range s.Balance {
+			w = worse(w, value(b))
+		}
+		return w
+	})
+	span := smoothSpan(len(r.Steps))
+	chart.series = []curveSeries{
+		{name: "worst layer", colour: 1, points: means(smooth(worst, nil, span), curvePoints)},
+		{name: "mean of layers", colour: 0, points: means(smooth(mean, nil, span), curvePoints)},
+	}
+	if span > 1 {
+		text += fmt.Sprintf(" Smoothed over about %.0f steps.", span)
+	}
+	return figure{title, text, chart.svg()}
+}
+
+func balanceFigure(r *Run) figure {
+	return acrossLayers(r, "Busiest expert ÷ mean", "Of each step alone; 1 is even.", "max load ÷ mean load",
+		func(b Balance) float64 { return b.MaxOverMean }, math.Max)
+}
+
+func entropyFigure(r *Run) figure {
+	return acrossLayers(r, "Entropy of the load", "Of the experts' shares in each step, divided by ln(experts): 1 is even, 0 is one expert alone.", "entropy ÷ ln(experts)",
+		func(b Balance) float64 { return b.Entropy }, math.Min)
+}

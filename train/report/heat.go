@@ -1,0 +1,149 @@
+package report
+
+import (
+	"fmt"
+	"html/template"
+	"math"
+	"strings"
+)
+
+// A heatMap draws numbers around 1 as colours: neutral at 1, one hue below, another above, on a logarithmic scale
+// from ¼ to 4, or from 1/16 to 16 where values need that.
+type heatMap struct {
+	label      string
+	width      float64
+	rowName    string      // what a row is: rows are named by it and their number
+	values     [][]float64 // row × column; NaN is left blank
+	notes      []string    // one for each row, written at its end; nil: none
+	noteHead   string
+	titles     []string // tooltips of the rows
+	xLabel     string
+	xLo, xHi   float64 // numbers at the left edge of the first column and at the right edge of the last
+	overSteps  bool    // columns are stretches of steps, else things counted from 0
+	scaleLabel string
+}
+
+func (m *heatMap) svg() template.HTML {
+	if len(m.values) == 0 {
+		return ""
+	}
+	rowHeight := min(max(320/float64(len(m.values)), 7), 20)
+	noteWidth := 14.0
+	for _, n := range m.notes {
+		noteWidth = max(noteWidth, 14+textWidth*float64(len([]rune(n))))
+	}
+	if m.notes != nil {
+		noteWidth = max(noteWidth, 14+textWidth*float64(len([]rune(m.noteHead))))
+	}
+	top := 54.0
+	d := newDrawing(m.label, m.width, top+rowHeight*float64(len(m.values))+marginFoot)
+	left := 30 + textWidth*float64(len(fmt.Sprint(len(m.values)-1)))
+	right := d.width - noteWidth
+	octaves := m.octaves()
+	d.scale(left, octaves, m.scaleLabel)
+
+	every := max(1, int(math.Ceil(13/rowHeight))) // rows lower than text are named now and then
+	for r := range m.values {
+		y := top + rowHeight*float64(r)
+		title := ""
+		if m.titles != nil {
+			title = "<title>" + esc(m.titles[r]) + "</title>"
+		}
+		d.add(`<g>%s%s`, title, m.row(r, octaves, left, right, y, rowHeight))
+		if r%every == 0 {
+			d.add(`<text class="tick" x="%s" y="%s" text-anchor="end">%d</text>`, num(left-6), num(y+rowHeight/2+4), r)
+			if m.notes != nil {
+				d.add(`<text class="tick" x="%s" y="%s">%s</text>`, num(right+8), num(y+rowHeight/2+4), esc(m.notes[r]))
+			}
+		}
+		d.add(`</g>`)
+	}
+	if m.notes != nil {
+		d.add(`<text class="axis" x="%s" y="%s">%s</text>`, num(right+8), num(top-8), esc(m.noteHead))
+	}
+	middle := num(top + rowHeight*float64(len(m.values))/2)
+	d.add(`<text class="axis" x="12" y="%s" text-anchor="middle" transform="rotate(-90 12 %s)">%s</text>`, middle, middle, esc(m.rowName))
+	if m.overSteps {
+		d.xAxis(newStepAxis(m.xLo, m.xHi, left, right, int((right-left)/75)), m.xLabel)
+	} else {
+		m.columnNumbers(d, left, right)
+	}
+	return d.end()
+}
+
+// row draws the cells of a row; neighbours of one colour are one rectangle.
+func (m *heatMap) row(r, octaves int, left, right, y, height float64) string {
+	var b strings.Builder
+	row := m.values[r]
+	at := func(c int) float64 { return left + (right-left)*float64(c)/float64(len(row)) }
+	for c := 0; c < len(row); {
+		class := heatClass(row[c], octaves)
+		end := c + 1
+		for end < len(row) && heatClass(row[end], octaves) == class {
+			end++
+		}
+		if class >= 0 {
+			fmt.Fprintf(&b, `<path class="h%d" d="M%s %sH%sv%sH%sz"/>`, class, num(at(c)), num(y), num(at(end)), num(height-0.6), num(at(c)))
+		}
+		c = end
+	}
+	return b.String()
+}
+
+// columnNumbers writes the numbers of columns below their middles.
+func (m *heatMap) columnNumbers(d *drawing, left, right float64) {
+	columns := len(m.values[0])
+	base := d.height - marginFoot
+	every := 1
+	for _, e := range []int{1, 2, 4, 8, 16, 32, 64, 128, 256} {
+		every = e
+		if float64(columns)/float64(e)*30 < right-left {
+			break
+		}
+	}
+	for c := 0; c < columns; c += every {
+		x := left + (right-left)*(float64(c)+0.5)/float64(columns)
+		d.add(`<text class="tick" x="%s" y="%s" text-anchor="middle">%d</text>`, num(x), num(base+15), c)
+	}
+	d.add(`<text class="axis" x="%s" y="%s" text-anchor="middle">%s</text>`, num((left+right)/2), num(base+34), esc(m.xLabel))
+}
+
+// octaves is how far the scale reaches to each side.
+func (m *heatMap) octaves() int {
+	for _, row := range m.values {
+		for _, v := range row {
+			if v > 4.75 { // more than half a colour beyond the shorter scale
+				return 4
+			}
+		}
+	}
+	return 2
+}
+
+// heatClass is the number of a value's colour, or -1 for none.
+func heatClass(v float64, octaves int) int {
+	if math.IsNaN(v) {
+		return -1
+	}
+	if v <= 0 {
+		return 0
+	}
+	step := math.Round(math.Log2(v) * heatSteps / float64(octaves))
+	return int(min(max(step, -heatSteps), heatSteps)) + heatSteps
+}
+
+// scale draws the key of the colours.
+func (d *drawing) scale(left float64, octaves int, label string) {
+	const cell, y = 15, 6
+	for i := range 2*heatSteps + 1 {
+		d.add(`<path class="h%d" d="M%s %dh%dv10h-%dz"/>`, i, num(left+float64(i*cell)), y, cell, cell)
+	}
+	texts := []string{"≤ ¼", "½", "1", "2", "≥ 4"}
+	if octaves == 4 {
+		texts = []string{"≤ 1/16", "¼", "1", "4", "≥ 16"}
+	}
+	for i, text := range texts {
+		d.add(`<text class="tick" x="%s" y="%d" text-anchor="middle">%s</text>`, num(left+float64(i*heatSteps/2*cell)+cell/2.0), y+24, text)
+	}
+	d.add(`<text class="axis" x="%s" y="%d">%s</text>`, num(left+float64((2*heatSteps+1)*cell)+14), y+10, esc(label))
+}

@@ -1,0 +1,132 @@
+// Package report renders the metrics of training runs as one self-contained HTML page.
+//
+// The page asks nobody for anything: styles and charts (SVG) are inside it, and a content security policy forbids the rest. It is read
+// without JavaScript; the little there is shows values under the pointer. It follows the reader's light or dark setting, and prints.
+// The files read are those that package train writes; the same runs and options give the same bytes.
+//
+// The size of the page does not grow with the length of a run: curves are thinned to what a screen can show, raw values so that every
+// spike stays.
+package report
+
+import (
+	"bytes"
+	"crypto/sha256"
+	_ "embed"
+	"encoding/base64"
+	"fmt"
+	"html/template"
+	"io"
+	"strings"
+)
+
+var (
+	//go:embed page.html
+	pageHTML string
+	//go:embed page.css
+	pageCSS string
+	//go:embed page.js
+	pageJS string
+
+	page = template.Must(template.New("page").Parse(pageHTML))
+)
+
+// Options of [Write].
+type Options struct {
+	Title string // heading of the page; default: the names of the runs
+}
+
+// document is what the template shows.
+type document struct {
+	Title   string
+	Policy  string
+	Style   template.CSS
+	Script  template.JS
+	Summary summary
+	Loss    []figure
+	Keys    []key // which colour is which run, where there are several
+	Runs    []section
+}
+
+type key struct {
+	Class, Name string
+}
+
+// A figure is a chart with its heading and a sentence on what it shows. Without values it has no chart, and is not shown.
+type figure struct {
+	Title, Text string
+	Chart       template.HTML
+}
+
+// A section is what the page shows of one run alone.
+type section struct {
+	Name    string
+	Notes   []string
+	Sources []sourceRow
+	Figures []group
+	Config  []configRow
+}
+
+// A group is a row of figures under a heading.
+type group struct {
+	Title   string
+	Figures []figure
+}
+
+// Write renders the runs as one HTML page. The loss curves of all of them share a chart, the rest is shown run by run.
+func Write(w io.Writer, opts Options, runs ...*Run) error {
+	if len(runs) == 0 {
+		return fmt.Errorf("report: no run given")
+	}
+	names := distinctNames(runs)
+	doc := document{
+		Title:   opts.Title,
+		Style:   template.CSS(style()),
+		Script:  template.JS(pageJS),
+		Policy:  policy(),
+		Summary: summarise(names, runs),
+		Loss:    lossFigures(names, runs),
+	}
+	if doc.Title == "" {
+		doc.Title = "Training report: " + strings.Join(names, ", ")
+	}
+	for i, run := range runs {
+		if len(runs) > 1 {
+			doc.Keys = append(doc.Keys, key{fillClass(i), names[i]})
+		}
+		doc.Runs = append(doc.Runs, sectionOf(names[i], run))
+	}
+	var out bytes.Buffer
+	if err := page.Execute(&out, doc); err != nil {
+		return fmt.Errorf("report: %w", err)
+	}
+	if _, err := out.WriteTo(w); err != nil {
+		return fmt.Errorf("writing the report: %w", err)
+	}
+	return nil
+}
+
+// policy lets the page use its own styles and its own script, by hash, and nothing else.
+func policy() string {
+	hash := sha256.Sum256([]byte(pageJS))
+	return "default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-" + base64.StdEncoding.EncodeToString(hash[:]) + "'"
+}
+
+func style() string {
+	light, dark := paletteCSS(paletteLight, heatLight), paletteCSS(paletteDark, heatDark)
+	return ":root{" + light + "}\n@media screen and (prefers-color-scheme:dark){:root{" + dark + "}}\n" + classCSS() + pageCSS
+}
+
+// distinctNames are the names of the runs, numbered where directories of the same name were given.
+func distinctNames(runs []*Run) []string {
+	names := make([]string, len(runs))
+	taken := make(map[string]bool)
+	for i, run := range runs {
+		name := run.Name
+		for n := 2; taken[name]; n++ {
+			name = fmt.Sprintf("%s (%d)", run.Name, n)
+		}
+		taken[name] = true
+		names[i] = name
+	}
+	return names
+}

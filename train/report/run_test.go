@@ -1,0 +1,234 @@
+package report
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"io/fs"
+	"math"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+)
+
+const (
+	headLine   = `{"run":{"format":1,"mula":"v1","model":{"num_experts":4},"parameters":10,"active_parameters":6,"plan":"ab","sources":["go","docs"],"weights":{"go":0.75,"docs":0.25},"sequence_length":8,"batch_size":4,"steps":3,"device":"cpu","started":"2026-09-01T08:00:00Z"}}` + "\n"
+	step0      = `{"step":0,"first":0,"samples":4,"tokens":32,"loss":5.5,"aux_loss":1.5,"z_loss":0.25,"grad_norm":2,"learning_rate":0.001,"seconds":0.5,"tokens_per_second":64,"time":"2026-09-01T08:00:01Z","source_loss":{"go":5,"docs":7},"source_samples":{"go":3,"docs":1},"expert_tokens":[[16,16,16,16],[64,0,0,0],[32,32,0,0]]}` + "\n"
+	step1      = `{"step":1,"first":4,"samples":0,"tokens":0,"loss":0,"grad_norm":0,"learning_rate":0.001,"seconds":0.1,"tokens_per_second":0,"source_loss":{},"source_samples":{},"expert_tokens":[[0,0,0,0],[0,0,0,0],[0,0,0,0]]}` + "\n"
+	step2      = `{"step":2,"first":8,"samples":4,"tokens":32,"loss":4.5,"grad_norm":1,"learning_rate":0.002,"seconds":0.5,"tokens_per_second":64,"source_loss":{"go":4.5},"source_samples":{"go":4},"expert_tokens":[[4,8,16,36],[64,0,0,0],[0,0,32,32]]}` + "\n"
+	evalLine   = `{"step":2,"eval":{"loss":5,"source_loss":{"docs":6},"source_targets":{"docs":80}}}` + "\n"
+	resumeLine = `{"step":2,"resumed":{"checkpoint":"step-00000002","time":"2026-09-01T09:00:00Z","refused":[{"checkpoint":"step-00000003","error":"hash"}]}}` + "\n"
+)
+
+func TestParse(t *testing.T) {
+	run, err := parse(strings.NewReader(headLine+step0+step1+evalLine+resumeLine+step2), "m")
+	if err != nil {
+		t.Fatal(err)
+	}
+	nan := math.NaN()
+	want := []Step{
+		{Step: 0, Samples: 4, Tokens: 32, Loss: 5.5, AuxLoss: 1.5, ZLoss: 0.25, GradNorm: 2, LearningRate: 0.001, Seconds: 0.5, TokensPerSecond: 64,
+			SourceLoss: []float64{5, 7}, SourceSamples: []int64{3, 1}, Balance: []Balance{{1, 1}, {4, 0}, {2, 0.5}}},
+		{Step: 1, Loss: nan, LearningRate: 0.001, Seconds: 0.1, SourceLoss: []float64{nan, nan}, SourceSamples: []int64{0, 0},
+			Balance: []Balance{{nan, nan}, {nan, nan}, {nan, nan}}},
+		{Step: 2, Samples: 4, Tokens: 32, Loss: 4.5, GradNorm: 1, LearningRate: 0.002, Seconds: 0.5, TokensPerSecond: 64,
+			// −Σ p·log₄ p for p = 1/16, 1/8, 1/4, 9/16: 1/8 + 3/16 + 1/4 + 9/16·(2 − log₂3)
+			SourceLoss: []float64{4.5, nan}, SourceSamples: []int64{4, 0}, Balance: []Balance{{2.25, 0.5625 + 0.5625*(2-math.Log2(3))}, {4, 0}, {2, 0.5}}},
+	}
+	close := cmp.Options{cmpopts.EquateNaNs(), cmpopts.EquateApprox(0, 1e-12)}
+	if diff := cmp.Diff(want, run.Steps, close); diff != "" {
+		t.Errorf("steps (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff([]Evaluation{{2, 5, []float64{nan, 6}, []int64{0, 80}}}, run.Evaluations, close); diff != "" {
+		t.Errorf("evaluations (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff([]Resume{{Step: 2, Checkpoint: "step-00000002", Time: epoch.Add(3600e9), Refused: []string{"step-00000003"}}}, run.Resumes); diff != "" {
+		t.Errorf("resumes (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff([][]int64{{20, 24, 32, 52}, {128, 0, 0, 0}, {32, 32, 32, 32}}, run.ExpertLoad); diff != "" {
+		t.Errorf("expert load (-want +got):\n%s", diff)
+	}
+	if run.LoadSteps != 3 || run.Torn != "" || run.Info.Plan != "ab" || run.Info.Weights["go"] != 0.75 || !run.Info.Started.Equal(epoch) {
+		t.Errorf("got %+v", run)
+	}
+}
+
+// The load is that of the last steps only, however many there were.
+func TestLoadWindow(t *testing.T) {
+	var b strings.Builder
+	b.WriteString(headLine)
+	steps := 2*loadWindow + 17
+	for i := range steps {
+		n := strconv.Itoa(i)
+		b.WriteString(`{"step":` + n + `,"samples":1,"loss":1,"source_samples":{"go":1},"expert_tokens":[[` + n + `,1]]}` + "\n")
+	}
+	run, err := parse(strings.NewReader(b.String()), "m")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var want int64
+	for i := steps - loadWindow; i < steps; i++ {
+		want += int64(i)
+	}
+	if diff := cmp.Diff([][]int64{{want, loadWindow}}, run.ExpertLoad); diff != "" || run.LoadSteps != loadWindow {
+		t.Errorf("over %d steps (-want +got):\n%s", run.LoadSteps, diff)
+	}
+}
+
+// A run that went on with another plan may draw sources that it did not begin with; any other unknown source is damage.
+func TestParsePlanChange(t *testing.T) {
+	resumed := strings.Replace(resumeLine, `"refused"`, `"old_plan":"cd","refused"`, 1)
+	step := strings.NewReplacer(`"source_loss":{"go":4.5}`, `"source_loss":{"new":4.5}`, `"source_samples":{"go":4}`, `"source_samples":{"new":3,"go":1}`).Replace(step2)
+	run, err := parse(strings.NewReader(headLine+step0+step1+resumed+step), "m")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"go", "docs", "new"}, run.Info.Sources); diff != "" {
+		t.Errorf("sources (-want +got):\n%s", diff)
+	}
+	for i, want := range [][]int64{{3, 1, 0}, {0, 0, 0}, {1, 0, 3}} {
+		if diff := cmp.Diff(want, run.Steps[i].SourceSamples); diff != "" || len(run.Steps[i].SourceLoss) != 3 {
+			t.Errorf("step %d (-want +got):\n%s", i, diff)
+		}
+	}
+	if run.Resumes[0].OldPlan != "cd" {
+		t.Errorf("resume %+v", run.Resumes[0])
+	}
+	if err := Write(io.Discard, Options{}, run); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestParseDamage(t *testing.T) {
+	replace := func(s, old, new string) string {
+		if !strings.Contains(s, old) {
+			t.Fatalf("%s does not contain %s", s, old)
+		}
+		return strings.Replace(s, old, new, 1)
+	}
+	for _, test := range []struct {
+		name, text, want string
+	}{
+		{"empty", "", "is empty"},
+		{"torn head", headLine[:40], ":1 breaks off after 40 bytes"},
+		{"no head", step0, ":1: the first line must be the run's"},
+		{"blank line", headLine + "\n" + step0, ":2: no line of metrics"},
+		{"other format", replace(headLine, `"format":1`, `"format":2`), ":1: metrics format 2"},
+		{"doubled source", replace(headLine, `["go","docs"]`, `["go","go"]`), `:1: source "go" is listed twice`},
+		{"weight without source", replace(headLine, `{"go":0.75`, `{"tests":0.75`), `:1: the weights name "tests"`},
+		{"two heads", headLine + step0 + headLine, ":3: a second run"},
+		{"missing step", headLine + step0 + step2, ":3: step 2 follows step 0"},
+		{"doubled step", headLine + step0 + step0, ":3: step 0 follows step 0"},
+		{"garbage", headLine + step0 + "\x00\x00\x00\n" + step1, ":3: no line of metrics"},
+		{"torn in the middle", headLine + step0[:50] + "\n" + step1, ":2: no line of metrics"},
+		{"whole line of half an object", headLine + step0[:50] + "\n", ":2: no line of metrics"},
+		{"wrong type", headLine + replace(step0, `"tokens":32`, `"tokens":"32"`), ":2: no line of metrics"},
+		{"wrong type in the last line without end", headLine + strings.TrimSpace(replace(step0, `"tokens":32`, `"tokens":"32"`)), ":2: no line of metrics"},
+		{"too large", headLine + replace(step0, `"loss":5.5`, `"loss":1e999`), ":2: no line of metrics"},
+		{"no step", headLine + `{"samples":1}` + "\n", `:2: the line has no "step"`},
+		{"negative step", headLine + `{"step":-1,"samples":1}` + "\n", `:2: the line has no "step"`},
+		{"no kind", headLine + `{"step":0}` + "\n", ":2: the line is neither"},
+		{"no loss", headLine + replace(step0, `"loss":5.5,`, ""), ":2: step 0 has samples and no loss"},
+		{"evaluation without loss", headLine + replace(evalLine, `"loss":5,`, ""), ":2: the evaluation has no loss"},
+		{"unknown source", headLine + replace(step0, `{"go":5`, `{"tests":5`), `:2: step 0: source_loss: "tests" is none`},
+		{"unknown source evaluated", headLine + replace(evalLine, `{"docs":80}`, `{"tests":80}`), `source_targets: "tests" is none`},
+		{"samples do not add up", headLine + replace(step0, `"go":3`, `"go":2`), ":2: step 0: the sources' samples add up to 3, the step has 4"},
+		{"more samples than the step", headLine + replace(step0, `"go":3`, `"go":9`), `:2: step 0: 9 samples of source "go" in a step of 4`},
+		{"negative samples", headLine + replace(step0, `"samples":4`, `"samples":-4`), ":2: step 0: negative"},
+		{"negative load", headLine + replace(step0, `[64,0`, `[64,-1`), ":2: step 0: expert_tokens: layer 1, expert 1: -1 tokens"},
+		{"layer lost", headLine + step0 + replace(step1, `[[0,0,0,0],`, `[`), ":3: step 1: expert_tokens: 2 layers, the first step has 3"},
+		{"expert lost", headLine + step0 + replace(step1, `[[0,0,0,0],`, `[[0,0,0],`), ":3: step 1: expert_tokens: layer 0 has 3 experts, in the first step it has 4"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			_, err := parse(strings.NewReader(test.text), "metrics.jsonl")
+			if err == nil || !strings.Contains(err.Error(), "metrics.jsonl") || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("got %v; want %q", err, test.want)
+			}
+		})
+	}
+}
+
+// Wherever the last line breaks off, the lines before it count and the tear is reported; a whole last line needs no line end.
+func TestParseTorn(t *testing.T) {
+	before := headLine + step0
+	for cut := 1; cut < len(step1); cut++ {
+		run, err := parse(strings.NewReader(before+step1[:cut]), "m")
+		if err != nil {
+			t.Fatalf("cut after %d bytes: %v", cut, err)
+		}
+		whole := cut == len(step1)-1
+		if whole != (run.Torn == "") || whole != (len(run.Steps) == 2) {
+			t.Fatalf("cut after %d of %d bytes: %d steps, torn %q", cut, len(step1), len(run.Steps), run.Torn)
+		}
+		if !whole && run.Torn != "m:3 breaks off after "+strconv.Itoa(cut)+" bytes" {
+			t.Fatalf("cut after %d bytes: torn %q", cut, run.Torn)
+		}
+	}
+}
+
+func TestParseLongLine(t *testing.T) {
+	long := io.MultiReader(strings.NewReader(headLine+`{"step":0,"x":"`), bytes.NewReader(bytes.Repeat([]byte{'x'}, maxLine)))
+	_, err := parse(long, "m")
+	if err == nil || !strings.Contains(err.Error(), "m:2: the line has more than 16 MiB") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestParseReadError(t *testing.T) {
+	broken := errors.New("input/output error")
+	_, err := parse(io.MultiReader(strings.NewReader(headLine+step0[:30]), iotestErr{broken}), "m")
+	if !errors.Is(err, broken) || !strings.Contains(err.Error(), "m:2: ") {
+		t.Errorf("got %v", err)
+	}
+}
+
+type iotestErr struct{ err error }
+
+func (e iotestErr) Read([]byte) (int, error) { return 0, e.err }
+
+func TestRead(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "first-try")
+	if err := os.Mkdir(dir, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Read(dir); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "first-try is no run directory") {
+		t.Errorf("got %v", err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "metrics.jsonl"), []byte(headLine+step0), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	t.Chdir(dir)
+	run, err := Read(".")
+	if err != nil || run.Name != "first-try" || len(run.Steps) != 1 {
+		t.Errorf("got %+v, %v", run, err)
+	}
+}
+
+// Whatever a file holds: it is refused with its name, or makes a report whose drawings have numbers only.
+func FuzzRead(f *testing.F) {
+	f.Add([]byte(headLine + step0 + step1 + evalLine + resumeLine + step2))
+	f.Add([]byte(headLine + step0 + step1[:90]))
+	f.Add([]byte(headLine + strings.Replace(step0, "5.5", "1e308", 1) + strings.Replace(step1, `"samples":0`, `"samples":9`, 1)))
+	f.Add([]byte(headLine + strings.Replace(step0, "[16,16,16,16]", "[]", 1)))
+	f.Add([]byte(headLine + strings.Replace(evalLine, `"step":2`, `"step":9000000000000000000`, 1)))
+	f.Add([]byte(strings.ReplaceAll(headLine+step0+step2, `"go"`, `"<b>"`)))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		run, err := parse(bytes.NewReader(data), "metrics.jsonl")
+		if err != nil {
+			if !strings.HasPrefix(err.Error(), "metrics.jsonl") {
+				t.Fatalf("error without a place: %v", err)
+			}
+			return
+		}
+		var out bytes.Buffer
+		if err := Write(&out, Options{}, run); err != nil {
+			t.Fatal(err)
+		}
+		checkDrawings(t, out.String())
+	})
+}

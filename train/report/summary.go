@@ -1,0 +1,326 @@
+package report
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"slices"
+	"sort"
+	"strconv"
+	"strings"
+)
+
+// A summary is the table at the top: a property a row, a run a column.
+type summary struct {
+	Names []string
+	Rows  []summaryRow
+}
+
+type summaryRow struct {
+	Name  string
+	Cells []cell
+}
+
+type cell struct {
+	Text string
+	Full string // shown as a tooltip when Text is cut
+}
+
+// summarise fills the table, leaving out rows that no run has anything for.
+func summarise(names []string, runs []*Run) summary {
+	s := summary{Names: names}
+	add := func(name string, value func(*Run) cell) {
+		row := summaryRow{Name: name}
+		empty := true
+		for _, run := range runs {
+			c := value(run)
+			empty = empty && c.Text == ""
+			row.Cells = append(row.Cells, c)
+		}
+		if !empty {
+			s.Rows = append(s.Rows, row)
+		}
+	}
+	text := func(f func(*Run) string) func(*Run) cell { return func(r *Run) cell { return cell{Text: f(r)} } }
+	add("model", text(modelName))
+	add("parameters", text(func(r *Run) string {
+		if r.Info.Parameters == 0 {
+			return ""
+		}
+		t := count(r.Info.Parameters)
+		if active := r.Info.ActiveParameters; active > 0 && active != r.Info.Parameters {
+			t += " (" + count(active) + " active for a token)"
+		}
+		return t
+	}))
+	add("plan", func(r *Run) cell {
+		if len(r.Info.Plan) <= 16 {
+			return cell{Text: r.Info.Plan}
+		}
+		return cell{r.Info.Plan[:16] + "…", r.Info.Plan}
+	})
+	add("steps", text(func(r *Run) string {
+		if n := int64(len(r.Steps)); n < r.Info.Steps {
+			return count(n) + " of " + count(r.Info.Steps)
+		}
+		return count(int64(len(r.Steps)))
+	}))
+	add("batch", text(func(r *Run) string {
+		if r.Info.BatchSize == 0 {
+			return ""
+		}
+		return count(r.Info.BatchSize) + " samples of " + count(r.Info.SequenceLength) + " tokens"
+	}))
+	add("tokens seen", text(func(r *Run) string { return count(int64(tokensSeen(r))) }))
+	add("loss, first → last", text(lossSpan))
+	add("evaluation loss", text(func(r *Run) string {
+		switch n := len(r.Evaluations); n {
+		case 0:
+			return ""
+		case 1:
+			return exact(r.Evaluations[0].Loss, 4)
+		default:
+			return exact(r.Evaluations[0].Loss, 4) + " → " + exact(r.Evaluations[n-1].Loss, 4)
+		}
+	}))
+	add("tokens/s, median", text(func(r *Run) string {
+		var speeds []float64
+		for _, s := range r.Steps {
+			if s.Samples > 0 {
+				speeds = append(speeds, s.TokensPerSecond)
+			}
+		}
+		if len(speeds) == 0 {
+			return ""
+		}
+		if m := median(speeds); m < 1000 || m >= 1e15 {
+			return exact(m, 4)
+		} else {
+			return count(int64(math.Round(m)))
+		}
+	}))
+	add("time in steps", text(func(r *Run) string {
+		var seconds float64
+		for _, s := range r.Steps {
+			seconds += s.Seconds
+		}
+		return duration(seconds)
+	}))
+	add("resumes", text(func(r *Run) string {
+		if len(r.Resumes) == 0 {
+			return "none"
+		}
+		var at []string
+		for i, m := range r.Resumes {
+			if i == 6 {
+				at = append(at, "…")
+				break
+			}
+			at = append(at, count(m.Step))
+		}
+		return fmt.Sprintf("%d (before step %s)", len(r.Resumes), strings.Join(at, ", "))
+	}))
+	add("started", text(func(r *Run) string {
+		if r.Info.Started.IsZero() {
+			return ""
+		}
+		return r.Info.Started.Format("2006-01-02 15:04:05 -07:00")
+	}))
+	add("device", text(func(r *Run) string { return r.Info.Device }))
+	add("mula", text(func(r *Run) string { return r.Info.Mula }))
+	return s
+}
+
+// modelName describes the model by the fields of its configuration that people know it by.
+func modelName(r *Run) string {
+	get := func(name string) (int64, bool) {
+		v, ok := r.Info.Model[name].(float64)
+		return int64(v), ok && v == math.Trunc(v) && math.Abs(v) < 1<<53
+	}
+	var parts []string
+	if name, ok := r.Info.Model["model_type"].(string); ok {
+		parts = append(parts, name)
+	}
+	if n, ok := get("num_hidden_layers"); ok {
+		parts = append(parts, fmt.Sprintf("%d layers", n))
+	}
+	if n, ok := get("hidden_size"); ok {
+		parts = append(parts, fmt.Sprintf("width %d", n))
+	}
+	if n, ok := get("num_experts"); ok {
+		experts := fmt.Sprintf("%d experts", n)
+		if k, ok := get("num_experts_per_tok"); ok {
+			experts += fmt.Sprintf(", %d for a token", k)
+		}
+		parts = append(parts, experts)
+	}
+	return strings.Join(parts, ", ")
+}
+
+func tokensSeen(r *Run) float64 {
+	var n float64
+	for _, s := range r.Steps {
+		n += float64(s.Tokens)
+	}
+	return n
+}
+
+// lossSpan is the first and the last loss; since single steps vary, also the mean over the last steps of a longer run.
+func lossSpan(r *Run) string {
+	var losses []float64
+	for _, s := range r.Steps {
+		if !math.IsNaN(s.Loss) {
+			losses = append(losses, s.Loss)
+		}
+	}
+	n := len(losses)
+	switch {
+	case n == 0:
+		return ""
+	case n == 1:
+		return exact(losses[0], 4)
+	}
+	t := exact(losses[0], 4) + " → " + exact(losses[n-1], 4)
+	if k := min(50, n/10); k > 1 {
+		t += fmt.Sprintf(" (mean of the last %d steps: %s)", k, short(sum(losses[n-k:])/float64(k), 4))
+	}
+	return t
+}
+
+func median(values []float64) float64 {
+	values = slices.Clone(values)
+	slices.Sort(values)
+	n := len(values)
+	return (values[(n-1)/2] + values[n/2]) / 2
+}
+
+// count writes a whole number with a comma between thousands.
+func count(n int64) string {
+	s := strconv.FormatInt(n, 10)
+	start := 0
+	if n < 0 {
+		start = 1
+	}
+	for i := len(s) - 3; i > start; i -= 3 {
+		s = s[:i] + "," + s[i:]
+	}
+	return s
+}
+
+func duration(seconds float64) string {
+	switch {
+	case seconds == 0:
+		return ""
+	case seconds < 60:
+		return short(seconds, 3) + " s"
+	case seconds < 3600:
+		return fmt.Sprintf("%d min %02d s", int(seconds)/60, int(seconds)%60)
+	case seconds < 1e12:
+		return fmt.Sprintf("%d h %02d min", int(seconds)/3600, int(seconds)/60%60)
+	}
+	return short(seconds, 3) + " s"
+}
+
+// A sourceRow is a line of the table of sources.
+type sourceRow struct {
+	Class, Name                     string
+	Planned, Drawn, Samples, Excess string
+	FirstLoss, LastLoss, Evaluation string
+}
+
+// sourceRows compares, for each source, what was drawn with what the plan's weights at step 0 ask for.
+func sourceRows(r *Run) []sourceRow {
+	drawn := make([]float64, len(r.Info.Sources))
+	var total float64
+	for _, s := range r.Steps {
+		for i, n := range s.SourceSamples {
+			drawn[i] += float64(n)
+			total += float64(n)
+		}
+	}
+	planned := plannedShares(r)
+	rows := make([]sourceRow, len(drawn))
+	for i, name := range r.Info.Sources {
+		row := sourceRow{Class: fillClass(i), Name: name, Samples: short(drawn[i], 15)}
+		if drawn[i] < 1<<53 {
+			row.Samples = count(int64(drawn[i]))
+		}
+		if total > 0 {
+			row.Drawn = percent(drawn[i]/total, []float64{0, 0.0001})
+		}
+		if planned != nil {
+			row.Planned = percent(planned[i], []float64{0, 0.0001})
+			if total > 0 {
+				row.Excess = strconv.FormatFloat(drawn[i]-planned[i]*total, 'f', 1, 64)
+				if drawn[i] > planned[i]*total {
+					row.Excess = "+" + row.Excess
+				}
+				row.Excess = strings.Replace(row.Excess, "-", "−", 1)
+			}
+		}
+		row.FirstLoss, row.LastLoss = sourceLossSpan(r, i)
+		for _, e := range slices.Backward(r.Evaluations) {
+			if !math.IsNaN(e.SourceLoss[i]) {
+				row.Evaluation = exact(e.SourceLoss[i], 4)
+				break
+			}
+		}
+		rows[i] = row
+	}
+	return rows
+}
+
+// sourceLossSpan is the loss of the first step that drew the source, and the smoothed one at the end.
+func sourceLossSpan(r *Run, source int) (first, last string) {
+	curve := sourceCurve(r, source)
+	for _, p := range curve {
+		if finite(p.y) {
+			first = exact(p.y, 4)
+			break
+		}
+	}
+	if first == "" {
+		return "", ""
+	}
+	for _, p := range slices.Backward(smooth(curve, sourceWeights(r, source), smoothSpan(len(curve)))) {
+		if finite(p.y) { // in a short run, which is not smoothed, the last step may have none of the source
+			return first, exact(p.y, 4)
+		}
+	}
+	return first, ""
+}
+
+// plannedShares are the weights in the order of the sources, scaled to add up to 1; nil if the run names none.
+func plannedShares(r *Run) []float64 {
+	shares := make([]float64, len(r.Info.Sources))
+	for i, name := range r.Info.Sources {
+		shares[i] = max(r.Info.Weights[name], 0)
+	}
+	total := sum(shares)
+	if !(total > 0) || !finite(total) {
+		return nil
+	}
+	for i := range shares {
+		shares[i] /= total
+	}
+	return shares
+}
+
+// A configRow is one field of the model's configuration.
+type configRow struct {
+	Name, Value string
+}
+
+func configRows(r *Run) []configRow {
+	var rows []configRow
+	for name, v := range r.Info.Model {
+		// A value that was read as JSON can be written as JSON.
+		value, err := json.Marshal(v)
+		if err != nil {
+			value = []byte(fmt.Sprint(v))
+		}
+		rows = append(rows, configRow{name, string(value)})
+	}
+	sort.Slice(rows, func(i, j int) bool { return rows[i].Name < rows[j].Name })
+	return rows
+}

@@ -1,0 +1,184 @@
+package train
+
+import (
+	"encoding/json"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/goccy/go-yaml"
+
+	"mula/blend"
+	"mula/internal/atomicfile"
+	"mula/moe"
+)
+
+// resolve gives every field its value for a run on plan p, and refuses what does not fit the plan.
+func (c Config) resolve(p *blend.Plan) (Config, error) {
+	bad := func(field, format string, args ...any) (Config, error) {
+		return Config{}, &fieldError{field, " " + fmt.Sprintf(format, args...)}
+	}
+	if err := c.Model.resolve(p.Tokenizer); err != nil {
+		return Config{}, err
+	}
+	if p.SequenceLength > c.Model.MaxPositions {
+		return bad("model.max_position_embeddings", "is %d, but the windows of the plan have %d tokens; it must be at least that",
+			c.Model.MaxPositions, p.SequenceLength)
+	}
+	if c.MicroBatchSize == 0 {
+		c.MicroBatchSize = min(8, c.BatchSize)
+	}
+	batches := p.Length() / int64(c.BatchSize)
+	if c.Steps == 0 {
+		c.Steps = batches
+	}
+	if c.Steps > batches || batches == 0 {
+		return bad("steps", "is %d, but the plan has %d positions, enough for %d steps of batch_size %d; lower it, or seal a longer plan",
+			max(1, c.Steps), p.Length(), batches, c.BatchSize)
+	}
+	if c.Schedule.DecaySteps == 0 {
+		c.Schedule.DecaySteps = c.Steps
+	}
+	if c.Schedule.WarmupSteps == nil {
+		warmup := min(2500, c.Schedule.DecaySteps/10)
+		c.Schedule.WarmupSteps = &warmup
+	}
+	if c.Schedule.MinLearningRate == nil {
+		low := c.Schedule.LearningRate / 10
+		c.Schedule.MinLearningRate = &low
+	}
+	if c.AuxLoss.Form == "" {
+		c.AuxLoss.Form = moe.AuxHF
+		if c.Model.Architecture == moe.OLMo {
+			c.AuxLoss.Form = moe.AuxNone
+		}
+	}
+	if c.AuxLoss.Form == moe.AuxNone {
+		c.AuxLoss.Coefficient = 0
+	}
+	if c.Checkpoint.Every == nil {
+		every := min(1000, (c.Steps+9)/10)
+		c.Checkpoint.Every = &every
+	}
+	validation := slices.ContainsFunc(p.Sources, func(s blend.Source) bool { return s.Validation > 0 })
+	if c.Evaluate.Every == nil {
+		var every int64
+		if validation {
+			every = *c.Checkpoint.Every
+		}
+		c.Evaluate.Every = &every
+	}
+	if *c.Evaluate.Every > 0 && !validation {
+		return bad("evaluate.every", "is %d, but the plan holds nothing out for validation; set validation in blend.yaml and seal it again, or set this to 0",
+			*c.Evaluate.Every)
+	}
+	return c, c.Validate()
+}
+
+// resolve fills in what comes from the plan's tokenizer, which is nil if the plan does not know it.
+func (m *ModelConfig) resolve(t *blend.Tokenizer) error {
+	if t != nil {
+		if m.VocabSize < t.Vocabulary {
+			if m.given["vocab_size"] {
+				return &fieldError{"model.vocab_size", fmt.Sprintf(" is %d, but the plan's tokenizer has %d ids; it must be at least that", m.VocabSize, t.Vocabulary)}
+			}
+			m.VocabSize = (t.Vocabulary + 63) / 64 * 64
+		}
+		if int64(m.EOSTokenID) != t.EOD {
+			for field, id := range map[string]*int{"pad_token_id": &m.PadTokenID, "bos_token_id": &m.BOSTokenID, "eos_token_id": &m.EOSTokenID} {
+				if !m.given[field] {
+					*id = moe.NoToken
+				}
+			}
+			if !m.given["eos_token_id"] {
+				m.EOSTokenID = int(t.EOD) // -1 means none there, too
+			}
+		}
+	}
+	if err := m.Config.Validate(); err != nil {
+		return &fieldError{"model", ": " + strings.TrimPrefix(err.Error(), "moe: config: ")}
+	}
+	return nil
+}
+
+// schedule is the schedule of a resolved configuration.
+func (c Config) schedule() Schedule {
+	s := Schedule{Peak: c.Schedule.LearningRate, Min: *c.Schedule.MinLearningRate, Warmup: *c.Schedule.WarmupSteps, Decay: c.Schedule.DecaySteps}
+	if c.Schedule.WarmupFrom == WarmupFromMin {
+		s.Start = s.Min
+	}
+	return s
+}
+
+// write writes a resolved configuration as a train.yaml that stands for the same run.
+func (c Config) write(path string) error {
+	data, err := yaml.Marshal(c)
+	if err != nil {
+		return fmt.Errorf("writing %s: %w", path, err)
+	}
+	const comment = "# The configuration of this run with every default written out, by mula train.\n"
+	return atomicfile.WriteFile(path, append([]byte(comment), data...))
+}
+
+// free are the fields that may change when a run is resumed: none decides what a step computes. The plan is not among the others
+// because its fingerprint is compared, and steps not because schedule.decay_steps is: a longer run goes on with the same schedule.
+var free = []string{"plan", "output", "tokenizer", "model.preset", "steps", "threads", "device", "checkpoint.every", "checkpoint.keep",
+	"evaluate.every", "evaluate.samples", "plan_change"}
+
+// identity returns the fields of a resolved configuration that decide the outcome of training, as JSON text by full name. Two runs on one
+// plan with the same identity and the same kind of device have the same weights after the same number of steps, bit for bit.
+func (c Config) identity() map[string]string {
+	fields := map[string]string{}
+	collect(reflect.ValueOf(c), "", fields)
+	for _, name := range free {
+		delete(fields, name)
+	}
+	return fields
+}
+
+func collect(v reflect.Value, prefix string, fields map[string]string) {
+	for i := range v.NumField() {
+		tag, options, _ := strings.Cut(v.Type().Field(i).Tag.Get("yaml"), ",")
+		f := reflect.Indirect(v.Field(i))
+		switch {
+		case options == "inline":
+			collect(f, prefix, fields)
+		case tag == "":
+		case f.Kind() == reflect.Struct:
+			collect(f, prefix+tag+".", fields)
+		default:
+			text, err := json.Marshal(f.Interface())
+			if err != nil {
+				panic(err) // numbers and strings of a validated configuration
+			}
+			fields[prefix+tag] = string(text)
+		}
+	}
+}
+
+// compareIdentity says which fields differ between a checkpoint and the configuration that is to go on with it, or returns nil.
+func compareIdentity(checkpoint, now map[string]string) error {
+	var differences []string
+	for _, name := range sortedKeys(now) {
+		if old, ok := checkpoint[name]; !ok {
+			differences = append(differences, fmt.Sprintf("%s is %s now and unknown there", name, now[name]))
+		} else if old != now[name] {
+			differences = append(differences, fmt.Sprintf("%s was %s and is %s now", name, old, now[name]))
+		}
+	}
+	for _, name := range sortedKeys(checkpoint) {
+		if _, ok := now[name]; !ok {
+			differences = append(differences, fmt.Sprintf("%s was %s and is unknown now", name, checkpoint[name]))
+		}
+	}
+	if differences == nil {
+		return nil
+	}
+	hint := "restore the old values, or set another output to start a new run"
+	if checkpoint["schedule.decay_steps"] != now["schedule.decay_steps"] {
+		hint = fmt.Sprintf("to change the length of a run but not its schedule, set steps and leave schedule.decay_steps at %s, schedule.warmup_steps at %s; otherwise %s",
+			checkpoint["schedule.decay_steps"], checkpoint["schedule.warmup_steps"], hint)
+	}
+	return fmt.Errorf("the run would not go on as it began: %s; %s", strings.Join(differences, ", "), hint)
+}

@@ -1,0 +1,54 @@
+package train
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+)
+
+// Names in a run directory.
+const (
+	configFile       = "train.yaml"
+	metricsFile      = "metrics.jsonl"
+	fingerprintsFile = "fingerprints.jsonl"
+	tensorboardDir   = "tensorboard"
+	lockFile         = ".lock"
+)
+
+var errLocked = errors.New("locked by another process")
+
+// A runDir is a run directory that this process alone writes to.
+type runDir struct {
+	path string
+	lock *os.File
+}
+
+// openRunDir makes the directory if need be, takes its lock, and removes what killed processes left behind. The lock goes with the process,
+// however it ends; the file stays.
+func openRunDir(path string) (*runDir, error) {
+	if err := os.MkdirAll(filepath.Join(path, checkpointsDir), 0o755); err != nil {
+		return nil, err
+	}
+	lock, err := os.OpenFile(filepath.Join(path, lockFile), os.O_RDWR|os.O_CREATE, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	if err := tryLock(lock); err != nil {
+		lock.Close()
+		if errors.Is(err, errLocked) {
+			return nil, fmt.Errorf("another process is training in %s; wait for it, stop it, or choose another output", path)
+		}
+		return nil, fmt.Errorf("locking %s: %w", lock.Name(), err)
+	}
+	d := &runDir{path, lock}
+	if err := errors.Join(removeTemporary(path), removeTemporary(d.join(checkpointsDir))); err != nil {
+		d.close()
+		return nil, err
+	}
+	return d, nil
+}
+
+func (d *runDir) join(name string) string { return filepath.Join(d.path, name) }
+
+func (d *runDir) close() error { return d.lock.Close() }
