@@ -1,0 +1,40 @@
+package tokenize
+
+// A byte-level vocabulary spells bytes as printable characters, the alphabet of GPT-2: bytes that are printable in
+// Latin-1 stand for themselves, the others for U+0100 and up in order.
+
+var (
+	byteRunes = func() (runes [256]rune) {
+		next := rune(256)
+		for c := range runes {
+			if c >= '!' && c <= '~' || c >= 0xa1 && c <= 0xac || c >= 0xae {
+				runes[c] = rune(c)
+			} else {
+				runes[c] = next
+				next++
+			}
+		}
+		return runes
+	}()
+
+	runeBytes = func() map[rune]byte {
+		m := make(map[rune]byte, len(byteRunes))
+		for c, r := range byteRunes {
+			m[r] = byte(c)
+		}
+		return m
+	}()
+)
+
+// unspell appends the bytes that s spells to dst; ok is false if s has a character that is not in the alphabet.
+func unspell(dst []byte, s string) (b []byte, ok bool) {
+	start := len(dst)
+	for _, r := range s {
+		c, ok := runeBytes[r]
+		if !ok {
+			return dst[:start], false
+		}
+		dst = append(dst, c)
+	}
+	return dst, true
+}

@@ -1,0 +1,327 @@
+package tokenize
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"unsafe"
+
+	"github.com/klauspost/compress/gzip"
+	"github.com/klauspost/compress/zstd"
+)
+
+// DefaultMaxLine is the length of the longest line that is read unless [ReadOptions.MaxLine] says otherwise, in bytes after decompression.
+const DefaultMaxLine = 256 << 20
+
+// maxWindow is the largest window of a zstd stream that is read, and with it about the memory that reading one takes. It is the limit of the
+// zstd program as well, which beyond it must be asked with --long.
+const maxWindow = 128 << 20
+
+// readBuffer is the size of the pieces in which files are read and decompressed.
+const readBuffer = 1 << 20
+
+// ReadOptions are the choices for [ReadDocuments]; the zero value is good.
+type ReadOptions struct {
+	// MaxLine is the length of the longest line that is read, in bytes after decompression; 0 means [DefaultMaxLine].
+	MaxLine int
+	// Stdin is what the input "-" reads; nil means os.Stdin.
+	Stdin io.Reader
+	// OnRead, if not nil, is called with the number of bytes that were just read from an input, before decompression. It is called by the
+	// goroutine that iterates.
+	OnRead func(bytes int64)
+}
+
+// ReadDocuments reads documents from files of JSON lines: each line is an object (RFC 8259, UTF-8) with the document in its string field
+// "text" and a string or number "id", which may be absent; other fields are ignored. Lines of white space alone are passed over. A file may be
+// plain, gzip (of one or many members) or zstd (of one or many frames, windows up to 128 MiB); its first bytes tell. The input "-" is
+// standard input. Inputs are read in their order, one after the other.
+//
+// A line that gives no document yields a [*DocumentError]; iteration goes on with the next line, so that the caller can count it and
+// continue. After an error of kind [BadStream], and after any other error (a file that cannot be opened, ctx), iteration ends: how many
+// documents are missing then cannot be known.
+func ReadDocuments(ctx context.Context, inputs []string, opts ReadOptions) iter.Seq2[Document, error] {
+	if opts.MaxLine <= 0 {
+		opts.MaxLine = DefaultMaxLine
+	}
+	if opts.Stdin == nil {
+		opts.Stdin = os.Stdin
+	}
+	return func(yield func(Document, error) bool) {
+		r := &documentReader{ctx: ctx, opts: opts}
+		defer r.close()
+		for _, input := range inputs {
+			if !r.readInput(input, yield) {
+				return
+			}
+		}
+	}
+}
+
+// documentReader reads one input after the other. Its decoders and buffers serve all of them.
+type documentReader struct {
+	ctx     context.Context
+	opts    ReadOptions
+	raw     *bufio.Reader // the input as it is
+	lines   *bufio.Reader // the input decompressed; the same as raw if there is nothing to decompress
+	inflate *bufio.Reader // what lines is when there is
+	gzip    *gzip.Reader
+	zstd    *zstd.Decoder
+	scanner lineScanner
+	long    []byte // a line longer than the buffer of lines
+
+	file   string
+	number int64 // of the line
+	offset int64 // of the line, in bytes
+}
+
+func (r *documentReader) close() {
+	if r.zstd != nil {
+		r.zstd.Close()
+	}
+}
+
+// readInput yields the documents of one input. It reports whether to go on with the next.
+func (r *documentReader) readInput(input string, yield func(Document, error) bool) bool {
+	r.file, r.number, r.offset = input, 1, 0
+	var source io.Reader
+	if input == "-" {
+		source = &interruptible{ctx: r.ctx, r: r.opts.Stdin}
+	} else {
+		f, err := os.Open(input)
+		if err != nil {
+			yield(Document{}, fmt.Errorf("reading documents: %w", err))
+			return false
+		}
+		defer f.Close()
+		if info, err := f.Stat(); err == nil && info.IsDir() {
+			yield(Document{}, fmt.Errorf("reading documents: %s is a directory; name the files in it", input))
+			return false
+		}
+		source = f
+	}
+	if err := r.start(counted{source, r.opts.OnRead}); err != nil {
+		yield(Document{}, err)
+		return false
+	}
+	for {
+		line, err := r.readLine()
+		if err == io.EOF {
+			return true
+		}
+		var doc Document
+		if err == nil {
+			if len(bytes.TrimLeft(line, " \t\r\n")) == 0 {
+				r.next(len(line))
+				continue
+			}
+			doc, err = r.document(line)
+		}
+		if !yield(doc, err) {
+			return false
+		}
+		if bad, ok := err.(*DocumentError); err != nil && (!ok || bad.Kind == BadStream) {
+			return false
+		}
+		r.next(len(line))
+	}
+}
+
+// next moves on to the line after one of n bytes.
+func (r *documentReader) next(n int) {
+	r.number++
+	r.offset += int64(n)
+}
+
+// start finds out how source is compressed and sets up r.lines.
+func (r *documentReader) start(source io.Reader) error {
+	if r.raw == nil {
+		r.raw = bufio.NewReaderSize(source, readBuffer)
+	} else {
+		r.raw.Reset(source)
+	}
+	r.lines = r.raw
+	head, err := r.raw.Peek(6)
+	if err != nil && err != io.EOF {
+		return r.broken(0, err)
+	}
+	magic := func(s string) bool { return bytes.HasPrefix(head, []byte(s)) }
+	var decoder io.Reader
+	switch {
+	case magic("\x1f\x8b"):
+		if r.gzip == nil {
+			r.gzip = new(gzip.Reader)
+		}
+		if err := r.gzip.Reset(r.raw); err != nil {
+			return r.broken(0, err)
+		}
+		decoder = r.gzip
+	case magic("\x28\xb5\x2f\xfd"), len(head) >= 4 && head[0]&0xf0 == 0x50 && string(head[1:4]) == "\x2a\x4d\x18": // a frame, a skippable frame
+		if r.zstd == nil {
+			// One goroutine: more of them make a single stream slower, and files can be read side by side.
+			r.zstd, err = zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(maxWindow), zstd.WithDecoderMaxMemory(maxWindow))
+			if err != nil {
+				return err
+			}
+		}
+		if err := r.zstd.Reset(r.raw); err != nil {
+			return r.broken(0, err)
+		}
+		decoder = r.zstd
+	case magic("PAR1"), magic("ARROW1"):
+		return fmt.Errorf("%s is a Parquet or Arrow file; documents are read from JSON lines, plain, gzip or zstd", r.file)
+	case strings.HasSuffix(r.file, ".gz"), strings.HasSuffix(r.file, ".zst"):
+		return r.broken(0, fmt.Errorf("it begins with %q, which is neither gzip nor zstd; if it is plain, rename it", head))
+	default:
+		return nil
+	}
+	if r.inflate == nil {
+		r.inflate = bufio.NewReaderSize(decoder, readBuffer)
+	} else {
+		r.inflate.Reset(decoder)
+	}
+	r.lines = r.inflate
+	return nil
+}
+
+// broken is the error of an input that cannot be read beyond n bytes after the start of the line.
+func (r *documentReader) broken(n int, err error) error {
+	if ctxErr := r.ctx.Err(); ctxErr != nil {
+		return fmt.Errorf("reading %s: %w", r.file, ctxErr)
+	}
+	switch {
+	case errors.Is(err, io.ErrUnexpectedEOF):
+		err = fmt.Errorf("the compressed stream is cut short here; fetch the file again: %w", err)
+	case errors.Is(err, zstd.ErrWindowSizeExceeded), errors.Is(err, zstd.ErrDecoderSizeExceeded):
+		err = fmt.Errorf("the zstd window is above %d MiB; compress the file again with --long=27 or less: %w", maxWindow>>20, err)
+	default:
+		err = fmt.Errorf("the file cannot be read beyond this place; fetch it again: %w", err)
+	}
+	return &DocumentError{File: r.file, Line: r.number, Offset: r.offset + int64(n), Kind: BadStream, Err: err}
+}
+
+// readLine gives the next line with the line feed that ends it, valid until the next call. A line above the limit is passed over, which
+// moves r.offset; the error says so.
+func (r *documentReader) readLine() ([]byte, error) {
+	if cap(r.long) > 16*readBuffer { // one giant in a corpus should not be carried along to its end
+		r.long = nil
+	}
+	r.long = r.long[:0]
+	passed := int64(0) // bytes of a line above the limit
+	for {
+		if err := r.ctx.Err(); err != nil {
+			return nil, fmt.Errorf("reading %s: %w", r.file, err)
+		}
+		part, err := r.lines.ReadSlice('\n')
+		length := int64(len(r.long)+len(part)) + passed
+		if err != nil && err != bufio.ErrBufferFull && err != io.EOF {
+			return nil, r.broken(int(length), err)
+		}
+		if err == io.EOF && length == 0 {
+			return nil, io.EOF
+		}
+		whole := err == nil || err == io.EOF
+		if content := length - int64(len(part)-len(bytes.TrimSuffix(part, []byte("\n")))); content > int64(r.opts.MaxLine) {
+			passed, r.long = length, r.long[:0]
+			if whole {
+				bad := &DocumentError{File: r.file, Line: r.number, Offset: r.offset, Kind: LineTooLong,
+					Err: fmt.Errorf("the line has %d bytes, at most %d are read; split the document or raise the limit", content, r.opts.MaxLine)}
+				r.offset += passed
+				return nil, bad
+			}
+			continue
+		}
+		if whole && len(r.long) == 0 {
+			return part, nil
+		}
+		r.long = append(r.long, part...)
+		if whole {
+			return r.long, nil
+		}
+	}
+}
+
+// document makes a document of a line. Its text and its id lie in one piece of memory of their own.
+func (r *documentReader) document(line []byte) (Document, error) {
+	id, text, bad := r.scanner.scan(line)
+	if bad != nil {
+		return Document{}, &DocumentError{File: r.file, Line: r.number, Offset: r.offset + int64(bad.at), ID: string(id), Kind: bad.kind, Err: bad.err}
+	}
+	var memory []byte
+	if len(id) > 0 {
+		memory = append(append(make([]byte, 0, len(id)+len(text)), id...), text...)
+	} else {
+		base := filepath.Base(r.file)
+		memory = make([]byte, 0, len(base)+len(":9223372036854775807")+len(text))
+		memory = strconv.AppendInt(append(append(memory, base...), ':'), r.number, 10)
+		id = memory
+		memory = append(memory, text...)
+	}
+	n := len(id)
+	return Document{
+		ID:     unsafe.String(&memory[0], n), // nobody changes these bytes: the text, which may be, lies behind them
+		Text:   memory[n:len(memory):len(memory)],
+		File:   r.file,
+		Line:   r.number,
+		Offset: r.offset,
+	}, nil
+}
+
+// counted reports what is read to f.
+type counted struct {
+	io.Reader
+	f func(bytes int64)
+}
+
+func (c counted) Read(p []byte) (int, error) {
+	n, err := c.Reader.Read(p)
+	if c.f != nil && n > 0 {
+		c.f(int64(n))
+	}
+	return n, err
+}
+
+// interruptible makes reads of r end when ctx does, as those of a terminal or a pipe do not by themselves. The goroutine of a read that was
+// given up ends when r has something to read.
+type interruptible struct {
+	ctx  context.Context
+	r    io.Reader
+	buf  []byte
+	rest []byte // read and not yet handed on
+}
+
+func (i *interruptible) Read(p []byte) (int, error) {
+	if len(i.rest) == 0 {
+		if i.buf == nil {
+			i.buf = make([]byte, readBuffer)
+		}
+		type result struct {
+			n   int
+			err error
+		}
+		done := make(chan result, 1)
+		go func() {
+			n, err := i.r.Read(i.buf)
+			done <- result{n, err}
+		}()
+		select {
+		case <-i.ctx.Done():
+			return 0, i.ctx.Err()
+		case got := <-done:
+			i.rest = i.buf[:got.n]
+			if got.err != nil && got.n == 0 {
+				return 0, got.err
+			}
+		}
+	}
+	n := copy(p, i.rest)
+	i.rest = i.rest[n:]
+	return n, nil
+}

@@ -1,0 +1,370 @@
+package tokenize
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/klauspost/compress/gzip"
+	"github.com/klauspost/compress/zstd"
+	"go.uber.org/goleak"
+)
+
+func gzipped(parts ...string) string {
+	var b bytes.Buffer
+	for _, p := range parts {
+		w := gzip.NewWriter(&b)
+		io.WriteString(w, p)
+		w.Close()
+	}
+	return b.String()
+}
+
+func zstded(parts ...string) string {
+	enc, err := zstd.NewWriter(nil)
+	if err != nil {
+		panic(err)
+	}
+	var b []byte
+	for _, p := range parts {
+		b = enc.EncodeAll([]byte(p), b)
+	}
+	return string(b)
+}
+
+// skippable is a zstd frame without content, such as pzstd writes.
+const skippable = "\x5a\x2a\x4d\x18\x03\x00\x00\x00abc"
+
+func put(t testing.TB, name, content string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
+	if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// read runs through the inputs and writes down what it sees, a line a document or error.
+func read(t *testing.T, opts ReadOptions, inputs ...string) (lines []string) {
+	t.Helper()
+	for doc, err := range ReadDocuments(t.Context(), inputs, opts) {
+		var bad *DocumentError
+		switch {
+		case err == nil:
+			lines = append(lines, fmt.Sprintf("%s %d@%d %s %q", filepath.Base(doc.File), doc.Line, doc.Offset, doc.ID, doc.Text))
+		case errors.As(err, &bad):
+			lines = append(lines, fmt.Sprintf("%s %d@%d %s: %v", filepath.Base(bad.File), bad.Line, bad.Offset, bad.ID, bad.Kind))
+		default:
+			lines = append(lines, err.Error())
+		}
+	}
+	return lines
+}
+
+func TestReadDocuments(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	const mixed = `{"id":"a","text":"one"}` + "\n" +
+		"\n \t\r\n" +
+		`{"id":7,"text":"two","x":{}}` + "\r\n" +
+		`{"text":"three"}` + "\n" +
+		`{"id":"e","text":""}` + "\n" +
+		`{"id":"f","text":"\ud800"}` + "\n" +
+		`nonsense` + "\n" +
+		`{"id":"h","text":"last"}`
+	want := []string{
+		`NAME 1@0 a "one"`,
+		`NAME 4@29 7 "two"`,
+		`NAME 5@59 NAME:5 "three"`,
+		`NAME 6@93 e: empty document`,
+		`NAME 7@115 f: invalid UTF-8`,
+		`NAME 8@124 : malformed JSON`,
+		`NAME 9@133 h "last"`,
+	}
+	for name, content := range map[string]string{
+		"a.jsonl": mixed, "b.json": mixed, "unnamed": mixed,
+		"c.json.gz":    gzipped(mixed),
+		"d.jsonl.gz":   gzipped(mixed[:10], mixed[10:60], "", mixed[60:]),
+		"e.jsonl.zst":  zstded(mixed),
+		"f.json.zst":   skippable + zstded(mixed[:10], mixed[10:60], "", mixed[60:]) + skippable,
+		"gzip-unnamed": gzipped(mixed),
+	} {
+		path := put(t, name, content)
+		total := int64(0)
+		got := read(t, ReadOptions{OnRead: func(n int64) { total += n }}, path)
+		var named []string
+		for _, line := range want {
+			named = append(named, strings.ReplaceAll(line, "NAME", name))
+		}
+		if !slices.Equal(got, named) {
+			t.Errorf("%s:\n%s\nwant\n%s", name, strings.Join(got, "\n"), strings.Join(named, "\n"))
+		}
+		if total != int64(len(content)) {
+			t.Errorf("%s: %d bytes read of %d", name, total, len(content))
+		}
+		got = read(t, ReadOptions{Stdin: strings.NewReader(content)}, "-")
+		if len(got) != len(want) || got[2] != `- 5@59 -:5 "three"` {
+			t.Errorf("%s on standard input: %q", name, got)
+		}
+	}
+	// Decoders serve one file after the other.
+	var inputs []string
+	for i := range 6 {
+		content := fmt.Sprintf(`{"text":"%d"}`, i) + strings.Repeat("\n", i)
+		inputs = append(inputs, put(t, fmt.Sprint(i), []string{content, gzipped(content), zstded(content)}[i%3]))
+	}
+	inputs = append(inputs, put(t, "empty", ""))
+	if got := read(t, ReadOptions{}, inputs...); len(got) != 6 || got[5] != `5 1@0 5:1 "5"` {
+		t.Errorf("six files: %q", got)
+	}
+}
+
+// A document owns its memory: what comes after does not change it.
+func TestDocumentsAreKept(t *testing.T) {
+	var content strings.Builder
+	for i := range 3000 {
+		fmt.Fprintf(&content, `{"id":"%d","text":"\n%s"}`+"\n", i, strings.Repeat(fmt.Sprint(i%10), i))
+	}
+	var docs []Document
+	for doc, err := range ReadDocuments(t.Context(), []string{put(t, "x", zstded(content.String()))}, ReadOptions{}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		docs = append(docs, doc)
+	}
+	for i, doc := range docs {
+		if doc.ID != fmt.Sprint(i) || string(doc.Text) != "\n"+strings.Repeat(fmt.Sprint(i%10), i) {
+			t.Fatalf("document %d is now %q, %q", i, doc.ID, doc.Text)
+		}
+		_ = append(doc.Text, "beyond its end"...) // must not reach into another document
+	}
+}
+
+// Streams cut or damaged anywhere end in one error of kind BadStream; every document before it was whole.
+func TestBrokenStreams(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	var content strings.Builder
+	for i := range 2000 {
+		fmt.Fprintf(&content, `{"id":"%d","text":"document %x"}`+"\n", i, i*i*i)
+	}
+	for name, whole := range map[string]string{"x.gz": gzipped(content.String()), "x.zst": zstded(content.String())} {
+		for cut := 1; cut < len(whole); cut += 1 + len(whole)/50 {
+			path := put(t, name, whole[:cut])
+			lines := read(t, ReadOptions{}, path, put(t, "next", `{"text":"not reached"}`))
+			last := len(lines) - 1
+			if !strings.HasSuffix(lines[last], "broken stream") || strings.Contains(strings.Join(lines[:last], ""), "broken") {
+				t.Fatalf("%s cut at byte %d of %d ends with %q", name, cut, len(whole), lines[last])
+			}
+			for i, line := range lines[:last] {
+				if !strings.HasSuffix(line, fmt.Sprintf(" %d %q", i, fmt.Sprintf("document %x", i*i*i))) {
+					t.Fatalf("%s cut at byte %d: document %d is %s", name, cut, i, line)
+				}
+			}
+		}
+		damaged := []byte(whole)
+		damaged[len(damaged)/2] ^= 0x55
+		lines := read(t, ReadOptions{}, put(t, name, string(damaged)))
+		if !strings.HasSuffix(lines[len(lines)-1], "broken stream") {
+			t.Errorf("%s damaged ends with %q", name, lines[len(lines)-1])
+		}
+	}
+	for _, err := range ReadDocuments(t.Context(), []string{put(t, "x.zst", zstded(content.String())[:1000])}, ReadOptions{}) {
+		var bad *DocumentError
+		if errors.As(err, &bad) && (!errors.Is(err, io.ErrUnexpectedEOF) || !strings.Contains(err.Error(), "x.zst:") || !strings.Contains(err.Error(), "cut short here; fetch the file again")) {
+			t.Errorf("the message is %q", err)
+		}
+	}
+}
+
+func TestRefusedFiles(t *testing.T) {
+	for name, test := range map[string]struct{ content, want string }{
+		"plain.gz":     {`{"text":"a"}`, "neither gzip nor zstd"},
+		"empty.gz":     {"", "neither gzip nor zstd"},
+		"empty.zst":    {"", "neither gzip nor zstd"},
+		"x.parquet":    {"PAR1....", "is a Parquet or Arrow file"},
+		"x.arrow":      {"ARROW1\x00\x00", "is a Parquet or Arrow file"},
+		"short.gz":     {"\x1f\x8b\x08", "cut short"},
+		"trailing.gz":  {gzipped(`{"text":"a"}`) + "garbage of length", "cannot be read beyond this place"},
+		"trailing.zst": {zstded(`{"text":"a"}`) + "garbage of length", "cannot be read beyond this place"},
+	} {
+		var last error
+		for _, err := range ReadDocuments(t.Context(), []string{put(t, name, test.content)}, ReadOptions{}) {
+			last = err
+		}
+		if last == nil || !strings.Contains(last.Error(), test.want) || !strings.Contains(last.Error(), name) {
+			t.Errorf("%s: error %v does not say %q", name, last, test.want)
+		}
+	}
+	for _, input := range []string{filepath.Join(t.TempDir(), "absent"), t.TempDir()} {
+		var errs []error
+		for _, err := range ReadDocuments(t.Context(), []string{input, "-"}, ReadOptions{Stdin: strings.NewReader(`{"text":"a"}`)}) {
+			errs = append(errs, err)
+		}
+		if len(errs) != 1 || errs[0] == nil || !strings.Contains(errs[0].Error(), input) {
+			t.Errorf("%s: %v", input, errs)
+		}
+	}
+	for _, err := range ReadDocuments(t.Context(), []string{"/nonexistent"}, ReadOptions{}) {
+		if !errors.Is(err, fs.ErrNotExist) {
+			t.Error(err)
+		}
+	}
+}
+
+// A window above the limit is refused by name instead of taking the memory.
+func TestWindow(t *testing.T) {
+	for log, ok := range map[int]bool{20: true, 27: true, 28: false, 29: false} {
+		// A frame with nothing but the window descriptor and one raw block.
+		line := `{"text":"a"}`
+		frame := "\x28\xb5\x2f\xfd\x00" + string([]byte{byte(log-10) << 3}) + string([]byte{byte(len(line)<<3) | 1, 0, 0}) + line
+		got := read(t, ReadOptions{}, put(t, "x.zst", frame))
+		if ok != (len(got) == 1 && strings.HasSuffix(got[0], `"a"`)) || !ok != (len(got) == 1 && strings.HasSuffix(got[0], "broken stream")) {
+			t.Errorf("window 2^%d: %q", log, got)
+		}
+	}
+}
+
+func TestMaxLine(t *testing.T) {
+	line := func(n int) string { // of n bytes
+		return `{"text":"` + strings.Repeat("x", n-len(`{"text":""}`)) + `"}`
+	}
+	for _, limit := range []int{100, readBuffer - 1, readBuffer, readBuffer + 1, 2*readBuffer + 17} {
+		content := strings.Join([]string{line(limit), line(limit + 1), line(20), line(limit + 3*readBuffer), line(limit), line(limit + 1)}, "\n")
+		path := put(t, "x", content)
+		got := read(t, ReadOptions{MaxLine: limit}, path)
+		var kinds []string
+		var offsets []string
+		for _, l := range got {
+			if strings.HasSuffix(l, "line too long") {
+				kinds = append(kinds, "long")
+			} else {
+				kinds = append(kinds, "ok")
+			}
+			offsets = append(offsets, strings.Fields(l)[1])
+		}
+		if !slices.Equal(kinds, []string{"ok", "long", "ok", "long", "ok", "long"}) {
+			t.Errorf("limit %d: %v", limit, kinds)
+			continue
+		}
+		at := 2*limit + 3
+		if want := fmt.Sprintf("3@%d", at); offsets[2] != want {
+			t.Errorf("limit %d: the third line is %s, want %s", limit, offsets[2], want)
+		}
+		if want := fmt.Sprintf("5@%d", at+21+limit+3*readBuffer+1); offsets[4] != want {
+			t.Errorf("limit %d: the fifth line is %s, want %s", limit, offsets[4], want)
+		}
+	}
+}
+
+// The message of a document error leads to the place.
+func TestDocumentErrorMessage(t *testing.T) {
+	path := put(t, "x.jsonl", `{"text":"a"}`+"\n"+`{"text":"b",}`)
+	for _, err := range ReadDocuments(t.Context(), []string{path}, ReadOptions{}) {
+		if err != nil && err.Error() != path+`:2 (byte 25): malformed JSON: '}' where the name of a field should be` {
+			t.Errorf("the message is %q", err)
+		}
+	}
+}
+
+func TestReadCancelled(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	n := 0
+	var last error
+	for _, err := range ReadDocuments(ctx, []string{put(t, "x", strings.Repeat(`{"text":"a"}`+"\n", 100))}, ReadOptions{}) {
+		if n++; n == 3 {
+			cancel()
+		}
+		last = err
+	}
+	if n != 4 || !errors.Is(last, context.Canceled) {
+		t.Errorf("%d documents, then %v", n, last)
+	}
+	// Standard input that gives nothing does not hold up the end.
+	in, out := io.Pipe()
+	defer out.Close()
+	ctx, cancel = context.WithCancel(t.Context())
+	go func() {
+		out.Write([]byte(`{"text":"a"}` + "\n" + `{"te`))
+		cancel()
+	}()
+	last = nil
+	for _, err := range ReadDocuments(ctx, []string{"-"}, ReadOptions{Stdin: in}) {
+		last = err
+	}
+	if !errors.Is(last, context.Canceled) {
+		t.Errorf("a pipe that waits: %v", last)
+	}
+}
+
+// Leaving the loop early closes everything.
+func TestReadLeftEarly(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	path := put(t, "x.zst", zstded(strings.Repeat(`{"text":"a"}`+"\n", 100)))
+	for range ReadDocuments(t.Context(), []string{path, path}, ReadOptions{}) {
+		break
+	}
+}
+
+// One allocation a document: its text and id.
+func TestReadAllocations(t *testing.T) {
+	const documents = 1000
+	path := put(t, "x", strings.Repeat(`{"id":"abc","text":"a\nb","source":"x"}`+"\n", documents))
+	n := testing.AllocsPerRun(3, func() {
+		for _, err := range ReadDocuments(context.Background(), []string{path}, ReadOptions{}) {
+			if err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	if n > documents+50 {
+		t.Errorf("%v allocations for %d documents", n, documents)
+	}
+}
+
+// FuzzReadDocuments reads anything as a file: no panic, lines that count up, and the same documents whether plain or compressed.
+func FuzzReadDocuments(f *testing.F) {
+	f.Add([]byte(`{"id":"a","text":"b"}`+"\n\n{\"text\":\"\"}\nx"), uint8(40))
+	f.Add([]byte(gzipped(`{"text":"b"}`)), uint8(0))
+	f.Add([]byte(zstded(`{"text":"b"}`)+skippable), uint8(0))
+	f.Add([]byte("\n\n\n{\"text\":\"0123456789\"}\n\n"), uint8(5))
+	f.Fuzz(func(t *testing.T, content []byte, limit uint8) {
+		see := func(content []byte) (seen []string, ended bool) {
+			line := int64(0)
+			for doc, err := range ReadDocuments(t.Context(), []string{"-"}, ReadOptions{MaxLine: int(limit), Stdin: bytes.NewReader(content)}) {
+				var bad *DocumentError
+				switch {
+				case err == nil:
+					seen = append(seen, fmt.Sprint(doc.Line, doc.Offset, doc.ID, string(doc.Text)))
+				case errors.As(err, &bad):
+					seen = append(seen, err.Error())
+					doc.Line = bad.Line
+					ended = ended || bad.Kind == BadStream
+				default:
+					ended = true
+					continue
+				}
+				if doc.Line <= line {
+					t.Fatalf("line %d after line %d", doc.Line, line)
+				}
+				line = doc.Line
+			}
+			return seen, ended
+		}
+		plain, ended := see(content)
+		if ended || len(content) > 1<<16 || bytes.HasPrefix(content, []byte("\x1f\x8b")) || bytes.HasPrefix(content, []byte("\x28\xb5\x2f\xfd")) || len(content) > 0 && content[0]&0xf0 == 0x50 {
+			return
+		}
+		for _, packed := range []string{gzipped(string(content)), zstded(string(content))} {
+			if got, _ := see([]byte(packed)); !slices.Equal(got, plain) {
+				t.Fatalf("%q: plain %q, compressed %q", content, plain, got)
+			}
+		}
+	})
+}

@@ -1,0 +1,490 @@
+package tokenize
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"mula/internal/atomicfile"
+	"mula/shards"
+)
+
+// bytesTokenizer has one token for each byte but those left out, with the byte as its id, and <|endoftext|> as 256: its ids are known without it.
+func bytesTokenizer(t testing.TB, leftOut string) *Tokenizer {
+	t.Helper()
+	vocab := map[string]int{"<|endoftext|>": 256}
+	next := rune(256)
+	for b := range 256 {
+		r := rune(b) // as GPT-2 spells bytes: printable Latin-1 as itself, the others from U+0100 on
+		if !(b >= '!' && b <= '~' || b >= 0xa1 && b <= 0xac || b >= 0xae) {
+			r = next
+			next++
+		}
+		if !strings.Contains(leftOut, string(byte(b))) {
+			vocab[string(r)] = b
+		}
+	}
+	data, err := json.Marshal(map[string]any{
+		"version":       "1.0",
+		"added_tokens":  []any{map[string]any{"id": 256, "content": "<|endoftext|>", "special": true}},
+		"pre_tokenizer": map[string]any{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+		"decoder":       map[string]any{"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
+		"model":         map[string]any{"type": "BPE", "vocab": vocab, "merges": []string{}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tok, err := Parse(data, "bytes")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tok
+}
+
+// corpus writes files of documents in all three forms and gives their names and the documents in order.
+func corpus(t testing.TB, files, documents int) (inputs []string, docs []Document) {
+	t.Helper()
+	dir := t.TempDir()
+	for f := range files {
+		var content strings.Builder
+		name := fmt.Sprintf("part-%04d.jsonl", f)
+		for d := range documents {
+			n := (f*documents + d) * 7919 % 1000
+			if d == documents/2 {
+				n = 200_000 // more than a batch
+			}
+			text := strings.Repeat(fmt.Sprintf("«%d» it is\n", n), 1+n/10)
+			line, err := json.Marshal(map[string]any{"id": fmt.Sprintf("%d-%d", f, d), "text": text, "metadata": map[string]int{"n": n}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			docs = append(docs, Document{ID: fmt.Sprintf("%d-%d", f, d), Text: []byte(text), Line: int64(d) + 1})
+			content.Write(line)
+			content.WriteByte('\n')
+		}
+		data := content.String()
+		switch f % 3 {
+		case 1:
+			name, data = name+".gz", gzipped(data)
+		case 2:
+			name, data = name+".zst", zstded(data)
+		}
+		inputs = append(inputs, filepath.Join(dir, name))
+		if err := os.WriteFile(inputs[f], []byte(data), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		for i := range documents {
+			docs[f*documents+i].File = inputs[f]
+		}
+	}
+	return inputs, docs
+}
+
+// Every document is in the shard, in order, followed by the end-of-document id, with its origin; the counts are right.
+func TestRun(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	inputs, docs := corpus(t, 4, 300)
+	output := filepath.Join(t.TempDir(), "x")
+	tok := bytesTokenizer(t, "")
+	var last Progress
+	sizes, textBytes := int64(0), int64(0)
+	for _, input := range inputs {
+		info, err := os.Stat(input)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sizes += info.Size()
+	}
+	summary, err := Run(t.Context(), Options{
+		Tokenizer: tok, AppendEOD: true, EOD: 256, Inputs: inputs, Output: output, Workers: 3,
+		Progress: func(p Progress) {
+			if p.Documents < last.Documents || p.InputRead < last.InputRead || p.InputRead > sizes || p.InputSize != sizes {
+				t.Errorf("progress %+v after %+v", p, last)
+			}
+			last = p
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := shards.Open(output)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	if err := s.Verify(t.Context(), nil); err != nil {
+		t.Fatal(err)
+	}
+	if s.Documents() != int64(len(docs)) {
+		t.Fatalf("%d documents, want %d", s.Documents(), len(docs))
+	}
+	origins, err := s.DocumentIDs(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for d, doc := range docs {
+		textBytes += int64(len(doc.Text))
+		ids := make([]uint32, s.DocumentStart(int64(d)+1)-s.DocumentStart(int64(d)))
+		if err := s.Read(ids, s.DocumentStart(int64(d))); err != nil {
+			t.Fatal(err)
+		}
+		if len(ids) != len(doc.Text)+1 || ids[len(doc.Text)] != 256 {
+			t.Fatalf("document %d has %d ids for %d bytes", d, len(ids), len(doc.Text))
+		}
+		for i, b := range doc.Text {
+			if ids[i] != uint32(b) {
+				t.Fatalf("id %d of document %d is %d, want %d", i, d, ids[i], b)
+			}
+		}
+		if o, err := origins.Origin(int64(d)); err != nil || o != (shards.DocumentOrigin{ID: doc.ID, File: doc.File, Line: doc.Line}) {
+			t.Fatalf("document %d comes from %v, %v", d, o, err)
+		}
+	}
+	want := Summary{
+		Output: output, Documents: int64(len(docs)), Tokens: textBytes + int64(len(docs)), TextBytes: textBytes, DType: "uint16",
+		Seconds: summary.Seconds, Files: s.Manifest().Files, Skipped: map[Kind]int64{},
+	}
+	if fmt.Sprint(summary) != fmt.Sprint(want) || summary.Seconds <= 0 || len(summary.Files) != 3 {
+		t.Errorf("summary %+v, want %+v", summary, want)
+	}
+	if last != (Progress{Documents: want.Documents, Tokens: want.Tokens, TextBytes: textBytes, InputRead: sizes, InputSize: sizes}) {
+		t.Errorf("the last progress is %+v", last)
+	}
+	info := s.Manifest().Tokenizer
+	if info != (shards.TokenizerInfo{SHA256: tok.SHA256(), VocabSize: 257, EOD: 256, ClassTable: ClassTable(), Specials: "text"}) {
+		t.Errorf("the manifest's tokenizer is %+v", info)
+	}
+}
+
+// The same bytes come out whatever the number of workers and the memory; without end-of-document ids there are other bytes.
+func TestRunBytesDoNotDependOnWorkers(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	inputs, _ := corpus(t, 3, 120)
+	inputs = append(inputs, put(t, "bad.jsonl", `{"text":""}`+"\n"+`{"text":"x"}`+"\n{"))
+	dir := t.TempDir()
+	var first map[string][]byte
+	for workers, memory := range map[int]int64{1: 0, 2: 1, 3: 3 << 20, 4: 0, 5: 1} { // 1: a batch at a time
+		opts := Options{
+			Tokenizer: bytesTokenizer(t, ""), AppendEOD: true, EOD: 256, Inputs: inputs, Output: filepath.Join(dir, "x"), Workers: workers, Memory: memory,
+			OnError: Skip, Rejects: filepath.Join(dir, "rejects.jsonl"),
+		}
+		if _, err := Run(t.Context(), opts); err != nil {
+			t.Fatal(err)
+		}
+		files := make(map[string][]byte)
+		for _, name := range []string{"x.bin", "x.idx", "x.json", "x.docs.arrow", "rejects.jsonl"} {
+			data, err := os.ReadFile(filepath.Join(dir, name))
+			if err != nil {
+				t.Fatal(err)
+			}
+			files[name] = data
+			if first != nil && !bytes.Equal(data, first[name]) {
+				t.Errorf("%d workers, memory %d: %s differs", workers, memory, name)
+			}
+		}
+		if first == nil {
+			first = files
+		}
+	}
+	summary, err := Run(t.Context(), Options{Tokenizer: bytesTokenizer(t, ""), Inputs: inputs[:3], Output: filepath.Join(dir, "y")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if summary.Tokens != summary.TextBytes {
+		t.Errorf("%d tokens of %d bytes without end-of-document ids", summary.Tokens, summary.TextBytes)
+	}
+}
+
+// badCorpus has bad lines of several kinds, the first of them on line 701 of the second file.
+func badCorpus(t testing.TB) []string {
+	good := strings.Repeat(`{"id":"g","text":"`+strings.Repeat("good ", 120)+`"}`+"\n", 700)
+	return []string{
+		put(t, "a.jsonl", good),
+		put(t, "b.jsonl.zst", zstded(good+`{"id":"q","text":"has a Q"}`+"\n"+`{"id":"e","text":""}`+"\n"+"nonsense\n"+good+`{"text":7}`)),
+		put(t, "c.jsonl", `{"id":9}`+"\n"+"\xff\n"+`{"text":"last"}`+"\n"+`{"text":""}`),
+	}
+}
+
+// The first bad document in the order of the inputs ends the run, although later ones are found sooner, and nothing is left.
+func TestRunFailsAtTheFirst(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	inputs := badCorpus(t)
+	for _, test := range []struct {
+		leftOut string // this byte cannot be encoded
+		want    DocumentError
+	}{
+		{"", DocumentError{Line: 702, Kind: Empty, ID: "e"}},
+		{"Q", DocumentError{Line: 701, Kind: Unencodable, ID: "q"}},
+	} {
+		tok := bytesTokenizer(t, test.leftOut)
+		for workers := 1; workers <= 5; workers++ {
+			dir := t.TempDir()
+			_, err := Run(t.Context(), Options{Tokenizer: tok, AppendEOD: true, EOD: 256, Inputs: inputs, Output: filepath.Join(dir, "x"), Workers: workers})
+			var bad *DocumentError
+			if !errors.As(err, &bad) || bad.File != inputs[1] || bad.Line != test.want.Line || bad.Kind != test.want.Kind || bad.ID != test.want.ID {
+				t.Errorf("%d workers: %v", workers, err)
+			}
+			leavesNothing(t, dir)
+		}
+	}
+}
+
+func TestRunSkips(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	inputs := badCorpus(t)
+	dir := t.TempDir()
+	opts := Options{
+		Tokenizer: bytesTokenizer(t, "Q"), AppendEOD: true, EOD: 256, Inputs: inputs, Output: filepath.Join(dir, "x"),
+		OnError: Skip, Rejects: filepath.Join(dir, "rejects.jsonl"), Workers: 3,
+	}
+	summary, err := Run(t.Context(), opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[Kind]int64{Unencodable: 1, Empty: 2, BadJSON: 1, BadText: 1, NoText: 1, BadUTF8: 1}
+	if fmt.Sprint(summary.Skipped) != fmt.Sprint(want) || summary.Documents != 2101 {
+		t.Errorf("%d documents, skipped %v, want %v", summary.Documents, summary.Skipped, want)
+	}
+	type reject struct {
+		File, ID, Kind, Error string
+		Line, Byte            int64
+	}
+	var got []reject
+	data, err := os.ReadFile(opts.Rejects)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range bytes.Lines(data) {
+		var r reject
+		if err := json.Unmarshal(line, &r); err != nil {
+			t.Fatal(err)
+		}
+		if r.Error == "" {
+			t.Errorf("no error in %s", line)
+		}
+		r.Error = ""
+		got = append(got, r)
+	}
+	bytesOfGood := int64(700 * (len(`{"id":"g","text":""}`) + 600 + 1))
+	q, e := int64(len(`{"id":"q","text":"has a Q"}`)+1), int64(len(`{"id":"e","text":""}`)+1)
+	if wantRejects := []reject{
+		{File: inputs[1], Line: 701, Byte: bytesOfGood, ID: "q", Kind: "not encodable"},
+		{File: inputs[1], Line: 702, Byte: bytesOfGood + q + 17, ID: "e", Kind: "empty document"},
+		{File: inputs[1], Line: 703, Byte: bytesOfGood + q + e, Kind: "malformed JSON"},
+		{File: inputs[1], Line: 1404, Byte: 2*bytesOfGood + q + e + 9 + 8, Kind: "text is not a string"},
+		{File: inputs[2], Line: 1, Byte: 0, ID: "9", Kind: "no text"},
+		{File: inputs[2], Line: 2, Byte: 9, Kind: "invalid UTF-8"},
+		{File: inputs[2], Line: 4, Byte: 11 + 16 + 8, Kind: "empty document"},
+	}; !slices.Equal(got, wantRejects) {
+		t.Errorf("rejects\n%+v, want\n%+v", got, wantRejects)
+	}
+	data, err = json.Marshal(summary)
+	if err != nil || !strings.Contains(string(data), `"empty document":2`) {
+		t.Errorf("summary as JSON: %s, %v", data, err)
+	}
+	// The last document is whole although bad ones stand around it.
+	s, err := shards.Open(opts.Output)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	ids := make([]uint32, 5)
+	if err := s.Read(ids, s.Tokens()-5); err != nil || !slices.Equal(ids, []uint32{'l', 'a', 's', 't', 256}) {
+		t.Errorf("the last document is %v, %v", ids, err)
+	}
+	// Without a name there is no rejects file.
+	other := t.TempDir()
+	opts.Output, opts.Rejects = filepath.Join(other, "x"), ""
+	if _, err := Run(t.Context(), opts); err != nil {
+		t.Fatal(err)
+	}
+	if entries, err := os.ReadDir(other); err != nil || len(entries) != 4 {
+		t.Errorf("%v, %v", entries, err)
+	}
+}
+
+func TestRunRefuses(t *testing.T) {
+	tok := bytesTokenizer(t, "")
+	good := put(t, "good.json", `{"text":"a"}`)
+	prefix := strings.TrimSuffix(good, ".json")
+	link := good + ".link"
+	if err := os.Link(good, link); err != nil {
+		t.Fatal(err)
+	}
+	for name, test := range map[string]struct {
+		opts Options
+		want string
+	}{
+		"end of document":  {Options{Inputs: []string{good}, AppendEOD: true, EOD: 257}, "end-of-document id 257 is beyond the vocabulary of 257"},
+		"no inputs":        {Options{}, "no inputs"},
+		"absent":           {Options{Inputs: []string{good, good + "x"}}, "good.jsonx"},
+		"rejects and fail": {Options{Inputs: []string{good}, Rejects: "r"}, "rejects file needs"},
+		"over the input":   {Options{Inputs: []string{good}, Output: prefix}, "good.json would replace the input"},
+		"over its link":    {Options{Inputs: []string{link}, Output: prefix}, "would replace the input"},
+		"rejects as input": {Options{Inputs: []string{good}, OnError: Skip, Rejects: good}, "would replace the input"},
+		"no documents":     {Options{Inputs: []string{put(t, "a", ""), put(t, "b", "\n\n")}}, "there is no document in "},
+		"bad documents":    {Options{Inputs: []string{put(t, "a", "x\n"), put(t, "b", `{"text":""}`)}, OnError: Skip}, "all 2 documents were bad, so there is nothing to write; the first: "},
+		"cut short":        {Options{Inputs: []string{put(t, "x.zst", zstded(`{"text":"a"}` + "\n")[:12])}, OnError: Skip}, "x.zst:1 (byte 0): the compressed stream is cut short"},
+		"no directory":     {Options{Inputs: []string{good}, Output: "/nonexistent/x"}, "/nonexistent/x"},
+		"name":             {Options{Inputs: []string{"\xff"}}, "not UTF-8"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			test.opts.Tokenizer = tok
+			if test.opts.Output == "" {
+				test.opts.Output = filepath.Join(dir, "x")
+			}
+			if test.opts.Rejects == "" && test.opts.OnError == Skip {
+				test.opts.Rejects = filepath.Join(dir, "rejects")
+			}
+			if _, err := Run(t.Context(), test.opts); err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("error %v does not say %q", err, test.want)
+			}
+			leavesNothing(t, dir)
+		})
+	}
+	if data, err := os.ReadFile(good); err != nil || string(data) != `{"text":"a"}` {
+		t.Errorf("the input is now %q, %v", data, err)
+	}
+}
+
+// endless gives documents for ever, each of words × 10 bytes.
+type endless struct {
+	words int
+	rest  string
+}
+
+func (e *endless) Read(p []byte) (int, error) {
+	if e.rest == "" {
+		e.rest = `{"text":"` + strings.Repeat("on and on ", e.words) + `"}` + "\n"
+	}
+	n := copy(p, e.rest)
+	e.rest = e.rest[n:]
+	return n, nil
+}
+
+// Cancelling ends the run soon, wherever it is, and leaves no file.
+func TestRunCancelled(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	tok := bytesTokenizer(t, "")
+	for name, after := range map[string]int64{"before": 0, "first read": 1, "working": 4 << 20} {
+		dir := t.TempDir()
+		ctx, cancel := context.WithCancel(t.Context())
+		if after == 0 {
+			cancel()
+		}
+		read := int64(0)
+		_, err := Run(ctx, Options{
+			Tokenizer: tok, AppendEOD: true, EOD: 256, Inputs: []string{"-"}, Output: filepath.Join(dir, "x"), Workers: 2, OnError: Skip, Rejects: filepath.Join(dir, "r"),
+			Read: ReadOptions{Stdin: &endless{words: 50}, OnRead: func(n int64) {
+				if read += n; read >= after {
+					cancel()
+				}
+			}},
+		})
+		cancel()
+		if !errors.Is(err, context.Canceled) {
+			t.Errorf("%s: %v", name, err)
+		}
+		leavesNothing(t, dir)
+	}
+	// A silent standard input.
+	dir := t.TempDir()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	in, out := io.Pipe()
+	defer out.Close()
+	if _, err := Run(ctx, Options{Tokenizer: tok, Inputs: []string{"-"}, Output: filepath.Join(dir, "x"), Read: ReadOptions{Stdin: in}}); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("silent input: %v", err)
+	}
+	leavesNothing(t, dir)
+}
+
+// What is in flight stays within the bound whatever the inputs: with workers that never finish, reading stops.
+func TestRunMemoryIsBounded(t *testing.T) {
+	tok := bytesTokenizer(t, "")
+	const document = 1_000_000
+	const limit = 3 * document * bytesInFlight
+	read, stopped := int64(0), errors.New("stopped")
+	atomicfile.Fault = func(op atomicfile.Op, _ string) error {
+		if op == atomicfile.OpWrite { // of ids, in the first or second document
+			time.Sleep(300 * time.Millisecond) // while the others go as far as they can
+			return stopped
+		}
+		return nil
+	}
+	defer func() { atomicfile.Fault = nil }()
+	_, err := Run(t.Context(), Options{
+		Tokenizer: tok, Inputs: []string{"-"}, Output: filepath.Join(t.TempDir(), "x"), Workers: 8, Memory: limit,
+		Read: ReadOptions{Stdin: &endless{words: document / 10}, OnRead: func(n int64) { read += n }},
+	})
+	if !errors.Is(err, stopped) {
+		t.Fatal(err)
+	}
+	// One document written, three in flight, one that waits for memory, and the buffers that files are read by.
+	if most := int64(5*document + 3*readBuffer); read > most || read < 3*document {
+		t.Errorf("%d bytes were read while nothing was written, at most %d may be", read, most)
+	}
+}
+
+// Whatever file operation fails, the shard is the old one or cannot be opened, and no temporary file is left.
+func TestRunFaults(t *testing.T) {
+	defer func() { atomicfile.Fault = nil }()
+	tok := bytesTokenizer(t, "")
+	inputs := []string{put(t, "a", `{"text":"a"}`+"\n"+`{"text":""}`)}
+	for k := 1; ; k++ {
+		dir := t.TempDir()
+		opts := Options{Tokenizer: tok, Inputs: inputs, Output: filepath.Join(dir, "x"), OnError: Skip, Rejects: filepath.Join(dir, "rejects")}
+		n := 0
+		atomicfile.Fault = func(atomicfile.Op, string) error {
+			if n++; n == k {
+				return syscall.ENOSPC
+			}
+			return nil
+		}
+		_, err := Run(t.Context(), opts)
+		atomicfile.Fault = nil
+		if n < k {
+			if err != nil || k < 20 {
+				t.Errorf("%d operations, %v", n, err)
+			}
+			return
+		}
+		if !errors.Is(err, syscall.ENOSPC) {
+			t.Errorf("operation %d: %v", k, err)
+		}
+		if s, err := shards.Open(opts.Output); err == nil {
+			s.Close()
+			t.Errorf("operation %d failed: the shard opens", k)
+		}
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range entries {
+			if strings.HasSuffix(e.Name(), atomicfile.TempSuffix) {
+				t.Errorf("operation %d failed: left behind %s", k, e.Name())
+			}
+		}
+	}
+}
+
+func leavesNothing(t *testing.T, dir string) {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil || len(entries) != 0 {
+		t.Errorf("left behind %v, %v", entries, err)
+	}
+}

@@ -1,0 +1,113 @@
+// Package tokenize turns documents into token ids: it reads documents, tokenizes them as Hugging Face tokenizers does,
+// to the id, and writes them as a shard, in parallel and with the same bytes whatever the number of workers.
+//
+// A [Tokenizer] is a byte-level BPE read from a tokenizer.json. What decides ids, in this order:
+//
+//  1. The text is cut at added tokens that are not "normalized": the leftmost, and of those the longest.
+//  2. If the file asks for NFC, each piece in between is normalized by itself, with the data of Unicode 9.
+//  3. Each piece is cut at the added tokens that are "normalized", whose own text has been normalized.
+//  4. A split pattern cuts what remains into words; the end of a piece is the end of the text for it.
+//  5. The bytes of a word are merged: always the pair of lowest rank, of equals the leftmost.
+//
+// Classes of characters and the data of NFC are pinned in the package; [ClassTable] names them.
+package tokenize
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"os"
+)
+
+// A Tokenizer is a byte-level BPE vocabulary. It does not change after loading, and goroutines share it.
+type Tokenizer struct {
+	sha256 string
+	tokens []span // by id
+	text   []byte // what the spans point into
+
+	scan      scanner
+	normalize bool  // NFC
+	raw       *trie // added tokens that are matched before normalization
+	composed  *trie // added tokens that are matched after it
+	added     []addedToken
+
+	bytes   [256]uint32 // id of each byte, or noToken
+	pairs   pairTable
+	words   wordTable
+	classes *classTable
+}
+
+// span is where the text of a token lies. end is 0 for an id that no token has.
+type span struct{ start, end uint32 }
+
+// An addedToken is matched in the text as a whole instead of being merged from bytes.
+type addedToken struct {
+	id      uint32
+	special bool
+}
+
+// maxVocabulary bounds the ids a file may use, and with them the memory that loading takes. The largest published
+// vocabularies have some hundred thousand.
+const maxVocabulary = 1 << 22
+
+// Load reads the tokenizer.json at path. It refuses, by name, whatever in the file would change ids in a way that this
+// package does not do exactly.
+func Load(path string) (*Tokenizer, error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("reading tokenizer: %w", err)
+	}
+	return Parse(b, path)
+}
+
+// Parse is [Load] for the file's bytes; name stands for it in errors.
+func Parse(json []byte, name string) (*Tokenizer, error) {
+	t, err := parse(json)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	sum := sha256.Sum256(json)
+	t.sha256 = hex.EncodeToString(sum[:])
+	return t, nil
+}
+
+// SHA256 is the hash of the tokenizer.json's bytes, in hexadecimal.
+func (t *Tokenizer) SHA256() string { return t.sha256 }
+
+// VocabSize is the highest id plus one: no id that an [Encoder] gives reaches it.
+func (t *Tokenizer) VocabSize() int { return len(t.tokens) }
+
+// ID returns the id of the token that has exactly this text: of an added token such as "<|endoftext|>" if there is one,
+// else of a vocabulary entry. The text is the plain one, " the", not the file's spelling in the byte alphabet, "Ġthe".
+func (t *Tokenizer) ID(token string) (uint32, bool) {
+	for _, a := range t.added {
+		if t.spelled(a.id, token) {
+			return a.id, true
+		}
+	}
+	for id := range t.tokens {
+		if t.spelled(uint32(id), token) {
+			return uint32(id), true
+		}
+	}
+	return 0, false
+}
+
+func (t *Tokenizer) spelled(id uint32, token string) bool {
+	s := t.tokens[id]
+	return s.end != 0 && string(t.text[s.start:s.end]) == token
+}
+
+// Decode appends the bytes that the ids stand for to dst. They need not be valid UTF-8: a character may be cut between
+// two tokens. An added token stands for its own text. An id that no token has is an error.
+func (t *Tokenizer) Decode(dst []byte, ids []uint32) ([]byte, error) {
+	start := len(dst)
+	for i, id := range ids {
+		if int64(id) >= int64(len(t.tokens)) || t.tokens[id].end == 0 {
+			return dst[:start], fmt.Errorf("id %d at place %d is not in the vocabulary of %d tokens", id, i, len(t.tokens))
+		}
+		s := t.tokens[id]
+		dst = append(dst, t.text[s.start:s.end]...)
+	}
+	return dst, nil
+}

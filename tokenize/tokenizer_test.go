@@ -1,0 +1,253 @@
+package tokenize
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+func TestLoad(t *testing.T) {
+	path := "testdata/gpt2.json"
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tok := load(t, path)
+	sum := sha256.Sum256(b)
+	if got, want := tok.SHA256(), hex.EncodeToString(sum[:]); got != want {
+		t.Errorf("SHA256 is %s, want %s", got, want)
+	}
+	if got := tok.VocabSize(); got != 640 {
+		t.Errorf("VocabSize is %d, want 640", got)
+	}
+	for token, want := range map[string]uint32{"<|endoftext|>": 0, "<|padding|>": 1, "!": 2, "a": 66, "\xff": 189, " ": 222} {
+		if id, ok := tok.ID(token); !ok || id != want {
+			t.Errorf("ID(%q) is %d, %v; want %d", token, id, ok, want)
+		}
+	}
+	for _, token := range []string{"", "Ġ", "no such token"} {
+		if id, ok := tok.ID(token); ok {
+			t.Errorf("ID(%q) is %d", token, id)
+		}
+	}
+	missing := filepath.Join(t.TempDir(), "none.json")
+	if _, err := Load(missing); err == nil || !strings.Contains(err.Error(), missing) {
+		t.Errorf("loading a missing file: %v", err)
+	}
+}
+
+func TestDecode(t *testing.T) {
+	tok := load(t, "testdata/olmo.json")
+	ids, err := tok.NewEncoder(EncodeOptions{}).Append(nil, []byte("It's  5\u20ac"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := tok.Decode([]byte("> "), ids)
+	if err != nil || string(got) != "> It's  5\u20ac" {
+		t.Errorf("decoded %q, %v", got, err)
+	}
+	for _, id := range []uint32{uint32(tok.VocabSize()), 1 << 31, noToken} {
+		got, err := tok.Decode([]byte("> "), []uint32{ids[0], id})
+		if err == nil || string(got) != "> " {
+			t.Errorf("id %d: %q, %v", id, got, err)
+		}
+	}
+	holes, err := Parse([]byte(`{"version": "1.0", "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false},
+		"model": {"vocab": {"a": 0, "b": 3}, "merges": []}}`), "holes")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := holes.Decode(nil, []uint32{0, 3}); err != nil || string(got) != "ab" {
+		t.Errorf("%q, %v", got, err)
+	}
+	if got, err := holes.Decode(nil, []uint32{1}); err == nil {
+		t.Errorf("id 1 does not exist and is %q", got)
+	}
+}
+
+// small is a tokenizer.json to spoil: replace one of its parts by another.
+const small = `{"version": "1.0", "truncation": null, "padding": null,
+"added_tokens": [{"id": 5, "content": "<|end|>", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true}],
+"normalizer": null,
+"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+"post_processor": null,
+"decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
+"model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null, "end_of_word_suffix": null, "fuse_unk": false,
+"byte_fallback": false, "ignore_merges": false, "vocab": {"a": 0, "b": 1, "é": 2, "ab": 3, "aba": 4}, "merges": [["a", "b"], ["ab", "a"]]}}`
+
+const (
+	smallPre   = `{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},` + "\n" + `"post`
+	smallLevel = `{"type": "ByteLevel", "add_prefix_space": false, "use_regex": false}`
+)
+
+func smallSplit(regex, behavior, invert string) string {
+	quoted, _ := quote(regex)
+	return `{"type": "Sequence", "pretokenizers": [{"type": "Split", "pattern": {"Regex": ` + string(quoted) + `}, "behavior": "` + behavior + `", "invert": ` + invert + `}, ` + smallLevel + `]},` + "\n" + `"post`
+}
+
+func TestParseAccepts(t *testing.T) {
+	for _, c := range []struct{ old, new string }{
+		{"", ""},
+		{`[["a", "b"], ["ab", "a"]]`, `["#version: 0.2", "a b", "ab a"]`},
+		{`[["a", "b"], ["ab", "a"]]`, `["a b", "ab a", "a b"]`},
+		{`"dropout": null, `, ``},
+		{`"continuing_subword_prefix": null`, `"continuing_subword_prefix": ""`},
+		{`"normalizer": null`, `"normalizer": {"type": "NFC"}`},
+		{`"normalizer": null`, `"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}]}`},
+		{`"normalizer": null`, `"normalizer": {"type": "Sequence", "normalizers": []}`},
+		{smallPre, smallSplit(cl100kRegex, "Removed", "true")},
+		{smallPre, smallSplit(cl100kRegex, "Isolated", "false")},
+		{smallPre, smallSplit(gpt2Regex, "Isolated", "false")},
+		{smallPre, `{"type": "Sequence", "pretokenizers": [{"type": "ByteLevel", "add_prefix_space": false}]}, "post`},
+		{`"post_processor": null`, `"post_processor": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": false, "use_regex": true}`},
+		{`"post_processor": null`, `"post_processor": {"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "type_id": 0}}], "pair": [], "special_tokens": {}}`},
+		{`"post_processor": null`, `"post_processor": {"type": "Sequence", "processors": [{"type": "ByteLevel"}]}`},
+		{`"decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true}`, `"decoder": null`},
+	} {
+		if !strings.Contains(small, c.old) {
+			t.Fatalf("%q is not in the file", c.old)
+		}
+		tok, err := Parse([]byte(strings.Replace(small, c.old, c.new, 1)), "small.json")
+		if err != nil {
+			t.Errorf("with %s: %v", c.new, err)
+			continue
+		}
+		ids, err := tok.NewEncoder(EncodeOptions{Specials: SpecialsAsTokens}).Append(nil, []byte("abab<|end|>aba"))
+		want := []uint32{3, 3, 5, 4}
+		if strings.HasSuffix(c.new, `"a b"]`) { // of equal merges the later counts: "ab a" now comes first
+			want = []uint32{4, 1, 5, 4}
+		}
+		if err != nil || !slices.Equal(ids, want) {
+			t.Errorf("with %s: ids are %v (%v)", c.new, ids, err)
+		}
+	}
+}
+
+func TestParseRefuses(t *testing.T) {
+	for _, c := range []struct{ old, new, want string }{
+		{`"version": "1.0"`, `"version": "2.0"`, `version is "2.0"`},
+		{`"truncation": null`, `"truncation": {"max_length": 512}`, `truncation is {"max_length":512}`},
+		{`"padding": null`, `"padding": {"strategy": "BatchLongest"}`, `padding is {"strategy":"BatchLongest"}`},
+		{`"type": "BPE"`, `"type": "WordPiece"`, `model.type is "WordPiece"`},
+		{`"dropout": null`, `"dropout": 0.1`, `model.dropout is 0.1`},
+		{`"unk_token": null`, `"unk_token": "a"`, `model.unk_token is "a"`},
+		{`"continuing_subword_prefix": null`, `"continuing_subword_prefix": "##"`, `model.continuing_subword_prefix is "##"`},
+		{`"end_of_word_suffix": null`, `"end_of_word_suffix": "</w>"`, `model.end_of_word_suffix is "</w>"`},
+		{`"fuse_unk": false`, `"fuse_unk": true`, `model.fuse_unk is true`},
+		{`"byte_fallback": false`, `"byte_fallback": true`, `model.byte_fallback is true`},
+		{`"ignore_merges": false`, `"ignore_merges": true`, `model.ignore_merges is true`},
+		{`"single_word": false`, `"single_word": true`, `"<|end|>" has single_word true`},
+		{`"lstrip": false`, `"lstrip": true`, `"<|end|>" has lstrip true`},
+		{`"rstrip": false`, `"rstrip": true`, `"<|end|>" has rstrip true`},
+		{`"content": "<|end|>"`, `"content": ""`, `has no content`},
+		{`"id": 5`, `"id": 6`, `would give it 5`},
+		{`"id": 5, "content": "<|end|>"`, `"id": 2, "content": "é"`, "stands for \"\\xe9\" there"},
+		{`"special": true}]`, `"special": true}, {"id": 5, "content": "<|end|>"}]`, `listed twice`},
+		{`"normalizer": null`, `"normalizer": {"type": "NFKC"}`, `normalizer is {"type":"NFKC"}`},
+		{`"normalizer": null`, `"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "Lowercase"}]}`, `normalizer.normalizers[1] is {"type":"Lowercase"}`},
+		{`"normalizer": null`, `"normalizer": {"type": "Sequence", "normalizers": [{"type": "Sequence", "normalizers": []}]}`, `normalizer.normalizers[0] is`},
+		{`"normalizer": null`, `"normalizer": "NFC"`, `normalizer is "NFC"`},
+		{smallPre, `null, "post`, `pre_tokenizer is null`},
+		{smallPre, `{"type": "Metaspace", "replacement": "_"}, "post`, `pre_tokenizer is {"type":"Metaspace","replacement":"_"}`},
+		{smallPre, `{"type": "Whitespace"}, "post`, `pre_tokenizer is {"type":"Whitespace"}`},
+		{smallPre, `{"type": "ByteLevel", "add_prefix_space": true}, "post`, `pre_tokenizer with add_prefix_space is`},
+		{smallPre, `{"type": "ByteLevel"}, "post`, `pre_tokenizer with add_prefix_space is`},
+		{smallPre, smallLevel + `, "post`, `pre_tokenizer with this use_regex is`},
+		{smallPre, smallSplit(`\p{L}+|\s`, "Removed", "true"), `: \p{L}+|\s`},
+		{smallPre, smallSplit(cl100kRegex, "Removed", "false"), `pre_tokenizer.pretokenizers[0] is`},
+		{smallPre, smallSplit(cl100kRegex, "MergedWithNext", "false"), `pre_tokenizer.pretokenizers[0] is`},
+		{smallPre, strings.Replace(smallSplit(cl100kRegex, "Isolated", "false"), "Regex", "String", 1), `pre_tokenizer.pretokenizers[0] is`},
+		{smallPre, strings.Replace(smallSplit(cl100kRegex, "Isolated", "false"), `"use_regex": false`, `"use_regex": true`, 1), `pre_tokenizer.pretokenizers[1] with this use_regex`},
+		{smallPre, strings.Replace(smallSplit(cl100kRegex, "Isolated", "false"), smallLevel, `{"type": "Digits"}`, 1), `pre_tokenizer.pretokenizers[1] is`},
+		{`"post_processor": null`, `"post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "a", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]}`, `post_processor is {"type":"TemplateProcessing"`},
+		{`"post_processor": null`, `"post_processor": {"type": "BertProcessing"}`, `post_processor is {"type":"BertProcessing"}`},
+		{`"post_processor": null`, `"post_processor": {"type": "Sequence", "processors": [{"type": "ByteLevel"}, {"type": "RobertaProcessing"}]}`, `post_processor.processors[1] is`},
+		{`"decoder": {"type": "ByteLevel"`, `"decoder": {"type": "Metaspace"`, `decoder is {"type":"Metaspace"`},
+		{`"model": {`, `"model": {"cache": 5, `, `unknown field "cache"`},
+		{`"version"`, `"extra": 1, "version"`, `unknown field "extra"`},
+		{`["ab", "a"]`, `["ab", "c"]`, `model.merges[1]: "ab" and "c"`},
+		{`["ab", "a"]`, `["ab", "b"]`, `model.merges[1]: "ab" and "b"`},
+		{`["ab", "a"]`, `["ab"]`, `["ab"] has not two parts`},
+		{`["ab", "a"]`, `"ab"`, `"ab" has not two parts`},
+		{`["ab", "a"]`, `"a b a"`, `"a b a" has not two parts`},
+		{`["ab", "a"]`, `null`, `"" has not two parts`},
+		{`"aba": 4`, `"aba": 3`, `two tokens have id 3`},
+		{`"aba": 4`, `"aba": 4194304`, `has id 4194304`},
+		{`"aba": 4`, `"aba": -1`, `cannot unmarshal`},
+		{`"id": 5`, `"id": 4194304`, `has id 4194304`},
+		{small, `{"version": "1.0"}`, `there is no model`},
+		{small, ``, `EOF`},
+		{small, `[]`, `cannot unmarshal`},
+		{small, small + "{", `follows the end`},
+		{`"padding": null`, `"padding": nil`, `at byte `},
+	} {
+		if !strings.Contains(small, c.old) {
+			t.Fatalf("%q is not in the file", c.old)
+		}
+		_, err := Parse([]byte(strings.Replace(small, c.old, c.new, 1)), "small.json")
+		if err == nil || !strings.HasPrefix(err.Error(), "small.json: ") || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("with %s:\n got %v\nwant %s", c.new, err, c.want)
+		}
+	}
+	twice := strings.Replace(small, `"special": true}]`, `"special": true}, {"id": 6, "content": "caf\u00e9", "normalized": true}, {"id": 7, "content": "cafe\u0301", "normalized": true}]`, 1)
+	twice = strings.Replace(twice, `"normalizer": null`, `"normalizer": {"type": "NFC"}`, 1)
+	if _, err := Parse([]byte(twice), "x"); err == nil || !strings.Contains(err.Error(), "normalizes to the same text") {
+		t.Errorf("two added tokens with one normal form: %v", err)
+	}
+}
+
+// try uses whatever Parse accepted.
+func try(t interface{ Errorf(string, ...any) }, file []byte) {
+	tok, err := Parse(file, "fuzz")
+	if err != nil {
+		return
+	}
+	var ids []uint32
+	for _, s := range []Specials{SpecialsAsText, SpecialsAsTokens} {
+		if ids, err = tok.NewEncoder(EncodeOptions{Specials: s}).Append(ids[:0], []byte("abab<|end|>a e\u0301 \u00e9")); err != nil {
+			continue
+		}
+		for _, id := range ids {
+			if int(id) >= tok.VocabSize() {
+				t.Errorf("id %d, vocabulary of %d", id, tok.VocabSize())
+			}
+		}
+		if _, err := tok.Decode(nil, ids); err != nil {
+			t.Errorf("%v", err)
+		}
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add([]byte(small))
+	f.Add([]byte(strings.Replace(small, smallPre, smallSplit(cl100kRegex, "Removed", "true"), 1)))
+	f.Add([]byte(strings.Replace(small, `[["a", "b"], ["ab", "a"]]`, `["a b", "ab a"]`, 1)))
+	f.Fuzz(func(t *testing.T, file []byte) { try(t, file) })
+}
+
+// TestParseSpoiledFiles cuts pieces of the file out, doubles them and changes bytes: Parse may refuse, never panic.
+func TestParseSpoiledFiles(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		b := []byte(small)
+		for range rapid.IntRange(1, 4).Draw(t, "changes") {
+			i := rapid.IntRange(0, len(b)).Draw(t, "from")
+			j := min(len(b), i+rapid.IntRange(0, 40).Draw(t, "length"))
+			switch rapid.IntRange(0, 2).Draw(t, "kind") {
+			case 0:
+				b = slices.Delete(b, i, j)
+			case 1:
+				b = slices.Insert(b, i, bytes.Clone(b[i:j])...)
+			case 2:
+				b = slices.Replace(b, i, j, rapid.SliceOfN(rapid.Byte(), 0, 3).Draw(t, "bytes")...)
+			}
+		}
+		try(t, b)
+	})
+}
