@@ -129,11 +129,27 @@ func Open(dir string, dev xpu.Device) (*Model, error) {
 	if err != nil {
 		return nil, err
 	}
+	d, err := safetensors.OpenDirectory(dir)
+	if err != nil {
+		return nil, fmt.Errorf("moe: loading weights: %w", err)
+	}
+	defer d.Close()
+	// No memory is asked for on the word of a config.json alone.
+	stored := int64(0)
+	for _, t := range d.Tensors() {
+		stored += t.Elements()
+	}
+	if n := cfg.TotalParameters(); stored < n {
+		return nil, fmt.Errorf("moe: %s describes a model of %d weights, and the files beside it hold %d; complete them, or use the config.json that belongs to them", path, n, stored)
+	}
 	m, err := New(cfg, dev)
 	if err != nil {
 		return nil, err
 	}
-	return m, m.Load(dir)
+	if err := m.load(d, dir); err != nil {
+		return nil, err
+	}
+	return m, nil
 }
 
 // Load reads the weights of a Hugging Face directory, in one file or several, of element type F32, F16 or BF16. Experts may be stored one
@@ -146,6 +162,10 @@ func (m *Model) Load(dir string) error {
 		return fmt.Errorf("moe: loading weights: %w", err)
 	}
 	defer d.Close()
+	return m.load(d, dir)
+}
+
+func (m *Model) load(d *safetensors.Directory, dir string) error {
 	type source struct {
 		tensor string
 		first  int64

@@ -244,6 +244,37 @@ func TestLoadRefuses(t *testing.T) {
 			}
 		})
 	}
+	// A config.json that describes more than there is must not get memory for it: with these sizes there is none.
+	t.Run("config of another model", func(t *testing.T) {
+		m, _ := openGolden(t, "olmoe.safetensors").model(1)
+		dir := t.TempDir()
+		if err := m.Save(dir, SaveOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		path := filepath.Join(dir, configName)
+		for _, layers := range []int{maxLayers, m.cfg.Layers + 1} {
+			huge := m.cfg
+			huge.Layers = layers
+			if layers == maxLayers {
+				huge.HiddenSize, huge.IntermediateSize, huge.Experts = maxWidth, maxWidth, maxExperts
+			}
+			f, err := os.Create(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := errors.Join(WriteConfigJSON(f, huge, safetensors.F32), f.Close()); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := Open(dir, cpu.New(1)); err == nil || !strings.Contains(err.Error(), path) {
+				t.Errorf("error %v, want one that names %s", err, path)
+			}
+		}
+		huge := m.cfg
+		huge.Layers, huge.HiddenSize, huge.IntermediateSize, huge.Experts = maxLayers, maxWidth, maxWidth, maxExperts
+		if _, err := New(huge, m.dev); err == nil || !strings.Contains(err.Error(), "address space") {
+			t.Errorf("error %v", err)
+		}
+	})
 	t.Run("nothing there", func(t *testing.T) {
 		if _, err := Open(t.TempDir(), cpu.New(1)); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("error %v, want one that wraps ErrNotExist", err)

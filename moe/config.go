@@ -111,17 +111,17 @@ func (c Config) Validate() error {
 	if !(c.RopeTheta > 0) || math.IsInf(c.RopeTheta, 0) {
 		return bad("rope_theta", "is %g; it must be positive", c.RopeTheta)
 	}
-	if !(c.ClipQKV >= 0) {
+	if !(c.ClipQKV >= 0) || math.IsInf(c.ClipQKV, 0) {
 		return bad("clip_qkv", "is %g; it must be positive, or 0 for none", c.ClipQKV)
 	}
 	if !(c.InitStd >= 0) || math.IsInf(c.InitStd, 0) {
 		return bad("initializer_range", "is %g; it must not be negative", c.InitStd)
 	}
-	if !(c.InitCutoff == 0 || c.InitCutoff >= 0.1) {
+	if !(c.InitCutoff == 0 || c.InitCutoff >= 0.1) || math.IsInf(c.InitCutoff, 0) {
 		return bad("initializer_cutoff", "is %g standard deviations; it must be at least 0.1, or 0 for none", c.InitCutoff)
 	}
-	if !(c.RouterAuxLossCoef >= 0) {
-		return bad("router_aux_loss_coef", "is %g; it must not be negative", c.RouterAuxLossCoef)
+	if !(c.RouterAuxLossCoef >= 0) || math.IsInf(c.RouterAuxLossCoef, 0) {
+		return bad("router_aux_loss_coef", "is %g; it must be a number that is not negative", c.RouterAuxLossCoef)
 	}
 	for _, id := range []struct {
 		field string

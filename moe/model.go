@@ -56,9 +56,10 @@ func New(cfg Config, dev xpu.Device) (*Model, error) {
 	if dev == nil {
 		return nil, errors.New("moe: a model needs a device")
 	}
+	const most = min(math.MaxInt/8, 1<<44) // so that weights and gradients have an address, of which common processors offer 2⁴⁷
 	n := cfg.TotalParameters()
-	if n > math.MaxInt/8 {
-		return nil, fmt.Errorf("moe: %d parameters do not fit into this machine's address space", n)
+	if n > most {
+		return nil, fmt.Errorf("moe: %d parameters do not fit into this machine's address space; make the model smaller", n)
 	}
 	m := &Model{cfg: cfg, dev: dev, weights: make([]float32, n), grads: make([]float32, n)}
 	m.bind()

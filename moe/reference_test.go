@@ -382,3 +382,57 @@ func TestLossAgainstReference(t *testing.T) {
 		})
 	}
 }
+
+// Losses and gradients at the edges of what shapes can be: one row, one token, blocks of queries that are full, one key head for all, one
+// expert, every expert for every token, and experts that no token chooses. The derivative along a tensor's own gradient is its norm.
+func TestEdgeShapes(t *testing.T) {
+	const step = 1e-5
+	nano := mustPreset(t, "mula-nano")
+	nano.VocabSize, nano.Layers, nano.HiddenSize, nano.IntermediateSize = 32, 1, 32, 16
+	all, one, few, gqa := nano, nano, nano, nano
+	all.Experts, all.ExpertsPerToken = 3, 3
+	one.Experts, one.ExpertsPerToken = 1, 1
+	few.Experts, few.ExpertsPerToken = 8, 1
+	gqa.KVHeads = 1
+	for name, cfg := range map[string]Config{"every expert": all, "one expert": one, "idle experts": few, "one key head": gqa} {
+		for _, shape := range [][2]int{{1, 1}, {3, 1}, {1, 2}, {1, queryBlock}, {1, queryBlock + 1}} {
+			m := newModel(t, cfg, 2)
+			randomize(m, 3)
+			batch := randomBatch(cfg, shape[0], shape[1], 4)
+			stats, err := m.Backward(batch, BackwardOptions{Loss: LossOptions{Aux: AuxHF, AuxCoefficient: 1, ZCoefficient: 1}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			ref := newReference(m)
+			loss := func() float64 {
+				l := ref.losses(batch)
+				return l.ce + l.hf + l.z
+			}
+			if got, want := stats.Loss/float64(stats.Targets)+stats.Aux+stats.Z, loss(); math.Abs(got-want) > 1e-5*want {
+				t.Errorf("%s, %v: loss %v, want %v", name, shape, got, want)
+			}
+			for _, p := range m.Parameters() {
+				norm := 0.0
+				for _, g := range p.Grad {
+					norm += float64(g) * float64(g)
+				}
+				norm = math.Sqrt(norm)
+				if norm < 1e-4 { // an idle expert, or queries that have one key to read
+					continue
+				}
+				w := ref.weights[p.Name]
+				at := slices.Clone(w)
+				move := func(f float64) float64 {
+					for i, g := range p.Grad {
+						w[i] = at[i] + f*float64(g)/norm
+					}
+					return loss()
+				}
+				if got := (move(step) - move(-step)) / (2 * step); math.Abs(got-norm) > 1e-3*norm {
+					t.Errorf("%s, %v: the gradient of %s has norm %v, the derivative along it is %v", name, shape, p.Name, norm, got)
+				}
+				copy(w, at)
+			}
+		}
+	}
+}

@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"unsafe"
 
 	"mula/blend"
@@ -43,6 +44,9 @@ const (
 // ErrNoCheckpoint means that a directory holds no checkpoint at all, not even a damaged one.
 var ErrNoCheckpoint = errors.New("no checkpoint")
 
+// errNewer is wrapped by the error about a checkpoint of a format that this version does not know.
+var errNewer = errors.New("that of a newer mula")
+
 // State is state.json: where the run stands and what it must go on with.
 type State struct {
 	Format  int          `json:"format"`  // 1
@@ -50,8 +54,12 @@ type State struct {
 	Updates int64        `json:"updates"` // steps that changed the weights: all but those whose samples were all skipped
 	Tokens  int64        `json:"tokens"`  // targets trained on
 	Cursor  blend.Cursor `json:"cursor"`
-	Seed    uint64       `json:"seed"`
-	Device  string       `json:"device"` // what computed the last steps
+	// What an accepted change of plan must leave as it is.
+	SequenceLength int    `json:"sequence_length"`
+	Tokenizer      string `json:"tokenizer,omitempty"` // SHA-256 of the tokenizer.json that made the plan's shards, if the plan knows it
+
+	Seed   uint64 `json:"seed"`
+	Device string `json:"device"` // what computed the last steps
 
 	FirstLoss float64 `json:"first_loss"` // of the first step that had samples
 	LastLoss  float64 `json:"last_loss"`  // of the last one
@@ -107,6 +115,9 @@ func verifyCheckpoint(ctx context.Context, dir string) (State, error) {
 	var m checkpointManifest
 	if err := readJSON(filepath.Join(dir, manifestFile), &m); err != nil {
 		return State{}, err
+	}
+	if m.Format > checkpointFormat {
+		return State{}, fmt.Errorf("%s has format %d, %w; this version reads %d", filepath.Join(dir, manifestFile), m.Format, errNewer, checkpointFormat)
 	}
 	if m.Format != checkpointFormat {
 		return State{}, fmt.Errorf("%s has format %d; this version reads %d", filepath.Join(dir, manifestFile), m.Format, checkpointFormat)
@@ -290,7 +301,8 @@ type Checkpoint struct {
 }
 
 // newestCheckpoint returns the newest checkpoint in dir that is whole, and the newer ones that are not. Without any it returns nil; it is an
-// error if there are checkpoints and all are damaged, because to start anew would throw away what may be saved by hand.
+// error if there are checkpoints and all are damaged, because to start anew would throw away what may be saved by hand. It is one, too, if a
+// checkpoint that would be taken cannot be read: to go on from an older one would end in the removal of one that may be whole.
 func newestCheckpoint(ctx context.Context, dir string) (*Checkpoint, []RefusedCheckpoint, error) {
 	names, err := listCheckpoints(dir)
 	if err != nil {
@@ -307,6 +319,9 @@ func newestCheckpoint(ctx context.Context, dir string) (*Checkpoint, []RefusedCh
 		if err == nil {
 			return &Checkpoint{path, state}, refused, nil
 		}
+		if !damaged(err) {
+			return nil, refused, fmt.Errorf("checkpoint %s cannot be read, and may be whole: %w; see to it that this mula can read it, or move it away to go on from the one before", name, err)
+		}
 		refused = append(refused, RefusedCheckpoint{name, err.Error()})
 		errs = append(errs, fmt.Errorf("%s: %w", name, err))
 	}
@@ -316,12 +331,25 @@ func newestCheckpoint(ctx context.Context, dir string) (*Checkpoint, []RefusedCh
 	return nil, nil, nil
 }
 
+// damaged reports whether an error of verifyCheckpoint speaks against the checkpoint: its content is wrong, or files are missing. Anything
+// else, such as a file server that does not answer or a format of a newer version, may pass.
+func damaged(err error) bool {
+	if errors.Is(err, errNewer) {
+		return false
+	}
+	var failed *fs.PathError
+	return !errors.As(err, &failed) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR)
+}
+
 // LoadCheckpoint finds and verifies a checkpoint. dir is one, or a run directory, of which the newest complete one is taken; the newer ones
 // that are damaged are returned, too. It is [ErrNoCheckpoint] if a run directory has none.
 func LoadCheckpoint(ctx context.Context, dir string) (*Checkpoint, []RefusedCheckpoint, error) {
 	if _, err := os.Stat(filepath.Join(dir, manifestFile)); err == nil {
 		state, err := verifyCheckpoint(ctx, dir)
 		if err != nil {
+			if !damaged(err) {
+				return nil, nil, fmt.Errorf("checkpoint %s cannot be read: %w", dir, err)
+			}
 			return nil, nil, fmt.Errorf("checkpoint %s is damaged: %w", dir, err)
 		}
 		return &Checkpoint{dir, state}, nil, nil

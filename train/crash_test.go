@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -171,6 +172,37 @@ func TestEveryFault(t *testing.T) {
 	t.Logf("%d operations; failed %v", len(operations), failed)
 }
 
+// Before the first checkpoint appears, its records are on disk: their bytes, and their names in the run directory.
+func TestRecordsBeforeCheckpoint(t *testing.T) {
+	c := testConfig(t, makePlan(t, t.TempDir(), "plan.json", ""), crashConfig+"evaluate: {every: 0}\n")
+	var trace []string
+	defer func() { atomicfile.Fault = nil }()
+	atomicfile.Fault = func(op atomicfile.Op, path string) error {
+		name, err := filepath.Rel(c.Output, path)
+		if err != nil {
+			t.Error(err)
+		}
+		trace = append(trace, fmt.Sprint(op, " ", name))
+		return nil
+	}
+	mustRun(t, c, Options{})
+	published := slices.Index(trace, fmt.Sprint(atomicfile.OpRename, " ", filepath.Join(checkpointsDir, checkpointName(1))))
+	if published < 0 {
+		t.Fatalf("no checkpoint in %q", trace)
+	}
+	for _, name := range []string{metricsFile, fingerprintsFile} {
+		written := slices.Index(trace, fmt.Sprint(atomicfile.OpWrite, " ", name))
+		synced := slices.Index(trace, fmt.Sprint(atomicfile.OpSync, " ", name))
+		named := -1
+		if written >= 0 {
+			named = written + slices.Index(trace[written:], fmt.Sprint(atomicfile.OpSyncDir, " ."))
+		}
+		if !(0 <= written && written < named && named < published && written < synced && synced < published) {
+			t.Errorf("%s: written in operation %d, synced in %d, its directory in %d, checkpoint published in %d", name, written, synced, named, published)
+		}
+	}
+}
+
 // A checkpoint that is damaged in any way is refused by name, and the run goes on from the one before, to the same end.
 func TestDamagedCheckpoint(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
@@ -201,8 +233,8 @@ func TestDamagedCheckpoint(t *testing.T) {
 		"manifest with a path": func(dir string) error {
 			return os.WriteFile(filepath.Join(dir, manifestFile), []byte(`{"format":1,"step":6,"files":{"../x":{},"state.json":{},"model.safetensors":{},"optimizer.safetensors":{}}}`), 0o644)
 		},
-		"manifest of another format": func(dir string) error {
-			return os.WriteFile(filepath.Join(dir, manifestFile), []byte(`{"format": 2, "step": 6}`), 0o644)
+		"manifest without format": func(dir string) error {
+			return os.WriteFile(filepath.Join(dir, manifestFile), []byte(`{"step": 6}`), 0o644)
 		},
 		"empty directory": func(dir string) error {
 			if err := os.RemoveAll(dir); err != nil {
@@ -273,6 +305,39 @@ func TestDamagedCheckpoint(t *testing.T) {
 		}
 		if t.Failed() {
 			return
+		}
+	}
+
+	// What cannot be read is not damaged: the run does not go on without it, and nothing is removed.
+	for what, test := range map[string]struct {
+		change func(dir string) error
+		want   string
+	}{
+		"checkpoint of a newer version": {func(dir string) error {
+			return os.WriteFile(filepath.Join(dir, manifestFile), []byte(`{"format": 2, "step": 6}`), 0o644)
+		}, "format 2, that of a newer mula"},
+		"file that the system does not give": {func(dir string) error {
+			path := filepath.Join(dir, modelFile)
+			return errors.Join(os.Remove(path), os.Symlink(path, path))
+		}, modelFile},
+	} {
+		c := original
+		c.Output = filepath.Join(t.TempDir(), "run")
+		if err := os.CopyFS(c.Output, os.DirFS(original.Output)); err != nil {
+			t.Fatal(err)
+		}
+		newest := filepath.Join(c.Output, checkpointsDir, checkpointName(6))
+		if err := test.change(newest); err != nil {
+			t.Fatal(err)
+		}
+		_, err := Run(context.Background(), c, Options{})
+		for _, want := range []string{checkpointName(6) + " cannot be read", test.want, "move it away"} {
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: error %v does not say %q", what, err, want)
+			}
+		}
+		if names, _ := listCheckpoints(filepath.Join(c.Output, checkpointsDir)); len(names) != 3 {
+			t.Errorf("%s: checkpoints after the error: %v", what, names)
 		}
 	}
 

@@ -235,7 +235,9 @@ func (r *run) step(ctx context.Context, stream *blend.Stream) (StepMetrics, erro
 
 	now := time.Now()
 	m.Seconds, m.Time = now.Sub(start).Seconds(), timestamp(now)
-	m.TokensPerSecond = float64(m.Tokens) / m.Seconds
+	if m.Seconds > 0 { // a coarse clock may not see a step without samples pass, and JSON has no 0/0
+		m.TokensPerSecond = float64(m.Tokens) / m.Seconds
+	}
 	return m, nil
 }
 
@@ -442,7 +444,8 @@ func (r *run) findCheckpoint(ctx context.Context) (*Checkpoint, error) {
 		return nil, err
 	}
 	if checkpoint == nil {
-		r.state = State{Format: checkpointFormat, Cursor: blend.Cursor{Plan: plan}, Seed: r.config.Seed, Config: r.identity, Device: r.device.Name()}
+		r.state = State{Format: checkpointFormat, Cursor: blend.Cursor{Plan: plan}, SequenceLength: r.data.SequenceLength, Tokenizer: tokenizerHash(r.data.Plan),
+			Seed: r.config.Seed, Config: r.identity}
 		return nil, nil
 	}
 	r.state, r.lastSaved = checkpoint.State, checkpoint.State.Step
@@ -453,6 +456,14 @@ func (r *run) findCheckpoint(ctx context.Context) (*Checkpoint, error) {
 		return nil, fmt.Errorf("%s was made with plan %.16s…, and %s is plan %.16s…; use the plan that the run began with, or set plan_change: accept to go on at position %d of the other one",
 			checkpoint.Dir, r.state.Cursor.Plan, r.config.Plan, plan, r.state.Cursor.Position)
 	}
+	if r.state.SequenceLength != r.data.SequenceLength {
+		return nil, fmt.Errorf("%s was made with samples of %d tokens, and %s has samples of %d: a run cannot change its sequence length; seal the plan with the old one, "+
+			"or start a new run in another output", checkpoint.Dir, r.state.SequenceLength, r.config.Plan, r.data.SequenceLength)
+	}
+	if now := tokenizerHash(r.data.Plan); r.state.Tokenizer != now && r.state.Tokenizer != "" && now != "" {
+		return nil, fmt.Errorf("%s was trained on ids of the tokenizer with SHA-256 %.16s…, and the shards of %s were made with %.16s…: the same ids mean other text there; "+
+			"tokenize with the old one, or start a new run in another output", checkpoint.Dir, r.state.Tokenizer, r.config.Plan, now)
+	}
 	if want := r.state.Step * int64(r.config.BatchSize); r.state.Cursor.Position != want {
 		return nil, fmt.Errorf("%s stands at position %d after %d steps of %d samples; it should be %d", checkpoint.Dir, r.state.Cursor.Position, r.state.Step,
 			r.config.BatchSize, want)
@@ -461,6 +472,14 @@ func (r *run) findCheckpoint(ctx context.Context) (*Checkpoint, error) {
 		r.warn("%s was computed on %s, and this is %s: the run goes on, but not bit for bit as it would have there", checkpoint.Name(), r.state.Device, kind)
 	}
 	return checkpoint, nil
+}
+
+// tokenizerHash is the hash of the tokenizer.json that made a plan's shards, or "" if the plan does not know it.
+func tokenizerHash(p *blend.Plan) string {
+	if p.Tokenizer == nil {
+		return ""
+	}
+	return p.Tokenizer.SHA256
 }
 
 // deviceKind is the name of a device without its number of threads: devices of one kind give the same bits.
@@ -519,7 +538,11 @@ func (r *run) openRecords(checkpoint *Checkpoint) (err error) {
 	oldPlan := r.state.Cursor.Plan
 	r.state.Cursor.Plan, r.state.Device = plan, deviceKind(r.device)
 	if checkpoint == nil {
-		for _, name := range []string{metricsFile, fingerprintsFile, tensorboardDir} {
+		names, err := fs.Glob(os.DirFS(r.dir.path), asideName("*"))
+		if err != nil {
+			return err
+		}
+		for _, name := range append(names, metricsFile, fingerprintsFile, tensorboardDir) {
 			if _, err := os.Lstat(r.dir.join(name)); err == nil {
 				r.warn("%s is of a run that left no checkpoint; it is replaced", r.dir.join(name))
 			}
@@ -548,19 +571,18 @@ func (r *run) openRecords(checkpoint *Checkpoint) (err error) {
 		}
 	}
 
-	if header, last, err = cutRecords(r.dir.join(fingerprintsFile), r.state.Step); err != nil {
+	// The log of the checkpoint's plan ends where the checkpoint stands. It may have been put aside already by a process that was killed
+	// before it saved a checkpoint under the new plan, whose log then stands in its place.
+	if header, last, err = r.openLog(oldPlan); err != nil {
 		return err
 	}
 	if last != r.state.Step-1 {
 		r.warn("%s ends with step %d, the checkpoint with step %d: what lies between is not on record", r.dir.join(fingerprintsFile), last, r.state.Step-1)
 	}
-	if oldPlan != plan && header {
-		// A log is about one plan. The old one is kept under the name of its plan.
-		old := r.dir.join(fmt.Sprintf("fingerprints-%.16s.jsonl", oldPlan))
-		if err := os.Rename(r.dir.join(fingerprintsFile), old); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if oldPlan != plan {
+		if header, _, err = r.openLog(plan); err != nil {
 			return err
 		}
-		header = false
 	}
 	if r.fingerprints, err = openRecordFile(r.dir.join(fingerprintsFile)); err != nil {
 		return err
@@ -576,6 +598,9 @@ func (r *run) openRecords(checkpoint *Checkpoint) (err error) {
 	if r.board, err = tensorboard.Create(r.dir.join(tensorboardDir), r.state.Step, now); err != nil {
 		return err
 	}
+	if err := atomicfile.SyncDir(r.dir.path); err != nil { // lines on disk are of no use in a file that is not
+		return err
+	}
 	if checkpoint == nil {
 		return nil
 	}
@@ -586,6 +611,40 @@ func (r *run) openRecords(checkpoint *Checkpoint) (err error) {
 		r.warn("the plan has changed from %.16s… to %.16s…; the run goes on at position %d of the new one", oldPlan, plan, r.state.Cursor.Position)
 	}
 	return r.metrics.append(metricsLine{Step: &r.state.Step, Resumed: resumed})
+}
+
+// openLog makes fingerprints.jsonl the log of the given plan, up to the step at hand, or leaves none. A log is about one plan: that of another
+// is put aside under the name of its plan, and comes back with it. header and last are those of [cutRecords].
+func (r *run) openLog(plan string) (header bool, last int64, err error) {
+	path := r.dir.join(fingerprintsFile)
+	if now := planOfLog(path); now != plan {
+		if now != "" {
+			if err := os.Rename(path, r.dir.join(asideName(now))); err != nil {
+				return false, -1, err
+			}
+		}
+		if err := os.Rename(r.dir.join(asideName(plan)), path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return false, -1, err
+		}
+	}
+	return cutRecords(path, r.state.Step)
+}
+
+// asideName is the name of the fingerprints of a plan that the run is not on.
+func asideName(plan string) string { return fmt.Sprintf("fingerprints-%.16s.jsonl", plan) }
+
+// planOfLog is the fingerprint of the plan that a log is about, "" if there is no log or its first line is not whole.
+func planOfLog(path string) string {
+	f, err := os.Open(path)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	log, err := blend.NewLogReader(f, path)
+	if err != nil {
+		return ""
+	}
+	return log.Header.Plan
 }
 
 func (r *run) closeRecords() {

@@ -23,6 +23,7 @@ import (
 
 	"mula/blend"
 	"mula/shards"
+	"mula/train/report"
 )
 
 func TestMain(m *testing.M) {
@@ -508,6 +509,9 @@ func TestRunSkips(t *testing.T) {
 	if len(log) != 9 || fmt.Sprint(log[2]["samples"]) != "0" || fmt.Sprint(log[3]["samples"]) != "6" {
 		t.Errorf("fingerprints %v", log)
 	}
+	if r, err := report.Read(c.Output); err != nil || len(r.Steps) != 8 || r.Steps[1].Samples != 0 || len(r.ExpertLoad) != 2 {
+		t.Errorf("the report reads %+v, %v", r, err)
+	}
 	resumed := testConfig(t, plan, "checkpoint: {every: 1, keep: 9}\nevaluate: {every: 0}\n")
 	mustRun(t, resumed, stopAfter(1))
 	mustRun(t, resumed, Options{})
@@ -560,6 +564,159 @@ func TestRunPlanChange(t *testing.T) {
 	mustRun(t, c, Options{Warn: func(text string) { t.Errorf("warning: %s", text) }})
 }
 
+// Some changes of plan are refused even if a change is accepted: the model would see other text, or samples of another length.
+func TestRunPlanChangeRefused(t *testing.T) {
+	dir := t.TempDir()
+	c := testConfig(t, makePlan(t, dir, "plan.json", ""), "plan_change: accept\nevaluate: {every: 0}\n")
+	mustRun(t, c, stopAfter(3))
+
+	const shards = "sources:\n- {name: go, shards: [go.idx], weight: 0.7}\n- {name: tests, shards: [tests.idx], weight: 0.3}\n"
+	seal := func(name, config string) string {
+		parsed, err := blend.ParseConfig([]byte(config), "blend.yaml", dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		plan, err := blend.Seal(context.Background(), parsed, blend.SealOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		path := filepath.Join(dir, name)
+		if err := plan.Write(path); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	c.Plan = seal("short.json", "sequence_length: 8\nseed: 5\n"+shards)
+	if _, err := Run(context.Background(), c, Options{}); err == nil || !strings.Contains(err.Error(), "sequence length") {
+		t.Errorf("another sequence length: %v", err)
+	}
+	for _, name := range []string{"go.json", "tests.json"} { // the manifests of the shards
+		path := filepath.Join(dir, name)
+		data, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		other := fmt.Sprintf("%x", sha256.Sum256([]byte("another tokenizer.json")))
+		changed := strings.Replace(string(data), fmt.Sprintf("%x", sha256.Sum256([]byte(tokenizerJSON))), other, 1)
+		if err := os.WriteFile(path, []byte(changed), 0o644); err != nil || changed == string(data) {
+			t.Fatalf("%s: %v", path, err)
+		}
+	}
+	c.Plan = seal("other.json", "sequence_length: 16\nseed: 5\n"+shards)
+	if _, err := Run(context.Background(), c, Options{}); err == nil || !strings.Contains(err.Error(), "the same ids mean other text") {
+		t.Errorf("another tokenizer: %v", err)
+	}
+}
+
+// A run that is killed under another plan, before it has saved a checkpoint there, loses nothing that is on record of either: not when it is
+// started again, and not when it goes back to the first plan.
+func TestRunPlanChangeKilled(t *testing.T) {
+	dir := t.TempDir()
+	plan := makePlan(t, dir, "plan.json", "")
+	other := makePlan(t, dir, "other.json", "skips: [{from: 40, to: 43}]\n")
+	p, q := mustPlan(t, plan).Fingerprint(), mustPlan(t, other).Fingerprint()
+	const more = crashConfig + "evaluate: {every: 0}\ncheckpoint: {every: 0}\n"
+	unbroken := testConfig(t, plan, more)
+	mustRun(t, unbroken, Options{})
+	killed := func() Config {
+		c := testConfig(t, plan, more)
+		mustRun(t, c, stopAfter(3))
+		c.Plan, c.PlanChange = other, AcceptPlanChange
+		ctx, cancel := context.WithCancel(context.Background())
+		_, err := Run(ctx, c, Options{Progress: func(p Progress) {
+			if p.Step == 5 {
+				cancel()
+			}
+		}})
+		if !errors.Is(err, context.Canceled) {
+			t.Fatalf("error %v", err)
+		}
+		return c
+	}
+	c := killed()
+	var warnings []string
+	mustRun(t, c, Options{Warn: func(text string) { warnings = append(warnings, text) }})
+	if len(warnings) != 1 || !strings.Contains(warnings[0], "the plan has changed") {
+		t.Errorf("warnings %q", warnings)
+	}
+	old, now := readLines(t, filepath.Join(c.Output, asideName(p))), readLines(t, filepath.Join(c.Output, fingerprintsFile))
+	if len(old) != 5 || old[0]["plan"] != p || fmt.Sprint(old[4]["step"]) != "3" {
+		t.Errorf("fingerprints of the old plan %v", old)
+	}
+	if len(now) != 5 || now[0]["plan"] != q || fmt.Sprint(now[1]["step"]) != "4" || fmt.Sprint(now[4]["step"]) != "7" {
+		t.Errorf("fingerprints of the new plan %v", now)
+	}
+
+	c = killed()
+	c.Plan, c.PlanChange = plan, RefusePlanChange
+	mustRun(t, c, Options{Warn: func(text string) { t.Errorf("back to the first plan: warning: %s", text) }})
+	sameRun(t, "back to the first plan", unbroken.Output, c.Output)
+
+	// A new run in the same place begins with none of this.
+	if err := os.RemoveAll(filepath.Join(c.Output, checkpointsDir)); err != nil {
+		t.Fatal(err)
+	}
+	mustRun(t, c, Options{})
+	if left, _ := filepath.Glob(filepath.Join(c.Output, asideName("*"))); len(left) > 0 {
+		t.Errorf("a new run kept %v", left)
+	}
+}
+
+// The train.yaml in the run directory stands for the same run also where paths were given from the working directory, and when all files
+// have moved together.
+func TestRunRelativePaths(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "here")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	makePlan(t, dir, "plan.json", "")
+	if err := os.WriteFile(filepath.Join(dir, "tokenizer.json"), []byte(tokenizerJSON), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	t.Chdir(dir)
+	c := testConfig(t, "plan.json", crashConfig)
+	c.Output, c.Tokenizer = filepath.Join("runs", "a"), "tokenizer.json"
+	want := mustRun(t, c, Options{})
+	moved := filepath.Join(filepath.Dir(dir), "there")
+	t.Chdir(filepath.Dir(dir))
+	if err := os.Rename(dir, moved); err != nil {
+		t.Fatal(err)
+	}
+	again, err := LoadConfig(filepath.Join("there", "runs", "a", configFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again.Output != filepath.Join("there", "runs", "a") || again.Plan != filepath.Join("there", "plan.json") || again.Tokenizer != filepath.Join("there", "tokenizer.json") {
+		t.Errorf("output %s, plan %s, tokenizer %s", again.Output, again.Plan, again.Tokenizer)
+	}
+	if got := mustRun(t, again, Options{Progress: func(Progress) { t.Error("a finished run did a step") }}); got.Weights != want.Weights {
+		t.Errorf("run again: %+v, want %+v", got, want)
+	}
+}
+
+// A train.yaml that someone has written is not overwritten, whatever the output.
+func TestRunKeepsConfig(t *testing.T) {
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	c := testConfig(t, plan, crashConfig)
+	path := filepath.Join(c.Output, configFile)
+	if err := os.MkdirAll(c.Output, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	const own = "# my notes\noutput: .\n"
+	if err := os.WriteFile(path, []byte(own), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Run(context.Background(), c, Options{}); err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "another output") {
+		t.Errorf("error %v", err)
+	}
+	if entries, err := os.ReadDir(c.Output); err != nil || len(entries) != 1 {
+		t.Errorf("the directory holds %v, %v", entries, err)
+	}
+	if got, err := os.ReadFile(path); err != nil || string(got) != own {
+		t.Errorf("train.yaml is %q, %v", got, err)
+	}
+}
+
 func TestRunErrors(t *testing.T) {
 	dir := t.TempDir()
 	plan := makePlan(t, dir, "plan.json", "")
@@ -578,6 +735,7 @@ func TestRunErrors(t *testing.T) {
 		{"model: {preset: mula-nano, vocab_size: 256}\n", nil, []string{"model.vocab_size is 256", "300"}},
 		{"model: {preset: mula-nano, max_position_embeddings: 8}\n", nil, []string{"model.max_position_embeddings is 8", "16"}},
 		{"model: {preset: mula-nano, hidden_size: 63}\n", nil, []string{"model: ", "hidden_size"}},
+		{"model: {preset: mula-nano, clip_qkv: .inf}\n", nil, []string{"model: ", "clip_qkv"}},
 		{"", func(c *Config) { c.Tokenizer = tokenizer }, []string{tokenizer, "SHA-256"}},
 		{"", func(c *Config) { c.Tokenizer = tokenizer + "x" }, []string{tokenizer + "x"}},
 		{"", func(c *Config) { c.Output = filepath.Join(plan, "run") }, []string{"not a directory"}},

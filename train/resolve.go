@@ -3,6 +3,7 @@ package train
 import (
 	"encoding/json"
 	"fmt"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
@@ -111,14 +112,42 @@ func (c Config) schedule() Schedule {
 	return s
 }
 
-// write writes a resolved configuration as a train.yaml that stands for the same run.
+// configComment begins every train.yaml that mula train writes.
+const configComment = "# The configuration of this run with every default written out, by mula train.\n"
+
+// write writes a resolved configuration as a train.yaml that stands for the same run: its paths are relative to its directory, as in any
+// train.yaml, so that a tree of files can be moved as a whole.
 func (c Config) write(path string) error {
+	for _, p := range []*string{&c.Plan, &c.Output, &c.Tokenizer} {
+		if *p == "" {
+			continue
+		}
+		relative, err := relativePath(filepath.Dir(path), *p)
+		if err != nil {
+			return fmt.Errorf("writing %s: %w", path, err)
+		}
+		*p = relative
+	}
 	data, err := yaml.Marshal(c)
 	if err != nil {
 		return fmt.Errorf("writing %s: %w", path, err)
 	}
-	const comment = "# The configuration of this run with every default written out, by mula train.\n"
-	return atomicfile.WriteFile(path, append([]byte(comment), data...))
+	return atomicfile.WriteFile(path, append([]byte(configComment), data...))
+}
+
+// relativePath is path as seen from dir, or absolute where there is no way from one to the other, as between drives.
+func relativePath(dir, path string) (string, error) {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return "", err
+	}
+	if path, err = filepath.Abs(path); err != nil {
+		return "", err
+	}
+	if relative, err := filepath.Rel(dir, path); err == nil {
+		return relative, nil
+	}
+	return path, nil
 }
 
 // free are the fields that may change when a run is resumed: none decides what a step computes. The plan is not among the others

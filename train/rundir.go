@@ -3,6 +3,7 @@ package train
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 )
@@ -25,8 +26,11 @@ type runDir struct {
 }
 
 // openRunDir makes the directory if need be, takes its lock, and removes what killed processes left behind. The lock goes with the process,
-// however it ends; the file stays.
+// however it ends; the file stays. A directory whose train.yaml is someone's own is refused: a run would overwrite it.
 func openRunDir(path string) (*runDir, error) {
+	if own := filepath.Join(path, configFile); !writtenByTrain(own) {
+		return nil, fmt.Errorf("output %s: a run writes its configuration to %s, which is there already and not of a run; choose another output", path, own)
+	}
 	if err := os.MkdirAll(filepath.Join(path, checkpointsDir), 0o755); err != nil {
 		return nil, err
 	}
@@ -47,6 +51,18 @@ func openRunDir(path string) (*runDir, error) {
 		return nil, err
 	}
 	return d, nil
+}
+
+// writtenByTrain reports whether a train.yaml can be replaced: it is one that a run has written, or none.
+func writtenByTrain(path string) bool {
+	f, err := os.Open(path)
+	if err != nil {
+		return true // if the reason is another than that it is not there, writing it will say so
+	}
+	defer f.Close()
+	head := make([]byte, len(configComment))
+	n, _ := io.ReadFull(f, head)
+	return string(head[:n]) == configComment
 }
 
 func (d *runDir) join(name string) string { return filepath.Join(d.path, name) }

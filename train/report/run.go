@@ -30,7 +30,7 @@ type Run struct {
 	Steps       []Step // in order; each step once
 	Evaluations []Evaluation
 	Resumes     []Resume
-	// ExpertLoad is, for each layer and expert, the number of tokens that the router sent there in the last LoadSteps steps.
+	// ExpertLoad is, for each layer and expert, the number of tokens that the router sent there in the last LoadSteps steps that had any.
 	// It is empty for a dense model and for a run without steps.
 	ExpertLoad [][]int64
 	LoadSteps  int
@@ -160,8 +160,9 @@ type parser struct {
 	run     *Run
 	source  map[string]int // position in Info.Sources
 	newPlan bool           // the run has changed its plan, so that sources may come that the first line does not name
-	shape   []int          // experts of each layer, fixed by the first step
-	recent  [][][]int64    // expert counts of the last loadWindow steps, a ring
+	shape   []int          // experts of each layer, fixed by the first step that has samples; nil before
+	recent  [][][]int64    // expert counts of the last loadWindow steps that have them, a ring
+	loads   int            // number of steps that have them
 }
 
 func parse(r io.Reader, path string) (*Run, error) {
@@ -295,8 +296,10 @@ func (p *parser) addStep(l *line) error {
 	if len(l.SourceSamples) > 0 && sum != s.Samples {
 		return fmt.Errorf("step %d: the sources' samples add up to %d, the step has %d", s.Step, sum, s.Samples)
 	}
-	if s.Balance, err = p.addLoad(l.ExpertTokens); err != nil {
-		return fmt.Errorf("step %d: expert_tokens: %w", s.Step, err)
+	if s.Samples > 0 || l.ExpertTokens != nil {
+		if s.Balance, err = p.addLoad(l.ExpertTokens); err != nil {
+			return fmt.Errorf("step %d: expert_tokens: %w", s.Step, err)
+		}
 	}
 	run.Steps = append(run.Steps, s)
 	return nil
@@ -304,7 +307,7 @@ func (p *parser) addStep(l *line) error {
 
 // addLoad checks one step's counts against the shape of the first step's, keeps them for the sum over the last steps and returns their balance.
 func (p *parser) addLoad(counts [][]int64) ([]Balance, error) {
-	if len(p.run.Steps) == 0 {
+	if p.shape == nil {
 		p.shape = make([]int, len(counts))
 		for layer, row := range counts {
 			p.shape[layer] = len(row)
@@ -328,8 +331,9 @@ func (p *parser) addLoad(counts [][]int64) ([]Balance, error) {
 	if len(p.recent) < loadWindow {
 		p.recent = append(p.recent, counts)
 	} else {
-		p.recent[len(p.run.Steps)%loadWindow] = counts
+		p.recent[p.loads%loadWindow] = counts
 	}
+	p.loads++
 	return balance, nil
 }
 
@@ -387,12 +391,15 @@ func (p *parser) finish() *Run {
 	for i := range run.Steps {
 		s := &run.Steps[i]
 		s.SourceLoss, s.SourceSamples = p.pad(s.SourceLoss, s.SourceSamples)
+		for len(s.Balance) < len(p.shape) { // the step routed nothing
+			s.Balance = append(s.Balance, Balance{math.NaN(), math.NaN()})
+		}
 	}
 	for i := range run.Evaluations {
 		e := &run.Evaluations[i]
 		e.SourceLoss, e.SourceTargets = p.pad(e.SourceLoss, e.SourceTargets)
 	}
-	if len(p.shape) == 0 || len(run.Steps) == 0 {
+	if len(p.shape) == 0 {
 		return run
 	}
 	run.LoadSteps = len(p.recent)

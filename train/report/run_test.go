@@ -80,6 +80,35 @@ func TestLoadWindow(t *testing.T) {
 	}
 }
 
+// Steps whose positions are all skipped route nothing and say so by silence, also where a run begins with them.
+func TestParseEmptySteps(t *testing.T) {
+	empty := strings.Replace(step1, `,"expert_tokens":[[0,0,0,0],[0,0,0,0],[0,0,0,0]]`, "", 1)
+	first := strings.Replace(empty, `"step":1`, `"step":0`, 1)
+	second := strings.Replace(step0, `"step":0`, `"step":1`, 1)
+	third := strings.Replace(empty, `"step":1`, `"step":2`, 1)
+	run, err := parse(strings.NewReader(headLine+first+second+third), "m")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []float64{math.NaN(), 4, math.NaN()} {
+		if b := run.Steps[i].Balance; len(b) != 3 || b[1].MaxOverMean != want && !(math.IsNaN(want) && math.IsNaN(b[1].MaxOverMean)) {
+			t.Errorf("step %d: balance %v", i, b)
+		}
+	}
+	if diff := cmp.Diff([][]int64{{16, 16, 16, 16}, {64, 0, 0, 0}, {32, 32, 0, 0}}, run.ExpertLoad); diff != "" || run.LoadSteps != 1 {
+		t.Errorf("load over %d steps (-want +got):\n%s", run.LoadSteps, diff)
+	}
+	if err := Write(io.Discard, Options{}, run); err != nil {
+		t.Error(err)
+	}
+	if _, err := parse(strings.NewReader(headLine+first), "m"); err != nil {
+		t.Error(err)
+	}
+	if _, err := parse(strings.NewReader(headLine+second+strings.Replace(step2, `,"expert_tokens":[[4,8,16,36],[64,0,0,0],[0,0,32,32]]`, "", 1)), "m"); err == nil {
+		t.Error("a step with samples that lost its experts is accepted")
+	}
+}
+
 // A run that went on with another plan may draw sources that it did not begin with; any other unknown source is damage.
 func TestParsePlanChange(t *testing.T) {
 	resumed := strings.Replace(resumeLine, `"refused"`, `"old_plan":"cd","refused"`, 1)

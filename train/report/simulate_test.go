@@ -146,7 +146,10 @@ func (s simulation) write(t testing.TB, name string) string {
 		record := object{
 			"step": step, "first": step * s.batch, "samples": samples, "tokens": tokens, "loss": loss, "aux_loss": 1.02 + math.Exp(-float64(step)/80), "z_loss": 0,
 			"grad_norm": norm, "learning_rate": rate, "seconds": seconds, "tokens_per_second": float64(tokens) / seconds, "time": at,
-			"source_loss": losses, "source_samples": drawn, "expert_tokens": experts,
+			"source_loss": losses, "source_samples": drawn,
+		}
+		if samples > 0 {
+			record["expert_tokens"] = experts
 		}
 		put(record)
 		if s.evalEvery > 0 && (step+1)%s.evalEvery == 0 {

@@ -61,7 +61,6 @@ func TestFence(t *testing.T) {
 			vectorSet = set
 			Max(v(0))
 			ExpSum(v(0), v(1), 1)
-			SiLU(v(0), v(1))
 			SwiGLU(v(0), v(1), v(2))
 			SwiGLUGrad(v(0), v(1), v(2), v(3), v(4))
 			Dot(v(0), v(1))

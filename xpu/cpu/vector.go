@@ -57,22 +57,7 @@ func ExpSum(dst, x []float32, shift float32) float32 {
 	return addLanes(lanes[:])
 }
 
-// SiLU sets dst[i] = x[i]·σ(x[i]), where σ(x) = 1/(1+exp(-x)).
-func SiLU(dst, x []float32) {
-	sameLength(len(dst), len(x))
-	n := len(dst) &^ 15
-	if n > 0 {
-		silu(dst[:n], x[:n])
-	}
-	if n < len(dst) {
-		var in, out [16]float32
-		copy(in[:], x[n:])
-		silu(out[:], in[:])
-		copy(dst[n:], out[:])
-	}
-}
-
-// SwiGLU sets dst[i] = SiLU(gate[i])·up[i].
+// SwiGLU sets dst[i] = SiLU(gate[i])·up[i], where SiLU(x) = x·σ(x) and σ(x) = 1/(1+exp(-x)).
 func SwiGLU(dst, gate, up []float32) {
 	sameLength(len(dst), len(gate), len(up))
 	n := len(dst) &^ 15
@@ -222,13 +207,6 @@ func expSumGo(lanes *[16]float32, dst, x []float32, shift float32) {
 		y := expGo(v - shift)
 		dst[i] = y
 		lanes[i%16] += y
-	}
-}
-
-func siluGo(dst, x []float32) {
-	x = x[:len(dst)]
-	for i, v := range x {
-		dst[i] = v / (1 + expGo(-v))
 	}
 }
 

@@ -17,17 +17,6 @@ func expSum(lanes *[16]float32, dst, x []float32, shift float32) {
 	}
 }
 
-func silu(dst, gate []float32) {
-	switch vectorSet {
-	case &avx512Kernels:
-		siluAVX512(&dst[0], &gate[0], int64(len(dst)))
-	case &avx2Kernels:
-		siluAVX2(&dst[0], &gate[0], int64(len(dst)))
-	default:
-		siluGo(dst, gate)
-	}
-}
-
 func swiglu(dst, gate, up []float32) {
 	switch vectorSet {
 	case &avx512Kernels:
@@ -121,12 +110,6 @@ func expSumAVX512(lanes *[16]float32, dst, x *float32, n int64, shift float32)
 
 //go:noescape
 func expSumAVX2(lanes *[16]float32, dst, x *float32, n int64, shift float32)
-
-//go:noescape
-func siluAVX512(dst, gate *float32, n int64)
-
-//go:noescape
-func siluAVX2(dst, gate *float32, n int64)
 
 //go:noescape
 func swigluAVX512(dst, gate, up *float32, n int64)

@@ -6,7 +6,6 @@ package cpu
 var vectorSet = &goKernels
 
 func expSum(lanes *[16]float32, dst, x []float32, shift float32) { expSumGo(lanes, dst, x, shift) }
-func silu(dst, x []float32)                                      { siluGo(dst, x) }
 func swiglu(dst, gate, up []float32)                             { swigluGo(dst, gate, up) }
 func swigluGrad(dGate, dUp, gate, up, dOut []float32)            { swigluGradGo(dGate, dUp, gate, up, dOut) }
 func dot(lanes *[32]float32, x, y []float32)                     { dotGo(lanes, x, y) }

@@ -107,8 +107,7 @@ func vectorResults(seed uint64, n int) map[string][]float32 {
 	res["max"] = []float32{Max(x)}
 	e := out()
 	res["expSum"], res["exp"] = []float32{ExpSum(e, x, 1.5)}, e
-	res["silu"], res["swiglu"], res["dGate"], res["dUp"] = out(), out(), out(), out()
-	SiLU(res["silu"], x)
+	res["swiglu"], res["dGate"], res["dUp"] = out(), out(), out()
 	SwiGLU(res["swiglu"], x, y)
 	SwiGLUGrad(res["dGate"], res["dUp"], x, y, z)
 	res["dot"] = []float32{Dot(x, y)}
@@ -146,7 +145,7 @@ func TestVectorValues(t *testing.T) {
 				largest = max(largest, a)
 				m, v := 0.9*b+0.1*0.5*c, 0.95*c*c+0.05*0.25*c*c
 				for name, want := range map[string]float64{
-					"exp": math.Exp(float64(x[i] - 1.5)), "silu": a * sigma, "swiglu": a * sigma * b,
+					"exp": math.Exp(float64(x[i] - 1.5)), "swiglu": a * sigma * b,
 					"dGate": c * b * sigma * (1 + a*(1-sigma)), "dUp": c * a * sigma,
 					"addScaled": a + float64(float32(0.37))*b, "axpy": a - float64(float32(1.7))*c, "scale": a * float64(float32(1/3.)),
 					"adamwFirst": m, "adamwSecond": v,
@@ -288,7 +287,7 @@ func TestMax(t *testing.T) {
 
 func TestLengths(t *testing.T) {
 	for name, f := range map[string]func(a, b []float32){
-		"ExpSum": func(a, b []float32) { ExpSum(a, b, 0) }, "SiLU": SiLU, "Dot": func(a, b []float32) { Dot(a, b) },
+		"ExpSum": func(a, b []float32) { ExpSum(a, b, 0) }, "Dot": func(a, b []float32) { Dot(a, b) },
 		"SwiGLU":     func(a, b []float32) { SwiGLU(a, a, b) },
 		"SwiGLUGrad": func(a, b []float32) { SwiGLUGrad(a, a, a, a, b) },
 		"AddScaled":  func(a, b []float32) { AddScaled(a, a, 1, b) },

@@ -33,8 +33,7 @@ func vectorAssembly() []byte {
 	}
 	for _, v := range []isa{avx512, avx2} {
 		expSum(s, v)
-		swiglu(s, v, false)
-		swiglu(s, v, true)
+		swiglu(s, v)
 		swigluGrad(s, v)
 		dot(s, v)
 		addScaled(s, v)
@@ -155,16 +154,11 @@ func expSum(s *source, v isa) {
 	s.ret()
 }
 
-// swiglu: dst = gate/(1+exp(-gate))·up; without up, silu.
-func swiglu(s *source, v isa, withUp bool) {
-	if withUp {
-		s.vectorFn(v, "swiglu", 32, "dst, gate, up *float32, n int64")
-		s.i("MOVQ up+16(FP), DX")
-		s.i("MOVQ n+24(FP), CX")
-	} else {
-		s.vectorFn(v, "silu", 24, "dst, gate *float32, n int64")
-		s.i("MOVQ n+16(FP), CX")
-	}
+// swiglu: dst = gate/(1+exp(-gate))·up.
+func swiglu(s *source, v isa) {
+	s.vectorFn(v, "swiglu", 32, "dst, gate, up *float32, n int64")
+	s.i("MOVQ up+16(FP), DX")
+	s.i("MOVQ n+24(FP), CX")
 	s.i("MOVQ dst+0(FP), DI")
 	s.i("MOVQ gate+8(FP), SI")
 	s.expSetup(v)
@@ -177,9 +171,7 @@ func swiglu(s *source, v isa, withUp bool) {
 			s.expBody(v, t, t+1, t+2, t+3)
 			s.i("VADDPS one<>(SB), %s, %s", v.r(t), v.r(t))
 			s.i("VDIVPS %s, %s, %s", v.r(t), v.r(g), v.r(t))
-			if withUp {
-				s.i("VMULPS %d(DX)(AX*4), %s, %s", i*v.bytes, v.r(t), v.r(t))
-			}
+			s.i("VMULPS %d(DX)(AX*4), %s, %s", i*v.bytes, v.r(t), v.r(t))
 			s.i("VMOVUPS %s, %d(DI)(AX*4)", v.r(t), i*v.bytes)
 		}
 	})
