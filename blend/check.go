@@ -162,7 +162,9 @@ func (d *Data) checkShard(ctx context.Context, source, shard int, progress func(
 	if err := d.lintTokens(ctx, source, shard, &r, progress, find); err != nil {
 		return r, nil, err
 	}
-	d.lintDocuments(s, &r)
+	if err := d.lintDocuments(ctx, s, &r); err != nil {
+		return r, nil, err
+	}
 	r.Tail = r.Tokens
 	if r.Windows > 0 {
 		r.Tail = r.Tokens - (r.Windows*int64(d.SequenceLength) + 1)
@@ -210,13 +212,16 @@ func (d *Data) lintTokens(ctx context.Context, source, shard int, r *ShardReport
 }
 
 // lintDocuments looks at the length of every document.
-func (d *Data) lintDocuments(s *shards.Shard, r *ShardReport) {
+func (d *Data) lintDocuments(ctx context.Context, s *shards.Shard, r *ShardReport) error {
 	ending := int64(0) // tokens of a document that has no text
 	if d.Tokenizer != nil && d.Tokenizer.EOD >= 0 {
 		ending = 1
 	}
 	one := make([]uint32, 1)
 	for doc := range s.Documents() {
+		if doc%(1<<16) == 0 && ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
 		first := s.DocumentStart(doc)
 		n := s.DocumentStart(doc+1) - first
 		switch {
@@ -233,4 +238,5 @@ func (d *Data) lintDocuments(s *shards.Shard, r *ShardReport) {
 			r.Longest, r.LongestNumber = n, doc
 		}
 	}
+	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -84,7 +85,7 @@ func LoadConfig(path string) (*Config, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading %s: %w", path, err)
 	}
-	return ParseConfig(data, path, filepath.Dir(path))
+	return ParseConfig(data, path, realDir(filepath.Dir(path)))
 }
 
 // ParseConfig reads the text of a blend.yaml. name stands for the file in messages; shards are relative to dir.
@@ -166,10 +167,10 @@ func (c *Config) validate() error {
 		if st.Weights != nil && len(st.Weights) == 0 {
 			return c.file.Errorf(path, "stage %d: no source has a weight", j+1)
 		}
-		for _, name := range sortedKeys(st.Weights) {
+		for _, name := range slices.Sorted(maps.Keys(st.Weights)) {
 			at := path + ".weights.'" + name + "'"
 			if _, ok := known[name]; !ok {
-				return c.file.Errorf(at, "stage %d gives a weight to %q, which is not a source%s", j+1, name, strictyaml.DidYouMean(name, sortedKeys(known)))
+				return c.file.Errorf(at, "stage %d gives a weight to %q, which is not a source%s", j+1, name, strictyaml.DidYouMean(name, slices.Sorted(maps.Keys(known))))
 			}
 			if !st.Weights[name].IsSet() {
 				return c.file.Errorf(at, "stage %d: the weight of %q is missing", j+1, name)
@@ -186,13 +187,4 @@ func (c *Config) validate() error {
 		}
 	}
 	return nil
-}
-
-func sortedKeys[V any](m map[string]V) []string {
-	keys := make([]string, 0, len(m))
-	for k := range m {
-		keys = append(keys, k)
-	}
-	slices.Sort(keys)
-	return keys
 }

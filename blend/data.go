@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"runtime"
+	"sync/atomic"
 
 	"golang.org/x/sync/errgroup"
 
@@ -29,7 +30,7 @@ type OpenOptions struct {
 func Open(ctx context.Context, p *Plan, opts OpenOptions) (*Data, error) {
 	if opts.Base != "" {
 		moved := *p
-		moved.base = opts.Base
+		moved.base = realDir(opts.Base)
 		p = &moved
 	}
 	d := &Data{Plan: p}
@@ -43,32 +44,39 @@ func Open(ctx context.Context, p *Plan, opts OpenOptions) (*Data, error) {
 	return d, nil
 }
 
-// openShards opens all shards, several at a time, as each reads its index.
+// openShards opens all shards, several at a time, as each reads its index. Of several that cannot be opened the error is about the first
+// in the order of the plan.
 func (d *Data) openShards(ctx context.Context) error {
 	d.shards = make([][]*shards.Shard, len(d.Sources))
-	g, ctx := errgroup.WithContext(ctx)
-	g.SetLimit(runtime.GOMAXPROCS(0))
+	errs := make([][]error, len(d.Sources))
+	var failed atomic.Bool // then no further one is begun; all before it have been
+	var g errgroup.Group
+	g.SetLimit(2 * runtime.GOMAXPROCS(0)) // some wait for the disk
 	for i := range d.Sources {
-		d.shards[i] = make([]*shards.Shard, len(d.Sources[i].Shards))
-		for k := range d.shards[i] {
+		n := len(d.Sources[i].Shards)
+		d.shards[i], errs[i] = make([]*shards.Shard, n), make([]error, n)
+		for k := 0; k < n && !failed.Load() && ctx.Err() == nil; k++ {
 			g.Go(func() error {
-				if err := ctx.Err(); err != nil {
-					return err
+				if d.shards[i][k], errs[i][k] = shards.Open(d.ShardPath(i, k)); errs[i][k] != nil {
+					failed.Store(true)
 				}
-				s, err := shards.Open(d.ShardPath(i, k))
-				if err != nil {
-					return fmt.Errorf("source %q: %w", d.Sources[i].Name, err)
-				}
-				d.shards[i][k] = s
 				return nil
 			})
 		}
 	}
-	if err := g.Wait(); err != nil {
-		d.Close()
-		return err
+	g.Wait()
+	err := context.Cause(ctx)
+	for i := range errs {
+		for _, e := range errs[i] {
+			if e != nil && err == nil {
+				err = fmt.Errorf("source %q: %w", d.Sources[i].Name, e)
+			}
+		}
 	}
-	return nil
+	if err != nil {
+		d.Close()
+	}
+	return err
 }
 
 // Close closes the shards. Nothing may be reading from them.

@@ -27,23 +27,23 @@ type Part struct {
 }
 
 // Peek says what is at a position: the sample, and the parts of documents in its window, in order. For a skipped position it says what
-// would be there.
-func (d *Data) Peek(position int64) (Sample, []Part, error) {
+// would be there. The first look at a shard reads the whole list of where its documents come from; see [shards.Shard.DocumentIDs].
+func (d *Data) Peek(ctx context.Context, position int64) (Sample, []Part, error) {
 	s, err := d.Locate(position)
 	if err != nil {
 		return s, nil, err
 	}
-	parts, err := d.Parts(s)
+	parts, err := d.Parts(ctx, s)
 	return s, parts, err
 }
 
 // Parts lists the parts of documents in a sample's window. Empty documents are in no window.
-func (d *Data) Parts(s Sample) ([]Part, error) {
+func (d *Data) Parts(ctx context.Context, s Sample) ([]Part, error) {
 	shard := d.shards[s.Source][s.Shard]
 	end := s.Token + int64(d.SequenceLength) + 1
 	var parts []Part
 	for doc := shard.DocumentAt(s.Token); doc >= 0; {
-		document, err := d.document(s.Source, s.Shard, doc)
+		document, err := d.document(ctx, s.Source, s.Shard, doc)
 		if err != nil {
 			return nil, err
 		}
@@ -58,11 +58,11 @@ func (d *Data) Parts(s Sample) ([]Part, error) {
 }
 
 // document looks a document up.
-func (d *Data) document(source, shard int, number int64) (Document, error) {
+func (d *Data) document(ctx context.Context, source, shard int, number int64) (Document, error) {
 	s := d.shards[source][shard]
 	first := s.DocumentStart(number)
 	doc := Document{Source: source, Shard: shard, Number: number, First: first, Tokens: s.DocumentStart(number+1) - first}
-	origins, err := s.DocumentIDs()
+	origins, err := s.DocumentIDs(ctx)
 	if errors.Is(err, shards.ErrNoDocuments) {
 		return doc, nil
 	}
@@ -124,7 +124,7 @@ func (d *Data) Where(ctx context.Context, id string) iter.Seq2[Occurrence, error
 		unsearched, first := 0, ""
 		for i := range d.shards {
 			for k, shard := range d.shards[i] {
-				origins, err := shard.DocumentIDs()
+				origins, err := shard.DocumentIDs(ctx)
 				if errors.Is(err, shards.ErrNoDocuments) {
 					if unsearched++; first == "" {
 						first = shard.Prefix()
@@ -141,7 +141,7 @@ func (d *Data) Where(ctx context.Context, id string) iter.Seq2[Occurrence, error
 				}
 				for _, number := range numbers {
 					found = true
-					doc, err := d.document(i, k, number)
+					doc, err := d.document(ctx, i, k, number)
 					if err != nil {
 						yield(Occurrence{}, err)
 						return

@@ -23,7 +23,7 @@ func TestWhereInvertsPeek(t *testing.T) {
 	}
 	want := map[string][]place{} // by document id
 	for position := range d.Length() {
-		s, parts, err := d.Peek(position)
+		s, parts, err := d.Peek(t.Context(), position)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -168,7 +168,7 @@ func TestWhereOverShards(t *testing.T) {
 		t.Errorf("%d errors", n)
 	}
 	for position := range d.Length() {
-		s, parts, err := d.Peek(position)
+		s, parts, err := d.Peek(t.Context(), position)
 		if err != nil || len(parts) != 1 {
 			t.Fatal(err, parts)
 		}

@@ -5,9 +5,11 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -335,6 +337,100 @@ func TestOpenNoticesChanges(t *testing.T) {
 			if !strings.Contains(err.Error(), want) {
 				t.Errorf("%s: %v; want %q in it", name, err, want)
 			}
+		}
+	}
+}
+
+// Of several shards that cannot be opened the error names the first in the order of the plan, although a later one is found out sooner.
+func TestOpenNamesTheFirst(t *testing.T) {
+	c := newCorpus(t)
+	c.shard("a/0", shards.UInt16, 100)
+	c.shard("a/1", shards.UInt16, slices.Repeat([]int{1}, 400_000)...)
+	for i := 2; i < 10; i++ {
+		c.shard(fmt.Sprintf("a/%d", i), shards.UInt16, 100)
+	}
+	const text = "sequence_length: 16\nsources:\n  - name: a\n    shards: [a/*]\n"
+	p := c.seal(text)
+	if err := os.Truncate(filepath.Join(c.dir, "a/1.bin"), 2); err != nil {
+		t.Fatal(err)
+	}
+	for i := 2; i < 10; i++ {
+		if err := os.Truncate(filepath.Join(c.dir, fmt.Sprintf("a/%d.idx", i)), 20); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 10 {
+		_, err := Open(context.Background(), p, OpenOptions{})
+		_, sealErr := Seal(context.Background(), c.config(text), SealOptions{})
+		for _, err := range []error{err, sealErr} {
+			if !errors.Is(err, shards.ErrCorrupt) || !strings.Contains(err.Error(), filepath.Join("a", "1.bin")) {
+				t.Fatalf("the error is not about the first shard that is damaged: %v", err)
+			}
+		}
+	}
+}
+
+// The way from a plan to shards beside its directory is found by whichever path the plan is named, links and all, and from a working
+// directory that the shell has come to by a link.
+func TestPlanAmongLinks(t *testing.T) {
+	c := newCorpus(t)
+	c.shard("deep/data/a", shards.UInt16, 200)
+	c.shard("deep/project/own/a", shards.UInt16, 300)
+	dir, err := filepath.EvalSymlinks(c.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := func(name string) string { return filepath.Join(dir, filepath.FromSlash(name)) }
+	for link, target := range map[string]string{"link": "deep/project", "deep/project/linked": "elsewhere", "deep/beside": "elsewhere"} {
+		if err := errors.Join(os.MkdirAll(at("elsewhere"), 0o755), os.Symlink(at(target), at(link))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.shard("elsewhere/b", shards.UInt16, 400)
+	c.shard("elsewhere/c", shards.UInt16, 500)
+	c.shard("elsewhere/d", shards.UInt16, 600)
+	text := "sequence_length: 16\nsources:\n  - name: a\n    shards: [../data/a, own/a, linked/b, ../beside/c, " + at("elsewhere/d") + "]\n"
+	if err := os.WriteFile(at("deep/project/blend.yaml"), []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	ways := []struct{ from, project string }{
+		{at("link"), "."}, {at("deep/project"), "."}, {at("deep"), "project"}, {dir, "link"}, {dir, at("link")}, {dir, at("deep/project")},
+	}
+	for _, written := range ways {
+		t.Chdir(written.from) // which sets $PWD, as a shell does
+		cfg, err := LoadConfig(filepath.Join(written.project, "blend.yaml"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, err := Seal(context.Background(), cfg, SealOptions{})
+		if err != nil {
+			t.Errorf("%v: %v", written, err)
+			continue
+		}
+		plan := filepath.Join(written.project, "plan.json")
+		if err := p.Write(plan); err != nil {
+			t.Fatal(err)
+		}
+		for _, read := range ways {
+			t.Chdir(read.from)
+			p, err := ReadPlan(filepath.Join(read.project, "plan.json"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			var paths []string
+			for _, s := range p.Sources[0].Shards {
+				paths = append(paths, s.Path)
+			}
+			// Links that lead to the shards are kept.
+			if want := []string{"../data/a", "own/a", "linked/b", "../beside/c", "../../elsewhere/d"}; !slices.Equal(paths, want) {
+				t.Errorf("%v: paths %q, want %q", written, paths, want)
+			}
+			d, err := Open(context.Background(), p, OpenOptions{})
+			if err != nil {
+				t.Errorf("written by %v, read by %v: %v", written, read, err)
+				continue
+			}
+			d.Close()
 		}
 	}
 }

@@ -103,7 +103,7 @@ func encodeJSON(v any, indent string) ([]byte, error) {
 // Write writes the plan to a file, which appears whole or not at all. Shards are noted relative to the file's directory, so that plan and
 // shards can be moved together.
 func (p *Plan) Write(path string) error {
-	dir, err := filepath.Abs(filepath.Dir(path))
+	dir, err := absolutePath(filepath.Dir(path))
 	if err != nil {
 		return fmt.Errorf("writing %s: %w", path, err)
 	}
@@ -111,15 +111,11 @@ func (p *Plan) Write(path string) error {
 	for i, s := range p.Sources {
 		w := writtenSource{MaxEpochs: s.MaxEpochs}
 		for k := range s.Shards {
-			absolute, err := filepath.Abs(p.ShardPath(i, k))
+			absolute, err := absolutePath(p.ShardPath(i, k))
 			if err != nil {
 				return fmt.Errorf("writing %s: %w", path, err)
 			}
-			relative, err := filepath.Rel(dir, absolute)
-			if err != nil { // another volume
-				relative = absolute
-			}
-			w.Paths = append(w.Paths, filepath.ToSlash(relative))
+			w.Paths = append(w.Paths, filepath.ToSlash(relativePath(dir, absolute)))
 		}
 		f.Written.Sources = append(f.Written.Sources, w)
 	}
@@ -131,6 +127,43 @@ func (p *Plan) Write(path string) error {
 		return fmt.Errorf("writing %s: %w", path, err)
 	}
 	return atomicfile.WriteFile(path, append(text, '\n'))
+}
+
+// absolutePath is filepath.Abs with the real path of the working directory: a shell may have come there by a link, and then ".." in a
+// path means something else than ".." in $PWD.
+func absolutePath(path string) (string, error) {
+	if filepath.IsAbs(path) {
+		return filepath.Clean(path), nil
+	}
+	wd, err := os.Getwd()
+	if err != nil {
+		return "", err
+	}
+	if wd, err = filepath.EvalSymlinks(wd); err != nil {
+		return "", err
+	}
+	return filepath.Join(wd, path), nil
+}
+
+// realDir is a directory without links on the way there, as ".." in a path that starts from it leads to the real parent.
+func realDir(dir string) string {
+	if real, err := filepath.EvalSymlinks(dir); err == nil {
+		return real
+	}
+	return dir
+}
+
+// relativePath gives the way from a plan's directory to a shard, both absolute. It holds from the real directory, where [Plan.ShardPath]
+// starts.
+func relativePath(dir, shard string) string {
+	way, err := filepath.Rel(dir, shard)
+	if err != nil || !filepath.IsLocal(way) {
+		way, err = filepath.Rel(realDir(dir), shard)
+	}
+	if err != nil {
+		return shard // on another volume
+	}
+	return way
 }
 
 // ReadPlan reads a plan.json and checks all of it that can be checked without the shards: its structure, its fingerprint, and that the
@@ -149,7 +182,7 @@ func ReadPlan(path string) (*Plan, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
-	p.base = filepath.Dir(path)
+	p.base = realDir(filepath.Dir(path))
 	return p, nil
 }
 

@@ -1,9 +1,11 @@
 package blend
 
 import (
+	"cmp"
 	"context"
 	"encoding/hex"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -87,7 +89,7 @@ func survey(ctx context.Context, c *Config) (_ *Data, err error) {
 				return nil, c.file.Errorf(where, "source %q: %w", sc.Name, err)
 			}
 			for _, path := range paths {
-				absolute, err := filepath.Abs(path)
+				absolute, err := absolutePath(path)
 				if err != nil {
 					return nil, c.file.Errorf(where, "source %q: %w", sc.Name, err)
 				}
@@ -220,12 +222,7 @@ func (p *Plan) resolveSkips(c *Config) error {
 		}
 	}
 	sorted := slices.Clone(c.Skips)
-	slices.SortFunc(sorted, func(a, b Range) int {
-		if a.From < b.From {
-			return -1
-		}
-		return 1
-	})
+	slices.SortFunc(sorted, func(a, b Range) int { return cmp.Compare(a.From, b.From) })
 	for _, r := range sorted {
 		if n := len(p.Skips); n > 0 && r.From <= p.Skips[n-1].To {
 			p.Skips[n-1].To = max(p.Skips[n-1].To, r.To)
@@ -260,7 +257,7 @@ func expand(dir, pattern string) ([]string, error) {
 	if len(found) == 0 {
 		return nil, fmt.Errorf("%q matches no shard (looked for %s.idx and .bin)", pattern, stem)
 	}
-	return sortedKeys(found), nil
+	return slices.Sorted(maps.Keys(found)), nil
 }
 
 func escapePattern(path string) string {

@@ -107,7 +107,9 @@ func (d *Data) complete(o *StreamOptions) error {
 		return fmt.Errorf("blend: positions [%d, %d) are not all in the plan, which has %d", o.From, o.To, d.length)
 	case o.Prefetch < 0:
 		return fmt.Errorf("blend: prefetch %d is negative", o.Prefetch)
-	case int64(o.BatchSize/o.World)*int64(d.SequenceLength+1) > math.MaxInt32:
+	case int64(o.BatchSize) > maxLength:
+		return fmt.Errorf("blend: batch size %d: a plan has at most 2^60 positions", o.BatchSize)
+	case o.BatchSize/o.World > math.MaxInt32/(d.SequenceLength+1):
 		return fmt.Errorf("blend: %d samples of %d tokens are more than the 2^31 tokens that a record can hold: use more ranks or a smaller batch",
 			o.BatchSize/o.World, d.SequenceLength+1)
 	}
@@ -399,7 +401,9 @@ func (d *Data) documentStarts(dst []int32, s Sample) []int32 {
 		if next > end {
 			break
 		}
-		doc = shard.DocumentAt(next)
+		if doc++; shard.DocumentStart(doc+1) == next { // it is empty, and who knows how many after it; next is in the shard
+			doc = shard.DocumentAt(next)
+		}
 	}
 	return dst
 }

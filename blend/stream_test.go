@@ -264,6 +264,8 @@ func TestStreamRefuses(t *testing.T) {
 		"order":    {StreamOptions{BatchSize: 4, From: 5, To: 4}, "[5, 4)"},
 		"prefetch": {StreamOptions{BatchSize: 4, Prefetch: -1}, "prefetch -1"},
 		"large":    {StreamOptions{BatchSize: 1 << 30}, "2^31 tokens"},
+		"larger":   {StreamOptions{BatchSize: 1<<64/17 + 1}, "2^31 tokens"}, // times the 17 tokens of a sample: 16 beyond 2^64
+		"largest":  {StreamOptions{BatchSize: 1<<63 - 1}, "2^60 positions"},
 	} {
 		s, err := d.Stream(context.Background(), v.o)
 		if err == nil || !strings.Contains(err.Error(), v.want) {

@@ -114,9 +114,9 @@ type Documents struct {
 }
 
 // DocumentIDs opens x.docs.arrow, once; the shard closes it. The file is hashed first and must be the one that the manifest lists: a damaged
-// length in an Arrow file can ask for more memory than there is, so nothing is read of one that is not known to be whole. Without the file
-// the error wraps [ErrNoDocuments].
-func (s *Shard) DocumentIDs() (*Documents, error) {
+// length in an Arrow file can ask for more memory than there is, so nothing is read of one that is not known to be whole. That takes a
+// second or two a gigabyte, and ends early when ctx does. Without the file the error wraps [ErrNoDocuments].
+func (s *Shard) DocumentIDs(ctx context.Context) (*Documents, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.origins != nil {
@@ -133,7 +133,7 @@ func (s *Shard) DocumentIDs() (*Documents, error) {
 	d := &Documents{path: path, rows: s.documents, file: f}
 	if s.manifest == nil {
 		err = fmt.Errorf("%s cannot be trusted without the manifest %s, which has its hash: restore it", path, s.prefix+manifestExt)
-	} else if err = verifyFile(context.Background(), f, s.manifest.Files["docs"], nil); err == nil {
+	} else if err = verifyFile(ctx, f, s.manifest.Files["docs"], nil); err == nil {
 		err = d.open(memory.NewGoAllocator())
 	}
 	if err != nil {

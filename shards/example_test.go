@@ -1,6 +1,7 @@
 package shards_test
 
 import (
+	"context"
 	"fmt"
 	"log"
 	"os"
@@ -40,7 +41,7 @@ func Example() {
 	if err := s.Read(window, 2); err != nil {
 		log.Fatal(err)
 	}
-	documents, err := s.DocumentIDs()
+	documents, err := s.DocumentIDs(context.Background())
 	if err != nil {
 		log.Fatal(err)
 	}

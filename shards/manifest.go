@@ -79,6 +79,12 @@ func (s *Shard) checkManifest() error {
 		return fmt.Errorf("%s says %s %v, %s has %v; they are of different shards: %w",
 			s.prefix+manifestExt, what, manifest, s.prefix, found, ErrCorrupt)
 	}
+	for _, f := range manifestFiles {
+		noted := m.Files[f.name].SHA256
+		if sum, err := hex.DecodeString(noted); err != nil || len(sum) != sha256.Size || hex.EncodeToString(sum) != noted {
+			return fmt.Errorf("%s has no SHA-256 of %s: restore it or write the shard again: %w", s.prefix+manifestExt, s.prefix+f.ext, ErrCorrupt)
+		}
+	}
 	switch bin, idx := m.Files["bin"], m.Files["idx"]; {
 	case m.DType != s.dtype.String():
 		return differs("dtype", m.DType, s.dtype)

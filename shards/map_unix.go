@@ -3,6 +3,7 @@
 package shards
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -11,7 +12,10 @@ import (
 )
 
 // mapping is a file mapped for reading; data is nil for an empty file, which cannot be mapped.
-type mapping struct{ data []byte }
+type mapping struct {
+	data []byte
+	info fs.FileInfo
+}
 
 func mapFile(path string) (mapping, error) {
 	f, err := os.Open(path)
@@ -28,16 +32,19 @@ func mapFile(path string) (mapping, error) {
 	}
 	size := info.Size()
 	if size == 0 {
-		return mapping{}, nil
+		return mapping{info: info}, nil
 	}
 	if int64(int(size)) != size {
 		return mapping{}, &fs.PathError{Op: "map", Path: path, Err: fmt.Errorf("%d bytes do not fit this machine's address space", size)}
 	}
 	data, err := unix.Mmap(int(f.Fd()), 0, int(size), unix.PROT_READ, unix.MAP_SHARED)
+	if errors.Is(err, unix.ENOMEM) {
+		err = fmt.Errorf("%w: the system limits the mappings or the address space of a process; see vm.max_map_count and ulimit -v", err)
+	}
 	if err != nil {
 		return mapping{}, &fs.PathError{Op: "map", Path: path, Err: err}
 	}
-	return mapping{data}, nil
+	return mapping{data, info}, nil
 }
 
 func (m *mapping) unmap() error {

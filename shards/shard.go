@@ -94,6 +94,10 @@ func Open(prefix string) (_ *Shard, err error) {
 	if s.manifest, err = readManifest(prefix + manifestExt); err != nil {
 		return nil, err
 	}
+	// A writer removes x.idx before it replaces the others: while the one that was opened stands, they are its own.
+	if now, err := os.Stat(prefix + idxExt); err != nil || !os.SameFile(now, s.idx.info) {
+		return nil, fmt.Errorf("opening shard: %s was replaced in the meantime; try again when its writer has finished", prefix)
+	}
 	if s.manifest != nil {
 		if err := s.checkManifest(); err != nil {
 			return nil, err
@@ -108,8 +112,11 @@ func (s *Shard) check(idx []byte, binSize int64) error {
 	corrupt := func(format string, args ...any) error {
 		return fmt.Errorf("%s: %s: %w", name, fmt.Sprintf(format, args...), ErrCorrupt)
 	}
-	if len(idx) < idxHeaderSize || string(idx[:9]) != idxMagic {
-		return fmt.Errorf("%s is not an MMIDIDX index: its first %d bytes are %q", name, min(len(idx), 9), idx[:min(len(idx), 9)])
+	if start := idx[:min(len(idx), len(idxMagic))]; string(start) != idxMagic {
+		return fmt.Errorf("%s is not an MMIDIDX index: its first %d bytes are %q", name, len(start), start)
+	}
+	if len(idx) < idxHeaderSize {
+		return corrupt("it has %d bytes, fewer than the %d of its header; it was cut short", len(idx), idxHeaderSize)
 	}
 	if v := binary.LittleEndian.Uint64(idx[9:]); v != idxVersion {
 		return fmt.Errorf("%s: MMIDIDX version %d (byte 9), only version 1 is known", name, v)

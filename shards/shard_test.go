@@ -137,7 +137,7 @@ func TestShardAgreesWithItsDocuments(t *testing.T) {
 				t.Fatalf("%d tokens from %d could be read of %d", len(rest), from, len(tokens))
 			}
 		}
-		if _, err := s.DocumentIDs(); !errors.Is(err, ErrNoDocuments) || !errors.Is(err, fs.ErrNotExist) {
+		if _, err := s.DocumentIDs(t.Context()); !errors.Is(err, ErrNoDocuments) || !errors.Is(err, fs.ErrNotExist) {
 			t.Fatalf("documents of a foreign shard: %v", err)
 		}
 		if err := s.Verify(t.Context(), nil); err == nil {
@@ -158,7 +158,7 @@ func TestOpenRefuses(t *testing.T) {
 		corrupt bool
 	}{
 		{"empty idx", func(idx, bin []byte) ([]byte, []byte) { return nil, bin }, "x.idx is not an MMIDIDX index", false},
-		{"short header", func(idx, bin []byte) ([]byte, []byte) { return idx[:33], bin }, "x.idx is not an MMIDIDX index", false},
+		{"short header", func(idx, bin []byte) ([]byte, []byte) { return idx[:33], bin }, "it has 33 bytes, fewer than the 34 of its header", true},
 		{"magic", func(idx, bin []byte) ([]byte, []byte) { idx[7] = 1; return idx, bin }, `"MMIDIDX\x01\x00"`, false},
 		{"version", func(idx, bin []byte) ([]byte, []byte) { idx[9] = 2; return idx, bin }, "version 2 (byte 9)", false},
 		{"float32", func(idx, bin []byte) ([]byte, []byte) { idx[17] = 7; return idx, bin }, "tokens are float32", false},

@@ -1,6 +1,7 @@
 package shards
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io/fs"
@@ -56,7 +57,7 @@ func holds(prefix string, id uint32, documents int) error {
 	if slices.ContainsFunc(tokens, func(t uint32) bool { return t != id }) {
 		return errors.New("other tokens")
 	}
-	origins, err := s.DocumentIDs()
+	origins, err := s.DocumentIDs(context.Background())
 	if err != nil {
 		return err
 	}
@@ -143,7 +144,7 @@ func TestWriterStreams(t *testing.T) {
 			t.Errorf("document %d begins with %v", d, got)
 		}
 	}
-	origins, err := s.DocumentIDs()
+	origins, err := s.DocumentIDs(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -420,6 +421,22 @@ func TestManifestOfAnother(t *testing.T) {
 			t.Errorf("manifest %.20q: %v", content, err)
 		}
 	}
+	if err := errors.Join(os.Remove(a+".json"), write(a, 3, 12)); err != nil {
+		t.Fatal(err)
+	}
+	whole, err := os.ReadFile(a + ".json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	sum := open(t, a).Manifest().Files["docs"].SHA256
+	for _, bad := range []string{"", sum[:62], sum[:62] + "xy", strings.Repeat("A", 64)} {
+		if err := os.WriteFile(a+".json", bytes.ReplaceAll(whole, []byte(sum), []byte(bad)), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Open(a); !errors.Is(err, ErrCorrupt) || !strings.Contains(err.Error(), "a.json has no SHA-256 of "+a+".docs.arrow") {
+			t.Errorf("manifest with the hash %q: %v", bad, err)
+		}
+	}
 	if err := os.Remove(a + ".json"); err != nil {
 		t.Fatal(err)
 	}
@@ -517,26 +534,31 @@ func TestDocumentsDamaged(t *testing.T) {
 		if err := os.WriteFile(prefix+docsExt, damaged, 0o644); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := s.DocumentIDs(); !errors.Is(err, ErrCorrupt) || !strings.Contains(err.Error(), prefix+docsExt) {
+		if _, err := s.DocumentIDs(t.Context()); !errors.Is(err, ErrCorrupt) || !strings.Contains(err.Error(), prefix+docsExt) {
 			t.Fatalf("byte %d changed: %v", at, err)
 		}
 	}
 	if err := os.WriteFile(prefix+docsExt, whole, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.DocumentIDs(); err != nil {
+	cancelled, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := s.DocumentIDs(cancelled); !errors.Is(err, context.Canceled) {
+		t.Errorf("after cancelling: %v", err)
+	}
+	if _, err := s.DocumentIDs(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Remove(prefix + ".json"); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := open(t, prefix).DocumentIDs(); err == nil || !strings.Contains(err.Error(), "without the manifest") {
+	if _, err := open(t, prefix).DocumentIDs(t.Context()); err == nil || !strings.Contains(err.Error(), "without the manifest") {
 		t.Errorf("without a manifest: %v", err)
 	}
 	if err := os.Remove(prefix + docsExt); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := open(t, prefix).DocumentIDs(); !errors.Is(err, ErrNoDocuments) {
+	if _, err := open(t, prefix).DocumentIDs(t.Context()); !errors.Is(err, ErrNoDocuments) {
 		t.Errorf("without a sidecar: %v", err)
 	}
 }

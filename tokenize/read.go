@@ -55,7 +55,7 @@ func ReadDocuments(ctx context.Context, inputs []string, opts ReadOptions) iter.
 		opts.Stdin = os.Stdin
 	}
 	return func(yield func(Document, error) bool) {
-		r := &documentReader{ctx: ctx, opts: opts}
+		r := &documentReader{ctx: ctx, opts: opts, ahead: newAhead()}
 		defer r.close()
 		for _, input := range inputs {
 			if !r.readInput(input, yield) {
@@ -71,7 +71,8 @@ type documentReader struct {
 	opts    ReadOptions
 	raw     *bufio.Reader // the input as it is
 	lines   *bufio.Reader // the input decompressed; the same as raw if there is nothing to decompress
-	inflate *bufio.Reader // what lines is when there is
+	inflate *bufio.Reader // what lines is when there is; it reads from ahead
+	ahead   *ahead
 	gzip    *gzip.Reader
 	zstd    *zstd.Decoder
 	scanner lineScanner
@@ -91,23 +92,19 @@ func (r *documentReader) close() {
 // readInput yields the documents of one input. It reports whether to go on with the next.
 func (r *documentReader) readInput(input string, yield func(Document, error) bool) bool {
 	r.file, r.number, r.offset = input, 1, 0
-	var source io.Reader
-	if input == "-" {
-		source = &interruptible{ctx: r.ctx, r: r.opts.Stdin}
-	} else {
-		f, err := os.Open(input)
-		if err != nil {
-			yield(Document{}, fmt.Errorf("reading documents: %w", err))
-			return false
-		}
-		defer f.Close()
-		if info, err := f.Stat(); err == nil && info.IsDir() {
-			yield(Document{}, fmt.Errorf("reading documents: %s is a directory; name the files in it", input))
-			return false
-		}
-		source = f
+	ctx, cancel := context.WithCancel(r.ctx)
+	defer cancel()
+	source, err := r.open(ctx, input)
+	if err != nil {
+		yield(Document{}, fmt.Errorf("reading documents: %w", err))
+		return false
 	}
-	if err := r.start(counted{source, r.opts.OnRead}); err != nil {
+	defer source.Close()
+	defer func() {
+		cancel() // ends a Read that waits
+		r.ahead.stop()
+	}()
+	if err := r.start(&counted{source, r.opts.OnRead}); err != nil {
 		yield(Document{}, err)
 		return false
 	}
@@ -134,6 +131,32 @@ func (r *documentReader) readInput(input string, yield func(Document, error) boo
 	}
 }
 
+// open opens an input for reading that ends when ctx does.
+func (r *documentReader) open(ctx context.Context, input string) (io.ReadCloser, error) {
+	if input == "-" {
+		return io.NopCloser(&interruptible{ctx: ctx, r: r.opts.Stdin}), nil
+	}
+	f, err := os.Open(input)
+	if err != nil {
+		return nil, err
+	}
+	info, err := f.Stat()
+	switch {
+	case err != nil:
+	case info.IsDir():
+		err = fmt.Errorf("%s is a directory; name the files in it", input)
+	case info.Mode().IsRegular():
+		return f, nil
+	default: // such as a named pipe, which may have nothing to read for long
+		return struct {
+			io.Reader
+			io.Closer
+		}{&interruptible{ctx: ctx, r: f}, f}, nil
+	}
+	f.Close()
+	return nil, err
+}
+
 // next moves on to the line after one of n bytes.
 func (r *documentReader) next(n int) {
 	r.number++
@@ -141,7 +164,7 @@ func (r *documentReader) next(n int) {
 }
 
 // start finds out how source is compressed and sets up r.lines.
-func (r *documentReader) start(source io.Reader) error {
+func (r *documentReader) start(source *counted) error {
 	if r.raw == nil {
 		r.raw = bufio.NewReaderSize(source, readBuffer)
 	} else {
@@ -183,10 +206,11 @@ func (r *documentReader) start(source io.Reader) error {
 		return nil
 	}
 	if r.inflate == nil {
-		r.inflate = bufio.NewReaderSize(decoder, readBuffer)
+		r.inflate = bufio.NewReaderSize(r.ahead, readBuffer)
 	} else {
-		r.inflate.Reset(decoder)
+		r.inflate.Reset(r.ahead)
 	}
+	r.ahead.start(decoder, source)
 	r.lines = r.inflate
 	return nil
 }
@@ -274,16 +298,16 @@ func (r *documentReader) document(line []byte) (Document, error) {
 	}, nil
 }
 
-// counted reports what is read to f.
+// counted reports how much is read.
 type counted struct {
 	io.Reader
-	f func(bytes int64)
+	report func(bytes int64) // may be nil
 }
 
-func (c counted) Read(p []byte) (int, error) {
+func (c *counted) Read(p []byte) (int, error) {
 	n, err := c.Reader.Read(p)
-	if c.f != nil && n > 0 {
-		c.f(int64(n))
+	if c.report != nil && n > 0 {
+		c.report(int64(n))
 	}
 	return n, err
 }

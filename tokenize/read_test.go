@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
@@ -303,12 +304,80 @@ func TestReadCancelled(t *testing.T) {
 	}
 }
 
+// Nor does a pipe that is named as a file, plain or compressed.
+func TestReadPipe(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	const lines = `{"text":"a"}` + "\n" + `{"te`
+	zst := zstded(lines, "x")
+	for name, content := range map[string]string{"plain": lines, "zst": zst[:len(zst)-1]} {
+		for _, leave := range []bool{false, true} { // the loop, or ctx ends
+			in, out, err := os.Pipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			path := fmt.Sprintf("/dev/fd/%d", in.Fd())
+			if _, err := os.Stat(path); err != nil {
+				t.Skip("this system does not name open files:", err)
+			}
+			if _, err := out.WriteString(content); err != nil {
+				t.Fatal(err)
+			}
+			// The pipe is closed after a while, so that a reader that waits for it fails this test instead of holding it up.
+			timer := time.AfterFunc(20*time.Second, func() { out.Close() })
+			ctx, cancel := context.WithCancel(t.Context())
+			var last error
+			n := 0
+			for _, err := range ReadDocuments(ctx, []string{path}, ReadOptions{}) {
+				if n++; leave {
+					break
+				}
+				cancel()
+				last = err
+			}
+			cancel()
+			if leave && n != 1 || !leave && (n != 2 || !errors.Is(last, context.Canceled)) || !timer.Stop() {
+				t.Errorf("%s, leaving %v: %d documents, then %v", name, leave, n, last)
+			}
+			out.Close()
+			in.Close()
+		}
+	}
+}
+
 // Leaving the loop early closes everything.
 func TestReadLeftEarly(t *testing.T) {
 	defer goleak.VerifyNone(t)
-	path := put(t, "x.zst", zstded(strings.Repeat(`{"text":"a"}`+"\n", 100)))
-	for range ReadDocuments(t.Context(), []string{path, path}, ReadOptions{}) {
-		break
+	for _, lines := range []int{100, 1_000_000} { // the second is longer than what is read ahead
+		path := put(t, "x.zst", zstded(strings.Repeat(`{"text":"a"}`+"\n", lines)))
+		for range ReadDocuments(t.Context(), []string{path, path}, ReadOptions{}) {
+			break
+		}
+	}
+}
+
+// The bytes of the input are reported no sooner than the documents made of them, and all of them.
+func TestReadReports(t *testing.T) {
+	var text strings.Builder
+	for i := range 200_000 {
+		fmt.Fprintf(&text, `{"id":%d,"text":"%x"}`+"\n", i, i*i*i)
+	}
+	for name, content := range map[string]string{"plain": text.String(), "gzip": gzipped(text.String()), "zstd": zstded(text.String())} {
+		var reports []int64
+		first := -1 // reports before the first document
+		for range ReadDocuments(t.Context(), []string{put(t, name, content)}, ReadOptions{OnRead: func(n int64) { reports = append(reports, n) }}) {
+			if first < 0 {
+				first = len(reports)
+			}
+		}
+		var early, all int64
+		for i, n := range reports {
+			if all += n; i < first {
+				early = all
+			}
+		}
+		if all != int64(len(content)) || early > 3*readBuffer/2 || early == all {
+			t.Errorf("%s: %d of %d bytes were reported, %d before the first document", name, all, len(content), early)
+		}
 	}
 }
 

@@ -150,10 +150,20 @@ func (o *Options) check() (size int64, err error) {
 		return 0, errors.New("a rejects file needs documents to be skipped on errors; now the first bad document ends the run")
 	}
 	// Files that the run would write over.
-	targets := []string{o.Output + ".bin", o.Output + ".idx", o.Output + ".json", o.Output + ".docs.arrow"}
-	for _, t := range targets {
-		if sameFile(t, o.Rejects) {
-			return 0, fmt.Errorf("the rejects file %s is also a file of the shard; give it another name", o.Rejects)
+	type target struct {
+		path string
+		info os.FileInfo
+	}
+	var targets []target // those that exist
+	for _, path := range []string{o.Output + ".bin", o.Output + ".idx", o.Output + ".json", o.Output + ".docs.arrow", o.Rejects} {
+		info, err := os.Stat(path)
+		for _, t := range targets {
+			if path == o.Rejects && err == nil && os.SameFile(t.info, info) {
+				return 0, fmt.Errorf("the rejects file %s is also a file of the shard; give it another name", o.Rejects)
+			}
+		}
+		if err == nil {
+			targets = append(targets, target{path, info})
 		}
 	}
 	for _, input := range o.Inputs {
@@ -171,9 +181,9 @@ func (o *Options) check() (size int64, err error) {
 		if err != nil {
 			return 0, fmt.Errorf("tokenizing: %w", err)
 		}
-		for _, t := range append(targets, o.Rejects) {
-			if sameFile(t, input) {
-				return 0, fmt.Errorf("the output %s would replace the input %s; choose another prefix for the output", t, input)
+		for _, t := range targets {
+			if os.SameFile(t.info, info) {
+				return 0, fmt.Errorf("the output %s would replace the input %s; choose another prefix for the output", t.path, input)
 			}
 		}
 		if !info.Mode().IsRegular() {
@@ -183,13 +193,6 @@ func (o *Options) check() (size int64, err error) {
 		}
 	}
 	return size, nil
-}
-
-// sameFile says whether two names mean one existing file.
-func sameFile(a, b string) bool {
-	x, errX := os.Stat(a)
-	y, errY := os.Stat(b)
-	return errX == nil && errY == nil && os.SameFile(x, y)
 }
 
 // pipeline reads, encodes and writes all documents. It ends when all its goroutines have, with the error of the one that failed first.

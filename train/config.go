@@ -4,9 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"mula/internal/strictyaml"
@@ -160,11 +160,11 @@ func (m *ModelConfig) usePreset(name string) error {
 
 // LoadConfig reads a train.yaml. Errors name file and line.
 func LoadConfig(path string) (Config, error) {
-	data, err := os.ReadFile(path)
+	file, err := strictyaml.Read(path)
 	if err != nil {
 		return Config{}, err
 	}
-	c, err := ParseConfig(data, path)
+	c, err := parseConfig(file, path)
 	if err != nil {
 		return Config{}, err
 	}
@@ -182,6 +182,13 @@ func ParseConfig(data []byte, name string) (Config, error) {
 	file, err := strictyaml.Parse(data, name)
 	if err != nil {
 		return Config{}, err
+	}
+	return parseConfig(file, name)
+}
+
+func parseConfig(file *strictyaml.File, name string) (Config, error) {
+	if file.Empty() {
+		return Config{}, fmt.Errorf("%s: the file is empty; it must at least name the plan, as in plan: plan.json", name)
 	}
 	// The preset must be known before the fields that differ from it can be read over it.
 	var probe struct {
@@ -230,12 +237,18 @@ func (e *fieldError) Error() string { return e.field + e.message }
 // Validate says which field has a value that is not allowed, and what is, or returns nil. What depends on the plan is checked when a run
 // starts.
 func (c Config) Validate() error {
+	plain := func(x float64) string {
+		if x == math.Trunc(x) && math.Abs(x) < 1e18 {
+			return strconv.FormatFloat(x, 'f', 0, 64)
+		}
+		return strconv.FormatFloat(x, 'g', -1, 64)
+	}
 	bad := func(field, format string, args ...any) error {
 		return &fieldError{field, " " + fmt.Sprintf(format, args...)}
 	}
 	oneOf := func(field string, value any, allowed ...string) error {
 		if v := fmt.Sprint(value); !slices.Contains(allowed, v) {
-			return bad(field, "is %q; allowed: %s", v, strings.Join(allowed, ", "))
+			return bad(field, "is %q; allowed: %s", v, strings.Join(slices.DeleteFunc(allowed, func(a string) bool { return a == "" }), ", "))
 		}
 		return nil
 	}
@@ -244,9 +257,9 @@ func (c Config) Validate() error {
 			return nil
 		}
 		if high == math.MaxFloat64 {
-			return bad(field, "is %v; it must be %v or more", value, low)
+			return bad(field, "is %s; it must be %s or more", plain(value), plain(low))
 		}
-		return bad(field, "is %v; it must lie between %v and %v", value, low, high)
+		return bad(field, "is %s; it must lie between %s and %s", plain(value), plain(low), plain(high))
 	}
 	optional := func(field string, value *int64) error {
 		if value == nil {

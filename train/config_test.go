@@ -50,8 +50,14 @@ z_loss: {coefficient: 0.001}
 	}
 }
 
+// A file without a field, as a copy that was cut short may be, starts no run; one that names the plan has all other defaults.
 func TestParseConfigEmpty(t *testing.T) {
 	for _, file := range []string{"", "# nothing\n", "---\n"} {
+		if _, err := ParseConfig([]byte(file), "train.yaml"); err == nil || !strings.Contains(err.Error(), "empty") {
+			t.Errorf("%q: %v", file, err)
+		}
+	}
+	for _, file := range []string{"plan: plan.json\n"} {
 		got, err := ParseConfig([]byte(file), "train.yaml")
 		if err != nil {
 			t.Fatalf("%q: %v", file, err)

@@ -41,6 +41,7 @@ func Evaluate(ctx context.Context, m *moe.Model, data *blend.Data, o EvaluateOpt
 	if total == 0 {
 		return Evaluation{}, errors.New("the plan holds nothing out for validation; set validation in blend.yaml and seal it again")
 	}
+	o.BatchSize = int(min(int64(o.BatchSize), total))
 	e := Evaluation{SourceLoss: map[string]float64{}, SourceTargets: map[string]int64{}}
 	var loss float64
 	var targets int64

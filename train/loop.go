@@ -80,6 +80,9 @@ func Run(ctx context.Context, config Config, options Options) (Result, error) {
 	if config, err = config.resolve(plan); err != nil {
 		return Result{}, err
 	}
+	if err := summarize(config, plan, "").fits(machineMemory()); err != nil {
+		return Result{}, err
+	}
 	tokenizer, err := readTokenizer(config.Tokenizer, plan)
 	if err != nil {
 		return Result{}, err
@@ -100,6 +103,9 @@ func Run(ctx context.Context, config Config, options Options) (Result, error) {
 	}
 	if options.Report != nil {
 		options.Report(r.summary(checkpoint))
+	}
+	if plan.Tokenizer == nil {
+		r.warn("the plan does not know which tokenizer made its shards, so an id beyond the model's vocabulary of %d shows only when it is met; mula check finds the largest", config.Model.VocabSize)
 	}
 	if checkpoint != nil && checkpoint.State.Step >= config.Steps {
 		return r.result(checkpoint.Dir), nil
@@ -331,8 +337,8 @@ func (r *run) notFinite(err error, rows []row) error {
 	if r.lastSaved >= 0 {
 		checkpoint = "the newest checkpoint is " + checkpointName(r.lastSaved)
 	}
-	return fmt.Errorf("step %d: %w, at positions %d to %d, of %s; the weights are as before the step, and %s. mula peek --position shows the text. "+
-		"To leave it out, add {from: %d, to: %d} to skips in blend.yaml, seal the plan again and set plan_change: accept",
+	return fmt.Errorf("step %d: %w, at positions %d to %d, of %s; the weights are as before the step, and %s. If the losses before it rose, the learning rate is too high. "+
+		"Else look at the text with mula peek --position; to leave it out, add {from: %d, to: %d} to skips in blend.yaml, seal the plan again and set plan_change: accept",
 		r.state.Step, err, from, to-1, strings.Join(sources, ", "), checkpoint, from, to)
 }
 

@@ -22,6 +22,7 @@ import (
 	"go.uber.org/goleak"
 
 	"mula/blend"
+	"mula/moe"
 	"mula/shards"
 	"mula/train/report"
 )
@@ -562,6 +563,24 @@ func TestRunPlanChange(t *testing.T) {
 	// The next resume knows the new plan.
 	c.PlanChange, c.Steps, c.Schedule.DecaySteps = RefusePlanChange, 10, 8
 	mustRun(t, c, Options{Warn: func(text string) { t.Errorf("warning: %s", text) }})
+}
+
+// A model that the machine cannot hold is refused with the figures, before anything is made in the run directory.
+func TestRunTooLarge(t *testing.T) {
+	if machineMemory() == 0 {
+		t.Skip("the size of this machine's memory is not known")
+	}
+	c := testConfig(t, makePlan(t, t.TempDir(), "plan.json", ""), "")
+	var err error
+	if c.Model.Config, err = moe.Preset("mula-220b-a10b"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Run(context.Background(), c, Options{}); err == nil || !strings.Contains(err.Error(), "GB of memory") {
+		t.Errorf("%v", err)
+	}
+	if _, err := os.Stat(filepath.Join(c.Output, ".lock")); err == nil {
+		t.Error("a run directory was made")
+	}
 }
 
 // Some changes of plan are refused even if a change is accepted: the model would see other text, or samples of another length.

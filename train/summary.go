@@ -1,6 +1,10 @@
 package train
 
-import "mula/blend"
+import (
+	"fmt"
+
+	"mula/blend"
+)
 
 // A Summary describes a run before it starts, when nothing large has been allocated yet.
 type Summary struct {
@@ -28,6 +32,17 @@ type Memory struct {
 
 // Total is the sum.
 func (m Memory) Total() int64 { return m.Weights + m.Gradients + m.Moments + m.Buffers }
+
+// fits refuses a run that needs more memory than the machine has; what is not known about the machine does not stop it.
+func (s Summary) fits(machine int64) error {
+	if machine == 0 || s.Memory.Total() <= machine {
+		return nil
+	}
+	const gb = 1e9
+	return fmt.Errorf("the run needs %.4g GB of memory (weights %.4g, gradients %.4g, optimizer %.4g, activations %.4g), and this machine has %.4g GB: "+
+		"choose a smaller model, a smaller micro_batch_size or a larger machine", float64(s.Memory.Total())/gb, float64(s.Memory.Weights)/gb,
+		float64(s.Memory.Gradients)/gb, float64(s.Memory.Moments)/gb, float64(s.Memory.Buffers)/gb, float64(machine)/gb)
+}
 
 func summarize(c Config, p *blend.Plan, device string) Summary {
 	n := c.Model.TotalParameters()

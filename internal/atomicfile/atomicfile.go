@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 )
@@ -59,17 +60,44 @@ func Create(path string) (*File, error) {
 	if err := fault(OpCreate, path); err != nil {
 		return nil, err
 	}
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*"+TempSuffix)
-	if err != nil {
-		return nil, fmt.Errorf("creating %s: %w", path, err)
+	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
+		// To rename over a device or a pipe would put a file in its place.
+		return nil, fmt.Errorf("creating %s: it is %s; name another output", path, kind(info.Mode()))
 	}
-	// CreateTemp makes files that only their owner can read; a published file has the usual permissions.
-	if err := f.Chmod(0o644); err != nil {
-		f.Close()
-		os.Remove(f.Name())
-		return nil, fmt.Errorf("creating %s: %w", path, err)
+	// Not os.CreateTemp, whose files only their owner can read: a published file has the permissions that the user's umask gives.
+	for {
+		name := filepath.Join(filepath.Dir(path), fmt.Sprintf(".%s.%d%s", filepath.Base(path), rand.Uint32(), TempSuffix))
+		f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o666)
+		if errors.Is(err, fs.ErrExist) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("creating %s: %w", path, cause(err))
+		}
+		return &File{path: path, f: f}, nil
 	}
-	return &File{path: path, f: f}, nil
+}
+
+// kind names what is no regular file.
+func kind(mode fs.FileMode) string {
+	switch {
+	case mode.IsDir():
+		return "a folder"
+	case mode&fs.ModeNamedPipe != 0:
+		return "a pipe"
+	case mode&fs.ModeDevice != 0:
+		return "a device"
+	}
+	return "no regular file"
+}
+
+// cause is the error of the operating system without the temporary name, which tells the user nothing.
+func cause(err error) error {
+	var path *fs.PathError
+	if errors.As(err, &path) {
+		return path.Err
+	}
+	return err
 }
 
 // Path is the final name of the file.
@@ -82,19 +110,7 @@ func (f *File) Write(p []byte) (int, error) {
 	}
 	n, err := f.f.Write(p)
 	if err != nil {
-		return n, fmt.Errorf("writing %s: %w", f.path, err)
-	}
-	return n, nil
-}
-
-// WriteAt writes p at byte off of the file, for headers whose content is known last.
-func (f *File) WriteAt(p []byte, off int64) (int, error) {
-	if err := fault(OpWrite, f.path); err != nil {
-		return 0, err
-	}
-	n, err := f.f.WriteAt(p, off)
-	if err != nil {
-		return n, fmt.Errorf("writing %s at byte %d: %w", f.path, off, err)
+		return n, fmt.Errorf("writing %s: %w", f.path, cause(err))
 	}
 	return n, nil
 }
@@ -108,11 +124,11 @@ func (f *File) Seal() error {
 		return err
 	}
 	if err := f.f.Sync(); err != nil {
-		return fmt.Errorf("writing %s: %w", f.path, err)
+		return fmt.Errorf("writing %s: %w", f.path, cause(err))
 	}
 	f.sealed = true
 	if err := f.f.Close(); err != nil {
-		return fmt.Errorf("writing %s: %w", f.path, err)
+		return fmt.Errorf("writing %s: %w", f.path, cause(err))
 	}
 	return nil
 }

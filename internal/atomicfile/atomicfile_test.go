@@ -100,3 +100,19 @@ func list(t *testing.T, dir string) (names []string) {
 	}
 	return names
 }
+
+// Devices, pipes and folders are not replaced by files.
+func TestOnlyRegularFiles(t *testing.T) {
+	for _, path := range []string{os.DevNull, t.TempDir()} {
+		before, err := os.Stat(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := WriteFile(path, []byte("x")); err == nil {
+			t.Errorf("%s was replaced", path)
+		}
+		if after, err := os.Stat(path); err != nil || after.Mode() != before.Mode() {
+			t.Errorf("%s: %v, %v", path, after, err)
+		}
+	}
+}

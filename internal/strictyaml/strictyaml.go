@@ -7,10 +7,12 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"os"
 	"reflect"
 	"slices"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
@@ -27,8 +29,47 @@ type File struct {
 	tree *ast.File
 }
 
+// maxSize bounds a configuration file. Two thousand sources take a few hundred kilobytes.
+const maxSize = 64 << 20
+
+// maxDepth bounds how deep brackets are nested. The YAML library takes time that grows with the square of it.
+const maxDepth = 100
+
+// Read reads and parses the file at path.
+func Read(path string) (*File, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, maxSize+1))
+	if err != nil {
+		return nil, fmt.Errorf("reading %s: %w", path, err)
+	}
+	return Parse(data, path)
+}
+
 // Parse parses a file of one YAML document, or none. name stands for the file in messages.
 func Parse(data []byte, name string) (*File, error) {
+	data = bytes.TrimPrefix(data, []byte("\ufeff"))
+	if len(data) > maxSize {
+		return nil, fmt.Errorf("%s: larger than %d MiB, which no configuration is", name, maxSize>>20)
+	}
+	if !utf8.Valid(data) {
+		return nil, fmt.Errorf("%s: not UTF-8 text", name)
+	}
+	depth := 0
+	for i, c := range data {
+		switch c {
+		case '[', '{':
+			depth++
+		case ']', '}':
+			depth = max(0, depth-1)
+		}
+		if depth > maxDepth {
+			return nil, fmt.Errorf("%s:%d: brackets are nested more than %d deep", name, 1+bytes.Count(data[:i], []byte("\n")), maxDepth)
+		}
+	}
 	f := &File{name: name, data: data}
 	tree, err := parser.ParseBytes(data, 0)
 	if err != nil {
@@ -112,7 +153,7 @@ func DidYouMean(word string, known []string) string {
 	if near := suggest.Nearest(word, known); near != "" {
 		return fmt.Sprintf("; did you mean %q?", near)
 	}
-	if len(known) > 0 && len(known) <= 12 {
+	if len(known) > 0 && len(known) <= 40 {
 		return "; known are " + strings.Join(known, ", ")
 	}
 	return ""
@@ -159,7 +200,11 @@ func (f *File) explain(err error, of reflect.Type) error {
 	case errors.As(err, &shape) && shape.Expected == ast.MappingType:
 		return fmt.Errorf("%s: %q is not a list of named fields", at, t.Value)
 	}
-	return fmt.Errorf("%s: %s", at, located.GetMessage())
+	message := []rune(located.GetMessage())
+	if len(message) > 200 { // it may quote the file
+		message = append(message[:200:200], '…')
+	}
+	return fmt.Errorf("%s: %s", at, string(message))
 }
 
 // knownFields says which field the unknown one at t may have been meant to be: one that may stand there, or else one that belongs elsewhere

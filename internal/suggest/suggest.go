@@ -1,12 +1,17 @@
 // Package suggest finds the known name that somebody who typed an unknown one may have meant.
 package suggest
 
+import "math"
+
 // Nearest returns the known name that needs the fewest changed letters to become name, the first of equals, or "" when none is alike:
-// when more than a third of the letters, and more than two, would have to change.
+// when more than two letters and more than a third of them would have to change, or more than half of them.
 func Nearest(name string, known []string) string {
-	best, distance := "", max(2, len(name)/3)+1
+	if len(name) > 100 {
+		return ""
+	}
+	best, distance := "", math.MaxInt
 	for _, k := range known {
-		if d := editDistance(name, k); d < distance {
+		if d := editDistance(name, k); d < distance && d <= max(2, len(name)/3) && d <= max(len(name), len(k))/2 {
 			best, distance = k, d
 		}
 	}

@@ -11,6 +11,8 @@ func TestNearest(t *testing.T) {
 		"sead":       "seed",
 		"plan":       "plan",
 		"zzzzzz":     "",
+		"zz":         "",
+		"x":          "",
 		"optimizer":  "",
 	} {
 		if got := Nearest(name, known); got != want {

@@ -1,0 +1,325 @@
+// Package cli is the mula command: flags, progress, tables and exit codes. What the commands do is in the packages below it.
+//
+// Every command takes its flags before or after its operands. It exits with 0 when it has done what was asked, 1 when it has failed and 2
+// when it was called wrongly. What a program may want to read goes to standard output (with --json where the people's form is a table),
+// progress and messages go to standard error.
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"os/signal"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/urfave/cli/v2"
+
+	"mula/internal/suggest"
+)
+
+// Version is what `mula --version` prints and what run directories record.
+const Version = "0.1.0"
+
+// Exit codes.
+const (
+	exitDone   = 0
+	exitFailed = 1
+	exitUsage  = 2
+)
+
+// usageError is a wrong call; it makes the process exit with 2.
+type usageError struct{ text string }
+
+func (e *usageError) Error() string { return e.text }
+
+func usagef(format string, args ...any) error {
+	return &usageError{fmt.Sprintf(format, args...)}
+}
+
+// Main runs the command line args (args[0] is the program's name) and returns the exit code.
+func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
+	out := &output{w: stdout}
+	app := newApp(stdin, out, stderr)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	ordered, err := flagsFirst(app.Commands, args)
+	if err == nil {
+		err = app.RunContext(ctx, ordered)
+	}
+	if err == nil && out.err != nil {
+		err = fmt.Errorf("writing to standard output: %w", out.err)
+	}
+	var usage *usageError
+	switch {
+	case err == nil, errors.Is(err, syscall.EPIPE) && out.err != nil: // who reads the output has had enough of it
+		return exitDone
+	case errors.As(err, &usage):
+		fmt.Fprintf(stderr, "mula: %s\n", printable(err.Error()))
+		return exitUsage
+	case errors.Is(err, context.Canceled) && ctx.Err() != nil:
+		fmt.Fprintln(stderr, "mula: interrupted; nothing half-written was left under a final name")
+		return exitFailed
+	default:
+		fmt.Fprintf(stderr, "mula: %s\n", printable(err.Error()))
+		return exitFailed
+	}
+}
+
+// output is standard output. It keeps the first error, so that a table that went nowhere does not count as done.
+type output struct {
+	w   io.Writer
+	err error
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	n, err := o.w.Write(p)
+	if o.err == nil {
+		o.err = err
+	}
+	return n, err
+}
+
+// printable makes text that may come from a file fit for a terminal: control characters, which could move the cursor or change colours, and
+// bytes that are not UTF-8 are written as in Go strings. Line breaks and tabs stay.
+func printable(text string) string {
+	var b strings.Builder
+	for i, r := range text {
+		switch {
+		case r == '\n' || r == '\t' || unicode.IsPrint(r) && r != utf8.RuneError:
+			b.WriteRune(r)
+		case r == utf8.RuneError && !strings.HasPrefix(text[i:], "\ufffd"):
+			fmt.Fprintf(&b, `\x%02x`, text[i])
+		case r == utf8.RuneError:
+			b.WriteRune(r)
+		default:
+			b.WriteString(strings.Trim(strconv.QuoteRune(r), "'"))
+		}
+	}
+	return b.String()
+}
+
+// plural is n and the noun, in the number that fits.
+func plural(n int64, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return count(n) + " " + noun + "s"
+}
+
+// atMost refuses flags that are negative or beyond any use.
+func atMost(c *cli.Context, limit int64, names ...string) error {
+	for _, name := range names {
+		var n int64
+		switch v := c.Value(name).(type) {
+		case int:
+			n = int64(v)
+		case int64:
+			n = v
+		}
+		if n < 0 || n > limit {
+			return usagef("--%s is %d; it must be from 0 to %s", name, n, count(limit))
+		}
+	}
+	return nil
+}
+
+const (
+	maxThreads = 4096
+	maxNumber  = math.MaxInt64 // of flags that need only not be negative
+)
+
+// notInput refuses to write a command's output over one of its inputs.
+func notInput(output string, inputs ...string) error {
+	if output == "-" {
+		return usagef("--output - : write to a file, or leave --output out where standard output is the default")
+	}
+	info, err := os.Stat(output)
+	if err != nil {
+		return nil // it does not exist yet, or writing it will say what is wrong
+	}
+	for _, input := range inputs {
+		if other, err := os.Stat(input); err == nil && os.SameFile(info, other) {
+			return usagef("%s is an input of the command; write the output to another file", output)
+		}
+	}
+	return nil
+}
+
+func newApp(stdin io.Reader, stdout, stderr io.Writer) *cli.App {
+	app := &cli.App{
+		Name:  "mula",
+		Usage: "blend token corpora into one exact order of samples, and train mixture-of-experts models on it",
+		Description: "The usual way: tokenize documents into shards, blend shards into a plan, train on the plan.\n" +
+			"`mula COMMAND --help` shows a command's flags and an example.",
+		Version:         Version,
+		HideHelpCommand: true,
+		Reader:          stdin,
+		Writer:          stdout,
+		ErrWriter:       stderr,
+		ExitErrHandler:  func(*cli.Context, error) {}, // Main decides on the exit code
+		Action: func(c *cli.Context) error {
+			if c.Args().Present() {
+				return unknownCommand(c.App.Commands, "mula", c.Args().First())
+			}
+			return cli.ShowAppHelp(c)
+		},
+		Commands: []*cli.Command{
+			tokenizerCommand(),
+			tokenizeCommand(),
+			blendCommand(),
+			peekCommand(),
+			whereCommand(),
+			hashCommand(),
+			verifyCommand(),
+			streamCommand(),
+			checkCommand(),
+			trainCommand(),
+			evalCommand(),
+			generateCommand(),
+			reportCommand(),
+		},
+	}
+	onUsageError := func(c *cli.Context, err error, _ bool) error {
+		name := "mula"
+		if c.Command != nil && c.Command.Name != "" {
+			name = c.Command.HelpName
+		}
+		return usagef("%s: see `%s --help`", longFlags(err.Error()), name)
+	}
+	app.OnUsageError = onUsageError
+	var finish func(commands []*cli.Command)
+	finish = func(commands []*cli.Command) {
+		for _, c := range commands {
+			c.OnUsageError = onUsageError
+			c.HideHelpCommand = true
+			if len(c.Subcommands) > 0 {
+				finish(c.Subcommands)
+				c.Action = func(ctx *cli.Context) error {
+					if ctx.Args().Present() {
+						return unknownCommand(ctx.Command.Subcommands, ctx.Command.HelpName, ctx.Args().First())
+					}
+					return cli.ShowSubcommandHelp(ctx)
+				}
+			}
+		}
+	}
+	finish(app.Commands)
+	return app
+}
+
+// longFlags writes the flags named in a message of the flag package with the two dashes they are documented with.
+func longFlags(text string) string {
+	words := strings.Split(text, " ")
+	for i, w := range words {
+		name := strings.TrimLeft(w, "\"'")
+		if rest, ok := strings.CutPrefix(name, "-"); ok && len(rest) > 1 && rest[0] != '-' && (rest[0] < '0' || rest[0] > '9') {
+			words[i] = w[:len(w)-len(name)] + "-" + name
+		}
+	}
+	return strings.Join(words, " ")
+}
+
+func unknownCommand(commands []*cli.Command, prefix, name string) error {
+	names := make([]string, len(commands))
+	for i, c := range commands {
+		names[i] = c.Name
+	}
+	if best := suggest.Nearest(name, names); best != "" {
+		return usagef("%s has no command %q; did you mean `%s %s`?", prefix, name, prefix, best)
+	}
+	return usagef("%s has no command %q; `%s --help` lists them", prefix, name, prefix)
+}
+
+// flagsFirst moves the flags of a command before its operands, because the library stops reading flags at the first operand:
+// `mula tokenize part.jsonl --output x` becomes `mula tokenize --output x -- part.jsonl`. What follows a `--` is an operand.
+func flagsFirst(commands []*cli.Command, args []string) ([]string, error) {
+	if len(args) == 0 {
+		return []string{"mula"}, nil
+	}
+	head, rest := []string{"mula"}, args[1:]
+	var command *cli.Command
+	for len(rest) > 0 {
+		i := slices.IndexFunc(commands, func(c *cli.Command) bool { return c.HasName(rest[0]) })
+		if i < 0 {
+			break
+		}
+		command, commands = commands[i], commands[i].Subcommands
+		head, rest = append(head, rest[0]), rest[1:]
+	}
+	if command == nil || len(command.Subcommands) > 0 {
+		return args, nil
+	}
+	var flags, operands []string
+	for i := 0; i < len(rest); i++ {
+		arg := rest[i]
+		if arg == "--" {
+			operands = append(operands, rest[i+1:]...)
+			break
+		}
+		if arg == "-" || !strings.HasPrefix(arg, "-") {
+			operands = append(operands, arg)
+			continue
+		}
+		flags = append(flags, arg)
+		name, _, hasValue := strings.Cut(strings.TrimLeft(arg, "-"), "=")
+		if hasValue || !takesValue(command, name) {
+			continue
+		}
+		if i+1 == len(rest) {
+			return nil, usagef("flag --%s needs a value: see `%s --help`", name, strings.Join(head, " "))
+		}
+		i++
+		flags = append(flags, rest[i])
+	}
+	out := append(head, flags...)
+	if len(operands) > 0 {
+		out = append(append(out, "--"), operands...)
+	}
+	return out, nil
+}
+
+func takesValue(command *cli.Command, name string) bool {
+	for _, f := range command.Flags {
+		if slices.Contains(f.Names(), name) {
+			d, ok := f.(cli.DocGenerationFlag)
+			return ok && d.TakesValue()
+		}
+	}
+	return false // help, or unknown: the flag package says which
+}
+
+// jsonFlag is the flag of every command that prints a table for people.
+var jsonFlag = &cli.BoolFlag{Name: "json", Usage: "print machine-readable JSON instead of tables"}
+
+func printJSON(w io.Writer, v any) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	e.SetEscapeHTML(false)
+	return e.Encode(v)
+}
+
+// needFlags refuses a call without one of these flags. The library's own check would print the whole help first.
+func needFlags(c *cli.Context, names ...string) error {
+	for _, name := range names {
+		if c.String(name) == "" {
+			return usagef("--%s is needed: see `%s --help`", name, c.Command.HelpName)
+		}
+	}
+	return nil
+}
+
+func noOperands(c *cli.Context) error {
+	if c.Args().Present() {
+		return usagef("unexpected %q: see `%s --help`", c.Args().First(), c.Command.HelpName)
+	}
+	return nil
+}

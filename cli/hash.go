@@ -1,0 +1,114 @@
+package cli
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+
+	"github.com/urfave/cli/v2"
+
+	"mula/blend"
+	"mula/internal/atomicfile"
+)
+
+func hashCommand() *cli.Command {
+	return &cli.Command{
+		Name:  "hash",
+		Usage: "write the fingerprints of the batches that a run along a plan sees",
+		Description: "The log is JSON lines: a header, then order hash and set hash of each step. A run's own fingerprints.jsonl has the same form.\n\n" +
+			"Example: mula hash --plan plan.json --batch-size 32 --steps 0:1000 --output expected.jsonl",
+		Flags: []cli.Flag{
+			planFlag, shardsFlag, batchSizeFlag, rankFlag, worldFlag,
+			&cli.StringFlag{Name: "steps", Usage: "steps `A:B`, from A up to but not including B; either may be left out", Value: ":"},
+			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "write the log to `FILE` instead of standard output"},
+		},
+		Action: runHash,
+	}
+}
+
+// stepRange reads "A:B".
+func stepRange(text string) (from, to int64, err error) {
+	a, b, ok := strings.Cut(text, ":")
+	if ok && a != "" {
+		from, err = strconv.ParseInt(a, 10, 64)
+		ok = err == nil && from >= 0
+	}
+	if ok && b != "" {
+		to, err = strconv.ParseInt(b, 10, 64)
+		ok = err == nil && to > from
+	}
+	if !ok {
+		return 0, 0, usagef("--steps is %q; it must have the form A:B with 0 <= A < B, as 0:1000", text)
+	}
+	return from, to, nil
+}
+
+func runHash(c *cli.Context) error {
+	if err := noOperands(c); err != nil {
+		return err
+	}
+	batchSize, rank, world, err := ranks(c)
+	if err != nil {
+		return err
+	}
+	from, to, err := stepRange(c.String("steps"))
+	if err != nil {
+		return err
+	}
+	if err := notInput(c.String("output"), c.String("plan")); err != nil {
+		return err
+	}
+	data, err := openPlan(c)
+	if err != nil {
+		return err
+	}
+	defer data.Close()
+	all := data.Steps(batchSize)
+	if to > all || from >= all {
+		return fmt.Errorf("the plan has %s steps at batch size %d; --steps %s goes beyond", count(all), batchSize, c.String("steps"))
+	}
+	if to == 0 {
+		to = all
+	}
+
+	var out io.Writer = c.App.Writer
+	var file *atomicfile.File
+	if path := c.String("output"); path != "" {
+		if err := makeParent(path); err != nil {
+			return err
+		}
+		if file, err = atomicfile.Create(path); err != nil {
+			return err
+		}
+		defer file.Abort()
+		out = file
+	}
+	buffered := bufio.NewWriterSize(out, 1<<16)
+	header := blend.LogHeader{Plan: data.Fingerprint(), SequenceLength: data.SequenceLength, BatchSize: batchSize}
+	if world > 1 {
+		header.Rank, header.World = rank, world
+	}
+	log, err := blend.NewLogWriter(buffered, header)
+	if err != nil {
+		return err
+	}
+	p := newProgress(c.App.ErrWriter)
+	defer p.end()
+	options := blend.HashOptions{From: from, To: to, BatchSize: batchSize, Rank: rank, World: world, Prefetch: 4}
+	err = data.Hash(c.Context, options, func(s blend.StepHash) error {
+		p.update(fmt.Sprintf("step %s of %s", count(s.Step), count(to)), float64(s.Step-from+1), float64(to-from))
+		return log.Write(s)
+	})
+	if err != nil {
+		return fmt.Errorf("hashing steps: %w", err)
+	}
+	if err := buffered.Flush(); err != nil {
+		return err
+	}
+	if file != nil {
+		return file.Publish()
+	}
+	return nil
+}

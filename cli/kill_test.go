@@ -1,0 +1,275 @@
+package cli
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"mula/internal/atomicfile"
+)
+
+const kills = 20
+
+// mula starts the command in dir as a process of its own.
+func mula(dir string, args ...string) *exec.Cmd {
+	c := exec.Command("mula", args...)
+	c.Dir = dir
+	return c
+}
+
+func mustRun(t *testing.T, dir string, args ...string) string {
+	t.Helper()
+	out, err := mula(dir, args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("mula %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+	return string(out)
+}
+
+// killed runs the command and kills it after a random part of the time that a whole run takes. It says whether the kill came in time.
+func killed(t *testing.T, random *rand.Rand, whole time.Duration, dir string, args ...string) bool {
+	t.Helper()
+	c := mula(dir, args...)
+	var out bytes.Buffer
+	c.Stdout, c.Stderr = &out, &out
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(time.Duration(random.Float64() * 1.1 * float64(whole)))
+	c.Process.Signal(syscall.SIGKILL)
+	err := c.Wait()
+	if err == nil {
+		return false
+	}
+	var exit *exec.ExitError
+	if errors.As(err, &exit) && exit.Sys().(syscall.WaitStatus).Signal() == syscall.SIGKILL {
+		return true
+	}
+	t.Fatalf("mula %s: %v\n%s", strings.Join(args, " "), err, out.String())
+	return false
+}
+
+// prepared makes documents, a tokenizer, a shard and the configurations of a small job in a new folder.
+func prepared(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	if err := writeCorpus(filepath.Join(dir, "docs.jsonl"), 600, 1); err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string]string{
+		"blend.yaml": "sequence_length: 32\nvalidation: 0.05\nsources:\n  - {name: a, shards: [shards/a]}\n",
+		"train.yaml": "output: run\nmodel: {preset: mula-nano}\nbatch_size: 4\nsteps: 12\nseed: 3\ncheckpoint: {every: 2, keep: 2}\nevaluate: {every: 6, samples: 2}\n",
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mustRun(t, dir, "tokenizer", "train", "--vocab-size", "400", "docs.jsonl")
+	mustRun(t, dir, "tokenize", "--tokenizer", "tokenizer.json", "--output", "shards/a", "docs.jsonl")
+	return dir
+}
+
+// contents reads every file below dir that is under a final name.
+func contents(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	files := map[string]string{}
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || strings.HasSuffix(path, atomicfile.TempSuffix) {
+			return err
+		}
+		data, err := os.ReadFile(path)
+		name, _ := filepath.Rel(dir, path)
+		files[name] = string(data)
+		return err
+	})
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		t.Fatal(err)
+	}
+	return files
+}
+
+// A killed `mula tokenize` leaves a shard that is whole, or none that any command accepts.
+func TestKilledTokenize(t *testing.T) {
+	dir := prepared(t)
+	whole := contents(t, filepath.Join(dir, "shards"))
+	command := []string{"tokenize", "--tokenizer", "tokenizer.json", "--output", "killed/a", "docs.jsonl"}
+	config := strings.ReplaceAll("sequence_length: 32\nsources:\n  - {name: a, shards: [killed/a]}\n", "\t", "")
+	if err := os.WriteFile(filepath.Join(dir, "killed.yaml"), []byte(config), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	random := rand.New(rand.NewPCG(1, 1))
+	start := time.Now()
+	mustRun(t, dir, command...)
+	duration := time.Since(start)
+	inTime := 0
+	for range kills {
+		if err := os.RemoveAll(filepath.Join(dir, "killed")); err != nil {
+			t.Fatal(err)
+		}
+		if killed(t, random, duration, dir, command...) {
+			inTime++
+		}
+		out, err := mula(dir, "blend", "--config", "killed.yaml", "--output", "killed.json").CombinedOutput()
+		if err != nil {
+			continue // refused
+		}
+		for name, content := range whole {
+			if got := contents(t, filepath.Join(dir, "killed"))[name]; got != content {
+				t.Fatalf("after a kill `mula blend` accepted a shard whose %s is not whole (%d of %d bytes)\n%s", name, len(got), len(content), out)
+			}
+		}
+	}
+	if inTime < kills/4 {
+		t.Errorf("only %d of %d kills came before the end", inTime, kills)
+	}
+	t.Logf("%d of %d kills came before the end", inTime, kills)
+}
+
+// A killed `mula blend` leaves the old plan or the new one.
+func TestKilledBlend(t *testing.T) {
+	dir := prepared(t)
+	path := filepath.Join(dir, "plan.json")
+	plans := map[string]bool{}
+	for _, seed := range []string{"1", "2"} {
+		config := fmt.Sprintf("sequence_length: 32\nseed: %s\nsources:\n  - {name: a, shards: [shards/a]}\n", seed)
+		if err := os.WriteFile(filepath.Join(dir, "seed"+seed+".yaml"), []byte(config), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		mustRun(t, dir, "blend", "--config", "seed"+seed+".yaml")
+		data, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		plans[string(data)] = true
+	}
+	random := rand.New(rand.NewPCG(2, 1))
+	start := time.Now()
+	mustRun(t, dir, "blend", "--config", "seed1.yaml")
+	duration := time.Since(start)
+	inTime := 0
+	for i := range kills {
+		if killed(t, random, duration, dir, "blend", "--config", fmt.Sprintf("seed%d.yaml", 1+(i+1)%2)) {
+			inTime++
+		}
+		data, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !plans[string(data)] {
+			t.Fatalf("after a kill plan.json is neither the old nor the new plan:\n%s", data)
+		}
+		mustRun(t, dir, "peek", "--position", "0")
+	}
+	if inTime < kills/4 {
+		t.Errorf("only %d of %d kills came before the end", inTime, kills)
+	}
+	t.Logf("%d of %d kills came before the end", inTime, kills)
+}
+
+// A run of `mula train` that is killed twenty times, wherever it stands, ends as one that nobody disturbed.
+func TestKilledTrain(t *testing.T) {
+	dir := prepared(t)
+	mustRun(t, dir, "blend")
+	start := time.Now()
+	mustRun(t, dir, "train")
+	duration := time.Since(start)
+	whole := contents(t, filepath.Join(dir, "run"))
+	if err := os.Rename(filepath.Join(dir, "run"), filepath.Join(dir, "whole")); err != nil {
+		t.Fatal(err)
+	}
+	random := rand.New(rand.NewPCG(3, 1))
+	inTime := 0
+	for range kills {
+		// A third of the run at most, so that the twenty kills are spread over runs that were begun, gone on with, and nearly done.
+		if killed(t, random, duration/3, dir, "train") {
+			inTime++
+		}
+		if _, err := os.Stat(filepath.Join(dir, "run/checkpoints/step-00000012")); err == nil {
+			compareRuns(t, contents(t, filepath.Join(dir, "run")), whole)
+			if err := os.RemoveAll(filepath.Join(dir, "run")); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	mustRun(t, dir, "train")
+	compareRuns(t, contents(t, filepath.Join(dir, "run")), whole)
+	mustRun(t, dir, "verify", "run", "whole")
+	if inTime < kills/4 {
+		t.Errorf("only %d of %d kills came before the end", inTime, kills)
+	}
+	t.Logf("%d of %d kills came before the end", inTime, kills)
+}
+
+// compareRuns compares what does not depend on the time of day: the newest checkpoint and the fingerprints.
+func compareRuns(t *testing.T, got, want map[string]string) {
+	t.Helper()
+	for _, name := range []string{"checkpoints/step-00000012/model.safetensors", "checkpoints/step-00000012/optimizer.safetensors",
+		"checkpoints/step-00000012/state.json", "fingerprints.jsonl"} {
+		if want[name] == "" {
+			t.Fatalf("the whole run has no %s", name)
+		}
+		if got[name] != want[name] {
+			t.Errorf("%s differs after kills", name)
+		}
+	}
+}
+
+// A disk that is full at any moment gives exit code 1, a message that says so, and no file under a final name.
+func TestFullDisk(t *testing.T) {
+	dir := prepared(t)
+	mustRun(t, dir, "blend")
+	t.Chdir(dir)
+	defer func() { atomicfile.Fault = nil }()
+	for _, c := range []struct{ name, args, output string }{
+		{"tokenizer train", "tokenizer train --vocab-size 300 --output out/tokenizer.json docs.jsonl", "out"},
+		{"tokenize", "tokenize --tokenizer tokenizer.json --output out/a docs.jsonl", "out"},
+		{"blend", "blend --output out/plan.json", "out"},
+		{"hash", "hash --batch-size 4 --output out/log.jsonl", "out"},
+	} {
+		failures := 0
+		for k := 1; ; k++ {
+			if err := os.RemoveAll(c.output); err != nil {
+				t.Fatal(err)
+			}
+			n, hit := 0, atomicfile.Op("")
+			atomicfile.Fault = func(op atomicfile.Op, _ string) error {
+				if n++; n == k {
+					hit = op
+					return syscall.ENOSPC
+				}
+				return nil
+			}
+			code, _, stderr := call(t, strings.Fields(c.args)...)
+			atomicfile.Fault = nil
+			if hit == "" {
+				if code != exitDone {
+					t.Errorf("%s without a fault: exit %d, %s", c.name, code, stderr)
+				}
+				break
+			}
+			failures++
+			if code != exitFailed || !strings.Contains(stderr, "no space left on device") {
+				t.Errorf("%s, full at operation %d (%s): exit %d, %q", c.name, k, hit, code, stderr)
+			}
+			for name := range contents(t, c.output) {
+				// A shard's data files may stand there, but not its index, which marks it as whole.
+				if c.name == "tokenize" && filepath.Ext(name) != ".idx" || hit == atomicfile.OpSyncDir {
+					continue
+				}
+				t.Errorf("%s, full at operation %d (%s): left %s", c.name, k, hit, name)
+			}
+		}
+		if failures < 4 {
+			t.Errorf("%s: only %d operations could fail", c.name, failures)
+		}
+	}
+}

@@ -1,0 +1,167 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/urfave/cli/v2"
+
+	"mula/blend"
+	"mula/tokenize"
+)
+
+func peekCommand() *cli.Command {
+	return &cli.Command{
+		Name:  "peek",
+		Usage: "show what stands at a position of a plan, or in a step of a run",
+		Description: "Shows source, shard, window, the documents in the window and where they came from; with --tokenizer also the text.\n\n" +
+			"Example: mula peek --plan plan.json --step 120 --batch-size 32 --tokenizer tokenizer.json",
+		Flags: []cli.Flag{
+			planFlag, shardsFlag,
+			&cli.Int64Flag{Name: "position", Usage: "the position to show"},
+			&cli.Int64Flag{Name: "step", Usage: "show all samples of this step (with --batch-size)"},
+			batchSizeFlag, rankFlag, worldFlag,
+			&cli.StringFlag{Name: "tokenizer", Usage: "decode the text with the tokenizer.json in `FILE`"},
+			&cli.IntFlag{Name: "characters", Usage: "characters of text to show of each sample (0: all)", Value: 300},
+			jsonFlag,
+		},
+		Action: runPeek,
+	}
+}
+
+// peeked is one sample as `mula peek --json` prints it.
+type peeked struct {
+	Position  int64            `json:"position"`
+	Skipped   bool             `json:"skipped"`
+	Source    string           `json:"source"`
+	Epoch     int64            `json:"epoch"`
+	Window    int64            `json:"window"`
+	Shard     string           `json:"shard"`
+	Token     int64            `json:"token"`
+	Documents []peekedDocument `json:"documents"`
+	Text      *string          `json:"text,omitempty"`
+}
+
+type peekedDocument struct {
+	Number int64  `json:"number"` // in the shard, from 0
+	ID     string `json:"id"`
+	File   string `json:"file"`
+	Line   int64  `json:"line"`
+	From   int    `json:"from"` // tokens [from, to) of the window
+	To     int    `json:"to"`
+}
+
+func runPeek(c *cli.Context) error {
+	if err := noOperands(c); err != nil {
+		return err
+	}
+	switch {
+	case c.IsSet("position") && c.IsSet("step"):
+		return usagef("--position and --step exclude each other")
+	case !c.IsSet("position") && !c.IsSet("step"):
+		return usagef("one of --position and --step is needed: see `%s --help`", c.Command.HelpName)
+	}
+	if err := atMost(c, maxNumber, "characters"); err != nil {
+		return err
+	}
+	from, to := c.Int64("position"), c.Int64("position")+1
+	if c.IsSet("step") {
+		batchSize, rank, world, err := ranks(c)
+		if err != nil {
+			return err
+		}
+		share := int64(batchSize / world)
+		from = c.Int64("step")*int64(batchSize) + int64(rank)*share
+		to = from + share
+	}
+	data, err := openPlan(c)
+	if err != nil {
+		return err
+	}
+	defer data.Close()
+	if c.IsSet("step") {
+		if from < 0 || c.Int64("step") >= data.Steps(c.Int("batch-size")) {
+			return fmt.Errorf("the plan has steps 0 to %d at batch size %d; there is no step %d", data.Steps(c.Int("batch-size"))-1, c.Int("batch-size"), c.Int64("step"))
+		}
+		to = min(to, data.Length())
+	}
+	var tokenizer *tokenize.Tokenizer
+	if path := c.String("tokenizer"); path != "" {
+		if tokenizer, err = tokenize.Load(path); err != nil {
+			return err
+		}
+		if data.Tokenizer != nil && data.Tokenizer.SHA256 != tokenizer.SHA256() {
+			return fmt.Errorf("%s is not the tokenizer that made the plan's shards: its SHA-256 is %s, the plan's %s", path, tokenizer.SHA256(), data.Tokenizer.SHA256)
+		}
+	}
+	var samples []peeked
+	tokens := make([]uint32, data.SequenceLength+1)
+	for position := from; position < to; position++ {
+		sample, parts, err := data.Peek(c.Context, position)
+		if err != nil {
+			return err
+		}
+		s := peeked{Position: position, Skipped: sample.Skipped, Source: data.Sources[sample.Source].Name, Epoch: sample.Epoch,
+			Window: sample.Window, Shard: data.ShardPath(sample.Source, sample.Shard), Token: sample.Token}
+		for _, p := range parts {
+			s.Documents = append(s.Documents, peekedDocument{p.Number, p.ID, p.File, p.Line, p.From, p.To})
+		}
+		if tokenizer != nil {
+			if err := data.Tokens(tokens, sample); err != nil {
+				return err
+			}
+			text, err := tokenizer.Decode(nil, tokens)
+			if err != nil {
+				return fmt.Errorf("position %d: %w", position, err)
+			}
+			s.Text = shortened(string(text), c.Int("characters"))
+		}
+		if c.Bool("json") {
+			samples = append(samples, s)
+			continue
+		}
+		if position > from {
+			fmt.Fprintln(c.App.Writer)
+		}
+		printPeeked(c.App.Writer, s, data)
+	}
+	if c.Bool("json") {
+		return printJSON(c.App.Writer, samples)
+	}
+	return nil
+}
+
+// shortened makes text valid UTF-8 (a window may begin or end inside a character) and cuts it to n characters.
+func shortened(text string, n int) *string {
+	runes := []rune(strings.ToValidUTF8(text, "\ufffd"))
+	if n > 0 && len(runes) > n {
+		runes = append(runes[:n:n], '…')
+	}
+	short := string(runes)
+	return &short
+}
+
+func printPeeked(w io.Writer, s peeked, data *blend.Data) {
+	skipped := ""
+	if s.Skipped {
+		skipped = ", skipped by the plan"
+	}
+	fmt.Fprintf(w, "position %s%s: source %s, epoch %d, window %s\n", count(s.Position), skipped, s.Source, s.Epoch, count(s.Window))
+	fmt.Fprintf(w, "  shard %s, tokens %s to %s\n", s.Shard, count(s.Token), count(s.Token+int64(data.SequenceLength)))
+	for _, d := range s.Documents {
+		origin := "origin unknown: the shard has no .docs.arrow"
+		if d.File != "" {
+			origin = fmt.Sprintf("%s  %s:%d", oneLine(d.ID), oneLine(d.File), d.Line)
+		}
+		fmt.Fprintf(w, "  tokens %4d to %4d  document %s  %s\n", d.From, d.To-1, count(d.Number), origin)
+	}
+	if s.Text != nil {
+		for _, line := range strings.Split(*s.Text, "\n") {
+			fmt.Fprintf(w, "  | %s\n", printable(line))
+		}
+	}
+}
+
+// oneLine is printable text without line breaks.
+func oneLine(text string) string { return strings.ReplaceAll(printable(text), "\n", `\n`) }

@@ -1,0 +1,106 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/term"
+)
+
+// progress tells on standard error how far a long piece of work is: one line that is rewritten on a terminal, a line every
+// [progressInterval] elsewhere.
+type progress struct {
+	w        io.Writer
+	terminal bool
+	start    time.Time
+
+	mu   sync.Mutex
+	last time.Time
+	open bool // a line on the terminal is unfinished
+}
+
+const (
+	progressInterval = 10 * time.Second
+	terminalInterval = 200 * time.Millisecond
+)
+
+func newProgress(w io.Writer) *progress {
+	now := time.Now()
+	return &progress{w: w, terminal: isTerminal(w), start: now, last: now}
+}
+
+func isTerminal(w io.Writer) bool {
+	if o, ok := w.(*output); ok {
+		w = o.w
+	}
+	f, ok := w.(*os.File)
+	return ok && term.IsTerminal(int(f.Fd())) && os.Getenv("TERM") != "dumb"
+}
+
+// update shows text, if the last line is old enough. done and total, in the same unit, give the time left; total 0 is unknown.
+func (p *progress) update(text string, done, total float64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now := time.Now()
+	interval := progressInterval
+	if p.terminal {
+		interval = terminalInterval
+	}
+	if now.Sub(p.last) < interval {
+		return
+	}
+	p.last = now
+	if total > 0 && done > 0 && done <= total {
+		left := time.Duration(float64(now.Sub(p.start)) * (total - done) / done)
+		text = fmt.Sprintf("%3.0f %%  %s  %s left", 100*done/total, text, duration(left))
+	}
+	p.print(text)
+}
+
+func (p *progress) print(text string) {
+	if !p.terminal {
+		fmt.Fprintln(p.w, text)
+		return
+	}
+	fmt.Fprintf(p.w, "\r\x1b[K%s", text)
+	p.open = true
+}
+
+// line prints a lasting line, whatever progress line stands there.
+func (p *progress) line(format string, args ...any) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.clear()
+	fmt.Fprintf(p.w, format+"\n", args...)
+}
+
+// end takes the progress line away.
+func (p *progress) end() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.clear()
+}
+
+func (p *progress) clear() {
+	if p.open {
+		fmt.Fprint(p.w, "\r\x1b[K")
+		p.open = false
+	}
+}
+
+// duration writes d in the two largest units that matter.
+func duration(d time.Duration) string {
+	switch s := int64(d.Round(time.Second) / time.Second); {
+	case s < 60:
+		return fmt.Sprintf("%d s", s)
+	case s < 3600:
+		return fmt.Sprintf("%d min %02d s", s/60, s%60)
+	case s < 48*3600:
+		return fmt.Sprintf("%d h %02d min", s/3600, s/60%60)
+	default:
+		return fmt.Sprintf("%d d %02d h", s/86400, s/3600%24)
+	}
+}

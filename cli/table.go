@@ -1,0 +1,103 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"unicode/utf8"
+)
+
+// table prints rows under a heading, numbers to the right and names to the left.
+type table struct {
+	heading []string
+	rows    [][]string
+}
+
+// noNumber are the cells that may stand in a column of numbers.
+var noNumber = map[string]bool{"": true, "-": true, "none": true, "rests": true}
+
+func newTable(heading ...string) *table { return &table{heading: heading} }
+
+func (t *table) row(cells ...any) {
+	row := make([]string, len(cells))
+	for i, c := range cells {
+		switch v := c.(type) {
+		case string:
+			row[i] = v
+		case int:
+			row[i] = count(int64(v))
+		case int64:
+			row[i] = count(v)
+		case float64:
+			row[i] = fmt.Sprintf("%.4g", v)
+		default:
+			row[i] = fmt.Sprint(v)
+		}
+	}
+	t.rows = append(t.rows, row)
+}
+
+func (t *table) write(w io.Writer) {
+	width := make([]int, len(t.heading))
+	numeric := make([]bool, len(t.heading))
+	for i, h := range t.heading {
+		width[i] = utf8.RuneCountInString(h)
+		numeric[i] = len(t.rows) > 0
+	}
+	for _, row := range t.rows {
+		for i, cell := range row {
+			width[i] = max(width[i], utf8.RuneCountInString(cell))
+			numeric[i] = numeric[i] && (noNumber[cell] || strings.ContainsAny(cell[:1], "-+.0123456789"))
+		}
+	}
+	for _, row := range append([][]string{t.heading}, t.rows...) {
+		var b strings.Builder
+		for i, cell := range row {
+			pad := strings.Repeat(" ", width[i]-utf8.RuneCountInString(cell))
+			if i > 0 {
+				b.WriteString("  ")
+			}
+			if numeric[i] {
+				b.WriteString(pad + cell)
+			} else {
+				b.WriteString(cell + pad)
+			}
+		}
+		fmt.Fprintln(w, strings.TrimRight(b.String(), " "))
+	}
+}
+
+// count writes n with commas between the thousands.
+func count(n int64) string {
+	s := fmt.Sprint(n)
+	sign := ""
+	if n < 0 {
+		sign, s = "-", s[1:]
+	}
+	for i := len(s) - 3; i > 0; i -= 3 {
+		s = s[:i] + "," + s[i:]
+	}
+	return sign + s
+}
+
+// bytesText writes a number of bytes with the prefix people use for files.
+func bytesText(n int64) string { return prefixed(n, "kMGTPE") + "B" }
+
+// tokensText writes a number of tokens as people say it: 6.29 M, 4.07 T.
+func tokensText(n int64) string { return strings.TrimSpace(prefixed(n, "kMBTPE")) }
+
+// prefixed writes n to three digits with the decimal prefix that fits, and a space before the unit.
+func prefixed(n int64, prefixes string) string {
+	if n < 1000 {
+		return fmt.Sprintf("%d ", n)
+	}
+	f, i := float64(n)/1000, 0
+	for f >= 999.5 && i < len(prefixes)-1 {
+		f, i = f/1000, i+1
+	}
+	digits := 2
+	for limit := 9.995; f >= limit && digits > 0; limit *= 10 {
+		digits--
+	}
+	return fmt.Sprintf("%.*f %c", digits, f, prefixes[i])
+}

@@ -1,0 +1,118 @@
+package cli
+
+import (
+	"fmt"
+	"path/filepath"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"mula/internal/atomicfile"
+	"mula/tokenize"
+)
+
+func tokenizerCommand() *cli.Command {
+	return &cli.Command{
+		Name:  "tokenizer",
+		Usage: "make tokenizers",
+		Subcommands: []*cli.Command{{
+			Name:      "train",
+			Usage:     "train a byte-level BPE tokenizer and write a Hugging Face tokenizer.json",
+			ArgsUsage: "INPUT...",
+			Description: "Inputs are files of documents (.jsonl, .json, plain, .gz or .zst), or folders of them. The result depends on the inputs\n" +
+				"and the flags alone, not on the number of workers.\n\n" +
+				"Example: mula tokenizer train --vocab-size 4096 --output tokenizer.json corpus/go corpus/books",
+			Flags: []cli.Flag{
+				&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "write the tokenizer to `FILE`", Value: "tokenizer.json"},
+				&cli.IntFlag{Name: "vocab-size", Usage: "number of ids, special tokens and the 256 bytes included", Value: 50304},
+				&cli.StringSliceFlag{Name: "special", Usage: "special `TOKEN` (repeat the flag for several); they get the first ids", Value: cli.NewStringSlice(defaultEOD, "<|padding|>")},
+				&cli.StringFlag{Name: "pattern", Usage: "rule that cuts text into words: gpt2 or cl100k", Value: "gpt2"},
+				&cli.IntFlag{Name: "min-frequency", Usage: "how often a pair must occur to become a token", Value: 2},
+				&cli.Int64Flag{Name: "max-bytes", Usage: "read no more than this many bytes of text (0: all)"},
+				workersFlag,
+				jsonFlag,
+			},
+			Action: tokenizerTrain,
+		}},
+	}
+}
+
+const defaultEOD = "<|endoftext|>"
+
+var workersFlag = &cli.IntFlag{Name: "workers", Usage: "parallel workers (0: all cores); the output does not depend on it"}
+
+func tokenizerTrain(c *cli.Context) error {
+	inputs, err := expandInputs(c)
+	if err != nil {
+		return err
+	}
+	if err := atMost(c, maxThreads, "workers"); err != nil {
+		return err
+	}
+	if err := atMost(c, maxNumber, "max-bytes", "min-frequency"); err != nil {
+		return err
+	}
+	if err := notInput(c.String("output"), inputs...); err != nil {
+		return err
+	}
+	if c.Int("vocab-size") < 1 {
+		return usagef("--vocab-size is %d; it must be at least the 256 bytes and the special tokens", c.Int("vocab-size"))
+	}
+	var pattern tokenize.Pattern
+	switch c.String("pattern") {
+	case "gpt2":
+		pattern = tokenize.GPT2
+	case "cl100k":
+		pattern = tokenize.CL100K
+	default:
+		return usagef("--pattern is %q; allowed: gpt2, cl100k", c.String("pattern"))
+	}
+	start := time.Now()
+	p := newProgress(c.App.ErrWriter)
+	defer p.end()
+	var last tokenize.TrainProgress
+	data, err := tokenize.Train(c.Context, tokenize.ReadDocuments(c.Context, inputs, tokenize.ReadOptions{Stdin: c.App.Reader}), tokenize.TrainOptions{
+		VocabSize:     c.Int("vocab-size"),
+		SpecialTokens: c.StringSlice("special"),
+		Pattern:       pattern,
+		MinFrequency:  c.Int("min-frequency"),
+		Workers:       c.Int("workers"),
+		MaxBytes:      c.Int64("max-bytes"),
+		Progress: func(t tokenize.TrainProgress) {
+			last = t
+			if t.Merges == 0 {
+				p.update(fmt.Sprintf("counting words: %s documents, %s", count(t.Documents), bytesText(t.Bytes)), 0, 0)
+			} else {
+				p.update(fmt.Sprintf("merging: %s of %s", count(int64(t.Merges)), count(int64(t.TotalMerges))), 0, 0)
+			}
+		},
+	})
+	if err != nil {
+		return err
+	}
+	t, err := tokenize.Parse(data, c.String("output"))
+	if err != nil {
+		return fmt.Errorf("training a tokenizer: %w", err)
+	}
+	if err := makeParent(c.String("output")); err != nil {
+		return err
+	}
+	if err := atomicfile.WriteFile(c.String("output"), data); err != nil {
+		return err
+	}
+	p.end()
+	seconds := time.Since(start).Seconds()
+	if c.Bool("json") {
+		return printJSON(c.App.Writer, map[string]any{
+			"tokenizer": c.String("output"), "vocabulary": t.VocabSize(), "sha256": t.SHA256(),
+			"documents": last.Documents, "text_bytes": last.Bytes, "seconds": seconds,
+		})
+	}
+	fmt.Fprintf(c.App.Writer, "%s: %s from %s of text in %s, in %.1f s\n", filepath.ToSlash(c.String("output")),
+		plural(int64(t.VocabSize()), "id"), bytesText(last.Bytes), plural(last.Documents, "document"), seconds)
+	if t.VocabSize() < c.Int("vocab-size") {
+		fmt.Fprintf(c.App.ErrWriter, "note: the text has pairs for %s ids only, fewer than --vocab-size %s asks for\n",
+			count(int64(t.VocabSize())), count(int64(c.Int("vocab-size"))))
+	}
+	return nil
+}
