@@ -17,7 +17,7 @@ const LongDocument = 1 << 20
 // CheckOptions are the options of [Data.Check].
 type CheckOptions struct {
 	Progress func(HashProgress) // called from one goroutine at a time; may be nil. Every byte counts twice: hashed, and looked at
-	Workers  int                // shards that are read at a time; 0 for the number of processors
+	Workers  int                // shards that are read at a time, up to 4096; 0 for the number of processors
 }
 
 // A CheckReport is what [Data.Check] found.
@@ -65,7 +65,10 @@ type Finding struct {
 // the vocabulary, empty and very long documents, shards without a window, and shards with the same content. What is wrong with the data is
 // in the report; the error is about what kept Check from looking.
 func (d *Data) Check(ctx context.Context, o CheckOptions) (*CheckReport, error) {
-	if o.Workers < 1 {
+	if o.Workers < 0 || o.Workers > maxWorkers {
+		return nil, fmt.Errorf("blend: %d workers: must be between 0, for the number of processors, and %d", o.Workers, maxWorkers)
+	}
+	if o.Workers == 0 {
 		o.Workers = runtime.GOMAXPROCS(0)
 	}
 	var total int64

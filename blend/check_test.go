@@ -117,6 +117,11 @@ sources:
 		}
 		flip(t, path(name), at)
 	}
+	for _, workers := range []int{-1, 4097} {
+		if _, err := d.Check(context.Background(), CheckOptions{Workers: workers}); err == nil || !strings.Contains(err.Error(), "workers") {
+			t.Errorf("%d workers: %v", workers, err)
+		}
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	if _, err := d.Check(ctx, CheckOptions{}); !errors.Is(err, context.Canceled) {

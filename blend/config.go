@@ -3,9 +3,7 @@ package blend
 import (
 	"errors"
 	"fmt"
-	"io"
 	"maps"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -16,7 +14,8 @@ import (
 	"mula/internal/strictyaml"
 )
 
-// A Config is blend.yaml: what to blend, before any shard has been looked at.
+// A Config is blend.yaml: what to blend, before any shard has been looked at. One that no file was read for is as good; its shards are
+// relative to the working directory.
 type Config struct {
 	SequenceLength int            `yaml:"sequence_length"` // L; a sample has L+1 tokens
 	Seed           uint64         `yaml:"seed"`            // of the order within the sources
@@ -27,7 +26,7 @@ type Config struct {
 	Skips          []Range        `yaml:"skips"`  // positions that yield no sample
 
 	dir  string           // shards are relative to it
-	file *strictyaml.File // for the lines of what messages are about
+	file *strictyaml.File // for the lines of what messages are about; nil without one
 }
 
 // A SourceConfig is one entry of sources in blend.yaml.
@@ -71,34 +70,27 @@ func (l *StageLength) UnmarshalYAML(n ast.Node) error {
 	return strictyaml.At(n, errors.New(`want a positive number of samples, or the word "rest"`))
 }
 
-// maxConfig bounds the size of a blend.yaml. Two thousand sources take a few hundred kilobytes.
-const maxConfig = 64 << 20
-
 // LoadConfig reads a blend.yaml. Errors name the file and line.
 func LoadConfig(path string) (*Config, error) {
-	f, err := os.Open(path)
+	file, err := strictyaml.Read(path)
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, maxConfig+1))
-	if err != nil {
-		return nil, fmt.Errorf("reading %s: %w", path, err)
-	}
-	return ParseConfig(data, path, realDir(filepath.Dir(path)))
+	return newConfig(file, realDir(filepath.Dir(path)))
 }
 
 // ParseConfig reads the text of a blend.yaml. name stands for the file in messages; shards are relative to dir.
 func ParseConfig(data []byte, name, dir string) (*Config, error) {
-	if len(data) > maxConfig {
-		return nil, fmt.Errorf("%s: larger than %d bytes", name, maxConfig)
-	}
 	file, err := strictyaml.Parse(data, name)
 	if err != nil {
 		return nil, err
 	}
+	return newConfig(file, dir)
+}
+
+func newConfig(file *strictyaml.File, dir string) (*Config, error) {
 	if file.Empty() {
-		return nil, fmt.Errorf("%s: the file is empty", name)
+		return nil, file.Errorf("$", "the file is empty")
 	}
 	c := &Config{dir: dir, file: file}
 	if err := file.Decode(c); err != nil {
@@ -112,6 +104,9 @@ func ParseConfig(data []byte, name, dir string) (*Config, error) {
 
 // validate checks everything that does not need the shards.
 func (c *Config) validate() error {
+	if c.SequenceLength == 0 && !c.file.Has("$.sequence_length") {
+		return c.file.Errorf("$.sequence_length", "sequence_length is missing: give the number of tokens that a sample is to train on, such as 4096")
+	}
 	if c.SequenceLength < 1 || c.SequenceLength > maxSequenceLength {
 		return c.file.Errorf("$.sequence_length", "sequence_length is %d; it must be between 1 and %d", c.SequenceLength, maxSequenceLength)
 	}

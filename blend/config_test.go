@@ -72,7 +72,8 @@ func TestConfigErrors(t *testing.T) {
 		"duplicate key":     {"seed: 1\nseed: 2\n", `blend.yaml:2: `},
 		"type":              {"seed: x\n", "blend.yaml:1: "},
 		"negative seed":     {"seed: -1\n", "blend.yaml:1: "},
-		"no length":         {"seed: 1\n", "sequence_length is 0"},
+		"no length":         {"seed: 1\n", "blend.yaml: sequence_length is missing"},
+		"null length":       {"sequence_length:\nseed: 1\n", "blend.yaml:1: sequence_length is missing"},
 		"length":            {"seed: 1\nsequence_length: 0\n", "blend.yaml:2: sequence_length is 0"},
 		"long":              {"sequence_length: 999999999999\n", "blend.yaml:1: sequence_length is 999999999999"},
 		"no sources":        {"sequence_length: 16\n", "no sources"},
@@ -101,6 +102,7 @@ func TestConfigErrors(t *testing.T) {
 		"stage zero":        {head + a + "stages:\n  - samples: 3\n    weights: {a: 0}\n", `blend.yaml:8: stage 1: the weight of "a" is zero; leave the source out of the stage and it rests`},
 		"stage empty":       {head + a + "stages:\n  - samples: 3\n    weights: {}\n", "blend.yaml:7: stage 1: no source has a weight"},
 		"skip":              {head + a + "skips:\n  - {from: 5, to: 5}\n", "blend.yaml:7: skip 1: [5, 5) is not a range"},
+		"shards":            {"sequence_length: 16\nsources:\n  - name: a\n    shards: sh/crlf\n", `blend.yaml:4: "sh/crlf" is not a list`},
 		"two documents":     {head + a + "---\nseed: 3\n", "a second YAML document"},
 	} {
 		_, err := ParseConfig([]byte(v.text), "blend.yaml", ".")
@@ -155,6 +157,7 @@ func TestSealErrors(t *testing.T) {
 		"nothing left": {head + a + "stages:\n  - samples: 15\n  - samples: rest\n", `blend.yaml:7: nothing is left for stage 2: the stages before have 15 samples, the plan 15`},
 		"sum":          {head + a + "samples: 10\nstages:\n  - samples: 15\n", `blend.yaml:5: samples is 10, but the stages add up to 15`},
 		"skip":         {head + a + "skips:\n  - {from: 3, to: 16}\n", `blend.yaml:6: skip 1: [3, 16) goes beyond the plan's 15 positions`},
+		"all skipped":  {head + a + "skips:\n  - {from: 3, to: 15}\n  - {from: 0, to: 4}\n", `blend.yaml:6: the skips leave out all 15 positions of the plan`},
 		"never used": {head + "  - name: b\n    shards: [a/0]\n  - name: a\n    shards: [a/1]\nstages:\n  - samples: 3\n    weights: {a: 1}\n",
 			`blend.yaml:3: source "b" has a weight in no stage`},
 		"digits": {head + "  - name: b\n    shards: [a/0]\n    weight: 1e20\n  - name: a\n    shards: [a/1]\n    weight: 1\n", "fewer digits"},
@@ -202,7 +205,7 @@ sources:
 	if diff := cmp.Diff(want, e.Rows); diff != "" {
 		t.Error(diff)
 	}
-	wantText := `blend.yaml:2: the plan repeats sources more often than max_epochs allows:
+	wantText := `blend.yaml:6: the plan repeats sources more often than max_epochs allows:
   source  windows  samples  epochs  max_epochs  excess samples
        a      100      150   1.500           2               0
        b       10       50   5.000        3.55              15
@@ -215,6 +218,44 @@ a plan of 140 samples would fit; else lower the weights of these sources, raise 
 		_, err := Seal(context.Background(), c.config(strings.Replace(text, "200", samples, 1)), SealOptions{})
 		if (err == nil) != fits {
 			t.Errorf("%s samples: %v", samples, err)
+		}
+	}
+}
+
+// A configuration that no file was read for seals, or is refused in the same words without a line.
+func TestConfigWithoutFile(t *testing.T) {
+	c := newCorpus(t)
+	c.shard("a", shards.UInt16, 16*10+1)
+	number := func(text string) Number {
+		n, err := ParseNumber(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	samples := int64(20)
+	source := SourceConfig{Name: "a", Shards: []string{filepath.Join(c.dir, "a")}}
+	limited := source
+	limited.MaxEpochs = number("1.5")
+	for _, v := range []struct {
+		config Config
+		want   string
+	}{
+		{Config{SequenceLength: 16, Sources: []SourceConfig{source}}, ""},
+		{Config{}, "sequence_length is missing"},
+		{Config{SequenceLength: 16}, "no sources"},
+		{Config{SequenceLength: 16, Sources: []SourceConfig{source, source}}, "both called"},
+		{Config{SequenceLength: 16, Sources: []SourceConfig{source}, Validation: number("3")}, "must be below 1"},
+		{Config{SequenceLength: 16, Sources: []SourceConfig{{Name: "a", Shards: []string{filepath.Join(c.dir, "b")}}}}, "matches no shard"},
+		{Config{SequenceLength: 16, Sources: []SourceConfig{source}, Skips: []Range{{5, 11}}}, "goes beyond the plan's 10"},
+		{Config{SequenceLength: 16, Sources: []SourceConfig{limited}, Samples: &samples}, "the plan repeats sources"},
+	} {
+		p, err := Seal(context.Background(), &v.config, SealOptions{})
+		if (err == nil) != (v.want == "") || err != nil && (!strings.Contains(err.Error(), v.want) || strings.Contains(err.Error(), "yaml")) {
+			t.Errorf("%+v: %v, want %q", v.config, err, v.want)
+		}
+		if err == nil && p.Length() != 10 {
+			t.Errorf("%d positions, want 10", p.Length())
 		}
 	}
 }
@@ -306,7 +347,7 @@ func TestLoadConfig(t *testing.T) {
 	c.dir = filepath.Join(c.dir, "a[b]*c")
 	c.shard("x/0", shards.UInt16, 100)
 	path := filepath.Join(c.dir, "blend.yaml")
-	if err := os.WriteFile(path, []byte("sequence_length: 16\nsources:\n  - {name: a, shards: [x/*]}\n"), 0o644); err != nil {
+	if err := os.WriteFile(path, []byte("\ufeffsequence_length: 16\nsources:\n  - {name: a, shards: [x/*]}\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	cfg, err := LoadConfig(path)
@@ -319,5 +360,11 @@ func TestLoadConfig(t *testing.T) {
 	}
 	if _, err := LoadConfig(filepath.Join(c.dir, "none.yaml")); !errors.Is(err, os.ErrNotExist) {
 		t.Error(err)
+	}
+	if err := os.Truncate(path, 64<<20+1); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := LoadConfig(path); err == nil || !strings.Contains(err.Error(), path+": larger than 64 MiB") {
+		t.Errorf("a file without end: %v", err)
 	}
 }

@@ -40,10 +40,11 @@ func (e *EpochsError) Error() string {
 	return b.String()
 }
 
-// checkEpochs compares what each source has to give with its limit. The plan must be compiled.
-func (p *Plan) checkEpochs(limits []Number) error {
+// checkEpochs compares what each source has to give with its limit. With an error it gives the first source whose limit is broken. The
+// plan must be compiled.
+func (p *Plan) checkEpochs(limits []Number) (source int, err error) {
 	e := &EpochsError{Fits: p.length}
-	broken := false
+	source = -1
 	for i, limit := range limits {
 		if !limit.IsSet() {
 			continue
@@ -52,7 +53,9 @@ func (p *Plan) checkEpochs(limits []Number) error {
 		row := EpochsRow{Source: s.Name, Windows: s.Training(), Samples: p.totals[i], Limit: limit.String()}
 		row.Epochs = float64(row.Samples) / float64(row.Windows)
 		if allowed, ok := limit.floorTimes(row.Windows); ok && allowed < row.Samples {
-			broken = true
+			if source < 0 {
+				source = i
+			}
 			row.Excess = row.Samples - allowed
 			// The position of the first sample too many is the length of the longest plan without it.
 			if position, ok := p.position(i, allowed); ok {
@@ -61,8 +64,8 @@ func (p *Plan) checkEpochs(limits []Number) error {
 		}
 		e.Rows = append(e.Rows, row)
 	}
-	if !broken {
-		return nil
+	if source < 0 {
+		return source, nil
 	}
-	return e
+	return source, e
 }

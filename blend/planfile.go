@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 
 	"mula/internal/atomicfile"
+	"mula/internal/strictjson"
 )
 
 // planFormat is the version of the layout of plan.json.
@@ -197,7 +198,7 @@ func parsePlan(data []byte) (*Plan, error) {
 			Order *int `json:"order"`
 		} `json:"plan"`
 	}
-	if err := decodeJSON(data, &versions, false); err != nil {
+	if err := strictjson.DecodeLoosely(data, &versions); err != nil {
 		return nil, err
 	}
 	switch {
@@ -211,7 +212,7 @@ func parsePlan(data []byte) (*Plan, error) {
 		return nil, fmt.Errorf("order version %d is not known; this program knows version %d", *versions.Plan.Order, OrderVersion)
 	}
 	var f planFile
-	if err := decodeJSON(data, &f, true); err != nil {
+	if err := strictjson.Decode(data, &f); err != nil {
 		return nil, err
 	}
 	if len(f.Written.Sources) != len(f.Plan.Sources) || len(f.Written.Stages) != len(f.Plan.Stages) {
@@ -243,29 +244,4 @@ func parsePlan(data []byte) (*Plan, error) {
 		return nil, fmt.Errorf("the plan was changed after it was sealed: its fingerprint is %s, not %.64q; restore it, or blend again", p.fingerprint, f.Fingerprint)
 	}
 	return p, p.verifyPairs()
-}
-
-// decodeJSON reads exactly one JSON value and says at which byte it fails.
-func decodeJSON(data []byte, v any, strict bool) error {
-	d := json.NewDecoder(bytes.NewReader(data))
-	if strict {
-		d.DisallowUnknownFields()
-	}
-	if err := d.Decode(v); err != nil {
-		var syntax *json.SyntaxError
-		var typ *json.UnmarshalTypeError
-		switch {
-		case errors.As(err, &syntax):
-			return fmt.Errorf("byte %d: %w", syntax.Offset, err)
-		case errors.As(err, &typ):
-			return fmt.Errorf("byte %d: %w", typ.Offset, err)
-		case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
-			return fmt.Errorf("byte %d: the file ends before the JSON value does", len(data))
-		}
-		return err
-	}
-	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return fmt.Errorf("byte %d: more text after the plan", d.InputOffset())
-	}
-	return nil
 }

@@ -35,8 +35,8 @@ type HashProgress struct {
 //
 // An entry of shards in the configuration is the path of a shard (with or without .idx or .bin), or a pattern as filepath.Match has it,
 // relative to the configuration's directory. What a pattern matches is taken in the order of its bytes. A pattern without a match, and a
-// shard that is listed twice, in one source or in two, are errors: what is to be seen more often gets a larger weight. An error of type
-// *[EpochsError] says that max_epochs would be broken.
+// shard that is listed twice, in one source or in two, are errors: what is to be seen more often gets a larger weight. A plan without a
+// position that is not skipped is refused. An error that wraps an *[EpochsError] says that max_epochs would be broken.
 func Seal(ctx context.Context, c *Config, opts SealOptions) (*Plan, error) {
 	d, err := survey(ctx, c)
 	if err != nil {
@@ -78,6 +78,9 @@ var unhashed = strings.Repeat("0", 64)
 
 // survey gives the plan of a configuration, without hashes and check values, and its open shards.
 func survey(ctx context.Context, c *Config) (_ *Data, err error) {
+	if err := c.validate(); err != nil { // it may come from no file, or have been changed since
+		return nil, err
+	}
 	p := &Plan{Seed: c.Seed, SequenceLength: c.SequenceLength, HeldOut: c.Validation.String()}
 	listed := map[string]string{} // real path of a shard → its source
 	for i, sc := range c.Sources {
@@ -155,8 +158,8 @@ func survey(ctx context.Context, c *Config) (_ *Data, err error) {
 			return nil, c.file.Errorf(fmt.Sprintf("$.sources[%d]", i), "source %q has a weight in no stage: give it one, or leave it out", s.Name)
 		}
 	}
-	if err := p.checkEpochs(limits); err != nil {
-		return nil, c.file.Errorf("$", "%w", err)
+	if source, err := p.checkEpochs(limits); err != nil {
+		return nil, c.file.Errorf(fmt.Sprintf("$.sources[%d]", source), "%w", err)
 	}
 	return d, nil
 }
@@ -229,6 +232,9 @@ func (p *Plan) resolveSkips(c *Config) error {
 		} else {
 			p.Skips = append(p.Skips, r)
 		}
+	}
+	if len(p.Skips) > 0 && p.Skips[0] == (Range{0, length}) {
+		return c.file.Errorf("$.skips", "the skips leave out all %d positions of the plan: nothing would be read", length)
 	}
 	return nil
 }

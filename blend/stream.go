@@ -21,17 +21,20 @@ import (
 
 // StreamOptions say which part of the order to read, and how.
 type StreamOptions struct {
-	From, To  int64 // positions [From, To); To 0 is the end of the plan
+	From, To  int64 // positions [From, To); From is where a step begins, a multiple of BatchSize; To 0 is the end of the plan
 	BatchSize int   // positions of a step, over all ranks
 	Rank      int   // this rank takes positions [first + Rank·B/World, first + (Rank+1)·B/World) of each step
 	World     int   // number of ranks, which must divide BatchSize; 0 is 1
-	Prefetch  int   // records that are read ahead, at most; 0 reads each when it is asked for
+	Prefetch  int   // records that are read ahead, at most, up to 4096; 0 reads each when it is asked for
 
 	Allocator memory.Allocator // of the records; nil for Go's memory
 }
 
 // workers bounds the goroutines of a stream. They copy from mapped files; a few keep several reads of a disk in flight.
 const workers = 4
+
+// maxWorkers bounds what a caller may ask to be done at a time. A number beyond it is a mistake, which would end in a lack of memory.
+const maxWorkers = 4096
 
 // A Stream gives one record for each step: this rank's share of it. The last step may be shorter, and skipped positions leave a step
 // short or empty; every rank gets the same number of records. Each sample is a row:
@@ -105,8 +108,10 @@ func (d *Data) complete(o *StreamOptions) error {
 		return fmt.Errorf("blend: batch size %d cannot be divided among %d ranks: choose a multiple", o.BatchSize, o.World)
 	case o.From < 0 || o.To < o.From || o.To > d.length:
 		return fmt.Errorf("blend: positions [%d, %d) are not all in the plan, which has %d", o.From, o.To, d.length)
-	case o.Prefetch < 0:
-		return fmt.Errorf("blend: prefetch %d is negative", o.Prefetch)
+	case o.From%int64(o.BatchSize) != 0:
+		return d.noStepStart(o.From, int64(o.BatchSize))
+	case o.Prefetch < 0 || o.Prefetch > maxWorkers:
+		return fmt.Errorf("blend: prefetch %d is not between 0 and %d", o.Prefetch, maxWorkers)
 	case int64(o.BatchSize) > maxLength:
 		return fmt.Errorf("blend: batch size %d: a plan has at most 2^60 positions", o.BatchSize)
 	case o.BatchSize/o.World > math.MaxInt32/(d.SequenceLength+1):
@@ -114,6 +119,16 @@ func (d *Data) complete(o *StreamOptions) error {
 			o.BatchSize/o.World, d.SequenceLength+1)
 	}
 	return nil
+}
+
+// noStepStart is the error about a position at which no step begins, which names those that it may have been meant for.
+func (d *Data) noStepStart(position, batch int64) error {
+	before := position - position%batch
+	near := fmt.Sprint("the nearest begins at ", before)
+	if before < d.length-batch {
+		near = fmt.Sprintf("the nearest begin at %d and %d", before, before+batch)
+	}
+	return fmt.Errorf("blend: no step of %d positions begins at %d: %s", batch, position, near)
 }
 
 // The columns of a stream.

@@ -207,12 +207,12 @@ func TestStreamParts(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		world := rapid.IntRange(1, 5).Draw(rt, "world")
 		o := StreamOptions{
-			From:      rapid.Int64Range(0, 600).Draw(rt, "from"),
 			BatchSize: world * rapid.IntRange(1, 30).Draw(rt, "share"),
 			Rank:      rapid.IntRange(0, world-1).Draw(rt, "rank"),
 			World:     world,
 			Prefetch:  rapid.IntRange(0, 3).Draw(rt, "prefetch"),
 		}
+		o.From = int64(o.BatchSize) * rapid.Int64Range(0, 600/int64(o.BatchSize)).Draw(rt, "first step")
 		o.To = rapid.Int64Range(max(1, o.From), 600).Draw(rt, "to")
 		steps := read(t, d, o)
 		if want := int((o.To - o.From + int64(o.BatchSize) - 1) / int64(o.BatchSize)); len(steps) != want {
@@ -262,7 +262,11 @@ func TestStreamRefuses(t *testing.T) {
 		"from":     {StreamOptions{BatchSize: 4, From: -1}, "[-1, 600)"},
 		"to":       {StreamOptions{BatchSize: 4, To: 601}, "[0, 601)"},
 		"order":    {StreamOptions{BatchSize: 4, From: 5, To: 4}, "[5, 4)"},
+		"between":  {StreamOptions{BatchSize: 8, From: 21}, "no step of 8 positions begins at 21: the nearest begin at 16 and 24"},
+		"last":     {StreamOptions{BatchSize: 7, From: 599}, "no step of 7 positions begins at 599: the nearest begins at 595"},
+		"end":      {StreamOptions{BatchSize: 8, From: 598}, "no step of 8 positions begins at 598: the nearest begins at 592"},
 		"prefetch": {StreamOptions{BatchSize: 4, Prefetch: -1}, "prefetch -1"},
+		"ahead":    {StreamOptions{BatchSize: 4, Prefetch: 4097}, "prefetch 4097 is not between 0 and 4096"},
 		"large":    {StreamOptions{BatchSize: 1 << 30}, "2^31 tokens"},
 		"larger":   {StreamOptions{BatchSize: 1<<64/17 + 1}, "2^31 tokens"}, // times the 17 tokens of a sample: 16 beyond 2^64
 		"largest":  {StreamOptions{BatchSize: 1<<63 - 1}, "2^60 positions"},

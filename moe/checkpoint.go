@@ -31,19 +31,19 @@ func (m *Model) Save(dir string, opts SaveOptions) (err error) {
 		opts.DType = safetensors.F32
 	}
 	if opts.ShardSize < 0 {
-		return fmt.Errorf("moe: saving %s: shard size %d is negative", dir, opts.ShardSize)
+		return fmt.Errorf("saving %s: shard size %d is negative", dir, opts.ShardSize)
 	}
 	for _, name := range []string{configName, safetensors.SingleName, safetensors.IndexName} {
 		if _, err := os.Lstat(filepath.Join(dir, name)); !errors.Is(err, fs.ErrNotExist) {
 			if err == nil {
 				err = fmt.Errorf("it holds %s already; save into an empty directory", name)
 			}
-			return fmt.Errorf("moe: saving %s: %w", dir, err)
+			return fmt.Errorf("saving %s: %w", dir, err)
 		}
 	}
 	defer func() {
 		if err != nil {
-			err = fmt.Errorf("moe: saving %s: %w", dir, err)
+			err = fmt.Errorf("saving %s: %w", dir, err)
 		}
 	}()
 	shards := m.shards(opts)
@@ -122,7 +122,7 @@ func Open(dir string, dev xpu.Device) (*Model, error) {
 	path := filepath.Join(dir, configName)
 	f, err := os.Open(path)
 	if err != nil {
-		return nil, fmt.Errorf("moe: %w", err)
+		return nil, err
 	}
 	defer f.Close()
 	cfg, err := ReadConfigJSON(f, path)
@@ -131,7 +131,7 @@ func Open(dir string, dev xpu.Device) (*Model, error) {
 	}
 	d, err := safetensors.OpenDirectory(dir)
 	if err != nil {
-		return nil, fmt.Errorf("moe: loading weights: %w", err)
+		return nil, fmt.Errorf("loading weights: %w", err)
 	}
 	defer d.Close()
 	// No memory is asked for on the word of a config.json alone.
@@ -140,7 +140,7 @@ func Open(dir string, dev xpu.Device) (*Model, error) {
 		stored += t.Elements()
 	}
 	if n := cfg.TotalParameters(); stored < n {
-		return nil, fmt.Errorf("moe: %s describes a model of %d weights, and the files beside it hold %d; complete them, or use the config.json that belongs to them", path, n, stored)
+		return nil, fmt.Errorf("%s describes a model of %d weights, and the files beside it hold %d; complete them, or use the config.json that belongs to them", path, n, stored)
 	}
 	m, err := New(cfg, dev)
 	if err != nil {
@@ -159,7 +159,7 @@ func Open(dir string, dev xpu.Device) (*Model, error) {
 func (m *Model) Load(dir string) error {
 	d, err := safetensors.OpenDirectory(dir)
 	if err != nil {
-		return fmt.Errorf("moe: loading weights: %w", err)
+		return fmt.Errorf("loading weights: %w", err)
 	}
 	defer d.Close()
 	return m.load(d, dir)
@@ -206,13 +206,13 @@ func (m *Model) load(d *safetensors.Directory, dir string) error {
 		}
 	}
 	if len(unexpected)+len(wrong)+len(missing) > 0 {
-		return fmt.Errorf("moe: loading weights from %s: %w", dir, errors.Join(
+		return fmt.Errorf("loading weights from %s: %w", dir, errors.Join(
 			some("tensors that do not fit the configuration", wrong), some("tensors missing", missing), some("tensors unexpected", unexpected)))
 	}
 	for _, p := range m.params {
 		s := sources[p.Name]
 		if err := d.Float32(p.Weight, s.tensor, s.first); err != nil {
-			return fmt.Errorf("moe: loading weights: %w", err)
+			return fmt.Errorf("loading weights: %w", err)
 		}
 	}
 	return nil

@@ -275,6 +275,17 @@ func TestLoadRefuses(t *testing.T) {
 			t.Errorf("error %v", err)
 		}
 	})
+	// Messages name the file and the fault, whatever packages they came through.
+	t.Run("damaged", func(t *testing.T) {
+		dir := t.TempDir()
+		path := filepath.Join(dir, safetensors.SingleName)
+		if err := os.WriteFile(path, []byte("short"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if err := m.Load(dir); err == nil || !strings.HasPrefix(err.Error(), "loading weights: "+path+": corrupt") {
+			t.Errorf("error %v", err)
+		}
+	})
 	t.Run("nothing there", func(t *testing.T) {
 		if _, err := Open(t.TempDir(), cpu.New(1)); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("error %v, want one that wraps ErrNotExist", err)

@@ -13,6 +13,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/apache/arrow-go/v18/arrow/memory"
 
@@ -46,9 +47,9 @@ type Writer struct {
 	manifest *Manifest
 }
 
-// Create starts a shard whose files will have the given prefix; their directory must exist. An older shard of that prefix is replaced by
-// [Writer.Close]; a file x.json that is no manifest is not, but refused. info goes into the manifest; if its VocabSize is not 0, ids at
-// and beyond it are refused.
+// Create starts a shard whose files will have the given prefix, which ends like none of them; their directory must exist. An older shard of
+// that prefix is replaced by [Writer.Close]; a file x.json that is no manifest is not, but refused. info goes into the manifest; if its
+// VocabSize is not 0, ids at and beyond it are refused.
 func Create(prefix string, dtype DType, info TokenizerInfo) (*Writer, error) {
 	return create(prefix, dtype, info, memory.NewGoAllocator())
 }
@@ -62,6 +63,11 @@ func create(prefix string, dtype DType, info TokenizerInfo, mem memory.Allocator
 	}
 	if base := filepath.Base(prefix); prefix == "" || base == "." || base == ".." || os.IsPathSeparator(prefix[len(prefix)-1]) {
 		return nil, fmt.Errorf("creating shard: %q is not a prefix for the names of files", prefix)
+	}
+	for _, ext := range []string{binExt, idxExt, docsExt, manifestExt} {
+		if strings.HasSuffix(prefix, ext) {
+			return nil, fmt.Errorf("creating shard: %s ends like one of the files of a shard; give the prefix of all of them, without %s", prefix, ext)
+		}
 	}
 	// x.json may well be documents, from which this shard is to be made.
 	if _, err := readManifest(prefix + manifestExt); err != nil {

@@ -178,6 +178,13 @@ func TestWriterRefuses(t *testing.T) {
 		}
 	}
 
+	for _, ending := range []string{".bin", ".idx", ".json", ".docs.arrow"} {
+		if w, err := Create(filepath.Join(dir, "x"+ending), UInt16, testInfo); err == nil || !strings.Contains(err.Error(), "x"+ending+" ends like one of the files of a shard") {
+			w.Abort()
+			t.Errorf("a prefix with %s: %v", ending, err)
+		}
+	}
+
 	for _, content := range []string{`{"id":"a","text":"a document, not a manifest"}`, "[1]"} {
 		prefix := filepath.Join(dir, "documents")
 		if err := os.WriteFile(prefix+".json", []byte(content), 0o644); err != nil {

@@ -3,6 +3,7 @@ package tokenize
 import (
 	"math"
 	"math/bits"
+	"slices"
 )
 
 // noToken stands for an id that does not exist. As a rank it comes after all others.
@@ -113,48 +114,56 @@ func (z *merger) mergeLinear(t *Tokenizer, dst []uint32, w []byte) ([]uint32, bo
 // symbol is a token in a doubly linked list; -1 ends it.
 type symbol struct {
 	id         uint32
+	rank       uint32 // of the merge with the next symbol; noToken if there is none, or if this one is gone
 	prev, next int32
 }
 
-// candidate is a merge of the symbols left and right, found at place at when it was pushed. It is stale once either is gone.
-type candidate struct {
-	merge
-	at          int32
-	left, right uint32
-}
+// candidate is a merge of the symbol at a place with the one after it: its rank, and in the lower half the place, so that candidates compare
+// as they are to be merged. It is stale once the symbol has another rank.
+type candidate uint64
 
-func (c *candidate) before(d *candidate) bool {
-	return c.rank < d.rank || c.rank == d.rank && c.at < d.at
-}
+func newCandidate(rank uint32, at int32) candidate { return candidate(rank)<<32 | candidate(at) }
+
+func (c candidate) rank() uint32 { return uint32(c >> 32) }
+func (c candidate) at() int32    { return int32(c) }
+
+// keptWord is the length in bytes of the longest word whose scratch is kept for the next one.
+const keptWord = 1 << 20
 
 // mergeHeap is merge in time n log n.
 func (z *merger) mergeHeap(t *Tokenizer, dst []uint32, w []byte) ([]uint32, bool) {
-	list := z.symbols[:0]
+	list, heap := slices.Grow(z.symbols[:0], len(w)), slices.Grow(z.heap[:0], len(w))
 	for i, c := range w {
 		id := t.bytes[c]
 		if id == noToken {
 			return dst, false
 		}
-		list = append(list, symbol{id, int32(i) - 1, int32(i) + 1})
+		list = append(list, symbol{id, noToken, int32(i) - 1, int32(i) + 1})
 	}
 	list[len(list)-1].next = -1
-	z.symbols, z.heap = list, z.heap[:0]
-	for i := range len(list) - 1 {
-		z.consider(t, int32(i))
+	for i := range list[1:] {
+		rank := t.pairs.get(list[i].id, list[i+1].id).rank
+		if list[i].rank = rank; rank != noToken {
+			heap = append(heap, newCandidate(rank, int32(i)))
+		}
+	}
+	z.symbols, z.heap = list, heap
+	for i := len(heap)/heapArity + 1; i > 0; i-- {
+		z.sink(i - 1)
 	}
 	for len(z.heap) > 0 {
 		c := z.pop()
-		left := &list[c.at]
-		if left.id != c.left || left.next < 0 || list[left.next].id != c.right {
+		left := &list[c.at()]
+		if left.rank != c.rank() {
 			continue // stale
 		}
 		right := &list[left.next]
-		left.id, left.next = c.id, right.next
-		right.id = noToken
+		left.id, left.next = t.pairs.get(left.id, right.id).id, right.next
+		right.rank = noToken
 		if left.next >= 0 {
-			list[left.next].prev = c.at
-			z.consider(t, c.at)
+			list[left.next].prev = c.at()
 		}
+		z.consider(t, c.at())
 		if left.prev >= 0 {
 			z.consider(t, left.prev)
 		}
@@ -162,24 +171,33 @@ func (z *merger) mergeHeap(t *Tokenizer, dst []uint32, w []byte) ([]uint32, bool
 	for i := int32(0); i >= 0; i = list[i].next {
 		dst = append(dst, list[i].id)
 	}
+	if len(w) > keptWord {
+		z.symbols, z.heap = nil, nil
+	}
 	return dst, true
 }
 
-// consider pushes the merge of the symbol at i with the one after it, if there is one.
+// consider notes the rank of the symbol at i and pushes its merge, if it has one.
 func (z *merger) consider(t *Tokenizer, i int32) {
 	left := &z.symbols[i]
-	right := z.symbols[left.next].id
-	if m := t.pairs.get(left.id, right); m.rank != noToken {
-		z.push(candidate{m, i, left.id, right})
+	left.rank = noToken
+	if left.next >= 0 {
+		left.rank = t.pairs.get(left.id, z.symbols[left.next].id).rank
+	}
+	if left.rank != noToken {
+		z.push(newCandidate(left.rank, i))
 	}
 }
+
+// heapArity is how many children an element of the heap has. Four of them lie side by side, and the heap has half as many levels as with two.
+const heapArity = 4
 
 func (z *merger) push(c candidate) {
 	h := append(z.heap, c)
 	i := len(h) - 1
 	for i > 0 {
-		up := (i - 1) / 2
-		if !c.before(&h[up]) {
+		up := (i - 1) / heapArity
+		if h[up] <= c {
 			break
 		}
 		h[i] = h[up]
@@ -190,28 +208,37 @@ func (z *merger) push(c candidate) {
 }
 
 func (z *merger) pop() candidate {
+	last := len(z.heap) - 1
+	top := z.heap[0]
+	z.heap[0] = z.heap[last]
+	z.heap = z.heap[:last]
+	z.sink(0)
+	return top
+}
+
+// sink moves the element at i down to where it belongs.
+func (z *merger) sink(i int) {
 	h := z.heap
-	top, last := h[0], h[len(h)-1]
-	h = h[:len(h)-1]
-	z.heap = h
-	if len(h) == 0 {
-		return top
+	if i >= len(h) {
+		return
 	}
-	i := 0
+	c := h[i]
 	for {
-		down := 2*i + 1
-		if down >= len(h) {
+		first := heapArity*i + 1
+		if first >= len(h) {
 			break
 		}
-		if r := down + 1; r < len(h) && h[r].before(&h[down]) {
-			down = r
+		down, least := first, h[first]
+		for k := first + 1; k < min(first+heapArity, len(h)); k++ {
+			if h[k] < least {
+				down, least = k, h[k]
+			}
 		}
-		if !h[down].before(&last) {
+		if c <= least {
 			break
 		}
-		h[i] = h[down]
+		h[i] = least
 		i = down
 	}
-	h[i] = last
-	return top
+	h[i] = c
 }

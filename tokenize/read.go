@@ -73,7 +73,7 @@ type documentReader struct {
 	lines   *bufio.Reader // the input decompressed; the same as raw if there is nothing to decompress
 	inflate *bufio.Reader // what lines is when there is; it reads from ahead
 	ahead   *ahead
-	gzip    *gzip.Reader
+	gzip    *gzip.Reader // of one member
 	zstd    *zstd.Decoder
 	scanner lineScanner
 	long    []byte // a line longer than the buffer of lines
@@ -104,7 +104,7 @@ func (r *documentReader) readInput(input string, yield func(Document, error) boo
 		cancel() // ends a Read that waits
 		r.ahead.stop()
 	}()
-	if err := r.start(&counted{source, r.opts.OnRead}); err != nil {
+	if err := r.start(&counted{Reader: source, report: r.opts.OnRead}); err != nil {
 		yield(Document{}, err)
 		return false
 	}
@@ -182,10 +182,11 @@ func (r *documentReader) start(source *counted) error {
 		if r.gzip == nil {
 			r.gzip = new(gzip.Reader)
 		}
-		if err := r.gzip.Reset(r.raw); err != nil {
+		members := &gzipMembers{z: r.gzip, raw: r.raw, input: source}
+		if err := members.next(); err != nil {
 			return r.broken(0, err)
 		}
-		decoder = r.gzip
+		decoder = members
 	case magic("\x28\xb5\x2f\xfd"), len(head) >= 4 && head[0]&0xf0 == 0x50 && string(head[1:4]) == "\x2a\x4d\x18": // a frame, a skippable frame
 		if r.zstd == nil {
 			// One goroutine: more of them make a single stream slower, and files can be read side by side.
@@ -201,7 +202,11 @@ func (r *documentReader) start(source *counted) error {
 	case magic("PAR1"), magic("ARROW1"):
 		return fmt.Errorf("%s is a Parquet or Arrow file; documents are read from JSON lines, plain, gzip or zstd", r.file)
 	case strings.HasSuffix(r.file, ".gz"), strings.HasSuffix(r.file, ".zst"):
-		return r.broken(0, fmt.Errorf("it begins with %q, which is neither gzip nor zstd; if it is plain, rename it", head))
+		err := fmt.Errorf("the file begins with %q, which is neither gzip nor zstd; if it is plain, rename it", head)
+		if len(head) == 0 {
+			err = errors.New("the file is empty, which no compressed file is; fetch it again, or leave it out")
+		}
+		return &DocumentError{File: r.file, Line: r.number, Kind: BadStream, Err: err}
 	default:
 		return nil
 	}
@@ -220,7 +225,9 @@ func (r *documentReader) broken(n int, err error) error {
 	if ctxErr := r.ctx.Err(); ctxErr != nil {
 		return fmt.Errorf("reading %s: %w", r.file, ctxErr)
 	}
+	var trailing trailingError
 	switch {
+	case errors.As(err, &trailing):
 	case errors.Is(err, io.ErrUnexpectedEOF):
 		err = fmt.Errorf("the compressed stream is cut short here; fetch the file again: %w", err)
 	case errors.Is(err, zstd.ErrWindowSizeExceeded), errors.Is(err, zstd.ErrDecoderSizeExceeded):
@@ -298,14 +305,62 @@ func (r *documentReader) document(line []byte) (Document, error) {
 	}, nil
 }
 
-// counted reports how much is read.
+// gzipMembers reads the members of a gzip file one after the other. A gzip.Reader could do that by itself, but it does not tell a member
+// that is cut short from a few bytes that belong to no member.
+type gzipMembers struct {
+	z     *gzip.Reader
+	raw   *bufio.Reader // what z reads, which it does not read beyond the end of a member
+	input *counted      // what raw reads
+}
+
+// next begins a member.
+func (g *gzipMembers) next() error {
+	err := g.z.Reset(g.raw)
+	g.z.Multistream(false)
+	if err == io.EOF { // in the middle of its header
+		return io.ErrUnexpectedEOF
+	}
+	return err
+}
+
+func (g *gzipMembers) Read(p []byte) (int, error) {
+	for {
+		n, err := g.z.Read(p)
+		if err != io.EOF {
+			return n, err
+		}
+		magic, err := g.raw.Peek(2)
+		switch {
+		case err != nil && err != io.EOF:
+			return n, err
+		case len(magic) == 0:
+			return n, io.EOF
+		case !strings.HasPrefix("\x1f\x8b", string(magic)):
+			return n, trailingError(g.input.read - int64(g.raw.Buffered()))
+		}
+		if err := g.next(); n > 0 || err != nil {
+			return n, err
+		}
+	}
+}
+
+// A trailingError says from which byte of a file on something follows the gzip members that is no member.
+type trailingError int64
+
+func (e trailingError) Error() string {
+	return fmt.Sprintf("something that is no gzip follows the compressed data, from byte %d of the file on; fetch the file again, or cut it off there", int64(e))
+}
+
+// counted counts and reports how much is read.
 type counted struct {
 	io.Reader
 	report func(bytes int64) // may be nil
+	read   int64
 }
 
 func (c *counted) Read(p []byte) (int, error) {
 	n, err := c.Reader.Read(p)
+	c.read += int64(n)
 	if c.report != nil && n > 0 {
 		c.report(int64(n))
 	}

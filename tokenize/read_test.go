@@ -187,12 +187,15 @@ func TestBrokenStreams(t *testing.T) {
 func TestRefusedFiles(t *testing.T) {
 	for name, test := range map[string]struct{ content, want string }{
 		"plain.gz":     {`{"text":"a"}`, "neither gzip nor zstd"},
-		"empty.gz":     {"", "neither gzip nor zstd"},
-		"empty.zst":    {"", "neither gzip nor zstd"},
+		"empty.gz":     {"", "empty.gz:1 (byte 0): the file is empty"},
+		"empty.zst":    {"", "empty.zst:1 (byte 0): the file is empty"},
 		"x.parquet":    {"PAR1....", "is a Parquet or Arrow file"},
 		"x.arrow":      {"ARROW1\x00\x00", "is a Parquet or Arrow file"},
 		"short.gz":     {"\x1f\x8b\x08", "cut short"},
-		"trailing.gz":  {gzipped(`{"text":"a"}`) + "garbage of length", "cannot be read beyond this place"},
+		"cut.gz":       {gzipped(`{"text":"a"}`) + "\x1f", "cut short"},
+		"name.gz":      {gzipped(`{"text":"a"}`) + "\x1f\x8b\x08\x08\x00\x00\x00\x00\x00\x03name", "cut short"},
+		"trailing.gz":  {gzipped(`{"text":"a"}`) + "garbage of length", fmt.Sprintf("(byte 12): something that is no gzip follows the compressed data, from byte %d of", len(gzipped(`{"text":"a"}`)))},
+		"garbage.gz":   {gzipped("", strings.Repeat("\n", 9_000_000)) + "x", fmt.Sprintf("from byte %d of", len(gzipped("", strings.Repeat("\n", 9_000_000))))},
 		"trailing.zst": {zstded(`{"text":"a"}`) + "garbage of length", "cannot be read beyond this place"},
 	} {
 		var last error

@@ -35,14 +35,14 @@ type Options struct {
 	AppendEOD bool   // end each document with EOD
 	EOD       uint32 // an id of the vocabulary
 
-	Inputs []string // as for [ReadDocuments]
+	Inputs []string // as for [ReadDocuments], each file once
 	Read   ReadOptions
 	Output string // prefix of the shard's files; their directory must exist
 
 	OnError OnError
 	Rejects string // with Skip, the file that lists what was skipped; "" for none
 
-	Workers int   // goroutines that encode; 0 means GOMAXPROCS
+	Workers int   // goroutines that encode, up to 4096; 0 means GOMAXPROCS
 	Memory  int64 // bound on the bytes of texts and ids in flight, beside the largest document; 0 means 256 MiB
 
 	// Progress, if not nil, is called four times a second at most, and once at the end, always from one goroutine at a time.
@@ -80,6 +80,16 @@ const (
 	bytesInFlight = 1 + 4
 )
 
+// maxWorkers bounds the goroutines that a caller may ask for. A number beyond it is a mistake, which would end in a lack of memory.
+const maxWorkers = 4096
+
+func checkWorkers(n int) error {
+	if n < 0 || n > maxWorkers {
+		return fmt.Errorf("%d workers are not possible: it must be between 0, for the number of processors, and %d", n, maxWorkers)
+	}
+	return nil
+}
+
 const progressInterval = 250 * time.Millisecond
 
 // batch is a run of documents on its way from the reader through a worker to the writer.
@@ -106,7 +116,10 @@ type encoded struct {
 // shard of the same name stays until then.
 func Run(ctx context.Context, opts Options) (Summary, error) {
 	start := time.Now()
-	if opts.Workers <= 0 {
+	if err := checkWorkers(opts.Workers); err != nil {
+		return Summary{}, err
+	}
+	if opts.Workers == 0 {
 		opts.Workers = runtime.GOMAXPROCS(0)
 	}
 	if opts.Memory <= 0 {
@@ -166,6 +179,14 @@ func (o *Options) check() (size int64, err error) {
 			targets = append(targets, target{path, info})
 		}
 	}
+	// One file has one size and one time, whatever leads to it, so that few pairs are compared.
+	type stamp struct{ size, modified int64 }
+	type listed struct {
+		input string
+		info  os.FileInfo
+	}
+	files := make(map[stamp][]listed)
+	stdin := false
 	for _, input := range o.Inputs {
 		if !utf8.ValidString(input) {
 			return 0, fmt.Errorf("the name %q is not UTF-8, so a shard cannot refer to it; rename the file", input)
@@ -174,7 +195,10 @@ func (o *Options) check() (size int64, err error) {
 			return 0, fmt.Errorf("the name %.40q… has %d bytes, a shard keeps at most %d", input, len(input), shards.MaxOriginLength)
 		}
 		if input == "-" {
-			size = -1
+			if stdin {
+				return 0, errors.New("standard input, \"-\", is listed twice; it can be read once")
+			}
+			stdin, size = true, -1
 			continue
 		}
 		info, err := os.Stat(input)
@@ -186,6 +210,16 @@ func (o *Options) check() (size int64, err error) {
 				return 0, fmt.Errorf("the output %s would replace the input %s; choose another prefix for the output", t.path, input)
 			}
 		}
+		at := stamp{info.Size(), info.ModTime().UnixNano()}
+		for _, f := range files[at] {
+			if os.SameFile(f.info, info) {
+				if f.input == input {
+					return 0, fmt.Errorf("the input %s is listed twice; leave it out once, or its documents would be there twice", input)
+				}
+				return 0, fmt.Errorf("the inputs %s and %s are the same file; leave one out, or its documents would be there twice", f.input, input)
+			}
+		}
+		files[at] = append(files[at], listed{input, info})
 		if !info.Mode().IsRegular() {
 			size = -1
 		} else if size >= 0 {

@@ -337,6 +337,12 @@ func TestRunRefuses(t *testing.T) {
 		"no documents":     {Options{Inputs: []string{put(t, "a", ""), put(t, "b", "\n\n")}}, "there is no document in "},
 		"bad documents":    {Options{Inputs: []string{put(t, "a", "x\n"), put(t, "b", `{"text":""}`)}, OnError: Skip}, "all 2 documents were bad, so there is nothing to write; the first: "},
 		"cut short":        {Options{Inputs: []string{put(t, "x.zst", zstded(`{"text":"a"}` + "\n")[:12])}, OnError: Skip}, "x.zst:1 (byte 0): the compressed stream is cut short"},
+		"twice":            {Options{Inputs: []string{good, put(t, "a", "x"), good}}, "good.json is listed twice"},
+		"other spelling":   {Options{Inputs: []string{good, filepath.Dir(good) + "/./good.json"}}, "/./good.json are the same file"},
+		"and its link":     {Options{Inputs: []string{good, link}}, "good.json.link are the same file"},
+		"stdin twice":      {Options{Inputs: []string{"-", good, "-"}}, `standard input, "-", is listed twice`},
+		"workers":          {Options{Inputs: []string{good}, Workers: 4097}, "4097 workers are not possible: it must be between 0, for the number of processors, and 4096"},
+		"negative workers": {Options{Inputs: []string{good}, Workers: -1}, "-1 workers"},
 		"no directory":     {Options{Inputs: []string{good}, Output: "/nonexistent/x"}, "/nonexistent/x"},
 		"name":             {Options{Inputs: []string{"\xff"}}, "not UTF-8"},
 	} {

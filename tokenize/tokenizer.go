@@ -13,9 +13,11 @@
 package tokenize
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"io"
 	"os"
 )
 
@@ -50,14 +52,42 @@ type addedToken struct {
 // vocabularies have some hundred thousand.
 const maxVocabulary = 1 << 22
 
-// Load reads the tokenizer.json at path. It refuses, by name, whatever in the file would change ids in a way that this
+// maxFile bounds the tokenizer.json that is read. That of the largest published vocabulary has some 30 MB.
+const maxFile = 512 << 20
+
+// Load reads the tokenizer.json at path, of at most 512 MiB. It refuses, by name, whatever in the file would change ids in a way that this
 // package does not do exactly.
 func Load(path string) (*Tokenizer, error) {
-	b, err := os.ReadFile(path)
+	b, err := readFile(path, maxFile)
 	if err != nil {
 		return nil, fmt.Errorf("reading tokenizer: %w", err)
 	}
 	return Parse(b, path)
+}
+
+// readFile is os.ReadFile for a file of at most limit bytes.
+func readFile(path string, limit int64) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	var b bytes.Buffer
+	size := info.Size() // 0 of what is no regular file
+	if size <= limit {
+		b.Grow(int(size) + bytes.MinRead)
+		if size, err = b.ReadFrom(io.LimitReader(f, limit+1)); err != nil {
+			return nil, err
+		}
+	}
+	if size > limit {
+		return nil, fmt.Errorf("%s is larger than %d MiB, which no tokenizer.json is", path, limit>>20)
+	}
+	return b.Bytes(), nil
 }
 
 // Parse is [Load] for the file's bytes; name stands for it in errors.

@@ -41,6 +41,25 @@ func TestLoad(t *testing.T) {
 	if _, err := Load(missing); err == nil || !strings.Contains(err.Error(), missing) {
 		t.Errorf("loading a missing file: %v", err)
 	}
+	// Neither a file that is too large nor one without an end is read into memory.
+	large := filepath.Join(t.TempDir(), "large.json")
+	if err := os.WriteFile(large, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(large, maxFile+1); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Load(large); err == nil || !strings.Contains(err.Error(), large+" is larger than 512 MiB, which no tokenizer.json is") {
+		t.Errorf("a large file: %v", err)
+	}
+	if _, err := os.Stat("/dev/zero"); err == nil {
+		if _, err := readFile("/dev/zero", 1<<20); err == nil || !strings.Contains(err.Error(), "/dev/zero is larger than 1 MiB") {
+			t.Errorf("a file without end: %v", err)
+		}
+	}
+	if got, err := readFile(path, int64(len(b))); err != nil || !bytes.Equal(got, b) {
+		t.Errorf("a file of just the limit: %d bytes, %v", len(got), err)
+	}
 }
 
 func TestDecode(t *testing.T) {
@@ -154,6 +173,7 @@ func TestParseRefuses(t *testing.T) {
 		{`"normalizer": null`, `"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "Lowercase"}]}`, `normalizer.normalizers[1] is {"type":"Lowercase"}`},
 		{`"normalizer": null`, `"normalizer": {"type": "Sequence", "normalizers": [{"type": "Sequence", "normalizers": []}]}`, `normalizer.normalizers[0] is`},
 		{`"normalizer": null`, `"normalizer": "NFC"`, `normalizer is "NFC"`},
+		{`"normalizer": null`, `"normalizer": {"type": 3}`, `(byte 10: type: want a string, found number)`},
 		{smallPre, `null, "post`, `pre_tokenizer is null`},
 		{smallPre, `{"type": "Metaspace", "replacement": "_"}, "post`, `pre_tokenizer is {"type":"Metaspace","replacement":"_"}`},
 		{smallPre, `{"type": "Whitespace"}, "post`, `pre_tokenizer is {"type":"Whitespace"}`},
@@ -170,7 +190,7 @@ func TestParseRefuses(t *testing.T) {
 		{`"post_processor": null`, `"post_processor": {"type": "BertProcessing"}`, `post_processor is {"type":"BertProcessing"}`},
 		{`"post_processor": null`, `"post_processor": {"type": "Sequence", "processors": [{"type": "ByteLevel"}, {"type": "RobertaProcessing"}]}`, `post_processor.processors[1] is`},
 		{`"decoder": {"type": "ByteLevel"`, `"decoder": {"type": "Metaspace"`, `decoder is {"type":"Metaspace"`},
-		{`"model": {`, `"model": {"cache": 5, `, `unknown field "cache"`},
+		{`"model": {`, `"model": {"cache": 5, `, `small.json: unknown field "cache"`},
 		{`"version"`, `"extra": 1, "version"`, `unknown field "extra"`},
 		{`["ab", "a"]`, `["ab", "c"]`, `model.merges[1]: "ab" and "c"`},
 		{`["ab", "a"]`, `["ab", "b"]`, `model.merges[1]: "ab" and "b"`},
@@ -180,13 +200,18 @@ func TestParseRefuses(t *testing.T) {
 		{`["ab", "a"]`, `null`, `"" has not two parts`},
 		{`"aba": 4`, `"aba": 3`, `two tokens have id 3`},
 		{`"aba": 4`, `"aba": 4194304`, `has id 4194304`},
-		{`"aba": 4`, `"aba": -1`, `cannot unmarshal`},
+		{`"aba": 4`, `"aba": -1`, `model.vocab: want a whole number of 0 or more, found number -1`},
+		{`"id": 5`, `"id": "5"`, `added_tokens.id: want a whole number of 0 or more, found string`},
+		{`"special": true`, `"special": 1`, `added_tokens.special: want true or false, found number`},
+		{`["ab", "a"]`, `["ab", 7]`, `model.merges: want a string, found number`},
+		{`["ab", "a"]`, `7`, `model.merges: want a string, found number`},
 		{`"id": 5`, `"id": 4194304`, `has id 4194304`},
 		{small, `{"version": "1.0"}`, `there is no model`},
-		{small, ``, `EOF`},
-		{small, `[]`, `cannot unmarshal`},
+		{small, ``, `byte 0: the file ends before the JSON value does`},
+		{small, small[:40], `byte 40: the file ends before the JSON value does`},
+		{small, `[]`, `small.json: byte 1: want an object, found array`},
 		{small, small + "{", `follows the end`},
-		{`"padding": null`, `"padding": nil`, `at byte `},
+		{`"padding": null`, `"padding": nil`, `byte `},
 	} {
 		if !strings.Contains(small, c.old) {
 			t.Fatalf("%q is not in the file", c.old)

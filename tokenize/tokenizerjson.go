@@ -5,9 +5,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"slices"
 	"strings"
+
+	"mula/internal/strictjson"
 )
 
 // The shape of tokenizer.json, as Hugging Face tokenizers 0.23 writes it. Unknown fields are refused: they could mean
@@ -100,7 +101,7 @@ type stepJSON struct {
 
 func parse(b []byte) (*Tokenizer, error) {
 	var file fileJSON
-	if err := decodeStrictly(b, &file); err != nil {
+	if err := strictjson.Decode(b, &file); err != nil {
 		return nil, err
 	}
 	if file.Version != "1.0" {
@@ -161,23 +162,6 @@ func parse(b []byte) (*Tokenizer, error) {
 	return t, nil
 }
 
-func decodeStrictly(b []byte, to any) error {
-	d := json.NewDecoder(bytes.NewReader(b))
-	d.DisallowUnknownFields()
-	err := d.Decode(to)
-	if err == nil {
-		if _, err = d.Token(); err == io.EOF {
-			return nil
-		}
-		err = errors.New("something follows the end of the JSON value")
-	}
-	var syntax *json.SyntaxError
-	if errors.As(err, &syntax) {
-		return fmt.Errorf("at byte %d: %w", syntax.Offset, err)
-	}
-	return err
-}
-
 // allow refuses a value that is present and not among the allowed ones, which are separated by spaces.
 func allow(name string, value json.RawMessage, allowed string) error {
 	if len(value) == 0 {
@@ -207,7 +191,7 @@ func isNull(b json.RawMessage) bool { return len(b) == 0 || string(b) == "null" 
 
 func parseStep(b json.RawMessage, name string) (*stepJSON, error) {
 	s := &stepJSON{}
-	if err := decodeStrictly(b, s); err != nil {
+	if err := strictjson.Decode(b, s); err != nil {
 		return nil, fmt.Errorf("%w (%w)", refuse(name, b), err)
 	}
 	return s, nil

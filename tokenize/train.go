@@ -25,7 +25,7 @@ type TrainOptions struct {
 	Pattern Pattern
 	// MinFrequency is how often a pair must occur to become a token; 0 and 1 are the same.
 	MinFrequency int
-	// Workers count words in parallel; 0 is one for each processor. The result does not depend on it.
+	// Workers count words in parallel, up to 4096; 0 is one for each processor. The result does not depend on it.
 	Workers int
 	// MaxBytes ends the reading once so much text has been taken; 0 takes all.
 	MaxBytes int64
@@ -51,6 +51,9 @@ type TrainProgress struct {
 func Train(ctx context.Context, docs iter.Seq2[Document, error], opts TrainOptions) (tokenizerJSON []byte, err error) {
 	if opts.Pattern > CL100K {
 		return nil, fmt.Errorf("training a tokenizer: %s %d", opts.Pattern, opts.Pattern)
+	}
+	if err := checkWorkers(opts.Workers); err != nil {
+		return nil, fmt.Errorf("training a tokenizer: %w", err)
 	}
 	tr, err := newTrainer(opts)
 	if err != nil {

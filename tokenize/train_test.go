@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 
+	"mula/internal/strictjson"
+
 	"pgregory.net/rapid"
 )
 
@@ -131,7 +133,7 @@ func TestTrainKeepsCount(t *testing.T) {
 			t.Fatal(err)
 		}
 		var got fileJSON
-		if err := decodeStrictly(file, &got); err != nil {
+		if err := strictjson.Decode(file, &got); err != nil {
 			t.Fatal(err)
 		}
 		want := trainPlainly(texts, p, merges, minFrequency)
@@ -219,6 +221,8 @@ func TestTrainOptions(t *testing.T) {
 		{TrainOptions{VocabSize: 300, SpecialTokens: []string{"é"}}, []string{"a"}, `spells the bytes "\xe9"`},
 		{TrainOptions{VocabSize: 300, SpecialTokens: []string{"Ã©"}}, []string{"é"}, `spells the bytes "é"`},
 		{TrainOptions{VocabSize: 300, Pattern: 9}, []string{"a"}, "pattern"},
+		{TrainOptions{VocabSize: 300, Workers: -1}, []string{"a"}, "-1 workers are not possible"},
+		{TrainOptions{VocabSize: 300, Workers: 4097}, []string{"a"}, "4097 workers are not possible"},
 		{TrainOptions{VocabSize: 300}, nil, "no text"},
 		{TrainOptions{VocabSize: 300}, []string{"ok", "a\xffb"}, "texts:2: invalid UTF-8 at byte 1"},
 	} {

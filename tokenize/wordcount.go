@@ -56,7 +56,7 @@ func (c *wordCounts) add(index map[string]int32, counts []int64) error {
 // countWords counts the words of the documents, in the order of their bytes.
 func countWords(ctx context.Context, docs iter.Seq2[Document, error], opts TrainOptions, progress func(docs, bytes int64)) ([]countedWord, error) {
 	workers := opts.Workers
-	if workers <= 0 {
+	if workers == 0 {
 		workers = runtime.GOMAXPROCS(0)
 	}
 	common := &wordCounts{count: map[string]int64{}}

@@ -51,10 +51,10 @@ func Read(path string) (*File, error) {
 
 // Parse parses a file of one YAML document, or none. name stands for the file in messages.
 func Parse(data []byte, name string) (*File, error) {
-	data = bytes.TrimPrefix(data, []byte("\ufeff"))
 	if len(data) > maxSize {
 		return nil, fmt.Errorf("%s: larger than %d MiB, which no configuration is", name, maxSize>>20)
 	}
+	data = bytes.TrimPrefix(data, []byte("\ufeff"))
 	if !utf8.Valid(data) {
 		return nil, fmt.Errorf("%s: not UTF-8 text", name)
 	}
@@ -132,15 +132,39 @@ func (f *File) DecodeLoosely(v any) error {
 	return nil
 }
 
-// Errorf makes an error about the value at a path such as "$.sources[0].weight", with its line if the file has that value.
+// Has says whether the file gives a value other than null at a path such as "$.sources[0].weight". A nil File gives none.
+func (f *File) Has(path string) bool {
+	n := f.at(path)
+	return n != nil && n.Type() != ast.NullType
+}
+
+// Errorf makes an error about the value at a path, with its line if the file has that value. Of a nil File, which stands for a
+// configuration that comes from no file, it is the message alone.
 func (f *File) Errorf(path, format string, args ...any) error {
 	err := fmt.Errorf(format, args...)
-	if p, perr := yaml.PathString(path); perr == nil && !f.Empty() {
-		if n, ferr := p.FilterFile(f.tree); ferr == nil && n != nil {
-			return fmt.Errorf("%s:%d: %w", f.name, line(n), err)
-		}
+	if f == nil {
+		return err
+	}
+	if n := f.at(path); n != nil {
+		return fmt.Errorf("%s:%d: %w", f.name, line(n), err)
 	}
 	return fmt.Errorf("%s: %w", f.name, err)
+}
+
+// at is the node at a path, nil if there is none.
+func (f *File) at(path string) ast.Node {
+	if f == nil || f.Empty() {
+		return nil
+	}
+	p, err := yaml.PathString(path)
+	if err != nil {
+		return nil
+	}
+	n, err := p.FilterFile(f.tree)
+	if err != nil {
+		return nil
+	}
+	return n
 }
 
 // At gives an error of an UnmarshalYAML method the place of the node, in the form that the decoder passes through.
@@ -199,6 +223,8 @@ func (f *File) explain(err error, of reflect.Type) error {
 		return fmt.Errorf("%s: %s is beyond what the field can hold: %s", at, t.Value, kindName(overflow.DstType))
 	case errors.As(err, &shape) && shape.Expected == ast.MappingType:
 		return fmt.Errorf("%s: %q is not a list of named fields", at, t.Value)
+	case errors.As(err, &shape) && shape.Expected == ast.SequenceType:
+		return fmt.Errorf("%s: %q is not a list", at, t.Value)
 	}
 	message := []rune(located.GetMessage())
 	if len(message) > 200 { // it may quote the file

@@ -80,6 +80,7 @@ func TestMessages(t *testing.T) {
 		"name: [unclosed\n":                                `f.yaml:1: `,
 		"name: a\nname: b\n":                               `f.yaml:2: `,
 		"just text\n":                                      `f.yaml:1: `,
+		"name: x\nsources: sh/crlf\n":                      `f.yaml:2: "sh/crlf" is not a list`,
 	} {
 		_, err := decode(text)
 		if err == nil || !strings.HasPrefix(err.Error(), want) {
@@ -100,6 +101,23 @@ func TestErrorf(t *testing.T) {
 	} {
 		if got := f.Errorf(path, "bad %d", 7).Error(); got != want {
 			t.Errorf("%s: %s, want %s", path, got, want)
+		}
+	}
+	var none *File
+	if got := none.Errorf("$.name", "bad %d", 7).Error(); got != "bad 7" {
+		t.Errorf("without a file: %s", got)
+	}
+}
+
+func TestHas(t *testing.T) {
+	f, err := Parse([]byte("name: x\nsources:\n  - rate: 0\nword: \n"), "f.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var none *File
+	for path, want := range map[string]bool{"$.name": true, "$.sources[0].rate": true, "$.sources[1]": false, "$.word": false, "$.on": false} {
+		if f.Has(path) != want || none.Has(path) {
+			t.Errorf("%s: %v, without a file %v", path, f.Has(path), none.Has(path))
 		}
 	}
 }

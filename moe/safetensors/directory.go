@@ -50,7 +50,7 @@ func OpenDirectory(dir string) (*Directory, error) {
 	}
 	index, err := readIndex(filepath.Join(dir, IndexName))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("safetensors: %s: holds neither %s nor %s: %w", dir, SingleName, IndexName, fs.ErrNotExist)
+		return nil, fmt.Errorf("%s: holds neither %s nor %s: %w", dir, SingleName, IndexName, fs.ErrNotExist)
 	}
 	if err != nil {
 		return nil, err
@@ -65,19 +65,19 @@ func OpenDirectory(dir string) (*Directory, error) {
 func readIndex(path string) (Index, error) {
 	f, err := os.Open(path)
 	if err != nil {
-		return Index{}, fmt.Errorf("safetensors: %w", err)
+		return Index{}, err
 	}
 	defer f.Close()
 	text, err := io.ReadAll(io.LimitReader(f, maxIndex+1))
 	if err != nil {
-		return Index{}, fmt.Errorf("safetensors: %s: %w", path, err)
+		return Index{}, fmt.Errorf("%s: %w", path, err)
 	}
 	if len(text) > maxIndex {
-		return Index{}, fmt.Errorf("safetensors: %s: %w: more than %d bytes", path, ErrCorrupt, maxIndex)
+		return Index{}, fmt.Errorf("%s: %w: more than %d bytes", path, ErrCorrupt, maxIndex)
 	}
 	index, err := parseIndex(text)
 	if err != nil {
-		return Index{}, fmt.Errorf("safetensors: %s: %w", path, err)
+		return Index{}, fmt.Errorf("%s: %w", path, err)
 	}
 	return index, nil
 }
@@ -109,14 +109,14 @@ func (d *Directory) openAll(dir string, index Index) error {
 		d.files = append(d.files, file)
 		for _, t := range file.tensors {
 			if want, ok := index.WeightMap[t.Name]; !ok || want != name {
-				return fmt.Errorf("safetensors: %s: %w: it holds tensor %q, which %s does not place there", file.name, ErrCorrupt, t.Name, IndexName)
+				return fmt.Errorf("%s: %w: it holds tensor %q, which %s does not place there", file.name, ErrCorrupt, t.Name, IndexName)
 			}
 			d.where[t.Name] = file
 		}
 	}
 	for _, tensor := range slices.Sorted(maps.Keys(index.WeightMap)) {
 		if d.where[tensor] == nil {
-			return fmt.Errorf("safetensors: %s: %w: tensor %q is missing, which %s places there",
+			return fmt.Errorf("%s: %w: tensor %q is missing, which %s places there",
 				filepath.Join(dir, index.WeightMap[tensor]), ErrCorrupt, tensor, IndexName)
 		}
 	}
@@ -143,7 +143,7 @@ func (d *Directory) Tensors() []Tensor {
 func (d *Directory) Float32(dst []float32, name string, first int64) error {
 	f := d.where[name]
 	if f == nil {
-		return fmt.Errorf("safetensors: no tensor is named %q", name)
+		return fmt.Errorf("no tensor is named %q", name)
 	}
 	return f.Float32(dst, name, first)
 }

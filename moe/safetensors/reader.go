@@ -29,12 +29,12 @@ type File struct {
 func Open(path string) (*File, error) {
 	f, err := os.Open(path)
 	if err != nil {
-		return nil, fmt.Errorf("safetensors: %w", err)
+		return nil, err
 	}
 	info, err := f.Stat()
 	if err != nil {
 		f.Close()
-		return nil, fmt.Errorf("safetensors: %w", err)
+		return nil, err
 	}
 	file, err := Read(f, info.Size(), path)
 	if err != nil {
@@ -49,7 +49,7 @@ func Open(path string) (*File, error) {
 func Read(r io.ReaderAt, size int64, name string) (*File, error) {
 	f := &File{name: name, r: r, close: func() error { return nil }}
 	if err := f.readHeader(size); err != nil {
-		return nil, fmt.Errorf("safetensors: %s: %w", name, err)
+		return nil, fmt.Errorf("%s: %w", name, err)
 	}
 	return f, nil
 }
@@ -198,13 +198,13 @@ func (f *File) Metadata() map[string]string { return f.metadata }
 func (f *File) Float32(dst []float32, name string, first int64) error {
 	t, ok := f.Tensor(name)
 	if !ok {
-		return fmt.Errorf("safetensors: %s: no tensor is named %q", f.name, name)
+		return fmt.Errorf("%s: no tensor is named %q", f.name, name)
 	}
 	if t.DType != F32 && t.DType != F16 && t.DType != BF16 {
-		return fmt.Errorf("safetensors: %s: tensor %q has elements of type %s; only F32, F16 and BF16 are read", f.name, name, t.DType)
+		return fmt.Errorf("%s: tensor %q has elements of type %s; only F32, F16 and BF16 are read", f.name, name, t.DType)
 	}
 	if n := t.Elements(); first < 0 || first > n || int64(len(dst)) > n-first {
-		return fmt.Errorf("safetensors: %s: tensor %q has %d elements, not %d from %d", f.name, name, n, len(dst), first)
+		return fmt.Errorf("%s: tensor %q has %d elements, not %d from %d", f.name, name, n, len(dst), first)
 	}
 	size := t.DType.Size()
 	at := f.data + t.begin + first*int64(size)
@@ -212,7 +212,7 @@ func (f *File) Float32(dst []float32, name string, first int64) error {
 	for len(dst) > 0 {
 		n := min(len(dst), len(buffer)/size)
 		if err := f.readAt(buffer[:n*size], at); err != nil {
-			return fmt.Errorf("safetensors: %s: tensor %q at byte %d: %w", f.name, name, at, err)
+			return fmt.Errorf("%s: tensor %q at byte %d: %w", f.name, name, at, err)
 		}
 		decode(dst[:n], buffer[:n*size], t.DType)
 		dst, at = dst[n:], at+int64(n*size)

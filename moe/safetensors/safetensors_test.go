@@ -155,7 +155,7 @@ func TestCorruptFiles(t *testing.T) {
 		{"no shape", file(`{"a":{"dtype":"F32","data_offsets":[0,8]}}`, 8), "needs dtype, shape"},
 	} {
 		_, err := read(test.file)
-		if !errors.Is(err, ErrCorrupt) || !strings.Contains(err.Error(), test.want) || !strings.Contains(err.Error(), "x.safetensors") {
+		if !errors.Is(err, ErrCorrupt) || !strings.Contains(err.Error(), test.want) || !strings.HasPrefix(err.Error(), "x.safetensors: ") {
 			t.Errorf("%s: error %v, want one with %q", test.name, err, test.want)
 		}
 	}

@@ -21,10 +21,10 @@ type Writer struct {
 func NewWriter(w io.Writer, tensors []Tensor, metadata map[string]string) (*Writer, error) {
 	header, err := header(tensors, metadata)
 	if err != nil {
-		return nil, fmt.Errorf("safetensors: %w", err)
+		return nil, err
 	}
 	if _, err := w.Write(header); err != nil {
-		return nil, fmt.Errorf("safetensors: writing the header: %w", err)
+		return nil, fmt.Errorf("writing the header: %w", err)
 	}
 	return &Writer{w: w, tensors: tensors}, nil
 }
@@ -86,11 +86,11 @@ func header(tensors []Tensor, metadata map[string]string) ([]byte, error) {
 // even).
 func (w *Writer) Float32(name string, data []float32) error {
 	if w.next == len(w.tensors) {
-		return fmt.Errorf("safetensors: tensor %q was not announced", name)
+		return fmt.Errorf("tensor %q was not announced", name)
 	}
 	t := w.tensors[w.next]
 	if t.Name != name || t.Elements() != int64(len(data)) {
-		return fmt.Errorf("safetensors: tensor %q of %d elements comes where %q of %d was announced", name, len(data), t.Name, t.Elements())
+		return fmt.Errorf("tensor %q of %d elements comes where %q of %d was announced", name, len(data), t.Name, t.Elements())
 	}
 	w.next++
 	size := t.DType.Size()
@@ -101,7 +101,7 @@ func (w *Writer) Float32(name string, data []float32) error {
 		n := min(len(data), len(w.buffer)/size)
 		encode(w.buffer[:n*size], data[:n], t.DType)
 		if _, err := w.w.Write(w.buffer[:n*size]); err != nil {
-			return fmt.Errorf("safetensors: writing tensor %q: %w", name, err)
+			return fmt.Errorf("writing tensor %q: %w", name, err)
 		}
 		data = data[n:]
 	}
@@ -111,7 +111,7 @@ func (w *Writer) Float32(name string, data []float32) error {
 // Close says whether all announced tensors have been written. It does not close the underlying writer.
 func (w *Writer) Close() error {
 	if w.next < len(w.tensors) {
-		return fmt.Errorf("safetensors: tensor %q was announced and not written", w.tensors[w.next].Name)
+		return fmt.Errorf("tensor %q was announced and not written", w.tensors[w.next].Name)
 	}
 	return nil
 }
