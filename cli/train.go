@@ -13,6 +13,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"mula/moe"
 	"mula/train"
 )
 
@@ -96,7 +97,11 @@ func runTrain(c *cli.Context) error {
 
 func printRun(p *progress, s train.Summary) {
 	m := s.Config.Model
-	p.line("model      %s: %s parameters, %s active per token", m.Preset, count(s.Parameters), count(s.ActiveParameters))
+	name := m.Preset
+	if preset, err := moe.Preset(name); err != nil || preset.TotalParameters() != s.Parameters {
+		name += " with other sizes"
+	}
+	p.line("model      %s: %s parameters, %s active per token", name, count(s.Parameters), count(s.ActiveParameters))
 	p.line("plan       %s", s.Plan)
 	p.line("run        %s steps of %s samples, %s tokens a step, %s in all", count(s.Config.Steps), count(int64(s.Config.BatchSize)),
 		count(s.TokensPerStep), tokensText(s.TotalTokens))
