@@ -209,6 +209,57 @@ func TestKilledTrain(t *testing.T) {
 	t.Logf("%d of %d kills came before the end", inTime, kills)
 }
 
+// SIGINT and SIGTERM let `mula train` finish its step, save and exit with 0; the same command then ends the run as if nothing had been.
+func TestStoppedTrain(t *testing.T) {
+	dir := prepared(t)
+	mustRun(t, dir, "blend")
+	// Long enough that the signals come before the end.
+	config := "output: run\nmodel: {preset: mula-nano}\nbatch_size: 4\nsteps: 200\ncheckpoint: {every: 0}\nevaluate: {every: 0}\n"
+	if err := os.WriteFile(filepath.Join(dir, "train.yaml"), []byte(config), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	mustRun(t, dir, "train")
+	if err := os.Rename(filepath.Join(dir, "run"), filepath.Join(dir, "whole")); err != nil {
+		t.Fatal(err)
+	}
+	for i, sig := range []os.Signal{os.Interrupt, syscall.SIGTERM} {
+		c := mula(dir, "train")
+		var out bytes.Buffer
+		c.Stdout, c.Stderr = &out, &out
+		if err := c.Start(); err != nil {
+			t.Fatal(err)
+		}
+		steps := func() int {
+			data, _ := os.ReadFile(filepath.Join(dir, "run/metrics.jsonl"))
+			return bytes.Count(data, []byte(`"learning_rate"`))
+		}
+		before, deadline := steps(), time.Now().Add(time.Minute)
+		for steps() < before+3 && time.Now().Before(deadline) {
+			time.Sleep(time.Millisecond)
+		}
+		if err := c.Process.Signal(sig); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Wait(); err != nil {
+			t.Fatalf("%v: %v\n%s", sig, err, out.String())
+		}
+		if !strings.Contains(out.String(), "stopped; the same command goes on from here") {
+			t.Fatalf("%v: the run was not stopped before its end:\n%s", sig, out.String())
+		}
+		checkpoints, err := filepath.Glob(filepath.Join(dir, "run/checkpoints/step-*"))
+		if err != nil || len(checkpoints) != i+1 {
+			t.Fatalf("%v: checkpoints %v, %v", sig, checkpoints, err)
+		}
+	}
+	mustRun(t, dir, "train")
+	got, want := contents(t, filepath.Join(dir, "run")), contents(t, filepath.Join(dir, "whole"))
+	for _, name := range []string{"checkpoints/step-00000200/model.safetensors", "checkpoints/step-00000200/optimizer.safetensors", "fingerprints.jsonl"} {
+		if want[name] == "" || got[name] != want[name] {
+			t.Errorf("%s differs after two stops", name)
+		}
+	}
+}
+
 // compareRuns compares what does not depend on the time of day: the newest checkpoint and the fingerprints.
 func compareRuns(t *testing.T, got, want map[string]string) {
 	t.Helper()
