@@ -1,8 +1,10 @@
 package cli
 
 import (
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -36,6 +38,9 @@ func runBlend(c *cli.Context) error {
 		return err
 	}
 	config, err := blend.LoadConfig(c.String("config"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("%w; name the blend's configuration with --config (docs/formats/config.md lists its fields)", err)
+	}
 	if err != nil {
 		return err
 	}

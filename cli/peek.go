@@ -19,8 +19,8 @@ func peekCommand() *cli.Command {
 			"Example: mula peek --plan plan.json --step 120 --batch-size 32 --tokenizer tokenizer.json",
 		Flags: []cli.Flag{
 			planFlag, shardsFlag,
-			&cli.Int64Flag{Name: "position", Usage: "the position to show"},
-			&cli.Int64Flag{Name: "step", Usage: "show all samples of this step (with --batch-size)"},
+			&cli.Int64Flag{Name: "position", Usage: "the position to show", DefaultText: "none"},
+			&cli.Int64Flag{Name: "step", Usage: "show all samples of this step (with --batch-size)", DefaultText: "none"},
 			batchSizeFlag, rankFlag, worldFlag,
 			&cli.StringFlag{Name: "tokenizer", Usage: "decode the text with the tokenizer.json in `FILE`"},
 			&cli.IntFlag{Name: "characters", Usage: "characters of text to show of each sample (0: all)", Value: 300},

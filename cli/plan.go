@@ -14,7 +14,7 @@ import (
 var (
 	planFlag      = &cli.StringFlag{Name: "plan", Aliases: []string{"p"}, Usage: "read the plan from `FILE`", Value: "plan.json"}
 	shardsFlag    = &cli.StringFlag{Name: "shards", Usage: "look for the plan's shards from `DIR` instead of from the plan's own folder"}
-	batchSizeFlag = &cli.IntFlag{Name: "batch-size", Aliases: []string{"B"}, Usage: "samples of a step, over all ranks"}
+	batchSizeFlag = &cli.IntFlag{Name: "batch-size", Aliases: []string{"B"}, Usage: "samples of a step, over all ranks", DefaultText: "none"}
 	rankFlag      = &cli.IntFlag{Name: "rank", Usage: "only this rank's share of each step"}
 	worldFlag     = &cli.IntFlag{Name: "world", Usage: "number of ranks; it must divide the batch size", Value: 1}
 )

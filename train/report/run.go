@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"syscall"
 	"time"
 )
 
@@ -106,7 +107,7 @@ func Read(runDir string) (*Run, error) {
 	}
 	path := filepath.Join(runDir, metricsFile)
 	f, err := os.Open(path)
-	if errors.Is(err, os.ErrNotExist) {
+	if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
 		return nil, fmt.Errorf("%s is no run directory: %w; name the directory that `mula train` wrote", runDir, err)
 	}
 	if err != nil {
