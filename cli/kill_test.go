@@ -35,8 +35,22 @@ func mustRun(t *testing.T, dir string, args ...string) string {
 	return string(out)
 }
 
-// killed runs the command and kills it after a random part of the time that a whole run takes. It says whether the kill came in time.
-func killed(t *testing.T, random *rand.Rand, whole time.Duration, dir string, args ...string) bool {
+// A killer kills runs of a command at random moments.
+type killer struct {
+	random *rand.Rand
+	span   time.Duration // kills come within it
+	inTime int           // kills that came before the end of the run
+}
+
+// newKiller makes a killer of runs that take about as long as this one takes.
+func newKiller(seed uint64, run func()) *killer {
+	start := time.Now()
+	run()
+	return &killer{random: rand.New(rand.NewPCG(seed, 1)), span: time.Since(start)}
+}
+
+// kill runs the command and kills it. Runs take longer or shorter as other work on the machine comes and goes: the span follows them.
+func (k *killer) kill(t *testing.T, dir string, args ...string) {
 	t.Helper()
 	c := mula(dir, args...)
 	var out bytes.Buffer
@@ -44,18 +58,28 @@ func killed(t *testing.T, random *rand.Rand, whole time.Duration, dir string, ar
 	if err := c.Start(); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(time.Duration(random.Float64() * 1.1 * float64(whole)))
+	time.Sleep(time.Duration(k.random.Float64() * float64(k.span)))
 	c.Process.Signal(syscall.SIGKILL)
 	err := c.Wait()
-	if err == nil {
-		return false
-	}
 	var exit *exec.ExitError
-	if errors.As(err, &exit) && exit.Sys().(syscall.WaitStatus).Signal() == syscall.SIGKILL {
-		return true
+	switch {
+	case err == nil:
+		k.span = k.span * 7 / 10
+	case errors.As(err, &exit) && exit.Sys().(syscall.WaitStatus).Signal() == syscall.SIGKILL:
+		k.inTime++
+		k.span = k.span * 12 / 10
+	default:
+		t.Fatalf("mula %s: %v\n%s", strings.Join(args, " "), err, out.String())
 	}
-	t.Fatalf("mula %s: %v\n%s", strings.Join(args, " "), err, out.String())
-	return false
+}
+
+// enough fails the test if it says little, since most runs were over before they were killed.
+func (k *killer) enough(t *testing.T) {
+	t.Helper()
+	t.Logf("%d of %d kills came before the end", k.inTime, kills)
+	if k.inTime < kills/4 {
+		t.Errorf("only %d of %d kills came before the end", k.inTime, kills)
+	}
 }
 
 // prepared makes documents, a tokenizer, a shard and the configurations of a small job in a new folder.
@@ -106,18 +130,12 @@ func TestKilledTokenize(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "killed.yaml"), []byte(config), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	random := rand.New(rand.NewPCG(1, 1))
-	start := time.Now()
-	mustRun(t, dir, command...)
-	duration := time.Since(start)
-	inTime := 0
+	k := newKiller(1, func() { mustRun(t, dir, command...) })
 	for range kills {
 		if err := os.RemoveAll(filepath.Join(dir, "killed")); err != nil {
 			t.Fatal(err)
 		}
-		if killed(t, random, duration, dir, command...) {
-			inTime++
-		}
+		k.kill(t, dir, command...)
 		out, err := mula(dir, "blend", "--config", "killed.yaml", "--output", "killed.json").CombinedOutput()
 		if err != nil {
 			continue // refused
@@ -128,10 +146,7 @@ func TestKilledTokenize(t *testing.T) {
 			}
 		}
 	}
-	if inTime < kills/4 {
-		t.Errorf("only %d of %d kills came before the end", inTime, kills)
-	}
-	t.Logf("%d of %d kills came before the end", inTime, kills)
+	k.enough(t)
 }
 
 // A killed `mula blend` leaves the old plan or the new one.
@@ -151,15 +166,9 @@ func TestKilledBlend(t *testing.T) {
 		}
 		plans[string(data)] = true
 	}
-	random := rand.New(rand.NewPCG(2, 1))
-	start := time.Now()
-	mustRun(t, dir, "blend", "--config", "seed1.yaml")
-	duration := time.Since(start)
-	inTime := 0
+	k := newKiller(2, func() { mustRun(t, dir, "blend", "--config", "seed1.yaml") })
 	for i := range kills {
-		if killed(t, random, duration, dir, "blend", "--config", fmt.Sprintf("seed%d.yaml", 1+(i+1)%2)) {
-			inTime++
-		}
+		k.kill(t, dir, "blend", "--config", fmt.Sprintf("seed%d.yaml", 1+(i+1)%2))
 		data, err := os.ReadFile(path)
 		if err != nil {
 			t.Fatal(err)
@@ -169,30 +178,21 @@ func TestKilledBlend(t *testing.T) {
 		}
 		mustRun(t, dir, "peek", "--position", "0")
 	}
-	if inTime < kills/4 {
-		t.Errorf("only %d of %d kills came before the end", inTime, kills)
-	}
-	t.Logf("%d of %d kills came before the end", inTime, kills)
+	k.enough(t)
 }
 
 // A run of `mula train` that is killed twenty times, wherever it stands, ends as one that nobody disturbed.
 func TestKilledTrain(t *testing.T) {
 	dir := prepared(t)
 	mustRun(t, dir, "blend")
-	start := time.Now()
-	mustRun(t, dir, "train")
-	duration := time.Since(start)
+	k := newKiller(3, func() { mustRun(t, dir, "train") })
+	k.span /= 3 // so that the kills are spread over runs that have begun, have gone on, and are nearly done
 	whole := contents(t, filepath.Join(dir, "run"))
 	if err := os.Rename(filepath.Join(dir, "run"), filepath.Join(dir, "whole")); err != nil {
 		t.Fatal(err)
 	}
-	random := rand.New(rand.NewPCG(3, 1))
-	inTime := 0
 	for range kills {
-		// A third of the run at most, so that the twenty kills are spread over runs that were begun, gone on with, and nearly done.
-		if killed(t, random, duration/3, dir, "train") {
-			inTime++
-		}
+		k.kill(t, dir, "train")
 		if _, err := os.Stat(filepath.Join(dir, "run/checkpoints/step-00000012")); err == nil {
 			compareRuns(t, contents(t, filepath.Join(dir, "run")), whole)
 			if err := os.RemoveAll(filepath.Join(dir, "run")); err != nil {
@@ -203,10 +203,7 @@ func TestKilledTrain(t *testing.T) {
 	mustRun(t, dir, "train")
 	compareRuns(t, contents(t, filepath.Join(dir, "run")), whole)
 	mustRun(t, dir, "verify", "run", "whole")
-	if inTime < kills/4 {
-		t.Errorf("only %d of %d kills came before the end", inTime, kills)
-	}
-	t.Logf("%d of %d kills came before the end", inTime, kills)
+	k.enough(t)
 }
 
 // SIGINT and SIGTERM let `mula train` finish its step, save and exit with 0; the same command then ends the run as if nothing had been.
