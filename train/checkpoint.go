@@ -58,8 +58,8 @@ type State struct {
 	SequenceLength int    `json:"sequence_length"`
 	Tokenizer      string `json:"tokenizer,omitempty"` // SHA-256 of the tokenizer.json that made the plan's shards, if the plan knows it
 
-	Seed   uint64 `json:"seed"`
-	Device string `json:"device"` // what computed the last steps
+	Seed       uint64 `json:"seed"`
+	Arithmetic string `json:"arithmetic"` // of the device that computed the last steps; see [xpu.Device]
 
 	FirstLoss float64 `json:"first_loss"` // of the first step that had samples
 	LastLoss  float64 `json:"last_loss"`  // of the last one

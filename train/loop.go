@@ -474,8 +474,8 @@ func (r *run) findCheckpoint(ctx context.Context) (*Checkpoint, error) {
 		return nil, fmt.Errorf("%s stands at position %d after %d steps of %d samples; it should be %d", checkpoint.Dir, r.state.Cursor.Position, r.state.Step,
 			r.config.BatchSize, want)
 	}
-	if kind := deviceKind(r.device); kind != r.state.Device {
-		r.warn("%s was computed on %s, and this is %s: the run goes on, but not bit for bit as it would have there", checkpoint.Name(), r.state.Device, kind)
+	if a := r.device.Arithmetic(); a != r.state.Arithmetic {
+		r.warn("%s was computed with the arithmetic of %s, and this is %s: the run goes on, but not bit for bit as it would have there", checkpoint.Name(), r.state.Arithmetic, a)
 	}
 	return checkpoint, nil
 }
@@ -486,12 +486,6 @@ func tokenizerHash(p *blend.Plan) string {
 		return ""
 	}
 	return p.Tokenizer.SHA256
-}
-
-// deviceKind is the name of a device without its number of threads: devices of one kind give the same bits.
-func deviceKind(d xpu.Device) string {
-	kind, _, _ := strings.Cut(d.Name(), ",")
-	return kind
 }
 
 func (r *run) summary(checkpoint *Checkpoint) Summary {
@@ -542,7 +536,7 @@ func (r *run) openRecords(checkpoint *Checkpoint) (err error) {
 	now := time.Now()
 	plan := r.data.Plan.Fingerprint()
 	oldPlan := r.state.Cursor.Plan
-	r.state.Cursor.Plan, r.state.Device = plan, deviceKind(r.device)
+	r.state.Cursor.Plan, r.state.Arithmetic = plan, r.device.Arithmetic()
 	if checkpoint == nil {
 		names, err := fs.Glob(os.DirFS(r.dir.path), asideName("*"))
 		if err != nil {

@@ -478,6 +478,44 @@ func TestRunChangedConfig(t *testing.T) {
 	}
 }
 
+// A run that goes on with other arithmetic says that its bits will not be those it would have had; one with the same says nothing.
+func TestRunArithmetic(t *testing.T) {
+	c := testConfig(t, makePlan(t, t.TempDir(), "plan.json", ""), "evaluate: {every: 0}\n")
+	mustRun(t, c, stopAfter(3))
+	var warnings []string
+	stopped := stopAfter(4)
+	stopped.Warn = func(text string) { warnings = append(warnings, text) }
+	saved := mustRun(t, c, stopped)
+	if len(warnings) > 0 {
+		t.Errorf("the same arithmetic: warnings %q", warnings)
+	}
+	path := filepath.Join(saved.Checkpoint, stateFile)
+	var state State
+	if err := readJSON(path, &state); err != nil {
+		t.Fatal(err)
+	}
+	state.Arithmetic = "abacus"
+	if err := writeJSON(path, state); err != nil {
+		t.Fatal(err)
+	}
+	var manifest checkpointManifest
+	if err := readJSON(filepath.Join(saved.Checkpoint, manifestFile), &manifest); err != nil {
+		t.Fatal(err)
+	}
+	hash, size, err := shards.HashFile(context.Background(), path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	manifest.Files[stateFile] = shards.FileInfo{Bytes: size, SHA256: hash}
+	if err := writeJSON(filepath.Join(saved.Checkpoint, manifestFile), manifest); err != nil {
+		t.Fatal(err)
+	}
+	mustRun(t, c, Options{Warn: func(text string) { warnings = append(warnings, text) }})
+	if len(warnings) != 1 || !strings.Contains(warnings[0], "arithmetic of abacus") {
+		t.Errorf("another arithmetic: warnings %q", warnings)
+	}
+}
+
 // Skipped positions give no samples; a step without any changes nothing but is on record.
 func TestRunSkips(t *testing.T) {
 	dir := t.TempDir()

@@ -8,8 +8,7 @@
 //
 // The bits of a result depend on the operands of that result alone: not on Threads, not on how rows are grouped, not on the rows or
 // columns computed beside it. Row i of a product is the same, bit for bit, whether it was computed alone or among thousands. Bits may
-// differ between kinds of devices and between the kernel sets of one kind, which is why [Device.Name] names both; an implementation says
-// which of its kernel sets agree.
+// differ between kinds of devices and between the kernel sets of one kind; [Device.Arithmetic] says which agree.
 //
 // # Aliasing and errors
 //
@@ -19,9 +18,11 @@ package xpu
 
 // A Device computes. Its methods may be called by several goroutines at once, also from within the function given to Parallel.
 type Device interface {
-	// Name says what computes, for logs and for the record of a run: kind, kernel set and threads, as in "cpu avx512, 2 threads". Two
-	// devices whose names differ by no more than the number of threads give the same bits.
+	// Name says what computes, for logs and for the record of a run: kind, kernel set and threads, as in "cpu avx512, 2 threads".
 	Name() string
+
+	// Arithmetic names the way of rounding, as in "cpu fma". Devices with the same one give the same bits.
+	Arithmetic() string
 
 	// Threads is the number of workers, the caller of a method included.
 	Threads() int

@@ -61,6 +61,10 @@ func (d *Device) Name() string {
 	return fmt.Sprintf("cpu %s, %d threads", d.kernels.name, d.Threads())
 }
 
+// Arithmetic is "cpu fma" of both assembly kernel sets, which agree to the bit, and else names the processor, as in "cpu go arm64": Go may
+// fuse a product and a sum on some and not on others.
+func (d *Device) Arithmetic() string { return "cpu " + d.kernels.arithmetic }
+
 // Threads is the number of threads given to [New].
 func (d *Device) Threads() int { return d.pool.size + 1 }
 

@@ -1,10 +1,13 @@
 package cpu
 
+import "runtime"
+
 // kernelSet is the innermost work of a product for one instruction set. Operands come as panels: a panel of op(A) holds mr rows, element
 // (i, k) at k*mr+i; a panel of op(B) nr columns, element (k, j) at k*nr+j.
 type kernelSet struct {
-	name   string
-	mr, nr int
+	name       string
+	arithmetic string // sets with the same one give the same bits
+	mr, nr     int
 
 	// tile computes rows × nr elements of C, 1 ≤ rows ≤ mr, from kc ≥ 1 terms each: chains of multiply-adds that start from zero, stored in
 	// c or with add ≠ 0 added to it. a is a panel; row k of b starts at k*ldb, so that b is a panel with ldb = nr, or a matrix itself.
@@ -17,7 +20,7 @@ type kernelSet struct {
 	packColumnsA, packColumnsB func(dst, src *float32, kc, ld, panels int64)
 }
 
-var goKernels = kernelSet{name: "go", mr: 4, nr: 4, tile: nil}
+var goKernels = kernelSet{name: "go", arithmetic: "go " + runtime.GOARCH, mr: 4, nr: 4, tile: nil}
 
 // maxMR and maxNR are the largest tile of any set.
 const maxMR, maxNR = 14, 32

@@ -7,12 +7,12 @@ package cpu
 import "golang.org/x/sys/cpu"
 
 var avx512Kernels = kernelSet{
-	name: "avx512", mr: 14, nr: 32, tile: tileAVX512,
+	name: "avx512", arithmetic: "fma", mr: 14, nr: 32, tile: tileAVX512,
 	packRowsA: packRows14, packRowsB: packRows32, packColumnsA: packColumns14, packColumnsB: packColumns32,
 }
 
 var avx2Kernels = kernelSet{
-	name: "avx2", mr: 6, nr: 16, tile: tileAVX2,
+	name: "avx2", arithmetic: "fma", mr: 6, nr: 16, tile: tileAVX2,
 	packRowsA: packRows6, packRowsB: packRows16, packColumnsA: packColumns6, packColumnsB: packColumns16,
 }
 

@@ -126,14 +126,10 @@ func TestDefinition(t *testing.T) {
 // TestSameBits draws products and computes each in many ways: one row alone, all rows, in groups, transposed, with 1 and 3 threads, and by
 // every kernel set that promises the same bits.
 func TestSameBits(t *testing.T) {
-	var fused, rounded []*Device
+	classes := map[string][]*Device{}
 	for _, d := range devices(t) {
-		switch {
-		case d.Threads() == 2:
-		case d.kernels == &goKernels:
-			rounded = append(rounded, d)
-		default:
-			fused = append(fused, d)
+		if d.Threads() != 2 {
+			classes[d.Arithmetic()] = append(classes[d.Arithmetic()], d)
 		}
 	}
 	rapid.Check(t, func(t *rapid.T) {
@@ -151,7 +147,7 @@ func TestSameBits(t *testing.T) {
 		for g := range counts {
 			bs[g], bts[g] = b, bt
 		}
-		for _, class := range [][]*Device{fused, rounded} {
+		for _, class := range classes {
 			var want []float32
 			same := func(how string, d *Device, f func(c []float32)) {
 				c := append([]float32(nil), c0...)
