@@ -2,11 +2,13 @@
 export CGO_ENABLED ?= 0
 GO       ?= go
 FUZZTIME ?= 20s
+# Where the Python environments of the originals are made, about 8 GB; see conformance/environments.sh.
+ENVIRONMENTS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/mula/conformance
 
-.PHONY: help build test race lint fmt fuzz bench quickstart clean
+.PHONY: help build test race lint fmt fuzz bench bench-index conformance quickstart clean
 
 help: ## list the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
 build: ## build bin/mula
 	$(GO) build -trimpath -o bin/mula ./cli/mula
@@ -35,6 +37,18 @@ fuzz: ## fuzz every target for FUZZTIME each
 
 bench: ## run the benchmarks
 	$(GO) test -run '^$$' -bench . -benchmem ./...
+
+bench-index: build ## index files: the frameworks' own code and mula side by side (about an hour; ARGS='--scale 0.01' tries it)
+	conformance/environments.sh $(ENVIRONMENTS) megatron-0.16.1
+	$(ENVIRONMENTS)/torch/bin/python benchmarks/index.py --environments $(ENVIRONMENTS) $(ARGS)
+
+conformance: build ## compare index files with those of Megatron core and OLMo-core, from PyPI, run beside mula (needs python3.11)
+	conformance/environments.sh $(ENVIRONMENTS)
+	$(ENVIRONMENTS)/torch/bin/python conformance/compare.py --environments $(ENVIRONMENTS) --versions 0.16.1 0.9.0 --count 250 --large
+	$(ENVIRONMENTS)/torch/bin/python conformance/compare.py --environments $(ENVIRONMENTS) --versions 0.4.0 0.5.0 0.6.0 0.7.0 0.8.0 0.10.0 0.11.0 0.12.3 0.13.1 0.16.1-fma --count 60
+	$(ENVIRONMENTS)/torch/bin/python conformance/read.py --environments $(ENVIRONMENTS)
+	$(ENVIRONMENTS)/torch/bin/python conformance/mix.py --environments $(ENVIRONMENTS)
+	$(ENVIRONMENTS)/torch/bin/python conformance/olmo.py --environments $(ENVIRONMENTS)
 
 quickstart: build ## the main job, end to end, on real text (a few minutes)
 	./fixtures/quickstart.sh quickstart

@@ -3,6 +3,7 @@ package blend
 import (
 	"context"
 	"fmt"
+	"log"
 	"os"
 	"path/filepath"
 	"strings"
@@ -13,7 +14,41 @@ import (
 	"mula/shards"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// Nothing of a test goes into the user's ledger.
+func TestMain(m *testing.M) {
+	cache, err := os.MkdirTemp("", "")
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, name := range []string{"XDG_CACHE_HOME", "HOME"} { // of Linux, of Darwin
+		os.Setenv(name, cache)
+	}
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+		os.RemoveAll(cache)
+		os.Exit(code)
+	}))
+}
+
+// shardOf gives a shard of open data to a test.
+func shardOf(t testing.TB, d *Data, source, shard int) *shards.Shard {
+	t.Helper()
+	s, err := d.shelf.take(source, shard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { d.shelf.put(source, shard) })
+	return s
+}
+
+// documentStart is the first token of a document.
+func documentStart(t testing.TB, s *shards.Shard, d int64) int64 {
+	t.Helper()
+	start, err := s.DocumentStart(d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return start
+}
 
 // A corpus is a directory with shards of made-up documents, for one blend.
 type corpus struct {

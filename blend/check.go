@@ -3,6 +3,7 @@ package blend
 import (
 	"context"
 	"fmt"
+	"path/filepath"
 	"runtime"
 	"sync"
 
@@ -77,11 +78,17 @@ func (d *Data) Check(ctx context.Context, o CheckOptions) (*CheckReport, error) 
 			total += 2 * sh.Tokens * tokenBytes(sh.DType)
 		}
 	}
+	shardBytes := total
+	if d.Megatron != nil {
+		for _, f := range d.Megatron.Files {
+			total += f.Bytes
+		}
+	}
 	var mu sync.Mutex
 	var done int64
 	reports := make([][]ShardReport, len(d.Sources))
 	findings := make([][][]Finding, len(d.Sources))
-	g, ctx := errgroup.WithContext(ctx)
+	g, reading := errgroup.WithContext(ctx)
 	g.SetLimit(o.Workers)
 	for i := range d.Sources {
 		reports[i] = make([]ShardReport, len(d.Sources[i].Shards))
@@ -94,10 +101,10 @@ func (d *Data) Check(ctx context.Context, o CheckOptions) (*CheckReport, error) 
 					}
 					mu.Lock()
 					defer mu.Unlock()
-					done = min(done+n, total) // the few bytes of indices are not in the total
+					done = min(done+n, shardBytes) // the few bytes of indices are not in the total
 					o.Progress(HashProgress{d.ShardPath(i, k), done, total})
 				}
-				reports[i][k], findings[i][k], err = d.checkShard(ctx, i, k, progress)
+				reports[i][k], findings[i][k], err = d.checkShard(reading, i, k, progress)
 				return err
 			})
 		}
@@ -105,7 +112,25 @@ func (d *Data) Check(ctx context.Context, o CheckOptions) (*CheckReport, error) 
 	if err := g.Wait(); err != nil {
 		return nil, err
 	}
+	done = shardBytes
 	r := &CheckReport{}
+	if m := d.Megatron; m != nil {
+		for _, f := range m.Files {
+			path := filepath.Join(d.path(m.directory), f.Name)
+			hash, _, err := shards.HashFile(ctx, path, func(n int64) {
+				if o.Progress != nil {
+					done += n
+					o.Progress(HashProgress{path, done, total})
+				}
+			})
+			if err != nil {
+				return nil, err
+			}
+			if hash != f.SHA256 {
+				r.Findings = append(r.Findings, Finding{true, "", path, fmt.Sprintf("it has SHA-256 %s, but the plan was sealed with %s: restore the file, or blend again", hash, f.SHA256)})
+			}
+		}
+	}
 	same := map[string]string{} // hash → the shard that had it first
 	for i, s := range d.Sources {
 		for k, sh := range s.Shards {
@@ -131,11 +156,20 @@ func tokenBytes(dtype string) int64 {
 
 // checkShard checks one shard.
 func (d *Data) checkShard(ctx context.Context, source, shard int, progress func(int64)) (r ShardReport, findings []Finding, err error) {
-	src, s := &d.Sources[source], d.shards[source][shard]
-	r = ShardReport{Source: src.Name, Path: s.Prefix(), Tokens: s.Tokens(), Windows: src.windows.ShardCount(shard), Documents: s.Documents(), LongestNumber: -1}
+	src := &d.Sources[source]
+	// Opened anew, so that a shard that is read for an hour is not one of those that the shelf can give up.
+	path := d.ShardPath(source, shard)
+	r = ShardReport{Source: src.Name, Path: path, Tokens: src.Shards[shard].Tokens, Windows: src.shardWindows(shard),
+		Documents: src.Shards[shard].Documents, LongestNumber: -1}
 	find := func(isError bool, format string, args ...any) {
-		findings = append(findings, Finding{isError, src.Name, s.Prefix(), fmt.Sprintf(format, args...)})
+		findings = append(findings, Finding{isError, src.Name, path, fmt.Sprintf(format, args...)})
 	}
+	s, err := d.open(source, shard)
+	if err != nil {
+		find(true, "%v", err)
+		return r, findings, nil
+	}
+	defer s.Close()
 
 	// The hashes. A manifest was found to agree with the plan when the shard was opened, and covers the documents' origins as well.
 	r.Verified = true
@@ -159,17 +193,25 @@ func (d *Data) checkShard(ctx context.Context, source, shard int, progress func(
 				find(true, ".%s has SHA-256 %s, but the plan was sealed with %s: restore the file, or blend again", f.name, got, f.hash)
 			}
 		}
+		if err := s.Check(ctx); err != nil {
+			if ctx.Err() != nil {
+				return r, nil, context.Cause(ctx)
+			}
+			find(true, "%v", err)
+		}
 		find(false, "it has no manifest, so what made it and where its documents come from is not known")
 	}
 
-	if err := d.lintTokens(ctx, source, shard, &r, progress, find); err != nil {
+	if err := d.lintTokens(ctx, s, source, shard, &r, progress, find); err != nil {
 		return r, nil, err
 	}
-	if err := d.lintDocuments(ctx, s, &r); err != nil {
+	if err := d.lintDocuments(ctx, s, &r, find); err != nil {
 		return r, nil, err
 	}
 	r.Tail = r.Tokens
-	if r.Windows > 0 {
+	if d.Megatron != nil { // whose samples are not cut from the shard one after the other
+		r.Tail = 0
+	} else if r.Windows > 0 {
 		r.Tail = r.Tokens - (r.Windows*int64(d.SequenceLength) + 1)
 	} else {
 		find(false, "its %d tokens are too few for a window of %d: it is never read", r.Tokens, d.SequenceLength+1)
@@ -188,8 +230,7 @@ func (d *Data) checkShard(ctx context.Context, source, shard int, progress func(
 }
 
 // lintTokens looks at every id.
-func (d *Data) lintTokens(ctx context.Context, source, shard int, r *ShardReport, progress func(int64), find func(bool, string, ...any)) error {
-	s := d.shards[source][shard]
+func (d *Data) lintTokens(ctx context.Context, s *shards.Shard, source, shard int, r *ShardReport, progress func(int64), find func(bool, string, ...any)) error {
 	limit := d.idLimit()
 	ids := make([]uint32, 1<<16)
 	for token := int64(0); token < s.Tokens(); token += int64(len(ids)) {
@@ -215,7 +256,7 @@ func (d *Data) lintTokens(ctx context.Context, source, shard int, r *ShardReport
 }
 
 // lintDocuments looks at the length of every document.
-func (d *Data) lintDocuments(ctx context.Context, s *shards.Shard, r *ShardReport) error {
+func (d *Data) lintDocuments(ctx context.Context, s *shards.Shard, r *ShardReport, find func(bool, string, ...any)) error {
 	ending := int64(0) // tokens of a document that has no text
 	if d.Tokenizer != nil && d.Tokenizer.EOD >= 0 {
 		ending = 1
@@ -225,13 +266,17 @@ func (d *Data) lintDocuments(ctx context.Context, s *shards.Shard, r *ShardRepor
 		if doc%(1<<16) == 0 && ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		first := s.DocumentStart(doc)
-		n := s.DocumentStart(doc+1) - first
+		span, err := s.Span(doc)
+		if err != nil {
+			find(true, "%v", err)
+			return nil
+		}
+		n := span.End - span.First
 		switch {
 		case n == 0:
 			r.EmptyDocuments++
 		case n == ending:
-			if s.Read(one, first) == nil && int64(one[0]) == d.Tokenizer.EOD {
+			if s.Read(one, span.First) == nil && int64(one[0]) == d.Tokenizer.EOD {
 				r.EmptyDocuments++
 			}
 		case n >= LongDocument:

@@ -25,6 +25,9 @@ type Config struct {
 	Stages         []StageConfig  `yaml:"stages"` // none for one stage with the weights of the sources
 	Skips          []Range        `yaml:"skips"`  // positions that yield no sample
 
+	Order    string          `yaml:"order"`    // "native", which "" is too, or "megatron": the order is read, and only SequenceLength, Skips and Megatron are set
+	Megatron *MegatronConfig `yaml:"megatron"` // what is read
+
 	dir  string           // shards are relative to it
 	file *strictyaml.File // for the lines of what messages are about; nil without one
 }
@@ -104,6 +107,17 @@ func newConfig(file *strictyaml.File, dir string) (*Config, error) {
 
 // validate checks everything that does not need the shards.
 func (c *Config) validate() error {
+	switch c.Order {
+	case "", orderNative:
+		if c.Megatron != nil {
+			return c.file.Errorf("$.megatron", `megatron is read with "order: megatron" only; add that, or leave it out`)
+		}
+	case orderMegatron:
+		return c.validateMegatron()
+	default:
+		return c.file.Errorf("$.order", "order %q is not known%s: it is %s, or %s to read the index cache of Megatron-LM", c.Order,
+			strictyaml.DidYouMean(c.Order, []string{orderNative, orderMegatron}), orderNative, orderMegatron)
+	}
 	if c.SequenceLength == 0 && !c.file.Has("$.sequence_length") {
 		return c.file.Errorf("$.sequence_length", "sequence_length is missing: give the number of tokens that a sample is to train on, such as 4096")
 	}
@@ -175,6 +189,10 @@ func (c *Config) validate() error {
 			}
 		}
 	}
+	return c.validateSkips()
+}
+
+func (c *Config) validateSkips() error {
 	for i, r := range c.Skips {
 		if r.From < 0 || r.To <= r.From {
 			return c.file.Errorf(fmt.Sprintf("$.skips[%d]", i), "skip %d: [%d, %d) is not a range of positions: from is the first that is left out, to the first after it",
@@ -182,4 +200,25 @@ func (c *Config) validate() error {
 		}
 	}
 	return nil
+}
+
+// validateMegatron is validate for an order that is read.
+func (c *Config) validateMegatron() error {
+	for _, f := range []struct {
+		name string
+		set  bool
+	}{
+		{"seed", c.Seed != 0}, {"validation", c.Validation.IsSet()}, {"samples", c.Samples != nil}, {"sources", len(c.Sources) > 0}, {"stages", len(c.Stages) > 0},
+	} {
+		if f.set || c.file.Has("$."+f.name) { // 0 and [] say something as well
+			return c.file.Errorf("$."+f.name, "%s has no meaning with order megatron, which is what the cache says: leave it out", f.name)
+		}
+	}
+	if c.SequenceLength < 0 || c.SequenceLength > maxSequenceLength {
+		return c.file.Errorf("$.sequence_length", "sequence_length is %d; it must be between 1 and %d, or be left out", c.SequenceLength, maxSequenceLength)
+	}
+	if c.Megatron == nil || c.Megatron.Cache == "" {
+		return c.file.Errorf("$.megatron", "order megatron needs the directory of the index files: megatron: {cache: DIR}")
+	}
+	return c.validateSkips()
 }

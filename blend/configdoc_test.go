@@ -71,6 +71,11 @@ func docTypes(of reflect.Type, prefix string) (names, types []string) {
 			word = "whole number"
 		case typ.Kind() == reflect.Map:
 			word = "map"
+		case typ.Kind() == reflect.Struct:
+			word = "map"
+			n, w := docTypes(typ, prefix+tag+".")
+			names, types = append(append(names, prefix+tag), n...), append(append(types, word), w...)
+			continue
 		case typ.Kind() == reflect.String:
 			word = "text"
 		case typ.Kind() == reflect.Slice:
@@ -108,7 +113,8 @@ func TestConfigDocFields(t *testing.T) {
 
 // A file that leaves a field out is refused if the page calls the field required, and else accepted.
 func TestConfigDocRequired(t *testing.T) {
-	const full = `
+	const native = `
+order: native
 sequence_length: 16
 seed: 1
 validation: 0.1
@@ -117,8 +123,16 @@ sources: [{name: a, shards: [a], weight: 1, max_epochs: 3}]
 stages: [{samples: 9, weights: {a: 1}}]
 skips: [{from: 0, to: 2}]
 `
+	const read = `
+order: megatron
+megatron: {cache: cache, name: a, split: train, validation: b, root: .}
+`
 	_, fields := docSection(t, "blend.yaml")
 	for _, f := range fields {
+		full := native
+		if strings.HasPrefix(f.name, "megatron") {
+			full = read
+		}
 		var config map[string]any
 		if err := yaml.Unmarshal([]byte(full), &config); err != nil {
 			t.Fatal(err)
@@ -126,6 +140,8 @@ skips: [{from: 0, to: 2}]
 		in, name := config, f.name
 		if list, inner, ok := strings.Cut(name, "[]."); ok {
 			in, name = config[list].([]any)[0].(map[string]any), inner
+		} else if outer, inner, ok := strings.Cut(name, "."); ok {
+			in, name = config[outer].(map[string]any), inner
 		}
 		if _, ok := in[name]; !ok {
 			t.Errorf("the test's configuration has no %s", f.name)
@@ -146,8 +162,11 @@ var docYAML = regexp.MustCompile("(?s)```yaml\n(.*?)```")
 func TestConfigDocExample(t *testing.T) {
 	text, _ := docSection(t, "blend.yaml")
 	examples := docYAML.FindAllStringSubmatch(text, -1)
-	if len(examples) != 1 {
+	if len(examples) != 2 {
 		t.Fatalf("%d examples", len(examples))
+	}
+	if c, err := ParseConfig([]byte(examples[1][1]), "example", "."); err != nil || c.Order != "megatron" || c.Megatron.Split != "train" {
+		t.Errorf("%+v, %v", c, err)
 	}
 	c, err := ParseConfig([]byte(examples[0][1]), "example", ".")
 	if err != nil {

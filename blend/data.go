@@ -6,18 +6,18 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"runtime"
-	"sync/atomic"
-
-	"golang.org/x/sync/errgroup"
 
 	"mula/shards"
 )
 
 // Data is a plan with its shards, open for reading. It is safe for concurrent use until Close.
+//
+// A shard is mapped into memory when it is first used. However many a plan has, they are never all open: beyond some 16,000 those that
+// were not used lately are closed again.
 type Data struct {
 	*Plan
-	shards [][]*shards.Shard // by source
+	facts [][]facts // by source and shard
+	shelf *shelf
 }
 
 // OpenOptions are the options of [Open].
@@ -25,16 +25,39 @@ type OpenOptions struct {
 	Base string // directory that the plan's relative paths start from, instead of the plan's own; "" for that
 }
 
-// Open opens the shards of a plan and verifies that they are the ones it was sealed with: sizes, element types, counts, the hashes in
-// their manifests, and the tokens of 16 samples. Whether every byte is the same only [Data.Check] can tell.
+// Open verifies that the shards of a plan are the ones it was sealed with: sizes, element types, counts, the hashes in their manifests, and
+// the tokens of 16 samples. Whether every byte is the same only [Data.Check] can tell.
+//
+// What was found out about a shard is kept in the user's cache directory and used again while size, time of change and inode of its files
+// are the same, so that opening a plan over thousands of shards a second time opens those of the 16 samples alone.
 func Open(ctx context.Context, p *Plan, opts OpenOptions) (*Data, error) {
 	if opts.Base != "" {
 		moved := *p
 		moved.base = realDir(opts.Base)
 		p = &moved
 	}
-	d := &Data{Plan: p}
-	if err := d.openShards(ctx); err != nil {
+	if p.Megatron != nil {
+		opened := *p
+		p = &opened
+		var err error
+		if p.order, err = openOrder(p); err != nil {
+			return nil, err
+		}
+		if err = p.order.bind(); err == nil {
+			err = p.order.verifyCache()
+		}
+		if err != nil {
+			p.order.close()
+			return nil, err
+		}
+	}
+	l := openLedger()
+	defer l.close()
+	d, err := newData(ctx, p, l)
+	if err != nil {
+		if p.order != nil {
+			p.order.close()
+		}
 		return nil, err
 	}
 	if err := d.verify(); err != nil {
@@ -44,53 +67,42 @@ func Open(ctx context.Context, p *Plan, opts OpenOptions) (*Data, error) {
 	return d, nil
 }
 
-// openShards opens all shards, several at a time, as each reads its index. Of several that cannot be opened the error is about the first
-// in the order of the plan.
-func (d *Data) openShards(ctx context.Context) error {
-	d.shards = make([][]*shards.Shard, len(d.Sources))
-	errs := make([][]error, len(d.Sources))
-	var failed atomic.Bool // then no further one is begun; all before it have been
-	var g errgroup.Group
-	g.SetLimit(2 * runtime.GOMAXPROCS(0)) // some wait for the disk
-	for i := range d.Sources {
-		n := len(d.Sources[i].Shards)
-		d.shards[i], errs[i] = make([]*shards.Shard, n), make([]error, n)
-		for k := 0; k < n && !failed.Load() && ctx.Err() == nil; k++ {
-			g.Go(func() error {
-				if d.shards[i][k], errs[i][k] = shards.Open(d.ShardPath(i, k)); errs[i][k] != nil {
-					failed.Store(true)
-				}
-				return nil
-			})
-		}
-	}
-	g.Wait()
-	err := context.Cause(ctx)
-	for i := range errs {
-		for _, e := range errs[i] {
-			if e != nil && err == nil {
-				err = fmt.Errorf("source %q: %w", d.Sources[i].Name, e)
-			}
-		}
-	}
+// newData finds the shards of a plan.
+func newData(ctx context.Context, p *Plan, l *ledger) (*Data, error) {
+	found, err := l.survey(ctx, p)
 	if err != nil {
-		d.Close()
+		return nil, err
 	}
-	return err
+	d := &Data{Plan: p, facts: found}
+	d.shelf = newShelf(p, d.open)
+	return d, nil
+}
+
+// open opens a shard, which must still be the one that was found at first.
+func (d *Data) open(source, shard int) (*shards.Shard, error) {
+	s, err := shards.Open(d.ShardPath(source, shard))
+	if err != nil {
+		return nil, fmt.Errorf("source %q: %w", d.Sources[source].Name, err)
+	}
+	was, is := d.facts[source][shard], factsOf(s)
+	if !is.manifest { // then nobody has read it again
+		is.bin, is.index = was.bin, was.index
+	}
+	if is != was {
+		s.Close()
+		return nil, fmt.Errorf("source %q: shard %s was replaced since the plan was opened: start again, and it is compared with the plan",
+			d.Sources[source].Name, d.ShardPath(source, shard))
+	}
+	return s, nil
 }
 
 // Close closes the shards. Nothing may be reading from them.
 func (d *Data) Close() error {
-	var errs []error
-	for _, list := range d.shards {
-		for _, s := range list {
-			if s != nil {
-				errs = append(errs, s.Close())
-			}
-		}
+	err := d.shelf.close()
+	if d.order != nil {
+		err = errors.Join(err, d.order.close())
 	}
-	d.shards = nil
-	return errors.Join(errs...)
+	return err
 }
 
 // changed is the error about a shard that is not the one that the plan was sealed with.
@@ -99,23 +111,28 @@ func (d *Data) changed(source, shard int, format string, args ...any) error {
 		d.ShardPath(source, shard), d.Sources[source].Name, fmt.Sprintf(format, args...))
 }
 
-// verify compares the open shards with the plan.
+// verify compares the shards with the plan.
 func (d *Data) verify() error {
 	for i := range d.Sources {
-		for k, s := range d.shards[i] {
+		for k, is := range d.facts[i] {
 			want := d.Sources[i].Shards[k]
-			switch m := s.Manifest(); {
-			case s.DType().String() != want.DType:
-				return d.changed(i, k, "its elements are %s, were %s", s.DType(), want.DType)
-			case s.Tokens() != want.Tokens: // with the element type that is the size of .bin
-				return d.changed(i, k, "it has %d tokens, had %d", s.Tokens(), want.Tokens)
-			case s.Documents() != want.Documents:
-				return d.changed(i, k, "it has %d documents, had %d", s.Documents(), want.Documents)
-			case m != nil && m.Files["bin"].SHA256 != want.Bin:
-				return d.changed(i, k, "by its manifest the .bin file has SHA-256 %.16s…, had %.16s…", m.Files["bin"].SHA256, want.Bin)
-			case m != nil && m.Files["idx"].SHA256 != want.Index:
-				return d.changed(i, k, "by its manifest the .idx file has SHA-256 %.16s…, had %.16s…", m.Files["idx"].SHA256, want.Index)
+			switch {
+			case is.dtype.String() != want.DType:
+				return d.changed(i, k, "its elements are %s, were %s", is.dtype, want.DType)
+			case is.tokens != want.Tokens: // with the element type that is the size of .bin
+				return d.changed(i, k, "it has %d tokens, had %d", is.tokens, want.Tokens)
+			case is.documents != want.Documents:
+				return d.changed(i, k, "it has %d documents, had %d", is.documents, want.Documents)
+			case is.manifest && is.bin != want.Bin:
+				return d.changed(i, k, "by its manifest the .bin file has SHA-256 %.16s…, had %.16s…", is.bin, want.Bin)
+			case is.manifest && is.index != want.Index:
+				return d.changed(i, k, "by its manifest the .idx file has SHA-256 %.16s…, had %.16s…", is.index, want.Index)
 			}
+		}
+	}
+	if d.Megatron != nil { // of the native order ReadPlan has compared them
+		if err := d.verifyPairs(); err != nil {
+			return err
 		}
 	}
 	tokens := make([]uint32, d.SequenceLength+1)
@@ -140,17 +157,42 @@ func (d *Data) Tokens(dst []uint32, s Sample) error {
 	if len(dst) != d.SequenceLength+1 {
 		return fmt.Errorf("blend: a sample has %d tokens, room for %d was given", d.SequenceLength+1, len(dst))
 	}
-	shard := d.shards[s.Source][s.Shard]
-	if err := shard.Read(dst, s.Token); err != nil {
-		return fmt.Errorf("source %q: %w", d.Sources[s.Source].Name, err)
+	shard, err := d.shelf.take(s.Source, s.Shard)
+	if err != nil {
+		return err
+	}
+	defer d.shelf.put(s.Source, s.Shard)
+	var buffer [16]segment
+	segments, err := d.segments(buffer[:0], s)
+	if err != nil {
+		return err
+	}
+	if n := lengthOf(segments); n != int64(len(dst)) {
+		return fmt.Errorf("source %q: sample %d has %d tokens of %d: the last of a validation set may be short, and Megatron then fills it up",
+			d.Sources[s.Source].Name, s.Window, n, len(dst))
 	}
 	limit := d.idLimit()
-	for i, id := range dst {
-		if id >= limit {
-			return d.idError(s.Source, s.Shard, s.Token+int64(i), id)
+	for _, g := range segments {
+		part := dst[:g.length]
+		dst = dst[g.length:]
+		if err := shard.Read(part, g.token); err != nil {
+			return fmt.Errorf("source %q: %w", d.Sources[s.Source].Name, err)
+		}
+		for i, id := range part {
+			if id >= limit {
+				return d.idError(s.Source, s.Shard, g.token+int64(i), id)
+			}
 		}
 	}
 	return nil
+}
+
+// segments appends the stretches of the shard that are a sample.
+func (d *Data) segments(dst []segment, s Sample) ([]segment, error) {
+	if d.order != nil {
+		return d.order.segments(dst, s)
+	}
+	return append(dst, segment{token: s.Token, length: int64(d.SequenceLength) + 1}), nil
 }
 
 // idLimit is above every id that may occur: the vocabulary where it is known, else what the stream's int32 can hold.
@@ -162,7 +204,6 @@ func (d *Data) idLimit() uint32 {
 }
 
 func (d *Data) idError(source, shard int, token int64, id uint32) error {
-	s := d.shards[source][shard]
 	return fmt.Errorf("source %q: %s.bin: token %d (byte %d) has id %d, but the tokenizer has ids below %d: the shard is damaged, or another tokenizer made it",
-		d.Sources[source].Name, s.Prefix(), token, token*int64(s.DType().Size()), id, d.idLimit())
+		d.Sources[source].Name, d.ShardPath(source, shard), token, token*tokenBytes(d.Sources[source].Shards[shard].DType), id, d.idLimit())
 }

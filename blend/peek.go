@@ -39,29 +39,37 @@ func (d *Data) Peek(ctx context.Context, position int64) (Sample, []Part, error)
 
 // Parts lists the parts of documents in a sample's window. Empty documents are in no window.
 func (d *Data) Parts(ctx context.Context, s Sample) ([]Part, error) {
-	shard := d.shards[s.Source][s.Shard]
-	end := s.Token + int64(d.SequenceLength) + 1
+	shard, err := d.shelf.take(s.Source, s.Shard)
+	if err != nil {
+		return nil, err
+	}
+	defer d.shelf.put(s.Source, s.Shard)
+	segments, err := d.segments(nil, s)
+	if err != nil {
+		return nil, err
+	}
 	var parts []Part
-	for doc := shard.DocumentAt(s.Token); doc >= 0; {
-		document, err := d.document(ctx, s.Source, s.Shard, doc)
-		if err != nil {
-			return nil, err
+	at := int64(0) // in the sample
+	for _, g := range segments {
+		end := g.token + g.length
+		for span, err := range shard.Spans(g.token, end) {
+			if err != nil {
+				return nil, fmt.Errorf("source %q: %w", d.Sources[s.Source].Name, err)
+			}
+			document, err := d.document(ctx, shard, s.Source, s.Shard, span)
+			if err != nil {
+				return nil, err
+			}
+			parts = append(parts, Part{document, int(at + max(span.First, g.token) - g.token), int(at + min(span.End, end) - g.token)})
 		}
-		after := document.First + document.Tokens
-		parts = append(parts, Part{document, int(max(0, document.First-s.Token)), int(min(after, end) - s.Token)})
-		if after >= end {
-			break
-		}
-		doc = shard.DocumentAt(after)
+		at += g.length
 	}
 	return parts, nil
 }
 
-// document looks a document up.
-func (d *Data) document(ctx context.Context, source, shard int, number int64) (Document, error) {
-	s := d.shards[source][shard]
-	first := s.DocumentStart(number)
-	doc := Document{Source: source, Shard: shard, Number: number, First: first, Tokens: s.DocumentStart(number+1) - first}
+// document says where a document comes from.
+func (d *Data) document(ctx context.Context, s *shards.Shard, source, shard int, span shards.Span) (Document, error) {
+	doc := Document{Source: source, Shard: shard, Number: span.Document, First: span.First, Tokens: span.End - span.First}
 	origins, err := s.DocumentIDs(ctx)
 	if errors.Is(err, shards.ErrNoDocuments) {
 		return doc, nil
@@ -69,7 +77,7 @@ func (d *Data) document(ctx context.Context, source, shard int, number int64) (D
 	if err != nil {
 		return doc, err
 	}
-	origin, err := origins.Origin(number)
+	origin, err := origins.Origin(span.Document)
 	if err != nil {
 		return doc, err
 	}
@@ -122,36 +130,23 @@ func (d *Data) Where(ctx context.Context, id string) iter.Seq2[Occurrence, error
 	return func(yield func(Occurrence, error) bool) {
 		found := false
 		unsearched, first := 0, ""
-		for i := range d.shards {
-			for k, shard := range d.shards[i] {
-				origins, err := shard.DocumentIDs(ctx)
+		for i := range d.Sources {
+			for k := range d.Sources[i].Shards {
+				documents, err := d.find(ctx, i, k, id)
 				if errors.Is(err, shards.ErrNoDocuments) {
 					if unsearched++; first == "" {
-						first = shard.Prefix()
+						first = d.ShardPath(i, k)
 					}
 					continue
-				}
-				var numbers []int64
-				if err == nil {
-					numbers, err = origins.Find(ctx, id)
 				}
 				if err != nil {
 					yield(Occurrence{}, fmt.Errorf("source %q: %w", d.Sources[i].Name, err))
 					return
 				}
-				for _, number := range numbers {
+				for _, doc := range documents {
 					found = true
-					doc, err := d.document(ctx, i, k, number)
-					if err != nil {
-						yield(Occurrence{}, err)
-						return
-					}
-					for o := range d.occurrences(doc) {
-						if err := ctx.Err(); err != nil {
-							yield(Occurrence{}, context.Cause(ctx))
-							return
-						}
-						if !yield(o, nil) {
+					for o, err := range d.occurrences(ctx, doc) {
+						if !yield(o, err) || err != nil {
 							return
 						}
 					}
@@ -164,9 +159,49 @@ func (d *Data) Where(ctx context.Context, id string) iter.Seq2[Occurrence, error
 	}
 }
 
+// find gives the documents of a shard that have an id.
+func (d *Data) find(ctx context.Context, source, shard int, id string) ([]Document, error) {
+	s, err := d.shelf.take(source, shard)
+	if err != nil {
+		return nil, err
+	}
+	defer d.shelf.put(source, shard)
+	origins, err := s.DocumentIDs(ctx)
+	if err != nil {
+		return nil, err
+	}
+	numbers, err := origins.Find(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	var found []Document
+	for _, number := range numbers {
+		span, err := s.Span(number)
+		if err != nil {
+			return nil, err
+		}
+		doc, err := d.document(ctx, s, source, shard, span)
+		if err != nil {
+			return nil, err
+		}
+		found = append(found, doc)
+	}
+	return found, nil
+}
+
 // occurrences lists the places of one document.
-func (d *Data) occurrences(doc Document) iter.Seq[Occurrence] {
-	return func(yield func(Occurrence) bool) {
+func (d *Data) occurrences(ctx context.Context, doc Document) iter.Seq2[Occurrence, error] {
+	if d.order != nil {
+		return d.order.occurrences(ctx, doc)
+	}
+	return func(give func(Occurrence, error) bool) {
+		yield := func(o Occurrence) bool {
+			if ctx.Err() != nil {
+				give(Occurrence{}, context.Cause(ctx))
+				return false
+			}
+			return give(o, nil)
+		}
 		src := &d.Sources[doc.Source]
 		first, last, ok := src.windows.Reading(doc.Shard, doc.First, doc.First+doc.Tokens)
 		if !ok {

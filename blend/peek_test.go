@@ -27,7 +27,7 @@ func TestWhereInvertsPeek(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		shard := d.shards[s.Source][s.Shard]
+		shard := shardOf(t, d, s.Source, s.Shard)
 		at := 0
 		for _, p := range parts {
 			if p.From != at || p.To <= p.From {
@@ -35,8 +35,8 @@ func TestWhereInvertsPeek(t *testing.T) {
 			}
 			at = p.To
 			for _, token := range []int64{s.Token + int64(p.From), s.Token + int64(p.To) - 1} {
-				if shard.DocumentAt(token) != p.Number {
-					t.Fatalf("position %d: token %d is of document %d, not %d", position, token, shard.DocumentAt(token), p.Number)
+				if at, err := shard.DocumentAt(token); at != p.Number || err != nil {
+					t.Fatalf("position %d: token %d is of document %d, %v, not %d", position, token, at, err, p.Number)
 				}
 			}
 			name, _ := filepath.Rel(c.dir, shard.Prefix())
@@ -51,7 +51,8 @@ func TestWhereInvertsPeek(t *testing.T) {
 	}
 	uses := map[Use]int{}
 	for i := range d.Sources {
-		for k, shard := range d.shards[i] {
+		for k := range d.Sources[i].Shards {
+			shard := shardOf(t, d, i, k)
 			name, _ := filepath.Rel(c.dir, shard.Prefix())
 			for number := range shard.Documents() {
 				id := fmt.Sprintf("%s/%d", name, number)
@@ -79,8 +80,8 @@ func TestWhereInvertsPeek(t *testing.T) {
 					if o.Use == HeldOut && o.Sample.Window < d.Sources[i].Training() {
 						t.Fatalf("%s: window %d is not held out", id, o.Sample.Window)
 					}
-					if o.Use == NoWindow && shard.DocumentStart(number+1) > shard.DocumentStart(number) &&
-						shard.DocumentStart(number) <= d.Sources[i].windows.ShardCount(k)*int64(d.SequenceLength) && d.Sources[i].windows.ShardCount(k) > 0 {
+					if o.Use == NoWindow && documentStart(t, shard, number+1) > documentStart(t, shard, number) &&
+						documentStart(t, shard, number) <= d.Sources[i].windows.ShardCount(k)*int64(d.SequenceLength) && d.Sources[i].windows.ShardCount(k) > 0 {
 						t.Fatalf("%s is in a window", id)
 					}
 				}

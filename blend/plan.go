@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"iter"
 	"math/big"
-	"path/filepath"
 	"sort"
 	"strings"
 	"unicode/utf8"
@@ -39,11 +38,18 @@ type Plan struct {
 	Checks         []Check // what stands at some positions, to notice an implementation or shards that have changed
 	HeldOut        string  // the share of the windows that is held out for validation, as written; "" for none
 
+	// Megatron is set in a plan whose order is read from an index cache of Megatron-LM. Only an open plan, the one of a [Data], then knows
+	// what stands where. Its sources are the datasets, of one shard each; what is called a window elsewhere is a sample of the dataset, and
+	// its place in the shard, where its tokens lie in several stretches, is that of the first. There are no epochs: Megatron shuffles the
+	// documents of all epochs together. Sample.Epoch is -1.
+	Megatron *Megatron
+
 	fingerprint string
 	base        string     // directory that paths of shards are relative to
 	schedule    []schedule // one a stage
 	totals      []int64    // samples of each source in the whole plan
 	length      int64
+	order       *cacheOrder // the open cache of a plan with Megatron set
 }
 
 // A Tokenizer is what the plan knows of the tokenizer that made its shards.
@@ -60,8 +66,9 @@ type Source struct {
 	Validation int64  // windows held out: the last ones
 	Shards     []Shard
 
-	windows *index.Windows
-	order   *index.Order
+	windows  *index.Windows
+	order    *index.Order
+	training int64
 }
 
 // A Shard is what the plan knows of one shard. The plan's fingerprint covers all but the path.
@@ -108,10 +115,10 @@ type schedule struct {
 }
 
 // Windows is the number of windows of the source, held-out ones included.
-func (s *Source) Windows() int64 { return s.windows.Count() }
+func (s *Source) Windows() int64 { return s.training + s.Validation }
 
 // Training is the number of windows that an epoch has: all but the held-out ones.
-func (s *Source) Training() int64 { return s.windows.Count() - s.Validation }
+func (s *Source) Training() int64 { return s.training }
 
 // compile checks the parts of a plan against each other and prepares the arithmetic. Nothing is allocated beyond a few words for what the
 // plan lists, so that a hostile plan cannot ask for more memory than its file had bytes, times a constant.
@@ -135,9 +142,33 @@ func (p *Plan) compile() error {
 			return fmt.Errorf("two sources are called %q", s.Name)
 		}
 		names[s.Name] = true
+		if err := s.checkShards(); err != nil {
+			return fmt.Errorf("source %q: %w", s.Name, err)
+		}
+		if p.Megatron != nil {
+			continue
+		}
 		if err := s.compile(p.Seed, p.SequenceLength); err != nil {
 			return fmt.Errorf("source %q: %w", s.Name, err)
 		}
+	}
+	if err := p.compileStages(); err != nil {
+		return err
+	}
+	end := int64(-1)
+	for i, r := range p.Skips {
+		if r.From < 0 || r.To <= r.From || r.From <= end || r.To > p.length {
+			return fmt.Errorf("skip %d: [%d, %d) is empty, out of order or beyond the plan's %d positions", i+1, r.From, r.To, p.length)
+		}
+		end = r.To // the next must not even touch, so that one set of positions has one form
+	}
+	return nil
+}
+
+// compileStages prepares what shares the positions out among the sources.
+func (p *Plan) compileStages() error {
+	if p.Megatron != nil {
+		return p.compileMegatron()
 	}
 	if len(p.Stages) == 0 {
 		return errors.New("the plan has no stages")
@@ -163,21 +194,14 @@ func (p *Plan) compile() error {
 		}
 		p.length += st.Samples
 	}
-	end := int64(-1)
-	for i, r := range p.Skips {
-		if r.From < 0 || r.To <= r.From || r.From <= end || r.To > p.length {
-			return fmt.Errorf("skip %d: [%d, %d) is empty, out of order or beyond the plan's %d positions", i+1, r.From, r.To, p.length)
-		}
-		end = r.To // the next must not even touch, so that one set of positions has one form
-	}
 	return nil
 }
 
-func (s *Source) compile(seed uint64, sequenceLength int) error {
+// checkShards checks what the plan knows of the source's shards.
+func (s *Source) checkShards() error {
 	if len(s.Shards) == 0 {
 		return errors.New("no shards")
 	}
-	counts := make([]int64, len(s.Shards))
 	var total int64
 	for i, sh := range s.Shards {
 		if sh.DType != shards.UInt16.String() && sh.DType != shards.Int32.String() {
@@ -190,6 +214,14 @@ func (s *Source) compile(seed uint64, sequenceLength int) error {
 			return fmt.Errorf("shard %d has no SHA-256 of its files", i+1)
 		}
 		total += sh.Tokens
+	}
+	return nil
+}
+
+// compile prepares the order within the source, whose shards have been checked.
+func (s *Source) compile(seed uint64, sequenceLength int) error {
+	counts := make([]int64, len(s.Shards))
+	for i, sh := range s.Shards {
 		counts[i] = sh.Tokens
 	}
 	var err error
@@ -199,7 +231,7 @@ func (s *Source) compile(seed uint64, sequenceLength int) error {
 	if s.Validation < 0 || s.Validation > s.windows.Count() {
 		return fmt.Errorf("%d of %d windows are held out", s.Validation, s.windows.Count())
 	}
-	if s.Training() == 0 {
+	if s.training = s.windows.Count() - s.Validation; s.training == 0 {
 		if s.windows.Count() == 0 {
 			return fmt.Errorf("no shard has the %d tokens of a window: give it more text, or shorten sequence_length", sequenceLength+1)
 		}
@@ -214,17 +246,19 @@ func (p *Plan) Length() int64 { return p.length }
 
 // ShardPath is the prefix of a shard's files.
 func (p *Plan) ShardPath(source, shard int) string {
-	path := filepath.FromSlash(p.Sources[source].Shards[shard].Path)
-	if filepath.IsAbs(path) {
-		return path
-	}
-	return filepath.Join(p.base, path)
+	return p.path(p.Sources[source].Shards[shard].Path)
 }
 
 // Locate computes what stands at a position, in [0, Length).
 func (p *Plan) Locate(position int64) (Sample, error) {
 	if position < 0 || position >= p.length {
 		return Sample{}, fmt.Errorf("blend: position %d is not in the plan, which has positions 0 to %d", position, p.length-1)
+	}
+	if p.Megatron != nil {
+		if p.order == nil {
+			return Sample{}, errors.New("blend: the order is in the files of a Megatron cache: open the plan to read it")
+		}
+		return p.order.locate(position)
 	}
 	st := &p.schedule[sort.Search(len(p.schedule)-1, func(j int) bool { return p.schedule[j+1].start > position })]
 	source, k := st.tree.At(position - st.start)
@@ -242,9 +276,16 @@ func (p *Plan) skipped(position int64) bool {
 }
 
 // Position is the inverse of [Plan.Locate]: the position at which a source's window is drawn in an epoch. ok is false if the plan ends
-// before, or if the window is held out.
+// before, or if the window is held out. With [Plan.Megatron] set there is no formula for it and the whole order is looked through, in the
+// open plan of a [Data]; the epoch is then -1.
 func (p *Plan) Position(source int, epoch, window int64) (position int64, ok bool) {
 	s := &p.Sources[source]
+	if p.Megatron != nil {
+		if p.order == nil || epoch != -1 || window < 0 || window >= s.Training() {
+			return 0, false
+		}
+		return p.order.position(source, window)
+	}
 	if epoch < 0 || window < 0 || window >= s.Training() || epoch > p.totals[source]/s.Training() {
 		return 0, false
 	}
@@ -267,6 +308,13 @@ func (p *Plan) position(source int, k int64) (int64, bool) {
 func (p *Plan) Validation(source int) iter.Seq[Sample] {
 	return func(yield func(Sample) bool) {
 		s := &p.Sources[source]
+		if p.order != nil {
+			p.order.validation(source)(yield)
+			return
+		}
+		if p.Megatron != nil {
+			return // nothing is known of them before the plan is open
+		}
 		for w := s.Training(); w < s.Windows(); w++ {
 			shard, token := s.windows.Locate(w)
 			if !yield(Sample{Position: -1, Source: source, Epoch: -1, Window: w, Shard: shard, Token: token}) {
@@ -292,8 +340,8 @@ func checkPositions(length int64) []int64 {
 	return list
 }
 
-// verifyPairs compares the check values with what the order gives.
-func (p *Plan) verifyPairs() error {
+// verifyPositions checks that the check values are about the positions that they should be about.
+func (p *Plan) verifyPositions() error {
 	positions := checkPositions(p.length)
 	if len(p.Checks) != len(positions) {
 		return fmt.Errorf("the plan has %d check values, want %d", len(p.Checks), len(positions))
@@ -302,6 +350,16 @@ func (p *Plan) verifyPairs() error {
 		if c.Position != positions[i] || !isHex(c.Hash, 32) {
 			return fmt.Errorf("check value %d is about position %d, want %d with the hash of a sample", i+1, c.Position, positions[i])
 		}
+	}
+	return nil
+}
+
+// verifyPairs compares the check values with what the order gives.
+func (p *Plan) verifyPairs() error {
+	if err := p.verifyPositions(); err != nil {
+		return err
+	}
+	for _, c := range p.Checks {
 		s, err := p.Locate(c.Position)
 		if err != nil {
 			return err

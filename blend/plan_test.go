@@ -3,9 +3,9 @@ package blend
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
+	"math/bits"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -94,7 +94,10 @@ func TestOrderOfPlan(t *testing.T) {
 }
 
 // plan makes a plan of sources with these numbers of windows, without files.
-func planOf(t testing.TB, windows []int64, stages []Stage) *Plan {
+func planOf(t interface {
+	Helper()
+	Fatal(...any)
+}, windows []int64, stages []Stage) *Plan {
 	t.Helper()
 	p := &Plan{Seed: 1, SequenceLength: 8, Stages: stages}
 	for i, n := range windows {
@@ -261,6 +264,8 @@ func TestReadPlanRefuses(t *testing.T) {
 		"name type":      {`"name": "wiki"`, `"name": {}`, "plan.sources.name: want a string, found object"},
 		"list type":      {`"wiki/a"`, `["wiki/a"]`, "written.sources.paths: want a string, found array"},
 		"an array":       {string(good), "[]", "byte 1: want an object, found array"},
+		"a blend.yaml":   {string(good), "sequence_length: 16\nsources:\n", "this is not a plan.json, nor JSON at all: `mula blend` makes one"},
+		"other JSON":     {string(good), "{}\n", "`mula blend` makes a plan.json"},
 		"no text":        {string(good), "", "byte 0: the file ends"},
 		"length":         {`"sequence_length": 16`, `"sequence_length": 0`, "sequence length 0"},
 		"huge tokens":    {`"tokens": 3,`, `"tokens": 9223372036854775807,`, "tokens"},
@@ -455,7 +460,7 @@ func (c corpus) reverse(name string) {
 	}
 	var ends []int64
 	for d := range s.Documents() {
-		ends = append(ends, s.DocumentStart(d+1))
+		ends = append(ends, documentStart(c.t, s, d+1))
 	}
 	s.Close()
 	for i, j := 0, len(tokens)-1; i < j; i, j = i+1, j-1 {
@@ -531,23 +536,28 @@ func FuzzReadPlan(f *testing.F) {
 	f.Add(good)
 	f.Add([]byte(`{"format":1,"plan":{"order":1}}`))
 	f.Add([]byte(`{"format":1,"plan":{"order":1,"sources":[{}],"stages":[{}]},"written":{"sources":[{}],"stages":[[]]}}`))
+	f.Add([]byte(`{"format":1,"plan":{"order":"megatron 1","length":1,"cache":{"files":[{}]},"sources":[{"shards":[{}]}]},"written":{"sources":[{}],"cache":{}}}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		p, err := parsePlan(data)
 		if err != nil {
 			// The fingerprint stops most; try the rest of the checks as well, as a hostile plan would have a fitting one.
-			var file planFile
-			if json.Unmarshal(data, &file) != nil {
+			if p, _, err = parseNative(data); err != nil {
+				p, _, err = parseMegatron(data)
+			}
+			if err != nil || p.compile() != nil {
 				return
 			}
-			p = &Plan{Seed: file.Plan.Seed, SequenceLength: file.Plan.SequenceLength, Tokenizer: file.Plan.Tokenizer, Stages: file.Plan.Stages,
-				Skips: file.Plan.Skips, Checks: file.Plan.Checks}
-			for _, s := range file.Plan.Sources {
-				p.Sources = append(p.Sources, Source{Name: s.Name, Validation: s.Validation, Shards: s.Shards})
+			if p.Megatron == nil {
+				p.verifyPairs()
 			}
-			if p.compile() != nil {
-				return
+			p.verifyPositions()
+		}
+		if p.Megatron != nil {
+			if _, err := p.Locate(0); err == nil {
+				t.Fatal("a sample without its cache")
 			}
-			p.verifyPairs()
+			p.Summary()
+			return
 		}
 		for range 50 {
 			position := rand.Int64N(p.Length())
@@ -590,17 +600,51 @@ func manySources(t testing.TB) *Plan {
 	return planOf(t, windows, []Stage{{Samples: 1e9, Weights: weights}})
 }
 
-func BenchmarkLocate(b *testing.B) {
-	p := manySources(b)
-	b.ResetTimer()
+// sevenOfManyFiles is a plan with the shape of OLMoE-mix-0924: seven sources in 2,000 shards of unlike sizes, 4T tokens.
+func sevenOfManyFiles(t testing.TB) *Plan {
+	p := &Plan{Seed: 6198, SequenceLength: 4096}
+	shares := []uint64{948, 20, 21, 5, 4, 1, 1}
 	x := uint64(1)
-	for range b.N {
-		x = x*6364136223846793005 + 1442695040888963407
-		s, err := p.Locate(int64(x>>33) % p.Length())
-		if err != nil {
-			b.Fatal(err)
+	for i, share := range shares {
+		s := Source{Name: fmt.Sprint("s", i)}
+		n := max(1, 2000*share/1000)
+		for range n {
+			x = x*6364136223846793005 + 1442695040888963407
+			tokens := 4e12 * float64(share) / 1000 / float64(n) * (0.25 + 1.5*float64(x>>11)/(1<<53))
+			s.Shards = append(s.Shards, Shard{DType: "uint16", Tokens: int64(tokens), Documents: int64(tokens) / 1250, Bin: unhashed, Index: unhashed})
 		}
-		sink += s.Token
+		p.Sources = append(p.Sources, s)
+	}
+	p.Stages = []Stage{{Samples: 976_000_000, Weights: shares}}
+	if err := p.compile(); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// largePlans are the shapes of which figures are wanted.
+var largePlans = []struct {
+	name string
+	plan func(testing.TB) *Plan
+}{{"2000sources", manySources}, {"7sources2000files", sevenOfManyFiles}}
+
+func BenchmarkLocate(b *testing.B) {
+	for _, v := range largePlans {
+		b.Run(v.name, func(b *testing.B) {
+			p := v.plan(b)
+			x := uint64(1)
+			end := cpuTime(b, "op")
+			for range b.N {
+				x = x*6364136223846793005 + 1442695040888963407
+				position, _ := bits.Mul64(x, uint64(p.Length()))
+				s, err := p.Locate(int64(position))
+				if err != nil {
+					b.Fatal(err)
+				}
+				sink += s.Token
+			}
+			end(int64(b.N))
+		})
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strconv"
 
 	"mula/internal/atomicfile"
 	"mula/internal/strictjson"
@@ -21,11 +22,11 @@ const planFormat = 1
 // maxPlanFile bounds the size of a plan.json. A shard takes about 300 bytes.
 const maxPlanFile = 512 << 20
 
-// planFile is plan.json.
-type planFile struct {
+// planFile is plan.json; Plan is a sealedPlan or a sealedMegatron.
+type planFile[P any] struct {
 	Format      int         `json:"format"`
 	Fingerprint string      `json:"fingerprint"`
-	Plan        sealedPlan  `json:"plan"`
+	Plan        P           `json:"plan"`
 	Written     writtenPlan `json:"written"`
 }
 
@@ -42,6 +43,26 @@ type sealedPlan struct {
 	Checks         []Check        `json:"checks"`
 }
 
+// sealedMegatron stands for sealedPlan in a plan whose order is read from a Megatron cache.
+type sealedMegatron struct {
+	Order          string          `json:"order"`
+	SequenceLength int             `json:"sequence_length"`
+	Tokenizer      *Tokenizer      `json:"tokenizer"`
+	Length         int64           `json:"length"`
+	Cache          *Megatron       `json:"cache"`
+	Sources        []sealedDataset `json:"sources"`
+	Skips          []Range         `json:"skips"`
+	Checks         []Check         `json:"checks"`
+}
+
+type sealedDataset struct {
+	Name       string  `json:"name"`
+	Samples    int64   `json:"samples"`
+	Drawn      int64   `json:"drawn_samples"`
+	Validation int64   `json:"validation_samples"`
+	Shards     []Shard `json:"shards"`
+}
+
 type sealedSource struct {
 	Name       string  `json:"name"`
 	Validation int64   `json:"validation_windows"`
@@ -52,7 +73,13 @@ type sealedSource struct {
 type writtenPlan struct {
 	Validation string          `json:"validation"`
 	Sources    []writtenSource `json:"sources"`
-	Stages     [][]string      `json:"stages"` // weights, by stage and source
+	Stages     [][]string      `json:"stages"` // weights, by stage and source; none with order megatron
+	Cache      *writtenCache   `json:"cache,omitempty"`
+}
+
+type writtenCache struct {
+	Directory string `json:"directory"` // of the index files, as paths are
+	Root      string `json:"root"`      // that relative prefixes start from
 }
 
 type writtenSource struct {
@@ -77,7 +104,11 @@ func (p *Plan) seal() error {
 
 func (p *Plan) canonical() ([]byte, error) { return encodeJSON(p.sealed(), "") }
 
-func (p *Plan) sealed() sealedPlan {
+// sealed is the sealedPlan or the sealedMegatron.
+func (p *Plan) sealed() any {
+	if p.Megatron != nil {
+		return p.sealedMegatron()
+	}
 	f := sealedPlan{Order: OrderVersion, Seed: p.Seed, SequenceLength: p.SequenceLength, Tokenizer: p.Tokenizer,
 		Stages: p.Stages, Skips: p.Skips, Checks: p.Checks}
 	if f.Skips == nil {
@@ -85,6 +116,18 @@ func (p *Plan) sealed() sealedPlan {
 	}
 	for _, s := range p.Sources {
 		f.Sources = append(f.Sources, sealedSource{s.Name, s.Validation, s.Shards})
+	}
+	return f
+}
+
+func (p *Plan) sealedMegatron() sealedMegatron {
+	f := sealedMegatron{Order: MegatronOrder, SequenceLength: p.SequenceLength, Tokenizer: p.Tokenizer, Length: p.length, Cache: p.Megatron,
+		Skips: p.Skips, Checks: p.Checks}
+	if f.Skips == nil {
+		f.Skips = []Range{}
+	}
+	for i, s := range p.Sources {
+		f.Sources = append(f.Sources, sealedDataset{s.Name, s.training, p.totals[i], s.Validation, s.Shards})
 	}
 	return f
 }
@@ -108,20 +151,37 @@ func (p *Plan) Write(path string) error {
 	if err != nil {
 		return fmt.Errorf("writing %s: %w", path, err)
 	}
-	f := planFile{Format: planFormat, Fingerprint: p.fingerprint, Plan: p.sealed(), Written: writtenPlan{Validation: p.HeldOut}}
+	f := planFile[any]{Format: planFormat, Fingerprint: p.fingerprint, Plan: p.sealed(), Written: writtenPlan{Validation: p.HeldOut}}
+	relative := func(to string) (string, error) {
+		absolute, err := absolutePath(to)
+		if err != nil {
+			return "", fmt.Errorf("writing %s: %w", path, err)
+		}
+		return filepath.ToSlash(relativePath(dir, absolute)), nil
+	}
 	for i, s := range p.Sources {
 		w := writtenSource{MaxEpochs: s.MaxEpochs}
 		for k := range s.Shards {
-			absolute, err := absolutePath(p.ShardPath(i, k))
+			way, err := relative(p.ShardPath(i, k))
 			if err != nil {
-				return fmt.Errorf("writing %s: %w", path, err)
+				return err
 			}
-			w.Paths = append(w.Paths, filepath.ToSlash(relativePath(dir, absolute)))
+			w.Paths = append(w.Paths, way)
 		}
 		f.Written.Sources = append(f.Written.Sources, w)
 	}
-	for _, st := range p.Stages {
-		f.Written.Stages = append(f.Written.Stages, st.Written)
+	if m := p.Megatron; m != nil {
+		f.Written.Stages, f.Written.Cache = [][]string{}, new(writtenCache)
+		if f.Written.Cache.Directory, err = relative(p.path(m.directory)); err != nil {
+			return err
+		}
+		if f.Written.Cache.Root, err = relative(p.path(m.root)); err != nil {
+			return err
+		}
+	} else {
+		for _, st := range p.Stages {
+			f.Written.Stages = append(f.Written.Stages, st.Written)
+		}
 	}
 	text, err := encodeJSON(f, " ")
 	if err != nil {
@@ -195,44 +255,36 @@ func parsePlan(data []byte) (*Plan, error) {
 	var versions struct {
 		Format *int `json:"format"`
 		Plan   struct {
-			Order *int `json:"order"`
+			Order json.RawMessage `json:"order"`
 		} `json:"plan"`
+	}
+	if text := bytes.TrimLeft(data, " \t\r\n"); len(text) > 0 && text[0] != '{' && text[0] != '[' {
+		return nil, errors.New("this is not a plan.json, nor JSON at all: `mula blend` makes one from a blend.yaml")
 	}
 	if err := strictjson.DecodeLoosely(data, &versions); err != nil {
 		return nil, err
 	}
 	switch {
 	case versions.Format == nil:
-		return nil, errors.New("not a plan: it has no format version")
+		return nil, errors.New("not a plan: it has no format version; `mula blend` makes a plan.json")
 	case *versions.Format != planFormat:
 		return nil, fmt.Errorf("format version %d is not known; this program reads version %d", *versions.Format, planFormat)
 	case versions.Plan.Order == nil:
 		return nil, errors.New("the plan has no order version")
-	case *versions.Plan.Order != OrderVersion:
-		return nil, fmt.Errorf("order version %d is not known; this program knows version %d", *versions.Plan.Order, OrderVersion)
 	}
-	var f planFile
-	if err := strictjson.Decode(data, &f); err != nil {
+	var p *Plan
+	var fingerprint string
+	var err error
+	switch order := string(versions.Plan.Order); order {
+	case strconv.Itoa(OrderVersion):
+		p, fingerprint, err = parseNative(data)
+	case strconv.Quote(MegatronOrder):
+		p, fingerprint, err = parseMegatron(data)
+	default:
+		return nil, fmt.Errorf("order version %.40s is not known; this program knows version %d and %q", order, OrderVersion, MegatronOrder)
+	}
+	if err != nil {
 		return nil, err
-	}
-	if len(f.Written.Sources) != len(f.Plan.Sources) || len(f.Written.Stages) != len(f.Plan.Stages) {
-		return nil, fmt.Errorf("%d sources and %d stages, but what was written is about %d and %d",
-			len(f.Plan.Sources), len(f.Plan.Stages), len(f.Written.Sources), len(f.Written.Stages))
-	}
-	p := &Plan{Seed: f.Plan.Seed, SequenceLength: f.Plan.SequenceLength, Tokenizer: f.Plan.Tokenizer, Stages: f.Plan.Stages,
-		Skips: f.Plan.Skips, Checks: f.Plan.Checks, HeldOut: f.Written.Validation}
-	for i, s := range f.Plan.Sources {
-		w := f.Written.Sources[i]
-		if len(w.Paths) != len(s.Shards) {
-			return nil, fmt.Errorf("source %q has %d shards and %d paths", s.Name, len(s.Shards), len(w.Paths))
-		}
-		for k := range s.Shards {
-			s.Shards[k].Path = w.Paths[k]
-		}
-		p.Sources = append(p.Sources, Source{Name: s.Name, MaxEpochs: w.MaxEpochs, Validation: s.Validation, Shards: s.Shards})
-	}
-	for j := range p.Stages {
-		p.Stages[j].Written = f.Written.Stages[j]
 	}
 	if err := p.compile(); err != nil {
 		return nil, err
@@ -240,8 +292,69 @@ func parsePlan(data []byte) (*Plan, error) {
 	if err := p.seal(); err != nil {
 		return nil, err
 	}
-	if p.fingerprint != f.Fingerprint {
-		return nil, fmt.Errorf("the plan was changed after it was sealed: its fingerprint is %s, not %.64q; restore it, or blend again", p.fingerprint, f.Fingerprint)
+	if p.fingerprint != fingerprint {
+		return nil, fmt.Errorf("the plan was changed after it was sealed: its fingerprint is %s, not %.64q; restore it, or blend again", p.fingerprint, fingerprint)
+	}
+	if p.Megatron != nil { // what the order gives is known when the cache is open
+		return p, p.verifyPositions()
 	}
 	return p, p.verifyPairs()
+}
+
+// parseNative reads a plan of the native order, without any check, and the fingerprint that it should have.
+func parseNative(data []byte) (*Plan, string, error) {
+	var f planFile[sealedPlan]
+	if err := strictjson.Decode(data, &f); err != nil {
+		return nil, "", err
+	}
+	if len(f.Written.Sources) != len(f.Plan.Sources) || len(f.Written.Stages) != len(f.Plan.Stages) {
+		return nil, "", fmt.Errorf("%d sources and %d stages, but what was written is about %d and %d",
+			len(f.Plan.Sources), len(f.Plan.Stages), len(f.Written.Sources), len(f.Written.Stages))
+	}
+	p := &Plan{Seed: f.Plan.Seed, SequenceLength: f.Plan.SequenceLength, Tokenizer: f.Plan.Tokenizer, Stages: f.Plan.Stages,
+		Skips: f.Plan.Skips, Checks: f.Plan.Checks, HeldOut: f.Written.Validation}
+	for i, s := range f.Plan.Sources {
+		w := f.Written.Sources[i]
+		if err := placeShards(s.Name, s.Shards, w.Paths); err != nil {
+			return nil, "", err
+		}
+		p.Sources = append(p.Sources, Source{Name: s.Name, MaxEpochs: w.MaxEpochs, Validation: s.Validation, Shards: s.Shards})
+	}
+	for j := range p.Stages {
+		p.Stages[j].Written = f.Written.Stages[j]
+	}
+	return p, f.Fingerprint, nil
+}
+
+// parseMegatron is parseNative for an order that is read from a cache.
+func parseMegatron(data []byte) (*Plan, string, error) {
+	var f planFile[sealedMegatron]
+	if err := strictjson.Decode(data, &f); err != nil {
+		return nil, "", err
+	}
+	if len(f.Written.Sources) != len(f.Plan.Sources) || f.Plan.Cache == nil || f.Written.Cache == nil {
+		return nil, "", fmt.Errorf("%d sources and a cache, but what was written is about %d, or about no cache", len(f.Plan.Sources), len(f.Written.Sources))
+	}
+	p := &Plan{SequenceLength: f.Plan.SequenceLength, Tokenizer: f.Plan.Tokenizer, Skips: f.Plan.Skips, Checks: f.Plan.Checks, Megatron: f.Plan.Cache,
+		length: f.Plan.Length}
+	p.Megatron.directory, p.Megatron.root = f.Written.Cache.Directory, f.Written.Cache.Root
+	for i, s := range f.Plan.Sources {
+		if err := placeShards(s.Name, s.Shards, f.Written.Sources[i].Paths); err != nil {
+			return nil, "", err
+		}
+		p.Sources = append(p.Sources, Source{Name: s.Name, training: s.Samples, Validation: s.Validation, Shards: s.Shards})
+		p.totals = append(p.totals, s.Drawn)
+	}
+	return p, f.Fingerprint, nil
+}
+
+// placeShards says where shards lie.
+func placeShards(source string, list []Shard, paths []string) error {
+	if len(paths) != len(list) {
+		return fmt.Errorf("source %q has %d shards and %d paths", source, len(list), len(paths))
+	}
+	for k := range list {
+		list[k].Path = paths[k]
+	}
+	return nil
 }

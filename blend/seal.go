@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/hex"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -32,19 +33,22 @@ type HashProgress struct {
 
 // Seal makes the plan of a configuration: it finds the shards, counts their windows, resolves weights and stages, refuses what cannot be
 // kept, and notes the hashes of the shards and check values. Hashes come from the shards' manifests; a shard without one is read in full.
+// An index cache that is to be the order is read in full as well, and refused if it contradicts itself: see [megatron.Cache.Check].
 //
 // An entry of shards in the configuration is the path of a shard (with or without .idx or .bin), or a pattern as filepath.Match has it,
 // relative to the configuration's directory. What a pattern matches is taken in the order of its bytes. A pattern without a match, and a
 // shard that is listed twice, in one source or in two, are errors: what is to be seen more often gets a larger weight. A plan without a
 // position that is not skipped is refused. An error that wraps an *[EpochsError] says that max_epochs would be broken.
 func Seal(ctx context.Context, c *Config, opts SealOptions) (*Plan, error) {
-	d, err := survey(ctx, c)
+	l := openLedger()
+	defer l.close()
+	d, err := survey(ctx, c, l)
 	if err != nil {
 		return nil, err
 	}
 	defer d.Close()
 	p := d.Plan
-	if err := d.hashShards(ctx, opts.Progress); err != nil {
+	if err := d.hashFiles(ctx, l, opts.Progress); err != nil {
 		return nil, err
 	}
 	tokens := make([]uint32, p.SequenceLength+1)
@@ -63,9 +67,11 @@ func Seal(ctx context.Context, c *Config, opts SealOptions) (*Plan, error) {
 }
 
 // Survey is the first part of [Seal], without the hashes: it finds and opens the shards, makes every check that a plan must pass, and says
-// what the plan would be. It reads no token.
+// what the plan would be. It reads no token. Of an index cache it reads every entry.
 func Survey(ctx context.Context, c *Config) (*Summary, error) {
-	d, err := survey(ctx, c)
+	l := openLedger()
+	defer l.close()
+	d, err := survey(ctx, c, l)
 	if err != nil {
 		return nil, err
 	}
@@ -77,12 +83,16 @@ func Survey(ctx context.Context, c *Config) (*Summary, error) {
 var unhashed = strings.Repeat("0", 64)
 
 // survey gives the plan of a configuration, without hashes and check values, and its open shards.
-func survey(ctx context.Context, c *Config) (_ *Data, err error) {
+func survey(ctx context.Context, c *Config, l *ledger) (_ *Data, err error) {
 	if err := c.validate(); err != nil { // it may come from no file, or have been changed since
 		return nil, err
 	}
+	if c.Order == orderMegatron {
+		return surveyMegatron(ctx, c, l)
+	}
 	p := &Plan{Seed: c.Seed, SequenceLength: c.SequenceLength, HeldOut: c.Validation.String()}
 	listed := map[string]string{} // real path of a shard → its source
+	links := realPaths{}
 	for i, sc := range c.Sources {
 		s := Source{Name: sc.Name, MaxEpochs: sc.MaxEpochs.String()}
 		for j, pattern := range sc.Shards {
@@ -96,7 +106,7 @@ func survey(ctx context.Context, c *Config) (_ *Data, err error) {
 				if err != nil {
 					return nil, c.file.Errorf(where, "source %q: %w", sc.Name, err)
 				}
-				real := realPath(absolute)
+				real := links.of(absolute)
 				if other, ok := listed[real]; ok {
 					return nil, c.file.Errorf(where, "shard %s is listed twice, in source %q and in source %q: a shard can be used once; "+
 						"give a source a larger weight to see it more often", path, other, sc.Name)
@@ -107,8 +117,8 @@ func survey(ctx context.Context, c *Config) (_ *Data, err error) {
 		}
 		p.Sources = append(p.Sources, s)
 	}
-	d := &Data{Plan: p}
-	if err := d.openShards(ctx); err != nil {
+	d, err := newData(ctx, p, l)
+	if err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -116,12 +126,7 @@ func survey(ctx context.Context, c *Config) (_ *Data, err error) {
 			d.Close()
 		}
 	}()
-	for i := range p.Sources {
-		for k, s := range d.shards[i] {
-			sh := &p.Sources[i].Shards[k]
-			sh.DType, sh.Tokens, sh.Documents = s.DType().String(), s.Tokens(), s.Documents()
-		}
-	}
+	d.describeShards()
 	if p.Tokenizer, err = d.tokenizer(); err != nil {
 		return nil, err
 	}
@@ -129,6 +134,9 @@ func survey(ctx context.Context, c *Config) (_ *Data, err error) {
 	for i := range p.Sources {
 		s := &p.Sources[i]
 		where := fmt.Sprintf("$.sources[%d]", i)
+		if err := s.checkShards(); err != nil {
+			return nil, c.file.Errorf(where, "source %q: %w", s.Name, err)
+		}
 		if err := s.compile(p.Seed, p.SequenceLength); err != nil && s.windows == nil {
 			return nil, c.file.Errorf(where, "source %q: %w", s.Name, err)
 		}
@@ -145,7 +153,11 @@ func survey(ctx context.Context, c *Config) (_ *Data, err error) {
 	if err := p.resolveStages(c, available); err != nil {
 		return nil, err
 	}
-	if err := p.resolveSkips(c); err != nil {
+	var length int64
+	for _, st := range p.Stages {
+		length += st.Samples
+	}
+	if err := p.resolveSkips(c, length); err != nil {
 		return nil, err
 	}
 	if err := p.compile(); err != nil {
@@ -162,6 +174,16 @@ func survey(ctx context.Context, c *Config) (_ *Data, err error) {
 		return nil, c.file.Errorf(fmt.Sprintf("$.sources[%d]", source), "%w", err)
 	}
 	return d, nil
+}
+
+// describeShards notes in the plan what was found out about its shards.
+func (d *Data) describeShards() {
+	for i := range d.Sources {
+		for k, f := range d.facts[i] {
+			sh := &d.Sources[i].Shards[k]
+			sh.DType, sh.Tokens, sh.Documents = f.dtype.String(), f.tokens, f.documents
+		}
+	}
 }
 
 // resolveStages gives every stage its length and integer weights. available is the number of training windows of all sources.
@@ -214,11 +236,7 @@ func (p *Plan) resolveStages(c *Config, available int64) error {
 }
 
 // resolveSkips brings the skips into their one form: sorted, joined where they overlap or touch.
-func (p *Plan) resolveSkips(c *Config) error {
-	var length int64
-	for _, st := range p.Stages {
-		length += st.Samples
-	}
+func (p *Plan) resolveSkips(c *Config, length int64) error {
 	for i, r := range c.Skips {
 		if r.To > length {
 			return c.file.Errorf(fmt.Sprintf("$.skips[%d]", i), "skip %d: [%d, %d) goes beyond the plan's %d positions", i+1, r.From, r.To, length)
@@ -251,13 +269,19 @@ func expand(dir, pattern string) ([]string, error) {
 	}
 	// An .idx says that a shard is whole. A .bin alone is listed too, so that opening it says what is wrong instead of passing it over.
 	found := map[string]bool{}
-	for _, ending := range []string{".idx", ".bin"} {
-		matches, err := filepath.Glob(stem + ending)
-		if err != nil {
-			return nil, fmt.Errorf("the pattern %q is malformed: %w", pattern, err)
-		}
-		for _, m := range matches {
-			found[strings.TrimSuffix(m, ending)] = true
+	_, err := filepath.Match(stem, "") // alone: what is added to it could close a bracket
+	var matches []string
+	if err == nil {
+		matches, err = filepath.Glob(stem + ".[ib][di][xn]") // one look at the directory for both
+	}
+	if err != nil {
+		return nil, fmt.Errorf("the pattern %q is malformed: %w", pattern, err)
+	}
+	for _, m := range matches {
+		for _, ending := range []string{".idx", ".bin"} {
+			if prefix, ok := strings.CutSuffix(m, ending); ok {
+				found[prefix] = true
+			}
 		}
 	}
 	if len(found) == 0 {
@@ -270,92 +294,126 @@ func escapePattern(path string) string {
 	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(path)
 }
 
-// realPath follows links where the .bin file is there to be found.
-func realPath(prefix string) string {
-	if real, err := filepath.EvalSymlinks(prefix + ".bin"); err == nil {
-		return real
+// realPaths follows links, once for each directory.
+type realPaths map[string]string
+
+// of gives the real path of a shard's .bin file where it is there to be found.
+func (r realPaths) of(prefix string) string {
+	dir, name := filepath.Split(prefix + ".bin")
+	real, ok := r[dir]
+	if !ok {
+		real = realDir(dir)
+		r[dir] = real
 	}
-	return prefix + ".bin"
+	path := filepath.Join(real, name)
+	if info, err := os.Lstat(path); err == nil && info.Mode()&fs.ModeSymlink == 0 {
+		return path
+	}
+	if target, err := filepath.EvalSymlinks(path); err == nil {
+		return target
+	}
+	return path
 }
 
 // tokenizer is the tokenizer of all shards that name one.
 func (d *Data) tokenizer() (*Tokenizer, error) {
 	var t *Tokenizer
 	var first string
-	for _, list := range d.shards {
-		for _, s := range list {
-			m := s.Manifest()
-			if m == nil {
-				continue
-			}
-			if m.Tokenizer.SHA256 == "" { // made from ids, by no tokenizer that is known
-				continue
-			}
-			u := &Tokenizer{m.Tokenizer.SHA256, m.Tokenizer.VocabSize, m.Tokenizer.EOD}
+	for i := range d.facts {
+		for k := range d.facts[i] {
+			u := &d.facts[i][k].tokenizer
 			switch {
+			case u.SHA256 == "": // no manifest, or made from ids, by no tokenizer that is known
 			case t == nil:
-				t, first = u, s.Prefix()
+				t, first = u, d.ShardPath(i, k)
 			case t.SHA256 != u.SHA256 || t.Vocabulary != u.Vocabulary:
 				return nil, fmt.Errorf("shards of different tokenizers cannot be blended: %s has tokenizer %.12s… (%d ids), %s has %.12s… (%d ids); tokenize one of them again",
-					first, t.SHA256, t.Vocabulary, s.Prefix(), u.SHA256, u.Vocabulary)
+					first, t.SHA256, t.Vocabulary, d.ShardPath(i, k), u.SHA256, u.Vocabulary)
 			case t.EOD != u.EOD:
 				return nil, fmt.Errorf("shards with different end-of-document ids cannot be blended: %s has %d, %s has %d (-1 is none); tokenize one of them again",
-					first, t.EOD, s.Prefix(), u.EOD)
+					first, t.EOD, d.ShardPath(i, k), u.EOD)
 			}
 		}
 	}
 	return t, nil
 }
 
-// hashShards notes the hashes of all shards in the plan, from their manifests or by reading the files.
-func (d *Data) hashShards(ctx context.Context, progress func(HashProgress)) error {
-	type file struct {
-		path string
-		to   *string
+// hashFiles notes the hashes of all shards in the plan, from their manifests, from the ledger, or by reading the files, which are then
+// checked as well, and those of the files of the order, if it is read.
+func (d *Data) hashFiles(ctx context.Context, l *ledger, progress func(HashProgress)) error {
+	type place struct {
+		path          string
+		source, shard int
 	}
-	var files []file
+	var unread []place
 	var total int64
-	for i, list := range d.shards {
-		for k, s := range list {
+	for i, list := range d.facts {
+		for k, f := range list {
 			sh := &d.Sources[i].Shards[k]
-			for _, f := range []struct {
-				name string
-				to   *string
-			}{{"bin", &sh.Bin}, {"idx", &sh.Index}} {
-				path := s.Prefix() + "." + f.name
-				info, err := os.Stat(path)
+			if sh.Bin, sh.Index = f.bin, f.index; f.bin != "" {
+				continue
+			}
+			path := d.ShardPath(i, k)
+			unread = append(unread, place{path, i, k})
+			for _, ending := range []string{".bin", ".idx"} {
+				info, err := os.Stat(path + ending)
 				if err != nil {
 					return err
 				}
-				if m := s.Manifest(); m != nil {
-					noted, ok := m.Files[f.name]
-					if !ok || noted.Bytes != info.Size() {
-						return fmt.Errorf("%s has %d bytes, its manifest %s.json says %d: the shard is damaged or was changed; tokenize it again",
-							path, info.Size(), s.Prefix(), noted.Bytes)
-					}
-					*f.to = noted.SHA256
-					continue
-				}
-				files = append(files, file{path, f.to})
 				total += info.Size()
 			}
 		}
 	}
 	var mu sync.Mutex
 	var done int64
+	read := func(ctx context.Context, path string) (hash string, err error) {
+		hash, _, err = shards.HashFile(ctx, path, func(n int64) {
+			if progress != nil {
+				mu.Lock()
+				defer mu.Unlock()
+				done += n
+				progress(HashProgress{path, done, total})
+			}
+		})
+		return hash, err
+	}
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(runtime.GOMAXPROCS(0))
-	for _, f := range files {
-		g.Go(func() (err error) {
-			*f.to, _, err = shards.HashFile(ctx, f.path, func(n int64) {
-				if progress != nil {
-					mu.Lock()
-					defer mu.Unlock()
-					done += n
-					progress(HashProgress{f.path, done, total})
-				}
+	if m := d.Megatron; m != nil {
+		for i := range m.Files {
+			total += m.Files[i].Bytes
+		}
+		for i := range m.Files {
+			g.Go(func() (err error) {
+				m.Files[i].SHA256, err = read(ctx, filepath.Join(d.path(m.directory), m.Files[i].Name))
+				return err
 			})
-			return err
+		}
+	}
+	for _, p := range unread {
+		g.Go(func() error {
+			before, trusted := stampsOf(p.path)
+			s, err := d.shelf.take(p.source, p.shard)
+			if err != nil {
+				return err
+			}
+			defer d.shelf.put(p.source, p.shard)
+			if err := s.Check(ctx); err != nil {
+				return fmt.Errorf("source %q: %w", d.Sources[p.source].Name, err)
+			}
+			sh, f := &d.Sources[p.source].Shards[p.shard], d.facts[p.source][p.shard]
+			for _, file := range []struct {
+				path string
+				to   *string
+			}{{p.path + ".bin", &sh.Bin}, {p.path + ".idx", &sh.Index}} {
+				if *file.to, err = read(ctx, file.path); err != nil {
+					return err
+				}
+			}
+			if f.bin, f.index = sh.Bin, sh.Index; trusted {
+				l.note(p.path, f, before)
+			}
+			return nil
 		})
 	}
 	return g.Wait()

@@ -395,7 +395,10 @@ func (b *recordBuilder) add(s *Stream, row int, sample Sample, scratch []uint32)
 			dst[i] = int32(id)
 		}
 	}
-	b.starts = s.d.documentStarts(b.starts, sample)
+	var err error
+	if b.starts, err = s.d.documentStarts(b.starts, sample); err != nil {
+		return fmt.Errorf("position %d: %w", sample.Position, err)
+	}
 	if len(b.starts) > math.MaxInt32 {
 		return errors.New("blend: a record would have more than 2^31 document starts: use a smaller batch")
 	}
@@ -404,23 +407,33 @@ func (b *recordBuilder) add(s *Stream, row int, sample Sample, scratch []uint32)
 }
 
 // documentStarts appends the offsets in a sample's window at which documents that are not empty begin.
-func (d *Data) documentStarts(dst []int32, s Sample) []int32 {
-	shard := d.shards[s.Source][s.Shard]
-	end := s.Token + int64(d.SequenceLength)
-	for doc := shard.DocumentAt(s.Token); doc >= 0; {
-		start := shard.DocumentStart(doc)
-		if start >= s.Token {
-			dst = append(dst, int32(start-s.Token))
-		}
-		next := shard.DocumentStart(doc + 1)
-		if next > end {
-			break
-		}
-		if doc++; shard.DocumentStart(doc+1) == next { // it is empty, and who knows how many after it; next is in the shard
-			doc = shard.DocumentAt(next)
-		}
+func (d *Data) documentStarts(dst []int32, s Sample) ([]int32, error) {
+	shard, err := d.shelf.take(s.Source, s.Shard)
+	if err != nil {
+		return dst, err
 	}
-	return dst
+	defer d.shelf.put(s.Source, s.Shard)
+	var buffer [16]segment
+	segments, err := d.segments(buffer[:0], s)
+	if err != nil {
+		return dst, err
+	}
+	at := int64(0) // in the sample
+	for _, g := range segments {
+		if g.begins {
+			dst = append(dst, int32(at))
+		}
+		for span, err := range shard.Spans(g.token, g.token+g.length) {
+			if err != nil {
+				return dst, fmt.Errorf("source %q: %w", d.Sources[s.Source].Name, err)
+			}
+			if span.First > g.token || span.First == g.token && !g.begins {
+				dst = append(dst, int32(at+span.First-g.token))
+			}
+		}
+		at += g.length
+	}
+	return dst, nil
 }
 
 // record makes the record. The builder is not to be used again but for release.

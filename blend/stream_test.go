@@ -52,10 +52,10 @@ func expected(t testing.TB, d *Data, from, to int64) (rows []row) {
 			t.Fatal(err)
 		}
 		// The starts by a walk over all documents.
-		shard := d.shards[s.Source][s.Shard]
+		shard := shardOf(t, d, s.Source, s.Shard)
 		for doc := range shard.Documents() {
-			start := shard.DocumentStart(doc)
-			if start >= s.Token && start < s.Token+int64(len(r.tokens)) && shard.DocumentStart(doc+1) > start {
+			start := documentStart(t, shard, doc)
+			if start >= s.Token && start < s.Token+int64(len(r.tokens)) && documentStart(t, shard, doc+1) > start {
 				r.starts = append(r.starts, int32(start-s.Token))
 			}
 		}

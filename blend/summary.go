@@ -27,8 +27,8 @@ type SourceSummary struct {
 	Validation int64         `json:"validation_windows"`
 	MaxEpochs  string        `json:"max_epochs,omitempty"`
 	Samples    int64         `json:"samples"` // in the whole plan, skipped positions included
-	Epochs     float64       `json:"epochs"`  // Samples per training window
-	Repeats    int64         `json:"repeats"` // samples whose window the plan has drawn before
+	Epochs     float64       `json:"epochs"`  // Samples per training window; with order megatron, their targets per token of the shard
+	Repeats    int64         `json:"repeats"` // samples whose window the plan has drawn before; with order megatron it draws each once
 	Stages     []SourceStage `json:"stages"`
 }
 
@@ -41,6 +41,14 @@ type SourceStage struct {
 	Repeats int64   `json:"repeats"` // samples whose window an earlier position of the plan has drawn
 }
 
+// shardWindows is the number of windows of one of the source's shards.
+func (s *Source) shardWindows(shard int) int64 {
+	if s.windows == nil { // then it has but one
+		return s.Windows()
+	}
+	return s.windows.ShardCount(shard)
+}
+
 // Summary says what the plan is made of.
 func (p *Plan) Summary() *Summary {
 	r := &Summary{Length: p.length, SequenceLength: p.SequenceLength}
@@ -49,7 +57,11 @@ func (p *Plan) Summary() *Summary {
 	}
 	sums := make([]uint64, len(p.Stages))
 	for j, st := range p.Stages {
-		r.Stages = append(r.Stages, StageSummary{p.schedule[j].start, st.Samples, p.schedule[j].tree.Bound()})
+		stage := StageSummary{Samples: st.Samples}
+		if p.Megatron == nil {
+			stage.First, stage.Bound = p.schedule[j].start, p.schedule[j].tree.Bound()
+		}
+		r.Stages = append(r.Stages, stage)
 		for _, w := range st.Weights {
 			sums[j] += w
 		}
@@ -57,24 +69,34 @@ func (p *Plan) Summary() *Summary {
 	for i := range p.Sources {
 		s := &p.Sources[i]
 		training := s.Training()
+		// Of Megatron's samples a file has as many as were asked for, over however many epochs: these are counted in tokens.
+		epochs := func(n int64) float64 {
+			if p.Megatron != nil {
+				return float64(n) * float64(p.SequenceLength) / float64(max(1, s.Shards[0].Tokens))
+			}
+			return float64(n) / float64(training)
+		}
 		// Of a source's first n samples, all beyond the first epoch are repeats.
 		repeats := func(n int64) int64 { return max(0, n-training) }
 		out := SourceSummary{Name: s.Name, Shards: len(s.Shards), Windows: s.Windows(), Validation: s.Validation, MaxEpochs: s.MaxEpochs,
-			Samples: p.totals[i], Epochs: float64(p.totals[i]) / float64(training), Repeats: repeats(p.totals[i])}
+			Samples: p.totals[i], Epochs: epochs(p.totals[i]), Repeats: repeats(p.totals[i])}
 		for k, sh := range s.Shards {
 			out.Tokens += sh.Tokens
 			out.Documents += sh.Documents
-			if s.windows.ShardCount(k) == 0 {
+			if s.shardWindows(k) == 0 {
 				out.Empty++
 			}
 		}
 		for j, st := range p.Stages {
-			from, to := p.schedule[j].base[i], p.totals[i]
+			from, to := int64(0), p.totals[i]
+			if p.Megatron == nil {
+				from = p.schedule[j].base[i]
+			}
 			if j+1 < len(p.Stages) {
 				to = p.schedule[j+1].base[i]
 			}
 			stage := SourceStage{Share: float64(st.Weights[i]) / float64(sums[j]), Samples: to - from,
-				Epochs: float64(to-from) / float64(training), Repeats: repeats(to) - repeats(from)}
+				Epochs: epochs(to - from), Repeats: repeats(to) - repeats(from)}
 			if st.Written != nil {
 				stage.Weight = st.Written[i]
 			}

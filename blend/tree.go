@@ -3,6 +3,7 @@ package blend
 import (
 	"errors"
 	"fmt"
+	"math"
 	"math/bits"
 	"slices"
 )
@@ -18,6 +19,7 @@ import (
 // the order in which they were made; of the two nodes that are joined, the one taken first is the right child.
 type Tree struct {
 	nodes   []node
+	steps   []step // of the same nodes, for At
 	root    int32
 	parents []int32 // of source i: the node above it; none for a source that rests, and for the only one
 	sources []uint64
@@ -25,9 +27,26 @@ type Tree struct {
 
 // A node's children are nodes, or sources written as ^source.
 type node struct {
-	left, sum           uint64 // weights: of the left child, of the node
+	left, sum           uint64 // weights: of the left child, of the node, in lowest terms
 	leftNode, rightNode int32
 	parent              int32
+}
+
+// A step is what At needs of a node. It multiplies where the definition divides: with m = ceil(2^64·a/s), the product y·m is 2^64·y·a/s and
+// at most y more. Its upper half is therefore floor(y·a/s) if the lower half is at least y, or if y·s ≤ 2^64: then a fraction, which is at
+// most 1 − 1/s, cannot be lifted to 1 (Granlund and Montgomery, "Division by invariant integers using multiplication", PLDI 1994).
+type step struct {
+	factor      uint64 // m
+	exact       uint64 // a y below it always gives the right quotient, and y+1 too
+	left, right int32
+}
+
+func newStep(n *node) step {
+	m, rest := bits.Div64(n.left, 0, n.sum)
+	if rest > 0 {
+		m++
+	}
+	return step{m, math.MaxUint64 / n.sum, n.leftNode, n.rightNode}
 }
 
 const none = -1
@@ -76,7 +95,9 @@ func NewTree(weights []uint64) (*Tree, error) {
 	for len(leaves)+len(inner) > 1 {
 		right, left := take(), take()
 		id := int32(len(t.nodes))
-		t.nodes = append(t.nodes, node{left.weight, left.weight + right.weight, left.id, right.id, none})
+		weight := left.weight + right.weight
+		common := gcd(left.weight, weight)
+		t.nodes = append(t.nodes, node{left.weight / common, weight / common, left.id, right.id, none})
 		for _, child := range []int32{left.id, right.id} {
 			if child < 0 {
 				t.parents[^child] = id
@@ -84,7 +105,11 @@ func NewTree(weights []uint64) (*Tree, error) {
 				t.nodes[child].parent = id
 			}
 		}
-		inner = append(inner, item{left.weight + right.weight, id})
+		inner = append(inner, item{weight, id})
+	}
+	t.steps = make([]step, len(t.nodes))
+	for i := range t.nodes {
+		t.steps[i] = newStep(&t.nodes[i])
 	}
 	t.root = take().id
 	return t, nil
@@ -94,17 +119,27 @@ func NewTree(weights []uint64) (*Tree, error) {
 func (t *Tree) At(y int64) (source int, k int64) {
 	n, v := t.root, uint64(y)
 	for n >= 0 {
-		e := &t.nodes[n]
-		hi, lo := bits.Mul64(v, e.left)
-		q, rem := bits.Div64(hi, lo, e.sum) // hi < sum because v < 2^64
-		// floor((v+1)·a/s) is q+1 exactly if the remainder and a together reach s.
-		if rem+e.left >= e.sum {
-			n, v = e.leftNode, q
-		} else {
-			n, v = e.rightNode, v-q
+		e := &t.steps[n]
+		q, low := bits.Mul64(v, e.factor)
+		next, left := bits.Add64(low, e.factor, 0) // floor((v+1)·a/s) is q+1 if the product with v+1 carries
+		if v >= e.exact && (low < v || next <= v) {
+			q, left = t.nodes[n].divide(v)
 		}
+		// Which child it is cannot be foreseen, so nothing branches on it.
+		n = e.right ^ (e.right^e.left)&-int32(left)
+		v = q&-left | (v-q)&(left-1)
 	}
 	return int(^n), int64(v)
+}
+
+// divide gives floor(v·a/s), and 1 if floor((v+1)·a/s) is more, else 0.
+func (e *node) divide(v uint64) (q, left uint64) {
+	hi, lo := bits.Mul64(v, e.left)
+	q, rest := bits.Div64(hi, lo, e.sum) // hi < sum because v < 2^64
+	if rest+e.left >= e.sum {
+		left = 1
+	}
+	return q, left
 }
 
 // Inverse gives the position at which a source has its sample number k, the other way round than At; ok is false if the source rests, or
@@ -178,10 +213,10 @@ func (t *Tree) Bound() float64 {
 	for i := len(t.nodes) - 1; i >= 0; i-- {
 		e := &t.nodes[i]
 		p := float64(e.left) / float64(e.sum)
-		// What floor(y·a/s) cuts off is a multiple of gcd(a,s)/s below 1.
-		step := 1 - float64(gcd(e.left, e.sum))/float64(e.sum)
-		left := interval{at[i].low*p - step, at[i].high * p}
-		right := interval{at[i].low * (1 - p), at[i].high*(1-p) + step}
+		// What floor(y·a/s) cuts off is a multiple of 1/s below 1.
+		most := 1 - 1/float64(e.sum)
+		left := interval{float64(at[i].low*p) - most, at[i].high * p}
+		right := interval{at[i].low * (1 - p), float64(at[i].high*(1-p)) + most}
 		for _, c := range []struct {
 			id int32
 			interval

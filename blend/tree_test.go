@@ -208,6 +208,38 @@ func TestTreeTies(t *testing.T) {
 	}
 }
 
+// At multiplies where the definition divides. The two agree where the product is close to a whole number, which is where it could go wrong.
+func TestTreeByDefinition(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		sum := rapid.SampledFrom([]uint64{2, 3, 7, 1000, 1 << 20, 1<<31 - 1, 1 << 33, 1<<45 + 59, 1<<62 - 57, 1 << 62}).Draw(t, "sum")
+		left := rapid.Uint64Range((sum+1)/2, sum-1).Draw(t, "left")
+		if rapid.Bool().Draw(t, "lopsided") {
+			left = sum - rapid.Uint64Range(1, min(sum/2, 5)).Draw(t, "right")
+		}
+		tree, err := NewTree([]uint64{sum - left, left}) // the heavier one, or the later of two equals, is the left child
+		if err != nil {
+			t.Fatal(err)
+		}
+		at := rapid.Uint64Range(0, 1<<60).Draw(t, "y")
+		if whole := new(big.Int).Div(new(big.Int).Mul(new(big.Int).SetUint64(at), new(big.Int).SetUint64(sum)), new(big.Int).SetUint64(left)); whole.IsUint64() && rapid.Bool().Draw(t, "near a step") {
+			at = min(whole.Uint64(), 1<<62) // where floor(y·a/s) rises
+		}
+		share := func(y uint64) uint64 {
+			product := new(big.Int).Mul(new(big.Int).SetUint64(y), new(big.Int).SetUint64(left))
+			return product.Div(product, new(big.Int).SetUint64(sum)).Uint64()
+		}
+		for y := at - min(at, 3); y < at+3; y++ {
+			wantSource, want := 0, y-share(y)
+			if share(y+1) > share(y) {
+				wantSource, want = 1, share(y)
+			}
+			if source, k := tree.At(int64(y)); source != wantSource || uint64(k) != want {
+				t.Fatalf("weights %d and %d: position %d is sample %d of source %d, want %d of %d", sum-left, left, y, k, source, want, wantSource)
+			}
+		}
+	})
+}
+
 func BenchmarkTree(b *testing.B) {
 	for _, n := range []int{7, 100, 2000} {
 		b.Run(map[int]string{7: "7", 100: "100", 2000: "2000"}[n], func(b *testing.B) {
@@ -220,11 +252,13 @@ func BenchmarkTree(b *testing.B) {
 				b.Fatal(err)
 			}
 			x := uint64(1)
+			end := cpuTime(b, "op")
 			for range b.N {
 				x = x*6364136223846793005 + 1442695040888963407
-				s, k := tree.At(int64(x >> 24))
+				s, k := tree.At(int64(x >> 34))
 				sink += int64(s) + k
 			}
+			end(int64(b.N))
 		})
 	}
 }

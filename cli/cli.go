@@ -176,6 +176,7 @@ func newApp(stdin io.Reader, stdout, stderr io.Writer) *cli.App {
 			tokenizerCommand(),
 			tokenizeCommand(),
 			blendCommand(),
+			indexCommand(),
 			peekCommand(),
 			whereCommand(),
 			hashCommand(),
@@ -203,9 +204,13 @@ func newApp(stdin io.Reader, stdout, stderr io.Writer) *cli.App {
 			c.HideHelpCommand = true
 			if len(c.Subcommands) > 0 {
 				finish(c.Subcommands)
+				own := c.Action // of a command that does something by itself, as `mula index`
 				c.Action = func(ctx *cli.Context) error {
 					if ctx.Args().Present() {
 						return unknownCommand(ctx.Command.Subcommands, ctx.Command.HelpName, ctx.Args().First())
+					}
+					if own != nil && ctx.NumFlags() > 0 {
+						return own(ctx)
 					}
 					return cli.ShowSubcommandHelp(ctx)
 				}
@@ -255,7 +260,7 @@ func flagsFirst(commands []*cli.Command, args []string) ([]string, error) {
 		command, commands = commands[i], commands[i].Subcommands
 		head, rest = append(head, rest[0]), rest[1:]
 	}
-	if command == nil || len(command.Subcommands) > 0 {
+	if command == nil || len(command.Subcommands) > 0 && len(command.Flags) == 0 {
 		return args, nil
 	}
 	var flags, operands []string

@@ -26,6 +26,10 @@ func TestMain(m *testing.M) {
 func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata/script",
+		Setup: func(env *testscript.Env) error {
+			env.Setenv("XDG_CACHE_HOME", filepath.Join(env.WorkDir, ".cache")) // what commands keep there is the script's own
+			return nil
+		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			// corpus FILE DOCUMENTS SEED writes a file of documents, plain or .zst by its name.
 			"corpus": func(ts *testscript.TestScript, _ bool, args []string) {

@@ -147,8 +147,13 @@ func printPeeked(w io.Writer, s peeked, data *blend.Data) {
 	if s.Skipped {
 		skipped = ", skipped by the plan"
 	}
-	fmt.Fprintf(w, "position %s%s: source %s, epoch %d, window %s\n", count(s.Position), skipped, s.Source, s.Epoch, count(s.Window))
-	fmt.Fprintf(w, "  shard %s, tokens %s to %s\n", s.Shard, count(s.Token), count(s.Token+int64(data.SequenceLength)))
+	if data.Megatron != nil { // no epochs, and documents from all over the shard
+		fmt.Fprintf(w, "position %s%s: source %s, sample %s\n", count(s.Position), skipped, s.Source, count(s.Window))
+		fmt.Fprintf(w, "  shard %s, from token %s on\n", s.Shard, count(s.Token))
+	} else {
+		fmt.Fprintf(w, "position %s%s: source %s, epoch %d, window %s\n", count(s.Position), skipped, s.Source, s.Epoch, count(s.Window))
+		fmt.Fprintf(w, "  shard %s, tokens %s to %s\n", s.Shard, count(s.Token), count(s.Token+int64(data.SequenceLength)))
+	}
 	for _, d := range s.Documents {
 		origin := "origin unknown: the shard has no .docs.arrow"
 		if d.File != "" {

@@ -74,7 +74,9 @@ func runWhere(c *cli.Context) error {
 			p.Window = &o.Sample.Window
 		}
 		if o.Use == blend.Drawn || o.Use == blend.SkippedOver {
-			p.Position, p.Epoch = &o.Sample.Position, &o.Sample.Epoch
+			if p.Position = &o.Sample.Position; o.Sample.Epoch >= 0 {
+				p.Epoch = &o.Sample.Epoch
+			}
 			if c.IsSet("batch-size") {
 				step := o.Sample.Position / int64(c.Int("batch-size"))
 				p.Step = &step

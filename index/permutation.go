@@ -47,10 +47,17 @@ type Permutation struct {
 
 // NewPermutation returns the permutation of [0, n) that key selects.
 func NewPermutation(n, key uint64) *Permutation {
+	p := new(Permutation)
+	p.init(n, key)
+	return p
+}
+
+func (p *Permutation) init(n, key uint64) {
 	if n >= smallest {
-		return newNetwork(n, key)
+		p.network(n, key)
+		return
 	}
-	p := &Permutation{n: n, table: make([]uint16, n)}
+	p.n, p.table = n, make([]uint16, n)
 	state := key ^ n*second
 	for i := range p.table {
 		p.table[i] = uint16(i)
@@ -59,17 +66,15 @@ func NewPermutation(n, key uint64) *Permutation {
 		j := draw(&state, uint64(i))
 		p.table[i], p.table[j] = p.table[j], p.table[i]
 	}
-	return p
 }
 
-// newNetwork returns the Feistel network for [0, n), n at least 1. Half an index has half of the bits that n − 1 needs, rounded up.
-func newNetwork(n, key uint64) *Permutation {
-	p := &Permutation{n: n, half: (uint(max(2, bits.Len64(n-1))) + 1) / 2}
+// network sets up the Feistel network for [0, n), n at least 1. Half an index has half of the bits that n − 1 needs, rounded up.
+func (p *Permutation) network(n, key uint64) {
+	p.n, p.half = n, (uint(max(2, bits.Len64(n-1)))+1)/2
 	state := key ^ n*second
 	for i := range p.keys {
 		p.keys[i] = splitmix64(&state)
 	}
-	return p
 }
 
 // draw gives a number of [0, last], each as likely as any other: the low bits of the generator, drawn again while they exceed last. Fewer
@@ -98,16 +103,56 @@ func (p *Permutation) At(i uint64) uint64 {
 func (p *Permutation) walk(i uint64) uint64 {
 	// Half the bits rounded up can number up to 4n indices. An image at or beyond n is sent through the network again: following the
 	// cycle of a bijection from inside [0, n) leads back there, after fewer than 4 steps on average.
-	mask := uint64(1)<<p.half - 1
 	for {
-		l, r := i>>p.half, i&mask
-		for _, k := range &p.keys {
-			l, r = r, l^p.round(r, k)
-		}
-		if i = l<<p.half | r; i < p.n {
+		if i = p.pass(i); i < p.n {
 			return i
 		}
 	}
+}
+
+// fill sets dst to the images of consecutive indices, of which the first is i.
+func (p *Permutation) fill(dst []int64, i uint64) {
+	if p.n < smallest {
+		for j, image := range p.table[i:][:len(dst)] {
+			dst[j] = int64(image)
+		}
+		return
+	}
+	// An index sent through the network once, and again if need be, would keep the processor from overlapping it with the next: whether
+	// there is an again is a matter of chance. So all go through once, then those that must, until none is left.
+	var again [64]uint8
+	for len(dst) > 0 {
+		part := dst[:min(len(dst), len(again))]
+		left := 0
+		for j := range part {
+			image := p.pass(i + uint64(j))
+			part[j] = int64(image)
+			again[left&63] = uint8(j)
+			left += int(^(image-p.n)>>63) & 1 // 1 if image ≥ n: both are below 2^63
+		}
+		for left > 0 {
+			list := again[:left]
+			left = 0
+			for _, j := range list {
+				image := p.pass(uint64(part[j]))
+				part[j] = int64(image)
+				again[left&63] = j
+				left += int(^(image-p.n)>>63) & 1
+			}
+		}
+		dst, i = dst[len(part):], i+uint64(len(part))
+	}
+}
+
+// pass sends an index through the network once.
+func (p *Permutation) pass(i uint64) uint64 {
+	mask := uint64(1)<<(p.half&63) - 1
+	l, r := i>>(p.half&63), i&mask
+	down := (64 - p.half) & 63
+	for _, k := range &p.keys {
+		l, r = r, l^mix(r^k)>>down
+	}
+	return l<<(p.half&63) | r
 }
 
 // Inverse is the index whose image is j, which must be below n.
@@ -139,9 +184,9 @@ func (p *Permutation) walkBack(j uint64) uint64 {
 }
 
 // round is the round function: half bits out of half bits and a key, from the top of a product, where multiplication mixes best.
-func (p *Permutation) round(r, k uint64) uint64 {
-	t := (r ^ k) * golden
-	t ^= t >> 32
-	t *= second
-	return t >> (64 - p.half)
+func (p *Permutation) round(r, k uint64) uint64 { return mix(r^k) >> (64 - p.half) }
+
+func mix(t uint64) uint64 {
+	t *= golden
+	return (t ^ t>>32) * second
 }

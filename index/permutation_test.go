@@ -1,6 +1,7 @@
 package index
 
 import (
+	"fmt"
 	"math"
 	"slices"
 	"sync"
@@ -23,7 +24,8 @@ func TestNetworkVectors(t *testing.T) {
 		{993200000, 6198, []uint64{419402086, 876513207, 677714873, 511209722, 379821742, 508991536, 360152659, 196746554}},
 		{1000000000000, 42, []uint64{872364328093, 926786885424, 37431700605, 918690724434, 100158132265, 989125628634, 55170596463, 641715110730}},
 	} {
-		p := newNetwork(v.n, v.key)
+		p := new(Permutation)
+		p.network(v.n, v.key)
 		if v.n >= smallest {
 			p = NewPermutation(v.n, v.key)
 		}
@@ -144,3 +146,36 @@ func BenchmarkPermutation(b *testing.B) {
 }
 
 var sink uint64
+
+// Fill gives what At gives, across the ends of epochs.
+func TestFill(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		windows := rapid.SampledFrom([]int64{1, 2, 100, smallest - 1, smallest, smallest + 1, 1<<18 - 1, 1 << 18, 1<<18 + 1, 1<<33 + 5}).Draw(t, "windows")
+		o := NewOrder(rapid.Uint64().Draw(t, "seed"), "a", windows)
+		k := max(0, windows*rapid.Int64Range(0, 3).Draw(t, "epoch")-rapid.Int64Range(-700, 700).Draw(t, "before"))
+		got := make([]int64, rapid.IntRange(0, 1500).Draw(t, "n"))
+		o.Fill(got, k)
+		for i, window := range got {
+			if _, want := o.At(k + int64(i)); window != want {
+				t.Fatalf("%d windows, sample %d: %d, want %d", windows, k+int64(i), window, want)
+			}
+		}
+	})
+}
+
+func BenchmarkFill(b *testing.B) {
+	for _, n := range []int64{60_000, 1_000_000, 700_000_000} {
+		for _, run := range []int{16, 4096} {
+			b.Run(fmt.Sprint(n, "/", run), func(b *testing.B) {
+				o := NewOrder(1, "a", n)
+				dst := make([]int64, run)
+				k := int64(0)
+				for range b.N {
+					o.Fill(dst, k)
+					k += int64(run)
+				}
+				b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(run), "ns/window")
+			})
+		}
+	}
+}

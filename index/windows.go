@@ -3,7 +3,7 @@ package index
 import (
 	"fmt"
 	"math"
-	"sort"
+	"math/bits"
 )
 
 // Windows numbers the windows of a list of shards. A window is L+1 consecutive tokens of one shard: L inputs, and the same shifted by one
@@ -12,6 +12,11 @@ import (
 type Windows struct {
 	length int64
 	starts []int64 // starts[i] is the number of the first window of shard i; one more entry holds the count
+
+	// Locate begins its search with the shard of the first window with the same upper bits. There are about two such groups of windows
+	// for each shard, so with shards of like size it ends there or at the next.
+	shift  uint
+	groups []int32 // and one more entry for the last shard
 }
 
 // NewWindows numbers the windows of length sequenceLength (L, at least 1) of shards that hold these numbers of tokens.
@@ -30,6 +35,19 @@ func NewWindows(sequenceLength int, tokens []int64) (*Windows, error) {
 		}
 		w.starts[i+1] = w.starts[i] + n
 	}
+	if len(tokens) > math.MaxInt32 {
+		return nil, fmt.Errorf("index: %d shards are more than 2^31", len(tokens))
+	}
+	w.shift = uint(max(0, bits.Len64(uint64(w.Count()))-bits.Len(uint(len(tokens)))))
+	last := max(0, len(tokens)-1)
+	shard := 0
+	for group := int64(0); w.Count() > 0 && group <= (w.Count()-1)>>w.shift; group++ {
+		for shard < last && w.starts[shard+1] <= group<<w.shift {
+			shard++
+		}
+		w.groups = append(w.groups, int32(shard))
+	}
+	w.groups = append(w.groups, int32(last))
 	return w, nil
 }
 
@@ -41,8 +59,19 @@ func (w *Windows) ShardCount(shard int) int64 { return w.starts[shard+1] - w.sta
 
 // Locate gives the shard of window number i, and the offset of its first token there. i must be in [0, Count).
 func (w *Windows) Locate(i int64) (shard int, token int64) {
-	shard = sort.Search(len(w.starts)-1, func(s int) bool { return w.starts[s+1] > i })
-	return shard, (i - w.starts[shard]) * w.length
+	group := i >> w.shift
+	low, high := int(w.groups[group]), int(w.groups[group+1]) // the shard is one of these
+	for high-low > 4 {
+		if middle := low + (high-low)/2; w.starts[middle+1] > i {
+			high = middle
+		} else {
+			low = middle + 1
+		}
+	}
+	for w.starts[low+1] <= i {
+		low++
+	}
+	return low, (i - w.starts[low]) * w.length
 }
 
 // Reading gives the numbers of the first and the last window that read any of the shard's tokens [from, to); ok is false if none does.

@@ -60,6 +60,44 @@ func TestReading(t *testing.T) {
 	})
 }
 
+// Locate agrees with a walk over the shards, however unlike they are.
+func TestLocate(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		length := rapid.IntRange(1, 5000).Draw(t, "L")
+		kind := rapid.Custom(func(t *rapid.T) int64 {
+			return rapid.Int64Range(0, rapid.SampledFrom([]int64{0, 10, 5000, 1 << 20, 1 << 40}).Draw(t, "most")).Draw(t, "tokens")
+		})
+		tokens := rapid.SliceOfN(kind, 1, 300).Draw(t, "shards")
+		w, err := NewWindows(length, tokens)
+		if err != nil {
+			t.Fatal(err)
+		}
+		before := int64(0) // windows
+		for want, n := range tokens {
+			count := max(0, n-1) / int64(length)
+			for _, i := range []int64{0, 1, count / 2, count - 1} {
+				if i < 0 || i >= count {
+					continue
+				}
+				if shard, token := w.Locate(before + i); shard != want || token != i*int64(length) {
+					t.Fatalf("window %d: token %d of shard %d, want %d of %d", before+i, token, shard, i*int64(length), want)
+				}
+			}
+			before += count
+		}
+		if before != w.Count() {
+			t.Fatalf("%d windows, want %d", w.Count(), before)
+		}
+	})
+	w, err := NewWindows(1, []int64{0, math.MaxInt64})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if shard, token := w.Locate(w.Count() - 1); shard != 1 || token != math.MaxInt64-2 {
+		t.Errorf("the last of as many windows as there can be: token %d of shard %d", token, shard)
+	}
+}
+
 func TestNewWindowsRefuses(t *testing.T) {
 	for name, f := range map[string]func() (*Windows, error){
 		"length":   func() (*Windows, error) { return NewWindows(0, []int64{10}) },

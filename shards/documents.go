@@ -130,7 +130,7 @@ func (s *Shard) DocumentIDs(ctx context.Context) (*Documents, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &Documents{path: path, rows: s.documents, file: f}
+	d := &Documents{path: path, rows: s.Documents(), file: f}
 	if s.manifest == nil {
 		err = fmt.Errorf("%s cannot be trusted without the manifest %s, which has its hash: restore it", path, s.prefix+manifestExt)
 	} else if err = verifyFile(ctx, f, s.manifest.Files["docs"], nil); err == nil {

@@ -2,8 +2,9 @@ package shards
 
 import "fmt"
 
-// DType is the element type of a .bin file, by its code in the .idx header. Of Megatron's eight codes only the two that its
-// preprocessing writes for text are token ids here; a shard of another type is refused by name.
+// DType is the element type of a .bin file, by its code in the .idx header (megatron-core, indexed_dataset.DType). Of the eight codes only
+// the two that Megatron's preprocessing writes for text are token ids here: a [Shard] of another type is refused by name, an [Index] may
+// have any.
 type DType uint8
 
 // The element types of token files.
@@ -12,21 +13,24 @@ const (
 	UInt16 DType = 8
 )
 
-// The codes of megatron-core's DType, for messages about the ones that are not read.
-var dtypeNames = [...]string{1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float64", 7: "float32", 8: "uint16"}
+// dtypes are the names in numpy and the sizes in bytes, by code.
+var dtypes = [...]struct {
+	name string
+	size int
+}{1: {"uint8", 1}, 2: {"int8", 1}, 3: {"int16", 2}, Int32: {"int32", 4}, 5: {"int64", 8}, 6: {"float64", 8}, 7: {"float32", 4}, UInt16: {"uint16", 2}}
 
-// Size is the number of bytes of one token.
+// Size is the number of bytes of one element, and 0 for a code that is none of the eight.
 func (t DType) Size() int {
-	if t == UInt16 {
-		return 2
+	if int(t) < len(dtypes) {
+		return dtypes[t].size
 	}
-	return 4
+	return 0
 }
 
-// String is the type's name in numpy, "uint16" or "int32".
+// String is the type's name in numpy, such as "uint16" or "int32".
 func (t DType) String() string {
-	if int(t) < len(dtypeNames) && dtypeNames[t] != "" {
-		return dtypeNames[t]
+	if t.Size() > 0 {
+		return dtypes[t].name
 	}
 	return fmt.Sprintf("element type %d", uint8(t))
 }

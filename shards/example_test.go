@@ -45,7 +45,11 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	origin, err := documents.Origin(s.DocumentAt(5))
+	document, err := s.DocumentAt(5)
+	if err != nil {
+		log.Fatal(err)
+	}
+	origin, err := documents.Origin(document)
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -43,8 +44,10 @@ func TestMegatronBuilder(t *testing.T) {
 			single := true
 			for d, sequences := range c.Documents {
 				want := slices.Concat(sequences...)
-				got := make([]uint32, s.DocumentStart(int64(d)+1)-s.DocumentStart(int64(d)))
-				if err := s.Read(got, s.DocumentStart(int64(d))); err != nil {
+				first, err1 := s.DocumentStart(int64(d))
+				end, err2 := s.DocumentStart(int64(d) + 1)
+				got := make([]uint32, end-first)
+				if err := errors.Join(err1, err2, s.Read(got, first)); err != nil {
 					t.Fatal(err)
 				}
 				if !slices.Equal(got, want) {

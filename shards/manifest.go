@@ -86,21 +86,22 @@ func (s *Shard) checkManifest() error {
 		}
 	}
 	switch bin, idx := m.Files["bin"], m.Files["idx"]; {
-	case m.DType != s.dtype.String():
-		return differs("dtype", m.DType, s.dtype)
-	case m.Tokens != s.tokens:
-		return differs("tokens", m.Tokens, s.tokens)
-	case m.Documents != s.documents:
-		return differs("documents", m.Documents, s.documents)
-	case bin.Bytes != int64(len(s.bin.data)):
-		return differs("bytes of .bin", bin.Bytes, len(s.bin.data))
-	case idx.Bytes != int64(len(s.idx.data)):
-		return differs("bytes of .idx", idx.Bytes, len(s.idx.data))
+	case m.DType != s.DType().String():
+		return differs("dtype", m.DType, s.DType())
+	case m.Tokens != s.Tokens():
+		return differs("tokens", m.Tokens, s.Tokens())
+	case m.Documents != s.Documents():
+		return differs("documents", m.Documents, s.Documents())
+	case bin.Bytes != int64(len(s.bin.Data)):
+		return differs("bytes of .bin", bin.Bytes, len(s.bin.Data))
+	case idx.Bytes != s.index.Size():
+		return differs("bytes of .idx", idx.Bytes, s.index.Size())
 	}
 	return nil
 }
 
-// Verify reads every file of the shard and compares it with the manifest. The error names the file, what was expected and what was found.
+// Verify reads every file of the shard and compares it with the manifest, and .idx with itself. The error names the file, what was expected
+// and what was found.
 // progress, which may be nil, is called with the number of bytes read since its last call.
 func (s *Shard) Verify(ctx context.Context, progress func(bytes int64)) error {
 	if s.manifest == nil {
@@ -122,7 +123,7 @@ func (s *Shard) Verify(ctx context.Context, progress func(bytes int64)) error {
 			return err
 		}
 	}
-	return nil
+	return s.Check(ctx)
 }
 
 // verifyFile hashes a file from its beginning and compares it with what is expected.

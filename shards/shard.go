@@ -12,32 +12,28 @@
 //	            i64  × ns  byte offset of each sequence in x.bin
 //	            i64  × nd  0, then for each document the number of the sequence one past its end
 //
-// Files are mapped into memory and searched where they lie, so an open shard costs no memory of its own, however many documents it
-// has. A file that another process cuts short while it is mapped ends this process with a bus error; shards are replaced by renaming,
+// Files are mapped into memory and searched where they lie, so an open shard costs no memory of its own, and opening it no time, however
+// many documents it has. What a file says is therefore doubted where it is used: content that contradicts itself gives an error. A file that another process cuts short while it is mapped ends this process with a bus error; shards are replaced by renaming,
 // never rewritten in place, so only a foreign program does that.
 package shards
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
+	"iter"
 	"os"
-	"sort"
 	"strings"
 	"sync"
+
+	"mula/internal/mapping"
 )
 
 // ErrCorrupt is wrapped by errors about a file whose content contradicts itself or the files beside it: a truncated .bin, offsets that
 // do not follow from the lengths, a hash that is not the manifest's.
 var ErrCorrupt = errors.New("corrupt shard")
-
-// The layout of an .idx file; all of it is fixed by the format.
-const (
-	idxMagic      = "MMIDIDX\x00\x00"
-	idxVersion    = 1
-	idxHeaderSize = 34
-)
 
 // Endings of a shard's files.
 const (
@@ -49,15 +45,9 @@ const (
 
 // A Shard is an open pair of x.bin and x.idx. It is safe for concurrent use until [Shard.Close].
 type Shard struct {
-	prefix    string
-	dtype     DType
-	sequences int64
-	documents int64
-	tokens    int64
-
-	bin, idx mapping
-	starts   []byte // sequences × i64, byte offset of each sequence in bin
-	ends     []byte // (documents+1) × i64, the document array
+	prefix string
+	index  *Index
+	bin    mapping.File
 
 	manifest *Manifest
 
@@ -65,9 +55,10 @@ type Shard struct {
 	origins *Documents
 }
 
-// Open opens the shard with the given prefix; the name of its .bin or .idx file does as well. It reads the whole .idx file once and
-// compares it with itself, with the size of .bin and with the manifest if there is one: what passes can be read without surprises.
-// It does not hash anything; see [Shard.Verify].
+// Open opens the shard with the given prefix; the name of its .bin or .idx file does as well. However large the shard is, it looks at a few
+// bytes only: at the header and the first and last entries of .idx, which must agree with the sizes of both files, and at the manifest if
+// there is one, which must agree with all of that. The entries between are looked at when they are used, and by [Shard.Check]; the tokens by
+// [Shard.Verify].
 func Open(prefix string) (_ *Shard, err error) {
 	prefix = strings.TrimSuffix(strings.TrimSuffix(prefix, idxExt), binExt)
 	s := &Shard{prefix: prefix}
@@ -76,26 +67,26 @@ func Open(prefix string) (_ *Shard, err error) {
 			s.Close()
 		}
 	}()
-	if s.idx, err = mapFile(prefix + idxExt); err != nil {
+	if s.index, err = OpenIndex(prefix + idxExt); err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
 			if _, binErr := os.Stat(prefix + binExt); binErr == nil {
 				return nil, fmt.Errorf("%s stands without %s, which is written last: the shard was never finished, write it again: %w",
 					prefix+binExt, prefix+idxExt, err)
 			}
 		}
+		return nil, err
+	}
+	if s.bin, err = mapping.Open(prefix + binExt); err != nil {
 		return nil, fmt.Errorf("opening shard: %w", err)
 	}
-	if s.bin, err = mapFile(prefix + binExt); err != nil {
-		return nil, fmt.Errorf("opening shard: %w", err)
-	}
-	if err := s.check(s.idx.data, int64(len(s.bin.data))); err != nil {
+	if err := s.index.holdsTokens(int64(len(s.bin.Data)), prefix+binExt); err != nil {
 		return nil, err
 	}
 	if s.manifest, err = readManifest(prefix + manifestExt); err != nil {
 		return nil, err
 	}
 	// A writer removes x.idx before it replaces the others: while the one that was opened stands, they are its own.
-	if now, err := os.Stat(prefix + idxExt); err != nil || !os.SameFile(now, s.idx.info) {
+	if now, err := os.Stat(prefix + idxExt); err != nil || !os.SameFile(now, s.index.file.Info) {
 		return nil, fmt.Errorf("opening shard: %s was replaced in the meantime; try again when its writer has finished", prefix)
 	}
 	if s.manifest != nil {
@@ -106,137 +97,141 @@ func Open(prefix string) (_ *Shard, err error) {
 	return s, nil
 }
 
-// check parses the .idx file and holds it against a .bin file of binSize bytes.
-func (s *Shard) check(idx []byte, binSize int64) error {
-	name := s.prefix + idxExt
-	corrupt := func(format string, args ...any) error {
-		return fmt.Errorf("%s: %s: %w", name, fmt.Sprintf(format, args...), ErrCorrupt)
+// holdsTokens says whether the index is that of a shard of tokens whose .bin file has binSize bytes.
+func (x *Index) holdsTokens(binSize int64, bin string) error {
+	if !x.dtype.valid() {
+		return fmt.Errorf("%s: tokens are %s (byte 17); only uint16 and int32 are token ids here, convert the shard first", x.path, x.dtype)
 	}
-	if start := idx[:min(len(idx), len(idxMagic))]; string(start) != idxMagic {
-		return fmt.Errorf("%s is not an MMIDIDX index: its first %d bytes are %q", name, len(start), start)
+	if x.Multimodal() {
+		return fmt.Errorf("%s: it has a mode for each sequence, so it is a multimodal dataset; only text is read", x.path)
 	}
-	if len(idx) < idxHeaderSize {
-		return corrupt("it has %d bytes, fewer than the %d of its header; it was cut short", len(idx), idxHeaderSize)
-	}
-	if v := binary.LittleEndian.Uint64(idx[9:]); v != idxVersion {
-		return fmt.Errorf("%s: MMIDIDX version %d (byte 9), only version 1 is known", name, v)
-	}
-	s.dtype = DType(idx[17])
-	if !s.dtype.valid() {
-		return fmt.Errorf("%s: tokens are %s (byte 17); only uint16 and int32 are token ids here, convert the shard first", name, s.dtype)
-	}
-	ns, nd := binary.LittleEndian.Uint64(idx[18:]), binary.LittleEndian.Uint64(idx[26:])
-	body := uint64(len(idx) - idxHeaderSize)
-	if ns > body/12 || nd > body/8 || 12*ns+8*nd > body {
-		return corrupt("%d sequences and %d document entries (bytes 18 and 26) need more than the file's %d bytes; it was cut short", ns, nd, len(idx))
-	}
-	switch rest := body - 12*ns - 8*nd; {
-	case rest == ns && ns > 0:
-		return fmt.Errorf("%s: it has a mode for each sequence, so it is a multimodal dataset; only text is read", name)
-	case rest != 0:
-		return corrupt("%d bytes follow the document array", rest)
-	case nd == 0:
-		return corrupt("the document array is empty, it must at least hold a 0")
-	}
-	s.sequences, s.documents = int64(ns), int64(nd)-1
-	lengths := idx[idxHeaderSize : idxHeaderSize+4*ns]
-	s.starts = idx[idxHeaderSize+4*ns : idxHeaderSize+12*ns]
-	s.ends = idx[idxHeaderSize+12*ns:]
-
-	size, next := int64(s.dtype.Size()), int64(0)
-	starts := s.starts
-	for i := 0; len(lengths) >= 4 && len(starts) >= 8; i++ {
-		length := int64(int32(binary.LittleEndian.Uint32(lengths)))
-		start := int64(binary.LittleEndian.Uint64(starts))
-		if start != next || start|length < 0 {
-			switch {
-			case length < 0:
-				return corrupt("sequence %d has the length %d", i, length)
-			case next < 0:
-				return corrupt("the lengths before sequence %d add up to more than 2^63 bytes", i)
-			}
-			return corrupt("sequence %d starts at byte %d, by the lengths before it at byte %d", i, start, next)
-		}
-		next += length * size
-		lengths, starts = lengths[4:], starts[8:]
-	}
-	if next != binSize {
+	if want := x.elements * int64(x.dtype.Size()); want != binSize {
 		what := "it was cut short"
-		if binSize > next {
+		if binSize > want {
 			what = "it belongs to another .idx"
 		}
-		return fmt.Errorf("%s: expected %d bytes by %s, found %d: %s: %w", s.prefix+binExt, next, name, binSize, what, ErrCorrupt)
-	}
-	s.tokens = next / size
-
-	last := int64(0)
-	ends := s.ends
-	for d := 0; len(ends) >= 8; d++ {
-		end := int64(binary.LittleEndian.Uint64(ends))
-		if end < last || d == 0 && end != 0 {
-			return corrupt("entry %d of the document array is %d, after %d", d, end, last)
-		}
-		last, ends = end, ends[8:]
-	}
-	if last != s.sequences {
-		return corrupt("the document array ends at sequence %d of %d", last, s.sequences)
+		return fmt.Errorf("%s: expected %d bytes by %s, found %d: %s: %w", bin, want, x.path, binSize, what, ErrCorrupt)
 	}
 	return nil
 }
+
+// Check reads the whole .idx file and compares it with itself; see [Index.Check]. What passes is right for every document.
+func (s *Shard) Check(ctx context.Context) error { return s.index.Check(ctx) }
 
 // Prefix is the path of the shard's files without their endings.
 func (s *Shard) Prefix() string { return s.prefix }
 
 // DType is the element type of the .bin file.
-func (s *Shard) DType() DType { return s.dtype }
+func (s *Shard) DType() DType { return s.index.dtype }
 
 // Tokens is the number of tokens.
-func (s *Shard) Tokens() int64 { return s.tokens }
+func (s *Shard) Tokens() int64 { return s.index.elements }
 
 // Documents is the number of documents. Where the file counts sequences and documents apart, as foreign files may, a document is a run of
 // sequences.
-func (s *Shard) Documents() int64 { return s.documents }
+func (s *Shard) Documents() int64 { return s.index.documents }
+
+// Index is the shard's .idx file, which [Shard.Close] closes.
+func (s *Shard) Index() *Index { return s.index }
 
 // Manifest is what x.json says, or nil for a shard without one. It is not to be changed.
 func (s *Shard) Manifest() *Manifest { return s.manifest }
 
-// DocumentStart is the first token of document d, from 0; d may be [Shard.Documents], which gives [Shard.Tokens]. It panics when d is out of
-// that range, as indexing a slice does.
-func (s *Shard) DocumentStart(d int64) int64 {
-	if d < 0 || d > s.documents {
-		panic(fmt.Sprintf("shards: document %d of %d", d, s.documents))
-	}
-	sequence := int64(binary.LittleEndian.Uint64(s.ends[8*d:]))
-	if sequence == s.sequences {
-		return s.tokens
-	}
-	return int64(binary.LittleEndian.Uint64(s.starts[8*sequence:])) / int64(s.dtype.Size())
-}
+// DocumentStart is the first token of document d, from 0; d may be [Shard.Documents], which gives [Shard.Tokens]. The error wraps
+// [ErrCorrupt] where the .idx file has a value that cannot be.
+func (s *Shard) DocumentStart(d int64) (int64, error) { return s.index.documentStart(d) }
 
 // DocumentAt is the document that holds the given token: the only d with DocumentStart(d) ≤ token < DocumentStart(d+1), so never an empty
-// one. For a token that the shard does not have it is -1.
-func (s *Shard) DocumentAt(token int64) int64 {
-	if token < 0 || token >= s.tokens {
-		return -1
+// one. For a token that the shard does not have it is -1. The error wraps [ErrCorrupt] where the .idx file does not tell.
+func (s *Shard) DocumentAt(token int64) (int64, error) {
+	if token < 0 || token >= s.Tokens() {
+		return -1, nil
 	}
-	return int64(sort.Search(int(s.documents), func(d int) bool { return s.DocumentStart(int64(d)+1) > token }))
+	low, high := int64(0), s.index.documents // the start of low is at or before the token, that of high behind it
+	for high-low > 1 {
+		middle := low + (high-low)/2
+		start, err := s.index.documentStart(middle)
+		if err != nil {
+			return -1, err
+		}
+		if start <= token {
+			low = middle
+		} else {
+			high = middle
+		}
+	}
+	return low, nil
+}
+
+// A Span is the tokens [First, End) of a shard that are one document.
+type Span struct {
+	Document   int64
+	First, End int64
+}
+
+// Span gives the tokens of document d. They may be none, in which case First equals End, but never run backwards: the error then wraps
+// [ErrCorrupt].
+func (s *Shard) Span(d int64) (Span, error) {
+	first, err := s.index.documentStart(d)
+	if err != nil {
+		return Span{}, err
+	}
+	end, err := s.index.documentStart(d + 1)
+	if err == nil && end < first {
+		err = s.index.corrupt("document %d has the tokens %d to %d", d, first, end)
+	}
+	return Span{d, first, end}, err
+}
+
+// Spans gives the documents that hold tokens of [from, to), in order, without the empty ones. The first may begin before from and the last
+// end behind to. An error, which wraps [ErrCorrupt], ends it.
+func (s *Shard) Spans(from, to int64) iter.Seq2[Span, error] {
+	return func(yield func(Span, error) bool) {
+		to = min(to, s.Tokens())
+		d := int64(-1)
+		for at := max(0, from); at < to; {
+			span, err := s.spanAt(at, d+1)
+			if !yield(span, err) || err != nil {
+				return
+			}
+			d, at = span.Document, span.End // which is more than at, whatever the file says
+		}
+	}
+}
+
+// spanAt is the document that holds a token; it may be the one of number guess.
+func (s *Shard) spanAt(token, guess int64) (Span, error) {
+	if guess > 0 && guess < s.index.documents {
+		if span, err := s.Span(guess); err != nil || span.First <= token && token < span.End {
+			return span, err
+		}
+	}
+	d, err := s.DocumentAt(token)
+	if err != nil {
+		return Span{}, err
+	}
+	span, err := s.Span(d)
+	if err == nil && (token < span.First || token >= span.End) {
+		err = s.index.corrupt("token %d is in no document: by the search in number %d, which has the tokens %d to %d", token, d, span.First, span.End)
+	}
+	return span, err
 }
 
 // Read fills dst with the ids from the given token on. Windows may cross documents. It fails if the shard does not have that many tokens
 // there, or if an id of an int32 shard is negative.
 func (s *Shard) Read(dst []uint32, token int64) error {
-	if token < 0 || token > s.tokens || int64(len(dst)) > s.tokens-token {
-		return fmt.Errorf("%s: tokens %d to %d were asked for, it has %d", s.prefix+binExt, token, token+int64(len(dst)), s.tokens)
+	if token < 0 || token > s.Tokens() || int64(len(dst)) > s.Tokens()-token {
+		return fmt.Errorf("%s: tokens %d to %d were asked for, it has %d", s.prefix+binExt, token, token+int64(len(dst)), s.Tokens())
 	}
-	if s.dtype == UInt16 {
-		src := s.bin.data[2*token:]
+	if s.DType() == UInt16 {
+		src := s.bin.Data[2*token:]
 		src = src[:2*len(dst)]
 		for i := range dst {
 			dst[i] = uint32(binary.LittleEndian.Uint16(src[2*i:]))
 		}
 		return nil
 	}
-	src := s.bin.data[4*token:]
+	src := s.bin.Data[4*token:]
 	src = src[:4*len(dst)]
 	var all uint32
 	for i := range dst {
@@ -266,6 +261,8 @@ func (s *Shard) Close() error {
 	if origins != nil {
 		err = origins.close()
 	}
-	s.starts, s.ends = nil, nil
-	return errors.Join(err, s.bin.unmap(), s.idx.unmap())
+	if s.index != nil {
+		err = errors.Join(err, s.index.Close())
+	}
+	return errors.Join(err, s.bin.Close())
 }

@@ -7,6 +7,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -108,20 +109,39 @@ func TestShardAgreesWithItsDocuments(t *testing.T) {
 			t.Fatalf("opened as %s, %v, %d tokens, %d documents, manifest %v", s.Prefix(), s.DType(), s.Tokens(), s.Documents(), s.Manifest())
 		}
 		for d, want := range starts {
-			if got := s.DocumentStart(int64(d)); got != want {
-				t.Fatalf("document %d starts at token %d, want %d", d, got, want)
+			if got, err := s.DocumentStart(int64(d)); got != want || err != nil {
+				t.Fatalf("document %d starts at token %d, %v, want %d", d, got, err, want)
 			}
 		}
 		for token, want := range owner {
-			if got := s.DocumentAt(int64(token)); got != want {
-				t.Fatalf("token %d is in document %d, want %d", token, got, want)
+			if got, err := s.DocumentAt(int64(token)); got != want || err != nil {
+				t.Fatalf("token %d is in document %d, %v, want %d", token, got, err, want)
 			}
 		}
-		if a, b := s.DocumentAt(-1), s.DocumentAt(s.Tokens()); a != -1 || b != -1 {
-			t.Fatalf("tokens outside the shard are in documents %d and %d", a, b)
+		for _, token := range []int64{-1, s.Tokens(), math.MaxInt64} {
+			if d, err := s.DocumentAt(token); d != -1 || err != nil {
+				t.Fatalf("token %d, outside the shard, is in document %d, %v", token, d, err)
+			}
+		}
+		if err := s.Check(t.Context()); err != nil {
+			t.Fatal(err)
 		}
 		first := rapid.IntRange(0, len(tokens)).Draw(t, "first")
 		last := rapid.IntRange(first, len(tokens)).Draw(t, "last")
+		want := []Span{}
+		for _, d := range slices.Compact(slices.Clone(owner[first:last])) {
+			want = append(want, Span{d, starts[d], starts[d+1]})
+		}
+		spans := []Span{}
+		for span, err := range s.Spans(int64(first), int64(last)) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			spans = append(spans, span)
+		}
+		if !slices.Equal(spans, want) {
+			t.Fatalf("tokens [%d, %d) are of documents %v, want %v", first, last, spans, want)
+		}
 		got := make([]uint32, last-first)
 		if err := s.Read(got, int64(first)); err != nil {
 			t.Fatal(err)
@@ -146,43 +166,51 @@ func TestShardAgreesWithItsDocuments(t *testing.T) {
 	})
 }
 
-// Each way in which the files can contradict themselves is refused, and the message names the file and what is wrong.
+// Each way in which the files can contradict themselves is refused, by Open or, where it is in the middle of an array, by Check; the message
+// names the file and what is wrong.
 func TestOpenRefuses(t *testing.T) {
 	le := binary.LittleEndian
 	documents := [][][]uint32{{{1, 2, 3}}, {{}}, {{4}, {5, 6}}} // ns 4, nd 4, 6 tokens
 	const lengths, starts, ends = 34, 34 + 4*4, 34 + 12*4
+	const inOpen, inCheck = false, true
 	tests := []struct {
 		name    string
 		change  func(idx, bin []byte) ([]byte, []byte)
 		message string
 		corrupt bool
+		by      bool
 	}{
-		{"empty idx", func(idx, bin []byte) ([]byte, []byte) { return nil, bin }, "x.idx is not an MMIDIDX index", false},
-		{"short header", func(idx, bin []byte) ([]byte, []byte) { return idx[:33], bin }, "it has 33 bytes, fewer than the 34 of its header", true},
-		{"magic", func(idx, bin []byte) ([]byte, []byte) { idx[7] = 1; return idx, bin }, `"MMIDIDX\x01\x00"`, false},
-		{"version", func(idx, bin []byte) ([]byte, []byte) { idx[9] = 2; return idx, bin }, "version 2 (byte 9)", false},
-		{"float32", func(idx, bin []byte) ([]byte, []byte) { idx[17] = 7; return idx, bin }, "tokens are float32", false},
-		{"int64", func(idx, bin []byte) ([]byte, []byte) { idx[17] = 5; return idx, bin }, "tokens are int64", false},
-		{"unknown type", func(idx, bin []byte) ([]byte, []byte) { idx[17] = 99; return idx, bin }, "element type 99", false},
-		{"huge ns", func(idx, bin []byte) ([]byte, []byte) { le.PutUint64(idx[18:], 1<<63); return idx, bin }, "need more than the file's", true},
-		{"ns that wraps", func(idx, bin []byte) ([]byte, []byte) { le.PutUint64(idx[18:], math.MaxUint64/12+1); return idx, bin }, "need more", true},
-		{"huge nd", func(idx, bin []byte) ([]byte, []byte) { le.PutUint64(idx[26:], 1<<61); return idx, bin }, "need more", true},
-		{"nd 0", func(idx, bin []byte) ([]byte, []byte) { le.PutUint64(idx[26:], 0); return idx[:ends], bin }, "document array is empty", true},
-		{"cut idx", func(idx, bin []byte) ([]byte, []byte) { return idx[:len(idx)-1], bin }, "need more", true},
-		{"long idx", func(idx, bin []byte) ([]byte, []byte) { return append(idx, 0), bin }, "1 bytes follow", true},
-		{"multimodal", func(idx, bin []byte) ([]byte, []byte) { return append(idx, 0, 0, 0, 0), bin }, "multimodal", false},
-		{"negative length", func(idx, bin []byte) ([]byte, []byte) { le.PutUint32(idx[lengths+4:], 1<<32-1); return idx, bin }, "sequence 1 has the length -1", true},
-		{"length without pointer", func(idx, bin []byte) ([]byte, []byte) { le.PutUint32(idx[lengths:], 4); return idx, bin }, "sequence 1 starts at byte 6, by the lengths before it at byte 8", true},
-		{"pointer", func(idx, bin []byte) ([]byte, []byte) { idx[starts+16]++; return idx, bin }, "sequence 2 starts at byte 7", true},
-		{"negative pointer", func(idx, bin []byte) ([]byte, []byte) { le.PutUint64(idx[starts:], 1<<64-2); return idx, bin }, "sequence 0 starts at byte -2", true},
-		{"other type", func(idx, bin []byte) ([]byte, []byte) { idx[17] = 4; return idx, bin }, "sequence 1 starts at byte 6", true},
-		{"documents start late", func(idx, bin []byte) ([]byte, []byte) { idx[ends] = 1; return idx, bin }, "entry 0 of the document array is 1", true},
-		{"documents run back", func(idx, bin []byte) ([]byte, []byte) { idx[ends+8] = 3; return idx, bin }, "entry 2 of the document array is 2, after 3", true},
-		{"documents end early", func(idx, bin []byte) ([]byte, []byte) { idx[ends+24] = 3; return idx, bin }, "ends at sequence 3 of 4", true},
-		{"documents end late", func(idx, bin []byte) ([]byte, []byte) { idx[ends+24] = 5; return idx, bin }, "ends at sequence 5 of 4", true},
-		{"cut bin", func(idx, bin []byte) ([]byte, []byte) { return idx, bin[:11] }, "x.bin: expected 12 bytes", true},
-		{"empty bin", func(idx, bin []byte) ([]byte, []byte) { return idx, nil }, "found 0: it was cut short", true},
-		{"long bin", func(idx, bin []byte) ([]byte, []byte) { return idx, append(bin, 0, 0) }, "found 14: it belongs to another .idx", true},
+		{"empty idx", func(idx, bin []byte) ([]byte, []byte) { return nil, bin }, "x.idx is not an MMIDIDX index", false, inOpen},
+		{"short header", func(idx, bin []byte) ([]byte, []byte) { return idx[:33], bin }, "it has 33 bytes, fewer than the 34 of its header", true, inOpen},
+		{"magic", func(idx, bin []byte) ([]byte, []byte) { idx[7] = 1; return idx, bin }, `"MMIDIDX\x01\x00"`, false, inOpen},
+		{"version", func(idx, bin []byte) ([]byte, []byte) { idx[9] = 2; return idx, bin }, "version 2 (byte 9)", false, inOpen},
+		{"float32", func(idx, bin []byte) ([]byte, []byte) { idx[17] = 7; return idx, bin }, "tokens are float32", false, inOpen},
+		{"int64", func(idx, bin []byte) ([]byte, []byte) { idx[17] = 5; return idx, bin }, "tokens are int64", false, inOpen},
+		{"unknown type", func(idx, bin []byte) ([]byte, []byte) { idx[17] = 99; return idx, bin }, "element type 99", false, inOpen},
+		{"huge ns", func(idx, bin []byte) ([]byte, []byte) { le.PutUint64(idx[18:], 1<<63); return idx, bin }, "need more than the file's", true, inOpen},
+		{"ns that wraps", func(idx, bin []byte) ([]byte, []byte) { le.PutUint64(idx[18:], math.MaxUint64/12+1); return idx, bin }, "need more", true, inOpen},
+		{"huge nd", func(idx, bin []byte) ([]byte, []byte) { le.PutUint64(idx[26:], 1<<61); return idx, bin }, "need more", true, inOpen},
+		{"nd 0", func(idx, bin []byte) ([]byte, []byte) { le.PutUint64(idx[26:], 0); return idx[:ends], bin }, "document array is empty", true, inOpen},
+		{"cut idx", func(idx, bin []byte) ([]byte, []byte) { return idx[:len(idx)-1], bin }, "need more", true, inOpen},
+		{"long idx", func(idx, bin []byte) ([]byte, []byte) { return append(idx, 0), bin }, "1 bytes follow", true, inOpen},
+		{"multimodal", func(idx, bin []byte) ([]byte, []byte) { return append(idx, 0, 0, 0, 0), bin }, "multimodal", false, inOpen},
+		{"negative length", func(idx, bin []byte) ([]byte, []byte) { le.PutUint32(idx[lengths+4:], 1<<32-1); return idx, bin }, "sequence 1 has the length -1", true, inCheck},
+		{"length without pointer", func(idx, bin []byte) ([]byte, []byte) { le.PutUint32(idx[lengths:], 4); return idx, bin }, "sequence 1 starts at byte 6, by the lengths before it at byte 8", true, inCheck},
+		{"pointer", func(idx, bin []byte) ([]byte, []byte) { idx[starts+16]++; return idx, bin }, "sequence 2 starts at byte 7", true, inCheck},
+		{"negative pointer", func(idx, bin []byte) ([]byte, []byte) { le.PutUint64(idx[starts:], 1<<64-2); return idx, bin }, "sequence 0 starts at byte -2", true, inOpen},
+		{"other type", func(idx, bin []byte) ([]byte, []byte) { idx[17] = 4; return idx, bin }, "x.bin: expected 16 bytes", true, inOpen},
+		{"documents start late", func(idx, bin []byte) ([]byte, []byte) { idx[ends] = 1; return idx, bin }, "entry 0 of the document array is 1", true, inOpen},
+		{"documents run back", func(idx, bin []byte) ([]byte, []byte) { idx[ends+8] = 3; return idx, bin }, "entry 2 of the document array is 2, after 3", true, inCheck},
+		{"documents end early", func(idx, bin []byte) ([]byte, []byte) { idx[ends+24] = 3; return idx, bin }, "ends at sequence 3 of 4", true, inOpen},
+		{"last length", func(idx, bin []byte) ([]byte, []byte) { le.PutUint32(idx[lengths+12:], 1<<32-1); return idx, bin }, "sequence 3 has the length -1", true, inOpen},
+		{"last pointer", func(idx, bin []byte) ([]byte, []byte) { idx[starts+24]++; return idx, bin }, "sequence 3 starts at byte 9, where no element", true, inOpen},
+		{"last pointer far", func(idx, bin []byte) ([]byte, []byte) { le.PutUint64(idx[starts+24:], 1<<63-2); return idx, bin }, "where no element", true, inOpen},
+		{"lengths beyond 2^63", func(idx, bin []byte) ([]byte, []byte) { le.PutUint64(idx[starts+16:], 1<<63-2); return idx, bin }, "sequence 2 starts at byte 9223372036854775806", true, inCheck},
+		{"documents beyond", func(idx, bin []byte) ([]byte, []byte) { idx[ends+8] = 9; return idx, bin }, "entry 1 of the document array is 9", true, inCheck},
+		{"documents end late", func(idx, bin []byte) ([]byte, []byte) { idx[ends+24] = 5; return idx, bin }, "ends at sequence 5 of 4", true, inOpen},
+		{"cut bin", func(idx, bin []byte) ([]byte, []byte) { return idx, bin[:11] }, "x.bin: expected 12 bytes", true, inOpen},
+		{"empty bin", func(idx, bin []byte) ([]byte, []byte) { return idx, nil }, "found 0: it was cut short", true, inOpen},
+		{"long bin", func(idx, bin []byte) ([]byte, []byte) { return idx, append(bin, 0, 0) }, "found 14: it belongs to another .idx", true, inOpen},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -192,9 +220,14 @@ func TestOpenRefuses(t *testing.T) {
 				t.Fatal(err)
 			}
 			s, err := Open(prefix)
+			if (err == nil) != (test.by == inCheck) {
+				t.Fatalf("opened: %v", err)
+			}
 			if err == nil {
-				s.Close()
-				t.Fatal("was opened")
+				defer s.Close()
+				if err = s.Check(t.Context()); err == nil {
+					t.Fatal("nothing was found")
+				}
 			}
 			if !strings.Contains(err.Error(), test.message) || !strings.Contains(err.Error(), prefix) {
 				t.Errorf("error %q does not say %q", err, test.message)
@@ -244,18 +277,13 @@ func TestReadNegative(t *testing.T) {
 	}
 }
 
-func TestDocumentStartPanicsOutside(t *testing.T) {
+func TestDocumentStartOutside(t *testing.T) {
 	idx, bin := foreign(UInt16, [][][]uint32{{{1}}})
 	s := open(t, place(t, idx, bin))
-	for _, d := range []int64{-1, 2} {
-		func() {
-			defer func() {
-				if recover() == nil {
-					t.Errorf("document %d of 1 has a start", d)
-				}
-			}()
-			s.DocumentStart(d)
-		}()
+	for _, d := range []int64{-1, 2, math.MaxInt64} {
+		if start, err := s.DocumentStart(d); err == nil || errors.Is(err, ErrCorrupt) {
+			t.Errorf("document %d of 1 starts at %d, %v", d, start, err)
+		}
 	}
 }
 
@@ -267,38 +295,92 @@ func TestDTypeFor(t *testing.T) {
 	}
 }
 
-// FuzzOpen holds what check accepts against a reading of the file that takes nothing for granted.
+// FuzzOpen looks into whatever Open accepts in every way there is. None may panic or run for ever, and what Check passes as well must be as a
+// reading of the file says that takes nothing for granted.
 func FuzzOpen(f *testing.F) {
-	for _, documents := range [][][][]uint32{nil, {{{}}}, {{{1, 2, 3}}, {{}}, {{4}, {5, 6}}, {}}} {
+	le := binary.LittleEndian
+	for _, documents := range [][][][]uint32{nil, {{{}}}, {{{1, 2, 3}}, {{}}, {{4}, {5, 6}}, {}, {{7}}}} {
 		for _, dtype := range []DType{UInt16, Int32} {
 			idx, bin := foreign(dtype, documents)
 			f.Add(idx, uint16(len(bin)))
+			if ns := len(documents); ns == 5 { // wrong in the middle, where Open does not look
+				for _, at := range []int{34 + 4, 34 + 4*5 + 8, 34 + 4*5 + 16, 34 + 12*5 + 8, 34 + 12*5 + 16} {
+					wrong := slices.Clone(idx)
+					wrong[at] ^= 3
+					f.Add(wrong, uint16(len(bin)))
+				}
+			}
 		}
 	}
+	dir := f.TempDir()
 	f.Fuzz(func(t *testing.T, idx []byte, binSize uint16) {
-		s := &Shard{prefix: "x"}
-		if s.check(idx, int64(binSize)) != nil {
+		prefix := filepath.Join(dir, "x")
+		if err := errors.Join(os.WriteFile(prefix+".idx", idx, 0o644), os.WriteFile(prefix+".bin", make([]byte, binSize), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+		if x, err := OpenIndex(prefix); err == nil {
+			if int64(len(x.Lengths())) != 4*x.Sequences() || x.Size() != int64(len(idx)) || x.DType().Size() == 0 {
+				t.Fatalf("%d sequences with %d bytes of lengths", x.Sequences(), len(x.Lengths()))
+			}
+			x.Check(t.Context())
+			x.Close()
+		}
+		s, err := Open(prefix)
+		if err != nil {
 			return
 		}
-		le := binary.LittleEndian
+		defer s.Close()
+		whole := s.Check(t.Context()) == nil
 		ns, nd := int(le.Uint64(idx[18:])), int(le.Uint64(idx[26:]))
 		size := int64(map[byte]int{4: 4, 8: 2}[idx[17]])
 		starts := []int64{0} // of sequences, in tokens
 		for i := range ns {
 			starts = append(starts, starts[i]+int64(int32(le.Uint32(idx[34+4*i:]))))
 		}
-		if size == 0 || starts[ns]*size != int64(binSize) || s.Tokens() != starts[ns] || s.Documents() != int64(nd-1) {
-			t.Fatalf("accepted: element size %d, %d tokens, .bin of %d bytes", size, starts[ns], binSize)
+		if size == 0 || s.Tokens()*size != int64(binSize) || s.Documents() != int64(nd-1) || whole && s.Tokens() != starts[ns] {
+			t.Fatalf("accepted: element size %d, %d tokens, .bin of %d bytes", size, s.Tokens(), binSize)
 		}
 		for d := range nd {
-			if got, want := s.DocumentStart(int64(d)), starts[le.Uint64(idx[34+12*ns+8*d:])]; got != want {
-				t.Fatalf("document %d starts at %d, want %d", d, got, want)
+			got, err := s.DocumentStart(int64(d))
+			if err == nil && (got < 0 || got > s.Tokens()) || err != nil && (whole || !errors.Is(err, ErrCorrupt)) {
+				t.Fatalf("document %d starts at %d, %v", d, got, err)
+			}
+			if whole && got != starts[le.Uint64(idx[34+12*ns+8*d:])] {
+				t.Fatalf("document %d starts at %d", d, got)
 			}
 		}
-		for token := range s.Tokens() {
-			if d := s.DocumentAt(token); s.DocumentStart(d) > token || s.DocumentStart(d+1) <= token {
-				t.Fatalf("token %d is not in document %d", token, d)
+		step := max(1, s.Tokens()/64)
+		for token := int64(0); token < s.Tokens(); token += step {
+			d, err := s.DocumentAt(token)
+			if err != nil && (whole || !errors.Is(err, ErrCorrupt)) {
+				t.Fatal(err)
 			}
+			if whole {
+				first, _ := s.DocumentStart(d)
+				if end, _ := s.DocumentStart(d + 1); first > token || end <= token {
+					t.Fatalf("token %d is not in document %d", token, d)
+				}
+			}
+		}
+		at, last := int64(0), int64(-1)
+		for span, err := range s.Spans(0, math.MaxInt64) {
+			if err != nil {
+				if whole || !errors.Is(err, ErrCorrupt) {
+					t.Fatal(err)
+				}
+				at = s.Tokens()
+				break
+			}
+			if span.First > at || span.End <= at || whole && (span.First != at || span.Document <= last) {
+				t.Fatalf("token %d is in document %d, which has [%d, %d)", at, span.Document, span.First, span.End)
+			}
+			at, last = span.End, span.Document
+		}
+		if at != s.Tokens() {
+			t.Fatalf("the documents end at token %d of %d", at, s.Tokens())
+		}
+		if err := s.Read(make([]uint32, s.Tokens()), 0); err != nil {
+			t.Fatal(err)
 		}
 	})
 }
@@ -317,7 +399,6 @@ func BenchmarkOpen(b *testing.B) {
 		}
 		s.Close()
 	}
-	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(len(documents)), "ns/document")
 }
 
 func BenchmarkRead(b *testing.B) {

@@ -137,7 +137,8 @@ func TestWriterStreams(t *testing.T) {
 	}
 	for _, d := range []int64{9, 19, lengthChunk - 7, lengthChunk + 2, documents - 10} {
 		got := make([]uint32, 2)
-		if err := s.Read(got, s.DocumentStart(d)+1); err != nil {
+		first, err := s.DocumentStart(d)
+		if err := errors.Join(err, s.Read(got, first+1)); err != nil {
 			t.Fatal(err)
 		}
 		if got[0] != uint32(d*10+1) || got[1] != uint32(d*10+2) {

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log"
 	"maps"
 	"math"
 	"math/rand/v2"
@@ -31,7 +32,15 @@ func TestMain(m *testing.M) {
 	if os.Getenv(childEnv) != "" {
 		os.Exit(childMain())
 	}
-	goleak.VerifyTestMain(m)
+	cache, err := os.MkdirTemp("", "")
+	if err != nil {
+		log.Fatal(err)
+	}
+	os.Setenv("XDG_CACHE_HOME", cache) // nothing of a test goes into the user's
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+		os.RemoveAll(cache)
+		os.Exit(code)
+	}))
 }
 
 // tokenizerJSON stands for the tokenizer of the shards; nobody reads it.

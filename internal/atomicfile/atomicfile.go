@@ -2,7 +2,8 @@
 //
 // A file is written under a temporary name in the directory of its final name, so that the rename that publishes it stays within one
 // file system. Before the rename its bytes are on disk (fsync), after it the directory entry is (fsync of the directory). A process that
-// dies on the way leaves a file whose name starts with a dot and ends in [TempSuffix]; no command of mula reads such a file.
+// dies on the way leaves a file whose name starts with a dot and ends in [TempSuffix]; no command of mula reads such a file, and
+// [Clean] removes it.
 //
 // Files that belong together are sealed first and published in order, the one that readers look for last:
 //
@@ -13,7 +14,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 )
@@ -24,13 +24,14 @@ const TempSuffix = ".tmp"
 // Op names a file operation in [Fault].
 type Op string
 
-// The operations that [Fault] is asked about, in the order in which a file goes through them.
+// The operations that [Fault] is asked about; the first five in the order in which a file goes through them.
 const (
 	OpCreate  Op = "create"
 	OpWrite   Op = "write"
 	OpSync    Op = "sync"
 	OpRename  Op = "rename"
 	OpSyncDir Op = "sync directory"
+	OpRemove  Op = "remove"
 )
 
 // Fault, when a test sets it, is asked before every operation; what it returns stands for the error that the operating system would
@@ -47,34 +48,45 @@ func fault(op Op, path string) error {
 	return nil
 }
 
-// File is a file on its way to its final name. It is not safe for use by several goroutines.
-type File struct {
+// A pending file is on its way to its final name. What [File] and [Image] have in common.
+type pending struct {
 	path   string // the final name
 	f      *os.File
+	direct *os.File // a second descriptor that goes past the page cache, or nil
 	sealed bool
 	done   bool // published or aborted
 }
 
+// File is a file on its way to its final name, written from its beginning to its end. It is not safe for use by several goroutines.
+type File struct{ pending }
+
 // Create starts a file that is to appear at path. The directory must exist.
 func Create(path string) (*File, error) {
-	if err := fault(OpCreate, path); err != nil {
+	p, err := create(path)
+	if err != nil {
 		return nil, err
+	}
+	return &File{p}, nil
+}
+
+func create(path string) (pending, error) {
+	if err := fault(OpCreate, path); err != nil {
+		return pending{}, err
 	}
 	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
 		// To rename over a device or a pipe would put a file in its place.
-		return nil, fmt.Errorf("creating %s: it is %s; name another output", path, kind(info.Mode()))
+		return pending{}, fmt.Errorf("creating %s: it is %s; name another output", path, kind(info.Mode()))
 	}
 	// Not os.CreateTemp, whose files only their owner can read: a published file has the permissions that the user's umask gives.
 	for {
-		name := filepath.Join(filepath.Dir(path), fmt.Sprintf(".%s.%d%s", filepath.Base(path), rand.Uint32(), TempSuffix))
-		f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o666)
+		f, err := os.OpenFile(TempName(path), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o666)
 		if errors.Is(err, fs.ErrExist) {
 			continue
 		}
 		if err != nil {
-			return nil, fmt.Errorf("creating %s: %w", path, cause(err))
+			return pending{}, fmt.Errorf("creating %s: %w", path, cause(err))
 		}
-		return &File{path: path, f: f}, nil
+		return pending{path: path, f: f}, nil
 	}
 }
 
@@ -97,11 +109,15 @@ func cause(err error) error {
 	if errors.As(err, &path) {
 		return path.Err
 	}
+	var link *os.LinkError
+	if errors.As(err, &link) {
+		return link.Err
+	}
 	return err
 }
 
 // Path is the final name of the file.
-func (f *File) Path() string { return f.path }
+func (p *pending) Path() string { return p.path }
 
 // Write appends p to the file.
 func (f *File) Write(p []byte) (int, error) {
@@ -115,52 +131,72 @@ func (f *File) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-// Seal brings the bytes to disk and closes the file, which stays under its temporary name until [File.Publish].
-func (f *File) Seal() error {
-	if f.sealed || f.done {
+// Seal brings the bytes to disk and closes the file, which stays under its temporary name until Rename or Publish.
+func (p *pending) Seal() error {
+	if p.sealed || p.done {
 		return nil
 	}
-	if err := fault(OpSync, f.path); err != nil {
+	if err := fault(OpSync, p.path); err != nil {
 		return err
 	}
-	if err := f.f.Sync(); err != nil {
-		return fmt.Errorf("writing %s: %w", f.path, cause(err))
+	if err := p.f.Sync(); err != nil {
+		return fmt.Errorf("writing %s: %w", p.path, cause(err))
 	}
-	f.sealed = true
-	if err := f.f.Close(); err != nil {
-		return fmt.Errorf("writing %s: %w", f.path, cause(err))
+	p.sealed = true
+	if err := p.close(); err != nil {
+		return fmt.Errorf("writing %s: %w", p.path, cause(err))
 	}
 	return nil
 }
 
-// Publish seals the file if that has not been done, and gives it its final name, replacing what stood there.
-func (f *File) Publish() error {
-	if f.done {
-		return errors.New("atomicfile: " + f.path + " was published or aborted before")
+// Rename seals the file if that has not been done, and gives it its final name, replacing what stood there. The new name survives a
+// crash of the machine only after [SyncDir] of its directory: for many files of one directory, one call serves them all.
+func (p *pending) Rename() error {
+	if p.done {
+		return errors.New("atomicfile: " + p.path + " was published or aborted before")
 	}
-	if err := f.Seal(); err != nil {
+	if err := p.Seal(); err != nil {
 		return err
 	}
-	if err := fault(OpRename, f.path); err != nil {
+	if err := fault(OpRename, p.path); err != nil {
 		return err
 	}
-	if err := os.Rename(f.f.Name(), f.path); err != nil {
-		return fmt.Errorf("publishing %s: %w", f.path, err)
+	if err := os.Rename(p.f.Name(), p.path); err != nil {
+		return fmt.Errorf("publishing %s: %w", p.path, cause(err))
 	}
-	f.done = true
-	return SyncDir(filepath.Dir(f.path))
+	p.done = true
+	return nil
 }
 
-// Abort removes the temporary file. After [File.Publish] it does nothing, so it can be deferred right after [Create].
-func (f *File) Abort() {
-	if f.done {
+// Publish is Rename and [SyncDir] of the file's directory.
+func (p *pending) Publish() error {
+	if err := p.Rename(); err != nil {
+		return err
+	}
+	return SyncDir(filepath.Dir(p.path))
+}
+
+// Abort removes the temporary file. After Rename or Publish it does nothing, so it can be deferred right after the file is created.
+func (p *pending) Abort() {
+	if p.done {
 		return
 	}
-	f.done = true
-	if !f.sealed {
-		f.f.Close()
+	p.done = true
+	if !p.sealed {
+		p.close()
 	}
-	os.Remove(f.f.Name())
+	os.Remove(p.f.Name())
+}
+
+func (p *pending) close() error {
+	var first error
+	if p.direct != nil {
+		first = p.direct.Close()
+	}
+	if err := p.f.Close(); err != nil {
+		return err
+	}
+	return first
 }
 
 // WriteFile makes data the content of path, in one step for every reader.
@@ -174,6 +210,17 @@ func WriteFile(path string, data []byte) error {
 		return err
 	}
 	return f.Publish()
+}
+
+// Remove removes the file at path; that there is none is no error. The removal survives a crash of the machine after [SyncDir].
+func Remove(path string) error {
+	if err := fault(OpRemove, path); err != nil {
+		return err
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
 }
 
 // SyncDir brings the entries of a directory to disk: renames and removals in it survive a crash of the machine after it returns.

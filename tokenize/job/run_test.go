@@ -136,8 +136,12 @@ func TestRun(t *testing.T) {
 	}
 	for d, doc := range docs {
 		textBytes += int64(len(doc.Text))
-		ids := make([]uint32, s.DocumentStart(int64(d)+1)-s.DocumentStart(int64(d)))
-		if err := s.Read(ids, s.DocumentStart(int64(d))); err != nil {
+		span, err := s.Span(int64(d))
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids := make([]uint32, span.End-span.First)
+		if err := s.Read(ids, span.First); err != nil {
 			t.Fatal(err)
 		}
 		if len(ids) != len(doc.Text)+1 || ids[len(doc.Text)] != 256 {

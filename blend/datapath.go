@@ -1,0 +1,76 @@
+package blend
+
+import (
+	"context"
+	"fmt"
+	"math/big"
+	"strconv"
+
+	"mula/index/megatron"
+)
+
+// ForMegatron says a blend in the words of Megatron-LM: for one that is given a blend.yaml, and is to train with Megatron-LM's own order of
+// the same shards. It sets the blend, the split, the numbers of samples, the sequence length and the seed; the rest is as base has it.
+//
+// Every shard becomes a token file of its own, whose weight is its share of the tokens of its source times the weight of the source.
+// Megatron-LM has one stage, skips nothing and does not limit epochs: a blend that has more than that is refused. What is held out becomes
+// the validation split; it asks for as many samples as it has windows here.
+func ForMegatron(ctx context.Context, c *Config, base megatron.Config) (megatron.Config, error) {
+	if c.Order == orderMegatron {
+		return base, c.file.Errorf("$.order", "the order is %s already: its index files are there, and `mula index verify` compares them", c.Order)
+	}
+	if len(c.Skips) > 0 {
+		return base, c.file.Errorf("$.skips", "Megatron-LM cannot skip positions; leave skips out")
+	}
+	for i, s := range c.Sources {
+		if s.MaxEpochs.IsSet() {
+			return base, c.file.Errorf(fmt.Sprintf("$.sources[%d].max_epochs", i), "Megatron-LM does not limit epochs; leave max_epochs of %q out", s.Name)
+		}
+	}
+	if c.Seed > 1<<32-1 {
+		return base, c.file.Errorf("$.seed", "seed is %d; Megatron-LM's is at most 2^32-1", c.Seed)
+	}
+	l := openLedger()
+	defer l.close()
+	d, err := survey(ctx, c, l)
+	if err != nil {
+		return base, err
+	}
+	defer d.Close()
+	p := d.Plan
+	if len(p.Stages) != 1 {
+		return base, c.file.Errorf("$.stages", "Megatron-LM has one stage, this blend %d; make an index for each", len(p.Stages))
+	}
+	blend := megatron.Blend{Weights: []float64{}}
+	held := int64(0)
+	for i, s := range p.Sources {
+		var tokens int64
+		for j := range s.Shards {
+			tokens += s.Shards[j].Tokens
+		}
+		for j := range s.Shards {
+			w := new(big.Rat).SetUint64(p.Stages[0].Weights[i])
+			if w.Sign() == 0 || s.Shards[j].Tokens == 0 {
+				continue // Megatron-LM draws samples even where the weight is 0
+			}
+			w.Mul(w, big.NewRat(s.Shards[j].Tokens, tokens))
+			f, _ := w.Float64()
+			blend.Prefixes = append(blend.Prefixes, p.ShardPath(i, j))
+			blend.Weights = append(blend.Weights, f)
+		}
+		held += s.Validation
+	}
+	base.Blend, base.SequenceLength, base.Seed = blend, int64(p.SequenceLength), uint32(p.Seed)
+	base.Split = "100,0,0"
+	if c.Validation.sign() > 0 {
+		rest := new(big.Rat).Sub(one, c.Validation.rat)
+		train, _ := rest.Float64()
+		valid, _ := c.Validation.rat.Float64()
+		base.Split = fmt.Sprintf("%s,%s,0", decimal(train), decimal(valid))
+	}
+	base.Samples = [3]megatron.Size{megatron.SizeOf(p.Length()), megatron.SizeOf(held), megatron.SizeOf(0)}
+	return base, nil
+}
+
+// decimal writes a share without an exponent, which Megatron-LM's reading of a split does not know.
+func decimal(share float64) string { return strconv.FormatFloat(share, 'f', -1, 64) }

@@ -1,0 +1,430 @@
+package blend
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"mula/shards"
+)
+
+// facts are what a plan needs to know of a shard.
+type facts struct {
+	dtype             shards.DType
+	tokens, documents int64
+	manifest          bool      // it has one
+	tokenizer         Tokenizer // by the manifest; without a hash if there is none or it names none
+	bin, index        string    // SHA-256, by the manifest or by reading the files; "" if nobody has read them
+}
+
+// factsOf looks into an open shard.
+func factsOf(s *shards.Shard) facts {
+	f := facts{dtype: s.DType(), tokens: s.Tokens(), documents: s.Documents()}
+	if m := s.Manifest(); m != nil {
+		f.manifest = true
+		f.bin, f.index = m.Files["bin"].SHA256, m.Files["idx"].SHA256
+		f.tokenizer = Tokenizer{m.Tokenizer.SHA256, m.Tokenizer.VocabSize, m.Tokenizer.EOD}
+	}
+	return f
+}
+
+// A stamp is what tells a file from the one that was there before, without reading it. The zero stamp is that of no file.
+type stamp struct {
+	size, changed int64 // bytes; nanoseconds since 1970
+	inode         uint64
+}
+
+// stamps are those of .bin, .idx and .json.
+type stamps [3]stamp
+
+// settled is how long a file must have been left alone before its stamp is trusted: one that is changed twice within the resolution of
+// the file system's clock may have the same stamp both times.
+const settled = 2 * time.Second
+
+func stampsOf(prefix string) (s stamps, ok bool) {
+	for i, ending := range []string{".bin", ".idx", ".json"} {
+		info, err := os.Stat(prefix + ending)
+		if errors.Is(err, fs.ErrNotExist) && ending == ".json" {
+			continue
+		}
+		if err != nil || !info.Mode().IsRegular() || time.Since(info.ModTime()) < settled {
+			return s, false
+		}
+		s[i] = stamp{info.Size(), info.ModTime().UnixNano(), inode(info)}
+	}
+	return s, true
+}
+
+// A ledger keeps the facts of shards between runs, so that a plan over thousands of them opens without opening any: a page, which is a file
+// in the user's cache directory, for each directory of shards. It is only ever a help: where it cannot be read, written or believed, the
+// shards are looked at instead. A fact is believed while the stamps of the shard's files are those that it was noted with.
+type ledger struct {
+	root string // directory of the pages; "" to keep nothing
+
+	mu    sync.Mutex
+	pages map[string]*page // by directory
+}
+
+type page struct {
+	entries map[string]entry // by the base name of the prefix
+	used    map[string]bool  // in this run
+	changed bool
+}
+
+type entry struct {
+	stamps
+	facts
+}
+
+// Limits of the ledger on disk.
+const (
+	maxPageEntries = 1 << 16
+	maxPageBytes   = 64 << 20
+	maxLedgerBytes = 256 << 20 // beyond it the pages written longest ago go
+)
+
+// pageMagic begins a page, with the version of its layout.
+const pageMagic = "mula shards 1\n"
+
+func openLedger() *ledger {
+	l := &ledger{pages: map[string]*page{}}
+	if dir, err := os.UserCacheDir(); err == nil {
+		l.root = filepath.Join(dir, "mula", "shards")
+	}
+	return l
+}
+
+// page gives the page of a directory. The ledger must be locked.
+func (l *ledger) page(dir string) *page {
+	if p := l.pages[dir]; p != nil {
+		return p
+	}
+	p := &page{entries: map[string]entry{}, used: map[string]bool{}}
+	if l.root != "" {
+		if data, err := readBounded(l.path(dir), maxPageBytes); err == nil {
+			p.parse(data, dir)
+		}
+	}
+	l.pages[dir] = p
+	return p
+}
+
+func readBounded(path string, limit int64) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() || info.Size() > limit {
+		return nil, fmt.Errorf("%s is not a file of at most %d bytes", path, limit)
+	}
+	data := make([]byte, info.Size())
+	_, err = io.ReadFull(f, data)
+	return data, err
+}
+
+// path is that of the page of a directory.
+func (l *ledger) path(dir string) string {
+	sum := sha256.Sum256([]byte(dir))
+	return filepath.Join(l.root, hex.EncodeToString(sum[:16]))
+}
+
+// find gives the facts of a shard if they are known for the files that are there now. Else it gives their stamps, for note.
+func (l *ledger) find(prefix string) (f facts, s stamps, ok bool) {
+	s, trusted := stampsOf(prefix)
+	if !trusted {
+		return facts{}, stamps{}, false
+	}
+	dir, name := filepath.Split(prefix)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	p := l.page(dir)
+	e, ok := p.entries[name]
+	if !ok || e.stamps != s {
+		return facts{}, s, false
+	}
+	p.used[name] = true
+	return e.facts, s, true
+}
+
+// note keeps the facts of a shard that were found out after its stamps were taken, if these are still the same.
+func (l *ledger) note(prefix string, f facts, before stamps) {
+	if now, ok := stampsOf(prefix); !ok || now != before {
+		return
+	}
+	dir, name := filepath.Split(prefix)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	p := l.page(dir)
+	p.entries[name], p.used[name] = entry{before, f}, true
+	p.changed = true
+}
+
+// close writes the pages that have changed. What cannot be written is found out again next time.
+func (l *ledger) close() {
+	if l.root == "" {
+		return
+	}
+	written := false
+	for dir, p := range l.pages {
+		if !p.changed {
+			continue
+		}
+		if !written && os.MkdirAll(l.root, 0o700) != nil {
+			return
+		}
+		written = true
+		_ = replaceFile(l.path(dir), p.text(dir)) // a disk without room is no reason to fail
+		p.changed = false
+	}
+	if written {
+		l.prune()
+	}
+}
+
+// replaceFile writes a file and gives it its name. Nothing waits for the disk, unlike in atomicfile: a page that a crash leaves in pieces does
+// not have its checksum.
+func replaceFile(path string, data []byte) error {
+	f, err := os.CreateTemp(filepath.Dir(path), ".page-*.tmp")
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		os.Remove(f.Name())
+	}
+	return err
+}
+
+// prune keeps the ledger within its size.
+func (l *ledger) prune() {
+	list, err := os.ReadDir(l.root)
+	if err != nil {
+		return
+	}
+	var files []fs.FileInfo
+	var total int64
+	for _, e := range list {
+		if info, err := e.Info(); err == nil && info.Mode().IsRegular() {
+			files = append(files, info)
+			total += info.Size()
+		}
+	}
+	slices.SortFunc(files, func(a, b fs.FileInfo) int { return a.ModTime().Compare(b.ModTime()) })
+	for _, f := range files {
+		if total <= maxLedgerBytes {
+			return
+		}
+		if os.Remove(filepath.Join(l.root, f.Name())) == nil {
+			total -= f.Size()
+		}
+	}
+}
+
+// A page is: pageMagic; the directory, with its length before it (u16); the number of entries (u32); each entry; the CRC-32 (IEEE) of all
+// that. An entry is: the name, with its length before it (u16); of each of the three files size, time of change (i64) and inode (u64);
+// tokens, documents (i64); element type, flags (u8); what the flags say is there. Numbers are little-endian.
+const (
+	hasManifest  = 1 << iota
+	hasTokenizer // SHA-256 (32 bytes), highest id + 1, end-of-document id (i64)
+	hasHashes    // SHA-256 of .bin and .idx, 32 bytes each
+)
+
+func (p *page) text(dir string) []byte {
+	names := make([]string, 0, len(p.entries))
+	for name := range p.entries {
+		if len(p.entries) <= maxPageEntries || p.used[name] {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	names = names[:min(len(names), maxPageEntries)]
+	le := binary.LittleEndian
+	b := []byte(pageMagic)
+	b = append(le.AppendUint16(b, uint16(len(dir))), dir...)
+	b = le.AppendUint32(b, uint32(len(names)))
+	for _, name := range names {
+		e := p.entries[name]
+		b = append(le.AppendUint16(b, uint16(len(name))), name...)
+		for _, s := range e.stamps {
+			b = le.AppendUint64(le.AppendUint64(le.AppendUint64(b, uint64(s.size)), uint64(s.changed)), s.inode)
+		}
+		b = le.AppendUint64(le.AppendUint64(b, uint64(e.tokens)), uint64(e.documents))
+		at := len(b) + 1
+		b = append(b, byte(e.dtype), 0)
+		if e.manifest {
+			b[at] |= hasManifest
+		}
+		if len(e.tokenizer.SHA256) == 64 {
+			b[at] |= hasTokenizer
+			b, _ = hex.AppendDecode(b, []byte(e.tokenizer.SHA256))
+			b = le.AppendUint64(le.AppendUint64(b, uint64(e.tokenizer.Vocabulary)), uint64(e.tokenizer.EOD))
+		}
+		if e.bin != "" && e.index != "" {
+			b[at] |= hasHashes
+			b, _ = hex.AppendDecode(b, []byte(e.bin))
+			b, _ = hex.AppendDecode(b, []byte(e.index))
+		}
+	}
+	return le.AppendUint32(b, crc32.ChecksumIEEE(b))
+}
+
+// parse takes the entries of a page. Of one that is damaged, or of another directory, it takes none.
+func (p *page) parse(data []byte, dir string) {
+	le := binary.LittleEndian
+	if len(data) < 4 || crc32.ChecksumIEEE(data[:len(data)-4]) != le.Uint32(data[len(data)-4:]) {
+		return
+	}
+	data = data[:len(data)-4]
+	take := func(n int) []byte { // nil beyond the end
+		if n > len(data) {
+			data = nil
+			return nil
+		}
+		b := data[:n]
+		data = data[n:]
+		return b
+	}
+	number := func() int64 {
+		if b := take(8); b != nil {
+			return int64(le.Uint64(b))
+		}
+		return 0
+	}
+	text := func() string {
+		if b := take(2); b != nil {
+			return string(take(int(le.Uint16(b))))
+		}
+		return ""
+	}
+	if !bytes.Equal(take(len(pageMagic)), []byte(pageMagic)) || text() != dir {
+		return
+	}
+	count := take(4)
+	if count == nil {
+		return
+	}
+	for range min(le.Uint32(count), maxPageEntries) {
+		name := text()
+		var e entry
+		for i := range e.stamps {
+			e.stamps[i] = stamp{number(), number(), uint64(number())}
+		}
+		e.tokens, e.documents = number(), number()
+		kind := take(2)
+		if kind == nil {
+			return
+		}
+		e.dtype, e.manifest = shards.DType(kind[0]), kind[1]&hasManifest != 0
+		if kind[1]&hasTokenizer != 0 {
+			e.tokenizer = Tokenizer{hex.EncodeToString(take(32)), int(number()), number()}
+		}
+		if kind[1]&hasHashes != 0 {
+			e.bin, e.index = hex.EncodeToString(take(32)), hex.EncodeToString(take(32))
+		}
+		if data == nil || name == "" {
+			return // it was cut off, though its checksum is right: another version's
+		}
+		p.entries[name] = e
+	}
+}
+
+// lookers is how many shards are looked at at a time. Most of the time goes by waiting for the file system, which may be far away.
+const lookers = 32
+
+// survey finds out the facts of all shards of a plan, from the ledger or by opening them. Of several that cannot be opened the error is about
+// the first in the order of the plan.
+func (l *ledger) survey(ctx context.Context, p *Plan) ([][]facts, error) {
+	type task struct{ source, shard int }
+	var tasks []task
+	found, errs := make([][]facts, len(p.Sources)), make([][]error, len(p.Sources))
+	for i := range p.Sources {
+		n := len(p.Sources[i].Shards)
+		found[i], errs[i] = make([]facts, n), make([]error, n)
+		for k := range n {
+			tasks = append(tasks, task{i, k})
+		}
+	}
+	const batch = 16 // shards for one goroutine
+	var mu sync.Mutex
+	failed := false // then no further batch is begun; all before it have been
+	var g errgroup.Group
+	g.SetLimit(lookers)
+	for part := range slices.Chunk(tasks, batch) {
+		mu.Lock()
+		stop := failed
+		mu.Unlock()
+		if stop || ctx.Err() != nil {
+			break
+		}
+		g.Go(func() error {
+			for _, t := range part {
+				if ctx.Err() != nil {
+					return nil
+				}
+				prefix, err := absolutePath(p.ShardPath(t.source, t.shard))
+				if err == nil {
+					found[t.source][t.shard], err = l.look(prefix)
+				}
+				if errs[t.source][t.shard] = err; err != nil {
+					mu.Lock()
+					failed = true
+					mu.Unlock()
+					return nil
+				}
+			}
+			return nil
+		})
+	}
+	g.Wait()
+	if err := context.Cause(ctx); err != nil {
+		return nil, err
+	}
+	for i := range errs {
+		for _, err := range errs[i] {
+			if err != nil {
+				return nil, fmt.Errorf("source %q: %w", p.Sources[i].Name, err)
+			}
+		}
+	}
+	return found, nil
+}
+
+// look gives the facts of one shard.
+func (l *ledger) look(prefix string) (facts, error) {
+	f, before, ok := l.find(prefix)
+	if ok {
+		return f, nil
+	}
+	s, err := shards.Open(prefix)
+	if err != nil {
+		return f, err
+	}
+	defer s.Close()
+	f = factsOf(s)
+	if before != (stamps{}) {
+		l.note(prefix, f, before)
+	}
+	return f, nil
+}

@@ -1,0 +1,409 @@
+package blend
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+
+	"mula/shards"
+)
+
+// longAgo is when files of tests were changed last, so that their stamps are trusted.
+var longAgo = time.Now().Add(-time.Hour)
+
+// age makes all files below a directory old.
+func age(t testing.TB, dir string) {
+	t.Helper()
+	err := filepath.WalkDir(dir, func(path string, _ os.DirEntry, err error) error {
+		return errors.Join(err, os.Chtimes(path, longAgo, longAgo))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// hollow writes a shard of documents of 2^30 tokens in a .bin file without a byte on the disk, with a manifest that it would have if its
+// hashes were right, and gives its tokens.
+func hollow(t testing.TB, prefix string, documents int) int64 {
+	t.Helper()
+	le := binary.LittleEndian
+	idx := append([]byte("MMIDIDX\x00\x00"), 1, 0, 0, 0, 0, 0, 0, 0, byte(shards.UInt16))
+	idx = le.AppendUint64(le.AppendUint64(idx, uint64(documents)), uint64(documents)+1)
+	for range documents {
+		idx = le.AppendUint32(idx, 1<<30)
+	}
+	for d := range documents {
+		idx = le.AppendUint64(idx, uint64(d)<<31)
+	}
+	for d := range documents + 1 {
+		idx = le.AppendUint64(idx, uint64(d))
+	}
+	tokens := int64(documents) << 30
+	m := shards.Manifest{Format: 1, DType: "uint16", Tokens: tokens, Documents: int64(documents), Tokenizer: tokenizerInfo, Files: map[string]shards.FileInfo{
+		"bin": {Bytes: 2 * tokens, SHA256: unhashed}, "idx": {Bytes: int64(len(idx)), SHA256: unhashed}, "docs": {SHA256: unhashed}}}
+	text, err := json.Marshal(m)
+	if err == nil {
+		err = errors.Join(os.WriteFile(prefix+".idx", idx, 0o644), os.WriteFile(prefix+".json", text, 0o644), os.WriteFile(prefix+".bin", nil, 0o644),
+			os.Truncate(prefix+".bin", 2*tokens))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tokens
+}
+
+// vast is a configuration over sources of so many shards each, 1.5 · 2^30 tokens a shard.
+func vast(t testing.TB, sources ...int) *Config {
+	t.Helper()
+	dir := t.TempDir()
+	text := "sequence_length: 4096\nseed: 6198\nvalidation: 0.001\nsources:\n"
+	for i, n := range sources {
+		name := fmt.Sprint("source", i)
+		if err := os.Mkdir(filepath.Join(dir, name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		for k := range n {
+			hollow(t, filepath.Join(dir, name, fmt.Sprintf("part-%05d", k)), 1+k%2)
+		}
+		text += fmt.Sprintf("  - {name: %s, shards: [%s/part-*.idx]}\n", name, name)
+	}
+	age(t, dir)
+	c, err := ParseConfig([]byte(text), "blend.yaml", dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// A plan that was opened before opens without opening its shards, but for those of the check values; and a shard that was damaged since is
+// noticed when it is used.
+func TestOpenLazily(t *testing.T) {
+	ledgerFor(t)
+	c := vast(t, 100, 3, 2)
+	p, err := Seal(t.Context(), c, SealOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	checked := map[int]bool{}
+	for _, check := range p.Checks {
+		if s, err := p.Locate(check.Position); err != nil {
+			t.Fatal(err)
+		} else if s.Source == 0 {
+			checked[s.Shard] = true
+		}
+	}
+	other := 0
+	for checked[other] {
+		other++
+	}
+	flip(t, p.ShardPath(0, other)+".idx", 0)
+	age(t, c.dir)
+	d, err := Open(t.Context(), p, OpenOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	if n := d.shelf.mapped.Load(); n > 16 {
+		t.Errorf("%d shards are open", n)
+	}
+	if err := d.Tokens(make([]uint32, d.SequenceLength+1), Sample{Shard: other}); err == nil || !strings.Contains(err.Error(), "not an MMIDIDX index") {
+		t.Errorf("reading from the damaged shard: %v", err)
+	}
+}
+
+// BenchmarkVast seals and opens a plan over 3,000 shards of seven sources, 4.8T tokens: at first, when nothing is known of them, and then.
+func BenchmarkVast(b *testing.B) {
+	c := vast(b, 2800, 80, 60, 40, 10, 8, 2)
+	path := filepath.Join(c.dir, "plan.json")
+	for _, name := range []string{"seal-first", "seal"} {
+		b.Run(name, func(b *testing.B) {
+			b.ReportAllocs()
+			defer processTime(b)()
+			for range b.N {
+				if name == "seal-first" {
+					cache, _ := os.UserCacheDir()
+					os.RemoveAll(filepath.Join(cache, "mula"))
+				}
+				p, err := Seal(context.Background(), c, SealOptions{})
+				if err != nil {
+					b.Fatal(err)
+				}
+				if err := p.Write(path); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+	b.Run("open", func(b *testing.B) {
+		b.ReportAllocs()
+		defer processTime(b)()
+		for range b.N {
+			p, err := ReadPlan(path)
+			if err != nil {
+				b.Fatal(err)
+			}
+			d, err := Open(context.Background(), p, OpenOptions{})
+			if err != nil {
+				b.Fatal(err)
+			}
+			d.Close()
+		}
+	})
+}
+
+// ledgerFor makes the ledger of a test, apart from that of the others.
+func ledgerFor(t testing.TB) (root string) {
+	t.Helper()
+	dir := t.TempDir()
+	t.Setenv("XDG_CACHE_HOME", dir)
+	t.Setenv("HOME", dir)
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return filepath.Join(cache, "mula", "shards")
+}
+
+// pagesOf lists the pages of a ledger.
+func pagesOf(t testing.TB, root string) (paths []string) {
+	t.Helper()
+	paths, err := filepath.Glob(filepath.Join(root, "*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return paths
+}
+
+// A plan is the same whether the facts come from the shards or from the ledger, and what has changed since is looked at again.
+func TestLedger(t *testing.T) {
+	root := ledgerFor(t)
+	c, text := mixed(t)
+	config, err := ParseConfig([]byte(text), "blend.yaml", c.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	seal := func() *Plan {
+		t.Helper()
+		p, err := Seal(t.Context(), config, SealOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	fresh := seal()
+	if pages := pagesOf(t, root); len(pages) != 0 {
+		t.Fatalf("files that were changed a moment ago are in the ledger: %v", pages)
+	}
+	age(t, c.dir)
+	if p := seal(); p.Fingerprint() != fresh.Fingerprint() {
+		t.Error("another plan of the same shards")
+	}
+	pages := pagesOf(t, root)
+	if len(pages) == 0 {
+		t.Fatal("nothing was noted")
+	}
+	if p := seal(); p.Fingerprint() != fresh.Fingerprint() {
+		t.Error("another plan with the ledger")
+	}
+
+	// The ledger is read: what is written there is taken for true.
+	path, err := absolutePath(fresh.ShardPath(0, 0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := openLedger()
+	f, before, ok := l.find(path)
+	if !ok {
+		t.Fatal("a shard is not in the ledger")
+	}
+	if s, err := shards.Open(path); err != nil || factsOf(s) != f {
+		t.Fatalf("%+v is in the ledger, %v", f, err)
+	} else {
+		s.Close()
+	}
+	wrong := f
+	wrong.documents++
+	l.note(path, wrong, before)
+	l.close()
+	if _, err := Open(t.Context(), fresh, OpenOptions{}); err == nil || !strings.Contains(err.Error(), "documents") {
+		t.Errorf("with a wrong number of documents in the ledger: %v", err)
+	}
+
+	// Damage of any kind, and pages that cannot be read or written, are as if there was no ledger.
+	whole := map[string][]byte{}
+	for _, page := range pages {
+		if whole[page], err = os.ReadFile(page); err != nil {
+			t.Fatal(err)
+		}
+	}
+	open := func(what string) {
+		t.Helper()
+		d, err := Open(t.Context(), fresh, OpenOptions{})
+		if err != nil {
+			t.Errorf("%s: %v", what, err)
+			return
+		}
+		d.Close()
+	}
+	for what, damage := range map[string]func([]byte) []byte{
+		"empty":       func([]byte) []byte { return nil },
+		"cut":         func(b []byte) []byte { return b[:len(b)/2] },
+		"a byte":      func(b []byte) []byte { b[len(b)/2] ^= 1; return b },
+		"other files": func(b []byte) []byte { return []byte("something else, of somebody else's") },
+	} {
+		for page, data := range whole {
+			if err := os.WriteFile(page, damage(slices.Clone(data)), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		open(what)
+	}
+	if err := errors.Join(os.RemoveAll(root), os.WriteFile(root, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	open("a file in place of the directory")
+	t.Setenv("XDG_CACHE_HOME", "")
+	t.Setenv("HOME", "")
+	open("no directory at all")
+}
+
+// A file that another has replaced is looked at again, whatever tells the two apart.
+func TestLedgerNoticesChanges(t *testing.T) {
+	ledgerFor(t)
+	c := newCorpus(t)
+	c.shard("a", shards.UInt16, 30, 40)
+	age(t, c.dir)
+	prefix := filepath.Join(c.dir, "a")
+	l := openLedger()
+	known := func() bool {
+		if _, err := l.look(prefix); err != nil {
+			t.Fatal(err)
+		}
+		_, _, ok := l.find(prefix)
+		return ok
+	}
+	if !known() {
+		t.Fatal("it is not known though it was looked at")
+	}
+	later := longAgo.Add(time.Minute)
+	for what, change := range map[string]func(string) error{
+		"time": func(path string) error { return os.Chtimes(path, later, later) },
+		"inode": func(path string) error {
+			return errors.Join(os.Rename(path, path+".old"), copyFile(path+".old", path), os.Chtimes(path, longAgo, longAgo))
+		},
+		"now":     func(path string) error { now := time.Now(); return os.Chtimes(path, now, now) },
+		"future":  func(path string) error { soon := time.Now().Add(time.Hour); return os.Chtimes(path, soon, soon) },
+		"missing": os.Remove,
+	} {
+		for _, ending := range []string{".bin", ".idx", ".json"} {
+			age(t, c.dir)
+			if !known() {
+				t.Fatalf("before %s of %s: it is not known", what, ending)
+			}
+			saved, err := os.ReadFile(prefix + ending)
+			if err := errors.Join(err, change(prefix+ending)); err != nil {
+				t.Fatal(err)
+			}
+			if _, _, ok := l.find(prefix); ok {
+				t.Errorf("%s of %s: was not noticed", what, ending)
+			}
+			if err := os.WriteFile(prefix+ending, saved, 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+func copyFile(from, to string) error {
+	data, err := os.ReadFile(from)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(to, data, 0o644)
+}
+
+// The ledger stays within its size: the pages written longest ago go.
+func TestLedgerPrune(t *testing.T) {
+	root := ledgerFor(t)
+	if err := os.MkdirAll(root, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 6 {
+		path := filepath.Join(root, fmt.Sprint("page", i))
+		at := longAgo.Add(-time.Duration(i) * time.Minute)
+		if err := errors.Join(os.WriteFile(path, nil, 0o600), os.Truncate(path, maxLedgerBytes/4), os.Chtimes(path, at, at)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	openLedger().prune()
+	var left []string
+	for _, path := range pagesOf(t, root) {
+		left = append(left, filepath.Base(path))
+	}
+	if diff := cmp.Diff([]string{"page0", "page1", "page2", "page3"}, left); diff != "" {
+		t.Errorf("(-want +got)\n%s", diff)
+	}
+}
+
+// What is written on a page is read again.
+func TestPage(t *testing.T) {
+	hash := rapid.Custom(func(t *rapid.T) string { return fmt.Sprintf("%064x", rapid.Uint64().Draw(t, "hash")) })
+	rapid.Check(t, func(t *rapid.T) {
+		want := map[string]entry{}
+		for range rapid.IntRange(0, 5).Draw(t, "entries") {
+			var e entry
+			for i := range e.stamps {
+				e.stamps[i] = stamp{rapid.Int64().Draw(t, "size"), rapid.Int64().Draw(t, "changed"), rapid.Uint64().Draw(t, "inode")}
+			}
+			e.dtype, e.tokens, e.documents = shards.DType(rapid.Uint8().Draw(t, "dtype")), rapid.Int64().Draw(t, "tokens"), rapid.Int64().Draw(t, "documents")
+			if e.manifest = rapid.Bool().Draw(t, "manifest"); rapid.Bool().Draw(t, "tokenizer") {
+				e.tokenizer = Tokenizer{hash.Draw(t, "sha"), rapid.Int().Draw(t, "vocabulary"), rapid.Int64().Draw(t, "eod")}
+			}
+			if rapid.Bool().Draw(t, "hashes") {
+				e.bin, e.index = hash.Draw(t, "bin"), hash.Draw(t, "idx")
+			}
+			want[rapid.StringN(1, 20, 300).Draw(t, "name")] = e
+		}
+		text := (&page{entries: want}).text("/dir/")
+		got := page{entries: map[string]entry{}}
+		got.parse(text, "/dir/")
+		if len(got.entries) != len(want) {
+			t.Fatalf("%d entries, want %d", len(got.entries), len(want))
+		}
+		for name, e := range want {
+			if got.entries[name] != e {
+				t.Fatalf("%q: %+v, want %+v", name, got.entries[name], e)
+			}
+		}
+		other := page{entries: map[string]entry{}}
+		if other.parse(text, "/other/"); len(other.entries) != 0 {
+			t.Fatal("the page of another directory was read")
+		}
+	})
+}
+
+// FuzzPage reads pages of any content, with a checksum that is right.
+func FuzzPage(f *testing.F) {
+	e := entry{stamps{{1, 2, 3}}, facts{manifest: true, tokenizer: Tokenizer{unhashed, 5, 6}, bin: unhashed, index: unhashed}}
+	text := (&page{entries: map[string]entry{"a": e, "b": {}}}).text("/")
+	f.Add(text[:len(text)-4])
+	f.Fuzz(func(t *testing.T, data []byte) {
+		p := page{entries: map[string]entry{}}
+		p.parse(binary.LittleEndian.AppendUint32(slices.Clone(data), crc32.ChecksumIEEE(data)), "/")
+		if len(p.entries) > len(data) {
+			t.Fatalf("%d entries of %d bytes", len(p.entries), len(data))
+		}
+	})
+}

@@ -1,0 +1,696 @@
+package blend
+
+import (
+	"context"
+	"crypto/md5"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"iter"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"mula/index/megatron"
+	"mula/index/python"
+	"mula/shards"
+)
+
+// The names of orders in blend.yaml.
+const (
+	orderNative   = "native"
+	orderMegatron = "megatron"
+)
+
+// MegatronOrder is the name and version, in plan.json, of an order that is read from the index cache of Megatron-LM.
+const MegatronOrder = "megatron 1"
+
+// A MegatronConfig is the entry megatron in blend.yaml: which order of which cache to read.
+type MegatronConfig struct {
+	Cache      string `yaml:"cache"`      // directory of the index files
+	Name       string `yaml:"name"`       // hash of a blend or dataset, or a file whose name begins with it; "" for the only one of the split
+	Split      string `yaml:"split"`      // "" is train
+	Validation string `yaml:"validation"` // like Name, what to evaluate on; "" for nothing
+	Root       string `yaml:"root"`       // where relative prefixes of token files are looked for; "" is the configuration's directory
+}
+
+// A Megatron is what a plan knows of the cache that it reads its order from.
+type Megatron struct {
+	Name       string      `json:"name"`        // the hash of the blend or dataset: the MD5 of its description
+	Validation string      `json:"validation"`  // the same of what is held out; "" for nothing
+	ExtraToken bool        `json:"extra_token"` // a sample has a token more than Megatron's sequence length, as its default is
+	Files      []CacheFile `json:"files"`       // all that the order depends on, by name
+
+	directory, root string // of the files; that relative prefixes start from
+}
+
+// A CacheFile is a file of an index cache.
+type CacheFile struct {
+	Name   string `json:"name"`
+	Bytes  int64  `json:"bytes"`
+	SHA256 string `json:"sha256"`
+}
+
+// A segment is a stretch of a sample's tokens that lie one after the other in a shard. A window of the native order is one; a sample of
+// Megatron's has one for each document in it.
+type segment struct {
+	token, length int64
+	begins        bool // a document begins here, wherever the shard has documents begin
+}
+
+// A cacheOrder is an order that is read from open caches.
+type cacheOrder struct {
+	plan    *Plan
+	train   *megatron.Cache
+	valid   *megatron.Cache // nil without validation
+	indexes []*shards.Index // by source
+	held    []int           // of each source: its number among the datasets of valid, -1 for none
+}
+
+// openOrder opens the caches of a plan, and the .idx files of its shards, which must be known.
+func openOrder(p *Plan) (_ *cacheOrder, err error) {
+	m := p.Megatron
+	o := &cacheOrder{plan: p}
+	defer func() {
+		if err != nil {
+			o.close()
+		}
+	}()
+	if o.train, err = megatron.OpenCache(p.path(m.directory), m.Name, p.path(m.root)); err != nil {
+		return nil, err
+	}
+	if m.Validation != "" {
+		if o.valid, err = megatron.OpenCache(p.path(m.directory), m.Validation, p.path(m.root)); err != nil {
+			return nil, fmt.Errorf("validation: %w", err)
+		}
+	}
+	return o, nil
+}
+
+// bind relates the datasets of the caches to the sources of the plan.
+func (o *cacheOrder) bind() error {
+	o.held = make([]int, len(o.plan.Sources))
+	for i := range o.plan.Sources {
+		o.held[i] = -1
+		x, err := shards.OpenIndex(o.plan.ShardPath(i, 0))
+		if err != nil {
+			return err
+		}
+		o.indexes = append(o.indexes, x)
+	}
+	if o.valid == nil {
+		return nil
+	}
+	if o.valid.SequenceLength() != o.train.SequenceLength() || o.valid.ExtraToken() != o.train.ExtraToken() {
+		return fmt.Errorf("the validation samples have %d tokens, those of training %d: they are of different trainings",
+			o.valid.SequenceLength(), o.train.SequenceLength())
+	}
+	train := o.train.Datasets()
+	for v, dataset := range o.valid.Datasets() {
+		i := 0
+		for i < len(train) && (train[i].Path != dataset.Path || o.held[i] >= 0) {
+			i++
+		}
+		if i == len(train) {
+			return fmt.Errorf("the validation blend has a dataset %s that training does not have: leave megatron.validation out, and evaluate on a plan of its own", dataset.Prefix)
+		}
+		o.held[i] = v
+	}
+	return nil
+}
+
+// path is a path of the plan, which is relative to its directory, for this machine.
+func (p *Plan) path(written string) string {
+	path := filepath.FromSlash(written)
+	if filepath.IsAbs(path) {
+		return path
+	}
+	return filepath.Join(p.base, path)
+}
+
+func (o *cacheOrder) close() error {
+	var errs []error
+	for _, c := range []*megatron.Cache{o.train, o.valid} {
+		if c != nil {
+			errs = append(errs, c.Close())
+		}
+	}
+	for _, x := range o.indexes {
+		errs = append(errs, x.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// locate computes what stands at a position.
+func (o *cacheOrder) locate(position int64) (Sample, error) {
+	source, number, err := o.train.Sample(position)
+	if err != nil {
+		return Sample{}, err
+	}
+	s := Sample{Position: position, Source: source, Epoch: -1, Window: number, Skipped: o.plan.skipped(position)}
+	return s, o.begin(&s)
+}
+
+// begin notes the first token of a sample.
+func (o *cacheOrder) begin(s *Sample) error {
+	var buffer [16]segment
+	segments, err := o.segments(buffer[:0], *s)
+	if err == nil && len(segments) > 0 {
+		s.Token = segments[0].token
+	}
+	return err
+}
+
+// segments appends the segments of a sample.
+func (o *cacheOrder) segments(dst []segment, s Sample) ([]segment, error) {
+	cache, dataset, number := o.train, s.Source, s.Window
+	if training := o.plan.Sources[s.Source].training; number >= training {
+		cache, dataset, number = o.valid, o.held[s.Source], number-training
+		if cache == nil || dataset < 0 {
+			return dst, fmt.Errorf("blend: source %q has no sample %d", o.plan.Sources[s.Source].Name, s.Window)
+		}
+	}
+	var buffer [16]megatron.Segment
+	list, err := cache.Segments(buffer[:0], dataset, number)
+	if err != nil {
+		return dst, err
+	}
+	for _, g := range list {
+		start, err := o.indexes[s.Source].SequenceStart(g.Document)
+		if err != nil {
+			return dst, err
+		}
+		dst = append(dst, segment{start + g.Offset, g.Length, g.Offset == 0})
+	}
+	return dst, nil
+}
+
+// whole says whether a sample has all of its tokens. The last of a validation set may be short, and Megatron then fills it up.
+func (o *cacheOrder) whole(segments []segment) bool {
+	return lengthOf(segments) == int64(o.plan.SequenceLength)+1
+}
+
+func lengthOf(segments []segment) (n int64) {
+	for _, g := range segments {
+		n += g.length
+	}
+	return n
+}
+
+// validation lists the validation samples of a source: those that the validation blend draws, without the one that is short, if there is
+// such a one.
+func (o *cacheOrder) validation(source int) iter.Seq[Sample] {
+	return func(yield func(Sample) bool) {
+		src := &o.plan.Sources[source]
+		left := src.Validation
+		var segments []segment
+		for number := src.training; left > 0; number++ {
+			s := Sample{Position: -1, Source: source, Epoch: -1, Window: number}
+			var err error
+			// Of a damaged cache they were counted otherwise; a sample that cannot be read says so when it is.
+			if segments, err = o.segments(segments[:0], s); err == nil && !o.whole(segments) {
+				continue
+			}
+			if len(segments) > 0 {
+				s.Token = segments[0].token
+			}
+			left--
+			if !yield(s) {
+				return
+			}
+		}
+	}
+}
+
+// position finds where a sample of a source is drawn. There is no arithmetic for it: it goes through the order.
+func (o *cacheOrder) position(source int, window int64) (int64, bool) {
+	for k := range o.plan.length {
+		if dataset, number, err := o.train.Sample(k); err == nil && dataset == source && number == window {
+			return k, true
+		}
+	}
+	return 0, false
+}
+
+// positions fills a block.
+func (o *cacheOrder) positions(b *Block) error {
+	for i := range b.Sources {
+		source, number, err := o.train.Sample(b.First + int64(i))
+		if err != nil {
+			return err
+		}
+		b.Sources[i], b.Windows[i] = int32(source), number
+	}
+	return nil
+}
+
+// occurrences lists the places of a document: first it looks for the samples that hold it, then for the positions of these.
+func (o *cacheOrder) occurrences(ctx context.Context, doc Document) iter.Seq2[Occurrence, error] {
+	return func(yield func(Occurrence, error) bool) {
+		src := &o.plan.Sources[doc.Source]
+		end := doc.First + doc.Tokens
+		samples := src.training
+		if o.held[doc.Source] >= 0 {
+			samples += o.valid.Datasets()[o.held[doc.Source]].Samples
+		}
+		type place struct {
+			Occurrence
+			drawn []int64 // positions
+		}
+		found := map[int64][]int{} // sample → its places
+		var places []place
+		var segments []segment
+		for w := range samples {
+			if w%(1<<12) == 0 && ctx.Err() != nil {
+				yield(Occurrence{}, context.Cause(ctx))
+				return
+			}
+			s := Sample{Position: -1, Source: doc.Source, Epoch: -1, Window: w, Shard: doc.Shard}
+			var err error
+			if segments, err = o.segments(segments[:0], s); err != nil {
+				yield(Occurrence{}, err)
+				return
+			}
+			if w >= src.training && !o.whole(segments) {
+				continue
+			}
+			at := int64(0) // in the sample
+			for _, g := range segments {
+				from, to := max(g.token, doc.First), min(g.token+g.length, end)
+				if from < to {
+					s.Token = segments[0].token
+					found[w] = append(found[w], len(places))
+					places = append(places, place{Occurrence: Occurrence{Sample: s,
+						Part: Part{doc, int(at + from - g.token), int(at + to - g.token)}}})
+				}
+				at += g.length
+			}
+		}
+		if len(places) == 0 {
+			yield(Occurrence{Part: Part{Document: doc}, Use: NoWindow,
+				Sample: Sample{Position: -1, Source: doc.Source, Epoch: -1, Window: -1, Shard: doc.Shard}}, nil)
+			return
+		}
+		for k := range o.plan.length {
+			if k%(1<<16) == 0 && ctx.Err() != nil {
+				yield(Occurrence{}, context.Cause(ctx))
+				return
+			}
+			source, number, err := o.train.Sample(k)
+			if err != nil {
+				yield(Occurrence{}, err)
+				return
+			}
+			if source == doc.Source {
+				for _, i := range found[number] {
+					places[i].drawn = append(places[i].drawn, k)
+				}
+			}
+		}
+		for _, p := range places {
+			switch {
+			case p.Sample.Window >= src.training:
+				p.Use = HeldOut
+			case len(p.drawn) == 0:
+				p.Use = NotReached
+			}
+			if len(p.drawn) == 0 && !yield(p.Occurrence, nil) {
+				return
+			}
+			for _, k := range p.drawn {
+				p.Use, p.Sample.Position, p.Sample.Skipped = Drawn, k, o.plan.skipped(k)
+				if p.Sample.Skipped {
+					p.Use = SkippedOver
+				}
+				if !yield(p.Occurrence, nil) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// surveyMegatron gives the plan of a configuration that reads a cache, without hashes and check values, and its open data.
+func surveyMegatron(ctx context.Context, c *Config, l *ledger) (_ *Data, err error) {
+	at := func(field string, err error) error {
+		return c.file.Errorf("$.megatron"+field, "order megatron: %w", err)
+	}
+	m := &Megatron{}
+	for _, d := range []struct {
+		to      *string
+		written string
+	}{{&m.directory, c.Megatron.Cache}, {&m.root, c.Megatron.Root}} {
+		path := filepath.FromSlash(d.written)
+		if !filepath.IsAbs(path) {
+			path = filepath.Join(c.dir, path)
+		}
+		if *d.to, err = absolutePath(path); err != nil {
+			return nil, at("", err)
+		}
+	}
+	if m.Name = hashOf(c.Megatron.Name); c.Megatron.Name == "" {
+		if m.Name, err = onlyOrder(m.directory, cmpOr(c.Megatron.Split, megatron.Train.String())); err != nil {
+			return nil, at(".cache", err)
+		}
+	}
+	m.Validation = hashOf(c.Megatron.Validation)
+	p := &Plan{SequenceLength: c.SequenceLength, Megatron: m}
+	if p.order, err = openOrder(p); err != nil {
+		return nil, at("", err)
+	}
+	defer func() {
+		if err != nil {
+			p.order.close()
+		}
+	}()
+	train := p.order.train
+	if split := c.Megatron.Split; split != "" && split != train.Split().String() {
+		return nil, at(".split", fmt.Errorf("%s is of the split %s, not %s", m.Name, train.Split(), split))
+	}
+	m.ExtraToken = train.ExtraToken()
+	length := int(min(train.SequenceLength(), math.MaxInt32))
+	if !m.ExtraToken { // the last of a sample's tokens is a target only
+		length--
+	}
+	if p.SequenceLength == 0 {
+		p.SequenceLength = length
+	}
+	if p.SequenceLength != length {
+		extra := ""
+		if !m.ExtraToken {
+			extra = ": without the extra token it is one less than Megatron's"
+		}
+		return nil, c.file.Errorf("$.sequence_length", "sequence_length is %d, but the samples of the cache train on %d tokens%s; write that, or leave it out", p.SequenceLength, length, extra)
+	}
+	if p.length = train.Len(); p.length == 0 {
+		return nil, at(".cache", errors.New("the order has no samples"))
+	}
+	names := map[string]bool{}
+	for _, dataset := range train.Datasets() {
+		name := dataset.Prefix
+		for n := 2; names[name]; n++ { // Megatron may read a file twice
+			name = fmt.Sprintf("%s (%d)", dataset.Prefix, n)
+		}
+		names[name] = true
+		path, err := absolutePath(dataset.Path)
+		if err != nil {
+			return nil, at("", err)
+		}
+		p.Sources = append(p.Sources, Source{Name: name, training: dataset.Samples, Shards: []Shard{{Path: path, Bin: unhashed, Index: unhashed}}})
+	}
+	if err := p.order.bind(); err != nil {
+		return nil, at("", err)
+	}
+	if err := p.order.check(ctx); err != nil {
+		return nil, at(".cache", err)
+	}
+	if err := p.order.count(ctx); err != nil {
+		return nil, err
+	}
+	if m.Files, err = cacheFiles(m.directory, m.Name, m.Validation); err != nil {
+		return nil, at(".cache", err)
+	}
+	d, err := newData(ctx, p, l)
+	if err != nil {
+		return nil, err
+	}
+	d.describeShards()
+	if p.Tokenizer, err = d.tokenizer(); err != nil {
+		return nil, err
+	}
+	p.Stages = nil // compile makes the one stage
+	if err := p.resolveSkips(c, p.length); err != nil {
+		return nil, err
+	}
+	if err := p.compile(); err != nil {
+		return nil, at("", err)
+	}
+	return d, nil
+}
+
+func cmpOr(text, other string) string {
+	if text == "" {
+		return other
+	}
+	return text
+}
+
+// hashOf is what a file's name begins with, up to its first hyphen.
+func hashOf(name string) string {
+	if name == "" {
+		return ""
+	}
+	hash, _, _ := strings.Cut(filepath.Base(filepath.FromSlash(name)), "-")
+	return hash
+}
+
+// check reads the caches whole, so that no plan is made over a damaged one.
+func (o *cacheOrder) check(ctx context.Context) error {
+	if err := o.train.Check(ctx); err != nil {
+		return err
+	}
+	if o.valid == nil {
+		return nil
+	}
+	if err := o.valid.Check(ctx); err != nil {
+		return fmt.Errorf("validation: %w", err)
+	}
+	return nil
+}
+
+// count notes how many samples of each source the order draws, and how many are held out.
+func (o *cacheOrder) count(ctx context.Context) error {
+	p := o.plan
+	p.totals = make([]int64, len(p.Sources))
+	for k := range p.length {
+		if k%(1<<20) == 0 && ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		source, _, err := o.train.Sample(k)
+		if err != nil {
+			return err
+		}
+		p.totals[source]++
+	}
+	if o.valid == nil {
+		return nil
+	}
+	sources := make([]int, len(o.valid.Datasets())) // by dataset of valid
+	for i, v := range o.held {
+		if v >= 0 {
+			sources[v] = i
+		}
+	}
+	var segments []segment
+	for k := range o.valid.Len() {
+		if k%(1<<16) == 0 && ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		dataset, number, err := o.valid.Sample(k)
+		if err != nil {
+			return err
+		}
+		src := &p.Sources[sources[dataset]]
+		if segments, err = o.segments(segments[:0], Sample{Source: sources[dataset], Window: src.training + number}); err != nil {
+			return err
+		}
+		if o.whole(segments) {
+			src.Validation++
+		}
+	}
+	return nil
+}
+
+// describedOrders are the blends and the datasets that a cache describes for a split, by hash.
+func describedOrders(dir, split string) (blends, datasets []string, err error) {
+	list, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, e := range list {
+		if !strings.HasSuffix(e.Name(), "-description.txt") {
+			continue
+		}
+		text, err := readBounded(filepath.Join(dir, e.Name()), maxDescription)
+		if err != nil {
+			return nil, nil, err
+		}
+		described, err := megatron.LikeDescription(text)
+		if err != nil {
+			return nil, nil, fmt.Errorf("%s: %w", filepath.Join(dir, e.Name()), err)
+		}
+		if described.Of.String() != split {
+			continue
+		}
+		if described.Class == "GPTDataset" {
+			datasets = append(datasets, hashOf(e.Name()))
+		} else {
+			blends = append(blends, hashOf(e.Name()))
+		}
+	}
+	return blends, datasets, nil
+}
+
+// maxDescription bounds the size of a description: that of a blend of 32,766 datasets has some 50 MB.
+const maxDescription = 1 << 28
+
+// onlyOrder is the only blend of a split in a cache, or its only dataset if there is no blend.
+func onlyOrder(dir, split string) (string, error) {
+	blends, datasets, err := describedOrders(dir, split)
+	if err != nil {
+		return "", err
+	}
+	found, what := blends, "blends"
+	if len(found) == 0 {
+		found, what = datasets, "datasets"
+	}
+	switch len(found) {
+	case 1:
+		return found[0], nil
+	case 0:
+		return "", fmt.Errorf("%s describes no blend and no dataset of the split %s", dir, split)
+	}
+	return "", fmt.Errorf("%s has %d %s of the split %s, such as %s and %s: say which one with name", dir, len(found), what, split, found[0], found[1])
+}
+
+// cacheFiles lists the files that orders of these names are read from, with their sizes: descriptions, the index files of blends, and the
+// index files of their datasets, which the description of a blend has the descriptions of.
+func cacheFiles(dir string, names ...string) ([]CacheFile, error) {
+	list, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	byHash := map[string][]CacheFile{}
+	for _, e := range list {
+		if hash := hashOf(e.Name()); strings.HasSuffix(e.Name(), "_index.npy") || strings.HasSuffix(e.Name(), "-description.txt") {
+			info, err := e.Info()
+			if err != nil {
+				return nil, err
+			}
+			byHash[hash] = append(byHash[hash], CacheFile{e.Name(), info.Size(), unhashed})
+		}
+	}
+	var files []CacheFile
+	for _, name := range names {
+		if name == "" {
+			continue
+		}
+		hashes := []string{name}
+		for _, f := range byHash[name] {
+			if !strings.HasSuffix(f.Name, "-description.txt") {
+				continue
+			}
+			text, err := readBounded(filepath.Join(dir, f.Name), maxDescription)
+			if err != nil {
+				return nil, err
+			}
+			members, err := membersOf(text)
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", filepath.Join(dir, f.Name), err)
+			}
+			hashes = append(hashes, members...)
+		}
+		for i, hash := range hashes {
+			for _, f := range byHash[hash] {
+				if i == 0 || !strings.HasSuffix(f.Name, "-description.txt") { // a member's text is in that of its blend
+					files = append(files, f)
+				}
+			}
+		}
+	}
+	slices.SortFunc(files, func(a, b CacheFile) int { return strings.Compare(a.Name, b.Name) })
+	return slices.CompactFunc(files, func(a, b CacheFile) bool { return a.Name == b.Name }), nil
+}
+
+// membersOf gives the hashes of the datasets of a blend, none of a dataset.
+func membersOf(description []byte) ([]string, error) {
+	v, err := python.Parse(description)
+	if err != nil {
+		return nil, err
+	}
+	object, _ := v.(python.Object)
+	list, _ := object.Get("datasets").(python.List)
+	var hashes []string
+	for _, dataset := range list {
+		sum := md5.Sum([]byte(python.Dumps(dataset)))
+		hashes = append(hashes, hex.EncodeToString(sum[:]))
+	}
+	return hashes, nil
+}
+
+// compileMegatron is [Plan.compile] for an order that is read.
+func (p *Plan) compileMegatron() error {
+	m := p.Megatron
+	if !isHex(m.Name, 32) || m.Validation != "" && !isHex(m.Validation, 32) {
+		return errors.New("the order or its validation is not named by a hash of 32 digits")
+	}
+	if p.length < 1 || p.length > maxLength || len(p.totals) != len(p.Sources) {
+		return fmt.Errorf("%d samples; a plan has at most 2^60", p.length)
+	}
+	var drawn int64
+	weights := make([]uint64, len(p.Sources))
+	for i := range p.Sources {
+		s := &p.Sources[i]
+		if len(s.Shards) != 1 {
+			return fmt.Errorf("source %q has %d shards; a dataset of Megatron's has one", s.Name, len(s.Shards))
+		}
+		if s.training < 0 || s.training > maxLength || s.Validation < 0 || s.Validation > maxLength || p.totals[i] < 0 || p.totals[i] > p.length-drawn {
+			return fmt.Errorf("source %q: %d of %d samples, %d held out", s.Name, p.totals[i], s.training, s.Validation)
+		}
+		drawn += p.totals[i]
+		weights[i] = uint64(p.totals[i])
+	}
+	if drawn != p.length {
+		return fmt.Errorf("the sources give %d samples, the plan has %d", drawn, p.length)
+	}
+	p.Stages = []Stage{{Samples: p.length, Weights: weights, Written: make([]string, len(weights))}}
+	last := ""
+	for _, f := range m.Files {
+		if f.Name <= last || filepath.Base(f.Name) != f.Name || strings.ContainsAny(f.Name, `/\`) || validateName(f.Name) != nil || f.Bytes < 0 || !isHex(f.SHA256, 64) {
+			return fmt.Errorf("the cache's file %.80q is not described as it should be", f.Name)
+		}
+		last = f.Name
+	}
+	return nil
+}
+
+// verifyCache compares the open cache with what the plan was sealed with, as far as that takes no reading.
+func (o *cacheOrder) verifyCache() error {
+	p, m := o.plan, o.plan.Megatron
+	changed := func(format string, args ...any) error {
+		return fmt.Errorf("the cache %s has changed since the plan was sealed: %s; restore it, or blend again", p.path(m.directory), fmt.Sprintf(format, args...))
+	}
+	for _, f := range m.Files {
+		info, err := os.Stat(filepath.Join(p.path(m.directory), f.Name))
+		if err != nil {
+			return changed("%v", err)
+		}
+		if info.Size() != f.Bytes {
+			return changed("%s has %d bytes, had %d", f.Name, info.Size(), f.Bytes)
+		}
+	}
+	length := o.train.SequenceLength()
+	if !m.ExtraToken {
+		length--
+	}
+	datasets := o.train.Datasets()
+	switch {
+	case o.train.Len() != p.length:
+		return changed("it has %d samples, had %d", o.train.Len(), p.length)
+	case o.train.ExtraToken() != m.ExtraToken || length != int64(p.SequenceLength):
+		return changed("its samples have another length")
+	case len(datasets) != len(p.Sources):
+		return changed("it has %d datasets, had %d", len(datasets), len(p.Sources))
+	}
+	for i, dataset := range datasets {
+		if dataset.Samples != p.Sources[i].training {
+			return changed("dataset %s has %d samples, had %d", dataset.Prefix, dataset.Samples, p.Sources[i].training)
+		}
+		if v := o.held[i]; p.Sources[i].Validation > 0 && (v < 0 || o.valid.Datasets()[v].Samples < p.Sources[i].Validation) {
+			return changed("dataset %s has fewer validation samples than %d", dataset.Prefix, p.Sources[i].Validation)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,317 @@
+package cli
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"mula/blend"
+	"mula/index/olmo"
+)
+
+// An olmoIndex is one file of OLMo-core's: the order of an epoch.
+type olmoIndex struct {
+	dataset olmo.Dataset
+	order   olmo.Order
+	entries int64
+	fill    func(ctx context.Context, first int64, ids []uint32) error // nil for OLMo-core's own order
+	note    string
+}
+
+func runIndexOLMo(c *cli.Context) error {
+	var x *olmoIndex
+	var err error
+	switch {
+	case c.IsSet("plan") == c.IsSet("paths"):
+		return usagef("which order? Give --plan for the order of a plan, or --paths for OLMo-core's own order of these token files")
+	case c.Int64("seed") < 0 || c.Int64("epoch") < 1:
+		return usagef("--seed must be 0 or more, and --epoch at least 1: OLMo-core counts epochs from 1")
+	case c.IsSet("plan"):
+		x, err = olmoPlan(c)
+	default:
+		x, err = olmoPaths(c)
+	}
+	if err != nil {
+		return err
+	}
+	if err := x.order.Check(); err != nil {
+		return err
+	}
+	fingerprint, err := olmoFingerprint(c, &x.dataset)
+	if err != nil {
+		return err
+	}
+	w := c.App.Writer
+	dir := c.String("cache")
+	if !c.Bool("dry-run") && dir == "" {
+		return usagef("--cache is needed: the folder that OLMo-core has as work_dir")
+	}
+	path := filepath.Join(dir, x.order.Name())
+	took, kept := time.Duration(0), false
+	if !c.Bool("dry-run") && c.Bool("resume") {
+		if kept, err = x.present(c.Context, path, threads(c)); err != nil {
+			return fmt.Errorf("%w: it is another order of the same name; --resume=false replaces it, another --cache keeps both", err)
+		}
+	}
+	if !c.Bool("dry-run") && !kept {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return fmt.Errorf("making the folder of the order: %w", err)
+		}
+		began := time.Now()
+		if x.fill != nil {
+			path, err = x.order.WriteFunc(c.Context, dir, threads(c), x.entries, x.fill)
+		} else {
+			path, err = x.order.Write(c.Context, dir, threads(c))
+		}
+		if err != nil {
+			return err
+		}
+		took = time.Since(began)
+	}
+	if c.Bool("json") {
+		var files []string
+		for _, f := range x.dataset.Files {
+			files = append(files, f.Path)
+		}
+		return printJSON(w, map[string]any{"file": path, "bytes": 4 * x.entries, "instances": x.order.Instances, "entries": x.entries, "seconds": took.Seconds(),
+			"paths": files, "dtype": x.dataset.DType, "sequence_length": x.dataset.SequenceLength, "note": x.note, "dataset_fingerprint": fingerprint, "written": !c.Bool("dry-run") && !kept})
+	}
+	fmt.Fprintf(w, "%s: an order of %s of %s, %s\n", printable(path), plural(x.entries, "sample"), plural(x.order.Instances, "instance"), bytesText(4*x.entries))
+	if x.note != "" {
+		fmt.Fprintf(w, "note: %s\n", x.note)
+	}
+	if fingerprint != "" {
+		fmt.Fprintf(w, "dataset_fingerprint (v2.0): %s\n", fingerprint)
+	}
+	if kept {
+		fmt.Fprintln(w, "It was complete before.")
+	}
+	if c.Bool("dry-run") {
+		fmt.Fprintln(w, "Nothing was written (--dry-run).")
+	}
+	if x.fill != nil {
+		fmt.Fprintf(w, "OLMo-core uses it with seed %d, sequence_length %d, dtype %s and these paths, in this sequence (--json lists them all):\n", x.order.Seed,
+			x.dataset.SequenceLength, x.dataset.DType)
+		for i, f := range x.dataset.Files {
+			if i == 8 && len(x.dataset.Files) > 9 {
+				fmt.Fprintf(w, "  … and %d more\n", len(x.dataset.Files)-i)
+				break
+			}
+			fmt.Fprintf(w, "  %s\n", printable(f.Path))
+		}
+	}
+	return nil
+}
+
+// present says whether the order is in the file at path. A file with another one is an error: its name does not tell whether it is OLMo-core's
+// own order or that of a plan, and a training that goes on with the other would repeat and omit data without a word.
+func (x *olmoIndex) present(ctx context.Context, path string, threads int) (bool, error) {
+	f, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	defer f.Close()
+	if x.fill == nil {
+		return true, x.order.Verify(ctx, path, threads)
+	}
+	if info, err := f.Stat(); err != nil {
+		return false, err
+	} else if info.Size() != 4*x.entries {
+		return false, fmt.Errorf("%s has %d bytes, and the order %d", path, info.Size(), 4*x.entries)
+	}
+	const per = 1 << 20
+	want := make([]uint32, min(per, x.entries))
+	got := make([]byte, 4*len(want))
+	for first := int64(0); first < x.entries; first += per {
+		n := min(per, x.entries-first)
+		if err := x.fill(ctx, first, want[:n]); err != nil {
+			return false, err
+		}
+		if _, err := io.ReadFull(f, got[:4*n]); err != nil {
+			return false, fmt.Errorf("reading %s: %w", path, err)
+		}
+		for i, id := range want[:n] {
+			if there := binary.LittleEndian.Uint32(got[4*i:]); there != id {
+				return false, &olmo.Difference{Path: path, Position: first + int64(i), Got: there, Want: id}
+			}
+		}
+	}
+	return true, nil
+}
+
+// olmoFingerprint is OLMo-core's fingerprint of the data set, which its checkpoints hold, or "" if the vocabulary is not given.
+func olmoFingerprint(c *cli.Context, d *olmo.Dataset) (string, error) {
+	given := 0
+	for _, name := range []string{"vocab-size", "eos-token-id", "pad-token-id"} {
+		if c.IsSet(name) {
+			given++
+		}
+	}
+	switch {
+	case given == 0 && !c.IsSet("bos-token-id"):
+		return "", nil
+	case given < 3:
+		return "", usagef("for the fingerprint of the data set, --vocab-size, --eos-token-id and --pad-token-id are needed, and --bos-token-id if there is one")
+	}
+	v := olmo.Vocabulary{Size: c.Int64("vocab-size"), EOS: c.Int64("eos-token-id"), Pad: c.Int64("pad-token-id")}
+	if c.IsSet("bos-token-id") {
+		bos := c.Int64("bos-token-id")
+		v.BOS = &bos
+	}
+	return d.Fingerprint(v), nil
+}
+
+// olmoPlan is the order of a plan, as the flags have it.
+func olmoPlan(c *cli.Context) (*olmoIndex, error) {
+	for _, name := range []string{"dtype", "seq-length", "max-target-sequence-length", "source-permutation-seed"} {
+		if c.IsSet(name) {
+			return nil, usagef("--%s follows from the plan; leave it out", name)
+		}
+	}
+	return planOrder(c.String("plan"), c.Int64("seed"), c.Int64("epoch"), c.Int64("global-batch-size"))
+}
+
+// planOrder is what OLMo-core gets of a plan for one of its epochs; batch is its global batch in samples, 0 if that is not known.
+func planOrder(path string, seed, epoch, batch int64) (*olmoIndex, error) {
+	plan, err := blend.ReadPlan(path)
+	if err != nil {
+		return nil, err
+	}
+	o, err := blend.NewOLMoOrder(plan)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	x := &olmoIndex{dataset: o.Dataset, order: o.Dataset.Order(seed, epoch)}
+	// OLMo-core ends an epoch after as many whole batches as the instances give, and drops the rest.
+	perEpoch := x.order.Instances
+	if batch > 0 {
+		perEpoch -= perEpoch % batch
+	}
+	switch {
+	case batch < 0:
+		return nil, usagef("--global-batch-size is %d; it must be at least 1", batch)
+	case perEpoch == 0:
+		return nil, usagef("--global-batch-size is %d, more than the %s of the shards", batch, plural(x.order.Instances, "instance"))
+	case batch == 0 && (plan.Length() > x.order.Instances || x.order.Epoch > 1):
+		return nil, usagef("the plan has %s and an epoch of OLMo-core at most %s: give --global-batch-size, in samples, so that no position is lost between epochs, and --epoch 1, 2, …",
+			plural(plan.Length(), "position"), count(x.order.Instances))
+	}
+	first := (x.order.Epoch - 1) * perEpoch
+	if first >= plan.Length() {
+		return nil, usagef("--epoch %d begins at position %s, after the end of the plan", x.order.Epoch, count(first))
+	}
+	x.entries = min(perEpoch, plan.Length()-first)
+	if left := plan.Length() - first - x.entries; left > 0 {
+		x.note = fmt.Sprintf("the plan goes on with epoch %d (%s are left): write it with --epoch %d", x.order.Epoch+1, plural(left, "position"), x.order.Epoch+1)
+	} else if x.entries < perEpoch {
+		x.note = fmt.Sprintf("the plan ends %s before OLMo-core's epoch does: end the training there (max_duration), it cannot read on", plural(perEpoch-x.entries, "sample"))
+	}
+	x.fill = func(ctx context.Context, at int64, ids []uint32) error { return o.Fill(ctx, first+at, ids) }
+	return x, nil
+}
+
+// olmoPaths is OLMo-core's own order of token files.
+func olmoPaths(c *cli.Context) (*olmoIndex, error) {
+	if c.Int64("seq-length") < 1 {
+		return nil, usagef("--seq-length is needed, and must be at least 1")
+	}
+	paths := c.StringSlice("paths")
+	if c.IsSet("source-permutation-seed") {
+		given := paths
+		paths = nil
+		for _, i := range olmo.Permute(c.Int64("source-permutation-seed"), len(given)) {
+			paths = append(paths, given[i])
+		}
+	}
+	files, err := olmo.Stat(c.Context, paths)
+	if err != nil {
+		return nil, err
+	}
+	d := olmo.Dataset{Files: files, DType: olmo.DType(c.String("dtype")), SequenceLength: c.Int64("seq-length"), MaxTargetSequenceLength: c.Int64("max-target-sequence-length")}
+	if err := d.Check(); err != nil {
+		return nil, err
+	}
+	order := d.Order(c.Int64("seed"), c.Int64("epoch"))
+	return &olmoIndex{dataset: d, order: order, entries: order.Entries()}, nil
+}
+
+// verifyOLMo compares the orders in a folder with OLMo-core's own, or with those of --plan.
+func verifyOLMo(c *cli.Context, dir string, p *progress, found *findings) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return fmt.Errorf("verifying index files: %w", err)
+	}
+	equal := false
+	for _, e := range entries {
+		if !isGlobalIndices(e.Name()) {
+			continue
+		}
+		path := filepath.Join(dir, e.Name())
+		v := verdict{Description: e.Name(), Kind: "global indices", Prefixes: []string{"epoch order"}}
+		order, err := olmo.ParseName(path)
+		if err != nil {
+			v.Problem = err.Error()
+			found.Verdicts = append(found.Verdicts, v)
+			continue
+		}
+		p.update(v.Description, 0, 0)
+		if c.IsSet("plan") {
+			var x *olmoIndex
+			if x, err = planOrder(c.String("plan"), order.Seed, order.Epoch, c.Int64("global-batch-size")); err != nil {
+				return err
+			}
+			if x.order != order {
+				err = fmt.Errorf("the plan's order is called %s", x.order.Name())
+			} else {
+				_, err = x.present(c.Context, path, threads(c))
+			}
+		} else {
+			err = order.Verify(c.Context, path, threads(c))
+		}
+		if c.Context.Err() != nil {
+			return c.Context.Err()
+		}
+		var differs *olmo.Difference
+		switch {
+		case err == nil:
+			v.Equal, equal = true, true
+		case errors.As(err, &differs):
+			v.Differs, v.Problem = true, differs.Error()+planHint(c)
+		default:
+			v.Problem = err.Error() + planHint(c)
+		}
+		found.Verdicts = append(found.Verdicts, v)
+	}
+	switch {
+	case equal && c.IsSet("plan"):
+		found.Writers = append(found.Writers, "`mula index --plan`")
+	case equal:
+		found.Writers = append(found.Writers, "OLMo-core")
+	}
+	return nil
+}
+
+// isGlobalIndices says whether a name is like those of OLMo-core's orders.
+func isGlobalIndices(name string) bool {
+	return strings.HasPrefix(name, "global_indices_") && strings.HasSuffix(name, ".npy")
+}
+
+// planHint says what an order that is not OLMo-core's own may be.
+func planHint(c *cli.Context) string {
+	if c.IsSet("plan") {
+		return ""
+	}
+	return "; if it was written for a plan, name that with --plan"
+}

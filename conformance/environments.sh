@@ -1,0 +1,79 @@
+#!/usr/bin/env bash
+# Makes the Python environments that the originals run in: one with torch and numpy, and for each version of an original a small one beside it that
+# borrows torch from the first. Nothing is installed twice; an environment is whole once it holds the file "complete".
+#
+#     conformance/environments.sh DIR [megatron-0.16.1 … olmo-3.0.0 …]
+#
+# PYTHON names the interpreter (3.11 has wheels, with compiled helpers, of every megatron-core from 0.5 on). About 6 GB, most of it torch's.
+set -euo pipefail
+dir=${1:?"usage: environments.sh DIR [NAME...]"}
+shift
+python=${PYTHON:-python3.11}
+[ $# -gt 0 ] || set -- megatron-0.4.0 megatron-0.5.0 megatron-0.6.0 megatron-0.7.0 megatron-0.8.0 megatron-0.9.0 megatron-0.10.0 megatron-0.11.0 \
+	megatron-0.12.3 megatron-0.13.1 megatron-0.16.1 megatron-0.16.1-fma olmo-1.9.0 olmo-2.6.0 olmo-3.0.0
+mkdir -p "$dir"
+dir=$(cd "$dir" && pwd)
+
+if [ ! -e "$dir/torch/complete" ]; then
+	echo "== torch, numpy" >&2
+	"$python" -m venv "$dir/torch"
+	"$dir/torch/bin/pip" install -q torch numpy
+	touch "$dir/torch/complete"
+fi
+pip="$dir/torch/bin/pip"
+borrowed=$("$dir/torch/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+
+for name in "$@"; do
+	env="$dir/$name"
+	[ ! -e "$env/complete" ] || continue
+	echo "== $name" >&2
+	"$python" -m venv --clear --without-pip "$env"
+	site=$("$env/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+	echo "$borrowed" >"$site/borrowed.pth"
+	version=${name#*-}
+	case $name in
+	megatron-0.4.*)
+		# Its source archive cannot be built, and its only wheel is for Python 3.10: Python's part as it is, and the helpers compiled anew from their
+		# source in the wheel, without assertions, as in all wheels.
+		"$pip" install -q --no-deps --only-binary=:all: --python-version 3.10 --target "$site" "megatron-core==$version"
+		"$pip" --python "$env" install -q pybind11 setuptools==69.5.1 packaging 'numpy<2'
+		(
+			cd "$site/megatron/core/datasets"
+			rm -f helpers.*.so
+			# shellcheck disable=SC2046
+			g++ -O3 -DNDEBUG -Wall -shared -std=c++11 -fPIC -fdiagnostics-color $("$env/bin/python" -m pybind11 --includes) helpers.cpp \
+				-o "helpers$("$env/bin/python" -c 'import sysconfig; print(sysconfig.get_config_var("EXT_SUFFIX"))')"
+		)
+		;;
+	megatron-0.[5-8].*) # of the time of numpy 1 and of pkg_resources
+		"$pip" --python "$env" install -q --no-deps "megatron-core==$version"
+		"$pip" --python "$env" install -q setuptools==69.5.1 packaging 'numpy<2'
+		;;
+	megatron-*-fma) # the helpers as a Python built for x86-64-v3 compiles them: with fused multiplication and subtraction, as on aarch64
+		"$pip" --python "$env" install -q --no-deps "megatron-core==${version%-fma}"
+		"$pip" --python "$env" install -q packaging pybind11
+		(
+			cd "$site/megatron/core/datasets"
+			rm -f helpers_cpp.*.so
+			# shellcheck disable=SC2046
+			g++ -O3 -DNDEBUG -march=x86-64-v3 -Wall -shared -std=c++17 -fPIC $("$env/bin/python" -m pybind11 --includes) helpers.cpp \
+				-o "helpers_cpp$("$env/bin/python" -c 'import sysconfig; print(sysconfig.get_config_var("EXT_SUFFIX"))')"
+		)
+		;;
+	megatron-*)
+		"$pip" --python "$env" install -q --no-deps "megatron-core==$version"
+		"$pip" --python "$env" install -q packaging
+		;;
+	olmo-*) # what its data package needs of its requirements, and the torch that is there
+		"$pip" --python "$env" install -q --no-deps "ai2-olmo-core==$version"
+		numpy=numpy
+		[ "${version%%.*}" -gt 1 ] || numpy='numpy<2'
+		"$pip" --python "$env" install -q "$numpy" 'cached-path>=1.7.2' requests packaging dataclass-extensions pyyaml rich safetensors importlib_resources bettermap pandas omegaconf
+		;;
+	*)
+		echo "environments.sh: $name: want megatron-VERSION or olmo-VERSION" >&2
+		exit 2
+		;;
+	esac
+	touch "$env/complete"
+done

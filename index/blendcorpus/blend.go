@@ -1,0 +1,210 @@
+package blendcorpus
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"golang.org/x/sync/semaphore"
+
+	"mula/index/greedy"
+	"mula/index/numpy"
+)
+
+// A blend is a corpus, whose parts are token files, or the blend of all corpora; or, in a flat blend, of all files.
+type blend struct {
+	name    string // for people: of a corpus "corpus web", else "blend"
+	splits  []Split
+	parts   []part
+	size    int64
+	concat  bool // one part after the other
+	text    string
+	lenient bool // parts may be asked for more than they have
+	weights []float64
+	fused   bool
+}
+
+// A part of a blend: what it is called, how many samples it was asked for, and how many it has.
+type part struct {
+	name        string
+	asked, have int64
+}
+
+// hash names the files.
+func (b *blend) hash() string { return hash(b.text) }
+
+// files are the names of the data files.
+func (b *blend) files() []string { return named(b.hash(), blendEnds[:]) }
+
+// sizes are the sizes of the data files in bytes.
+func (b *blend) sizes() []int64 {
+	n := numpy.HeaderSize + 8*b.size
+	return []int64{n, n}
+}
+
+// title is what the blend is called in messages.
+func (b *blend) title() string {
+	names := make([]string, len(b.splits))
+	for i, s := range b.splits {
+		names[i] = s.String()
+	}
+	return b.name + ", " + strings.Join(names, " and ")
+}
+
+// settings are all that the contents depend on. The description of a corpus says little of it.
+func (b *blend) settings() (json.RawMessage, error) {
+	s := blendSettings{Weights: b.weights, Concat: b.concat, Fused: b.fused && !b.concat}
+	for _, p := range b.parts {
+		s.Parts, s.Samples = append(s.Parts, p.name), append(s.Samples, p.asked)
+	}
+	if b.concat || b.size == 0 {
+		s.Weights = nil // not used, and perhaps no numbers
+	}
+	return json.Marshal(s)
+}
+
+// blendSettings is the form of a blend's settings in the cache.
+type blendSettings struct {
+	Parts   []string  `json:"parts"`
+	Samples []int64   `json:"samples"`
+	Weights []float64 `json:"weights"`
+	Concat  bool      `json:"concatenated"`
+	Fused   bool      `json:"fused"`
+}
+
+// corpusText is the description of a corpus.
+func corpusText(p Profile, name string, size int64, blended, shuffled bool) string {
+	text := fmt.Sprintf("%s\n %d", name, size)
+	if p == BlendCorpus {
+		text += " + blend_sample_in_corpus: " + pythonBool(blended) + "+ shuffle_sample_in_corpus: " + pythonBool(shuffled)
+	}
+	return text
+}
+
+func pythonBool(v bool) string {
+	if v {
+		return "True"
+	}
+	return "False"
+}
+
+// corpusEntry is what the description of a blend says of a corpus.
+func corpusEntry(prefixes []string, size, sequenceLength int64, seed uint32) string {
+	var text strings.Builder
+	text.WriteString("CorpusDataset:")
+	for _, prefix := range prefixes {
+		text.WriteString(prefix + ",")
+	}
+	fmt.Fprintf(&text, "-%d-%d%d", size, sequenceLength, seed)
+	return text.String()
+}
+
+// blendText is the description of a blend, of which only eight digits of each weight are hashed.
+func blendText(entries []string, weights []float64, size int64) string {
+	var text strings.Builder
+	text.WriteString("Blendable dataset\n\nDatasets:\n")
+	for _, entry := range entries {
+		text.WriteString(entry + "\n\n")
+	}
+	fmt.Fprintf(&text, "Weights: %s\nSize: %d\n", numpy.ArrayString(weights), size)
+	return text.String()
+}
+
+// write computes the blend and writes its two files; one that is nil is not wanted.
+func (b *blend) write(ctx context.Context, files []io.WriterAt, pool *semaphore.Weighted, threads int) error {
+	dataset, sample := numpy.NewWriter[int64](files[0], b.size), numpy.NewWriter[int64](files[1], b.size)
+	defer dataset.Release()
+	defer sample.Release()
+	counts := make([]int64, len(b.parts))
+	var err error
+	switch {
+	case b.concat:
+		for i, p := range b.parts {
+			counts[i] = p.asked
+		}
+		err = b.concatenate(ctx, dataset, sample)
+	case b.size > 0: // of a corpus without samples the weights are no numbers
+		counts, err = greedy.Weighted(ctx, greedy.Rule{Weights: b.weights, Fused: b.fused}, b.size, pool, threads,
+			func(_ int64, d []int16, s []int64) error {
+				return errors.Join(appendWide(dataset, d), sample.Append(s))
+			})
+	}
+	if err == nil {
+		err = b.readable(counts)
+	}
+	if err != nil {
+		return err
+	}
+	return errors.Join(dataset.Flush(), sample.Flush())
+}
+
+// appendWide appends the numbers of datasets to a file of int64.
+func appendWide(w *numpy.Writer[int64], v []int16) error {
+	var wide [2048]int64 // in the cache
+	for len(v) > 0 {
+		n := min(len(v), len(wide))
+		for i, x := range v[:n] {
+			wide[i] = int64(x)
+		}
+		if err := w.Append(wide[:n]); err != nil {
+			return err
+		}
+		v = v[n:]
+	}
+	return nil
+}
+
+// concatenate writes all samples of the first part, then all of the second, and so on.
+func (b *blend) concatenate(ctx context.Context, dataset, sample *numpy.Writer[int64]) error {
+	const stride = 1 << 16
+	var ids, numbers [stride]int64
+	for i, p := range b.parts {
+		for k := range ids {
+			ids[k] = int64(i)
+		}
+		for first := int64(0); first < p.asked; first += stride {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			n := min(stride, p.asked-first)
+			for k := range n {
+				numbers[k] = first + k
+			}
+			if err := errors.Join(dataset.Append(ids[:n]), sample.Append(numbers[:n])); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// readable refuses a blend that takes more of a part than there is.
+func (b *blend) readable(counts []int64) error {
+	if b.lenient {
+		return nil
+	}
+	for i, p := range b.parts {
+		if counts[i] > p.have {
+			return fmt.Errorf("the blend takes %d samples of %s, which has %d, and training would stop at one of them: "+
+				"change the weight of %s or the number of samples asked for, or leave it out", counts[i], p.name, p.have, p.name)
+		}
+	}
+	return nil
+}
+
+// alike reports whether two blends have the same contents.
+func (b *blend) alike(o *blend) bool {
+	if len(b.parts) != len(o.parts) || b.concat != o.concat || !b.concat && b.size > 0 && !slices.Equal(b.weights, o.weights) {
+		return false
+	}
+	for i, p := range b.parts {
+		if p.name != o.parts[i].name || p.asked != o.parts[i].asked {
+			return false
+		}
+	}
+	return true
+}

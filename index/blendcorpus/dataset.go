@@ -1,0 +1,111 @@
+package blendcorpus
+
+import (
+	"crypto/md5"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"mula/index/gpt"
+	"mula/shards"
+)
+
+// The ends of the names of files.
+const descriptionEnd = ".dsc"
+
+var (
+	datasetEnds = [...]string{"_doc_idx.npy", "_sample_idx.npy", "_shuffle_idx.npy"}
+	blendEnds   = [...]string{"_index.npy", "_sample_index.npy"}
+)
+
+// A dataset is one split of one token file, with the samples it is built for.
+type dataset struct {
+	request
+	file   *shards.Index
+	gpt    gpt.Dataset
+	layout gpt.Layout
+
+	hash   string
+	epochs int64
+}
+
+// A request is what the description of a dataset says, but for the number of epochs.
+type request struct {
+	prefix         string
+	split          Split
+	samples        int64
+	sequenceLength int64
+	seed           uint32
+	splitText      string
+}
+
+// text is the description.
+func (r *request) text(epochs int64) string {
+	return fmt.Sprintf("GPT Dataset\n\nData prefix %s\nDataset name %s\nNumber of samples %d\nNumber of epochs %d\nSequence length %d\nRandom seed %d\nSplit %s\n",
+		r.prefix, r.split, r.samples, epochs, r.sequenceLength, r.seed, r.splitText)
+}
+
+// over is the request as a dataset of package gpt: the sequences first to end-1 of a file.
+func (r *request) over(file *shards.Index, first, end, epochs int64) gpt.Dataset {
+	return gpt.Dataset{
+		Lengths: file.Lengths(), First: first, End: end,
+		SequenceLength: r.sequenceLength, ExtraToken: true,
+		Samples: r.samples, Epochs: epochs, Seed: r.seed, SampleType: gpt.Int64,
+	}
+}
+
+// measure counts the tokens, on which the name depends by way of the number of epochs.
+func (d *dataset) measure() (err error) {
+	d.file.ReadAhead()
+	if d.layout, err = d.gpt.Layout(); err != nil {
+		return fmt.Errorf("%s, %s split: %w", d.file.Path(), d.split, err)
+	}
+	d.epochs = d.layout.Epochs
+	d.hash = hash(d.text(d.epochs))
+	return nil
+}
+
+// files are the names of the data files.
+func (d *dataset) files() []string { return named(d.hash, datasetEnds[:]) }
+
+// sizes are the sizes of the data files in bytes.
+func (d *dataset) sizes() []int64 {
+	return []int64{d.layout.DocumentBytes, d.layout.SampleBytes, d.layout.ShuffleBytes}
+}
+
+// settings are what the contents depend on although the description does not say it: the token file.
+func (d *dataset) settings() (json.RawMessage, error) {
+	return json.Marshal(gpt.SourceOf(d.file))
+}
+
+// besides is the directory beside the token file in which the programs look before they look in the cache directory.
+func (d *dataset) besides(root string) string {
+	return filepath.Join(filepath.Dir(gpt.Locate(root, d.prefix)), "index-cache")
+}
+
+// shadowed says whether the programs would take the files beside the token file: they need the description and all data files there.
+func (d *dataset) shadowed(root string) bool {
+	dir := d.besides(root)
+	for _, name := range append(d.files(), d.hash+descriptionEnd) {
+		if info, err := os.Stat(filepath.Join(dir, name)); err != nil || !info.Mode().IsRegular() {
+			return false
+		}
+	}
+	return true
+}
+
+// hash is the MD5 of a description, which names its files.
+func hash(text string) string {
+	sum := md5.Sum([]byte(text))
+	return hex.EncodeToString(sum[:])
+}
+
+func named(hash string, ends []string) []string {
+	names := make([]string, len(ends))
+	for i, end := range ends {
+		names[i] = hash + end
+	}
+	return names
+}

@@ -1,0 +1,299 @@
+package cache
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"mula/internal/atomicfile"
+)
+
+// deadOwner is a process of this machine that has ended.
+func deadOwner(t *testing.T) atomicfile.Owner {
+	t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := exec.Command(exe, "-test.list", "^$")
+	if err := c.Run(); err != nil {
+		t.Fatal(err)
+	}
+	o := atomicfile.Self()
+	o.PID, o.Started = c.Process.Pid, 0
+	return o
+}
+
+func writeLock(t *testing.T, dir string, o atomicfile.Owner) string {
+	t.Helper()
+	text, err := json.Marshal(lockText{o, 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, StateDir, "u0-description.txt"+lockSuffix)
+	if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {
+		t.Fatal(err)
+	}
+	// A new file: the one that is there may have other names.
+	if err := os.WriteFile(path+".new", text, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(path+".new", path); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+var quick = &timing{beat: 20 * time.Millisecond, stale: 200 * time.Millisecond, poll: 5 * time.Millisecond, maxPoll: 20 * time.Millisecond}
+
+// A lock of another unit that only another user may read is no reason to fail.
+func TestOthersLock(t *testing.T) {
+	if os.Getuid() <= 0 {
+		t.Skip("permissions do not bind this user")
+	}
+	dir := t.TempDir()
+	path := writeLock(t, dir, deadOwner(t))
+	other := filepath.Join(filepath.Dir(path), "other"+lockSuffix)
+	if err := errors.Join(os.Rename(path, other), os.Chmod(other, 0)); err != nil {
+		t.Fatal(err)
+	}
+	if s := mustRun(t, dir, testUnits(2, "x", nil), Options{Resume: true}); s.Built != 2 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// The lock of an ended process holds nobody up, nor does that of an earlier process with the same id.
+func TestDeadLock(t *testing.T) {
+	reused := atomicfile.Self()
+	reused.PID = os.Getppid()
+	reused.Started = 1
+	for name, o := range map[string]atomicfile.Owner{"ended": deadOwner(t), "id used again": reused} {
+		t.Run(name, func(t *testing.T) {
+			if name == "id used again" && atomicfile.Self().Started == 0 {
+				t.Skip("this system does not tell when a process started")
+			}
+			dir := t.TempDir()
+			writeLock(t, dir, o)
+			begin := time.Now()
+			if s := mustRun(t, dir, testUnits(2, "x", nil), Options{Resume: true}); s.Built != 2 {
+				t.Errorf("%+v", s)
+			}
+			if d := time.Since(begin); d > defaultTiming.stale/2 {
+				t.Errorf("it took %v", d)
+			}
+			checkComplete(t, dir, 2, "x")
+		})
+	}
+}
+
+// A lock of which nothing is known is broken once its time of change has stood still for long enough, not before; also an empty one.
+func TestStaleLock(t *testing.T) {
+	other := atomicfile.Self()
+	other.Machine, other.Host = "0000000000000000", "elsewhere"
+	dir := t.TempDir()
+	writeLock(t, dir, other)
+	var holder string
+	begin := time.Now()
+	s := mustRun(t, dir, testUnits(2, "x", nil), Options{Resume: true, timing: quick, Progress: func(e Event) {
+		if e.Stage == Waiting {
+			holder = e.Holder
+		}
+	}})
+	if d := time.Since(begin); s.Built != 2 || d < quick.stale {
+		t.Errorf("%+v after %v", s, d)
+	}
+	if want := other.String(); holder != want {
+		t.Errorf("waited for %q, want %q", holder, want)
+	}
+	checkComplete(t, dir, 2, "x")
+
+	dir = t.TempDir()
+	path := writeLock(t, dir, other)
+	if err := os.Truncate(path, 0); err != nil {
+		t.Fatal(err)
+	}
+	mustRun(t, dir, testUnits(2, "x", nil), Options{Resume: true, timing: quick})
+	checkComplete(t, dir, 2, "x")
+}
+
+// As long as the holder gives signs of life, others wait; what it completes is kept.
+func TestLiveLock(t *testing.T) {
+	dir := t.TempDir()
+	release := make(chan struct{})
+	slow := testUnits(2, "x", nil)
+	build := slow[0].Build
+	started := make(chan struct{})
+	slow[0].Build = func(ctx context.Context, files []io.WriterAt) error {
+		close(started)
+		<-release
+		return build(ctx, files)
+	}
+	var g sync.WaitGroup
+	g.Go(func() { mustRun(t, dir, slow[:1], Options{Resume: true, timing: quick}) })
+	<-started
+	var built atomic.Int64
+	ctx, cancel := context.WithTimeout(t.Context(), 3*quick.stale)
+	defer cancel()
+	if _, err := Run(ctx, dir, testUnits(2, "x", &built), Options{Threads: 2, Resume: true, timing: quick}); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("while unit 0 is being built: %v", err)
+	}
+	if built.Load() != 1 {
+		t.Errorf("%d units were built, want unit 1 alone", built.Load())
+	}
+	time.AfterFunc(50*time.Millisecond, func() { close(release) })
+	// Also one that was asked to build all anew takes what appears while it runs.
+	for _, resume := range []bool{true, false} {
+		s := mustRun(t, dir, testUnits(1, "x", nil), Options{Resume: resume, timing: quick})
+		if resume && s != (Summary{Shared: 1}) || !resume && s.Built != 1 {
+			t.Errorf("resume %v: %+v", resume, s)
+		}
+	}
+	g.Wait()
+	checkComplete(t, dir, 2, "x")
+}
+
+// Two runs that are to build all anew at the same time share the work.
+func TestAnewTogether(t *testing.T) {
+	dir := t.TempDir()
+	const n = 12
+	mustRun(t, dir, testUnits(n, "x", nil), Options{Resume: true})
+	var built atomic.Int64
+	var g sync.WaitGroup
+	var begun sync.WaitGroup
+	begun.Add(2)
+	for range 2 {
+		g.Go(func() {
+			units := testUnits(n, "x", &built)
+			var once sync.Once
+			for i, u := range units {
+				units[i].Build = func(ctx context.Context, files []io.WriterAt) error {
+					once.Do(func() { begun.Done(); begun.Wait() })
+					return u.Build(ctx, files)
+				}
+			}
+			mustRun(t, dir, units, Options{Threads: 1, timing: quick})
+		})
+	}
+	g.Wait()
+	if built.Load() != n {
+		t.Errorf("%d units were built, want %d", built.Load(), n)
+	}
+	checkComplete(t, dir, n, "x")
+}
+
+// Two runs with different settings in one directory at once: the one that ends last says that the other has built part of it.
+func TestOtherSettingsMeanwhile(t *testing.T) {
+	dir := t.TempDir()
+	units := testUnits(2, "x", nil)
+	build := units[1].Build
+	units[1].Build = func(ctx context.Context, files []io.WriterAt) error {
+		for { // until the first unit is complete
+			if _, err := os.Stat(filepath.Join(dir, units[0].Marker)); err == nil {
+				break
+			}
+			time.Sleep(time.Millisecond)
+		}
+		mustRun(t, dir, testUnits(1, "y", nil), Options{Resume: true, timing: quick})
+		return build(ctx, files)
+	}
+	s, err := Run(t.Context(), dir, units, Options{Threads: 1, Resume: true, timing: quick})
+	if err == nil || !strings.Contains(err.Error(), "other settings") || s.Built != 2 {
+		t.Errorf("%+v, %v", s, err)
+	}
+	if s := mustRun(t, dir, testUnits(2, "x", nil), Options{Resume: true}); s.Built != 1 || s.Kept != 1 {
+		t.Errorf("then: %+v", s)
+	}
+	checkComplete(t, dir, 2, "x")
+}
+
+// A run whose lock was taken over while it built does not publish, and takes what the other has made.
+func TestLostLock(t *testing.T) {
+	dir := t.TempDir()
+	units := testUnits(1, "x", nil)
+	build := units[0].Build
+	other := atomicfile.Self()
+	other.Machine = "0000000000000000"
+	calls := 0
+	units[0].Build = func(ctx context.Context, files []io.WriterAt) error {
+		if calls++; calls == 1 {
+			writeLock(t, dir, other)
+		}
+		return build(ctx, files)
+	}
+	if s := mustRun(t, dir, units, Options{Resume: true, timing: quick}); s.Built != 1 || calls != 2 {
+		t.Errorf("%+v after %d builds", s, calls)
+	}
+	checkComplete(t, dir, 1, "x")
+}
+
+// Who breaks a lock that has become another in the meantime gives it back.
+func TestBreakGivesBack(t *testing.T) {
+	dir := t.TempDir()
+	path := writeLock(t, dir, atomicfile.Self())
+	before, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := breakLock(path, []byte("the stale one")); err != nil {
+		t.Fatal(err)
+	}
+	if after, err := os.ReadFile(path); err != nil || string(after) != string(before) {
+		t.Errorf("the lock holds %q, %v; want %q", after, err, before)
+	}
+	if err := breakLock(path, before); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(path); err == nil {
+		t.Error("the lock was not broken")
+	}
+	if err := breakLock(path, before); err != nil {
+		t.Errorf("breaking what another has broken: %v", err)
+	}
+	if entries, _ := os.ReadDir(filepath.Dir(path)); len(entries) != 0 {
+		t.Errorf("left behind: %v", entries)
+	}
+}
+
+// Of many that find the same stale lock, one gets it.
+func TestBreakers(t *testing.T) {
+	dead := deadOwner(t)
+	for round := range 50 {
+		dir := t.TempDir()
+		path := writeLock(t, dir, dead)
+		var got atomic.Int64
+		var g sync.WaitGroup
+		for range 8 {
+			g.Go(func() {
+				ls := locks{state: filepath.Dir(path), timing: *quick, held: make(map[*lock]bool), seen: make(map[string]sighting)}
+				if err := ls.open(); err != nil {
+					t.Error(err)
+					return
+				}
+				defer ls.close()
+				if round%2 == 1 { // as if there were no hard links
+					os.Remove(ls.source)
+				}
+				l, _, err := ls.acquire(path)
+				if err != nil {
+					t.Error(err)
+				}
+				if l != nil {
+					got.Add(1)
+				}
+			})
+		}
+		g.Wait()
+		if got.Load() < 1 || got.Load() > 2 {
+			t.Fatalf("%d have the lock", got.Load())
+		}
+	}
+}

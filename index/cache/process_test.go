@@ -1,0 +1,165 @@
+package cache
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// The environment that makes the test binary a process that builds a directory.
+const (
+	childDir   = "MULA_CACHE_TEST_DIR"
+	childUnits = "MULA_CACHE_TEST_UNITS"
+)
+
+// rounds is how often the tests with processes repeat themselves; the promise is about 100.
+var rounds = flag.Int("rounds", 20, "rounds of the tests with several processes")
+
+func testRounds() int {
+	if testing.Short() {
+		return min(*rounds, 5)
+	}
+	return *rounds
+}
+
+func child(dir string) {
+	n, err := strconv.Atoi(os.Getenv(childUnits))
+	if err == nil {
+		_, err = Run(context.Background(), dir, testUnits(n, "x", nil), Options{Threads: 2, Resume: true, timing: &timing{
+			beat: time.Second, stale: 10 * time.Second, poll: time.Millisecond, maxPoll: 20 * time.Millisecond}})
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+func startChild(t *testing.T, dir string, units int) (*exec.Cmd, *strings.Builder) {
+	t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out strings.Builder
+	c := exec.Command(exe)
+	c.Env = append(os.Environ(), childDir+"="+dir, fmt.Sprintf("%s=%d", childUnits, units), "GOMAXPROCS=2")
+	c.Stderr = &out
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	return c, &out
+}
+
+// checkRecords compares what is in the state directory with that of one build.
+func checkRecords(t *testing.T, dir, like string) {
+	t.Helper()
+	got, want := contents(t, filepath.Join(dir, StateDir)), contents(t, filepath.Join(like, StateDir))
+	for name, text := range want {
+		if got[name] != text {
+			t.Errorf("%s: record is %q, want %q", name, got[name], text)
+		}
+	}
+}
+
+// Eight processes that start on one empty directory make what one makes, and a reader sees only whole units on the way.
+func TestEightProcesses(t *testing.T) {
+	rounds, n := testRounds(), 6
+	like := t.TempDir()
+	mustRun(t, like, testUnits(n, "x", nil), Options{Resume: true})
+	for round := range rounds {
+		dir := filepath.Join(t.TempDir(), "cache")
+		var g sync.WaitGroup
+		done := make(chan struct{})
+		for range 8 {
+			c, out := startChild(t, dir, n)
+			g.Go(func() {
+				if err := c.Wait(); err != nil {
+					t.Errorf("round %d: %v: %s", round, err, out)
+				}
+			})
+		}
+		go func() { g.Wait(); close(done) }()
+		for running := true; running; {
+			select {
+			case <-done:
+				running = false
+			case <-time.After(5 * time.Millisecond):
+				checkReader(t, dir, n, "x")
+			}
+		}
+		checkComplete(t, dir, n, "x")
+		checkRecords(t, dir, like)
+		if t.Failed() {
+			t.Fatalf("in round %d", round)
+		}
+		os.RemoveAll(dir)
+	}
+}
+
+// A build that is killed again and again at random moments ends with the bytes of one that was not, and with nothing left behind.
+func TestKill(t *testing.T) {
+	rounds, n := testRounds(), 40
+	like := t.TempDir()
+	begin := time.Now()
+	c, out := startChild(t, like, n)
+	if err := c.Wait(); err != nil {
+		t.Fatal(err, out)
+	}
+	span := max(time.Since(begin), 1)
+	killed, dir := 0, ""
+	for round := range rounds {
+		if dir == "" {
+			dir = filepath.Join(t.TempDir(), "cache")
+		}
+		// One alone, or two of which one is killed while the other goes on.
+		victim, out := startChild(t, dir, n)
+		var other, otherOut = (*exec.Cmd)(nil), (*strings.Builder)(nil)
+		if round%3 == 2 {
+			other, otherOut = startChild(t, dir, n)
+		}
+		// Builds take longer or shorter as other work on the machine comes and goes, and shorter where one goes on: the span follows.
+		time.Sleep(time.Duration(rand.Int64N(int64(span))))
+		victim.Process.Kill()
+		if err := victim.Wait(); err != nil {
+			killed++
+			span = span * 12 / 10
+		} else {
+			span = span * 6 / 10
+			if s := out.String(); s != "" {
+				t.Errorf("round %d: %s", round, s)
+			}
+		}
+		checkReader(t, dir, n, "x")
+		if other == nil && round%2 == 0 {
+			continue // the next one goes on from here
+		}
+		if other == nil {
+			other, otherOut = startChild(t, dir, n)
+		}
+		if err := other.Wait(); err != nil {
+			t.Fatalf("round %d: %v: %s", round, err, otherOut)
+		}
+		// What the killed one left is removed by a run that starts after its end.
+		mustRun(t, dir, testUnits(n, "x", nil), Options{Resume: true})
+		checkComplete(t, dir, n, "x")
+		checkRecords(t, dir, like)
+		if t.Failed() {
+			t.Fatalf("in round %d", round)
+		}
+		os.RemoveAll(dir)
+		dir = ""
+	}
+	t.Logf("%d of %d processes were killed before their end", killed, rounds)
+	if killed < rounds/4 {
+		t.Errorf("only %d of %d processes were killed before their end", killed, rounds)
+	}
+}

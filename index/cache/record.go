@@ -1,0 +1,156 @@
+package cache
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+)
+
+// A record is what is kept of a unit that this package built, in <marker>.json in the state directory.
+type record struct {
+	Format   int             `json:"format"` // 1
+	Settings json.RawMessage `json:"settings"`
+	Files    []recordFile    `json:"files"`
+}
+
+type recordFile struct {
+	Name string `json:"name"`
+	Size int64  `json:"size"`
+}
+
+const (
+	recordFormat = 1
+	maxRecord    = 16 << 20 // far above the size of a record
+)
+
+func (r *run) recordPath(u *unit) string { return filepath.Join(r.state, u.Marker+".json") }
+
+// recordText is the record of a unit with files of these sizes.
+func recordText(u *unit, sizes []int64) ([]byte, error) {
+	rec := record{Format: recordFormat, Settings: u.Settings}
+	for i, name := range u.Files {
+		rec.Files = append(rec.Files, recordFile{name, sizes[i]})
+	}
+	text, err := json.Marshal(rec)
+	return append(text, '\n'), err
+}
+
+// findings are what there is of a unit.
+type findings struct {
+	complete bool
+	foreign  bool    // complete, and there is no record
+	stale    bool    // what there is of data files must not be kept
+	sizes    []int64 // of the data files, nil if they have not been asked for
+	have     []bool  // data files that are complete
+	recorded bool    // the record is there and agrees
+	marker   bool    // there is a marker, right or wrong
+}
+
+// inspect finds out what there is of a unit.
+func (r *run) inspect(ctx context.Context, u *unit) (findings, error) {
+	f := findings{have: make([]bool, len(u.Files))}
+	text, err := readFile(filepath.Join(r.dir, u.Marker), int64(len(u.MarkerText)))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return f, err
+	}
+	f.marker = err == nil
+	marked := f.marker && bytes.Equal(text, u.MarkerText)
+
+	rec, info, err := r.readRecord(u)
+	if err != nil {
+		return f, err
+	}
+	fresh := r.o.Resume || info != nil && (u.before == nil || !os.SameFile(info, u.before) || !info.ModTime().Equal(u.before.ModTime()))
+	switch {
+	case rec == nil && info == nil: // no record
+		// A marker without a record: another program's unit, if it is whole. Without a marker nobody knows how its files came about.
+		if !marked || !fresh {
+			f.stale = true
+			return f, nil
+		}
+		f.foreign = true
+		if f.sizes, err = r.sizes(ctx, u); err != nil {
+			return f, err
+		}
+	case rec == nil || !fresh || !rec.of(u):
+		f.stale = true
+		return f, nil
+	default:
+		f.recorded = true
+		for _, file := range rec.Files {
+			f.sizes = append(f.sizes, file.Size)
+		}
+	}
+	f.complete = marked
+	for i, name := range u.Files {
+		info, err := os.Stat(filepath.Join(r.dir, name))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return f, err
+		}
+		f.have[i] = err == nil && info.Mode().IsRegular() && info.Size() == f.sizes[i]
+		f.complete = f.complete && f.have[i]
+	}
+	if f.foreign && !f.complete {
+		f.foreign, f.stale = false, true
+		clear(f.have)
+	}
+	return f, nil
+}
+
+// of reports whether the record is one of the unit as it is to be.
+func (rec *record) of(u *unit) bool {
+	settings, err := compact(rec.Settings)
+	if err != nil || rec.Format != recordFormat || !bytes.Equal(settings, u.Settings) || len(rec.Files) != len(u.Files) {
+		return false
+	}
+	for i, file := range rec.Files {
+		if file.Name != u.Files[i] || file.Size < 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// readRecord reads the record of a unit. info is nil if there is none, and rec if it is none that can be read.
+func (r *run) readRecord(u *unit) (rec *record, info os.FileInfo, err error) {
+	path := r.recordPath(u)
+	info, err = os.Stat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil, nil
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	text, err := readFile(path, maxRecord)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil, nil
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	rec = new(record)
+	if json.Unmarshal(text, rec) != nil {
+		rec = nil
+	}
+	return rec, info, nil
+}
+
+// readFile reads a file; of one that is longer than limit, nothing.
+func readFile(path string, limit int64) ([]byte, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s is no regular file; remove it", path)
+	}
+	if info.Size() > limit {
+		return nil, nil
+	}
+	return os.ReadFile(path)
+}

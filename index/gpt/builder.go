@@ -1,0 +1,250 @@
+package gpt
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"runtime"
+	"sync"
+
+	"golang.org/x/sync/semaphore"
+
+	"mula/index/numpy"
+)
+
+// Files are where the three files of a dataset go, each from byte 0 with its header. One that is nil is not wanted, because it is complete
+// already.
+//
+// Each byte is written once, in any order, in pieces whose offset is a multiple of 8 MiB and whose memory begins at a multiple of 4096
+// bytes. A piece is 8 MiB long, except the last of the file. Calls follow each other, from another goroutine than Build's.
+type Files struct{ Documents, Samples, Shuffle io.WriterAt }
+
+// Builder builds the indexes of datasets, one after the other, and keeps its memory between them: [Layout.Memory] of the largest, and up to
+// 64 MiB of chunks on their way to the disk.
+//
+// The zero value is ready. A Builder is not for concurrent use; several of them may share a pool.
+type Builder struct {
+	shuffler numpy.Shuffler
+	chunks   chunkPool
+	memory   []byte // the array that is being shuffled
+	release  func()
+	reserved int64 // Memory of the largest dataset so far
+
+	chunkBytes int   // 0: the constant of that name
+	large      int64 // 0: the constant of that name
+}
+
+// pastCaches is the number of pairs from which on they are written past the caches.
+const pastCaches = 12 << 20
+
+// large is the number of entries from which one dataset is worth several threads.
+const large = 20 << 20
+
+// Release gives the builder's memory back. The builder can be used again.
+func (b *Builder) Release() {
+	b.shuffler.Release()
+	b.chunks.drop()
+	if b.release != nil {
+		b.release()
+	}
+	b.memory, b.release, b.reserved = nil, nil, 0
+}
+
+// Build writes the index of d, whose layout is l, to f. While it computes, it holds one of pool (which may be nil), or several for a large
+// dataset if they are free; while it waits for the writes, none.
+//
+// It fails if a write fails, if ctx is done, if the lengths have changed since l was made, if the machine lacks the memory, and for a kept
+// partial sample that begins before its document (Megatron-LM crashes there). What was written then is not to be used.
+func (b *Builder) Build(ctx context.Context, d *Dataset, l Layout, f Files, pool *semaphore.Weighted) error {
+	if err := d.check(); err != nil {
+		return err
+	}
+	if expected, err := d.layout(l.TokensPerEpoch); err != nil || expected != l {
+		return errors.New("gpt: the layout belongs to another dataset")
+	}
+	if f.Documents == nil && f.Samples == nil && f.Shuffle == nil {
+		return nil
+	}
+	if err := b.room(l); err != nil {
+		return err
+	}
+	if b.chunks.free == nil {
+		b.chunks = chunkPool{size: chunkBytes, free: make(chan []byte, chunkMemory)}
+		if b.chunkBytes > 0 {
+			b.chunks.size = b.chunkBytes
+		}
+	}
+	share := &lease{pool: pool}
+	out := startOutput(ctx, share, &b.chunks)
+	share.begin(out.ctx)
+	err := b.compute(out, d, l, f)
+	share.end()
+	if err = out.finish(err); err != nil {
+		b.chunks.drop() // some are still in the hands of the files that broke off
+	}
+	return err
+}
+
+func (b *Builder) compute(out *output, d *Dataset, l Layout, f Files) error {
+	random := numpy.NewRandomState(d.Seed)
+	e := newEmission(out, d, l, f)
+	for _, p := range e.parts {
+		if f.Documents == nil && f.Samples == nil {
+			random.Skip(p.end - p.first)
+		} else if err := b.documents(e, p, d, l, random); err != nil {
+			return err
+		}
+	}
+	if f.Shuffle == nil {
+		return nil
+	}
+	image, err := b.shuffle(out, l, random)
+	if err != nil {
+		return err
+	}
+	out.writeImage(f.Shuffle, image)
+	return nil
+}
+
+// threads says how many threads shuffle so many elements, for which the shares are taken that are free. They are given back by done.
+func (b *Builder) threads(out *output, elements int64) (threads int, done func()) {
+	threshold := int64(large)
+	if b.large > 0 {
+		threshold = b.large
+	}
+	if elements < threshold {
+		return 1, func() {}
+	}
+	extra := out.lease.more(runtime.GOMAXPROCS(0) - 1)
+	return 1 + extra, func() { out.lease.less(extra) }
+}
+
+// documents writes a part of the document index and of the sample index.
+func (b *Builder) documents(e *emission, p part, d *Dataset, l Layout, random *numpy.RandomState) error {
+	if err := context.Cause(e.out.ctx); err != nil {
+		return err
+	}
+	threads, done := b.threads(e.out, p.end-p.first)
+	defer done()
+	b.shuffler.Threads = threads
+	pairs := uint64s(b.bytes(8 * (p.end - p.first)))
+	if err := d.pairs(pairs, l.TokensPerEpoch, threads); err != nil {
+		return err
+	}
+	if err := e.begin(p); err != nil {
+		return err
+	}
+	if err := b.shuffler.Pairs(e.out.ctx, random, pairs, e.block); err != nil {
+		return err
+	}
+	e.end()
+	return nil
+}
+
+// pairs fills dst with id | length<<32 of the split's documents, over and over, and checks that they still have so many tokens.
+func (d *Dataset) pairs(dst []uint64, tokens int64, threads int) error {
+	n := d.End - d.First
+	lengths := d.Lengths[4*d.First : 4*d.End]
+	// By the time a large array is read, the caches would not hold it any more.
+	past := len(dst) >= pastCaches
+	sums := make([]int64, threads)
+	negative := make([]bool, threads)
+	var group sync.WaitGroup
+	for t := range threads {
+		group.Go(func() {
+			from, to := n*int64(t)/int64(threads)&^7, n*int64(t+1)/int64(threads)&^7 // whole lines of the cache
+			if t == threads-1 {
+				to = n
+			}
+			sums[t], negative[t] = fillPairs(dst[from:to], lengths[4*from:4*to], uint32(d.First+from), past)
+			for epoch := n; epoch < int64(len(dst)); epoch += n {
+				copy(dst[epoch+from:epoch+to], dst[from:to])
+			}
+		})
+	}
+	group.Wait()
+	for t, sum := range sums {
+		if tokens -= sum; negative[t] {
+			tokens = -1
+			break
+		}
+	}
+	if tokens != 0 {
+		return errors.New("the lengths of the sequences changed during the build: build the index again when the .idx file is complete")
+	}
+	return nil
+}
+
+// shuffle makes the shuffle index, the whole file, in the builder's memory.
+func (b *Builder) shuffle(out *output, l Layout, random *numpy.RandomState) ([]byte, error) {
+	n := l.shuffleEntries()
+	threads, done := b.threads(out, n)
+	defer done()
+	b.shuffler.Threads = threads
+	image := b.bytes(l.ShuffleBytes)
+	header := numpy.Header(l.ShuffleDescr, n)
+	copy(image, header[:])
+	if l.ShuffleDescr == "<i8" {
+		index := uint64s(image[headerBytes:])
+		for i := range index {
+			index[i] = uint64(i)
+		}
+		if err := shuffleLong(out.ctx, random, index[:l.Shuffled]); err != nil {
+			return nil, err
+		}
+		if err := shuffleLong(out.ctx, random, index[l.Shuffled:]); err != nil {
+			return nil, err
+		}
+	} else {
+		index := uint32s(image[headerBytes:])
+		for i := range index {
+			index[i] = uint32(i)
+		}
+		if err := b.shuffler.Uint32(out.ctx, random, index[:l.Shuffled]); err != nil {
+			return nil, err
+		}
+		if err := b.shuffler.Uint32(out.ctx, random, index[l.Shuffled:]); err != nil {
+			return nil, err
+		}
+	}
+	return image, nil
+}
+
+// shuffleLong is numpy.Shuffle for more than 2³² elements, with an eye on ctx.
+func shuffleLong(ctx context.Context, random *numpy.RandomState, a []uint64) error {
+	for i := len(a) - 1; i > 0; i-- {
+		j := random.Interval(uint64(i))
+		a[i], a[j] = a[j], a[i]
+		if i%(1<<20) == 0 && ctx.Err() != nil {
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
+// bytes is n bytes of the builder's memory, with arbitrary contents, in place of what it held.
+func (b *Builder) bytes(n int64) []byte {
+	if int64(len(b.memory)) < n {
+		if b.release != nil {
+			b.release()
+		}
+		b.memory, b.release = numpy.Aligned(int(n + n/4)) // pages that are not used take no memory
+	}
+	return b.memory[:n]
+}
+
+// room refuses a dataset that needs more memory than the machine has left.
+func (b *Builder) room(l Layout) error {
+	need := l.Memory()
+	if need <= b.reserved {
+		return nil
+	}
+	if available := availableMemory(); available > 0 && need-b.reserved > available {
+		return fmt.Errorf("a dataset of %d document entries and %d samples takes %.3g GB of memory to shuffle, and this machine has %.3g GB left: "+
+			"divide the file, ask for fewer epochs, build fewer datasets at once or use a larger machine",
+			l.DocumentEntries, l.Samples, float64(need)/1e9, float64(available+b.reserved)/1e9)
+	}
+	b.reserved = need
+	return nil
+}

@@ -1,0 +1,59 @@
+package gpt
+
+import (
+	"encoding/binary"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"mula/shards"
+)
+
+func TestOpenTokens(t *testing.T) {
+	dir := t.TempDir()
+	idx := append([]byte("MMIDIDX\x00\x00"), 1, 0, 0, 0, 0, 0, 0, 0, 8)
+	idx = binary.LittleEndian.AppendUint64(idx, 2)
+	idx = binary.LittleEndian.AppendUint64(idx, 3)
+	for _, length := range []uint32{5, 7} {
+		idx = binary.LittleEndian.AppendUint32(idx, length)
+	}
+	for _, n := range []uint64{0, 10, 0, 1, 2} {
+		idx = binary.LittleEndian.AppendUint64(idx, n)
+	}
+	write := func(name string, data []byte) {
+		if err := os.WriteFile(filepath.Join(dir, name), data, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("a.idx", idx)
+	write("b.idx", idx)
+	write("b.bin", make([]byte, 24))
+	write("c.idx", idx)
+	write("c.bin", make([]byte, 22))
+	for _, prefix := range []string{"a", "b"} { // without and with a .bin
+		x, err := OpenTokens(dir, prefix)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if x.Sequences() != 2 {
+			t.Errorf("%s: %d sequences", prefix, x.Sequences())
+		}
+		x.Close()
+	}
+	for prefix, want := range map[string]string{
+		"c":     "expected 24 bytes",
+		"a.idx": "without .idx",
+		"b.bin": "without .bin",
+		"d":     "looked for in " + dir,
+	} {
+		_, err := OpenTokens(dir, prefix)
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v; want %q", prefix, err, want)
+		}
+		if prefix == "c" && !errors.Is(err, shards.ErrCorrupt) {
+			t.Errorf("%v is no ErrCorrupt", err)
+		}
+	}
+}

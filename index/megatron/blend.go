@@ -1,0 +1,168 @@
+package megatron
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+	"unicode"
+
+	"mula/index/numpy"
+	"mula/index/python"
+)
+
+// maxDatasets is how many datasets a blend may have: Megatron keeps their numbers in 16 bits and refuses 32,767.
+const maxDatasets = 32766
+
+// A Blend lists token files by prefix, the name without .bin and .idx, and how much of each is wanted. Weights need not sum to 1. Without
+// weights (nil) files are blended in proportion to their samples.
+type Blend struct {
+	Prefixes []string
+	Weights  []float64
+}
+
+// ParseBlend reads the words of --data-path, or of the file that --data-args-path names, as Megatron's get_blend_from_list does: pairs
+// of weight and prefix, or prefixes only. A weight is what Python's float reads, so 1_0, inf and nan are weights.
+//
+// An odd number of words is a list of prefixes, whatever they look like. Of an even number, Megatron silently takes all words as
+// prefixes if the first of a pair is a number in the beginning of the list and stops being one later; that list is refused here.
+func ParseBlend(words []string) (Blend, error) {
+	if len(words) == 0 {
+		return Blend{}, errors.New("the list of token files is empty: give prefixes (names without .bin and .idx), or pairs of weight and prefix")
+	}
+	weights, err := pairWeights(words)
+	if err != nil {
+		return Blend{}, err
+	}
+	b := Blend{Weights: weights}
+	for i, word := range words {
+		if weights == nil || i%2 == 1 {
+			prefix := strip(word)
+			if prefix == "" {
+				return Blend{}, fmt.Errorf("word %d of the list of token files is blank; it should be a prefix", i+1)
+			}
+			b.Prefixes = append(b.Prefixes, prefix)
+		}
+	}
+	return b, nil
+}
+
+// pairWeights are the weights of a list of pairs, nil if the list is one of prefixes only.
+func pairWeights(words []string) ([]float64, error) {
+	if len(words)%2 == 1 {
+		return nil, nil
+	}
+	weights := make([]float64, 0, len(words)/2)
+	other := -1 // the first word that should be a weight and is none
+	for i := 0; i < len(words); i += 2 {
+		w, ok := python.ParseFloat(words[i])
+		switch {
+		case ok && other >= 0:
+			return nil, fmt.Errorf("word %d of the list of token files, %q, is a weight, but word %d, %q, is none: give every prefix a weight or none (Megatron stops at an assertion)",
+				i+1, words[i], other+1, words[other])
+		case ok:
+			weights = append(weights, w)
+		case other < 0:
+			other = i
+		}
+	}
+	switch {
+	case other < 0:
+		return weights, nil
+	case len(weights) == 0:
+		return nil, nil
+	}
+	return nil, fmt.Errorf("word %d of the list of token files, %q, is no weight, although word 1, %q, is one: give every prefix a weight or none "+
+		"(Megatron would silently take all %d words as prefixes, the weights too, and look for a file %s.idx)",
+		other+1, words[other], words[0], len(words), strip(words[0]))
+}
+
+// strip is Python's str.strip.
+func strip(s string) string {
+	return strings.TrimFunc(s, func(r rune) bool { return unicode.IsSpace(r) || 0x1c <= r && r <= 0x1f })
+}
+
+// empty says that nothing was given.
+func (b Blend) empty() bool { return len(b.Prefixes) == 0 && len(b.Weights) == 0 }
+
+// check refuses what no release of Megatron can blend. where names the blend for messages.
+func (b Blend) check(p Profile, where string) error {
+	switch {
+	case len(b.Prefixes) == 0:
+		return fmt.Errorf("%s: no prefixes are given", where)
+	case b.Weights != nil && len(b.Weights) != len(b.Prefixes):
+		return fmt.Errorf("%s: %d weights for %d prefixes", where, len(b.Weights), len(b.Prefixes))
+	case len(b.Prefixes) > maxDatasets:
+		return fmt.Errorf("%s: %d token files, but Megatron numbers them in 16 bits and blends at most %d: merge some of them", where, len(b.Prefixes), maxDatasets)
+	case p.bareNames && b.Weights == nil && len(b.Prefixes) > 1:
+		return fmt.Errorf("%s: Megatron core %s needs a weight before each of several prefixes; lists without weights came with 0.7", where, p.tags)
+	}
+	for i, prefix := range b.Prefixes {
+		if prefix == "" {
+			return fmt.Errorf("%s: prefix %d is empty", where, i+1)
+		}
+	}
+	if b.Weights == nil {
+		return nil
+	}
+	for i, w := range b.Weights {
+		switch {
+		case math.IsNaN(w) || math.IsInf(w, 0):
+			return fmt.Errorf("%s: the weight of %s is %s; weights are finite numbers", where, b.Prefixes[i], python.Float(w))
+		case w < 0:
+			return fmt.Errorf("%s: the weight of %s is %s; weights are not negative", where, b.Prefixes[i], python.Float(w))
+		}
+	}
+	if sum := numpy.Sum(b.Weights); sum == 0 || math.IsInf(sum, 0) {
+		return fmt.Errorf("%s: the weights sum to %s, so they cannot be divided by it", where, python.Float(sum))
+	}
+	for i, w := range b.normalized() {
+		if w == 0 && p.positive {
+			return fmt.Errorf("%s: the weight of %s is %s, or as good as that beside the others: leave the file out (Megatron stops at an assertion)",
+				where, b.Prefixes[i], python.Float(b.Weights[i]))
+		}
+	}
+	return nil
+}
+
+// normalized are the weights divided by their sum, as numpy does both.
+func (b Blend) normalized() []float64 {
+	if b.Weights == nil {
+		return nil
+	}
+	return numpy.Normalize(b.Weights)
+}
+
+// A share is what the blend of one split asks of its datasets: how many samples each is built with, and how long the blend is.
+type share struct {
+	samples []int64
+	size    int64
+}
+
+// shares divides n samples by normalized weights. Core 0.10 and older round once and blend all they build; later ones round for the blend
+// and again for the surplus. All products are of doubles.
+func (c *Config) shares(weights []float64, n int64) (share, error) {
+	s := share{samples: make([]int64, len(weights))}
+	surplus := c.Surplus
+	if c.Profile.fixedSurplus {
+		surplus = DefaultSurplus
+	}
+	for i, w := range weights {
+		var built, drawn float64
+		if c.Profile.oneCeil {
+			built = math.Ceil(float64(float64(n)*w) * 1.005)
+			drawn = built
+		} else {
+			part := math.Ceil(float64(n) * w)
+			drawn = part // times (1 + 0), rounded up: the same whole number
+			built = math.Ceil(part * (1 + surplus))
+		}
+		// What is beyond 2^53 is no sample count but a slip, and would need Python's long integers to agree with Megatron.
+		if !(built >= 0 && built < 1<<53 && drawn >= 0 && drawn < 1<<53) {
+			return share{}, fmt.Errorf("%d samples times the weight %s is more than can be counted exactly", n, python.Float(w))
+		}
+		s.samples[i] = int64(built)
+		s.size += int64(drawn)
+	}
+	return s, nil
+}

@@ -1,0 +1,192 @@
+package megatron
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+
+	"mula/index/cache"
+	"mula/index/gpt"
+	"mula/index/greedy"
+	"mula/index/numpy"
+)
+
+// BuildOptions are the choices of [Index.Build].
+type BuildOptions struct {
+	Threads  int               // how many goroutines compute at once; at least 1
+	Resume   bool              // keep what is complete in the directory; else all is built anew
+	Progress func(cache.Event) // told what happens, if not nil; calls do not overlap
+}
+
+// Build writes the files of all datasets and blends into the cache directory, the data of each before its description. A blend that would
+// draw more samples from a dataset than that has is refused before anything of it can be seen.
+func (x *Index) Build(ctx context.Context, o BuildOptions) (cache.Summary, error) {
+	o.Threads = max(1, o.Threads)
+	w := gpt.NewWorkshop(o.Threads)
+	if x.config.Cache != "" {
+		return cache.Run(ctx, x.config.Cache, x.units(w, x.blends, x.datasets), cache.Options{
+			Threads: w.Places() + len(x.blends), Resume: o.Resume, Progress: o.Progress, // a blend waits for its datasets' turn on the processor, not here
+		})
+	}
+
+	// Every token file has a directory of its own, and a blend none.
+	var dirs []string
+	members := map[string][]*dataset{}
+	for _, d := range x.datasets {
+		dir := x.directory(d)
+		if members[dir] == nil {
+			dirs = append(dirs, dir)
+		}
+		members[dir] = append(members[dir], d)
+	}
+	var total cache.Summary
+	for _, dir := range dirs {
+		s, err := cache.Run(ctx, dir, x.units(w, nil, members[dir]), cache.Options{Threads: w.Places(), Resume: o.Resume, Progress: o.Progress})
+		total.Add(s)
+		if err != nil {
+			return total, err
+		}
+	}
+	return total, nil
+}
+
+// buildBlend writes the files of a blend, those that are not nil, and says how many samples each dataset gives.
+func buildBlend(ctx context.Context, w *gpt.Workshop, b *blend, a Arithmetic, files []io.WriterAt) (counts []int64, err error) {
+	n := b.length()
+	which, sample := numpy.NewWriter[int16](files[0], n), numpy.NewWriter[int64](files[1], n)
+	defer which.Release()
+	defer sample.Release()
+	emit := func(_ int64, dataset []int16, number []int64) error {
+		return errors.Join(which.Append(dataset), sample.Append(number))
+	}
+	if b.size.Given {
+		counts, err = greedy.Weighted(ctx, greedy.Rule{Weights: b.weights, Fused: a == Fused}, n, w.Pool, w.Threads(), emit)
+	} else {
+		counts, err = b.counts, greedy.Exhaustive(ctx, b.counts, a == Fused, w.Pool, w.Threads(), emit)
+	}
+	if err == nil {
+		err = errors.Join(which.Flush(), sample.Flush())
+	}
+	return counts, err
+}
+
+// units are the units of blends and datasets: blends first, because they take longest, then datasets by size.
+func (x *Index) units(w *gpt.Workshop, blends []*blend, datasets []*dataset) []cache.Unit {
+	var units []cache.Unit
+	for _, d := range datasets {
+		units = append(units, x.datasetUnit(w, d))
+	}
+	slices.SortStableFunc(units, func(a, b cache.Unit) int { return cmp.Compare(b.Expect, a.Expect) })
+	var first []cache.Unit
+	for _, b := range blends {
+		first = append(first, x.blendUnit(w, b))
+	}
+	return append(first, units...)
+}
+
+// datasetSettings is what a dataset's contents depend on and its name does not tell.
+type datasetSettings struct {
+	ExtraToken  bool   `json:"extra_token"`
+	KeepPartial bool   `json:"keep_partial"`
+	SampleIndex string `json:"sample_index"` // its type: "auto", "int32" or "int64"
+	gpt.Source
+}
+
+// blendSettings is the same of a blend.
+type blendSettings struct {
+	Arithmetic string `json:"arithmetic"`
+}
+
+var sampleTypes = map[gpt.SampleType]string{gpt.Auto: "auto", gpt.Int32: "int32", gpt.Int64: "int64"}
+
+func (x *Index) datasetUnit(w *gpt.Workshop, d *dataset) cache.Unit {
+	base := x.config.Profile.gptName(d.hash, d.split)
+	u := cache.Unit{
+		Name: d.title(), Marker: base + descriptionEnd, MarkerText: []byte(d.text),
+		Settings: settings(datasetSettings{
+			ExtraToken: d.gpt.ExtraToken, KeepPartial: d.gpt.KeepPartial, SampleIndex: sampleTypes[d.gpt.SampleType],
+			Source: gpt.SourceOf(d.file),
+		}),
+		Expect: 4*(d.gpt.End-d.gpt.First) + 12*max(d.gpt.Samples, 0),
+		Sizes: func(context.Context) ([]int64, error) {
+			l, err := d.measured()
+			return []int64{l.DocumentBytes, l.SampleBytes, l.ShuffleBytes}, err
+		},
+		Build: func(ctx context.Context, files []io.WriterAt) error {
+			l, err := d.measured()
+			if err != nil {
+				return err
+			}
+			defer d.file.Forget() // thousands of files are built one after the other
+			if err := w.Build(ctx, &d.gpt, l, files); err != nil {
+				return fmt.Errorf("%s, %s split: %w", d.file.Path(), d.split, err)
+			}
+			return nil
+		},
+	}
+	for _, end := range gptEnds {
+		u.Files = append(u.Files, base+end)
+	}
+	return u
+}
+
+func (x *Index) blendUnit(w *gpt.Workshop, b *blend) cache.Unit {
+	base := x.config.Profile.blendName(b.hash, b.split)
+	sizes := b.sizes()
+	u := cache.Unit{
+		Name: b.title(), Marker: base + descriptionEnd, MarkerText: []byte(b.text),
+		Settings: settings(blendSettings{Arithmetic: x.config.Arithmetic.String()}),
+		Expect:   sizes[0] + sizes[1],
+		Sizes:    func(context.Context) ([]int64, error) { return sizes, nil },
+		Build: func(ctx context.Context, files []io.WriterAt) error {
+			// The check comes last, and its error keeps the files from being published.
+			counts, err := buildBlend(ctx, w, b, x.config.Arithmetic, files)
+			if err != nil {
+				return err
+			}
+			return b.check(ctx, counts, x.config.Profile, w.Threads())
+		},
+	}
+	for _, end := range blendEnds {
+		u.Files = append(u.Files, base+end)
+	}
+	return u
+}
+
+// settings is a struct of plain fields as JSON.
+func settings(v any) json.RawMessage {
+	text, _ := json.Marshal(v) // cannot fail: strings, numbers and booleans only
+	return text
+}
+
+// check refuses a blend that draws more from a dataset than there is. Only a dataset of which more is drawn than was asked for can be short.
+func (b *blend) check(ctx context.Context, counts []int64, p Profile, threads int) error {
+	var doubtful []*dataset
+	for i, d := range b.members {
+		if !d.samples.Given || counts[i] > d.samples.N {
+			doubtful = append(doubtful, d)
+		}
+	}
+	if err := measure(ctx, doubtful, threads); err != nil {
+		return err
+	}
+	for i, d := range b.members {
+		if d.samples.Given && counts[i] <= d.samples.N {
+			continue
+		}
+		if l, err := d.measured(); err != nil || counts[i] <= l.Samples {
+			continue
+		}
+		advice := "raise the surplus (--mid-level-dataset-surplus), two- or tenfold, here and for Megatron"
+		if p.fixedSurplus || b.counts != nil {
+			advice = "ask for another number of samples, or leave the file out"
+		}
+		return fmt.Errorf("%d samples are drawn from %s, which has only %d, and Megatron would stop with an IndexError, at the latest when training comes to one that is missing: %s",
+			counts[i], d.prefix, d.layout.Samples, advice)
+	}
+	return nil
+}

@@ -1,0 +1,494 @@
+package megatron
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+
+	"golang.org/x/sync/errgroup"
+
+	"mula/index/cache"
+	"mula/index/gpt"
+	"mula/index/numpy"
+	"mula/internal/mapping"
+	"mula/shards"
+)
+
+// ErrCorrupt is wrapped by errors about a cache that contradicts itself or its token files.
+var ErrCorrupt = errors.New("corrupt index cache")
+
+// A Cache is an open dataset or blend of a cache directory: the order in which Megatron would train on it. Its files are mapped, so it
+// costs little memory of its own; every value that is read from them is checked before it is used. It is safe for concurrent use until
+// [Cache.Close].
+type Cache struct {
+	split          Split
+	sequenceLength int64
+	extra          bool
+	length         int64
+
+	datasets  []*readDataset
+	which     column // of a blend: int16, the dataset of each sample
+	whichOne  column // of a blend: int64, its number there
+	unmap     []func() error
+	blendFile string // for messages
+}
+
+// A readDataset is one GPT dataset of an open cache.
+type readDataset struct {
+	source    Source
+	file      *shards.Index
+	documents column // int32
+	rows      column // pairs
+	shuffle   column
+	base      string // path without the end of the name, for messages
+}
+
+// A Source is one GPT dataset of an open cache: the token file that it reads.
+type Source struct {
+	Prefix  string // as the description has it
+	Path    string // the prefix on this machine
+	Samples int64  // how many there are, which may be more than are drawn
+}
+
+// A Segment is a stretch of tokens of one sequence of a token file. Megatron calls a sequence a document.
+type Segment struct {
+	Document       int64 // the sequence's number in the file
+	Offset, Length int64 // in tokens
+}
+
+// A column is the data of a mapped .npy file.
+type column struct {
+	data  []byte
+	width int // bytes of a number: 2 (int16), 4 or 8
+	uint  bool
+	n     int64 // numbers
+}
+
+// at reads number i, which must exist.
+func (c *column) at(i int64) int64 {
+	p := c.data[i*int64(c.width):]
+	switch {
+	case c.width == 2:
+		return int64(int16(binary.LittleEndian.Uint16(p)))
+	case c.width == 8:
+		return int64(binary.LittleEndian.Uint64(p))
+	case c.uint:
+		return int64(binary.LittleEndian.Uint32(p))
+	}
+	return int64(int32(binary.LittleEndian.Uint32(p)))
+}
+
+// OpenCache opens a dataset or a blend of the cache directory dir. name is the hash in its files' names, or the name of one of its files;
+// root is where relative prefixes are looked for. The .npy files must have the types and, as far as they are related, the lengths that
+// Megatron gives them. The tokens themselves are not looked at, nor are .bin files needed.
+func OpenCache(dir, name, root string) (_ *Cache, err error) {
+	d, bare, err := findDescription(dir, name)
+	if err != nil {
+		return nil, err
+	}
+	c := &Cache{split: d.split, sequenceLength: d.sequenceLength}
+	defer func() {
+		if err != nil {
+			c.Close()
+		}
+	}()
+	members := []*description{d}
+	if d.class == blendClass {
+		members, c.sequenceLength = d.members, d.members[0].sequenceLength
+		if err := c.openBlend(dir, d, bare); err != nil {
+			return nil, err
+		}
+	}
+
+	if err := c.openDatasets(dir, members, bare, root); err != nil {
+		return nil, err
+	}
+	if d.class == gptClass {
+		c.length = c.datasets[0].source.Samples
+	}
+	if c.extra, err = c.findExtra(); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// maxMapped is how many different datasets are opened at once. Each takes four mappings, and Linux allows a process 65,530 in all, without
+// which Go's own memory cannot grow either.
+const maxMapped = 12000
+
+// openDatasets opens the members of a blend, each once however often it is listed.
+func (c *Cache) openDatasets(dir string, members []*description, bare bool, root string) error {
+	number := map[string]int{}
+	var different []*description
+	for _, m := range members {
+		if _, known := number[m.text]; !known {
+			number[m.text] = len(different)
+			different = append(different, m)
+		}
+	}
+	if len(different) > maxMapped {
+		return fmt.Errorf("%s: the blend has %d datasets, and no more than %d can be mapped into memory at once", dir, len(different), maxMapped)
+	}
+	opened := make([]*readDataset, len(different))
+	unmap := make([][]func() error, len(different))
+	var g errgroup.Group
+	g.SetLimit(runtime.GOMAXPROCS(0))
+	for i, m := range different {
+		g.Go(func() (err error) {
+			opened[i], unmap[i], err = openDataset(dir, m, bare, root)
+			return err
+		})
+	}
+	err := g.Wait()
+	c.unmap = append(c.unmap, slices.Concat(unmap...)...)
+	for _, m := range members {
+		c.datasets = append(c.datasets, opened[number[m.text]])
+	}
+	return err
+}
+
+// findDescription reads the description that a name in a cache directory stands for, and says whether its files are named without a split.
+func findDescription(dir, name string) (d *description, bare bool, err error) {
+	hash, _, _ := strings.Cut(filepath.Base(name), "-")
+	if len(hash) != 32 || strings.Trim(hash, "0123456789abcdef") != "" {
+		return nil, false, fmt.Errorf("%q names nothing in an index cache: give the 32 digits that the name of a description.txt begins with", name)
+	}
+	base := filepath.Base(name)
+	if !strings.HasSuffix(base, descriptionEnd) {
+		if base, err = descriptionOf(dir, base, hash); err != nil {
+			return nil, false, err
+		}
+	}
+	path := filepath.Join(dir, base)
+	text, err := readDescription(path)
+	if err != nil {
+		return nil, false, err
+	}
+	if d, err = parseDescription(text); err != nil {
+		return nil, false, fmt.Errorf("%s: %w", path, err)
+	}
+	if sum := hashed(string(text)); sum != hash {
+		return nil, false, fmt.Errorf("%s: its text has the hash %s, which is not the one in its name; it was changed or cut short: %w", path, sum, ErrCorrupt)
+	}
+	for _, bare := range []bool{true, false} {
+		if base == (Profile{bareNames: bare}).fileName(hash, d.class, d.split)+descriptionEnd {
+			return d, bare, nil
+		}
+	}
+	return nil, false, fmt.Errorf("%s describes a %s of the split %s, which is not what its name says: %w", path, d.class, d.split, ErrCorrupt)
+}
+
+// descriptionOf is the name of the description that goes with a file, or with a hash alone.
+func descriptionOf(dir, name, hash string) (string, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return "", fmt.Errorf("opening index cache: %w", err)
+	}
+	found, longest := "", -1
+	for _, e := range entries { // there are two where a release before 0.7 and a later one share the directory
+		stem, ok := strings.CutSuffix(e.Name(), descriptionEnd)
+		if !ok || !strings.HasPrefix(stem, hash+"-") {
+			continue
+		}
+		length := 0
+		if strings.HasPrefix(name, stem) {
+			length = len(stem)
+		}
+		if length > longest {
+			found, longest = e.Name(), length
+		}
+	}
+	if found == "" {
+		return "", fmt.Errorf("%s has no description of %s: %w", dir, hash, fs.ErrNotExist)
+	}
+	return found, nil
+}
+
+// maxDescription bounds the size of a description: a blend of 32,766 datasets has some 50 MB.
+const maxDescription = 1 << 28
+
+// readDescription reads a description file.
+func readDescription(path string) ([]byte, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, fmt.Errorf("reading description: %w", err)
+	}
+	if !info.Mode().IsRegular() || info.Size() > maxDescription {
+		return nil, fmt.Errorf("%s cannot be a description: it is no regular file, or has more than %d bytes", path, maxDescription)
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("reading description: %w", err)
+	}
+	return text, nil
+}
+
+// openColumn maps a .npy file of numbers, cols to a row (0: one-dimensional).
+func openColumn(path string, cols int64, types ...string) (column, func() error, error) {
+	file, err := mapping.Open(path)
+	if err != nil {
+		return column{}, nil, fmt.Errorf("opening index cache: %w", err)
+	}
+	c, err := readColumn(file.Data, cols, types)
+	if err != nil {
+		file.Close()
+		return column{}, nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return c, file.Close, nil
+}
+
+// readColumn finds the numbers in a .npy file.
+func readColumn(data []byte, cols int64, types []string) (column, error) {
+	header, err := numpy.ReadHeader(bytes.NewReader(data), int64(len(data)))
+	if err != nil {
+		return column{}, err
+	}
+	if !slices.Contains(types, header.Descr) {
+		return column{}, fmt.Errorf("its type is %q and should be one of %q: %w", header.Descr, types, ErrCorrupt)
+	}
+	c := column{width: int(header.Item()), uint: header.Descr == "<u4"}
+	switch {
+	case cols == 0 && len(header.Shape) == 1:
+		c.n = header.Shape[0]
+	case cols != 0 && len(header.Shape) == 2 && header.Shape[1] == cols && header.Shape[0] > 0:
+		c.n = header.Shape[0] * cols
+	default:
+		return column{}, fmt.Errorf("its shape is %v: %w", header.Shape, ErrCorrupt)
+	}
+	c.data = data[header.Offset : header.Offset+c.n*int64(c.width)] // it is all there, or ReadHeader would have said so
+	return c, nil
+}
+
+// openBlend maps the files of a blend.
+func (c *Cache) openBlend(dir string, d *description, bare bool) error {
+	hash := hashed(d.text)
+	c.blendFile = filepath.Join(dir, Profile{bareNames: bare}.blendName(hash, d.split))
+	for i, col := range []*column{&c.which, &c.whichOne} {
+		opened, unmap, err := openColumn(c.blendFile+blendEnds[i], 0, [...]string{"<i2", "<i8"}[i])
+		if err != nil {
+			return err
+		}
+		*col, c.unmap = opened, append(c.unmap, unmap)
+	}
+	want := d.size.N
+	if !d.size.Given {
+		for _, n := range d.counts {
+			want += n
+		}
+	}
+	if c.which.n != want || c.whichOne.n != want {
+		return fmt.Errorf("%s*: the description says %d samples, the files have %d and %d: %w", c.blendFile, want, c.which.n, c.whichOne.n, ErrCorrupt)
+	}
+	c.length = want
+	return nil
+}
+
+// openDataset maps the files of a GPT dataset, and its token file's index.
+func openDataset(dir string, m *description, bare bool, root string) (_ *readDataset, unmap []func() error, err error) {
+	hash := hashed(m.text)
+	r := &readDataset{base: filepath.Join(dir, Profile{bareNames: bare}.gptName(hash, m.split))}
+	r.source = Source{Prefix: m.prefix, Path: gpt.Locate(root, m.prefix)}
+	if r.file, err = openIndex(root, m.prefix); err != nil {
+		return nil, nil, err
+	}
+	unmap = append(unmap, r.file.Close)
+	for i, open := range []struct {
+		to    *column
+		cols  int64
+		types []string
+	}{
+		{&r.documents, 0, []string{"<i4"}},
+		{&r.rows, 2, []string{"<i4", "<i8"}},
+		{&r.shuffle, 0, []string{"<u4", "<i8"}},
+	} {
+		opened, u, err := openColumn(r.base+gptEnds[i], open.cols, open.types...)
+		if err != nil {
+			return nil, unmap, err
+		}
+		*open.to, unmap = opened, append(unmap, u)
+	}
+	if r.rows.n/2 != r.shuffle.n+1 {
+		return nil, unmap, fmt.Errorf("%s*: the sample index has %d rows and should have one more than the shuffle index, which has %d: %w",
+			r.base, r.rows.n/2, r.shuffle.n, ErrCorrupt)
+	}
+	first, end, err := m.documents(r.file.Sequences())
+	if err != nil {
+		return nil, unmap, fmt.Errorf("%s: %w", r.base, err)
+	}
+	if first < 0 || end > r.file.Sequences() || first >= end || r.documents.n%(end-first) != 0 {
+		return nil, unmap, fmt.Errorf("%s*: the document index has %d entries, which is no number of epochs of the %d sequences that %s has for the split: was the token file replaced?: %w",
+			r.base, r.documents.n, max(0, end-first), r.file.Path(), ErrCorrupt)
+	}
+	r.source.Samples = r.shuffle.n
+	return r, unmap, nil
+}
+
+// findExtra decides whether samples have an extra token, which no description says. mula keeps a record of it. In a cache of Megatron's own, a
+// sample that begins with a document tells: it begins at offset 0 with the extra token, and at the end of the document before without. Where
+// no sample does, both settings give the same files, and Megatron's default is assumed.
+func (c *Cache) findExtra() (bool, error) {
+	for _, d := range c.datasets {
+		if s, ok := recordedSettings(d.base + descriptionEnd); ok {
+			return s.ExtraToken, nil
+		}
+	}
+	left := int64(1 << 20) // rows to look at
+	for _, d := range c.datasets {
+		for k := int64(1); k < d.rows.n/2 && left > 0; k++ {
+			left--
+			at, offset := d.rows.at(2*k), d.rows.at(2*k+1)
+			length, err := d.lengthAt(at)
+			if err != nil {
+				return false, err
+			}
+			switch {
+			case offset == 0:
+				return true, nil
+			case offset == length:
+				return false, nil
+			}
+		}
+	}
+	return true, nil
+}
+
+// recordedSettings are the settings that mula recorded when it built the dataset with this description.
+func recordedSettings(description string) (s datasetSettings, ok bool) {
+	dir, name := filepath.Split(description)
+	text, err := os.ReadFile(filepath.Join(dir, cache.StateDir, name+".json"))
+	if err != nil {
+		return s, false
+	}
+	var record struct{ Settings *datasetSettings }
+	if json.Unmarshal(text, &record) != nil || record.Settings == nil {
+		return s, false
+	}
+	return *record.Settings, true
+}
+
+// lengthAt is the length of the document at a position of the document index.
+func (d *readDataset) lengthAt(at int64) (int64, error) {
+	if at < 0 || at >= d.documents.n {
+		return 0, fmt.Errorf("%s: position %d in a document index of %d entries: %w", d.base+gptEnds[1], at, d.documents.n, ErrCorrupt)
+	}
+	document := d.documents.at(at)
+	if document < 0 || document >= d.file.Sequences() {
+		return 0, fmt.Errorf("%s: entry %d is document %d, but %s has %d: %w", d.base+gptEnds[0], at, document, d.file.Path(), d.file.Sequences(), ErrCorrupt)
+	}
+	length := int32(binary.LittleEndian.Uint32(d.file.Lengths()[4*document:]))
+	if length < 0 {
+		return 0, fmt.Errorf("%s: sequence %d has %d tokens: %w", d.file.Path(), document, length, ErrCorrupt)
+	}
+	return int64(length), nil
+}
+
+// Split is the split that the cache is of.
+func (c *Cache) Split() Split { return c.split }
+
+// SequenceLength is the number of tokens of a sample, the extra one not counted.
+func (c *Cache) SequenceLength() int64 { return c.sequenceLength }
+
+// ExtraToken says whether samples have one token more than the sequence length, as is Megatron's default. It is known where mula built the
+// cache, or where a sample begins with a document; else the default is assumed.
+func (c *Cache) ExtraToken() bool { return c.extra }
+
+// Len is the number of samples of the order.
+func (c *Cache) Len() int64 { return c.length }
+
+// Datasets are the GPT datasets of the cache, in the order of the blend.
+func (c *Cache) Datasets() []Source {
+	sources := make([]Source, len(c.datasets))
+	for i, d := range c.datasets {
+		sources[i] = d.source
+	}
+	return sources
+}
+
+// Sample is the sample at position k of the order, 0 <= k < Len: its dataset, and its number there.
+func (c *Cache) Sample(k int64) (dataset int, sample int64, err error) {
+	if k < 0 || k >= c.length {
+		return 0, 0, fmt.Errorf("position %d of an order of %d samples", k, c.length)
+	}
+	if c.blendFile == "" {
+		return 0, k, nil
+	}
+	which, sample := c.which.at(k), c.whichOne.at(k)
+	if which < 0 || which >= int64(len(c.datasets)) {
+		return 0, 0, fmt.Errorf("%s: entry %d is dataset %d of %d: %w", c.blendFile+blendEnds[0], k, which, len(c.datasets), ErrCorrupt)
+	}
+	if n := c.datasets[which].source.Samples; sample < 0 || sample >= n {
+		return 0, 0, fmt.Errorf("%s: entry %d is sample %d of %d of dataset %d: %w", c.blendFile+blendEnds[1], k, sample, n, which, ErrCorrupt)
+	}
+	return int(which), sample, nil
+}
+
+// Segments appends to dst the stretches of tokens that make a sample of a dataset, in order; empty ones are left out. They have
+// SequenceLength tokens together, one more with the extra token, and fewer only in the partial sample that ends a validation set, which
+// Megatron fills up with padding.
+func (c *Cache) Segments(dst []Segment, dataset int, sample int64) ([]Segment, error) {
+	if dataset < 0 || dataset >= len(c.datasets) {
+		return dst, fmt.Errorf("dataset %d of %d", dataset, len(c.datasets))
+	}
+	d := c.datasets[dataset]
+	if sample < 0 || sample >= d.shuffle.n {
+		return dst, fmt.Errorf("%s: sample %d of %d", d.source.Prefix, sample, d.shuffle.n)
+	}
+	j := d.shuffle.at(sample)
+	if j < 0 || j >= d.shuffle.n {
+		return dst, fmt.Errorf("%s: entry %d is sample %d of %d: %w", d.base+gptEnds[2], sample, j, d.shuffle.n, ErrCorrupt)
+	}
+	first, offset := d.rows.at(2*j), d.rows.at(2*j+1)
+	last, stop := d.rows.at(2*j+2), d.rows.at(2*j+3)
+	most := c.sequenceLength
+	if c.extra {
+		stop++
+		most++
+	}
+	begin, total := len(dst), int64(0)
+	wrong := func(what string) ([]Segment, error) {
+		return dst[:begin], fmt.Errorf("%s: rows %d and %d, (%d, %d) to (%d, %d), %s: %w", d.base+gptEnds[1], j, j+1,
+			first, offset, last, d.rows.at(2*j+3), what, ErrCorrupt)
+	}
+	if first > last || offset < 0 {
+		return wrong("run backwards")
+	}
+	for at := first; at <= last; at++ {
+		length, err := d.lengthAt(at)
+		if err != nil {
+			return dst[:begin], err
+		}
+		end := length
+		if at == last {
+			end = stop
+		}
+		if offset > end || end > length {
+			return wrong(fmt.Sprintf("lie outside a document of %d tokens", length))
+		}
+		if total += end - offset; total > most {
+			return wrong(fmt.Sprintf("are more than %d tokens apart", most))
+		}
+		if end > offset {
+			dst = append(dst, Segment{Document: d.documents.at(at), Offset: offset, Length: end - offset})
+		}
+		offset = 0
+	}
+	return dst, nil
+}
+
+// Close ends the mappings.
+func (c *Cache) Close() error {
+	var errs []error
+	for _, unmap := range c.unmap {
+		errs = append(errs, unmap())
+	}
+	c.unmap = nil
+	return errors.Join(errs...)
+}

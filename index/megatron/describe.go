@@ -1,0 +1,103 @@
+package megatron
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+
+	"mula/index/numpy"
+)
+
+// An Entry is one dataset or blend of a configuration: what Megatron will ask for, and where.
+type Entry struct {
+	Class    string // "GPTDataset" or "BlendedDataset"
+	Split    Split
+	Prefixes []string // of the token files; one, if it is a dataset
+	Samples  Size     // asked for: N of a dataset, the size of a blend
+	Hash     string
+
+	// Dir is the directory that the files belong in. It is empty for a blend where no cache directory is configured: Megatron then
+	// computes the blend at every start and keeps nothing.
+	Dir         string
+	Description string   // the name of the file with Text
+	Files       []string // the names of the others
+	Text        string   // the description
+
+	Length int64   // samples that there are; for datasets only if asked for, else -1
+	Sizes  []int64 // of Files in bytes, in that order; only if asked for
+}
+
+// Describe lists all datasets and blends of the configuration, blends first, each once. With counted it also says how many samples each has
+// and how large its files are, for which the lengths of all token files are read.
+func (x *Index) Describe(ctx context.Context, counted bool) ([]Entry, error) {
+	if counted {
+		if err := measure(ctx, x.datasets, x.config.Threads); err != nil {
+			return nil, err
+		}
+	}
+	entries := make([]Entry, 0, len(x.blends)+len(x.datasets))
+	for _, b := range x.blends {
+		base := x.config.Profile.blendName(b.hash, b.split)
+		e := Entry{
+			Class: blendClass, Split: b.split, Samples: b.size, Hash: b.hash, Dir: x.config.Cache,
+			Description: base + descriptionEnd, Text: b.text, Length: b.length(),
+		}
+		for _, d := range b.members {
+			e.Prefixes = append(e.Prefixes, d.prefix)
+		}
+		for _, end := range blendEnds {
+			e.Files = append(e.Files, base+end)
+		}
+		if counted {
+			e.Sizes = b.sizes()
+		}
+		entries = append(entries, e)
+	}
+	for _, d := range x.datasets {
+		base := x.config.Profile.gptName(d.hash, d.split)
+		e := Entry{
+			Class: gptClass, Split: d.split, Prefixes: []string{d.prefix}, Samples: d.samples, Hash: d.hash, Dir: x.directory(d),
+			Description: base + descriptionEnd, Text: d.text, Length: -1,
+		}
+		for _, end := range gptEnds {
+			e.Files = append(e.Files, base+end)
+		}
+		if counted {
+			l, err := d.measured()
+			if err != nil {
+				return nil, err
+			}
+			e.Length, e.Sizes = l.Samples, []int64{l.DocumentBytes, l.SampleBytes, l.ShuffleBytes}
+		}
+		entries = append(entries, e)
+	}
+	return entries, nil
+}
+
+// length is the number of samples of the blend.
+func (b *blend) length() int64 {
+	if b.size.Given {
+		return b.size.N
+	}
+	var n int64
+	for _, count := range b.counts {
+		n += count
+	}
+	return n
+}
+
+// sizes are the sizes of the blend's files: int16 and int64.
+func (b *blend) sizes() []int64 {
+	return []int64{numpy.HeaderSize + 2*b.length(), numpy.HeaderSize + 8*b.length()}
+}
+
+// title names a blend in messages and progress.
+func (b *blend) title() string { return fmt.Sprintf("%s blend of %d", b.split, len(b.members)) }
+
+// title names a dataset in messages and progress.
+func (d *dataset) title() string {
+	if d.samples.Given {
+		return fmt.Sprintf("%s %s for %d samples", d.split, filepath.Base(d.prefix), d.samples.N)
+	}
+	return fmt.Sprintf("%s %s", d.split, filepath.Base(d.prefix))
+}

@@ -1,0 +1,459 @@
+package megatron
+
+import (
+	"context"
+	"crypto/md5"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math"
+	"path/filepath"
+	"runtime"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
+
+	"mula/index/gpt"
+	"mula/index/numpy"
+	"mula/index/python"
+	"mula/shards"
+)
+
+// An Index is an opened configuration: its token files, and the names of everything that Megatron would make of them. It is safe for
+// concurrent use until [Index.Close].
+type Index struct {
+	config   Config
+	files    map[string]*shards.Index // by prefix
+	datasets []*dataset               // each name once, in the order of splits and prefixes
+	blends   []*blend
+	named    map[string]*dataset // by file name
+}
+
+// A dataset is a GPT dataset: one split of one file.
+type dataset struct {
+	split   Split
+	prefix  string
+	file    *shards.Index
+	samples Size
+	gpt     gpt.Dataset
+
+	object python.Object // its description
+	text   string        // the same as text
+	hash   string        // MD5 of the text
+
+	once   sync.Once
+	layout gpt.Layout
+	err    error
+}
+
+// A blend is a BlendedDataset. Its weights are doubles, or, for a blend of all samples, their numbers.
+type blend struct {
+	split   Split
+	members []*dataset // one may be there more than once
+	weights []float64  // what the loop is run with, if size is given
+	counts  []int64    // samples of each member, if size is not given
+	size    Size
+
+	text string
+	hash string
+}
+
+// New opens a configuration. It opens the .idx files and refuses what Megatron would refuse, or never finish. For blends without weights
+// it counts tokens, because their names depend on them; it reads the lengths of all files then.
+func New(ctx context.Context, c Config) (_ *Index, err error) {
+	if err := c.check(); err != nil {
+		return nil, err
+	}
+	x := &Index{config: c, files: map[string]*shards.Index{}, named: map[string]*dataset{}}
+	defer func() {
+		if err != nil {
+			x.Close()
+		}
+	}()
+	matrix, description, err := c.stretches()
+	if err != nil {
+		return nil, err
+	}
+	for s := range c.Samples {
+		b := c.PerSplit[s]
+		if b == nil && !c.Blend.empty() && matrix[s].present {
+			b = &c.Blend
+		}
+		if b == nil {
+			continue
+		}
+		if err := x.add(ctx, Split(s), b, description); err != nil {
+			return nil, err
+		}
+	}
+	return x, nil
+}
+
+// check refuses what does not depend on the files.
+func (c *Config) check() error {
+	p := c.Profile
+	if p.name == "" {
+		return errors.New("no profile is given; see ProfileNamed")
+	}
+	if c.Arithmetic > Fused {
+		return fmt.Errorf("%s is not known", c.Arithmetic)
+	}
+	if c.SequenceLength < 1 || c.SequenceLength > math.MaxInt32 {
+		return fmt.Errorf("the sequence length is %d; it should be the number of tokens of a sample, as --seq-length", c.SequenceLength)
+	}
+	for s, size := range c.Samples {
+		switch {
+		case size.Given && size.N < 0:
+			return fmt.Errorf("%s: %d samples are asked for", Split(s), size.N)
+		case size.Given && size.N > (math.MaxInt64-1)/c.SequenceLength/2:
+			return fmt.Errorf("%s: %d samples of %d tokens are more tokens than can be counted", Split(s), size.N, c.SequenceLength)
+		}
+	}
+	if !p.fixedSurplus && !(c.Surplus >= 0 && c.Surplus <= 1000) {
+		return fmt.Errorf("the surplus is %s; it should be a small fraction like 0.005", python.Float(c.Surplus))
+	}
+	if p.bareNames && !c.ExtraToken {
+		return fmt.Errorf("samples of Megatron core %s always have the extra token; the option came with 0.7", p.tags)
+	}
+	if p.bareNames && c.KeepPartialValidation {
+		return fmt.Errorf("a partial validation sample is always dropped by Megatron core %s; the option came with 0.7", p.tags)
+	}
+	if c.RenormalizeBlendWeights && !p.renormalize {
+		return fmt.Errorf("renormalize_blend_weights is an option of Megatron core 0.9 and 0.10; %s does not have it", p.tags)
+	}
+	if p.pathPrefix != (c.Tokenizer == nil) {
+		if p.pathPrefix {
+			return fmt.Errorf("descriptions of Megatron core %s have no tokenizer; give none", p.tags)
+		}
+		return errors.New("the tokenizer's object is missing, without which the names cannot be known: " +
+			"take it from a description.txt that Megatron wrote for this tokenizer, or give it as JSON")
+	}
+	return c.checkBlends()
+}
+
+// checkBlends refuses combinations of blends, split and sizes.
+func (c *Config) checkBlends() error {
+	perSplit := false
+	for s, b := range c.PerSplit {
+		if b == nil {
+			continue
+		}
+		perSplit = true
+		if err := b.check(c.Profile, "the "+Split(s).String()+" blend"); err != nil {
+			return err
+		}
+	}
+	switch {
+	case perSplit && !c.Blend.empty():
+		return errors.New("there is a blend for all splits and one for a single split; give one kind")
+	case perSplit && c.Split != "":
+		return fmt.Errorf("a split string (%q) divides files between splits, but each split has files of its own; leave it out", c.Split)
+	case !perSplit && c.Blend.empty():
+		return errors.New("no token files are given")
+	case !perSplit && c.Split == "":
+		return fmt.Errorf("the split string is missing; Megatron's own default is %q", DefaultSplit)
+	}
+	if !perSplit {
+		if err := c.Blend.check(c.Profile, "the blend"); err != nil {
+			return err
+		}
+	}
+	for s, size := range c.Samples {
+		b := &c.Blend
+		if perSplit {
+			b = c.PerSplit[s]
+		}
+		// Megatron looks at splits that are left out too, and at a weight that it will not use.
+		if b != nil && b.Weights != nil && !size.Given {
+			return fmt.Errorf("%s: weights divide a number of samples, but none is given: give the number, or leave the weights out to blend all samples", Split(s))
+		}
+	}
+	return nil
+}
+
+// stretches says which part of every file belongs to each split, and how descriptions say that.
+func (c *Config) stretches() ([3]stretch, python.Object, error) {
+	matrix := [3]stretch{{0, 1, true}, {0, 1, true}, {0, 1, true}}
+	var split, value python.Value = python.Null{}, python.Null{}
+	if c.Split != "" {
+		fractions, err := parseSplit(c.Split)
+		if err != nil {
+			return matrix, nil, err
+		}
+		matrix = splitMatrix(fractions)
+		if c.Profile.pathPrefix {
+			for i, f := range fractions {
+				matrix[i].present = f != 0
+			}
+		}
+		split, value = python.String(c.Split), matrixValue(matrix)
+	}
+	return matrix, c.attributes(split, value), nil
+}
+
+// attributes are the members of a GPT dataset's description that all datasets of a configuration share, at its end.
+func (c *Config) attributes(split, matrix python.Value) python.Object {
+	seed := python.Member{Key: "random_seed", Value: python.Int(c.Seed)}
+	length := python.Member{Key: "sequence_length", Value: python.Int(c.SequenceLength)}
+	if c.Profile.pathPrefix {
+		return python.Object{{Key: "split", Value: split}, seed, length}
+	}
+	return python.Object{seed, length, {Key: "split", Value: split}, {Key: "split_matrix", Value: matrix}, {Key: "tokenizer", Value: c.Tokenizer}}
+}
+
+// documents are the sequences of a file of ns that belong to a split.
+func (c *Config) documents(s Split, ns int64) (first, end int64, err error) {
+	if c.Split == "" {
+		return 0, ns, nil
+	}
+	fractions, err := parseSplit(c.Split)
+	if err != nil {
+		return 0, 0, err
+	}
+	if c.Profile.pathPrefix {
+		edges := widths(fractions, ns)
+		return edges[s], edges[s+1], nil
+	}
+	first, end = splitMatrix(fractions)[s].documents(ns)
+	return first, end, nil
+}
+
+// add makes the datasets of one split, and their blend if Megatron makes one.
+func (x *Index) add(ctx context.Context, s Split, b *Blend, attributes python.Object) error {
+	c := &x.config
+	n := c.Samples[s]
+	perSplit := c.PerSplit[s] != nil
+	// One prefix is no blend; with a weight it is one under --data-path and, before 0.7, in a split's own list.
+	if len(b.Prefixes) == 1 && (b.Weights == nil || perSplit && !c.Profile.bareNames) {
+		if c.Profile.bareNames && !n.Given || c.Profile.pathPrefix && n.N == 0 {
+			return c.needsSize(s)
+		}
+		_, err := x.dataset(s, b.Prefixes[0], n, attributes)
+		return err
+	}
+	if c.Profile.bareNames && (!n.Given || n.N == 0) {
+		return c.needsSize(s)
+	}
+	if b.Weights == nil {
+		return x.unweighted(ctx, s, b, n, attributes)
+	}
+	weights := b.normalized()
+	parts, err := c.shares(weights, n.N)
+	if err != nil {
+		return fmt.Errorf("%s: %w", s, err)
+	}
+	members := make([]*dataset, len(b.Prefixes))
+	for i, prefix := range b.Prefixes {
+		if members[i], err = x.dataset(s, prefix, SizeOf(parts.samples[i]), attributes); err != nil {
+			return err
+		}
+	}
+	if c.RenormalizeBlendWeights {
+		if parts.size == 0 {
+			return fmt.Errorf("%s: weights cannot be renormalized over 0 samples", s)
+		}
+		for i, part := range parts.samples {
+			weights[i] = float64(part) / float64(parts.size)
+		}
+	}
+	return x.blend(&blend{split: s, members: members, weights: numpy.Normalize(weights), size: SizeOf(parts.size)})
+}
+
+func (c *Config) needsSize(s Split) error {
+	return fmt.Errorf("%s: Megatron core %s needs a number of samples above 0 (sizes left open came with 0.7): give one, or leave the split out", s, c.Profile.tags)
+}
+
+// unweighted blends whole epochs, in proportion to their samples.
+func (x *Index) unweighted(ctx context.Context, s Split, b *Blend, n Size, attributes python.Object) error {
+	members := make([]*dataset, len(b.Prefixes))
+	for i, prefix := range b.Prefixes {
+		var err error
+		if members[i], err = x.dataset(s, prefix, Size{}, attributes); err != nil {
+			return err
+		}
+	}
+	if err := measure(ctx, members, x.config.Threads); err != nil {
+		return err
+	}
+	made := &blend{split: s, members: members, counts: make([]int64, len(members))}
+	weights := make([]float64, len(members))
+	var total int64
+	for i, d := range members {
+		if d.layout.Samples == 0 {
+			return fmt.Errorf("%s, %s split: its %d tokens give no sample of %d, and Megatron cannot blend such a file without weights: leave it out, or merge it with another",
+				d.file.Path(), s, d.layout.TokensPerEpoch, x.config.SequenceLength)
+		}
+		made.counts[i] = d.layout.Samples
+		weights[i] = float64(d.layout.Samples)
+		total += d.layout.Samples
+	}
+	if n.Given {
+		made.size = SizeOf(min(n.N, total))
+		made.weights = numpy.Normalize(weights)
+	}
+	return x.blend(made)
+}
+
+// dataset names a GPT dataset; asked twice for one name it gives the same.
+func (x *Index) dataset(s Split, prefix string, n Size, attributes python.Object) (*dataset, error) {
+	c := &x.config
+	d := &dataset{split: s, prefix: prefix, samples: n}
+	key := "dataset_path"
+	if c.Profile.pathPrefix {
+		key = "path_prefix"
+	}
+	d.object = append(python.Object{
+		{Key: "class", Value: python.String(gptClass)},
+		{Key: key, Value: python.String(prefix)},
+		{Key: "num_samples", Value: n.value()},
+		{Key: "index_split", Value: python.String(s.String())},
+	}, attributes...)
+	d.text, d.hash = named(d.object)
+	name := c.Profile.gptName(d.hash, s)
+	if known := x.named[name]; known != nil {
+		return known, nil
+	}
+
+	file, err := x.open(prefix)
+	if err != nil {
+		return nil, err
+	}
+	d.file = file
+	ns := file.Sequences()
+	first, end, err := c.documents(s, ns)
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case ns > 1<<31:
+		return nil, fmt.Errorf("%s has %d sequences; Megatron numbers them in 32 bits and would go wrong without a word beyond 2147483648: divide the file", file.Path(), ns)
+	case first < 0 || end > ns:
+		return nil, fmt.Errorf("%s, %s split: split %q gives it the sequences %d to %d of %d by the rounding of this profile: change the split a little",
+			file.Path(), s, c.Split, first, end, ns)
+	case first >= end:
+		return nil, fmt.Errorf("%s, %s split: of its %d sequences split %q gives it none, with which most releases of Megatron never finish: leave the split out (0), give it more, or merge the file with another",
+			file.Path(), s, ns, c.Split)
+	}
+	d.gpt = gpt.Dataset{
+		Lengths: file.Lengths(), First: first, End: end,
+		SequenceLength: c.SequenceLength, ExtraToken: c.ExtraToken, KeepPartial: s == Valid && c.KeepPartialValidation,
+		CheckOffsets: c.Profile.checkOffsets, Samples: -1, Seed: c.Seed, SampleType: c.Profile.sampleType,
+	}
+	if n.Given {
+		d.gpt.Samples = n.N
+	}
+	x.named[name] = d
+	x.datasets = append(x.datasets, d)
+	return d, nil
+}
+
+// open opens a token file's index once.
+func (x *Index) open(prefix string) (*shards.Index, error) {
+	if file := x.files[prefix]; file != nil {
+		return file, nil
+	}
+	file, err := openIndex(x.config.Root, prefix)
+	if err != nil {
+		return nil, err
+	}
+	x.files[prefix] = file
+	return file, nil
+}
+
+// openIndex opens the .idx file of a prefix.
+func openIndex(root, prefix string) (*shards.Index, error) {
+	file, err := gpt.OpenTokens(root, prefix)
+	if _, number := python.ParseFloat(prefix); number && errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%w; it looks like a weight: in a list of an odd number of words all are prefixes, as in Megatron; give every prefix a weight or none", err)
+	}
+	return file, err
+}
+
+// blend names a blend.
+func (x *Index) blend(b *blend) error {
+	c := &x.config
+	datasets := make(python.List, len(b.members))
+	for i, d := range b.members {
+		datasets[i] = d.object
+	}
+	weights := make(python.List, len(b.members))
+	for i := range weights {
+		if b.size.Given {
+			weights[i] = python.Number(b.weights[i])
+		} else {
+			weights[i] = python.Int(b.counts[i])
+		}
+	}
+	object := python.Object{{Key: "class", Value: python.String(blendClass)}, {Key: "datasets", Value: datasets}}
+	if !c.Profile.bareNames {
+		object = append(object, python.Member{Key: "split", Value: python.String(b.split.String())})
+	}
+	object = append(object, python.Member{Key: "weights", Value: weights}, python.Member{Key: "size", Value: b.size.value()})
+	if c.Profile.renormalize {
+		object = append(object, python.Member{Key: "renormalize_blend_weights", Value: python.Bool(c.RenormalizeBlendWeights)})
+	}
+	b.text, b.hash = named(object)
+	x.blends = append(x.blends, b)
+	return nil
+}
+
+// named is a description's text and the hash that names its files.
+func named(o python.Object) (text, hash string) {
+	text = python.Dumps(o)
+	return text, hashed(text)
+}
+
+// hashed is what Megatron names files by: the MD5 of a description, in lower case.
+func hashed(text string) string {
+	sum := md5.Sum([]byte(text))
+	return hex.EncodeToString(sum[:])
+}
+
+// measure computes the layouts of datasets, threads at a time; 0 is GOMAXPROCS.
+func measure(ctx context.Context, datasets []*dataset, threads int) error {
+	g, ctx := errgroup.WithContext(ctx)
+	if threads < 1 {
+		threads = runtime.GOMAXPROCS(0)
+	}
+	g.SetLimit(threads)
+	for _, d := range datasets {
+		g.Go(func() error {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			_, err := d.measured()
+			return err
+		})
+	}
+	return g.Wait()
+}
+
+// measured is the dataset's layout, for which its lengths are read once.
+func (d *dataset) measured() (gpt.Layout, error) {
+	d.once.Do(func() {
+		d.file.ReadAhead()
+		if d.layout, d.err = d.gpt.Layout(); d.err != nil {
+			d.err = fmt.Errorf("%s, %s split: %w", d.file.Path(), d.split, d.err)
+		}
+	})
+	return d.layout, d.err
+}
+
+// directory is where a dataset's files belong. Megatron's default is a directory that is named like the prefix.
+func (x *Index) directory(d *dataset) string {
+	if x.config.Cache != "" {
+		return x.config.Cache
+	}
+	return filepath.Join(gpt.Locate(x.config.Root, d.prefix), "cache", gptClass+"_indices")
+}
+
+// Close releases the token files. Nothing of the Index may be used afterwards.
+func (x *Index) Close() error {
+	var errs []error
+	for _, file := range x.files {
+		errs = append(errs, file.Close())
+	}
+	x.files = nil
+	return errors.Join(errs...)
+}

@@ -1,0 +1,91 @@
+package megatron
+
+import (
+	"fmt"
+	"strings"
+
+	"mula/index/gpt"
+)
+
+// A Profile stands for the releases of Megatron core that write the same names and bytes. Its zero value is none; get one from
+// [ProfileNamed].
+type Profile struct {
+	name   string // of its first release
+	tags   string // all its releases, for people
+	others string // the names of the others, blank-separated
+
+	pathPrefix   bool // core 0.4: key path_prefix, no split_matrix, no tokenizer, bounds by rounded widths
+	bareNames    bool // no split in file names and in the blend's description; weighted blends and given sizes only; no options
+	renormalize  bool // key renormalize_blend_weights at the end of a blend's description, and the option
+	oneCeil      bool // N = ceil(N*w*1.005), and the blend as long as the sum
+	fixedSurplus bool // the surplus cannot be configured
+	positive     bool // weights must be above 0; in 0.4 because numbers of samples must
+	checkOffsets bool // an int32 sample index that ends with the offset -1 is refused
+	sampleType   gpt.SampleType
+}
+
+// profiles is the table of section 6.3 of the format's description: what changed at which release.
+var profiles = [...]Profile{
+	{name: "core-0.4", tags: "0.4", pathPrefix: true, bareNames: true, oneCeil: true, fixedSurplus: true, positive: true, sampleType: gpt.Int32},
+	{name: "core-0.5", tags: "0.5 and 0.6", others: "core-0.6", bareNames: true, oneCeil: true, fixedSurplus: true, sampleType: gpt.Int32},
+	{name: "core-0.7", tags: "0.7", oneCeil: true, fixedSurplus: true, positive: true, sampleType: gpt.Int32},
+	{name: "core-0.8", tags: "0.8", oneCeil: true, fixedSurplus: true, positive: true, sampleType: gpt.Int64},
+	{name: "core-0.9", tags: "0.9", renormalize: true, oneCeil: true, fixedSurplus: true, positive: true, sampleType: gpt.Int64},
+	{name: "core-0.10", tags: "0.10", renormalize: true, oneCeil: true, fixedSurplus: true, positive: true, checkOffsets: true, sampleType: gpt.Auto},
+	{name: "core-0.11", tags: "0.11 and 0.12", others: "core-0.12", fixedSurplus: true, positive: true, checkOffsets: true, sampleType: gpt.Auto},
+	{name: "core-0.13", tags: "0.13 and newer", others: "core-0.14 core-0.15 core-0.16 core-0.17 core-0.18 core-0.19 core-main",
+		positive: true, checkOffsets: true, sampleType: gpt.Auto},
+}
+
+// Profiles lists all profiles, the oldest first.
+func Profiles() []Profile { return append([]Profile(nil), profiles[:]...) }
+
+// ProfileNamed finds a profile by the name of any of its releases, "core-0.4" to "core-0.19", or "core-main" for Megatron's main branch.
+func ProfileNamed(name string) (Profile, error) {
+	var names []string
+	for _, p := range profiles {
+		all := append([]string{p.name}, strings.Fields(p.others)...)
+		for _, known := range all {
+			if known == name {
+				return p, nil
+			}
+		}
+		names = append(names, all...)
+	}
+	return Profile{}, fmt.Errorf("profile %q is not known; give the release of megatron-core that will read the cache, one of %s", name, strings.Join(names, ", "))
+}
+
+// Name is the name of the profile's first release.
+func (p Profile) Name() string { return p.name }
+
+// Releases says in words which releases of Megatron core the profile stands for.
+func (p Profile) Releases() string { return p.tags }
+
+// String is the profile's name.
+func (p Profile) String() string { return p.name }
+
+// gptName is the beginning of the names of a GPT dataset's files.
+func (p Profile) gptName(hash string, s Split) string { return p.fileName(hash, gptClass, s) }
+
+// blendName is the beginning of the names of a blend's files.
+func (p Profile) blendName(hash string, s Split) string { return p.fileName(hash, blendClass, s) }
+
+func (p Profile) fileName(hash, class string, s Split) string {
+	if p.bareNames {
+		return hash + "-" + class + "-"
+	}
+	return hash + "-" + class + "-" + s.String() + "-"
+}
+
+// The classes, and the ends of the names of their files.
+const (
+	gptClass   = "GPTDataset"
+	blendClass = "BlendedDataset"
+
+	descriptionEnd = "description.txt"
+)
+
+var (
+	gptEnds   = [...]string{"document_index.npy", "sample_index.npy", "shuffle_index.npy"}
+	blendEnds = [...]string{"dataset_index.npy", "dataset_sample_index.npy"}
+)

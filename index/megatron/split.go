@@ -1,0 +1,89 @@
+package megatron
+
+import (
+	"fmt"
+	"math"
+	"regexp"
+
+	"mula/index/numpy"
+	"mula/index/python"
+)
+
+// numbers finds the numbers of a split string as Megatron does.
+var numbers = regexp.MustCompile(`[.0-9]+`)
+
+// parseSplit reads a split string: the fractions of train, valid and test, normalized.
+func parseSplit(text string) ([3]float64, error) {
+	var v [3]float64
+	found := numbers.FindAllString(text, -1)
+	if len(found) > len(v) {
+		return v, fmt.Errorf("split %q has %d numbers, of which %q is the fourth: give at most three, for train, valid and test (signs and exponents are not read)",
+			text, len(found), found[3])
+	}
+	for i, word := range found {
+		number, ok := python.ParseFloat(word)
+		if !ok {
+			return v, fmt.Errorf("split %q: %q is not a number; write it like 969,30,1", text, word)
+		}
+		v[i] = number
+	}
+	sum := numpy.Sum(v[:])
+	if !(sum > 0) || math.IsInf(sum, 0) {
+		return v, fmt.Errorf("split %q sums to %s, so there is nothing to divide; write it like 969,30,1", text, python.Float(sum))
+	}
+	copy(v[:], numpy.Normalize(v[:]))
+	return v, nil
+}
+
+// A stretch is one split's part of every file, as fractions of its sequences; present is false for a split that is left out.
+type stretch struct {
+	left, right float64
+	present     bool
+}
+
+// splitMatrix adds the fractions up. An edge is the sum of what lies before it, so the last one need not be 1.
+func splitMatrix(v [3]float64) [3]stretch {
+	var m [3]stretch
+	left := 0.0
+	for i := range v {
+		right := left + v[i]
+		m[i] = stretch{left: left, right: right, present: right > left}
+		left = right
+	}
+	return m
+}
+
+// matrixValue is the split matrix as descriptions have it: pairs or null. The very first edge is an int in Megatron, all others floats.
+func matrixValue(m [3]stretch) python.Value {
+	list := make(python.List, len(m))
+	for i, s := range m {
+		switch {
+		case !s.present:
+			list[i] = python.Null{}
+		case i == 0:
+			list[i] = python.List{python.Int(0), python.Number(s.right)}
+		default:
+			list[i] = python.List{python.Number(s.left), python.Number(s.right)}
+		}
+	}
+	return list
+}
+
+// documents are the sequences of a file of ns that belong to the stretch.
+func (s stretch) documents(ns int64) (first, end int64) {
+	return python.RoundHalfEven(s.left * float64(ns)), python.RoundHalfEven(s.right * float64(ns))
+}
+
+// widths are the bounds of the splits in core 0.4, which rounds each split's width and takes what the widths have too much, or too
+// little, off all edges but the first.
+func widths(v [3]float64, ns int64) [4]int64 {
+	var edges [4]int64
+	for i, fraction := range v {
+		edges[i+1] = edges[i] + python.RoundHalfEven(fraction*float64(ns))
+	}
+	surplus := edges[3] - ns
+	for i := 1; i < len(edges); i++ {
+		edges[i] -= surplus
+	}
+	return edges
+}

@@ -1,0 +1,504 @@
+package megatron
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
+
+	"mula/index/cache"
+	"mula/index/gpt"
+	"mula/index/numpy"
+	"mula/internal/mapping"
+)
+
+// VerifyOptions are the choices of [Verify].
+type VerifyOptions struct {
+	Root     string                                // where relative prefixes are looked for, "" being the working directory
+	Threads  int                                   // how many goroutines compute at once; at least 1
+	Progress func(finished, all int, u UnitReport) // told of every unit, if not nil; calls do not overlap
+}
+
+// A Report says how a cache directory compares with what its descriptions say.
+type Report struct {
+	Units   []UnitReport // one for each description, sorted by name
+	Orphans []string     // index files without a description: Megatron does not use them
+}
+
+// A UnitReport is the verdict on one dataset or blend.
+type UnitReport struct {
+	Description string // the name of its file
+	Class       string // "GPTDataset", "BlendedDataset" or "" if it could not be read
+	Split       Split
+	Prefixes    []string // of its token files
+
+	// Problem says why the unit could not be computed; then nothing below is set.
+	Problem error
+
+	OK    bool
+	Files []FileReport
+
+	// What made the files, if OK; else what comes closest.
+	ExtraToken  bool       // of a dataset
+	EitherToken bool       // of a dataset: with and without the extra token its files are the same, because no sample begins with a document
+	KeepPartial bool       // of a dataset of the validation split
+	Arithmetic  Arithmetic // of a blend
+	Profiles    []Profile  // all that write these names and bytes
+
+	// Absent are the descriptions of a blend's datasets that the directory does not have, though Megatron will look for them there.
+	Absent []string
+}
+
+// A FileReport is the verdict on one file.
+type FileReport struct {
+	Name    string
+	Missing bool
+	Size    int64 // of the file
+	Want    int64 // what it should be
+
+	// The first byte that differs, or -1, and what it means: "sample_index row 17, offset: 12, should be 13".
+	Byte    int64
+	Meaning string
+}
+
+// OK says that the file is as it should be.
+func (f FileReport) OK() bool { return !f.Missing && f.Byte < 0 }
+
+// Profiles are those that could have made all units that are right.
+func (r Report) Profiles() []Profile {
+	found := Profiles()
+	for _, u := range r.Units {
+		if u.OK {
+			found = slices.DeleteFunc(found, func(p Profile) bool { return !slices.Contains(u.Profiles, p) })
+		}
+	}
+	return found
+}
+
+// Verify computes again what the descriptions in a directory say and compares it with the files there, which Megatron or mula may have
+// written. What descriptions leave open is tried: the extra token, the partial validation sample, the release, the arithmetic of blends.
+// Nothing is written. The error is about the directory or ctx; what is wrong with the cache is in the report.
+func Verify(ctx context.Context, dir string, o VerifyOptions) (Report, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return Report{}, fmt.Errorf("verifying index cache: %w", err)
+	}
+	var r Report
+	described := map[string]bool{}
+	for _, e := range entries {
+		if base, ok := strings.CutSuffix(e.Name(), descriptionEnd); ok && !strings.HasPrefix(e.Name(), ".") {
+			r.Units = append(r.Units, UnitReport{Description: e.Name()})
+			described[base] = true
+		}
+	}
+	for _, e := range entries {
+		for _, end := range append(gptEnds[:], blendEnds[:]...) {
+			base, ok := strings.CutSuffix(e.Name(), "-"+end)
+			if ok && !strings.HasPrefix(base, ".") && !described[base+"-"] {
+				r.Orphans = append(r.Orphans, e.Name())
+				break
+			}
+		}
+	}
+	v := &verifier{dir: dir, root: o.Root, workshop: gpt.NewWorkshop(o.Threads)}
+	var mu sync.Mutex
+	finished := 0
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(v.workshop.Places())
+	for i := range r.Units {
+		g.Go(func() error {
+			u := &r.Units[i]
+			if err := v.unit(ctx, u); err != nil {
+				if ctx.Err() != nil {
+					return ctx.Err()
+				}
+				u.Problem = err
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			finished++
+			if o.Progress != nil {
+				o.Progress(finished, len(r.Units), *u)
+			}
+			return nil
+		})
+	}
+	return r, g.Wait()
+}
+
+// verifier is what the units of one Verify share.
+type verifier struct {
+	dir, root string
+	workshop  *gpt.Workshop
+}
+
+// unit fills in a report.
+func (v *verifier) unit(ctx context.Context, u *UnitReport) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	path := filepath.Join(v.dir, u.Description)
+	d, bare, err := findDescription(v.dir, u.Description)
+	if err != nil {
+		return err
+	}
+	u.Class, u.Split = d.class, d.split
+	base := strings.TrimSuffix(path, descriptionEnd)
+	if d.class == gptClass {
+		u.Prefixes = []string{d.prefix}
+		return v.dataset(ctx, u, d, base, bare)
+	}
+	seen := map[string]bool{}
+	for _, m := range d.members {
+		u.Prefixes = append(u.Prefixes, m.prefix)
+		name := Profile{bareNames: bare}.gptName(hashed(m.text), m.split) + descriptionEnd
+		if _, err := os.Stat(filepath.Join(v.dir, name)); err != nil && !seen[name] {
+			u.Absent = append(u.Absent, name)
+			seen[name] = true
+		}
+	}
+	return v.blend(ctx, u, d, base, bare)
+}
+
+// A candidate is one way in which a unit may have been made.
+type candidate struct {
+	extra bool
+	files []wanted
+	build func(ctx context.Context, files []io.WriterAt) error
+	found func(u *UnitReport) // says so in the report
+}
+
+// wanted is what is expected of a file.
+type wanted struct {
+	name  string // end of the name
+	descr string
+	cols  int64 // numbers to a row; 0: one-dimensional
+	rows  int64
+}
+
+func (w wanted) header() [numpy.HeaderSize]byte {
+	if w.cols == 0 {
+		return numpy.Header(w.descr, w.rows)
+	}
+	return numpy.Header(w.descr, w.rows, w.cols)
+}
+
+func (w wanted) width() int64 { return int64(w.descr[2] - '0') }
+
+func (w wanted) size() int64 { return numpy.HeaderSize + w.rows*max(1, w.cols)*w.width() }
+
+// dataset compares a GPT dataset.
+func (v *verifier) dataset(ctx context.Context, u *UnitReport, d *description, base string, bare bool) error {
+	file, err := openIndex(v.root, d.prefix)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	first, end, err := d.documents(file.Sequences())
+	if err != nil {
+		return err
+	}
+	if first < 0 || end > file.Sequences() || first >= end {
+		return fmt.Errorf("%s has %d sequences, of which the description gives %d to %d to the %s split", file.Path(), file.Sequences(), first, end, d.split)
+	}
+	var candidates []candidate
+	var failed error
+	for _, extra := range []bool{true, false} {
+		for _, partial := range []bool{false, true} {
+			if bare && !extra || partial && (bare || d.split != Valid) {
+				continue
+			}
+			known := map[string]bool{}
+			for _, p := range d.profiles(bare) {
+				g := gpt.Dataset{
+					Lengths: file.Lengths(), First: first, End: end, SequenceLength: d.sequenceLength, ExtraToken: extra, KeepPartial: partial,
+					Samples: -1, Seed: d.seed, SampleType: p.sampleType, // CheckOffsets is left to compare
+				}
+				if d.samples.Given {
+					g.Samples = d.samples.N
+				}
+				l, err := g.Layout()
+				if err != nil {
+					failed = err
+					continue
+				}
+				if known[l.SampleDescr] {
+					continue
+				}
+				known[l.SampleDescr] = true
+				candidates = append(candidates, v.datasetCandidate(d, bare, &g, l))
+			}
+		}
+	}
+	if len(candidates) == 0 {
+		return failed
+	}
+	return v.compare(ctx, u, base, candidates)
+}
+
+func (v *verifier) datasetCandidate(d *description, bare bool, g *gpt.Dataset, l gpt.Layout) candidate {
+	return candidate{
+		extra: g.ExtraToken,
+		files: []wanted{
+			{gptEnds[0], "<i4", 0, l.DocumentEntries},
+			{gptEnds[1], l.SampleDescr, 2, l.Samples + 1},
+			{gptEnds[2], l.ShuffleDescr, 0, l.Samples},
+		},
+		build: func(ctx context.Context, files []io.WriterAt) error {
+			return v.workshop.Build(ctx, g, l, files)
+		},
+		found: func(u *UnitReport) {
+			u.ExtraToken, u.KeepPartial = g.ExtraToken, g.KeepPartial
+			for _, p := range d.profiles(bare) {
+				h := *g
+				h.SampleType = p.sampleType
+				if other, err := h.Layout(); err == nil && other.SampleDescr == l.SampleDescr {
+					u.Profiles = append(u.Profiles, p)
+				}
+			}
+		},
+	}
+}
+
+// blend compares a blend.
+func (v *verifier) blend(ctx context.Context, u *UnitReport, d *description, base string, bare bool) error {
+	b := &blend{split: d.split, weights: d.weights, counts: d.counts, size: d.size}
+	for _, m := range d.members {
+		b.members = append(b.members, &dataset{split: m.split, prefix: m.prefix})
+	}
+	n := b.length()
+	var candidates []candidate
+	for _, a := range []Arithmetic{Separate, Fused} {
+		candidates = append(candidates, candidate{
+			files: []wanted{{blendEnds[0], "<i2", 0, n}, {blendEnds[1], "<i8", 0, n}},
+			build: func(ctx context.Context, files []io.WriterAt) error {
+				_, err := buildBlend(ctx, v.workshop, b, a, files)
+				return err
+			},
+			found: func(u *UnitReport) { u.Arithmetic, u.Profiles = a, d.profiles(bare) },
+		})
+	}
+	return v.compare(ctx, u, base, candidates)
+}
+
+// compare finds the candidate that made the files, or, if there is none, the first byte that differs in each from the candidate that comes
+// closest.
+func (v *verifier) compare(ctx context.Context, u *UnitReport, base string, candidates []candidate) error {
+	files := make([]*found, len(candidates[0].files))
+	for i, w := range candidates[0].files {
+		file, err := mapping.Open(base + w.name)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		defer file.Close()
+		files[i] = &found{missing: err != nil, data: file.Data}
+	}
+	// Candidates whose headers are those of the files come first; only they can be right.
+	likeness := func(c candidate) (alike int) {
+		for i, w := range c.files {
+			header := w.header()
+			if !files[i].missing && int64(len(files[i].data)) == w.size() && bytes.HasPrefix(files[i].data, header[:]) {
+				alike++
+			}
+		}
+		return alike
+	}
+	slices.SortStableFunc(candidates, func(a, b candidate) int { return likeness(b) - likeness(a) })
+	for _, c := range candidates {
+		if likeness(c) < len(files) {
+			break
+		}
+		comparers, err := v.run(ctx, c, files, true)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err != nil {
+			continue // Megatron cannot have made the files in a way that has no result
+		}
+		if !slices.ContainsFunc(comparers, func(c *cache.Comparer) bool { _, differs := c.First(); return differs }) {
+			u.OK = true
+			u.report(base, c, files, comparers)
+			if u.Class == gptClass && c.files[1].descr == "<i4" && endsBackwards(files[1].data, c.files[1]) {
+				u.Profiles = slices.DeleteFunc(u.Profiles, func(p Profile) bool { return p.checkOffsets })
+			}
+			if u.Class == gptClass && u.ExtraToken && !u.KeepPartial {
+				u.EitherToken = !beginsWithDocument(files[1].data, c.files[1]) &&
+					slices.ContainsFunc(candidates, func(other candidate) bool { return !other.extra && slices.Equal(other.files, c.files) })
+			}
+			return nil
+		}
+	}
+	var closest candidate
+	var best []*cache.Comparer
+	var failed error
+	fewest := int64(-1)
+	for _, c := range candidates {
+		if likeness(c) < likeness(candidates[0]) {
+			break
+		}
+		comparers, err := v.run(ctx, c, files, false)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err != nil {
+			failed = err
+			continue
+		}
+		different := int64(0)
+		for _, c := range comparers {
+			different += c.Different()
+		}
+		if fewest < 0 || different < fewest {
+			closest, best, fewest = c, comparers, different
+		}
+	}
+	if best == nil {
+		return failed
+	}
+	u.report(base, closest, files, best)
+	return nil
+}
+
+// beginsWithDocument says whether a sample but the first begins at the first token of a document, in a sample index that has an extra token.
+func beginsWithDocument(data []byte, w wanted) bool {
+	rows := column{data: data[numpy.HeaderSize:], width: int(w.width())}
+	for k := int64(1); k < w.rows; k++ {
+		if rows.at(2*k+1) == 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// endsBackwards says whether a sample index ends with the offset -1, which newer releases refuse.
+func endsBackwards(data []byte, w wanted) bool {
+	rows := column{data: data[numpy.HeaderSize:], width: int(w.width())}
+	return rows.at(2*w.rows-1) < 0
+}
+
+// found is a file of the directory.
+type found struct {
+	missing bool
+	data    []byte
+}
+
+// run builds a candidate against the files. With stop it ends at the first difference that it meets, which need not be the first in a file.
+func (v *verifier) run(ctx context.Context, c candidate, files []*found, stop bool) ([]*cache.Comparer, error) {
+	comparers := make([]*cache.Comparer, len(files))
+	to := make([]io.WriterAt, len(files))
+	for i, f := range files {
+		comparers[i] = &cache.Comparer{Data: f.data, Row: int(c.files[i].width() * max(1, c.files[i].cols)), Stop: stop, Count: !stop}
+		if !f.missing {
+			to[i] = comparers[i]
+		}
+	}
+	if plausible(c, files) {
+		if err := c.build(ctx, to); err != nil && !errors.Is(err, cache.ErrDiffers) {
+			return nil, err
+		}
+	} else {
+		for i, w := range c.files {
+			if to[i] != nil {
+				header := w.header()
+				comparers[i].Compare(header[:], 0)
+				comparers[i].Compare([]byte{0}, int64(len(files[i].data))) // what is missing begins there
+			}
+		}
+	}
+	for i, w := range c.files {
+		comparers[i].End(w.size())
+	}
+	return comparers, nil
+}
+
+// plausible says whether the files that a candidate makes are about as large as those that are there. Where they are far larger, the
+// description is not theirs, and to build them could take more memory than there is; their headers show the difference.
+func plausible(c candidate, files []*found) bool {
+	var want, have int64
+	for i, w := range c.files {
+		if w.rows > 1<<50 {
+			return false
+		}
+		want += w.size()
+		have += int64(len(files[i].data))
+	}
+	return want <= 1<<30+4*have
+}
+
+// report fills in what was found out about a candidate.
+func (u *UnitReport) report(base string, c candidate, files []*found, comparers []*cache.Comparer) {
+	c.found(u)
+	for i, w := range c.files {
+		f := FileReport{Name: filepath.Base(base) + w.name, Missing: files[i].missing, Size: int64(len(files[i].data)), Want: w.size(), Byte: -1}
+		if f.Missing {
+			f.Meaning = "the file is missing"
+		} else if at, differs := comparers[i].First(); differs {
+			f.Byte, f.Meaning = at, w.meaning(files[i].data, at, comparers[i])
+		}
+		u.Files = append(u.Files, f)
+	}
+}
+
+// meaning says in words what the first different byte is, which is at the given place.
+func (w wanted) meaning(data []byte, at int64, c *cache.Comparer) string {
+	name := strings.TrimSuffix(w.name, ".npy")
+	switch {
+	case at >= w.size():
+		return fmt.Sprintf("%s: %d bytes follow its end", name, int64(len(data))-w.size())
+	case at < numpy.HeaderSize:
+		want := fmt.Sprintf("%s of shape %s", w.descr, shape(w.rows, w.cols))
+		got, err := numpy.ReadHeader(bytes.NewReader(data), int64(len(data)))
+		if err != nil {
+			return fmt.Sprintf("%s header: not readable (%v), should be %s", name, err, want)
+		}
+		return fmt.Sprintf("%s header: %s of shape %s, should be %s", name, got.Descr, shape(got.Shape...), want)
+	case at >= int64(len(data)):
+		return fmt.Sprintf("%s: it ends after %d of %d bytes", name, len(data), w.size())
+	}
+	width := w.width()
+	number := (at - numpy.HeaderSize) / width
+	place := fmt.Sprintf("entry %d", number)
+	if w.cols > 0 {
+		place = fmt.Sprintf("row %d, %s", number/w.cols, [...]string{"document", "offset"}[number%w.cols])
+	}
+	begin := numpy.HeaderSize + number*width
+	if begin+width > int64(len(data)) {
+		return fmt.Sprintf("%s %s: it ends within it", name, place)
+	}
+	row, rowAt := c.Want()
+	return fmt.Sprintf("%s %s: %s, should be %s", name, place, w.number(data[begin:]), w.number(row[begin-rowAt:]))
+}
+
+// number reads one number of the file's type.
+func (w wanted) number(p []byte) string {
+	switch w.descr {
+	case "<i2":
+		return fmt.Sprint(int16(binary.LittleEndian.Uint16(p)))
+	case "<u4":
+		return fmt.Sprint(binary.LittleEndian.Uint32(p))
+	case "<i4":
+		return fmt.Sprint(int32(binary.LittleEndian.Uint32(p)))
+	}
+	return fmt.Sprint(int64(binary.LittleEndian.Uint64(p)))
+}
+
+// shape is a shape as Python writes it.
+func shape(n ...int64) string {
+	if len(n) == 2 && n[1] != 0 {
+		return fmt.Sprintf("(%d, %d)", n[0], n[1])
+	}
+	if len(n) > 0 {
+		return fmt.Sprintf("(%d,)", n[0])
+	}
+	return "()"
+}

@@ -1,0 +1,205 @@
+package olmo
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"sort"
+	"strconv"
+
+	"golang.org/x/sync/errgroup"
+)
+
+// DType is the element type of token files, by its name in numpy.
+type DType string
+
+// The element types that OLMo-core reads.
+const (
+	Uint8  DType = "uint8"
+	Uint16 DType = "uint16"
+	Uint32 DType = "uint32"
+	Uint64 DType = "uint64"
+)
+
+// Size is the number of bytes of a token, 0 for an unknown type.
+func (d DType) Size() int64 {
+	switch d {
+	case Uint8:
+		return 1
+	case Uint16:
+		return 2
+	case Uint32:
+		return 4
+	case Uint64:
+		return 8
+	}
+	return 0
+}
+
+// SmallestDType is the type that OLMo-core takes for a vocabulary when none is configured: the smallest that holds its last id.
+func SmallestDType(vocabulary int64) DType {
+	switch {
+	case vocabulary-1 <= math.MaxUint8:
+		return Uint8
+	case vocabulary-1 <= math.MaxUint16:
+		return Uint16
+	case vocabulary-1 <= math.MaxUint32:
+		return Uint32
+	}
+	return Uint64
+}
+
+// File is a token file: elements back to back, without a header.
+type File struct {
+	Path  string
+	Bytes int64
+}
+
+// statters is how many files are asked for their size at once.
+const statters = 16
+
+// Stat finds the sizes of files.
+func Stat(ctx context.Context, paths []string) ([]File, error) {
+	files := make([]File, len(paths))
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(statters)
+	for i, path := range paths {
+		g.Go(func() error {
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
+			info, err := os.Stat(path)
+			if err != nil {
+				return err
+			}
+			if !info.Mode().IsRegular() {
+				return fmt.Errorf("%s is no regular file", path)
+			}
+			files[i] = File{path, info.Size()}
+			return nil
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return nil, err
+	}
+	return files, nil
+}
+
+// Dataset is OLMo-core's NumpyFSLDataset: instances of SequenceLength consecutive tokens of one file. The rest of each file is dropped.
+type Dataset struct {
+	Files          []File // in the order of OLMo-core's paths, after [Permute] where source_permutation_seed is set
+	DType          DType
+	SequenceLength int64
+
+	// MaxTargetSequenceLength, a multiple of SequenceLength, or 0 for none: files are cut as if instances had this length, so that the
+	// order of the tokens stays the same while SequenceLength grows up to it.
+	MaxTargetSequenceLength int64
+}
+
+// Check says what is wrong with a data set, if anything.
+func (d *Dataset) Check() error {
+	if d.DType.Size() == 0 {
+		return fmt.Errorf("element type %q; OLMo-core reads uint8, uint16, uint32 and uint64", d.DType)
+	}
+	if d.SequenceLength < 1 {
+		return fmt.Errorf("a sequence length of %d", d.SequenceLength)
+	}
+	if m := d.MaxTargetSequenceLength; m < 0 || m%d.SequenceLength != 0 {
+		return fmt.Errorf("a maximum target sequence length of %d, which is no multiple of the sequence length, %d", m, d.SequenceLength)
+	}
+	for _, f := range d.Files {
+		if f.Bytes < 0 || f.Bytes%d.DType.Size() != 0 {
+			return fmt.Errorf("%s has %d bytes, which is no whole number of %s tokens; was it written with another element type?", f.Path, f.Bytes, d.DType)
+		}
+	}
+	return nil
+}
+
+// chunk is how many instances stay together.
+func (d *Dataset) chunk() int64 {
+	return max(d.MaxTargetSequenceLength, d.SequenceLength) / d.SequenceLength
+}
+
+// FileInstances is the number of instances of file i.
+func (d *Dataset) FileInstances(i int) int64 {
+	tokens := d.Files[i].Bytes / d.DType.Size()
+	return tokens / (d.SequenceLength * d.chunk()) * d.chunk()
+}
+
+// Order is the order of an epoch, shuffled, of a data set that passes [Dataset.Check].
+func (d *Dataset) Order(seed, epoch int64) Order {
+	o := Order{Chunk: d.chunk(), Shuffle: true, Seed: seed, Epoch: epoch}
+	for i := range d.Files {
+		o.Instances += d.FileInstances(i)
+	}
+	return o
+}
+
+// Places finds the tokens of instances.
+func (d *Dataset) Places() *Places {
+	p := &Places{length: d.SequenceLength, ends: make([]int64, len(d.Files))}
+	var sum int64
+	for i := range d.Files {
+		sum += d.FileInstances(i)
+		p.ends[i] = sum
+	}
+	return p
+}
+
+// Places is where the instances of a data set are.
+type Places struct {
+	length int64
+	ends   []int64 // of each file, one past its last instance
+}
+
+// Of returns the file of an instance and its first token there. The instance must be one of the data set's.
+func (p *Places) Of(instance int64) (file int, token int64) {
+	file = sort.Search(len(p.ends), func(i int) bool { return p.ends[i] > instance })
+	if file > 0 {
+		instance -= p.ends[file-1]
+	}
+	return file, instance * p.length
+}
+
+// Instance returns the instance that begins at a token of a file, ok if there is one.
+func (p *Places) Instance(file int, token int64) (instance int64, ok bool) {
+	var first int64
+	if file > 0 {
+		first = p.ends[file-1]
+	}
+	instance = first + token/p.length
+	return instance, token >= 0 && token%p.length == 0 && instance < p.ends[file]
+}
+
+// Vocabulary are the token ids that OLMo-core's tokenizer configuration names; nil is None.
+type Vocabulary struct {
+	Size, Pad, EOS int64
+	BOS            *int64
+}
+
+// Fingerprint is OLMo-core's dataset_fingerprint, version v2.0: SHA-256 of the class, its settings, and the base name and size of each
+// file. Neither the folders nor the contents of the files are in it, nor is the sequence length.
+func (d *Dataset) Fingerprint(v Vocabulary) string {
+	none := func(n int64, ok bool) string {
+		if !ok {
+			return "None"
+		}
+		return strconv.FormatInt(n, 10)
+	}
+	h := sha256.New()
+	fmt.Fprintf(h, "class=NumpyFSLDataset")
+	fmt.Fprintf(h, "vocab_size=%d,pad_token_id=%d,eos_token_id=%d,dtype=<class 'numpy.%s'>,", v.Size, v.Pad, v.EOS, d.DType)
+	var bos int64
+	if v.BOS != nil {
+		bos = *v.BOS
+	}
+	fmt.Fprintf(h, "max_target_sequence_length=%s,bos_token_id=%s,", none(d.MaxTargetSequenceLength, d.MaxTargetSequenceLength != 0), none(bos, v.BOS != nil))
+	for _, f := range d.Files {
+		fmt.Fprintf(h, "path=%s,size=%d,", filepath.Base(f.Path), f.Bytes)
+	}
+	return hex.EncodeToString(h.Sum(nil))
+}

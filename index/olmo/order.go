@@ -1,0 +1,271 @@
+// Package olmo makes what OLMo-core derives from a list of token files: the order of their instances, the file it keeps the order in, the
+// fingerprint of its data sets, and how many tokens its source mixtures take from which file.
+//
+// OLMo-core looks for the order of an epoch under a name made of five numbers ([Order.Name]) in its work directory and uses what it finds
+// there. So it trains on an order that another program wrote, on every node that can read the file, without a change.
+package olmo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sync/errgroup"
+
+	"mula/index/numpy"
+	"mula/internal/atomicfile"
+)
+
+// Order is what decides OLMo-core's order of one epoch (NumpyFSLDataLoader).
+type Order struct {
+	Instances int64 // of the data set; less than 2^32-1
+	Chunk     int64 // consecutive instances that stay together: maximum target sequence length / sequence length, normally 1
+	Shuffle   bool  // otherwise the instances come in the order of the files, and Seed and Epoch mean nothing
+	Seed      int64 // 0 or more
+	Epoch     int64 // OLMo-core counts from 1
+}
+
+// maxInstances is where OLMo-core refuses a data set: at the largest u32.
+const maxInstances = math.MaxUint32 - 1
+
+// chunkBytes is what is written or compared at a time.
+const chunkBytes = 8 << 20
+
+// Check says what is wrong with an order, if anything.
+func (o Order) Check() error {
+	switch {
+	case o.Instances < 1:
+		return fmt.Errorf("%d instances: every file is shorter than one; give longer files or a shorter sequence length", o.Instances)
+	case o.Instances > maxInstances:
+		return fmt.Errorf("%d instances: OLMo-core numbers them with 32 bits and takes at most %d; use a longer sequence length or fewer files", o.Instances, int64(maxInstances))
+	case o.Chunk < 1:
+		return fmt.Errorf("chunks of %d instances; at least 1 is needed", o.Chunk)
+	case o.Entries() == 0:
+		return fmt.Errorf("%d instances do not fill one chunk of %d", o.Instances, o.Chunk)
+	case o.Shuffle && (o.Seed < 0 || o.Epoch < 0 || o.Seed > math.MaxInt64-o.Epoch):
+		return fmt.Errorf("seed %d and epoch %d: neither may be negative, nor may their sum pass 2^63", o.Seed, o.Epoch)
+	}
+	return nil
+}
+
+// Entries is how many instances the order holds: all that belong to whole chunks.
+func (o Order) Entries() int64 { return o.Instances / o.Chunk * o.Chunk }
+
+// Name is the name of the file in OLMo-core's work directory.
+func (o Order) Name() string {
+	var b strings.Builder
+	b.WriteString("global_indices")
+	if o.Chunk > 1 {
+		fmt.Fprintf(&b, "_chunk%d", o.Chunk)
+	}
+	fmt.Fprintf(&b, "_dataset_size%d", o.Instances)
+	if o.Shuffle {
+		fmt.Fprintf(&b, "_epoch%d_seed%d", o.Epoch, o.Seed)
+	}
+	b.WriteString("_v1.npy")
+	return b.String()
+}
+
+// ParseName is the order that a file of this name should hold; the folder before the name does not matter.
+func ParseName(path string) (Order, error) {
+	name := filepath.Base(path)
+	o := Order{Chunk: 1}
+	rest, ok := strings.CutPrefix(name, "global_indices")
+	number := func(field string) (v int64, found bool) {
+		after, found := strings.CutPrefix(rest, "_"+field)
+		if !found {
+			return 0, false
+		}
+		digits := after[:len(after)-len(strings.TrimLeft(after, "0123456789"))]
+		v, err := strconv.ParseInt(digits, 10, 64)
+		ok = ok && err == nil
+		rest = after[len(digits):]
+		return v, true
+	}
+	if v, found := number("chunk"); found {
+		o.Chunk = v
+	}
+	o.Instances, _ = number("dataset_size")
+	o.Epoch, o.Shuffle = number("epoch")
+	if o.Shuffle {
+		o.Seed, _ = number("seed")
+	}
+	// Name is the judge: it refuses leading zeros and fields in another order.
+	if !ok || rest != "_v1.npy" || o.Chunk < 1 || o.Name() != name {
+		return Order{}, fmt.Errorf("%q is no name of an order file of OLMo-core, such as %s", name, Order{Instances: 1000, Chunk: 1, Shuffle: true, Seed: 34521, Epoch: 1}.Name())
+	}
+	return o, o.Check()
+}
+
+// indices are the numbers of the chunks in their order: numpy.random.Generator(PCG64(seed + epoch)).shuffle of 0, 1, 2, …; release gives
+// their memory back.
+func (o Order) indices(ctx context.Context, threads int) (a []uint32, release func(), err error) {
+	if err := o.Check(); err != nil {
+		return nil, nil, err
+	}
+	n := o.Instances / o.Chunk
+	memory, release := numpy.Aligned(int(n) * 4)
+	a = unsafe.Slice((*uint32)(unsafe.Pointer(unsafe.SliceData(memory))), n)
+	for i := range a {
+		a[i] = uint32(i)
+	}
+	if o.Shuffle {
+		s := numpy.Shuffler{Threads: threads}
+		defer s.Release()
+		if err := s.Uint32(ctx, numpy.NewGenerator(uint64(o.Seed)+uint64(o.Epoch)), a); err != nil {
+			release()
+			return nil, nil, err
+		}
+	}
+	return a, release, nil
+}
+
+// expand writes entries first, first+1, … of the order into dst.
+func (o Order) expand(dst, indices []uint32, first int64) {
+	c := o.Chunk
+	k, r := first/c, first%c
+	for i := range dst {
+		dst[i] = uint32(int64(indices[k])*c + r)
+		if r++; r == c {
+			k, r = k+1, 0
+		}
+	}
+}
+
+// Write writes the order to dir under its name, replacing what is there, and returns the path. It takes 4 bytes of memory an instance while
+// it runs, and the shuffle's scratch memory.
+func (o Order) Write(ctx context.Context, dir string, threads int) (string, error) {
+	indices, release, err := o.indices(ctx, threads)
+	if err != nil {
+		return "", err
+	}
+	defer release()
+	return o.WriteFunc(ctx, dir, threads, o.Entries(), func(_ context.Context, first int64, ids []uint32) error {
+		if o.Chunk == 1 {
+			copy(ids, indices[first:])
+		} else {
+			o.expand(ids, indices, first)
+		}
+		return nil
+	})
+}
+
+// WriteFunc writes any order of the instances, repetitions and omissions included, under the name of o, for OLMo-core to use in its place:
+// fill sets ids to the instances at positions first, first+1, …. It is called by up to threads goroutines at once, in any order of
+// positions, each once. entries is the number of positions; OLMo-core needs one for each instance of each of its batches, by convention as
+// many as there are instances.
+func (o Order) WriteFunc(ctx context.Context, dir string, threads int, entries int64, fill func(ctx context.Context, first int64, ids []uint32) error) (string, error) {
+	if err := o.Check(); err != nil {
+		return "", err
+	}
+	if entries < 1 || entries > math.MaxInt64/4 {
+		return "", fmt.Errorf("an order of %d entries", entries)
+	}
+	path := filepath.Join(dir, o.Name())
+	file, err := atomicfile.CreateImage(path, entries*4)
+	if err != nil {
+		return "", err
+	}
+	defer file.Abort()
+	const per = chunkBytes / 4
+	var next atomic.Int64
+	g, ctx := errgroup.WithContext(ctx)
+	for range min(max(threads, 1), int((entries+per-1)/per)) {
+		g.Go(func() error {
+			memory, release := numpy.Aligned(int(min(entries, per)) * 4)
+			defer release()
+			all := unsafe.Slice((*uint32)(unsafe.Pointer(unsafe.SliceData(memory))), len(memory)/4)
+			for {
+				first := (next.Add(1) - 1) * per
+				if first >= entries {
+					return nil
+				}
+				if err := ctx.Err(); err != nil {
+					return context.Cause(ctx)
+				}
+				ids := all[:min(per, entries-first)]
+				if err := fill(ctx, first, ids); err != nil {
+					return err
+				}
+				for i, id := range ids {
+					if int64(id) >= o.Instances {
+						return fmt.Errorf("writing %s: position %d is instance %d, but there are only %d", path, first+int64(i), id, o.Instances)
+					}
+				}
+				if _, err := file.WriteAt(memory[:len(ids)*4], first*4); err != nil {
+					return err
+				}
+			}
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return "", err
+	}
+	return path, file.Publish()
+}
+
+// A Difference is where a file first differs from the order it should hold.
+type Difference struct {
+	Path      string
+	Position  int64  // in the order
+	Got, Want uint32 // instances
+}
+
+func (d *Difference) Error() string {
+	return fmt.Sprintf("%s: position %d (byte %d) is instance %d; the order has %d there", d.Path, d.Position, d.Position*4, d.Got, d.Want)
+}
+
+// Verify computes the order and compares the file at path with it. The error is a [*Difference] if it has the right size and other contents.
+func (o Order) Verify(ctx context.Context, path string, threads int) error {
+	if err := o.Check(); err != nil {
+		return err
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	if want := o.Entries() * 4; info.Size() != want {
+		return fmt.Errorf("%s has %d bytes; an order of %d instances has %d", path, info.Size(), o.Entries(), want)
+	}
+	indices, release, err := o.indices(ctx, threads)
+	if err != nil {
+		return err
+	}
+	defer release()
+	const per = chunkBytes / 4
+	memory, releaseChunk := numpy.Aligned(chunkBytes)
+	defer releaseChunk()
+	got, want := unsafe.Slice((*uint32)(unsafe.Pointer(unsafe.SliceData(memory))), per), make([]uint32, per)
+	for first := int64(0); first < o.Entries(); first += per {
+		if err := ctx.Err(); err != nil {
+			return context.Cause(ctx)
+		}
+		n := min(per, o.Entries()-first)
+		if _, err := f.ReadAt(memory[:n*4], first*4); err != nil {
+			if errors.Is(err, io.EOF) {
+				err = io.ErrUnexpectedEOF
+			}
+			return fmt.Errorf("reading %s: %w", path, err)
+		}
+		o.expand(want[:n], indices, first)
+		for i, id := range got[:n] {
+			if id != want[i] {
+				return &Difference{path, first + int64(i), id, want[i]}
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,153 @@
+package atomicfile
+
+import (
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+// An Owner names a process so that other processes, which may be on other machines, can tell whether it can still write.
+type Owner struct {
+	Host    string `json:"host"`    // the name of the machine, for messages
+	Machine string `json:"machine"` // 16 hexadecimal digits; owners that agree here have process ids that mean the same
+	PID     int    `json:"pid"`
+	Started int64  `json:"started"` // when the process started, in the system's own unit; 0 where that is not known
+}
+
+// Self is the owner that this process is.
+func Self() Owner { return self() }
+
+var self = sync.OnceValue(func() Owner {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "localhost"
+	}
+	started, _ := processStart(os.Getpid())
+	return Owner{Host: host, Machine: machine(host, realm()), PID: os.Getpid(), Started: started}
+})
+
+// machine is Owner.Machine. A cluster has so few machines, boots and containers that no two agree in 64 bits.
+func machine(host, realm string) string {
+	h := fnv.New64a()
+	fmt.Fprintf(h, "%s\n%s", host, realm)
+	return hex.EncodeToString(h.Sum(nil))
+}
+
+// Gone reports whether the process is known to have ended. False means only that nothing is known: it may run, or belong to another
+// machine or container.
+func (o Owner) Gone() bool {
+	self := Self()
+	if o.Machine != self.Machine || o.PID <= 0 {
+		return false
+	}
+	if o.PID == self.PID {
+		return o.Started != self.Started
+	}
+	started, alive := processStart(o.PID)
+	return !alive || o.Started != 0 && started != 0 && o.Started != started
+}
+
+func (o Owner) String() string { return fmt.Sprintf("process %d on %s", o.PID, o.Host) }
+
+// machineDigits is the length of Owner.Machine.
+const machineDigits = 16
+
+// maxTempBase is how much of the final name a temporary name repeats, so that it stays below the 255 bytes of common file systems.
+const maxTempBase = 150
+
+// TempName makes a temporary name, not used before, beside path. It says which process made it, which is how [Clean] knows it:
+//
+//	.<name>.<machine>-<pid>-<started>-<random>.tmp
+func TempName(path string) string {
+	base := filepath.Base(path)
+	if len(base) > maxTempBase {
+		base = strings.ToValidUTF8(base[:maxTempBase], "")
+	}
+	self := Self()
+	return filepath.Join(filepath.Dir(path), fmt.Sprintf(".%s.%s-%d-%s-%s%s", base, self.Machine, self.PID,
+		strconv.FormatInt(self.Started, 36), strconv.FormatUint(uint64(rand.Uint32()), 36), TempSuffix))
+}
+
+// tempOwner is the owner that a temporary name tells. ok is false for names that [TempName] did not make.
+func tempOwner(name string) (o Owner, ok bool) {
+	name, ok = strings.CutPrefix(name, ".")
+	if !ok {
+		return o, false
+	}
+	if name, ok = strings.CutSuffix(name, TempSuffix); !ok {
+		return o, false
+	}
+	parts := strings.Split(name[strings.LastIndexByte(name, '.')+1:], "-")
+	if len(parts) != 4 || len(parts[0]) != machineDigits {
+		return o, false
+	}
+	if _, err := hex.DecodeString(parts[0]); err != nil {
+		return o, false
+	}
+	pid, err := strconv.Atoi(parts[1])
+	if err != nil || pid <= 0 {
+		return o, false
+	}
+	started, err := strconv.ParseInt(parts[2], 36, 64)
+	if err != nil || started < 0 {
+		return o, false
+	}
+	if _, err := strconv.ParseUint(parts[3], 36, 32); err != nil {
+		return o, false
+	}
+	return Owner{Machine: parts[0], PID: pid, Started: started}, true
+}
+
+// abandonedAfter is the age at which a temporary file of another machine is taken for abandoned: no file of ours is written for so
+// long without its time of change moving.
+const abandonedAfter = 24 * time.Hour
+
+// Clean removes the temporary files in dir that nobody will finish: those of processes of this machine that have ended, and those of
+// processes of which nothing is known that nobody has touched for a day. What the user may not remove, which is another's, stays. It
+// returns how many it removed.
+func Clean(dir string) (int, error) {
+	d, err := os.Open(dir)
+	if err != nil {
+		return 0, fmt.Errorf("cleaning up: %w", err)
+	}
+	defer d.Close()
+	names, err := d.Readdirnames(-1)
+	if err != nil {
+		return 0, fmt.Errorf("cleaning up: %w", err)
+	}
+	self, removed := Self(), 0
+	for _, name := range names {
+		owner, ok := tempOwner(name)
+		if !ok {
+			continue
+		}
+		path := filepath.Join(dir, name)
+		info, err := os.Lstat(path)
+		if err != nil || !info.Mode().IsRegular() {
+			continue // somebody else's, or removed meanwhile
+		}
+		if !owner.Gone() && (owner.Machine == self.Machine || time.Since(info.ModTime()) < abandonedAfter) {
+			continue
+		}
+		err = fault(OpRemove, path)
+		if err == nil {
+			err = os.Remove(path)
+		}
+		switch {
+		case err == nil:
+			removed++
+		case !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrPermission):
+			return removed, fmt.Errorf("cleaning up: %w", err)
+		}
+	}
+	return removed, nil
+}

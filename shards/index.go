@@ -1,0 +1,234 @@
+package shards
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"math"
+	"strings"
+	"time"
+
+	"mula/internal/mapping"
+)
+
+// The layout of an .idx file; all of it is fixed by the format.
+const (
+	idxMagic      = "MMIDIDX\x00\x00"
+	idxVersion    = 1
+	idxHeaderSize = 34
+)
+
+// An Index is an open x.idx file: how long the sequences of a shard are and which of them make a document. It needs no x.bin. It is safe for
+// concurrent use until [Index.Close].
+//
+// Only its first and last entries are known to be right; what reads others meets every value with doubt, and [Index.Check] looks at all.
+type Index struct {
+	path      string
+	dtype     DType
+	sequences int64
+	documents int64
+	elements  int64 // in x.bin, by the last sequence
+
+	file    mapping.File
+	lengths []byte // sequences × i32
+	starts  []byte // sequences × i64, byte offset of each sequence in x.bin
+	ends    []byte // (documents+1) × i64, the document array
+}
+
+// OpenIndex opens the .idx file of the given path, which may also be the prefix of the shard. It reads the header, compares the counts with
+// the size of the file, and looks at the first and the last entry of each array: as much for a file of a billion sequences as for one of
+// ten. Every element type of megatron-core is accepted, and so are multimodal files, whose modes are not looked at.
+func OpenIndex(path string) (*Index, error) {
+	path = strings.TrimSuffix(strings.TrimSuffix(path, idxExt), binExt) + idxExt
+	file, err := mapping.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("opening index: %w", err)
+	}
+	file.Scattered()
+	x := &Index{path: path, file: file}
+	if err := x.parse(); err != nil {
+		x.Close()
+		return nil, err
+	}
+	return x, nil
+}
+
+func (x *Index) corrupt(format string, args ...any) error {
+	return fmt.Errorf("%s: %s: %w", x.path, fmt.Sprintf(format, args...), ErrCorrupt)
+}
+
+// parse makes all checks that take constant time.
+func (x *Index) parse() error {
+	idx := x.file.Data
+	if start := idx[:min(len(idx), len(idxMagic))]; string(start) != idxMagic {
+		return fmt.Errorf("%s is not an MMIDIDX index: its first %d bytes are %q", x.path, len(start), start)
+	}
+	if len(idx) < idxHeaderSize {
+		return x.corrupt("it has %d bytes, fewer than the %d of its header; it was cut short", len(idx), idxHeaderSize)
+	}
+	if v := binary.LittleEndian.Uint64(idx[9:]); v != idxVersion {
+		return fmt.Errorf("%s: MMIDIDX version %d (byte 9), only version 1 is known", x.path, v)
+	}
+	x.dtype = DType(idx[17])
+	if x.dtype.Size() == 0 {
+		return fmt.Errorf("%s: tokens are %s (byte 17), which the format does not have", x.path, x.dtype)
+	}
+	ns, nd := binary.LittleEndian.Uint64(idx[18:]), binary.LittleEndian.Uint64(idx[26:])
+	body := uint64(len(idx) - idxHeaderSize)
+	if ns > body/12 || nd > body/8 || 12*ns+8*nd > body {
+		return x.corrupt("%d sequences and %d document entries (bytes 18 and 26) need more than the file's %d bytes; it was cut short", ns, nd, len(idx))
+	}
+	switch rest := body - 12*ns - 8*nd; {
+	case rest != 0 && rest != ns: // of a multimodal file the modes follow, a byte a sequence
+		return x.corrupt("%d bytes follow the document array", rest)
+	case nd == 0:
+		return x.corrupt("the document array is empty, it must at least hold a 0")
+	}
+	x.sequences, x.documents = int64(ns), int64(nd)-1
+	x.lengths = idx[idxHeaderSize : idxHeaderSize+4*ns]
+	x.starts = idx[idxHeaderSize+4*ns : idxHeaderSize+12*ns]
+	x.ends = idx[idxHeaderSize+12*ns : idxHeaderSize+12*ns+8*nd]
+	if first := x.end(0); first != 0 {
+		return x.corrupt("entry 0 of the document array is %d, not 0", first)
+	}
+	if last := x.end(x.documents); last != x.sequences {
+		return x.corrupt("the document array ends at sequence %d of %d", last, x.sequences)
+	}
+	if ns == 0 {
+		return nil
+	}
+	if start := x.start(0); start != 0 {
+		return x.corrupt("sequence 0 starts at byte %d, not 0", start)
+	}
+	size := int64(x.dtype.Size())
+	switch start, length := x.start(x.sequences-1), x.length(x.sequences-1); {
+	case length < 0:
+		return x.corrupt("sequence %d has the length %d", x.sequences-1, length)
+	case start < 0 || start%size != 0 || start > math.MaxInt64-length*size:
+		return x.corrupt("sequence %d starts at byte %d, where no element of %d bytes can", x.sequences-1, start, size)
+	default:
+		x.elements = start/size + length
+	}
+	return nil
+}
+
+// The entries of the arrays, whose index must be in range. That is all that is known of them.
+
+func (x *Index) length(sequence int64) int64 {
+	return int64(int32(binary.LittleEndian.Uint32(x.lengths[4*sequence:])))
+}
+
+func (x *Index) start(sequence int64) int64 {
+	return int64(binary.LittleEndian.Uint64(x.starts[8*sequence:]))
+}
+
+func (x *Index) end(document int64) int64 {
+	return int64(binary.LittleEndian.Uint64(x.ends[8*document:]))
+}
+
+// Path is the path of the file.
+func (x *Index) Path() string { return x.path }
+
+// Size is the size of the file in bytes.
+func (x *Index) Size() int64 { return x.file.Info.Size() }
+
+// ModTime is when the file was last changed, as it was when the index was opened.
+func (x *Index) ModTime() time.Time { return x.file.Info.ModTime() }
+
+// DType is the element type of x.bin.
+func (x *Index) DType() DType { return x.dtype }
+
+// Sequences is the number of sequences.
+func (x *Index) Sequences() int64 { return x.sequences }
+
+// Documents is the number of documents: runs of sequences, each of one where the file was written by [Writer] or by Megatron's usual
+// preprocessing.
+func (x *Index) Documents() int64 { return x.documents }
+
+// Elements is the number of elements that x.bin must have: where the last sequence ends.
+func (x *Index) Elements() int64 { return x.elements }
+
+// Lengths is the number of elements of each sequence, as little-endian int32 back to back, as they lie in the file: not aligned, and nothing
+// to write to. It may be read until Close.
+func (x *Index) Lengths() []byte { return x.lengths }
+
+// ReadAhead tells the system that Lengths will be read from the beginning to the end, so that it reads ahead.
+func (x *Index) ReadAhead() { x.file.InSequence(x.lengths) }
+
+// Forget gives back the memory that holds Lengths, for one who has read them. They can be read again.
+func (x *Index) Forget() { x.file.Forget(x.lengths) }
+
+// Multimodal says whether the file has a mode for each sequence after the document array.
+func (x *Index) Multimodal() bool {
+	return int64(len(x.file.Data)) > idxHeaderSize+12*x.sequences+8*(x.documents+1)
+}
+
+// SequenceStart is the first element of a sequence, counted from 0; the number of sequences gives [Index.Elements]. The error wraps
+// [ErrCorrupt] where the file has a value that cannot be.
+func (x *Index) SequenceStart(sequence int64) (int64, error) {
+	if sequence < 0 || sequence > x.sequences {
+		return 0, fmt.Errorf("%s: sequence %d was asked for, it has %d", x.path, sequence, x.sequences)
+	}
+	if sequence == x.sequences {
+		return x.elements, nil
+	}
+	start, size := x.start(sequence), int64(x.dtype.Size())
+	if start < 0 || start%size != 0 || start/size > x.elements {
+		return 0, x.corrupt("sequence %d starts at byte %d of %d", sequence, start, x.elements*size)
+	}
+	return start / size, nil
+}
+
+// documentStart is the first element of a document, in [0, Documents()].
+func (x *Index) documentStart(document int64) (int64, error) {
+	if document < 0 || document > x.documents {
+		return 0, fmt.Errorf("%s: document %d was asked for, it has %d", x.path, document, x.documents)
+	}
+	sequence := x.end(document)
+	if sequence < 0 || sequence > x.sequences {
+		return 0, x.corrupt("document %d starts at sequence %d of %d", document, sequence, x.sequences)
+	}
+	return x.SequenceStart(sequence)
+}
+
+// Check reads the whole file and compares it with itself: every start must follow from the lengths before it, and the document array must
+// rise from 0 to the number of sequences. It ends early when ctx does.
+func (x *Index) Check(ctx context.Context) error {
+	x.file.InSequence(x.file.Data)
+	defer x.file.Scattered()
+	const block = 1 << 16 // entries between two looks at ctx
+	size, next := int64(x.dtype.Size()), int64(0)
+	for i := range x.sequences {
+		if i%block == 0 && ctx.Err() != nil {
+			return fmt.Errorf("checking %s: %w", x.path, context.Cause(ctx))
+		}
+		switch length, start := x.length(i), x.start(i); {
+		case length < 0:
+			return x.corrupt("sequence %d has the length %d", i, length)
+		case start != next:
+			return x.corrupt("sequence %d starts at byte %d, by the lengths before it at byte %d", i, start, next)
+		case length > (math.MaxInt64-next)/size:
+			return x.corrupt("the lengths up to sequence %d add up to more than 2^63 bytes", i)
+		default:
+			next += length * size
+		}
+	}
+	last := int64(0)
+	for d := range x.documents + 1 {
+		if d%block == 0 && ctx.Err() != nil {
+			return fmt.Errorf("checking %s: %w", x.path, context.Cause(ctx))
+		}
+		end := x.end(d)
+		if end < last || end > x.sequences {
+			return x.corrupt("entry %d of the document array is %d, after %d", d, end, last)
+		}
+		last = end
+	}
+	return nil
+}
+
+// Close ends the mapping of the file. No method may be running or be called afterwards.
+func (x *Index) Close() error {
+	x.lengths, x.starts, x.ends = nil, nil, nil
+	return x.file.Close()
+}
