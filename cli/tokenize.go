@@ -10,6 +10,8 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"mula/tokenize"
+	"mula/tokenize/documents"
+	"mula/tokenize/job"
 )
 
 func tokenizeCommand() *cli.Command {
@@ -55,9 +57,9 @@ func runTokenize(c *cli.Context) error {
 	}
 	p := newProgress(c.App.ErrWriter)
 	defer p.end()
-	options := tokenize.Options{Tokenizer: t, Inputs: inputs, Output: c.String("output"), Workers: c.Int("workers"), AppendEOD: !c.Bool("no-eod"),
-		Read: tokenize.ReadOptions{Stdin: c.App.Reader},
-		Progress: func(s tokenize.Progress) {
+	options := job.Options{Tokenizer: t, Inputs: inputs, Output: c.String("output"), Workers: c.Int("workers"), AppendEOD: !c.Bool("no-eod"),
+		Read: documents.ReadOptions{Stdin: c.App.Reader},
+		Progress: func(s job.Progress) {
 			p.update(fmt.Sprintf("%s documents, %s tokens, %s of input read", count(s.Documents), tokensText(s.Tokens), bytesText(s.InputRead)),
 				float64(s.InputRead), float64(s.InputSize))
 		}}
@@ -82,7 +84,7 @@ func runTokenize(c *cli.Context) error {
 			return usagef("--rejects goes with --on-error skip")
 		}
 	case "skip":
-		options.OnError = tokenize.Skip
+		options.OnError = job.Skip
 		if options.Rejects = c.String("rejects"); options.Rejects == "" {
 			options.Rejects = options.Output + ".rejects.jsonl"
 		}
@@ -92,8 +94,8 @@ func runTokenize(c *cli.Context) error {
 	if err := makeParent(options.Output); err != nil {
 		return err
 	}
-	s, err := tokenize.Run(c.Context, options)
-	if bad := (*tokenize.DocumentError)(nil); errors.As(err, &bad) && bad.Kind != tokenize.BadStream && options.OnError == tokenize.Fail {
+	s, err := job.Run(c.Context, options)
+	if bad := (*documents.DocumentError)(nil); errors.As(err, &bad) && bad.Kind != documents.BadStream && options.OnError == job.Fail {
 		return fmt.Errorf("%w; repair the document, or leave such documents out with --on-error skip", err)
 	}
 	if err != nil {

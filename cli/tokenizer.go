@@ -9,6 +9,7 @@ import (
 
 	"mula/internal/atomicfile"
 	"mula/tokenize"
+	"mula/tokenize/documents"
 )
 
 func tokenizerCommand() *cli.Command {
@@ -71,7 +72,7 @@ func tokenizerTrain(c *cli.Context) error {
 	p := newProgress(c.App.ErrWriter)
 	defer p.end()
 	var last tokenize.TrainProgress
-	data, err := tokenize.Train(c.Context, tokenize.ReadDocuments(c.Context, inputs, tokenize.ReadOptions{Stdin: c.App.Reader}), tokenize.TrainOptions{
+	data, err := tokenize.Train(c.Context, documents.ReadDocuments(c.Context, inputs, documents.ReadOptions{Stdin: c.App.Reader}), tokenize.TrainOptions{
 		VocabSize:     c.Int("vocab-size"),
 		SpecialTokens: c.StringSlice("special"),
 		Pattern:       pattern,

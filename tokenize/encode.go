@@ -3,6 +3,8 @@ package tokenize
 import (
 	"fmt"
 	"unicode/utf8"
+
+	"mula/tokenize/documents"
 )
 
 // Specials says what becomes of a special token such as "<|endoftext|>" that stands literally in a text.
@@ -53,7 +55,7 @@ func (t *Tokenizer) NewEncoder(opts EncodeOptions) *Encoder {
 // returned as it was, if the text is not valid UTF-8 or has a byte that the vocabulary has no token for.
 func (e *Encoder) Append(dst []uint32, text []byte) ([]uint32, error) {
 	if !utf8.Valid(text) {
-		return dst, fmt.Errorf("invalid UTF-8 at byte %d", invalidUTF8(text))
+		return dst, fmt.Errorf("invalid UTF-8 at byte %d", documents.InvalidUTF8(text))
 	}
 	start := len(dst)
 	e.err = nil
@@ -62,18 +64,6 @@ func (e *Encoder) Append(dst []uint32, text []byte) ([]uint32, error) {
 		return dst[:start], e.err
 	}
 	return dst, nil
-}
-
-func invalidUTF8(text []byte) int {
-	at := 0
-	for at < len(text) {
-		r, n := utf8.DecodeRune(text[at:])
-		if r == utf8.RuneError && n == 1 {
-			break
-		}
-		at += n
-	}
-	return at
 }
 
 // split appends the ids of s, cut at the tokens in added, with between for what lies between them. A special token that

@@ -12,6 +12,8 @@ import (
 	"strconv"
 	"time"
 	"unicode/utf8"
+
+	"mula/tokenize/documents"
 )
 
 // TrainOptions say what vocabulary to make.
@@ -48,11 +50,11 @@ type TrainProgress struct {
 //
 // Memory is bounded by the different words of the text: about 100 bytes a word and 25 for each byte in them. Train refuses
 // to go on beyond 128 MiB of different words, which is 5 GB of memory. Of the text itself it holds about a MiB a worker.
-func Train(ctx context.Context, docs iter.Seq2[Document, error], opts TrainOptions) (tokenizerJSON []byte, err error) {
+func Train(ctx context.Context, docs iter.Seq2[documents.Document, error], opts TrainOptions) (tokenizerJSON []byte, err error) {
 	if opts.Pattern > CL100K {
 		return nil, fmt.Errorf("training a tokenizer: %s %d", opts.Pattern, opts.Pattern)
 	}
-	if err := checkWorkers(opts.Workers); err != nil {
+	if err := CheckWorkers(opts.Workers); err != nil {
 		return nil, fmt.Errorf("training a tokenizer: %w", err)
 	}
 	tr, err := newTrainer(opts)
@@ -406,4 +408,16 @@ func quote(s string) ([]byte, error) {
 	e.SetEscapeHTML(false)
 	err := e.Encode(s)
 	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), err
+}
+
+// maxWorkers bounds the goroutines that a caller may ask for. A number beyond it is a mistake, which would end in a lack of memory.
+const maxWorkers = 4096
+
+// CheckWorkers refuses a number of goroutines that is negative, or so large that it must be a mistake; 0 stands for as many as there are
+// processors.
+func CheckWorkers(n int) error {
+	if n < 0 || n > maxWorkers {
+		return fmt.Errorf("%d workers are not possible: it must be between 0, for the number of processors, and %d", n, maxWorkers)
+	}
+	return nil
 }

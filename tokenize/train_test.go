@@ -12,15 +12,16 @@ import (
 	"testing"
 
 	"mula/internal/strictjson"
+	"mula/tokenize/documents"
 
 	"pgregory.net/rapid"
 )
 
 // textDocuments yields each text as a document.
-func textDocuments(texts ...string) iter.Seq2[Document, error] {
-	return func(yield func(Document, error) bool) {
+func textDocuments(texts ...string) iter.Seq2[documents.Document, error] {
+	return func(yield func(documents.Document, error) bool) {
 		for i, s := range texts {
-			if !yield(Document{Text: []byte(s), File: "texts", Line: int64(i + 1)}, nil) {
+			if !yield(documents.Document{Text: []byte(s), File: "texts", Line: int64(i + 1)}, nil) {
 				return
 			}
 		}
@@ -234,13 +235,13 @@ func TestTrainOptions(t *testing.T) {
 
 func TestTrainStops(t *testing.T) {
 	broken := errors.New("broken stream")
-	_, err := Train(context.Background(), func(yield func(Document, error) bool) {
+	_, err := Train(context.Background(), func(yield func(documents.Document, error) bool) {
 		for range 10 {
-			if !yield(Document{Text: bytes.Repeat([]byte("some words "), countBatch/8)}, nil) {
+			if !yield(documents.Document{Text: bytes.Repeat([]byte("some words "), countBatch/8)}, nil) {
 				return
 			}
 		}
-		yield(Document{}, broken)
+		yield(documents.Document{}, broken)
 	}, TrainOptions{VocabSize: 300, Workers: 2})
 	if !errors.Is(err, broken) {
 		t.Errorf("error of the documents: %v", err)
@@ -248,12 +249,12 @@ func TestTrainStops(t *testing.T) {
 
 	ctx, cancel := context.WithCancel(context.Background())
 	n := 0
-	_, err = Train(ctx, func(yield func(Document, error) bool) {
+	_, err = Train(ctx, func(yield func(documents.Document, error) bool) {
 		for { // without an end
 			if n++; n == 20 {
 				cancel()
 			}
-			if !yield(Document{Text: bytes.Repeat([]byte("some words "), countBatch/8)}, nil) {
+			if !yield(documents.Document{Text: bytes.Repeat([]byte("some words "), countBatch/8)}, nil) {
 				return
 			}
 		}

@@ -11,6 +11,8 @@ import (
 	"sync"
 	"unicode/utf8"
 
+	"mula/tokenize/documents"
+
 	"golang.org/x/sync/errgroup"
 )
 
@@ -54,7 +56,7 @@ func (c *wordCounts) add(index map[string]int32, counts []int64) error {
 }
 
 // countWords counts the words of the documents, in the order of their bytes.
-func countWords(ctx context.Context, docs iter.Seq2[Document, error], opts TrainOptions, progress func(docs, bytes int64)) ([]countedWord, error) {
+func countWords(ctx context.Context, docs iter.Seq2[documents.Document, error], opts TrainOptions, progress func(docs, bytes int64)) ([]countedWord, error) {
 	workers := opts.Workers
 	if workers == 0 {
 		workers = runtime.GOMAXPROCS(0)
@@ -113,15 +115,15 @@ func countWords(ctx context.Context, docs iter.Seq2[Document, error], opts Train
 }
 
 // sendTexts sends the texts of the documents in batches, until maxBytes are reached if that is not 0.
-func sendTexts(ctx context.Context, docs iter.Seq2[Document, error], maxBytes int64, batches chan<- [][]byte, progress func(docs, bytes int64)) error {
+func sendTexts(ctx context.Context, docs iter.Seq2[documents.Document, error], maxBytes int64, batches chan<- [][]byte, progress func(docs, bytes int64)) error {
 	var batch [][]byte
 	size := 0
-	var documents, total int64
+	var count, total int64
 	send := func() error {
 		select {
 		case batches <- batch:
 			batch, size = nil, 0
-			progress(documents, total)
+			progress(count, total)
 			return nil
 		case <-ctx.Done():
 			return ctx.Err()
@@ -132,11 +134,11 @@ func sendTexts(ctx context.Context, docs iter.Seq2[Document, error], maxBytes in
 			return err
 		}
 		if !utf8.Valid(d.Text) {
-			return fmt.Errorf("%s:%d: invalid UTF-8 at byte %d of the text", d.File, d.Line, invalidUTF8(d.Text))
+			return fmt.Errorf("%s:%d: invalid UTF-8 at byte %d of the text", d.File, d.Line, documents.InvalidUTF8(d.Text))
 		}
 		batch = append(batch, d.Text)
 		size += len(d.Text)
-		documents++
+		count++
 		total += int64(len(d.Text))
 		if size >= countBatch {
 			if err := send(); err != nil {

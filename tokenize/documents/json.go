@@ -1,4 +1,4 @@
-package tokenize
+package documents
 
 import (
 	"encoding/binary"
@@ -48,7 +48,7 @@ type field struct {
 // is none. On an error of the text the id is still given.
 func (s *lineScanner) scan(line []byte) (id, text []byte, bad *lineError) {
 	if !utf8.Valid(line) {
-		return nil, nil, &lineError{BadUTF8, invalidUTF8(line), errors.New("the line is not UTF-8; convert the file to UTF-8")}
+		return nil, nil, &lineError{BadUTF8, InvalidUTF8(line), errors.New("the line is not UTF-8; convert the file to UTF-8")}
 	}
 	s.line, s.at, s.open, s.id, s.text, s.decoded = line, 0, s.open[:0], field{}, field{}, s.decoded[:0]
 	if bad := s.parse(); bad != nil {
@@ -437,6 +437,19 @@ func indexSpecial(b []byte) int {
 		if c := b[at]; c == '"' || c == '\\' || c < ' ' {
 			break
 		}
+	}
+	return at
+}
+
+// InvalidUTF8 is the first byte of text that is not valid UTF-8, or its length if there is none.
+func InvalidUTF8(text []byte) int {
+	at := 0
+	for at < len(text) {
+		r, n := utf8.DecodeRune(text[at:])
+		if r == utf8.RuneError && n == 1 {
+			break
+		}
+		at += n
 	}
 	return at
 }

@@ -1,13 +1,14 @@
-package tokenize
+package job
 
 import (
 	"bufio"
 	"encoding/json"
 
 	"mula/internal/atomicfile"
+	"mula/tokenize/documents"
 )
 
-// rejects is the file that lists the documents that were skipped, a line of JSON each ([DocumentError.MarshalJSON]).
+// rejects is the file that lists the documents that were skipped, a line of JSON each ([documents.DocumentError.MarshalJSON]).
 type rejects struct {
 	file   *atomicfile.File
 	buffer *bufio.Writer
@@ -21,7 +22,7 @@ func createRejects(path string) (*rejects, error) {
 	return &rejects{f, bufio.NewWriter(f)}, nil
 }
 
-func (r *rejects) append(bad *DocumentError) error {
+func (r *rejects) append(bad *documents.DocumentError) error {
 	line, err := json.Marshal(bad)
 	if err != nil {
 		return err

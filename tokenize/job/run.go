@@ -1,4 +1,4 @@
-package tokenize
+package job
 
 import (
 	"context"
@@ -16,6 +16,8 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"mula/shards"
+	"mula/tokenize"
+	"mula/tokenize/documents"
 )
 
 // OnError is what [Run] does with a document that cannot be used.
@@ -30,13 +32,13 @@ const (
 
 // Options are the choices for [Run].
 type Options struct {
-	Tokenizer *Tokenizer
-	Specials  Specials
+	Tokenizer *tokenize.Tokenizer
+	Specials  tokenize.Specials
 	AppendEOD bool   // end each document with EOD
 	EOD       uint32 // an id of the vocabulary
 
-	Inputs []string // as for [ReadDocuments], each file once
-	Read   ReadOptions
+	Inputs []string // as for [documents.ReadDocuments], each file once
+	Read   documents.ReadOptions
 	Output string // prefix of the shard's files; their directory must exist
 
 	OnError OnError
@@ -65,7 +67,7 @@ type Summary struct {
 	Documents int64                      `json:"documents"`
 	Tokens    int64                      `json:"tokens"`
 	TextBytes int64                      `json:"text_bytes"`
-	Skipped   map[Kind]int64             `json:"skipped"`
+	Skipped   map[documents.Kind]int64   `json:"skipped"`
 	Seconds   float64                    `json:"seconds"`
 	DType     string                     `json:"dtype"`
 	Files     map[string]shards.FileInfo `json:"files"` // as in [shards.Manifest]
@@ -80,16 +82,6 @@ const (
 	bytesInFlight = 1 + 4
 )
 
-// maxWorkers bounds the goroutines that a caller may ask for. A number beyond it is a mistake, which would end in a lack of memory.
-const maxWorkers = 4096
-
-func checkWorkers(n int) error {
-	if n < 0 || n > maxWorkers {
-		return fmt.Errorf("%d workers are not possible: it must be between 0, for the number of processors, and %d", n, maxWorkers)
-	}
-	return nil
-}
-
 const progressInterval = 250 * time.Millisecond
 
 // batch is a run of documents on its way from the reader through a worker to the writer.
@@ -103,7 +95,7 @@ type batch struct {
 
 // encoded is a document of a batch, or the error in its place.
 type encoded struct {
-	Document
+	documents.Document
 	err error
 	end int // of its ids in batch.tokens
 }
@@ -116,7 +108,7 @@ type encoded struct {
 // shard of the same name stays until then.
 func Run(ctx context.Context, opts Options) (Summary, error) {
 	start := time.Now()
-	if err := checkWorkers(opts.Workers); err != nil {
+	if err := tokenize.CheckWorkers(opts.Workers); err != nil {
 		return Summary{}, err
 	}
 	if opts.Workers == 0 {
@@ -130,12 +122,12 @@ func Run(ctx context.Context, opts Options) (Summary, error) {
 		return Summary{}, err
 	}
 	info := shards.TokenizerInfo{
-		SHA256: opts.Tokenizer.SHA256(), VocabSize: opts.Tokenizer.VocabSize(), EOD: -1, ClassTable: ClassTable(), Specials: opts.Specials.String(),
+		SHA256: opts.Tokenizer.SHA256(), VocabSize: opts.Tokenizer.VocabSize(), EOD: -1, ClassTable: tokenize.ClassTable(), Specials: opts.Specials.String(),
 	}
 	if opts.AppendEOD {
 		info.EOD = int64(opts.EOD)
 	}
-	w := &writer{opts: &opts, progress: Progress{InputSize: size}, skipped: make(map[Kind]int64), shown: start}
+	w := &writer{opts: &opts, progress: Progress{InputSize: size}, skipped: make(map[documents.Kind]int64), shown: start}
 	if w.shard, err = shards.Create(opts.Output, shards.DTypeFor(info.VocabSize), info); err != nil {
 		return Summary{}, err
 	}
@@ -263,7 +255,7 @@ func pipeline(ctx context.Context, opts *Options, w *writer) error {
 			}
 		}
 		b := newBatch()
-		for doc, err := range ReadDocuments(ctx, opts.Inputs, read) {
+		for doc, err := range documents.ReadDocuments(ctx, opts.Inputs, read) {
 			b.documents = append(b.documents, encoded{Document: doc, err: err})
 			b.bytes += len(doc.Text)
 			if err != nil && opts.OnError == Fail {
@@ -280,7 +272,7 @@ func pipeline(ctx context.Context, opts *Options, w *writer) error {
 	})
 	for range opts.Workers {
 		group.Go(func() error {
-			encoder := opts.Tokenizer.NewEncoder(EncodeOptions{Specials: opts.Specials})
+			encoder := opts.Tokenizer.NewEncoder(tokenize.EncodeOptions{Specials: opts.Specials})
 			for b := range toEncode {
 				if err := ctx.Err(); err != nil {
 					return err
@@ -326,14 +318,14 @@ func (b *batch) recycle() {
 }
 
 // encode makes ids of the documents of b.
-func (b *batch) encode(encoder *Encoder, opts *Options) {
+func (b *batch) encode(encoder *tokenize.Encoder, opts *Options) {
 	defer close(b.done)
 	for i := range b.documents {
 		d := &b.documents[i]
 		if d.err == nil {
 			var err error
 			if b.tokens, err = encoder.Append(b.tokens, d.Text); err != nil {
-				d.err = &DocumentError{File: d.File, Line: d.Line, Offset: d.Offset, ID: d.ID, Kind: Unencodable, Err: err}
+				d.err = &documents.DocumentError{File: d.File, Line: d.Line, Offset: d.Offset, ID: d.ID, Kind: documents.Unencodable, Err: err}
 			} else if opts.AppendEOD {
 				b.tokens = append(b.tokens, opts.EOD)
 			}
@@ -350,8 +342,8 @@ type writer struct {
 	inputRead atomic.Int64 // by the reader
 	progress  Progress
 	shown     time.Time // when Progress was called last
-	skipped   map[Kind]int64
-	first     *DocumentError // of those skipped
+	skipped   map[documents.Kind]int64
+	first     *documents.DocumentError // of those skipped
 }
 
 // write writes a batch.
@@ -390,8 +382,8 @@ func (w *writer) show() {
 
 // skip leaves a bad document out, if the run may; otherwise it gives the error back.
 func (w *writer) skip(err error) error {
-	var bad *DocumentError
-	if w.opts.OnError == Fail || !errors.As(err, &bad) || bad.Kind == BadStream {
+	var bad *documents.DocumentError
+	if w.opts.OnError == Fail || !errors.As(err, &bad) || bad.Kind == documents.BadStream {
 		return err
 	}
 	if w.first == nil {

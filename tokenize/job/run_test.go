@@ -1,7 +1,8 @@
-package tokenize
+package job
 
 import (
 	"bytes"
+	"compress/gzip"
 	"context"
 	"encoding/json"
 	"errors"
@@ -15,14 +16,17 @@ import (
 	"testing"
 	"time"
 
+	"github.com/klauspost/compress/zstd"
 	"go.uber.org/goleak"
 
 	"mula/internal/atomicfile"
 	"mula/shards"
+	"mula/tokenize"
+	"mula/tokenize/documents"
 )
 
 // bytesTokenizer has one token for each byte but those left out, with the byte as its id, and <|endoftext|> as 256: its ids are known without it.
-func bytesTokenizer(t testing.TB, leftOut string) *Tokenizer {
+func bytesTokenizer(t testing.TB, leftOut string) *tokenize.Tokenizer {
 	t.Helper()
 	vocab := map[string]int{"<|endoftext|>": 256}
 	next := rune(256)
@@ -46,7 +50,7 @@ func bytesTokenizer(t testing.TB, leftOut string) *Tokenizer {
 	if err != nil {
 		t.Fatal(err)
 	}
-	tok, err := Parse(data, "bytes")
+	tok, err := tokenize.Parse(data, "bytes")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -54,15 +58,15 @@ func bytesTokenizer(t testing.TB, leftOut string) *Tokenizer {
 }
 
 // corpus writes files of documents in all three forms and gives their names and the documents in order.
-func corpus(t testing.TB, files, documents int) (inputs []string, docs []Document) {
+func corpus(t testing.TB, files, perFile int) (inputs []string, docs []documents.Document) {
 	t.Helper()
 	dir := t.TempDir()
 	for f := range files {
 		var content strings.Builder
 		name := fmt.Sprintf("part-%04d.jsonl", f)
-		for d := range documents {
-			n := (f*documents + d) * 7919 % 1000
-			if d == documents/2 {
+		for d := range perFile {
+			n := (f*perFile + d) * 7919 % 1000
+			if d == perFile/2 {
 				n = 200_000 // more than a batch
 			}
 			text := strings.Repeat(fmt.Sprintf("«%d» it is\n", n), 1+n/10)
@@ -70,7 +74,7 @@ func corpus(t testing.TB, files, documents int) (inputs []string, docs []Documen
 			if err != nil {
 				t.Fatal(err)
 			}
-			docs = append(docs, Document{ID: fmt.Sprintf("%d-%d", f, d), Text: []byte(text), Line: int64(d) + 1})
+			docs = append(docs, documents.Document{ID: fmt.Sprintf("%d-%d", f, d), Text: []byte(text), Line: int64(d) + 1})
 			content.Write(line)
 			content.WriteByte('\n')
 		}
@@ -85,8 +89,8 @@ func corpus(t testing.TB, files, documents int) (inputs []string, docs []Documen
 		if err := os.WriteFile(inputs[f], []byte(data), 0o644); err != nil {
 			t.Fatal(err)
 		}
-		for i := range documents {
-			docs[f*documents+i].File = inputs[f]
+		for i := range perFile {
+			docs[f*perFile+i].File = inputs[f]
 		}
 	}
 	return inputs, docs
@@ -158,7 +162,7 @@ func TestRun(t *testing.T) {
 	}
 	want := Summary{
 		Output: output, Documents: int64(len(docs)), Tokens: textBytes + int64(len(docs)), TextBytes: textBytes, DType: "uint16",
-		Seconds: summary.Seconds, Files: s.Manifest().Files, Skipped: map[Kind]int64{},
+		Seconds: summary.Seconds, Files: s.Manifest().Files, Skipped: map[documents.Kind]int64{},
 	}
 	if fmt.Sprint(summary) != fmt.Sprint(want) || summary.Seconds <= 0 || len(summary.Files) != 3 {
 		t.Errorf("summary %+v, want %+v", summary, want)
@@ -167,7 +171,7 @@ func TestRun(t *testing.T) {
 		t.Errorf("the last progress is %+v", last)
 	}
 	info := s.Manifest().Tokenizer
-	if info != (shards.TokenizerInfo{SHA256: tok.SHA256(), VocabSize: 257, EOD: 256, ClassTable: ClassTable(), Specials: "text"}) {
+	if info != (shards.TokenizerInfo{SHA256: tok.SHA256(), VocabSize: 257, EOD: 256, ClassTable: tokenize.ClassTable(), Specials: "text"}) {
 		t.Errorf("the manifest's tokenizer is %+v", info)
 	}
 }
@@ -227,16 +231,16 @@ func TestRunFailsAtTheFirst(t *testing.T) {
 	inputs := badCorpus(t)
 	for _, test := range []struct {
 		leftOut string // this byte cannot be encoded
-		want    DocumentError
+		want    documents.DocumentError
 	}{
-		{"", DocumentError{Line: 702, Kind: Empty, ID: "e"}},
-		{"Q", DocumentError{Line: 701, Kind: Unencodable, ID: "q"}},
+		{"", documents.DocumentError{Line: 702, Kind: documents.Empty, ID: "e"}},
+		{"Q", documents.DocumentError{Line: 701, Kind: documents.Unencodable, ID: "q"}},
 	} {
 		tok := bytesTokenizer(t, test.leftOut)
 		for workers := 1; workers <= 5; workers++ {
 			dir := t.TempDir()
 			_, err := Run(t.Context(), Options{Tokenizer: tok, AppendEOD: true, EOD: 256, Inputs: inputs, Output: filepath.Join(dir, "x"), Workers: workers})
-			var bad *DocumentError
+			var bad *documents.DocumentError
 			if !errors.As(err, &bad) || bad.File != inputs[1] || bad.Line != test.want.Line || bad.Kind != test.want.Kind || bad.ID != test.want.ID {
 				t.Errorf("%d workers: %v", workers, err)
 			}
@@ -257,7 +261,7 @@ func TestRunSkips(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := map[Kind]int64{Unencodable: 1, Empty: 2, BadJSON: 1, BadText: 1, NoText: 1, BadUTF8: 1}
+	want := map[documents.Kind]int64{documents.Unencodable: 1, documents.Empty: 2, documents.BadJSON: 1, documents.BadText: 1, documents.NoText: 1, documents.BadUTF8: 1}
 	if fmt.Sprint(summary.Skipped) != fmt.Sprint(want) || summary.Documents != 2101 {
 		t.Errorf("%d documents, skipped %v, want %v", summary.Documents, summary.Skipped, want)
 	}
@@ -398,7 +402,7 @@ func TestRunCancelled(t *testing.T) {
 		read := int64(0)
 		_, err := Run(ctx, Options{
 			Tokenizer: tok, AppendEOD: true, EOD: 256, Inputs: []string{"-"}, Output: filepath.Join(dir, "x"), Workers: 2, OnError: Skip, Rejects: filepath.Join(dir, "r"),
-			Read: ReadOptions{Stdin: &endless{words: 50}, OnRead: func(n int64) {
+			Read: documents.ReadOptions{Stdin: &endless{words: 50}, OnRead: func(n int64) {
 				if read += n; read >= after {
 					cancel()
 				}
@@ -416,7 +420,7 @@ func TestRunCancelled(t *testing.T) {
 	defer cancel()
 	in, out := io.Pipe()
 	defer out.Close()
-	if _, err := Run(ctx, Options{Tokenizer: tok, Inputs: []string{"-"}, Output: filepath.Join(dir, "x"), Read: ReadOptions{Stdin: in}}); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := Run(ctx, Options{Tokenizer: tok, Inputs: []string{"-"}, Output: filepath.Join(dir, "x"), Read: documents.ReadOptions{Stdin: in}}); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("silent input: %v", err)
 	}
 	leavesNothing(t, dir)
@@ -438,13 +442,13 @@ func TestRunMemoryIsBounded(t *testing.T) {
 	defer func() { atomicfile.Fault = nil }()
 	_, err := Run(t.Context(), Options{
 		Tokenizer: tok, Inputs: []string{"-"}, Output: filepath.Join(t.TempDir(), "x"), Workers: 8, Memory: limit,
-		Read: ReadOptions{Stdin: &endless{words: document / 10}, OnRead: func(n int64) { read += n }},
+		Read: documents.ReadOptions{Stdin: &endless{words: document / 10}, OnRead: func(n int64) { read += n }},
 	})
 	if !errors.Is(err, stopped) {
 		t.Fatal(err)
 	}
 	// One document written, three in flight, one that waits for memory, and the buffers that files are read by.
-	if most := int64(5*document + 3*readBuffer); read > most || read < 3*document {
+	if most := int64(5*document + 3*(1<<20)); read > most || read < 3*document {
 		t.Errorf("%d bytes were read while nothing was written, at most %d may be", read, most)
 	}
 }
@@ -497,4 +501,35 @@ func leavesNothing(t *testing.T, dir string) {
 	if err != nil || len(entries) != 0 {
 		t.Errorf("left behind %v, %v", entries, err)
 	}
+}
+
+func gzipped(parts ...string) string {
+	var b bytes.Buffer
+	for _, p := range parts {
+		w := gzip.NewWriter(&b)
+		io.WriteString(w, p)
+		w.Close()
+	}
+	return b.String()
+}
+
+func zstded(parts ...string) string {
+	enc, err := zstd.NewWriter(nil)
+	if err != nil {
+		panic(err)
+	}
+	var b []byte
+	for _, p := range parts {
+		b = enc.EncodeAll([]byte(p), b)
+	}
+	return string(b)
+}
+
+func put(t testing.TB, name, content string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
+	if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return path
 }
