@@ -10,6 +10,8 @@ import (
 	"io"
 	"io/fs"
 	"os"
+
+	"mula/internal/atomicfile"
 )
 
 // manifestFormat is the version of the manifest that this package writes and reads.
@@ -20,12 +22,13 @@ const maxManifest = 1 << 20
 
 // Manifest is x.json, written beside a shard: what the shard holds, what made it, and the hashes of its files.
 type Manifest struct {
-	Format    int                 `json:"format"` // 1
-	DType     string              `json:"dtype"`  // "uint16" or "int32"
+	Format    int                 `json:"format"`           // 1
+	Layout    Layout              `json:"layout,omitempty"` // whose files they are; left out for Megatron
+	DType     string              `json:"dtype"`            // of the ids on disk: "uint16", "int32" or, of other layouts than Megatron, "uint32"
 	Tokens    int64               `json:"tokens"`
 	Documents int64               `json:"documents"`
 	Tokenizer TokenizerInfo       `json:"tokenizer"`
-	Files     map[string]FileInfo `json:"files"` // by "bin", "idx" and "docs"
+	Files     map[string]FileInfo `json:"files"` // by "bin", "idx" and "docs"; other layouts have other files
 }
 
 // TokenizerInfo says how text became the ids of a shard: two shards with the same TokenizerInfo may be blended.
@@ -46,8 +49,8 @@ type FileInfo struct {
 // manifestFiles gives the names in Manifest.Files and the endings they stand for, in the order in which they are verified.
 var manifestFiles = []struct{ name, ext string }{{"idx", idxExt}, {"bin", binExt}, {"docs", docsExt}}
 
-// readManifest reads a manifest; without a file it returns nil and no error.
-func readManifest(path string) (*Manifest, error) {
+// ReadManifest reads a manifest, of any layout; without a file it returns nil and no error.
+func ReadManifest(path string) (*Manifest, error) {
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -70,6 +73,27 @@ func readManifest(path string) (*Manifest, error) {
 		return nil, fmt.Errorf("%s is not the manifest of a shard; if it belongs to something else, move it or the shard: %w", path, err)
 	}
 	return m, nil
+}
+
+// Seal writes the manifest, with the format that this package knows, up to its renaming. The caller publishes it.
+func (m *Manifest) Seal(path string) (*atomicfile.File, error) {
+	m.Format = manifestFormat
+	data, err := json.MarshalIndent(m, "", "  ")
+	if err != nil {
+		return nil, err
+	}
+	f, err := atomicfile.Create(path)
+	if err != nil {
+		return nil, err
+	}
+	if _, err = f.Write(append(data, '\n')); err == nil {
+		err = f.Seal()
+	}
+	if err != nil {
+		f.Abort()
+		return nil, err
+	}
+	return f, nil
 }
 
 // checkManifest holds the manifest against what the files say without hashing them.

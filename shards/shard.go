@@ -82,7 +82,7 @@ func Open(prefix string) (_ *Shard, err error) {
 	if err := s.index.holdsTokens(int64(len(s.bin.Data)), prefix+binExt); err != nil {
 		return nil, err
 	}
-	if s.manifest, err = readManifest(prefix + manifestExt); err != nil {
+	if s.manifest, err = ReadManifest(prefix + manifestExt); err != nil {
 		return nil, err
 	}
 	// A writer removes x.idx before it replaces the others: while the one that was opened stands, they are its own.

@@ -2,13 +2,9 @@ package shards
 
 import (
 	"bufio"
-	"crypto/sha256"
 	"encoding/binary"
-	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"hash"
 	"io/fs"
 	"math"
 	"os"
@@ -34,7 +30,7 @@ type Writer struct {
 	info   TokenizerInfo
 	ids    int64 // every id is below it
 
-	bin, idx, docs *hashedFile
+	bin, idx, docs *atomicfile.Hashed
 	origins        *documentWriter
 	scratch        []byte
 
@@ -70,7 +66,7 @@ func create(prefix string, dtype DType, info TokenizerInfo, mem memory.Allocator
 		}
 	}
 	// x.json may well be documents, from which this shard is to be made.
-	if _, err := readManifest(prefix + manifestExt); err != nil {
+	if _, err := ReadManifest(prefix + manifestExt); err != nil {
 		return nil, fmt.Errorf("creating shard %s would replace a file of another kind: %w", prefix, err)
 	}
 	w := &Writer{prefix: prefix, dtype: dtype, info: info, ids: dtype.limit()}
@@ -82,13 +78,13 @@ func create(prefix string, dtype DType, info TokenizerInfo, mem memory.Allocator
 			w.Abort()
 		}
 	}()
-	if w.bin, err = createHashed(prefix + binExt); err != nil {
+	if w.bin, err = atomicfile.CreateHashed(prefix + binExt); err != nil {
 		return nil, err
 	}
-	if w.docs, err = createHashed(prefix + docsExt); err != nil {
+	if w.docs, err = atomicfile.CreateHashed(prefix + docsExt); err != nil {
 		return nil, err
 	}
-	if w.origins, err = newDocumentWriter(w.docs.buffer, mem); err != nil {
+	if w.origins, err = newDocumentWriter(w.docs.Buffer, mem); err != nil {
 		return nil, fmt.Errorf("writing %s: %w", prefix+docsExt, err)
 	}
 	return w, nil
@@ -139,7 +135,7 @@ func (w *Writer) append(tokens []uint32, origin DocumentOrigin) error {
 				w.scratch = binary.LittleEndian.AppendUint32(w.scratch, id)
 			}
 		}
-		if _, err := w.bin.buffer.Write(w.scratch); err != nil {
+		if _, err := w.bin.Buffer.Write(w.scratch); err != nil {
 			return err
 		}
 	}
@@ -185,10 +181,10 @@ func (w *Writer) finish() (_ *sealedManifest, err error) {
 	if err := w.origins.close(); err != nil {
 		return nil, fmt.Errorf("writing %s: %w", w.prefix+docsExt, err)
 	}
-	if w.idx, err = createHashed(w.prefix + idxExt); err != nil {
+	if w.idx, err = atomicfile.CreateHashed(w.prefix + idxExt); err != nil {
 		return nil, err
 	}
-	if err := w.writeIndex(w.idx.buffer); err != nil {
+	if err := w.writeIndex(w.idx.Buffer); err != nil {
 		return nil, err
 	}
 	m := &Manifest{
@@ -197,25 +193,16 @@ func (w *Writer) finish() (_ *sealedManifest, err error) {
 	}
 	for _, f := range []struct {
 		name string
-		file *hashedFile
+		file *atomicfile.Hashed
 	}{{"bin", w.bin}, {"docs", w.docs}, {"idx", w.idx}} {
-		if m.Files[f.name], err = f.file.finish(); err != nil {
+		sum, err := f.file.Finish()
+		if err != nil {
 			return nil, err
 		}
+		m.Files[f.name] = FileInfo{f.file.Bytes(), sum}
 	}
-	data, err := json.MarshalIndent(m, "", "  ")
+	f, err := m.Seal(w.prefix + manifestExt)
 	if err != nil {
-		return nil, err
-	}
-	f, err := atomicfile.Create(w.prefix + manifestExt)
-	if err != nil {
-		return nil, err
-	}
-	if _, err = f.Write(append(data, '\n')); err == nil {
-		err = f.Seal()
-	}
-	if err != nil {
-		f.Abort()
 		return nil, err
 	}
 	return &sealedManifest{f, m}, nil
@@ -274,7 +261,7 @@ func (w *Writer) publish(manifest *sealedManifest) error {
 	case !errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("replacing shard: %w", err)
 	}
-	files := []*atomicfile.File{w.bin.file, w.docs.file, manifest.file, w.idx.file}
+	files := []*atomicfile.File{w.bin.File, w.docs.File, manifest.file, w.idx.File}
 	for i, f := range files {
 		if err := f.Publish(); err != nil {
 			// Without its .idx the rest is of no use to anybody. Publish may fail after the renaming, so this one goes as well.
@@ -293,50 +280,13 @@ func (w *Writer) Abort() {
 		return
 	}
 	w.done = true
-	for _, f := range []*hashedFile{w.bin, w.docs, w.idx} {
+	for _, f := range []*atomicfile.Hashed{w.bin, w.docs, w.idx} {
 		if f != nil {
-			f.file.Abort()
+			f.File.Abort()
 		}
 	}
 	if w.origins != nil {
 		w.origins.release()
 	}
 	w.lengths = nil
-}
-
-// hashedFile is a file that is hashed while it is written, through buffer.
-type hashedFile struct {
-	file   *atomicfile.File
-	buffer *bufio.Writer
-	hash   hash.Hash
-	bytes  int64
-}
-
-func createHashed(path string) (*hashedFile, error) {
-	file, err := atomicfile.Create(path)
-	if err != nil {
-		return nil, err
-	}
-	f := &hashedFile{file: file, hash: sha256.New()}
-	f.buffer = bufio.NewWriterSize(f, 1<<20)
-	return f, nil
-}
-
-// Write is what buffer writes to.
-func (f *hashedFile) Write(p []byte) (int, error) {
-	n, err := f.file.Write(p)
-	f.hash.Write(p[:n])
-	f.bytes += int64(n)
-	return n, err
-}
-
-// finish brings the file to disk under its temporary name.
-func (f *hashedFile) finish() (FileInfo, error) {
-	if err := f.buffer.Flush(); err != nil {
-		return FileInfo{}, err
-	}
-	if err := f.file.Seal(); err != nil {
-		return FileInfo{}, err
-	}
-	return FileInfo{Bytes: f.bytes, SHA256: hex.EncodeToString(f.hash.Sum(nil))}, nil
 }
