@@ -1,7 +1,7 @@
 // Package cache builds a directory of files that are made in units: the files of one data set, and a marker that says they are there.
 //
 // Several processes, on one machine or on several that share the directory, may build one directory at once and share the work by units.
-// Locks (lock.go) only spare work: should one fail, two processes write the same bytes under temporary names and rename them, one after
+// Locks ([locks]) only spare work: should one fail, two processes write the same bytes under temporary names and rename them, one after
 // the other. A reader may use a unit as soon as its marker is there. What a kill leaves, and what the next run makes of it, is written
 // down in publish.go.
 package cache
@@ -24,6 +24,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"mula/internal/atomicfile"
+	"mula/internal/locks"
 )
 
 // StateDir is the folder inside the built directory that holds locks, and for each unit its settings and sizes. The trainers that read
@@ -78,8 +79,16 @@ type Options struct {
 	// Progress, if not nil, is told what happens. Calls do not overlap; a slow one holds up the work.
 	Progress func(Event)
 
-	timing *timing // of the locks, for tests; nil = defaultTiming
+	timing *timing // for tests; nil = defaultTiming
 }
+
+// timing is how often things are looked at.
+type timing struct {
+	locks.Timing
+	poll, maxPoll time.Duration // between looks at what others hold: at first, at most
+}
+
+var defaultTiming = timing{locks.DefaultTiming, 50 * time.Millisecond, 2 * time.Second}
 
 // Stage is what has become of a unit.
 type Stage int
@@ -168,7 +177,7 @@ type run struct {
 	units      []*unit
 	dirSync    syncer // of dir
 	stateSync  syncer // of state
-	locks      locks
+	locks      *locks.Set
 
 	mu       sync.Mutex // guards what follows, and calls of o.Progress
 	summary  Summary
@@ -217,7 +226,6 @@ func newRun(dir string, units []Unit, o Options) (*run, error) {
 		r.units = append(r.units, u)
 	}
 	r.dirSync.dir, r.stateSync.dir = r.dir, r.state
-	r.locks = locks{state: r.state, timing: r.timing, held: make(map[*lock]bool), seen: make(map[string]sighting)}
 	return r, nil
 }
 
@@ -246,15 +254,15 @@ func (r *run) run(ctx context.Context) error {
 	if err := r.prepare(); err != nil {
 		return err
 	}
-	if err := r.locks.open(); err != nil {
+	if r.locks, err = locks.Open(r.state, r.timing.Timing); err != nil {
 		return err
 	}
-	defer r.locks.close()
+	defer r.locks.Close()
 	ctx, stop := context.WithCancel(ctx)
 	beating := make(chan struct{})
 	go func() {
 		defer close(beating)
-		r.locks.beat(ctx)
+		r.locks.Beat(ctx)
 	}()
 	defer func() {
 		stop()
@@ -356,7 +364,7 @@ func (r *run) clean() error {
 			return err
 		}
 	}
-	return r.locks.clean()
+	return locks.Clean(r.state)
 }
 
 // round tries each unit once. It returns those that other processes hold, and those that were lost to another process on the way.
@@ -441,7 +449,7 @@ func (r *run) skip(ctx context.Context, u *unit) (bool, findings, error) {
 
 // try builds a unit unless it is complete, or held by another process: then it goes to again. The job it returns, if any, is for finish.
 func (r *run) try(ctx context.Context, u *unit, again chan<- *unit) (*job, error) {
-	l, holder, err := r.locks.acquire(r.lockPath(u))
+	l, holder, err := r.locks.Acquire(filepath.Join(r.state, u.Marker+locks.Suffix))
 	if err != nil {
 		return nil, err
 	}
@@ -455,7 +463,7 @@ func (r *run) try(ctx context.Context, u *unit, again chan<- *unit) (*job, error
 			u.since = now
 		}
 		// Where work is shared, somebody holds something at any time: only a long wait is worth a word.
-		if !u.waits && now.Sub(u.since) > r.timing.beat/5 {
+		if !u.waits && now.Sub(u.since) > r.timing.Beat/5 {
 			u.waits = true
 			r.event(u, Waiting, holder)
 		}
@@ -470,12 +478,12 @@ func (r *run) try(ctx context.Context, u *unit, again chan<- *unit) (*job, error
 			return j, nil
 		}
 	}
-	l.release()
+	l.Release()
 	return nil, err
 }
 
 // build computes the files that are missing, under temporary names.
-func (r *run) build(ctx context.Context, u *unit, f findings, l *lock) (*job, error) {
+func (r *run) build(ctx context.Context, u *unit, f findings, l *locks.Lock) (*job, error) {
 	j := &job{unit: u, lock: l, findings: f, images: make([]*atomicfile.Image, len(u.Files))}
 	if j.sizes == nil {
 		var err error
@@ -522,7 +530,7 @@ func (r *run) finish(ctx context.Context, j *job, again chan<- *unit) error {
 	defer j.abort()
 	r.event(j.unit, Publishing, "")
 	err := r.publish(ctx, j)
-	j.lock.release()
+	j.lock.Release()
 	if errors.Is(err, errLost) {
 		again <- j.unit
 		return nil

@@ -23,6 +23,7 @@ import (
 	"go.uber.org/goleak"
 
 	"mula/internal/atomicfile"
+	"mula/internal/locks"
 )
 
 func TestMain(m *testing.M) {
@@ -448,7 +449,7 @@ func TestEveryFault(t *testing.T) {
 				for _, d := range []string{dir, filepath.Join(dir, StateDir)} {
 					entries, _ := os.ReadDir(d)
 					for _, e := range entries {
-						if strings.HasSuffix(e.Name(), atomicfile.TempSuffix) || strings.HasSuffix(e.Name(), lockSuffix) {
+						if strings.HasSuffix(e.Name(), atomicfile.TempSuffix) || strings.HasSuffix(e.Name(), locks.Suffix) {
 							t.Errorf("%s: left behind %s", failed.Load(), e.Name())
 						}
 					}

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"mula/internal/atomicfile"
+	"mula/internal/locks"
 )
 
 // deadOwner is a process of this machine that has ended.
@@ -35,11 +36,11 @@ func deadOwner(t *testing.T) atomicfile.Owner {
 
 func writeLock(t *testing.T, dir string, o atomicfile.Owner) string {
 	t.Helper()
-	text, err := json.Marshal(lockText{o, 1})
+	text, err := json.Marshal(o)
 	if err != nil {
 		t.Fatal(err)
 	}
-	path := filepath.Join(dir, StateDir, "u0-description.txt"+lockSuffix)
+	path := filepath.Join(dir, StateDir, "u0-description.txt"+locks.Suffix)
 	if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {
 		t.Fatal(err)
 	}
@@ -53,7 +54,7 @@ func writeLock(t *testing.T, dir string, o atomicfile.Owner) string {
 	return path
 }
 
-var quick = &timing{beat: 20 * time.Millisecond, stale: 200 * time.Millisecond, poll: 5 * time.Millisecond, maxPoll: 20 * time.Millisecond}
+var quick = &timing{locks.Timing{Beat: 20 * time.Millisecond, Stale: 200 * time.Millisecond}, 5 * time.Millisecond, 20 * time.Millisecond}
 
 // A lock of another unit that only another user may read is no reason to fail.
 func TestOthersLock(t *testing.T) {
@@ -62,7 +63,7 @@ func TestOthersLock(t *testing.T) {
 	}
 	dir := t.TempDir()
 	path := writeLock(t, dir, deadOwner(t))
-	other := filepath.Join(filepath.Dir(path), "other"+lockSuffix)
+	other := filepath.Join(filepath.Dir(path), "other"+locks.Suffix)
 	if err := errors.Join(os.Rename(path, other), os.Chmod(other, 0)); err != nil {
 		t.Fatal(err)
 	}
@@ -87,7 +88,7 @@ func TestDeadLock(t *testing.T) {
 			if s := mustRun(t, dir, testUnits(2, "x", nil), Options{Resume: true}); s.Built != 2 {
 				t.Errorf("%+v", s)
 			}
-			if d := time.Since(begin); d > defaultTiming.stale/2 {
+			if d := time.Since(begin); d > defaultTiming.Stale/2 {
 				t.Errorf("it took %v", d)
 			}
 			checkComplete(t, dir, 2, "x")
@@ -108,7 +109,7 @@ func TestStaleLock(t *testing.T) {
 			holder = e.Holder
 		}
 	}})
-	if d := time.Since(begin); s.Built != 2 || d < quick.stale {
+	if d := time.Since(begin); s.Built != 2 || d < quick.Stale {
 		t.Errorf("%+v after %v", s, d)
 	}
 	if want := other.String(); holder != want {
@@ -141,7 +142,7 @@ func TestLiveLock(t *testing.T) {
 	g.Go(func() { mustRun(t, dir, slow[:1], Options{Resume: true, timing: quick}) })
 	<-started
 	var built atomic.Int64
-	ctx, cancel := context.WithTimeout(t.Context(), 3*quick.stale)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*quick.Stale)
 	defer cancel()
 	if _, err := Run(ctx, dir, testUnits(2, "x", &built), Options{Threads: 2, Resume: true, timing: quick}); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("while unit 0 is being built: %v", err)
@@ -233,67 +234,4 @@ func TestLostLock(t *testing.T) {
 		t.Errorf("%+v after %d builds", s, calls)
 	}
 	checkComplete(t, dir, 1, "x")
-}
-
-// Who breaks a lock that has become another in the meantime gives it back.
-func TestBreakGivesBack(t *testing.T) {
-	dir := t.TempDir()
-	path := writeLock(t, dir, atomicfile.Self())
-	before, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := breakLock(path, []byte("the stale one")); err != nil {
-		t.Fatal(err)
-	}
-	if after, err := os.ReadFile(path); err != nil || string(after) != string(before) {
-		t.Errorf("the lock holds %q, %v; want %q", after, err, before)
-	}
-	if err := breakLock(path, before); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := os.Stat(path); err == nil {
-		t.Error("the lock was not broken")
-	}
-	if err := breakLock(path, before); err != nil {
-		t.Errorf("breaking what another has broken: %v", err)
-	}
-	if entries, _ := os.ReadDir(filepath.Dir(path)); len(entries) != 0 {
-		t.Errorf("left behind: %v", entries)
-	}
-}
-
-// Of many that find the same stale lock, one gets it.
-func TestBreakers(t *testing.T) {
-	dead := deadOwner(t)
-	for round := range 50 {
-		dir := t.TempDir()
-		path := writeLock(t, dir, dead)
-		var got atomic.Int64
-		var g sync.WaitGroup
-		for range 8 {
-			g.Go(func() {
-				ls := locks{state: filepath.Dir(path), timing: *quick, held: make(map[*lock]bool), seen: make(map[string]sighting)}
-				if err := ls.open(); err != nil {
-					t.Error(err)
-					return
-				}
-				defer ls.close()
-				if round%2 == 1 { // as if there were no hard links
-					os.Remove(ls.source)
-				}
-				l, _, err := ls.acquire(path)
-				if err != nil {
-					t.Error(err)
-				}
-				if l != nil {
-					got.Add(1)
-				}
-			})
-		}
-		g.Wait()
-		if got.Load() < 1 || got.Load() > 2 {
-			t.Fatalf("%d have the lock", got.Load())
-		}
-	}
 }

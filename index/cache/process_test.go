@@ -13,6 +13,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"mula/internal/locks"
 )
 
 // The environment that makes the test binary a process that builds a directory.
@@ -35,7 +37,7 @@ func child(dir string) {
 	n, err := strconv.Atoi(os.Getenv(childUnits))
 	if err == nil {
 		_, err = Run(context.Background(), dir, testUnits(n, "x", nil), Options{Threads: 2, Resume: true, timing: &timing{
-			beat: time.Second, stale: 10 * time.Second, poll: time.Millisecond, maxPoll: 20 * time.Millisecond}})
+			locks.Timing{Beat: time.Second, Stale: 10 * time.Second}, time.Millisecond, 20 * time.Millisecond}})
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)

@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"mula/internal/atomicfile"
+	"mula/internal/locks"
 )
 
 // How a unit gets its names, and what a kill leaves.
@@ -44,7 +45,7 @@ var errLost = errors.New("another process has taken the unit over")
 type job struct {
 	*unit
 	findings
-	lock   *lock
+	lock   *locks.Lock
 	images []*atomicfile.Image // nil: the file is there
 }
 
@@ -55,7 +56,7 @@ func (j *job) abort() {
 			m.Abort()
 		}
 	}
-	j.lock.release()
+	j.lock.Release()
 }
 
 // publish carries out the steps above.
@@ -88,7 +89,7 @@ func (r *run) publish(ctx context.Context, j *job) error {
 	if err := ctx.Err(); err != nil {
 		return context.Cause(ctx)
 	}
-	if !j.lock.ours() {
+	if !j.lock.Ours() {
 		return errLost
 	}
 	if j.findings.marker {
@@ -128,7 +129,7 @@ func (r *run) publish(ctx context.Context, j *job) error {
 	if err := r.dirSync.sync(); err != nil {
 		return err
 	}
-	if !j.lock.ours() {
+	if !j.lock.Ours() {
 		return errLost
 	}
 	if err := marker.Rename(); err != nil {
