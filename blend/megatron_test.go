@@ -19,6 +19,7 @@ import (
 	"mula/index/megatron"
 	"mula/index/python"
 	"mula/shards"
+	"mula/shards/audit"
 )
 
 // A megatronGolden is what testdata/megatron_order.py saw of a configuration.
@@ -363,7 +364,7 @@ func TestMegatronChanges(t *testing.T) {
 	defer d.Close()
 	flip(t, blendIndex, 128+8*290)
 	report, err := d.Check(t.Context(), CheckOptions{})
-	if err != nil || len(report.Findings) == 0 || !slices.ContainsFunc(report.Findings, func(f Finding) bool { return f.Error && f.Path == blendIndex }) {
+	if err != nil || len(report.Findings) == 0 || !slices.ContainsFunc(report.Findings, func(f audit.Finding) bool { return f.Level == audit.Error && f.Path == blendIndex }) {
 		t.Errorf("%+v, %v", report.Findings, err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())

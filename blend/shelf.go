@@ -8,7 +8,7 @@ import (
 	"mula/shards"
 )
 
-// maxMapped is the number of shards that a shelf keeps open, more or less. Each has two mappings of the 65,530 that Linux allows a process
+// maxMapped is the number of shards that a shelf keeps open, more or less. Each has three mappings of the 65,530 that Linux allows a process
 // unless vm.max_map_count says otherwise.
 const maxMapped = 1 << 14
 

@@ -1,22 +1,38 @@
 package cli
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
+	"io"
+	"path/filepath"
 
 	"github.com/urfave/cli/v2"
 
 	"mula/blend"
+	"mula/internal/atomicfile"
+	"mula/shards/audit"
 )
 
 func checkCommand() *cli.Command {
 	return &cli.Command{
-		Name:  "check",
-		Usage: "read every byte of a plan's shards: compare with the hashes, look for damage and odd data",
-		Description: "Exits with 1 if a shard is not what the plan was sealed with, or holds ids beyond the vocabulary.\n\n" +
-			"Example: mula check --plan plan.json",
+		Name:      "check",
+		Usage:     "read every byte of shards: compare with the hashes, look for damage and odd data, measure documents",
+		ArgsUsage: "[SHARD or FOLDER ...]",
+		Description: "Without operands it reads the shards of a plan and compares them with what the plan was sealed with. Operands are shards of any layout:\n" +
+			"prefixes, files, folders of MDS, or folders with all shards in them and below. Exits with 1 if there is an error: bytes that are not the\n" +
+			"manifest's or the plan's, ids beyond the vocabulary or read as another type, or documents of which none ends with its separator.\n\n" +
+			"Example: mula check --plan plan.json\n" +
+			"          mula check --sequence-length 4096 --report check.html shards/\n" +
+			"          mula check --eod 50279 --vocab-size 50280 tokens/part-00-00000.npy",
 		Flags: []cli.Flag{
 			planFlag, shardsFlag,
+			&cli.Int64Flag{Name: "eod", Usage: "`ID` that should end every document, -1 for none", DefaultText: "the manifest's"},
+			&cli.Int64Flag{Name: "vocab-size", Usage: "ids must be below `N`", DefaultText: "the manifest's"},
+			&cli.IntFlag{Name: "sequence-length", Aliases: []string{"L"}, Usage: "count the tokens that no window of `L`+1 reaches", DefaultText: "not counted"},
+			&cli.StringFlag{Name: "dtype", Usage: "`TYPE` of ids in files that do not tell, such as uint16", DefaultText: "told from the files"},
+			&cli.Int64Flag{Name: "huge", Usage: "report documents of `N` tokens or more", Value: audit.HugeDocument},
+			&cli.StringFlag{Name: "report", Usage: "write an HTML page with the findings and the lengths of documents to `FILE`"},
 			&cli.IntFlag{Name: "workers", Usage: "shards read at a time (0: as many as there are cores)"},
 			jsonFlag,
 		},
@@ -25,54 +41,128 @@ func checkCommand() *cli.Command {
 }
 
 func runCheck(c *cli.Context) error {
-	if err := noOperands(c); err != nil {
-		return err
-	}
 	if err := atMost(c, maxThreads, "workers"); err != nil {
 		return err
 	}
-	data, err := openPlan(c)
+	if c.Int64("huge") < 1 {
+		return usagef("--huge %d is not at least 1", c.Int64("huge"))
+	}
+	ofPlan := c.NArg() == 0
+	title, check := "Check of shards", checkOperands
+	if ofPlan {
+		title, check = "Check of "+c.String("plan"), checkPlan
+		for _, name := range []string{"eod", "vocab-size", "sequence-length", "dtype"} {
+			if c.IsSet(name) {
+				return usagef("--%s is for shards that are named as operands; a plan says it itself", name)
+			}
+		}
+	} else if c.IsSet("plan") || c.IsSet("shards") {
+		return usagef("either a plan or shards as operands")
+	}
+	p := newProgress(c.App.ErrWriter)
+	defer p.end()
+	report, err := check(c, func(path string, done, total int64) {
+		p.update(fmt.Sprintf("%s of %s, %s", bytesText(done), bytesText(total), path), float64(done), float64(total))
+	})
 	if err != nil {
 		return err
 	}
-	defer data.Close()
-	p := newProgress(c.App.ErrWriter)
-	defer p.end()
-	report, err := data.Check(c.Context, blend.CheckOptions{Workers: c.Int("workers"), Progress: func(h blend.HashProgress) {
-		p.update(fmt.Sprintf("%s of %s, %s", bytesText(h.Bytes), bytesText(h.Total), h.Path), float64(h.Bytes), float64(h.Total))
-	}})
-	if err != nil {
-		return fmt.Errorf("checking: %w", err)
-	}
 	p.end()
 	w := c.App.Writer
+	if path := c.String("report"); path != "" {
+		var page bytes.Buffer
+		if err := report.WritePage(&page, title); err != nil {
+			return err
+		}
+		if err := makeParent(path); err != nil {
+			return err
+		}
+		if err := atomicfile.WriteFile(path, page.Bytes()); err != nil {
+			return err
+		}
+	}
 	if c.Bool("json") {
 		if err := printJSON(w, report); err != nil {
 			return err
 		}
 	} else {
-		t := newTable("source", "shard", "tokens", "windows", "tail", "documents", "empty", "long", "longest", "largest id", "hashes")
-		for _, s := range report.Shards {
-			hashes := "equal"
-			if !s.Verified {
-				hashes = "DIFFER"
-			}
-			t.row(s.Source, s.Path, s.Tokens, s.Windows, s.Tail, s.Documents, s.EmptyDocuments, s.LongDocuments, s.Longest, int64(s.MaxID), hashes)
-		}
-		t.write(w)
-		for _, f := range report.Findings {
-			kind := "note"
-			if f.Error {
-				kind = "error"
-			}
-			fmt.Fprintf(w, "%s: %s: %s\n", kind, f.Path, f.Message)
-		}
+		printCheck(w, report)
 	}
 	if report.Failed() {
-		return errors.New("the shards cannot be used with this plan as they are; restore them, or seal a new plan with `mula blend`")
+		if ofPlan {
+			return errors.New("the shards cannot be used with this plan as they are; restore them, or seal a new plan with `mula blend`")
+		}
+		return errors.New("there are errors in the shards, each named above with what to do")
 	}
 	if !c.Bool("json") {
-		fmt.Fprintf(w, "%s: every byte is what the plan was sealed with\n", plural(int64(len(report.Shards)), "shard"))
+		n := plural(int64(len(report.Shards)), "shard")
+		if ofPlan {
+			fmt.Fprintf(w, "%s: every byte is what the plan was sealed with\n", n)
+		} else {
+			fmt.Fprintf(w, "%s: no errors\n", n)
+		}
 	}
 	return nil
+}
+
+func checkPlan(c *cli.Context, progress func(path string, done, total int64)) (*audit.Report, error) {
+	data, err := openPlanWith(c, blend.OpenOptions{Unread: true})
+	if err != nil {
+		return nil, err
+	}
+	defer data.Close()
+	report, err := data.Check(c.Context, blend.CheckOptions{Workers: c.Int("workers"), Huge: c.Int64("huge"), Progress: func(h blend.HashProgress) {
+		progress(h.Path, h.Bytes, h.Total)
+	}})
+	if err != nil {
+		return nil, fmt.Errorf("checking: %w", err)
+	}
+	return report, nil
+}
+
+func checkOperands(c *cli.Context, progress func(path string, done, total int64)) (*audit.Report, error) {
+	inputs, err := audit.Inputs(c.Args().Slice())
+	if err != nil {
+		return nil, err
+	}
+	o := audit.Options{Vocabulary: c.Int64("vocab-size"), SequenceLength: c.Int("sequence-length"), Huge: c.Int64("huge"), DType: c.String("dtype"),
+		Workers: c.Int("workers"), Progress: func(p audit.Progress) { progress(p.Path, p.Bytes, p.Total) }}
+	if c.IsSet("eod") {
+		eod := c.Int64("eod")
+		o.EOD = &eod
+	}
+	return audit.Run(c.Context, inputs, o)
+}
+
+// printCheck prints the report as tables and lines.
+func printCheck(w io.Writer, r *audit.Report) {
+	t := newTable("source", "shard", "tokens", "windows", "tail", "documents", "empty", "huge", "longest", "largest id", "hashes")
+	if r.SequenceLength == 0 {
+		t = newTable("source", "shard", "tokens", "documents", "empty", "huge", "longest", "largest id", "hashes")
+	}
+	for _, s := range r.Shards {
+		cells := []any{s.Source, s.Path, s.Tokens, s.Windows, s.Tail, s.Documents, s.EmptyDocuments, s.LongDocuments, s.Longest, int64(s.MaxID), s.Hashes()}
+		if r.SequenceLength == 0 {
+			cells = append(cells[:3:3], cells[5:]...)
+		}
+		t.row(cells...)
+	}
+	t.write(w)
+	fmt.Fprintln(w)
+	t = newTable("source", "shards", "documents", "tokens", "mean length", "median", "90 %", "99 %", "longest", "repetitive")
+	for _, s := range r.Sources {
+		l := s.Lengths
+		t.row(s.Name, s.Shards, l.Documents, l.Tokens, int64(l.Mean+0.5), l.Median, l.P90, l.P99, l.Longest, s.Repeats.Documents)
+	}
+	t.write(w)
+	if len(r.Findings) > 0 {
+		fmt.Fprintln(w)
+	}
+	for _, f := range r.Findings {
+		where := f.Path
+		if where == "" {
+			where = filepath.ToSlash(f.Source)
+		}
+		fmt.Fprintf(w, "%s: %s: %s\n", f.Level, where, f.Message)
+	}
 }

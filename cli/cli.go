@@ -175,6 +175,7 @@ func newApp(stdin io.Reader, stdout, stderr io.Writer) *cli.App {
 		Commands: []*cli.Command{
 			tokenizerCommand(),
 			tokenizeCommand(),
+			convertCommand(),
 			blendCommand(),
 			indexCommand(),
 			peekCommand(),

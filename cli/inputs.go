@@ -8,10 +8,9 @@ import (
 	"strings"
 
 	"github.com/urfave/cli/v2"
-)
 
-// documentEndings are the names under which folders are searched for documents.
-var documentEndings = []string{".jsonl", ".json", ".jsonl.gz", ".json.gz", ".jsonl.zst", ".json.zst"}
+	"mula/tokenize/documents"
+)
 
 // expandInputs returns the operands of a command, folders replaced by the files of documents below them in the order of their names.
 func expandInputs(c *cli.Context) ([]string, error) {
@@ -49,11 +48,8 @@ func expandInputs(c *cli.Context) ([]string, error) {
 					return fmt.Errorf("%s is a link to a folder, and links in folders are not followed: name it as an input of its own, or move it away", path)
 				}
 			}
-			for _, ending := range documentEndings {
-				if !d.IsDir() && strings.HasSuffix(d.Name(), ending) {
-					inputs = append(inputs, path)
-					break
-				}
+			if !d.IsDir() && documents.HasEnding(d.Name()) {
+				inputs = append(inputs, path)
 			}
 			return nil
 		})
@@ -61,7 +57,7 @@ func expandInputs(c *cli.Context) ([]string, error) {
 			return nil, fmt.Errorf("input: %w", err)
 		}
 		if len(inputs) == before {
-			return nil, fmt.Errorf("input: no files of documents (%s) in %s", strings.Join(documentEndings, ", "), arg)
+			return nil, fmt.Errorf("input: no files of documents (%s) in %s", documents.Endings, arg)
 		}
 	}
 	return inputs, nil

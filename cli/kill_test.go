@@ -10,11 +10,13 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"mula/internal/atomicfile"
+	"mula/shards"
 )
 
 const kills = 20
@@ -124,7 +126,7 @@ func contents(t *testing.T, dir string) map[string]string {
 // A killed `mula tokenize` leaves a shard that is whole, or none that any command accepts.
 func TestKilledTokenize(t *testing.T) {
 	dir := prepared(t)
-	whole := contents(t, filepath.Join(dir, "shards"))
+	whole := tokenizeOutput(t, filepath.Join(dir, "shards"))
 	command := []string{"tokenize", "--tokenizer", "tokenizer.json", "--output", "killed/a", "docs.jsonl"}
 	config := strings.ReplaceAll("sequence_length: 32\nsources:\n  - {name: a, shards: [killed/a]}\n", "\t", "")
 	if err := os.WriteFile(filepath.Join(dir, "killed.yaml"), []byte(config), 0o644); err != nil {
@@ -271,6 +273,17 @@ func compareRuns(t *testing.T, got, want map[string]string) {
 	}
 }
 
+// wholeShard reports whether a shard is complete.
+func wholeShard(t *testing.T, prefix string) bool {
+	t.Helper()
+	s, err := shards.Open(prefix)
+	if err != nil {
+		return false
+	}
+	defer s.Close()
+	return s.Verify(t.Context(), nil) == nil
+}
+
 // A disk that is full at any moment gives exit code 1, a message that says so, and no file under a final name.
 func TestFullDisk(t *testing.T) {
 	dir := prepared(t)
@@ -288,8 +301,11 @@ func TestFullDisk(t *testing.T) {
 			if err := os.RemoveAll(c.output); err != nil {
 				t.Fatal(err)
 			}
+			var mu sync.Mutex
 			n, hit := 0, atomicfile.Op("")
 			atomicfile.Fault = func(op atomicfile.Op, _ string) error {
+				mu.Lock()
+				defer mu.Unlock()
 				if n++; n == k {
 					hit = op
 					return syscall.ENOSPC
@@ -309,8 +325,8 @@ func TestFullDisk(t *testing.T) {
 				t.Errorf("%s, full at operation %d (%s): exit %d, %q", c.name, k, hit, code, stderr)
 			}
 			for name := range contents(t, c.output) {
-				// A shard's data files may stand there, but not its index, which marks it as whole.
-				if c.name == "tokenize" && filepath.Ext(name) != ".idx" || hit == atomicfile.OpSyncDir {
+				// A shard's data files may stand there, but not its index, which marks it as whole; and the job's folder, for the same command.
+				if c.name == "tokenize" && (filepath.Ext(name) != ".idx" || wholeShard(t, "out/a")) || hit == atomicfile.OpSyncDir {
 					continue
 				}
 				t.Errorf("%s, full at operation %d (%s): left %s", c.name, k, hit, name)

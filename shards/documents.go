@@ -31,8 +31,8 @@ type DocumentOrigin struct {
 	Line int64 // from 1
 }
 
-// check refuses what the columns of x.docs.arrow cannot hold.
-func (o DocumentOrigin) check() error {
+// Check refuses what the columns of x.docs.arrow cannot hold: more than [MaxOriginLength] bytes, and text that is not UTF-8.
+func (o DocumentOrigin) Check() error {
 	for _, f := range []struct{ name, value string }{{"id", o.ID}, {"file name", o.File}} {
 		if len(f.value) > MaxOriginLength {
 			return fmt.Errorf("the %s of the document has %d bytes, a shard keeps at most %d", f.name, len(f.value), MaxOriginLength)
@@ -58,23 +58,25 @@ var documentSchema = arrow.NewSchema([]arrow.Field{
 // maxBatchBytes bounds the size of a record batch in the file; one of the longest ids and names stays well below it.
 const maxBatchBytes = 1 << 30
 
-// documentWriter writes x.docs.arrow.
-type documentWriter struct {
+// An OriginWriter writes x.docs.arrow, for writers of any layout.
+type OriginWriter struct {
 	file    *ipc.FileWriter
 	mem     memory.Allocator
 	builder *array.RecordBuilder
 	rows    int
 }
 
-func newDocumentWriter(w io.Writer, mem memory.Allocator) (*documentWriter, error) {
+// NewOriginWriter starts the file, which goes to w. The memory of one batch is mem's until [OriginWriter.Release].
+func NewOriginWriter(w io.Writer, mem memory.Allocator) (*OriginWriter, error) {
 	file, err := ipc.NewFileWriter(w, ipc.WithSchema(documentSchema), ipc.WithZstd(), ipc.WithAllocator(mem))
 	if err != nil {
 		return nil, err
 	}
-	return &documentWriter{file: file, mem: mem, builder: array.NewRecordBuilder(mem, documentSchema)}, nil
+	return &OriginWriter{file: file, mem: mem, builder: array.NewRecordBuilder(mem, documentSchema)}, nil
 }
 
-func (w *documentWriter) append(o DocumentOrigin) error {
+// Append adds the origin of the next document, which [DocumentOrigin.Check] has passed.
+func (w *OriginWriter) Append(o DocumentOrigin) error {
 	w.builder.Field(0).(*array.StringBuilder).Append(o.ID)
 	w.builder.Field(1).(*array.StringBuilder).Append(o.File)
 	w.builder.Field(2).(*array.Int64Builder).Append(o.Line)
@@ -84,7 +86,7 @@ func (w *documentWriter) append(o DocumentOrigin) error {
 	return nil
 }
 
-func (w *documentWriter) flush() error {
+func (w *OriginWriter) flush() error {
 	if w.rows == 0 {
 		return nil
 	}
@@ -94,12 +96,13 @@ func (w *documentWriter) flush() error {
 	return w.file.Write(batch)
 }
 
-// close writes what is left and the footer.
-func (w *documentWriter) close() error {
+// Close writes what is left and the footer.
+func (w *OriginWriter) Close() error {
 	return errors.Join(w.flush(), w.file.Close())
 }
 
-func (w *documentWriter) release() { w.builder.Release() }
+// Release gives the memory back.
+func (w *OriginWriter) Release() { w.builder.Release() }
 
 // Documents is x.docs.arrow: where each document of a shard was read from. It is safe for concurrent use until its shard is closed.
 type Documents struct {
@@ -123,6 +126,26 @@ func (s *Shard) DocumentIDs(ctx context.Context) (*Documents, error) {
 		return s.origins, nil
 	}
 	path := s.prefix + docsExt
+	if s.manifest == nil {
+		if _, err := os.Stat(path); err == nil {
+			return nil, fmt.Errorf("%s cannot be trusted without the manifest %s, which has its hash: restore it", path, s.prefix+manifestExt)
+		}
+	}
+	var want FileInfo
+	if s.manifest != nil {
+		want = s.manifest.Files["docs"]
+	}
+	d, err := OpenDocuments(ctx, path, want, s.Documents())
+	if err != nil {
+		return nil, err
+	}
+	s.origins = d
+	return d, nil
+}
+
+// OpenDocuments opens the x.docs.arrow of a shard of any layout with so many documents. want is what the shard's manifest says of the file;
+// otherwise it is as [Shard.DocumentIDs]. The caller closes it.
+func OpenDocuments(ctx context.Context, path string, want FileInfo, documents int64) (*Documents, error) {
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("%w: %w", ErrNoDocuments, err)
@@ -130,17 +153,14 @@ func (s *Shard) DocumentIDs(ctx context.Context) (*Documents, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &Documents{path: path, rows: s.Documents(), file: f}
-	if s.manifest == nil {
-		err = fmt.Errorf("%s cannot be trusted without the manifest %s, which has its hash: restore it", path, s.prefix+manifestExt)
-	} else if err = verifyFile(ctx, f, s.manifest.Files["docs"], nil); err == nil {
+	d := &Documents{path: path, rows: documents, file: f}
+	if err = verifyFile(ctx, f, want, nil); err == nil {
 		err = d.open(memory.NewGoAllocator())
 	}
 	if err != nil {
 		f.Close()
 		return nil, err
 	}
-	s.origins = d
 	return d, nil
 }
 
@@ -245,7 +265,8 @@ func (d *Documents) recovered(err *error) {
 	}
 }
 
-func (d *Documents) close() error {
+// Close closes the file. No other method may be running or be called afterwards.
+func (d *Documents) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.batch != nil {

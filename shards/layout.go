@@ -45,6 +45,8 @@ type DocumentReader interface {
 	// Documents is how many there are, -1 if that is known only at the end; Tokens likewise.
 	Documents() int64
 	Tokens() int64
+	// DType is the element type of the ids on disk, by its name in numpy; "" if it is known only at the end.
+	DType() string
 	// All yields the documents in order. Tokens are valid until the next iteration. After an error iteration ends.
 	All(ctx context.Context) iter.Seq2[TokenDocument, error]
 	Close() error

@@ -28,7 +28,7 @@ type Manifest struct {
 	Tokens    int64               `json:"tokens"`
 	Documents int64               `json:"documents"`
 	Tokenizer TokenizerInfo       `json:"tokenizer"`
-	Files     map[string]FileInfo `json:"files"` // by "bin", "idx" and "docs"; other layouts have other files
+	Files     map[string]FileInfo `json:"files"` // by "bin", "idx", "docs" and "sums"; other layouts have other files
 }
 
 // TokenizerInfo says how text became the ids of a shard: two shards with the same TokenizerInfo may be blended.
@@ -46,8 +46,12 @@ type FileInfo struct {
 	SHA256 string `json:"sha256"` // in hexadecimal
 }
 
-// manifestFiles gives the names in Manifest.Files and the endings they stand for, in the order in which they are verified.
-var manifestFiles = []struct{ name, ext string }{{"idx", idxExt}, {"bin", binExt}, {"docs", docsExt}}
+// manifestFiles gives the names in Manifest.Files and the endings they stand for, in the order in which they are verified. Shards from before
+// there were sums have no "sums".
+var manifestFiles = []struct {
+	name, ext string
+	optional  bool
+}{{"idx", idxExt, false}, {"bin", binExt, false}, {"sums", sumsExt, true}, {"docs", docsExt, false}}
 
 // ReadManifest reads a manifest, of any layout; without a file it returns nil and no error.
 func ReadManifest(path string) (*Manifest, error) {
@@ -105,6 +109,9 @@ func (s *Shard) checkManifest() error {
 	}
 	for _, f := range manifestFiles {
 		noted := m.Files[f.name].SHA256
+		if _, ok := m.Files[f.name]; !ok && f.optional {
+			continue
+		}
 		if sum, err := hex.DecodeString(noted); err != nil || len(sum) != sha256.Size || hex.EncodeToString(sum) != noted {
 			return fmt.Errorf("%s has no SHA-256 of %s: restore it or write the shard again: %w", s.prefix+manifestExt, s.prefix+f.ext, ErrCorrupt)
 		}
@@ -124,30 +131,103 @@ func (s *Shard) checkManifest() error {
 	return nil
 }
 
-// Verify reads every file of the shard and compares it with the manifest, and .idx with itself. The error names the file, what was expected
-// and what was found.
+// Verify reads every file of the shard and compares it with the manifest, and .idx with itself. The error names each file that is wrong, what
+// was expected and what was found; where x.bin has sums it holds a [DamageError] that names the documents as well.
 // progress, which may be nil, is called with the number of bytes read since its last call.
 func (s *Shard) Verify(ctx context.Context, progress func(bytes int64)) error {
 	if s.manifest == nil {
 		return fmt.Errorf("%s has no manifest %s to verify it against", s.prefix, s.prefix+manifestExt)
 	}
+	_, err := s.VerifyTokens(ctx, progress, nil)
+	return errors.Join(err, s.VerifyRest(ctx, progress))
+}
+
+// VerifyRest is [Shard.Verify] of all but x.bin. Without a manifest it only compares .idx with itself.
+func (s *Shard) VerifyRest(ctx context.Context, progress func(bytes int64)) error {
+	var errs []error
 	for _, f := range manifestFiles {
-		want, ok := s.manifest.Files[f.name]
-		if !ok {
-			return fmt.Errorf("%s lists no file %q: %w", s.prefix+manifestExt, f.name, ErrCorrupt)
+		if f.name == "bin" || s.manifest == nil {
+			continue
 		}
-		if err := func() error {
+		want, ok := s.manifest.Files[f.name]
+		if !ok && f.optional {
+			continue
+		}
+		errs = append(errs, func() error {
 			file, err := os.Open(s.prefix + f.ext)
 			if err != nil {
 				return fmt.Errorf("verifying shard: %w", err)
 			}
 			defer file.Close()
 			return verifyFile(ctx, file, want, progress)
-		}(); err != nil {
-			return err
+		}())
+		if ctx.Err() != nil {
+			return errors.Join(errs...)
 		}
 	}
-	return s.Check(ctx)
+	return errors.Join(append(errs, s.Check(ctx))...)
+}
+
+// readAtOnce is the number of tokens that VerifyTokens gives at a time, at most.
+const readAtOnce = 1 << 16
+
+// VerifyTokens reads x.bin once, from its beginning to its end, gives its ids to visit, in order, and its SHA-256 in hexadecimal. With a manifest
+// it is compared with that, after the last visit. ids are those of the file, whatever they are: negative ones have the highest bit. They are valid until
+// visit returns; visit may be nil. An error of visit ends it. progress is as for [Shard.Verify].
+func (s *Shard) VerifyTokens(ctx context.Context, progress func(bytes int64), visit func(ids []uint32) error) (sha256hex string, err error) {
+	size := s.DType().Size()
+	hash := sha256.New()
+	ids := make([]uint32, min(readAtOnce, s.Tokens()))
+	s.bin.InSequence(s.bin.Data)
+	defer s.bin.Usual()
+	for rest := s.bin.Data; len(rest) > 0; {
+		if ctx.Err() != nil {
+			return "", fmt.Errorf("verifying %s: %w", s.prefix+binExt, context.Cause(ctx))
+		}
+		part := rest[:min(len(rest), readAtOnce*size)]
+		rest = rest[len(part):]
+		hash.Write(part)
+		if visit != nil {
+			ids = ids[:len(part)/size]
+			decode(ids, part, s.DType())
+			if err := visit(ids); err != nil {
+				return "", err
+			}
+		}
+		if progress != nil {
+			progress(int64(len(part)))
+		}
+	}
+	sum := hex.EncodeToString(hash.Sum(nil))
+	if s.manifest == nil {
+		return sum, nil
+	}
+	if want := s.manifest.Files["bin"]; sum != want.SHA256 {
+		err = fmt.Errorf("%s: expected %d bytes with SHA-256 %s, found %d bytes with %s: restore it or write the shard again: %w",
+			s.prefix+binExt, want.Bytes, want.SHA256, len(s.bin.Data), sum, ErrCorrupt)
+		return sum, s.locateDamage(ctx, err)
+	}
+	return sum, nil
+}
+
+// locateDamage makes an error that names blocks and documents of one that says that x.bin is not the manifest's.
+func (s *Shard) locateDamage(ctx context.Context, err error) error {
+	if s.sums == nil {
+		return err
+	}
+	var blocks []int64
+	for b := range s.sums.blocks(int64(len(s.bin.Data))) {
+		if b%1024 == 0 && ctx.Err() != nil {
+			return fmt.Errorf("verifying shard: %w", context.Cause(ctx))
+		}
+		if !s.sums.right(s.bin.Data, b) {
+			blocks = append(blocks, b)
+		}
+	}
+	if len(blocks) == 0 { // the file was replaced, or the sums are as wrong
+		return err
+	}
+	return s.damage(ctx, "its SHA-256 is not the manifest's; ", blocks)
 }
 
 // verifyFile hashes a file from its beginning and compares it with what is expected.

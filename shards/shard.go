@@ -1,6 +1,6 @@
 // Package shards keeps token ids on disk: it reads and writes the token files of Megatron-LM (MMIDIDX), x.bin with the ids and
-// x.idx with the lengths, and beside them two files of mula's own, x.docs.arrow that says where each document came from and the
-// manifest x.json with the SHA-256 of the others. docs/formats/shard.md has every byte.
+// x.idx with the lengths, and beside them files of mula's own: x.docs.arrow that says where each document came from, x.sums with a sum of
+// every 16 KiB of x.bin, and the manifest x.json with the SHA-256 of the others. docs/formats/shard.md has every byte.
 //
 //	x.bin   ids of all sequences, back to back, little-endian uint16 or int32
 //	x.idx    0  "MMIDIDX" and two zero bytes
@@ -40,6 +40,7 @@ const (
 	binExt      = ".bin"
 	idxExt      = ".idx"
 	docsExt     = ".docs.arrow"
+	sumsExt     = ".sums"
 	manifestExt = ".json"
 )
 
@@ -50,6 +51,7 @@ type Shard struct {
 	bin    mapping.File
 
 	manifest *Manifest
+	sums     *blockSums // nil where there are none
 
 	mu      sync.Mutex // guards origins
 	origins *Documents
@@ -57,8 +59,8 @@ type Shard struct {
 
 // Open opens the shard with the given prefix; the name of its .bin or .idx file does as well. However large the shard is, it looks at a few
 // bytes only: at the header and the first and last entries of .idx, which must agree with the sizes of both files, and at the manifest if
-// there is one, which must agree with all of that. The entries between are looked at when they are used, and by [Shard.Check]; the tokens by
-// [Shard.Verify].
+// there is one, which must agree with all of that. The entries between are looked at when they are used, and by [Shard.Check]; the tokens when
+// [Shard.Read] first comes to them, and by [Shard.Verify].
 func Open(prefix string) (_ *Shard, err error) {
 	prefix = strings.TrimSuffix(strings.TrimSuffix(prefix, idxExt), binExt)
 	s := &Shard{prefix: prefix}
@@ -84,6 +86,11 @@ func Open(prefix string) (_ *Shard, err error) {
 	}
 	if s.manifest, err = ReadManifest(prefix + manifestExt); err != nil {
 		return nil, err
+	}
+	if s.manifest != nil && s.manifest.Files["sums"].SHA256 != "" { // one that the manifest does not list is of an older shard
+		if s.sums, err = openSums(prefix+sumsExt, int64(len(s.bin.Data))); err != nil {
+			return nil, err
+		}
 	}
 	// A writer removes x.idx before it replaces the others: while the one that was opened stands, they are its own.
 	if now, err := os.Stat(prefix + idxExt); err != nil || !os.SameFile(now, s.index.file.Info) {
@@ -219,27 +226,21 @@ func (s *Shard) spanAt(token, guess int64) (Span, error) {
 
 // Read fills dst with the ids from the given token on. Windows may cross documents. It fails if the shard does not have that many tokens
 // there, or if an id of an int32 shard is negative.
+//
+// Where the shard has sums, each block of 16 KiB of x.bin is compared with its own the first time that something of it is read through this
+// Shard, and not again. One that differs gives a [DamageError], every time. A shard without x.sums is read as it is.
 func (s *Shard) Read(dst []uint32, token int64) error {
 	if token < 0 || token > s.Tokens() || int64(len(dst)) > s.Tokens()-token {
 		return fmt.Errorf("%s: tokens %d to %d were asked for, it has %d", s.prefix+binExt, token, token+int64(len(dst)), s.Tokens())
 	}
-	if s.DType() == UInt16 {
-		src := s.bin.Data[2*token:]
-		src = src[:2*len(dst)]
-		for i := range dst {
-			dst[i] = uint32(binary.LittleEndian.Uint16(src[2*i:]))
+	if s.sums != nil {
+		size := int64(s.DType().Size())
+		if block := s.sums.check(s.bin.Data, token*size, (token+int64(len(dst)))*size); block >= 0 {
+			// Reading takes no context; naming the documents may take as long as hashing x.docs.arrow, once.
+			return s.damage(context.Background(), "", []int64{block})
 		}
-		return nil
 	}
-	src := s.bin.Data[4*token:]
-	src = src[:4*len(dst)]
-	var all uint32
-	for i := range dst {
-		id := binary.LittleEndian.Uint32(src[4*i:])
-		dst[i] = id
-		all |= id
-	}
-	if all>>31 == 0 {
+	if decode(dst, s.bin.Data[token*int64(s.DType().Size()):], s.DType())>>31 == 0 {
 		return nil
 	}
 	for i, id := range dst {
@@ -251,6 +252,34 @@ func (s *Shard) Read(dst []uint32, token int64) error {
 	return nil
 }
 
+// decode reads len(dst) ids of x.bin and gives their bits, combined by or. src has that many.
+func decode(dst []uint32, src []byte, dtype DType) (bits uint32) {
+	le := binary.LittleEndian
+	if dtype == UInt16 {
+		src = src[:2*len(dst)]
+		for ; len(dst) >= 4 && len(src) >= 8; dst, src = dst[4:], src[8:] { // four at a time, in one load
+			four := le.Uint64(src)
+			dst[0], dst[1], dst[2], dst[3] = uint32(uint16(four)), uint32(uint16(four>>16)), uint32(uint16(four>>32)), uint32(four>>48)
+		}
+		for i := range dst {
+			dst[i] = uint32(le.Uint16(src[2*i:]))
+		}
+		return 1<<16 - 1
+	}
+	src = src[:4*len(dst)]
+	var all uint64
+	for ; len(dst) >= 4 && len(src) >= 16; dst, src = dst[4:], src[16:] {
+		a, b := le.Uint64(src), le.Uint64(src[8:])
+		dst[0], dst[1], dst[2], dst[3] = uint32(a), uint32(a>>32), uint32(b), uint32(b>>32)
+		all |= a | b
+	}
+	for i := range dst {
+		dst[i] = le.Uint32(src[4*i:])
+		all |= uint64(dst[i])
+	}
+	return uint32(all | all>>32)
+}
+
 // Close ends the mapping of the files. No method of the shard, nor of its [Documents], may be running or be called afterwards.
 func (s *Shard) Close() error {
 	s.mu.Lock()
@@ -259,10 +288,13 @@ func (s *Shard) Close() error {
 	s.mu.Unlock()
 	var err error
 	if origins != nil {
-		err = origins.close()
+		err = origins.Close()
 	}
 	if s.index != nil {
 		err = errors.Join(err, s.index.Close())
+	}
+	if s.sums != nil {
+		err = errors.Join(err, s.sums.close())
 	}
 	return errors.Join(err, s.bin.Close())
 }

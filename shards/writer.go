@@ -9,6 +9,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/apache/arrow-go/v18/arrow/memory"
@@ -19,10 +20,11 @@ import (
 // lengthChunk is the number of document lengths in one piece of Writer.lengths, so that the list grows without being copied.
 const lengthChunk = 1 << 16
 
-// A Writer makes a shard: x.bin, x.docs.arrow, x.json and x.idx. Until [Writer.Close] has succeeded nothing of it stands under a final
+// A Writer makes a shard: x.bin, x.docs.arrow, x.sums, x.json and x.idx. Until [Writer.Close] has succeeded nothing of it stands under a final
 // name. It is not safe for use by several goroutines.
 //
-// A Writer streams; in memory it holds four bytes a document, for the .idx file, and one batch of x.docs.arrow. Corpora beyond some 10^9
+// A Writer streams; in memory it holds four bytes a document, for the .idx file, four bytes a block of 16 KiB of x.bin, for its sum, and one
+// batch of x.docs.arrow. Corpora beyond some 10^9
 // documents are better split into several shards for that reason.
 type Writer struct {
 	prefix string
@@ -30,9 +32,9 @@ type Writer struct {
 	info   TokenizerInfo
 	ids    int64 // every id is below it
 
-	bin, idx, docs *atomicfile.Hashed
-	origins        *documentWriter
-	scratch        []byte
+	bin, idx, docs, sums *atomicfile.Hashed
+	origins              *OriginWriter
+	blocks               sums32 // of bin
 
 	lengths   [][]int32
 	documents int64
@@ -60,7 +62,7 @@ func create(prefix string, dtype DType, info TokenizerInfo, mem memory.Allocator
 	if base := filepath.Base(prefix); prefix == "" || base == "." || base == ".." || os.IsPathSeparator(prefix[len(prefix)-1]) {
 		return nil, fmt.Errorf("creating shard: %q is not a prefix for the names of files", prefix)
 	}
-	for _, ext := range []string{binExt, idxExt, docsExt, manifestExt} {
+	for _, ext := range []string{binExt, idxExt, docsExt, sumsExt, manifestExt} {
 		if strings.HasSuffix(prefix, ext) {
 			return nil, fmt.Errorf("creating shard: %s ends like one of the files of a shard; give the prefix of all of them, without %s", prefix, ext)
 		}
@@ -69,7 +71,7 @@ func create(prefix string, dtype DType, info TokenizerInfo, mem memory.Allocator
 	if _, err := ReadManifest(prefix + manifestExt); err != nil {
 		return nil, fmt.Errorf("creating shard %s would replace a file of another kind: %w", prefix, err)
 	}
-	w := &Writer{prefix: prefix, dtype: dtype, info: info, ids: dtype.limit()}
+	w := &Writer{prefix: prefix, dtype: dtype, info: info, ids: dtype.limit(), blocks: sums32{block: make([]byte, 0, sumsBlock)}}
 	if info.VocabSize > 0 {
 		w.ids = int64(info.VocabSize)
 	}
@@ -84,7 +86,7 @@ func create(prefix string, dtype DType, info TokenizerInfo, mem memory.Allocator
 	if w.docs, err = atomicfile.CreateHashed(prefix + docsExt); err != nil {
 		return nil, err
 	}
-	if w.origins, err = newDocumentWriter(w.docs.Buffer, mem); err != nil {
+	if w.origins, err = NewOriginWriter(w.docs.Buffer, mem); err != nil {
 		return nil, fmt.Errorf("writing %s: %w", prefix+docsExt, err)
 	}
 	return w, nil
@@ -102,13 +104,12 @@ func (w *Writer) Append(tokens []uint32, origin DocumentOrigin) error {
 	if len(tokens) > math.MaxInt32 {
 		return fmt.Errorf("writing %s: a document of %d tokens, an MMIDIDX index holds at most 2^31-1", w.prefix, len(tokens))
 	}
-	if err := origin.check(); err != nil {
+	if err := origin.Check(); err != nil {
 		return fmt.Errorf("writing %s: %w", w.prefix, err)
 	}
-	for i, id := range tokens {
-		if int64(id) >= w.ids {
-			return fmt.Errorf("writing %s: token %d of the document is %d, ids end at %d", w.prefix, i, id, w.ids-1)
-		}
+	if largest(tokens) >= w.ids {
+		i := slices.IndexFunc(tokens, func(id uint32) bool { return int64(id) >= w.ids })
+		return fmt.Errorf("writing %s: token %d of the document is %d, ids end at %d", w.prefix, i, tokens[i], w.ids-1)
 	}
 	w.err = w.append(tokens, origin)
 	return w.err
@@ -123,30 +124,61 @@ func (w *Writer) append(tokens []uint32, origin DocumentOrigin) error {
 	w.documents++
 	w.tokens += int64(len(tokens))
 	for len(tokens) > 0 {
-		part := tokens[:min(len(tokens), 4096)]
+		start := len(w.blocks.block)
+		part := tokens[:min(len(tokens), (sumsBlock-start)/w.dtype.Size())]
 		tokens = tokens[len(part):]
-		w.scratch = w.scratch[:0]
-		if w.dtype == UInt16 {
-			for _, id := range part {
-				w.scratch = binary.LittleEndian.AppendUint16(w.scratch, uint16(id))
+		end := start + len(part)*w.dtype.Size()
+		w.blocks.block = w.blocks.block[:end]
+		encode(w.blocks.block[start:], part, w.dtype)
+		if end == sumsBlock {
+			if _, err := w.bin.Buffer.Write(w.blocks.end()); err != nil {
+				return err
 			}
-		} else {
-			for _, id := range part {
-				w.scratch = binary.LittleEndian.AppendUint32(w.scratch, id)
-			}
-		}
-		if _, err := w.bin.Buffer.Write(w.scratch); err != nil {
-			return err
 		}
 	}
-	if err := w.origins.append(origin); err != nil {
+	if err := w.origins.Append(origin); err != nil {
 		return fmt.Errorf("writing %s: %w", w.prefix+docsExt, err)
 	}
 	return nil
 }
 
+// largest is the largest of ids, and -1 if there are none.
+func largest(ids []uint32) int64 {
+	if len(ids) == 0 {
+		return -1
+	}
+	var a, b, c, d uint32 // four of them, so that one comparison need not wait for the one before
+	for ; len(ids) >= 4; ids = ids[4:] {
+		a, b, c, d = max(a, ids[0]), max(b, ids[1]), max(c, ids[2]), max(d, ids[3])
+	}
+	for _, id := range ids {
+		a = max(a, id)
+	}
+	return int64(max(a, b, c, d))
+}
+
+// encode writes ids as they lie in x.bin. dst has the bytes that they take.
+func encode(dst []byte, ids []uint32, dtype DType) {
+	le := binary.LittleEndian
+	if dtype == UInt16 {
+		for ; len(ids) >= 4 && len(dst) >= 8; ids, dst = ids[4:], dst[8:] { // in one store
+			le.PutUint64(dst, uint64(uint16(ids[0]))|uint64(uint16(ids[1]))<<16|uint64(uint16(ids[2]))<<32|uint64(uint16(ids[3]))<<48)
+		}
+		for i, id := range ids {
+			le.PutUint16(dst[2*i:], uint16(id))
+		}
+		return
+	}
+	for ; len(ids) >= 2 && len(dst) >= 8; ids, dst = ids[2:], dst[8:] {
+		le.PutUint64(dst, uint64(ids[0])|uint64(ids[1])<<32)
+	}
+	for i, id := range ids {
+		le.PutUint32(dst[4*i:], id)
+	}
+}
+
 // Close finishes the shard. All files are on disk under temporary names before the first gets its own; then an older x.idx is removed,
-// .bin, .docs.arrow and .json are published, and .idx last: [Open] wants it, so it never sees parts of two shards. If Close fails, a shard
+// .bin, .docs.arrow, .sums and .json are published, and .idx last: [Open] wants it, so it never sees parts of two shards. If Close fails, a shard
 // that stood there before is either untouched or without its .idx.
 func (w *Writer) Close() error {
 	if w.done {
@@ -178,8 +210,17 @@ type sealedManifest struct {
 
 // finish completes the files and brings them to disk.
 func (w *Writer) finish() (_ *sealedManifest, err error) {
-	if err := w.origins.close(); err != nil {
+	if err := w.origins.Close(); err != nil {
 		return nil, fmt.Errorf("writing %s: %w", w.prefix+docsExt, err)
+	}
+	if _, err := w.bin.Buffer.Write(w.blocks.end()); err != nil {
+		return nil, err
+	}
+	if w.sums, err = atomicfile.CreateHashed(w.prefix + sumsExt); err != nil {
+		return nil, err
+	}
+	if _, err := w.sums.Buffer.Write(encodeSums(w.tokens*int64(w.dtype.Size()), w.blocks.sums)); err != nil {
+		return nil, err
 	}
 	if w.idx, err = atomicfile.CreateHashed(w.prefix + idxExt); err != nil {
 		return nil, err
@@ -194,7 +235,7 @@ func (w *Writer) finish() (_ *sealedManifest, err error) {
 	for _, f := range []struct {
 		name string
 		file *atomicfile.Hashed
-	}{{"bin", w.bin}, {"docs", w.docs}, {"idx", w.idx}} {
+	}{{"bin", w.bin}, {"docs", w.docs}, {"sums", w.sums}, {"idx", w.idx}} {
 		sum, err := f.file.Finish()
 		if err != nil {
 			return nil, err
@@ -261,7 +302,7 @@ func (w *Writer) publish(manifest *sealedManifest) error {
 	case !errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("replacing shard: %w", err)
 	}
-	files := []*atomicfile.File{w.bin.File, w.docs.File, manifest.file, w.idx.File}
+	files := []*atomicfile.File{w.bin.File, w.docs.File, w.sums.File, manifest.file, w.idx.File}
 	for i, f := range files {
 		if err := f.Publish(); err != nil {
 			// Without its .idx the rest is of no use to anybody. Publish may fail after the renaming, so this one goes as well.
@@ -280,13 +321,13 @@ func (w *Writer) Abort() {
 		return
 	}
 	w.done = true
-	for _, f := range []*atomicfile.Hashed{w.bin, w.docs, w.idx} {
+	for _, f := range []*atomicfile.Hashed{w.bin, w.docs, w.sums, w.idx} {
 		if f != nil {
 			f.File.Abort()
 		}
 	}
 	if w.origins != nil {
-		w.origins.release()
+		w.origins.Release()
 	}
-	w.lengths = nil
+	w.lengths, w.blocks = nil, sums32{}
 }

@@ -78,7 +78,7 @@ func TestWriter(t *testing.T) {
 		if err := holds(prefix, 7, documents); err != nil {
 			t.Fatalf("%d documents: %v", documents, err)
 		}
-		if got := names(t, filepath.Dir(prefix)); !slices.Equal(got, []string{"x.bin", "x.docs.arrow", "x.idx", "x.json"}) {
+		if got := names(t, filepath.Dir(prefix)); !slices.Equal(got, []string{"x.bin", "x.docs.arrow", "x.idx", "x.json", "x.sums"}) {
 			t.Fatalf("files %v", got)
 		}
 	}
@@ -179,7 +179,7 @@ func TestWriterRefuses(t *testing.T) {
 		}
 	}
 
-	for _, ending := range []string{".bin", ".idx", ".json", ".docs.arrow"} {
+	for _, ending := range []string{".bin", ".idx", ".json", ".docs.arrow", ".sums"} {
 		if w, err := Create(filepath.Join(dir, "x"+ending), UInt16, testInfo); err == nil || !strings.Contains(err.Error(), "x"+ending+" ends like one of the files of a shard") {
 			w.Abort()
 			t.Errorf("a prefix with %s: %v", ending, err)
@@ -281,7 +281,7 @@ func TestEveryFault(t *testing.T) {
 					t.Fatal(err)
 				}
 				for _, op := range []atomicfile.Op{atomicfile.OpCreate, atomicfile.OpWrite, atomicfile.OpSync, atomicfile.OpRename, atomicfile.OpSyncDir} {
-					if seen[op] < 2*4 { // four files, each op with and without lasting
+					if seen[op] < 2*5 { // five files, each op with and without lasting
 						t.Errorf("operation %q failed only %d times", op, seen[op])
 					}
 				}
@@ -359,7 +359,7 @@ func TestWriterDeterministic(t *testing.T) {
 	if err := errors.Join(write(a, 3, 50), write(b, 3, 50)); err != nil {
 		t.Fatal(err)
 	}
-	for _, ext := range []string{".bin", ".idx", ".json", ".docs.arrow"} {
+	for _, ext := range []string{".bin", ".idx", ".json", ".docs.arrow", ".sums"} {
 		if !slices.Equal(readFile(t, a+ext), readFile(t, b+ext)) {
 			t.Errorf("%s differs", ext)
 		}
@@ -372,7 +372,7 @@ func TestVerifyFindsEveryChange(t *testing.T) {
 	if err := write(prefix, 3, 12); err != nil {
 		t.Fatal(err)
 	}
-	for _, ext := range []string{".bin", ".idx", ".docs.arrow"} {
+	for _, ext := range []string{".bin", ".idx", ".docs.arrow", ".sums"} {
 		data := readFile(t, prefix+ext)
 		for at := 0; at < len(data); at += 1 + len(data)/40 {
 			damaged := slices.Clone(data)
@@ -513,14 +513,14 @@ func TestDocumentsMemory(t *testing.T) {
 	if _, err := d.Find(ctx, "nobody"); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: %v", err)
 	}
-	if err := d.close(); err != nil {
+	if err := d.Close(); err != nil {
 		t.Error(err)
 	}
 	for _, rows := range []int64{1, documentBatch, documentBatch + 8, documentBatch + 10, 3 * documentBatch} {
 		d, err := origins(rows)
 		if err == nil {
 			_, err = d.Origin(rows - 1)
-			d.close()
+			d.Close()
 		}
 		if !errors.Is(err, ErrCorrupt) {
 			t.Errorf("origins of %d documents for a shard of %d: %v", documentBatch+9, rows, err)

@@ -1,5 +1,80 @@
 package tokenize
 
+import "unicode/utf8"
+
+// An addedToken is matched in the text as a whole instead of being made by the model.
+type addedToken struct {
+	id      uint32
+	special bool
+
+	singleWord     bool // found only where no letters or the like stand beside it
+	lstrip, rstrip bool // takes the white space before and after it along
+}
+
+// trims reports whether a match of the token may be more or less than its text.
+func (a addedToken) trims() bool { return a.singleWord || a.lstrip || a.rstrip }
+
+// trim returns what a match of the token at s[start:end] takes of the text, of which done bytes are taken already. ok is false if it is not
+// to be found there. run is of the same text.
+func (a addedToken) trim(s []byte, start, end, done int, run *blankRun) (from, to int, ok bool) {
+	if a.singleWord {
+		if before, n := utf8.DecodeLastRune(s[:start]); n > 0 && isWord(before) {
+			return 0, 0, false
+		}
+		if after, n := utf8.DecodeRune(s[end:]); n > 0 && isWord(after) {
+			return 0, 0, false
+		}
+	}
+	if a.lstrip {
+		run.find(s, start)
+		start = max(run.start, done)
+	}
+	if a.rstrip {
+		run.find(s, end)
+		end = run.end
+	}
+	return start, end, true
+}
+
+// A blankRun is the white space around a place in a text. It is kept from one token to the next, so that a long run is not gone through for each token
+// in it.
+type blankRun struct {
+	start, end int
+	found      bool
+}
+
+func (b *blankRun) find(s []byte, at int) {
+	if !b.found || at < b.start || at > b.end {
+		*b = blankRun{at - trailingWhiteSpace(s[:at]), at + leadingWhiteSpace(s[at:]), true}
+	}
+}
+
+// leadingWhiteSpace is the length of the white space that s begins with.
+func leadingWhiteSpace(s []byte) int {
+	i := 0
+	for i < len(s) {
+		r, n := utf8.DecodeRune(s[i:])
+		if !isWhiteSpace(r) {
+			break
+		}
+		i += n
+	}
+	return i
+}
+
+// trailingWhiteSpace is the length of the white space that s ends with.
+func trailingWhiteSpace(s []byte) int {
+	i := len(s)
+	for i > 0 {
+		r, n := utf8.DecodeLastRune(s[:i])
+		if !isWhiteSpace(r) {
+			break
+		}
+		i -= n
+	}
+	return len(s) - i
+}
+
 // A trie finds added tokens in text: the leftmost, of those the longest.
 type trie struct {
 	nodes []trieNode // nodes[0] is the root

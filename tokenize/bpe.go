@@ -1,6 +1,7 @@
 package tokenize
 
 import (
+	"cmp"
 	"math"
 	"math/bits"
 	"slices"
@@ -14,11 +15,16 @@ type merge struct{ rank, id uint32 }
 
 var noMerge = merge{noToken, noToken}
 
-// pairTable maps pairs of ids to their merge. It is an open-addressed hash table, at most half full.
+// pairTable maps pairs of ids to their merge. It is an open-addressed hash table, at most half full. Most pairs that are asked for have no merge: a
+// filter with a bit for each hash, which is small enough to stay near the processor, answers for all but some 6 % of them.
 type pairTable struct {
-	slots []pairSlot
-	shift uint
+	slots  []pairSlot
+	filter []uint64
+	shift  uint // of a hash, for a slot; for a bit of the filter it is filterBits less
 }
+
+// filterBits is how many bits of the filter a slot has, as a power of two.
+const filterBits = 3
 
 type pairSlot struct {
 	key uint64 // left<<32 | right, plus one: 0 is an empty slot
@@ -27,15 +33,18 @@ type pairSlot struct {
 
 func newPairTable(n int) pairTable {
 	b := bits.Len(uint(2*n + 15))
-	return pairTable{make([]pairSlot, 1<<b), uint(64 - b)}
+	return pairTable{make([]pairSlot, 1<<b), make([]uint64, 1<<b<<filterBits/64), uint(64 - b)}
 }
 
-func (t *pairTable) start(key uint64) uint64 { return key * 0x9e3779b97f4a7c15 >> t.shift }
+func (t *pairTable) hash(key uint64) uint64 { return key * 0x9e3779b97f4a7c15 }
 
 // put sets the merge of a pair. A later put of the same pair wins, as in the library.
 func (t *pairTable) put(left, right uint32, m merge) {
 	key := uint64(left)<<32 | uint64(right) + 1
-	i := t.start(key)
+	h := t.hash(key)
+	bit := h >> (t.shift - filterBits)
+	t.filter[bit>>6] |= 1 << (bit & 63)
+	i := h >> t.shift
 	for t.slots[i].key != 0 && t.slots[i].key != key {
 		i = (i + 1) & uint64(len(t.slots)-1)
 	}
@@ -44,8 +53,12 @@ func (t *pairTable) put(left, right uint32, m merge) {
 
 func (t *pairTable) get(left, right uint32) merge {
 	key := uint64(left)<<32 | uint64(right) + 1
+	h := t.hash(key)
+	if bit := h >> (t.shift - filterBits); t.filter[bit>>6]>>(bit&63)&1 == 0 {
+		return noMerge
+	}
 	slots := t.slots
-	for i := t.start(key); ; i++ {
+	for i := h >> t.shift; ; i++ {
 		s := &slots[i&uint64(len(slots)-1)]
 		if s.key == key {
 			return s.merge
@@ -54,6 +67,24 @@ func (t *pairTable) get(left, right uint32) merge {
 			return noMerge
 		}
 	}
+}
+
+// A pairMerge is a merge with its pair.
+type pairMerge struct {
+	left, right uint32
+	merge
+}
+
+// byRank returns all merges, the first ones first.
+func (t *pairTable) byRank() []pairMerge {
+	var merges []pairMerge
+	for _, s := range t.slots {
+		if s.key != 0 {
+			merges = append(merges, pairMerge{uint32((s.key - 1) >> 32), uint32(s.key - 1), s.merge})
+		}
+	}
+	slices.SortFunc(merges, func(a, b pairMerge) int { return cmp.Compare(a.rank, b.rank) })
+	return merges
 }
 
 // shortWord is the length in bytes up to which searching all pairs for the lowest rank is quicker than a heap.
@@ -65,6 +96,7 @@ type merger struct {
 	merges  [shortWord]merge
 	symbols []symbol
 	heap    []candidate
+	dead    []uint64 // see greedy
 }
 
 // merge appends the ids of the word w, which is not empty. ok is false if a byte of it has no token.
@@ -140,6 +172,23 @@ func (z *merger) mergeHeap(t *Tokenizer, dst []uint32, w []byte) ([]uint32, bool
 		}
 		list = append(list, symbol{id, noToken, int32(i) - 1, int32(i) + 1})
 	}
+	return z.mergeList(t, dst, list, heap), true
+}
+
+// mergeSymbols is mergeHeap for symbols of any kind in the place of bytes.
+func (z *merger) mergeSymbols(t *Tokenizer, dst, ids []uint32) []uint32 {
+	if len(ids) < 2 {
+		return append(dst, ids...)
+	}
+	list, heap := slices.Grow(z.symbols[:0], len(ids)), slices.Grow(z.heap[:0], len(ids))
+	for i, id := range ids {
+		list = append(list, symbol{id, noToken, int32(i) - 1, int32(i) + 1})
+	}
+	return z.mergeList(t, dst, list, heap)
+}
+
+// mergeList merges the symbols of list, which are not linked at the end yet. heap is empty, with room for as many.
+func (z *merger) mergeList(t *Tokenizer, dst []uint32, list []symbol, heap []candidate) []uint32 {
 	list[len(list)-1].next = -1
 	for i := range list[1:] {
 		rank := t.pairs.get(list[i].id, list[i+1].id).rank
@@ -171,10 +220,10 @@ func (z *merger) mergeHeap(t *Tokenizer, dst []uint32, w []byte) ([]uint32, bool
 	for i := int32(0); i >= 0; i = list[i].next {
 		dst = append(dst, list[i].id)
 	}
-	if len(w) > keptWord {
+	if len(list) > keptWord {
 		z.symbols, z.heap = nil, nil
 	}
-	return dst, true
+	return dst
 }
 
 // consider notes the rank of the symbol at i and pushes its merge, if it has one.

@@ -101,23 +101,3 @@ func TestPairTableLaterWins(t *testing.T) {
 		t.Errorf("got %v for an absent pair", got)
 	}
 }
-
-func TestWordKeys(t *testing.T) {
-	r := rand.New(rand.NewPCG(5, 6))
-	seen := map[wordKey]string{}
-	for range 20000 {
-		s := make([]byte, 1+r.IntN(30))
-		for i := range s {
-			s[i] = byte(1 + r.IntN(3))
-		}
-		n := 1 + r.IntN(min(len(s), inlineWord))
-		k := keyOf(s, n)
-		if k != keyOf(slices.Clone(s[:n]), n) {
-			t.Fatalf("the key of %x depends on what follows", s[:n])
-		}
-		if w, ok := seen[k]; ok && w != string(s[:n]) {
-			t.Fatalf("%x and %x have one key", w, s[:n])
-		}
-		seen[k] = string(s[:n])
-	}
-}

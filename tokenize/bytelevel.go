@@ -1,5 +1,7 @@
 package tokenize
 
+import "unicode/utf8"
+
 // A byte-level vocabulary spells bytes as printable characters, the alphabet of GPT-2: bytes that are printable in
 // Latin-1 stand for themselves, the others for U+0100 and up in order.
 
@@ -37,4 +39,12 @@ func unspell(dst []byte, s string) (b []byte, ok bool) {
 		dst = append(dst, c)
 	}
 	return dst, true
+}
+
+// spell appends the spelling of the bytes to dst.
+func spell(dst, bytes []byte) []byte {
+	for _, c := range bytes {
+		dst = utf8.AppendRune(dst, byteRunes[c])
+	}
+	return dst
 }

@@ -3,6 +3,7 @@ package tokenize
 import (
 	_ "embed"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -12,81 +13,335 @@ import (
 // tablesVersion names the data in tables/: the release of Hugging Face tokenizers that it was probed from.
 const tablesVersion = "tokenizers-0.23.3"
 
-// ClassTable names the pinned Unicode tables (character classes and canonical composition) that tokenization rests on.
+// ClassTable names the pinned Unicode tables (character classes, letter cases, normal forms) that tokenization rests on.
 // Ids made with equal tokenizer files and equal tables are equal. The tables are in the package: no Go release moves them.
 func ClassTable() string { return tablesVersion }
 
-// classesTSV holds the ranges of letters (\p{L}), numbers (\p{N}) and white space (\s); tables/probe.py writes it.
-//
-//go:embed tables/classes.tsv
-var classesTSV string
-
-// class is what the split patterns tell characters apart by.
-type class uint8
-
-const (
-	other class = iota
-	letter
-	number
-	space
-)
-
-// classTable gives the class of every code point: pages of 256, equal pages stored once.
-type classTable struct {
-	ascii [256]class // the upper half is never asked for; 256 entries spare the bounds check
-	page  [(utf8.MaxRune + 1) >> 8]uint16
-	data  []class
+// A runeTable gives each code point a small value: pages of 64, as many as the last byte of UTF-8 tells apart, equal pages
+// stored once.
+type runeTable[T comparable] struct {
+	page [(utf8.MaxRune + 1) >> 6]uint16
+	data []T
 }
 
-var pinnedClasses = sync.OnceValue(func() *classTable {
-	flat, err := parseClasses(classesTSV)
-	if err != nil {
-		panic("tokenize: tables/classes.tsv: " + err.Error()) // embedded: only a broken build gets here
-	}
-	return newClassTable(func(r rune) class { return flat[r] })
-})
-
-// parseClasses reads lines of first code point, last code point (both hexadecimal) and class.
-func parseClasses(table string) ([]class, error) {
-	flat := make([]class, utf8.MaxRune+1)
-	for line := range strings.Lines(table) {
-		if strings.HasPrefix(line, "#") {
-			continue
-		}
-		f := strings.Fields(line)
-		if len(f) != 3 {
-			return nil, fmt.Errorf("%q: want three fields", line)
-		}
-		first, err1 := strconv.ParseUint(f[0], 16, 32)
-		last, err2 := strconv.ParseUint(f[1], 16, 32)
-		k, err3 := strconv.ParseUint(f[2], 10, 8)
-		if err1 != nil || err2 != nil || err3 != nil || first > last || last > utf8.MaxRune || k < uint64(letter) || k > uint64(space) {
-			return nil, fmt.Errorf("%q: not a range of code points with a class", line)
-		}
-		for r := first; r <= last; r++ {
-			flat[r] = class(k)
-		}
-	}
-	return flat, nil
-}
-
-func newClassTable(of func(rune) class) *classTable {
-	t := &classTable{}
-	stored := map[[256]class]uint16{}
+func newRuneTable[T comparable](of func(rune) T) *runeTable[T] {
+	t := &runeTable[T]{}
+	stored := map[[64]T]uint16{}
 	for p := range t.page {
-		var page [256]class
+		var page [64]T
 		for i := range page {
-			page[i] = of(rune(p<<8 | i))
+			page[i] = of(rune(p<<6 | i))
 		}
 		k, ok := stored[page]
 		if !ok {
-			k = uint16(len(t.data) >> 8)
+			k = uint16(len(t.data) >> 6)
 			stored[page] = k
 			t.data = append(t.data, page[:]...)
 		}
 		t.page[p] = k
 	}
-	copy(t.ascii[:utf8.RuneSelf], t.data)
+	return t
+}
+
+// at returns the value of r, a code point.
+func (t *runeTable[T]) at(r rune) T { return t.data[int(t.page[r>>6])<<6|int(r&0x3f)] }
+
+// A runeRange is the code points from lo to hi, both included.
+type runeRange struct{ lo, hi rune }
+
+// A runeSet is ranges in ascending order that do not touch.
+type runeSet []runeRange
+
+func (s runeSet) has(r rune) bool {
+	_, ok := slices.BinarySearchFunc(s, r, func(x runeRange, r rune) int {
+		switch {
+		case x.hi < r:
+			return -1
+		case x.lo > r:
+			return 1
+		}
+		return 0
+	})
+	return ok
+}
+
+// normalized sorts ranges and joins those that touch.
+func (s runeSet) normalized() runeSet {
+	slices.SortFunc(s, func(a, b runeRange) int { return int(a.lo) - int(b.lo) })
+	out := s[:0]
+	for _, x := range s {
+		if n := len(out); n > 0 && x.lo <= out[n-1].hi+1 {
+			out[n-1].hi = max(out[n-1].hi, x.hi)
+		} else {
+			out = append(out, x)
+		}
+	}
+	return out
+}
+
+// complement returns all other code points.
+func (s runeSet) complement() runeSet {
+	var out runeSet
+	next := rune(0)
+	for _, x := range s {
+		if x.lo > next {
+			out = append(out, runeRange{next, x.lo - 1})
+		}
+		next = x.hi + 1
+	}
+	if next <= utf8.MaxRune {
+		out = append(out, runeRange{next, utf8.MaxRune})
+	}
+	return out
+}
+
+// intersect returns what is in both.
+func (s runeSet) intersect(o runeSet) runeSet {
+	var out runeSet
+	for i, j := 0, 0; i < len(s) && j < len(o); {
+		if lo, hi := max(s[i].lo, o[j].lo), min(s[i].hi, o[j].hi); lo <= hi {
+			out = append(out, runeRange{lo, hi})
+		}
+		if s[i].hi < o[j].hi {
+			i++
+		} else {
+			j++
+		}
+	}
+	return out
+}
+
+// tableLine is a line of one of the tables: a name and what it says of code points.
+type tableLine struct {
+	name   string
+	ranges runeSet // the first field, as ranges
+	points []rune  // the fields after it, one code point each
+}
+
+// parseTable reads a table whose lines are a name, a tab, code points or ranges separated by spaces, and perhaps another tab
+// and more code points, all hexadecimal.
+func parseTable(table string) ([]tableLine, error) {
+	var out []tableLine
+	for line := range strings.Lines(table) {
+		if strings.HasPrefix(line, "#") {
+			continue
+		}
+		name, rest, ok := strings.Cut(strings.TrimSuffix(line, "\n"), "\t")
+		if !ok || name == "" {
+			return nil, fmt.Errorf("%q: want a name, a tab and code points", line)
+		}
+		first, second, _ := strings.Cut(rest, "\t")
+		l := tableLine{name: name}
+		for f := range strings.FieldsSeq(first) {
+			lo, hi, isRange := strings.Cut(f, "-")
+			if !isRange {
+				hi = lo
+			}
+			a, err1 := parsePoint(lo)
+			b, err2 := parsePoint(hi)
+			if err1 != nil || err2 != nil || a > b {
+				return nil, fmt.Errorf("%q: %q is no code point and no range", line, f)
+			}
+			l.ranges = append(l.ranges, runeRange{a, b})
+		}
+		for f := range strings.FieldsSeq(second) {
+			r, err := parsePoint(f)
+			if err != nil {
+				return nil, fmt.Errorf("%q: %q is no code point", line, f)
+			}
+			l.points = append(l.points, r)
+		}
+		if l.ranges == nil {
+			return nil, fmt.Errorf("%q: no code points", line)
+		}
+		out = append(out, l)
+	}
+	return out, nil
+}
+
+func parsePoint(s string) (rune, error) {
+	v, err := strconv.ParseUint(s, 16, 32)
+	if err == nil && v > utf8.MaxRune {
+		err = strconv.ErrRange
+	}
+	return rune(v), err
+}
+
+// onigurumaTSV holds what Oniguruma, the regular expression library behind Split, knows of characters; tables/probe.py
+// writes it.
+//
+//go:embed tables/oniguruma.tsv
+var onigurumaTSV string
+
+// onigurumaData is the parsed table.
+type onigurumaData struct {
+	properties map[string]runeSet // by name as propertyName gives it: categories, their groups, other properties, scripts
+	folds      map[rune][]rune    // characters that match without regard to case, itself included; absent if there is no other
+	many       map[rune][]rune    // several characters that match one without regard to case
+	folded     []rune             // the keys of folds, ascending
+}
+
+var pinnedOniguruma = sync.OnceValue(func() *onigurumaData {
+	d, err := parseOniguruma(onigurumaTSV)
+	if err != nil {
+		panic("tokenize: tables/oniguruma.tsv: " + err.Error()) // embedded: only a broken build gets here
+	}
+	return d
+})
+
+// Names of general categories. A class is a place in the list.
+var categoryNames = [...]string{
+	"Cn", "Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Me", "Nd", "Nl", "No", "Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po", "Sm", "Sc", "Sk", "So",
+	"Zs", "Zl", "Zp", "Cc", "Cf", "Co",
+}
+
+// propertyAliases are other names of properties, which tables/probe.py compares.
+var propertyAliases = map[string]string{
+	"Letter": "L", "Mark": "M", "Number": "N", "Punctuation": "P", "Symbol": "S", "Separator": "Z",
+	"Uppercase_Letter": "Lu", "Lowercase_Letter": "Ll", "Titlecase_Letter": "Lt", "Modifier_Letter": "Lm", "Other_Letter": "Lo",
+	"Decimal_Number": "Nd", "Alpha": "Alphabetic", "Lower": "Lowercase", "Upper": "Uppercase", "Space": "White_Space",
+	"Digit": "Nd", "Punct": "P", "Cntrl": "Cc",
+}
+
+// propertyName is a property's name as Oniguruma compares it: without regard to case, spaces, - and _.
+func propertyName(s string) string {
+	return strings.ToLower(strings.NewReplacer(" ", "", "-", "", "_", "").Replace(s))
+}
+
+func parseOniguruma(table string) (*onigurumaData, error) {
+	lines, err := parseTable(table)
+	if err != nil {
+		return nil, err
+	}
+	d := &onigurumaData{properties: map[string]runeSet{}, folds: map[rune][]rune{}, many: map[rune][]rune{}}
+	var assigned runeSet
+	for _, l := range lines {
+		switch l.name {
+		case "fold":
+			var alike []rune
+			for _, x := range l.ranges {
+				alike = append(alike, x.lo)
+			}
+			for _, r := range alike {
+				d.folds[r] = alike
+				d.folded = append(d.folded, r)
+			}
+		case "many":
+			d.many[l.ranges[0].lo] = l.points
+		default:
+			if slices.Contains(categoryNames[1:], l.name) {
+				group := propertyName(l.name[:1])
+				d.properties[group] = append(d.properties[group], l.ranges...)
+				assigned = append(assigned, l.ranges...)
+			}
+			name := propertyName(l.name)
+			d.properties[name] = append(d.properties[name], l.ranges...)
+		}
+	}
+	slices.Sort(d.folded)
+	unassigned := assigned.normalized().complement()
+	unassigned = unassigned.intersect(runeSet{{0xd800, 0xdfff}}.complement()) // text has no surrogates
+	d.properties["cn"] = unassigned
+	delete(d.properties, "c") // would lack the surrogates, and nothing asks for it
+	for name, set := range d.properties {
+		d.properties[name] = set.normalized()
+	}
+	for alias, name := range propertyAliases {
+		set, ok := d.properties[propertyName(name)]
+		if !ok {
+			return nil, fmt.Errorf("%s is missing", name)
+		}
+		d.properties[propertyName(alias)] = set
+	}
+	d.properties["any"] = runeSet{{0, utf8.MaxRune}}
+	d.properties["ascii"] = runeSet{{0, utf8.RuneSelf - 1}}
+	return d, nil
+}
+
+// class is what the scanners tell characters apart by: the general category, and whether a control character is white space.
+type class uint8
+
+const (
+	cn class = iota // as in categoryNames
+	lu
+	ll
+	lt
+	lm
+	lo
+	mn
+	mc
+	me
+	nd
+	nl
+	no
+	pc
+	pd
+	ps
+	pe
+	pi
+	pf
+	po
+	sm
+	sc
+	sk
+	so
+	zs
+	zl
+	zp
+	cc
+	cf
+	co
+	spaceControl
+)
+
+// classes is a set of classes.
+type classes uint32
+
+const (
+	letter      classes = 1<<lu | 1<<ll | 1<<lt | 1<<lm | 1<<lo
+	mark        classes = 1<<mn | 1<<mc | 1<<me
+	number      classes = 1<<nd | 1<<nl | 1<<no
+	punctuation classes = 1<<pc | 1<<pd | 1<<ps | 1<<pe | 1<<pi | 1<<pf | 1<<po
+	symbols     classes = 1<<sm | 1<<sc | 1<<sk | 1<<so
+	space       classes = 1<<zs | 1<<zl | 1<<zp | 1<<spaceControl
+	other               = ^(letter | number | space)
+	upperLike           = letter&^(1<<ll) | mark // what o200k starts a word with
+	lowerLike           = letter&^(1<<lu|1<<lt) | mark
+)
+
+func (k class) in(set classes) bool { return set>>(k&31)&1 != 0 }
+
+// classTable gives the class of every code point.
+type classTable struct {
+	ascii  [256]class // the upper half is never asked for; 256 entries spare the bounds check
+	beyond *runeTable[class]
+}
+
+var pinnedClasses = sync.OnceValue(func() *classTable {
+	d := pinnedOniguruma()
+	flat := make([]class, utf8.MaxRune+1)
+	for k, name := range categoryNames {
+		for _, x := range d.properties[propertyName(name)] {
+			for r := x.lo; r <= x.hi; r++ {
+				flat[r] = class(k)
+			}
+		}
+	}
+	for _, x := range d.properties["whitespace"] {
+		for r := x.lo; r <= x.hi; r++ {
+			if flat[r] == cc {
+				flat[r] = spaceControl
+			}
+		}
+	}
+	return newClassTable(func(r rune) class { return flat[r] })
+})
+
+func newClassTable(of func(rune) class) *classTable {
+	t := &classTable{beyond: newRuneTable(of)}
+	for c := range rune(utf8.RuneSelf) {
+		t.ascii[c] = of(c)
+	}
 	return t
 }
 
@@ -95,22 +350,56 @@ func (t *classTable) of(s []byte) (class, int) {
 	if s[0] < utf8.RuneSelf {
 		return t.ascii[s[0]], 1
 	}
-	r, n := utf8.DecodeRune(s)
-	return t.data[int(t.page[r>>8])<<8|int(r&0xff)], n
+	return t.ofMany(s)
 }
 
-// run returns where the run of characters of class k that goes on at s[i:] ends.
-func (t *classTable) run(s []byte, i int, k class) int {
+// ofMany is of for a character of several bytes.
+func (t *classTable) ofMany(s []byte) (class, int) {
+	b := t.beyond
+	switch c := s[0]; {
+	case c < 0xe0:
+		return b.data[int(b.page[c&0x1f])<<6|int(s[1]&0x3f)], 2
+	case c < 0xf0:
+		_ = s[2]
+		return b.data[int(b.page[int(c&0xf)<<6|int(s[1]&0x3f)])<<6|int(s[2]&0x3f)], 3
+	default:
+		_ = s[3]
+		return b.data[int(b.page[int(c&7)<<12|int(s[1]&0x3f)<<6|int(s[2]&0x3f)])<<6|int(s[3]&0x3f)], 4
+	}
+}
+
+// run returns where the run of characters of the set that goes on at s[i:] ends.
+func (t *classTable) run(s []byte, i int, set classes) int {
 	for i < len(s) {
 		if c := s[i]; c < utf8.RuneSelf {
-			if t.ascii[c] != k {
+			if !t.ascii[c].in(set) {
 				return i
 			}
 			i++
 			continue
 		}
-		kk, n := t.of(s[i:])
-		if kk != k {
+		k, n := t.ofMany(s[i:])
+		if !k.in(set) {
+			return i
+		}
+		i += n
+	}
+	return i
+}
+
+// letters is run for the set letter.
+func (t *classTable) letters(s []byte, i int) int {
+	i = asciiLetters(s, i)
+	for i < len(s) {
+		if s[i] < utf8.RuneSelf {
+			if !t.ascii[s[i]].in(letter) {
+				return i
+			}
+			i = asciiLetters(s, i+1)
+			continue
+		}
+		k, n := t.ofMany(s[i:])
+		if !k.in(letter) {
 			return i
 		}
 		i += n

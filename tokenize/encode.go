@@ -29,9 +29,12 @@ func (s Specials) String() string {
 // EncodeOptions are the choices of a user that change ids.
 type EncodeOptions struct {
 	Specials Specials
+	// AddSpecialTokens puts around every text what the tokenizer.json's post_processor asks for, such as <s> or [CLS] and [SEP]. Hugging Face
+	// tokenizers calls it add_special_tokens and has it on unless told otherwise.
+	AddSpecialTokens bool
 }
 
-// An Encoder turns texts into ids for one goroutine. It holds about 2 MB of scratch and remembered words, and allocates
+// An Encoder turns texts into ids for one goroutine. It holds about 3 MB of scratch and remembered words, and allocates
 // nothing once that has grown to the texts.
 type Encoder struct {
 	t          *Tokenizer
@@ -39,20 +42,25 @@ type Encoder struct {
 	normalizer *normalizer
 	merger     merger
 	cache      *wordCache
-	err        error // of the text at hand; nothing is remembered once there is one
+	around     bool             // special tokens are put around texts
+	general    *pipelineEncoder // nil for a tokenizer that needs none
+	err        error            // of the text at hand; nothing is remembered once there is one
 }
 
 // NewEncoder returns an encoder.
 func (t *Tokenizer) NewEncoder(opts EncodeOptions) *Encoder {
-	e := &Encoder{t: t, asText: opts.Specials == SpecialsAsText, cache: &wordCache{}}
+	e := &Encoder{t: t, asText: opts.Specials == SpecialsAsText, around: opts.AddSpecialTokens, cache: &wordCache{}}
 	if t.normalize {
 		e.normalizer = newNormalizer()
+	}
+	if t.general != nil {
+		e.general, e.cache = newPipelineEncoder(t), nil
 	}
 	return e
 }
 
-// Append appends the ids of text to dst. Nothing is added at the start or the end of the text. It is an error, and dst is
-// returned as it was, if the text is not valid UTF-8 or has a byte that the vocabulary has no token for.
+// Append appends the ids of text to dst. Nothing is added at the start or the end of the text but what AddSpecialTokens asks for. It is an error, and dst is
+// returned as it was, if the text is not valid UTF-8 or has a byte that the vocabulary has no token for. What lies beyond dst in its memory is overwritten.
 func (e *Encoder) Append(dst []uint32, text []byte) ([]uint32, error) {
 	if !utf8.Valid(text) {
 		return dst, fmt.Errorf("invalid UTF-8 at byte %d", documents.InvalidUTF8(text))
@@ -63,87 +71,125 @@ func (e *Encoder) Append(dst []uint32, text []byte) ([]uint32, error) {
 	if e.err != nil {
 		return dst[:start], e.err
 	}
+	if e.around {
+		dst = e.t.appendPost(dst, start)
+	}
 	return dst, nil
 }
 
-// split appends the ids of s, cut at the tokens in added, with between for what lies between them. A special token that
+// split appends the ids of s, cut at the tokens in added, with between for what lies between them, which it is also told the place of in s. A special token that
 // is to be text is passed over as a whole: no other token is found inside.
-func (e *Encoder) split(dst []uint32, s []byte, added *trie, between func([]uint32, []byte) []uint32) []uint32 {
+func (e *Encoder) split(dst []uint32, s []byte, added *trie, between func(dst []uint32, s []byte, at int) []uint32) []uint32 {
 	if added == nil {
-		return between(dst, s)
+		return between(dst, s, 0)
 	}
 	done := 0
+	var run blankRun
 	for from := 0; ; {
 		start, end, token := added.find(s, from)
 		if end == 0 {
-			return between(dst, s[done:])
+			return between(dst, s[done:], done)
 		}
 		from = end
 		if token.special && e.asText {
 			continue
 		}
-		dst = append(between(dst, s[done:start]), token.id)
+		if token.trims() {
+			var ok bool
+			if start, end, ok = token.trim(s, start, end, done, &run); !ok {
+				continue
+			}
+		}
+		if start > done {
+			dst = between(dst, s[done:start], done)
+		}
+		if start < end { // else the token before it has taken all of it
+			dst = append(dst, token.id)
+		}
 		done = end
 	}
 }
 
 // appendPiece appends the ids of a piece between added tokens that are matched before normalization.
-func (e *Encoder) appendPiece(dst []uint32, s []byte) []uint32 {
+func (e *Encoder) appendPiece(dst []uint32, s []byte, at int) []uint32 {
+	if e.general != nil {
+		return e.split(dst, e.general.normalize(s, at == 0), e.t.composed, e.appendGeneral)
+	}
 	if e.normalizer != nil {
 		s = e.normalizer.nfc(s)
 	}
 	return e.split(dst, s, e.t.composed, e.appendWords)
 }
 
+// appendGeneral is appendWords with a pipeline. s lies at the given place of the normalized text.
+func (e *Encoder) appendGeneral(dst []uint32, s []byte, at int) []uint32 {
+	dst, err := e.general.appendWords(dst, s, at)
+	if e.err == nil {
+		e.err = err
+	}
+	return dst
+}
+
 // appendWords appends the ids of text without added tokens.
-func (e *Encoder) appendWords(dst []uint32, s []byte) []uint32 {
+func (e *Encoder) appendWords(dst []uint32, s []byte, _ int) []uint32 {
 	t := e.t
 	for len(s) > 0 {
 		n := t.scan(t.classes, s)
+		w := s[:n]
 		switch {
-		case n <= inlineWord:
-			key := keyOf(s, n)
-			hash := key.hash(n)
-			entry := e.cache.shortEntry(hash)
-			if entry.holds(key, n) {
-				dst = append(dst, entry.ids[:entry.k]...)
+		case n <= narrowWord:
+			key := narrowKeyOf(s, n)
+			hash := key.hash()
+			set := e.cache.narrowSet(hash)
+			if known := set.find(key); known != nil {
+				dst = known.appendTo(dst)
 				break
 			}
 			at := len(dst)
-			if id, ok := t.words.get(key, n, hash); ok {
+			if id := t.words.get(key, hash); id != noToken {
 				dst = append(dst, id)
 			} else {
-				dst = e.appendMerged(dst, s[:n])
+				dst = e.appendWord(dst, w)
 			}
 			if e.err == nil {
-				entry.set(key, n, dst[at:])
+				set.remember(key, dst[at:])
 			}
-		case n <= cachedWord:
-			hash := hashLong(s[:n])
-			entry := e.cache.longEntry(hash)
-			if entry.holds(hash, s[:n]) {
-				dst = append(dst, entry.ids[:entry.k]...)
+		case n <= wideWord:
+			key := wideKeyOf(s, n)
+			set := e.cache.wideSet(key.hash())
+			if known := set.find(key); known != nil {
+				dst = known.appendTo(dst)
 				break
 			}
 			at := len(dst)
-			dst = e.appendMerged(dst, s[:n])
-			if e.err == nil {
-				entry.set(hash, s[:n], dst[at:])
+			if dst = e.appendWord(dst, w); e.err == nil {
+				set.remember(key, dst[at:])
 			}
 		default:
-			dst = e.appendMerged(dst, s[:n])
+			dst = e.appendWord(dst, w)
 		}
 		s = s[n:]
 	}
 	return dst
 }
 
-// appendMerged appends the ids of a word by merging its bytes. It sets e.err if it cannot.
-func (e *Encoder) appendMerged(dst []uint32, w []byte) []uint32 {
-	dst, ok := e.merger.merge(e.t, dst, w)
+// appendWord appends the ids of a word from the vocabulary and the merges. It sets e.err if it cannot.
+func (e *Encoder) appendWord(dst []uint32, w []byte) []uint32 {
+	t := e.t
+	if t.ignoreMerges {
+		if id, ok := t.tree.whole(w); ok {
+			return append(dst, id)
+		}
+	}
+	var ok bool
+	if t.greedy != nil {
+		dst, ok = e.merger.greedy(t.greedy, dst, w)
+	} else {
+		dst, ok = e.merger.merge(t, dst, w)
+	}
 	if !ok && e.err == nil {
 		for _, c := range w {
-			if e.t.bytes[c] == noToken {
+			if t.bytes[c] == noToken {
 				e.err = fmt.Errorf("byte 0x%02x of %q has no token in the vocabulary: the tokenizer cannot spell this text", c, w[:min(len(w), 60)])
 				break
 			}

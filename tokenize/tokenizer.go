@@ -1,14 +1,16 @@
 // Package tokenize turns documents into token ids: it reads documents, tokenizes them as Hugging Face tokenizers does,
 // to the id, and writes them as a shard, in parallel and with the same bytes whatever the number of workers.
 //
-// A [Tokenizer] is a byte-level BPE read from a tokenizer.json. What decides ids, in this order:
+// A [Tokenizer] is read from a tokenizer.json. What decides ids, in this order:
 //
 //  1. The text is cut at added tokens that are not "normalized": the leftmost, and of those the longest.
-//  2. If the file asks for NFC, each piece in between is normalized by itself, with the data of Unicode 9.
+//  2. The normalizers change each piece in between by itself.
 //  3. Each piece is cut at the added tokens that are "normalized", whose own text has been normalized.
-//  4. A split pattern cuts what remains into words; the end of a piece is the end of the text for it.
-//  5. The bytes of a word are merged: always the pair of lowest rank, of equals the leftmost.
+//  4. The pre-tokenizers cut what remains into words; the end of a piece is the end of the text for them.
+//  5. The model turns each word into ids: BPE, WordPiece, Unigram or WordLevel.
+//  6. If asked for, the post-processor puts special tokens around the ids.
 //
+// Byte-level BPEs with the patterns of well-known vocabularies take a fast path, all others a general one (pipeline).
 // Classes of characters and the data of NFC are pinned in the package; [ClassTable] names them.
 package tokenize
 
@@ -21,7 +23,7 @@ import (
 	"os"
 )
 
-// A Tokenizer is a byte-level BPE vocabulary. It does not change after loading, and goroutines share it.
+// A Tokenizer is the content of a tokenizer.json. It does not change after loading, and goroutines share it.
 type Tokenizer struct {
 	sha256 string
 	tokens []span // by id
@@ -31,22 +33,30 @@ type Tokenizer struct {
 	normalize bool  // NFC
 	raw       *trie // added tokens that are matched before normalization
 	composed  *trie // added tokens that are matched after it
-	added     []addedToken
+	added     []addedText
 
-	bytes   [256]uint32 // id of each byte, or noToken
-	pairs   pairTable
-	words   wordTable
-	classes *classTable
+	bytes [256]uint32 // id of each byte, or noToken
+	pairs pairTable
+	tree  prefixTree // of the vocabulary
+	words wordTable
+	// ignoreMerges gives a word that is in the vocabulary as a whole its id, whatever merging gives.
+	ignoreMerges bool
+	greedy       *greedy // nil if the merges are not ordered
+	classes      *classTable
+
+	general *pipeline  // of a tokenizer that is more than a byte-level BPE with one scanner; scan, normalize, bytes, tree and greedy are unused then
+	post    []postItem // what special tokens are put around a text; nil for none
+	decode  *decoding  // nil: the bytes of the tokens are joined
+}
+
+// An addedText is an added token as the file spells it.
+type addedText struct {
+	content string
+	id      uint32
 }
 
 // span is where the text of a token lies. end is 0 for an id that no token has.
 type span struct{ start, end uint32 }
-
-// An addedToken is matched in the text as a whole instead of being merged from bytes.
-type addedToken struct {
-	id      uint32
-	special bool
-}
 
 // maxVocabulary bounds the ids a file may use, and with them the memory that loading takes. The largest published
 // vocabularies have some hundred thousand.
@@ -108,10 +118,11 @@ func (t *Tokenizer) SHA256() string { return t.sha256 }
 func (t *Tokenizer) VocabSize() int { return len(t.tokens) }
 
 // ID returns the id of the token that has exactly this text: of an added token such as "<|endoftext|>" if there is one,
-// else of a vocabulary entry. The text is the plain one, " the", not the file's spelling in the byte alphabet, "Ġthe".
+// else of a vocabulary entry. In a byte-level vocabulary the text is the plain one, " the", not the file's spelling in the byte alphabet, "Ġthe"; in
+// others it is what the file says: "▁the", "##ing", "<0x0A>".
 func (t *Tokenizer) ID(token string) (uint32, bool) {
 	for _, a := range t.added {
-		if t.spelled(a.id, token) {
+		if a.content == token {
 			return a.id, true
 		}
 	}
@@ -128,16 +139,28 @@ func (t *Tokenizer) spelled(id uint32, token string) bool {
 	return s.end != 0 && string(t.text[s.start:s.end]) == token
 }
 
-// Decode appends the bytes that the ids stand for to dst. They need not be valid UTF-8: a character may be cut between
-// two tokens. An added token stands for its own text. An id that no token has is an error.
+// Decode appends the text that the ids stand for to dst. An id that no token has is an error, where Hugging Face tokenizers leaves it out.
+//
+// With a byte-level decoder the text is the bytes of the tokens, which need not be valid UTF-8: a character may be cut between two tokens. An added
+// token stands for its own text. Hugging Face tokenizers differs in that it puts U+FFFD in the place of what is no character.
+// With any other decoder, or none, the text is what Hugging Face tokenizers gives with skip_special_tokens=False, which may depend on a token's
+// neighbours and its place: decode ids that belong together in one call.
 func (t *Tokenizer) Decode(dst []byte, ids []uint32) ([]byte, error) {
 	start := len(dst)
+	var tokens []string
 	for i, id := range ids {
 		if int64(id) >= int64(len(t.tokens)) || t.tokens[id].end == 0 {
 			return dst[:start], fmt.Errorf("id %d at place %d is not in the vocabulary of %d tokens", id, i, len(t.tokens))
 		}
 		s := t.tokens[id]
-		dst = append(dst, t.text[s.start:s.end]...)
+		if t.decode == nil {
+			dst = append(dst, t.text[s.start:s.end]...)
+		} else {
+			tokens = append(tokens, string(t.text[s.start:s.end]))
+		}
 	}
-	return dst, nil
+	if t.decode == nil {
+		return dst, nil
+	}
+	return t.decode.append(dst, tokens)
 }

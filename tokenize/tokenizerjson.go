@@ -6,13 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"mula/internal/strictjson"
 )
 
 // The shape of tokenizer.json, as Hugging Face tokenizers 0.23 writes it. Unknown fields are refused: they could mean
-// anything. Fields that have to hold one value are kept raw, so that an error can show what the file says.
+// anything. Parts that come in several kinds are kept raw, so that an error can show what the file says.
 
 type fileJSON struct {
 	Version       string          `json:"version"`
@@ -36,17 +37,43 @@ type addedJSON struct {
 	Special    bool   `json:"special"`
 }
 
+// modelJSON has the fields of all models; each model refuses those of the others.
 type modelJSON struct {
-	Type                    string            `json:"type"`
-	Dropout                 json.RawMessage   `json:"dropout"`
-	UnkToken                json.RawMessage   `json:"unk_token"`
-	ContinuingSubwordPrefix json.RawMessage   `json:"continuing_subword_prefix"`
-	EndOfWordSuffix         json.RawMessage   `json:"end_of_word_suffix"`
-	FuseUnk                 json.RawMessage   `json:"fuse_unk"`
-	ByteFallback            json.RawMessage   `json:"byte_fallback"`
-	IgnoreMerges            json.RawMessage   `json:"ignore_merges"`
-	Vocab                   map[string]uint32 `json:"vocab"`
-	Merges                  []mergeJSON       `json:"merges"`
+	Type                    string          `json:"type"`
+	Dropout                 json.RawMessage `json:"dropout"`
+	UnkToken                *string         `json:"unk_token"`
+	ContinuingSubwordPrefix *string         `json:"continuing_subword_prefix"`
+	EndOfWordSuffix         *string         `json:"end_of_word_suffix"`
+	FuseUnk                 *bool           `json:"fuse_unk"`
+	ByteFallback            *bool           `json:"byte_fallback"`
+	IgnoreMerges            *bool           `json:"ignore_merges"`
+	MaxInputCharsPerWord    *int            `json:"max_input_chars_per_word"`
+	UnkID                   *uint32         `json:"unk_id"`
+	Vocab                   vocabJSON       `json:"vocab"`
+	Merges                  []mergeJSON     `json:"merges"`
+}
+
+// vocabJSON is a model's vocabulary: an object of tokens and ids, or in a Unigram a list of tokens and scores, whose places are the ids.
+type vocabJSON struct {
+	ids    map[string]uint32
+	scored []scoredToken
+}
+
+func (v *vocabJSON) UnmarshalJSON(b []byte) error {
+	if b[0] == '[' {
+		v.scored = []scoredToken{}
+		return json.Unmarshal(b, &v.scored)
+	}
+	return json.Unmarshal(b, &v.ids)
+}
+
+func isTrue(b *bool) bool { return b != nil && *b }
+
+func deref(s *string) string {
+	if s == nil {
+		return ""
+	}
+	return *s
 }
 
 // mergeJSON is one merge: "a b" in old files, ["a", "b"] in new ones.
@@ -83,22 +110,6 @@ func (m *mergeJSON) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// stepJSON is a normalizer, pre-tokenizer, post-processor or decoder.
-type stepJSON struct {
-	Type           string            `json:"type"`
-	Normalizers    []json.RawMessage `json:"normalizers"`
-	Pretokenizers  []json.RawMessage `json:"pretokenizers"`
-	AddPrefixSpace *bool             `json:"add_prefix_space"`
-	TrimOffsets    *bool             `json:"trim_offsets"`
-	UseRegex       *bool             `json:"use_regex"`
-	Pattern        *struct {
-		Regex  *string `json:"Regex"`
-		String *string `json:"String"`
-	} `json:"pattern"`
-	Behavior string `json:"behavior"`
-	Invert   bool   `json:"invert"`
-}
-
 func parse(b []byte) (*Tokenizer, error) {
 	var file fileJSON
 	if err := strictjson.Decode(b, &file); err != nil {
@@ -107,72 +118,181 @@ func parse(b []byte) (*Tokenizer, error) {
 	if file.Version != "1.0" {
 		return nil, fmt.Errorf("version is %q: only \"1.0\" is known; is this a tokenizer.json of Hugging Face tokenizers?", file.Version)
 	}
-	m := file.Model
-	if m == nil {
+	if file.Model == nil {
 		return nil, errors.New("there is no model")
 	}
-	if m.Type != "" && m.Type != "BPE" {
-		return nil, fmt.Errorf("model.type is %q: only byte-level BPE is supported", m.Type)
+	if !isNull(file.Truncation) {
+		return nil, fmt.Errorf("%w; documents are never cut here: set it to null", refuse("truncation", file.Truncation))
 	}
-	for _, f := range []struct {
-		name    string
-		value   json.RawMessage
-		allowed string
-	}{
-		{"truncation", file.Truncation, "null"},
-		{"padding", file.Padding, "null"},
-		{"model.dropout", m.Dropout, "null"},
-		{"model.unk_token", m.UnkToken, "null"},
-		{"model.continuing_subword_prefix", m.ContinuingSubwordPrefix, `null ""`},
-		{"model.end_of_word_suffix", m.EndOfWordSuffix, `null ""`},
-		{"model.fuse_unk", m.FuseUnk, "null false"},
-		{"model.byte_fallback", m.ByteFallback, "null false"},
-		{"model.ignore_merges", m.IgnoreMerges, "null false"},
-	} {
-		if err := allow(f.name, f.value, f.allowed); err != nil {
+	if !isNull(file.Padding) {
+		return nil, fmt.Errorf("%w; documents are never padded here: set it to null", refuse("padding", file.Padding))
+	}
+	t := &Tokenizer{classes: pinnedClasses()}
+	p := &pipeline{}
+	if err := p.parseNormalizers(file.Normalizer, "normalizer"); err != nil {
+		return nil, err
+	}
+	if err := p.parsePreTokenizers(file.PreTokenizer, "pre_tokenizer"); err != nil {
+		return nil, err
+	}
+	var err error
+	if t.decode, err = parseDecoder(file.Decoder); err != nil {
+		return nil, err
+	}
+	m := file.Model
+	if err := m.check(); err != nil {
+		return nil, err
+	}
+	if scan := p.fastScanner(); scan != nil && m.isByteLevel() && (t.decode == nil || isNull(file.Decoder)) {
+		t.scan, t.normalize, t.ignoreMerges = scan, len(p.normalizers) > 0, isTrue(m.IgnoreMerges)
+		t.decode = nil
+	} else {
+		t.general = p
+	}
+	if err := t.addVocabulary(m, file.AddedTokens); err != nil {
+		return nil, err
+	}
+	if m.Type == "BPE" {
+		if err := t.addMerges(m); err != nil {
 			return nil, err
 		}
 	}
-	t := &Tokenizer{classes: pinnedClasses()}
-	var err error
-	if t.normalize, err = parseNormalizer(file.Normalizer); err != nil {
+	if err := t.addTokens(p, m, file.AddedTokens); err != nil {
 		return nil, err
 	}
-	pattern, err := parsePreTokenizer(file.PreTokenizer)
-	if err != nil {
+	if err := t.parsePostProcessor(file.PostProcessor); err != nil {
 		return nil, err
 	}
-	t.scan = pattern.scanner()
-	if err := checkPostProcessor(file.PostProcessor); err != nil {
-		return nil, err
+	if t.general == nil {
+		t.prepare(m.Vocab.ids)
+		return t, nil
 	}
-	if err := checkDecoder(file.Decoder); err != nil {
-		return nil, err
+	switch m.Type {
+	case "BPE":
+		b := newCharBPE(t, m)
+		if b.cuts(m.Merges) {
+			p.preTokenizers = append(p.preTokenizers, cutBefore{})
+		}
+		p.model = b
+	case "WordPiece":
+		p.model = newWordPiece(m.Vocab.ids, *m.UnkToken, *m.ContinuingSubwordPrefix, *m.MaxInputCharsPerWord)
+	case "WordLevel":
+		p.model = newWordLevel(m.Vocab.ids, *m.UnkToken)
+	case "Unigram":
+		p.model = newUnigram(m)
 	}
-	if err := t.addVocabulary(m.Vocab, file.AddedTokens); err != nil {
-		return nil, err
-	}
-	if err := t.addMerges(m.Vocab, m.Merges); err != nil {
-		return nil, err
-	}
-	if err := t.addTokens(m.Vocab, file.AddedTokens); err != nil {
-		return nil, err
-	}
-	t.fillWords(len(m.Vocab))
 	return t, nil
 }
 
-// allow refuses a value that is present and not among the allowed ones, which are separated by spaces.
-func allow(name string, value json.RawMessage, allowed string) error {
-	if len(value) == 0 {
-		return nil
+// check sets the type of a model that does not name it, as BPEs in old files do not, and refuses what a model of its type does not have.
+func (m *modelJSON) check() error {
+	if m.Type == "" && m.Merges != nil {
+		m.Type = "BPE"
 	}
-	for v := range strings.FieldsSeq(allowed) {
-		if string(value) == v {
+	var wanted []string
+	switch m.Type {
+	case "BPE":
+		wanted = []string{"dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", "byte_fallback", "ignore_merges", "merges"}
+	case "WordPiece":
+		wanted = []string{"unk_token", "continuing_subword_prefix", "max_input_chars_per_word"}
+	case "WordLevel":
+		wanted = []string{"unk_token"}
+	case "Unigram":
+		wanted = []string{"unk_id", "byte_fallback"}
+	default:
+		return fmt.Errorf("model.type is %q: not one of BPE, WordPiece, WordLevel, Unigram", m.Type)
+	}
+	required := m.Type == "WordPiece" || m.Type == "WordLevel"
+	for _, f := range []struct {
+		name  string
+		given bool
+	}{
+		{"dropout", !isNull(m.Dropout)}, {"unk_token", m.UnkToken != nil}, {"continuing_subword_prefix", m.ContinuingSubwordPrefix != nil},
+		{"end_of_word_suffix", m.EndOfWordSuffix != nil}, {"fuse_unk", m.FuseUnk != nil}, {"byte_fallback", m.ByteFallback != nil},
+		{"ignore_merges", m.IgnoreMerges != nil}, {"max_input_chars_per_word", m.MaxInputCharsPerWord != nil}, {"unk_id", m.UnkID != nil},
+		{"merges", m.Merges != nil},
+	} {
+		known := slices.Contains(wanted, f.name)
+		if f.given && !known {
+			return fmt.Errorf("model.%s is given, which a %s does not have: not supported", f.name, m.Type)
+		}
+		if !f.given && known && required {
+			return fmt.Errorf("model.%s is missing", f.name)
+		}
+	}
+	if m.Type == "BPE" && m.Merges == nil {
+		return errors.New("model.merges is missing")
+	}
+	if m.Type == "Unigram" && m.Vocab.scored == nil || m.Type != "Unigram" && m.Vocab.ids == nil {
+		return fmt.Errorf("model.vocab is missing, or not of the kind that a %s has", m.Type)
+	}
+	if m.Type == "Unigram" {
+		if len(m.Vocab.scored) > maxVocabulary {
+			return fmt.Errorf("model.vocab: ids from %d on are not supported", maxVocabulary)
+		}
+		if m.UnkID != nil && int64(*m.UnkID) >= int64(len(m.Vocab.scored)) {
+			return fmt.Errorf("model.unk_id is %d, and the vocabulary has %d tokens", *m.UnkID, len(m.Vocab.scored))
+		}
+	}
+	if !isNull(m.Dropout) {
+		if p, err := strconv.ParseFloat(string(m.Dropout), 64); err != nil || p != 0 {
+			return fmt.Errorf("%w; dropout makes ids random: set it to null", refuse("model.dropout", m.Dropout))
+		}
+	}
+	if m.MaxInputCharsPerWord != nil && *m.MaxInputCharsPerWord < 0 {
+		return fmt.Errorf("model.max_input_chars_per_word is %d: want 0 or more", *m.MaxInputCharsPerWord)
+	}
+	return nil
+}
+
+// isByteLevel reports whether the model is a BPE that is always given bytes it has tokens for, so that unknown tokens and fallbacks do not matter.
+func (m *modelJSON) isByteLevel() bool {
+	if m.Type != "BPE" || deref(m.ContinuingSubwordPrefix) != "" || deref(m.EndOfWordSuffix) != "" {
+		return false
+	}
+	if m.UnkToken == nil && !isTrue(m.ByteFallback) {
+		return true // a byte without token is an error
+	}
+	for c, r := range byteRunes {
+		if _, ok := m.Vocab.ids[string(r)]; !ok && c != 0xc0 && c != 0xc1 && c < 0xf5 {
+			return false
+		}
+	}
+	return true
+}
+
+// fastScanner returns the scanner that does the work of all pre-tokenizers, if there is one and the normalizers are NFC or none.
+func (p *pipeline) fastScanner() scanner {
+	for _, n := range p.normalizers {
+		if f, ok := n.(normalForm); !ok || f.name != "NFC" {
 			return nil
 		}
 	}
-	return refuse(name, value)
+	last := len(p.preTokenizers) - 1
+	if last < 0 {
+		return nil
+	}
+	level, ok := p.preTokenizers[last].(byteLevel)
+	if !ok || level.prefix || level.regex && last > 0 {
+		return nil
+	}
+	if level.regex {
+		return scanGPT2
+	}
+	var regexes []string
+	for _, s := range p.preTokenizers[:last] {
+		s, ok := s.(split)
+		// The patterns match everything, so that keeping the matches (Removed, inverted) and cutting at them (Isolated) are one.
+		if !ok || s.source == "" || s.behavior != isolated && !(s.behavior == removed && s.invert && last == 1) {
+			return nil
+		}
+		regexes = append(regexes, s.source)
+	}
+	scan, ok := scannerOf(regexes...)
+	if !ok {
+		return nil
+	}
+	return scan
 }
 
 func refuse(name string, value json.RawMessage) error {
@@ -189,166 +309,45 @@ func refuse(name string, value json.RawMessage) error {
 
 func isNull(b json.RawMessage) bool { return len(b) == 0 || string(b) == "null" }
 
-func parseStep(b json.RawMessage, name string) (*stepJSON, error) {
-	s := &stepJSON{}
+// kindOf returns the type of a normalizer, pre-tokenizer, post-processor or decoder.
+func kindOf(b json.RawMessage, name string) (string, error) {
+	var s struct {
+		Type string `json:"type"`
+	}
+	if err := strictjson.DecodeLoosely(b, &s); err != nil {
+		return "", fmt.Errorf("%w (%w)", refuse(name, b), err)
+	}
+	return s.Type, nil
+}
+
+// parseStep reads a normalizer, pre-tokenizer, post-processor or decoder of a known type.
+func parseStep[T any](b json.RawMessage, name string) (*T, error) {
+	s := new(T)
 	if err := strictjson.Decode(b, s); err != nil {
 		return nil, fmt.Errorf("%w (%w)", refuse(name, b), err)
 	}
 	return s, nil
 }
 
-// parseNormalizer reports whether the normalizer is NFC.
-func parseNormalizer(b json.RawMessage) (bool, error) {
-	const name = "normalizer"
-	if isNull(b) {
-		return false, nil
-	}
-	s, err := parseStep(b, name)
-	if err != nil {
-		return false, err
-	}
-	switch s.Type {
-	case "NFC":
-		return true, nil
-	case "Sequence":
-		normalize := false
-		for i, n := range s.Normalizers {
-			inner := fmt.Sprintf("%s.normalizers[%d]", name, i)
-			step, err := parseStep(n, inner)
-			if err != nil {
-				return false, err
-			}
-			if step.Type != "NFC" {
-				return false, refuse(inner, n)
-			}
-			normalize = true
-		}
-		return normalize, nil
-	}
-	return false, refuse(name, b)
-}
-
-// parsePreTokenizer knows two shapes: ByteLevel with its own pattern, and a Split by a known pattern followed by
-// ByteLevel without one.
-func parsePreTokenizer(b json.RawMessage) (Pattern, error) {
-	const name = "pre_tokenizer"
-	if isNull(b) {
-		return 0, errors.New("pre_tokenizer is null: only byte-level pre-tokenizers are supported")
-	}
-	s, err := parseStep(b, name)
-	if err != nil {
-		return 0, err
-	}
-	if s.Type == "Sequence" && len(s.Pretokenizers) == 1 {
-		b = s.Pretokenizers[0]
-		if s, err = parseStep(b, name+".pretokenizers[0]"); err != nil {
-			return 0, err
-		}
-	}
-	if s.Type == "ByteLevel" {
-		return GPT2, checkByteLevel(s, b, name, true)
-	}
-	if s.Type != "Sequence" || len(s.Pretokenizers) != 2 {
-		return 0, refuse(name, b)
-	}
-	split, err := parseStep(s.Pretokenizers[0], name+".pretokenizers[0]")
-	if err != nil {
-		return 0, err
-	}
-	level, err := parseStep(s.Pretokenizers[1], name+".pretokenizers[1]")
-	if err != nil {
-		return 0, err
-	}
-	// The patterns match everything, so that keeping the matches (Removed, inverted) and cutting at them (Isolated) are one.
-	kept := split.Behavior == "Removed" && split.Invert || split.Behavior == "Isolated"
-	if split.Type != "Split" || !kept || split.Pattern == nil || split.Pattern.Regex == nil {
-		return 0, refuse(name+".pretokenizers[0]", s.Pretokenizers[0])
-	}
-	if level.Type != "ByteLevel" {
-		return 0, refuse(name+".pretokenizers[1]", s.Pretokenizers[1])
-	}
-	if err := checkByteLevel(level, s.Pretokenizers[1], name+".pretokenizers[1]", false); err != nil {
-		return 0, err
-	}
-	switch *split.Pattern.Regex {
-	case gpt2Regex:
-		return GPT2, nil
-	case cl100kRegex:
-		return CL100K, nil
-	}
-	return 0, fmt.Errorf("pre_tokenizer.pretokenizers[0].pattern.Regex is not one of the supported patterns (GPT-2's and cl100k's): %s", *split.Pattern.Regex)
-}
-
-// checkByteLevel refuses a ByteLevel pre-tokenizer that adds a space in front, or whose own pattern is not used as wanted.
-func checkByteLevel(s *stepJSON, b json.RawMessage, name string, useRegex bool) error {
-	if s.AddPrefixSpace == nil || *s.AddPrefixSpace {
-		return refuse(name+" with add_prefix_space", b)
-	}
-	if (s.UseRegex == nil || *s.UseRegex) != useRegex {
-		return refuse(name+" with this use_regex", b)
-	}
-	return nil
-}
-
-// checkPostProcessor accepts what leaves ids alone: ByteLevel, which moves offsets only, templates of the text alone, and
-// sequences of these.
-func checkPostProcessor(b json.RawMessage) error {
-	const name = "post_processor"
-	if isNull(b) {
-		return nil
-	}
-	var sequence struct {
-		Type       string            `json:"type"`
-		Processors []json.RawMessage `json:"processors"`
-	}
-	if err := json.Unmarshal(b, &sequence); err != nil || sequence.Type != "Sequence" {
-		return checkProcessor(b, name)
-	}
-	for i, p := range sequence.Processors {
-		if err := checkProcessor(p, fmt.Sprintf("%s.processors[%d]", name, i)); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func checkProcessor(b json.RawMessage, name string) error {
-	var p struct {
-		Type   string `json:"type"`
-		Single []struct {
-			Sequence *struct {
-				ID string `json:"id"`
-			} `json:"Sequence"`
-		} `json:"single"`
-	}
-	if err := json.Unmarshal(b, &p); err != nil {
-		return refuse(name, b)
-	}
-	onlyText := len(p.Single) == 1 && p.Single[0].Sequence != nil && p.Single[0].Sequence.ID == "A"
-	if p.Type == "ByteLevel" || p.Type == "TemplateProcessing" && onlyText {
-		return nil
-	}
-	return refuse(name, b)
-}
-
-// checkDecoder accepts ByteLevel, which is what [Tokenizer.Decode] does, and no decoder.
-func checkDecoder(b json.RawMessage) error {
-	if isNull(b) {
-		return nil
-	}
-	s, err := parseStep(b, "decoder")
-	if err != nil {
-		return err
-	}
-	if s.Type != "ByteLevel" {
-		return refuse("decoder", b)
-	}
-	return nil
+// onlyType is parseStep for what has no fields but its type.
+func onlyType(b json.RawMessage, name string) error {
+	_, err := parseStep[struct {
+		Type string `json:"type"`
+	}](b, name)
+	return err
 }
 
 // addVocabulary fills tokens, text and bytes.
-func (t *Tokenizer) addVocabulary(vocab map[string]uint32, added []addedJSON) error {
-	size := 0
+func (t *Tokenizer) addVocabulary(m *modelJSON, added []addedJSON) error {
+	if m.Type == "Unigram" {
+		// The last of equal tokens gives its id, and each id its token.
+		m.Vocab.ids = make(map[string]uint32, len(m.Vocab.scored))
+		for id, s := range m.Vocab.scored {
+			m.Vocab.ids[s.token] = uint32(id)
+		}
+	}
+	vocab := m.Vocab.ids
+	size := len(m.Vocab.scored)
 	for token, id := range vocab {
 		if id >= maxVocabulary {
 			return fmt.Errorf("model.vocab: %q has id %d: ids from %d on are not supported", token, id, maxVocabulary)
@@ -359,21 +358,35 @@ func (t *Tokenizer) addVocabulary(vocab map[string]uint32, added []addedJSON) er
 		if a.ID >= maxVocabulary {
 			return fmt.Errorf("added_tokens: %q has id %d: ids from %d on are not supported", a.Content, a.ID, maxVocabulary)
 		}
-		size = max(size, int(a.ID)+1)
+		if a.Content != "" {
+			size = max(size, int(a.ID)+1)
+		}
 	}
 	t.tokens = make([]span, size)
 	t.text = []byte{0} // so that no span ends at 0
+	add := func(id uint32, token string) {
+		start := len(t.text)
+		text, ok := t.text, false
+		if t.decode == nil {
+			text, ok = unspell(t.text, token)
+		}
+		if !ok {
+			text = append(t.text, token...) // not made of bytes: an added token that is listed here too, or no byte-level vocabulary
+		}
+		t.text = text
+		t.tokens[id] = span{uint32(start), uint32(len(t.text))}
+	}
+	for id, s := range m.Vocab.scored {
+		add(uint32(id), s.token)
+	}
+	if m.Type == "Unigram" {
+		return nil
+	}
 	for token, id := range vocab {
 		if t.tokens[id].end != 0 {
 			return fmt.Errorf("model.vocab: two tokens have id %d; one is %q", id, token)
 		}
-		start := len(t.text)
-		text, ok := unspell(t.text, token)
-		if !ok {
-			text = append(t.text, token...) // not made of bytes: an added token that is listed here too
-		}
-		t.text = text
-		t.tokens[id] = span{uint32(start), uint32(len(t.text))}
+		add(id, token)
 	}
 	for c := range t.bytes {
 		id, ok := vocab[string(byteRunes[c])]
@@ -385,17 +398,21 @@ func (t *Tokenizer) addVocabulary(vocab map[string]uint32, added []addedJSON) er
 	return nil
 }
 
-func (t *Tokenizer) addMerges(vocab map[string]uint32, merges []mergeJSON) error {
-	t.pairs = newPairTable(len(merges))
+func (t *Tokenizer) addMerges(m *modelJSON) error {
+	vocab, prefix := m.Vocab.ids, len(deref(m.ContinuingSubwordPrefix))
+	t.pairs = newPairTable(len(m.Merges))
 	rank := uint32(0)
 	var joined []byte
-	for i, m := range merges {
+	for i, m := range m.Merges {
 		if m.comment {
 			continue
 		}
 		left, ok1 := vocab[m.left]
 		right, ok2 := vocab[m.right]
-		joined = append(append(joined[:0], m.left...), m.right...)
+		if len(m.right) < prefix {
+			return fmt.Errorf("model.merges[%d]: %q is shorter than continuing_subword_prefix", i, m.right)
+		}
+		joined = append(append(joined[:0], m.left...), m.right[prefix:]...)
 		id, ok3 := vocab[string(joined)]
 		if !ok1 || !ok2 || !ok3 {
 			return fmt.Errorf("model.merges[%d]: %q and %q: a part or the whole is not in model.vocab", i, m.left, m.right)
@@ -407,54 +424,66 @@ func (t *Tokenizer) addMerges(vocab map[string]uint32, merges []mergeJSON) error
 }
 
 // addTokens fills raw, composed and added. The library numbers added tokens that are not in the vocabulary by itself,
-// whatever the file says, so a file that says otherwise is refused.
-func (t *Tokenizer) addTokens(vocab map[string]uint32, added []addedJSON) error {
-	raw, composed := &trie{}, &trie{}
-	seen := map[string]bool{}
+// whatever the file says, so a file that says otherwise is refused. Of tokens with equal content it takes the last, and it passes over those without.
+func (t *Tokenizer) addTokens(p *pipeline, m *modelJSON, added []addedJSON) error {
+	vocab := m.Vocab.ids
 	next := uint32(len(vocab))
-	var z *normalizer
-	if t.normalize {
-		z = newNormalizer()
+	if m.Type == "Unigram" {
+		next = uint32(len(m.Vocab.scored))
 	}
-	for _, a := range added {
-		switch {
-		case a.Content == "":
-			return fmt.Errorf("added_tokens: id %d has no content", a.ID)
-		case seen[a.Content]:
-			return fmt.Errorf("added_tokens: %q is listed twice", a.Content)
-		case a.SingleWord:
-			return fmt.Errorf("added_tokens: %q has single_word true: not supported", a.Content)
-		case a.LStrip:
-			return fmt.Errorf("added_tokens: %q has lstrip true: not supported", a.Content)
-		case a.RStrip:
-			return fmt.Errorf("added_tokens: %q has rstrip true: not supported", a.Content)
-		}
-		seen[a.Content] = true
-		id, ok := vocab[a.Content]
-		if !ok {
-			id = next
-			next++
-		}
-		if id != a.ID {
-			return fmt.Errorf("added_tokens: %q has id %d here, but Hugging Face tokenizers would give it %d: correct the file", a.Content, a.ID, id)
-		}
-		if text, spelt := unspell(nil, a.Content); ok && spelt && string(text) != a.Content && t.mergesTo(id) {
-			return fmt.Errorf("added_tokens: %q is in model.vocab and stands for %q there: one id for two texts is not supported", a.Content, text)
-		}
-		start := len(t.text)
-		t.text = append(t.text, a.Content...)
-		t.tokens[id] = span{uint32(start), uint32(len(t.text))}
-		token := addedToken{id, a.Special}
-		t.added = append(t.added, token)
-		if !a.Normalized {
-			raw.add([]byte(a.Content), token)
+	last := map[string]int{}
+	special := map[string]bool{} // once special, always special
+	ids := map[string]uint32{}
+	for i, a := range added {
+		if a.Content == "" {
 			continue
 		}
-		text := []byte(a.Content)
-		if t.normalize {
-			text = z.nfc(text)
+		if _, ok := ids[a.Content]; !ok {
+			id, ok := vocab[a.Content]
+			if !ok {
+				id = next
+				next++
+			}
+			ids[a.Content] = id
 		}
-		if !composed.add(text, token) {
+		if id := ids[a.Content]; id != a.ID {
+			return fmt.Errorf("added_tokens: %q has id %d here, but Hugging Face tokenizers would give it %d: correct the file", a.Content, a.ID, id)
+		}
+		last[a.Content] = i
+		special[a.Content] = special[a.Content] || a.Special
+	}
+	normalizing := newNormalizing(p)
+	raw, composed := &trie{}, &trie{}
+	for i, a := range added {
+		if a.Content == "" || last[a.Content] != i {
+			continue
+		}
+		id := ids[a.Content]
+		if _, ok := vocab[a.Content]; ok && t.decode == nil {
+			if text, spelt := unspell(nil, a.Content); spelt && string(text) != a.Content && (t.general != nil || t.ignoreMerges || t.mergesTo(id)) {
+				return fmt.Errorf("added_tokens: %q is in model.vocab and stands for %q there: one id for two texts is not supported", a.Content, text)
+			}
+		}
+		text := []byte(a.Content)
+		if a.Normalized {
+			normalizing.run(p, text, 0)
+			text = bytes.Clone(normalizing.text)
+			if len(text) == 0 {
+				return fmt.Errorf("added_tokens: %q normalizes to nothing: not supported", a.Content)
+			}
+		}
+		t.added = append(t.added, addedText{a.Content, id})
+		start := len(t.text)
+		if t.decode == nil {
+			t.text = append(t.text, a.Content...)
+		} else {
+			t.text = append(t.text, text...)
+		}
+		t.tokens[id] = span{uint32(start), uint32(len(t.text))}
+		token := addedToken{id: id, special: special[a.Content], singleWord: a.SingleWord, lstrip: a.LStrip, rstrip: a.RStrip}
+		if !a.Normalized {
+			raw.add(text, token)
+		} else if !composed.add(text, token) {
 			return fmt.Errorf("added_tokens: %q normalizes to the same text as another: not supported", a.Content)
 		}
 	}

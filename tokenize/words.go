@@ -3,154 +3,201 @@ package tokenize
 import (
 	"encoding/binary"
 	"math/bits"
-	"unsafe"
 )
 
-// Most words of a text are tokens of the vocabulary or have been met before. Words of up to 16 bytes are looked up as two
-// machine words and their length, longer ones by a hash and their bytes.
+// Most words of a text have been met before. A word is its own key, its bytes as machine words with its length in the last byte, so that comparing
+// takes no loop and an entry is half a cache line or a whole one.
 
 const (
-	inlineWord = 16 // longest word that is its own key
-	cachedWord = 48 // longest word that the cache keeps
+	narrowWord = 15 // length in bytes of the longest word with a narrow key
+	wideWord   = 31 // of the longest word that the cache keeps
+	narrowIDs  = 3  // how many ids an entry keeps at most
+	wideIDs    = 7
 )
 
-// wordKey is the bytes of a word of at most inlineWord bytes, padded with zeros.
-type wordKey struct{ lo, hi uint64 }
+type (
+	narrowKey [2]uint64
+	wideKey   [4]uint64
+)
 
-// keyOf returns the key of s[:n], 0 < n <= inlineWord. It reads beyond n where s goes on.
-func keyOf(s []byte, n int) wordKey {
-	if len(s) < inlineWord {
-		var b [inlineWord]byte
+// keyMasks[n] keeps the first n of 16 bytes.
+var keyMasks = func() (masks [16][2]uint64) {
+	for n := range masks {
+		masks[n] = [2]uint64{1<<(8*min(n, 8)) - 1, 1<<(8*max(n-8, 0)) - 1}
+	}
+	return masks
+}()
+
+// narrowKeyOf returns the key of s[:n], 0 < n <= narrowWord. It reads beyond n where s goes on.
+func narrowKeyOf(s []byte, n int) narrowKey {
+	if len(s) < 16 {
+		var b [16]byte
 		copy(b[:], s)
 		s = b[:]
 	}
-	k := wordKey{binary.LittleEndian.Uint64(s), binary.LittleEndian.Uint64(s[8:])}
-	if n <= 8 {
-		k.lo &= ^uint64(0) >> (64 - 8*uint(n))
-		k.hi = 0
-	} else {
-		k.hi &= ^uint64(0) >> (128 - 8*uint(n))
-	}
-	return k
+	mask := &keyMasks[n&15]
+	return narrowKey{binary.LittleEndian.Uint64(s) & mask[0], binary.LittleEndian.Uint64(s[8:])&mask[1] | uint64(n)<<56}
 }
 
-func (k wordKey) hash(n int) uint64 {
-	hi, lo := bits.Mul64(k.lo^0xa0761d6478bd642f^uint64(n), k.hi^0xe7037ed1a0b428db)
+func (k *narrowKey) hash() uint64 {
+	hi, lo := bits.Mul64(k[0]^0xa0761d6478bd642f, k[1]^0xe7037ed1a0b428db)
 	return hi ^ lo
 }
 
-// hashLong is the hash of a word longer than inlineWord.
-func hashLong(w []byte) uint64 {
-	h := uint64(len(w))
-	for i := 0; i+8 < len(w); i += 8 {
-		hi, lo := bits.Mul64(binary.LittleEndian.Uint64(w[i:])^0xa0761d6478bd642f, h^0xe7037ed1a0b428db)
-		h = hi ^ lo
+// wideKeyOf returns the key of s[:n], narrowWord < n <= wideWord. It reads beyond n where s goes on.
+func wideKeyOf(s []byte, n int) wideKey {
+	if len(s) < 32 {
+		var b [32]byte
+		copy(b[:], s)
+		s = b[:]
 	}
-	hi, lo := bits.Mul64(binary.LittleEndian.Uint64(w[len(w)-8:])^0x8ebc6af09c88c6e3, h^0xe7037ed1a0b428db)
-	return hi ^ lo
-}
-
-// wordTable holds the words that are one token. It is an open-addressed hash table, at most half full.
-type wordTable struct{ slots []wordSlot }
-
-type wordSlot struct {
-	key wordKey
-	n   uint32 // 0 is an empty slot
-	id  uint32
-}
-
-func newWordTable(n int) wordTable { return wordTable{make([]wordSlot, 1<<bits.Len(uint(2*n+15)))} }
-
-func (t *wordTable) put(k wordKey, n int, id uint32) {
-	mask := uint64(len(t.slots) - 1)
-	i := k.hash(n) & mask
-	for t.slots[i].n != 0 {
-		i = (i + 1) & mask
-	}
-	t.slots[i] = wordSlot{k, uint32(n), id}
-}
-
-func (t *wordTable) get(k wordKey, n int, hash uint64) (uint32, bool) {
-	slots := t.slots
-	for i := hash; ; i++ {
-		s := &slots[i&uint64(len(slots)-1)]
-		if s.key == k && s.n == uint32(n) {
-			return s.id, true
-		}
-		if s.n == 0 {
-			return 0, false
-		}
+	mask := &keyMasks[n&15]
+	return wideKey{
+		binary.LittleEndian.Uint64(s), binary.LittleEndian.Uint64(s[8:]),
+		binary.LittleEndian.Uint64(s[16:]) & mask[0], binary.LittleEndian.Uint64(s[24:])&mask[1] | uint64(n)<<56,
 	}
 }
 
-// wordCache remembers the ids of words. It is direct-mapped: a word takes the place of another. It is asked before the table
-// of words that are one token, because it is small enough to stay near the processor.
+func (k *wideKey) hash() uint64 {
+	h1, l1 := bits.Mul64(k[0]^0xa0761d6478bd642f, k[1]^0xe7037ed1a0b428db)
+	h2, l2 := bits.Mul64(k[2]^0x8ebc6af09c88c6e3, k[3]^0x589965cc75374cc3)
+	h, l := bits.Mul64(h1^l1^0x1d8e4e27c47d124f, h2^l2)
+	return h ^ l
+}
+
+// wordCache remembers the ids of words. A word has two places; a new one takes the first, and what was there moves to the second. It is small enough
+// to stay near the processor.
 type wordCache struct {
-	short [1 << shortBits]shortEntry
-	long  [1 << longBits]longEntry
+	narrow [1 << narrowBits]narrowSet
+	wide   [1 << wideBits]wideSet
 }
 
 const (
-	shortBits = 14
-	longBits  = 12
+	narrowBits = 15
+	wideBits   = 12
 )
 
-type shortEntry struct {
-	key  wordKey
-	n, k uint8 // bytes and ids; n 0 is an empty entry
-	ids  [11]uint32
+type (
+	narrowSet [2]narrowEntry // a cache line
+	wideSet   [2]wideEntry
+)
+
+type narrowEntry struct {
+	key narrowKey // zero if the entry is empty: no word has length 0
+	k   uint32    // number of ids
+	ids [narrowIDs]uint32
 }
 
-type longEntry struct {
-	hash uint64
-	n, k uint8
-	word [cachedWord]byte
-	ids  [15]uint32
+type wideEntry struct {
+	key wideKey
+	k   uint32
+	ids [wideIDs]uint32
 }
 
-// A short entry is a cache line.
-const _ = uint(64 - unsafe.Sizeof(shortEntry{}))
+func (c *wordCache) narrowSet(hash uint64) *narrowSet { return &c.narrow[hash>>(64-narrowBits)] }
 
-func (c *wordCache) shortEntry(hash uint64) *shortEntry { return &c.short[hash>>(64-shortBits)] }
+func (c *wordCache) wideSet(hash uint64) *wideSet { return &c.wide[hash>>(64-wideBits)] }
 
-func (c *wordCache) longEntry(hash uint64) *longEntry { return &c.long[hash>>(64-longBits)] }
+// find returns the entry of the word, nil if there is none.
+func (s *narrowSet) find(key narrowKey) *narrowEntry {
+	if s[0].key == key {
+		return &s[0]
+	}
+	if s[1].key == key {
+		return &s[1]
+	}
+	return nil
+}
 
-func (e *shortEntry) holds(k wordKey, n int) bool { return e.key == k && int(e.n) == n }
+func (s *wideSet) find(key wideKey) *wideEntry {
+	if s[0].key == key {
+		return &s[0]
+	}
+	if s[1].key == key {
+		return &s[1]
+	}
+	return nil
+}
 
-func (e *shortEntry) set(k wordKey, n int, ids []uint32) {
-	if len(ids) > len(e.ids) {
+// appendTo appends the ids. Where there is room it writes all places of the entry, so that nothing waits for how many there are.
+func (e *narrowEntry) appendTo(dst []uint32) []uint32 {
+	n := len(dst)
+	if cap(dst)-n < narrowIDs {
+		return append(dst, e.ids[:e.k]...)
+	}
+	*(*[narrowIDs]uint32)(dst[n : n+narrowIDs]) = e.ids
+	return dst[:n+int(e.k)]
+}
+
+func (e *wideEntry) appendTo(dst []uint32) []uint32 {
+	n := len(dst)
+	if cap(dst)-n < wideIDs {
+		return append(dst, e.ids[:e.k]...)
+	}
+	*(*[wideIDs]uint32)(dst[n : n+wideIDs]) = e.ids
+	return dst[:n+int(e.k)]
+}
+
+// remember enters a word that is not in the set, unless it has too many ids.
+func (s *narrowSet) remember(key narrowKey, ids []uint32) {
+	if len(ids) > narrowIDs {
 		return
 	}
-	e.key, e.n, e.k = k, uint8(n), uint8(len(ids))
-	copy(e.ids[:], ids)
+	s[1] = s[0]
+	s[0].key, s[0].k = key, uint32(len(ids))
+	copy(s[0].ids[:], ids)
 }
 
-func (e *longEntry) holds(hash uint64, w []byte) bool {
-	return e.hash == hash && int(e.n) == len(w) && string(e.word[:e.n]) == string(w)
-}
-
-func (e *longEntry) set(hash uint64, w []byte, ids []uint32) {
-	if len(ids) > len(e.ids) {
+func (s *wideSet) remember(key wideKey, ids []uint32) {
+	if len(ids) > wideIDs {
 		return
 	}
-	e.hash, e.n, e.k = hash, uint8(len(w)), uint8(len(ids))
-	copy(e.word[:], w)
-	copy(e.ids[:], ids)
+	s[1] = s[0]
+	s[0].key, s[0].k = key, uint32(len(ids))
+	copy(s[0].ids[:], ids)
 }
 
-// fillWords enters every token that merging its bytes gives back. n is how many tokens there are.
-func (t *Tokenizer) fillWords(n int) {
-	t.words = newWordTable(n)
-	z := &merger{}
-	var ids []uint32
-	for id, s := range t.tokens {
-		w := t.text[s.start:s.end]
-		if len(w) == 0 || len(w) > inlineWord {
-			continue
+// wordTable holds the narrow words that are one token, for all encoders. It is asked when the cache does not know a word: that is a cache line of
+// memory, where searching for tokens would touch many. Buckets are cache lines; where one is full, the next goes on.
+type wordTable struct{ buckets []wordBucket }
+
+type wordBucket struct {
+	keys [3]narrowKey // zero if empty
+	ids  [3]uint32
+	_    uint32
+}
+
+// newWordTable makes room for n words: buckets are at most two thirds full on average.
+func newWordTable(n int) wordTable { return wordTable{make([]wordBucket, 1<<bits.Len(uint(n/2)))} }
+
+func (t *wordTable) put(k narrowKey, id uint32) {
+	mask := uint64(len(t.buckets) - 1)
+	for i := k.hash(); ; i++ {
+		b := &t.buckets[i&mask]
+		for j := range b.keys {
+			if b.keys[j] == (narrowKey{}) {
+				b.keys[j], b.ids[j] = k, id
+				return
+			}
 		}
-		var ok bool
-		if ids, ok = z.mergeLinear(t, ids[:0], w); ok && len(ids) == 1 && ids[0] == uint32(id) {
-			t.words.put(keyOf(w, len(w)), len(w), uint32(id))
+	}
+}
+
+// get returns the id of the word with this key and hash, noToken if it is not one token.
+func (t *wordTable) get(k narrowKey, hash uint64) uint32 {
+	buckets := t.buckets
+	for i := hash; ; i++ {
+		b := &buckets[i&uint64(len(buckets)-1)]
+		switch k {
+		case b.keys[0]:
+			return b.ids[0]
+		case b.keys[1]:
+			return b.ids[1]
+		case b.keys[2]:
+			return b.ids[2]
+		}
+		if b.keys[2] == (narrowKey{}) { // the last to be filled
+			return noToken
 		}
 	}
 }

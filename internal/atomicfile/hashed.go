@@ -5,15 +5,18 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"hash"
+	"sync"
 )
 
-// Hashed is a file that is hashed while it is written, through Buffer.
+// Hashed is a file that is hashed while it is written, through Buffer: a part of it in the background while the next is made.
 type Hashed struct {
 	File   *File
 	Buffer *bufio.Writer
 
-	hash  hash.Hash
-	bytes int64
+	hash   hash.Hash // of another goroutine until hashing is done
+	part   []byte    // what that one reads
+	hashed sync.WaitGroup
+	bytes  int64
 }
 
 // CreateHashed is [Create] for a file that is to be hashed.
@@ -35,6 +38,7 @@ func (h *Hashed) Finish() (sha256 string, err error) {
 	if err := h.File.Seal(); err != nil {
 		return "", err
 	}
+	h.hashed.Wait()
 	return hex.EncodeToString(h.hash.Sum(nil)), nil
 }
 
@@ -46,7 +50,9 @@ type toHashed struct{ *Hashed }
 
 func (w toHashed) Write(p []byte) (int, error) {
 	n, err := w.File.Write(p)
-	w.hash.Write(p[:n])
 	w.bytes += int64(n)
+	w.hashed.Wait() // one goroutine at a time, which ends by itself whatever becomes of the file
+	w.part = append(w.part[:0], p[:n]...)
+	w.hashed.Go(func() { w.hash.Write(w.part) })
 	return n, err
 }

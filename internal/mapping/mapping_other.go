@@ -15,6 +15,9 @@ func Open(path string) (File, error) {
 // Scattered says that Data will be read here and there.
 func (f *File) Scattered() {}
 
+// Usual takes back what Scattered and InSequence said.
+func (f *File) Usual() {}
+
 // InSequence says that a part of Data will be read from its beginning to its end.
 func (f *File) InSequence([]byte) {}
 

@@ -46,6 +46,9 @@ func Open(path string) (File, error) {
 // Scattered says that Data will be read here and there: a look at one entry of a large file is not to read megabytes around it.
 func (f *File) Scattered() { advise(f.Data, unix.MADV_RANDOM) }
 
+// Usual takes back what Scattered and InSequence said.
+func (f *File) Usual() { advise(f.Data, unix.MADV_NORMAL) }
+
 // InSequence says that a part of Data will be read from its beginning to its end.
 func (f *File) InSequence(part []byte) { advise(part, unix.MADV_SEQUENTIAL) }
 

@@ -24,6 +24,7 @@ func TestOpen(t *testing.T) {
 		}
 		f.Scattered()
 		f.InSequence(f.Data[size/3:])
+		f.Usual()
 		f.Forget(f.Data[size/2:])
 		if !bytes.Equal(f.Data, want) || f.Info.Size() != int64(size) {
 			t.Errorf("%d bytes: %d bytes, %d by Info", size, len(f.Data), f.Info.Size())

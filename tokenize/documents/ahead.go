@@ -1,6 +1,9 @@
 package documents
 
-import "io"
+import (
+	"hash"
+	"io"
+)
 
 // The memory in which [ahead] reads ahead. The decoders give 32 to 128 KiB at a time.
 const (
@@ -8,23 +11,24 @@ const (
 	aheadBytes  = 128 << 10
 )
 
-// ahead decompresses a file in a goroutine of its own while the lines before are looked at, which takes about as long. One serves one file
-// after the other.
+// ahead reads in a goroutine of its own while what came before is looked at. A file goes through one that reads and hashes it, and if it is
+// compressed through a second one that decompresses it. One serves one file after the other.
 type ahead struct {
-	report func(bytes int64) // see counted
+	onRead func(input int64) // told, as Read hands on something, how many bytes of the file that took
 	full   chan aheadBlock   // what was read, in order, the error last; nil when nothing is being read. Closed when the goroutine has ended
 	free   chan []byte       // memory to read into; nil until it is needed
 	quit   chan struct{}
 
-	block []byte // the memory that rest lies in
-	rest  []byte // not yet handed on
-	err   error
+	handed int64  // bytes that Read has handed on
+	block  []byte // the memory that rest lies in
+	rest   []byte // not yet handed on
+	err    error
 }
 
 type aheadBlock struct {
 	memory []byte
 	n      int   // bytes of it that were read
-	input  int64 // bytes of the input that this took
+	input  int64 // bytes of the file that this took
 	err    error // after them
 }
 
@@ -36,12 +40,36 @@ func newAhead() *ahead {
 	return a
 }
 
-// start begins to read from decoder, which reads from input. Until stop nobody else may use them. From then on input is reported as Read
-// hands on what came of it, so that the goroutine that iterates reports it.
-func (a *ahead) start(decoder io.Reader, input *counted) {
-	a.report, a.err = input.report, nil
+// startFile begins to read a file as it is. What lies in its first limit bytes is hashed; limit -1 is all of it.
+func (a *ahead) startFile(file io.Reader, sum hash.Hash, limit int64) {
+	a.start(file, func(p []byte) int64 {
+		n := int64(len(p))
+		switch {
+		case limit < 0:
+			sum.Write(p)
+		case limit > 0:
+			sum.Write(p[:min(n, limit)])
+			limit -= min(n, limit)
+		}
+		return n
+	})
+}
+
+// startDecoder begins to read from decoder, which reads from file. Until stop nobody else may use them.
+func (a *ahead) startDecoder(decoder io.Reader, file *ahead) {
+	a.onRead = file.onRead
 	var read int64
-	input.report = func(n int64) { read += n }
+	file.onRead = func(n int64) { read += n }
+	a.start(decoder, func([]byte) int64 {
+		n := read
+		read = 0
+		return n
+	})
+}
+
+// start begins to read from r. The goroutine tells seen what it has read, which gives how many bytes of the file that took.
+func (a *ahead) start(r io.Reader, seen func(p []byte) int64) {
+	a.err, a.handed = nil, 0
 	full, quit := make(chan aheadBlock, aheadBlocks), make(chan struct{})
 	a.full, a.quit = full, quit
 	go func() {
@@ -52,9 +80,9 @@ func (a *ahead) start(decoder io.Reader, input *counted) {
 				if memory == nil {
 					memory = make([]byte, aheadBytes)
 				}
-				n, err := decoder.Read(memory)
-				full <- aheadBlock{memory, n, read, err} // has room for as many as there are
-				if read = 0; err != nil {
+				n, err := r.Read(memory)
+				full <- aheadBlock{memory, n, seen(memory[:n]), err} // has room for as many as there are
+				if err != nil {
 					return
 				}
 			case <-quit:
@@ -72,12 +100,13 @@ func (a *ahead) Read(p []byte) (int, error) {
 		a.giveBack()
 		b := <-a.full
 		a.block, a.rest, a.err = b.memory, b.memory[:b.n], b.err
-		if a.report != nil && b.input > 0 {
-			a.report(b.input)
+		if b.input > 0 {
+			a.onRead(b.input)
 		}
 	}
 	n := copy(p, a.rest)
 	a.rest = a.rest[n:]
+	a.handed += int64(n)
 	return n, nil
 }
 
@@ -98,5 +127,5 @@ func (a *ahead) stop() {
 	for b := range a.full {
 		a.free <- b.memory
 	}
-	a.full = nil
+	a.full, a.rest, a.onRead = nil, nil, nil
 }

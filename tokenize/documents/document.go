@@ -3,22 +3,25 @@ package documents
 import (
 	"encoding/json"
 	"fmt"
+	"path/filepath"
+	"strconv"
 )
 
-// A Document is one text of a corpus and the place it was read from.
+// A Document is one text of a corpus and the place it was read from. File and Offset name it, however its input is cut into pieces.
 //
-// A document owns its Text: nothing reuses the bytes, so it may be kept, handed to another goroutine and changed.
+// A document owns its Text: nothing reuses the bytes, so it may be kept, handed to another goroutine and changed. Small documents share an
+// allocation, so that one that is kept may keep up to 128 KiB of others.
 type Document struct {
-	// ID is the document's "id" field: a string as it stands, a number as it is spelt in the file. Without one (absent, null or
-	// empty) it is the base name of the file and the line, "part-0001.jsonl.zst:17".
+	// ID is the document's own: a string as it stands, a number as it is spelt. Without one (absent, null or empty) a [Reader] leaves it empty
+	// and [ReadDocuments] gives the [DefaultID].
 	ID string
-	// Text is the "text" field, decoded: valid UTF-8, never empty.
+	// Text is the text, decoded: valid UTF-8, never empty.
 	Text []byte
-	// File is the input as it was named to [ReadDocuments]; "-" is standard input.
+	// File is the input as it was named; "-" is standard input.
 	File string
-	// Line is the line of the document in the file after decompression, from 1.
+	// Line is the line, object's first line or row, from 1: within the piece by a [Reader], within the input by [ReadDocuments].
 	Line int64
-	// Offset is the first byte of that line in the file after decompression, from 0.
+	// Offset is the first byte of that line or object in the file after decompression, or the row in the file, from 0.
 	Offset int64
 }
 
@@ -27,14 +30,14 @@ type Kind uint8
 
 // What can be wrong with a document.
 const (
-	BadStream   Kind = iota + 1 // the file ends or breaks in the middle: nothing after this place can be read
-	BadJSON                     // the line is not one JSON object
-	BadUTF8                     // the line is not UTF-8, or an id or text escapes half a surrogate pair
+	BadStream   Kind = iota + 1 // the file ends or breaks in the middle, or is no file of its format: nothing after this place can be read
+	BadJSON                     // the line, or the object of several lines, is not one JSON object
+	BadUTF8                     // the line or text is not UTF-8, or an id or text escapes half a surrogate pair
 	BadID                       // the id is neither a string nor a number, or longer than a shard can keep
-	NoText                      // there is no "text"
-	BadText                     // "text" is not a string
-	Empty                       // "text" is the empty string
-	LineTooLong                 // the line is longer than [ReadOptions.MaxLine]
+	NoText                      // there is no text, or a null in its column
+	BadText                     // the text is not a string
+	Empty                       // the text is the empty string
+	LineTooLong                 // the line, object, file or text is longer than [Options.MaxLine]
 	Unencodable                 // the tokenizer or the shard refused the text
 )
 
@@ -60,11 +63,28 @@ func (k Kind) String() string {
 // MarshalText makes a Kind readable as a value or a key of JSON.
 func (k Kind) MarshalText() ([]byte, error) { return []byte(k.String()), nil }
 
+// UnmarshalText reads what MarshalText has written.
+func (k *Kind) UnmarshalText(text []byte) error {
+	for i, name := range kindNames {
+		if name != "" && name == string(text) {
+			*k = Kind(i)
+			return nil
+		}
+	}
+	return fmt.Errorf("%q is no kind of a document that could not be used", text)
+}
+
+// DefaultID is the name of a document that has no id of its own: the base name of its file and its line, counted from the start of the file,
+// "part-0001.jsonl.zst:17".
+func DefaultID(file string, line int64) string {
+	return filepath.Base(file) + ":" + strconv.FormatInt(line, 10)
+}
+
 // A DocumentError is a document that cannot be used. Its message has the form "file:line (byte n): what, and what to do".
 type DocumentError struct {
 	File   string
-	Line   int64  // from 1, as in [Document]
-	Offset int64  // byte of the fault in the file after decompression, from 0
+	Line   int64  // as in [Document]
+	Offset int64  // byte of the fault in the file after decompression, within the line or object, or the row in the file; from 0
 	ID     string // of the document, if the line could be read that far; otherwise empty
 	Kind   Kind
 	Err    error

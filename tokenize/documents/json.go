@@ -1,10 +1,12 @@
 package documents
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/bits"
+	"slices"
 	"unicode/utf16"
 	"unicode/utf8"
 
@@ -26,17 +28,28 @@ func badJSON(at int, format string, args ...any) *lineError {
 }
 
 // A lineScanner finds the id and the text of documents in lines of JSON (RFC 8259). It checks the whole line and decodes only these two
-// fields of the outermost object; where a field stands twice, the last counts, as in Python. It keeps its memory from line to line.
+// fields; where a field stands twice, the last counts, as in Python. It keeps its memory from line to line.
 //
 // It differs from encoding/json in what it refuses: bytes that are not UTF-8 anywhere in the line, and half a surrogate pair escaped in an id
 // or a text, both of which encoding/json replaces by U+FFFD.
 type lineScanner struct {
-	line     []byte
-	at       int    // the next byte to look at
-	open     []byte // '{' or '[' of every object and array that is not yet closed
-	id, text field
-	decoded  []byte // the id, if it had to be decoded, and the text
+	names   [2]string   // the fields of the text and the id, as they were given
+	paths   [2][]string // the names of members that lead to them
+	longest int         // name of paths, in bytes
+
+	line   []byte
+	at     int         // the next byte to look at
+	open   []container // every object and array that is not yet closed
+	fields [2]field
+	high   uint64 // has high bits if a string has bytes beyond ASCII
+	name   []byte // memory of names with escapes
 }
+
+// The fields of a scanner.
+const (
+	textField = iota
+	idField
+)
 
 // field is where the value of a field stands in the line, quotes included; it is empty if there is none.
 type field struct {
@@ -44,14 +57,72 @@ type field struct {
 	escaped    bool // a string with escapes
 }
 
-// scan gives the id and the text of a line. Both lie in the line or in memory of the scanner, until the next scan. The id is empty if there
-// is none. On an error of the text the id is still given.
+// A container is an object or array of the line. Bits 0 and 1 are set for the fields whose path leads through it, 2 and 3 for those whose value is
+// its member that is being read, and bit 4 for an object.
+type container uint8
+
+const (
+	leads  container = 1
+	value  container = 4
+	object container = 16
+)
+
+// close is the byte that ends the container.
+func (c container) close() byte {
+	if c&object != 0 {
+		return '}'
+	}
+	return ']'
+}
+
+// find says which fields are the text and the id of a document.
+func (s *lineScanner) find(text, id string) error {
+	s.names, s.longest = [2]string{text, id}, 0
+	for i, name := range s.names {
+		var err error
+		if s.paths[i], err = splitPath(name); err != nil {
+			return err
+		}
+		for _, part := range s.paths[i] {
+			s.longest = max(s.longest, len(part))
+		}
+	}
+	return nil
+}
+
+// splitPath cuts a dotted path into names.
+func splitPath(path string) ([]string, error) {
+	parts := []string{""}
+	for i := 0; i < len(path); i++ {
+		last := &parts[len(parts)-1]
+		switch c := path[i]; {
+		case c == '.':
+			parts = append(parts, "")
+		case c != '\\':
+			*last += path[i : i+1]
+		case i+1 < len(path) && (path[i+1] == '.' || path[i+1] == '\\'):
+			i++
+			*last += path[i : i+1]
+		default:
+			return nil, fmt.Errorf("the field %q has a backslash before neither a dot nor a backslash; write \\\\ for one that belongs to a name", path)
+		}
+	}
+	if slices.Contains(parts, "") {
+		return nil, fmt.Errorf("the field %q has an empty name beside a dot; write \\. for a dot that belongs to a name", path)
+	}
+	return parts, nil
+}
+
+// scan gives the id and the text of a line. Both lie in the line, which decoding changes. The id is empty if there is none. On an error of the
+// text the id is still given.
 func (s *lineScanner) scan(line []byte) (id, text []byte, bad *lineError) {
-	if !utf8.Valid(line) {
+	s.line, s.at, s.open, s.fields, s.high = line, 0, s.open[:0], [2]field{}, 0
+	bad = s.parse()
+	// Outside of strings bytes beyond ASCII are no JSON, so a good line has none or s.high tells.
+	if (bad != nil || s.high&highs != 0) && !utf8.Valid(line) {
 		return nil, nil, &lineError{BadUTF8, InvalidUTF8(line), errors.New("the line is not UTF-8; convert the file to UTF-8")}
 	}
-	s.line, s.at, s.open, s.id, s.text, s.decoded = line, 0, s.open[:0], field{}, field{}, s.decoded[:0]
-	if bad := s.parse(); bad != nil {
+	if bad != nil {
 		return nil, nil, bad
 	}
 	if id, bad = s.decodeID(); bad != nil {
@@ -62,7 +133,7 @@ func (s *lineScanner) scan(line []byte) (id, text []byte, bad *lineError) {
 }
 
 func (s *lineScanner) decodeID() (id []byte, bad *lineError) {
-	f := s.id
+	f := s.fields[idField]
 	if f.end == 0 {
 		return nil, nil
 	}
@@ -76,27 +147,35 @@ func (s *lineScanner) decodeID() (id []byte, bad *lineError) {
 	case c == '-' || '0' <= c && c <= '9':
 		id = s.line[f.start:f.end]
 	default:
-		return nil, &lineError{BadID, f.start, errors.New(`"id" is neither a string nor a number`)}
+		return nil, &lineError{BadID, f.start, fmt.Errorf("%q is neither a string nor a number", s.names[idField])}
 	}
-	if len(id) > shards.MaxOriginLength {
-		return nil, &lineError{BadID, f.start, fmt.Errorf(`"id" has %d bytes, at most %d can be kept`, len(id), shards.MaxOriginLength)}
+	if err := checkID(s.names[idField], id); err != nil {
+		return nil, &lineError{BadID, f.start, err}
 	}
 	return id, nil
 }
 
+// checkID refuses an id that a shard cannot keep.
+func checkID(name string, id []byte) error {
+	if len(id) > shards.MaxOriginLength {
+		return fmt.Errorf("%q has %d bytes, at most %d can be kept", name, len(id), shards.MaxOriginLength)
+	}
+	return nil
+}
+
 func (s *lineScanner) decodeText() (text []byte, bad *lineError) {
-	f := s.text
+	f, name := s.fields[textField], s.names[textField]
 	if f.end == 0 {
-		return nil, &lineError{NoText, 0, errors.New(`the object has no field "text"`)}
+		return nil, &lineError{NoText, 0, fmt.Errorf("the object has no field %q", name)}
 	}
 	if s.line[f.start] != '"' {
-		return nil, &lineError{BadText, f.start, errors.New(`"text" is not a string`)}
+		return nil, &lineError{BadText, f.start, fmt.Errorf("%q is not a string", name)}
 	}
 	if text, bad = s.decodeString(f); bad != nil {
 		return nil, bad
 	}
 	if len(text) == 0 {
-		return nil, &lineError{Empty, f.start, errors.New(`"text" is empty`)}
+		return nil, &lineError{Empty, f.start, fmt.Errorf("%q is empty", name)}
 	}
 	return text, nil
 }
@@ -107,24 +186,13 @@ func (s *lineScanner) parse() *lineError {
 	case s.at == len(s.line):
 		return badJSON(s.at, "the line is empty")
 	case s.line[s.at] == '[':
-		return badJSON(s.at, "the line begins with an array; documents are objects, one a line (jq -c '.[]' makes such lines of an array)")
+		return badJSON(s.at, "the line begins with an array; lines of documents are objects (the format json reads arrays, and jq -c '.[]' makes lines of them)")
 	case s.line[s.at] != '{':
 		return badJSON(s.at, "the line begins with %s, not with an object", s.found())
 	}
-	var wanted *field // whose value is being read: &s.id, &s.text or nil
-	var start int     // of that value
-	member := func() *lineError {
-		name, bad := s.key()
-		if len(s.open) == 1 {
-			wanted = name
-		}
-		return bad
-	}
-value:
+	through := 3 * leads // fields whose path leads through the value that comes
+next:
 	for {
-		if len(s.open) == 1 {
-			start = s.at
-		}
 		escaped := false
 		var bad *lineError
 		switch c := s.peek(); {
@@ -132,18 +200,23 @@ value:
 			if len(s.open) == maxNesting {
 				return badJSON(s.at, "more than %d objects and arrays lie in each other", maxNesting)
 			}
-			s.open = append(s.open, c)
 			s.at++
 			s.space()
+			if c == '{' {
+				s.open = append(s.open, object|through)
+			} else {
+				s.open = append(s.open, 0)
+			}
+			through = 0
 			if s.peek() == c+2 { // '}' is '{'+2, ']' is '['+2
 				break
 			}
 			if c == '{' {
-				if bad := member(); bad != nil {
+				if through, bad = s.key(); bad != nil {
 					return bad
 				}
 			}
-			continue value
+			continue next
 		case c == '"':
 			escaped, bad = s.skipString()
 		case c == '-' || '0' <= c && c <= '9':
@@ -156,26 +229,27 @@ value:
 		}
 		// After a value: the ends of the containers that it is the last of, then a comma.
 		for {
-			if len(s.open) == 1 && wanted != nil {
-				*wanted = field{start, s.at, escaped}
+			in := &s.open[len(s.open)-1]
+			if *in&(3*value) != 0 {
+				s.note(in, escaped)
 			}
 			s.space()
-			in := s.open[len(s.open)-1]
-			switch s.peek() {
+			switch end := in.close(); s.peek() {
 			case ',':
 				s.at++
 				s.space()
-				if in == '{' {
-					if bad := member(); bad != nil {
+				through = 0
+				if *in&object != 0 {
+					if through, bad = s.key(); bad != nil {
 						return bad
 					}
 				}
-				continue value
-			case in + 2:
+				continue next
+			case end:
 				s.at++
 				s.open = s.open[:len(s.open)-1]
 			default:
-				return badJSON(s.at, "%s where a comma or %q should be", s.found(), in+2)
+				return badJSON(s.at, "%s where a comma or %q should be", s.found(), end)
 			}
 			if len(s.open) == 0 {
 				if s.space(); s.at < len(s.line) {
@@ -187,35 +261,54 @@ value:
 	}
 }
 
-// key reads the name of a member and the colon, and gives the field of that name if it is one of the two.
-func (s *lineScanner) key() (*field, *lineError) {
+// note ends the values of fields that a member of a container is.
+func (s *lineScanner) note(in *container, escaped bool) {
+	for i := range s.fields {
+		if *in&(value<<i) != 0 {
+			s.fields[i].end, s.fields[i].escaped = s.at, escaped
+		}
+	}
+	*in &^= 3 * value
+}
+
+// key reads the name of a member and the colon. It notes where a field begins, and gives the fields whose path leads through the value.
+func (s *lineScanner) key() (through container, bad *lineError) {
 	start := s.at
 	if s.peek() != '"' {
-		return nil, badJSON(s.at, "%s where the name of a field should be", s.found())
+		return 0, badJSON(s.at, "%s where the name of a field should be", s.found())
 	}
 	escaped, bad := s.skipString()
 	if bad != nil {
-		return nil, bad
+		return 0, bad
 	}
 	name := s.line[start+1 : s.at-1]
-	if escaped {
-		var buf [4 * len(`\u0000`)]byte // the wanted names are not longer, however they are spelt
-		if len(name) <= len(buf) {
-			name, _ = unescape(buf[:0], name)
-		}
-	}
 	if s.space(); s.peek() != ':' {
-		return nil, badJSON(s.at, "%s where a colon should be", s.found())
+		return 0, badJSON(s.at, "%s where a colon should be", s.found())
 	}
 	s.at++
 	s.space()
-	switch string(name) {
-	case "id":
-		return &s.id, nil
-	case "text":
-		return &s.text, nil
+	depth := len(s.open)
+	in := &s.open[depth-1]
+	if *in&(3*leads) == 0 {
+		return 0, nil
 	}
-	return nil, nil
+	if escaped && len(name) <= s.longest*len(`\u0000`) {
+		s.name = append(s.name[:0], name...)
+		name, _ = unescape(s.name)
+	}
+	for i, path := range s.paths {
+		if *in&(leads<<i) == 0 || string(name) != path[depth-1] {
+			continue
+		}
+		s.fields[i] = field{}
+		if depth < len(path) {
+			through |= leads << i
+		} else {
+			s.fields[i].start = s.at
+			*in |= value << i
+		}
+	}
+	return through, nil
 }
 
 func (s *lineScanner) space() {
@@ -249,32 +342,75 @@ func (s *lineScanner) found() string {
 	return fmt.Sprintf("%q", r)
 }
 
-// skipString passes over the string that begins at the next byte.
+// skipString passes over the string that begins at the next byte. Quotes and backslashes are looked for with the vector instructions of
+// bytes.IndexByte, control characters and bytes beyond ASCII by eight bytes at a time.
 func (s *lineScanner) skipString() (escaped bool, bad *lineError) {
 	start := s.at
-	at := start + 1
+	at, quote := start+1, start
 	for {
-		if at < len(s.line) && s.line[at] != '\\' { // in many scripts escapes come one after the other
-			at += indexSpecial(s.line[at:])
+		if quote < at {
+			n := bytes.IndexByte(s.line[at:], '"')
+			if n < 0 {
+				quote = len(s.line)
+			} else {
+				quote = at + n
+			}
 		}
-		if at == len(s.line) {
-			return false, badJSON(start, "the line ends inside the string that begins here")
-		}
-		switch c := s.line[at]; c {
-		case '"':
-			s.at = at + 1
-			return escaped, nil
-		case '\\':
-			escaped = true
-			n := escapeLength(s.line[at:])
-			if n == 0 {
-				return false, badJSON(at, "%q is no escape sequence", s.line[at:min(at+6, len(s.line))])
+		if at == quote || s.line[at] != '\\' { // in many scripts escapes come one after the other
+			n := bytes.IndexByte(s.line[at:quote], '\\')
+			if n < 0 {
+				break
 			}
 			at += n
-		default:
-			return false, badJSON(at, "the control character 0x%02x must be escaped in a string", c)
 		}
+		escaped = true
+		n := escapeLength(s.line[at:])
+		if n == 0 {
+			if bad := s.controls(start+1, at); bad != nil {
+				return false, bad
+			}
+			return false, badJSON(at, "%q is no escape sequence", s.line[at:min(at+6, len(s.line))])
+		}
+		at += n
 	}
+	if quote == len(s.line) {
+		return false, badJSON(start, "the line ends inside the string that begins here")
+	}
+	s.at = quote + 1
+	return escaped, s.controls(start+1, quote)
+}
+
+// controls refuses control characters in a part of the line. It tells s.high of bytes beyond ASCII.
+func (s *lineScanner) controls(from, to int) *lineError {
+	b := s.line[from:to]
+	var low, high uint64 // high bits: of a byte below 32, and above the first such byte also by a borrow; of a byte from 128 on
+	for len(b) >= 32 {
+		w, x, y, z := binary.LittleEndian.Uint64(b), binary.LittleEndian.Uint64(b[8:]), binary.LittleEndian.Uint64(b[16:]), binary.LittleEndian.Uint64(b[24:])
+		low |= (w-ones*32)&^w | (x-ones*32)&^x | (y-ones*32)&^y | (z-ones*32)&^z
+		high |= w | x | y | z
+		b = b[32:]
+	}
+	for len(b) >= 8 {
+		w := binary.LittleEndian.Uint64(b)
+		low |= (w - ones*32) &^ w
+		high |= w
+		b = b[8:]
+	}
+	for _, c := range b {
+		if c < ' ' {
+			low = highs
+		}
+		high |= uint64(c)
+	}
+	s.high |= high
+	if low&highs == 0 {
+		return nil
+	}
+	at := from
+	for s.line[at] >= ' ' {
+		at++
+	}
+	return badJSON(at, "the control character 0x%02x must be escaped in a string", s.line[at])
 }
 
 // escapeLength is the length of the escape sequence at the start of b, which has a backslash there, or 0 if it is none.
@@ -364,27 +500,29 @@ func (s *lineScanner) skipLiteral() *lineError {
 	return badJSON(s.at, "%s where a value should be", s.found())
 }
 
-// decodeString gives the content of a string, which lies in the line if it has no escapes, and else at the end of s.decoded.
+// decodeString gives the content of a string, decoded where it lies in the line.
 func (s *lineScanner) decodeString(f field) ([]byte, *lineError) {
 	raw := s.line[f.start+1 : f.end-1]
 	if !f.escaped {
 		return raw, nil
 	}
-	start := len(s.decoded)
-	decoded, at := unescape(s.decoded, raw)
+	decoded, at := unescape(raw)
 	if decoded == nil {
 		return nil, &lineError{BadUTF8, f.start + 1 + at, fmt.Errorf("%s escapes half of a surrogate pair, which is no character", raw[at:at+6])}
 	}
-	s.decoded = decoded
-	return decoded[start:], nil
+	return decoded, nil
 }
 
-// unescape appends the content of a string, which has passed skipString, to dst. If it has half a surrogate pair, the result is nil and the
-// place in raw.
-func unescape(dst, raw []byte) ([]byte, int) {
+// unescape decodes the content of a string, which has passed skipString, in its own memory: no escape is shorter than what it stands for. If
+// it has half a surrogate pair, the result is nil and the place in raw.
+func unescape(raw []byte) ([]byte, int) {
+	dst := raw[:0]
 	for at := 0; ; {
 		if at < len(raw) && raw[at] != '\\' { // in many scripts escapes come one after the other
-			n := indexSpecial(raw[at:])
+			n := bytes.IndexByte(raw[at:], '\\')
+			if n < 0 {
+				n = len(raw) - at
+			}
 			dst = append(dst, raw[at:at+n]...)
 			at += n
 		}
@@ -420,10 +558,12 @@ func unescape(dst, raw []byte) ([]byte, int) {
 	}
 }
 
+// Of bytes eight at a time.
+const ones, highs = 0x0101010101010101, 0x8080808080808080
+
 // indexSpecial is the place of the first quote, backslash or control character in b, or its length: of eight bytes at a time, by the
 // arithmetic that finds zero bytes in a word.
 func indexSpecial(b []byte) int {
-	const ones, highs = 0x0101010101010101, 0x8080808080808080
 	at := 0
 	for ; at+8 <= len(b); at += 8 {
 		x := binary.LittleEndian.Uint64(b[at:])

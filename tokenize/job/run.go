@@ -1,20 +1,33 @@
+// Package job turns documents into shards: a job, whose work any number of processes share and which survives any of them.
+//
+// A job has a folder beside its output, PREFIX.job. Its inputs are cut into units, which processes claim by locks (internal/locks), encode,
+// and put down there as segments: ids and origins of documents, in files that appear whole or not at all. As soon as the segments of a shard
+// are complete, a process claims and writes it. What is done is told by records in the folder, so that a process that is killed costs the
+// segments and the shard in its work, and nothing else.
+//
+// The bytes of the output depend on the inputs and on the settings that have to do with ids and order: never on workers, memory,
+// processes, the cut into units and segments, or time. docs/formats/job.md describes the folder.
 package job
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"math"
 	"os"
+	"path/filepath"
 	"runtime"
-	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 	"unicode/utf8"
 
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sync/semaphore"
 
+	"mula/internal/locks"
 	"mula/shards"
 	"mula/tokenize"
 	"mula/tokenize/documents"
@@ -24,147 +37,186 @@ import (
 type OnError uint8
 
 const (
-	// Fail ends the run at the first one in the order of the inputs.
+	// Fail ends the job at the first one in the order of the inputs.
 	Fail OnError = iota
 	// Skip leaves it out, counts it and lists it in the rejects file.
 	Skip
 )
 
-// Options are the choices for [Run].
+// Options are the choices for [Run]. Those up to MaxDocuments decide the bytes of the output; a job in the folder that has others of them is
+// refused.
 type Options struct {
 	Tokenizer *tokenize.Tokenizer
 	Specials  tokenize.Specials
 	AppendEOD bool   // end each document with EOD
 	EOD       uint32 // an id of the vocabulary
 
-	Inputs []string // as for [documents.ReadDocuments], each file once
-	Read   documents.ReadOptions
-	Output string // prefix of the shard's files; their directory must exist
+	Inputs []string // files, or "-" for standard input; each once
+	Read   documents.Options
+
+	Output string // prefix of the shards' files; their directory must exist
+	Layout shards.Layout
+
+	// ShardTokens is the greatest number of tokens of a shard: it is closed before the document that would bring it above, and the shards are
+	// named PREFIX-00000, PREFIX-00001 and so on. A document is never split; one of more tokens has a shard of its own. 0 means one shard,
+	// named PREFIX.
+	ShardTokens int64
+	// Shuffle puts the documents into an order that depends on ShuffleSeed, the number of each one's input and its offset there.
+	Shuffle     bool
+	ShuffleSeed uint64
+	// Sample is the share of documents that are kept, from 0 to 1: those for which a number drawn by input and offset is small enough, so
+	// that a smaller sample is part of a larger one. 0 means all. Documents that cannot be read are reported all the same.
+	Sample float64
+	// MaxDocuments is the number of documents after which the inputs are taken to end; 0 means all.
+	MaxDocuments int64
 
 	OnError OnError
 	Rejects string // with Skip, the file that lists what was skipped; "" for none
 
-	Workers int   // goroutines that encode, up to 4096; 0 means GOMAXPROCS
-	Memory  int64 // bound on the bytes of texts and ids in flight, beside the largest document; 0 means 256 MiB
+	// Overwrite starts the job anew whatever the folder holds, unless another process works there. Shards of the older job stay until they are
+	// replaced; what is left of them at the end is removed.
+	Overwrite bool
+
+	PieceBytes int64 // about how much of the inputs, on disk, a process claims at a time; 0: 8 to 256 MiB. The first process decides
+	Workers    int   // goroutines that encode, up to 4096; 0 means GOMAXPROCS
+	// Memory bounds the bytes of texts and ids in flight, beside the largest document; 0 means 256 MiB. A shuffled output is gathered in
+	// that much at a time, with one read for each segment of an eighth of it: T bytes of ids take about 16 (T / Memory)^2 reads.
+	Memory int64
 
 	// Progress, if not nil, is called four times a second at most, and once at the end, always from one goroutine at a time.
 	Progress func(Progress)
+
+	tuning tuning
 }
 
-// Progress is how far [Run] has come. Documents are counted when they are written.
-type Progress struct {
-	Documents int64
-	Skipped   int64
-	Tokens    int64
-	TextBytes int64 // UTF-8 bytes of the documents
-	InputRead int64 // bytes read from the inputs, as they are compressed
-	InputSize int64 // of all inputs, or -1 if one of them is not a regular file
+// tuning is what tests change.
+type tuning struct {
+	timing        locks.Timing
+	poll, maxPoll time.Duration // between looks at what others have in hand: at first, at most
+	segment       int64         // weight of a segment
+	memory        int64         // with which shuffled documents are gathered
 }
 
-// Summary is what [Run] has done.
+// Summary is what the job has done, all of its processes together.
 type Summary struct {
-	Output    string                     `json:"output"`
-	Documents int64                      `json:"documents"`
-	Tokens    int64                      `json:"tokens"`
-	TextBytes int64                      `json:"text_bytes"`
-	Skipped   map[documents.Kind]int64   `json:"skipped"`
-	Seconds   float64                    `json:"seconds"`
-	DType     string                     `json:"dtype"`
-	Files     map[string]shards.FileInfo `json:"files"` // as in [shards.Manifest]
+	Output    string                   `json:"output"`
+	Documents int64                    `json:"documents"`
+	Tokens    int64                    `json:"tokens"`
+	TextBytes int64                    `json:"text_bytes"`
+	Skipped   map[documents.Kind]int64 `json:"skipped"`
+	Rejects   string                   `json:"rejects,omitempty"` // the file that lists what was skipped
+	Seconds   float64                  `json:"seconds"`           // of the process that ended the job
+	Shards    []ShardFile              `json:"shards"`
+	Before    bool                     `json:"complete_before,omitempty"` // the job was complete before this call
 }
 
-// Sizes of the pipeline: a batch is closed at either of the first two.
 const (
-	batchBytes     = 256 << 10 // of text
-	batchDocuments = 1024
-	defaultMemory  = 256 << 20
-	// What a byte of text takes on its way: itself and, at worst, an id of four bytes.
-	bytesInFlight = 1 + 4
+	defaultMemory = 256 << 20
+	minGathering  = 4 << 10 // for shuffled documents
 )
 
-const progressInterval = 250 * time.Millisecond
-
-// batch is a run of documents on its way from the reader through a worker to the writer.
-type batch struct {
-	documents []encoded
-	tokens    []uint32
-	bytes     int           // of text
-	weight    int64         // of the memory it has been granted
-	done      chan struct{} // closed by the worker
-}
-
-// encoded is a document of a batch, or the error in its place.
-type encoded struct {
-	documents.Document
-	err error
-	end int // of its ids in batch.tokens
-}
-
-// Run tokenizes documents into one shard. The bytes it writes depend on the inputs, the tokenizer and the options that have to do with ids,
-// never on Workers, Memory or timing.
+// Run tokenizes documents into shards, joining or resuming the job of that output if there is one; if it is complete, Run says so at once. It
+// returns when the job is complete, whoever did the last of it. A job that reads standard input, or another input that is no regular
+// file, cannot be shared and starts anew each time.
 //
-// One goroutine reads, Workers encode, one writes in the order of the inputs; they are bound by Memory and by a number of batches, so that a
-// slow one holds up the others instead of piling up work. Until Run has succeeded no file stands under its final name; an older
-// shard of the same name stays until then.
+// Until a shard is complete none of its files stands under its final name; an older shard of the same name stays until then.
 func Run(ctx context.Context, opts Options) (Summary, error) {
 	start := time.Now()
-	if err := tokenize.CheckWorkers(opts.Workers); err != nil {
+	o := &opts
+	if err := o.check(); err != nil {
 		return Summary{}, err
 	}
-	if opts.Workers == 0 {
-		opts.Workers = runtime.GOMAXPROCS(0)
-	}
-	if opts.Memory <= 0 {
-		opts.Memory = defaultMemory
-	}
-	size, err := opts.check()
+	f, done, err := openFolder(ctx, o)
 	if err != nil {
-		return Summary{}, err
+		return Summary{}, full(err, nil)
 	}
-	info := shards.TokenizerInfo{
-		SHA256: opts.Tokenizer.SHA256(), VocabSize: opts.Tokenizer.VocabSize(), EOD: -1, ClassTable: tokenize.ClassTable(), Specials: opts.Specials.String(),
+	defer f.close()
+	if done != nil {
+		done.Before = true
+		return done.Summary, f.tidy()
 	}
-	if opts.AppendEOD {
-		info.EOD = int64(opts.EOD)
-	}
-	w := &writer{opts: &opts, progress: Progress{InputSize: size}, skipped: make(map[documents.Kind]int64), shown: start}
-	if w.shard, err = shards.Create(opts.Output, shards.DTypeFor(info.VocabSize), info); err != nil {
-		return Summary{}, err
-	}
-	defer w.shard.Abort()
-	if opts.Rejects != "" {
-		if w.rejects, err = createRejects(opts.Rejects); err != nil {
-			return Summary{}, err
+	p := newProcess(f, start)
+	done, err = p.run(ctx)
+	if errors.Is(err, errDone) { // in the middle of what this process did
+		done, err = readRecord[finished](f.path(doneName))
+		if err == nil && done != nil {
+			err = f.tidy()
+		} else if err == nil {
+			err = fmt.Errorf("the job %s was done and is gone: has another process started it anew?", f.dir)
 		}
-		defer w.rejects.file.Abort()
 	}
-	if err := pipeline(ctx, &opts, w); err != nil {
-		return Summary{}, err
+	if err != nil {
+		return Summary{}, full(err, p)
 	}
-	return w.finish(ctx, start)
+	return done.Summary, nil
 }
 
-// check refuses options that cannot work before anything is written. It gives the size of all inputs, or -1.
-func (o *Options) check() (size int64, err error) {
+// check completes the options and refuses those that cannot work before anything is written.
+func (o *Options) check() error {
+	if err := tokenize.CheckWorkers(o.Workers); err != nil {
+		return err
+	}
+	if o.Workers == 0 {
+		o.Workers = runtime.GOMAXPROCS(0)
+	}
+	if o.Memory <= 0 {
+		o.Memory = defaultMemory
+	}
+	t := &o.tuning
+	if t.timing == (locks.Timing{}) {
+		t.timing = locks.DefaultTiming
+	}
+	if t.poll == 0 {
+		t.poll, t.maxPoll = 50*time.Millisecond, 2*time.Second
+	}
+	if t.memory == 0 {
+		t.memory = o.Memory / 2
+	}
 	switch vocabulary := o.Tokenizer.VocabSize(); {
 	case o.AppendEOD && int64(o.EOD) >= int64(vocabulary):
-		return 0, fmt.Errorf("the end-of-document id %d is beyond the vocabulary of %d ids", o.EOD, vocabulary)
+		return fmt.Errorf("the end-of-document id %d is beyond the vocabulary of %d ids", o.EOD, vocabulary)
 	case len(o.Inputs) == 0:
-		return 0, errors.New("there are no inputs to tokenize")
+		return errors.New("there are no inputs to tokenize")
 	case o.Rejects != "" && o.OnError != Skip:
-		return 0, errors.New("a rejects file needs documents to be skipped on errors; now the first bad document ends the run")
+		return errors.New("a rejects file needs documents to be skipped on errors; now the first bad document ends the run")
+	case o.ShardTokens < 0:
+		return fmt.Errorf("shards of %d tokens are not possible", o.ShardTokens)
+	case o.MaxDocuments < 0:
+		return fmt.Errorf("at most %d documents are not possible", o.MaxDocuments)
+	case math.IsNaN(o.Sample) || o.Sample < 0 || o.Sample > 1:
+		return fmt.Errorf("a sample of %v of the documents is not possible; it must be between 0 and 1", o.Sample)
 	}
+	if base := filepath.Base(o.Output); o.Output == "" || base == "." || base == ".." || os.IsPathSeparator(o.Output[len(o.Output)-1]) {
+		return fmt.Errorf("%q is not a prefix for the names of files", o.Output)
+	}
+	if info, err := os.Stat(filepath.Dir(o.Output)); err != nil {
+		return fmt.Errorf("the folder of the output %s: %w", o.Output, err)
+	} else if !info.IsDir() {
+		return fmt.Errorf("%s, the folder of the output, is a file", filepath.Dir(o.Output))
+	}
+	if o.Sample == 1 {
+		o.Sample = 0
+	}
+	if !o.Shuffle {
+		o.ShuffleSeed = 0
+	}
+	return o.checkInputs()
+}
+
+// checkInputs refuses inputs that are there twice or would be written over.
+func (o *Options) checkInputs() error {
 	// Files that the run would write over.
 	type target struct {
 		path string
-		info os.FileInfo
+		info fs.FileInfo
 	}
 	var targets []target // those that exist
-	for _, path := range []string{o.Output + ".bin", o.Output + ".idx", o.Output + ".json", o.Output + ".docs.arrow", o.Rejects} {
+	for _, path := range []string{o.Output + ".bin", o.Output + ".idx", o.Output + ".json", o.Output + ".docs.arrow", o.Output + ".sums", o.Output + ".npy",
+		o.Output + ".csv.gz", o.Output + ".ds", o.Output + ".ds.index", o.Output + ".ds.metadata", o.Output + ".arrow", o.Rejects} {
 		info, err := os.Stat(path)
 		for _, t := range targets {
 			if path == o.Rejects && err == nil && os.SameFile(t.info, info) {
-				return 0, fmt.Errorf("the rejects file %s is also a file of the shard; give it another name", o.Rejects)
+				return fmt.Errorf("the rejects file %s is also a file of the shard; give it another name", o.Rejects)
 			}
 		}
 		if err == nil {
@@ -175,255 +227,170 @@ func (o *Options) check() (size int64, err error) {
 	type stamp struct{ size, modified int64 }
 	type listed struct {
 		input string
-		info  os.FileInfo
+		info  fs.FileInfo
 	}
 	files := make(map[stamp][]listed)
 	stdin := false
 	for _, input := range o.Inputs {
 		if !utf8.ValidString(input) {
-			return 0, fmt.Errorf("the name %q is not UTF-8, so a shard cannot refer to it; rename the file", input)
+			return fmt.Errorf("the name %q is not UTF-8, so a shard cannot refer to it; rename the file", input)
 		}
 		if len(input) > shards.MaxOriginLength {
-			return 0, fmt.Errorf("the name %.40q… has %d bytes, a shard keeps at most %d", input, len(input), shards.MaxOriginLength)
+			return fmt.Errorf("the name %.40q… has %d bytes, a shard keeps at most %d", input, len(input), shards.MaxOriginLength)
 		}
 		if input == "-" {
 			if stdin {
-				return 0, errors.New("standard input, \"-\", is listed twice; it can be read once")
+				return errors.New("standard input, \"-\", is listed twice; it can be read once")
 			}
-			stdin, size = true, -1
+			stdin = true
 			continue
 		}
 		info, err := os.Stat(input)
 		if err != nil {
-			return 0, fmt.Errorf("tokenizing: %w", err)
+			return fmt.Errorf("tokenizing: %w", err)
 		}
 		for _, t := range targets {
 			if os.SameFile(t.info, info) {
-				return 0, fmt.Errorf("the output %s would replace the input %s; choose another prefix for the output", t.path, input)
+				return fmt.Errorf("the output %s would replace the input %s; choose another prefix for the output", t.path, input)
 			}
 		}
 		at := stamp{info.Size(), info.ModTime().UnixNano()}
 		for _, f := range files[at] {
 			if os.SameFile(f.info, info) {
 				if f.input == input {
-					return 0, fmt.Errorf("the input %s is listed twice; leave it out once, or its documents would be there twice", input)
+					return fmt.Errorf("the input %s is listed twice; leave it out once, or its documents would be there twice", input)
 				}
-				return 0, fmt.Errorf("the inputs %s and %s are the same file; leave one out, or its documents would be there twice", f.input, input)
+				return fmt.Errorf("the inputs %s and %s are the same file; leave one out, or its documents would be there twice", f.input, input)
 			}
 		}
 		files[at] = append(files[at], listed{input, info})
-		if !info.Mode().IsRegular() {
-			size = -1
-		} else if size >= 0 {
-			size += info.Size()
-		}
 	}
-	return size, nil
+	return nil
 }
 
-// pipeline reads, encodes and writes all documents. It ends when all its goroutines have, with the error of the one that failed first.
-func pipeline(ctx context.Context, opts *Options, w *writer) error {
-	group, ctx := errgroup.WithContext(ctx)
-	// A batch goes into both queues: the workers take it from one as they are free, the writer from the other in order.
-	toEncode := make(chan *batch)
-	toWrite := make(chan *batch, 4*opts.Workers)
-	memory := semaphore.NewWeighted(opts.Memory)
+// segmentBytes is the weight of a segment of a job that these options begin. With shuffling a segment is sorted in memory.
+func (o *Options) segmentBytes() int64 {
+	switch {
+	case o.tuning.segment > 0:
+		return o.tuning.segment
+	case o.Shuffle:
+		return max(o.Memory/8, 1<<20)
+	}
+	return segmentBytes
+}
 
+// A process is the part that this one takes in a job.
+type process struct {
+	o     *Options
+	f     *folder
+	start time.Time
+
+	board    *board
+	roll     *roll
+	order    order
+	toEncode chan *batch
+	memory   *semaphore.Weighted // of texts and ids in flight
+	inFlight int64               // what memory has in all
+	readers  int
+	writers  int
+
+	live     live
+	skips    atomic.Int64
+	shares   [][]int64 // of the inputs' bytes, by unit and part
+	progress *meter
+}
+
+func newProcess(f *folder, start time.Time) *process {
+	o := f.o
+	p := &process{o: o, f: f, start: start, board: newBoard(f), toEncode: make(chan *batch), inFlight: o.Memory, shares: share(f.d)}
+	p.roll = &roll{p: p, news: make(chan struct{})}
+	p.progress = &meter{p: p}
+	p.readers = min(1+(o.Workers+workersPerReader-1)/workersPerReader, maxReaders)
+	p.writers = max(1, min(o.Workers/2, maxReaders))
+	p.order = sequence{p.board}
+	if f.d.Settings.Shuffle {
+		// Half of the memory is for segments that are being sorted, later for the documents that are gathered.
+		p.inFlight = max(o.Memory/4, 1)
+		p.readers = int(min(int64(p.readers), max(1, o.Memory/2/f.d.SegmentBytes)))
+		p.writers = min(p.writers, 4)
+		p.order = &shuffle{b: p.board, memory: max(o.tuning.memory/int64(p.writers), minGathering)}
+	}
+	p.memory = semaphore.NewWeighted(p.inFlight)
+	return p
+}
+
+// run takes part until the job is complete.
+func (p *process) run(ctx context.Context) (*finished, error) {
+	if err := p.board.survey(); err != nil {
+		return nil, err
+	}
+	p.progress.kept = p.reckon().InputRead
+	background, stop := context.WithCancel(ctx)
+	var side sync.WaitGroup
+	side.Go(func() { p.progress.run(background) })
+	defer func() {
+		stop()
+		side.Wait()
+	}()
+
+	group, groupCtx := errgroup.WithContext(ctx)
+	working, rest := context.WithCancel(groupCtx) // until all shards are complete
+	defer rest()
+	for range p.o.Workers {
+		group.Go(func() error { p.work(working); return nil })
+	}
+	for range p.readers {
+		group.Go(func() error { return p.encodeUnits(groupCtx) })
+	}
+	group.Go(func() error { return p.board.watch(working) })
 	group.Go(func() error {
-		defer close(toWrite)
-		defer close(toEncode)
-		send := func(b *batch) error {
-			// A document larger than all memory goes alone.
-			b.weight = min(int64(b.bytes)*bytesInFlight, opts.Memory)
-			if err := memory.Acquire(ctx, b.weight); err != nil {
-				return err
-			}
-			for _, queue := range []chan *batch{toWrite, toEncode} {
-				select {
-				case queue <- b:
-				case <-ctx.Done():
-					return ctx.Err()
-				}
-			}
-			return nil
+		shardsGroup, ctx := errgroup.WithContext(groupCtx)
+		shardsGroup.Go(func() error { return p.roll.plan(ctx) })
+		for range p.writers {
+			shardsGroup.Go(func() error { return p.roll.write(ctx) })
 		}
-		read := opts.Read
-		read.OnRead = func(n int64) {
-			w.inputRead.Add(n)
-			if opts.Read.OnRead != nil {
-				opts.Read.OnRead(n)
-			}
-		}
-		b := newBatch()
-		for doc, err := range documents.ReadDocuments(ctx, opts.Inputs, read) {
-			b.documents = append(b.documents, encoded{Document: doc, err: err})
-			b.bytes += len(doc.Text)
-			if err != nil && opts.OnError == Fail {
-				break // the writer will fail here, or at a document before it that cannot be encoded
-			}
-			if b.bytes >= batchBytes || len(b.documents) == batchDocuments {
-				if err := send(b); err != nil {
-					return err
-				}
-				b = newBatch()
-			}
-		}
-		return send(b)
-	})
-	for range opts.Workers {
-		group.Go(func() error {
-			encoder := opts.Tokenizer.NewEncoder(tokenize.EncodeOptions{Specials: opts.Specials})
-			for b := range toEncode {
-				if err := ctx.Err(); err != nil {
-					return err
-				}
-				b.encode(encoder, opts)
-			}
-			return nil
-		})
-	}
-	group.Go(func() error {
-		for b := range toWrite {
-			select {
-			case <-b.done:
-			case <-ctx.Done():
-				return ctx.Err()
-			}
-			if err := w.write(b); err != nil {
-				return err
-			}
-			memory.Release(b.weight)
-			b.recycle()
-		}
-		return nil
-	})
-	return group.Wait()
-}
-
-// batches keeps the memory of batches that have been written.
-var batches = sync.Pool{New: func() any { return new(batch) }}
-
-func newBatch() *batch {
-	b := batches.Get().(*batch)
-	b.done = make(chan struct{})
-	return b
-}
-
-func (b *batch) recycle() {
-	clear(b.documents)
-	b.documents, b.tokens, b.bytes = b.documents[:0], b.tokens[:0], 0
-	if cap(b.tokens) <= 2*batchBytes { // not the one of a giant document
-		batches.Put(b)
-	}
-}
-
-// encode makes ids of the documents of b.
-func (b *batch) encode(encoder *tokenize.Encoder, opts *Options) {
-	defer close(b.done)
-	for i := range b.documents {
-		d := &b.documents[i]
-		if d.err == nil {
-			var err error
-			if b.tokens, err = encoder.Append(b.tokens, d.Text); err != nil {
-				d.err = &documents.DocumentError{File: d.File, Line: d.Line, Offset: d.Offset, ID: d.ID, Kind: documents.Unencodable, Err: err}
-			} else if opts.AppendEOD {
-				b.tokens = append(b.tokens, opts.EOD)
-			}
-		}
-		d.end = len(b.tokens)
-	}
-}
-
-// writer is the end of the pipeline: it writes what is good and skips, or fails at, what is not.
-type writer struct {
-	opts      *Options
-	shard     *shards.Writer
-	rejects   *rejects
-	inputRead atomic.Int64 // by the reader
-	progress  Progress
-	shown     time.Time // when Progress was called last
-	skipped   map[documents.Kind]int64
-	first     *documents.DocumentError // of those skipped
-}
-
-// write writes a batch.
-func (w *writer) write(b *batch) error {
-	start := 0
-	for i := range b.documents {
-		d := &b.documents[i]
-		ids := b.tokens[start:d.end]
-		start = d.end
-		if d.err != nil {
-			if err := w.skip(d.err); err != nil {
-				return err
-			}
-			continue
-		}
-		if err := w.shard.Append(ids, shards.DocumentOrigin{ID: d.ID, File: d.File, Line: d.Line}); err != nil {
+		if err := shardsGroup.Wait(); err != nil {
 			return err
 		}
-		w.progress.Documents++
-		w.progress.Tokens += int64(len(ids))
-		w.progress.TextBytes += int64(len(d.Text))
+		p.board.end()
+		rest()
+		return nil
+	})
+	if err := group.Wait(); err != nil {
+		return nil, err
 	}
-	if now := time.Now(); now.Sub(w.shown) >= progressInterval {
-		w.shown = now
-		w.show()
+	done, err := p.finish(ctx)
+	if err != nil {
+		return nil, err
 	}
-	return nil
+	stop()
+	side.Wait()
+	p.progress.show()
+	return done, nil
 }
 
-func (w *writer) show() {
-	if w.opts.Progress != nil {
-		w.progress.InputRead = w.inputRead.Load()
-		w.opts.Progress(w.progress)
-	}
-}
-
-// skip leaves a bad document out, if the run may; otherwise it gives the error back.
-func (w *writer) skip(err error) error {
-	var bad *documents.DocumentError
-	if w.opts.OnError == Fail || !errors.As(err, &bad) || bad.Kind == documents.BadStream {
+// full says of an error of a full disk how much the job takes. p may be nil.
+func full(err error, p *process) error {
+	if !errors.Is(err, syscall.ENOSPC) && !errors.Is(err, syscall.EDQUOT) {
 		return err
 	}
-	if w.first == nil {
-		w.first = bad
+	need := "the ids of all documents"
+	if p != nil {
+		if s := p.reckon(); s.InputRead > 0 && s.InputSize > 0 && s.Tokens > 0 {
+			need += fmt.Sprintf(", about %s", size(float64(s.Tokens)*float64(p.f.d.width())*float64(s.InputSize)/float64(s.InputRead)))
+		}
 	}
-	w.skipped[bad.Kind]++
-	w.progress.Skipped++
-	if w.rejects != nil {
-		return w.rejects.append(bad)
-	}
-	return nil
+	return fmt.Errorf("%w; the job needs room for %s, and up to as much again in its folder until the shards are complete. Make room and give the same command again: "+
+		"it goes on from here", err, need)
 }
 
-// finish publishes the files.
-func (w *writer) finish(ctx context.Context, start time.Time) (Summary, error) {
-	if w.progress.Documents == 0 {
-		if w.first != nil {
-			return Summary{}, fmt.Errorf("all %d documents were bad, so there is nothing to write; the first: %w", w.progress.Skipped, w.first)
-		}
-		return Summary{}, fmt.Errorf("there is no document in %s, so there is nothing to write", strings.Join(w.opts.Inputs, ", "))
+// size is a number of bytes in words.
+func size(bytes float64) string {
+	switch {
+	case bytes < 1e6:
+		return fmt.Sprintf("%.0f bytes", bytes)
+	case bytes < 1e9:
+		return fmt.Sprintf("%.1f MB", bytes/1e6)
 	}
-	if err := ctx.Err(); err != nil {
-		return Summary{}, err
-	}
-	// First what was left out, then what is there: a shard never stands without the list of what it lacks.
-	if w.rejects != nil {
-		if err := w.rejects.publish(); err != nil {
-			return Summary{}, err
-		}
-	}
-	if err := w.shard.Close(); err != nil {
-		if w.rejects != nil {
-			os.Remove(w.opts.Rejects)
-		}
-		return Summary{}, err
-	}
-	w.show()
-	m := w.shard.Manifest()
-	return Summary{
-		Output: w.opts.Output, Documents: m.Documents, Tokens: m.Tokens, TextBytes: w.progress.TextBytes, Skipped: w.skipped,
-		Seconds: time.Since(start).Seconds(), DType: m.DType, Files: m.Files,
-	}, nil
+	return fmt.Sprintf("%.1f GB", bytes/1e9)
 }

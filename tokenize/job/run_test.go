@@ -2,7 +2,6 @@ package job
 
 import (
 	"bytes"
-	"compress/gzip"
 	"context"
 	"encoding/json"
 	"errors"
@@ -12,11 +11,10 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
+	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/klauspost/compress/zstd"
 	"go.uber.org/goleak"
 
 	"mula/internal/atomicfile"
@@ -161,57 +159,19 @@ func TestRun(t *testing.T) {
 		}
 	}
 	want := Summary{
-		Output: output, Documents: int64(len(docs)), Tokens: textBytes + int64(len(docs)), TextBytes: textBytes, DType: "uint16",
-		Seconds: summary.Seconds, Files: s.Manifest().Files, Skipped: map[documents.Kind]int64{},
+		Output: output, Documents: int64(len(docs)), Tokens: textBytes + int64(len(docs)), TextBytes: textBytes, Seconds: summary.Seconds,
+		Skipped: map[documents.Kind]int64{},
 	}
-	if fmt.Sprint(summary) != fmt.Sprint(want) || summary.Seconds <= 0 || len(summary.Files) != 3 {
+	want.Shards = []ShardFile{{output, want.Documents, want.Tokens, textBytes, "uint16", s.Manifest().Files}}
+	if fmt.Sprint(summary) != fmt.Sprint(want) || summary.Seconds <= 0 || len(summary.Shards[0].Files) < 3 {
 		t.Errorf("summary %+v, want %+v", summary, want)
 	}
-	if last != (Progress{Documents: want.Documents, Tokens: want.Tokens, TextBytes: textBytes, InputRead: sizes, InputSize: sizes}) {
+	if last != (Progress{Documents: want.Documents, Tokens: want.Tokens, TextBytes: textBytes, InputRead: sizes, InputSize: sizes, Shards: 1}) {
 		t.Errorf("the last progress is %+v", last)
 	}
 	info := s.Manifest().Tokenizer
 	if info != (shards.TokenizerInfo{SHA256: tok.SHA256(), VocabSize: 257, EOD: 256, ClassTable: tokenize.ClassTable(), Specials: "text"}) {
 		t.Errorf("the manifest's tokenizer is %+v", info)
-	}
-}
-
-// The same bytes come out whatever the number of workers and the memory; without end-of-document ids there are other bytes.
-func TestRunBytesDoNotDependOnWorkers(t *testing.T) {
-	defer goleak.VerifyNone(t)
-	inputs, _ := corpus(t, 3, 120)
-	inputs = append(inputs, put(t, "bad.jsonl", `{"text":""}`+"\n"+`{"text":"x"}`+"\n{"))
-	dir := t.TempDir()
-	var first map[string][]byte
-	for workers, memory := range map[int]int64{1: 0, 2: 1, 3: 3 << 20, 4: 0, 5: 1} { // 1: a batch at a time
-		opts := Options{
-			Tokenizer: bytesTokenizer(t, ""), AppendEOD: true, EOD: 256, Inputs: inputs, Output: filepath.Join(dir, "x"), Workers: workers, Memory: memory,
-			OnError: Skip, Rejects: filepath.Join(dir, "rejects.jsonl"),
-		}
-		if _, err := Run(t.Context(), opts); err != nil {
-			t.Fatal(err)
-		}
-		files := make(map[string][]byte)
-		for _, name := range []string{"x.bin", "x.idx", "x.json", "x.docs.arrow", "rejects.jsonl"} {
-			data, err := os.ReadFile(filepath.Join(dir, name))
-			if err != nil {
-				t.Fatal(err)
-			}
-			files[name] = data
-			if first != nil && !bytes.Equal(data, first[name]) {
-				t.Errorf("%d workers, memory %d: %s differs", workers, memory, name)
-			}
-		}
-		if first == nil {
-			first = files
-		}
-	}
-	summary, err := Run(t.Context(), Options{Tokenizer: bytesTokenizer(t, ""), Inputs: inputs[:3], Output: filepath.Join(dir, "y")})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if summary.Tokens != summary.TextBytes {
-		t.Errorf("%d tokens of %d bytes without end-of-document ids", summary.Tokens, summary.TextBytes)
 	}
 }
 
@@ -318,7 +278,7 @@ func TestRunSkips(t *testing.T) {
 	if _, err := Run(t.Context(), opts); err != nil {
 		t.Fatal(err)
 	}
-	if entries, err := os.ReadDir(other); err != nil || len(entries) != 4 {
+	if entries, err := os.ReadDir(other); err != nil || len(entries) != 6 {
 		t.Errorf("%v, %v", entries, err)
 	}
 }
@@ -343,8 +303,8 @@ func TestRunRefuses(t *testing.T) {
 		"over its link":    {Options{Inputs: []string{link}, Output: prefix}, "would replace the input"},
 		"rejects as input": {Options{Inputs: []string{good}, OnError: Skip, Rejects: good}, "would replace the input"},
 		"no documents":     {Options{Inputs: []string{put(t, "a", ""), put(t, "b", "\n\n")}}, "there is no document in "},
-		"bad documents":    {Options{Inputs: []string{put(t, "a", "x\n"), put(t, "b", `{"text":""}`)}, OnError: Skip}, "all 2 documents were bad, so there is nothing to write; the first: "},
-		"cut short":        {Options{Inputs: []string{put(t, "x.zst", zstded(`{"text":"a"}` + "\n")[:12])}, OnError: Skip}, "x.zst:1 (byte 0): the compressed stream is cut short"},
+		"bad documents":    {Options{Inputs: []string{put(t, "a.jsonl", "x\n"), put(t, "b.jsonl", `{"text":""}`)}, OnError: Skip}, "all 2 documents were bad, so there is nothing to write; the first: "},
+		"cut short":        {Options{Inputs: []string{put(t, "x.zst", zstded(`{"text":"a"}` + "\n")[:12])}, OnError: Skip}, "x.zst:1 (byte 0): the file is cut short"},
 		"twice":            {Options{Inputs: []string{good, put(t, "a", "x"), good}}, "good.json is listed twice"},
 		"other spelling":   {Options{Inputs: []string{good, filepath.Dir(good) + "/./good.json"}}, "/./good.json are the same file"},
 		"and its link":     {Options{Inputs: []string{good, link}}, "good.json.link are the same file"},
@@ -376,8 +336,10 @@ func TestRunRefuses(t *testing.T) {
 
 // endless gives documents for ever, each of words × 10 bytes.
 type endless struct {
-	words int
-	rest  string
+	words  int
+	rest   string
+	read   int64
+	onRead func(read int64)
 }
 
 func (e *endless) Read(p []byte) (int, error) {
@@ -386,6 +348,10 @@ func (e *endless) Read(p []byte) (int, error) {
 	}
 	n := copy(p, e.rest)
 	e.rest = e.rest[n:]
+	e.read += int64(n)
+	if e.onRead != nil {
+		e.onRead(e.read)
+	}
 	return n, nil
 }
 
@@ -399,14 +365,13 @@ func TestRunCancelled(t *testing.T) {
 		if after == 0 {
 			cancel()
 		}
-		read := int64(0)
 		_, err := Run(ctx, Options{
 			Tokenizer: tok, AppendEOD: true, EOD: 256, Inputs: []string{"-"}, Output: filepath.Join(dir, "x"), Workers: 2, OnError: Skip, Rejects: filepath.Join(dir, "r"),
-			Read: documents.ReadOptions{Stdin: &endless{words: 50}, OnRead: func(n int64) {
-				if read += n; read >= after {
+			Read: documents.Options{Stdin: &endless{words: 50, onRead: func(read int64) {
+				if read >= after {
 					cancel()
 				}
-			}},
+			}}},
 		})
 		cancel()
 		if !errors.Is(err, context.Canceled) {
@@ -420,7 +385,7 @@ func TestRunCancelled(t *testing.T) {
 	defer cancel()
 	in, out := io.Pipe()
 	defer out.Close()
-	if _, err := Run(ctx, Options{Tokenizer: tok, Inputs: []string{"-"}, Output: filepath.Join(dir, "x"), Read: documents.ReadOptions{Stdin: in}}); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := Run(ctx, Options{Tokenizer: tok, Inputs: []string{"-"}, Output: filepath.Join(dir, "x"), Read: documents.Options{Stdin: in}}); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("silent input: %v", err)
 	}
 	leavesNothing(t, dir)
@@ -431,9 +396,10 @@ func TestRunMemoryIsBounded(t *testing.T) {
 	tok := bytesTokenizer(t, "")
 	const document = 1_000_000
 	const limit = 3 * document * bytesInFlight
-	read, stopped := int64(0), errors.New("stopped")
-	atomicfile.Fault = func(op atomicfile.Op, _ string) error {
-		if op == atomicfile.OpWrite { // of ids, in the first or second document
+	var read atomic.Int64
+	stopped := errors.New("stopped")
+	atomicfile.Fault = func(op atomicfile.Op, path string) error {
+		if op == atomicfile.OpWrite && strings.HasSuffix(path, ".segment") { // of ids, in the first or second document
 			time.Sleep(300 * time.Millisecond) // while the others go as far as they can
 			return stopped
 		}
@@ -442,56 +408,14 @@ func TestRunMemoryIsBounded(t *testing.T) {
 	defer func() { atomicfile.Fault = nil }()
 	_, err := Run(t.Context(), Options{
 		Tokenizer: tok, Inputs: []string{"-"}, Output: filepath.Join(t.TempDir(), "x"), Workers: 8, Memory: limit,
-		Read: documents.ReadOptions{Stdin: &endless{words: document / 10}, OnRead: func(n int64) { read += n }},
+		Read: documents.Options{Stdin: &endless{words: document / 10, onRead: read.Store}},
 	})
 	if !errors.Is(err, stopped) {
 		t.Fatal(err)
 	}
 	// One document written, three in flight, one that waits for memory, and the buffers that files are read by.
-	if most := int64(5*document + 3*(1<<20)); read > most || read < 3*document {
+	if most, read := int64(5*document+3*(1<<20)), read.Load(); read > most || read < 3*document {
 		t.Errorf("%d bytes were read while nothing was written, at most %d may be", read, most)
-	}
-}
-
-// Whatever file operation fails, the shard is the old one or cannot be opened, and no temporary file is left.
-func TestRunFaults(t *testing.T) {
-	defer func() { atomicfile.Fault = nil }()
-	tok := bytesTokenizer(t, "")
-	inputs := []string{put(t, "a", `{"text":"a"}`+"\n"+`{"text":""}`)}
-	for k := 1; ; k++ {
-		dir := t.TempDir()
-		opts := Options{Tokenizer: tok, Inputs: inputs, Output: filepath.Join(dir, "x"), OnError: Skip, Rejects: filepath.Join(dir, "rejects")}
-		n := 0
-		atomicfile.Fault = func(atomicfile.Op, string) error {
-			if n++; n == k {
-				return syscall.ENOSPC
-			}
-			return nil
-		}
-		_, err := Run(t.Context(), opts)
-		atomicfile.Fault = nil
-		if n < k {
-			if err != nil || k < 20 {
-				t.Errorf("%d operations, %v", n, err)
-			}
-			return
-		}
-		if !errors.Is(err, syscall.ENOSPC) {
-			t.Errorf("operation %d: %v", k, err)
-		}
-		if s, err := shards.Open(opts.Output); err == nil {
-			s.Close()
-			t.Errorf("operation %d failed: the shard opens", k)
-		}
-		entries, err := os.ReadDir(dir)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, e := range entries {
-			if strings.HasSuffix(e.Name(), atomicfile.TempSuffix) {
-				t.Errorf("operation %d failed: left behind %s", k, e.Name())
-			}
-		}
 	}
 }
 
@@ -501,28 +425,6 @@ func leavesNothing(t *testing.T, dir string) {
 	if err != nil || len(entries) != 0 {
 		t.Errorf("left behind %v, %v", entries, err)
 	}
-}
-
-func gzipped(parts ...string) string {
-	var b bytes.Buffer
-	for _, p := range parts {
-		w := gzip.NewWriter(&b)
-		io.WriteString(w, p)
-		w.Close()
-	}
-	return b.String()
-}
-
-func zstded(parts ...string) string {
-	enc, err := zstd.NewWriter(nil)
-	if err != nil {
-		panic(err)
-	}
-	var b []byte
-	for _, p := range parts {
-		b = enc.EncodeAll([]byte(p), b)
-	}
-	return string(b)
 }
 
 func put(t testing.TB, name, content string) string {

@@ -1,0 +1,109 @@
+package cli
+
+import (
+	"fmt"
+	"math"
+	"path/filepath"
+	"strings"
+
+	"github.com/urfave/cli/v2"
+
+	"mula/shards"
+	"mula/shards/formats"
+)
+
+func convertCommand() *cli.Command {
+	return &cli.Command{
+		Name:      "convert",
+		Usage:     "write shards anew for another framework: Megatron-LM, OLMo, nanotron, MosaicML Streaming, fms-fsdp",
+		ArgsUsage: "SHARD...",
+		Description: "Reads shards of any layout (a prefix, one of the files, or a folder of MDS) and writes their documents, in order, in the layout LAYOUT:\n\n" +
+			"  megatron   PREFIX.bin, PREFIX.idx                           Megatron-LM, NeMo; what mula blends\n" +
+			"  dolma      PREFIX.npy, PREFIX.csv.gz                        dolma, OLMo, OLMo-core\n" +
+			"  datatrove  PREFIX.ds, PREFIX.ds.index, PREFIX.ds.metadata   datatrove, nanotron\n" +
+			"  mds        PREFIX/index.json, PREFIX/shard.00000.mds, …     MosaicML Streaming, llm-foundry\n" +
+			"  fms        PREFIX.arrow, and a line in ../meta/*counts*.csv fms-fsdp\n\n" +
+			"Beside them is a manifest with hashes. Boundaries and origins of documents are kept, and what is known of the tokenizer. A conversion that\n" +
+			"was killed is run again; it gives the same bytes.\n\n" +
+			"Example: mula convert --to dolma --output olmo/wiki shards/wiki-*.idx",
+		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "to", Usage: "write the layout `LAYOUT`: " + strings.Join(formats.Names(), ", ") + " (needed)"},
+			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "write the shard's files under the `PREFIX`, for mds into the folder (needed)"},
+			&cli.Int64Flag{Name: "shard-tokens", Usage: "write shards PREFIX-00000, PREFIX-00001, … of at most `N` tokens each; documents are not divided (0: one shard)"},
+			&cli.BoolFlag{Name: "drop-empty", Usage: "leave documents without tokens out; datatrove and mds cannot hold them"},
+			&cli.Int64Flag{Name: "eod", Usage: "the `ID` that ends each document, for inputs that do not say where documents end", Value: -1},
+			&cli.StringFlag{Name: "dtype", Usage: "the element `TYPE` of ids, as numpy calls it, for inputs that do not say it"},
+			&cli.IntFlag{Name: "vocab-size", Usage: "all ids are below `N`, for inputs without a manifest; decides on the element type that is written"},
+			&cli.StringFlag{Name: "tokenizer-name", Usage: "datatrove: the `NAME` of the tokenizer for PREFIX.ds.metadata, by which nanotron loads it"},
+			&cli.Int64Flag{Name: "mds-size-limit", Usage: "mds: begin a new file at `BYTES`", Value: 64 << 20},
+			&cli.StringFlag{Name: "mds-compression", Usage: "mds: compress files with zstd"},
+			jsonFlag,
+		},
+		Action: runConvert,
+	}
+}
+
+func runConvert(c *cli.Context) error {
+	if err := needFlags(c, "to", "output"); err != nil {
+		return err
+	}
+	if !c.Args().Present() {
+		return usagef("no shard to convert: see `%s --help`", c.Command.HelpName)
+	}
+	to, err := formats.ParseLayout(c.String("to"))
+	if err != nil {
+		return usagef("--to: %v", err)
+	}
+	if err := atMost(c, maxNumber, "shard-tokens", "mds-size-limit"); err != nil {
+		return err
+	}
+	if err := atMost(c, math.MaxInt32, "vocab-size"); err != nil {
+		return err
+	}
+	if id := c.Int64("eod"); id < -1 || id > math.MaxUint32 {
+		return usagef("--eod is %d; it must be an id, or -1 for none", id)
+	}
+	for name, l := range map[string]shards.Layout{"tokenizer-name": shards.Datatrove, "mds-size-limit": shards.MDS, "mds-compression": shards.MDS} {
+		if c.IsSet(name) && to != l {
+			return usagef("--%s goes with --to %s", name, formats.Name(l))
+		}
+	}
+	if err := makeParent(c.String("output")); err != nil {
+		return err
+	}
+	p := newProgress(c.App.ErrWriter)
+	defer p.end()
+	conversion := formats.Conversion{
+		Inputs: c.Args().Slice(), Hints: formats.Hints{DType: c.String("dtype"), EOD: c.Int64("eod")}, VocabSize: c.Int("vocab-size"),
+		Layout: to, Output: c.String("output"), ShardTokens: c.Int64("shard-tokens"), DropEmpty: c.Bool("drop-empty"),
+		Options: formats.Options{SizeLimit: c.Int64("mds-size-limit"), Compression: c.String("mds-compression"), TokenizerName: c.String("tokenizer-name")},
+		Progress: func(documents, tokens int64) {
+			p.update(fmt.Sprintf("%s documents, %s tokens written", count(documents), tokensText(tokens)), 0, 0)
+		},
+	}
+	done, err := conversion.Run(c.Context)
+	if err != nil {
+		return err
+	}
+	p.end()
+	w := c.App.Writer
+	if c.Bool("json") {
+		return printJSON(w, done)
+	}
+	t := newTable("shard", "documents", "tokens", "type", "size")
+	for _, s := range done.Shards {
+		t.row(filepath.ToSlash(s.Prefix), s.Documents, s.Tokens, s.DType, bytesText(s.Bytes))
+	}
+	t.write(w)
+	fmt.Fprintf(w, "%s, %s in the layout %s\n", plural(done.Documents, "document"), plural(done.Tokens, "token"), formats.Name(to))
+	if done.Dropped > 0 {
+		fmt.Fprintf(w, "  %s without tokens left out\n", plural(done.Dropped, "document"))
+	}
+	if done.Counts != "" {
+		fmt.Fprintf(w, "  counted in %s\n", filepath.ToSlash(done.Counts))
+	}
+	if done.Left != "" {
+		fmt.Fprintf(c.App.ErrWriter, "note: %s is of an earlier conversion to more shards; remove it and those after it\n", filepath.ToSlash(done.Left))
+	}
+	return nil
+}

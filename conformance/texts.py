@@ -1,0 +1,161 @@
+"""Texts of many kinds from what a machine has: a folder of JSON lines, the Go distribution, message catalogues, manual pages and HTML pages.
+
+conformance/ids.py and benchmarks/encoding.py read them. Each function returns a list of str in an order that depends on file names only.
+"""
+import gzip, json, os, pathlib, struct, subprocess
+
+# The languages of catalogues and manual pages, with scripts of all kinds, in the order of the mix.
+LANGUAGES = ["de", "fr", "es", "ru", "ja", "zh_CN", "ko", "ar", "zh_TW", "uk", "el", "he", "th", "vi", "tr", "hi", "fa", "ka", "pl", "cs", "fi", "hu", "ta", "bn"]
+
+
+def decoded(b):
+    return b.decode("utf-8", "replace")
+
+
+def corpus(folder, parts=("",)):
+    """The texts of all .jsonl, .json.gz and .jsonl.zst files below a folder whose path has one of the parts in it."""
+    out = []
+    for path in sorted(pathlib.Path(folder).rglob("*")):
+        if ".json" not in path.name or not any(p in str(path) for p in parts):
+            continue
+        raw = path.read_bytes()
+        if path.suffix == ".gz":
+            raw = gzip.decompress(raw)
+        elif path.suffix == ".zst":
+            import zstandard
+            raw = zstandard.ZstdDecompressor().stream_reader(raw).read()
+        out += [json.loads(line)["text"] for line in raw.splitlines() if line.strip()]
+    return out
+
+
+def go(suffixes=None, longest=2_000_000, root=None):
+    """The text files of the Go distribution, whole: those with the suffixes, or all that hold no zero byte."""
+    root = root or subprocess.run(["go", "env", "GOROOT"], capture_output=True, text=True, check=True).stdout.strip()
+    out = []
+    for path in sorted(pathlib.Path(root).rglob("*")):
+        if path.is_symlink() or not path.is_file() or suffixes and path.suffix not in suffixes or not 0 < path.stat().st_size <= longest:
+            continue
+        raw = path.read_bytes()
+        if b"\0" not in raw[:8192]:
+            out.append(decoded(raw))
+    return out
+
+
+def comments(texts):
+    """The comments of Go sources, which are mostly English sentences: a text for each that has a kilobyte of them."""
+    out = []
+    for text in texts:
+        lines = [line[3:] for line in text.splitlines() if line.startswith("// ")]
+        if sum(map(len, lines)) > 1000:
+            out.append("\n".join(lines))
+    return out
+
+
+def messages(path):
+    """The translations in a gettext catalogue, joined: magic, revision, count, offset of the originals, offset of the translations."""
+    raw = pathlib.Path(path).read_bytes()
+    if raw[:4] != b"\xde\x12\x04\x95":
+        return ""
+    count, _, at = struct.unpack_from("<3I", raw, 8)
+    parts = []
+    for i in range(1, count):  # the first is the header
+        n, start = struct.unpack_from("<2I", raw, at + 8 * i)
+        parts.append(raw[start:start + n].replace(b"\0", b"\n"))
+    return decoded(b"\n".join(parts))
+
+
+def catalogues(language):
+    out = []
+    for folder in ("/usr/share/locale", "/usr/share/vim"):
+        for path in sorted(pathlib.Path(folder).glob(f"**/{language}/LC_MESSAGES/*.mo")):
+            out.append(messages(path))
+    return [t for t in out if len(t) > 200]
+
+
+def manuals(language=None):
+    """Manual pages as their source; the English ones if no language is named."""
+    out = []
+    for folder in [f"/usr/share/man/{language}"] if language else [f"/usr/share/man/man{i}" for i in range(1, 9)]:
+        for path in sorted(pathlib.Path(folder).rglob("*.gz")):
+            if path.is_file() and not path.is_symlink():
+                out.append(decoded(gzip.decompress(path.read_bytes())))
+    return [t for t in out if len(t) > 200]
+
+
+def html(most=20_000_000):
+    """HTML pages of installed manuals, up to about so many characters."""
+    out, total = [], 0
+    roots = ["/usr/share/doc", *sorted(str(p) for p in pathlib.Path.home().glob(".rustup/toolchains/*/share/doc/rust/html"))]
+    for root in roots:
+        for folder, folders, files in os.walk(root):
+            folders.sort()
+            for name in sorted(files):
+                path = pathlib.Path(folder, name)
+                if not name.endswith(".html") or path.is_symlink():
+                    continue
+                text = decoded(path.read_bytes())
+                out.append(text)
+                total += len(text)
+                if total >= most:
+                    return out
+    return out
+
+
+def cut(texts, size):
+    """The first texts, of size bytes together; the last is cut."""
+    out = []
+    for t in texts:
+        b = t.encode()
+        if len(b) > size:
+            b = b[:size]
+            t = b.decode("utf-8", "ignore")
+        if t:
+            out.append(t)
+        size -= len(b)
+        if size <= 0:
+            break
+    return out
+
+
+def spread(texts, size):
+    """Of many texts a selection over all of them, of about size bytes together."""
+    total = sum(len(t.encode()) for t in texts)
+    step = max(1, total // max(1, size))
+    return cut(texts[::step], size)
+
+
+def mix(size=18_000_000):
+    """Languages two thirds, code and HTML one third, in bytes."""
+    out, share = [], size * 2 // 3 // len(LANGUAGES)
+    for language in LANGUAGES:
+        out += cut(manuals(language) + catalogues(language), share)
+    rest = size - sum(len(t.encode()) for t in out)
+    out += spread(go({".go"}), rest // 2)
+    out += spread(html(), rest // 4)
+    out += spread(manuals(), rest - rest // 2 - rest // 4)
+    return out
+
+
+def pieces(texts, size=4096):
+    """The texts cut into documents of about size bytes."""
+    out = []
+    for t in texts:
+        b = t.encode()
+        while len(b) > size:
+            n = size
+            while b[n] & 0xC0 == 0x80:
+                n -= 1
+            out.append(b[:n].decode())
+            b = b[n:]
+        if b:
+            out.append(b.decode())
+    return out
+
+
+def write(path, texts):
+    """Length-prefixed texts: a little-endian uint32 before the bytes of each."""
+    with open(path, "wb") as f:
+        for t in texts:
+            b = t.encode()
+            f.write(struct.pack("<I", len(b)))
+            f.write(b)

@@ -1,0 +1,92 @@
+package audit
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// endings are those of the files that stand for a shard: of each layout the one without which there is none. Of folders of MDS it is index.json.
+var endings = []string{".idx", ".npy", ".ds", ".arrow"}
+
+// Inputs finds the shards that paths name: a prefix or one of a shard's files as they stand, a folder with all shards in it and in the folders below,
+// in the order of their names. The source of a shard is its path without the number at the end: of shards/wiki-0000 it is shards/wiki.
+func Inputs(paths []string) ([]Input, error) {
+	var inputs []Input
+	for _, path := range paths {
+		info, err := os.Stat(path)
+		if err != nil || !info.IsDir() {
+			inputs = append(inputs, Input{Source: sourceOf(path), Path: path})
+			continue
+		}
+		found, err := below(path)
+		if err != nil {
+			return nil, fmt.Errorf("looking for shards: %w", err)
+		}
+		if len(found) == 0 {
+			return nil, fmt.Errorf("%s: no shard is in this folder: none of %s, and no index.json of MDS", path, strings.Join(endings, ", "))
+		}
+		for _, p := range found {
+			inputs = append(inputs, Input{Source: sourceOf(p), Path: p})
+		}
+	}
+	return inputs, nil
+}
+
+// below gives the prefixes of shards and the folders of MDS in a folder and those below it.
+func below(folder string) (found []string, err error) {
+	err = filepath.WalkDir(folder, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		name := entry.Name()
+		if entry.IsDir() {
+			if path != folder && (strings.HasPrefix(name, ".") || strings.HasSuffix(name, ".job")) { // of tokenize
+				return filepath.SkipDir
+			}
+			if _, err := os.Stat(filepath.Join(path, "index.json")); err == nil {
+				if parts, _ := filepath.Glob(filepath.Join(path, "*.mds*")); len(parts) > 0 {
+					found = append(found, path)
+				}
+			}
+			return nil
+		}
+		if strings.HasPrefix(name, ".") || strings.HasSuffix(name, ".docs.arrow") {
+			return nil
+		}
+		for _, ending := range endings {
+			if prefix, ok := strings.CutSuffix(path, ending); ok && filepath.Base(prefix) != "" {
+				found = append(found, shardPath(prefix, ending))
+			}
+		}
+		return nil
+	})
+	slices.Sort(found)
+	return slices.Compact(found), err
+}
+
+// shardPath is how a shard that was found is named: one of Megatron's by its prefix, as everywhere, the others by their file.
+func shardPath(prefix, ending string) string {
+	if ending == ".idx" {
+		return prefix
+	}
+	return prefix + ending
+}
+
+var numberAtEnd = regexp.MustCompile(`([-_.]?[0-9]+)+$`)
+
+// sourceOf is the name of a shard without its number.
+func sourceOf(path string) string {
+	if _, prefix, err := detect(path); err == nil {
+		path = prefix
+	}
+	dir, name := filepath.Split(path)
+	if short := numberAtEnd.ReplaceAllString(name, ""); short != "" {
+		return dir + short
+	}
+	return path
+}

@@ -1,0 +1,104 @@
+package audit
+
+import (
+	"math/bits"
+)
+
+// Lengths says how long documents are, in tokens. Its counters take the same memory however many there are: lengths below 256 are counted
+// one by one, longer ones in 128 steps for each doubling, so that a quantile is known to one part in 128.
+type Lengths struct {
+	Documents int64     `json:"documents"`
+	Tokens    int64     `json:"tokens"`
+	Longest   int64     `json:"longest"`
+	Mean      float64   `json:"mean"`
+	Median    int64     `json:"median"`
+	P90       int64     `json:"p90"` // nine documents of ten have no more
+	P99       int64     `json:"p99"`
+	Octaves   []Octave  `json:"histogram"`
+	counts    []counter // by step
+}
+
+// An Octave counts the documents of From to 2·From−1 tokens; the first has the empty ones.
+type Octave struct {
+	From      int64 `json:"from"` // 0 or a power of two
+	Documents int64 `json:"documents"`
+	Tokens    int64 `json:"tokens"`
+}
+
+type counter struct{ documents, tokens int64 }
+
+const stepBits = 7 // 2^stepBits steps for each doubling
+
+// stepOf is the number of the step that holds a length.
+func stepOf(length int64) int {
+	shift := max(0, bits.Len64(uint64(length))-stepBits-1)
+	return shift<<stepBits + int(length>>shift)
+}
+
+// largestOf is the largest length in a step.
+func largestOf(step int) int64 {
+	shift := max(0, step>>stepBits-1)
+	return (int64(step-shift<<stepBits)+1)<<shift - 1
+}
+
+func (l *Lengths) add(length int64) {
+	step := stepOf(length)
+	for step >= len(l.counts) {
+		l.counts = append(l.counts, counter{})
+	}
+	l.counts[step].documents++
+	l.counts[step].tokens += length
+	l.Documents++
+	l.Tokens += length
+	l.Longest = max(l.Longest, length)
+}
+
+// merge adds what another counted.
+func (l *Lengths) merge(other *Lengths) {
+	for len(l.counts) < len(other.counts) {
+		l.counts = append(l.counts, counter{})
+	}
+	for i, c := range other.counts {
+		l.counts[i].documents += c.documents
+		l.counts[i].tokens += c.tokens
+	}
+	l.Documents += other.Documents
+	l.Tokens += other.Tokens
+	l.Longest = max(l.Longest, other.Longest)
+}
+
+// finish computes what follows from the counters.
+func (l *Lengths) finish() {
+	l.Octaves = nil
+	if l.Documents == 0 {
+		return
+	}
+	l.Mean = float64(l.Tokens) / float64(l.Documents)
+	l.Median, l.P90, l.P99 = l.quantile(50), l.quantile(90), l.quantile(99)
+	for step, c := range l.counts {
+		if c.documents == 0 {
+			continue
+		}
+		from := int64(0)
+		if largest := largestOf(step); largest > 0 {
+			from = 1 << (bits.Len64(uint64(largest)) - 1)
+		}
+		if n := len(l.Octaves); n == 0 || l.Octaves[n-1].From != from {
+			l.Octaves = append(l.Octaves, Octave{From: from})
+		}
+		o := &l.Octaves[len(l.Octaves)-1]
+		o.Documents += c.documents
+		o.Tokens += c.tokens
+	}
+}
+
+// quantile is the least length that at least so many documents of a hundred do not exceed, rounded up within its step.
+func (l *Lengths) quantile(percent int64) int64 {
+	rank := l.Documents/100*percent + (l.Documents%100*percent+99)/100 // from 1
+	for step, c := range l.counts {
+		if rank -= c.documents; rank <= 0 {
+			return min(largestOf(step), l.Longest)
+		}
+	}
+	return l.Longest
+}

@@ -1,0 +1,255 @@
+package datatrove
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"iter"
+	"os"
+	"strings"
+
+	"mula/shards"
+	"mula/shards/layout"
+)
+
+// maxMetadata bounds the size of x.ds.metadata in bytes.
+const maxMetadata = 1 << 16
+
+// A Reader reads one shard. It implements [shards.DocumentReader].
+type Reader struct {
+	prefix    string
+	ds        *layout.Marked
+	index     *os.File // nil if there is none
+	manifest  *shards.Manifest
+	width     layout.Width
+	tokens    int64
+	documents int64
+	eod       int64
+}
+
+// Open opens the shard with the given prefix. The element type is what the manifest, x.ds.metadata, the end of the last document or the hints
+// say. Without x.ds.index documents end with the end-of-document id, of the manifest or the hints; ids behind the last one are a document
+// of their own. A shard with x.ds.loss is refused: it says which tokens not to train on, which would be lost.
+func Open(prefix string, h layout.Hints) (_ *Reader, err error) {
+	r := &Reader{prefix: prefix, documents: -1, eod: h.EOD}
+	if r.ds, err = layout.OpenMarked(prefix + dsExt); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			r.Close()
+		}
+	}()
+	if _, err := os.Lstat(prefix + lossExt); err == nil {
+		return nil, fmt.Errorf("%s says which tokens not to train on, and nothing here keeps that: move it away to read the tokens as they are", prefix+lossExt)
+	}
+	if r.index, err = os.Open(prefix + indexExt); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("opening shard: %w", err)
+	}
+	if r.manifest, err = layout.ReadManifest(prefix+manifestExt, shards.Datatrove); err != nil {
+		return nil, err
+	}
+	noted, err := readMetadata(prefix + metadataExt)
+	if err != nil {
+		return nil, err
+	}
+	if err := r.ds.Unchanged(); err != nil {
+		return nil, err
+	}
+	end, err := r.measureIndex()
+	if err != nil {
+		return nil, err
+	}
+	if err := r.measure(noted, end, h); err != nil {
+		return nil, err
+	}
+	if m := r.manifest; m != nil {
+		if m.Tokenizer.EOD >= 0 {
+			r.eod = m.Tokenizer.EOD
+		}
+		if r.tokens != m.Tokens {
+			return nil, layout.Differs(prefix+manifestExt, "tokens", m.Tokens, r.tokens)
+		}
+		if r.index != nil && r.documents != m.Documents {
+			return nil, layout.Differs(prefix+manifestExt, "documents", m.Documents, r.documents)
+		}
+		r.documents = m.Documents
+	}
+	if r.index == nil && r.eod < 0 && r.tokens > 0 {
+		return nil, fmt.Errorf("%s stands without %s, which says where documents end: restore it, or give the id that ends documents", r.ds.Name(), prefix+indexExt)
+	}
+	return r, nil
+}
+
+// measureIndex counts the documents of x.ds.index and gives the end of the last, in tokens; -1 without the file.
+func (r *Reader) measureIndex() (int64, error) {
+	if r.index == nil {
+		return -1, nil
+	}
+	info, err := r.index.Stat()
+	if err != nil {
+		return 0, fmt.Errorf("opening shard: %w", err)
+	}
+	if info.Size()%8 != 0 {
+		return 0, r.corrupt("%d bytes are no array of uint64", info.Size())
+	}
+	r.documents = info.Size() / 8
+	if r.documents == 0 {
+		return 0, nil
+	}
+	var last [8]byte
+	if _, err := r.index.ReadAt(last[:], info.Size()-8); err != nil {
+		return 0, fmt.Errorf("opening shard: %w", err)
+	}
+	end := binary.LittleEndian.Uint64(last[:])
+	if end > uint64(r.ds.Size) {
+		return 0, r.corrupt("the last document (byte %d) ends at token %d, %s has %d bytes", info.Size()-8, end, r.ds.Name(), r.ds.Size)
+	}
+	return int64(end), nil
+}
+
+// measure finds the element type and the number of ids. noted is the width that x.ds.metadata has, or 0; end is the index's, or -1.
+func (r *Reader) measure(noted layout.Width, end int64, h layout.Hints) (err error) {
+	switch {
+	case r.manifest != nil:
+		if r.width, err = layout.ParseWidth(r.manifest.DType); err != nil {
+			return fmt.Errorf("%s: %w: %w", r.prefix+manifestExt, err, shards.ErrCorrupt)
+		}
+		if noted != 0 && noted != r.width {
+			return layout.Differs(r.prefix+manifestExt, "dtype", r.width, noted)
+		}
+	case noted != 0:
+		r.width = noted
+	case end > 0 && (r.ds.Size == 2*end || r.ds.Size == 4*end):
+		r.width = layout.Width(r.ds.Size / end)
+	case h.DType != "":
+		if r.width, err = layout.ParseWidth(h.DType); err != nil {
+			return err
+		}
+	case r.ds.Size == 0:
+		r.width = 2
+	default:
+		return fmt.Errorf("%s stands without a manifest, %s and a matching %s, so that nothing says of what type its ids are: give the type",
+			r.ds.Name(), r.prefix+metadataExt, r.prefix+indexExt)
+	}
+	if r.width == 1 || r.ds.Size%int64(r.width) != 0 {
+		return fmt.Errorf("%s has %d bytes, which are no array of %s: it was cut short, or is of another type: %w", r.ds.Name(), r.ds.Size, r.width, shards.ErrCorrupt)
+	}
+	r.tokens = r.ds.Size / int64(r.width)
+	if end >= 0 && end != r.tokens {
+		return r.corrupt("the last document ends at token %d, %s has %d of %s", end, r.ds.Name(), r.tokens, r.width)
+	}
+	return nil
+}
+
+// readMetadata gives the width of ids by the first line of x.ds.metadata, "name|2", or 0 if it does not say.
+func readMetadata(path string) (layout.Width, error) {
+	f, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("opening shard: %w", err)
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, maxMetadata))
+	if err != nil {
+		return 0, fmt.Errorf("opening shard: %w", err)
+	}
+	line, _, _ := strings.Cut(string(text), "\n")
+	bar := strings.LastIndexByte(line, '|')
+	switch size := strings.TrimSpace(line[bar+1:]); {
+	case bar < 0: // of a version that did not write the size
+		return 0, nil
+	case size == "2":
+		return 2, nil
+	case size == "4":
+		return 4, nil
+	default:
+		return 0, fmt.Errorf("%s: ids of %q bytes (line 1); they have 2 or 4: %w", path, size, shards.ErrCorrupt)
+	}
+}
+
+// Manifest is x.json, or nil.
+func (r *Reader) Manifest() *shards.Manifest { return r.manifest }
+
+// DType is the element type of x.ds.
+func (r *Reader) DType() string { return r.width.String() }
+
+// Documents is their number, -1 if there is neither x.ds.index nor a manifest.
+func (r *Reader) Documents() int64 { return r.documents }
+
+// Tokens is the number of ids in x.ds.
+func (r *Reader) Tokens() int64 { return r.tokens }
+
+// Close closes the files.
+func (r *Reader) Close() error {
+	err := r.ds.Close()
+	if r.index != nil {
+		err = errors.Join(err, r.index.Close())
+	}
+	return err
+}
+
+// All is as [shards.DocumentReader] says.
+func (r *Reader) All(ctx context.Context) iter.Seq2[shards.TokenDocument, error] {
+	return func(yield func(shards.TokenDocument, error) bool) {
+		if err := r.all(ctx, func(doc shards.TokenDocument) bool { return yield(doc, nil) }); err != nil {
+			yield(shards.TokenDocument{}, err)
+		}
+	}
+}
+
+// all gives the documents to yield until it has had enough.
+func (r *Reader) all(ctx context.Context, yield func(shards.TokenDocument) bool) (err error) {
+	origins, err := layout.OpenOrigins(ctx, r.prefix+docsExt, "docs.arrow", r.manifest)
+	if err != nil {
+		return err
+	}
+	defer origins.Close()
+	var index *bufio.Reader
+	if r.index != nil {
+		index = bufio.NewReaderSize(io.NewSectionReader(r.index, 0, 8*r.documents), 1<<16)
+	}
+	ids := layout.NewIDs(r.ds, r.width, r.tokens)
+	var doc shards.TokenDocument
+	for n := int64(0); index == nil && ids.Left() > 0 || index != nil && n < r.documents; n++ {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if index == nil {
+			doc.Tokens, err = ids.AppendUntil(doc.Tokens[:0], r.eod)
+		} else {
+			var end [8]byte
+			if _, err := io.ReadFull(index, end[:]); err != nil {
+				return fmt.Errorf("reading %s at byte %d: %w", r.index.Name(), 8*n, err)
+			}
+			to := binary.LittleEndian.Uint64(end[:])
+			if to < uint64(ids.Next()) || to > uint64(r.tokens) {
+				return r.corrupt("document %d (byte %d) ends at token %d; the one before ends at %d, %s has %d", n, 8*n, to, ids.Next(), r.ds.Name(), r.tokens)
+			}
+			doc.Tokens, err = ids.Append(doc.Tokens[:0], int64(to)-ids.Next())
+		}
+		if err != nil {
+			return err
+		}
+		if doc.Origin, err = origins.Next(); err != nil {
+			return err
+		}
+		if !yield(doc) {
+			return nil
+		}
+	}
+	if ids.Left() > 0 {
+		return r.corrupt("documents end at token %d, %s has %d", ids.Next(), r.ds.Name(), r.tokens)
+	}
+	return nil
+}
+
+func (r *Reader) corrupt(format string, args ...any) error {
+	return fmt.Errorf("%s: %w: %w", r.prefix+indexExt, fmt.Errorf(format, args...), shards.ErrCorrupt)
+}

@@ -1,0 +1,116 @@
+// Package datatrove writes and reads the token files of datatrove and nanotron: x.ds, an array of ids without a header, x.ds.index, where each
+// document ends, and x.ds.metadata, three lines for people and programs. docs/formats/layouts.md has every byte.
+package datatrove
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+
+	"mula/internal/atomicfile"
+	"mula/shards"
+	"mula/shards/layout"
+)
+
+// Endings of a shard's files.
+const (
+	dsExt       = ".ds"
+	indexExt    = ".ds.index"
+	metadataExt = ".ds.metadata"
+	lossExt     = ".ds.loss"
+	docsExt     = ".docs.arrow"
+	manifestExt = ".json"
+)
+
+// WidthFor is the element type that datatrove takes for a vocabulary: uint16 up to 65,536 ids, else uint32, also for one that is not known, 0.
+func WidthFor(vocabSize int) layout.Width {
+	if vocabSize <= 0 || vocabSize > 1<<16 {
+		return 4
+	}
+	return 2
+}
+
+// FileName is the path of a file by its name in the manifest: "ds", "ds.index", "ds.metadata" or "docs.arrow".
+func FileName(prefix, name string) string { return prefix + "." + name }
+
+// Create starts the shard x.ds, x.ds.index, x.ds.metadata, x.docs.arrow, x.json. A width of 0 is [WidthFor]. tokenizer is what x.ds.metadata
+// names as the tokenizer, which nanotron loads by it; "" is its SHA-256.
+func Create(prefix string, info shards.TokenizerInfo, width layout.Width, tokenizer string) (shards.DocumentWriter, error) {
+	if err := layout.CheckPrefix(prefix, dsExt, indexExt, metadataExt, docsExt, manifestExt); err != nil {
+		return nil, err
+	}
+	if width == 0 {
+		width = WidthFor(info.VocabSize)
+	}
+	if width == 1 {
+		return nil, errors.New("datatrove's ids have 2 or 4 bytes, not 1")
+	}
+	if tokenizer == "" {
+		tokenizer = "unknown"
+		if info.SHA256 != "" {
+			tokenizer = "sha256:" + info.SHA256
+		}
+	}
+	if strings.ContainsAny(tokenizer, "|\r\n") {
+		return nil, fmt.Errorf("%s%s cannot name the tokenizer %q: it has a vertical bar or a line break", prefix, metadataExt, tokenizer)
+	}
+	return layout.NewWriter(layout.Description{
+		Layout: shards.Datatrove, Prefix: prefix, Width: width, Info: info, Name: FileName, Manifest: prefix + manifestExt, Marker: "ds",
+		Origins: "docs.arrow", NoEmpty: "datatrove's reader counts positions wrongly after one",
+		Stale: func() ([]string, error) { return []string{prefix + lossExt}, nil },
+	}, func(files *layout.Files) (_ layout.Encoder, err error) {
+		e := &encoder{width: width, tokenizer: tokenizer}
+		if e.ds, err = files.Create("ds"); err == nil {
+			if e.index, err = files.Create("ds.index"); err == nil {
+				e.metadata, err = files.Create("ds.metadata")
+			}
+		}
+		return e, err
+	})
+}
+
+type encoder struct {
+	width               layout.Width
+	tokenizer           string
+	ds, index, metadata *atomicfile.Hashed
+	at                  int64
+	scratch             []byte
+}
+
+func (e *encoder) Append(tokens []uint32, _ shards.DocumentOrigin) error {
+	if err := e.width.Write(e.ds.Buffer, tokens, &e.scratch); err != nil {
+		return err
+	}
+	e.at += int64(len(tokens))
+	e.scratch = binary.LittleEndian.AppendUint64(e.scratch[:0], uint64(e.at))
+	_, err := e.index.Buffer.Write(e.scratch)
+	return err
+}
+
+func (e *encoder) Finish() error {
+	_, err := fmt.Fprintf(e.metadata.Buffer, "%s|%d\n%d\n%s", e.tokenizer, e.width, e.at, metric(e.at))
+	return err
+}
+
+// metric writes a number of tokens to three digits with the prefix of a thousand, as the function metric of Python's humanize does with the
+// unit T.
+func metric(n int64) string {
+	digits := len(strconv.FormatInt(n, 10))
+	bucket := (digits - 1) / 3
+	value := float64(n) / math.Pow10(3*bucket)
+	text := strconv.FormatFloat(value, 'f', 2-(digits-1)%3, 64)
+	if len(strings.SplitN(text, ".", 2)[0]) > (digits-1)%3+1 { // 9.999 became 10.00, or 999.9 became 1000
+		digits++
+		if digits%3 == 1 {
+			value, bucket = value/1000, bucket+1
+		}
+		text = strconv.FormatFloat(value, 'f', 2-(digits-1)%3, 64)
+	}
+	if bucket == 0 {
+		return text + " T"
+	}
+	return text + " " + "kMGTPE"[bucket-1:bucket] + "T"
+}

@@ -1,0 +1,320 @@
+package dolma
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"iter"
+	"os"
+	"strconv"
+
+	"github.com/klauspost/compress/gzip"
+
+	"mula/shards"
+	"mula/shards/layout"
+)
+
+// npyMagic begins an array file of numpy's own. Those of dolma have no header.
+const npyMagic = "\x93NUMPY"
+
+// maxRow bounds a line of x.csv.gz in bytes.
+const maxRow = 1 << 20
+
+// A Reader reads one shard. It implements [shards.DocumentReader].
+type Reader struct {
+	npy       *layout.Marked
+	csvPath   string
+	csv       *os.File // nil if there is none
+	manifest  *shards.Manifest
+	width     layout.Width
+	tokens    int64
+	documents int64
+	eod       int64
+}
+
+// Open opens the shard with the given prefix. The element type is the manifest's, else the hints', else what the last line of x.csv.gz tells.
+// Without x.csv.gz documents end with the end-of-document id, of the manifest or the hints; ids behind the last one are a document of their own.
+func Open(prefix string, h layout.Hints) (_ *Reader, err error) {
+	r := &Reader{csvPath: prefix + csvExt, documents: -1, eod: h.EOD}
+	if r.npy, err = layout.OpenMarked(prefix + npyExt); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			r.Close()
+		}
+	}()
+	if r.csv, err = os.Open(r.csvPath); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("opening shard: %w", err)
+	}
+	if r.manifest, err = layout.ReadManifest(prefix+manifestExt, shards.Dolma); err != nil {
+		return nil, err
+	}
+	if err := r.npy.Unchanged(); err != nil {
+		return nil, err
+	}
+	magic := make([]byte, len(npyMagic))
+	if _, err := r.npy.ReadAt(magic, 0); err == nil && string(magic) == npyMagic {
+		return nil, fmt.Errorf("%s begins with the header of numpy.save; the files of dolma have none: write the array with its method tofile", r.npy.Name())
+	}
+	if err := r.measure(prefix, h); err != nil {
+		return nil, err
+	}
+	if r.csv == nil && r.eod < 0 && r.tokens > 0 {
+		return nil, fmt.Errorf("%s stands without %s, which says where documents end: restore it, or give the id that ends documents", r.npy.Name(), r.csvPath)
+	}
+	return r, nil
+}
+
+// measure finds the element type and with it the number of ids.
+func (r *Reader) measure(prefix string, h layout.Hints) (err error) {
+	switch m := r.manifest; {
+	case m != nil:
+		if r.width, err = layout.ParseWidth(m.DType); err != nil {
+			return fmt.Errorf("%s: %w: %w", prefix+manifestExt, err, shards.ErrCorrupt)
+		}
+		r.documents = m.Documents
+		if m.Tokenizer.EOD >= 0 {
+			r.eod = m.Tokenizer.EOD
+		}
+		if r.npy.Size != m.Tokens*int64(r.width) {
+			return layout.Differs(prefix+manifestExt, "bytes of .npy", m.Tokens*int64(r.width), r.npy.Size)
+		}
+	case h.DType != "":
+		if r.width, err = layout.ParseWidth(h.DType); err != nil {
+			return err
+		}
+	case r.csv != nil:
+		end := int64(0)
+		for row, err := range r.rows(context.Background()) {
+			if err != nil {
+				return err
+			}
+			end = row.end
+		}
+		if end > 0 && r.npy.Size%end == 0 {
+			r.width = layout.Width(r.npy.Size / end)
+		}
+		if end == 0 && r.npy.Size == 0 {
+			r.width = 2
+		}
+		if !r.width.Valid() {
+			return fmt.Errorf("%s has %d bytes, which are no array of the %d ids of %s: %w", r.npy.Name(), r.npy.Size, end, r.csvPath, shards.ErrCorrupt)
+		}
+	default:
+		return fmt.Errorf("%s has neither a manifest nor %s, so that nothing says of what type its ids are: give the type", r.npy.Name(), r.csvPath)
+	}
+	if r.npy.Size%int64(r.width) != 0 {
+		return fmt.Errorf("%s has %d bytes, which are no array of %s: it was cut short, or is of another type: %w", r.npy.Name(), r.npy.Size, r.width, shards.ErrCorrupt)
+	}
+	r.tokens = r.npy.Size / int64(r.width)
+	return nil
+}
+
+// Manifest is x.json, or nil.
+func (r *Reader) Manifest() *shards.Manifest { return r.manifest }
+
+// DType is the element type of x.npy.
+func (r *Reader) DType() string { return r.width.String() }
+
+// Documents is their number by the manifest, -1 without one.
+func (r *Reader) Documents() int64 { return r.documents }
+
+// Tokens is the number of ids in x.npy.
+func (r *Reader) Tokens() int64 { return r.tokens }
+
+// Close closes the files.
+func (r *Reader) Close() error {
+	err := r.npy.Close()
+	if r.csv != nil {
+		err = errors.Join(err, r.csv.Close())
+	}
+	return err
+}
+
+// All is as [shards.DocumentReader] says.
+func (r *Reader) All(ctx context.Context) iter.Seq2[shards.TokenDocument, error] {
+	return func(yield func(shards.TokenDocument, error) bool) {
+		each := r.listed
+		if r.csv == nil {
+			each = r.unlisted
+		}
+		if err := each(ctx, func(doc shards.TokenDocument) bool { return yield(doc, nil) }); err != nil {
+			yield(shards.TokenDocument{}, err)
+		}
+	}
+}
+
+// listed gives the documents of x.csv.gz to yield until it has had enough.
+func (r *Reader) listed(ctx context.Context, yield func(shards.TokenDocument) bool) error {
+	ids := layout.NewIDs(r.npy, r.width, r.tokens)
+	var doc shards.TokenDocument
+	n := int64(0)
+	for row, err := range r.rows(ctx) {
+		if err != nil {
+			return err
+		}
+		if row.start != ids.Next() || row.end < row.start {
+			return r.corrupt("document %d (line %d) has the tokens %d to %d; the one before ends at %d", n, n+1, row.start, row.end, ids.Next())
+		}
+		if row.end > r.tokens {
+			return r.corrupt("document %d (line %d) ends at token %d, %s has %d", n, n+1, row.end, r.npy.Name(), r.tokens)
+		}
+		doc.Origin = row.origin
+		if doc.Tokens, err = ids.Append(doc.Tokens[:0], row.end-row.start); err != nil {
+			return err
+		}
+		n++
+		if !yield(doc) {
+			return nil
+		}
+	}
+	if ids.Left() > 0 {
+		return r.corrupt("its documents end at token %d, %s has %d; without the list, documents end with the end-of-document id", ids.Next(), r.npy.Name(), r.tokens)
+	}
+	if r.documents >= 0 && r.documents != n {
+		return r.corrupt("it has %d documents, by the manifest %d", n, r.documents)
+	}
+	return nil
+}
+
+// unlisted finds the ends of documents by their last id.
+func (r *Reader) unlisted(ctx context.Context, yield func(shards.TokenDocument) bool) (err error) {
+	ids := layout.NewIDs(r.npy, r.width, r.tokens)
+	var doc shards.TokenDocument
+	for ids.Left() > 0 {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if doc.Tokens, err = ids.AppendUntil(doc.Tokens[:0], r.eod); err != nil {
+			return err
+		}
+		if !yield(doc) {
+			return nil
+		}
+	}
+	return nil
+}
+
+func (r *Reader) corrupt(format string, args ...any) error {
+	return fmt.Errorf("%s: %w: %w", r.csvPath, fmt.Errorf(format, args...), shards.ErrCorrupt)
+}
+
+// A row is a line of x.csv.gz.
+type row struct {
+	start, end int64
+	origin     shards.DocumentOrigin
+}
+
+// rows reads x.csv.gz from its beginning: start, end and, where they are, id, file and line.
+func (r *Reader) rows(ctx context.Context) iter.Seq2[row, error] {
+	return func(yield func(row, error) bool) {
+		z, err := gzip.NewReader(bufio.NewReaderSize(io.NewSectionReader(r.csv, 0, 1<<62), 1<<16))
+		if err != nil {
+			yield(row{}, r.corrupt("%w", err))
+			return
+		}
+		in := bufio.NewReaderSize(z, 1<<16)
+		var text []byte // of the row: fields one after the other
+		var ends []int
+		for n := int64(1); ; n++ {
+			if n&1023 == 0 && ctx.Err() != nil {
+				yield(row{}, ctx.Err())
+				return
+			}
+			text, ends, err = readRow(in, text[:0], ends[:0])
+			if err == io.EOF {
+				return
+			}
+			if err != nil {
+				yield(row{}, r.corrupt("line %d: %w", n, err))
+				return
+			}
+			record, err := parseRow(text, ends)
+			if err != nil {
+				yield(row{}, r.corrupt("line %d: %w", n, err))
+				return
+			}
+			if !yield(record, nil) {
+				return
+			}
+		}
+	}
+}
+
+// parseRow takes the fields of a row, field i ending at ends[i] of text.
+func parseRow(text []byte, ends []int) (row, error) {
+	field := func(i int) []byte {
+		start := 0
+		if i > 0 {
+			start = ends[i-1]
+		}
+		return text[start:ends[i]]
+	}
+	if len(ends) != 2 && len(ends) != 5 {
+		return row{}, fmt.Errorf("%d fields; start and end were expected, and perhaps id, file and line", len(ends))
+	}
+	var out row
+	for i, to := range []*int64{&out.start, &out.end} {
+		v, err := strconv.ParseInt(string(field(i)), 10, 64)
+		if err != nil || v < 0 {
+			return row{}, fmt.Errorf("%q is no number of a token", field(i))
+		}
+		*to = v
+	}
+	if len(ends) == 5 {
+		out.origin.ID, out.origin.File = string(field(2)), string(field(3))
+		out.origin.Line, _ = strconv.ParseInt(string(field(4)), 10, 64) // 0 for what other programs may have written there
+	}
+	return out, nil
+}
+
+// readRow reads a row of csv in the dialect that Python's module has by default: the fields' text goes to text, one after the other, their
+// ends to ends. Rows end with \r, \n or both.
+func readRow(in *bufio.Reader, text []byte, ends []int) ([]byte, []int, error) {
+	quoted, read, fieldStart := false, false, true
+	for {
+		c, err := in.ReadByte()
+		switch {
+		case err == io.EOF && !read:
+			return text, ends, io.EOF
+		case err == io.EOF && quoted:
+			return text, ends, errors.New("the file ends within quotes")
+		case err == io.EOF:
+			return text, append(ends, len(text)), nil
+		case err != nil:
+			return text, ends, err
+		}
+		read = true
+		switch {
+		case quoted && c == '"':
+			if next, err := in.Peek(1); err == nil && next[0] == '"' {
+				in.Discard(1)
+				text = append(text, '"')
+			} else {
+				quoted = false
+			}
+		case quoted:
+			text = append(text, c)
+		case c == '"' && fieldStart:
+			quoted, fieldStart = true, false
+		case c == ',':
+			ends = append(ends, len(text))
+			fieldStart = true
+		case c == '\r' || c == '\n':
+			if next, err := in.Peek(1); c == '\r' && err == nil && next[0] == '\n' {
+				in.Discard(1)
+			}
+			return text, append(ends, len(text)), nil
+		default:
+			text = append(text, c)
+			fieldStart = false
+		}
+		if len(text) > maxRow || len(ends) > 16 {
+			return text, ends, fmt.Errorf("it has more than %d bytes or 16 fields", maxRow)
+		}
+	}
+}

@@ -1,0 +1,306 @@
+package fms
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/array"
+	"github.com/apache/arrow-go/v18/arrow/ipc"
+	"github.com/apache/arrow-go/v18/arrow/memory"
+	"go.uber.org/goleak"
+	"pgregory.net/rapid"
+
+	"mula/shards"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func write(t rapid.TB, prefix string, docs [][]uint32) {
+	t.Helper()
+	w, err := Create(prefix, shards.TokenizerInfo{EOD: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Abort()
+	for _, d := range docs {
+		if err := w.Append(d, shards.DocumentOrigin{ID: "x"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func read(prefix string) (docs [][]uint32, err error) {
+	r, err := Open(prefix)
+	if err != nil {
+		return nil, err
+	}
+	defer r.Close()
+	for d, err := range r.All(context.Background()) {
+		if err != nil {
+			return nil, err
+		}
+		docs = append(docs, slices.Clone(d.Tokens))
+	}
+	return docs, nil
+}
+
+// What is written is read by Arrow's own library, and what that writes is read here: with other columns before, of other types of numbers.
+func TestArrow(t *testing.T) {
+	dir := t.TempDir()
+	rapid.Check(t, func(t *rapid.T) {
+		docs := rapid.SliceOfN(rapid.SliceOfN(rapid.Uint32Range(0, 120), 0, 40), 0, 20).Draw(t, "documents")
+		prefix := filepath.Join(dir, "x")
+		write(t, prefix, docs)
+		data, err := os.ReadFile(prefix + ".arrow")
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := ipc.NewFileReader(bytes.NewReader(data))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Close()
+		want := arrow.NewSchema([]arrow.Field{{Name: "tokens", Type: arrow.PrimitiveTypes.Uint32, Nullable: true}}, nil)
+		if !r.Schema().Equal(want) || r.NumRecords() != len(docs) {
+			t.Fatalf("%v, %d record batches", r.Schema(), r.NumRecords())
+		}
+		for i, d := range docs {
+			batch, err := r.RecordBatchAt(i)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := batch.Column(0).(*array.Uint32).Uint32Values(); !slices.Equal(got, d) || batch.NumRows() != int64(len(d)) {
+				t.Fatalf("batch %d is %v, want %v", i, got, d)
+			}
+			batch.Release()
+		}
+
+		element := rapid.SampledFrom([]arrow.DataType{arrow.PrimitiveTypes.Uint32, arrow.PrimitiveTypes.Int64, arrow.PrimitiveTypes.Uint8, arrow.PrimitiveTypes.Int16}).Draw(t, "type")
+		fields := []arrow.Field{{Name: "tokens", Type: element}}
+		if rapid.Bool().Draw(t, "other columns") {
+			fields = append([]arrow.Field{{Name: "name", Type: arrow.BinaryTypes.String}, {Name: "lists", Type: arrow.ListOf(arrow.PrimitiveTypes.Float64), Nullable: true}}, fields...)
+		}
+		schema := arrow.NewSchema(fields, nil)
+		var file bytes.Buffer
+		w, err := ipc.NewFileWriter(&file, ipc.WithSchema(schema))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, d := range docs {
+			b := array.NewRecordBuilder(memory.NewGoAllocator(), schema)
+			for _, id := range d {
+				switch c := b.Field(len(fields) - 1).(type) {
+				case *array.Uint32Builder:
+					c.Append(id)
+				case *array.Int64Builder:
+					c.Append(int64(id))
+				case *array.Uint8Builder:
+					c.Append(uint8(id))
+				case *array.Int16Builder:
+					c.Append(int16(id))
+				}
+				if len(fields) > 1 {
+					b.Field(0).(*array.StringBuilder).Append("n")
+					l := b.Field(1).(*array.ListBuilder)
+					l.Append(true)
+					l.ValueBuilder().(*array.Float64Builder).Append(1)
+				}
+			}
+			batch := b.NewRecordBatch()
+			if err := w.Write(batch); err != nil {
+				t.Fatal(err)
+			}
+			batch.Release()
+			b.Release()
+		}
+		if err := w.Close(); err != nil {
+			t.Fatal(err)
+		}
+		foreign := filepath.Join(dir, "foreign")
+		if err := os.WriteFile(foreign+".arrow", file.Bytes(), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := read(foreign); err != nil || !slices.EqualFunc(got, docs, slices.Equal) {
+			t.Fatalf("%v: %v, %v, want %v", schema, got, err, docs)
+		}
+	})
+}
+
+func TestRefuses(t *testing.T) {
+	dir := t.TempDir()
+	put := func(schema *arrow.Schema, o ...ipc.Option) string {
+		t.Helper()
+		var file bytes.Buffer
+		w, err := ipc.NewFileWriter(&file, append(o, ipc.WithSchema(schema))...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b := array.NewRecordBuilder(memory.NewGoAllocator(), schema)
+		defer b.Release()
+		if c, ok := b.Field(0).(*array.Int32Builder); ok {
+			c.AppendValues([]int32{1, -5}, nil)
+		}
+		if c, ok := b.Field(0).(*array.Uint64Builder); ok {
+			c.AppendValues([]uint64{1, 1 << 32}, nil)
+		}
+		if c, ok := b.Field(0).(*array.Uint16Builder); ok {
+			c.AppendNull()
+		}
+		batch := b.NewRecordBatch()
+		defer batch.Release()
+		if err := w.Write(batch); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.Close(); err != nil {
+			t.Fatal(err)
+		}
+		path := filepath.Join(dir, "x")
+		if err := os.WriteFile(path+".arrow", file.Bytes(), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	column := func(name string, of arrow.DataType) *arrow.Schema {
+		return arrow.NewSchema([]arrow.Field{{Name: name, Type: of, Nullable: true}}, nil)
+	}
+	for want, path := range map[string]func() string{
+		"a negative number":             func() string { return put(column("tokens", arrow.PrimitiveTypes.Int32)) },
+		"4294967296, ids end at 2^32-1": func() string { return put(column("tokens", arrow.PrimitiveTypes.Uint64)) },
+		"1 ids with 1 nulls":            func() string { return put(column("tokens", arrow.PrimitiveTypes.Uint16)) },
+		"is not one of whole numbers":   func() string { return put(column("tokens", arrow.PrimitiveTypes.Float32)) },
+		`no column "tokens"`:            func() string { return put(column("ids", arrow.PrimitiveTypes.Uint32)) },
+		"buffers are compressed":        func() string { return put(column("tokens", arrow.PrimitiveTypes.Uint32), ipc.WithZstd()) },
+		"it does not end as an Arrow fil": func() string {
+			os.WriteFile(filepath.Join(dir, "x.arrow"), make([]byte, 100), 0o644)
+			return filepath.Join(dir, "x")
+		},
+	} {
+		if _, err := read(path()); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "x.arrow: byte ") {
+			t.Errorf("error %v does not say %q and where", err, want)
+		}
+	}
+}
+
+// A file whose every byte is changed in turn gives what was written or an error, and never panics.
+func TestEveryByte(t *testing.T) {
+	prefix := filepath.Join(t.TempDir(), "x")
+	write(t, prefix, [][]uint32{{1, 2, 3}, {}, {4}})
+	os.Remove(prefix + ".json")
+	data, err := os.ReadFile(prefix + ".arrow")
+	if err != nil {
+		t.Fatal(err)
+	}
+	failed := 0
+	for i := range data {
+		changed := slices.Clone(data)
+		changed[i] ^= []byte{1, 0x80, 0xff}[i%3]
+		if err := os.WriteFile(prefix+".arrow", changed, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := read(prefix); err != nil {
+			failed++
+		}
+	}
+	if failed < 100 {
+		t.Errorf("only %d changes were found out", failed)
+	}
+}
+
+func FuzzReader(f *testing.F) {
+	prefix := filepath.Join(f.TempDir(), "x")
+	write(f, prefix, [][]uint32{{1, 2, 3}, {}, {4}})
+	data, err := os.ReadFile(prefix + ".arrow")
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(data)
+	os.Remove(prefix + ".json")
+	f.Fuzz(func(t *testing.T, data []byte) {
+		path := filepath.Join(t.TempDir(), "x")
+		if err := os.WriteFile(path+".arrow", data, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		docs, err := read(path)
+		if err != nil && !strings.Contains(err.Error(), "x.arrow") {
+			t.Errorf("an error that does not name the file: %v", err)
+		}
+		if total := len(slices.Concat(docs...)); err == nil && total > 64*len(data) {
+			t.Errorf("%d ids in %d bytes", total, len(data))
+		}
+	})
+}
+
+func TestCounts(t *testing.T) {
+	root := t.TempDir()
+	for _, dir := range []string{"wiki/more", "code"} {
+		if err := os.MkdirAll(filepath.Join(root, dir), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(t, filepath.Join(root, "wiki", "b"), [][]uint32{{1, 2}, {3}})
+	write(t, filepath.Join(root, "wiki", "more", "a"), [][]uint32{{1}})
+	write(t, filepath.Join(root, "code", "c"), [][]uint32{{1, 2, 3}})
+	os.Remove(filepath.Join(root, "code", "c.json")) // as of another program
+	counts := func(folder, want string) string {
+		t.Helper()
+		path, err := WriteCounts(t.Context(), filepath.Join(root, folder))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := os.ReadFile(path); err != nil || string(got) != "dataset/filename,documents,tokens\n"+want {
+			t.Errorf("%s: %q, %v", folder, got, err)
+		}
+		return path
+	}
+	first := counts("wiki", "/wiki/b.arrow,2,3\n/wiki/more/a.arrow,1,1\n")
+	if filepath.Base(first) != "combined_counts.csv" {
+		t.Errorf("it is called %s", first)
+	}
+	counts("code", "/code/c.arrow,1,3\n/wiki/b.arrow,2,3\n/wiki/more/a.arrow,1,1\n")
+	// The file that is there is the one that is kept up; what is gone from a folder is gone from it.
+	own := filepath.Join(root, "meta", "my_counts.csv")
+	if err := os.Rename(first, own); err != nil {
+		t.Fatal(err)
+	}
+	os.RemoveAll(filepath.Join(root, "wiki", "more"))
+	if path := counts("wiki", "/code/c.arrow,1,3\n/wiki/b.arrow,2,3\n"); path != own {
+		t.Errorf("written to %s", path)
+	}
+	for want, prepare := range map[string]func(){
+		"a folder of its own": func() { os.WriteFile(filepath.Join(root, "wiki", "x.docs.arrow"), make([]byte, 100), 0o644) },
+		"my_counts.csv:2":     func() { os.WriteFile(own, []byte("dataset/filename,documents,tokens\na,b,c\n"), 0o644) },
+		"several files":       func() { os.WriteFile(first, nil, 0o644) },
+	} {
+		before, _ := os.ReadFile(own)
+		prepare()
+		if _, err := WriteCounts(t.Context(), filepath.Join(root, "wiki")); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v does not say %q", err, want)
+		}
+		os.Remove(filepath.Join(root, "wiki", "x.docs.arrow"))
+		os.Remove(first)
+		os.WriteFile(own, before, 0o644)
+	}
+}
+
+// A document costs no memory but four bytes, until the footer is written.
+func TestAppendAllocates(t *testing.T) {
+	w, err := Create(filepath.Join(t.TempDir(), "x"), shards.TokenizerInfo{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Abort()
+	tokens := make([]uint32, 101)
+	origin := shards.DocumentOrigin{ID: "x"}
+	if n := testing.AllocsPerRun(5000, func() { w.Append(tokens, origin) }); n > 0.5 {
+		t.Errorf("%v allocations a document", n)
+	}
+}

@@ -1,0 +1,373 @@
+package fms
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"iter"
+	"math"
+	"slices"
+
+	"mula/internal/mapping"
+	"mula/shards"
+	"mula/shards/layout"
+)
+
+// Numbers of fields in Arrow's metadata (format/File.fbs, Schema.fbs, Message.fbs of Apache Arrow), and of types.
+const (
+	footerSchema, footerBatches                                = 1, 3
+	schemaEndianness, schemaFields                             = 0, 1
+	fieldName, fieldTypeType, fieldType                        = 0, 2, 3
+	fieldDictionary, fieldChildren                             = 4, 5
+	intBits, intSigned                                         = 0, 1
+	messageHeaderType, messageHeader, messageBody              = 1, 2, 3
+	batchLength, batchNodes, batchBuffers, batchCompression    = 0, 1, 2, 3
+	headerRecordBatch                                          = 3
+	typeNull, typeInt, typeFloat, typeBinary, typeUtf8         = 1, 2, 3, 4, 5
+	typeBool, typeDecimal, typeDate, typeTime, typeTimestamp   = 6, 7, 8, 9, 10
+	typeList, typeStruct, typeFixedBinary, typeDuration        = 12, 13, 15, 18
+	typeLargeBinary, typeLargeUtf8, typeLargeList, typeFixList = 19, 20, 21, 16
+)
+
+const (
+	arrowMagic = "ARROW1"
+	tailSize   = 4 + len(arrowMagic)
+	blockSize  = 24 // of a record batch in the footer: its position, the size of its metadata, padding, the size of its body
+	maxDepth   = 16
+)
+
+// A Reader reads one shard. It implements [shards.DocumentReader].
+type Reader struct {
+	prefix   string
+	path     string // of x.arrow
+	file     mapping.File
+	manifest *shards.Manifest
+	blocks   []byte // of the record batches, blockSize bytes each
+	count    int64  // of record batches
+	bits     int    // of an id
+	signed   bool
+	node     uint32 // number of the column tokens among the nodes of a batch
+	buffer   uint32 // number of its first buffer
+	dtype    string
+}
+
+// Open opens the shard with the given prefix, an Arrow file whose record batches are documents. Ids are read from the column tokens, whole
+// numbers of 8 to 64 bits.
+func Open(prefix string) (_ *Reader, err error) {
+	r := &Reader{prefix: prefix, path: prefix + arrowExt}
+	if r.file, err = mapping.Open(r.path); err != nil {
+		return nil, fmt.Errorf("opening shard: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			r.Close()
+		}
+	}()
+	if r.manifest, err = layout.ReadManifest(prefix+manifestExt, shards.FMS); err != nil {
+		return nil, err
+	}
+	if err := layout.Unchanged(r.path, r.file.Info); err != nil {
+		return nil, err
+	}
+	if err := r.readFooter(); err != nil {
+		return nil, err
+	}
+	if m := r.manifest; m != nil && m.Documents != r.Documents() {
+		return nil, layout.Differs(prefix+manifestExt, "documents", m.Documents, r.Documents())
+	}
+	return r, nil
+}
+
+func (r *Reader) corrupt(at int64, format string, args ...any) error {
+	return fmt.Errorf("%s: byte %d: %w: %w", r.path, at, fmt.Errorf(format, args...), shards.ErrCorrupt)
+}
+
+// readFooter finds the record batches and the column.
+func (r *Reader) readFooter() error {
+	data := r.file.Data
+	size := int64(len(data))
+	if len(data) < len(arrowMagic)+2+tailSize {
+		return r.corrupt(0, "%d bytes are no Arrow file", size)
+	}
+	tail := data[len(data)-tailSize:]
+	if string(tail[4:]) != arrowMagic {
+		return r.corrupt(size-int64(len(arrowMagic)), "it does not end as an Arrow file does: it was cut short, or is of another kind (a stream of Arrow is not read)")
+	}
+	length := int64(binary.LittleEndian.Uint32(tail))
+	start := size - int64(tailSize) - length
+	if start < int64(len(arrowMagic)) {
+		return r.corrupt(size-int64(tailSize), "a footer of %d bytes in a file of %d", length, size)
+	}
+	footer := data[start : start+length]
+	t, err := root(footer)
+	if err != nil {
+		return r.corrupt(start, "%w", err)
+	}
+	first, count, err := t.vector(footerBatches, blockSize)
+	if err != nil {
+		return r.corrupt(start, "%w", err)
+	}
+	r.blocks, r.count = footer[first:first+count*blockSize], int64(count)
+	schema, ok, err := t.child(footerSchema)
+	if err == nil && !ok {
+		err = errors.New("it has no schema")
+	}
+	if err == nil {
+		err = r.readSchema(schema)
+	}
+	if err != nil {
+		return r.corrupt(start, "%w", err)
+	}
+	return nil
+}
+
+// readSchema finds the column tokens.
+func (r *Reader) readSchema(schema table) error {
+	if endianness, err := schema.number(schemaEndianness, 2, 0); err != nil || endianness != 0 {
+		return errors.Join(errors.New("its numbers are big-endian"), err)
+	}
+	first, count, err := schema.vector(schemaFields, 4)
+	if err != nil {
+		return err
+	}
+	budget := 1 << 12 // fields in all
+	for i := range count {
+		at, err := schema.follow(first + 4*i)
+		if err != nil {
+			return err
+		}
+		field := table{schema.data, at}
+		name, err := field.text(fieldName)
+		if err != nil {
+			return err
+		}
+		if name == tokensColumn {
+			return r.readType(field)
+		}
+		nodes, buffers, err := extent(field, maxDepth, &budget)
+		if err != nil {
+			return fmt.Errorf("column %q: %w", name, err)
+		}
+		r.node += nodes
+		r.buffer += buffers
+	}
+	return fmt.Errorf("it has no column %q", tokensColumn)
+}
+
+// readType takes the type of the column tokens.
+func (r *Reader) readType(field table) error {
+	kind, err := field.number(fieldTypeType, 1, 0)
+	if err != nil {
+		return err
+	}
+	of, ok, err := field.child(fieldType)
+	if err != nil {
+		return err
+	}
+	if _, dictionary, err := field.child(fieldDictionary); err != nil || dictionary || kind != typeInt || !ok {
+		return errors.Join(fmt.Errorf("the column %q is not one of whole numbers, one a row", tokensColumn), err)
+	}
+	bits, err1 := of.number(intBits, 4, 0)
+	signed, err2 := of.number(intSigned, 1, 0)
+	if err := errors.Join(err1, err2); err != nil {
+		return err
+	}
+	if bits != 8 && bits != 16 && bits != 32 && bits != 64 {
+		return fmt.Errorf("the column %q has numbers of %d bits", tokensColumn, bits)
+	}
+	r.bits, r.signed = int(bits), signed != 0
+	r.dtype = fmt.Sprintf("uint%d", bits)
+	if r.signed {
+		r.dtype = r.dtype[1:]
+	}
+	return nil
+}
+
+// extent is how many nodes and buffers a column takes in a record batch.
+func extent(field table, depth int, budget *int) (nodes, buffers uint32, err error) {
+	if *budget--; depth == 0 || *budget < 0 {
+		return 0, 0, errors.New("fields within fields without end")
+	}
+	kind, err := field.number(fieldTypeType, 1, 0)
+	if err != nil {
+		return 0, 0, err
+	}
+	if _, dictionary, err := field.child(fieldDictionary); err != nil || dictionary {
+		return 1, 2, err
+	}
+	nodes = 1
+	switch kind {
+	case typeNull:
+	case typeStruct, typeFixList:
+		buffers = 1
+	case typeInt, typeFloat, typeBool, typeDecimal, typeDate, typeTime, typeTimestamp, typeFixedBinary, typeDuration, typeList, typeLargeList:
+		buffers = 2
+	case typeBinary, typeUtf8, typeLargeBinary, typeLargeUtf8:
+		buffers = 3
+	default:
+		return 0, 0, fmt.Errorf("type %d is not known; put the column behind %q", kind, tokensColumn)
+	}
+	first, count, err := field.vector(fieldChildren, 4)
+	if err != nil {
+		return 0, 0, err
+	}
+	for i := range count {
+		at, err := field.follow(first + 4*i)
+		if err != nil {
+			return 0, 0, err
+		}
+		n, b, err := extent(table{field.data, at}, depth-1, budget)
+		if err != nil {
+			return 0, 0, err
+		}
+		nodes, buffers = nodes+n, buffers+b
+	}
+	return nodes, buffers, nil
+}
+
+// Manifest is x.json, or nil.
+func (r *Reader) Manifest() *shards.Manifest { return r.manifest }
+
+// DType is the type of the column, by its name in numpy.
+func (r *Reader) DType() string { return r.dtype }
+
+// Documents is the number of record batches.
+func (r *Reader) Documents() int64 { return r.count }
+
+// Tokens is their number by the manifest, -1 without one.
+func (r *Reader) Tokens() int64 {
+	if r.manifest == nil {
+		return -1
+	}
+	return r.manifest.Tokens
+}
+
+// Close closes the file.
+func (r *Reader) Close() error { return r.file.Close() }
+
+// All is as [shards.DocumentReader] says.
+func (r *Reader) All(ctx context.Context) iter.Seq2[shards.TokenDocument, error] {
+	return func(yield func(shards.TokenDocument, error) bool) {
+		if err := r.all(ctx, func(doc shards.TokenDocument) bool { return yield(doc, nil) }); err != nil {
+			yield(shards.TokenDocument{}, err)
+		}
+	}
+}
+
+// all gives the documents to yield until it has had enough.
+func (r *Reader) all(ctx context.Context, yield func(shards.TokenDocument) bool) error {
+	origins, err := layout.OpenOrigins(ctx, r.prefix+docsExt, docsName, r.manifest)
+	if err != nil {
+		return err
+	}
+	defer origins.Close()
+	var doc shards.TokenDocument
+	total := int64(0)
+	for n := range r.count {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		block := r.blocks[n*blockSize:]
+		start, meta, body := int64(binary.LittleEndian.Uint64(block)), int64(int32(binary.LittleEndian.Uint32(block[8:]))), int64(binary.LittleEndian.Uint64(block[16:]))
+		if size := int64(len(r.file.Data)); start < 0 || meta < 8 || body < 0 || start > size-meta || body > size-meta-start {
+			return r.corrupt(start, "document %d is said to be there, with %d and %d bytes, in a file of %d", n, meta, body, size)
+		}
+		first, rows, err := r.column(r.file.Data[start:start+meta], body)
+		if err != nil {
+			return r.corrupt(start, "document %d: %w", n, err)
+		}
+		if doc.Tokens, err = r.ids(doc.Tokens[:0], start+meta+first, rows); err != nil {
+			return err
+		}
+		total += rows
+		if doc.Origin, err = origins.Next(); err != nil {
+			return err
+		}
+		if !yield(doc) {
+			return nil
+		}
+	}
+	if m := r.manifest; m != nil && m.Tokens != total {
+		return layout.Differs(r.prefix+manifestExt, "tokens", m.Tokens, total)
+	}
+	return nil
+}
+
+// column finds the ids of a record batch by its metadata: the byte of the body at which they begin, and how many there are.
+func (r *Reader) column(metadata []byte, body int64) (first, rows int64, err error) {
+	// Four bytes of ones and the size, in files from before version 0.15 the size alone.
+	head := metadata[4:]
+	if binary.LittleEndian.Uint32(metadata) == math.MaxUint32 {
+		head = metadata[8:]
+	}
+	t, err := root(head)
+	if err != nil {
+		return 0, 0, err
+	}
+	kind, err := t.number(messageHeaderType, 1, 0)
+	if err != nil {
+		return 0, 0, err
+	}
+	batch, ok, err := t.child(messageHeader)
+	if err != nil {
+		return 0, 0, err
+	}
+	if kind != headerRecordBatch || !ok {
+		return 0, 0, fmt.Errorf("a message of kind %d where a record batch was expected", kind)
+	}
+	if _, compressed, err := batch.child(batchCompression); err != nil || compressed {
+		return 0, 0, errors.Join(errors.New("its buffers are compressed, which fms-fsdp's are not; write the file without compression"), err)
+	}
+	nodes, count, err := batch.vector(batchNodes, 16)
+	if err != nil {
+		return 0, 0, err
+	}
+	if r.node >= count {
+		return 0, 0, fmt.Errorf("it has %d columns", count)
+	}
+	node := batch.data[nodes+16*r.node:]
+	length, nulls := int64(binary.LittleEndian.Uint64(node)), int64(binary.LittleEndian.Uint64(node[8:]))
+	buffers, count, err := batch.vector(batchBuffers, 16)
+	if err != nil {
+		return 0, 0, err
+	}
+	if r.buffer+1 >= count {
+		return 0, 0, fmt.Errorf("it has %d buffers", count)
+	}
+	values := batch.data[buffers+16*(r.buffer+1):]
+	offset, size := int64(binary.LittleEndian.Uint64(values)), int64(binary.LittleEndian.Uint64(values[8:]))
+	width := int64(r.bits / 8)
+	if nulls != 0 || length < 0 || offset < 0 || size < 0 || offset > body || size > body-offset || length > size/width {
+		return 0, 0, fmt.Errorf("%d ids with %d nulls in %d bytes from %d on of a body of %d", length, nulls, size, offset, body)
+	}
+	return offset, length, nil
+}
+
+// ids adds the numbers from byte at of the file on to dst; they are all there.
+func (r *Reader) ids(dst []uint32, at, count int64) ([]uint32, error) {
+	dst = slices.Grow(dst, int(count))
+	width := r.bits / 8
+	src := r.file.Data[at : at+count*int64(width)]
+	for i := 0; i < len(src); i += width {
+		var v uint64
+		switch width {
+		case 1:
+			v = uint64(src[i])
+		case 2:
+			v = uint64(binary.LittleEndian.Uint16(src[i:]))
+		case 4:
+			v = uint64(binary.LittleEndian.Uint32(src[i:]))
+		default:
+			v = binary.LittleEndian.Uint64(src[i:])
+		}
+		if r.signed && v>>(r.bits-1) != 0 {
+			return dst, r.corrupt(at+int64(i), "a negative number, ids are not")
+		}
+		if v > math.MaxUint32 {
+			return dst, r.corrupt(at+int64(i), "%d, ids end at 2^32-1", v)
+		}
+		dst = append(dst, uint32(v))
+	}
+	return dst, nil
+}

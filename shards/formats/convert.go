@@ -1,0 +1,321 @@
+package formats
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"strings"
+
+	"mula/internal/atomicfile"
+	"mula/shards"
+	"mula/shards/fms"
+	"mula/shards/layout"
+)
+
+// A Conversion reads shards of any layout and writes their documents, in order, to shards of one layout.
+type Conversion struct {
+	Inputs      []string // shards as [Open] takes them
+	Hints       Hints    // for those without a manifest
+	VocabSize   int      // of those without a manifest: every id is below it; 0 if that is not known
+	Layout      shards.Layout
+	Output      string  // prefix of the shard, or with ShardTokens of PREFIX-00000, PREFIX-00001 and so on
+	Options     Options // of [Create]
+	ShardTokens int64   // a document that would take a shard beyond so many tokens begins the next; 0: one shard
+	DropEmpty   bool    // leave documents without tokens out
+
+	// Progress, if not nil, is called now and then with the documents and tokens read so far.
+	Progress func(documents, tokens int64)
+}
+
+// Converted says what a [Conversion] has done.
+type Converted struct {
+	Documents int64          `json:"documents"` // written
+	Tokens    int64          `json:"tokens"`
+	Dropped   int64          `json:"dropped"` // documents without tokens
+	Shards    []WrittenShard `json:"shards"`
+	Counts    string         `json:"counts,omitempty"` // fms: the file of counts that was brought up to date
+	Left      string         `json:"left,omitempty"`   // a shard behind the last, which an earlier conversion to the same prefix must have left
+}
+
+// WrittenShard is a shard that a [Conversion] has written.
+type WrittenShard struct {
+	Prefix    string `json:"prefix"`
+	DType     string `json:"dtype"`
+	Documents int64  `json:"documents"`
+	Tokens    int64  `json:"tokens"`
+	Bytes     int64  `json:"bytes"` // of all files but the manifest
+}
+
+// Run does the conversion. All inputs are opened, and their tokenizers compared, before anything is written; where nothing else says that every
+// id fits, all ids are read first. Each shard appears whole or not at all. The same inputs and settings give the same bytes.
+func (c *Conversion) Run(ctx context.Context) (*Converted, error) {
+	info, width, err := c.prepare(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if c.Options.Width == 0 && info.VocabSize == 0 {
+		c.Options.Width = width
+	}
+	if _, err := atomicfile.Clean(filepath.Dir(c.Output)); err != nil { // what a killed conversion left
+		return nil, err
+	}
+	out := &rolling{c: c, info: info, result: new(Converted)}
+	defer out.abort()
+	for _, input := range c.Inputs {
+		if err := c.convert(ctx, input, out); err != nil {
+			return nil, fmt.Errorf("converting %s: %w", input, err)
+		}
+	}
+	if out.w == nil && len(out.result.Shards) == 0 { // no documents at all
+		if err := out.begin(); err != nil {
+			return nil, err
+		}
+	}
+	if err := out.close(); err != nil {
+		return nil, err
+	}
+	if c.ShardTokens > 0 {
+		next := out.prefix(len(out.result.Shards))
+		if _, _, err := Detect(next); err == nil {
+			out.result.Left = next
+		}
+	}
+	if dir := filepath.Dir(c.Output); c.Layout == shards.FMS && dir != "." {
+		if out.result.Counts, err = fms.WriteCounts(ctx, dir); err != nil {
+			return nil, err
+		}
+	}
+	return out.result, nil
+}
+
+// prepare opens all inputs. It gives what they say of the tokenizer, on which all must agree, and the bytes of an id that hold all of theirs.
+func (c *Conversion) prepare(ctx context.Context) (info shards.TokenizerInfo, width int, err error) {
+	if len(c.Inputs) == 0 {
+		return info, 0, errors.New("converting: no input")
+	}
+	if c.ShardTokens < 0 || c.VocabSize < 0 {
+		return info, 0, errors.New("converting: a negative number of tokens or ids")
+	}
+	var scan []string // inputs of which nothing says that their ids fit
+	for i, input := range c.Inputs {
+		l, prefix, err := Detect(input)
+		if err != nil {
+			return info, 0, err
+		}
+		if l == c.Layout {
+			if err := c.notOutput(input, prefix); err != nil {
+				return info, 0, err
+			}
+		}
+		r, err := OpenWith(input, c.Hints)
+		if err != nil {
+			return info, 0, err
+		}
+		own := shards.TokenizerInfo{VocabSize: c.VocabSize, EOD: c.Hints.EOD}
+		m, dtype := r.Manifest(), r.DType()
+		if err := r.Close(); err != nil {
+			return info, 0, err
+		}
+		if m != nil {
+			own = m.Tokenizer
+		}
+		switch {
+		case i == 0:
+			info = own
+		case own != info:
+			return info, 0, fmt.Errorf("%s and %s were made with different tokenizers or settings, by their manifests: convert them apart", c.Inputs[0], input)
+		}
+		width = max(width, bytesOf(dtype))
+		if m == nil && c.limit(own) < idsOf(dtype) {
+			scan = append(scan, input)
+		}
+	}
+	if width == 1 && c.Layout != shards.Dolma {
+		width = 2
+	}
+	if c.Layout == shards.FMS {
+		width = 4
+	}
+	for _, input := range scan {
+		if err := checkIDs(ctx, input, c.Hints, c.limit(info)); err != nil {
+			return info, 0, err
+		}
+	}
+	return info, width, nil
+}
+
+// limit is what ids must be below.
+func (c *Conversion) limit(info shards.TokenizerInfo) int64 {
+	switch {
+	case info.VocabSize > 0:
+		return int64(info.VocabSize)
+	case c.Layout == shards.Megatron:
+		return 1 << 31
+	}
+	return 1 << 32
+}
+
+// idsOf is what ids of a type are below.
+func idsOf(dtype string) int64 {
+	if dtype == "int32" {
+		return 1 << 31
+	}
+	return layout.Width(bytesOf(dtype)).IDs()
+}
+
+// bytesOf is how many bytes ids of a type need here: those of 64 bits must fit 32.
+func bytesOf(dtype string) int {
+	if w, err := layout.ParseWidth("u" + strings.TrimPrefix(dtype, "u")); err == nil {
+		return int(w)
+	}
+	return 4
+}
+
+// checkIDs says whether all ids of a shard are below limit.
+func checkIDs(ctx context.Context, input string, h Hints, limit int64) error {
+	r, err := OpenWith(input, h)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	n := int64(0)
+	for doc, err := range r.All(ctx) {
+		if err != nil {
+			return err
+		}
+		for i, id := range doc.Tokens {
+			if int64(id) >= limit {
+				return fmt.Errorf("%s: token %d of document %d (from 0) is %d, but ids are to be below %d; nothing was written", input, i, n, id, limit)
+			}
+		}
+		n++
+	}
+	return nil
+}
+
+// notOutput refuses an input that would be replaced.
+func (c *Conversion) notOutput(input, prefix string) error {
+	path, err := filepath.Abs(prefix)
+	if err != nil {
+		return err
+	}
+	output, err := filepath.Abs(c.Output)
+	if err != nil {
+		return err
+	}
+	same := path == output
+	if rest, ok := strings.CutPrefix(path, output+"-"); ok && c.ShardTokens > 0 {
+		same = strings.Trim(rest, "0123456789") == "" && rest != ""
+	} else if c.ShardTokens > 0 {
+		same = false
+	}
+	if same {
+		return fmt.Errorf("%s is an input and would be replaced by the output: choose another prefix", input)
+	}
+	return nil
+}
+
+// convert adds the documents of an input.
+func (c *Conversion) convert(ctx context.Context, input string, out *rolling) error {
+	r, err := OpenWith(input, c.Hints)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	n := int64(0)
+	for doc, err := range r.All(ctx) {
+		if err != nil {
+			return err
+		}
+		n++
+		out.read++
+		if c.Progress != nil && (out.read&1023 == 0 || len(doc.Tokens) > 1<<16) {
+			c.Progress(out.read, out.result.Tokens+out.tokens)
+		}
+		if len(doc.Tokens) == 0 && c.DropEmpty {
+			out.result.Dropped++
+			continue
+		}
+		if doc.Origin == (shards.DocumentOrigin{}) { // as a document without an id, called after its place
+			doc.Origin = shards.DocumentOrigin{ID: fmt.Sprintf("%s:%d", input, n), File: input, Line: n}
+		}
+		if err := out.append(doc); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// rolling is the output of a conversion.
+type rolling struct {
+	c      *Conversion
+	info   shards.TokenizerInfo
+	w      shards.DocumentWriter // nil between shards
+	tokens int64                 // of w
+	read   int64                 // documents
+	result *Converted
+}
+
+// prefix is the prefix of shard n.
+func (o *rolling) prefix(n int) string {
+	if o.c.ShardTokens == 0 {
+		return o.c.Output
+	}
+	return fmt.Sprintf("%s-%05d", o.c.Output, n)
+}
+
+func (o *rolling) begin() (err error) {
+	prefix := o.prefix(len(o.result.Shards))
+	if o.c.Layout == shards.MDS {
+		if _, err := atomicfile.Clean(prefix); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	o.w, err = Create(o.c.Layout, prefix, o.info, o.c.Options)
+	o.tokens = 0
+	return err
+}
+
+func (o *rolling) append(doc shards.TokenDocument) error {
+	size := int64(len(doc.Tokens))
+	if limit := o.c.ShardTokens; o.w != nil && limit > 0 && o.tokens > 0 && o.tokens+size > limit {
+		if err := o.close(); err != nil {
+			return err
+		}
+	}
+	if o.w == nil {
+		if err := o.begin(); err != nil {
+			return err
+		}
+	}
+	o.tokens += size
+	return o.w.Append(doc.Tokens, doc.Origin)
+}
+
+// close publishes the shard.
+func (o *rolling) close() error {
+	if o.w == nil {
+		return nil
+	}
+	if err := o.w.Close(); err != nil {
+		return err
+	}
+	m := o.w.Manifest()
+	o.w, o.tokens = nil, 0
+	s := WrittenShard{Prefix: o.prefix(len(o.result.Shards)), DType: m.DType, Documents: m.Documents, Tokens: m.Tokens}
+	for _, f := range m.Files {
+		s.Bytes += f.Bytes
+	}
+	o.result.Shards = append(o.result.Shards, s)
+	o.result.Documents += m.Documents
+	o.result.Tokens += m.Tokens
+	return nil
+}
+
+func (o *rolling) abort() {
+	if o.w != nil {
+		o.w.Abort()
+	}
+}

@@ -1,0 +1,233 @@
+// Package formats writes and reads shards of any layout: it knows which package implements which, and tells what lies at a path.
+// docs/formats/layouts.md describes the files.
+package formats
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"mula/internal/suggest"
+	"mula/shards"
+	"mula/shards/datatrove"
+	"mula/shards/dolma"
+	"mula/shards/fms"
+	"mula/shards/layout"
+	"mula/shards/mds"
+)
+
+// Options are settings of some layouts. The zero value is what their frameworks do by default.
+type Options struct {
+	// Width is the bytes of an id on disk, 2 or 4 (dolma: or 1). 0 is what the framework chooses for the vocabulary, and 4 if that is not
+	// known. For fms it is always 4.
+	Width         int
+	SizeLimit     int64  // MDS: greatest size of a file in bytes; 0: 64 MiB
+	Compression   string // MDS: "" or "zstd"
+	TokenizerName string // datatrove: name or path of the tokenizer, for x.ds.metadata; "": its SHA-256
+}
+
+// Hints say what the files of a shard without a manifest may leave open.
+type Hints = layout.Hints
+
+// layouts are all there are, with their names and the ending of the file without which there is no shard. That of MDS is in a folder.
+var layouts = []struct {
+	layout  shards.Layout
+	name    string
+	marker  string
+	endings []string // of the other files
+}{
+	{shards.Megatron, "megatron", ".idx", []string{".bin"}},
+	{shards.Dolma, "dolma", ".npy", []string{".csv.gz"}},
+	{shards.Datatrove, "datatrove", ".ds", []string{".ds.index", ".ds.metadata"}},
+	{shards.FMS, "fms", ".arrow", nil},
+	{shards.MDS, "mds", "/index.json", []string{"/mula.json"}},
+}
+
+// ParseLayout gives the layout with the given name: megatron, dolma, datatrove, fms or mds.
+func ParseLayout(name string) (shards.Layout, error) {
+	for _, l := range layouts {
+		if l.name == name {
+			return l.layout, nil
+		}
+	}
+	text := fmt.Sprintf("there is no layout %q; there are %s", name, strings.Join(Names(), ", "))
+	if best := suggest.Nearest(name, Names()); best != "" {
+		text += fmt.Sprintf("; did you mean %q?", best)
+	}
+	return "", fmt.Errorf("%s", text)
+}
+
+// Names are the names of all layouts.
+func Names() []string {
+	var names []string
+	for _, l := range layouts {
+		names = append(names, l.name)
+	}
+	return names
+}
+
+// Name is the name by which [ParseLayout] knows a layout.
+func Name(l shards.Layout) string {
+	for _, known := range layouts {
+		if known.layout == l {
+			return known.name
+		}
+	}
+	return string(l)
+}
+
+// Width is the bytes of an id that a layout's framework chooses for a vocabulary of so many ids, 0 for one that is not known.
+func Width(l shards.Layout, vocabSize int) int {
+	switch {
+	case l == shards.FMS:
+		return 4
+	case l == shards.Dolma:
+		return int(dolma.WidthFor(vocabSize))
+	case l == shards.Megatron && vocabSize > 0:
+		return shards.DTypeFor(vocabSize).Size()
+	}
+	return int(datatrove.WidthFor(vocabSize)) // the usual rule
+}
+
+// Create starts a shard. prefix is the beginning of its files' names, for MDS the folder that they will be in, which is made; the folder
+// that this is in must exist. An older shard of the layout is replaced by Close; where one of another layout has the prefix, it is refused.
+func Create(l shards.Layout, prefix string, info shards.TokenizerInfo, o Options) (shards.DocumentWriter, error) {
+	if l != shards.MDS {
+		for _, other := range layouts[:len(layouts)-1] { // they share the manifest
+			if _, err := os.Lstat(prefix + other.marker); other.layout != l && err == nil {
+				return nil, fmt.Errorf("creating shard %s: %s is of a shard of the layout %s, whose manifest would be replaced: choose another prefix, or remove that shard",
+					prefix, prefix+other.marker, other.name)
+			}
+		}
+	}
+	width := layout.Width(o.Width)
+	switch l {
+	case shards.Dolma:
+		return made(dolma.Create(prefix, info, width))
+	case shards.Datatrove:
+		return made(datatrove.Create(prefix, info, width, o.TokenizerName))
+	case shards.FMS:
+		if width != 0 && width != 4 {
+			return nil, fmt.Errorf("creating shard %s: ids have 4 bytes in the layout fms, not %d", prefix, width)
+		}
+		return made(fms.Create(prefix, info))
+	case shards.MDS:
+		return made(mds.Create(prefix, info, mds.Options{Width: width, SizeLimit: o.SizeLimit, Compression: o.Compression}))
+	case shards.Megatron:
+		if width == 0 {
+			width = layout.Width(Width(l, info.VocabSize))
+		}
+		dtype, ok := map[layout.Width]shards.DType{2: shards.UInt16, 4: shards.Int32}[width]
+		if !ok {
+			return nil, fmt.Errorf("creating shard %s: ids have 2 or 4 bytes in the layout megatron, not %d", prefix, width)
+		}
+		return made(shards.Create(prefix, dtype, info))
+	}
+	return nil, fmt.Errorf("creating shard %s: there is no layout %q", prefix, string(l))
+}
+
+// made is the result of Create: after an error a nil interface, not one that holds a nil pointer.
+func made[W shards.DocumentWriter](w W, err error) (shards.DocumentWriter, error) {
+	if err != nil {
+		return nil, err
+	}
+	return w, nil
+}
+
+// Open opens the shard at path: a prefix, one of its files, or a folder of MDS. It tells the layout from what lies there.
+func Open(path string) (shards.DocumentReader, error) { return OpenWith(path, layout.NoHints) }
+
+// OpenWith is [Open] for shards whose files leave something open.
+func OpenWith(path string, h Hints) (shards.DocumentReader, error) {
+	l, prefix, err := Detect(path)
+	if err != nil {
+		return nil, err
+	}
+	var r shards.DocumentReader
+	switch l {
+	case shards.Dolma:
+		r, err = dolma.Open(prefix, h)
+	case shards.Datatrove:
+		r, err = datatrove.Open(prefix, h)
+	case shards.FMS:
+		r, err = fms.Open(prefix)
+	case shards.MDS:
+		r, err = mds.Open(prefix, h)
+	default:
+		r, err = openMegatron(prefix)
+	}
+	if err != nil {
+		return nil, err // not r, which holds a nil pointer
+	}
+	return r, nil
+}
+
+// FilePath is the path of a file by its name in the manifest of the shard with the given prefix.
+func FilePath(l shards.Layout, prefix, name string) string {
+	switch {
+	case l == shards.MDS:
+		return mds.FileName(prefix, name)
+	case l == shards.Megatron && name == "docs":
+		return prefix + ".docs.arrow"
+	}
+	return prefix + "." + name
+}
+
+// Detect tells the layout and the prefix of the shard at path, as [Open] takes it.
+func Detect(path string) (shards.Layout, string, error) {
+	info, err := os.Stat(path)
+	isFile := err == nil && !info.IsDir()
+	if isFile && strings.HasSuffix(path, ".mds") || filepath.Base(path) == "index.json" || filepath.Base(path) == "mula.json" {
+		return shards.MDS, filepath.Dir(path), nil
+	}
+	if isFile {
+		if l, prefix, ok := byName(path); ok {
+			return l, prefix, nil
+		}
+	}
+	var found []int
+	var looked []string
+	for i, l := range layouts {
+		marker := path + filepath.FromSlash(l.marker)
+		looked = append(looked, marker)
+		if info, err := os.Stat(marker); err == nil && !info.IsDir() {
+			found = append(found, i)
+		}
+	}
+	switch len(found) {
+	case 0:
+		if l, prefix, ok := byName(path); ok { // which is not there: its own error says what is missing
+			return l, prefix, nil
+		}
+		for _, l := range layouts {
+			for _, ending := range l.endings {
+				if _, err := os.Stat(path + filepath.FromSlash(ending)); err == nil {
+					return "", "", fmt.Errorf("%s stands without %s, which is written last: the shard was never finished, write it again",
+						path+filepath.FromSlash(ending), path+filepath.FromSlash(l.marker))
+				}
+			}
+		}
+		return "", "", fmt.Errorf("no shard at %s: looked for %s", path, strings.Join(looked, ", "))
+	case 1:
+		return layouts[found[0]].layout, path, nil
+	}
+	var names []string
+	for _, i := range found {
+		names = append(names, path+filepath.FromSlash(layouts[i].marker))
+	}
+	return "", "", fmt.Errorf("%s is the prefix of several shards; name the file that is meant: %s", path, strings.Join(names, ", "))
+}
+
+// byName tells layout and prefix from the name of one of a shard's files.
+func byName(path string) (shards.Layout, string, bool) {
+	for _, l := range layouts {
+		for _, ending := range slices.Concat([]string{l.marker}, l.endings) {
+			if prefix, ok := strings.CutSuffix(path, filepath.FromSlash(ending)); ok && filepath.Base(prefix) != "." && prefix != "" && !strings.HasSuffix(prefix, ".docs") {
+				return l.layout, prefix, true
+			}
+		}
+	}
+	return "", "", false
+}

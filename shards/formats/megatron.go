@@ -1,0 +1,77 @@
+package formats
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"slices"
+
+	"mula/shards"
+)
+
+// megatron is a [shards.DocumentReader] of Megatron's layout.
+type megatron struct{ *shards.Shard }
+
+func openMegatron(prefix string) (shards.DocumentReader, error) {
+	s, err := shards.Open(prefix)
+	if err != nil {
+		return nil, err
+	}
+	return megatron{s}, nil
+}
+
+// DType is the element type of x.bin.
+func (m megatron) DType() string { return m.Shard.DType().String() }
+
+// All is as [shards.DocumentReader] says.
+func (m megatron) All(ctx context.Context) iter.Seq2[shards.TokenDocument, error] {
+	return func(yield func(shards.TokenDocument, error) bool) {
+		if err := m.all(ctx, func(doc shards.TokenDocument) bool { return yield(doc, nil) }); err != nil {
+			yield(shards.TokenDocument{}, err)
+		}
+	}
+}
+
+// all gives the documents to yield until it has had enough.
+func (m megatron) all(ctx context.Context, yield func(shards.TokenDocument) bool) error {
+	var origins *shards.Documents
+	if m.Manifest() != nil {
+		var err error
+		if origins, err = m.DocumentIDs(ctx); err != nil && !errors.Is(err, shards.ErrNoDocuments) {
+			return err
+		}
+	}
+	var doc shards.TokenDocument
+	next := int64(0)
+	for d := range m.Documents() {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		span, err := m.Span(d)
+		if err != nil {
+			return err
+		}
+		if span.First != next || span.End > m.Tokens() {
+			return fmt.Errorf("%s.idx: document %d has the tokens %d to %d of %d; the one before ends at %d: %w",
+				m.Prefix(), d, span.First, span.End, m.Tokens(), next, shards.ErrCorrupt)
+		}
+		next = span.End
+		doc.Tokens = slices.Grow(doc.Tokens[:0], int(span.End-span.First))[:span.End-span.First]
+		if err := m.Read(doc.Tokens, span.First); err != nil {
+			return err
+		}
+		if origins != nil {
+			if doc.Origin, err = origins.Origin(d); err != nil {
+				return err
+			}
+		}
+		if !yield(doc) {
+			return nil
+		}
+	}
+	if next != m.Tokens() {
+		return fmt.Errorf("%s.idx: documents end at token %d of %d: %w", m.Prefix(), next, m.Tokens(), shards.ErrCorrupt)
+	}
+	return nil
+}

@@ -1,0 +1,188 @@
+package layout
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"math"
+	"os"
+	"slices"
+
+	"mula/shards"
+)
+
+// MaxUnmarked is the greatest number of tokens that are searched for the end of a document where nothing but an end-of-document id says it.
+const MaxUnmarked = 1 << 28
+
+// searchChunk is how many ids are decoded at a time where the end of a document is searched: those behind it are decoded again.
+const searchChunk = 1 << 9
+
+// Hints say what the files of a shard without a manifest may leave open.
+type Hints struct {
+	DType string // element type of ids in a bare array, by its name in numpy: "uint16"; "" if not known
+	EOD   int64  // the id that ends each document, where nothing else says where documents end; -1 if there is none
+}
+
+// NoHints are hints that say nothing.
+var NoHints = Hints{EOD: -1}
+
+// A Marked file is open, and was there when the files beside it were looked at.
+type Marked struct {
+	*os.File
+	Size int64
+	info fs.FileInfo
+}
+
+// OpenMarked opens the file without which a shard is not complete, before any other of its files.
+func OpenMarked(path string) (*Marked, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("opening shard: %w", err)
+	}
+	info, err := f.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = errors.New("it is no regular file")
+	}
+	if err != nil {
+		f.Close()
+		return nil, fmt.Errorf("opening shard %s: %w", path, err)
+	}
+	return &Marked{f, info.Size(), info}, nil
+}
+
+// Unchanged says whether the file still stands under its name. A writer removes it before it replaces the others: if it does, those that
+// were opened in between belong to it.
+func (m *Marked) Unchanged() error { return Unchanged(m.Name(), m.info) }
+
+// Unchanged is [Marked.Unchanged] for a file that was opened otherwise.
+func Unchanged(path string, opened fs.FileInfo) error {
+	if now, err := os.Stat(path); err != nil || !os.SameFile(now, opened) {
+		return fmt.Errorf("opening shard: %s was replaced in the meantime; try again when its writer has finished", path)
+	}
+	return nil
+}
+
+// ReadManifest reads the manifest of a shard of one layout. For a shard without one it is nil.
+func ReadManifest(path string, l shards.Layout) (*shards.Manifest, error) {
+	m, err := shards.ReadManifest(path)
+	if err == nil && m != nil && m.Layout != l {
+		return nil, fmt.Errorf("%s belongs to a shard of another layout; move one of the two away: %w", path, shards.ErrCorrupt)
+	}
+	return m, err
+}
+
+// Differs is the error about a manifest that is not that of the files beside it.
+func Differs(manifest, what string, says, found any) error {
+	return fmt.Errorf("%s says %s %v, found %v; they are of different shards: %w", manifest, what, says, found, shards.ErrCorrupt)
+}
+
+// IDs reads the ids of a bare array from its beginning.
+type IDs struct {
+	path  string
+	width Width
+	r     *bufio.Reader
+	total int64
+	next  int64
+}
+
+// NewIDs reads total ids of a file that has that many.
+func NewIDs(f *Marked, w Width, total int64) *IDs {
+	return &IDs{path: f.Name(), width: w, r: bufio.NewReaderSize(io.NewSectionReader(f, 0, f.Size), 1<<18), total: total}
+}
+
+// Next is the number of ids passed.
+func (x *IDs) Next() int64 { return x.next }
+
+// Left is the number of ids that follow.
+func (x *IDs) Left() int64 { return x.total - x.next }
+
+// Append adds the next n ids to dst; there must be as many.
+func (x *IDs) Append(dst []uint32, n int64) ([]uint32, error) {
+	if n < 0 || n > x.Left() {
+		return dst, fmt.Errorf("%s: %d ids were asked for at %d, it has %d", x.path, n, x.next, x.total)
+	}
+	dst = slices.Grow(dst, int(n))
+	for n > 0 {
+		k := min(n, int64(x.r.Size()/int(x.width)))
+		src, err := x.r.Peek(int(k) * int(x.width))
+		if err != nil {
+			return dst, fmt.Errorf("reading %s at byte %d: %w", x.path, x.next*int64(x.width), err)
+		}
+		dst = x.width.AppendIDs(dst, src)
+		x.r.Discard(len(src))
+		x.next += k
+		n -= k
+	}
+	return dst, nil
+}
+
+// AppendUntil adds ids to dst up to and with the first that is end, or up to the end of the file.
+func (x *IDs) AppendUntil(dst []uint32, end int64) ([]uint32, error) {
+	start := x.next
+	for x.Left() > 0 {
+		k := min(x.Left(), searchChunk)
+		src, err := x.r.Peek(int(k) * int(x.width))
+		if err != nil {
+			return dst, fmt.Errorf("reading %s at byte %d: %w", x.path, x.next*int64(x.width), err)
+		}
+		from := len(dst)
+		dst = x.width.AppendIDs(dst, src)
+		i := -1
+		if end <= math.MaxUint32 { // otherwise it is no id
+			i = slices.Index(dst[from:], uint32(end))
+		}
+		if i >= 0 {
+			dst, k = dst[:from+i+1], int64(i+1)
+		}
+		x.r.Discard(int(k) * int(x.width))
+		x.next += k
+		if i >= 0 {
+			break
+		}
+		if x.next-start > MaxUnmarked {
+			return dst, fmt.Errorf("%s: the id %d, which ends documents, is not among the %d from %d on (byte %d); name the right one",
+				x.path, end, x.next-start, start, start*int64(x.width))
+		}
+	}
+	return dst, nil
+}
+
+// Origins gives the origins of a shard's documents in their order, out of a file like x.docs.arrow.
+type Origins struct {
+	file *shards.Documents
+	next int64
+}
+
+// OpenOrigins opens the file that m names so. Without a manifest, or if it names no such file, origins are empty. The file is hashed first,
+// as [shards.OpenDocuments] says.
+func OpenOrigins(ctx context.Context, path, name string, m *shards.Manifest) (*Origins, error) {
+	if m == nil {
+		return new(Origins), nil
+	}
+	want, ok := m.Files[name]
+	if !ok {
+		return new(Origins), nil
+	}
+	file, err := shards.OpenDocuments(ctx, path, want, m.Documents)
+	return &Origins{file: file}, err
+}
+
+// Next is the origin of the next document.
+func (o *Origins) Next() (shards.DocumentOrigin, error) {
+	if o.file == nil {
+		return shards.DocumentOrigin{}, nil
+	}
+	o.next++
+	return o.file.Origin(o.next - 1)
+}
+
+// Close closes the file.
+func (o *Origins) Close() error {
+	if o.file == nil {
+		return nil
+	}
+	return o.file.Close()
+}

@@ -1,0 +1,85 @@
+// Package layout is what the layouts below shards have in common: ids in arrays without a header, and the files of one shard, which are
+// written together and published in order.
+package layout
+
+import (
+	"encoding/binary"
+	"fmt"
+	"io"
+)
+
+// Width is the element type of an array of ids: unsigned little-endian integers of 1, 2 or 4 bytes.
+type Width int
+
+// String is the type's name in numpy.
+func (w Width) String() string { return fmt.Sprintf("uint%d", 8*w) }
+
+// Valid says whether w is one of the three.
+func (w Width) Valid() bool { return w == 1 || w == 2 || w == 4 }
+
+// IDs is the number of ids that the type can hold.
+func (w Width) IDs() int64 { return 1 << (8 * w) }
+
+// ParseWidth is the width of a type by its name in numpy. int32 counts as uint32: no id is negative.
+func ParseWidth(dtype string) (Width, error) {
+	switch dtype {
+	case "uint8":
+		return 1, nil
+	case "uint16":
+		return 2, nil
+	case "uint32", "int32":
+		return 4, nil
+	}
+	return 0, fmt.Errorf("ids cannot be %q; element types are uint8, uint16, uint32 and int32", dtype)
+}
+
+// Append adds the ids' bytes to dst. Each must be below w.IDs().
+func (w Width) Append(dst []byte, ids []uint32) []byte {
+	switch w {
+	case 1:
+		for _, id := range ids {
+			dst = append(dst, byte(id))
+		}
+	case 2:
+		for _, id := range ids {
+			dst = binary.LittleEndian.AppendUint16(dst, uint16(id))
+		}
+	default:
+		for _, id := range ids {
+			dst = binary.LittleEndian.AppendUint32(dst, id)
+		}
+	}
+	return dst
+}
+
+// AppendIDs adds the ids whose bytes are src, a multiple of w long.
+func (w Width) AppendIDs(dst []uint32, src []byte) []uint32 {
+	switch w {
+	case 1:
+		for _, b := range src {
+			dst = append(dst, uint32(b))
+		}
+	case 2:
+		for ; len(src) >= 2; src = src[2:] {
+			dst = append(dst, uint32(binary.LittleEndian.Uint16(src)))
+		}
+	default:
+		for ; len(src) >= 4; src = src[4:] {
+			dst = append(dst, binary.LittleEndian.Uint32(src))
+		}
+	}
+	return dst
+}
+
+// Write writes the ids' bytes, a few thousand at a time. *scratch is memory that is kept between calls.
+func (w Width) Write(to io.Writer, ids []uint32, scratch *[]byte) error {
+	for len(ids) > 0 {
+		part := ids[:min(len(ids), 1<<13)]
+		ids = ids[len(part):]
+		*scratch = w.Append((*scratch)[:0], part)
+		if _, err := to.Write(*scratch); err != nil {
+			return err
+		}
+	}
+	return nil
+}

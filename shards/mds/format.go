@@ -1,0 +1,279 @@
+// Package mds writes and reads folders of MosaicML Streaming: index.json and files of samples, shard.00000.mds and so on. A sample is a
+// document; its ids are the column tokens. docs/formats/layouts.md has every byte.
+package mds
+
+import (
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Names in the folder.
+const (
+	indexName    = "index.json"
+	manifestName = "mula.json"
+	originsName  = "mula.docs.arrow"
+)
+
+// The columns that are read, and written.
+const (
+	tokensColumn = "tokens"
+	idColumn     = "id"
+)
+
+// config is what index.json says of a file of samples besides its name, size and hashes; it also stands in the file itself, as JSON.
+type config struct {
+	ColumnEncodings []string `json:"column_encodings"`
+	ColumnNames     []string `json:"column_names"`
+	ColumnSizes     []*int   `json:"column_sizes"` // in bytes, nil where it varies
+	Compression     *string  `json:"compression"`
+	Format          string   `json:"format"`
+	Hashes          []string `json:"hashes"`
+	SizeLimit       *int64   `json:"size_limit"`
+	Version         int      `json:"version"`
+}
+
+// file is a file of samples in index.json.
+type file struct {
+	config
+	RawData contents  `json:"raw_data"`
+	Samples int64     `json:"samples"`
+	ZipData *contents `json:"zip_data"`
+}
+
+// contents is a file on disk.
+type contents struct {
+	Basename string            `json:"basename"`
+	Bytes    int64             `json:"bytes"`
+	Hashes   map[string]string `json:"hashes"`
+}
+
+// members gives c as the members of a JSON object in the order and the form that Python's json.dumps gives with sort_keys, split where
+// index.json has others in between: those before "raw_data", "size_limit" and what follows it.
+func (c *config) members() (first, last string) {
+	texts := func(list []string) string {
+		quoted := make([]string, len(list))
+		for i, s := range list {
+			quoted[i] = strconv.QuoteToASCII(s) // of names of columns and types, which are the same in JSON
+		}
+		return "[" + strings.Join(quoted, ", ") + "]"
+	}
+	sizes := make([]string, len(c.ColumnSizes))
+	for i, size := range c.ColumnSizes {
+		sizes[i] = "null"
+		if size != nil {
+			sizes[i] = strconv.Itoa(*size)
+		}
+	}
+	compression, limit := "null", "null"
+	if c.Compression != nil {
+		compression = strconv.QuoteToASCII(*c.Compression)
+	}
+	if c.SizeLimit != nil {
+		limit = strconv.FormatInt(*c.SizeLimit, 10)
+	}
+	first = fmt.Sprintf(`"column_encodings": %s, "column_names": %s, "column_sizes": [%s], "compression": %s, "format": %q, "hashes": %s`,
+		texts(c.ColumnEncodings), texts(c.ColumnNames), strings.Join(sizes, ", "), compression, c.Format, texts(c.Hashes))
+	return first, fmt.Sprintf(`"size_limit": %s, "version": %d`, limit, c.Version)
+}
+
+// text is the JSON text that stands in each file of samples.
+func (c *config) text() string {
+	first, last := c.members()
+	return "{" + first + ", " + last + "}"
+}
+
+// text is the JSON text of a file in index.json.
+func (f *file) text() string {
+	first, last := f.members()
+	zip := "null"
+	if f.ZipData != nil {
+		zip = f.ZipData.text()
+	}
+	// "raw_data" and "samples" sort between "hashes" and "size_limit", "zip_data" behind "version".
+	return fmt.Sprintf(`{%s, "raw_data": %s, "samples": %d, %s, "zip_data": %s}`, first, f.RawData.text(), f.Samples, last, zip)
+}
+
+func (c *contents) text() string {
+	var hashes []string
+	for name, sum := range c.Hashes {
+		hashes = append(hashes, fmt.Sprintf("%q: %q", name, sum))
+	}
+	slices.Sort(hashes)
+	return fmt.Sprintf(`{"basename": %q, "bytes": %d, "hashes": {%s}}`, c.Basename, c.Bytes, strings.Join(hashes, ", "))
+}
+
+// samples are the samples of one file while it is made.
+type samples struct {
+	config string   // as [config.text] gives it
+	ends   []uint32 // of each sample, from the first one's beginning
+	data   []byte
+}
+
+// size is the size of the file if a sample of so many bytes is added.
+func (s *samples) size(more int64) int64 {
+	return int64(4+4+len(s.config)+4*(len(s.ends)+1)+len(s.data)) + more
+}
+
+// head gives the bytes of the file before its samples: their number, where each begins and the last ends, and the configuration.
+func (s *samples) head() []byte {
+	n := len(s.ends)
+	out := make([]byte, 0, 8+4*n+len(s.config))
+	out = binary.LittleEndian.AppendUint32(out, uint32(n))
+	start := uint32(8 + 4*n + len(s.config))
+	out = binary.LittleEndian.AppendUint32(out, start)
+	for _, end := range s.ends {
+		out = binary.LittleEndian.AppendUint32(out, start+end)
+	}
+	return append(out, s.config...)
+}
+
+// A valueType is the element type of an array of numbers, by its name in numpy.
+type valueType struct {
+	name   string
+	code   byte // in an ndarray whose type is not in the name of its encoding
+	size   int
+	signed bool
+}
+
+var valueTypes = []valueType{
+	{"uint8", 8, 1, false}, {"int8", 9, 1, true}, {"uint16", 16, 2, false}, {"int16", 17, 2, true},
+	{"uint32", 32, 4, false}, {"int32", 33, 4, true}, {"uint64", 64, 8, false}, {"int64", 65, 8, true},
+}
+
+func typeNamed(name string) (valueType, error) {
+	for _, t := range valueTypes {
+		if t.name == name {
+			return t, nil
+		}
+	}
+	return valueType{}, fmt.Errorf("ids cannot be %q; element types are uint8 to uint64 and int8 to int64", name)
+}
+
+// appendIDs adds the numbers whose bytes are src to dst.
+func (t valueType) appendIDs(dst []uint32, src []byte) ([]uint32, error) {
+	if len(src)%t.size != 0 {
+		return dst, fmt.Errorf("%d bytes are no array of %s", len(src), t.name)
+	}
+	dst = slices.Grow(dst, len(src)/t.size)
+	for i := 0; i < len(src); i += t.size {
+		var v uint64
+		switch t.size {
+		case 1:
+			v = uint64(src[i])
+		case 2:
+			v = uint64(binary.LittleEndian.Uint16(src[i:]))
+		case 4:
+			v = uint64(binary.LittleEndian.Uint32(src[i:]))
+		default:
+			v = binary.LittleEndian.Uint64(src[i:])
+		}
+		if t.signed && v>>(8*t.size-1) != 0 {
+			return dst, fmt.Errorf("element %d is negative, ids are not", i/t.size)
+		}
+		if v > 1<<32-1 {
+			return dst, fmt.Errorf("element %d is %d, ids end at 2^32-1", i/t.size, v)
+		}
+		dst = append(dst, uint32(v))
+	}
+	return dst, nil
+}
+
+// An encoding is how the values of a column are stored, as far as it is read here.
+type encoding struct {
+	array    bool
+	value    valueType // of an array or of bytes; its size is 0 where each value says it
+	elements int       // of an array whose shape is in the name of its encoding, -1 where each value has its shape
+}
+
+// parseTokens takes the encoding of the column of ids. bytesOf is the element type of bytes, or "".
+func parseTokens(text, bytesOf string) (e encoding, err error) {
+	e.elements = -1
+	parts := strings.Split(text, ":")
+	switch {
+	case text == "bytes":
+		if bytesOf == "" {
+			return e, fmt.Errorf("the column %q is of bytes, and nothing says of what type the ids in them are: give the type (llm-foundry writes int64)", tokensColumn)
+		}
+		e.value, err = typeNamed(bytesOf)
+	case parts[0] == "ndarray" && len(parts) <= 3:
+		e.array = true
+		if len(parts) > 1 && parts[1] != "" {
+			e.value, err = typeNamed(parts[1])
+		}
+		if len(parts) == 3 && err == nil {
+			e.elements = 1
+			for _, dim := range strings.Split(parts[2], ",") {
+				d, err := strconv.Atoi(dim)
+				if err != nil || d < 1 || e.elements > (1<<31)/d {
+					return e, fmt.Errorf("the column %q has the encoding %q, whose shape cannot be", tokensColumn, text)
+				}
+				e.elements *= d
+			}
+		}
+	default:
+		return e, fmt.Errorf("the column %q has the encoding %q; ids are read from bytes and ndarray", tokensColumn, text)
+	}
+	return e, err
+}
+
+// appendIDs adds the ids of a value to dst.
+func (e encoding) appendIDs(dst []uint32, src []byte) (_ []uint32, err error) {
+	t := e.value
+	if e.array && t.size == 0 {
+		if len(src) == 0 {
+			return dst, fmt.Errorf("an array without an element type")
+		}
+		i := slices.IndexFunc(valueTypes, func(t valueType) bool { return t.code == src[0] })
+		if i < 0 {
+			return dst, fmt.Errorf("an array of elements of type %d, which ids cannot be", src[0])
+		}
+		t, src = valueTypes[i], src[1:]
+	}
+	elements := e.elements
+	if e.array && elements < 0 {
+		if len(src) == 0 {
+			return dst, fmt.Errorf("an array without a shape")
+		}
+		dims, size := int(src[0]>>2), 1<<(src[0]&3)
+		if len(src) < 1+dims*size {
+			return dst, fmt.Errorf("an array of %d dimensions in %d bytes", dims, len(src))
+		}
+		shape := src[1 : 1+dims*size]
+		src = src[1+dims*size:]
+		product := uint64(1)
+		for i := 0; i < len(shape); i += size {
+			var b [8]byte
+			copy(b[:], shape[i:i+size])
+			if d := binary.LittleEndian.Uint64(b[:]); d <= uint64(len(src)) {
+				product *= d
+			} else {
+				product = uint64(len(src)) + 1
+			}
+			if product > uint64(len(src)) {
+				return dst, fmt.Errorf("a shape of more elements than its %d bytes hold", len(src))
+			}
+		}
+		elements = int(product)
+	}
+	if e.array && len(src) != elements*t.size {
+		return dst, fmt.Errorf("an array of %d %s in %d bytes", elements, t.name, len(src))
+	}
+	return t.appendIDs(dst, src)
+}
+
+// appendArrayHead adds a value of the encoding ndarray:TYPE, whose type is in its name, to dst, up to its elements: the number of dimensions and
+// the bytes of one of their lengths in one byte, then the length, in as few bytes as hold it.
+func appendArrayHead(dst []byte, elements int) []byte {
+	n := uint64(elements)
+	switch {
+	case n < 1<<8:
+		return append(dst, 1<<2, byte(n))
+	case n < 1<<16:
+		return binary.LittleEndian.AppendUint16(append(dst, 1<<2|1), uint16(n))
+	default:
+		return binary.LittleEndian.AppendUint32(append(dst, 1<<2|2), uint32(n))
+	}
+}

@@ -1,0 +1,401 @@
+package mds
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"iter"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/klauspost/compress/gzip"
+	"github.com/klauspost/compress/zstd"
+
+	"mula/shards"
+	"mula/shards/layout"
+)
+
+// maxIndex bounds the size of index.json in bytes; a file of samples takes some 600 there.
+const maxIndex = 1 << 30
+
+// A Reader reads one folder. It implements [shards.DocumentReader].
+type Reader struct {
+	folder    string
+	mark      *layout.Marked // index.json
+	manifest  *shards.Manifest
+	files     []fileColumns
+	documents int64
+	tokens    int64
+}
+
+// fileColumns is a file of samples and where in its samples the ids are.
+type fileColumns struct {
+	file
+	tokens   int // column numbers
+	id       int // or -1
+	idIsInt  bool
+	encoding encoding
+}
+
+// Open opens the folder. Ids are read from the column tokens, of the encodings bytes and ndarray; of bytes the hints must say the element
+// type. Files may be compressed with zstd or gzip.
+func Open(folder string, h layout.Hints) (_ *Reader, err error) {
+	r := &Reader{folder: folder, tokens: -1}
+	if r.mark, err = layout.OpenMarked(filepath.Join(folder, indexName)); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			r.Close()
+		}
+	}()
+	if r.manifest, err = layout.ReadManifest(filepath.Join(folder, manifestName), shards.MDS); err != nil {
+		return nil, err
+	}
+	if err := r.mark.Unchanged(); err != nil {
+		return nil, err
+	}
+	if err := r.readIndex(h); err != nil {
+		return nil, err
+	}
+	if m := r.manifest; m != nil {
+		if m.Documents != r.documents {
+			return nil, layout.Differs(filepath.Join(folder, manifestName), "documents", m.Documents, r.documents)
+		}
+		r.tokens = m.Tokens
+	}
+	return r, nil
+}
+
+// readIndex reads index.json, a file of samples at a time, so that what is no index takes no memory.
+func (r *Reader) readIndex(h layout.Hints) error {
+	d := json.NewDecoder(io.NewSectionReader(r.mark, 0, maxIndex))
+	fail := func(err error) error { return r.corrupt("byte %d: %w", d.InputOffset(), err) }
+	delim := func(want json.Delim) error {
+		t, err := d.Token()
+		if err == nil && t != want {
+			err = fmt.Errorf("%v where %v was expected", t, want)
+		}
+		return err
+	}
+	if err := delim('{'); err != nil {
+		return fail(err)
+	}
+	version := 0
+	for d.More() {
+		key, err := d.Token()
+		if err != nil {
+			return fail(err)
+		}
+		switch key {
+		case "version":
+			err = d.Decode(&version)
+		case "shards":
+			for err = delim('['); err == nil && d.More(); {
+				var f file
+				if err = d.Decode(&f); err != nil {
+					break
+				}
+				c, err := columns(&f, h.DType)
+				if err != nil {
+					return fmt.Errorf("%s: file %d, %q: %w", r.mark.Name(), len(r.files), f.RawData.Basename, err)
+				}
+				r.files = append(r.files, c)
+				r.documents += c.Samples
+			}
+			if err == nil {
+				err = delim(']')
+			}
+		default:
+			err = d.Decode(new(json.RawMessage))
+		}
+		if err != nil {
+			return fail(err)
+		}
+	}
+	if err := delim('}'); err != nil {
+		return fail(err)
+	}
+	if version != 2 {
+		return fmt.Errorf("%s: version %d, only version 2 is known", r.mark.Name(), version)
+	}
+	return nil
+}
+
+// columns checks what index.json says of a file.
+func columns(f *file, bytesOf string) (c fileColumns, err error) {
+	c.file, c.id = *f, -1
+	wrong := func(format string, args ...any) (fileColumns, error) {
+		return c, fmt.Errorf("%w: %w", fmt.Errorf(format, args...), shards.ErrCorrupt)
+	}
+	n := len(f.ColumnNames)
+	if f.Format != "mds" || f.Version != 2 {
+		return c, fmt.Errorf("format %q of version %d, only mds of version 2 is known", f.Format, f.Version)
+	}
+	if len(f.ColumnEncodings) != n || len(f.ColumnSizes) != n {
+		return wrong("%d column_names, %d column_encodings, %d column_sizes", n, len(f.ColumnEncodings), len(f.ColumnSizes))
+	}
+	if f.Samples < 0 || f.Samples > 1<<30 || f.RawData.Bytes < 0 || f.RawData.Bytes > 1<<32 {
+		return wrong("%d samples in %d bytes", f.Samples, f.RawData.Bytes)
+	}
+	for _, size := range f.ColumnSizes {
+		if size != nil && (*size < 0 || *size > 1<<31) {
+			return wrong("a column of %d bytes", *size)
+		}
+	}
+	names := []string{f.RawData.Basename}
+	if f.ZipData != nil {
+		names = append(names, f.ZipData.Basename)
+	}
+	for _, name := range names {
+		if !filepath.IsLocal(filepath.FromSlash(name)) {
+			return wrong("the name %q leads out of the folder", name)
+		}
+	}
+	if c.tokens = slices.Index(f.ColumnNames, tokensColumn); c.tokens < 0 {
+		return c, fmt.Errorf("no column %q among %q", tokensColumn, f.ColumnNames)
+	}
+	if c.encoding, err = parseTokens(f.ColumnEncodings[c.tokens], bytesOf); err != nil {
+		return c, err
+	}
+	if c.id = slices.Index(f.ColumnNames, idColumn); c.id >= 0 {
+		switch f.ColumnEncodings[c.id] {
+		case "str":
+		case "int":
+			c.idIsInt = true
+		default:
+			c.id = -1
+		}
+	}
+	return c, nil
+}
+
+// Manifest is mula.json, or nil.
+func (r *Reader) Manifest() *shards.Manifest { return r.manifest }
+
+// DType is the element type of the ids.
+func (r *Reader) DType() string {
+	if len(r.files) == 0 || r.files[0].encoding.value.size == 0 {
+		return ""
+	}
+	return r.files[0].encoding.value.name
+}
+
+// Documents is the number of samples.
+func (r *Reader) Documents() int64 { return r.documents }
+
+// Tokens is their number by the manifest, -1 without one.
+func (r *Reader) Tokens() int64 { return r.tokens }
+
+// Close closes index.json. The files of samples are opened and closed by All.
+func (r *Reader) Close() error { return r.mark.Close() }
+
+func (r *Reader) corrupt(format string, args ...any) error {
+	return fmt.Errorf("%s: %w: %w", r.mark.Name(), fmt.Errorf(format, args...), shards.ErrCorrupt)
+}
+
+// All is as [shards.DocumentReader] says.
+func (r *Reader) All(ctx context.Context) iter.Seq2[shards.TokenDocument, error] {
+	return func(yield func(shards.TokenDocument, error) bool) {
+		if err := r.all(ctx, func(doc shards.TokenDocument) bool { return yield(doc, nil) }); err != nil {
+			yield(shards.TokenDocument{}, err)
+		}
+	}
+}
+
+// all gives the documents to yield until it has had enough.
+func (r *Reader) all(ctx context.Context, yield func(shards.TokenDocument) bool) error {
+	origins, err := layout.OpenOrigins(ctx, filepath.Join(r.folder, originsName), originsName, r.manifest)
+	if err != nil {
+		return err
+	}
+	defer origins.Close()
+	b := new(buffers)
+	for i := range r.files {
+		more, err := r.read(ctx, &r.files[i], b, origins, yield)
+		if err != nil || !more {
+			return err
+		}
+	}
+	return nil
+}
+
+// buffers are what the files of a folder are read with, one after the other.
+type buffers struct {
+	offsets []uint32
+	sample  bytes.Buffer
+	sizes   []int
+	doc     shards.TokenDocument
+}
+
+// read gives the documents of one file. more is false when yield has had enough.
+func (r *Reader) read(ctx context.Context, f *fileColumns, b *buffers, origins *layout.Origins, yield func(shards.TokenDocument) bool) (more bool, err error) {
+	in, path, close, err := r.open(f)
+	if err != nil {
+		return false, err
+	}
+	defer close()
+	at := int64(0) // byte of the file, decompressed
+	fail := func(format string, args ...any) (bool, error) {
+		err := fmt.Errorf(format, args...)
+		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+			err = fmt.Errorf("it ends there, before all of its %d samples", f.Samples)
+		}
+		return false, fmt.Errorf("%s: byte %d: %w: %w", path, at, err, shards.ErrCorrupt)
+	}
+	var word [4]byte
+	next := func() (uint32, error) {
+		_, err := io.ReadFull(in, word[:])
+		at += 4
+		return binary.LittleEndian.Uint32(word[:]), err
+	}
+	n, err := next()
+	if err != nil {
+		return fail("%w", err)
+	}
+	if int64(n) != f.Samples {
+		return fail("%d samples, %s has %d", n, r.mark.Name(), f.Samples)
+	}
+	b.offsets = b.offsets[:0] // grows with what is really there
+	for range int64(n) + 1 {
+		offset, err := next()
+		if err != nil {
+			return fail("%w", err)
+		}
+		if k := len(b.offsets); k > 0 && offset < b.offsets[k-1] || k == 0 && int64(offset) < 4+4*(int64(n)+1) || int64(offset) > f.RawData.Bytes {
+			return fail("sample %d is said to begin at byte %d, which it cannot", k, offset)
+		}
+		b.offsets = append(b.offsets, offset)
+	}
+	if end := b.offsets[n]; int64(end) != f.RawData.Bytes {
+		return fail("the samples end at byte %d, %s says that the file has %d", end, r.mark.Name(), f.RawData.Bytes)
+	}
+	skipped, err := io.CopyN(io.Discard, in, int64(b.offsets[0])-at)
+	if at += skipped; err != nil {
+		return fail("%w", err)
+	}
+	for i := range int(n) {
+		if err := ctx.Err(); err != nil {
+			return false, err
+		}
+		b.sample.Reset()
+		if _, err := io.CopyN(&b.sample, in, int64(b.offsets[i+1]-b.offsets[i])); err != nil {
+			return fail("sample %d: %w", i, err)
+		}
+		if err := b.decode(f, b.sample.Bytes()); err != nil {
+			return fail("sample %d: %w", i, err)
+		}
+		at += int64(b.sample.Len())
+		if origin, err := origins.Next(); err != nil {
+			return false, err
+		} else if origin != (shards.DocumentOrigin{}) {
+			b.doc.Origin = origin
+		}
+		if !yield(b.doc) {
+			return false, nil
+		}
+	}
+	if _, err := in.ReadByte(); err != io.EOF {
+		if err == nil {
+			err = errors.New("it goes on behind its last sample")
+		}
+		return fail("%w", err)
+	}
+	return true, nil
+}
+
+// open opens a file of samples, the one that is not compressed if both are there.
+func (r *Reader) open(f *fileColumns) (in *bufio.Reader, path string, close func(), err error) {
+	want := f.RawData
+	path = filepath.Join(r.folder, filepath.FromSlash(want.Basename))
+	data, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) && f.ZipData != nil {
+		want = *f.ZipData
+		path = filepath.Join(r.folder, filepath.FromSlash(want.Basename))
+		data, err = os.Open(path)
+	}
+	if err != nil {
+		return nil, "", nil, fmt.Errorf("reading shard: %w", err)
+	}
+	close = func() { data.Close() }
+	info, err := data.Stat()
+	if err == nil {
+		err = r.mark.Unchanged()
+	}
+	switch {
+	case err != nil:
+	case info.Size() != want.Bytes:
+		err = fmt.Errorf("%s has %d bytes, %s says %d: %w", path, info.Size(), r.mark.Name(), want.Bytes, shards.ErrCorrupt)
+	case want.Basename == f.RawData.Basename:
+		return bufio.NewReaderSize(data, 1<<18), path, close, nil
+	case f.Compression == nil:
+		err = fmt.Errorf("%s: compressed, by %s with nothing: %w", path, r.mark.Name(), shards.ErrCorrupt)
+	default:
+		algorithm, _, _ := strings.Cut(*f.Compression, ":")
+		switch algorithm {
+		case "zstd":
+			var z *zstd.Decoder
+			if z, err = zstd.NewReader(data, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(1<<32), zstd.WithDecoderMaxWindow(1<<27)); err == nil {
+				return bufio.NewReaderSize(z, 1<<18), path, func() { z.Close(); data.Close() }, nil
+			}
+		case "gz":
+			var z *gzip.Reader
+			if z, err = gzip.NewReader(bufio.NewReader(data)); err == nil {
+				return bufio.NewReaderSize(z, 1<<18), path, close, nil
+			}
+		default:
+			err = fmt.Errorf("compressed with %q; zstd and gz are read", *f.Compression)
+		}
+		err = fmt.Errorf("%s: %w", path, err)
+	}
+	close()
+	return nil, "", nil, err
+}
+
+// decode takes the document out of a sample: the sizes of the columns whose size varies, then the values of all.
+func (b *buffers) decode(f *fileColumns, data []byte) error {
+	b.sizes = b.sizes[:0]
+	for i, fixed := range f.ColumnSizes {
+		if fixed != nil && *fixed > 0 {
+			b.sizes = append(b.sizes, *fixed)
+			continue
+		}
+		if len(data) < 4 {
+			return fmt.Errorf("it ends within the size of the column %q", f.ColumnNames[i])
+		}
+		b.sizes = append(b.sizes, int(binary.LittleEndian.Uint32(data)))
+		data = data[4:]
+	}
+	b.doc.Origin = shards.DocumentOrigin{}
+	for i, size := range b.sizes {
+		if size > len(data) {
+			return fmt.Errorf("the column %q has %d bytes, the sample only %d more", f.ColumnNames[i], size, len(data))
+		}
+		value := data[:size]
+		data = data[size:]
+		switch {
+		case i == f.tokens:
+			var err error
+			if b.doc.Tokens, err = f.encoding.appendIDs(b.doc.Tokens[:0], value); err != nil {
+				return fmt.Errorf("the column %q: %w", tokensColumn, err)
+			}
+		case i == f.id && !f.idIsInt:
+			b.doc.Origin.ID = string(value)
+		case i == f.id && size == 8:
+			b.doc.Origin.ID = strconv.FormatInt(int64(binary.LittleEndian.Uint64(value)), 10)
+		}
+	}
+	if len(data) > 0 {
+		return fmt.Errorf("%d bytes follow its last column", len(data))
+	}
+	return nil
+}

@@ -1,0 +1,225 @@
+package mds
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math"
+	"os"
+	"path/filepath"
+	"regexp"
+
+	"github.com/klauspost/compress/zstd"
+
+	"mula/shards"
+	"mula/shards/layout"
+)
+
+const (
+	defaultSizeLimit = 1 << 26
+	maxSizeLimit     = 1 << 31 // offsets have 32 bits, and a sample goes beyond the limit only if it is alone
+
+	// maxFiles bounds the files of a folder, so that the manifest stays within what [shards.ReadManifest] reads.
+	maxFiles = 6000
+)
+
+// Options are what a folder may be made with.
+type Options struct {
+	Width       layout.Width // bytes of an id, 2 or 4; 0: 2 for up to 65,536 ids, else 4
+	SizeLimit   int64        // greatest size of a file of samples; 0: 64 MiB
+	Compression string       // "" or "zstd"
+}
+
+// FileName is the path of a file by its name in the manifest, which is its name in the folder.
+func FileName(folder, name string) string { return filepath.Join(folder, name) }
+
+// Create starts the folder, which may exist. A sample has two columns: id, of the encoding str, and tokens, ndarray:uint16 or ndarray:uint32,
+// which StreamingDataset gives as an array. Besides index.json and shard.*.mds there are mula.json and mula.docs.arrow. Hashes are SHA-256.
+func Create(folder string, info shards.TokenizerInfo, o Options) (shards.DocumentWriter, error) {
+	if folder = filepath.Clean(folder); folder == "." || folder == ".." {
+		return nil, errors.New("creating shard: name a folder for it")
+	}
+	if o.Width == 0 {
+		if o.Width = 4; info.VocabSize > 0 && info.VocabSize <= 1<<16 {
+			o.Width = 2
+		}
+	}
+	if o.SizeLimit == 0 {
+		o.SizeLimit = defaultSizeLimit
+	}
+	switch {
+	case o.Width == 1:
+		return nil, fmt.Errorf("creating shard %s: ids have 2 or 4 bytes, not 1", folder)
+	case o.SizeLimit < 1<<10 || o.SizeLimit > maxSizeLimit:
+		return nil, fmt.Errorf("creating shard %s: a size limit of %d bytes; it may be from %d to %d", folder, o.SizeLimit, 1<<10, maxSizeLimit)
+	case o.Compression != "" && o.Compression != "zstd":
+		return nil, fmt.Errorf("creating shard %s: the compression %q is not known; there is zstd", folder, o.Compression)
+	}
+	if err := replaceable(folder); err != nil {
+		return nil, err
+	}
+	var e *encoder
+	return layout.NewWriter(layout.Description{
+		Layout: shards.MDS, Prefix: folder, Width: o.Width, Info: info, Name: FileName, Folder: folder,
+		Manifest: filepath.Join(folder, manifestName), Marker: indexName, Origins: originsName,
+		NoEmpty: "MosaicML's arrays have at least one element",
+		Stale:   func() ([]string, error) { return stale(folder, e) },
+	}, func(files *layout.Files) (layout.Encoder, error) {
+		e = &encoder{files: files, width: o.Width, config: config{
+			ColumnEncodings: []string{"str", "ndarray:" + o.Width.String()}, ColumnNames: []string{idColumn, tokensColumn}, ColumnSizes: []*int{nil, nil},
+			Format: "mds", Hashes: []string{"sha256"}, SizeLimit: &o.SizeLimit, Version: 2,
+		}}
+		if o.Compression != "" {
+			e.config.Compression = &o.Compression
+			var err error
+			if e.zstd, err = zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1)); err != nil {
+				return nil, err
+			}
+		}
+		e.samples.config = e.config.text()
+		return e, nil
+	})
+}
+
+// replaceable refuses a folder with a data set that mula did not write.
+func replaceable(folder string) error {
+	if _, err := os.Lstat(filepath.Join(folder, indexName)); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	m, err := shards.ReadManifest(filepath.Join(folder, manifestName))
+	if err == nil && m == nil {
+		err = fmt.Errorf("%s has a data set that another program wrote: choose another folder, or remove it", folder)
+	}
+	if err != nil {
+		return fmt.Errorf("creating shard: %w", err)
+	}
+	return nil
+}
+
+// sampleFile is what the writer calls files of samples.
+var sampleFile = regexp.MustCompile(`^shard\.[0-9]{5}\.mds(\.zstd)?$`)
+
+// stale gives the files of samples in the folder that e does not write anew.
+func stale(folder string, e *encoder) ([]string, error) {
+	entries, err := os.ReadDir(folder)
+	if err != nil {
+		return nil, err
+	}
+	written := make(map[string]bool)
+	for _, f := range e.list {
+		written[f.name()] = true
+	}
+	var out []string
+	for _, entry := range entries {
+		if name := entry.Name(); sampleFile.MatchString(name) && !written[name] {
+			out = append(out, filepath.Join(folder, name))
+		}
+	}
+	return out, nil
+}
+
+// name is the name of the file on disk.
+func (f *file) name() string {
+	if f.ZipData != nil {
+		return f.ZipData.Basename
+	}
+	return f.RawData.Basename
+}
+
+type encoder struct {
+	files   *layout.Files
+	width   layout.Width
+	config  config
+	zstd    *zstd.Encoder // nil without compression
+	samples samples
+	list    []file // finished
+}
+
+func (e *encoder) Append(tokens []uint32, origin shards.DocumentOrigin) error {
+	var head [5]byte
+	array := appendArrayHead(head[:0], len(tokens))
+	value := len(array) + len(tokens)*int(e.width)
+	size := int64(8 + len(origin.ID) + value)
+	s := &e.samples
+	if len(s.ends) > 0 && s.size(size) > *e.config.SizeLimit {
+		if err := e.flush(); err != nil {
+			return err
+		}
+	}
+	if s.size(size) > math.MaxUint32 {
+		return fmt.Errorf("a document of %d tokens does not fit a file of 4 GiB", len(tokens))
+	}
+	s.data = binary.LittleEndian.AppendUint32(s.data, uint32(len(origin.ID)))
+	s.data = binary.LittleEndian.AppendUint32(s.data, uint32(value))
+	s.data = append(s.data, origin.ID...)
+	s.data = append(s.data, array...)
+	s.data = e.width.Append(s.data, tokens)
+	s.ends = append(s.ends, uint32(len(s.data)))
+	return nil
+}
+
+// flush writes the samples as a file.
+func (e *encoder) flush() error {
+	s := &e.samples
+	if len(e.list) == maxFiles {
+		return fmt.Errorf("a folder of more than %d files: allow larger ones, or divide the data over several folders", maxFiles)
+	}
+	f := file{config: e.config, RawData: contents{Basename: fmt.Sprintf("shard.%05d.mds", len(e.list))}, Samples: int64(len(s.ends))}
+	head := s.head()
+	f.RawData.Bytes = int64(len(head) + len(s.data))
+	parts, name := [][]byte{head, s.data}, f.RawData.Basename
+	if e.zstd != nil {
+		raw := append(head, s.data...)
+		sum := sha256.Sum256(raw)
+		f.RawData.Hashes = map[string]string{"sha256": hex.EncodeToString(sum[:])}
+		name += ".zstd"
+		parts = [][]byte{e.zstd.EncodeAll(raw, nil)}
+	}
+	out, err := e.files.Create(name)
+	if err != nil {
+		return err
+	}
+	for _, part := range parts {
+		if _, err := out.Buffer.Write(part); err != nil {
+			return err
+		}
+	}
+	info, err := e.files.Finish(name)
+	if err != nil {
+		return err
+	}
+	hashes := map[string]string{"sha256": info.SHA256}
+	if e.zstd != nil {
+		f.ZipData = &contents{Basename: name, Bytes: info.Bytes, Hashes: hashes}
+	} else {
+		f.RawData.Hashes = hashes
+	}
+	e.list = append(e.list, f)
+	s.ends, s.data = s.ends[:0], s.data[:0]
+	return nil
+}
+
+func (e *encoder) Finish() error {
+	if len(e.samples.ends) > 0 {
+		if err := e.flush(); err != nil {
+			return err
+		}
+	}
+	out, err := e.files.Create(indexName)
+	if err != nil {
+		return err
+	}
+	separator := `{"shards": [`
+	if len(e.list) == 0 {
+		out.Buffer.WriteString(separator)
+	}
+	for _, f := range e.list {
+		out.Buffer.WriteString(separator + f.text())
+		separator = ", "
+	}
+	_, err = out.Buffer.WriteString(`], "version": 2}`) // an error of the ones before stays in the buffer
+	return err
+}

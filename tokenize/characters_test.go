@@ -1,0 +1,61 @@
+package tokenize
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"testing"
+	"unicode/utf8"
+)
+
+// TestKindsOfAllCodePoints compares with hashes of what the library does with each code point.
+func TestKindsOfAllCodePoints(t *testing.T) {
+	g := readSplits(t)
+	for name, is := range map[string]func(rune) bool{
+		"white_space": isWhiteSpace, "word": isWord, "numeric": isNumeric, "punctuation": isPunctuation, "bert_control": isBertControl,
+		"bert_space": isBertSpace, "bert_chinese": isBertChinese, "mark": isMark, "bert_mark": isNonspacingMark,
+	} {
+		compareHash(t, g, name, func(r rune) []byte {
+			if is(r) {
+				return []byte{1}
+			}
+			return []byte{0}
+		})
+	}
+	compareHash(t, g, "lower", func(r rune) []byte { return appendLower(nil, utf8.AppendRune(nil, r)) })
+	// In how many pieces UnicodeScripts cuts a letter, the character and the next one.
+	compareHash(t, g, "scripts", func(r rune) []byte {
+		next := r + 1
+		if !utf8.ValidRune(next) {
+			next = 0x3042
+		}
+		pieces, last := byte(1), scriptOf('a')
+		for _, c := range []rune{r, next} {
+			if k := scriptOf(c); k != anyScript && k != last {
+				pieces++
+				last = k
+			}
+		}
+		return []byte{pieces}
+	})
+}
+
+func compareHash(t *testing.T, g *splitsGolden, name string, of func(rune) []byte) {
+	t.Helper()
+	h := sha256.New()
+	var b []byte
+	for r := range rune(utf8.MaxRune + 1) {
+		if utf8.ValidRune(r) {
+			b = append(b, of(r)...)
+		}
+	}
+	h.Write(b)
+	if got := hex.EncodeToString(h.Sum(nil)); got != g.Characters[name] {
+		t.Errorf("%s: hash is %s, want %s", name, got, g.Characters[name])
+	}
+}
+
+func TestAppendLower(t *testing.T) {
+	if got := appendLower([]byte("x"), []byte("ÀΣ İZ[@")); string(got) != "xàσ i\u0307z[@" {
+		t.Errorf("%q", got)
+	}
+}

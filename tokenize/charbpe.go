@@ -1,0 +1,176 @@
+package tokenize
+
+import (
+	"fmt"
+	"strings"
+	"unicode/utf8"
+)
+
+// charBPE is a BPE whose first symbols are characters: of SentencePiece, with its bytes in the place of characters that have no token, of CLIP, with a
+// mark at the end of words, and any other that is not plainly byte-level.
+type charBPE struct {
+	t      *Tokenizer
+	vocab  map[string]uint32
+	prefix string // of tokens that do not begin a word
+	suffix string // of tokens that end one
+	// symbols are the ids of single characters: alone in a word, at its start, inside, at its end.
+	symbols      [4]symbolTable
+	fallback     [256]uint32 // ids of <0x00> to <0xFF>, or noToken
+	byteFallback bool
+	unk          string // "" if there is none
+	unkID        uint32
+	fuseUnk      bool
+	ignoreMerges bool
+}
+
+const (
+	atStart = 1 << iota
+	atEnd
+)
+
+// symbolTable gives the id of the token that is one character.
+type symbolTable struct {
+	low  [0x180]uint32 // ASCII and the byte alphabet
+	high map[rune]uint32
+}
+
+func (t *symbolTable) of(r rune) uint32 {
+	if int(r) < len(t.low) {
+		return t.low[r]
+	}
+	if id, ok := t.high[r]; ok {
+		return id
+	}
+	return noToken
+}
+
+func newCharBPE(t *Tokenizer, m *modelJSON) *charBPE {
+	vocab := m.Vocab.ids
+	b := &charBPE{t: t, vocab: vocab, fuseUnk: isTrue(m.FuseUnk), byteFallback: isTrue(m.ByteFallback), ignoreMerges: isTrue(m.IgnoreMerges), unkID: noToken}
+	b.prefix, b.suffix = deref(m.ContinuingSubwordPrefix), deref(m.EndOfWordSuffix)
+	if b.unk = deref(m.UnkToken); m.UnkToken != nil {
+		if id, ok := vocab[b.unk]; ok {
+			b.unkID = id
+		}
+	}
+	for place := range b.symbols {
+		s := &b.symbols[place]
+		s.high = map[rune]uint32{}
+		for r := range s.low {
+			s.low[r] = noToken
+		}
+		prefix, suffix := b.prefix, b.suffix
+		if place&atStart != 0 {
+			prefix = ""
+		}
+		if place&atEnd == 0 {
+			suffix = ""
+		}
+		for token, id := range vocab {
+			if len(token) > len(prefix)+len(suffix)+utf8.UTFMax || !strings.HasPrefix(token, prefix) || !strings.HasSuffix(token[len(prefix):], suffix) {
+				continue
+			}
+			char := token[len(prefix) : len(token)-len(suffix)]
+			r, n := utf8.DecodeRuneInString(char)
+			switch {
+			case n == 0 || n != len(char):
+			case int(r) < len(s.low):
+				s.low[r] = id
+			default:
+				s.high[r] = id
+			}
+		}
+	}
+	for c := range b.fallback {
+		b.fallback[c] = noToken
+		if id, ok := vocab[fmt.Sprintf("<0x%02X>", c)]; ok {
+			b.fallback[c] = id
+		}
+	}
+	return b
+}
+
+// cuts reports whether a word may be cut before each U+2581 that does not follow another one, with the same ids: no merge reaches across such a place,
+// and the character has a token of its own, so that unknown characters before it are not fused with those after it. SentencePiece's vocabularies are
+// so, and have whole documents for words.
+func (b *charBPE) cuts(merges []mergeJSON) bool {
+	r, _ := utf8.DecodeRuneInString(lowerOneEighthBlock)
+	if b.prefix != "" || b.suffix != "" || b.ignoreMerges || b.symbols[0].of(r) == noToken {
+		return false
+	}
+	for _, m := range merges {
+		if strings.HasPrefix(m.right, lowerOneEighthBlock) && !strings.HasSuffix(m.left, lowerOneEighthBlock) {
+			return false
+		}
+	}
+	return true
+}
+
+func (b *charBPE) appendWord(z *modelScratch, dst []uint32, word []byte) ([]uint32, error) {
+	if b.ignoreMerges {
+		if id, ok := b.vocab[string(word)]; ok {
+			return append(dst, id), nil
+		}
+	}
+	ids := z.ids[:0]
+	pending := false // an unknown token that is not among the ids yet
+	for i := 0; i < len(word); {
+		r, n := utf8.DecodeRune(word[i:])
+		place := 0
+		if i == 0 {
+			place |= atStart
+		}
+		if i+n == len(word) {
+			place |= atEnd
+		}
+		id := b.symbols[place].of(r)
+		if id == noToken && b.byteFallback {
+			// An unknown token that is pending comes after the bytes, as in the library.
+			if with, ok := b.appendBytes(z, ids, word[i:i+n], place); ok {
+				ids = with
+				i += n
+				continue
+			}
+		}
+		if id == noToken && b.unkID == noToken {
+			return dst, cannotSpell(fmt.Sprintf("%q", word[i:i+n]), word)
+		}
+		if pending && (id != noToken || !b.fuseUnk) {
+			ids = append(ids, b.unkID)
+		}
+		if pending = id == noToken; !pending {
+			ids = append(ids, id)
+		}
+		i += n
+	}
+	if pending {
+		ids = append(ids, b.unkID)
+	}
+	dst = z.merger.mergeSymbols(b.t, dst, ids)
+	if z.ids = ids; cap(ids) > keptScratch {
+		z.ids = nil
+	}
+	return dst, nil
+}
+
+// appendBytes appends the ids of the bytes of a character, with the prefix or suffix that its place asks for. ok is false if one has none.
+func (b *charBPE) appendBytes(z *modelScratch, ids []uint32, char []byte, place int) (with []uint32, ok bool) {
+	if b.prefix != "" || b.suffix != "" {
+		text := z.bytes[:0]
+		if place&atStart == 0 {
+			text = append(text, b.prefix...)
+		}
+		text = append(text, char...)
+		if place&atEnd != 0 {
+			text = append(text, b.suffix...)
+		}
+		z.bytes, char = text, text
+	}
+	for _, c := range char {
+		if b.fallback[c] == noToken {
+			return nil, false
+		}
+		ids = append(ids, b.fallback[c])
+	}
+	return ids, true
+}

@@ -1,0 +1,366 @@
+package tokenize
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+)
+
+// decoding is the decoder of a tokenizer.json that does more than joining the bytes of tokens. It works on the list of the tokens' texts, as the
+// library does.
+type decoding struct {
+	steps []decodeStep
+	joint string // put between the tokens in the end: a space if the file has no decoder
+}
+
+// A decodeStep changes the list of tokens. It may change the list in place.
+type decodeStep func(tokens []string) ([]string, error)
+
+func (d *decoding) append(dst []byte, tokens []string) ([]byte, error) {
+	var err error
+	for _, s := range d.steps {
+		if tokens, err = s(tokens); err != nil {
+			return dst, err
+		}
+	}
+	for i, t := range tokens {
+		if i > 0 {
+			dst = append(dst, d.joint...)
+		}
+		dst = append(dst, t...)
+	}
+	return dst, nil
+}
+
+// parseDecoder returns nil for ByteLevel alone, which is joining bytes.
+func parseDecoder(b json.RawMessage) (*decoding, error) {
+	const name = "decoder"
+	if isNull(b) {
+		return &decoding{joint: " "}, nil
+	}
+	kind, err := kindOf(b, name)
+	if err != nil {
+		return nil, err
+	}
+	d := &decoding{}
+	if err := d.parse(b, name); err != nil {
+		return nil, err
+	}
+	if kind == "ByteLevel" {
+		return nil, nil
+	}
+	return d, nil
+}
+
+func (d *decoding) parse(b json.RawMessage, name string) error {
+	kind, err := kindOf(b, name)
+	if err != nil {
+		return err
+	}
+	add := func(s decodeStep) error {
+		d.steps = append(d.steps, s)
+		return nil
+	}
+	switch kind {
+	case "Sequence":
+		s, err := parseStep[struct {
+			Type     string            `json:"type"`
+			Decoders []json.RawMessage `json:"decoders"`
+		}](b, name)
+		if err != nil {
+			return err
+		}
+		for i, n := range s.Decoders {
+			if err := d.parse(n, fmt.Sprintf("%s.decoders[%d]", name, i)); err != nil {
+				return err
+			}
+		}
+		return nil
+	case "ByteLevel":
+		if _, err := parseStep[byteLevelJSON](b, name); err != nil {
+			return err
+		}
+		return add(decodeByteLevel)
+	case "ByteFallback":
+		if err := onlyType(b, name); err != nil {
+			return err
+		}
+		return add(decodeByteFallback)
+	case "Fuse":
+		if err := onlyType(b, name); err != nil {
+			return err
+		}
+		return add(func(tokens []string) ([]string, error) { return []string{strings.Join(tokens, "")}, nil })
+	case "Metaspace":
+		m, err := parseMetaspace(b, name)
+		if err != nil {
+			return err
+		}
+		return add(m.decode)
+	case "Replace":
+		s, err := parseStep[replaceJSON](b, name)
+		if err != nil {
+			return err
+		}
+		m, err := s.Pattern.compile(name)
+		if err != nil {
+			return err
+		}
+		return add(eachToken(func(t string) string { return m.replaceAll(t, s.Content) }))
+	case "WordPiece":
+		s, err := parseStep[struct {
+			Type    string `json:"type"`
+			Prefix  string `json:"prefix"`
+			Cleanup bool   `json:"cleanup"`
+		}](b, name)
+		if err != nil {
+			return err
+		}
+		return add(func(tokens []string) ([]string, error) {
+			for i, t := range tokens {
+				if i > 0 {
+					var inner bool
+					if t, inner = strings.CutPrefix(t, s.Prefix); !inner {
+						t = " " + t
+					}
+				}
+				if s.Cleanup {
+					t = cleanUp(t)
+				}
+				tokens[i] = t
+			}
+			return tokens, nil
+		})
+	case "BPEDecoder":
+		s, err := parseStep[struct {
+			Type   string `json:"type"`
+			Suffix string `json:"suffix"`
+		}](b, name)
+		if err != nil {
+			return err
+		}
+		return add(func(tokens []string) ([]string, error) {
+			for i, t := range tokens {
+				joint := " "
+				if i == len(tokens)-1 {
+					joint = ""
+				}
+				tokens[i] = strings.ReplaceAll(t, s.Suffix, joint)
+			}
+			return tokens, nil
+		})
+	case "Strip":
+		s, err := parseStep[struct {
+			Type    string `json:"type"`
+			Content string `json:"content"`
+			Start   int    `json:"start"`
+			Stop    int    `json:"stop"`
+		}](b, name)
+		if err != nil {
+			return err
+		}
+		if _, err := oneRune(s.Content, name+".content"); err != nil {
+			return err
+		}
+		if s.Start < 0 || s.Stop < 0 || s.Start > math.MaxInt32 || s.Stop > math.MaxInt32 {
+			return refuse(name, b)
+		}
+		return add(func(tokens []string) ([]string, error) {
+			for i, t := range tokens {
+				if tokens[i], err = stripToken(t, s.Content, s.Start, s.Stop); err != nil {
+					return nil, err
+				}
+			}
+			return tokens, nil
+		})
+	case "CTC":
+		s, err := parseStep[struct {
+			Type      string `json:"type"`
+			Pad       string `json:"pad_token"`
+			Delimiter string `json:"word_delimiter_token"`
+			Cleanup   bool   `json:"cleanup"`
+		}](b, name)
+		if err != nil {
+			return err
+		}
+		return add(func(tokens []string) ([]string, error) {
+			kept := tokens[:0]
+			last := ""
+			for i, t := range tokens {
+				if i > 0 && t == last {
+					continue
+				}
+				last = t
+				t = strings.ReplaceAll(t, s.Pad, "")
+				if s.Cleanup {
+					t = strings.ReplaceAll(cleanUp(t), s.Delimiter, " ")
+				}
+				if t != "" {
+					kept = append(kept, t)
+				}
+			}
+			return kept, nil
+		})
+	}
+	return refuse(name, b)
+}
+
+func eachToken(f func(string) string) decodeStep {
+	return func(tokens []string) ([]string, error) {
+		for i, t := range tokens {
+			tokens[i] = f(t)
+		}
+		return tokens, nil
+	}
+}
+
+// cleanUp takes out the spaces that tokenizing put before punctuation and English contractions.
+func cleanUp(s string) string {
+	for _, pair := range [...][2]string{{" .", "."}, {" ?", "?"}, {" !", "!"}, {" ,", ","}, {" ' ", "'"}, {" n't", "n't"}, {" 'm", "'m"},
+		{" do not", " don't"}, {" 's", "'s"}, {" 've", "'ve"}, {" 're", "'re"}} {
+		s = strings.ReplaceAll(s, pair[0], pair[1])
+	}
+	return s
+}
+
+func (m matcher) replaceAll(s, content string) string {
+	b := []byte(s)
+	var out []byte
+	done := 0
+	for it := m.all(b); it.next(); done = it.end {
+		out = append(append(out, b[done:it.start]...), content...)
+	}
+	return string(append(out, b[done:]...))
+}
+
+func (m metaspace) decode(tokens []string) ([]string, error) {
+	for i, t := range tokens {
+		space := " "
+		if i == 0 && (m.always || m.first) {
+			space = ""
+		}
+		tokens[i] = strings.ReplaceAll(t, m.replacement, space)
+	}
+	return tokens, nil
+}
+
+// stripToken cuts up to start times content off the start and up to stop times off the end.
+func stripToken(t, content string, start, stop int) (string, error) {
+	runes := []rune(t)
+	c, _ := utf8.DecodeRuneInString(content)
+	from, to := 0, len(runes)
+	for from < min(start, len(runes)) && runes[from] == c {
+		from++
+	}
+	for i := range stop {
+		at := len(runes) - i - 1
+		if at < 0 {
+			return "", fmt.Errorf("decoder Strip: the token %q has fewer than %d characters, and Hugging Face tokenizers fails on it", t, stop)
+		}
+		if runes[at] != c {
+			break
+		}
+		to = at
+	}
+	if from > to {
+		return "", fmt.Errorf("decoder Strip: the token %q is stripped from both sides past its middle, and Hugging Face tokenizers fails on it", t)
+	}
+	return string(runes[from:to]), nil
+}
+
+// decodeByteLevel joins the bytes that tokens spell, and puts U+FFFD for those that are no character.
+func decodeByteLevel(tokens []string) ([]string, error) {
+	var b []byte
+	for _, t := range tokens {
+		spelled, ok := unspell(b, t)
+		if !ok {
+			spelled = append(b, t...)
+		}
+		b = spelled
+	}
+	return []string{string(appendValid(nil, b))}, nil
+}
+
+// appendValid appends b with U+FFFD for each longest run of bytes that could have begun a character, as Rust does and the WHATWG encoding standard.
+func appendValid(dst, b []byte) []byte {
+	for len(b) > 0 {
+		r, n := utf8.DecodeRune(b)
+		if r != utf8.RuneError || n > 1 {
+			dst = append(dst, b[:n]...)
+			b = b[n:]
+			continue
+		}
+		dst = utf8.AppendRune(dst, utf8.RuneError)
+		b = b[invalidRun(b):]
+	}
+	return dst
+}
+
+// invalidRun is how many bytes at the start of b, which begins with none, begin a character that is not finished.
+func invalidRun(b []byte) int {
+	want, low, high := 0, byte(0x80), byte(0xbf)
+	switch c := b[0]; {
+	case c >= 0xc2 && c <= 0xdf:
+		want = 1
+	case c >= 0xe0 && c <= 0xef:
+		want = 2
+		if c == 0xe0 {
+			low = 0xa0
+		} else if c == 0xed {
+			high = 0x9f
+		}
+	case c >= 0xf0 && c <= 0xf4:
+		want = 3
+		if c == 0xf0 {
+			low = 0x90
+		} else if c == 0xf4 {
+			high = 0x8f
+		}
+	}
+	n := 1
+	for ; n <= want && n < len(b) && b[n] >= low && b[n] <= high; n++ {
+		low, high = 0x80, 0xbf
+	}
+	return n
+}
+
+// decodeByteFallback joins tokens such as <0xE2> to characters. Where they are none, each byte becomes U+FFFD.
+func decodeByteFallback(tokens []string) ([]string, error) {
+	var out []string
+	var pending []byte
+	flush := func() {
+		if utf8.Valid(pending) {
+			if len(pending) > 0 {
+				out = append(out, string(pending))
+			}
+		} else {
+			for range pending {
+				out = append(out, string(utf8.RuneError))
+			}
+		}
+		pending = pending[:0]
+	}
+	for _, t := range tokens {
+		if c, ok := fallbackByte(t); ok {
+			pending = append(pending, c)
+			continue
+		}
+		flush()
+		out = append(out, t)
+	}
+	flush()
+	return out, nil
+}
+
+// fallbackByte returns the byte that a token such as <0x0A> stands for.
+func fallbackByte(t string) (byte, bool) {
+	if len(t) != 6 || !strings.HasPrefix(t, "<0x") || t[5] != '>' {
+		return 0, false
+	}
+	digits := strings.TrimPrefix(t[3:5], "+") // Rust's number parser takes a sign
+	c, err := strconv.ParseUint(digits, 16, 8)
+	return byte(c), err == nil
+}

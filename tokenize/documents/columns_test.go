@@ -1,0 +1,271 @@
+package documents
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/array"
+	"github.com/apache/arrow-go/v18/arrow/ipc"
+	"github.com/apache/arrow-go/v18/arrow/memory"
+	"go.uber.org/goleak"
+)
+
+// A columnFile is a file that pyarrow wrote, and what is in it. See testdata/columns.py.
+type columnFile struct {
+	Name, Text, ID string
+	File           []byte
+	Documents      [][2]any // the text, -1 for null, and the id
+}
+
+func columnFiles(t testing.TB) (files []columnFile) {
+	t.Helper()
+	data, err := os.ReadFile("testdata/columns.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(data, &files); err != nil {
+		t.Fatal(err)
+	}
+	return files
+}
+
+// want writes down the documents as seen does.
+func (f columnFile) want() (lines []string) {
+	for row, d := range f.Documents {
+		switch text := d[0].(type) {
+		case string:
+			if text == "" {
+				lines = append(lines, fmt.Sprintf("%d empty document %s", row, d[1]))
+			} else {
+				lines = append(lines, fmt.Sprintf("%d %s %q", row, d[1], text))
+			}
+		default:
+			lines = append(lines, fmt.Sprintf("%d no text %s", row, d[1]))
+		}
+	}
+	return lines
+}
+
+// seen writes down what the pieces of an input give, by their offsets; the last line is an error that ended it.
+func seen(t testing.TB, path string, o Options, target int64) (lines []string) {
+	t.Helper()
+	pieces, err := Pieces(t.Context(), []string{path}, o, target)
+	if err != nil {
+		return []string{err.Error()}
+	}
+	for _, p := range pieces {
+		some, err := seenPiece(t, p, o)
+		if lines = append(lines, some...); err != nil {
+			return append(lines, err.Error())
+		}
+	}
+	return lines
+}
+
+func seenPiece(t testing.TB, p Piece, o Options) (lines []string, _ error) {
+	t.Helper()
+	r, err := Open(t.Context(), p, o)
+	if err != nil {
+		return nil, err
+	}
+	defer r.Close()
+	for {
+		doc, err := r.Next()
+		var bad *DocumentError
+		switch {
+		case err == nil:
+			lines = append(lines, fmt.Sprintf("%d %s %q", doc.Offset, doc.ID, doc.Text))
+		case err == io.EOF:
+			return lines, nil
+		case errors.As(err, &bad) && bad.Kind != BadStream:
+			lines = append(lines, fmt.Sprintf("%d %v %s", bad.Offset, bad.Kind, bad.ID))
+		default:
+			return lines, err
+		}
+	}
+}
+
+func TestColumnFiles(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	files := columnFiles(t)
+	if len(files) < 30 {
+		t.Fatalf("%d files", len(files))
+	}
+	for _, f := range files {
+		path := put(t, f.Name, string(f.File))
+		o := Options{Text: f.Text, ID: f.ID}
+		for _, target := range []int64{1, 300, 1 << 40} {
+			if got := seen(t, path, o, target); !slices.Equal(got, f.want()) {
+				t.Errorf("%s, pieces of %d bytes:\n%s\nwant\n%s", f.Name, target, strings.Join(got, "\n"), strings.Join(f.want(), "\n"))
+			}
+		}
+		pieces, err := Pieces(t.Context(), []string{path}, o, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		stream := f.File[0] == 0xff
+		if want := 3; len(pieces) != want && !stream {
+			t.Errorf("%s: %d pieces, want %d", f.Name, len(pieces), want)
+		}
+		if !strings.HasSuffix(f.Name, ".arrow") {
+			continue
+		}
+		// An Arrow file is read from a pipe and out of a compressed file as well.
+		o.Stdin = bytes.NewReader(f.File)
+		if got := seen(t, "-", o, 1); !slices.Equal(got, f.want()) {
+			t.Errorf("%s on standard input:\n%s", f.Name, strings.Join(got, "\n"))
+		}
+		if got := seen(t, put(t, "stream.zst", zstded(string(f.File))), o, 1); !slices.Equal(got, f.want()) {
+			t.Errorf("%s in zstd:\n%s", f.Name, strings.Join(got, "\n"))
+		}
+	}
+}
+
+// Files cut at every byte give some of the first documents and then an error. An Arrow stream may end behind any record batch, by its format.
+func TestColumnFilesCut(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	for _, f := range columnFiles(t) {
+		if !slices.Contains([]string{"zstd2.0.parquet", "DELTA_BYTE_ARRAY.parquet", "zstd.arrow", "lz4stream.arrow"}, f.Name) {
+			continue
+		}
+		o, want := Options{Text: f.Text, ID: f.ID}, f.want()
+		ends := 0
+		path := put(t, f.Name, string(f.File))
+		for cut := len(f.File) - 1; cut >= 0; cut-- {
+			if err := os.Truncate(path, int64(cut)); err != nil {
+				t.Fatal(err)
+			}
+			got := seen(t, path, o, 1<<40)
+			if len(got) < len(want) && slices.Equal(got, want[:len(got)]) && f.File[0] == 0xff && len(got)%5 == 0 {
+				ends++
+				continue
+			}
+			whole := slices.Equal(got, want) && f.File[0] == 0xff && cut >= len(f.File)-8 // without its end mark
+			if n := len(got) - 1; !whole && (n < 0 || !slices.Equal(got[:n], want[:n]) || !strings.Contains(got[n], f.Name)) {
+				t.Fatalf("%s cut at byte %d of %d: %q", f.Name, cut, len(f.File), got)
+			}
+		}
+		if ends > 3 {
+			t.Errorf("%s: %d cuts were taken for the end", f.Name, ends)
+		}
+	}
+}
+
+// Files with any byte changed give documents or an error, never a panic.
+func TestColumnFilesDamaged(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	for _, f := range columnFiles(t) {
+		o := Options{Text: f.Text, ID: f.ID, MaxLine: 1 << 20}
+		path := filepath.Join(t.TempDir(), f.Name)
+		found := 0
+		for at := 0; at < len(f.File); at += 43 {
+			damaged := bytes.Clone(f.File)
+			damaged[at] ^= byte(1 + at*37%255)
+			if err := os.WriteFile(path, damaged, 0o644); err != nil {
+				t.Fatal(err)
+			}
+			if !slices.Equal(seen(t, path, o, 1), f.want()) {
+				found++
+			}
+		}
+		if found == 0 {
+			t.Errorf("%s: no damage was noticed", f.Name)
+		}
+	}
+}
+
+func TestColumnsRefused(t *testing.T) {
+	files := columnFiles(t)
+	find := func(name string) string {
+		for _, f := range files {
+			if f.Name == name {
+				return string(f.File)
+			}
+		}
+		t.Fatal("no", name)
+		return ""
+	}
+	parquet, arrowFile := find("zstd2.0.parquet"), find("zstd.arrow")
+	for i, test := range []struct {
+		name, content string
+		o             Options
+		want          string
+	}{
+		{"a.parquet", parquet, Options{Text: "txt"}, `no column "txt"; its columns of text are: id, text`},
+		{"a.parquet", parquet, Options{Text: "x"}, `has the type int64, not string`},
+		{"a.parquet", parquet, Options{Text: "list.list.element"}, `lies in a list`},
+		{"a.parquet", parquet, Options{ID: "nope"}, `no column "nope" for the ids`},
+		{"a.arrow", arrowFile, Options{Text: "txt"}, `no column "txt"; the columns of text are: id, text`},
+		{"a.arrow", arrowFile, Options{Text: "x"}, `has the type int64, not string`},
+		{"a.arrow", arrowFile, Options{ID: "nope"}, `no column "nope" for the ids`},
+		{"a.arrow", arrowFile, Options{ID: "list"}, `neither string nor integer`},
+		{"a.parquet.zst", zstded(parquet), Options{}, "save the file as it is and name it"},
+		{"a.jsonl", parquet, Options{}, "parquet by its first bytes and jsonl by its name"},
+		{"a.parquet", arrowFile, Options{}, "arrow by its first bytes and parquet by its name"},
+		{"a.arrow", "{}", Options{}, `arrow by its name, but begins with "{}"`},
+		{"a.parquet", "", Options{}, `is empty`},
+		{"a", parquet, Options{Format: JSONLines}, "is to be read as jsonl"},
+		{"a", "{}", Options{Format: Parquet}, `is to be read as parquet, but begins with "{}"`},
+		{"a", "some text", Options{}, "say the format"},
+		{"a.parquet", "PARE" + parquet[4:len(parquet)-1] + "E", Options{}, "encrypted"},
+	} {
+		got := seen(t, put(t, test.name, test.content), test.o, 1<<40)
+		if len(got) != 1 || !strings.Contains(got[0], test.want) || !strings.Contains(got[0], test.name) || strings.Contains(got[0], "fetch it again") != strings.Contains(test.want, "by its name, but") && test.content != "" {
+			t.Errorf("%d %s: %q does not say %q", i, test.name, got, test.want)
+		}
+	}
+}
+
+// Offsets that lead out of a column's bytes are an error of the row.
+func TestArrowOffsets(t *testing.T) {
+	schema := arrow.NewSchema([]arrow.Field{{Name: "text", Type: arrow.BinaryTypes.String, Nullable: true}}, nil)
+	good := arrow.Int32Traits.CastToBytes([]int32{0, 5, 5, 6})
+	column := array.NewStringData(array.NewData(arrow.BinaryTypes.String, 3, []*memory.Buffer{nil, memory.NewBufferBytes(good), memory.NewBufferBytes([]byte("abcdef"))}, nil, 0, 0))
+	var out bytes.Buffer
+	w := ipc.NewWriter(&out, ipc.WithSchema(schema))
+	if err := w.Write(array.NewRecordBatch(schema, []arrow.Array{column}, 3)); err != nil {
+		t.Fatal(err)
+	}
+	w.Close()
+	if got := seen(t, put(t, "x.arrow", out.String()), Options{}, 1); !slices.Equal(got, []string{`0  "abcde"`, "1 empty document ", `2  "f"`}) {
+		t.Errorf("%q", got)
+	}
+	for _, offsets := range [][]int32{{0, 5, 3, 6}, {-1, 2, 3, 6}, {0, 7, 7, 6}} {
+		content := strings.Replace(out.String(), string(good), string(arrow.Int32Traits.CastToBytes(offsets)), 1)
+		got := seen(t, put(t, "x.arrow", content), Options{}, 1)
+		if len(got) == 0 || len(got) > 2 || !strings.Contains(got[len(got)-1], "outside of its buffer") {
+			t.Errorf("%v: %q", offsets, got)
+		}
+	}
+}
+
+func fuzzColumns(f *testing.F, ending string) {
+	for _, file := range columnFiles(f) {
+		if strings.HasSuffix(file.Name, ending) {
+			f.Add(file.File)
+		}
+	}
+	f.Fuzz(func(t *testing.T, content []byte) {
+		path := put(t, "x"+ending, string(content))
+		whole := seen(t, path, Options{MaxLine: 1 << 16}, 1<<40)
+		if len(whole) > 0 && strings.Contains(whole[len(whole)-1], path) {
+			return
+		}
+		if cut := seen(t, path, Options{MaxLine: 1 << 16}, 1); !slices.Equal(cut, whole) {
+			t.Fatalf("whole %q, in pieces %q", whole, cut)
+		}
+	})
+}
+
+func FuzzParquet(f *testing.F) { fuzzColumns(f, ".parquet") }
+
+func FuzzArrow(f *testing.F) { fuzzColumns(f, ".arrow") }

@@ -1,0 +1,142 @@
+package documents
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/klauspost/compress/gzip"
+	"github.com/klauspost/compress/zstd"
+)
+
+// maxWindow is the largest window of a zstd stream that is read, that of zstd --long=31. Reading one takes about as much memory as its window.
+const maxWindow = 2 << 30
+
+// keptWindow is the largest window whose memory is kept for the next file.
+const keptWindow = 16 << 20
+
+// A compression is what lies around the documents of a file.
+type compression uint8
+
+const (
+	plain compression = iota
+	inGzip
+	inZstd
+)
+
+func (c compression) String() string { return [...]string{"plain", "gzip", "zstd"}[c] }
+
+// compressionOf tells by the first bytes of a file.
+func compressionOf(head []byte) compression {
+	switch {
+	case strings.HasPrefix(string(head), "\x1f\x8b"):
+		return inGzip
+	case strings.HasPrefix(string(head), "\x28\xb5\x2f\xfd"):
+		return inZstd
+	case len(head) >= 4 && head[0]&0xf0 == 0x50 && string(head[1:4]) == "\x2a\x4d\x18": // a skippable frame
+		return inZstd
+	}
+	return plain
+}
+
+// decoders undo compression. They serve one file after the other.
+type decoders struct {
+	gzip *gzip.Reader // of one member
+	zstd *zstd.Decoder
+}
+
+// open begins to decompress raw. The error is one of raw's content.
+func (d *decoders) open(c compression, raw *bufio.Reader, position func() int64) (io.Reader, error) {
+	if c == inGzip {
+		if d.gzip == nil {
+			d.gzip = new(gzip.Reader)
+		}
+		members := &gzipMembers{z: d.gzip, raw: raw, position: position}
+		return members, members.next()
+	}
+	if d.zstd == nil {
+		// One goroutine: more of them make a single stream slower, and files can be read side by side.
+		z, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(maxWindow), zstd.WithDecoderMaxMemory(maxWindow))
+		if err != nil {
+			return nil, err
+		}
+		d.zstd = z
+	}
+	return d.zstd, d.zstd.Reset(raw)
+}
+
+// release drops what a file with a large window has left. The header tells; raw has not been read from yet.
+func (d *decoders) release(header zstd.Header) {
+	if d.zstd == nil {
+		return
+	}
+	if header.WindowSize > keptWindow || header.SingleSegment && header.FrameContentSize > keptWindow {
+		d.zstd.Close()
+		d.zstd = nil
+		return
+	}
+	_ = d.zstd.Reset(nil) // lets go of the file; a decoder without one is ready for the next
+}
+
+// gzipMembers reads the members of a gzip file one after the other. A gzip.Reader could do that by itself, but it does not tell a member
+// that is cut short from a few bytes that belong to no member.
+type gzipMembers struct {
+	z        *gzip.Reader
+	raw      *bufio.Reader // what z reads, which it does not read beyond the end of a member
+	position func() int64  // of the next byte of raw in the file
+}
+
+// next begins a member.
+func (g *gzipMembers) next() error {
+	err := g.z.Reset(g.raw)
+	g.z.Multistream(false)
+	if err == io.EOF { // in the middle of its header
+		return io.ErrUnexpectedEOF
+	}
+	return err
+}
+
+func (g *gzipMembers) Read(p []byte) (int, error) {
+	for {
+		n, err := g.z.Read(p)
+		if err != io.EOF {
+			return n, err
+		}
+		magic, err := g.raw.Peek(2)
+		switch {
+		case err != nil && err != io.EOF:
+			return n, err
+		case len(magic) == 0:
+			return n, io.EOF
+		case !strings.HasPrefix("\x1f\x8b", string(magic)):
+			return n, advise("something that is no gzip follows the compressed data, from byte %d of the file on; fetch the file again, or cut it off there", g.position())
+		}
+		if err := g.next(); n > 0 || err != nil {
+			return n, err
+		}
+	}
+}
+
+// An advice is a fault of a file whose message says what to do.
+type advice struct{ error }
+
+func advise(format string, args ...any) error { return advice{fmt.Errorf(format, args...)} }
+
+func (a advice) Unwrap() error { return a.error }
+
+// explain says what a fault of a file means and what to do.
+func explain(err error) error {
+	switch {
+	case errors.As(err, new(advice)):
+		return err
+	case errors.Is(err, io.ErrUnexpectedEOF):
+		return fmt.Errorf("the file is cut short here; fetch it again: %w", err)
+	case errors.Is(err, zstd.ErrWindowSizeExceeded), errors.Is(err, zstd.ErrDecoderSizeExceeded):
+		return fmt.Errorf("the zstd window is above %d GiB; compress the file again with --long=31 or less: %w", maxWindow>>30, err)
+	case errors.Is(err, gzip.ErrChecksum), errors.Is(err, zstd.ErrCRCMismatch):
+		return fmt.Errorf("the checksum of the compressed data is wrong, so the file is damaged; fetch it again: %w", err)
+	}
+	return fmt.Errorf("the file cannot be read beyond this place; fetch it again: %w", err)
+}

@@ -1,0 +1,120 @@
+package documents
+
+import (
+	"bytes"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// endings are the endings of names that tell a format, without those of compression.
+var endings = []struct {
+	ending string
+	format Format
+}{
+	{".jsonl", JSONLines}, {".ndjson", JSONLines},
+	{".json", JSON}, // or JSON lines: the content tells
+	{".txt", Text},
+	{".parquet", Parquet},
+	{".arrow", Arrow}, {".feather", Arrow},
+}
+
+var compressedEndings = []string{".gz", ".zst"}
+
+// Endings are the endings of names that [HasEnding] knows, for messages.
+const Endings = ".jsonl, .ndjson, .json and .txt, also with .gz or .zst, .parquet, .arrow, .feather"
+
+// HasEnding reports whether a file has a name of a file of documents, under which folders are searched; see [Endings].
+func HasEnding(name string) bool {
+	format, compressed := byName(name)
+	return format != Auto && !(compressed && (format == Parquet || format == Arrow))
+}
+
+// byName is the format that a name tells, Auto if it tells none.
+func byName(name string) (f Format, compressed bool) {
+	ending := strings.ToLower(filepath.Ext(name))
+	if slices.Contains(compressedEndings, ending) {
+		compressed = true
+		ending = strings.ToLower(filepath.Ext(name[:len(name)-len(ending)]))
+	}
+	for _, e := range endings {
+		if e.ending == ending {
+			return e.format, compressed
+		}
+	}
+	return Auto, compressed
+}
+
+// byMagic is the format of which the first bytes of a content are the mark, Auto if they are none.
+func byMagic(head []byte) Format {
+	switch h := string(head[:min(len(head), 8)]); {
+	case strings.HasPrefix(h, "PAR1"), strings.HasPrefix(h, "PARE"):
+		return Parquet
+	case strings.HasPrefix(h, "ARROW1"), strings.HasPrefix(h, "FEA1"):
+		return Arrow
+	case len(h) == 8 && strings.HasPrefix(h, "\xff\xff\xff\xff") && h[7] == 0: // a message of a stream, with its length
+		return Arrow
+	}
+	return Auto
+}
+
+// formatOf finds how documents lie in a file. head are the first bytes of its content, decompressed. The error says what the content is, what the
+// name or the caller says, and what to do.
+func formatOf(file string, head []byte, c compression, asked Format) (Format, error) {
+	magic := byMagic(head)
+	named, compressed := byName(file)
+	begin := func() string {
+		if len(head) == 0 {
+			return "is empty"
+		}
+		return fmt.Sprintf("begins with %q", head[:min(len(head), 8)])
+	}
+	switch {
+	case compressed && c == plain && asked == Auto && len(head) == 0:
+		return 0, fmt.Errorf("the file is empty, which no compressed file is; fetch it again, or leave it out")
+	case compressed && c == plain && asked == Auto:
+		return 0, fmt.Errorf("the file %s, which is neither gzip nor zstd, as its name says; if it is plain, rename it", begin())
+	case asked == Auto && magic != Auto && named != Auto && named != magic:
+		return 0, fmt.Errorf("the file is %s by its first bytes and %s by its name; rename it, or say the format", magic, named)
+	case asked == Auto && magic == Auto && (named == Parquet || named == Arrow):
+		return 0, fmt.Errorf("the file is %s by its name, but %s, which no such file does; fetch it again, or rename it", named, begin())
+	case asked != Auto && magic != Auto && asked != magic:
+		return 0, fmt.Errorf("the file is %s by its first bytes, but is to be read as %s; leave the format to be found", magic, asked)
+	case (asked == Parquet || asked == Arrow) && magic != asked:
+		return 0, fmt.Errorf("the file is to be read as %s, but %s, which no such file does", asked, begin())
+	case asked != Auto:
+		return asked, nil
+	case magic != Auto:
+		return magic, nil
+	case named == JSONLines, named == Text:
+		return named, nil
+	}
+	switch start := bytes.TrimLeft(head, " \t\r\n"); {
+	case len(start) == 0:
+		return JSONLines, nil // without documents
+	case start[0] == '[':
+		return JSON, nil
+	case start[0] == '{':
+		return objectFormat(start), nil
+	case named == JSON:
+		return JSONLines, nil // with a bad first line
+	}
+	return 0, fmt.Errorf("the file %s, which with its name does not tell what it is; say the format: %s", begin(), strings.Join(formatNames[1:], ", "))
+}
+
+// objectFormat tells JSON lines, whose first object ends on its first line, from JSON.
+func objectFormat(head []byte) Format {
+	var e extent
+	n, ended := e.pass(head)
+	if line := bytes.IndexByte(head, '\n'); line >= 0 && n > line {
+		if n > line+1 && head[line+1] == '{' { // the next document behind a broken line, rather than an object in an array
+			return JSONLines
+		}
+		return JSON
+	}
+	if rest := bytes.TrimLeft(head[n:], " \t\r"); ended && len(rest) > 0 && rest[0] == '{' {
+		return JSON
+	}
+	return JSONLines
+}

@@ -1,0 +1,45 @@
+package documents
+
+import (
+	"context"
+	"io"
+	"iter"
+)
+
+// ReadDocuments reads the documents of inputs in their order, one input after the other. Lines are counted from the start of each input, and a
+// document without an id gets its [DefaultID].
+//
+// What gives no document yields a [*DocumentError]; iteration goes on with the next document, so that the caller can count it and
+// continue. After an error of kind [BadStream], and after any other error (a file that cannot be opened, ctx), iteration ends: how many
+// documents are missing then cannot be known.
+func ReadDocuments(ctx context.Context, inputs []string, o Options) iter.Seq2[Document, error] {
+	return func(yield func(Document, error) bool) {
+		for _, input := range inputs {
+			if !readInput(ctx, input, o, yield) {
+				return
+			}
+		}
+	}
+}
+
+// readInput yields the documents of one input. It reports whether to go on with the next.
+func readInput(ctx context.Context, input string, o Options, yield func(Document, error) bool) bool {
+	r, err := Open(ctx, Piece{File: input, End: -1}, o)
+	if err != nil {
+		yield(Document{}, err)
+		return false
+	}
+	defer r.Close()
+	for {
+		doc, err := r.Next()
+		if err == io.EOF {
+			return true
+		}
+		if err == nil && doc.ID == "" {
+			doc.ID = DefaultID(input, doc.Line)
+		}
+		if !yield(doc, err) || err != nil && !recoverable(err) {
+			return false
+		}
+	}
+}

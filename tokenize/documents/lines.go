@@ -1,0 +1,158 @@
+package documents
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"io"
+)
+
+// startLines moves on to the first line of a piece: that behind the first line feed of its bytes, or the first of the file.
+func (r *Reader) startLines() error {
+	if r.piece.Start == 0 {
+		return nil
+	}
+	for r.offset < r.piece.End || r.piece.End < 0 {
+		b, err := r.buffered()
+		if err != nil {
+			return err
+		}
+		if len(b) == 0 {
+			return nil
+		}
+		n := bytes.IndexByte(b, '\n') + 1
+		found := n > 0
+		if !found {
+			n = len(b)
+		}
+		r.in.Discard(n)
+		r.offset += int64(n)
+		if found {
+			return nil
+		}
+	}
+	r.offset = r.piece.End + 1 // a line that goes on beyond the end
+	return nil
+}
+
+// readLine gives the next line of the piece with the line feed that ends it, valid until the next call, and moves on behind it. r.start and
+// r.number are its place. A line above the limit is passed over; the error says so.
+func (r *Reader) readLine() ([]byte, error) {
+	if r.piece.End >= 0 && r.offset > r.piece.End {
+		return nil, r.finish()
+	}
+	r.start, r.number = r.offset, r.lines+1
+	r.dropLong()
+	for {
+		part, err := r.in.ReadSlice('\n')
+		r.offset += int64(len(part))
+		length := r.offset - r.start
+		if err != nil && err != bufio.ErrBufferFull && err != io.EOF {
+			return nil, r.broken(r.number, r.offset, err)
+		}
+		if err == io.EOF && length == 0 {
+			return nil, r.finish()
+		}
+		whole := err == nil || err == io.EOF
+		if whole {
+			r.lines++
+		} else if err := r.ctx.Err(); err != nil {
+			return nil, r.stopped(err)
+		}
+		if content := length - int64(len(part)-len(bytes.TrimSuffix(part, []byte("\n")))); content > int64(r.o.MaxLine) {
+			r.long = r.long[:0]
+			if whole {
+				return nil, r.tooLong("line", content)
+			}
+			continue
+		}
+		if whole && len(r.long) == 0 {
+			return part, nil
+		}
+		r.addLong(part)
+		if whole {
+			return r.long, nil
+		}
+	}
+}
+
+// nextLine gives the document of the next line that is not white space alone.
+func (r *Reader) nextLine() (Document, error) {
+	for {
+		line, err := r.readLine()
+		if err != nil {
+			return Document{}, err
+		}
+		if len(line) == 0 || line[0] <= ' ' && len(bytes.TrimLeft(line, " \t\r\n")) == 0 {
+			if err := r.ctx.Err(); err != nil {
+				return Document{}, r.stopped(err)
+			}
+			continue
+		}
+		if r.format == Text {
+			return r.textDocument(bytes.TrimSuffix(bytes.TrimSuffix(line, []byte("\n")), []byte("\r")))
+		}
+		return r.document(line)
+	}
+}
+
+// skipLine goes on behind the line in which a byte lies.
+func (r *Reader) skipLine(offset, lines int64) error {
+	if err := r.discardTo(offset); err != nil {
+		return err
+	}
+	for {
+		b, err := r.buffered()
+		if err != nil || len(b) == 0 {
+			r.lines = lines
+			return err
+		}
+		n := bytes.IndexByte(b, '\n') + 1
+		found := n > 0
+		if !found {
+			n = len(b)
+		}
+		r.in.Discard(n)
+		r.offset += int64(n)
+		if found {
+			r.lines = lines
+			return nil
+		}
+	}
+}
+
+// nextFile gives the document that is the whole file.
+func (r *Reader) nextFile() (Document, error) {
+	r.next = func() (Document, error) { return Document{}, r.finish() }
+	for {
+		b, err := r.buffered()
+		if err != nil {
+			return Document{}, err
+		}
+		if len(b) == 0 {
+			break
+		}
+		r.offset += int64(len(b))
+		r.lines += int64(bytes.Count(b, []byte{'\n'}))
+		if r.offset <= int64(r.o.MaxLine) {
+			r.addLong(b)
+		}
+		r.in.Discard(len(b))
+	}
+	if r.offset > int64(r.o.MaxLine) {
+		return Document{}, r.tooLong("file", r.offset)
+	}
+	defer r.dropLong()
+	return r.textDocument(r.long)
+}
+
+// textDocument makes a document of a text that lies in memory for the moment.
+func (r *Reader) textDocument(text []byte) (Document, error) {
+	if len(text) == 0 {
+		return Document{}, r.faultAt(r.number, r.start, Empty, errors.New("the file is empty"))
+	}
+	if at := InvalidUTF8(text); at < len(text) {
+		return Document{}, r.faultAt(r.number, r.start+int64(at), BadUTF8, errors.New("the text is not UTF-8; convert the file to UTF-8"))
+	}
+	return r.own(nil, text), nil
+}

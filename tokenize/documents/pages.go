@@ -1,0 +1,213 @@
+package documents
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+
+	"github.com/apache/arrow-go/v18/arrow/memory"
+	"github.com/apache/arrow-go/v18/parquet"
+	"github.com/apache/arrow-go/v18/parquet/compress"
+	"github.com/apache/arrow-go/v18/parquet/file"
+	"github.com/klauspost/compress/snappy"
+	"github.com/klauspost/compress/zstd"
+)
+
+const (
+	// maxPage is the largest page of Parquet that is read, decompressed. Writers aim at 1 MiB, but keep up to 1,024 rows together.
+	maxPage = 1 << 30
+	// columnBatch is how many values are read at once.
+	columnBatch = 1024
+	// columnBatchDelta is that of columns whose values share beginnings. The library copies these, so that a batch may be larger than its page.
+	columnBatchDelta = 16
+)
+
+// exact is a codec that gives as many bytes as the header of the page says, or an error. The library's own codecs for Snappy and Zstandard
+// allocate what the compressed bytes say that they are when decompressed, up to 4 GiB and 64 GiB.
+type exact struct {
+	compress.Codec // for the rest, which is writing
+	decode         func(out, body []byte) ([]byte, error)
+}
+
+func (c exact) DecodeWithError(out, body []byte) ([]byte, error) { return c.decode(out, body) }
+
+func init() {
+	register := func(name compress.Compression, decode func(out, body []byte) ([]byte, error)) {
+		codec, err := compress.GetCodec(name)
+		if err != nil {
+			panic(err)
+		}
+		compress.RegisterCodec(name, exact{codec, decode})
+	}
+	register(compress.Codecs.Snappy, func(out, body []byte) ([]byte, error) {
+		n, err := snappy.DecodedLen(body)
+		if err != nil || n != len(out) {
+			return nil, fmt.Errorf("%d bytes, not the %d of the page's header: %w", n, len(out), err)
+		}
+		return snappy.Decode(out, body)
+	})
+	decoder, err := zstd.NewReader(nil, zstd.WithDecodeAllCapLimit(true), zstd.WithDecoderConcurrency(0), zstd.WithDecoderMaxWindow(maxPage))
+	if err != nil {
+		panic(err)
+	}
+	register(compress.Codecs.Zstd, func(out, body []byte) ([]byte, error) {
+		return decoder.DecodeAll(body, out[:0:len(out)])
+	})
+}
+
+// A columnReader gives the values of a column of a row group in their order. One serves one row group after the other.
+type columnReader struct {
+	p      *parquetReader
+	column *parquetColumn
+	chunk  file.ColumnChunkReader
+	batch  int64
+
+	levels []int16 // of definition of the batch; none if the column cannot be null
+	rows   int64   // of the batch
+	at     int64   // the next row of it
+	value  int     // the next of its values that are not null
+	values int
+
+	texts   []parquet.ByteArray // lie in memory of the library until the next batch is read
+	numbers []int64
+	shorts  []int32
+	spelt   []byte
+}
+
+// start begins with a row group.
+func (c *columnReader) start(group int) error {
+	err := guarded(func() error { return c.open(group) })
+	if err != nil {
+		return fmt.Errorf("column %q: %w", c.column.name, err)
+	}
+	return nil
+}
+
+func (c *columnReader) open(group int) error {
+	c.close()
+	c.rows, c.at = 0, 0
+	chunk, err := c.p.meta.file.RowGroup(group).ColumnChunk(c.column.leaf)
+	if err != nil {
+		return err
+	}
+	properties := parquet.NewReaderProperties(limited{memory.NewGoAllocator()})
+	properties.BufferedStreamEnabled = true
+	properties.BufferSize = 64 << 10
+	// The memory for a page is allocated before it is read.
+	properties.MaxCompressedPageSize = min(maxPage, max(parquet.DefaultMaxCompressedPageSize, chunk.TotalCompressedSize()))
+	properties.MaxUncompressedPageSize = min(maxPage, max(parquet.DefaultMaxUncompressedPageSize, chunk.TotalUncompressedSize()))
+	reader, err := file.NewParquetReader(c.p.file, file.WithMetadata(c.p.meta.file), file.WithReadProps(properties))
+	if err != nil {
+		return err
+	}
+	rows := reader.RowGroup(group)
+	c.batch = columnBatch
+	dictionary := false
+	for _, e := range chunk.Encodings() {
+		switch e {
+		case parquet.Encodings.DeltaByteArray:
+			c.batch = columnBatchDelta
+		case parquet.Encodings.PlainDict, parquet.Encodings.RLEDict:
+			dictionary = true
+		}
+	}
+	if dictionary {
+		// The library makes room for as many values as the header of the dictionary says.
+		pages, err := rows.GetColumnPageReader(c.column.leaf)
+		if err != nil {
+			return err
+		}
+		defer pages.Close()
+		if pages.Next() {
+			if page, ok := pages.Page().(*file.DictionaryPage); ok && int64(page.NumValues()) > int64(len(page.Data()))/4 {
+				return errors.New("the dictionary has fewer values than its header says")
+			}
+		}
+	}
+	if c.chunk, err = rows.Column(c.column.leaf); err != nil {
+		return err
+	}
+	return nil
+}
+
+func (c *columnReader) close() {
+	if c.chunk != nil {
+		c.chunk.Close()
+		c.chunk = nil
+	}
+}
+
+// next gives the next value, nil if it is null. It lies in memory that is valid until the next call.
+func (c *columnReader) next() ([]byte, error) {
+	if c.at == c.rows {
+		if err := c.p.r.ctx.Err(); err != nil {
+			return nil, err
+		}
+		if err := guarded(c.read); err != nil {
+			return nil, fmt.Errorf("column %q: %w", c.column.name, err)
+		}
+	}
+	c.at++
+	if c.column.levels > 0 && c.levels[c.at-1] < c.column.levels {
+		return nil, nil
+	}
+	if c.value >= c.values {
+		return nil, fmt.Errorf("column %q: the page has fewer values than its header says", c.column.name)
+	}
+	c.value++
+	switch c.column.kind {
+	case parquet.Types.ByteArray:
+		if v := c.texts[c.value-1]; v != nil {
+			return v, nil
+		}
+		return []byte{}, nil
+	case parquet.Types.Int32:
+		if v := c.shorts[c.value-1]; c.column.unsigned {
+			c.spelt = strconv.AppendUint(c.spelt[:0], uint64(uint32(v)), 10)
+		} else {
+			c.spelt = strconv.AppendInt(c.spelt[:0], int64(v), 10)
+		}
+	default:
+		if v := c.numbers[c.value-1]; c.column.unsigned {
+			c.spelt = strconv.AppendUint(c.spelt[:0], uint64(v), 10)
+		} else {
+			c.spelt = strconv.AppendInt(c.spelt[:0], v, 10)
+		}
+	}
+	return c.spelt, nil
+}
+
+// read reads the next batch of values.
+func (c *columnReader) read() (err error) {
+	if c.levels == nil && c.column.levels > 0 {
+		c.levels = make([]int16, columnBatch)
+	}
+	c.rows, c.at, c.value = 0, 0, 0
+	switch r := c.chunk.(type) {
+	case *file.ByteArrayColumnChunkReader:
+		if c.texts == nil {
+			c.texts = make([]parquet.ByteArray, columnBatch)
+		}
+		c.rows, c.values, err = r.ReadBatchInPage(c.batch, c.texts, c.levels, nil)
+	case *file.Int32ColumnChunkReader:
+		if c.shorts == nil {
+			c.shorts = make([]int32, columnBatch)
+		}
+		c.rows, c.values, err = r.ReadBatchInPage(c.batch, c.shorts, c.levels, nil)
+	case *file.Int64ColumnChunkReader:
+		if c.numbers == nil {
+			c.numbers = make([]int64, columnBatch)
+		}
+		c.rows, c.values, err = r.ReadBatchInPage(c.batch, c.numbers, c.levels, nil)
+	}
+	if err == nil {
+		err = c.chunk.Err()
+	}
+	if err == nil && c.rows <= 0 {
+		err = errors.New("there are fewer values than the row group has rows")
+	}
+	if err != nil {
+		c.rows = 0
+	}
+	return err
+}

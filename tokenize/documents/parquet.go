@@ -1,0 +1,331 @@
+package documents
+
+import (
+	"encoding/binary"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/apache/arrow-go/v18/parquet"
+	"github.com/apache/arrow-go/v18/parquet/metadata"
+	"github.com/apache/arrow-go/v18/parquet/schema"
+)
+
+// maxFooter is the largest metadata of a file that is read.
+const maxFooter = 512 << 20
+
+// parquetMeta is what is used of a file's metadata.
+type parquetMeta struct {
+	file     *metadata.FileMetaData
+	text, id *parquetColumn // id is nil if the file has none
+	groups   []parquetGroup
+	end      int64 // of the row groups: where the metadata begins
+}
+
+// A parquetColumn is a column that is read.
+type parquetColumn struct {
+	name     string
+	leaf     int // its number among the columns of a row group
+	kind     parquet.Type
+	levels   int16 // of definition: how many of its ancestors and itself may be null
+	unsigned bool  // of numbers
+}
+
+type parquetGroup struct {
+	first int64 // row of the file, from 0
+	rows  int64
+	start int64 // the first byte of its columns
+}
+
+// readParquetMeta reads the end of a file. Its errors say what is wrong with the file.
+func readParquetMeta(file io.ReaderAt, size int64, o Options, paths [2][]string) (*parquetMeta, error) {
+	var tail [8]byte
+	if size < 12 {
+		return nil, io.ErrUnexpectedEOF
+	}
+	if _, err := file.ReadAt(tail[:], size-8); err != nil {
+		return nil, err
+	}
+	switch string(tail[4:]) {
+	case "PAR1":
+	case "PARE":
+		return nil, advise("the file is encrypted, which is not read; decrypt it first")
+	default:
+		return nil, fmt.Errorf("a Parquet file ends with \"PAR1\", this one with %q: %w", tail[4:], io.ErrUnexpectedEOF)
+	}
+	length := int64(binary.LittleEndian.Uint32(tail[:]))
+	if length > size-12 || length > maxFooter {
+		return nil, fmt.Errorf("the metadata has %d bytes by the end of a file of %d bytes", length, size)
+	}
+	footer := make([]byte, length)
+	if _, err := file.ReadAt(footer, size-8-length); err != nil {
+		return nil, err
+	}
+	m := &parquetMeta{end: size - 8 - length}
+	err := guarded(func() (err error) {
+		if m.file, err = metadata.NewFileMetaData(footer, nil); err != nil {
+			return err
+		}
+		m.file.SetSourceFileSize(size)
+		if err := m.find(o, paths); err != nil {
+			return err
+		}
+		return m.findGroups()
+	})
+	if err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
+// find looks for the columns of the text and the id.
+func (m *parquetMeta) find(o Options, paths [2][]string) error {
+	found := [2]*schema.Column{}
+	leaves := [2]int{}
+	var texts []string // columns that could be the text
+	for leaf := range m.file.Schema.NumColumns() {
+		c := m.file.Schema.Column(leaf)
+		path := c.ColumnPath()
+		if c.PhysicalType() == parquet.Types.ByteArray && c.MaxRepetitionLevel() == 0 && len(texts) < 20 {
+			texts = append(texts, joinPath(path))
+		}
+		for i := range paths {
+			if slices.Equal(path, paths[i]) {
+				found[i], leaves[i] = c, leaf
+			}
+		}
+	}
+	text, id := found[textField], found[idField]
+	switch {
+	case text == nil:
+		return advise("the file has no column %q; its columns of text are: %s", joinPath(paths[textField]), strings.Join(texts, ", "))
+	case text.MaxRepetitionLevel() > 0:
+		return advise("the column %q lies in a list; a document has one text", joinPath(paths[textField]))
+	case text.PhysicalType() != parquet.Types.ByteArray:
+		return advise("the column %q of the texts has the type %s, not string; its columns of text are: %s",
+			joinPath(paths[textField]), strings.ToLower(text.PhysicalType().String()), strings.Join(texts, ", "))
+	}
+	m.text = newParquetColumn(text, leaves[textField])
+	switch {
+	case id == nil && o.ID != "":
+		return advise("the file has no column %q for the ids; its columns of text are: %s", o.ID, strings.Join(texts, ", "))
+	case id == nil:
+		return nil
+	case id.MaxRepetitionLevel() > 0:
+		return advise("the column %q of the ids lies in a list; name another for the ids", joinPath(paths[idField]))
+	}
+	m.id = newParquetColumn(id, leaves[idField])
+	number := m.id.kind == parquet.Types.Int32 || m.id.kind == parquet.Types.Int64
+	if logical, isInt := id.LogicalType(), false; number && logical != nil && !logical.IsNone() {
+		_, isInt = logical.(schema.IntLogicalType)
+		number = isInt
+	}
+	if m.id.kind != parquet.Types.ByteArray && !number {
+		return advise("the column %q of the ids has the type %s (%s), neither string nor integer; name another for the ids", m.id.name, m.id.kind, id.LogicalType())
+	}
+	return nil
+}
+
+func newParquetColumn(c *schema.Column, leaf int) *parquetColumn {
+	p := &parquetColumn{name: joinPath(c.ColumnPath()), leaf: leaf, kind: c.PhysicalType(), levels: c.MaxDefinitionLevel()}
+	if t, ok := c.LogicalType().(schema.IntLogicalType); ok {
+		p.unsigned = !t.IsSigned()
+	}
+	return p
+}
+
+// joinPath is the opposite of splitPath.
+func joinPath(path []string) string {
+	escaped := make([]string, len(path))
+	for i, name := range path {
+		escaped[i] = strings.NewReplacer(`\`, `\\`, `.`, `\.`).Replace(name)
+	}
+	return strings.Join(escaped, ".")
+}
+
+// findGroups looks at the row groups.
+func (m *parquetMeta) findGroups() error {
+	m.groups = make([]parquetGroup, 0, len(m.file.RowGroups))
+	var first int64
+	for n, group := range m.file.RowGroups {
+		g := parquetGroup{first: first, rows: group.GetNumRows(), start: math.MaxInt64}
+		if g.rows < 0 || first+g.rows < first {
+			return fmt.Errorf("row group %d has %d rows by the metadata", n, g.rows)
+		}
+		if len(group.Columns) != m.file.Schema.NumColumns() {
+			return fmt.Errorf("row group %d has %d columns by the metadata, not %d", n, len(group.Columns), m.file.Schema.NumColumns())
+		}
+		for leaf, chunk := range group.Columns {
+			c := chunk.MetaData
+			if c == nil {
+				return advise("row group %d has columns that are encrypted, which are not read; decrypt the file first", n)
+			}
+			start := c.DataPageOffset
+			if dictionary := c.GetDictionaryPageOffset(); dictionary > 0 && dictionary < start { // some writers put 0 where there is none
+				start = dictionary
+			}
+			g.start = min(g.start, start)
+			for _, column := range []*parquetColumn{m.text, m.id} {
+				if column == nil || column.leaf != leaf || g.rows == 0 {
+					continue
+				}
+				if parquet.Type(c.Type) != column.kind || c.NumValues != g.rows || start < 4 || start > m.end ||
+					c.TotalCompressedSize < 0 || c.TotalCompressedSize > m.end-start || c.TotalUncompressedSize < 0 {
+					return fmt.Errorf("the metadata of row group %d contradicts itself or the file", n)
+				}
+			}
+		}
+		first += g.rows
+		m.groups = append(m.groups, g)
+	}
+	return nil
+}
+
+// cuttable reports whether the row groups lie in the file in their order, so that the bytes of pieces are runs.
+func (m *parquetMeta) cuttable() bool {
+	for i, g := range m.groups {
+		if g.start > m.end || i > 0 && g.start <= m.groups[i-1].start {
+			return false
+		}
+	}
+	return true
+}
+
+// bounds is the first byte of a row group; of the first one, of the file, and behind the last one, of nothing.
+func (m *parquetMeta) bound(group int64, size int64) int64 {
+	switch {
+	case group <= 0:
+		return 0
+	case group >= int64(len(m.groups)):
+		return size
+	}
+	return m.groups[group].start
+}
+
+// parquetReader reads the documents of row groups.
+type parquetReader struct {
+	r        *Reader
+	file     *os.File
+	meta     *parquetMeta
+	size     int64
+	group    int64         // that is read
+	end      int64         // the group behind the last one
+	base     int64         // byte of the file at which the piece begins
+	row      int64         // of the file, the next one
+	left     int64         // rows of the group
+	firstRow int64         // of the piece
+	started  bool          // whether the columns of the group are open
+	text, id *columnReader // id is nil if there is none
+}
+
+func newParquetReader(r *Reader, file *os.File) (rowReader, error) {
+	info, err := file.Stat()
+	if err != nil {
+		return nil, fmt.Errorf("reading documents: %w", err)
+	}
+	meta, err := readParquetMeta(file, info.Size(), r.o, r.scanner.paths)
+	if err != nil {
+		return nil, r.broken(1, 0, fmt.Errorf("reading the metadata at the end of the Parquet file: %w", err))
+	}
+	p := &parquetReader{r: r, file: file, meta: meta, size: info.Size(), group: r.piece.Start, end: r.piece.End}
+	if p.end < 0 {
+		p.end = int64(len(meta.groups))
+	}
+	if p.group < 0 || p.group > p.end || p.end > int64(len(meta.groups)) {
+		return nil, fmt.Errorf("reading %s: it has %d row groups, of which %d to %d are to be read; it was changed since it was cut into pieces",
+			r.piece.File, len(meta.groups), p.group, p.end)
+	}
+	p.base = meta.bound(p.group, p.size)
+	r.hashRange(file, p.base, meta.bound(p.end, p.size))
+	p.text = &columnReader{p: p, column: meta.text}
+	if meta.id != nil {
+		p.id = &columnReader{p: p, column: meta.id}
+	}
+	if p.group < p.end {
+		p.firstRow = meta.groups[p.group].first
+	}
+	p.row = p.firstRow
+	p.group--
+	return p, nil
+}
+
+// advance goes to the next row group that has rows. It reports false behind the last.
+func (p *parquetReader) advance() bool {
+	for p.left == 0 {
+		p.group++
+		p.r.read.Store(p.meta.bound(p.group, p.size) - p.base)
+		if p.group >= p.end {
+			return false
+		}
+		g := &p.meta.groups[p.group]
+		p.row, p.left = g.first, g.rows
+		p.started = false
+	}
+	return true
+}
+
+// start opens the columns of the row group.
+func (p *parquetReader) start() error {
+	if p.started {
+		return nil
+	}
+	p.started = true
+	if err := p.text.start(int(p.group)); err != nil || p.id == nil {
+		return err
+	}
+	return p.id.start(int(p.group))
+}
+
+func (p *parquetReader) next() (Document, error) {
+	r := p.r
+	if !p.advance() {
+		return Document{}, r.finish()
+	}
+	r.start, r.number = p.row, p.row-p.firstRow+1
+	text, id, err := p.read()
+	if err != nil {
+		return Document{}, err
+	}
+	return r.rowDocument(text, id)
+}
+
+// read reads the next row.
+func (p *parquetReader) read() (text, id []byte, err error) {
+	if err = p.start(); err == nil {
+		text, err = p.text.next()
+	}
+	if err == nil && p.id != nil {
+		id, err = p.id.next()
+	}
+	if err != nil {
+		return nil, nil, p.r.broken(p.row-p.firstRow+1, p.row, fmt.Errorf("row %d (row group %d): %w", p.row, p.group, err))
+	}
+	p.row++
+	p.left--
+	p.r.lines = p.row - p.firstRow
+	return text, id, nil
+}
+
+func (p *parquetReader) skip(row int64) error {
+	for {
+		if !p.advance() {
+			return nil
+		}
+		if p.row+p.left <= row+1 { // the whole group
+			p.left = 0
+			continue
+		}
+		if p.row > row {
+			return nil
+		}
+		if err := p.r.ctx.Err(); err != nil {
+			return p.r.stopped(err)
+		}
+		if _, _, err := p.read(); err != nil {
+			return err
+		}
+	}
+}

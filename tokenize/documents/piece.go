@@ -1,0 +1,167 @@
+package documents
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+
+	"golang.org/x/sync/errgroup"
+)
+
+// A Piece is a part of an input that can be read by itself. All pieces of an input, in order, give exactly the documents of the input.
+type Piece struct {
+	File string // as it was named; "-" is standard input
+	// Start and End bound the piece: bytes of plain JSON lines and of plain text whose lines are documents (a line belongs to the piece in which
+	// the byte before it lies, the first line to the first piece), row groups of Parquet, record batches of an Arrow file. End is -1 if the piece
+	// goes to the end of the file, as the only piece of an input does.
+	Start, End int64
+}
+
+// cutters is how many inputs are looked at side by side: on a network each takes milliseconds of waiting.
+const cutters = 16
+
+// Pieces cuts inputs into pieces of about target bytes on disk each. Where it cuts depends on the inputs and target only. Inputs that cannot
+// be cut (compressed, JSON over several lines, Arrow streams, text files that are one document, "-") and those not larger than target are one
+// piece. The first bytes of every regular file are read; an error names the file that cannot be read or whose content and name disagree.
+func Pieces(ctx context.Context, inputs []string, o Options, target int64) ([]Piece, error) {
+	if target <= 0 {
+		return nil, fmt.Errorf("pieces of %d bytes; a piece has at least one", target)
+	}
+	o = o.withDefaults()
+	var scanner lineScanner
+	if err := scanner.find(o.Text, o.idField()); err != nil {
+		return nil, err
+	}
+	cut := make([][]Piece, len(inputs))
+	errs := make([]error, len(inputs))
+	var group errgroup.Group
+	group.SetLimit(cutters)
+	for i, input := range inputs {
+		if ctx.Err() != nil {
+			break
+		}
+		group.Go(func() error {
+			cut[i], errs[i] = cutInput(input, o, scanner.paths, target)
+			return nil
+		})
+	}
+	group.Wait()
+	if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("looking at the inputs: %w", err)
+	}
+	var pieces []Piece
+	for i := range inputs {
+		if errs[i] != nil {
+			return nil, errs[i]
+		}
+		pieces = append(pieces, cut[i]...)
+	}
+	return pieces, nil
+}
+
+// cutInput cuts one input.
+func cutInput(input string, o Options, paths [2][]string, target int64) ([]Piece, error) {
+	whole := []Piece{{File: input, End: -1}}
+	if input == "-" {
+		return whole, nil
+	}
+	info, err := os.Stat(input) // before it is opened, which may take until another process opens a pipe
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("reading documents: %w", err)
+	case info.IsDir():
+		return nil, fmt.Errorf("reading documents: %s is a directory; name the files in it", input)
+	case !info.Mode().IsRegular():
+		return whole, nil
+	}
+	file, err := os.Open(input)
+	if err != nil {
+		return nil, fmt.Errorf("reading documents: %w", err)
+	}
+	defer file.Close()
+	size := info.Size()
+	n := 512
+	if size > target {
+		n = readBuffer
+	}
+	head := make([]byte, min(int64(n), size))
+	if n, err := file.ReadAt(head, 0); err == io.EOF {
+		head = head[:n]
+	} else if err != nil {
+		return nil, fmt.Errorf("reading documents: %w", err)
+	}
+	c := compressionOf(head)
+	if c != plain {
+		return whole, nil // what is in it, reading tells
+	}
+	bad := func(err error) error { return &DocumentError{File: input, Line: 1, Kind: BadStream, Err: err} }
+	format, err := formatOf(input, head, c, o.Format)
+	if err != nil {
+		return nil, bad(err)
+	}
+	if size <= target {
+		return whole, nil
+	}
+	var bounds []int64 // bytes at which the units that pieces are made of begin
+	switch {
+	case format == JSONLines, format == Text && o.Unit == EachLine:
+		count := max(1, (size+target/2)/target)
+		if count == 1 {
+			return whole, nil
+		}
+		pieces := make([]Piece, count)
+		for i := range pieces {
+			pieces[i] = Piece{File: input, Start: divide(size, int64(i), count), End: divide(size, int64(i)+1, count)}
+		}
+		return pieces, nil
+	case format == Parquet:
+		meta, err := readParquetMeta(file, size, o, paths)
+		if err != nil {
+			return nil, bad(explain(fmt.Errorf("reading the metadata at the end of the Parquet file: %w", err)))
+		}
+		if !meta.cuttable() {
+			return whole, nil
+		}
+		for _, g := range meta.groups {
+			bounds = append(bounds, g.start)
+		}
+	case format == Arrow && head[0] != 0xff:
+		blocks, _, err := readArrowFooter(file, size)
+		if err != nil {
+			return nil, bad(explain(fmt.Errorf("reading the metadata at the end of the Arrow file: %w", err)))
+		}
+		for _, k := range blocks {
+			bounds = append(bounds, k.start)
+		}
+	}
+	pieces := cutAt(input, bounds, size, target)
+	if len(pieces) < 2 {
+		return whole, nil
+	}
+	return pieces, nil
+}
+
+// divide is a*i/n for i up to n, without overflow.
+func divide(a, i, n int64) int64 { return a/n*i + a%n*i/n }
+
+// cutAt makes pieces of units that begin at these bytes: as many as have target bytes together, at least one.
+func cutAt(input string, bounds []int64, size, target int64) (pieces []Piece) {
+	for i := 0; i < len(bounds); {
+		next := i + 1
+		for next < len(bounds) && end(bounds, next+1, size)-bounds[i] <= target {
+			next++
+		}
+		pieces = append(pieces, Piece{File: input, Start: int64(i), End: int64(next)})
+		i = next
+	}
+	return pieces
+}
+
+// end is the byte at which a unit begins, or the size behind the last one.
+func end(bounds []int64, i int, size int64) int64 {
+	if i < len(bounds) {
+		return bounds[i]
+	}
+	return size
+}

@@ -1,0 +1,465 @@
+package documents
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"os"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/klauspost/compress/zstd"
+)
+
+// readBuffer is the size of the buffers in which lines are looked for.
+const readBuffer = 1 << 20
+
+// A Reader gives the documents of one piece. One goroutine uses it, but for BytesRead.
+type Reader struct {
+	ctx    context.Context // ends with Close
+	cancel context.CancelFunc
+	piece  Piece
+	o      Options
+
+	format Format
+	next   func() (Document, error)
+	err    error // the final one
+	lines  int64 // see Lines
+	closed bool
+
+	// Of every format: the file.
+	file io.Closer
+	sum  hash.Hash
+	read atomic.Int64
+
+	// Of formats that are read from front to back: the content, decompressed.
+	*machine
+	in     *bufio.Reader
+	header zstd.Header // of the first frame
+	offset int64       // of the next byte of in
+	start  int64       // of the line or object that is looked at
+	number int64       // of that line, from 1
+	line   int64       // of JSON: of the next byte, from 1
+	array  bool        // of JSON: the objects are in an array
+	values int64       // of JSON: objects seen
+
+	// Of Parquet and Arrow.
+	rows    rowReader
+	hashed  chan struct{} // closed when hashRange has ended
+	hashErr error
+}
+
+// A rowReader gives documents of a format with rows.
+type rowReader interface {
+	next() (Document, error)
+	skip(row int64) error // go on behind this row of the file
+}
+
+// A machine is the memory that reading takes. It serves one reader after the other.
+type machine struct {
+	raw, decoded *ahead
+	rawBuf       *bufio.Reader // of raw
+	decodedBuf   *bufio.Reader // of decoded
+	decoders     decoders
+	scanner      lineScanner
+	long         []byte // a line longer than the buffer
+	slab         slab
+}
+
+var machines = sync.Pool{New: func() any { return &machine{raw: newAhead(), decoded: newAhead()} }}
+
+// buffer gives the buffer of an ahead, made when it is first needed.
+func buffer(b **bufio.Reader, of *ahead) *bufio.Reader {
+	if *b == nil {
+		*b = bufio.NewReaderSize(of, readBuffer)
+	} else {
+		(*b).Reset(of)
+	}
+	return *b
+}
+
+// withDefaults fills in what o leaves to be chosen.
+func (o Options) withDefaults() Options {
+	if o.Text == "" {
+		o.Text = "text"
+	}
+	if o.MaxLine <= 0 {
+		o.MaxLine = DefaultMaxLine
+	}
+	if o.Stdin == nil {
+		o.Stdin = os.Stdin
+	}
+	return o
+}
+
+// Open opens a piece for reading until ctx ends.
+func Open(ctx context.Context, p Piece, o Options) (*Reader, error) {
+	o = o.withDefaults()
+	ctx, cancel := context.WithCancel(ctx)
+	r := &Reader{ctx: ctx, cancel: cancel, piece: p, o: o, number: 1, sum: sha256.New(), machine: machines.Get().(*machine)}
+	if err := r.open(); err != nil {
+		r.Close()
+		return nil, err
+	}
+	return r, nil
+}
+
+func (r *Reader) open() error {
+	if err := r.scanner.find(r.o.Text, r.o.idField()); err != nil {
+		return err
+	}
+	file, regular, err := openInput(r.ctx, r.piece.File, r.o.Stdin)
+	if err != nil {
+		return fmt.Errorf("reading documents: %w", err)
+	}
+	r.file = file
+	if regular != nil {
+		if rows, err := r.openRows(regular); rows || err != nil {
+			return err
+		}
+		if _, err := regular.Seek(r.piece.Start, io.SeekStart); err != nil {
+			return fmt.Errorf("reading documents: %w", err)
+		}
+	}
+	return r.openStream(file)
+}
+
+// openRows sets up reading of a file of Parquet or an Arrow file, which is read at any place. It reports whether the file is one.
+func (r *Reader) openRows(file *os.File) (bool, error) {
+	head := make([]byte, 8)
+	n, err := file.ReadAt(head, 0)
+	if err != nil && err != io.EOF {
+		return false, fmt.Errorf("reading documents: %w", err)
+	}
+	if magic := byMagic(head[:n]); magic == Auto || magic == Arrow && head[0] == 0xff {
+		return false, nil
+	}
+	if r.format, err = formatOf(r.piece.File, head[:n], plain, r.o.Format); err != nil {
+		return false, r.faultAt(1, 0, BadStream, err)
+	}
+	if r.format == Parquet {
+		r.rows, err = newParquetReader(r, file)
+	} else {
+		r.rows, err = newArrowFileReader(r, file)
+	}
+	if err != nil {
+		return false, err
+	}
+	r.next = r.rows.next
+	return true, nil
+}
+
+// openStream sets up reading from front to back.
+func (r *Reader) openStream(file io.Reader) error {
+	limit := int64(-1)
+	if r.piece.End >= 0 {
+		limit = r.piece.End - r.piece.Start
+	}
+	r.offset = r.piece.Start
+	r.raw.onRead = func(n int64) { r.read.Add(n) }
+	r.raw.startFile(file, r.sum, limit)
+	r.in = buffer(&r.rawBuf, r.raw)
+	head, err := r.rawBuf.Peek(4)
+	if err != nil && err != io.EOF {
+		return r.broken(1, r.offset, err)
+	}
+	c := plain
+	if r.piece.Start == 0 && r.piece.End < 0 {
+		c = compressionOf(head)
+	}
+	if c != plain {
+		if c == inZstd {
+			head, _ = r.rawBuf.Peek(min(r.rawBuf.Buffered(), zstd.HeaderMaxSize))
+			_ = r.header.Decode(head) // what is wrong with it, the decoder says
+		}
+		decoder, err := r.decoders.open(c, r.rawBuf, func() int64 { return r.raw.handed - int64(r.rawBuf.Buffered()) })
+		if err != nil {
+			return r.broken(1, 0, err)
+		}
+		r.decoded.startDecoder(decoder, r.raw)
+		r.in = buffer(&r.decodedBuf, r.decoded)
+	}
+	if r.piece.End >= 0 { // it was looked at when it was cut
+		r.format = r.o.Format
+		if named, _ := byName(r.piece.File); r.format == Auto {
+			r.format = JSONLines
+			if named == Text {
+				r.format = Text
+			}
+		}
+	} else {
+		head, err := r.in.Peek(8)
+		if err == nil && r.o.Format == Auto && byMagic(head) == Auto {
+			head, err = r.firstLine()
+		}
+		if err != nil && err != io.EOF && len(head) == 0 { // otherwise it comes again when all before it was read
+			return r.broken(1, 0, err)
+		}
+		if r.format, err = formatOf(r.piece.File, head, c, r.o.Format); err != nil {
+			return r.faultAt(1, 0, BadStream, err)
+		}
+	}
+	switch {
+	case r.format == Parquet:
+		return r.faultAt(1, 0, BadStream, errors.New("Parquet is read from its end, which a pipe or a compressed file does not let; save the file as it is and name it"))
+	case r.format == Arrow:
+		rows, err := newArrowStreamReader(r)
+		if err != nil {
+			return err
+		}
+		r.rows, r.next = rows, rows.next
+	case r.format == JSON:
+		r.next = r.nextJSON
+		return r.startJSON()
+	case r.format == Text && r.o.Unit == WholeFile:
+		r.next = r.nextFile
+	default:
+		r.next = r.nextLine
+		return r.startLines()
+	}
+	return nil
+}
+
+// firstLine peeks at the first line, or a buffer full of it.
+func (r *Reader) firstLine() ([]byte, error) {
+	for {
+		n := r.in.Buffered()
+		head, err := r.in.Peek(n)
+		if err != nil || n == r.in.Size() || bytes.IndexByte(bytes.TrimLeft(head, " \t\r\n"), '\n') >= 0 {
+			return head, err
+		}
+		if head, err = r.in.Peek(n + 1); err != nil { // reads once: a pipe may have no more for long
+			return head, err
+		}
+	}
+}
+
+// Next gives the next document. At the end of the piece the error is [io.EOF]. After a [*DocumentError] of another kind than [BadStream] the
+// next call goes on with the next document; any other error is final.
+func (r *Reader) Next() (Document, error) {
+	if r.err != nil {
+		return Document{}, r.err
+	}
+	if err := r.ctx.Err(); err != nil {
+		r.err = r.stopped(err)
+		return Document{}, r.err
+	}
+	doc, err := r.next()
+	if err != nil && !recoverable(err) {
+		r.err = err
+	}
+	return doc, err
+}
+
+// recoverable reports whether reading can go on after an error.
+func recoverable(err error) bool {
+	bad, ok := err.(*DocumentError)
+	return ok && bad.Kind != BadStream
+}
+
+// Lines is the number of lines (rows) of the piece that were passed so far, the bad and blank ones included. Of JSON over several lines it is
+// the number of line feeds before the end of the last object.
+func (r *Reader) Lines() int64 { return r.lines }
+
+// BytesRead is how many bytes of the file were read for what was passed so far, as it is compressed. Any goroutine may ask.
+func (r *Reader) BytesRead() int64 {
+	n := r.read.Load()
+	if r.piece.End >= 0 && r.rows == nil {
+		n = min(n, r.piece.End-r.piece.Start)
+	}
+	return n
+}
+
+// SHA256 is the hash of the piece's bytes on disk in hexadecimal, after Next has given [io.EOF]; before that it is "". The bytes of the pieces of
+// a file are all of its bytes: lines are hashed with the piece in whose bytes they lie, what lies around row groups and record batches with
+// the first piece or with the one before.
+func (r *Reader) SHA256() string {
+	if r.err != io.EOF {
+		return ""
+	}
+	return hex.EncodeToString(r.sum.Sum(nil))
+}
+
+// Skip goes on behind a document, good or bad, that another reader of the same piece has given: offset is its Offset, lines what Lines was then.
+// It must come before the first Next. What is skipped is read all the same, for the hash, but not looked at.
+func (r *Reader) Skip(offset, lines int64) error {
+	var err error
+	switch {
+	case r.rows != nil:
+		err = r.rows.skip(offset)
+		r.lines = lines
+	case r.format == JSON:
+		err = r.skipJSON(offset, lines)
+	case r.format == Text && r.o.Unit == WholeFile:
+		r.next = func() (Document, error) { return Document{}, r.finish() }
+		r.lines = lines
+	default:
+		err = r.skipLine(offset, lines)
+	}
+	if err != nil {
+		r.err = err
+	}
+	return err
+}
+
+// Close ends reading and frees what it held.
+func (r *Reader) Close() error {
+	if r.closed {
+		return nil
+	}
+	r.closed = true
+	r.cancel() // ends a Read that waits
+	if r.hashed != nil {
+		<-r.hashed
+	}
+	m := r.machine
+	m.decoded.stop()
+	m.raw.stop()
+	if r.in != nil && r.in == m.decodedBuf {
+		m.decoders.release(r.header)
+	}
+	m.dropLong()
+	r.machine, r.in = nil, nil
+	machines.Put(m)
+	if r.err == nil {
+		r.err = fmt.Errorf("reading %s: %w", r.piece.File, os.ErrClosed)
+	}
+	if r.file != nil {
+		return r.file.Close()
+	}
+	return nil
+}
+
+// finish reads what may be left of the file, for the hash, and gives io.EOF.
+func (r *Reader) finish() error {
+	if err := r.waitForHash(); err != nil {
+		return err
+	}
+	if r.in != nil && r.offset < r.piece.End {
+		return r.broken(r.lines+1, r.offset, advise("the file ends here, but had %d bytes when it was cut into pieces; it was changed since: begin again", r.piece.End))
+	}
+	if r.in != nil && r.piece.End < 0 {
+		if _, err := io.Copy(io.Discard, r.in); err != nil {
+			return r.broken(r.number, r.offset, err)
+		}
+	}
+	return io.EOF
+}
+
+func (r *Reader) stopped(err error) error { return fmt.Errorf("reading %s: %w", r.piece.File, err) }
+
+// faultAt is an error of a document, or of all from here on.
+func (r *Reader) faultAt(line, offset int64, kind Kind, err error) error {
+	return &DocumentError{File: r.piece.File, Line: line, Offset: offset, Kind: kind, Err: err}
+}
+
+// broken is the error of an input that cannot be read beyond a place.
+func (r *Reader) broken(line, offset int64, err error) error {
+	if stop := r.ctx.Err(); stop != nil {
+		return r.stopped(stop)
+	}
+	return r.faultAt(line, offset, BadStream, explain(err))
+}
+
+// tooLong is the error of a document above the limit.
+func (r *Reader) tooLong(what string, length int64) error {
+	err := fmt.Errorf("the %s has %d bytes, at most %d are read; split the document or raise the limit", what, length, r.o.MaxLine)
+	return r.faultAt(r.number, r.start, LineTooLong, err)
+}
+
+// buffered gives what is at hand of the content, at least a byte; nothing at its end.
+func (r *Reader) buffered() ([]byte, error) {
+	if r.in.Buffered() == 0 {
+		if err := r.ctx.Err(); err != nil {
+			return nil, r.stopped(err)
+		}
+		if _, err := r.in.Peek(1); err == io.EOF {
+			return nil, nil
+		} else if err != nil {
+			return nil, r.broken(r.number, r.offset, err)
+		}
+	}
+	return r.in.Peek(r.in.Buffered())
+}
+
+// discardTo moves on to a byte of the content.
+func (r *Reader) discardTo(offset int64) error {
+	for r.offset < offset {
+		b, err := r.buffered()
+		if err != nil {
+			return err
+		}
+		if len(b) == 0 {
+			return fmt.Errorf("reading %s: it ends at byte %d, before the byte %d that an earlier run has read; it was changed since", r.piece.File, r.offset, offset)
+		}
+		n, _ := r.in.Discard(int(min(int64(len(b)), offset-r.offset)))
+		r.offset += int64(n)
+	}
+	return nil
+}
+
+// document makes a document of a line or object. Its text and its id lie in one piece of memory of their own.
+func (r *Reader) document(line []byte) (Document, error) {
+	id, text, bad := r.scanner.scan(line)
+	if bad != nil {
+		at := min(bad.at, max(0, len(line)-1)) // within the line, also where that ends too early: see Skip
+		return Document{}, &DocumentError{File: r.piece.File, Line: r.number, Offset: r.start + int64(at), ID: string(id), Kind: bad.kind, Err: bad.err}
+	}
+	if len(r.long) > 0 && len(text) > cap(r.long)/2 { // a giant gets the memory that it was read into
+		r.long = nil
+		return Document{ID: string(id), Text: text[:len(text):len(text)], File: r.piece.File, Line: r.number, Offset: r.start}, nil
+	}
+	return r.own(id, text), nil
+}
+
+// own makes a document of an id and a text that lie in memory for the moment.
+func (r *Reader) own(id, text []byte) Document {
+	memory := r.slab.take(len(id) + len(text))
+	memory = append(append(memory, id...), text...)
+	doc := Document{Text: memory[len(id):], File: r.piece.File, Line: r.number, Offset: r.start}
+	if len(id) > 0 {
+		doc.ID = unsafe.String(&memory[0], len(id)) // nobody changes these bytes: the text, which may be, lies behind them
+	}
+	return doc
+}
+
+// dropLong empties long. One giant in a corpus should not be carried along to its end.
+func (m *machine) dropLong() {
+	if cap(m.long) > 16*readBuffer {
+		m.long = nil
+	}
+	m.long = m.long[:0]
+}
+
+// addLong adds to long. It grows by doubling, which leaves less behind than append does for what is large.
+func (m *machine) addLong(part []byte) {
+	if n := len(m.long) + len(part); n > cap(m.long) {
+		m.long = append(make([]byte, 0, max(n, 2*cap(m.long))), m.long...)
+	}
+	m.long = append(m.long, part...)
+}
+
+// A slab is memory for many documents, so that not each of them is an allocation.
+type slab []byte
+
+const slabSize = 128 << 10
+
+// take gives memory for n bytes, with which nobody else has to do.
+func (s *slab) take(n int) []byte {
+	if n > slabSize/8 {
+		return make([]byte, 0, n)
+	}
+	if n > len(*s) {
+		*s = make([]byte, slabSize)
+	}
+	memory := (*s)[:0:n]
+	*s = (*s)[n:]
+	return memory
+}

@@ -1,0 +1,169 @@
+package tokenize
+
+import "slices"
+
+// Merging looks at every pair of a word again and again. For the vocabularies that training makes there is a way that reads a word once, from left to
+// right, and gives the same ids. It rests on these facts, for ordered merges: each that happens comes after those that make its two parts.
+//
+//   - Where the ids of a text have a boundary, the texts on both sides have the same ids by themselves: no merge ever crossed it.
+//   - A sequence of tokens is what merging gives of their bytes if merging each token's bytes gives the token, and merging the bytes of each two
+//     neighbours gives the two. For say that a merge crosses boundaries, the first one between two tokens: both sides have been merged by then as
+//     they would be alone, because ranks only grow as merging goes on; so it would cross between the two alone as well.
+//   - So for each prefix of a text there is exactly one such sequence, and it does not matter how it is searched for.
+//
+// The search takes the longest token that fits to the one before it, and goes back a token where none does. A place that it went back from is never
+// reached again, so that it is linear in the length of the word for a vocabulary.
+
+// A piece is how merging makes a token of its bytes.
+type piece struct {
+	left, right uint32 // the two tokens that the last merge joins; of no meaning for a byte
+	born        uint32 // the rank of that merge plus one; 0 for a byte, noToken if merging does not make the token
+	length      uint32 // in bytes
+}
+
+// greedy encodes words without merging. It does not change after it is made.
+type greedy struct {
+	pairs   *pairTable
+	tree    *prefixTree
+	pieces  []piece  // by id
+	shorter []uint32 // by id: the longest token that merging makes and that this one starts with, noToken if there is none
+}
+
+// newGreedy returns nil if the merges are not ordered. tokens are all of the vocabulary's; it marks those that merging makes.
+//
+// Files made of tiktoken's ranks list every split of a token, some with a part that is made later than the token itself. Such a merge never happens: where
+// its two parts stand side by side, the token has been made of them before. So it is no obstacle if that is so.
+func newGreedy(tokens []prefixToken, size int, alphabet *[256]uint32, pairs *pairTable) *greedy {
+	const never = noToken
+	g := &greedy{pairs: pairs, pieces: make([]piece, size), shorter: make([]uint32, size)}
+	for id := range g.pieces {
+		g.pieces[id].born = never
+	}
+	for _, id := range alphabet {
+		if id != noToken {
+			g.pieces[id] = piece{length: 1}
+		}
+	}
+	var late []pairMerge
+	for _, m := range pairs.byRank() {
+		left, right := &g.pieces[m.left], &g.pieces[m.right]
+		switch {
+		case left.born == never || right.born == never:
+			late = append(late, m)
+		case g.pieces[m.id].born == never && g.fit(m.left, m.right, true):
+			g.pieces[m.id] = piece{m.left, m.right, m.rank + 1, left.length + right.length}
+		}
+	}
+	for _, m := range late {
+		if last := max(g.pieces[m.left].born, g.pieces[m.right].born); last != never && g.pieces[m.id].born >= last {
+			return nil
+		}
+	}
+	for i := range tokens {
+		if g.pieces[tokens[i].info&idMask].born != never {
+			tokens[i].info |= mergedNode
+		}
+	}
+	return g
+}
+
+// prepare fills tree and, if the merges allow it, greedy. It needs bytes and pairs.
+func (t *Tokenizer) prepare(vocab map[string]uint32) {
+	var text []byte
+	tokens := make([]prefixToken, 0, len(vocab))
+	for token, id := range vocab {
+		start := len(text)
+		spelt, ok := unspell(text, token)
+		if !ok || len(spelt) == start {
+			continue // no word is spelled like this
+		}
+		text = spelt
+		tokens = append(tokens, prefixToken{text[start:], wholeNode | id})
+	}
+	t.greedy = newGreedy(tokens, len(t.tokens), &t.bytes, &t.pairs)
+	t.tree = newPrefixTree(tokens)
+	if t.greedy != nil {
+		t.greedy.setTree(&t.tree, tokens)
+	}
+	t.words = newWordTable(len(tokens))
+	for _, token := range tokens {
+		if len(token.text) <= narrowWord && (t.ignoreMerges || t.mergesAlone(token)) {
+			t.words.put(narrowKeyOf(token.text, len(token.text)), token.info&idMask)
+		}
+	}
+}
+
+// mergesAlone reports whether merging the bytes of a token gives the token.
+func (t *Tokenizer) mergesAlone(token prefixToken) bool {
+	if t.greedy != nil {
+		return token.info&mergedNode != 0
+	}
+	ids, ok := (&merger{}).merge(t, nil, token.text)
+	return ok && len(ids) == 1 && ids[0] == token.info&idMask
+}
+
+// setTree completes g with the tree of its tokens.
+func (g *greedy) setTree(tree *prefixTree, tokens []prefixToken) {
+	g.tree = tree
+	for _, t := range tokens {
+		g.shorter[t.info&idMask] = tree.longest(t.text[:len(t.text)-1])
+	}
+}
+
+// fit reports whether merging the bytes of x and y, which merging makes, gives these two. It goes back in time from there: it undoes the younger of
+// the tokens on both sides of the boundary, until both are bytes, and asks each two that were neighbours whether a merge would have joined them.
+// Equal ranks are merged from left to right. If joining is set, a merge of x and y themselves does not count.
+func (g *greedy) fit(x, y uint32, joining bool) bool {
+	endX, endY := uint32(noToken), uint32(noToken) // the ranks that use x and y up
+	for {
+		if rank := g.pairs.get(x, y).rank; rank < endX && rank <= endY && rank != noToken && !joining {
+			return false
+		}
+		joining = false
+		px, py := &g.pieces[x], &g.pieces[y]
+		switch {
+		case px.born > py.born:
+			endX, x = px.born-1, px.right
+		case py.born > 0:
+			endY, y = py.born-1, py.left
+		default:
+			return true
+		}
+	}
+}
+
+// append appends the ids of the word w, which is not empty, to dst. ok is false if no tokens spell it, and dst is as it was.
+func (z *merger) greedy(g *greedy, dst []uint32, w []byte) (ids []uint32, ok bool) {
+	start, at := len(dst), 0
+	next := g.tree.longest(w)
+	dead := z.dead[:0] // a bit for each place that the search went back from; empty until it does
+	for {
+		if next == noToken {
+			// Nothing fits here: another token has to lead here, or not here.
+			if len(dst) == start {
+				return dst, false
+			}
+			if len(dead) == 0 {
+				dead = slices.Grow(dead, len(w)/64+1)[:len(w)/64+1]
+				clear(dead)
+				z.dead = dead
+			}
+			dead[at>>6] |= 1 << (at & 63)
+			last := dst[len(dst)-1]
+			dst = dst[:len(dst)-1]
+			at -= int(g.pieces[last].length)
+			next = g.shorter[last]
+			continue
+		}
+		end := at + int(g.pieces[next].length)
+		if len(dead) > 0 && dead[end>>6]>>(end&63)&1 != 0 || len(dst) > start && !g.fit(dst[len(dst)-1], next, false) {
+			next = g.shorter[next]
+			continue
+		}
+		dst = append(dst, next)
+		if end == len(w) {
+			return dst, true
+		}
+		at, next = end, g.tree.longest(w[end:])
+	}
+}

@@ -1,0 +1,416 @@
+package job
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"mula/internal/atomicfile"
+	"mula/internal/locks"
+	"mula/tokenize/documents"
+)
+
+// A board is what a process knows of all units.
+type board struct {
+	f     *folder
+	limit int64 // documents that are wanted, 0: all
+
+	mu      sync.Mutex
+	news    chan struct{} // closed and made anew when something below changes
+	units   []unitState
+	prefix  int     // units before it are complete
+	counted int64   // documents of these
+	before  []int64 // for each unit below prefix, and for prefix: lines of the unit's first input in the units before it
+	until   int     // units from here on are not needed
+	failed  *failure
+	over    bool // the output is complete: no unit will have to be made again
+	holder  string
+	remade  map[int]int
+}
+
+type unitState struct {
+	stage  stage
+	record *unitRecord        // when complete
+	sum    totals             // of the record
+	cancel context.CancelFunc // when ours
+}
+
+type stage uint8
+
+const (
+	open   stage = iota
+	ours         // this process is at it
+	theirs       // another process has it
+	complete
+)
+
+// A failure is a document, or the end of a broken file, at which the job ends.
+type failure struct {
+	unit    int
+	ordinal int64 // documents of the unit before it
+	part    int
+	lines   int64 // of the input in the parts of the unit before this one
+	err     error // a DocumentError has its line in the part
+}
+
+func newBoard(f *folder) *board {
+	return &board{
+		f: f, limit: f.d.Settings.MaxDocuments, news: make(chan struct{}), units: make([]unitState, len(f.d.Units)),
+		before: make([]int64, 1, len(f.d.Units)+1), until: len(f.d.Units), remade: make(map[int]int),
+	}
+}
+
+// changed tells those that wait. mu is held.
+func (b *board) changed() {
+	close(b.news)
+	b.news = make(chan struct{})
+}
+
+// survey finds the units that are complete, by one look at the folder.
+func (b *board) survey() error {
+	entries, err := os.ReadDir(b.f.dir)
+	if err != nil {
+		return err
+	}
+	there := make(map[string]bool, len(entries))
+	for _, e := range entries {
+		there[e.Name()] = true
+	}
+	for u := range b.units {
+		if there[filepath.Base(b.f.unitPath(u))] {
+			if _, err := b.check(u); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// check reports whether a unit is complete, by its record.
+func (b *board) check(u int) (bool, error) {
+	b.mu.Lock()
+	known := b.units[u].stage == complete
+	b.mu.Unlock()
+	if known {
+		return true, nil
+	}
+	record, err := b.f.readUnit(u)
+	if err != nil || record == nil {
+		return false, err
+	}
+	b.complete(u, record)
+	return true, nil
+}
+
+// complete notes that a unit is.
+func (b *board) complete(u int, record *unitRecord) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.units[u].stage == complete {
+		return
+	}
+	b.units[u] = unitState{stage: complete, record: record, sum: record.sum()}
+	b.advance()
+	b.changed()
+}
+
+// advance moves prefix on. mu is held.
+func (b *board) advance() {
+	for b.prefix < b.until && b.units[b.prefix].stage == complete {
+		u := b.prefix
+		r := b.units[u].record
+		b.counted += b.units[u].sum.Documents
+		b.prefix++
+		if x := b.failed; x != nil && x.unit == b.prefix && b.limit > 0 && b.counted+x.ordinal >= b.limit {
+			b.failed, b.until = nil, b.prefix+1 // what is wanted of the unit lies before its failure
+		}
+		if b.prefix < len(b.units) && len(b.before) == b.prefix {
+			b.before = append(b.before, b.linesBefore(u, len(r.Parts), b.f.d.Units[b.prefix][0].Input))
+		}
+		if b.limit > 0 && b.counted >= b.limit {
+			b.stopAt(b.prefix)
+		}
+	}
+}
+
+// linesBefore counts the lines of an input in the parts of unit u before the given one, and in the units before u. mu is held.
+func (b *board) linesBefore(u, part, input int) (lines int64) {
+	parts, record := b.f.d.Units[u], b.units[u].record
+	for p := part - 1; p >= 0; p-- {
+		if parts[p].Input != input {
+			return lines
+		}
+		lines += record.Parts[p].Lines
+	}
+	if parts[0].Input == input {
+		lines += b.before[u]
+	}
+	return lines
+}
+
+// base is how many lines the input of a part has before the part. The unit and all before it are complete.
+func (b *board) base(u, part int) int64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.linesBefore(u, part, b.f.d.Units[u][part].Input)
+}
+
+// stopAt says that units from u on are not needed. mu is held.
+func (b *board) stopAt(u int) {
+	b.until = min(b.until, u)
+	for i := b.until; i < len(b.units); i++ {
+		if b.units[i].cancel != nil {
+			b.units[i].cancel()
+		}
+	}
+	b.changed()
+}
+
+// fail notes a failure. The job goes on with the units before it, since one of them may fail too, or have all documents that are wanted: so
+// what a job ends with does not depend on which of its units were faster.
+func (b *board) fail(x *failure) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.units[x.unit].stage == ours {
+		b.units[x.unit] = unitState{}
+	}
+	if x.unit >= b.until {
+		return
+	}
+	b.failed = x
+	b.stopAt(x.unit)
+	if b.prefix == x.unit && b.limit > 0 && b.counted+x.ordinal >= b.limit {
+		b.failed, b.until = nil, x.unit+1
+	}
+}
+
+// wanted is how many documents of a unit are wanted at most, 0: all.
+func (b *board) wanted(u int) int64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.limit > 0 && b.prefix == u {
+		return b.limit - b.counted
+	}
+	return b.limit
+}
+
+// claim takes a unit for this process: the first that nobody has. It waits while there is none, and gives -1 when there will be none. The
+// context is the unit's, which ends when the unit is not needed any more.
+func (b *board) claim(ctx context.Context) (u int, l *locks.Lock, unitCtx context.Context, err error) {
+	for {
+		u, over, news := b.next()
+		if over {
+			return -1, nil, nil, nil
+		}
+		if u < 0 {
+			select {
+			case <-ctx.Done():
+				return -1, nil, nil, context.Cause(ctx)
+			case <-news:
+			}
+			continue
+		}
+		l, holder, err := b.f.locks.Acquire(b.f.unitLock(u))
+		if err != nil {
+			return -1, nil, nil, err
+		}
+		// The holder writes the record before it gives the lock back.
+		done, err := b.check(u)
+		if err != nil || done {
+			if l != nil {
+				l.Release()
+			}
+			if err != nil {
+				return -1, nil, nil, err
+			}
+			continue
+		}
+		b.mu.Lock()
+		if l == nil {
+			b.units[u].stage, b.holder = theirs, holder
+			b.mu.Unlock()
+			continue
+		}
+		unitCtx, cancel := context.WithCancel(ctx)
+		b.units[u].cancel = cancel
+		if u >= b.until || b.over {
+			cancel()
+		}
+		b.mu.Unlock()
+		return u, l, unitCtx, nil
+	}
+}
+
+// next takes the first open unit, -1 if there is none now. It is ours until claim finds it is not. over says that there will be none.
+func (b *board) next() (u int, over bool, news chan struct{}) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.over {
+		return -1, true, nil
+	}
+	for u := b.prefix; u < b.until; u++ {
+		if b.units[u].stage == open {
+			b.units[u].stage = ours
+			return u, false, nil
+		}
+	}
+	return -1, false, b.news
+}
+
+// end says that no unit will have to be encoded any more, and ends what is in work: another process has done it before.
+func (b *board) end() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.over = true
+	for _, u := range b.units {
+		if u.cancel != nil {
+			u.cancel()
+		}
+	}
+	b.changed()
+}
+
+// putBack gives a unit back that was not completed.
+func (b *board) putBack(u int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if c := b.units[u].cancel; c != nil {
+		c()
+	}
+	if b.units[u].stage == ours {
+		b.units[u] = unitState{}
+		b.changed()
+	}
+}
+
+// watch looks again and again at units that other processes have, until ctx ends: they are complete, or taken over.
+func (b *board) watch(ctx context.Context) error {
+	pause := b.f.o.tuning.poll
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(pause):
+		}
+		b.mu.Lock()
+		var waits []int
+		for u := b.prefix; u < b.until; u++ {
+			if b.units[u].stage == theirs {
+				waits = append(waits, u)
+			}
+		}
+		idle := len(waits) == 0
+		b.mu.Unlock()
+		progress := false
+		for _, u := range waits {
+			done, err := b.check(u)
+			if err != nil {
+				return err
+			}
+			progress = progress || done
+			if !done {
+				b.mu.Lock()
+				if b.units[u].stage == theirs {
+					b.units[u].stage = open // to be tried again
+					b.changed()
+				}
+				b.mu.Unlock()
+			}
+		}
+		if progress || idle {
+			pause = b.f.o.tuning.poll
+		} else {
+			pause = min(pause*3/2, b.f.o.tuning.maxPoll)
+		}
+	}
+}
+
+// unit gives the record of a unit when it and all before it are complete, and nil if it is not needed.
+func (b *board) unit(ctx context.Context, u int) (*unitRecord, error) {
+	for {
+		b.mu.Lock()
+		news := b.news
+		var record *unitRecord
+		if u < b.prefix {
+			record = b.units[u].record
+		}
+		settled := b.prefix == b.until
+		var err error
+		if settled && b.failed != nil && b.failed.unit == b.until {
+			err = b.located(b.failed)
+		}
+		b.mu.Unlock()
+		if record != nil || settled {
+			if record != nil {
+				err = nil
+			}
+			return record, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		case <-news:
+		}
+	}
+}
+
+// located is the error of a failure with lines counted from the start of the file. All units before it are complete; mu is held.
+func (b *board) located(x *failure) error {
+	var bad *documents.DocumentError
+	if !errors.As(x.err, &bad) {
+		return x.err
+	}
+	at := *bad
+	at.Line += x.lines
+	if parts := b.f.d.Units[x.unit]; parts[0].Input == parts[x.part].Input {
+		at.Line += b.before[x.unit]
+	}
+	return &at
+}
+
+// remake has a unit made again of which a segment is damaged or missing, unless another process has done that.
+func (b *board) remake(u, number int, cause error) error {
+	l, holder, err := b.f.locks.Acquire(b.f.unitLock(u))
+	if err != nil {
+		return err
+	}
+	stage := theirs
+	if l != nil {
+		defer l.Release()
+		if record, err := b.f.readUnit(u); err == nil && record != nil && verifySegment(segmentName(b.f.dir, u, number)) == nil {
+			return nil
+		}
+		b.mu.Lock()
+		b.remade[u]++
+		often := b.remade[u] > maxRemade
+		b.mu.Unlock()
+		if often {
+			return fmt.Errorf("made %d times, and again: %w", maxRemade, cause)
+		}
+		if err := atomicfile.Remove(b.f.unitPath(u)); err != nil {
+			return err
+		}
+		if err := b.f.removeSegments(u); err != nil {
+			return err
+		}
+		stage = open
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.units[u], b.holder = unitState{stage: stage}, holder
+	if u < b.prefix {
+		b.prefix, b.counted, b.before = u, 0, b.before[:u+1]
+		for _, s := range b.units[:u] {
+			b.counted += s.sum.Documents
+		}
+	}
+	b.changed()
+	return nil
+}
+
+// maxRemade is how often a unit is made again before its disk is held for broken.
+const maxRemade = 3

@@ -1,0 +1,257 @@
+package job
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+
+	"mula/shards"
+	"mula/shards/formats"
+	"mula/tokenize"
+	"mula/tokenize/documents"
+)
+
+// A description is job.json: what decides the bytes of the output, and how the work is cut, which does not.
+type description struct {
+	Format   int      `json:"format"` // 1
+	Settings settings `json:"settings"`
+	Inputs   []input  `json:"inputs"`
+
+	// Private says that an input can be read only once, as standard input: the job is one process's and cannot go on after it.
+	Private bool `json:"private"`
+
+	// Units are what processes claim: one piece of a large input, or several small inputs one after the other.
+	Units []unit `json:"units"`
+	// SegmentBytes is the weight at which a segment is full. All processes must agree on it: one goes on where another was killed.
+	SegmentBytes int64 `json:"segment_bytes"`
+
+	// Replaces are the files of the shards that a job before this one has made here; those that this one does not write are removed at its end.
+	Replaces []string `json:"replaces,omitempty"`
+}
+
+const descriptionFormat = 1
+
+// settings are the choices that decide bytes.
+type settings struct {
+	Tokenizer    shards.TokenizerInfo `json:"tokenizer"`
+	Layout       shards.Layout        `json:"layout"`
+	TextField    string               `json:"text_field"`
+	IDField      string               `json:"id_field"`
+	InputFormat  string               `json:"input_format"`
+	TextUnit     string               `json:"text_unit"`
+	MaxLine      int                  `json:"max_line"`
+	ShardTokens  int64                `json:"shard_tokens"` // 0: one shard
+	Shuffle      bool                 `json:"shuffle"`
+	ShuffleSeed  uint64               `json:"shuffle_seed"`
+	Sample       float64              `json:"sample"` // 0: all
+	MaxDocuments int64                `json:"max_documents"`
+}
+
+// An input as it was when the job began.
+type input struct {
+	Path     string `json:"path"`
+	Size     int64  `json:"size"`     // in bytes, -1 if it is no regular file
+	Modified int64  `json:"modified"` // nanoseconds since 1970
+}
+
+// A unit is a run of parts that are read one after the other.
+type unit []part
+
+// A part is a piece of an input ([documents.Piece]) by the number of the input.
+type part struct {
+	Input      int
+	Start, End int64
+}
+
+// MarshalJSON writes the three numbers as an array.
+func (p part) MarshalJSON() ([]byte, error) {
+	return fmt.Appendf(nil, "[%d,%d,%d]", p.Input, p.Start, p.End), nil
+}
+
+// UnmarshalJSON reads them.
+func (p *part) UnmarshalJSON(text []byte) error {
+	_, err := fmt.Sscanf(string(text), "[%d,%d,%d]", &p.Input, &p.Start, &p.End)
+	return err
+}
+
+// Sizes of the work.
+const (
+	maxUnitBytes = 256 << 20 // on disk
+	minUnitBytes = 8 << 20
+	manyUnits    = 256 // small inputs are cut so that there are about as many
+	maxParts     = 1024
+
+	segmentBytes = 64 << 20
+)
+
+// describe says what the options ask for, all but the cut.
+func describe(o *Options) (*description, error) {
+	d := &description{Format: descriptionFormat, Settings: settings{
+		Tokenizer: shards.TokenizerInfo{
+			SHA256: o.Tokenizer.SHA256(), VocabSize: o.Tokenizer.VocabSize(), EOD: -1, ClassTable: tokenize.ClassTable(), Specials: o.Specials.String(),
+		},
+		Layout: o.Layout, TextField: o.Read.Text, IDField: o.Read.ID, InputFormat: o.Read.Format.String(), TextUnit: o.Read.Unit.String(), MaxLine: o.Read.MaxLine,
+		ShardTokens: o.ShardTokens, Shuffle: o.Shuffle, ShuffleSeed: o.ShuffleSeed, Sample: o.Sample, MaxDocuments: o.MaxDocuments,
+	}}
+	if o.AppendEOD {
+		d.Settings.Tokenizer.EOD = int64(o.EOD)
+	}
+	for _, path := range o.Inputs {
+		in, err := look(path)
+		if err != nil {
+			return nil, err
+		}
+		d.Private = d.Private || in.Size < 0
+		d.Inputs = append(d.Inputs, in)
+	}
+	return d, nil
+}
+
+// look finds out what an input is.
+func look(path string) (input, error) {
+	in := input{Path: path, Size: -1}
+	if path == "-" {
+		return in, nil
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		return in, fmt.Errorf("tokenizing: %w", err)
+	}
+	if info.Mode().IsRegular() {
+		in.Size, in.Modified = info.Size(), info.ModTime().UnixNano()
+	}
+	return in, nil
+}
+
+// size is that of all inputs, -1 if it is not known.
+func (d *description) size() (size int64) {
+	for _, in := range d.Inputs {
+		if in.Size < 0 {
+			return -1
+		}
+		size += in.Size
+	}
+	return size
+}
+
+// cut cuts the inputs into units. target is the size of one on disk; 0 leaves it to the size of the inputs.
+func (d *description) cut(ctx context.Context, o *Options, target int64) error {
+	if target <= 0 {
+		target = min(max(d.size()/manyUnits, minUnitBytes), maxUnitBytes)
+	}
+	pieces, err := documents.Pieces(ctx, o.Inputs, o.Read, target)
+	if err != nil {
+		return err
+	}
+	number := make(map[string]int, len(d.Inputs))
+	for i, in := range d.Inputs {
+		number[in.Path] = i
+	}
+	d.Units = nil
+	var open int64 // bytes of the last unit
+	for i, p := range pieces {
+		n := number[p.File]
+		whole := (i == 0 || pieces[i-1].File != p.File) && (i+1 == len(pieces) || pieces[i+1].File != p.File)
+		bytes := target // of a piece of many
+		if whole {
+			bytes = max(d.Inputs[n].Size, 0)
+		}
+		last := len(d.Units) - 1
+		if last < 0 || open+bytes > target || len(d.Units[last]) == maxParts {
+			d.Units, open = append(d.Units, nil), 0
+			last++
+		}
+		d.Units[last] = append(d.Units[last], part{n, p.Start, p.End})
+		open += bytes
+	}
+	return nil
+}
+
+// width is the number of bytes of an id in the spool.
+func (d *description) width() int {
+	if d.Settings.Tokenizer.VocabSize <= 1<<16 {
+		return 2
+	}
+	return 4
+}
+
+// difference says in words what of the settings or inputs, beside sizes and times, d has and other has not; "" if they agree.
+func (d *description) difference(other *description) string {
+	a, b := d.Settings, other.Settings
+	for _, s := range []struct {
+		what         string
+		here, before any
+	}{
+		{"the tokenizer's SHA-256", a.Tokenizer.SHA256, b.Tokenizer.SHA256},
+		{"the size of the vocabulary", a.Tokenizer.VocabSize, b.Tokenizer.VocabSize},
+		{"the end-of-document id (-1: none)", a.Tokenizer.EOD, b.Tokenizer.EOD},
+		{"the table of character classes", a.Tokenizer.ClassTable, b.Tokenizer.ClassTable},
+		{"what special tokens in a text become", a.Tokenizer.Specials, b.Tokenizer.Specials},
+		{"the layout", formats.Name(a.Layout), formats.Name(b.Layout)},
+		{"the text field", a.TextField, b.TextField},
+		{"the id field", a.IDField, b.IDField},
+		{"the format of the inputs", a.InputFormat, b.InputFormat},
+		{"the unit of text files", a.TextUnit, b.TextUnit},
+		{"the longest line", a.MaxLine, b.MaxLine},
+		{"the tokens of a shard (0: one shard)", a.ShardTokens, b.ShardTokens},
+		{"shuffling", a.Shuffle, b.Shuffle},
+		{"the seed of shuffling", a.ShuffleSeed, b.ShuffleSeed},
+		{"the share that is sampled (0: all)", a.Sample, b.Sample},
+		{"the greatest number of documents (0: all)", a.MaxDocuments, b.MaxDocuments},
+		{"the number of inputs", len(d.Inputs), len(other.Inputs)},
+	} {
+		if s.here != s.before {
+			return fmt.Sprintf("%s is %v, there it is %v", s.what, s.here, s.before)
+		}
+	}
+	for i, in := range d.Inputs {
+		if in.Path != other.Inputs[i].Path {
+			return fmt.Sprintf("input %d is %s, there it is %s", i+1, in.Path, other.Inputs[i].Path)
+		}
+	}
+	return ""
+}
+
+// changed gives the numbers of the inputs whose size or time is not what it was.
+func (d *description) changed(now *description) (inputs []int) {
+	for i, in := range d.Inputs {
+		if now.Inputs[i] != in {
+			inputs = append(inputs, i)
+		}
+	}
+	return inputs
+}
+
+// valid makes sure that numbers in a job.json can be followed.
+func (d *description) valid() error {
+	next := 0
+	for _, u := range d.Units {
+		if len(u) == 0 || len(u) > maxParts {
+			return fmt.Errorf("it has a unit of %d parts", len(u))
+		}
+		for _, p := range u {
+			if p.Input < next || p.Input >= len(d.Inputs) || p.Start < 0 {
+				return fmt.Errorf("it has a part of input %d", p.Input)
+			}
+			next = p.Input
+		}
+	}
+	if d.SegmentBytes <= 0 {
+		return fmt.Errorf("its segments have %d bytes", d.SegmentBytes)
+	}
+	return nil
+}
+
+// names lists inputs in words.
+func (d *description) names() string {
+	var names []string
+	for i, in := range d.Inputs {
+		if i == 10 {
+			names = append(names, fmt.Sprintf("and %d more", len(d.Inputs)-i))
+			break
+		}
+		names = append(names, in.Path)
+	}
+	return strings.Join(names, ", ")
+}

@@ -1,0 +1,514 @@
+package job
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sync/errgroup"
+
+	"mula/internal/locks"
+	"mula/tokenize"
+	"mula/tokenize/documents"
+)
+
+// Sizes of the pipeline: a batch is closed at either of the first two.
+const (
+	batchBytes     = 256 << 10 // of text
+	batchDocuments = 1024
+	// What a byte of text takes on its way: itself and, at worst, an id of four bytes.
+	bytesInFlight = 1 + 4
+	// Units that are read at once, beside the first, for each of so many workers: decompressing is faster than encoding by about as much.
+	workersPerReader = 4
+	maxReaders       = 16
+)
+
+// A batch is a run of documents on its way from the reader of a unit through a worker to the writer of its segments.
+type batch struct {
+	items  []item
+	tokens []uint32
+	bytes  int           // of text
+	weight int64         // of the memory it has been granted
+	done   chan struct{} // closed by the worker
+}
+
+// An item is a document of a batch, or the error in its place, or the end of a part.
+type item struct {
+	documents.Document
+	part  int
+	lines int64 // of the part that were passed, this one included
+	err   error
+	end   int // of its ids in batch.tokens
+
+	partEnds bool
+	sha256   string // of the part that ends
+}
+
+// batches keeps the memory of batches that have been written.
+var batches = sync.Pool{New: func() any { return new(batch) }}
+
+func newBatch() *batch {
+	b := batches.Get().(*batch)
+	b.done = make(chan struct{})
+	return b
+}
+
+func (b *batch) recycle() {
+	clear(b.items)
+	b.items, b.tokens, b.bytes = b.items[:0], b.tokens[:0], 0
+	if cap(b.tokens) <= 2*batchBytes { // not the one of a giant document
+		batches.Put(b)
+	}
+}
+
+// encode makes ids of the documents of b.
+func (b *batch) encode(encoder *tokenize.Encoder, o *Options) {
+	defer close(b.done)
+	for i := range b.items {
+		d := &b.items[i]
+		if d.err == nil && !d.partEnds {
+			var err error
+			if b.tokens, err = encoder.Append(b.tokens, d.Text); err != nil {
+				d.err = &documents.DocumentError{File: d.File, Line: d.Line, Offset: d.Offset, ID: d.ID, Kind: documents.Unencodable, Err: err}
+			} else if o.AppendEOD {
+				b.tokens = append(b.tokens, o.EOD)
+			}
+		}
+		d.end = len(b.tokens)
+	}
+}
+
+// work encodes batches until ctx ends. What it has taken it finishes.
+func (p *process) work(ctx context.Context) {
+	encoder := p.o.Tokenizer.NewEncoder(tokenize.EncodeOptions{Specials: p.o.Specials})
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case b := <-p.toEncode:
+			b.encode(encoder, p.o)
+		}
+	}
+}
+
+// encodeUnits encodes one unit after the other.
+func (p *process) encodeUnits(ctx context.Context) error {
+	var spare *segmentWriter
+	for {
+		u, l, unitCtx, err := p.board.claim(ctx)
+		if u < 0 || err != nil {
+			return err
+		}
+		e := &unitEncoder{p: p, u: u, lock: l, segment: spare}
+		err = e.run(unitCtx)
+		spare = e.segment
+		var failed *failure
+		switch {
+		case err == nil:
+		case errors.As(err, &failed):
+			p.board.fail(failed)
+		case ctx.Err() != nil:
+			err = context.Cause(ctx)
+		case errors.Is(err, errLost), unitCtx.Err() != nil: // another process has it, or nobody needs it
+			err = nil
+		}
+		if failed != nil {
+			err = nil
+		}
+		p.board.putBack(u)
+		p.live.drop(u)
+		l.Release()
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// errLost says that another process has taken the work over, believing this one dead.
+var errLost = errors.New("another process has taken the work over")
+
+func (x *failure) Error() string { return x.err.Error() }
+
+func (x *failure) Unwrap() error { return x.err }
+
+// A unitEncoder makes the segments of one unit.
+type unitEncoder struct {
+	p    *process
+	u    int
+	lock *locks.Lock
+
+	segment *segmentWriter // in work; between segments, the one before
+	working bool           // it is in work
+	number  int            // of the segment
+	next    place
+	parts   []totals // up to the one in work
+	done    int64    // documents
+	record  unitRecord
+	wanted  int64
+	id      []byte // of a document
+	live    *liveUnit
+}
+
+// resume finds the segments that are there. It reports whether they are all of the unit.
+func (e *unitEncoder) resume() (last bool, err error) {
+	for ; ; e.number++ {
+		s, err := openSegment(segmentName(e.p.f.dir, e.u, e.number))
+		if err != nil {
+			if errors.Is(err, os.ErrNotExist) || errors.Is(err, errDamaged) {
+				break
+			}
+			return false, err
+		}
+		s.close()
+		if s.foot.Rejects > 0 {
+			if _, err := os.Stat(rejectName(e.p.f.dir, e.u, e.number)); err != nil {
+				break
+			}
+		}
+		if len(s.foot.Parts) > len(e.p.f.d.Units[e.u]) || s.foot.Next.Part > len(e.p.f.d.Units[e.u]) {
+			break
+		}
+		e.next, e.parts = s.foot.Next, s.foot.Parts
+		e.note(&s.foot)
+		if s.foot.Last {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// note takes a segment that is there into the record.
+func (e *unitEncoder) note(f *footer) {
+	e.record.Segments = append(e.record.Segments, segmentRecord{f.Documents, f.Tokens, footerRejects{f.Rejects, f.RejectsSum}})
+}
+
+// run encodes the unit, from where it was left, and writes its record.
+func (e *unitEncoder) run(ctx context.Context) error {
+	e.wanted = e.p.board.wanted(e.u)
+	last, err := e.resume()
+	if err != nil {
+		return err
+	}
+	var lost totals
+	for _, t := range e.parts {
+		lost.Documents += t.Documents
+		lost.Tokens += t.Tokens
+		lost.TextBytes += t.TextBytes
+	}
+	e.done = lost.Documents
+	e.live = e.p.live.begin(e.u, e.next.Part, lost)
+	if !last && (e.wanted == 0 || e.done < e.wanted) {
+		if err := e.encode(ctx); err != nil {
+			if e.working {
+				e.segment.abort()
+			}
+			return err
+		}
+	}
+	e.record.Parts = e.parts
+	e.record.Cut = len(e.parts) < len(e.p.f.d.Units[e.u]) || e.next.Within
+	if !e.lock.Ours() {
+		return errLost
+	}
+	if err := e.p.f.write(e.p.f.unitPath(e.u), &e.record); err != nil {
+		return err
+	}
+	e.p.board.complete(e.u, &e.record)
+	return nil
+}
+
+// encode reads the rest of the unit. One goroutine reads, the workers encode, this one writes.
+func (e *unitEncoder) encode(ctx context.Context) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	toWrite := make(chan *batch, 4*e.p.o.Workers)
+	group, readCtx := errgroup.WithContext(ctx)
+	group.Go(func() error {
+		defer close(toWrite)
+		return e.read(readCtx, toWrite)
+	})
+	var err error
+	ended := false // as many documents as are wanted, or an error
+	for b := range toWrite {
+		<-b.done
+		if !ended {
+			ended, err = e.write(b)
+			if ended {
+				cancel(nil)
+			}
+		}
+		e.p.memory.Release(b.weight)
+		b.recycle()
+	}
+	readErr := group.Wait()
+	if err != nil {
+		return err
+	}
+	if !ended && readErr != nil {
+		return readErr
+	}
+	return e.finish(true)
+}
+
+// read sends the documents of the unit in batches.
+func (e *unitEncoder) read(ctx context.Context, toWrite chan<- *batch) error {
+	b := newBatch()
+	send := func() error {
+		// A document larger than all memory goes alone.
+		b.weight = min(int64(b.bytes)*bytesInFlight+int64(len(b.items))*documentWeight, e.p.inFlight)
+		if err := e.p.memory.Acquire(ctx, b.weight); err != nil {
+			return context.Cause(ctx)
+		}
+		select {
+		case e.p.toEncode <- b:
+		case <-ctx.Done():
+			e.p.memory.Release(b.weight)
+			return context.Cause(ctx)
+		}
+		toWrite <- b // its reader reads to the end
+		b = newBatch()
+		return nil
+	}
+	add := func(i item) error {
+		b.items = append(b.items, i)
+		b.bytes += len(i.Text)
+		if b.bytes >= batchBytes || len(b.items) == batchDocuments {
+			return send()
+		}
+		return nil
+	}
+	limit := sampleLimit(e.p.o.Sample)
+	for n := e.next.Part; n < len(e.p.f.d.Units[e.u]); n++ {
+		if err := e.readPart(ctx, n, limit, add); err != nil {
+			if errors.Is(err, errEnough) {
+				break
+			}
+			return err
+		}
+	}
+	return send()
+}
+
+// errEnough ends reading at an error of the documents: what becomes of it is decided where they are written.
+var errEnough = errors.New("enough")
+
+func (e *unitEncoder) readPart(ctx context.Context, n int, limit uint64, add func(item) error) error {
+	part := e.p.f.d.Units[e.u][n]
+	in := e.p.f.d.Inputs[part.Input]
+	if err := unmodified(in); err != nil {
+		return err
+	}
+	r, err := documents.Open(ctx, documents.Piece{File: in.Path, Start: part.Start, End: part.End}, e.p.o.Read)
+	if err != nil {
+		var bad *documents.DocumentError
+		if !errors.As(err, &bad) {
+			return err
+		}
+		if err := add(item{part: n, err: err}); err != nil {
+			return err
+		}
+		return errEnough
+	}
+	defer r.Close()
+	if n == e.next.Part && e.next.Within {
+		if err := r.Skip(e.next.Offset, e.next.Lines); err != nil {
+			return err
+		}
+	}
+	e.live.reads(n, r.BytesRead)
+	defer e.live.reads(n, nil)
+	for {
+		d, err := r.Next()
+		var bad *documents.DocumentError
+		switch {
+		case err == io.EOF:
+			if err := unmodified(in); err != nil {
+				return err
+			}
+			return add(item{part: n, lines: r.Lines(), partEnds: true, sha256: r.SHA256()})
+		case err == nil:
+			if limit > 0 && draw(sampleSeed, part.Input, d.Offset) >= limit {
+				continue
+			}
+		case !errors.As(err, &bad):
+			return err
+		case bad.Kind == documents.BadStream:
+			if err := unmodified(in); err != nil {
+				return err
+			}
+		}
+		if err := add(item{Document: d, part: n, lines: r.Lines(), err: err}); err != nil {
+			return err
+		}
+		if bad != nil && (bad.Kind == documents.BadStream || e.p.o.OnError == Fail) {
+			return errEnough
+		}
+	}
+}
+
+// unmodified makes sure that an input is as it was when the job began.
+func unmodified(in input) error {
+	if in.Size < 0 {
+		return nil
+	}
+	now, err := look(in.Path)
+	if err == nil && now != in {
+		err = fmt.Errorf("the input %s has changed since the job began: it had %d bytes, last modified at %s, and has %d, of %s; give the same command again to go on "+
+			"with what it is now", in.Path, in.Size, stamp(in), now.Size, stamp(now))
+	}
+	return err
+}
+
+// write adds a batch to the segments. It reports whether the unit ends here, before its inputs do.
+func (e *unitEncoder) write(b *batch) (ended bool, err error) {
+	start := 0
+	for i := range b.items {
+		d := &b.items[i]
+		ids := b.tokens[start:d.end]
+		start = d.end
+		for len(e.parts) <= d.part {
+			e.parts = append(e.parts, totals{})
+		}
+		t := &e.parts[d.part]
+		if d.partEnds {
+			t.Lines, t.SHA256 = d.lines, d.sha256
+			e.next = place{Part: d.part + 1}
+			continue
+		}
+		if !e.working {
+			if err := e.begin(); err != nil {
+				return true, err
+			}
+		}
+		e.next = place{Part: d.part, Within: true, Offset: d.Offset, Lines: d.lines}
+		t.Lines = d.lines
+		if d.err != nil {
+			if err := e.reject(d); err != nil {
+				return true, err
+			}
+			continue
+		}
+		e.id = append(e.id[:0], d.ID...)
+		m := meta{part: d.part, line: d.Line, offset: d.Offset, text: int64(len(d.Text)), id: e.id, ordinal: e.done}
+		if e.p.f.d.Settings.Shuffle {
+			m.key = draw(e.p.f.d.Settings.ShuffleSeed, e.p.f.d.Units[e.u][d.part].Input, d.Offset)
+		}
+		if err := e.segment.add(&m, ids); err != nil {
+			return true, err
+		}
+		e.done++
+		t.Documents++
+		t.Tokens += int64(len(ids))
+		t.TextBytes += m.text
+		e.live.documents.Add(1)
+		e.live.tokens.Add(int64(len(ids)))
+		e.live.text.Add(m.text)
+		if e.wanted > 0 && e.done >= e.wanted {
+			return true, nil
+		}
+		if e.segment.full() {
+			if err := e.finish(false); err != nil {
+				return true, err
+			}
+		}
+	}
+	return false, nil
+}
+
+// reject leaves a document out if that is allowed; otherwise the unit ends.
+func (e *unitEncoder) reject(d *item) error {
+	var bad *documents.DocumentError
+	if !errors.As(d.err, &bad) || bad.Kind == documents.BadStream || e.p.o.OnError == Fail {
+		x := &failure{unit: e.u, ordinal: e.done, part: d.part, err: d.err}
+		parts := e.p.f.d.Units[e.u]
+		for n := d.part - 1; n >= 0 && parts[n].Input == parts[d.part].Input; n-- {
+			x.lines += e.parts[n].Lines
+		}
+		return x
+	}
+	e.p.skips.Add(1)
+	return e.segment.reject(d.part, e.done, bad)
+}
+
+// begin starts a segment.
+func (e *unitEncoder) begin() error {
+	d := e.p.f.d
+	w, err := createSegment(segmentName(e.p.f.dir, e.u, e.number), rejectName(e.p.f.dir, e.u, e.number), d.width(), d.SegmentBytes, d.Settings.Shuffle, e.segment)
+	if err == nil {
+		e.segment, e.working = w, true
+	}
+	return err
+}
+
+// finish completes the segment; last says that the unit ends with it.
+func (e *unitEncoder) finish(last bool) error {
+	if !e.working {
+		if !last {
+			return nil
+		}
+		if err := e.begin(); err != nil {
+			return err
+		}
+	}
+	if err := e.segment.finish(e.next, e.parts, last); err != nil {
+		return err
+	}
+	if !e.lock.Ours() {
+		return errLost
+	}
+	if err := e.segment.publish(); err != nil {
+		return err
+	}
+	e.note(&e.segment.foot)
+	e.working = false
+	e.number++
+	return nil
+}
+
+// live is what the units in work of this process have come to, for progress.
+type live struct {
+	mu    sync.Mutex
+	units map[int]*liveUnit
+}
+
+type liveUnit struct {
+	documents, tokens, text atomic.Int64
+
+	mu   sync.Mutex
+	part int
+	read func() int64 // of the part in work
+}
+
+func (l *live) begin(u, part int, t totals) *liveUnit {
+	unit := &liveUnit{part: part}
+	unit.documents.Store(t.Documents)
+	unit.tokens.Store(t.Tokens)
+	unit.text.Store(t.TextBytes)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.units == nil {
+		l.units = make(map[int]*liveUnit)
+	}
+	l.units[u] = unit
+	return unit
+}
+
+func (l *live) drop(u int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.units, u)
+}
+
+// reads says which part is being read, and how to learn how many bytes of it were.
+func (u *liveUnit) reads(part int, read func() int64) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.part, u.read = part, read
+	if read == nil {
+		u.part++
+	}
+}

@@ -1,0 +1,252 @@
+package job
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"mula/internal/atomicfile"
+	"mula/internal/locks"
+	"mula/shards"
+	"mula/shards/fms"
+	"mula/tokenize/documents"
+)
+
+// finished is done.json.
+type finished struct {
+	Format int `json:"format"` // 1
+	Summary
+	Inputs []inputSummary `json:"inputs"`
+}
+
+// An inputSummary is what became of an input.
+type inputSummary struct {
+	Path      string         `json:"path"`
+	Bytes     int64          `json:"bytes"` // on disk, -1 if it was no regular file
+	Documents int64          `json:"documents"`
+	Tokens    int64          `json:"tokens"`
+	TextBytes int64          `json:"text_bytes"`
+	Pieces    []pieceSummary `json:"pieces"`
+}
+
+// A pieceSummary is a part of an input ([documents.Piece]) and its hash, "" if it was not read to its end.
+type pieceSummary struct {
+	Start  int64  `json:"start"`
+	End    int64  `json:"end"`
+	SHA256 string `json:"sha256"`
+}
+
+// finish makes the job complete once all shards are: it publishes what was skipped, says so in done.json, and removes what is no longer needed.
+// Of several processes one does it, the others wait.
+func (p *process) finish(ctx context.Context) (*finished, error) {
+	pause := p.o.tuning.poll
+	for {
+		l, holder, err := p.f.locks.Acquire(p.f.path("finish" + locks.Suffix))
+		if err != nil {
+			return nil, err
+		}
+		done, err := readRecord[finished](p.f.path(doneName))
+		if err != nil || done != nil || l != nil {
+			if l != nil {
+				defer l.Release()
+			}
+			if err != nil {
+				return nil, err
+			}
+			if done == nil {
+				done, err = p.complete(ctx, l)
+			}
+			if err != nil {
+				return nil, err
+			}
+			return done, p.f.tidy()
+		}
+		p.progress.wait(holder)
+		select {
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		case <-time.After(pause):
+		}
+		pause = min(pause*3/2, p.o.tuning.maxPoll)
+	}
+}
+
+// tidy removes what a job that is done does not need.
+func (f *folder) tidy() error {
+	if err := f.clear(false); err != nil {
+		return err
+	}
+	for _, dir := range []string{f.dir, filepath.Dir(f.o.Output)} {
+		if _, err := atomicfile.Clean(dir); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// complete does the work of finish.
+func (p *process) complete(ctx context.Context, l *locks.Lock) (*finished, error) {
+	done := &finished{Format: descriptionFormat, Summary: Summary{Output: p.o.Output, Skipped: make(map[documents.Kind]int64), Shards: []ShardFile{}}}
+	for k := 0; ; k++ {
+		r, err := readRecord[shardRecord](p.f.shardPath(k))
+		if err != nil {
+			return nil, err
+		}
+		if r == nil {
+			break
+		}
+		done.Shards = append(done.Shards, r.Shard)
+		done.Documents += r.Shard.Documents
+		done.Tokens += r.Shard.Tokens
+		done.TextBytes += r.Shard.TextBytes
+	}
+	rejects, err := p.skipped(ctx, done)
+	if err != nil {
+		return nil, err
+	}
+	if rejects != nil {
+		defer rejects.Abort()
+	}
+	p.inputs(done)
+	done.Seconds = time.Since(p.start).Seconds()
+	if !l.Ours() {
+		return nil, errLost
+	}
+	if rejects != nil {
+		if err := rejects.Publish(); err != nil {
+			return nil, err
+		}
+		done.Rejects = p.o.Rejects
+	}
+	if dir := filepath.Dir(p.o.Output); p.f.d.Settings.Layout == shards.FMS && dir != "." {
+		if _, err := fms.WriteCounts(ctx, dir); err != nil {
+			return nil, err
+		}
+	}
+	if err := p.f.replace(done); err != nil {
+		return nil, err
+	}
+	return done, p.f.write(p.f.path(doneName), done)
+}
+
+// skipped counts what was left out and lists it in a file that is still to be published, nil if none is asked for.
+func (p *process) skipped(ctx context.Context, done *finished) (_ *atomicfile.File, err error) {
+	var file *atomicfile.File
+	var out *bufio.Writer
+	if p.o.Rejects != "" {
+		if file, err = atomicfile.Create(p.o.Rejects); err != nil {
+			return nil, err
+		}
+		defer func() {
+			if err != nil {
+				file.Abort()
+			}
+		}()
+		out = bufio.NewWriter(file)
+	}
+	var first error
+	var total int64
+	left := p.board.limit
+	for u := range p.board.units {
+		record, err := p.board.unit(ctx, u)
+		if err != nil {
+			return nil, err
+		}
+		if record == nil {
+			break
+		}
+		for n, s := range record.Segments {
+			err := readRejects(rejectName(p.f.dir, u, n), s.footerRejects, func(bad *rejected) error {
+				if p.board.limit > 0 && bad.Ordinal >= left {
+					return nil // it comes after the last document that is wanted
+				}
+				if bad.Part < 0 || bad.Part >= len(p.f.d.Units[u]) {
+					return fmt.Errorf("%s: %w: the unit has no part %d", rejectName(p.f.dir, u, n), errDamaged, bad.Part)
+				}
+				d := &documents.DocumentError{File: p.f.d.Inputs[p.f.d.Units[u][bad.Part].Input].Path, Line: bad.Line + p.board.base(u, bad.Part), Offset: bad.Byte,
+					ID: bad.ID, Kind: bad.Kind, Err: errors.New(bad.Error)}
+				if first == nil {
+					first = d
+				}
+				total++
+				done.Skipped[bad.Kind]++
+				if out == nil {
+					return nil
+				}
+				line, err := json.Marshal(d)
+				if err == nil {
+					_, err = out.Write(append(line, '\n'))
+				}
+				return err
+			})
+			if err != nil {
+				return nil, err
+			}
+		}
+		left -= record.sum().Documents
+	}
+	switch {
+	case first != nil && p.o.OnError == Fail:
+		return nil, first // another process was told to skip
+	case first != nil && done.Documents == 0:
+		p.f.worthless = true
+		return nil, fmt.Errorf("all %d documents were bad, so there is nothing to write; the first: %w", total, first)
+	case done.Documents == 0:
+		p.f.worthless = true
+		return nil, fmt.Errorf("there is no document in %s, so there is nothing to write", p.f.d.names())
+	}
+	if file == nil {
+		return nil, nil
+	}
+	if err := out.Flush(); err != nil {
+		return nil, err
+	}
+	return file, file.Seal()
+}
+
+// inputs sums up what became of the inputs. Where a greatest number of documents cuts one off, what it has given is what all have given less
+// what the others have.
+func (p *process) inputs(done *finished) {
+	for _, in := range p.f.d.Inputs {
+		done.Inputs = append(done.Inputs, inputSummary{Path: in.Path, Bytes: in.Size, Pieces: []pieceSummary{}})
+	}
+	rest := totals{Documents: done.Documents, Tokens: done.Tokens, TextBytes: done.TextBytes}
+	for u, parts := range p.f.d.Units {
+		var record *unitRecord
+		if u < p.board.prefix {
+			record = p.board.units[u].record
+		}
+		for n, part := range parts {
+			s := &done.Inputs[part.Input]
+			piece := pieceSummary{Start: part.Start, End: part.End}
+			if record != nil && n < len(record.Parts) {
+				t := record.Parts[n]
+				piece.SHA256 = t.SHA256
+				if t.Documents >= rest.Documents {
+					t = rest
+				}
+				rest.Documents, rest.Tokens, rest.TextBytes = rest.Documents-t.Documents, rest.Tokens-t.Tokens, rest.TextBytes-t.TextBytes
+				s.Documents, s.Tokens, s.TextBytes = s.Documents+t.Documents, s.Tokens+t.Tokens, s.TextBytes+t.TextBytes
+			}
+			s.Pieces = append(s.Pieces, piece)
+		}
+	}
+}
+
+// replace removes the files of shards of an earlier job here that this one has not written.
+func (f *folder) replace(done *finished) error {
+	if len(f.d.Replaces) == 0 {
+		return nil
+	}
+	written := make(map[string]int64)
+	for _, s := range done.Shards {
+		maps.Copy(written, s.paths(f.d.Settings.Layout))
+	}
+	return remove(slices.DeleteFunc(slices.Clone(f.d.Replaces), func(path string) bool { _, ok := written[path]; return ok }))
+}

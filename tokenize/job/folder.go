@@ -1,0 +1,582 @@
+package job
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"mula/internal/atomicfile"
+	"mula/internal/locks"
+	"mula/shards"
+	"mula/shards/formats"
+	"mula/tokenize/documents"
+)
+
+// FolderSuffix ends the name of a job's folder, which begins with the prefix of the output.
+const FolderSuffix = ".job"
+
+// What lies in the folder, beside segments and locks. What a record says is there was on disk before it.
+//
+//	job.json          the description
+//	unit-00012.json   the unit was encoded: all its segments are there, unless shards that are complete took all of their documents
+//	shard-00003.json  the shard is complete
+//	done.json         so is the output; nothing else but job.json is needed
+const (
+	descriptionName = "job.json"
+	doneName        = "done.json"
+)
+
+// A unitRecord says that a unit was encoded.
+type unitRecord struct {
+	Parts    []totals        `json:"parts"`
+	Segments []segmentRecord `json:"segments"`
+	Cut      bool            `json:"cut,omitempty"` // it has as many documents as are wanted in all, and was not read further
+}
+
+type segmentRecord struct {
+	Documents int64 `json:"documents"`
+	Tokens    int64 `json:"tokens"`
+	footerRejects
+}
+
+// sum adds up the parts.
+func (u *unitRecord) sum() (t totals) {
+	for _, p := range u.Parts {
+		t.Documents += p.Documents
+		t.Tokens += p.Tokens
+		t.TextBytes += p.TextBytes
+	}
+	return t
+}
+
+// A shardRecord says that a shard is complete.
+type shardRecord struct {
+	Start cut       `json:"start"`
+	End   cut       `json:"end"`
+	Shard ShardFile `json:"shard"`
+}
+
+// ShardFile is one shard of the output.
+type ShardFile struct {
+	Prefix    string                     `json:"prefix"`
+	Documents int64                      `json:"documents"`
+	Tokens    int64                      `json:"tokens"`
+	TextBytes int64                      `json:"text_bytes"`
+	DType     string                     `json:"dtype"`
+	Files     map[string]shards.FileInfo `json:"files"` // as in [shards.Manifest]
+}
+
+// A folder is the folder of a job that this process takes part in.
+type folder struct {
+	dir       string
+	o         *Options
+	d         *description
+	locks     *locks.Set
+	presence  *locks.Lock
+	presentAt string // where presence lies
+	stopBeat  func()
+	worthless bool // what was done has come to nothing
+}
+
+func (f *folder) path(name string) string { return filepath.Join(f.dir, name) }
+
+func (f *folder) unitPath(u int) string  { return f.path(fmt.Sprintf("unit-%05d.json", u)) }
+func (f *folder) shardPath(k int) string { return f.path(fmt.Sprintf("shard-%05d.json", k)) }
+
+func (f *folder) unitLock(u int) string  { return f.path(fmt.Sprintf("unit-%05d%s", u, locks.Suffix)) }
+func (f *folder) shardLock(k int) string { return f.path(fmt.Sprintf("shard-%05d%s", k, locks.Suffix)) }
+
+// prefix is that of shard k.
+func (f *folder) prefix(k int) string {
+	if f.d.Settings.ShardTokens == 0 {
+		return f.o.Output
+	}
+	return fmt.Sprintf("%s-%05d", f.o.Output, k)
+}
+
+// openFolder joins the job that the options ask for, or begins it. done is its end if it has come to one.
+func openFolder(ctx context.Context, o *Options) (f *folder, done *finished, err error) {
+	want, err := describe(o)
+	if err != nil {
+		return nil, nil, err
+	}
+	f = &folder{dir: o.Output + FolderSuffix, o: o}
+	for try := 0; ; try++ {
+		if err := os.MkdirAll(f.dir, 0o777); err != nil {
+			return nil, nil, fmt.Errorf("making the job's folder: %w", err)
+		}
+		if f.locks, err = locks.Open(f.dir, o.tuning.timing); err == nil {
+			break
+		}
+		// A process that gives its job up removes the folder.
+		if !errors.Is(err, fs.ErrNotExist) || try == 100 {
+			return nil, nil, err
+		}
+	}
+	beating, stop := context.WithCancel(context.WithoutCancel(ctx))
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		f.locks.Beat(beating)
+	}()
+	f.stopBeat = func() {
+		stop()
+		<-ended
+	}
+	err = f.alone(ctx, func() error {
+		done, err = f.join(ctx, want)
+		return err
+	})
+	if err != nil {
+		f.close()
+		return nil, nil, err
+	}
+	return f, done, nil
+}
+
+// close ends taking part. A folder without any work in it is removed.
+func (f *folder) close() {
+	if f.presence != nil {
+		f.presence.Release()
+	}
+	if f.locks == nil {
+		return
+	}
+	_ = f.alone(context.Background(), func() error { // no matter: what stays is harmless
+		if holder, err := f.others(); err != nil || holder != "" || f.worked() && !f.worthless || f.d == nil || len(f.d.Replaces) > 0 {
+			return err
+		}
+		return f.clear(true)
+	})
+	f.stopBeat()
+	f.locks.Close()
+	os.Remove(f.dir) // if it is empty
+}
+
+// alone runs do while no other process that runs alone does.
+func (f *folder) alone(ctx context.Context, do func() error) error {
+	pause := f.o.tuning.poll
+	for {
+		l, holder, err := f.locks.Acquire(f.path("job" + locks.Suffix))
+		if err != nil {
+			return err
+		}
+		if l != nil {
+			defer l.Release()
+			return do()
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("waiting for %s to open the job: %w", holder, context.Cause(ctx))
+		case <-time.After(pause):
+		}
+		pause = min(pause*2, time.Second)
+	}
+}
+
+// others names a process that takes part in the job, if there is another one.
+func (f *folder) others() (holder string, err error) {
+	names, err := filepath.Glob(f.path("process-*" + locks.Suffix))
+	if err != nil {
+		return "", err
+	}
+	for _, name := range names {
+		if name == f.presentAt {
+			continue
+		}
+		l, holder, err := f.locks.Acquire(name)
+		if err != nil || l == nil {
+			return holder, err
+		}
+		l.Release()
+	}
+	return "", nil
+}
+
+// worked reports whether the folder has something that would be lost with it.
+func (f *folder) worked() bool {
+	entries, err := os.ReadDir(f.dir)
+	return err != nil || slices.ContainsFunc(entries, func(e fs.DirEntry) bool {
+		name := e.Name()
+		return name == doneName || spoolName.MatchString(name)
+	})
+}
+
+// spoolName are the names of what a job leaves to be done away with.
+var spoolName = regexp.MustCompile(`^(unit-\d{5,}(\.\d{4,}\.(segment|rejects)|\.json)|shard-\d{5,}\.json)$`)
+
+// clear removes what lies in the folder, but no locks. Without all, job.json and done.json stay.
+func (f *folder) clear(all bool) error {
+	entries, err := os.ReadDir(f.dir)
+	if err != nil {
+		return err
+	}
+	remove := func(name string) error { return atomicfile.Remove(f.path(name)) }
+	if all {
+		// First what says that something is there.
+		for _, name := range []string{doneName, descriptionName} {
+			if err := remove(name); err != nil {
+				return err
+			}
+		}
+		if err := atomicfile.SyncDir(f.dir); err != nil {
+			return err
+		}
+	}
+	for _, records := range []bool{true, false} {
+		for _, e := range entries {
+			if name := e.Name(); spoolName.MatchString(name) && strings.HasSuffix(name, ".json") == records {
+				if err := remove(name); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// join decides what becomes of what lies in the folder. It runs alone.
+func (f *folder) join(ctx context.Context, want *description) (*finished, error) {
+	if err := locks.Clean(f.dir); err != nil {
+		return nil, err
+	}
+	for _, dir := range []string{f.dir, filepath.Dir(f.o.Output)} {
+		if _, err := atomicfile.Clean(dir); err != nil {
+			return nil, err
+		}
+	}
+	old, err := readRecord[description](f.path(descriptionName))
+	if err == nil && old != nil {
+		if old.Format != descriptionFormat {
+			err = fmt.Errorf("%s is of format %d, this program knows %d", f.path(descriptionName), old.Format, descriptionFormat)
+		} else {
+			err = old.valid()
+		}
+	}
+	if err != nil && !f.o.Overwrite {
+		return nil, fmt.Errorf("%w; start the job anew with --overwrite, or name another output", err)
+	}
+	why := f.refuses(ctx, old, want)
+	if old != nil && why == nil {
+		f.d = old
+		done, err := readRecord[finished](f.path(doneName))
+		if err != nil {
+			return nil, err
+		}
+		if done != nil {
+			return done, f.unchanged(done)
+		}
+		return nil, f.enter()
+	}
+	if holder, err := f.others(); err != nil {
+		return nil, err
+	} else if holder != "" {
+		if errors.Is(why, errAnew) {
+			why = errors.New("it cannot start anew meanwhile")
+			if old.Private || want.Private {
+				why = errors.New("a job that reads standard input or a pipe cannot be shared")
+			}
+		}
+		return nil, fmt.Errorf("%s works on the job %s: %w; wait for its end, stop it, or name another output", holder, f.dir, why)
+	}
+	if why != nil && !errors.Is(why, errAnew) && f.worked() {
+		return nil, fmt.Errorf("%w; start the job anew with --overwrite, or name another output", why)
+	}
+	replaces := f.outputs(old)
+	if old == nil {
+		if err := f.foreign(); err != nil {
+			return nil, err
+		}
+	} else if old.Settings.Layout != want.Settings.Layout { // one prefix cannot have shards of both
+		if err := remove(replaces); err != nil {
+			return nil, err
+		}
+		replaces = nil
+	}
+	if err := f.clear(true); err != nil {
+		return nil, err
+	}
+	f.d = want
+	if w, err := create(want.Settings, f.prefix(0)); err != nil { // refuses what can be no shard before the work, not after it
+		return nil, err
+	} else {
+		w.Abort()
+	}
+	if err := want.cut(ctx, f.o, f.o.PieceBytes); err != nil {
+		return nil, err
+	}
+	want.Replaces = replaces
+	want.SegmentBytes = f.o.segmentBytes()
+	if err := f.write(f.path(descriptionName), want); err != nil {
+		return nil, err
+	}
+	return nil, f.enter()
+}
+
+// errAnew is why a job that may not go on may start anew without a word.
+var errAnew = errors.New("starts anew")
+
+// refuses says why the job that old describes is not the one that is wanted.
+func (f *folder) refuses(ctx context.Context, old, want *description) error {
+	if old == nil || f.o.Overwrite {
+		return errAnew
+	}
+	if d := want.difference(old); d != "" {
+		return fmt.Errorf("%s is the folder of a job with other settings: %s", f.dir, d)
+	}
+	if old.Private || want.Private {
+		return errAnew
+	}
+	return f.reconcile(ctx, old, want)
+}
+
+// enter makes it known that this process takes part.
+func (f *folder) enter() error {
+	for {
+		path := f.path(fmt.Sprintf("process-%016x%s", rand.Uint64(), locks.Suffix))
+		l, _, err := f.locks.Acquire(path)
+		if err != nil {
+			return err
+		}
+		if l != nil {
+			f.presence, f.presentAt = l, path
+			return nil
+		}
+	}
+}
+
+// reconcile looks at inputs whose size or time is not what it was. If what was read of them is still there, the job goes on with what is there
+// now.
+func (f *folder) reconcile(ctx context.Context, old, want *description) error {
+	changed := want.changed(old)
+	if len(changed) == 0 {
+		return nil
+	}
+	differs := make(map[int]bool)
+	pieces := make(map[int]int)
+	for _, i := range changed {
+		differs[i] = true
+	}
+	for _, u := range old.Units {
+		for _, p := range u {
+			pieces[p.Input]++
+		}
+	}
+	var redo []int // units that were begun
+	for n, u := range old.Units {
+		if !slices.ContainsFunc(u, func(p part) bool { return differs[p.Input] }) {
+			continue
+		}
+		record, err := readRecord[unitRecord](f.unitPath(n))
+		if err != nil {
+			return err
+		}
+		if record == nil {
+			redo = append(redo, n)
+		}
+		for i, p := range u {
+			if !differs[p.Input] {
+				continue
+			}
+			was, now := old.Inputs[p.Input], want.Inputs[p.Input]
+			if pieces[p.Input] > 1 && was.Size != now.Size {
+				return fmt.Errorf("the input %s has changed since the job began: it had %d bytes and has %d", now.Path, was.Size, now.Size)
+			}
+			if record == nil {
+				continue
+			}
+			sum := ""
+			if record.Parts[i].SHA256 != "" {
+				if sum, err = hashPart(ctx, f.o, old.Inputs, p); err != nil {
+					return err
+				}
+			}
+			if sum == "" || sum != record.Parts[i].SHA256 {
+				return fmt.Errorf("the input %s has changed since the job began, which has read it: it was last modified at %s, and is now of %s",
+					now.Path, stamp(was), stamp(now))
+			}
+		}
+	}
+	if holder, err := f.others(); err != nil {
+		return err
+	} else if holder != "" && len(redo) > 0 {
+		return fmt.Errorf("the input %s has changed since the job began", want.Inputs[changed[0]].Path)
+	}
+	for _, n := range redo {
+		if err := f.removeSegments(n); err != nil {
+			return err
+		}
+	}
+	old.Inputs = want.Inputs
+	return f.write(f.path(descriptionName), old)
+}
+
+func stamp(in input) string { return time.Unix(0, in.Modified).UTC().Format(time.RFC3339Nano) }
+
+// hashPart gives the SHA-256 of a part's bytes on disk by reading it.
+func hashPart(ctx context.Context, o *Options, inputs []input, p part) (string, error) {
+	r, err := documents.Open(ctx, documents.Piece{File: inputs[p.Input].Path, Start: p.Start, End: p.End}, o.Read)
+	if err != nil {
+		return "", err
+	}
+	defer r.Close()
+	for {
+		_, err := r.Next()
+		var bad *documents.DocumentError
+		switch {
+		case err == nil, errors.As(err, &bad) && bad.Kind != documents.BadStream:
+		case bad != nil:
+			return "", nil // broken: not what it was
+		case err == io.EOF:
+			return r.SHA256(), nil
+		default:
+			return "", err
+		}
+	}
+}
+
+// removeSegments removes what was begun of a unit.
+func (f *folder) removeSegments(u int) error {
+	for _, kind := range []string{"segment", "rejects"} {
+		names, err := filepath.Glob(f.path(fmt.Sprintf("unit-%05d.*.%s", u, kind)))
+		if err != nil {
+			return err
+		}
+		for _, name := range names {
+			if err := atomicfile.Remove(name); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// outputs are the files of shards that a job has made or wanted to replace, by base name or below it.
+func (f *folder) outputs(d *description) []string {
+	if d == nil {
+		return nil
+	}
+	files := slices.Clone(d.Replaces)
+	note := func(s ShardFile) {
+		for path := range s.paths(d.Settings.Layout) {
+			files = append(files, path)
+		}
+	}
+	if done, err := readRecord[finished](f.path(doneName)); err == nil && done != nil {
+		for _, s := range done.Shards {
+			note(s)
+		}
+	} else {
+		names, _ := filepath.Glob(f.path("shard-*.json"))
+		for _, name := range names {
+			if r, err := readRecord[shardRecord](name); err == nil && r != nil {
+				note(r.Shard)
+			}
+		}
+	}
+	slices.Sort(files)
+	return slices.Compact(files)
+}
+
+// paths are the files of a shard, with their sizes; that of the manifest is not known and -1.
+func (s *ShardFile) paths(l shards.Layout) map[string]int64 {
+	paths := map[string]int64{s.Prefix + ".json": -1}
+	if l == shards.MDS {
+		paths = map[string]int64{filepath.Join(s.Prefix, "mula.json"): -1}
+	}
+	for name, file := range s.Files {
+		paths[formats.FilePath(l, s.Prefix, name)] = file.Bytes
+	}
+	return paths
+}
+
+// foreign refuses an output that would come to stand among numbered shards of which this job knows nothing.
+func (f *folder) foreign() error {
+	if f.o.ShardTokens == 0 {
+		return nil
+	}
+	entries, err := os.ReadDir(filepath.Dir(f.o.Output))
+	if err != nil {
+		return fmt.Errorf("looking for older shards: %w", err)
+	}
+	numbered := regexp.MustCompile("^" + regexp.QuoteMeta(filepath.Base(f.o.Output)) + `-\d{5,}(\.|$)`)
+	for _, e := range entries {
+		if numbered.MatchString(e.Name()) {
+			return fmt.Errorf("%s stands where the shards of this job are to be, and is not known to come from it: move it away, or name another output",
+				filepath.Join(filepath.Dir(f.o.Output), e.Name()))
+		}
+	}
+	return nil
+}
+
+// remove removes files of shards.
+func remove(paths []string) error {
+	for _, path := range paths {
+		if err := atomicfile.Remove(path); err != nil {
+			return fmt.Errorf("removing what the output replaces: %w", err)
+		}
+		os.Remove(filepath.Dir(path)) // of a layout with a folder a shard, if it is empty
+	}
+	return nil
+}
+
+// unchanged makes sure that the output of a job that is done is still there.
+func (f *folder) unchanged(done *finished) error {
+	for _, s := range done.Shards {
+		for path, size := range s.paths(f.d.Settings.Layout) {
+			info, err := os.Stat(path)
+			if err == nil && (size < 0 || info.Size() == size) {
+				continue
+			}
+			if err == nil {
+				err = fmt.Errorf("%s has %d bytes, not %d", path, info.Size(), size)
+			}
+			return fmt.Errorf("the job %s is done, but its output is not what it was: %w; restore it, or make it anew with --overwrite", f.dir, err)
+		}
+	}
+	return nil
+}
+
+// write makes v the content of a record.
+func (f *folder) write(path string, v any) error {
+	text, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	return atomicfile.WriteFile(path, append(text, '\n'))
+}
+
+// readRecord reads a record, nil if there is none.
+func readRecord[T any](path string) (*T, error) {
+	text, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading the job: %w", err)
+	}
+	v := new(T)
+	if err := json.Unmarshal(text, v); err != nil {
+		return nil, fmt.Errorf("%s is damaged: %w", path, err)
+	}
+	return v, nil
+}
+
+// readUnit reads the record of a unit, nil if there is none.
+func (f *folder) readUnit(u int) (*unitRecord, error) {
+	r, err := readRecord[unitRecord](f.unitPath(u))
+	if err == nil && r != nil && (len(r.Parts) != len(f.d.Units[u]) && !r.Cut || len(r.Parts) > len(f.d.Units[u])) {
+		err = fmt.Errorf("%s is damaged: it has %d parts, the unit %d; remove it", f.unitPath(u), len(r.Parts), len(f.d.Units[u]))
+	}
+	return r, err
+}

@@ -1,0 +1,126 @@
+package job
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"iter"
+)
+
+// A sequence is the order of the inputs: that of units, segments and documents in them.
+type sequence struct{ b *board }
+
+func (q sequence) from(ctx context.Context, start cut, ids bool) iter.Seq2[*spooled, error] {
+	return func(yield func(*spooled, error) bool) {
+		w := sequenceWalk{sequence: q, ids: ids, d: spooled{at: start}}
+		if _, err := w.walk(ctx, yield); err != nil {
+			yield(nil, err)
+		}
+	}
+}
+
+// A sequenceWalk is one iteration.
+type sequenceWalk struct {
+	sequence
+	ids    bool
+	d      spooled // d.at is where it begins, and then where it is
+	reader blockReader
+	tokens []uint32
+}
+
+// walk reports whether to go on.
+func (w *sequenceWalk) walk(ctx context.Context, yield func(*spooled, error) bool) (bool, error) {
+	for at := &w.d.at; ; at.Unit, at.Segment, at.Document = at.Unit+1, 0, 0 {
+		if at.Unit == len(w.b.units) {
+			return true, nil
+		}
+		record, err := w.b.unit(ctx, at.Unit)
+		if err != nil || record == nil {
+			return true, err
+		}
+		for ; at.Segment < len(record.Segments); at.Segment, at.Document = at.Segment+1, 0 {
+			if record.Segments[at.Segment].Documents == 0 {
+				continue
+			}
+			if more, err := w.segment(ctx, record.Segments[at.Segment], yield); err != nil || !more {
+				return more, err
+			}
+		}
+	}
+}
+
+// segment goes through one segment from at.Document on.
+func (w *sequenceWalk) segment(ctx context.Context, record segmentRecord, yield func(*spooled, error) bool) (bool, error) {
+	at := &w.d.at
+	fail := func(err error) (bool, error) {
+		if errors.Is(err, errDamaged) || errors.Is(err, fs.ErrNotExist) {
+			err = &missing{at.Unit, at.Segment, err}
+		}
+		return true, err
+	}
+	s, err := openSegment(segmentName(w.b.f.dir, at.Unit, at.Segment))
+	if err != nil {
+		return fail(err)
+	}
+	defer s.close()
+	if s.foot.Documents != record.Documents || s.foot.Tokens != record.Tokens || s.foot.Shuffled {
+		return fail(fmt.Errorf("%s: %w: it has %d documents, its unit's record says %d", s.path, errDamaged, s.foot.Documents, record.Documents))
+	}
+	skip := at.Document
+	for n, b := range s.foot.Blocks {
+		if skip >= b.Documents {
+			skip -= b.Documents
+			continue
+		}
+		if err := ctx.Err(); err != nil {
+			return true, context.Cause(ctx)
+		}
+		if err := w.reader.open(s, n, w.ids); err != nil {
+			return fail(err)
+		}
+		for {
+			more, err := w.reader.next()
+			if err != nil {
+				return fail(err)
+			}
+			if !more {
+				break
+			}
+			if w.reader.current.part >= len(w.b.f.d.Units[at.Unit]) {
+				return fail(fmt.Errorf("%s: %w: the unit has no part %d", s.path, errDamaged, w.reader.current.part))
+			}
+			if w.b.limit > 0 && at.Documents >= w.b.limit {
+				return false, nil
+			}
+			var ids []byte
+			if w.ids {
+				ids = w.reader.take()
+			}
+			if skip > 0 {
+				skip--
+				continue
+			}
+			if w.ids {
+				w.tokens = readIDs(w.tokens, ids, s.foot.Width)
+			}
+			w.d.unit, w.d.meta, w.d.tokens = at.Unit, w.reader.current, w.tokens
+			if !yield(&w.d, nil) {
+				return false, nil
+			}
+			at.Document++
+			at.Documents++
+		}
+	}
+	return true, nil
+}
+
+// A missing is a segment that is not there or damaged.
+type missing struct {
+	unit, segment int
+	err           error
+}
+
+func (m *missing) Error() string { return m.err.Error() }
+
+func (m *missing) Unwrap() error { return m.err }

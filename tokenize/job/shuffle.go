@@ -1,0 +1,240 @@
+package job
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"iter"
+	"math"
+	"math/bits"
+	"os"
+	"slices"
+	"sort"
+	"sync"
+)
+
+// A shuffle is the order of the documents' keys. Documents are gathered by stretches of keys that fit the memory it may take: from each
+// segment, in which they are sorted, those of the stretch. In memory it has the blocks of all segments, at most some 256 each.
+type shuffle struct {
+	b      *board
+	memory int64 // for the documents of one iteration
+
+	mu       sync.Mutex
+	loaded   bool
+	segments []sortedSegment
+	weight   int64 // of all segments together
+	units    int   // that are needed
+	rest     int64 // documents wanted of the last of them, 0: all
+}
+
+type sortedSegment struct {
+	unit, number int
+	blocks       []block
+	width        int
+}
+
+// load waits until all units are complete and reads what blocks they have.
+func (s *shuffle) load(ctx context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.loaded {
+		return nil
+	}
+	s.segments, s.weight, s.units, s.rest = nil, 0, 0, 0
+	left := s.b.limit
+	for u := range s.b.units {
+		record, err := s.b.unit(ctx, u)
+		if err != nil {
+			return err
+		}
+		if record == nil {
+			break
+		}
+		s.units = u + 1
+		s.rest = left
+		left -= record.sum().Documents
+		for n, r := range record.Segments {
+			if r.Documents == 0 {
+				continue
+			}
+			seg, err := openSegment(segmentName(s.b.f.dir, u, n))
+			if err != nil {
+				return missed(u, n, err)
+			}
+			seg.close()
+			if seg.foot.Documents != r.Documents || seg.foot.Tokens != r.Tokens || !seg.foot.Shuffled {
+				return missed(u, n, fmt.Errorf("%s: %w: it has %d documents, its unit's record says %d", seg.path, errDamaged, seg.foot.Documents, r.Documents))
+			}
+			s.segments = append(s.segments, sortedSegment{u, n, seg.foot.Blocks, seg.foot.Width})
+			s.weight += int64(r.Documents)*documentWeight + r.Tokens*int64(seg.foot.Width)
+		}
+	}
+	s.loaded = true
+	return nil
+}
+
+// forget has the blocks read again, after a segment was made again.
+func (s *shuffle) forget() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.loaded = false
+}
+
+func missed(u, n int, err error) error {
+	if errors.Is(err, errDamaged) || errors.Is(err, fs.ErrNotExist) {
+		return &missing{u, n, err}
+	}
+	return err
+}
+
+// A gathered document.
+type gathered struct {
+	meta
+	unit  int
+	input int
+	at    int // of its ids in gathering.ids
+	width int
+}
+
+// A gathering is the memory of one iteration.
+type gathering struct {
+	documents []gathered
+	ids       []byte
+	names     []byte
+	reader    blockReader
+}
+
+func (s *shuffle) from(ctx context.Context, start cut, ids bool) iter.Seq2[*spooled, error] {
+	return func(yield func(*spooled, error) bool) {
+		if err := s.load(ctx); err != nil {
+			yield(nil, err)
+			return
+		}
+		var g gathering
+		if ids {
+			g.ids = make([]byte, 0, min(s.memory, s.weight)) // not in steps, which would leave as much garbage
+		}
+		var tokens []uint32
+		d := spooled{at: start}
+		for low, step := start.Key, s.step(); ; {
+			high := low + step // the last key of the stretch
+			if high < low {
+				high = math.MaxUint64
+			}
+			fits, err := s.gather(ctx, &g, low, high, ids)
+			if err != nil {
+				yield(nil, err)
+				return
+			}
+			if !fits && step > 0 {
+				step /= 2
+				continue
+			}
+			for i := range g.documents {
+				m := &g.documents[i]
+				if low == start.Key && compareKeys(m.key, m.input, m.offset, start.Key, start.Input, start.Offset) < 0 {
+					continue
+				}
+				d.at = cut{Key: m.key, Input: m.input, Offset: m.offset, Documents: d.at.Documents}
+				d.unit, d.meta = m.unit, m.meta
+				if ids {
+					tokens = readIDs(tokens, g.ids[m.at:m.at+m.width*int(m.tokens)], m.width)
+					d.tokens = tokens
+				}
+				if !yield(&d, nil) {
+					return
+				}
+				d.at.Documents++
+			}
+			if high == math.MaxUint64 {
+				return
+			}
+			low = high + 1
+			if s.used(&g) < s.memory/2 { // a stretch that was cut short for one large document
+				step = min(s.step(), max(step, step<<1, 1))
+			}
+		}
+	}
+}
+
+// step is the length of a stretch of keys that is likely to fill three quarters of the memory.
+func (s *shuffle) step() uint64 {
+	want := max(s.memory/4*3, 1)
+	if s.weight <= want {
+		return math.MaxUint64
+	}
+	step, _ := bits.Div64(uint64(want), 0, uint64(s.weight))
+	return step
+}
+
+func (s *shuffle) used(g *gathering) int64 {
+	return int64(len(g.documents))*documentWeight + int64(len(g.ids)) + int64(len(g.names))
+}
+
+// gather takes the documents with keys from low to high, in their order. It gives up, and says so, if they need more than the memory; of one
+// key they may.
+func (s *shuffle) gather(ctx context.Context, g *gathering, low, high uint64, ids bool) (fits bool, err error) {
+	g.documents, g.ids, g.names = g.documents[:0], g.ids[:0], g.names[:0]
+	parts := s.b.f.d.Units
+	for i := range s.segments {
+		seg := &s.segments[i]
+		// The first block that can have such a document: the last one that begins below low.
+		first := max(sort.Search(len(seg.blocks), func(n int) bool { return seg.blocks[n].Key >= low })-1, 0)
+		if seg.blocks[first].Key > high {
+			continue
+		}
+		if err := ctx.Err(); err != nil {
+			return false, context.Cause(ctx)
+		}
+		file := &segment{path: segmentName(s.b.f.dir, seg.unit, seg.number), foot: footer{Width: seg.width, Shuffled: true, Blocks: seg.blocks}}
+		if file.file, err = os.Open(file.path); err != nil {
+			return false, missed(seg.unit, seg.number, err)
+		}
+		fits, err := func() (bool, error) {
+			defer file.close()
+			for n := first; n < len(seg.blocks) && seg.blocks[n].Key <= high; n++ {
+				if err := g.reader.open(file, n, ids); err != nil {
+					return false, err
+				}
+				for {
+					more, err := g.reader.next()
+					if err != nil {
+						return false, err
+					}
+					if !more {
+						break
+					}
+					m := &g.reader.current
+					var stored []byte
+					if ids {
+						stored = g.reader.take()
+					}
+					if m.key < low || m.key > high || s.rest > 0 && seg.unit == s.units-1 && m.ordinal >= s.rest {
+						continue
+					}
+					if m.part >= len(parts[seg.unit]) {
+						return false, errDamaged
+					}
+					d := gathered{*m, seg.unit, parts[seg.unit][m.part].Input, len(g.ids), seg.width}
+					g.names = append(g.names, m.id...)
+					d.id = g.names[len(g.names)-len(m.id):] // keeps the old memory when names moves, with the same bytes
+					g.ids = append(g.ids, stored...)
+					g.documents = append(g.documents, d)
+					if low < high && s.used(g) > s.memory {
+						return false, nil
+					}
+				}
+			}
+			return true, nil
+		}()
+		if err != nil {
+			return false, missed(seg.unit, seg.number, err)
+		}
+		if !fits {
+			return false, nil
+		}
+	}
+	slices.SortFunc(g.documents, func(a, b gathered) int { return compareKeys(a.key, a.input, a.offset, b.key, b.input, b.offset) })
+	return true, nil
+}

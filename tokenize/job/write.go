@@ -1,0 +1,333 @@
+package job
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"mula/internal/atomicfile"
+	"mula/shards"
+	"mula/shards/formats"
+	"mula/tokenize/documents"
+)
+
+// A roll is what a process knows of the shards.
+type roll struct {
+	p *process
+
+	mu     sync.Mutex
+	news   chan struct{} // closed and made anew when something below changes
+	starts []cut         // of the shards that are known
+	ended  bool          // starts has all shards
+	stages []stage       // of the shards
+	holder string
+}
+
+// plan finds out where each shard begins, as soon as the units that decide it are complete.
+func (r *roll) plan(ctx context.Context) error {
+	start := cut{}
+	for k := 0; ; k++ {
+		r.add(start)
+		end := cut{End: true}
+		if r.p.f.d.Settings.ShardTokens > 0 {
+			var err error
+			if end, err = r.end(ctx, k, start); err != nil {
+				return err
+			}
+		}
+		if end.End {
+			r.close()
+			return nil
+		}
+		start = end
+	}
+}
+
+// end is where shard k ends.
+func (r *roll) end(ctx context.Context, k int, start cut) (cut, error) {
+	for {
+		record, err := readRecord[shardRecord](r.p.f.shardPath(k))
+		if err != nil {
+			return cut{}, err
+		}
+		if record != nil {
+			return record.End, nil
+		}
+		end, err := shardEnd(ctx, r.p.order, start, r.p.f.d.Settings.ShardTokens)
+		if again, err := r.p.again(k, err); !again {
+			return end, err
+		}
+	}
+}
+
+// again reports whether to try once more, and repairs what kept a shard from being read.
+func (p *process) again(k int, err error) (bool, error) {
+	var m *missing
+	if !errors.As(err, &m) {
+		return false, err
+	}
+	if record, e := readRecord[shardRecord](p.f.shardPath(k)); e != nil || record != nil {
+		return e == nil, e // another process has written the shard and removed what it no longer needed
+	}
+	if done, e := readRecord[finished](p.f.path(doneName)); e != nil || done != nil {
+		return false, errors.Join(e, errDone)
+	}
+	if err := p.board.remake(m.unit, m.segment, err); err != nil {
+		return false, err
+	}
+	if s, ok := p.order.(*shuffle); ok {
+		s.forget()
+	}
+	return true, nil
+}
+
+// errDone says that another process has ended the job.
+var errDone = errors.New("the job is done")
+
+func (r *roll) changed() {
+	close(r.news)
+	r.news = make(chan struct{})
+}
+
+func (r *roll) add(start cut) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.starts, r.stages = append(r.starts, start), append(r.stages, open)
+	r.changed()
+}
+
+func (r *roll) close() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.ended = true
+	r.changed()
+}
+
+func (r *roll) set(k int, s stage, holder string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.stages[k], r.holder = s, holder
+	r.changed()
+}
+
+// next takes the first open shard; -1 if there is none now, and all reports whether all are complete.
+func (r *roll) next() (k int, start cut, all bool, news chan struct{}) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	all = r.ended
+	for k, s := range r.stages {
+		if s == open {
+			r.stages[k] = ours
+			return k, r.starts[k], false, nil
+		}
+		all = all && s == complete
+	}
+	return -1, cut{}, all, r.news
+}
+
+// write writes one shard after the other, until all are complete.
+func (r *roll) write(ctx context.Context) error {
+	pause := r.p.o.tuning.poll
+	for {
+		k, start, all, news := r.next()
+		if all {
+			return nil
+		}
+		if k < 0 {
+			select {
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			case <-news:
+				pause = r.p.o.tuning.poll
+			case <-time.After(pause):
+				pause = min(pause*3/2, r.p.o.tuning.maxPoll)
+			}
+			r.look()
+			continue
+		}
+		if err := r.try(ctx, k, start); err != nil {
+			return err
+		}
+	}
+}
+
+// look has the shards of other processes tried again.
+func (r *roll) look() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for k, s := range r.stages {
+		if s == theirs {
+			r.stages[k] = open
+		}
+	}
+}
+
+// try writes a shard unless it is complete, or another process has it.
+func (r *roll) try(ctx context.Context, k int, start cut) error {
+	f := r.p.f
+	for {
+		l, holder, err := f.locks.Acquire(f.shardLock(k))
+		if err != nil {
+			return err
+		}
+		record, err := readRecord[shardRecord](f.shardPath(k))
+		if err != nil || record != nil || l == nil {
+			if l != nil {
+				l.Release()
+			}
+			if err != nil {
+				return err
+			}
+			if record != nil {
+				r.set(k, complete, "")
+				return nil
+			}
+			if done, err := readRecord[finished](f.path(doneName)); err != nil || done != nil {
+				return errors.Join(err, errDone)
+			}
+			r.mu.Lock() // no news: those that wait would look at once
+			r.stages[k], r.holder = theirs, holder
+			r.mu.Unlock()
+			return nil
+		}
+		record, err = r.p.writeShard(ctx, k, start, l.Ours)
+		l.Release()
+		if again, err := r.p.again(k, err); again {
+			continue
+		} else if errors.Is(err, errLost) {
+			r.mu.Lock()
+			r.stages[k] = theirs
+			r.mu.Unlock()
+			return nil
+		} else if err != nil {
+			return err
+		}
+		r.set(k, complete, "")
+		if record != nil {
+			return r.p.sweep(k, record)
+		}
+		return nil
+	}
+}
+
+// writeShard writes shard k and its record. Without any document there is neither.
+func (p *process) writeShard(ctx context.Context, k int, start cut, ours func() bool) (*shardRecord, error) {
+	prefix := p.f.prefix(k)
+	record := &shardRecord{Start: start, Shard: ShardFile{Prefix: prefix}}
+	s := &record.Shard
+	var w shards.DocumentWriter
+	defer func() {
+		if w != nil {
+			w.Abort()
+		}
+	}()
+	for d, err := range p.order.from(ctx, start, true) {
+		if err != nil {
+			return nil, err
+		}
+		if !fits(s.Tokens, s.Documents, d.meta.tokens, p.f.d.Settings.ShardTokens) {
+			record.End = d.at
+			break
+		}
+		if w == nil {
+			made, err := create(p.f.d.Settings, prefix)
+			if err != nil {
+				return nil, err
+			}
+			w = made
+		}
+		in := p.f.d.Units[d.unit][d.meta.part].Input
+		origin := shards.DocumentOrigin{ID: string(d.meta.id), File: p.f.d.Inputs[in].Path, Line: d.meta.line + p.board.base(d.unit, d.meta.part)}
+		if origin.ID == "" {
+			origin.ID = documents.DefaultID(origin.File, origin.Line)
+		}
+		if err := w.Append(d.tokens, origin); err != nil {
+			return nil, fmt.Errorf("%s:%d: %w", origin.File, origin.Line, err)
+		}
+		s.Documents++
+		s.Tokens += d.meta.tokens
+		s.TextBytes += d.meta.text
+	}
+	if w == nil {
+		return nil, nil
+	}
+	if record.End == (cut{}) {
+		record.End = cut{Documents: start.Documents + s.Documents, End: true}
+	}
+	if !ours() {
+		return nil, errLost
+	}
+	if err := w.Close(); err != nil {
+		return nil, err
+	}
+	s.DType, s.Files = w.Manifest().DType, w.Manifest().Files
+	if err := p.f.write(p.f.shardPath(k), record); err != nil {
+		return nil, err
+	}
+	return record, nil
+}
+
+// create starts a shard.
+func create(s settings, prefix string) (shards.DocumentWriter, error) {
+	return formats.Create(s.Layout, prefix, s.Tokenizer, formats.Options{})
+}
+
+// sweep removes the segments that only complete shards have needed, after shard k became complete. In a shuffled output every shard needs
+// all segments: they stay to the end.
+func (p *process) sweep(k int, record *shardRecord) error {
+	if p.f.d.Settings.Shuffle {
+		return nil
+	}
+	// The stretch of complete shards around k, as far as it reaches into segments that k has a part of.
+	start, end := record.Start, record.End
+	for n := k - 1; n >= 0 && start.Document > 0; n-- {
+		r, err := readRecord[shardRecord](p.f.shardPath(n))
+		if err != nil {
+			return err
+		}
+		if r == nil {
+			break
+		}
+		if r.Start.Unit != start.Unit || r.Start.Segment != start.Segment {
+			start.Document = 0
+			break
+		}
+		start = r.Start
+	}
+	for n := k + 1; !end.End; n++ {
+		r, err := readRecord[shardRecord](p.f.shardPath(n))
+		if err != nil {
+			return err
+		}
+		if r == nil {
+			break
+		}
+		first := end.Unit == r.End.Unit && end.Segment == r.End.Segment
+		end = r.End
+		if !first { // the segment in which k ends, ends in shard n
+			break
+		}
+	}
+	for u := start.Unit; u < len(p.f.d.Units) && (end.End || u <= end.Unit); u++ {
+		record, err := p.f.readUnit(u)
+		if err != nil {
+			return err
+		}
+		if record == nil {
+			break // not needed, or being made again
+		}
+		for n := range record.Segments {
+			before := u == start.Unit && (n < start.Segment || n == start.Segment && start.Document > 0)
+			after := !end.End && u == end.Unit && n >= end.Segment
+			if before || after {
+				continue
+			}
+			if err := atomicfile.Remove(segmentName(p.f.dir, u, n)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

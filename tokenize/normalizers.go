@@ -1,0 +1,465 @@
+package tokenize
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"unicode/utf8"
+)
+
+// A normalizeStep changes text before it is cut into words.
+type normalizeStep interface{ normalize(b *normalizing) }
+
+// normalizing is a text on its way through the normalizers, and the memory of one goroutine for it.
+type normalizing struct {
+	text   []byte // never written to: it may be the document itself
+	origin int    // bytes at the start of text that stem from the first character of the document; Metaspace asks for them
+	forms  []*normalizer
+
+	out  [2][]byte // they take turns: a step reads one and writes the other
+	turn int
+}
+
+// newNormalizing returns the memory for the normalizers of p.
+func newNormalizing(p *pipeline) *normalizing {
+	b := &normalizing{}
+	for range p.forms {
+		b.forms = append(b.forms, newNormalizer())
+	}
+	return b
+}
+
+// run normalizes s, of which the first origin bytes stem from the first character of the document.
+func (b *normalizing) run(p *pipeline, s []byte, origin int) {
+	b.text, b.origin, b.turn = s, origin, 0
+	for _, n := range p.normalizers {
+		n.normalize(b)
+	}
+}
+
+// next is the empty buffer to write the new text to.
+func (b *normalizing) next() []byte {
+	b.turn ^= 1
+	return b.out[b.turn][:0]
+}
+
+// set makes out, which grew from next, the text.
+func (b *normalizing) set(out []byte, origin int) {
+	b.out[b.turn] = out
+	b.text, b.origin = out, origin
+}
+
+// release gives back memory that an uncommonly long text took.
+func (b *normalizing) release() {
+	b.text = nil
+	for i := range b.out {
+		if cap(b.out[i]) > keptScratch {
+			b.out[i] = nil
+		}
+	}
+}
+
+// parseNormalizers appends the steps of a normalizer to p.
+func (p *pipeline) parseNormalizers(b json.RawMessage, name string) error {
+	if isNull(b) {
+		return nil
+	}
+	kind, err := kindOf(b, name)
+	if err != nil {
+		return err
+	}
+	add := func(s normalizeStep) error {
+		p.normalizers = append(p.normalizers, s)
+		return nil
+	}
+	switch kind {
+	case "Sequence":
+		s, err := parseStep[struct {
+			Type        string            `json:"type"`
+			Normalizers []json.RawMessage `json:"normalizers"`
+		}](b, name)
+		if err != nil {
+			return err
+		}
+		for i, n := range s.Normalizers {
+			if err := p.parseNormalizers(n, fmt.Sprintf("%s.normalizers[%d]", name, i)); err != nil {
+				return err
+			}
+		}
+		return nil
+	case "NFC", "NFD", "NFKC", "NFKD":
+		if err := onlyType(b, name); err != nil {
+			return err
+		}
+		p.forms++
+		return add(normalForm{p.forms - 1, kind})
+	case "Lowercase":
+		if err := onlyType(b, name); err != nil {
+			return err
+		}
+		return add(lowercase{})
+	case "StripAccents":
+		if err := onlyType(b, name); err != nil {
+			return err
+		}
+		return add(remove(isMark))
+	case "Nmt":
+		if err := onlyType(b, name); err != nil {
+			return err
+		}
+		return add(replaceRunes(nmt))
+	case "ByteLevel":
+		if err := onlyType(b, name); err != nil {
+			return err
+		}
+		return add(spellBytes{})
+	case "Strip":
+		s, err := parseStep[struct {
+			Type  string `json:"type"`
+			Left  bool   `json:"strip_left"`
+			Right bool   `json:"strip_right"`
+		}](b, name)
+		if err != nil {
+			return err
+		}
+		return add(strip{s.Left, s.Right})
+	case "Prepend":
+		s, err := parseStep[struct {
+			Type    string `json:"type"`
+			Prepend string `json:"prepend"`
+		}](b, name)
+		if err != nil {
+			return err
+		}
+		if s.Prepend == "" {
+			return refuse(name, b)
+		}
+		return add(prepend(s.Prepend))
+	case "Replace":
+		s, err := parseStep[replaceJSON](b, name)
+		if err != nil {
+			return err
+		}
+		m, err := s.Pattern.compile(name)
+		if err != nil {
+			return err
+		}
+		if m.matchesEmpty() {
+			return fmt.Errorf("%s: the pattern matches the empty text, which Hugging Face tokenizers does not handle well: not supported", name)
+		}
+		return add(replace{m, []byte(s.Content)})
+	case "Precompiled":
+		s, err := parseStep[struct {
+			Type     string `json:"type"`
+			Charsmap []byte `json:"precompiled_charsmap"`
+		}](b, name)
+		if err != nil {
+			return err
+		}
+		charsmap, err := parseCharsmap(s.Charsmap)
+		if err != nil {
+			return fmt.Errorf("%s.precompiled_charsmap: %w", name, err)
+		}
+		return add(charsmap)
+	case "BertNormalizer":
+		s, err := parseStep[struct {
+			Type         string `json:"type"`
+			Clean        bool   `json:"clean_text"`
+			Chinese      bool   `json:"handle_chinese_chars"`
+			StripAccents *bool  `json:"strip_accents"`
+			Lowercase    bool   `json:"lowercase"`
+		}](b, name)
+		if err != nil {
+			return err
+		}
+		if s.Clean {
+			p.normalizers = append(p.normalizers, replaceRunes(bertClean))
+		}
+		if s.Chinese {
+			p.normalizers = append(p.normalizers, spaceChinese{})
+		}
+		if s.StripAccents == nil && s.Lowercase || s.StripAccents != nil && *s.StripAccents {
+			p.forms++
+			p.normalizers = append(p.normalizers, normalForm{p.forms - 1, "NFD"}, remove(isNonspacingMark))
+		}
+		if s.Lowercase {
+			p.normalizers = append(p.normalizers, lowercase{})
+		}
+		return nil
+	}
+	return refuse(name, b)
+}
+
+// normalForm is NFC, NFD, NFKC or NFKD.
+type normalForm struct {
+	index int // in normalizing.forms
+	name  string
+}
+
+func (n normalForm) of(z *normalizer, s []byte) []byte {
+	switch n.name {
+	case "NFC":
+		return z.nfc(s)
+	case "NFD":
+		return z.nfd(s)
+	case "NFKC":
+		return z.nfkc(s)
+	}
+	return z.nfkd(s)
+}
+
+func (n normalForm) normalize(b *normalizing) {
+	z := b.forms[n.index]
+	if b.origin == 0 {
+		b.text = n.of(z, b.text)
+		return
+	}
+	// The first character becomes one or more, of which what follows may join the last.
+	runes := runeCount(n.of(z, b.text[:b.origin]))
+	b.text = n.of(z, b.text)
+	b.origin = 0
+	for range runes {
+		_, size := utf8.DecodeRune(b.text[b.origin:])
+		b.origin += size
+	}
+}
+
+// lowercase maps each character by itself, without regard to its neighbours.
+type lowercase struct{}
+
+func (lowercase) normalize(b *normalizing) {
+	out := appendLower(b.next(), b.text[:b.origin])
+	origin := len(out)
+	b.set(appendLower(out, b.text[b.origin:]), origin)
+}
+
+// replaceRunes changes each character to another, or removes it where the function gives -1.
+type replaceRunes func(r rune) rune
+
+func (f replaceRunes) normalize(b *normalizing) {
+	out := b.next()
+	origin := 0
+	for i := 0; i < len(b.text); {
+		if i == b.origin {
+			origin = len(out)
+		}
+		r, n := utf8.DecodeRune(b.text[i:])
+		i += n
+		if r = f(r); r >= 0 {
+			out = utf8.AppendRune(out, r)
+		}
+	}
+	if b.origin == len(b.text) {
+		origin = len(out)
+	}
+	b.set(out, origin)
+}
+
+// remove takes out the characters that the function holds of.
+func remove(f func(r rune) bool) replaceRunes {
+	return func(r rune) rune {
+		if f(r) {
+			return -1
+		}
+		return r
+	}
+}
+
+// nmt is the Nmt normalizer, after the rules of SentencePiece's nmt_nfkc.
+func nmt(r rune) rune {
+	switch {
+	case r >= 0x01 && r <= 0x08, r == 0x0b, r >= 0x0e && r <= 0x1f, r == 0x7f, r == 0x8f, r == 0x9f:
+		return -1
+	case r == '\t', r == '\n', r == '\f', r == '\r', r == 0x1680, r >= 0x200b && r <= 0x200f, r == 0x2028, r == 0x2029, r == 0x2581, r == 0xfeff, r == 0xfffd:
+		return ' '
+	}
+	return r
+}
+
+// bertClean is clean_text of BertNormalizer.
+func bertClean(r rune) rune {
+	switch {
+	case r == 0, r == 0xfffd, isBertControl(r):
+		return -1
+	case isBertSpace(r):
+		return ' '
+	}
+	return r
+}
+
+// spaceChinese is handle_chinese_chars of BertNormalizer: a space before and after each.
+type spaceChinese struct{}
+
+func (spaceChinese) normalize(b *normalizing) {
+	out := b.next()
+	origin := 0
+	for i := 0; i < len(b.text); {
+		if i == b.origin {
+			origin = len(out)
+		}
+		r, n := utf8.DecodeRune(b.text[i:])
+		if isBertChinese(r) {
+			out = append(append(append(out, ' '), b.text[i:i+n]...), ' ')
+		} else {
+			out = append(out, b.text[i:i+n]...)
+		}
+		i += n
+	}
+	if b.origin == len(b.text) {
+		origin = len(out)
+	}
+	b.set(out, origin)
+}
+
+// spellBytes is the ByteLevel normalizer: each byte becomes a character of the byte alphabet.
+type spellBytes struct{}
+
+func (spellBytes) normalize(b *normalizing) {
+	out := spell(b.next(), b.text[:b.origin])
+	origin := len(out)
+	b.set(spell(out, b.text[b.origin:]), origin)
+}
+
+// strip removes the white space at the ends.
+type strip struct{ left, right bool }
+
+func (s strip) normalize(b *normalizing) {
+	if s.left {
+		n := leadingWhiteSpace(b.text)
+		b.text, b.origin = b.text[n:], max(0, b.origin-n)
+	}
+	if s.right {
+		b.text = b.text[:len(b.text)-trailingWhiteSpace(b.text)]
+		b.origin = min(b.origin, len(b.text))
+	}
+}
+
+// prepend puts a text in front, unless there is nothing to put it before.
+type prepend string
+
+func (p prepend) normalize(b *normalizing) {
+	if len(b.text) == 0 {
+		return
+	}
+	out := append(b.next(), p...)
+	origin := b.origin
+	if origin > 0 {
+		origin += len(p)
+	}
+	b.set(append(out, b.text...), origin)
+}
+
+// replaceJSON is Replace, which is a normalizer and a decoder.
+type replaceJSON struct {
+	Type    string      `json:"type"`
+	Pattern patternJSON `json:"pattern"`
+	Content string      `json:"content"`
+}
+
+// replace puts content in the place of each match.
+type replace struct {
+	matcher
+	content []byte
+}
+
+func (r replace) normalize(b *normalizing) {
+	out := b.next()
+	done, origin := 0, 0
+	for it := r.all(b.text); it.next(); done = it.end {
+		if done < b.origin {
+			origin = len(out) + min(it.start, b.origin) - done
+		}
+		out = append(append(out, b.text[done:it.start]...), r.content...)
+		if it.end <= b.origin {
+			origin = len(out) // what stands in the place of a match stems from the match's last character
+		}
+	}
+	if done < b.origin {
+		origin = len(out) + b.origin - done
+	}
+	b.set(append(out, b.text[done:]...), origin)
+}
+
+// patternJSON is what Split and Replace look for.
+type patternJSON struct {
+	Regex  *string `json:"Regex"`
+	String *string `json:"String"`
+}
+
+func (p patternJSON) compile(name string) (matcher, error) {
+	switch {
+	case p.String != nil && p.Regex == nil:
+		return matcher{literal: []byte(*p.String)}, nil
+	case p.Regex != nil && p.String == nil:
+		regex, err := compilePattern(*p.Regex)
+		if err != nil {
+			return matcher{}, fmt.Errorf("%s.pattern.Regex: %w", name, err)
+		}
+		return matcher{regex: regex}, nil
+	}
+	return matcher{}, fmt.Errorf("%s.pattern: want one of Regex and String", name)
+}
+
+// A matcher finds a literal text or the matches of a regular expression.
+type matcher struct {
+	literal []byte
+	regex   *pattern
+}
+
+func (m matcher) find(s []byte, from int) (start, end int, ok bool) {
+	if m.regex != nil {
+		return m.regex.find(s, from)
+	}
+	if len(m.literal) == 0 {
+		return from, from, true
+	}
+	if i := bytes.Index(s[from:], m.literal); i >= 0 {
+		return from + i, from + i + len(m.literal), true
+	}
+	return 0, 0, false
+}
+
+// matchesEmpty reports whether a match may be empty, as far as some texts tell.
+func (m matcher) matchesEmpty() bool {
+	return slices.ContainsFunc([]string{"", "a", " ", "a b", "\u2581", "1.", "\n", "\u00e9"}, func(s string) bool {
+		for from := 0; from <= len(s); from++ {
+			if !utf8.RuneStart((s + "a")[from]) {
+				continue
+			}
+			if start, end, ok := m.find([]byte(s), from); ok && start == end {
+				return true
+			}
+		}
+		return false
+	})
+}
+
+// all returns the matches in s one after the other. An empty match is passed over where the match before it ends.
+func (m matcher) all(s []byte) matches { return matches{m: m, s: s, last: -1} }
+
+type matches struct {
+	m          matcher
+	s          []byte
+	start, end int
+	from, last int
+}
+
+// next moves on to the next match, from start to end.
+func (it *matches) next() bool {
+	for it.from <= len(it.s) && len(it.s) > 0 {
+		start, end, ok := it.m.find(it.s, it.from)
+		if !ok {
+			break
+		}
+		if start == end && end == it.last {
+			_, n := utf8.DecodeRune(it.s[it.from:])
+			it.from += max(n, 1)
+			continue
+		}
+		it.start, it.end, it.from, it.last = start, end, end, end
+		return true
+	}
+	it.from = len(it.s) + 1
+	return false
+}

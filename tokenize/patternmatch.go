@@ -1,0 +1,535 @@
+package tokenize
+
+import (
+	"errors"
+	"fmt"
+	"unicode/utf8"
+)
+
+// A pattern runs as a program with backtracking: alternatives are tried in their order, and the first way to the end is the match.
+
+type opcode uint8
+
+const (
+	opMatch     opcode = iota
+	opSet              // one character of the set
+	opRun              // as many characters of the set as there are, up to max, and then fewer
+	opLazyRun          // none of the set, and then more, up to max
+	opWholeRun         // as many as there are, up to max, and never fewer
+	opSplit            // go on at the next instruction, and then at to
+	opLazySplit        // go on at to, and then at the next instruction
+	opJump             // go on at to
+	opEnter            // an atomic group or a look; it and its end have the same mark
+	opAtomicEnd        // forget the ways not taken inside
+	opLookEnd          // and go back to where it began
+	opEnterNot         // a negative look: if what follows fails, go on at to
+	opNotEnd           // what follows did not fail
+	opBack             // go back by max characters
+	opAnchor
+)
+
+type instruction struct {
+	op     opcode
+	anchor anchor
+	to     int
+	max    int // of runs and opBack; of runs also unbounded
+	mark   int
+	slot   int // of splits and runs: number of the state
+	set    *runeBits
+}
+
+// runeBits is a runeSet that is quick to ask: pages of 64 code points, equal pages stored once.
+type runeBits struct {
+	page [(utf8.MaxRune + 1) >> 6]uint16
+	bits []uint64
+}
+
+func newRuneBits(set runeSet) *runeBits {
+	b := &runeBits{}
+	var flat [(utf8.MaxRune + 1) >> 6]uint64
+	for _, x := range set {
+		for r := x.lo; r <= x.hi; r++ {
+			if r&63 == 0 && r+63 <= x.hi {
+				flat[r>>6] = ^uint64(0)
+				r += 63
+				continue
+			}
+			flat[r>>6] |= 1 << (r & 63)
+		}
+	}
+	stored := map[uint64]uint16{}
+	for p, bits := range flat {
+		if p > 0 && bits == flat[p-1] {
+			b.page[p] = b.page[p-1]
+			continue
+		}
+		k, ok := stored[bits]
+		if !ok {
+			k = uint16(len(b.bits))
+			stored[bits] = k
+			b.bits = append(b.bits, bits)
+		}
+		b.page[p] = k
+	}
+	return b
+}
+
+func (b *runeBits) has(r rune) bool { return b.bits[b.page[r>>6]]>>(r&63)&1 != 0 }
+
+// of returns the length of the character at s[i:] if the set has it, else 0.
+func (b *runeBits) of(s []byte, i int) int {
+	if i >= len(s) {
+		return 0
+	}
+	r, n := rune(s[i]), 1
+	if r >= utf8.RuneSelf {
+		r, n = utf8.DecodeRune(s[i:])
+	}
+	if !b.has(r) {
+		return 0
+	}
+	return n
+}
+
+// patternCompiler writes the program.
+type patternCompiler struct {
+	p     *pattern
+	bits  map[string]*runeBits
+	marks int
+}
+
+var errTooLong = errors.New("its program would be too long: use smaller counts")
+
+func (c *patternCompiler) add(i instruction) int {
+	if i.op == opSplit || i.op == opLazySplit || i.op == opRun || i.op == opLazyRun || i.op == opWholeRun {
+		i.slot = c.p.slots
+		c.p.slots++
+	}
+	c.p.program = append(c.p.program, i)
+	return len(c.p.program) - 1
+}
+
+func (c *patternCompiler) bitsOf(set runeSet) *runeBits {
+	key := fmt.Sprint(set)
+	b, ok := c.bits[key]
+	if !ok {
+		b = newRuneBits(set)
+		c.bits[key] = b
+	}
+	return b
+}
+
+func (c *patternCompiler) emit(n *node) error {
+	if len(c.p.program) > maxProgram {
+		return errTooLong
+	}
+	here := func() int { return len(c.p.program) }
+	switch n.kind {
+	case sequence:
+		for _, m := range n.nodes {
+			if err := c.emit(m); err != nil {
+				return err
+			}
+		}
+	case choice:
+		var ends []int
+		for i, m := range n.nodes {
+			split := -1
+			if i < len(n.nodes)-1 {
+				split = c.add(instruction{op: opSplit})
+			}
+			if err := c.emit(m); err != nil {
+				return err
+			}
+			if split >= 0 {
+				ends = append(ends, c.add(instruction{op: opJump}))
+				c.p.program[split].to = here()
+			}
+		}
+		for _, e := range ends {
+			c.p.program[e].to = here()
+		}
+	case oneOf:
+		c.add(instruction{op: opSet, set: c.bitsOf(append(runeSet{}, n.set...).normalized())})
+	case repeat:
+		return c.emitRepeat(n, opRun)
+	case atomic:
+		inner := n.nodes[0]
+		if inner.kind == repeat && inner.nodes[0].kind == oneOf && !inner.lazy {
+			return c.emitRepeat(inner, opWholeRun)
+		}
+		mark := c.enter(instruction{op: opEnter})
+		if err := c.emit(inner); err != nil {
+			return err
+		}
+		c.add(instruction{op: opAtomicEnd, mark: mark})
+	case look:
+		if n.negative {
+			at := here()
+			mark := c.enter(instruction{op: opEnterNot})
+			if err := c.emit(n.nodes[0]); err != nil {
+				return err
+			}
+			c.add(instruction{op: opNotEnd, mark: mark})
+			c.p.program[at].to = here()
+			return nil
+		}
+		mark := c.enter(instruction{op: opEnter})
+		if err := c.emit(n.nodes[0]); err != nil {
+			return err
+		}
+		c.add(instruction{op: opLookEnd, mark: mark})
+	case back:
+		c.add(instruction{op: opBack, max: n.min})
+	case atAnchor:
+		c.add(instruction{op: opAnchor, anchor: n.anchor, set: c.bitsOf(pinnedOniguruma().properties["word"])})
+	}
+	return nil
+}
+
+func (c *patternCompiler) enter(i instruction) int {
+	c.marks++
+	i.mark = c.marks
+	c.add(i)
+	return i.mark
+}
+
+// emitRepeat writes a repeat; run is what repeats a set greedily.
+func (c *patternCompiler) emitRepeat(n *node, run opcode) error {
+	inner := n.nodes[0]
+	for range n.min {
+		if err := c.emit(inner); err != nil {
+			return err
+		}
+	}
+	if n.max == n.min {
+		return nil
+	}
+	if inner.kind == oneOf {
+		i := instruction{op: run, max: unbounded, set: c.bitsOf(append(runeSet{}, inner.set...).normalized())}
+		if n.max != unbounded {
+			i.max = n.max - n.min
+		}
+		if n.lazy {
+			i.op = opLazyRun
+		}
+		c.add(i)
+		return nil
+	}
+	split := instruction{op: opSplit}
+	if n.lazy {
+		split.op = opLazySplit
+	}
+	if n.max == unbounded {
+		at := c.add(split)
+		if err := c.emit(inner); err != nil {
+			return err
+		}
+		c.add(instruction{op: opJump, to: at})
+		c.p.program[at].to = len(c.p.program)
+		return nil
+	}
+	var splits []int
+	for range n.max - n.min {
+		splits = append(splits, c.add(split))
+		if err := c.emit(inner); err != nil {
+			return err
+		}
+	}
+	for _, at := range splits {
+		c.p.program[at].to = len(c.p.program)
+	}
+	return nil
+}
+
+// A finder looks for the matches of a pattern in one text after another, for one goroutine. It allocates nothing once its
+// scratch has grown.
+//
+// A text on which the pattern goes back and forth for long makes it remember the states, instruction and place, from which
+// there is no way to the end: it takes none of them twice, also not in later searches of the same text. The time is then in
+// proportion to the text's length times that of the program, and more only where a look ahead or an atomic group is long and
+// succeeds at many places. The memory is some bits for each byte of the text, and above maxRemembered there is none.
+type finder struct {
+	p        *pattern
+	s        []byte
+	stack    []frame
+	steps    int
+	remember bool
+	failed   []uint64 // by slot and place
+}
+
+// maxRemembered bounds the bits of finder.failed.
+const maxRemembered = 1 << 31
+
+// A frame is a way not taken yet.
+type frame struct {
+	kind     frameKind
+	pc       int32 // where it goes on; the mark of entered; the slot of exhausted
+	mark     int32 // of otherwise: that of a negative look, or 0
+	pos, end int
+}
+
+type frameKind uint8
+
+const (
+	otherwise frameKind = iota // go on at pc and pos
+	fewer                      // a run from pos to end: go on at pc, one character before end
+	moreChars                  // a lazy run that is at pos and may take end characters more: pc is the run's
+	entered                    // an atomic group or a look began at pos
+	exhausted                  // the state of slot pc at pos to end leads nowhere
+)
+
+func newFinder(p *pattern) *finder { return &finder{p: p} }
+
+// reset sets the text, which has to be valid UTF-8 and to stay as it is until the next reset.
+func (f *finder) reset(s []byte) {
+	f.s, f.steps, f.remember = s, 0, false
+}
+
+// find returns the leftmost match at or after from. What stands before from is seen by anchors and looks behind.
+func (f *finder) find(from int) (start, end int, ok bool) {
+	first := f.p.first
+	for start = from; start <= len(f.s); start++ {
+		if first != nil {
+			for start < len(f.s) && first.of(f.s, start) == 0 {
+				start++
+				for start < len(f.s) && !utf8.RuneStart(f.s[start]) {
+					start++
+				}
+			}
+			if start == len(f.s) {
+				break
+			}
+		} else {
+			for start < len(f.s) && !utf8.RuneStart(f.s[start]) {
+				start++
+			}
+		}
+		if end, ok = f.match(start); ok {
+			return start, end, true
+		}
+		for start+1 < len(f.s) && !utf8.RuneStart(f.s[start+1]) {
+			start++
+		}
+	}
+	return 0, 0, false
+}
+
+func (f *finder) push(x frame) { f.stack = append(f.stack, x) }
+
+func (f *finder) hasFailed(slot, pos int) bool {
+	i := slot*(len(f.s)+1) + pos
+	return f.failed[i>>6]>>(i&63)&1 != 0
+}
+
+// startRemembering is called when a text has taken many steps.
+func (f *finder) startRemembering() {
+	f.steps = -1 << 62 // once for a text
+	size := f.p.slots * (len(f.s) + 1)
+	if size > maxRemembered {
+		return
+	}
+	f.remember = true
+	words := size>>6 + 1
+	if cap(f.failed) < words {
+		f.failed = make([]uint64, words)
+	}
+	f.failed = f.failed[:words]
+	clear(f.failed)
+}
+
+// cut removes the frames down to that of a mark, and returns it.
+func (f *finder) cut(mark int) frame {
+	for n := len(f.stack) - 1; ; n-- {
+		x := f.stack[n]
+		if x.kind == entered && x.pc == int32(mark) || x.kind == otherwise && x.mark == int32(mark) {
+			f.stack = f.stack[:n]
+			return x
+		}
+	}
+}
+
+// match runs the program at start.
+func (f *finder) match(start int) (end int, ok bool) {
+	s, program := f.s, f.p.program
+	f.stack = f.stack[:0]
+	pc, pos := 0, start
+	for {
+		in := &program[pc]
+		fails := false
+		switch in.op {
+		case opMatch:
+			return pos, true
+		case opSet:
+			n := in.set.of(s, pos)
+			fails = n == 0
+			pos += n
+			pc++
+		case opJump:
+			pc = in.to
+		case opSplit, opLazySplit:
+			if f.remember {
+				if f.hasFailed(in.slot, pos) {
+					fails = true
+					break
+				}
+				f.push(frame{kind: exhausted, pc: int32(in.slot), pos: pos, end: pos})
+			}
+			now, then := pc+1, in.to
+			if in.op == opLazySplit {
+				now, then = then, now
+			}
+			f.push(frame{kind: otherwise, pc: int32(then), pos: pos})
+			pc = now
+		case opRun, opWholeRun:
+			if f.remember && f.hasFailed(in.slot, pos) {
+				fails = true
+				break
+			}
+			at, known := pos, false // known: from there on the run leads nowhere
+			for left := in.max; left != 0; left-- {
+				n := in.set.of(s, at)
+				if n == 0 {
+					break
+				}
+				at += n
+				if f.remember && in.max == unbounded && f.hasFailed(in.slot, at) {
+					known = true
+					break
+				}
+			}
+			f.steps += at - pos
+			if f.remember {
+				last := pos
+				if in.max == unbounded {
+					last = at
+				}
+				f.push(frame{kind: exhausted, pc: int32(in.slot), pos: pos, end: last})
+			}
+			if in.op == opRun && at > pos {
+				f.push(frame{kind: fewer, pc: int32(pc + 1), pos: pos, end: at})
+			}
+			fails = known
+			pos = at
+			pc++
+		case opLazyRun:
+			if f.remember && f.hasFailed(in.slot, pos) {
+				fails = true
+				break
+			}
+			if f.remember {
+				f.push(frame{kind: exhausted, pc: int32(in.slot), pos: pos, end: pos})
+			}
+			f.push(frame{kind: moreChars, pc: int32(pc), pos: pos, end: in.max})
+			pc++
+		case opEnter:
+			f.push(frame{kind: entered, pc: int32(in.mark), pos: pos})
+			pc++
+		case opEnterNot:
+			f.push(frame{kind: otherwise, pc: int32(in.to), mark: int32(in.mark), pos: pos})
+			pc++
+		case opAtomicEnd:
+			f.cut(in.mark)
+			pc++
+		case opLookEnd:
+			pos = f.cut(in.mark).pos
+			pc++
+		case opNotEnd:
+			f.cut(in.mark)
+			fails = true
+		case opBack:
+			for range in.max {
+				if pos == 0 {
+					fails = true
+					break
+				}
+				_, n := utf8.DecodeLastRune(s[:pos])
+				pos -= n
+			}
+			pc++
+		case opAnchor:
+			fails = !f.holds(in, pos)
+			pc++
+		}
+		if !fails {
+			continue
+		}
+		if pc, pos, ok = f.next(); !ok {
+			return 0, false
+		}
+	}
+}
+
+// next takes the last way not taken; ok is false if there is none.
+func (f *finder) next() (pc, pos int, ok bool) {
+	if f.steps++; f.steps > 32*len(f.s)+4096 {
+		f.startRemembering()
+	}
+	for len(f.stack) > 0 {
+		n := len(f.stack) - 1
+		x := &f.stack[n]
+		switch x.kind {
+		case otherwise:
+			pc, pos = int(x.pc), x.pos
+			f.stack = f.stack[:n]
+			return pc, pos, true
+		case fewer:
+			_, size := utf8.DecodeLastRune(f.s[:x.end])
+			x.end -= size
+			pc, pos = int(x.pc), x.end
+			if x.end == x.pos {
+				f.stack = f.stack[:n]
+			}
+			return pc, pos, true
+		case moreChars:
+			in := &f.p.program[x.pc]
+			size := 0
+			if x.end != 0 {
+				size = in.set.of(f.s, x.pos)
+			}
+			if size == 0 || f.remember && in.max == unbounded && f.hasFailed(in.slot, x.pos+size) {
+				f.stack = f.stack[:n]
+				continue
+			}
+			x.pos += size
+			if x.end != unbounded {
+				x.end--
+			} else if f.remember && n > 0 && f.stack[n-1].kind == exhausted && f.stack[n-1].pc == int32(in.slot) {
+				f.stack[n-1].end = x.pos
+			}
+			return int(x.pc) + 1, x.pos, true
+		case exhausted:
+			base := int(x.pc) * (len(f.s) + 1)
+			for i := base + x.pos; i <= base+x.end; i++ {
+				f.failed[i>>6] |= 1 << (i & 63)
+			}
+			f.stack = f.stack[:n]
+		default:
+			f.stack = f.stack[:n]
+		}
+	}
+	return 0, 0, false
+}
+
+// holds reports whether an anchor holds at pos.
+func (f *finder) holds(in *instruction, pos int) bool {
+	s := f.s
+	switch in.anchor {
+	case lineStart: // not after a line break that ends the text
+		return pos == 0 || s[pos-1] == '\n' && pos < len(s)
+	case lineEnd:
+		return pos == len(s) || s[pos] == '\n'
+	case textStart:
+		return pos == 0
+	case textEnd:
+		return pos == len(s)
+	case textEndOrLine:
+		return pos == len(s) || pos == len(s)-1 && s[pos] == '\n'
+	}
+	before := false
+	if pos > 0 {
+		r, _ := utf8.DecodeLastRune(s[:pos])
+		before = in.set.has(r)
+	}
+	return (before != (in.set.of(s, pos) > 0)) == (in.anchor == wordEdge)
+}

@@ -1,0 +1,262 @@
+package tokenize
+
+import (
+	"encoding/json"
+	"fmt"
+)
+
+// A post-processor puts special tokens around the ids of a text. What it makes of a single text is worked out when the file is read: a list of ids, with
+// a mark where the ids of the text go.
+
+// postItem is an id, or the ids of the text.
+type postItem struct {
+	id   uint32
+	text bool
+}
+
+// postStep is what one post-processor makes of the parts that the one before it left, at first the text alone. A part is a run of items.
+type postStep func(parts [][]postItem) ([][]postItem, error)
+
+// parsePostProcessor fills t.post: nil if nothing is put around a text. It also checks that the post-processor leaves the text alone when special
+// tokens are not asked for.
+func (t *Tokenizer) parsePostProcessor(b json.RawMessage) error {
+	const name = "post_processor"
+	var with, without []postStep
+	if err := t.postSteps(b, name, &with, &without); err != nil {
+		return err
+	}
+	alone, err := runPost(without)
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	if len(alone) != 1 || !alone[0].text {
+		return refuse(name, b)
+	}
+	if t.post, err = runPost(with); err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	if len(t.post) == 1 && t.post[0].text {
+		t.post = nil
+	}
+	for _, item := range t.post {
+		if !item.text && (int64(item.id) >= int64(len(t.tokens)) || t.tokens[item.id].end == 0) {
+			return fmt.Errorf("%s: it adds id %d, which no token has", name, item.id)
+		}
+	}
+	return nil
+}
+
+func runPost(steps []postStep) ([]postItem, error) {
+	parts := [][]postItem{{{text: true}}}
+	var err error
+	for _, s := range steps {
+		if parts, err = s(parts); err != nil {
+			return nil, err
+		}
+	}
+	var all []postItem
+	for _, p := range parts {
+		all = append(all, p...)
+	}
+	if len(all) > maxPostItems {
+		return nil, fmt.Errorf("more than %d tokens are added", maxPostItems)
+	}
+	return all, nil
+}
+
+// maxPostItems bounds what a post-processor adds.
+const maxPostItems = 1 << 12
+
+// tokenAndID is ["[SEP]", 102].
+type tokenAndID struct{ id uint32 }
+
+func (t *tokenAndID) UnmarshalJSON(b []byte) error {
+	var pair []json.RawMessage
+	if err := json.Unmarshal(b, &pair); err != nil {
+		return err
+	}
+	if len(pair) != 2 {
+		return fmt.Errorf("%s is not a token and its id", b)
+	}
+	var token string
+	if err := json.Unmarshal(pair[0], &token); err != nil {
+		return err
+	}
+	return json.Unmarshal(pair[1], &t.id)
+}
+
+// postSteps appends what a post-processor does with special tokens and without.
+func (t *Tokenizer) postSteps(b json.RawMessage, name string, with, without *[]postStep) error {
+	if isNull(b) {
+		return nil
+	}
+	kind, err := kindOf(b, name)
+	if err != nil {
+		return err
+	}
+	switch kind {
+	case "Sequence":
+		s, err := parseStep[struct {
+			Type       string            `json:"type"`
+			Processors []json.RawMessage `json:"processors"`
+		}](b, name)
+		if err != nil {
+			return err
+		}
+		for i, p := range s.Processors {
+			if err := t.postSteps(p, fmt.Sprintf("%s.processors[%d]", name, i), with, without); err != nil {
+				return err
+			}
+		}
+		return nil
+	case "ByteLevel": // moves offsets only
+		_, err := parseStep[byteLevelJSON](b, name)
+		return err
+	case "BertProcessing", "RobertaProcessing":
+		s, err := parseStep[struct {
+			Type           string      `json:"type"`
+			Sep            *tokenAndID `json:"sep"`
+			Cls            *tokenAndID `json:"cls"`
+			TrimOffsets    *bool       `json:"trim_offsets"`
+			AddPrefixSpace *bool       `json:"add_prefix_space"`
+		}](b, name)
+		if err != nil {
+			return err
+		}
+		if s.Sep == nil || s.Cls == nil {
+			return refuse(name, b)
+		}
+		// The library tells the two apart by their fields.
+		*with = append(*with, surround(s.Cls.id, s.Sep.id, s.TrimOffsets != nil && s.AddPrefixSpace != nil))
+		return nil
+	case "TemplateProcessing":
+		s, err := parseStep[templateJSON](b, name)
+		if err != nil {
+			return err
+		}
+		for _, special := range []bool{true, false} {
+			step, err := s.step(special)
+			if err != nil {
+				return fmt.Errorf("%s: %w", name, err)
+			}
+			if special {
+				*with = append(*with, step)
+			} else {
+				*without = append(*without, step)
+			}
+		}
+		return nil
+	}
+	return refuse(name, b)
+}
+
+// surround is BertProcessing and RobertaProcessing: [CLS] A [SEP], and B [SEP], or </s> B </s>, for every further part.
+func surround(cls, sep uint32, both bool) postStep {
+	return func(parts [][]postItem) ([][]postItem, error) {
+		var out [][]postItem
+		for i, p := range parts {
+			var items []postItem
+			switch {
+			case i == 0:
+				items = append(items, postItem{id: cls})
+			case both:
+				items = append(items, postItem{id: sep})
+			}
+			out = append(out, append(append(items, p...), postItem{id: sep}))
+		}
+		return out, nil
+	}
+}
+
+// templateJSON is TemplateProcessing. What it does with pairs is of no use here.
+type templateJSON struct {
+	Type          string                       `json:"type"`
+	Single        []templatePiece              `json:"single"`
+	Pair          json.RawMessage              `json:"pair"`
+	SpecialTokens map[string]*templateSpecials `json:"special_tokens"`
+}
+
+type templatePiece struct {
+	Sequence *struct {
+		ID     string `json:"id"`
+		TypeID uint32 `json:"type_id"`
+	} `json:"Sequence"`
+	SpecialToken *struct {
+		ID     string `json:"id"`
+		TypeID uint32 `json:"type_id"`
+	} `json:"SpecialToken"`
+}
+
+type templateSpecials struct {
+	ID     string   `json:"id"`
+	IDs    []uint32 `json:"ids"`
+	Tokens []string `json:"tokens"`
+}
+
+func (t *templateJSON) step(special bool) (postStep, error) {
+	for _, p := range t.Single {
+		switch {
+		case p.Sequence != nil && p.SpecialToken == nil:
+			if p.Sequence.ID != "A" {
+				return nil, fmt.Errorf("the template for single texts has sequence %q: only A is there", p.Sequence.ID)
+			}
+		case p.SpecialToken != nil && p.Sequence == nil:
+			if t.SpecialTokens[p.SpecialToken.ID] == nil {
+				return nil, fmt.Errorf("the template has special token %q, which is not in special_tokens", p.SpecialToken.ID)
+			}
+		default:
+			return nil, fmt.Errorf("a piece of the template is neither a Sequence nor a SpecialToken")
+		}
+	}
+	return func(parts [][]postItem) ([][]postItem, error) {
+		if len(parts) != 1 {
+			return nil, fmt.Errorf("a TemplateProcessing after a post-processor that adds tokens is not supported")
+		}
+		var out [][]postItem
+		for _, p := range t.Single {
+			if p.Sequence != nil {
+				out = append(out, parts[0])
+				continue
+			}
+			if special {
+				var items []postItem
+				for _, id := range t.SpecialTokens[p.SpecialToken.ID].IDs {
+					items = append(items, postItem{id: id})
+				}
+				out = append(out, items)
+			}
+		}
+		return out, nil
+	}, nil
+}
+
+// appendPost makes what the post-processor does of dst[start:], the ids of a text.
+func (t *Tokenizer) appendPost(dst []uint32, start int) []uint32 {
+	if t.post == nil {
+		return dst
+	}
+	// The ids of the text move to where they stand first; further places get copies.
+	before := 0
+	for before < len(t.post) && !t.post[before].text {
+		before++
+	}
+	n := len(dst) - start
+	for range before {
+		dst = append(dst, 0)
+	}
+	copy(dst[start+before:], dst[start:start+n])
+	for i := range before {
+		dst[start+i] = t.post[i].id
+	}
+	if before == len(t.post) {
+		return dst[:start+before]
+	}
+	for _, item := range t.post[before+1:] {
+		if item.text {
+			dst = append(dst, dst[start+before:start+before+n]...)
+		} else {
+			dst = append(dst, item.id)
+		}
+	}
+	return dst
+}

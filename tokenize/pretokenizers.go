@@ -1,0 +1,583 @@
+package tokenize
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"unicode/utf8"
+)
+
+// A preTokenizeStep cuts normalized text into words, or the words before it into smaller ones.
+type preTokenizeStep interface{ cut(c *cutting) }
+
+// A part is a piece of cutting.text. The first origin bytes of it stem from the first character of the document.
+type part struct{ start, end, origin int }
+
+// cutting is a text on its way through the pre-tokenizers, and the memory of one goroutine for it.
+type cutting struct {
+	text   []byte // never written to
+	pieces []part
+
+	// The step at work makes cut of pieces, and out[turn] of text if it does more than cutting.
+	cut       []part
+	lists     [2][]part // pieces and cut, which take turns
+	list      int       // which of them is pieces
+	out       [2][]byte
+	turn      int
+	rewritten bool
+	scratch   []byte
+}
+
+func (c *cutting) begin(s []byte, origin int) {
+	c.text, c.turn, c.list = s, 0, 0
+	c.pieces = append(c.lists[0][:0], part{0, len(s), min(max(origin, 0), len(s))})
+	c.lists[0], c.cut = c.pieces, c.lists[1][:0]
+}
+
+// add notes a part of the text, unless it is empty. p is the piece that it is cut from.
+func (c *cutting) add(p part, start, end int) {
+	if start < end {
+		c.cut = append(c.cut, part{start, end, min(max(p.start+p.origin-start, 0), end-start)})
+	}
+}
+
+// rewrite is the empty buffer for the new text of a step that does more than cutting.
+func (c *cutting) rewrite() []byte {
+	c.turn ^= 1
+	c.rewritten = true
+	return c.out[c.turn][:0]
+}
+
+// finish makes what a step cut the pieces for the next one.
+func (c *cutting) finish() {
+	c.lists[c.list] = c.pieces
+	c.list ^= 1
+	c.lists[c.list] = c.cut
+	c.pieces, c.cut = c.cut, c.pieces[:0]
+	if c.rewritten {
+		c.text, c.rewritten = c.out[c.turn], false
+	}
+}
+
+// release gives back memory that an uncommonly long text took.
+func (c *cutting) release() {
+	c.text, c.pieces, c.cut = nil, nil, nil
+	for i := range c.out {
+		if cap(c.out[i]) > keptScratch {
+			c.out[i] = nil
+		}
+		if cap(c.lists[i]) > keptScratch/8 {
+			c.lists[i] = nil
+		}
+	}
+}
+
+// A behavior is what becomes of the matches that a text is cut at.
+type behavior uint8
+
+const (
+	isolated behavior = iota
+	removed
+	mergedWithPrevious
+	mergedWithNext
+	contiguous
+)
+
+func parseBehavior(s, name string) (behavior, error) {
+	for i, b := range []string{"Isolated", "Removed", "MergedWithPrevious", "MergedWithNext", "Contiguous"} {
+		if s == b {
+			return behavior(i), nil
+		}
+	}
+	return 0, fmt.Errorf("%s.behavior is %q: not one of Isolated, Removed, MergedWithPrevious, MergedWithNext, Contiguous", name, s)
+}
+
+// delimiting takes the matches of a piece and what lies between them, from left to right, and adds what the behavior makes of them.
+type delimiting struct {
+	c        *cutting
+	p        part
+	behavior behavior
+	invert   bool
+
+	done       int  // so far all up to here has been taken
+	held       bool // start to end is not added yet
+	start, end int
+	match      bool // the last one taken was a match
+}
+
+func (d *delimiting) begin(c *cutting, p part, b behavior, invert bool) {
+	*d = delimiting{c: c, p: p, behavior: b, invert: invert, done: p.start}
+}
+
+// take takes a match and what lies before it.
+func (d *delimiting) take(start, end int) {
+	if d.done != start {
+		d.part(d.done, start, d.invert)
+	}
+	d.part(start, end, !d.invert)
+	d.done = end
+}
+
+func (d *delimiting) finish() {
+	if d.done != d.p.end {
+		d.part(d.done, d.p.end, d.invert)
+	}
+	if d.held {
+		d.c.add(d.p, d.start, d.end)
+	}
+}
+
+func (d *delimiting) part(start, end int, match bool) {
+	before := d.match
+	d.match = match
+	switch d.behavior {
+	case isolated:
+		d.c.add(d.p, start, end)
+		return
+	case removed:
+		if !match {
+			d.c.add(d.p, start, end)
+		}
+		return
+	}
+	join := false
+	switch d.behavior {
+	case mergedWithPrevious:
+		join = match && !before
+	case mergedWithNext:
+		join = before && !match
+	case contiguous:
+		join = match == before
+	}
+	if join && d.held {
+		d.end = end
+		return
+	}
+	if d.held {
+		d.c.add(d.p, d.start, d.end)
+	}
+	d.held, d.start, d.end = true, start, end
+}
+
+// parsePreTokenizers appends the steps of a pre-tokenizer to p.
+func (p *pipeline) parsePreTokenizers(b json.RawMessage, name string) error {
+	if isNull(b) {
+		return nil
+	}
+	kind, err := kindOf(b, name)
+	if err != nil {
+		return err
+	}
+	add := func(s ...preTokenizeStep) error {
+		p.preTokenizers = append(p.preTokenizers, s...)
+		return nil
+	}
+	switch kind {
+	case "Sequence":
+		s, err := parseStep[struct {
+			Type          string            `json:"type"`
+			Pretokenizers []json.RawMessage `json:"pretokenizers"`
+		}](b, name)
+		if err != nil {
+			return err
+		}
+		for i, n := range s.Pretokenizers {
+			if err := p.parsePreTokenizers(n, fmt.Sprintf("%s.pretokenizers[%d]", name, i)); err != nil {
+				return err
+			}
+		}
+		return nil
+	case "ByteLevel":
+		s, err := parseStep[byteLevelJSON](b, name)
+		if err != nil {
+			return err
+		}
+		return add(byteLevel{prefix: s.AddPrefixSpace == nil || *s.AddPrefixSpace, regex: s.UseRegex == nil || *s.UseRegex, classes: pinnedClasses()})
+	case "Split":
+		s, err := parseStep[splitJSON](b, name)
+		if err != nil {
+			return err
+		}
+		m, err := s.Pattern.compile(name)
+		if err != nil {
+			return err
+		}
+		how, err := parseBehavior(s.Behavior, name)
+		if err != nil {
+			return err
+		}
+		source := ""
+		if s.Pattern.Regex != nil {
+			source = *s.Pattern.Regex
+		}
+		return add(split{m, source, how, s.Invert})
+	case "Whitespace":
+		if err := onlyType(b, name); err != nil {
+			return err
+		}
+		return add(wordsAndSymbols{})
+	case "WhitespaceSplit":
+		if err := onlyType(b, name); err != nil {
+			return err
+		}
+		return add(splitRunes{isWhiteSpace, removed})
+	case "BertPreTokenizer":
+		if err := onlyType(b, name); err != nil {
+			return err
+		}
+		return add(splitRunes{isWhiteSpace, removed}, splitRunes{isPunctuation, isolated})
+	case "Punctuation":
+		s, err := parseStep[struct {
+			Type     string  `json:"type"`
+			Behavior *string `json:"behavior"`
+		}](b, name)
+		if err != nil {
+			return err
+		}
+		how := isolated
+		if s.Behavior != nil {
+			if how, err = parseBehavior(*s.Behavior, name); err != nil {
+				return err
+			}
+		}
+		return add(splitRunes{isPunctuation, how})
+	case "Digits":
+		s, err := parseStep[struct {
+			Type       string `json:"type"`
+			Individual bool   `json:"individual_digits"`
+		}](b, name)
+		if err != nil {
+			return err
+		}
+		if s.Individual {
+			return add(splitRunes{isNumeric, isolated})
+		}
+		return add(splitRunes{isNumeric, contiguous})
+	case "Metaspace":
+		m, err := parseMetaspace(b, name)
+		if err != nil {
+			return err
+		}
+		p.usesOrigin = p.usesOrigin || m.first
+		return add(m)
+	case "CharDelimiterSplit":
+		s, err := parseStep[struct {
+			Type      string `json:"type"`
+			Delimiter string `json:"delimiter"`
+		}](b, name)
+		if err != nil {
+			return err
+		}
+		r, err := oneRune(s.Delimiter, name+".delimiter")
+		if err != nil {
+			return err
+		}
+		return add(splitRunes{func(x rune) bool { return x == r }, removed})
+	case "UnicodeScripts":
+		if err := onlyType(b, name); err != nil {
+			return err
+		}
+		return add(splitScripts{})
+	case "FixedLength":
+		s, err := parseStep[struct {
+			Type   string `json:"type"`
+			Length *int   `json:"length"`
+		}](b, name)
+		if err != nil {
+			return err
+		}
+		length := 5
+		if s.Length != nil {
+			length = *s.Length
+		}
+		if length < 1 {
+			return refuse(name, b)
+		}
+		return add(fixedLength(length))
+	}
+	return refuse(name, b)
+}
+
+// byteLevelJSON is ByteLevel, which is a pre-tokenizer, post-processor and decoder; the latter two have no use for the fields.
+type byteLevelJSON struct {
+	Type           string `json:"type"`
+	AddPrefixSpace *bool  `json:"add_prefix_space"`
+	TrimOffsets    *bool  `json:"trim_offsets"`
+	UseRegex       *bool  `json:"use_regex"`
+}
+
+// byteLevel cuts by the pattern of GPT-2 and spells the bytes.
+type byteLevel struct {
+	prefix, regex bool
+	classes       *classTable
+}
+
+func (l byteLevel) cut(c *cutting) {
+	out := c.rewrite()
+	for _, p := range c.pieces {
+		s, origin := c.text[p.start:p.end], p.origin
+		if l.prefix && s[0] != ' ' {
+			c.scratch = append(append(c.scratch[:0], ' '), s...)
+			s = c.scratch
+			if origin > 0 {
+				origin++
+			}
+		}
+		for len(s) > 0 {
+			n := len(s)
+			if l.regex {
+				n = scanGPT2(l.classes, s)
+			}
+			start, spelled := len(out), min(max(origin, 0), n)
+			out = spell(out, s[:spelled])
+			middle := len(out)
+			out = spell(out, s[spelled:n])
+			c.cut = append(c.cut, part{start, len(out), middle - start})
+			s, origin = s[n:], origin-n
+		}
+	}
+	c.out[c.turn] = out
+}
+
+// splitJSON is Split.
+type splitJSON struct {
+	Type     string      `json:"type"`
+	Pattern  patternJSON `json:"pattern"`
+	Behavior string      `json:"behavior"`
+	Invert   bool        `json:"invert"`
+}
+
+// split cuts at the matches of a pattern.
+type split struct {
+	matcher
+	source   string // the regular expression
+	behavior behavior
+	invert   bool
+}
+
+func (s split) cut(c *cutting) {
+	var d delimiting
+	for _, p := range c.pieces {
+		d.begin(c, p, s.behavior, s.invert)
+		for it := s.all(c.text[p.start:p.end]); it.next(); {
+			d.take(p.start+it.start, p.start+it.end)
+		}
+		d.finish()
+	}
+}
+
+// splitRunes cuts at the characters that a function holds of.
+type splitRunes struct {
+	is       func(rune) bool
+	behavior behavior
+}
+
+func (s splitRunes) cut(c *cutting) {
+	var d delimiting
+	for _, p := range c.pieces {
+		d.begin(c, p, s.behavior, false)
+		for i := p.start; i < p.end; {
+			r, n := utf8.DecodeRune(c.text[i:p.end])
+			if s.is(r) {
+				d.take(i, i+n)
+			}
+			i += n
+		}
+		d.finish()
+	}
+}
+
+// wordsAndSymbols is the Whitespace pre-tokenizer: the matches of \w+|[^\w\s]+.
+type wordsAndSymbols struct{}
+
+func (wordsAndSymbols) cut(c *cutting) {
+	const blank, symbol, word = 0, 1, 2
+	for _, p := range c.pieces {
+		start, kind := p.start, blank
+		for i := p.start; i < p.end; {
+			r, n := utf8.DecodeRune(c.text[i:p.end])
+			k := symbol
+			switch {
+			case isWord(r):
+				k = word
+			case isWhiteSpace(r):
+				k = blank
+			}
+			if k != kind {
+				if kind != blank {
+					c.add(p, start, i)
+				}
+				start, kind = i, k
+			}
+			i += n
+		}
+		if kind != blank {
+			c.add(p, start, p.end)
+		}
+	}
+}
+
+// metaspace puts a visible character in the place of spaces and cuts before it. It is a pre-tokenizer and a decoder.
+type metaspace struct {
+	replacement string // one character
+	first       bool   // put it in front of the piece that begins the document
+	always      bool   // put it in front of every piece
+	split       bool
+}
+
+func parseMetaspace(b json.RawMessage, name string) (metaspace, error) {
+	s, err := parseStep[struct {
+		Type           string  `json:"type"`
+		Replacement    string  `json:"replacement"`
+		AddPrefixSpace *bool   `json:"add_prefix_space"`
+		PrependScheme  *string `json:"prepend_scheme"`
+		Split          *bool   `json:"split"`
+		StrRep         *string `json:"str_rep"` // of old files; the library passes over it
+	}](b, name)
+	if err != nil {
+		return metaspace{}, err
+	}
+	if _, err := oneRune(s.Replacement, name+".replacement"); err != nil {
+		return metaspace{}, err
+	}
+	m := metaspace{replacement: s.Replacement, split: s.Split == nil || *s.Split}
+	scheme := "always"
+	if s.PrependScheme != nil {
+		scheme = *s.PrependScheme
+	}
+	switch scheme {
+	case "always":
+		m.always = true
+	case "first":
+		m.first = true
+	case "never":
+	default:
+		return m, fmt.Errorf("%s.prepend_scheme is %q: not one of always, first, never", name, scheme)
+	}
+	if s.AddPrefixSpace != nil && !*s.AddPrefixSpace && scheme != "never" {
+		return m, fmt.Errorf("%s: add_prefix_space is false and prepend_scheme not \"never\": Hugging Face tokenizers does not load this either", name)
+	}
+	return m, nil
+}
+
+func oneRune(s, name string) (rune, error) {
+	r, n := utf8.DecodeRuneInString(s)
+	if n == 0 || n != len(s) {
+		return 0, fmt.Errorf("%s is %q: want one character", name, s)
+	}
+	return r, nil
+}
+
+func (m metaspace) cut(c *cutting) {
+	out := c.rewrite()
+	for _, p := range c.pieces {
+		s := c.text[p.start:p.end]
+		start, origin := len(out), 0
+		if (m.always || m.first && p.origin > 0) && s[0] != ' ' && !bytes.HasPrefix(s, []byte(m.replacement)) {
+			out = append(out, m.replacement...)
+			origin = len(m.replacement)
+		}
+		if p.origin == 0 {
+			origin = 0
+		}
+		for i, b := range s {
+			if b == ' ' {
+				out = append(out, m.replacement...)
+			} else {
+				out = append(out, b)
+			}
+			if i < p.origin {
+				origin = len(out) - start
+			}
+		}
+		whole := part{start, len(out), origin}
+		if !m.split {
+			c.cut = append(c.cut, whole)
+			continue
+		}
+		from := start
+		for at := start; ; {
+			i := bytes.Index(out[at:], []byte(m.replacement))
+			if i < 0 {
+				break
+			}
+			c.add(whole, from, at+i)
+			from, at = at+i, at+i+len(m.replacement)
+		}
+		c.add(whole, from, len(out))
+	}
+	c.out[c.turn] = out
+}
+
+// splitScripts cuts where the script changes. Spaces belong to any script, but those at the start of a piece are lost, as in the library.
+type splitScripts struct{}
+
+func (splitScripts) cut(c *cutting) {
+	for _, p := range c.pieces {
+		start, last := -1, anyScript
+		for i := p.start; i < p.end; {
+			r, n := utf8.DecodeRune(c.text[i:p.end])
+			if k := pieceScript(r); k != anyScript && k != last {
+				if start >= 0 {
+					c.add(p, start, i)
+				}
+				start, last = i, k
+			}
+			i += n
+		}
+		if start >= 0 {
+			c.add(p, start, p.end)
+		}
+	}
+}
+
+// pieceScript is the script that splitScripts sees: Japanese is one.
+func pieceScript(r rune) script {
+	if r == ' ' {
+		return anyScript
+	}
+	return scriptOf(r)
+}
+
+// fixedLength cuts into pieces of so many characters.
+type fixedLength int
+
+func (f fixedLength) cut(c *cutting) {
+	for _, p := range c.pieces {
+		start, count := p.start, 0
+		for i := p.start; i < p.end; {
+			if count == int(f) {
+				c.add(p, start, i)
+				start, count = i, 0
+			}
+			_, n := utf8.DecodeRune(c.text[i:p.end])
+			i += n
+			count++
+		}
+		c.add(p, start, p.end)
+	}
+}
+
+// cutBefore cuts before each U+2581 that does not follow another one, in words whose parts cannot influence each other: see [charBPE.cuts].
+type cutBefore struct{}
+
+const lowerOneEighthBlock = "\u2581" // what SentencePiece writes for a space
+
+func (cutBefore) cut(c *cutting) {
+	mark := []byte(lowerOneEighthBlock)
+	for _, p := range c.pieces {
+		start := p.start
+		for at := p.start; ; {
+			i := bytes.Index(c.text[at:p.end], mark)
+			if i < 0 {
+				break
+			}
+			if at += i; !bytes.HasSuffix(c.text[start:at], mark) {
+				c.add(p, start, at)
+				start = at
+			}
+			at += len(mark)
+		}
+		c.add(p, start, p.end)
+	}
+}
