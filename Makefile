@@ -5,10 +5,10 @@ FUZZTIME ?= 20s
 # Where the Python environments of the originals are made, about 8 GB; see conformance/environments.sh.
 ENVIRONMENTS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/mula/conformance
 
-.PHONY: help build test race lint fmt fuzz bench bench-index conformance quickstart clean
+.PHONY: help build test race lint fmt fuzz bench bench-index bench-encoding conformance conformance-ids conformance-layouts quickstart clean
 
 help: ## list the targets
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 22
 
 build: ## build bin/mula
 	$(GO) build -trimpath -o bin/mula ./cli/mula
@@ -42,6 +42,10 @@ bench-index: build ## index files: the frameworks' own code and mula side by sid
 	conformance/environments.sh $(ENVIRONMENTS) megatron-0.16.1
 	$(ENVIRONMENTS)/torch/bin/python benchmarks/index.py --environments $(ENVIRONMENTS) $(ARGS)
 
+bench-encoding: build ## tokenizing: Hugging Face tokenizers, tiktoken and mula side by side (ARGS='--tokenizers FILE… --corpus DIR')
+	conformance/environments.sh $(ENVIRONMENTS) tokenizers-0.23.3
+	$(ENVIRONMENTS)/tokenizers-0.23.3/bin/python benchmarks/encoding.py $(ARGS)
+
 conformance: build ## compare index files with those of Megatron core and OLMo-core, from PyPI, run beside mula (needs python3.11)
 	conformance/environments.sh $(ENVIRONMENTS)
 	$(ENVIRONMENTS)/torch/bin/python conformance/compare.py --environments $(ENVIRONMENTS) --versions 0.16.1 0.9.0 --count 250 --large
@@ -49,6 +53,15 @@ conformance: build ## compare index files with those of Megatron core and OLMo-c
 	$(ENVIRONMENTS)/torch/bin/python conformance/read.py --environments $(ENVIRONMENTS)
 	$(ENVIRONMENTS)/torch/bin/python conformance/mix.py --environments $(ENVIRONMENTS)
 	$(ENVIRONMENTS)/torch/bin/python conformance/olmo.py --environments $(ENVIRONMENTS)
+
+conformance-ids: ## compare ids with those of Hugging Face tokenizers, with published vocabularies (ARGS='--corpus DIR --scale 0.1')
+	conformance/environments.sh $(ENVIRONMENTS) tokenizers-0.23.3
+	$(ENVIRONMENTS)/tokenizers-0.23.3/bin/python conformance/vocabularies.py $(ENVIRONMENTS)/vocabularies
+	$(ENVIRONMENTS)/tokenizers-0.23.3/bin/python conformance/ids.py --environments $(ENVIRONMENTS) --tokenizers $(ENVIRONMENTS)/vocabularies/*.json $(ARGS)
+
+conformance-layouts: build ## compare shards with those of dolma, OLMo-core, datatrove, MosaicML Streaming, Megatron core, in both directions
+	conformance/environments.sh $(ENVIRONMENTS) layouts dolma-1.2.1
+	$(ENVIRONMENTS)/layouts/bin/python conformance/layouts.py --frameworks $(ENVIRONMENTS)/layouts/bin/python --dolma $(ENVIRONMENTS)/dolma-1.2.1/bin/python $(ARGS)
 
 quickstart: build ## the main job, end to end, on real text (a few minutes)
 	./fixtures/quickstart.sh quickstart

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"fmt"
+	"slices"
 	"unicode/utf8"
 
 	"github.com/urfave/cli/v2"
@@ -77,29 +78,30 @@ func runGenerate(c *cli.Context) error {
 		prompt = []uint32{uint32(eod)}
 	}
 	w := c.App.Writer
-	var tokens []uint32
-	var generated, pending []byte
+	// What a token stands for may depend on those before it, so that the text is always that of all of them.
+	ids := slices.Clone(prompt)
+	spelled, err := tokenizer.Decode(nil, ids)
+	if err != nil {
+		return fmt.Errorf("prompt: %w", err)
+	}
+	begin, shown := len(spelled), len(spelled)
 	var failed error
 	err = m.Generate(c.Context, prompt, options, func(id uint32) bool {
-		if len(tokens) == 0 && !c.Bool("json") {
+		if len(ids) == len(prompt) && !c.Bool("json") {
 			_, failed = fmt.Fprint(w, text)
 		}
-		tokens = append(tokens, id)
+		ids = append(ids, id)
 		if eod != moe.NoToken && id == uint32(eod) {
 			return true
 		}
-		before := len(pending)
-		if pending, failed = tokenizer.Decode(pending, []uint32{id}); failed != nil {
-			return false
-		}
-		generated = append(generated, pending[before:]...)
-		if c.Bool("json") {
-			return true
+		if spelled, failed = tokenizer.Decode(spelled[:0], ids); failed != nil || c.Bool("json") {
+			return failed == nil
 		}
 		// A character may be spread over several tokens: it is shown when it is whole.
-		n := wholeCharacters(pending)
-		_, failed = w.Write(pending[:n])
-		pending = pending[n:]
+		if n := wholeCharacters(spelled); n > shown {
+			_, failed = w.Write(spelled[shown:n])
+			shown = n
+		}
 		return failed == nil
 	})
 	if err == nil {
@@ -109,9 +111,9 @@ func runGenerate(c *cli.Context) error {
 		return fmt.Errorf("generating: %w", err)
 	}
 	if c.Bool("json") {
-		return printJSON(w, map[string]any{"prompt": text, "text": string(generated), "tokens": tokens})
+		return printJSON(w, map[string]any{"prompt": text, "text": string(spelled[begin:]), "tokens": ids[len(prompt):]})
 	}
-	_, err = fmt.Fprintf(w, "%s\n", pending)
+	_, err = fmt.Fprintf(w, "%s\n", spelled[shown:])
 	return err
 }
 

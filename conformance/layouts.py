@@ -5,8 +5,7 @@
 
 PYTHON is an interpreter with mosaicml-streaming, datatrove (and humanize), ai2-olmo-core, megatron-core and pyarrow, and one with dolma, which wants numpy 1:
 
-    python3.11 -m venv frameworks && frameworks/bin/pip install mosaicml-streaming datatrove humanize ai2-olmo-core megatron-core pyarrow tokenizers
-    python3.11 -m venv dolma && dolma/bin/pip install dolma
+    conformance/environments.sh DIR layouts dolma-1.2.1      makes both: DIR/layouts/bin/python, DIR/dolma-1.2.1/bin/python
 
 1. megatron-core writes shards; `mula convert` goes from each to every layout; the framework of the layout reads them and must see the same tokens in the same documents.
 2. Each framework's own writer writes shards; `mula convert` makes Megatron's of them, and megatron-core must see the same again.

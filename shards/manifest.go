@@ -38,6 +38,9 @@ type TokenizerInfo struct {
 	EOD        int64  `json:"eod"`         // the id after each document, -1 if there is none
 	ClassTable string `json:"class_table"` // the Unicode tables by which text was split
 	Specials   string `json:"specials"`    // special tokens spelt out in the text were taken as "text" or as "tokens"
+
+	// AddSpecialTokens says that each document has around it the ids that the tokenizer's post-processor adds, such as one for its beginning.
+	AddSpecialTokens bool `json:"add_special_tokens,omitempty"`
 }
 
 // FileInfo is a file's size and hash.

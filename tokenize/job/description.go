@@ -90,6 +90,7 @@ func describe(o *Options) (*description, error) {
 	d := &description{Format: descriptionFormat, Settings: settings{
 		Tokenizer: shards.TokenizerInfo{
 			SHA256: o.Tokenizer.SHA256(), VocabSize: o.Tokenizer.VocabSize(), EOD: -1, ClassTable: tokenize.ClassTable(), Specials: o.Specials.String(),
+			AddSpecialTokens: o.AddSpecialTokens,
 		},
 		Layout: o.Layout, TextField: o.Read.Text, IDField: o.Read.ID, InputFormat: o.Read.Format.String(), TextUnit: o.Read.Unit.String(), MaxLine: o.Read.MaxLine,
 		ShardTokens: o.ShardTokens, Shuffle: o.Shuffle, ShuffleSeed: o.ShuffleSeed, Sample: o.Sample, MaxDocuments: o.MaxDocuments,
@@ -188,6 +189,7 @@ func (d *description) difference(other *description) string {
 		{"the end-of-document id (-1: none)", a.Tokenizer.EOD, b.Tokenizer.EOD},
 		{"the table of character classes", a.Tokenizer.ClassTable, b.Tokenizer.ClassTable},
 		{"what special tokens in a text become", a.Tokenizer.Specials, b.Tokenizer.Specials},
+		{"whether special tokens are added", a.Tokenizer.AddSpecialTokens, b.Tokenizer.AddSpecialTokens},
 		{"the layout", formats.Name(a.Layout), formats.Name(b.Layout)},
 		{"the text field", a.TextField, b.TextField},
 		{"the id field", a.IDField, b.IDField},

@@ -72,9 +72,10 @@ func (b *batch) encode(encoder *tokenize.Encoder, o *Options) {
 		d := &b.items[i]
 		if d.err == nil && !d.partEnds {
 			var err error
+			before := len(b.tokens)
 			if b.tokens, err = encoder.Append(b.tokens, d.Text); err != nil {
 				d.err = &documents.DocumentError{File: d.File, Line: d.Line, Offset: d.Offset, ID: d.ID, Kind: documents.Unencodable, Err: err}
-			} else if o.AppendEOD {
+			} else if n := len(b.tokens); o.AppendEOD && !(o.AddSpecialTokens && n > before && b.tokens[n-1] == o.EOD) {
 				b.tokens = append(b.tokens, o.EOD)
 			}
 		}
@@ -84,7 +85,7 @@ func (b *batch) encode(encoder *tokenize.Encoder, o *Options) {
 
 // work encodes batches until ctx ends. What it has taken it finishes.
 func (p *process) work(ctx context.Context) {
-	encoder := p.o.Tokenizer.NewEncoder(tokenize.EncodeOptions{Specials: p.o.Specials})
+	encoder := p.o.Tokenizer.NewEncoder(tokenize.EncodeOptions{Specials: p.o.Specials, AddSpecialTokens: p.o.AddSpecialTokens})
 	for {
 		select {
 		case <-ctx.Done():

@@ -48,8 +48,10 @@ const (
 type Options struct {
 	Tokenizer *tokenize.Tokenizer
 	Specials  tokenize.Specials
-	AppendEOD bool   // end each document with EOD
-	EOD       uint32 // an id of the vocabulary
+	// AddSpecialTokens puts around each document what the tokenizer's post-processor adds, such as an id for its beginning.
+	AddSpecialTokens bool
+	AppendEOD        bool   // end each document with EOD, unless the post-processor already has
+	EOD              uint32 // an id of the vocabulary
 
 	Inputs []string // files, or "-" for standard input; each once
 	Read   documents.Options

@@ -26,6 +26,12 @@ import (
 // bytesTokenizer has one token for each byte but those left out, with the byte as its id, and <|endoftext|> as 256: its ids are known without it.
 func bytesTokenizer(t testing.TB, leftOut string) *tokenize.Tokenizer {
 	t.Helper()
+	return bytesTokenizerAround(t, leftOut, nil)
+}
+
+// bytesTokenizerAround is bytesTokenizer with a post-processor.
+func bytesTokenizerAround(t testing.TB, leftOut string, postProcessor any) *tokenize.Tokenizer {
+	t.Helper()
 	vocab := map[string]int{"<|endoftext|>": 256}
 	next := rune(256)
 	for b := range 256 {
@@ -39,11 +45,12 @@ func bytesTokenizer(t testing.TB, leftOut string) *tokenize.Tokenizer {
 		}
 	}
 	data, err := json.Marshal(map[string]any{
-		"version":       "1.0",
-		"added_tokens":  []any{map[string]any{"id": 256, "content": "<|endoftext|>", "special": true}},
-		"pre_tokenizer": map[string]any{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
-		"decoder":       map[string]any{"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
-		"model":         map[string]any{"type": "BPE", "vocab": vocab, "merges": []string{}},
+		"version":        "1.0",
+		"added_tokens":   []any{map[string]any{"id": 256, "content": "<|endoftext|>", "special": true}},
+		"pre_tokenizer":  map[string]any{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+		"decoder":        map[string]any{"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
+		"post_processor": postProcessor,
+		"model":          map[string]any{"type": "BPE", "vocab": vocab, "merges": []string{}},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -53,6 +60,55 @@ func bytesTokenizer(t testing.TB, leftOut string) *tokenize.Tokenizer {
 		t.Fatal(err)
 	}
 	return tok
+}
+
+// What the post-processor adds is there if asked for, and the end of a document once.
+func TestAddSpecialTokens(t *testing.T) {
+	piece := func(kind, id string) any { return map[string]any{kind: map[string]any{"id": id, "type_id": 0}} }
+	end := piece("SpecialToken", "<|endoftext|>")
+	template := map[string]any{
+		"type": "TemplateProcessing", "single": []any{end, piece("Sequence", "A"), end}, "pair": []any{piece("Sequence", "A"), piece("Sequence", "B")},
+		"special_tokens": map[string]any{"<|endoftext|>": map[string]any{"id": "<|endoftext|>", "ids": []int{256}, "tokens": []string{"<|endoftext|>"}}},
+	}
+	input := put(t, "a.jsonl", `{"text":"A"}`+"\n"+`{"text":"<|endoftext|>"}`+"\n")
+	for _, c := range []struct {
+		add, eod bool
+		first    []uint32
+	}{
+		{false, false, []uint32{'A'}},
+		{false, true, []uint32{'A', 256}},
+		{true, false, []uint32{256, 'A', 256}},
+		{true, true, []uint32{256, 'A', 256}},
+	} {
+		output := filepath.Join(t.TempDir(), "x")
+		_, err := Run(t.Context(), Options{Tokenizer: bytesTokenizerAround(t, "", template), Specials: tokenize.SpecialsAsTokens, AddSpecialTokens: c.add,
+			AppendEOD: c.eod, EOD: 256, Inputs: []string{input}, Output: output})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := shards.Open(output)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all := make([]uint32, s.Tokens())
+		if err := s.Read(all, 0); err != nil || len(all) < len(c.first) || !slices.Equal(all[:len(c.first)], c.first) {
+			t.Errorf("add %v, eod %v: %v, %v; want %v first", c.add, c.eod, all, err, c.first)
+		}
+		// The second document is the token itself: one more ends it, unless the post-processor's does.
+		want := 1
+		if c.add {
+			want = 3
+		} else if c.eod {
+			want = 2
+		}
+		if got := len(all) - len(c.first); got != want {
+			t.Errorf("add %v, eod %v: the second document has %d ids, want %d", c.add, c.eod, got, want)
+		}
+		if got := s.Manifest().Tokenizer.AddSpecialTokens; got != c.add {
+			t.Errorf("the manifest says %v", got)
+		}
+		s.Close()
+	}
 }
 
 // corpus writes files of documents in all three forms and gives their names and the documents in order.
