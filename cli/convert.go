@@ -29,13 +29,13 @@ func convertCommand() *cli.Command {
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "to", Usage: "write the layout `LAYOUT`: " + strings.Join(formats.Names(), ", ") + " (needed)"},
 			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "write the shard's files under the `PREFIX`, for mds into the folder (needed)"},
-			&cli.Int64Flag{Name: "shard-tokens", Usage: "write shards PREFIX-00000, PREFIX-00001, … of at most `N` tokens each; documents are not divided (0: one shard)"},
+			&cli.StringFlag{Name: "shard-tokens", Usage: "write shards PREFIX-00000, PREFIX-00001, … of at most `N` tokens each (2G, 500M); documents are not divided"},
 			&cli.BoolFlag{Name: "drop-empty", Usage: "leave documents without tokens out; datatrove and mds cannot hold them"},
 			&cli.Int64Flag{Name: "eod", Usage: "the `ID` that ends each document, for inputs that do not say where documents end", Value: -1},
 			&cli.StringFlag{Name: "dtype", Usage: "the element `TYPE` of ids, as numpy calls it, for inputs that do not say it"},
 			&cli.IntFlag{Name: "vocab-size", Usage: "all ids are below `N`, for inputs without a manifest; decides on the element type that is written"},
 			&cli.StringFlag{Name: "tokenizer-name", Usage: "datatrove: the `NAME` of the tokenizer for PREFIX.ds.metadata, by which nanotron loads it"},
-			&cli.Int64Flag{Name: "mds-size-limit", Usage: "mds: begin a new file at `BYTES`", Value: 64 << 20},
+			&cli.StringFlag{Name: "mds-size-limit", Usage: "mds: begin a new file at `BYTES`", Value: "64Mi"},
 			&cli.StringFlag{Name: "mds-compression", Usage: "mds: compress files with zstd"},
 			jsonFlag,
 		},
@@ -54,7 +54,12 @@ func runConvert(c *cli.Context) error {
 	if err != nil {
 		return usagef("--to: %v", err)
 	}
-	if err := atMost(c, maxNumber, "shard-tokens", "mds-size-limit"); err != nil {
+	shardTokens, err := amount(c, "shard-tokens")
+	if err != nil {
+		return err
+	}
+	sizeLimit, err := amount(c, "mds-size-limit")
+	if err != nil {
 		return err
 	}
 	if err := atMost(c, math.MaxInt32, "vocab-size"); err != nil {
@@ -75,8 +80,8 @@ func runConvert(c *cli.Context) error {
 	defer p.end()
 	conversion := formats.Conversion{
 		Inputs: c.Args().Slice(), Hints: formats.Hints{DType: c.String("dtype"), EOD: c.Int64("eod")}, VocabSize: c.Int("vocab-size"),
-		Layout: to, Output: c.String("output"), ShardTokens: c.Int64("shard-tokens"), DropEmpty: c.Bool("drop-empty"),
-		Options: formats.Options{SizeLimit: c.Int64("mds-size-limit"), Compression: c.String("mds-compression"), TokenizerName: c.String("tokenizer-name")},
+		Layout: to, Output: c.String("output"), ShardTokens: shardTokens, DropEmpty: c.Bool("drop-empty"),
+		Options: formats.Options{SizeLimit: sizeLimit, Compression: c.String("mds-compression"), TokenizerName: c.String("tokenizer-name")},
 		Progress: func(documents, tokens int64) {
 			p.update(fmt.Sprintf("%s documents, %s tokens written", count(documents), tokensText(tokens)), 0, 0)
 		},

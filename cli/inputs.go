@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -44,7 +45,11 @@ func expandInputs(c *cli.Context) ([]string, error) {
 				return nil
 			}
 			if d.Type()&fs.ModeSymlink != 0 {
-				if info, err := os.Stat(path); err == nil && info.IsDir() {
+				info, err := os.Stat(path)
+				if err != nil && documents.HasEnding(d.Name()) {
+					return fmt.Errorf("%s is a link that leads nowhere; remove it, or put back what it led to: %w", path, err)
+				}
+				if err == nil && info.IsDir() {
 					return fmt.Errorf("%s is a link to a folder, and links in folders are not followed: name it as an input of its own, or move it away", path)
 				}
 			}
@@ -61,6 +66,44 @@ func expandInputs(c *cli.Context) ([]string, error) {
 		}
 	}
 	return inputs, nil
+}
+
+// outsideInputs refuses an output in a folder that is searched for inputs: what is written there would be read as documents when the command is
+// given again, to go on.
+func outsideInputs(output string, args []string) error {
+	to, err := realPath(filepath.Dir(output))
+	if err != nil {
+		return fmt.Errorf("output: %w", err)
+	}
+	for _, arg := range args {
+		if info, err := os.Stat(arg); err != nil || !info.IsDir() {
+			continue
+		}
+		from, err := realPath(arg)
+		if err != nil {
+			return fmt.Errorf("input: %w", err)
+		}
+		below, err := filepath.Rel(from, to)
+		if err == nil && filepath.IsLocal(below) {
+			return usagef("the output %s is in the folder of inputs %s, where the same command would read it as documents the next time; name an output elsewhere, "+
+				"or the files instead of the folder", output, arg)
+		}
+	}
+	return nil
+}
+
+// realPath is path from the root on, without links. What does not exist yet has none.
+func realPath(path string) (string, error) {
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return "", err
+	}
+	real, err := filepath.EvalSymlinks(path)
+	if parent := filepath.Dir(path); errors.Is(err, fs.ErrNotExist) && parent != path {
+		real, err = realPath(parent)
+		return filepath.Join(real, filepath.Base(path)), err
+	}
+	return real, err
 }
 
 // makeParent makes the folder that path will be in.

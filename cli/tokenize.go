@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -93,7 +94,11 @@ func runTokenize(c *cli.Context) error {
 	if c.Bool("no-eod") && c.IsSet("eod") {
 		return usagef("--eod and --no-eod contradict each other")
 	}
-	options := job.Options{Inputs: inputs, Output: c.String("output"), Workers: c.Int("workers"), AppendEOD: !c.Bool("no-eod"), Overwrite: c.Bool("overwrite"),
+	output := c.String("output")
+	if os.IsPathSeparator(output[len(output)-1]) {
+		return usagef("--output %s is a folder; add what the names of the files are to begin with, such as %stokens", output, output)
+	}
+	options := job.Options{Inputs: inputs, Output: output, Workers: c.Int("workers"), AppendEOD: !c.Bool("no-eod"), Overwrite: c.Bool("overwrite"),
 		Shuffle: c.IsSet("shuffle-seed"), ShuffleSeed: c.Uint64("shuffle-seed"), Sample: c.Float64("sample"),
 		Read: documents.Options{Stdin: c.App.Reader, Text: c.String("text-field"), ID: c.String("id-field")}}
 	if options.Layout, err = formats.ParseLayout(c.String("to")); err != nil {
@@ -111,6 +116,9 @@ func runTokenize(c *cli.Context) error {
 		if *value, err = amount(c, flag); err != nil {
 			return err
 		}
+	}
+	if n := options.PieceBytes; n > 0 && n < minPieceSize {
+		return usagef("--piece-size is %s; it must be at least %d", c.String("piece-size"), minPieceSize)
 	}
 	if s := options.Sample; c.IsSet("sample") && !(s > 0 && s <= 1) {
 		return usagef("--sample is %v; it must be above 0 and at most 1", s)
@@ -143,12 +151,21 @@ func runTokenize(c *cli.Context) error {
 	if options.AppendEOD {
 		id, ok := options.Tokenizer.ID(c.String("eod"))
 		if !ok {
-			return fmt.Errorf("%s has no token %q; name the end-of-document token with --eod, or use --no-eod", c.String("tokenizer"), c.String("eod"))
+			return fmt.Errorf("%s has no token %q; name the end-of-document token with --eod%s, or use --no-eod", c.String("tokenizer"), c.String("eod"),
+				likelyEOD(options.Tokenizer))
 		}
 		options.EOD = id
 	}
+	if err := outsideInputs(options.Output, c.Args().Slice()); err != nil {
+		return err
+	}
 	if err := makeParent(options.Output); err != nil {
 		return err
+	}
+	if options.Rejects != "" {
+		if err := makeParent(options.Rejects); err != nil {
+			return err
+		}
 	}
 	p := newProgress(c.App.ErrWriter)
 	defer p.end()
@@ -160,13 +177,20 @@ func runTokenize(c *cli.Context) error {
 		if s.Waiting != "" {
 			text += ", waiting for " + s.Waiting
 		}
-		p.update(text, float64(s.InputRead-s.InputKept), float64(s.InputSize-s.InputKept))
+		done, total := float64(s.InputRead-s.InputKept), float64(s.InputSize-s.InputKept)
+		if s.InputRead >= s.InputSize { // what is left, writing shards, is not measured by the inputs
+			done, total = 0, 0
+		}
+		p.update(text, done, total)
 	}
 	s, err := job.Run(c.Context, options)
 	if bad := (*documents.DocumentError)(nil); errors.As(err, &bad) && bad.Kind != documents.BadStream && options.OnError == job.Fail {
 		return fmt.Errorf("%w; repair the document, or leave such documents out with --on-error skip", err)
 	}
 	if err != nil {
+		if c.Context.Err() != nil && !slices.Contains(inputs, "-") {
+			p.line("what is done is kept in %s; the same command goes on from there", options.Output+job.FolderSuffix)
+		}
 		return err
 	}
 	p.end()
@@ -175,6 +199,19 @@ func runTokenize(c *cli.Context) error {
 	}
 	showTokenized(c, s)
 	return nil
+}
+
+// minPieceSize is below what anyone would gain by: claiming a piece takes longer than reading it.
+const minPieceSize = 1000
+
+// likelyEOD names a token of t that ends documents by its name, in words that follow on --eod.
+func likelyEOD(t *tokenize.Tokenizer) string {
+	for _, token := range []string{defaultEOD, "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "<|eot_id|>", "<|im_end|>", "[SEP]"} {
+		if _, ok := t.ID(token); ok {
+			return fmt.Sprintf(", such as %q, which it has", token)
+		}
+	}
+	return ""
 }
 
 // showTokenized prints what a job has done.

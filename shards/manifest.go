@@ -82,18 +82,24 @@ func ReadManifest(path string) (*Manifest, error) {
 	return m, nil
 }
 
-// Seal writes the manifest, with the format that this package knows, up to its renaming. The caller publishes it.
+// Seal writes the manifest, with the format that this package knows, up to its renaming. The caller publishes it. What [ReadManifest] would not
+// read is refused.
 func (m *Manifest) Seal(path string) (*atomicfile.File, error) {
 	m.Format = manifestFormat
 	data, err := json.MarshalIndent(m, "", "  ")
 	if err != nil {
 		return nil, err
 	}
+	data = append(data, '\n')
+	if len(data) > maxManifest {
+		return nil, fmt.Errorf("writing %s: a manifest of %d files has %d bytes, it may have %d: divide the data over several shards",
+			path, len(m.Files), len(data), maxManifest)
+	}
 	f, err := atomicfile.Create(path)
 	if err != nil {
 		return nil, err
 	}
-	if _, err = f.Write(append(data, '\n')); err == nil {
+	if _, err = f.Write(data); err == nil {
 		err = f.Seal()
 	}
 	if err != nil {

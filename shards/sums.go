@@ -202,12 +202,13 @@ func (s *Shard) damage(ctx context.Context, why string, blocks []int64) error {
 			}
 		}
 	}
-	e.ids = s.nameDocuments(ctx, e.Documents, e.More)
+	e.ids = s.nameDocuments(ctx, e.Documents, e.More, last)
 	return e
 }
 
-// nameDocuments lists documents for a message: numbers, and the ids and places of origin where x.docs.arrow is readable.
-func (s *Shard) nameDocuments(ctx context.Context, docs []int64, more int64) string {
+// nameDocuments lists documents for a message: numbers, and the ids and places of origin where x.docs.arrow is readable. Behind docs there are
+// more of them, the last of all being number last.
+func (s *Shard) nameDocuments(ctx context.Context, docs []int64, more, last int64) string {
 	origins, err := s.DocumentIDs(ctx)
 	var names []string
 	for _, d := range docs[:min(len(docs), maxNamed)] {
@@ -220,7 +221,7 @@ func (s *Shard) nameDocuments(ctx context.Context, docs []int64, more int64) str
 		names = append(names, name)
 	}
 	if rest := int64(len(docs)-len(names)) + more; rest > 0 {
-		names = append(names, fmt.Sprintf("%d more up to number %d", rest, docs[len(docs)-1]+more))
+		names = append(names, fmt.Sprintf("%d more up to number %d", rest, last))
 	}
 	what := "document "
 	if len(names) > 1 {

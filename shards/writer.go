@@ -3,9 +3,7 @@ package shards
 import (
 	"bufio"
 	"encoding/binary"
-	"errors"
 	"fmt"
-	"io/fs"
 	"math"
 	"os"
 	"path/filepath"
@@ -292,27 +290,37 @@ func (w *Writer) writeIndex(b *bufio.Writer) error {
 }
 
 // publish gives the sealed files their names.
-func (w *Writer) publish(manifest *sealedManifest) error {
+func (w *Writer) publish(manifest *sealedManifest) (err error) {
 	defer manifest.file.Abort()
-	switch err := os.Remove(w.prefix + idxExt); {
-	case err == nil:
-		if err := atomicfile.SyncDir(filepath.Dir(w.prefix)); err != nil {
-			return err
-		}
-	case !errors.Is(err, fs.ErrNotExist):
+	dir := filepath.Dir(w.prefix)
+	if err := atomicfile.Remove(w.prefix + idxExt); err != nil {
 		return fmt.Errorf("replacing shard: %w", err)
 	}
+	// Even if there was none: a killed process may have removed it without coming to this.
+	if err := atomicfile.SyncDir(dir); err != nil {
+		return err
+	}
 	files := []*atomicfile.File{w.bin.File, w.docs.File, w.sums.File, manifest.file, w.idx.File}
-	for i, f := range files {
-		if err := f.Publish(); err != nil {
-			// Without its .idx the rest is of no use to anybody. Publish may fail after the renaming, so this one goes as well.
-			for ; i >= 0; i-- {
-				os.Remove(files[i].Path())
+	renamed := 0
+	defer func() {
+		if err != nil { // without its .idx the rest is of no use to anybody
+			for _, f := range files[:renamed] {
+				os.Remove(f.Path())
 			}
+		}
+	}()
+	for _, f := range files {
+		if f == w.idx.File { // the others are on disk under their names before it
+			if err := atomicfile.SyncDir(dir); err != nil {
+				return err
+			}
+		}
+		if err := f.Rename(); err != nil {
 			return err
 		}
+		renamed++
 	}
-	return nil
+	return atomicfile.SyncDir(dir)
 }
 
 // Abort gives the shard up and removes what was written. After [Writer.Close] it does nothing, so it can be deferred right after [Create].

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -280,8 +281,10 @@ func TestEveryFault(t *testing.T) {
 				if err := errors.Join(err, holds(prefix, 2, 40)); err != nil {
 					t.Fatal(err)
 				}
-				for _, op := range []atomicfile.Op{atomicfile.OpCreate, atomicfile.OpWrite, atomicfile.OpSync, atomicfile.OpRename, atomicfile.OpSyncDir} {
-					if seen[op] < 2*5 { // five files, each op with and without lasting
+				// Five files; the directory is synced before the first, before the last and after it. Each with and without lasting.
+				for op, n := range map[atomicfile.Op]int{atomicfile.OpCreate: 5, atomicfile.OpWrite: 5, atomicfile.OpSync: 5, atomicfile.OpRename: 5,
+					atomicfile.OpSyncDir: 3, atomicfile.OpRemove: 1} {
+					if seen[op] < 2*n {
 						t.Errorf("operation %q failed only %d times", op, seen[op])
 					}
 				}
@@ -346,9 +349,69 @@ func TestEveryCrash(t *testing.T) {
 		if err != nil || check("the end") != "new" {
 			t.Fatal(err, check("the end"))
 		}
-		if count["none"] < 8 || count["new"] != 1 || (count["old"] > 0) != replacing {
+		if count["none"] < 7 || count["new"] != 1 || (count["old"] > 0) != replacing {
 			t.Errorf("replacing %v: seen %v", replacing, count)
 		}
+	}
+}
+
+// A directory loses what was done in it since it was last synced, in any part: x.idx reaches the disk after all the others have, and before the
+// first of them is replaced the older one is gone.
+func TestPublishIsOrdered(t *testing.T) {
+	defer func() { atomicfile.Fault = nil }()
+	prefix := filepath.Join(t.TempDir(), "x")
+	for _, replacing := range []bool{false, true} {
+		var got []string
+		atomicfile.Fault = func(op atomicfile.Op, path string) error {
+			switch op {
+			case atomicfile.OpRemove, atomicfile.OpRename:
+				got = append(got, string(op)+" "+filepath.Base(path))
+			case atomicfile.OpSyncDir:
+				got = append(got, "sync")
+			}
+			return nil
+		}
+		err := write(prefix, 2, 40)
+		atomicfile.Fault = nil
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := "remove x.idx, sync, rename x.bin, rename x.docs.arrow, rename x.sums, rename x.json, sync, rename x.idx, sync"
+		if s := strings.Join(got, ", "); s != want {
+			t.Errorf("replacing %v: %s", replacing, s)
+		}
+	}
+}
+
+// A manifest that could not be read is not written.
+func TestSealRefusesTooLarge(t *testing.T) {
+	dir := t.TempDir()
+	m := &Manifest{DType: "uint16", Files: make(map[string]FileInfo)}
+	sum := strings.Repeat("0", 64)
+	refused := 0
+	for n := range 8000 {
+		m.Files[fmt.Sprintf("shard.%05d.mds", n)] = FileInfo{1 << 26, sum}
+		if n < 6000 || n%100 > 0 {
+			continue
+		}
+		path := filepath.Join(dir, "x.json")
+		f, err := m.Seal(path)
+		if err != nil {
+			refused++
+			continue
+		}
+		if err := f.Publish(); err != nil {
+			t.Fatal(err)
+		}
+		if back, err := ReadManifest(path); err != nil || len(back.Files) != n+1 {
+			t.Fatalf("%d files: %v", n+1, err)
+		}
+	}
+	if refused == 0 || refused == 20 {
+		t.Errorf("%d of 20 manifests are refused", refused)
+	}
+	if got := names(t, dir); len(got) != 1 {
+		t.Errorf("left behind %v", got)
 	}
 }
 

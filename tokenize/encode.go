@@ -2,6 +2,7 @@ package tokenize
 
 import (
 	"fmt"
+	"slices"
 	"unicode/utf8"
 
 	"mula/tokenize/documents"
@@ -116,7 +117,7 @@ func (e *Encoder) appendPiece(dst []uint32, s []byte, at int) []uint32 {
 		return e.split(dst, e.general.normalize(s, at == 0), e.t.composed, e.appendGeneral)
 	}
 	if e.normalizer != nil {
-		s = e.normalizer.nfc(s)
+		s = e.normalizer.normalize(nfc, s)
 	}
 	return e.split(dst, s, e.t.composed, e.appendWords)
 }
@@ -188,12 +189,9 @@ func (e *Encoder) appendWord(dst []uint32, w []byte) []uint32 {
 		dst, ok = e.merger.merge(t, dst, w)
 	}
 	if !ok && e.err == nil {
-		for _, c := range w {
-			if t.bytes[c] == noToken {
-				e.err = fmt.Errorf("byte 0x%02x of %q has no token in the vocabulary: the tokenizer cannot spell this text", c, w[:min(len(w), 60)])
-				break
-			}
-		}
+		// Nothing but a byte without a token keeps a word from being spelled.
+		i := max(0, slices.IndexFunc(w, func(c byte) bool { return t.bytes[c] == noToken }))
+		e.err = cannotSpell(fmt.Sprintf("byte 0x%02x", w[i]), w)
 	}
 	return dst
 }

@@ -10,7 +10,7 @@ import (
 )
 
 // kindsOfVocabularies are ways to make merges over the letters a to d that training makes and that it never makes.
-var kindsOfVocabularies = []string{"grown", "all splits", "late splits", "shuffled", "repeated", "deep"}
+var kindsOfVocabularies = []string{"grown", "all splits", "late splits", "shuffled", "swapped", "unreachable", "repeated", "deep"}
 
 // randomVocabulary is a vocabulary and its merges, by their texts.
 func randomVocabulary(r *rand.Rand, kind string) (tokens []string, merges [][2]string) {
@@ -45,9 +45,12 @@ func randomVocabulary(r *rand.Rand, kind string) (tokens []string, merges [][2]s
 			}
 		}
 	}
-	if kind == "late splits" { // as files made of tiktoken's ranks have it: also of parts that come later
+	if kind == "late splits" || kind == "unreachable" { // as files made of tiktoken's ranks have it: also of parts that come later
 		merges = nil
 		for _, joined := range tokens {
+			if kind == "unreachable" && r.IntN(8) == 0 { // no merge makes it, but others have it for a part
+				continue
+			}
 			for i := 1; i < len(joined); i++ {
 				if known[joined[:i]] && known[joined[i:]] {
 					merges = append(merges, [2]string{joined[:i], joined[i:]})
@@ -57,6 +60,12 @@ func randomVocabulary(r *rand.Rand, kind string) (tokens []string, merges [][2]s
 	}
 	if kind == "shuffled" {
 		r.Shuffle(len(merges), func(i, j int) { merges[i], merges[j] = merges[j], merges[i] })
+	}
+	if kind == "swapped" && len(merges) > 0 { // ordered but for a few
+		for range 1 + r.IntN(3) {
+			i, j := r.IntN(len(merges)), r.IntN(len(merges))
+			merges[i], merges[j] = merges[j], merges[i]
+		}
 	}
 	if kind == "repeated" && len(merges) > 0 {
 		for range r.IntN(5) {
@@ -119,7 +128,7 @@ func TestAnyVocabulary(t *testing.T) {
 			}
 		}
 	}
-	for kind, want := range map[string][2]int{"grown": {80, 80}, "all splits": {80, 80}, "deep": {80, 80}, "late splits": {40, 80}, "shuffled": {1, 40}, "repeated": {1, 80}} {
+	for kind, want := range map[string][2]int{"grown": {80, 80}, "all splits": {80, 80}, "deep": {80, 80}, "late splits": {40, 80}, "shuffled": {1, 40}, "swapped": {10, 79}, "unreachable": {10, 80}, "repeated": {1, 80}} {
 		if n := ordered[kind]; n < want[0] || n > want[1] {
 			t.Errorf("%s: %d of 80 vocabularies are ordered, want %d to %d", kind, n, want[0], want[1])
 		}

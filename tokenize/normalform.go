@@ -17,7 +17,7 @@ import (
 //go:embed tables/normalforms.tsv
 var normalFormsTSV string
 
-// form is one of the four of the annex.
+// form is one of the four of the annex; formNames are what tokenizer.json calls them.
 type form uint8
 
 const (
@@ -27,6 +27,8 @@ const (
 	nfkd
 	formCount
 )
+
+var formNames = [formCount]string{"NFC", "NFD", "NFKC", "NFKD"}
 
 func (f form) composes() bool   { return f == nfc || f == nfkc }
 func (f form) compatible() bool { return f == nfkc || f == nfkd }
@@ -152,19 +154,7 @@ type normalizer struct {
 
 func newNormalizer() *normalizer { return &normalizer{data: pinnedNormalForms()} }
 
-// nfc returns the normal form C of s, which is valid UTF-8: s itself when it is normal, else bytes that the next call of any
-// of the normalizer's methods overwrites.
-func (z *normalizer) nfc(s []byte) []byte { return z.normalize(nfc, s) }
-
-// nfd is nfc for the normal form D.
-func (z *normalizer) nfd(s []byte) []byte { return z.normalize(nfd, s) }
-
-// nfkc is nfc for the normal form KC.
-func (z *normalizer) nfkc(s []byte) []byte { return z.normalize(nfkc, s) }
-
-// nfkd is nfc for the normal form KD.
-func (z *normalizer) nfkd(s []byte) []byte { return z.normalize(nfkd, s) }
-
+// normalize returns the normal form f of s, which is valid UTF-8: s itself when it is normal, else bytes that the next call overwrites.
 func (z *normalizer) normalize(f form, s []byte) []byte {
 	at := z.data.settled(f, s)
 	if at == len(s) {

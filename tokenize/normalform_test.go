@@ -22,12 +22,11 @@ func wholeForm(f form, s []byte) []byte {
 
 func wholeNFC(s []byte) []byte { return wholeForm(nfc, s) }
 
-var formNames = map[form]string{nfc: "NFC", nfd: "NFD", nfkc: "NFKC", nfkd: "NFKD"}
-
 func TestFormsGolden(t *testing.T) {
 	g := readSplits(t)
 	z := newNormalizer()
-	for f, name := range formNames {
+	for f := range formCount {
+		name := formNames[f]
 		for i, s := range g.Marked {
 			if got := z.normalize(f, []byte(s)); string(got) != g.Forms[name].Texts[i] {
 				t.Errorf("%s of %+q is %+q, want %+q", name, s, got, g.Forms[name].Texts[i])
@@ -44,7 +43,7 @@ func TestNFCGolden(t *testing.T) {
 	g := readGolden(t)
 	z := newNormalizer()
 	for _, c := range g.NFC {
-		if got := z.nfc([]byte(c[0])); string(got) != c[1] {
+		if got := z.normalize(nfc, []byte(c[0])); string(got) != c[1] {
 			t.Errorf("NFC of %+q is %+q, want %+q", c[0], got, c[1])
 		}
 	}
@@ -81,7 +80,7 @@ func hashAll(contexts []string, f func(h io.Writer, s []byte)) string {
 func TestNFCOfAllCodePoints(t *testing.T) {
 	z := newNormalizer()
 	contexts := []string{"%", "a%", "%\u0301", "\u0345%\u0316", "\u1100%\u11a8"}
-	got := hashAll(contexts, func(h io.Writer, s []byte) { h.Write(z.nfc(s)) })
+	got := hashAll(contexts, func(h io.Writer, s []byte) { h.Write(z.normalize(nfc, s)) })
 	if want := readGolden(t).Hashes["nfc"]; got != want {
 		t.Errorf("hash is %s, want %s", got, want)
 	}
@@ -148,8 +147,8 @@ func FuzzForms(f *testing.F) {
 func TestNormalizerDoesNotAllocate(t *testing.T) {
 	z := newNormalizer()
 	s := markedText(rand.New(rand.NewPCG(1, 2)), 5000)
-	z.nfkc(s)
-	if n := testing.AllocsPerRun(20, func() { z.nfc(s); z.nfd(s); z.nfkc(s); z.nfkd(s) }); n != 0 {
+	z.normalize(nfkc, s)
+	if n := testing.AllocsPerRun(20, func() { z.normalize(nfc, s); z.normalize(nfd, s); z.normalize(nfkc, s); z.normalize(nfkd, s) }); n != 0 {
 		t.Errorf("%v allocations", n)
 	}
 }
@@ -158,7 +157,7 @@ func TestNormalizerDoesNotAllocate(t *testing.T) {
 func TestMillionMarks(t *testing.T) {
 	s := []byte("a" + strings.Repeat("\u0301\u0323\u0345", 300000))
 	want := "\u1ea1" + strings.Repeat("\u0323", 299999) + strings.Repeat("\u0301", 300000) + strings.Repeat("\u0345", 300000)
-	if got := newNormalizer().nfc(s); string(got) != want {
+	if got := newNormalizer().normalize(nfc, s); string(got) != want {
 		t.Errorf("got %+q…", got[:min(len(got), 60)])
 	}
 }
@@ -210,10 +209,10 @@ func BenchmarkNFC(b *testing.B) {
 		b.Run(name, func(b *testing.B) {
 			text := bytes.Repeat([]byte(s), 1<<16/len(s))
 			z := newNormalizer()
-			text = slices.Clone(z.nfc(text))
+			text = slices.Clone(z.normalize(nfc, text))
 			b.SetBytes(int64(len(text)))
 			for b.Loop() {
-				z.nfc(text)
+				z.normalize(nfc, text)
 			}
 		})
 	}

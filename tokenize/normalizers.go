@@ -88,12 +88,12 @@ func (p *pipeline) parseNormalizers(b json.RawMessage, name string) error {
 			}
 		}
 		return nil
-	case "NFC", "NFD", "NFKC", "NFKD":
+	case formNames[nfc], formNames[nfd], formNames[nfkc], formNames[nfkd]:
 		if err := onlyType(b, name); err != nil {
 			return err
 		}
 		p.forms++
-		return add(normalForm{p.forms - 1, kind})
+		return add(normalForm{p.forms - 1, form(slices.Index(formNames[:], kind))})
 	case "Lowercase":
 		if err := onlyType(b, name); err != nil {
 			return err
@@ -181,7 +181,7 @@ func (p *pipeline) parseNormalizers(b json.RawMessage, name string) error {
 		}
 		if s.StripAccents == nil && s.Lowercase || s.StripAccents != nil && *s.StripAccents {
 			p.forms++
-			p.normalizers = append(p.normalizers, normalForm{p.forms - 1, "NFD"}, remove(isNonspacingMark))
+			p.normalizers = append(p.normalizers, normalForm{p.forms - 1, nfd}, remove(isNonspacingMark))
 		}
 		if s.Lowercase {
 			p.normalizers = append(p.normalizers, lowercase{})
@@ -194,30 +194,18 @@ func (p *pipeline) parseNormalizers(b json.RawMessage, name string) error {
 // normalForm is NFC, NFD, NFKC or NFKD.
 type normalForm struct {
 	index int // in normalizing.forms
-	name  string
-}
-
-func (n normalForm) of(z *normalizer, s []byte) []byte {
-	switch n.name {
-	case "NFC":
-		return z.nfc(s)
-	case "NFD":
-		return z.nfd(s)
-	case "NFKC":
-		return z.nfkc(s)
-	}
-	return z.nfkd(s)
+	form  form
 }
 
 func (n normalForm) normalize(b *normalizing) {
 	z := b.forms[n.index]
 	if b.origin == 0 {
-		b.text = n.of(z, b.text)
+		b.text = z.normalize(n.form, b.text)
 		return
 	}
 	// The first character becomes one or more, of which what follows may join the last.
-	runes := runeCount(n.of(z, b.text[:b.origin]))
-	b.text = n.of(z, b.text)
+	runes := runeCount(z.normalize(n.form, b.text[:b.origin]))
+	b.text = z.normalize(n.form, b.text)
 	b.origin = 0
 	for range runes {
 		_, size := utf8.DecodeRune(b.text[b.origin:])
@@ -407,27 +395,19 @@ type matcher struct {
 	regex   *pattern
 }
 
-func (m matcher) find(s []byte, from int) (start, end int, ok bool) {
-	if m.regex != nil {
-		return m.regex.find(s, from)
-	}
-	if len(m.literal) == 0 {
-		return from, from, true
-	}
-	if i := bytes.Index(s[from:], m.literal); i >= 0 {
-		return from + i, from + i + len(m.literal), true
-	}
-	return 0, 0, false
-}
-
 // matchesEmpty reports whether a match may be empty, as far as some texts tell.
 func (m matcher) matchesEmpty() bool {
+	if m.regex == nil {
+		return len(m.literal) == 0
+	}
 	return slices.ContainsFunc([]string{"", "a", " ", "a b", "\u2581", "1.", "\n", "\u00e9"}, func(s string) bool {
+		f := m.regex.finder([]byte(s))
+		defer f.release()
 		for from := 0; from <= len(s); from++ {
 			if !utf8.RuneStart((s + "a")[from]) {
 				continue
 			}
-			if start, end, ok := m.find([]byte(s), from); ok && start == end {
+			if start, end, ok := f.find(from); ok && start == end {
 				return true
 			}
 		}
@@ -435,11 +415,19 @@ func (m matcher) matchesEmpty() bool {
 	})
 }
 
-// all returns the matches in s one after the other. An empty match is passed over where the match before it ends.
-func (m matcher) all(s []byte) matches { return matches{m: m, s: s, last: -1} }
+// all returns the matches in s one after the other, which are to be gone through to the end. An empty match is passed over where the match before it
+// ends.
+func (m matcher) all(s []byte) matches {
+	it := matches{literal: m.literal, s: s, last: -1}
+	if m.regex != nil {
+		it.finder = m.regex.finder(s)
+	}
+	return it
+}
 
 type matches struct {
-	m          matcher
+	literal    []byte
+	finder     *finder // nil for a literal, and after the last match
 	s          []byte
 	start, end int
 	from, last int
@@ -448,7 +436,7 @@ type matches struct {
 // next moves on to the next match, from start to end.
 func (it *matches) next() bool {
 	for it.from <= len(it.s) && len(it.s) > 0 {
-		start, end, ok := it.m.find(it.s, it.from)
+		start, end, ok := it.find()
 		if !ok {
 			break
 		}
@@ -461,5 +449,20 @@ func (it *matches) next() bool {
 		return true
 	}
 	it.from = len(it.s) + 1
+	if it.finder != nil {
+		it.finder.release()
+		it.finder = nil
+	}
 	return false
+}
+
+// find returns the leftmost match at or after from.
+func (it *matches) find() (start, end int, ok bool) {
+	if it.finder != nil {
+		return it.finder.find(it.from)
+	}
+	if i := bytes.Index(it.s[it.from:], it.literal); i >= 0 {
+		return it.from + i, it.from + i + len(it.literal), true
+	}
+	return 0, 0, false
 }

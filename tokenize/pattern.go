@@ -31,7 +31,7 @@ func compilePattern(regex string) (*pattern, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &patternCompiler{p: &pattern{}, bits: map[string]*runeBits{}}
+	c := &patternCompiler{p: &pattern{}, bits: map[string]*runeBits{}, ofNode: map[*node]*runeBits{}}
 	if err := c.emit(tree); err != nil {
 		return nil, fmt.Errorf("regular expression %q: %w", regex, err)
 	}
@@ -39,19 +39,15 @@ func compilePattern(regex string) (*pattern, error) {
 	if set, empty := tree.starts(); !empty {
 		c.p.first = c.bitsOf(set.normalized())
 	}
-	c.p.finders.New = func() any { return newFinder(c.p) }
+	c.p.finders.New = func() any { return &finder{p: c.p} }
 	return c.p, nil
 }
 
-// find returns the leftmost match at or after from in s, which is valid UTF-8. A match may be empty. To look for all matches in
-// a text, a [finder] is faster.
-func (p *pattern) find(s []byte, from int) (start, end int, ok bool) {
+// finder returns a finder for the matches in s, which is valid UTF-8 and stays as it is until the finder is released.
+func (p *pattern) finder(s []byte) *finder {
 	f := p.finders.Get().(*finder)
-	f.reset(s)
-	start, end, ok = f.find(from)
-	f.reset(nil)
-	p.finders.Put(f)
-	return start, end, ok
+	f.s = s
+	return f
 }
 
 // node is a part of a parsed regular expression.

@@ -106,8 +106,7 @@ func TestPatternsGolden(t *testing.T) {
 
 // finderOn returns a finder that looks at s, if wanted with states remembered from the start.
 func finderOn(p *pattern, s []byte, remember bool) *finder {
-	f := newFinder(p)
-	f.reset(s)
+	f := p.finder(s)
 	if remember {
 		f.startRemembering()
 	}
@@ -150,6 +149,7 @@ func TestPatternsAreLinear(t *testing.T) {
 		{`(?:é|éé)*(?=b)`, strings.Repeat("é", 50000), 0},
 		{`(?>a+)b`, strings.Repeat("a", 50000), 0},
 		{`\s+(?!\S)|\s+`, strings.Repeat(" ", 300000) + "x", 2},
+		{`(?:(?:(?:(?:){1000}){1000}){1000}){1000}a`, "aba", 2}, // to compile
 	} {
 		p, err := compilePattern(c.regex)
 		if err != nil {
@@ -158,25 +158,44 @@ func TestPatternsAreLinear(t *testing.T) {
 		if got := matchesOf(finderOn(p, []byte(c.text), false)); len(got) != c.matches {
 			t.Errorf("%s: %d matches, want %d", c.regex, len(got), c.matches)
 		}
+		n := 0 // as Split and Replace look for them
+		for it := (matcher{regex: p}).all([]byte(c.text)); it.next(); {
+			n++
+		}
+		if n != c.matches {
+			t.Errorf("%s: %d matches one after the other, want %d", c.regex, n, c.matches)
+		}
 	}
 }
 
-// The finder of p.find is made anew or used again; what it finds is the same.
-func TestPatternFind(t *testing.T) {
-	p, err := compilePattern(`(?<=a)b`)
+// A finder is made anew or used again; what it finds is the same, and what it remembers of one text does not hold of another.
+func TestFindersAreUsedAgain(t *testing.T) {
+	p, err := compilePattern(`(?<=a)b|(?:c|cc)+d`)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := []byte("xxxab")
+	find := func(s string, from int) (start, end int, ok bool) {
+		f := p.finder([]byte(s))
+		defer f.release()
+		return f.find(from)
+	}
 	for range 3 {
-		if start, end, ok := p.find([]byte("bab"), 2); start != 2 || end != 3 || !ok {
+		if start, end, ok := find("bab", 2); start != 2 || end != 3 || !ok {
 			t.Fatal(start, end, ok)
 		}
-		if _, _, ok := p.find([]byte("bbb"), 1); ok {
+		if _, _, ok := find("bbb"+strings.Repeat("c", 5000), 1); ok {
 			t.Fatal("found")
 		}
+		if start, end, ok := find("bbb"+strings.Repeat("c", 5000)+"d", 1); start != 3 || end != 5004 || !ok {
+			t.Fatal(start, end, ok)
+		}
 	}
-	if n := testing.AllocsPerRun(100, func() { p.find(s, 0) }); n != 0 {
+	s := []byte("xxxab")
+	if n := testing.AllocsPerRun(100, func() {
+		f := p.finder(s)
+		f.find(0)
+		f.release()
+	}); n != 0 {
 		t.Errorf("%v allocations", n)
 	}
 }

@@ -93,9 +93,10 @@ func (b *runeBits) of(s []byte, i int) int {
 
 // patternCompiler writes the program.
 type patternCompiler struct {
-	p     *pattern
-	bits  map[string]*runeBits
-	marks int
+	p      *pattern
+	bits   map[string]*runeBits
+	ofNode map[*node]*runeBits // of those that stand in a repeat and are written many times
+	marks  int
 }
 
 var errTooLong = errors.New("its program would be too long: use smaller counts")
@@ -115,6 +116,20 @@ func (c *patternCompiler) bitsOf(set runeSet) *runeBits {
 	if !ok {
 		b = newRuneBits(set)
 		c.bits[key] = b
+	}
+	return b
+}
+
+// setOf is bitsOf for the set of a node, which is parsed.
+func (c *patternCompiler) setOf(n *node) *runeBits {
+	b, ok := c.ofNode[n]
+	if !ok {
+		set := n.set
+		if n.kind == atAnchor {
+			set = pinnedOniguruma().properties["word"]
+		}
+		b = c.bitsOf(append(runeSet{}, set...).normalized())
+		c.ofNode[n] = b
 	}
 	return b
 }
@@ -150,7 +165,7 @@ func (c *patternCompiler) emit(n *node) error {
 			c.p.program[e].to = here()
 		}
 	case oneOf:
-		c.add(instruction{op: opSet, set: c.bitsOf(append(runeSet{}, n.set...).normalized())})
+		c.add(instruction{op: opSet, set: c.setOf(n)})
 	case repeat:
 		return c.emitRepeat(n, opRun)
 	case atomic:
@@ -182,7 +197,7 @@ func (c *patternCompiler) emit(n *node) error {
 	case back:
 		c.add(instruction{op: opBack, max: n.min})
 	case atAnchor:
-		c.add(instruction{op: opAnchor, anchor: n.anchor, set: c.bitsOf(pinnedOniguruma().properties["word"])})
+		c.add(instruction{op: opAnchor, anchor: n.anchor, set: c.setOf(n)})
 	}
 	return nil
 }
@@ -198,15 +213,19 @@ func (c *patternCompiler) enter(i instruction) int {
 func (c *patternCompiler) emitRepeat(n *node, run opcode) error {
 	inner := n.nodes[0]
 	for range n.min {
+		before := len(c.p.program)
 		if err := c.emit(inner); err != nil {
 			return err
+		}
+		if len(c.p.program) == before {
+			break // nothing, however often; counts inside each other would take forever to find out
 		}
 	}
 	if n.max == n.min {
 		return nil
 	}
 	if inner.kind == oneOf {
-		i := instruction{op: run, max: unbounded, set: c.bitsOf(append(runeSet{}, inner.set...).normalized())}
+		i := instruction{op: run, max: unbounded, set: c.setOf(inner)}
 		if n.max != unbounded {
 			i.max = n.max - n.min
 		}
@@ -242,8 +261,8 @@ func (c *patternCompiler) emitRepeat(n *node, run opcode) error {
 	return nil
 }
 
-// A finder looks for the matches of a pattern in one text after another, for one goroutine. It allocates nothing once its
-// scratch has grown.
+// A finder looks for the matches of a pattern in a text, for one goroutine. The pattern keeps those that are released, so that nothing is allocated
+// once their scratch has grown.
 //
 // A text on which the pattern goes back and forth for long makes it remember the states, instruction and place, from which
 // there is no way to the end: it takes none of them twice, also not in later searches of the same text. The time is then in
@@ -279,14 +298,19 @@ const (
 	exhausted                  // the state of slot pc at pos to end leads nowhere
 )
 
-func newFinder(p *pattern) *finder { return &finder{p: p} }
-
-// reset sets the text, which has to be valid UTF-8 and to stay as it is until the next reset.
-func (f *finder) reset(s []byte) {
-	f.s, f.steps, f.remember = s, 0, false
+// release gives the finder back to its pattern. It must not be used after that.
+func (f *finder) release() {
+	f.s, f.steps, f.remember = nil, 0, false
+	if cap(f.failed) > keptScratch/8 {
+		f.failed = nil
+	}
+	if cap(f.stack) > keptScratch/8 {
+		f.stack = nil
+	}
+	f.p.finders.Put(f)
 }
 
-// find returns the leftmost match at or after from. What stands before from is seen by anchors and looks behind.
+// find returns the leftmost match at or after from, which may be empty. What stands before from is seen by anchors and looks behind.
 func (f *finder) find(from int) (start, end int, ok bool) {
 	first := f.p.first
 	for start = from; start <= len(f.s); start++ {

@@ -173,9 +173,9 @@ func oracles(t testing.TB) []oracle {
 			if err != nil {
 				t.Fatal(err)
 			}
-			f := newFinder(p)
 			o.own = append(o.own, func(s []byte) [][2]int {
-				f.reset(s)
+				f := p.finder(s)
+				defer f.release()
 				return matchesOf(f)
 			})
 			r := regexp2.MustCompile(regex)
@@ -290,10 +290,9 @@ func BenchmarkPattern(b *testing.B) {
 			if err != nil {
 				b.Fatal(err)
 			}
-			f := newFinder(p)
 			b.SetBytes(int64(len(text)))
 			for b.Loop() {
-				f.reset(text)
+				f := p.finder(text)
 				for from := 0; from < len(text); {
 					_, end, ok := f.find(from)
 					if !ok {
@@ -301,6 +300,7 @@ func BenchmarkPattern(b *testing.B) {
 					}
 					from = end
 				}
+				f.release()
 			}
 		})
 	}

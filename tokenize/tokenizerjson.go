@@ -264,7 +264,7 @@ func (m *modelJSON) isByteLevel() bool {
 // fastScanner returns the scanner that does the work of all pre-tokenizers, if there is one and the normalizers are NFC or none.
 func (p *pipeline) fastScanner() scanner {
 	for _, n := range p.normalizers {
-		if f, ok := n.(normalForm); !ok || f.name != "NFC" {
+		if f, ok := n.(normalForm); !ok || f.form != nfc {
 			return nil
 		}
 	}

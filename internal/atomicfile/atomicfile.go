@@ -61,15 +61,19 @@ type pending struct {
 type File struct{ pending }
 
 // Create starts a file that is to appear at path. The directory must exist.
-func Create(path string) (*File, error) {
-	p, err := create(path)
+func Create(path string) (*File, error) { return CreateAs(path, filepath.Base(path)) }
+
+// CreateAs is [Create] with a temporary name made of name instead of the final one, for a folder whose readers look for a part of the final
+// name.
+func CreateAs(path, name string) (*File, error) {
+	p, err := create(path, name)
 	if err != nil {
 		return nil, err
 	}
 	return &File{p}, nil
 }
 
-func create(path string) (pending, error) {
+func create(path, name string) (pending, error) {
 	if err := fault(OpCreate, path); err != nil {
 		return pending{}, err
 	}
@@ -79,7 +83,7 @@ func create(path string) (pending, error) {
 	}
 	// Not os.CreateTemp, whose files only their owner can read: a published file has the permissions that the user's umask gives.
 	for {
-		f, err := os.OpenFile(TempName(path), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o666)
+		f, err := os.OpenFile(TempName(filepath.Join(filepath.Dir(path), name)), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o666)
 		if errors.Is(err, fs.ErrExist) {
 			continue
 		}

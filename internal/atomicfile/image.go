@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -42,7 +43,7 @@ func CreateImage(path string, size int64) (*Image, error) {
 	if size < 0 {
 		return nil, fmt.Errorf("creating %s: a size of %d bytes", path, size)
 	}
-	p, err := create(path)
+	p, err := create(path, filepath.Base(path))
 	if err != nil {
 		return nil, err
 	}

@@ -125,6 +125,23 @@ func (ls *Set) Acquire(path string) (l *Lock, holder string, err error) {
 	}
 }
 
+// Wait is [Set.Acquire] for who needs the lock whoever has it: it looks again after pause, and less and less often down to once a second, until
+// ctx is done.
+func (ls *Set) Wait(ctx context.Context, path string, pause time.Duration) (*Lock, error) {
+	for {
+		l, holder, err := ls.Acquire(path)
+		if l != nil || err != nil {
+			return l, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("waiting for %s: %w", holder, context.Cause(ctx))
+		case <-time.After(pause):
+		}
+		pause = min(pause*2, max(pause, time.Second))
+	}
+}
+
 // put makes the file at path with the given text, which is also that of the file from; the error is [fs.ErrExist] if there is one.
 func put(from, path string, content []byte) error {
 	err := os.Link(from, path)

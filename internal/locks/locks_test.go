@@ -3,6 +3,7 @@ package locks
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -100,6 +101,28 @@ func TestAcquire(t *testing.T) {
 		b.Close()
 		leaves(t, dir)
 	}
+}
+
+// Who waits gets the lock when it is given back, or the reason why it stopped waiting.
+func TestWait(t *testing.T) {
+	dir := t.TempDir()
+	a, b := open(t, dir), open(t, dir)
+	path := filepath.Join(dir, "unit"+Suffix)
+	l, err := a.Wait(t.Context(), path, time.Millisecond)
+	if err != nil || !l.Ours() {
+		t.Fatal(l, err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	time.AfterFunc(5*time.Millisecond, cancel)
+	if _, err := b.Wait(ctx, path, time.Millisecond); !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "waiting for process") {
+		t.Error(err)
+	}
+	time.AfterFunc(5*time.Millisecond, l.Release)
+	m, err := b.Wait(t.Context(), path, time.Millisecond)
+	if err != nil || !m.Ours() || l.Ours() {
+		t.Fatal(m, err)
+	}
+	m.Release()
 }
 
 // A lock whose holder gives signs of life is not stale; one whose holder does not is, after a while.

@@ -443,3 +443,31 @@ func BenchmarkRepeats(b *testing.B) {
 		r.finish()
 	}
 }
+
+// Damage that both the comparison with the manifest and the reader find is told once.
+func TestDamagedOriginsAreToldOnce(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "x")
+	write(t, shards.Datatrove, path, info, text(1, 300, eod), text(2, 40, eod))
+	data, err := os.ReadFile(path + ".docs.arrow")
+	if err != nil {
+		t.Fatal(err)
+	}
+	data[len(data)/2] ^= 1
+	if err := os.WriteFile(path+".docs.arrow", data, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	r, err := Run(t.Context(), []Input{{Path: path}}, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var told []string
+	for _, f := range r.Findings {
+		if f.Level == Error {
+			told = append(told, f.Message)
+		}
+	}
+	if len(told) != 1 || !strings.Contains(told[0], "x.docs.arrow: expected") {
+		t.Errorf("%q", told)
+	}
+}

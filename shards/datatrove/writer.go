@@ -25,6 +25,9 @@ const (
 	manifestExt = ".json"
 )
 
+// NoEmpty is why a document must have tokens.
+const NoEmpty = "datatrove's reader counts positions wrongly after one without any"
+
 // WidthFor is the element type that datatrove takes for a vocabulary: uint16 up to 65,536 ids, else uint32, also for one that is not known, 0.
 func WidthFor(vocabSize int) layout.Width {
 	if vocabSize <= 0 || vocabSize > 1<<16 {
@@ -59,7 +62,7 @@ func Create(prefix string, info shards.TokenizerInfo, width layout.Width, tokeni
 	}
 	return layout.NewWriter(layout.Description{
 		Layout: shards.Datatrove, Prefix: prefix, Width: width, Info: info, Name: FileName, Manifest: prefix + manifestExt, Marker: "ds",
-		Origins: "docs.arrow", NoEmpty: "datatrove's reader counts positions wrongly after one",
+		Origins: "docs.arrow", NoEmpty: NoEmpty,
 		Stale: func() ([]string, error) { return []string{prefix + lossExt}, nil },
 	}, func(files *layout.Files) (_ layout.Encoder, err error) {
 		e := &encoder{width: width, tokenizer: tokenizer}

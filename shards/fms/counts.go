@@ -14,8 +14,11 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
+	"time"
 
 	"mula/internal/atomicfile"
+	"mula/internal/locks"
 )
 
 // countsName is the file of counts that is made where there is none. fms-fsdp takes the one file in the folder meta that has "counts" and
@@ -27,23 +30,60 @@ var countsHeader = []string{"dataset/filename", "documents", "tokens"}
 // WriteCounts brings the file of counts up to date by which fms-fsdp knows how many documents each file of a data set has: for the folder
 // root/wiki that is root/meta/combined_counts.csv, or the file of counts that meta has already. It has a line for each .arrow file in the
 // folder and those below it, "/wiki/x.arrow,documents,tokens", in the order of their names; lines about other folders stay. It gives the path
-// of the file. Whoever has written a shard calls it; of two who do so at the same time the later one sees the shards of both, if both have
-// been published.
+// of the file. Whoever has published a shard calls it. Of several processes that do so at the same time, for any folders of one root, one waits for
+// the other.
 func WriteCounts(ctx context.Context, folder string) (path string, err error) {
-	if folder, err = filepath.Abs(folder); err != nil {
+	if folder, err = filepath.Abs(folder); err == nil {
+		err = alone(ctx, filepath.Join(filepath.Dir(folder), "meta"), func() error {
+			path, err = writeCounts(ctx, folder)
+			return err
+		})
+	}
+	if err != nil {
 		return "", fmt.Errorf("counting documents: %w", err)
 	}
-	root := filepath.Dir(folder)
-	meta := filepath.Join(root, "meta")
+	return path, nil
+}
+
+// alone makes the folder meta and runs do in it while no other process runs alone there. No name that it uses is one that fms-fsdp, or
+// [findCounts], would take for a file of counts.
+func alone(ctx context.Context, meta string, do func() error) error {
 	if err := os.MkdirAll(meta, 0o777); err != nil {
-		return "", fmt.Errorf("counting documents: %w", err)
+		return err
 	}
-	if path, err = findCounts(meta); err != nil {
-		return "", fmt.Errorf("counting documents: %w", err)
+	if err := atomicfile.SyncDir(filepath.Dir(meta)); err != nil {
+		return err
+	}
+	if _, err := atomicfile.Clean(meta); err != nil { // what a killed process left
+		return err
+	}
+	all, err := locks.Open(meta, locks.DefaultTiming)
+	if err != nil {
+		return err
+	}
+	defer all.Close()
+	l, err := all.Wait(ctx, filepath.Join(meta, "mula"+locks.Suffix), 20*time.Millisecond)
+	if err != nil {
+		return err
+	}
+	defer l.Release()
+	ctx, stop := context.WithCancel(ctx)
+	var beating sync.WaitGroup
+	beating.Go(func() { all.Beat(ctx) })
+	defer beating.Wait()
+	defer stop()
+	return do()
+}
+
+// writeCounts does the work of WriteCounts.
+func writeCounts(ctx context.Context, folder string) (path string, err error) {
+	root := filepath.Dir(folder)
+	if path, err = findCounts(filepath.Join(root, "meta")); err != nil {
+		return "", err
 	}
 	counts, err := readCounts(path)
 	if err != nil {
-		return "", fmt.Errorf("counting documents: %w", err)
+		return "", err
 	}
 	own := "/" + filepath.Base(folder) + "/"
 	maps.DeleteFunc(counts, func(name string, _ [2]int64) bool { return strings.HasPrefix(name, own) })
@@ -67,9 +107,9 @@ func WriteCounts(ctx context.Context, folder string) (path string, err error) {
 		return nil
 	})
 	if err != nil {
-		return "", fmt.Errorf("counting documents: %w", err)
+		return "", err
 	}
-	f, err := atomicfile.Create(path)
+	f, err := atomicfile.CreateAs(path, "mula")
 	if err != nil {
 		return "", err
 	}

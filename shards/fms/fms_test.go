@@ -3,10 +3,13 @@ package fms
 import (
 	"bytes"
 	"context"
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/apache/arrow-go/v18/arrow"
@@ -16,6 +19,7 @@ import (
 	"go.uber.org/goleak"
 	"pgregory.net/rapid"
 
+	"mula/internal/atomicfile"
 	"mula/shards"
 )
 
@@ -288,6 +292,59 @@ func TestCounts(t *testing.T) {
 		os.Remove(filepath.Join(root, "wiki", "x.docs.arrow"))
 		os.Remove(first)
 		os.WriteFile(own, before, 0o644)
+	}
+}
+
+// Many that have published a shard at the same time, in folders of one root, count each other's; nothing stays that fms-fsdp would take for a file
+// of counts, and what a killed process left does not either.
+func TestCountsTogether(t *testing.T) {
+	root := t.TempDir()
+	var want []string
+	var all sync.WaitGroup
+	for n := range 6 {
+		folder := filepath.Join(root, fmt.Sprintf("set%d", n/2))
+		if err := os.MkdirAll(folder, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		want = append(want, fmt.Sprintf("/set%d/x%d.arrow,1,%d\n", n/2, n, n))
+		all.Go(func() {
+			w, err := Create(filepath.Join(folder, fmt.Sprintf("x%d", n)), shards.TokenizerInfo{EOD: -1})
+			if err == nil {
+				defer w.Abort()
+				err = errors.Join(w.Append(make([]uint32, n), shards.DocumentOrigin{}), w.Close())
+			}
+			if err == nil {
+				_, err = WriteCounts(t.Context(), folder)
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	got, err := os.ReadFile(filepath.Join(root, "meta", countsName))
+	if err != nil || string(got) != "dataset/filename,documents,tokens\n"+strings.Join(want, "") {
+		t.Errorf("%q, %v", got, err)
+	}
+	entries, err := os.ReadDir(filepath.Join(root, "meta"))
+	if err != nil || len(entries) != 1 {
+		t.Errorf("in the folder are %v, %v", entries, err)
+	}
+	// A crash before the renaming.
+	defer func() { atomicfile.Fault = nil }()
+	atomicfile.Fault = func(op atomicfile.Op, path string) error {
+		if op == atomicfile.OpRename {
+			entries, _ := os.ReadDir(filepath.Join(root, "meta"))
+			for _, e := range entries {
+				if name := e.Name(); name != countsName && strings.Contains(name, "counts") && strings.Contains(name, "csv") {
+					t.Errorf("fms-fsdp would take %s for a file of counts", name)
+				}
+			}
+		}
+		return nil
+	}
+	if _, err := WriteCounts(t.Context(), filepath.Join(root, "set0")); err != nil {
+		t.Error(err)
 	}
 }
 

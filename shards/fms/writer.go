@@ -131,10 +131,10 @@ type encoder struct {
 
 func (e *encoder) Append(tokens []uint32, _ shards.DocumentOrigin) error {
 	last := len(e.lengths) - 1
+	if last >= 0 && last*lengthChunk+len(e.lengths[last]) == maxDocuments {
+		return fmt.Errorf("an Arrow file of more than %d documents, whose footer could not be read: divide them over several shards", maxDocuments)
+	}
 	if last < 0 || len(e.lengths[last]) == lengthChunk {
-		if (last+1)*lengthChunk >= maxDocuments {
-			return fmt.Errorf("an Arrow file of more than %d documents, whose footer could not be read: divide them over several shards", maxDocuments)
-		}
 		e.lengths = append(e.lengths, make([]uint32, 0, lengthChunk))
 		last++
 	}

@@ -91,6 +91,17 @@ func Width(l shards.Layout, vocabSize int) int {
 	return int(datatrove.WidthFor(vocabSize)) // the usual rule
 }
 
+// NoEmpty is why a document of a layout must have tokens, or "" if it need not.
+func NoEmpty(l shards.Layout) string {
+	switch l {
+	case shards.Datatrove:
+		return datatrove.NoEmpty
+	case shards.MDS:
+		return mds.NoEmpty
+	}
+	return ""
+}
+
 // Create starts a shard. prefix is the beginning of its files' names, for MDS the folder that they will be in, which is made; the folder
 // that this is in must exist. An older shard of the layout is replaced by Close; where one of another layout has the prefix, it is refused.
 func Create(l shards.Layout, prefix string, info shards.TokenizerInfo, o Options) (shards.DocumentWriter, error) {

@@ -240,6 +240,9 @@ func TestRefusals(t *testing.T) {
 		refused("keeps at most 4096", w.Append([]uint32{1}, shards.DocumentOrigin{ID: strings.Repeat("x", 4097)}))
 		refused("is not UTF-8", w.Append([]uint32{1}, shards.DocumentOrigin{File: "\xff"}))
 		empty := w.Append(nil, shards.DocumentOrigin{ID: "none", File: "f", Line: 7})
+		if holdsEmpty(l) != (NoEmpty(l) == "") {
+			t.Errorf("%s: empty documents are refused because %q", Name(l), NoEmpty(l))
+		}
 		if holdsEmpty(l) && empty != nil {
 			t.Errorf("%s: %v", Name(l), empty)
 		} else if !holdsEmpty(l) {
@@ -322,6 +325,55 @@ func TestAbortLeavesNothing(t *testing.T) {
 		if entries, err := os.ReadDir(dir); err != nil || len(entries) > 0 {
 			t.Errorf("%s: left behind %v, %v", Name(l), entries, err)
 		}
+	}
+}
+
+// Who has read enough leaves nothing open, wherever in the shard it is.
+func TestReadersLeaveNothingOpen(t *testing.T) {
+	files, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Skip("this system does not say which files are open")
+	}
+	dir := quickDir(t)
+	for _, l := range all {
+		for _, compression := range []string{"", "zstd"} {
+			if l != shards.MDS && compression != "" {
+				continue
+			}
+			prefix := filepath.Join(dir, Name(l)+compression)
+			var docs []document
+			for d := range 40 {
+				docs = append(docs, document{slices.Repeat([]uint32{7}, 60), shards.DocumentOrigin{ID: fmt.Sprint(d), File: "f", Line: 1}})
+			}
+			if _, err := write(l, prefix, testInfo, Options{SizeLimit: 1 << 10, Compression: compression}, docs); err != nil {
+				t.Fatal(err)
+			}
+			for enough := range 25 {
+				r, err := Open(prefix)
+				if err != nil {
+					t.Fatal(err)
+				}
+				ctx, cancel := context.WithCancel(t.Context())
+				n := 0
+				for _, err := range r.All(ctx) {
+					if n++; n > enough {
+						if cancel(); enough%2 == 0 {
+							break
+						}
+					} else if err != nil {
+						t.Fatal(err)
+					}
+				}
+				cancel()
+				if err := r.Close(); err != nil {
+					t.Errorf("%s: %v", Name(l), err)
+				}
+			}
+		}
+	}
+	now, err := os.ReadDir("/proc/self/fd")
+	if err != nil || len(now) > len(files) {
+		t.Errorf("%d files are open, %d were, %v", len(now), len(files), err)
 	}
 }
 

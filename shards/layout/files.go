@@ -1,9 +1,7 @@
 package layout
 
 import (
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -59,17 +57,16 @@ func (p *pendingFile) finish() error {
 }
 
 // publish gives the files their names: an older marker is removed, then what the new shard does not replace, the files and the manifest are
-// renamed, and the marker last. If that fails, there is no marker, unless nothing was touched.
+// renamed, and the marker last. If that fails, there is no marker, unless nothing was touched. That holds for a machine that loses power too: the
+// removal of the marker is on disk before anything else is touched, and everything else before the new marker.
 func (f *Files) publish(marker string, stale []string, manifest *atomicfile.File) (err error) {
 	dir := filepath.Dir(f.path(marker))
-	_, statErr := os.Lstat(f.path(marker))
 	if err := atomicfile.Remove(f.path(marker)); err != nil {
 		return fmt.Errorf("replacing shard: %w", err)
 	}
-	if !errors.Is(statErr, fs.ErrNotExist) {
-		if err := atomicfile.SyncDir(dir); err != nil {
-			return err
-		}
+	// Even if there was none: a killed process may have removed it without coming to this.
+	if err := atomicfile.SyncDir(dir); err != nil {
+		return err
 	}
 	for _, path := range stale {
 		if err := atomicfile.Remove(path); err != nil {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/apache/arrow-go/v18/arrow/memory"
 
+	"mula/internal/atomicfile"
 	"mula/shards"
 )
 
@@ -188,6 +189,11 @@ func (w *Writer) Close() error {
 	if w.d.Stale != nil {
 		if stale, err = w.d.Stale(); err != nil {
 			return fmt.Errorf("replacing shard: %w", err)
+		}
+	}
+	if w.madeFolder {
+		if err := atomicfile.SyncDir(filepath.Dir(w.d.Folder)); err != nil {
+			return err
 		}
 	}
 	if err := w.files.publish(w.d.Marker, stale, sealed); err != nil {

@@ -26,6 +26,9 @@ const (
 	maxFiles = 6000
 )
 
+// NoEmpty is why a document must have tokens.
+const NoEmpty = "MosaicML's arrays have at least one element"
+
 // Options are what a folder may be made with.
 type Options struct {
 	Width       layout.Width // bytes of an id, 2 or 4; 0: 2 for up to 65,536 ids, else 4
@@ -65,7 +68,7 @@ func Create(folder string, info shards.TokenizerInfo, o Options) (shards.Documen
 	return layout.NewWriter(layout.Description{
 		Layout: shards.MDS, Prefix: folder, Width: o.Width, Info: info, Name: FileName, Folder: folder,
 		Manifest: filepath.Join(folder, manifestName), Marker: indexName, Origins: originsName,
-		NoEmpty: "MosaicML's arrays have at least one element",
+		NoEmpty: NoEmpty,
 		Stale:   func() ([]string, error) { return stale(folder, e) },
 	}, func(files *layout.Files) (layout.Encoder, error) {
 		e = &encoder{files: files, width: o.Width, config: config{

@@ -2,12 +2,14 @@ package documents
 
 import (
 	"bytes"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -16,6 +18,8 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/array"
 	"github.com/apache/arrow-go/v18/arrow/ipc"
 	"github.com/apache/arrow-go/v18/arrow/memory"
+	"github.com/apache/arrow-go/v18/parquet/compress"
+	"github.com/pierrec/lz4/v4"
 	"go.uber.org/goleak"
 )
 
@@ -269,3 +273,52 @@ func fuzzColumns(f *testing.F, ending string) {
 func FuzzParquet(f *testing.F) { fuzzColumns(f, ".parquet") }
 
 func FuzzArrow(f *testing.F) { fuzzColumns(f, ".arrow") }
+
+// Hadoop's LZ4, which pyarrow does not write: blocks with their sizes before them, and one block without, as some writers left it.
+func TestHadoopLZ4(t *testing.T) {
+	want := strings.Repeat("Hadoop's LZ4, ", 100)
+	var framed []byte
+	for _, part := range []string{want[:500], want[500:]} {
+		block := make([]byte, lz4.CompressBlockBound(len(part)))
+		n, err := lz4.CompressBlock([]byte(part), block, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		framed = binary.BigEndian.AppendUint32(framed, uint32(len(part)))
+		framed = binary.BigEndian.AppendUint32(framed, uint32(n))
+		framed = append(framed, block[:n]...)
+	}
+	plain := make([]byte, lz4.CompressBlockBound(len(want)))
+	n, err := lz4.CompressBlock([]byte(want), plain, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, body := range [][]byte{framed, plain[:n]} {
+		out := make([]byte, len(want))
+		if got, err := hadoopLZ4(out, body); err != nil || string(got) != want {
+			t.Errorf("%q %v", got, err)
+		}
+		if got, err := hadoopLZ4(out, body[:len(body)-3]); err == nil && string(got) == want {
+			t.Error("a body that is cut short is taken for whole")
+		}
+	}
+}
+
+// A codec gives what the header of the page says, and allocates nothing for what the compressed bytes say beyond it.
+func TestCodecsExact(t *testing.T) {
+	for name, body := range map[compress.Compression][]byte{
+		compress.Codecs.Snappy: {0xff, 0xff, 0xff, 0xff, 0x0f, 0},                      // 4 GiB by its head
+		compress.Codecs.Zstd:   {0x28, 0xb5, 0x2f, 0xfd, 0xa0, 0, 0, 0, 0x20, 3, 0, 0}, // 512 MiB
+	} {
+		codec, err := compress.GetCodec(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		out, err := compress.Decode(codec, make([]byte, 100), body)
+		if runtime.ReadMemStats(&after); err == nil || after.TotalAlloc-before.TotalAlloc > 64<<20 {
+			t.Errorf("%v: %d bytes, %v, %d bytes allocated", name, len(out), err, after.TotalAlloc-before.TotalAlloc)
+		}
+	}
+}

@@ -36,7 +36,7 @@ const (
 	BadID                       // the id is neither a string nor a number, or longer than a shard can keep
 	NoText                      // there is no text, or a null in its column
 	BadText                     // the text is not a string
-	Empty                       // the text is the empty string
+	Empty                       // the text is the empty string, or has no tokens where the layout of the shards wants some
 	LineTooLong                 // the line, object, file or text is longer than [Options.MaxLine]
 	Unencodable                 // the tokenizer or the shard refused the text
 )

@@ -119,12 +119,12 @@ func (m *parquetMeta) find(o Options, paths [2][]string) error {
 	}
 	m.id = newParquetColumn(id, leaves[idField])
 	number := m.id.kind == parquet.Types.Int32 || m.id.kind == parquet.Types.Int64
-	if logical, isInt := id.LogicalType(), false; number && logical != nil && !logical.IsNone() {
-		_, isInt = logical.(schema.IntLogicalType)
-		number = isInt
+	if logical := id.LogicalType(); logical != nil && !logical.IsNone() {
+		_, isInt := logical.(schema.IntLogicalType) // not a time or a decimal
+		number = number && isInt
 	}
 	if m.id.kind != parquet.Types.ByteArray && !number {
-		return advise("the column %q of the ids has the type %s (%s), neither string nor integer; name another for the ids", m.id.name, m.id.kind, id.LogicalType())
+		return advise("the column %q of the ids has the type %v (%v), neither string nor integer; name another for the ids", m.id.name, m.id.kind, id.LogicalType())
 	}
 	return nil
 }

@@ -229,12 +229,18 @@ func (b *board) claim(ctx context.Context) (u int, l *locks.Lock, unitCtx contex
 			}
 			continue
 		}
-		b.mu.Lock()
 		if l == nil {
+			b.mu.Lock()
 			b.units[u].stage, b.holder = theirs, holder
 			b.mu.Unlock()
 			continue
 		}
+		// Whoever ends the job removes the records.
+		if done, err := readRecord[finished](b.f.path(doneName)); err != nil || done != nil {
+			l.Release()
+			return -1, nil, nil, errors.Join(err, errDone)
+		}
+		b.mu.Lock()
 		unitCtx, cancel := context.WithCancel(ctx)
 		b.units[u].cancel = cancel
 		if u >= b.until || b.over {
@@ -356,6 +362,19 @@ func (b *board) unit(ctx context.Context, u int) (*unitRecord, error) {
 		case <-news:
 		}
 	}
+}
+
+// settle waits until all units that are needed are known to be complete.
+func (b *board) settle(ctx context.Context) error {
+	if err := b.survey(); err != nil {
+		return err
+	}
+	for u := range b.units {
+		if record, err := b.unit(ctx, u); err != nil || record == nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // located is the error of a failure with lines counted from the start of the file. All units before it are complete; mu is held.

@@ -81,6 +81,7 @@ const (
 	minUnitBytes = 8 << 20
 	manyUnits    = 256 // small inputs are cut so that there are about as many
 	maxParts     = 1024
+	maxUnits     = 1 << 16 // about: each has a file or two in the folder, and a place in memory
 
 	segmentBytes = 64 << 20
 )
@@ -141,6 +142,7 @@ func (d *description) cut(ctx context.Context, o *Options, target int64) error {
 	if target <= 0 {
 		target = min(max(d.size()/manyUnits, minUnitBytes), maxUnitBytes)
 	}
+	target = max(target, d.size()/maxUnits)
 	pieces, err := documents.Pieces(ctx, o.Inputs, o.Read, target)
 	if err != nil {
 		return err
@@ -252,6 +254,9 @@ func (d *description) names() string {
 		if i == 10 {
 			names = append(names, fmt.Sprintf("and %d more", len(d.Inputs)-i))
 			break
+		}
+		if in.Path == "-" {
+			in.Path = "standard input"
 		}
 		names = append(names, in.Path)
 	}

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"mula/internal/locks"
+	"mula/shards/formats"
 	"mula/tokenize"
 	"mula/tokenize/documents"
 )
@@ -48,6 +49,11 @@ type item struct {
 	sha256   string // of the part that ends
 }
 
+// refuse makes the document an error.
+func (i *item) refuse(kind documents.Kind, err error) {
+	i.err = &documents.DocumentError{File: i.File, Line: i.Line, Offset: i.Offset, ID: i.ID, Kind: kind, Err: err}
+}
+
 // batches keeps the memory of batches that have been written.
 var batches = sync.Pool{New: func() any { return new(batch) }}
 
@@ -74,9 +80,11 @@ func (b *batch) encode(encoder *tokenize.Encoder, o *Options) {
 			var err error
 			before := len(b.tokens)
 			if b.tokens, err = encoder.Append(b.tokens, d.Text); err != nil {
-				d.err = &documents.DocumentError{File: d.File, Line: d.Line, Offset: d.Offset, ID: d.ID, Kind: documents.Unencodable, Err: err}
+				d.refuse(documents.Unencodable, err)
 			} else if n := len(b.tokens); o.AppendEOD && !(o.AddSpecialTokens && n > before && b.tokens[n-1] == o.EOD) {
 				b.tokens = append(b.tokens, o.EOD)
+			} else if why := formats.NoEmpty(o.Layout); why != "" && n == before { // told here, not when a shard is written, hours later
+				d.refuse(documents.Empty, fmt.Errorf("its text has no tokens, and a document of the layout %s must have some: %s", formats.Name(o.Layout), why))
 			}
 		}
 		d.end = len(b.tokens)

@@ -106,6 +106,9 @@ func (p *process) complete(ctx context.Context, l *locks.Lock) (*finished, error
 		done.Tokens += r.Shard.Tokens
 		done.TextBytes += r.Shard.TextBytes
 	}
+	if err := p.f.unchanged(done.Shards); err != nil {
+		return nil, err
+	}
 	rejects, err := p.skipped(ctx, done)
 	if err != nil {
 		return nil, err
@@ -248,5 +251,9 @@ func (f *folder) replace(done *finished) error {
 	for _, s := range done.Shards {
 		maps.Copy(written, s.paths(f.d.Settings.Layout))
 	}
-	return remove(slices.DeleteFunc(slices.Clone(f.d.Replaces), func(path string) bool { _, ok := written[path]; return ok }))
+	stale := slices.DeleteFunc(slices.Clone(f.d.Replaces), func(path string) bool { _, ok := written[path]; return ok })
+	if err := remove(stale); err != nil {
+		return err
+	}
+	return atomicfile.SyncDir(filepath.Dir(f.o.Output)) // before done.json, which forgets them
 }

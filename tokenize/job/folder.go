@@ -165,23 +165,12 @@ func (f *folder) close() {
 
 // alone runs do while no other process that runs alone does.
 func (f *folder) alone(ctx context.Context, do func() error) error {
-	pause := f.o.tuning.poll
-	for {
-		l, holder, err := f.locks.Acquire(f.path("job" + locks.Suffix))
-		if err != nil {
-			return err
-		}
-		if l != nil {
-			defer l.Release()
-			return do()
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("waiting for %s to open the job: %w", holder, context.Cause(ctx))
-		case <-time.After(pause):
-		}
-		pause = min(pause*2, time.Second)
+	l, err := f.locks.Wait(ctx, f.path("job"+locks.Suffix), f.o.tuning.poll)
+	if err != nil {
+		return fmt.Errorf("opening the job %s: %w", f.dir, err)
 	}
+	defer l.Release()
+	return do()
 }
 
 // others names a process that takes part in the job, if there is another one.
@@ -274,7 +263,14 @@ func (f *folder) join(ctx context.Context, want *description) (*finished, error)
 			return nil, err
 		}
 		if done != nil {
-			return done, f.unchanged(done)
+			return done, f.unchanged(done.Shards)
+		}
+		written, err := f.written()
+		if err == nil {
+			err = f.unchanged(written)
+		}
+		if err != nil {
+			return nil, err
 		}
 		return nil, f.enter()
 	}
@@ -292,31 +288,34 @@ func (f *folder) join(ctx context.Context, want *description) (*finished, error)
 	if why != nil && !errors.Is(why, errAnew) && f.worked() {
 		return nil, fmt.Errorf("%w; start the job anew with --overwrite, or name another output", why)
 	}
-	replaces := f.outputs(old)
+	f.d = want
+	want.SegmentBytes = f.o.segmentBytes()
+	want.Replaces = f.outputs(old)
+	// What can fail, or takes long, comes before the older job is done away with.
+	if err := want.cut(ctx, f.o, f.o.PieceBytes); err != nil {
+		return nil, err
+	}
 	if old == nil {
 		if err := f.foreign(); err != nil {
 			return nil, err
 		}
 	} else if old.Settings.Layout != want.Settings.Layout { // one prefix cannot have shards of both
-		if err := remove(replaces); err != nil {
+		if err := remove(want.Replaces); err != nil {
 			return nil, err
 		}
-		replaces = nil
+		want.Replaces = nil
 	}
-	if err := f.clear(true); err != nil {
-		return nil, err
-	}
-	f.d = want
 	if w, err := create(want.Settings, f.prefix(0)); err != nil { // refuses what can be no shard before the work, not after it
 		return nil, err
 	} else {
 		w.Abort()
 	}
-	if err := want.cut(ctx, f.o, f.o.PieceBytes); err != nil {
+	if err := f.clear(true); err != nil {
 		return nil, err
 	}
-	want.Replaces = replaces
-	want.SegmentBytes = f.o.segmentBytes()
+	if err := atomicfile.SyncDir(filepath.Dir(f.dir)); err != nil { // the folder itself
+		return nil, err
+	}
 	if err := f.write(f.path(descriptionName), want); err != nil {
 		return nil, err
 	}
@@ -361,6 +360,11 @@ func (f *folder) reconcile(ctx context.Context, old, want *description) error {
 	changed := want.changed(old)
 	if len(changed) == 0 {
 		return nil
+	}
+	if done, err := readRecord[finished](f.path(doneName)); err != nil {
+		return err
+	} else if done != nil {
+		return f.reconcileDone(ctx, old, want, done)
 	}
 	differs := make(map[int]bool)
 	pieces := make(map[int]int)
@@ -421,22 +425,53 @@ func (f *folder) reconcile(ctx context.Context, old, want *description) error {
 	return f.write(f.path(descriptionName), old)
 }
 
+// reconcileDone is [folder.reconcile] for a job that is done: done.json has the hashes, the records of units are gone.
+func (f *folder) reconcileDone(ctx context.Context, old, want *description, done *finished) error {
+	if len(done.Inputs) != len(old.Inputs) {
+		return fmt.Errorf("%s is damaged: it has %d inputs, the job %d", f.path(doneName), len(done.Inputs), len(old.Inputs))
+	}
+	for _, i := range want.changed(old) {
+		was, now := old.Inputs[i], want.Inputs[i]
+		for _, p := range done.Inputs[i].Pieces {
+			if p.SHA256 == "" && done.Inputs[i].Documents == 0 {
+				continue // behind the last document that was wanted
+			}
+			sum := ""
+			if p.SHA256 != "" && was.Size == now.Size {
+				var err error
+				if sum, err = hashPart(ctx, f.o, old.Inputs, part{i, p.Start, p.End}); err != nil {
+					return err
+				}
+			}
+			if sum == "" || sum != p.SHA256 {
+				return fmt.Errorf("the input %s has changed since the job has read it: it had %d bytes, last modified at %s, and has %d of %s",
+					now.Path, was.Size, stamp(was), now.Size, stamp(now))
+			}
+		}
+	}
+	old.Inputs = want.Inputs
+	return f.write(f.path(descriptionName), old)
+}
+
 func stamp(in input) string { return time.Unix(0, in.Modified).UTC().Format(time.RFC3339Nano) }
 
 // hashPart gives the SHA-256 of a part's bytes on disk by reading it.
 func hashPart(ctx context.Context, o *Options, inputs []input, p part) (string, error) {
 	r, err := documents.Open(ctx, documents.Piece{File: inputs[p.Input].Path, Start: p.Start, End: p.End}, o.Read)
-	if err != nil {
+	var bad *documents.DocumentError
+	if errors.As(err, &bad) {
+		return "", nil // broken: not what it was
+	} else if err != nil {
 		return "", err
 	}
 	defer r.Close()
 	for {
 		_, err := r.Next()
-		var bad *documents.DocumentError
+		bad = nil
 		switch {
 		case err == nil, errors.As(err, &bad) && bad.Kind != documents.BadStream:
 		case bad != nil:
-			return "", nil // broken: not what it was
+			return "", nil
 		case err == io.EOF:
 			return r.SHA256(), nil
 		default:
@@ -477,15 +512,25 @@ func (f *folder) outputs(d *description) []string {
 			note(s)
 		}
 	} else {
-		names, _ := filepath.Glob(f.path("shard-*.json"))
-		for _, name := range names {
-			if r, err := readRecord[shardRecord](name); err == nil && r != nil {
-				note(r.Shard)
-			}
+		written, _ := f.written() // what a damaged record says of is replaced without a word
+		for _, s := range written {
+			note(s)
 		}
 	}
 	slices.Sort(files)
 	return slices.Compact(files)
+}
+
+// written are the shards that are complete by their records. With an error they are those whose records can be read.
+func (f *folder) written() (written []ShardFile, err error) {
+	names, err := filepath.Glob(f.path("shard-*.json"))
+	for _, name := range names {
+		r, e := readRecord[shardRecord](name)
+		if err = errors.Join(err, e); r != nil {
+			written = append(written, r.Shard)
+		}
+	}
+	return written, err
 }
 
 // paths are the files of a shard, with their sizes; that of the manifest is not known and -1.
@@ -500,7 +545,8 @@ func (s *ShardFile) paths(l shards.Layout) map[string]int64 {
 	return paths
 }
 
-// foreign refuses an output that would come to stand among numbered shards of which this job knows nothing.
+// foreign refuses an output that would come to stand among numbered shards of which this job knows nothing. With Overwrite they are to be
+// replaced.
 func (f *folder) foreign() error {
 	if f.o.ShardTokens == 0 {
 		return nil
@@ -511,10 +557,18 @@ func (f *folder) foreign() error {
 	}
 	numbered := regexp.MustCompile("^" + regexp.QuoteMeta(filepath.Base(f.o.Output)) + `-\d{5,}(\.|$)`)
 	for _, e := range entries {
-		if numbered.MatchString(e.Name()) {
-			return fmt.Errorf("%s stands where the shards of this job are to be, and is not known to come from it: move it away, or name another output",
-				filepath.Join(filepath.Dir(f.o.Output), e.Name()))
+		if !numbered.MatchString(e.Name()) {
+			continue
 		}
+		path, advice := filepath.Join(filepath.Dir(f.o.Output), e.Name()), ""
+		if shardFile.MatchString(strings.TrimPrefix(e.Name(), filepath.Base(f.o.Output))) && e.Type().IsRegular() {
+			if f.o.Overwrite {
+				f.d.Replaces = append(f.d.Replaces, path)
+				continue
+			}
+			advice = "replace it with --overwrite, "
+		}
+		return fmt.Errorf("%s stands where the shards of this job are to be, and is not known to come from it: %smove it away, or name another output", path, advice)
 	}
 	return nil
 }
@@ -530,9 +584,9 @@ func remove(paths []string) error {
 	return nil
 }
 
-// unchanged makes sure that the output of a job that is done is still there.
-func (f *folder) unchanged(done *finished) error {
-	for _, s := range done.Shards {
+// unchanged makes sure that shards that were written are still there.
+func (f *folder) unchanged(written []ShardFile) error {
+	for _, s := range written {
 		for path, size := range s.paths(f.d.Settings.Layout) {
 			info, err := os.Stat(path)
 			if err == nil && (size < 0 || info.Size() == size) {
@@ -541,7 +595,7 @@ func (f *folder) unchanged(done *finished) error {
 			if err == nil {
 				err = fmt.Errorf("%s has %d bytes, not %d", path, info.Size(), size)
 			}
-			return fmt.Errorf("the job %s is done, but its output is not what it was: %w; restore it, or make it anew with --overwrite", f.dir, err)
+			return fmt.Errorf("the job %s has written the shard %s, but it is not what it was: %w; restore it, or make all anew with --overwrite", f.dir, s.Prefix, err)
 		}
 	}
 	return nil

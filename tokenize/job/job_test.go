@@ -549,8 +549,27 @@ func TestJoining(t *testing.T) {
 	c.expect(t, want, anew)
 	sameOutputs(t, outputs(t, dir), outputs(t, want))
 
-	// The output is not what it was.
+	// What keeps a job from beginning leaves the one before it as it was.
+	failing := anew
+	failing.ShardTokens = 500
+	atomicfile.Fault = func(op atomicfile.Op, path string) error {
+		if op == atomicfile.OpCreate && strings.HasSuffix(path, "x-00000.bin") {
+			return syscall.ENOSPC
+		}
+		return nil
+	}
+	_, err = Run(t.Context(), failing)
+	atomicfile.Fault = nil
+	if !errors.Is(err, syscall.ENOSPC) {
+		t.Error(err)
+	}
+	sameOutputs(t, outputs(t, dir), outputs(t, want))
 	anew.Overwrite = false
+	if done, err := Run(t.Context(), anew); err != nil || !done.Before {
+		t.Errorf("%+v, %v", done, err)
+	}
+
+	// The output is not what it was.
 	if err := os.Truncate(filepath.Join(dir, "x-00000.bin"), 7); err != nil {
 		t.Fatal(err)
 	}
@@ -570,6 +589,49 @@ func TestJoining(t *testing.T) {
 	if _, err := Run(t.Context(), base); err == nil || !strings.Contains(err.Error(), "is not known to come from it") {
 		t.Error(err)
 	}
+}
+
+// A process that finds all shards written, and has seen no record of the units, completes the job: it is the one that another process was
+// killed before.
+func TestFinishesForAnother(t *testing.T) {
+	defer func() { atomicfile.Fault = nil }()
+	c := makeCorpus(t, 6, 3, 30, true)
+	dir := t.TempDir()
+	o := Options{Tokenizer: bytesTokenizer(t, ""), AppendEOD: true, EOD: 256, Inputs: c.inputs, Output: filepath.Join(dir, "x"), OnError: Skip,
+		Rejects: filepath.Join(dir, "rejects"), PieceBytes: 2000, tuning: quick}
+	atomicfile.Fault = func(op atomicfile.Op, path string) error {
+		if op == atomicfile.OpCreate && filepath.Base(path) == doneName {
+			return syscall.EIO
+		}
+		return nil
+	}
+	_, err := Run(t.Context(), o)
+	atomicfile.Fault = nil
+	if !errors.Is(err, syscall.EIO) {
+		t.Fatal(err)
+	}
+	if err := o.check(); err != nil {
+		t.Fatal(err)
+	}
+	f, done, err := openFolder(t.Context(), &o)
+	if err != nil || done != nil {
+		t.Fatal(done, err)
+	}
+	defer f.close()
+	p := newProcess(f, time.Now())
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := p.board.settle(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if done, err = p.finish(ctx); err != nil || done.Documents == 0 {
+		t.Fatal(done, err)
+	}
+	want := t.TempDir()
+	rejects := c.expect(t, want, o)
+	sameRejects(t, o.Rejects, rejects)
+	os.Remove(o.Rejects)
+	sameOutputs(t, outputs(t, dir), outputs(t, want))
 }
 
 // Nobody starts anew while another process works, and a description that cannot be read is no job's.
@@ -853,4 +915,130 @@ func zstded(parts ...string) string {
 		b = enc.EncodeAll([]byte(p), b)
 	}
 	return string(b)
+}
+
+// An input that changes after the job is done is noticed by its hash, where it was read.
+func TestChangedAfterDone(t *testing.T) {
+	c := makeCorpus(t, 31, 3, 30, false)
+	o := Options{Tokenizer: bytesTokenizer(t, ""), AppendEOD: true, EOD: 256, Inputs: c.inputs, Output: filepath.Join(t.TempDir(), "x"), PieceBytes: 1500, tuning: quick}
+	limited := o
+	limited.Output, limited.MaxDocuments = filepath.Join(t.TempDir(), "x"), 5
+	for _, o := range []Options{o, limited} {
+		if _, err := Run(t.Context(), o); err != nil {
+			t.Fatal(err)
+		}
+	}
+	last := len(c.inputs) - 1
+	data, err := os.ReadFile(c.inputs[last])
+	if err != nil {
+		t.Fatal(err)
+	}
+	run := func(data []byte, o Options) (Summary, error) {
+		t.Helper()
+		if err := os.WriteFile(c.inputs[last], data, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chtimes(c.inputs[last], time.Time{}, time.Unix(int64(len(data))+1e9, 0)); err != nil {
+			t.Fatal(err)
+		}
+		return Run(t.Context(), o)
+	}
+	other := slices.Clone(data)
+	other[len(other)/2] ^= 1
+	for _, changed := range [][]byte{other, append(slices.Clone(data), '\n'), data[:len(data)-1]} {
+		if s, err := run(changed, o); err == nil || !strings.Contains(err.Error(), c.inputs[last]+" has changed since the job has read it") || !strings.Contains(err.Error(), "--overwrite") {
+			t.Errorf("%+v, %v", s, err)
+		}
+		if s, err := run(changed, limited); err != nil || !s.Before {
+			t.Errorf("an input of which nothing was wanted: %+v, %v", s, err)
+		}
+	}
+	if s, err := run(data, o); err != nil || !s.Before {
+		t.Errorf("the same bytes at another time: %+v, %v", s, err)
+	}
+}
+
+// A shard that is lost or cut while the job is not done is noticed before the job says that it is complete.
+func TestLostShard(t *testing.T) {
+	defer func() { atomicfile.Fault = nil }()
+	c := makeCorpus(t, 32, 2, 60, false)
+	dir := t.TempDir()
+	o := Options{Tokenizer: bytesTokenizer(t, ""), AppendEOD: true, EOD: 256, Inputs: c.inputs, Output: filepath.Join(dir, "x"), ShardTokens: 2000, tuning: quick}
+	atomicfile.Fault = func(op atomicfile.Op, path string) error {
+		if op == atomicfile.OpRename && filepath.Base(path) == doneName {
+			return syscall.EIO
+		}
+		return nil
+	}
+	if _, err := Run(t.Context(), o); !errors.Is(err, syscall.EIO) {
+		t.Fatal(err)
+	}
+	idx := filepath.Join(dir, "x-00001.idx")
+	data, err := os.ReadFile(idx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	atomicfile.Fault = func(op atomicfile.Op, path string) error { // once the job is joined
+		if op == atomicfile.OpCreate && strings.HasPrefix(filepath.Base(path), "process-") || op == atomicfile.OpRename && filepath.Base(path) == doneName {
+			t.Errorf("it went on: %v %s", op, path)
+		}
+		return nil
+	}
+	for _, damage := range []func() error{func() error { return os.Remove(idx) }, func() error { return os.WriteFile(idx, data[:7], 0o644) }} {
+		if err := damage(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), "x-00001.idx") || !strings.Contains(err.Error(), "--overwrite") {
+			t.Error(err)
+		}
+	}
+	atomicfile.Fault = nil
+	if err := os.WriteFile(idx, data, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Run(t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
+	want := t.TempDir()
+	c.expect(t, want, o)
+	sameOutputs(t, outputs(t, dir), outputs(t, want))
+}
+
+// Where the job's folder is gone or its description damaged, --overwrite replaces the shards that stand there, and removes those that there
+// are no longer.
+func TestOverwriteUnknownShards(t *testing.T) {
+	c := makeCorpus(t, 33, 2, 60, false)
+	dir := t.TempDir()
+	o := Options{Tokenizer: bytesTokenizer(t, ""), AppendEOD: true, EOD: 256, Inputs: c.inputs, Output: filepath.Join(dir, "x"), ShardTokens: 1000, tuning: quick}
+	if s, err := Run(t.Context(), o); err != nil || len(s.Shards) < 5 {
+		t.Fatal(s, err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "x.job", descriptionName), []byte("{"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	kept := filepath.Join(dir, "x-00000.txt")
+	o.ShardTokens = 3000
+	for range 2 {
+		if _, err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), "with --overwrite, ") {
+			t.Error(err)
+		}
+		o.Overwrite = true
+		if s, err := Run(t.Context(), o); err != nil || s.Before {
+			t.Fatal(s, err)
+		}
+		want := t.TempDir()
+		c.expect(t, want, o)
+		sameOutputs(t, outputs(t, dir), outputs(t, want))
+		if err := os.RemoveAll(filepath.Join(dir, "x.job")); err != nil {
+			t.Fatal(err)
+		}
+		o.Overwrite, o.ShardTokens = false, 8000
+	}
+	if err := os.WriteFile(kept, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	o.Overwrite = true
+	if _, err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), "x-00000.txt stands where") || strings.Contains(err.Error(), "with --overwrite, ") {
+		t.Error(err)
+	}
 }

@@ -17,7 +17,9 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"regexp"
 	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -205,6 +207,9 @@ func (o *Options) check() error {
 	return o.checkInputs()
 }
 
+// shardFile are the endings behind the prefix of the output that files of shards have, those of any layout.
+var shardFile = regexp.MustCompile(`^(-\d{5,})?\.(bin|idx|json|sums|docs\.arrow|npy|csv\.gz|ds|ds\.index|ds\.metadata|arrow|docs\.feather)$`)
+
 // checkInputs refuses inputs that are there twice or would be written over.
 func (o *Options) checkInputs() error {
 	// Files that the run would write over.
@@ -213,8 +218,11 @@ func (o *Options) checkInputs() error {
 		info fs.FileInfo
 	}
 	var targets []target // those that exist
+	if rest, ok := strings.CutPrefix(filepath.Clean(o.Rejects), filepath.Clean(o.Output)); ok && shardFile.MatchString(rest) {
+		return fmt.Errorf("the rejects file %s has the name of a file of a shard; give it another", o.Rejects)
+	}
 	for _, path := range []string{o.Output + ".bin", o.Output + ".idx", o.Output + ".json", o.Output + ".docs.arrow", o.Output + ".sums", o.Output + ".npy",
-		o.Output + ".csv.gz", o.Output + ".ds", o.Output + ".ds.index", o.Output + ".ds.metadata", o.Output + ".arrow", o.Rejects} {
+		o.Output + ".csv.gz", o.Output + ".ds", o.Output + ".ds.index", o.Output + ".ds.metadata", o.Output + ".arrow", o.Output + ".docs.feather", o.Rejects} {
 		info, err := os.Stat(path)
 		for _, t := range targets {
 			if path == o.Rejects && err == nil && os.SameFile(t.info, info) {
@@ -352,6 +360,10 @@ func (p *process) run(ctx context.Context) (*finished, error) {
 			shardsGroup.Go(func() error { return p.roll.write(ctx) })
 		}
 		if err := shardsGroup.Wait(); err != nil {
+			return err
+		}
+		// Another process may have written the last shard with units whose records were not seen here: finish needs them, when nobody looks any more.
+		if err := p.board.settle(groupCtx); err != nil {
 			return err
 		}
 		p.board.end()

@@ -26,11 +26,11 @@ import (
 // bytesTokenizer has one token for each byte but those left out, with the byte as its id, and <|endoftext|> as 256: its ids are known without it.
 func bytesTokenizer(t testing.TB, leftOut string) *tokenize.Tokenizer {
 	t.Helper()
-	return bytesTokenizerAround(t, leftOut, nil)
+	return bytesTokenizerAround(t, leftOut, nil, nil)
 }
 
-// bytesTokenizerAround is bytesTokenizer with a post-processor.
-func bytesTokenizerAround(t testing.TB, leftOut string, postProcessor any) *tokenize.Tokenizer {
+// bytesTokenizerAround is bytesTokenizer with a normalizer and a post-processor.
+func bytesTokenizerAround(t testing.TB, leftOut string, normalizer, postProcessor any) *tokenize.Tokenizer {
 	t.Helper()
 	vocab := map[string]int{"<|endoftext|>": 256}
 	next := rune(256)
@@ -47,6 +47,7 @@ func bytesTokenizerAround(t testing.TB, leftOut string, postProcessor any) *toke
 	data, err := json.Marshal(map[string]any{
 		"version":        "1.0",
 		"added_tokens":   []any{map[string]any{"id": 256, "content": "<|endoftext|>", "special": true}},
+		"normalizer":     normalizer,
 		"pre_tokenizer":  map[string]any{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
 		"decoder":        map[string]any{"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
 		"post_processor": postProcessor,
@@ -81,7 +82,7 @@ func TestAddSpecialTokens(t *testing.T) {
 		{true, true, []uint32{256, 'A', 256}},
 	} {
 		output := filepath.Join(t.TempDir(), "x")
-		_, err := Run(t.Context(), Options{Tokenizer: bytesTokenizerAround(t, "", template), Specials: tokenize.SpecialsAsTokens, AddSpecialTokens: c.add,
+		_, err := Run(t.Context(), Options{Tokenizer: bytesTokenizerAround(t, "", nil, template), Specials: tokenize.SpecialsAsTokens, AddSpecialTokens: c.add,
 			AppendEOD: c.eod, EOD: 256, Inputs: []string{input}, Output: output})
 		if err != nil {
 			t.Fatal(err)
@@ -339,6 +340,29 @@ func TestRunSkips(t *testing.T) {
 	}
 }
 
+// A text without tokens is a bad document where the layout cannot hold it, told before anything is written, and a document elsewhere.
+func TestEmptyOfTokens(t *testing.T) {
+	tok := bytesTokenizerAround(t, "", map[string]any{"type": "Replace", "pattern": map[string]any{"String": "~"}, "content": ""}, nil)
+	input := put(t, "a.jsonl", `{"text":"one"}`+"\n"+`{"text":"~~","id":"none"}`+"\n"+`{"text":"~two"}`+"\n")
+	for l, holds := range map[shards.Layout]bool{shards.Megatron: true, shards.Dolma: true, shards.FMS: true, shards.Datatrove: false, shards.MDS: false} {
+		dir := t.TempDir()
+		o := Options{Tokenizer: tok, Inputs: []string{input}, Output: filepath.Join(dir, "x"), Layout: l, OnError: Skip}
+		if done, err := Run(t.Context(), o); err != nil || holds != (done.Documents == 3) || !holds != (done.Skipped[documents.Empty] == 1) || done.Tokens != 6 {
+			t.Errorf("%s: %+v, %v", l, done, err)
+		}
+		o.OnError, o.Output = Fail, filepath.Join(dir, "y")
+		_, err := Run(t.Context(), o)
+		var bad *documents.DocumentError
+		if holds && err != nil || !holds && (!errors.As(err, &bad) || bad.Line != 2 || bad.ID != "none" || bad.Kind != documents.Empty) {
+			t.Errorf("%s: %v", l, err)
+		}
+		o.AppendEOD, o.EOD, o.Output = true, 256, filepath.Join(dir, "z")
+		if done, err := Run(t.Context(), o); err != nil || done.Documents != 3 || done.Tokens != 9 {
+			t.Errorf("%s: with an id at the end %+v, %v", l, done, err)
+		}
+	}
+}
+
 func TestRunRefuses(t *testing.T) {
 	tok := bytesTokenizer(t, "")
 	good := put(t, "good.json", `{"text":"a"}`)
@@ -358,6 +382,8 @@ func TestRunRefuses(t *testing.T) {
 		"over the input":   {Options{Inputs: []string{good}, Output: prefix}, "good.json would replace the input"},
 		"over its link":    {Options{Inputs: []string{link}, Output: prefix}, "would replace the input"},
 		"rejects as input": {Options{Inputs: []string{good}, OnError: Skip, Rejects: good}, "would replace the input"},
+		"rejects as shard": {Options{Inputs: []string{good}, Output: "x", OnError: Skip, Rejects: "./x.json"}, "the rejects file ./x.json has the name of a file of a shard"},
+		"and a later one":  {Options{Inputs: []string{good}, Output: "./x", OnError: Skip, Rejects: "x-00012.docs.arrow"}, "has the name of a file of a shard"},
 		"no documents":     {Options{Inputs: []string{put(t, "a", ""), put(t, "b", "\n\n")}}, "there is no document in "},
 		"bad documents":    {Options{Inputs: []string{put(t, "a.jsonl", "x\n"), put(t, "b.jsonl", `{"text":""}`)}, OnError: Skip}, "all 2 documents were bad, so there is nothing to write; the first: "},
 		"cut short":        {Options{Inputs: []string{put(t, "x.zst", zstded(`{"text":"a"}` + "\n")[:12])}, OnError: Skip}, "x.zst:1 (byte 0): the file is cut short"},

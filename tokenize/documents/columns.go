@@ -1,6 +1,7 @@
 package documents
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"strconv"
@@ -11,6 +12,7 @@ import (
 	"github.com/apache/arrow-go/v18/parquet/file"
 	"github.com/klauspost/compress/snappy"
 	"github.com/klauspost/compress/zstd"
+	"github.com/pierrec/lz4/v4"
 )
 
 const (
@@ -22,6 +24,10 @@ const (
 	columnBatchDelta = 16
 )
 
+// The reader of Parquet is the library's: github.com/apache/arrow-go/v18/parquet/file. Three things are done around it. It reads the columns
+// of the text and the id and nothing else, a page at a time. It panics on some damaged files, hence guarded. And its codecs are replaced
+// where they allocate what a damaged file says. It does not look at the checksums of pages.
+
 // exact is a codec that gives as many bytes as the header of the page says, or an error. The library's own codecs for Snappy and Zstandard
 // allocate what the compressed bytes say that they are when decompressed, up to 4 GiB and 64 GiB.
 type exact struct {
@@ -32,17 +38,20 @@ type exact struct {
 func (c exact) DecodeWithError(out, body []byte) ([]byte, error) { return c.decode(out, body) }
 
 func init() {
-	register := func(name compress.Compression, decode func(out, body []byte) ([]byte, error)) {
-		codec, err := compress.GetCodec(name)
+	register := func(name, base compress.Compression, decode func(out, body []byte) ([]byte, error)) {
+		codec, err := compress.GetCodec(base)
 		if err != nil {
 			panic(err)
 		}
 		compress.RegisterCodec(name, exact{codec, decode})
 	}
-	register(compress.Codecs.Snappy, func(out, body []byte) ([]byte, error) {
+	register(compress.Codecs.Snappy, compress.Codecs.Snappy, func(out, body []byte) ([]byte, error) {
 		n, err := snappy.DecodedLen(body)
-		if err != nil || n != len(out) {
-			return nil, fmt.Errorf("%d bytes, not the %d of the page's header: %w", n, len(out), err)
+		if err != nil {
+			return nil, err
+		}
+		if n != len(out) {
+			return nil, fmt.Errorf("the page has %d bytes decompressed, not the %d of its header", n, len(out))
 		}
 		return snappy.Decode(out, body)
 	})
@@ -50,9 +59,35 @@ func init() {
 	if err != nil {
 		panic(err)
 	}
-	register(compress.Codecs.Zstd, func(out, body []byte) ([]byte, error) {
+	register(compress.Codecs.Zstd, compress.Codecs.Zstd, func(out, body []byte) ([]byte, error) {
 		return decoder.DecodeAll(body, out[:0:len(out)])
 	})
+	register(compress.Codecs.Lz4, compress.Codecs.Lz4Raw, hadoopLZ4) // which the library lacks
+}
+
+// hadoopLZ4 undoes the codec LZ4, which is Hadoop's: blocks with their sizes before them. Some writers left these out.
+func hadoopLZ4(out, body []byte) ([]byte, error) {
+	rest, at := body, 0
+	for len(rest) > 0 {
+		if len(rest) < 8 {
+			break
+		}
+		size, compressed := int64(binary.BigEndian.Uint32(rest)), int64(binary.BigEndian.Uint32(rest[4:]))
+		if compressed > int64(len(rest)-8) || size > int64(len(out)-at) {
+			break
+		}
+		n, err := lz4.UncompressBlock(rest[8:8+compressed], out[at:int64(at)+size])
+		if err != nil || int64(n) != size {
+			break
+		}
+		at += n
+		rest = rest[8+compressed:]
+	}
+	if len(rest) == 0 && at == len(out) {
+		return out, nil
+	}
+	n, err := lz4.UncompressBlock(body, out)
+	return out[:n], err
 }
 
 // A columnReader gives the values of a column of a row group in their order. One serves one row group after the other.
@@ -89,6 +124,11 @@ func (c *columnReader) open(group int) error {
 	chunk, err := c.p.meta.file.RowGroup(group).ColumnChunk(c.column.leaf)
 	if err != nil {
 		return err
+	}
+	if codec := chunk.Compression(); codec != compress.Codecs.Uncompressed {
+		if _, err := compress.GetCodec(codec); err != nil {
+			return advise("the column is compressed with the codec %v, which is not read; write the file again with zstd or snappy", codec)
+		}
 	}
 	properties := parquet.NewReaderProperties(limited{memory.NewGoAllocator()})
 	properties.BufferedStreamEnabled = true
