@@ -164,7 +164,7 @@ func TestFindings(t *testing.T) {
 	none := info
 	none.EOD, none.VocabSize = -1, 0
 	write(t, shards.Megatron, at("mixed"), none, text(1, 30, 5), text(2, 30, 6), text(3, 30, 7))
-	r = check(t, dir, Options{Vocabulary: 100, EOD: pointer(5)}, []string{
+	check(t, dir, Options{Vocabulary: 100, EOD: pointer(5)}, []string{
 		"warning separator mixed: by its manifest documents end with id -1 (-1: with none); 5 was given",
 		fmt.Sprintf("error vocabulary mixed document 0 byte 0: token 0 (byte 0) has id %d, but the tokenizer has ids below 100: the shard is damaged, or another tokenizer made it", text(1, 30, 5)[0]),
 		"note dtype mixed: its ids have four bytes, two would do (the largest is " + fmt.Sprint(slices.Max(slices.Concat(text(1, 30, 5), text(2, 30, 6), text(3, 30, 7)))) + ")",

@@ -506,8 +506,7 @@ func verifySegment(path string) error {
 
 // A blockReader goes through the documents of one block after another.
 type blockReader struct {
-	buf    []byte
-	tokens []uint32
+	buf []byte
 
 	seg     *segment
 	ids     bool
