@@ -208,7 +208,7 @@ func (r *Reader) openStream(file io.Reader) error {
 	}
 	switch {
 	case r.format == Parquet:
-		return r.faultAt(1, 0, BadStream, errors.New("Parquet is read from its end, which a pipe or a compressed file does not let; save the file as it is and name it"))
+		return r.faultAt(1, 0, BadStream, errors.New("a Parquet file is read from its end, which a pipe or a compressed file does not let; save it as it is and name it"))
 	case r.format == Arrow:
 		rows, err := newArrowStreamReader(r)
 		if err != nil {
