@@ -9,7 +9,9 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"io"
 	"io/fs"
+	"iter"
 	"math/bits"
 	"strings"
 	"sync"
@@ -86,7 +88,7 @@ func (c *blockSums) parse(binBytes int64) error {
 		return fmt.Errorf("blocks of %d bytes (byte 12), not of a power of two from 512 on", c.block)
 	}
 	if of := le.Uint64(data[16:]); of != uint64(binBytes) {
-		return fmt.Errorf("it has the sums of %d bytes (byte 16), the .bin file has %d", of, binBytes)
+		return fmt.Errorf("it has the sums of %d bytes (byte 16), the file of ids has %d", of, binBytes)
 	}
 	if want := sumsHeaderSize + 4*c.blocks(binBytes) + 4; want != int64(len(data)) {
 		return fmt.Errorf("it has %d bytes, not the %d that the sums of %d bytes take", len(data), want, binBytes)
@@ -139,9 +141,10 @@ func (c *blockSums) close() error {
 	return c.file.Close()
 }
 
-// A DamageError says which bytes of x.bin are not those that were written, and which documents have tokens there. It wraps [ErrCorrupt].
+// A DamageError says which bytes of a file of ids, x.bin or that of another layout, are not those that were written, and which documents have
+// tokens there. It wraps [ErrCorrupt].
 type DamageError struct {
-	Path      string     // of x.bin
+	Path      string     // of the file of ids
 	Blocks    []ByteSpan // that do not have their sums, neighbours joined, in order
 	Documents []int64    // numbers of those that have tokens in Blocks, in order, the first 1,000 of them
 	More      int64      // how many there are beyond Documents
@@ -181,11 +184,7 @@ func (s *Shard) damage(ctx context.Context, why string, blocks []int64) error {
 	size, last := int64(s.DType().Size()), int64(-1)
 	for _, b := range blocks {
 		span := ByteSpan{b * s.sums.block, min((b+1)*s.sums.block, int64(len(s.bin.Data)))}
-		if n := len(e.Blocks); n > 0 && e.Blocks[n-1].End == span.First {
-			e.Blocks[n-1].End = span.End
-		} else {
-			e.Blocks = append(e.Blocks, span)
-		}
+		e.addBlock(span)
 		for doc, err := range s.Spans(span.First/size, span.End/size) {
 			if err != nil { // then x.idx is damaged as well
 				e.ids = fmt.Sprintf("documents that cannot be told: %v", err)
@@ -195,32 +194,51 @@ func (s *Shard) damage(ctx context.Context, why string, blocks []int64) error {
 				continue
 			}
 			last = doc.Document
-			if len(e.Documents) < maxDamaged {
-				e.Documents = append(e.Documents, doc.Document)
-			} else {
-				e.More++
-			}
+			e.addDocument(last)
 		}
 	}
-	e.ids = s.nameDocuments(ctx, e.Documents, e.More, last)
+	origins, err := s.DocumentIDs(ctx)
+	var names []string
+	for _, d := range e.Documents[:min(len(e.Documents), maxNamed)] {
+		var o DocumentOrigin
+		if err == nil {
+			o, _ = origins.Origin(d) // without it the number is the name
+		}
+		names = append(names, nameDocument(d, o))
+	}
+	e.ids = e.listDocuments(names, last)
 	return e
 }
 
-// nameDocuments lists documents for a message: numbers, and the ids and places of origin where x.docs.arrow is readable. Behind docs there are
-// more of them, the last of all being number last.
-func (s *Shard) nameDocuments(ctx context.Context, docs []int64, more, last int64) string {
-	origins, err := s.DocumentIDs(ctx)
-	var names []string
-	for _, d := range docs[:min(len(docs), maxNamed)] {
-		name := fmt.Sprintf("number %d", d)
-		if err == nil {
-			if o, err := origins.Origin(d); err == nil {
-				name = fmt.Sprintf("number %d (%q, %s:%d)", d, o.ID, o.File, o.Line)
-			}
-		}
-		names = append(names, name)
+// addBlock takes up a block behind those before.
+func (e *DamageError) addBlock(span ByteSpan) {
+	if n := len(e.Blocks); n > 0 && e.Blocks[n-1].End == span.First {
+		e.Blocks[n-1].End = span.End
+	} else {
+		e.Blocks = append(e.Blocks, span)
 	}
-	if rest := int64(len(docs)-len(names)) + more; rest > 0 {
+}
+
+// addDocument takes up a document behind those before.
+func (e *DamageError) addDocument(number int64) {
+	if len(e.Documents) < maxDamaged {
+		e.Documents = append(e.Documents, number)
+	} else {
+		e.More++
+	}
+}
+
+// nameDocument is a document in a message: its number and, where they are known, its id and place of origin.
+func nameDocument(number int64, o DocumentOrigin) string {
+	if o == (DocumentOrigin{}) {
+		return fmt.Sprintf("number %d", number)
+	}
+	return fmt.Sprintf("number %d (%q, %s:%d)", number, o.ID, o.File, o.Line)
+}
+
+// listDocuments lists the damaged documents for a message. names are those of the first; the last of all is number last.
+func (e *DamageError) listDocuments(names []string, last int64) string {
+	if rest := int64(len(e.Documents)-len(names)) + e.More; rest > 0 {
 		names = append(names, fmt.Sprintf("%d more up to number %d", rest, last))
 	}
 	what := "document "
@@ -245,4 +263,165 @@ func (c *sums32) end() []byte {
 	done := c.block
 	c.block = c.block[:0]
 	return done
+}
+
+// A SumsWriter makes the file of sums, as x.sums is for x.bin, of the ids that are written to it too.
+type SumsWriter struct {
+	bytes int64
+	sum   uint32 // of the block that is not full yet
+	sums  []uint32
+}
+
+// Write takes up bytes of the file of ids. It does not fail.
+func (w *SumsWriter) Write(p []byte) (int, error) {
+	for rest := p; len(rest) > 0; {
+		part := rest[:min(int64(len(rest)), sumsBlock-w.bytes%sumsBlock)]
+		rest = rest[len(part):]
+		w.sum = crc32.Update(w.sum, castagnoli, part)
+		if w.bytes += int64(len(part)); w.bytes%sumsBlock == 0 {
+			w.sums, w.sum = append(w.sums, w.sum), 0
+		}
+	}
+	return len(p), nil
+}
+
+// File gives the bytes of the file of sums. Nothing may be written afterwards.
+func (w *SumsWriter) File() []byte {
+	if w.bytes%sumsBlock != 0 {
+		w.sums = append(w.sums, w.sum)
+	}
+	return encodeSums(w.bytes, w.sums)
+}
+
+// Sums are those of the file of ids of a shard in another layout than Megatron's, which is read from its beginning to its end.
+type Sums struct {
+	blocks *blockSums
+	want   FileInfo
+}
+
+// OpenSums opens the file of sums that m lists as "sums", of a file of ids that has so many bytes. It gives nil where m is nil or lists none, or
+// where the file is not there: ids are then read as they are.
+func OpenSums(path string, m *Manifest, idBytes int64) (*Sums, error) {
+	if m == nil || m.Files["sums"].SHA256 == "" {
+		return nil, nil
+	}
+	blocks, err := openSums(path, idBytes)
+	if blocks == nil {
+		return nil, err
+	}
+	return &Sums{blocks, m.Files["sums"]}, nil
+}
+
+// Close ends the mapping of the file. No reader of [Sums.Reader] may be used afterwards.
+func (s *Sums) Close() error { return s.blocks.close() }
+
+// Reader reads the file of ids from its beginning. It gives the bytes of no block that does not have its sum, but an error for [Sums.Damage].
+func (s *Sums) Reader(ids io.ReaderAt, idBytes int64) io.Reader {
+	return &summedReader{sums: s, ids: ids, size: idBytes, buffer: make([]byte, s.blocks.block)}
+}
+
+type summedReader struct {
+	sums   *Sums
+	ids    io.ReaderAt
+	size   int64
+	block  int64 // that follows
+	buffer []byte
+	left   []byte // of buffer
+}
+
+// A blockError says that a block does not have its sum. The blocks before it have theirs.
+type blockError struct {
+	*summedReader
+	first int64
+}
+
+func (e *blockError) Error() string {
+	return fmt.Sprintf("bytes %d to %d are damaged", e.first*e.sums.blocks.block, min((e.first+1)*e.sums.blocks.block, e.size)-1)
+}
+
+func (e *blockError) Unwrap() error { return ErrCorrupt }
+
+func (r *summedReader) Read(p []byte) (int, error) {
+	if len(r.left) == 0 {
+		if r.block == r.sums.blocks.blocks(r.size) {
+			return 0, io.EOF
+		}
+		right, err := r.next()
+		if err != nil {
+			return 0, err
+		}
+		if !right {
+			return 0, &blockError{r, r.block - 1}
+		}
+	}
+	n := copy(p, r.left)
+	r.left = r.left[n:]
+	return n, nil
+}
+
+// next reads the next block and says whether it has its sum.
+func (r *summedReader) next() (right bool, err error) {
+	start := r.block * r.sums.blocks.block
+	r.left = r.buffer[:min(int64(len(r.buffer)), r.size-start)]
+	if n, err := r.ids.ReadAt(r.left, start); n < len(r.left) {
+		r.left = nil
+		return false, err
+	}
+	right = crc32.Checksum(r.left, castagnoli) == binary.LittleEndian.Uint32(r.sums.blocks.sums[4*r.block:])
+	r.block++
+	return right, nil
+}
+
+// Damage makes a [DamageError] about the file of ids at path of an error that came of [Sums.Reader]; others it gives back. The rest of the file is
+// read for more damage. ends are the ends of all documents in bytes, which follow each other from the beginning; origin gives that of the document
+// whose end was given last.
+func (s *Sums) Damage(ctx context.Context, err error, path string, ends iter.Seq2[int64, error], origin func(number int64) (DocumentOrigin, error)) error {
+	var first *blockError
+	if s == nil || !errors.As(err, &first) {
+		return err
+	}
+	if err := s.blocks.doubt(s.want); err != nil {
+		return err
+	}
+	e, r := &DamageError{Path: path}, first.summedReader
+	for right := false; ; {
+		if !right {
+			e.addBlock(ByteSpan{(r.block - 1) * s.blocks.block, min(r.block*s.blocks.block, r.size)})
+		}
+		if r.block == s.blocks.blocks(r.size) {
+			break
+		}
+		if ctx.Err() != nil {
+			return fmt.Errorf("reading %s: %w", path, context.Cause(ctx))
+		}
+		if right, err = r.next(); err != nil {
+			return fmt.Errorf("reading %s: %w", path, err)
+		}
+	}
+	var names []string
+	number, start, last := int64(0), int64(0), int64(-1)
+	blocks := e.Blocks
+	for end, err := range ends {
+		if err != nil {
+			e.ids = fmt.Sprintf("documents that cannot be told: %v", err)
+			return e
+		}
+		for len(blocks) > 0 && blocks[0].End <= start {
+			blocks = blocks[1:]
+		}
+		if len(blocks) == 0 {
+			break
+		}
+		if start < end && blocks[0].First < end {
+			e.addDocument(number)
+			last = number
+			if len(names) < maxNamed {
+				o, _ := origin(number) // without it the number is the name
+				names = append(names, nameDocument(number, o))
+			}
+		}
+		number, start = number+1, end
+	}
+	e.ids = e.listDocuments(names, last)
+	return e
 }

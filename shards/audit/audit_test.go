@@ -326,6 +326,12 @@ func TestLayouts(t *testing.T) {
 		if r, err = Run(t.Context(), []Input{{Path: path}}, Options{}); err != nil || !r.Failed() || r.Shards[0].Verified {
 			t.Errorf("%s: a flipped bit was not found: %v", name, err)
 		}
+		if summed := l == shards.Megatron || l == shards.Dolma || l == shards.Datatrove; summed && !slices.ContainsFunc(r.Findings, func(f Finding) bool {
+			return f.Kind == "hash" && f.Document == 0 && f.Byte == 0 && strings.Contains(f.Message, largest+": ") && strings.Contains(f.Message, "are damaged, in documents number 0 (") &&
+				strings.Contains(f.Message, ", number 4 (")
+		}) {
+			t.Errorf("%s: the documents were not named: %q", name, findings(r, dir))
+		}
 	}
 }
 

@@ -57,6 +57,7 @@ func Open(prefix string, h layout.Hints) (_ *Reader, err error) {
 	if err != nil {
 		return nil, err
 	}
+	sumsErr := r.ds.OpenSums(prefix+sumsExt, r.manifest)
 	if err := r.ds.Unchanged(); err != nil {
 		return nil, err
 	}
@@ -78,6 +79,9 @@ func Open(prefix string, h layout.Hints) (_ *Reader, err error) {
 			return nil, layout.Differs(prefix+manifestExt, "documents", m.Documents, r.documents)
 		}
 		r.documents = m.Documents
+	}
+	if sumsErr != nil { // what is wrong with the ids themselves says more
+		return nil, sumsErr
 	}
 	if r.index == nil && r.eod < 0 && r.tokens > 0 {
 		return nil, fmt.Errorf("%s stands without %s, which says where documents end: restore it, or give the id that ends documents", r.ds.Name(), prefix+indexExt)
@@ -235,7 +239,7 @@ func (r *Reader) all(ctx context.Context, yield func(shards.TokenDocument) bool)
 			doc.Tokens, err = ids.Append(doc.Tokens[:0], int64(to)-ids.Next())
 		}
 		if err != nil {
-			return err
+			return r.damaged(ctx, err, origins)
 		}
 		if doc.Origin, err = origins.Next(); err != nil {
 			return err
@@ -248,6 +252,24 @@ func (r *Reader) all(ctx context.Context, yield func(shards.TokenDocument) bool)
 		return r.corrupt("documents end at token %d, %s has %d", ids.Next(), r.ds.Name(), r.tokens)
 	}
 	return nil
+}
+
+// damaged names the documents in an error about damaged ids.
+func (r *Reader) damaged(ctx context.Context, err error, origins *layout.Origins) error {
+	return r.ds.Damage(ctx, err, r.width, func(yield func(int64, error) bool) {
+		if r.index == nil {
+			yield(0, fmt.Errorf("there is no %s", r.prefix+indexExt))
+			return
+		}
+		index := bufio.NewReaderSize(io.NewSectionReader(r.index, 0, 8*r.documents), 1<<16)
+		for range r.documents {
+			var end [8]byte
+			_, err := io.ReadFull(index, end[:])
+			if !yield(int64(binary.LittleEndian.Uint64(end[:])), err) {
+				return
+			}
+		}
+	}, origins.Of)
 }
 
 func (r *Reader) corrupt(format string, args ...any) error {

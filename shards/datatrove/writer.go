@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"strconv"
 	"strings"
@@ -22,6 +23,7 @@ const (
 	metadataExt = ".ds.metadata"
 	lossExt     = ".ds.loss"
 	docsExt     = ".docs.arrow"
+	sumsExt     = ".sums"
 	manifestExt = ".json"
 )
 
@@ -36,13 +38,13 @@ func WidthFor(vocabSize int) layout.Width {
 	return 2
 }
 
-// FileName is the path of a file by its name in the manifest: "ds", "ds.index", "ds.metadata" or "docs.arrow".
+// FileName is the path of a file by its name in the manifest: "ds", "ds.index", "ds.metadata", "docs.arrow" or "sums".
 func FileName(prefix, name string) string { return prefix + "." + name }
 
-// Create starts the shard x.ds, x.ds.index, x.ds.metadata, x.docs.arrow, x.json. A width of 0 is [WidthFor]. tokenizer is what x.ds.metadata
+// Create starts the shard x.ds, x.ds.index, x.ds.metadata, x.docs.arrow, x.sums, x.json. A width of 0 is [WidthFor]. tokenizer is what x.ds.metadata
 // names as the tokenizer, which nanotron loads by it; "" is its SHA-256.
 func Create(prefix string, info shards.TokenizerInfo, width layout.Width, tokenizer string) (shards.DocumentWriter, error) {
-	if err := layout.CheckPrefix(prefix, dsExt, indexExt, metadataExt, docsExt, manifestExt); err != nil {
+	if err := layout.CheckPrefix(prefix, dsExt, indexExt, metadataExt, docsExt, sumsExt, manifestExt); err != nil {
 		return nil, err
 	}
 	if width == 0 {
@@ -66,7 +68,7 @@ func Create(prefix string, info shards.TokenizerInfo, width layout.Width, tokeni
 		Stale: func() ([]string, error) { return []string{prefix + lossExt}, nil },
 	}, func(files *layout.Files) (_ layout.Encoder, err error) {
 		e := &encoder{width: width, tokenizer: tokenizer}
-		if e.ds, err = files.Create("ds"); err == nil {
+		if e.ds, err = files.CreateIDs("ds"); err == nil {
 			if e.index, err = files.Create("ds.index"); err == nil {
 				e.metadata, err = files.Create("ds.metadata")
 			}
@@ -76,15 +78,16 @@ func Create(prefix string, info shards.TokenizerInfo, width layout.Width, tokeni
 }
 
 type encoder struct {
-	width               layout.Width
-	tokenizer           string
-	ds, index, metadata *atomicfile.Hashed
-	at                  int64
-	scratch             []byte
+	width           layout.Width
+	tokenizer       string
+	ds              io.Writer
+	index, metadata *atomicfile.Hashed
+	at              int64
+	scratch         []byte
 }
 
 func (e *encoder) Append(tokens []uint32, _ shards.DocumentOrigin) error {
-	if err := e.width.Write(e.ds.Buffer, tokens, &e.scratch); err != nil {
+	if err := e.width.Write(e.ds, tokens, &e.scratch); err != nil {
 		return err
 	}
 	e.at += int64(len(tokens))

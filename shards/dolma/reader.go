@@ -53,6 +53,7 @@ func Open(prefix string, h layout.Hints) (_ *Reader, err error) {
 	if r.manifest, err = layout.ReadManifest(prefix+manifestExt, shards.Dolma); err != nil {
 		return nil, err
 	}
+	sumsErr := r.npy.OpenSums(prefix+sumsExt, r.manifest)
 	if err := r.npy.Unchanged(); err != nil {
 		return nil, err
 	}
@@ -62,6 +63,9 @@ func Open(prefix string, h layout.Hints) (_ *Reader, err error) {
 	}
 	if err := r.measure(prefix, h); err != nil {
 		return nil, err
+	}
+	if sumsErr != nil { // what is wrong with the ids themselves says more
+		return nil, sumsErr
 	}
 	if r.csv == nil && r.eod < 0 && r.tokens > 0 {
 		return nil, fmt.Errorf("%s stands without %s, which says where documents end: restore it, or give the id that ends documents", r.npy.Name(), r.csvPath)
@@ -143,9 +147,25 @@ func (r *Reader) All(ctx context.Context) iter.Seq2[shards.TokenDocument, error]
 			each = r.unlisted
 		}
 		if err := each(ctx, func(doc shards.TokenDocument) bool { return yield(doc, nil) }); err != nil {
-			yield(shards.TokenDocument{}, err)
+			yield(shards.TokenDocument{}, r.damaged(ctx, err))
 		}
 	}
+}
+
+// damaged names the documents in an error about damaged ids.
+func (r *Reader) damaged(ctx context.Context, err error) error {
+	var last row
+	return r.npy.Damage(ctx, err, r.width, func(yield func(int64, error) bool) {
+		if r.csv == nil {
+			yield(0, fmt.Errorf("there is no %s", r.csvPath))
+			return
+		}
+		for row, err := range r.rows(ctx) {
+			if last = row; !yield(row.end, err) {
+				return
+			}
+		}
+	}, func(int64) (shards.DocumentOrigin, error) { return last.origin, nil })
 }
 
 // listed gives the documents of x.csv.gz to yield until it has had enough.

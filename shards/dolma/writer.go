@@ -5,12 +5,12 @@ package dolma
 import (
 	"bufio"
 	"fmt"
+	"io"
 	"strconv"
 	"strings"
 
 	"github.com/klauspost/compress/gzip"
 
-	"mula/internal/atomicfile"
 	"mula/shards"
 	"mula/shards/layout"
 )
@@ -19,6 +19,7 @@ import (
 const (
 	npyExt      = ".npy"
 	csvExt      = ".csv.gz"
+	sumsExt     = ".sums"
 	manifestExt = ".json"
 )
 
@@ -34,12 +35,12 @@ func WidthFor(vocabSize int) layout.Width {
 	return 1
 }
 
-// FileName is the path of a file by its name in the manifest, "npy" or "csv.gz".
+// FileName is the path of a file by its name in the manifest, "npy", "csv.gz" or "sums".
 func FileName(prefix, name string) string { return prefix + "." + name }
 
-// Create starts the shard x.npy, x.csv.gz, x.json. A width of 0 is [WidthFor].
+// Create starts the shard x.npy, x.csv.gz, x.sums, x.json. A width of 0 is [WidthFor].
 func Create(prefix string, info shards.TokenizerInfo, width layout.Width) (shards.DocumentWriter, error) {
-	if err := layout.CheckPrefix(prefix, npyExt, csvExt, manifestExt); err != nil {
+	if err := layout.CheckPrefix(prefix, npyExt, csvExt, sumsExt, manifestExt); err != nil {
 		return nil, err
 	}
 	if width == 0 {
@@ -48,7 +49,7 @@ func Create(prefix string, info shards.TokenizerInfo, width layout.Width) (shard
 	return layout.NewWriter(layout.Description{
 		Layout: shards.Dolma, Prefix: prefix, Width: width, Info: info, Name: FileName, Manifest: prefix + manifestExt, Marker: "npy",
 	}, func(files *layout.Files) (layout.Encoder, error) {
-		npy, err := files.Create("npy")
+		npy, err := files.CreateIDs("npy")
 		if err != nil {
 			return nil, err
 		}
@@ -64,7 +65,7 @@ func Create(prefix string, info shards.TokenizerInfo, width layout.Width) (shard
 
 type encoder struct {
 	width   layout.Width
-	npy     *atomicfile.Hashed
+	npy     io.Writer
 	gzip    *gzip.Writer
 	csv     *bufio.Writer
 	at      int64
@@ -72,7 +73,7 @@ type encoder struct {
 }
 
 func (e *encoder) Append(tokens []uint32, origin shards.DocumentOrigin) error {
-	if err := e.width.Write(e.npy.Buffer, tokens, &e.scratch); err != nil {
+	if err := e.width.Write(e.npy, tokens, &e.scratch); err != nil {
 		return err
 	}
 	end := e.at + int64(len(tokens))

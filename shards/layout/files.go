@@ -2,6 +2,7 @@ package layout
 
 import (
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 
@@ -13,6 +14,8 @@ import (
 type Files struct {
 	path func(name string) string // of a file by its name in the manifest
 	list []*pendingFile
+	sums shards.SumsWriter  // of the file of ids
+	to   *atomicfile.Hashed // that of sums, or nil
 }
 
 type pendingFile struct {
@@ -30,6 +33,27 @@ func (f *Files) Create(name string) (*atomicfile.Hashed, error) {
 	}
 	f.list = append(f.list, &pendingFile{name: name, open: h, file: h.File})
 	return h, nil
+}
+
+// CreateIDs starts the file with the given name for ids back to back, and beside it "sums", the sums of what is written to it.
+func (f *Files) CreateIDs(name string) (io.Writer, error) {
+	h, err := f.Create(name)
+	if err != nil {
+		return nil, err
+	}
+	if f.to, err = f.Create("sums"); err != nil {
+		return nil, err
+	}
+	return io.MultiWriter(h.Buffer, &f.sums), nil
+}
+
+// finishSums writes the sums, when the file of ids is complete.
+func (f *Files) finishSums() error {
+	if f.to == nil {
+		return nil
+	}
+	_, err := f.to.Buffer.Write(f.sums.File())
+	return err
 }
 
 // Finish brings a file to disk, under its temporary name.

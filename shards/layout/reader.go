@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"iter"
 	"math"
 	"os"
 	"slices"
@@ -34,6 +35,7 @@ type Marked struct {
 	*os.File
 	Size int64
 	info fs.FileInfo
+	sums *shards.Sums // nil where there are none
 }
 
 // OpenMarked opens the file without which a shard is not complete, before any other of its files.
@@ -50,7 +52,7 @@ func OpenMarked(path string) (*Marked, error) {
 		f.Close()
 		return nil, fmt.Errorf("opening shard %s: %w", path, err)
 	}
-	return &Marked{f, info.Size(), info}, nil
+	return &Marked{File: f, Size: info.Size(), info: info}, nil
 }
 
 // Unchanged says whether the file still stands under its name. A writer removes it before it replaces the others: if it does, those that
@@ -63,6 +65,32 @@ func Unchanged(path string, opened fs.FileInfo) error {
 		return fmt.Errorf("opening shard: %s was replaced in the meantime; try again when its writer has finished", path)
 	}
 	return nil
+}
+
+// OpenSums opens the sums of the file, if the manifest lists them: [NewIDs] then compares the ids with them.
+func (m *Marked) OpenSums(path string, manifest *shards.Manifest) (err error) {
+	m.sums, err = shards.OpenSums(path, manifest, m.Size)
+	return err
+}
+
+// Damage is [shards.Sums.Damage]; ends are in ids of the given width.
+func (m *Marked) Damage(ctx context.Context, err error, w Width, ends iter.Seq2[int64, error], origin func(int64) (shards.DocumentOrigin, error)) error {
+	return m.sums.Damage(ctx, err, m.Name(), func(yield func(int64, error) bool) {
+		for end, err := range ends {
+			if !yield(end*int64(w), err) {
+				return
+			}
+		}
+	}, origin)
+}
+
+// Close closes the file and that of its sums.
+func (m *Marked) Close() error {
+	err := m.File.Close()
+	if m.sums != nil {
+		err = errors.Join(err, m.sums.Close())
+	}
+	return err
 }
 
 // ReadManifest reads the manifest of a shard of one layout. For a shard without one it is nil.
@@ -88,9 +116,13 @@ type IDs struct {
 	next  int64
 }
 
-// NewIDs reads total ids of a file that has that many.
+// NewIDs reads total ids of a file that has that many. An error about a block that does not have its sum is one for [Marked.Damage].
 func NewIDs(f *Marked, w Width, total int64) *IDs {
-	return &IDs{path: f.Name(), width: w, r: bufio.NewReaderSize(io.NewSectionReader(f, 0, f.Size), 1<<18), total: total}
+	var from io.Reader = io.NewSectionReader(f, 0, f.Size)
+	if f.sums != nil {
+		from = f.sums.Reader(f, f.Size)
+	}
+	return &IDs{path: f.Name(), width: w, r: bufio.NewReaderSize(from, 1<<18), total: total}
 }
 
 // Next is the number of ids passed.
@@ -177,6 +209,14 @@ func (o *Origins) Next() (shards.DocumentOrigin, error) {
 	}
 	o.next++
 	return o.file.Origin(o.next - 1)
+}
+
+// Of is the origin of the document with a number, from 0.
+func (o *Origins) Of(number int64) (shards.DocumentOrigin, error) {
+	if o.file == nil {
+		return shards.DocumentOrigin{}, nil
+	}
+	return o.file.Origin(number)
 }
 
 // Close closes the file.

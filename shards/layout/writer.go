@@ -167,6 +167,9 @@ func (w *Writer) Close() error {
 	if err := w.encoder.Finish(); err != nil {
 		return err
 	}
+	if err := w.files.finishSums(); err != nil {
+		return err
+	}
 	if w.origins != nil {
 		if err := w.origins.Close(); err != nil {
 			return fmt.Errorf("writing %s: %w", w.files.path(w.d.Origins), err)
