@@ -212,7 +212,7 @@ func TestColumnsRefused(t *testing.T) {
 		{"a.arrow", arrowFile, Options{Text: "x"}, `has the type int64, not string`},
 		{"a.arrow", arrowFile, Options{ID: "nope"}, `no column "nope" for the ids`},
 		{"a.arrow", arrowFile, Options{ID: "list"}, `neither string nor integer`},
-		{"a.parquet.zst", zstded(parquet), Options{}, "save the file as it is and name it"},
+		{"a.parquet.zst", zstded(parquet), Options{}, "save it as it is and name it"},
 		{"a.jsonl", parquet, Options{}, "parquet by its first bytes and jsonl by its name"},
 		{"a.parquet", arrowFile, Options{}, "arrow by its first bytes and parquet by its name"},
 		{"a.arrow", "{}", Options{}, `arrow by its name, but begins with "{}"`},
