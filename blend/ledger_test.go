@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"mula/fixtures/vectors"
 	"mula/shards"
 )
 
@@ -38,18 +39,7 @@ func age(t testing.TB, dir string) {
 // hashes were right, and gives its tokens.
 func hollow(t testing.TB, prefix string, documents int) int64 {
 	t.Helper()
-	le := binary.LittleEndian
-	idx := append([]byte("MMIDIDX\x00\x00"), 1, 0, 0, 0, 0, 0, 0, 0, byte(shards.UInt16))
-	idx = le.AppendUint64(le.AppendUint64(idx, uint64(documents)), uint64(documents)+1)
-	for range documents {
-		idx = le.AppendUint32(idx, 1<<30)
-	}
-	for d := range documents {
-		idx = le.AppendUint64(idx, uint64(d)<<31)
-	}
-	for d := range documents + 1 {
-		idx = le.AppendUint64(idx, uint64(d))
-	}
+	idx := vectors.Index(slices.Repeat([]int32{1 << 30}, documents))
 	tokens := int64(documents) << 30
 	m := shards.Manifest{Format: 1, DType: "uint16", Tokens: tokens, Documents: int64(documents), Tokenizer: tokenizerInfo, Files: map[string]shards.FileInfo{
 		"bin": {Bytes: 2 * tokens, SHA256: unhashed}, "idx": {Bytes: int64(len(idx)), SHA256: unhashed}, "docs": {SHA256: unhashed}}}

@@ -1,9 +1,8 @@
 package blend
 
 import (
+	"cmp"
 	"context"
-	"crypto/md5"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"iter"
@@ -14,7 +13,6 @@ import (
 	"strings"
 
 	"mula/index/megatron"
-	"mula/index/python"
 	"mula/shards"
 )
 
@@ -351,7 +349,7 @@ func surveyMegatron(ctx context.Context, c *Config, l *ledger) (_ *Data, err err
 		}
 	}
 	if m.Name = hashOf(c.Megatron.Name); c.Megatron.Name == "" {
-		if m.Name, err = onlyOrder(m.directory, cmpOr(c.Megatron.Split, megatron.Train.String())); err != nil {
+		if m.Name, err = onlyOrder(m.directory, cmp.Or(c.Megatron.Split, megatron.Train.String())); err != nil {
 			return nil, at(".cache", err)
 		}
 	}
@@ -409,7 +407,7 @@ func surveyMegatron(ctx context.Context, c *Config, l *ledger) (_ *Data, err err
 	if err := p.order.count(ctx); err != nil {
 		return nil, err
 	}
-	if m.Files, err = cacheFiles(m.directory, m.Name, m.Validation); err != nil {
+	if m.Files, err = p.order.files(); err != nil {
 		return nil, at(".cache", err)
 	}
 	d, err := newData(ctx, p, l)
@@ -428,13 +426,6 @@ func surveyMegatron(ctx context.Context, c *Config, l *ledger) (_ *Data, err err
 		return nil, at("", err)
 	}
 	return d, nil
-}
-
-func cmpOr(text, other string) string {
-	if text == "" {
-		return other
-	}
-	return text
 }
 
 // hashOf is what a file's name begins with, up to its first hyphen.
@@ -513,13 +504,9 @@ func describedOrders(dir, split string) (blends, datasets []string, err error) {
 		if !strings.HasSuffix(e.Name(), "-description.txt") {
 			continue
 		}
-		text, err := readBounded(filepath.Join(dir, e.Name()), maxDescription)
+		described, err := megatron.ReadLike(filepath.Join(dir, e.Name()))
 		if err != nil {
 			return nil, nil, err
-		}
-		described, err := megatron.LikeDescription(text)
-		if err != nil {
-			return nil, nil, fmt.Errorf("%s: %w", filepath.Join(dir, e.Name()), err)
 		}
 		if described.Of.String() != split {
 			continue
@@ -532,9 +519,6 @@ func describedOrders(dir, split string) (blends, datasets []string, err error) {
 	}
 	return blends, datasets, nil
 }
-
-// maxDescription bounds the size of a description: that of a blend of 32,766 datasets has some 50 MB.
-const maxDescription = 1 << 28
 
 // onlyOrder is the only blend of a split in a cache, or its only dataset if there is no blend.
 func onlyOrder(dir, split string) (string, error) {
@@ -555,69 +539,22 @@ func onlyOrder(dir, split string) (string, error) {
 	return "", fmt.Errorf("%s has %d %s of the split %s, such as %s and %s: say which one with name", dir, len(found), what, split, found[0], found[1])
 }
 
-// cacheFiles lists the files that orders of these names are read from, with their sizes: descriptions, the index files of blends, and the
-// index files of their datasets, which the description of a blend has the descriptions of.
-func cacheFiles(dir string, names ...string) ([]CacheFile, error) {
-	list, err := os.ReadDir(dir)
-	if err != nil {
-		return nil, err
+// files lists the files that the order and what is held out are read from, with their sizes.
+func (o *cacheOrder) files() ([]CacheFile, error) {
+	names := o.train.Files()
+	if o.valid != nil {
+		names = append(names, o.valid.Files()...)
 	}
-	byHash := map[string][]CacheFile{}
-	for _, e := range list {
-		if hash := hashOf(e.Name()); strings.HasSuffix(e.Name(), "_index.npy") || strings.HasSuffix(e.Name(), "-description.txt") {
-			info, err := e.Info()
-			if err != nil {
-				return nil, err
-			}
-			byHash[hash] = append(byHash[hash], CacheFile{e.Name(), info.Size(), unhashed})
-		}
-	}
+	slices.Sort(names)
 	var files []CacheFile
-	for _, name := range names {
-		if name == "" {
-			continue
+	for _, name := range slices.Compact(names) {
+		info, err := os.Stat(filepath.Join(o.plan.path(o.plan.Megatron.directory), name))
+		if err != nil {
+			return nil, err
 		}
-		hashes := []string{name}
-		for _, f := range byHash[name] {
-			if !strings.HasSuffix(f.Name, "-description.txt") {
-				continue
-			}
-			text, err := readBounded(filepath.Join(dir, f.Name), maxDescription)
-			if err != nil {
-				return nil, err
-			}
-			members, err := membersOf(text)
-			if err != nil {
-				return nil, fmt.Errorf("%s: %w", filepath.Join(dir, f.Name), err)
-			}
-			hashes = append(hashes, members...)
-		}
-		for i, hash := range hashes {
-			for _, f := range byHash[hash] {
-				if i == 0 || !strings.HasSuffix(f.Name, "-description.txt") { // a member's text is in that of its blend
-					files = append(files, f)
-				}
-			}
-		}
+		files = append(files, CacheFile{name, info.Size(), unhashed})
 	}
-	slices.SortFunc(files, func(a, b CacheFile) int { return strings.Compare(a.Name, b.Name) })
-	return slices.CompactFunc(files, func(a, b CacheFile) bool { return a.Name == b.Name }), nil
-}
-
-// membersOf gives the hashes of the datasets of a blend, none of a dataset.
-func membersOf(description []byte) ([]string, error) {
-	v, err := python.Parse(description)
-	if err != nil {
-		return nil, err
-	}
-	object, _ := v.(python.Object)
-	list, _ := object.Get("datasets").(python.List)
-	var hashes []string
-	for _, dataset := range list {
-		sum := md5.Sum([]byte(python.Dumps(dataset)))
-		hashes = append(hashes, hex.EncodeToString(sum[:]))
-	}
-	return hashes, nil
+	return files, nil
 }
 
 // compileMegatron is [Plan.compile] for an order that is read.

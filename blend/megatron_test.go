@@ -16,9 +16,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"mula/fixtures/vectors"
 	"mula/index/megatron"
 	"mula/index/python"
-	"mula/shards"
 	"mula/shards/audit"
 )
 
@@ -64,28 +64,17 @@ var megatronChanges = map[string]func(*megatron.Config){
 func megatronCache(t testing.TB, name string) (c corpus, golden megatronGolden, batch int) {
 	t.Helper()
 	c = newCorpus(t)
-	le := binary.LittleEndian
-	for f, documents := range []int{40, 25, 60} {
-		idx := append([]byte("MMIDIDX\x00\x00"), 1, 0, 0, 0, 0, 0, 0, 0, byte(shards.UInt16))
-		idx = le.AppendUint64(le.AppendUint64(idx, uint64(documents)), uint64(documents)+1)
-		var starts, ends []byte
-		tokens := 0
-		for d := range documents {
-			length := 0
-			if d%7 != 3 {
-				length = 7919 * (d + 1) * (f + 3) % 997 / 4
-			}
-			idx = le.AppendUint32(idx, uint32(length))
-			starts, ends = le.AppendUint64(starts, uint64(2*tokens)), le.AppendUint64(ends, uint64(d))
-			tokens += length
+	for f, documents := range vectors.Documents {
+		lengths, tokens := vectors.Lengths(f, documents), 0
+		for _, length := range lengths {
+			tokens += int(length)
 		}
-		idx = append(append(idx, starts...), le.AppendUint64(ends, uint64(documents))...)
 		var bin []byte
 		for i := range tokens {
-			bin = le.AppendUint16(bin, uint16((7919*i+10007*f+i*i/3)%50000))
+			bin = binary.LittleEndian.AppendUint16(bin, uint16((7919*i+10007*f+i*i/3)%50000))
 		}
 		prefix := filepath.Join(c.dir, fmt.Sprint("f", f))
-		if err := errors.Join(os.WriteFile(prefix+".idx", idx, 0o644), os.WriteFile(prefix+".bin", bin, 0o644)); err != nil {
+		if err := errors.Join(os.WriteFile(prefix+".idx", vectors.Index(lengths), 0o644), os.WriteFile(prefix+".bin", bin, 0o644)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -461,6 +450,28 @@ func TestMegatronMoves(t *testing.T) {
 	if again.Fingerprint() != p.Fingerprint() {
 		t.Error("another plan")
 	}
+}
+
+// The files of a cache may be links to files elsewhere.
+func TestMegatronLinks(t *testing.T) {
+	c, golden, _ := megatronCache(t, "twice")
+	want := c.seal(golden.config()).Fingerprint()
+	cache, elsewhere := filepath.Join(c.dir, "cache"), t.TempDir()
+	for name := range golden.MD5 {
+		if err := errors.Join(os.Rename(filepath.Join(cache, name), filepath.Join(elsewhere, name)),
+			os.Symlink(filepath.Join(elsewhere, name), filepath.Join(cache, name))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p := c.seal(golden.config())
+	if p.Fingerprint() != want {
+		t.Error("another plan")
+	}
+	d, err := Open(t.Context(), p, OpenOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.Close()
 }
 
 // What the configuration can say, and what it cannot.

@@ -189,9 +189,6 @@ func sourceNames(p *Plan, alloc memory.Allocator) arrow.Array {
 	return b.NewArray()
 }
 
-// Schema is the schema of the records.
-func (s *Stream) Schema() *arrow.Schema { return s.schema }
-
 // Next gives the record of the next step, which the caller must release, or io.EOF after the last.
 func (s *Stream) Next() (arrow.RecordBatch, error) {
 	if s.err != nil {

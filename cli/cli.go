@@ -14,6 +14,7 @@ import (
 	"math"
 	"os"
 	"os/signal"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -194,6 +195,7 @@ func newApp(stdin io.Reader, stdout, stderr io.Writer) *cli.App {
 		name := "mula"
 		if c.Command != nil && c.Command.Name != "" {
 			name = c.Command.HelpName
+			err = badValue(c.Command, err)
 		}
 		return usagef("%s: see `%s --help`", longFlags(err.Error()), name)
 	}
@@ -220,6 +222,37 @@ func newApp(stdin io.Reader, stdout, stderr io.Writer) *cli.App {
 	}
 	finish(app.Commands)
 	return app
+}
+
+// unreadable is what the flag package says of a value that it cannot read, before the reason.
+var unreadable = regexp.MustCompile(`^invalid (?:boolean )?value (".*") for (?:flag )?-+([a-zA-Z-]+): `)
+
+// badValue says what the value of a flag must be, where err is that it cannot be read; otherwise it gives err.
+func badValue(command *cli.Command, err error) error {
+	m := unreadable.FindStringSubmatch(err.Error())
+	if m == nil {
+		return err
+	}
+	for _, f := range command.Flags {
+		if !slices.Contains(f.Names(), m[2]) {
+			continue
+		}
+		want := ""
+		switch f.(type) {
+		case *cli.Uint64Flag:
+			want = "a whole number from 0 on, below 2^64"
+		case *cli.IntFlag, *cli.Int64Flag:
+			want = "a whole number"
+		case *cli.Float64Flag:
+			want = "a number"
+		case *cli.BoolFlag:
+			want = "true or false"
+		default:
+			return err
+		}
+		return usagef("--%s is %s; it must be %s", m[2], m[1], want)
+	}
+	return err
 }
 
 // longFlags writes the flags named in a message of the flag package with the two dashes they are documented with.

@@ -18,18 +18,20 @@ func convertCommand() *cli.Command {
 		Usage:     "write shards anew for another framework: Megatron-LM, OLMo, nanotron, MosaicML Streaming, fms-fsdp",
 		ArgsUsage: "SHARD...",
 		Description: "Reads shards of any layout (a prefix, one of the files, or a folder of MDS) and writes their documents, in order, in the layout LAYOUT:\n\n" +
-			"  megatron   PREFIX.bin, PREFIX.idx                           Megatron-LM, NeMo; what mula blends\n" +
-			"  dolma      PREFIX.npy, PREFIX.csv.gz                        dolma, OLMo, OLMo-core\n" +
-			"  datatrove  PREFIX.ds, PREFIX.ds.index, PREFIX.ds.metadata   datatrove, nanotron\n" +
-			"  mds        PREFIX/index.json, PREFIX/shard.00000.mds, …     MosaicML Streaming, llm-foundry\n" +
-			"  fms        PREFIX.arrow, and a line in ../meta/*counts*.csv fms-fsdp\n\n" +
-			"Beside them is a manifest with hashes. Boundaries and origins of documents are kept, and what is known of the tokenizer. A conversion that\n" +
+			"  megatron   PREFIX.bin, PREFIX.idx                             Megatron-LM, NeMo; what mula blends\n" +
+			"  dolma      PREFIX.npy, PREFIX.csv.gz                          dolma, OLMo, OLMo-core\n" +
+			"  datatrove  PREFIX.ds, PREFIX.ds.index, PREFIX.ds.metadata     datatrove, nanotron\n" +
+			"  mds        PREFIX/index.json, PREFIX/shard.00000.mds, …       MosaicML Streaming, llm-foundry\n" +
+			"  fms        PREFIX.arrow, and a line in ../meta/*counts*.csv   fms-fsdp\n\n" +
+			"Beside them are PREFIX.json, a manifest with hashes, in most layouts PREFIX.docs.arrow with the origins of documents (mds: mula.json and\n" +
+			"mula.docs.arrow in the folder, fms: PREFIX.docs.feather, dolma: in PREFIX.csv.gz), and, for all but mds and fms, PREFIX.sums with checksums\n" +
+			"of the ids. Boundaries and origins of documents are kept, and what is known of the tokenizer. A conversion that\n" +
 			"was killed is run again; it gives the same bytes.\n\n" +
 			"Example: mula convert --to dolma --output olmo/wiki shards/wiki-*.idx",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "to", Usage: "write the layout `LAYOUT`: " + strings.Join(formats.Names(), ", ") + " (needed)"},
 			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "write the shard's files under the `PREFIX`, for mds into the folder (needed)"},
-			&cli.StringFlag{Name: "shard-tokens", Usage: "write shards PREFIX-00000, PREFIX-00001, … of at most `N` tokens each (2G, 500M); documents are not divided"},
+			&cli.StringFlag{Name: "shard-tokens", Usage: "write shards PREFIX-00000, PREFIX-00001, … of at most `N` tokens each (2G, 500M); documents are not divided", DefaultText: "one shard, PREFIX"},
 			&cli.BoolFlag{Name: "drop-empty", Usage: "leave documents without tokens out; datatrove and mds cannot hold them"},
 			&cli.Int64Flag{Name: "eod", Usage: "the `ID` that ends each document, for inputs that do not say where documents end", Value: -1},
 			&cli.StringFlag{Name: "dtype", Usage: "the element `TYPE` of ids, as numpy calls it, for inputs that do not say it"},

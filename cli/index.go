@@ -24,6 +24,8 @@ const (
 	forOLMo        = "olmo"
 )
 
+var frameworks = []string{forMegatron, forDeepSpeed, forBlendCorpus, forOLMo}
+
 // indexTargets says which flags a framework has beside those that all have.
 var indexTargets = map[string][]string{
 	forMegatron: {"config", "data-path", "data-args-path", "train-data-path", "valid-data-path", "test-data-path", "split", "seq-length", "seed",
@@ -110,14 +112,13 @@ func runIndex(c *cli.Context) error {
 	target := c.String("for")
 	own, ok := indexTargets[target]
 	if !ok {
-		names := []string{forMegatron, forDeepSpeed, forBlendCorpus, forOLMo}
 		if target == "" {
-			return usagef("--for is needed: %s", strings.Join(names, ", "))
+			return usagef("--for is needed: %s", strings.Join(frameworks, ", "))
 		}
-		if best := suggest.Nearest(target, names); best != "" {
+		if best := suggest.Nearest(target, frameworks); best != "" {
 			return usagef("--for is %q; did you mean %s?", target, best)
 		}
-		return usagef("--for is %q; it must be one of %s", target, strings.Join(names, ", "))
+		return usagef("--for is %q; it must be one of %s", target, strings.Join(frameworks, ", "))
 	}
 	if err := atMost(c, maxThreads, "threads"); err != nil {
 		return err
@@ -126,10 +127,14 @@ func runIndex(c *cli.Context) error {
 		if slices.Contains([]string{"for", "cache", "threads", "dry-run", "resume", "json"}, name) || slices.Contains(own, name) {
 			continue
 		}
-		for other, flags := range indexTargets {
-			if slices.Contains(flags, name) {
-				return usagef("--%s is a flag of --for %s; --for %s has no such setting", name, other, target)
+		var others []string
+		for _, other := range frameworks {
+			if slices.Contains(indexTargets[other], name) {
+				others = append(others, "--for "+other)
 			}
+		}
+		if others != nil {
+			return usagef("--%s is a flag of %s; --for %s has no such setting", name, strings.Join(others, " and "), target)
 		}
 	}
 	if target == forOLMo {

@@ -121,13 +121,9 @@ func megatronTokenizer(c *cli.Context, config *megatron.Config) error {
 			return usagef("--tokenizer-path: %v", err)
 		}
 	case c.IsSet("like"):
-		text, err := readSmall(c.String("like"))
+		like, err := megatron.ReadLike(c.String("like"))
 		if err != nil {
 			return err
-		}
-		like, err := megatron.LikeDescription(text)
-		if err != nil {
-			return fmt.Errorf("%s: %w", c.String("like"), err)
 		}
 		config.Tokenizer, config.SequenceLength, config.Seed = like.Tokenizer, like.SequenceLength, like.Seed
 		if like.Split != "" {

@@ -1,35 +1,25 @@
 package cli
 
 import (
-	"encoding/binary"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
+
+	"mula/fixtures/vectors"
 )
 
 // tokenFiles writes .idx files of Megatron-LM with made-up lengths, and the words of a blend of them.
 func tokenFiles(t *testing.T, dir string, files, documents int) (words string) {
 	t.Helper()
 	for f := range files {
-		b := append([]byte("MMIDIDX\x00\x00"), 1, 0, 0, 0, 0, 0, 0, 0, 8)
-		b = binary.LittleEndian.AppendUint64(b, uint64(documents))
-		b = binary.LittleEndian.AppendUint64(b, uint64(documents)+1)
-		length := func(d int) int { return (d*7919 + f*104729) % 997 }
-		for d := range documents {
-			b = binary.LittleEndian.AppendUint32(b, uint32(length(d)))
+		lengths := make([]int32, documents)
+		for d := range lengths {
+			lengths[d] = int32((d*7919 + f*104729) % 997)
 		}
-		at := 0
-		for d := range documents {
-			b = binary.LittleEndian.AppendUint64(b, uint64(at))
-			at += 2 * length(d)
-		}
-		for d := range documents + 1 {
-			b = binary.LittleEndian.AppendUint64(b, uint64(d))
-		}
-		if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("f%d.idx", f)), b, 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("f%d.idx", f)), vectors.Index(lengths), 0o644); err != nil {
 			t.Fatal(err)
 		}
 		words += fmt.Sprintf("%d.5 f%d ", f+1, f)

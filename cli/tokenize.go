@@ -34,7 +34,7 @@ func tokenizeCommand() *cli.Command {
 			&cli.StringFlag{Name: "tokenizer", Usage: "use the Hugging Face tokenizer.json in `FILE` (needed)"},
 			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "write the shards' files under the `PREFIX` (needed)"},
 			&cli.StringFlag{Name: "to", Usage: "write shards as `NAME` does: " + strings.Join(formats.Names(), ", "), Value: "megatron"},
-			&cli.StringFlag{Name: "shard-tokens", Usage: "close a shard before the document that brings it above `N` tokens (2G, 500M); shards are PREFIX-00000, PREFIX-00001, …"},
+			&cli.StringFlag{Name: "shard-tokens", Usage: "close a shard before the document that brings it above `N` tokens (2G, 500M); shards are PREFIX-00000, PREFIX-00001, …", DefaultText: "one shard, PREFIX"},
 			&cli.Uint64Flag{Name: "shuffle-seed", Usage: "shuffle all documents by the seed `N`"},
 			&cli.Float64Flag{Name: "sample", Usage: "keep the `SHARE` of the documents, from 0 to 1; a smaller sample is part of a larger one"},
 			&cli.StringFlag{Name: "max-documents", Usage: "stop after `N` documents in the order of the inputs"},
@@ -171,6 +171,9 @@ func runTokenize(c *cli.Context) error {
 	defer p.end()
 	options.Progress = func(s job.Progress) {
 		text := fmt.Sprintf("%s documents, %s tokens, %s of input read", count(s.Documents), tokensText(s.Tokens), bytesText(s.InputRead))
+		if options.Shuffle && s.InputRead < s.InputSize { // the time left is that of reading
+			text += ", then the shards are written"
+		}
 		if s.Shards > 0 {
 			text += ", " + plural(int64(s.Shards), "shard") + " written"
 		}

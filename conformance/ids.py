@@ -107,10 +107,9 @@ def assigned():
     return (c for c in code_points() if c < 0x33000 or 0xE0000 <= c < 0xE0200 or c % 251 == 0)
 
 
-def kinds(corpus, tokenizers, scale):
+def kinds(corpus, scale):
     """Names, and functions that give the documents of each."""
     texts = module("texts", here / "texts.py")
-    reference = module("reference", here.parent / "tokenize" / "testdata" / "reference.py")
     r = random.Random(4)
     many = lambda n: range(max(1, int(n * scale)))
     part = lambda found: found if scale >= 1 else found[::max(1, int(1 / scale))]
@@ -128,7 +127,7 @@ def kinds(corpus, tokenizers, scale):
         letters = lambda alphabet, k: "".join(a.choices(alphabet, k=k))
         words = ["a" * n, "ab" * (n // 2), "A" * (n // 3) + "b" * n, " " * n, " " * n + "x", "\n" * n, "=" * n, "-=" * (n // 2), "1" * n, "\u4e2d" * (n // 3), letters("abc", n), letters("etaoin", n),
                  letters("0123456789", n), letters("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", n), letters("\u4e00\u4e8c\u4e09\u7684\u662f\u5728", n // 3),
-                 letters("\u0430\u0431\u0432\u0433\u0434\u0435", n // 2), "e" + letters(reference.MARKS, 3000), "\ufffd" * (n // 3), "the" * (n // 3), "\r\n" * (n // 2), "\t " * (n // 2)]
+                 letters("\u0430\u0431\u0432\u0433\u0434\u0435", n // 2), "e" + letters(texts.MARKS, 3000), "\ufffd" * (n // 3), "the" * (n // 3), "\r\n" * (n // 2), "\t " * (n // 2)]
         return words + [letters("abcdefgh", a.randrange(20, 3000)) for _ in many(3000)]
 
     def spaces():
@@ -137,7 +136,7 @@ def kinds(corpus, tokenizers, scale):
 
     def emoji():
         signs = [chr(c) for c in [*range(0x1F300, 0x1F650), *range(0x2600, 0x2700), *range(0x1F1E6, 0x1F200), *range(0x1F3FB, 0x1F400)]] + ["\u200d", "\ufe0f", "\u20e3"] * 40
-        marked = lambda: r.choice("aeiouXS\u0391\u0915\u1100 ") + "".join(r.choices(reference.MARKS, k=r.randint(0, 6)))
+        marked = lambda: r.choice("aeiouXS\u0391\u0915\u1100 ") + "".join(r.choices(texts.MARKS, k=r.randint(0, 6)))
         return ["".join(r.choices(signs, k=r.randint(1, 12))) + r.choice(["", " ", "a", "\n"]) + "".join(marked() for _ in range(r.randint(0, 5))) for _ in many(60_000)]
 
     every = {
@@ -155,7 +154,7 @@ def kinds(corpus, tokenizers, scale):
         "white space": spaces,
         "emoji and marks": emoji,
         "long words": long_words,
-        "cuts and pieces": lambda: [reference.nasty(r, every["sample"]) + (r.choice(names) if r.random() < 0.2 else "") for _ in many(60_000)],
+        "cuts and pieces": lambda: [texts.nasty(r, every["sample"]) + (r.choice(names) if r.random() < 0.2 else "") for _ in many(60_000)],
     }
     every["sample"] = texts.spread(texts.go({".go"}), 3_000_000) + texts.spread(catalogues(), 6_000_000)
     return {k: f for k, f in every.items() if k != "sample"}
@@ -251,7 +250,7 @@ def main():
         os.execv(python, [str(python), str(pathlib.Path(__file__).resolve()), *words])
     import tokenizers
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
-    every = kinds(args.corpus, args.tokenizers, args.scale)
+    every = kinds(args.corpus, args.scale)
     with tempfile.TemporaryDirectory() as tmp:
         program = f"{tmp}/encode"
         subprocess.run(["go", "build", "-o", program, "./conformance/encode"], cwd=here.parent, check=True, env={**os.environ, "CGO_ENABLED": "0"})

@@ -13,6 +13,7 @@ import (
 	"io/fs"
 	"iter"
 	"math/bits"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -316,59 +317,82 @@ func OpenSums(path string, m *Manifest, idBytes int64) (*Sums, error) {
 func (s *Sums) Close() error { return s.blocks.close() }
 
 // Reader reads the file of ids from its beginning. It gives the bytes of no block that does not have its sum, but an error for [Sums.Damage].
+// It reads and compares as many blocks at a time as it is asked for.
 func (s *Sums) Reader(ids io.ReaderAt, idBytes int64) io.Reader {
-	return &summedReader{sums: s, ids: ids, size: idBytes, buffer: make([]byte, s.blocks.block)}
+	return &summedReader{sums: s.blocks, ids: ids, size: idBytes}
 }
 
 type summedReader struct {
-	sums   *Sums
-	ids    io.ReaderAt
-	size   int64
-	block  int64 // that follows
-	buffer []byte
-	left   []byte // of buffer
+	sums  *blockSums
+	ids   io.ReaderAt
+	size  int64
+	block int64  // that follows
+	whole []byte // a block, where less was asked for
+	left  []byte // of whole
 }
 
-// A blockError says that a block does not have its sum. The blocks before it have theirs.
-type blockError struct {
-	*summedReader
-	first int64
-}
+// A blockError says that the block that follows does not have its sum. The blocks before it have theirs.
+type blockError struct{ *summedReader }
 
 func (e *blockError) Error() string {
-	return fmt.Sprintf("bytes %d to %d are damaged", e.first*e.sums.blocks.block, min((e.first+1)*e.sums.blocks.block, e.size)-1)
+	bad := e.span()
+	return fmt.Sprintf("bytes %d to %d are damaged", bad.First, bad.End-1)
 }
 
 func (e *blockError) Unwrap() error { return ErrCorrupt }
 
+// span is the block that follows.
+func (r *summedReader) span() ByteSpan {
+	return ByteSpan{r.block * r.sums.block, min((r.block+1)*r.sums.block, r.size)}
+}
+
 func (r *summedReader) Read(p []byte) (int, error) {
 	if len(r.left) == 0 {
-		if r.block == r.sums.blocks.blocks(r.size) {
+		follows := r.span()
+		if follows.First >= follows.End {
 			return 0, io.EOF
 		}
-		right, err := r.next()
+		to, size := p, int(follows.End-follows.First)
+		if len(p) < size {
+			r.whole = slices.Grow(r.whole[:0], size)[:size]
+			to = r.whole
+		}
+		right, err := r.next(to)
 		if err != nil {
 			return 0, err
 		}
-		if !right {
-			return 0, &blockError{r, r.block - 1}
+		if right == 0 {
+			return 0, &blockError{r}
 		}
+		if len(p) >= size {
+			return right, nil
+		}
+		r.left = r.whole
 	}
 	n := copy(p, r.left)
 	r.left = r.left[n:]
 	return n, nil
 }
 
-// next reads the next block and says whether it has its sum.
-func (r *summedReader) next() (right bool, err error) {
-	start := r.block * r.sums.blocks.block
-	r.left = r.buffer[:min(int64(len(r.buffer)), r.size-start)]
-	if n, err := r.ids.ReadAt(r.left, start); n < len(r.left) {
-		r.left = nil
-		return false, err
+// next reads the blocks that fit into to and passes those before the first that does not have its sum. It gives their bytes.
+func (r *summedReader) next(to []byte) (right int, err error) {
+	first, block := r.block*r.sums.block, r.sums.block
+	if rest := r.size - first; rest <= int64(len(to)) {
+		to = to[:rest]
+	} else {
+		to = to[:int64(len(to))/block*block]
 	}
-	right = crc32.Checksum(r.left, castagnoli) == binary.LittleEndian.Uint32(r.sums.blocks.sums[4*r.block:])
-	r.block++
+	if n, err := r.ids.ReadAt(to, first); n < len(to) {
+		return 0, err
+	}
+	for right < len(to) {
+		end := int(min(int64(right)+block, int64(len(to))))
+		if crc32.Checksum(to[right:end], castagnoli) != binary.LittleEndian.Uint32(r.sums.sums[4*r.block:]) {
+			break
+		}
+		r.block++
+		right = end
+	}
 	return right, nil
 }
 
@@ -384,18 +408,17 @@ func (s *Sums) Damage(ctx context.Context, err error, path string, ends iter.Seq
 		return err
 	}
 	e, r := &DamageError{Path: path}, first.summedReader
-	for right := false; ; {
-		if !right {
-			e.addBlock(ByteSpan{(r.block - 1) * s.blocks.block, min(r.block*s.blocks.block, r.size)})
-		}
-		if r.block == s.blocks.blocks(r.size) {
-			break
-		}
+	for block := make([]byte, min(r.sums.block, r.size)); r.block < r.sums.blocks(r.size); {
 		if ctx.Err() != nil {
 			return fmt.Errorf("reading %s: %w", path, context.Cause(ctx))
 		}
-		if right, err = r.next(); err != nil {
+		right, err := r.next(block)
+		if err != nil {
 			return fmt.Errorf("reading %s: %w", path, err)
+		}
+		if right == 0 {
+			e.addBlock(r.span())
+			r.block++
 		}
 	}
 	var names []string

@@ -18,6 +18,7 @@ func (a addedToken) trims() bool { return a.singleWord || a.lstrip || a.rstrip }
 // to be found there. run is of the same text.
 func (a addedToken) trim(s []byte, start, end, done int, run *blankRun) (from, to int, ok bool) {
 	if a.singleWord {
+		isWord := pinnedRust().is(wordCharacter)
 		if before, n := utf8.DecodeLastRune(s[:start]); n > 0 && isWord(before) {
 			return 0, 0, false
 		}
@@ -51,10 +52,11 @@ func (b *blankRun) find(s []byte, at int) {
 
 // leadingWhiteSpace is the length of the white space that s begins with.
 func leadingWhiteSpace(s []byte) int {
+	kinds := pinnedRust().kinds
 	i := 0
 	for i < len(s) {
 		r, n := utf8.DecodeRune(s[i:])
-		if !isWhiteSpace(r) {
+		if kinds.at(r)&whiteSpace == 0 {
 			break
 		}
 		i += n
@@ -64,10 +66,11 @@ func leadingWhiteSpace(s []byte) int {
 
 // trailingWhiteSpace is the length of the white space that s ends with.
 func trailingWhiteSpace(s []byte) int {
+	kinds := pinnedRust().kinds
 	i := len(s)
 	for i > 0 {
 		r, n := utf8.DecodeLastRune(s[:i])
-		if !isWhiteSpace(r) {
+		if kinds.at(r)&whiteSpace == 0 {
 			break
 		}
 		i -= n

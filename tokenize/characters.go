@@ -18,16 +18,16 @@ var rustTSV string
 
 // The kinds of characters, as bits.
 const (
-	whiteSpace uint16 = 1 << iota
-	wordCharacter
-	numeric
-	punctuationMark
-	bertControl
-	bertSpace
-	bertChinese
-	combiningMark
-	nonspacingMark
-	hasLower // rustData.lower has it
+	whiteSpace      uint16 = 1 << iota // char::is_whitespace: of WhitespaceSplit, Whitespace, BertPreTokenizer, Strip, and of added tokens that take it along
+	wordCharacter                      // \w of Rust's regex crate: in the Whitespace pre-tokenizer, and beside added tokens with single_word
+	numeric                            // char::is_numeric, what the Digits pre-tokenizer cuts at
+	punctuationMark                    // what the Punctuation and BertPreTokenizer pre-tokenizers cut at: that of Unicode 9 or so, and all of ASCII's
+	bertControl                        // what BertNormalizer's clean_text removes
+	bertSpace                          // what BertNormalizer's clean_text replaces by U+0020
+	bertChinese                        // what BertNormalizer's handle_chinese_chars puts spaces around
+	combiningMark                      // what StripAccents removes: marks of all three categories
+	nonspacingMark                     // what BertNormalizer's strip_accents removes after NFD
+	hasLower                           // rustData.lower has it
 )
 
 var kindNames = map[string]uint16{
@@ -82,35 +82,10 @@ func parseRust(table string) (*rustData, error) {
 	return d, nil
 }
 
-func isKind(r rune, kind uint16) bool { return pinnedRust().kinds.at(r)&kind != 0 }
-
-// isWhiteSpace is char::is_whitespace: what WhitespaceSplit, Whitespace, BertPreTokenizer, Strip and the added tokens that
-// take the white space beside them see.
-func isWhiteSpace(r rune) bool { return isKind(r, whiteSpace) }
-
-// isNumeric is char::is_numeric, what the Digits pre-tokenizer cuts at.
-func isNumeric(r rune) bool { return isKind(r, numeric) }
-
-// isPunctuation is what the Punctuation and BertPreTokenizer pre-tokenizers cut at: that of Unicode 9 or so, and all of ASCII's.
-func isPunctuation(r rune) bool { return isKind(r, punctuationMark) }
-
-// isWord is \w of Rust's regex crate: in the Whitespace pre-tokenizer, and beside added tokens with single_word.
-func isWord(r rune) bool { return isKind(r, wordCharacter) }
-
-// isBertControl is what BertNormalizer's clean_text removes.
-func isBertControl(r rune) bool { return isKind(r, bertControl) }
-
-// isBertSpace is what BertNormalizer's clean_text replaces by U+0020.
-func isBertSpace(r rune) bool { return isKind(r, bertSpace) }
-
-// isBertChinese is what BertNormalizer's handle_chinese_chars puts spaces around.
-func isBertChinese(r rune) bool { return isKind(r, bertChinese) }
-
-// isMark is what StripAccents removes: marks of all three categories.
-func isMark(r rune) bool { return isKind(r, combiningMark) }
-
-// isNonspacingMark is what BertNormalizer's strip_accents removes after NFD.
-func isNonspacingMark(r rune) bool { return isKind(r, nonspacingMark) }
+// is gives the function that tells whether a character is of a kind.
+func (d *rustData) is(kind uint16) func(r rune) bool {
+	return func(r rune) bool { return d.kinds.at(r)&kind != 0 }
+}
 
 // appendLower appends the lower case of s to dst, as the normalizers Lowercase and BertNormalizer give it: each character by
 // itself, so that a sigma at the end of a word is like any other. s is valid UTF-8.
@@ -142,6 +117,3 @@ type script uint8
 
 // anyScript is that of characters at which UnicodeScripts never cuts.
 const anyScript script = 0
-
-// scriptOf returns the script of r as UnicodeScripts sees it, for which Hiragana, Katakana and U+30FC are Han.
-func scriptOf(r rune) script { return pinnedRust().scripts.at(r) }

@@ -10,10 +10,11 @@ import (
 // TestKindsOfAllCodePoints compares with hashes of what the library does with each code point.
 func TestKindsOfAllCodePoints(t *testing.T) {
 	g := readSplits(t)
-	for name, is := range map[string]func(rune) bool{
-		"white_space": isWhiteSpace, "word": isWord, "numeric": isNumeric, "punctuation": isPunctuation, "bert_control": isBertControl,
-		"bert_space": isBertSpace, "bert_chinese": isBertChinese, "mark": isMark, "bert_mark": isNonspacingMark,
+	for name, kind := range map[string]uint16{
+		"white_space": whiteSpace, "word": wordCharacter, "numeric": numeric, "punctuation": punctuationMark, "bert_control": bertControl,
+		"bert_space": bertSpace, "bert_chinese": bertChinese, "mark": combiningMark, "bert_mark": nonspacingMark,
 	} {
+		is := pinnedRust().is(kind)
 		compareHash(t, g, name, func(r rune) []byte {
 			if is(r) {
 				return []byte{1}
@@ -23,14 +24,15 @@ func TestKindsOfAllCodePoints(t *testing.T) {
 	}
 	compareHash(t, g, "lower", func(r rune) []byte { return appendLower(nil, utf8.AppendRune(nil, r)) })
 	// In how many pieces UnicodeScripts cuts a letter, the character and the next one.
+	scripts := pinnedRust().scripts
 	compareHash(t, g, "scripts", func(r rune) []byte {
 		next := r + 1
 		if !utf8.ValidRune(next) {
 			next = 0x3042
 		}
-		pieces, last := byte(1), scriptOf('a')
+		pieces, last := byte(1), scripts.at('a')
 		for _, c := range []rune{r, next} {
-			if k := scriptOf(c); k != anyScript && k != last {
+			if k := scripts.at(c); k != anyScript && k != last {
 				pieces++
 				last = k
 			}

@@ -15,10 +15,9 @@ type charBPE struct {
 	suffix string // of tokens that end one
 	// symbols are the ids of single characters: alone in a word, at its start, inside, at its end.
 	symbols      [4]symbolTable
-	fallback     [256]uint32 // ids of <0x00> to <0xFF>, or noToken
+	fallback     [256]uint32 // see fallbackBytes
 	byteFallback bool
-	unk          string // "" if there is none
-	unkID        uint32
+	unkID        uint32 // noToken if there is none
 	fuseUnk      bool
 	ignoreMerges bool
 }
@@ -46,10 +45,10 @@ func (t *symbolTable) of(r rune) uint32 {
 
 func newCharBPE(t *Tokenizer, m *modelJSON) *charBPE {
 	vocab := m.Vocab.ids
-	b := &charBPE{t: t, vocab: vocab, fuseUnk: isTrue(m.FuseUnk), byteFallback: isTrue(m.ByteFallback), ignoreMerges: isTrue(m.IgnoreMerges), unkID: noToken}
+	b := &charBPE{t: t, vocab: vocab, fuseUnk: isTrue(m.FuseUnk), fallback: fallbackBytes(vocab), byteFallback: isTrue(m.ByteFallback), ignoreMerges: isTrue(m.IgnoreMerges), unkID: noToken}
 	b.prefix, b.suffix = deref(m.ContinuingSubwordPrefix), deref(m.EndOfWordSuffix)
-	if b.unk = deref(m.UnkToken); m.UnkToken != nil {
-		if id, ok := vocab[b.unk]; ok {
+	if m.UnkToken != nil {
+		if id, ok := vocab[*m.UnkToken]; ok {
 			b.unkID = id
 		}
 	}
@@ -81,13 +80,19 @@ func newCharBPE(t *Tokenizer, m *modelJSON) *charBPE {
 			}
 		}
 	}
-	for c := range b.fallback {
-		b.fallback[c] = noToken
-		if id, ok := vocab[fmt.Sprintf("<0x%02X>", c)]; ok {
-			b.fallback[c] = id
-		}
-	}
 	return b
+}
+
+// fallbackBytes gives the ids of <0x00> to <0xFF>, which spell bytes, or noToken.
+func fallbackBytes(vocab map[string]uint32) (ids [256]uint32) {
+	for c := range ids {
+		id, ok := vocab[fmt.Sprintf("<0x%02X>", c)]
+		if !ok {
+			id = noToken
+		}
+		ids[c] = id
+	}
+	return ids
 }
 
 // cuts reports whether a word may be cut before each U+2581 that does not follow another one, with the same ids: no merge reaches across such a place,

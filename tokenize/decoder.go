@@ -41,152 +41,109 @@ func parseDecoder(b json.RawMessage) (*decoding, error) {
 	if isNull(b) {
 		return &decoding{joint: " "}, nil
 	}
-	kind, err := kindOf(b, name)
+	steps, err := stepsOf(b, name, "decoders")
 	if err != nil {
 		return nil, err
 	}
 	d := &decoding{}
-	if err := d.parse(b, name); err != nil {
-		return nil, err
-	}
-	if kind == "ByteLevel" {
-		return nil, nil
+	for _, s := range steps {
+		step, err := parseDecodeStep(s)
+		if err != nil {
+			return nil, err
+		}
+		if s.kind == "ByteLevel" && s.name == name { // not in a Sequence
+			return nil, nil
+		}
+		d.steps = append(d.steps, step)
 	}
 	return d, nil
 }
 
-func (d *decoding) parse(b json.RawMessage, name string) error {
-	kind, err := kindOf(b, name)
-	if err != nil {
-		return err
-	}
-	add := func(s decodeStep) error {
-		d.steps = append(d.steps, s)
-		return nil
-	}
-	switch kind {
-	case "Sequence":
-		s, err := parseStep[struct {
-			Type     string            `json:"type"`
-			Decoders []json.RawMessage `json:"decoders"`
-		}](b, name)
-		if err != nil {
-			return err
-		}
-		for i, n := range s.Decoders {
-			if err := d.parse(n, fmt.Sprintf("%s.decoders[%d]", name, i)); err != nil {
-				return err
-			}
-		}
-		return nil
+// parseDecodeStep reads a decoder. What it returns is of no use if there is an error.
+func parseDecodeStep(s stepJSON) (decodeStep, error) {
+	switch s.kind {
 	case "ByteLevel":
-		if _, err := parseStep[byteLevelJSON](b, name); err != nil {
-			return err
-		}
-		return add(decodeByteLevel)
+		return decodeByteLevel, s.read(&byteLevelJSON{})
 	case "ByteFallback":
-		if err := onlyType(b, name); err != nil {
-			return err
-		}
-		return add(decodeByteFallback)
+		return decodeByteFallback, s.onlyType()
 	case "Fuse":
-		if err := onlyType(b, name); err != nil {
-			return err
-		}
-		return add(func(tokens []string) ([]string, error) { return []string{strings.Join(tokens, "")}, nil })
+		return func(tokens []string) ([]string, error) { return []string{strings.Join(tokens, "")}, nil }, s.onlyType()
 	case "Metaspace":
-		m, err := parseMetaspace(b, name)
-		if err != nil {
-			return err
-		}
-		return add(m.decode)
+		m, err := parseMetaspace(s)
+		return m.decode, err
 	case "Replace":
-		s, err := parseStep[replaceJSON](b, name)
-		if err != nil {
-			return err
-		}
-		m, err := s.Pattern.compile(name)
-		if err != nil {
-			return err
-		}
-		return add(eachToken(func(t string) string { return m.replaceAll(t, s.Content) }))
+		var f replaceJSON
+		m, err := f.read(s)
+		return eachToken(func(t string) string { return m.replaceAll(t, f.Content) }), err
 	case "WordPiece":
-		s, err := parseStep[struct {
+		var f struct {
 			Type    string `json:"type"`
 			Prefix  string `json:"prefix"`
 			Cleanup bool   `json:"cleanup"`
-		}](b, name)
-		if err != nil {
-			return err
 		}
-		return add(func(tokens []string) ([]string, error) {
+		err := s.read(&f)
+		return func(tokens []string) ([]string, error) {
 			for i, t := range tokens {
 				if i > 0 {
 					var inner bool
-					if t, inner = strings.CutPrefix(t, s.Prefix); !inner {
+					if t, inner = strings.CutPrefix(t, f.Prefix); !inner {
 						t = " " + t
 					}
 				}
-				if s.Cleanup {
+				if f.Cleanup {
 					t = cleanUp(t)
 				}
 				tokens[i] = t
 			}
 			return tokens, nil
-		})
+		}, err
 	case "BPEDecoder":
-		s, err := parseStep[struct {
+		var f struct {
 			Type   string `json:"type"`
 			Suffix string `json:"suffix"`
-		}](b, name)
-		if err != nil {
-			return err
 		}
-		return add(func(tokens []string) ([]string, error) {
+		err := s.read(&f)
+		return func(tokens []string) ([]string, error) {
 			for i, t := range tokens {
 				joint := " "
 				if i == len(tokens)-1 {
 					joint = ""
 				}
-				tokens[i] = strings.ReplaceAll(t, s.Suffix, joint)
+				tokens[i] = strings.ReplaceAll(t, f.Suffix, joint)
 			}
 			return tokens, nil
-		})
+		}, err
 	case "Strip":
-		s, err := parseStep[struct {
+		var f struct {
 			Type    string `json:"type"`
 			Content string `json:"content"`
 			Start   int    `json:"start"`
 			Stop    int    `json:"stop"`
-		}](b, name)
-		if err != nil {
-			return err
 		}
-		if _, err := oneRune(s.Content, name+".content"); err != nil {
-			return err
+		if err := s.read(&f); err != nil {
+			return nil, err
 		}
-		if s.Start < 0 || s.Stop < 0 || s.Start > math.MaxInt32 || s.Stop > math.MaxInt32 {
-			return refuse(name, b)
+		content, err := oneRune(f.Content, s.name+".content")
+		if err == nil && (f.Start < 0 || f.Stop < 0 || f.Start > math.MaxInt32 || f.Stop > math.MaxInt32) {
+			err = s.refuse()
 		}
-		return add(func(tokens []string) ([]string, error) {
+		return func(tokens []string) (_ []string, err error) {
 			for i, t := range tokens {
-				if tokens[i], err = stripToken(t, s.Content, s.Start, s.Stop); err != nil {
+				if tokens[i], err = stripToken(t, content, f.Start, f.Stop); err != nil {
 					return nil, err
 				}
 			}
 			return tokens, nil
-		})
+		}, err
 	case "CTC":
-		s, err := parseStep[struct {
+		var f struct {
 			Type      string `json:"type"`
 			Pad       string `json:"pad_token"`
 			Delimiter string `json:"word_delimiter_token"`
 			Cleanup   bool   `json:"cleanup"`
-		}](b, name)
-		if err != nil {
-			return err
 		}
-		return add(func(tokens []string) ([]string, error) {
+		err := s.read(&f)
+		return func(tokens []string) ([]string, error) {
 			kept := tokens[:0]
 			last := ""
 			for i, t := range tokens {
@@ -194,18 +151,18 @@ func (d *decoding) parse(b json.RawMessage, name string) error {
 					continue
 				}
 				last = t
-				t = strings.ReplaceAll(t, s.Pad, "")
-				if s.Cleanup {
-					t = strings.ReplaceAll(cleanUp(t), s.Delimiter, " ")
+				t = strings.ReplaceAll(t, f.Pad, "")
+				if f.Cleanup {
+					t = strings.ReplaceAll(cleanUp(t), f.Delimiter, " ")
 				}
 				if t != "" {
 					kept = append(kept, t)
 				}
 			}
 			return kept, nil
-		})
+		}, err
 	}
-	return refuse(name, b)
+	return nil, s.refuse()
 }
 
 func eachToken(f func(string) string) decodeStep {
@@ -247,10 +204,9 @@ func (m metaspace) decode(tokens []string) ([]string, error) {
 	return tokens, nil
 }
 
-// stripToken cuts up to start times content off the start and up to stop times off the end.
-func stripToken(t, content string, start, stop int) (string, error) {
+// stripToken cuts up to start times c off the start and up to stop times off the end.
+func stripToken(t string, c rune, start, stop int) (string, error) {
 	runes := []rune(t)
-	c, _ := utf8.DecodeRuneInString(content)
 	from, to := 0, len(runes)
 	for from < min(start, len(runes)) && runes[from] == c {
 		from++

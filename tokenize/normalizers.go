@@ -50,6 +50,13 @@ func (b *normalizing) set(out []byte, origin int) {
 	b.text, b.origin = out, origin
 }
 
+// rewrite makes what f appends for the text the new one. What f makes of a character depends on that alone.
+func (b *normalizing) rewrite(f func(dst, s []byte) []byte) {
+	out := f(b.next(), b.text[:b.origin])
+	origin := len(out)
+	b.set(f(out, b.text[b.origin:]), origin)
+}
+
 // release gives back memory that an uncommonly long text took.
 func (b *normalizing) release() {
 	b.text = nil
@@ -60,141 +67,112 @@ func (b *normalizing) release() {
 	}
 }
 
-// parseNormalizers appends the steps of a normalizer to p.
-func (p *pipeline) parseNormalizers(b json.RawMessage, name string) error {
-	if isNull(b) {
-		return nil
-	}
-	kind, err := kindOf(b, name)
+// parseNormalizers appends the steps of the normalizer to p.
+func (p *pipeline) parseNormalizers(b json.RawMessage) error {
+	steps, err := stepsOf(b, "normalizer", "normalizers")
 	if err != nil {
 		return err
 	}
-	add := func(s normalizeStep) error {
-		p.normalizers = append(p.normalizers, s)
-		return nil
+	for _, s := range steps {
+		if err := p.addNormalizer(s); err != nil {
+			return err
+		}
 	}
-	switch kind {
-	case "Sequence":
-		s, err := parseStep[struct {
-			Type        string            `json:"type"`
-			Normalizers []json.RawMessage `json:"normalizers"`
-		}](b, name)
-		if err != nil {
-			return err
-		}
-		for i, n := range s.Normalizers {
-			if err := p.parseNormalizers(n, fmt.Sprintf("%s.normalizers[%d]", name, i)); err != nil {
-				return err
-			}
-		}
-		return nil
+	return nil
+}
+
+// addNormalizer appends a normalizer to p. What it appends is of no use if there is an error.
+func (p *pipeline) addNormalizer(s stepJSON) (err error) {
+	add := func(steps ...normalizeStep) { p.normalizers = append(p.normalizers, steps...) }
+	switch s.kind {
 	case formNames[nfc], formNames[nfd], formNames[nfkc], formNames[nfkd]:
-		if err := onlyType(b, name); err != nil {
-			return err
-		}
-		p.forms++
-		return add(normalForm{p.forms - 1, form(slices.Index(formNames[:], kind))})
+		err = s.onlyType()
+		add(p.normalForm(form(slices.Index(formNames[:], s.kind))))
 	case "Lowercase":
-		if err := onlyType(b, name); err != nil {
-			return err
-		}
-		return add(lowercase{})
+		err = s.onlyType()
+		add(lowercase{})
 	case "StripAccents":
-		if err := onlyType(b, name); err != nil {
-			return err
-		}
-		return add(remove(isMark))
+		err = s.onlyType()
+		add(remove(pinnedRust().is(combiningMark)))
 	case "Nmt":
-		if err := onlyType(b, name); err != nil {
-			return err
-		}
-		return add(replaceRunes(nmt))
+		err = s.onlyType()
+		add(replaceRunes(nmt))
 	case "ByteLevel":
-		if err := onlyType(b, name); err != nil {
-			return err
-		}
-		return add(spellBytes{})
+		err = s.onlyType()
+		add(spellBytes{})
 	case "Strip":
-		s, err := parseStep[struct {
+		var f struct {
 			Type  string `json:"type"`
 			Left  bool   `json:"strip_left"`
 			Right bool   `json:"strip_right"`
-		}](b, name)
-		if err != nil {
-			return err
 		}
-		return add(strip{s.Left, s.Right})
+		err = s.read(&f)
+		add(strip{f.Left, f.Right})
 	case "Prepend":
-		s, err := parseStep[struct {
+		var f struct {
 			Type    string `json:"type"`
 			Prepend string `json:"prepend"`
-		}](b, name)
-		if err != nil {
-			return err
 		}
-		if s.Prepend == "" {
-			return refuse(name, b)
+		if err = s.read(&f); err == nil && f.Prepend == "" {
+			err = s.refuse()
 		}
-		return add(prepend(s.Prepend))
+		add(prepend(f.Prepend))
 	case "Replace":
-		s, err := parseStep[replaceJSON](b, name)
-		if err != nil {
-			return err
+		var f replaceJSON
+		var m matcher
+		if m, err = f.read(s); err == nil && m.matchesEmpty() {
+			err = fmt.Errorf("%s: the pattern matches the empty text, which Hugging Face tokenizers does not handle well: not supported", s.name)
 		}
-		m, err := s.Pattern.compile(name)
-		if err != nil {
-			return err
-		}
-		if m.matchesEmpty() {
-			return fmt.Errorf("%s: the pattern matches the empty text, which Hugging Face tokenizers does not handle well: not supported", name)
-		}
-		return add(replace{m, []byte(s.Content)})
+		add(replace{m, []byte(f.Content)})
 	case "Precompiled":
-		s, err := parseStep[struct {
+		var f struct {
 			Type     string `json:"type"`
 			Charsmap []byte `json:"precompiled_charsmap"`
-		}](b, name)
-		if err != nil {
+		}
+		if err = s.read(&f); err != nil {
 			return err
 		}
-		charsmap, err := parseCharsmap(s.Charsmap)
+		m, err := parseCharsmap(f.Charsmap)
 		if err != nil {
-			return fmt.Errorf("%s.precompiled_charsmap: %w", name, err)
+			return fmt.Errorf("%s.precompiled_charsmap: %w", s.name, err)
 		}
-		return add(charsmap)
+		add(m)
 	case "BertNormalizer":
-		s, err := parseStep[struct {
+		var f struct {
 			Type         string `json:"type"`
 			Clean        bool   `json:"clean_text"`
 			Chinese      bool   `json:"handle_chinese_chars"`
 			StripAccents *bool  `json:"strip_accents"`
 			Lowercase    bool   `json:"lowercase"`
-		}](b, name)
-		if err != nil {
-			return err
 		}
-		if s.Clean {
-			p.normalizers = append(p.normalizers, replaceRunes(bertClean))
+		err = s.read(&f)
+		if f.Clean {
+			add(bertClean(pinnedRust()))
 		}
-		if s.Chinese {
-			p.normalizers = append(p.normalizers, spaceChinese{})
+		if f.Chinese {
+			add(spaceChinese{pinnedRust()})
 		}
-		if s.StripAccents == nil && s.Lowercase || s.StripAccents != nil && *s.StripAccents {
-			p.forms++
-			p.normalizers = append(p.normalizers, normalForm{p.forms - 1, nfd}, remove(isNonspacingMark))
+		if f.StripAccents == nil && f.Lowercase || isTrue(f.StripAccents) {
+			add(p.normalForm(nfd), remove(pinnedRust().is(nonspacingMark)))
 		}
-		if s.Lowercase {
-			p.normalizers = append(p.normalizers, lowercase{})
+		if f.Lowercase {
+			add(lowercase{})
 		}
-		return nil
+	default:
+		err = s.refuse()
 	}
-	return refuse(name, b)
+	return err
 }
 
 // normalForm is NFC, NFD, NFKC or NFKD.
 type normalForm struct {
 	index int // in normalizing.forms
 	form  form
+}
+
+func (p *pipeline) normalForm(f form) normalForm {
+	p.forms++
+	return normalForm{p.forms - 1, f}
 }
 
 func (n normalForm) normalize(b *normalizing) {
@@ -216,32 +194,22 @@ func (n normalForm) normalize(b *normalizing) {
 // lowercase maps each character by itself, without regard to its neighbours.
 type lowercase struct{}
 
-func (lowercase) normalize(b *normalizing) {
-	out := appendLower(b.next(), b.text[:b.origin])
-	origin := len(out)
-	b.set(appendLower(out, b.text[b.origin:]), origin)
-}
+func (lowercase) normalize(b *normalizing) { b.rewrite(appendLower) }
 
 // replaceRunes changes each character to another, or removes it where the function gives -1.
 type replaceRunes func(r rune) rune
 
 func (f replaceRunes) normalize(b *normalizing) {
-	out := b.next()
-	origin := 0
-	for i := 0; i < len(b.text); {
-		if i == b.origin {
-			origin = len(out)
+	b.rewrite(func(dst, s []byte) []byte {
+		for len(s) > 0 {
+			r, n := utf8.DecodeRune(s)
+			if r = f(r); r >= 0 {
+				dst = utf8.AppendRune(dst, r)
+			}
+			s = s[n:]
 		}
-		r, n := utf8.DecodeRune(b.text[i:])
-		i += n
-		if r = f(r); r >= 0 {
-			out = utf8.AppendRune(out, r)
-		}
-	}
-	if b.origin == len(b.text) {
-		origin = len(out)
-	}
-	b.set(out, origin)
+		return dst
+	})
 }
 
 // remove takes out the characters that the function holds of.
@@ -266,48 +234,40 @@ func nmt(r rune) rune {
 }
 
 // bertClean is clean_text of BertNormalizer.
-func bertClean(r rune) rune {
-	switch {
-	case r == 0, r == 0xfffd, isBertControl(r):
-		return -1
-	case isBertSpace(r):
-		return ' '
+func bertClean(d *rustData) replaceRunes {
+	return func(r rune) rune {
+		switch kind := d.kinds.at(r); {
+		case r == 0, r == 0xfffd, kind&bertControl != 0:
+			return -1
+		case kind&bertSpace != 0:
+			return ' '
+		}
+		return r
 	}
-	return r
 }
 
 // spaceChinese is handle_chinese_chars of BertNormalizer: a space before and after each.
-type spaceChinese struct{}
+type spaceChinese struct{ data *rustData }
 
-func (spaceChinese) normalize(b *normalizing) {
-	out := b.next()
-	origin := 0
-	for i := 0; i < len(b.text); {
-		if i == b.origin {
-			origin = len(out)
+func (c spaceChinese) normalize(b *normalizing) {
+	b.rewrite(func(dst, s []byte) []byte {
+		for len(s) > 0 {
+			r, n := utf8.DecodeRune(s)
+			if c.data.kinds.at(r)&bertChinese != 0 {
+				dst = append(append(append(dst, ' '), s[:n]...), ' ')
+			} else {
+				dst = append(dst, s[:n]...)
+			}
+			s = s[n:]
 		}
-		r, n := utf8.DecodeRune(b.text[i:])
-		if isBertChinese(r) {
-			out = append(append(append(out, ' '), b.text[i:i+n]...), ' ')
-		} else {
-			out = append(out, b.text[i:i+n]...)
-		}
-		i += n
-	}
-	if b.origin == len(b.text) {
-		origin = len(out)
-	}
-	b.set(out, origin)
+		return dst
+	})
 }
 
 // spellBytes is the ByteLevel normalizer: each byte becomes a character of the byte alphabet.
 type spellBytes struct{}
 
-func (spellBytes) normalize(b *normalizing) {
-	out := spell(b.next(), b.text[:b.origin])
-	origin := len(out)
-	b.set(spell(out, b.text[b.origin:]), origin)
-}
+func (spellBytes) normalize(b *normalizing) { b.rewrite(spell) }
 
 // strip removes the white space at the ends.
 type strip struct{ left, right bool }
@@ -343,6 +303,14 @@ type replaceJSON struct {
 	Type    string      `json:"type"`
 	Pattern patternJSON `json:"pattern"`
 	Content string      `json:"content"`
+}
+
+// read reads the fields of the step and compiles its pattern.
+func (f *replaceJSON) read(s stepJSON) (matcher, error) {
+	if err := s.read(f); err != nil {
+		return matcher{}, err
+	}
+	return f.Pattern.compile(s.name)
 }
 
 // replace puts content in the place of each match.

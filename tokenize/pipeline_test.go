@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 )
 
@@ -285,9 +286,27 @@ func TestStripToken(t *testing.T) {
 	}{
 		{"eeae", 1, 0, "eae"}, {"eeae", 9, 1, "a"}, {"a", 1, 1, "a"}, {"e", 1, 1, ""}, {"ae", 0, 5, "a"}, {"e", 0, 2, ""},
 	} {
-		got, err := stripToken(c.token, "e", c.start, c.stop)
+		got, err := stripToken(c.token, 'e', c.start, c.stop)
 		if got != c.want || (err != nil) != (c.want == "") {
 			t.Errorf("%q stripped of %d and %d is %q (%v), want %q", c.token, c.start, c.stop, got, err, c.want)
 		}
 	}
+}
+
+// TestDecodeSideBySide is for the race detector: goroutines share a tokenizer's decoder.
+func TestDecodeSideBySide(t *testing.T) {
+	tok, err := Parse([]byte(`{"version": "1.0", "decoder": {"type": "Strip", "content": "a", "start": 1, "stop": 0},
+		"model": {"type": "WordLevel", "unk_token": "ab", "vocab": {"ab": 0}}}`), "strip")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			if got, err := tok.Decode(nil, []uint32{0, 0}); err != nil || string(got) != "bb" {
+				t.Errorf("%q, %v", got, err)
+			}
+		})
+	}
+	wg.Wait()
 }

@@ -21,9 +21,15 @@ type postStep func(parts [][]postItem) ([][]postItem, error)
 // tokens are not asked for.
 func (t *Tokenizer) parsePostProcessor(b json.RawMessage) error {
 	const name = "post_processor"
-	var with, without []postStep
-	if err := t.postSteps(b, name, &with, &without); err != nil {
+	steps, err := stepsOf(b, name, "processors")
+	if err != nil {
 		return err
+	}
+	var with, without []postStep // with special tokens asked for, and without
+	for _, s := range steps {
+		if err := addPostSteps(s, &with, &without); err != nil {
+			return err
+		}
 	}
 	alone, err := runPost(without)
 	if err != nil {
@@ -85,69 +91,41 @@ func (t *tokenAndID) UnmarshalJSON(b []byte) error {
 	return json.Unmarshal(pair[1], &t.id)
 }
 
-// postSteps appends what a post-processor does with special tokens and without.
-func (t *Tokenizer) postSteps(b json.RawMessage, name string, with, without *[]postStep) error {
-	if isNull(b) {
-		return nil
-	}
-	kind, err := kindOf(b, name)
-	if err != nil {
-		return err
-	}
-	switch kind {
-	case "Sequence":
-		s, err := parseStep[struct {
-			Type       string            `json:"type"`
-			Processors []json.RawMessage `json:"processors"`
-		}](b, name)
-		if err != nil {
-			return err
-		}
-		for i, p := range s.Processors {
-			if err := t.postSteps(p, fmt.Sprintf("%s.processors[%d]", name, i), with, without); err != nil {
-				return err
-			}
-		}
-		return nil
+// addPostSteps appends what a post-processor does with special tokens and without.
+func addPostSteps(s stepJSON, with, without *[]postStep) error {
+	switch s.kind {
 	case "ByteLevel": // moves offsets only
-		_, err := parseStep[byteLevelJSON](b, name)
-		return err
+		return s.read(&byteLevelJSON{})
 	case "BertProcessing", "RobertaProcessing":
-		s, err := parseStep[struct {
+		var f struct {
 			Type           string      `json:"type"`
 			Sep            *tokenAndID `json:"sep"`
 			Cls            *tokenAndID `json:"cls"`
 			TrimOffsets    *bool       `json:"trim_offsets"`
 			AddPrefixSpace *bool       `json:"add_prefix_space"`
-		}](b, name)
-		if err != nil {
+		}
+		if err := s.read(&f); err != nil {
 			return err
 		}
-		if s.Sep == nil || s.Cls == nil {
-			return refuse(name, b)
+		if f.Sep == nil || f.Cls == nil {
+			return s.refuse()
 		}
 		// The library tells the two apart by their fields.
-		*with = append(*with, surround(s.Cls.id, s.Sep.id, s.TrimOffsets != nil && s.AddPrefixSpace != nil))
+		*with = append(*with, surround(f.Cls.id, f.Sep.id, f.TrimOffsets != nil && f.AddPrefixSpace != nil))
 		return nil
 	case "TemplateProcessing":
-		s, err := parseStep[templateJSON](b, name)
-		if err != nil {
+		var f templateJSON
+		if err := s.read(&f); err != nil {
 			return err
 		}
-		for _, special := range []bool{true, false} {
-			step, err := s.step(special)
-			if err != nil {
-				return fmt.Errorf("%s: %w", name, err)
-			}
-			if special {
-				*with = append(*with, step)
-			} else {
-				*without = append(*without, step)
-			}
+		if err := f.check(); err != nil {
+			return fmt.Errorf("%s: %w", s.name, err)
 		}
+		*with = append(*with, f.step(true))
+		*without = append(*without, f.step(false))
 		return nil
 	}
-	return refuse(name, b)
+	return s.refuse()
 }
 
 // surround is BertProcessing and RobertaProcessing: [CLS] A [SEP], and B [SEP], or </s> B </s>, for every further part.
@@ -193,21 +171,27 @@ type templateSpecials struct {
 	Tokens []string `json:"tokens"`
 }
 
-func (t *templateJSON) step(special bool) (postStep, error) {
+// check sees to it that step can make something of each piece.
+func (t *templateJSON) check() error {
 	for _, p := range t.Single {
 		switch {
 		case p.Sequence != nil && p.SpecialToken == nil:
 			if p.Sequence.ID != "A" {
-				return nil, fmt.Errorf("the template for single texts has sequence %q: only A is there", p.Sequence.ID)
+				return fmt.Errorf("the template for single texts has sequence %q: only A is there", p.Sequence.ID)
 			}
 		case p.SpecialToken != nil && p.Sequence == nil:
 			if t.SpecialTokens[p.SpecialToken.ID] == nil {
-				return nil, fmt.Errorf("the template has special token %q, which is not in special_tokens", p.SpecialToken.ID)
+				return fmt.Errorf("the template has special token %q, which is not in special_tokens", p.SpecialToken.ID)
 			}
 		default:
-			return nil, fmt.Errorf("a piece of the template is neither a Sequence nor a SpecialToken")
+			return fmt.Errorf("a piece of the template is neither a Sequence nor a SpecialToken")
 		}
 	}
+	return nil
+}
+
+// step is what the template makes of a text. Without special tokens it leaves out what it has of them.
+func (t *templateJSON) step(special bool) postStep {
 	return func(parts [][]postItem) ([][]postItem, error) {
 		if len(parts) != 1 {
 			return nil, fmt.Errorf("a TemplateProcessing after a post-processor that adds tokens is not supported")
@@ -227,7 +211,7 @@ func (t *templateJSON) step(special bool) (postStep, error) {
 			}
 		}
 		return out, nil
-	}, nil
+	}
 }
 
 // appendPost makes what the post-processor does of dst[start:], the ids of a text.

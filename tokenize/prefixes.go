@@ -31,6 +31,17 @@ type prefixToken struct {
 	info uint32
 }
 
+// newVocabularyTree makes the tree of the tokens of a vocabulary as they are spelt there.
+func newVocabularyTree(vocab map[string]uint32) prefixTree {
+	tokens := make([]prefixToken, 0, len(vocab))
+	for token, id := range vocab {
+		if token != "" {
+			tokens = append(tokens, prefixToken{[]byte(token), wholeNode | id})
+		}
+	}
+	return newPrefixTree(tokens)
+}
+
 // newPrefixTree makes the tree of tokens with different bytes. It sorts them.
 func newPrefixTree(tokens []prefixToken) prefixTree {
 	slices.SortFunc(tokens, func(a, b prefixToken) int { return bytes.Compare(a.text, b.text) })

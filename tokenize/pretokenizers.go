@@ -159,143 +159,112 @@ func (d *delimiting) part(start, end int, match bool) {
 	d.held, d.start, d.end = true, start, end
 }
 
-// parsePreTokenizers appends the steps of a pre-tokenizer to p.
-func (p *pipeline) parsePreTokenizers(b json.RawMessage, name string) error {
-	if isNull(b) {
-		return nil
-	}
-	kind, err := kindOf(b, name)
+// parsePreTokenizers appends the steps of the pre-tokenizer to p.
+func (p *pipeline) parsePreTokenizers(b json.RawMessage) error {
+	steps, err := stepsOf(b, "pre_tokenizer", "pretokenizers")
 	if err != nil {
 		return err
 	}
-	add := func(s ...preTokenizeStep) error {
-		p.preTokenizers = append(p.preTokenizers, s...)
-		return nil
+	for _, s := range steps {
+		if err := p.addPreTokenizer(s); err != nil {
+			return err
+		}
 	}
-	switch kind {
-	case "Sequence":
-		s, err := parseStep[struct {
-			Type          string            `json:"type"`
-			Pretokenizers []json.RawMessage `json:"pretokenizers"`
-		}](b, name)
-		if err != nil {
-			return err
-		}
-		for i, n := range s.Pretokenizers {
-			if err := p.parsePreTokenizers(n, fmt.Sprintf("%s.pretokenizers[%d]", name, i)); err != nil {
-				return err
-			}
-		}
-		return nil
+	return nil
+}
+
+// addPreTokenizer appends a pre-tokenizer to p. What it appends is of no use if there is an error.
+func (p *pipeline) addPreTokenizer(s stepJSON) (err error) {
+	add := func(steps ...preTokenizeStep) { p.preTokenizers = append(p.preTokenizers, steps...) }
+	is := func(kind uint16) func(r rune) bool { return pinnedRust().is(kind) }
+	switch s.kind {
 	case "ByteLevel":
-		s, err := parseStep[byteLevelJSON](b, name)
-		if err != nil {
-			return err
-		}
-		return add(byteLevel{prefix: s.AddPrefixSpace == nil || *s.AddPrefixSpace, regex: s.UseRegex == nil || *s.UseRegex, classes: pinnedClasses()})
+		var f byteLevelJSON
+		err = s.read(&f)
+		add(byteLevel{prefix: f.AddPrefixSpace == nil || *f.AddPrefixSpace, regex: f.UseRegex == nil || *f.UseRegex, classes: pinnedClasses()})
 	case "Split":
-		s, err := parseStep[splitJSON](b, name)
+		var f splitJSON
+		if err = s.read(&f); err != nil {
+			return err
+		}
+		m, err := f.Pattern.compile(s.name)
 		if err != nil {
 			return err
 		}
-		m, err := s.Pattern.compile(name)
+		how, err := parseBehavior(f.Behavior, s.name)
 		if err != nil {
 			return err
 		}
-		how, err := parseBehavior(s.Behavior, name)
-		if err != nil {
-			return err
-		}
-		source := ""
-		if s.Pattern.Regex != nil {
-			source = *s.Pattern.Regex
-		}
-		return add(split{m, source, how, s.Invert})
+		add(split{m, deref(f.Pattern.Regex), how, f.Invert})
 	case "Whitespace":
-		if err := onlyType(b, name); err != nil {
-			return err
-		}
-		return add(wordsAndSymbols{})
+		err = s.onlyType()
+		add(wordsAndSymbols{pinnedRust()})
 	case "WhitespaceSplit":
-		if err := onlyType(b, name); err != nil {
-			return err
-		}
-		return add(splitRunes{isWhiteSpace, removed})
+		err = s.onlyType()
+		add(splitRunes{is(whiteSpace), removed})
 	case "BertPreTokenizer":
-		if err := onlyType(b, name); err != nil {
-			return err
-		}
-		return add(splitRunes{isWhiteSpace, removed}, splitRunes{isPunctuation, isolated})
+		err = s.onlyType()
+		add(splitRunes{is(whiteSpace), removed}, splitRunes{is(punctuationMark), isolated})
 	case "Punctuation":
-		s, err := parseStep[struct {
+		var f struct {
 			Type     string  `json:"type"`
 			Behavior *string `json:"behavior"`
-		}](b, name)
-		if err != nil {
-			return err
 		}
 		how := isolated
-		if s.Behavior != nil {
-			if how, err = parseBehavior(*s.Behavior, name); err != nil {
-				return err
-			}
+		if err = s.read(&f); err == nil && f.Behavior != nil {
+			how, err = parseBehavior(*f.Behavior, s.name)
 		}
-		return add(splitRunes{isPunctuation, how})
+		add(splitRunes{is(punctuationMark), how})
 	case "Digits":
-		s, err := parseStep[struct {
+		var f struct {
 			Type       string `json:"type"`
 			Individual bool   `json:"individual_digits"`
-		}](b, name)
-		if err != nil {
-			return err
 		}
-		if s.Individual {
-			return add(splitRunes{isNumeric, isolated})
+		err = s.read(&f)
+		how := contiguous
+		if f.Individual {
+			how = isolated
 		}
-		return add(splitRunes{isNumeric, contiguous})
+		add(splitRunes{is(numeric), how})
 	case "Metaspace":
-		m, err := parseMetaspace(b, name)
-		if err != nil {
-			return err
-		}
+		var m metaspace
+		m, err = parseMetaspace(s)
 		p.usesOrigin = p.usesOrigin || m.first
-		return add(m)
+		add(m)
 	case "CharDelimiterSplit":
-		s, err := parseStep[struct {
+		var f struct {
 			Type      string `json:"type"`
 			Delimiter string `json:"delimiter"`
-		}](b, name)
+		}
+		if err = s.read(&f); err != nil {
+			return err
+		}
+		delimiter, err := oneRune(f.Delimiter, s.name+".delimiter")
 		if err != nil {
 			return err
 		}
-		r, err := oneRune(s.Delimiter, name+".delimiter")
-		if err != nil {
-			return err
-		}
-		return add(splitRunes{func(x rune) bool { return x == r }, removed})
+		add(splitRunes{func(r rune) bool { return r == delimiter }, removed})
 	case "UnicodeScripts":
-		if err := onlyType(b, name); err != nil {
-			return err
-		}
-		return add(splitScripts{})
+		err = s.onlyType()
+		add(splitScripts{pinnedRust()})
 	case "FixedLength":
-		s, err := parseStep[struct {
+		var f struct {
 			Type   string `json:"type"`
 			Length *int   `json:"length"`
-		}](b, name)
-		if err != nil {
-			return err
 		}
+		err = s.read(&f)
 		length := 5
-		if s.Length != nil {
-			length = *s.Length
+		if f.Length != nil {
+			length = *f.Length
 		}
-		if length < 1 {
-			return refuse(name, b)
+		if err == nil && length < 1 {
+			err = s.refuse()
 		}
-		return add(fixedLength(length))
+		add(fixedLength(length))
+	default:
+		err = s.refuse()
 	}
-	return refuse(name, b)
+	return err
 }
 
 // byteLevelJSON is ByteLevel, which is a pre-tokenizer, post-processor and decoder; the latter two have no use for the fields.
@@ -388,19 +357,19 @@ func (s splitRunes) cut(c *cutting) {
 }
 
 // wordsAndSymbols is the Whitespace pre-tokenizer: the matches of \w+|[^\w\s]+.
-type wordsAndSymbols struct{}
+type wordsAndSymbols struct{ data *rustData }
 
-func (wordsAndSymbols) cut(c *cutting) {
+func (w wordsAndSymbols) cut(c *cutting) {
 	const blank, symbol, word = 0, 1, 2
 	for _, p := range c.pieces {
 		start, kind := p.start, blank
 		for i := p.start; i < p.end; {
 			r, n := utf8.DecodeRune(c.text[i:p.end])
 			k := symbol
-			switch {
-			case isWord(r):
+			switch is := w.data.kinds.at(r); {
+			case is&wordCharacter != 0:
 				k = word
-			case isWhiteSpace(r):
+			case is&whiteSpace != 0:
 				k = blank
 			}
 			if k != kind {
@@ -425,25 +394,25 @@ type metaspace struct {
 	split       bool
 }
 
-func parseMetaspace(b json.RawMessage, name string) (metaspace, error) {
-	s, err := parseStep[struct {
+func parseMetaspace(s stepJSON) (metaspace, error) {
+	var f struct {
 		Type           string  `json:"type"`
 		Replacement    string  `json:"replacement"`
 		AddPrefixSpace *bool   `json:"add_prefix_space"`
 		PrependScheme  *string `json:"prepend_scheme"`
 		Split          *bool   `json:"split"`
 		StrRep         *string `json:"str_rep"` // of old files; the library passes over it
-	}](b, name)
-	if err != nil {
+	}
+	if err := s.read(&f); err != nil {
 		return metaspace{}, err
 	}
-	if _, err := oneRune(s.Replacement, name+".replacement"); err != nil {
+	if _, err := oneRune(f.Replacement, s.name+".replacement"); err != nil {
 		return metaspace{}, err
 	}
-	m := metaspace{replacement: s.Replacement, split: s.Split == nil || *s.Split}
+	m := metaspace{replacement: f.Replacement, split: f.Split == nil || *f.Split}
 	scheme := "always"
-	if s.PrependScheme != nil {
-		scheme = *s.PrependScheme
+	if f.PrependScheme != nil {
+		scheme = *f.PrependScheme
 	}
 	switch scheme {
 	case "always":
@@ -452,10 +421,10 @@ func parseMetaspace(b json.RawMessage, name string) (metaspace, error) {
 		m.first = true
 	case "never":
 	default:
-		return m, fmt.Errorf("%s.prepend_scheme is %q: not one of always, first, never", name, scheme)
+		return m, fmt.Errorf("%s.prepend_scheme is %q: not one of always, first, never", s.name, scheme)
 	}
-	if s.AddPrefixSpace != nil && !*s.AddPrefixSpace && scheme != "never" {
-		return m, fmt.Errorf("%s: add_prefix_space is false and prepend_scheme not \"never\": Hugging Face tokenizers does not load this either", name)
+	if f.AddPrefixSpace != nil && !*f.AddPrefixSpace && scheme != "never" {
+		return m, fmt.Errorf("%s: add_prefix_space is false and prepend_scheme not \"never\": Hugging Face tokenizers does not load this either", s.name)
 	}
 	return m, nil
 }
@@ -510,14 +479,14 @@ func (m metaspace) cut(c *cutting) {
 }
 
 // splitScripts cuts where the script changes. Spaces belong to any script, but those at the start of a piece are lost, as in the library.
-type splitScripts struct{}
+type splitScripts struct{ data *rustData }
 
-func (splitScripts) cut(c *cutting) {
+func (s splitScripts) cut(c *cutting) {
 	for _, p := range c.pieces {
 		start, last := -1, anyScript
 		for i := p.start; i < p.end; {
 			r, n := utf8.DecodeRune(c.text[i:p.end])
-			if k := pieceScript(r); k != anyScript && k != last {
+			if k := s.scriptOf(r); k != anyScript && k != last {
 				if start >= 0 {
 					c.add(p, start, i)
 				}
@@ -531,12 +500,12 @@ func (splitScripts) cut(c *cutting) {
 	}
 }
 
-// pieceScript is the script that splitScripts sees: Japanese is one.
-func pieceScript(r rune) script {
+// scriptOf is the script of a character as UnicodeScripts sees it, for which Hiragana, Katakana and U+30FC are Han.
+func (s splitScripts) scriptOf(r rune) script {
 	if r == ' ' {
 		return anyScript
 	}
-	return scriptOf(r)
+	return s.data.scripts.at(r)
 }
 
 // fixedLength cuts into pieces of so many characters.

@@ -62,6 +62,10 @@ type span struct{ start, end uint32 }
 // vocabularies have some hundred thousand.
 const maxVocabulary = 1 << 22
 
+// maxText bounds the texts of all tokens together, as the file spells them: the trees that find tokens take 8 to 20 bytes for each of theirs. Those
+// of the largest published vocabularies, of a million tokens, have some 10 MB.
+const maxText = 64 << 20
+
 // maxFile bounds the tokenizer.json that is read. That of the largest published vocabulary has some 30 MB.
 const maxFile = 512 << 20
 

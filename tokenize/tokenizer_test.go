@@ -178,6 +178,10 @@ func TestParseRefuses(t *testing.T) {
 		{`"normalizer": null`, `"normalizer": {"type": "NFX"}`, `normalizer is {"type":"NFX"}`},
 		{`"normalizer": null`, `"normalizer": {"type": "NFC", "form": 1}`, `normalizer is {"type":"NFC","form":1}`},
 		{`"normalizer": null`, `"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "Upper"}]}`, `normalizer.normalizers[1] is {"type":"Upper"}`},
+		{`"normalizer": null`, `"normalizer": {"type": "Sequence", "normalizers": [{"type": "Sequence", "normalizers": [{"type": "NFC", "x": 1}]}]}`, `normalizer.normalizers[0].normalizers[0] is {"type":"NFC","x":1}`},
+		{`"normalizer": null`, `"normalizer": {"type": "Sequence", "normalizers": [null]}`, `normalizer is {"type":"Sequence","normalizers":[null]}`},
+		{`"normalizer": null`, `"normalizer": {"type": "Sequence", "normalizers": 3}`, `(normalizers: byte 1: want an array, found number)`},
+		{`"normalizer": null`, `"normalizer": {"type": "Sequence", "decoders": []}`, `(unknown field "decoders")`},
 		{`"normalizer": null`, `"normalizer": "NFC"`, `normalizer is "NFC"`},
 		{`"normalizer": null`, `"normalizer": {"type": 3}`, `(byte 10: type: want a string, found number)`},
 		{`"normalizer": null`, `"normalizer": {"type": "Prepend", "prepend": ""}`, `normalizer is {"type":"Prepend","prepend":""}`},
@@ -245,6 +249,25 @@ func TestParseRefuses(t *testing.T) {
 	twice = strings.Replace(twice, `"normalizer": null`, `"normalizer": {"type": "NFC"}`, 1)
 	if _, err := Parse([]byte(twice), "x"); err == nil || !strings.Contains(err.Error(), "normalizes to the same text") {
 		t.Errorf("two added tokens with one normal form: %v", err)
+	}
+}
+
+// TestTextOfTokensIsBounded: a tree that finds tokens has a node for each of their bytes.
+func TestTextOfTokensIsBounded(t *testing.T) {
+	long := strings.Repeat("a", maxText-1)
+	for _, c := range []struct {
+		vocab map[string]uint32
+		added []addedJSON
+		ok    bool
+	}{
+		{map[string]uint32{long: 0, "b": 1}, nil, true},
+		{map[string]uint32{long: 0, "bb": 1}, nil, false},
+		{map[string]uint32{"bb": 0}, []addedJSON{{ID: 1, Content: long}}, false},
+	} {
+		err := (&Tokenizer{}).addVocabulary(&modelJSON{Type: "BPE", Vocab: vocabJSON{ids: c.vocab}}, c.added)
+		if c.ok && err != nil || !c.ok && (err == nil || !strings.Contains(err.Error(), "have 67108865 bytes together, at most 64 MiB")) {
+			t.Errorf("%d tokens, %d added: %v", len(c.vocab), len(c.added), err)
+		}
 	}
 }
 

@@ -129,10 +129,10 @@ func parse(b []byte) (*Tokenizer, error) {
 	}
 	t := &Tokenizer{classes: pinnedClasses()}
 	p := &pipeline{}
-	if err := p.parseNormalizers(file.Normalizer, "normalizer"); err != nil {
+	if err := p.parseNormalizers(file.Normalizer); err != nil {
 		return nil, err
 	}
-	if err := p.parsePreTokenizers(file.PreTokenizer, "pre_tokenizer"); err != nil {
+	if err := p.parsePreTokenizers(file.PreTokenizer); err != nil {
 		return nil, err
 	}
 	var err error
@@ -309,33 +309,74 @@ func refuse(name string, value json.RawMessage) error {
 
 func isNull(b json.RawMessage) bool { return len(b) == 0 || string(b) == "null" }
 
-// kindOf returns the type of a normalizer, pre-tokenizer, post-processor or decoder.
-func kindOf(b json.RawMessage, name string) (string, error) {
-	var s struct {
-		Type string `json:"type"`
-	}
-	if err := strictjson.DecodeLoosely(b, &s); err != nil {
-		return "", fmt.Errorf("%w (%w)", refuse(name, b), err)
-	}
-	return s.Type, nil
+// A stepJSON is a normalizer, pre-tokenizer, post-processor or decoder as the file has it.
+type stepJSON struct {
+	kind string // its type
+	name string // where it stands in the file
+	raw  json.RawMessage
 }
 
-// parseStep reads a normalizer, pre-tokenizer, post-processor or decoder of a known type.
-func parseStep[T any](b json.RawMessage, name string) (*T, error) {
-	s := new(T)
-	if err := strictjson.Decode(b, s); err != nil {
-		return nil, fmt.Errorf("%w (%w)", refuse(name, b), err)
+// stepsOf returns the steps of a part of the file: none of null, the step itself, or those of a Sequence, which has them in this list.
+func stepsOf(b json.RawMessage, name, list string) ([]stepJSON, error) {
+	if isNull(b) {
+		return nil, nil
 	}
-	return s, nil
+	s := stepJSON{name: name, raw: b}
+	var typed struct {
+		Type string `json:"type"`
+	}
+	if err := strictjson.DecodeLoosely(b, &typed); err != nil {
+		return nil, fmt.Errorf("%w (%w)", s.refuse(), err)
+	}
+	if s.kind = typed.Type; s.kind != "Sequence" {
+		return []stepJSON{s}, nil
+	}
+	var fields map[string]json.RawMessage
+	if err := s.read(&fields); err != nil {
+		return nil, err
+	}
+	var inner []json.RawMessage
+	for field, value := range fields {
+		switch field {
+		case "type":
+		case list:
+			if err := strictjson.Decode(value, &inner); err != nil {
+				return nil, fmt.Errorf("%w (%s: %w)", s.refuse(), list, err)
+			}
+		default:
+			return nil, fmt.Errorf("%w (unknown field %q)", s.refuse(), field)
+		}
+	}
+	var steps []stepJSON
+	for i, b := range inner {
+		if isNull(b) {
+			return nil, s.refuse()
+		}
+		more, err := stepsOf(b, fmt.Sprintf("%s.%s[%d]", name, list, i), list)
+		if err != nil {
+			return nil, err
+		}
+		steps = append(steps, more...)
+	}
+	return steps, nil
 }
 
-// onlyType is parseStep for what has no fields but its type.
-func onlyType(b json.RawMessage, name string) error {
-	_, err := parseStep[struct {
-		Type string `json:"type"`
-	}](b, name)
-	return err
+// read reads the fields of the step, which are to have their place in v, its type included.
+func (s stepJSON) read(v any) error {
+	if err := strictjson.Decode(s.raw, v); err != nil {
+		return fmt.Errorf("%w (%w)", s.refuse(), err)
+	}
+	return nil
 }
+
+// onlyType is read for a step that has no fields but its type.
+func (s stepJSON) onlyType() error {
+	return s.read(&struct {
+		Type string `json:"type"`
+	}{})
+}
+
+func (s stepJSON) refuse() error { return refuse(s.name, s.raw) }
 
 // addVocabulary fills tokens, text and bytes.
 func (t *Tokenizer) addVocabulary(m *modelJSON, added []addedJSON) error {
@@ -347,20 +388,25 @@ func (t *Tokenizer) addVocabulary(m *modelJSON, added []addedJSON) error {
 		}
 	}
 	vocab := m.Vocab.ids
-	size := len(m.Vocab.scored)
+	size, length := len(m.Vocab.scored), 0
 	for token, id := range vocab {
+		length += len(token)
 		if id >= maxVocabulary {
 			return fmt.Errorf("model.vocab: %q has id %d: ids from %d on are not supported", token, id, maxVocabulary)
 		}
 		size = max(size, int(id)+1)
 	}
 	for _, a := range added {
+		length += len(a.Content)
 		if a.ID >= maxVocabulary {
 			return fmt.Errorf("added_tokens: %q has id %d: ids from %d on are not supported", a.Content, a.ID, maxVocabulary)
 		}
 		if a.Content != "" {
 			size = max(size, int(a.ID)+1)
 		}
+	}
+	if length > maxText {
+		return fmt.Errorf("the texts of the tokens have %d bytes together, at most %d MiB are supported", length, maxText>>20)
 	}
 	t.tokens = make([]span, size)
 	t.text = []byte{0} // so that no span ends at 0

@@ -12,11 +12,11 @@ import (
 
 // unigram takes the tokens whose scores have the highest sum, as the best path through the word from left to right.
 type unigram struct {
-	tree         tokenTree
+	tree         prefixTree
 	scores       []float64 // by id
 	unkScore     float64
-	unkID        uint32 // noToken if there is none
-	fallback     [256]uint32
+	unkID        uint32      // noToken if there is none
+	fallback     [256]uint32 // see fallbackBytes
 	byteFallback bool
 }
 
@@ -25,7 +25,7 @@ const unkPenalty = 10
 
 func newUnigram(m *modelJSON) *unigram {
 	vocab := m.Vocab.ids
-	u := &unigram{tree: newTokenTree(vocab), unkID: noToken, byteFallback: isTrue(m.ByteFallback)}
+	u := &unigram{tree: newVocabularyTree(vocab), unkID: noToken, fallback: fallbackBytes(vocab), byteFallback: isTrue(m.ByteFallback)}
 	if m.UnkID != nil {
 		u.unkID = *m.UnkID
 	}
@@ -37,12 +37,6 @@ func newUnigram(m *modelJSON) *unigram {
 		lowest = min(lowest, s)
 	}
 	u.unkScore = lowest - unkPenalty
-	for c := range u.fallback {
-		u.fallback[c] = noToken
-		if id, ok := vocab[fmt.Sprintf("<0x%02X>", c)]; ok {
-			u.fallback[c] = id
-		}
-	}
 	return u
 }
 
@@ -69,15 +63,16 @@ func (u *unigram) appendWord(z *modelScratch, dst []uint32, word []byte) ([]uint
 		_, size := utf8.DecodeRune(word[at:])
 		here := paths[at].score
 		single := false // a token is just the character that begins here
-		node := int32(0)
+		node := uint32(treeRoot)
 		for i := at; i < len(word); i++ {
-			if node = u.tree.step(node, word[i]); node == noNode {
+			child, info, ok := u.tree.step(node, word[i])
+			if !ok {
 				break
 			}
-			id := u.tree.nodes[node].id
-			if id == noToken {
+			if node = child; info&wholeNode == 0 {
 				continue
 			}
+			id := info & idMask
 			end := &paths[i+1]
 			// Of equal sums the one found first stays: that with the longest last token.
 			if score := u.scores[id] + here; end.start < 0 || score > end.score {
@@ -123,7 +118,7 @@ func (u *unigram) appendWord(z *modelScratch, dst []uint32, word []byte) ([]uint
 
 // appendUnknown appends, in reverse, the ids of a text that no tokens were found for.
 func (u *unigram) appendUnknown(dst []uint32, s []byte) []uint32 {
-	if id, ok := u.tree.get(s); ok {
+	if id, ok := u.tree.whole(s); ok {
 		return append(dst, id)
 	}
 	if !u.byteFallback {

@@ -1,28 +1,23 @@
 package tokenize
 
-import (
-	"slices"
-	"unicode/utf8"
-)
+import "unicode/utf8"
 
 // wordPiece takes, again and again, the longest token that the rest of a word begins with. A word that this does not spell is one unknown token.
 type wordPiece struct {
-	tree     tokenTree
-	inner    int32 // where the tokens that do not begin a word begin in the tree; noNode if there are none
-	unk      string
+	tree     prefixTree
+	inner    uint32 // where the tokens that do not begin a word begin in the tree
+	hasInner bool   // there are such tokens
 	unkID    uint32
 	maxRunes int // words of more characters are unknown
 }
 
 func newWordPiece(vocab map[string]uint32, unk, prefix string, maxRunes int) *wordPiece {
-	w := &wordPiece{tree: newTokenTree(vocab), unk: unk, unkID: noToken, maxRunes: maxRunes}
+	w := &wordPiece{tree: newVocabularyTree(vocab), inner: treeRoot, hasInner: true, unkID: noToken, maxRunes: maxRunes}
 	if id, ok := vocab[unk]; ok {
 		w.unkID = id
 	}
-	for i := range len(prefix) {
-		if w.inner = w.tree.step(w.inner, prefix[i]); w.inner == noNode {
-			break
-		}
+	for i := 0; i < len(prefix) && w.hasInner; i++ {
+		w.inner, _, w.hasInner = w.tree.step(w.inner, prefix[i])
 	}
 	return w
 }
@@ -30,15 +25,17 @@ func newWordPiece(vocab map[string]uint32, unk, prefix string, maxRunes int) *wo
 func (w *wordPiece) appendWord(_ *modelScratch, dst []uint32, word []byte) ([]uint32, error) {
 	start := len(dst)
 	known := len(word) <= w.maxRunes || runeCount(word) <= w.maxRunes
-	node := int32(0)
-	for rest := word; known && len(rest) > 0; node = w.inner {
+	for rest, begin := word, uint32(treeRoot); known && len(rest) > 0; begin = w.inner {
 		id, n := uint32(noToken), 0
-		for i := 0; i < len(rest) && node != noNode; i++ {
-			if node = w.tree.step(node, rest[i]); node == noNode {
-				break
-			}
-			if x := w.tree.nodes[node].id; x != noToken {
-				id, n = x, i+1
+		if len(rest) == len(word) || w.hasInner {
+			for i, node := 0, begin; i < len(rest); i++ {
+				child, info, ok := w.tree.step(node, rest[i])
+				if !ok {
+					break
+				}
+				if node = child; info&wholeNode != 0 {
+					id, n = info&idMask, i+1
+				}
 			}
 		}
 		if known = n > 0; known {
@@ -88,109 +85,4 @@ func (w *wordLevel) appendWord(_ *modelScratch, dst []uint32, word []byte) ([]ui
 		}
 	}
 	return append(dst, id), nil
-}
-
-// tokenTree holds tokens by their bytes, so that those which a text begins with are found in one pass.
-type tokenTree struct {
-	nodes []treeNode // nodes[0] is the root
-	edges []treeEdge // of each node together, by byte
-	root  [256]int32 // the children of the root
-}
-
-type treeNode struct {
-	id         uint32 // of the token that ends here, or noToken
-	start, end int32  // in edges
-}
-
-type treeEdge struct {
-	c  byte
-	to int32
-}
-
-// noNode is where no token leads.
-const noNode = -1
-
-func newTokenTree(vocab map[string]uint32) tokenTree {
-	tokens := make([]string, 0, len(vocab))
-	for token := range vocab {
-		tokens = append(tokens, token)
-	}
-	slices.Sort(tokens)
-	t := tokenTree{nodes: []treeNode{{id: noToken}}}
-	// Each node has the tokens[from:to], which share their first depth bytes.
-	type pending struct {
-		node     int32
-		from, to int
-		depth    int
-	}
-	queue := []pending{{0, 0, len(tokens), 0}}
-	for len(queue) > 0 {
-		p := queue[len(queue)-1]
-		queue = queue[:len(queue)-1]
-		if p.from < p.to && len(tokens[p.from]) == p.depth {
-			t.nodes[p.node].id = vocab[tokens[p.from]]
-			p.from++
-		}
-		t.nodes[p.node].start = int32(len(t.edges))
-		for p.from < p.to {
-			c, to := tokens[p.from][p.depth], p.from+1
-			for to < p.to && tokens[to][p.depth] == c {
-				to++
-			}
-			child := int32(len(t.nodes))
-			t.nodes = append(t.nodes, treeNode{id: noToken})
-			t.edges = append(t.edges, treeEdge{c, child})
-			queue = append(queue, pending{child, p.from, to, p.depth + 1})
-			p.from = to
-		}
-		t.nodes[p.node].end = int32(len(t.edges))
-	}
-	for c := range t.root {
-		t.root[c] = noNode
-	}
-	for _, e := range t.edges[t.nodes[0].start:t.nodes[0].end] {
-		t.root[e.c] = e.to
-	}
-	return t
-}
-
-// step returns the node that c leads to from a node, or noNode.
-func (t *tokenTree) step(node int32, c byte) int32 {
-	if node == 0 {
-		return t.root[c]
-	}
-	n := &t.nodes[node]
-	edges := t.edges[n.start:n.end]
-	if len(edges) > 8 {
-		lo, hi := 0, len(edges)
-		for lo < hi {
-			if m := (lo + hi) / 2; edges[m].c < c {
-				lo = m + 1
-			} else {
-				hi = m
-			}
-		}
-		if lo < len(edges) && edges[lo].c == c {
-			return edges[lo].to
-		}
-		return noNode
-	}
-	for _, e := range edges {
-		if e.c == c {
-			return e.to
-		}
-	}
-	return noNode
-}
-
-// get returns the id of the token that is the whole of s.
-func (t *tokenTree) get(s []byte) (uint32, bool) {
-	node := int32(0)
-	for _, c := range s {
-		if node = t.step(node, c); node == noNode {
-			return 0, false
-		}
-	}
-	id := t.nodes[node].id
-	return id, id != noToken
 }

@@ -71,9 +71,7 @@ func (d *dataset) measure() (err error) {
 func (d *dataset) files() []string { return named(d.hash, datasetEnds[:]) }
 
 // sizes are the sizes of the data files in bytes.
-func (d *dataset) sizes() []int64 {
-	return []int64{d.layout.DocumentBytes, d.layout.SampleBytes, d.layout.ShuffleBytes}
-}
+func (d *dataset) sizes() []int64 { return d.layout.Sizes() }
 
 // settings are what the contents depend on although the description does not say it: the token file.
 func (d *dataset) settings() (json.RawMessage, error) {

@@ -119,7 +119,7 @@ func (x *Index) open(p *plan) error {
 			x.files[f.Prefix] = file
 		}
 		sequences := file.Sequences()
-		edges := bounds(x.fractions, sequences)
+		edges := gpt.SplitEdges(x.fractions, sequences)
 		first, end := edges[p.split], edges[p.split+1]
 		if first < end {
 			if first < 0 {

@@ -18,6 +18,8 @@ import (
 	"golang.org/x/sync/errgroup"
 	"pgregory.net/rapid"
 
+	"mula/fixtures/vectors"
+	"mula/index/gpt"
 	"mula/index/numpy"
 )
 
@@ -63,7 +65,7 @@ func TestReference(t *testing.T) {
 		c.Root, c.Cache = t.TempDir(), t.TempDir()
 		for _, f := range g.Files {
 			c.Files = append(c.Files, File{f.Weight, f.Prefix, f.Corpus})
-			writeIndex(t, filepath.Join(c.Root, f.Prefix), tokenFile(f.Number, f.Documents))
+			writeIndex(t, filepath.Join(c.Root, f.Prefix), vectors.Lengths(f.Number, f.Documents))
 		}
 		group.Go(func() error {
 			x, err := New(context.Background(), c)
@@ -464,7 +466,7 @@ func TestBoundsDivide(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := bounds(f, test.sequences); got != test.want {
+		if got := gpt.SplitEdges(f, test.sequences); got != test.want {
 			t.Errorf("%s of %d: %v, want %v", test.split, test.sequences, got, test.want)
 		}
 	}
@@ -474,7 +476,7 @@ func TestBoundsDivide(t *testing.T) {
 			t.Fatal(err)
 		}
 		n := rapid.Int64Range(0, 1<<40).Draw(t, "n")
-		edges := bounds(f, n)
+		edges := gpt.SplitEdges(f, n)
 		if edges[0] != 0 || edges[3] != n {
 			t.Errorf("%v of %d", edges, n)
 		}

@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"mula/fixtures/vectors"
 )
 
 // Another node may see the token files elsewhere and keeps what is there; other tokens are noticed though the .idx file has the same size and time.
@@ -33,7 +35,7 @@ func TestResumeElsewhere(t *testing.T) {
 	}
 	stamp()
 	run(3, all-3)
-	lengths := tokenFile(1, 25)
+	lengths := vectors.Lengths(1, 25)
 	lengths[len(lengths)-1]++ // so few that the number of epochs, which is part of the name, stays
 	writeIndex(t, prefix, lengths)
 	stamp()

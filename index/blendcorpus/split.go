@@ -43,17 +43,3 @@ func parseSplit(text string, flat bool) (fractions [3]float64, present [3]bool, 
 	}
 	return fractions, present, nil
 }
-
-// bounds divides the sequences of a file between the splits: split k has the sequences from edge k up to edge k+1. Each split's width is
-// rounded, half to even, and what the widths have too much, or too little, is taken off all edges but the first.
-func bounds(fractions [3]float64, sequences int64) [4]int64 {
-	var edges [4]int64
-	for i, f := range fractions {
-		edges[i+1] = edges[i] + python.RoundHalfEven(f*float64(sequences))
-	}
-	surplus := edges[3] - sequences
-	for i := 1; i < len(edges); i++ {
-		edges[i] -= surplus
-	}
-	return edges
-}

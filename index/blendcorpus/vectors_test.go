@@ -3,7 +3,6 @@ package blendcorpus
 import (
 	"context"
 	"crypto/md5"
-	"encoding/binary"
 	"encoding/hex"
 	"fmt"
 	"os"
@@ -12,61 +11,30 @@ import (
 	"strings"
 	"testing"
 
+	"mula/fixtures/vectors"
 	"mula/index/cache"
 )
 
 // The vectors of this file were written by the original code, BlendCorpus ac485ec on x86-64 with numpy 1.24.2, for the token files that
 // writeTokenFiles makes.
 
-// writeIndex writes an .idx file of one sequence a document, of two-byte tokens.
-func writeIndex(t testing.TB, prefix string, lengths []int32) []byte {
+// writeIndex writes an .idx file of these lengths.
+func writeIndex(t testing.TB, prefix string, lengths []int32) {
 	t.Helper()
-	b := append([]byte("MMIDIDX\x00\x00"), 1, 0, 0, 0, 0, 0, 0, 0, 8)
-	b = binary.LittleEndian.AppendUint64(b, uint64(len(lengths)))
-	b = binary.LittleEndian.AppendUint64(b, uint64(len(lengths)+1))
-	for _, n := range lengths {
-		b = binary.LittleEndian.AppendUint32(b, uint32(n))
-	}
-	var at int64
-	for _, n := range lengths {
-		b = binary.LittleEndian.AppendUint64(b, uint64(at))
-		at += 2 * int64(n)
-	}
-	for i := range len(lengths) + 1 {
-		b = binary.LittleEndian.AppendUint64(b, uint64(i))
-	}
 	if err := os.MkdirAll(filepath.Dir(prefix), 0o777); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(prefix+".idx", b, 0o666); err != nil {
+	if err := os.WriteFile(prefix+".idx", vectors.Index(lengths), 0o666); err != nil {
 		t.Fatal(err)
 	}
-	return b
-}
-
-// tokenFile is file f of the vectors, which has the given number of documents.
-func tokenFile(f, documents int) []int32 {
-	lengths := make([]int32, documents)
-	for d := range lengths {
-		if d%7 != 3 {
-			lengths[d] = int32(7919 * (d + 1) * (f + 3) % 997 / 4)
-		}
-	}
-	return lengths
 }
 
 // writeTokenFiles writes f0, f1 and f2 into a new directory.
 func writeTokenFiles(t testing.TB) string {
 	t.Helper()
 	root := t.TempDir()
-	for f, want := range []struct {
-		documents int
-		md5       string
-	}{{40, "16b03661278c9c2ce91d9c8a25a09db9"}, {25, "8d1d1c1fb0526bc9b0320b34cdbfcbab"}, {60, "1804a6634d43309bed659dfdbf331c53"}} {
-		b := writeIndex(t, filepath.Join(root, fmt.Sprintf("f%d", f)), tokenFile(f, want.documents))
-		if got := sum(b); got != want.md5 {
-			t.Fatalf("f%d.idx has the MD5 %s, want %s", f, got, want.md5)
-		}
+	if err := vectors.Write(root); err != nil {
+		t.Fatal(err)
 	}
 	return root
 }

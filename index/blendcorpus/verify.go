@@ -256,7 +256,7 @@ func (v *verifier) dataset(ctx context.Context, d *description, out *Verified) e
 	}
 	readings := []reading{{"all documents", 0, file.Sequences()}}
 	if fractions, _, err := parseSplit(d.splitText, true); err == nil {
-		edges := bounds(fractions, file.Sequences())
+		edges := gpt.SplitEdges(fractions, file.Sequences())
 		readings = []reading{{"documents by the split string", edges[d.split], edges[d.split+1]}, readings[0]}
 	}
 	var problem string
@@ -270,7 +270,7 @@ func (v *verifier) dataset(ctx context.Context, d *description, out *Verified) e
 			problem = err.Error()
 			continue
 		}
-		names, sizes := named(d.hash, datasetEnds[:]), []int64{layout.DocumentBytes, layout.SampleBytes, layout.ShuffleBytes}
+		names, sizes := named(d.hash, datasetEnds[:]), layout.Sizes()
 		if problem, err = v.implausible(names, sizes); err != nil {
 			return err
 		} else if problem != "" {

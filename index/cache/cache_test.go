@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -656,11 +657,11 @@ func TestProgress(t *testing.T) {
 func TestClean(t *testing.T) {
 	dir := t.TempDir()
 	mustRun(t, dir, testUnits(1, "x", nil), Options{Resume: true})
-	dead := deadOwner(t)
+	dead := deadOwner()
 	foreign := dead
 	foreign.Machine = "0000000000000000"
 	name := func(o atomicfile.Owner) string {
-		return fmt.Sprintf(".u0-0.npy.%s-%d-%d-abc%s", o.Machine, o.PID, 0, atomicfile.TempSuffix)
+		return fmt.Sprintf(".u0-0.npy.%s-%d-%s-abc%s", o.Machine, o.PID, strconv.FormatInt(o.Started, 36), atomicfile.TempSuffix)
 	}
 	for _, d := range []string{dir, filepath.Join(dir, StateDir)} {
 		for _, o := range []atomicfile.Owner{dead, foreign, atomicfile.Self()} {
@@ -671,7 +672,7 @@ func TestClean(t *testing.T) {
 	}
 	mustRun(t, dir, testUnits(1, "x", nil), Options{Resume: true})
 	for _, d := range []string{dir, filepath.Join(dir, StateDir)} {
-		for o, want := range map[atomicfile.Owner]bool{dead: false, foreign: true} {
+		for o, want := range map[atomicfile.Owner]bool{dead: false, foreign: true, atomicfile.Self(): true} {
 			if _, err := os.Stat(filepath.Join(d, name(o))); (err == nil) != want {
 				t.Errorf("%v in %s: %v", o, d, err)
 			}

@@ -59,6 +59,9 @@ type Layout struct {
 	DocumentBytes, SampleBytes, ShuffleBytes int64  // sizes of the whole files, headers included
 }
 
+// Sizes are the sizes of the document, sample and shuffle index, in the order of [Workshop.Build].
+func (l *Layout) Sizes() []int64 { return []int64{l.DocumentBytes, l.SampleBytes, l.ShuffleBytes} }
+
 const (
 	headerBytes = 128     // of every .npy file here
 	maxTokens   = 1 << 62 // E·T beyond this is refused, so that no sum below overflows

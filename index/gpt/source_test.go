@@ -1,27 +1,19 @@
 package gpt
 
 import (
-	"encoding/binary"
 	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"mula/fixtures/vectors"
 	"mula/shards"
 )
 
 func TestOpenTokens(t *testing.T) {
 	dir := t.TempDir()
-	idx := append([]byte("MMIDIDX\x00\x00"), 1, 0, 0, 0, 0, 0, 0, 0, 8)
-	idx = binary.LittleEndian.AppendUint64(idx, 2)
-	idx = binary.LittleEndian.AppendUint64(idx, 3)
-	for _, length := range []uint32{5, 7} {
-		idx = binary.LittleEndian.AppendUint32(idx, length)
-	}
-	for _, n := range []uint64{0, 10, 0, 1, 2} {
-		idx = binary.LittleEndian.AppendUint64(idx, n)
-	}
+	idx := vectors.Index([]int32{5, 7})
 	write := func(name string, data []byte) {
 		if err := os.WriteFile(filepath.Join(dir, name), data, 0o644); err != nil {
 			t.Fatal(err)

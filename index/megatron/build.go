@@ -114,7 +114,7 @@ func (x *Index) datasetUnit(w *gpt.Workshop, d *dataset) cache.Unit {
 		Expect: 4*(d.gpt.End-d.gpt.First) + 12*max(d.gpt.Samples, 0),
 		Sizes: func(context.Context) ([]int64, error) {
 			l, err := d.measured()
-			return []int64{l.DocumentBytes, l.SampleBytes, l.ShuffleBytes}, err
+			return l.Sizes(), err
 		},
 		Build: func(ctx context.Context, files []io.WriterAt) error {
 			l, err := d.measured()

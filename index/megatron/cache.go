@@ -412,6 +412,30 @@ func (c *Cache) Datasets() []Source {
 	return sources
 }
 
+// Files are the names of the files that the order depends on, in order: the description, and the index files of the blend and of its datasets.
+// The descriptions of these are not among them, since that of the blend says the same.
+func (c *Cache) Files() []string {
+	var paths []string
+	for _, d := range c.datasets {
+		for _, end := range gptEnds {
+			paths = append(paths, d.base+end)
+		}
+	}
+	if c.blendFile == "" {
+		paths = append(paths, c.datasets[0].base+descriptionEnd)
+	} else {
+		paths = append(paths, c.blendFile+descriptionEnd)
+		for _, end := range blendEnds {
+			paths = append(paths, c.blendFile+end)
+		}
+	}
+	for i, path := range paths {
+		paths[i] = filepath.Base(path)
+	}
+	slices.Sort(paths)
+	return slices.Compact(paths) // a blend may list a dataset twice
+}
+
 // Sample is the sample at position k of the order, 0 <= k < Len: its dataset, and its number there.
 func (c *Cache) Sample(k int64) (dataset int, sample int64, err error) {
 	if k < 0 || k >= c.length {

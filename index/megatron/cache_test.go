@@ -11,12 +11,14 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"mula/fixtures/vectors"
 )
 
 // vectorNamed is one of the vectors' configurations, built.
 func vectorNamed(t testing.TB, root, name string) Config {
 	t.Helper()
-	for _, v := range vectors {
+	for _, v := range vectorCases {
 		if v.name == name {
 			c := vectorConfig(t, root)
 			v.change(t, &c)
@@ -67,7 +69,7 @@ func TestCacheSamples(t *testing.T) {
 	var starts [3][]int64 // of each document, in tokens
 	for f, documents := range []int{40, 25, 60} {
 		at := int64(0)
-		for _, l := range vectorLengths(f, documents) {
+		for _, l := range vectors.Lengths(f, documents) {
 			starts[f] = append(starts[f], at)
 			at += int64(l)
 		}
@@ -285,7 +287,7 @@ func FuzzOpenCache(f *testing.F) {
 	for i := range 60 {
 		f.Add(uint8(i), r.Uint32(), []byte{byte(r.Uint32()), byte(r.Uint32()), 0xff})
 	}
-	lengths := [][]int32{vectorLengths(0, 40), vectorLengths(1, 25)}
+	lengths := [][]int32{vectors.Lengths(0, 40), vectors.Lengths(1, 25)}
 	f.Fuzz(func(t *testing.T, file uint8, at uint32, with []byte) {
 		dir := t.TempDir()
 		which := int(file) % len(files)
@@ -332,7 +334,7 @@ func FuzzOpenCache(f *testing.F) {
 // sample has no tokens to give; the others do.
 func TestCacheSampleFromNowhere(t *testing.T) {
 	root := t.TempDir()
-	writeFile(t, filepath.Join(root, "f.idx"), idxFile([]int32{134217930, 0}))
+	writeFile(t, filepath.Join(root, "f.idx"), vectors.Index([]int32{134217930, 0}))
 	for seed := uint32(0); ; seed++ {
 		if seed == 20 {
 			t.Fatal("the empty document is never the last; the test shows nothing")

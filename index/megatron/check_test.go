@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"mula/fixtures/vectors"
 )
 
 // described opens all that a cache directory describes.
@@ -43,7 +45,7 @@ func TestCheck(t *testing.T) {
 			checked++
 		}
 	}
-	for _, v := range vectors {
+	for _, v := range vectorCases {
 		c := vectorConfig(t, root)
 		v.change(t, &c)
 		check(v.name, c)
@@ -64,7 +66,7 @@ func TestCheck(t *testing.T) {
 // Single precision counts samples that are not there, whose rows repeat the last.
 func TestCheckSurplusRows(t *testing.T) {
 	root := t.TempDir()
-	writeFile(t, filepath.Join(root, "f.idx"), idxFile([]int32{134217930, 1}))
+	writeFile(t, filepath.Join(root, "f.idx"), vectors.Index([]int32{134217930, 1}))
 	c := vectorConfig(t, root)
 	b := mustBlend(t, "f")
 	c.Blend, c.Split, c.Samples, c.PerSplit[Valid], c.KeepPartialValidation = Blend{}, "", [3]Size{}, &b, true

@@ -67,7 +67,7 @@ func (x *Index) Describe(ctx context.Context, counted bool) ([]Entry, error) {
 			if err != nil {
 				return nil, err
 			}
-			e.Length, e.Sizes = l.Samples, []int64{l.DocumentBytes, l.SampleBytes, l.ShuffleBytes}
+			e.Length, e.Sizes = l.Samples, l.Sizes()
 		}
 		entries = append(entries, e)
 	}

@@ -6,6 +6,7 @@ import (
 	"math"
 	"slices"
 
+	"mula/index/gpt"
 	"mula/index/python"
 )
 
@@ -263,7 +264,7 @@ func (d *description) documents(ns int64) (first, end int64, err error) {
 		if err != nil {
 			return 0, 0, err
 		}
-		edges := widths(fractions, ns)
+		edges := gpt.SplitEdges(fractions, ns)
 		return edges[d.split], edges[d.split+1], nil
 	}
 	first, end = d.matrix[d.split].documents(ns)
@@ -302,6 +303,19 @@ type Like struct {
 	Prefixes []string
 	Samples  Size // asked for
 	Of       Split
+}
+
+// ReadLike is [LikeDescription] of a description.txt.
+func ReadLike(path string) (Like, error) {
+	text, err := readDescription(path)
+	if err != nil {
+		return Like{}, err
+	}
+	l, err := LikeDescription(text)
+	if err != nil {
+		return Like{}, fmt.Errorf("%s: %w", path, err)
+	}
+	return l, nil
 }
 
 // LikeDescription lifts from the text of a description what another index of the same training needs, above all the tokenizer's object.

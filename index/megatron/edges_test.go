@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"mula/fixtures/vectors"
 	"mula/index/python"
 )
 
@@ -28,8 +29,8 @@ func TestRefused(t *testing.T) {
 	root := vectorFiles(t)
 	zeros := make([]int32, 40)
 	zeros[0] = 5000
-	writeFile(t, filepath.Join(root, "empty.idx"), idxFile(zeros))
-	writeFile(t, filepath.Join(root, "small.idx"), idxFile([]int32{20, 20, 20, 20}))
+	writeFile(t, filepath.Join(root, "empty.idx"), vectors.Index(zeros))
+	writeFile(t, filepath.Join(root, "small.idx"), vectors.Index([]int32{20, 20, 20, 20}))
 	old := func(c *Config) { c.Profile, c.Tokenizer = profileNamed(t, "core-0.4"), nil }
 	for _, c := range []struct {
 		name   string
@@ -95,7 +96,7 @@ func TestOversampling(t *testing.T) {
 	var words []string
 	for i := range 30 {
 		name := fmt.Sprint("s", i)
-		writeFile(t, filepath.Join(root, name+".idx"), idxFile(lengths))
+		writeFile(t, filepath.Join(root, name+".idx"), vectors.Index(lengths))
 		words = append(words, fmt.Sprint(1+i), name)
 	}
 	refused := 0

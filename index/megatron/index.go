@@ -28,6 +28,9 @@ type Index struct {
 	datasets []*dataset               // each name once, in the order of splits and prefixes
 	blends   []*blend
 	named    map[string]*dataset // by file name
+
+	fractions [3]float64 // of the split string
+	stretches [3]stretch // of every file
 }
 
 // A dataset is a GPT dataset: one split of one file.
@@ -71,19 +74,19 @@ func New(ctx context.Context, c Config) (_ *Index, err error) {
 			x.Close()
 		}
 	}()
-	matrix, description, err := c.stretches()
+	attributes, err := x.divide()
 	if err != nil {
 		return nil, err
 	}
 	for s := range c.Samples {
 		b := c.PerSplit[s]
-		if b == nil && !c.Blend.empty() && matrix[s].present {
+		if b == nil && !c.Blend.empty() && x.stretches[s].present {
 			b = &c.Blend
 		}
 		if b == nil {
 			continue
 		}
-		if err := x.add(ctx, Split(s), b, description); err != nil {
+		if err := x.add(ctx, Split(s), b, attributes); err != nil {
 			return nil, err
 		}
 	}
@@ -172,24 +175,23 @@ func (c *Config) checkBlends() error {
 	return nil
 }
 
-// stretches says which part of every file belongs to each split, and how descriptions say that.
-func (c *Config) stretches() ([3]stretch, python.Object, error) {
-	matrix := [3]stretch{{0, 1, true}, {0, 1, true}, {0, 1, true}}
-	var split, value python.Value = python.Null{}, python.Null{}
-	if c.Split != "" {
-		fractions, err := parseSplit(c.Split)
-		if err != nil {
-			return matrix, nil, err
-		}
-		matrix = splitMatrix(fractions)
-		if c.Profile.pathPrefix {
-			for i, f := range fractions {
-				matrix[i].present = f != 0
-			}
-		}
-		split, value = python.String(c.Split), matrixValue(matrix)
+// divide finds out which part of every file belongs to each split, and returns how descriptions say that.
+func (x *Index) divide() (attributes python.Object, err error) {
+	c := &x.config
+	x.stretches = [3]stretch{{0, 1, true}, {0, 1, true}, {0, 1, true}}
+	if c.Split == "" {
+		return c.attributes(python.Null{}, python.Null{}), nil
 	}
-	return matrix, c.attributes(split, value), nil
+	if x.fractions, err = parseSplit(c.Split); err != nil {
+		return nil, err
+	}
+	x.stretches = splitMatrix(x.fractions)
+	if c.Profile.pathPrefix {
+		for i, f := range x.fractions {
+			x.stretches[i].present = f != 0
+		}
+	}
+	return c.attributes(python.String(c.Split), matrixValue(x.stretches)), nil
 }
 
 // attributes are the members of a GPT dataset's description that all datasets of a configuration share, at its end.
@@ -203,20 +205,12 @@ func (c *Config) attributes(split, matrix python.Value) python.Object {
 }
 
 // documents are the sequences of a file of ns that belong to a split.
-func (c *Config) documents(s Split, ns int64) (first, end int64, err error) {
-	if c.Split == "" {
-		return 0, ns, nil
+func (x *Index) documents(s Split, ns int64) (first, end int64) {
+	if x.config.Split != "" && x.config.Profile.pathPrefix {
+		edges := gpt.SplitEdges(x.fractions, ns)
+		return edges[s], edges[s+1]
 	}
-	fractions, err := parseSplit(c.Split)
-	if err != nil {
-		return 0, 0, err
-	}
-	if c.Profile.pathPrefix {
-		edges := widths(fractions, ns)
-		return edges[s], edges[s+1], nil
-	}
-	first, end = splitMatrix(fractions)[s].documents(ns)
-	return first, end, nil
+	return x.stretches[s].documents(ns)
 }
 
 // add makes the datasets of one split, and their blend if Megatron makes one.
@@ -321,10 +315,7 @@ func (x *Index) dataset(s Split, prefix string, n Size, attributes python.Object
 	}
 	d.file = file
 	ns := file.Sequences()
-	first, end, err := c.documents(s, ns)
-	if err != nil {
-		return nil, err
-	}
+	first, end := x.documents(s, ns)
 	switch {
 	case ns > 1<<31:
 		return nil, fmt.Errorf("%s has %d sequences; Megatron numbers them in 32 bits and would go wrong without a word beyond 2147483648: divide the file", file.Path(), ns)

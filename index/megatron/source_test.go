@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"mula/fixtures/vectors"
 )
 
 // Another node may see the token files elsewhere and keeps what is there; other tokens are noticed though the .idx file has the same size and time.
@@ -41,9 +43,9 @@ func TestResumeElsewhere(t *testing.T) {
 	f1 := filepath.Join(c.Root, "f1.idx")
 	stamp(f1)
 	run(3, 9)
-	lengths := vectorLengths(1, 25)
+	lengths := vectors.Lengths(1, 25)
 	lengths[len(lengths)-1]++
-	writeFile(t, f1, idxFile(lengths))
+	writeFile(t, f1, vectors.Index(lengths))
 	stamp(f1)
 	run(3, 9)
 }

@@ -73,17 +73,3 @@ func matrixValue(m [3]stretch) python.Value {
 func (s stretch) documents(ns int64) (first, end int64) {
 	return python.RoundHalfEven(s.left * float64(ns)), python.RoundHalfEven(s.right * float64(ns))
 }
-
-// widths are the bounds of the splits in core 0.4, which rounds each split's width and takes what the widths have too much, or too
-// little, off all edges but the first.
-func widths(v [3]float64, ns int64) [4]int64 {
-	var edges [4]int64
-	for i, fraction := range v {
-		edges[i+1] = edges[i] + python.RoundHalfEven(fraction*float64(ns))
-	}
-	surplus := edges[3] - ns
-	for i := 1; i < len(edges); i++ {
-		edges[i] -= surplus
-	}
-	return edges
-}

@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"mula/index/gpt"
 	"mula/index/python"
 )
 
@@ -81,7 +82,7 @@ func TestDocuments(t *testing.T) {
 		{[3]float64{0.5, 0.25, 0.25}, 3, [4]int64{0, 1, 2, 3}}, // widths 2, 1, 1
 		{[3]float64{0.25, 0.25, 0.5}, 2, [4]int64{0, 1, 1, 2}}, // widths 0, 0, 1
 	} {
-		if got := widths(c.v, c.ns); got != c.want {
+		if got := gpt.SplitEdges(c.v, c.ns); got != c.want {
 			t.Errorf("widths %v of %d: %v, want %v", c.v, c.ns, got, c.want)
 		}
 	}

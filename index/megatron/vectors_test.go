@@ -3,7 +3,6 @@ package megatron
 import (
 	"context"
 	"crypto/md5"
-	"encoding/binary"
 	"encoding/hex"
 	"fmt"
 	"os"
@@ -12,59 +11,19 @@ import (
 	"strings"
 	"testing"
 
+	"mula/fixtures/vectors"
 	"mula/index/python"
 )
 
 // The vectors are those of the original code, run on x86-64 with numpy 1.24.2: NVIDIA/Megatron-LM d98e8a64. A manifest is
 // md5sum over the output of md5sum *, in the cache directory.
 
-// idxFile is an .idx file of sequences of the given lengths, each one document, of type uint16.
-func idxFile(lengths []int32) []byte {
-	b := append([]byte("MMIDIDX\x00\x00"), 1, 0, 0, 0, 0, 0, 0, 0, 8)
-	b = binary.LittleEndian.AppendUint64(b, uint64(len(lengths)))
-	b = binary.LittleEndian.AppendUint64(b, uint64(len(lengths)+1))
-	for _, l := range lengths {
-		b = binary.LittleEndian.AppendUint32(b, uint32(l))
-	}
-	at := int64(0)
-	for _, l := range lengths {
-		b = binary.LittleEndian.AppendUint64(b, uint64(at))
-		at += 2 * int64(l)
-	}
-	for i := range len(lengths) + 1 {
-		b = binary.LittleEndian.AppendUint64(b, uint64(i))
-	}
-	return b
-}
-
-// vectorLengths are the lengths of file f of the vectors.
-func vectorLengths(f, documents int) []int32 {
-	lengths := make([]int32, documents)
-	for d := range lengths {
-		if d%7 != 3 {
-			lengths[d] = int32(7919 * (d + 1) * (f + 3) % 997 / 4)
-		}
-	}
-	return lengths
-}
-
 // vectorFiles writes f0, f1 and f2 into a new directory.
 func vectorFiles(t testing.TB) string {
 	t.Helper()
 	dir := t.TempDir()
-	for f, want := range []struct {
-		documents int
-		md5       string
-	}{
-		{40, "16b03661278c9c2ce91d9c8a25a09db9"},
-		{25, "8d1d1c1fb0526bc9b0320b34cdbfcbab"},
-		{60, "1804a6634d43309bed659dfdbf331c53"},
-	} {
-		data := idxFile(vectorLengths(f, want.documents))
-		if sum := md5.Sum(data); hex.EncodeToString(sum[:]) != want.md5 {
-			t.Fatalf("f%d.idx has the MD5 %x, want %s", f, sum, want.md5)
-		}
-		writeFile(t, filepath.Join(dir, fmt.Sprintf("f%d.idx", f)), data)
+	if err := vectors.Write(dir); err != nil {
+		t.Fatal(err)
 	}
 	return dir
 }
@@ -146,7 +105,7 @@ func build(t testing.TB, c Config, threads int) error {
 	return err
 }
 
-var vectors = []struct {
+var vectorCases = []struct {
 	name   string
 	change func(t testing.TB, c *Config)
 	files  int
@@ -173,7 +132,7 @@ var vectors = []struct {
 
 func TestVectors(t *testing.T) {
 	root := vectorFiles(t)
-	for i, v := range vectors {
+	for i, v := range vectorCases {
 		t.Run(v.name, func(t *testing.T) {
 			c := vectorConfig(t, root)
 			v.change(t, &c)
@@ -301,7 +260,7 @@ func TestDescriptionExample(t *testing.T) {
 	if err := os.MkdirAll(filepath.Join(root, "data"), 0o777); err != nil {
 		t.Fatal(err)
 	}
-	writeFile(t, filepath.Join(root, "data", "web_text_document.idx"), idxFile(lengths))
+	writeFile(t, filepath.Join(root, "data", "web_text_document.idx"), vectors.Index(lengths))
 	var err error
 	c := vectorConfig(t, root)
 	if c.Tokenizer, err = HuggingFaceTokenizer("core-0.18", "/tok/olmo", false); err != nil {

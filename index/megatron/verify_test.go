@@ -29,7 +29,7 @@ func verify(t testing.TB, dir, root string) Report {
 // Every vector is found right, and how it was made is found out, from the files alone.
 func TestVerify(t *testing.T) {
 	root := vectorFiles(t)
-	for _, v := range vectors {
+	for _, v := range vectorCases {
 		c := vectorNamed(t, root, v.name)
 		r := verify(t, copyCache(t, c.Cache), root)
 		if !r.ok() || len(r.Orphans) > 0 {

@@ -344,12 +344,15 @@ func TestWriteFunc(t *testing.T) {
 	rule := func(k int64) uint32 { return uint32(k * k % n) }
 	dir := t.TempDir()
 	var asked atomic.Int64
-	path, err := o.WriteFunc(t.Context(), dir, 3, entries, func(_ context.Context, first int64, ids []uint32) error {
-		asked.Add(int64(len(ids)))
+	fill := func(_ context.Context, first int64, ids []uint32) error {
 		for i := range ids {
 			ids[i] = rule(first + int64(i))
 		}
 		return nil
+	}
+	path, err := o.WriteFunc(t.Context(), dir, 3, entries, func(ctx context.Context, first int64, ids []uint32) error {
+		asked.Add(int64(len(ids)))
+		return fill(ctx, first, ids)
 	})
 	if err != nil || path != filepath.Join(dir, o.Name()) || asked.Load() != entries {
 		t.Fatal(path, err, asked.Load())
@@ -362,6 +365,21 @@ func TestWriteFunc(t *testing.T) {
 		if got := binary.LittleEndian.Uint32(p[k*4:]); got != rule(k) {
 			t.Fatalf("position %d: %d, want %d", k, got, rule(k))
 		}
+	}
+	if err := VerifyFunc(t.Context(), path, entries, fill); err != nil {
+		t.Error(err)
+	}
+	if err := VerifyFunc(t.Context(), path, entries-1, fill); err == nil {
+		t.Error("a longer file was verified")
+	}
+	const at = chunkBytes/4 + 5
+	p[at*4] ^= 1
+	if err := os.WriteFile(path, p, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	var d *Difference
+	if err := VerifyFunc(t.Context(), path, entries, fill); !errors.As(err, &d) || d.Position != at || d.Want != rule(at) || d.Got != rule(at)^1 {
+		t.Errorf("changed at %d: %v", at, err)
 	}
 
 	// Nothing appears when the order is wrong, fails, or is interrupted.

@@ -148,14 +148,19 @@ func (o Order) Write(ctx context.Context, dir string, threads int) (string, erro
 		return "", err
 	}
 	defer release()
-	return o.WriteFunc(ctx, dir, threads, o.Entries(), func(_ context.Context, first int64, ids []uint32) error {
+	return o.WriteFunc(ctx, dir, threads, o.Entries(), o.fill(indices))
+}
+
+// fill is the order as [Order.WriteFunc] takes it.
+func (o Order) fill(indices []uint32) func(ctx context.Context, first int64, ids []uint32) error {
+	return func(_ context.Context, first int64, ids []uint32) error {
 		if o.Chunk == 1 {
 			copy(ids, indices[first:])
 		} else {
 			o.expand(ids, indices, first)
 		}
 		return nil
-	})
+	}
 }
 
 // WriteFunc writes any order of the instances, repetitions and omissions included, under the name of o, for OLMo-core to use in its place:
@@ -228,42 +233,69 @@ func (o Order) Verify(ctx context.Context, path string, threads int) error {
 	if err := o.Check(); err != nil {
 		return err
 	}
-	f, err := os.Open(path)
+	f, err := openOrder(path, o.Entries())
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return err
-	}
-	if want := o.Entries() * 4; info.Size() != want {
-		return fmt.Errorf("%s has %d bytes; an order of %d instances has %d", path, info.Size(), o.Entries(), want)
-	}
 	indices, release, err := o.indices(ctx, threads)
 	if err != nil {
 		return err
 	}
 	defer release()
+	return compare(ctx, f, o.Entries(), o.fill(indices))
+}
+
+// VerifyFunc is [Order.Verify] for a file that [Order.WriteFunc] wrote. fill is called for one stretch of positions after the other.
+func VerifyFunc(ctx context.Context, path string, entries int64, fill func(ctx context.Context, first int64, ids []uint32) error) error {
+	f, err := openOrder(path, entries)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return compare(ctx, f, entries, fill)
+}
+
+// openOrder opens a file that should have so many entries.
+func openOrder(path string, entries int64) (*os.File, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	info, err := f.Stat()
+	if want := entries * 4; err == nil && info.Size() != want {
+		err = fmt.Errorf("%s has %d bytes; an order of %d entries has %d", path, info.Size(), entries, want)
+	}
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// compare finds the first entry of a file that is not what fill says.
+func compare(ctx context.Context, f *os.File, entries int64, fill func(ctx context.Context, first int64, ids []uint32) error) error {
 	const per = chunkBytes / 4
 	memory, releaseChunk := numpy.Aligned(chunkBytes)
 	defer releaseChunk()
 	got, want := unsafe.Slice((*uint32)(unsafe.Pointer(unsafe.SliceData(memory))), per), make([]uint32, per)
-	for first := int64(0); first < o.Entries(); first += per {
+	for first := int64(0); first < entries; first += per {
 		if err := ctx.Err(); err != nil {
 			return context.Cause(ctx)
 		}
-		n := min(per, o.Entries()-first)
+		n := min(per, entries-first)
 		if _, err := f.ReadAt(memory[:n*4], first*4); err != nil {
 			if errors.Is(err, io.EOF) {
 				err = io.ErrUnexpectedEOF
 			}
-			return fmt.Errorf("reading %s: %w", path, err)
+			return fmt.Errorf("reading %s: %w", f.Name(), err)
 		}
-		o.expand(want[:n], indices, first)
+		if err := fill(ctx, first, want[:n]); err != nil {
+			return err
+		}
 		for i, id := range got[:n] {
 			if id != want[i] {
-				return &Difference{path, first + int64(i), id, want[i]}
+				return &Difference{f.Name(), first + int64(i), id, want[i]}
 			}
 		}
 	}

@@ -208,7 +208,14 @@ func (ls *Set) look(path string) (content []byte, stale bool, err error) {
 func (ls *Set) breakLock(path string, stale []byte) error {
 	done := alone(ls.dir)
 	defer done()
-	if now, err := os.ReadFile(path); err == nil && !bytes.Equal(now, stale) {
+	now, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // whatever comes to stand there is another's
+	}
+	if err != nil {
+		return fmt.Errorf("breaking a stale lock: %w", err)
+	}
+	if !bytes.Equal(now, stale) {
 		return nil
 	}
 	away := atomicfile.TempName(path)

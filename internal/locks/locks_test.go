@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -18,19 +17,10 @@ import (
 
 var quick = Timing{Beat: 20 * time.Millisecond, Stale: 200 * time.Millisecond}
 
-// deadOwner is a process of this machine that has ended.
-func deadOwner(t *testing.T) atomicfile.Owner {
-	t.Helper()
-	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := exec.Command(exe, "-test.list", "^$")
-	if err := c.Run(); err != nil {
-		t.Fatal(err)
-	}
+// deadOwner is a process of this machine that has ended: an earlier one with this one's id.
+func deadOwner() atomicfile.Owner {
 	o := atomicfile.Self()
-	o.PID, o.Started = c.Process.Pid, 0
+	o.Started++
 	return o
 }
 
@@ -125,46 +115,97 @@ func TestWait(t *testing.T) {
 	m.Release()
 }
 
-// A lock whose holder gives signs of life is not stale; one whose holder does not is, after a while.
+// A lock whose time of change moves is not stale, however long it is held; one whose time stands still is, once it was seen so for long
+// enough. How long that is, is told to the one who looks by setting back since when it has seen the lock so.
 func TestStale(t *testing.T) {
 	dir := t.TempDir()
 	a, b := open(t, dir), open(t, dir)
+	b.timing = DefaultTiming
 	path := filepath.Join(dir, "unit"+Suffix)
 	l, _, err := a.Acquire(path)
 	if err != nil {
 		t.Fatal(err)
 	}
+	looked := func(ago time.Duration) {
+		t.Helper()
+		s, ok := b.seen[path]
+		if !ok {
+			t.Fatal("what was looked at is not remembered")
+		}
+		s.since = time.Now().Add(-ago)
+		b.seen[path] = s
+	}
+	refused := func(when string) {
+		t.Helper()
+		if m, _, err := b.Acquire(path); m != nil || err != nil || !l.Ours() {
+			t.Fatalf("%s: %v, %v; the holder has it: %v", when, m, err, l.Ours())
+		}
+	}
+	refused("looked at for the first time")
+	at := time.Now()
+	for range 3 {
+		looked(2 * DefaultTiming.Stale)
+		at = at.Add(time.Second)
+		if err := os.Chtimes(path, time.Time{}, at); err != nil { // a sign of life
+			t.Fatal(err)
+		}
+		refused("after a sign of life")
+	}
+	looked(DefaultTiming.Stale / 2)
+	refused("without a sign of life for half the time")
+	looked(2 * DefaultTiming.Stale)
+	m, _, err := b.Acquire(path)
+	if m == nil || err != nil || !m.Ours() || l.Ours() {
+		t.Fatalf("without a sign of life for long: %v, %v; the first has it still: %v", m, err, l.Ours())
+	}
+}
+
+// Beat gives signs of life for the locks that are held, again and again, and for no others.
+func TestBeat(t *testing.T) {
+	dir := t.TempDir()
+	ls := open(t, dir)
+	os.Remove(ls.source) // or all locks were one file
+	changed := func(l *Lock) time.Time {
+		t.Helper()
+		info, err := os.Stat(l.path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return info.ModTime()
+	}
+	take := func(name string) *Lock {
+		t.Helper()
+		l, _, err := ls.Acquire(filepath.Join(dir, name+Suffix))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return l
+	}
+	a, b, other := take("a"), take("b"), &Lock{filepath.Join(dir, "other"), nil}
+	if err := os.WriteFile(other.path, nil, 0o666); err != nil {
+		t.Fatal(err)
+	}
 	ctx, stop := context.WithCancel(t.Context())
 	beating := make(chan struct{})
-	go func() { defer close(beating); a.Beat(ctx) }()
-	for begin := time.Now(); time.Since(begin) < 3*quick.Stale; time.Sleep(quick.Beat) {
-		if m, _, err := b.Acquire(path); m != nil || err != nil {
-			// Signs of life may fail to appear on a machine that is busy with other things: then the holder knows.
-			if l.Ours() {
-				t.Fatalf("two hold the lock, %v", err)
+	go func() { defer close(beating); ls.Beat(ctx) }()
+	long := time.Now().Add(-time.Hour)
+	for round := range 2 {
+		for _, l := range []*Lock{a, b, other} {
+			if err := os.Chtimes(l.path, time.Time{}, long); err != nil {
+				t.Fatal(err)
 			}
-			t.Skip("the machine gave no time to the holder")
+		}
+		for _, l := range []*Lock{a, b} { // until the test runs into its own limit
+			for !changed(l).After(long.Add(time.Minute)) {
+				time.Sleep(time.Millisecond)
+			}
+		}
+		if changed(other).After(long.Add(time.Minute)) {
+			t.Errorf("round %d: a sign of life for what is not held", round)
 		}
 	}
 	stop()
 	<-beating
-	deadline := time.Now().Add(time.Minute)
-	for {
-		m, _, err := b.Acquire(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if m != nil {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("the lock is never given up")
-		}
-		time.Sleep(quick.Beat)
-	}
-	if l.Ours() {
-		t.Error("the lock that was taken over is still held by the first")
-	}
 }
 
 // Who finds that the stale lock has become another leaves it alone.
@@ -189,7 +230,7 @@ func TestBreakLeavesAnother(t *testing.T) {
 
 // Of many that find the same stale lock, one gets it.
 func TestBreakers(t *testing.T) {
-	dead := deadOwner(t)
+	dead := deadOwner()
 	for round := range 50 {
 		dir := t.TempDir()
 		path, _ := writeLock(t, dir, dead)
@@ -224,7 +265,7 @@ func TestBreakers(t *testing.T) {
 
 func TestClean(t *testing.T) {
 	dir := t.TempDir()
-	path, _ := writeLock(t, dir, deadOwner(t))
+	path, _ := writeLock(t, dir, deadOwner())
 	if err := os.Rename(path, filepath.Join(dir, "dead"+Suffix)); err != nil {
 		t.Fatal(err)
 	}

@@ -365,7 +365,7 @@ func (r *run) shard(ctx context.Context, in *Input, number int) (Shard, []Findin
 		if r.o.EOD != nil {
 			h.EOD = *r.o.EOD
 		}
-		d, err := formats.OpenWith(in.Path, h)
+		d, err := formats.Open(in.Path, h)
 		if err != nil {
 			bad(err)
 			return nil

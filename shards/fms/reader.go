@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"iter"
 	"math"
-	"slices"
 
 	"mula/internal/mapping"
 	"mula/shards"
@@ -346,28 +345,10 @@ func (r *Reader) column(metadata []byte, body int64) (first, rows int64, err err
 
 // ids adds the numbers from byte at of the file on to dst; they are all there.
 func (r *Reader) ids(dst []uint32, at, count int64) ([]uint32, error) {
-	dst = slices.Grow(dst, int(count))
-	width := r.bits / 8
-	src := r.file.Data[at : at+count*int64(width)]
-	for i := 0; i < len(src); i += width {
-		var v uint64
-		switch width {
-		case 1:
-			v = uint64(src[i])
-		case 2:
-			v = uint64(binary.LittleEndian.Uint16(src[i:]))
-		case 4:
-			v = uint64(binary.LittleEndian.Uint32(src[i:]))
-		default:
-			v = binary.LittleEndian.Uint64(src[i:])
-		}
-		if r.signed && v>>(r.bits-1) != 0 {
-			return dst, r.corrupt(at+int64(i), "a negative number, ids are not")
-		}
-		if v > math.MaxUint32 {
-			return dst, r.corrupt(at+int64(i), "%d, ids end at 2^32-1", v)
-		}
-		dst = append(dst, uint32(v))
+	width, before := int64(r.bits/8), len(dst)
+	dst, err := layout.AppendNumbers(dst, r.file.Data[at:at+count*width], int(width), r.signed)
+	if err != nil {
+		return dst, r.corrupt(at+int64(len(dst)-before)*width, "%w", err)
 	}
 	return dst, nil
 }

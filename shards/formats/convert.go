@@ -109,7 +109,7 @@ func (c *Conversion) prepare(ctx context.Context) (info shards.TokenizerInfo, wi
 				return info, 0, err
 			}
 		}
-		r, err := OpenWith(input, c.Hints)
+		r, err := Open(input, c.Hints)
 		if err != nil {
 			return info, 0, err
 		}
@@ -175,20 +175,30 @@ func bytesOf(dtype string) int {
 
 // checkIDs says whether all ids of a shard are below limit.
 func checkIDs(ctx context.Context, input string, h Hints, limit int64) error {
-	r, err := OpenWith(input, h)
+	return each(ctx, input, h, func(n int64, doc shards.TokenDocument) error {
+		for i, id := range doc.Tokens {
+			if int64(id) >= limit {
+				return fmt.Errorf("%s: token %d of document %d (from 0) is %d, but ids are to be below %d; nothing was written", input, i, n, id, limit)
+			}
+		}
+		return nil
+	})
+}
+
+// each calls do with every document of a shard, numbered from 0, up to its first error.
+func each(ctx context.Context, input string, h Hints, do func(n int64, doc shards.TokenDocument) error) error {
+	r, err := Open(input, h)
 	if err != nil {
 		return err
 	}
 	defer r.Close()
 	n := int64(0)
 	for doc, err := range r.All(ctx) {
+		if err == nil {
+			err = do(n, doc)
+		}
 		if err != nil {
 			return err
-		}
-		for i, id := range doc.Tokens {
-			if int64(id) >= limit {
-				return fmt.Errorf("%s: token %d of document %d (from 0) is %d, but ids are to be below %d; nothing was written", input, i, n, id, limit)
-			}
 		}
 		n++
 	}
@@ -219,33 +229,20 @@ func (c *Conversion) notOutput(input, prefix string) error {
 
 // convert adds the documents of an input.
 func (c *Conversion) convert(ctx context.Context, input string, out *rolling) error {
-	r, err := OpenWith(input, c.Hints)
-	if err != nil {
-		return err
-	}
-	defer r.Close()
-	n := int64(0)
-	for doc, err := range r.All(ctx) {
-		if err != nil {
-			return err
-		}
-		n++
+	return each(ctx, input, c.Hints, func(n int64, doc shards.TokenDocument) error {
 		out.read++
 		if c.Progress != nil && (out.read&1023 == 0 || len(doc.Tokens) > 1<<16) {
 			c.Progress(out.read, out.result.Tokens+out.tokens)
 		}
 		if len(doc.Tokens) == 0 && c.DropEmpty {
 			out.result.Dropped++
-			continue
+			return nil
 		}
 		if doc.Origin == (shards.DocumentOrigin{}) { // as a document without an id, called after its place
-			doc.Origin = shards.DocumentOrigin{ID: fmt.Sprintf("%s:%d", input, n), File: input, Line: n}
+			doc.Origin = shards.DocumentOrigin{ID: fmt.Sprintf("%s:%d", input, n+1), File: input, Line: n + 1}
 		}
-		if err := out.append(doc); err != nil {
-			return err
-		}
-	}
-	return nil
+		return out.append(doc)
+	})
 }
 
 // rolling is the output of a conversion.

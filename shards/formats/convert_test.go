@@ -16,6 +16,7 @@ import (
 
 	"mula/internal/atomicfile"
 	"mula/shards"
+	"mula/shards/layout"
 )
 
 // files are the files below a folder with their content.
@@ -235,7 +236,7 @@ func TestMemoryIsFlat(t *testing.T) {
 		if err := w.Close(); err != nil {
 			t.Fatal(err)
 		}
-		r, err := Open(prefix)
+		r, err := Open(prefix, layout.NoHints)
 		if err != nil {
 			t.Fatal(err)
 		}

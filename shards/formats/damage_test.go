@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"mula/shards"
+	"mula/shards/layout"
 )
 
 // bareArrays are the layouts whose ids have x.sums, with the ending of the ids and of the list of documents.
@@ -78,7 +79,7 @@ func TestFlippedBitNamesDocuments(t *testing.T) {
 					if err := os.WriteFile(prefix+l.ids, damaged, 0o644); err != nil {
 						t.Fatal(err)
 					}
-					r, err := Open(prefix)
+					r, err := Open(prefix, layout.NoHints)
 					if err != nil {
 						t.Fatal(err)
 					}

@@ -148,10 +148,7 @@ func made[W shards.DocumentWriter](w W, err error) (shards.DocumentWriter, error
 }
 
 // Open opens the shard at path: a prefix, one of its files, or a folder of MDS. It tells the layout from what lies there.
-func Open(path string) (shards.DocumentReader, error) { return OpenWith(path, layout.NoHints) }
-
-// OpenWith is [Open] for shards whose files leave something open.
-func OpenWith(path string, h Hints) (shards.DocumentReader, error) {
+func Open(path string, h Hints) (shards.DocumentReader, error) {
 	l, prefix, err := Detect(path)
 	if err != nil {
 		return nil, err

@@ -19,6 +19,7 @@ import (
 
 	"mula/internal/atomicfile"
 	"mula/shards"
+	"mula/shards/layout"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -65,7 +66,7 @@ func write(l shards.Layout, prefix string, info shards.TokenizerInfo, o Options,
 }
 
 func read(path string) ([]document, error) {
-	r, err := Open(path)
+	r, err := Open(path, layout.NoHints)
 	if err != nil {
 		return nil, err
 	}
@@ -197,7 +198,7 @@ func TestDetect(t *testing.T) {
 	}
 
 	dir := t.TempDir()
-	_, err := Open(filepath.Join(dir, "x"))
+	_, err := Open(filepath.Join(dir, "x"), layout.NoHints)
 	for _, l := range layouts {
 		if err == nil || !strings.Contains(err.Error(), filepath.Join(dir, "x")+l.marker) {
 			t.Errorf("the error %v does not say that %s was looked for", err, l.marker)
@@ -208,10 +209,10 @@ func TestDetect(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := Open(filepath.Join(dir, "x")); err == nil || !strings.Contains(err.Error(), "prefix of several shards") {
+	if _, err := Open(filepath.Join(dir, "x"), layout.NoHints); err == nil || !strings.Contains(err.Error(), "prefix of several shards") {
 		t.Errorf("two shards of one prefix: %v", err)
 	}
-	if _, err := Open(filepath.Join(dir, "y.arrow")); err == nil || !strings.Contains(err.Error(), "y.arrow") {
+	if _, err := Open(filepath.Join(dir, "y.arrow"), layout.NoHints); err == nil || !strings.Contains(err.Error(), "y.arrow") {
 		t.Errorf("a file that is not there: %v", err)
 	}
 	if _, err := ParseLayout("dlma"); err == nil || !strings.Contains(err.Error(), `did you mean "dolma"?`) {
@@ -349,7 +350,7 @@ func TestReadersLeaveNothingOpen(t *testing.T) {
 				t.Fatal(err)
 			}
 			for enough := range 25 {
-				r, err := Open(prefix)
+				r, err := Open(prefix, layout.NoHints)
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -59,7 +59,7 @@ func TestFrameworksFiles(t *testing.T) {
 	for _, c := range goldenCases(t) {
 		path := c.place(t)
 		hints := Hints{DType: c.DType, EOD: c.EOD}
-		r, err := OpenWith(path, hints)
+		r, err := Open(path, hints)
 		if err != nil {
 			t.Errorf("%s: %v", c.Writer, err)
 			continue

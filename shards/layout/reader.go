@@ -138,39 +138,52 @@ func (x *IDs) Append(dst []uint32, n int64) ([]uint32, error) {
 	}
 	dst = slices.Grow(dst, int(n))
 	for n > 0 {
-		k := min(n, int64(x.r.Size()/int(x.width)))
-		src, err := x.r.Peek(int(k) * int(x.width))
+		src, err := x.peek(n)
 		if err != nil {
-			return dst, fmt.Errorf("reading %s at byte %d: %w", x.path, x.next*int64(x.width), err)
+			return dst, err
 		}
 		dst = x.width.AppendIDs(dst, src)
-		x.r.Discard(len(src))
-		x.next += k
-		n -= k
+		n -= x.pass(len(src) / int(x.width))
 	}
 	return dst, nil
+}
+
+// peek gives the bytes of up to n ids that follow, those that are at hand: the file is read when there is none, a buffer full at a time.
+func (x *IDs) peek(n int64) ([]byte, error) {
+	width := int(x.width)
+	if x.r.Buffered() < width {
+		if _, err := x.r.Peek(width); err != nil {
+			return nil, fmt.Errorf("reading %s at byte %d: %w", x.path, x.next*int64(width), err)
+		}
+	}
+	return x.r.Peek(int(min(n, int64(x.r.Buffered()/width))) * width)
+}
+
+// pass goes on behind n ids that are at hand.
+func (x *IDs) pass(n int) int64 {
+	x.r.Discard(n * int(x.width))
+	x.next += int64(n)
+	return int64(n)
 }
 
 // AppendUntil adds ids to dst up to and with the first that is end, or up to the end of the file.
 func (x *IDs) AppendUntil(dst []uint32, end int64) ([]uint32, error) {
 	start := x.next
 	for x.Left() > 0 {
-		k := min(x.Left(), searchChunk)
-		src, err := x.r.Peek(int(k) * int(x.width))
+		src, err := x.peek(min(x.Left(), searchChunk))
 		if err != nil {
-			return dst, fmt.Errorf("reading %s at byte %d: %w", x.path, x.next*int64(x.width), err)
+			return dst, err
 		}
-		from := len(dst)
+		from, k := len(dst), len(src)/int(x.width)
 		dst = x.width.AppendIDs(dst, src)
 		i := -1
 		if end <= math.MaxUint32 { // otherwise it is no id
 			i = slices.Index(dst[from:], uint32(end))
 		}
 		if i >= 0 {
-			dst, k = dst[:from+i+1], int64(i+1)
+			dst, k = dst[:from+i+1], i+1
 		}
-		x.r.Discard(int(k) * int(x.width))
-		x.next += k
+		x.pass(k)
 		if i >= 0 {
 			break
 		}

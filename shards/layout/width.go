@@ -4,8 +4,11 @@ package layout
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
+	"math"
+	"slices"
 )
 
 // Width is the element type of an array of ids: unsigned little-endian integers of 1, 2 or 4 bytes.
@@ -69,6 +72,33 @@ func (w Width) AppendIDs(dst []uint32, src []byte) []uint32 {
 		}
 	}
 	return dst
+}
+
+// AppendNumbers adds the whole numbers whose bytes are src, each of 1, 2, 4 or 8, to dst, up to the first that is no id: the error is about that
+// one.
+func AppendNumbers(dst []uint32, src []byte, size int, signed bool) ([]uint32, error) {
+	dst = slices.Grow(dst, len(src)/size)
+	for ; len(src) >= size; src = src[size:] {
+		var v uint64
+		switch size {
+		case 1:
+			v = uint64(src[0])
+		case 2:
+			v = uint64(binary.LittleEndian.Uint16(src))
+		case 4:
+			v = uint64(binary.LittleEndian.Uint32(src))
+		default:
+			v = binary.LittleEndian.Uint64(src)
+		}
+		if signed && v>>(8*size-1) != 0 {
+			return dst, errors.New("a negative number, ids are not")
+		}
+		if v > math.MaxUint32 {
+			return dst, fmt.Errorf("%d, ids end at 2^32-1", v)
+		}
+		dst = append(dst, uint32(v))
+	}
+	return dst, nil
 }
 
 // Write writes the ids' bytes, a few thousand at a time. *scratch is memory that is kept between calls.

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"mula/shards/layout"
 )
 
 // Names in the folder.
@@ -157,26 +159,10 @@ func (t valueType) appendIDs(dst []uint32, src []byte) ([]uint32, error) {
 	if len(src)%t.size != 0 {
 		return dst, fmt.Errorf("%d bytes are no array of %s", len(src), t.name)
 	}
-	dst = slices.Grow(dst, len(src)/t.size)
-	for i := 0; i < len(src); i += t.size {
-		var v uint64
-		switch t.size {
-		case 1:
-			v = uint64(src[i])
-		case 2:
-			v = uint64(binary.LittleEndian.Uint16(src[i:]))
-		case 4:
-			v = uint64(binary.LittleEndian.Uint32(src[i:]))
-		default:
-			v = binary.LittleEndian.Uint64(src[i:])
-		}
-		if t.signed && v>>(8*t.size-1) != 0 {
-			return dst, fmt.Errorf("element %d is negative, ids are not", i/t.size)
-		}
-		if v > 1<<32-1 {
-			return dst, fmt.Errorf("element %d is %d, ids end at 2^32-1", i/t.size, v)
-		}
-		dst = append(dst, uint32(v))
+	before := len(dst)
+	dst, err := layout.AppendNumbers(dst, src, t.size, t.signed)
+	if err != nil {
+		return dst, fmt.Errorf("element %d is %w", len(dst)-before, err)
 	}
 	return dst, nil
 }

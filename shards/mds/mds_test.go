@@ -73,7 +73,7 @@ func TestReads(t *testing.T) {
 		"bytes":            {"bytes", []string{"\x05\x00\x00\x00\x00\x00\x00\x00", ""}, int64s, "[d0[5] d1[]]"},
 		"bytes of what":    {"bytes", []string{"\x05\x00"}, layout.NoHints, "of what type the ids in them are"},
 		"half a number":    {"bytes", []string{"\x05\x00\x00"}, int64s, "byte 204: sample 0: the column \"tokens\": 3 bytes are no array of int64"},
-		"negative":         {"bytes", []string{strings.Repeat("\xff", 8)}, int64s, "element 0 is negative"},
+		"negative":         {"bytes", []string{strings.Repeat("\xff", 8)}, int64s, "element 0 is a negative number"},
 		"large":            {"bytes", []string{"\x00\x00\x00\x00\x01\x00\x00\x00"}, int64s, "element 0 is 4294967296"},
 		"dynamic":          {"ndarray", []string{"\x10\x04\x02\x01\x00\x02\x00", "\x21\x05\x01\x00\x07\x00\x00\x00"}, layout.NoHints, "[d0[1 2] d1[7]]"},
 		"two dimensions":   {"ndarray:uint8", []string{"\x08\x02\x03abcdef"}, layout.NoHints, "[d0[97 98 99 100 101 102]]"},

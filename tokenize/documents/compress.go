@@ -47,7 +47,7 @@ type decoders struct {
 	zstd *zstd.Decoder
 }
 
-// open begins to decompress raw. The error is one of raw's content.
+// open begins to decompress raw; position is that of raw's next byte in the file. The error is one of raw's content.
 func (d *decoders) open(c compression, raw *bufio.Reader, position func() int64) (io.Reader, error) {
 	if c == inGzip {
 		if d.gzip == nil {
@@ -64,7 +64,7 @@ func (d *decoders) open(c compression, raw *bufio.Reader, position func() int64)
 		}
 		d.zstd = z
 	}
-	return d.zstd, d.zstd.Reset(raw)
+	return zstdFrames{d.zstd, position}, d.zstd.Reset(raw)
 }
 
 // release drops what a file with a large window has left. The header tells; raw has not been read from yet.
@@ -111,12 +111,31 @@ func (g *gzipMembers) Read(p []byte) (int, error) {
 		case len(magic) == 0:
 			return n, io.EOF
 		case !strings.HasPrefix("\x1f\x8b", string(magic)):
-			return n, advise("something that is no gzip follows the compressed data, from byte %d of the file on; fetch the file again, or cut it off there", g.position())
+			return n, follows(inGzip, g.position())
 		}
 		if err := g.next(); n > 0 || err != nil {
 			return n, err
 		}
 	}
+}
+
+// zstdFrames reads the frames of a zstd file.
+type zstdFrames struct {
+	z        *zstd.Decoder // reads what it needs and no more
+	position func() int64
+}
+
+func (f zstdFrames) Read(p []byte) (int, error) {
+	n, err := f.z.Read(p)
+	if errors.Is(err, zstd.ErrMagicMismatch) { // it has read the four bytes; those at the beginning of the file are a frame's
+		err = follows(inZstd, f.position()-4)
+	}
+	return n, err
+}
+
+// follows is the error of compressed data with something else behind it.
+func follows(c compression, at int64) error {
+	return advise("something that is no %s follows the compressed data, from byte %d of the file on; fetch the file again, or cut it off there", c, at)
 }
 
 // An advice is a fault of a file whose message says what to do.

@@ -12,13 +12,19 @@ func (r *Reader) startLines() error {
 	if r.piece.Start == 0 {
 		return nil
 	}
-	for r.offset < r.piece.End || r.piece.End < 0 {
+	found, err := r.passLine(r.piece.End)
+	if !found && r.offset == r.piece.End {
+		r.offset++ // the line goes on beyond the end, so that none begins in the piece
+	}
+	return err
+}
+
+// passLine moves on behind the next line feed, or to a byte from end on or the end of the file if there is none before that; end -1 is the end of the file.
+func (r *Reader) passLine(end int64) (found bool, err error) {
+	for r.offset < end || end < 0 {
 		b, err := r.buffered()
-		if err != nil {
-			return err
-		}
-		if len(b) == 0 {
-			return nil
+		if err != nil || len(b) == 0 {
+			return false, err
 		}
 		n := bytes.IndexByte(b, '\n') + 1
 		found := n > 0
@@ -28,11 +34,10 @@ func (r *Reader) startLines() error {
 		r.in.Discard(n)
 		r.offset += int64(n)
 		if found {
-			return nil
+			return true, nil
 		}
 	}
-	r.offset = r.piece.End + 1 // a line that goes on beyond the end
-	return nil
+	return false, nil
 }
 
 // readLine gives the next line of the piece with the line feed that ends it, valid until the next call, and moves on behind it. r.start and
@@ -101,24 +106,9 @@ func (r *Reader) skipLine(offset, lines int64) error {
 	if err := r.discardTo(offset); err != nil {
 		return err
 	}
-	for {
-		b, err := r.buffered()
-		if err != nil || len(b) == 0 {
-			r.lines = lines
-			return err
-		}
-		n := bytes.IndexByte(b, '\n') + 1
-		found := n > 0
-		if !found {
-			n = len(b)
-		}
-		r.in.Discard(n)
-		r.offset += int64(n)
-		if found {
-			r.lines = lines
-			return nil
-		}
-	}
+	r.lines = lines
+	_, err := r.passLine(-1)
+	return err
 }
 
 // nextFile gives the document that is the whole file.

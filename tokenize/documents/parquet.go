@@ -99,7 +99,10 @@ func (m *parquetMeta) find(o Options, paths [2][]string) error {
 		}
 	}
 	text, id := found[textField], found[idField]
-	switch {
+	switch group := m.groupAt(paths[textField]); {
+	case text == nil && group != "":
+		return advise("the column %q of the texts has the type %s, not string; its columns of text are: %s",
+			joinPath(paths[textField]), group, strings.Join(texts, ", "))
 	case text == nil:
 		return advise("the file has no column %q; its columns of text are: %s", joinPath(paths[textField]), strings.Join(texts, ", "))
 	case text.MaxRepetitionLevel() > 0:
@@ -109,7 +112,9 @@ func (m *parquetMeta) find(o Options, paths [2][]string) error {
 			joinPath(paths[textField]), strings.ToLower(text.PhysicalType().String()), strings.Join(texts, ", "))
 	}
 	m.text = newParquetColumn(text, leaves[textField])
-	switch {
+	switch group := m.groupAt(paths[idField]); {
+	case id == nil && o.ID != "" && group != "":
+		return advise("the column %q of the ids has the type %s, neither string nor integer; name another for the ids", o.ID, group)
 	case id == nil && o.ID != "":
 		return advise("the file has no column %q for the ids; its columns of text are: %s", o.ID, strings.Join(texts, ", "))
 	case id == nil:
@@ -127,6 +132,31 @@ func (m *parquetMeta) find(o Options, paths [2][]string) error {
 		return advise("the column %q of the ids has the type %v (%v), neither string nor integer; name another for the ids", m.id.name, m.id.kind, id.LogicalType())
 	}
 	return nil
+}
+
+// groupAt is the type of what a path leads to if that holds columns and is none itself: list, map or struct; else "".
+func (m *parquetMeta) groupAt(path []string) string {
+	node := schema.Node(m.file.Schema.Root())
+	for _, name := range path {
+		group, ok := node.(*schema.GroupNode)
+		if !ok || group.FieldIndexByName(name) < 0 {
+			return ""
+		}
+		node = group.Field(group.FieldIndexByName(name))
+	}
+	if _, ok := node.(*schema.GroupNode); !ok {
+		return ""
+	}
+	switch node.LogicalType().(type) {
+	case schema.MapLogicalType:
+		return "map"
+	case schema.ListLogicalType:
+		return "list"
+	}
+	if node.RepetitionType() == parquet.Repetitions.Repeated {
+		return "list"
+	}
+	return "struct"
 }
 
 func newParquetColumn(c *schema.Column, leaf int) *parquetColumn {

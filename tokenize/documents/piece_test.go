@@ -219,11 +219,13 @@ func TestPiecesOfInputs(t *testing.T) {
 		t.Errorf("%q, want %q", got, want)
 	}
 	// A file that is shorter than when it was cut is noticed.
-	if err := os.Truncate(jsonl, 600); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := seenPiece(t, pieces[1], Options{}); err == nil || !strings.Contains(err.Error(), "changed since") {
-		t.Errorf("a shortened file: %v", err)
+	for _, size := range []int64{600, 436, 433, 400} { // the piece begins in a line that ends at byte 442
+		if err := os.Truncate(jsonl, size); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := seenPiece(t, pieces[1], Options{}); err == nil || !strings.Contains(err.Error(), "changed since") {
+			t.Errorf("a file shortened to %d bytes: %v", size, err)
+		}
 	}
 	for _, input := range []string{filepath.Join(t.TempDir(), "absent"), t.TempDir(), put(t, "x.gz", "plain")} {
 		if _, err := Pieces(t.Context(), []string{input}, Options{}, 1); err == nil || !strings.Contains(err.Error(), input) {

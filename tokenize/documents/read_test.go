@@ -192,7 +192,9 @@ func TestRefusedFiles(t *testing.T) {
 		"name.gz":      {gzipped(`{"text":"a"}`) + "\x1f\x8b\x08\x08\x00\x00\x00\x00\x00\x03name", "cut short"},
 		"trailing.gz":  {gzipped(`{"text":"a"}`) + "garbage of length", fmt.Sprintf("(byte 12): something that is no gzip follows the compressed data, from byte %d of", len(gzipped(`{"text":"a"}`)))},
 		"garbage.gz":   {gzipped("", strings.Repeat("\n", 9_000_000)) + "x", fmt.Sprintf("from byte %d of", len(gzipped("", strings.Repeat("\n", 9_000_000))))},
-		"trailing.zst": {zstded(`{"text":"a"}`) + "garbage of length", "cannot be read beyond this place"},
+		"trailing.zst": {zstded(`{"text":"a"}`) + "garbage of length", fmt.Sprintf("(byte 12): something that is no zstd follows the compressed data, from byte %d of", len(zstded(`{"text":"a"}`)))},
+		"garbage.zst":  {zstded("", strings.Repeat("\n", 9_000_000)) + "none", fmt.Sprintf("from byte %d of", len(zstded("", strings.Repeat("\n", 9_000_000))))},
+		"skipped.zst":  {"\x50\x2a\x4d\x18\x01\x00\x00\x00xgarbage", "no zstd follows the compressed data, from byte 9 of"},
 	} {
 		var last error
 		for _, err := range ReadDocuments(t.Context(), []string{put(t, name, test.content)}, Options{}) {

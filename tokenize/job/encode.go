@@ -43,7 +43,8 @@ type item struct {
 	part  int
 	lines int64 // of the part that were passed, this one included
 	err   error
-	end   int // of its ids in batch.tokens
+	end   int   // of its ids in batch.tokens
+	read  int64 // bytes of the part, as it is compressed, that were read up to here
 
 	partEnds bool
 	sha256   string // of the part that ends
@@ -128,11 +129,13 @@ func (p *process) encodeUnits(ctx context.Context) error {
 		if failed != nil {
 			err = nil
 		}
-		p.board.putBack(u)
-		p.live.drop(u)
+		if err == nil {
+			p.board.putBack(u)
+			p.live.drop(u)
+		}
 		l.Release()
 		if err != nil {
-			return err
+			return err // the unit stays ours: nobody here begins it once more, and what it has come to says how much the job takes
 		}
 	}
 }
@@ -236,9 +239,10 @@ func (e *unitEncoder) encode(ctx context.Context) error {
 	defer cancel(nil)
 	toWrite := make(chan *batch, 4*e.p.o.Workers)
 	group, readCtx := errgroup.WithContext(ctx)
+	from := e.next // which write moves on while the reader reads
 	group.Go(func() error {
 		defer close(toWrite)
-		return e.read(readCtx, toWrite)
+		return e.read(readCtx, from, toWrite)
 	})
 	var err error
 	ended := false // as many documents as are wanted, or an error
@@ -263,8 +267,8 @@ func (e *unitEncoder) encode(ctx context.Context) error {
 	return e.finish(true)
 }
 
-// read sends the documents of the unit in batches.
-func (e *unitEncoder) read(ctx context.Context, toWrite chan<- *batch) error {
+// read sends the documents of the unit, from a place on, in batches. It shares nothing with [unitEncoder.write] but what it sends.
+func (e *unitEncoder) read(ctx context.Context, from place, toWrite chan<- *batch) error {
 	b := newBatch()
 	send := func() error {
 		// A document larger than all memory goes alone.
@@ -291,8 +295,8 @@ func (e *unitEncoder) read(ctx context.Context, toWrite chan<- *batch) error {
 		return nil
 	}
 	limit := sampleLimit(e.p.o.Sample)
-	for n := e.next.Part; n < len(e.p.f.d.Units[e.u]); n++ {
-		if err := e.readPart(ctx, n, limit, add); err != nil {
+	for n := from.Part; n < len(e.p.f.d.Units[e.u]); n++ {
+		if err := e.readPart(ctx, from, n, limit, add); err != nil {
 			if errors.Is(err, errEnough) {
 				break
 			}
@@ -305,7 +309,8 @@ func (e *unitEncoder) read(ctx context.Context, toWrite chan<- *batch) error {
 // errEnough ends reading at an error of the documents: what becomes of it is decided where they are written.
 var errEnough = errors.New("enough")
 
-func (e *unitEncoder) readPart(ctx context.Context, n int, limit uint64, add func(item) error) error {
+// readPart sends the documents of part n, from a place on if that is within the part.
+func (e *unitEncoder) readPart(ctx context.Context, from place, n int, limit uint64, add func(item) error) error {
 	part := e.p.f.d.Units[e.u][n]
 	in := e.p.f.d.Inputs[part.Input]
 	if err := unmodified(in); err != nil {
@@ -323,13 +328,11 @@ func (e *unitEncoder) readPart(ctx context.Context, n int, limit uint64, add fun
 		return errEnough
 	}
 	defer r.Close()
-	if n == e.next.Part && e.next.Within {
-		if err := r.Skip(e.next.Offset, e.next.Lines); err != nil {
+	if n == from.Part && from.Within {
+		if err := r.Skip(from.Offset, from.Lines); err != nil {
 			return err
 		}
 	}
-	e.live.reads(n, r.BytesRead)
-	defer e.live.reads(n, nil)
 	for {
 		d, err := r.Next()
 		var bad *documents.DocumentError
@@ -338,7 +341,7 @@ func (e *unitEncoder) readPart(ctx context.Context, n int, limit uint64, add fun
 			if err := unmodified(in); err != nil {
 				return err
 			}
-			return add(item{part: n, lines: r.Lines(), partEnds: true, sha256: r.SHA256()})
+			return add(item{part: n, lines: r.Lines(), read: r.BytesRead(), partEnds: true, sha256: r.SHA256()})
 		case err == nil:
 			if limit > 0 && draw(sampleSeed, part.Input, d.Offset) >= limit {
 				continue
@@ -350,7 +353,7 @@ func (e *unitEncoder) readPart(ctx context.Context, n int, limit uint64, add fun
 				return err
 			}
 		}
-		if err := add(item{Document: d, part: n, lines: r.Lines(), err: err}); err != nil {
+		if err := add(item{Document: d, part: n, lines: r.Lines(), read: r.BytesRead(), err: err}); err != nil {
 			return err
 		}
 		if bad != nil && (bad.Kind == documents.BadStream || e.p.o.OnError == Fail) {
@@ -374,6 +377,9 @@ func unmodified(in input) error {
 
 // write adds a batch to the segments. It reports whether the unit ends here, before its inputs do.
 func (e *unitEncoder) write(b *batch) (ended bool, err error) {
+	if n := len(b.items); n > 0 {
+		defer e.live.reached(&b.items[n-1])
+	}
 	start := 0
 	for i := range b.items {
 		d := &b.items[i]
@@ -489,7 +495,7 @@ type liveUnit struct {
 
 	mu   sync.Mutex
 	part int
-	read func() int64 // of the part in work
+	read int64 // bytes of the part up to the last document that is counted, as they are compressed
 }
 
 func (l *live) begin(u, part int, t totals) *liveUnit {
@@ -512,12 +518,12 @@ func (l *live) drop(u int) {
 	delete(l.units, u)
 }
 
-// reads says which part is being read, and how to learn how many bytes of it were.
-func (u *liveUnit) reads(part int, read func() int64) {
+// reached says how far a unit was read when its documents up to here were counted: the reader is ahead of them.
+func (u *liveUnit) reached(i *item) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	u.part, u.read = part, read
-	if read == nil {
-		u.part++
+	u.part, u.read = i.part, i.read
+	if i.partEnds {
+		u.part, u.read = i.part+1, 0
 	}
 }

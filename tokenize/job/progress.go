@@ -97,8 +97,8 @@ func (p *process) reckon() Progress {
 		for _, bytes := range p.shares[u][:l.part] {
 			s.InputRead += bytes
 		}
-		if l.read != nil {
-			read := l.read()
+		if l.part < len(p.shares[u]) {
+			read := l.read
 			if p.f.d.Inputs[p.f.d.Units[u][l.part].Input].Size >= 0 {
 				read = min(read, p.shares[u][l.part])
 			}

@@ -388,15 +388,19 @@ func full(err error, p *process) error {
 	if !errors.Is(err, syscall.ENOSPC) && !errors.Is(err, syscall.EDQUOT) {
 		return err
 	}
-	need := "the ids of all documents"
+	need := "the ids and origins of all documents"
 	if p != nil {
 		if s := p.reckon(); s.InputRead > 0 && s.InputSize > 0 && s.Tokens > 0 {
-			need += fmt.Sprintf(", about %s", size(float64(s.Tokens)*float64(p.f.d.width())*float64(s.InputSize)/float64(s.InputRead)))
+			now := float64(s.Tokens)*float64(p.f.d.width()) + float64(s.Documents)*besideIDs
+			need += fmt.Sprintf(", about %s", size(now*float64(s.InputSize)/float64(s.InputRead)))
 		}
 	}
 	return fmt.Errorf("%w; the job needs room for %s, and up to as much again in its folder until the shards are complete. Make room and give the same command again: "+
 		"it goes on from here", err, need)
 }
+
+// besideIDs is about how many bytes of files a document takes beside its ids: 20 in x.idx, the others, compressed, in x.docs.arrow.
+const besideIDs = 32
 
 // size is a number of bytes in words.
 func size(bytes float64) string {

@@ -21,10 +21,12 @@ import sys
 import unicodedata
 
 import tokenizers
-from reference import MARKS, PIECES, nasty
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-HERE = pathlib.Path(__file__).parent
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.append(str(HERE.parents[1] / "conformance"))
+from texts import MARKS, PIECES, nasty  # noqa: E402
+
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 CL100K = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 SPECIALS = ["<|endoftext|>", "<|padding|>"]
@@ -98,7 +100,7 @@ def word_contexts(c):
     return ["'" + c + "e", "a" + c + "1" + c + "2", " " + c + c + "\n " + c + ".", "\u00a0" + c + "!" + c + "\r\n" + c, "'l" + c]
 
 
-# Changing what is hashed here means changing hashAll in nfc_test.go.
+# Changing what is hashed here means changing hashAll in normalform_test.go.
 def hash_all(contexts, function):
     h = hashlib.sha256()
     for c in range(0x110000):
