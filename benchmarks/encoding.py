@@ -13,8 +13,8 @@ tiktoken     encode_ordinary_batch with its vocabulary taken from a tokenizer.js
 
 Every side starts with empty caches in a process of its own and is timed without loading and without reading; the second pass is "warm". MB are 10^6 bytes.
 
---pipeline FILE... instead compares whole commands, decompression and JSON included: `mula tokenize` (writes and hashes a shard) and, if they are installed (pip install dolma; pip install datatrove orjson tokenizers)
-for --python PYTHON, `dolma tokens` and datatrove's DocumentTokenizer on the same files, --threads processes each.
+--pipeline FILE... instead compares whole commands, decompression and JSON included: `mula tokenize` (writes and hashes a shard) and `dolma tokens` and datatrove's DocumentTokenizer on the same files, --threads
+processes each. --python names the interpreters of the environments that have them (conformance/environments.sh DIR layouts dolma-1.2.1).
 """
 import argparse, json, os, pathlib, statistics, struct, subprocess, sys, tempfile, time
 
@@ -159,19 +159,21 @@ def pipeline(args, tmp):
     import texts
     for f in args.pipeline:
         bytes_of_text += sum(len(t.encode()) for t in texts.corpus(f.parent, (f.name,)))
-    python = str(args.python)
-    have = lambda package: subprocess.run([python, "-c", f"import {package}"], capture_output=True).returncode == 0
+    file = json.loads(args.tokenizers[0].read_text())
+    eos = next(a["id"] for a in file["added_tokens"] if a["content"] == "<|endoftext|>")
+    dtype = "uint16" if len(file["model"]["vocab"]) < 1 << 16 else "uint32"  # as all three choose it; dolma wants to be told
+    have = lambda packages: next((str(p) for p in args.python if subprocess.run([p, "-c", f"import {packages}"], capture_output=True).returncode == 0), None)
     print(f"Files to shards, {len(inputs)} files, {bytes_of_text / 1e6:.1f} MB of text; seconds, medians of {args.rounds} rounds in turns.\n")
     print("| threads | mula tokenize | dolma tokens | datatrove | mula / best |\n|---|---|---|---|---|", flush=True)
     for threads in args.threads:
         lines = {"mula": lambda out: [str(args.mula), "tokenize", "--tokenizer", tokenizer, "--workers", str(threads), "--output", f"{out}/x", *inputs]}
-        if have("dolma"):
-            lines["dolma"] = lambda out: [str(pathlib.Path(python).parent / "dolma"), "tokens", "--documents", *inputs, "--destination", out, "--tokenizer.name_or_path", tokenizer,
-                                          "--tokenizer.eos_token_id", "0", "--processes", str(threads), "--dtype", "uint32", "--seed", "1"]
-        if have("datatrove, orjson"):
+        if dolma := have("dolma"):
+            lines["dolma"] = lambda out: [str(pathlib.Path(dolma).parent / "dolma"), "tokens", "--documents", *inputs, "--destination", out, "--tokenizer.name_or_path", tokenizer,
+                                          "--tokenizer.eos_token_id", str(eos), "--processes", str(threads), "--dtype", dtype, "--seed", "1"]
+        if datatrove := have("datatrove, orjson, tokenizers"):
             script = pathlib.Path(tmp, "datatrove_run.py")
             script.write_text(DATATROVE)
-            lines["datatrove"] = lambda out: [python, str(script), str(folder), out, tokenizer, str(threads)]
+            lines["datatrove"] = lambda out: [datatrove, str(script), str(folder), out, tokenizer, str(threads)]
         runs = {name: [] for name in lines}
         for _ in range(args.rounds):
             for name, line in lines.items():
@@ -198,7 +200,7 @@ def main():
     ap.add_argument("--documents", nargs="+", choices=["4 kB", "whole"], default=["4 kB", "whole"])
     ap.add_argument("--pipeline", nargs="+", type=pathlib.Path)
     ap.add_argument("--mula", type=pathlib.Path, default=here.parent / "bin" / "mula")
-    ap.add_argument("--python", type=pathlib.Path, default=pathlib.Path(sys.executable), help="of the environment with dolma or datatrove")
+    ap.add_argument("--python", nargs="+", type=pathlib.Path, default=[pathlib.Path(sys.executable)], help="of the environments with dolma and datatrove")
     args = ap.parse_args()
     with tempfile.TemporaryDirectory() as tmp:
         pipeline(args, tmp) if args.pipeline else encoding(args, tmp)
