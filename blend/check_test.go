@@ -88,7 +88,7 @@ sources:
 	wantMessages := []string{
 		"a: 3 of 5 documents are empty",
 		"tiny: its 5 tokens are too few for a window of 17: it is never read",
-		"long: 1 documents have 1048576 tokens or more; the longest is number 0 with 1048579",
+		"long: 1 documents have 1,048,576 tokens or more; the longest is number 0 with 1,048,579",
 		"foreign: it has no manifest, so what made it and where its documents come from is not known",
 		"foreign: its ids have four bytes, two would do (the largest is 999)",
 		"copy: its ids have four bytes, two would do (the largest is 999)",

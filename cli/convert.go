@@ -23,10 +23,10 @@ func convertCommand() *cli.Command {
 			"  datatrove  PREFIX.ds, PREFIX.ds.index, PREFIX.ds.metadata     datatrove, nanotron\n" +
 			"  mds        PREFIX/index.json, PREFIX/shard.00000.mds, …       MosaicML Streaming, llm-foundry\n" +
 			"  fms        PREFIX.arrow, and a line in ../meta/*counts*.csv   fms-fsdp\n\n" +
-			"Beside them are PREFIX.json, a manifest with hashes, in most layouts PREFIX.docs.arrow with the origins of documents (mds: mula.json and\n" +
-			"mula.docs.arrow in the folder, fms: PREFIX.docs.feather, dolma: in PREFIX.csv.gz), and, for all but mds and fms, PREFIX.sums with checksums\n" +
-			"of the ids. Boundaries and origins of documents are kept, and what is known of the tokenizer. A conversion that\n" +
-			"was killed is run again; it gives the same bytes.\n\n" +
+			"Beside them are PREFIX.json, a manifest with hashes, PREFIX.sums with checksums of the ids, by which damage is found when they are read, and\n" +
+			"PREFIX.docs.arrow with the origins of documents (mds: mula.json, mula.sums and mula.docs.arrow in the folder; fms: PREFIX.docs.feather; dolma:\n" +
+			"in PREFIX.csv.gz). Boundaries and origins of documents are kept, and what is known of the tokenizer. Where an input has such checksums, damage\n" +
+			"in it ends the conversion and the documents it hits are named. A conversion that was killed is run again; it gives the same bytes.\n\n" +
 			"Example: mula convert --to dolma --output olmo/wiki shards/wiki-*.idx",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "to", Usage: "write the layout `LAYOUT`: " + strings.Join(formats.Names(), ", ") + " (needed)"},
@@ -38,7 +38,7 @@ func convertCommand() *cli.Command {
 			&cli.IntFlag{Name: "vocab-size", Usage: "all ids are below `N`, for inputs without a manifest; decides on the element type that is written"},
 			&cli.StringFlag{Name: "tokenizer-name", Usage: "datatrove: the `NAME` of the tokenizer for PREFIX.ds.metadata, by which nanotron loads it"},
 			&cli.StringFlag{Name: "mds-size-limit", Usage: "mds: begin a new file at `BYTES`", Value: "64Mi"},
-			&cli.StringFlag{Name: "mds-compression", Usage: "mds: compress files with zstd"},
+			&cli.StringFlag{Name: "mds-compression", Usage: "mds: compress files with `NAME`: zstd", DefaultText: "not compressed"},
 			jsonFlag,
 		},
 		Action: runConvert,

@@ -30,7 +30,7 @@ func tokenizeCommand() *cli.Command {
 			"The work is kept in PREFIX.job: the same command goes on after a kill, and any number of processes, on machines that share the folder, may be\n" +
 			"given the same command to share the work. When all is done it says so.\n\n" +
 			"Example: mula tokenize --tokenizer tokenizer.json --output shards/wiki --shard-tokens 2G corpus/wiki",
-		Flags: []cli.Flag{
+		Flags: slices.Concat([]cli.Flag{
 			&cli.StringFlag{Name: "tokenizer", Usage: "use the Hugging Face tokenizer.json in `FILE` (needed)"},
 			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "write the shards' files under the `PREFIX` (needed)"},
 			&cli.StringFlag{Name: "to", Usage: "write shards as `NAME` does: " + strings.Join(formats.Names(), ", "), Value: "megatron"},
@@ -38,10 +38,7 @@ func tokenizeCommand() *cli.Command {
 			&cli.Uint64Flag{Name: "shuffle-seed", Usage: "shuffle all documents by the seed `N`"},
 			&cli.Float64Flag{Name: "sample", Usage: "keep the `SHARE` of the documents, from 0 to 1; a smaller sample is part of a larger one"},
 			&cli.StringFlag{Name: "max-documents", Usage: "stop after `N` documents in the order of the inputs"},
-			&cli.StringFlag{Name: "input-format", Usage: "read all inputs as `NAME`: auto, jsonl, json, text, parquet, arrow", Value: "auto"},
-			&cli.StringFlag{Name: "text-field", Usage: "the `PATH` of the field with the text, such as text or doc.body", Value: "text"},
-			&cli.StringFlag{Name: "id-field", Usage: "the `PATH` of the field with the id", Value: "id"},
-			&cli.StringFlag{Name: "text-unit", Usage: "of plain text, a document is a `UNIT`: file or line", Value: "file"},
+		}, readFlags(), []cli.Flag{
 			&cli.StringFlag{Name: "eod", Usage: "the `TOKEN` that ends every document", Value: defaultEOD},
 			&cli.BoolFlag{Name: "no-eod", Usage: "end documents without a token"},
 			&cli.StringFlag{Name: "specials", Usage: "special tokens that stand literally in a text become text (text) or the special id (tokens), which is Hugging Face's default", Value: "text"},
@@ -52,9 +49,31 @@ func tokenizeCommand() *cli.Command {
 			&cli.StringFlag{Name: "memory", Usage: "hold at most `BYTES` of texts and ids; shuffling a large corpus is faster with several G", Value: "256M"},
 			&cli.StringFlag{Name: "piece-size", Usage: "claim about `BYTES` of the inputs at a time; changes no output (default 8M to 256M, by the size of the inputs)"},
 			workersFlag, jsonFlag,
-		},
+		}),
 		Action: runTokenize,
 	}
+}
+
+// readFlags say how documents are read, with [readOptions].
+func readFlags() []cli.Flag {
+	return []cli.Flag{
+		&cli.StringFlag{Name: "input-format", Usage: "read all inputs as `NAME`: auto, jsonl, json, text, parquet, arrow", Value: "auto"},
+		&cli.StringFlag{Name: "text-field", Usage: "the `PATH` of the field with the text, such as text or doc.body", Value: "text"},
+		&cli.StringFlag{Name: "id-field", Usage: "the `PATH` of the field with the id", Value: "id"},
+		&cli.StringFlag{Name: "text-unit", Usage: "of plain text, a document is a `UNIT`: file or line", Value: "file"},
+	}
+}
+
+// readOptions are how documents are read by the flags of readFlags.
+func readOptions(c *cli.Context) (o documents.Options, err error) {
+	o = documents.Options{Stdin: c.App.Reader, Text: c.String("text-field"), ID: c.String("id-field")}
+	if o.Format, err = documents.ParseFormat(c.String("input-format")); err != nil {
+		return o, usagef("--input-format: %v", err)
+	}
+	if o.Unit, err = documents.ParseUnit(c.String("text-unit")); err != nil {
+		return o, usagef("--text-unit: %v", err)
+	}
+	return o, nil
 }
 
 // amount reads a number with a suffix: K, M, G and T are powers of 1000, Ki, Mi, Gi and Ti of 1024. An empty one is 0.
@@ -99,16 +118,12 @@ func runTokenize(c *cli.Context) error {
 		return usagef("--output %s is a folder; add what the names of the files are to begin with, such as %stokens", output, output)
 	}
 	options := job.Options{Inputs: inputs, Output: output, Workers: c.Int("workers"), AppendEOD: !c.Bool("no-eod"), Overwrite: c.Bool("overwrite"),
-		Shuffle: c.IsSet("shuffle-seed"), ShuffleSeed: c.Uint64("shuffle-seed"), Sample: c.Float64("sample"),
-		Read: documents.Options{Stdin: c.App.Reader, Text: c.String("text-field"), ID: c.String("id-field")}}
+		Shuffle: c.IsSet("shuffle-seed"), ShuffleSeed: c.Uint64("shuffle-seed"), Sample: c.Float64("sample")}
+	if options.Read, err = readOptions(c); err != nil {
+		return err
+	}
 	if options.Layout, err = formats.ParseLayout(c.String("to")); err != nil {
 		return usagef("--to: %v", err)
-	}
-	if options.Read.Format, err = documents.ParseFormat(c.String("input-format")); err != nil {
-		return usagef("--input-format: %v", err)
-	}
-	if options.Read.Unit, err = documents.ParseUnit(c.String("text-unit")); err != nil {
-		return usagef("--text-unit: %v", err)
 	}
 	for flag, value := range map[string]*int64{
 		"shard-tokens": &options.ShardTokens, "max-documents": &options.MaxDocuments, "memory": &options.Memory, "piece-size": &options.PieceBytes,

@@ -3,6 +3,7 @@ package cli
 import (
 	"fmt"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/urfave/cli/v2"
@@ -20,19 +21,17 @@ func tokenizerCommand() *cli.Command {
 			Name:      "train",
 			Usage:     "train a byte-level BPE tokenizer and write a Hugging Face tokenizer.json",
 			ArgsUsage: "INPUT...",
-			Description: "Inputs are files of documents (.jsonl, .json, plain, .gz or .zst), or folders of them. The result depends on the inputs\n" +
-				"and the flags alone, not on the number of workers.\n\n" +
+			Description: "Inputs are what `mula tokenize` reads: files of documents (JSON lines, JSON, Parquet, Arrow, plain text; plain, gzip or zstd), folders of\n" +
+				"them, or - for standard input. The result depends on the inputs and the flags alone, not on the number of workers.\n\n" +
 				"Example: mula tokenizer train --vocab-size 4096 --output tokenizer.json corpus/go corpus/books",
-			Flags: []cli.Flag{
+			Flags: slices.Concat([]cli.Flag{
 				&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "write the tokenizer to `FILE`", Value: "tokenizer.json"},
 				&cli.IntFlag{Name: "vocab-size", Usage: "number of ids, special tokens and the 256 bytes included", Value: 50304},
 				&cli.StringSliceFlag{Name: "special", Usage: "special `TOKEN` (repeat the flag for several); they get the first ids", Value: cli.NewStringSlice(defaultEOD, "<|padding|>")},
 				&cli.StringFlag{Name: "pattern", Usage: "rule that cuts text into words: gpt2 or cl100k", Value: "gpt2"},
 				&cli.IntFlag{Name: "min-frequency", Usage: "how often a pair must occur to become a token", Value: 2},
 				&cli.Int64Flag{Name: "max-bytes", Usage: "read no more than this many bytes of text (0: all)"},
-				workersFlag,
-				jsonFlag,
-			},
+			}, readFlags(), []cli.Flag{workersFlag, jsonFlag}),
 			Action: tokenizerTrain,
 		}},
 	}
@@ -68,11 +67,15 @@ func tokenizerTrain(c *cli.Context) error {
 	default:
 		return usagef("--pattern is %q; allowed: gpt2, cl100k", c.String("pattern"))
 	}
+	read, err := readOptions(c)
+	if err != nil {
+		return err
+	}
 	start := time.Now()
 	p := newProgress(c.App.ErrWriter)
 	defer p.end()
 	var last tokenize.TrainProgress
-	data, err := tokenize.Train(c.Context, documents.ReadDocuments(c.Context, inputs, documents.Options{Stdin: c.App.Reader}), tokenize.TrainOptions{
+	data, err := tokenize.Train(c.Context, documents.ReadDocuments(c.Context, inputs, read), tokenize.TrainOptions{
 		VocabSize:     c.Int("vocab-size"),
 		SpecialTokens: c.StringSlice("special"),
 		Pattern:       pattern,

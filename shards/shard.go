@@ -88,8 +88,12 @@ func Open(prefix string) (_ *Shard, err error) {
 		return nil, err
 	}
 	if s.manifest != nil && s.manifest.Files["sums"].SHA256 != "" { // one that the manifest does not list is of an older shard
-		if s.sums, err = openSums(prefix+sumsExt, int64(len(s.bin.Data))); err != nil {
+		sums, err := openSums(prefix+sumsExt, int64(len(s.bin.Data)))
+		if err != nil {
 			return nil, err
+		}
+		if len(sums) > 0 {
+			s.sums = sums[0]
 		}
 	}
 	// A writer removes x.idx before it replaces the others: while the one that was opened stands, they are its own.

@@ -2,6 +2,7 @@ package shards
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
@@ -46,10 +47,11 @@ func encodeSums(binBytes int64, sums []uint32) []byte {
 	return le.AppendUint32(out, crc32.Checksum(out, castagnoli))
 }
 
-// blockSums are the sums of a shard's x.bin and what is known of its blocks. It is safe for concurrent use.
+// blockSums are the sums of a file of ids, x.bin or another layout's, and what is known of its blocks. It is safe for concurrent use.
 type blockSums struct {
-	path  string // of x.sums
+	path  string // of the file of sums
 	file  mapping.File
+	part  []byte // of file that is about this file of ids, from the header to the sum of all before
 	sums  []byte // u32 each
 	block int64  // bytes
 
@@ -57,8 +59,9 @@ type blockSums struct {
 	good []atomic.Uint64 // a bit a block: it was found to have its sum
 }
 
-// openSums maps x.sums; without the file it gives nil. It looks at the header only: the sums themselves are doubted when one differs.
-func openSums(path string, binBytes int64) (*blockSums, error) {
+// openSums maps a file of sums, that of files of ids with so many bytes each; without the file it gives nil. It looks at the headers only: the sums
+// themselves are doubted when one differs.
+func openSums(path string, idBytes ...int64) (all []*blockSums, err error) {
 	file, err := mapping.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -66,35 +69,48 @@ func openSums(path string, binBytes int64) (*blockSums, error) {
 	if err != nil {
 		return nil, fmt.Errorf("opening shard: %w", err)
 	}
-	c := &blockSums{path: path, file: file}
-	if err := c.parse(binBytes); err != nil {
+	at := int64(0)
+	for _, n := range idBytes {
+		c := &blockSums{path: path, file: file}
+		if err = c.parse(at, n); err != nil {
+			break
+		}
+		at += int64(len(c.part))
+		all = append(all, c)
+	}
+	if size := int64(len(file.Data)); err == nil && size != at {
+		err = fmt.Errorf("it has %d bytes, not the %d that the sums of the ids take", size, at)
+	}
+	if err != nil {
 		file.Close()
 		return nil, fmt.Errorf("%s: %w: restore it, or remove it: tokens are then not compared with sums when they are read: %w", path, err, ErrCorrupt)
 	}
 	file.Scattered()
-	return c, nil
+	return all, nil
 }
 
-// parse looks at the header and the size.
-func (c *blockSums) parse(binBytes int64) error {
-	le, data := binary.LittleEndian, c.file.Data
+// parse finds the part about a file of ids, which begins at byte at, and looks at its header.
+func (c *blockSums) parse(at, idBytes int64) error {
+	le, data := binary.LittleEndian, c.file.Data[at:]
 	if len(data) < sumsHeaderSize+4 || !bytes.HasPrefix(data, []byte(sumsMagic)) {
-		return fmt.Errorf("its %d bytes do not begin with the header of a file of sums", len(data))
+		return fmt.Errorf("its %d bytes from byte %d on do not begin with the header of sums", len(data), at)
 	}
 	if v := le.Uint32(data[8:]); v != sumsVersion {
-		return fmt.Errorf("version %d (byte 8), only version %d is known", v, sumsVersion)
+		return fmt.Errorf("version %d (byte %d), only version %d is known", v, at+8, sumsVersion)
 	}
 	c.block = int64(le.Uint32(data[12:]))
 	if bits.OnesCount64(uint64(c.block)) != 1 || c.block < 1<<9 {
-		return fmt.Errorf("blocks of %d bytes (byte 12), not of a power of two from 512 on", c.block)
+		return fmt.Errorf("blocks of %d bytes (byte %d), not of a power of two from 512 on", c.block, at+12)
 	}
-	if of := le.Uint64(data[16:]); of != uint64(binBytes) {
-		return fmt.Errorf("it has the sums of %d bytes (byte 16), the file of ids has %d", of, binBytes)
+	if of := le.Uint64(data[16:]); of != uint64(idBytes) {
+		return fmt.Errorf("it has the sums of %d bytes (byte %d), the file of ids has %d", of, at+16, idBytes)
 	}
-	if want := sumsHeaderSize + 4*c.blocks(binBytes) + 4; want != int64(len(data)) {
-		return fmt.Errorf("it has %d bytes, not the %d that the sums of %d bytes take", len(data), want, binBytes)
+	want := sumsHeaderSize + 4*c.blocks(idBytes) + 4
+	if want > int64(len(data)) {
+		return fmt.Errorf("it has %d bytes, not the %d that the sums up to those of %d bytes take", len(c.file.Data), at+want, idBytes)
 	}
-	c.sums = data[sumsHeaderSize : len(data)-4]
+	c.part = data[:want]
+	c.sums = data[sumsHeaderSize : want-4]
 	return nil
 }
 
@@ -126,28 +142,27 @@ func (c *blockSums) right(bin []byte, block int64) bool {
 
 // doubt says why the sums are not to be believed, if they are not: they are not those that were written, or not the manifest's.
 func (c *blockSums) doubt(want FileInfo) error {
-	data := c.file.Data
-	last := len(data) - 4
-	if crc32.Checksum(data[:last], castagnoli) != binary.LittleEndian.Uint32(data[last:]) {
+	last := len(c.part) - 4
+	if crc32.Checksum(c.part[:last], castagnoli) != binary.LittleEndian.Uint32(c.part[last:]) {
 		return fmt.Errorf("%s is damaged itself: restore it, or remove it: tokens are then not compared with sums when they are read: %w", c.path, ErrCorrupt)
 	}
-	if sum := sha256.Sum256(data); hex.EncodeToString(sum[:]) != want.SHA256 {
+	if sum := sha256.Sum256(c.file.Data); hex.EncodeToString(sum[:]) != want.SHA256 {
 		return fmt.Errorf("%s has SHA-256 %x, by the manifest %s: restore the shard or write it again: %w", c.path, sum, want.SHA256, ErrCorrupt)
 	}
 	return nil
 }
 
 func (c *blockSums) close() error {
-	c.sums = nil
+	c.part, c.sums = nil, nil
 	return c.file.Close()
 }
 
 // A DamageError says which bytes of a file of ids, x.bin or that of another layout, are not those that were written, and which documents have
-// tokens there. It wraps [ErrCorrupt].
+// bytes there. It wraps [ErrCorrupt].
 type DamageError struct {
 	Path      string     // of the file of ids
 	Blocks    []ByteSpan // that do not have their sums, neighbours joined, in order
-	Documents []int64    // numbers of those that have tokens in Blocks, in order, the first 1,000 of them
+	Documents []int64    // numbers of those that have bytes in Blocks, in order, the first 1,000 of them
 	More      int64      // how many there are beyond Documents
 
 	why string // what was found out, for the message
@@ -239,6 +254,9 @@ func nameDocument(number int64, o DocumentOrigin) string {
 
 // listDocuments lists the damaged documents for a message. names are those of the first; the last of all is number last.
 func (e *DamageError) listDocuments(names []string, last int64) string {
+	if len(names) == 0 {
+		return "no document"
+	}
 	if rest := int64(len(e.Documents)-len(names)) + e.More; rest > 0 {
 		names = append(names, fmt.Sprintf("%d more up to number %d", rest, last))
 	}
@@ -286,40 +304,56 @@ func (w *SumsWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// File gives the bytes of the file of sums. Nothing may be written afterwards.
+// File gives the bytes of the file of sums, or of the part of it that is about this file of ids. What is written afterwards is another file of ids.
 func (w *SumsWriter) File() []byte {
 	if w.bytes%sumsBlock != 0 {
 		w.sums = append(w.sums, w.sum)
 	}
-	return encodeSums(w.bytes, w.sums)
+	out := encodeSums(w.bytes, w.sums)
+	*w = SumsWriter{sums: w.sums[:0]}
+	return out
 }
 
-// Sums are those of the file of ids of a shard in another layout than Megatron's, which is read from its beginning to its end.
+// Sums are those of the files of ids of a shard in another layout than Megatron's. They are numbered from 0; most layouts have one.
 type Sums struct {
-	blocks *blockSums
-	want   FileInfo
+	files []*blockSums
+	want  FileInfo
 }
 
-// OpenSums opens the file of sums that m lists as "sums", of a file of ids that has so many bytes. It gives nil where m is nil or lists none, or
-// where the file is not there: ids are then read as they are.
-func OpenSums(path string, m *Manifest, idBytes int64) (*Sums, error) {
-	if m == nil || m.Files["sums"].SHA256 == "" {
+// OpenSums opens the file of sums that m lists under a name, of files of ids that have so many bytes each. It gives nil where m is nil or lists
+// none, or where the file is not there: ids are then read as they are.
+func OpenSums(path string, m *Manifest, name string, idBytes ...int64) (*Sums, error) {
+	if m == nil || m.Files[name].SHA256 == "" || len(idBytes) == 0 {
 		return nil, nil
 	}
-	blocks, err := openSums(path, idBytes)
-	if blocks == nil {
+	files, err := openSums(path, idBytes...)
+	if files == nil {
 		return nil, err
 	}
-	return &Sums{blocks, m.Files["sums"]}, nil
+	return &Sums{files, m.Files[name]}, nil
 }
 
 // Close ends the mapping of the file. No reader of [Sums.Reader] may be used afterwards.
-func (s *Sums) Close() error { return s.blocks.close() }
+func (s *Sums) Close() error { return s.files[0].close() } // they share one
 
-// Reader reads the file of ids from its beginning. It gives the bytes of no block that does not have its sum, but an error for [Sums.Damage].
+// Reader reads a file of ids from its beginning. It gives the bytes of no block that does not have its sum, but an error for [Sums.Damage].
 // It reads and compares as many blocks at a time as it is asked for.
-func (s *Sums) Reader(ids io.ReaderAt, idBytes int64) io.Reader {
-	return &summedReader{sums: s.blocks, ids: ids, size: idBytes}
+func (s *Sums) Reader(file int, ids io.ReaderAt, idBytes int64) io.Reader {
+	return &summedReader{sums: s.files[file], ids: ids, size: idBytes}
+}
+
+// Check compares the blocks that hold the bytes [from, end) of a file of ids with their sums, those that it has not found right before. Where one
+// differs it gives an error for [Sums.Damage]. On nil it does nothing.
+func (s *Sums) Check(file int, ids []byte, from, end int64) error {
+	if s == nil {
+		return nil
+	}
+	block := s.files[file].check(ids, from, end)
+	if block < 0 {
+		return nil
+	}
+	whole := &summedReader{sums: s.files[file], ids: bytes.NewReader(ids), size: int64(len(ids))} // there may be damage before that block
+	return &blockError{whole, block}
 }
 
 type summedReader struct {
@@ -331,24 +365,26 @@ type summedReader struct {
 	left  []byte // of whole
 }
 
-// A blockError says that the block that follows does not have its sum. The blocks before it have theirs.
-type blockError struct{ *summedReader }
+// A blockError says that a block does not have its sum. Those that the reader has passed have theirs.
+type blockError struct {
+	*summedReader
+	bad int64
+}
 
 func (e *blockError) Error() string {
-	bad := e.span()
+	bad := e.span(e.bad)
 	return fmt.Sprintf("bytes %d to %d are damaged", bad.First, bad.End-1)
 }
 
 func (e *blockError) Unwrap() error { return ErrCorrupt }
 
-// span is the block that follows.
-func (r *summedReader) span() ByteSpan {
-	return ByteSpan{r.block * r.sums.block, min((r.block+1)*r.sums.block, r.size)}
+func (r *summedReader) span(block int64) ByteSpan {
+	return ByteSpan{block * r.sums.block, min((block+1)*r.sums.block, r.size)}
 }
 
 func (r *summedReader) Read(p []byte) (int, error) {
 	if len(r.left) == 0 {
-		follows := r.span()
+		follows := r.span(r.block)
 		if follows.First >= follows.End {
 			return 0, io.EOF
 		}
@@ -362,7 +398,7 @@ func (r *summedReader) Read(p []byte) (int, error) {
 			return 0, err
 		}
 		if right == 0 {
-			return 0, &blockError{r}
+			return 0, &blockError{r, r.block}
 		}
 		if len(p) >= size {
 			return right, nil
@@ -396,18 +432,24 @@ func (r *summedReader) next(to []byte) (right int, err error) {
 	return right, nil
 }
 
-// Damage makes a [DamageError] about the file of ids at path of an error that came of [Sums.Reader]; others it gives back. The rest of the file is
-// read for more damage. ends are the ends of all documents in bytes, which follow each other from the beginning; origin gives that of the document
-// whose end was given last.
-func (s *Sums) Damage(ctx context.Context, err error, path string, ends iter.Seq2[int64, error], origin func(number int64) (DocumentOrigin, error)) error {
+// DocumentBytes are bytes of a file of ids that a document needs: its ids, or where a table says where these are.
+type DocumentBytes struct {
+	Document int64 // its number in the shard
+	Bytes    ByteSpan
+}
+
+// Damage makes a [DamageError] about the file of ids at path of an error that came of [Sums.Reader] or [Sums.Check]; others it gives back. What
+// the reader has not read of the file is read for more damage. documents are the bytes of the file that documents need, in the order of documents; what stands in a damaged
+// block need not be believed, as long as the documents that it is about have bytes there. origin gives that of the document given last.
+func (s *Sums) Damage(ctx context.Context, err error, path string, documents iter.Seq2[DocumentBytes, error], origin func(number int64) (DocumentOrigin, error)) error {
 	var first *blockError
 	if s == nil || !errors.As(err, &first) {
 		return err
 	}
-	if err := s.blocks.doubt(s.want); err != nil {
+	e, r := &DamageError{Path: path}, first.summedReader
+	if err := r.sums.doubt(s.want); err != nil {
 		return err
 	}
-	e, r := &DamageError{Path: path}, first.summedReader
 	for block := make([]byte, min(r.sums.block, r.size)); r.block < r.sums.blocks(r.size); {
 		if ctx.Err() != nil {
 			return fmt.Errorf("reading %s: %w", path, context.Cause(ctx))
@@ -417,34 +459,33 @@ func (s *Sums) Damage(ctx context.Context, err error, path string, ends iter.Seq
 			return fmt.Errorf("reading %s: %w", path, err)
 		}
 		if right == 0 {
-			e.addBlock(r.span())
+			e.addBlock(r.span(r.block))
 			r.block++
 		}
 	}
 	var names []string
-	number, start, last := int64(0), int64(0), int64(-1)
-	blocks := e.Blocks
-	for end, err := range ends {
+	last := int64(-1)
+	for d, err := range documents {
 		if err != nil {
 			e.ids = fmt.Sprintf("documents that cannot be told: %v", err)
 			return e
 		}
-		for len(blocks) > 0 && blocks[0].End <= start {
-			blocks = blocks[1:]
+		if d.Document == last || !e.hits(d.Bytes) {
+			continue
 		}
-		if len(blocks) == 0 {
-			break
+		last = d.Document
+		e.addDocument(last)
+		if len(names) < maxNamed {
+			o, _ := origin(last) // without it the number is the name
+			names = append(names, nameDocument(last, o))
 		}
-		if start < end && blocks[0].First < end {
-			e.addDocument(number)
-			last = number
-			if len(names) < maxNamed {
-				o, _ := origin(number) // without it the number is the name
-				names = append(names, nameDocument(number, o))
-			}
-		}
-		number, start = number+1, end
 	}
 	e.ids = e.listDocuments(names, last)
 	return e
+}
+
+// hits says whether bytes of the span are damaged.
+func (e *DamageError) hits(span ByteSpan) bool {
+	i, _ := slices.BinarySearchFunc(e.Blocks, span.First, func(b ByteSpan, at int64) int { return cmp.Compare(b.End-1, at) })
+	return span.First < span.End && i < len(e.Blocks) && e.Blocks[i].First < span.End
 }

@@ -324,13 +324,14 @@ func FuzzSums(f *testing.F) {
 		if err := os.WriteFile(path, data, 0o644); err != nil {
 			t.Fatal(err)
 		}
-		c, err := openSums(path, int64(len(bin)))
+		all, err := openSums(path, int64(len(bin)))
 		if err != nil {
 			if !errors.Is(err, ErrCorrupt) || !strings.Contains(err.Error(), path) {
 				t.Fatal(err)
 			}
 			return
 		}
+		c := all[0]
 		defer c.close()
 		block := int(binary.LittleEndian.Uint32(data[12:]))
 		bad := int64(-1)

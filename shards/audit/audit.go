@@ -239,12 +239,10 @@ func (r *Report) addUp() {
 		}
 		most := c.Most[0]
 		r.Findings = append(r.Findings, Finding{Level: Note, Kind: "copy", Path: most.Path, Document: most.Document, Byte: -1, Message: fmt.Sprintf(
-			"%s%s of the documents, with %s%s of the tokens, have the very tokens of another; number %d of this shard, of %d tokens, is there %d times",
-			about, percent(c.Share), about, percent(c.TokenShare), most.Document, most.Tokens, most.Times)})
+			"%s%s of the documents, with %s%s of the tokens, have the very tokens of another; number %d of this shard, of %s tokens, is there %s times",
+			about, percent(c.Share), about, percent(c.TokenShare), most.Document, grouped(most.Tokens), grouped(most.Times))})
 	}
 }
-
-func percent(share float64) string { return fmt.Sprintf("%.2g %%", 100*share) }
 
 // firsts gives for each input the number of the first that is the same files.
 func firsts(inputs []Input) []int {

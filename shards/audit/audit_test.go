@@ -176,9 +176,9 @@ func TestFindings(t *testing.T) {
 	write(t, shards.Megatron, at("sizes"), info, nil, text(1, 1, eod), text(2, 5000, eod), text(3, 20, eod), text(4, 1000, eod))
 	r = check(t, dir, Options{Huge: 1000, SequenceLength: 10000}, []string{
 		"note documents sizes: 2 of 5 documents are empty",
-		"note documents sizes document 2: 2 documents have 1000 tokens or more; the longest is number 2 with 5000",
-		"note tail sizes: its 6021 tokens are too few for a window of 10001: it is never read",
-		"note tail sizes: 1e+02 % of its tokens, at the ends of shards, are in no window: fewer and longer shards lose less",
+		"note documents sizes document 2: 2 documents have 1,000 tokens or more; the longest is number 2 with 5,000",
+		"note tail sizes: its 6,021 tokens are too few for a window of 10,001: it is never read",
+		"note tail sizes: 100 % of its tokens, at the ends of shards, are in no window: fewer and longer shards lose less",
 	}, "sizes")
 	if s := r.Shards[0]; s.Tail != 6021 || s.Windows != 0 || s.EmptyDocuments != 2 || s.LongDocuments != 2 || s.Longest != 5000 || s.LongestNumber != 2 || s.Documents != 5 {
 		t.Errorf("%+v", s)
@@ -296,7 +296,7 @@ func TestLayouts(t *testing.T) {
 			t.Errorf("%s: %+v\n%q", name, s, findings(r, dir))
 		}
 		for _, f := range r.Findings {
-			if f.Level == Error {
+			if f.Level == Error || f.Kind == "dtype" { // the ids of fms have four bytes always
 				t.Errorf("%s: %+v", name, f)
 			}
 		}
@@ -326,7 +326,7 @@ func TestLayouts(t *testing.T) {
 		if r, err = Run(t.Context(), []Input{{Path: path}}, Options{}); err != nil || !r.Failed() || r.Shards[0].Verified {
 			t.Errorf("%s: a flipped bit was not found: %v", name, err)
 		}
-		if summed := l == shards.Megatron || l == shards.Dolma || l == shards.Datatrove; summed && !slices.ContainsFunc(r.Findings, func(f Finding) bool {
+		if !slices.ContainsFunc(r.Findings, func(f Finding) bool {
 			return f.Kind == "hash" && f.Document == 0 && f.Byte == 0 && strings.Contains(f.Message, largest+": ") && strings.Contains(f.Message, "are damaged, in documents number 0 (") &&
 				strings.Contains(f.Message, ", number 4 (")
 		}) {

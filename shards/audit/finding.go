@@ -3,7 +3,10 @@ package audit
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"slices"
+
+	"mula/shards/formats"
 )
 
 // A Level says how much a finding matters.
@@ -41,28 +44,28 @@ func (s *scan) judge(o *Options) {
 	s.judgeSeparator()
 	r.Repeats.Worst = s.worst
 	if r.BadIDs > 0 {
-		s.say(Error, "vocabulary", "%d tokens have ids that the tokenizer does not (it has %d; the largest found is %d): "+
-			"it is damaged, or another tokenizer made it", r.BadIDs, s.limit, r.MaxID)
+		s.say(Error, "vocabulary", "%s tokens have ids that the tokenizer does not (it has %d; the largest found is %d): "+
+			"it is damaged, or another tokenizer made it", grouped(r.BadIDs), s.limit, r.MaxID)
 	}
 	if r.EmptyDocuments > 0 {
-		s.say(Note, "documents", "%d of %d documents are empty", r.EmptyDocuments, r.Documents)
+		s.say(Note, "documents", "%s of %s documents are empty", grouped(r.EmptyDocuments), grouped(r.Documents))
 	}
 	if r.LongDocuments > 0 {
 		s.find(Finding{Level: Note, Kind: "documents", Document: r.LongestNumber, Byte: -1, Message: fmt.Sprintf(
-			"%d documents have %d tokens or more; the longest is number %d with %d", r.LongDocuments, s.huge, r.LongestNumber, r.Longest)})
+			"%s documents have %s tokens or more; the longest is number %d with %s", grouped(r.LongDocuments), grouped(s.huge), r.LongestNumber, grouped(r.Longest))})
 	}
 	if n := r.Repeats.Documents; n > 0 {
 		w := r.Repeats.Worst
 		s.find(Finding{Level: Note, Kind: "repeats", Document: w.Document, Byte: -1, Message: fmt.Sprintf(
-			"%d of %d documents, with %s of the tokens, repeat %d tokens or fewer %d times or more; "+
-				"the longest stretch is in number %d: the same %d for %d tokens from its token %d on. OLMoE's filter leaves such texts out",
-			n, r.Documents, share(r.Repeats.Tokens, r.Tokens), maxPeriod, minRepeats, w.Document, w.Period, w.Tokens, w.First)})
+			"%s of %s documents, with %s of the tokens, repeat %d tokens or fewer %d times or more; "+
+				"the longest stretch is in number %d: the same %d for %s tokens from its token %d on. OLMoE's filter leaves such texts out",
+			grouped(n), grouped(r.Documents), share(r.Repeats.Tokens, r.Tokens), maxPeriod, minRepeats, w.Document, w.Period, grouped(w.Tokens), w.First)})
 	}
 	if o.SequenceLength > 0 {
 		if r.Windows > 0 {
 			return
 		}
-		s.say(Note, "tail", "its %d tokens are too few for a window of %d: it is never read", r.Tokens, o.SequenceLength+1)
+		s.say(Note, "tail", "its %s tokens are too few for a window of %s: it is never read", grouped(r.Tokens), grouped(int64(o.SequenceLength)+1))
 	}
 }
 
@@ -71,8 +74,14 @@ func (s *scan) say(level Level, kind, format string, args ...any) {
 }
 
 // share writes a part of a whole in percent.
-func share(part, whole int64) string {
-	return fmt.Sprintf("%.2g %%", 100*float64(part)/float64(max(whole, 1)))
+func share(part, whole int64) string { return percent(float64(part) / float64(max(whole, 1))) }
+
+// percent writes a share in percent, to two digits.
+func percent(share float64) string {
+	if share >= 0.995 { // with an exponent otherwise
+		return "100 %"
+	}
+	return fmt.Sprintf("%.2g %%", 100*share)
 }
 
 // fewTokens is the number of tokens below which nothing is said about their type.
@@ -91,14 +100,24 @@ func (s *scan) judgeType() {
 		s.say(Error, "dtype", "every second id, from the second on, is at most %d, the others reach %d: these are ids of four bytes read as two; "+
 			"give the type that they were written with", high, low)
 	case s.wide*2 > r.Tokens:
-		s.say(Error, "dtype", "%d of %d ids are 2097152 or more, which no tokenizer has: these are ids of two bytes read as four, or no ids; "+
-			"give the type that they were written with", s.wide, r.Tokens)
+		s.say(Error, "dtype", "%s of %s ids are 2097152 or more, which no tokenizer has: these are ids of two bytes read as four, or no ids; "+
+			"give the type that they were written with", grouped(s.wide), grouped(r.Tokens))
 	case s.width == 4 && r.MaxID < 1<<16 && r.Layout == "dolma" && s.limit <= 1<<16:
 		s.say(Warning, "dtype", "its ids have four bytes, but OLMo reads files of a vocabulary of %d as uint16, every second id as 0: write them as uint16",
 			s.limit)
-	case s.width == 4 && r.MaxID < 1<<16:
+	case s.width == 4 && r.MaxID < 1<<16 && s.narrower():
 		s.say(Note, "dtype", "its ids have four bytes, two would do (the largest is %d)", r.MaxID)
 	}
+}
+
+// narrower says whether the layout allows ids of fewer than four bytes for the vocabulary, or for the ids that occur where that is not known.
+func (s *scan) narrower() bool {
+	l, err := formats.ParseLayout(s.shard.Layout)
+	vocabulary := int64(s.shard.MaxID) + 1
+	if s.limit <= math.MaxInt32 {
+		vocabulary = s.limit
+	}
+	return err == nil && formats.Width(l, int(vocabulary)) < 4
 }
 
 // judgeSeparator compares the separator that documents should have with what ends them.
@@ -125,19 +144,19 @@ func (s *scan) judgeSeparator() {
 			x.LikelyInside = max(0, s.counts[most[0].id]-most[0].n)
 		}
 	}
-	likely := fmt.Sprintf("id %d ends %d of them and stands inside %d times", x.LikelyID, x.LikelyEndings, x.LikelyInside)
+	likely := fmt.Sprintf("id %d ends %s of them and stands inside %s times", x.LikelyID, grouped(x.LikelyEndings), grouped(x.LikelyInside))
 	switch {
 	case full == 0:
 	case s.eod >= 0 && x.Endings == 0 && x.LikelyID >= 0:
-		s.say(Error, "separator", "id %d, which should end every document, ends none of %d; %s: that is the separator of these data, "+
-			"say so wherever the id is configured", s.eod, full, likely)
+		s.say(Error, "separator", "id %d, which should end every document, ends none of %s; %s: that is the separator of these data, "+
+			"say so wherever the id is configured", s.eod, grouped(full), likely)
 	case s.eod >= 0 && x.Endings == 0:
-		s.say(Warning, "separator", "id %d, which should end every document, ends none of %d, and no other id ends most of them: "+
-			"they were written without a separator, or their borders are wrong", s.eod, full)
+		s.say(Warning, "separator", "id %d, which should end every document, ends none of %s, and no other id ends most of them: "+
+			"they were written without a separator, or their borders are wrong", s.eod, grouped(full))
 	case s.eod >= 0 && x.Endings < full:
 		s.find(Finding{Level: Warning, Kind: "separator", Document: x.FirstWithout, Byte: -1, Message: fmt.Sprintf(
-			"%d of %d documents do not end with id %d, the first of them number %d: they run into the next one where documents are packed",
-			full-x.Endings, full, s.eod, x.FirstWithout)})
+			"%s of %s documents do not end with id %d, the first of them number %d: they run into the next one where documents are packed",
+			grouped(full-x.Endings), grouped(full), s.eod, x.FirstWithout)})
 	case s.eod < 0 && x.LikelyID >= 0:
 		s.say(Note, "separator", "nothing says which id ends documents; %s: it is probably the separator", likely)
 	case s.eod < 0 && r.Manifest == "" && full >= 3:
@@ -145,7 +164,7 @@ func (s *scan) judgeSeparator() {
 	}
 	if x.Inside > 0 && x.Endings > 0 {
 		s.find(Finding{Level: Warning, Kind: "separator", Document: x.FirstInside, Byte: -1, Message: fmt.Sprintf(
-			"id %d, which ends documents, occurs %d times inside %d of them, first in number %d: readers that find borders by it cut them there",
-			s.eod, x.Inside, x.InsideDocuments, x.FirstInside)})
+			"id %d, which ends documents, occurs %s times inside %s of them, first in number %d: readers that find borders by it cut them there",
+			s.eod, grouped(x.Inside), grouped(x.InsideDocuments), x.FirstInside)})
 	}
 }

@@ -42,9 +42,10 @@ type Reader struct {
 	path     string // of x.arrow
 	file     mapping.File
 	manifest *shards.Manifest
-	blocks   []byte // of the record batches, blockSize bytes each
-	count    int64  // of record batches
-	bits     int    // of an id
+	sums     *shards.Sums // nil where there are none
+	blocks   []byte       // of the record batches, blockSize bytes each
+	count    int64        // of record batches
+	bits     int          // of an id
 	signed   bool
 	node     uint32 // number of the column tokens among the nodes of a batch
 	buffer   uint32 // number of its first buffer
@@ -66,11 +67,19 @@ func Open(prefix string) (_ *Reader, err error) {
 	if r.manifest, err = layout.ReadManifest(prefix+manifestExt, shards.FMS); err != nil {
 		return nil, err
 	}
+	var sumsErr error
+	r.sums, sumsErr = shards.OpenSums(prefix+sumsExt, r.manifest, layout.SumsName, int64(len(r.file.Data)))
 	if err := layout.Unchanged(r.path, r.file.Info); err != nil {
+		return nil, err
+	}
+	if err := r.checkFooter(); err != nil {
 		return nil, err
 	}
 	if err := r.readFooter(); err != nil {
 		return nil, err
+	}
+	if sumsErr != nil { // what is wrong with the file itself says more
+		return nil, sumsErr
 	}
 	if m := r.manifest; m != nil && m.Documents != r.Documents() {
 		return nil, layout.Differs(prefix+manifestExt, "documents", m.Documents, r.Documents())
@@ -80,6 +89,66 @@ func Open(prefix string) (_ *Reader, err error) {
 
 func (r *Reader) corrupt(at int64, format string, args ...any) error {
 	return fmt.Errorf("%s: byte %d: %w: %w", r.path, at, fmt.Errorf(format, args...), shards.ErrCorrupt)
+}
+
+// footerBlocks is where the record batches are listed in a file that mula wrote: the last of all but the size of the footer and the magic. It is
+// negative if the manifest has more documents than the file can list.
+func (r *Reader) footerBlocks() int64 {
+	if r.manifest.Documents > maxDocuments {
+		return -1
+	}
+	return int64(len(r.file.Data)) - int64(tailSize) - blockSize*r.manifest.Documents
+}
+
+// checkFooter compares the blocks that hold the footer with their sums.
+func (r *Reader) checkFooter() error {
+	if r.sums == nil {
+		return nil
+	}
+	from := max(0, r.footerBlocks()-int64(len(appendFooter(nil, 0))))
+	err := r.sums.Check(0, r.file.Data, from, int64(len(r.file.Data)))
+	if err == nil {
+		return nil
+	}
+	ctx := context.Background() // naming the documents may take as long as reading the shard once
+	origins, originsErr := layout.OpenOrigins(ctx, r.prefix+docsExt, docsName, r.manifest)
+	if originsErr != nil { // then their numbers are all that is known of them
+		origins = new(layout.Origins)
+	}
+	defer origins.Close()
+	return r.damaged(ctx, err, origins)
+}
+
+// damaged names the documents in an error about damage. A document needs its record batch, and its place in the footer.
+func (r *Reader) damaged(ctx context.Context, err error, origins *layout.Origins) error {
+	return r.sums.Damage(ctx, err, r.path, func(yield func(shards.DocumentBytes, error) bool) {
+		size, list := int64(len(r.file.Data)), r.footerBlocks()
+		if list < 0 {
+			yield(shards.DocumentBytes{}, fmt.Errorf("%s says that there are %d, too many for %d bytes", r.prefix+manifestExt, r.manifest.Documents, size))
+			return
+		}
+		for n := range r.manifest.Documents {
+			told := shards.ByteSpan{First: list + blockSize*n, End: list + blockSize*(n+1)}
+			if !yield(shards.DocumentBytes{Document: n, Bytes: told}, nil) {
+				return
+			}
+			start, meta, body := batchAt(r.file.Data[told.First:])
+			if within(start, meta, body, size) && !yield(shards.DocumentBytes{Document: n, Bytes: shards.ByteSpan{First: start, End: start + meta + body}}, nil) {
+				return
+			}
+		}
+	}, origins.Of)
+}
+
+// batchAt decodes what the footer says of a record batch: where it begins, and the bytes of its metadata and its body.
+func batchAt(block []byte) (start, meta, body int64) {
+	le := binary.LittleEndian
+	return int64(le.Uint64(block)), int64(int32(le.Uint32(block[8:]))), int64(le.Uint64(block[16:]))
+}
+
+// within says whether a record batch may be there, in a file of so many bytes.
+func within(start, meta, body, size int64) bool {
+	return start >= 0 && meta >= 8 && body >= 0 && start <= size-meta && body <= size-meta-start
 }
 
 // readFooter finds the record batches and the column.
@@ -242,8 +311,14 @@ func (r *Reader) Tokens() int64 {
 	return r.manifest.Tokens
 }
 
-// Close closes the file.
-func (r *Reader) Close() error { return r.file.Close() }
+// Close closes the files.
+func (r *Reader) Close() error {
+	err := r.file.Close()
+	if r.sums != nil {
+		err = errors.Join(err, r.sums.Close())
+	}
+	return err
+}
 
 // All is as [shards.DocumentReader] says.
 func (r *Reader) All(ctx context.Context) iter.Seq2[shards.TokenDocument, error] {
@@ -267,10 +342,12 @@ func (r *Reader) all(ctx context.Context, yield func(shards.TokenDocument) bool)
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		block := r.blocks[n*blockSize:]
-		start, meta, body := int64(binary.LittleEndian.Uint64(block)), int64(int32(binary.LittleEndian.Uint32(block[8:]))), int64(binary.LittleEndian.Uint64(block[16:]))
-		if size := int64(len(r.file.Data)); start < 0 || meta < 8 || body < 0 || start > size-meta || body > size-meta-start {
+		start, meta, body := batchAt(r.blocks[n*blockSize:])
+		if size := int64(len(r.file.Data)); !within(start, meta, body, size) {
 			return r.corrupt(start, "document %d is said to be there, with %d and %d bytes, in a file of %d", n, meta, body, size)
+		}
+		if err := r.sums.Check(0, r.file.Data, start, start+meta+body); err != nil {
+			return r.damaged(ctx, err, origins)
 		}
 		first, rows, err := r.column(r.file.Data[start:start+meta], body)
 		if err != nil {

@@ -6,10 +6,10 @@ package fms
 import (
 	"encoding/binary"
 	"fmt"
+	"io"
 	"math"
 	"slices"
 
-	"mula/internal/atomicfile"
 	"mula/shards"
 	"mula/shards/layout"
 )
@@ -19,6 +19,7 @@ const (
 	arrowExt    = ".arrow"
 	docsName    = "docs.feather"
 	docsExt     = "." + docsName
+	sumsExt     = ".sums"
 	manifestExt = ".json"
 )
 
@@ -28,22 +29,22 @@ const tokensColumn = "tokens"
 // maxDocuments bounds the documents of a file: the footer has 24 bytes of each, and its size is a signed 32-bit number.
 const maxDocuments = (1<<31 - 1 - 1024) / blockSize
 
-// FileName is the path of a file by its name in the manifest: "arrow" or "docs.feather".
+// FileName is the path of a file by its name in the manifest: "arrow", "docs.feather" or "sums".
 func FileName(prefix, name string) string { return prefix + "." + name }
 
-// Create starts the shard x.arrow, x.docs.feather, x.json. In memory it holds four bytes a document, for the end of x.arrow.
+// Create starts the shard x.arrow, x.docs.feather, x.sums, x.json. In memory it holds four bytes a document, for the end of x.arrow.
 func Create(prefix string, info shards.TokenizerInfo) (shards.DocumentWriter, error) {
-	if err := layout.CheckPrefix(prefix, arrowExt, docsExt, manifestExt); err != nil {
+	if err := layout.CheckPrefix(prefix, arrowExt, docsExt, sumsExt, manifestExt); err != nil {
 		return nil, err
 	}
 	return layout.NewWriter(layout.Description{
 		Layout: shards.FMS, Prefix: prefix, Width: 4, Info: info, Name: FileName, Manifest: prefix + manifestExt, Marker: "arrow", Origins: docsName,
 	}, func(files *layout.Files) (layout.Encoder, error) {
-		out, err := files.Create("arrow")
+		out, err := files.CreateIDs("arrow")
 		if err != nil {
 			return nil, err
 		}
-		_, err = out.Buffer.Write(appendMessage([]byte(arrowMagic+"\x00\x00"), headerSchema, 24, schema))
+		_, err = out.Write(appendMessage([]byte(arrowMagic+"\x00\x00"), headerSchema, 24, schema))
 		return &encoder{out: out, message: appendMessage(nil, headerRecordBatch, 28, batch)}, err
 	})
 }
@@ -123,8 +124,8 @@ func u32s(list ...uint32) (out []byte) {
 const lengthChunk = 1 << 16
 
 type encoder struct {
-	out     *atomicfile.Hashed
-	message []byte // of a record batch
+	out     io.Writer // whose errors stay
+	message []byte    // of a record batch
 	lengths [][]uint32
 	scratch []byte
 }
@@ -144,14 +145,14 @@ func (e *encoder) Append(tokens []uint32, _ shards.DocumentOrigin) error {
 	binary.LittleEndian.PutUint64(e.message[setLength:], n)
 	binary.LittleEndian.PutUint64(e.message[setNode:], n)
 	binary.LittleEndian.PutUint64(e.message[setSize:], 4*n)
-	if _, err := e.out.Buffer.Write(e.message); err != nil {
+	if _, err := e.out.Write(e.message); err != nil {
 		return err
 	}
-	if err := layout.Width(4).Write(e.out.Buffer, tokens, &e.scratch); err != nil {
+	if err := layout.Width(4).Write(e.out, tokens, &e.scratch); err != nil {
 		return err
 	}
 	if n%2 == 1 {
-		_, err := e.out.Buffer.Write(padding)
+		_, err := e.out.Write(padding)
 		return err
 	}
 	return nil
@@ -168,7 +169,7 @@ func (e *encoder) Finish() error {
 		count += uint32(len(chunk))
 	}
 	start := int64(len(arrowMagic)+2) + int64(len(appendMessage(nil, headerSchema, 24, schema)))
-	b := e.out.Buffer
+	b := e.out
 	b.Write(u32s(math.MaxUint32, 0)) // the end of the messages
 	footer := appendFooter(nil, count)
 	b.Write(footer)
@@ -183,6 +184,6 @@ func (e *encoder) Finish() error {
 		}
 	}
 	b.Write(u32s(uint32(len(footer)) + blockSize*count))
-	_, err := b.WriteString(arrowMagic) // an error of the ones before stays in the buffer
+	_, err := io.WriteString(b, arrowMagic) // an error of the ones before stays
 	return err
 }

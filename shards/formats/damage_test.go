@@ -4,9 +4,12 @@ import (
 	"bytes"
 	"encoding/binary"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"maps"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,97 +17,212 @@ import (
 	"testing"
 
 	"mula/shards"
-	"mula/shards/layout"
 )
 
-// bareArrays are the layouts whose ids have x.sums, with the ending of the ids and of the list of documents.
-var bareArrays = []struct {
-	layout    shards.Layout
-	ids, list string
-}{{shards.Dolma, ".npy", ".csv.gz"}, {shards.Datatrove, ".ds", ".ds.index"}}
+// A place is bytes that a document needs, in one of the files of ids.
+type place struct {
+	file       string
+	first, end int
+	document   int64
+}
 
-// A flipped bit names its block and exactly the documents that have tokens there; those before the block are read.
+// summed are the layouts whose ids have sums, with what else is needed to damage them. places are those of documents whose ids have ends in ids.
+var summed = []struct {
+	name           string
+	layout         shards.Layout
+	options        Options
+	ids, list      string // endings of the file of ids and of the list of documents, where they are bare arrays
+	sums, manifest string
+	places         func(t *testing.T, prefix string, width int, ends []int) []place
+}{
+	{"dolma", shards.Dolma, Options{}, ".npy", ".csv.gz", ".sums", ".json", bareArray(".npy")},
+	{"datatrove", shards.Datatrove, Options{}, ".ds", ".ds.index", ".sums", ".json", bareArray(".ds")},
+	{"fms", shards.FMS, Options{}, ".arrow", "", ".sums", ".json", recordBatches},
+	{"mds", shards.MDS, Options{SizeLimit: 150_000}, "/shard.00000.mds", "", "/mula.sums", "/mula.json", samples},
+	{"mds, zstd", shards.MDS, Options{SizeLimit: 150_000, Compression: "zstd"}, "/shard.00000.mds.zstd", "", "/mula.sums", "/mula.json", nil},
+}
+
+func bareArray(ending string) func(*testing.T, string, int, []int) []place {
+	return func(_ *testing.T, prefix string, width int, ends []int) (all []place) {
+		start := 0
+		for d, end := range ends {
+			all = append(all, place{prefix + ending, start * width, end * width, int64(d)})
+			start = end
+		}
+		return all
+	}
+}
+
+// recordBatches takes the list at the end of an Arrow file, whose size is followed by four bytes and the magic.
+func recordBatches(t *testing.T, prefix string, _ int, ends []int) (all []place) {
+	file := prefix + ".arrow"
+	data := content(t, file)
+	list := len(data) - 10 - 24*len(ends)
+	for d := range ends {
+		at := list + 24*d
+		start := int(binary.LittleEndian.Uint64(data[at:]))
+		all = append(all, place{file, at, at + 24, int64(d)},
+			place{file, start, start + int(binary.LittleEndian.Uint32(data[at+8:])) + int(binary.LittleEndian.Uint64(data[at+16:])), int64(d)})
+	}
+	return all
+}
+
+// samples takes the table at the beginning of each MDS file.
+func samples(t *testing.T, prefix string, _ int, ends []int) (all []place) {
+	d := 0
+	for n := 0; d < len(ends); n++ {
+		file := fmt.Sprintf("%s/shard.%05d.mds", prefix, n)
+		data := content(t, file)
+		for i := range int(binary.LittleEndian.Uint32(data)) {
+			start, end := binary.LittleEndian.Uint32(data[4+4*i:]), binary.LittleEndian.Uint32(data[8+4*i:])
+			all = append(all, place{file, 4 + 4*i, 12 + 4*i, int64(d)}, place{file, int(start), int(end), int64(d)})
+			d++
+		}
+	}
+	return all
+}
+
+func content(t *testing.T, file string) []byte {
+	t.Helper()
+	data, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
+// sumsOf is the file of sums of files of ids, by its description.
+func sumsOf(files ...[]byte) (all []byte) {
+	castagnoli := crc32.MakeTable(crc32.Castagnoli)
+	for _, ids := range files {
+		part := append([]byte("MULASUMS\x01\x00\x00\x00\x00\x40\x00\x00"), binary.LittleEndian.AppendUint64(nil, uint64(len(ids)))...)
+		for block := range slices.Chunk(ids, 1<<14) {
+			part = binary.LittleEndian.AppendUint32(part, crc32.Checksum(block, castagnoli))
+		}
+		all = append(all, binary.LittleEndian.AppendUint32(part, crc32.Checksum(part, castagnoli))...)
+	}
+	return all
+}
+
+// A flipped bit names its file, its block and exactly the documents that have bytes there; what is read before is what was written.
 func TestFlippedBitNamesDocuments(t *testing.T) {
 	const block = 1 << 14
-	for _, l := range bareArrays {
+	for _, l := range summed {
 		for _, width := range []int{2, 4} {
-			t.Run(fmt.Sprint(Name(l.layout), width), func(t *testing.T) {
+			if l.layout == shards.FMS && width == 2 {
+				continue
+			}
+			t.Run(fmt.Sprint(l.name, width), func(t *testing.T) {
 				prefix := filepath.Join(quickDir(t), "x")
 				var docs []document
-				var ends []int // in bytes; the second document ends where the first block does
-				end := 0
-				for d, tokens := range slices.Concat([]int{block/width - 100, 100}, slices.Repeat([]int{700, 1, 3000, block / width, 2}, 4), []int{30000, 5}) {
-					docs = append(docs, document{slices.Repeat([]uint32{uint32(d)}, tokens), shards.DocumentOrigin{ID: fmt.Sprint("dok-", d), File: "f", Line: int64(d + 1)}})
-					end += tokens * width
-					ends = append(ends, end)
+				var ends []int // in ids; in a bare array the second document ends where the first block does
+				random := rand.New(rand.NewPCG(1, uint64(width)))
+				for d, tokens := range slices.Concat([]int{block/width - 100, 100}, slices.Repeat([]int{700, 1, 3000, block / width, 2}, 4), []int{30000, 5}, slices.Repeat([]int{1}, 5000)) {
+					ids := slices.Repeat([]uint32{uint32(d % 5000)}, tokens)
+					for i := range ids { // what does not compress to nothing
+						ids[i] += uint32(random.IntN(64))
+					}
+					docs = append(docs, document{ids, shards.DocumentOrigin{ID: fmt.Sprint("dok-", d), File: "f", Line: int64(d + 1)}})
+					ends = append(ends, len(ids))
 				}
-				if _, err := write(l.layout, prefix, testInfo, Options{Width: width}, docs); err != nil {
-					t.Fatal(err)
+				for d := range ends[1:] {
+					ends[d+1] += ends[d]
 				}
-				whole, err := os.ReadFile(prefix + l.ids)
-				if err != nil || len(whole) != end {
-					t.Fatal(len(whole), err)
-				}
-				sums, err := os.ReadFile(prefix + ".sums")
+				options := l.options
+				options.Width = width
+				m, err := write(l.layout, prefix, testInfo, options, docs)
 				if err != nil {
 					t.Fatal(err)
 				}
-				castagnoli := crc32.MakeTable(crc32.Castagnoli)
-				want := append([]byte("MULASUMS\x01\x00\x00\x00\x00\x40\x00\x00"), binary.LittleEndian.AppendUint64(nil, uint64(end))...)
-				for part := range slices.Chunk(whole, block) {
-					want = binary.LittleEndian.AppendUint32(want, crc32.Checksum(part, castagnoli))
+				var files []string // of ids
+				for _, name := range slices.Sorted(maps.Keys(m.Files)) {
+					if path := filepath.ToSlash(FilePath(l.layout, prefix, name)); strings.HasSuffix(path, l.ids) || strings.Contains(path, "/shard.") {
+						files = append(files, path)
+					}
 				}
-				if want = binary.LittleEndian.AppendUint32(want, crc32.Checksum(want, castagnoli)); !bytes.Equal(sums, want) {
-					t.Fatalf("x.sums is %s, want %s", hex.EncodeToString(sums), hex.EncodeToString(want))
+				if l.layout == shards.MDS && len(files) < 3 {
+					t.Fatal(files)
 				}
-				for _, flips := range [][]int{{0}, {block - 1}, {block}, {3*block + 77}, {end - 1}, {block + 5, 2*block + 5, end - 2}} {
-					damaged := slices.Clone(whole)
-					var spans []shards.ByteSpan
-					var named []int64
-					for _, at := range flips {
-						damaged[at] ^= 1 << (at % 8)
-						first := at / block * block
-						span := shards.ByteSpan{First: int64(first), End: int64(min(first+block, end))}
-						if n := len(spans); n > 0 && spans[n-1].End == span.First {
-							spans[n-1].End = span.End
-						} else {
-							spans = append(spans, span)
-						}
-						for d := range docs {
-							if ends[d]-len(docs[d].Tokens)*width < int(span.End) && ends[d] > first && !slices.Contains(named, int64(d)) {
-								named = append(named, int64(d))
+				whole := map[string][]byte{}
+				var list [][]byte
+				for _, file := range files {
+					whole[file] = content(t, file)
+					list = append(list, whole[file])
+				}
+				if sums, want := content(t, prefix+l.sums), sumsOf(list...); !bytes.Equal(sums, want) {
+					t.Fatalf("the sums are %s, want %s", hex.EncodeToString(sums), hex.EncodeToString(want))
+				}
+				if got, err := read(prefix); err != nil || !same(got, docs) {
+					t.Fatal("what is not damaged is not read:", err)
+				}
+				var places []place
+				if l.places != nil {
+					places = l.places(t, prefix, width, ends)
+				}
+				for i, file := range files {
+					data := whole[file]
+					end := len(data)
+					flips := [][]int{{0}, {end - 1}, {end / 2, end - 2}}
+					if end > 3*block {
+						flips = append(flips, []int{block - 1}, []int{block}, []int{2*block + 77}, []int{block + 5, 2*block + 5, end - 2})
+					}
+					for range 6 {
+						flips = append(flips, []int{random.IntN(end)})
+					}
+					for _, flips := range flips {
+						damaged := slices.Clone(data)
+						var spans []shards.ByteSpan
+						named := map[int64]bool{}
+						for _, at := range flips {
+							damaged[at] ^= 1 << (at % 8)
+							first := at / block * block
+							span := shards.ByteSpan{First: int64(first), End: int64(min(first+block, end))}
+							if n := len(spans); n > 0 && spans[n-1].End == span.First {
+								spans[n-1].End = span.End
+							} else if n == 0 || spans[n-1] != span {
+								spans = append(spans, span)
+							}
+							for _, p := range places {
+								if p.file == file && p.first < int(span.End) && p.end > first {
+									named[p.document] = true
+								}
 							}
 						}
-					}
-					if err := os.WriteFile(prefix+l.ids, damaged, 0o644); err != nil {
-						t.Fatal(err)
-					}
-					r, err := Open(prefix, layout.NoHints)
-					if err != nil {
-						t.Fatal(err)
-					}
-					n, failed := 0, error(nil)
-					for doc, err := range r.All(t.Context()) {
-						if failed = err; err != nil {
-							break
+						if err := os.WriteFile(file, damaged, 0o644); err != nil {
+							t.Fatal(err)
 						}
-						if !slices.Equal(doc.Tokens, docs[n].Tokens) {
-							t.Errorf("flipped %v: document %d is not what was written", flips, n)
+						got, failed := read(prefix)
+						n := len(got)
+						if !same(got, docs[:n]) {
+							t.Errorf("%s, flipped %v: not what was written in the first %d", file, flips, n)
 						}
-						n++
+						if l.places == nil { // compressed: all that is behind the damage in the file
+							samples := int64(0)
+							for i := range i + 1 {
+								samples += samplesOf(t, prefix, i)
+							}
+							for d := int64(n); d < samples; d++ {
+								named[d] = true
+							}
+						}
+						var e *shards.DamageError
+						if !errors.As(failed, &e) || !errors.Is(failed, shards.ErrCorrupt) {
+							t.Fatalf("%s, flipped %v: %v", file, flips, failed)
+						}
+						want := slices.Sorted(maps.Keys(named))
+						more := max(0, len(want)-1000)
+						if filepath.ToSlash(e.Path) != file || !slices.Equal(e.Blocks, spans) || !slices.Equal(e.Documents, want[:len(want)-more]) || e.More != int64(more) {
+							t.Errorf("flipped %v: %d documents were read, then %s %v %v +%d, want %s %v %v", flips, n, e.Path, e.Blocks, e.Documents, e.More, file, spans, want)
+						}
+						if int64(n) > want[0] || l.list != "" && int64(n) < want[0] {
+							t.Errorf("%s, flipped %v: %d documents were read, the first damaged one is number %d", file, flips, n, want[0])
+						}
+						if want := fmt.Sprintf(`number %d ("dok-%d", f:%d)`, want[0], want[0], want[0]+1); !strings.Contains(failed.Error(), want) {
+							t.Errorf("%v does not say %s", failed, want)
+						}
 					}
-					if err := r.Close(); err != nil {
-						t.Error(err)
-					}
-					var e *shards.DamageError
-					if !errors.As(failed, &e) || !errors.Is(failed, shards.ErrCorrupt) {
-						t.Fatalf("flipped %v: %v", flips, failed)
-					}
-					if e.Path != prefix+l.ids || !slices.Equal(e.Blocks, spans) || !slices.Equal(e.Documents, named) || e.More != 0 || n != int(named[0]) {
-						t.Errorf("flipped %v: %d documents were read, then %s %v %v, want %v %v", flips, n, e.Path, e.Blocks, e.Documents, spans, named)
-					}
-					if want := fmt.Sprintf(`number %d ("dok-%d", f:%d)`, named[0], named[0], named[0]+1); !strings.Contains(failed.Error(), want) {
-						t.Errorf("%v does not say %s", failed, want)
+					if err := os.WriteFile(file, data, 0o644); err != nil {
+						t.Fatal(err)
 					}
 				}
 			})
@@ -112,14 +230,24 @@ func TestFlippedBitNamesDocuments(t *testing.T) {
 	}
 }
 
+// samplesOf is the number of samples in file n of a folder of MDS.
+func samplesOf(t *testing.T, folder string, n int) int64 {
+	t.Helper()
+	var index struct{ Shards []struct{ Samples int64 } }
+	if err := json.Unmarshal(content(t, folder+"/index.json"), &index); err != nil {
+		t.Fatal(err)
+	}
+	return index.Shards[n].Samples
+}
+
 // Damaged sums are not taken for damaged ids; without them, or in a shard whose manifest lists none, ids are read as they are; without the list of
 // documents damage is found too.
 func TestDamagedSums(t *testing.T) {
-	for _, l := range bareArrays {
+	for _, l := range summed {
 		prefix := filepath.Join(quickDir(t), "x")
 		info := testInfo
 		docs := []document{{append(slices.Repeat([]uint32{7}, 20000), uint32(info.EOD)), shards.DocumentOrigin{ID: "a", File: "f", Line: 1}}}
-		if _, err := write(l.layout, prefix, info, Options{}, docs); err != nil {
+		if _, err := write(l.layout, prefix, info, l.options, docs); err != nil {
 			t.Fatal(err)
 		}
 		set := func(ending string, change func([]byte) []byte) (restore func()) {
@@ -141,38 +269,47 @@ func TestDamagedSums(t *testing.T) {
 			return func(data []byte) []byte { data[at] ^= 1; return data }
 		}
 		var e *shards.DamageError
-		restore := set(".sums", flip(24)) // the first block's
-		if _, err := read(prefix); !errors.Is(err, shards.ErrCorrupt) || errors.As(err, &e) || !strings.Contains(err.Error(), "x.sums is damaged itself") {
-			t.Errorf("%s: %v", Name(l.layout), err)
+		restore := set(l.sums, flip(24)) // the first block's
+		if _, err := read(prefix); !errors.Is(err, shards.ErrCorrupt) || errors.As(err, &e) || !strings.Contains(err.Error(), l.sums[1:]+" is damaged itself") {
+			t.Errorf("%s: %v", l.name, err)
 		}
 		restore()
-		restore = set(".sums", func(data []byte) []byte { return data[:len(data)-1] })
-		if _, err := read(prefix); !errors.Is(err, shards.ErrCorrupt) || !strings.Contains(err.Error(), "x.sums") {
-			t.Errorf("%s: %v", Name(l.layout), err)
+		restore = set(l.sums, func(data []byte) []byte { return data[:len(data)-1] })
+		if _, err := read(prefix); !errors.Is(err, shards.ErrCorrupt) || !strings.Contains(err.Error(), l.sums[1:]) {
+			t.Errorf("%s: %v", l.name, err)
 		}
 		restore()
-		restore = set(l.ids, flip(3))
-		list, err := os.ReadFile(prefix + l.list)
-		if err := errors.Join(err, os.Remove(prefix+l.list)); err != nil {
-			t.Fatal(err)
+		restore = set(l.ids, func(data []byte) []byte { return flip(len(data) / 2)(data) })
+		if l.list != "" {
+			list, err := os.ReadFile(prefix + l.list)
+			if err := errors.Join(err, os.Remove(prefix+l.list)); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := read(prefix); !errors.As(err, &e) || len(e.Documents) > 0 || !strings.Contains(err.Error(), " are damaged, in documents that cannot be told") {
+				t.Errorf("%s: without the list: %v", l.name, err)
+			}
+			if err := os.WriteFile(prefix+l.list, list, 0o644); err != nil {
+				t.Fatal(err)
+			}
 		}
-		if _, err := read(prefix); !errors.As(err, &e) || len(e.Documents) > 0 || !strings.Contains(err.Error(), "bytes 0 to 16383 are damaged, in documents that cannot be told") {
-			t.Errorf("%s: without the list: %v", Name(l.layout), err)
+		// Compressed ids have a checksum of their own, which names no documents.
+		asTheyAre := func(without string) {
+			t.Helper()
+			got, err := read(prefix)
+			if compressed := l.options.Compression != ""; (err != nil) != compressed || errors.As(err, &e) || same(got, docs) {
+				t.Errorf("%s: without %s: %v", l.name, without, err)
+			}
 		}
-		if err := os.WriteFile(prefix+l.list, list, 0o644); err != nil {
-			t.Fatal(err)
-		}
-		unlisted := set(".json", func(data []byte) []byte { return bytes.ReplaceAll(data, []byte(`"sums"`), []byte(`"other"`)) })
-		if got, err := read(prefix); err != nil || same(got, docs) {
-			t.Errorf("%s: a manifest without sums: %v", Name(l.layout), err)
-		}
+		unlisted := set(l.manifest, func(data []byte) []byte { return bytes.ReplaceAll(data, []byte(`sums"`), []byte(`other"`)) })
+		asTheyAre("sums in the manifest")
 		unlisted()
-		if err := os.Remove(prefix + ".sums"); err != nil {
+		if err := os.Remove(prefix + l.sums); err != nil {
 			t.Fatal(err)
 		}
-		if got, err := read(prefix); err != nil || same(got, docs) {
-			t.Errorf("%s: without x.sums: %v", Name(l.layout), err)
-		}
+		asTheyAre("the sums")
 		restore()
+		if got, err := read(prefix); err != nil || !same(got, docs) {
+			t.Errorf("%s: without the sums: %v", l.name, err)
+		}
 	}
 }

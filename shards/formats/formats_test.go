@@ -73,7 +73,7 @@ func read(path string) ([]document, error) {
 	var out []document
 	for d, err := range r.All(context.Background()) {
 		if err != nil {
-			return nil, errors.Join(err, r.Close())
+			return out, errors.Join(err, r.Close())
 		}
 		out = append(out, document{slices.Clone(d.Tokens), d.Origin})
 	}

@@ -12,11 +12,15 @@ import (
 
 // Files are the files of one shard on their way to their names, all in one folder.
 type Files struct {
-	path func(name string) string // of a file by its name in the manifest
-	list []*pendingFile
-	sums shards.SumsWriter  // of the file of ids
-	to   *atomicfile.Hashed // that of sums, or nil
+	path     func(name string) string // of a file by its name in the manifest
+	list     []*pendingFile
+	sumsName string             // of the file of sums
+	sums     shards.SumsWriter  // of the file of ids that is written
+	to       *atomicfile.Hashed // the file of sums, nil before the first file of ids
 }
+
+// SumsName is the name in the manifest of the file of sums, unless [Description.Sums] is another.
+const SumsName = "sums"
 
 type pendingFile struct {
 	name string
@@ -35,19 +39,25 @@ func (f *Files) Create(name string) (*atomicfile.Hashed, error) {
 	return h, nil
 }
 
-// CreateIDs starts the file with the given name for ids back to back, and beside it "sums", the sums of what is written to it.
+// CreateIDs starts the file with the given name for ids, whose sums go to the file of sums. A file of ids that was started before is complete: the file
+// of sums has what is said about the one behind what is said about the other.
 func (f *Files) CreateIDs(name string) (io.Writer, error) {
 	h, err := f.Create(name)
 	if err != nil {
 		return nil, err
 	}
-	if f.to, err = f.Create("sums"); err != nil {
+	if f.to != nil {
+		err = f.finishSums()
+	} else {
+		f.to, err = f.Create(f.sumsName)
+	}
+	if err != nil {
 		return nil, err
 	}
 	return io.MultiWriter(h.Buffer, &f.sums), nil
 }
 
-// finishSums writes the sums, when the file of ids is complete.
+// finishSums writes the sums of a file of ids that is complete.
 func (f *Files) finishSums() error {
 	if f.to == nil {
 		return nil

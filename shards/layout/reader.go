@@ -69,17 +69,21 @@ func Unchanged(path string, opened fs.FileInfo) error {
 
 // OpenSums opens the sums of the file, if the manifest lists them: [NewIDs] then compares the ids with them.
 func (m *Marked) OpenSums(path string, manifest *shards.Manifest) (err error) {
-	m.sums, err = shards.OpenSums(path, manifest, m.Size)
+	m.sums, err = shards.OpenSums(path, manifest, SumsName, m.Size)
 	return err
 }
 
-// Damage is [shards.Sums.Damage]; ends are in ids of the given width.
+// Damage is [shards.Sums.Damage] for a file of ids of the given width and nothing else. ends are the ends of all documents in ids, which follow
+// each other from the beginning.
 func (m *Marked) Damage(ctx context.Context, err error, w Width, ends iter.Seq2[int64, error], origin func(int64) (shards.DocumentOrigin, error)) error {
-	return m.sums.Damage(ctx, err, m.Name(), func(yield func(int64, error) bool) {
+	return m.sums.Damage(ctx, err, m.Name(), func(yield func(shards.DocumentBytes, error) bool) {
+		number, start := int64(0), int64(0)
 		for end, err := range ends {
-			if !yield(end*int64(w), err) {
+			end *= int64(w)
+			if !yield(shards.DocumentBytes{Document: number, Bytes: shards.ByteSpan{First: start, End: end}}, err) {
 				return
 			}
+			number, start = number+1, end
 		}
 	}, origin)
 }
@@ -120,7 +124,7 @@ type IDs struct {
 func NewIDs(f *Marked, w Width, total int64) *IDs {
 	var from io.Reader = io.NewSectionReader(f, 0, f.Size)
 	if f.sums != nil {
-		from = f.sums.Reader(f, f.Size)
+		from = f.sums.Reader(0, f, f.Size)
 	}
 	return &IDs{path: f.Name(), width: w, r: bufio.NewReaderSize(from, 1<<18), total: total}
 }

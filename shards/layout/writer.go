@@ -1,6 +1,7 @@
 package layout
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -34,6 +35,7 @@ type Description struct {
 	Manifest string                           // path of the manifest
 	Marker   string                           // the file that is published last: without it nobody takes the shard for complete
 	Origins  string                           // the file like x.docs.arrow, or "" if the layout has another place for all of an origin
+	Sums     string                           // the file of sums of what [Files.CreateIDs] begins; "" is [SumsName]
 	NoEmpty  string                           // why a document must have tokens, or "" if it need not
 	Stale    func() ([]string, error)         // files of an older shard that the new one does not replace; may be nil
 }
@@ -73,6 +75,7 @@ func NewWriter(d Description, begin func(*Files) (Encoder, error)) (_ shards.Doc
 		w.ids = int64(d.Info.VocabSize)
 	}
 	w.files.path = func(name string) string { return d.Name(d.Prefix, name) }
+	w.files.sumsName = cmp.Or(d.Sums, SumsName)
 	defer func() {
 		if err != nil {
 			w.Abort()

@@ -17,6 +17,7 @@ const (
 	indexName    = "index.json"
 	manifestName = "mula.json"
 	originsName  = "mula.docs.arrow"
+	sumsName     = "mula.sums"
 )
 
 // The columns that are read, and written.

@@ -32,6 +32,7 @@ type Reader struct {
 	folder    string
 	mark      *layout.Marked // index.json
 	manifest  *shards.Manifest
+	sums      *shards.Sums // of the files as they were written; nil where there are none
 	files     []fileColumns
 	documents int64
 	tokens    int64
@@ -72,6 +73,18 @@ func Open(folder string, h layout.Hints) (_ *Reader, err error) {
 			return nil, layout.Differs(filepath.Join(folder, manifestName), "documents", m.Documents, r.documents)
 		}
 		r.tokens = m.Tokens
+	}
+	sizes := make([]int64, len(r.files))
+	for i := range r.files {
+		sizes[i] = r.files[i].written().Bytes
+	}
+	var sumsErr error
+	r.sums, sumsErr = shards.OpenSums(filepath.Join(folder, sumsName), r.manifest, sumsName, sizes...)
+	if err := r.mark.Unchanged(); err != nil { // otherwise they may be those of another data set
+		return nil, err
+	}
+	if sumsErr != nil {
+		return nil, sumsErr
 	}
 	return r, nil
 }
@@ -196,8 +209,14 @@ func (r *Reader) Documents() int64 { return r.documents }
 // Tokens is their number by the manifest, -1 without one.
 func (r *Reader) Tokens() int64 { return r.tokens }
 
-// Close closes index.json. The files of samples are opened and closed by All.
-func (r *Reader) Close() error { return r.mark.Close() }
+// Close closes index.json and mula.sums. The files of samples are opened and closed by All.
+func (r *Reader) Close() error {
+	err := r.mark.Close()
+	if r.sums != nil {
+		err = errors.Join(err, r.sums.Close())
+	}
+	return err
+}
 
 func (r *Reader) corrupt(format string, args ...any) error {
 	return fmt.Errorf("%s: %w: %w", r.mark.Name(), fmt.Errorf(format, args...), shards.ErrCorrupt)
@@ -221,12 +240,55 @@ func (r *Reader) all(ctx context.Context, yield func(shards.TokenDocument) bool)
 	defer origins.Close()
 	b := new(buffers)
 	for i := range r.files {
-		more, err := r.read(ctx, &r.files[i], b, origins, yield)
+		more, err := r.read(ctx, i, b, origins, yield)
 		if err != nil || !more {
 			return err
 		}
 	}
 	return nil
+}
+
+// damaged names the documents in an error about a damaged file of samples, of which so many documents of the folder were read before.
+func (r *Reader) damaged(ctx context.Context, err error, file int, read int64, origins *layout.Origins) error {
+	f := &r.files[file]
+	path := filepath.Join(r.folder, filepath.FromSlash(f.written().Basename))
+	first := int64(0) // document of the file
+	for _, before := range r.files[:file] {
+		first += before.Samples
+	}
+	return r.sums.Damage(ctx, err, path, func(yield func(shards.DocumentBytes, error) bool) {
+		if f.ZipData != nil { // nothing behind the damage can be decompressed
+			for number := read; number < first+f.Samples; number++ {
+				if !yield(shards.DocumentBytes{Document: number, Bytes: shards.ByteSpan{First: 0, End: f.ZipData.Bytes}}, nil) {
+					return
+				}
+			}
+			return
+		}
+		data, err := os.Open(path)
+		if err != nil {
+			yield(shards.DocumentBytes{}, err)
+			return
+		}
+		defer data.Close()
+		table := bufio.NewReader(io.NewSectionReader(data, 4, 4*(f.Samples+1)))
+		var start, end [4]byte
+		_, err = io.ReadFull(table, start[:])
+		for i := int64(0); i < f.Samples && err == nil; i++ {
+			if _, err = io.ReadFull(table, end[:]); err != nil {
+				break
+			}
+			told := shards.ByteSpan{First: 4 + 4*i, End: 4 + 4*(i+2)}
+			sample := shards.ByteSpan{First: int64(binary.LittleEndian.Uint32(start[:])), End: int64(binary.LittleEndian.Uint32(end[:]))}
+			if !yield(shards.DocumentBytes{Document: first + i, Bytes: told}, nil) || !yield(shards.DocumentBytes{Document: first + i, Bytes: sample}, nil) {
+				return
+			}
+			start = end
+		}
+		if err != nil {
+			yield(shards.DocumentBytes{}, err)
+		}
+	}, origins.Of)
 }
 
 // buffers are what the files of a folder are read with, one after the other.
@@ -235,15 +297,23 @@ type buffers struct {
 	sample  bytes.Buffer
 	sizes   []int
 	doc     shards.TokenDocument
+
+	documents int64 // read so far, of all files
 }
 
 // read gives the documents of one file. more is false when yield has had enough.
-func (r *Reader) read(ctx context.Context, f *fileColumns, b *buffers, origins *layout.Origins, yield func(shards.TokenDocument) bool) (more bool, err error) {
-	in, path, close, err := r.open(f)
+func (r *Reader) read(ctx context.Context, file int, b *buffers, origins *layout.Origins, yield func(shards.TokenDocument) bool) (more bool, err error) {
+	f := &r.files[file]
+	in, path, close, err := r.open(file)
 	if err != nil {
 		return false, err
 	}
 	defer close()
+	defer func() {
+		if err != nil {
+			err = r.damaged(ctx, err, file, b.documents, origins)
+		}
+	}()
 	at := int64(0) // byte of the file, decompressed
 	fail := func(format string, args ...any) (bool, error) {
 		err := fmt.Errorf(format, args...)
@@ -300,6 +370,7 @@ func (r *Reader) read(ctx context.Context, f *fileColumns, b *buffers, origins *
 		} else if origin != (shards.DocumentOrigin{}) {
 			b.doc.Origin = origin
 		}
+		b.documents++
 		if !yield(b.doc) {
 			return false, nil
 		}
@@ -313,13 +384,17 @@ func (r *Reader) read(ctx context.Context, f *fileColumns, b *buffers, origins *
 	return true, nil
 }
 
-// open opens a file of samples, the one that is not compressed if both are there.
-func (r *Reader) open(f *fileColumns) (in *bufio.Reader, path string, close func(), err error) {
-	want := f.RawData
+// open opens a file of samples. If both are there it takes the one that is not compressed, or of which there are sums.
+func (r *Reader) open(file int) (in *bufio.Reader, path string, close func(), err error) {
+	f := &r.files[file]
+	want, other := &f.RawData, f.ZipData
+	if r.sums != nil && other != nil {
+		want, other = other, want
+	}
 	path = filepath.Join(r.folder, filepath.FromSlash(want.Basename))
 	data, err := os.Open(path)
-	if errors.Is(err, fs.ErrNotExist) && f.ZipData != nil {
-		want = *f.ZipData
+	if errors.Is(err, fs.ErrNotExist) && other != nil {
+		want = other
 		path = filepath.Join(r.folder, filepath.FromSlash(want.Basename))
 		data, err = os.Open(path)
 	}
@@ -327,6 +402,10 @@ func (r *Reader) open(f *fileColumns) (in *bufio.Reader, path string, close func
 		return nil, "", nil, fmt.Errorf("reading shard: %w", err)
 	}
 	close = func() { data.Close() }
+	var from io.Reader = data
+	if r.sums != nil && want == f.written() {
+		from = r.sums.Reader(file, data, want.Bytes)
+	}
 	info, err := data.Stat()
 	if err == nil {
 		err = r.mark.Unchanged()
@@ -335,8 +414,8 @@ func (r *Reader) open(f *fileColumns) (in *bufio.Reader, path string, close func
 	case err != nil:
 	case info.Size() != want.Bytes:
 		err = fmt.Errorf("%s has %d bytes, %s says %d: %w", path, info.Size(), r.mark.Name(), want.Bytes, shards.ErrCorrupt)
-	case want.Basename == f.RawData.Basename:
-		return bufio.NewReaderSize(data, 1<<18), path, close, nil
+	case want == &f.RawData:
+		return bufio.NewReaderSize(from, 1<<18), path, close, nil
 	case f.Compression == nil:
 		err = fmt.Errorf("%s: compressed, by %s with nothing: %w", path, r.mark.Name(), shards.ErrCorrupt)
 	default:
@@ -344,12 +423,12 @@ func (r *Reader) open(f *fileColumns) (in *bufio.Reader, path string, close func
 		switch algorithm {
 		case "zstd":
 			var z *zstd.Decoder
-			if z, err = zstd.NewReader(data, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(1<<32), zstd.WithDecoderMaxWindow(1<<27)); err == nil {
+			if z, err = zstd.NewReader(from, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(1<<32), zstd.WithDecoderMaxWindow(1<<27)); err == nil {
 				return bufio.NewReaderSize(z, 1<<18), path, func() { z.Close(); data.Close() }, nil
 			}
 		case "gz":
 			var z *gzip.Reader
-			if z, err = gzip.NewReader(bufio.NewReader(data)); err == nil {
+			if z, err = gzip.NewReader(bufio.NewReader(from)); err == nil {
 				return bufio.NewReaderSize(z, 1<<18), path, close, nil
 			}
 		default:

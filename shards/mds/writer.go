@@ -40,7 +40,7 @@ type Options struct {
 func FileName(folder, name string) string { return filepath.Join(folder, name) }
 
 // Create starts the folder, which may exist. A sample has two columns: id, of the encoding str, and tokens, ndarray:uint16 or ndarray:uint32,
-// which StreamingDataset gives as an array. Besides index.json and shard.*.mds there are mula.json and mula.docs.arrow. Hashes are SHA-256.
+// which StreamingDataset gives as an array. Besides index.json and shard.*.mds there are mula.json, mula.docs.arrow and mula.sums. Hashes are SHA-256.
 func Create(folder string, info shards.TokenizerInfo, o Options) (shards.DocumentWriter, error) {
 	if folder = filepath.Clean(folder); folder == "." || folder == ".." {
 		return nil, errors.New("creating shard: name a folder for it")
@@ -67,7 +67,7 @@ func Create(folder string, info shards.TokenizerInfo, o Options) (shards.Documen
 	var e *encoder
 	return layout.NewWriter(layout.Description{
 		Layout: shards.MDS, Prefix: folder, Width: o.Width, Info: info, Name: FileName, Folder: folder,
-		Manifest: filepath.Join(folder, manifestName), Marker: indexName, Origins: originsName,
+		Manifest: filepath.Join(folder, manifestName), Marker: indexName, Origins: originsName, Sums: sumsName,
 		NoEmpty: NoEmpty,
 		Stale:   func() ([]string, error) { return stale(folder, e) },
 	}, func(files *layout.Files) (layout.Encoder, error) {
@@ -112,8 +112,8 @@ func stale(folder string, e *encoder) ([]string, error) {
 		return nil, err
 	}
 	written := make(map[string]bool)
-	for _, f := range e.list {
-		written[f.name()] = true
+	for i := range e.list {
+		written[e.list[i].written().Basename] = true
 	}
 	var out []string
 	for _, entry := range entries {
@@ -124,12 +124,12 @@ func stale(folder string, e *encoder) ([]string, error) {
 	return out, nil
 }
 
-// name is the name of the file on disk.
-func (f *file) name() string {
+// written is the file that its writer leaves on disk.
+func (f *file) written() *contents {
 	if f.ZipData != nil {
-		return f.ZipData.Basename
+		return f.ZipData
 	}
-	return f.RawData.Basename
+	return &f.RawData
 }
 
 type encoder struct {
@@ -181,12 +181,12 @@ func (e *encoder) flush() error {
 		name += ".zstd"
 		parts = [][]byte{e.zstd.EncodeAll(raw, nil)}
 	}
-	out, err := e.files.Create(name)
+	out, err := e.files.CreateIDs(name)
 	if err != nil {
 		return err
 	}
 	for _, part := range parts {
-		if _, err := out.Buffer.Write(part); err != nil {
+		if _, err := out.Write(part); err != nil {
 			return err
 		}
 	}

@@ -400,7 +400,7 @@ func (b *board) remake(u, number int, cause error) error {
 	stage := theirs
 	if l != nil {
 		defer l.Release()
-		if record, err := b.f.readUnit(u); err == nil && record != nil && verifySegment(segmentName(b.f.dir, u, number)) == nil {
+		if record, err := b.f.readUnit(u); err == nil && record != nil && b.f.verifySegment(u, number, record) == nil {
 			return nil
 		}
 		b.mu.Lock()
@@ -408,7 +408,7 @@ func (b *board) remake(u, number int, cause error) error {
 		often := b.remade[u] > maxRemade
 		b.mu.Unlock()
 		if often {
-			return fmt.Errorf("made %d times, and again: %w", maxRemade, cause)
+			return fmt.Errorf("made %d times, and again: %v; look whether the disk is whole, then give the same command again", maxRemade, cause) // no longer to be remade
 		}
 		if err := atomicfile.Remove(b.f.unitPath(u)); err != nil {
 			return err

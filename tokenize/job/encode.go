@@ -226,7 +226,7 @@ func (e *unitEncoder) run(ctx context.Context) error {
 	if !e.lock.Ours() {
 		return errLost
 	}
-	if err := e.p.f.write(e.p.f.unitPath(e.u), &e.record); err != nil {
+	if err := e.p.f.writeSealed(e.p.f.unitPath(e.u), &e.record); err != nil {
 		return err
 	}
 	e.p.board.complete(e.u, &e.record)

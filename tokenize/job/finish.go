@@ -94,9 +94,9 @@ func (f *folder) tidy() error {
 func (p *process) complete(ctx context.Context, l *locks.Lock) (*finished, error) {
 	done := &finished{Format: descriptionFormat, Summary: Summary{Output: p.o.Output, Skipped: make(map[documents.Kind]int64), Shards: []ShardFile{}}}
 	for k := 0; ; k++ {
-		r, err := readRecord[shardRecord](p.f.shardPath(k))
+		r, err := readSealed[shardRecord](p.f.shardPath(k)) // one that is damaged is not the end of the shards
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("%w; give the same command again: the shard is then written again", err)
 		}
 		if r == nil {
 			break
@@ -188,6 +188,9 @@ func (p *process) skipped(ctx context.Context, done *finished) (_ *atomicfile.Fi
 				}
 				return err
 			})
+			if errors.Is(err, errDamaged) {
+				err = &missing{u, n, err}
+			}
 			if err != nil {
 				return nil, err
 			}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io"
 	"io/fs"
 	"math/rand/v2"
@@ -253,19 +254,19 @@ func (f *folder) join(ctx context.Context, want *description) (*finished, error)
 		}
 	}
 	if err != nil && !f.o.Overwrite {
-		return nil, fmt.Errorf("%w; start the job anew with --overwrite, or name another output", err)
+		return nil, anew(err)
 	}
 	why := f.refuses(ctx, old, want)
 	if old != nil && why == nil {
 		f.d = old
 		done, err := readRecord[finished](f.path(doneName))
 		if err != nil {
-			return nil, err
+			return nil, anew(err)
 		}
 		if done != nil {
 			return done, f.unchanged(done.Shards)
 		}
-		written, err := f.written()
+		written, _, err := f.written()
 		if err == nil {
 			err = f.unchanged(written)
 		}
@@ -286,20 +287,22 @@ func (f *folder) join(ctx context.Context, want *description) (*finished, error)
 		return nil, fmt.Errorf("%s works on the job %s: %w; wait for its end, stop it, or name another output", holder, f.dir, why)
 	}
 	if why != nil && !errors.Is(why, errAnew) && f.worked() {
-		return nil, fmt.Errorf("%w; start the job anew with --overwrite, or name another output", why)
+		return nil, anew(why)
 	}
 	f.d = want
 	want.SegmentBytes = f.o.segmentBytes()
-	want.Replaces = f.outputs(old)
+	var all bool
+	want.Replaces, all = f.outputs(old)
 	// What can fail, or takes long, comes before the older job is done away with.
 	if err := want.cut(ctx, f.o, f.o.PieceBytes); err != nil {
 		return nil, err
 	}
-	if old == nil {
+	if !all {
 		if err := f.foreign(); err != nil {
 			return nil, err
 		}
-	} else if old.Settings.Layout != want.Settings.Layout { // one prefix cannot have shards of both
+	}
+	if old != nil && old.Settings.Layout != want.Settings.Layout { // one prefix cannot have shards of both
 		if err := remove(want.Replaces); err != nil {
 			return nil, err
 		}
@@ -320,6 +323,11 @@ func (f *folder) join(ctx context.Context, want *description) (*finished, error)
 		return nil, err
 	}
 	return nil, f.enter()
+}
+
+// anew adds to an error what helps against it.
+func anew(err error) error {
+	return fmt.Errorf("%w; start the job anew with --overwrite, or name another output", err)
 }
 
 // errAnew is why a job that may not go on may start anew without a word.
@@ -381,9 +389,9 @@ func (f *folder) reconcile(ctx context.Context, old, want *description) error {
 		if !slices.ContainsFunc(u, func(p part) bool { return differs[p.Input] }) {
 			continue
 		}
-		record, err := readRecord[unitRecord](f.unitPath(n))
+		record, err := readSealed[unitRecord](f.unitPath(n))
 		if err != nil {
-			return err
+			return fmt.Errorf("the input %s has changed since the job began, and whether it was read is not known: %w", want.Inputs[changed[0]].Path, err)
 		}
 		if record == nil {
 			redo = append(redo, n)
@@ -496,41 +504,52 @@ func (f *folder) removeSegments(u int) error {
 	return nil
 }
 
-// outputs are the files of shards that a job has made or wanted to replace, by base name or below it.
-func (f *folder) outputs(d *description) []string {
+// outputs are the files of shards that a job has made or wanted to replace, by base name or below it. all is false if there may be more of them.
+func (f *folder) outputs(d *description) (files []string, all bool) {
 	if d == nil {
-		return nil
+		return nil, false
 	}
-	files := slices.Clone(d.Replaces)
+	files = slices.Clone(d.Replaces)
 	note := func(s ShardFile) {
 		for path := range s.paths(d.Settings.Layout) {
 			files = append(files, path)
 		}
 	}
-	if done, err := readRecord[finished](f.path(doneName)); err == nil && done != nil {
+	done, err := readRecord[finished](f.path(doneName))
+	if err == nil && done != nil {
 		for _, s := range done.Shards {
 			note(s)
 		}
-	} else {
-		written, _ := f.written() // what a damaged record says of is replaced without a word
+		all = true
+	} else if written, whole, writtenErr := f.written(); writtenErr == nil {
 		for _, s := range written {
 			note(s)
 		}
+		all = whole && err == nil
 	}
 	slices.Sort(files)
-	return slices.Compact(files)
+	return slices.Compact(files), all
 }
 
-// written are the shards that are complete by their records. With an error they are those whose records can be read.
-func (f *folder) written() (written []ShardFile, err error) {
+// written are the shards that are complete by their records. all is false if there are records that are damaged.
+func (f *folder) written() (written []ShardFile, all bool, err error) {
 	names, err := filepath.Glob(f.path("shard-*.json"))
-	for _, name := range names {
-		r, e := readRecord[shardRecord](name)
-		if err = errors.Join(err, e); r != nil {
-			written = append(written, r.Shard)
-		}
+	if err != nil {
+		return nil, false, err
 	}
-	return written, err
+	all = true
+	for _, name := range names {
+		r, err := undamaged(readSealed[shardRecord](name))
+		if err != nil {
+			return nil, false, err
+		}
+		if r == nil {
+			all = false
+			continue
+		}
+		written = append(written, r.Shard)
+	}
+	return written, all, nil
 }
 
 // paths are the files of a shard, with their sizes; that of the manifest is not known and -1.
@@ -621,16 +640,63 @@ func readRecord[T any](path string) (*T, error) {
 	}
 	v := new(T)
 	if err := json.Unmarshal(text, v); err != nil {
-		return nil, fmt.Errorf("%s is damaged: %w", path, err)
+		return nil, fmt.Errorf("%s: %w: %w", path, errDamaged, err)
 	}
 	return v, nil
 }
 
-// readUnit reads the record of a unit, nil if there is none.
-func (f *folder) readUnit(u int) (*unitRecord, error) {
-	r, err := readRecord[unitRecord](f.unitPath(u))
-	if err == nil && r != nil && (len(r.Parts) != len(f.d.Units[u]) && !r.Cut || len(r.Parts) > len(f.d.Units[u])) {
-		err = fmt.Errorf("%s is damaged: it has %d parts, the unit %d; remove it", f.unitPath(u), len(r.Parts), len(f.d.Units[u]))
+// A sealedRecord is a record of a unit or a shard with its sum. What it says can be found out again, so that one that is damaged counts as one that is
+// not there.
+type sealedRecord struct {
+	Record json.RawMessage `json:"record"`
+	CRC32C uint32          `json:"crc32c"`
+}
+
+// writeSealed makes v the content of a sealed record.
+func (f *folder) writeSealed(path string, v any) error {
+	text, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	return f.write(path, sealedRecord{text, crc32.Checksum(text, castagnoli)})
+}
+
+// readSealed reads a sealed record, nil if there is none. An error about its content wraps errDamaged.
+func readSealed[T any](path string) (*T, error) {
+	sealed, err := readRecord[sealedRecord](path)
+	if err != nil || sealed == nil {
+		return nil, err
+	}
+	v := new(T)
+	if crc32.Checksum(sealed.Record, castagnoli) != sealed.CRC32C {
+		err = errors.New("its sum is another")
+	} else {
+		err = json.Unmarshal(sealed.Record, v)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w: %w", path, errDamaged, err)
+	}
+	return v, nil
+}
+
+// undamaged is r, or nil if it was found damaged.
+func undamaged[T any](r *T, err error) (*T, error) {
+	if errors.Is(err, errDamaged) {
+		return nil, nil
 	}
 	return r, err
+}
+
+// readUnit reads the record of a unit, nil if there is none or it is damaged: the unit is then encoded again, as far as its segments are not there.
+func (f *folder) readUnit(u int) (*unitRecord, error) {
+	r, err := undamaged(readSealed[unitRecord](f.unitPath(u)))
+	if r != nil && (len(r.Parts) != len(f.d.Units[u]) && !r.Cut || len(r.Parts) > len(f.d.Units[u])) {
+		return nil, nil // it is of another job
+	}
+	return r, err
+}
+
+// readShard reads the record of a shard, nil if there is none or it is damaged: the shard is then written again.
+func (f *folder) readShard(k int) (*shardRecord, error) {
+	return undamaged(readSealed[shardRecord](f.shardPath(k)))
 }

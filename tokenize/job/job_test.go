@@ -450,20 +450,21 @@ func interrupted(t *testing.T, o Options) {
 	}
 }
 
-// Segments that are damaged in any way, or gone, are made again.
+// Segments, rejects and records of units that are damaged in any way, or gone, are made again.
 func TestDamagedSegments(t *testing.T) {
 	defer func() { atomicfile.Fault = nil }()
 	c := makeCorpus(t, 9, 3, 60, true)
 	random := rand.New(rand.NewPCG(9, 9))
-	for i := range 24 {
+	for i := range 48 {
+		pattern := []string{"*.segment", "*.rejects", "unit-*.json"}[i/6%3]
 		dir, want := t.TempDir(), t.TempDir()
 		o := Options{Tokenizer: bytesTokenizer(t, ""), AppendEOD: true, EOD: 256, Inputs: c.inputs, Output: filepath.Join(dir, "x"), OnError: Skip, tuning: quick, Workers: 2,
 			PieceBytes: 3000, Shuffle: i%2 == 1, Rejects: filepath.Join(dir, "rejects")}
 		o.tuning.segment = 10_000
 		rejects := c.expect(t, want, o)
 		interrupted(t, o)
-		names, err := filepath.Glob(filepath.Join(dir, "x.job", "*.segment"))
-		if err != nil || len(names) < 4 {
+		names, err := filepath.Glob(filepath.Join(dir, "x.job", pattern))
+		if err != nil || len(names) < 3 {
 			t.Fatal(names, err)
 		}
 		name := names[random.IntN(len(names))]
@@ -488,10 +489,85 @@ func TestDamagedSegments(t *testing.T) {
 			}
 		}
 		if _, err := Run(t.Context(), o); err != nil {
-			t.Fatal(err)
+			t.Fatal(name, err)
 		}
 		sameOutputs(t, outputs(t, dir), outputs(t, want))
 		sameRejects(t, o.Rejects, rejects)
+	}
+}
+
+// Where a job ended when all shards were complete, records and rejects that are damaged are found out again, though segments are gone.
+func TestDamagedRecords(t *testing.T) {
+	defer func() { atomicfile.Fault = nil }()
+	c := makeCorpus(t, 10, 3, 60, true)
+	random := rand.New(rand.NewPCG(10, 10))
+	for i := range 24 {
+		dir, want := t.TempDir(), t.TempDir()
+		o := Options{Tokenizer: bytesTokenizer(t, ""), AppendEOD: true, EOD: 256, Inputs: c.inputs, Output: filepath.Join(dir, "x"), OnError: Skip, tuning: quick, Workers: 2,
+			PieceBytes: 3000, Shuffle: i%2 == 1, Rejects: filepath.Join(dir, "rejects"), ShardTokens: 4000}
+		o.tuning.segment = 10_000
+		rejects := c.expect(t, want, o)
+		atomicfile.Fault = func(op atomicfile.Op, path string) error {
+			if op == atomicfile.OpRename && strings.HasSuffix(path, doneName) {
+				return syscall.EIO
+			}
+			return nil
+		}
+		_, err := Run(t.Context(), o)
+		atomicfile.Fault = nil
+		if !errors.Is(err, syscall.EIO) {
+			t.Fatal(err)
+		}
+		var damaged []string
+		for _, pattern := range [][]string{{"shard-*.json"}, {"*.rejects"}, {"unit-*.json"}, {"shard-*.json", "*.rejects", "unit-*.json"}}[i/2%4] {
+			names, err := filepath.Glob(filepath.Join(dir, "x.job", pattern))
+			if err != nil || len(names) < 3 {
+				t.Fatal(pattern, names, err)
+			}
+			name := names[random.IntN(len(names))]
+			data, err := os.ReadFile(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if i%3 == 0 {
+				data = data[:random.IntN(len(data))]
+			} else {
+				data[random.IntN(len(data)-1)] ^= 1 << random.IntN(8) // not the line break at the end, which says nothing
+			}
+			if err := os.WriteFile(name, data, 0o644); err != nil {
+				t.Fatal(err)
+			}
+			damaged = append(damaged, name)
+		}
+		if _, err := Run(t.Context(), o); err != nil {
+			t.Fatal(damaged, err)
+		}
+		sameOutputs(t, outputs(t, dir), outputs(t, want))
+		sameRejects(t, o.Rejects, rejects)
+	}
+}
+
+// Whether an input that has changed was read is not found out again.
+func TestDamagedRecordOfChangedInput(t *testing.T) {
+	c := makeCorpus(t, 11, 2, 40, false)
+	dir := t.TempDir()
+	o := Options{Tokenizer: bytesTokenizer(t, ""), AppendEOD: true, EOD: 256, Inputs: c.inputs, Output: filepath.Join(dir, "x"), tuning: quick}
+	interrupted(t, o)
+	names, err := filepath.Glob(filepath.Join(dir, "x.job", "unit-*.json"))
+	if err != nil || len(names) == 0 {
+		t.Fatal(names, err)
+	}
+	for _, name := range names {
+		if err := os.Truncate(name, 5); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Chtimes(c.inputs[0], time.Time{}, time.Unix(1e9, 0)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), c.inputs[0]+" has changed since the job began, and whether it was read is not known: "+names[0]+
+		": the file is damaged") || !strings.Contains(err.Error(), "start the job anew with --overwrite") {
+		t.Error(err)
 	}
 }
 
@@ -663,7 +739,7 @@ func TestOthers(t *testing.T) {
 	if err := os.WriteFile(f.path(descriptionName), []byte(`{"format":1,"settings":{},"units":[[[5,0,-1]]]`), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), "job.json is damaged") {
+	if _, err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), "job.json: the file is damaged") {
 		t.Error(err)
 	}
 	if _, err := Run(t.Context(), anew); err != nil {
@@ -1018,8 +1094,9 @@ func TestOverwriteUnknownShards(t *testing.T) {
 	}
 	kept := filepath.Join(dir, "x-00000.txt")
 	o.ShardTokens = 3000
-	for range 2 {
-		if _, err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), "with --overwrite, ") {
+	for range 3 {
+		_, err := Run(t.Context(), o)
+		if err == nil || !strings.Contains(err.Error(), "with --overwrite, ") {
 			t.Error(err)
 		}
 		o.Overwrite = true
@@ -1029,10 +1106,15 @@ func TestOverwriteUnknownShards(t *testing.T) {
 		want := t.TempDir()
 		c.expect(t, want, o)
 		sameOutputs(t, outputs(t, dir), outputs(t, want))
-		if err := os.RemoveAll(filepath.Join(dir, "x.job")); err != nil {
+		if o.ShardTokens == 3000 { // then the record of what it has made
+			err = os.WriteFile(filepath.Join(dir, "x.job", doneName), []byte(`{"format":1,`), 0o644)
+		} else { // and then all
+			err = os.RemoveAll(filepath.Join(dir, "x.job"))
+		}
+		if err != nil {
 			t.Fatal(err)
 		}
-		o.Overwrite, o.ShardTokens = false, 8000
+		o.Overwrite, o.ShardTokens = false, o.ShardTokens+2500
 	}
 	if err := os.WriteFile(kept, nil, 0o644); err != nil {
 		t.Fatal(err)

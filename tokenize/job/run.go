@@ -139,8 +139,19 @@ func Run(ctx context.Context, opts Options) (Summary, error) {
 		done.Before = true
 		return done.Summary, f.tidy()
 	}
-	p := newProcess(f, start)
-	done, err = p.run(ctx)
+	var p *process
+	for remade := make(map[int]int); ; {
+		p = newProcess(f, start)
+		p.board.remade = remade
+		done, err = p.run(ctx)
+		var m *missing // rejects that were damaged when all was done
+		if !errors.As(err, &m) {
+			break
+		}
+		if err = p.board.remake(m.unit, m.segment, err); err != nil {
+			break
+		}
+	}
 	if errors.Is(err, errDone) { // in the middle of what this process did
 		done, err = readRecord[finished](f.path(doneName))
 		if err == nil && done != nil {

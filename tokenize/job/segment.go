@@ -478,9 +478,15 @@ func (s *segment) read(n int, buf []byte, ids bool) (metas, idBytes, newBuf []by
 	return metas, idBytes, buf, nil
 }
 
-// verifySegment reads a segment as a whole.
-func verifySegment(path string) error {
-	s, err := openSegment(path)
+// verifySegment reads a segment as a whole, and the rejects beside it.
+func (f *folder) verifySegment(u, number int, record *unitRecord) error {
+	if number >= len(record.Segments) {
+		return errDamaged
+	}
+	if err := readRejects(rejectName(f.dir, u, number), record.Segments[number].footerRejects, func(*rejected) error { return nil }); err != nil {
+		return err
+	}
+	s, err := openSegment(segmentName(f.dir, u, number))
 	if err != nil {
 		return err
 	}

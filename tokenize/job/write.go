@@ -48,7 +48,7 @@ func (r *roll) plan(ctx context.Context) error {
 // end is where shard k ends.
 func (r *roll) end(ctx context.Context, k int, start cut) (cut, error) {
 	for {
-		record, err := readRecord[shardRecord](r.p.f.shardPath(k))
+		record, err := r.p.f.readShard(k)
 		if err != nil {
 			return cut{}, err
 		}
@@ -68,7 +68,7 @@ func (p *process) again(k int, err error) (bool, error) {
 	if !errors.As(err, &m) {
 		return false, err
 	}
-	if record, e := readRecord[shardRecord](p.f.shardPath(k)); e != nil || record != nil {
+	if record, e := p.f.readShard(k); e != nil || record != nil {
 		return e == nil, e // another process has written the shard and removed what it no longer needed
 	}
 	if done, e := readRecord[finished](p.f.path(doneName)); e != nil || done != nil {
@@ -172,7 +172,7 @@ func (r *roll) try(ctx context.Context, k int, start cut) error {
 		if err != nil {
 			return err
 		}
-		record, err := readRecord[shardRecord](f.shardPath(k))
+		record, err := f.readShard(k)
 		if err != nil || record != nil || l == nil {
 			if l != nil {
 				l.Release()
@@ -263,7 +263,7 @@ func (p *process) writeShard(ctx context.Context, k int, start cut, ours func() 
 		return nil, err
 	}
 	s.DType, s.Files = w.Manifest().DType, w.Manifest().Files
-	if err := p.f.write(p.f.shardPath(k), record); err != nil {
+	if err := p.f.writeSealed(p.f.shardPath(k), record); err != nil {
 		return nil, err
 	}
 	return record, nil
@@ -283,7 +283,7 @@ func (p *process) sweep(k int, record *shardRecord) error {
 	// The stretch of complete shards around k, as far as it reaches into segments that k has a part of.
 	start, end := record.Start, record.End
 	for n := k - 1; n >= 0 && start.Document > 0; n-- {
-		r, err := readRecord[shardRecord](p.f.shardPath(n))
+		r, err := p.f.readShard(n)
 		if err != nil {
 			return err
 		}
@@ -297,7 +297,7 @@ func (p *process) sweep(k int, record *shardRecord) error {
 		start = r.Start
 	}
 	for n := k + 1; !end.End; n++ {
-		r, err := readRecord[shardRecord](p.f.shardPath(n))
+		r, err := p.f.readShard(n)
 		if err != nil {
 			return err
 		}
