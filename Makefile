@@ -5,10 +5,10 @@ FUZZTIME ?= 20s
 # Where the Python environments of the originals are made, about 8 GB; see conformance/environments.sh.
 ENVIRONMENTS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/mula/conformance
 
-.PHONY: help build test race lint fmt fuzz bench bench-index bench-encoding conformance conformance-ids conformance-layouts quickstart clean
+.PHONY: help build test race lint fmt fuzz bench bench-index bench-encoding conformance conformance-ids conformance-layouts conformance-huggingface quickstart clean
 
 help: ## list the targets
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 22
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 26
 
 build: ## build bin/mula
 	$(GO) build -trimpath -o bin/mula ./cli/mula
@@ -62,6 +62,11 @@ conformance-ids: ## compare ids with those of Hugging Face tokenizers, with publ
 conformance-layouts: build ## compare shards with those of dolma, OLMo-core, datatrove, MosaicML Streaming, Megatron core, in both directions
 	conformance/environments.sh $(ENVIRONMENTS) layouts dolma-1.2.1
 	$(ENVIRONMENTS)/layouts/bin/python conformance/layouts.py --frameworks $(ENVIRONMENTS)/layouts/bin/python --dolma $(ENVIRONMENTS)/dolma-1.2.1/bin/python $(ARGS)
+
+conformance-huggingface: build ## compare logits, gradients, weights and tokens with transformers, models going both ways (ARGS='--count 100 --seed 2')
+	conformance/environments.sh $(ENVIRONMENTS) transformers-5.23.0 transformers-4.57.6
+	$(ENVIRONMENTS)/transformers-5.23.0/bin/python conformance/huggingface.py $(ARGS)
+	$(ENVIRONMENTS)/transformers-4.57.6/bin/python conformance/huggingface.py $(ARGS)
 
 quickstart: build ## the main job, end to end, on real text (a few minutes)
 	./fixtures/quickstart.sh quickstart

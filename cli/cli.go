@@ -188,6 +188,8 @@ func newApp(stdin io.Reader, stdout, stderr io.Writer) *cli.App {
 			trainCommand(),
 			evalCommand(),
 			generateCommand(),
+			exportCommand(),
+			importCommand(),
 			reportCommand(),
 		},
 	}

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"math"
 	"slices"
+	"time"
 
 	"github.com/urfave/cli/v2"
 
@@ -13,14 +14,17 @@ import (
 
 func evalCommand() *cli.Command {
 	return &cli.Command{
-		Name:        "eval",
-		Usage:       "compute a model's loss on the validation split of a plan, source by source",
-		Description: "Example: mula eval --model runs/base --plan plan.json --samples 256",
+		Name:  "eval",
+		Usage: "compute a model's loss and perplexity on the validation split of a plan, source by source",
+		Description: "Each loss has a 95 % confidence interval for the mean over all windows that the source holds out: Student's t times s/√n, where n of V\n" +
+			"windows are read and s is the spread of their losses, times √(1−n/V); it is 0 if all are read. \"mix\" weights the sources by their\n" +
+			"shares of the plan's samples. A plan whose shards another tokenizer made than the model's is refused.\n\n" +
+			"Example: mula eval --model runs/base --plan plan.json --samples 256",
 		Flags: []cli.Flag{
 			modelFlag, planFlag, shardsFlag,
 			&cli.IntFlag{Name: "samples", Usage: "validation windows of each source, spread evenly (0: all)"},
 			&cli.IntFlag{Name: "batch-size", Usage: "windows at once in memory", Value: 8},
-			threadsFlag, jsonFlag,
+			precisionFlag, threadsFlag, jsonFlag,
 		},
 		Action: runEval,
 	}
@@ -33,7 +37,7 @@ func runEval(c *cli.Context) error {
 	if err := needFlags(c, "model"); err != nil {
 		return err
 	}
-	if err := atMost(c, maxThreads, "threads"); err != nil {
+	if err := checkComputing(c); err != nil {
 		return err
 	}
 	if c.Int("samples") < 0 || c.Int("batch-size") < 1 || c.Int("batch-size") > 1<<16 {
@@ -44,16 +48,25 @@ func runEval(c *cli.Context) error {
 		return err
 	}
 	defer data.Close()
-	m, device, _, err := openModel(c)
+	dir, err := findModel(c)
+	if err != nil {
+		return err
+	}
+	if err := dir.CheckTokenizer(c.Context, data.Plan); err != nil {
+		return err
+	}
+	m, device, err := openModel(c, dir)
 	if err != nil {
 		return err
 	}
 	defer device.Close()
 	p := newProgress(c.App.ErrWriter)
 	defer p.end()
+	start := time.Now()
 	e, err := train.Evaluate(c.Context, m, data, train.EvaluateOptions{Samples: c.Int("samples"), BatchSize: c.Int("batch-size"),
 		Progress: func(done, total int64) {
-			p.update(fmt.Sprintf("%s of %s windows", count(done), count(total)), float64(done), float64(total))
+			rate := float64(done*int64(data.SequenceLength)) / time.Since(start).Seconds()
+			p.update(fmt.Sprintf("%s of %s windows  %s tokens/s", count(done), count(total), count(int64(rate))), float64(done), float64(total))
 		}})
 	if err != nil {
 		return err
@@ -62,13 +75,26 @@ func runEval(c *cli.Context) error {
 	if c.Bool("json") {
 		return printJSON(c.App.Writer, e)
 	}
-	t := newTable("source", "targets", "loss", "perplexity")
+	t := newTable("source", "targets", "loss", "± 95 %", "perplexity", "from", "to")
+	row := func(name string, targets int64, loss float64, margin *float64) {
+		perplexity := func(loss float64) string { return fmt.Sprintf("%.2f", math.Exp(loss)) }
+		if margin == nil {
+			t.row(name, targets, fmt.Sprintf("%.4f", loss), "-", perplexity(loss), "-", "-")
+			return
+		}
+		t.row(name, targets, fmt.Sprintf("%.4f", loss), fmt.Sprintf("%.4f", *margin), perplexity(loss), perplexity(loss-*margin), perplexity(loss+*margin))
+	}
 	var targets int64
 	for _, name := range slices.Sorted(maps.Keys(e.SourceLoss)) {
 		targets += e.SourceTargets[name]
-		t.row(name, e.SourceTargets[name], fmt.Sprintf("%.4f", e.SourceLoss[name]), fmt.Sprintf("%.2f", math.Exp(e.SourceLoss[name])))
+		var margin *float64
+		if m, ok := e.SourceMargin[name]; ok {
+			margin = &m
+		}
+		row(name, e.SourceTargets[name], e.SourceLoss[name], margin)
 	}
-	t.row("all", targets, fmt.Sprintf("%.4f", e.Loss), fmt.Sprintf("%.2f", math.Exp(e.Loss)))
+	row("all", targets, e.Loss, e.Margin)
+	row("mix", targets, e.MixLoss, e.MixMargin)
 	t.write(c.App.Writer)
 	return nil
 }

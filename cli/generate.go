@@ -1,8 +1,11 @@
 package cli
 
 import (
+	"context"
 	"fmt"
+	"io"
 	"slices"
+	"time"
 	"unicode/utf8"
 
 	"github.com/urfave/cli/v2"
@@ -16,7 +19,9 @@ func generateCommand() *cli.Command {
 		Name:      "generate",
 		Usage:     "continue a text with a model",
 		ArgsUsage: "[PROMPT]",
-		Description: "Without a prompt the text begins as a document does: after the end-of-document token.\n\n" +
+		Description: "The prompt - is read from standard input, as it is, to its end. Without a prompt the text begins as a document does: after the\n" +
+			"end-of-document token, at which it ends, too. Temperature comes before top-k and top-k before top-p, as in transformers. Sample i\n" +
+			"of several, from 0, is the one of seed --seed + i.\n\n" +
 			"Example: mula generate --model runs/base --max-tokens 100 --temperature 0.8 \"func main() {\"",
 		Flags: []cli.Flag{
 			modelFlag,
@@ -26,17 +31,21 @@ func generateCommand() *cli.Command {
 			&cli.IntFlag{Name: "top-k", Usage: "choose among so many of the likeliest tokens only (0: all)", Value: 50},
 			&cli.Float64Flag{Name: "top-p", Usage: "choose among the fewest tokens whose probabilities reach this sum (0: all)"},
 			&cli.Uint64Flag{Name: "seed", Usage: "of the random choices: the same seed gives the same text"},
-			threadsFlag, jsonFlag,
+			&cli.IntFlag{Name: "samples", Usage: "make so many texts", Value: 1},
+			precisionFlag, threadsFlag, jsonFlag,
 		},
 		Action: runGenerate,
 	}
 }
 
+// maxPrompt bounds what is read of standard input.
+const maxPrompt = 64 << 20
+
 func runGenerate(c *cli.Context) error {
 	if err := needFlags(c, "model"); err != nil {
 		return err
 	}
-	if err := atMost(c, maxThreads, "threads"); err != nil {
+	if err := checkComputing(c); err != nil {
 		return err
 	}
 	if c.NArg() > 1 {
@@ -45,28 +54,46 @@ func runGenerate(c *cli.Context) error {
 	if c.Int("max-tokens") < 1 {
 		return usagef("--max-tokens is %d; it must be at least 1", c.Int("max-tokens"))
 	}
+	if c.Int("samples") < 1 {
+		return usagef("--samples is %d; it must be at least 1", c.Int("samples"))
+	}
 	options := moe.GenerateOptions{MaxTokens: c.Int("max-tokens"), Temperature: c.Float64("temperature"), TopK: c.Int("top-k"),
 		TopP: c.Float64("top-p"), Seed: c.Uint64("seed")}
 	if err := options.Validate(); err != nil {
 		return &usageError{err.Error()}
 	}
-	m, device, found, err := openModel(c)
+	text := c.Args().First()
+	if text == "-" {
+		read, err := io.ReadAll(io.LimitReader(c.App.Reader, maxPrompt+1))
+		if err != nil {
+			return fmt.Errorf("reading the prompt from standard input: %w", err)
+		}
+		if len(read) > maxPrompt {
+			return fmt.Errorf("the prompt on standard input is larger than %s", bytesText(maxPrompt))
+		}
+		text = string(read)
+	}
+	dir, err := findModel(c)
+	if err != nil {
+		return err
+	}
+	tokenizer, err := loadTokenizer(c, dir.TokenizerFile())
+	if err != nil {
+		return err
+	}
+	m, device, err := openModel(c, dir)
 	if err != nil {
 		return err
 	}
 	defer device.Close()
-	tokenizer, err := loadTokenizer(c, found)
-	if err != nil {
-		return err
-	}
 	if have, want := tokenizer.VocabSize(), m.Config().VocabSize; have > want {
 		return fmt.Errorf("the tokenizer has %s ids and the model %s: they do not belong together", count(int64(have)), count(int64(want)))
 	}
+	options.Vocabulary = tokenizer.VocabSize() // the rows that fill up the model's vocabulary stand for nothing
 	eod := m.Config().EOSTokenID
 	if eod != moe.NoToken {
 		options.Stop = []uint32{uint32(eod)}
 	}
-	text := c.Args().First()
 	prompt, err := tokenizer.NewEncoder(tokenize.EncodeOptions{}).Append(nil, []byte(text))
 	if err != nil {
 		return fmt.Errorf("prompt: %w", err)
@@ -78,24 +105,58 @@ func runGenerate(c *cli.Context) error {
 		prompt = []uint32{uint32(eod)}
 	}
 	w := c.App.Writer
+	if c.Bool("json") {
+		w = io.Discard
+	}
+	samples := make([]generated, c.Int("samples"))
+	tokens, start := 0, time.Now()
+	for i := range samples {
+		if len(samples) > 1 {
+			fmt.Fprintf(w, "%s=== sample %d, seed %d\n", map[bool]string{true: "\n"}[i > 0], i, options.Seed)
+		}
+		if samples[i], err = generate(c.Context, w, m, tokenizer, text, prompt, options); err != nil {
+			return fmt.Errorf("generating: %w", err)
+		}
+		tokens += len(samples[i].Tokens)
+		options.Seed++
+	}
+	seconds := time.Since(start).Seconds()
+	fmt.Fprintf(c.App.ErrWriter, "%s after %s, in %.2f s: %.1f tokens/s\n", plural(int64(tokens), "token"), plural(int64(len(prompt)), "token"),
+		seconds, float64(tokens)/seconds)
+	if c.Bool("json") {
+		return printJSON(c.App.Writer, map[string]any{"prompt": text, "samples": samples})
+	}
+	return nil
+}
+
+// A generated is a text that a model has made.
+type generated struct {
+	Seed   uint64   `json:"seed"`
+	Text   string   `json:"text"`
+	Tokens []uint32 `json:"tokens"` // the one that ended it included
+}
+
+// generate continues a prompt and shows it and the new text on w as it comes.
+func generate(ctx context.Context, w io.Writer, m *moe.Model, tokenizer *tokenize.Tokenizer, text string, prompt []uint32,
+	o moe.GenerateOptions) (generated, error) {
 	// What a token stands for may depend on those before it, so that the text is always that of all of them.
 	ids := slices.Clone(prompt)
 	spelled, err := tokenizer.Decode(nil, ids)
 	if err != nil {
-		return fmt.Errorf("prompt: %w", err)
+		return generated{}, fmt.Errorf("prompt: %w", err)
 	}
 	begin, shown := len(spelled), len(spelled)
 	var failed error
-	err = m.Generate(c.Context, prompt, options, func(id uint32) bool {
-		if len(ids) == len(prompt) && !c.Bool("json") {
+	err = m.Generate(ctx, prompt, o, func(id uint32) bool {
+		if len(ids) == len(prompt) {
 			_, failed = fmt.Fprint(w, text)
 		}
 		ids = append(ids, id)
-		if eod != moe.NoToken && id == uint32(eod) {
+		if slices.Contains(o.Stop, id) {
 			return true
 		}
-		if spelled, failed = tokenizer.Decode(spelled[:0], ids); failed != nil || c.Bool("json") {
-			return failed == nil
+		if spelled, failed = tokenizer.Decode(spelled[:0], ids); failed != nil {
+			return false
 		}
 		// A character may be spread over several tokens: it is shown when it is whole.
 		if n := wholeCharacters(spelled); n > shown {
@@ -108,13 +169,10 @@ func runGenerate(c *cli.Context) error {
 		err = failed
 	}
 	if err != nil {
-		return fmt.Errorf("generating: %w", err)
+		return generated{}, err
 	}
-	if c.Bool("json") {
-		return printJSON(w, map[string]any{"prompt": text, "text": string(spelled[begin:]), "tokens": ids[len(prompt):]})
-	}
-	_, err = fmt.Fprintf(w, "%s\n", spelled[shown:])
-	return err
+	fmt.Fprintf(w, "%s\n", spelled[min(shown, len(spelled)):])
+	return generated{Seed: o.Seed, Text: string(spelled[begin:]), Tokens: ids[len(prompt):]}, nil
 }
 
 // wholeCharacters is the length of b without a UTF-8 character at its end that is not complete.

@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -11,40 +10,54 @@ import (
 	"mula/moe"
 	"mula/tokenize"
 	"mula/train"
+	"mula/xpu"
 	"mula/xpu/cpu"
 )
 
 var (
-	modelFlag   = &cli.StringFlag{Name: "model", Aliases: []string{"m"}, Usage: "a run's folder (its newest complete checkpoint), a checkpoint, or a Hugging Face model `DIR` (needed)"}
-	threadsFlag = &cli.IntFlag{Name: "threads", Usage: "threads to compute with (0: all cores); the result does not depend on it"}
+	modelFlag     = &cli.StringFlag{Name: "model", Aliases: []string{"m"}, Usage: "a run's folder (its newest complete checkpoint), a checkpoint, or a Hugging Face model `DIR` (needed)"}
+	threadsFlag   = &cli.IntFlag{Name: "threads", Usage: "threads to compute with (0: all cores); the result does not depend on it"}
+	precisionFlag = &cli.StringFlag{Name: "precision", Usage: "of the operands of matrix products: fp32 or bf16", Value: string(xpu.FP32)}
 )
 
-// openModel opens the model that --model names on the CPU, and says where its tokenizer.json is, or "" if it has none.
-func openModel(c *cli.Context) (m *moe.Model, device *cpu.Device, tokenizer string, err error) {
+// findModel finds the model that --model names, and says which it is.
+func findModel(c *cli.Context) (train.ModelDir, error) {
 	dir := c.String("model")
-	checkpoint, refused, err := train.LoadCheckpoint(c.Context, dir)
+	m, refused, err := train.FindModel(c.Context, dir)
+	warnRefused(c, refused)
+	if err != nil {
+		return m, err
+	}
+	if m.Checkpoint != nil {
+		fmt.Fprintf(c.App.ErrWriter, "model %s, after %s\n", filepath.ToSlash(m.Dir), plural(m.Checkpoint.State.Step, "step"))
+	}
+	return m, nil
+}
+
+// warnRefused names checkpoints that were not taken.
+func warnRefused(c *cli.Context, refused []train.RefusedCheckpoint) {
 	for _, r := range refused {
 		fmt.Fprintf(c.App.ErrWriter, "warning: %s is damaged: %s\n", r.Checkpoint, r.Error)
 	}
-	switch {
-	case err == nil:
-		dir, tokenizer = checkpoint.Dir, checkpoint.Tokenizer()
-		fmt.Fprintf(c.App.ErrWriter, "model %s, after %s\n", filepath.ToSlash(dir), plural(checkpoint.State.Step, "step"))
-	case errors.Is(err, train.ErrNoCheckpoint) && exists(filepath.Join(dir, "config.json")) && !exists(filepath.Join(dir, "state.json")):
-		// A Hugging Face model. With a state.json it would be a checkpoint that has lost its manifest.
-		if path := filepath.Join(dir, "tokenizer.json"); exists(path) {
-			tokenizer = path
-		}
-	default:
-		return nil, nil, "", err
-	}
-	device = cpu.New(c.Int("threads"))
-	m, err = moe.Open(dir, device)
+}
+
+// openModel reads a model into the memory of the CPU, which computes in the precision that --precision names.
+func openModel(c *cli.Context, dir train.ModelDir) (*moe.Model, *cpu.Device, error) {
+	device := cpu.New(c.Int("threads"), xpu.Precision(c.String("precision")))
+	m, err := moe.Open(dir.Dir, device)
 	if err != nil {
 		device.Close()
-		return nil, nil, "", err
+		return nil, nil, err
 	}
-	return m, device, tokenizer, nil
+	return m, device, nil
+}
+
+// checkComputing refuses values of --threads and --precision.
+func checkComputing(c *cli.Context) error {
+	if p := xpu.Precision(c.String("precision")); p != xpu.FP32 && p != xpu.BF16 {
+		return usagef("--precision is %q; allowed: %s, %s", p, xpu.FP32, xpu.BF16)
+	}
+	return atMost(c, maxThreads, "threads")
 }
 
 func exists(path string) bool {

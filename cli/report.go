@@ -3,6 +3,7 @@ package cli
 import (
 	"fmt"
 	"path/filepath"
+	"time"
 
 	"github.com/urfave/cli/v2"
 
@@ -12,13 +13,16 @@ import (
 
 func reportCommand() *cli.Command {
 	return &cli.Command{
-		Name:        "report",
-		Usage:       "draw the metrics of one or several runs as one self-contained HTML page",
-		ArgsUsage:   "RUN...",
-		Description: "Example: mula report --output report.html runs/base runs/wide",
+		Name:      "report",
+		Usage:     "draw the metrics of one or several runs as one self-contained HTML page",
+		ArgsUsage: "RUN...",
+		Description: "The runs may be going on. Loss curves of several runs share a chart, and what differs between their train.yaml is listed.\n\n" +
+			"Example: mula report --output report.html runs/base runs/wide\n" +
+			"         mula report --watch 30 --output report.html runs/base",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "write the page to `FILE`", Value: "report.html"},
 			&cli.StringFlag{Name: "title", Usage: "heading of the page"},
+			&cli.IntFlag{Name: "watch", Usage: "draw the page again every `SECONDS`, until all runs have done all their steps; the page then loads itself again"},
 		},
 		Action: runReport,
 	}
@@ -28,34 +32,71 @@ func runReport(c *cli.Context) error {
 	if !c.Args().Present() {
 		return usagef("no run: name the folders that `mula train` wrote; see `%s --help`", c.Command.HelpName)
 	}
-	var runs []*report.Run
-	for _, dir := range c.Args().Slice() {
-		run, err := report.Read(dir)
-		if err != nil {
-			return err
-		}
-		runs = append(runs, run)
+	watch := c.Int("watch")
+	if c.IsSet("watch") && watch < 1 {
+		return usagef("--watch is %d; it must be a number of seconds, at least 1", watch)
 	}
 	output := c.String("output")
 	for _, dir := range c.Args().Slice() {
-		if err := notInput(output, filepath.Join(dir, "metrics.jsonl")); err != nil {
-			return err
+		for _, name := range []string{"metrics.jsonl", "train.yaml"} {
+			if err := notInput(output, filepath.Join(dir, name)); err != nil {
+				return err
+			}
 		}
 	}
-	if err := makeParent(output); err != nil {
-		return err
-	}
-	f, err := atomicfile.Create(output)
+	finished, err := drawReport(c, output, watch)
 	if err != nil {
 		return err
 	}
-	defer f.Abort()
-	if err := report.Write(f, report.Options{Title: c.String("title")}, runs...); err != nil {
-		return err
+	if watch == 0 || finished {
+		fmt.Fprintf(c.App.Writer, "%s: open it in a browser\n", filepath.ToSlash(output))
+		return nil
 	}
-	if err := f.Publish(); err != nil {
-		return err
+	fmt.Fprintf(c.App.Writer, "%s: open it in a browser; it is drawn again every %s until the runs have done all their steps\n",
+		filepath.ToSlash(output), plural(int64(watch), "second"))
+	tick := time.NewTicker(time.Duration(watch) * time.Second)
+	defer tick.Stop()
+	for !finished {
+		select {
+		case <-c.Context.Done():
+			_, err := drawReport(c, output, 0) // the last page does not load itself again
+			return err
+		case <-tick.C:
+		}
+		// A run that is just being started again may have no metrics for a moment: the page stays as it is until the next time.
+		if finished, err = drawReport(c, output, watch); err != nil {
+			fmt.Fprintf(c.App.ErrWriter, "warning: %v; the page stays as it was\n", err)
+		}
 	}
-	fmt.Fprintf(c.App.Writer, "%s: open it in a browser\n", filepath.ToSlash(output))
 	return nil
+}
+
+// drawReport writes the page of the runs that are named. reload is the time after which it loads itself again, 0 for never; it never does once
+// all runs have done all their steps, which is what finished says.
+func drawReport(c *cli.Context, output string, reload int) (finished bool, err error) {
+	var runs []*report.Run
+	finished = true
+	for _, dir := range c.Args().Slice() {
+		run, err := report.Read(dir)
+		if err != nil {
+			return false, err
+		}
+		finished = finished && run.Finished()
+		runs = append(runs, run)
+	}
+	if finished {
+		reload = 0
+	}
+	if err := makeParent(output); err != nil {
+		return false, err
+	}
+	f, err := atomicfile.Create(output)
+	if err != nil {
+		return false, err
+	}
+	defer f.Abort()
+	if err := report.Write(f, report.Options{Title: c.String("title"), Reload: reload}, runs...); err != nil {
+		return false, err
+	}
+	return finished, f.Publish()
 }

@@ -55,6 +55,7 @@ func runTrain(c *cli.Context) error {
 	defer stopped()
 
 	var evaluated *train.Evaluation
+	var speed pace
 	result, err := train.Run(context.WithoutCancel(c.Context), config, train.Options{
 		Version: Version,
 		Stop:    c.Context.Done(),
@@ -69,9 +70,8 @@ func runTrain(c *cli.Context) error {
 			if s.Checkpoint != "" {
 				p.line("after %s: saved %s", plural(done, "step"), filepath.ToSlash(s.Checkpoint))
 			}
-			left := time.Duration(float64(s.Steps-done) * s.Seconds * float64(time.Second))
-			p.update(fmt.Sprintf("%s of %s steps  loss %.4f  gradient norm %.3f  learning rate %.2e  %s tokens/s  %s left", count(done),
-				count(s.Steps), s.Loss, s.GradNorm, s.LearningRate, count(int64(s.TokensPerSecond)), duration(left)), 0, 0)
+			speed.add(time.Now(), s.StepMetrics)
+			p.update(fmt.Sprintf("%s of %s steps  loss %.4f  %s", count(done), count(s.Steps), s.Loss, speed.text(s.Steps-done)), 0, 0)
 		},
 	})
 	if err != nil {
@@ -95,6 +95,59 @@ func runTrain(c *cli.Context) error {
 	return nil
 }
 
+// A pace tells from the last steps of a run how fast it is and when it ends. Evaluations and checkpoints between steps take their time in it:
+// tokens per second are those of the run, not of the fastest step.
+type pace struct {
+	start time.Time // when the first of the steps began
+	steps []pacedStep
+	next  int64 // step that is expected
+}
+
+type pacedStep struct {
+	end    time.Time
+	tokens int64
+	flops  float64 // share of the machine's peak × seconds in the step
+}
+
+// paceSteps is the number of steps that a pace looks back.
+const paceSteps = 50
+
+// add adds a step that has just been done, unless it had no samples: such steps take no time, and come in flocks. When a run goes back, the
+// pace begins anew.
+func (p *pace) add(now time.Time, s train.StepMetrics) {
+	if s.Step != p.next {
+		p.steps = nil
+	}
+	p.next = s.Step + 1
+	if s.Tokens == 0 && len(p.steps) > 0 {
+		return
+	}
+	if len(p.steps) == 0 {
+		p.start = now.Add(-time.Duration(s.Seconds * float64(time.Second)))
+	}
+	if len(p.steps) == paceSteps {
+		p.start = p.steps[0].end
+		p.steps = append(p.steps[:0], p.steps[1:]...)
+	}
+	p.steps = append(p.steps, pacedStep{now, s.Tokens, s.MFU * s.Seconds})
+}
+
+// text is what is known, with the time that so many steps more take.
+func (p *pace) text(left int64) string {
+	var tokens int64
+	var flops float64
+	for _, s := range p.steps {
+		tokens += s.tokens
+		flops += s.flops
+	}
+	seconds := p.steps[len(p.steps)-1].end.Sub(p.start).Seconds()
+	if !(seconds > 0) { // a coarse clock
+		return ""
+	}
+	return fmt.Sprintf("%s tokens/s  MFU %.1f %%  %s left", count(int64(float64(tokens)/seconds+0.5)), 100*flops/seconds,
+		duration(time.Duration(float64(left)*seconds/float64(len(p.steps))*float64(time.Second))))
+}
+
 func printRun(p *progress, s train.Summary) {
 	m := s.Config.Model
 	name := m.Preset
@@ -111,5 +164,7 @@ func printRun(p *progress, s train.Summary) {
 	p.line("device     %s", s.Device)
 	if s.Resumed != "" {
 		p.line("resuming   from %s: the next step is %s", s.Resumed, count(s.NextStep))
+	} else if from := s.Config.InitializeFrom; from != "" {
+		p.line("beginning  with the weights of %s", filepath.ToSlash(from))
 	}
 }

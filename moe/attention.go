@@ -3,23 +3,17 @@ package moe
 import (
 	"math"
 
+	"mula/xpu"
 	"mula/xpu/cpu"
 )
 
-// Attention runs as products over groups, one group for each row of the batch and key head: its A matrix are the queries that read that
-// head. Scores are computed for one block of queryBlock positions at a time, against the keys up to the end of the block, and not kept:
-// the backward pass computes them again from the logsumexp of each query.
-//
-// Query order is the order that makes the queries of a group contiguous: by block of positions, row, head, position. With grouped-query
-// attention the heads that share a key head are neighbours (head a reads key head a/(A/G)), so their queries form one group.
+// Attention is cut into groups, one for each row of the batch and key head, that have nothing to do with each other: each takes its blocks
+// of queries one after the other, in each the heads that read its keys, and the scores of a block never leave the cache. Of the scores only
+// the logsumexp of each query is kept; the backward pass computes them again from it.
 
-// queryAt is the place of a query in query order.
-func queryAt(c Config, p passShape, row, head, pos int) int {
-	block := pos / queryBlock
-	first := block * queryBlock
-	n := min(queryBlock, p.s-first)
-	return first*p.rows*c.Heads + (row*c.Heads+head)*n + pos - first
-}
+// queryBlock is the number of queries whose attention scores a group holds at a time. It decides the order in which the gradients of keys
+// and values are summed, so the last bits of a result depend on it.
+const queryBlock = 64
 
 // A kvTarget is where keys and values of a pass go: head g of row r has its position p at element ((r·G+g)·capacity + first + p)·D.
 type kvTarget struct {
@@ -28,98 +22,64 @@ type kvTarget struct {
 	first    int // position of the pass's first token
 }
 
-// attend computes x1 = x0 + attention(norm(x0)) for layer l.
+// ownKeys is the place of keys and values of a pass that begins at position 0.
+func (w *workspace) ownKeys() kvTarget { return kvTarget{k: w.k, v: w.v, capacity: w.shape.s} }
+
+// groupDevice is what the products of a group run on: they are small, so as long as there are groups for all workers each product runs on
+// one alone. The bits of a product do not depend on it.
+func (m *Model) groupDevice() xpu.Device {
+	if m.ws.shape.rows*m.cfg.KVHeads < m.dev.Threads() {
+		return m.dev
+	}
+	return m.alone
+}
+
+// attend computes x1 = x0 + attention(norm(x0)) for a layer.
 func (m *Model) attend(l *layer, st *saved, to kvTarget) {
 	c, w := m.cfg, &m.ws
 	h, width, t := c.HiddenSize, c.qkvWidth(), len(st.x0)/c.HiddenSize
-	m.normalize(w.h, st.x0, l.norm1.w, st.mean1, st.rstd1)
+	m.normalize(w.h, st.norm1(l))
 	m.dev.MatMul(false, true, t, width, h, w.h, h, l.qkv.w, h, st.qkv, width, false)
-	if c.moe() {
-		m.split(t, func(_, lo, hi int) {
-			for i := lo; i < hi; i++ {
-				row := st.qkv[i*width:][:width]
-				st.rq[i] = rmsInverse(row[:h], c.NormEps)
-				st.rk[i] = rmsInverse(row[h:h+c.kvWidth()], c.NormEps)
-			}
-		})
-	}
-	m.splitHeads(l, st, to)
-	for first := 0; first < w.shape.s; first += queryBlock {
-		b := m.block(to, first)
-		m.dev.GroupedMatMul(w.qCounts, true, b.keys, c.HeadDim(), w.q[b.lo*c.HeadDim():b.hi*c.HeadDim()], w.ks, w.scores, false)
-		m.split(b.hi-b.lo, func(_, lo, hi int) {
-			for i := lo; i < hi; i++ {
-				row := w.scores[i*b.keys:][:b.keys]
-				visible := row[:b.visible(i)]
-				top := cpu.Max(visible)
-				sum := cpu.ExpSum(visible, visible, top)
-				cpu.Scale(visible, 1/sum)
-				clear(row[len(visible):])
-				st.lse[b.lo+i] = top + float32(math.Log(float64(sum)))
-			}
-		})
-		m.dev.GroupedMatMul(w.qCounts, false, c.HeadDim(), b.keys, w.scores, w.vs, w.o[b.lo*c.HeadDim():b.hi*c.HeadDim()], false)
-	}
-	d := c.HeadDim()
-	m.split(t, func(_, lo, hi int) {
-		for i := lo; i < hi; i++ {
-			for a := range c.Heads {
-				copy(st.ctx[i*h+a*d:][:d], w.o[queryAt(c, w.shape, i/w.shape.s, a, i%w.shape.s)*d:])
-			}
+	m.splitHeads(l, st, to, true)
+	m.split(w.shape.rows*c.KVHeads, operands{saved: st, keys: to}, func(m *Model, o *operands, _, lo, hi int) {
+		for group := lo; group < hi; group++ {
+			m.attendGroup(group, o.saved, o.keys)
 		}
-		copy(st.x1[lo*h:hi*h], st.x0[lo*h:hi*h])
 	})
+	m.copyRows(st.x1, st.x0)
 	m.dev.MatMul(false, true, t, h, h, st.ctx, h, l.out.w, h, st.x1, h, true)
 }
 
-// A scoreBlock is a block of queries and the keys that they read.
-type scoreBlock struct {
-	lo, hi int // in query order
-	n      int // positions in the block
-	first  int // position of the first, counted from the first key
-	keys   int // first + n: keys up to the last query's own
+// copyRows copies x [T, H] to dst.
+func (m *Model) copyRows(dst, x []float32) {
+	m.split(len(x)/m.cfg.HiddenSize, operands{dst: dst, x: x}, func(m *Model, o *operands, _, lo, hi int) {
+		h := m.cfg.HiddenSize
+		copy(o.dst[lo*h:hi*h], o.x[lo*h:hi*h])
+	})
 }
 
-// visible is the number of keys that query i of the block may read: its own and those before it.
-func (b scoreBlock) visible(i int) int { return b.first + i%b.n + 1 }
-
-// block sets the operands of the grouped products for the queries from position first of the pass.
-func (m *Model) block(to kvTarget, first int) scoreBlock {
-	c, w := m.cfg, &m.ws
-	n := min(queryBlock, w.shape.s-first)
-	each := w.shape.rows * c.Heads
-	b := scoreBlock{lo: first * each, hi: (first + n) * each, n: n, first: to.first + first, keys: to.first + first + n}
-	for g := range w.qCounts {
-		w.qCounts[g] = c.Heads / c.KVHeads * n
-		lo := g * to.capacity * c.HeadDim()
-		hi := lo + b.keys*c.HeadDim()
-		w.ks[g], w.vs[g] = to.k[lo:hi], to.v[lo:hi]
-	}
-	return b
-}
-
-// splitHeads takes q, k and v apart: q/k norm, clipping, rotation, and the order that the products want. Queries are scaled by D^(-1/2).
-func (m *Model) splitHeads(l *layer, st *saved, to kvTarget) {
-	c, w := m.cfg, &m.ws
-	h, kv, width, d, s := c.HiddenSize, c.kvWidth(), c.qkvWidth(), c.HeadDim(), w.shape.s
-	scale := float32(1 / math.Sqrt(float64(d)))
-	m.split(w.shape.rows*s, func(_, lo, hi int) {
+// splitHeads takes q, k and v apart into rows of heads: q/k norm, clipping, rotation. Queries are scaled by D^(-1/2). The first time it keeps
+// the statistics of the norms, which it reads later.
+func (m *Model) splitHeads(l *layer, st *saved, to kvTarget, first bool) {
+	m.split(m.ws.shape.rows*m.ws.shape.s, operands{layer: l, saved: st, keys: to, keep: first && m.cfg.moe()}, func(m *Model, o *operands, _, lo, hi int) {
+		c, w, st, to := m.cfg, &m.ws, o.saved, o.keys
+		h, kv, width, d, s := c.HiddenSize, c.kvWidth(), c.qkvWidth(), c.HeadDim(), w.shape.s
+		scale := float32(1 / math.Sqrt(float64(d)))
 		for i := lo; i < hi; i++ {
 			row, pos := i/s, i%s
 			x := st.qkv[i*width:][:width]
+			if o.keep {
+				st.rq[i], st.rk[i] = rmsInverse(x[:h], c.NormEps), rmsInverse(x[h:h+kv], c.NormEps)
+			}
 			cos, sin := m.rope.at(to.first+pos, d/2)
 			for a := range c.Heads {
-				at := a * d
-				dst := w.q[queryAt(c, w.shape, row, a, pos)*d:][:d]
-				m.writeHead(dst, x[at:at+d], l.qNorm, at, st.rq[i], cos, sin, scale)
+				m.writeHead(w.q[((row*c.Heads+a)*s+pos)*d:][:d], x[a*d:][:d], o.layer.qNorm.w, a*d, st.rq[i], cos, sin, scale)
 			}
 			for g := range c.KVHeads {
-				at := g * d
 				place := ((row*c.KVHeads+g)*to.capacity + to.first + pos) * d
-				dst := to.k[place:][:d]
-				m.writeHead(dst, x[h+at:h+at+d], l.kNorm, at, st.rk[i], cos, sin, 1)
-				dst = to.v[place:][:d]
-				copy(dst, x[h+kv+at:][:d])
+				m.writeHead(to.k[place:][:d], x[h+g*d:][:d], o.layer.kNorm.w, g*d, st.rk[i], cos, sin, 1)
+				dst := to.v[place:][:d]
+				copy(dst, x[h+kv+g*d:][:d])
 				clip(dst, c.ClipQKV)
 			}
 		}
@@ -127,27 +87,18 @@ func (m *Model) splitHeads(l *layer, st *saved, to kvTarget) {
 }
 
 // writeHead writes one head of a projection x to dst after norm, clipping and rotation, times scale. The head starts at element `at` of the
-// projection, whose inverse root mean square is inv.
-func (m *Model) writeHead(dst, x []float32, norm tensor, at int, inv float32, cos, sin []float32, scale float32) {
-	if m.cfg.moe() && m.cfg.ClipQKV == 0 { // in one go
-		half := len(cos)
-		x0, x1, w0, w1 := x[:half], x[half:][:half], norm.w[at:][:half], norm.w[at+half:][:half]
-		y0, y1, sin := dst[:half], dst[half:][:half], sin[:half]
-		for j, cs := range cos {
-			a, b := w0[j]*(x0[j]*inv), w1[j]*(x1[j]*inv)
-			y0[j] = (a*cs - b*sin[j]) * scale
-			y1[j] = (b*cs + a*sin[j]) * scale
-		}
-		return
-	}
-	copy(dst, x)
+// projection, whose norm has the weights w and whose inverse root mean square is inv.
+func (m *Model) writeHead(dst, x, w []float32, at int, inv float32, cos, sin []float32, scale float32) {
 	if m.cfg.moe() {
-		for j, w := range norm.w[at:][:len(dst)] {
-			dst[j] = w * (dst[j] * inv)
-		}
+		cpu.MulScaled(dst, w[at:][:len(dst)], inv, x)
+		x = dst
 	}
-	clip(dst, m.cfg.ClipQKV)
-	rotate(dst, cos, sin, scale)
+	if m.cfg.ClipQKV > 0 {
+		copy(dst, x)
+		clip(dst, m.cfg.ClipQKV)
+		x = dst
+	}
+	cpu.Rotate(dst, x, cos, sin, scale)
 }
 
 // clip limits x to ±bound; 0 is no bound.
@@ -161,94 +112,128 @@ func clip(x []float32, bound float64) {
 	}
 }
 
-// rotate turns the pairs (x[j], x[j+D/2]) by the angles of a position and multiplies by scale.
-func rotate(x, cos, sin []float32, scale float32) {
-	half := len(cos)
-	lo, hi := x[:half], x[half:][:half]
-	sin = sin[:half]
-	for j, cs := range cos {
-		a, b := lo[j], hi[j]
-		lo[j] = (a*cs - b*sin[j]) * scale
-		hi[j] = (b*cs + a*sin[j]) * scale
+// A scoreBlock is the scores of some queries of one head.
+type scoreBlock struct {
+	row, head int
+	first, n  int // queries: position of the first in the pass, how many
+	past      int // keys before the first query's own
+	keys      int // past + n: keys up to the last query's own
+	q         []float32
+	k, v      []float32
+}
+
+// visible is the number of keys that query i of the block may read: its own and those before it.
+func (b *scoreBlock) visible(i int) int { return b.past + i + 1 }
+
+// block is the scores of the queries from position first on, of one head of a group.
+func (m *Model) block(group, head, first int, to kvTarget) scoreBlock {
+	c, s := &m.cfg, m.ws.shape.s
+	d, share := c.HeadDim(), c.Heads/c.KVHeads
+	b := scoreBlock{row: group / c.KVHeads, head: group%c.KVHeads*share + head, first: first, n: min(queryBlock, s-first), past: to.first + first}
+	b.keys = b.past + b.n
+	at := group * to.capacity * d
+	b.k, b.v = to.k[at:][:b.keys*d], to.v[at:][:b.keys*d]
+	b.q = m.ws.q[((b.row*c.Heads+b.head)*s+first)*d:][:b.n*d]
+	return b
+}
+
+// attendGroup computes ctx and lse for the queries of a group.
+func (m *Model) attendGroup(group int, st *saved, to kvTarget) {
+	c, w, dev := &m.cfg, &m.ws, m.groupDevice()
+	h, d, s := c.HiddenSize, c.HeadDim(), w.shape.s
+	scores := w.scores[group*w.scoreSize:][:w.scoreSize]
+	var sums [queryBlock]float32
+	for first := 0; first < s; first += queryBlock {
+		for head := range c.Heads / c.KVHeads {
+			b := m.block(group, head, first, to)
+			dev.MatMul(false, true, b.n, b.keys, d, b.q, d, b.k, d, scores, b.keys, false)
+			lse := st.lse[(b.row*c.Heads+b.head)*s+first:][:b.n]
+			for i := range b.n {
+				row := scores[i*b.keys:][:b.keys]
+				visible := row[:b.visible(i)]
+				top := cpu.Max(visible)
+				sums[i] = cpu.ExpSum(visible, visible, top)
+				clear(row[len(visible):])
+				lse[i] = top + float32(math.Log(float64(sums[i])))
+			}
+			ctx := st.ctx[(b.row*s+first)*h+b.head*d:]
+			dev.MatMul(false, false, b.n, d, b.keys, scores, b.keys, b.v, d, ctx, h, false)
+			for i, sum := range sums[:b.n] {
+				cpu.Scale(ctx[i*h:][:d], 1/sum)
+			}
+		}
 	}
 }
 
-// rotateBack is the transpose of rotate, for gradients: the rotation by the negative angles.
-func rotateBack(x, cos, sin []float32, scale float32) {
-	half := len(cos)
-	lo, hi := x[:half], x[half:][:half]
-	sin = sin[:half]
-	for j, cs := range cos {
-		a, b := lo[j], hi[j]
-		lo[j] = (a*cs + b*sin[j]) * scale
-		hi[j] = (b*cs - a*sin[j]) * scale
-	}
-}
-
-// attendGrad takes the gradient of x1 in ws.dx to the gradient of x0, and adds to the gradients of the layer's weights.
-func (m *Model) attendGrad(l *layer, st *saved) {
+// attendGrad takes the gradient of x1 in ws.dx to the gradient of x0, and adds to the gradients of the layer's weights. With fresh, the
+// layer was the last to go through attend, and its queries, keys and values are still there.
+func (m *Model) attendGrad(l *layer, st *saved, fresh bool) {
 	c, w := m.cfg, &m.ws
-	h, width, d, s, t := c.HiddenSize, c.qkvWidth(), c.HeadDim(), w.shape.s, len(st.x0)/c.HiddenSize
-	to := kvTarget{k: w.k, v: w.v, capacity: s}
+	h, width, t := c.HiddenSize, c.qkvWidth(), len(st.x0)/c.HiddenSize
 
-	// Through the output projection, and into query order.
+	// Through the output projection.
 	m.dev.MatMul(false, false, t, h, h, w.dx, h, l.out.w, h, w.dh, h, false)
 	m.dev.MatMul(true, false, h, h, t, w.dx, h, st.ctx, h, l.out.g, h, true)
-	m.split(t, func(_, lo, hi int) {
-		for i := lo; i < hi; i++ {
-			for a := range c.Heads {
-				at, place := i*h+a*d, queryAt(c, w.shape, i/s, a, i%s)
-				copy(w.do[place*d:][:d], w.dh[at:])
-				w.delta[place] = cpu.Dot(w.dh[at:][:d], st.ctx[at:][:d])
-			}
+
+	// Through the attention.
+	if !fresh {
+		m.splitHeads(l, st, w.ownKeys(), false)
+	}
+	m.split(w.shape.rows*c.KVHeads, operands{saved: st}, func(m *Model, o *operands, _, lo, hi int) {
+		for group := lo; group < hi; group++ {
+			m.attendGroupGrad(group, o.saved)
 		}
 	})
-
-	// Through the attention: P = exp(S - lse), dS = P ∘ (dO·Vᵀ - delta). The last block reads all keys, so its dK and dV start the sums.
-	m.splitHeads(l, st, to)
-	for first := (s - 1) / queryBlock * queryBlock; first >= 0; first -= queryBlock {
-		b := m.block(to, first)
-		for g := range w.ks {
-			lo := g * s * d
-			w.dks[g], w.dvs[g] = w.dk[lo:lo+b.keys*d], w.dv[lo:lo+b.keys*d]
-		}
-		q, do := w.q[b.lo*d:b.hi*d], w.do[b.lo*d:b.hi*d]
-		m.dev.GroupedMatMul(w.qCounts, true, b.keys, d, q, w.ks, w.scores, false)
-		m.dev.GroupedMatMul(w.qCounts, true, b.keys, d, do, w.vs, w.dscores, false)
-		m.split(b.hi-b.lo, func(_, lo, hi int) {
-			for i := lo; i < hi; i++ {
-				n := b.visible(i)
-				p, dp := w.scores[i*b.keys:][:b.keys], w.dscores[i*b.keys:][:b.keys]
-				cpu.ExpSum(p[:n], p[:n], st.lse[b.lo+i])
-				delta := w.delta[b.lo+i]
-				for j, v := range p[:n] {
-					dp[j] = v * (dp[j] - delta)
-				}
-				clear(p[n:])
-				clear(dp[n:])
-			}
-		})
-		more := b.keys < s
-		m.dev.GroupedMatMul(w.qCounts, false, d, b.keys, w.dscores, w.ks, w.dq[b.lo*d:b.hi*d], false)
-		m.dev.GroupedWeightGrad(w.qCounts, b.keys, d, w.dscores, q, w.dks, more)
-		m.dev.GroupedWeightGrad(w.qCounts, b.keys, d, w.scores, do, w.dvs, more)
-	}
 	m.joinHeads(l, st)
 
 	// Through the projections and the norm.
-	m.renormalize(w.h, st.x0, l.norm1.w, st.mean1, st.rstd1)
+	m.renormalize(w.h, st.norm1(l))
 	m.dev.MatMul(true, false, width, h, t, w.dqkv, width, w.h, h, l.qkv.g, h, true)
 	m.dev.MatMul(false, false, t, h, width, w.dqkv, width, l.qkv.w, h, w.dh, h, false)
-	m.normGrad(w.dx, w.dh, st.x0, l.norm1.w, l.norm1.g, st.mean1, st.rstd1)
+	m.normGrad(w.dx, w.dh, st.norm1(l))
+}
+
+// attendGroupGrad takes the gradient of ctx in ws.dh to those of the group's queries, in their columns of ws.dqkv, and of its keys and
+// values, in ws.dk and ws.dv: P = exp(S - lse), dP = dO·Vᵀ, dS = P ∘ (dP - Σ dO·O). The last block reads all keys, so its dK and dV start
+// the sums.
+func (m *Model) attendGroupGrad(group int, st *saved) {
+	c, w, dev := &m.cfg, &m.ws, m.groupDevice()
+	h, d, s, width := c.HiddenSize, c.HeadDim(), w.shape.s, c.qkvWidth()
+	scores, dscores := w.scores[group*w.scoreSize:][:w.scoreSize], w.dscores[group*w.scoreSize:][:w.scoreSize]
+	dk, dv := w.dk[group*s*d:][:s*d], w.dv[group*s*d:][:s*d]
+	more := false
+	for first := (s - 1) / queryBlock * queryBlock; first >= 0; first -= queryBlock {
+		for head := range c.Heads / c.KVHeads {
+			b := m.block(group, head, first, w.ownKeys())
+			at := (b.row*s+first)*h + b.head*d
+			do, ctx := w.dh[at:], st.ctx[at:]
+			dev.MatMul(false, true, b.n, b.keys, d, b.q, d, b.k, d, scores, b.keys, false)
+			dev.MatMul(false, true, b.n, b.keys, d, do, h, b.v, d, dscores, b.keys, false)
+			lse := st.lse[(b.row*c.Heads+b.head)*s+first:][:b.n]
+			for i := range b.n {
+				n := b.visible(i)
+				p, dp := scores[i*b.keys:][:b.keys], dscores[i*b.keys:][:b.keys]
+				cpu.ExpSum(p[:n], p[:n], lse[i])
+				cpu.SoftmaxGrad(dp[:n], p[:n], dp[:n], cpu.Dot(do[i*h:][:d], ctx[i*h:][:d]))
+				clear(p[n:])
+				clear(dp[n:])
+			}
+			dev.MatMul(false, false, b.n, d, b.keys, dscores, b.keys, b.k, d, w.dqkv[(b.row*s+first)*width+b.head*d:], width, false)
+			dev.MatMul(true, false, b.keys, d, b.n, dscores, b.keys, b.q, d, dk, d, more)
+			dev.MatMul(true, false, b.keys, d, b.n, scores, b.keys, do, h, dv, d, more)
+			more = true
+		}
+	}
 }
 
 // joinHeads takes the gradients of the heads back to the projections, ws.dqkv, and adds to the gradients of the q and k norms.
 func (m *Model) joinHeads(l *layer, st *saved) {
-	c, w := m.cfg, &m.ws
-	h, kv, width, d, s := c.HiddenSize, c.kvWidth(), c.qkvWidth(), c.HeadDim(), w.shape.s
-	scale := float32(1 / math.Sqrt(float64(d)))
-	t := w.shape.rows * s
-	m.split(t, func(part, lo, hi int) {
+	c := m.cfg
+	h, kv, t := c.HiddenSize, c.kvWidth(), m.ws.shape.rows*m.ws.shape.s
+	m.split(t, operands{layer: l, saved: st}, func(m *Model, o *operands, part, lo, hi int) {
+		c, w, l, st := m.cfg, &m.ws, o.layer, o.saved
+		h, kv, width, d, s := c.HiddenSize, c.kvWidth(), c.qkvWidth(), c.HeadDim(), w.shape.s
+		scale := float32(1 / math.Sqrt(float64(d)))
 		sums := w.partial[part*(h+kv):][:h+kv]
 		clear(sums)
 		for i := lo; i < hi; i++ {
@@ -256,15 +241,11 @@ func (m *Model) joinHeads(l *layer, st *saved) {
 			x, dx := st.qkv[i*width:][:width], w.dqkv[i*width:][:width]
 			cos, sin := m.rope.at(pos, d/2)
 			for a := range c.Heads {
-				dst := dx[a*d:][:d]
-				copy(dst, w.dq[queryAt(c, w.shape, row, a, pos)*d:])
-				rotateBack(dst, cos, sin, scale)
+				cpu.RotateBack(dx[a*d:][:d], dx[a*d:][:d], cos, sin, scale)
 			}
 			for g := range c.KVHeads {
 				place := ((row*c.KVHeads+g)*s + pos) * d
-				dst := dx[h+g*d:][:d]
-				copy(dst, w.dk[place:])
-				rotateBack(dst, cos, sin, 1)
+				cpu.RotateBack(dx[h+g*d:][:d], w.dk[place:][:d], cos, sin, 1)
 				copy(dx[h+kv+g*d:][:d], w.dv[place:])
 			}
 			clipGrad(dx[h+kv:], x[h+kv:], nil, 1, c.ClipQKV)
@@ -286,9 +267,8 @@ func (m *Model) joinHeads(l *layer, st *saved) {
 func projectionNormGrad(dy, x, w, dw []float32, r float32, bound float64) {
 	clipGrad(dy, x, w, r, bound)
 	a, b := rmsNormGrad(dy, x, w, dw, r)
-	for j, u := range dy {
-		dy[j] = a*(w[j]*u) - b*x[j]
-	}
+	cpu.Scale(dy, a)
+	cpu.Axpy(dy, -b, x)
 }
 
 // clipGrad clears the gradient where clipping took effect: where w·x·r, or x·r without w, lies beyond the bound.

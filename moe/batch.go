@@ -29,14 +29,23 @@ func (b Batch) check(c Config) error {
 	return nil
 }
 
-// Stats is what a pass over a batch measured. Its slices are the caller's.
+// input is the t-th token that the model reads, and target the one that follows it.
+func (b Batch) input(t int) uint32 {
+	return b.Tokens[t/b.SequenceLength*(b.SequenceLength+1)+t%b.SequenceLength]
+}
+func (b Batch) target(t int) uint32 {
+	return b.Tokens[t/b.SequenceLength*(b.SequenceLength+1)+t%b.SequenceLength+1]
+}
+
+// Stats is what a pass over a batch measured. Its slices are the model's and hold until its next pass: copy what is to stay.
 type Stats struct {
-	Loss         float64   // sum of the cross entropies of all targets, in nats
-	Targets      int       // number of targets, Rows × SequenceLength
-	RowLoss      []float64 // sum of the cross entropies of each row
-	Aux          float64   // load-balancing loss without its coefficient, in the form asked for; 0 for a dense model
-	Z            float64   // router z-loss without its coefficient
-	ExpertCounts [][]int64 // tokens sent to each expert, [layer][expert]; nil for a dense model
+	Loss          float64   // sum of the cross entropies of all targets, in nats
+	Targets       int       // number of targets, Rows × SequenceLength
+	RowLoss       []float64 // sum of the cross entropies of each row
+	Aux           float64   // load-balancing loss without its coefficient, in the form asked for; 0 for a dense model
+	Z             float64   // router z-loss without its coefficient
+	ExpertCounts  [][]int64 // tokens sent to each expert, [layer][expert]; nil for a dense model
+	RouterEntropy []float64 // of each layer, the mean over tokens of -Σ p·ln p of the router's distribution, in nats; nil for a dense model
 }
 
 // BackwardOptions are the choices of one call of [Model.Backward].
@@ -49,4 +58,14 @@ type BackwardOptions struct {
 	// load-balancing loss is not linear in the batch; both published trainings do the same.
 	Targets int64
 	Loss    LossOptions
+
+	// SampleTargets draws the targets of the cross entropy from the model's own distribution at each position, in place of the batch's: the
+	// square of such a gradient, times the number of targets, is the Gauss-Newton-Bartlett estimator of the Hessian's diagonal (Liu et al.
+	// 2023, arXiv 2305.14342, algorithm 2). The losses in Stats are then those of the drawn targets.
+	//
+	// The target of position i of the batch follows from the logits there, SampleSeed and FirstTarget+i alone. With FirstTarget the number
+	// of targets in the micro-batches before this one, the step draws the same targets however it is cut.
+	SampleTargets bool
+	SampleSeed    uint64
+	FirstTarget   int64
 }

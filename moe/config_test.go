@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"mula/moe/safetensors"
+	"mula/xpu"
 	"mula/xpu/cpu"
 )
 
@@ -120,7 +121,7 @@ func TestValidateNamesTheField(t *testing.T) {
 		if err := c.Validate(); err == nil || !strings.Contains(err.Error(), "config: "+test.want+" ") {
 			t.Errorf("%+v: error %v, want one about %s", c, err, test.want)
 		}
-		if _, err := New(c, cpu.New(1)); err == nil {
+		if _, err := New(c, cpu.New(1, xpu.FP32)); err == nil {
 			t.Errorf("New takes an invalid configuration (%s)", test.want)
 		}
 	}
@@ -167,6 +168,9 @@ func TestReadConfigJSON(t *testing.T) {
 		{"two bases", olmoe + `, "num_experts": 8, "rope_theta": 500, "rope_parameters": {"rope_theta": 700}}`, nil, "rope_theta is 500 and rope_parameters says 700"},
 		{"scaled rope", olmoe + `, "num_experts": 8, "rope_scaling": {"type": "linear", "factor": 2}}`, nil, `rope_scaling has type "linear"`},
 		{"scaled rope of version 5", olmoe + `, "num_experts": 8, "rope_parameters": {"rope_type": "yarn"}}`, nil, `rope_parameters has rope_type "yarn"`},
+		{"rope by kind of layer", olmoe + `, "num_experts": 8, "rope_parameters": {"full_attention": {"rope_type": "default"}}}`, nil, `rope_parameters has parameters of "full_attention"`},
+		{"two numbers of experts", olmoe + `, "num_experts": 8, "num_local_experts": 4}`, nil, "num_experts is 8 and num_local_experts 4"},
+		{"sliding window", olmoe + `, "num_experts": 8, "sliding_window": 512}`, nil, "sliding_window"},
 		{"rope of the wrong type", olmoe + `, "num_experts": 8, "rope_parameters": {"rope_theta": "x"}}`, nil, "rope_parameters"},
 		{"renormalised", olmoe + `, "num_experts": 8, "norm_topk_prob": true}`, nil, "norm_topk_prob"},
 		{"bias", olmoe + `, "num_experts": 8, "attention_bias": true}`, nil, "attention_bias"},
@@ -219,7 +223,7 @@ func FuzzReadConfigJSON(f *testing.F) {
 		if again, err := ReadConfigJSON(&b, "again"); err != nil || again != c {
 			t.Fatalf("read %+v, then %+v, %v", c, again, err)
 		}
-		if c.TotalParameters() < c.ActiveParameters() || c.ActiveParameters() <= 0 || c.Memory(1, 1).Total() <= 0 {
+		if c.TotalParameters() < c.ActiveParameters() || c.ActiveParameters() <= 0 || c.Memory(1, 1, false).Total() <= 0 {
 			t.Fatalf("%+v: sizes overflow", c)
 		}
 	})

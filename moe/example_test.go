@@ -5,6 +5,7 @@ import (
 	"log"
 
 	"mula/moe"
+	"mula/xpu"
 	"mula/xpu/cpu"
 )
 
@@ -13,7 +14,7 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	dev := cpu.New(0)
+	dev := cpu.New(0, xpu.FP32)
 	defer dev.Close()
 	m, err := moe.New(cfg, dev)
 	if err != nil {

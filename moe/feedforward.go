@@ -10,27 +10,37 @@ import "mula/xpu/cpu"
 func (m *Model) feedForward(l *layer, st *saved, number int, out []float32) {
 	c, w := m.cfg, &m.ws
 	h, ffn, t := c.HiddenSize, c.IntermediateSize, w.shape.rows*w.shape.s
-	m.normalize(w.h, st.x1, l.norm2.w, st.mean2, st.rstd2)
+	m.normalize(w.h, st.norm2(l))
+	if c.moe() {
+		m.route(l, st, number)
+	}
+	m.expand(l, st)
+	m.split(len(w.act)/ffn, operands{saved: st}, func(m *Model, o *operands, _, lo, hi int) {
+		ffn := m.cfg.IntermediateSize
+		m.activate(o.saved, lo, hi)
+		for r := lo; r < hi && m.cfg.moe(); r++ {
+			cpu.Scale(m.ws.act[r*ffn:][:ffn], o.saved.weight[r])
+		}
+	})
 	if !c.moe() {
-		m.dev.MatMul(false, true, t, 2*ffn, h, w.h, h, l.gateUp.w, h, st.gateUp, 2*ffn, false)
-		m.split(t, func(_, lo, hi int) {
-			m.activate(st, lo, hi)
-			copy(out[lo*h:hi*h], st.x1[lo*h:hi*h])
-		})
+		m.copyRows(out, st.x1)
 		m.dev.MatMul(false, true, t, h, ffn, w.act, ffn, l.down.w, ffn, out, h, true)
 		return
 	}
-	m.route(l, st, number)
-	m.gatherRows(w.gathered, w.h, st)
-	m.dev.GroupedMatMul(st.counts, true, 2*ffn, h, w.gathered, l.gateUpW, st.gateUp, false)
-	m.split(len(st.weight), func(_, lo, hi int) {
-		m.activate(st, lo, hi)
-		for r := lo; r < hi; r++ {
-			cpu.Scale(w.act[r*ffn:][:ffn], st.weight[r])
-		}
-	})
 	m.dev.GroupedMatMul(st.counts, true, h, ffn, w.act, l.downW, w.expert, false)
 	m.sumRows(out, st.x1, w.expert, st)
+}
+
+// expand computes the gate and up projections of the normalised input in ws.h.
+func (m *Model) expand(l *layer, st *saved) {
+	c, w := m.cfg, &m.ws
+	h, ffn := c.HiddenSize, c.IntermediateSize
+	if !c.moe() {
+		m.dev.MatMul(false, true, w.shape.rows*w.shape.s, 2*ffn, h, w.h, h, l.gateUp.w, h, st.gateUp, 2*ffn, false)
+		return
+	}
+	m.gatherRows(w.gathered, w.h, st)
+	m.dev.GroupedMatMul(st.counts, true, 2*ffn, h, w.gathered, l.gateUpW, st.gateUp, false)
 }
 
 // activate sets rows [lo, hi) of ws.act to silu(gate)·up.
@@ -44,23 +54,23 @@ func (m *Model) activate(st *saved, lo, hi int) {
 
 // gatherRows copies the rows of x [T, H] to dst [R, H] in expert order.
 func (m *Model) gatherRows(dst, x []float32, st *saved) {
-	h := m.cfg.HiddenSize
-	m.split(len(st.tokenOf), func(_, lo, hi int) {
+	m.split(len(st.tokenOf), operands{saved: st, dst: dst, x: x}, func(m *Model, o *operands, _, lo, hi int) {
+		h := m.cfg.HiddenSize
 		for r := lo; r < hi; r++ {
-			copy(dst[r*h:][:h], x[int(st.tokenOf[r])*h:])
+			copy(o.dst[r*h:][:h], o.x[int(o.saved.tokenOf[r])*h:])
 		}
 	})
 }
 
 // sumRows sets dst [T, H] to x plus the sum of each token's rows of y [R, H], in the order of its choices; without x to the sum alone.
 func (m *Model) sumRows(dst, x, y []float32, st *saved) {
-	h, k := m.cfg.HiddenSize, m.cfg.ExpertsPerToken
-	m.split(len(st.chosen)/k, func(_, lo, hi int) {
+	m.split(m.ws.shape.rows*m.ws.shape.s, operands{saved: st, dst: dst, x: x, y: y}, func(m *Model, o *operands, _, lo, hi int) {
+		h, k, y := m.cfg.HiddenSize, m.cfg.ExpertsPerToken, o.y
 		for t := lo; t < hi; t++ {
-			row := dst[t*h:][:h]
-			rows := st.rowOf[t*k:][:k]
-			if x != nil {
-				cpu.AddScaled(row, x[t*h:][:h], 1, y[int(rows[0])*h:][:h])
+			row := o.dst[t*h:][:h]
+			rows := o.saved.rowOf[t*k:][:k]
+			if o.x != nil {
+				cpu.AddScaled(row, o.x[t*h:][:h], 1, y[int(rows[0])*h:][:h])
 			} else {
 				copy(row, y[int(rows[0])*h:])
 			}
@@ -76,12 +86,12 @@ func (m *Model) sumRows(dst, x, y []float32, st *saved) {
 func (m *Model) feedForwardGrad(l *layer, st *saved, zFactor float64) {
 	c, w := m.cfg, &m.ws
 	h, ffn, t := c.HiddenSize, c.IntermediateSize, w.shape.rows*w.shape.s
-	m.renormalize(w.h, st.x1, l.norm2.w, st.mean2, st.rstd2)
+	m.renormalize(w.h, st.norm2(l))
 	if !c.moe() {
 		m.dev.MatMul(false, false, t, ffn, h, w.dx, h, l.down.w, ffn, w.dact, ffn, false)
-		m.split(t, func(_, lo, hi int) {
-			m.activate(st, lo, hi)
-			m.activateGrad(st, lo, hi)
+		m.split(t, operands{saved: st}, func(m *Model, o *operands, _, lo, hi int) {
+			m.activate(o.saved, lo, hi)
+			m.activateGrad(o.saved, lo, hi)
 		})
 		m.dev.MatMul(true, false, h, ffn, t, w.dx, h, w.act, ffn, l.down.g, ffn, true)
 		m.dev.MatMul(true, false, 2*ffn, h, t, st.gateUp, 2*ffn, w.h, h, l.gateUp.g, h, true)
@@ -89,7 +99,8 @@ func (m *Model) feedForwardGrad(l *layer, st *saved, zFactor float64) {
 	} else {
 		m.gatherRows(w.expert, w.dx, st)
 		m.dev.GroupedMatMul(st.counts, false, ffn, h, w.expert, l.downW, w.dact, false)
-		m.split(len(st.weight), func(_, lo, hi int) {
+		m.split(len(st.weight), operands{saved: st}, func(m *Model, o *operands, _, lo, hi int) {
+			w, st, ffn := &m.ws, o.saved, m.cfg.IntermediateSize
 			m.activate(st, lo, hi)
 			for r := lo; r < hi; r++ {
 				act, dact := w.act[r*ffn:][:ffn], w.dact[r*ffn:][:ffn]
@@ -106,7 +117,7 @@ func (m *Model) feedForwardGrad(l *layer, st *saved, zFactor float64) {
 		m.sumRows(w.dh, nil, w.expert, st)
 		m.routeGrad(l, st, zFactor)
 	}
-	m.normGrad(w.dx, w.dh, st.x1, l.norm2.w, l.norm2.g, st.mean2, st.rstd2)
+	m.normGrad(w.dx, w.dh, st.norm2(l))
 }
 
 // activateGrad replaces rows [lo, hi) of gateUp by their gradient, from the gradient of silu(gate)·up in ws.dact.

@@ -31,6 +31,7 @@ type GenerateOptions struct {
 	TopK        int      // sample among so many of the most likely tokens only; 0 = all
 	TopP        float64  // sample among the fewest tokens whose probabilities reach this sum; 0 = all
 	Seed        uint64   // of the random choices
+	Vocabulary  int      // only ids below it are chosen; 0 = the model's
 	Stop        []uint32 // tokens that end the text; they are given to yield too
 }
 
@@ -45,6 +46,8 @@ func (o GenerateOptions) Validate() error {
 		return fmt.Errorf("moe: generate: top-k %d must not be negative", o.TopK)
 	case !(o.TopP >= 0 && o.TopP <= 1):
 		return fmt.Errorf("moe: generate: top-p %g must lie between 0 and 1", o.TopP)
+	case o.Vocabulary < 0:
+		return fmt.Errorf("moe: generate: vocabulary %d is negative", o.Vocabulary)
 	}
 	return nil
 }
@@ -62,6 +65,9 @@ func (m *Model) Generate(ctx context.Context, prompt []uint32, o GenerateOptions
 	if err != nil {
 		return err
 	}
+	if o.Vocabulary == 0 || o.Vocabulary > m.cfg.VocabSize {
+		o.Vocabulary = m.cfg.VocabSize
+	}
 	choose := newSampler(o)
 	next := prompt
 	for range o.MaxTokens {
@@ -71,7 +77,7 @@ func (m *Model) Generate(ctx context.Context, prompt []uint32, o GenerateOptions
 		if err := d.append(next); err != nil {
 			return err
 		}
-		token, err := choose.token(d.logits())
+		token, err := choose.token(d.logits()[:o.Vocabulary])
 		if err != nil {
 			return err
 		}
@@ -151,43 +157,14 @@ func newSampler(o GenerateOptions) *sampler {
 	return &sampler{o: o, random: rand.New(rand.NewPCG(o.Seed, 0))}
 }
 
-// token chooses one token: temperature, then top-k, then top-p, as transformers orders them.
+// token chooses one token.
 func (s *sampler) token(logits []float32) (uint32, error) {
-	s.candidates = s.candidates[:0]
-	best := 0
-	for i, x := range logits {
-		if math.IsNaN(float64(x)) || math.IsInf(float64(x), 0) {
-			return 0, fmt.Errorf("moe: generate: the logit of token %d is %v, not a number; the weights are damaged or training diverged", i, x)
-		}
-		if x > logits[best] {
-			best = i
-		}
-		s.candidates = append(s.candidates, candidate{uint32(i), float64(x)})
+	kept, sum, err := s.keep(logits)
+	if err != nil {
+		return 0, err
 	}
-	if s.o.Temperature == 0 {
-		return uint32(best), nil
-	}
-	byWeight := func(a, b candidate) int {
-		return cmp.Or(cmp.Compare(b.weight, a.weight), cmp.Compare(a.token, b.token))
-	}
-	slices.SortFunc(s.candidates, byWeight)
-	kept := s.candidates
-	if s.o.TopK > 0 && s.o.TopK < len(kept) {
-		kept = kept[:s.o.TopK]
-	}
-	sum := 0.0
-	for i := range kept {
-		kept[i].weight = math.Exp((kept[i].weight - float64(logits[best])) / s.o.Temperature)
-		sum += kept[i].weight
-	}
-	if s.o.TopP > 0 && s.o.TopP < 1 {
-		reached := 0.0
-		for i, c := range kept {
-			if reached += c.weight; reached >= s.o.TopP*sum {
-				kept, sum = kept[:i+1], reached
-				break
-			}
-		}
+	if len(kept) == 1 {
+		return kept[0].token, nil
 	}
 	left := s.random.Float64() * sum
 	for _, c := range kept {
@@ -196,4 +173,62 @@ func (s *sampler) token(logits []float32) (uint32, error) {
 		}
 	}
 	return kept[len(kept)-1].token, nil
+}
+
+// keep returns the tokens that are chosen among, the likeliest first, and the sum of their weights. Temperature comes first, then top-k, then
+// top-p, as transformers orders them. Of equal logits the lower id is the likelier; transformers keeps all that equal the last of top-k.
+func (s *sampler) keep(logits []float32) (kept []candidate, sum float64, err error) {
+	best := 0
+	for i, x := range logits {
+		if x-x != 0 {
+			return nil, 0, fmt.Errorf("moe: generate: the logit of token %d is %v, not a number; the weights are damaged or training diverged", i, x)
+		}
+		if x > logits[best] {
+			best = i
+		}
+	}
+	if s.o.Temperature == 0 {
+		return append(s.candidates[:0], candidate{uint32(best), 1}), 1, nil
+	}
+	kept = s.likeliest(logits)
+	for i := range kept {
+		kept[i].weight = math.Exp((kept[i].weight - float64(logits[best])) / s.o.Temperature)
+		sum += kept[i].weight
+	}
+	if s.o.TopP > 0 && s.o.TopP < 1 {
+		reached := 0.0
+		for i, c := range kept {
+			if reached += c.weight; reached >= s.o.TopP*sum {
+				return kept[:i+1], reached, nil
+			}
+		}
+	}
+	return kept, sum, nil
+}
+
+// byWeight puts the likelier candidate first.
+func byWeight(a, b candidate) int {
+	return cmp.Or(cmp.Compare(b.weight, a.weight), cmp.Compare(a.token, b.token))
+}
+
+// likeliest returns the top-k tokens with their logits, all of them without top-k, the likeliest first.
+func (s *sampler) likeliest(logits []float32) []candidate {
+	c := s.candidates[:0]
+	k := s.o.TopK
+	if k == 0 || k > len(logits) {
+		k = len(logits)
+	}
+	for i, x := range logits {
+		// Twice k are collected before the worse half goes, so that most tokens of a large vocabulary cost one comparison.
+		if len(c) >= k && float64(x) <= c[k-1].weight {
+			continue
+		}
+		if c = append(c, candidate{uint32(i), float64(x)}); len(c) == k || len(c) == 2*k {
+			slices.SortFunc(c, byWeight)
+			c = c[:k]
+		}
+	}
+	slices.SortFunc(c, byWeight)
+	s.candidates = c
+	return c[:k]
 }

@@ -2,11 +2,19 @@ package moe
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"math"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+
+	"pgregory.net/rapid"
+
+	"mula/xpu"
+	"mula/xpu/cpu"
 )
 
 // Reading a sequence piece by piece with a cache gives the logits of reading it at once.
@@ -178,6 +186,96 @@ func TestSamplerDistribution(t *testing.T) {
 			if math.Abs(counts[i]/n-p) > 5*math.Sqrt(p*(1-p)/n) {
 				t.Errorf("%+v: token %d came %v times of %d, want a share of %v", test.o, i, counts[i], n, p)
 			}
+		}
+	}
+}
+
+// Tokens and candidates are those of transformers, as testdata/generate.py recorded them.
+func TestGenerateGolden(t *testing.T) {
+	text, err := os.ReadFile("testdata/generate.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var golden struct {
+		Prompt  []uint32
+		Greedy  map[string][]uint32
+		Logits  []float32
+		Filters []struct {
+			Temperature   float64
+			TopK          int     `json:"top_k"`
+			TopP          float64 `json:"top_p"`
+			Kept          []uint32
+			Probabilities []float64
+		}
+	}
+	if err := json.Unmarshal(text, &golden); err != nil {
+		t.Fatal(err)
+	}
+	if len(golden.Greedy) != 4 || len(golden.Filters) != 168 {
+		t.Fatalf("%d models and %d filters", len(golden.Greedy), len(golden.Filters))
+	}
+	dev := cpu.New(2, xpu.FP32)
+	defer dev.Close()
+	for name, want := range golden.Greedy {
+		m, err := Open(filepath.Join("testdata", name), dev)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := generate(t, m, golden.Prompt, GenerateOptions{MaxTokens: len(want)}); !slices.Equal(got, want) {
+			t.Errorf("%s: greedy tokens %v, transformers' %v", name, got, want)
+		}
+	}
+	for _, f := range golden.Filters {
+		s := newSampler(GenerateOptions{Temperature: f.Temperature, TopK: f.TopK, TopP: f.TopP})
+		kept, sum, err := s.keep(golden.Logits)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var tokens []uint32
+		for _, c := range kept {
+			tokens = append(tokens, c.token)
+		}
+		if !slices.Equal(tokens, f.Kept) {
+			t.Errorf("temperature %v, top-k %d, top-p %v: candidates %v, transformers' %v", f.Temperature, f.TopK, f.TopP, tokens, f.Kept)
+			continue
+		}
+		for i, p := range f.Probabilities {
+			if got := kept[i].weight / sum; math.Abs(got-p) > 1e-6 {
+				t.Errorf("temperature %v, top-k %d, top-p %v: token %d has probability %v, transformers' %v", f.Temperature, f.TopK, f.TopP, f.Kept[i], got, p)
+			}
+		}
+	}
+}
+
+// The k likeliest are the first k of all, sorted, whatever the order in which they come.
+func TestLikeliest(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		logits := rapid.SliceOfN(rapid.Custom(func(t *rapid.T) float32 { return float32(rapid.IntRange(-8, 8).Draw(t, "logit")) }), 1, 60).Draw(t, "logits")
+		k := rapid.IntRange(0, 70).Draw(t, "k")
+		all := make([]candidate, len(logits))
+		for i, x := range logits {
+			all[i] = candidate{uint32(i), float64(x)}
+		}
+		slices.SortFunc(all, byWeight)
+		if k > 0 && k < len(all) {
+			all = all[:k]
+		}
+		s := newSampler(GenerateOptions{TopK: k, Temperature: 1})
+		for range 2 { // with a buffer in use
+			if got := s.likeliest(logits); !slices.Equal(got, all) {
+				t.Fatalf("%v, want %v", got, all)
+			}
+		}
+	})
+}
+
+// Ids beyond the vocabulary asked for are never chosen.
+func TestGenerateVocabulary(t *testing.T) {
+	m := newModel(t, mustPreset(t, "mula-nano"), 1)
+	randomize(m, 1)
+	for _, id := range generate(t, m, []uint32{1}, GenerateOptions{MaxTokens: 50, Temperature: 1, Vocabulary: 10}) {
+		if id >= 10 {
+			t.Errorf("id %d", id)
 		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"mula/moe/safetensors"
+	"mula/xpu"
 	"mula/xpu/cpu"
 )
 
@@ -56,7 +57,7 @@ func fillByFormula(m *Model) {
 
 func newModel(t testing.TB, cfg Config, threads int) *Model {
 	t.Helper()
-	dev := cpu.New(threads)
+	dev := cpu.New(threads, xpu.FP32)
 	t.Cleanup(func() { dev.Close() })
 	m, err := New(cfg, dev)
 	if err != nil {
@@ -257,11 +258,12 @@ func gradientError(t testing.TB, p *Parameter, want []float32) float64 {
 	return worst
 }
 
-// Directories that transformers wrote: one file with the config.json of version 4, several files, fused experts, bfloat16.
+// Directories that transformers wrote: one file with the config.json of version 4, several files, fused experts, bfloat16, float16 with a tied
+// head, and what version 4 itself wrote.
 func TestOpenHuggingFace(t *testing.T) {
-	for _, name := range []string{"hf-single", "hf-sharded", "hf-fused", "hf-olmo-bf16"} {
+	for _, name := range []string{"hf-single", "hf-sharded", "hf-fused", "hf-olmo-bf16", "hf-olmo-tied-fp16", "hf-v4-bf16"} {
 		t.Run(name, func(t *testing.T) {
-			dev := cpu.New(2)
+			dev := cpu.New(2, xpu.FP32)
 			defer dev.Close()
 			m, err := Open(filepath.Join("testdata", name), dev)
 			if err != nil {

@@ -198,6 +198,11 @@ func fromFields(f hfFields) (Config, error) {
 	c.NormEps = hfNormEps
 	if c.moe() {
 		c.Experts = f.size("num_experts", "num_local_experts")
+		if n := c.Experts; f.set("num_local_experts") {
+			if f.read("num_local_experts", &n); n != c.Experts {
+				f.fail("num_experts is %d and num_local_experts %d, which is another name for it; remove one", c.Experts, n)
+			}
+		}
 		c.ExpertsPerToken = f.size("num_experts_per_tok")
 		c.NormEps = f.float("rms_norm_eps", hfNormEps)
 		c.RouterAuxLossCoef = f.float("router_aux_loss_coef", hfAuxCoef)
@@ -253,6 +258,11 @@ func (f *hfFields) rope() float64 {
 		}
 		inner := hfFields{fields: map[string]json.RawMessage{}}
 		f.read(name, &inner.fields)
+		for key, value := range inner.fields {
+			if strings.HasPrefix(string(value), "{") {
+				f.fail("%s has parameters of %q; only one set of parameters for all layers is supported", name, key)
+			}
+		}
 		for _, key := range []string{"rope_type", "type"} {
 			if kind := inner.text(key); kind != "" && kind != "default" {
 				f.fail("%s has %s %q; only \"default\" is supported", name, key, kind)

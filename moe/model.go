@@ -6,6 +6,7 @@ import (
 	"math"
 
 	"mula/xpu"
+	"mula/xpu/cpu"
 )
 
 // A Parameter is one weight tensor under its Hugging Face name. Weight and Grad are views into the model's memory.
@@ -21,14 +22,19 @@ type Model struct {
 	cfg Config
 	dev xpu.Device
 
+	alone xpu.Device // computes as dev does, on the calling goroutine alone
+
 	weights, grads []float32 // all tensors, one after the other
 	params         []*Parameter
 
 	embed, norm, head tensor // [V, H], [H], [V, H]
 	layers            []layer
 
-	rope ropeTable
-	ws   workspace
+	recompute bool // see SetRecompute
+	rope      ropeTable
+	ws        workspace
+	loop      loop
+	counts    [][]int64 // [L][E] for Stats
 }
 
 // A tensor is a piece of the weights and the same piece of the gradients.
@@ -62,6 +68,13 @@ func New(cfg Config, dev xpu.Device) (*Model, error) {
 		return nil, fmt.Errorf("moe: %d parameters do not fit into this machine's address space; make the model smaller", n)
 	}
 	m := &Model{cfg: cfg, dev: dev, weights: make([]float32, n), grads: make([]float32, n)}
+	m.alone = cpu.New(1, dev.Precision())
+	m.loop.run = m.runPiece // kept, because a method value made for each loop would be an allocation
+	if cfg.moe() {
+		for range cfg.Layers {
+			m.counts = append(m.counts, make([]int64, cfg.Experts))
+		}
+	}
 	m.bind()
 	return m, nil
 }
@@ -69,16 +82,17 @@ func New(cfg Config, dev xpu.Device) (*Model, error) {
 // Config returns the configuration that the model was made with.
 func (m *Model) Config() Config { return m.cfg }
 
+// SetRecompute chooses what [Model.Backward] keeps of each layer between its forward and its backward pass: everything that the backward
+// pass reads, or with recompute only the layer's input and its routing, the rest being computed again. The gradients are the same bits.
+func (m *Model) SetRecompute(recompute bool) { m.recompute = recompute }
+
 // Parameters lists the weight tensors, always in the same order: embedding, layer by layer, final norm, head. A tied head is the embedding
 // and not listed again.
 func (m *Model) Parameters() []*Parameter { return m.params }
 
 // ZeroGradients sets all gradients to zero.
 func (m *Model) ZeroGradients() {
-	const piece = 1 << 16
-	m.dev.Parallel((len(m.grads)+piece-1)/piece, func(i int) {
-		clear(m.grads[i*piece : min(len(m.grads), (i+1)*piece)])
-	})
+	m.split(len(m.grads), operands{}, func(m *Model, _ *operands, _, lo, hi int) { clear(m.grads[lo:hi]) })
 }
 
 // bind cuts the weights into tensors and names them.

@@ -6,11 +6,12 @@ import (
 	"mula/xpu/cpu"
 )
 
-// split calls f for the pieces [lo, hi) of n things, at once on the workers of the device. part numbers the pieces from 0; there are
-// min(n, parts) of them, whatever the number of workers.
-func (m *Model) split(n int, f func(part, lo, hi int)) {
-	pieces := min(n, parts)
-	m.dev.Parallel(pieces, func(i int) { f(i, n*i/pieces, n*(i+1)/pieces) })
+// A norm is one of the three places of a layer, or of the model's end, where the residual stream x [T, H] is normalised: RMSNorm with
+// weights, or LayerNorm without any. mean and rstd are what the forward pass keeps of each row; RMSNorm has no mean.
+type norm struct {
+	weights    tensor
+	x          []float32
+	mean, rstd []float32
 }
 
 // rmsInverse is (mean x² + eps)^(-1/2).
@@ -18,42 +19,43 @@ func rmsInverse(x []float32, eps float64) float32 {
 	return float32(1 / math.Sqrt(cpu.SumSquares(x)/float64(len(x))+eps))
 }
 
-// normalize writes the norm of the rows of x [T, H] to h and keeps their statistics: RMSNorm with weights w, or LayerNorm without any.
-// Like the original, RMSNorm multiplies by the inverse first and by the weight then.
-func (m *Model) normalize(h, x, w, mean, rstd []float32) {
-	width := m.cfg.HiddenSize
-	m.split(len(x)/width, func(_, lo, hi int) {
+// normalize writes the norm of the rows of x to h and keeps their statistics. Like the original, RMSNorm multiplies by the inverse first
+// and by the weight then.
+func (m *Model) normalize(h []float32, n norm) {
+	m.split(len(n.x)/m.cfg.HiddenSize, operands{dst: h, norm: n}, func(m *Model, o *operands, _, lo, hi int) {
+		width, n := m.cfg.HiddenSize, &o.norm
 		for t := lo; t < hi; t++ {
-			row := x[t*width:][:width]
+			row := n.x[t*width:][:width]
 			if m.cfg.moe() {
-				rstd[t] = rmsInverse(row, m.cfg.NormEps)
+				n.rstd[t] = rmsInverse(row, m.cfg.NormEps)
 			} else {
-				mean[t], rstd[t] = layerStatistics(row, m.cfg.NormEps)
+				n.mean[t], n.rstd[t] = layerStatistics(row, m.cfg.NormEps)
 			}
+			m.applyNorm(o.dst[t*width:][:width], n, t)
 		}
-		m.applyNorm(h, x, w, mean, rstd, lo, hi)
 	})
 }
 
 // renormalize computes h again from the statistics that normalize kept.
-func (m *Model) renormalize(h, x, w, mean, rstd []float32) {
-	m.split(len(x)/m.cfg.HiddenSize, func(_, lo, hi int) { m.applyNorm(h, x, w, mean, rstd, lo, hi) })
+func (m *Model) renormalize(h []float32, n norm) {
+	m.split(len(n.x)/m.cfg.HiddenSize, operands{dst: h, norm: n}, func(m *Model, o *operands, _, lo, hi int) {
+		width := m.cfg.HiddenSize
+		for t := lo; t < hi; t++ {
+			m.applyNorm(o.dst[t*width:][:width], &o.norm, t)
+		}
+	})
 }
 
-func (m *Model) applyNorm(h, x, w, mean, rstd []float32, lo, hi int) {
-	width := m.cfg.HiddenSize
-	for t := lo; t < hi; t++ {
-		src, dst, r := x[t*width:][:width], h[t*width:][:width], rstd[t]
-		if m.cfg.moe() {
-			for i, v := range src {
-				dst[i] = w[i] * (v * r)
-			}
-		} else {
-			mu := mean[t]
-			for i, v := range src {
-				dst[i] = (v - mu) * r
-			}
-		}
+// applyNorm writes the norm of row t to dst.
+func (m *Model) applyNorm(dst []float32, n *norm, t int) {
+	row, r := n.x[t*len(dst):][:len(dst)], n.rstd[t]
+	if m.cfg.moe() {
+		cpu.MulScaled(dst, n.weights.w, r, row)
+		return
+	}
+	mu := n.mean[t]
+	for i, v := range row {
+		dst[i] = (v - mu) * r
 	}
 }
 
@@ -72,59 +74,39 @@ func layerStatistics(x []float32, eps float64) (mean, rstd float32) {
 	return float32(mu), float32(1 / math.Sqrt(squares/float64(len(x))+eps))
 }
 
-// normGrad adds the gradient that comes through a norm, dh, to dx, and the gradient of its weights to dw.
-func (m *Model) normGrad(dx, dh, x, w, dw, mean, rstd []float32) {
+// normGrad adds the gradient that comes through a norm, dh, to dx, and the gradient of its weights to theirs. It spoils dh.
+func (m *Model) normGrad(dx, dh []float32, n norm) {
 	width := m.cfg.HiddenSize
-	m.split(len(x)/width, func(part, lo, hi int) {
+	m.split(len(n.x)/width, operands{dst: dx, y: dh, norm: n}, func(m *Model, o *operands, part, lo, hi int) {
+		width, n := m.cfg.HiddenSize, &o.norm
 		if !m.cfg.moe() {
 			for t := lo; t < hi; t++ {
-				layerNormGrad(dx[t*width:][:width], dh[t*width:][:width], x[t*width:][:width], mean[t], rstd[t])
+				layerNormGrad(o.dst[t*width:][:width], o.y[t*width:][:width], n.x[t*width:][:width], n.mean[t], n.rstd[t])
 			}
 			return
 		}
 		sums := m.ws.partial[part*width:][:width]
 		clear(sums)
 		for t := lo; t < hi; t++ {
-			dst, dy, row := dx[t*width:][:width], dh[t*width:][:width], x[t*width:][:width]
-			a, b := rmsNormGrad(dy, row, w, sums, rstd[t])
-			w := w[:width]
-			for i, u := range dy {
-				dst[i] += a*(w[i]*u) - b*row[i]
-			}
+			dst, dy, row := o.dst[t*width:][:width], o.y[t*width:][:width], n.x[t*width:][:width]
+			a, b := rmsNormGrad(dy, row, n.weights.w, sums, n.rstd[t])
+			cpu.Axpy(dst, a, dy)
+			cpu.Axpy(dst, -b, row)
 		}
 	})
 	if m.cfg.moe() {
-		m.addPartials(dw, width, 0, len(x)/width)
+		m.addPartials(n.weights.g, width, 0, len(n.x)/width)
 	}
 }
 
-// rmsNormGrad adds a row's share to the gradient of the weights, dw, and returns the factors of the gradient of its input,
-// dx = a·(w·dy) - b·x.
+// rmsNormGrad adds a row's share to the gradient of the weights, dw, multiplies dy by the weights, and returns the factors of the gradient
+// of its input, dx = a·(w·dy) - b·x.
 //
 // With r = (mean x² + eps)^(-1/2) and y = w·x·r: dx = r·w·dy - x·(r³/n)·Σ w·dy·x, dw = Σ dy·x·r.
 func rmsNormGrad(dy, x, w, dw []float32, r float32) (a, b float32) {
-	n := len(dy)
-	x, w, dw = x[:n], w[:n], dw[:n]
-	var s [4]float32 // four sums, so that an addition need not wait for the one before
-	i := 0
-	for ; i+4 <= n; i += 4 {
-		d, x, w, dw := dy[i:i+4:i+4], x[i:i+4:i+4], w[i:i+4:i+4], dw[i:i+4:i+4]
-		p0, p1, p2, p3 := d[0]*x[0], d[1]*x[1], d[2]*x[2], d[3]*x[3]
-		dw[0] += p0 * r
-		dw[1] += p1 * r
-		dw[2] += p2 * r
-		dw[3] += p3 * r
-		s[0] += p0 * w[0]
-		s[1] += p1 * w[1]
-		s[2] += p2 * w[2]
-		s[3] += p3 * w[3]
-	}
-	for ; i < n; i++ {
-		p := dy[i] * x[i]
-		dw[i] += p * r
-		s[0] += p * w[i]
-	}
-	return r, r * r * r / float32(n) * ((s[0] + s[1]) + (s[2] + s[3]))
+	cpu.AddProduct(dw, r, dy, x)
+	cpu.MulScaled(dy, w, 1, dy)
+	return r, r * r * r / float32(len(dy)) * cpu.Dot(dy, x)
 }
 
 // layerNormGrad adds the gradient of a LayerNorm without weights to dx. With y = (x-mean)·r: dx = r·(dy - mean(dy) - y·mean(dy·y)).

@@ -14,7 +14,7 @@ func (m *Model) Forward(batch Batch) (Stats, error) {
 	}
 	m.ws.plan(m.cfg, passShape{rows: batch.Rows, s: batch.SequenceLength, keys: batch.SequenceLength, logits: true})
 	stats := m.forward(batch, AuxHF)
-	m.crossEntropy(batch, &stats, 0)
+	m.crossEntropy(batch, BackwardOptions{}, &stats, 0)
 	return stats, nil
 }
 
@@ -41,41 +41,46 @@ func (m *Model) Backward(batch Batch, opts BackwardOptions) (Stats, error) {
 	share := float64(own) / float64(targets)
 
 	c, w := m.cfg, &m.ws
-	w.plan(c, passShape{rows: batch.Rows, s: batch.SequenceLength, keys: batch.SequenceLength, train: true, logits: true})
+	w.plan(c, passShape{rows: batch.Rows, s: batch.SequenceLength, keys: batch.SequenceLength, train: true, recompute: m.recompute, logits: true})
 	stats := m.forward(batch, opts.Loss.Aux)
 
-	m.crossEntropy(batch, &stats, 1/float64(targets))
+	m.crossEntropy(batch, opts, &stats, 1/float64(targets))
 	clear(w.dx)
-	m.normGrad(w.dx, w.dh, w.xL, m.norm.w, m.norm.g, w.meanL, w.rstdL)
+	m.normGrad(w.dx, w.dh, w.normL(m))
 	zFactor := opts.Loss.ZCoefficient * share * 2 / (float64(c.Layers) * float64(own) * float64(max(1, c.ExpertsPerToken)))
 	for i := c.Layers - 1; i >= 0; i-- {
+		l, st := &m.layers[i], &w.saved[i]
+		last := i == c.Layers-1 // what layers share is still the last layer's
+		if w.shape.recompute && !last {
+			m.recomputeLayer(l, st)
+		}
 		if c.moe() {
 			m.auxSlope(opts.Loss, share, stats.ExpertCounts, i)
 		}
-		m.feedForwardGrad(&m.layers[i], &w.saved[i], zFactor)
-		m.attendGrad(&m.layers[i], &w.saved[i])
+		m.feedForwardGrad(l, st, zFactor)
+		m.attendGrad(l, st, w.shape.recompute || last)
 	}
-	m.embedGrad(batch)
+	m.embedGrad()
 	return stats, nil
+}
+
+// recomputeLayer computes again, from its input and its routing, what the backward pass reads of a layer.
+func (m *Model) recomputeLayer(l *layer, st *saved) {
+	m.attend(l, st, m.ws.ownKeys())
+	m.normalize(m.ws.h, st.norm2(l))
+	m.expand(l, st)
 }
 
 // forward runs a batch up to the final norm, whose output is then in ws.h.
 func (m *Model) forward(batch Batch, aux AuxForm) Stats {
 	c, w := m.cfg, &m.ws
-	stats := Stats{Targets: batch.Rows * batch.SequenceLength, RowLoss: make([]float64, batch.Rows)}
+	stats := Stats{Targets: batch.Rows * batch.SequenceLength, RowLoss: w.rowLoss}
 	if c.moe() {
-		stats.ExpertCounts = make([][]int64, c.Layers)
+		stats.ExpertCounts, stats.RouterEntropy = m.counts, w.entropy
 	}
-	s := batch.SequenceLength
-	m.decode(func(i int) uint32 { return batch.Tokens[i/s*(s+1)+i%s] }, 0, func(int) kvTarget {
-		return kvTarget{k: w.k, v: w.v, capacity: s}
-	}, func(number int, st *saved) {
-		if c.moe() {
-			counts := make([]int64, c.Experts)
-			for e, n := range st.counts {
-				counts[e] = int64(n)
-			}
-			stats.ExpertCounts[number] = counts
+	m.decode(batch.input, 0, func(int) kvTarget { return w.ownKeys() }, func(number int, st *saved) {
+		for e, n := range st.counts {
+			m.counts[number][e] = int64(n)
 		}
 	})
 	if c.moe() {
@@ -88,12 +93,14 @@ func (m *Model) forward(batch Batch, aux AuxForm) Stats {
 // first. Keys and values of layer l go to target(l); done is told about every layer whose forward pass is over.
 func (m *Model) decode(token func(i int) uint32, first int, target func(l int) kvTarget, done func(l int, st *saved)) {
 	c, w := m.cfg, &m.ws
-	h := c.HiddenSize
 	m.rope.extend(c, first+w.shape.s)
-	x := w.saved[0].x0
-	m.split(w.shape.rows*w.shape.s, func(_, lo, hi int) {
+	for i := range w.ids {
+		w.ids[i] = int32(token(i))
+	}
+	m.split(len(w.ids), operands{dst: w.saved[0].x0}, func(m *Model, o *operands, _, lo, hi int) {
+		h := m.cfg.HiddenSize
 		for i := lo; i < hi; i++ {
-			copy(x[i*h:][:h], m.embed.w[int(token(i))*h:])
+			copy(o.dst[i*h:][:h], m.embed.w[int(m.ws.ids[i])*h:])
 		}
 	})
 	for i := range m.layers {
@@ -111,30 +118,41 @@ func (m *Model) decode(token func(i int) uint32, first int, target func(l int) k
 		m.feedForward(&m.layers[i], st, i, out)
 		done(i, st)
 	}
-	m.normalize(w.h, w.xL, m.norm.w, w.meanL, w.rstdL)
+	m.normalize(w.h, w.normL(m))
 }
+
+// normL is the norm after the last layer.
+func (w *workspace) normL(m *Model) norm { return norm{m.norm, w.xL, w.meanL, w.rstdL} }
 
 // crossEntropy fills in the losses of stats from the final hidden states in ws.h, a block of tokens at a time. With a scale other than 0 it
 // also computes the gradient of scale·loss: that of the hidden states goes to ws.dh, that of the head is added to its gradient.
-func (m *Model) crossEntropy(batch Batch, stats *Stats, scale float64) {
+func (m *Model) crossEntropy(batch Batch, opts BackwardOptions, stats *Stats, scale float64) {
 	c, w := m.cfg, &m.ws
-	h, v, s := c.HiddenSize, c.VocabSize, batch.SequenceLength
+	h, v := c.HiddenSize, c.VocabSize
+	for t := range w.targets {
+		w.targets[t] = int32(batch.target(t))
+	}
 	for first := 0; first < stats.Targets; first += w.logitsRows {
 		n := min(w.logitsRows, stats.Targets-first)
 		x := w.h[first*h:][:n*h]
 		m.dev.MatMul(false, true, n, v, h, x, h, m.head.w, h, w.logits, v, false)
-		m.split(n, func(_, lo, hi int) {
+		m.split(n, operands{first: first, scale: scale, opts: opts}, func(m *Model, o *operands, _, lo, hi int) {
+			w, v := &m.ws, m.cfg.VocabSize
 			for i := lo; i < hi; i++ {
 				logits := w.logits[i*v:][:v]
-				t := first + i
-				target := batch.Tokens[t/s*(s+1)+t%s+1]
-				right := float64(logits[target])
+				t := o.first + i
+				right := float64(logits[w.targets[t]])
 				top := cpu.Max(logits)
 				sum := cpu.ExpSum(logits, logits, top)
+				if o.opts.SampleTargets {
+					target := drawTarget(logits, o.opts.SampleSeed, uint64(o.opts.FirstTarget)+uint64(t))
+					w.targets[t] = int32(target)
+					right = math.Log(float64(logits[target])) + float64(top)
+				}
 				w.ce[t] = math.Log(float64(sum)) + float64(top) - right
-				if scale != 0 {
-					cpu.Scale(logits, float32(scale/float64(sum)))
-					logits[target] -= float32(scale)
+				if o.scale != 0 {
+					cpu.Scale(logits, float32(o.scale/float64(sum)))
+					logits[w.targets[t]] -= float32(o.scale)
 				}
 			}
 		})
@@ -143,8 +161,9 @@ func (m *Model) crossEntropy(batch Batch, stats *Stats, scale float64) {
 			m.dev.MatMul(true, false, v, h, n, w.logits, v, x, h, m.head.g, h, true)
 		}
 	}
+	clear(stats.RowLoss)
 	for t, ce := range w.ce {
-		stats.RowLoss[t/s] += ce
+		stats.RowLoss[t/batch.SequenceLength] += ce
 	}
 	for _, loss := range stats.RowLoss {
 		stats.Loss += loss
@@ -152,16 +171,16 @@ func (m *Model) crossEntropy(batch Batch, stats *Stats, scale float64) {
 }
 
 // embedGrad adds the gradient of the embeddings, a stripe of columns at a time: two tokens of the batch can be the same.
-func (m *Model) embedGrad(batch Batch) {
+func (m *Model) embedGrad() {
 	const stripe = 64
-	c, w := m.cfg, &m.ws
-	h, s := c.HiddenSize, batch.SequenceLength
-	m.dev.Parallel((h+stripe-1)/stripe, func(i int) {
-		lo, hi := i*stripe, min(h, (i+1)*stripe)
-		for t := range batch.Rows * s {
-			id := int(batch.Tokens[t/s*(s+1)+t%s])
-			if id != c.PadTokenID {
-				cpu.Axpy(m.embed.g[id*h+lo:id*h+hi], 1, w.dx[t*h+lo:t*h+hi])
+	m.split((m.cfg.HiddenSize+stripe-1)/stripe, operands{}, func(m *Model, _ *operands, _, lo, hi int) {
+		c, w := m.cfg, &m.ws
+		h := c.HiddenSize
+		lo, hi = lo*stripe, min(h, hi*stripe)
+		for t, id := range w.ids {
+			if int(id) != c.PadTokenID {
+				at := int(id) * h
+				cpu.Axpy(m.embed.g[at+lo:at+hi], 1, w.dx[t*h+lo:t*h+hi])
 			}
 		}
 	})

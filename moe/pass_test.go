@@ -264,33 +264,90 @@ func TestRefusedBatches(t *testing.T) {
 }
 
 // Buffers are planned: as many bytes as Memory says, made by the first call of a shape and used by all later ones.
-func TestBuffersAreReused(t *testing.T) {
+func TestBuffersArePlanned(t *testing.T) {
 	for name, cfg := range gradientCases(t) {
+		sizes := map[bool]int64{}
+		for _, recompute := range []bool{false, true} {
+			cfg.Layers = 5
+			m := newModel(t, cfg, 2)
+			m.SetRecompute(recompute)
+			m.Init(1)
+			if _, err := m.Backward(randomBatch(cfg, 4, 128, 1), BackwardOptions{Loss: fullLoss}); err != nil {
+				t.Fatal(err)
+			}
+			want := cfg.Memory(4, 128, recompute)
+			a := m.ws.arena
+			got := 4*int64(len(a.floats)+len(a.int32s)) + 8*int64(len(a.doubles)+len(a.words))
+			if got != want.Buffers || want.Weights != int64(4*len(m.weights)) || want.Gradients != int64(4*len(m.grads)) {
+				t.Errorf("%s, recompute %v: buffers take %d bytes, Memory says %+v", name, recompute, got, want)
+			}
+			sizes[recompute] = got
+		}
+		if sizes[true] > sizes[false]*2/3 {
+			t.Errorf("%s: buffers take %d bytes, with recomputation %d", name, sizes[false], sizes[true])
+		}
+	}
+}
+
+// A training step of a shape that has been seen allocates nothing, and neither does one of a smaller shape.
+func TestStepsDoNotAllocate(t *testing.T) {
+	if raceDetector { // its own bookkeeping allocates
+		t.Skip("the race detector allocates")
+	}
+	for name, cfg := range gradientCases(t) {
+		for _, recompute := range []bool{false, true} {
+			for _, opts := range []BackwardOptions{{Loss: fullLoss}, {SampleTargets: true}} {
+				m := newModel(t, cfg, 2)
+				m.SetRecompute(recompute)
+				m.Init(1)
+				large, small := randomBatch(cfg, 4, 128, 1), randomBatch(cfg, 2, 30, 1)
+				step := func() {
+					m.ZeroGradients()
+					for _, b := range []Batch{large, small} {
+						if _, err := m.Backward(b, opts); err != nil {
+							t.Fatal(err)
+						}
+					}
+				}
+				for range 3 { // the memory of the device depends on what its workers happen to do at the same time
+					step()
+				}
+				var before, after runtime.MemStats
+				least := uint64(math.MaxUint64)
+				for range 5 {
+					runtime.ReadMemStats(&before)
+					step()
+					runtime.ReadMemStats(&after)
+					least = min(least, after.TotalAlloc-before.TotalAlloc)
+				}
+				if least > 0 {
+					t.Errorf("%s, recompute %v, sampled targets %v: a step allocates %d bytes", name, recompute, opts.SampleTargets, least)
+				}
+			}
+		}
+	}
+}
+
+// What is computed again is what was there before: the gradients are the same bits. So are those of a model that did both in turn.
+func TestRecomputationChangesNoBit(t *testing.T) {
+	for name, cfg := range gradientCases(t) {
+		cfg.Layers = 3
 		m := newModel(t, cfg, 2)
-		m.Init(1)
-		large, small := randomBatch(cfg, 4, 128, 1), randomBatch(cfg, 2, 30, 1)
-		run := func(b Batch) uint64 {
-			var before, after runtime.MemStats
-			runtime.ReadMemStats(&before)
-			if _, err := m.Backward(b, BackwardOptions{Loss: fullLoss}); err != nil {
-				t.Fatal(err)
+		randomize(m, 1)
+		var want []float32
+		for call, recompute := range []bool{false, true, false, true} {
+			m.SetRecompute(recompute)
+			m.ZeroGradients()
+			for part := range uint64(2) { // the second micro-batch finds the first one's numbers in the buffers
+				if _, err := m.Backward(randomBatch(cfg, 2, queryBlock+7, part), BackwardOptions{Loss: fullLoss}); err != nil {
+					t.Fatal(err)
+				}
 			}
-			if _, err := m.Forward(b); err != nil {
-				t.Fatal(err)
+			if want == nil {
+				want = slices.Clone(m.grads)
 			}
-			runtime.ReadMemStats(&after)
-			return after.TotalAlloc - before.TotalAlloc
-		}
-		run(large)
-		want := cfg.Memory(4, 128)
-		a := m.ws.arena
-		got := 4*int64(len(a.floats)+len(a.int32s)) + 8*int64(len(a.doubles)+len(a.words)) + 24*int64(len(a.slices))
-		if got != want.Buffers || want.Weights != int64(4*len(m.weights)) || want.Gradients != int64(4*len(m.grads)) {
-			t.Errorf("%s: buffers take %d bytes, Memory says %+v", name, got, want)
-		}
-		for _, b := range []Batch{small, large} {
-			if n := run(b); n > 256<<10 || n > uint64(want.Buffers)/10 {
-				t.Errorf("%s: a later call with %d tokens allocated %d bytes (buffers: %d)", name, len(b.Tokens), n, want.Buffers)
+			if !slices.Equal(m.grads, want) {
+				t.Errorf("%s, call %d, recompute %v: other bits", name, call, recompute)
 			}
 		}
 	}

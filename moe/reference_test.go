@@ -31,6 +31,7 @@ func newReference(m *Model) *reference {
 type losses struct {
 	ce, hf, megablocks, z float64
 	chosen                []int
+	entropy               []float64 // of each layer
 }
 
 // times is W·x for the weight of that name, stored [out, in].
@@ -136,6 +137,7 @@ func (r *reference) losses(b Batch) losses {
 	for l := range c.Layers {
 		counts[l], probs[l] = make([]float64, c.Experts), make([]float64, c.Experts)
 	}
+	out.entropy = make([]float64, c.Layers)
 	for row := range b.Rows {
 		ids := b.Tokens[row*(b.SequenceLength+1):][:b.SequenceLength+1]
 		x := make([][]float64, b.SequenceLength)
@@ -177,6 +179,9 @@ func (r *reference) losses(b Batch) losses {
 				p, lse := softmax64(r.times(layer+"mlp.gate.weight", in))
 				out.z += lse * lse / (n * float64(c.ExpertsPerToken))
 				addTo(probs[l], p, 1)
+				for _, v := range p {
+					out.entropy[l] -= v * math.Log(v) / tokens
+				}
 				order := make([]int, c.Experts)
 				for i := range order {
 					order[i] = i
@@ -377,6 +382,14 @@ func TestLossAgainstReference(t *testing.T) {
 			}{{"loss", stats.Loss / float64(stats.Targets), want.ce}, {"hf", stats.Aux, want.hf}, {"z", stats.Z, want.z}} {
 				if math.Abs(v.got-v.want) > 1e-5*math.Abs(v.want) {
 					t.Errorf("%s is %v, want %v", v.what, v.got, v.want)
+				}
+			}
+			if (stats.RouterEntropy != nil) != cfg.moe() {
+				t.Errorf("router entropy of %s: %v", cfg.Architecture, stats.RouterEntropy)
+			}
+			for l, got := range stats.RouterEntropy {
+				if math.Abs(got-want.entropy[l]) > 1e-5*want.entropy[l] {
+					t.Errorf("router entropy of layer %d is %v, want %v", l, got, want.entropy[l])
 				}
 			}
 		})

@@ -9,15 +9,16 @@ import (
 // route computes the router's distribution for the tokens of ws.h, chooses the experts and sorts the rows. number is the layer's.
 func (m *Model) route(l *layer, st *saved, number int) {
 	c, w := m.cfg, &m.ws
-	e, k, h, t := c.Experts, c.ExpertsPerToken, c.HiddenSize, w.shape.rows*w.shape.s
-	m.dev.MatMul(false, true, t, e, h, w.h, h, l.router.w, h, st.probs, e, false)
-	m.split(t, func(part, lo, hi int) {
-		sums := w.psum[part*(e+1):][:e+1]
+	e, h, t := c.Experts, c.HiddenSize, w.shape.rows*w.shape.s
+	m.dev.MatMul(false, true, t, e, h, w.h, h, l.router.w, h, w.router, e, false)
+	m.split(t, operands{saved: st}, func(m *Model, o *operands, part, lo, hi int) {
+		w, st, e, k := &m.ws, o.saved, m.cfg.Experts, m.cfg.ExpertsPerToken
+		sums := w.psum[part*(e+2):][:e+2]
 		clear(sums)
 		for i := lo; i < hi; i++ {
-			p := st.probs[i*e:][:e]
-			top := cpu.Max(p)
-			sum := cpu.ExpSum(p, p, top)
+			z, p := w.router[i*e:][:e], st.probs[i*e:][:e]
+			top := cpu.Max(z)
+			sum := cpu.ExpSum(p, z, top)
 			cpu.Scale(p, 1/sum)
 			lse := float64(top) + math.Log(float64(sum))
 			st.zlse[i] = float32(lse)
@@ -25,20 +26,24 @@ func (m *Model) route(l *layer, st *saved, number int) {
 				sums[j] += float64(v)
 			}
 			sums[e] += lse * lse
+			sums[e+1] += lse - float64(cpu.Dot(p, z)) // -ln p = lse - z
 			topK(st.chosen[i*k:][:k], p)
 		}
 	})
 	total := w.probSum[number*e:][:e]
 	clear(total)
 	w.z[number] = 0
+	entropy := 0.0
 	for part := range min(t, parts) {
-		sums := w.psum[part*(e+1):][:e+1]
+		sums := w.psum[part*(e+2):][:e+2]
 		for j := range total {
 			total[j] += sums[j]
 		}
 		w.z[number] += sums[e]
+		entropy += sums[e+1]
 	}
-	st.sort(k)
+	w.entropy[number] = entropy / float64(t)
+	st.sort(c.ExpertsPerToken)
 }
 
 // topK fills chosen with the indices of the largest elements of p, largest first; of equal ones the lower index comes first.
@@ -61,7 +66,7 @@ func topK(chosen []int32, p []float32) {
 }
 
 // sort numbers the (token, expert) pairs by expert and, within an expert, by token.
-func (st *saved) sort(k int) {
+func (st *routing) sort(k int) {
 	clear(st.counts)
 	for _, e := range st.chosen {
 		st.counts[e]++
@@ -140,27 +145,25 @@ func (m *Model) auxSlope(o LossOptions, share float64, counts [][]int64, number 
 	}
 }
 
-// routeGrad turns the gradients of the routing weights, ws.dweight, and of the router's losses into the gradient of its logits, ws.dz,
+// routeGrad turns the gradients of the routing weights, ws.dweight, and of the router's losses into the gradient of its logits, ws.router,
 // and from there adds to the gradients of its weights and of its input, ws.dh.
 //
 // The softmax comes before the choice, so the gradient reaches all experts: dz_i = p_i·(G_i - Σ p_j·G_j) + z·lse·p_i, where G_i is the
 // derivative of the loss by p_i: the routing weight's if i was chosen, and the slope of the load-balancing loss.
 func (m *Model) routeGrad(l *layer, st *saved, zFactor float64) {
 	c, w := m.cfg, &m.ws
-	e, k, h, t := c.Experts, c.ExpertsPerToken, c.HiddenSize, w.shape.rows*w.shape.s
-	m.split(t, func(_, lo, hi int) {
+	e, h, t := c.Experts, c.HiddenSize, w.shape.rows*w.shape.s
+	m.split(t, operands{saved: st, scale: zFactor}, func(m *Model, o *operands, _, lo, hi int) {
+		w, st, e, k := &m.ws, o.saved, m.cfg.Experts, m.cfg.ExpertsPerToken
 		for i := lo; i < hi; i++ {
-			p, dz := st.probs[i*e:][:e], w.dz[i*e:][:e]
+			p, dz := st.probs[i*e:][:e], w.router[i*e:][:e]
 			copy(dz, w.slope)
 			for j := i * k; j < (i+1)*k; j++ {
 				dz[st.chosen[j]] += w.dweight[st.rowOf[j]]
 			}
-			shift := cpu.Dot(p, dz) - float32(zFactor)*st.zlse[i]
-			for j, v := range p {
-				dz[j] = v * (dz[j] - shift)
-			}
+			cpu.SoftmaxGrad(dz, p, dz, cpu.Dot(p, dz)-float32(o.scale)*st.zlse[i])
 		}
 	})
-	m.dev.MatMul(true, false, e, h, t, w.dz, e, w.h, h, l.router.g, h, true)
-	m.dev.MatMul(false, false, t, h, e, w.dz, e, l.router.w, h, w.dh, h, true)
+	m.dev.MatMul(true, false, e, h, t, w.router, e, w.h, h, l.router.g, h, true)
+	m.dev.MatMul(false, false, t, h, e, w.router, e, l.router.w, h, w.dh, h, true)
 }

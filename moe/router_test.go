@@ -33,7 +33,7 @@ func TestSortRows(t *testing.T) {
 		k := rapid.IntRange(1, e).Draw(t, "k")
 		tokens := rapid.IntRange(1, 40).Draw(t, "tokens")
 		r := tokens * k
-		st := saved{
+		st := routing{
 			probs: make([]float32, tokens*e), weight: make([]float32, r), chosen: make([]int32, r), rowOf: make([]int32, r),
 			tokenOf: make([]int32, r), counts: make([]int, e),
 		}

@@ -3,40 +3,38 @@ package moe
 // A pass over tokens needs two kinds of buffers: what the backward pass reads of each layer's forward pass (saved), and room for the layer
 // at hand, shared by all layers. All are cut from an arena that grows to the largest pass seen and serves every later one.
 
-// queryBlock is the number of queries whose attention scores are held at a time, for every row and head of the batch. It decides the
-// order in which the gradients of keys and values are summed, so the last bits of a result depend on it.
-const queryBlock = 64
-
-// parts is the number of pieces that loops over tokens are cut into, and of partial sums over tokens. It does not follow the number of
-// threads, or the sums would.
-const parts = 64
-
 // logitsFloats bounds the buffer of logits: as many tokens are taken at a time as fit, and at least logitsTokens.
 const (
 	logitsFloats = 1 << 22
-	logitsTokens = 64
+	logitsTokens = 256
 )
 
 // passShape says which buffers a pass needs.
 type passShape struct {
-	rows, s int
-	keys    int  // largest number of keys that a query attends to: s, or the capacity of a cache
-	train   bool // backward follows: every layer is saved
-	logits  bool // logits are computed block by block
+	rows, s   int
+	keys      int  // largest number of keys that a query attends to: s, or the capacity of a cache
+	train     bool // backward follows: every layer is saved
+	recompute bool // with train: of a layer only its input and its routing are saved
+	logits    bool // logits are computed block by block
 }
 
-// saved is what the backward pass reads of one layer. Without a backward pass all layers share one.
+// saved is what the backward pass reads of one layer. Without a backward pass all layers share one. With recomputation they share
+// everything but x0 and the routing: the choice of experts is never made twice.
 type saved struct {
 	x0           []float32 // [T, H] input of the layer
 	mean1, rstd1 []float32 // [T] of the first norm
 	qkv          []float32 // [T, H+2GD] projections, before norm, clip and rotation
 	rq, rk       []float32 // [T] of the q and k norms
 	ctx          []float32 // [T, H] result of the attention, before its output projection
-	lse          []float32 // [T·A] logsumexp of the scores, in query order (attention.go)
+	lse          []float32 // [rows, A, S] logsumexp of the scores
 	x1           []float32 // [T, H] residual stream after the attention
 	mean2, rstd2 []float32 // [T] of the second norm
 	gateUp       []float32 // [R, 2I]; the backward pass puts the gradient in its place
+	routing
+}
 
+// routing is what a router decided. A dense layer has none.
+type routing struct {
 	probs   []float32 // [T, E] the router's distribution
 	zlse    []float32 // [T] logsumexp of the router's logits
 	weight  []float32 // [R] routing weight of a row
@@ -46,45 +44,48 @@ type saved struct {
 	counts  []int     // [E] rows of each expert
 }
 
+func (st *saved) norm1(l *layer) norm { return norm{l.norm1, st.x0, st.mean1, st.rstd1} }
+func (st *saved) norm2(l *layer) norm { return norm{l.norm2, st.x1, st.mean2, st.rstd2} }
+
 type workspace struct {
 	shape passShape
 	arena arena
 
 	saved   []saved
+	ids     []int32   // [T] input tokens
+	targets []int32   // [T] target tokens
 	xL      []float32 // [T, H] output of the last layer
 	meanL   []float32 // [T]
 	rstdL   []float32 // [T]
 	ce      []float64 // [T] cross entropy of each target
+	rowLoss []float64 // [rows] for Stats
 	probSum []float64 // [L, E] sum over tokens of the router's distribution
 	z       []float64 // [L] sum over tokens of the squared logsumexp
+	entropy []float64 // [L] mean over tokens of the entropy of the router's distribution
 
-	h        []float32 // [T, H] a normalised input
-	q, o     []float32 // [T·A, D] in query order (attention.go)
-	k, v     []float32 // [rows, G, S, D]
-	scores   []float32 // [rows·A·queryBlock, keys]
-	gathered []float32 // [R, H] inputs of the experts
-	act      []float32 // [R, I]
-	expert   []float32 // [R, H] outputs of the experts
-	logits   []float32 // [logitsRows, V]
-	psum     []float64 // [parts, E+1] partial sums for probSum and z
+	h         []float32 // [T, H] a normalised input
+	q         []float32 // [rows, A, S, D]
+	k, v      []float32 // [rows, G, S, D]
+	scores    []float32 // [rows·G, scoreSize] scores of one head of each group, [queryBlock, keys]
+	scoreSize int
+	router    []float32 // [T, E] the router's logits; in the backward pass their gradient
+	gathered  []float32 // [R, H] inputs of the experts
+	act       []float32 // [R, I]
+	expert    []float32 // [R, H] outputs of the experts; in the backward pass gradients of and by them
+	logits    []float32 // [logitsRows, V]
+	psum      []float64 // [parts, E+2] partial sums for probSum, z and entropy
 
 	dx      []float32 // [T, H] gradient of the residual stream
 	dh      []float32 // [T, H] gradient of h
-	dq, do  []float32 // like q
 	dk, dv  []float32 // like k
-	delta   []float32 // [T·A] Σ do·o of a query
 	dscores []float32 // like scores
 	dqkv    []float32 // [T, H+2GD]
 	dact    []float32 // [R, I]
-	dz      []float32 // [T, E] gradient of the router's logits
 	dweight []float32 // [R] gradient of a routing weight
 	slope   []float32 // [E] derivative of the load-balancing loss by a probability
 	partial []float32 // [parts, H+GD] partial sums of the gradients of norm weights
 
 	logitsRows int
-	qCounts    []int       // [rows·G] query rows of each key head in a block
-	ks, vs     [][]float32 // [rows·G] keys and values that a block attends to
-	dks, dvs   [][]float32
 }
 
 // plan makes the buffers for a pass of the given shape; their contents are undefined.
@@ -118,26 +119,35 @@ func (w *workspace) cut(c Config, p passShape, a *arena) {
 	w.saved = w.saved[:layers]
 	for i := range w.saved {
 		st := &w.saved[i]
-		*st = saved{
-			x0: a.f32(t * h), mean1: a.f32(t), rstd1: a.f32(t),
-			qkv: a.f32(t * c.qkvWidth()), rq: a.f32(t), rk: a.f32(t),
-			ctx: a.f32(t * h), lse: a.f32(t * c.Heads),
-			x1: a.f32(t * h), mean2: a.f32(t), rstd2: a.f32(t),
-			gateUp: a.f32(r * 2 * ffn),
+		if i == 0 || !p.recompute {
+			*st = saved{
+				mean1: a.f32(t), rstd1: a.f32(t),
+				qkv: a.f32(t * c.qkvWidth()), rq: a.f32(t), rk: a.f32(t),
+				ctx: a.f32(t * h), lse: a.f32(t * c.Heads),
+				x1: a.f32(t * h), mean2: a.f32(t), rstd2: a.f32(t),
+				gateUp: a.f32(r * 2 * ffn),
+			}
+		} else {
+			*st = w.saved[0]
 		}
+		st.x0 = a.f32(t * h)
 		if c.moe() {
-			st.probs, st.zlse, st.weight = a.f32(t*c.Experts), a.f32(t), a.f32(r)
-			st.chosen, st.rowOf, st.tokenOf, st.counts = a.i32(r), a.i32(r), a.i32(r), a.ints(c.Experts)
+			st.routing = routing{
+				probs: a.f32(t * c.Experts), zlse: a.f32(t), weight: a.f32(r),
+				chosen: a.i32(r), rowOf: a.i32(r), tokenOf: a.i32(r), counts: a.ints(c.Experts),
+			}
 		}
 	}
-	w.xL, w.meanL, w.rstdL, w.ce = a.f32(t*h), a.f32(t), a.f32(t), a.f64(t)
+	w.ids, w.targets, w.ce, w.rowLoss = a.i32(t), a.i32(t), a.f64(t), a.f64(p.rows)
+	w.xL, w.meanL, w.rstdL = a.f32(t*h), a.f32(t), a.f32(t)
 	w.h = a.f32(t * h)
-	w.q, w.o, w.k, w.v = a.f32(t*h), a.f32(t*h), a.f32(t*kv), a.f32(t*kv)
-	w.scores = a.f32(p.rows * c.Heads * min(queryBlock, s) * p.keys)
+	w.q, w.k, w.v = a.f32(t*h), a.f32(t*kv), a.f32(t*kv)
+	w.scoreSize = min(queryBlock, s) * p.keys
+	w.scores = a.f32(p.rows * c.KVHeads * w.scoreSize)
 	w.act = a.f32(r * ffn)
 	if c.moe() {
-		w.gathered, w.expert = a.f32(r*h), a.f32(r*h)
-		w.probSum, w.z, w.psum = a.f64(c.Layers*c.Experts), a.f64(c.Layers), a.f64(parts*(c.Experts+1))
+		w.router, w.gathered, w.expert = a.f32(t*c.Experts), a.f32(r*h), a.f32(r*h)
+		w.probSum, w.z, w.entropy, w.psum = a.f64(c.Layers*c.Experts), a.f64(c.Layers), a.f64(c.Layers), a.f64(parts*(c.Experts+2))
 	}
 	if p.logits {
 		w.logitsRows = min(t, max(logitsFloats/c.VocabSize, logitsTokens))
@@ -145,17 +155,14 @@ func (w *workspace) cut(c Config, p passShape, a *arena) {
 	}
 	if p.train {
 		w.dx, w.dh = a.f32(t*h), a.f32(t*h)
-		w.dq, w.do, w.dk, w.dv = a.f32(t*h), a.f32(t*h), a.f32(t*kv), a.f32(t*kv)
-		w.delta, w.dscores = a.f32(t*c.Heads), a.f32(p.rows*c.Heads*min(queryBlock, s)*p.keys)
+		w.dk, w.dv = a.f32(t*kv), a.f32(t*kv)
+		w.dscores = a.f32(p.rows * c.KVHeads * w.scoreSize)
 		w.dqkv, w.dact = a.f32(t*c.qkvWidth()), a.f32(r*ffn)
 		w.partial = a.f32(parts * (h + kv))
 		if c.moe() {
-			w.dz, w.dweight, w.slope = a.f32(t*c.Experts), a.f32(r), a.f32(c.Experts)
+			w.dweight, w.slope = a.f32(r), a.f32(c.Experts)
 		}
 	}
-	groups := p.rows * c.KVHeads
-	w.qCounts = a.ints(groups)
-	w.ks, w.vs, w.dks, w.dvs = a.views(groups), a.views(groups), a.views(groups), a.views(groups)
 }
 
 // An arena hands out slices of memory that it keeps. One without memory only counts what is asked for.
@@ -164,12 +171,11 @@ type arena struct {
 	doubles []float64
 	int32s  []int32
 	words   []int
-	slices  [][]float32
 
-	nFloats, nDoubles, nInt32s, nWords, nSlices int
+	nFloats, nDoubles, nInt32s, nWords int
 }
 
-func (a *arena) reset() { a.nFloats, a.nDoubles, a.nInt32s, a.nWords, a.nSlices = 0, 0, 0, 0, 0 }
+func (a *arena) reset() { a.nFloats, a.nDoubles, a.nInt32s, a.nWords = 0, 0, 0, 0 }
 
 // grow gives a at least the memory that need has counted. What it held before is lost.
 func (a *arena) grow(need arena) {
@@ -177,7 +183,6 @@ func (a *arena) grow(need arena) {
 	extend(&a.doubles, need.nDoubles)
 	extend(&a.int32s, need.nInt32s)
 	extend(&a.words, need.nWords)
-	extend(&a.slices, need.nSlices)
 }
 
 func extend[E any](memory *[]E, n int) {
@@ -189,14 +194,13 @@ func extend[E any](memory *[]E, n int) {
 
 // bytes is the size of what has been handed out.
 func (a *arena) bytes() int64 {
-	return 4*int64(a.nFloats+a.nInt32s) + 8*int64(a.nDoubles+a.nWords) + 24*int64(a.nSlices)
+	return 4*int64(a.nFloats+a.nInt32s) + 8*int64(a.nDoubles+a.nWords)
 }
 
-func (a *arena) f32(n int) []float32     { return cutFrom(a.floats, &a.nFloats, n) }
-func (a *arena) f64(n int) []float64     { return cutFrom(a.doubles, &a.nDoubles, n) }
-func (a *arena) i32(n int) []int32       { return cutFrom(a.int32s, &a.nInt32s, n) }
-func (a *arena) ints(n int) []int        { return cutFrom(a.words, &a.nWords, n) }
-func (a *arena) views(n int) [][]float32 { return cutFrom(a.slices, &a.nSlices, n) }
+func (a *arena) f32(n int) []float32 { return cutFrom(a.floats, &a.nFloats, n) }
+func (a *arena) f64(n int) []float64 { return cutFrom(a.doubles, &a.nDoubles, n) }
+func (a *arena) i32(n int) []int32   { return cutFrom(a.int32s, &a.nInt32s, n) }
+func (a *arena) ints(n int) []int    { return cutFrom(a.words, &a.nWords, n) }
 
 // cutFrom takes the next n elements of memory. They start on a cache line if memory does, so that no two buffers share one.
 func cutFrom[E any](memory []E, used *int, n int) []E {
@@ -218,10 +222,11 @@ type Memory struct {
 // Total is the sum of all.
 func (m Memory) Total() int64 { return m.Weights + m.Gradients + m.Buffers }
 
-// Memory says what [Model.Backward] needs for a batch of the given shape; optimizer state comes on top.
-func (c Config) Memory(rows, sequenceLength int) Memory {
+// Memory says what [Model.Backward] needs for a batch of the given shape, with or without recomputation (see [Model.SetRecompute]);
+// optimizer state comes on top.
+func (c Config) Memory(rows, sequenceLength int, recompute bool) Memory {
 	var a arena
-	new(workspace).cut(c, passShape{rows: rows, s: sequenceLength, keys: sequenceLength, train: true, logits: true}, &a)
+	new(workspace).cut(c, passShape{rows: rows, s: sequenceLength, keys: sequenceLength, train: true, recompute: recompute, logits: true}, &a)
 	n := 4 * c.TotalParameters()
 	return Memory{Weights: n, Gradients: n, Buffers: a.bytes()}
 }

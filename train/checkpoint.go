@@ -51,7 +51,7 @@ var errNewer = errors.New("that of a newer mula")
 type State struct {
 	Format  int          `json:"format"`  // 1
 	Step    int64        `json:"step"`    // steps done, and so the number of the next one
-	Updates int64        `json:"updates"` // steps that changed the weights: all but those whose samples were all skipped
+	Updates int64        `json:"updates"` // steps that changed the weights: all but those whose samples were all skipped, by the plan or because of a spike
 	Tokens  int64        `json:"tokens"`  // targets trained on
 	Cursor  blend.Cursor `json:"cursor"`
 	// What an accepted change of plan must leave as it is.
@@ -62,8 +62,10 @@ type State struct {
 	Arithmetic string `json:"arithmetic"` // of the device that computed the last steps; see [xpu.Device]
 
 	FirstLoss float64 `json:"first_loss"` // of the first step that had samples
-	LastLoss  float64 `json:"last_loss"`  // of the last one
+	LastLoss  float64 `json:"last_loss"`  // of the last one whose update was made
 	Weights   string  `json:"weights"`    // see WeightsHash
+
+	Spikes *SpikeState `json:"spikes,omitempty"` // nil if spikes.action is none
 
 	Config map[string]string `json:"config"` // the fields that decide the outcome of training, as JSON text, by full name
 }
@@ -257,18 +259,21 @@ func discardCheckpoint(path string) error {
 	return os.RemoveAll(gone)
 }
 
-// pruneCheckpoints removes all but the newest keep checkpoints of dir, those in refused, and what killed processes left behind.
-func pruneCheckpoints(dir string, keep int, refused []RefusedCheckpoint) error {
+// pruneCheckpoints removes all but the newest keep checkpoints of dir, and the newest of at most backTo steps, if that is not negative; those
+// in refused; and what killed processes left behind.
+func pruneCheckpoints(dir string, keep int, backTo int64, refused []RefusedCheckpoint) error {
 	names, err := listCheckpoints(dir)
 	if err != nil {
 		return err
 	}
 	var errs []error
-	kept := 0
+	kept, enough := 0, backTo < 0 // enough: one to go back to is kept
 	for _, name := range names {
 		damaged := slices.ContainsFunc(refused, func(r RefusedCheckpoint) bool { return r.Checkpoint == name })
-		if !damaged && kept < keep {
+		if !damaged && (kept < keep || !enough) {
 			kept++
+			step, _ := checkpointStep(name)
+			enough = enough || step <= backTo
 			continue
 		}
 		errs = append(errs, discardCheckpoint(filepath.Join(dir, name)))
@@ -367,40 +372,33 @@ func LoadCheckpoint(ctx context.Context, dir string) (*Checkpoint, []RefusedChec
 // Name is the name of the checkpoint's directory, as "step-00000100".
 func (c *Checkpoint) Name() string { return filepath.Base(c.Dir) }
 
-// Tokenizer returns the path of the tokenizer.json that the checkpoint holds, or "" if it holds none.
-func (c *Checkpoint) Tokenizer() string {
-	path := filepath.Join(c.Dir, tokenizerFile)
-	if _, err := os.Stat(path); err != nil {
-		return ""
-	}
-	return path
-}
-
-// momentTensors lists the tensors of optimizer.safetensors: two for each parameter, side by side.
-func momentTensors(parameters []*moe.Parameter) []safetensors.Tensor {
+// tensors lists the tensors of optimizer.safetensors: those of a parameter side by side.
+func (o *Optimizer) tensors() []safetensors.Tensor {
 	var tensors []safetensors.Tensor
-	for _, p := range parameters {
-		tensors = append(tensors,
-			safetensors.Tensor{Name: p.Name + ".exp_avg", DType: safetensors.F32, Shape: p.Shape},
-			safetensors.Tensor{Name: p.Name + ".exp_avg_sq", DType: safetensors.F32, Shape: p.Shape})
+	for i, p := range o.parameters {
+		for _, t := range o.saved(i) {
+			tensors = append(tensors, safetensors.Tensor{Name: p.Name + "." + t.name, DType: safetensors.F32, Shape: p.Shape})
+		}
 	}
 	return tensors
 }
 
-// write writes the moments as a safetensors file.
-func (o *AdamW) write(path string) error {
+// write writes the optimizer's state as a safetensors file.
+func (o *Optimizer) write(path string) error {
 	file, err := atomicfile.Create(path)
 	if err != nil {
 		return err
 	}
 	defer file.Abort()
-	out, err := safetensors.NewWriter(file, momentTensors(o.parameters), nil)
+	out, err := safetensors.NewWriter(file, o.tensors(), o.metadata())
 	if err != nil {
 		return err
 	}
 	for i, p := range o.parameters {
-		if err := errors.Join(out.Float32(p.Name+".exp_avg", o.ExpAvg[i]), out.Float32(p.Name+".exp_avg_sq", o.ExpSq[i])); err != nil {
-			return err
+		for _, t := range o.saved(i) {
+			if err := out.Float32(p.Name+"."+t.name, t.values); err != nil {
+				return err
+			}
 		}
 	}
 	if err := out.Close(); err != nil {
@@ -409,19 +407,21 @@ func (o *AdamW) write(path string) error {
 	return file.Publish()
 }
 
-// read sets the moments to those of a file that write has written.
-func (o *AdamW) read(path string) error {
+// read sets the state to that of a file that write has written, and the weights to those to train on.
+func (o *Optimizer) read(path string) error {
 	f, err := safetensors.Open(path)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	if err := sameTensors(momentTensors(o.parameters), f.Tensors()); err != nil {
+	if err := errors.Join(sameTensors(o.tensors(), f.Tensors()), o.setMetadata(f.Metadata())); err != nil {
 		return fmt.Errorf("%s: %w", path, err)
 	}
 	for i, p := range o.parameters {
-		if err := errors.Join(f.Float32(o.ExpAvg[i], p.Name+".exp_avg", 0), f.Float32(o.ExpSq[i], p.Name+".exp_avg_sq", 0)); err != nil {
-			return err
+		for _, t := range o.saved(i) {
+			if err := f.Float32(t.values, p.Name+"."+t.name, 0); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
@@ -461,8 +461,8 @@ func WeightsHash(parameters []*moe.Parameter) string {
 	return hex.EncodeToString(hash.Sum(nil))
 }
 
-func sortedKeys[V any](m map[string]V) []string {
-	keys := make([]string, 0, len(m))
+func sortedKeys[K ~string, V any](m map[K]V) []K {
+	keys := make([]K, 0, len(m))
 	for k := range m {
 		keys = append(keys, k)
 	}

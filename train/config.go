@@ -4,13 +4,16 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"net"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
 
 	"mula/internal/strictyaml"
 	"mula/moe"
+	"mula/xpu"
 )
 
 // Config is a training run as train.yaml describes it. Every field has a default; a field that the file does not have, or has with the
@@ -20,6 +23,10 @@ type Config struct {
 	Plan      string `yaml:"plan"`      // plan.json, as mula blend writes it; default "plan.json"
 	Output    string `yaml:"output"`    // run directory; default "run"
 	Tokenizer string `yaml:"tokenizer"` // tokenizer.json that is copied into every checkpoint; default "": none
+
+	// InitializeFrom names the model whose weights a run begins with: a Hugging Face directory, or a run or checkpoint of mula, of which only
+	// the weights are taken. Its configuration must be that under model. Default "": initial weights are drawn.
+	InitializeFrom string `yaml:"initialize_from"`
 
 	Model ModelConfig `yaml:"model"`
 
@@ -33,12 +40,20 @@ type Config struct {
 	AuxLoss   AuxLossConfig   `yaml:"aux_loss"`
 	ZLoss     ZLossConfig     `yaml:"z_loss"`
 
-	Precision string `yaml:"precision"` // "fp32"
-	Device    string `yaml:"device"`    // "cpu"
-	Threads   int    `yaml:"threads"`   // 0 = default: all that GOMAXPROCS allows; results do not depend on it
+	Precision xpu.Precision `yaml:"precision"` // of the operands of matrix products; default "fp32"
+	Device    string        `yaml:"device"`    // "cpu"
+	Threads   int           `yaml:"threads"`   // 0 = default: all that GOMAXPROCS allows; results do not depend on it
+
+	// Recompute says what is computed again in the backward pass to save memory; results do not depend on it.
+	Recompute Recompute `yaml:"recompute"`
 
 	Checkpoint CheckpointConfig `yaml:"checkpoint"`
 	Evaluate   EvaluateConfig   `yaml:"evaluate"`
+	Spikes     SpikesConfig     `yaml:"spikes"`
+	Log        LogConfig        `yaml:"log"`
+
+	// MetricsListen is the address, as in "127.0.0.1:9400", at which the run serves its newest metrics to Prometheus; default "": nowhere.
+	MetricsListen string `yaml:"metrics_listen"`
 
 	// PlanChange says what happens when a checkpoint was made with another plan: "refuse" (default), or "accept" to go on at the same
 	// position of the new one.
@@ -57,16 +72,58 @@ type ModelConfig struct {
 	given map[string]bool // fields that the file has, of those whose default comes from the plan
 }
 
-// OptimizerConfig describes the optimizer; see [AdamW].
+// OptimizerConfig describes the optimizer. A field without a value takes the default of the optimizer when the run starts; one that the
+// optimizer does not have must have none, and keeps none.
 type OptimizerConfig struct {
-	Name        string    `yaml:"name"`  // "adamw"
-	Betas       []float64 `yaml:"betas"` // β₁ and β₂
-	Epsilon     float64   `yaml:"eps"`
-	WeightDecay float64   `yaml:"weight_decay"` // of all parameters alike, norms and embeddings included
-	Decay       DecayForm `yaml:"decay"`
+	Name        OptimizerName `yaml:"name"`            // default "adamw"
+	Betas       []float64     `yaml:"betas,omitempty"` // β₁ and β₂
+	Epsilon     *float64      `yaml:"eps,omitempty"`
+	WeightDecay *float64      `yaml:"weight_decay,omitempty"` // of all parameters alike, norms and embeddings included
+	Decay       DecayForm     `yaml:"decay,omitempty"`
+
+	// Of SophiaG.
+	Rho          *float64 `yaml:"rho,omitempty"`
+	HessianEvery *int64   `yaml:"hessian_every,omitempty"` // updates from one estimate to the next
+
+	// Of Muon. Betas and Epsilon are for the parameters that it leaves to AdamW.
+	Momentum           *float64           `yaml:"momentum,omitempty"`
+	Nesterov           *bool              `yaml:"nesterov,omitempty"`
+	NewtonSchulzSteps  *int64             `yaml:"ns_steps,omitempty"`
+	AdjustLearningRate AdjustLearningRate `yaml:"adjust_lr_fn,omitempty"`
+
+	// Of ScheduleFreeAdamW.
+	R             *float64 `yaml:"r,omitempty"`               // weight of an update in the average: its number to this power
+	WeightLRPower *float64 `yaml:"weight_lr_power,omitempty"` // times the largest learning rate so far to this one
 
 	Clip            float64 `yaml:"clip"`              // largest norm of all gradients together; 0 = no clipping
 	ClipAfterWarmup bool    `yaml:"clip_after_warmup"` // clip only after the warm-up, as Optimus does
+}
+
+// OptimizerName names an optimizer.
+type OptimizerName string
+
+// The optimizers. The file optimizer_NAME.go has the formulas of each, its paper and its reference implementation.
+const (
+	AdamW             OptimizerName = "adamw"
+	SophiaG           OptimizerName = "sophiag"
+	Muon              OptimizerName = "muon"
+	Lamb              OptimizerName = "lamb"
+	ADOPT             OptimizerName = "adopt"
+	Lion              OptimizerName = "lion"
+	ScheduleFreeAdamW OptimizerName = "schedule_free_adamw"
+)
+
+// optimizerDefaults has the fields of each optimizer, with their defaults: those of the reference implementation, but for the betas of AdamW,
+// which are the published runs', and Muon's adjust_lr_fn, which lets one learning rate serve its matrices and its other parameters.
+var optimizerDefaults = map[OptimizerName]OptimizerConfig{
+	AdamW:   {Betas: []float64{0.9, 0.95}, Epsilon: new(1e-8), WeightDecay: new(0.1), Decay: DecayTorch},
+	SophiaG: {Betas: []float64{0.965, 0.99}, Rho: new(0.04), HessianEvery: new(int64(10)), WeightDecay: new(0.1)},
+	Muon: {Betas: []float64{0.9, 0.95}, Epsilon: new(1e-8), WeightDecay: new(0.1), Momentum: new(0.95), Nesterov: new(true), NewtonSchulzSteps: new(int64(5)),
+		AdjustLearningRate: AdjustMatchRMSAdamW},
+	Lamb:              {Betas: []float64{0.9, 0.999}, Epsilon: new(1e-6), WeightDecay: new(0.01)},
+	ADOPT:             {Betas: []float64{0.9, 0.9999}, Epsilon: new(1e-6), WeightDecay: new(0.0)},
+	Lion:              {Betas: []float64{0.9, 0.99}, WeightDecay: new(0.0)},
+	ScheduleFreeAdamW: {Betas: []float64{0.9, 0.999}, Epsilon: new(1e-8), WeightDecay: new(0.0), R: new(0.0), WeightLRPower: new(2.0)},
 }
 
 // DecayForm says where in an AdamW update the weights decay.
@@ -78,15 +135,54 @@ const (
 	DecayOptimus DecayForm = "optimus" // after the update, as Optimus
 )
 
-// ScheduleConfig describes the learning rate; see [Schedule].
+// AdjustLearningRate says what the learning rate of a matrix of m×n is multiplied with in a [Muon] update.
+type AdjustLearningRate string
+
+// The adjustments of the learning rate, under the names of torch.optim.Muon.
+const (
+	AdjustMatchRMSAdamW AdjustLearningRate = "match_rms_adamw" // 0.2·√max(m, n), so that updates are as large as AdamW's; default
+	AdjustOriginal      AdjustLearningRate = "original"        // √max(1, m/n)
+)
+
+// ScheduleConfig describes the learning rate; see [Schedule]. A field that the schedule does not have must have no value, and keeps none.
 type ScheduleConfig struct {
-	Name            string     `yaml:"name"` // "cosine"
-	LearningRate    float64    `yaml:"learning_rate"`
-	MinLearningRate *float64   `yaml:"min_learning_rate"` // default a tenth of learning_rate
-	WarmupSteps     *int64     `yaml:"warmup_steps"`      // default a tenth of decay_steps, at most 2500
-	WarmupFrom      WarmupFrom `yaml:"warmup_from"`
-	DecaySteps      int64      `yaml:"decay_steps"` // the step count at which the minimum is reached; 0 = default: steps
+	Name            ScheduleName `yaml:"name"` // default "cosine"
+	LearningRate    float64      `yaml:"learning_rate"`
+	MinLearningRate *float64     `yaml:"min_learning_rate,omitempty"` // default a tenth of learning_rate for cosine, 0 for linear and wsd
+	WarmupSteps     *int64       `yaml:"warmup_steps"`                // default a tenth of decay_steps, or of steps if it is constant; at most 2500
+	WarmupFrom      WarmupFrom   `yaml:"warmup_from"`
+	DecaySteps      int64        `yaml:"decay_steps"`              // the step count at which the minimum is reached; 0 = default: steps
+	CooldownSteps   *int64       `yaml:"cooldown_steps,omitempty"` // the last of them, in which wsd decays; default a fifth of decay_steps, or what the warm-up leaves
+	Cooldown        CooldownForm `yaml:"cooldown,omitempty"`
 }
+
+// ScheduleName names a schedule.
+type ScheduleName string
+
+// The schedules; see [Schedule].
+const (
+	Cosine   ScheduleName = "cosine"
+	Linear   ScheduleName = "linear"
+	WSD      ScheduleName = "wsd" // warm-up, stable, decay
+	Constant ScheduleName = "constant"
+)
+
+// scheduleFields has the fields of each schedule that not every one has; all defaults but that of the form depend on other fields.
+var scheduleFields = map[ScheduleName]ScheduleConfig{
+	Cosine:   {MinLearningRate: new(0.0)},
+	Linear:   {MinLearningRate: new(0.0)},
+	WSD:      {MinLearningRate: new(0.0), CooldownSteps: new(int64(0)), Cooldown: CooldownOneMinusSqrt},
+	Constant: {},
+}
+
+// CooldownForm is the way in which the learning rate of [WSD] falls.
+type CooldownForm string
+
+// The forms of a cooldown; see [Schedule].
+const (
+	CooldownOneMinusSqrt CooldownForm = "1-sqrt" // default
+	CooldownLinear       CooldownForm = "linear"
+)
 
 // WarmupFrom says at which learning rate the warm-up starts.
 type WarmupFrom string
@@ -108,6 +204,15 @@ type ZLossConfig struct {
 	Coefficient float64 `yaml:"coefficient"` // 0 = no z-loss
 }
 
+// Recompute says what of a forward pass is computed again in the backward pass.
+type Recompute string
+
+// What is computed again.
+const (
+	RecomputeNone   Recompute = "none"   // nothing: all activations are kept; default
+	RecomputeLayers Recompute = "layers" // every layer, from its input and its routing, which are kept
+)
+
 // CheckpointConfig says when checkpoints are written. One is always written at the end of a run and when it is stopped.
 type CheckpointConfig struct {
 	Every *int64 `yaml:"every"` // steps; 0 = only at the end; default a tenth of steps, at most 1000
@@ -118,6 +223,32 @@ type CheckpointConfig struct {
 type EvaluateConfig struct {
 	Every   *int64 `yaml:"every"`   // steps; 0 = never; default as often as checkpoints, or never if the plan has no validation split
 	Samples int    `yaml:"samples"` // validation windows of each source, spread evenly over the split; default 64
+}
+
+// SpikesConfig says what happens at a step whose loss or gradient leaps; see [Spike].
+type SpikesConfig struct {
+	Action       SpikeAction `yaml:"action"`
+	Sigma        float64     `yaml:"sigma"`         // a spike is beyond the mean plus this many standard deviations; default 6
+	Window       int         `yaml:"window"`        // of the last so many updates; default 128
+	LeaveOut     int64       `yaml:"leave_out"`     // rollback: steps whose data is left out, the one that spiked the last of them; default 100
+	MaxSkips     int         `yaml:"max_skips"`     // steps in a row that are skipped before the run ends with an error; default 16
+	MaxRollbacks int         `yaml:"max_rollbacks"` // of the whole run, before it ends with an error; default 10
+}
+
+// SpikeAction says what happens at a spike.
+type SpikeAction string
+
+// What happens at a spike. The default is to do nothing: that is the recipe which a configuration describes, and what other trainers do, to
+// which a run is compared; leaving data out is a decision.
+const (
+	SpikeNone     SpikeAction = "none"     // the update is made; what is not finite ends the run
+	SpikeSkip     SpikeAction = "skip"     // the update is not made
+	SpikeRollback SpikeAction = "rollback" // the run goes back to before the steps that led there, and on without their data
+)
+
+// LogConfig says what is recorded beside that which every step has.
+type LogConfig struct {
+	UpdateRatioEvery int64 `yaml:"update_ratio_every"` // steps; 0 = never; default 10
 }
 
 // PlanChange says what happens when a checkpoint was made with another plan.
@@ -135,12 +266,15 @@ const defaultPreset = "mula-tiny"
 func DefaultConfig() Config {
 	c := Config{
 		Plan: "plan.json", Output: "run", BatchSize: 32,
-		Optimizer: OptimizerConfig{Name: "adamw", Betas: []float64{0.9, 0.95}, Epsilon: 1e-8, WeightDecay: 0.1, Decay: DecayTorch, Clip: 1},
-		Schedule:  ScheduleConfig{Name: "cosine", LearningRate: 4e-4, WarmupFrom: WarmupFromZero},
+		Optimizer: OptimizerConfig{Name: AdamW, Clip: 1},
+		Schedule:  ScheduleConfig{Name: Cosine, LearningRate: 4e-4, WarmupFrom: WarmupFromZero},
 		AuxLoss:   AuxLossConfig{Coefficient: 0.01},
-		Precision: "fp32", Device: "cpu",
+		Precision: xpu.FP32, Device: "cpu",
+		Recompute:  RecomputeNone,
 		Checkpoint: CheckpointConfig{Keep: 3},
 		Evaluate:   EvaluateConfig{Samples: 64},
+		Spikes:     SpikesConfig{Action: SpikeNone, Sigma: 6, Window: 128, LeaveOut: 100, MaxSkips: 16, MaxRollbacks: 10},
+		Log:        LogConfig{UpdateRatioEvery: 10},
 		PlanChange: RefusePlanChange,
 	}
 	if err := c.Model.usePreset(defaultPreset); err != nil {
@@ -169,7 +303,7 @@ func LoadConfig(path string) (Config, error) {
 		return Config{}, err
 	}
 	dir := filepath.Dir(path)
-	for _, p := range []*string{&c.Plan, &c.Output, &c.Tokenizer} {
+	for _, p := range []*string{&c.Plan, &c.Output, &c.Tokenizer, &c.InitializeFrom} {
 		if *p != "" && !filepath.IsAbs(*p) {
 			*p = filepath.Join(dir, *p)
 		}
@@ -267,33 +401,82 @@ func (c Config) Validate() error {
 		}
 		return within(field, float64(*value), 0, maxSteps)
 	}
+	optionalWithin := func(field string, value *float64, low, high float64) error {
+		if value == nil {
+			return nil
+		}
+		return within(field, *value, low, high)
+	}
+	optionalCount := func(field string, value *int64, low, high float64) error {
+		if value == nil {
+			return nil
+		}
+		return within(field, float64(*value), low, high)
+	}
+	above := func(field string, value *float64) error {
+		if value == nil || *value > 0 && *value <= math.MaxFloat64 {
+			return nil
+		}
+		return bad(field, "is %s; it must be above 0", plain(*value))
+	}
 	const finite = math.MaxFloat64
 	errs := []error{
 		within("batch_size", float64(c.BatchSize), 1, 1<<20),
 		within("micro_batch_size", float64(c.MicroBatchSize), 0, float64(c.BatchSize)),
 		within("steps", float64(c.Steps), 0, maxSteps),
-		oneOf("optimizer.name", c.Optimizer.Name, "adamw"),
-		within("optimizer.eps", c.Optimizer.Epsilon, 0, finite),
-		within("optimizer.weight_decay", c.Optimizer.WeightDecay, 0, finite),
-		oneOf("optimizer.decay", c.Optimizer.Decay, string(DecayTorch), string(DecayOptimus)),
+		oneOf("optimizer.name", c.Optimizer.Name, string(AdamW), string(SophiaG), string(Muon), string(Lamb), string(ADOPT), string(Lion), string(ScheduleFreeAdamW)),
+		foreign("optimizer.", c.Optimizer.Name, c.Optimizer, optimizerDefaults),
+		optionalWithin("optimizer.eps", c.Optimizer.Epsilon, 0, finite),
+		optionalWithin("optimizer.weight_decay", c.Optimizer.WeightDecay, 0, finite),
+		oneOf("optimizer.decay", c.Optimizer.Decay, "", string(DecayTorch), string(DecayOptimus)),
+		above("optimizer.rho", c.Optimizer.Rho),
+		optionalCount("optimizer.hessian_every", c.Optimizer.HessianEvery, 1, maxSteps),
+		optionalWithin("optimizer.momentum", c.Optimizer.Momentum, 0, 1),
+		optionalCount("optimizer.ns_steps", c.Optimizer.NewtonSchulzSteps, 1, 99),
+		oneOf("optimizer.adjust_lr_fn", c.Optimizer.AdjustLearningRate, "", string(AdjustMatchRMSAdamW), string(AdjustOriginal)),
+		optionalWithin("optimizer.r", c.Optimizer.R, 0, finite),
+		optionalWithin("optimizer.weight_lr_power", c.Optimizer.WeightLRPower, 0, finite),
 		within("optimizer.clip", c.Optimizer.Clip, 0, finite),
-		oneOf("schedule.name", c.Schedule.Name, "cosine"),
-		within("schedule.learning_rate", c.Schedule.LearningRate, 0, finite),
+		oneOf("schedule.name", c.Schedule.Name, string(Cosine), string(Linear), string(WSD), string(Constant)),
+		foreign("schedule.", c.Schedule.Name, c.Schedule, scheduleFields),
+		above("schedule.learning_rate", &c.Schedule.LearningRate),
 		optional("schedule.warmup_steps", c.Schedule.WarmupSteps),
+		optionalCount("schedule.cooldown_steps", c.Schedule.CooldownSteps, 1, maxSteps),
+		oneOf("schedule.cooldown", c.Schedule.Cooldown, "", string(CooldownOneMinusSqrt), string(CooldownLinear)),
 		oneOf("schedule.warmup_from", c.Schedule.WarmupFrom, string(WarmupFromZero), string(WarmupFromMin)),
 		within("schedule.decay_steps", float64(c.Schedule.DecaySteps), 0, maxSteps),
 		oneOf("aux_loss.form", c.AuxLoss.Form, "", string(moe.AuxHF), string(moe.AuxMegaBlocks), string(moe.AuxNone)),
 		within("aux_loss.coefficient", c.AuxLoss.Coefficient, 0, finite),
 		within("z_loss.coefficient", c.ZLoss.Coefficient, 0, finite),
+		oneOf("precision", c.Precision, string(xpu.FP32), string(xpu.BF16)),
 		within("threads", float64(c.Threads), 0, 4096),
+		oneOf("recompute", c.Recompute, string(RecomputeNone), string(RecomputeLayers)),
 		optional("checkpoint.every", c.Checkpoint.Every),
 		within("checkpoint.keep", float64(c.Checkpoint.Keep), 1, 1<<20),
 		optional("evaluate.every", c.Evaluate.Every),
 		within("evaluate.samples", float64(c.Evaluate.Samples), 1, 1<<30),
+		oneOf("spikes.action", c.Spikes.Action, string(SpikeNone), string(SpikeSkip), string(SpikeRollback)),
+		within("spikes.sigma", c.Spikes.Sigma, 1, finite),
+		within("spikes.window", float64(c.Spikes.Window), 2, 1<<16),
+		within("spikes.leave_out", float64(c.Spikes.LeaveOut), 1, 1<<20),
+		within("spikes.max_skips", float64(c.Spikes.MaxSkips), 0, 1<<20),
+		within("spikes.max_rollbacks", float64(c.Spikes.MaxRollbacks), 0, 1<<20),
+		within("log.update_ratio_every", float64(c.Log.UpdateRatioEvery), 0, maxSteps),
 		oneOf("plan_change", c.PlanChange, string(RefusePlanChange), string(AcceptPlanChange)),
 	}
-	if b := c.Optimizer.Betas; len(b) != 2 || !(b[0] >= 0 && b[0] < 1 && b[1] >= 0 && b[1] < 1) {
+	if b := c.Optimizer.Betas; b != nil && (len(b) != 2 || !(b[0] >= 0 && b[0] < 1 && b[1] >= 0 && b[1] < 1)) {
 		errs = append(errs, bad("optimizer.betas", "is %v; it must be two numbers of 0 or more and below 1", b))
+	} else if b != nil && c.Optimizer.Name == ScheduleFreeAdamW && b[0] == 0 {
+		errs = append(errs, bad("optimizer.betas", "is %v; the first must be above 0, because %s divides by it", b, ScheduleFreeAdamW))
+	}
+	if c.Optimizer.Name == ScheduleFreeAdamW && c.Schedule.Name != Constant {
+		errs = append(errs, bad("schedule.name", "is %q, but %s averages its weights instead of lowering the learning rate; allowed: %s", c.Schedule.Name, ScheduleFreeAdamW, Constant))
+	}
+	if c.Schedule.Name == Constant && c.Schedule.DecaySteps != 0 {
+		errs = append(errs, bad("schedule.decay_steps", "is %d, but schedule %s does not decay; leave it out", c.Schedule.DecaySteps, Constant))
+	}
+	if c.Schedule.Name == Constant && c.Schedule.WarmupFrom != WarmupFromZero {
+		errs = append(errs, bad("schedule.warmup_from", "is %q, but schedule %s has no minimum; allowed: %s", c.Schedule.WarmupFrom, Constant, WarmupFromZero))
 	}
 	if c.Plan == "" {
 		errs = append(errs, bad("plan", "is empty; it must name the plan.json that mula blend wrote"))
@@ -301,8 +484,10 @@ func (c Config) Validate() error {
 	if c.Output == "" {
 		errs = append(errs, bad("output", "is empty; it must name the run directory"))
 	}
-	if c.Precision != "fp32" {
-		errs = append(errs, bad("precision", "is %q; this version computes in fp32 only", c.Precision))
+	if a := c.MetricsListen; a != "" {
+		if _, port, err := net.SplitHostPort(a); err != nil || port == "" || port == "0" {
+			errs = append(errs, bad("metrics_listen", "is %q; it must be an address with a port, as 127.0.0.1:9400, or \"\"", a))
+		}
 	}
 	if c.Device != "cpu" {
 		errs = append(errs, bad("device", "is %q; this version computes on the cpu only", c.Device))
@@ -322,6 +507,45 @@ func (c Config) Validate() error {
 		}
 	}
 	return nil
+}
+
+// foreign says which field has a value although the optimizer or schedule of that name does not have it, or returns nil. fields has those of
+// each name.
+func foreign[N ~string, C any](prefix string, name N, config C, fields map[N]C) error {
+	own, ok := fields[name]
+	if !ok {
+		return nil
+	}
+	for i, f := range optionalFields(reflect.ValueOf(&config).Elem()) {
+		if f.value.IsZero() || !optionalFields(reflect.ValueOf(&own).Elem())[i].value.IsZero() {
+			continue
+		}
+		var others []string
+		for other, c := range fields {
+			if !optionalFields(reflect.ValueOf(&c).Elem())[i].value.IsZero() {
+				others = append(others, string(other))
+			}
+		}
+		slices.Sort(others)
+		return &fieldError{prefix + f.name, fmt.Sprintf(" is %v, but %s has no such setting, only %s", reflect.Indirect(f.value), name, strings.Join(others, ", "))}
+	}
+	return nil
+}
+
+// An optionalField is a field that not every optimizer or schedule has.
+type optionalField struct {
+	name  string
+	value reflect.Value
+}
+
+func optionalFields(v reflect.Value) []optionalField {
+	var fields []optionalField
+	for i := range v.NumField() {
+		if name, options, _ := strings.Cut(v.Type().Field(i).Tag.Get("yaml"), ","); options == "omitempty" {
+			fields = append(fields, optionalField{name, v.Field(i)})
+		}
+	}
+	return fields
 }
 
 // maxSteps bounds counts of steps: beyond 2⁵³ a float64, and so a reader of our JSON files, cannot tell neighbours apart.

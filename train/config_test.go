@@ -45,7 +45,7 @@ z_loss: {coefficient: 0.001}
 	if diff := cmp.Diff(want, got, cmpopts.IgnoreUnexported(ModelConfig{})); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	if got.Model.HiddenSize != 64 || got.Optimizer.Betas[1] != 0.95 || got.Model.EOSTokenID != moe.NoToken {
+	if got.Model.HiddenSize != 64 || got.Optimizer.Name != AdamW || got.Model.EOSTokenID != moe.NoToken {
 		t.Errorf("fields that the file does not name lost their defaults: %+v", got)
 	}
 }
@@ -93,9 +93,34 @@ func TestParseConfigErrors(t *testing.T) {
 		{"optimizer: {clip: .nan}\n", []string{"train.yaml:1:", "optimizer.clip is NaN"}},
 		{"schedule: {learning_rate: .inf}\n", []string{"train.yaml:1:", "schedule.learning_rate is +Inf"}},
 		{"schedule: {learning_rate: 1e-4, min_learning_rate: 1e-3}\n", []string{"schedule.min_learning_rate is 0.001", "0.0001"}},
-		{"schedule: {name: linear}\n", []string{`schedule.name is "linear"`, "cosine"}},
+		{"schedule: {name: step}\n", []string{`schedule.name is "step"`, "cosine, linear, wsd, constant"}},
+		{"schedule:\n  learning_rate: 0\n", []string{"train.yaml:2:", "schedule.learning_rate is 0", "above 0"}},
+		{"schedule: {cooldown_steps: 5}\n", []string{"schedule.cooldown_steps is 5", "cosine has no such setting, only wsd"}},
+		{"schedule: {name: wsd, cooldown_steps: 0}\n", []string{"schedule.cooldown_steps is 0", "between 1 and"}},
+		{"schedule: {name: wsd, cooldown: cosine}\n", []string{`schedule.cooldown is "cosine"`, "1-sqrt, linear"}},
+		{"schedule: {name: constant, min_learning_rate: 1e-5}\n", []string{"schedule.min_learning_rate is 1e-05", "constant has no such setting, only cosine, linear, wsd"}},
+		{"schedule: {name: constant, decay_steps: 5}\n", []string{"schedule.decay_steps is 5", "constant does not decay"}},
+		{"schedule: {name: constant, warmup_from: min}\n", []string{`schedule.warmup_from is "min"`, "zero"}},
+		{"optimizer: {name: adam}\n", []string{`optimizer.name is "adam"`, "adamw, sophiag, muon, lamb, adopt, lion, schedule_free_adamw"}},
+		{"optimizer:\n  rho: 0.1\n", []string{"train.yaml:2:", "optimizer.rho is 0.1", "adamw has no such setting, only sophiag"}},
+		{"optimizer: {name: lion, eps: 1e-8}\n", []string{"optimizer.eps is 1e-08", "lion has no such setting, only adamw, adopt, lamb, muon, schedule_free_adamw"}},
+		{"optimizer: {name: lion, decay: torch}\n", []string{"optimizer.decay is torch", "lion has no such setting, only adamw"}},
+		{"optimizer: {name: sophiag, rho: 0}\n", []string{"optimizer.rho is 0", "above 0"}},
+		{"optimizer: {name: sophiag, hessian_every: 0}\n", []string{"optimizer.hessian_every is 0"}},
+		{"optimizer: {name: muon, momentum: 2}\n", []string{"optimizer.momentum is 2", "between 0 and 1"}},
+		{"optimizer: {name: muon, ns_steps: 100}\n", []string{"optimizer.ns_steps is 100"}},
+		{"optimizer: {name: muon, adjust_lr_fn: none}\n", []string{`optimizer.adjust_lr_fn is "none"`, "match_rms_adamw, original"}},
+		{"optimizer: {name: schedule_free_adamw}\n", []string{`schedule.name is "cosine"`, "constant"}},
+		{"optimizer: {name: schedule_free_adamw, betas: [0, 0.9]}\nschedule: {name: constant}\n", []string{"optimizer.betas is [0 0.9]", "above 0"}},
+		{"optimizer: {name: schedule_free_adamw, r: -1}\nschedule: {name: constant}\n", []string{"optimizer.r is -1"}},
 		{"batch_size: 8\nmicro_batch_size: 9\n", []string{"train.yaml:2:", "micro_batch_size is 9", "8"}},
-		{"precision: bf16\n", []string{"train.yaml:1:", `precision is "bf16"`, "fp32"}},
+		{"precision: fp16\n", []string{"train.yaml:1:", `precision is "fp16"`, "fp32, bf16"}},
+		{"spikes: {action: ignore}\n", []string{"train.yaml:1:", `spikes.action is "ignore"`, "none, skip, rollback"}},
+		{"spikes: {sigma: 0.5}\n", []string{"spikes.sigma is 0.5", "1 or more"}},
+		{"spikes: {window: 1}\n", []string{"spikes.window is 1", "between 2 and 65536"}},
+		{"spikes: {leave_out: 0}\n", []string{"spikes.leave_out is 0", "between 1 and"}},
+		{"log: {update_ratio_every: -1}\n", []string{"log.update_ratio_every is -1"}},
+		{"metrics_listen: localhost\n", []string{"train.yaml:1:", `metrics_listen is "localhost"`, "127.0.0.1:9400"}},
 		{"device: gpu\n", []string{"train.yaml:1:", `device is "gpu"`, "cpu"}},
 		{"aux_loss: {form: paper}\n", []string{`aux_loss.form is "paper"`, "hf, megablocks, none"}},
 		{"model: {preset: mula-1b}\naux_loss: {form: hf}\n", []string{"train.yaml:2:", "dense", "none"}},

@@ -142,7 +142,7 @@ func TestConfigDocFields(t *testing.T) {
 
 var (
 	docSpan   = regexp.MustCompile("`([^`]*)`")
-	docNumber = regexp.MustCompile(`-?[0-9]+(\.[0-9]+)?`)
+	docNumber = regexp.MustCompile(`-?[0-9]+(\.[0-9]+)?(e-?[0-9]+)?`)
 	docYAML   = regexp.MustCompile("(?s)```yaml\n(.*?)```")
 )
 
@@ -164,18 +164,32 @@ func TestConfigDocDefaults(t *testing.T) {
 	for _, preset := range moe.Presets() {
 		for _, p := range []*blend.Plan{plan, &large, &bare} {
 			for _, batch := range []int{3, 32} {
-				c := DefaultConfig()
-				if err := c.Model.usePreset(preset); err != nil {
-					t.Fatal(err)
-				}
-				c.BatchSize = batch
-				if c, err = c.resolve(p); err != nil {
-					t.Fatal(err)
-				}
-				c.Model.Preset, c.BatchSize = defaultPreset, DefaultConfig().BatchSize // ours, not resolve's
-				for name, v := range valuesOf(c) {
-					varies[name] = varies[name] || !reflect.DeepEqual(defaults[name].Interface(), v.Interface())
-					seen[name] = append(seen[name], fmt.Sprint(reflect.Indirect(v)))
+				for optimizer := range optimizerDefaults {
+					for schedule := range scheduleFields {
+						if (optimizer == ScheduleFreeAdamW) != (schedule == Constant) {
+							continue
+						}
+						c := DefaultConfig()
+						if err := c.Model.usePreset(preset); err != nil {
+							t.Fatal(err)
+						}
+						c.BatchSize, c.Optimizer.Name, c.Schedule.Name = batch, optimizer, schedule
+						if c, err = c.resolve(p); err != nil {
+							t.Fatal(err)
+						}
+						// Ours, not resolve's.
+						c.Model.Preset, c.BatchSize, c.Optimizer.Name, c.Schedule.Name = defaultPreset, DefaultConfig().BatchSize, AdamW, Cosine
+						for name, v := range valuesOf(c) {
+							varies[name] = varies[name] || !reflect.DeepEqual(defaults[name].Interface(), v.Interface())
+							if numbers, ok := v.Interface().([]float64); ok {
+								for _, x := range numbers {
+									seen[name] = append(seen[name], fmt.Sprint(x))
+								}
+							} else if s := fmt.Sprint(reflect.Indirect(v)); !slices.Contains(seen[name], s) {
+								seen[name] = append(seen[name], s)
+							}
+						}
+					}
 				}
 			}
 		}
@@ -203,7 +217,7 @@ func TestConfigDocDefaults(t *testing.T) {
 			}
 			continue
 		}
-		words := docNumber.FindAllString(f.byDefault, -1)
+		words := docNumber.FindAllString(docSpan.ReplaceAllString(f.byDefault, ""), -1)
 		for _, m := range docSpan.FindAllStringSubmatch(f.byDefault, -1) {
 			if _, ok := fields[m[1]]; !ok {
 				words = append(words, m[1])
@@ -212,6 +226,9 @@ func TestConfigDocDefaults(t *testing.T) {
 		for _, word := range words {
 			if n, err := strconv.Atoi(word); err == nil && name == "model.vocab_size" && (vocabulary+n-1)/n*n == rounded {
 				continue // what it is rounded to
+			}
+			if x, err := strconv.ParseFloat(word, 64); err == nil {
+				word = fmt.Sprint(x)
 			}
 			if !slices.Contains(seen[name], word) {
 				t.Errorf("the default of %s is %q on the page, but never %s in the code: %v", name, f.byDefault, word, seen[name])
@@ -273,15 +290,23 @@ func TestConfigDocExample(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c.Model.Preset != "mula-tiny" || c.Model.InitCutoff != 3 || c.Steps != 20000 || *c.Schedule.MinLearningRate != 1e-4 || c.Optimizer.Epsilon != 1e-8 {
+	if c.Model.Preset != "mula-tiny" || c.Model.InitCutoff != 3 || c.Steps != 20000 || *c.Schedule.MinLearningRate != 1e-4 || *c.Optimizer.Epsilon != 1e-8 {
 		t.Errorf("%+v", c)
 	}
 	var given map[string]any
 	if err := yaml.Unmarshal([]byte(examples[0][1]), &given); err != nil {
 		t.Fatal(err)
 	}
+	c.Optimizer.resolve()
+	if err := c.Schedule.resolve(c.Steps); err != nil {
+		t.Fatal(err)
+	}
+	values := valuesOf(c)
 	for name := range docFields(t) {
 		outer, inner, nested := strings.Cut(name, ".")
+		if (outer == "optimizer" || outer == "schedule") && inner != "clip_after_warmup" && values[name].IsZero() {
+			continue // of another optimizer or schedule
+		}
 		v, ok := given[outer]
 		if fields, isMap := v.(map[string]any); nested && isMap {
 			_, ok = fields[inner]

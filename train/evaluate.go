@@ -19,6 +19,13 @@ type EvaluateOptions struct {
 
 // Evaluate computes the loss of a model on the held-out windows of a plan. A source that holds none out is left out; it is an error if none
 // does.
+//
+// The margins are those of 95 % confidence intervals for the mean loss over all windows that a source holds out. With n of its V windows read
+// and s the standard deviation of their mean losses (n−1 in its denominator), the standard error is s/√n · √(1−n/V), the second factor being
+// the correction for a finite population, and the margin t(0.975; n−1) of them. It takes the windows for independent draws; those that are
+// read lie evenly over the split, so that it is too wide rather than too narrow where neighbours are alike. If all are read the margin is 0:
+// the loss is that of the split, however the split may differ from the text it stands for. The margin of a weighted sum of sources is the
+// root of the sum of the squares of weight · margin.
 func Evaluate(ctx context.Context, m *moe.Model, data *blend.Data, o EvaluateOptions) (Evaluation, error) {
 	if o.Samples < 0 || o.BatchSize < 0 {
 		return Evaluation{}, fmt.Errorf("evaluation of %d samples in batches of %d: neither may be negative", o.Samples, o.BatchSize)
@@ -42,7 +49,7 @@ func Evaluate(ctx context.Context, m *moe.Model, data *blend.Data, o EvaluateOpt
 		return Evaluation{}, errors.New("the plan holds nothing out for validation; set validation in blend.yaml and seal it again")
 	}
 	o.BatchSize = int(min(int64(o.BatchSize), total))
-	e := Evaluation{SourceLoss: map[string]float64{}, SourceTargets: map[string]int64{}}
+	e := Evaluation{SourceLoss: map[string]float64{}, SourceTargets: map[string]int64{}, SourceMargin: map[string]float64{}}
 	var loss float64
 	var targets int64
 	width := data.SequenceLength + 1
@@ -52,6 +59,7 @@ func Evaluate(ctx context.Context, m *moe.Model, data *blend.Data, o EvaluateOpt
 			continue
 		}
 		var sourceLoss float64
+		var windows spreadOfLosses
 		forward := func() error {
 			if err := ctx.Err(); err != nil {
 				return err
@@ -62,6 +70,7 @@ func Evaluate(ctx context.Context, m *moe.Model, data *blend.Data, o EvaluateOpt
 			}
 			for _, l := range stats.RowLoss {
 				sourceLoss += l
+				windows.add(l / float64(data.SequenceLength))
 			}
 			done += int64(len(stats.RowLoss))
 			tokens = tokens[:0]
@@ -96,11 +105,93 @@ func Evaluate(ctx context.Context, m *moe.Model, data *blend.Data, o EvaluateOpt
 			return Evaluation{}, fmt.Errorf("%w: validation loss of source %q is %v", ErrNotFinite, s.Name, sourceLoss)
 		}
 		e.SourceLoss[s.Name], e.SourceTargets[s.Name] = sourceLoss/float64(n), n
+		if margin, ok := windows.margin(s.Validation); ok {
+			e.SourceMargin[s.Name] = margin
+		}
 		loss += sourceLoss
 		targets += n
 	}
 	e.Loss = loss / float64(targets)
+	e.weigh(data.Plan)
 	return e, nil
+}
+
+// weigh computes the loss of the mix, and the margins of weighted sums.
+func (e *Evaluation) weigh(p *blend.Plan) {
+	var samples, targets int64
+	var margin, mixMargin float64 // squared
+	sources := p.Summary().Sources
+	for _, s := range sources {
+		if n := e.SourceTargets[s.Name]; n > 0 {
+			samples += s.Samples
+			targets += n
+		}
+	}
+	for _, s := range sources {
+		n := e.SourceTargets[s.Name]
+		if n == 0 {
+			continue
+		}
+		m := e.SourceMargin[s.Name]
+		if samples > 0 {
+			share := float64(s.Samples) / float64(samples)
+			e.MixLoss += share * e.SourceLoss[s.Name]
+			mixMargin += share * share * m * m
+		}
+		share := float64(n) / float64(targets)
+		margin += share * share * m * m
+	}
+	if len(e.SourceMargin) < len(e.SourceLoss) { // that of one is not known
+		return
+	}
+	margin, mixMargin = math.Sqrt(margin), math.Sqrt(mixMargin)
+	e.Margin = &margin
+	if samples > 0 {
+		e.MixMargin = &mixMargin
+	}
+}
+
+// spreadOfLosses sums up the mean losses of windows, by Welford's recurrence.
+type spreadOfLosses struct {
+	n             int64
+	mean, squares float64 // squares: sum of the squared distances from the mean
+}
+
+func (s *spreadOfLosses) add(x float64) {
+	s.n++
+	d := x - s.mean
+	s.mean += d / float64(s.n)
+	s.squares += d * (x - s.mean)
+}
+
+// margin is half the width of the 95 % confidence interval of the mean over all windows, of which s has seen some; it is not known from one
+// of several.
+func (s *spreadOfLosses) margin(windows int64) (margin float64, ok bool) {
+	if s.n >= windows {
+		return 0, true
+	}
+	if s.n < 2 {
+		return 0, false
+	}
+	n := float64(s.n)
+	standardError := math.Sqrt(s.squares / (n - 1) / n * (1 - n/float64(windows)))
+	return studentT(s.n-1) * standardError, true
+}
+
+// studentT is the 97.5 % quantile of Student's t distribution, by the expansion of Cornish and Fisher (Abramowitz and Stegun 26.7.5), which is
+// within 0.2 % from three degrees of freedom on; the first two are known exactly.
+func studentT(degrees int64) float64 {
+	switch degrees {
+	case 1:
+		return 12.706204736
+	case 2:
+		return 4.302652730
+	}
+	const z = 1.959963985 // of the normal distribution
+	const z3, z5, z7, z9 = z * z * z, z * z * z * z * z, z * z * z * z * z * z * z, z * z * z * z * z * z * z * z * z
+	v := float64(degrees)
+	return z + (z3+z)/(4*v) + (5*z5+16*z3+3*z)/(96*v*v) + (3*z7+19*z5+17*z3-15*z)/(384*v*v*v) +
+		(79*z9+776*z7+1482*z5-1920*z3-945*z)/(92160*v*v*v*v)
 }
 
 // spread is ⌊j·n/count⌋ without overflow, for j < count ≤ n.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -53,6 +54,7 @@ func TestEvaluate(t *testing.T) {
 				count = min(count, samples)
 			}
 			var sum float64
+			var means []float64
 			for j := range count {
 				tokens := make([]uint32, 17)
 				if err := data.Tokens(tokens, windows[j*len(windows)/count]); err != nil {
@@ -63,6 +65,11 @@ func TestEvaluate(t *testing.T) {
 					t.Fatal(err)
 				}
 				sum += stats.Loss
+				means = append(means, stats.Loss/16)
+			}
+			want, known := marginOf(means, len(windows))
+			if got, ok := got.SourceMargin[s.Name]; ok != known || math.Abs(got-want) > 1e-12 {
+				t.Errorf("%d samples of %s: margin %v, %v, want %v, %v", samples, s.Name, got, ok, want, known)
 			}
 			n = int64(count) * 16
 			all += n
@@ -74,6 +81,20 @@ func TestEvaluate(t *testing.T) {
 		}
 		if math.Abs(got.Loss-loss/float64(all)) > 1e-12 {
 			t.Errorf("%d samples: loss %v, want %v", samples, got.Loss, loss/float64(all))
+		}
+		// The sources of this plan hold equally many windows out and have 0.7 and 0.3 of the samples.
+		if mix := 0.7*got.SourceLoss["go"] + 0.3*got.SourceLoss["tests"]; math.Abs(got.MixLoss-mix) > 1e-3 || got.MixLoss == got.Loss {
+			t.Errorf("%d samples: loss of the mix %v, want %v", samples, got.MixLoss, mix)
+		}
+		if (got.Margin == nil) != (samples == 1) || (got.MixMargin == nil) != (samples == 1) {
+			t.Errorf("%d samples: margins %v, %v", samples, got.Margin, got.MixMargin)
+		} else if samples != 1 {
+			if want := math.Hypot(got.SourceMargin["go"], got.SourceMargin["tests"]) / 2; math.Abs(*got.Margin-want) > 1e-12 {
+				t.Errorf("%d samples: margin %v, want %v", samples, *got.Margin, want)
+			}
+			if want := math.Hypot(0.7*got.SourceMargin["go"], 0.3*got.SourceMargin["tests"]); math.Abs(*got.MixMargin-want) > 1e-2*want {
+				t.Errorf("%d samples: margin of the mix %v, want %v", samples, *got.MixMargin, want)
+			}
 		}
 		if calls[len(calls)-1] != done || calls[len(calls)-2] != done {
 			t.Errorf("%d samples: progress %v", samples, calls)
@@ -95,6 +116,62 @@ func TestEvaluate(t *testing.T) {
 	}
 	if _, err := Evaluate(context.Background(), other, data, EvaluateOptions{}); err == nil || !strings.Contains(err.Error(), "128") {
 		t.Errorf("a model for another tokenizer: %v", err)
+	}
+}
+
+// marginOf is the estimator as the docstring of Evaluate has it.
+func marginOf(x []float64, windows int) (margin float64, known bool) {
+	n := float64(len(x))
+	if len(x) == windows {
+		return 0, true
+	}
+	if len(x) == 1 {
+		return 0, false
+	}
+	var mean, squares float64
+	for _, v := range x {
+		mean += v / n
+	}
+	for _, v := range x {
+		squares += (v - mean) * (v - mean)
+	}
+	return studentT(int64(len(x))-1) * math.Sqrt(squares/(n-1)) / math.Sqrt(n) * math.Sqrt(1-n/float64(windows)), true
+}
+
+// Quantiles of the usual table.
+func TestStudentT(t *testing.T) {
+	for degrees, want := range map[int64]float64{1: 12.7062, 2: 4.30265, 3: 3.18245, 4: 2.77645, 5: 2.57058, 7: 2.36462, 10: 2.22814, 20: 2.08596, 30: 2.04227, 100: 1.98397,
+		1000: 1.96234, 1 << 50: 1.95996} {
+		if got := studentT(degrees); math.Abs(got-want) > 2e-3*want {
+			t.Errorf("%d degrees of freedom: %v, want %v", degrees, got, want)
+		}
+	}
+}
+
+// Of draws without replacement from a finite population, 95 % have its mean within the margin.
+func TestMarginCovers(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	for _, n := range []int{4, 12, 30} {
+		const windows, trials = 40, 4000
+		covered := 0
+		for range trials {
+			population := make([]float64, windows)
+			var mean float64
+			for i := range population {
+				population[i] = 3 + random.NormFloat64()
+				mean += population[i] / windows
+			}
+			var s spreadOfLosses
+			for _, i := range random.Perm(windows)[:n] {
+				s.add(population[i])
+			}
+			if margin, ok := s.margin(windows); ok && math.Abs(s.mean-mean) <= margin {
+				covered++
+			}
+		}
+		if share := float64(covered) / trials; share < 0.94 || share > 0.96 {
+			t.Errorf("%d of %d windows: %v of the intervals hold the mean", n, windows, share)
+		}
 	}
 }
 
@@ -153,7 +230,7 @@ func TestCheckpointTokenizer(t *testing.T) {
 	c := testConfig(t, plan, crashConfig)
 	r := mustRun(t, c, Options{})
 	checkpoint, _, err := LoadCheckpoint(context.Background(), r.Checkpoint)
-	if err != nil || checkpoint.Tokenizer() != "" || checkpoint.Name() != checkpointName(8) {
+	if err != nil || (ModelDir{Dir: checkpoint.Dir}).TokenizerFile() != "" || checkpoint.Name() != checkpointName(8) {
 		t.Errorf("without a tokenizer: %+v, %v", checkpoint, err)
 	}
 	c = testConfig(t, plan, crashConfig)
@@ -165,10 +242,10 @@ func TestCheckpointTokenizer(t *testing.T) {
 	if checkpoint, _, err = LoadCheckpoint(context.Background(), c.Output); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := os.ReadFile(checkpoint.Tokenizer()); err != nil || string(got) != tokenizerJSON || checkpoint.Dir != r.Checkpoint {
+	if got, err := os.ReadFile((ModelDir{Dir: checkpoint.Dir}).TokenizerFile()); err != nil || string(got) != tokenizerJSON || checkpoint.Dir != r.Checkpoint {
 		t.Errorf("checkpoint %s has tokenizer %q, %v", checkpoint.Dir, got, err)
 	}
-	if err := os.WriteFile(checkpoint.Tokenizer(), []byte("{}"), 0o644); err != nil {
+	if err := os.WriteFile((ModelDir{Dir: checkpoint.Dir}).TokenizerFile(), []byte("{}"), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	if _, _, err := LoadCheckpoint(context.Background(), r.Checkpoint); err == nil || !strings.Contains(err.Error(), tokenizerFile) {

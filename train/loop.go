@@ -16,6 +16,7 @@ import (
 	"fmt"
 	"io/fs"
 	"math"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -92,7 +93,7 @@ func Run(ctx context.Context, config Config, options Options) (Result, error) {
 		return Result{}, err
 	}
 	defer dir.close()
-	device := cpu.New(config.Threads)
+	device := cpu.New(config.Threads, config.Precision)
 	defer device.Close()
 
 	r := &run{config: config, options: options, data: data, dir: dir, device: device, tokenizer: tokenizer,
@@ -100,6 +101,11 @@ func Run(ctx context.Context, config Config, options Options) (Result, error) {
 	checkpoint, err := r.findCheckpoint(ctx)
 	if err != nil {
 		return Result{}, err
+	}
+	if checkpoint == nil && config.InitializeFrom != "" {
+		if r.initial, err = config.initialModel(ctx, plan, r.warn); err != nil {
+			return Result{}, err
+		}
 	}
 	if options.Report != nil {
 		options.Report(r.summary(checkpoint))
@@ -109,6 +115,15 @@ func Run(ctx context.Context, config Config, options Options) (Result, error) {
 	}
 	if checkpoint != nil && checkpoint.State.Step >= config.Steps {
 		return r.result(checkpoint.Dir), nil
+	}
+	if config.MetricsListen != "" {
+		if r.scrape, err = serveMetrics(ctx, config.MetricsListen); err != nil {
+			return Result{}, err
+		}
+		defer r.scrape.close()
+	}
+	if r.peak, err = measurePeak(ctx, device, r.flopsOfRun()); err != nil {
+		return Result{}, err
 	}
 	if err := r.prepare(checkpoint); err != nil {
 		return Result{}, err
@@ -129,7 +144,8 @@ type run struct {
 	data      *blend.Data
 	dir       *runDir
 	device    xpu.Device
-	tokenizer []byte // content of tokenizer.json, or nil
+	tokenizer []byte   // content of tokenizer.json, or nil
+	initial   ModelDir // the model that the run begins from; Dir is "" if weights are drawn, or come from a checkpoint
 
 	state     State               // what a checkpoint would hold now
 	resumed   string              // name of the checkpoint that the run goes on from
@@ -137,13 +153,16 @@ type run struct {
 	refused   []RefusedCheckpoint // damaged ones, newer than that
 
 	model     *moe.Model
-	optimizer *AdamW
+	optimizer *Optimizer
 
 	metrics      *recordFile
 	fingerprints *recordFile
 	log          *blend.LogWriter // writes to fingerprints
 	hasher       blend.StepHasher
 	board        *tensorboard.Writer
+
+	peak   float64        // of the device's products, measured, in FLOP/s
+	scrape *metricsServer // nil if nobody asked for it
 
 	tokens []uint32 // of the step at hand, row by row
 	rows   []row
@@ -157,30 +176,49 @@ type row struct {
 
 // train does the steps.
 func (r *run) train(ctx context.Context) error {
+	for {
+		spike, err := r.trainOn(ctx)
+		if err != nil || spike == nil {
+			return err
+		}
+		if err := r.rollBack(ctx, spike); err != nil {
+			return err
+		}
+	}
+}
+
+// trainOn does the steps up to the end of the run, or to a spike at which it has to go back.
+func (r *run) trainOn(ctx context.Context) (*Spike, error) {
 	batch := int64(r.config.BatchSize)
 	stream, err := r.data.Stream(ctx, blend.StreamOptions{From: r.state.Cursor.Position, To: r.config.Steps * batch, BatchSize: r.config.BatchSize, Prefetch: 2})
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer stream.Close()
 	for r.state.Step < r.config.Steps && !r.stopped() {
 		metrics, err := r.step(ctx, stream)
 		if err != nil {
-			return err
+			return nil, err
+		}
+		if metrics.Skipped != nil && r.config.Spikes.Action == SpikeRollback {
+			return metrics.Skipped, nil
 		}
 		if err := r.record(metrics); err != nil {
-			return err
+			return nil, err
 		}
 		progress := Progress{StepMetrics: metrics, Steps: r.config.Steps}
 		if due(r.state.Step, *r.config.Evaluate.Every, r.config.Steps) {
 			if progress.Evaluation, err = r.evaluate(ctx); err != nil {
-				return err
+				return nil, err
 			}
 		}
 		if every := *r.config.Checkpoint.Every; every > 0 && r.state.Step%every == 0 {
 			if progress.Checkpoint, err = r.save(ctx); err != nil {
-				return err
+				return nil, err
 			}
+		}
+		if r.scrape != nil {
+			r.scrape.publish(r, metrics, progress.Evaluation)
 		}
 		if r.options.Progress != nil {
 			r.options.Progress(progress)
@@ -189,7 +227,7 @@ func (r *run) train(ctx context.Context) error {
 	if r.lastSaved != r.state.Step {
 		_, err = r.save(ctx)
 	}
-	return err
+	return nil, err
 }
 
 // due says whether something that is done every so many steps is done after this one; it is done after the last one, too.
@@ -217,32 +255,50 @@ func (r *run) step(ctx context.Context, stream *blend.Stream) (StepMetrics, erro
 		LearningRate: r.schedule.LearningRate(r.state.Step), SourceLoss: map[string]float64{}, SourceSamples: map[string]int{},
 	}
 	if len(r.rows) > 0 { // a step whose positions are all skipped leaves the weights alone
-		if err := r.backward(ctx, &m); err != nil {
+		if err := r.gradients(ctx, &m); err != nil {
 			return StepMetrics{}, err
 		}
-		m.GradNorm = r.optimizer.GradientNorm()
-		if !finite(m.GradNorm) {
-			return StepMetrics{}, r.notFinite(fmt.Errorf("the gradient is %w%s", ErrNotFinite, r.firstBadGradient()), r.rows)
+	}
+	switch {
+	case m.Skipped != nil && r.config.Spikes.Action == SpikeRollback:
+		return m, nil // what is left of the step is of no use
+	case m.Skipped != nil:
+		if err := r.skip(m.Skipped); err != nil {
+			return StepMetrics{}, err
 		}
+	case len(r.rows) > 0:
 		limit := r.config.Optimizer.Clip
 		if r.config.Optimizer.ClipAfterWarmup && r.state.Step < r.schedule.Warmup {
 			limit = 0
 		}
+		every := r.config.Log.UpdateRatioEvery
+		measured := every > 0 && m.Step%every == 0
+		r.optimizer.Measure(measured)
 		r.optimizer.Step(m.LearningRate, clipFactor(m.GradNorm, limit))
+		if measured {
+			m.UpdateRatio = updateRatios(r.model.Parameters(), r.optimizer.Ratio)
+		}
+		if r.optimizer.CurvatureDue() {
+			if err := r.curvature(ctx, m.Tokens, limit); err != nil {
+				return StepMetrics{}, err
+			}
+		}
 		if r.state.Updates == 0 {
 			r.state.FirstLoss = m.Loss
 		}
 		r.state.LastLoss = m.Loss
+		r.state.Tokens += m.Tokens
+		r.state.Spikes.updated(r.config.Spikes.Window, m.Loss, m.GradNorm)
 	}
 	r.state.Step++
 	r.state.Updates = r.optimizer.Updates
-	r.state.Tokens += m.Tokens
 	r.state.Cursor.Position += int64(r.config.BatchSize)
 
 	now := time.Now()
 	m.Seconds, m.Time = now.Sub(start).Seconds(), timestamp(now)
 	if m.Seconds > 0 { // a coarse clock may not see a step without samples pass, and JSON has no 0/0
 		m.TokensPerSecond = float64(m.Tokens) / m.Seconds
+		m.MFU = m.TokensPerSecond * r.config.Model.FLOPsPerToken(r.data.SequenceLength) / r.peak
 	}
 	return m, nil
 }
@@ -260,8 +316,32 @@ func (r *run) read(stream *blend.Stream) error {
 	}
 	r.tokens, r.rows = r.tokens[:0], r.rows[:0]
 	for i := range batch.Rows() {
+		if r.state.Spikes.leavesOut(batch.Position(i)) {
+			continue
+		}
 		r.tokens = batch.AppendTokens(r.tokens, i)
 		r.rows = append(r.rows, row{batch.Position(i), batch.Source(i)})
+	}
+	return nil
+}
+
+// gradients computes losses and gradients of the step, and says in m.Skipped if they are a spike.
+func (r *run) gradients(ctx context.Context, m *StepMetrics) error {
+	err := r.backward(ctx, m)
+	if err == nil {
+		if m.GradNorm = r.optimizer.GradientNorm(); !finite(m.GradNorm) {
+			err = r.notFinite(gradNormSpike, fmt.Errorf("the gradient is %w%s", ErrNotFinite, r.firstBadGradient()), r.rows)
+		}
+	}
+	bad := (*notFiniteError)(nil)
+	switch {
+	case err == nil:
+		m.Skipped = r.state.Spikes.check(r.config.Spikes, m.Loss, m.GradNorm)
+	case r.config.Spikes.Action != SpikeNone && errors.As(err, &bad):
+		m.Skipped = &Spike{What: bad.what, NotFinite: true}
+		m.clear(bad.what)
+	default:
+		return err
 	}
 	return nil
 }
@@ -288,7 +368,7 @@ func (r *run) backward(ctx context.Context, m *StepMetrics) error {
 		}
 		for i, loss := range stats.RowLoss {
 			if !finite(loss) {
-				return r.notFinite(fmt.Errorf("the loss is %w", ErrNotFinite), rows[i:i+1])
+				return r.notFinite(lossSpike, fmt.Errorf("the loss is %w", ErrNotFinite), rows[i:i+1])
 			}
 			m.Loss += loss
 			sourceLoss[rows[i].source] += loss
@@ -298,9 +378,10 @@ func (r *run) backward(ctx context.Context, m *StepMetrics) error {
 		m.AuxLoss += stats.Aux * share
 		m.ZLoss += stats.Z * share
 		m.ExpertTokens = addCounts(m.ExpertTokens, stats.ExpertCounts)
+		m.addEntropy(stats.RouterEntropy, share)
 	}
 	if !finite(m.AuxLoss) || !finite(m.ZLoss) {
-		return r.notFinite(fmt.Errorf("the auxiliary loss is %w", ErrNotFinite), r.rows)
+		return r.notFinite(auxLossSpike, fmt.Errorf("the auxiliary loss is %w", ErrNotFinite), r.rows)
 	}
 	m.Loss /= float64(m.Tokens)
 	for name, samples := range m.SourceSamples {
@@ -312,7 +393,10 @@ func (r *run) backward(ctx context.Context, m *StepMetrics) error {
 
 func addCounts(sum, counts [][]int64) [][]int64 {
 	if sum == nil {
-		return counts
+		for _, layer := range counts {
+			sum = append(sum, slices.Clone(layer)) // counts are the model's own
+		}
+		return sum
 	}
 	for i := range counts {
 		for j := range counts[i] {
@@ -324,8 +408,17 @@ func addCounts(sum, counts [][]int64) [][]int64 {
 
 func finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }
 
-// notFinite completes an error that ends the run before the weights of this step are touched. rows are those it can come from.
-func (r *run) notFinite(err error, rows []row) error {
+// A notFiniteError is about a loss or gradient, what of a [Spike], that is not finite.
+type notFiniteError struct {
+	what string
+	error
+}
+
+func (e *notFiniteError) Unwrap() error { return e.error }
+
+// notFinite completes an error that ends the run, unless it handles spikes, before the weights of this step are touched. rows are those it
+// can come from.
+func (r *run) notFinite(what string, err error, rows []row) error {
 	var sources []string
 	for _, row := range rows {
 		if name := r.data.Sources[row.source].Name; !slices.Contains(sources, name) {
@@ -337,9 +430,9 @@ func (r *run) notFinite(err error, rows []row) error {
 	if r.lastSaved >= 0 {
 		checkpoint = "the newest checkpoint is " + checkpointName(r.lastSaved)
 	}
-	return fmt.Errorf("step %d: %w, at positions %d to %d, of %s; the weights are as before the step, and %s. If the losses before it rose, the learning rate is too high. "+
+	return &notFiniteError{what, fmt.Errorf("step %d: %w, at positions %d to %d, of %s; the weights are as before the step, and %s. If the losses before it rose, the learning rate is too high. "+
 		"Else look at the text with mula peek --position; to leave it out, add {from: %d, to: %d} to skips in blend.yaml, seal the plan again and set plan_change: accept",
-		r.state.Step, err, from, to-1, strings.Join(sources, ", "), checkpoint, from, to)
+		r.state.Step, err, from, to-1, strings.Join(sources, ", "), checkpoint, from, to)}
 }
 
 // firstBadGradient names the first tensor whose gradient is not finite.
@@ -359,6 +452,15 @@ func (r *run) record(m StepMetrics) error {
 	if err := r.log.Write(r.hasher.Step(m.Step, m.First)); err != nil {
 		return err
 	}
+	if r.state.Spikes != nil {
+		for _, back := range r.state.Spikes.Rollbacks {
+			if back.LeftOut.From == m.First {
+				if err := r.metrics.append(metricsLine{Step: &m.Step, Rollback: &back}); err != nil {
+					return err
+				}
+			}
+		}
+	}
 	if err := r.metrics.append(m); err != nil {
 		return err
 	}
@@ -368,7 +470,16 @@ func (r *run) record(m StepMetrics) error {
 	scalars := []tensorboard.Scalar{
 		{Tag: "train/loss", Value: m.Loss}, {Tag: "train/aux_loss", Value: m.AuxLoss}, {Tag: "train/z_loss", Value: m.ZLoss},
 		{Tag: "train/grad_norm", Value: m.GradNorm}, {Tag: "train/learning_rate", Value: m.LearningRate},
-		{Tag: "train/tokens_per_second", Value: m.TokensPerSecond},
+		{Tag: "train/tokens_per_second", Value: m.TokensPerSecond}, {Tag: "train/mfu", Value: m.MFU},
+	}
+	if s := m.Skipped; s != nil && s.NotFinite {
+		scalars = scalars[4:] // not all of the others have a value
+	}
+	for layer, entropy := range m.RouterEntropy {
+		scalars = append(scalars, tensorboard.Scalar{Tag: fmt.Sprintf("router_entropy/layer_%d", layer), Value: entropy})
+	}
+	for _, group := range sortedKeys(m.UpdateRatio) {
+		scalars = append(scalars, tensorboard.Scalar{Tag: "update_ratio/" + group, Value: m.UpdateRatio[group]})
 	}
 	for _, name := range sortedKeys(m.SourceLoss) {
 		scalars = append(scalars, tensorboard.Scalar{Tag: "loss/" + name, Value: m.SourceLoss[name]})
@@ -376,8 +487,39 @@ func (r *run) record(m StepMetrics) error {
 	return r.board.Write(m.Step, time.Now(), scalars)
 }
 
+// curvature estimates the curvature of the loss on the rows of the step that was just made, from targets that the model draws itself. They
+// follow from the seed of the run and the number of the step. An estimate that is not finite is not used: the step is done, and the next one
+// says what is wrong, if anything is.
+func (r *run) curvature(ctx context.Context, targets int64, limit float64) error {
+	r.model.ZeroGradients()
+	width := r.data.SequenceLength + 1
+	var seed rand.PCG
+	seed.Seed(r.config.Seed, uint64(r.state.Step))
+	options := moe.BackwardOptions{Targets: targets, SampleTargets: true, SampleSeed: seed.Uint64()}
+	for first := 0; first < len(r.rows); first += r.config.MicroBatchSize {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		rows := min(r.config.MicroBatchSize, len(r.rows)-first)
+		micro := moe.Batch{Tokens: r.tokens[first*width : (first+rows)*width], Rows: rows, SequenceLength: r.data.SequenceLength}
+		options.FirstTarget = int64(first) * int64(r.data.SequenceLength)
+		if _, err := r.model.Backward(micro, options); err != nil {
+			return fmt.Errorf("step %d, estimate of the curvature: %w", r.state.Step, err)
+		}
+	}
+	norm := r.optimizer.GradientNorm()
+	if !finite(norm) {
+		r.warn("step %d: the estimate of the curvature is not finite and is not used", r.state.Step)
+		return nil
+	}
+	r.optimizer.UpdateCurvature(clipFactor(norm, limit), targets)
+	return nil
+}
+
 // evaluate computes the validation loss and records it.
 func (r *run) evaluate(ctx context.Context) (*Evaluation, error) {
+	r.optimizer.Average(true)
+	defer r.optimizer.Average(false)
 	e, err := Evaluate(ctx, r.model, r.data, EvaluateOptions{Samples: r.config.Evaluate.Samples, BatchSize: r.config.MicroBatchSize})
 	if err != nil {
 		return nil, fmt.Errorf("evaluation after step %d: %w", r.state.Step-1, err)
@@ -398,6 +540,8 @@ func (r *run) save(ctx context.Context) (string, error) {
 	if err := errors.Join(r.metrics.sync(), r.fingerprints.sync()); err != nil {
 		return "", err
 	}
+	r.optimizer.Average(true)
+	defer r.optimizer.Average(false)
 	r.state.Weights = WeightsHash(r.model.Parameters())
 	dir := r.dir.join(checkpointsDir)
 	err := saveCheckpoint(ctx, dir, r.state.Step, func(dir string) error {
@@ -425,7 +569,7 @@ func (r *run) save(ctx context.Context) (string, error) {
 	}
 	r.lastSaved = r.state.Step
 	r.refused = slices.DeleteFunc(r.refused, func(c RefusedCheckpoint) bool { return c.Checkpoint == checkpointName(r.state.Step) }) // replaced
-	if err := pruneCheckpoints(dir, r.config.Checkpoint.Keep, r.refused); err != nil {
+	if err := pruneCheckpoints(dir, r.config.Checkpoint.Keep, r.backTo(), r.refused); err != nil {
 		r.warn("old checkpoints could not be removed: %v", err)
 	}
 	r.refused = nil
@@ -450,11 +594,13 @@ func (r *run) findCheckpoint(ctx context.Context) (*Checkpoint, error) {
 		return nil, err
 	}
 	if checkpoint == nil {
-		r.state = State{Format: checkpointFormat, Cursor: blend.Cursor{Plan: plan}, SequenceLength: r.data.SequenceLength, Tokenizer: tokenizerHash(r.data.Plan),
-			Seed: r.config.Seed, Config: r.identity}
+		r.state = r.newState()
 		return nil, nil
 	}
 	r.state, r.lastSaved = checkpoint.State, checkpoint.State.Step
+	if r.state.Spikes == nil {
+		r.state.Spikes = newSpikeState(r.config.Spikes)
+	}
 	if err := compareIdentity(r.state.Config, r.identity); err != nil {
 		return nil, fmt.Errorf("%s: %w", checkpoint.Dir, err)
 	}
@@ -478,6 +624,12 @@ func (r *run) findCheckpoint(ctx context.Context) (*Checkpoint, error) {
 		r.warn("%s was computed with the arithmetic of %s, and this is %s: the run goes on, but not bit for bit as it would have there", checkpoint.Name(), r.state.Arithmetic, a)
 	}
 	return checkpoint, nil
+}
+
+// newState is the state before the first step.
+func (r *run) newState() State {
+	return State{Format: checkpointFormat, Cursor: blend.Cursor{Plan: r.data.Plan.Fingerprint()}, SequenceLength: r.data.SequenceLength,
+		Tokenizer: tokenizerHash(r.data.Plan), Seed: r.config.Seed, Spikes: newSpikeState(r.config.Spikes), Config: r.identity}
 }
 
 // tokenizerHash is the hash of the tokenizer.json that made a plan's shards, or "" if the plan does not know it.
@@ -507,10 +659,34 @@ func (r *run) prepare(checkpoint *Checkpoint) error {
 	if err != nil {
 		return err
 	}
+	model.SetRecompute(r.config.Recompute == RecomputeLayers)
 	r.model = model
-	r.optimizer = NewAdamW(r.config.Optimizer, r.device, model.Parameters())
+	if err := r.restore(checkpoint); err != nil {
+		return err
+	}
+	if err := r.config.write(r.dir.join(configFile)); err != nil {
+		return err
+	}
+	return r.openRecords(checkpoint, false)
+}
+
+// restore sets weights and optimizer to those of the checkpoint, or of the beginning.
+func (r *run) restore(checkpoint *Checkpoint) error {
+	model := r.model
+	if r.optimizer == nil || checkpoint == nil {
+		r.optimizer = nil // so that the new one may take its memory
+		r.optimizer = NewOptimizer(r.config.Optimizer, int64(r.config.BatchSize)*int64(r.data.SequenceLength), r.device, model.Parameters())
+	}
 	if checkpoint == nil {
-		model.Init(r.config.Seed)
+		var err error
+		if r.initial.Dir != "" {
+			err = model.Load(r.initial.Dir)
+		} else {
+			model.Init(r.config.Seed)
+		}
+		if err != nil {
+			return fmt.Errorf("initialize_from: %w", err)
+		}
 	} else {
 		if err := model.Load(checkpoint.Dir); err != nil {
 			return err
@@ -520,14 +696,11 @@ func (r *run) prepare(checkpoint *Checkpoint) error {
 		}
 		r.optimizer.Updates = r.state.Updates
 	}
-	if err := r.config.write(r.dir.join(configFile)); err != nil {
-		return err
-	}
-	return r.openRecords(checkpoint)
+	return nil
 }
 
-// openRecords cuts what was recorded after the checkpoint, or begins the records anew.
-func (r *run) openRecords(checkpoint *Checkpoint) (err error) {
+// openRecords cuts what was recorded after the checkpoint, or begins the records anew. back says that this run wrote them and goes back.
+func (r *run) openRecords(checkpoint *Checkpoint, back bool) (err error) {
 	defer func() {
 		if err != nil {
 			r.closeRecords()
@@ -537,7 +710,10 @@ func (r *run) openRecords(checkpoint *Checkpoint) (err error) {
 	plan := r.data.Plan.Fingerprint()
 	oldPlan := r.state.Cursor.Plan
 	r.state.Cursor.Plan, r.state.Arithmetic = plan, r.device.Arithmetic()
-	if checkpoint == nil {
+	if oldPlan != plan && r.state.Spikes != nil {
+		r.state.Spikes.PlanFrom = r.state.Step
+	}
+	if checkpoint == nil && !back {
 		names, err := fs.Glob(os.DirFS(r.dir.path), asideName("*"))
 		if err != nil {
 			return err
@@ -595,19 +771,26 @@ func (r *run) openRecords(checkpoint *Checkpoint) (err error) {
 		}
 	}
 
+	if err := r.writeSkips(); err != nil {
+		return err
+	}
 	if r.board, err = tensorboard.Create(r.dir.join(tensorboardDir), r.state.Step, now); err != nil {
 		return err
 	}
 	if err := atomicfile.SyncDir(r.dir.path); err != nil { // lines on disk are of no use in a file that is not
 		return err
 	}
-	if checkpoint == nil {
+	if checkpoint == nil || back && oldPlan == plan {
 		return nil
 	}
-	r.resumed = checkpoint.Name()
-	resumed := &ResumeRecord{Checkpoint: checkpoint.Name(), Time: timestamp(now), Refused: r.refused}
+	if !back {
+		r.resumed = checkpoint.Name()
+	}
+	resumed := &ResumeRecord{Checkpoint: checkpoint.Name(), Time: timestamp(now), PeakFLOPS: r.peak, Refused: r.refused}
 	if oldPlan != plan {
 		resumed.OldPlan, resumed.Plan = oldPlan, plan
+	}
+	if oldPlan != plan && !back {
 		r.warn("the plan has changed from %.16s… to %.16s…; the run goes on at position %d of the new one", oldPlan, plan, r.state.Cursor.Position)
 	}
 	return r.metrics.append(metricsLine{Step: &r.state.Step, Resumed: resumed})

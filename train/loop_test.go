@@ -136,12 +136,13 @@ func metricsOf(t testing.TB, output string) []map[string]any {
 		if line["resumed"] != nil {
 			continue
 		}
-		for _, name := range []string{"seconds", "tokens_per_second", "time"} {
+		for _, name := range []string{"seconds", "tokens_per_second", "mfu", "time"} {
 			delete(line, name)
 		}
 		if run, ok := line["run"].(map[string]any); ok {
-			delete(run, "started")
-			delete(run, "device")
+			for _, name := range []string{"started", "device", "peak_flops"} {
+				delete(run, name)
+			}
 		}
 		lines = append(lines, line)
 	}
@@ -246,7 +247,12 @@ func TestRun(t *testing.T) {
 	if n := len(lines); n != 1+40+4 {
 		t.Errorf("%d lines of metrics", n)
 	}
-	checkMetrics(t, lines[1:])
+	var record RunRecord
+	text, _ := json.Marshal(run)
+	if err := json.Unmarshal(text, &record); err != nil || record.FLOPsPerToken != summary.FLOPsPerToken || !(record.PeakFLOPS > 0) {
+		t.Errorf("first line %s, %v", text, err)
+	}
+	checkMetrics(t, record, lines[1:])
 
 	// The fingerprints are those of the plan.
 	p, err := blend.ReadPlan(plan)
@@ -287,7 +293,7 @@ func TestRun(t *testing.T) {
 }
 
 // checkMetrics checks what must hold between the numbers of each line.
-func checkMetrics(t *testing.T, lines []map[string]any) {
+func checkMetrics(t *testing.T, run RunRecord, lines []map[string]any) {
 	t.Helper()
 	next := int64(0)
 	for _, line := range lines {
@@ -334,6 +340,15 @@ func checkMetrics(t *testing.T, lines []map[string]any) {
 		}
 		if m.AuxLoss < 1.9 || m.AuxLoss > 4 || m.GradNorm <= 0 || m.LearningRate <= 0 || m.Seconds <= 0 || m.TokensPerSecond <= 0 {
 			t.Errorf("step %d: %s", m.Step, text)
+		}
+		if len(m.RouterEntropy) != 2 || !(m.RouterEntropy[0] > 0.5*math.Log(8)) || !(m.RouterEntropy[1] <= math.Log(8)) {
+			t.Errorf("step %d: entropies of routers %v", m.Step, m.RouterEntropy)
+		}
+		if n := len(m.UpdateRatio); n != map[bool]int{true: 6}[m.Step%10 == 0] {
+			t.Errorf("step %d: update ratios %v", m.Step, m.UpdateRatio)
+		}
+		if want := m.TokensPerSecond * run.FLOPsPerToken / run.PeakFLOPS; !(m.MFU > 0) || math.Abs(m.MFU-want) > 1e-9*want {
+			t.Errorf("step %d: utilization %v, want %v", m.Step, m.MFU, want)
 		}
 	}
 }
@@ -871,6 +886,7 @@ func TestRunCancelled(t *testing.T) {
 func TestIdentity(t *testing.T) {
 	c := DefaultConfig()
 	c.Schedule.WarmupSteps, c.Schedule.MinLearningRate, c.Checkpoint.Every, c.Evaluate.Every = new(int64), new(float64), new(int64), new(int64)
+	c.Optimizer.resolve()
 	all := map[string]string{}
 	collect(reflect.ValueOf(c), "", all)
 	for _, name := range free {
@@ -889,6 +905,20 @@ func TestIdentity(t *testing.T) {
 	delete(less, "seed")
 	if err := compareIdentity(less, identity); err == nil || !strings.Contains(err.Error(), "seed is 0 now and unknown there") {
 		t.Errorf("field that the checkpoint lacks: %v", err)
+	}
+	older := maps.Clone(identity) // a checkpoint from before there were spikes
+	for name := range older {
+		if strings.HasPrefix(name, "spikes.") {
+			delete(older, name)
+		}
+	}
+	if err := compareIdentity(older, identity); err != nil {
+		t.Errorf("checkpoint of an older version: %v", err)
+	}
+	skipping := maps.Clone(identity)
+	skipping["spikes.action"] = `"skip"`
+	if err := compareIdentity(older, skipping); err == nil || !strings.Contains(err.Error(), `spikes.action was "none" and is "skip" now`) {
+		t.Errorf("checkpoint of an older version, and spikes are to be skipped: %v", err)
 	}
 	if err := compareIdentity(identity, less); err == nil || !strings.Contains(err.Error(), "seed was 0 and is unknown now") {
 		t.Errorf("field that only the checkpoint has: %v", err)

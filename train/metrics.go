@@ -8,7 +8,9 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math"
 	"os"
+	"strings"
 	"time"
 
 	"mula/internal/atomicfile"
@@ -30,11 +32,16 @@ type RunRecord struct {
 	BatchSize        int                `json:"batch_size"`
 	Steps            int64              `json:"steps"`
 	Device           string             `json:"device"`
-	Started          string             `json:"started"` // RFC 3339
+	FLOPsPerToken    float64            `json:"flops_per_token"` // forward and backward; see [moe.Config.FLOPsPerToken]
+	PeakFLOPS        float64            `json:"peak_flops"`      // of the device's products, as measured when the run started, in FLOP/s
+	Started          string             `json:"started"`         // RFC 3339
 }
 
-// StepMetrics is the line of one step in metrics.jsonl. Losses are means over targets, in nats. All fields but the three about time are the
+// StepMetrics is the line of one step in metrics.jsonl. Losses are means over targets, in nats. All fields but the four about time are the
 // same, bit for bit, however often the run was stopped and resumed.
+//
+// MFU, the model FLOPs utilization of Chowdhery et al. (arXiv 2204.02311, appendix B), is tokens per second times [RunRecord.FLOPsPerToken],
+// in which recomputed work does not count, over the peak of the machine. The peak is the measured one, not that of a data sheet.
 type StepMetrics struct {
 	Step            int64              `json:"step"`    // from 0
 	First           int64              `json:"first"`   // first position of the step
@@ -47,10 +54,14 @@ type StepMetrics struct {
 	LearningRate    float64            `json:"learning_rate"`
 	Seconds         float64            `json:"seconds"`
 	TokensPerSecond float64            `json:"tokens_per_second"`
+	MFU             float64            `json:"mfu"`
 	Time            string             `json:"time"` // RFC 3339
 	SourceLoss      map[string]float64 `json:"source_loss"`
 	SourceSamples   map[string]int     `json:"source_samples"`
-	ExpertTokens    [][]int64          `json:"expert_tokens,omitempty"` // [layer][expert]; absent for dense models
+	ExpertTokens    [][]int64          `json:"expert_tokens,omitempty"`  // [layer][expert]; absent for dense models
+	RouterEntropy   []float64          `json:"router_entropy,omitempty"` // [layer], nats: mean over tokens of −Σ p ln p of the router's distribution
+	UpdateRatio     map[string]float64 `json:"update_ratio,omitempty"`   // by group of tensors, in steps where it is measured: ‖change of the weights‖ / ‖weights before‖
+	Skipped         *Spike             `json:"skipped,omitempty"`        // why the update was not made; the samples are read, and not trained on
 }
 
 // Evaluation is the loss on the validation split: means over targets, in nats.
@@ -58,12 +69,21 @@ type Evaluation struct {
 	Loss          float64            `json:"loss"` // of all targets that were evaluated, whatever their source
 	SourceLoss    map[string]float64 `json:"source_loss"`
 	SourceTargets map[string]int64   `json:"source_targets"`
+
+	// Half the width of 95 % confidence intervals, as [Evaluate] estimates them; nil, or without the source, if one window of several was read.
+	Margin       *float64           `json:"margin,omitempty"`
+	SourceMargin map[string]float64 `json:"source_margin,omitempty"`
+
+	// The same with each source weighted by its share of the plan's samples, those left out that hold nothing out.
+	MixLoss   float64  `json:"mix_loss,omitempty"`
+	MixMargin *float64 `json:"mix_margin,omitempty"`
 }
 
 // ResumeRecord says which checkpoint a run went on from.
 type ResumeRecord struct {
 	Checkpoint string              `json:"checkpoint"`
 	Time       string              `json:"time"`
+	PeakFLOPS  float64             `json:"peak_flops"`         // as in RunRecord, measured anew
 	Refused    []RefusedCheckpoint `json:"refused,omitempty"`  // newer ones that were damaged
 	OldPlan    string              `json:"old_plan,omitempty"` // fingerprint of the checkpoint's plan, if another one was accepted
 	Plan       string              `json:"plan,omitempty"`     // fingerprint of that other one
@@ -77,10 +97,79 @@ type RefusedCheckpoint struct {
 
 // metricsLine is any line of metrics.jsonl but that of a step.
 type metricsLine struct {
-	Run     *RunRecord    `json:"run,omitempty"`
-	Step    *int64        `json:"step,omitempty"`
-	Eval    *Evaluation   `json:"eval,omitempty"`
-	Resumed *ResumeRecord `json:"resumed,omitempty"`
+	Run      *RunRecord    `json:"run,omitempty"`
+	Step     *int64        `json:"step,omitempty"`
+	Eval     *Evaluation   `json:"eval,omitempty"`
+	Resumed  *ResumeRecord `json:"resumed,omitempty"`
+	Rollback *Rollback     `json:"rollback,omitempty"` // before the first step whose data it leaves out
+}
+
+// addEntropy adds the entropies of a micro-batch, which has a share of the step's targets.
+func (m *StepMetrics) addEntropy(entropy []float64, share float64) {
+	if m.RouterEntropy == nil && len(entropy) > 0 {
+		m.RouterEntropy = make([]float64, len(entropy))
+	}
+	for layer, e := range entropy {
+		m.RouterEntropy[layer] += e * share
+	}
+}
+
+// clear removes what has no meaning, and may have no form in JSON, in a step where something, named as in [Spike], is not finite.
+func (m *StepMetrics) clear(what string) {
+	m.GradNorm = 0
+	if what == gradNormSpike {
+		return
+	}
+	m.Loss, m.AuxLoss, m.ZLoss, m.ExpertTokens, m.RouterEntropy = 0, 0, 0, nil, nil
+	m.SourceLoss, m.SourceSamples = map[string]float64{}, map[string]int{}
+}
+
+// The groups of tensors by which the size of updates is recorded.
+const (
+	embeddingGroup   = "embedding"
+	attentionGroup   = "attention"
+	routerGroup      = "router"
+	expertsGroup     = "experts"
+	feedForwardGroup = "feed_forward" // of dense models
+	normsGroup       = "norms"
+	headGroup        = "head"
+)
+
+// tensorGroup is the group of a tensor of the model.
+func tensorGroup(name string) string {
+	switch {
+	case strings.Contains(name, "embed_tokens"):
+		return embeddingGroup
+	case strings.HasPrefix(name, "lm_head"):
+		return headGroup
+	case strings.Contains(name, "norm"):
+		return normsGroup
+	case strings.Contains(name, ".self_attn."):
+		return attentionGroup
+	case strings.Contains(name, ".mlp.gate."):
+		return routerGroup
+	case strings.Contains(name, ".mlp.experts."):
+		return expertsGroup
+	}
+	return feedForwardGroup
+}
+
+// updateRatios are the sizes of an update that was measured, by group.
+func updateRatios(parameters []*moe.Parameter, ratio func(parameter int) (update, weight float64)) map[string]float64 {
+	update, weight := map[string]float64{}, map[string]float64{}
+	for i, p := range parameters {
+		u, w := ratio(i)
+		group := tensorGroup(p.Name)
+		update[group] += u * u
+		weight[group] += w * w
+	}
+	ratios := map[string]float64{}
+	for group, w := range weight {
+		if r := math.Sqrt(update[group] / w); finite(r) {
+			ratios[group] = r
+		}
+	}
+	return ratios
 }
 
 // runRecord describes the run as it is started now.
@@ -94,7 +183,7 @@ func (r *run) runRecord(now time.Time) (*RunRecord, error) {
 		Parameters: r.config.Model.TotalParameters(), ActiveParameters: r.config.Model.ActiveParameters(),
 		Plan: r.data.Plan.Fingerprint(), Weights: map[string]float64{},
 		SequenceLength: r.data.SequenceLength, BatchSize: r.config.BatchSize, Steps: r.config.Steps,
-		Device: r.device.Name(), Started: timestamp(now),
+		Device: r.device.Name(), FLOPsPerToken: r.config.Model.FLOPsPerToken(r.data.SequenceLength), PeakFLOPS: r.peak, Started: timestamp(now),
 	}
 	for _, s := range r.data.Summary().Sources {
 		record.Sources = append(record.Sources, s.Name)
@@ -164,9 +253,10 @@ func fault(op atomicfile.Op, path string) error {
 
 // recordPosition says where a line of metrics.jsonl or fingerprints.jsonl stands in time.
 type recordPosition struct {
-	Step    *int64          `json:"step"`
-	Eval    json.RawMessage `json:"eval"`
-	Resumed json.RawMessage `json:"resumed"`
+	Step     *int64          `json:"step"`
+	Eval     json.RawMessage `json:"eval"`
+	Resumed  json.RawMessage `json:"resumed"`
+	Rollback json.RawMessage `json:"rollback"`
 }
 
 // before reports whether the line was written before the checkpoint of the given number of steps done. An evaluation carries the number of
@@ -221,7 +311,7 @@ func cutRecords(path string, stepsDone int64) (header bool, last int64, err erro
 		kept += int64(len(line))
 		if p.Step == nil {
 			header = true
-		} else if p.Eval == nil && p.Resumed == nil {
+		} else if p.Eval == nil && p.Resumed == nil && p.Rollback == nil {
 			last = *p.Step
 		}
 	}

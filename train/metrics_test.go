@@ -1,10 +1,16 @@
 package train
 
 import (
+	"encoding/json"
+	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"mula/moe"
+	"mula/moe/safetensors"
 )
 
 func TestCutRecords(t *testing.T) {
@@ -16,6 +22,7 @@ func TestCutRecords(t *testing.T) {
 		step2 = `{"step":2,"loss":1}` + "\n"
 		again = `{"step":2,"resumed":{"checkpoint":"step-00000002"}}` + "\n"
 		step3 = `{"step":3,"loss":1}` + "\n"
+		back2 = `{"step":2,"rollback":{"step":5}}` + "\n"
 	)
 	for _, test := range []struct {
 		name      string
@@ -31,6 +38,9 @@ func TestCutRecords(t *testing.T) {
 		{"and is after an earlier one", run + step0 + step1 + eval2 + step2, 1, run + step0, true, 0},
 		{"a resume from the same checkpoint is written anew", run + step0 + step1 + eval2 + again + step2, 2, run + step0 + step1 + eval2, true, 1},
 		{"a resume from an earlier one stays", run + step0 + step1 + again + step2 + step3, 3, run + step0 + step1 + again + step2, true, 2},
+		{"a rollback belongs to the step after it", run + step0 + step1 + back2 + step2 + step3, 3, run + step0 + step1 + back2 + step2, true, 2},
+		{"and goes with it", run + step0 + step1 + back2 + step2, 2, run + step0 + step1, true, 1},
+		{"and is no step", run + step0 + back2, 3, run + step0 + back2, true, 0},
 		{"an unfinished line", run + step0 + step1[:8], 2, run + step0, true, 0},
 		{"an unfinished line that would be whole but for its end", run + step0 + strings.TrimSuffix(step1, "\n"), 2, run + step0, true, 0},
 		{"an unfinished header", run[:5], 0, "", false, -1},
@@ -64,6 +74,91 @@ func TestCutRecords(t *testing.T) {
 	}
 	if got, _ := os.ReadFile(path); string(got) != content {
 		t.Errorf("garbage: the file is now\n%s", got)
+	}
+}
+
+// Every tensor of every preset is in a group, and only in that of its kind.
+func TestTensorGroups(t *testing.T) {
+	for _, test := range []struct {
+		preset string
+		want   string
+	}{
+		{"mula-nano", "attention:8 embedding:1 experts:48 head:1 norms:9 router:2"},
+		{"mula-1b", "attention:4 embedding:1 feed_forward:3 head:1"},
+	} {
+		c, err := moe.Preset(test.preset)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c.Architecture == moe.OLMo {
+			c.HiddenSize, c.IntermediateSize, c.Layers, c.VocabSize, c.Heads, c.KVHeads, c.PadTokenID, c.EOSTokenID = 16, 8, 1, 32, 2, 2, moe.NoToken, moe.NoToken
+		}
+		model, err := moe.New(c, device(t, 1))
+		if err != nil {
+			t.Fatal(err)
+		}
+		groups := map[string]int{}
+		for _, p := range model.Parameters() {
+			groups[tensorGroup(p.Name)]++
+		}
+		if got := strings.Trim(strings.TrimPrefix(fmt.Sprint(groups), "map"), "[]"); got != test.want {
+			t.Errorf("%s: %s, want %s", test.preset, got, test.want)
+		}
+	}
+}
+
+// The recorded ratios are those of the weights before and after the step.
+func TestUpdateRatio(t *testing.T) {
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	c := testConfig(t, plan, crashConfig+"checkpoint: {every: 1, keep: 9}\nevaluate: {every: 0}\nlog: {update_ratio_every: 3}\n")
+	mustRun(t, c, Options{})
+	for _, line := range readLines(t, filepath.Join(c.Output, metricsFile))[1:] {
+		var m StepMetrics
+		text, _ := json.Marshal(line)
+		if err := json.Unmarshal(text, &m); err != nil {
+			t.Fatal(err)
+		}
+		if m.Step%3 != 0 {
+			if m.UpdateRatio != nil {
+				t.Errorf("step %d: %v", m.Step, m.UpdateRatio)
+			}
+			continue
+		}
+		if m.Step == 0 { // the weights before it are in no checkpoint
+			continue
+		}
+		change, before := map[string]float64{}, map[string]float64{}
+		weights := func(step int64) map[string][]float32 {
+			f, err := safetensors.Open(filepath.Join(c.Output, checkpointsDir, checkpointName(step), modelFile))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer f.Close()
+			all := map[string][]float32{}
+			for _, tensor := range f.Tensors() {
+				all[tensor.Name] = make([]float32, tensor.Elements())
+				if err := f.Float32(all[tensor.Name], tensor.Name, 0); err != nil {
+					t.Fatal(err)
+				}
+			}
+			return all
+		}
+		old, now := weights(m.Step), weights(m.Step+1)
+		for name := range old {
+			for i, w := range old[name] {
+				d := float64(now[name][i]) - float64(w)
+				change[tensorGroup(name)] += d * d
+				before[tensorGroup(name)] += float64(w) * float64(w)
+			}
+		}
+		if len(m.UpdateRatio) != len(before) {
+			t.Errorf("step %d: groups %v, want %v", m.Step, m.UpdateRatio, before)
+		}
+		for group, ratio := range m.UpdateRatio {
+			if want := math.Sqrt(change[group] / before[group]); math.Abs(ratio-want) > 1e-5*want {
+				t.Errorf("step %d: %s is %v, want %v", m.Step, group, ratio, want)
+			}
+		}
 	}
 }
 

@@ -38,16 +38,9 @@ func (c Config) resolve(p *blend.Plan) (Config, error) {
 		return bad("steps", "is %d, but the plan has %d positions, enough for %d steps of batch_size %d; lower it, or seal a longer plan",
 			max(1, c.Steps), p.Length(), batches, c.BatchSize)
 	}
-	if c.Schedule.DecaySteps == 0 {
-		c.Schedule.DecaySteps = c.Steps
-	}
-	if c.Schedule.WarmupSteps == nil {
-		warmup := min(2500, c.Schedule.DecaySteps/10)
-		c.Schedule.WarmupSteps = &warmup
-	}
-	if c.Schedule.MinLearningRate == nil {
-		low := c.Schedule.LearningRate / 10
-		c.Schedule.MinLearningRate = &low
+	c.Optimizer.resolve()
+	if err := c.Schedule.resolve(c.Steps); err != nil {
+		return Config{}, err
 	}
 	if c.AuxLoss.Form == "" {
 		c.AuxLoss.Form = moe.AuxHF
@@ -103,9 +96,81 @@ func (m *ModelConfig) resolve(t *blend.Tokenizer) error {
 	return nil
 }
 
+// resolve gives the fields that the optimizer has their defaults.
+func (c *OptimizerConfig) resolve() {
+	defaults := optimizerDefaults[c.Name]
+	own := optionalFields(reflect.ValueOf(&defaults).Elem())
+	for i, f := range optionalFields(reflect.ValueOf(c).Elem()) {
+		if !f.value.IsZero() || own[i].value.IsZero() {
+			continue
+		}
+		switch value := own[i].value; value.Kind() {
+		case reflect.Pointer: // a copy: the defaults are for all configurations
+			f.value.Set(reflect.New(value.Type().Elem()))
+			f.value.Elem().Set(value.Elem())
+		case reflect.Slice:
+			f.value.Set(reflect.AppendSlice(reflect.Zero(value.Type()), value))
+		default:
+			f.value.Set(value)
+		}
+	}
+}
+
+// resolve gives every field that the schedule has its value for a run of so many steps, and refuses what does not fit together.
+func (c *ScheduleConfig) resolve(steps int64) error {
+	length := steps
+	if c.Name != Constant {
+		if c.DecaySteps == 0 {
+			c.DecaySteps = steps
+		}
+		length = c.DecaySteps
+	}
+	if c.WarmupSteps == nil {
+		c.WarmupSteps = new(min(2500, length/10))
+	}
+	if *c.WarmupSteps > length {
+		field := "schedule.decay_steps"
+		if c.Name == Constant {
+			field = "steps"
+		}
+		return &fieldError{"schedule.warmup_steps", fmt.Sprintf(" is %d, but %s is %d, so that schedule.learning_rate would never be reached; lower the one or raise the other",
+			*c.WarmupSteps, field, length)}
+	}
+	if c.MinLearningRate == nil && c.Name != Constant {
+		c.MinLearningRate = new(0.0)
+		if c.Name == Cosine {
+			*c.MinLearningRate = c.LearningRate / 10
+		}
+	}
+	if c.Name != WSD {
+		return nil
+	}
+	if c.Cooldown == "" {
+		c.Cooldown = CooldownOneMinusSqrt
+	}
+	left := length - *c.WarmupSteps
+	if left == 0 {
+		return &fieldError{"schedule.warmup_steps", fmt.Sprintf(" is %d, which leaves nothing of schedule.decay_steps for the cooldown; lower the one or raise the other", length)}
+	}
+	if c.CooldownSteps == nil {
+		c.CooldownSteps = new(min(max(1, length/5), left))
+	}
+	if *c.CooldownSteps > left {
+		return &fieldError{"schedule.cooldown_steps", fmt.Sprintf(" is %d, but schedule.warmup_steps of %d leaves %d of schedule.decay_steps; lower one of the first two or raise the last",
+			*c.CooldownSteps, *c.WarmupSteps, left)}
+	}
+	return nil
+}
+
 // schedule is the schedule of a resolved configuration.
 func (c Config) schedule() Schedule {
-	s := Schedule{Peak: c.Schedule.LearningRate, Min: *c.Schedule.MinLearningRate, Warmup: *c.Schedule.WarmupSteps, Decay: c.Schedule.DecaySteps}
+	s := Schedule{Name: c.Schedule.Name, Peak: c.Schedule.LearningRate, Warmup: *c.Schedule.WarmupSteps, Decay: c.Schedule.DecaySteps}
+	if c.Schedule.MinLearningRate != nil {
+		s.Min = *c.Schedule.MinLearningRate
+	}
+	if c.Schedule.CooldownSteps != nil {
+		s.Cooldown, s.CooldownForm = *c.Schedule.CooldownSteps, c.Schedule.Cooldown
+	}
 	if c.Schedule.WarmupFrom == WarmupFromMin {
 		s.Start = s.Min
 	}
@@ -118,7 +183,7 @@ const configComment = "# The configuration of this run with every default writte
 // write writes a resolved configuration as a train.yaml that stands for the same run: its paths are relative to its directory, as in any
 // train.yaml, so that a tree of files can be moved as a whole.
 func (c Config) write(path string) error {
-	for _, p := range []*string{&c.Plan, &c.Output, &c.Tokenizer} {
+	for _, p := range []*string{&c.Plan, &c.Output, &c.Tokenizer, &c.InitializeFrom} {
 		if *p == "" {
 			continue
 		}
@@ -152,8 +217,11 @@ func relativePath(dir, path string) (string, error) {
 
 // free are the fields that may change when a run is resumed: none decides what a step computes. The plan is not among the others
 // because its fingerprint is compared, and steps not because schedule.decay_steps is: a longer run goes on with the same schedule.
-var free = []string{"plan", "output", "tokenizer", "model.preset", "steps", "threads", "device", "checkpoint.every", "checkpoint.keep",
-	"evaluate.every", "evaluate.samples", "plan_change"}
+var free = []string{"plan", "output", "tokenizer", "initialize_from", "model.preset", "steps", "threads", "recompute", "device", "checkpoint.every", "checkpoint.keep",
+	"evaluate.every", "evaluate.samples", "spikes.max_skips", "spikes.max_rollbacks", "log.update_ratio_every", "metrics_listen", "plan_change"}
+
+// before holds, for fields that checkpoints of older versions do not name, the value that runs had then, as JSON text.
+var before = map[string]string{"spikes.action": `"none"`, "spikes.sigma": "6", "spikes.window": "128", "spikes.leave_out": "100"}
 
 // identity returns the fields of a resolved configuration that decide the outcome of training, as JSON text by full name. Two runs on one
 // plan with the same identity and the same kind of device have the same weights after the same number of steps, bit for bit.
@@ -173,7 +241,7 @@ func collect(v reflect.Value, prefix string, fields map[string]string) {
 		switch {
 		case options == "inline":
 			collect(f, prefix, fields)
-		case tag == "":
+		case tag == "" || options == "omitempty" && v.Field(i).IsZero():
 		case f.Kind() == reflect.Struct:
 			collect(f, prefix+tag+".", fields)
 		default:
@@ -190,7 +258,11 @@ func collect(v reflect.Value, prefix string, fields map[string]string) {
 func compareIdentity(checkpoint, now map[string]string) error {
 	var differences []string
 	for _, name := range sortedKeys(now) {
-		if old, ok := checkpoint[name]; !ok {
+		old, ok := checkpoint[name]
+		if !ok {
+			old, ok = before[name]
+		}
+		if !ok {
 			differences = append(differences, fmt.Sprintf("%s is %s now and unknown there", name, now[name]))
 		} else if old != now[name] {
 			differences = append(differences, fmt.Sprintf("%s was %s and is %s now", name, old, now[name]))

@@ -13,6 +13,7 @@ const (
 	configFile       = "train.yaml"
 	metricsFile      = "metrics.jsonl"
 	fingerprintsFile = "fingerprints.jsonl"
+	skipsFile        = "skips.yaml"
 	tensorboardDir   = "tensorboard"
 	lockFile         = ".lock"
 )

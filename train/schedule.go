@@ -2,20 +2,32 @@ package train
 
 import "math"
 
-// A Schedule gives the learning rate of every step: a linear warm-up to Peak, then half a cosine down to Min.
+// A Schedule gives the learning rate of every step: a linear warm-up to Peak, and what its name says.
 //
-// With t = step + 1 (steps count from 0), W = Warmup and D = Decay:
+// With t = step + 1 (steps count from 0), W = Warmup, D = Decay, C = Cooldown and d(u) = Min + (Peak − Min)·u:
 //
-//	t ≤ W      Start + (Peak − Start)·t/W
-//	W < t < D  Min + (Peak − Min)·(1 + cos(π·(t − W)/(D − W)))/2
-//	t ≥ D      Min
+//	all        t ≤ W          Start + (Peak − Start)·t/W
+//	Constant   W < t          Peak
+//	Cosine     W < t < D      d((1 + cos(π·(t − W)/(D − W)))/2)
+//	Linear     W < t < D      d(1 − (t − W)/(D − W))
+//	WSD        W < t ≤ D − C  Peak
+//	           D − C < t < D  d(1 − √((t − D + C)/C)), or with CooldownLinear d(1 − (t − D + C)/C)
+//	but        t ≥ D, W < t   Min, unless it is Constant
 //
-// so step W−1 is the first with the peak and step D−1 the first with the minimum, as in OLMo's CosWithWarmup scheduler.
+// so step W−1 is the first with the peak and step D−1 the first with the minimum, as in OLMo's CosWithWarmup scheduler. The schedules of
+// transformers (get_scheduler) have the same functions of t = step: their first step has a learning rate of 0 and does nothing, and their
+// last one is not at the minimum yet.
+//
+// Cosine is that of Loshchilov and Hutter 2017 (arXiv 1608.03983). Warm-up, stable, decay is of Hu et al. 2024 (arXiv 2404.06395), its forms
+// of decay of Hägele et al. 2024 (arXiv 2405.18392).
 type Schedule struct {
-	Peak, Min float64
-	Start     float64 // where the warm-up starts: 0 (OLMoE) or Min (Optimus)
-	Warmup    int64   // steps
-	Decay     int64   // steps, warm-up included
+	Name         ScheduleName // "" stands for Cosine
+	Peak, Min    float64
+	Start        float64 // where the warm-up starts: 0 (OLMoE) or Min (Optimus)
+	Warmup       int64   // steps
+	Decay        int64   // steps, warm-up included; Constant has none
+	Cooldown     int64   // steps of Decay, the last ones, in which WSD decays
+	CooldownForm CooldownForm
 }
 
 // LearningRate returns the learning rate of a step, which counts from 0.
@@ -24,11 +36,21 @@ func (s Schedule) LearningRate(step int64) float64 {
 	switch {
 	case t < s.Warmup:
 		return s.Start + (s.Peak-s.Start)*(float64(t)/float64(s.Warmup))
-	case t == s.Warmup:
+	case t == s.Warmup || s.Name == Constant || s.Name == WSD && t <= s.Decay-s.Cooldown:
 		return s.Peak
 	case t >= s.Decay:
 		return s.Min
 	}
-	progress := float64(t-s.Warmup) / float64(s.Decay-s.Warmup)
+	begin := s.Warmup
+	if s.Name == WSD {
+		begin = s.Decay - s.Cooldown
+	}
+	progress := float64(t-begin) / float64(s.Decay-begin)
+	switch {
+	case s.Name == WSD && s.CooldownForm != CooldownLinear:
+		return s.Min + (s.Peak-s.Min)*(1-math.Sqrt(progress))
+	case s.Name == WSD || s.Name == Linear:
+		return s.Min + (s.Peak-s.Min)*(1-progress)
+	}
 	return s.Min + (s.Peak-s.Min)*(1+math.Cos(math.Pi*progress))/2
 }

@@ -1,7 +1,10 @@
 package train
 
 import (
+	"encoding/json"
 	"math"
+	"os"
+	"strings"
 	"testing"
 )
 
@@ -48,6 +51,99 @@ func TestScheduleOLMo(t *testing.T) {
 		}
 		if got := s.LearningRate(step - 1); math.Abs(got-want) > 1e-18 {
 			t.Errorf("step %d: %v, want %v", step, got, want)
+		}
+	}
+}
+
+// The schedules of transformers, where step t is our step t−1: theirs has a first step at a learning rate of 0.
+func TestScheduleTransformers(t *testing.T) {
+	data, err := os.ReadFile("testdata/schedules.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var golden struct {
+		Cases []struct {
+			Transformers string
+			Schedule     Schedule
+			Rates        []float64
+		}
+	}
+	if err := json.Unmarshal(data, &golden); err != nil {
+		t.Fatal(err)
+	}
+	names := map[ScheduleName]int{}
+	for _, c := range golden.Cases {
+		names[c.Schedule.Name]++
+		for step, want := range c.Rates[1:] {
+			if got := c.Schedule.LearningRate(int64(step)); math.Abs(got-want) > 1e-18 {
+				t.Errorf("%+v: step %d has learning rate %v, %s of transformers %v", c.Schedule, step, got, c.Transformers, want)
+			}
+		}
+	}
+	if names[Cosine] < 4 || names[Linear] < 4 || names[WSD] < 6 || names[Constant] < 2 {
+		t.Errorf("cases %v", names)
+	}
+}
+
+// Beyond the end, and with a cooldown that begins where the warm-up ends.
+func TestScheduleEdges(t *testing.T) {
+	for _, test := range []struct {
+		name     string
+		schedule Schedule
+		step     int64
+		want     float64
+	}{
+		{"constant, far away", Schedule{Name: Constant, Peak: 2}, 1 << 50, 2},
+		{"linear, beyond the end", Schedule{Name: Linear, Peak: 2, Min: 0.5, Decay: 4}, 9, 0.5},
+		{"wsd, beyond the end", Schedule{Name: WSD, Peak: 2, Min: 0.5, Decay: 4, Cooldown: 2}, 4, 0.5},
+		{"wsd without a stable part", Schedule{Name: WSD, Peak: 2, Warmup: 2, Decay: 6, Cooldown: 4}, 2, 1},
+		{"its last step of the warm-up", Schedule{Name: WSD, Peak: 2, Warmup: 2, Decay: 6, Cooldown: 4}, 1, 2},
+		{"its last step", Schedule{Name: WSD, Peak: 2, Warmup: 2, Decay: 6, Cooldown: 4}, 5, 0},
+		{"a cooldown of one step", Schedule{Name: WSD, Peak: 2, Min: 0.5, Decay: 4, Cooldown: 1}, 2, 2},
+		{"whose step has the minimum", Schedule{Name: WSD, Peak: 2, Min: 0.5, Decay: 4, Cooldown: 1}, 3, 0.5},
+	} {
+		if got := test.schedule.LearningRate(test.step); got != test.want {
+			t.Errorf("%s: step %d has learning rate %v, want %v", test.name, test.step, got, test.want)
+		}
+	}
+}
+
+// What resolve makes of the fields of a schedule, and what does not fit together.
+func TestScheduleResolve(t *testing.T) {
+	for _, test := range []struct {
+		yaml string
+		want Schedule
+		err  string
+	}{
+		{"{}", Schedule{Name: Cosine, Peak: 4e-4, Min: 4e-5, Warmup: 20, Decay: 200}, ""},
+		{"{name: linear}", Schedule{Name: Linear, Peak: 4e-4, Warmup: 20, Decay: 200}, ""},
+		{"{name: constant}", Schedule{Name: Constant, Peak: 4e-4, Warmup: 20}, ""},
+		{"{name: wsd}", Schedule{Name: WSD, Peak: 4e-4, Warmup: 20, Decay: 200, Cooldown: 40, CooldownForm: CooldownOneMinusSqrt}, ""},
+		{"{name: wsd, warmup_steps: 190, cooldown: linear}", Schedule{Name: WSD, Peak: 4e-4, Warmup: 190, Decay: 200, Cooldown: 10, CooldownForm: CooldownLinear}, ""},
+		{"{name: wsd, decay_steps: 1000, warmup_from: min, min_learning_rate: 1e-5}",
+			Schedule{Name: WSD, Peak: 4e-4, Min: 1e-5, Start: 1e-5, Warmup: 100, Decay: 1000, Cooldown: 200, CooldownForm: CooldownOneMinusSqrt}, ""},
+		{"{warmup_steps: 200}", Schedule{Name: Cosine, Peak: 4e-4, Min: 4e-5, Warmup: 200, Decay: 200}, ""},
+		{"{warmup_steps: 201}", Schedule{}, "schedule.warmup_steps is 201, but schedule.decay_steps is 200, so that schedule.learning_rate would never be reached"},
+		{"{name: constant, warmup_steps: 201}", Schedule{}, "schedule.warmup_steps is 201, but steps is 200"},
+		{"{name: wsd, warmup_steps: 50, cooldown_steps: 151}", Schedule{}, "schedule.cooldown_steps is 151, but schedule.warmup_steps of 50 leaves 150 of schedule.decay_steps"},
+		{"{name: wsd, warmup_steps: 200}", Schedule{}, "schedule.warmup_steps is 200, which leaves nothing of schedule.decay_steps for the cooldown"},
+	} {
+		c, err := ParseConfig([]byte("schedule: "+test.yaml+"\n"), "train.yaml")
+		if err != nil {
+			t.Errorf("%s: %v", test.yaml, err)
+			continue
+		}
+		err = c.Schedule.resolve(200)
+		if test.err != "" {
+			if err == nil || !strings.Contains(err.Error(), test.err) {
+				t.Errorf("%s: error %v, want %q", test.yaml, err, test.err)
+			}
+			continue
+		}
+		if err != nil {
+			t.Errorf("%s: %v", test.yaml, err)
+		} else if got := c.schedule(); got != test.want {
+			t.Errorf("%s: %+v, want %+v", test.yaml, got, test.want)
 		}
 	}
 }

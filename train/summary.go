@@ -40,19 +40,19 @@ func (s Summary) fits(machine int64) error {
 	}
 	const gb = 1e9
 	return fmt.Errorf("the run needs %.4g GB of memory (weights %.4g, gradients %.4g, optimizer %.4g, activations %.4g), and this machine has %.4g GB: "+
-		"choose a smaller model, a smaller micro_batch_size or a larger machine", float64(s.Memory.Total())/gb, float64(s.Memory.Weights)/gb,
+		"choose a smaller model, a smaller micro_batch_size, recompute: layers or a larger machine", float64(s.Memory.Total())/gb, float64(s.Memory.Weights)/gb,
 		float64(s.Memory.Gradients)/gb, float64(s.Memory.Moments)/gb, float64(s.Memory.Buffers)/gb, float64(machine)/gb)
 }
 
 func summarize(c Config, p *blend.Plan, device string) Summary {
 	n := c.Model.TotalParameters()
-	m := c.Model.Memory(c.MicroBatchSize, p.SequenceLength)
+	m := c.Model.Memory(c.MicroBatchSize, p.SequenceLength, c.Recompute == RecomputeLayers)
 	perStep := int64(c.BatchSize) * int64(p.SequenceLength)
 	return Summary{
 		Config: c, Plan: p.Fingerprint(), Device: device,
 		Parameters: n, ActiveParameters: c.Model.ActiveParameters(),
 		TokensPerStep: perStep, TotalTokens: perStep * c.Steps,
 		FLOPsPerToken: c.Model.FLOPsPerToken(p.SequenceLength),
-		Memory:        Memory{Weights: m.Weights, Gradients: m.Gradients, Moments: 8 * n, Buffers: m.Buffers},
+		Memory:        Memory{Weights: m.Weights, Gradients: m.Gradients, Moments: optimizerBytes(c.Optimizer, c.Model.Config, c.Threads), Buffers: m.Buffers},
 	}
 }

@@ -4,6 +4,11 @@
 //
 // All numbers are float32 and all matrices row-major: element (i, j) of a matrix x with leading dimension ld is x[i*ld+j].
 //
+// # Precision
+//
+// A device computes products in one [Precision] for all its life. With [BF16] every element of A and B of a product is rounded to bfloat16
+// before it is multiplied; in memory it stays float32. A product of two bfloat16 numbers is exact in float32; the sums and C are float32.
+//
 // # Determinism
 //
 // The bits of a result depend on the operands of that result alone: not on Threads, not on how rows are grouped, not on the rows or
@@ -16,10 +21,26 @@
 // or a leading dimension below the row length is a mistake of the caller and panics before anything is written.
 package xpu
 
+// Precision is the precision of the operands of products.
+type Precision string
+
+// The precisions of products.
+const (
+	// FP32 takes operands as they are.
+	FP32 Precision = "fp32"
+
+	// BF16 rounds operands to bfloat16, the upper half of a float32: to the nearest, ties to even. What is beyond the largest bfloat16
+	// becomes infinite, a NaN stays a NaN, and a denormal number becomes zero of its sign.
+	BF16 Precision = "bf16"
+)
+
 // A Device computes. Its methods may be called by several goroutines at once, also from within the function given to Parallel.
 type Device interface {
 	// Name says what computes, for logs and for the record of a run: kind, kernel set and threads, as in "cpu avx512, 2 threads".
 	Name() string
+
+	// Precision is that of the operands of products.
+	Precision() Precision
 
 	// Arithmetic names the way of rounding, as in "cpu fma". Devices with the same one give the same bits.
 	Arithmetic() string

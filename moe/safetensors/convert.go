@@ -41,6 +41,25 @@ func encode(dst []byte, src []float32, d DType) {
 	}
 }
 
+// beyond is the first finite number that rounds to an infinity of type d, or -1.
+func beyond(src []float32, d DType) int {
+	var limit float32
+	switch d {
+	case BF16:
+		limit = 0x1.ffp+127 // half a unit beyond the largest number, 0x1.fep+127
+	case F16:
+		limit = 65520 // the same of 65504
+	default:
+		return -1
+	}
+	for i, v := range src {
+		if (v >= limit || v <= -limit) && v-v == 0 {
+			return i
+		}
+	}
+	return -1
+}
+
 func toBF16(v float32) uint16 {
 	bits := math.Float32bits(v)
 	if v != v {

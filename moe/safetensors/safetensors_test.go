@@ -363,3 +363,47 @@ func FuzzParseIndex(f *testing.F) {
 		}
 	})
 }
+
+// A tensor may be written in pieces; a number that its element type cannot hold is refused by name.
+func TestWritePieces(t *testing.T) {
+	tensors := []Tensor{{Name: "a", DType: F16, Shape: []int{5}}, {Name: "empty", DType: F32, Shape: []int{0}}, {Name: "b", DType: BF16, Shape: []int{2}}}
+	data := []float32{1, 2, 3, 4, 65519}
+	var whole, pieces bytes.Buffer
+	for _, out := range []*bytes.Buffer{&whole, &pieces} {
+		w, err := NewWriter(out, tensors, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if out == &whole {
+			err = w.Float32("a", data)
+		} else {
+			for _, n := range [][2]int{{0, 2}, {2, 2}, {2, 4}, {4, 5}} {
+				err = errors.Join(err, w.Float32("a", data[n[0]:n[1]]))
+			}
+		}
+		if err := errors.Join(err, w.Float32("empty", nil), w.Float32("b", []float32{0x1.fep+127, float32(math.Inf(1))}), w.Close()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !bytes.Equal(whole.Bytes(), pieces.Bytes()) {
+		t.Error("pieces give other bytes")
+	}
+	w, err := NewWriter(&whole, tensors, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Float32("a", []float32{1, 2}); err != nil {
+		t.Fatal(err)
+	}
+	if w.Float32("empty", nil) == nil || w.Float32("a", make([]float32, 4)) == nil || w.Close() == nil {
+		t.Error("a tensor that is not whole, or longer than announced, is accepted")
+	}
+	for _, x := range []float32{65520, -65520, 1e10} {
+		if err := w.Float32("a", []float32{7, x}); err == nil || !strings.Contains(err.Error(), "element 3 is") {
+			t.Errorf("%v in F16: %v", x, err)
+		}
+	}
+	if i := beyond([]float32{0x1.fefp+127, 0x1.ffp+127}, BF16); i != 1 {
+		t.Errorf("element %d is beyond BF16", i)
+	}
+}

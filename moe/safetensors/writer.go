@@ -12,7 +12,8 @@ import (
 type Writer struct {
 	w       io.Writer
 	tensors []Tensor
-	next    int
+	next    int   // tensor that is being written
+	done    int64 // elements of it that are written
 	buffer  []byte
 }
 
@@ -82,28 +83,34 @@ func header(tensors []Tensor, metadata map[string]string) ([]byte, error) {
 	return b, nil
 }
 
-// Float32 writes the data of the next tensor, which must be the one named, converting it to the tensor's element type (to nearest, ties to
-// even).
+// Float32 writes the next elements of the tensor named, converting them to its element type (to nearest, ties to even). A tensor may come
+// in pieces, one after the other; tensors come in the order in which they were announced. A finite number that the element type cannot
+// hold is an error that names tensor and element.
 func (w *Writer) Float32(name string, data []float32) error {
 	if w.next == len(w.tensors) {
 		return fmt.Errorf("tensor %q was not announced", name)
 	}
 	t := w.tensors[w.next]
-	if t.Name != name || t.Elements() != int64(len(data)) {
-		return fmt.Errorf("tensor %q of %d elements comes where %q of %d was announced", name, len(data), t.Name, t.Elements())
+	if t.Name != name || int64(len(data)) > t.Elements()-w.done {
+		return fmt.Errorf("tensor %q with %d elements comes where %d of %q were announced", name, len(data), t.Elements()-w.done, t.Name)
 	}
-	w.next++
 	size := t.DType.Size()
 	if w.buffer == nil {
 		w.buffer = make([]byte, 1<<20)
 	}
 	for len(data) > 0 {
 		n := min(len(data), len(w.buffer)/size)
+		if i := beyond(data[:n], t.DType); i >= 0 {
+			return fmt.Errorf("tensor %q: element %d is %g, beyond what %s can hold; choose another element type", name, w.done+int64(i), data[i], t.DType)
+		}
 		encode(w.buffer[:n*size], data[:n], t.DType)
 		if _, err := w.w.Write(w.buffer[:n*size]); err != nil {
 			return fmt.Errorf("writing tensor %q: %w", name, err)
 		}
-		data = data[n:]
+		data, w.done = data[n:], w.done+int64(n)
+	}
+	if w.done == t.Elements() {
+		w.next, w.done = w.next+1, 0
 	}
 	return nil
 }
@@ -111,7 +118,7 @@ func (w *Writer) Float32(name string, data []float32) error {
 // Close says whether all announced tensors have been written. It does not close the underlying writer.
 func (w *Writer) Close() error {
 	if w.next < len(w.tensors) {
-		return fmt.Errorf("tensor %q was announced and not written", w.tensors[w.next].Name)
+		return fmt.Errorf("tensor %q was announced and not written, or not to its end", w.tensors[w.next].Name)
 	}
 	return nil
 }

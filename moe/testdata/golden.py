@@ -138,7 +138,7 @@ def directory(name, config, cls, write):
                 p.mul_(8)
     shutil.rmtree(name, ignore_errors=True)
     write(model, name)
-    if name.endswith("-bf16"):  # Module.to would round the rotary frequencies too: compute with what a reader of the files has
+    if name.endswith("16"):  # Module.to would round the rotary frequencies too: compute with what a reader of the files has
         model = cls.from_pretrained(name, dtype=torch.float32).eval()
     ids = torch.arange(1, 21) * 7 % config.vocab_size
     logits = model(input_ids=ids[None], use_cache=False).logits[0].detach().float()
@@ -180,8 +180,17 @@ def main():
     directory("hf-sharded", OlmoeConfig(**small, **smallmoe, num_key_value_heads=1), OlmoeForCausalLM, lambda m, d: m.save_pretrained(d, max_shard_size="12KB"))
     directory("hf-fused", OlmoeConfig(**small, **smallmoe), OlmoeForCausalLM, fused)
     directory("hf-olmo-bf16", OlmoConfig(**small), OlmoForCausalLM, lambda m, d: m.to(torch.bfloat16).save_pretrained(d))
+    directory("hf-olmo-tied-fp16", OlmoConfig(**small, tie_word_embeddings=True), OlmoForCausalLM, lambda m, d: m.to(torch.float16).save_pretrained(d))
+    print(VERSIONS)
+
+
+def main4():
+    """The directory of transformers 4, made with a release of it: config.json as it was, experts one by one in memory as well."""
+    small = dict(vocab_size=40, hidden_size=16, num_attention_heads=2, num_hidden_layers=2, intermediate_size=8, bos_token_id=None, eos_token_id=2, pad_token_id=1)
+    directory("hf-v4-bf16", OlmoeConfig(**small, num_experts=4, num_experts_per_tok=2, num_key_value_heads=1, clip_qkv=0.9, rope_theta=700.0), OlmoeForCausalLM,
+              lambda m, d: m.to(torch.bfloat16).save_pretrained(d, max_shard_size="6KB"))
     print(VERSIONS)
 
 
 if __name__ == "__main__":
-    main()
+    main4() if transformers.__version__.startswith("4.") else main()

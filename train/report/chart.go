@@ -30,11 +30,23 @@ type curveSeries struct {
 	dots    bool // points are measurements far apart: marked
 }
 
-// A mark is a vertical line at a step: the run was resumed there.
+// A mark is a vertical line at a step where something happened to the run.
 type mark struct {
 	step  float64
 	label string
+	kind  markKind
 }
+
+// A markKind is what happened: the word beside the first mark of its kind.
+type markKind string
+
+const (
+	resumed    markKind = "resumed"
+	skipped    markKind = "skipped"
+	rolledBack markKind = "rolled back"
+)
+
+var markClass = map[markKind]string{resumed: "resume", skipped: "skip", rolledBack: "back"}
 
 // A lineChart draws curves over steps.
 type lineChart struct {
@@ -233,18 +245,24 @@ func (d *drawing) hover(x, y *axis, percent bool) {
 		x.lo, x.hi, num(x.from), num(x.to), y.lo, y.hi, num(y.from), num(y.to), scale, unit)
 }
 
+// marks draws the marks. The first of each kind has its word, if there is room: the others look the same.
 func (d *drawing) marks(marks []mark, x *axis) {
-	for i, m := range marks {
-		at := num(x.at(m.step))
+	const room = 70 // that a word takes
+	named := map[markKind]bool{}
+	var taken []float64
+	for _, m := range marks {
+		at := x.at(m.step)
 		text := ""
-		if i == 0 { // the others look the same
+		if !named[m.kind] && !slices.ContainsFunc(taken, func(t float64) bool { return math.Abs(t-at) < room }) {
+			named[m.kind] = true
+			taken = append(taken, at)
 			anchor := "start"
-			if x.at(m.step) > x.to-60 {
+			if at > x.to-60 {
 				anchor = "end"
 			}
-			text = fmt.Sprintf(`<text class="tick" x="%s" y="%d" text-anchor="%s">resumed</text>`, at, marginTop-6, anchor)
+			text = fmt.Sprintf(`<text class="tick" x="%s" y="%d" text-anchor="%s">%s</text>`, num(at), marginTop-6, anchor, m.kind)
 		}
-		d.add(`<g class="resume"><title>%s</title><path d="M%s %dV%s"/>%s</g>`, esc(m.label), at, marginTop-3, num(d.height-marginFoot), text)
+		d.add(`<g class="%s"><title>%s</title><path d="M%s %dV%s"/>%s</g>`, markClass[m.kind], esc(m.label), num(at), marginTop-3, num(d.height-marginFoot), text)
 	}
 }
 

@@ -43,7 +43,8 @@ func golden(t *testing.T, name string, drawing template.HTML) {
 func TestGolden(t *testing.T) {
 	nan := math.NaN()
 	golden(t, "line", (lineChart{
-		label: "loss", width: 640, height: 300, yLabel: "loss (nats per token)", until: 6, marks: []mark{{2, "resumed before step 2 from step-00000002"}},
+		label: "loss", width: 640, height: 300, yLabel: "loss (nats per token)", until: 6, marks: []mark{{2, "resumed before step 2 from step-00000002", resumed},
+			{2.2, "step 2 skipped", skipped}, {4, "step 4 skipped", skipped}, {5, "rolled back to step 5", rolledBack}, {5.5, "again", rolledBack}},
 		series: []curveSeries{
 			{colour: 0, faint: true, points: []point{{0, 5}, {1, 3.5}, {2, 3.75}, {3, 2.5}, {4, nan}, {5, 2}}},
 			{name: "training", colour: 0, points: []point{{0, 4.5}, {1, 4}, {2, 3.5}, {3, 3}, {4, nan}, {5, 2.25}}},

@@ -20,12 +20,29 @@ const (
 	mostDots     = 60 // more would touch each other
 )
 
+// marksOf are the resumes and rollbacks of a run.
 func marksOf(r *Run) []mark {
-	marks := make([]mark, len(r.Resumes))
-	for i, m := range r.Resumes {
-		marks[i] = mark{float64(m.Step), fmt.Sprintf("resumed before step %d from %s", m.Step, m.Checkpoint)}
+	var marks []mark
+	for _, m := range r.Resumes {
+		marks = append(marks, mark{float64(m.Step), fmt.Sprintf("resumed before step %d from %s", m.Step, m.Checkpoint), resumed})
+	}
+	for _, b := range r.Rollbacks {
+		marks = append(marks, mark{float64(b.Step), fmt.Sprintf("the data of steps %d to %d is left out: %s at step %d", b.Step, b.Spiked, b.Spike, b.Spiked), rolledBack})
 	}
 	return marks
+}
+
+// skipsOf are the steps of a run whose update was not made: marks, and the loss of each.
+func skipsOf(r *Run) (marks []mark, losses []point) {
+	for _, s := range r.Steps {
+		if s.Skipped == nil {
+			continue
+		}
+		at := float64(s.Step)
+		marks = append(marks, mark{at, fmt.Sprintf("step %d skipped: %s", s.Step, s.Skipped), skipped})
+		losses = append(losses, point{at, s.Loss}, point{at, math.NaN()}) // apart from each other
+	}
+	return marks, losses
 }
 
 // stepsDone is the number of steps up to the run's last one; all charts of the run reach there.
@@ -102,7 +119,7 @@ func smoothText(n int) string {
 // flat.
 func lossFigures(names []string, runs []*Run) []figure {
 	chart := lineChart{label: "loss over steps", width: wide, height: wideHeight, yLabel: "loss (nats per token)"}
-	evaluated, longest := false, 0
+	evaluated, left, longest := false, false, 0
 	text := "Mean cross entropy of each step."
 	for i, run := range runs {
 		name := names[i]
@@ -111,8 +128,18 @@ func lossFigures(names []string, runs []*Run) []figure {
 			text += smoothText(len(run.Steps))
 		}
 		longest = max(longest, len(run.Steps))
-		chart.series = append(chart.series, rawAndSmooth(name, i, curveOf(run, func(s *Step) float64 { return s.Loss }), false)...)
-		chart.marks = append(chart.marks, marksOf(run)...)
+		chart.series = append(chart.series, rawAndSmooth(name, i, curveOf(run, madeLoss), false)...)
+		skips, losses := skipsOf(run)
+		for _, m := range append(marksOf(run), skips...) {
+			if len(runs) > 1 {
+				m.label = name + ": " + m.label
+			}
+			chart.marks = append(chart.marks, m)
+		}
+		if len(losses) > 0 {
+			left = true
+			chart.series = append(chart.series, curveSeries{name: names[i] + ", skipped", quiet: true, colour: i, dots: true, points: losses})
+		}
 		chart.until = max(chart.until, stepsDone(run))
 		if len(run.Evaluations) == 0 {
 			continue
@@ -133,6 +160,9 @@ func lossFigures(names []string, runs []*Run) []figure {
 	}
 	if evaluated && len(runs) > 1 {
 		text += " With dots: evaluation on held-out windows."
+	}
+	if left {
+		text += " Single dots: steps that were skipped."
 	}
 	figures := []figure{{"Loss", text, chart.svg()}}
 	if longest >= 100 {
@@ -173,14 +203,24 @@ func sectionOf(name string, r *Run) section {
 	add("Mixture", drawnFigure(r), cumulativeFigure(r))
 	add("Speed and optimizer",
 		stepFigure(r, "Tokens per second", "Training speed of each step.", "tokens/s", true, false, func(s *Step) float64 { return emptyGap(s, s.TokensPerSecond) }),
+		mfuFigure(r),
 		stepFigure(r, "Gradient norm", "Before clipping.", "norm", false, true, func(s *Step) float64 { return emptyGap(s, s.GradNorm) }),
 		plainFigure(r, "Learning rate", "As set by the schedule.", "learning rate", func(s *Step) float64 { return s.LearningRate }),
+		updateRatioFigure(r),
 		stepFigure(r, "Auxiliary loss", "Load balancing loss of the router, before its coefficient; the fewer experts are favoured, the lower.", "auxiliary loss",
 			false, false, ifAny(r, func(s *Step) float64 { return s.AuxLoss })),
 		stepFigure(r, "Router z-loss", "Mean squared log-sum-exp of the router's logits, before its coefficient.", "z-loss",
 			false, true, ifAny(r, func(s *Step) float64 { return s.ZLoss })))
-	add("Experts", loadFigure(r), imbalanceFigure(r), balanceFigure(r), entropyFigure(r))
+	add("Experts", loadFigure(r), imbalanceFigure(r), balanceFigure(r), entropyFigure(r), routerEntropyFigure(r))
 	return s
+}
+
+// madeLoss is the loss of a step whose update was made.
+func madeLoss(s *Step) float64 {
+	if s.Skipped != nil {
+		return math.NaN()
+	}
+	return s.Loss
 }
 
 // emptyGap leaves a gap at steps that had no samples.
@@ -448,4 +488,67 @@ func balanceFigure(r *Run) figure {
 func entropyFigure(r *Run) figure {
 	return acrossLayers(r, "Entropy of the load", "Of the experts' shares in each step, divided by ln(experts): 1 is even, 0 is one expert alone.", "entropy ÷ ln(experts)",
 		func(b Balance) float64 { return b.Entropy }, math.Min)
+}
+
+// mfuFigure shows the share of the machine's peak that the model's work takes.
+func mfuFigure(r *Run) figure {
+	chart := lineChart{
+		label: "model FLOPs utilization over steps", width: half, height: halfHeight, yLabel: "share of the measured peak", fromZero: true, percent: true,
+		series: rawAndSmooth("last", 0, curveOf(r, ifAny(r, func(s *Step) float64 { return s.MFU })), false), marks: marksOf(r), until: stepsDone(r),
+	}
+	text := "Floating-point operations of the model (forward and backward, attention in full, nothing that is computed twice) per second, over the peak that was measured when the run started."
+	return figure{"Model FLOPs utilization", text + smoothText(len(r.Steps)), chart.svg()}
+}
+
+// updateGroups are the groups of tensors in the order of their curves.
+var updateGroups = []string{"embedding", "attention", "router", "experts", "feed_forward", "norms", "head"}
+
+// updateRatioFigure shows how large updates are against the weights.
+func updateRatioFigure(r *Run) figure {
+	chart := lineChart{label: "update-to-weight ratio over steps", width: half, height: halfHeight, yLabel: "‖update‖ ÷ ‖weights‖", logIfWide: true, marks: marksOf(r), until: stepsDone(r)}
+	for i, group := range updateGroups {
+		s := curveSeries{name: strings.ReplaceAll(group, "_", "-"), colour: i}
+		for _, step := range r.Steps {
+			if ratio, ok := step.UpdateRatio[group]; ok {
+				s.points = append(s.points, point{float64(step.Step), ratio})
+			}
+		}
+		s.points = means(s.points, curvePoints)
+		chart.series = append(chart.series, s)
+	}
+	return figure{"Update-to-weight ratio", "Norm of the change of all weights of a group in one step, over their norm before it.", chart.svg()}
+}
+
+// routerEntropyFigure shows how sure the router of each layer is.
+func routerEntropyFigure(r *Run) figure {
+	const named = 8 // curves with a name
+	layers := 0
+	for _, s := range r.Steps {
+		layers = max(layers, len(s.RouterEntropy))
+	}
+	chart := lineChart{label: "router entropy of each layer over steps", width: half, height: halfHeight, yLabel: "entropy (nats)", marks: marksOf(r), until: stepsDone(r)}
+	span := smoothSpan(len(r.Steps))
+	every := max(1, (layers+named-2)/(named-1))
+	for layer := range layers {
+		curve := curveOf(r, func(s *Step) float64 {
+			if layer >= len(s.RouterEntropy) {
+				return math.NaN()
+			}
+			return s.RouterEntropy[layer]
+		})
+		s := curveSeries{points: means(smooth(curve, nil, span), curvePoints), colour: layer, faint: true}
+		if layer%every == 0 || layer == layers-1 {
+			s.name, s.faint, s.colour = fmt.Sprintf("layer %d", layer), false, layer/every
+		}
+		chart.series = append(chart.series, s)
+	}
+	text := "Mean over tokens of the entropy of the router's distribution over the experts"
+	if len(r.ExpertLoad) > 0 {
+		text += fmt.Sprintf(": at most ln %d = %s, where every expert is as likely; 0 where one is certain", len(r.ExpertLoad[0]), exact(math.Log(float64(len(r.ExpertLoad[0]))), 3))
+	}
+	text += "."
+	if span > 1 {
+		text += fmt.Sprintf(" Smoothed over about %.0f steps.", span)
+	}
+	return figure{"Entropy of the router", text, chart.svg()}
 }

@@ -32,16 +32,19 @@ var (
 
 // Options of [Write].
 type Options struct {
-	Title string // heading of the page; default: the names of the runs
+	Title  string // heading of the page; default: the names of the runs
+	Reload int    // seconds after which a browser loads the page again, as its file may be another by then; 0: never
 }
 
 // document is what the template shows.
 type document struct {
 	Title   string
+	Reload  int
 	Policy  string
 	Style   template.CSS
 	Script  template.JS
 	Summary summary
+	Configs *summary // what differs between the configurations; nil for a single run, or if they are not known
 	Loss    []figure
 	Keys    []key // which colour is which run, where there are several
 	Runs    []section
@@ -80,10 +83,12 @@ func Write(w io.Writer, opts Options, runs ...*Run) error {
 	names := distinctNames(runs)
 	doc := document{
 		Title:   opts.Title,
+		Reload:  opts.Reload,
 		Style:   template.CSS(style()),
 		Script:  template.JS(pageJS),
 		Policy:  policy(),
 		Summary: summarise(names, runs),
+		Configs: differences(names, runs),
 		Loss:    lossFigures(names, runs),
 	}
 	if doc.Title == "" {

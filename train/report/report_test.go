@@ -10,6 +10,8 @@ import (
 	"fmt"
 	"html"
 	"io"
+	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -86,14 +88,14 @@ func TestWrite(t *testing.T) {
 		drawings int
 		limit    int
 	}{
-		// loss ×2, by source ×2, mixture ×2, speed, norm, rate, auxiliary loss, experts ×4
-		{"quick", quick(), 14, 300e3},
-		{"one step", one, 11, 100e3}, // nothing evaluated, no second half, no map over time
+		// loss ×2, by source ×2, mixture ×2, speed, utilization, norm, rate, update ratio, auxiliary loss, experts ×5
+		{"quick", quick(), 17, 300e3},
+		{"one step", one, 14, 100e3}, // nothing evaluated, no second half, no map over time
 		{"no step", zero, 0, 30e3},
-		{"many", many(), 14, 600e3},
-		{"resumed often", resumedOften, 14, 500e3},
-		{"dense", dense, 10, 300e3},
-		{"long", quick(), 14, 400e3},
+		{"many", many(), 17, 600e3},
+		{"resumed often", resumedOften, 17, 500e3},
+		{"dense", dense, 12, 300e3},
+		{"long", quick(), 17, 400e3},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			run := test.s.read(t, "run")
@@ -187,6 +189,11 @@ func TestWriteRuns(t *testing.T) {
 			t.Errorf("the page does not contain %s", want)
 		}
 	}
+	for _, want := range []string{"<h3>What differs in train.yaml</h3>", "<p>Nothing but the directory of the run.</p>"} {
+		if !strings.Contains(page, want) {
+			t.Errorf("the page does not contain %s", want)
+		}
+	}
 	if err := Write(io.Discard, Options{}); err == nil {
 		t.Error("a report of no run")
 	}
@@ -197,6 +204,57 @@ func TestWriteRuns(t *testing.T) {
 	var out bytes.Buffer
 	if err := Write(&out, Options{Title: "Ablation 7"}, runA); err != nil || !strings.Contains(out.String(), "<h1>Ablation 7</h1>") {
 		t.Errorf("title: %v", err)
+	}
+}
+
+// What differs between configurations is shown, field by field, and nothing else; a run without one is not compared.
+func TestDifferences(t *testing.T) {
+	dir := t.TempDir()
+	config := func(text string) *Run {
+		t.Helper()
+		path := filepath.Join(dir, configFile)
+		if err := os.WriteFile(path, []byte(text), 0o666); err != nil {
+			t.Fatal(err)
+		}
+		c, err := readConfig(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return &Run{Config: c}
+	}
+	a := config("output: .\nseed: 1\nschedule:\n  learning_rate: 0.0004\n  name: cosine\noptimizer: {betas: [0.9, 0.95], eps: 1e-8}\n")
+	b := config("output: ..\nseed: 1\nschedule:\n  learning_rate: 0.001\n  name: cosine\noptimizer: {betas: [0.9, 0.99], eps: 1e-8}\nz_loss: {coefficient: 0}\n")
+	got := fmt.Sprint(differences([]string{"a", "b", "c"}, []*Run{a, b, {}}).Rows)
+	if want := "[{optimizer.betas [{[0.9 0.95] } {[0.9 0.99] } {– }]} {schedule.learning_rate [{0.0004 } {0.001 } {– }]} {z_loss.coefficient [{– } {0 } {– }]}]"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+	if same := differences([]string{"a", "a"}, []*Run{a, a}); same == nil || len(same.Rows) != 0 {
+		t.Errorf("the same: %v", same)
+	}
+	if alone := differences([]string{"a", "c"}, []*Run{a, {}}); alone != nil {
+		t.Errorf("one configuration: %v", alone)
+	}
+	if c, err := readConfig(filepath.Join(dir, "none")); c != nil || err != nil {
+		t.Errorf("no file: %v, %v", c, err)
+	}
+	path := filepath.Join(dir, configFile)
+	if err := os.WriteFile(path, []byte("a: [\n"), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := readConfig(path); err == nil || !strings.Contains(err.Error(), path) {
+		t.Errorf("damaged: %v", err)
+	}
+}
+
+// Only a page that is asked to loads itself again.
+func TestReload(t *testing.T) {
+	run := quick().read(t, "run")
+	if strings.Contains(render(t, run), "refresh") {
+		t.Error("the page loads itself again")
+	}
+	var out bytes.Buffer
+	if err := Write(&out, Options{Reload: 30}, run); err != nil || !strings.Contains(out.String(), `<meta http-equiv="refresh" content="30">`) {
+		t.Errorf("the page does not load itself again: %v", err)
 	}
 }
 

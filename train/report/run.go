@@ -12,12 +12,15 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
+	"strings"
 	"syscall"
 	"time"
 )
 
 const (
 	metricsFile = "metrics.jsonl"
+	configFile  = "train.yaml"
 	// A line of a model of 64 layers with 256 experts each has about 130 kB.
 	maxLine = 16 << 20
 	// loadWindow is the number of steps, counted from the end, over which Run.ExpertLoad sums.
@@ -31,10 +34,13 @@ type Run struct {
 	Steps       []Step // in order; each step once
 	Evaluations []Evaluation
 	Resumes     []Resume
+	Rollbacks   []Rollback
 	// ExpertLoad is, for each layer and expert, the number of tokens that the router sent there in the last LoadSteps steps that had any.
 	// It is empty for a dense model and for a run without steps.
 	ExpertLoad [][]int64
 	LoadSteps  int
+	// Config has the fields of the run's train.yaml by full name, as text; nil if the directory has none.
+	Config map[string]string
 	// Torn says where the last line breaks off, which is so while the run is writing it, or when the run was killed then.
 	// It is empty when the last line is whole.
 	Torn string
@@ -54,22 +60,52 @@ type Info struct {
 	BatchSize        int64              `json:"batch_size"`
 	Steps            int64              `json:"steps"`
 	Device           string             `json:"device"`
+	PeakFLOPS        float64            `json:"peak_flops"` // measured, FLOP/s; 0 in runs of older versions
 	Started          time.Time          `json:"started"`
 }
 
-// A Step is the record of one optimizer update.
+// A Step is the record of one optimizer update, or of one that was not made.
 type Step struct {
 	Step            int64
-	Samples, Tokens int64
-	Loss            float64 // mean cross entropy in nats per target; NaN for a step without samples
+	Samples, Tokens int64   // tokens that were trained on
+	Loss            float64 // mean cross entropy in nats per target; NaN for a step without samples, or if it was not finite
 	AuxLoss, ZLoss  float64
 	GradNorm        float64
 	LearningRate    float64
 	Seconds         float64
 	TokensPerSecond float64
-	SourceLoss      []float64 // in the order of Info.Sources; NaN for a source that the step did not draw
-	SourceSamples   []int64   // in the order of Info.Sources
-	Balance         []Balance // one for each layer with experts
+	MFU             float64            // a share of 1; 0 in runs of older versions
+	SourceLoss      []float64          // in the order of Info.Sources; NaN for a source that the step did not draw
+	SourceSamples   []int64            // in the order of Info.Sources, those trained on
+	Balance         []Balance          // one for each layer with experts
+	RouterEntropy   []float64          // of each layer, nats; empty where it is not recorded
+	UpdateRatio     map[string]float64 // by group of tensors; nil where it was not measured
+	Skipped         *Spike             // why the update was not made; nil if it was
+}
+
+// A Spike is a loss or gradient norm far beyond those before it.
+type Spike struct {
+	What      string  `json:"what"` // "loss", "aux_loss" or "grad_norm"
+	NotFinite bool    `json:"not_finite"`
+	Value     float64 `json:"value"`
+	Limit     float64 `json:"limit"`
+}
+
+// String is the spike in words.
+func (s Spike) String() string {
+	what := strings.ReplaceAll(strings.ReplaceAll(s.What, "grad_norm", "gradient norm"), "aux_loss", "auxiliary loss")
+	if s.NotFinite {
+		return what + " not finite"
+	}
+	return what + " " + exact(s.Value, 4) + " beyond " + exact(s.Limit, 4)
+}
+
+// A Rollback is a return of the run to a time before a spike. The steps that were undone are not on record.
+type Rollback struct {
+	Step     int64 // the first whose data was left out
+	Spiked   int64 // the last, which spiked
+	Spike    Spike
+	From, To int64 // positions left out
 }
 
 // Balance says how evenly the router of one layer spread the tokens of one step over its experts.
@@ -96,7 +132,20 @@ type Resume struct {
 	OldPlan    string   // fingerprint of the plan before it, if the run went on with another one
 }
 
-// Read reads the metrics of the run in a directory.
+// Finished reports whether all steps are done.
+func (r *Run) Finished() bool {
+	return len(r.Steps) > 0 && r.Steps[len(r.Steps)-1].Step+1 >= r.planned()
+}
+
+// planned is the number of steps of the whole run: as it is set now, or as it was when the run began.
+func (r *Run) planned() int64 {
+	if n, err := strconv.ParseInt(r.Config["steps"], 10, 64); err == nil && n > 0 {
+		return n
+	}
+	return r.Info.Steps
+}
+
+// Read reads the metrics of the run in a directory, and its configuration.
 //
 // A file that is damaged is refused with the name of the file and the line. Only the last line may be incomplete, as it is while the run
 // goes on: it is left out, and [Run.Torn] says so.
@@ -119,7 +168,8 @@ func Read(runDir string) (*Run, error) {
 		return nil, err
 	}
 	run.Name = filepath.Base(dir)
-	return run, nil
+	run.Config, err = readConfig(filepath.Join(runDir, configFile))
+	return run, err
 }
 
 // line is any line of the file; which of the pointers is set tells its kind.
@@ -136,6 +186,10 @@ type line struct {
 	LearningRate    float64            `json:"learning_rate"`
 	Seconds         float64            `json:"seconds"`
 	TokensPerSecond float64            `json:"tokens_per_second"`
+	MFU             float64            `json:"mfu"`
+	RouterEntropy   []float64          `json:"router_entropy"`
+	UpdateRatio     map[string]float64 `json:"update_ratio"`
+	Skipped         *Spike             `json:"skipped"`
 	SourceLoss      map[string]float64 `json:"source_loss"`
 	SourceSamples   map[string]int64   `json:"source_samples"`
 	ExpertTokens    [][]int64          `json:"expert_tokens"`
@@ -154,6 +208,15 @@ type line struct {
 		} `json:"refused"`
 		OldPlan string `json:"old_plan"`
 	} `json:"resumed"`
+
+	Rollback *struct {
+		Step    int64 `json:"step"`
+		Spike   Spike `json:"spike"`
+		LeftOut struct {
+			From int64 `json:"from"`
+			To   int64 `json:"to"`
+		} `json:"left_out"`
+	} `json:"rollback"`
 }
 
 // parser holds what the lines read so far have established.
@@ -236,10 +299,14 @@ func (p *parser) add(l *line, first bool) error {
 	case l.Resumed != nil:
 		p.addResume(l)
 		return nil
+	case l.Rollback != nil:
+		b := l.Rollback
+		p.run.Rollbacks = append(p.run.Rollbacks, Rollback{Step: *l.Step, Spiked: b.Step, Spike: b.Spike, From: b.LeftOut.From, To: b.LeftOut.To})
+		return nil
 	case l.Samples != nil:
 		return p.addStep(l)
 	}
-	return errors.New(`the line is neither a step ("samples"), nor an evaluation ("eval"), nor a resume ("resumed")`)
+	return errors.New(`the line is neither a step ("samples"), nor an evaluation ("eval"), nor a resume ("resumed"), nor a rollback ("rollback")`)
 }
 
 func (p *parser) addInfo(info *Info) error {
@@ -267,6 +334,7 @@ func (p *parser) addStep(l *line) error {
 	s := Step{
 		Step: *l.Step, Samples: *l.Samples, Tokens: l.Tokens, Loss: math.NaN(), AuxLoss: l.AuxLoss, ZLoss: l.ZLoss, GradNorm: l.GradNorm,
 		LearningRate: l.LearningRate, Seconds: l.Seconds, TokensPerSecond: l.TokensPerSecond,
+		MFU: l.MFU, RouterEntropy: l.RouterEntropy, UpdateRatio: l.UpdateRatio, Skipped: l.Skipped,
 	}
 	if n := len(run.Steps); n > 0 && s.Step != run.Steps[n-1].Step+1 {
 		return fmt.Errorf("step %d follows step %d: lines are missing or doubled", s.Step, run.Steps[n-1].Step)
@@ -297,7 +365,18 @@ func (p *parser) addStep(l *line) error {
 	if len(l.SourceSamples) > 0 && sum != s.Samples {
 		return fmt.Errorf("step %d: the sources' samples add up to %d, the step has %d", s.Step, sum, s.Samples)
 	}
-	if s.Samples > 0 || l.ExpertTokens != nil {
+	lost := s.Skipped != nil && s.Skipped.NotFinite // what the step computed has no value
+	if lost {
+		s.GradNorm = math.NaN()
+		if s.Skipped.What != "grad_norm" {
+			s.Loss = math.NaN()
+		}
+	}
+	if s.Skipped != nil {
+		s.Tokens = 0
+		clear(s.SourceSamples)
+	}
+	if s.Samples > 0 && !lost || l.ExpertTokens != nil {
 		if s.Balance, err = p.addLoad(l.ExpertTokens); err != nil {
 			return fmt.Errorf("step %d: expert_tokens: %w", s.Step, err)
 		}

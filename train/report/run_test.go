@@ -17,12 +17,15 @@ import (
 )
 
 const (
-	headLine   = `{"run":{"format":1,"mula":"v1","model":{"num_experts":4},"parameters":10,"active_parameters":6,"plan":"ab","sources":["go","docs"],"weights":{"go":0.75,"docs":0.25},"sequence_length":8,"batch_size":4,"steps":3,"device":"cpu","started":"2026-09-01T08:00:00Z"}}` + "\n"
-	step0      = `{"step":0,"first":0,"samples":4,"tokens":32,"loss":5.5,"aux_loss":1.5,"z_loss":0.25,"grad_norm":2,"learning_rate":0.001,"seconds":0.5,"tokens_per_second":64,"time":"2026-09-01T08:00:01Z","source_loss":{"go":5,"docs":7},"source_samples":{"go":3,"docs":1},"expert_tokens":[[16,16,16,16],[64,0,0,0],[32,32,0,0]]}` + "\n"
-	step1      = `{"step":1,"first":4,"samples":0,"tokens":0,"loss":0,"grad_norm":0,"learning_rate":0.001,"seconds":0.1,"tokens_per_second":0,"source_loss":{},"source_samples":{},"expert_tokens":[[0,0,0,0],[0,0,0,0],[0,0,0,0]]}` + "\n"
-	step2      = `{"step":2,"first":8,"samples":4,"tokens":32,"loss":4.5,"grad_norm":1,"learning_rate":0.002,"seconds":0.5,"tokens_per_second":64,"source_loss":{"go":4.5},"source_samples":{"go":4},"expert_tokens":[[4,8,16,36],[64,0,0,0],[0,0,32,32]]}` + "\n"
-	evalLine   = `{"step":2,"eval":{"loss":5,"source_loss":{"docs":6},"source_targets":{"docs":80}}}` + "\n"
-	resumeLine = `{"step":2,"resumed":{"checkpoint":"step-00000002","time":"2026-09-01T09:00:00Z","refused":[{"checkpoint":"step-00000003","error":"hash"}]}}` + "\n"
+	headLine     = `{"run":{"format":1,"mula":"v1","model":{"num_experts":4},"parameters":10,"active_parameters":6,"plan":"ab","sources":["go","docs"],"weights":{"go":0.75,"docs":0.25},"sequence_length":8,"batch_size":4,"steps":3,"device":"cpu","started":"2026-09-01T08:00:00Z"}}` + "\n"
+	step0        = `{"step":0,"first":0,"samples":4,"tokens":32,"loss":5.5,"aux_loss":1.5,"z_loss":0.25,"grad_norm":2,"learning_rate":0.001,"seconds":0.5,"tokens_per_second":64,"time":"2026-09-01T08:00:01Z","source_loss":{"go":5,"docs":7},"source_samples":{"go":3,"docs":1},"expert_tokens":[[16,16,16,16],[64,0,0,0],[32,32,0,0]]}` + "\n"
+	step1        = `{"step":1,"first":4,"samples":0,"tokens":0,"loss":0,"grad_norm":0,"learning_rate":0.001,"seconds":0.1,"tokens_per_second":0,"source_loss":{},"source_samples":{},"expert_tokens":[[0,0,0,0],[0,0,0,0],[0,0,0,0]]}` + "\n"
+	step2        = `{"step":2,"first":8,"samples":4,"tokens":32,"loss":4.5,"grad_norm":1,"learning_rate":0.002,"seconds":0.5,"tokens_per_second":64,"source_loss":{"go":4.5},"source_samples":{"go":4},"expert_tokens":[[4,8,16,36],[64,0,0,0],[0,0,32,32]]}` + "\n"
+	skippedStep2 = `{"step":2,"first":8,"samples":4,"tokens":32,"loss":9.5,"grad_norm":7,"mfu":0.25,"source_loss":{"go":9.5},"source_samples":{"go":4},"expert_tokens":[[4,8,16,36],[64,0,0,0],[0,0,32,32]],"router_entropy":[1,0.5,1.25],"skipped":{"what":"loss","value":9.5,"mean":5,"deviation":0.25,"limit":6.5}}` + "\n"
+	lostStep2    = `{"step":2,"first":8,"samples":4,"tokens":32,"loss":0,"grad_norm":0,"source_loss":{},"source_samples":{},"skipped":{"what":"loss","not_finite":true}}` + "\n"
+	backLine     = `{"step":1,"rollback":{"step":2,"spike":{"what":"grad_norm","not_finite":true},"left_out":{"from":4,"to":12}}}` + "\n"
+	evalLine     = `{"step":2,"eval":{"loss":5,"source_loss":{"docs":6},"source_targets":{"docs":80}}}` + "\n"
+	resumeLine   = `{"step":2,"resumed":{"checkpoint":"step-00000002","time":"2026-09-01T09:00:00Z","refused":[{"checkpoint":"step-00000003","error":"hash"}]}}` + "\n"
 )
 
 func TestParse(t *testing.T) {
@@ -55,6 +58,57 @@ func TestParse(t *testing.T) {
 	}
 	if run.LoadSteps != 3 || run.Torn != "" || run.Info.Plan != "ab" || run.Info.Weights["go"] != 0.75 || !run.Info.Started.Equal(epoch) {
 		t.Errorf("got %+v", run)
+	}
+}
+
+// A step that was skipped keeps what it computed, but nothing was trained on; what is not finite is no value.
+func TestParseSpikes(t *testing.T) {
+	run, err := parse(strings.NewReader(headLine+step0+strings.Replace(step1, `"grad_norm"`, `"update_ratio":{"head":0.5},"grad_norm"`, 1)+skippedStep2), "m")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := run.Steps[2]
+	if s.Loss != 9.5 || s.Tokens != 0 || s.SourceSamples[0] != 0 || s.Samples != 4 || s.Skipped.String() != "loss 9.500 beyond 6.500" || s.MFU != 0.25 || len(s.RouterEntropy) != 3 {
+		t.Errorf("skipped: %+v", s)
+	}
+	if run.Steps[1].UpdateRatio["head"] != 0.5 {
+		t.Errorf("update ratio: %+v", run.Steps[1])
+	}
+	run, err = parse(strings.NewReader(headLine+step0+backLine+step1+lostStep2), "m")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s := run.Steps[2]; !math.IsNaN(s.Loss) || !math.IsNaN(s.GradNorm) || s.Tokens != 0 || s.Skipped.String() != "loss not finite" || !math.IsNaN(s.Balance[0].Entropy) {
+		t.Errorf("lost: %+v", s)
+	}
+	if diff := cmp.Diff([]Rollback{{Step: 1, Spiked: 2, Spike: Spike{What: "grad_norm", NotFinite: true}, From: 4, To: 12}}, run.Rollbacks); diff != "" {
+		t.Errorf("rollbacks (-want +got):\n%s", diff)
+	}
+	got := make(map[string]string)
+	for _, row := range summarise([]string{"r"}, []*Run{run}).Rows {
+		got[row.Name] = row.Cells[0].Text
+	}
+	if got["steps skipped"] != "1" || got["rollbacks"] != "1 (8 samples left out)" || got["tokens seen"] != "32" {
+		t.Errorf("summary %v", got)
+	}
+	page := render(t, run)
+	for _, want := range []string{"<title>step 2 skipped: loss not finite</title>", "<title>the data of steps 1 to 2 is left out: gradient norm not finite at step 2</title>", ">skipped</text>"} {
+		if !strings.Contains(page, want) {
+			t.Errorf("the page does not contain %s", want)
+		}
+	}
+}
+
+// A run is finished when the steps that its configuration asks for are done, or without one those that it began with.
+func TestFinished(t *testing.T) {
+	run, err := parse(strings.NewReader(headLine+step0+step1), "m")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for steps, want := range map[string]bool{"": false, "2": true, "3": false, "1": true, "0": false} {
+		if run.Config = map[string]string{"steps": steps}; run.Finished() != want {
+			t.Errorf("2 steps of %q: %v", steps, !want)
+		}
 	}
 }
 
@@ -242,6 +296,8 @@ func TestRead(t *testing.T) {
 func FuzzRead(f *testing.F) {
 	f.Add([]byte(headLine + step0 + step1 + evalLine + resumeLine + step2))
 	f.Add([]byte(headLine + step0 + step1[:90]))
+	f.Add([]byte(headLine + step0 + backLine + step1 + skippedStep2))
+	f.Add([]byte(headLine + step0 + step1 + lostStep2))
 	f.Add([]byte(headLine + strings.Replace(step0, "5.5", "1e308", 1) + strings.Replace(step1, `"samples":0`, `"samples":9`, 1)))
 	f.Add([]byte(headLine + strings.Replace(step0, "[16,16,16,16]", "[]", 1)))
 	f.Add([]byte(headLine + strings.Replace(evalLine, `"step":2`, `"step":9000000000000000000`, 1)))

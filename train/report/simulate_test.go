@@ -26,12 +26,15 @@ type simulation struct {
 	resumes         []int
 	spike           int // a step whose loss and gradient leap; 0: none
 	empty           int // a step without samples, as a skip leaves it; 0: none
+	skip, lost      int // steps that were skipped because of a spike, and because of what is not finite; 0: none
+	back            int // a step from which on the data of five is left out; 0: none
 }
 
 func quick() simulation {
 	return simulation{
 		seed: 1, steps: 400, planned: 400, sources: []string{"go", "tests", "assembly", "docs", "books"}, weights: []float64{0.45, 0.2, 0.1, 0.2, 0.05},
 		layers: 4, experts: 16, batch: 32, length: 256, evalEvery: 50, resumes: []int{180}, spike: 260, empty: 310,
+		skip: 215, lost: 218, back: 340,
 	}
 }
 
@@ -91,8 +94,12 @@ func (s simulation) write(t testing.TB, name string) string {
 			}
 		}
 		samples := s.batch
-		if step > 0 && step == s.empty {
+		if step > 0 && step == s.empty || s.back > 0 && step >= s.back && step < s.back+5 {
 			samples = 0
+		}
+		if step > 0 && step == s.back {
+			put(object{"step": step, "rollback": object{"step": step + 4, "spike": object{"what": "grad_norm", "value": 35.5, "mean": 0.7, "deviation": 0.2, "limit": 1.9},
+				"left_out": object{"from": step * s.batch, "to": (step + 5) * s.batch}}})
 		}
 		drawn, losses := map[string]int{}, object{}
 		counts := make([]int, len(s.sources))
@@ -113,7 +120,7 @@ func (s simulation) write(t testing.TB, name string) string {
 				continue
 			}
 			l := mean(i, step) + rng.NormFloat64()*0.25/math.Sqrt(float64(n))
-			if step > 0 && step == s.spike {
+			if step > 0 && (step == s.spike || step == s.skip) {
 				l += 2.5
 			}
 			drawn[s.sources[i]] = n
@@ -145,11 +152,32 @@ func (s simulation) write(t testing.TB, name string) string {
 		at = at.Add(time.Duration(seconds * 1e9))
 		record := object{
 			"step": step, "first": step * s.batch, "samples": samples, "tokens": tokens, "loss": loss, "aux_loss": 1.02 + math.Exp(-float64(step)/80), "z_loss": 0,
-			"grad_norm": norm, "learning_rate": rate, "seconds": seconds, "tokens_per_second": float64(tokens) / seconds, "time": at,
+			"grad_norm": norm, "learning_rate": rate, "seconds": seconds, "tokens_per_second": float64(tokens) / seconds, "mfu": 1.1 * float64(tokens) / seconds / 8192, "time": at,
 			"source_loss": losses, "source_samples": drawn,
 		}
-		if samples > 0 {
+		if samples > 0 && s.layers > 0 {
 			record["expert_tokens"] = experts
+			entropies := make([]float64, s.layers)
+			for l := range entropies {
+				entropies[l] = math.Log(float64(s.experts)) * (0.97 - 0.05*float64(l)*(1-math.Exp(-float64(step)/100)))
+			}
+			record["router_entropy"] = entropies
+		}
+		if samples > 0 && step%10 == 0 {
+			ratios := object{}
+			for i, group := range []string{"embedding", "attention", "router", "experts", "norms", "head"} {
+				ratios[group] = rate * (0.5 + float64(i)) * (1 + 0.1*rng.Float64())
+			}
+			record["update_ratio"] = ratios
+		}
+		if step > 0 && step == s.skip {
+			record["skipped"] = object{"what": "loss", "value": loss, "mean": 2.1, "deviation": 0.05, "limit": 2.4}
+		}
+		if step > 0 && step == s.lost {
+			record["skipped"] = object{"what": "loss", "not_finite": true}
+			record["loss"], record["grad_norm"], record["source_loss"], record["source_samples"] = 0, 0, object{}, object{}
+			delete(record, "expert_tokens")
+			delete(record, "router_entropy")
 		}
 		put(record)
 		if s.evalEvery > 0 && (step+1)%s.evalEvery == 0 {
@@ -161,6 +189,10 @@ func (s simulation) write(t testing.TB, name string) string {
 			}
 			put(object{"step": step + 1, "eval": object{"loss": total / float64(len(s.sources)), "source_loss": losses, "source_targets": targets}})
 		}
+	}
+	config := fmt.Sprintf("# made up\noutput: .\nsteps: %d\nschedule:\n  learning_rate: 0.0004\n  warmup_steps: %d\noptimizer: {betas: [0.9, 0.95]}\n", s.planned, max(s.planned/20, 1))
+	if err := os.WriteFile(filepath.Join(dir, configFile), []byte(config), 0o666); err != nil {
+		t.Fatal(err)
 	}
 	if err := out.Flush(); err != nil {
 		t.Fatal(err)

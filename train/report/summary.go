@@ -60,8 +60,8 @@ func summarise(names []string, runs []*Run) summary {
 		return cell{r.Info.Plan[:16] + "…", r.Info.Plan}
 	})
 	add("steps", text(func(r *Run) string {
-		if n := int64(len(r.Steps)); n < r.Info.Steps {
-			return count(n) + " of " + count(r.Info.Steps)
+		if n := int64(len(r.Steps)); n < r.planned() {
+			return count(n) + " of " + count(r.planned())
 		}
 		return count(int64(len(r.Steps)))
 	}))
@@ -99,6 +99,22 @@ func summarise(names []string, runs []*Run) summary {
 			return count(int64(math.Round(m)))
 		}
 	}))
+	add("MFU, median", text(func(r *Run) string {
+		var shares []float64
+		for _, s := range r.Steps {
+			if s.MFU > 0 {
+				shares = append(shares, s.MFU)
+			}
+		}
+		if len(shares) == 0 {
+			return ""
+		}
+		t := percent(median(shares), nil)
+		if r.Info.PeakFLOPS > 0 {
+			t += " of " + short(r.Info.PeakFLOPS/1e9, 4) + " GFLOP/s"
+		}
+		return t
+	}))
 	add("time in steps", text(func(r *Run) string {
 		var seconds float64
 		for _, s := range r.Steps {
@@ -119,6 +135,29 @@ func summarise(names []string, runs []*Run) summary {
 			at = append(at, count(m.Step))
 		}
 		return fmt.Sprintf("%d (before step %s)", len(r.Resumes), strings.Join(at, ", "))
+	}))
+	add("steps skipped", text(func(r *Run) string {
+		n := 0
+		for _, s := range r.Steps {
+			if s.Skipped != nil {
+				n++
+			}
+		}
+		if n == 0 {
+			return ""
+		}
+		return count(int64(n))
+	}))
+	add("rollbacks", text(func(r *Run) string {
+		if len(r.Rollbacks) == 0 {
+			return ""
+		}
+		var out, until int64 // positions left out, each once; the rollbacks go forward
+		for _, b := range r.Rollbacks {
+			out += max(0, b.To-max(b.From, until))
+			until = max(until, b.To)
+		}
+		return fmt.Sprintf("%d (%s samples left out)", len(r.Rollbacks), count(out))
 	}))
 	add("started", text(func(r *Run) string {
 		if r.Info.Started.IsZero() {

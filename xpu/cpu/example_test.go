@@ -3,12 +3,13 @@ package cpu_test
 import (
 	"fmt"
 
+	"mula/xpu"
 	"mula/xpu/cpu"
 )
 
 // A linear layer of two outputs and three inputs on two tokens, Y = X·Wᵀ.
 func Example() {
-	dev := cpu.New(1)
+	dev := cpu.New(1, xpu.FP32)
 	defer dev.Close()
 	x := []float32{
 		1, 2, 3,

@@ -1,6 +1,7 @@
 package cpu
 
 import (
+	"math"
 	"testing"
 	"unsafe"
 
@@ -67,6 +68,11 @@ func TestFence(t *testing.T) {
 			AddScaled(v(0), v(1), 2, v(2))
 			Scale(v(0), 2)
 			SumSquares(v(0))
+			MulScaled(v(0), v(1), 2, v(2))
+			AddProduct(v(0), 2, v(1), v(2))
+			SoftmaxGrad(v(0), v(1), v(2), 2)
+			h := min(len(a), n) / 2
+			Rotate(fences[0].last(a[:2*h]), fences[1].last(a[:2*h]), fences[2].last(a[:h]), fences[3].last(a[:h]), 2)
 			AdamW{Step: 1}.Update(v(0), v(1), v(2), v(3))
 		}
 	})
@@ -74,31 +80,43 @@ func TestFence(t *testing.T) {
 
 // TestPack: the panels hold what they should, and the packs write nothing behind them.
 func TestPack(t *testing.T) {
-	out, edge := newFence(t, 3*maxNR*blockK), make([]float32, maxNR*blockK)
+	out, edge := newFence(t, 3*maxNR*blockKBF16), make([]float32, maxNR*blockKBF16)
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.IntRange(1, 70).Draw(t, "n")
-		kc := rapid.OneOf(rapid.IntRange(1, 40), rapid.Just(blockK)).Draw(t, "kc")
+		kc := rapid.OneOf(rapid.IntRange(1, 40), rapid.Just(blockK), rapid.Just(blockKBF16)).Draw(t, "kc")
 		trans := rapid.Bool().Draw(t, "trans")
 		first, k0 := rapid.IntRange(0, 3).Draw(t, "first"), rapid.IntRange(0, 3).Draw(t, "k0")
 		a, lda := matrix(1, first+n, k0+kc, 2, trans)
 		b, ldb := matrix(2, k0+kc, first+n, 2, trans)
-		for _, set := range kernelSets() {
+		for _, set := range allSets() {
+			ra, rb := operand(set.precision, a), operand(set.precision, b)
+			size := set.elements(kc)
 			check := func(name string, width int, dst []float32, want func(i, k int) float64) {
+				at := func(i, k int) float32 { return dst[i/width*width*size+k*width+i%width] }
 				for i := range n {
 					for k := range kc {
-						if got := dst[i/width*width*kc+k*width+i%width]; float64(got) != want(first+i, k0+k) {
-							t.Fatalf("%s: line %d, term %d of %s is %v, want %v", set.name, i, k, name, got, want(first+i, k0+k))
+						got := float32(0)
+						if set.pairs() {
+							got = math.Float32frombits(math.Float32bits(at(i, k/2)) << (k % 2 * 16) & 0xffff0000)
+						} else {
+							got = at(i, k)
 						}
+						if float64(got) != want(first+i, k0+k) {
+							t.Fatalf("%s %s: line %d, term %d of %s is %v, want %v", set.precision, set.name, i, k, name, got, want(first+i, k0+k))
+						}
+					}
+					if set.pairs() && kc%2 == 1 && math.Float32bits(at(i, kc/2))&0x7fff != 0 {
+						t.Fatalf("%s: line %d of %s has a term too many", set.name, i, name)
 					}
 				}
 			}
-			panel := func(width int) []float32 { return out.last(make([]float32, (n+width-1)/width*width*kc)) }
+			panel := func(width int) []float32 { return out.last(make([]float32, (n+width-1)/width*width*size)) }
 			dst := panel(set.mr)
 			set.packA(dst, a, lda, trans, first, n, k0, kc, edge)
-			check("A", set.mr, dst, func(i, k int) float64 { return at(a, lda, trans, i, k) })
+			check("A", set.mr, dst, func(i, k int) float64 { return at(ra, lda, trans, i, k) })
 			dst = panel(set.nr)
 			set.packB(dst, b, ldb, trans, first, n, k0, kc, edge)
-			check("B", set.nr, dst, func(i, k int) float64 { return at(b, ldb, trans, k, i) })
+			check("B", set.nr, dst, func(i, k int) float64 { return at(rb, ldb, trans, k, i) })
 		}
 	})
 }

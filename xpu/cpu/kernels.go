@@ -1,42 +1,104 @@
 package cpu
 
-import "runtime"
+import (
+	"math"
+	"runtime"
+
+	"mula/xpu"
+)
 
 // kernelSet is the innermost work of a product for one instruction set. Operands come as panels: a panel of op(A) holds mr rows, element
-// (i, k) at k*mr+i; a panel of op(B) nr columns, element (k, j) at k*nr+j.
+// (i, k) at k*mr+i; a panel of op(B) nr columns, element (k, j) at k*nr+j. With pairs an element of a panel is a word of two terms in
+// bfloat16, the first in its upper half: element (i, k) has the terms 2k and 2k+1. If that is one too many, it is 0 in op(A) and -0 in op(B),
+// whose product changes no sum, not even one of -0.
 type kernelSet struct {
 	name       string
+	precision  xpu.Precision
 	arithmetic string // sets with the same one give the same bits
 	mr, nr     int
+	blockK     int // terms of a block; see product.go
 
-	// tile computes rows × nr elements of C, 1 ≤ rows ≤ mr, from kc ≥ 1 terms each: chains of multiply-adds that start from zero, stored in
-	// c or with add ≠ 0 added to it. a is a panel; row k of b starts at k*ldb, so that b is a panel with ldb = nr, or a matrix itself.
-	tile func(rows, kc int64, a, b *float32, ldb int64, c *float32, ldc, add int64)
+	// tile computes rows × nr elements of C, 1 ≤ rows ≤ mr, from kc ≥ 1 elements of panels each: chains of multiply-adds that start from
+	// zero, stored in c or with the mode tileAdd added to it. a is a panel; row k of b starts at k*ldb, so that b is a panel with ldb = nr,
+	// or a matrix itself.
+	tile func(rows, kc int64, a, b *float32, ldb int64, c *float32, ldc, mode int64)
+	mode int64 // of all tiles, tileFlush or nothing
 
 	// The packs make panels of full width. packRows: of op(A) or the transpose of op(B) as stored, line i at src[i*ld:], kc a multiple of 4.
 	// packColumns: the reverse, line k at src[k*ld:], any kc, and several panels side by side, one after the other in dst. Nil where there
-	// are none.
+	// are none. With pairs packRows takes lines of words, which pairLines has made, packColumns lines of kc float32.
 	packRowsA, packRowsB       func(dst, src *float32, kc, ld int64)
 	packColumnsA, packColumnsB func(dst, src *float32, kc, ld, panels int64)
+
+	// pairLines makes lines of pairs, ⌈kc/32⌉·16 words each, of lines of kc elements; the bits of pad stand for what is missing at the end.
+	// Nil in sets without pairs.
+	pairLines func(dst, src *float32, kc, ld, lines, pad int64)
+
+	round func(panels []float32) // rounds panels of float32 to bfloat16; nil where they are right as packed
 }
 
-var goKernels = kernelSet{name: "go", arithmetic: "go " + runtime.GOARCH, mr: 4, nr: 4, tile: nil}
+func (s *kernelSet) pairs() bool { return s.pairLines != nil }
+
+// Modes of a tile, to be added up.
+const (
+	tileAdd   = 1 // C += instead of C =
+	tileFlush = 2 // a multiply-add that has a denormal result gives zero, as those of pairs do; not so the addition to C
+)
+
+// elements is the number of elements of a panel that so many terms take.
+func (s *kernelSet) elements(kc int) int {
+	if s.pairs() {
+		return (kc + 1) / 2
+	}
+	return kc
+}
+
+var goKernels = kernelSet{name: "go", precision: xpu.FP32, arithmetic: "go " + runtime.GOARCH, mr: 4, nr: 4, blockK: blockK}
+
+// kernelsFor lists the sets of this machine for a precision, the best first. Every set of fp32 has a twin for bf16, which rounds the panels
+// once they are packed and gives the bits that pairs give, because a chain of these, too, is one of fused multiply-adds in ascending order.
+func kernelsFor(precision xpu.Precision) []*kernelSet {
+	if precision == xpu.FP32 {
+		return kernelSets()
+	}
+	sets := pairSets()
+	for _, s := range kernelSets() {
+		twin := *s
+		twin.precision, twin.arithmetic, twin.blockK, twin.mode, twin.round = xpu.BF16, s.arithmetic+" bf16", blockKBF16, tileFlush, roundBF16
+		sets = append(sets, &twin)
+	}
+	return sets
+}
+
+// roundBF16Go rounds to bfloat16; see [xpu.BF16].
+func roundBF16Go(x []float32) {
+	for i, v := range x {
+		switch b := math.Float32bits(v); {
+		case b&0x7f800000 == 0:
+			x[i] = math.Float32frombits(b & 0x80000000)
+		case v != v:
+			x[i] = math.Float32frombits((b | 0x00400000) & 0xffff0000)
+		default:
+			x[i] = math.Float32frombits((b + 0x7fff + b>>16&1) & 0xffff0000)
+		}
+	}
+}
 
 // maxMR and maxNR are the largest tile of any set.
 const maxMR, maxNR = 14, 32
 
-// multiply is tile behind a check of all that it will touch. len(b) and len(c) may exceed what is used.
+// multiply is tile behind a check of all that it will touch. kc counts elements of panels. len(b) and len(c) may exceed what is used.
 func (s *kernelSet) multiply(rows, kc int, a, b []float32, ldb int, c []float32, ldc int, add bool) {
 	_, _, _ = a[kc*s.mr-1], b[(kc-1)*ldb+s.nr-1], c[(rows-1)*ldc+s.nr-1]
 	if s.tile == nil {
 		multiplyGo(rows, kc, a, b, ldb, c, ldc, add)
 		return
 	}
-	flag := int64(0)
+	mode := s.mode
 	if add {
-		flag = 1
+		mode |= tileAdd
 	}
-	s.tile(int64(rows), int64(kc), &a[0], &b[0], int64(ldb), &c[0], int64(ldc), flag)
+	s.tile(int64(rows), int64(kc), &a[0], &b[0], int64(ldb), &c[0], int64(ldc), mode)
 }
 
 // multiplyGo is the tile of the set go. Products are rounded by conversion before they are added, because a compiler may fuse them
@@ -73,46 +135,75 @@ func storeGo(c []float32, s0, s1, s2, s3 float32, add bool) {
 // packA makes panels of rows row0… (n of them, any number) and terms k0… (kc of them) of op(A), one after the other in dst.
 func (s *kernelSet) packA(dst, a []float32, lda int, trans bool, row0, n, k0, kc int, edge []float32) {
 	if trans {
-		packColumns(s.packColumnsA, dst, a[k0*lda+row0:], lda, s.mr, n, kc)
-		return
-	}
-	for r := 0; r < n; r += s.mr {
-		packRows(s.packRowsA, dst[r*kc:], a[(row0+r)*lda+k0:], lda, s.mr, min(s.mr, n-r), kc, edge)
+		s.packColumns(s.packColumnsA, dst, a[k0*lda+row0:], lda, s.mr, n, kc, edge)
+	} else {
+		s.packRows(s.packRowsA, dst, a[row0*lda+k0:], lda, s.mr, n, kc, 0, edge)
 	}
 }
 
 // packB makes panels of columns column0… (n of them, any number) and terms k0… (kc of them) of op(B), one after the other in dst.
 func (s *kernelSet) packB(dst, b []float32, ldb int, trans bool, column0, n, k0, kc int, edge []float32) {
 	if !trans {
-		packColumns(s.packColumnsB, dst, b[k0*ldb+column0:], ldb, s.nr, n, kc)
-		return
-	}
-	for j := 0; j < n; j += s.nr {
-		packRows(s.packRowsB, dst[j*kc:], b[(column0+j)*ldb+k0:], ldb, s.nr, min(s.nr, n-j), kc, edge)
+		s.packColumns(s.packColumnsB, dst, b[k0*ldb+column0:], ldb, s.nr, n, kc, edge)
+	} else {
+		s.packRows(s.packRowsB, dst, b[column0*ldb+k0:], ldb, s.nr, n, kc, 1<<31, edge)
 	}
 }
 
-// packColumns copies n elements of kc lines to panels of the given width; what the last has too much of becomes zero.
-func packColumns(fast func(dst, src *float32, kc, ld, panels int64), dst, src []float32, ld, width, n, kc int) {
-	done := 0
+// packColumns copies n elements of kc lines to panels of the given width; what the last has too much of becomes zero. edge has room for
+// width*kc elements.
+func (s *kernelSet) packColumns(fast func(dst, src *float32, kc, ld, panels int64), dst, src []float32, ld, width, n, kc int, edge []float32) {
+	done, size := 0, s.elements(kc)
 	if panels := n / width; fast != nil && panels > 0 {
 		done = panels * width
-		_, _ = dst[kc*done-1], src[(kc-1)*ld+done-1]
+		_, _ = dst[size*done-1], src[(kc-1)*ld+done-1]
 		fast(&dst[0], &src[0], int64(kc), int64(ld), int64(panels))
 	}
 	for ; done < n; done += width {
-		panel, m := dst[done*kc:][:kc*width], min(width, n-done)
+		panel, m := dst[done*size:][:size*width], min(width, n-done)
+		lines := panel
+		if s.pairs() { // only the assembly makes them, of whole lines
+			lines = edge[:kc*width]
+		}
 		for k := range kc {
-			d := panel[k*width:][:width]
+			d := lines[k*width:][:width]
 			clear(d[copy(d, src[k*ld+done:][:m]):])
+		}
+		if s.pairs() {
+			fast(&panel[0], &lines[0], int64(kc), int64(width), 1)
+		}
+	}
+	if s.round != nil {
+		s.round(dst[:done*size])
+	}
+}
+
+// packRows transposes n lines of kc elements to panels of the given width; what stands in the rest of the last is undefined (no element of C
+// that is kept comes from it). pad has the bits of the term that makes a last pair whole. edge has room for width lines of kc elements, 32 at least.
+func (s *kernelSet) packRows(fast func(dst, src *float32, kc, ld int64), dst, src []float32, ld, width, n, kc int, pad int64, edge []float32) {
+	size := s.elements(kc)
+	for i := 0; i < n; i += width {
+		panel, lines := dst[i*size:][:size*width], min(width, n-i)
+		if s.pairs() {
+			stride := (kc + 31) / 32 * 16
+			words := edge[:width*stride]
+			_ = src[(i+lines-1)*ld+kc-1]
+			s.pairLines(&words[0], &src[i*ld], int64(kc), int64(ld), int64(lines), pad)
+			if lines > 1 {
+				lines = width // all are there, the last ones left over from other panels
+			}
+			packPanel(fast, panel, words, stride, width, lines, size, nil)
+		} else {
+			packPanel(fast, panel, src[i*ld:], ld, width, lines, kc, edge)
+		}
+		if s.round != nil {
+			s.round(panel)
 		}
 	}
 }
 
-// packRows transposes n lines of kc elements to a panel of the given width; what stands in the rest of the width is undefined (no element
-// of C that is kept comes from it). edge has room for width*kc elements.
-func packRows(fast func(dst, src *float32, kc, ld int64), dst, src []float32, ld, width, n, kc int, edge []float32) {
-	dst = dst[:kc*width]
+// packPanel transposes n lines to one panel.
+func packPanel(fast func(dst, src *float32, kc, ld int64), dst, src []float32, ld, width, n, kc int, edge []float32) {
 	done := 0
 	if fast != nil && kc >= 4 {
 		if n < width && n > 1 { // the assembly wants all lines

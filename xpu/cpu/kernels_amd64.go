@@ -4,19 +4,29 @@ package cpu
 
 //go:generate go run ./gen
 
-import "golang.org/x/sys/cpu"
+import (
+	"golang.org/x/sys/cpu"
+
+	"mula/xpu"
+)
 
 var avx512Kernels = kernelSet{
-	name: "avx512", arithmetic: "fma", mr: 14, nr: 32, tile: tileAVX512,
+	name: "avx512", precision: xpu.FP32, arithmetic: "fma", mr: 14, nr: 32, blockK: blockK, tile: tileAVX512,
 	packRowsA: packRows14, packRowsB: packRows32, packColumnsA: packColumns14, packColumnsB: packColumns32,
 }
 
 var avx2Kernels = kernelSet{
-	name: "avx2", arithmetic: "fma", mr: 6, nr: 16, tile: tileAVX2,
+	name: "avx2", precision: xpu.FP32, arithmetic: "fma", mr: 6, nr: 16, blockK: blockK, tile: tileAVX2,
 	packRowsA: packRows6, packRowsB: packRows16, packColumnsA: packColumns6, packColumnsB: packColumns16,
 }
 
-// kernelSets lists the sets that this machine can run, the best first.
+// pairKernels needs AVX512_BF16 and AVX-512BW.
+var pairKernels = kernelSet{
+	name: "avx512_bf16", precision: xpu.BF16, arithmetic: "fma bf16", mr: 14, nr: 32, blockK: blockKBF16, tile: tilePairs, pairLines: pairLines,
+	packRowsA: packRows14, packRowsB: packRows32, packColumnsA: packPairColumns14, packColumnsB: packPairColumns32,
+}
+
+// kernelSets lists the sets of fp32 that this machine can run, the best first.
 func kernelSets() []*kernelSet {
 	var sets []*kernelSet
 	if cpu.X86.HasAVX2 && cpu.X86.HasFMA {
@@ -28,11 +38,31 @@ func kernelSets() []*kernelSet {
 	return append(sets, &goKernels)
 }
 
-//go:noescape
-func tileAVX512(rows, kc int64, a, b *float32, ldb int64, c *float32, ldc, add int64)
+// pairSets lists the sets of pairs that this machine can run.
+func pairSets() []*kernelSet {
+	if x := cpu.X86; x.HasAVX512BF16 && x.HasAVX512F && x.HasAVX512BW && x.HasAVX2 && x.HasFMA {
+		return []*kernelSet{&pairKernels}
+	}
+	return nil
+}
+
+// roundBF16 rounds to bfloat16; see [xpu.BF16].
+func roundBF16(x []float32) {
+	if n := len(x) &^ 7; n > 0 && cpu.X86.HasAVX2 {
+		roundAVX2(&x[0], int64(n))
+		x = x[n:]
+	}
+	roundBF16Go(x)
+}
 
 //go:noescape
-func tileAVX2(rows, kc int64, a, b *float32, ldb int64, c *float32, ldc, add int64)
+func tileAVX512(rows, kc int64, a, b *float32, ldb int64, c *float32, ldc, mode int64)
+
+//go:noescape
+func tileAVX2(rows, kc int64, a, b *float32, ldb int64, c *float32, ldc, mode int64)
+
+//go:noescape
+func tilePairs(rows, kc int64, a, b *float32, ldb int64, c *float32, ldc, mode int64)
 
 //go:noescape
 func packRows32(dst, src *float32, kc, ld int64)
@@ -57,3 +87,15 @@ func packColumns14(dst, src *float32, kc, ld, panels int64)
 
 //go:noescape
 func packColumns6(dst, src *float32, kc, ld, panels int64)
+
+//go:noescape
+func packPairColumns32(dst, src *float32, kc, ld, panels int64)
+
+//go:noescape
+func packPairColumns14(dst, src *float32, kc, ld, panels int64)
+
+//go:noescape
+func pairLines(dst, src *float32, kc, ld, lines, pad int64)
+
+//go:noescape
+func roundAVX2(x *float32, n int64)

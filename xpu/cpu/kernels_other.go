@@ -2,5 +2,10 @@
 
 package cpu
 
-// kernelSets lists the sets that this machine can run, the best first.
+// kernelSets lists the sets of fp32 that this machine can run, the best first.
 func kernelSets() []*kernelSet { return []*kernelSet{&goKernels} }
+
+// pairSets lists the sets of pairs that this machine can run.
+func pairSets() []*kernelSet { return nil }
+
+var roundBF16 = roundBF16Go

@@ -9,13 +9,15 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"mula/xpu"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestParallel(t *testing.T) {
 	for threads := 1; threads <= 4; threads++ {
-		d := New(threads)
+		d := New(threads, xpu.FP32)
 		for _, n := range []int{-1, 0, 1, 2, 3, 100, 10000} {
 			calls := make([]atomic.Int32, max(n, 0))
 			d.Parallel(n, func(i int) { calls[i].Add(1) })
@@ -34,7 +36,7 @@ func TestParallel(t *testing.T) {
 // calls can bring about.
 func TestHelp(t *testing.T) {
 	const threads = 4
-	d := New(threads)
+	d := New(threads, xpu.FP32)
 	defer d.Close()
 	for range 100 {
 		var all sync.WaitGroup
@@ -49,7 +51,7 @@ func TestHelp(t *testing.T) {
 // TestNested has loops in loops, from several goroutines at once, with products inside.
 func TestNested(t *testing.T) {
 	for threads := 1; threads <= 3; threads++ {
-		d := New(threads)
+		d := New(threads, xpu.FP32)
 		const n, k = 16, 40
 		a, b := uniform(1, n*k), uniform(2, n*k)
 		want := make([]float32, n*n)
@@ -82,7 +84,7 @@ func TestNested(t *testing.T) {
 
 // TestConcurrentProducts has products large enough to be cut into pieces, from several goroutines on one device.
 func TestConcurrentProducts(t *testing.T) {
-	d := New(3)
+	d := New(3, xpu.FP32)
 	defer d.Close()
 	const m, n, k = 200, 96, 300
 	a, b := uniform(1, m*k), uniform(2, n*k)
@@ -108,7 +110,7 @@ func TestConcurrentProducts(t *testing.T) {
 
 // TestPanic: a panic of the caller's own call comes out of Parallel only after the others have returned, and the device works on.
 func TestPanic(t *testing.T) {
-	d := New(2)
+	d := New(2, xpu.FP32)
 	defer d.Close()
 	caller := goroutine()
 	for range 20 {
@@ -145,7 +147,7 @@ func goroutine() string {
 }
 
 func TestClosed(t *testing.T) {
-	d := New(2)
+	d := New(2, xpu.FP32)
 	d.Close()
 	defer func() {
 		if recover() == nil {
@@ -162,7 +164,12 @@ func TestName(t *testing.T) {
 	if one.Name() != "cpu go, 1 thread" || two.Name() != "cpu go, 2 threads" {
 		t.Errorf("names %q and %q", one.Name(), two.Name())
 	}
-	if d := New(0); d.Threads() < 1 {
+	twin := newDevice(kernelsFor(xpu.BF16)[len(kernelsFor(xpu.BF16))-1], 2)
+	defer twin.Close()
+	if twin.Name() != "cpu go, bf16, 2 threads" || twin.Arithmetic() != two.Arithmetic()+" bf16" || twin.Precision() != xpu.BF16 {
+		t.Errorf("name %q, arithmetic %q, precision %q", twin.Name(), twin.Arithmetic(), twin.Precision())
+	}
+	if d := New(0, xpu.FP32); d.Threads() < 1 {
 		t.Errorf("%d threads", d.Threads())
 	} else {
 		d.Close()
@@ -170,7 +177,7 @@ func TestName(t *testing.T) {
 }
 
 func BenchmarkParallel(b *testing.B) {
-	d := New(2)
+	d := New(2, xpu.FP32)
 	defer d.Close()
 	f := func(int) {}
 	for b.Loop() {

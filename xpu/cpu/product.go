@@ -4,14 +4,19 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+
+	"mula/xpu"
 )
 
 const (
-	// blockK is the number of terms that are summed in registers before they are added to C. It decides the bits of every product: it is
-	// the same for all kernel sets and must never change.
-	blockK = 256
-	// blockPanels is the number of panels of op(A) that a worker packs at once: at most 12·14 rows, 168 KiB, which stay in its second cache.
-	blockPanels = 12
+	// blockK and blockKBF16 are the numbers of terms that are summed in registers before they are added to C. They decide the bits of every
+	// product: they are the same for all kernel sets of a precision and must never change.
+	blockK, blockKBF16 = 256, 512
+	// blockPanels is the number of panels of op(A) that a worker packs at once, of depth blocks of terms, which are all added to a tile of C
+	// before the next one: at most 12·14 rows, 336 KiB, which stay in its second cache (twice that where bf16 is rounded in float32).
+	blockPanels, depth = 12, 2
+	// packPanels is the number of panels of op(B) that are packed at once: long pieces of lines come from memory faster.
+	packPanels = 4
 	// packedElements bounds the shared copy of op(B), in elements (16 MiB), unless a single panel is larger.
 	packedElements = 4 << 20
 	// smallWork is the number of multiply-adds below which waking a worker costs more than it brings.
@@ -48,17 +53,17 @@ type span struct {
 	offset        int
 }
 
-// packing is one panel of a span over one block of K, k0 its first term.
-type packing struct{ span, panel, k0 int }
+// packing is some panels of a span over one block of K, k0 its first term.
+type packing struct{ span, first, panels, k0 int }
 
 // piece is rows × panels of the C of a span.
 type piece struct{ span, row, rows, first, panels int }
 
 // scratch is what one worker needs for a piece.
 type scratch struct {
-	a    [blockPanels * maxMR * blockK]float32
-	b    [maxNR * blockK]float32
-	edge [maxNR * blockK]float32
+	a    [blockPanels * maxMR * depth * blockKBF16]float32
+	b    [maxNR * blockKBF16]float32
+	edge [maxNR * blockKBF16]float32
 	tile [maxMR * maxNR]float32
 }
 
@@ -192,18 +197,19 @@ func (p *product) fill(next, panel int) (int, int) {
 			continue
 		}
 		s := span{problem: next, first: panel, panels: (q.n+nr-1)/nr - panel, offset: -1}
+		terms := p.dev.kernels.elements(q.k)
 		if q.m > blockPanels*mr && q.k > 0 {
-			if s.panels = min(s.panels, (p.dev.packedElements-used)/(q.k*nr)); s.panels == 0 {
+			if s.panels = min(s.panels, (p.dev.packedElements-used)/(terms*nr)); s.panels == 0 {
 				if used > 0 {
 					break
 				}
 				s.panels = 1 // one panel exceeds the bound by itself
 			}
 			s.offset = used
-			used += s.panels * q.k * nr
-			for k0 := 0; k0 < q.k; k0 += blockK {
-				for j := range s.panels {
-					p.packs = append(p.packs, packing{len(p.spans), j, k0})
+			used += s.panels * terms * nr
+			for k0 := 0; k0 < q.k; k0 += p.dev.kernels.blockK {
+				for j := 0; j < s.panels; j += packPanels {
+					p.packs = append(p.packs, packing{len(p.spans), j, min(packPanels, s.panels-j), k0})
 				}
 			}
 		}
@@ -264,11 +270,11 @@ func (p *product) packOne(i int) {
 	q := &p.problems[s.problem]
 	kernels := p.dev.kernels
 	nr := kernels.nr
-	kc := min(blockK, q.k-g.k0)
-	column := (s.first + g.panel) * nr
-	dst := p.packed[s.offset+g.k0*s.panels*nr+g.panel*nr*kc:]
+	kc := min(kernels.blockK, q.k-g.k0)
+	column := (s.first + g.first) * nr
+	dst := p.packed[s.offset+kernels.elements(g.k0)*s.panels*nr+g.first*nr*kernels.elements(kc):]
 	work := p.dev.scratch.get()
-	kernels.packB(dst, q.b, q.ldb, q.transB, column, min(nr, q.n-column), g.k0, kc, work.edge[:])
+	kernels.packB(dst, q.b, q.ldb, q.transB, column, min(g.panels*nr, q.n-column), g.k0, kc, work.edge[:])
 	p.dev.scratch.put(work)
 }
 
@@ -288,39 +294,54 @@ func (p *product) computeOne(i int) {
 	}
 	work := p.dev.scratch.get()
 	defer p.dev.scratch.put(work)
-	for k0 := 0; k0 < q.k; k0 += blockK {
-		kc := min(blockK, q.k-k0)
-		add := q.add || k0 > 0
-		kernels.packA(work.a[:], q.a, q.lda, q.transA, t.row, t.rows, k0, kc, work.edge[:])
+	padded := (t.rows + mr - 1) / mr * mr
+	for from, to := 0, 0; from < q.k; from = to {
+		to = min(q.k, from+depth*kernels.blockK)
+		for k0 := from; k0 < to; k0 += kernels.blockK {
+			kc := min(kernels.blockK, to-k0)
+			kernels.packA(work.a[padded*kernels.elements(k0-from):], q.a, q.lda, q.transA, t.row, t.rows, k0, kc, work.edge[:])
+		}
 		for j := t.first; j < t.first+t.panels; j++ {
-			columns := min(nr, q.n-j*nr)
-			b, ldb := work.b[:], nr
-			switch {
-			case s.offset >= 0:
-				b = p.packed[s.offset+k0*s.panels*nr+(j-s.first)*nr*kc:]
-			case !q.transB && columns == nr && t.rows <= mr:
-				b, ldb = q.b[k0*q.ldb+j*nr:], q.ldb // read once: a copy would not pay
-			default:
-				kernels.packB(b, q.b, q.ldb, q.transB, j*nr, columns, k0, kc, work.edge[:])
+			for k0 := from; k0 < to; k0 += kernels.blockK {
+				p.multiply(t, j, k0, min(kernels.blockK, to-k0), work, work.a[padded*kernels.elements(k0-from):])
 			}
-			for r := 0; r < t.rows; r += mr {
-				rows := min(mr, t.rows-r)
-				c := q.c[(t.row+r)*q.ldc+j*nr:]
-				if columns == nr {
-					kernels.multiply(rows, kc, work.a[r*kc:], b, ldb, c, q.ldc, add)
-					continue
-				}
-				kernels.multiply(rows, kc, work.a[r*kc:], b, ldb, work.tile[:], nr, false)
-				for i := range rows {
-					d, x := c[i*q.ldc:][:columns], work.tile[i*nr:][:columns]
-					if !add {
-						copy(d, x)
-						continue
-					}
-					for l, v := range x {
-						d[l] += v
-					}
-				}
+		}
+	}
+}
+
+// multiply computes terms k0… (kc of them) of panel j of piece t, whose panels of op(A) are a.
+func (p *product) multiply(t piece, j, k0, kc int, work *scratch, a []float32) {
+	s := p.spans[t.span]
+	q := &p.problems[s.problem]
+	kernels := p.dev.kernels
+	mr, nr := kernels.mr, kernels.nr
+	size, add := kernels.elements(kc), q.add || k0 > 0
+	columns := min(nr, q.n-j*nr)
+	b, ldb := work.b[:], nr
+	switch {
+	case s.offset >= 0:
+		b = p.packed[s.offset+kernels.elements(k0)*s.panels*nr+(j-s.first)*nr*size:]
+	case !q.transB && columns == nr && t.rows <= mr && kernels.precision == xpu.FP32:
+		b, ldb = q.b[k0*q.ldb+j*nr:], q.ldb // read once: a copy would not pay
+	default:
+		kernels.packB(b, q.b, q.ldb, q.transB, j*nr, columns, k0, kc, work.edge[:])
+	}
+	for r := 0; r < t.rows; r += mr {
+		rows := min(mr, t.rows-r)
+		c := q.c[(t.row+r)*q.ldc+j*nr:]
+		if columns == nr {
+			kernels.multiply(rows, size, a[r*size:], b, ldb, c, q.ldc, add)
+			continue
+		}
+		kernels.multiply(rows, size, a[r*size:], b, ldb, work.tile[:], nr, false)
+		for i := range rows {
+			d, x := c[i*q.ldc:][:columns], work.tile[i*nr:][:columns]
+			if !add {
+				copy(d, x)
+				continue
+			}
+			for l, v := range x {
+				d[l] += v
 			}
 		}
 	}

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"mula/xpu"
 )
 
 // uniform returns n numbers in ±0.5 that depend on the seed only.
@@ -21,9 +23,28 @@ func uniform(seed uint64, n int) []float32 {
 	return x
 }
 
+// allSets lists the kernel sets of this machine, of all precisions.
+func allSets() []*kernelSet { return append(kernelsFor(xpu.FP32), kernelsFor(xpu.BF16)...) }
+
+// operand is x as a product takes it.
+func operand(precision xpu.Precision, x []float32) []float32 {
+	if precision == xpu.FP32 {
+		return x
+	}
+	y := make([]float32, len(x))
+	for i, v := range x {
+		if y[i] = v; math.Abs(float64(v)) < 0x1p-126 {
+			y[i] = float32(math.Copysign(0, float64(v)))
+		} else if v == v {
+			y[i], _ = new(big.Float).SetPrec(8).SetFloat64(float64(v)).Float32() // 8 bits; ties to even
+		}
+	}
+	return y
+}
+
 // devices makes a device for every kernel set of this machine and number of threads up to 3.
 func devices(t *testing.T) (all []*Device) {
-	for _, k := range kernelSets() {
+	for _, k := range allSets() {
 		for threads := 1; threads <= 3; threads++ {
 			d := newDevice(k, threads)
 			t.Cleanup(d.Close)
@@ -60,19 +81,24 @@ func TestMatMul(t *testing.T) {
 			a, lda := matrix(1, m, k, 3, transA)
 			b, ldb := matrix(2, k, n, 5, transB)
 			c, ldc := matrix(3, m, n, 7, false)
-			want := make([]float64, len(c))
-			for i, v := range c {
-				row, column := i/ldc, i%ldc
-				if accumulate || column >= n { // between the rows nothing may be written
-					want[i] = float64(v)
-				}
-				if column < n {
-					for p := range k {
-						want[i] += at(a, lda, transA, row, p) * at(b, ldb, transB, p, column)
+			wants := map[xpu.Precision][]float64{}
+			for _, precision := range []xpu.Precision{xpu.FP32, xpu.BF16} {
+				a, b, want := operand(precision, a), operand(precision, b), make([]float64, len(c))
+				for i, v := range c {
+					row, column := i/ldc, i%ldc
+					if accumulate || column >= n { // between the rows nothing may be written
+						want[i] = float64(v)
+					}
+					if column < n {
+						for p := range k {
+							want[i] += at(a, lda, transA, row, p) * at(b, ldb, transB, p, column)
+						}
 					}
 				}
+				wants[precision] = want
 			}
 			for _, d := range all {
+				want := wants[d.Precision()]
 				got := append([]float32(nil), c...)
 				d.MatMul(transA, transB, m, n, k, a, lda, b, ldb, got, ldc, accumulate)
 				for i, w := range want {
@@ -85,41 +111,109 @@ func TestMatMul(t *testing.T) {
 	}
 }
 
-// fma is x·y+z rounded once, add is x+y rounded.
-func fma(x, y, z float32) float32 {
+// fma is x·y+z rounded once. With flush what is denormal, once rounded to 24 bits, becomes zero.
+func fma(x, y, z float32, flush bool) float32 {
 	wide := new(big.Float).SetPrec(600).SetFloat64(float64(x))
 	wide.Mul(wide, new(big.Float).SetFloat64(float64(y)))
-	f, _ := wide.Add(wide, new(big.Float).SetFloat64(float64(z))).Float32()
+	wide.Add(wide, new(big.Float).SetFloat64(float64(z)))
+	f, _ := wide.Float32()
+	if flush && wide.SetPrec(24).MantExp(nil) <= -126 {
+		return 0
+	}
 	return f
 }
 
 // TestDefinition holds the products to what the package comment says about their bits.
 func TestDefinition(t *testing.T) {
-	const m, n, k = 17, 37, 600
-	a, b, c := uniform(1, m*k), uniform(2, k*n), uniform(3, m*n)
-	for _, kernels := range kernelSets() {
-		d := newDevice(kernels, 2)
-		got := append([]float32(nil), c...)
-		d.MatMul(false, false, m, n, k, a, k, b, n, got, n, true)
-		d.Close()
-		for i := 0; i < m*n; i += 11 {
-			want := c[i]
-			for k0 := 0; k0 < k; k0 += 256 {
-				s := float32(0)
-				for p := k0; p < min(k, k0+256); p++ {
-					x, y := a[i/n*k+p], b[p*n+i%n]
-					if kernels == &goKernels {
-						s += float32(x * y)
-					} else {
-						s = fma(x, y, s)
-					}
-				}
-				want += s
-			}
-			if got[i] != want {
-				t.Fatalf("%s: element %d is %x, want %x", kernels.name, i, got[i], want)
+	const m, n, k = 17, 37, 1301
+	for _, scale := range []float32{1, 0x1p-61} { // the second makes chains that pass through denormal numbers
+		a, b, c := uniform(1, m*k), uniform(2, k*n), uniform(3, m*n)
+		for _, x := range [][]float32{a, b, c} {
+			for i := range x {
+				x[i] *= scale
 			}
 		}
+		for i := range c { // of the size of the products
+			c[i] *= scale
+		}
+		for _, kernels := range allSets() {
+			d := newDevice(kernels, 2)
+			got := append([]float32(nil), c...)
+			d.MatMul(false, false, m, n, k, a, k, b, n, got, n, true)
+			d.Close()
+			a, b := operand(kernels.precision, a), operand(kernels.precision, b)
+			for i := 0; i < m*n; i += 23 {
+				want := c[i]
+				block := map[xpu.Precision]int{xpu.FP32: 256, xpu.BF16: 512}[kernels.precision]
+				for k0 := 0; k0 < k; k0 += block {
+					s := float32(0)
+					for p := k0; p < min(k, k0+block); p++ {
+						x, y := a[i/n*k+p], b[p*n+i%n]
+						if kernels.name == "go" {
+							s += float32(x * y)
+						} else {
+							s = fma(x, y, s, kernels.precision == xpu.BF16)
+						}
+					}
+					want += s
+				}
+				if got[i] != want {
+					t.Fatalf("%s: element %d of scale %g is %x, want %x", d.Name(), i, scale, got[i], want)
+				}
+			}
+		}
+	}
+}
+
+// TestRounding holds every way of rounding to bfloat16 to the definition, on numbers of all kinds.
+func TestRounding(t *testing.T) {
+	inf := float32(math.Inf(1))
+	x := []float32{0, 1, 0x1.01p0, 0x1.03p0, 0x1.010002p0, 0x1.fep127, 0x1.fefffep127, 0x1.ffp127, math.MaxFloat32, inf, 0x1p-126, 0x1.01p-126,
+		0x1.fffffcp-127, 0x1p-127, 0x1p-149, float32(math.NaN()), math.Float32frombits(0x7f800001), math.Float32frombits(0x7fffffff)}
+	for _, v := range x {
+		x = append(x, -v)
+	}
+	r := rand.New(rand.NewPCG(1, 1))
+	for len(x) < 20000 {
+		x = append(x, math.Float32frombits(r.Uint32()))
+	}
+	want := operand(xpu.BF16, x)
+	if got := want[2:5]; got[0] != 1 || got[1] != 0x1.04p0 || got[2] != 0x1.02p0 {
+		t.Fatalf("the reference rounds to %x", got)
+	}
+	check := func(how string, got func(i int) uint32) {
+		t.Helper()
+		for i, v := range x {
+			g := math.Float32frombits(got(i))
+			if v != v {
+				if g == g || math.Signbit(float64(g)) != math.Signbit(float64(v)) || got(i)&0xffff != 0 {
+					t.Fatalf("%s: NaN %#x became %#x", how, math.Float32bits(v), got(i))
+				}
+			} else if got(i) != math.Float32bits(want[i]) {
+				t.Fatalf("%s: %x (%#x) became %x (%#x), want %x", how, v, math.Float32bits(v), g, got(i), want[i])
+			}
+		}
+	}
+	got := append([]float32(nil), x...)
+	roundBF16Go(got)
+	check("roundBF16Go", func(i int) uint32 { return math.Float32bits(got[i]) })
+	got = append([]float32(nil), x...)
+	roundBF16(got)
+	check("roundBF16", func(i int) uint32 { return math.Float32bits(got[i]) })
+	for _, set := range pairSets() {
+		panel, edge := make([]float32, 14), make([]float32, 14*blockKBF16)
+		word := func(trans bool) func(i int) uint32 {
+			return func(i int) uint32 {
+				set.packA(panel, []float32{1, x[i]}, 1, trans, 0, 1, 0, 2, edge)
+				return math.Float32bits(panel[0]) << 16
+			}
+		}
+		check("the pack of columns", word(true))
+		x2 := func(i int) uint32 {
+			set.packA(panel, []float32{x[i], 1}, 2, false, 0, 1, 0, 2, edge)
+			return math.Float32bits(panel[0]) & 0xffff0000
+		}
+		check("the pack of rows", x2)
 	}
 }
 
@@ -135,13 +229,19 @@ func TestSameBits(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		counts := rapid.SliceOfN(rapid.OneOf(rapid.IntRange(0, 3), rapid.IntRange(0, 60), rapid.IntRange(160, 180)), 1, 2).Draw(t, "counts")
 		n := rapid.IntRange(1, 40).Draw(t, "n")
-		k := rapid.OneOf(rapid.IntRange(1, 10), rapid.IntRange(1, 40), rapid.IntRange(250, 270)).Draw(t, "k")
+		k := rapid.OneOf(rapid.IntRange(1, 10), rapid.IntRange(1, 40), rapid.IntRange(250, 270), rapid.IntRange(505, 520)).Draw(t, "k")
 		accumulate := rapid.Bool().Draw(t, "accumulate")
+		scale := rapid.SampledFrom([]float32{1, 0x1p-61, 0x1p-125}).Draw(t, "scale") // denormal products; denormal operands
 		m := 0
 		for _, c := range counts {
 			m += c
 		}
 		a, b, c0 := uniform(1, m*k), uniform(2, n*k), uniform(3, m*n)
+		for _, x := range [][]float32{a, b, c0} {
+			for i := range x {
+				x[i] *= scale
+			}
+		}
 		at, bt := transpose(a, m, k), transpose(b, k, n)
 		bs, bts := make([][]float32, len(counts)), make([][]float32, len(counts))
 		for g := range counts {
@@ -198,8 +298,11 @@ func TestGrouped(t *testing.T) {
 		}
 		for _, size := range [][2]int{{40, 265}, {70, 16}, {1, 5}} {
 			n, k := size[0], size[1]
-			for flags := range 4 {
-				transB, accumulate := flags&1 != 0, flags&2 != 0
+			for flags := range 8 {
+				transB, accumulate, precision := flags&1 != 0, flags&2 != 0, xpu.FP32
+				if flags&4 != 0 {
+					precision = xpu.BF16
+				}
 				start, base := float32(math.NaN()), 0.0 // what was there must not matter
 				if accumulate {
 					start, base = 0.25, 0.25
@@ -210,17 +313,23 @@ func TestGrouped(t *testing.T) {
 				}
 				a, dc := uniform(1, rows*k), uniform(2, rows*n)
 				b := make([][]float32, len(counts))
-				wantC, wantDB := make([]float64, rows*n), make([][]float64, len(counts))
-				row := 0
 				for g, count := range counts {
 					if count > 0 {
 						b[g] = uniform(uint64(10+g), k*n)
 					}
+				}
+				ra, rdc, rb := operand(precision, a), operand(precision, dc), make([][]float32, len(b))
+				for g := range b {
+					rb[g] = operand(precision, b[g])
+				}
+				wantC, wantDB := make([]float64, rows*n), make([][]float64, len(counts))
+				row := 0
+				for g, count := range counts {
 					for i := row; i < row+count; i++ {
 						for j := range n {
 							wantC[i*n+j] = base
 							for p := range k {
-								wantC[i*n+j] += float64(a[i*k+p]) * at(b[g], ldb, transB, p, j)
+								wantC[i*n+j] += float64(ra[i*k+p]) * at(rb[g], ldb, transB, p, j)
 							}
 						}
 					}
@@ -230,12 +339,15 @@ func TestGrouped(t *testing.T) {
 					for i := range wantDB[g] {
 						wantDB[g][i] = base
 						for r := row; r < row+count; r++ {
-							wantDB[g][i] += float64(a[r*k+i/n]) * float64(dc[r*n+i%n])
+							wantDB[g][i] += float64(ra[r*k+i/n]) * float64(rdc[r*n+i%n])
 						}
 					}
 					row += count
 				}
 				for _, d := range all {
+					if d.Precision() != precision {
+						continue
+					}
 					c, db := fill(rows*n, start), make([][]float32, len(counts))
 					for g := range db {
 						if wantDB[g] != nil {
@@ -294,7 +406,7 @@ func TestSpans(t *testing.T) {
 
 // TestShortSlices asks for more than the slices hold, by one element: all must be refused before anything is written.
 func TestShortSlices(t *testing.T) {
-	d := New(2)
+	d := New(2, xpu.FP32)
 	defer d.Close()
 	x := func(n int) []float32 { return make([]float32, n) }
 	for name, f := range map[string]func(c []float32){
@@ -339,7 +451,13 @@ func TestShortSlices(t *testing.T) {
 
 // TestNoAllocation holds the promise that a training step in its steady state allocates nothing here.
 func TestNoAllocation(t *testing.T) {
-	d := New(2)
+	for _, precision := range []xpu.Precision{xpu.FP32, xpu.BF16} {
+		t.Run(string(precision), func(t *testing.T) { testNoAllocation(t, precision) })
+	}
+}
+
+func testNoAllocation(t *testing.T, precision xpu.Precision) {
+	d := New(2, precision)
 	defer d.Close()
 	const m, n, k = 400, 64, 64
 	a, b, c := uniform(1, m*k), uniform(2, n*k), make([]float32, m*n)
@@ -388,15 +506,15 @@ func BenchmarkMatMul(b *testing.B) {
 
 // BenchmarkTile measures the innermost loop alone, on panels in the first cache.
 func BenchmarkTile(b *testing.B) {
-	for _, k := range kernelSets() {
-		a, y, c := uniform(1, blockK*maxMR), uniform(2, blockK*maxNR), make([]float32, maxMR*maxNR)
+	for _, k := range allSets() {
+		a, y, c := uniform(1, k.blockK*maxMR), uniform(2, k.blockK*maxNR), make([]float32, maxMR*maxNR)
 		for _, rows := range []int{1, k.mr / 2, k.mr} {
-			b.Run(fmt.Sprintf("%s/rows=%d", k.name, rows), func(b *testing.B) {
+			b.Run(fmt.Sprintf("%s/%s/rows=%d", k.precision, k.name, rows), func(b *testing.B) {
 				start := cpuSeconds()
 				for b.Loop() {
-					k.multiply(rows, blockK, a, y, k.nr, c, k.nr, false)
+					k.multiply(rows, k.elements(k.blockK), a, y, k.nr, c, k.nr, false)
 				}
-				b.ReportMetric(2*blockK*float64(rows*k.nr*b.N)/(cpuSeconds()-start)/1e9, "GFLOP/cpu-s")
+				b.ReportMetric(2*float64(k.blockK*rows*k.nr*b.N)/(cpuSeconds()-start)/1e9, "GFLOP/cpu-s")
 			})
 		}
 	}
@@ -404,15 +522,15 @@ func BenchmarkTile(b *testing.B) {
 
 // BenchmarkPack measures the packs, panel after panel of a matrix of 8192 lines of 256 elements, which the second cache cannot hold.
 func BenchmarkPack(b *testing.B) {
-	x, dst, edge := uniform(1, 8192*256), make([]float32, blockK*12*maxMR), make([]float32, blockK*maxNR)
-	for _, k := range kernelSets() {
+	x, dst, edge := uniform(1, 8192*256), make([]float32, 256*12*maxMR), make([]float32, 256*maxNR)
+	for _, k := range allSets() {
 		for name, f := range map[string]func(i int){
-			"A":           func(i int) { k.packA(dst, x, 256, false, i%40*200, 12*k.mr, 0, blockK, edge) },
-			"Atransposed": func(i int) { k.packA(dst, x, 256, true, i%2*30, 12*k.mr, i/2%32*256, blockK, edge) },
-			"B":           func(i int) { k.packB(dst, x, 256, false, i%2*96, 96, i/2%32*256, blockK, edge) },
-			"Btransposed": func(i int) { k.packB(dst, x, 256, true, i%80*96, 96, 0, blockK, edge) },
+			"A":           func(i int) { k.packA(dst, x, 256, false, i%40*200, 12*k.mr, 0, 256, edge) },
+			"Atransposed": func(i int) { k.packA(dst, x, 256, true, i%2*30, 12*k.mr, i/2%32*256, 256, edge) },
+			"B":           func(i int) { k.packB(dst, x, 256, false, i%2*96, 96, i/2%32*256, 256, edge) },
+			"Btransposed": func(i int) { k.packB(dst, x, 256, true, i%80*96, 96, 0, 256, edge) },
 		} {
-			b.Run(k.name+"/"+name, func(b *testing.B) {
+			b.Run(string(k.precision)+"/"+k.name+"/"+name, func(b *testing.B) {
 				width := 96
 				if name[0] == 'A' {
 					width = 12 * k.mr
@@ -421,7 +539,7 @@ func BenchmarkPack(b *testing.B) {
 				for i := 0; b.Loop(); i++ {
 					f(i)
 				}
-				b.ReportMetric(float64(width*blockK*b.N)/(cpuSeconds()-start)/1e9, "Gelements/cpu-s")
+				b.ReportMetric(float64(width*256*b.N)/(cpuSeconds()-start)/1e9, "Gelements/cpu-s")
 				b.ReportMetric(0, "ns/op")
 			})
 		}
@@ -454,9 +572,9 @@ func BenchmarkGrouped(b *testing.B) {
 // benchmark measures f on every kernel set with 1 and 2 threads: GFLOP/s by the clock, and GFLOP per second of processor time, times the
 // number of threads, which is what the clock would show on a machine that does nothing else.
 func benchmark(b *testing.B, name string, flops float64, f func(d *Device)) {
-	for _, k := range kernelSets() {
+	for _, k := range allSets() {
 		for threads := 1; threads <= 2; threads++ {
-			b.Run(fmt.Sprintf("%s/%s/threads=%d", name, k.name, threads), func(b *testing.B) {
+			b.Run(fmt.Sprintf("%s/%s/%s/threads=%d", name, k.precision, k.name, threads), func(b *testing.B) {
 				d := newDevice(k, threads)
 				defer d.Close()
 				f(d)

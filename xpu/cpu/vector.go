@@ -137,6 +137,84 @@ func Scale(x []float32, a float32) {
 	scaleGo(x[n:], a)
 }
 
+// MulScaled sets dst[i] = w[i]·(a·x[i]).
+func MulScaled(dst, w []float32, a float32, x []float32) {
+	sameLength(len(dst), len(w), len(x))
+	n := len(dst) &^ 15
+	if n > 0 {
+		mulScaled(dst[:n], w[:n], x[:n], a)
+	}
+	if n < len(dst) {
+		var p, q [16]float32
+		copy(p[:], w[n:])
+		copy(q[:], x[n:])
+		mulScaled(p[:], p[:], q[:], a)
+		copy(dst[n:], p[:])
+	}
+}
+
+// AddProduct adds a·(x[i]·y[i]) to dst[i].
+func AddProduct(dst []float32, a float32, x, y []float32) {
+	sameLength(len(dst), len(x), len(y))
+	n := len(dst) &^ 15
+	if n > 0 {
+		addProduct(dst[:n], x[:n], y[:n], a)
+	}
+	if n < len(dst) {
+		var d, p, q [16]float32
+		copy(d[:], dst[n:])
+		copy(p[:], x[n:])
+		copy(q[:], y[n:])
+		addProduct(d[:], p[:], q[:], a)
+		copy(dst[n:], d[:])
+	}
+}
+
+// SoftmaxGrad sets dx[i] = y[i]·(dy[i] - shift). With y a softmax, dy the gradient of it and shift the sum of y[i]·dy[i], dx is the gradient
+// of what the softmax was taken of.
+func SoftmaxGrad(dx, y, dy []float32, shift float32) {
+	sameLength(len(dx), len(y), len(dy))
+	n := len(dx) &^ 15
+	if n > 0 {
+		softmaxGrad(dx[:n], y[:n], dy[:n], shift)
+	}
+	if n < len(dx) {
+		var p, q [16]float32
+		copy(p[:], y[n:])
+		copy(q[:], dy[n:])
+		softmaxGrad(p[:], p[:], q[:], shift)
+		copy(dx[n:], p[:])
+	}
+}
+
+// Rotate turns the pairs (x[j], x[n+j]) by angles of which cos and sin, each of length n, hold cosine and sine, multiplies them by scale and
+// writes them to dst. x and dst have the length 2n.
+func Rotate(dst, x, cos, sin []float32, scale float32) { rotate(dst, x, cos, sin, scale, scale) }
+
+// RotateBack is [Rotate] by the negative angles, its transpose.
+func RotateBack(dst, x, cos, sin []float32, scale float32) { rotate(dst, x, cos, sin, scale, -scale) }
+
+func rotate(dst, x, cos, sin []float32, scale, turn float32) {
+	half := len(cos)
+	sameLength(half, len(sin))
+	sameLength(2*half, len(dst), len(x))
+	n := half &^ 15
+	if n > 0 {
+		rotateHalves(dst, x, cos[:n], sin[:n], half, scale, turn)
+	}
+	if n < half {
+		var y [32]float32
+		var c, s [16]float32
+		copy(c[:], cos[n:])
+		copy(s[:], sin[n:])
+		copy(y[:16], x[n:half])
+		copy(y[16:], x[half+n:])
+		rotateHalves(y[:], y[:], c[:], s[:], 16, scale, turn)
+		copy(dst[n:half], y[:])
+		copy(dst[half+n:], y[16:])
+	}
+}
+
 // SumSquares is the sum of x[i]², added up in float64. Its bits are the same on every machine.
 func SumSquares(x []float32) float64 {
 	var lanes [16]float64
@@ -247,6 +325,36 @@ func addScaledGo(dst, x, y []float32, a float32) {
 func scaleGo(x []float32, a float32) {
 	for i := range x {
 		x[i] *= a
+	}
+}
+
+func mulScaledGo(dst, w, x []float32, a float32) {
+	w, x = w[:len(dst)], x[:len(dst)]
+	for i, v := range x {
+		dst[i] = w[i] * float32(a*v)
+	}
+}
+
+func addProductGo(dst, x, y []float32, a float32) {
+	x, y = x[:len(dst)], y[:len(dst)]
+	for i, v := range x {
+		dst[i] += float32(a * float32(v*y[i]))
+	}
+}
+
+func softmaxGradGo(dx, y, dy []float32, shift float32) {
+	y, dy = y[:len(dx)], dy[:len(dx)]
+	for i, v := range y {
+		dx[i] = v * (dy[i] - shift)
+	}
+}
+
+func rotateGo(dst, x, cos, sin []float32, half int, scale, turn float32) {
+	for j, c := range cos {
+		a, b := x[j], x[half+j]
+		c, s := float32(scale*c), float32(turn*sin[j])
+		dst[j] = float32(a*c) - float32(b*s)
+		dst[half+j] = float32(b*c) + float32(a*s)
 	}
 }
 

@@ -72,6 +72,50 @@ func scale(x []float32, a float32) {
 	}
 }
 
+func mulScaled(dst, w, x []float32, a float32) {
+	switch vectorSet {
+	case &avx512Kernels:
+		mulScaledAVX512(&dst[0], &w[0], &x[0], int64(len(dst)), a)
+	case &avx2Kernels:
+		mulScaledAVX2(&dst[0], &w[0], &x[0], int64(len(dst)), a)
+	default:
+		mulScaledGo(dst, w, x, a)
+	}
+}
+
+func addProduct(dst, x, y []float32, a float32) {
+	switch vectorSet {
+	case &avx512Kernels:
+		addProductAVX512(&dst[0], &x[0], &y[0], int64(len(dst)), a)
+	case &avx2Kernels:
+		addProductAVX2(&dst[0], &x[0], &y[0], int64(len(dst)), a)
+	default:
+		addProductGo(dst, x, y, a)
+	}
+}
+
+func softmaxGrad(dx, y, dy []float32, shift float32) {
+	switch vectorSet {
+	case &avx512Kernels:
+		softmaxGradAVX512(&dx[0], &y[0], &dy[0], int64(len(dx)), shift)
+	case &avx2Kernels:
+		softmaxGradAVX2(&dx[0], &y[0], &dy[0], int64(len(dx)), shift)
+	default:
+		softmaxGradGo(dx, y, dy, shift)
+	}
+}
+
+func rotateHalves(dst, x, cos, sin []float32, half int, scale, turn float32) {
+	switch vectorSet {
+	case &avx512Kernels:
+		rotateAVX512(&dst[0], &x[0], &cos[0], &sin[0], int64(len(cos)), int64(half), scale, turn)
+	case &avx2Kernels:
+		rotateAVX2(&dst[0], &x[0], &cos[0], &sin[0], int64(len(cos)), int64(half), scale, turn)
+	default:
+		rotateGo(dst, x, cos, sin, half, scale, turn)
+	}
+}
+
 func sumSquares(lanes *[16]float64, x []float32) {
 	switch vectorSet {
 	case &avx512Kernels:
@@ -140,6 +184,30 @@ func scaleAVX512(x *float32, n int64, a float32)
 
 //go:noescape
 func scaleAVX2(x *float32, n int64, a float32)
+
+//go:noescape
+func mulScaledAVX512(dst, w, x *float32, n int64, a float32)
+
+//go:noescape
+func mulScaledAVX2(dst, w, x *float32, n int64, a float32)
+
+//go:noescape
+func addProductAVX512(dst, x, y *float32, n int64, a float32)
+
+//go:noescape
+func addProductAVX2(dst, x, y *float32, n int64, a float32)
+
+//go:noescape
+func softmaxGradAVX512(dx, y, dy *float32, n int64, shift float32)
+
+//go:noescape
+func softmaxGradAVX2(dx, y, dy *float32, n int64, shift float32)
+
+//go:noescape
+func rotateAVX512(dst, x, cos, sin *float32, n, half int64, scale, turn float32)
+
+//go:noescape
+func rotateAVX2(dst, x, cos, sin *float32, n, half int64, scale, turn float32)
 
 //go:noescape
 func sumSquaresAVX512(lanes *[16]float64, x *float32, n int64)

@@ -413,6 +413,96 @@ loop:
 	VZEROUPPER
 	RET
 
+// func mulScaledAVX512(dst, w, x *float32, n int64, a float32)
+TEXT ·mulScaledAVX512(SB), NOSPLIT, $0-36
+	MOVQ dst+0(FP), DI
+	MOVQ w+8(FP), DX
+	MOVQ x+16(FP), SI
+	MOVQ n+24(FP), CX
+	VBROADCASTSS a+32(FP), Z15
+	XORQ AX, AX
+	PCALIGN $32
+loop:
+	VMULPS 0(SI)(AX*4), Z15, Z0
+	VMULPS 0(DX)(AX*4), Z0, Z0
+	VMOVUPS Z0, 0(DI)(AX*4)
+	ADDQ $16, AX
+	CMPQ AX, CX
+	JLT loop
+	VZEROUPPER
+	RET
+
+// func addProductAVX512(dst, x, y *float32, n int64, a float32)
+TEXT ·addProductAVX512(SB), NOSPLIT, $0-36
+	MOVQ dst+0(FP), DI
+	MOVQ x+8(FP), SI
+	MOVQ y+16(FP), DX
+	MOVQ n+24(FP), CX
+	VBROADCASTSS a+32(FP), Z15
+	XORQ AX, AX
+	PCALIGN $32
+loop:
+	VMOVUPS 0(SI)(AX*4), Z0
+	VMULPS 0(DX)(AX*4), Z0, Z0
+	VFMADD213PS 0(DI)(AX*4), Z15, Z0
+	VMOVUPS Z0, 0(DI)(AX*4)
+	ADDQ $16, AX
+	CMPQ AX, CX
+	JLT loop
+	VZEROUPPER
+	RET
+
+// func softmaxGradAVX512(dx, y, dy *float32, n int64, shift float32)
+TEXT ·softmaxGradAVX512(SB), NOSPLIT, $0-36
+	MOVQ dx+0(FP), DI
+	MOVQ y+8(FP), SI
+	MOVQ dy+16(FP), DX
+	MOVQ n+24(FP), CX
+	VBROADCASTSS shift+32(FP), Z15
+	XORQ AX, AX
+	PCALIGN $32
+loop:
+	VMOVUPS 0(DX)(AX*4), Z0
+	VSUBPS Z15, Z0, Z0
+	VMULPS 0(SI)(AX*4), Z0, Z0
+	VMOVUPS Z0, 0(DI)(AX*4)
+	ADDQ $16, AX
+	CMPQ AX, CX
+	JLT loop
+	VZEROUPPER
+	RET
+
+// func rotateAVX512(dst, x, cos, sin *float32, n, half int64, scale, turn float32)
+TEXT ·rotateAVX512(SB), NOSPLIT, $0-56
+	MOVQ dst+0(FP), DI
+	MOVQ x+8(FP), SI
+	MOVQ cos+16(FP), DX
+	MOVQ sin+24(FP), BX
+	MOVQ n+32(FP), CX
+	MOVQ half+40(FP), R10
+	LEAQ (SI)(R10*4), R8
+	LEAQ (DI)(R10*4), R9
+	VBROADCASTSS scale+48(FP), Z14
+	VBROADCASTSS turn+52(FP), Z15
+	XORQ AX, AX
+	PCALIGN $32
+loop:
+	VMULPS 0(DX)(AX*4), Z14, Z0
+	VMULPS 0(BX)(AX*4), Z15, Z1
+	VMOVUPS 0(SI)(AX*4), Z2
+	VMOVUPS 0(R8)(AX*4), Z3
+	VMULPS Z2, Z0, Z4
+	VMULPS Z3, Z0, Z5
+	VFNMADD231PS Z3, Z1, Z4
+	VFMADD231PS Z2, Z1, Z5
+	VMOVUPS Z4, 0(DI)(AX*4)
+	VMOVUPS Z5, 0(R9)(AX*4)
+	ADDQ $16, AX
+	CMPQ AX, CX
+	JLT loop
+	VZEROUPPER
+	RET
+
 // func sumSquaresAVX512(lanes *[16]float64, x *float32, n int64)
 TEXT ·sumSquaresAVX512(SB), NOSPLIT, $0-24
 	MOVQ lanes+0(FP), R8
@@ -804,6 +894,117 @@ loop:
 	VMOVUPS Y0, 0(DI)(AX*4)
 	VMULPS 32(DI)(AX*4), Y15, Y1
 	VMOVUPS Y1, 32(DI)(AX*4)
+	ADDQ $16, AX
+	CMPQ AX, CX
+	JLT loop
+	VZEROUPPER
+	RET
+
+// func mulScaledAVX2(dst, w, x *float32, n int64, a float32)
+TEXT ·mulScaledAVX2(SB), NOSPLIT, $0-36
+	MOVQ dst+0(FP), DI
+	MOVQ w+8(FP), DX
+	MOVQ x+16(FP), SI
+	MOVQ n+24(FP), CX
+	VBROADCASTSS a+32(FP), Y15
+	XORQ AX, AX
+	PCALIGN $32
+loop:
+	VMULPS 0(SI)(AX*4), Y15, Y0
+	VMULPS 0(DX)(AX*4), Y0, Y0
+	VMOVUPS Y0, 0(DI)(AX*4)
+	VMULPS 32(SI)(AX*4), Y15, Y1
+	VMULPS 32(DX)(AX*4), Y1, Y1
+	VMOVUPS Y1, 32(DI)(AX*4)
+	ADDQ $16, AX
+	CMPQ AX, CX
+	JLT loop
+	VZEROUPPER
+	RET
+
+// func addProductAVX2(dst, x, y *float32, n int64, a float32)
+TEXT ·addProductAVX2(SB), NOSPLIT, $0-36
+	MOVQ dst+0(FP), DI
+	MOVQ x+8(FP), SI
+	MOVQ y+16(FP), DX
+	MOVQ n+24(FP), CX
+	VBROADCASTSS a+32(FP), Y15
+	XORQ AX, AX
+	PCALIGN $32
+loop:
+	VMOVUPS 0(SI)(AX*4), Y0
+	VMULPS 0(DX)(AX*4), Y0, Y0
+	VFMADD213PS 0(DI)(AX*4), Y15, Y0
+	VMOVUPS Y0, 0(DI)(AX*4)
+	VMOVUPS 32(SI)(AX*4), Y1
+	VMULPS 32(DX)(AX*4), Y1, Y1
+	VFMADD213PS 32(DI)(AX*4), Y15, Y1
+	VMOVUPS Y1, 32(DI)(AX*4)
+	ADDQ $16, AX
+	CMPQ AX, CX
+	JLT loop
+	VZEROUPPER
+	RET
+
+// func softmaxGradAVX2(dx, y, dy *float32, n int64, shift float32)
+TEXT ·softmaxGradAVX2(SB), NOSPLIT, $0-36
+	MOVQ dx+0(FP), DI
+	MOVQ y+8(FP), SI
+	MOVQ dy+16(FP), DX
+	MOVQ n+24(FP), CX
+	VBROADCASTSS shift+32(FP), Y15
+	XORQ AX, AX
+	PCALIGN $32
+loop:
+	VMOVUPS 0(DX)(AX*4), Y0
+	VSUBPS Y15, Y0, Y0
+	VMULPS 0(SI)(AX*4), Y0, Y0
+	VMOVUPS Y0, 0(DI)(AX*4)
+	VMOVUPS 32(DX)(AX*4), Y1
+	VSUBPS Y15, Y1, Y1
+	VMULPS 32(SI)(AX*4), Y1, Y1
+	VMOVUPS Y1, 32(DI)(AX*4)
+	ADDQ $16, AX
+	CMPQ AX, CX
+	JLT loop
+	VZEROUPPER
+	RET
+
+// func rotateAVX2(dst, x, cos, sin *float32, n, half int64, scale, turn float32)
+TEXT ·rotateAVX2(SB), NOSPLIT, $0-56
+	MOVQ dst+0(FP), DI
+	MOVQ x+8(FP), SI
+	MOVQ cos+16(FP), DX
+	MOVQ sin+24(FP), BX
+	MOVQ n+32(FP), CX
+	MOVQ half+40(FP), R10
+	LEAQ (SI)(R10*4), R8
+	LEAQ (DI)(R10*4), R9
+	VBROADCASTSS scale+48(FP), Y14
+	VBROADCASTSS turn+52(FP), Y15
+	XORQ AX, AX
+	PCALIGN $32
+loop:
+	VMULPS 0(DX)(AX*4), Y14, Y0
+	VMULPS 0(BX)(AX*4), Y15, Y1
+	VMOVUPS 0(SI)(AX*4), Y2
+	VMOVUPS 0(R8)(AX*4), Y3
+	VMULPS Y2, Y0, Y4
+	VMULPS Y3, Y0, Y5
+	VFNMADD231PS Y3, Y1, Y4
+	VFMADD231PS Y2, Y1, Y5
+	VMOVUPS Y4, 0(DI)(AX*4)
+	VMOVUPS Y5, 0(R9)(AX*4)
+	VMULPS 32(DX)(AX*4), Y14, Y6
+	VMULPS 32(BX)(AX*4), Y15, Y7
+	VMOVUPS 32(SI)(AX*4), Y8
+	VMOVUPS 32(R8)(AX*4), Y9
+	VMULPS Y8, Y6, Y10
+	VMULPS Y9, Y6, Y11
+	VFNMADD231PS Y9, Y7, Y10
+	VFMADD231PS Y8, Y7, Y11
+	VMOVUPS Y10, 32(DI)(AX*4)
+	VMOVUPS Y11, 32(R9)(AX*4)
 	ADDQ $16, AX
 	CMPQ AX, CX
 	JLT loop

@@ -11,6 +11,12 @@ func swigluGrad(dGate, dUp, gate, up, dOut []float32)            { swigluGradGo(
 func dot(lanes *[32]float32, x, y []float32)                     { dotGo(lanes, x, y) }
 func addScaled(dst, x, y []float32, a float32)                   { addScaledGo(dst, x, y, a) }
 func scale(x []float32, a float32)                               { scaleGo(x, a) }
-func sumSquares(lanes *[16]float64, x []float32)                 { sumSquaresGo(lanes, x) }
-func maximum(lanes *[32]float32, x []float32)                    { maximumGo(lanes, x) }
-func adamw(w, grad, m, v []float32, k *adamwConstants)           { adamwGo(w, grad, m, v, k) }
+func mulScaled(dst, w, x []float32, a float32)                   { mulScaledGo(dst, w, x, a) }
+func addProduct(dst, x, y []float32, a float32)                  { addProductGo(dst, x, y, a) }
+func softmaxGrad(dx, y, dy []float32, shift float32)             { softmaxGradGo(dx, y, dy, shift) }
+func rotateHalves(dst, x, cos, sin []float32, half int, scale, turn float32) {
+	rotateGo(dst, x, cos, sin, half, scale, turn)
+}
+func sumSquares(lanes *[16]float64, x []float32)       { sumSquaresGo(lanes, x) }
+func maximum(lanes *[32]float32, x []float32)          { maximumGo(lanes, x) }
+func adamw(w, grad, m, v []float32, k *adamwConstants) { adamwGo(w, grad, m, v, k) }

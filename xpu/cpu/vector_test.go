@@ -117,6 +117,14 @@ func vectorResults(seed uint64, n int) map[string][]float32 {
 	Axpy(res["axpy"], -1.7, z)
 	res["scale"] = append([]float32(nil), x...)
 	Scale(res["scale"], 1/3.)
+	res["mulScaled"], res["softmaxGrad"], res["rotated"], res["rotatedBack"] = out(), out(), out(), out()
+	MulScaled(res["mulScaled"], x, 0.7, y)
+	res["addProduct"] = append([]float32(nil), x...)
+	AddProduct(res["addProduct"], -0.3, y, z)
+	SoftmaxGrad(res["softmaxGrad"], x, y, 0.6)
+	even := n &^ 1
+	Rotate(res["rotated"][:even], x[:even], y[:even/2], z[:even/2], 0.8)
+	RotateBack(res["rotatedBack"][:even], x[:even], y[:even/2], z[:even/2], 0.8)
 	bits := math.Float64bits(SumSquares(x))
 	res["sumSquares"] = []float32{math.Float32frombits(uint32(bits)), math.Float32frombits(uint32(bits >> 32)), float32(math.Float64frombits(bits))}
 	w, m, v := append([]float32(nil), x...), append([]float32(nil), y...), out()
@@ -143,10 +151,23 @@ func TestVectorValues(t *testing.T) {
 				dots += a * b
 				squares += a * a
 				largest = max(largest, a)
+				if half := n / 2; i < half {
+					p, q, scale := float64(x[i]), float64(x[half+i]), float64(float32(0.8))
+					for name, want := range map[string][2]float64{
+						"rotated": {p*b - q*c, q*b + p*c}, "rotatedBack": {p*b + q*c, q*b - p*c},
+					} {
+						for j, w := range want {
+							if got := float64(res[name][i+j*half]); !(math.Abs(got-scale*w) <= 4e-7*(math.Abs(p)+math.Abs(q))*(math.Abs(b)+math.Abs(c))) {
+								t.Errorf("n %d: %s[%d] = %v, want %v", n, name, i+j*half, got, scale*w)
+							}
+						}
+					}
+				}
 				m, v := 0.9*b+0.1*0.5*c, 0.95*c*c+0.05*0.25*c*c
 				for name, want := range map[string]float64{
 					"exp": math.Exp(float64(x[i] - 1.5)), "swiglu": a * sigma * b,
 					"dGate": c * b * sigma * (1 + a*(1-sigma)), "dUp": c * a * sigma,
+					"mulScaled": a * float64(float32(0.7)) * b, "addProduct": a - float64(float32(0.3))*b*c, "softmaxGrad": a * (b - float64(float32(0.6))),
 					"addScaled": a + float64(float32(0.37))*b, "axpy": a - float64(float32(1.7))*c, "scale": a * float64(float32(1/3.)),
 					"adamwFirst": m, "adamwSecond": v,
 					"adamwWeight": a*(1-1e-3) - 1e-2/(1-0.9*0.9*0.9)*m/(math.Sqrt(v)/math.Sqrt(1-0.95*0.95*0.95)+1e-8),
@@ -209,6 +230,9 @@ func TestVectorSplit(t *testing.T) {
 			from := 0
 			for _, to := range append(cuts, n) {
 				o.Update(w[from:to], z[from:to], m[from:to], v[from:to])
+				AddProduct(w[from:to], 0.1, x[from:to], z[from:to])
+				MulScaled(w[from:to], w[from:to], 1.1, y[from:to])
+				SoftmaxGrad(w[from:to], w[from:to], z[from:to], 0.2)
 				SwiGLUGrad(dg[from:to], du[from:to], x[from:to], y[from:to], z[from:to])
 				from = to
 			}
@@ -252,6 +276,14 @@ func TestInPlace(t *testing.T) {
 			a, b := make([]float32, n), make([]float32, n)
 			SwiGLUGrad(a, b, gate, up, d)
 			SwiGLUGrad(gate, up, gate, up, d)
+			turned, back := make([]float32, 2*n), append(append([]float32(nil), a...), b...)
+			Rotate(turned, back, gate, up, 0.5)
+			Rotate(back, back, gate, up, 0.5)
+			for i := range turned {
+				if turned[i] != back[i] {
+					t.Errorf("n %d, rotated element %d differs in place", n, i)
+				}
+			}
 			e := make([]float32, n)
 			s := ExpSum(e, d, 1)
 			if s2 := ExpSum(d, d, 1); s != s2 {
@@ -288,10 +320,14 @@ func TestMax(t *testing.T) {
 func TestLengths(t *testing.T) {
 	for name, f := range map[string]func(a, b []float32){
 		"ExpSum": func(a, b []float32) { ExpSum(a, b, 0) }, "Dot": func(a, b []float32) { Dot(a, b) },
-		"SwiGLU":     func(a, b []float32) { SwiGLU(a, a, b) },
-		"SwiGLUGrad": func(a, b []float32) { SwiGLUGrad(a, a, a, a, b) },
-		"AddScaled":  func(a, b []float32) { AddScaled(a, a, 1, b) },
-		"AdamW":      func(a, b []float32) { AdamW{}.Update(a, a, a, b) },
+		"SwiGLU":      func(a, b []float32) { SwiGLU(a, a, b) },
+		"SwiGLUGrad":  func(a, b []float32) { SwiGLUGrad(a, a, a, a, b) },
+		"MulScaled":   func(a, b []float32) { MulScaled(a, a, 1, b) },
+		"AddProduct":  func(a, b []float32) { AddProduct(a, 1, a, b) },
+		"SoftmaxGrad": func(a, b []float32) { SoftmaxGrad(a, a, b, 1) },
+		"Rotate":      func(a, b []float32) { Rotate(a, a, a[:len(a)/2], b[:(len(b)+1)/2+len(b)%2], 1) },
+		"AddScaled":   func(a, b []float32) { AddScaled(a, a, 1, b) },
+		"AdamW":       func(a, b []float32) { AdamW{}.Update(a, a, a, b) },
 	} {
 		for _, lengths := range [][2]int{{32, 31}, {31, 32}} {
 			func() {
@@ -314,6 +350,10 @@ func TestVectorsDoNotAllocate(t *testing.T) {
 		SwiGLUGrad(z, z, x, y, z)
 		Dot(x, y)
 		Axpy(z, 1, x)
+		MulScaled(z, x, 1, y)
+		AddProduct(z, 1, x, y)
+		SoftmaxGrad(z, x, y, 1)
+		Rotate(z[:34], x[:34], y[:17], y[:17], 1)
 		SumSquares(x)
 		AdamW{Step: 1, Beta1: .9, Beta2: .9}.Update(z, x, y, y)
 	}); n > 0 {
@@ -338,6 +378,10 @@ func BenchmarkVector(b *testing.B) {
 			{"Dot", func() { Dot(x, y) }},
 			{"Dot64", func() { Dot(x[:64], y[:64]) }},
 			{"Axpy", func() { Axpy(z, 0.5, x) }},
+			{"MulScaled", func() { MulScaled(z, x, 0.5, y) }},
+			{"AddProduct", func() { AddProduct(z, 0.5, x, y) }},
+			{"SoftmaxGrad", func() { SoftmaxGrad(z, x, y, 0.5) }},
+			{"Rotate", func() { Rotate(z, x, y[:n/2], v[:n/2], 0.5) }},
 			{"SumSquares", func() { SumSquares(x) }},
 			{"AdamW", func() { AdamW{LearningRate: 1e-3, Step: 9, Beta1: .9, Beta2: .95, GradScale: 1}.Update(z, x, y, v) }},
 		} {

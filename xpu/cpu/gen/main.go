@@ -12,8 +12,9 @@ import (
 
 // files are those that the package writes.
 var files = map[string]func() []byte{
-	"product_amd64.s": productAssembly,
-	"vector_amd64.s":  vectorAssembly,
+	"optimizer_amd64.s": optimizerAssembly,
+	"product_amd64.s":   productAssembly,
+	"vector_amd64.s":    vectorAssembly,
 }
 
 func main() {

@@ -5,8 +5,9 @@ import "fmt"
 // productAssembly is product_amd64.s: tiles and packs for products of matrices.
 func productAssembly() []byte {
 	s := file()
-	tile(s, avx512, "tileAVX512", 14)
-	tile(s, avx2, "tileAVX2", 6)
+	tile(s, avx512, "tileAVX512", 14, false)
+	tile(s, avx2, "tileAVX2", 6, false)
+	tile(s, avx512, "tilePairs", 14, true)
 	packRows(s, avx512, "packRows32", 32)
 	packRows(s, avx512, "packRows14", 14)
 	packRows(s, avx2, "packRows16", 16)
@@ -15,13 +16,42 @@ func productAssembly() []byte {
 	packColumns(s, avx512, "packColumns14", 14)
 	packColumns(s, avx2, "packColumns16", 16)
 	packColumns(s, avx2, "packColumns6", 6)
+	packPairColumns(s, "packPairColumns32", 32)
+	packPairColumns(s, "packPairColumns14", 14)
+	pairLines(s)
+	roundPanels(s)
 	return s.Bytes()
 }
 
+// Instructions of AVX512_BF16, which Go's assembler does not know. All are of the map 0F38 with W = 0 and 512 bits; operands stand as in Go's
+// syntax, the result last.
+
+// dotPairs is VDPBF16PS: 32-bit element i of c becomes the sum of it and the products of the bfloat16 elements 2i+1, then 2i, of a and b. Both steps
+// are fused multiply-adds that round to nearest even, read denormal numbers as zero and make zero of denormal results.
+func dotPairs(s *source, a, b, c int) { s.evex("VDPBF16PS", 2, 0x52, a, b, c) }
+
+// toBF16 is VCVTNE2PS2BF16: the lower half of dst becomes the 16 float32 elements of low rounded to bfloat16 as [mula/xpu.BF16] says, the upper half
+// those of high.
+func toBF16(s *source, low, high, dst int) { s.evex("VCVTNE2PS2BF16", 3, 0x72, low, high, dst) }
+
+// evex writes an instruction of three ZMM registers: Intel's modrm.rm, vvvv and modrm.reg. pp is 2 for the prefix F3, 3 for F2.
+func (s *source) evex(name string, pp, opcode, rm, vvvv, reg int) {
+	not := func(r, bit, to int) int { return (^r >> bit & 1) << to }
+	code := []any{
+		0x62,
+		not(reg, 3, 7) | not(rm, 4, 6) | not(rm, 3, 5) | not(reg, 4, 4) | 2,
+		(^vvvv&15)<<3 | 4 | pp,
+		0x40 | not(vvvv, 4, 3),
+		opcode,
+		0xc0 | (reg&7)<<3 | rm&7,
+	}
+	s.i("BYTE $%#02x; BYTE $%#02x; BYTE $%#02x; BYTE $%#02x; BYTE $%#02x; BYTE $%#02x // "+name+" Z%d, Z%d, Z%d", append(code, rm, vvvv, reg)...)
+}
+
 // tile writes kernelSet.tile for up to mr rows and two registers of columns. Registers: two accumulators a row from 0 on, then the row of b
-// in two, then two that take the elements of a in turn.
-func tile(s *source, v isa, name string, mr int) {
-	s.fn(name, 64, "func "+name+"(rows, kc int64, a, b *float32, ldb int64, c *float32, ldc, add int64)")
+// in two, then two that take the elements of a in turn. With pairs the elements of a and b are pairs of bfloat16.
+func tile(s *source, v isa, name string, mr int, pairs bool) {
+	s.fn(name, 64, "func "+name+"(rows, kc int64, a, b *float32, ldb int64, c *float32, ldc, mode int64)")
 	s.i("MOVQ rows+0(FP), DX")
 	s.i("MOVQ kc+8(FP), CX")
 	s.i("MOVQ a+16(FP), AX")
@@ -29,20 +59,33 @@ func tile(s *source, v isa, name string, mr int) {
 	s.i("MOVQ ldb+32(FP), R8")
 	s.i("MOVQ c+40(FP), DI")
 	s.i("MOVQ ldc+48(FP), SI")
-	s.i("MOVQ add+56(FP), R9")
+	s.i("MOVQ mode+56(FP), R9")
 	s.i("SHLQ $2, R8")
 	s.i("SHLQ $2, SI")
+	if !pairs { // a flag of MXCSR, kept in place of arguments that have been read
+		s.i("TESTQ $%d, R9", tileFlush)
+		s.i("JZ rounding")
+		s.i("STMXCSR mode+56(FP)")
+		s.i("MOVQ mode+56(FP), R10")
+		s.i("ORQ $0x8000, R10")
+		s.i("MOVQ R10, rows+0(FP)")
+		s.i("LDMXCSR rows+0(FP)")
+		s.label("rounding")
+	}
 	for rows := mr; rows > 1; rows-- {
 		s.i("CMPQ DX, $%d", rows)
 		s.i("JEQ rows%d", rows)
 	}
 	for rows := 1; rows <= mr; rows++ {
-		tileRows(s, v, mr, rows)
+		tileRows(s, v, mr, rows, pairs)
 	}
 }
 
+// The bits of a tile's mode, as in package cpu.
+const tileAdd, tileFlush = 1, 2
+
 // tileRows writes the part of a tile for so many rows.
-func tileRows(s *source, v isa, mr, rows int) {
+func tileRows(s *source, v isa, mr, rows int, pairs bool) {
 	b0, b1 := v.r(2*mr), v.r(2*mr+1)
 	s.label("rows%d", rows)
 	for i := range 2 * rows {
@@ -65,6 +108,11 @@ func tileRows(s *source, v isa, mr, rows int) {
 		for i := range rows {
 			a := v.r(2*mr + 2 + i%2)
 			s.i("VBROADCASTSS %d(AX), %s", 4*(k*mr+i), a)
+			if pairs {
+				dotPairs(s, 2*mr, 2*mr+2+i%2, 2*i)
+				dotPairs(s, 2*mr+1, 2*mr+2+i%2, 2*i+1)
+				continue
+			}
 			s.i("VFMADD231PS %s, %s, %s", b0, a, v.r(2*i))
 			s.i("VFMADD231PS %s, %s, %s", b1, a, v.r(2*i+1))
 		}
@@ -91,7 +139,13 @@ func tileRows(s *source, v isa, mr, rows int) {
 	s.i("DECQ CX")
 	s.i("JNZ one%d", rows)
 	s.label("store%d", rows)
-	s.i("TESTQ R9, R9")
+	if !pairs {
+		s.i("TESTQ $%d, R9", tileFlush)
+		s.i("JZ add%d", rows)
+		s.i("LDMXCSR mode+56(FP)")
+		s.label("add%d", rows)
+	}
+	s.i("TESTQ $%d, R9", tileAdd)
 	s.i("JZ overwrite%d", rows)
 	s.i("MOVQ DI, R10")
 	for i := range rows {
@@ -281,5 +335,175 @@ func packColumns(s *source, v isa, name string, width int) {
 	s.i("ADDQ $%d, DI", 4*width)
 	s.i("DECQ CX")
 	s.i("JNZ line")
+	s.ret()
+}
+
+// packPairColumns writes the pack of bfloat16 pairs that copies panels·width elements of each of kc ≥ 1 lines: two lines become one of pairs, the first
+// in their upper halves. An odd last line is paired with zeros, negative ones in panels of op(B).
+func packPairColumns(s *source, name string, width int) {
+	fmt.Fprintf(s, "\n// Two runs of 16 words in turn, the second in the lower halves.\n")
+	order := "order" + fmt.Sprint(width)
+	for i := range 16 {
+		fmt.Fprintf(s, "DATA %s<>+%d(SB)/4, $%#08x\n", order, 4*i, i|(16+i)<<16)
+	}
+	fmt.Fprintf(s, "GLOBL %s<>(SB), RODATA|NOPTR, $64\n", order)
+	s.fn(name, 40, "func "+name+"(dst, src *float32, kc, ld, panels int64)")
+	s.i("MOVQ dst+0(FP), DI")
+	s.i("MOVQ src+8(FP), SI")
+	s.i("MOVQ kc+16(FP), CX")
+	s.i("MOVQ ld+24(FP), DX")
+	s.i("MOVQ panels+32(FP), R8")
+	s.i("SHLQ $2, DX")
+	s.i("LEAQ 1(CX), R9")
+	s.i("SHRQ $1, R9")
+	s.i("IMUL3Q $%d, R9, R9", 4*width) // bytes in a panel
+	if width < 16 {
+		s.i("MOVL $%#x, AX", 1<<width-1)
+		s.i("KMOVW AX, K1")
+	}
+	s.i("VMOVDQU32 %s<>(SB), Z6", order)
+	s.i("VPXORD Z7, Z7, Z7")
+	if width == 32 {
+		s.i("MOVL $0x80000000, AX")
+		s.i("VPBROADCASTD AX, Z7")
+	}
+	// One line of pairs of all panels, from one line of src or from two.
+	line := func(label string, lines int) {
+		s.i("MOVQ SI, R10")
+		s.i("LEAQ (SI)(DX*1), R13")
+		s.i("MOVQ DI, R11")
+		s.i("MOVQ R8, R12")
+		s.label(label)
+		if lines == 2 {
+			for _, r := range []string{"R10", "R13"} {
+				s.i("PREFETCHT0 (%s)(DX*8)", r)
+				if width > 16 {
+					s.i("PREFETCHT0 %d(%s)(DX*8)", 4*width-4, r)
+				}
+			}
+		}
+		for i := range (width + 15) / 16 {
+			move := "VMOVUPS %d(%s), Z%d"
+			if width < 16 {
+				move = "VMOVUPS.Z %d(%s), K1, Z%d"
+			}
+			s.i(move, 64*i, "R10", 2*i)
+			if lines == 2 {
+				s.i(move, 64*i, "R13", 2*i+1)
+			} else {
+				s.i("VMOVUPS Z7, Z%d", 2*i+1)
+			}
+			toBF16(s, 2*i+1, 2*i, 4+i)
+			s.i("VPERMW Z%d, Z6, Z%d", 4+i, 4+i)
+			if width < 16 {
+				s.i("VMOVUPS Z%d, K1, (R11)", 4+i)
+			} else {
+				s.i("VMOVUPS Z%d, %d(R11)", 4+i, 64*i)
+			}
+		}
+		s.i("ADDQ $%d, R10", 4*width)
+		s.i("ADDQ $%d, R13", 4*width)
+		s.i("ADDQ R9, R11")
+		s.i("DECQ R12")
+		s.i("JNZ " + label)
+	}
+	s.i("SUBQ $2, CX")
+	s.i("JLT last")
+	s.label("line")
+	line("panel", 2)
+	s.i("LEAQ (SI)(DX*2), SI")
+	s.i("ADDQ $%d, DI", 4*width)
+	s.i("SUBQ $2, CX")
+	s.i("JGE line")
+	s.label("last")
+	s.i("ADDQ $2, CX")
+	s.i("JZ done")
+	line("lastPanel", 1)
+	s.label("done")
+	s.ret()
+}
+
+// pairLines writes the function that makes lines of bfloat16 pairs of lines of kc ≥ 1 elements, the first of a pair in its upper half. What is missing of
+// 32 elements becomes the float32 with the bits of pad.
+func pairLines(s *source) {
+	s.fn("pairLines", 48, "func pairLines(dst, src *float32, kc, ld, lines, pad int64)")
+	s.i("MOVQ dst+0(FP), DI")
+	s.i("MOVQ src+8(FP), SI")
+	s.i("MOVQ kc+16(FP), R8")
+	s.i("MOVQ ld+24(FP), DX")
+	s.i("MOVQ lines+32(FP), R9")
+	s.i("MOVQ pad+40(FP), AX")
+	s.i("VPBROADCASTD AX, Z3")
+	s.i("SHLQ $2, DX")
+	s.i("MOVQ R8, CX") // bits of the last 32 elements that are there
+	s.i("ANDQ $31, CX")
+	s.i("MOVL $1, AX")
+	s.i("SHLL CX, AX")
+	s.i("DECL AX")
+	s.i("KMOVW AX, K1")
+	s.i("SHRL $16, AX")
+	s.i("KMOVW AX, K2")
+	store := func() {
+		toBF16(s, 0, 1, 2)
+		s.i("VPROLD $16, Z2, Z2")
+		s.i("VMOVUPS Z2, (DI)")
+		s.i("ADDQ $64, DI")
+	}
+	s.label("line")
+	s.i("MOVQ SI, R10")
+	s.i("MOVQ R8, CX")
+	s.i("SUBQ $32, CX")
+	s.i("JLT rest")
+	s.label("whole")
+	s.i("VMOVUPS (R10), Z0")
+	s.i("VMOVUPS 64(R10), Z1")
+	store()
+	s.i("ADDQ $128, R10")
+	s.i("SUBQ $32, CX")
+	s.i("JGE whole")
+	s.label("rest")
+	s.i("ADDQ $32, CX")
+	s.i("JZ next")
+	s.i("VMOVUPS Z3, Z0")
+	s.i("VMOVUPS Z3, Z1")
+	s.i("VMOVUPS (R10), K1, Z0")
+	s.i("VMOVUPS 64(R10), K2, Z1")
+	store()
+	s.label("next")
+	s.i("ADDQ DX, SI")
+	s.i("DECQ R9")
+	s.i("JNZ line")
+	s.ret()
+}
+
+// roundPanels writes the function that rounds n elements, a multiple of 8, to bfloat16; see roundBF16Go.
+func roundPanels(s *source) {
+	s.fn("roundAVX2", 16, "func roundAVX2(x *float32, n int64)")
+	s.i("MOVQ x+0(FP), DI")
+	s.i("MOVQ n+8(FP), CX")
+	for i, bits := range []uint32{0x7f800000, 0x80000000, 0x7fff, 1, 0x00400000, 0xffff0000} {
+		s.i("MOVL $%#x, AX", bits)
+		s.i("VMOVD AX, X%d", 8+i)
+		s.i("VPBROADCASTD X%d, Y%d", 8+i, 8+i)
+	}
+	s.i("VPXOR Y14, Y14, Y14")
+	s.label("eight")
+	s.i("VMOVDQU (DI), Y0")
+	s.i("VPSRLD $16, Y0, Y1")
+	s.i("VPAND Y11, Y1, Y1")
+	s.i("VPADDD Y10, Y1, Y1")
+	s.i("VPADDD Y0, Y1, Y1") // rounded, if it is a normal number
+	s.i("VCMPPS $3, Y0, Y0, Y2")
+	s.i("VPOR Y12, Y0, Y3")
+	s.i("VPBLENDVB Y2, Y3, Y1, Y1") // NaN
+	s.i("VPAND Y8, Y0, Y2")
+	s.i("VPCMPEQD Y14, Y2, Y2")
+	s.i("VPAND Y9, Y0, Y3")
+	s.i("VPBLENDVB Y2, Y3, Y1, Y1") // denormal
+	s.i("VPAND Y13, Y1, Y1")
+	s.i("VMOVDQU Y1, (DI)")
+	s.i("ADDQ $32, DI")
+	s.i("SUBQ $8, CX")
+	s.i("JNZ eight")
 	s.ret()
 }

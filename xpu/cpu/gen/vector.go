@@ -38,6 +38,10 @@ func vectorAssembly() []byte {
 		dot(s, v)
 		addScaled(s, v)
 		scale(s, v)
+		mulScaled(s, v)
+		addProduct(s, v)
+		softmaxGrad(s, v)
+		rotate(s, v)
 		sumSquares(s, v)
 		maximum(s, v)
 		adamw(s, v)
@@ -265,6 +269,95 @@ func scale(s *source, v isa) {
 		for i := range 16 / v.floats() {
 			s.i("VMULPS %d(DI)(AX*4), %s, %s", i*v.bytes, v.r(15), v.r(i))
 			s.i("VMOVUPS %s, %d(DI)(AX*4)", v.r(i), i*v.bytes)
+		}
+	})
+	s.ret()
+}
+
+// mulScaled: dst = w·(a·x).
+func mulScaled(s *source, v isa) {
+	s.vectorFn(v, "mulScaled", 36, "dst, w, x *float32, n int64, a float32")
+	s.i("MOVQ dst+0(FP), DI")
+	s.i("MOVQ w+8(FP), DX")
+	s.i("MOVQ x+16(FP), SI")
+	s.i("MOVQ n+24(FP), CX")
+	s.i("VBROADCASTSS a+32(FP), %s", v.r(15))
+	s.loop(16, func() {
+		for i := range 16 / v.floats() {
+			s.i("VMULPS %d(SI)(AX*4), %s, %s", i*v.bytes, v.r(15), v.r(i))
+			s.i("VMULPS %d(DX)(AX*4), %s, %s", i*v.bytes, v.r(i), v.r(i))
+			s.i("VMOVUPS %s, %d(DI)(AX*4)", v.r(i), i*v.bytes)
+		}
+	})
+	s.ret()
+}
+
+// addProduct: dst += a·(x·y).
+func addProduct(s *source, v isa) {
+	s.vectorFn(v, "addProduct", 36, "dst, x, y *float32, n int64, a float32")
+	s.i("MOVQ dst+0(FP), DI")
+	s.i("MOVQ x+8(FP), SI")
+	s.i("MOVQ y+16(FP), DX")
+	s.i("MOVQ n+24(FP), CX")
+	s.i("VBROADCASTSS a+32(FP), %s", v.r(15))
+	s.loop(16, func() {
+		for i := range 16 / v.floats() {
+			s.i("VMOVUPS %d(SI)(AX*4), %s", i*v.bytes, v.r(i))
+			s.i("VMULPS %d(DX)(AX*4), %s, %s", i*v.bytes, v.r(i), v.r(i))
+			s.i("VFMADD213PS %d(DI)(AX*4), %s, %s", i*v.bytes, v.r(15), v.r(i))
+			s.i("VMOVUPS %s, %d(DI)(AX*4)", v.r(i), i*v.bytes)
+		}
+	})
+	s.ret()
+}
+
+// softmaxGrad: dx = y·(dy - shift).
+func softmaxGrad(s *source, v isa) {
+	s.vectorFn(v, "softmaxGrad", 36, "dx, y, dy *float32, n int64, shift float32")
+	s.i("MOVQ dx+0(FP), DI")
+	s.i("MOVQ y+8(FP), SI")
+	s.i("MOVQ dy+16(FP), DX")
+	s.i("MOVQ n+24(FP), CX")
+	s.i("VBROADCASTSS shift+32(FP), %s", v.r(15))
+	s.loop(16, func() {
+		for i := range 16 / v.floats() {
+			s.i("VMOVUPS %d(DX)(AX*4), %s", i*v.bytes, v.r(i))
+			s.i("VSUBPS %s, %s, %s", v.r(15), v.r(i), v.r(i))
+			s.i("VMULPS %d(SI)(AX*4), %s, %s", i*v.bytes, v.r(i), v.r(i))
+			s.i("VMOVUPS %s, %d(DI)(AX*4)", v.r(i), i*v.bytes)
+		}
+	})
+	s.ret()
+}
+
+// rotate turns the pairs (x[j], x[half+j]), j < n: with c = scale·cos and s = turn·sin, dst[j] = x[j]·c - x[half+j]·s and
+// dst[half+j] = x[half+j]·c + x[j]·s.
+func rotate(s *source, v isa) {
+	s.vectorFn(v, "rotate", 56, "dst, x, cos, sin *float32, n, half int64, scale, turn float32")
+	s.i("MOVQ dst+0(FP), DI")
+	s.i("MOVQ x+8(FP), SI")
+	s.i("MOVQ cos+16(FP), DX")
+	s.i("MOVQ sin+24(FP), BX")
+	s.i("MOVQ n+32(FP), CX")
+	s.i("MOVQ half+40(FP), R10")
+	s.i("LEAQ (SI)(R10*4), R8")
+	s.i("LEAQ (DI)(R10*4), R9")
+	s.i("VBROADCASTSS scale+48(FP), %s", v.r(14))
+	s.i("VBROADCASTSS turn+52(FP), %s", v.r(15))
+	s.loop(16, func() {
+		for i := range 16 / v.floats() {
+			at := fmt.Sprintf("%d", i*v.bytes)
+			c, sin, a, b, lo, hi := v.r(6*i), v.r(6*i+1), v.r(6*i+2), v.r(6*i+3), v.r(6*i+4), v.r(6*i+5)
+			s.i("VMULPS %s(DX)(AX*4), %s, %s", at, v.r(14), c)
+			s.i("VMULPS %s(BX)(AX*4), %s, %s", at, v.r(15), sin)
+			s.i("VMOVUPS %s(SI)(AX*4), %s", at, a)
+			s.i("VMOVUPS %s(R8)(AX*4), %s", at, b)
+			s.i("VMULPS %s, %s, %s", a, c, lo)
+			s.i("VMULPS %s, %s, %s", b, c, hi)
+			s.i("VFNMADD231PS %s, %s, %s", b, sin, lo)
+			s.i("VFMADD231PS %s, %s, %s", a, sin, hi)
+			s.i("VMOVUPS %s, %s(DI)(AX*4)", lo, at)
+			s.i("VMOVUPS %s, %s(R9)(AX*4)", hi, at)
 		}
 	})
 	s.ret()

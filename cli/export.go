@@ -1,0 +1,151 @@
+package cli
+
+import (
+	"fmt"
+	"math"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"mula/moe/safetensors"
+	"mula/train"
+)
+
+func exportCommand() *cli.Command {
+	return &cli.Command{
+		Name:  "export",
+		Usage: "write a model as a Hugging Face folder that transformers loads as it is",
+		Description: "The folder holds config.json, generation_config.json, weights in safetensors files with an index if there are several, and the\n" +
+			"tokenizer with what AutoTokenizer needs. It appears as a whole or not at all, and nothing is overwritten. Weights are rounded to\n" +
+			"nearest, ties to even; one that the element type cannot hold ends the export.\n\n" +
+			"Example: mula export --model runs/base --output base-hf --dtype bf16",
+		Flags: []cli.Flag{
+			modelFlag,
+			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "write the new folder `DIR` (needed)"},
+			&cli.StringFlag{Name: "dtype", Usage: "element type of the weights: fp32, bf16 or fp16", Value: "fp32"},
+			shardSizeFlag,
+			jsonFlag,
+		},
+		Action: runExport,
+	}
+}
+
+var shardSizeFlag = &cli.StringFlag{Name: "shard-size", Usage: "weights in one file at most, as 500M or 5G (0: all in one)", Value: "5G"}
+
+// dtypes are the element types of weights by their names in flags.
+var dtypes = map[string]safetensors.DType{"fp32": safetensors.F32, "bf16": safetensors.BF16, "fp16": safetensors.F16}
+
+func runExport(c *cli.Context) error {
+	options, err := convertOptions(c)
+	if err != nil {
+		return err
+	}
+	if err := needFlags(c, "model", "output"); err != nil {
+		return err
+	}
+	dir, err := findModel(c)
+	if err != nil {
+		return err
+	}
+	found, err := convert(c, dir, options)
+	if err != nil {
+		return err
+	}
+	return printInspection(c, dir, found, c.String("output"))
+}
+
+// convertOptions reads the flags that export and import share.
+func convertOptions(c *cli.Context) (o train.ConvertOptions, err error) {
+	if err := noOperands(c); err != nil {
+		return o, err
+	}
+	if name := c.String("dtype"); name != "" {
+		dtype, ok := dtypes[name]
+		if !ok {
+			return o, usagef("--dtype is %q; allowed: fp32, bf16, fp16", name)
+		}
+		o.DType = dtype
+	}
+	o.ShardSize, err = parseSize(c.String("shard-size"))
+	if err != nil {
+		return o, usagef("--shard-size is %q; %v", c.String("shard-size"), err)
+	}
+	return o, nil
+}
+
+// parseSize reads a number of bytes with a decimal prefix, as transformers' max_shard_size has it.
+func parseSize(text string) (int64, error) {
+	unit := int64(1)
+	number := strings.TrimSuffix(text, "B")
+	for i, prefix := range []string{"k", "M", "G", "T"} {
+		if rest, ok := strings.CutSuffix(number, prefix); ok {
+			unit, number = int64(math.Pow10(3*(i+1))), rest
+			break
+		}
+	}
+	n, err := strconv.ParseFloat(number, 64)
+	if err != nil || !(n >= 0) || n*float64(unit) > 1<<60 {
+		return 0, fmt.Errorf("it must be a number of bytes, as 500M or 5G")
+	}
+	return int64(n * float64(unit)), nil
+}
+
+// convert writes a model to --output.
+func convert(c *cli.Context, dir train.ModelDir, o train.ConvertOptions) (train.Inspection, error) {
+	p := newProgress(c.App.ErrWriter)
+	defer p.end()
+	o.Progress = weightsProgress(p)
+	return dir.Convert(c.Context, c.String("output"), o)
+}
+
+func weightsProgress(p *progress) func(done, total int64) {
+	start := time.Now()
+	return func(done, total int64) {
+		rate := float64(done) / time.Since(start).Seconds()
+		text := fmt.Sprintf("%s of %s weights  %s a second", count(done), count(total), strings.TrimSpace(prefixed(int64(rate), "kMGTPE")))
+		p.update(text, float64(done), float64(total))
+	}
+}
+
+// printInspection says what a model is, and where it was written, if it was.
+func printInspection(c *cli.Context, dir train.ModelDir, i train.Inspection, output string) error {
+	if c.Bool("json") {
+		return printJSON(c.App.Writer, struct {
+			Model  string `json:"model"`
+			Output string `json:"output,omitempty"`
+			train.Inspection
+		}{dir.Dir, output, i})
+	}
+	w := c.App.Writer
+	experts := ""
+	if i.Config.Experts > 0 {
+		experts = fmt.Sprintf(", %s active", count(i.ActiveParameters))
+		if i.Fused {
+			experts += ", experts fused"
+		}
+	}
+	var types []string
+	for _, t := range i.DTypes {
+		types = append(types, string(t))
+	}
+	fmt.Fprintf(w, "model      %s: %s, %s parameters%s, %s\n", filepath.ToSlash(dir.Dir), i.Config.Architecture, count(i.Parameters), experts,
+		strings.Join(types, " and "))
+	fmt.Fprintf(w, "weights    sha256 %s, all finite\n", i.Weights)
+	if i.Tokenizer != "" {
+		ids := ""
+		if i.Tokens > 0 {
+			ids = fmt.Sprintf(", %s for a vocabulary of %s", plural(int64(i.Tokens), "id"), count(int64(i.Config.VocabSize)))
+		}
+		fmt.Fprintf(w, "tokenizer  sha256 %s%s\n", i.Tokenizer, ids)
+	}
+	for _, note := range i.Notes {
+		fmt.Fprintf(w, "note       %s\n", note)
+	}
+	if output != "" {
+		fmt.Fprintf(w, "written    %s\n", filepath.ToSlash(output))
+	}
+	return nil
+}

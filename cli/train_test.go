@@ -1,0 +1,43 @@
+package cli
+
+import (
+	"testing"
+	"time"
+
+	"mula/train"
+)
+
+// The line speaks of the last fifty steps, with what was done between them; going back begins anew.
+func TestPace(t *testing.T) {
+	at := time.Unix(1000, 0)
+	var p pace
+	step := func(n int64, seconds, between float64) string {
+		at = at.Add(time.Duration((seconds + between) * float64(time.Second)))
+		p.add(at, train.StepMetrics{Step: n, Tokens: 1000, Seconds: seconds, MFU: 0.4})
+		return p.text(100)
+	}
+	for _, test := range []struct {
+		step             int64
+		seconds, between float64
+		want             string
+	}{
+		{7, 2, 0, "500 tokens/s  MFU 40.0 %  3 min 20 s left"},   // a run that was resumed at step 7
+		{8, 1, 0, "667 tokens/s  MFU 40.0 %  2 min 30 s left"},   // 2000 tokens in 3 s
+		{9, 1, 6, "300 tokens/s  MFU 16.0 %  5 min 33 s left"},   // an evaluation: 3000 in 10 s, of which 4 in steps
+		{8, 1, 5, "1,000 tokens/s  MFU 40.0 %  1 min 40 s left"}, // gone back
+	} {
+		if got := step(test.step, test.seconds, test.between); got != test.want {
+			t.Errorf("step %d: %q, want %q", test.step, got, test.want)
+		}
+	}
+	p.add(at, train.StepMetrics{Step: 9}) // without samples
+	if got, want := p.text(100), "1,000 tokens/s  MFU 40.0 %  1 min 40 s left"; got != want {
+		t.Errorf("after a step without samples: %q, want %q", got, want)
+	}
+	for n := range int64(3 * paceSteps) {
+		step(10+n, 0.5, 0)
+	}
+	if got, want := p.text(2), "2,000 tokens/s  MFU 40.0 %  1 s left"; got != want || len(p.steps) != paceSteps {
+		t.Errorf("after many steps: %q of %d steps, want %q", got, len(p.steps), want)
+	}
+}

@@ -1,0 +1,255 @@
+package moe
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"mula/moe/safetensors"
+)
+
+// A Stored is a model in the files of a Hugging Face directory, whose tensors are those that its config.json asks for. It is read piece by
+// piece, so that a model may be checked and converted in a few megabytes of memory.
+type Stored struct {
+	dir     string
+	config  Config
+	files   *safetensors.Directory
+	tensors []safetensors.Tensor // as Config.tensors has them
+	sources []source             // of each of tensors
+	types   []safetensors.DType
+	fused   bool
+	head    bool // the head is tied, and stored nevertheless
+}
+
+// A source says where a tensor of the model is stored: from element first of a tensor of the files.
+type source struct {
+	tensor string
+	first  int64
+}
+
+// OpenStored opens the model of a Hugging Face directory and compares names and shapes of its tensors with its config.json; it reads what
+// [Model.Load] reads. Errors name every tensor that is missing, wrong or unknown.
+func OpenStored(dir string) (*Stored, error) {
+	c, err := ReadConfig(dir)
+	if err != nil {
+		return nil, err
+	}
+	return openStored(dir, c)
+}
+
+// ReadConfig reads the config.json of a Hugging Face directory, as [ReadConfigJSON] does.
+func ReadConfig(dir string) (Config, error) {
+	path := filepath.Join(dir, configName)
+	f, err := os.Open(path)
+	if err != nil {
+		return Config{}, err
+	}
+	defer f.Close()
+	return ReadConfigJSON(f, path)
+}
+
+// openStored opens the weights of a model of configuration c.
+func openStored(dir string, c Config) (*Stored, error) {
+	files, err := safetensors.OpenDirectory(dir)
+	if err != nil {
+		if _, other := os.Stat(filepath.Join(dir, "pytorch_model.bin")); other == nil {
+			err = fmt.Errorf("%w, but pytorch_model.bin, which is not read: load the model with transformers and save it again", err)
+		}
+		return nil, fmt.Errorf("loading weights: %w", err)
+	}
+	s := &Stored{dir: dir, config: c, files: files}
+	if err := s.match(); err != nil {
+		files.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// match finds every tensor of the model in the files, or says what is wrong.
+func (s *Stored) match() error {
+	stored := s.files.Tensors()
+	// No memory is asked for on the word of a config.json alone.
+	elements := int64(0)
+	for _, t := range stored {
+		elements += t.Elements()
+	}
+	const most = 1 << 12 // tensors that are named without a look at how many weights there are
+	if n := s.config.TotalParameters(); elements < n && int64(s.config.Layers)*int64(1+s.config.Experts) > most {
+		return fmt.Errorf("%s describes a model of %d weights, and the files beside it hold %d; complete them, or use the config.json that belongs to them",
+			filepath.Join(s.dir, configName), n, elements)
+	}
+	s.tensors = s.config.tensors()
+	s.sources = make([]source, len(s.tensors))
+	number := make(map[string]int, len(s.tensors))
+	for i, t := range s.tensors {
+		number[t.Name] = i
+	}
+	var unexpected, wrong []string
+	for _, t := range stored {
+		if !slices.Contains(s.types, t.DType) {
+			s.types = append(s.types, t.DType)
+		}
+		pieces := []piece{{t.Name, t.Shape, 0}}
+		if fused, want := s.config.unfuse(t); want != nil {
+			s.fused = true
+			if !slices.Equal(t.Shape, want) {
+				wrong = append(wrong, fmt.Sprintf("%s (shape %v, want %v)", t.Name, t.Shape, want))
+				for _, piece := range fused { // they are not missing
+					if i, known := number[piece.name]; known && s.sources[i].tensor == "" {
+						s.sources[i].tensor = t.Name
+					}
+				}
+				continue
+			}
+			pieces = fused
+		}
+		if s.config.TieEmbeddings && t.Name == headName && slices.Equal(t.Shape, s.tensors[0].Shape) {
+			s.head = true
+			continue
+		}
+		for _, piece := range pieces {
+			i, known := number[piece.name]
+			switch {
+			case !known:
+				unexpected = append(unexpected, t.Name)
+			case s.sources[i].tensor != "":
+				wrong = append(wrong, fmt.Sprintf("%s (given by %s and by %s)", piece.name, s.sources[i].tensor, t.Name))
+			case !slices.Equal(piece.shape, s.tensors[i].Shape):
+				wrong = append(wrong, fmt.Sprintf("%s (shape %v, want %v)", t.Name, piece.shape, s.tensors[i].Shape))
+				s.sources[i].tensor = t.Name // it is not missing
+			case t.DType != safetensors.F32 && t.DType != safetensors.F16 && t.DType != safetensors.BF16:
+				wrong = append(wrong, fmt.Sprintf("%s (elements of type %s; F32, F16 and BF16 are read)", t.Name, t.DType))
+				s.sources[i].tensor = t.Name
+			default:
+				s.sources[i] = source{t.Name, piece.first}
+			}
+		}
+	}
+	slices.Sort(s.types)
+	var missing []string
+	for i, t := range s.tensors {
+		if s.sources[i].tensor == "" {
+			missing = append(missing, t.Name)
+		}
+	}
+	if len(unexpected)+len(wrong)+len(missing) == 0 {
+		return nil
+	}
+	return fmt.Errorf("loading weights from %s: %w", s.dir, errors.Join(
+		some("tensors that do not fit the configuration", wrong), some("tensors missing", missing), some("tensors unexpected", unexpected)))
+}
+
+// some is an error that names the first few of a list, nil if there are none.
+func some(what string, names []string) error {
+	const most = 5
+	switch {
+	case len(names) == 0:
+		return nil
+	case len(names) > most:
+		return fmt.Errorf("%s: %s and %d more", what, strings.Join(names[:most], ", "), len(names)-most)
+	}
+	return fmt.Errorf("%s: %s", what, strings.Join(names, ", "))
+}
+
+// A piece is the part of a stored tensor, from element first, that is one parameter.
+type piece struct {
+	name  string
+	shape []int
+	first int64
+}
+
+// unfuse divides a tensor of fused experts into its parameters and says what shape it must have; for any other tensor want is nil.
+func (c Config) unfuse(t safetensors.Tensor) (pieces []piece, want []int) {
+	h, ffn, e := c.HiddenSize, c.IntermediateSize, c.Experts
+	prefix, last, _ := strings.Cut(t.Name, "mlp.experts.")
+	matrix := int64(ffn) * int64(h)
+	switch {
+	case c.moe() && last == "gate_up_proj":
+		want = []int{e, 2 * ffn, h}
+		for i := range e {
+			expert, first := fmt.Sprintf("%smlp.experts.%d.", prefix, i), 2*matrix*int64(i)
+			pieces = append(pieces, piece{expert + "gate_proj.weight", []int{ffn, h}, first}, piece{expert + "up_proj.weight", []int{ffn, h}, first + matrix})
+		}
+	case c.moe() && last == "down_proj":
+		want = []int{e, h, ffn}
+		for i := range e {
+			pieces = append(pieces, piece{fmt.Sprintf("%smlp.experts.%d.down_proj.weight", prefix, i), []int{h, ffn}, matrix * int64(i)})
+		}
+	}
+	return pieces, want
+}
+
+// Config is what config.json says.
+func (s *Stored) Config() Config { return s.config }
+
+// Types lists the element types of the weights, each once.
+func (s *Stored) Types() []safetensors.DType { return s.types }
+
+// Fused says whether the experts of a layer are stored as one tensor.
+func (s *Stored) Fused() bool { return s.fused }
+
+// Close closes the files.
+func (s *Stored) Close() error { return s.files.Close() }
+
+// pieceElements is the number of elements that are in memory at once where a model is not.
+const pieceElements = 1 << 18
+
+// each reads the i-th tensor and gives it to visit, in pieces of the size of buffer.
+func (s *Stored) each(i int, buffer []float32, visit func([]float32) error) error {
+	t, from := s.tensors[i], s.sources[i]
+	var head []float32
+	if i == 0 && s.head {
+		head = make([]float32, min(pieceElements, len(buffer)))
+	}
+	n := t.Elements()
+	for done := int64(0); done < n; {
+		piece := buffer[:min(int64(len(buffer)), n-done)]
+		if err := s.files.Float32(piece, from.tensor, from.first+done); err != nil {
+			return fmt.Errorf("loading weights: %w", err)
+		}
+		for first := 0; head != nil && first < len(piece); first += len(head) {
+			copied := head[:min(len(head), len(piece)-first)]
+			if err := s.files.Float32(copied, headName, done+int64(first)); err != nil {
+				return fmt.Errorf("loading weights: %w", err)
+			}
+			if !slices.Equal(copied, piece[first:first+len(copied)]) {
+				return fmt.Errorf("loading weights from %s: tie_word_embeddings is true, yet %s differs from %s; set it to false, or remove the head",
+					s.dir, headName, embeddingName)
+			}
+		}
+		if err := visit(piece); err != nil {
+			return err
+		}
+		done += int64(len(piece))
+	}
+	return nil
+}
+
+// Each reads all weights, tensor by tensor in the order of [Model.Parameters], and gives them to visit as float32, piece by piece. A piece
+// is valid until visit returns.
+func (s *Stored) Each(ctx context.Context, visit func(tensor string, piece []float32) error) error {
+	buffer := make([]float32, pieceElements)
+	for i, t := range s.tensors {
+		if err := s.each(i, buffer, func(piece []float32) error { return errors.Join(ctx.Err(), visit(t.Name, piece)) }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Save writes the model into dir as [Model.Save] does, experts one by one, and gives every piece of the weights, as it is read, to visit.
+func (s *Stored) Save(ctx context.Context, dir string, opts SaveOptions, visit func(tensor string, piece []float32) error) error {
+	buffer := make([]float32, pieceElements)
+	return saveDirectory(dir, s.config, opts, func(i int, write func([]float32) error) error {
+		return s.each(i, buffer, func(piece []float32) error {
+			if err := errors.Join(ctx.Err(), visit(s.tensors[i].Name, piece)); err != nil {
+				return err
+			}
+			return write(piece)
+		})
+	})
+}

@@ -1,0 +1,161 @@
+package moe
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"mula/moe/safetensors"
+)
+
+// The list of tensors that files have is that of a model in memory.
+func TestTensorsAreParameters(t *testing.T) {
+	configs := gradientCases(t)
+	for _, name := range []string{"mula-nano", "mula-tiny"} {
+		configs[name] = mustPreset(t, name)
+	}
+	for name, c := range configs {
+		m := newModel(t, c, 1)
+		list := c.tensors()
+		if len(list) != len(m.Parameters()) {
+			t.Fatalf("%s: %d tensors, %d parameters", name, len(list), len(m.Parameters()))
+		}
+		for i, p := range m.Parameters() {
+			if list[i].Name != p.Name || !slices.Equal(list[i].Shape, p.Shape) {
+				t.Errorf("%s: tensor %d is %s %v, the parameter %s %v", name, i, list[i].Name, list[i].Shape, p.Name, p.Shape)
+			}
+		}
+	}
+}
+
+// A model that goes from file to file without being in memory is the one that Open and Save would have written, byte for byte.
+func TestStoredSave(t *testing.T) {
+	for name, wantType := range map[string]safetensors.DType{"hf-single": safetensors.F32, "hf-sharded": safetensors.F32, "hf-fused": safetensors.F32,
+		"hf-olmo-bf16": safetensors.BF16, "hf-v4-bf16": safetensors.BF16, "hf-olmo-tied-fp16": safetensors.F16} {
+		for _, opts := range []SaveOptions{{}, {DType: safetensors.BF16, ShardSize: 4000}, {DType: safetensors.F16}} {
+			t.Run(fmt.Sprint(name, opts), func(t *testing.T) {
+				from := filepath.Join("testdata", name)
+				m, err := Open(from, newModel(t, mustPreset(t, "mula-nano"), 1).dev)
+				if err != nil {
+					t.Fatal(err)
+				}
+				want, got := t.TempDir(), t.TempDir()
+				if err := m.Save(want, opts); err != nil {
+					t.Fatal(err)
+				}
+				s, err := OpenStored(from)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer s.Close()
+				if s.Fused() != (name == "hf-fused") || s.Config() != m.Config() {
+					t.Errorf("fused %v, %+v", s.Fused(), s.Config())
+				}
+				if !slices.Equal(s.Types(), []safetensors.DType{wantType}) {
+					t.Errorf("element types %v", s.Types())
+				}
+				var seen, weights []float32
+				for _, p := range m.Parameters() { // their order, which is not that in memory
+					weights = append(weights, p.Weight...)
+				}
+				see := func(_ string, piece []float32) error { seen = append(seen, piece...); return nil }
+				if err := s.Save(context.Background(), got, opts, see); err != nil {
+					t.Fatal(err)
+				}
+				if !slices.Equal(seen, weights) {
+					t.Error("the pieces seen are not the weights")
+				}
+				if a, b := hashFiles(t, want), hashFiles(t, got); !maps.Equal(a, b) {
+					t.Errorf("files %v, want %v", b, a)
+				}
+				seen = nil
+				if err := s.Each(context.Background(), see); err != nil || !slices.Equal(seen, weights) {
+					t.Errorf("Each: other weights, or %v", err)
+				}
+				ctx, cancel := context.WithCancel(context.Background())
+				cancel()
+				if err := s.Each(ctx, see); !errors.Is(err, context.Canceled) {
+					t.Errorf("after cancelling: %v", err)
+				}
+			})
+		}
+	}
+}
+
+// writeTensors writes a file of tensors that value fills.
+func writeTensors(t *testing.T, path string, tensors []safetensors.Tensor, value func(name string, i int) float32) {
+	t.Helper()
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	w, err := safetensors.NewWriter(f, tensors, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tensor := range tensors {
+		data := make([]float32, tensor.Elements())
+		for i := range data {
+			data[i] = value(tensor.Name, i)
+		}
+		if err := w.Float32(tensor.Name, data); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// A tied head that is stored all the same is read if it equals the embedding.
+func TestTiedHeadStored(t *testing.T) {
+	m, _ := openGolden(t, "olmo-gqa-tied.safetensors").model(1)
+	for _, test := range []struct {
+		name, want string
+		shape      []int
+		value      func(name string, i int) float32
+	}{
+		{"equal", "", []int{128, 64}, func(_ string, i int) float32 { return float32(i) }},
+		{"different", "lm_head.weight differs from model.embed_tokens.weight", []int{128, 64}, func(name string, i int) float32 {
+			if name == headName && i == 128*64-1 {
+				return -1
+			}
+			return float32(i)
+		}},
+		{"other shape", "tensors unexpected: lm_head.weight", []int{64, 128}, func(string, int) float32 { return 0 }},
+	} {
+		dir := t.TempDir()
+		tensors := append(m.cfg.tensors(), safetensors.Tensor{Name: headName, DType: safetensors.F32, Shape: test.shape})
+		writeTensors(t, filepath.Join(dir, safetensors.SingleName), tensors, test.value)
+		err := m.Load(dir)
+		if test.want == "" && (err != nil || m.embed.w[5] != 5) || test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)) {
+			t.Errorf("%s: error %v, want %q", test.name, err, test.want)
+		}
+	}
+}
+
+// Weights that are no floating-point numbers, or in a file that is not read, are refused by name.
+func TestStoredRefuses(t *testing.T) {
+	m, _ := openGolden(t, "olmo.safetensors").model(1)
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "pytorch_model.bin"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Load(dir); err == nil || !strings.Contains(err.Error(), "pytorch_model.bin, which is not read") {
+		t.Errorf("a model of PyTorch: %v", err)
+	}
+	if err := m.Save(dir, SaveOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := OpenStored(dir); err != nil {
+		t.Fatal(err)
+	}
+	m.weights[17] = 1e30
+	if err := m.Save(t.TempDir(), SaveOptions{DType: safetensors.F16}); err == nil || !strings.Contains(err.Error(), `"model.embed_tokens.weight": element 17 is 1e+30, beyond what F16 can hold`) {
+		t.Errorf("a weight beyond half precision: %v", err)
+	}
+}

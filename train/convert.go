@@ -1,0 +1,269 @@
+package train
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"unsafe"
+
+	"mula/internal/atomicfile"
+	"mula/moe"
+	"mula/moe/safetensors"
+	"mula/tokenize"
+)
+
+const tokenizerConfigFile = "tokenizer_config.json"
+
+// companions are the files of a Hugging Face directory that belong to a model and hold no weights.
+var companions = []string{tokenizerFile, tokenizerConfigFile, "special_tokens_map.json", "chat_template.jinja", generationFile}
+
+// maxCompanion bounds such a file; the largest, a tokenizer.json, has some tens of megabytes.
+const maxCompanion = 1 << 30
+
+// ConvertOptions are the options of [ModelDir.Convert].
+type ConvertOptions struct {
+	DType     safetensors.DType       // element type of the weights; empty: as they are stored, F32 if they have several
+	ShardSize int64                   // bytes of weights in a file at most, several tensors permitting; 0: one file
+	Progress  func(done, total int64) // called after every piece, in weights; may be nil
+}
+
+// An Inspection is what is known of a model on disk when all of it has been read.
+type Inspection struct {
+	Config           moe.Config          `json:"-"`
+	Parameters       int64               `json:"parameters"`
+	ActiveParameters int64               `json:"active_parameters"`
+	DTypes           []safetensors.DType `json:"dtypes"`           // element types of the weights, as stored
+	Fused            bool                `json:"fused_experts"`    // the experts of a layer are one tensor
+	Weights          string              `json:"weights_sha256"`   // of the weights as float32; see [WeightsHash]
+	Tokenizer        string              `json:"tokenizer_sha256"` // of the tokenizer.json beside the model; "" without one
+	Tokens           int                 `json:"tokenizer_ids"`    // of that tokenizer; 0 without one that mula reads
+	Notes            []string            `json:"notes,omitempty"`  // what is unusual, but no error
+	TrainModel       string              `json:"train_model"`      // what model must be in a train.yaml for this model, as YAML
+}
+
+// Inspect reads all of a model and checks it: every tensor is there with its shape and nothing else is, every weight is finite, and no id of
+// the tokenizer is beyond the vocabulary. progress may be nil.
+func (m ModelDir) Inspect(ctx context.Context, progress func(done, total int64)) (Inspection, error) {
+	stored, err := moe.OpenStored(m.Dir)
+	if err != nil {
+		return Inspection{}, err
+	}
+	defer stored.Close()
+	_, i, err := m.inspect(stored)
+	if err != nil {
+		return i, err
+	}
+	check := newWeightsCheck(m.Dir, i.Config.TotalParameters(), progress)
+	if err := stored.Each(ctx, check.add); err != nil {
+		return i, err
+	}
+	i.Weights = check.sum()
+	return i, nil
+}
+
+// Convert writes the model into a new directory output in the form that transformers 4 and 5 load: experts one by one, weights in files of
+// the size asked for, config.json, and with them tokenizer and generation config: those beside the model, or else made for it. The model is
+// checked as by [ModelDir.Inspect]. It is read and written in pieces and never in memory as a whole. output must not exist; it appears as a
+// whole or not at all.
+func (m ModelDir) Convert(ctx context.Context, output string, o ConvertOptions) (Inspection, error) {
+	stored, err := moe.OpenStored(m.Dir)
+	if err != nil {
+		return Inspection{}, err
+	}
+	defer stored.Close()
+	tokenizer, result, err := m.inspect(stored)
+	if err != nil {
+		return result, err
+	}
+	if o.DType == "" {
+		o.DType = safetensors.F32
+		if len(result.DTypes) == 1 {
+			o.DType = result.DTypes[0]
+		}
+	}
+	check := newWeightsCheck(m.Dir, result.Config.TotalParameters(), o.Progress)
+	err = newDirectory(output, func(dir string) error {
+		if err := stored.Save(ctx, dir, moe.SaveOptions{DType: o.DType, ShardSize: o.ShardSize}, check.add); err != nil {
+			return err
+		}
+		return m.writeCompanions(dir, result.Config, tokenizer)
+	})
+	if err != nil {
+		return result, fmt.Errorf("writing %s: %w", output, err)
+	}
+	result.Weights = check.sum()
+	return result, nil
+}
+
+// newDirectory makes a directory that appears as a whole, with the files that write puts into the directory it is given. It is an error if
+// something has the name already. A temporary directory beside it keeps others from doing the same at the same time.
+func newDirectory(path string, write func(dir string) error) error {
+	if _, err := os.Lstat(path); err == nil {
+		return errors.New("it exists already, and nothing is overwritten; name a new directory")
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	parent := filepath.Dir(path)
+	if err := os.MkdirAll(parent, 0o755); err != nil {
+		return err
+	}
+	temp := filepath.Join(parent, "."+filepath.Base(path)+atomicfile.TempSuffix)
+	if err := fault(atomicfile.OpCreate, temp); err != nil {
+		return err
+	}
+	if err := os.Mkdir(temp, 0o755); errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("%s is there: another process is writing it, or was killed while it did; remove it in that case", temp)
+	} else if err != nil {
+		return err
+	}
+	defer os.RemoveAll(temp) // after the rename there is nothing
+	if err := write(temp); err != nil {
+		return err
+	}
+	if err := errors.Join(atomicfile.SyncDir(temp), fault(atomicfile.OpRename, path)); err != nil {
+		return err
+	}
+	if err := os.Rename(temp, path); err != nil {
+		return err
+	}
+	return atomicfile.SyncDir(parent)
+}
+
+// inspect is the part of an inspection that does not read the weights. The tokenizer is nil if there is none that this program reads.
+func (m ModelDir) inspect(stored *moe.Stored) (*tokenize.Tokenizer, Inspection, error) {
+	c := stored.Config()
+	i := Inspection{Config: c, Parameters: c.TotalParameters(), ActiveParameters: c.ActiveParameters(), DTypes: stored.Types(), Fused: stored.Fused(),
+		TrainModel: modelYAML(c)}
+	path := m.TokenizerFile()
+	if path == "" {
+		i.Notes = append(i.Notes, "there is no tokenizer.json beside the model")
+		return nil, i, nil
+	}
+	text, err := readCompanion(path)
+	if err != nil {
+		return nil, i, err
+	}
+	sum := sha256.Sum256(text)
+	i.Tokenizer = hex.EncodeToString(sum[:])
+	if m.Checkpoint != nil && m.Checkpoint.State.Tokenizer != "" && m.Checkpoint.State.Tokenizer != i.Tokenizer {
+		return nil, i, fmt.Errorf("%s has SHA-256 %.16s…, and the model was trained on ids of the tokenizer with %.16s…; remove it, or put that one in its place",
+			path, i.Tokenizer, m.Checkpoint.State.Tokenizer)
+	}
+	t, err := tokenize.Parse(text, path)
+	if err != nil {
+		i.Notes = append(i.Notes, fmt.Sprintf("mula does not read this tokenizer: %v", err))
+		return nil, i, nil
+	}
+	if i.Tokens = t.VocabSize(); i.Tokens > i.Config.VocabSize {
+		return nil, i, fmt.Errorf("%s has %d ids, and the model a vocabulary of %d: they do not belong together", path, i.Tokens, i.Config.VocabSize)
+	}
+	return t, i, nil
+}
+
+func readCompanion(path string) ([]byte, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	if info.Size() > maxCompanion {
+		return nil, fmt.Errorf("%s has %d bytes; such a file has at most %d", path, info.Size(), maxCompanion)
+	}
+	return os.ReadFile(path)
+}
+
+// writeCompanions copies the files beside a model, and makes those that transformers needs and that are not there.
+func (m ModelDir) writeCompanions(dir string, c moe.Config, t *tokenize.Tokenizer) error {
+	there := map[string]bool{}
+	for _, name := range companions {
+		text, err := readCompanion(filepath.Join(m.Dir, name))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		there[name] = true
+		if err := atomicfile.WriteFile(filepath.Join(dir, name), text); err != nil {
+			return err
+		}
+	}
+	if !there[generationFile] {
+		if err := writeGenerationConfig(filepath.Join(dir, generationFile), c); err != nil {
+			return err
+		}
+	}
+	if t != nil && !there[tokenizerConfigFile] {
+		return writeTokenizerConfig(filepath.Join(dir, tokenizerConfigFile), c, t)
+	}
+	return nil
+}
+
+// writeTokenizerConfig writes the file that tells AutoTokenizer to take tokenizer.json as it is, and which of its tokens are the model's.
+func writeTokenizerConfig(path string, c moe.Config, t *tokenize.Tokenizer) error {
+	fields := map[string]any{
+		"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": false, "model_max_length": c.MaxPositions,
+	}
+	for name, id := range map[string]int{"bos_token": c.BOSTokenID, "eos_token": c.EOSTokenID, "pad_token": c.PadTokenID} {
+		if id == moe.NoToken {
+			continue
+		}
+		text, err := t.Decode(nil, []uint32{uint32(id)})
+		if err != nil {
+			continue // an id beyond the tokenizer's, as those that fill up the vocabulary
+		}
+		if back, ok := t.ID(string(text)); ok && back == uint32(id) {
+			fields[name] = string(text)
+		}
+	}
+	var text bytes.Buffer
+	e := json.NewEncoder(&text)
+	e.SetEscapeHTML(false) // <|endoftext|> is for people, too
+	e.SetIndent("", "  ")
+	if err := e.Encode(fields); err != nil {
+		return fmt.Errorf("writing %s: %w", path, err)
+	}
+	return atomicfile.WriteFile(path, text.Bytes())
+}
+
+// A weightsCheck sees all weights of a model, in order, and demands that they are finite.
+type weightsCheck struct {
+	dir         string
+	done, total int64
+	tensor      string
+	element     int64 // of the tensor, of the next piece
+	progress    func(done, total int64)
+	hash        hash.Hash
+}
+
+func newWeightsCheck(dir string, total int64, progress func(done, total int64)) *weightsCheck {
+	return &weightsCheck{dir: dir, total: total, progress: progress, hash: sha256.New()}
+}
+
+func (w *weightsCheck) add(tensor string, piece []float32) error {
+	if tensor != w.tensor {
+		w.tensor, w.element = tensor, 0
+	}
+	for i, v := range piece {
+		if v-v != 0 {
+			return fmt.Errorf("%s: %w: element %d of %s is %v; the weights are damaged, or training diverged", w.dir, ErrNotFinite, w.element+int64(i), tensor, v)
+		}
+	}
+	w.hash.Write(unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(piece))), 4*len(piece)))
+	w.element += int64(len(piece))
+	w.done += int64(len(piece))
+	if w.progress != nil {
+		w.progress(w.done, w.total)
+	}
+	return nil
+}
+
+// sum is what WeightsHash gives for the weights seen.
+func (w *weightsCheck) sum() string { return hex.EncodeToString(w.hash.Sum(nil)) }

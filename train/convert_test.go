@@ -1,0 +1,326 @@
+package train
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"mula/internal/atomicfile"
+	"mula/moe"
+	"mula/moe/safetensors"
+	"mula/tokenize"
+	"mula/tokenize/documents"
+)
+
+// smallTokenizer is a tokenizer that mula reads: an end of text, padding, and bytes.
+func smallTokenizer(t testing.TB) string {
+	t.Helper()
+	text, err := tokenize.Train(context.Background(), func(yield func(documents.Document, error) bool) { yield(documents.Document{Text: []byte("a b")}, nil) },
+		tokenize.TrainOptions{VocabSize: 258, SpecialTokens: []string{"<|endoftext|>", "<|padding|>"}, Pattern: tokenize.GPT2, Workers: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+func namesIn(t testing.TB, dir string) []string {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+// huggingFace writes a model as one from elsewhere: mula-nano with drawn weights and the given files beside it.
+func huggingFace(t testing.TB, change func(*moe.Config), files map[string]string) (string, *moe.Model) {
+	t.Helper()
+	c, err := moe.Preset("mula-nano")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.EOSTokenID = 0 // the end of documents of makePlan
+	if change != nil {
+		change(&c)
+	}
+	m, err := moe.New(c, device(t, 1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.Init(3)
+	dir := t.TempDir()
+	if err := m.Save(dir, moe.SaveOptions{ShardSize: 100_000}); err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range files {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir, m
+}
+
+// A converted model has the weights, rounded to the type asked for, and everything that transformers looks for beside them.
+func TestConvert(t *testing.T) {
+	ctx := context.Background()
+	dir, m := huggingFace(t, nil, map[string]string{"tokenizer.json": smallTokenizer(t), "README.md": "not copied"})
+	output := filepath.Join(t.TempDir(), "new", "model")
+	var done, total int64
+	found, err := ModelDir{Dir: dir}.Convert(ctx, output, ConvertOptions{DType: safetensors.BF16, Progress: func(d, n int64) { done, total = d, n }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := m.Config().TotalParameters(); done != n || total != n || found.Parameters != n {
+		t.Errorf("progress %d of %d, %d parameters, want %d", done, total, found.Parameters, n)
+	}
+	if found.Weights != WeightsHash(m.Parameters()) || found.Tokens != 258 || found.Notes != nil || found.Fused || !slices.Equal(found.DTypes, []safetensors.DType{safetensors.F32}) {
+		t.Errorf("found %+v", found)
+	}
+	if want := []string{"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}; !slices.Equal(namesIn(t, output), want) {
+		t.Errorf("files %v, want %v", namesIn(t, output), want)
+	}
+	if names := namesIn(t, filepath.Dir(output)); !slices.Equal(names, []string{"model"}) {
+		t.Errorf("beside it: %v", names)
+	}
+	var tokens map[string]any
+	if err := readJSON(filepath.Join(output, tokenizerConfigFile), &tokens); err != nil {
+		t.Fatal(err)
+	}
+	if want := map[string]any{"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": false, "model_max_length": 4096.0, "eos_token": "<|endoftext|>"}; !maps.Equal(tokens, want) {
+		t.Errorf("tokenizer_config.json %v, want %v", tokens, want)
+	}
+	back, err := moe.Open(output, device(t, 1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, p := range back.Parameters() {
+		for j, v := range m.Parameters()[i].Weight {
+			if math.Abs(float64(p.Weight[j]-v)) > math.Abs(float64(v))/256 || math.Float32bits(p.Weight[j])&0xffff != 0 {
+				t.Fatalf("%s[%d] is %v, was %v", p.Name, j, p.Weight[j], v)
+			}
+		}
+	}
+
+	// Files that are there already are kept as they are, and a type that is not asked for is that of the weights.
+	const own = `{"tokenizer_class": "GPTNeoXTokenizerFast"}`
+	if err := os.WriteFile(filepath.Join(output, tokenizerConfigFile), []byte(own), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	again := filepath.Join(t.TempDir(), "again")
+	found, err = ModelDir{Dir: output}.Convert(ctx, again, ConvertOptions{ShardSize: 50_000})
+	if err != nil || found.Weights != WeightsHash(back.Parameters()) {
+		t.Fatalf("%+v, %v", found, err)
+	}
+	if text, err := os.ReadFile(filepath.Join(again, tokenizerConfigFile)); err != nil || string(text) != own {
+		t.Errorf("tokenizer_config.json %s, %v", text, err)
+	}
+	inspected, err := ModelDir{Dir: again}.Inspect(ctx, nil)
+	if err != nil || inspected.Weights != found.Weights || !slices.Equal(inspected.DTypes, []safetensors.DType{safetensors.BF16}) {
+		t.Errorf("%+v, %v", inspected, err)
+	}
+	if want := `{preset: mula-nano, eos_token_id: 0}`; inspected.TrainModel != want {
+		t.Errorf("model for train.yaml: %s, want %s", inspected.TrainModel, want)
+	}
+
+	// A checkpoint is a model, too.
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	c := testConfig(t, plan, "steps: 1\nschedule: {warmup_steps: 0}\n")
+	result := mustRun(t, c, Options{})
+	from, refused, err := FindModel(ctx, c.Output)
+	if err != nil || refused != nil || from.Checkpoint == nil || from.Dir != result.Checkpoint {
+		t.Fatalf("%+v, %v, %v", from, refused, err)
+	}
+	exported := filepath.Join(t.TempDir(), "exported")
+	if found, err = from.Convert(ctx, exported, ConvertOptions{}); err != nil || found.Weights != result.Weights || len(found.Notes) != 1 {
+		t.Errorf("%+v, %v; the run has weights %s", found, err, result.Weights)
+	}
+	if want := []string{"config.json", "generation_config.json", "model.safetensors"}; !slices.Equal(namesIn(t, exported), want) {
+		t.Errorf("files %v, want %v", namesIn(t, exported), want)
+	}
+}
+
+// Whatever is wrong is named, and nothing is left behind.
+func TestConvertRefuses(t *testing.T) {
+	ctx := context.Background()
+	good, _ := huggingFace(t, nil, nil)
+	few, _ := huggingFace(t, func(c *moe.Config) { c.VocabSize = 200 }, map[string]string{"tokenizer.json": smallTokenizer(t)})
+	strange, _ := huggingFace(t, nil, map[string]string{"tokenizer.json": tokenizerJSON})
+	diverged, m := huggingFace(t, nil, nil)
+	weight := m.Parameters()[3]
+	weight.Weight[5] = float32(math.Inf(-1))
+	for _, name := range namesIn(t, diverged) {
+		if err := os.Remove(filepath.Join(diverged, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := m.Save(diverged, moe.SaveOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	parent := t.TempDir()
+	taken, file := filepath.Join(parent, "taken"), filepath.Join(parent, "file")
+	for _, dir := range []string{taken, filepath.Join(parent, ".killed.tmp")} {
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(file, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	before := namesIn(t, parent)
+	for _, test := range []struct{ from, output, want string }{
+		{good, "taken", "taken: it exists already"},
+		{good, "file", "file: it exists already"},
+		{good, "killed", ".killed.tmp is there: another process is writing it, or was killed"},
+		{t.TempDir(), "new", "config.json"},
+		{few, "new", "tokenizer.json has 258 ids, and the model a vocabulary of 200"},
+		{diverged, "new", "not finite: element 5 of " + weight.Name + " is -Inf"},
+	} {
+		_, err := ModelDir{Dir: test.from}.Convert(ctx, filepath.Join(parent, test.output), ConvertOptions{})
+		if err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("error %v, want %q", err, test.want)
+		}
+	}
+	if _, err := (ModelDir{Dir: diverged}).Inspect(ctx, nil); !errors.Is(err, ErrNotFinite) {
+		t.Errorf("inspecting: %v", err)
+	}
+	if after := namesIn(t, parent); !slices.Equal(before, after) {
+		t.Errorf("left behind: %v, before: %v", after, before)
+	}
+	if found, err := (ModelDir{Dir: strange}).Inspect(ctx, nil); err != nil || len(found.Notes) != 1 || !strings.Contains(found.Notes[0], "mula does not read this tokenizer") {
+		t.Errorf("a tokenizer that is not read: %+v, %v", found, err)
+	}
+	cancelled, cancel := context.WithCancel(ctx)
+	cancel()
+	if _, err := (ModelDir{Dir: good}).Convert(cancelled, filepath.Join(parent, "new"), ConvertOptions{}); !errors.Is(err, context.Canceled) {
+		t.Errorf("after cancelling: %v", err)
+	}
+	if _, _, err := FindModel(ctx, parent); !errors.Is(err, ErrNoCheckpoint) || !strings.Contains(err.Error(), "there is no config.json") {
+		t.Errorf("no model: %v", err)
+	}
+}
+
+// Whichever file operation fails, the output is not there, nothing else is left, and the next attempt succeeds.
+func TestConvertFaults(t *testing.T) {
+	defer func() { atomicfile.Fault = nil }()
+	dir, _ := huggingFace(t, nil, map[string]string{"tokenizer.json": smallTokenizer(t)})
+	parent := t.TempDir()
+	output := filepath.Join(parent, "model")
+	for k := 1; ; k++ {
+		n := 0 // file operations
+		atomicfile.Fault = func(atomicfile.Op, string) error {
+			if n++; n == k {
+				return syscall.ENOSPC
+			}
+			return nil
+		}
+		_, err := ModelDir{Dir: dir}.Convert(context.Background(), output, ConvertOptions{ShardSize: 500_000})
+		atomicfile.Fault = nil
+		if n < k {
+			if err != nil || k < 20 {
+				t.Fatalf("%d operations, %v", n, err)
+			}
+			return
+		}
+		if !errors.Is(err, syscall.ENOSPC) {
+			t.Fatalf("operation %d: error %v does not wrap ENOSPC", k, err)
+		}
+		// After the rename only the sync of the parent can fail; then the model is there and whole.
+		names := namesIn(t, parent)
+		if slices.Equal(names, []string{"model"}) {
+			if _, err := (ModelDir{Dir: output}).Inspect(context.Background(), nil); err != nil {
+				t.Errorf("operation %d failed: %v", k, err)
+			}
+			if err := os.RemoveAll(output); err != nil {
+				t.Fatal(err)
+			}
+		} else if len(names) != 0 {
+			t.Fatalf("operation %d failed and left %v", k, names)
+		}
+	}
+}
+
+// A run that begins with given weights has them at step 0, goes on like any other, and needs their directory no more.
+func TestInitializeFrom(t *testing.T) {
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	first := mustRun(t, testConfig(t, plan, "steps: 2\n"), Options{})
+	hf, m := huggingFace(t, func(c *moe.Config) { c.VocabSize = 512 }, nil)
+
+	// An update this small leaves every weight as it is.
+	still := "steps: 1\nschedule: {learning_rate: 1.0e-35, warmup_steps: 0}\noptimizer: {weight_decay: 0}\n"
+	for from, want := range map[string]string{filepath.Dir(filepath.Dir(first.Checkpoint)): first.Weights, first.Checkpoint: first.Weights, hf: WeightsHash(m.Parameters())} {
+		c := testConfig(t, plan, still)
+		c.InitializeFrom = from
+		result := mustRun(t, c, Options{})
+		if result.Weights != want || result.Resumed != "" || result.Steps != 1 {
+			t.Errorf("from %s: %+v, want weights %s", from, result, want)
+		}
+	}
+
+	c := testConfig(t, plan, "checkpoint: {every: 3}\n")
+	c.InitializeFrom = hf
+	whole := mustRun(t, c, Options{})
+	d := c
+	d.Output = filepath.Join(t.TempDir(), "run")
+	if r := mustRun(t, d, stopAfter(3)); r.Finished {
+		t.Fatal("the run did not stop")
+	}
+	d.InitializeFrom = filepath.Join(t.TempDir(), "gone")
+	if r := mustRun(t, d, Options{}); r.Weights != whole.Weights || r.Resumed == "" {
+		t.Errorf("resumed %q to weights %s, want %s", r.Resumed, r.Weights, whole.Weights)
+	}
+	sameRun(t, "stopped and resumed without the first model", c.Output, d.Output)
+	written, err := LoadConfig(filepath.Join(c.Output, configFile))
+	if err != nil || written.InitializeFrom != hf {
+		t.Errorf("train.yaml of the run: %q, %v", written.InitializeFrom, err)
+	}
+}
+
+// Every mismatch between the model that a run begins with and the run is named before anything is trained.
+func TestInitializeFromRefuses(t *testing.T) {
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	checkpoint := mustRun(t, testConfig(t, plan, "steps: 1\nschedule: {warmup_steps: 0}\n"), Options{}).Checkpoint
+	other, _ := huggingFace(t, func(c *moe.Config) { c.VocabSize, c.Layers, c.RopeTheta = 640, 1, 500 }, nil)
+	tokenizer, _ := huggingFace(t, nil, map[string]string{"tokenizer.json": smallTokenizer(t)})
+	damaged := filepath.Join(t.TempDir(), "damaged")
+	if err := os.CopyFS(damaged, os.DirFS(checkpoint)); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(filepath.Join(damaged, modelFile), 1000); err != nil {
+		t.Fatal(err)
+	}
+	missing, _ := huggingFace(t, nil, nil)
+	if err := os.Remove(filepath.Join(missing, safetensors.ShardName(1, len(namesIn(t, missing))-2))); err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		from string
+		want []string
+	}{
+		{filepath.Join(t.TempDir(), "nowhere"), []string{"nowhere"}},
+		{t.TempDir(), []string{"there is no config.json"}},
+		{other, []string{other, "model.vocab_size is 640 there and 512 here", "model.num_hidden_layers is 1 there and 2 here", "model.rope_theta is 500 there and 10000 here"}},
+		{tokenizer, []string{tokenizer, "its tokenizer has SHA-256", "tokenize the documents with the model's tokenizer.json", "put the plan's tokenizer.json in its place"}},
+		{damaged, []string{damaged, "damaged", modelFile}},
+		{missing, []string{safetensors.ShardName(1, len(namesIn(t, missing))-1)}},
+	} {
+		c := testConfig(t, plan, "")
+		c.InitializeFrom = test.from
+		_, err := Run(context.Background(), c, Options{Progress: func(Progress) { t.Errorf("%s: a step was made", test.from) }})
+		for _, want := range append(test.want, "initialize_from: ") {
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: error %v, want %q", test.from, err, want)
+			}
+		}
+	}
+}

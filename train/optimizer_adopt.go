@@ -1,0 +1,41 @@
+package train
+
+import (
+	"math"
+
+	"mula/moe"
+	"mula/xpu/cpu"
+)
+
+// adopt is [ADOPT], over all parameters as one group. With g the gradient, η the learning rate, λ the weight decay and t the number of
+// updates from 0:
+//
+//	t = 0   v ← g²
+//	t > 0   p ← p − η·λ·p;   m ← β₁m + (1−β₁)·clip(g/max(√v, ε), ±t^¼);   p ← p − η·m;   v ← β₂v + (1−β₂)g²
+//
+// The first update leaves the weights as they are. Taniguchi et al. 2024 (arXiv 2411.02853, algorithm 2). Reference: torch-adopt 0.1.0, of
+// the authors, with decouple=True.
+type adopt struct {
+	config OptimizerConfig
+	kernel cpu.ADOPT
+}
+
+func newADOPT(config OptimizerConfig) *adopt { return &adopt{config: config} }
+
+func (*adopt) state(*moe.Parameter) []string { return []string{"exp_avg", "exp_avg_sq"} }
+
+func (r *adopt) begin(o *Optimizer, learningRate, gradScale float64) {
+	r.kernel = cpu.ADOPT{
+		LearningRate: learningRate, Beta1: r.config.Betas[0], Beta2: r.config.Betas[1], Epsilon: *r.config.Epsilon,
+		WeightDecay: *r.config.WeightDecay, Clip: math.Pow(float64(o.Updates-1), 0.25), GradScale: gradScale,
+	}
+}
+
+func (r *adopt) update(o *Optimizer, p, begin, end int) {
+	grad, m, v := o.parameters[p].Grad[begin:end], o.state[p][0].values[begin:end], o.state[p][1].values[begin:end]
+	if o.Updates == 1 {
+		cpu.AverageSquares(v, 0, 1, r.kernel.GradScale, grad)
+		return
+	}
+	r.kernel.Update(o.parameters[p].Weight[begin:end], grad, m, v)
+}

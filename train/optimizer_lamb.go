@@ -1,0 +1,68 @@
+package train
+
+import (
+	"math"
+
+	"mula/moe"
+	"mula/xpu/cpu"
+)
+
+// lamb is [Lamb]. With g the gradient, η the learning rate, λ the weight decay, t the number of updates from 1, m̂ = m/(1−β₁ᵗ),
+// v̂ = v/(1−β₂ᵗ), and ‖·‖ the Euclidean norm of a parameter, of which each expert has its own:
+//
+//	m ← β₁m + (1−β₁)g;   v ← β₂v + (1−β₂)g²;   u = m̂/(√v̂ + ε) + λp;   p ← p − η·(‖p‖/‖u‖)·u
+//
+// Where one of the norms is 0, the quotient is 1. You et al. 2020 (arXiv 1904.00962, algorithm 2). Reference: timm.optim.Lamb of timm 1.0.31
+// with always_adapt=True and max_grad_norm=None, as clipping is done before.
+type lamb struct {
+	config OptimizerConfig
+	kernel cpu.Lamb
+	rate   float64
+	trust  []float64 // of each parameter
+	norms  []ratio   // sums of squares of u and p, one for each block
+
+	prepareOne func(i int)
+}
+
+func newLamb(config OptimizerConfig, parameters []*moe.Parameter) *lamb {
+	return &lamb{config: config, trust: make([]float64, len(parameters))}
+}
+
+func (*lamb) state(*moe.Parameter) []string { return []string{"exp_avg", "exp_avg_sq"} }
+
+// begin leaves u where the gradients were.
+func (r *lamb) begin(o *Optimizer, learningRate, gradScale float64) {
+	if r.prepareOne == nil {
+		r.norms = make([]ratio, len(o.blocks))
+		r.prepareOne = func(i int) {
+			b := o.blocks[i]
+			p, s := o.parameters[b.tensor], o.state[b.tensor]
+			weight, grad := p.Weight[b.begin:b.end], p.Grad[b.begin:b.end]
+			r.kernel.Update(weight, grad, s[0].values[b.begin:b.end], s[1].values[b.begin:b.end])
+			r.norms[i] = ratio{cpu.SumSquares(grad), cpu.SumSquares(weight)}
+		}
+	}
+	r.rate = learningRate
+	r.kernel = cpu.Lamb{
+		Beta1: r.config.Betas[0], Beta2: r.config.Betas[1], Epsilon: *r.config.Epsilon, WeightDecay: *r.config.WeightDecay, Step: o.Updates,
+		GradScale: gradScale,
+	}
+	o.device.Parallel(len(o.blocks), r.prepareOne)
+	var sum ratio
+	for i, b := range o.blocks {
+		sum.update += r.norms[i].update
+		sum.weight += r.norms[i].weight
+		if b.end < len(o.parameters[b.tensor].Weight) {
+			continue
+		}
+		r.trust[b.tensor] = 1
+		if sum.update > 0 && sum.weight > 0 {
+			r.trust[b.tensor] = math.Sqrt(sum.weight) / math.Sqrt(sum.update)
+		}
+		sum = ratio{}
+	}
+}
+
+func (r *lamb) update(o *Optimizer, p, begin, end int) {
+	cpu.Axpy(o.parameters[p].Weight[begin:end], float32(-r.rate*r.trust[p]), o.parameters[p].Grad[begin:end])
+}

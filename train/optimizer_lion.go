@@ -1,0 +1,30 @@
+package train
+
+import (
+	"mula/moe"
+	"mula/xpu/cpu"
+)
+
+// lion is [Lion], over all parameters as one group. With g the gradient, η the learning rate and λ the weight decay:
+//
+//	p ← p − η·λ·p;   p ← p − η·sign(β₁m + (1−β₁)g);   m ← β₂m + (1−β₂)g
+//
+// Chen et al. 2023 (arXiv 2302.06675). Reference: lion-pytorch 0.2.5.
+type lion struct {
+	config OptimizerConfig
+	kernel cpu.Lion
+}
+
+func newLion(config OptimizerConfig) *lion { return &lion{config: config} }
+
+func (*lion) state(*moe.Parameter) []string { return []string{"exp_avg"} }
+
+func (r *lion) begin(_ *Optimizer, learningRate, gradScale float64) {
+	r.kernel = cpu.Lion{
+		LearningRate: learningRate, Beta1: r.config.Betas[0], Beta2: r.config.Betas[1], WeightDecay: *r.config.WeightDecay, GradScale: gradScale,
+	}
+}
+
+func (r *lion) update(o *Optimizer, p, begin, end int) {
+	r.kernel.Update(o.parameters[p].Weight[begin:end], o.parameters[p].Grad[begin:end], o.state[p][0].values[begin:end])
+}

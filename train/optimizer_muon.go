@@ -1,0 +1,232 @@
+package train
+
+import (
+	"math"
+	"strings"
+
+	"mula/moe"
+	"mula/xpu"
+	"mula/xpu/cpu"
+)
+
+// muon is [Muon]. The matrices inside the layers, those of attention and of the feed-forward, each expert's on its own, are updated by the
+// orthogonalized momentum; embedding, head, norms and routers by [AdamW] with the same learning rate. With g the gradient of a matrix of m×n,
+// η the learning rate, λ the weight decay and μ the momentum:
+//
+//	b ← μb + (1−μ)g;   u = μb + (1−μ)g with nesterov, else b
+//	X = u/max(‖u‖, 1e-7);   ns_steps times  A = XXᵀ,  X ← aX + (bA + cA²)X,  a = 3.4445, b = −4.775, c = 2.0315
+//	p ← p − η·λ·p;   p ← p − η·s·X
+//	s = 0.2·√max(m, n)      AdjustMatchRMSAdamW (Liu et al. 2025, arXiv 2502.16982)
+//	s = √max(1, m/n)        AdjustOriginal
+//
+// ‖·‖ is the Frobenius norm. X is computed by products of the device, in its precision; for m > n its factors are in the other order, so that
+// A is always the smaller square.
+//
+// Jordan et al. 2024 (kellerjordan.github.io/posts/muon). Reference: torch.optim.Muon of torch 2.15.0, which computes X in bfloat16.
+type muon struct {
+	config       OptimizerConfig
+	device       xpu.Device
+	rest         *adamW
+	inside       []bool    // which parameters are orthogonalized
+	large, small []int     // those, by size
+	norms        []float64 // ‖u‖² of each parameter
+	scale        []float64 // η·s of each parameter
+	keep         float32   // 1 − η·λ
+	kernel       cpu.Muon
+
+	largeScratch *muonScratch
+	scratch      chan *muonScratch // one for each worker
+
+	momentumOne, smallOne func(i int)
+}
+
+// muonLarge is the number of elements from which on a matrix keeps all workers busy by itself. Smaller ones are orthogonalized side by side.
+const muonLarge = 1 << 20
+
+// muonScratch is what the orthogonalization of one matrix takes: another matrix of its shape, and two squares. Its functions are made once, so
+// that a step allocates nothing.
+type muonScratch struct {
+	x, a, b []float32 // memory
+
+	// Of the matrix at hand.
+	u, first   []float32 // what is orthogonalized; where X begins, which may be u
+	factor     float32
+	square     []float32 // A
+	polynomial []float32
+	side       int // of both
+
+	beginOne, polynomialOne func(i int)
+}
+
+func newMuon(config OptimizerConfig, device xpu.Device, parameters []*moe.Parameter) *muon {
+	r := &muon{config: config, device: device, rest: newAdamW(config), inside: make([]bool, len(parameters)), norms: make([]float64, len(parameters)),
+		scale: make([]float64, len(parameters))}
+	for i, p := range parameters {
+		r.inside[i] = orthogonalized(p)
+		if r.inside[i] && len(p.Weight) >= muonLarge {
+			r.large = append(r.large, i)
+		} else if r.inside[i] {
+			r.small = append(r.small, i)
+		}
+	}
+	if r.large != nil {
+		r.largeScratch = newMuonScratch(parameters, r.large)
+	}
+	n := min(device.Threads(), len(r.small))
+	r.scratch = make(chan *muonScratch, n)
+	for range n {
+		r.scratch <- newMuonScratch(parameters, r.small)
+	}
+	return r
+}
+
+// newMuonScratch returns scratch for each of the matrices.
+func newMuonScratch(parameters []*moe.Parameter, matrices []int) *muonScratch {
+	var elements, side int
+	for _, i := range matrices {
+		p := parameters[i]
+		elements, side = max(elements, len(p.Weight)), max(side, min(p.Shape[0], p.Shape[1]))
+	}
+	s := &muonScratch{x: make([]float32, elements), a: make([]float32, side*side), b: make([]float32, side*side)}
+	s.beginOne, s.polynomialOne = s.beginPiece, s.polynomialPiece
+	return s
+}
+
+// beginPiece sets a piece of the first X to u times the factor.
+func (s *muonScratch) beginPiece(i int) {
+	low, high := i*blockSize, min((i+1)*blockSize, len(s.u))
+	copy(s.first[low:high], s.u[low:high])
+	cpu.Scale(s.first[low:high], s.factor)
+}
+
+// polynomialPiece turns a piece of A² into one of aI + bA + cA², so that one more product gives the next X.
+func (s *muonScratch) polynomialPiece(i int) {
+	low, high := i*blockSize, min((i+1)*blockSize, len(s.polynomial))
+	cpu.Scale(s.polynomial[low:high], 2.0315)
+	cpu.Axpy(s.polynomial[low:high], -4.775, s.square[low:high])
+	diagonal := s.side + 1
+	for j := (low + diagonal - 1) / diagonal * diagonal; j < high; j += diagonal {
+		s.polynomial[j] += 3.4445
+	}
+}
+
+// orthogonalized reports whether a parameter is a matrix inside a layer, and no router.
+func orthogonalized(p *moe.Parameter) bool {
+	return len(p.Shape) == 2 && strings.HasPrefix(p.Name, "model.layers.") && !strings.HasSuffix(p.Name, ".mlp.gate.weight")
+}
+
+func (*muon) state(p *moe.Parameter) []string {
+	if orthogonalized(p) {
+		return []string{"momentum_buffer"}
+	}
+	return []string{"exp_avg", "exp_avg_sq"}
+}
+
+// begin leaves X where the gradients of the matrices were.
+func (r *muon) begin(o *Optimizer, learningRate, gradScale float64) {
+	r.rest.begin(o, learningRate, gradScale)
+	r.keep = float32(1 - learningRate**r.config.WeightDecay)
+	r.kernel = cpu.Muon{Momentum: *r.config.Momentum, Nesterov: *r.config.Nesterov, GradScale: gradScale}
+	if r.smallOne == nil {
+		r.momentumOne = func(i int) {
+			b := o.blocks[i]
+			if r.inside[b.tensor] {
+				u := o.parameters[b.tensor].Grad[b.begin:b.end]
+				r.kernel.Update(u, o.state[b.tensor][0].values[b.begin:b.end])
+				o.sums[i] = cpu.SumSquares(u)
+			}
+		}
+		r.smallOne = func(i int) {
+			s := <-r.scratch
+			r.orthogonalize(o.parameters[r.small[i]], r.norms[r.small[i]], s, false)
+			r.scratch <- s
+		}
+	}
+	o.device.Parallel(len(o.blocks), r.momentumOne)
+	clear(r.norms)
+	for i, b := range o.blocks {
+		r.norms[b.tensor] += o.sums[i]
+	}
+	for _, i := range r.large {
+		r.orthogonalize(o.parameters[i], r.norms[i], r.largeScratch, true)
+	}
+	o.device.Parallel(len(r.small), r.smallOne)
+	for i, p := range o.parameters {
+		if !r.inside[i] {
+			continue
+		}
+		rows, columns := float64(p.Shape[0]), float64(p.Shape[1])
+		if r.config.AdjustLearningRate == AdjustOriginal {
+			r.scale[i] = learningRate * math.Sqrt(max(1, rows/columns))
+		} else {
+			r.scale[i] = learningRate * 0.2 * math.Sqrt(max(rows, columns))
+		}
+	}
+}
+
+// orthogonalize replaces u, which is where the gradient of a parameter was and has that sum of squares, by X. It works on all workers if asked.
+func (r *muon) orthogonalize(p *moe.Parameter, squares float64, s *muonScratch, parallel bool) {
+	m, n := p.Shape[0], p.Shape[1]
+	pieces := func(elements int, f func(i int)) {
+		count := (elements + blockSize - 1) / blockSize
+		if parallel {
+			r.device.Parallel(count, f)
+			return
+		}
+		for i := range count {
+			f(i)
+		}
+	}
+	x, y := p.Grad, s.x[:m*n]
+	if *r.config.NewtonSchulzSteps%2 == 1 {
+		x, y = y, x // so that the last X is where it should be
+	}
+	s.u, s.first, s.factor = p.Grad, x, float32(1/max(math.Sqrt(squares), 1e-7))
+	pieces(m*n, s.beginOne)
+	s.side = min(m, n)
+	s.square, s.polynomial = s.a[:s.side*s.side], s.b[:s.side*s.side]
+	for range *r.config.NewtonSchulzSteps {
+		if m <= n {
+			r.device.MatMul(false, true, m, m, n, x, n, x, n, s.square, m, false)
+		} else {
+			r.device.MatMul(true, false, n, n, m, x, n, x, n, s.square, n, false)
+		}
+		r.device.MatMul(false, false, s.side, s.side, s.side, s.square, s.side, s.square, s.side, s.polynomial, s.side, false)
+		pieces(len(s.polynomial), s.polynomialOne)
+		if m <= n {
+			r.device.MatMul(false, false, m, n, m, s.polynomial, m, x, n, y, n, false)
+		} else {
+			r.device.MatMul(false, false, m, n, n, x, n, s.polynomial, n, y, n, false)
+		}
+		x, y = y, x
+	}
+}
+
+func (r *muon) update(o *Optimizer, p, begin, end int) {
+	if !r.inside[p] {
+		r.rest.update(o, p, begin, end)
+		return
+	}
+	weight := o.parameters[p].Weight[begin:end]
+	cpu.Scale(weight, r.keep)
+	cpu.Axpy(weight, float32(-r.scale[p]), o.parameters[p].Grad[begin:end])
+}
+
+// muonBytes is the memory that Muon's state and scratch take for a model on so many threads.
+func muonBytes(m moe.Config, threads int) int64 {
+	h, kv, ffn := m.HiddenSize, m.KVHeads*m.HeadDim(), m.IntermediateSize
+	experts := max(1, m.Experts)
+	var inside int64            // elements of the matrices inside a layer
+	var elements, side [2]int64 // of the small ones, of the large ones
+	for _, s := range [][3]int{{h, h, 2}, {kv, h, 2}, {ffn, h, 3 * experts}} {
+		n, k := int64(s[0])*int64(s[1]), 0
+		inside += n * int64(s[2])
+		if n >= muonLarge {
+			k = 1
+		}
+		elements[k], side[k] = max(elements[k], n), max(side[k], int64(min(s[0], s[1])))
+	}
+	scratch := func(k int) int64 { return 4 * (elements[k] + 2*side[k]*side[k]) }
+	inside *= int64(m.Layers)
+	return 4*inside + 8*(m.TotalParameters()-inside) + scratch(0)*int64(threads) + scratch(1)
+}

@@ -1,0 +1,72 @@
+package train
+
+import (
+	"math"
+
+	"mula/moe"
+	"mula/xpu/cpu"
+)
+
+// scheduleFreeAdamW is [ScheduleFreeAdamW], over all parameters as one group. With g the gradient at y, η the learning rate, η̄ the largest
+// one so far, λ the weight decay, t the number of updates from 1, and v̂ = v/(1−β₂ᵗ):
+//
+//	v ← β₂v + (1−β₂)g²;   u = g/(√v̂ + ε) + λy;   w = tʳ·η̄^weight_lr_power;   c = w/Σw
+//	y ← y + c(z − y) + η(β₁(1−c) − 1)u;   z ← z − ηu
+//	x = y + (1 − 1/β₁)(z − y)
+//
+// The gradients are those at y, which the model's weights hold while it is trained; z begins as the weights do. x, the average, is what is
+// evaluated and saved as the model; checkpoints hold y beside z, because y computed from x would differ in its last bits.
+//
+// Defazio et al. 2024 (arXiv 2405.15682). Reference: schedulefree.AdamWScheduleFree of schedulefree 1.4.1, whose warm-up is the one of
+// [Schedule].
+type scheduleFreeAdamW struct {
+	config         OptimizerConfig
+	kernel         cpu.ScheduleFreeAdamW
+	lrMax          float64 // η̄
+	weightSum      float64 // Σw
+	fromTrainToAvg float32
+}
+
+func newScheduleFreeAdamW(config OptimizerConfig) *scheduleFreeAdamW {
+	return &scheduleFreeAdamW{config: config, lrMax: -1, fromTrainToAvg: float32(1 - 1/config.Betas[0])}
+}
+
+func (*scheduleFreeAdamW) state(*moe.Parameter) []string { return []string{"z", "exp_avg_sq"} }
+
+// scalars are called as in the param_groups of the reference.
+func (r *scheduleFreeAdamW) scalars() map[string]*float64 {
+	return map[string]*float64{"lr_max": &r.lrMax, "weight_sum": &r.weightSum}
+}
+
+func (r *scheduleFreeAdamW) begin(o *Optimizer, learningRate, gradScale float64) {
+	if o.Updates == 1 {
+		o.device.Parallel(len(o.blocks), func(i int) {
+			b := o.blocks[i]
+			copy(o.state[b.tensor][0].values[b.begin:b.end], o.parameters[b.tensor].Weight[b.begin:b.end])
+		})
+	}
+	r.lrMax = max(r.lrMax, learningRate)
+	weight := math.Pow(float64(o.Updates), *r.config.R) * math.Pow(r.lrMax, *r.config.WeightLRPower)
+	r.weightSum += weight
+	var share float64
+	if r.weightSum != 0 {
+		share = weight / r.weightSum
+	}
+	r.kernel = cpu.ScheduleFreeAdamW{
+		LearningRate: learningRate, Beta1: r.config.Betas[0], Beta2: r.config.Betas[1], Epsilon: *r.config.Epsilon, WeightDecay: *r.config.WeightDecay,
+		Step: o.Updates, Share: share, GradScale: gradScale,
+	}
+}
+
+func (r *scheduleFreeAdamW) update(o *Optimizer, p, begin, end int) {
+	r.kernel.Update(o.parameters[p].Weight[begin:end], o.parameters[p].Grad[begin:end], o.state[p][0].values[begin:end], o.state[p][1].values[begin:end])
+}
+
+func (r *scheduleFreeAdamW) average(o *Optimizer, dst []float32, p, begin, end int) {
+	if o.Updates == 0 {
+		return // z has not begun
+	}
+	for i, z := range o.state[p][0].values[begin:end] {
+		dst[i] += float32(r.fromTrainToAvg * (z - dst[i]))
+	}
+}

@@ -1,0 +1,60 @@
+package train
+
+import (
+	"context"
+	"time"
+
+	"mula/xpu"
+)
+
+// peakTime bounds what the measurement of a machine's peak takes.
+const peakTime = 250 * time.Millisecond
+
+// measurePeak measures how fast the device multiplies, in FLOP/s: the best time of products of square matrices of several sizes, whose entries
+// are small whole numbers. It takes at most peakTime, and at most a thousandth of work, the FLOPs of what it is measured for, or one small
+// product: for a run of seconds the figure is rough.
+func measurePeak(ctx context.Context, device xpu.Device, work float64) (float64, error) {
+	const smallest, largest = 64, 1024
+	budget := work / 1000
+	var peak float64
+	begin := time.Now()
+	for n := smallest; n <= largest; n *= 2 {
+		flops := 2 * float64(n) * float64(n) * float64(n)
+		if n > smallest && flops > budget {
+			break
+		}
+		a, b, c := make([]float32, n*n), make([]float32, n*n), make([]float32, n*n)
+		for i := range a {
+			a[i], b[i] = float32(i%7)-3, float32(i%5)-2
+		}
+		// Each size gets as much of the time that is left as the sizes after it.
+		until := begin.Add(peakTime)
+		if n < largest {
+			until = time.Now().Add(time.Until(until) / 4)
+		}
+		for first := true; first || time.Now().Before(until) && flops <= budget; first = false {
+			if err := ctx.Err(); err != nil {
+				return 0, err
+			}
+			start := time.Now()
+			device.MatMul(false, true, n, n, n, a, n, b, n, c, n, false)
+			if seconds := time.Since(start).Seconds(); seconds > 0 { // a coarse clock may not see it pass
+				peak = max(peak, flops/seconds)
+			}
+			budget -= flops
+		}
+		if time.Since(begin) > peakTime {
+			break
+		}
+	}
+	if peak == 0 {
+		peak = 1e9 // FLOP/s, of a machine whose clock is too coarse to tell: the figure only scales what is recorded
+	}
+	return peak, nil
+}
+
+// flopsOfRun is the work of all steps that are left.
+func (r *run) flopsOfRun() float64 {
+	perStep := float64(r.config.BatchSize) * float64(r.data.SequenceLength)
+	return float64(r.config.Steps-r.state.Step) * perStep * r.config.Model.FLOPsPerToken(r.data.SequenceLength)
+}

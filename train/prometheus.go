@@ -1,0 +1,158 @@
+package train
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+)
+
+// A metricsServer serves the newest metrics of a run at /metrics, in the text exposition format 0.0.4 of Prometheus
+// (prometheus.io/docs/instrumenting/exposition_formats).
+type metricsServer struct {
+	server *http.Server
+	text   atomic.Pointer[string] // what is served
+	done   chan struct{}          // closed when nothing is served any more
+
+	ratios     map[string]float64 // newest that were measured
+	evaluation *Evaluation        // newest
+}
+
+// serveMetrics starts to serve at an address. Until the first step there are no values.
+func serveMetrics(ctx context.Context, address string) (*metricsServer, error) {
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
+	if err != nil {
+		return nil, fmt.Errorf("metrics_listen %s: %w; choose another address, or \"\" for none", address, err)
+	}
+	s := &metricsServer{done: make(chan struct{})}
+	s.text.Store(new(string))
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+		io.WriteString(w, *s.text.Load())
+	})
+	s.server = &http.Server{Handler: mux, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError), ReadTimeout: 10 * time.Second, WriteTimeout: 10 * time.Second}
+	go func() {
+		defer close(s.done)
+		if err := s.server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+			listener.Close() // nobody is answered any more; the run goes on
+		}
+	}()
+	return s, nil
+}
+
+// close ends serving, connections under way included.
+func (s *metricsServer) close() {
+	s.server.Close()
+	<-s.done
+}
+
+// publish sets what is served to the state after a step. evaluation is that which followed it, nil for none. It is called by the goroutine that
+// trains.
+func (s *metricsServer) publish(r *run, m StepMetrics, evaluation *Evaluation) {
+	t := &scrapeText{}
+	t.head("mula_run_info", "gauge", "The run: version of mula, fingerprint of the plan, device.")
+	t.value("mula_run_info", 1, "version", r.options.Version, "plan", r.data.Plan.Fingerprint(), "device", r.device.Name())
+	t.metric("mula_steps_done", "gauge", "Steps done.", float64(r.state.Step))
+	t.metric("mula_steps", "gauge", "Steps of the whole run.", float64(r.config.Steps))
+	t.metric("mula_tokens", "gauge", "Targets trained on, since step 0.", float64(r.state.Tokens))
+	t.metric("mula_learning_rate", "gauge", "Learning rate of the last step.", m.LearningRate)
+	t.metric("mula_step_seconds", "gauge", "Time of the last step.", m.Seconds)
+	t.metric("mula_tokens_per_second", "gauge", "Targets per second in the last step.", m.TokensPerSecond)
+	t.metric("mula_mfu", "gauge", "Model FLOPs utilization of the last step, against the measured peak.", m.MFU)
+	t.metric("mula_peak_flops", "gauge", "Measured peak of the device's products, FLOP/s.", r.peak)
+	if m.Samples > 0 && (m.Skipped == nil || !m.Skipped.NotFinite) {
+		t.metric("mula_loss", "gauge", "Cross entropy of the last step, nats per target.", m.Loss)
+		t.metric("mula_aux_loss", "gauge", "Load-balancing loss of the last step, without its coefficient.", m.AuxLoss)
+		t.metric("mula_z_loss", "gauge", "Router z-loss of the last step, without its coefficient.", m.ZLoss)
+		t.metric("mula_grad_norm", "gauge", "Norm of the gradient of the last step, before clipping.", m.GradNorm)
+	}
+	if len(m.SourceLoss) > 0 {
+		t.head("mula_source_loss", "gauge", "Cross entropy of each source in the last step, nats per target.")
+		for _, name := range sortedKeys(m.SourceLoss) {
+			t.value("mula_source_loss", m.SourceLoss[name], "source", name)
+		}
+	}
+	if len(m.ExpertTokens) > 0 {
+		t.head("mula_expert_load_max_over_mean", "gauge", "Load of the busiest expert of each layer in the last step, over the mean.")
+		for layer, counts := range m.ExpertTokens {
+			var sum, most int64
+			for _, n := range counts {
+				sum += n
+				most = max(most, n)
+			}
+			t.value("mula_expert_load_max_over_mean", float64(most)*float64(len(counts))/float64(sum), "layer", strconv.Itoa(layer))
+		}
+	}
+	if len(m.RouterEntropy) > 0 {
+		t.head("mula_router_entropy", "gauge", "Entropy of the router's distribution in each layer in the last step, nats, mean over tokens.")
+		for layer, entropy := range m.RouterEntropy {
+			t.value("mula_router_entropy", entropy, "layer", strconv.Itoa(layer))
+		}
+	}
+	if m.UpdateRatio != nil {
+		s.ratios = m.UpdateRatio
+	}
+	if len(s.ratios) > 0 {
+		t.head("mula_update_ratio", "gauge", "Size of the update that was measured last over that of the weights, by group of tensors.")
+		for _, group := range sortedKeys(s.ratios) {
+			t.value("mula_update_ratio", s.ratios[group], "group", group)
+		}
+	}
+	if evaluation != nil {
+		s.evaluation = evaluation
+	}
+	if e := s.evaluation; e != nil {
+		t.metric("mula_eval_loss", "gauge", "Validation loss, nats per target.", e.Loss)
+		t.head("mula_eval_source_loss", "gauge", "Validation loss of each source, nats per target.")
+		for _, name := range sortedKeys(e.SourceLoss) {
+			t.value("mula_eval_source_loss", e.SourceLoss[name], "source", name)
+		}
+	}
+	if spikes := r.state.Spikes; spikes != nil {
+		var positions int64
+		for _, skip := range spikes.Skips {
+			positions += skip.To - skip.From
+		}
+		t.metric("mula_left_out_samples", "gauge", "Positions left out because of spikes.", float64(positions))
+		t.metric("mula_rollbacks", "gauge", "How often the run went back because of a spike.", float64(len(spikes.Rollbacks)))
+	}
+	text := t.String()
+	s.text.Store(&text)
+}
+
+// A scrapeText puts together what is served.
+type scrapeText struct{ strings.Builder }
+
+// metric adds a metric without labels.
+func (t *scrapeText) metric(name, kind, help string, value float64) {
+	t.head(name, kind, help)
+	t.value(name, value)
+}
+
+func (t *scrapeText) head(name, kind, help string) {
+	fmt.Fprintf(t, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, kind)
+}
+
+// value adds a value of a metric whose head was added; labels are names and values in turn.
+func (t *scrapeText) value(name string, value float64, labels ...string) {
+	t.WriteString(name)
+	separator := "{"
+	for i := 0; i < len(labels); i += 2 {
+		fmt.Fprintf(t, `%s%s="%s"`, separator, labels[i], labelEscapes.Replace(labels[i+1]))
+		separator = ","
+	}
+	if len(labels) > 0 {
+		t.WriteByte('}')
+	}
+	fmt.Fprintf(t, " %g\n", value)
+}
+
+var labelEscapes = strings.NewReplacer(`\`, `\\`, "\n", `\n`, `"`, `\"`)

@@ -1,0 +1,78 @@
+package report
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"slices"
+
+	"mula/internal/strictyaml"
+)
+
+// readConfig reads the fields of a train.yaml by full name, as text, as "schedule.learning_rate": "0.0004". Without the file it returns nil.
+func readConfig(path string) (map[string]string, error) {
+	file, err := strictyaml.Read(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var fields map[string]any
+	if err := file.DecodeLoosely(&fields); err != nil {
+		return nil, err
+	}
+	config := map[string]string{}
+	flatten(fields, "", config)
+	return config, nil
+}
+
+func flatten(fields map[string]any, prefix string, into map[string]string) {
+	for name, v := range fields {
+		if inner, ok := v.(map[string]any); ok {
+			flatten(inner, prefix+name+".", into)
+		} else {
+			into[prefix+name] = fmt.Sprint(v)
+		}
+	}
+}
+
+// differences is the table of the fields of train.yaml in which runs differ; the directory of the run is none of them. It is nil unless two
+// runs have a configuration.
+func differences(names []string, runs []*Run) *summary {
+	all := map[string]bool{}
+	known := 0
+	for _, r := range runs {
+		if r.Config != nil {
+			known++
+		}
+		for name := range r.Config {
+			all[name] = true
+		}
+	}
+	if known < 2 {
+		return nil
+	}
+	delete(all, "output")
+	table := &summary{Names: names}
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		row := summaryRow{Name: name}
+		values := map[string]bool{}
+		for _, r := range runs {
+			c := cell{Text: "–"}
+			if r.Config != nil {
+				value, ok := r.Config[name]
+				values[fmt.Sprint(ok, value)] = true
+				if ok {
+					c.Text = value
+				}
+			}
+			row.Cells = append(row.Cells, c)
+		}
+		if len(values) > 1 {
+			table.Rows = append(table.Rows, row)
+		}
+	}
+	return table
+}

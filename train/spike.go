@@ -1,0 +1,286 @@
+package train
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"sort"
+	"strings"
+
+	"mula/blend"
+	"mula/internal/atomicfile"
+)
+
+// A Spike is a loss or gradient norm far beyond those of the updates before it, or one that is not finite.
+//
+// The loss of a step (cross entropy alone), or the norm of its gradient before clipping, is a spike if it is greater than mean +
+// spikes.sigma · deviation of the last spikes.window updates that were made; the deviation is the root of the sum of squares from the mean
+// divided by window − 1. As long as fewer updates were made, only what is not finite is a spike. A spike itself never counts among the updates.
+type Spike struct {
+	What      string  `json:"what"`                 // "loss", "aux_loss" or "grad_norm"
+	NotFinite bool    `json:"not_finite,omitempty"` // then the numbers are left out: JSON has none for it
+	Value     float64 `json:"value,omitempty"`
+	Mean      float64 `json:"mean,omitempty"`
+	Deviation float64 `json:"deviation,omitempty"`
+	Limit     float64 `json:"limit,omitempty"` // mean + sigma · deviation
+}
+
+// What a Spike can be of.
+const (
+	lossSpike     = "loss"
+	auxLossSpike  = "aux_loss"
+	gradNormSpike = "grad_norm"
+)
+
+var spikeWords = map[string]string{lossSpike: "loss", auxLossSpike: "auxiliary loss", gradNormSpike: "gradient norm"}
+
+// String is the spike in words, as "loss 9.12 is beyond 2.61, mean 2.31, deviation 0.05".
+func (s Spike) String() string {
+	if s.NotFinite {
+		return spikeWords[s.What] + " is not finite"
+	}
+	return fmt.Sprintf("%s %.5g is beyond %.5g, mean %.5g, deviation %.3g", spikeWords[s.What], s.Value, s.Limit, s.Mean, s.Deviation)
+}
+
+// A Rollback is one return of a run to a time before a spike.
+type Rollback struct {
+	Step    int64       `json:"step"`     // the step that spiked
+	Spike   Spike       `json:"spike"`    // there
+	LeftOut blend.Range `json:"left_out"` // positions, whole steps, the last of which is that step
+}
+
+// SpikeState is what the handling of spikes takes from step to step, and so what a checkpoint holds of it.
+type SpikeState struct {
+	Losses        []float64     `json:"losses"` // of the last updates, at most spikes.window, the oldest first
+	GradNorms     []float64     `json:"grad_norms"`
+	SkippedInARow int           `json:"skipped_in_a_row"`    // steps before the next one whose update was not made
+	Skips         []blend.Range `json:"skips"`               // positions left out because of spikes: in order, apart from each other
+	Rollbacks     []Rollback    `json:"rollbacks"`           // in the order of time
+	PlanFrom      int64         `json:"plan_from,omitempty"` // step since which the run is on its plan: it does not go back further
+}
+
+// newSpikeState returns the state at the beginning of a run, nil for one that does nothing at spikes.
+func newSpikeState(c SpikesConfig) *SpikeState {
+	if c.Action == SpikeNone {
+		return nil
+	}
+	return &SpikeState{Losses: []float64{}, GradNorms: []float64{}, Skips: []blend.Range{}, Rollbacks: []Rollback{}}
+}
+
+// check returns what is a spike in a step, nil for nothing. The receiver may be nil.
+func (s *SpikeState) check(c SpikesConfig, loss, gradNorm float64) *Spike {
+	if s == nil || len(s.Losses) < c.Window {
+		return nil
+	}
+	if spike := beyond(s.Losses, c.Sigma, lossSpike, loss); spike != nil {
+		return spike
+	}
+	return beyond(s.GradNorms, c.Sigma, gradNormSpike, gradNorm)
+}
+
+// beyond compares a value with those before it.
+func beyond(before []float64, sigma float64, what string, value float64) *Spike {
+	var mean, squares float64
+	for _, v := range before {
+		mean += v
+	}
+	mean /= float64(len(before))
+	for _, v := range before {
+		squares += (v - mean) * (v - mean)
+	}
+	deviation := math.Sqrt(squares / float64(len(before)-1))
+	if limit := mean + sigma*deviation; value > limit {
+		return &Spike{What: what, Value: value, Mean: mean, Deviation: deviation, Limit: limit}
+	}
+	return nil
+}
+
+// updated records an update that was made. The receiver may be nil.
+func (s *SpikeState) updated(window int, loss, gradNorm float64) {
+	if s == nil {
+		return
+	}
+	s.Losses, s.GradNorms = appendLast(s.Losses, window, loss), appendLast(s.GradNorms, window, gradNorm)
+	s.SkippedInARow = 0
+}
+
+// appendLast appends a value and drops the first ones of more than most.
+func appendLast(values []float64, most int, v float64) []float64 {
+	if drop := len(values) + 1 - most; drop > 0 {
+		values = values[:copy(values, values[drop:])]
+	}
+	return append(values, v)
+}
+
+// leaveOut adds positions to those that are left out.
+func (s *SpikeState) leaveOut(r blend.Range) {
+	skips := append(slices.Clone(s.Skips), r)
+	slices.SortFunc(skips, func(a, b blend.Range) int { return cmp.Compare(a.From, b.From) })
+	s.Skips = skips[:1]
+	for _, r := range skips[1:] {
+		if last := &s.Skips[len(s.Skips)-1]; r.From <= last.To {
+			last.To = max(last.To, r.To)
+		} else {
+			s.Skips = append(s.Skips, r)
+		}
+	}
+}
+
+// leavesOut says whether a position is left out. The receiver may be nil.
+func (s *SpikeState) leavesOut(position int64) bool {
+	if s == nil {
+		return false
+	}
+	i := sort.Search(len(s.Skips), func(i int) bool { return s.Skips[i].To > position })
+	return i < len(s.Skips) && s.Skips[i].From <= position
+}
+
+// positions are those of a step.
+func (r *run) positions(step int64) blend.Range {
+	b := int64(r.config.BatchSize)
+	return blend.Range{From: step * b, To: (step + 1) * b}
+}
+
+// skip leaves the step at hand out. It is a step without samples from now on, as one that the plan skips.
+func (r *run) skip(spike *Spike) error {
+	s, most := r.state.Spikes, r.config.Spikes.MaxSkips
+	if s.SkippedInARow >= most {
+		return r.endOfSpikes(spike, fmt.Sprintf("the %d steps before it were skipped as well, and spikes.max_skips allows no more in a row", most))
+	}
+	s.SkippedInARow++
+	s.leaveOut(r.positions(r.state.Step))
+	r.hasher = blend.StepHasher{}
+	r.warn("step %d is skipped: %s", r.state.Step, spike)
+	return r.writeSkips()
+}
+
+// rollBack returns to the newest checkpoint from before the data that is left out: that of the last spikes.leave_out steps up to the one at
+// hand. The steps from there to that data are done again, and are the same; those of the data become steps without samples. So the run is
+// that along a plan with these skips, whichever checkpoint it goes back to, and one that is killed anywhere in between meets the spike again and
+// does the same.
+func (r *run) rollBack(ctx context.Context, spike *Spike) error {
+	s, c := r.state.Spikes, r.config.Spikes
+	if len(s.Rollbacks) >= c.MaxRollbacks {
+		return r.endOfSpikes(spike, fmt.Sprintf("the run has gone back %d times, and spikes.max_rollbacks allows no more", len(s.Rollbacks)))
+	}
+	first := max(r.state.Step+1-c.LeaveOut, s.PlanFrom)
+	back := Rollback{Step: r.state.Step, Spike: *spike, LeftOut: blend.Range{From: r.positions(first).From, To: r.positions(r.state.Step).To}}
+	checkpoint, err := r.goBackTo(ctx, first)
+	if err != nil {
+		return fmt.Errorf("step %d: %s; going back: %w", back.Step, spike, err)
+	}
+	state, where := r.newState(), "the beginning"
+	r.lastSaved = -1
+	if checkpoint != nil {
+		state, where = checkpoint.State, checkpoint.Name()
+		r.lastSaved = checkpoint.State.Step
+	}
+	state.Spikes.Skips, state.Spikes.Rollbacks = s.Skips, append(slices.Clone(s.Rollbacks), back)
+	state.Spikes.leaveOut(back.LeftOut)
+	r.state = state
+	r.hasher = blend.StepHasher{}
+	if checkpoint == nil && r.config.InitializeFrom != "" && r.initial.Dir == "" {
+		if r.initial, err = r.config.initialModel(ctx, r.data.Plan, r.warn); err != nil {
+			return err
+		}
+	}
+	r.warn("step %d: %s; the run goes back to %s and leaves out positions %d to %d, of steps %d to %d: rollback %d of at most %d", back.Step, spike, where,
+		back.LeftOut.From, back.LeftOut.To-1, first, back.Step, len(state.Spikes.Rollbacks), c.MaxRollbacks)
+	if err := r.restore(checkpoint); err != nil {
+		return err
+	}
+	r.closeRecords()
+	return r.openRecords(checkpoint, true)
+}
+
+// goBackTo finds the newest whole checkpoint of at most so many steps on the plan at hand and removes the newer ones, newest first: their
+// records are about to go. Without one it returns nil, for the beginning; it is an error if that is on another plan.
+func (r *run) goBackTo(ctx context.Context, step int64) (*Checkpoint, error) {
+	dir := r.dir.join(checkpointsDir)
+	names, err := listCheckpoints(dir)
+	if err != nil {
+		return nil, err
+	}
+	var found *Checkpoint
+	var newer []string
+	for _, name := range names {
+		path := filepath.Join(dir, name)
+		if at, _ := checkpointStep(name); at <= step {
+			state, err := verifyCheckpoint(ctx, path)
+			if ctx.Err() != nil {
+				return nil, ctx.Err()
+			}
+			if err == nil && state.Spikes == nil {
+				err = errors.New("its state.json has no spikes")
+			}
+			if err == nil {
+				found = &Checkpoint{path, state}
+				break
+			}
+			if !damaged(err) {
+				return nil, fmt.Errorf("checkpoint %s cannot be read, and may be whole: %w", name, err)
+			}
+			r.warn("checkpoint %s is damaged and not used: %v", name, err)
+		}
+		newer = append(newer, path)
+	}
+	at := int64(0)
+	if found != nil {
+		at = found.State.Step
+	}
+	if from := r.state.Spikes.PlanFrom; at < from {
+		return nil, fmt.Errorf("there is no whole checkpoint of step %d, from which on the run is on its plan", from)
+	}
+	for _, path := range newer {
+		if err := discardCheckpoint(path); err != nil {
+			return nil, err
+		}
+	}
+	return found, nil
+}
+
+// backTo is the step to which the next rollback goes back at most; the newest checkpoint up to there must stay. It is negative, or that
+// of the beginning, if none is needed.
+func (r *run) backTo() int64 {
+	if r.config.Spikes.Action != SpikeRollback {
+		return -1
+	}
+	return max(r.state.Step+1-r.config.Spikes.LeaveOut, r.state.Spikes.PlanFrom)
+}
+
+// endOfSpikes is the error that ends a run at one spike too many.
+func (r *run) endOfSpikes(spike *Spike, why string) error {
+	checkpoint := "there is no checkpoint"
+	if r.lastSaved >= 0 {
+		checkpoint = "the newest checkpoint is " + checkpointName(r.lastSaved)
+	}
+	err := fmt.Errorf("step %d: %s, and %s; the weights are as before the step, and %s. If losses have risen and stay high, the learning rate is too high, or the data has changed "+
+		"for good (mula peek --position %d shows it); otherwise raise the bound and start the run again. What was left out is in %s",
+		r.state.Step, spike, why, checkpoint, r.positions(r.state.Step).From, r.dir.join(skipsFile))
+	if spike.NotFinite {
+		err = fmt.Errorf("%w: %w", ErrNotFinite, err)
+	}
+	return err
+}
+
+// writeSkips writes what is left out because of spikes in the form in which blend.yaml takes it, or removes a file that has more than there is.
+func (r *run) writeSkips() error {
+	path := r.dir.join(skipsFile)
+	if r.state.Spikes == nil || len(r.state.Spikes.Skips) == 0 {
+		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+		return nil
+	}
+	var text strings.Builder
+	text.WriteString("# What this run left out because of spikes, by mula train. A plan that is sealed with these skips has the batches that the run was trained on.\nskips:\n")
+	for _, s := range r.state.Spikes.Skips {
+		fmt.Fprintf(&text, "- {from: %d, to: %d}\n", s.From, s.To)
+	}
+	return atomicfile.WriteFile(path, []byte(text.String()))
+}

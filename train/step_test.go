@@ -1,0 +1,81 @@
+package train
+
+import (
+	"context"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"mula/moe"
+)
+
+// A step in its steady state, forward, backward and update, allocates nothing, with and without recomputation. Run itself allocates the
+// record of a step.
+func TestStepsDoNotAllocate(t *testing.T) {
+	c, err := moe.Preset("mula-nano")
+	if err != nil {
+		t.Fatal(err)
+	}
+	micro := moe.Batch{Tokens: make([]uint32, 2*33), Rows: 2, SequenceLength: 32}
+	for i := range micro.Tokens {
+		micro.Tokens[i] = uint32(i*i) % uint32(c.VocabSize)
+	}
+	targets := int64(2 * micro.Rows * micro.SequenceLength)
+	for _, recompute := range []bool{false, true} {
+		d := device(t, 2)
+		m, err := moe.New(c, d)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.SetRecompute(recompute)
+		m.Init(1)
+		o := NewOptimizer(defaultOptimizer(AdamW), targets, d, m.Parameters())
+		step := func() {
+			m.ZeroGradients()
+			for range 2 {
+				if _, err := m.Backward(micro, moe.BackwardOptions{Targets: targets, Loss: moe.LossOptions{Aux: moe.AuxHF, AuxCoefficient: 0.01}}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			o.Step(1e-3, clipFactor(o.GradientNorm(), 1))
+		}
+		for range 3 {
+			step()
+		}
+		if n := testing.AllocsPerRun(5, step); n > 0 {
+			t.Errorf("%v allocations in a step, recompute: %v", n, recompute)
+		}
+	}
+}
+
+// A run that recomputes is the run that does not, also if it is stopped and goes on the other way; it takes less memory.
+func TestRunRecompute(t *testing.T) {
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	first := testConfig(t, plan, "")
+	var memory [2]int64
+	mustRun(t, first, Options{Report: func(s Summary) { memory[0] = s.Memory.Buffers }})
+	c := first
+	c.Output, c.Recompute = filepath.Join(t.TempDir(), "run"), RecomputeLayers
+	mustRun(t, c, stopAfter(3))
+	c.Recompute = RecomputeNone
+	mustRun(t, c, stopAfter(5))
+	c.Recompute = RecomputeLayers
+	mustRun(t, c, Options{Report: func(s Summary) { memory[1] = s.Memory.Buffers }})
+	if memory[1] >= memory[0] {
+		t.Errorf("activations take %d bytes, with recomputation %d", memory[0], memory[1])
+	}
+	a, _, err := LoadCheckpoint(context.Background(), first.Output)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, _, err := LoadCheckpoint(context.Background(), c.Output)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a.State.Weights != b.State.Weights || a.State.Step != 8 {
+		t.Errorf("weights %s after %d steps, with recomputation %s after %d", a.State.Weights, a.State.Step, b.State.Weights, b.State.Step)
+	}
+	if _, err := ParseConfig([]byte("plan: p\nrecompute: all\n"), "train.yaml"); err == nil || !strings.Contains(err.Error(), `recompute is "all"; allowed: none, layers`) {
+		t.Errorf("%v", err)
+	}
+}

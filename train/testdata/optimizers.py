@@ -1,0 +1,129 @@
+"""Writes optimizers.json: what the reference implementations of the optimizers do to six small tensors in 20 steps, with gradients of very
+different sizes, weights and gradients of zero, a changing learning rate and weight decay.
+
+torch.optim.Muon orthogonalizes in bfloat16; here it is made to take float32 by giving torch.bfloat16 that meaning while it runs.
+
+Needs torch 2.15.0, timm 1.0.31, sophia-opt 0.2.2, torch-adopt 0.1.0, lion-pytorch 0.2.5, schedulefree 1.4.1. Run: python optimizers.py >
+optimizers.json"""
+
+import importlib.metadata
+import json
+import sys
+
+import numpy
+import torch
+from adopt import ADOPT
+from lion_pytorch import Lion
+from schedulefree import AdamWScheduleFree
+from sophia_opt import SophiaG
+from timm.optim.lamb import Lamb
+
+STEPS = 20
+SHAPES = {
+    "model.embed_tokens.weight": (2, 3),
+    "model.layers.0.self_attn.q_proj.weight": (3, 5),
+    "model.layers.0.mlp.gate.weight": (2, 3),
+    "model.layers.0.mlp.experts.0.down_proj.weight": (4, 2),
+    "model.layers.0.mlp.experts.1.down_proj.weight": (4, 2),  # begins as zero, without a gradient in the first five steps
+    "model.norm.weight": (3,),  # without a gradient in any
+}
+torch.manual_seed(1)
+initial = [torch.zeros(s) if "experts.1" in n else torch.randn(s) for n, s in SHAPES.items()]
+
+
+def gradients(step):
+    out = []
+    for i, (name, shape) in enumerate(SHAPES.items()):
+        g = torch.randn(shape) * 10.0 ** ((step + i) % 4 - 2)
+        if "experts.1" in name and step < 5 or "norm" in name:
+            g.zero_()
+        out.append(g)
+    return out
+
+
+trained = [gradients(step) for step in range(STEPS)]
+sampled = {step: gradients(step) for step in range(STEPS) if (step + 1) % 5 == 0}
+rates = [1e-2 * (1 + step % 3) for step in range(STEPS)]
+
+
+def flat(tensors):
+    """The numbers of tensors; each has few digits, and reads back to the same float32."""
+    return [[float(str(numpy.float32(x))) for x in t.detach().flatten().tolist()] for t in tensors]
+
+
+def run(name, config, make, step=lambda o, n: o.step(), keys=(), constant_rate=None):
+    """Runs one optimizer, or several that share the parameters."""
+    params = [torch.nn.Parameter(t.clone()) for t in initial]
+    optimizers = make(params)
+    case = {"name": name, "config": config, "rates": [], "weights": [], "state": {}}
+    for n in range(STEPS):
+        for p, g in zip(params, trained[n]):
+            p.grad = g.clone()
+        for o in optimizers:
+            for group in o.param_groups:
+                group["lr"] = constant_rate or rates[n]
+            step(o, n)
+        case["rates"].append(optimizers[0].param_groups[0]["scheduled_lr"] if constant_rate else rates[n])
+        case["weights"].append(flat(params))
+        if name == "sophiag" and n in sampled:
+            for p, g in zip(params, sampled[n]):
+                p.grad = g.clone()
+            optimizers[0].update_hessian()
+    for key in keys:
+        states = [next((o.state[p] for o in optimizers if p in o.state), {}) for p in params]
+        case["state"][key] = flat([s[key] if key in s else torch.zeros(0) for s in states])
+    cases.append(case)
+    return params, optimizers, case
+
+
+def muon(params, **options):
+    inside = [p for p, n in zip(params, SHAPES) if "self_attn" in n or "experts" in n]
+    rest = [p for p, n in zip(params, SHAPES) if not ("self_attn" in n or "experts" in n)]
+    return [torch.optim.Muon(inside, weight_decay=0.1, **options),
+            torch.optim.AdamW(rest, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)]
+
+
+def in_float32(o, n):
+    kept, torch.bfloat16 = torch.bfloat16, torch.float32
+    try:
+        o.step()
+    finally:
+        torch.bfloat16 = kept
+
+
+cases = []
+run("sophiag", {"weight_decay": 0.1, "betas": [0.965, 0.99], "rho": 0.04, "hessian_every": 5},
+    lambda p: [SophiaG(p, betas=(0.965, 0.99), rho=0.04, weight_decay=0.1)], lambda o, n: o.step(bs=200), ["exp_avg", "hessian"])
+run("muon", {"weight_decay": 0.1, "adjust_lr_fn": "match_rms_adamw"}, lambda p: muon(p, adjust_lr_fn="match_rms_adamw"), in_float32,
+    ["momentum_buffer", "exp_avg", "exp_avg_sq"])
+run("muon", {"weight_decay": 0.1, "adjust_lr_fn": "original", "momentum": 0.9, "nesterov": False, "ns_steps": 4},
+    lambda p: muon(p, adjust_lr_fn="original", momentum=0.9, nesterov=False, ns_steps=4), in_float32, ["momentum_buffer", "exp_avg", "exp_avg_sq"])
+run("lamb", {"weight_decay": 0.1, "betas": [0.9, 0.999], "eps": 1e-6},
+    lambda p: [Lamb(p, weight_decay=0.1, max_grad_norm=None, always_adapt=True)], keys=["exp_avg", "exp_avg_sq"])
+run("lamb", {"weight_decay": 0}, lambda p: [Lamb(p, weight_decay=0, max_grad_norm=None, always_adapt=True)], keys=["exp_avg", "exp_avg_sq"])
+run("adopt", {"weight_decay": 0.1, "betas": [0.9, 0.9999], "eps": 1e-6}, lambda p: [ADOPT(p, weight_decay=0.1, decouple=True)],
+    keys=["exp_avg", "exp_avg_sq"])
+run("lion", {"weight_decay": 0.1, "betas": [0.9, 0.99]}, lambda p: [Lion(p, weight_decay=0.1)], keys=["exp_avg"])
+
+
+def schedule_free(p):
+    o = AdamWScheduleFree(p, lr=1e-2, weight_decay=0.1, warmup_steps=4, r=0.5)
+    o.train()
+    return [o]
+
+
+params, optimizers, case = run("schedule_free_adamw", {"weight_decay": 0.1, "betas": [0.9, 0.999], "eps": 1e-8, "r": 0.5, "weight_lr_power": 2},
+                               schedule_free, keys=["z", "exp_avg_sq"], constant_rate=1e-2)
+case["lr_max"], case["weight_sum"] = optimizers[0].param_groups[0]["lr_max"], optimizers[0].param_groups[0]["weight_sum"]
+optimizers[0].eval()
+case["average"] = flat(params)
+
+json.dump({
+    "versions": {"python": sys.version.split()[0], **{n: importlib.metadata.version(n) for n in
+                 ["torch", "timm", "sophia-opt", "torch-adopt", "lion-pytorch", "schedulefree"]}},
+    "targets": 200,
+    "names": list(SHAPES), "shapes": list(SHAPES.values()), "initial": flat(initial),
+    "gradients": [flat(g) for g in trained], "sampled": {n: flat(g) for n, g in sampled.items()},
+    "cases": cases,
+}, sys.stdout, separators=(",", ":"))
+print()

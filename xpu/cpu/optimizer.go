@@ -1,0 +1,301 @@
+package cpu
+
+import "math"
+
+// The updates below work on one goroutine, element by element, and use the best kernel set of the machine. All slices of a call must have the
+// length of the first, or it panics; they must not overlap. GradScale multiplies the gradient first: it is 1, or what clipping its norm asks
+// for. What is below 2^-126 in magnitude becomes 0. AdamW has a file of its own.
+
+// updateConstants is what an update needs for all elements, in the order in which the assembly reads it.
+type updateConstants [10]float32
+
+// update runs a kernel over vectors of any length. b is nil for kernels that have no use for it.
+func update(which updateKernel, w, grad, a, b []float32, k *updateConstants) {
+	n := len(w) &^ 15
+	second := b
+	if b == nil {
+		second = a
+	}
+	if n > 0 {
+		updateSixteens(which, w[:n], grad[:n], a[:n], second[:n], k)
+	}
+	if n == len(w) {
+		return
+	}
+	var x [4][16]float32
+	copy(x[0][:], w[n:])
+	copy(x[1][:], grad[n:])
+	copy(x[2][:], a[n:])
+	copy(x[3][:], second[n:])
+	updateSixteens(which, x[0][:], x[1][:], x[2][:], x[3][:], k)
+	copy(w[n:], x[0][:])
+	copy(grad[n:], x[1][:])
+	copy(a[n:], x[2][:])
+	if b != nil {
+		copy(b[n:], x[3][:])
+	}
+}
+
+// An updateKernel is one of the functions of gen/optimizer.go. Their Go forms do the operations of the assembly, each rounded by itself.
+type updateKernel int
+
+const (
+	lionUpdate updateKernel = iota
+	sophiaUpdate
+	adoptUpdate
+	lambUpdate
+	muonUpdate
+	scheduleFreeUpdate
+	averageSquares
+)
+
+func updateGo(which updateKernel, w, grad, a, b []float32, k *updateConstants) {
+	switch which {
+	case lionUpdate:
+		lionGo(w, grad, a, k)
+	case sophiaUpdate:
+		sophiaGo(w, grad, a, b, k)
+	case adoptUpdate:
+		adoptGo(w, grad, a, b, k)
+	case lambUpdate:
+		lambGo(w, grad, a, b, k)
+	case muonUpdate:
+		muonGo(grad, a, k)
+	case scheduleFreeUpdate:
+		scheduleFreeGo(w, grad, a, b, k)
+	case averageSquares:
+		averageSquaresGo(grad, a, k)
+	}
+}
+
+// clamp is x within ±limit.
+func clamp(x, limit float32) float32 {
+	if x > limit {
+		return limit
+	}
+	if x < -limit {
+		return -limit
+	}
+	return x
+}
+
+// squareRoot is the root of x, rounded once.
+func squareRoot(x float32) float32 { return float32(math.Sqrt(float64(x))) }
+
+// Lion holds the constants of one step of Lion (Chen et al. 2023, arXiv 2302.06675).
+type Lion struct {
+	LearningRate float64
+	Beta1, Beta2 float64
+	WeightDecay  float64
+	GradScale    float64
+}
+
+// Update carries out the step on weights w with gradient grad and momentum m:
+//
+//	g = GradScale·grad
+//	w = (1-LearningRate·WeightDecay)·w - LearningRate·sign(β1·m + (1-β1)·g)
+//	m = β2·m + (1-β2)·g
+func (o Lion) Update(w, grad, m []float32) {
+	sameLength(len(w), len(grad), len(m))
+	update(lionUpdate, w, grad, m, nil, &updateConstants{
+		float32(o.GradScale), float32(o.Beta1), float32(1 - o.Beta1), float32(o.Beta2), float32(1 - o.Beta2),
+		float32(1 - o.LearningRate*o.WeightDecay), float32(o.LearningRate), 0x1p127, 1, -1,
+	})
+}
+
+func lionGo(w, grad, m []float32, k *updateConstants) {
+	grad, m = grad[:len(w)], m[:len(w)]
+	for i, g := range grad {
+		g = float32(g * k[0])
+		u := float32(k[2]*g) + float32(k[1]*m[i])
+		m[i] = normal(float32(k[4]*g) + float32(k[3]*m[i]))
+		w[i] = normal(float32(k[5]*w[i]) - float32(k[6]*clamp(u*k[7], 1))) // clamp gives the sign of every normal u
+	}
+}
+
+// Sophia holds the constants of one step of Sophia (Liu et al. 2023, arXiv 2305.14342).
+type Sophia struct {
+	LearningRate float64
+	Beta1        float64
+	Curvature    float64 // multiplies h: ρ times the number of targets of a step
+	WeightDecay  float64
+	GradScale    float64
+}
+
+// Update carries out the step on weights w with gradient grad; m is the momentum and h the estimate of the Hessian's diagonal, which
+// [AverageSquares] updates:
+//
+//	g = GradScale·grad
+//	m = β1·m + (1-β1)·g
+//	w = (1-LearningRate·WeightDecay)·w - LearningRate·clip(m/(Curvature·h + 1e-15), ±1)
+func (o Sophia) Update(w, grad, m, h []float32) {
+	sameLength(len(w), len(grad), len(m), len(h))
+	update(sophiaUpdate, w, grad, m, h, &updateConstants{
+		float32(o.GradScale), float32(o.Beta1), float32(1 - o.Beta1), float32(o.Curvature), 1e-15,
+		float32(1 - o.LearningRate*o.WeightDecay), float32(o.LearningRate), 0, 1, -1,
+	})
+}
+
+func sophiaGo(w, grad, m, h []float32, k *updateConstants) {
+	grad, m, h = grad[:len(w)], m[:len(w)], h[:len(w)]
+	for i, g := range grad {
+		a := normal(float32(k[2]*float32(g*k[0])) + float32(k[1]*m[i]))
+		m[i] = a
+		w[i] = normal(float32(k[5]*w[i]) - float32(k[6]*clamp(a/(float32(k[3]*h[i])+k[4]), 1)))
+	}
+}
+
+// AverageSquares sets v[i] = decay·v[i] + rest·(scale·grad[i])².
+func AverageSquares(v []float32, decay, rest, scale float64, grad []float32) {
+	sameLength(len(v), len(grad))
+	update(averageSquares, v, grad, v, nil, &updateConstants{float32(scale), float32(decay), float32(rest)})
+}
+
+func averageSquaresGo(grad, v []float32, k *updateConstants) {
+	v = v[:len(grad)]
+	for i, g := range grad {
+		g = float32(g * k[0])
+		v[i] = normal(float32(k[2]*float32(g*g)) + float32(k[1]*v[i]))
+	}
+}
+
+// ADOPT holds the constants of one step of ADOPT (Taniguchi et al. 2024, arXiv 2411.02853) after the first.
+type ADOPT struct {
+	LearningRate float64
+	Beta1, Beta2 float64
+	Epsilon      float64
+	Clip         float64
+	WeightDecay  float64
+	GradScale    float64
+}
+
+// Update carries out the step on weights w with gradient grad; m and v are their first and second moments:
+//
+//	g = GradScale·grad
+//	m = β1·m + (1-β1)·clip(g/max(√v, ε), ±Clip)
+//	w = (1-LearningRate·WeightDecay)·w - LearningRate·m
+//	v = β2·v + (1-β2)·g²
+func (o ADOPT) Update(w, grad, m, v []float32) {
+	sameLength(len(w), len(grad), len(m), len(v))
+	update(adoptUpdate, w, grad, m, v, &updateConstants{
+		float32(o.GradScale), float32(o.Beta1), float32(1 - o.Beta1), float32(o.Beta2), float32(1 - o.Beta2),
+		float32(1 - o.LearningRate*o.WeightDecay), float32(o.LearningRate), float32(o.Epsilon), float32(o.Clip), float32(-o.Clip),
+	})
+}
+
+func adoptGo(w, grad, m, v []float32, k *updateConstants) {
+	grad, m, v = grad[:len(w)], m[:len(w)], v[:len(w)]
+	for i, g := range grad {
+		g = float32(g * k[0])
+		a := normal(float32(k[2]*clamp(g/max(squareRoot(v[i]), k[7]), k[8])) + float32(k[1]*m[i]))
+		m[i] = a
+		v[i] = normal(float32(k[4]*float32(g*g)) + float32(k[3]*v[i]))
+		w[i] = normal(float32(k[5]*w[i]) - float32(k[6]*a))
+	}
+}
+
+// Lamb holds the constants of the first half of a step of LAMB (You et al. 2020, arXiv 1904.00962).
+type Lamb struct {
+	Beta1, Beta2 float64
+	Epsilon      float64
+	WeightDecay  float64
+	Step         int64 // the number of this update, from 1: it corrects the bias of the moments
+	GradScale    float64
+}
+
+// Update updates the moments m and v of weights w, and replaces the gradient by the direction of the step, whose length depends on all of a
+// tensor:
+//
+//	g = GradScale·grad
+//	m = β1·m + (1-β1)·g
+//	v = β2·v + (1-β2)·g²
+//	grad = m/(1-β1^Step) / (√v/√(1-β2^Step) + ε) + WeightDecay·w
+func (o Lamb) Update(w, grad, m, v []float32) {
+	sameLength(len(w), len(grad), len(m), len(v))
+	step := float64(o.Step)
+	update(lambUpdate, w, grad, m, v, &updateConstants{
+		float32(o.GradScale), float32(o.Beta1), float32(1 - o.Beta1), float32(o.Beta2), float32(1 - o.Beta2),
+		float32(o.WeightDecay), float32(1 / (1 - math.Pow(o.Beta1, step))), float32(o.Epsilon), float32(1 / math.Sqrt(1-math.Pow(o.Beta2, step))),
+	})
+}
+
+func lambGo(w, grad, m, v []float32, k *updateConstants) {
+	grad, m, v = grad[:len(w)], m[:len(w)], v[:len(w)]
+	for i, g := range grad {
+		g = float32(g * k[0])
+		a := normal(float32(k[2]*g) + float32(k[1]*m[i]))
+		q := normal(float32(k[4]*float32(g*g)) + float32(k[3]*v[i]))
+		m[i], v[i] = a, q
+		grad[i] = normal(float32(k[5]*w[i]) + float32(k[6]*a)/(float32(k[8]*squareRoot(q))+k[7]))
+	}
+}
+
+// Muon holds the constants of the momentum of Muon (Jordan et al. 2024).
+type Muon struct {
+	Momentum  float64 // μ
+	Nesterov  bool
+	GradScale float64
+}
+
+// Update updates the momentum m, and replaces the gradient by what is to be orthogonalized:
+//
+//	g = GradScale·grad
+//	m = μ·m + (1-μ)·g
+//	grad = μ·m + (1-μ)·g if Nesterov, else m
+func (o Muon) Update(grad, m []float32) {
+	sameLength(len(grad), len(m))
+	k := updateConstants{float32(o.GradScale), float32(o.Momentum), float32(1 - o.Momentum), 1, 0}
+	if o.Nesterov {
+		k[3], k[4] = k[1], k[2]
+	}
+	update(muonUpdate, grad, grad, m, nil, &k)
+}
+
+func muonGo(grad, m []float32, k *updateConstants) {
+	m = m[:len(grad)]
+	for i, g := range grad {
+		g = float32(g * k[0])
+		a := normal(float32(k[2]*g) + float32(k[1]*m[i]))
+		m[i] = a
+		grad[i] = normal(float32(k[4]*g) + float32(k[3]*a))
+	}
+}
+
+// ScheduleFreeAdamW holds the constants of one step of schedule-free AdamW (Defazio et al. 2024, arXiv 2405.15682).
+type ScheduleFreeAdamW struct {
+	LearningRate float64
+	Beta1, Beta2 float64
+	Epsilon      float64
+	WeightDecay  float64
+	Step         int64   // the number of this update, from 1: it corrects the bias of the moment
+	Share        float64 // of z in the new average
+	GradScale    float64
+}
+
+// Update carries out the step on weights y, at which the gradient was computed, and z; v is the second moment:
+//
+//	g = GradScale·grad
+//	v = β2·v + (1-β2)·g²
+//	u = g/(√v/√(1-β2^Step) + ε) + WeightDecay·y
+//	y = y + Share·(z - y) + LearningRate·(β1·(1-Share) - 1)·u
+//	z = z - LearningRate·u
+func (o ScheduleFreeAdamW) Update(y, grad, z, v []float32) {
+	sameLength(len(y), len(grad), len(z), len(v))
+	update(scheduleFreeUpdate, y, grad, z, v, &updateConstants{
+		float32(o.GradScale), float32(o.Share), float32(o.LearningRate * (o.Beta1*(1-o.Share) - 1)), float32(o.Beta2), float32(1 - o.Beta2),
+		float32(o.WeightDecay), float32(-o.LearningRate), float32(o.Epsilon), float32(1 / math.Sqrt(1-math.Pow(o.Beta2, float64(o.Step)))),
+	})
+}
+
+func scheduleFreeGo(y, grad, z, v []float32, k *updateConstants) {
+	grad, z, v = grad[:len(y)], z[:len(y)], v[:len(y)]
+	for i, g := range grad {
+		g = float32(g * k[0])
+		q := normal(float32(k[4]*float32(g*g)) + float32(k[3]*v[i]))
+		v[i] = q
+		u := float32(k[5]*y[i]) + g/(float32(k[8]*squareRoot(q))+k[7])
+		a := float32(k[1]*(z[i]-y[i])) + y[i]
+		y[i] = normal(float32(k[2]*u) + a)
+		z[i] = normal(float32(k[6]*u) + z[i])
+	}
+}
