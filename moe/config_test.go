@@ -147,6 +147,21 @@ func TestConfigJSONRoundTrip(t *testing.T) {
 	}
 }
 
+// transformers 5 refuses a config.json with an integer where it wants a float.
+func TestConfigJSONFloats(t *testing.T) {
+	c := mustPreset(t, "mula-nano")
+	c.ClipQKV, c.RouterAuxLossCoef, c.InitStd, c.RopeTheta = 2, 0, 1, 1e21
+	var b bytes.Buffer
+	if err := WriteConfigJSON(&b, c, safetensors.F32); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{`"clip_qkv": 2.0,`, `"router_aux_loss_coef": 0.0,`, `"initializer_range": 1.0,`, `"rope_theta": 1e+21`, `"rms_norm_eps": 0.00001,`, `"attention_dropout": 0.0,`} {
+		if !strings.Contains(b.String(), want) {
+			t.Errorf("%s is not in\n%s", want, b.String())
+		}
+	}
+}
+
 // Fields are read as transformers reads them; what would compute another model is refused by name.
 func TestReadConfigJSON(t *testing.T) {
 	const sizes = `"vocab_size": 60000, "hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4`

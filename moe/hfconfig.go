@@ -1,6 +1,7 @@
 package moe
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -34,6 +35,18 @@ var torchDTypes = map[safetensors.DType]string{
 	safetensors.F32: "float32", safetensors.F16: "float16", safetensors.BF16: "bfloat16",
 }
 
+// A fraction is a number that Python reads as a float: transformers 5 refuses an integer where it wants one.
+type fraction float64
+
+// MarshalJSON writes the number with a point or an exponent.
+func (x fraction) MarshalJSON() ([]byte, error) {
+	text, err := json.Marshal(float64(x))
+	if err == nil && !bytes.ContainsAny(text, ".e") {
+		text = append(text, ".0"...)
+	}
+	return text, err
+}
+
 // WriteConfigJSON writes c as the config.json of a Hugging Face model whose weights have the given element type. It holds the fields of
 // transformers 4 (rope_theta, torch_dtype) and of transformers 5 (rope_parameters, dtype). InitCutoff has no field there.
 func WriteConfigJSON(w io.Writer, c Config, dtype safetensors.DType) error {
@@ -56,17 +69,17 @@ func WriteConfigJSON(w io.Writer, c Config, dtype safetensors.DType) error {
 		"num_hidden_layers": c.Layers, "num_attention_heads": c.Heads, "num_key_value_heads": c.KVHeads,
 		"max_position_embeddings": c.MaxPositions, "tie_word_embeddings": c.TieEmbeddings,
 		"pad_token_id": id(c.PadTokenID), "bos_token_id": id(c.BOSTokenID), "eos_token_id": id(c.EOSTokenID),
-		"initializer_range": c.InitStd, "hidden_act": "silu", "attention_bias": false, "attention_dropout": 0.0, "clip_qkv": nil,
-		"rope_theta": c.RopeTheta, "rope_scaling": nil,
-		"rope_parameters": map[string]any{"rope_type": "default", "rope_theta": c.RopeTheta},
+		"initializer_range": fraction(c.InitStd), "hidden_act": "silu", "attention_bias": false, "attention_dropout": fraction(0), "clip_qkv": nil,
+		"rope_theta": fraction(c.RopeTheta), "rope_scaling": nil,
+		"rope_parameters": map[string]any{"rope_type": "default", "rope_theta": fraction(c.RopeTheta)},
 		"dtype":           torch, "torch_dtype": torch, "use_cache": true,
 	}
 	if c.ClipQKV > 0 {
-		fields["clip_qkv"] = c.ClipQKV
+		fields["clip_qkv"] = fraction(c.ClipQKV)
 	}
 	if c.moe() {
 		fields["num_experts"], fields["num_experts_per_tok"] = c.Experts, c.ExpertsPerToken
-		fields["rms_norm_eps"], fields["router_aux_loss_coef"] = c.NormEps, c.RouterAuxLossCoef
+		fields["rms_norm_eps"], fields["router_aux_loss_coef"] = fraction(c.NormEps), fraction(c.RouterAuxLossCoef)
 		fields["norm_topk_prob"], fields["output_router_logits"] = false, false
 	}
 	text, err := json.MarshalIndent(fields, "", "  ")

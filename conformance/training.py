@@ -1,0 +1,223 @@
+#!/usr/bin/env python3
+"""Trains by mula and by PyTorch + transformers, from the same weights on the same batches, and compares the losses of every step.
+
+    conformance/environments.sh DIR transformers-5.23.0 && make build
+    DIR/transformers-5.23.0/bin/python conformance/training.py [--write]      about a minute
+    … conformance/training.py --preset mula-tiny --batch 8 --length 128      some minutes
+
+The text is made by formula, everything after it by mula: tokenizer, shard, plan, the batches (mula stream) and the initial weights (the checkpoint of a run whose
+one step has a learning rate of 1e-30). The reference is transformers' own model with torch's AdamW, clip_grad_norm_ and LambdaLR, in fp32. The load-balancing loss of
+form hf is transformers' own; that of MegaBlocks and the z-loss, which transformers does not have, are computed here from its router logits. Releases of
+transformers 5 until spring 2026 return probabilities as router logits, so that their load-balancing loss is of a softmax of a softmax; they are refused.
+
+Prints the losses side by side and the largest relative differences, and ends with 1 where a loss differs by more than 1e-3. The reference runs a second time with
+other kernels (attention sdpa, experts grouped_mm) and initial weights that are off by a rounding: how far it is from itself then says what rounding does to a run.
+Where a token changes its experts, or an element passes a clip_qkv, a gradient jumps; at learning rates of 2e-3 that drives mula-nano 1e-3 from itself in 200 steps,
+and so does clip_qkv at any. The runs are those that rounding leaves alone.
+
+--write makes golden/training.json of the reference's numbers, with which go test ./conformance compares mula's.
+"""
+import argparse, hashlib, json, math, pathlib, subprocess, sys, tempfile, time
+
+here = pathlib.Path(__file__).resolve().parent
+TOLERANCE = 1e-3
+STEPS = 200
+
+
+def runs(preset, batch):
+    """train.yaml of each run, which the reference reads, too, without plan, output, tokenizer, threads and checkpoints."""
+    common = {
+        "batch_size": batch, "micro_batch_size": batch, "steps": STEPS,
+        "optimizer": {"name": "adamw", "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1, "clip": 1.0},
+        "schedule": {"name": "cosine", "learning_rate": 0.0006, "min_learning_rate": 0.0001, "warmup_steps": 20, "warmup_from": "zero", "decay_steps": STEPS},
+    }
+    return {
+        "OLMoE, load balancing of transformers": {
+            **common, "seed": 1, "model": {"preset": preset},
+            "aux_loss": {"form": "hf", "coefficient": 0.01}, "z_loss": {"coefficient": 0.0}},
+        "OLMoE, load balancing of MegaBlocks, z-loss, two micro-batches, grouped queries, tied embeddings": {
+            **common, "seed": 2, "micro_batch_size": batch // 2,
+            "model": {"preset": preset, "num_key_value_heads": 2, "num_experts": 6, "num_experts_per_tok": 3, "initializer_cutoff": 3.0,
+                      "tie_word_embeddings": True},
+            "optimizer": {"name": "adamw", "betas": [0.9, 0.98], "eps": 1e-6, "weight_decay": 0.05, "clip": 0.5},
+            "schedule": {"name": "cosine", "learning_rate": 0.0006, "min_learning_rate": 0.0001, "warmup_steps": 10, "warmup_from": "min", "decay_steps": 180},
+            "aux_loss": {"form": "megablocks", "coefficient": 0.01}, "z_loss": {"coefficient": 0.001}},
+        "OLMo, dense": {
+            **common, "seed": 3, "model": {"preset": preset, "model_type": "olmo", "num_experts": 0, "num_experts_per_tok": 0, "router_aux_loss_coef": 0.0},
+            "aux_loss": {"form": "none", "coefficient": 0.0}, "z_loss": {"coefficient": 0.0}},
+    }
+
+
+def corpus(documents):
+    """Documents of made-up words; text in training_test.go is the same. Each word follows from the one before, with some choice, or is a frequent one."""
+    state, word = 1, 0
+
+    def draw(n):
+        nonlocal state
+        state = (state * 6364136223846793005 + 1442695040888963407) % 2**64
+        return (state >> 33) % n
+
+    def syllable(i):
+        return "bdfgklmnprstvz"[i % 14] + "aeiou"[i // 14 % 5]
+
+    for number in range(documents):
+        text = []
+        for _ in range(20):
+            words = []
+            for _ in range(6 + draw(8)):
+                word = (31 * word + 17 + draw(3)) % 400 if draw(4) else draw(1024) ** 3 * 400 >> 30
+                words.append(syllable(word) + (syllable(word // 70 + 37 * word) if word % 3 else ""))
+            text.append(" ".join(words) + ".")
+        yield json.dumps({"id": str(number), "text": " ".join(text)}, separators=(",", ":")) + "\n"
+
+
+def run(*command):
+    done = subprocess.run([str(c) for c in command], capture_output=True)
+    if done.returncode:
+        sys.exit(f"{' '.join(map(str, command))}\n{done.stderr.decode()}")
+    return done.stdout
+
+
+def prepare(mula, work, batch, length):
+    """Corpus, tokenizer, shard and plan; the batches as lists of tensors."""
+    import pyarrow, torch
+    text = "".join(corpus(300))
+    (work / "corpus.jsonl").write_text(text)
+    run(mula, "tokenizer", "train", "--vocab-size", 512, "--output", work / "tokenizer.json", work / "corpus.jsonl")
+    run(mula, "tokenize", "--tokenizer", work / "tokenizer.json", "--output", work / "words", work / "corpus.jsonl")
+    (work / "blend.yaml").write_text(f"sequence_length: {length}\nseed: 7\nsources: [{{name: words, shards: [words.idx]}}]\nsamples: {STEPS * batch}\n")
+    run(mula, "blend", "--config", work / "blend.yaml", "--output", work / "plan.json")
+    stream = run(mula, "stream", "--plan", work / "plan.json", "--batch-size", batch)
+    batches = [torch.tensor(b.column("tokens").flatten().to_numpy().reshape(b.num_rows, -1).astype("int64")) for b in pyarrow.ipc.open_stream(stream)]
+    assert len(batches) == STEPS and all(b.shape == (batch, length + 1) for b in batches)
+    return text, batches
+
+
+def train(mula, work, name, config):
+    """A run of mula: its directory, the fingerprint of its plan and the lines of its steps."""
+    own = {"plan": "plan.json", "tokenizer": "tokenizer.json", "output": name, "threads": 2, "checkpoint": {"every": 0}}
+    (work / f"{name}.yaml").write_text(json.dumps({**config, **own}))
+    run(mula, "train", "--config", work / f"{name}.yaml")
+    with open(work / name / "metrics.jsonl") as f:
+        lines = [json.loads(line) for line in f]
+    return work / name, lines[0]["run"]["plan"], [line for line in lines if "loss" in line]
+
+
+def learning_rate(schedule, step):
+    """docs/formats/config.md: warm-up, then half a cosine; step counts from 0."""
+    peak, low, warm, decay = (schedule[k] for k in ("learning_rate", "min_learning_rate", "warmup_steps", "decay_steps"))
+    start, t = (low if schedule["warmup_from"] == "min" else 0), step + 1
+    if t <= warm:
+        return start + (peak - start) * t / warm
+    return low + (peak - low) * (1 + math.cos(math.pi * min(1, (t - warm) / (decay - warm)))) / 2
+
+
+def megablocks(router_logits, experts, chosen):
+    """MegaBlocks' batched_load_balancing_loss, E/(L·T·K) · Σ_l Σ_e c_le · mean_t p_le, and router z-loss, Σ lse²/(L·T·K)."""
+    import torch
+    layers, tokens = len(router_logits), router_logits[0].shape[0]
+    balance = z = 0
+    for logits in router_logits:
+        p = torch.softmax(logits, -1)
+        counts = torch.bincount(torch.topk(p, chosen).indices.reshape(-1), minlength=experts)
+        balance = balance + (counts * p.mean(0)).sum()
+        z = z + torch.logsumexp(logits, -1).square().sum()
+    return balance * experts / (layers * tokens * chosen), z / (layers * tokens * chosen)
+
+
+def reference(checkpoint, config, batches, attention="eager", experts="eager", rounding=0.0):
+    """The same steps by torch, from mula's checkpoint: loss, auxiliary losses, gradient norm and learning rate of each. Weights are first changed by up to
+    the share rounding."""
+    import torch, transformers
+    opt, schedule, form = config["optimizer"], config["schedule"], config["aux_loss"]["form"]
+    sparse = form != "none"
+    model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32, attn_implementation=attention,
+                                                              **({"experts_implementation": experts} if sparse else {}))
+    model.train()
+    if rounding:
+        with torch.no_grad():
+            random = torch.Generator().manual_seed(1)
+            for p in model.parameters():
+                p.mul_(1 + rounding * (2 * torch.rand(p.shape, generator=random) - 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1, betas=opt["betas"], eps=opt["eps"], weight_decay=opt["weight_decay"])
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate(schedule, step))
+    rows = config["micro_batch_size"]
+    out = []
+    for batch in batches:
+        sums, parts = dict(loss=0.0, aux_loss=0.0, z_loss=0.0), batch.split(rows)
+        for part in parts:
+            targets = part[:, 1:].contiguous()
+            answer = model(input_ids=part[:, :-1], use_cache=False, **({"output_router_logits": True} if sparse else {}))
+            loss = torch.nn.functional.cross_entropy(answer.logits.view(-1, answer.logits.shape[-1]), targets.view(-1))
+            balance = z = torch.zeros(())
+            if sparse:
+                if all(torch.allclose(logits.sum(-1), torch.ones(())) for logits in answer.router_logits):
+                    sys.exit(f"transformers {transformers.__version__} returns probabilities as router logits; take a release without this error")
+                balance, z = megablocks(answer.router_logits, model.config.num_experts, model.config.num_experts_per_tok)
+                if form == "hf":
+                    balance = answer.aux_loss
+            total = loss + config["aux_loss"]["coefficient"] * balance + config["z_loss"]["coefficient"] * z
+            (total / len(parts)).backward()
+            for key, value in (("loss", loss), ("aux_loss", balance), ("z_loss", z)):
+                sums[key] += value.item() / len(parts)
+        sums["grad_norm"] = torch.nn.utils.clip_grad_norm_(model.parameters(), opt["clip"]).item()
+        sums["learning_rate"] = scheduler.get_last_lr()[0]
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+        out.append(sums)
+    return out
+
+
+def main():
+    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap.add_argument("--mula", type=pathlib.Path, default=here.parent / "bin" / "mula")
+    ap.add_argument("--preset", default="mula-nano")
+    ap.add_argument("--batch", type=int, default=4)
+    ap.add_argument("--length", type=int, default=64)
+    ap.add_argument("--write", action="store_true", help="write golden/training.json")
+    args = ap.parse_args()
+    if args.write and [args.preset, args.batch, args.length] != ["mula-nano", 4, 64]:
+        ap.error("the golden file has the default sizes")
+    import numpy, torch, transformers
+    torch.set_num_threads(1)
+    transformers.logging.disable_progress_bar()
+    versions = {"python": sys.version.split()[0], "torch": torch.__version__.split("+")[0], "transformers": transformers.__version__, "numpy": numpy.__version__}
+    print(f"{args.preset}, {STEPS} steps of {args.batch} x {args.length} tokens, fp32; torch {versions['torch']}, transformers {versions['transformers']}")
+    wrong, golden = False, []
+    with tempfile.TemporaryDirectory() as tmp:
+        work = pathlib.Path(tmp)
+        text, batches = prepare(args.mula, work, args.batch, args.length)
+        for i, (name, config) in enumerate(runs(args.preset, args.batch).items()):
+            began = time.perf_counter()
+            # A step with such a learning rate leaves the initial weights as they are.
+            start, plan, _ = train(args.mula, work, f"start{i}", {
+                **config, "steps": 1, "schedule": {**config["schedule"], "learning_rate": 1e-30, "min_learning_rate": 1e-30}})
+            _, _, mine = train(args.mula, work, f"run{i}", config)
+            took = time.perf_counter() - began
+            checkpoint = start / "checkpoints" / "step-00000001"
+            theirs = reference(checkpoint, config, batches)
+            again = reference(checkpoint, config, batches, "sdpa", "grouped_mm", rounding=2**-23)
+            assert len(mine) == len(theirs) == STEPS
+            print(f"\n{name} (mula {took:.0f} s, torch twice {time.perf_counter() - began - took:.0f} s)\n{'step':>6} {'mula':>10} {'torch':>10} {'difference':>12}")
+            for step in [0, 1, 2, 5, 10, 20, 50, 100, 150, STEPS - 1]:
+                a, b = mine[step]["loss"], theirs[step]["loss"]
+                print(f"{step:6} {a:10.6f} {b:10.6f} {a / b - 1:12.1e}")
+            print(f"largest relative differences {'mula':>12} {'step':>5} {'mean':>8}   torch again")
+            for field in ["loss", "aux_loss", "z_loss", "grad_norm", "learning_rate"]:
+                if not theirs[0][field] and field != "learning_rate":
+                    continue
+                mula, torch_ = ([abs(a[field] / b[field] - 1) for a, b in zip(side, theirs)] for side in (mine, again))
+                print(f"  {field:26} {max(mula):12.1e} {mula.index(max(mula)):5} {sum(mula) / STEPS:8.1e} {max(torch_):10.1e} {torch_.index(max(torch_)):5}")
+                wrong |= field == "loss" and not max(mula) <= TOLERANCE
+            golden.append({"name": name, "train": config, **{k: [float(f"{step[k]:.7g}") for step in theirs] for k in ("loss", "aux_loss", "z_loss") if theirs[0][k]}})
+    if args.write:
+        lines = ",\n".join("{" + ",\n ".join(f"{json.dumps(k)}:{json.dumps(v, separators=(',', ':'))}" for k, v in g.items()) + "}" for g in golden)
+        header = {"script": "conformance/training.py", "versions": versions, "corpus": hashlib.sha256(text.encode()).hexdigest(), "plan": plan}
+        (here / "golden" / "training.json").write_text(json.dumps(header, separators=(",", ":"))[:-1] + f',"runs":[\n{lines}\n]}}\n')
+    if wrong:
+        sys.exit(f"WRONG: a loss differs by more than {TOLERANCE}")
+
+
+if __name__ == "__main__":
+    main()
