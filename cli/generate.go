@@ -11,7 +11,9 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"mula/moe"
+	"mula/shards"
 	"mula/tokenize"
+	"mula/train"
 )
 
 func generateCommand() *cli.Command {
@@ -81,6 +83,11 @@ func runGenerate(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
+	if path := c.String("tokenizer"); path != "" {
+		if err := warnOtherTokenizer(c, dir, path); err != nil {
+			return err
+		}
+	}
 	m, device, err := openModel(c, dir)
 	if err != nil {
 		return err
@@ -125,6 +132,22 @@ func runGenerate(c *cli.Context) error {
 		seconds, float64(tokens)/seconds)
 	if c.Bool("json") {
 		return printJSON(c.App.Writer, map[string]any{"prompt": text, "samples": samples})
+	}
+	return nil
+}
+
+// warnOtherTokenizer says so if a tokenizer.json is not the one that the model is known to have been trained with.
+func warnOtherTokenizer(c *cli.Context, dir train.ModelDir, path string) error {
+	trained, err := dir.TokenizerHash(c.Context)
+	if err != nil {
+		return err
+	}
+	given, _, err := shards.HashFile(c.Context, path, nil)
+	if err != nil {
+		return err
+	}
+	if trained != "" && given != trained {
+		fmt.Fprintf(c.App.ErrWriter, "warning: %s has SHA-256 %.16s…, and the model's tokenizer %.16s…: the same ids may mean other text\n", path, given, trained)
 	}
 	return nil
 }

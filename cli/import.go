@@ -15,7 +15,8 @@ func importCommand() *cli.Command {
 		Usage: "check a Hugging Face model, and write it as a folder that mula trains from",
 		Description: "Every tensor must be there with its shape and finite, and everything in config.json must be what mula computes exactly; what is not is\n" +
 			"named. Experts may be stored fused, weights in one file or several, as fp32, bf16 or fp16, OLMoE or dense OLMo. Without --output\n" +
-			"nothing is written. With it experts are written one by one; the same check of what was written must show the same sha256 of the weights.\n\n" +
+			"nothing is written. With it experts are written one by one. The sha256 of the weights is that of what was read; the same check of what was\n" +
+			"written shows it again, unless --dtype has rounded them.\n\n" +
 			"`initialize_from: DIR` in train.yaml begins a run with the weights of either folder.\n\n" +
 			"Example: mula import --from OLMoE-1B-7B-0924 --output olmoe",
 		Flags: []cli.Flag{

@@ -82,7 +82,7 @@ func runTrain(c *cli.Context) error {
 	if c.Bool("json") {
 		return printJSON(w, map[string]any{
 			"output": config.Output, "steps": result.Steps, "finished": result.Finished, "resumed": result.Resumed,
-			"first_loss": result.FirstLoss, "last_loss": result.LastLoss, "evaluation": evaluated,
+			"first_loss": result.FirstLoss, "last_loss": result.LastLoss, "evaluation": evaluated, "left_out_samples": result.LeftOut,
 			"checkpoint": result.Checkpoint, "weights_sha256": result.Weights,
 		})
 	}
@@ -91,6 +91,9 @@ func runTrain(c *cli.Context) error {
 		state = "stopped; the same command goes on from here"
 	}
 	fmt.Fprintf(w, "%s: %s, loss %.4f at the start, %.4f at the end\n", state, plural(result.Steps, "step"), result.FirstLoss, result.LastLoss)
+	if result.LeftOut > 0 {
+		fmt.Fprintf(w, "left out   %s because of spikes: %s names them\n", plural(result.LeftOut, "sample"), filepath.ToSlash(filepath.Join(config.Output, "skips.yaml")))
+	}
 	fmt.Fprintf(w, "checkpoint %s\nweights    sha256 %s\n", filepath.ToSlash(result.Checkpoint), result.Weights)
 	return nil
 }
@@ -162,7 +165,9 @@ func printRun(p *progress, s train.Summary) {
 	p.line("memory     %s: weights %s, gradients %s, optimizer %s, activations %s", bytesText(s.Memory.Total()), bytesText(s.Memory.Weights),
 		bytesText(s.Memory.Gradients), bytesText(s.Memory.Moments), bytesText(s.Memory.Buffers))
 	p.line("device     %s", s.Device)
-	if s.Resumed != "" {
+	if s.Resumed != "" && s.NextStep >= s.Config.Steps {
+		p.line("done       all steps, in %s; to train on, raise steps", s.Resumed)
+	} else if s.Resumed != "" {
 		p.line("resuming   from %s: the next step is %s", s.Resumed, count(s.NextStep))
 	} else if from := s.Config.InitializeFrom; from != "" {
 		p.line("beginning  with the weights of %s", filepath.ToSlash(from))

@@ -21,7 +21,8 @@ func verifyCommand() *cli.Command {
 		Usage:     "compare two fingerprint logs, and name the first step that differs",
 		ArgsUsage: "A B",
 		Description: "A and B are logs of `mula hash` or a run's fingerprints.jsonl (or the run's folder). The logs of the ranks of one run are\n" +
-			"given as one operand, separated by commas; their set hashes are added up. Exits with 1 if the logs differ.\n\n" +
+			"given as one operand, separated by commas; their set hashes are added up. Exits with 1 if the logs differ. A run with `spikes`\n" +
+			"leaves out data: against its plan it differs from the first step left out on; skips.yaml in its folder names the positions.\n\n" +
 			"Example: mula verify expected.jsonl runs/base",
 		Flags:  []cli.Flag{jsonFlag},
 		Action: runVerify,
@@ -96,6 +97,14 @@ func runVerify(c *cli.Context) error {
 		default:
 			fmt.Fprintf(w, "same batches: no; %s equal steps, then step %s: %s\n", count(r.Equal), count(r.Step), r.Kind)
 			fmt.Fprintf(w, "`mula peek --step %d --batch-size %d` shows what the plan has there\n", r.Step, headerA.BatchSize)
+			if (r.A.Samples == 0) != (r.B.Samples == 0) && r.Kind == blend.SamplesDiffer {
+				empty := c.Args().Get(0)
+				if r.B.Samples == 0 {
+					empty = c.Args().Get(1)
+				}
+				fmt.Fprintf(w, "%s has no samples in this step: a run with `spikes` leaves out data and names it in its skips.yaml; `mula hash` of the plan\n"+
+					"sealed with these skips gives the batches that the run was trained on\n", empty)
+			}
 		}
 	}
 	if !same {

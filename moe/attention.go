@@ -3,13 +3,13 @@ package moe
 import (
 	"math"
 
-	"mula/xpu"
 	"mula/xpu/cpu"
 )
 
 // Attention is cut into groups, one for each row of the batch and key head, that have nothing to do with each other: each takes its blocks
 // of queries one after the other, in each the heads that read its keys, and the scores of a block never leave the cache. Of the scores only
-// the logsumexp of each query is kept; the backward pass computes them again from it.
+// the logsumexp of each query is kept; the backward pass computes them again from it. The products of a group are calls of the device from
+// within its loop over groups: where there are groups for all workers, each product is one worker's.
 
 // queryBlock is the number of queries whose attention scores a group holds at a time. It decides the order in which the gradients of keys
 // and values are summed, so the last bits of a result depend on it.
@@ -24,15 +24,6 @@ type kvTarget struct {
 
 // ownKeys is the place of keys and values of a pass that begins at position 0.
 func (w *workspace) ownKeys() kvTarget { return kvTarget{k: w.k, v: w.v, capacity: w.shape.s} }
-
-// groupDevice is what the products of a group run on: they are small, so as long as there are groups for all workers each product runs on
-// one alone. The bits of a product do not depend on it.
-func (m *Model) groupDevice() xpu.Device {
-	if m.ws.shape.rows*m.cfg.KVHeads < m.dev.Threads() {
-		return m.dev
-	}
-	return m.alone
-}
 
 // attend computes x1 = x0 + attention(norm(x0)) for a layer.
 func (m *Model) attend(l *layer, st *saved, to kvTarget) {
@@ -139,14 +130,14 @@ func (m *Model) block(group, head, first int, to kvTarget) scoreBlock {
 
 // attendGroup computes ctx and lse for the queries of a group.
 func (m *Model) attendGroup(group int, st *saved, to kvTarget) {
-	c, w, dev := &m.cfg, &m.ws, m.groupDevice()
+	c, w := &m.cfg, &m.ws
 	h, d, s := c.HiddenSize, c.HeadDim(), w.shape.s
 	scores := w.scores[group*w.scoreSize:][:w.scoreSize]
 	var sums [queryBlock]float32
 	for first := 0; first < s; first += queryBlock {
 		for head := range c.Heads / c.KVHeads {
 			b := m.block(group, head, first, to)
-			dev.MatMul(false, true, b.n, b.keys, d, b.q, d, b.k, d, scores, b.keys, false)
+			m.dev.MatMul(false, true, b.n, b.keys, d, b.q, d, b.k, d, scores, b.keys, false)
 			lse := st.lse[(b.row*c.Heads+b.head)*s+first:][:b.n]
 			for i := range b.n {
 				row := scores[i*b.keys:][:b.keys]
@@ -157,7 +148,7 @@ func (m *Model) attendGroup(group int, st *saved, to kvTarget) {
 				lse[i] = top + float32(math.Log(float64(sums[i])))
 			}
 			ctx := st.ctx[(b.row*s+first)*h+b.head*d:]
-			dev.MatMul(false, false, b.n, d, b.keys, scores, b.keys, b.v, d, ctx, h, false)
+			m.dev.MatMul(false, false, b.n, d, b.keys, scores, b.keys, b.v, d, ctx, h, false)
 			for i, sum := range sums[:b.n] {
 				cpu.Scale(ctx[i*h:][:d], 1/sum)
 			}
@@ -197,7 +188,7 @@ func (m *Model) attendGrad(l *layer, st *saved, fresh bool) {
 // values, in ws.dk and ws.dv: P = exp(S - lse), dP = dO·Vᵀ, dS = P ∘ (dP - Σ dO·O). The last block reads all keys, so its dK and dV start
 // the sums.
 func (m *Model) attendGroupGrad(group int, st *saved) {
-	c, w, dev := &m.cfg, &m.ws, m.groupDevice()
+	c, w := &m.cfg, &m.ws
 	h, d, s, width := c.HiddenSize, c.HeadDim(), w.shape.s, c.qkvWidth()
 	scores, dscores := w.scores[group*w.scoreSize:][:w.scoreSize], w.dscores[group*w.scoreSize:][:w.scoreSize]
 	dk, dv := w.dk[group*s*d:][:s*d], w.dv[group*s*d:][:s*d]
@@ -207,8 +198,8 @@ func (m *Model) attendGroupGrad(group int, st *saved) {
 			b := m.block(group, head, first, w.ownKeys())
 			at := (b.row*s+first)*h + b.head*d
 			do, ctx := w.dh[at:], st.ctx[at:]
-			dev.MatMul(false, true, b.n, b.keys, d, b.q, d, b.k, d, scores, b.keys, false)
-			dev.MatMul(false, true, b.n, b.keys, d, do, h, b.v, d, dscores, b.keys, false)
+			m.dev.MatMul(false, true, b.n, b.keys, d, b.q, d, b.k, d, scores, b.keys, false)
+			m.dev.MatMul(false, true, b.n, b.keys, d, do, h, b.v, d, dscores, b.keys, false)
 			lse := st.lse[(b.row*c.Heads+b.head)*s+first:][:b.n]
 			for i := range b.n {
 				n := b.visible(i)
@@ -218,9 +209,9 @@ func (m *Model) attendGroupGrad(group int, st *saved) {
 				clear(p[n:])
 				clear(dp[n:])
 			}
-			dev.MatMul(false, false, b.n, d, b.keys, dscores, b.keys, b.k, d, w.dqkv[(b.row*s+first)*width+b.head*d:], width, false)
-			dev.MatMul(true, false, b.keys, d, b.n, dscores, b.keys, b.q, d, dk, d, more)
-			dev.MatMul(true, false, b.keys, d, b.n, scores, b.keys, do, h, dv, d, more)
+			m.dev.MatMul(false, false, b.n, d, b.keys, dscores, b.keys, b.k, d, w.dqkv[(b.row*s+first)*width+b.head*d:], width, false)
+			m.dev.MatMul(true, false, b.keys, d, b.n, dscores, b.keys, b.q, d, dk, d, more)
+			m.dev.MatMul(true, false, b.keys, d, b.n, scores, b.keys, do, h, dv, d, more)
 			more = true
 		}
 	}

@@ -6,8 +6,11 @@ import (
 	"math"
 
 	"mula/xpu"
-	"mula/xpu/cpu"
 )
+
+// OrderOfSums numbers the ways in which this package has put operations in order: with one device, versions with the same number give the
+// same bits. It goes up when a change of the forward or backward pass changes a last bit.
+const OrderOfSums = 2
 
 // A Parameter is one weight tensor under its Hugging Face name. Weight and Grad are views into the model's memory.
 type Parameter struct {
@@ -21,8 +24,6 @@ type Parameter struct {
 type Model struct {
 	cfg Config
 	dev xpu.Device
-
-	alone xpu.Device // computes as dev does, on the calling goroutine alone
 
 	weights, grads []float32 // all tensors, one after the other
 	params         []*Parameter
@@ -68,7 +69,6 @@ func New(cfg Config, dev xpu.Device) (*Model, error) {
 		return nil, fmt.Errorf("moe: %d parameters do not fit into this machine's address space; make the model smaller", n)
 	}
 	m := &Model{cfg: cfg, dev: dev, weights: make([]float32, n), grads: make([]float32, n)}
-	m.alone = cpu.New(1, dev.Precision())
 	m.loop.run = m.runPiece // kept, because a method value made for each loop would be an allocation
 	if cfg.moe() {
 		for range cfg.Layers {
@@ -95,7 +95,7 @@ func (m *Model) ZeroGradients() {
 	m.split(len(m.grads), operands{}, func(m *Model, _ *operands, _, lo, hi int) { clear(m.grads[lo:hi]) })
 }
 
-// bind cuts the weights into tensors and names them.
+// bind cuts the weights into tensors, and makes parameters of them, which take their names and shapes from the list of [Config.tensors].
 func (m *Model) bind() {
 	c := m.cfg
 	h, kv, ffn := c.HiddenSize, c.kvWidth(), c.IntermediateSize
@@ -105,63 +105,50 @@ func (m *Model) bind() {
 		at += n
 		return t
 	}
-	name := func(t tensor, name string, shape ...int) {
-		m.params = append(m.params, &Parameter{Name: name, Shape: shape, Weight: t.w, Grad: t.g})
+	list := c.tensors()
+	parameter := func(t tensor) tensor {
+		next := list[len(m.params)]
+		m.params = append(m.params, &Parameter{Name: next.Name, Shape: next.Shape, Weight: t.w, Grad: t.g})
+		return t
 	}
-	m.embed = take(c.VocabSize * h)
-	name(m.embed, "model.embed_tokens.weight", c.VocabSize, h)
+	norm := func(n int) tensor {
+		if !c.moe() {
+			return tensor{}
+		}
+		return parameter(take(n))
+	}
+	m.embed = parameter(take(c.VocabSize * h))
 	m.layers = make([]layer, c.Layers)
 	for i := range m.layers {
 		l := &m.layers[i]
-		prefix := fmt.Sprintf("model.layers.%d.", i)
-		norm := func(n int, suffix string) tensor {
-			if !c.moe() {
-				return tensor{}
-			}
-			t := take(n)
-			name(t, prefix+suffix, n)
-			return t
-		}
-		l.norm1 = norm(h, "input_layernorm.weight")
+		l.norm1 = norm(h)
 		l.qkv = take(c.qkvWidth() * h)
-		name(l.qkv.rows(0, h, h), prefix+"self_attn.q_proj.weight", h, h)
-		name(l.qkv.rows(h, kv, h), prefix+"self_attn.k_proj.weight", kv, h)
-		name(l.qkv.rows(h+kv, kv, h), prefix+"self_attn.v_proj.weight", kv, h)
-		l.qNorm = norm(h, "self_attn.q_norm.weight")
-		l.kNorm = norm(kv, "self_attn.k_norm.weight")
-		l.out = take(h * h)
-		name(l.out, prefix+"self_attn.o_proj.weight", h, h)
-		l.norm2 = norm(h, "post_attention_layernorm.weight")
+		parameter(l.qkv.rows(0, h, h))
+		parameter(l.qkv.rows(h, kv, h))
+		parameter(l.qkv.rows(h+kv, kv, h))
+		l.qNorm, l.kNorm = norm(h), norm(kv)
+		l.out = parameter(take(h * h))
+		l.norm2 = norm(h)
 		experts := 1
 		if c.moe() {
 			experts = c.Experts
-			l.router = take(experts * h)
-			name(l.router, prefix+"mlp.gate.weight", experts, h)
+			l.router = parameter(take(experts * h))
 		}
 		l.gateUp = take(experts * 2 * ffn * h)
 		l.down = take(experts * h * ffn)
 		for e := range experts {
-			up, down := l.gateUp.rows(e, 1, 2*ffn*h), l.down.rows(e, 1, h*ffn)
-			l.gateUpW, l.gateUpG = append(l.gateUpW, up.w), append(l.gateUpG, up.g)
+			both, down := l.gateUp.rows(e, 1, 2*ffn*h), l.down.rows(e, 1, h*ffn)
+			l.gateUpW, l.gateUpG = append(l.gateUpW, both.w), append(l.gateUpG, both.g)
 			l.downW, l.downG = append(l.downW, down.w), append(l.downG, down.g)
-			expert := prefix + "mlp."
-			if c.moe() {
-				expert = fmt.Sprintf("%smlp.experts.%d.", prefix, e)
-			}
-			name(up.rows(0, ffn, h), expert+"gate_proj.weight", ffn, h)
-			name(up.rows(ffn, ffn, h), expert+"up_proj.weight", ffn, h)
-			name(down, expert+"down_proj.weight", h, ffn)
+			parameter(both.rows(0, ffn, h))
+			parameter(both.rows(ffn, ffn, h))
+			parameter(down)
 		}
 	}
-	if c.moe() {
-		m.norm = take(h)
-		name(m.norm, "model.norm.weight", h)
-	}
-	if c.TieEmbeddings {
-		m.head = m.embed
-	} else {
-		m.head = take(c.VocabSize * h)
-		name(m.head, "lm_head.weight", c.VocabSize, h)
+	m.norm = norm(h)
+	m.head = m.embed
+	if !c.TieEmbeddings {
+		m.head = parameter(take(c.VocabSize * h))
 	}
 }
 

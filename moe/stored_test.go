@@ -14,7 +14,7 @@ import (
 	"mula/moe/safetensors"
 )
 
-// The list of tensors that files have is that of a model in memory.
+// Every tensor of the list has its own weights, as many as its shape says, and no weight is left over.
 func TestTensorsAreParameters(t *testing.T) {
 	configs := gradientCases(t)
 	for _, name := range []string{"mula-nano", "mula-tiny"} {
@@ -27,8 +27,17 @@ func TestTensorsAreParameters(t *testing.T) {
 			t.Fatalf("%s: %d tensors, %d parameters", name, len(list), len(m.Parameters()))
 		}
 		for i, p := range m.Parameters() {
-			if list[i].Name != p.Name || !slices.Equal(list[i].Shape, p.Shape) {
-				t.Errorf("%s: tensor %d is %s %v, the parameter %s %v", name, i, list[i].Name, list[i].Shape, p.Name, p.Shape)
+			if n := int(list[i].Elements()); len(p.Weight) != n || len(p.Grad) != n {
+				t.Errorf("%s: %s %v has %d weights and %d gradients", name, p.Name, p.Shape, len(p.Weight), len(p.Grad))
+			}
+			for j := range p.Weight {
+				p.Weight[j]++
+				p.Grad[j]++
+			}
+		}
+		for i := range m.weights {
+			if m.weights[i] != 1 || m.grads[i] != 1 {
+				t.Fatalf("%s: weight %d of %d belongs to %v parameters, its gradient to %v", name, i, len(m.weights), m.weights[i], m.grads[i])
 			}
 		}
 	}

@@ -222,8 +222,8 @@ type Memory struct {
 // Total is the sum of all.
 func (m Memory) Total() int64 { return m.Weights + m.Gradients + m.Buffers }
 
-// Memory says what [Model.Backward] needs for a batch of the given shape, with or without recomputation (see [Model.SetRecompute]);
-// optimizer state comes on top.
+// Memory says what [Model.Backward] needs for a batch of the given shape, with or without recomputation (see [Model.SetRecompute]). The state
+// of an optimizer comes on top, and the scratch of the device: see [mula/xpu/cpu.Device].
 func (c Config) Memory(rows, sequenceLength int, recompute bool) Memory {
 	var a arena
 	new(workspace).cut(c, passShape{rows: rows, s: sequenceLength, keys: sequenceLength, train: true, recompute: recompute, logits: true}, &a)

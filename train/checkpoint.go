@@ -59,10 +59,10 @@ type State struct {
 	Tokenizer      string `json:"tokenizer,omitempty"` // SHA-256 of the tokenizer.json that made the plan's shards, if the plan knows it
 
 	Seed       uint64 `json:"seed"`
-	Arithmetic string `json:"arithmetic"` // of the device that computed the last steps; see [xpu.Device]
+	Arithmetic string `json:"arithmetic"` // with which the last steps were computed; see [xpu.Device] and [moe.OrderOfSums]
 
-	FirstLoss float64 `json:"first_loss"` // of the first step that had samples
-	LastLoss  float64 `json:"last_loss"`  // of the last one whose update was made
+	FirstLoss float64 `json:"first_loss"` // of the first step whose update was made
+	LastLoss  float64 `json:"last_loss"`  // of the last one
 	Weights   string  `json:"weights"`    // see WeightsHash
 
 	Spikes *SpikeState `json:"spikes,omitempty"` // nil if spikes.action is none
@@ -259,8 +259,8 @@ func discardCheckpoint(path string) error {
 	return os.RemoveAll(gone)
 }
 
-// pruneCheckpoints removes all but the newest keep checkpoints of dir, and the newest of at most backTo steps, if that is not negative; those
-// in refused; and what killed processes left behind.
+// pruneCheckpoints removes all but the newest keep checkpoints of dir, and, if backTo is not negative, the newest of at most that many steps and
+// all after it; those in refused; and what killed processes left behind.
 func pruneCheckpoints(dir string, keep int, backTo int64, refused []RefusedCheckpoint) error {
 	names, err := listCheckpoints(dir)
 	if err != nil {
@@ -359,8 +359,12 @@ func LoadCheckpoint(ctx context.Context, dir string) (*Checkpoint, []RefusedChec
 		}
 		return &Checkpoint{dir, state}, nil, nil
 	}
-	if _, err := os.Stat(dir); err != nil {
+	if info, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
+		return nil, nil, fmt.Errorf("%s: %w: name a run's folder, a checkpoint or a Hugging Face model", dir, fs.ErrNotExist)
+	} else if err != nil {
 		return nil, nil, err
+	} else if !info.IsDir() {
+		return nil, nil, fmt.Errorf("%s is a file: name the folder of a run, a checkpoint or a Hugging Face model", dir)
 	}
 	c, refused, err := newestCheckpoint(ctx, filepath.Join(dir, checkpointsDir))
 	if err == nil && c == nil {

@@ -470,7 +470,7 @@ func (c Config) Validate() error {
 		errs = append(errs, bad("optimizer.betas", "is %v; the first must be above 0, because %s divides by it", b, ScheduleFreeAdamW))
 	}
 	if c.Optimizer.Name == ScheduleFreeAdamW && c.Schedule.Name != Constant {
-		errs = append(errs, bad("schedule.name", "is %q, but %s averages its weights instead of lowering the learning rate; allowed: %s", c.Schedule.Name, ScheduleFreeAdamW, Constant))
+		errs = append(errs, bad("schedule.name", "is %q, but %s averages its weights instead of lowering the learning rate; set it to %s", c.Schedule.Name, ScheduleFreeAdamW, Constant))
 	}
 	if c.Schedule.Name == Constant && c.Schedule.DecaySteps != 0 {
 		errs = append(errs, bad("schedule.decay_steps", "is %d, but schedule %s does not decay; leave it out", c.Schedule.DecaySteps, Constant))

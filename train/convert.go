@@ -251,16 +251,24 @@ func (w *weightsCheck) add(tensor string, piece []float32) error {
 	if tensor != w.tensor {
 		w.tensor, w.element = tensor, 0
 	}
-	for i, v := range piece {
-		if v-v != 0 {
-			return fmt.Errorf("%s: %w: element %d of %s is %v; the weights are damaged, or training diverged", w.dir, ErrNotFinite, w.element+int64(i), tensor, v)
-		}
+	if err := checkFinite(w.dir, tensor, w.element, piece); err != nil {
+		return err
 	}
 	w.hash.Write(unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(piece))), 4*len(piece)))
 	w.element += int64(len(piece))
 	w.done += int64(len(piece))
 	if w.progress != nil {
 		w.progress(w.done, w.total)
+	}
+	return nil
+}
+
+// checkFinite is an error if a weight is not finite. The weights are those of the tensor, of the model in dir, from element first on.
+func checkFinite(dir, tensor string, first int64, weights []float32) error {
+	for i, v := range weights {
+		if v-v != 0 {
+			return fmt.Errorf("%s: %w: element %d of %s is %v; the weights are damaged, or training diverged", dir, ErrNotFinite, first+int64(i), tensor, v)
+		}
 	}
 	return nil
 }

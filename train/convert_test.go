@@ -73,6 +73,7 @@ func huggingFace(t testing.TB, change func(*moe.Config), files map[string]string
 
 // A converted model has the weights, rounded to the type asked for, and everything that transformers looks for beside them.
 func TestConvert(t *testing.T) {
+	t.Parallel()
 	ctx := context.Background()
 	dir, m := huggingFace(t, nil, map[string]string{"tokenizer.json": smallTokenizer(t), "README.md": "not copied"})
 	output := filepath.Join(t.TempDir(), "new", "model")
@@ -252,6 +253,7 @@ func TestConvertFaults(t *testing.T) {
 
 // A run that begins with given weights has them at step 0, goes on like any other, and needs their directory no more.
 func TestInitializeFrom(t *testing.T) {
+	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	first := mustRun(t, testConfig(t, plan, "steps: 2\n"), Options{})
 	hf, m := huggingFace(t, func(c *moe.Config) { c.VocabSize = 512 }, nil)
@@ -288,6 +290,7 @@ func TestInitializeFrom(t *testing.T) {
 
 // Every mismatch between the model that a run begins with and the run is named before anything is trained.
 func TestInitializeFromRefuses(t *testing.T) {
+	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	checkpoint := mustRun(t, testConfig(t, plan, "steps: 1\nschedule: {warmup_steps: 0}\n"), Options{}).Checkpoint
 	other, _ := huggingFace(t, func(c *moe.Config) { c.VocabSize, c.Layers, c.RopeTheta = 640, 1, 500 }, nil)
@@ -303,11 +306,23 @@ func TestInitializeFromRefuses(t *testing.T) {
 	if err := os.Remove(filepath.Join(missing, safetensors.ShardName(1, len(namesIn(t, missing))-2))); err != nil {
 		t.Fatal(err)
 	}
+	diverged, m := huggingFace(t, nil, nil)
+	m.Parameters()[3].Weight[5] = float32(math.NaN())
+	for _, name := range namesIn(t, diverged) {
+		if err := os.Remove(filepath.Join(diverged, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := m.Save(diverged, moe.SaveOptions{}); err != nil {
+		t.Fatal(err)
+	}
 	for _, test := range []struct {
 		from string
 		want []string
 	}{
-		{filepath.Join(t.TempDir(), "nowhere"), []string{"nowhere"}},
+		{filepath.Join(t.TempDir(), "nowhere"), []string{"nowhere", "name a run's folder"}},
+		{filepath.Join(checkpoint, modelFile), []string{modelFile + " is a file: name the folder"}},
+		{diverged, []string{diverged, "not finite: element 5 of " + m.Parameters()[3].Name + " is NaN"}},
 		{t.TempDir(), []string{"there is no config.json"}},
 		{other, []string{other, "model.vocab_size is 640 there and 512 here", "model.num_hidden_layers is 1 there and 2 here", "model.rope_theta is 500 there and 10000 here"}},
 		{tokenizer, []string{tokenizer, "its tokenizer has SHA-256", "tokenize the documents with the model's tokenizer.json", "put the plan's tokenizer.json in its place"}},

@@ -225,6 +225,7 @@ func TestNotFinite(t *testing.T) {
 
 // The tokenizer goes into every checkpoint, so that one is enough to make text.
 func TestCheckpointTokenizer(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	plan := makePlan(t, dir, "plan.json", "")
 	c := testConfig(t, plan, crashConfig)

@@ -59,6 +59,7 @@ type Result struct {
 	Resumed    string  // name of the checkpoint that this run went on from, "" if it began at step 0 or had nothing to do
 	FirstLoss  float64 // of the first step, which may have been in an earlier run
 	LastLoss   float64 // of the last step
+	LeftOut    int64   // samples left out because of spikes; skips.yaml in the run directory names their positions
 	Checkpoint string  // directory of the newest checkpoint
 	Weights    string  // see WeightsHash
 }
@@ -493,9 +494,7 @@ func (r *run) record(m StepMetrics) error {
 func (r *run) curvature(ctx context.Context, targets int64, limit float64) error {
 	r.model.ZeroGradients()
 	width := r.data.SequenceLength + 1
-	var seed rand.PCG
-	seed.Seed(r.config.Seed, uint64(r.state.Step))
-	options := moe.BackwardOptions{Targets: targets, SampleTargets: true, SampleSeed: seed.Uint64()}
+	options := moe.BackwardOptions{Targets: targets, SampleTargets: true, SampleSeed: curvatureSeed(r.config.Seed, r.state.Step)}
 	for first := 0; first < len(r.rows); first += r.config.MicroBatchSize {
 		if err := ctx.Err(); err != nil {
 			return err
@@ -514,6 +513,13 @@ func (r *run) curvature(ctx context.Context, targets int64, limit float64) error
 	}
 	r.optimizer.UpdateCurvature(clipFactor(norm, limit), targets)
 	return nil
+}
+
+// curvatureSeed is the seed of the targets that are drawn after a step of a run of the given seed.
+func curvatureSeed(seed uint64, step int64) uint64 {
+	var generator rand.PCG
+	generator.Seed(seed, uint64(step))
+	return generator.Uint64()
 }
 
 // evaluate computes the validation loss and records it.
@@ -620,7 +626,7 @@ func (r *run) findCheckpoint(ctx context.Context) (*Checkpoint, error) {
 		return nil, fmt.Errorf("%s stands at position %d after %d steps of %d samples; it should be %d", checkpoint.Dir, r.state.Cursor.Position, r.state.Step,
 			r.config.BatchSize, want)
 	}
-	if a := r.device.Arithmetic(); a != r.state.Arithmetic {
+	if a := r.arithmetic(); a != r.state.Arithmetic {
 		r.warn("%s was computed with the arithmetic of %s, and this is %s: the run goes on, but not bit for bit as it would have there", checkpoint.Name(), r.state.Arithmetic, a)
 	}
 	return checkpoint, nil
@@ -630,6 +636,12 @@ func (r *run) findCheckpoint(ctx context.Context) (*Checkpoint, error) {
 func (r *run) newState() State {
 	return State{Format: checkpointFormat, Cursor: blend.Cursor{Plan: r.data.Plan.Fingerprint()}, SequenceLength: r.data.SequenceLength,
 		Tokenizer: tokenizerHash(r.data.Plan), Seed: r.config.Seed, Spikes: newSpikeState(r.config.Spikes), Config: r.identity}
+}
+
+// arithmetic names what decides the last bits of a run: the device's way of rounding and the model's order of sums. Its first order was not
+// named in checkpoints.
+func (r *run) arithmetic() string {
+	return fmt.Sprintf("%s, order of sums %d", r.device.Arithmetic(), moe.OrderOfSums)
 }
 
 // tokenizerHash is the hash of the tokenizer.json that made a plan's shards, or "" if the plan does not know it.
@@ -650,7 +662,7 @@ func (r *run) summary(checkpoint *Checkpoint) Summary {
 
 func (r *run) result(checkpoint string) Result {
 	return Result{Steps: r.state.Step, Finished: r.state.Step >= r.config.Steps, Resumed: r.resumed, FirstLoss: r.state.FirstLoss, LastLoss: r.state.LastLoss,
-		Checkpoint: checkpoint, Weights: r.state.Weights}
+		LeftOut: r.state.Spikes.leftOut(), Checkpoint: checkpoint, Weights: r.state.Weights}
 }
 
 // prepare makes model and optimizer, as they begin or from the checkpoint, and opens the records where the checkpoint left them.
@@ -681,6 +693,11 @@ func (r *run) restore(checkpoint *Checkpoint) error {
 		var err error
 		if r.initial.Dir != "" {
 			err = model.Load(r.initial.Dir)
+			for _, p := range model.Parameters() {
+				if err == nil {
+					err = checkFinite(r.initial.Dir, p.Name, 0, p.Weight)
+				}
+			}
 		} else {
 			model.Init(r.config.Seed)
 		}
@@ -709,7 +726,7 @@ func (r *run) openRecords(checkpoint *Checkpoint, back bool) (err error) {
 	now := time.Now()
 	plan := r.data.Plan.Fingerprint()
 	oldPlan := r.state.Cursor.Plan
-	r.state.Cursor.Plan, r.state.Arithmetic = plan, r.device.Arithmetic()
+	r.state.Cursor.Plan, r.state.Arithmetic = plan, r.arithmetic()
 	if oldPlan != plan && r.state.Spikes != nil {
 		r.state.Spikes.PlanFrom = r.state.Step
 	}

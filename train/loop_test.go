@@ -76,6 +76,12 @@ func makePlan(t testing.TB, dir, name, more string) string {
 		}
 	}
 	config := fmt.Sprintf("sequence_length: 16\nseed: 5\nvalidation: 0.1\nsources:\n- {name: go, shards: [go.idx], weight: 0.7}\n- {name: tests, shards: [tests.idx], weight: 0.3}\n%s", more)
+	return sealPlan(t, dir, name, config)
+}
+
+// sealPlan seals the plan of a blend.yaml of that content in dir, and returns its path.
+func sealPlan(t testing.TB, dir, name, config string) string {
+	t.Helper()
 	c, err := blend.ParseConfig([]byte(config), "blend.yaml", dir)
 	if err != nil {
 		t.Fatal(err)
@@ -91,11 +97,11 @@ func makePlan(t testing.TB, dir, name, more string) string {
 	return path
 }
 
-// testConfig is a short run of the smallest model.
+// testConfig is a short run of the smallest model. Its checkpoints are few, because most of the time of a test is that of bringing them to disk.
 func testConfig(t testing.TB, plan, more string) Config {
 	t.Helper()
 	file := more
-	for _, line := range []string{"model: {preset: mula-nano}", "batch_size: 8", "steps: 8", "threads: 1", "schedule: {learning_rate: 3e-3, warmup_steps: 2}"} {
+	for _, line := range []string{"model: {preset: mula-nano}", "batch_size: 8", "steps: 8", "threads: 1", "schedule: {learning_rate: 3e-3, warmup_steps: 2}", "checkpoint: {every: 4}"} {
 		if name, _, _ := strings.Cut(line, ":"); !strings.HasPrefix(more, name+":") && !strings.Contains(more, "\n"+name+":") {
 			file += line + "\n"
 		}
@@ -206,6 +212,7 @@ func sameRun(t testing.TB, what, want, got string) {
 }
 
 func TestRun(t *testing.T) {
+	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	c := testConfig(t, plan, "steps: 40\ncheckpoint: {every: 10, keep: 2}\nevaluate: {samples: 5}\n")
 	var steps []int64
@@ -355,6 +362,7 @@ func checkMetrics(t *testing.T, run RunRecord, lines []map[string]any) {
 
 // Nothing depends on chance or on the number of threads.
 func TestRunDeterministic(t *testing.T) {
+	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	first := testConfig(t, plan, "evaluate: {every: 4, samples: 3}\n")
 	mustRun(t, first, Options{})
@@ -376,6 +384,7 @@ func TestRunDeterministic(t *testing.T) {
 // Gradients of micro-batches add up to those of the batch. Without a load-balancing loss only roundings differ; with it the losses of
 // micro-batches differ a little, because it is not linear in the batch.
 func TestRunMicroBatches(t *testing.T) {
+	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	for _, test := range []struct {
 		aux       string
@@ -405,6 +414,7 @@ func TestRunMicroBatches(t *testing.T) {
 
 // A run that is stopped and started again, after any step, is the run that was never stopped.
 func TestRunResume(t *testing.T) {
+	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	const more = crashConfig + "checkpoint: {every: 3}\nevaluate: {every: 2, samples: 3}\naux_loss: {form: megablocks}\nz_loss: {coefficient: 0.001}\n"
 	unbroken := testConfig(t, plan, more)
@@ -438,6 +448,7 @@ func TestRunResume(t *testing.T) {
 
 // A longer run goes on with the schedule of the shorter one if that is what is asked for, and not otherwise.
 func TestRunLonger(t *testing.T) {
+	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	long := testConfig(t, plan, crashConfig+"schedule: {learning_rate: 3e-3, warmup_steps: 2, decay_steps: 8}\n")
 	long.Steps = 12
@@ -464,6 +475,7 @@ func TestRunLonger(t *testing.T) {
 
 // What would change the run is refused when it is resumed, by name; what would not is not.
 func TestRunChangedConfig(t *testing.T) {
+	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	c := testConfig(t, plan, "")
 	mustRun(t, c, stopAfter(3))
@@ -504,6 +516,7 @@ func TestRunChangedConfig(t *testing.T) {
 
 // A run that goes on with other arithmetic says that its bits will not be those it would have had; one with the same says nothing.
 func TestRunArithmetic(t *testing.T) {
+	t.Parallel()
 	c := testConfig(t, makePlan(t, t.TempDir(), "plan.json", ""), "evaluate: {every: 0}\n")
 	mustRun(t, c, stopAfter(3))
 	var warnings []string
@@ -542,6 +555,7 @@ func TestRunArithmetic(t *testing.T) {
 
 // Skipped positions give no samples; a step without any changes nothing but is on record.
 func TestRunSkips(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	plan := makePlan(t, dir, "plan.json", "skips: [{from: 8, to: 16}, {from: 19, to: 21}]\n")
 	c := testConfig(t, plan, "checkpoint: {every: 1, keep: 9}\nevaluate: {every: 0}\n")
@@ -583,6 +597,7 @@ func TestRunSkips(t *testing.T) {
 
 // Another plan is refused, and accepted if that is asked for: then the run goes on at the same position of the new one.
 func TestRunPlanChange(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	plan := makePlan(t, dir, "plan.json", "")
 	other := makePlan(t, dir, "other.json", "skips: [{from: 40, to: 43}]\n")
@@ -652,22 +667,7 @@ func TestRunPlanChangeRefused(t *testing.T) {
 	mustRun(t, c, stopAfter(3))
 
 	const shards = "sources:\n- {name: go, shards: [go.idx], weight: 0.7}\n- {name: tests, shards: [tests.idx], weight: 0.3}\n"
-	seal := func(name, config string) string {
-		parsed, err := blend.ParseConfig([]byte(config), "blend.yaml", dir)
-		if err != nil {
-			t.Fatal(err)
-		}
-		plan, err := blend.Seal(context.Background(), parsed, blend.SealOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		path := filepath.Join(dir, name)
-		if err := plan.Write(path); err != nil {
-			t.Fatal(err)
-		}
-		return path
-	}
-	c.Plan = seal("short.json", "sequence_length: 8\nseed: 5\n"+shards)
+	c.Plan = sealPlan(t, dir, "short.json", "sequence_length: 8\nseed: 5\n"+shards)
 	if _, err := Run(context.Background(), c, Options{}); err == nil || !strings.Contains(err.Error(), "sequence length") {
 		t.Errorf("another sequence length: %v", err)
 	}
@@ -683,7 +683,7 @@ func TestRunPlanChangeRefused(t *testing.T) {
 			t.Fatalf("%s: %v", path, err)
 		}
 	}
-	c.Plan = seal("other.json", "sequence_length: 16\nseed: 5\n"+shards)
+	c.Plan = sealPlan(t, dir, "other.json", "sequence_length: 16\nseed: 5\n"+shards)
 	if _, err := Run(context.Background(), c, Options{}); err == nil || !strings.Contains(err.Error(), "the same ids mean other text") {
 		t.Errorf("another tokenizer: %v", err)
 	}
@@ -692,6 +692,7 @@ func TestRunPlanChangeRefused(t *testing.T) {
 // A run that is killed under another plan, before it has saved a checkpoint there, loses nothing that is on record of either: not when it is
 // started again, and not when it goes back to the first plan.
 func TestRunPlanChangeKilled(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	plan := makePlan(t, dir, "plan.json", "")
 	other := makePlan(t, dir, "other.json", "skips: [{from: 40, to: 43}]\n")
@@ -866,7 +867,7 @@ func TestRunLocked(t *testing.T) {
 // A done context ends a run at once. It is not a stop: nothing is saved.
 func TestRunCancelled(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
-	c := testConfig(t, plan, "")
+	c := testConfig(t, plan, "checkpoint: {every: 1}\n")
 	ctx, cancel := context.WithCancel(context.Background())
 	_, err := Run(ctx, c, Options{Progress: func(p Progress) {
 		if p.Step == 2 {

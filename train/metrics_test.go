@@ -164,6 +164,7 @@ func TestUpdateRatio(t *testing.T) {
 
 // Records that someone has removed are missed, but do not end the run.
 func TestRunWithoutRecords(t *testing.T) {
+	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	c := testConfig(t, plan, crashConfig)
 	mustRun(t, c, stopAfter(3))
@@ -185,6 +186,7 @@ func TestRunWithoutRecords(t *testing.T) {
 
 // A run directory with records but no checkpoint is of a run that was killed early: they are replaced, which is said.
 func TestRunReplacesRecords(t *testing.T) {
+	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	c := testConfig(t, plan, crashConfig)
 	mustRun(t, c, Options{})

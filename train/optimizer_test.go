@@ -1,6 +1,7 @@
 package train
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -352,6 +353,7 @@ func eachOptimizer(t *testing.T, f func(t *testing.T, name OptimizerName, yaml s
 // With every optimizer, a run that is stopped and goes on, on another number of threads, is the run that was never stopped; and how often
 // it is evaluated and saved changes nothing but the records.
 func TestOptimizersResume(t *testing.T) {
+	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	weights := map[string]OptimizerName{}
 	eachOptimizer(t, func(t *testing.T, name OptimizerName, yaml string) {
@@ -381,8 +383,39 @@ func TestOptimizersResume(t *testing.T) {
 	})
 }
 
+// The same with everything at once: in bf16, in uneven micro-batches, killed after the run has gone back from a spike, and started again on
+// another number of threads without recomputation.
+func TestOptimizersKill(t *testing.T) {
+	t.Parallel()
+	plan := spikyPlan(t, t.TempDir(), "plan.json", nil, 10, 13)
+	eachOptimizer(t, func(t *testing.T, _ OptimizerName, yaml string) {
+		unbroken := testConfig(t, plan, crashConfig+strings.Replace(yaml, "3e-3", "2e-2", 1)+"steps: 16\nmicro_batch_size: 3\ncheckpoint: {every: 8}\nprecision: bf16\nrecompute: layers\n"+
+			"spikes: {action: rollback, window: 4, sigma: 4, leave_out: 2}\n")
+		mustRun(t, unbroken, Options{})
+		if len(linesWith(t, unbroken.Output, "rollback")) == 0 {
+			t.Error("no spike")
+		}
+		c := unbroken
+		c.Output = filepath.Join(t.TempDir(), "run")
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		n := 0
+		if _, err := Run(ctx, c, Options{Progress: func(Progress) {
+			if n++; n == 14 {
+				cancel()
+			}
+		}}); !errors.Is(err, context.Canceled) {
+			t.Fatal(err)
+		}
+		c.Threads, c.Recompute = 3, RecomputeNone
+		mustRun(t, c, Options{})
+		sameRun(t, "killed", unbroken.Output, c.Output)
+	})
+}
+
 // A checkpoint of schedule-free AdamW holds the average as the model, and what it was evaluated with is that.
 func TestScheduleFreeCheckpoint(t *testing.T) {
+	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	c := testConfig(t, plan, "optimizer: {name: schedule_free_adamw}\nschedule: {name: constant, learning_rate: 1e-2, warmup_steps: 2}\nevaluate: {every: 8, samples: 3}\n")
 	var evaluated *Evaluation
@@ -476,6 +509,7 @@ func runSteps(o *Optimizer, from, to int) {
 
 // Neither threads nor measuring change a bit, and what is measured is the change of the weights.
 func TestOptimizersThreadsAndMeasure(t *testing.T) {
+	t.Parallel()
 	eachOptimizer(t, func(t *testing.T, name OptimizerName, _ string) {
 		config := defaultOptimizer(name)
 		if name == SophiaG {
@@ -599,6 +633,7 @@ func TestOptimizerFields(t *testing.T) {
 
 // The state that is written reads back to the same bits, and that of another optimizer or model is refused.
 func TestOptimizersState(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	path := func(name OptimizerName) string { return filepath.Join(dir, string(name)) }
 	eachOptimizer(t, func(t *testing.T, name OptimizerName, _ string) {
@@ -730,6 +765,15 @@ func TestSophiaGTargets(t *testing.T) {
 		if o.Step(1e-3, 1); o.CurvatureDue() != (step%2 == 1) {
 			t.Errorf("after update %d the estimate is due: %v", step, o.CurvatureDue())
 		}
+	}
+	seeds := map[uint64]bool{}
+	for seed := range uint64(3) {
+		for step := range int64(3) {
+			seeds[curvatureSeed(seed, step)] = true
+		}
+	}
+	if len(seeds) != 9 {
+		t.Errorf("seeds of targets %v", seeds)
 	}
 	p.Grad[0], p.Grad[1], p.Grad[2] = 1, -2, 0
 	o.UpdateCurvature(0.5, 50) // (1−β₂)·(50/100)·(0.5·g)²

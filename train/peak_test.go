@@ -3,27 +3,53 @@ package train
 import (
 	"context"
 	"errors"
+	"math"
 	"testing"
+	"testing/synctest"
 	"time"
+
+	"mula/xpu"
 )
 
-// The measurement is short whatever the run, and shorter for a short one.
+// A steadyDevice multiplies at one speed, FLOP/s, on the clock of a synctest bubble. It has no results.
+type steadyDevice struct {
+	xpu.Device
+	speed, work float64
+}
+
+func (d *steadyDevice) MatMul(_, _ bool, m, n, k int, _ []float32, _ int, _ []float32, _ int, _ []float32, _ int, _ bool) {
+	flops := 2 * float64(m) * float64(n) * float64(k)
+	d.work += flops
+	time.Sleep(time.Duration(flops / d.speed * float64(time.Second)))
+}
+
+// The measurement finds the speed of the device. It is short whatever the run, and shorter for a short one; one more product may have begun.
 func TestMeasurePeak(t *testing.T) {
-	d := device(t, 1)
-	for _, work := range []float64{0, 1e6, 1e10, 1e20} {
-		begin := time.Now()
-		peak, err := measurePeak(context.Background(), d, work)
-		if err != nil || !(peak > 1e6) || !(peak < 1e15) {
-			t.Errorf("for %g FLOP: peak %g, %v", work, peak, err)
-		}
-		// Ten times what it may take, for a machine that is busy.
-		if took := time.Since(begin); took > 10*peakTime {
-			t.Errorf("for %g FLOP: took %v", work, took)
+	const small, large = 2 * 64 * 64 * 64, 2 * 1024 * 1024 * 1024 // FLOPs of the smallest and of the largest product
+	for _, speed := range []float64{1e8, 1e10, 1e12} {
+		for _, work := range []float64{0, 1e6, 1e10, 1e20} {
+			synctest.Test(t, func(t *testing.T) {
+				d := &steadyDevice{speed: speed}
+				begin := time.Now()
+				peak, err := measurePeak(t.Context(), d, work)
+				if err != nil || math.Abs(peak-speed) > 1e-2*speed {
+					t.Errorf("%g FLOP/s, for %g FLOP: peak %g, %v", speed, work, peak, err)
+				}
+				if d.work > max(small, work/1000) {
+					t.Errorf("%g FLOP/s, for %g FLOP: took %g", speed, work, d.work)
+				}
+				if took := time.Since(begin); took > peakTime+time.Duration(large/speed*float64(time.Second)) || work == 1e20 && took < peakTime/2 {
+					t.Errorf("%g FLOP/s, for %g FLOP: took %v", speed, work, took)
+				}
+			})
 		}
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	if _, err := measurePeak(ctx, d, 1e20); !errors.Is(err, context.Canceled) {
+	if _, err := measurePeak(ctx, device(t, 1), 1e20); !errors.Is(err, context.Canceled) {
 		t.Errorf("a done context: %v", err)
+	}
+	if peak, err := measurePeak(context.Background(), device(t, 1), 0); err != nil || !(peak > 0) {
+		t.Errorf("on this machine: peak %g, %v", peak, err)
 	}
 }

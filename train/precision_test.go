@@ -14,6 +14,7 @@ import (
 
 // A run in bf16 keeps the promises of one in fp32, and its losses stay within 1 % of it.
 func TestRunBF16(t *testing.T) {
+	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	const more = "evaluate: {every: 0}\nsteps: 40\ncheckpoint: {every: 40}\n"
 	single, unbroken := testConfig(t, plan, more), testConfig(t, plan, more+"precision: bf16\n")

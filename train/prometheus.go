@@ -117,11 +117,7 @@ func (s *metricsServer) publish(r *run, m StepMetrics, evaluation *Evaluation) {
 		}
 	}
 	if spikes := r.state.Spikes; spikes != nil {
-		var positions int64
-		for _, skip := range spikes.Skips {
-			positions += skip.To - skip.From
-		}
-		t.metric("mula_left_out_samples", "gauge", "Positions left out because of spikes.", float64(positions))
+		t.metric("mula_left_out_samples", "gauge", "Positions left out because of spikes.", float64(spikes.leftOut()))
 		t.metric("mula_rollbacks", "gauge", "How often the run went back because of a spike.", float64(len(spikes.Rollbacks)))
 	}
 	text := t.String()

@@ -70,6 +70,7 @@ func parseExposition(t testing.TB, text string) map[string]float64 {
 
 // While a run goes on, its newest metrics are served; they are those of metrics.jsonl. Afterwards nothing is.
 func TestServeMetrics(t *testing.T) {
+	t.Parallel()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"os"
 	"path/filepath"
 	"slices"
 	"sort"
@@ -146,11 +145,23 @@ func (r *run) positions(step int64) blend.Range {
 	return blend.Range{From: step * b, To: (step + 1) * b}
 }
 
+// leftOut is the number of positions that are left out. The receiver may be nil.
+func (s *SpikeState) leftOut() int64 {
+	if s == nil {
+		return 0
+	}
+	var n int64
+	for _, r := range s.Skips {
+		n += r.To - r.From
+	}
+	return n
+}
+
 // skip leaves the step at hand out. It is a step without samples from now on, as one that the plan skips.
 func (r *run) skip(spike *Spike) error {
 	s, most := r.state.Spikes, r.config.Spikes.MaxSkips
 	if s.SkippedInARow >= most {
-		return r.endOfSpikes(spike, fmt.Sprintf("the %d steps before it were skipped as well, and spikes.max_skips allows no more in a row", most))
+		return r.endOfSpikes(spike, fmt.Sprintf("spikes.max_skips of %d allows no more skipped steps in a row", most))
 	}
 	s.SkippedInARow++
 	s.leaveOut(r.positions(r.state.Step))
@@ -166,7 +177,7 @@ func (r *run) skip(spike *Spike) error {
 func (r *run) rollBack(ctx context.Context, spike *Spike) error {
 	s, c := r.state.Spikes, r.config.Spikes
 	if len(s.Rollbacks) >= c.MaxRollbacks {
-		return r.endOfSpikes(spike, fmt.Sprintf("the run has gone back %d times, and spikes.max_rollbacks allows no more", len(s.Rollbacks)))
+		return r.endOfSpikes(spike, fmt.Sprintf("spikes.max_rollbacks of %d allows the run to go back no more", c.MaxRollbacks))
 	}
 	first := max(r.state.Step+1-c.LeaveOut, s.PlanFrom)
 	back := Rollback{Step: r.state.Step, Spike: *spike, LeftOut: blend.Range{From: r.positions(first).From, To: r.positions(r.state.Step).To}}
@@ -244,8 +255,8 @@ func (r *run) goBackTo(ctx context.Context, step int64) (*Checkpoint, error) {
 	return found, nil
 }
 
-// backTo is the step to which the next rollback goes back at most; the newest checkpoint up to there must stay. It is negative, or that
-// of the beginning, if none is needed.
+// backTo is the step to which the next rollback goes back at most; the newest checkpoint up to there must stay. It is
+// negative if none is needed.
 func (r *run) backTo() int64 {
 	if r.config.Spikes.Action != SpikeRollback {
 		return -1
@@ -272,10 +283,7 @@ func (r *run) endOfSpikes(spike *Spike, why string) error {
 func (r *run) writeSkips() error {
 	path := r.dir.join(skipsFile)
 	if r.state.Spikes == nil || len(r.state.Spikes.Skips) == 0 {
-		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return err
-		}
-		return nil
+		return atomicfile.Remove(path)
 	}
 	var text strings.Builder
 	text.WriteString("# What this run left out because of spikes, by mula train. A plan that is sealed with these skips has the batches that the run was trained on.\nskips:\n")

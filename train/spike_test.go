@@ -139,19 +139,7 @@ func spikyPlan(t testing.TB, dir, name string, skips []blend.Range, garbage ...i
 	if len(skips) > 0 {
 		config += "skips:\n" + skipped.String()
 	}
-	c, err := blend.ParseConfig([]byte(config), "blend.yaml", dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	plan, err := blend.Seal(context.Background(), c, blend.SealOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	path := filepath.Join(dir, name)
-	if err := plan.Write(path); err != nil {
-		t.Fatal(err)
-	}
-	return path
+	return sealPlan(t, dir, name, config)
 }
 
 // spikyConfig is a run of 40 steps that learns the text in a few of them.
@@ -205,6 +193,7 @@ func skipsOf(t testing.TB, output string) []blend.Range {
 
 // A run that skips a spike is the run along a plan that skips that step. Without spikes it is the run that does not look for them.
 func TestSpikeSkip(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	c := testConfig(t, spikyPlan(t, dir, "plan.json", nil, 20, 30), spikyConfig+spikes("skip"))
 	var warnings []string
@@ -245,6 +234,7 @@ func TestSpikeSkip(t *testing.T) {
 
 // A run that goes back is the run along a plan that skips the steps that it leaves out, and says which these are.
 func TestSpikeRollback(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	c := testConfig(t, spikyPlan(t, dir, "plan.json", nil, 20, 33), spikyConfig+spikes("rollback"))
 	var warnings []string
@@ -291,10 +281,14 @@ func TestSpikeRollback(t *testing.T) {
 		t.Error("leave_out: 1 is not skip")
 	}
 
-	// The result does not depend on where checkpoints are, nor on how many are kept, nor on stops.
-	for _, checkpoints := range []string{"{every: 1, keep: 1}", "{every: 7, keep: 1}", "{every: 0}", "{every: 19, keep: 9}"} {
+	// The result does not depend on where checkpoints are, nor on how many are kept, nor on stops. One to go back to is kept.
+	for checkpoints, where := range map[string]string{"{every: 3, keep: 1}": "step-00000015", "{every: 0}": "the beginning", "{every: 19, keep: 9}": "the beginning"} {
 		other := testConfig(t, c.Plan, strings.Replace(spikyConfig, "{every: 5}", checkpoints, 1)+spikes("rollback"))
-		mustRun(t, other, Options{})
+		var warnings []string
+		mustRun(t, other, Options{Warn: func(text string) { warnings = append(warnings, text) }})
+		if len(warnings) != 2 || !strings.Contains(warnings[0], "goes back to "+where) {
+			t.Errorf("checkpoint: %s: warnings %q", checkpoints, warnings)
+		}
 		sameRun(t, "checkpoint: "+checkpoints, c.Output, other.Output)
 	}
 	stopped := testConfig(t, c.Plan, spikyConfig+spikes("rollback"))
@@ -305,19 +299,27 @@ func TestSpikeRollback(t *testing.T) {
 	sameRun(t, "stopped often", c.Output, stopped.Output)
 }
 
-// A run that is killed after any step, those around the rollbacks among them, goes on to the same end.
+// A run that is killed after any step, those around the rollbacks among them, goes on to the same end. What lies before the first spike is
+// done once for all of them.
 func TestSpikeKill(t *testing.T) {
+	t.Parallel()
 	plan := spikyPlan(t, t.TempDir(), "plan.json", nil, 20, 22, 33)
 	for _, action := range []string{"skip", "rollback"} {
-		more := spikyConfig + spikes(action)
-		unbroken := testConfig(t, plan, more)
-		steps := 0
+		unbroken := testConfig(t, plan, strings.Replace(spikyConfig, "{every: 5}", "{every: 10}", 1)+spikes(action))
+		begun := unbroken
+		begun.Output = filepath.Join(t.TempDir(), "run")
+		mustRun(t, begun, stopAfter(9))
+		steps := -10
 		mustRun(t, unbroken, Options{Progress: func(Progress) { steps++ }})
 		if len(linesWith(t, unbroken.Output, map[string]string{"skip": "skipped", "rollback": "rollback"}[action])) != 3 {
 			t.Fatalf("%s: not three spikes", action)
 		}
-		for kill := 17; kill < steps; kill += 4 {
-			c := testConfig(t, plan, more)
+		for kill := 7; kill < steps; kill += 6 {
+			c := unbroken
+			c.Output = filepath.Join(t.TempDir(), "run")
+			if err := os.CopyFS(c.Output, os.DirFS(begun.Output)); err != nil {
+				t.Fatal(err)
+			}
 			ctx, cancel := context.WithCancel(context.Background())
 			n := 0
 			_, err := Run(ctx, c, Options{Progress: func(Progress) { // a done context ends a run as a kill does
@@ -342,13 +344,14 @@ func TestSpikeKill(t *testing.T) {
 
 // Bounds end a run that cannot go on, with what to do; with a higher one it goes on, to the same end as if it had had that from the beginning.
 func TestSpikeBounds(t *testing.T) {
+	t.Parallel()
 	plan := spikyPlan(t, t.TempDir(), "plan.json", nil, 20, 21, 22, 33)
 	for _, test := range []struct {
 		action, bound string
 		want          []string
 	}{
-		{"skip", "max_skips: 2", []string{"step 22: loss ", "the 2 steps before it were skipped", "spikes.max_skips", "step-00000020", "mula peek --position 176", skipsFile}},
-		{"rollback", "max_rollbacks: 1", []string{"step 21: loss ", "gone back 1 times", "spikes.max_rollbacks", skipsFile}},
+		{"skip", "max_skips: 2", []string{"step 22: loss ", "spikes.max_skips of 2 allows no more", "step-00000020", "mula peek --position 176", skipsFile}},
+		{"rollback", "max_rollbacks: 1", []string{"step 21: loss ", "spikes.max_rollbacks of 1 allows the run to go back no more", skipsFile}},
 	} {
 		file := spikyConfig + strings.Replace(spikes(test.action), "}", ", "+test.bound+"}", 1)
 		c := testConfig(t, plan, file)
@@ -369,6 +372,7 @@ func TestSpikeBounds(t *testing.T) {
 // What is not finite ends a run that does nothing about spikes, and is one otherwise, whether or not the window is full. The weights are not
 // touched by it. It comes from the embedding of an id that only garbage has, which is made infinite before the first step.
 func TestSpikeNotFinite(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	plan := spikyPlan(t, dir, "plan.json", nil, 3, 20)
 	start := func(more string) Config {
@@ -472,6 +476,7 @@ func poison(t testing.TB, dir string) {
 
 // A run may go back to where its plan changed, and no further.
 func TestSpikePlanChange(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	first, second := spikyPlan(t, dir, "first.json", nil, 38), spikyPlan(t, dir, "second.json", nil, 20)
 	run := func(kill bool) string {
@@ -503,8 +508,18 @@ func TestSpikePlanChange(t *testing.T) {
 // Whichever file operation fails while a run goes back, it ends with that error, and goes on to the end of a run that nothing happened to.
 func TestSpikeRollbackFaults(t *testing.T) {
 	plan := spikyPlan(t, t.TempDir(), "plan.json", nil, 12)
-	more := strings.NewReplacer("steps: 40", "steps: 14", "{every: 5}", "{every: 4}").Replace(spikyConfig) + "spikes: {action: rollback, window: 4, sigma: 4, leave_out: 2}\n"
-	unbroken := testConfig(t, plan, more)
+	more := strings.NewReplacer("steps: 40", "steps: 13", "{every: 5}", "{every: 6}").Replace(spikyConfig) + "spikes: {action: rollback, window: 4, sigma: 4, leave_out: 2}\n"
+	begun := testConfig(t, plan, more)
+	mustRun(t, begun, stopAfter(5))
+	again := func() Config {
+		c := begun
+		c.Output = filepath.Join(t.TempDir(), "run")
+		if err := os.CopyFS(c.Output, os.DirFS(begun.Output)); err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	unbroken := again()
 	defer func() { atomicfile.Fault = nil }()
 	n, begin, end := 0, 0, 0 // operations: all, before the run goes back, until the next step is done
 	atomicfile.Fault = func(atomicfile.Op, string) error { n++; return nil }
@@ -520,7 +535,7 @@ func TestSpikeRollbackFaults(t *testing.T) {
 		t.Fatalf("operations %d to %d of %d", begin, end, n)
 	}
 	for k := begin + 1; k <= end; k++ {
-		c := testConfig(t, plan, more)
+		c := again()
 		n = 0
 		atomicfile.Fault = func(atomicfile.Op, string) error {
 			if n++; n == k {

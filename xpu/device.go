@@ -13,7 +13,8 @@
 //
 // The bits of a result depend on the operands of that result alone: not on Threads, not on how rows are grouped, not on the rows or
 // columns computed beside it. Row i of a product is the same, bit for bit, whether it was computed alone or among thousands. Bits may
-// differ between kinds of devices and between the kernel sets of one kind; [Device.Arithmetic] says which agree.
+// differ between kinds of devices and between the kernel sets of one kind; [Device.Arithmetic] says which agree. Of a NaN this holds only as
+// far as that it is one: its sign and payload are not promised.
 //
 // # Aliasing and errors
 //

@@ -5,7 +5,7 @@
 //	PRECISION THREADS FORM ROWS N K SECONDS
 //	GFLOP/S-BEST GFLOP/CPU-S PRODUCTS
 //
-// FORM is NN, NT, TN or TT. ROWS is the number of rows of the result (of the terms in form TN, where the result is K×N), or several with commas
+// FORM is NN, NT or TN. ROWS is the number of rows of the result (of the terms in form TN, where the result is K×N), or several with commas
 // between: groups of rows with a matrix each. The product is repeated for SECONDS. The answer is the rate of the fastest one by the clock, and that
 // of all by the processor time of the process, times the threads.
 package main
@@ -43,6 +43,9 @@ func serve(in io.Reader, out io.Writer) error {
 		if _, err := fmt.Sscan(lines.Text(), &precision, &threads, &form, &groups, &n, &k, &seconds); err != nil {
 			return fmt.Errorf("request %q: %w", lines.Text(), err)
 		}
+		if form != "NN" && form != "NT" && form != "TN" {
+			return fmt.Errorf("request %q: form %q is unknown; known are NN, NT and TN", lines.Text(), form)
+		}
 		var counts []int
 		for text := range strings.SplitSeq(groups, ",") {
 			count, err := strconv.Atoi(text)
@@ -77,9 +80,9 @@ func measure(d *cpu.Device, form string, counts []int, n, k int, seconds float64
 		return x
 	}
 	flops := 2 * float64(rows) * float64(n) * float64(k)
-	transA, transB := form[0] == 'T', form[1] == 'T'
+	transB := form == "NT"
 	var product func()
-	switch a, grouped := random(rows*k), len(counts) > 1; {
+	switch a := random(rows * k); {
 	case form == "TN": // a weight gradient: the terms are the rows
 		b := random(rows * n)
 		db := make([][]float32, len(counts))
@@ -87,7 +90,7 @@ func measure(d *cpu.Device, form string, counts []int, n, k int, seconds float64
 			db[g] = make([]float32, k*n)
 		}
 		product = func() { d.GroupedWeightGrad(counts, k, n, a, b, db, false) }
-	case grouped:
+	case len(counts) > 1:
 		b := make([][]float32, len(counts))
 		for g := range b {
 			b[g] = random(k * n)
@@ -96,14 +99,11 @@ func measure(d *cpu.Device, form string, counts []int, n, k int, seconds float64
 		product = func() { d.GroupedMatMul(counts, transB, n, k, a, b, c, false) }
 	default:
 		b, c := random(k*n), make([]float32, rows*n)
-		lda, ldb := k, n
-		if transA {
-			lda = rows
-		}
+		ldb := n
 		if transB {
 			ldb = k
 		}
-		product = func() { d.MatMul(transA, transB, rows, n, k, a, lda, b, ldb, c, n, false) }
+		product = func() { d.MatMul(false, transB, rows, n, k, a, k, b, ldb, c, n, false) }
 	}
 	product()
 	began, used, fastest := time.Now(), cpuSeconds(), time.Hour

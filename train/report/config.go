@@ -6,6 +6,8 @@ import (
 	"io/fs"
 	"maps"
 	"slices"
+	"strconv"
+	"strings"
 
 	"mula/internal/strictyaml"
 )
@@ -33,9 +35,24 @@ func flatten(fields map[string]any, prefix string, into map[string]string) {
 		if inner, ok := v.(map[string]any); ok {
 			flatten(inner, prefix+name+".", into)
 		} else {
-			into[prefix+name] = fmt.Sprint(v)
+			into[prefix+name] = valueText(v)
 		}
 	}
+}
+
+// valueText is a value as YAML has it. Numbers have the digits that people write: a tenth of 0.003 is 0.0003 here, as float64 has 15 digits for sure.
+func valueText(v any) string {
+	switch v := v.(type) {
+	case float64:
+		return strconv.FormatFloat(v, 'g', 15, 64)
+	case []any:
+		var values []string
+		for _, value := range v {
+			values = append(values, valueText(value))
+		}
+		return "[" + strings.Join(values, ", ") + "]"
+	}
+	return fmt.Sprint(v)
 }
 
 // differences is the table of the fields of train.yaml in which runs differ; the directory of the run is none of them. It is nil unless two

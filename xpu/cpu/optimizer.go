@@ -4,7 +4,7 @@ import "math"
 
 // The updates below work on one goroutine, element by element, and use the best kernel set of the machine. All slices of a call must have the
 // length of the first, or it panics; they must not overlap. GradScale multiplies the gradient first: it is 1, or what clipping its norm asks
-// for. What is below 2^-126 in magnitude becomes 0. AdamW has a file of its own.
+// for. What is below 2^-126 in magnitude becomes 0.
 
 // updateConstants is what an update needs for all elements, in the order in which the assembly reads it.
 type updateConstants [10]float32
@@ -40,7 +40,8 @@ func update(which updateKernel, w, grad, a, b []float32, k *updateConstants) {
 type updateKernel int
 
 const (
-	lionUpdate updateKernel = iota
+	adamwUpdate updateKernel = iota
+	lionUpdate
 	sophiaUpdate
 	adoptUpdate
 	lambUpdate
@@ -51,6 +52,8 @@ const (
 
 func updateGo(which updateKernel, w, grad, a, b []float32, k *updateConstants) {
 	switch which {
+	case adamwUpdate:
+		adamwGo(w, grad, a, b, k)
 	case lionUpdate:
 		lionGo(w, grad, a, k)
 	case sophiaUpdate:
@@ -81,6 +84,51 @@ func clamp(x, limit float32) float32 {
 
 // squareRoot is the root of x, rounded once.
 func squareRoot(x float32) float32 { return float32(math.Sqrt(float64(x))) }
+
+// normal is x, or 0 if x is too small for a normal number.
+func normal(x float32) float32 {
+	if x > -0x1p-126 && x < 0x1p-126 {
+		return 0
+	}
+	return x
+}
+
+// AdamW holds the constants of one step of Adam with decoupled weight decay (Loshchilov and Hutter 2019, arXiv 1711.05101) in the form of
+// PyTorch's torch.optim.AdamW.
+type AdamW struct {
+	LearningRate float64
+	Beta1, Beta2 float64
+	Epsilon      float64
+	WeightDecay  float64
+	Step         int64 // the number of this update, from 1: it corrects the bias of the moments
+	GradScale    float64
+}
+
+// Update carries out the step on weights w with gradient grad; m and v are their first and second moments:
+//
+//	g = GradScale·grad
+//	m = β1·m + (1-β1)·g
+//	v = β2·v + (1-β2)·g²
+//	w = (1-LearningRate·WeightDecay)·w - LearningRate/(1-β1^Step)·m / (√v/√(1-β2^Step) + ε)
+func (o AdamW) Update(w, grad, m, v []float32) {
+	sameLength(len(w), len(grad), len(m), len(v))
+	step := float64(o.Step)
+	update(adamwUpdate, w, grad, m, v, &updateConstants{
+		float32(o.GradScale), float32(o.Beta1), float32(1 - o.Beta1), float32(o.Beta2), float32(1 - o.Beta2),
+		float32(1 - o.LearningRate*o.WeightDecay), float32(o.LearningRate / (1 - math.Pow(o.Beta1, step))), float32(o.Epsilon), float32(1 / math.Sqrt(1-math.Pow(o.Beta2, step))),
+	})
+}
+
+func adamwGo(w, grad, m, v []float32, k *updateConstants) {
+	grad, m, v = grad[:len(w)], m[:len(w)], v[:len(w)]
+	for i, g := range grad {
+		g = float32(g * k[0])
+		a := normal(float32(k[2]*g) + float32(k[1]*m[i]))
+		q := normal(float32(k[4]*float32(g*g)) + float32(k[3]*v[i]))
+		m[i], v[i] = a, q
+		w[i] = normal(float32(k[5]*w[i]) - float32(k[6]*a)/(float32(k[8]*squareRoot(q))+k[7]))
+	}
+}
 
 // Lion holds the constants of one step of Lion (Chen et al. 2023, arXiv 2302.06675).
 type Lion struct {

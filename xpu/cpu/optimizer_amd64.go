@@ -8,6 +8,8 @@ func updateSixteens(which updateKernel, w, grad, a, b []float32, k *updateConsta
 	switch vectorSet {
 	case &avx512Kernels:
 		switch which {
+		case adamwUpdate:
+			adamwAVX512(&w[0], &grad[0], &a[0], &b[0], n, k)
 		case lionUpdate:
 			lionAVX512(&w[0], &grad[0], &a[0], &b[0], n, k)
 		case sophiaUpdate:
@@ -25,6 +27,8 @@ func updateSixteens(which updateKernel, w, grad, a, b []float32, k *updateConsta
 		}
 	case &avx2Kernels:
 		switch which {
+		case adamwUpdate:
+			adamwAVX2(&w[0], &grad[0], &a[0], &b[0], n, k)
 		case lionUpdate:
 			lionAVX2(&w[0], &grad[0], &a[0], &b[0], n, k)
 		case sophiaUpdate:
@@ -46,6 +50,9 @@ func updateSixteens(which updateKernel, w, grad, a, b []float32, k *updateConsta
 }
 
 //go:noescape
+func adamwAVX512(w, grad, a, b *float32, n int64, k *updateConstants)
+
+//go:noescape
 func lionAVX512(w, grad, a, b *float32, n int64, k *updateConstants)
 
 //go:noescape
@@ -65,6 +72,9 @@ func scheduleFreeAVX512(w, grad, a, b *float32, n int64, k *updateConstants)
 
 //go:noescape
 func averageSquaresAVX512(w, grad, a, b *float32, n int64, k *updateConstants)
+
+//go:noescape
+func adamwAVX2(w, grad, a, b *float32, n int64, k *updateConstants)
 
 //go:noescape
 func lionAVX2(w, grad, a, b *float32, n int64, k *updateConstants)

@@ -126,6 +126,13 @@ func (p *pool) work() {
 	}
 }
 
+// busy says whether a loop has calls left to hand out: then there is work for every worker.
+func (p *pool) busy() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.unfinished() != nil
+}
+
 // unfinished is an open loop with calls left, the youngest first: it may be a part of an older one.
 func (p *pool) unfinished() *loop {
 	for i := len(p.open) - 1; i >= 0; i-- {

@@ -235,7 +235,7 @@ func (p *product) cut() {
 		blocks += (q.m + blockPanels*mr - 1) / (blockPanels * mr)
 	}
 	split := 1
-	if work < smallWork {
+	if work < smallWork || p.dev.pool.busy() { // busy: a product within a loop, as of attention
 		threads = 1
 	}
 	if threads > 1 && blocks > 0 {

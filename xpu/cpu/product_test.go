@@ -242,6 +242,10 @@ func TestSameBits(t *testing.T) {
 				x[i] *= scale
 			}
 		}
+		for range min(len(a), rapid.IntRange(0, 3).Draw(t, "special")) {
+			a[rapid.IntRange(0, len(a)-1).Draw(t, "element")] = rapid.SampledFrom([]float32{float32(math.NaN()), float32(math.Inf(-1)), math.MaxFloat32,
+				float32(math.Copysign(0, -1)), 0x1p-149}).Draw(t, "value")
+		}
 		at, bt := transpose(a, m, k), transpose(b, k, n)
 		bs, bts := make([][]float32, len(counts)), make([][]float32, len(counts))
 		for g := range counts {
@@ -256,7 +260,7 @@ func TestSameBits(t *testing.T) {
 					want = c
 				}
 				for i := range c {
-					if math.Float32bits(c[i]) != math.Float32bits(want[i]) {
+					if math.Float32bits(c[i]) != math.Float32bits(want[i]) && (c[i] == c[i] || want[i] == want[i]) {
 						t.Fatalf("%s, %s: element %d is %x, elsewhere %x", d.Name(), how, i, c[i], want[i])
 					}
 				}
@@ -402,6 +406,34 @@ func TestSpans(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestPiecesWithinLoop: a product is cut for all workers, but not within a loop that has work for them.
+func TestPiecesWithinLoop(t *testing.T) {
+	d := New(2, xpu.FP32)
+	defer d.Close()
+	const m, n, k = 32, 512, 512 // one block of rows
+	a, b, c := uniform(1, m*k), uniform(2, n*k), make([]float32, m*n)
+	pieces := func() int {
+		p := &product{dev: d, problems: []problem{{m: m, n: n, k: k, a: a, b: b, c: c, lda: k, ldb: n, ldc: n}}}
+		p.fill(0, 0)
+		p.cut()
+		return len(p.pieces)
+	}
+	if n := pieces(); n < 2 {
+		t.Errorf("%d pieces for two threads", n)
+	}
+	counted := make(chan struct{})
+	d.Parallel(3, func(i int) {
+		if i > 0 {
+			<-counted // the last call is not handed out before
+			return
+		}
+		if n := pieces(); n != 1 {
+			t.Errorf("%d pieces within a loop", n)
+		}
+		close(counted)
+	})
 }
 
 // TestShortSlices asks for more than the slices hold, by one element: all must be refused before anything is written.

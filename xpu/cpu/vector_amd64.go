@@ -138,17 +138,6 @@ func maximum(lanes *[32]float32, x []float32) {
 	}
 }
 
-func adamw(w, grad, m, v []float32, k *adamwConstants) {
-	switch vectorSet {
-	case &avx512Kernels:
-		adamwAVX512(&w[0], &grad[0], &m[0], &v[0], int64(len(w)), k)
-	case &avx2Kernels:
-		adamwAVX2(&w[0], &grad[0], &m[0], &v[0], int64(len(w)), k)
-	default:
-		adamwGo(w, grad, m, v, k)
-	}
-}
-
 //go:noescape
 func expSumAVX512(lanes *[16]float32, dst, x *float32, n int64, shift float32)
 
@@ -220,9 +209,3 @@ func maximumAVX512(lanes *[32]float32, x *float32, n int64)
 
 //go:noescape
 func maximumAVX2(lanes *[32]float32, x *float32, n int64)
-
-//go:noescape
-func adamwAVX512(w, grad, m, v *float32, n int64, k *adamwConstants)
-
-//go:noescape
-func adamwAVX2(w, grad, m, v *float32, n int64, k *adamwConstants)

@@ -17,6 +17,5 @@ func softmaxGrad(dx, y, dy []float32, shift float32)             { softmaxGradGo
 func rotateHalves(dst, x, cos, sin []float32, half int, scale, turn float32) {
 	rotateGo(dst, x, cos, sin, half, scale, turn)
 }
-func sumSquares(lanes *[16]float64, x []float32)       { sumSquaresGo(lanes, x) }
-func maximum(lanes *[32]float32, x []float32)          { maximumGo(lanes, x) }
-func adamw(w, grad, m, v []float32, k *adamwConstants) { adamwGo(w, grad, m, v, k) }
+func sumSquares(lanes *[16]float64, x []float32) { sumSquaresGo(lanes, x) }
+func maximum(lanes *[32]float32, x []float32)    { maximumGo(lanes, x) }

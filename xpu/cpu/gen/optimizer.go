@@ -8,6 +8,12 @@ var updateKernels = []struct {
 	name string
 	body func(e elements)
 }{
+	{"adamw", func(e elements) {
+		u, q := e.moments()
+		e.i("VMULPS %s, %s, %s", e.r(u), e.k(6), e.r(u))
+		e.i("VDIVPS %s, %s, %s", e.r(q), e.r(u), e.r(u))
+		e.decay(u)
+	}},
 	{"lion", func(e elements) {
 		g, m, u := e.gradient(), 1, 2
 		e.load(m, "DX")
@@ -44,19 +50,12 @@ var updateKernels = []struct {
 		e.move(u)
 	}},
 	{"lamb", func(e elements) {
-		g, m, v, u, q := e.gradient(), 1, 2, 3, 4
-		e.load(m, "DX")
-		e.average(u, g, m, 1, 2)
-		e.store(u, "DX")
-		e.load(v, "BX")
-		e.averageSquare(q, g, v, 3, 4)
-		e.store(q, "BX")
-		e.i("VSQRTPS %s, %s", e.r(q), e.r(q))
-		e.i("VFMADD213PS %s, %s, %s", e.k(7), e.k(8), e.r(q))
+		w := 0
+		u, q := e.moments()
 		e.i("VMULPS %s, %s, %s", e.r(u), e.k(6), e.r(u))
 		e.i("VDIVPS %s, %s, %s", e.r(q), e.r(u), e.r(u))
-		e.load(g, "DI")
-		e.i("VFMADD231PS %s, %s, %s", e.r(g), e.k(5), e.r(u))
+		e.load(w, "DI")
+		e.i("VFMADD231PS %s, %s, %s", e.r(w), e.k(5), e.r(u))
 		e.store(u, "SI")
 	}},
 	{"muon", func(e elements) {
@@ -93,7 +92,8 @@ var updateKernels = []struct {
 	}},
 }
 
-// optimizerAssembly is optimizer_amd64.s: the updates of optimizers other than AdamW. Denormal numbers count as zero and become zero: see adamw.
+// optimizerAssembly is optimizer_amd64.s. Denormal numbers count as zero and become zero: the moments of a weight that gets no more gradients
+// would otherwise shrink to denormals and stay there, each costing a hundred times an ordinary update.
 func optimizerAssembly() []byte {
 	s := file()
 	for _, v := range []isa{avx512, avx2} {
@@ -170,9 +170,29 @@ func (e elements) clamp(x int) {
 	e.i("VMAXPS %s, %s, %s", e.r(x), e.k(9), e.r(x))
 }
 
+// moments updates the moments of AdamW and LAMB. Register u has the first, and q the root of the second times k[8], plus k[7].
+func (e elements) moments() (u, q int) {
+	g, m, v := e.gradient(), 1, 2
+	u, q = 3, 4
+	e.load(m, "DX")
+	e.average(u, g, m, 1, 2)
+	e.store(u, "DX")
+	e.load(v, "BX")
+	e.averageSquare(q, g, v, 3, 4)
+	e.store(q, "BX")
+	e.i("VSQRTPS %s, %s", e.r(q), e.r(q))
+	e.i("VFMADD213PS %s, %s, %s", e.k(7), e.k(8), e.r(q))
+	return u, q
+}
+
 // move sets w = w·k[5] - u·k[6], using register 0.
 func (e elements) move(u int) {
 	e.i("VMULPS %s, %s, %s", e.r(u), e.k(6), e.r(u))
+	e.decay(u)
+}
+
+// decay sets w = w·k[5] - u, using register 0.
+func (e elements) decay(u int) {
 	e.load(0, "DI")
 	e.i("VFMSUB213PS %s, %s, %s", e.r(u), e.k(5), e.r(0))
 	e.store(0, "DI")

@@ -44,7 +44,6 @@ func vectorAssembly() []byte {
 		rotate(s, v)
 		sumSquares(s, v)
 		maximum(s, v)
-		adamw(s, v)
 	}
 	return s.Bytes()
 }
@@ -404,53 +403,5 @@ func maximum(s *source, v isa) {
 	for i := range registers {
 		s.i("VMOVUPS %s, %d(R8)", v.r(i), i*v.bytes)
 	}
-	s.ret()
-}
-
-// adamw updates w, m and v. k points at adamwConstants. Denormal numbers count as zero and become zero: the moments of a weight that gets
-// no more gradients would otherwise shrink to denormals and stay there, each costing a hundred times an ordinary update.
-func adamw(s *source, v isa) {
-	name := "adamw" + v.suffix()
-	fmt.Fprintf(s, "\n// func %s(w, grad, m, v *float32, n int64, k *adamwConstants)\nTEXT ·%s(SB), NOSPLIT, $8-48\n", name, name)
-	s.i("MOVQ w+0(FP), DI")
-	s.i("MOVQ grad+8(FP), SI")
-	s.i("MOVQ m+16(FP), DX")
-	s.i("MOVQ v+24(FP), BX")
-	s.i("MOVQ n+32(FP), CX")
-	s.i("MOVQ k+40(FP), R8")
-	const flush = 1<<15 | 1<<6 // MXCSR: flush to zero, denormals are zeros
-	s.i("STMXCSR saved-8(SP)")
-	s.i("MOVL saved-8(SP), R9")
-	s.i("ORL $%#x, R9", flush)
-	s.i("MOVL R9, flushing-4(SP)")
-	s.i("LDMXCSR flushing-4(SP)")
-	gradScale, beta1, beta2, rest1, rest2, decay, rate, root, epsilon := v.r(7), v.r(8), v.r(9), v.r(10), v.r(11), v.r(12), v.r(13), v.r(14), v.r(15)
-	for i, r := range []string{gradScale, beta1, beta2, rest1, rest2, decay, rate, root, epsilon} {
-		s.i("VBROADCASTSS %d(R8), %s", 4*i, r)
-	}
-	s.loop(16, func() {
-		for i := range 16 / v.floats() {
-			at := fmt.Sprintf("%d", i*v.bytes)
-			g, m, q, t := v.r(0), v.r(1), v.r(2), v.r(3)
-			s.i("VMULPS %s(SI)(AX*4), %s, %s", at, gradScale, g)
-			s.i("VMULPS %s, %s, %s", g, rest1, m)
-			s.i("VMOVUPS %s(DX)(AX*4), %s", at, t)
-			s.i("VFMADD231PS %s, %s, %s", t, beta1, m)
-			s.i("VMULPS %s, %s, %s", g, g, q)
-			s.i("VMULPS %s, %s, %s", q, rest2, q)
-			s.i("VMOVUPS %s(BX)(AX*4), %s", at, t)
-			s.i("VFMADD231PS %s, %s, %s", t, beta2, q)
-			s.i("VMOVUPS %s, %s(DX)(AX*4)", m, at)
-			s.i("VMOVUPS %s, %s(BX)(AX*4)", q, at)
-			s.i("VSQRTPS %s, %s", q, t)
-			s.i("VFMADD213PS %s, %s, %s", epsilon, root, t)
-			s.i("VMULPS %s, %s, %s", m, rate, m)
-			s.i("VDIVPS %s, %s, %s", t, m, m)
-			s.i("VMOVUPS %s(DI)(AX*4), %s", at, g)
-			s.i("VFMSUB213PS %s, %s, %s", m, decay, g)
-			s.i("VMOVUPS %s, %s(DI)(AX*4)", g, at)
-		}
-	})
-	s.i("LDMXCSR saved-8(SP)")
 	s.ret()
 }
