@@ -11,11 +11,12 @@ import (
 const peakTime = 250 * time.Millisecond
 
 // measurePeak measures how fast the device multiplies, in FLOP/s: the best time of products of square matrices of several sizes, whose entries
-// are small whole numbers. It takes at most peakTime, and at most a thousandth of work, the FLOPs of what it is measured for, or one small
+// are small whole numbers. It takes at most peakTime, and at most a hundredth of work, the FLOPs of what it is measured for, or one small
 // product: for a run of seconds the figure is rough.
 func measurePeak(ctx context.Context, device xpu.Device, work float64) (float64, error) {
 	const smallest, largest = 64, 1024
-	budget := work / 1000
+	const repeats = 8 // of the smaller sizes, so that the larger ones, which are faster, get most of the work
+	budget := work / 100
 	var peak float64
 	begin := time.Now()
 	for n := smallest; n <= largest; n *= 2 {
@@ -27,12 +28,7 @@ func measurePeak(ctx context.Context, device xpu.Device, work float64) (float64,
 		for i := range a {
 			a[i], b[i] = float32(i%7)-3, float32(i%5)-2
 		}
-		// Each size gets as much of the time that is left as the sizes after it.
-		until := begin.Add(peakTime)
-		if n < largest {
-			until = time.Now().Add(time.Until(until) / 4)
-		}
-		for first := true; first || time.Now().Before(until) && flops <= budget; first = false {
+		for i := 0; i == 0 || (n == largest || i < repeats) && time.Since(begin) < peakTime && flops <= budget; i++ {
 			if err := ctx.Err(); err != nil {
 				return 0, err
 			}
