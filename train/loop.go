@@ -704,6 +704,11 @@ func (r *run) restore(checkpoint *Checkpoint) error {
 		if err != nil {
 			return fmt.Errorf("initialize_from: %w", err)
 		}
+		if r.state.Spikes != nil && r.initial.Dir == "" {
+			r.state.Spikes.Began = beganBySeed
+		} else if r.state.Spikes != nil {
+			r.state.Spikes.Began = WeightsHash(model.Parameters())
+		}
 	} else {
 		if err := model.Load(checkpoint.Dir); err != nil {
 			return err

@@ -61,7 +61,10 @@ type SpikeState struct {
 	Skips         []blend.Range `json:"skips"`               // positions left out because of spikes: in order, apart from each other
 	Rollbacks     []Rollback    `json:"rollbacks"`           // in the order of time
 	PlanFrom      int64         `json:"plan_from,omitempty"` // step since which the run is on its plan: it does not go back further
+	Began         string        `json:"began"`               // with which weights: beganBySeed, or the WeightsHash of those of initialize_from
 }
+
+const beganBySeed = "seed"
 
 // newSpikeState returns the state at the beginning of a run, nil for one that does nothing at spikes.
 func newSpikeState(c SpikesConfig) *SpikeState {
@@ -195,11 +198,6 @@ func (r *run) rollBack(ctx context.Context, spike *Spike) error {
 	state.Spikes.leaveOut(back.LeftOut)
 	r.state = state
 	r.hasher = blend.StepHasher{}
-	if checkpoint == nil && r.config.InitializeFrom != "" && r.initial.Dir == "" {
-		if r.initial, err = r.config.initialModel(ctx, r.data.Plan, r.warn); err != nil {
-			return err
-		}
-	}
 	r.warn("step %d: %s; the run goes back to %s and leaves out positions %d to %d, of steps %d to %d: rollback %d of at most %d", back.Step, spike, where,
 		back.LeftOut.From, back.LeftOut.To-1, first, back.Step, len(state.Spikes.Rollbacks), c.MaxRollbacks)
 	if err := r.restore(checkpoint); err != nil {
@@ -207,6 +205,32 @@ func (r *run) rollBack(ctx context.Context, spike *Spike) error {
 	}
 	r.closeRecords()
 	return r.openRecords(checkpoint, true)
+}
+
+// findInitial makes sure that the run can begin again as it began: initialize_from may have changed since, and so may the weights there.
+func (r *run) findInitial(ctx context.Context) error {
+	began := r.state.Spikes.Began
+	if began == beganBySeed {
+		r.initial = ModelDir{}
+		return nil
+	}
+	if r.config.InitializeFrom == "" {
+		return errors.New("the run began with the weights of initialize_from, which train.yaml names no more: name the model again")
+	}
+	var err error
+	if r.initial.Dir == "" {
+		if r.initial, err = r.config.initialModel(ctx, r.data.Plan, r.warn); err != nil {
+			return err
+		}
+	}
+	now, err := r.initial.Inspect(ctx, nil)
+	if err != nil {
+		return fmt.Errorf("initialize_from: %w", err)
+	}
+	if now.Weights != began {
+		return fmt.Errorf("initialize_from: %s has weights with SHA-256 %.16s…, and the run began with %.16s…: restore them", r.initial.Dir, now.Weights, began)
+	}
+	return nil
 }
 
 // goBackTo finds the newest whole checkpoint of at most so many steps on the plan at hand and removes the newer ones, newest first: their
@@ -246,6 +270,11 @@ func (r *run) goBackTo(ctx context.Context, step int64) (*Checkpoint, error) {
 	}
 	if from := r.state.Spikes.PlanFrom; at < from {
 		return nil, fmt.Errorf("there is no whole checkpoint of step %d, from which on the run is on its plan", from)
+	}
+	if found == nil {
+		if err := r.findInitial(ctx); err != nil {
+			return nil, err
+		}
 	}
 	for _, path := range newer {
 		if err := discardCheckpoint(path); err != nil {

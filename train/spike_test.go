@@ -558,3 +558,35 @@ func TestSpikeRollbackFaults(t *testing.T) {
 		}
 	}
 }
+
+// A run goes back to the beginning only with the weights that it began with.
+func TestSpikeRollbackToInitialWeights(t *testing.T) {
+	t.Parallel()
+	plan := spikyPlan(t, t.TempDir(), "plan.json", nil, 20)
+	model := func(seed uint64) string {
+		c := testConfig(t, plan, spikyConfig)
+		c.Seed = seed
+		mustRun(t, c, stopAfter(1))
+		return c.Output
+	}
+	first, other := model(1), model(2)
+	config := func() Config {
+		c := testConfig(t, plan, spikyConfig+spikes("rollback"))
+		c.InitializeFrom, c.Checkpoint.Every = first, new(int64)
+		return c
+	}
+	unbroken := config()
+	mustRun(t, unbroken, Options{})
+
+	c := config()
+	mustRun(t, c, stopAfter(18)) // behind the beginning of the data that is left out
+	for from, message := range map[string]string{other: "and the run began with", "": "names no more"} {
+		c.InitializeFrom = from
+		if _, err := Run(context.Background(), c, Options{}); err == nil || !strings.Contains(err.Error(), message) {
+			t.Errorf("from %q: %v", from, err)
+		}
+	}
+	c.InitializeFrom = first
+	mustRun(t, c, Options{})
+	sameRun(t, "resumed", unbroken.Output, c.Output)
+}
