@@ -706,7 +706,7 @@ func TestOptimizersAllocate(t *testing.T) {
 		}
 		for _, measure := range []bool{false, true} {
 			o.Measure(measure)
-			if n := testing.AllocsPerRun(5, step); n > 0 {
+			if n := steadyAllocations(step); n > 0 {
 				t.Errorf("%v allocations in a step, measured: %v", n, measure)
 			}
 		}
