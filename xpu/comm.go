@@ -1,0 +1,319 @@
+package xpu
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+)
+
+// An Element is what a [Comm] moves. All ranks of a group have the same byte order.
+type Element interface {
+	~uint8 | ~uint16 | ~int32 | ~uint32 | ~int64 | ~uint64 | ~float32 | ~float64
+}
+
+// A Number is what a [Comm] adds up.
+type Number interface {
+	~int64 | ~float32 | ~float64
+}
+
+// A Comm is a group of ranks that compute together: it adds up, gathers and exchanges numbers over a [Link], and counts what this rank
+// sends. The functions of this package that take a Comm are called by all its ranks in the same order, as the methods of a Link are.
+//
+// # The order of sums
+//
+// The sum of one element over the ranks is formed in its own type in ascending order of the ranks, and with [Comm.SetInner] of n in two
+// stages: over each n consecutive ranks, and then over those sums. It depends on nothing else: not on the link, nor on which ranks own which
+// part of a vector, nor on timing. With [Comm.SetFast] it is left to the link, in float32 only.
+type Comm struct {
+	link  Link
+	inner int
+	fast  bool
+
+	send, recv [][]byte
+	scratch    []float64 // of reductions: as bytes, aligned for every Number
+	traffic    [operations]traffic
+
+	mu    sync.Mutex
+	queue chan *Pending // of Start; nil before the first
+}
+
+// An Operation is a kind of communication.
+type Operation int
+
+// The operations whose bytes are counted.
+const (
+	OpAllReduce Operation = iota
+	OpReduceScatter
+	OpAllGather
+	OpAllToAll
+	OpBroadcast
+	OpSend
+	operations
+)
+
+func (o Operation) String() string {
+	return [...]string{"all-reduce", "reduce-scatter", "all-gather", "all-to-all", "broadcast", "send"}[o]
+}
+
+// Traffic is what a rank has sent to other ranks of a group; what a rank sends to itself does not count. A broadcast counts its root's bytes
+// once for every other rank, whatever way they take. A reduction of n ranks that splits z bytes evenly counts z·(n-1)/n, and twice that if
+// all ranks get the result: what algorithms that waste nothing send.
+type Traffic struct {
+	Operation Operation
+	Calls     int64
+	Bytes     int64
+}
+
+type traffic struct{ calls, bytes atomic.Int64 }
+
+// NewComm returns the group of a link, which it closes.
+func NewComm(link Link) *Comm {
+	return &Comm{link: link, inner: 1, send: make([][]byte, link.Size()), recv: make([][]byte, link.Size())}
+}
+
+// Name says what carries the bytes; see [Link].
+func (c *Comm) Name() string { return c.link.Name() }
+
+// Rank is this rank's number in the group, from 0.
+func (c *Comm) Rank() int { return c.link.Rank() }
+
+// Size is the number of ranks.
+func (c *Comm) Size() int { return c.link.Size() }
+
+// SetInner makes the sums of this group two-staged; n divides the size. See the order of sums.
+func (c *Comm) SetInner(n int) {
+	if n < 1 || c.Size()%n != 0 {
+		panic(fmt.Sprintf("xpu: sums in stages of %d among %d ranks", n, c.Size()))
+	}
+	c.inner = n
+}
+
+// SetFast leaves the order of sums of float32 to the link.
+func (c *Comm) SetFast(fast bool) { c.fast = fast }
+
+// Split makes groups as [Link.Split] does. The new group has no inner stage, and is fast if this one is. With a color below 0 it is nil.
+func (c *Comm) Split(ctx context.Context, color, key int) (*Comm, error) {
+	link, err := c.link.Split(ctx, color, key)
+	if err != nil || link == nil {
+		return nil, err
+	}
+	part := NewComm(link)
+	part.fast = c.fast
+	return part, nil
+}
+
+// Barrier returns when all ranks have called it.
+func (c *Comm) Barrier(ctx context.Context) error { return c.link.Barrier(ctx) }
+
+// Close leaves the group, after what was started has ended. It may be called again, and of a nil Comm.
+func (c *Comm) Close() error {
+	if c == nil || c.link == nil {
+		return nil
+	}
+	c.mu.Lock()
+	if c.queue != nil {
+		close(c.queue)
+		c.queue = nil
+	}
+	c.mu.Unlock()
+	return c.link.Close()
+}
+
+// Traffic lists what this rank has sent since the group was made or ResetTraffic was called, by operation.
+func (c *Comm) Traffic() []Traffic {
+	all := make([]Traffic, operations)
+	for i := range all {
+		all[i] = Traffic{Operation(i), c.traffic[i].calls.Load(), c.traffic[i].bytes.Load()}
+	}
+	return all
+}
+
+// ResetTraffic sets all counts to zero.
+func (c *Comm) ResetTraffic() {
+	for i := range c.traffic {
+		c.traffic[i].calls.Store(0)
+		c.traffic[i].bytes.Store(0)
+	}
+}
+
+func (c *Comm) count(o Operation, bytes int) {
+	c.traffic[o].calls.Add(1)
+	c.traffic[o].bytes.Add(int64(bytes))
+}
+
+// AllToAll sends send[sendBounds[r]:sendBounds[r+1]] to every rank r, and fills recv[recvBounds[r]:recvBounds[r+1]] with what rank r sends.
+// Both bounds have an entry more than there are ranks.
+func AllToAll[E Element](ctx context.Context, c *Comm, send []E, sendBounds []int, recv []E, recvBounds []int) error {
+	checkBounds(c, len(send), sendBounds)
+	checkBounds(c, len(recv), recvBounds)
+	for r := range c.send {
+		c.send[r], c.recv[r] = piece(send, sendBounds, r), piece(recv, recvBounds, r)
+	}
+	c.count(OpAllToAll, others(c, sendBounds)*size[E]())
+	return c.link.AllToAll(ctx, c.send, c.recv)
+}
+
+// AllGather fills x everywhere with what each rank r has at x[bounds[r]:bounds[r+1]].
+func AllGather[E Element](ctx context.Context, c *Comm, x []E, bounds []int) error {
+	c.count(OpAllGather, (bounds[c.Rank()+1]-bounds[c.Rank()])*(c.Size()-1)*size[E]())
+	return allGather(ctx, c, x, bounds)
+}
+
+func allGather[E Element](ctx context.Context, c *Comm, x []E, bounds []int) error {
+	checkBounds(c, len(x), bounds)
+	for r := range c.recv {
+		c.recv[r] = piece(x, bounds, r)
+	}
+	return c.link.AllGather(ctx, c.recv[c.Rank()], c.recv)
+}
+
+// ReduceScatter replaces this rank's part of x, x[bounds[Rank()]:bounds[Rank()+1]], by its sum over all ranks. What the rest of x holds
+// afterwards is not defined.
+func ReduceScatter[N Number](ctx context.Context, c *Comm, x []N, bounds []int) error {
+	c.count(OpReduceScatter, others(c, bounds)*size[N]())
+	return reduceScatter(ctx, c, x, bounds)
+}
+
+func reduceScatter[N Number](ctx context.Context, c *Comm, x []N, bounds []int) error {
+	checkBounds(c, len(x), bounds)
+	n, rank := c.Size(), c.Rank()
+	if n == 1 {
+		return nil
+	}
+	if floats, ok := any(x).([]float32); ok && c.fast {
+		return c.link.Sum(ctx, floats)
+	}
+	own := x[bounds[rank]:bounds[rank+1]]
+	need := (n*len(own)*size[N]() + 7) / 8
+	if need > len(c.scratch) {
+		c.scratch = make([]float64, need)
+	}
+	parts := unsafe.Slice((*N)(unsafe.Pointer(unsafe.SliceData(c.scratch))), n*len(own))
+	for r := range n {
+		c.send[r] = piece(x, bounds, r)
+		c.recv[r] = bytesOf(parts[r*len(own) : (r+1)*len(own)])
+	}
+	if err := c.link.AllToAll(ctx, c.send, c.recv); err != nil {
+		return err
+	}
+	for first := 0; first < n; first += c.inner {
+		stage := parts[first*len(own) : (first+1)*len(own)]
+		for r := first + 1; r < first+c.inner; r++ {
+			add(stage, parts[r*len(own):])
+		}
+		if first == 0 {
+			copy(own, stage)
+		} else {
+			add(own, stage)
+		}
+	}
+	return nil
+}
+
+// AllReduce replaces x everywhere by its sum over all ranks.
+func AllReduce[N Number](ctx context.Context, c *Comm, x []N) error {
+	n, rank := c.Size(), c.Rank()
+	bounds := make([]int, n+1)
+	for r := range bounds {
+		bounds[r] = len(x) * r / n
+	}
+	own := bounds[rank+1] - bounds[rank]
+	c.count(OpAllReduce, (len(x)-own+own*(n-1))*size[N]())
+	if err := reduceScatter(ctx, c, x, bounds); err != nil {
+		return err
+	}
+	if _, ok := any(x).([]float32); ok && c.fast {
+		return nil // the link has summed up everything
+	}
+	return allGather(ctx, c, x, bounds)
+}
+
+// Broadcast fills x everywhere with that of the root.
+func Broadcast[E Element](ctx context.Context, c *Comm, root int, x []E) error {
+	if c.Rank() == root {
+		c.count(OpBroadcast, len(x)*(c.Size()-1)*size[E]())
+	} else {
+		c.count(OpBroadcast, 0)
+	}
+	return c.link.Broadcast(ctx, root, bytesOf(x))
+}
+
+// Send gives x to a rank that calls [Recv] for as many elements. It may return before that.
+func Send[E Element](ctx context.Context, c *Comm, to int, x []E) error {
+	c.count(OpSend, len(x)*size[E]())
+	return c.link.Send(ctx, to, bytesOf(x))
+}
+
+// Recv fills x with what rank from sends.
+func Recv[E Element](ctx context.Context, c *Comm, from int, x []E) error {
+	return c.link.Recv(ctx, from, bytesOf(x))
+}
+
+// A Pending is an operation that was started.
+type Pending struct {
+	f    func() error
+	done chan struct{}
+	err  error
+}
+
+// Start runs f, which uses this group, in the background, after all that was started before. Until the last of them has ended, nothing else
+// may use the group.
+func (c *Comm) Start(f func() error) *Pending {
+	p := &Pending{f: f, done: make(chan struct{})}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.queue == nil {
+		queue := make(chan *Pending, 1024)
+		c.queue = queue
+		go func() {
+			for p := range queue {
+				p.err = p.f()
+				close(p.done)
+			}
+		}()
+	}
+	c.queue <- p
+	return p
+}
+
+// Wait returns when the operation has ended, with its error.
+func (p *Pending) Wait() error {
+	<-p.done
+	return p.err
+}
+
+func add[N Number](dst, src []N) {
+	src = src[:len(dst)]
+	for i, v := range src {
+		dst[i] += v
+	}
+}
+
+func size[E Element]() int { return int(unsafe.Sizeof(*new(E))) }
+
+func bytesOf[E Element](x []E) []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(x))), len(x)*size[E]())
+}
+
+// piece is the part of x between the bounds of rank r, as bytes.
+func piece[E Element](x []E, bounds []int, r int) []byte {
+	return bytesOf(x[bounds[r]:bounds[r+1]])
+}
+
+// others is how many elements lie between the bounds of all ranks but this one.
+func others(c *Comm, bounds []int) int {
+	n, rank := c.Size(), c.Rank()
+	return bounds[n] - bounds[0] - (bounds[rank+1] - bounds[rank])
+}
+
+func checkBounds(c *Comm, n int, bounds []int) {
+	ok := len(bounds) == c.Size()+1 && bounds[0] >= 0 && bounds[c.Size()] <= n
+	for r := 0; ok && r < c.Size(); r++ {
+		ok = bounds[r] <= bounds[r+1]
+	}
+	if !ok {
+		panic(fmt.Sprintf("xpu: bounds %v for %d elements and %d ranks", bounds, n, c.Size()))
+	}
+}
