@@ -25,18 +25,21 @@ type Number interface {
 //
 // The sum of one element over the ranks is formed in its own type in ascending order of the ranks, and with [Comm.SetInner] of n in two
 // stages: over each n consecutive ranks, and then over those sums. It depends on nothing else: not on the link, nor on which ranks own which
-// part of a vector, nor on timing. With [Comm.SetFast] it is left to the link, in float32 only.
+// part of a vector, nor on timing. With [Comm.SetFast] it is left to a link that is a [Summer], in float32 only.
 type Comm struct {
 	link  Link
 	inner int
-	fast  bool
+	fast  Summer // nil: sums in the fixed order
 
 	send, recv [][]byte
+	even       []int     // bounds of an even split; of AllReduce
 	scratch    []float64 // of reductions: as bytes, aligned for every Number
 	traffic    [operations]traffic
 
-	mu    sync.Mutex
-	queue chan *Pending // of Start; nil before the first
+	mu     sync.Mutex
+	queue  chan *Pending // of Start; nil before the first
+	ended  chan struct{} // closed when the goroutine of the queue has ended
+	closed bool
 }
 
 // An Operation is a kind of communication.
@@ -70,7 +73,8 @@ type traffic struct{ calls, bytes atomic.Int64 }
 
 // NewComm returns the group of a link, which it closes.
 func NewComm(link Link) *Comm {
-	return &Comm{link: link, inner: 1, send: make([][]byte, link.Size()), recv: make([][]byte, link.Size())}
+	n := link.Size()
+	return &Comm{link: link, inner: 1, send: make([][]byte, n), recv: make([][]byte, n), even: make([]int, n+1)}
 }
 
 // Name says what carries the bytes; see [Link].
@@ -90,8 +94,13 @@ func (c *Comm) SetInner(n int) {
 	c.inner = n
 }
 
-// SetFast leaves the order of sums of float32 to the link.
-func (c *Comm) SetFast(fast bool) { c.fast = fast }
+// SetFast leaves the order of sums of float32 to the link, if it can add up by itself; otherwise nothing changes.
+func (c *Comm) SetFast(fast bool) {
+	c.fast = nil
+	if fast {
+		c.fast, _ = c.link.(Summer)
+	}
+}
 
 // Split makes groups as [Link.Split] does. The new group has no inner stage, and is fast if this one is. With a color below 0 it is nil.
 func (c *Comm) Split(ctx context.Context, color, key int) (*Comm, error) {
@@ -100,25 +109,31 @@ func (c *Comm) Split(ctx context.Context, color, key int) (*Comm, error) {
 		return nil, err
 	}
 	part := NewComm(link)
-	part.fast = c.fast
+	part.SetFast(c.fast != nil)
 	return part, nil
 }
 
 // Barrier returns when all ranks have called it.
 func (c *Comm) Barrier(ctx context.Context) error { return c.link.Barrier(ctx) }
 
-// Close leaves the group, after what was started has ended. It may be called again, and of a nil Comm.
+// Close leaves the group, and all that were split off from it. What was started and has not ended gets an error; when Close returns, nothing
+// of it is running. It may be called again, and of a nil Comm.
 func (c *Comm) Close() error {
-	if c == nil || c.link == nil {
+	if c == nil {
 		return nil
 	}
+	err := c.link.Close()
 	c.mu.Lock()
-	if c.queue != nil {
+	if !c.closed && c.queue != nil {
 		close(c.queue)
-		c.queue = nil
 	}
+	c.closed = true
+	ended := c.ended
 	c.mu.Unlock()
-	return c.link.Close()
+	if ended != nil {
+		<-ended
+	}
+	return err
 }
 
 // Traffic lists what this rank has sent since the group was made or ResetTraffic was called, by operation.
@@ -176,46 +191,50 @@ func ReduceScatter[N Number](ctx context.Context, c *Comm, x []N, bounds []int) 
 	return reduceScatter(ctx, c, x, bounds)
 }
 
+// segment is how many bytes of a sum two ranks exchange at a time: few enough to be added up while they are in a cache, enough to make little
+// of the time that an exchange of nothing takes.
+const segment = 1 << 20
+
 func reduceScatter[N Number](ctx context.Context, c *Comm, x []N, bounds []int) error {
 	checkBounds(c, len(x), bounds)
 	n, rank := c.Size(), c.Rank()
 	if n == 1 {
 		return nil
 	}
-	if floats, ok := any(x).([]float32); ok && c.fast {
-		return c.link.Sum(ctx, floats)
+	if floats, ok := any(x).([]float32); ok && c.fast != nil {
+		return c.fast.Sum(ctx, floats[bounds[0]:bounds[n]])
 	}
-	own := x[bounds[rank]:bounds[rank+1]]
-	need := (n*len(own)*size[N]() + 7) / 8
-	if need > len(c.scratch) {
+	longest := 0 // of the ranks' parts
+	for r := range n {
+		longest = max(longest, bounds[r+1]-bounds[r])
+	}
+	step := segment / size[N]()
+	if need := (n*min(step, bounds[rank+1]-bounds[rank])*size[N]() + 7) / 8; need > len(c.scratch) {
 		c.scratch = make([]float64, need)
 	}
-	parts := unsafe.Slice((*N)(unsafe.Pointer(unsafe.SliceData(c.scratch))), n*len(own))
-	for r := range n {
-		c.send[r] = piece(x, bounds, r)
-		c.recv[r] = bytesOf(parts[r*len(own) : (r+1)*len(own)])
-	}
-	if err := c.link.AllToAll(ctx, c.send, c.recv); err != nil {
-		return err
-	}
-	for first := 0; first < n; first += c.inner {
-		stage := parts[first*len(own) : (first+1)*len(own)]
-		for r := first + 1; r < first+c.inner; r++ {
-			add(stage, parts[r*len(own):])
+	for at := 0; at < longest; at += step {
+		part := func(r int) []N {
+			return x[min(bounds[r]+at, bounds[r+1]):min(bounds[r]+at+step, bounds[r+1])]
 		}
-		if first == 0 {
-			copy(own, stage)
-		} else {
-			add(own, stage)
+		own := part(rank)
+		parts := unsafe.Slice((*N)(unsafe.Pointer(unsafe.SliceData(c.scratch))), n*len(own))
+		for r := range n {
+			c.send[r] = bytesOf(part(r))
+			c.recv[r] = bytesOf(parts[r*len(own) : (r+1)*len(own)])
 		}
+		// The own part is added up from where it is.
+		c.send[rank], c.recv[rank] = nil, nil
+		if err := c.link.AllToAll(ctx, c.send, c.recv); err != nil {
+			return err
+		}
+		addUp(c, own, parts)
 	}
 	return nil
 }
 
 // AllReduce replaces x everywhere by its sum over all ranks.
 func AllReduce[N Number](ctx context.Context, c *Comm, x []N) error {
-	n, rank := c.Size(), c.Rank()
-	bounds := make([]int, n+1)
+	n, rank, bounds := c.Size(), c.Rank(), c.even
 	for r := range bounds {
 		bounds[r] = len(x) * r / n
 	}
@@ -224,7 +243,7 @@ func AllReduce[N Number](ctx context.Context, c *Comm, x []N) error {
 	if err := reduceScatter(ctx, c, x, bounds); err != nil {
 		return err
 	}
-	if _, ok := any(x).([]float32); ok && c.fast {
+	if _, ok := any(x).([]float32); ok && c.fast != nil {
 		return nil // the link has summed up everything
 	}
 	return allGather(ctx, c, x, bounds)
@@ -240,14 +259,16 @@ func Broadcast[E Element](ctx context.Context, c *Comm, root int, x []E) error {
 	return c.link.Broadcast(ctx, root, bytesOf(x))
 }
 
-// Send gives x to a rank that calls [Recv] for as many elements. It may return before that.
+// Send gives x to another rank, which calls [Recv] for as many elements. It does not wait for that.
 func Send[E Element](ctx context.Context, c *Comm, to int, x []E) error {
+	checkPeer(c, to)
 	c.count(OpSend, len(x)*size[E]())
 	return c.link.Send(ctx, to, bytesOf(x))
 }
 
-// Recv fills x with what rank from sends.
+// Recv fills x with what another rank sends.
 func Recv[E Element](ctx context.Context, c *Comm, from int, x []E) error {
+	checkPeer(c, from)
 	return c.link.Recv(ctx, from, bytesOf(x))
 }
 
@@ -264,10 +285,16 @@ func (c *Comm) Start(f func() error) *Pending {
 	p := &Pending{f: f, done: make(chan struct{})}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.closed {
+		p.err = fmt.Errorf("xpu: an operation is started on a group that rank %d has left", c.Rank())
+		close(p.done)
+		return p
+	}
 	if c.queue == nil {
-		queue := make(chan *Pending, 1024)
-		c.queue = queue
+		queue, ended := make(chan *Pending, 1024), make(chan struct{})
+		c.queue, c.ended = queue, ended
 		go func() {
+			defer close(ended)
 			for p := range queue {
 				p.err = p.f()
 				close(p.done)
@@ -282,6 +309,35 @@ func (c *Comm) Start(f func() error) *Pending {
 func (p *Pending) Wait() error {
 	<-p.done
 	return p.err
+}
+
+// addUp replaces own by its sum over all ranks in the order of sums. The terms of the other ranks lie in parts, by rank; what they hold
+// afterwards is not defined.
+func addUp[N Number](c *Comm, own, parts []N) {
+	const block = 2048 // so that sums are still in the nearest cache when the next rank is added
+	n, rank := c.Size(), c.Rank()
+	for lo := 0; lo < len(own); lo += block {
+		hi := min(lo+block, len(own))
+		term := func(r int) []N {
+			if r == rank {
+				return own[lo:hi]
+			}
+			return parts[r*len(own)+lo : r*len(own)+hi]
+		}
+		total := term(0)
+		for first := 0; first < n; first += c.inner {
+			stage := term(first)
+			for r := first + 1; r < first+c.inner; r++ {
+				add(stage, term(r))
+			}
+			if first > 0 {
+				add(total, stage)
+			}
+		}
+		if rank != 0 {
+			copy(own[lo:hi], total)
+		}
+	}
 }
 
 func add[N Number](dst, src []N) {
@@ -315,5 +371,11 @@ func checkBounds(c *Comm, n int, bounds []int) {
 	}
 	if !ok {
 		panic(fmt.Sprintf("xpu: bounds %v for %d elements and %d ranks", bounds, n, c.Size()))
+	}
+}
+
+func checkPeer(c *Comm, r int) {
+	if r < 0 || r >= c.Size() || r == c.Rank() {
+		panic(fmt.Sprintf("xpu: a message between ranks %d and %d of %d", c.Rank(), r, c.Size()))
 	}
 }

@@ -10,7 +10,7 @@ var ErrPeerLost = errors.New("a rank of the group is gone")
 
 // A Link carries bytes between the ranks of a group, numbered from 0. A sub-package implements it for each way to get from one rank to
 // another: [mula/xpu/local] between goroutines, [mula/xpu/tcp] between processes, [mula/xpu/mpi] by an MPI library. What is computed with
-// the bytes is the business of [Comm], so that all links give the same results.
+// the bytes is the business of [Comm], so that all links give the same results. [mula/xpu/linktest] checks an implementation.
 //
 // All ranks of a group call the same methods of their links in the same order, but for Send and Recv, which only their two ranks call; each
 // rank calls one at a time. Links from different calls of Split may be used at the same time. No buffer may overlap another. A method
@@ -37,18 +37,22 @@ type Link interface {
 	// Barrier returns when all ranks have called it.
 	Barrier(ctx context.Context) error
 
-	// Send gives data to rank to, which takes it by a Recv of the same length. It may return before that.
+	// Send gives data to rank to, which takes it by a Recv of the same length. It does not wait for that: two ranks may both send before they
+	// receive. What has not been taken is held in memory. A rank sends nothing to itself.
 	Send(ctx context.Context, to int, data []byte) error
 	Recv(ctx context.Context, from int, data []byte) error
-
-	// Sum replaces x on all ranks by its sum over them, in whatever order is quickest: the bits may differ between links, runs and numbers
-	// of ranks, though not between ranks.
-	Sum(ctx context.Context, x []float32) error
 
 	// Split makes groups of the ranks that give the same color, ordered by key and then by rank, and returns the link of this rank in its
 	// group. All ranks call it. With a color below 0 a rank is in no group and gets nil.
 	Split(ctx context.Context, color, key int) (Link, error)
 
-	// Close leaves the group. The others get [ErrPeerLost] when they wait for this rank. Groups that were split off are closed by themselves.
+	// Close leaves the group, and all that were split off from it. The others get [ErrPeerLost] when they wait for this rank; what it has sent
+	// before can still be received. A call of this rank that waits in another goroutine ends with an error. It may be called again.
 	Close() error
+}
+
+// A Summer is a [Link] that can add up by itself, in whatever order is quickest.
+type Summer interface {
+	// Sum replaces x on all ranks by its sum over them. Its bits may differ between links, runs and numbers of ranks, though not between ranks.
+	Sum(ctx context.Context, x []float32) error
 }

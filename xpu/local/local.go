@@ -2,6 +2,7 @@
 package local
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -19,7 +20,7 @@ func New(size int) []xpu.Link {
 	g := newGroup(size)
 	links := make([]xpu.Link, size)
 	for r := range links {
-		links[r] = &link{g, r}
+		links[r] = newLink(g, r)
 	}
 	return links
 }
@@ -29,103 +30,138 @@ type group struct {
 	size int
 
 	mu      sync.Mutex
-	arrived int
-	gate    chan struct{} // closed when all have arrived
-	err     error         // why the group is of no more use
-	broken  chan struct{} // closed with err
-	parts   []*group      // split off
+	arrived int             // at the gate
+	open    []chan struct{} // one for each rank: gets a token when all have arrived
+	gone    chan struct{}   // closed with err
+	err     error           // why not all will arrive any more
+	failed  chan struct{}   // closed when a rank got an error: not even two of them will work together
+	broken  bool            // failed is closed
+	parts   []*group        // split off
 
-	brought []offer     // one for each rank; its owner writes it before the gate, others read it behind
-	mail    []chan mail // [from·size + to]
+	brought []offer // one for each rank; its owner writes it before the gate, others read it behind
+	boxes   []box   // [from·size + to]
 }
 
 // An offer is what a rank shows the others.
 type offer struct {
-	pieces [][]byte
-	floats []float32
-	color  int
-	key    int
-	part   *group // of Split: made by the lowest rank of a color
+	pieces     [][]byte
+	own        []byte // instead of pieces: the same for all
+	color, key int
+	part       *group // of Split: made by the lowest rank of a color
 }
 
-type mail struct {
-	data  []byte
-	taken chan error // the receiver has copied it, or says what is wrong
+// A box holds what one rank has sent to another, which has not taken it.
+type box struct {
+	mu      sync.Mutex
+	letters [][]byte
+	closed  bool          // nothing more will come
+	changed chan struct{} // gets a token when there is something new
 }
 
 func newGroup(size int) *group {
-	g := &group{size: size, gate: make(chan struct{}), broken: make(chan struct{}), brought: make([]offer, size), mail: make([]chan mail, size*size)}
-	for i := range g.mail {
-		g.mail[i] = make(chan mail)
+	g := &group{
+		size: size, open: make([]chan struct{}, size), gone: make(chan struct{}), failed: make(chan struct{}), brought: make([]offer, size),
+		boxes: make([]box, size*size),
+	}
+	for r := range g.open {
+		g.open[r] = make(chan struct{}, 1)
+	}
+	for i := range g.boxes {
+		g.boxes[i].changed = make(chan struct{}, 1)
 	}
 	return g
 }
 
-// fail makes the group, and all that were split off, of no more use, unless it is already.
-func (g *group) fail(err error) error {
+// end makes the group, and all that were split off, unable to meet again. Its error is the first one's. After a failure, rather than a rank
+// that just leaves, nobody receives anything any more, either.
+func (g *group) end(err error, failure bool) error {
 	g.mu.Lock()
 	if g.err == nil {
 		g.err = err
-		close(g.broken)
+		close(g.gone)
+	}
+	if failure && !g.broken {
+		g.broken = true
+		close(g.failed)
 	}
 	err, parts := g.err, g.parts
 	g.mu.Unlock()
 	for _, p := range parts {
-		p.fail(err)
+		p.end(err, failure)
 	}
 	return err
 }
 
-// meet returns when all ranks have called it.
-func (g *group) meet(ctx context.Context) error {
-	g.mu.Lock()
-	if g.err != nil {
-		defer g.mu.Unlock()
-		return g.err
-	}
-	gate := g.gate
-	if g.arrived++; g.arrived == g.size {
-		g.arrived, g.gate = 0, make(chan struct{})
-		close(gate)
-	}
-	g.mu.Unlock()
-	select {
-	case <-gate:
-		return nil
-	default:
-	}
-	select {
-	case <-gate:
-		return nil
-	case <-g.broken:
-		select {
-		case <-gate: // both: the others had all arrived
-			return nil
-		default:
-			return g.err
-		}
-	case <-ctx.Done():
-		return g.fail(ctx.Err())
-	}
-}
-
 type link struct {
 	*group
-	rank int
+	rank  int
+	left  chan struct{} // closed by Close
+	mine  []*link       // split off; under mu
+	leave sync.Once
+}
+
+func newLink(g *group, rank int) *link { return &link{group: g, rank: rank, left: make(chan struct{})} }
+
+// giveUp ends the group because of a done context.
+func (l *link) giveUp(ctx context.Context) error {
+	l.end(fmt.Errorf("local: rank %d of %d gave up: %w: %w", l.rank, l.size, ctx.Err(), xpu.ErrPeerLost), true)
+	return ctx.Err()
 }
 
 func (l *link) Name() string { return "local" }
 func (l *link) Rank() int    { return l.rank }
 func (l *link) Size() int    { return l.size }
 
+// meet returns when all ranks have called it.
+func (l *link) meet(ctx context.Context) error {
+	if ctx.Err() != nil {
+		return l.giveUp(ctx)
+	}
+	l.mu.Lock()
+	if l.err != nil {
+		l.mu.Unlock()
+		return l.end(l.err, true)
+	}
+	if l.arrived++; l.arrived == l.size {
+		l.arrived = 0
+		for r, open := range l.open {
+			if r != l.rank {
+				open <- struct{}{}
+			}
+		}
+		l.mu.Unlock()
+		return nil
+	}
+	l.mu.Unlock()
+	select {
+	case <-l.open[l.rank]:
+		return nil
+	case <-l.gone:
+	case <-ctx.Done():
+	}
+	select {
+	case <-l.open[l.rank]: // both: all had arrived
+		return nil
+	default:
+	}
+	select {
+	case <-l.gone:
+		return l.end(l.err, true)
+	default:
+		return l.giveUp(ctx)
+	}
+}
+
 // exchange shows the others what this rank has brought, runs take when all can be seen, and returns when all have taken.
-func (l *link) exchange(ctx context.Context, o offer, take func() error) error {
+func (l *link) exchange(ctx context.Context, o offer, take func(from int, o *offer) error) error {
 	l.brought[l.rank] = o
 	if err := l.meet(ctx); err != nil {
 		return err
 	}
-	if err := take(); err != nil {
-		return l.fail(err)
+	for r := range l.size {
+		if err := take(r, &l.brought[r]); err != nil {
+			return l.end(err, true)
+		}
 	}
 	return l.meet(ctx)
 }
@@ -134,13 +170,11 @@ func (l *link) AllToAll(ctx context.Context, send, recv [][]byte) error {
 	if len(send) != l.size || len(recv) != l.size {
 		panic(fmt.Sprintf("local: %d and %d pieces for %d ranks", len(send), len(recv), l.size))
 	}
-	return l.exchange(ctx, offer{pieces: send}, func() error {
-		for r := range l.size {
-			if err := l.copy(recv[r], l.brought[r].pieces[l.rank], r); err != nil {
-				return err
-			}
+	return l.exchange(ctx, offer{pieces: send}, func(from int, o *offer) error {
+		if o.pieces == nil {
+			return l.confused(from)
 		}
-		return nil
+		return l.copy(recv[from], o.pieces[l.rank], from)
 	})
 }
 
@@ -148,23 +182,28 @@ func (l *link) AllGather(ctx context.Context, own []byte, all [][]byte) error {
 	if len(all) != l.size {
 		panic(fmt.Sprintf("local: %d pieces for %d ranks", len(all), l.size))
 	}
-	return l.exchange(ctx, offer{pieces: [][]byte{own}}, func() error {
-		for r := range l.size {
-			if err := l.copy(all[r], l.brought[r].pieces[0], r); err != nil {
-				return err
-			}
+	return l.exchange(ctx, offer{own: own}, func(from int, o *offer) error {
+		if o.pieces != nil {
+			return l.confused(from)
 		}
-		return nil
+		return l.copy(all[from], o.own, from)
 	})
 }
 
 func (l *link) Broadcast(ctx context.Context, root int, data []byte) error {
-	return l.exchange(ctx, offer{pieces: [][]byte{data}}, func() error {
-		if l.rank == root {
+	return l.exchange(ctx, offer{own: data}, func(from int, o *offer) error {
+		if o.pieces != nil {
+			return l.confused(from)
+		}
+		if from != root || l.rank == root {
 			return nil
 		}
-		return l.copy(data, l.brought[root].pieces[0], root)
+		return l.copy(data, o.own, from)
 	})
+}
+
+func (l *link) confused(from int) error {
+	return fmt.Errorf("local: ranks %d and %d call different methods", from, l.rank)
 }
 
 func (l *link) copy(dst, src []byte, from int) error {
@@ -180,58 +219,59 @@ func (l *link) copy(dst, src []byte, from int) error {
 func (l *link) Barrier(ctx context.Context) error { return l.meet(ctx) }
 
 func (l *link) Send(ctx context.Context, to int, data []byte) error {
-	m := mail{data, make(chan error, 1)}
 	select {
-	case l.mail[l.rank*l.size+to] <- m:
-	case <-l.broken:
+	case <-l.failed:
+		return l.err
+	case <-l.left:
 		return l.err
 	case <-ctx.Done():
-		return l.fail(ctx.Err())
+		return l.giveUp(ctx)
+	default:
 	}
-	return <-m.taken // it is being copied
+	b := &l.boxes[l.rank*l.size+to]
+	b.mu.Lock()
+	b.letters = append(b.letters, slices.Clone(data))
+	b.mu.Unlock()
+	b.poke()
+	return nil
+}
+
+func (b *box) poke() {
+	select {
+	case b.changed <- struct{}{}:
+	default:
+	}
 }
 
 func (l *link) Recv(ctx context.Context, from int, data []byte) error {
-	select {
-	case m := <-l.mail[from*l.size+l.rank]:
-		err := l.copy(data, m.data, from)
-		if err != nil {
-			err = l.fail(err)
+	b := &l.boxes[from*l.size+l.rank]
+	for {
+		b.mu.Lock()
+		var letter []byte
+		arrived, closed := len(b.letters) > 0, b.closed
+		if arrived {
+			letter, b.letters = b.letters[0], b.letters[1:]
 		}
-		m.taken <- err
-		return err
-	case <-l.broken:
-		return l.err
-	case <-ctx.Done():
-		return l.fail(ctx.Err())
-	}
-}
-
-// Sum adds up in the order of the ranks; each rank computes one stretch of x for all.
-func (l *link) Sum(ctx context.Context, x []float32) error {
-	lo, hi := len(x)*l.rank/l.size, len(x)*(l.rank+1)/l.size
-	sum := make([]float32, hi-lo)
-	err := l.exchange(ctx, offer{floats: x}, func() error {
-		for r := range l.size {
-			other := l.brought[r].floats
-			if len(other) != len(x) {
-				return fmt.Errorf("local: rank %d adds %d numbers to the %d of rank %d", r, len(other), len(x), l.rank)
+		b.mu.Unlock()
+		switch {
+		case arrived:
+			if err := l.copy(data, letter, from); err != nil {
+				return l.end(err, true)
 			}
-			for i, v := range other[lo:hi] {
-				sum[i] += v
-			}
+			return nil
+		case closed:
+			return l.end(fmt.Errorf("local: rank %d of %d has left: %w", from, l.size, xpu.ErrPeerLost), true)
 		}
-		return nil
-	})
-	if err != nil {
-		return err
+		select {
+		case <-b.changed:
+		case <-l.failed:
+			return l.err
+		case <-l.left:
+			return l.err
+		case <-ctx.Done():
+			return l.giveUp(ctx)
+		}
 	}
-	return l.exchange(ctx, offer{floats: sum}, func() error {
-		for r := range l.size {
-			copy(x[len(x)*r/l.size:], l.brought[r].floats)
-		}
-		return nil
-	})
 }
 
 func (l *link) Split(ctx context.Context, color, key int) (xpu.Link, error) {
@@ -252,23 +292,42 @@ func (l *link) Split(ctx context.Context, color, key int) (xpu.Link, error) {
 		err := l.err
 		l.mu.Unlock()
 		if err != nil {
-			return nil, part.fail(err)
+			part.end(err, true)
 		}
 		l.brought[l.rank].part = part
 	}
 	if err := l.meet(ctx); err != nil {
 		return nil, err
 	}
-	var own xpu.Link
-	if len(members) > 0 {
-		part := l.brought[members[0]].part
-		slices.SortStableFunc(members, func(a, b int) int { return l.brought[a].key - l.brought[b].key })
-		own = &link{part, slices.Index(members, l.rank)}
+	if len(members) == 0 {
+		return nil, l.meet(ctx)
 	}
+	part := l.brought[members[0]].part
+	slices.SortStableFunc(members, func(a, b int) int { return cmp.Compare(l.brought[a].key, l.brought[b].key) })
+	own := newLink(part, slices.Index(members, l.rank))
+	l.mu.Lock()
+	l.mine = append(l.mine, own)
+	l.mu.Unlock()
 	return own, l.meet(ctx)
 }
 
 func (l *link) Close() error {
-	l.fail(fmt.Errorf("local: rank %d of %d has left: %w", l.rank, l.size, xpu.ErrPeerLost))
+	l.leave.Do(func() {
+		l.mu.Lock()
+		mine := l.mine
+		l.mu.Unlock()
+		for _, part := range mine {
+			part.Close()
+		}
+		l.end(fmt.Errorf("local: rank %d of %d has left: %w", l.rank, l.size, xpu.ErrPeerLost), false)
+		for to := range l.size {
+			b := &l.boxes[l.rank*l.size+to]
+			b.mu.Lock()
+			b.closed = true
+			b.mu.Unlock()
+			b.poke()
+		}
+		close(l.left)
+	})
 	return nil
 }

@@ -1,0 +1,194 @@
+package xpu_test
+
+import (
+	"context"
+	"math"
+	"runtime"
+	"slices"
+	"sync"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"mula/xpu"
+	"mula/xpu/local"
+)
+
+// together runs f as every rank of a group, each a goroutine.
+func together(t interface{ Errorf(string, ...any) }, size int, f func(ctx context.Context, c *xpu.Comm) error) {
+	var ranks sync.WaitGroup
+	for r, link := range local.New(size) {
+		ranks.Go(func() {
+			c := xpu.NewComm(link)
+			defer c.Close()
+			if err := f(context.Background(), c); err != nil {
+				t.Errorf("rank %d: %v", r, err)
+			}
+			c.Barrier(context.Background()) // so that nobody leaves early
+		})
+	}
+	ranks.Wait()
+}
+
+// bounds draws ascending bounds within n elements, for a size of ranks.
+func bounds(t *rapid.T, name string, size, n int) []int {
+	b := make([]int, size+1)
+	for i := range b {
+		b[i] = rapid.IntRange(0, n).Draw(t, name)
+	}
+	slices.Sort(b)
+	return b
+}
+
+// Reductions over random parts are what sums formed element by element are, to the bit, and count the bytes that the formula says.
+func TestReductions(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		size := rapid.IntRange(1, 6).Draw(t, "size")
+		divisors := slices.DeleteFunc([]int{1, 2, 3, 4, 5, 6}, func(d int) bool { return size%d != 0 })
+		inner := rapid.SampledFrom(divisors).Draw(t, "inner")
+		n := rapid.IntRange(0, 5000).Draw(t, "elements")
+		parts := bounds(t, "bounds", size, n)
+		finite := rapid.Float64().Filter(func(v float64) bool { return !math.IsInf(v, 0) && math.Abs(v) < 1e300 })
+		few := rapid.SliceOfN(finite, 7, 7).Draw(t, "values")
+		term := func(rank, i int) float64 { return few[(i+3*rank)%len(few)] * float64(1+i%11) / float64(1+rank) }
+		want := make([]float64, n)
+		for i := range want {
+			for first := 0; first < size; first += inner {
+				stage := term(first, i)
+				for r := first + 1; r < first+inner; r++ {
+					stage += term(r, i)
+				}
+				if first == 0 {
+					want[i] = stage
+				} else {
+					want[i] += stage
+				}
+			}
+		}
+		together(t, size, func(ctx context.Context, c *xpu.Comm) error {
+			c.SetInner(inner)
+			compare := func(what string, got []float64, lo, hi int) {
+				for i := lo; i < hi; i++ {
+					if math.Float64bits(got[i]) != math.Float64bits(want[i]) {
+						t.Errorf("%s, rank %d, element %d: %v, not %v", what, c.Rank(), i, got[i], want[i])
+						return
+					}
+				}
+			}
+			x, y := make([]float64, n), make([]float64, n)
+			for i := range x {
+				x[i] = term(c.Rank(), i)
+			}
+			copy(y, x)
+			if err := xpu.AllReduce(ctx, c, x); err != nil {
+				return err
+			}
+			compare("all-reduce", x, 0, n)
+			if err := xpu.ReduceScatter(ctx, c, y, parts); err != nil {
+				return err
+			}
+			compare("reduce-scatter", y, parts[c.Rank()], parts[c.Rank()+1])
+			if err := xpu.AllGather(ctx, c, y, parts); err != nil {
+				return err
+			}
+			compare("all-gather", y, parts[0], parts[size])
+
+			own := parts[c.Rank()+1] - parts[c.Rank()]
+			even := n*(c.Rank()+1)/size - n*c.Rank()/size
+			traffic := c.Traffic()
+			for _, count := range []struct {
+				operation xpu.Operation
+				elements  int
+			}{
+				{xpu.OpReduceScatter, parts[size] - parts[0] - own},
+				{xpu.OpAllGather, own * (size - 1)},
+				{xpu.OpAllReduce, n - even + even*(size-1)},
+			} {
+				if got := traffic[count.operation]; got.Bytes != int64(8*count.elements) || got.Calls != 1 {
+					t.Errorf("%v, rank %d: %d bytes in %d calls, not %d in 1", count.operation, c.Rank(), got.Bytes, got.Calls, 8*count.elements)
+				}
+			}
+			return nil
+		})
+	})
+}
+
+// An all-to-all over random pieces is a transposition, and so is its own inverse.
+func TestAllToAll(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		size := rapid.IntRange(1, 6).Draw(t, "size")
+		lengths := rapid.SliceOfN(rapid.IntRange(0, 300), size*size, size*size).Draw(t, "lengths")
+		together(t, size, func(ctx context.Context, c *xpu.Comm) error {
+			rank := c.Rank()
+			out, in := make([]int, size+1), make([]int, size+1)
+			for r := range size {
+				out[r+1], in[r+1] = out[r]+lengths[rank*size+r], in[r]+lengths[r*size+rank]
+			}
+			send, recv, back := make([]uint32, out[size]), make([]uint32, in[size]), make([]uint32, out[size])
+			for r := range size {
+				for i := out[r]; i < out[r+1]; i++ {
+					send[i] = uint32(rank<<24 | r<<16 | i - out[r])
+				}
+			}
+			if err := xpu.AllToAll(ctx, c, send, out, recv, in); err != nil {
+				return err
+			}
+			for r := range size {
+				for i := in[r]; i < in[r+1]; i++ {
+					if want := uint32(r<<24 | rank<<16 | i - in[r]); recv[i] != want {
+						t.Errorf("rank %d from %d: %x, not %x", rank, r, recv[i], want)
+						return nil
+					}
+				}
+			}
+			if err := xpu.AllToAll(ctx, c, recv, in, back, out); err != nil {
+				return err
+			}
+			if !slices.Equal(back, send) {
+				t.Errorf("rank %d: not what was sent comes back", rank)
+			}
+			return nil
+		})
+	})
+}
+
+// An exchange allocates nothing once its scratch is there.
+func TestSteadyStateAllocatesNothing(t *testing.T) {
+	const rounds = 500
+	var before, after runtime.MemStats
+	together(t, 2, func(ctx context.Context, c *xpu.Comm) error {
+		x, parts := make([]float32, 1000), []int{0, 300, 1000}
+		for i := range 10 + rounds {
+			if i == 10 && c.Rank() == 0 {
+				runtime.ReadMemStats(&before)
+			}
+			if err := xpu.AllReduce(ctx, c, x); err != nil {
+				return err
+			}
+			if err := xpu.ReduceScatter(ctx, c, x, parts); err != nil {
+				return err
+			}
+			if err := xpu.AllGather(ctx, c, x, parts); err != nil {
+				return err
+			}
+			if err := c.Barrier(ctx); err != nil {
+				return err
+			}
+		}
+		if c.Rank() == 0 {
+			runtime.ReadMemStats(&after)
+		}
+		return nil
+	})
+	// Some belong to the runtime and to the testing package.
+	if n := after.Mallocs - before.Mallocs; n > rounds/2 {
+		t.Errorf("%d allocations in %d rounds", n, rounds)
+	}
+}
+
+func TestCloseOfNil(t *testing.T) {
+	var c *xpu.Comm
+	if err := c.Close(); err != nil {
+		t.Error(err)
+	}
+}

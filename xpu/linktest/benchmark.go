@@ -1,0 +1,77 @@
+package linktest
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"mula/xpu"
+)
+
+// Sizes are the numbers of bytes for which sums are timed.
+var Sizes = []int{1 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20}
+
+// SizeName is a size as it is written in names of benchmarks.
+func SizeName(bytes int) string {
+	if bytes >= 1<<20 {
+		return fmt.Sprintf("%dMB", bytes>>20)
+	}
+	return fmt.Sprintf("%dKB", bytes>>10)
+}
+
+// Benchmark times all-reduces of float32 among links that are used by goroutines of this process.
+func Benchmark(b *testing.B, links []xpu.Link) {
+	for _, size := range Sizes {
+		b.Run(SizeName(size), func(b *testing.B) {
+			b.SetBytes(int64(size))
+			b.ReportAllocs()
+			var ranks sync.WaitGroup
+			for _, link := range links {
+				ranks.Go(func() {
+					c, x := xpu.NewComm(link), make([]float32, size/4)
+					for i := range 1 + b.N {
+						if i == 1 && link.Rank() == 0 {
+							b.ResetTimer() // scratch is there now
+						}
+						if err := xpu.AllReduce(context.Background(), c, x); err != nil {
+							b.Error(err)
+							return
+						}
+					}
+				})
+			}
+			ranks.Wait()
+		})
+	}
+}
+
+// Measure returns the median time of an all-reduce of float32, as one rank of a world of processes.
+func Measure(ctx context.Context, link xpu.Link, bytes int, fast bool) (time.Duration, error) {
+	part, err := link.Split(ctx, 0, link.Rank())
+	if err != nil {
+		return 0, err
+	}
+	c, x := xpu.NewComm(part), make([]float32, bytes/4)
+	c.SetFast(fast)
+	inner := max(1, min(200, (4<<20)/bytes))
+	var times []time.Duration
+	for round := range 10 {
+		if err := c.Barrier(ctx); err != nil {
+			return 0, err
+		}
+		start := time.Now()
+		for range inner {
+			if err := xpu.AllReduce(ctx, c, x); err != nil {
+				return 0, err
+			}
+		}
+		if round > 0 { // the first makes scratch
+			times = append(times, time.Since(start)/time.Duration(inner))
+		}
+	}
+	slices.Sort(times)
+	return times[len(times)/2], c.Close()
+}

@@ -1,0 +1,931 @@
+// Package linktest checks implementations of [xpu.Link]: every method, and what the reductions on top of them give.
+package linktest
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"mula/xpu"
+)
+
+// A check is run by all ranks of a group, which it may leave broken.
+type check struct {
+	name string
+	run  func(ctx context.Context, link xpu.Link) error
+}
+
+var checks = []check{
+	{"all-to-all", allToAll},
+	{"all-to-all with large pieces", largeAllToAll},
+	{"all-gather", allGather},
+	{"broadcast", broadcast},
+	{"send and receive", sendReceive},
+	{"crossing sends", crossingSends},
+	{"split", split},
+	{"groups at the same time", groupsAtOnce},
+	{"element types", elementTypes},
+	{"order of sums", orderOfSums},
+	{"fast sums", fastSums},
+	{"started operations", started},
+	{"traffic", traffic},
+	{"a rank leaves", leaves},
+	{"a rank leaves after it has sent", leavesAfterSend},
+	{"a rank leaves while others exchange", leavesEarly},
+	{"a rank gives up", givesUp},
+	{"context done beforehand", doneBeforehand},
+	{"lengths that do not agree", wrongLengths},
+	{"closing what waits", closing},
+}
+
+// Together runs all checks on a group whose links are used by goroutines of this process, and closes them.
+func Together(t *testing.T, links []xpu.Link) {
+	t.Helper()
+	folder := t.TempDir()
+	var ranks sync.WaitGroup
+	for _, link := range links {
+		ranks.Go(func() {
+			Each(link, folder, func(name string, err error) {
+				t.Errorf("%s, %d ranks: %s: rank %d: %v", link.Name(), link.Size(), name, link.Rank(), err)
+			})
+		})
+	}
+	ranks.Wait()
+}
+
+// Each runs all checks as one rank of a world, which it closes, and reports those that fail. The folder is empty and seen by all ranks.
+func Each(world xpu.Link, folder string, report func(name string, err error)) {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	defer cancel()
+	fatal := func(name string, err error) bool {
+		if err != nil {
+			report(name, err)
+		}
+		return err != nil
+	}
+	if fatal("barrier", barrier(ctx, world, folder)) {
+		world.Close()
+		return
+	}
+	for _, c := range checks {
+		group, err := world.Split(ctx, 0, world.Rank())
+		if fatal(c.name+": split", err) {
+			break
+		}
+		if err := c.run(ctx, group); err != nil {
+			report(c.name, err)
+		}
+		if fatal(c.name+": close", group.Close()) || fatal(c.name+": the world's barrier afterwards", world.Barrier(ctx)) {
+			break
+		}
+	}
+	if err := world.Close(); err != nil {
+		report("close", err)
+	}
+	if err := world.Close(); err != nil {
+		report("close again", err)
+	}
+	if err := world.Barrier(ctx); err == nil {
+		report("close", errors.New("a closed world still has barriers"))
+	}
+}
+
+// barrier looks at files, which no link carries: behind a barrier, all others have done what they do before it.
+func barrier(ctx context.Context, link xpu.Link, folder string) error {
+	for round := range 10 {
+		name := func(rank int) string { return filepath.Join(folder, fmt.Sprintf("%d-%d", round, rank)) }
+		if link.Rank() == round%link.Size() {
+			for range 100 {
+				runtime.Gosched() // the others are there first
+			}
+		}
+		if err := os.WriteFile(name(link.Rank()), nil, 0o644); err != nil {
+			return err
+		}
+		if err := link.Barrier(ctx); err != nil {
+			return err
+		}
+		for r := range link.Size() {
+			if _, err := os.Stat(name(r)); err != nil {
+				return fmt.Errorf("behind the barrier rank %d has not been there: %w", r, err)
+			}
+		}
+	}
+	return nil
+}
+
+// pattern is n bytes that depend on all its arguments.
+func pattern(n int, tags ...int) []byte {
+	v := uint64(n)
+	for _, tag := range tags {
+		v = (v + uint64(tag) + 1) * 0x9e3779b97f4a7c15
+	}
+	b := make([]byte, n+7)
+	for i := 0; i < n; i += 8 {
+		v = v*0x9e3779b97f4a7c15 + 0x7f4a7c15
+		binary.LittleEndian.PutUint64(b[i:], v^v>>32)
+	}
+	return b[:n]
+}
+
+func equal(what string, got, want []byte) error {
+	if bytes.Equal(got, want) {
+		return nil
+	}
+	for i := range want {
+		if got[i] != want[i] {
+			return fmt.Errorf("%s: byte %d of %d is %d, not %d", what, i, len(want), got[i], want[i])
+		}
+	}
+	return fmt.Errorf("%s: %d bytes, not %d", what, len(got), len(want))
+}
+
+// exchange is an all-to-all in which rank a sends length(a, b) bytes to b.
+func exchange(ctx context.Context, link xpu.Link, tag int, length func(from, to int) int) error {
+	n, rank := link.Size(), link.Rank()
+	send, recv := make([][]byte, n), make([][]byte, n)
+	for r := range n {
+		send[r], recv[r] = pattern(length(rank, r), tag, rank, r), make([]byte, length(r, rank))
+	}
+	if err := link.AllToAll(ctx, send, recv); err != nil {
+		return err
+	}
+	for r := range n {
+		if err := equal(fmt.Sprintf("exchange %d, from rank %d", tag, r), recv[r], pattern(length(r, rank), tag, r, rank)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func allToAll(ctx context.Context, link xpu.Link) error {
+	for round := range 30 {
+		random := rand.New(rand.NewPCG(uint64(round), 2))
+		lengths := make([]int, link.Size()*link.Size())
+		for i := range lengths {
+			lengths[i] = random.IntN(4) * random.IntN(1<<(round/2))
+		}
+		if err := exchange(ctx, link, round, func(from, to int) int { return lengths[from*link.Size()+to] }); err != nil {
+			return err
+		}
+	}
+	return exchange(ctx, link, 1000, func(from, to int) int { return 0 })
+}
+
+func largeAllToAll(ctx context.Context, link xpu.Link) error {
+	return exchange(ctx, link, 0, func(from, to int) int {
+		switch {
+		case link.Size() > 2:
+			return 3<<20 + from - to
+		case from != to:
+			return 20<<20 + from
+		}
+		return to
+	})
+}
+
+func allGather(ctx context.Context, link xpu.Link) error {
+	for round, unit := range []int{0, 1, 1000, 700_001} {
+		all := make([][]byte, link.Size())
+		for r := range all {
+			all[r] = make([]byte, unit*((r+round)%3))
+		}
+		own := pattern(len(all[link.Rank()]), round, link.Rank())
+		if round%2 == 1 { // in place
+			copy(all[link.Rank()], own)
+			own = all[link.Rank()]
+		}
+		if err := link.AllGather(ctx, own, all); err != nil {
+			return err
+		}
+		for r := range all {
+			if err := equal(fmt.Sprintf("round %d, rank %d", round, r), all[r], pattern(len(all[r]), round, r)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func broadcast(ctx context.Context, link xpu.Link) error {
+	for root := range link.Size() {
+		for _, n := range []int{0, 1, 100_001, 2 << 20} {
+			data := make([]byte, n)
+			if link.Rank() == root {
+				data = pattern(n, root)
+			}
+			if err := link.Broadcast(ctx, root, data); err != nil {
+				return err
+			}
+			if err := equal(fmt.Sprintf("root %d", root), data, pattern(n, root)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func sendReceive(ctx context.Context, link xpu.Link) error {
+	n, rank := link.Size(), link.Rank()
+	if n == 1 {
+		return nil
+	}
+	// Around the ring, many in a row, with exchanges of all between them.
+	for round, length := range []int{0, 1, 40_000, 300_000, 3} {
+		const messages = 20
+		for i := range messages {
+			if err := link.Send(ctx, (rank+1)%n, pattern(length+i, round, i, rank)); err != nil {
+				return err
+			}
+		}
+		from := (rank + n - 1) % n
+		for i := range messages {
+			data := make([]byte, length+i)
+			if err := link.Recv(ctx, from, data); err != nil {
+				return err
+			}
+			if err := equal(fmt.Sprintf("message %d of %d", i, messages), data, pattern(length+i, round, i, from)); err != nil {
+				return err
+			}
+		}
+		if err := exchange(ctx, link, round, func(from, to int) int { return 100 * from }); err != nil {
+			return err
+		}
+	}
+	// Only some call.
+	if rank < 2 {
+		data := pattern(10, 7)
+		if rank == 1 {
+			data = make([]byte, 10)
+			if err := link.Recv(ctx, 0, data); err != nil {
+				return err
+			}
+			return equal("from rank 0", data, pattern(10, 7))
+		}
+		return link.Send(ctx, 1, data)
+	}
+	return nil
+}
+
+func crossingSends(ctx context.Context, link xpu.Link) error {
+	length := 500_000
+	if link.Size() == 2 {
+		length = 12 << 20 // more than any buffer on the way
+	}
+	for r := range link.Size() {
+		if r != link.Rank() {
+			data := pattern(length, link.Rank(), r)
+			if err := link.Send(ctx, r, data); err != nil {
+				return err
+			}
+			clear(data) // it has been taken
+		}
+	}
+	for r := range link.Size() {
+		if r != link.Rank() {
+			data := make([]byte, length)
+			if err := link.Recv(ctx, r, data); err != nil {
+				return err
+			}
+			if err := equal(fmt.Sprintf("from rank %d", r), data, pattern(length, r, link.Rank())); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// members checks that a group has the given ranks of its parent, in this order.
+func members(ctx context.Context, parent, part xpu.Link, want []int) error {
+	if part.Size() != len(want) || want[part.Rank()] != parent.Rank() {
+		return fmt.Errorf("rank %d is %d of %d in the group %v", parent.Rank(), part.Rank(), part.Size(), want)
+	}
+	all := make([][]byte, part.Size())
+	for r := range all {
+		all[r] = make([]byte, 1)
+	}
+	if err := part.AllGather(ctx, []byte{byte(parent.Rank())}, all); err != nil {
+		return err
+	}
+	for r, b := range all {
+		if int(b[0]) != want[r] {
+			return fmt.Errorf("rank %d of the group is %d of its parent, not %d", r, b[0], want[r])
+		}
+	}
+	return nil
+}
+
+func split(ctx context.Context, link xpu.Link) error {
+	n, rank := link.Size(), link.Rank()
+	var every, backwards, low []int
+	for r := range n {
+		every = append(every, r)
+		backwards = append(backwards, n-1-r)
+	}
+	low = every[:(n+1)/2]
+	same, err := link.Split(ctx, 5, 0) // equal keys: by rank
+	if err != nil {
+		return err
+	}
+	if err := members(ctx, link, same, every); err != nil {
+		return err
+	}
+	turned, err := link.Split(ctx, 1, -1000*rank)
+	if err != nil {
+		return err
+	}
+	if err := members(ctx, link, turned, backwards); err != nil {
+		return err
+	}
+	color := -1
+	if rank < len(low) {
+		color = 0
+	}
+	some, err := link.Split(ctx, color, rank)
+	if err != nil {
+		return err
+	}
+	if (some == nil) != (color < 0) {
+		return fmt.Errorf("color %d gives %v", color, some)
+	}
+	if some != nil {
+		if err := members(ctx, link, some, low); err != nil {
+			return err
+		}
+		// A group of a group, of the odd and of the even ranks.
+		part, err := some.Split(ctx, rank%2, 0)
+		if err != nil {
+			return err
+		}
+		var want []int
+		for _, r := range low {
+			if r%2 == rank%2 {
+				want = append(want, r)
+			}
+		}
+		if err := members(ctx, link, part, want); err != nil {
+			return err
+		}
+	}
+	if err := same.Close(); err != nil {
+		return err
+	}
+	return turned.Barrier(ctx) // which is another group
+}
+
+func groupsAtOnce(ctx context.Context, link xpu.Link) error {
+	const groups = 4
+	errs := make([]error, groups)
+	var running sync.WaitGroup
+	for g := range groups {
+		part, err := link.Split(ctx, 0, 0)
+		if err != nil {
+			return err
+		}
+		running.Go(func() {
+			comm := xpu.NewComm(part)
+			x := make([]float32, 30_000+g)
+			for round := range 20 {
+				if errs[g] = exchange(ctx, part, round, func(from, to int) int { return 1000*g + 100*from + to }); errs[g] != nil {
+					return
+				}
+				for i := range x {
+					x[i] = float32(g + round + part.Rank())
+				}
+				if errs[g] = xpu.AllReduce(ctx, comm, x); errs[g] != nil {
+					return
+				}
+				n := part.Size()
+				if want := float32(n*(g+round) + n*(n-1)/2); x[0] != want || x[len(x)-1] != want {
+					errs[g] = fmt.Errorf("group %d, round %d: sums %v and %v, not %v", g, round, x[0], x[len(x)-1], want)
+					return
+				}
+				if g == 0 {
+					runtime.GC()
+				}
+			}
+		})
+	}
+	running.Wait()
+	return errors.Join(errs...)
+}
+
+func elementTypes(ctx context.Context, link xpu.Link) error {
+	c := xpu.NewComm(link)
+	return errors.Join(
+		elements[uint8](ctx, c), elements[uint16](ctx, c), elements[int32](ctx, c), elements[uint32](ctx, c), elements[int64](ctx, c),
+		elements[uint64](ctx, c), elements[float32](ctx, c), elements[float64](ctx, c), numbers[int64](ctx, c), numbers[float32](ctx, c),
+		numbers[float64](ctx, c),
+	)
+}
+
+func elements[E xpu.Element](ctx context.Context, c *xpu.Comm) error {
+	n, rank := c.Size(), c.Rank()
+	value := func(from, to, i int) E { return E(1 + 50*from + 10*to + i) }
+	bounds, back := []int{0}, []int{0} // what this rank sends, and receives
+	for r := range n {
+		bounds, back = append(bounds, bounds[r]+1+r), append(back, back[r]+1+rank)
+	}
+	send, recv := make([]E, bounds[n]), make([]E, back[n])
+	for r := range n {
+		for i := range send[bounds[r]:bounds[r+1]] {
+			send[bounds[r]+i] = value(rank, r, i)
+		}
+	}
+	if err := xpu.AllToAll(ctx, c, send, bounds, recv, back); err != nil {
+		return err
+	}
+	for r := range n {
+		for i, v := range recv[back[r]:back[r+1]] {
+			if v != value(r, rank, i) {
+				return fmt.Errorf("%T: all-to-all: %v, not %v", v, v, value(r, rank, i))
+			}
+		}
+	}
+	all := make([]E, bounds[n])
+	for i := range all[bounds[rank]:bounds[rank+1]] {
+		all[bounds[rank]+i] = value(rank, 0, i)
+	}
+	if err := xpu.AllGather(ctx, c, all, bounds); err != nil {
+		return err
+	}
+	for r := range n {
+		for i, v := range all[bounds[r]:bounds[r+1]] {
+			if v != value(r, 0, i) {
+				return fmt.Errorf("%T: all-gather: %v, not %v", v, v, value(r, 0, i))
+			}
+		}
+	}
+	one := []E{E(rank), value(rank, 1, 1)}
+	if err := xpu.Broadcast(ctx, c, n-1, one); err != nil {
+		return err
+	}
+	if one[0] != E(n-1) || one[1] != value(n-1, 1, 1) {
+		return fmt.Errorf("%T: broadcast: %v", one, one)
+	}
+	if n == 1 {
+		return nil
+	}
+	if err := xpu.Send(ctx, c, (rank+1)%n, []E{value(rank, 0, 3)}); err != nil {
+		return err
+	}
+	if err := xpu.Recv(ctx, c, (rank+n-1)%n, one[:1]); err != nil {
+		return err
+	}
+	if want := value((rank+n-1)%n, 0, 3); one[0] != want {
+		return fmt.Errorf("%T: receive: %v, not %v", one, one[0], want)
+	}
+	return nil
+}
+
+func numbers[N xpu.Number](ctx context.Context, c *xpu.Comm) error {
+	n := c.Size()
+	x := make([]N, 11)
+	for i := range x {
+		x[i] = N(100*c.Rank() + i)
+	}
+	if err := xpu.AllReduce(ctx, c, x); err != nil {
+		return err
+	}
+	for i, v := range x {
+		if want := N(100*n*(n-1)/2 + n*i); v != want {
+			return fmt.Errorf("%T: all-reduce: %v, not %v", v, v, want)
+		}
+	}
+	return nil
+}
+
+// terms is what a rank adds: numbers of very different sizes, so that every order of additions has its own bits.
+func terms(rank, n int) []float32 {
+	random := rand.New(rand.NewPCG(uint64(rank), 3))
+	x := make([]float32, n)
+	for i := range x {
+		x[i] = math.Float32frombits(random.Uint32()&(1<<31|31<<23|1<<23-1) + 100<<23) // of either sign, between 2^-27 and 2^5
+	}
+	return x
+}
+
+// sums adds up element by element, in stages of inner ranks.
+func sums(size, inner, n int) []float32 {
+	all := make([][]float32, size)
+	for r := range all {
+		all[r] = terms(r, n)
+	}
+	out := make([]float32, n)
+	for i := range out {
+		for first := 0; first < size; first += inner {
+			stage := all[first][i]
+			for r := first + 1; r < first+inner; r++ {
+				stage += all[r][i]
+			}
+			if first == 0 {
+				out[i] = stage
+			} else {
+				out[i] += stage
+			}
+		}
+	}
+	return out
+}
+
+func sameBits(what string, got, want []float32) error {
+	for i := range want {
+		if math.Float32bits(got[i]) != math.Float32bits(want[i]) {
+			return fmt.Errorf("%s: element %d of %d is %x, not %x", what, i, len(want), math.Float32bits(got[i]), math.Float32bits(want[i]))
+		}
+	}
+	return nil
+}
+
+func orderOfSums(ctx context.Context, link xpu.Link) error {
+	c := xpu.NewComm(link)
+	size, rank := c.Size(), c.Rank()
+	for inner := 1; inner <= size; inner++ {
+		if size%inner != 0 {
+			continue
+		}
+		c.SetInner(inner)
+		for round, n := range []int{0, 1, size - 1, 5000, 600_014} {
+			if n > 5000 && size != 2 { // with two ranks a part does not go in one piece
+				continue
+			}
+			want := sums(size, inner, n)
+			what := fmt.Sprintf("stages of %d, %d elements", inner, n)
+			x := terms(rank, n)
+			if err := xpu.AllReduce(ctx, c, x); err != nil {
+				return err
+			}
+			if err := sameBits(what+": all-reduce", x, want); err != nil {
+				return err
+			}
+			// Parts of any length, some of none, and something before and after them.
+			random := rand.New(rand.NewPCG(uint64(round), 4))
+			bounds := make([]int, size+1)
+			for r := range bounds {
+				bounds[r] = random.IntN(n + 1)
+			}
+			slices.Sort(bounds)
+			x = terms(rank, n)
+			if err := xpu.ReduceScatter(ctx, c, x, bounds); err != nil {
+				return err
+			}
+			lo, hi := bounds[rank], bounds[rank+1]
+			if err := sameBits(what+": reduce-scatter", x[lo:hi], want[lo:hi]); err != nil {
+				return err
+			}
+			if err := xpu.AllGather(ctx, c, x, bounds); err != nil {
+				return err
+			}
+			if err := sameBits(what+": all-gather", x[bounds[0]:bounds[size]], want[bounds[0]:bounds[size]]); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func fastSums(ctx context.Context, link xpu.Link) error {
+	c := xpu.NewComm(link)
+	c.SetFast(true)
+	part, err := c.Split(ctx, 0, c.Rank())
+	if err != nil {
+		return err
+	}
+	for _, n := range []int{0, 1, 1000, 700_000} {
+		x := make([]float32, n)
+		for i := range x {
+			x[i] = 1 / float32(1+c.Rank()+i%7)
+		}
+		var want [7]float64
+		for i := range want {
+			for r := range c.Size() {
+				want[i] += 1 / float64(1+r+i)
+			}
+		}
+		if err := xpu.AllReduce(ctx, part, x); err != nil {
+			return err
+		}
+		for i, v := range x {
+			if math.Abs(float64(v)-want[i%7]) > 1e-6*want[i%7] {
+				return fmt.Errorf("element %d of %d is %v, not %v", i, n, v, want[i%7])
+			}
+		}
+		first := slices.Clone(x)
+		if err := xpu.Broadcast(ctx, c, 0, first); err != nil {
+			return err
+		}
+		if err := sameBits("beside rank 0", x, first); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func started(ctx context.Context, link xpu.Link) error {
+	c := xpu.NewComm(link)
+	const operations = 20
+	x := make([][]float64, operations)
+	pending := make([]*xpu.Pending, operations)
+	for i := range x {
+		x[i] = make([]float64, 1000*(i%3)+1)
+		for j := range x[i] {
+			x[i][j] = float64(i)
+		}
+		pending[i] = c.Start(func() error { return xpu.AllReduce(ctx, c, x[i]) })
+	}
+	for i, p := range pending {
+		if err := p.Wait(); err != nil {
+			return err
+		}
+		if want := float64(i * c.Size()); x[i][0] != want || x[i][len(x[i])-1] != want {
+			return fmt.Errorf("operation %d: %v, not %v", i, x[i][0], want)
+		}
+	}
+	failing := c.Start(func() error { return errTest })
+	if err := failing.Wait(); err != errTest {
+		return fmt.Errorf("a failing operation gives %v", err)
+	}
+	return c.Close()
+}
+
+var errTest = errors.New("for a test")
+
+func traffic(ctx context.Context, link xpu.Link) error {
+	c := xpu.NewComm(link)
+	n, rank := c.Size(), c.Rank()
+	x := make([]float32, 12*n)
+	even, ragged, back := make([]int, n+1), make([]int, n+1), make([]int, n+1)
+	for r := range n {
+		even[r+1], ragged[r+1], back[r+1] = 12*(r+1), ragged[r]+r, back[r]+rank
+	}
+	z := int64(4 * len(x)) // bytes
+	others := int64(n - 1)
+	var toOthers int64
+	for r := range n {
+		if r != rank {
+			toOthers += 4 * int64(r)
+		}
+	}
+	want := []xpu.Traffic{
+		{Operation: xpu.OpAllReduce, Calls: 1, Bytes: 2 * z * others / int64(n)},
+		{Operation: xpu.OpReduceScatter, Calls: 1, Bytes: z * others / int64(n)},
+		{Operation: xpu.OpAllGather, Calls: 1, Bytes: z * others / int64(n)},
+		{Operation: xpu.OpAllToAll, Calls: 1, Bytes: toOthers},
+		{Operation: xpu.OpBroadcast, Calls: 2},
+		{Operation: xpu.OpSend},
+	}
+	if rank == 0 {
+		want[xpu.OpBroadcast].Bytes = 2 * z * others
+	}
+	err := errors.Join(
+		xpu.AllReduce(ctx, c, x), xpu.ReduceScatter(ctx, c, x, even), xpu.AllGather(ctx, c, x, even),
+		xpu.AllToAll(ctx, c, x, ragged, make([]float32, back[n]), back), xpu.Broadcast(ctx, c, 0, x), xpu.Broadcast(ctx, c, 0, x),
+		c.Barrier(ctx),
+	)
+	if err != nil {
+		return err
+	}
+	if n > 1 {
+		want[xpu.OpSend] = xpu.Traffic{Operation: xpu.OpSend, Calls: 1, Bytes: z}
+		if err := errors.Join(xpu.Send(ctx, c, (rank+1)%n, x), xpu.Recv(ctx, c, (rank+n-1)%n, x)); err != nil {
+			return err
+		}
+	}
+	for i, got := range c.Traffic() {
+		if got != want[i] {
+			return fmt.Errorf("%v: %d calls and %d bytes, not %d and %d", got.Operation, got.Calls, got.Bytes, want[i].Calls, want[i].Bytes)
+		}
+	}
+	c.ResetTraffic()
+	for _, got := range c.Traffic() {
+		if got.Calls != 0 || got.Bytes != 0 {
+			return fmt.Errorf("%v after a reset: %d calls, %d bytes", got.Operation, got.Calls, got.Bytes)
+		}
+	}
+	return nil
+}
+
+// lost checks that an error says that a rank is gone.
+func lost(err error) error {
+	if !errors.Is(err, xpu.ErrPeerLost) {
+		return fmt.Errorf("instead of a lost peer: %w", cmpNil(err))
+	}
+	return nil
+}
+
+func cmpNil(err error) error {
+	if err == nil {
+		return errors.New("no error")
+	}
+	return err
+}
+
+// leaves: the last rank leaves; all others wait for it and hear so, also in groups that were split off, and whenever they ask again.
+func leaves(ctx context.Context, link xpu.Link) error {
+	n, rank := link.Size(), link.Rank()
+	part, err := link.Split(ctx, 0, 0)
+	if err != nil {
+		return err
+	}
+	if rank == n-1 {
+		// Not before the others have their groups: the first who hears of the leaving ends the group for all.
+		for r := range n - 1 {
+			if err := link.Recv(ctx, r, make([]byte, 1)); err != nil {
+				return err
+			}
+		}
+		return link.Close()
+	}
+	if err := link.Send(ctx, n-1, make([]byte, 1)); err != nil {
+		return err
+	}
+	for range 2 {
+		if err := lost(link.Barrier(ctx)); err != nil {
+			return err
+		}
+	}
+	return lost(part.Recv(ctx, n-1, make([]byte, 5)))
+}
+
+func leavesAfterSend(ctx context.Context, link xpu.Link) error {
+	n, rank := link.Size(), link.Rank()
+	if n == 1 {
+		return nil
+	}
+	lengths := []int{0, 10, 100_000}
+	if rank == n-1 {
+		for _, length := range lengths {
+			for r := range n - 1 {
+				if err := link.Send(ctx, r, pattern(length, r)); err != nil {
+					return err
+				}
+			}
+		}
+		return link.Close()
+	}
+	for _, length := range lengths {
+		data := make([]byte, length)
+		if err := link.Recv(ctx, n-1, data); err != nil {
+			return err
+		}
+		if err := equal("what was sent before", data, pattern(length, rank)); err != nil {
+			return err
+		}
+	}
+	// The first who hears of the leaving ends the group for all: not before the others have what was sent.
+	if rank > 0 {
+		return link.Send(ctx, 0, make([]byte, 1))
+	}
+	for r := 1; r < n-1; r++ {
+		if err := link.Recv(ctx, r, make([]byte, 1)); err != nil {
+			return err
+		}
+	}
+	return lost(link.Recv(ctx, n-1, make([]byte, 1)))
+}
+
+// leavesEarly: who has done its part may leave while others are still at theirs.
+func leavesEarly(ctx context.Context, link xpu.Link) error {
+	for round := range 20 {
+		part, err := link.Split(ctx, 0, round*link.Rank())
+		if err != nil {
+			return err
+		}
+		if err := exchange(ctx, part, round, func(from, to int) int { return 1 << round / (1 + from) }); err != nil {
+			return fmt.Errorf("round %d: %w", round, err)
+		}
+		if err := part.Close(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// givesUp: rank 0 stays away until the others have given up.
+func givesUp(ctx context.Context, link xpu.Link) error {
+	n, rank := link.Size(), link.Rank()
+	if n == 1 {
+		return nil
+	}
+	group, err := link.Split(ctx, 0, rank)
+	if err != nil {
+		return err
+	}
+	short, cancel := context.WithCancel(ctx)
+	defer cancel()
+	if rank > 0 {
+		buffer := make([]byte, 1000)
+		go func() {
+			time.Sleep(time.Duration(rank) * 10 * time.Millisecond) // most likely it waits by then; it may not
+			cancel()
+		}()
+		err := group.Recv(short, 0, buffer)
+		if !errors.Is(err, context.Canceled) && !errors.Is(err, xpu.ErrPeerLost) {
+			return fmt.Errorf("a wait that is cancelled gives %w", cmpNil(err))
+		}
+		if rank == 1 && !errors.Is(err, context.Canceled) && n == 2 {
+			return fmt.Errorf("a wait that is cancelled gives %w", cmpNil(err))
+		}
+	}
+	if err := link.Barrier(ctx); err != nil {
+		return err
+	}
+	if rank > 0 {
+		return nil
+	}
+	return lost(group.Barrier(ctx))
+}
+
+func doneBeforehand(ctx context.Context, link xpu.Link) error {
+	done, cancel := context.WithCancel(ctx)
+	cancel()
+	err := link.Barrier(done)
+	if !errors.Is(err, context.Canceled) && !errors.Is(err, xpu.ErrPeerLost) {
+		return fmt.Errorf("a done context gives %w", cmpNil(err))
+	}
+	if err := link.Barrier(ctx); err == nil {
+		return errors.New("the group is still of use")
+	}
+	return nil
+}
+
+// wrongLengths: rank 0 sends to rank 1 another length than that expects, more or less.
+func wrongLengths(ctx context.Context, link xpu.Link) error {
+	if link.Size() == 1 {
+		return nil
+	}
+	for _, length := range []int{9, 11} {
+		group, err := link.Split(ctx, 0, link.Rank())
+		if err != nil {
+			return err
+		}
+		switch group.Rank() {
+		case 0:
+			err = group.Send(ctx, 1, make([]byte, length))
+		case 1:
+			if err = group.Recv(ctx, 0, make([]byte, 10)); err == nil {
+				return fmt.Errorf("%d bytes arrive as 10", length)
+			}
+			err = nil
+		}
+		if err != nil {
+			return err
+		}
+		if err := group.Barrier(ctx); err == nil {
+			return fmt.Errorf("after a message of %d bytes that should have 10 the group is still of use", length)
+		}
+		if err := link.Barrier(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// closing: Close ends what this rank has started; behind it nothing is running any more.
+func closing(ctx context.Context, link xpu.Link) error {
+	if link.Size() == 1 {
+		return nil
+	}
+	part, err := link.Split(ctx, 0, 0)
+	if err != nil {
+		return err
+	}
+	c := xpu.NewComm(part)
+	var running atomic.Int32
+	var pending *xpu.Pending
+	if part.Rank() == 0 {
+		begun := make(chan struct{})
+		pending = c.Start(func() error {
+			running.Add(1)
+			defer running.Add(-1)
+			close(begun)
+			return xpu.Recv(ctx, c, 1, make([]float32, 100)) // of what nobody sends
+		})
+		<-begun
+	}
+	if err := c.Close(); err != nil {
+		return err
+	}
+	if running.Load() != 0 {
+		return errors.New("after Close an operation is running")
+	}
+	if pending != nil && pending.Wait() == nil {
+		return errors.New("an operation on a closed group has no error")
+	}
+	if err := c.Start(func() error { return nil }).Wait(); err == nil {
+		return errors.New("an operation can be started on a closed group")
+	}
+	return nil
+}

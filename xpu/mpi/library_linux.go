@@ -1,0 +1,201 @@
+//go:build amd64 || arm64
+
+package mpi
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"unsafe"
+
+	"github.com/ebitengine/purego"
+)
+
+// A handle is an MPI object: in Open MPI a pointer, in the ABI of MPICH a number of 32 bits.
+type handle uintptr
+
+// Numbers that the two ABIs share.
+const (
+	threadMultiple = 3
+	undefined      = -32766 // of MPI_Testsome: no request was active
+	maxText        = 8192   // most bytes of MPI_Get_library_version and MPI_Error_string
+)
+
+// A library is an opened MPI library: its functions, and what differs between the ABIs. Everything that the library is given an address of is
+// an uintptr: MPI uses small numbers in the place of addresses, which Go may not hold in a pointer.
+type library struct {
+	path        string
+	openMPI     bool
+	world       handle
+	bytes       handle // MPI_BYTE
+	float       handle // MPI_FLOAT
+	sum         handle // MPI_SUM
+	inPlace     uintptr
+	ignore      uintptr // MPI_STATUS_IGNORE
+	anySource   int32
+	handleBytes int // of a handle in an array
+	statusBytes int // of an MPI_Status
+
+	errorsReturn handle
+
+	initThread       func(argc, argv uintptr, required int32, provided uintptr) int32
+	initialized      func(flag uintptr) int32
+	finalize         func() int32
+	libraryVersion   func(text, length uintptr) int32
+	errorString      func(code int32, text, length uintptr) int32
+	setErrorHandler  func(comm, errhandler handle) int32
+	commRank         func(comm handle, rank uintptr) int32
+	commSize         func(comm handle, size uintptr) int32
+	commSplit        func(comm handle, color, key int32, out uintptr) int32
+	isend            func(data uintptr, count int32, datatype handle, to, tag int32, comm handle, request uintptr) int32
+	irecv            func(data uintptr, count int32, datatype handle, from, tag int32, comm handle, request uintptr) int32
+	recv             func(data uintptr, count int32, datatype handle, from, tag int32, comm handle, status uintptr) int32
+	iallreduce       func(send, recv uintptr, count int32, datatype, op, comm handle, request uintptr) int32
+	testSome         func(count int32, requests, done, indices, statuses uintptr) int32
+	cancel           func(request uintptr) int32
+	iprobe           func(from, tag int32, comm handle, flag, status uintptr) int32
+	getCount         func(status uintptr, datatype handle, count uintptr) int32
+	statusSourceByte int // where MPI_SOURCE is in an MPI_Status
+	statusErrorByte  int // where MPI_ERROR is
+}
+
+// open finds and opens the library.
+func open() (*library, error) {
+	names := []string{"libmpi.so.12", "libmpich.so.12", "libmpi.so.40", "libmpi.so"}
+	if os.Getenv("OMPI_COMM_WORLD_SIZE") != "" {
+		names = []string{"libmpi.so.40", "libmpi.so"}
+	} else if os.Getenv("PMI_RANK") == "" {
+		names = []string{"libmpi.so.40", "libmpi.so.12", "libmpich.so.12", "libmpi.so"}
+	}
+	if name := os.Getenv(LibraryVariable); name != "" {
+		names = []string{name}
+	}
+	var reasons []string
+	for _, name := range names {
+		lib, err := purego.Dlopen(name, purego.RTLD_NOW|purego.RTLD_GLOBAL)
+		if err != nil {
+			reasons = append(reasons, err.Error())
+			continue
+		}
+		return bind(name, lib)
+	}
+	return nil, fmt.Errorf("mpi: no MPI library; install one, or name it in %s (%s)", LibraryVariable, strings.Join(reasons, "; "))
+}
+
+func bind(path string, lib uintptr) (*library, error) {
+	l := &library{path: path}
+	symbol := func(name string) uintptr {
+		address, err := purego.Dlsym(lib, name)
+		if err != nil {
+			return 0
+		}
+		return address
+	}
+	l.openMPI = symbol("ompi_mpi_comm_world") != 0
+	missing := func(name string) error {
+		return fmt.Errorf("mpi: %s has no %s: not an MPI library that mula knows", path, name)
+	}
+	for _, constant := range []struct {
+		value *handle
+		open  string // Open MPI: the address of this symbol
+		mpich handle
+	}{
+		{&l.world, "ompi_mpi_comm_world", 0x44000000},
+		{&l.bytes, "ompi_mpi_byte", 0x4c00010d},
+		{&l.float, "ompi_mpi_float", 0x4c00040a},
+		{&l.sum, "ompi_mpi_op_sum", 0x58000003},
+		{&l.errorsReturn, "ompi_mpi_errors_return", 0x54000001},
+	} {
+		*constant.value = constant.mpich
+		if l.openMPI {
+			address := symbol(constant.open)
+			if address == 0 {
+				return nil, missing(constant.open)
+			}
+			*constant.value = handle(address)
+		}
+	}
+	if l.openMPI {
+		l.inPlace, l.ignore, l.anySource, l.handleBytes = 1, 0, -1, 8
+		l.statusBytes, l.statusSourceByte, l.statusErrorByte = 24, 0, 8
+	} else {
+		l.inPlace, l.ignore, l.anySource, l.handleBytes = ^uintptr(0), 1, -2, 4
+		l.statusBytes, l.statusSourceByte, l.statusErrorByte = 20, 8, 16
+	}
+	for _, function := range []struct {
+		name string
+		f    any
+	}{
+		{"MPI_Init_thread", &l.initThread}, {"MPI_Initialized", &l.initialized}, {"MPI_Finalize", &l.finalize},
+		{"MPI_Get_library_version", &l.libraryVersion}, {"MPI_Error_string", &l.errorString}, {"MPI_Comm_set_errhandler", &l.setErrorHandler},
+		{"MPI_Comm_rank", &l.commRank}, {"MPI_Comm_size", &l.commSize}, {"MPI_Comm_split", &l.commSplit}, {"MPI_Isend", &l.isend},
+		{"MPI_Irecv", &l.irecv}, {"MPI_Recv", &l.recv}, {"MPI_Iallreduce", &l.iallreduce}, {"MPI_Testsome", &l.testSome},
+		{"MPI_Cancel", &l.cancel}, {"MPI_Iprobe", &l.iprobe}, {"MPI_Get_count", &l.getCount},
+	} {
+		address := symbol(function.name)
+		if address == 0 {
+			return nil, missing(function.name)
+		}
+		purego.RegisterFunc(function.f, address)
+	}
+	return l, nil
+}
+
+// check turns what a function returns into an error.
+func (l *library) check(code int32, what string) error {
+	if code == 0 {
+		return nil
+	}
+	r := newResults()
+	if l.errorString(code, r.address(&r.text[0]), r.address(&r.number)) != 0 {
+		return fmt.Errorf("mpi: %s: error %d", what, code)
+	}
+	return fmt.Errorf("mpi: %s: %s", what, strings.TrimSpace(r.string()))
+}
+
+// version is what the library calls itself, as in "Open MPI 4.1.4".
+func (l *library) version() (string, error) {
+	r := newResults()
+	if err := l.check(l.libraryVersion(r.address(&r.text[0]), r.address(&r.number)), "MPI_Get_library_version"); err != nil {
+		return "", err
+	}
+	line, _, _ := strings.Cut(r.string(), "\n")
+	line, _, _ = strings.Cut(line, ",") // Open MPI goes on with who built it
+	words := strings.Fields(strings.ReplaceAll(line, "Version:", ""))
+	for i, word := range words {
+		if len(word) > 1 && word[0] == 'v' && word[1] >= '0' && word[1] <= '9' {
+			words[i] = word[1:]
+		}
+	}
+	if len(words) == 0 {
+		return "", errors.New("mpi: the library does not say its version")
+	}
+	return strings.Join(words, " "), nil
+}
+
+// Results is memory that the library writes to. It is not on a stack, which may move while the library has its address.
+type results struct {
+	text   [maxText]byte
+	number int32
+	handle uint64
+}
+
+//go:noinline
+func newResults() *results { return new(results) }
+
+// address is where a part of the results is; they live as long as they are used afterwards.
+func (*results) address(part any) uintptr {
+	switch p := part.(type) {
+	case *byte:
+		return uintptr(unsafe.Pointer(p))
+	case *int32:
+		return uintptr(unsafe.Pointer(p))
+	}
+	return uintptr(unsafe.Pointer(part.(*uint64)))
+}
+
+// string is the text that was written, of number bytes.
+func (r *results) string() string { return string(r.text[:min(max(r.number, 0), maxText)]) }
+
+func addressOf(b []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(b))) }

@@ -1,0 +1,31 @@
+// Package mpi links ranks by the MPI library of the machine. It is opened when it is needed, at run time: one program works with Open MPI and with
+// all libraries that have the ABI of MPICH (Intel MPI, those of Cray and of Aurora), and without any.
+//
+// Every exchange is made of non-blocking messages between two ranks, which are asked for their end until they are done, at first without a pause
+// and then with longer and longer ones: many ranks can share few cores, and a done context ends a wait.
+package mpi
+
+import "os"
+
+// LibraryVariable is the environment variable that names the MPI library, if it is not found by itself.
+const LibraryVariable = "MULA_MPI_LIB"
+
+// launchers are environment variables that an mpiexec, srun or the like sets for each process, and the one beside it that holds the number of
+// ranks, if there is one.
+var launchers = []struct{ rank, size string }{
+	{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"}, // Open MPI
+	{"PMI_RANK", "PMI_SIZE"},                         // MPICH, Intel MPI, srun --mpi=pmi2
+	{"PMIX_RANK", ""},                                // srun --mpi=pmix, prterun
+	{"PALS_RANKID", ""},                              // PALS, of HPE Cray machines
+	{"MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"},   // MVAPICH2
+}
+
+// Launched says whether this process was started by an mpiexec, srun or the like, judging by its environment.
+func Launched() bool {
+	for _, l := range launchers {
+		if os.Getenv(l.rank) != "" {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,115 @@
+//go:build amd64 || arm64
+
+package mpi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"strconv"
+	"sync/atomic"
+
+	"mula/xpu"
+)
+
+// A process is this process as MPI sees it: MPI is begun and ended once.
+type process struct {
+	*library
+	name     string
+	finalize chan chan error // to the thread that has begun MPI
+	sending  atomic.Int64    // sends that nobody waits for
+	dirty    atomic.Bool     // some operation will never end
+}
+
+var begun atomic.Bool
+
+// Init returns the link of this process in the world of its mpiexec. It can be called once. Closing the link ends MPI, and returns when all ranks
+// do so; a rank that ends without it ends the whole job. A done ctx ends it before MPI is begun, not while MPI waits for other ranks.
+func Init(ctx context.Context) (xpu.Link, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	if !begun.CompareAndSwap(false, true) {
+		return nil, errors.New("mpi: Init is called twice")
+	}
+	restore := keepHandlers()
+	defer restore()
+	lib, err := open()
+	if err != nil {
+		return nil, err
+	}
+	version, err := lib.version()
+	if err != nil {
+		return nil, err
+	}
+	p := &process{library: lib, name: "mpi, " + version, finalize: make(chan chan error)}
+	started := make(chan error)
+	go func() {
+		runtime.LockOSThread() // MPI is to be ended by the thread that has begun it
+		if err := p.begin(); err != nil {
+			started <- err
+			return
+		}
+		started <- nil
+		done := <-p.finalize
+		done <- p.check(p.library.finalize(), "MPI_Finalize")
+	}()
+	if err := <-started; err != nil {
+		return nil, err
+	}
+	return p.link(p.world)
+}
+
+// begin begins MPI and checks that it is of use.
+func (p *process) begin() error {
+	r := newResults()
+	if err := p.check(p.initThread(0, 0, threadMultiple, r.address(&r.number)), "MPI_Init_thread"); err != nil {
+		return err
+	}
+	if r.number < threadMultiple {
+		return fmt.Errorf("mpi: %s (%s) grants thread level %d, not MPI_THREAD_MULTIPLE: it was built or is set up without threads", p.name, p.path, r.number)
+	}
+	if err := p.check(p.setErrorHandler(p.world, p.errorsReturn), "MPI_Comm_set_errhandler"); err != nil {
+		return err
+	}
+	if err := p.check(p.commSize(p.world, r.address(&r.number)), "MPI_Comm_size"); err != nil {
+		return err
+	}
+	for _, l := range launchers {
+		if n, err := strconv.Atoi(os.Getenv(l.size)); l.size != "" && err == nil && n != int(r.number) {
+			return fmt.Errorf("mpi: this is one of %d processes (%s), but %s (%s) sees a world of %d: name the library of this mpiexec in %s",
+				n, l.size, p.name, p.path, r.number, LibraryVariable)
+		}
+	}
+	return nil
+}
+
+var errLeft = fmt.Errorf("mpi: this rank has left the group: %w", xpu.ErrPeerLost)
+
+// end ends MPI, unless operations are under way that will never end.
+func (p *process) end(failed bool) error {
+	for pause := newPause(); p.sending.Load() > 0 && !pause.longerThan(farewellTime); {
+		pause.wait()
+	}
+	if failed || p.dirty.Load() || p.sending.Load() > 0 {
+		return nil // MPI would wait for ever; the end of the process without MPI_Finalize ends the others
+	}
+	done := make(chan error)
+	p.finalize <- done
+	return <-done
+}
+
+// link returns the link of a communicator.
+func (p *process) link(comm handle) (*link, error) {
+	r := newResults()
+	if err := p.check(p.commRank(comm, r.address(&r.number)), "MPI_Comm_rank"); err != nil {
+		return nil, err
+	}
+	rank := int(r.number)
+	if err := p.check(p.commSize(comm, r.address(&r.number)), "MPI_Comm_size"); err != nil {
+		return nil, err
+	}
+	return newLink(p, comm, rank, int(r.number)), nil
+}

@@ -1,0 +1,16 @@
+//go:build !linux || !(amd64 || arm64)
+
+package mpi
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+
+	"mula/xpu"
+)
+
+// Init returns an error: MPI libraries are used on Linux only, on amd64 and arm64.
+func Init(context.Context) (xpu.Link, error) {
+	return nil, fmt.Errorf("mpi: not on %s/%s, only on Linux with amd64 or arm64; link ranks by tcp", runtime.GOOS, runtime.GOARCH)
+}

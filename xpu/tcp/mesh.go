@@ -1,0 +1,460 @@
+package tcp
+
+import (
+	"bufio"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"time"
+
+	"mula/xpu"
+	"mula/xpu/pairwise"
+)
+
+// What goes over a connection: frames of a header and, for some kinds, as many bytes as it says.
+//
+//	channel uint64 | kind uint8 | 0, 0, 0 | length uint32
+//
+// A channel is the part of a group in a connection. Its data frames form a stream of messages, each preceded by 16 bytes: operation uint8, seven
+// zeros, length uint64. A sender is at most window bytes ahead of what the receiver has taken, who says by credit frames how much that is; so
+// neither a slow receiver nor a hostile sender fills the memory, and no channel stands in the way of another.
+const (
+	frameData     = iota // the next bytes of the channel's stream
+	frameCredit          // length more bytes may be sent; no bytes follow
+	frameLeave           // the sender has left the group: the last frame of the channel
+	frameFailure         // the group is of no more use to the sender; why, as text
+	frameFarewell        // the receiver of the world's frameLeave has all that was sent
+	frames
+
+	frameBytes   = 16
+	messageBytes = 16
+	chunk        = 128 << 10 // most bytes of a data frame
+	window       = 512 << 10
+	maxUnopened  = 64 // channels that a peer may use before this rank does
+)
+
+// farewellTime is how long the end of the world waits for the others to take what they were sent.
+const farewellTime = 5 * time.Second
+
+// A peer is the connection to another rank of the world. One goroutine reads and never waits for anything else, so that both sides of a
+// connection can always write; another writes.
+type peer struct {
+	rank int // in the world
+	conn net.Conn
+
+	mu      sync.Mutex
+	work    sync.Cond // of the writer
+	streams map[uint64]*stream
+	foreign int       // streams that this rank does not use yet
+	control []byte    // frames that wait for nothing
+	owing   []*stream // with credit to be given
+	ready   []*stream // with something to send, and credit for it
+	err     error     // why nothing more comes
+	closed  bool      // when all is written the connection may end
+	parted  bool      // the peer has left the world
+	heard   chan struct{}
+	hear    sync.Once // closes heard: the peer has all, or is gone
+}
+
+// A stream is one channel of a connection, in both directions.
+type stream struct {
+	peer *peer
+	id   uint64
+	link *link // nil until this rank uses the channel
+	dead bool  // this rank has left the group, or it has failed
+
+	// Inwards.
+	buffer   []byte // what came before anybody wanted it; it stays for the next time
+	from     int    // in buffer: what is before has been taken
+	head     [messageBytes]byte
+	headed   int
+	wanted   bool // somebody waits for a message
+	op       pairwise.Operation
+	dst      []byte
+	taken    int // bytes of dst
+	consumed int // bytes for which no credit has been given
+	owed     bool
+	left     bool  // the peer has left the group
+	failure  error // the group has failed at the peer
+
+	// Outwards.
+	queue  []message
+	next   int // in queue
+	credit int
+	queued bool // in ready
+}
+
+// A message is what one rank sends another in one call.
+type message struct {
+	head [messageBytes]byte
+	data []byte
+	sent int   // of head and data
+	link *link // which waits until data is free; nil if nobody does
+	last bool  // no message, but the end of the stream
+}
+
+func newPeer(rank int, conn net.Conn) *peer {
+	p := &peer{rank: rank, conn: conn, streams: make(map[uint64]*stream), heard: make(chan struct{})}
+	p.work.L = &p.mu
+	return p
+}
+
+func (p *peer) String() string {
+	return fmt.Sprintf("rank %d (%s)", p.rank, p.conn.RemoteAddr())
+}
+
+// stream returns the stream of a channel. p.mu is held.
+func (p *peer) stream(id uint64) *stream {
+	s := p.streams[id]
+	if s == nil {
+		s = &stream{peer: p, id: id, credit: window}
+		p.streams[id] = s
+		p.foreign++
+	}
+	return s
+}
+
+func appendFrame(b []byte, id uint64, kind uint8, length int) []byte {
+	b = binary.LittleEndian.AppendUint64(b, id)
+	return binary.LittleEndian.AppendUint32(append(b, kind, 0, 0, 0), uint32(length))
+}
+
+// push queues a message. It says whether the stream can still carry it. p.mu is held.
+func (s *stream) push(m message) error {
+	switch {
+	case s.dead:
+		return nil // the link has an error already
+	case s.left:
+		return s.gone()
+	case s.peer.err != nil:
+		return s.peer.err
+	}
+	s.queue = append(s.queue, m)
+	s.schedule()
+	return nil
+}
+
+// schedule puts the stream where the writer finds it, if there is something it can send. p.mu is held.
+func (s *stream) schedule() {
+	if !s.queued && s.next < len(s.queue) && (s.credit > 0 || s.queue[s.next].last) {
+		s.queued = true
+		s.peer.ready = append(s.peer.ready, s)
+		s.peer.work.Signal()
+	}
+}
+
+// pull says where the next message goes. p.mu is held.
+func (s *stream) pull(op pairwise.Operation, dst []byte) error {
+	if s.dead {
+		return nil
+	}
+	s.wanted, s.op, s.dst, s.taken = true, op, dst, 0
+	rest, err := s.take(s.buffer[s.from:])
+	if err != nil {
+		return err
+	}
+	if s.from = len(s.buffer) - len(rest); s.from == len(s.buffer) {
+		s.buffer, s.from = s.buffer[:0], 0
+	}
+	return s.stuck()
+}
+
+// stuck is an error if somebody waits for what will not happen. p.mu is held.
+func (s *stream) stuck() error {
+	waits := s.wanted
+	for _, m := range s.queue[s.next:] {
+		waits = waits || m.link != nil
+	}
+	switch {
+	case !waits || s.dead:
+		return nil
+	case s.failure != nil:
+		return s.failure
+	case s.left:
+		return s.gone()
+	}
+	return s.peer.err
+}
+
+func (s *stream) gone() error {
+	return fmt.Errorf("tcp: %v has left: %w", s.peer, xpu.ErrPeerLost)
+}
+
+// take gives the message that is wanted what it still needs of b, and returns the rest. p.mu is held.
+func (s *stream) take(b []byte) ([]byte, error) {
+	before := len(b)
+	for s.wanted && len(b) > 0 {
+		if s.headed < messageBytes {
+			n := copy(s.head[s.headed:], b)
+			s.headed += n
+			b = b[n:]
+			if s.headed < messageBytes {
+				continue
+			}
+			op, length := pairwise.Operation(s.head[0]), binary.LittleEndian.Uint64(s.head[8:])
+			if op != s.op {
+				return nil, fmt.Errorf("tcp: %v does %v where this rank does %v", s.peer, op, s.op)
+			}
+			if length != uint64(len(s.dst)) {
+				return nil, fmt.Errorf("tcp: %v sends %d bytes in %v where this rank expects %d", s.peer, length, op, len(s.dst))
+			}
+		}
+		n := copy(s.dst[s.taken:], b)
+		s.taken += n
+		b = b[n:]
+		if s.taken == len(s.dst) {
+			s.wanted, s.dst, s.headed = false, nil, 0
+			s.link.done()
+		}
+	}
+	if s.consumed += before - len(b); s.consumed >= window/4 && !s.owed {
+		s.owed = true
+		s.peer.owing = append(s.peer.owing, s)
+		s.peer.work.Signal()
+	}
+	return b, nil
+}
+
+// arrive takes bytes of a data frame. p.mu is held.
+func (s *stream) arrive(b []byte) error {
+	if s.dead {
+		return nil // nobody will take it; the peer will hear, or has heard, that the group has ended
+	}
+	b, err := s.take(b)
+	if err != nil {
+		return err
+	}
+	if s.from > 0 && len(s.buffer)+len(b) > cap(s.buffer) {
+		s.buffer, s.from = s.buffer[:copy(s.buffer, s.buffer[s.from:])], 0
+	}
+	s.buffer = append(s.buffer, b...)
+	return nil
+}
+
+// maxLength is the largest length that a frame may have, by kind.
+var maxLength = [frames]int{frameData: chunk, frameCredit: window, frameFailure: maxText}
+
+// A frameError is a breach of the protocol: the connection is of no more use.
+type frameError struct{ error }
+
+// read handles what the peer sends until the connection ends.
+func (p *peer) read(r *bufio.Reader) error {
+	for {
+		head, err := r.Peek(frameBytes)
+		if err != nil {
+			if len(head) > 0 {
+				err = unexpected(err)
+			}
+			return err
+		}
+		id, kind, length := binary.LittleEndian.Uint64(head), head[8], int(binary.LittleEndian.Uint32(head[12:]))
+		r.Discard(frameBytes)
+		if kind >= frames {
+			return frameError{fmt.Errorf("a frame of kind %d", kind)}
+		}
+		if length > maxLength[kind] {
+			return frameError{fmt.Errorf("a frame of kind %d with length %d", kind, length)}
+		}
+		p.mu.Lock()
+		if p.foreign >= maxUnopened && p.streams[id] == nil {
+			p.mu.Unlock()
+			return frameError{fmt.Errorf("more than %d unknown channels", maxUnopened)}
+		}
+		s := p.stream(id)
+		var broken error // of the group
+		switch kind {
+		case frameData:
+			if len(s.buffer)-s.from+length > window {
+				p.mu.Unlock()
+				return frameError{fmt.Errorf("more than %d bytes ahead", window)}
+			}
+		case frameCredit:
+			if s.credit+length > window {
+				p.mu.Unlock()
+				return frameError{fmt.Errorf("a credit of %d bytes after one of %d", length, s.credit)}
+			}
+			s.credit += length
+			s.schedule()
+		case frameLeave:
+			if s.left {
+				p.mu.Unlock()
+				return frameError{errors.New("a second leave")}
+			}
+			s.left = true
+			broken = s.stuck()
+			if id == worldChannel {
+				p.parted = true
+				p.control = appendFrame(p.control, id, frameFarewell, 0)
+				p.work.Signal()
+			}
+		case frameFarewell:
+			p.hear.Do(func() { close(p.heard) })
+		}
+		link := s.link
+		p.mu.Unlock()
+
+		switch kind {
+		case frameData:
+			for length > 0 && broken == nil {
+				if r.Buffered() == 0 {
+					if _, err := r.Peek(1); err != nil {
+						return unexpected(err)
+					}
+				}
+				b, _ := r.Peek(min(length, r.Buffered()))
+				p.mu.Lock()
+				broken = s.arrive(b)
+				link = s.link
+				p.mu.Unlock()
+				length -= len(b)
+				r.Discard(len(b))
+			}
+			if _, err := r.Discard(length); err != nil {
+				return unexpected(err)
+			}
+		case frameFailure:
+			text := make([]byte, length)
+			if _, err := io.ReadFull(r, text); err != nil {
+				return unexpected(err)
+			}
+			broken = fmt.Errorf("tcp: %v gave up: %s: %w", p, text, xpu.ErrPeerLost)
+			p.mu.Lock()
+			if s.failure == nil {
+				s.failure = broken
+			}
+			link = s.link
+			p.mu.Unlock()
+		}
+		if broken != nil && link != nil {
+			link.fail(broken)
+		}
+	}
+}
+
+// unexpected is the error of a connection that ends within a frame.
+func unexpected(err error) error {
+	if err == io.EOF {
+		return io.ErrUnexpectedEOF
+	}
+	return err
+}
+
+// lost ends all that goes over the connection.
+func (p *peer) lost(err error) {
+	var breach frameError
+	p.mu.Lock()
+	if p.err == nil {
+		switch {
+		case p.parted:
+			p.err = fmt.Errorf("tcp: %v has left: %w", p, xpu.ErrPeerLost)
+		case errors.As(err, &breach):
+			p.err = fmt.Errorf("tcp: %v does not keep to the protocol between ranks: %w: %w", p, err, xpu.ErrPeerLost)
+		default:
+			p.err = fmt.Errorf("tcp: the connection to %v has ended: %w: %w", p, err, xpu.ErrPeerLost)
+		}
+	}
+	err = p.err
+	var links []*link
+	for _, s := range p.streams {
+		if s.link != nil && (!p.parted || s.stuck() != nil) {
+			links = append(links, s.link)
+		}
+	}
+	p.closed = true
+	p.work.Signal()
+	p.mu.Unlock()
+	p.conn.Close()
+	p.hear.Do(func() { close(p.heard) })
+	for _, l := range links {
+		l.fail(err)
+	}
+}
+
+// fill puts the next frames into b, as much as fits, and says whether the connection is done. It waits until there is something. p.mu is held.
+func (p *peer) fill(b []byte) ([]byte, bool) {
+	for len(p.control) == 0 && len(p.owing) == 0 && len(p.ready) == 0 {
+		if p.closed {
+			return b, true
+		}
+		p.work.Wait()
+	}
+	b = append(b, p.control...)
+	p.control = p.control[:0]
+	for _, s := range p.owing {
+		b = appendFrame(b, s.id, frameCredit, s.consumed)
+		s.consumed, s.owed = 0, false
+	}
+	p.owing = p.owing[:0]
+	for len(p.ready) > 0 && len(b) < chunk {
+		s := p.ready[0]
+		p.ready = p.ready[:copy(p.ready, p.ready[1:])]
+		b = s.fill(b, chunk-len(b))
+		s.queued = false
+		s.schedule()
+	}
+	return b, false
+}
+
+// fill appends a frame with what is next of the stream, as much as there is room. p.mu is held.
+func (s *stream) fill(b []byte, room int) []byte {
+	start := len(b)
+	b = appendFrame(b, s.id, frameData, 0)
+	room = min(room, s.credit)
+	for s.next < len(s.queue) && !s.queue[s.next].last && room > 0 {
+		m := &s.queue[s.next]
+		if m.sent < messageBytes {
+			n := min(room, messageBytes-m.sent)
+			b = append(b, m.head[m.sent:m.sent+n]...)
+			m.sent += n
+			room -= n
+		}
+		if m.sent >= messageBytes {
+			at := m.sent - messageBytes
+			n := min(room, len(m.data)-at)
+			b = append(b, m.data[at:at+n]...)
+			m.sent += n
+			room -= n
+			if m.sent == messageBytes+len(m.data) {
+				if m.link != nil {
+					m.link.done()
+				}
+				*m = message{}
+				s.next++
+			}
+		}
+	}
+	if n := len(b) - start - frameBytes; n > 0 {
+		binary.LittleEndian.PutUint32(b[start+12:], uint32(n))
+		s.credit -= n
+	} else {
+		b = b[:start]
+	}
+	if s.next < len(s.queue) && s.queue[s.next].last {
+		b = appendFrame(b, s.id, frameLeave, 0)
+		s.next++
+	}
+	if s.next == len(s.queue) {
+		s.queue, s.next = s.queue[:0], 0
+	}
+	return b
+}
+
+// write sends what is queued until the connection may end, or does.
+func (p *peer) write() error {
+	b := make([]byte, 0, chunk+4096)
+	for {
+		p.mu.Lock()
+		var done bool
+		b, done = p.fill(b[:0])
+		p.mu.Unlock()
+		if done {
+			return nil
+		}
+		if _, err := p.conn.Write(b); err != nil {
+			return err
+		}
+	}
+}

@@ -1,0 +1,52 @@
+package tcp
+
+import (
+	"context"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"mula/xpu"
+	"mula/xpu/linktest"
+)
+
+// joined returns the links of a world on this machine, by rank.
+func joined(t testing.TB, size int) []xpu.Link {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	links := make([]xpu.Link, size)
+	var ranks sync.WaitGroup
+	for r := range size {
+		ranks.Go(func() {
+			o := Options{Address: listener.Addr().String(), Rank: r, Size: size, Secret: "s3cret"}
+			var err error
+			if r == 0 && size > 1 {
+				links[r], err = join(ctx, o, listener)
+			} else {
+				links[r], err = Join(ctx, o)
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	ranks.Wait()
+	if t.Failed() {
+		t.FailNow()
+	}
+	return links
+}
+
+func TestLinks(t *testing.T) {
+	for size := 1; size <= 4; size++ {
+		linktest.Together(t, joined(t, size))
+	}
+}
+
+func BenchmarkAllReduce(b *testing.B) { linktest.Benchmark(b, joined(b, 2)) }
