@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Compares matrix products of mula's CPU device with OpenBLAS (numpy) and torch.mm: the same shapes, in turns, in one run. Prints Markdown tables.
 
-    python benchmarks/products.py [--precision fp32 bf16] [--threads 1 2] [--forms NN NT TN] [--shapes a c ...] [--rounds 5] [--seconds 0.1] [--without torch]
+    python benchmarks/products.py [--precision fp32 bf16] [--threads 1 2] [--forms NN NT TN] [--shapes a c ...] [--rounds 5] [--seconds 0.1] [--without torch onednn]
 
-The interpreter needs numpy with OpenBLAS, and torch unless it is left out. Every library and number of threads is a process of its own, which waits while
+The interpreter needs numpy with OpenBLAS, torch and oneDNN unless they are left out. Every library and number of threads is a process of its own, which waits while
 another one's turn is. A turn repeats a product for --seconds. A figure is GFLOP per second of processor time, times threads: the median of the rounds. In
 brackets is that of the fastest product by the clock. A ratio is the median of the rounds' ratios.
 
 mula      benchmarks/productloop
+onednn    the same with mula's device onednn, whose library MULA_ONEDNN_LIB may name
 openblas  numpy.matmul; there is no bf16. Groups are a loop over products
 torch     torch.mm into an output (MKL or oneDNN). bf16 has operands and results in bf16; mula's are fp32 in memory
 
@@ -91,12 +92,12 @@ class Side:
 
 def compare(args, program):
     for precision in args.precision:
-        peers = [s for s in ("openblas", "torch") if s not in args.without and (precision, s) != ("bf16", "openblas")]
+        peers = [s for s in ("openblas", "torch", "onednn") if s not in args.without and (precision, s) != ("bf16", "openblas")]
         print(f"\n{precision}: GFLOP per second of processor time, times threads (by the clock)\n")
         print("| shape | form | threads | mula |" + "".join(f" {p} | mula / {p} |" for p in peers))
         print("|---|---|---|---|" + "---|---|" * len(peers), flush=True)
         for threads in args.threads:
-            sides = {"mula": Side([program], threads)} | {p: Side([sys.executable, __file__, "--serve", p], threads) for p in peers}
+            sides = {"mula": Side([program], threads)} | {p: Side([program, p] if p == "onednn" else [sys.executable, __file__, "--serve", p], threads) for p in peers}
             for shape in args.shapes:
                 rows, n, k = SHAPES[shape]
                 for form in args.forms:
@@ -120,7 +121,7 @@ def main():
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES), metavar="SHAPE", help=", ".join(SHAPES))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=.1)
-    parser.add_argument("--without", nargs="+", default=[], choices=["openblas", "torch"])
+    parser.add_argument("--without", nargs="+", default=[], choices=["openblas", "torch", "onednn"])
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:

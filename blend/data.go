@@ -16,14 +16,22 @@ import (
 // were not used lately are closed again.
 type Data struct {
 	*Plan
-	facts [][]facts // by source and shard
-	shelf *shelf
+	facts    [][]facts // by source and shard
+	shelf    *shelf
+	verifier *verifier // nil if whole files are not verified
 }
 
 // OpenOptions are the options of [Open].
 type OpenOptions struct {
 	Base   string // directory that the plan's relative paths start from, instead of the plan's own; "" for that
 	Unread bool   // do not compare the tokens of samples: for [Data.Check], which reads all and says more of what is wrong
+
+	// Verify, if not nil, has whole files verified while samples are read; without it Open compares what is said above, and nothing else is.
+	Verify *VerifyOptions
+
+	// Waiting, if not nil, lets Open wait while another process builds index files of the cache that the plan's order is read from and that are not
+	// there yet. It is called with a message, again when there is another process to wait for. Other files of that cache are not waited for.
+	Waiting func(message string)
 }
 
 // Open verifies that the shards of a plan are the ones it was sealed with: sizes, element types, counts, the hashes in their manifests, and
@@ -41,7 +49,7 @@ func Open(ctx context.Context, p *Plan, opts OpenOptions) (*Data, error) {
 		opened := *p
 		p = &opened
 		var err error
-		if p.order, err = openOrder(p); err != nil {
+		if p.order, err = awaitOrder(ctx, p, opts.Waiting); err != nil {
 			return nil, err
 		}
 		if err = p.order.bind(); err == nil {
@@ -61,7 +69,13 @@ func Open(ctx context.Context, p *Plan, opts OpenOptions) (*Data, error) {
 		}
 		return nil, err
 	}
-	if err := d.verify(opts.Unread); err != nil {
+	if opts.Verify != nil {
+		if d.verifier, err = startVerifier(d, *opts.Verify); err != nil {
+			d.Close()
+			return nil, err
+		}
+	}
+	if err := d.verify(ctx, opts.Unread); err != nil {
 		d.Close()
 		return nil, err
 	}
@@ -99,6 +113,9 @@ func (d *Data) open(source, shard int) (*shards.Shard, error) {
 
 // Close closes the shards. Nothing may be reading from them.
 func (d *Data) Close() error {
+	if d.verifier != nil {
+		d.verifier.stop()
+	}
 	err := d.shelf.close()
 	if d.order != nil {
 		err = errors.Join(err, d.order.close())
@@ -113,7 +130,7 @@ func (d *Data) changed(source, shard int, format string, args ...any) error {
 }
 
 // verify compares the shards with the plan, and unless told not to, the tokens of some samples.
-func (d *Data) verify(unread bool) error {
+func (d *Data) verify(ctx context.Context, unread bool) error {
 	for i := range d.Sources {
 		for k, is := range d.facts[i] {
 			want := d.Sources[i].Shards[k]
@@ -145,7 +162,7 @@ func (d *Data) verify(unread bool) error {
 		if err != nil {
 			return err
 		}
-		if err := d.Tokens(tokens, s); err != nil {
+		if err := d.tokens(ctx, tokens, s); err != nil {
 			return err
 		}
 		if h := SampleHash(tokens); hex.EncodeToString(h[:]) != c.Hash {
@@ -157,7 +174,10 @@ func (d *Data) verify(unread bool) error {
 }
 
 // Tokens reads the tokens of a sample into dst, which must have L+1 elements. It fails if one is not an id of the plan's tokenizer.
-func (d *Data) Tokens(dst []uint32, s Sample) error {
+func (d *Data) Tokens(dst []uint32, s Sample) error { return d.tokens(context.Background(), dst, s) }
+
+// tokens is Tokens, where ctx ends a wait for the verification of the shard.
+func (d *Data) tokens(ctx context.Context, dst []uint32, s Sample) error {
 	if len(dst) != d.SequenceLength+1 {
 		return fmt.Errorf("blend: a sample has %d tokens, room for %d was given", d.SequenceLength+1, len(dst))
 	}
@@ -166,6 +186,11 @@ func (d *Data) Tokens(dst []uint32, s Sample) error {
 		return err
 	}
 	defer d.shelf.put(s.Source, s.Shard)
+	if d.verifier != nil {
+		if err := d.verifier.admit(ctx, s.Source, s.Shard, shard.Summed()); err != nil {
+			return err
+		}
+	}
 	var buffer [16]segment
 	segments, err := d.segments(buffer[:0], s)
 	if err != nil {

@@ -32,7 +32,7 @@ func ForMegatron(ctx context.Context, c *Config, base megatron.Config) (megatron
 	}
 	l := openLedger()
 	defer l.close()
-	d, err := survey(ctx, c, l)
+	d, err := survey(ctx, c, l, nil)
 	if err != nil {
 		return base, err
 	}

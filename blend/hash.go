@@ -69,11 +69,13 @@ type StepHasher struct {
 }
 
 // Add adds the next sample of the step.
-func (h *StepHasher) Add(tokens []uint32) {
+func (h *StepHasher) Add(tokens []uint32) { h.AddHash(SampleHash(tokens)) }
+
+// AddHash adds the next sample of the step, which another rank may have seen, by its SampleHash.
+func (h *StepHasher) AddHash(sum [16]byte) {
 	if h.order == nil {
 		h.order = sha256.New()
 	}
-	sum := SampleHash(tokens)
 	h.order.Write(sum[:])
 	h.set.Add(sum)
 	h.samples++

@@ -19,6 +19,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"mula/internal/locks"
 	"mula/shards"
 )
 
@@ -55,23 +56,35 @@ type stamps [3]stamp
 // the file system's clock may have the same stamp both times.
 const settled = 2 * time.Second
 
+func stampOf(info fs.FileInfo) (s stamp, ok bool) {
+	if !info.Mode().IsRegular() || time.Since(info.ModTime()) < settled {
+		return stamp{}, false
+	}
+	return stamp{info.Size(), info.ModTime().UnixNano(), inode(info)}, true
+}
+
 func stampsOf(prefix string) (s stamps, ok bool) {
 	for i, ending := range []string{".bin", ".idx", ".json"} {
 		info, err := os.Stat(prefix + ending)
 		if errors.Is(err, fs.ErrNotExist) && ending == ".json" {
 			continue
 		}
-		if err != nil || !info.Mode().IsRegular() || time.Since(info.ModTime()) < settled {
+		if err != nil {
 			return s, false
 		}
-		s[i] = stamp{info.Size(), info.ModTime().UnixNano(), inode(info)}
+		if s[i], ok = stampOf(info); !ok {
+			return s, false
+		}
 	}
 	return s, true
 }
 
 // A ledger keeps the facts of shards between runs, so that a plan over thousands of them opens without opening any: a page, which is a file
 // in the user's cache directory, for each directory of shards. It is only ever a help: where it cannot be read, written or believed, the
-// shards are looked at instead. A fact is believed while the stamps of the shard's files are those that it was noted with.
+// shards are looked at instead. A fact is believed while the stamps of the shard's files are those that it was noted with. Processes that note
+// things at the same time keep what the others have noted.
+//
+// It also says when files were last verified. A file that is no shard's is in it for that alone, with one stamp and no facts.
 type ledger struct {
 	root string // directory of the pages; "" to keep nothing
 
@@ -82,11 +95,12 @@ type ledger struct {
 type page struct {
 	entries map[string]entry // by the base name of the prefix
 	used    map[string]bool  // in this run
-	changed bool
+	noted   map[string]bool  // in this run, and not yet written
 }
 
 type entry struct {
 	stamps
+	verified int64 // when all bytes were last found to be those of the hashes, in nanoseconds since 1970; 0: never
 	facts
 }
 
@@ -98,7 +112,7 @@ const (
 )
 
 // pageMagic begins a page, with the version of its layout.
-const pageMagic = "mula shards 1\n"
+const pageMagic = "mula shards 2\n"
 
 func openLedger() *ledger {
 	l := &ledger{pages: map[string]*page{}}
@@ -113,7 +127,7 @@ func (l *ledger) page(dir string) *page {
 	if p := l.pages[dir]; p != nil {
 		return p
 	}
-	p := &page{entries: map[string]entry{}, used: map[string]bool{}}
+	p := &page{entries: map[string]entry{}, used: map[string]bool{}, noted: map[string]bool{}}
 	if l.root != "" {
 		if data, err := readBounded(l.path(dir), maxPageBytes); err == nil {
 			p.parse(data, dir)
@@ -174,29 +188,84 @@ func (l *ledger) note(prefix string, f facts, before stamps) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	p := l.page(dir)
-	p.entries[name], p.used[name] = entry{before, f}, true
-	p.changed = true
+	p.note(name, entry{before, p.entries[name].since(before), f})
 }
 
-// close writes the pages that have changed. What cannot be written is found out again next time.
+func (p *page) note(name string, e entry) {
+	p.entries[name], p.used[name], p.noted[name] = e, true, true
+}
+
+// since is when the file with these stamps was verified.
+func (e entry) since(s stamps) int64 {
+	if e.stamps != s {
+		return 0
+	}
+	return e.verified
+}
+
+// verifiedAt says whether a shard, by its prefix, or another file, by its path, was verified not too long ago. s are its stamps.
+func (l *ledger) verifiedAt(path string, s stamps) bool {
+	dir, name := filepath.Split(path)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	p := l.page(dir)
+	ago := time.Since(time.Unix(0, p.entries[name].since(s)))
+	if ago < 0 || ago > verifiedFor {
+		return false
+	}
+	p.used[name] = true
+	return true
+}
+
+// noteVerified keeps that a shard, or another file, with these stamps and facts has been verified.
+func (l *ledger) noteVerified(path string, s stamps, f facts) {
+	dir, name := filepath.Split(path)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.page(dir).note(name, entry{s, time.Now().UnixNano(), f})
+}
+
+// close writes what has been noted, into the pages as they are by then. What cannot be written is found out again next time.
 func (l *ledger) close() {
 	if l.root == "" {
 		return
 	}
-	written := false
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var done func()
 	for dir, p := range l.pages {
-		if !p.changed {
+		if len(p.noted) == 0 {
 			continue
 		}
-		if !written && os.MkdirAll(l.root, 0o700) != nil {
-			return
+		if done == nil {
+			if os.MkdirAll(l.root, 0o700) != nil {
+				return
+			}
+			done = locks.Alone(l.root)
+			defer done()
 		}
-		written = true
+		if data, err := readBounded(l.path(dir), maxPageBytes); err == nil {
+			p.merge(data, dir)
+		}
 		_ = replaceFile(l.path(dir), p.text(dir)) // a disk without room is no reason to fail
-		p.changed = false
+		clear(p.noted)
 	}
-	if written {
+	if done != nil {
 		l.prune()
+	}
+}
+
+// merge takes what others have written since the page was read, except for what has been noted here.
+func (p *page) merge(data []byte, dir string) {
+	others := &page{entries: map[string]entry{}}
+	others.parse(data, dir)
+	for name, e := range others.entries {
+		mine, known := p.entries[name]
+		if known && p.noted[name] {
+			mine.verified = max(mine.verified, e.since(mine.stamps))
+			e = mine
+		}
+		p.entries[name] = e
 	}
 }
 
@@ -244,7 +313,7 @@ func (l *ledger) prune() {
 
 // A page is: pageMagic; the directory, with its length before it (u16); the number of entries (u32); each entry; the CRC-32 (IEEE) of all
 // that. An entry is: the name, with its length before it (u16); of each of the three files size, time of change (i64) and inode (u64);
-// tokens, documents (i64); element type, flags (u8); what the flags say is there. Numbers are little-endian.
+// when it was verified (i64); tokens, documents (i64); element type, flags (u8); what the flags say is there. Numbers are little-endian.
 const (
 	hasManifest  = 1 << iota
 	hasTokenizer // SHA-256 (32 bytes), highest id + 1, end-of-document id (i64)
@@ -270,6 +339,7 @@ func (p *page) text(dir string) []byte {
 		for _, s := range e.stamps {
 			b = le.AppendUint64(le.AppendUint64(le.AppendUint64(b, uint64(s.size)), uint64(s.changed)), s.inode)
 		}
+		b = le.AppendUint64(b, uint64(e.verified))
 		b = le.AppendUint64(le.AppendUint64(b, uint64(e.tokens)), uint64(e.documents))
 		at := len(b) + 1
 		b = append(b, byte(e.dtype), 0)
@@ -331,6 +401,7 @@ func (p *page) parse(data []byte, dir string) {
 		for i := range e.stamps {
 			e.stamps[i] = stamp{number(), number(), uint64(number())}
 		}
+		e.verified = number()
 		e.tokens, e.documents = number(), number()
 		kind := take(2)
 		if kind == nil {

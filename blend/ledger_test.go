@@ -386,7 +386,7 @@ func TestPage(t *testing.T) {
 
 // FuzzPage reads pages of any content, with a checksum that is right.
 func FuzzPage(f *testing.F) {
-	e := entry{stamps{{1, 2, 3}}, facts{manifest: true, tokenizer: Tokenizer{unhashed, 5, 6}, bin: unhashed, index: unhashed}}
+	e := entry{stamps{{1, 2, 3}}, 4, facts{manifest: true, tokenizer: Tokenizer{unhashed, 5, 6}, bin: unhashed, index: unhashed}}
 	text := (&page{entries: map[string]entry{"a": e, "b": {}}}).text("/")
 	f.Add(text[:len(text)-4])
 	f.Fuzz(func(t *testing.T, data []byte) {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"iter"
 	"math"
 	"os"
@@ -12,6 +13,7 @@ import (
 	"slices"
 	"strings"
 
+	"mula/index/cache"
 	"mula/index/megatron"
 	"mula/shards"
 )
@@ -85,6 +87,23 @@ func openOrder(p *Plan) (_ *cacheOrder, err error) {
 		}
 	}
 	return o, nil
+}
+
+// awaitOrder is openOrder, which waits while other processes build what is missing, if waiting is not nil.
+func awaitOrder(ctx context.Context, p *Plan, waiting func(string)) (o *cacheOrder, err error) {
+	err = awaitCache(ctx, p.path(p.Megatron.directory), waiting, func() (err error) {
+		o, err = openOrder(p)
+		return err
+	})
+	return o, err
+}
+
+// awaitCache does what open does, until it misses no file that other processes may be building; only once, if waiting is nil.
+func awaitCache(ctx context.Context, dir string, waiting func(string), open func() error) error {
+	if waiting == nil {
+		return open()
+	}
+	return cache.Await(ctx, dir, func(builder string) { waiting(fmt.Sprintf("waiting for %s, which is building %s", builder, dir)) }, open)
 }
 
 // bind relates the datasets of the caches to the sources of the plan.
@@ -331,7 +350,7 @@ func (o *cacheOrder) occurrences(ctx context.Context, doc Document) iter.Seq2[Oc
 }
 
 // surveyMegatron gives the plan of a configuration that reads a cache, without hashes and check values, and its open data.
-func surveyMegatron(ctx context.Context, c *Config, l *ledger) (_ *Data, err error) {
+func surveyMegatron(ctx context.Context, c *Config, l *ledger, waiting func(string)) (_ *Data, err error) {
 	at := func(field string, err error) error {
 		return c.file.Errorf("$.megatron"+field, "order megatron: %w", err)
 	}
@@ -349,13 +368,16 @@ func surveyMegatron(ctx context.Context, c *Config, l *ledger) (_ *Data, err err
 		}
 	}
 	if m.Name = hashOf(c.Megatron.Name); c.Megatron.Name == "" {
-		if m.Name, err = onlyOrder(m.directory, cmp.Or(c.Megatron.Split, megatron.Train.String())); err != nil {
+		if err = awaitCache(ctx, m.directory, waiting, func() (err error) {
+			m.Name, err = onlyOrder(m.directory, cmp.Or(c.Megatron.Split, megatron.Train.String()))
+			return err
+		}); err != nil {
 			return nil, at(".cache", err)
 		}
 	}
 	m.Validation = hashOf(c.Megatron.Validation)
 	p := &Plan{SequenceLength: c.SequenceLength, Megatron: m}
-	if p.order, err = openOrder(p); err != nil {
+	if p.order, err = awaitOrder(ctx, p, waiting); err != nil {
 		return nil, at("", err)
 	}
 	defer func() {
@@ -520,6 +542,13 @@ func describedOrders(dir, split string) (blends, datasets []string, err error) {
 	return blends, datasets, nil
 }
 
+// unready is an error about what is not there, or not yet.
+type unready string
+
+func (e unready) Error() string { return string(e) }
+
+func (unready) Is(target error) bool { return target == fs.ErrNotExist }
+
 // onlyOrder is the only blend of a split in a cache, or its only dataset if there is no blend.
 func onlyOrder(dir, split string) (string, error) {
 	blends, datasets, err := describedOrders(dir, split)
@@ -529,12 +558,15 @@ func onlyOrder(dir, split string) (string, error) {
 	found, what := blends, "blends"
 	if len(found) == 0 {
 		found, what = datasets, "datasets"
+		if builders, err := cache.Builders(dir); err != nil || len(builders) > 0 { // a blend of the datasets may be on its way
+			return "", errors.Join(unready(fmt.Sprintf("%s describes no blend of the split %s yet", dir, split)), err)
+		}
 	}
 	switch len(found) {
 	case 1:
 		return found[0], nil
 	case 0:
-		return "", fmt.Errorf("%s describes no blend and no dataset of the split %s", dir, split)
+		return "", unready(fmt.Sprintf("%s describes no blend and no dataset of the split %s", dir, split))
 	}
 	return "", fmt.Errorf("%s has %d %s of the split %s, such as %s and %s: say which one with name", dir, len(found), what, split, found[0], found[1])
 }

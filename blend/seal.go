@@ -22,6 +22,9 @@ import (
 // SealOptions are the options of [Seal].
 type SealOptions struct {
 	Progress func(HashProgress) // called, from one goroutine at a time, while files without a manifest are hashed; may be nil
+
+	// Waiting, if not nil, lets Seal wait while another process builds the index files of an order that is read: see [OpenOptions.Waiting].
+	Waiting func(message string)
 }
 
 // HashProgress is how far the hashing of files has come.
@@ -42,7 +45,7 @@ type HashProgress struct {
 func Seal(ctx context.Context, c *Config, opts SealOptions) (*Plan, error) {
 	l := openLedger()
 	defer l.close()
-	d, err := survey(ctx, c, l)
+	d, err := survey(ctx, c, l, opts.Waiting)
 	if err != nil {
 		return nil, err
 	}
@@ -71,7 +74,7 @@ func Seal(ctx context.Context, c *Config, opts SealOptions) (*Plan, error) {
 func Survey(ctx context.Context, c *Config) (*Summary, error) {
 	l := openLedger()
 	defer l.close()
-	d, err := survey(ctx, c, l)
+	d, err := survey(ctx, c, l, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -83,12 +86,12 @@ func Survey(ctx context.Context, c *Config) (*Summary, error) {
 var unhashed = strings.Repeat("0", 64)
 
 // survey gives the plan of a configuration, without hashes and check values, and its open shards.
-func survey(ctx context.Context, c *Config, l *ledger) (_ *Data, err error) {
+func survey(ctx context.Context, c *Config, l *ledger, waiting func(string)) (_ *Data, err error) {
 	if err := c.validate(); err != nil { // it may come from no file, or have been changed since
 		return nil, err
 	}
 	if c.Order == orderMegatron {
-		return surveyMegatron(ctx, c, l)
+		return surveyMegatron(ctx, c, l, waiting)
 	}
 	p := &Plan{Seed: c.Seed, SequenceLength: c.SequenceLength, HeldOut: c.Validation.String()}
 	listed := map[string]string{} // real path of a shard → its source

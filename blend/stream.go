@@ -195,6 +195,12 @@ func (s *Stream) Next() (arrow.RecordBatch, error) {
 		return nil, s.err
 	}
 	record, err := s.take()
+	if err == nil {
+		if err = s.d.damage(); err != nil {
+			record.Release()
+			record = nil
+		}
+	}
 	if err != nil {
 		s.err = err
 		s.cancel()
@@ -310,7 +316,7 @@ func (s *Stream) build(ctx context.Context, first int64, scratch []uint32) (arro
 		if err := ctx.Err(); err != nil {
 			return nil, context.Cause(ctx)
 		}
-		if err := b.add(s, row, sample, scratch); err != nil {
+		if err := b.add(ctx, s, row, sample, scratch); err != nil {
 			return nil, err
 		}
 	}
@@ -371,14 +377,14 @@ func (b *recordBuilder) release() {
 }
 
 // add fills in one row.
-func (b *recordBuilder) add(s *Stream, row int, sample Sample, scratch []uint32) error {
+func (b *recordBuilder) add(ctx context.Context, s *Stream, row int, sample Sample, scratch []uint32) error {
 	if sample.Epoch > math.MaxInt32 {
 		return fmt.Errorf("blend: position %d is in epoch %d of source %q, more than a stream can say: set max_epochs", sample.Position, sample.Epoch,
 			s.d.Sources[sample.Source].Name)
 	}
 	b.position[row], b.source[row] = sample.Position, int32(sample.Source)
 	b.epoch[row], b.window[row] = int32(sample.Epoch), sample.Window
-	if err := s.d.Tokens(scratch, sample); err != nil {
+	if err := s.d.tokens(ctx, scratch, sample); err != nil {
 		return fmt.Errorf("position %d: %w", sample.Position, err)
 	}
 	if b.width == 2 {

@@ -58,10 +58,13 @@ func runBlend(c *cli.Context) error {
 	}
 	p := newProgress(c.App.ErrWriter)
 	defer p.end()
-	plan, err := blend.Seal(c.Context, config, blend.SealOptions{Progress: func(h blend.HashProgress) {
-		p.update(fmt.Sprintf("hashing shards without a manifest: %s of %s, %s", bytesText(h.Bytes), bytesText(h.Total), h.Path),
-			float64(h.Bytes), float64(h.Total))
-	}})
+	plan, err := blend.Seal(c.Context, config, blend.SealOptions{
+		Progress: func(h blend.HashProgress) {
+			p.update(fmt.Sprintf("hashing shards without a manifest: %s of %s, %s", bytesText(h.Bytes), bytesText(h.Total), h.Path),
+				float64(h.Bytes), float64(h.Total))
+		},
+		Waiting: func(message string) { p.line("%s", message) },
+	})
 	if err != nil {
 		return err
 	}

@@ -42,6 +42,11 @@ type usageError struct{ text string }
 
 func (e *usageError) Error() string { return e.text }
 
+// exitCode makes the process exit with a code of its own. What there is to say has been said.
+type exitCode int
+
+func (e exitCode) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
+
 func usagef(format string, args ...any) error {
 	return &usageError{fmt.Sprintf(format, args...)}
 }
@@ -50,7 +55,7 @@ func usagef(format string, args ...any) error {
 func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	out := &output{w: stdout}
 	app := newApp(stdin, out, stderr)
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	ctx, stop := signal.NotifyContext(context.Background(), stopSignals...)
 	defer stop()
 	ordered, err := flagsFirst(app.Commands, args)
 	if err == nil {
@@ -60,9 +65,12 @@ func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 		err = fmt.Errorf("writing to standard output: %w", out.err)
 	}
 	var usage *usageError
+	var code exitCode
 	switch {
 	case err == nil, errors.Is(err, syscall.EPIPE) && out.err != nil: // who reads the output has had enough of it
 		return exitDone
+	case errors.As(err, &code):
+		return int(code)
 	case errors.As(err, &usage):
 		fmt.Fprintf(stderr, "mula: %s\n", printable(err.Error()))
 		return exitUsage
@@ -186,11 +194,13 @@ func newApp(stdin io.Reader, stdout, stderr io.Writer) *cli.App {
 			streamCommand(),
 			checkCommand(),
 			trainCommand(),
+			launchCommand(),
 			evalCommand(),
 			generateCommand(),
 			exportCommand(),
 			importCommand(),
 			reportCommand(),
+			estimateCommand(),
 		},
 	}
 	onUsageError := func(c *cli.Context, err error, _ bool) error {

@@ -24,7 +24,7 @@ func evalCommand() *cli.Command {
 			modelFlag, planFlag, shardsFlag,
 			&cli.IntFlag{Name: "samples", Usage: "validation windows of each source, spread evenly (0: all)"},
 			&cli.IntFlag{Name: "batch-size", Usage: "windows at once in memory", Value: 8},
-			precisionFlag, threadsFlag, jsonFlag,
+			deviceFlag, precisionFlag, threadsFlag, jsonFlag,
 		},
 		Action: runEval,
 	}

@@ -34,7 +34,7 @@ func generateCommand() *cli.Command {
 			&cli.Float64Flag{Name: "top-p", Usage: "choose among the fewest tokens whose probabilities reach this sum (0: all)"},
 			&cli.Uint64Flag{Name: "seed", Usage: "of the random choices: the same seed gives the same text"},
 			&cli.IntFlag{Name: "samples", Usage: "make so many texts", Value: 1},
-			precisionFlag, threadsFlag, jsonFlag,
+			deviceFlag, precisionFlag, threadsFlag, jsonFlag,
 		},
 		Action: runGenerate,
 	}

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"runtime"
@@ -49,10 +50,12 @@ func indexCommand() *cli.Command {
 			"where it was when the command is given again.\n\n" +
 			"Example: mula index --for megatron --data-path \"0.7 data/web 0.3 data/code\" --split 99,1,0 --seq-length 4096 \\\n" +
 			"           --train-samples 1000000 --valid-samples 10000 --test-samples 0 --like old/…-description.txt --cache cache\n" +
+			"         mpiexec -n 8 mula index … (or srun): the ranks share the work, and the first one speaks for all\n" +
 			"         mula index verify cache",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "for", Usage: "`FRAMEWORK`: megatron, megatron-deepspeed, blendcorpus or olmo (needed)"},
 			&cli.StringFlag{Name: "cache", Usage: "write the files into `DIR` (--data-cache-path; OLMo-core's work_dir)"},
+			&cli.StringSliceFlag{Name: "workers", Usage: "share the work with those that wait at `HOST:PORT,…`, where `mula index serve` runs and --cache is the same folder"},
 			&cli.IntFlag{Name: "threads", Usage: "how many cores to compute on (0: all)"},
 			&cli.BoolFlag{Name: "dry-run", Usage: "print names, sizes and the time it may take, and write nothing"},
 			&cli.BoolFlag{Name: "resume", Usage: "keep the files in DIR that are complete; --resume=false builds all anew", Value: true},
@@ -104,7 +107,7 @@ func indexCommand() *cli.Command {
 			&cli.StringFlag{Name: "root", Usage: "look for relative prefixes in `DIR`; names and hashes do not change"},
 		},
 		Action:      runIndex,
-		Subcommands: []*cli.Command{indexVerifyCommand()},
+		Subcommands: []*cli.Command{indexVerifyCommand(), indexServeCommand()},
 	}
 }
 
@@ -124,7 +127,7 @@ func runIndex(c *cli.Context) error {
 		return err
 	}
 	for _, name := range c.LocalFlagNames() {
-		if slices.Contains([]string{"for", "cache", "threads", "dry-run", "resume", "json"}, name) || slices.Contains(own, name) {
+		if slices.Contains([]string{"for", "cache", "workers", "threads", "dry-run", "resume", "json"}, name) || slices.Contains(own, name) {
 			continue
 		}
 		var others []string
@@ -137,7 +140,14 @@ func runIndex(c *cli.Context) error {
 			return usagef("--%s is a flag of %s; --for %s has no such setting", name, strings.Join(others, " and "), target)
 		}
 	}
+	j := standingOf(c.Context)
+	if j.quiet(c); j.rank > 0 && (target == forOLMo || c.Bool("dry-run")) {
+		return nil // the first rank does it: an order of OLMo-core's is one shuffle, of one file
+	}
 	if target == forOLMo {
+		if c.IsSet("workers") {
+			return usagef("--workers: an order of OLMo-core's is one shuffle, which cannot be shared; leave it out")
+		}
 		return runIndexOLMo(c)
 	}
 	var x foreignIndex
@@ -153,17 +163,25 @@ func runIndex(c *cli.Context) error {
 	if c.Bool("dry-run") {
 		return printDryRun(c, x)
 	}
-	return buildIndex(c, x)
+	return buildIndex(c, x, j)
 }
 
 // A foreignIndex is an index of another framework, named but not yet built.
 type foreignIndex interface {
 	title() string
 	entries(ctx context.Context) ([]indexEntry, error)
-	build(ctx context.Context, threads int, resume bool, progress func(cache.Event)) (cache.Summary, error)
+	build(ctx context.Context, o buildOptions) (cache.Summary, error)
 	start() string   // the arguments of the framework with which it finds the files
 	asks() string    // what else it must be told, in words; "" if nothing
 	notes() []string // what its user should know
+}
+
+// buildOptions are the choices of a build, which all frameworks share.
+type buildOptions struct {
+	threads  int
+	resume   bool
+	together bool // with the other ranks of a job
+	progress func(cache.Event)
 }
 
 // An indexEntry is what the framework will look for under one name.
@@ -210,7 +228,7 @@ func printDryRun(c *cli.Context, x foreignIndex) error {
 		return err
 	}
 	written := slices.DeleteFunc(slices.Clone(entries), func(e indexEntry) bool { return e.Folder == "" })
-	seconds, err := estimate(c.Context, written, threads(c))
+	seconds, err := estimateSeconds(c.Context, written, threads(c))
 	if err != nil {
 		return err
 	}
@@ -257,12 +275,19 @@ func fileCount(entries []indexEntry) (n int64) {
 }
 
 // buildIndex writes the files.
-func buildIndex(c *cli.Context, x foreignIndex) error {
+func buildIndex(c *cli.Context, x foreignIndex, j standing) error {
 	p := newProgress(c.App.ErrWriter)
 	defer p.end()
 	began := time.Now()
 	waiting := map[string]bool{}
-	summary, err := x.build(c.Context, threads(c), c.Bool("resume"), func(e cache.Event) {
+	ctx, stop := context.WithCancelCause(c.Context)
+	defer stop(nil)
+	helpers, err := askWorkers(c, stop)
+	if err != nil {
+		return err
+	}
+	o := buildOptions{threads: threadsOf(c, j), resume: c.Bool("resume"), together: j.size > 1 || helpers != nil}
+	o.progress = func(e cache.Event) {
 		if e.Stage == cache.Waiting && !waiting[e.Holder] {
 			waiting[e.Holder] = true
 			p.line("waiting for %s, which is building %s; its work is taken over after a minute without a sign of life", e.Holder, e.Unit)
@@ -270,7 +295,20 @@ func buildIndex(c *cli.Context, x foreignIndex) error {
 		rate := float64(e.Bytes) / max(time.Since(began).Seconds(), 1e-3)
 		p.update(fmt.Sprintf("%s of %s, %s/s, %d of %d sets complete", bytesText(e.Bytes), bytesText(e.Total), bytesText(int64(rate)), e.Finished, e.Units),
 			float64(e.Bytes), float64(e.Total))
-	})
+	}
+	summary, err := x.build(ctx, o)
+	if helpers != nil {
+		if cause := context.Cause(ctx); err != nil && cause != nil && c.Context.Err() == nil {
+			err = cause // of a worker
+		}
+		var lost []string
+		if lost, err = helpers.wait(err); len(lost) > 0 {
+			p.line("lost on the way: %s; what they had in hand was built by others", strings.Join(lost, ", "))
+		}
+	}
+	if other := new(cache.FailedError); j.rank > 0 && errors.As(err, &other) {
+		return exitCode(exitFailed) // that one has told the user
+	}
 	if err != nil {
 		return err
 	}

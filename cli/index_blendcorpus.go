@@ -110,8 +110,8 @@ func (b *blendCorpusBuild) entries(context.Context) ([]indexEntry, error) {
 	return entries, nil
 }
 
-func (b *blendCorpusBuild) build(ctx context.Context, threads int, resume bool, progress func(cache.Event)) (cache.Summary, error) {
-	return b.index.Build(ctx, blendcorpus.BuildOptions{Threads: threads, Resume: resume, Progress: progress})
+func (b *blendCorpusBuild) build(ctx context.Context, o buildOptions) (cache.Summary, error) {
+	return b.index.Build(ctx, blendcorpus.BuildOptions{Threads: o.threads, Resume: o.resume, Together: o.together, Progress: o.progress})
 }
 
 // notes warns of files that the program will prefer.

@@ -19,9 +19,9 @@ type nowhere struct{}
 
 func (nowhere) WriteAt(p []byte, _ int64) (int, error) { return len(p), nil }
 
-// estimate is how many seconds the entries may take to compute, from short probes of this machine: a data set of made-up documents, and a
+// estimateSeconds is how many seconds the entries may take to compute, from short probes of this machine: a data set of made-up documents, and a
 // blend of as many data sets as each blend has. Writing is not in it.
-func estimate(ctx context.Context, entries []indexEntry, threads int) (float64, error) {
+func estimateSeconds(ctx context.Context, entries []indexEntry, threads int) (float64, error) {
 	const length = 1024 // tokens of a made-up document
 	lengths := make([]byte, 4*probeDocuments)
 	for i := range probeDocuments {

@@ -322,8 +322,8 @@ func (m *megatronBuild) entries(ctx context.Context) ([]indexEntry, error) {
 	return entries, nil
 }
 
-func (m *megatronBuild) build(ctx context.Context, threads int, resume bool, progress func(cache.Event)) (cache.Summary, error) {
-	summary, err := m.index.Build(ctx, megatron.BuildOptions{Threads: threads, Resume: resume, Progress: progress})
+func (m *megatronBuild) build(ctx context.Context, o buildOptions) (cache.Summary, error) {
+	summary, err := m.index.Build(ctx, megatron.BuildOptions{Threads: o.threads, Resume: o.resume, Together: o.together, Progress: o.progress})
 	if err == nil && m.fromYAML {
 		err = atomicfile.WriteFile(m.list, []byte(blendWords(m.config.Blend, "\n", strings.Clone)+"\n"))
 	}

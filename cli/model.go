@@ -11,12 +11,12 @@ import (
 	"mula/tokenize"
 	"mula/train"
 	"mula/xpu"
-	"mula/xpu/cpu"
 )
 
 var (
 	modelFlag     = &cli.StringFlag{Name: "model", Aliases: []string{"m"}, Usage: "a run's folder (its newest complete checkpoint), a checkpoint, or a Hugging Face model `DIR` (needed)"}
 	threadsFlag   = &cli.IntFlag{Name: "threads", Usage: "threads to compute with (0: all cores); the result does not depend on it"}
+	deviceFlag    = &cli.StringFlag{Name: "device", Usage: "what multiplies matrices: cpu, or onednn if that library is installed", Value: train.DeviceCPU}
 	precisionFlag = &cli.StringFlag{Name: "precision", Usage: "of the operands of matrix products: fp32 or bf16", Value: string(xpu.FP32)}
 )
 
@@ -41,9 +41,12 @@ func warnRefused(c *cli.Context, refused []train.RefusedCheckpoint) {
 	}
 }
 
-// openModel reads a model into the memory of the CPU, which computes in the precision that --precision names.
-func openModel(c *cli.Context, dir train.ModelDir) (*moe.Model, *cpu.Device, error) {
-	device := cpu.New(c.Int("threads"), xpu.Precision(c.String("precision")))
+// openModel reads a model into the memory of the device that --device names, which computes in the precision that --precision names.
+func openModel(c *cli.Context, dir train.ModelDir) (*moe.Model, xpu.Device, error) {
+	device, err := train.NewDevice(c.String("device"), c.Int("threads"), xpu.Precision(c.String("precision")))
+	if err != nil {
+		return nil, nil, err
+	}
 	m, err := moe.Open(dir.Dir, device)
 	if err != nil {
 		device.Close()
@@ -52,8 +55,11 @@ func openModel(c *cli.Context, dir train.ModelDir) (*moe.Model, *cpu.Device, err
 	return m, device, nil
 }
 
-// checkComputing refuses values of --threads and --precision.
+// checkComputing refuses values of --device, --threads and --precision.
 func checkComputing(c *cli.Context) error {
+	if d := c.String("device"); d != train.DeviceCPU && d != train.DeviceOneDNN {
+		return usagef("--device is %q; allowed: %s, %s", d, train.DeviceCPU, train.DeviceOneDNN)
+	}
 	if p := xpu.Precision(c.String("precision")); p != xpu.FP32 && p != xpu.BF16 {
 		return usagef("--precision is %q; allowed: %s, %s", p, xpu.FP32, xpu.BF16)
 	}

@@ -16,6 +16,7 @@ var (
 	shardsFlag    = &cli.StringFlag{Name: "shards", Usage: "look for the plan's shards from `DIR` instead of from the plan's own folder"}
 	batchSizeFlag = &cli.IntFlag{Name: "batch-size", Aliases: []string{"B"}, Usage: "samples of a step, over all ranks", DefaultText: "none"}
 	rankFlag      = &cli.IntFlag{Name: "rank", Usage: "only this rank's share of each step"}
+	verifyFlag    = &cli.StringFlag{Name: "verify", Usage: "`WAY` to find damage: reads (blocks with sums, when they are read), behind (whole files too, in the background), first (files without sums before they are used)", Value: "reads"}
 	worldFlag     = &cli.IntFlag{Name: "world", Usage: "number of ranks; it must divide the batch size", Value: 1}
 )
 
@@ -32,6 +33,8 @@ func openPlanWith(c *cli.Context, o blend.OpenOptions) (*blend.Data, error) {
 		return nil, err
 	}
 	o.Base = c.String("shards")
+	p := newProgress(c.App.ErrWriter)
+	o.Waiting = func(message string) { p.line("%s", message) }
 	data, err := blend.Open(c.Context, plan, o)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", c.String("plan"), err)

@@ -37,7 +37,12 @@ func runReport(c *cli.Context) error {
 		return usagef("--watch is %d; it must be a number of seconds, at least 1", watch)
 	}
 	output := c.String("output")
+	named := map[string]bool{}
 	for _, dir := range c.Args().Slice() {
+		if dir = filepath.Clean(dir); named[dir] {
+			return usagef("%s is named twice", dir)
+		}
+		named[dir] = true
 		for _, name := range []string{"metrics.jsonl", "train.yaml"} {
 			if err := notInput(output, filepath.Join(dir, name)); err != nil {
 				return err

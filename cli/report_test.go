@@ -77,3 +77,12 @@ func TestReportWatch(t *testing.T) {
 		t.Errorf("stopped: the page is %s, %v", data, err)
 	}
 }
+
+// One run drawn twice would be two lines of one colour under one name.
+func TestReportTwice(t *testing.T) {
+	dir := t.TempDir()
+	err := newApp(strings.NewReader(""), new(bytes.Buffer), new(bytes.Buffer)).Run([]string{"mula", "report", "--output", filepath.Join(dir, "page.html"), dir, dir + "/"})
+	if err == nil || !strings.Contains(err.Error(), dir+" is named twice") {
+		t.Errorf("error %v", err)
+	}
+}

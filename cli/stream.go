@@ -19,6 +19,7 @@ func streamCommand() *cli.Command {
 			planFlag, shardsFlag, batchSizeFlag, rankFlag, worldFlag,
 			&cli.Int64Flag{Name: "from", Usage: "first position; the start of a step"},
 			&cli.Int64Flag{Name: "to", Usage: "position after the last (0: the end of the plan)"},
+			verifyFlag,
 			&cli.IntFlag{Name: "prefetch", Usage: "record batches read ahead", Value: 4},
 		},
 		Action: runStream,
@@ -42,7 +43,14 @@ func runStream(c *cli.Context) error {
 	if isTerminal(c.App.Writer) {
 		return usagef("standard output is a terminal; send the stream to a file or a program, as in `mula stream ... | python train.py`")
 	}
-	data, err := openPlan(c)
+	verify, err := blend.ParseVerify(c.String("verify"))
+	if err != nil {
+		return usagef("--verify: %v", err)
+	}
+	if verify != nil {
+		verify.Rank, verify.World = rank, world
+	}
+	data, err := openPlanWith(c, blend.OpenOptions{Verify: verify})
 	if err != nil {
 		return err
 	}

@@ -4,17 +4,20 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"os/signal"
 	"path/filepath"
-	"syscall"
+	"strconv"
 	"time"
 
 	"github.com/urfave/cli/v2"
 
 	"mula/moe"
 	"mula/train"
+	"mula/xpu"
+	"mula/xpu/tcp"
 )
 
 func trainCommand() *cli.Command {
@@ -22,7 +25,8 @@ func trainCommand() *cli.Command {
 		Name:  "train",
 		Usage: "train a model on a plan; goes on from the newest complete checkpoint by itself",
 		Description: "Ctrl-C or SIGTERM finish the step, save a checkpoint and exit with 0; the same command goes on from there. A second Ctrl-C\n" +
-			"ends the program at once, which costs the steps since the last checkpoint and nothing else. docs/formats/config.md lists the fields\n" +
+			"ends the program at once, which costs the steps since the last checkpoint and nothing else. Many ranks (layout in the configuration)\n" +
+			"are goroutines of one process, or processes that an mpiexec or mula launch starts; the first one reports. docs/formats/config.md lists the fields\n" +
 			"of the configuration, docs/formats/run.md what a run leaves behind.\n\n" +
 			"Example: mula train --config train.yaml",
 		Flags: []cli.Flag{
@@ -39,17 +43,37 @@ func runTrain(c *cli.Context) error {
 	}
 	config, err := train.LoadConfig(c.String("config"))
 	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("%w; name the run's configuration with --config (docs/formats/config.md lists its fields)", err)
+		return usagef("%v; name the run's configuration with --config (docs/formats/config.md lists its fields)", err)
 	}
 	if err != nil {
-		return err
+		return usagef("%v", err)
 	}
-	p := newProgress(c.App.ErrWriter)
+	if n := os.Getenv(dpVariable); n != "" { // mula launch --elastic: as many as there are hosts for
+		if config.Layout.DP, err = strconv.Atoi(n); err != nil {
+			return usagef("%s is %q in the environment; it must be a number of replicas, as layout.dp is", dpVariable, n)
+		}
+	}
+	world, err := train.Join(c.Context, config)
+	if err != nil {
+		return configurationError(err)
+	}
+	first := world == nil || world.Rank() == 0
+	messages := c.App.ErrWriter
+	if !first {
+		messages = io.Discard // the first rank speaks for all
+	}
+	p := newProgress(messages)
 	defer p.end()
 
-	// The first signal ends c.Context, which stops the run after its step. From then on signals have their usual effect again.
+	// The first signal ends c.Context, which stops the run after its step. From then on signals have their usual effect again, unless they are
+	// the business of mula launch, which passes them on to processes that have got them already.
 	stopped := context.AfterFunc(c.Context, func() {
-		signal.Reset(os.Interrupt, syscall.SIGTERM)
+		if os.Getenv(train.HeartbeatVariable) != "" || os.Getenv(tcp.RankVariable) != "" {
+			signal.Ignore(stopSignals...)
+			p.line("stopping: the step is finished and a checkpoint saved")
+			return
+		}
+		signal.Reset(stopSignals...)
 		p.line("stopping: the step is finished and a checkpoint saved; the same signal again ends the program at once")
 	})
 	defer stopped()
@@ -58,6 +82,7 @@ func runTrain(c *cli.Context) error {
 	var speed pace
 	result, err := train.Run(context.WithoutCancel(c.Context), config, train.Options{
 		Version: Version,
+		World:   world,
 		Stop:    c.Context.Done(),
 		Report:  func(s train.Summary) { printRun(p, s) },
 		Warn:    func(text string) { p.line("warning: %s", text) },
@@ -74,10 +99,59 @@ func runTrain(c *cli.Context) error {
 			p.update(fmt.Sprintf("%s of %s steps  loss %.4f  %s", count(done), count(s.Steps), s.Loss, speed.text(s.Steps-done)), 0, 0)
 		},
 	})
-	if err != nil {
+	p.end()
+	switch {
+	case err != nil && world != nil && train.Shared(err):
+		// Nobody leaves before the message is out: when one process of a job fails, the others are ended.
+		err = configurationError(err)
+		code := exitCode(exitFailed)
+		if errors.As(err, new(*usageError)) {
+			code = exitUsage
+		}
+		if first {
+			fmt.Fprintf(c.App.ErrWriter, "mula: %s\n", printable(err.Error()))
+		}
+		leave(world)
+		return code
+	case err != nil:
+		return configurationError(err) // the group is not closed in order: the others are to notice
+	case world != nil:
+		leave(world)
+	}
+	if err := printResult(c, config, result, evaluated, first); err != nil {
 		return err
 	}
-	p.end()
+	if !result.Finished && os.Getenv(train.HeartbeatVariable) != "" {
+		return exitCode(exitStopped)
+	}
+	return nil
+}
+
+// exitStopped is the exit code of a supervised run that a signal has stopped after a checkpoint. Without a supervisor it is exitDone.
+const exitStopped = 3
+
+// leave ends the work with the other processes of a run, of which all have come to the same end.
+func leave(world *xpu.Comm) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	if world.Barrier(ctx) == nil { // else there is nobody to take leave of
+		world.Close()
+	}
+}
+
+// configurationError makes an error about a field of the configuration one of usage: trying again is of no use.
+func configurationError(err error) error {
+	if train.Misconfigured(err) {
+		return usagef("%v", err)
+	}
+	return err
+}
+
+// printResult prints what has come out, on the first rank.
+func printResult(c *cli.Context, config train.Config, result train.Result, evaluated *train.Evaluation, first bool) error {
+	if !first {
+		return nil
+	}
 	w := c.App.Writer
 	if c.Bool("json") {
 		return printJSON(w, map[string]any{
@@ -162,7 +236,12 @@ func printRun(p *progress, s train.Summary) {
 	p.line("run        %s steps of %s samples, %s tokens a step, %s in all", count(s.Config.Steps), count(int64(s.Config.BatchSize)),
 		count(s.TokensPerStep), tokensText(s.TotalTokens))
 	p.line("work       %.4g MFLOP a token, forward and backward", s.FLOPsPerToken/1e6)
-	p.line("memory     %s: weights %s, gradients %s, optimizer %s, activations %s", bytesText(s.Memory.Total()), bytesText(s.Memory.Weights),
+	each := ""
+	if l := s.Config.Layout; l.Ranks() > 1 {
+		p.line("layout     %d ranks: %s; links: %s", l.Ranks(), l, s.Links)
+		each = " a rank"
+	}
+	p.line("memory     %s%s: weights %s, gradients %s, optimizer %s, activations %s", bytesText(s.Memory.Total()), each, bytesText(s.Memory.Weights),
 		bytesText(s.Memory.Gradients), bytesText(s.Memory.Moments), bytesText(s.Memory.Buffers))
 	p.line("device     %s", s.Device)
 	if s.Resumed != "" && s.NextStep >= s.Config.Steps {

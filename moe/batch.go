@@ -9,9 +9,13 @@ type Batch struct {
 	SequenceLength int
 }
 
-// check refuses a batch that a model of configuration c cannot take.
-func (b Batch) check(c Config) error {
-	if b.Rows < 1 || b.SequenceLength < 1 {
+// check refuses a batch that a model of configuration c cannot take. With other ranks a batch may have no rows.
+func (b Batch) check(c Config, p Parallel) error {
+	least := 1
+	if p.ranks() > 1 {
+		least = 0
+	}
+	if b.Rows < least || b.SequenceLength < 1 {
 		return fmt.Errorf("moe: batch has %d rows of %d tokens; both must be positive", b.Rows, b.SequenceLength)
 	}
 	if b.SequenceLength > c.MaxPositions {
@@ -68,4 +72,8 @@ type BackwardOptions struct {
 	SampleTargets bool
 	SampleSeed    uint64
 	FirstTarget   int64
+
+	// Done, unless nil, is called from within Backward as soon as the gradients of a bucket have got all that this pass adds to them: with
+	// 0, 1, … len(Buckets)-1. What it does with them may go on while Backward works on those that follow.
+	Done func(bucket int)
 }

@@ -24,12 +24,16 @@ type SaveOptions struct {
 }
 
 // Save writes the model as a Hugging Face directory: weights in safetensors files under the names of [Model.Parameters], and config.json,
-// which comes last. dir must exist and hold no model. Files appear whole or not at all; a directory without config.json is not complete.
+// which comes last. dir must exist and hold no model. Files appear whole or not at all; a directory without config.json is not complete. A
+// model that holds a part of the experts is refused.
 func (m *Model) Save(dir string, opts SaveOptions) error {
+	if err := m.whole("saving"); err != nil {
+		return err
+	}
 	return saveDirectory(dir, m.cfg, opts, func(i int, write func([]float32) error) error { return write(m.params[i].Weight) })
 }
 
-// saveDirectory writes a model whose i-th tensor, in the order of c.tensors, fill gives to write, in pieces if it likes.
+// saveDirectory writes a model whose i-th tensor, in the order of c.Tensors, fill gives to write, in pieces if it likes.
 func saveDirectory(dir string, c Config, opts SaveOptions, fill func(i int, write func([]float32) error) error) (err error) {
 	defer func() {
 		if err != nil {
@@ -50,7 +54,7 @@ func saveDirectory(dir string, c Config, opts SaveOptions, fill func(i int, writ
 			return err
 		}
 	}
-	tensors := c.tensors()
+	tensors := c.Tensors()
 	for i := range tensors {
 		tensors[i].DType = opts.DType
 	}
@@ -87,8 +91,9 @@ func saveDirectory(dir string, c Config, opts SaveOptions, fill func(i int, writ
 	return atomicfile.WriteFile(filepath.Join(dir, configName), []byte(config.String()))
 }
 
-// tensors lists the weights of a model of this configuration as files have them, in the order of [Model.Parameters], with elements of F32.
-func (c Config) tensors() []safetensors.Tensor {
+// Tensors lists the weights of a whole model of this configuration as files have them, in the order of [Model.Parameters], with elements of
+// F32. [Parameter.Index] is a place in this list.
+func (c Config) Tensors() []safetensors.Tensor {
 	var list []safetensors.Tensor
 	add := func(name string, shape ...int) {
 		list = append(list, safetensors.Tensor{Name: name, DType: safetensors.F32, Shape: shape})
@@ -196,8 +201,8 @@ func Open(dir string, dev xpu.Device) (*Model, error) {
 // Load reads the weights of a Hugging Face directory, in one file or several, of element type F32, F16 or BF16. Experts may be stored one
 // by one, as transformers saves them, or fused as mlp.experts.gate_up_proj [E, 2I, H] and mlp.experts.down_proj [E, H, I], as transformers 5
 // holds them. Every weight of the model must be there with its shape, and nothing else but, where the head is tied, a copy of the embedding
-// as lm_head.weight; names and shapes are checked before the first weight is read. After an error in reading, the weights are a mixture of
-// old and new.
+// as lm_head.weight; names and shapes are checked before the first weight is read. A model that holds a part of the experts reads those
+// alone. After an error in reading, the weights are a mixture of old and new.
 func (m *Model) Load(dir string) error {
 	s, err := openStored(dir, m.cfg)
 	if err != nil {
@@ -208,8 +213,8 @@ func (m *Model) Load(dir string) error {
 }
 
 func (m *Model) read(s *Stored) error {
-	for i, p := range m.params {
-		if err := s.each(i, p.Weight, func([]float32) error { return nil }); err != nil {
+	for _, p := range m.params {
+		if err := s.each(p.Index, p.Weight, func([]float32) error { return nil }); err != nil {
 			return err
 		}
 	}

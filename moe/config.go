@@ -147,23 +147,31 @@ func (c Config) TotalParameters() int64 { return c.parameters(c.Experts) }
 // ActiveParameters is the number of weights that one token meets, embeddings included: of the experts only those chosen for it count.
 func (c Config) ActiveParameters() int64 { return c.parameters(c.ExpertsPerToken) }
 
-func (c Config) parameters(experts int) int64 {
+func (c Config) parameters(experts int) int64 { return stageOf(c, 0, 1).parameters(c, experts) }
+
+// parameters is the number of weights of a stage that holds so many experts of each of its layers.
+func (s stage) parameters(c Config, experts int) int64 {
 	h, kv, ffn := int64(c.HiddenSize), int64(c.kvWidth()), int64(c.IntermediateSize)
 	layer := 2*h*h + 2*h*kv // q, o and k, v
-	total := int64(c.VocabSize) * h
-	if !c.TieEmbeddings {
-		total *= 2
+	total := int64(0)
+	if s.first {
+		total += int64(c.VocabSize) * h
+	}
+	if s.last && !c.TieEmbeddings {
+		total += int64(c.VocabSize) * h
 	}
 	if c.moe() {
 		layer += h + kv               // q and k norm
 		layer += 2 * h                // layer norms
 		layer += int64(c.Experts) * h // router
 		layer += int64(experts) * 3 * h * ffn
-		total += h // final norm
+		if s.last {
+			total += h // final norm
+		}
 	} else {
 		layer += 3 * h * ffn
 	}
-	return total + int64(c.Layers)*layer
+	return total + int64(s.layers)*layer
 }
 
 // FLOPsPerToken is the work of one token in a training step, forward and backward, in floating-point operations: matrix products only,

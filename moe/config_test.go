@@ -238,7 +238,7 @@ func FuzzReadConfigJSON(f *testing.F) {
 		if again, err := ReadConfigJSON(&b, "again"); err != nil || again != c {
 			t.Fatalf("read %+v, then %+v, %v", c, again, err)
 		}
-		if c.TotalParameters() < c.ActiveParameters() || c.ActiveParameters() <= 0 || c.Memory(1, 1, false).Total() <= 0 {
+		if c.TotalParameters() < c.ActiveParameters() || c.ActiveParameters() <= 0 || c.Memory(Pass{Rows: 1, SequenceLength: 1}).Total() <= 0 {
 			t.Fatalf("%+v: sizes overflow", c)
 		}
 	})

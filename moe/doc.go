@@ -8,6 +8,10 @@
 // Numbers are float32, sums over many numbers float64 where that is free. Matrix products run on an [xpu.Device]; everything else runs in
 // pieces whose borders depend on the shapes only, so that the bits of a result do not depend on the number of threads.
 //
+// Several ranks may share the experts of a model ([NewParallel]): each holds a part of them and everything else, and takes its own batches.
+// In every mixture of experts the hidden states go to the ranks of the chosen experts and the results come back (dispatch.go). And ranks may
+// be the stages of a pipeline, each with a part of the layers, through which batches go one after the other (stage.go).
+//
 // Letters used in names and comments, all sizes of row-major arrays:
 //
 //	T  tokens in the batch at hand (rows × sequence length)     H  hidden size

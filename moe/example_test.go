@@ -1,6 +1,7 @@
 package moe_test
 
 import (
+	"context"
 	"fmt"
 	"log"
 
@@ -21,7 +22,7 @@ func Example() {
 		log.Fatal(err)
 	}
 	m.Init(6198)
-	stats, err := m.Backward(moe.Batch{Tokens: []uint32{3, 1, 4, 1, 5, 9, 2, 6, 5, 3}, Rows: 2, SequenceLength: 4}, moe.BackwardOptions{
+	stats, err := m.Backward(context.Background(), moe.Batch{Tokens: []uint32{3, 1, 4, 1, 5, 9, 2, 6, 5, 3}, Rows: 2, SequenceLength: 4}, moe.BackwardOptions{
 		Loss: moe.LossOptions{Aux: moe.AuxMegaBlocks, AuxCoefficient: 0.01, ZCoefficient: 0.001},
 	})
 	if err != nil {

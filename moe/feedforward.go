@@ -1,46 +1,60 @@
 package moe
 
-import "mula/xpu/cpu"
+import (
+	"context"
+
+	"mula/xpu/cpu"
+)
 
 // feedForward computes out = x1 + experts(norm(x1)) for layer number; out may be the memory of x0.
 //
 // The rows of the expert products are the (token, expert) pairs in expert order. A row's routing weight is multiplied into the input of
 // the down projection, which is linear: the sum over a token's experts is then a plain one, and the backward pass needs no outputs of
 // experts.
-func (m *Model) feedForward(l *layer, st *saved, number int, out []float32) {
+func (m *Model) feedForward(ctx context.Context, l *layer, st *saved, number int, out []float32) error {
 	c, w := m.cfg, &m.ws
 	h, ffn, t := c.HiddenSize, c.IntermediateSize, w.shape.rows*w.shape.s
 	m.normalize(w.h, st.norm2(l))
-	if c.moe() {
-		m.route(l, st, number)
-	}
-	m.expand(l, st)
-	m.split(len(w.act)/ffn, operands{saved: st}, func(m *Model, o *operands, _, lo, hi int) {
-		ffn := m.cfg.IntermediateSize
-		m.activate(o.saved, lo, hi)
-		for r := lo; r < hi && m.cfg.moe(); r++ {
-			cpu.Scale(m.ws.act[r*ffn:][:ffn], o.saved.weight[r])
-		}
-	})
 	if !c.moe() {
+		m.expand(l, st, w.h)
+		m.split(t, operands{saved: st}, func(m *Model, o *operands, _, lo, hi int) { m.activate(o.saved, lo, hi) })
 		m.copyRows(out, st.x1)
 		m.dev.MatMul(false, true, t, h, ffn, w.act, ffn, l.down.w, ffn, out, h, true)
-		return
+		return nil
 	}
-	m.dev.GroupedMatMul(st.counts, true, h, ffn, w.act, l.downW, w.expert, false)
+	m.route(l, st, number)
+	if m.dispatch != nil {
+		return m.dispatch.forward(ctx, m, l, st, number, out)
+	}
+	st.sort(c.ExpertsPerToken)
+	m.expand(l, st, w.h)
+	m.contract(l, st)
 	m.sumRows(out, st.x1, w.expert, st)
+	return nil
 }
 
-// expand computes the gate and up projections of the normalised input in ws.h.
-func (m *Model) expand(l *layer, st *saved) {
+// expand computes the gate and up projections of the normalised input x.
+func (m *Model) expand(l *layer, st *saved, x []float32) {
 	c, w := m.cfg, &m.ws
 	h, ffn := c.HiddenSize, c.IntermediateSize
 	if !c.moe() {
-		m.dev.MatMul(false, true, w.shape.rows*w.shape.s, 2*ffn, h, w.h, h, l.gateUp.w, h, st.gateUp, 2*ffn, false)
+		m.dev.MatMul(false, true, w.shape.rows*w.shape.s, 2*ffn, h, x, h, l.gateUp.w, h, st.gateUp, 2*ffn, false)
 		return
 	}
-	m.gatherRows(w.gathered, w.h, st)
+	m.gatherRows(w.gathered, x, st)
 	m.dev.GroupedMatMul(st.counts, true, 2*ffn, h, w.gathered, l.gateUpW, st.gateUp, false)
+}
+
+// contract computes the outputs of the experts, times their routing weights, in ws.expert.
+func (m *Model) contract(l *layer, st *saved) {
+	m.split(len(st.weight), operands{saved: st}, func(m *Model, o *operands, _, lo, hi int) {
+		ffn := m.cfg.IntermediateSize
+		m.activate(o.saved, lo, hi)
+		for r := lo; r < hi; r++ {
+			cpu.Scale(m.ws.act[r*ffn:][:ffn], o.saved.weight[r])
+		}
+	})
+	m.dev.GroupedMatMul(st.counts, true, m.cfg.HiddenSize, m.cfg.IntermediateSize, m.ws.act, l.downW, m.ws.expert, false)
 }
 
 // activate sets rows [lo, hi) of ws.act to silu(gate)·up.
@@ -81,13 +95,14 @@ func (m *Model) sumRows(dst, x, y []float32, st *saved) {
 	})
 }
 
-// feedForwardGrad takes the gradient of the layer's output in ws.dx to the gradient of x1, and adds to the gradients of the weights.
+// feedForwardGrad takes the gradient of the output of layer number in ws.dx to the gradient of x1, and adds to the gradients of the weights.
 // ws.slope holds the slope of the load-balancing loss; zFactor is the derivative of the weighted z-loss by half the squared logsumexp.
-func (m *Model) feedForwardGrad(l *layer, st *saved, zFactor float64) {
+func (m *Model) feedForwardGrad(ctx context.Context, l *layer, st *saved, number int, zFactor float64) error {
 	c, w := m.cfg, &m.ws
 	h, ffn, t := c.HiddenSize, c.IntermediateSize, w.shape.rows*w.shape.s
 	m.renormalize(w.h, st.norm2(l))
-	if !c.moe() {
+	switch {
+	case !c.moe():
 		m.dev.MatMul(false, false, t, ffn, h, w.dx, h, l.down.w, ffn, w.dact, ffn, false)
 		m.split(t, operands{saved: st}, func(m *Model, o *operands, _, lo, hi int) {
 			m.activate(o.saved, lo, hi)
@@ -96,28 +111,49 @@ func (m *Model) feedForwardGrad(l *layer, st *saved, zFactor float64) {
 		m.dev.MatMul(true, false, h, ffn, t, w.dx, h, w.act, ffn, l.down.g, ffn, true)
 		m.dev.MatMul(true, false, 2*ffn, h, t, st.gateUp, 2*ffn, w.h, h, l.gateUp.g, h, true)
 		m.dev.MatMul(false, false, t, h, 2*ffn, st.gateUp, 2*ffn, l.gateUp.w, h, w.dh, h, false)
-	} else {
-		m.gatherRows(w.expert, w.dx, st)
-		m.dev.GroupedMatMul(st.counts, false, ffn, h, w.expert, l.downW, w.dact, false)
-		m.split(len(st.weight), operands{saved: st}, func(m *Model, o *operands, _, lo, hi int) {
-			w, st, ffn := &m.ws, o.saved, m.cfg.IntermediateSize
-			m.activate(st, lo, hi)
-			for r := lo; r < hi; r++ {
-				act, dact := w.act[r*ffn:][:ffn], w.dact[r*ffn:][:ffn]
-				w.dweight[r] = cpu.Dot(act, dact)
-				cpu.Scale(act, st.weight[r])
-				cpu.Scale(dact, st.weight[r])
-			}
-			m.activateGrad(st, lo, hi)
-		})
-		m.dev.GroupedWeightGrad(st.counts, h, ffn, w.expert, w.act, l.downG, true)
-		m.gatherRows(w.gathered, w.h, st)
-		m.dev.GroupedWeightGrad(st.counts, 2*ffn, h, st.gateUp, w.gathered, l.gateUpG, true)
-		m.dev.GroupedMatMul(st.counts, false, h, 2*ffn, st.gateUp, l.gateUpW, w.expert, false)
-		m.sumRows(w.dh, nil, w.expert, st)
+	case m.dispatch != nil:
+		if err := m.dispatch.grad(ctx, m, l, number); err != nil {
+			return err
+		}
+		m.routeGrad(l, st, zFactor)
+	default:
+		m.contractGrad(l, st, w.dx)
+		m.sumRows(w.dh, nil, w.gathered, st)
+		m.expertsGrad(l, st, w.h)
 		m.routeGrad(l, st, zFactor)
 	}
 	m.normGrad(w.dx, w.dh, st.norm2(l))
+	return nil
+}
+
+// contractGrad takes the gradient dy of the layer's output to those of the routing weights, in ws.dweight, and of the inputs of the experts,
+// in ws.gathered. It leaves for expertsGrad the rows of dy in ws.expert, the inputs of the down projection in ws.act, and the gradients of
+// gate and up in their place.
+func (m *Model) contractGrad(l *layer, st *saved, dy []float32) {
+	c, w := m.cfg, &m.ws
+	h, ffn := c.HiddenSize, c.IntermediateSize
+	m.gatherRows(w.expert, dy, st)
+	m.dev.GroupedMatMul(st.counts, false, ffn, h, w.expert, l.downW, w.dact, false)
+	m.split(len(st.weight), operands{saved: st}, func(m *Model, o *operands, _, lo, hi int) {
+		w, st, ffn := &m.ws, o.saved, m.cfg.IntermediateSize
+		m.activate(st, lo, hi)
+		for r := lo; r < hi; r++ {
+			act, dact := w.act[r*ffn:][:ffn], w.dact[r*ffn:][:ffn]
+			w.dweight[r] = cpu.Dot(act, dact)
+			cpu.Scale(act, st.weight[r])
+			cpu.Scale(dact, st.weight[r])
+		}
+		m.activateGrad(st, lo, hi)
+	})
+	m.dev.GroupedMatMul(st.counts, false, h, 2*ffn, st.gateUp, l.gateUpW, w.gathered, false)
+}
+
+// expertsGrad adds to the gradients of the weights of the experts, from their input x and what contractGrad has left.
+func (m *Model) expertsGrad(l *layer, st *saved, x []float32) {
+	w, h, ffn := &m.ws, m.cfg.HiddenSize, m.cfg.IntermediateSize
+	m.dev.GroupedWeightGrad(st.counts, h, ffn, w.expert, w.act, l.downG, true)
+	m.gatherRows(w.gathered, x, st)
+	m.dev.GroupedWeightGrad(st.counts, 2*ffn, h, st.gateUp, w.gathered, l.gateUpG, true)
 }
 
 // activateGrad replaces rows [lo, hi) of gateUp by their gradient, from the gradient of silu(gate)·up in ws.dact.

@@ -15,7 +15,7 @@ func (m *Model) Logits(tokens []uint32) ([]float32, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := d.append(tokens); err != nil {
+	if err := d.append(context.Background(), tokens); err != nil {
 		return nil, err
 	}
 	c := m.cfg
@@ -74,7 +74,7 @@ func (m *Model) Generate(ctx context.Context, prompt []uint32, o GenerateOptions
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if err := d.append(next); err != nil {
+		if err := d.append(ctx, next); err != nil {
 			return err
 		}
 		token, err := choose.token(d.logits()[:o.Vocabulary])
@@ -100,6 +100,9 @@ type decoder struct {
 
 // newDecoder makes a decoder for a sequence of at most so many tokens.
 func (m *Model) newDecoder(capacity int) (*decoder, error) {
+	if err := m.whole("reading a text"); err != nil {
+		return nil, err
+	}
 	c := m.cfg
 	if capacity > c.MaxPositions {
 		return nil, fmt.Errorf("moe: a sequence of %d tokens is beyond the model's max_position_embeddings %d", capacity, c.MaxPositions)
@@ -113,7 +116,7 @@ func (m *Model) newDecoder(capacity int) (*decoder, error) {
 }
 
 // append reads tokens. Their final hidden states are in ws.h afterwards, until the model is used again.
-func (d *decoder) append(tokens []uint32) error {
+func (d *decoder) append(ctx context.Context, tokens []uint32) error {
 	m, c := d.m, d.m.cfg
 	if len(tokens) == 0 {
 		return fmt.Errorf("moe: an empty sequence has no next token; give at least one token")
@@ -126,10 +129,16 @@ func (d *decoder) append(tokens []uint32) error {
 			return fmt.Errorf("moe: token %d: id %d is beyond the model's vocabulary of %d", d.length+i, id, c.VocabSize)
 		}
 	}
-	m.ws.plan(c, passShape{rows: 1, s: len(tokens), keys: d.capacity})
-	m.decode(func(i int) uint32 { return tokens[i] }, d.length, func(l int) kvTarget {
+	m.ws.plan(c, m.flight(0), passShape{rows: 1, s: len(tokens), keys: d.capacity, layers: c.Layers, last: true})
+	m.rope.extend(c, d.length+len(tokens))
+	m.embedTokens(func(i int) uint32 { return tokens[i] })
+	err := m.decode(ctx, m.ws.xL, func(l int) kvTarget {
 		return kvTarget{k: d.k[l], v: d.v[l], capacity: d.capacity, first: d.length}
 	}, func(int, *saved) {})
+	if err != nil {
+		return err
+	}
+	m.normalize(m.ws.h, m.ws.normL(m))
 	d.length += len(tokens)
 	return nil
 }

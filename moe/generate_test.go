@@ -39,7 +39,7 @@ func TestIncrementalLogits(t *testing.T) {
 				n, sizes = sizes[0], sizes[1:]
 			}
 			n = min(n, len(tokens)-first)
-			if err := d.append(tokens[first : first+n]); err != nil {
+			if err := d.append(t.Context(), tokens[first:first+n]); err != nil {
 				t.Fatal(err)
 			}
 			first += n

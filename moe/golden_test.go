@@ -175,7 +175,7 @@ func TestGoldenGradients(t *testing.T) {
 		for form, opts := range options {
 			t.Run(name+"/"+form, func(t *testing.T) {
 				m, batch := g.model(2)
-				stats, err := m.Backward(batch, BackwardOptions{Loss: opts})
+				stats, err := m.Backward(t.Context(), batch, BackwardOptions{Loss: opts})
 				if err != nil {
 					t.Fatal(err)
 				}

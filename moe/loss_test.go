@@ -15,7 +15,7 @@ func TestSampledTargetsAreDistributed(t *testing.T) {
 	const draws = 20000
 	batch := Batch{Rows: draws, SequenceLength: 1, Tokens: slices.Repeat([]uint32{7, 0}, draws)}
 	counts := make([]float64, cfg.VocabSize)
-	stats, err := m.Backward(batch, BackwardOptions{SampleTargets: true, SampleSeed: 3})
+	stats, err := m.Backward(t.Context(), batch, BackwardOptions{SampleTargets: true, SampleSeed: 3})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,7 +52,7 @@ func TestSampledTargetsGradient(t *testing.T) {
 		m := newModel(t, cfg, 2)
 		randomize(m, 1)
 		batch := randomBatch(cfg, 300, 1, 2) // one token a row, so that targets are no inputs
-		if _, err := m.Backward(batch, BackwardOptions{Loss: fullLoss, SampleTargets: true, SampleSeed: 9}); err != nil {
+		if _, err := m.Backward(t.Context(), batch, BackwardOptions{Loss: fullLoss, SampleTargets: true, SampleSeed: 9}); err != nil {
 			t.Fatal(err)
 		}
 		got, given := slices.Clone(m.grads), slices.Clone(batch.Tokens)
@@ -67,14 +67,14 @@ func TestSampledTargetsGradient(t *testing.T) {
 			t.Errorf("%s: %d of 300 drawn targets are the batch's", name, same)
 		}
 		m.ZeroGradients()
-		if _, err := m.Backward(batch, BackwardOptions{Loss: fullLoss}); err != nil {
+		if _, err := m.Backward(t.Context(), batch, BackwardOptions{Loss: fullLoss}); err != nil {
 			t.Fatal(err)
 		}
 		if !slices.Equal(got, m.grads) {
 			t.Errorf("%s: the gradients differ", name)
 		}
 		m.ZeroGradients()
-		if _, err := m.Backward(Batch{given, 300, 1}, BackwardOptions{Loss: fullLoss}); err != nil {
+		if _, err := m.Backward(t.Context(), Batch{given, 300, 1}, BackwardOptions{Loss: fullLoss}); err != nil {
 			t.Fatal(err)
 		}
 		if slices.Equal(got, m.grads) {
@@ -95,12 +95,12 @@ func TestSampledTargetsDoNotDependOnLayout(t *testing.T) {
 		for row := 0; row < rows; row += micro {
 			part := Batch{batch.Tokens[row*(s+1) : (row+micro)*(s+1)], micro, s}
 			opts := BackwardOptions{SampleTargets: true, SampleSeed: seed, FirstTarget: first + int64(row*s)}
-			if _, err := m.Backward(part, opts); err != nil {
+			if _, err := m.Backward(t.Context(), part, opts); err != nil {
 				t.Fatal(err)
 			}
 			if logitsRows > 0 { // once more, with other blocks
 				m.ws.logitsRows = logitsRows
-				if _, err := m.Backward(part, opts); err != nil {
+				if _, err := m.Backward(t.Context(), part, opts); err != nil {
 					t.Fatal(err)
 				}
 			}

@@ -1,99 +1,230 @@
 package moe
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"math"
 
 	"mula/xpu/cpu"
 )
 
-// Forward computes the loss of a batch. Aux is in the form [AuxHF].
-func (m *Model) Forward(batch Batch) (Stats, error) {
-	if err := batch.check(m.cfg); err != nil {
+// Forward computes the loss of a batch. Aux is in the form [AuxHF]. The context ends waiting for the ranks that share the experts, and with
+// it their group; a whole model does not look at it.
+func (m *Model) Forward(ctx context.Context, batch Batch) (Stats, error) {
+	if err := m.oneStage(); err != nil {
 		return Stats{}, err
 	}
-	m.ws.plan(m.cfg, passShape{rows: batch.Rows, s: batch.SequenceLength, keys: batch.SequenceLength, logits: true})
-	stats := m.forward(batch, AuxHF)
-	m.crossEntropy(batch, BackwardOptions{}, &stats, 0)
-	return stats, nil
+	return m.StageLoss(ctx, batch, nil, nil)
 }
 
 // Backward computes the loss of a batch and adds the gradient of
 //
 //	Σ cross entropies / Targets + share·(AuxCoefficient·Aux + ZCoefficient·Z)
 //
-// to the gradients of all parameters, where share is the batch's part of opts.Targets (see [BackwardOptions]).
-func (m *Model) Backward(batch Batch, opts BackwardOptions) (Stats, error) {
-	if err := batch.check(m.cfg); err != nil {
+// to the gradients of all parameters, where share is the batch's part of opts.Targets (see [BackwardOptions]). An expert's gradients get what
+// the batches of all ranks add to them, those of the other parameters what this rank's batch adds: the sum over all ranks that hold a
+// parameter is the gradient of the whole step, for both, without a factor. The context is that of [Model.Forward]. After an error the
+// gradients are a part of what they should be.
+func (m *Model) Backward(ctx context.Context, batch Batch, opts BackwardOptions) (Stats, error) {
+	if err := m.oneStage(); err != nil {
 		return Stats{}, err
 	}
-	if err := opts.Loss.Validate(); err != nil {
+	if err := batch.check(m.cfg, m.parallel); err != nil {
 		return Stats{}, err
+	}
+	targets, err := m.targets(batch, opts)
+	if err != nil {
+		return Stats{}, err
+	}
+	if err := m.take(0, batch, m.recompute, true); err != nil {
+		return Stats{}, err
+	}
+	if err := m.forward(ctx, nil, nil); err != nil {
+		return Stats{}, err
+	}
+	return m.backward(ctx, opts, targets, nil, nil)
+}
+
+// targets is the number of targets of the step that a batch belongs to, of which opts must hold for it.
+func (m *Model) targets(batch Batch, opts BackwardOptions) (int64, error) {
+	if err := opts.Loss.Validate(); err != nil {
+		return 0, err
 	}
 	own := int64(batch.Rows) * int64(batch.SequenceLength)
-	targets := opts.Targets
-	if targets == 0 {
-		targets = own
+	switch {
+	case opts.Targets == 0 && m.parallel.ranks() > 1:
+		return 0, errors.New("moe: a batch of one rank does not know the number of targets of the whole step; set Targets")
+	case opts.Targets == 0:
+		return own, nil
+	case opts.Targets < own:
+		return 0, fmt.Errorf("moe: the batch has %d targets, more than the %d of the whole step", own, opts.Targets)
 	}
-	if targets < own {
-		return Stats{}, fmt.Errorf("moe: the batch has %d targets, more than the %d of the whole step", own, targets)
-	}
-	share := float64(own) / float64(targets)
+	return opts.Targets, nil
+}
 
+// backward is the backward pass of the flight at hand, of a step with so many targets. in is what comes from the stage behind, nil on the
+// last; out is for the stage before, nil on the first.
+func (m *Model) backward(ctx context.Context, opts BackwardOptions, targets int64, in, out *Relay) (Stats, error) {
 	c, w := m.cfg, &m.ws
-	w.plan(c, passShape{rows: batch.Rows, s: batch.SequenceLength, keys: batch.SequenceLength, train: true, recompute: m.recompute, logits: true})
-	stats := m.forward(batch, opts.Loss.Aux)
-
-	m.crossEntropy(batch, opts, &stats, 1/float64(targets))
-	clear(w.dx)
-	m.normGrad(w.dx, w.dh, w.normL(m))
-	zFactor := opts.Loss.ZCoefficient * share * 2 / (float64(c.Layers) * float64(own) * float64(max(1, c.ExpertsPerToken)))
-	for i := c.Layers - 1; i >= 0; i-- {
+	share := float64(w.shape.rows*w.shape.s) / float64(targets)
+	fresh := w.latest == w.flight // what flights share is still this one's
+	done := progress{opts.Done, 0}
+	stats := m.stats(opts.Loss.Aux)
+	if in == nil {
+		if !fresh {
+			m.renormalize(w.h, w.normL(m))
+		}
+		m.crossEntropy(w.batch, opts, &stats, 1/float64(targets))
+		clear(w.dx)
+		m.normGrad(w.dx, w.dh, w.normL(m))
+		if !c.TieEmbeddings {
+			done.next()
+		}
+	} else {
+		copy(w.dx, in.Hidden)
+		copy(w.sums, in.Router)
+	}
+	zFactor := opts.Loss.ZCoefficient * share * 2 / (float64(c.Layers) * float64(w.tokens()) * float64(max(1, c.ExpertsPerToken)))
+	for i := len(m.layers) - 1; i >= 0; i-- {
 		l, st := &m.layers[i], &w.saved[i]
-		last := i == c.Layers-1 // what layers share is still the last layer's
+		last := fresh && i == len(m.layers)-1 // what layers share is still the last layer's
 		if w.shape.recompute && !last {
-			m.recomputeLayer(l, st)
+			if err := m.recomputeLayer(ctx, l, st, i); err != nil {
+				return Stats{}, err
+			}
 		}
 		if c.moe() {
-			m.auxSlope(opts.Loss, share, stats.ExpertCounts, i)
+			m.auxSlope(opts.Loss, share, i)
 		}
-		m.feedForwardGrad(l, st, zFactor)
+		if err := m.feedForwardGrad(ctx, l, st, i, zFactor); err != nil {
+			return Stats{}, err
+		}
+		if c.moe() {
+			done.next()
+		}
 		m.attendGrad(l, st, w.shape.recompute || last)
+		done.next()
 	}
-	m.embedGrad()
+	if out == nil {
+		m.embedGrad()
+		done.next()
+	} else {
+		copy(out.Hidden, w.dx)
+		copy(out.Router, w.sums)
+	}
 	return stats, nil
 }
 
-// recomputeLayer computes again, from its input and its routing, what the backward pass reads of a layer.
-func (m *Model) recomputeLayer(l *layer, st *saved) {
+// A progress tells [BackwardOptions.Done] which buckets are complete.
+type progress struct {
+	done   func(bucket int)
+	bucket int
+}
+
+func (p *progress) next() {
+	if p.done != nil {
+		p.done(p.bucket)
+	}
+	p.bucket++
+}
+
+// recomputeLayer computes again, from its input and its routing, what the backward pass reads of layer number.
+func (m *Model) recomputeLayer(ctx context.Context, l *layer, st *saved, number int) error {
 	m.attend(l, st, m.ws.ownKeys())
 	m.normalize(m.ws.h, st.norm2(l))
-	m.expand(l, st)
+	if m.dispatch != nil {
+		return m.dispatch.expand(ctx, m, l, number)
+	}
+	m.expand(l, st, m.ws.h)
+	return nil
 }
 
-// forward runs a batch up to the final norm, whose output is then in ws.h.
-func (m *Model) forward(batch Batch, aux AuxForm) Stats {
-	c, w := m.cfg, &m.ws
-	stats := Stats{Targets: batch.Rows * batch.SequenceLength, RowLoss: w.rowLoss}
-	if c.moe() {
-		stats.ExpertCounts, stats.RouterEntropy = m.counts, w.entropy
+// take plans a pass over a batch and takes the flight of a slot at hand. Its forward pass follows.
+func (m *Model) take(slot int, batch Batch, recompute, train bool) error {
+	f := m.flight(slot)
+	if f.waits {
+		return fmt.Errorf("moe: slot %d has a batch under way; StageBackward comes first", slot)
 	}
-	m.decode(batch.input, 0, func(int) kvTarget { return w.ownKeys() }, func(number int, st *saved) {
+	m.ws.plan(m.cfg, f, passShape{rows: batch.Rows, s: batch.SequenceLength, keys: batch.SequenceLength, train: train, recompute: train && recompute,
+		logits: m.stage.last, layers: len(m.layers), last: m.stage.last, elsewhere: m.dispatch != nil})
+	f.batch = batch
+	return nil
+}
+
+// flight returns that of a slot.
+func (m *Model) flight(slot int) *flight {
+	for slot >= len(m.flights) {
+		f := &flight{sums: make(routerSums, m.routerSums())}
+		for range m.layers {
+			f.counts = append(f.counts, make([]int64, m.cfg.Experts))
+		}
+		if m.dispatch != nil {
+			f.ways, f.memory = m.dispatch.ways(len(m.layers)), make([]layerMemory, len(m.layers))
+		}
+		m.flights = append(m.flights, f)
+	}
+	return m.flights[slot]
+}
+
+// forward runs the batch of the flight at hand through the layers held here, and then through the final norm, whose output is in ws.h. in is
+// what comes from the stage before, nil on the first; out is for the stage behind, nil on the last.
+func (m *Model) forward(ctx context.Context, in, out *Relay) error {
+	w := &m.ws
+	if m.dispatch != nil {
+		if err := m.dispatch.begin(ctx, w.batch.Rows*w.batch.SequenceLength); err != nil {
+			return err
+		}
+	}
+	m.rope.extend(m.cfg, w.shape.s)
+	clear(w.sums)
+	if in == nil {
+		m.embedTokens(w.batch.input)
+	} else {
+		m.copyRows(w.saved[0].x0, in.Hidden)
+		copy(w.sums, in.Router)
+	}
+	end := w.xL
+	if out != nil {
+		end = out.Hidden
+	}
+	w.latest = nil
+	err := m.decode(ctx, end, func(int) kvTarget { return w.ownKeys() }, func(number int, st *saved) {
 		for e, n := range st.counts {
-			m.counts[number][e] = int64(n)
+			w.counts[number][e] = int64(n)
+		}
+		if m.cfg.moe() {
+			w.sums.add(w, number)
 		}
 	})
-	if c.moe() {
-		stats.Aux, stats.Z = m.auxLoss(aux, stats.ExpertCounts), m.zLoss()
+	if err != nil {
+		return err
 	}
-	return stats
+	if out != nil {
+		copy(out.Router, w.sums)
+	} else {
+		m.normalize(w.h, w.normL(m))
+	}
+	w.latest = w.flight
+	return nil
 }
 
-// decode runs the layers and the final norm on the tokens of the planned pass, of which token(i) is the i-th and first the position of the
-// first. Keys and values of layer l go to target(l); done is told about every layer whose forward pass is over.
-func (m *Model) decode(token func(i int) uint32, first int, target func(l int) kvTarget, done func(l int, st *saved)) {
-	c, w := m.cfg, &m.ws
-	m.rope.extend(c, first+w.shape.s)
+// stats are what is known after the forward pass of the flight at hand, but for the losses of the batch.
+func (m *Model) stats(aux AuxForm) Stats {
+	w := &m.ws
+	s := Stats{Targets: w.batch.Rows * w.batch.SequenceLength, RowLoss: w.rowLoss}
+	if m.cfg.moe() {
+		s.ExpertCounts, s.RouterEntropy = w.counts, w.entropy
+		if m.stage.last {
+			s.Aux, s.Z = m.auxLoss(aux), m.zLoss()
+		}
+	}
+	return s
+}
+
+// embedTokens looks up the tokens of the planned pass, of which token(i) is the i-th.
+func (m *Model) embedTokens(token func(i int) uint32) {
+	w := &m.ws
 	for i := range w.ids {
 		w.ids[i] = int32(token(i))
 	}
@@ -103,6 +234,12 @@ func (m *Model) decode(token func(i int) uint32, first int, target func(l int) k
 			copy(o.dst[i*h:][:h], m.embed.w[int(m.ws.ids[i])*h:])
 		}
 	})
+}
+
+// decode runs the layers on the input of the first, whose output of the last goes to end. Keys and values of layer l go to target(l); done
+// is told about every layer whose forward pass is over.
+func (m *Model) decode(ctx context.Context, end []float32, target func(l int) kvTarget, done func(l int, st *saved)) error {
+	w := &m.ws
 	for i := range m.layers {
 		st, out := &w.saved[0], w.saved[0].x0
 		if w.shape.train {
@@ -110,15 +247,17 @@ func (m *Model) decode(token func(i int) uint32, first int, target func(l int) k
 		}
 		switch {
 		case i == len(m.layers)-1:
-			out = w.xL
+			out = end
 		case w.shape.train:
 			out = w.saved[i+1].x0
 		}
 		m.attend(&m.layers[i], st, target(i))
-		m.feedForward(&m.layers[i], st, i, out)
+		if err := m.feedForward(ctx, &m.layers[i], st, i, out); err != nil {
+			return err
+		}
 		done(i, st)
 	}
-	m.normalize(w.h, w.normL(m))
+	return nil
 }
 
 // normL is the norm after the last layer.

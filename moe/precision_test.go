@@ -51,7 +51,7 @@ func TestPrecisionsTrainAlike(t *testing.T) {
 				}
 			}
 			m.ZeroGradients()
-			stats, err := m.Backward(batch, BackwardOptions{Loss: fullLoss})
+			stats, err := m.Backward(t.Context(), batch, BackwardOptions{Loss: fullLoss})
 			if err != nil {
 				t.Fatal(err)
 			}

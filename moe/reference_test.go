@@ -296,7 +296,7 @@ func TestGradientsAgainstCentralDifferences(t *testing.T) {
 			grads := map[string][][]float32{}
 			for _, form := range forms {
 				m.ZeroGradients()
-				stats, err := m.Backward(batch, BackwardOptions{Loss: form.opts})
+				stats, err := m.Backward(t.Context(), batch, BackwardOptions{Loss: form.opts})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -371,7 +371,7 @@ func TestLossAgainstReference(t *testing.T) {
 			m := newModel(t, cfg, 2)
 			randomize(m, 8)
 			batch := randomBatch(cfg, 2, queryBlock+3, 9)
-			stats, err := m.Forward(batch)
+			stats, err := m.Forward(t.Context(), batch)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -412,7 +412,7 @@ func TestEdgeShapes(t *testing.T) {
 			m := newModel(t, cfg, 2)
 			randomize(m, 3)
 			batch := randomBatch(cfg, shape[0], shape[1], 4)
-			stats, err := m.Backward(batch, BackwardOptions{Loss: LossOptions{Aux: AuxHF, AuxCoefficient: 1, ZCoefficient: 1}})
+			stats, err := m.Backward(t.Context(), batch, BackwardOptions{Loss: LossOptions{Aux: AuxHF, AuxCoefficient: 1, ZCoefficient: 1}})
 			if err != nil {
 				t.Fatal(err)
 			}

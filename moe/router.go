@@ -6,7 +6,7 @@ import (
 	"mula/xpu/cpu"
 )
 
-// route computes the router's distribution for the tokens of ws.h, chooses the experts and sorts the rows. number is the layer's.
+// route computes the router's distribution for the tokens of ws.h and chooses their experts. number is the layer's.
 func (m *Model) route(l *layer, st *saved, number int) {
 	c, w := m.cfg, &m.ws
 	e, h, t := c.Experts, c.HiddenSize, w.shape.rows*w.shape.s
@@ -27,7 +27,11 @@ func (m *Model) route(l *layer, st *saved, number int) {
 			}
 			sums[e] += lse * lse
 			sums[e+1] += lse - float64(cpu.Dot(p, z)) // -ln p = lse - z
-			topK(st.chosen[i*k:][:k], p)
+			if m.parallel.UniformRouting {
+				inTurn(st.chosen[i*k:][:k], i, e)
+			} else {
+				topK(st.chosen[i*k:][:k], p)
+			}
 		}
 	})
 	total := w.probSum[number*e:][:e]
@@ -42,8 +46,11 @@ func (m *Model) route(l *layer, st *saved, number int) {
 		w.z[number] += sums[e]
 		entropy += sums[e+1]
 	}
-	w.entropy[number] = entropy / float64(t)
-	st.sort(c.ExpertsPerToken)
+	w.entropy[number] = entropy / float64(w.tokens())
+	clear(st.counts)
+	for _, e := range st.chosen {
+		st.counts[e]++
+	}
 }
 
 // topK fills chosen with the indices of the largest elements of p, largest first; of equal ones the lower index comes first.
@@ -65,12 +72,15 @@ func topK(chosen []int32, p []float32) {
 	}
 }
 
+// inTurn fills chosen with the experts that [Parallel.UniformRouting] gives to a token.
+func inTurn(chosen []int32, token, experts int) {
+	for j := range chosen {
+		chosen[j] = int32((token*len(chosen) + j) % experts)
+	}
+}
+
 // sort numbers the (token, expert) pairs by expert and, within an expert, by token.
 func (st *routing) sort(k int) {
-	clear(st.counts)
-	for _, e := range st.chosen {
-		st.counts[e]++
-	}
 	var start [maxExperts]int32
 	at := int32(0)
 	for e, n := range st.counts {
@@ -86,59 +96,70 @@ func (st *routing) sort(k int) {
 	}
 }
 
-// auxLoss is the load-balancing loss of the pass, without its coefficient.
-func (m *Model) auxLoss(form AuxForm, counts [][]int64) float64 {
-	c, w := m.cfg, &m.ws
-	e, layers, t, k := c.Experts, float64(c.Layers), float64(w.shape.rows*w.shape.s), float64(c.ExpertsPerToken)
-	sum := 0.0
+// tokens is the number of tokens that means are taken over. Without any the sums are zero, and so are the means.
+func (w *workspace) tokens() int { return max(1, w.shape.rows*w.shape.s) }
+
+// routerSums are what the losses of the router need of all layers up to one, added up layer by layer: for each expert the number of tokens
+// that chose it, [E], and the sum over tokens of its probability, [E]; then the sum over layers of Σ_e c_le · (Σ_t p_le / T), and the sum
+// over layers and tokens of the squared logsumexp.
+type routerSums []float64 // [2E+2]
+
+// routerSums is the number of sums.
+func (m *Model) routerSums() int {
+	if !m.cfg.moe() {
+		return 0
+	}
+	return 2*m.cfg.Experts + 2
+}
+
+// add adds layer number of the pass at hand.
+func (r routerSums) add(w *workspace, number int) {
+	e, t := len(r)/2-1, float64(w.tokens())
+	for i, p := range w.probSum[number*e:][:e] {
+		n := float64(w.counts[number][i])
+		r[i] += n
+		r[e+i] += p
+		r[2*e] += n * (p / t)
+	}
+	r[2*e+1] += w.z[number]
+}
+
+// auxLoss is the load-balancing loss of the pass, without its coefficient, from the sums over all layers.
+func (m *Model) auxLoss(form AuxForm) float64 {
+	c, sums := m.cfg, m.ws.sums
+	e, layers, t, k := c.Experts, float64(c.Layers), float64(m.ws.tokens()), float64(c.ExpertsPerToken)
 	switch form {
 	case AuxHF:
-		n := layers * t
+		n, sum := layers*t, 0.0
 		for i := range e {
-			var selected, p float64
-			for l := range c.Layers {
-				selected += float64(counts[l][i])
-				p += w.probSum[l*e+i]
-			}
-			sum += selected / n * (p / n)
+			sum += sums[i] / n * (sums[e+i] / n)
 		}
 		return float64(e) * sum
 	case AuxMegaBlocks:
-		for l := range c.Layers {
-			for i := range e {
-				sum += float64(counts[l][i]) * (w.probSum[l*e+i] / t)
-			}
-		}
-		return float64(e) / (layers * t * k) * sum
+		return float64(e) / (layers * t * k) * sums[2*e]
 	}
 	return 0
 }
 
-// zLoss is the router z-loss of the pass, without its coefficient.
+// zLoss is the router z-loss of the pass, without its coefficient, from the sum over all layers.
 func (m *Model) zLoss() float64 {
-	sum := 0.0
-	for _, z := range m.ws.z {
-		sum += z
-	}
-	return sum / float64(m.cfg.Layers*m.ws.shape.rows*m.ws.shape.s*m.cfg.ExpertsPerToken)
+	return m.ws.sums[2*m.cfg.Experts+1] / float64(m.cfg.Layers*m.ws.tokens()*m.cfg.ExpertsPerToken)
 }
 
 // auxSlope sets ws.slope to the derivative of the weighted load-balancing loss by the probabilities of a token of layer number. The counts
 // of chosen experts are constants to it.
-func (m *Model) auxSlope(o LossOptions, share float64, counts [][]int64, number int) {
+func (m *Model) auxSlope(o LossOptions, share float64, number int) {
 	c, w := m.cfg, &m.ws
-	layers, t := float64(c.Layers), float64(w.shape.rows*w.shape.s)
+	layers, t := float64(c.Layers), float64(w.tokens())
 	for i := range w.slope {
 		var selected, factor float64
 		switch o.Aux {
 		case AuxHF:
-			for l := range c.Layers {
-				selected += float64(counts[l][i])
-			}
+			selected = w.sums[i]
 			n := layers * t
 			factor = 1 / (n * n)
 		case AuxMegaBlocks:
-			selected = float64(counts[number][i])
+			selected = float64(w.counts[number][i])
 			factor = 1 / (layers * t * float64(c.ExpertsPerToken) * t)
 		}
 		w.slope[i] = float32(o.AuxCoefficient * share * float64(c.Experts) * factor * selected)

@@ -24,6 +24,8 @@ type operands struct {
 	opts   BackwardOptions
 	first  int
 	scale  float64
+	ways   *ways
+	width  int
 	keep   bool
 }
 

@@ -18,7 +18,7 @@ type Stored struct {
 	dir     string
 	config  Config
 	files   *safetensors.Directory
-	tensors []safetensors.Tensor // as Config.tensors has them
+	tensors []safetensors.Tensor // as Config.Tensors has them
 	sources []source             // of each of tensors
 	types   []safetensors.DType
 	fused   bool
@@ -82,7 +82,7 @@ func (s *Stored) match() error {
 		return fmt.Errorf("%s describes a model of %d weights, and the files beside it hold %d; complete them, or use the config.json that belongs to them",
 			filepath.Join(s.dir, configName), n, elements)
 	}
-	s.tensors = s.config.tensors()
+	s.tensors = s.config.Tensors()
 	s.sources = make([]source, len(s.tensors))
 	number := make(map[string]int, len(s.tensors))
 	for i, t := range s.tensors {

@@ -22,7 +22,7 @@ func TestTensorsAreParameters(t *testing.T) {
 	}
 	for name, c := range configs {
 		m := newModel(t, c, 1)
-		list := c.tensors()
+		list := c.Tensors()
 		if len(list) != len(m.Parameters()) {
 			t.Fatalf("%s: %d tensors, %d parameters", name, len(list), len(m.Parameters()))
 		}
@@ -138,7 +138,7 @@ func TestTiedHeadStored(t *testing.T) {
 		{"other shape", "tensors unexpected: lm_head.weight", []int{64, 128}, func(string, int) float32 { return 0 }},
 	} {
 		dir := t.TempDir()
-		tensors := append(m.cfg.tensors(), safetensors.Tensor{Name: headName, DType: safetensors.F32, Shape: test.shape})
+		tensors := append(m.cfg.Tensors(), safetensors.Tensor{Name: headName, DType: safetensors.F32, Shape: test.shape})
 		writeTensors(t, filepath.Join(dir, safetensors.SingleName), tensors, test.value)
 		err := m.Load(dir)
 		if test.want == "" && (err != nil || m.embed.w[5] != 5) || test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)) {

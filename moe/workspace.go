@@ -1,7 +1,8 @@
 package moe
 
 // A pass over tokens needs two kinds of buffers: what the backward pass reads of each layer's forward pass (saved), and room for the layer
-// at hand, shared by all layers. All are cut from an arena that grows to the largest pass seen and serves every later one.
+// at hand, shared by all layers. The first are a flight's, the others the workspace's. They are cut from arenas that grow to the largest pass
+// seen and serve every later one.
 
 // logitsFloats bounds the buffer of logits: as many tokens are taken at a time as fit, and at least logitsTokens.
 const (
@@ -16,12 +17,21 @@ type passShape struct {
 	train     bool // backward follows: every layer is saved
 	recompute bool // with train: of a layer only its input and its routing are saved
 	logits    bool // logits are computed block by block
+	layers    int  // that this model holds
+	last      bool // the final norm and the head are here
+	elsewhere bool // the rows of experts are not this rank's tokens: a dispatch has the buffers for them
 }
 
-// saved is what the backward pass reads of one layer. Without a backward pass all layers share one. With recomputation they share
-// everything but x0 and the routing: the choice of experts is never made twice.
+// saved is what the backward pass reads of one layer. Without a backward pass all layers share one. With recomputation they, and all flights,
+// share everything but x0 and the routing: the choice of experts is never made twice.
 type saved struct {
-	x0           []float32 // [T, H] input of the layer
+	x0 []float32 // [T, H] input of the layer
+	kept
+	routing
+}
+
+// kept is what recomputation gives again.
+type kept struct {
 	mean1, rstd1 []float32 // [T] of the first norm
 	qkv          []float32 // [T, H+2GD] projections, before norm, clip and rotation
 	rq, rk       []float32 // [T] of the q and k norms
@@ -30,7 +40,6 @@ type saved struct {
 	x1           []float32 // [T, H] residual stream after the attention
 	mean2, rstd2 []float32 // [T] of the second norm
 	gateUp       []float32 // [R, 2I]; the backward pass puts the gradient in its place
-	routing
 }
 
 // routing is what a router decided. A dense layer has none.
@@ -47,21 +56,40 @@ type routing struct {
 func (st *saved) norm1(l *layer) norm { return norm{l.norm1, st.x0, st.mean1, st.rstd1} }
 func (st *saved) norm2(l *layer) norm { return norm{l.norm2, st.x1, st.mean2, st.rstd2} }
 
+// A flight is a batch under way: what its forward pass leaves for its backward pass. Where layers are stages of a pipeline, several are
+// under way at once. L is the number of layers that this model holds.
+type flight struct {
+	shape passShape
+	arena arena
+	batch Batch
+	waits bool // StageForward is over, and StageBackward is to come
+
+	saved   []saved   // [L], or one without a backward pass
+	ids     []int32   // [T] input tokens
+	xL      []float32 // [T, H] output of the last layer
+	meanL   []float32 // [T]
+	rstdL   []float32 // [T]
+	probSum []float64 // [L, E] sum over tokens of the router's distribution
+	z       []float64 // [L] sum over tokens of the squared logsumexp
+	entropy []float64 // [L] mean over tokens of the entropy of the router's distribution
+	counts  [][]int64 // [L][E] for Stats
+	sums    routerSums
+
+	ways   []ways        // [L] of a dispatch
+	memory []layerMemory // of each layer; without a backward pass the first is of all
+}
+
 type workspace struct {
 	shape passShape
 	arena arena
 
-	saved   []saved
-	ids     []int32   // [T] input tokens
+	*flight         // the one at hand
+	latest  *flight // the one whose forward pass was the last
+	common  kept    // with recomputation, of all layers and flights
+
 	targets []int32   // [T] target tokens
-	xL      []float32 // [T, H] output of the last layer
-	meanL   []float32 // [T]
-	rstdL   []float32 // [T]
 	ce      []float64 // [T] cross entropy of each target
 	rowLoss []float64 // [rows] for Stats
-	probSum []float64 // [L, E] sum over tokens of the router's distribution
-	z       []float64 // [L] sum over tokens of the squared logsumexp
-	entropy []float64 // [L] mean over tokens of the entropy of the router's distribution
 
 	h         []float32 // [T, H] a normalised input
 	q         []float32 // [rows, A, S, D]
@@ -88,58 +116,97 @@ type workspace struct {
 	logitsRows int
 }
 
-// plan makes the buffers for a pass of the given shape; their contents are undefined.
-func (w *workspace) plan(c Config, shape passShape) {
-	if w.shape == shape {
-		return
+// plan makes the buffers for a pass of the given shape and takes f at hand. What a flight holds stays while its shape does; the contents of
+// all else are undefined.
+func (w *workspace) plan(c Config, f *flight, shape passShape) {
+	if w.shape != shape {
+		var need arena
+		w.cut(c, shape, &need)
+		w.arena.grow(need)
+		w.cut(c, shape, &w.arena)
+		w.shape, w.latest = shape, nil
 	}
-	var need arena
-	w.cut(c, shape, &need)
-	w.arena.grow(need)
-	w.cut(c, shape, &w.arena)
-	w.shape = shape
+	if f.shape != shape {
+		var need arena
+		f.cut(c, shape, &need)
+		f.arena.grow(need)
+		f.cut(c, shape, &f.arena)
+		f.shape = shape
+	}
+	if shape.recompute {
+		for i := range f.saved {
+			f.saved[i].kept = w.common
+		}
+	}
+	w.flight = f
 }
 
-// cut takes all buffers of a pass from a.
-func (w *workspace) cut(c Config, p passShape, a *arena) {
-	a.reset()
-	t, s := p.rows*p.s, p.s
-	h, kv, ffn := c.HiddenSize, c.kvWidth(), c.IntermediateSize
-	r := t // rows of the feed-forward products
-	if c.moe() {
-		r = t * c.ExpertsPerToken
+// expertRows is the number of rows of the feed-forward products.
+func (p passShape) expertRows(c Config) int {
+	switch {
+	case p.elsewhere:
+		return 0
+	case c.moe():
+		return p.rows * p.s * c.ExpertsPerToken
 	}
+	return p.rows * p.s
+}
+
+// cut takes all buffers of a flight from a.
+func (f *flight) cut(c Config, p passShape, a *arena) {
+	a.reset()
+	t, r, pairs, h := p.rows*p.s, p.expertRows(c), p.rows*p.s*c.ExpertsPerToken, c.HiddenSize
 	layers := 1
 	if p.train {
-		layers = c.Layers
+		layers = p.layers
 	}
-	if cap(w.saved) < layers {
-		w.saved = make([]saved, layers)
+	if cap(f.saved) < layers {
+		f.saved = make([]saved, layers)
 	}
-	w.saved = w.saved[:layers]
-	for i := range w.saved {
-		st := &w.saved[i]
-		if i == 0 || !p.recompute {
-			*st = saved{
-				mean1: a.f32(t), rstd1: a.f32(t),
-				qkv: a.f32(t * c.qkvWidth()), rq: a.f32(t), rk: a.f32(t),
-				ctx: a.f32(t * h), lse: a.f32(t * c.Heads),
-				x1: a.f32(t * h), mean2: a.f32(t), rstd2: a.f32(t),
-				gateUp: a.f32(r * 2 * ffn),
-			}
-		} else {
-			*st = w.saved[0]
+	f.saved = f.saved[:layers]
+	for i := range f.saved {
+		st := &f.saved[i]
+		*st = saved{x0: a.f32(t * h)}
+		if !p.recompute {
+			st.kept.cut(c, p, a)
 		}
-		st.x0 = a.f32(t * h)
 		if c.moe() {
 			st.routing = routing{
 				probs: a.f32(t * c.Experts), zlse: a.f32(t), weight: a.f32(r),
-				chosen: a.i32(r), rowOf: a.i32(r), tokenOf: a.i32(r), counts: a.ints(c.Experts),
+				chosen: a.i32(pairs), rowOf: a.i32(pairs), tokenOf: a.i32(r), counts: a.ints(c.Experts),
 			}
 		}
 	}
-	w.ids, w.targets, w.ce, w.rowLoss = a.i32(t), a.i32(t), a.f64(t), a.f64(p.rows)
-	w.xL, w.meanL, w.rstdL = a.f32(t*h), a.f32(t), a.f32(t)
+	f.ids = a.i32(t)
+	if p.last {
+		f.xL, f.meanL, f.rstdL = a.f32(t*h), a.f32(t), a.f32(t)
+	}
+	if c.moe() {
+		f.probSum, f.z, f.entropy = a.f64(p.layers*c.Experts), a.f64(p.layers), a.f64(p.layers)
+	}
+}
+
+// cut takes the buffers from a.
+func (k *kept) cut(c Config, p passShape, a *arena) {
+	t, h := p.rows*p.s, c.HiddenSize
+	*k = kept{
+		mean1: a.f32(t), rstd1: a.f32(t),
+		qkv: a.f32(t * c.qkvWidth()), rq: a.f32(t), rk: a.f32(t),
+		ctx: a.f32(t * h), lse: a.f32(t * c.Heads),
+		x1: a.f32(t * h), mean2: a.f32(t), rstd2: a.f32(t),
+		gateUp: a.f32(p.expertRows(c) * 2 * c.IntermediateSize),
+	}
+}
+
+// cut takes the buffers that all flights share from a.
+func (w *workspace) cut(c Config, p passShape, a *arena) {
+	a.reset()
+	t, s := p.rows*p.s, p.s
+	h, kv, ffn, r := c.HiddenSize, c.kvWidth(), c.IntermediateSize, p.expertRows(c)
+	if p.recompute {
+		w.common.cut(c, p, a)
+	}
+	w.targets, w.ce, w.rowLoss = a.i32(t), a.f64(t), a.f64(p.rows)
 	w.h = a.f32(t * h)
 	w.q, w.k, w.v = a.f32(t*h), a.f32(t*kv), a.f32(t*kv)
 	w.scoreSize = min(queryBlock, s) * p.keys
@@ -147,7 +214,7 @@ func (w *workspace) cut(c Config, p passShape, a *arena) {
 	w.act = a.f32(r * ffn)
 	if c.moe() {
 		w.router, w.gathered, w.expert = a.f32(t*c.Experts), a.f32(r*h), a.f32(r*h)
-		w.probSum, w.z, w.entropy, w.psum = a.f64(c.Layers*c.Experts), a.f64(c.Layers), a.f64(c.Layers), a.f64(parts*(c.Experts+2))
+		w.psum = a.f64(parts * (c.Experts + 2))
 	}
 	if p.logits {
 		w.logitsRows = min(t, max(logitsFloats/c.VocabSize, logitsTokens))
@@ -222,11 +289,33 @@ type Memory struct {
 // Total is the sum of all.
 func (m Memory) Total() int64 { return m.Weights + m.Gradients + m.Buffers }
 
-// Memory says what [Model.Backward] needs for a batch of the given shape, with or without recomputation (see [Model.SetRecompute]). The state
-// of an optimizer comes on top, and the scratch of the device: see [mula/xpu/cpu.Device].
-func (c Config) Memory(rows, sequenceLength int, recompute bool) Memory {
-	var a arena
-	new(workspace).cut(c, passShape{rows: rows, s: sequenceLength, keys: sequenceLength, train: true, recompute: recompute, logits: true}, &a)
-	n := 4 * c.TotalParameters()
-	return Memory{Weights: n, Gradients: n, Buffers: a.bytes()}
+// A Pass is a call of [Model.Backward], or of both halves of one on a stage of a pipeline, as far as memory depends on it.
+type Pass struct {
+	Rows           int
+	SequenceLength int
+	Recompute      bool // see [Model.SetRecompute]
+
+	ExpertRanks int // ranks that share the experts; 0 and 1 are the whole model
+	Dispatch    Dispatch
+
+	Stage, Stages int // see [Parallel]
+	InFlight      int // batches under way at once at most; 0 means 1
+}
+
+// Memory says what [Model.Backward] needs. Where ranks share the experts, it counts on balanced routing: each rank gets as many tokens as
+// [Config.ExpectedCopies] says, and T·K rows for its experts. What a rank has got of a layer it keeps for the backward pass, or with
+// recomputation gets again. The buffers grow with the largest number that is seen. The state of an optimizer comes on top, and the scratch
+// of the device: see [mula/xpu/cpu.Device].
+func (c Config) Memory(p Pass) Memory {
+	stage := stageOf(c, p.Stage, p.Stages)
+	shape := passShape{rows: p.Rows, s: p.SequenceLength, keys: p.SequenceLength, train: true, recompute: p.Recompute, logits: stage.last,
+		layers: stage.layers, last: stage.last, elsewhere: p.ExpertRanks > 1}
+	var shared, flights arena
+	new(workspace).cut(c, shape, &shared)
+	new(flight).cut(c, shape, &flights)
+	n, buffers := 4*stage.parameters(c, c.Experts/max(1, p.ExpertRanks)), shared.bytes()+int64(max(1, p.InFlight))*flights.bytes()
+	if p.ExpertRanks > 1 {
+		buffers += c.dispatchMemory(p)
+	}
+	return Memory{Weights: n, Gradients: n, Buffers: buffers}
 }

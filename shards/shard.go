@@ -129,6 +129,9 @@ func (x *Index) holdsTokens(binSize int64, bin string) error {
 // Check reads the whole .idx file and compares it with itself; see [Index.Check]. What passes is right for every document.
 func (s *Shard) Check(ctx context.Context) error { return s.index.Check(ctx) }
 
+// Summed says whether the shard has sums of blocks, so that [Shard.Read] gives out no damaged token.
+func (s *Shard) Summed() bool { return s.sums != nil }
+
 // Prefix is the path of the shard's files without their endings.
 func (s *Shard) Prefix() string { return s.prefix }
 

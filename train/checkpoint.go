@@ -1,13 +1,17 @@
 package train
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash"
+	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -15,13 +19,13 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
-	"unsafe"
 
 	"mula/blend"
 	"mula/internal/atomicfile"
 	"mula/moe"
 	"mula/moe/safetensors"
 	"mula/shards"
+	"mula/xpu"
 )
 
 // Names in a run directory and in a checkpoint.
@@ -32,13 +36,36 @@ const (
 	stateFile      = "state.json"
 	modelFile      = safetensors.SingleName
 	generationFile = "generation_config.json"
+	modelConfig    = "config.json"
 	optimizerFile  = "optimizer.safetensors"
 	tokenizerFile  = "tokenizer.json"
+
+	// In a checkpoint that several ranks have written.
+	modelIndexFile     = safetensors.IndexName
+	optimizerIndexFile = "optimizer.safetensors.index.json"
 )
 
+// optimizerShardName is the name of file k of n, from 1, of the optimizer's state.
+func optimizerShardName(k, n int) string {
+	if n == 1 {
+		return optimizerFile
+	}
+	return fmt.Sprintf("optimizer-%05d-of-%05d.safetensors", k, n)
+}
+
+// modelShardName is the name of file k of n, from 1, of the weights.
+func modelShardName(k, n int) string {
+	if n == 1 {
+		return modelFile
+	}
+	return safetensors.ShardName(k, n)
+}
+
 const (
-	checkpointFormat = 1
-	maxStateFile     = 16 << 20 // bytes of a manifest.json or state.json that is read; real ones have a few kB
+	// checkpointFormat is that of manifest.json and state.json. Format 1 had one file of weights and one of the optimizer's state, always, and
+	// in State.Weights the SHA-256 over all weights one after the other.
+	checkpointFormat = 2
+	maxStateFile     = 256 << 20 // bytes of a JSON file of a checkpoint that is read; an index of thousands of ranks has some tens of megabytes
 )
 
 // ErrNoCheckpoint means that a directory holds no checkpoint at all, not even a damaged one.
@@ -49,7 +76,7 @@ var errNewer = errors.New("that of a newer mula")
 
 // State is state.json: where the run stands and what it must go on with.
 type State struct {
-	Format  int          `json:"format"`  // 1
+	Format  int          `json:"format"`  // 2, or 1 of an older version
 	Step    int64        `json:"step"`    // steps done, and so the number of the next one
 	Updates int64        `json:"updates"` // steps that changed the weights: all but those whose samples were all skipped, by the plan or because of a spike
 	Tokens  int64        `json:"tokens"`  // targets trained on
@@ -63,7 +90,7 @@ type State struct {
 
 	FirstLoss float64 `json:"first_loss"` // of the first step whose update was made
 	LastLoss  float64 `json:"last_loss"`  // of the last one
-	Weights   string  `json:"weights"`    // see WeightsHash
+	Weights   string  `json:"weights"`    // see WeightsHash; of format 1 the SHA-256 over all weights one after the other
 
 	Spikes *SpikeState `json:"spikes,omitempty"` // nil if spikes.action is none
 
@@ -72,7 +99,7 @@ type State struct {
 
 // checkpointManifest is manifest.json, the last file of a checkpoint.
 type checkpointManifest struct {
-	Format int                        `json:"format"` // 1
+	Format int                        `json:"format"` // as State.Format
 	Step   int64                      `json:"step"`
 	Files  map[string]shards.FileInfo `json:"files"`
 }
@@ -112,56 +139,161 @@ func listCheckpoints(dir string) ([]string, error) {
 	return names, nil
 }
 
-// verifyCheckpoint reads every file of a checkpoint and compares it with the manifest, and returns the state. Errors name the file.
-func verifyCheckpoint(ctx context.Context, dir string) (State, error) {
+// verifyCheckpoint reads every file of a checkpoint and compares it with the manifest, and returns the state. Errors name the file. All ranks
+// of world call it, each reads a part of the files, and all get the same result.
+func verifyCheckpoint(ctx context.Context, world *xpu.Comm, dir string) (State, error) {
 	var m checkpointManifest
-	if err := readJSON(filepath.Join(dir, manifestFile), &m); err != nil {
+	if err := fromFirst(ctx, world, &m, func() error { return readManifest(dir, &m) }); err != nil {
 		return State{}, err
 	}
+	if err := allJudge(ctx, world, verifyFiles(ctx, dir, m, rankIn(world), sizeOf(world))); err != nil {
+		return State{}, err
+	}
+	var s State
+	err := fromFirst(ctx, world, &s, func() error {
+		if err := readJSON(filepath.Join(dir, stateFile), &s); err != nil {
+			return err
+		}
+		switch {
+		case s.Format != m.Format:
+			return fmt.Errorf("%s has format %d, its manifest %d", filepath.Join(dir, stateFile), s.Format, m.Format)
+		case s.Step != m.Step || s.Step < 0 || s.Updates < 0 || s.Updates > s.Step:
+			return fmt.Errorf("%s is of step %d with %d updates, its manifest of step %d", filepath.Join(dir, stateFile), s.Step, s.Updates, m.Step)
+		}
+		return nil
+	})
+	return s, err
+}
+
+// readManifest reads the manifest of a checkpoint, and looks at the sizes of the files that it lists: a truncated file of many gigabytes is found
+// without reading it.
+func readManifest(dir string, m *checkpointManifest) error {
+	path := filepath.Join(dir, manifestFile)
+	if err := readJSON(path, m); err != nil {
+		return err
+	}
 	if m.Format > checkpointFormat {
-		return State{}, fmt.Errorf("%s has format %d, %w; this version reads %d", filepath.Join(dir, manifestFile), m.Format, errNewer, checkpointFormat)
+		return fmt.Errorf("%s has format %d, %w; this version reads 1 to %d", path, m.Format, errNewer, checkpointFormat)
 	}
-	if m.Format != checkpointFormat {
-		return State{}, fmt.Errorf("%s has format %d; this version reads %d", filepath.Join(dir, manifestFile), m.Format, checkpointFormat)
+	if m.Format < 1 {
+		return fmt.Errorf("%s has format %d; this version reads 1 to %d", path, m.Format, checkpointFormat)
 	}
-	for _, name := range []string{stateFile, modelFile, optimizerFile} {
-		if _, ok := m.Files[name]; !ok {
-			return State{}, fmt.Errorf("%s does not list %s", filepath.Join(dir, manifestFile), name)
+	if step, ok := checkpointStep(filepath.Base(dir)); ok && step != m.Step {
+		return fmt.Errorf("%s is of step %d", path, m.Step)
+	}
+	if _, ok := m.Files[stateFile]; !ok {
+		return fmt.Errorf("%s does not list %s", path, stateFile)
+	}
+	for _, names := range [][2]string{{modelFile, modelIndexFile}, {optimizerFile, optimizerIndexFile}} {
+		_, single := m.Files[names[0]]
+		_, index := m.Files[names[1]]
+		switch {
+		case m.Format == 1 && !single:
+			return fmt.Errorf("%s does not list %s", path, names[0])
+		case !single && !index:
+			return fmt.Errorf("%s lists neither %s nor %s", path, names[0], names[1])
+		case !single:
+			// It would be read instead of the files that the index names.
+			if _, err := os.Lstat(filepath.Join(dir, names[0])); err == nil {
+				return fmt.Errorf("%s does not list %s, which is there: it is of another checkpoint", path, names[0])
+			}
 		}
 	}
 	for _, name := range sortedKeys(m.Files) {
 		if name != filepath.Base(name) || name == manifestFile {
-			return State{}, fmt.Errorf("%s lists %q, which is not a file of a checkpoint", filepath.Join(dir, manifestFile), name)
+			return fmt.Errorf("%s lists %q, which is not a file of a checkpoint", path, name)
 		}
-		path, want := filepath.Join(dir, name), m.Files[name]
-		// The size is looked at first: a truncated file of many gigabytes is found without reading it.
-		if info, err := os.Stat(path); err != nil {
-			return State{}, err
-		} else if info.Size() != want.Bytes {
-			return State{}, fmt.Errorf("%s has %d bytes, its manifest says %d", path, info.Size(), want.Bytes)
+		if info, err := os.Stat(filepath.Join(dir, name)); err != nil {
+			return err
+		} else if want := m.Files[name]; info.Size() != want.Bytes {
+			return fmt.Errorf("%s has %d bytes, its manifest says %d", filepath.Join(dir, name), info.Size(), want.Bytes)
 		}
+	}
+	return nil
+}
+
+// verifyFiles compares the hashes of rank's part of the files of a checkpoint with the manifest. The sizes have been looked at.
+func verifyFiles(ctx context.Context, dir string, m checkpointManifest, rank, size int) error {
+	names := sortedKeys(m.Files)
+	bytes, ranks := make([]int64, len(names)), make([]int, size)
+	for i, name := range names {
+		bytes[i] = m.Files[name].Bytes
+	}
+	for r := range ranks {
+		ranks[r] = r
+	}
+	for i, owner := range distribute(bytes, ranks, make([]int64, size)) {
+		if owner != rank {
+			continue
+		}
+		path, want := filepath.Join(dir, names[i]), m.Files[names[i]]
 		hash, size, err := shards.HashFile(ctx, path, nil)
-		if err != nil {
-			return State{}, err
+		switch {
+		case ctx.Err() != nil:
+			return unjudged{ctx.Err()}
+		case rank != 0 && errors.Is(err, fs.ErrNotExist):
+			return unjudged{fmt.Errorf("it does not see %s, which rank 0 sees: %s", path, needShared)}
+		case err != nil:
+			return err
+		case size != want.Bytes || hash != want.SHA256:
+			return fmt.Errorf("%s has SHA-256 %s, its manifest says %s", path, hash, want.SHA256)
 		}
-		if size != want.Bytes || hash != want.SHA256 {
-			return State{}, fmt.Errorf("%s has SHA-256 %s, its manifest says %s", path, hash, want.SHA256)
-		}
 	}
-	var s State
-	if err := readJSON(filepath.Join(dir, stateFile), &s); err != nil {
-		return State{}, err
+	return nil
+}
+
+// needShared says what many ranks ask of the run directory.
+const needShared = "output must be a directory of a file system that all ranks share"
+
+// An unjudged error does not speak against a checkpoint: it may be whole.
+type unjudged struct{ error }
+
+func (e unjudged) Unwrap() error { return e.error }
+
+// A judgement is what a rank says about a checkpoint.
+type judgement struct {
+	failure
+	Unjudged bool `json:"unjudged,omitempty"`
+}
+
+// allJudge makes of each rank's error about a checkpoint one that is the same on all ranks. If one rank has found the checkpoint damaged, it is.
+func allJudge(ctx context.Context, world *xpu.Comm, err error) error {
+	if alone(world) {
+		return err
 	}
-	switch {
-	case s.Format != checkpointFormat:
-		return State{}, fmt.Errorf("%s has format %d; this version reads %d", filepath.Join(dir, stateFile), s.Format, checkpointFormat)
-	case s.Step != m.Step || s.Step < 0 || s.Updates < 0 || s.Updates > s.Step:
-		return State{}, fmt.Errorf("%s is of step %d with %d updates, its manifest of step %d", filepath.Join(dir, stateFile), s.Step, s.Updates, m.Step)
+	all, gatherErr := gather(ctx, world, judgement{failureOf(err), err != nil && !damaged(err)})
+	if gatherErr != nil {
+		return unjudged{gatherErr}
 	}
-	if step, ok := checkpointStep(filepath.Base(dir)); ok && step != m.Step {
-		return State{}, fmt.Errorf("%s is of step %d", filepath.Join(dir, manifestFile), m.Step)
+	var failures []failure
+	decided := false
+	for _, j := range all {
+		failures = append(failures, j.failure)
+		decided = decided || j.Error != "" && !j.Unjudged
 	}
-	return s, nil
+	joined := joinFailures(failures, -1, nil)
+	if joined != nil && !decided {
+		return unjudged{joined}
+	}
+	return joined
+}
+
+// fromFirst lets rank 0 fill value by read, and gives it, or the error, to all ranks.
+func fromFirst[T any](ctx context.Context, world *xpu.Comm, value *T, read func() error) error {
+	if alone(world) {
+		return read()
+	}
+	var err error
+	var own *T
+	if world.Rank() == 0 {
+		err, own = read(), value
+	}
+	values, gatherErr := gather(ctx, world, own)
+	if gatherErr != nil {
+		return unjudged{gatherErr}
+	}
+	*value = *values[0]
+	return allJudge(ctx, world, err)
 }
 
 // readJSON reads a small JSON file.
@@ -183,66 +315,391 @@ func readJSON(path string, value any) error {
 	return nil
 }
 
-// saveCheckpoint writes a checkpoint of the given step into dir. Its files go to a temporary directory, the manifest last, which then
-// takes its name in one step: a directory with the name of a checkpoint was complete when it appeared. One that has the name already is
-// replaced; it can only be one that was refused. write makes the files appear in the directory it is given.
-func saveCheckpoint(ctx context.Context, dir string, step int64, write func(dir string) error) (err error) {
-	name := checkpointName(step)
+// saveCheckpoint writes a checkpoint of state.Step into dir: the weights and the optimizer's state, of which every rank of world writes what is
+// its, the state, and what else files has of rank 0. All of it goes to a temporary directory of rank 0's, the manifest last, when every rank has said
+// that its files are on disk; then the directory takes its name in one step: one with the name of a checkpoint was complete when it
+// appeared. One that has the name already is replaced; it can only be one that was refused. It sets state.Format and state.Weights. If a
+// rank fails, all do, with an error that names it, and older checkpoints stay as they are.
+func saveCheckpoint(ctx context.Context, world *xpu.Comm, dir string, state *State, s share, files map[string][]byte) (err error) {
+	name := checkpointName(state.Step)
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("saving checkpoint %s: %w", name, err)
 		}
 	}()
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+	c := savedCheckpoint{share: s, rank: rankIn(world), dir: dir, files: map[string]shards.FileInfo{}}
+	if c.rank == 0 {
+		c.temp = filepath.Join(dir, "."+name+atomicfile.TempSuffix)
+		if !alone(world) {
+			c.temp = atomicfile.TempName(filepath.Join(dir, name)) // new, so that no rank of an earlier try can still be writing there
+		}
+		err = c.begin()
+		defer os.RemoveAll(c.temp) // after it has got its name there is nothing
+	}
+	if err := c.meet(ctx, world, err); err != nil {
 		return err
 	}
-	temp, final := filepath.Join(dir, "."+name+atomicfile.TempSuffix), filepath.Join(dir, name)
-	if err := os.RemoveAll(temp); err != nil {
+	if err := c.plan(ctx, world); err != nil {
 		return err
 	}
-	if err := fault(atomicfile.OpCreate, temp); err != nil {
+	// From here on a rank that fails still takes part in what all do.
+	written, err := c.writeOwn(ctx)
+	if err == nil && c.rank == 0 {
+		err = c.writeOthers(files)
+	}
+	written.failure = failureOf(err)
+	all, gatherErr := gather(ctx, world, written)
+	if gatherErr != nil {
+		return errors.Join(err, gatherErr)
+	}
+	var lists [][]tensorHash
+	var failures []failure
+	for _, w := range all {
+		lists, failures = append(lists, w.Hashes), append(failures, w.failure)
+	}
+	if err := settle(world, failures, err); err != nil {
 		return err
 	}
-	if err := os.Mkdir(temp, 0o755); err != nil {
+	state.Format = checkpointFormat
+	if state.Weights, err = s.combine(lists); err != nil {
 		return err
 	}
-	defer os.RemoveAll(temp) // after the rename there is nothing
-	m := checkpointManifest{Format: checkpointFormat, Step: step, Files: map[string]shards.FileInfo{}}
-	if err := write(temp); err != nil {
+	if c.rank == 0 {
+		err = c.finish(name, all, *state)
+	}
+	return agree(ctx, world, err)
+}
+
+// A savedCheckpoint is a checkpoint that is being written, as one rank sees it.
+type savedCheckpoint struct {
+	share
+	rank      int
+	dir, temp string
+
+	weights []safetensors.Tensor       // those that this rank writes, none if it writes none
+	content []heldTensor               // of weights
+	ranges  []tensorRange              // of the optimizer's state that it writes
+	values  [][]float32                // of ranges
+	names   [2]string                  // of its files of weights and state, "" if it writes none
+	model   *safetensors.Index         // of all ranks; nil if there is one file
+	state   *stateIndex                // likewise
+	files   map[string]shards.FileInfo // that this rank has written
+}
+
+// writtenFiles is what a rank says when it has written its files.
+type writtenFiles struct {
+	failure
+	Files  map[string]shards.FileInfo `json:"files"`
+	Hashes []tensorHash               `json:"hashes"`
+}
+
+// begin makes the temporary directory.
+func (c *savedCheckpoint) begin() error {
+	if err := os.MkdirAll(c.dir, 0o755); err != nil {
 		return err
 	}
-	entries, err := os.ReadDir(temp)
+	if err := os.RemoveAll(c.temp); err != nil {
+		return err
+	}
+	if err := fault(atomicfile.OpCreate, c.temp); err != nil {
+		return err
+	}
+	return os.Mkdir(c.temp, 0o755)
+}
+
+// meet tells all ranks which directory rank 0 has made, or that it could not.
+func (c *savedCheckpoint) meet(ctx context.Context, world *xpu.Comm, own error) error {
+	type place struct {
+		failure
+		Temp string `json:"temp"` // the name in dir
+	}
+	all, err := gather(ctx, world, place{failureOf(own), filepath.Base(c.temp)})
+	if err != nil {
+		return errors.Join(own, err)
+	}
+	var failures []failure
+	for _, p := range all {
+		failures = append(failures, p.failure)
+	}
+	c.temp = filepath.Join(c.dir, all[0].Temp)
+	return settle(world, failures, own)
+}
+
+// plan decides which rank writes what, and into which files. Every rank comes to the same.
+func (c *savedCheckpoint) plan(ctx context.Context, world *xpu.Comm) error {
+	type contribution struct {
+		failure
+		Runs     []indexRun        `json:"runs"`
+		Ranges   [][4]int          `json:"ranges"` // as tensorRange
+		Metadata map[string]string `json:"metadata"`
+	}
+	var err error
+	if c.ranges, c.values, err = c.written(); err == nil {
+		if _, missing := os.Stat(c.temp); missing != nil {
+			err = fmt.Errorf("it does not see %s, which rank 0 has made: %w; %s", c.temp, missing, needShared)
+		}
+	}
+	own, failed := contribution{failure: failureOf(err), Runs: c.runs(), Metadata: c.metadata}, err
+	for _, r := range c.ranges {
+		own.Ranges = append(own.Ranges, [4]int{r.tensor, r.state, r.begin, r.end})
+	}
+	all, err := gather(ctx, world, own)
 	if err != nil {
 		return err
 	}
-	for _, e := range entries {
-		hash, size, err := shards.HashFile(ctx, filepath.Join(temp, e.Name()), nil)
+	var failures []failure
+	var runs [][]indexRun
+	for r, other := range all {
+		failures, runs = append(failures, other.failure), append(runs, other.Runs)
+		if !maps.Equal(other.Metadata, all[0].Metadata) {
+			return fmt.Errorf("the numbers that the optimizer keeps are %v on rank 0 and %v on rank %d; they must be the same: go on from an older checkpoint",
+				all[0].Metadata, other.Metadata, r)
+		}
+	}
+	if err := settle(world, failures, failed); err != nil {
+		return err
+	}
+
+	// The weights: whole tensors, each once.
+	owner, err := assign(c.tensors, runs)
+	if err != nil {
+		return err
+	}
+	writers := make([]bool, len(all))
+	for _, r := range owner {
+		writers[r] = true
+	}
+	names, several := fileNames(writers, modelShardName)
+	if several {
+		c.model = &safetensors.Index{Metadata: map[string]any{"total_size": 4 * c.config.TotalParameters()}, WeightMap: map[string]string{}}
+		for i, t := range c.tensors {
+			c.model.WeightMap[t.Name] = names[owner[i]]
+		}
+	}
+	for _, h := range c.held {
+		if owner[h.index] == c.rank {
+			c.weights, c.content = append(c.weights, c.tensors[h.index]), append(c.content, h)
+		}
+	}
+	c.names[0] = names[c.rank]
+
+	// The optimizer's state.
+	for r, other := range all {
+		writers[r] = len(other.Ranges) > 0
+	}
+	names, several = fileNames(writers, optimizerShardName)
+	var ranges []placedRange
+	for r, other := range all {
+		for _, x := range other.Ranges {
+			ranges = append(ranges, placedRange{tensorRange{x[0], x[1], x[2], x[3]}, names[r]})
+		}
+	}
+	if _, err := c.place(ranges); err != nil {
+		return fmt.Errorf("what the ranks have of the optimizer's state: %w", err)
+	}
+	if several {
+		c.state = &stateIndex{c.metadata, map[string]string{}}
+		for _, r := range ranges {
+			c.state.WeightMap[c.rangeName(r.tensorRange)] = r.file
+		}
+	}
+	c.names[1] = names[c.rank]
+	return nil
+}
+
+// fileNames numbers the ranks that write, and gives each the name of its file; the others get "". several says that there is not just one.
+func fileNames(writers []bool, name func(k, n int) string) (names []string, several bool) {
+	n := 0
+	for _, w := range writers {
+		if w {
+			n++
+		}
+	}
+	names = make([]string, len(writers))
+	k := 0
+	for r, w := range writers {
+		if w {
+			k++
+			names[r] = name(k, n)
+		}
+	}
+	return names, n != 1
+}
+
+// writeOwn writes this rank's weights and optimizer's state, and brings them to disk.
+func (c *savedCheckpoint) writeOwn(ctx context.Context) (writtenFiles, error) {
+	w := writtenFiles{Files: c.files}
+	if len(c.weights) > 0 {
+		err := c.writeTensors(ctx, c.names[0], c.weights, nil, func(i int) []float32 { return c.content[i].weight })
+		if err != nil {
+			return w, err
+		}
+		for _, h := range c.content {
+			if err := ctx.Err(); err != nil {
+				return w, err
+			}
+			w.Hashes = append(w.Hashes, c.hashOf(h))
+		}
+	}
+	if len(c.ranges) > 0 {
+		var tensors []safetensors.Tensor
+		for _, r := range c.ranges {
+			tensors = append(tensors, c.rangeEntry(r))
+		}
+		var metadata map[string]string
+		if c.state == nil {
+			metadata = c.metadata
+		}
+		if err := c.writeTensors(ctx, c.names[1], tensors, metadata, func(i int) []float32 { return c.values[i] }); err != nil {
+			return w, err
+		}
+	}
+	if len(c.files) == 0 {
+		return w, nil
+	}
+	return w, atomicfile.SyncDir(c.temp)
+}
+
+// writeTensors writes a safetensors file of tensors of F32.
+func (c *savedCheckpoint) writeTensors(ctx context.Context, name string, tensors []safetensors.Tensor, metadata map[string]string,
+	values func(i int) []float32) error {
+	return c.writeFile(name, func(file io.Writer) error {
+		out, err := safetensors.NewWriter(file, tensors, metadata)
 		if err != nil {
 			return err
 		}
-		m.Files[e.Name()] = shards.FileInfo{Bytes: size, SHA256: hash}
-	}
-	if err := writeJSON(filepath.Join(temp, manifestFile), m); err != nil {
+		for i, t := range tensors {
+			if err := errors.Join(ctx.Err(), out.Float32(t.Name, values(i))); err != nil {
+				return err
+			}
+		}
+		return out.Close()
+	})
+}
+
+// writeFile writes a file of the checkpoint, hashing it as it goes by. Its bytes are on disk then, and its name is when the directory is.
+func (c *savedCheckpoint) writeFile(name string, write func(file io.Writer) error) error {
+	file, err := atomicfile.Create(filepath.Join(c.temp, name))
+	if err != nil {
 		return err
 	}
+	defer file.Abort()
+	h := &hashingWriter{file, sha256.New(), 0}
+	if err := write(h); err != nil {
+		return err
+	}
+	if err := file.Rename(); err != nil {
+		return err
+	}
+	c.files[name] = shards.FileInfo{Bytes: h.bytes, SHA256: hex.EncodeToString(h.hash.Sum(nil))}
+	return nil
+}
+
+// A hashingWriter counts and hashes what is written.
+type hashingWriter struct {
+	io.Writer
+	hash  hash.Hash
+	bytes int64
+}
+
+func (w *hashingWriter) Write(p []byte) (int, error) {
+	n, err := w.Writer.Write(p)
+	w.hash.Write(p[:n])
+	w.bytes += int64(n)
+	return n, err
+}
+
+// writeOthers writes what belongs to no rank alone, but for the state and the manifest.
+func (c *savedCheckpoint) writeOthers(files map[string][]byte) error {
+	var config bytes.Buffer
+	if err := moe.WriteConfigJSON(&config, c.config, safetensors.F32); err != nil {
+		return err
+	}
+	if err := c.writeBytes(modelConfig, config.Bytes()); err != nil {
+		return err
+	}
+	for _, name := range sortedKeys(files) {
+		if err := c.writeBytes(name, files[name]); err != nil {
+			return err
+		}
+	}
+	if c.model != nil {
+		if err := c.writeValue(modelIndexFile, c.model); err != nil {
+			return err
+		}
+	}
+	if c.state != nil {
+		return c.writeValue(optimizerIndexFile, c.state)
+	}
+	return nil
+}
+
+func (c *savedCheckpoint) writeBytes(name string, content []byte) error {
+	return c.writeFile(name, func(file io.Writer) error {
+		_, err := file.Write(content)
+		return err
+	})
+}
+
+func (c *savedCheckpoint) writeValue(name string, value any) error {
+	content, err := jsonText(value)
+	if err != nil {
+		return fmt.Errorf("writing %s: %w", name, err)
+	}
+	return c.writeBytes(name, content)
+}
+
+// finish writes the state and the manifest, and gives the directory its name.
+func (c *savedCheckpoint) finish(name string, all []writtenFiles, state State) error {
+	if err := c.writeValue(stateFile, state); err != nil {
+		return err
+	}
+	m := checkpointManifest{Format: checkpointFormat, Step: state.Step, Files: c.files}
+	for r, w := range all {
+		for _, file := range sortedKeys(w.Files) {
+			if r == c.rank {
+				continue
+			}
+			info, err := os.Stat(filepath.Join(c.temp, file))
+			if err != nil || info.Size() != w.Files[file].Bytes {
+				return fmt.Errorf("%s, which rank %d has written, is not here with its %d bytes: %s", filepath.Join(c.temp, file), r, w.Files[file].Bytes, needShared)
+			}
+			m.Files[file] = w.Files[file]
+		}
+	}
+	if err := c.writeValue(manifestFile, m); err != nil {
+		return err
+	}
+	if err := atomicfile.SyncDir(c.temp); err != nil {
+		return err
+	}
+	final := filepath.Join(c.dir, name)
 	if err := discardCheckpoint(final); err != nil {
 		return err
 	}
 	if err := fault(atomicfile.OpRename, final); err != nil {
 		return err
 	}
-	if err := os.Rename(temp, final); err != nil {
+	if err := os.Rename(c.temp, final); err != nil {
 		return err
 	}
-	return atomicfile.SyncDir(dir)
+	return atomicfile.SyncDir(c.dir)
+}
+
+func jsonText(value any) ([]byte, error) {
+	data, err := json.MarshalIndent(value, "", "  ")
+	if err != nil {
+		return nil, err
+	}
+	return append(data, '\n'), nil
 }
 
 func writeJSON(path string, value any) error {
-	data, err := json.MarshalIndent(value, "", "  ")
+	data, err := jsonText(value)
 	if err != nil {
 		return fmt.Errorf("writing %s: %w", path, err)
 	}
-	return atomicfile.WriteFile(path, append(data, '\n'))
+	return atomicfile.WriteFile(path, data)
 }
 
 // discardCheckpoint removes a checkpoint if it is there. It loses its name first, so that one that is half removed never has it.
@@ -308,8 +765,13 @@ type Checkpoint struct {
 // newestCheckpoint returns the newest checkpoint in dir that is whole, and the newer ones that are not. Without any it returns nil; it is an
 // error if there are checkpoints and all are damaged, because to start anew would throw away what may be saved by hand. It is one, too, if a
 // checkpoint that would be taken cannot be read: to go on from an older one would end in the removal of one that may be whole.
-func newestCheckpoint(ctx context.Context, dir string) (*Checkpoint, []RefusedCheckpoint, error) {
-	names, err := listCheckpoints(dir)
+// All ranks of world call it, and get the same.
+func newestCheckpoint(ctx context.Context, world *xpu.Comm, dir string) (*Checkpoint, []RefusedCheckpoint, error) {
+	var names []string
+	err := fromFirst(ctx, world, &names, func() (err error) {
+		names, err = listCheckpoints(dir)
+		return err
+	})
 	if err != nil {
 		return nil, nil, err
 	}
@@ -317,7 +779,7 @@ func newestCheckpoint(ctx context.Context, dir string) (*Checkpoint, []RefusedCh
 	var errs []error
 	for _, name := range names {
 		path := filepath.Join(dir, name)
-		state, err := verifyCheckpoint(ctx, path)
+		state, err := verifyCheckpoint(ctx, world, path)
 		if ctx.Err() != nil {
 			return nil, nil, ctx.Err()
 		}
@@ -339,7 +801,7 @@ func newestCheckpoint(ctx context.Context, dir string) (*Checkpoint, []RefusedCh
 // damaged reports whether an error of verifyCheckpoint speaks against the checkpoint: its content is wrong, or files are missing. Anything
 // else, such as a file server that does not answer or a format of a newer version, may pass.
 func damaged(err error) bool {
-	if errors.Is(err, errNewer) {
+	if errors.Is(err, errNewer) || errors.As(err, new(unjudged)) {
 		return false
 	}
 	var failed *fs.PathError
@@ -350,7 +812,7 @@ func damaged(err error) bool {
 // that are damaged are returned, too. It is [ErrNoCheckpoint] if a run directory has none.
 func LoadCheckpoint(ctx context.Context, dir string) (*Checkpoint, []RefusedCheckpoint, error) {
 	if _, err := os.Stat(filepath.Join(dir, manifestFile)); err == nil {
-		state, err := verifyCheckpoint(ctx, dir)
+		state, err := verifyCheckpoint(ctx, nil, dir)
 		if err != nil {
 			if !damaged(err) {
 				return nil, nil, fmt.Errorf("checkpoint %s cannot be read: %w", dir, err)
@@ -366,7 +828,7 @@ func LoadCheckpoint(ctx context.Context, dir string) (*Checkpoint, []RefusedChec
 	} else if !info.IsDir() {
 		return nil, nil, fmt.Errorf("%s is a file: name the folder of a run, a checkpoint or a Hugging Face model", dir)
 	}
-	c, refused, err := newestCheckpoint(ctx, filepath.Join(dir, checkpointsDir))
+	c, refused, err := newestCheckpoint(ctx, nil, filepath.Join(dir, checkpointsDir))
 	if err == nil && c == nil {
 		err = fmt.Errorf("%s: %w here: it is neither a checkpoint nor a run directory with one", dir, ErrNoCheckpoint)
 	}
@@ -376,93 +838,15 @@ func LoadCheckpoint(ctx context.Context, dir string) (*Checkpoint, []RefusedChec
 // Name is the name of the checkpoint's directory, as "step-00000100".
 func (c *Checkpoint) Name() string { return filepath.Base(c.Dir) }
 
-// tensors lists the tensors of optimizer.safetensors: those of a parameter side by side.
-func (o *Optimizer) tensors() []safetensors.Tensor {
-	var tensors []safetensors.Tensor
-	for i, p := range o.parameters {
-		for _, t := range o.saved(i) {
-			tensors = append(tensors, safetensors.Tensor{Name: p.Name + "." + t.name, DType: safetensors.F32, Shape: p.Shape})
-		}
-	}
-	return tensors
-}
-
-// write writes the optimizer's state as a safetensors file.
-func (o *Optimizer) write(path string) error {
-	file, err := atomicfile.Create(path)
-	if err != nil {
-		return err
-	}
-	defer file.Abort()
-	out, err := safetensors.NewWriter(file, o.tensors(), o.metadata())
-	if err != nil {
-		return err
-	}
-	for i, p := range o.parameters {
-		for _, t := range o.saved(i) {
-			if err := out.Float32(p.Name+"."+t.name, t.values); err != nil {
-				return err
-			}
-		}
-	}
-	if err := out.Close(); err != nil {
-		return err
-	}
-	return file.Publish()
-}
-
-// read sets the state to that of a file that write has written, and the weights to those to train on.
-func (o *Optimizer) read(path string) error {
-	f, err := safetensors.Open(path)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	if err := errors.Join(sameTensors(o.tensors(), f.Tensors()), o.setMetadata(f.Metadata())); err != nil {
-		return fmt.Errorf("%s: %w", path, err)
-	}
-	for i, p := range o.parameters {
-		for _, t := range o.saved(i) {
-			if err := f.Float32(t.values, p.Name+"."+t.name, 0); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-// sameTensors says where a file's tensors are not the expected ones.
-func sameTensors(want, got []safetensors.Tensor) error {
-	for i := range max(len(want), len(got)) {
-		switch {
-		case i >= len(got):
-			return fmt.Errorf("tensor %s is missing", want[i].Name)
-		case i >= len(want) || got[i].Name != want[i].Name || got[i].DType != want[i].DType || !slices.Equal(got[i].Shape, want[i].Shape):
-			return fmt.Errorf("tensor %d is %s of %s %v, not one of this model and optimizer", i, got[i].Name, got[i].DType, got[i].Shape)
-		}
-	}
-	return nil
-}
-
-// writeGenerationConfig writes the file in which transformers looks for the ids that begin, end and fill up generated text.
-func writeGenerationConfig(path string, c moe.Config) error {
+// generationConfig is the content of the file in which transformers looks for the ids that begin, end and fill up generated text.
+func generationConfig(c moe.Config) ([]byte, error) {
 	fields := map[string]any{"_from_model_config": true}
 	for name, id := range map[string]int{"bos_token_id": c.BOSTokenID, "eos_token_id": c.EOSTokenID, "pad_token_id": c.PadTokenID} {
 		if id != moe.NoToken {
 			fields[name] = id
 		}
 	}
-	return writeJSON(path, fields)
-}
-
-// WeightsHash is the SHA-256 over the weights of all tensors in their order, as little-endian float32, in hexadecimal.
-func WeightsHash(parameters []*moe.Parameter) string {
-	hash := sha256.New()
-	for _, p := range parameters {
-		w := p.Weight
-		hash.Write(unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(w))), 4*len(w)))
-	}
-	return hex.EncodeToString(hash.Sum(nil))
+	return jsonText(fields)
 }
 
 func sortedKeys[K ~string, V any](m map[K]V) []K {

@@ -41,11 +41,13 @@ type Config struct {
 	ZLoss     ZLossConfig     `yaml:"z_loss"`
 
 	Precision xpu.Precision `yaml:"precision"` // of the operands of matrix products; default "fp32"
-	Device    string        `yaml:"device"`    // "cpu"
+	Device    string        `yaml:"device"`    // [DeviceCPU] or [DeviceOneDNN]
 	Threads   int           `yaml:"threads"`   // 0 = default: all that GOMAXPROCS allows; results do not depend on it
 
 	// Recompute says what is computed again in the backward pass to save memory; results do not depend on it.
 	Recompute Recompute `yaml:"recompute"`
+
+	Layout LayoutConfig `yaml:"layout"`
 
 	Checkpoint CheckpointConfig `yaml:"checkpoint"`
 	Evaluate   EvaluateConfig   `yaml:"evaluate"`
@@ -58,6 +60,10 @@ type Config struct {
 	// PlanChange says what happens when a checkpoint was made with another plan: "refuse" (default), or "accept" to go on at the same
 	// position of the new one.
 	PlanChange PlanChange `yaml:"plan_change"`
+
+	// Verify says when the files of the plan are compared with what the plan knows of them: "reads" (default), "behind" or "first"; see
+	// [blend.ParseVerify].
+	Verify string `yaml:"verify"`
 }
 
 // ModelConfig is a preset of [moe.Presets] and fields that differ from it, under their names in a Hugging Face config.json.
@@ -213,6 +219,74 @@ const (
 	RecomputeLayers Recompute = "layers" // every layer, from its input and its routing, which are kept
 )
 
+// LayoutConfig says how a run is divided among ranks. A rank has a number along each of four axes, and
+//
+//	rank = ((dp·PP + pp)·EP + ep)·TP + tp
+//
+// so that those that share experts are neighbours. DP is the number of replicas of an expert, which is Optimus' word; Megatron calls it the expert
+// data parallel size. Every one of the DP·EP data ranks reads its own samples: rank dp·EP + ep that block of each step.
+type LayoutConfig struct {
+	DP int `yaml:"dp"` // replicas of every expert; default 1
+	EP int `yaml:"ep"` // ranks that the experts of a layer are divided among; default 1
+	PP int `yaml:"pp"` // stages of a pipeline; 1
+	TP int `yaml:"tp"` // ranks that a tensor is divided among; 1
+
+	Optimizer Scheme       `yaml:"optimizer"` // default "epso"; results do not depend on it
+	Dispatch  moe.Dispatch `yaml:"dispatch"`  // how tokens get to their experts; default "alltoall"
+	Sums      Sums         `yaml:"sums"`      // of gradients over ranks; default "exact"
+	Links     LinkKind     `yaml:"links"`     // what carries the bytes; default "auto"; results do not depend on it
+
+	// UniformRouting sends tokens to experts in turn, whatever the router says: for measurements, not for training.
+	UniformRouting bool `yaml:"uniform_routing"`
+
+	CheckReplicasEvery int64 `yaml:"check_replicas_every"` // steps after which ranks compare the weights that they hold alike; 0 = never; default 1000
+}
+
+// Ranks is the number of ranks of the layout.
+func (l LayoutConfig) Ranks() int { return l.DP * l.EP * l.PP * l.TP }
+
+// String is the layout of several ranks in short, as "dp 2, ep 4, optimizer epso, dispatch alltoall".
+func (l LayoutConfig) String() string {
+	text := fmt.Sprintf("dp %d, ep %d, optimizer %s", l.DP, l.EP, l.Optimizer)
+	if l.EP > 1 {
+		text += ", dispatch " + string(l.Dispatch)
+	}
+	if l.Sums == FastSums {
+		text += ", fast sums"
+	}
+	return text
+}
+
+// Scheme says which ranks keep the optimizer's state of a weight and update it.
+type Scheme string
+
+// The schemes. Replicated weights are all but those of the experts.
+const (
+	Unsharded Scheme = "unsharded" // every rank all that it holds
+	SO        Scheme = "so"        // sharded optimizer: every rank a DP-th of what it holds
+	EPSO      Scheme = "epso"      // EP-aware: a DP-th of its experts' weights and a DP·EP-th of the replicated ones; default
+)
+
+// Sums says in which order gradients are added up over ranks.
+type Sums string
+
+// The orders of sums.
+const (
+	ExactSums Sums = "exact" // over ep in ascending order and then over dp: the same bits with every kind of link; default
+	FastSums  Sums = "fast"  // as the link likes best: the last bits may differ from run to run
+)
+
+// LinkKind says what carries bytes between ranks.
+type LinkKind string
+
+// The links.
+const (
+	AutoLinks  LinkKind = "auto"  // mpi under an mpiexec, tcp under mula launch, else local; default
+	LocalLinks LinkKind = "local" // ranks are goroutines of one process, which share its threads
+	TCPLinks   LinkKind = "tcp"   // processes that mula launch has started
+	MPILinks   LinkKind = "mpi"   // processes that an mpiexec has started
+)
+
 // CheckpointConfig says when checkpoints are written. One is always written at the end of a run and when it is stopped.
 type CheckpointConfig struct {
 	Every *int64 `yaml:"every"` // steps; 0 = only at the end; default a tenth of steps, at most 1000
@@ -271,11 +345,13 @@ func DefaultConfig() Config {
 		AuxLoss:   AuxLossConfig{Coefficient: 0.01},
 		Precision: xpu.FP32, Device: "cpu",
 		Recompute:  RecomputeNone,
+		Layout:     LayoutConfig{DP: 1, EP: 1, PP: 1, TP: 1, Optimizer: EPSO, Dispatch: moe.AllToAll, Sums: ExactSums, Links: AutoLinks, CheckReplicasEvery: 1000},
 		Checkpoint: CheckpointConfig{Keep: 3},
 		Evaluate:   EvaluateConfig{Samples: 64},
 		Spikes:     SpikesConfig{Action: SpikeNone, Sigma: 6, Window: 128, LeaveOut: 100, MaxSkips: 16, MaxRollbacks: 10},
 		Log:        LogConfig{UpdateRatioEvery: 10},
 		PlanChange: RefusePlanChange,
+		Verify:     "reads",
 	}
 	if err := c.Model.usePreset(defaultPreset); err != nil {
 		panic(err) // the name is ours
@@ -368,6 +444,16 @@ type fieldError struct {
 
 func (e *fieldError) Error() string { return e.field + e.message }
 
+// Misconfigured reports whether an error is about a field of the configuration, so that trying again is of no use.
+func Misconfigured(err error) bool {
+	var shared *sharedErr
+	if errors.As(err, &shared) {
+		return slices.ContainsFunc(shared.failures, func(f failure) bool { return f.Configuration }) || Misconfigured(shared.error)
+	}
+	var field *fieldError
+	return errors.As(err, &field)
+}
+
 // Validate says which field has a value that is not allowed, and what is, or returns nil. What depends on the plan is checked when a run
 // starts.
 func (c Config) Validate() error {
@@ -449,8 +535,16 @@ func (c Config) Validate() error {
 		within("aux_loss.coefficient", c.AuxLoss.Coefficient, 0, finite),
 		within("z_loss.coefficient", c.ZLoss.Coefficient, 0, finite),
 		oneOf("precision", c.Precision, string(xpu.FP32), string(xpu.BF16)),
+		oneOf("device", c.Device, DeviceCPU, DeviceOneDNN),
 		within("threads", float64(c.Threads), 0, 4096),
 		oneOf("recompute", c.Recompute, string(RecomputeNone), string(RecomputeLayers)),
+		within("layout.dp", float64(c.Layout.DP), 1, 1<<20),
+		within("layout.ep", float64(c.Layout.EP), 1, 1<<12),
+		oneOf("layout.optimizer", c.Layout.Optimizer, string(EPSO), string(SO), string(Unsharded)),
+		oneOf("layout.dispatch", c.Layout.Dispatch, string(moe.AllToAll), string(moe.AllGather)),
+		oneOf("layout.sums", c.Layout.Sums, string(ExactSums), string(FastSums)),
+		oneOf("layout.links", c.Layout.Links, string(AutoLinks), string(LocalLinks), string(TCPLinks), string(MPILinks)),
+		within("layout.check_replicas_every", float64(c.Layout.CheckReplicasEvery), 0, maxSteps),
 		optional("checkpoint.every", c.Checkpoint.Every),
 		within("checkpoint.keep", float64(c.Checkpoint.Keep), 1, 1<<20),
 		optional("evaluate.every", c.Evaluate.Every),
@@ -463,6 +557,24 @@ func (c Config) Validate() error {
 		within("spikes.max_rollbacks", float64(c.Spikes.MaxRollbacks), 0, 1<<20),
 		within("log.update_ratio_every", float64(c.Log.UpdateRatioEvery), 0, maxSteps),
 		oneOf("plan_change", c.PlanChange, string(RefusePlanChange), string(AcceptPlanChange)),
+		oneOf("verify", c.Verify, "reads", "behind", "first"),
+	}
+	if pp := c.Layout.PP; pp != 1 {
+		errs = append(errs, bad("layout.pp", "is %d; this version has no pipeline parallelism: it must be 1", pp))
+	}
+	if tp := c.Layout.TP; tp != 1 {
+		errs = append(errs, bad("layout.tp", "is %d; this version has no tensor parallelism: it must be 1", tp))
+	}
+	if ep, experts := c.Layout.EP, c.Model.Experts; ep > 1 && c.Model.Architecture == moe.OLMo {
+		errs = append(errs, bad("layout.ep", "is %d, but a dense model has no experts to divide; it must be 1", ep))
+	} else if ep > 1 && experts > 0 && experts%ep != 0 {
+		errs = append(errs, bad("layout.ep", "is %d, which does not divide the %d experts of a layer; possible: %s", ep, experts, list(divisors(experts))))
+	}
+	if ranks := c.Layout.DP * c.Layout.EP; ranks > 1 && c.BatchSize%ranks != 0 {
+		errs = append(errs, bad("batch_size", "is %d; it must be a multiple of layout.dp · layout.ep = %d · %d = %d, the ranks that read data", c.BatchSize, c.Layout.DP, c.Layout.EP, ranks))
+	}
+	if c.Layout.UniformRouting && c.Model.Architecture == moe.OLMo {
+		errs = append(errs, bad("layout.uniform_routing", "is true, but a dense model has no router"))
 	}
 	if b := c.Optimizer.Betas; b != nil && (len(b) != 2 || !(b[0] >= 0 && b[0] < 1 && b[1] >= 0 && b[1] < 1)) {
 		errs = append(errs, bad("optimizer.betas", "is %v; it must be two numbers of 0 or more and below 1", b))
@@ -488,9 +600,6 @@ func (c Config) Validate() error {
 		if _, port, err := net.SplitHostPort(a); err != nil || port == "" || port == "0" {
 			errs = append(errs, bad("metrics_listen", "is %q; it must be an address with a port, as 127.0.0.1:9400, or \"\"", a))
 		}
-	}
-	if c.Device != "cpu" {
-		errs = append(errs, bad("device", "is %q; this version computes on the cpu only", c.Device))
 	}
 	if low := c.Schedule.MinLearningRate; low != nil {
 		errs = append(errs, within("schedule.min_learning_rate", *low, 0, c.Schedule.LearningRate))

@@ -12,7 +12,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"unsafe"
 
 	"mula/internal/atomicfile"
 	"mula/moe"
@@ -61,12 +60,27 @@ func (m ModelDir) Inspect(ctx context.Context, progress func(done, total int64))
 	if err != nil {
 		return i, err
 	}
-	check := newWeightsCheck(m.Dir, i.Config.TotalParameters(), progress)
+	check := newWeightsCheck(m.Dir, i.Config, progress)
 	if err := stored.Each(ctx, check.add); err != nil {
 		return i, err
 	}
 	i.Weights = check.sum()
 	return i, nil
+}
+
+// weightsOfFormat1 is what format 1 of checkpoints had for the model's [WeightsHash]: the SHA-256 over all weights, one after the other.
+func (m ModelDir) weightsOfFormat1(ctx context.Context) (string, error) {
+	stored, err := moe.OpenStored(m.Dir)
+	if err != nil {
+		return "", err
+	}
+	defer stored.Close()
+	hash := sha256.New()
+	err = stored.Each(ctx, func(_ string, piece []float32) error {
+		hash.Write(bytesOf(piece))
+		return nil
+	})
+	return hex.EncodeToString(hash.Sum(nil)), err
 }
 
 // Convert writes the model into a new directory output in the form that transformers 4 and 5 load: experts one by one, weights in files of
@@ -89,7 +103,7 @@ func (m ModelDir) Convert(ctx context.Context, output string, o ConvertOptions) 
 			o.DType = result.DTypes[0]
 		}
 	}
-	check := newWeightsCheck(m.Dir, result.Config.TotalParameters(), o.Progress)
+	check := newWeightsCheck(m.Dir, result.Config, o.Progress)
 	err = newDirectory(output, func(dir string) error {
 		if err := stored.Save(ctx, dir, moe.SaveOptions{DType: o.DType, ShardSize: o.ShardSize}, check.add); err != nil {
 			return err
@@ -196,7 +210,11 @@ func (m ModelDir) writeCompanions(dir string, c moe.Config, t *tokenize.Tokenize
 		}
 	}
 	if !there[generationFile] {
-		if err := writeGenerationConfig(filepath.Join(dir, generationFile), c); err != nil {
+		text, err := generationConfig(c)
+		if err == nil {
+			err = atomicfile.WriteFile(filepath.Join(dir, generationFile), text)
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -236,26 +254,29 @@ func writeTokenizerConfig(path string, c moe.Config, t *tokenize.Tokenizer) erro
 // A weightsCheck sees all weights of a model, in order, and demands that they are finite.
 type weightsCheck struct {
 	dir         string
+	tensors     []safetensors.Tensor // those that have not been seen to their end
 	done, total int64
-	tensor      string
-	element     int64 // of the tensor, of the next piece
+	element     int64 // of the first of tensors, of the next piece
 	progress    func(done, total int64)
-	hash        hash.Hash
+	weights     weightsHasher
+	hash        hash.Hash // of the first of tensors
 }
 
-func newWeightsCheck(dir string, total int64, progress func(done, total int64)) *weightsCheck {
-	return &weightsCheck{dir: dir, total: total, progress: progress, hash: sha256.New()}
+func newWeightsCheck(dir string, c moe.Config, progress func(done, total int64)) *weightsCheck {
+	return &weightsCheck{dir: dir, tensors: c.Tensors(), total: c.TotalParameters(), progress: progress, weights: newWeightsHasher(), hash: sha256.New()}
 }
 
 func (w *weightsCheck) add(tensor string, piece []float32) error {
-	if tensor != w.tensor {
-		w.tensor, w.element = tensor, 0
-	}
 	if err := checkFinite(w.dir, tensor, w.element, piece); err != nil {
 		return err
 	}
-	w.hash.Write(unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(piece))), 4*len(piece)))
+	w.hash.Write(bytesOf(piece))
 	w.element += int64(len(piece))
+	if t := w.tensors[0]; w.element == t.Elements() {
+		w.weights.add(t.Name, t.Shape, [sha256.Size]byte(w.hash.Sum(nil)))
+		w.hash.Reset()
+		w.tensors, w.element = w.tensors[1:], 0
+	}
 	w.done += int64(len(piece))
 	if w.progress != nil {
 		w.progress(w.done, w.total)
@@ -274,4 +295,4 @@ func checkFinite(dir, tensor string, first int64, weights []float32) error {
 }
 
 // sum is what WeightsHash gives for the weights seen.
-func (w *weightsCheck) sum() string { return hex.EncodeToString(w.hash.Sum(nil)) }
+func (w *weightsCheck) sum() string { return w.weights.sum() }

@@ -8,6 +8,7 @@ import (
 
 	"mula/blend"
 	"mula/moe"
+	"mula/xpu"
 )
 
 // EvaluateOptions are the options of [Evaluate].
@@ -15,6 +16,8 @@ type EvaluateOptions struct {
 	Samples   int // validation windows of each source, spread evenly over its split; 0 = all
 	BatchSize int // windows at once in memory; 0 = 8
 	Progress  func(done, total int64)
+
+	ranks *ranks // which share the windows and the experts; nil for one
 }
 
 // Evaluate computes the loss of a model on the held-out windows of a plan. A source that holds none out is left out; it is an error if none
@@ -52,60 +55,31 @@ func Evaluate(ctx context.Context, m *moe.Model, data *blend.Data, o EvaluateOpt
 	e := Evaluation{SourceLoss: map[string]float64{}, SourceTargets: map[string]int64{}, SourceMargin: map[string]float64{}}
 	var loss float64
 	var targets int64
-	width := data.SequenceLength + 1
-	tokens := make([]uint32, 0, o.BatchSize*width)
+	windows := evaluator{model: m, data: data, ranks: o.ranks, batch: o.BatchSize, tokens: make([]uint32, 0, o.BatchSize*(data.SequenceLength+1)), done: func(n int) {
+		if done += int64(n); o.Progress != nil {
+			o.Progress(done, total)
+		}
+	}}
 	for i, s := range data.Sources {
 		if counts[i] == 0 {
 			continue
 		}
+		losses, err := windows.losses(ctx, i, counts[i])
+		if err != nil {
+			return Evaluation{}, err
+		}
 		var sourceLoss float64
-		var windows spreadOfLosses
-		forward := func() error {
-			if err := ctx.Err(); err != nil {
-				return err
-			}
-			stats, err := m.Forward(moe.Batch{Tokens: tokens, Rows: len(tokens) / width, SequenceLength: data.SequenceLength})
-			if err != nil {
-				return err
-			}
-			for _, l := range stats.RowLoss {
-				sourceLoss += l
-				windows.add(l / float64(data.SequenceLength))
-			}
-			done += int64(len(stats.RowLoss))
-			tokens = tokens[:0]
-			if o.Progress != nil {
-				o.Progress(done, total)
-			}
-			return nil
-		}
-		// Window ⌊j·V/n⌋ is the j-th of n that are spread over V.
-		var window, j int64
-		for sample := range data.Validation(i) {
-			if j < counts[i] && window == spread(j, s.Validation, counts[i]) {
-				tokens = tokens[:len(tokens)+width]
-				if err := data.Tokens(tokens[len(tokens)-width:], sample); err != nil {
-					return Evaluation{}, err
-				}
-				if j++; len(tokens) == o.BatchSize*width {
-					if err := forward(); err != nil {
-						return Evaluation{}, err
-					}
-				}
-			}
-			window++
-		}
-		if len(tokens) > 0 {
-			if err := forward(); err != nil {
-				return Evaluation{}, err
-			}
+		var spread spreadOfLosses
+		for _, l := range losses {
+			sourceLoss += l
+			spread.add(l / float64(data.SequenceLength))
 		}
 		n := counts[i] * int64(data.SequenceLength)
 		if math.IsNaN(sourceLoss) || math.IsInf(sourceLoss, 0) {
 			return Evaluation{}, fmt.Errorf("%w: validation loss of source %q is %v", ErrNotFinite, s.Name, sourceLoss)
 		}
 		e.SourceLoss[s.Name], e.SourceTargets[s.Name] = sourceLoss/float64(n), n
-		if margin, ok := windows.margin(s.Validation); ok {
+		if margin, ok := spread.margin(s.Validation); ok {
 			e.SourceMargin[s.Name] = margin
 		}
 		loss += sourceLoss
@@ -114,6 +88,93 @@ func Evaluate(ctx context.Context, m *moe.Model, data *blend.Data, o EvaluateOpt
 	e.Loss = loss / float64(targets)
 	e.weigh(data.Plan)
 	return e, nil
+}
+
+// An evaluator computes the losses of validation windows, of which every rank takes a share.
+type evaluator struct {
+	model *moe.Model
+	data  *blend.Data
+	ranks *ranks // nil for one
+	batch int    // windows at once
+	done  func(windows int)
+
+	tokens []uint32
+	passes int // of this rank, of the source at hand
+}
+
+// losses gives all ranks the sums of the cross entropies of n windows of a source that are spread evenly over its split, in their order.
+func (e *evaluator) losses(ctx context.Context, source int, n int64) ([]float64, error) {
+	size := e.ranks.size()
+	bounds, most := make([]int, size+1), 0 // passes of the rank that has most
+	for rank := range size {
+		bounds[rank+1] = int(n/int64(size)*int64(rank+1) + n%int64(size)*int64(rank+1)/int64(size))
+		most = max(most, (bounds[rank+1]-bounds[rank]+e.batch-1)/e.batch)
+	}
+	all := make([]float64, n)
+	from, to := bounds[e.ranks.rank()], bounds[e.ranks.rank()+1]
+	e.passes = 0
+	err := e.compute(ctx, source, n, from, all[from:to])
+	if e.ranks == nil {
+		return all, err
+	}
+	// A rank that has no windows left, or could not read them, still computes with its experts.
+	for e.ranks.EP > 1 && e.passes < most {
+		if lost := e.forward(ctx, nil); lost != nil {
+			return nil, errors.Join(err, lost)
+		}
+	}
+	if err := agree(ctx, e.ranks.world, err); err != nil {
+		return nil, err
+	}
+	return all, xpu.AllGather(ctx, e.ranks.world, all, bounds)
+}
+
+// compute sets losses to those of windows from to from+len(losses) of the n.
+func (e *evaluator) compute(ctx context.Context, source int, n int64, from int, losses []float64) error {
+	// Window ⌊j·V/n⌋ is the j-th of n that are spread over V.
+	e.tokens = e.tokens[:0]
+	width, all, end := e.data.SequenceLength+1, e.data.Sources[source].Validation, int64(from+len(losses))
+	var window, j int64
+	for sample := range e.data.Validation(source) {
+		if j == end {
+			break
+		}
+		if window == spread(j, all, n) {
+			if j++; j > int64(from) {
+				e.tokens = e.tokens[:len(e.tokens)+width]
+				if err := e.data.Tokens(e.tokens[len(e.tokens)-width:], sample); err != nil {
+					return err
+				}
+			}
+			if rows := len(e.tokens) / width; rows == e.batch || rows > 0 && j == end {
+				if err := e.forward(ctx, losses[:rows]); err != nil {
+					return err
+				}
+				losses = losses[rows:]
+			}
+		}
+		window++
+	}
+	return nil
+}
+
+// forward computes the losses of the windows that were read, of which there may be none.
+func (e *evaluator) forward(ctx context.Context, losses []float64) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	width := e.data.SequenceLength + 1
+	stats, err := e.model.Forward(ctx, moe.Batch{Tokens: e.tokens[:len(losses)*width], Rows: len(losses), SequenceLength: e.data.SequenceLength})
+	if err != nil {
+		return err
+	}
+	e.passes++
+	copy(losses, stats.RowLoss)
+	e.tokens = e.tokens[:0]
+	if len(losses) > 0 {
+		e.done(len(losses))
+	}
+	return nil
 }
 
 // weigh computes the loss of the mix, and the margins of weighted sums.

@@ -60,7 +60,7 @@ func TestEvaluate(t *testing.T) {
 				if err := data.Tokens(tokens, windows[j*len(windows)/count]); err != nil {
 					t.Fatal(err)
 				}
-				stats, err := model.Forward(moe.Batch{Tokens: tokens, Rows: 1, SequenceLength: 16})
+				stats, err := model.Forward(t.Context(), moe.Batch{Tokens: tokens, Rows: 1, SequenceLength: 16})
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -19,6 +19,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -26,9 +27,9 @@ import (
 	"mula/blend"
 	"mula/internal/atomicfile"
 	"mula/moe"
+	"mula/moe/safetensors"
 	"mula/train/tensorboard"
 	"mula/xpu"
-	"mula/xpu/cpu"
 )
 
 // ErrNotFinite is wrapped by the error about a loss or gradient that is infinite or not a number.
@@ -42,6 +43,18 @@ type Options struct {
 	Report   func(Summary)     // called once, before memory for the model is allocated
 	Progress func(Progress)    // called after every step
 	Warn     func(text string) // called about what needs attention but does not end the run, such as a damaged checkpoint
+
+	// World has the ranks of the run, one of which this process is; see [Join]. With nil all are of this process. Of several ranks the first
+	// one alone reports, keeps records and writes to the run directory; all must see that directory.
+	World *xpu.Comm
+
+	ranksHere int // ranks that share the threads of this process; 0 is 1
+
+	// For tests, of several ranks.
+	reduced   func(rank int, step int64, bucket moe.Bucket) error // called before the gradients of a bucket are added up over ranks
+	badTokens func(rank int, step int64) bool                     // whether a rank reads ids that the model does not have
+	late      bool                                                // gradients are added up after the backward pass, not beside it
+	ended     func(r *ranks)                                      // called after the last step
 }
 
 // Progress is what has just been done.
@@ -66,75 +79,220 @@ type Result struct {
 
 // Run trains until all steps are done or it is stopped, going on from the newest complete checkpoint in the run directory if there is one. A
 // done context ends it at once, without a checkpoint.
-func Run(ctx context.Context, config Config, options Options) (Result, error) {
+//
+// Every rank of a run calls it, with the same configuration, and gets the same result. Stopping one rank stops all. An error that all ranks know
+// of (see [Shared]) leaves their group whole; after any other the group must be closed, so that nobody waits for this rank.
+func Run(ctx context.Context, config Config, options Options) (result Result, err error) {
 	if err := config.Validate(); err != nil {
 		return Result{}, err
 	}
-	plan, err := blend.ReadPlan(config.Plan)
-	if err != nil {
-		return Result{}, err
+	if options.World == nil && config.Layout.Ranks() > 1 {
+		return runLocal(ctx, config, options)
 	}
-	data, err := blend.Open(ctx, plan, blend.OpenOptions{})
-	if err != nil {
-		return Result{}, err
-	}
-	defer data.Close()
-	if config, err = config.resolve(plan); err != nil {
-		return Result{}, err
-	}
-	if err := summarize(config, plan, "").fits(machineMemory()); err != nil {
-		return Result{}, err
-	}
-	tokenizer, err := readTokenizer(config.Tokenizer, plan)
-	if err != nil {
-		return Result{}, err
-	}
-	dir, err := openRunDir(config.Output)
-	if err != nil {
-		return Result{}, err
-	}
-	defer dir.close()
-	device := cpu.New(config.Threads, config.Precision)
-	defer device.Close()
-
-	r := &run{config: config, options: options, data: data, dir: dir, device: device, tokenizer: tokenizer,
-		identity: config.identity(), schedule: config.schedule(), lastSaved: -1}
-	checkpoint, err := r.findCheckpoint(ctx)
-	if err != nil {
-		return Result{}, err
-	}
-	if checkpoint == nil && config.InitializeFrom != "" {
-		if r.initial, err = config.initialModel(ctx, plan, r.warn); err != nil {
-			return Result{}, err
+	if options.World != nil {
+		if err := config.fitsWorld(options.World.Size()); err != nil {
+			return Result{}, &sharedErr{error: err}
 		}
 	}
-	if options.Report != nil {
-		options.Report(r.summary(checkpoint))
+	ranks, err := newRanks(ctx, options.World, config.Layout)
+	if err != nil {
+		return Result{}, err
 	}
-	if plan.Tokenizer == nil {
-		r.warn("the plan does not know which tokenizer made its shards, so an id beyond the model's vocabulary of %d shows only when it is met; mula check finds the largest", config.Model.VocabSize)
+	defer ranks.close()
+	defer func() {
+		if err != nil && ranks != nil && !Shared(err) {
+			err = fmt.Errorf("rank %d on %s: %w", ranks.rank(), ranks.hosts[ranks.rank()], err)
+		}
+	}()
+	r := &run{config: config, options: options, ranks: ranks, lastSaved: -1}
+	if !r.leads() {
+		r.options.Report, r.options.Progress, r.options.Warn = nil, nil, nil
 	}
-	if checkpoint != nil && checkpoint.State.Step >= config.Steps {
+	defer r.close()
+	defer func() {
+		if err == nil {
+			r.heartbeat.end(result)
+		}
+	}()
+	checkpoint, err := r.begin(ctx)
+	if err != nil {
+		return Result{}, err
+	}
+	if checkpoint != nil && checkpoint.State.Step >= r.config.Steps {
 		return r.result(checkpoint.Dir), nil
 	}
-	if config.MetricsListen != "" {
-		if r.scrape, err = serveMetrics(ctx, config.MetricsListen); err != nil {
-			return Result{}, err
-		}
-		defer r.scrape.close()
-	}
-	if r.peak, err = measurePeak(ctx, device, r.flopsOfRun()); err != nil {
+	if err := r.prepare(ctx, checkpoint); err != nil {
 		return Result{}, err
 	}
-	if err := r.prepare(checkpoint); err != nil {
-		return Result{}, err
-	}
-	defer r.closeRecords()
 	if err := r.train(ctx); err != nil {
+		r.recordFailures(err)
 		return Result{}, err
+	}
+	if f := options.ended; f != nil {
+		f(r.ranks)
 	}
 	return r.result(r.dir.join(filepath.Join(checkpointsDir, checkpointName(r.lastSaved)))), nil
 }
+
+// begin opens the data and the run directory, reports what will be done, and returns the checkpoint to go on from, nil for none.
+func (r *run) begin(ctx context.Context) (*Checkpoint, error) {
+	world := r.ranks.comm()
+	// Rank 0 goes first: what it learns about the shards is in the ledger when the others open them.
+	var err error
+	if r.leads() {
+		if r.heartbeat, err = newHeartbeat(); err == nil {
+			err = r.open(ctx)
+		}
+	}
+	if err := agree(ctx, world, err); err != nil {
+		return nil, err
+	}
+	if !r.leads() {
+		err = r.open(ctx)
+	}
+	if err := agree(ctx, world, err); err != nil {
+		return nil, err
+	}
+	r.identity, r.schedule = r.config.identity(), r.config.schedule()
+	if err := r.sameRun(ctx); err != nil {
+		return nil, err
+	}
+	found, refused, err := newestCheckpoint(ctx, world, r.dir.join(checkpointsDir))
+	r.refused = refused
+	for _, c := range refused {
+		r.warn("checkpoint %s is damaged and not used: %s", c.Checkpoint, c.Error)
+	}
+	if err != nil {
+		return nil, err
+	}
+	checkpoint, err := r.findCheckpoint(found)
+	if err == nil && checkpoint == nil && r.config.InitializeFrom != "" && r.leads() {
+		r.initial, err = r.config.initialModel(ctx, r.data.Plan, r.warn)
+	}
+	if err := agree(ctx, world, err); err != nil {
+		return nil, err
+	}
+	if err := r.shareInitial(ctx); err != nil {
+		return nil, err
+	}
+	if r.options.Report != nil {
+		r.options.Report(r.summary(checkpoint))
+	}
+	if r.data.Plan.Tokenizer == nil {
+		r.warn("the plan does not know which tokenizer made its shards, so an id beyond the model's vocabulary of %d shows only when it is met; mula check finds the largest", r.config.Model.VocabSize)
+	}
+	return checkpoint, nil
+}
+
+// open opens what a rank needs: the data and the device, and of the first rank the run directory and the tokenizer.
+func (r *run) open(ctx context.Context) error {
+	plan, err := blend.ReadPlan(r.config.Plan)
+	if err != nil {
+		return err
+	}
+	options := blend.OpenOptions{Waiting: func(message string) { r.warn("%s", message) }}
+	if options.Verify, err = blend.ParseVerify(r.config.Verify); err != nil {
+		return err
+	}
+	if v := options.Verify; v != nil && r.options.ranksHere > 1 && !r.leads() {
+		options.Verify = nil // the first rank does it for all in this process
+	} else if v != nil && r.options.ranksHere <= 1 {
+		v.Rank, v.World = r.ranks.rank(), r.ranks.size()
+	}
+	if r.data, err = blend.Open(ctx, plan, options); err != nil {
+		return err
+	}
+	if r.config, err = r.config.resolve(plan); err != nil {
+		return err
+	}
+	if err := summarize(r.config, plan, "").fits(machineMemory(), r.ranks.onHost()); err != nil {
+		return err
+	}
+	if r.device, err = NewDevice(r.config.Device, r.ranks.threads(r.config, r.options.ranksHere), r.config.Precision); err != nil {
+		return err
+	}
+	if r.leads() {
+		if r.tokenizer, err = readTokenizer(r.config.Tokenizer, plan); err != nil {
+			return err
+		}
+		if r.dir, err = openRunDir(r.config.Output); err != nil {
+			return err
+		}
+	} else {
+		r.dir = &runDir{path: r.config.Output}
+	}
+	return nil
+}
+
+// sameRun refuses ranks that would not do the same: that read another plan, have another configuration, or compute in another way, so that their
+// weights would drift apart.
+func (r *run) sameRun(ctx context.Context) error {
+	if r.ranks == nil {
+		return nil
+	}
+	type what struct {
+		Plan, Arithmetic string
+		Fields           map[string]string
+	}
+	own := what{r.data.Plan.Fingerprint(), r.device.Arithmetic(), map[string]string{}}
+	collect(reflect.ValueOf(r.config), "", own.Fields)
+	for _, name := range []string{"plan", "output", "tokenizer", "initialize_from", "threads", "metrics_listen"} { // a machine's own affair
+		delete(own.Fields, name)
+	}
+	all, err := gather(ctx, r.ranks.world, own)
+	if err != nil {
+		return err
+	}
+	first := all[0]
+	for rank, other := range all {
+		var err error
+		switch {
+		case other.Plan != first.Plan:
+			err = fmt.Errorf("it has read plan %.16s…, and rank 0 plan %.16s…; give all ranks the same file", other.Plan, first.Plan)
+		case other.Arithmetic != first.Arithmetic:
+			err = fmt.Errorf("it computes with the arithmetic of %s, and rank 0 with that of %s; run on machines of one kind", other.Arithmetic, first.Arithmetic)
+		}
+		for _, name := range sortedKeys(first.Fields) {
+			if err == nil && other.Fields[name] != first.Fields[name] {
+				err = fmt.Errorf("its %s is %s, and that of rank 0 %s; give all ranks the same train.yaml", name, other.Fields[name], first.Fields[name])
+			}
+		}
+		if err != nil {
+			return sharedError(r.ranks, rank, err)
+		}
+	}
+	return nil
+}
+
+// shareInitial tells all ranks which model the first one has found to begin from.
+func (r *run) shareInitial(ctx context.Context) error {
+	dirs, err := gather(ctx, r.ranks.comm(), r.initial.Dir)
+	if err != nil {
+		return err
+	}
+	r.initial.Dir = dirs[0]
+	return nil
+}
+
+// close lets go of what begin and prepare have opened.
+func (r *run) close() {
+	r.closeRecords()
+	if r.scrape != nil {
+		r.scrape.close()
+	}
+	if r.device != nil {
+		r.device.Close()
+	}
+	if r.dir != nil {
+		r.dir.close()
+	}
+	if r.data != nil {
+		r.data.Close()
+	}
+}
+
+// leads reports whether this rank is the one that reports, keeps records and writes to the run directory.
+func (r *run) leads() bool { return r.ranks.rank() == 0 }
 
 // A run is a training run under way.
 type run struct {
@@ -145,6 +303,7 @@ type run struct {
 	data      *blend.Data
 	dir       *runDir
 	device    xpu.Device
+	ranks     *ranks   // nil for a run of one rank
 	tokenizer []byte   // content of tokenizer.json, or nil
 	initial   ModelDir // the model that the run begins from; Dir is "" if weights are drawn, or come from a checkpoint
 
@@ -154,7 +313,9 @@ type run struct {
 	refused   []RefusedCheckpoint // damaged ones, newer than that
 
 	model     *moe.Model
+	tensors   []safetensors.Tensor // of the whole model
 	optimizer *Optimizer
+	sharding  *sharding // nil for one rank
 
 	metrics      *recordFile
 	fingerprints *recordFile
@@ -162,17 +323,35 @@ type run struct {
 	hasher       blend.StepHasher
 	board        *tensorboard.Writer
 
-	peak   float64        // of the device's products, measured, in FLOP/s
-	scrape *metricsServer // nil if nobody asked for it
+	heartbeat *heartbeat     // nil if nobody asked for it
+	peak      float64        // of the products of all ranks' devices, measured, in FLOP/s
+	scrape    *metricsServer // nil if nobody asked for it
 
-	tokens []uint32 // of the step at hand, row by row
+	// Of the step at hand, on this rank.
+	tokens []uint32 // row by row
 	rows   []row
+	passes int   // backward passes, which may be more than it has micro-batches
+	before int64 // rows of the ranks before it
+
+	// Of the step at hand, on all ranks.
+	samples    int
+	results    []result       // of all rows, in the order of their positions
+	counts     []int64        // tokens of each expert of each layer
+	votes      []uint64       // see exchange
+	voteBounds []int          // of each rank's
+	pending    []*xpu.Pending // of each bucket whose gradients are being added up
 }
 
 // A row is where a sample of the step at hand comes from.
 type row struct {
 	position int64
 	source   int
+}
+
+// A result is what a row of the step at hand has come to.
+type result struct {
+	row
+	loss float64 // sum of the cross entropies of its targets
 }
 
 // train does the steps.
@@ -191,12 +370,19 @@ func (r *run) train(ctx context.Context) error {
 // trainOn does the steps up to the end of the run, or to a spike at which it has to go back.
 func (r *run) trainOn(ctx context.Context) (*Spike, error) {
 	batch := int64(r.config.BatchSize)
-	stream, err := r.data.Stream(ctx, blend.StreamOptions{From: r.state.Cursor.Position, To: r.config.Steps * batch, BatchSize: r.config.BatchSize, Prefetch: 2})
+	stream, err := r.data.Stream(ctx, blend.StreamOptions{From: r.state.Cursor.Position, To: r.config.Steps * batch, BatchSize: r.config.BatchSize,
+		Rank: r.ranks.rank(), World: r.ranks.size(), Prefetch: 2})
 	if err != nil {
 		return nil, err
 	}
 	defer stream.Close()
-	for r.state.Step < r.config.Steps && !r.stopped() {
+	for r.state.Step < r.config.Steps {
+		r.heartbeat.beat(SectionStep, r.state.Step)
+		if stop, err := r.ranks.any(ctx, r.stopped()); err != nil {
+			return nil, err
+		} else if stop {
+			break
+		}
 		metrics, err := r.step(ctx, stream)
 		if err != nil {
 			return nil, err
@@ -248,14 +434,14 @@ func (r *run) stopped() bool {
 // step trains on the next batch.
 func (r *run) step(ctx context.Context, stream *blend.Stream) (StepMetrics, error) {
 	start := time.Now()
-	if err := r.read(stream); err != nil {
+	if err := r.countRows(ctx, r.read(stream)); err != nil {
 		return StepMetrics{}, err
 	}
 	m := StepMetrics{
-		Step: r.state.Step, First: r.state.Cursor.Position, Samples: len(r.rows), Tokens: int64(len(r.rows)) * int64(r.data.SequenceLength),
+		Step: r.state.Step, First: r.state.Cursor.Position, Samples: r.samples, Tokens: int64(r.samples) * int64(r.data.SequenceLength),
 		LearningRate: r.schedule.LearningRate(r.state.Step), SourceLoss: map[string]float64{}, SourceSamples: map[string]int{},
 	}
-	if len(r.rows) > 0 { // a step whose positions are all skipped leaves the weights alone
+	if m.Samples > 0 { // a step whose positions are all skipped leaves the weights alone
 		if err := r.gradients(ctx, &m); err != nil {
 			return StepMetrics{}, err
 		}
@@ -267,7 +453,7 @@ func (r *run) step(ctx context.Context, stream *blend.Stream) (StepMetrics, erro
 		if err := r.skip(m.Skipped); err != nil {
 			return StepMetrics{}, err
 		}
-	case len(r.rows) > 0:
+	case m.Samples > 0:
 		limit := r.config.Optimizer.Clip
 		if r.config.Optimizer.ClipAfterWarmup && r.state.Step < r.schedule.Warmup {
 			limit = 0
@@ -275,9 +461,11 @@ func (r *run) step(ctx context.Context, stream *blend.Stream) (StepMetrics, erro
 		every := r.config.Log.UpdateRatioEvery
 		measured := every > 0 && m.Step%every == 0
 		r.optimizer.Measure(measured)
-		r.optimizer.Step(m.LearningRate, clipFactor(m.GradNorm, limit))
+		if err := r.optimizer.Step(ctx, m.LearningRate, clipFactor(m.GradNorm, limit)); err != nil {
+			return StepMetrics{}, fmt.Errorf("step %d: %w", m.Step, err)
+		}
 		if measured {
-			m.UpdateRatio = updateRatios(r.model.Parameters(), r.optimizer.Ratio)
+			m.UpdateRatio = updateRatios(r.tensors, r.optimizer.Ratio)
 		}
 		if r.optimizer.CurvatureDue() {
 			if err := r.curvature(ctx, m.Tokens, limit); err != nil {
@@ -294,6 +482,11 @@ func (r *run) step(ctx context.Context, stream *blend.Stream) (StepMetrics, erro
 	r.state.Step++
 	r.state.Updates = r.optimizer.Updates
 	r.state.Cursor.Position += int64(r.config.BatchSize)
+	if every := r.config.Layout.CheckReplicasEvery; r.ranks != nil && every > 0 && r.state.Step%every == 0 {
+		if err := r.checkReplicas(ctx); err != nil {
+			return StepMetrics{}, err
+		}
+	}
 
 	now := time.Now()
 	m.Seconds, m.Time = now.Sub(start).Seconds(), timestamp(now)
@@ -321,6 +514,9 @@ func (r *run) read(stream *blend.Stream) error {
 			continue
 		}
 		r.tokens = batch.AppendTokens(r.tokens, i)
+		if f := r.options.badTokens; f != nil && f(r.ranks.rank(), r.state.Step) {
+			r.tokens[len(r.tokens)-1] = math.MaxUint32
+		}
 		r.rows = append(r.rows, row{batch.Position(i), batch.Source(i)})
 	}
 	return nil
@@ -330,8 +526,11 @@ func (r *run) read(stream *blend.Stream) error {
 func (r *run) gradients(ctx context.Context, m *StepMetrics) error {
 	err := r.backward(ctx, m)
 	if err == nil {
-		if m.GradNorm = r.optimizer.GradientNorm(); !finite(m.GradNorm) {
-			err = r.notFinite(gradNormSpike, fmt.Errorf("the gradient is %w%s", ErrNotFinite, r.firstBadGradient()), r.rows)
+		if m.GradNorm, err = r.optimizer.GradientNorm(ctx); err != nil {
+			return fmt.Errorf("step %d: %w", m.Step, err)
+		}
+		if !finite(m.GradNorm) {
+			err = r.badGradient()
 		}
 	}
 	bad := (*notFiniteError)(nil)
@@ -347,42 +546,38 @@ func (r *run) gradients(ctx context.Context, m *StepMetrics) error {
 	return nil
 }
 
-// backward computes the gradients of the step, micro-batch by micro-batch, and the losses. What the model is given is what is hashed.
+// backward computes the gradients of the step, which are added up over ranks, and the losses. What the model is given is what is hashed.
 func (r *run) backward(ctx context.Context, m *StepMetrics) error {
-	r.model.ZeroGradients()
-	width := r.data.SequenceLength + 1
+	r.results = r.results[:0]
 	options := moe.BackwardOptions{Targets: m.Tokens, Loss: moe.LossOptions{
 		Aux: r.config.AuxLoss.Form, AuxCoefficient: r.config.AuxLoss.Coefficient, ZCoefficient: r.config.ZLoss.Coefficient}}
-	sourceLoss := make([]float64, len(r.data.Sources))
-	for first := 0; first < len(r.rows); first += r.config.MicroBatchSize {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		rows := r.rows[first:min(first+r.config.MicroBatchSize, len(r.rows))]
-		micro := moe.Batch{Tokens: r.tokens[first*width : (first+len(rows))*width], Rows: len(rows), SequenceLength: r.data.SequenceLength}
-		for i := range rows {
-			r.hasher.Add(micro.Tokens[i*width : (i+1)*width])
-		}
-		stats, err := r.model.Backward(micro, options)
-		if err != nil {
-			return fmt.Errorf("step %d, positions %d to %d: %w", m.Step, rows[0].position, rows[len(rows)-1].position, err)
-		}
+	err := r.sumGradients(ctx, options, func(rows []row, stats moe.Stats) {
 		for i, loss := range stats.RowLoss {
-			if !finite(loss) {
-				return r.notFinite(lossSpike, fmt.Errorf("the loss is %w", ErrNotFinite), rows[i:i+1])
-			}
-			m.Loss += loss
-			sourceLoss[rows[i].source] += loss
-			m.SourceSamples[r.data.Sources[rows[i].source].Name]++
+			r.results = append(r.results, result{rows[i], loss})
 		}
 		share := float64(stats.Targets) / float64(m.Tokens)
 		m.AuxLoss += stats.Aux * share
 		m.ZLoss += stats.Z * share
 		m.ExpertTokens = addCounts(m.ExpertTokens, stats.ExpertCounts)
 		m.addEntropy(stats.RouterEntropy, share)
+	})
+	if lost := (*lostError)(nil); errors.As(err, &lost) {
+		return err
+	}
+	if err := r.exchange(ctx, m, err); err != nil {
+		return err
+	}
+	sourceLoss := make([]float64, len(r.data.Sources))
+	for i, row := range r.results {
+		if !finite(row.loss) {
+			return r.notFinite(lossSpike, fmt.Errorf("the loss is %w", ErrNotFinite), r.results[i:i+1], r.rankOf(row.position))
+		}
+		m.Loss += row.loss
+		sourceLoss[row.source] += row.loss
+		m.SourceSamples[r.data.Sources[row.source].Name]++
 	}
 	if !finite(m.AuxLoss) || !finite(m.ZLoss) {
-		return r.notFinite(auxLossSpike, fmt.Errorf("the auxiliary loss is %w", ErrNotFinite), r.rows)
+		return r.notFinite(auxLossSpike, fmt.Errorf("the auxiliary loss is %w", ErrNotFinite), r.results, r.badLosses())
 	}
 	m.Loss /= float64(m.Tokens)
 	for name, samples := range m.SourceSamples {
@@ -390,6 +585,89 @@ func (r *run) backward(ctx context.Context, m *StepMetrics) error {
 		m.SourceLoss[name] = sourceLoss[source] / float64(int64(samples)*int64(r.data.SequenceLength))
 	}
 	return nil
+}
+
+// sumGradients sets the gradients to those of the rows of the step, of all ranks: micro-batch by micro-batch, telling each about every one of this
+// rank's. During the last pass the gradients of a bucket are added up over ranks while those of the next ones are computed.
+//
+// If a batch cannot be computed this rank takes part without rows until the others have come to the end, so that they all can hear of it.
+func (r *run) sumGradients(ctx context.Context, options moe.BackwardOptions, each func(rows []row, stats moe.Stats)) error {
+	r.model.ZeroGradients()
+	width := r.data.SequenceLength + 1
+	r.pending = r.pending[:0]
+	if r.sharding != nil {
+		r.sharding.takeBad()
+	}
+	var failed error
+	for pass := range r.passes {
+		first := min(pass*r.config.MicroBatchSize, len(r.rows))
+		end := min(first+r.config.MicroBatchSize, len(r.rows))
+		if failed != nil && r.ranks.EP == 1 {
+			break // nobody waits for this rank's passes
+		} else if failed != nil {
+			first = end
+		}
+		if err := ctx.Err(); err != nil {
+			return &lostError{err}
+		}
+		options.FirstTarget = (r.before + int64(first)) * int64(r.data.SequenceLength)
+		if r.ranks != nil && !r.options.late && pass == r.passes-1 {
+			options.Done = func(bucket int) { r.reduce(ctx, bucket) }
+		}
+		micro := moe.Batch{Tokens: r.tokens[first*width : end*width], Rows: end - first, SequenceLength: r.data.SequenceLength}
+		stats, err := r.model.Backward(ctx, micro, options)
+		switch {
+		case err == nil && end > first:
+			each(r.rows[first:end], stats)
+		case err == nil:
+		case r.ranks == nil:
+			return r.failedAt(first, end, err)
+		case first == end:
+			return &lostError{errors.Join(failed, fmt.Errorf("step %d: %w", r.state.Step, err))}
+		default:
+			failed = r.failedAt(first, end, err)
+			if r.ranks.EP == 1 {
+				continue
+			}
+			if _, err := r.model.Backward(ctx, moe.Batch{SequenceLength: r.data.SequenceLength}, options); err != nil {
+				return &lostError{failed}
+			}
+		}
+	}
+	if r.ranks == nil {
+		return failed
+	}
+	for bucket := len(r.pending); bucket < len(r.model.Buckets()); bucket++ {
+		r.reduce(ctx, bucket)
+	}
+	for _, p := range r.pending {
+		if err := p.Wait(); err != nil {
+			return &lostError{errors.Join(failed, fmt.Errorf("step %d: adding up gradients: %w", r.state.Step, err))}
+		}
+	}
+	return failed
+}
+
+// A lostError is one after which this rank cannot work together with the others any more, and so cannot tell them.
+type lostError struct{ error }
+
+func (e *lostError) Unwrap() error { return e.error }
+
+// failedAt says of which rows, of this rank's, an error is.
+func (r *run) failedAt(first, end int, err error) error {
+	return fmt.Errorf("step %d, positions %d to %d: %w", r.state.Step, r.rows[first].position, r.rows[end-1].position, err)
+}
+
+// reduce starts to add up the gradients of a bucket over ranks.
+func (r *run) reduce(ctx context.Context, bucket int) {
+	r.pending = append(r.pending, r.ranks.data.Start(func() error {
+		if f := r.options.reduced; f != nil {
+			if err := f(r.ranks.rank(), r.state.Step, r.model.Buckets()[bucket]); err != nil {
+				return err
+			}
+		}
+		return r.sharding.reduce(ctx, bucket)
+	}))
 }
 
 func addCounts(sum, counts [][]int64) [][]int64 {
@@ -418,8 +696,8 @@ type notFiniteError struct {
 func (e *notFiniteError) Unwrap() error { return e.error }
 
 // notFinite completes an error that ends the run, unless it handles spikes, before the weights of this step are touched. rows are those it
-// can come from.
-func (r *run) notFinite(what string, err error, rows []row) error {
+// can come from, and rank the one that has computed it, -1 if that is not known.
+func (r *run) notFinite(what string, err error, rows []result, rank int) error {
 	var sources []string
 	for _, row := range rows {
 		if name := r.data.Sources[row.source].Name; !slices.Contains(sources, name) {
@@ -431,25 +709,41 @@ func (r *run) notFinite(what string, err error, rows []row) error {
 	if r.lastSaved >= 0 {
 		checkpoint = "the newest checkpoint is " + checkpointName(r.lastSaved)
 	}
-	return &notFiniteError{what, fmt.Errorf("step %d: %w, at positions %d to %d, of %s; the weights are as before the step, and %s. If the losses before it rose, the learning rate is too high. "+
+	err = fmt.Errorf("step %d: %w, at positions %d to %d, of %s; the weights are as before the step, and %s. If the losses before it rose, the learning rate is too high. "+
 		"Else look at the text with mula peek --position; to leave it out, add {from: %d, to: %d} to skips in blend.yaml, seal the plan again and set plan_change: accept",
-		r.state.Step, err, from, to-1, strings.Join(sources, ", "), checkpoint, from, to)}
+		r.state.Step, err, from, to-1, strings.Join(sources, ", "), checkpoint, from, to)
+	return &notFiniteError{what, r.blame(rank, failureNotFinite, err)}
 }
 
-// firstBadGradient names the first tensor whose gradient is not finite.
-func (r *run) firstBadGradient() string {
-	for _, p := range r.model.Parameters() {
-		for _, g := range p.Grad {
-			if !finite(float64(g)) {
-				return " in " + p.Name
+// badGradient is the error about a gradient that is not finite.
+func (r *run) badGradient() error {
+	rank, tensor := r.badRank()
+	if r.ranks == nil {
+		for _, p := range r.model.Parameters() {
+			if !finite(sumOfSquares(p.Grad)) {
+				tensor = p.Name
+				break
 			}
 		}
 	}
-	return ""
+	if tensor != "" {
+		tensor = " in " + tensor
+	}
+	rows := r.results
+	if rank >= 0 {
+		rows = slices.DeleteFunc(slices.Clone(rows), func(row result) bool { return r.rankOf(row.position) != rank })
+	}
+	if len(rows) == 0 { // of a rank whose positions are all skipped
+		rows = r.results
+	}
+	return r.notFinite(gradNormSpike, fmt.Errorf("the gradient is %w%s", ErrNotFinite, tensor), rows, rank)
 }
 
-// record writes what a step did to the run directory.
+// record writes what a step did to the run directory, on the rank that keeps records.
 func (r *run) record(m StepMetrics) error {
+	if !r.leads() {
+		return nil
+	}
 	if err := r.log.Write(r.hasher.Step(m.Step, m.First)); err != nil {
 		return err
 	}
@@ -492,21 +786,14 @@ func (r *run) record(m StepMetrics) error {
 // follow from the seed of the run and the number of the step. An estimate that is not finite is not used: the step is done, and the next one
 // says what is wrong, if anything is.
 func (r *run) curvature(ctx context.Context, targets int64, limit float64) error {
-	r.model.ZeroGradients()
-	width := r.data.SequenceLength + 1
 	options := moe.BackwardOptions{Targets: targets, SampleTargets: true, SampleSeed: curvatureSeed(r.config.Seed, r.state.Step)}
-	for first := 0; first < len(r.rows); first += r.config.MicroBatchSize {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		rows := min(r.config.MicroBatchSize, len(r.rows)-first)
-		micro := moe.Batch{Tokens: r.tokens[first*width : (first+rows)*width], Rows: rows, SequenceLength: r.data.SequenceLength}
-		options.FirstTarget = int64(first) * int64(r.data.SequenceLength)
-		if _, err := r.model.Backward(micro, options); err != nil {
-			return fmt.Errorf("step %d, estimate of the curvature: %w", r.state.Step, err)
-		}
+	if err := r.sumGradients(ctx, options, func([]row, moe.Stats) {}); err != nil {
+		return fmt.Errorf("estimate of the curvature: %w", err)
 	}
-	norm := r.optimizer.GradientNorm()
+	norm, err := r.optimizer.GradientNorm(ctx)
+	if err != nil {
+		return fmt.Errorf("step %d, estimate of the curvature: %w", r.state.Step, err)
+	}
 	if !finite(norm) {
 		r.warn("step %d: the estimate of the curvature is not finite and is not used", r.state.Step)
 		return nil
@@ -524,11 +811,17 @@ func curvatureSeed(seed uint64, step int64) uint64 {
 
 // evaluate computes the validation loss and records it.
 func (r *run) evaluate(ctx context.Context) (*Evaluation, error) {
-	r.optimizer.Average(true)
-	defer r.optimizer.Average(false)
-	e, err := Evaluate(ctx, r.model, r.data, EvaluateOptions{Samples: r.config.Evaluate.Samples, BatchSize: r.config.MicroBatchSize})
+	r.heartbeat.beat(SectionEvaluate, r.state.Step)
+	if err := r.optimizer.Average(ctx, true); err != nil {
+		return nil, fmt.Errorf("evaluation after step %d: %w", r.state.Step-1, err)
+	}
+	defer r.optimizer.Average(ctx, false)
+	e, err := Evaluate(ctx, r.model, r.data, EvaluateOptions{Samples: r.config.Evaluate.Samples, BatchSize: r.config.MicroBatchSize, ranks: r.ranks})
 	if err != nil {
 		return nil, fmt.Errorf("evaluation after step %d: %w", r.state.Step-1, err)
+	}
+	if !r.leads() {
+		return &e, nil
 	}
 	if err := r.metrics.append(metricsLine{Step: &r.state.Step, Eval: &e}); err != nil {
 		return nil, err
@@ -543,30 +836,28 @@ func (r *run) evaluate(ctx context.Context) (*Evaluation, error) {
 
 // save writes a checkpoint and removes those that are no longer kept. It returns its directory.
 func (r *run) save(ctx context.Context) (string, error) {
-	if err := errors.Join(r.metrics.sync(), r.fingerprints.sync()); err != nil {
+	r.heartbeat.beat(SectionCheckpoint, r.state.Step)
+	var files map[string][]byte
+	var err error
+	if r.leads() {
+		err = errors.Join(r.metrics.sync(), r.fingerprints.sync())
+		files = map[string][]byte{}
+		if r.tokenizer != nil {
+			files[tokenizerFile] = r.tokenizer
+		}
+		var generation error
+		files[generationFile], generation = generationConfig(r.model.Config())
+		err = errors.Join(err, generation)
+	}
+	if err := agree(ctx, r.ranks.comm(), err); err != nil {
 		return "", err
 	}
-	r.optimizer.Average(true)
-	defer r.optimizer.Average(false)
-	r.state.Weights = WeightsHash(r.model.Parameters())
+	if err := r.optimizer.Average(ctx, true); err != nil {
+		return "", err
+	}
+	defer r.optimizer.Average(ctx, false)
 	dir := r.dir.join(checkpointsDir)
-	err := saveCheckpoint(ctx, dir, r.state.Step, func(dir string) error {
-		if err := r.model.Save(dir, moe.SaveOptions{}); err != nil {
-			return err
-		}
-		if err := writeGenerationConfig(filepath.Join(dir, generationFile), r.model.Config()); err != nil {
-			return err
-		}
-		if r.tokenizer != nil {
-			if err := atomicfile.WriteFile(filepath.Join(dir, tokenizerFile), r.tokenizer); err != nil {
-				return err
-			}
-		}
-		if err := r.optimizer.write(filepath.Join(dir, optimizerFile)); err != nil {
-			return err
-		}
-		return writeJSON(filepath.Join(dir, stateFile), r.state)
-	})
+	err = saveCheckpoint(ctx, r.ranks.comm(), dir, &r.state, newShare(r.model, r.optimizer), files)
 	if err != nil {
 		if ctx.Err() == nil && r.lastSaved >= 0 {
 			err = fmt.Errorf("%w; the newest complete checkpoint is %s, from which the run goes on when it is started again", err, checkpointName(r.lastSaved))
@@ -575,8 +866,10 @@ func (r *run) save(ctx context.Context) (string, error) {
 	}
 	r.lastSaved = r.state.Step
 	r.refused = slices.DeleteFunc(r.refused, func(c RefusedCheckpoint) bool { return c.Checkpoint == checkpointName(r.state.Step) }) // replaced
-	if err := pruneCheckpoints(dir, r.config.Checkpoint.Keep, r.backTo(), r.refused); err != nil {
-		r.warn("old checkpoints could not be removed: %v", err)
+	if r.leads() {
+		if err := pruneCheckpoints(dir, r.config.Checkpoint.Keep, r.backTo(), r.refused); err != nil {
+			r.warn("old checkpoints could not be removed: %v", err)
+		}
 	}
 	r.refused = nil
 	return filepath.Join(dir, checkpointName(r.state.Step)), nil
@@ -588,17 +881,9 @@ func (r *run) warn(format string, args ...any) {
 	}
 }
 
-// findCheckpoint finds the checkpoint to go on from, nil for none, checks that the run goes on as it began, and sets the state.
-func (r *run) findCheckpoint(ctx context.Context) (*Checkpoint, error) {
+// findCheckpoint checks that the run goes on from a checkpoint, which may be nil, as it began, and sets the state.
+func (r *run) findCheckpoint(checkpoint *Checkpoint) (*Checkpoint, error) {
 	plan := r.data.Plan.Fingerprint()
-	checkpoint, refused, err := newestCheckpoint(ctx, r.dir.join(checkpointsDir))
-	r.refused = refused
-	for _, c := range refused {
-		r.warn("checkpoint %s is damaged and not used: %s", c.Checkpoint, c.Error)
-	}
-	if err != nil {
-		return nil, err
-	}
 	if checkpoint == nil {
 		r.state = r.newState()
 		return nil, nil
@@ -638,10 +923,17 @@ func (r *run) newState() State {
 		Tokenizer: tokenizerHash(r.data.Plan), Seed: r.config.Seed, Spikes: newSpikeState(r.config.Spikes), Config: r.identity}
 }
 
-// arithmetic names what decides the last bits of a run: the device's way of rounding and the model's order of sums. Its first order was not
-// named in checkpoints.
+// arithmetic names what decides the last bits of a run: the device's way of rounding, the model's order of sums, and of several ranks how the work
+// is divided among them. The model's first order was not named in checkpoints.
 func (r *run) arithmetic() string {
-	return fmt.Sprintf("%s, order of sums %d", r.device.Arithmetic(), moe.OrderOfSums)
+	text := fmt.Sprintf("%s, order of sums %d", r.device.Arithmetic(), moe.OrderOfSums)
+	if l := r.config.Layout; r.ranks != nil {
+		text += fmt.Sprintf(", dp %d, ep %d", l.DP, l.EP)
+		if l.Sums == FastSums {
+			text += ", fast sums"
+		}
+	}
+	return text
 }
 
 // tokenizerHash is the hash of the tokenizer.json that made a plan's shards, or "" if the plan does not know it.
@@ -654,6 +946,9 @@ func tokenizerHash(p *blend.Plan) string {
 
 func (r *run) summary(checkpoint *Checkpoint) Summary {
 	s := summarize(r.config, r.data.Plan, r.device.Name())
+	if r.ranks != nil {
+		s.Links = r.ranks.world.Name()
+	}
 	if checkpoint != nil {
 		s.Resumed, s.NextStep = checkpoint.Name(), checkpoint.State.Step
 	}
@@ -666,28 +961,62 @@ func (r *run) result(checkpoint string) Result {
 }
 
 // prepare makes model and optimizer, as they begin or from the checkpoint, and opens the records where the checkpoint left them.
-func (r *run) prepare(checkpoint *Checkpoint) error {
-	model, err := moe.New(r.config.Model.Config, r.device)
-	if err != nil {
+func (r *run) prepare(ctx context.Context, checkpoint *Checkpoint) error {
+	var err error
+	if r.leads() {
+		err = r.measure(ctx)
+	}
+	if err == nil {
+		r.model, err = moe.NewParallel(r.config.Model.Config, r.device, r.ranks.parallel(r.config.Layout))
+	}
+	if err := agree(ctx, r.ranks.comm(), err); err != nil {
 		return err
 	}
-	model.SetRecompute(r.config.Recompute == RecomputeLayers)
-	r.model = model
-	if err := r.restore(checkpoint); err != nil {
+	r.model.SetRecompute(r.config.Recompute == RecomputeLayers)
+	r.tensors = r.model.Config().Tensors()
+	if err := r.restore(ctx, checkpoint); err != nil {
 		return err
 	}
-	if err := r.config.write(r.dir.join(configFile)); err != nil {
-		return err
+	if r.leads() {
+		if err = r.config.write(r.dir.join(configFile)); err == nil {
+			err = r.openRecords(checkpoint, false)
+		}
 	}
-	return r.openRecords(checkpoint, false)
+	r.takePlan()
+	return agree(ctx, r.ranks.comm(), err)
+}
+
+// measure measures the peak of the devices, one for all, and begins to serve metrics.
+func (r *run) measure(ctx context.Context) error {
+	var err error
+	if r.config.MetricsListen != "" {
+		if r.scrape, err = serveMetrics(ctx, r.config.MetricsListen); err != nil {
+			return err
+		}
+	}
+	n := float64(r.ranks.size())
+	peak, err := measurePeak(ctx, r.device, r.flopsOfRun()/n)
+	r.peak = peak * n
+	return err
+}
+
+// takePlan makes the plan at hand that of the run from now on.
+func (r *run) takePlan() {
+	plan := r.data.Plan.Fingerprint()
+	if r.state.Cursor.Plan != plan && r.state.Spikes != nil {
+		r.state.Spikes.PlanFrom = r.state.Step
+	}
+	r.state.Cursor.Plan, r.state.Arithmetic = plan, r.arithmetic()
 }
 
 // restore sets weights and optimizer to those of the checkpoint, or of the beginning.
-func (r *run) restore(checkpoint *Checkpoint) error {
-	model := r.model
+func (r *run) restore(ctx context.Context, checkpoint *Checkpoint) error {
+	model, world := r.model, r.ranks.comm()
 	if r.optimizer == nil || checkpoint == nil {
 		r.optimizer = nil // so that the new one may take its memory
-		r.optimizer = NewOptimizer(r.config.Optimizer, int64(r.config.BatchSize)*int64(r.data.SequenceLength), r.device, model.Parameters())
+		if err := r.newOptimizer(ctx); err != nil {
+			return err
+		}
 	}
 	if checkpoint == nil {
 		var err error
@@ -698,27 +1027,49 @@ func (r *run) restore(checkpoint *Checkpoint) error {
 					err = checkFinite(r.initial.Dir, p.Name, 0, p.Weight)
 				}
 			}
+			if err != nil {
+				err = fmt.Errorf("initialize_from: %w", err)
+			}
 		} else {
 			model.Init(r.config.Seed)
 		}
-		if err != nil {
-			return fmt.Errorf("initialize_from: %w", err)
+		if err := agree(ctx, world, err); err != nil {
+			return err
 		}
 		if r.state.Spikes != nil && r.initial.Dir == "" {
 			r.state.Spikes.Began = beganBySeed
 		} else if r.state.Spikes != nil {
-			r.state.Spikes.Began = WeightsHash(model.Parameters())
+			if r.state.Spikes.Began, err = newShare(model, r.optimizer).weightsHash(ctx, world); err != nil {
+				return err
+			}
 		}
-	} else {
-		if err := model.Load(checkpoint.Dir); err != nil {
-			return err
-		}
-		if err := r.optimizer.read(filepath.Join(checkpoint.Dir, optimizerFile)); err != nil {
-			return err
-		}
-		r.optimizer.Updates = r.state.Updates
+		return nil
 	}
+	if err := agree(ctx, world, model.Load(checkpoint.Dir)); err != nil {
+		return err
+	}
+	if err := newShare(model, r.optimizer).load(ctx, world, checkpoint.Dir); err != nil {
+		return err
+	}
+	r.optimizer.Updates = r.state.Updates
 	return nil
+}
+
+// newOptimizer makes the optimizer at its beginning.
+func (r *run) newOptimizer(ctx context.Context) error {
+	c, targets := r.config.Optimizer, int64(r.config.BatchSize)*int64(r.data.SequenceLength)
+	if r.ranks == nil {
+		r.optimizer = NewOptimizer(c, targets, r.device, r.model.Parameters())
+		return nil
+	}
+	r.sharding = newSharding(r.ranks, r.config.Layout.Optimizer, needsWholeTensors(c.Name), r.model.Parameters(), r.model.Buckets())
+	sizes := make([]int, len(r.tensors))
+	for i, t := range r.tensors {
+		sizes[i] = int(t.Elements())
+	}
+	var err error
+	r.optimizer, err = newShardedOptimizer(ctx, c, targets, r.device, r.model.Parameters(), sizes, r.sharding)
+	return err
 }
 
 // openRecords cuts what was recorded after the checkpoint, or begins the records anew. back says that this run wrote them and goes back.
@@ -731,10 +1082,7 @@ func (r *run) openRecords(checkpoint *Checkpoint, back bool) (err error) {
 	now := time.Now()
 	plan := r.data.Plan.Fingerprint()
 	oldPlan := r.state.Cursor.Plan
-	r.state.Cursor.Plan, r.state.Arithmetic = plan, r.arithmetic()
-	if oldPlan != plan && r.state.Spikes != nil {
-		r.state.Spikes.PlanFrom = r.state.Step
-	}
+	r.takePlan()
 	if checkpoint == nil && !back {
 		names, err := fs.Glob(os.DirFS(r.dir.path), asideName("*"))
 		if err != nil {

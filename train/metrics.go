@@ -32,9 +32,10 @@ type RunRecord struct {
 	BatchSize        int                `json:"batch_size"`
 	Steps            int64              `json:"steps"`
 	Device           string             `json:"device"`
-	FLOPsPerToken    float64            `json:"flops_per_token"` // forward and backward; see [moe.Config.FLOPsPerToken]
-	PeakFLOPS        float64            `json:"peak_flops"`      // of the device's products, as measured when the run started, in FLOP/s
-	Started          string             `json:"started"`         // RFC 3339
+	FLOPsPerToken    float64            `json:"flops_per_token"`  // forward and backward; see [moe.Config.FLOPsPerToken]
+	PeakFLOPS        float64            `json:"peak_flops"`       // of the products of all ranks' devices, as measured on the first when the run started, in FLOP/s
+	Layout           string             `json:"layout,omitempty"` // of several ranks: see [LayoutConfig.String]
+	Started          string             `json:"started"`          // RFC 3339
 }
 
 // StepMetrics is the line of one step in metrics.jsonl. Losses are means over targets, in nats. All fields but the four about time are the
@@ -154,12 +155,12 @@ func tensorGroup(name string) string {
 	return feedForwardGroup
 }
 
-// updateRatios are the sizes of an update that was measured, by group.
-func updateRatios(parameters []*moe.Parameter, ratio func(parameter int) (update, weight float64)) map[string]float64 {
+// updateRatios are the sizes of an update of the tensors of a model that was measured, by group.
+func updateRatios(tensors []safetensors.Tensor, ratio func(tensor int) (update, weight float64)) map[string]float64 {
 	update, weight := map[string]float64{}, map[string]float64{}
-	for i, p := range parameters {
+	for i, t := range tensors {
 		u, w := ratio(i)
-		group := tensorGroup(p.Name)
+		group := tensorGroup(t.Name)
 		update[group] += u * u
 		weight[group] += w * w
 	}
@@ -184,6 +185,9 @@ func (r *run) runRecord(now time.Time) (*RunRecord, error) {
 		Plan: r.data.Plan.Fingerprint(), Weights: map[string]float64{},
 		SequenceLength: r.data.SequenceLength, BatchSize: r.config.BatchSize, Steps: r.config.Steps,
 		Device: r.device.Name(), FLOPsPerToken: r.config.Model.FLOPsPerToken(r.data.SequenceLength), PeakFLOPS: r.peak, Started: timestamp(now),
+	}
+	if r.ranks != nil {
+		record.Layout = r.config.Layout.String() + ", " + r.ranks.world.Name()
 	}
 	for _, s := range r.data.Summary().Sources {
 		record.Sources = append(record.Sources, s.Name)

@@ -1,6 +1,7 @@
 package train
 
 import (
+	"context"
 	"fmt"
 	"math"
 	"runtime"
@@ -31,14 +32,19 @@ type Optimizer struct {
 	rule       rule
 	device     xpu.Device
 	parameters []*moe.Parameter
-	state      [][]stateTensor // of each parameter
-	blocks     []block
-	sums       []float64 // one for each block
-	averaged   bool      // see Average
+	sharding   *sharding       // nil: this rank owns everything
+	state      [][]stateTensor // of each parameter, for the range that this rank owns
+	blocks     []block         // of what it owns, and all else that has one for each block
+	sums       []float64
+	averaged   bool // see Average
+
+	// Of all blocks of the whole model, which are in the order of its tensors.
+	first []int     // number of the first block of each tensor; of one more, that of all
+	all   []float64 // what is added up over them
 
 	measuring, measured bool
 	before, change      []float64 // sums of squares, one for each block: of the weights, of what was added to them
-	ratios              []ratio   // one for each parameter
+	ratios              []ratio   // one for each tensor of the whole model
 
 	updateOne, sumOne, averageOne, restoreOne func(i int) // made once, so that a step allocates nothing
 }
@@ -77,12 +83,16 @@ type averagingRule interface {
 // NewOptimizer returns the optimizer that a resolved configuration describes, at its beginning. targets is the number of targets of a full
 // step.
 func NewOptimizer(config OptimizerConfig, targets int64, device xpu.Device, parameters []*moe.Parameter) *Optimizer {
-	o := &Optimizer{device: device, parameters: parameters}
+	return newOptimizer(config, targets, device, parameters, nil)
+}
+
+func newOptimizer(config OptimizerConfig, targets int64, device xpu.Device, parameters []*moe.Parameter, s *sharding) *Optimizer {
+	o := &Optimizer{device: device, parameters: parameters, sharding: s}
 	switch config.Name {
 	case SophiaG:
 		o.rule = newSophiaG(config, targets)
 	case Muon:
-		o.rule = newMuon(config, device, parameters)
+		o.rule = newMuon(config, o)
 	case Lamb:
 		o.rule = newLamb(config, parameters)
 	case ADOPT:
@@ -95,31 +105,89 @@ func NewOptimizer(config OptimizerConfig, targets int64, device xpu.Device, para
 		o.rule = newAdamW(config)
 	}
 	for i, p := range parameters {
+		low, high, _ := o.owned(i)
 		var tensors []stateTensor
 		for _, name := range o.rule.state(p) {
-			tensors = append(tensors, stateTensor{name, make([]float32, len(p.Weight))})
+			tensors = append(tensors, stateTensor{name, make([]float32, high-low)})
 		}
 		o.state = append(o.state, tensors)
-		for begin := 0; begin < len(p.Weight); begin += blockSize {
-			o.blocks = append(o.blocks, block{i, begin, min(begin+blockSize, len(p.Weight))})
+		for begin := low; begin < high; begin += blockSize {
+			o.blocks = append(o.blocks, block{i, begin, min(begin+blockSize, high)})
 		}
 	}
 	o.sums = make([]float64, len(o.blocks))
-	o.before, o.change, o.ratios = make([]float64, len(o.blocks)), make([]float64, len(o.blocks)), make([]ratio, len(parameters))
+	o.before, o.change = make([]float64, len(o.blocks)), make([]float64, len(o.blocks))
+	if s == nil {
+		sizes := make([]int, len(parameters))
+		for i, p := range parameters {
+			sizes[i] = len(p.Weight)
+		}
+		o.countBlocks(sizes)
+	}
 	o.updateOne, o.sumOne = o.updateBlock, o.sumBlock
 	o.averageOne, o.restoreOne = o.averageBlock, o.restoreBlock
 	return o
 }
 
-// GradientNorm returns the Euclidean norm of all gradients as one vector: squares are summed in float64 within each block, and the blocks
-// in their order. It is not finite exactly when some gradient is not: the squares of finite float32 values cannot overflow a float64.
-func (o *Optimizer) GradientNorm() float64 {
+// newShardedOptimizer is [NewOptimizer] for one of several ranks, which all call it. sizes has the number of elements of each tensor of the whole
+// model.
+func newShardedOptimizer(ctx context.Context, config OptimizerConfig, targets int64, device xpu.Device, parameters []*moe.Parameter, sizes []int, s *sharding) (*Optimizer, error) {
+	o := newOptimizer(config, targets, device, parameters, s)
+	o.countBlocks(sizes)
+	return o, s.countBlocks(ctx, o.blocks, parameters, o.first)
+}
+
+// countBlocks numbers the blocks of the whole model.
+func (o *Optimizer) countBlocks(sizes []int) {
+	o.first = make([]int, len(sizes)+1)
+	for i, n := range sizes {
+		o.first[i+1] = o.first[i] + (n+blockSize-1)/blockSize
+	}
+	o.ratios = make([]ratio, len(sizes))
+	if o.sharding != nil {
+		o.all = make([]float64, o.first[len(sizes)])
+	}
+}
+
+// owned is the range of a parameter, by its number among those of this rank, that this rank keeps the state of and updates; it may be empty. writer
+// is true on one of all ranks that own the same range.
+func (o *Optimizer) owned(parameter int) (begin, end int, writer bool) {
+	if o.sharding == nil {
+		return 0, len(o.parameters[parameter].Weight), true
+	}
+	r := o.sharding.owned[parameter]
+	return r.begin, r.end, r.writer
+}
+
+// kept is the state of elements begin to end of a parameter, which this rank owns: its tensor number k.
+func (o *Optimizer) kept(parameter, k, begin, end int) []float32 {
+	low, _, _ := o.owned(parameter)
+	return o.state[parameter][k].values[begin-low : end-low]
+}
+
+// everywhere gives all ranks the numbers of all blocks of the whole model, in the order of its tensors, from those of the blocks that this rank
+// owns. They hold until the next call.
+func (o *Optimizer) everywhere(ctx context.Context, own []float64) ([]float64, error) {
+	if o.sharding == nil {
+		return own, nil
+	}
+	return o.all, o.sharding.gatherSums(ctx, own, o.all)
+}
+
+// GradientNorm returns the Euclidean norm of all gradients of the whole model as one vector: squares are summed in float64 within each block, and
+// the blocks in the order of the model's tensors, so that all ranks get the same bits. It is not finite exactly when some gradient is not: the
+// squares of finite float32 values cannot overflow a float64.
+func (o *Optimizer) GradientNorm(ctx context.Context) (float64, error) {
 	o.device.Parallel(len(o.blocks), o.sumOne)
+	sums, err := o.everywhere(ctx, o.sums)
+	if err != nil {
+		return 0, err
+	}
 	var sum float64
-	for _, s := range o.sums {
+	for _, s := range sums {
 		sum += s
 	}
-	return math.Sqrt(sum)
+	return math.Sqrt(sum), nil
 }
 
 func (o *Optimizer) sumBlock(i int) {
@@ -136,21 +204,40 @@ func clipFactor(norm, limit float64) float64 {
 	return min(1, limit/(norm+1e-6))
 }
 
-// Step multiplies the gradients with gradScale, which clipping may have made smaller than 1, and updates all weights. What the gradients
-// are afterwards is not defined.
-func (o *Optimizer) Step(learningRate, gradScale float64) {
+// Step multiplies the gradients with gradScale, which clipping may have made smaller than 1, and updates all weights, each on the ranks that own
+// it, from which the others get it. What the gradients are afterwards is not defined.
+func (o *Optimizer) Step(ctx context.Context, learningRate, gradScale float64) error {
 	o.Updates++
 	o.rule.begin(o, learningRate, gradScale)
 	o.device.Parallel(len(o.blocks), o.updateOne)
+	if o.sharding != nil {
+		if err := o.sharding.gatherWeights(ctx); err != nil {
+			return err
+		}
+	}
 	o.measured = o.measuring
 	if !o.measured {
-		return
+		return nil
 	}
 	clear(o.ratios)
-	for i, b := range o.blocks {
-		o.ratios[b.tensor].update += o.change[i]
-		o.ratios[b.tensor].weight += o.before[i]
+	sums, err := o.everywhere(ctx, o.change)
+	if err != nil {
+		return err
 	}
+	for i := range o.ratios {
+		for _, s := range sums[o.first[i]:o.first[i+1]] {
+			o.ratios[i].update += s
+		}
+	}
+	if sums, err = o.everywhere(ctx, o.before); err != nil {
+		return err
+	}
+	for i := range o.ratios {
+		for _, s := range sums[o.first[i]:o.first[i+1]] {
+			o.ratios[i].weight += s
+		}
+	}
+	return nil
 }
 
 func (o *Optimizer) updateBlock(i int) {
@@ -177,13 +264,13 @@ func (o *Optimizer) updateBlock(i int) {
 // weights while they are in the cache, and changes no result.
 func (o *Optimizer) Measure(on bool) { o.measuring = on }
 
-// Ratio returns the Euclidean norms of what the last step added to a parameter, weight decay included, and of its weights before. Both are
-// 0 if the step was not measured.
-func (o *Optimizer) Ratio(parameter int) (update, weight float64) {
+// Ratio returns the Euclidean norms of what the last step added to a tensor, by its number in the whole model, weight decay included, and of its
+// weights before. Both are 0 if the step was not measured.
+func (o *Optimizer) Ratio(tensor int) (update, weight float64) {
 	if !o.measured {
 		return 0, 0
 	}
-	r := o.ratios[parameter]
+	r := o.ratios[tensor]
 	return math.Sqrt(r.update), math.Sqrt(r.weight)
 }
 
@@ -201,17 +288,26 @@ func (o *Optimizer) UpdateCurvature(gradScale float64, targets int64) {
 }
 
 // Average with true replaces the weights by those to evaluate with and to save, and with false puts back those to train on, bit for bit.
-// For all optimizers but [ScheduleFreeAdamW] they are the same. Between the two calls the gradients hold the weights to train on.
-func (o *Optimizer) Average(on bool) {
+// For all optimizers but [ScheduleFreeAdamW] they are the same. Between the two calls the gradients hold the weights to train on. Only with true
+// it can fail.
+func (o *Optimizer) Average(ctx context.Context, on bool) error {
 	if _, ok := o.rule.(averagingRule); !ok || on == o.averaged {
-		return
+		return nil
 	}
 	o.averaged = on
-	if on {
+	switch s := o.sharding; {
+	case s == nil && on:
 		o.device.Parallel(len(o.blocks), o.averageOne)
-	} else {
+	case s == nil:
 		o.device.Parallel(len(o.blocks), o.restoreOne)
+	case on: // what others own, too
+		o.device.Parallel(len(s.buckets), func(i int) { copy(s.buckets[i].Grad, s.buckets[i].Weight) })
+		o.device.Parallel(len(o.blocks), o.averageOne)
+		return s.gatherWeights(ctx)
+	default:
+		o.device.Parallel(len(s.buckets), func(i int) { copy(s.buckets[i].Weight, s.buckets[i].Grad) })
 	}
+	return nil
 }
 
 func (o *Optimizer) averageBlock(i int) {
@@ -227,8 +323,8 @@ func (o *Optimizer) restoreBlock(i int) {
 	copy(p.Weight[b.begin:b.end], p.Grad[b.begin:b.end])
 }
 
-// saved lists what optimizer.safetensors holds for a parameter: its state, and the weights to train on if they are not those of the model
-// that is saved.
+// saved lists what optimizer.safetensors holds for a parameter, as far as this rank owns it: its state, and the weights to train on if they are not
+// those of the model that is saved.
 func (o *Optimizer) saved(parameter int) []stateTensor {
 	tensors := o.state[parameter]
 	if _, ok := o.rule.(averagingRule); ok {
@@ -237,7 +333,8 @@ func (o *Optimizer) saved(parameter int) []stateTensor {
 		if o.averaged {
 			weights = p.Grad
 		}
-		tensors = append([]stateTensor{{"y", weights}}, tensors...)
+		begin, end, _ := o.owned(parameter)
+		tensors = append([]stateTensor{{"y", weights[begin:end]}}, tensors...)
 	}
 	return tensors
 }
@@ -271,17 +368,43 @@ func (o *Optimizer) setMetadata(text map[string]string) error {
 	return nil
 }
 
-// optimizerBytes is the memory that the state of an optimizer takes for a model, scratch included, on so many threads; 0 as for [cpu.New].
-func optimizerBytes(config OptimizerConfig, m moe.Config, threads int) int64 {
+// needsWholeTensors reports whether an update needs all of a tensor at a time, so that ranks cannot divide it.
+func needsWholeTensors(name OptimizerName) bool { return name == Muon || name == Lamb }
+
+// optimizerBytes is the memory that the state of an optimizer takes on one rank of a layout, scratch included, on so many threads; 0 as for
+// [cpu.New]. Ranks whose share is not quite even differ by a few blocks.
+func optimizerBytes(config OptimizerConfig, m moe.Config, layout LayoutConfig, threads int) int64 {
 	if threads == 0 {
 		threads = runtime.GOMAXPROCS(0)
 	}
-	n := m.TotalParameters()
+	replicas, data := int64(1), int64(1) // ranks that share the update of a divided, of a replicated weight
+	switch layout.Optimizer {
+	case SO:
+		replicas, data = int64(layout.DP), int64(layout.DP)
+	case EPSO:
+		replicas, data = int64(layout.DP), int64(layout.DP*layout.EP)
+	}
+	bytes, scratch := func(name string, shape []int) int64 { return 8 }, int64(0)
 	switch config.Name {
 	case Muon:
-		return muonBytes(m, threads)
+		bytes = func(name string, shape []int) int64 {
+			if orthogonalized(name, shape) {
+				return 4
+			}
+			return 8
+		}
+		scratch = muonScratchBytes(m, threads)
 	case Lion:
-		return 4 * n
+		bytes = func(string, []int) int64 { return 4 }
 	}
-	return 8 * n
+	var sums [2]int64 // of replicated tensors, of those of experts
+	for _, t := range m.Tensors() {
+		kind := 0
+		if divided(t.Name) {
+			kind = 1
+		}
+		sums[kind] += t.Elements() * bytes(t.Name, t.Shape)
+	}
+	share := func(bytes, ranks int64) int64 { return (bytes + ranks - 1) / ranks }
+	return share(sums[0], data) + share(share(sums[1], int64(layout.EP)), replicas) + scratch
 }

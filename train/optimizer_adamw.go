@@ -37,8 +37,8 @@ func (r *adamW) begin(o *Optimizer, learningRate, gradScale float64) {
 }
 
 func (r *adamW) update(o *Optimizer, p, begin, end int) {
-	weight, s := o.parameters[p].Weight[begin:end], o.state[p]
-	r.kernel.Update(weight, o.parameters[p].Grad[begin:end], s[0].values[begin:end], s[1].values[begin:end])
+	weight := o.parameters[p].Weight[begin:end]
+	r.kernel.Update(weight, o.parameters[p].Grad[begin:end], o.kept(p, 0, begin, end), o.kept(p, 1, begin, end))
 	if r.keep != 1 {
 		cpu.Scale(weight, r.keep)
 	}

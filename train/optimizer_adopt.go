@@ -32,7 +32,7 @@ func (r *adopt) begin(o *Optimizer, learningRate, gradScale float64) {
 }
 
 func (r *adopt) update(o *Optimizer, p, begin, end int) {
-	grad, m, v := o.parameters[p].Grad[begin:end], o.state[p][0].values[begin:end], o.state[p][1].values[begin:end]
+	grad, m, v := o.parameters[p].Grad[begin:end], o.kept(p, 0, begin, end), o.kept(p, 1, begin, end)
 	if o.Updates == 1 {
 		cpu.AverageSquares(v, 0, 1, r.kernel.GradScale, grad)
 		return

@@ -36,9 +36,9 @@ func (r *lamb) begin(o *Optimizer, learningRate, gradScale float64) {
 		r.norms = make([]ratio, len(o.blocks))
 		r.prepareOne = func(i int) {
 			b := o.blocks[i]
-			p, s := o.parameters[b.tensor], o.state[b.tensor]
+			p := o.parameters[b.tensor]
 			weight, grad := p.Weight[b.begin:b.end], p.Grad[b.begin:b.end]
-			r.kernel.Update(weight, grad, s[0].values[b.begin:b.end], s[1].values[b.begin:b.end])
+			r.kernel.Update(weight, grad, o.kept(b.tensor, 0, b.begin, b.end), o.kept(b.tensor, 1, b.begin, b.end))
 			r.norms[i] = ratio{cpu.SumSquares(grad), cpu.SumSquares(weight)}
 		}
 	}

@@ -26,5 +26,5 @@ func (r *lion) begin(_ *Optimizer, learningRate, gradScale float64) {
 }
 
 func (r *lion) update(o *Optimizer, p, begin, end int) {
-	r.kernel.Update(o.parameters[p].Weight[begin:end], o.parameters[p].Grad[begin:end], o.state[p][0].values[begin:end])
+	r.kernel.Update(o.parameters[p].Weight[begin:end], o.parameters[p].Grad[begin:end], o.kept(p, 0, begin, end))
 }

@@ -58,11 +58,14 @@ type muonScratch struct {
 	beginOne, polynomialOne func(i int)
 }
 
-func newMuon(config OptimizerConfig, device xpu.Device, parameters []*moe.Parameter) *muon {
+// newMuon makes ready for the matrices that the optimizer's rank owns.
+func newMuon(config OptimizerConfig, o *Optimizer) *muon {
+	device, parameters := o.device, o.parameters
 	r := &muon{config: config, device: device, rest: newAdamW(config), inside: make([]bool, len(parameters)), norms: make([]float64, len(parameters)),
 		scale: make([]float64, len(parameters))}
 	for i, p := range parameters {
-		r.inside[i] = orthogonalized(p)
+		_, end, _ := o.owned(i)
+		r.inside[i] = orthogonalized(p.Name, p.Shape) && end > 0
 		if r.inside[i] && len(p.Weight) >= muonLarge {
 			r.large = append(r.large, i)
 		} else if r.inside[i] {
@@ -111,12 +114,12 @@ func (s *muonScratch) polynomialPiece(i int) {
 }
 
 // orthogonalized reports whether a parameter is a matrix inside a layer, and no router.
-func orthogonalized(p *moe.Parameter) bool {
-	return len(p.Shape) == 2 && strings.HasPrefix(p.Name, "model.layers.") && !strings.HasSuffix(p.Name, ".mlp.gate.weight")
+func orthogonalized(name string, shape []int) bool {
+	return len(shape) == 2 && strings.HasPrefix(name, "model.layers.") && !strings.HasSuffix(name, ".mlp.gate.weight")
 }
 
 func (*muon) state(p *moe.Parameter) []string {
-	if orthogonalized(p) {
+	if orthogonalized(p.Name, p.Shape) {
 		return []string{"momentum_buffer"}
 	}
 	return []string{"exp_avg", "exp_avg_sq"}
@@ -132,7 +135,7 @@ func (r *muon) begin(o *Optimizer, learningRate, gradScale float64) {
 			b := o.blocks[i]
 			if r.inside[b.tensor] {
 				u := o.parameters[b.tensor].Grad[b.begin:b.end]
-				r.kernel.Update(u, o.state[b.tensor][0].values[b.begin:b.end])
+				r.kernel.Update(u, o.kept(b.tensor, 0, b.begin, b.end))
 				o.sums[i] = cpu.SumSquares(u)
 			}
 		}
@@ -212,21 +215,17 @@ func (r *muon) update(o *Optimizer, p, begin, end int) {
 	cpu.Axpy(weight, float32(-r.scale[p]), o.parameters[p].Grad[begin:end])
 }
 
-// muonBytes is the memory that Muon's state and scratch take for a model on so many threads.
-func muonBytes(m moe.Config, threads int) int64 {
+// muonScratchBytes is the memory that the scratch of Muon takes for a model on so many threads.
+func muonScratchBytes(m moe.Config, threads int) int64 {
 	h, kv, ffn := m.HiddenSize, m.KVHeads*m.HeadDim(), m.IntermediateSize
-	experts := max(1, m.Experts)
-	var inside int64            // elements of the matrices inside a layer
-	var elements, side [2]int64 // of the small ones, of the large ones
-	for _, s := range [][3]int{{h, h, 2}, {kv, h, 2}, {ffn, h, 3 * experts}} {
+	var elements, side [2]int64 // of the small matrices, of the large ones
+	for _, s := range [][2]int{{h, h}, {kv, h}, {ffn, h}} {
 		n, k := int64(s[0])*int64(s[1]), 0
-		inside += n * int64(s[2])
 		if n >= muonLarge {
 			k = 1
 		}
 		elements[k], side[k] = max(elements[k], n), max(side[k], int64(min(s[0], s[1])))
 	}
 	scratch := func(k int) int64 { return 4 * (elements[k] + 2*side[k]*side[k]) }
-	inside *= int64(m.Layers)
-	return 4*inside + 8*(m.TotalParameters()-inside) + scratch(0)*int64(threads) + scratch(1)
+	return scratch(0)*int64(threads) + scratch(1)
 }

@@ -42,7 +42,7 @@ func (r *scheduleFreeAdamW) begin(o *Optimizer, learningRate, gradScale float64)
 	if o.Updates == 1 {
 		o.device.Parallel(len(o.blocks), func(i int) {
 			b := o.blocks[i]
-			copy(o.state[b.tensor][0].values[b.begin:b.end], o.parameters[b.tensor].Weight[b.begin:b.end])
+			copy(o.kept(b.tensor, 0, b.begin, b.end), o.parameters[b.tensor].Weight[b.begin:b.end])
 		})
 	}
 	r.lrMax = max(r.lrMax, learningRate)
@@ -59,14 +59,14 @@ func (r *scheduleFreeAdamW) begin(o *Optimizer, learningRate, gradScale float64)
 }
 
 func (r *scheduleFreeAdamW) update(o *Optimizer, p, begin, end int) {
-	r.kernel.Update(o.parameters[p].Weight[begin:end], o.parameters[p].Grad[begin:end], o.state[p][0].values[begin:end], o.state[p][1].values[begin:end])
+	r.kernel.Update(o.parameters[p].Weight[begin:end], o.parameters[p].Grad[begin:end], o.kept(p, 0, begin, end), o.kept(p, 1, begin, end))
 }
 
 func (r *scheduleFreeAdamW) average(o *Optimizer, dst []float32, p, begin, end int) {
 	if o.Updates == 0 {
 		return // z has not begun
 	}
-	for i, z := range o.state[p][0].values[begin:end] {
+	for i, z := range o.kept(p, 0, begin, end) {
 		dst[i] += float32(r.fromTrainToAvg * (z - dst[i]))
 	}
 }

@@ -44,14 +44,14 @@ func (r *sophiaG) begin(_ *Optimizer, learningRate, gradScale float64) {
 }
 
 func (r *sophiaG) update(o *Optimizer, p, begin, end int) {
-	r.kernel.Update(o.parameters[p].Weight[begin:end], o.parameters[p].Grad[begin:end], o.state[p][0].values[begin:end], o.state[p][1].values[begin:end])
+	r.kernel.Update(o.parameters[p].Weight[begin:end], o.parameters[p].Grad[begin:end], o.kept(p, 0, begin, end), o.kept(p, 1, begin, end))
 }
 
 func (r *sophiaG) updateHessian(o *Optimizer, gradScale float64, targets int64) {
 	if r.curvatureOne == nil {
 		r.curvatureOne = func(i int) {
 			b := o.blocks[i]
-			cpu.AverageSquares(o.state[b.tensor][1].values[b.begin:b.end], r.config.Betas[1], r.weight, r.gradScale, o.parameters[b.tensor].Grad[b.begin:b.end])
+			cpu.AverageSquares(o.kept(b.tensor, 1, b.begin, b.end), r.config.Betas[1], r.weight, r.gradScale, o.parameters[b.tensor].Grad[b.begin:b.end])
 		}
 	}
 	r.gradScale, r.weight = gradScale, (1-r.config.Betas[1])*(float64(targets)/float64(r.targets))

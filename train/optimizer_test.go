@@ -94,11 +94,11 @@ func TestAdamWTorch(t *testing.T) {
 		for i, p := range parameters {
 			copy(p.Grad, toFloat32(g.Gradients[i]))
 		}
-		norm := o.GradientNorm()
+		norm := gradientNorm(t, o)
 		if math.Abs(norm-g.Norm) > 1e-6*g.Norm {
 			t.Errorf("step %d: gradient norm %v, torch has %v", step, norm, g.Norm)
 		}
-		o.Step(g.LR, clipFactor(norm, 1))
+		update(t, o, g.LR, clipFactor(norm, 1))
 		for i, p := range parameters {
 			compare(step, "weight", p.Weight, g.Weights[i])
 			compare(step, "exp_avg", o.state[i][0].values, g.ExpAvg[i])
@@ -137,7 +137,7 @@ func TestAdamWDecayForms(t *testing.T) {
 					p[i], other[i] = after, before
 				}
 			}
-			o.Step(lr, 0.5)
+			update(t, o, lr, 0.5)
 		}
 		var worst, apart float64
 		for i := range p {
@@ -169,8 +169,8 @@ func TestAdamWThreads(t *testing.T) {
 			parameters = append(parameters, p)
 		}
 		o := NewOptimizer(defaultOptimizer(AdamW), 1, device(t, threads), parameters)
-		norm := o.GradientNorm()
-		o.Step(1e-3, clipFactor(norm, 1))
+		norm := gradientNorm(t, o)
+		update(t, o, 1e-3, clipFactor(norm, 1))
 		var weights [][]float32
 		for _, p := range parameters {
 			weights = append(weights, p.Weight)
@@ -196,16 +196,16 @@ func TestGradientNorm(t *testing.T) {
 	p := &moe.Parameter{Weight: make([]float32, 2*blockSize), Grad: make([]float32, 2*blockSize)}
 	o := NewOptimizer(defaultOptimizer(AdamW), 1, device(t, 2), []*moe.Parameter{p})
 	p.Grad[0], p.Grad[2*blockSize-1] = 3, -4
-	if got := o.GradientNorm(); got != 5 {
+	if got := gradientNorm(t, o); got != 5 {
 		t.Errorf("norm %v, want 5", got)
 	}
 	p.Grad[7] = math.MaxFloat32 // its square is beyond float32
-	if got := o.GradientNorm(); math.IsInf(got, 0) || got < math.MaxFloat32 {
+	if got := gradientNorm(t, o); math.IsInf(got, 0) || got < math.MaxFloat32 {
 		t.Errorf("norm %v of a large but finite gradient", got)
 	}
 	for _, bad := range []float64{math.NaN(), math.Inf(1), math.Inf(-1)} {
 		p.Grad[blockSize+1] = float32(bad)
-		if got := o.GradientNorm(); !math.IsNaN(got) && !math.IsInf(got, 0) {
+		if got := gradientNorm(t, o); !math.IsNaN(got) && !math.IsInf(got, 0) {
 			t.Errorf("norm %v with a gradient of %v", got, bad)
 		}
 	}
@@ -293,7 +293,7 @@ func TestOptimizersGolden(t *testing.T) {
 				for i, p := range parameters {
 					copy(p.Grad, toFloat32(golden.Gradients[step][i]))
 				}
-				o.Step(rate, 1)
+				update(t, o, rate, 1)
 				for i, p := range parameters {
 					compare(step, "weight", p.Name, p.Weight, run.Weights[step][i])
 				}
@@ -321,7 +321,7 @@ func TestOptimizersGolden(t *testing.T) {
 						t.Errorf("step %d has learning rate %v, the reference %v", step, got, rate)
 					}
 				}
-				o.Average(true)
+				average(t, o, true)
 				for i, p := range parameters {
 					compare(len(run.Rates), "average", p.Name, p.Weight, run.Average[i])
 				}
@@ -499,7 +499,10 @@ func runSteps(o *Optimizer, from, to int) {
 			}
 		}
 		draw()
-		o.Step(1e-3*float64(step+1), clipFactor(o.GradientNorm(), 1))
+		norm, err := o.GradientNorm(context.Background())
+		if err := errors.Join(err, o.Step(context.Background(), 1e-3*float64(step+1), clipFactor(norm, 1))); err != nil {
+			panic(err) // one rank alone cannot fail
+		}
 		if o.CurvatureDue() {
 			draw()
 			o.UpdateCurvature(0.5, 90)
@@ -636,16 +639,22 @@ func TestOptimizersState(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	path := func(name OptimizerName) string { return filepath.Join(dir, string(name)) }
+	saved := func(name OptimizerName) string { return filepath.Join(path(name), checkpointName(3)) }
 	eachOptimizer(t, func(t *testing.T, name OptimizerName, _ string) {
 		d := device(t, 2)
 		o := NewOptimizer(defaultOptimizer(name), 100, d, testParameters(1))
 		runSteps(o, 0, 3)
-		if err := o.write(path(name)); err != nil {
+		s := testShare(t, o)
+		if err := saveCheckpoint(t.Context(), nil, path(name), &State{Step: 3}, s, nil); err != nil {
+			t.Fatal(err)
+		}
+		ranges, _, err := s.written()
+		if err != nil {
 			t.Fatal(err)
 		}
 		var names []string
-		for _, s := range o.tensors()[:4] {
-			names = append(names, s.Name)
+		for _, r := range ranges[:4] {
+			names = append(names, s.rangeName(r))
 		}
 		if want := savedNames[name]; !slices.Equal(names, want) {
 			t.Errorf("tensors %q, want %q", names, want)
@@ -654,7 +663,7 @@ func TestOptimizersState(t *testing.T) {
 		for i, p := range again.parameters {
 			copy(p.Weight, o.parameters[i].Weight)
 		}
-		if err := again.read(path(name)); err != nil {
+		if err := testShare(t, again).load(t.Context(), nil, saved(name)); err != nil {
 			t.Fatal(err)
 		}
 		again.Updates = o.Updates
@@ -666,7 +675,7 @@ func TestOptimizersState(t *testing.T) {
 			}
 		}
 		fewer := NewOptimizer(defaultOptimizer(name), 100, d, testParameters(1)[1:])
-		if err := fewer.read(path(name)); err == nil || !strings.Contains(err.Error(), path(name)) || !strings.Contains(err.Error(), "not one of this model and optimizer") {
+		if err := testShare(t, fewer).load(t.Context(), nil, saved(name)); err == nil || !strings.Contains(err.Error(), path(name)) || !strings.Contains(err.Error(), "not of this model and optimizer") {
 			t.Errorf("state of another model: %v", err)
 		}
 	})
@@ -675,7 +684,7 @@ func TestOptimizersState(t *testing.T) {
 		for other := range optimizerDefaults {
 			same := name == other || slices.Contains([]OptimizerName{AdamW, Lamb, ADOPT}, name) && slices.Contains([]OptimizerName{AdamW, Lamb, ADOPT}, other)
 			o := NewOptimizer(defaultOptimizer(name), 100, d, testParameters(1))
-			if err := o.read(path(other)); (err == nil) != same {
+			if err := testShare(t, o).load(t.Context(), nil, saved(other)); (err == nil) != same {
 				t.Errorf("%s reads the state of %s: %v", name, other, err)
 			}
 		}
@@ -693,13 +702,13 @@ func TestOptimizersAllocate(t *testing.T) {
 	eachOptimizer(t, func(t *testing.T, name OptimizerName, _ string) {
 		o := NewOptimizer(defaultOptimizer(name), 100, device(t, 2), testParameters(1))
 		step := func() {
-			norm := o.GradientNorm()
-			o.Step(1e-3, clipFactor(norm, 1))
+			norm := gradientNorm(t, o)
+			update(t, o, 1e-3, clipFactor(norm, 1))
 			if name == SophiaG {
 				o.UpdateCurvature(1, 100)
 			}
-			o.Average(true)
-			o.Average(false)
+			average(t, o, true)
+			average(t, o, false)
 		}
 		for range 3 {
 			step()
@@ -747,7 +756,7 @@ func TestOptimizerBytes(t *testing.T) {
 					}
 				}
 			}
-			if want := optimizerBytes(defaultOptimizer(name), c, 2); got != want {
+			if want := optimizerBytes(defaultOptimizer(name), c, DefaultConfig().Layout, 2); got != want {
 				t.Errorf("%s of %s takes %d bytes, the summary says %d", name, preset, got, want)
 			}
 		}
@@ -762,7 +771,7 @@ func TestSophiaGTargets(t *testing.T) {
 	p := &moe.Parameter{Name: "p", Shape: []int{3}, Weight: make([]float32, 3), Grad: []float32{1, -2, 0}}
 	o := NewOptimizer(config, 100, device(t, 1), []*moe.Parameter{p})
 	for step := range 4 {
-		if o.Step(1e-3, 1); o.CurvatureDue() != (step%2 == 1) {
+		if update(t, o, 1e-3, 1); o.CurvatureDue() != (step%2 == 1) {
 			t.Errorf("after update %d the estimate is due: %v", step, o.CurvatureDue())
 		}
 	}
@@ -842,7 +851,7 @@ func BenchmarkOptimizers(b *testing.B) {
 				}
 			}
 			for b.Loop() {
-				o.Step(1e-3, 1)
+				update(b, o, 1e-3, 1)
 			}
 			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(c.TotalParameters()), "ns/parameter")
 		})

@@ -218,10 +218,13 @@ func relativePath(dir, path string) (string, error) {
 // free are the fields that may change when a run is resumed: none decides what a step computes. The plan is not among the others
 // because its fingerprint is compared, and steps not because schedule.decay_steps is: a longer run goes on with the same schedule.
 var free = []string{"plan", "output", "tokenizer", "initialize_from", "model.preset", "steps", "threads", "recompute", "device", "checkpoint.every", "checkpoint.keep",
-	"evaluate.every", "evaluate.samples", "spikes.max_skips", "spikes.max_rollbacks", "log.update_ratio_every", "metrics_listen", "plan_change"}
+	"evaluate.every", "evaluate.samples", "spikes.max_skips", "spikes.max_rollbacks", "log.update_ratio_every", "metrics_listen", "plan_change", "verify",
+	// These decide where something is computed, and in which order it is added up: the last bits at most, of which State.Arithmetic tells.
+	"layout.dp", "layout.ep", "layout.pp", "layout.tp", "layout.optimizer", "layout.dispatch", "layout.sums", "layout.links", "layout.check_replicas_every"}
 
 // before holds, for fields that checkpoints of older versions do not name, the value that runs had then, as JSON text.
-var before = map[string]string{"spikes.action": `"none"`, "spikes.sigma": "6", "spikes.window": "128", "spikes.leave_out": "100"}
+var before = map[string]string{"spikes.action": `"none"`, "spikes.sigma": "6", "spikes.window": "128", "spikes.leave_out": "100",
+	"layout.uniform_routing": "false"}
 
 // identity returns the fields of a resolved configuration that decide the outcome of training, as JSON text by full name. Two runs on one
 // plan with the same identity and the same kind of device have the same weights after the same number of steps, bit for bit.

@@ -170,6 +170,9 @@ func (r *run) skip(spike *Spike) error {
 	s.leaveOut(r.positions(r.state.Step))
 	r.hasher = blend.StepHasher{}
 	r.warn("step %d is skipped: %s", r.state.Step, spike)
+	if !r.leads() {
+		return nil
+	}
 	return r.writeSkips()
 }
 
@@ -178,6 +181,7 @@ func (r *run) skip(spike *Spike) error {
 // that along a plan with these skips, whichever checkpoint it goes back to, and one that is killed anywhere in between meets the spike again and
 // does the same.
 func (r *run) rollBack(ctx context.Context, spike *Spike) error {
+	r.heartbeat.beat(SectionCheckpoint, r.state.Step)
 	s, c := r.state.Spikes, r.config.Spikes
 	if len(s.Rollbacks) >= c.MaxRollbacks {
 		return r.endOfSpikes(spike, fmt.Sprintf("spikes.max_rollbacks of %d allows the run to go back no more", c.MaxRollbacks))
@@ -200,11 +204,15 @@ func (r *run) rollBack(ctx context.Context, spike *Spike) error {
 	r.hasher = blend.StepHasher{}
 	r.warn("step %d: %s; the run goes back to %s and leaves out positions %d to %d, of steps %d to %d: rollback %d of at most %d", back.Step, spike, where,
 		back.LeftOut.From, back.LeftOut.To-1, first, back.Step, len(state.Spikes.Rollbacks), c.MaxRollbacks)
-	if err := r.restore(checkpoint); err != nil {
+	if err := r.restore(ctx, checkpoint); err != nil {
 		return err
 	}
-	r.closeRecords()
-	return r.openRecords(checkpoint, true)
+	if r.leads() {
+		r.closeRecords()
+		err = r.openRecords(checkpoint, true)
+	}
+	r.takePlan()
+	return agree(ctx, r.ranks.comm(), err)
 }
 
 // findInitial makes sure that the run can begin again as it began: initialize_from may have changed since, and so may the weights there.
@@ -227,7 +235,15 @@ func (r *run) findInitial(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("initialize_from: %w", err)
 	}
-	if now.Weights != began {
+	same := now.Weights == began
+	if !same { // a run that began before format 2 of checkpoints
+		before, err := r.initial.weightsOfFormat1(ctx)
+		if err != nil {
+			return fmt.Errorf("initialize_from: %w", err)
+		}
+		same = before == began
+	}
+	if !same {
 		return fmt.Errorf("initialize_from: %s has weights with SHA-256 %.16s…, and the run began with %.16s…: restore them", r.initial.Dir, now.Weights, began)
 	}
 	return nil
@@ -236,17 +252,22 @@ func (r *run) findInitial(ctx context.Context) error {
 // goBackTo finds the newest whole checkpoint of at most so many steps on the plan at hand and removes the newer ones, newest first: their
 // records are about to go. Without one it returns nil, for the beginning; it is an error if that is on another plan.
 func (r *run) goBackTo(ctx context.Context, step int64) (*Checkpoint, error) {
-	dir := r.dir.join(checkpointsDir)
+	dir, world := r.dir.join(checkpointsDir), r.ranks.comm()
 	names, err := listCheckpoints(dir)
+	if err := agree(ctx, world, err); err != nil {
+		return nil, err
+	}
+	lists, err := gather(ctx, world, names)
 	if err != nil {
 		return nil, err
 	}
+	names = lists[0] // others may see the directory as it was
 	var found *Checkpoint
 	var newer []string
 	for _, name := range names {
 		path := filepath.Join(dir, name)
 		if at, _ := checkpointStep(name); at <= step {
-			state, err := verifyCheckpoint(ctx, path)
+			state, err := verifyCheckpoint(ctx, world, path)
 			if ctx.Err() != nil {
 				return nil, ctx.Err()
 			}
@@ -271,17 +292,20 @@ func (r *run) goBackTo(ctx context.Context, step int64) (*Checkpoint, error) {
 	if from := r.state.Spikes.PlanFrom; at < from {
 		return nil, fmt.Errorf("there is no whole checkpoint of step %d, from which on the run is on its plan", from)
 	}
-	if found == nil {
-		if err := r.findInitial(ctx); err != nil {
-			return nil, err
+	if r.leads() {
+		if found == nil {
+			err = r.findInitial(ctx)
+		}
+		for _, path := range newer {
+			if err == nil {
+				err = discardCheckpoint(path)
+			}
 		}
 	}
-	for _, path := range newer {
-		if err := discardCheckpoint(path); err != nil {
-			return nil, err
-		}
+	if err := agree(ctx, world, err); err != nil {
+		return nil, err
 	}
-	return found, nil
+	return found, r.shareInitial(ctx)
 }
 
 // backTo is the step to which the next rollback goes back at most; the newest checkpoint up to there must stay. It is

@@ -35,11 +35,11 @@ func TestStepsDoNotAllocate(t *testing.T) {
 		step := func() {
 			m.ZeroGradients()
 			for range 2 {
-				if _, err := m.Backward(micro, moe.BackwardOptions{Targets: targets, Loss: moe.LossOptions{Aux: moe.AuxHF, AuxCoefficient: 0.01}}); err != nil {
+				if _, err := m.Backward(t.Context(), micro, moe.BackwardOptions{Targets: targets, Loss: moe.LossOptions{Aux: moe.AuxHF, AuxCoefficient: 0.01}}); err != nil {
 					t.Fatal(err)
 				}
 			}
-			o.Step(1e-3, clipFactor(o.GradientNorm(), 1))
+			update(t, o, 1e-3, clipFactor(gradientNorm(t, o), 1))
 		}
 		for range 3 {
 			step()

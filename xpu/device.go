@@ -74,4 +74,7 @@ type Device interface {
 	// Parallel calls f(0), …, f(n-1), each once, on the workers of the device, and returns when all have returned. The calls may run in any
 	// order and at the same time; each should be worth some microseconds. f may itself call any method of the device.
 	Parallel(n int, f func(i int))
+
+	// Close stops the workers after what they are at. A method called after Close panics.
+	Close()
 }

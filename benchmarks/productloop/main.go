@@ -1,4 +1,5 @@
-// Productloop multiplies matrices on mula's CPU device, for benchmarks/products.py, which runs other libraries beside it.
+// Productloop multiplies matrices on mula's device cpu, or on the one that its argument names, for benchmarks/products.py, which runs other
+// libraries beside it.
 //
 // A request is a line of standard input, the answer a line of standard output:
 //
@@ -24,17 +25,38 @@ import (
 
 	"mula/xpu"
 	"mula/xpu/cpu"
+	"mula/xpu/onednn"
 )
 
 func main() {
-	if err := serve(os.Stdin, os.Stdout); err != nil {
+	kind := "cpu"
+	if len(os.Args) > 1 {
+		kind = os.Args[1]
+	}
+	if err := serve(os.Stdin, os.Stdout, kind); err != nil {
 		fmt.Fprintf(os.Stderr, "productloop: %v\n", err)
 		os.Exit(1)
 	}
 }
 
-func serve(in io.Reader, out io.Writer) error {
-	devices := map[string]*cpu.Device{}
+// device makes a device of a kind, and what ends its threads.
+func device(kind string, threads int, precision xpu.Precision) (xpu.Device, func(), error) {
+	switch kind {
+	case "cpu":
+		d := cpu.New(threads, precision)
+		return d, d.Close, nil
+	case "onednn":
+		d, err := onednn.New(threads, precision)
+		if err != nil {
+			return nil, nil, err
+		}
+		return d, d.Close, nil
+	}
+	return nil, nil, fmt.Errorf("device %q is unknown; known are cpu and onednn", kind)
+}
+
+func serve(in io.Reader, out io.Writer, kind string) error {
+	devices := map[string]xpu.Device{}
 	lines := bufio.NewScanner(in)
 	for lines.Scan() {
 		var precision, form, groups string
@@ -56,8 +78,12 @@ func serve(in io.Reader, out io.Writer) error {
 		}
 		key := fmt.Sprint(precision, threads)
 		if devices[key] == nil {
-			devices[key] = cpu.New(threads, xpu.Precision(precision))
-			defer devices[key].Close()
+			d, end, err := device(kind, threads, xpu.Precision(precision))
+			if err != nil {
+				return err
+			}
+			defer end()
+			devices[key] = d
 		}
 		best, rate, products := measure(devices[key], form, counts, n, k, seconds)
 		if _, err := fmt.Fprintf(out, "%.3f %.3f %d\n", best, rate, products); err != nil {
@@ -67,7 +93,7 @@ func serve(in io.Reader, out io.Writer) error {
 	return lines.Err()
 }
 
-func measure(d *cpu.Device, form string, counts []int, n, k int, seconds float64) (best, rate float64, products int) {
+func measure(d xpu.Device, form string, counts []int, n, k int, seconds float64) (best, rate float64, products int) {
 	rows := 0
 	for _, c := range counts {
 		rows += c

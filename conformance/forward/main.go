@@ -62,7 +62,7 @@ func run(dir, ids, output string, generate int) (err error) {
 		return err
 	}
 	m.ZeroGradients()
-	stats, err := m.Backward(moe.Batch{Tokens: tokens, Rows: 1, SequenceLength: n}, moe.BackwardOptions{})
+	stats, err := m.Backward(context.Background(), moe.Batch{Tokens: tokens, Rows: 1, SequenceLength: n}, moe.BackwardOptions{})
 	if err != nil {
 		return err
 	}

@@ -22,6 +22,7 @@ import (
 type BuildOptions struct {
 	Threads  int               // how many goroutines compute at once; at least 1
 	Resume   bool              // keep what is complete in the directory; else all is built anew
+	Together bool              // other processes do the same at the same time, as ranks of one job: see [cache.Options.Together]
 	Progress func(cache.Event) // told what happens, if not nil; calls do not overlap
 }
 
@@ -39,12 +40,12 @@ func (x *Index) Build(ctx context.Context, o BuildOptions) (cache.Summary, error
 				return cache.Summary{}, err
 			}
 		}
-		units, err := w.units(x.blends, x.datasets)
+		units, err := w.units(x.blends, x.datasets, o.Together)
 		if err != nil {
 			return cache.Summary{}, err
 		}
 		return cache.Run(ctx, x.config.Cache, units, cache.Options{
-			Threads: w.workshop.Places() + len(x.blends), Resume: o.Resume, Progress: o.Progress, // a blend waits for the processor elsewhere
+			Threads: w.workshop.Places() + len(x.blends), Resume: o.Resume, Together: o.Together, Progress: o.Progress, // a blend waits for the processor elsewhere
 		})
 	}
 
@@ -59,11 +60,11 @@ func (x *Index) Build(ctx context.Context, o BuildOptions) (cache.Summary, error
 	}
 	var total cache.Summary
 	for _, dir := range dirs {
-		units, err := w.units(nil, members[dir])
+		units, err := w.units(nil, members[dir], o.Together)
 		if err != nil {
 			return total, err
 		}
-		s, err := cache.Run(ctx, dir, units, cache.Options{Threads: w.workshop.Places(), Resume: o.Resume, Progress: o.Progress})
+		s, err := cache.Run(ctx, dir, units, cache.Options{Threads: w.workshop.Places(), Resume: o.Resume, Together: o.Together, Progress: o.Progress})
 		total.Add(s)
 		if err != nil {
 			return total, err
@@ -78,7 +79,7 @@ type works struct {
 	workshop *gpt.Workshop
 }
 
-func (w *works) units(blends []*blend, datasets []*dataset) ([]cache.Unit, error) {
+func (w *works) units(blends []*blend, datasets []*dataset, together bool) ([]cache.Unit, error) {
 	var units []cache.Unit
 	for _, b := range blends {
 		settings, err := b.settings()
@@ -102,10 +103,14 @@ func (w *works) units(blends []*blend, datasets []*dataset) ([]cache.Unit, error
 			return nil, err
 		}
 		sizes := d.sizes()
+		var parts [][]int
+		if together {
+			parts = d.gpt.Parts()
+		}
 		units = append(units, cache.Unit{
 			Name: d.title(), Files: d.files(), Marker: d.hash + descriptionEnd, MarkerText: []byte(d.text(d.epochs)), Settings: settings,
-			Expect: sizes[0] + sizes[1] + sizes[2],
-			Sizes:  func(context.Context) ([]int64, error) { return sizes, nil },
+			Expect: sizes[0] + sizes[1] + sizes[2], Parts: parts,
+			Sizes: func(context.Context) ([]int64, error) { return sizes, nil },
 			Build: func(ctx context.Context, files []io.WriterAt) error {
 				return w.workshop.Build(ctx, &d.gpt, d.layout, files)
 			},

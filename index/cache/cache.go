@@ -15,6 +15,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -62,8 +63,13 @@ type Unit struct {
 	// program seems to have built.
 	Sizes func(ctx context.Context) ([]int64, error)
 
+	// Parts, if not nil, are the files that are computed together, as places in Files; every file is in one part. A unit of several parts
+	// may be built by several processes at once, a part each. One process builds its parts one after the other, in order.
+	Parts [][]int
+
 	// Build writes the files: every byte of each, in any order, from any number of goroutines, all of which have ended when it
-	// returns. files[i] is nil when the file is there already. Different units are built at the same time.
+	// returns. files[i] is nil when the file is there already, and for all files of other parts than the one to be built. Different units
+	// are built at the same time.
 	Build func(ctx context.Context, files []io.WriterAt) error
 }
 
@@ -76,6 +82,10 @@ type Options struct {
 	// Resume keeps what is complete. Otherwise all is built anew, except for what another process finishes while this one runs.
 	Resume bool
 
+	// Together says that this process is one of a group that was started to build the same units: the ranks of a job. The first error of
+	// any of them, other than that it was told to stop, then ends all of them, with an error that says whose it was.
+	Together bool
+
 	// Progress, if not nil, is told what happens. Calls do not overlap; a slow one holds up the work.
 	Progress func(Event)
 
@@ -86,9 +96,10 @@ type Options struct {
 type timing struct {
 	locks.Timing
 	poll, maxPoll time.Duration // between looks at what others hold: at first, at most
+	watch         time.Duration // between looks at what others have completed, and at whether they have failed
 }
 
-var defaultTiming = timing{locks.DefaultTiming, 50 * time.Millisecond, 2 * time.Second}
+var defaultTiming = timing{locks.DefaultTiming, 50 * time.Millisecond, 2 * time.Second, time.Second}
 
 // Stage is what has become of a unit.
 type Stage int
@@ -128,7 +139,7 @@ type Summary struct {
 	Kept    int   // complete before
 	Shared  int   // completed by another process while this run was on
 	Foreign int   // complete, and not made by mula
-	Bytes   int64 // written to data files of units that were built
+	Bytes   int64 // written to data files
 }
 
 // Add adds what another run did.
@@ -178,6 +189,7 @@ type run struct {
 	dirSync    syncer // of dir
 	stateSync  syncer // of state
 	locks      *locks.Set
+	met        atomic.Bool // another process at work on one of the units
 
 	mu       sync.Mutex // guards what follows, and calls of o.Progress
 	summary  Summary
@@ -189,13 +201,15 @@ type run struct {
 // A unit with what a run knows of it.
 type unit struct {
 	Unit
-	before  os.FileInfo // its record when the run began, nil if it had none
-	total   int64       // its share of run.total
-	written atomic.Int64
-	counted int64     // its share of run.bytes; guarded by run.mu
-	first   bool      // it was not looked at before
-	waits   bool      // the last event said that it waits
-	since   time.Time // of which on it waits; zero if it does not
+	before  os.FileInfo    // its record when the run began, nil if it had none
+	total   int64          // its share of run.total
+	jobs    atomic.Int64   // of this run, from before they are built until what has become of them is counted
+	written []atomic.Int64 // by file
+	counted int64          // its share of run.bytes; guarded by run.mu
+	ended   bool           // it has come to a final stage; guarded by run.mu
+	first   bool           // it was not looked at before
+	waits   bool           // the last event said that it waits
+	since   time.Time      // of which on it waits; zero if it does not
 }
 
 func newRun(dir string, units []Unit, o Options) (*run, error) {
@@ -208,7 +222,7 @@ func newRun(dir string, units []Unit, o Options) (*run, error) {
 	}
 	taken := make(map[string]string)
 	for i := range units {
-		u := &unit{Unit: units[i], total: units[i].Expect, first: true}
+		u := &unit{Unit: units[i], total: units[i].Expect, first: true, written: make([]atomic.Int64, len(units[i].Files))}
 		for _, name := range append([]string{u.Marker}, u.Files...) {
 			if name == "" || name != filepath.Base(name) || strings.HasPrefix(name, ".") {
 				return nil, fmt.Errorf("%s: %q is no name for a file in %s", u.Name, name, dir)
@@ -217,6 +231,9 @@ func newRun(dir string, units []Unit, o Options) (*run, error) {
 				return nil, fmt.Errorf("%s: its file %s belongs to %s too; name every unit once", u.Name, name, other)
 			}
 			taken[name] = u.Name
+		}
+		if err := u.checkParts(); err != nil {
+			return nil, fmt.Errorf("%s: %w", u.Name, err)
 		}
 		var err error
 		if u.Settings, err = compact(u.Settings); err != nil {
@@ -227,6 +244,29 @@ func newRun(dir string, units []Unit, o Options) (*run, error) {
 	}
 	r.dirSync.dir, r.stateSync.dir = r.dir, r.state
 	return r, nil
+}
+
+// checkParts makes the one part of a unit that has none, and refuses parts that are no division of the files.
+func (u *unit) checkParts() error {
+	if len(u.Parts) < 2 {
+		u.Parts = [][]int{nil}
+		for i := range u.Files {
+			u.Parts[0] = append(u.Parts[0], i)
+		}
+	}
+	in := make([]bool, len(u.Files))
+	for _, part := range u.Parts {
+		for _, i := range part {
+			if i < 0 || i >= len(in) || in[i] {
+				return fmt.Errorf("the parts %v do not divide %d files", u.Parts, len(in))
+			}
+			in[i] = true
+		}
+	}
+	if slices.Contains(in, false) {
+		return fmt.Errorf("the parts %v do not divide %d files", u.Parts, len(in))
+	}
+	return nil
 }
 
 // compact removes the blanks of a JSON text; nothing at all becomes null.
@@ -258,17 +298,33 @@ func (r *run) run(ctx context.Context) error {
 		return err
 	}
 	defer r.locks.Close()
-	ctx, stop := context.WithCancel(ctx)
-	beating := make(chan struct{})
-	go func() {
-		defer close(beating)
-		r.locks.Beat(ctx)
-	}()
+	told := ctx
+	ctx, stop := context.WithCancelCause(ctx)
+	var helpers sync.WaitGroup
+	helpers.Go(func() { r.locks.Beat(ctx) })
+	helpers.Go(func() { r.watch(ctx, stop) })
 	defer func() {
-		stop()
-		<-beating
+		stop(nil)
+		helpers.Wait()
 	}()
+	if err := r.rounds(ctx, left); err != nil {
+		var other *FailedError
+		if errors.As(context.Cause(ctx), &other) {
+			return other
+		}
+		if r.o.Together && told.Err() == nil {
+			r.noteFailure(err)
+		}
+		return err
+	}
+	if r.o.Together {
+		_ = os.Remove(r.failurePath()) // of a group before; one that is left is older than whoever comes to look
+	}
+	return nil
+}
 
+// rounds builds what is left.
+func (r *run) rounds(ctx context.Context, left []*unit) (err error) {
 	// One round goes over what is left and does what no other process has in hand.
 	pause := r.timing.poll
 	for {
@@ -384,23 +440,21 @@ func (r *run) round(ctx context.Context, units []*unit) (left []*unit, err error
 				if ctx.Err() != nil {
 					return unitError(units[k], context.Cause(ctx))
 				}
-				j, err := r.try(ctx, units[k], again)
-				if err != nil {
+				if err := r.try(ctx, units[k], again, func(j *job) error {
+					select {
+					case slots <- struct{}{}:
+					case <-ctx.Done():
+						j.abort()
+						return context.Cause(ctx)
+					}
+					g.Go(func() error {
+						defer func() { <-slots }()
+						return unitError(j.unit, r.finish(ctx, j))
+					})
+					return nil
+				}); err != nil {
 					return unitError(units[k], err)
 				}
-				if j == nil {
-					continue
-				}
-				select {
-				case slots <- struct{}{}:
-				case <-ctx.Done():
-					j.abort()
-					return unitError(units[k], context.Cause(ctx))
-				}
-				g.Go(func() error {
-					defer func() { <-slots }()
-					return unitError(j.unit, r.finish(ctx, j, again))
-				})
 			}
 		})
 	}
@@ -409,7 +463,9 @@ func (r *run) round(ctx context.Context, units []*unit) (left []*unit, err error
 	}
 	close(again)
 	for u := range again {
-		left = append(left, u)
+		if !r.hasEnded(u) {
+			left = append(left, u)
+		}
 	}
 	return left, nil
 }
@@ -421,69 +477,119 @@ func unitError(u *unit, err error) error {
 	return fmt.Errorf("%s: %w", u.Name, err)
 }
 
-// skip reports whether a unit needs no work, and counts it if so; otherwise it says what there is.
+// skip reports whether a unit needs no work, and counts it if so, or leaves that to the job of this run that may have completed it; otherwise it
+// says what there is.
 func (r *run) skip(ctx context.Context, u *unit) (bool, findings, error) {
 	f, err := r.inspect(ctx, u)
 	if err != nil || !f.complete {
 		return false, f, err
+	}
+	if u.jobs.Load() > 0 { // it may be this run that has completed it: the end of the job tells
+		return true, f, nil
 	}
 	stage := Kept
 	if f.foreign {
 		stage = Foreign
 	}
 	r.resize(u, f.sizes)
-	r.mu.Lock()
-	switch {
-	case f.foreign:
-		r.summary.Foreign++
-	case u.first:
-		r.summary.Kept++
-	default:
-		r.summary.Shared++
+	for i, size := range f.sizes {
+		u.written[i].Store(size)
 	}
-	r.mu.Unlock()
-	u.written.Store(u.total)
-	r.event(u, stage, "")
+	r.end(u, stage, func(s *Summary) {
+		switch {
+		case f.foreign:
+			s.Foreign++
+		case u.first:
+			s.Kept++
+		default:
+			s.Shared++
+		}
+	})
 	return true, f, nil
 }
 
-// try builds a unit unless it is complete, or held by another process: then it goes to again. The job it returns, if any, is for finish.
-func (r *run) try(ctx context.Context, u *unit, again chan<- *unit) (*job, error) {
-	l, holder, err := r.locks.Acquire(filepath.Join(r.state, u.Marker+locks.Suffix))
-	if err != nil {
-		return nil, err
+// lockPath is that of the lock of a unit's part. That of the unit is held while something of it is published; a unit of one part needs no other.
+func (r *run) lockPath(u *unit, part int) string {
+	name := u.Marker
+	if len(u.Parts) > 1 {
+		name = fmt.Sprintf("%s.part%d", name, part)
 	}
-	if l == nil {
-		// The holder gives it back last: a complete unit needs no waiting for that.
-		if ok, _, err := r.skip(ctx, u); ok || err != nil {
-			return nil, err
-		}
-		now := time.Now()
-		if u.since.IsZero() {
-			u.since = now
-		}
-		// Where work is shared, somebody holds something at any time: only a long wait is worth a word.
-		if !u.waits && now.Sub(u.since) > r.timing.Beat/5 {
-			u.waits = true
-			r.event(u, Waiting, holder)
-		}
-		again <- u
-		return nil, nil
-	}
-	u.waits, u.since = false, time.Time{}
-	ok, f, err := r.skip(ctx, u) // once more, now that nobody changes it any more
-	if err == nil && !ok {
-		var j *job
-		if j, err = r.build(ctx, u, f, l); err == nil {
-			return j, nil
-		}
-	}
-	l.Release()
-	return nil, err
+	return filepath.Join(r.state, name+locks.Suffix)
 }
 
-// build computes the files that are missing, under temporary names.
-func (r *run) build(ctx context.Context, u *unit, f findings, l *locks.Lock) (*job, error) {
+// try builds the parts of a unit that are neither complete nor held by another process, and gives each to publish. Unless the unit is
+// complete, or its one part is with publish, it goes to again.
+func (r *run) try(ctx context.Context, u *unit, again chan<- *unit, publish func(*job) error) error {
+	if r.hasEnded(u) {
+		return nil
+	}
+	for part := range u.Parts {
+		l, holder, err := r.locks.Acquire(r.lockPath(u, part))
+		if err != nil {
+			return err
+		}
+		if l == nil {
+			r.met.Store(true)
+			// The holder gives it back last: a complete unit needs no waiting for that.
+			if ok, _, err := r.skip(ctx, u); err != nil {
+				return err
+			} else if ok {
+				break // unless it has not been counted, there is nothing left to do
+			}
+			now := time.Now()
+			if u.since.IsZero() {
+				u.since = now
+			}
+			// Where work is shared, somebody holds something at any time: only a long wait is worth a word.
+			if !u.waits && now.Sub(u.since) > r.timing.Beat/5 {
+				u.waits = true
+				r.event(u, Waiting, holder)
+			}
+			continue
+		}
+		u.waits, u.since = false, time.Time{}
+		ok, f, err := r.skip(ctx, u) // once more, now that nobody changes it any more
+		if err != nil || ok {
+			l.Release()
+			if err == nil && !r.hasEnded(u) {
+				again <- u
+			}
+			return err
+		}
+		if f.has(u.Parts[part]) && !f.has(u.all()) {
+			l.Release() // another part is what the unit waits for
+			continue
+		}
+		j, err := r.build(ctx, u, part, f, l)
+		if err != nil {
+			l.Release()
+			return err
+		}
+		if err := publish(j); err != nil {
+			return err
+		}
+	}
+	again <- u // for a look at whether it is complete; not if it has ended by then
+	return nil
+}
+
+// all are the places of a unit's files.
+func (u *unit) all() (list []int) {
+	for _, part := range u.Parts {
+		list = append(list, part...)
+	}
+	return list
+}
+
+// hasEnded says whether nothing is left to be done about a unit.
+func (r *run) hasEnded(u *unit) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return u.ended
+}
+
+// build computes the files of a part that are missing, under temporary names.
+func (r *run) build(ctx context.Context, u *unit, part int, f findings, l *locks.Lock) (*job, error) {
 	j := &job{unit: u, lock: l, findings: f, images: make([]*atomicfile.Image, len(u.Files))}
 	if j.sizes == nil {
 		var err error
@@ -491,21 +597,31 @@ func (r *run) build(ctx context.Context, u *unit, f findings, l *locks.Lock) (*j
 			return nil, err
 		}
 	}
+	u.jobs.Add(1) // until abort
 	r.resize(u, j.sizes)
-	u.written.Store(0)
+	for i, size := range j.sizes {
+		if f.have[i] {
+			u.written[i].Store(size)
+		}
+	}
+	for _, i := range u.Parts[part] {
+		if !f.have[i] {
+			u.written[i].Store(0)
+		}
+	}
 	r.event(u, Building, "")
 	files, missing := make([]io.WriterAt, len(u.Files)), false
-	for i, name := range u.Files {
+	for _, i := range u.Parts[part] {
 		if f.have[i] {
-			u.written.Add(j.sizes[i])
 			continue
 		}
+		name := u.Files[i]
 		m, err := atomicfile.CreateImage(filepath.Join(r.dir, name), j.sizes[i])
 		if err != nil {
 			j.abort()
 			return nil, err
 		}
-		j.images[i], files[i], missing = m, &counted{m, r, u}, true
+		j.images[i], files[i], missing = m, &counted{m, r, u, i}, true
 	}
 	if missing {
 		if err := u.Build(ctx, files); err != nil {
@@ -525,14 +641,13 @@ func (r *run) sizes(ctx context.Context, u *unit) ([]int64, error) {
 	return sizes, err
 }
 
-// finish publishes a built unit, or gives it back if another process has taken it over.
-func (r *run) finish(ctx context.Context, j *job, again chan<- *unit) error {
+// finish publishes a part of a unit, or gives it up if another process has taken it over.
+func (r *run) finish(ctx context.Context, j *job) error {
 	defer j.abort()
 	r.event(j.unit, Publishing, "")
-	err := r.publish(ctx, j)
+	complete, err := r.publish(ctx, j)
 	j.lock.Release()
 	if errors.Is(err, errLost) {
-		again <- j.unit
 		return nil
 	}
 	if err != nil {
@@ -545,10 +660,11 @@ func (r *run) finish(ctx context.Context, j *job, again chan<- *unit) error {
 		}
 	}
 	r.mu.Lock()
-	r.summary.Built++
 	r.summary.Bytes += bytes
 	r.mu.Unlock()
-	r.event(j.unit, Done, "")
+	if complete {
+		r.end(j.unit, Done, func(s *Summary) { s.Built++ })
+	}
 	return nil
 }
 
@@ -564,16 +680,35 @@ func (r *run) resize(u *unit, sizes []int64) {
 	r.total += u.total
 }
 
+// end says that a unit has come to a final stage, unless that has been said; count enters it in the summary.
+func (r *run) end(u *unit, s Stage, count func(*Summary)) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if u.ended {
+		return
+	}
+	u.ended = true
+	r.finished++
+	count(&r.summary)
+	r.tell(u, s, "")
+}
+
 // event brings the counts up to date and tells Progress.
 func (r *run) event(u *unit, s Stage, holder string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	n := min(u.written.Load(), u.total)
+	r.tell(u, s, holder)
+}
+
+// tell is event for who has locked r.mu.
+func (r *run) tell(u *unit, s Stage, holder string) {
+	var n int64
+	for i := range u.written {
+		n += u.written[i].Load()
+	}
+	n = min(n, u.total)
 	r.bytes += n - u.counted
 	u.counted = n
-	if s >= Done {
-		r.finished++
-	}
 	if r.o.Progress != nil {
 		r.o.Progress(Event{Unit: u.Name, Stage: s, Holder: holder, Finished: r.finished, Units: len(r.units), Bytes: r.bytes, Total: r.total})
 	}
@@ -584,11 +719,12 @@ type counted struct {
 	image *atomicfile.Image
 	r     *run
 	u     *unit
+	file  int // place in the unit's files
 }
 
 func (c *counted) WriteAt(p []byte, off int64) (int, error) {
 	n, err := c.image.WriteAt(p, off)
-	now := c.u.written.Add(int64(n))
+	now := c.u.written[c.file].Add(int64(n))
 	if now/chunkEvents != (now-int64(n))/chunkEvents {
 		c.r.event(c.u, Building, "")
 	}

@@ -44,7 +44,7 @@ func writeLock(t *testing.T, dir string, o atomicfile.Owner) string {
 	return path
 }
 
-var quick = &timing{locks.Timing{Beat: 20 * time.Millisecond, Stale: 200 * time.Millisecond}, 5 * time.Millisecond, 20 * time.Millisecond}
+var quick = &timing{locks.Timing{Beat: 20 * time.Millisecond, Stale: 200 * time.Millisecond}, 5 * time.Millisecond, 20 * time.Millisecond, 5 * time.Millisecond}
 
 // A lock of another unit that only another user may read is no reason to fail.
 func TestOthersLock(t *testing.T) {

@@ -36,8 +36,12 @@ func testRounds() int {
 func child(dir string) {
 	n, err := strconv.Atoi(os.Getenv(childUnits))
 	if err == nil {
-		_, err = Run(context.Background(), dir, testUnits(n, "x", nil), Options{Threads: 2, Resume: true, timing: &timing{
-			locks.Timing{Beat: time.Second, Stale: 10 * time.Second}, time.Millisecond, 20 * time.Millisecond}})
+		units := testUnits(n, "x", nil)
+		if os.Getpid()%2 == 0 { // some divide the units, some do not
+			units = inParts(units)
+		}
+		_, err = Run(context.Background(), dir, units, Options{Threads: 2, Resume: true, Together: true, timing: &timing{
+			locks.Timing{Beat: time.Second, Stale: 10 * time.Second}, time.Millisecond, 20 * time.Millisecond, 5 * time.Millisecond}})
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"path/filepath"
+	"slices"
 	"sync"
 
 	"mula/internal/atomicfile"
@@ -25,6 +26,9 @@ import (
 // The order that keeps them, each step on disk before the next is taken (in brackets what is found after a kill behind it, and what the
 // next run does):
 //
+// The parts of a unit of several are published one after the other, under the unit's lock, each by the steps below as what the part before
+// has left asks for: the first writes the record, and the one that finds all other files there the marker.
+//
 //  1. All files, record and marker are written under temporary names and synced. [The unit as it was before; temporary files, which are
 //     removed as soon as their process is known to be gone, or are a day old.]
 //  2. If there is a marker, it is removed. [B holds: the run with the old settings keeps the data files, one with new settings goes on.]
@@ -45,12 +49,13 @@ var errLost = errors.New("another process has taken the unit over")
 type job struct {
 	*unit
 	findings
-	lock   *locks.Lock
+	lock   *locks.Lock         // of the part
 	images []*atomicfile.Image // nil: the file is there
 }
 
-// abort removes the temporary files that were not renamed and gives back the lock.
+// abort ends the job: it removes the temporary files that were not renamed and gives back the lock.
 func (j *job) abort() {
+	j.jobs.Add(-1)
 	for _, m := range j.images {
 		if m != nil {
 			m.Abort()
@@ -59,83 +64,106 @@ func (j *job) abort() {
 	j.lock.Release()
 }
 
-// publish carries out the steps above.
-func (r *run) publish(ctx context.Context, j *job) error {
-	var record *atomicfile.File
-	if !j.recorded {
-		text, err := recordText(j.unit, j.sizes)
-		if err != nil {
-			return err
-		}
-		if record, err = sealed(r.recordPath(j.unit), text); err != nil {
-			return err
-		}
-		defer record.Abort()
-	}
+// publish carries out the steps above, and says whether the unit is complete.
+func (r *run) publish(ctx context.Context, j *job) (complete bool, err error) {
 	for _, m := range j.images {
 		if m == nil {
 			continue
 		}
 		if err := m.Seal(); err != nil {
-			return err
+			return false, err
 		}
+	}
+	held := []*locks.Lock{j.lock}
+	ours := func() bool { return !slices.ContainsFunc(held, func(l *locks.Lock) bool { return !l.Ours() }) }
+	if len(j.Parts) > 1 {
+		l, err := r.locks.Wait(ctx, filepath.Join(r.state, j.Marker+locks.Suffix), r.timing.poll)
+		if err != nil {
+			return false, err
+		}
+		defer l.Release()
+		held = append(held, l)
+		sizes := j.sizes
+		if j.findings, err = r.inspect(ctx, j.unit); err != nil {
+			return false, err
+		}
+		if j.findings.complete {
+			return false, errLost
+		}
+		j.sizes = sizes
+	}
+	var record *atomicfile.File
+	if !j.recorded {
+		text, err := recordText(j.unit, j.sizes)
+		if err != nil {
+			return false, err
+		}
+		if record, err = sealed(r.recordPath(j.unit), text); err != nil {
+			return false, err
+		}
+		defer record.Abort()
 	}
 	marker, err := sealed(filepath.Join(r.dir, j.Marker), j.MarkerText)
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer marker.Abort()
 
 	if err := ctx.Err(); err != nil {
-		return context.Cause(ctx)
+		return false, context.Cause(ctx)
 	}
-	if !j.lock.Ours() {
-		return errLost
+	if !ours() {
+		return false, errLost
 	}
 	if j.findings.marker {
 		if err := atomicfile.Remove(filepath.Join(r.dir, j.Marker)); err != nil {
-			return err
+			return false, err
 		}
 		if err := r.dirSync.sync(); err != nil {
-			return err
+			return false, err
 		}
 	}
 	if j.stale {
 		for _, name := range j.Files {
 			if err := atomicfile.Remove(filepath.Join(r.dir, name)); err != nil {
-				return err
+				return false, err
 			}
 		}
 		if err := r.dirSync.sync(); err != nil {
-			return err
+			return false, err
 		}
 	}
 	if record != nil {
 		if err := record.Rename(); err != nil {
-			return err
+			return false, err
 		}
 		if err := r.stateSync.sync(); err != nil {
-			return err
+			return false, err
 		}
 	}
-	for _, m := range j.images {
+	complete = true
+	for i, m := range j.images {
 		if m == nil {
+			complete = complete && j.have[i]
 			continue
 		}
 		if err := m.Rename(); err != nil {
-			return err
+			return false, err
 		}
 	}
 	if err := r.dirSync.sync(); err != nil {
-		return err
+		return false, err
 	}
-	if !j.lock.Ours() {
-		return errLost
+	if !ours() {
+		return false, errLost
+	}
+	if !complete {
+		return false, nil
 	}
 	if err := marker.Rename(); err != nil {
-		return err
+		return false, err
 	}
-	return r.dirSync.sync()
+	return true, r.dirSync.sync()
 }
 
 // sealed writes a small file up to its renaming.

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 )
 
 // A record is what is kept of a unit that this package built, in <marker>.json in the state directory.
@@ -49,6 +50,11 @@ type findings struct {
 	have     []bool  // data files that are complete
 	recorded bool    // the record is there and agrees
 	marker   bool    // there is a marker, right or wrong
+}
+
+// has says whether these data files are complete.
+func (f *findings) has(files []int) bool {
+	return !slices.ContainsFunc(files, func(i int) bool { return !f.have[i] })
 }
 
 // inspect finds out what there is of a unit.

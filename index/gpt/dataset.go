@@ -151,6 +151,16 @@ func (d *Dataset) layout(tokens int64) (Layout, error) {
 	return l, nil
 }
 
+// Parts is how several processes may divide a dataset, as places in the files of [Workshop.Build]: nil for one that is too small to be worth it.
+// The shuffle index depends on nothing but how many draws the document index has used up, which are quickly skipped. The document index is one
+// shuffle, each of whose steps needs those before, and the sample index follows from it while it is in the processor's caches.
+func (d *Dataset) Parts() [][]int {
+	if d.End-d.First < large && d.Samples < large {
+		return nil
+	}
+	return [][]int{{0, 1}, {2}}
+}
+
 // Memory is how many bytes it takes to build the dataset, without its lengths and without the chunks on their way to the disk: 8 for each
 // document entry that is shuffled at once (all, or those before a separate final epoch), or 4 for each sample if that is more; and for large
 // datasets the queues of the shuffle, up to 1 GiB or, if that is more, 3 for each document entry.

@@ -19,6 +19,7 @@ import (
 type BuildOptions struct {
 	Threads  int               // how many goroutines compute at once; at least 1
 	Resume   bool              // keep what is complete in the directory; else all is built anew
+	Together bool              // other processes do the same at the same time, as ranks of one job: see [cache.Options.Together]
 	Progress func(cache.Event) // told what happens, if not nil; calls do not overlap
 }
 
@@ -28,8 +29,8 @@ func (x *Index) Build(ctx context.Context, o BuildOptions) (cache.Summary, error
 	o.Threads = max(1, o.Threads)
 	w := gpt.NewWorkshop(o.Threads)
 	if x.config.Cache != "" {
-		return cache.Run(ctx, x.config.Cache, x.units(w, x.blends, x.datasets), cache.Options{
-			Threads: w.Places() + len(x.blends), Resume: o.Resume, Progress: o.Progress, // a blend waits for its datasets' turn on the processor, not here
+		return cache.Run(ctx, x.config.Cache, x.units(w, x.blends, x.datasets, o.Together), cache.Options{
+			Threads: w.Places() + len(x.blends), Resume: o.Resume, Together: o.Together, Progress: o.Progress, // a blend waits for its datasets' turn on the processor, not here
 		})
 	}
 
@@ -45,7 +46,7 @@ func (x *Index) Build(ctx context.Context, o BuildOptions) (cache.Summary, error
 	}
 	var total cache.Summary
 	for _, dir := range dirs {
-		s, err := cache.Run(ctx, dir, x.units(w, nil, members[dir]), cache.Options{Threads: w.Places(), Resume: o.Resume, Progress: o.Progress})
+		s, err := cache.Run(ctx, dir, x.units(w, nil, members[dir], o.Together), cache.Options{Threads: w.Places(), Resume: o.Resume, Together: o.Together, Progress: o.Progress})
 		total.Add(s)
 		if err != nil {
 			return total, err
@@ -74,11 +75,16 @@ func buildBlend(ctx context.Context, w *gpt.Workshop, b *blend, a Arithmetic, fi
 	return counts, err
 }
 
-// units are the units of blends and datasets: blends first, because they take longest, then datasets by size.
-func (x *Index) units(w *gpt.Workshop, blends []*blend, datasets []*dataset) []cache.Unit {
+// units are the units of blends and datasets: blends first, because they take longest, then datasets by size. Together with
+// other processes, a large dataset is divided.
+func (x *Index) units(w *gpt.Workshop, blends []*blend, datasets []*dataset, together bool) []cache.Unit {
 	var units []cache.Unit
 	for _, d := range datasets {
-		units = append(units, x.datasetUnit(w, d))
+		u := x.datasetUnit(w, d)
+		if together {
+			u.Parts = d.gpt.Parts()
+		}
+		units = append(units, u)
 	}
 	slices.SortStableFunc(units, func(a, b cache.Unit) int { return cmp.Compare(b.Expect, a.Expect) })
 	var first []cache.Unit

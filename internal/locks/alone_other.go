@@ -3,4 +3,5 @@
 package locks
 
 // alone does nothing on this system.
-func alone(string) (done func()) { return func() {} }
+// Alone does nothing on this system.
+func Alone(string) (done func()) { return func() {} }

@@ -8,9 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// alone waits until no other process of this machine is between alone and the function it returned, for the same directory. The system
+// Alone waits until no other process of this machine is between Alone and the function it returned, for the same directory. The system
 // ends that for a process that dies. Where the file system does not offer it, it does nothing.
-func alone(dir string) (done func()) {
+func Alone(dir string) (done func()) {
 	d, err := os.Open(dir)
 	if err != nil {
 		return func() {}

@@ -73,7 +73,7 @@ func Open(dir string, timing Timing) (*Set, error) {
 	if ls.text, err = json.Marshal(text{atomicfile.Self(), rand.Uint64()}); err != nil {
 		return nil, err
 	}
-	ls.source = atomicfile.TempName(filepath.Join(ls.dir, "run"))
+	ls.source = atomicfile.TempName(filepath.Join(ls.dir, runName))
 	if err := os.WriteFile(ls.source, ls.text, 0o666); err != nil {
 		var at *fs.PathError
 		if errors.As(err, &at) {
@@ -201,12 +201,12 @@ func (ls *Set) look(path string) (content []byte, stale bool, err error) {
 	return content, now.Sub(s.since) > ls.timing.Stale, nil
 }
 
-// breakLock removes a stale lock. Those who try at once on one machine do it one after the other ([alone]), and look again whether it still
+// breakLock removes a stale lock. Those who try at once on one machine do it one after the other ([Alone]), and look again whether it still
 // is the stale one. Where that cannot be had, each renames a file away under a name of its own and looks at what it got: if that is not the
 // stale lock but a new one, taken between looking and renaming, it goes back, unless yet another has been taken meanwhile. Then the holder
 // of the lost one finds that out by itself.
 func (ls *Set) breakLock(path string, stale []byte) error {
-	done := alone(ls.dir)
+	done := Alone(ls.dir)
 	defer done()
 	now, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -256,7 +256,7 @@ func (l *Lock) Release() {
 	}
 }
 
-// Beat gives signs of life for all locks that are held, until ctx is done.
+// Beat gives signs of life for the set and all locks that are held, until ctx is done.
 func (ls *Set) Beat(ctx context.Context) {
 	tick := time.NewTicker(ls.timing.Beat)
 	defer tick.Stop()
@@ -271,6 +271,7 @@ func (ls *Set) Beat(ctx context.Context) {
 				held = append(held, l)
 			}
 			ls.mu.Unlock()
+			_ = os.Chtimes(ls.source, time.Time{}, now)
 			for _, l := range held {
 				// A lock that is gone is noticed before publishing.
 				_ = os.Chtimes(l.path, time.Time{}, now)

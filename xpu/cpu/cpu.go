@@ -24,6 +24,7 @@ import (
 	"fmt"
 	"runtime"
 
+	"mula/internal/freelist"
 	"mula/xpu"
 )
 
@@ -34,8 +35,8 @@ type Device struct {
 	kernels        *kernelSet
 	packedElements int // bound on the shared copy of op(B) of one call
 	pool           *pool
-	products       freeList[product]
-	scratch        freeList[scratch]
+	products       freelist.List[product]
+	scratch        freelist.List[scratch]
 }
 
 var _ xpu.Device = (*Device)(nil)

@@ -70,6 +70,23 @@ func kernelsFor(precision xpu.Precision) []*kernelSet {
 	return sets
 }
 
+// RoundBF16 rounds every x[i] to bfloat16, as products of [xpu.BF16] do with their operands.
+func RoundBF16(x []float32) { roundBF16(x) }
+
+// BF16 sets dst[i] to the bits of x[i] rounded as by [RoundBF16]: the upper half of a float32. dst must have the length of x.
+func BF16(dst []uint16, x []float32) {
+	sameLength(len(dst), len(x))
+	var some [64]float32
+	for done := halves(dst, x); done < len(x); {
+		n := copy(some[:], x[done:])
+		roundBF16(some[:n])
+		for i, v := range some[:n] {
+			dst[done+i] = uint16(math.Float32bits(v) >> 16)
+		}
+		done += n
+	}
+}
+
 // roundBF16Go rounds to bfloat16; see [xpu.BF16].
 func roundBF16Go(x []float32) {
 	for i, v := range x {

@@ -97,5 +97,21 @@ func packPairColumns14(dst, src *float32, kc, ld, panels int64)
 //go:noescape
 func pairLines(dst, src *float32, kc, ld, lines, pad int64)
 
+var hasPairs = len(pairSets()) > 0
+
+// halves rounds the first elements of src to bfloat16 and returns how many.
+func halves(dst []uint16, src []float32) int {
+	n := len(src) &^ 31
+	if n == 0 || !hasPairs {
+		return 0
+	}
+	_ = dst[n-1]
+	halvesAVX512(&dst[0], &src[0], int64(n))
+	return n
+}
+
+//go:noescape
+func halvesAVX512(dst *uint16, src *float32, n int64)
+
 //go:noescape
 func roundAVX2(x *float32, n int64)

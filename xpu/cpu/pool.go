@@ -3,6 +3,8 @@ package cpu
 import (
 	"sync"
 	"sync/atomic"
+
+	"mula/internal/freelist"
 )
 
 // pool is a fixed number of goroutines that help others with their loops. Whoever has a loop works on it himself until all its calls are
@@ -14,7 +16,7 @@ type pool struct {
 	mu     sync.Mutex
 	wake   sync.Cond // a loop was opened, or closed was set
 	open   []*loop   // those that may have calls left
-	free   freeList[loop]
+	free   freelist.List[loop]
 	closed bool
 }
 
@@ -61,7 +63,7 @@ func (p *pool) run(n int, f func(int)) {
 		}
 		return
 	}
-	l := p.free.get()
+	l := p.free.Get()
 	l.f, l.n, l.left.L = f, int64(n), &p.mu
 	l.next.Store(0)
 	p.open = append(p.open, l)
@@ -90,7 +92,7 @@ func (p *pool) finish(l *loop) {
 	}
 	p.mu.Unlock()
 	l.f = nil
-	p.free.put(l)
+	p.free.Put(l)
 }
 
 func (l *loop) carryOut() {
@@ -141,29 +143,4 @@ func (p *pool) unfinished() *loop {
 		}
 	}
 	return nil
-}
-
-// freeList keeps what is expensive to make for its next user. Unlike a sync.Pool it holds on to it, so that a training step in its steady
-// state allocates nothing; it grows to the largest number in use at once.
-type freeList[T any] struct {
-	mu    sync.Mutex
-	items []*T
-}
-
-// get returns an item that was put back, or a zero one.
-func (l *freeList[T]) get() *T {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if n := len(l.items); n > 0 {
-		x := l.items[n-1]
-		l.items = l.items[:n-1]
-		return x
-	}
-	return new(T)
-}
-
-func (l *freeList[T]) put(x *T) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.items = append(l.items, x)
 }

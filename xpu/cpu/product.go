@@ -2,7 +2,6 @@ package cpu
 
 import (
 	"cmp"
-	"fmt"
 	"slices"
 
 	"mula/xpu"
@@ -69,12 +68,7 @@ type scratch struct {
 
 // MatMul computes C = op(A)·op(B), or C += op(A)·op(B); see [xpu.Device].
 func (d *Device) MatMul(transA, transB bool, m, n, k int, a []float32, lda int, b []float32, ldb int, c []float32, ldc int, accumulate bool) {
-	if m < 0 || n < 0 || k < 0 {
-		panic(fmt.Sprintf("cpu: MatMul: m=%d n=%d k=%d: a size is negative", m, n, k))
-	}
-	checkMatrix("MatMul: a", a, m, k, lda, transA)
-	checkMatrix("MatMul: b", b, k, n, ldb, transB)
-	checkMatrix("MatMul: c", c, m, n, ldc, false)
+	xpu.CheckMatMul(transA, transB, m, n, k, a, lda, b, ldb, c, ldc)
 	p := d.product()
 	p.problems = append(p.problems, problem{m, n, k, a, b, c, lda, ldb, ldc, transA, transB, accumulate})
 	p.run()
@@ -82,17 +76,10 @@ func (d *Device) MatMul(transA, transB bool, m, n, k int, a []float32, lda int, 
 
 // GroupedMatMul multiplies groups of rows by a matrix each; see [xpu.Device].
 func (d *Device) GroupedMatMul(counts []int, transB bool, n, k int, a []float32, b [][]float32, c []float32, accumulate bool) {
-	rows := checkGroups("GroupedMatMul", counts, n, k, len(b))
-	checkMatrix("GroupedMatMul: a", a, rows, k, k, false)
-	checkMatrix("GroupedMatMul: c", c, rows, n, n, false)
+	xpu.CheckGroupedMatMul(counts, transB, n, k, a, b, c)
 	ldb := n
 	if transB {
 		ldb = k
-	}
-	for g, m := range counts {
-		if m > 0 {
-			checkMatrix("GroupedMatMul: an element of b", b[g], k, n, ldb, transB)
-		}
 	}
 	p := d.product()
 	row := 0
@@ -108,14 +95,7 @@ func (d *Device) GroupedMatMul(counts []int, transB bool, n, k int, a []float32,
 
 // GroupedWeightGrad computes A_gᵀ·dC_g for groups of rows; see [xpu.Device].
 func (d *Device) GroupedWeightGrad(counts []int, m, n int, a, dc []float32, db [][]float32, accumulate bool) {
-	rows := checkGroups("GroupedWeightGrad", counts, m, n, len(db))
-	checkMatrix("GroupedWeightGrad: a", a, rows, m, m, false)
-	checkMatrix("GroupedWeightGrad: dc", dc, rows, n, n, false)
-	for g, k := range counts {
-		if k > 0 || !accumulate {
-			checkMatrix("GroupedWeightGrad: an element of db", db[g], m, n, n, false)
-		}
-	}
+	xpu.CheckGroupedWeightGrad(counts, m, n, a, dc, db, accumulate)
 	p := d.product()
 	row := 0
 	for g, k := range counts {
@@ -128,42 +108,8 @@ func (d *Device) GroupedWeightGrad(counts []int, m, n int, a, dc []float32, db [
 	p.run()
 }
 
-// checkMatrix panics unless x holds a rows × columns matrix (its transpose with trans).
-func checkMatrix(name string, x []float32, rows, columns, ld int, trans bool) {
-	if trans {
-		rows, columns = columns, rows
-	}
-	if ld < columns {
-		panic(fmt.Sprintf("cpu: %s: leading dimension %d of rows of %d", name, ld, columns))
-	}
-	if rows == 0 || columns == 0 {
-		return
-	}
-	// (rows-1)·ld + columns ≤ len(x), written so that nothing overflows
-	if columns > len(x) || rows-1 > (len(x)-columns)/ld {
-		panic(fmt.Sprintf("cpu: %s: a slice of %d elements cannot hold %d rows of %d with leading dimension %d",
-			name, len(x), rows, columns, ld))
-	}
-}
-
-// checkGroups panics unless there is a matrix for each group, and returns the sum of counts.
-func checkGroups(name string, counts []int, n, k, matrices int) (rows int) {
-	if n < 0 || k < 0 {
-		panic(fmt.Sprintf("cpu: %s: matrices of %d×%d", name, k, n))
-	}
-	if matrices != len(counts) {
-		panic(fmt.Sprintf("cpu: %s: %d groups, but %d matrices", name, len(counts), matrices))
-	}
-	for g, c := range counts {
-		if rows += c; c < 0 || rows < 0 {
-			panic(fmt.Sprintf("cpu: %s: group %d has %d rows", name, g, c))
-		}
-	}
-	return rows
-}
-
 func (d *Device) product() *product {
-	p := d.products.get()
+	p := d.products.Get()
 	if p.dev == nil {
 		p.dev, p.pack, p.compute = d, p.packOne, p.computeOne
 	}
@@ -181,7 +127,7 @@ func (p *product) run() {
 	}
 	clear(p.problems) // let go of the caller's memory
 	p.problems = p.problems[:0]
-	p.dev.products.put(p)
+	p.dev.products.Put(p)
 }
 
 // fill makes spans from the given panel of the given problem on, as many as the shared copy of op(B) has room for, and returns where the
@@ -273,9 +219,9 @@ func (p *product) packOne(i int) {
 	kc := min(kernels.blockK, q.k-g.k0)
 	column := (s.first + g.first) * nr
 	dst := p.packed[s.offset+kernels.elements(g.k0)*s.panels*nr+g.first*nr*kernels.elements(kc):]
-	work := p.dev.scratch.get()
+	work := p.dev.scratch.Get()
 	kernels.packB(dst, q.b, q.ldb, q.transB, column, min(g.panels*nr, q.n-column), g.k0, kc, work.edge[:])
-	p.dev.scratch.put(work)
+	p.dev.scratch.Put(work)
 }
 
 func (p *product) computeOne(i int) {
@@ -292,8 +238,8 @@ func (p *product) computeOne(i int) {
 		}
 		return
 	}
-	work := p.dev.scratch.get()
-	defer p.dev.scratch.put(work)
+	work := p.dev.scratch.Get()
+	defer p.dev.scratch.Put(work)
 	padded := (t.rows + mr - 1) / mr * mr
 	for from, to := 0, 0; from < q.k; from = to {
 		to = min(q.k, from+depth*kernels.blockK)

@@ -5485,3 +5485,20 @@ eight:
 	JNZ eight
 	VZEROUPPER
 	RET
+
+// func halvesAVX512(dst *uint16, src *float32, n int64)
+TEXT ·halvesAVX512(SB), NOSPLIT, $0-24
+	MOVQ dst+0(FP), DI
+	MOVQ src+8(FP), SI
+	MOVQ n+16(FP), CX
+some:
+	VMOVUPS (SI), Z0
+	VMOVUPS 64(SI), Z1
+	BYTE $0x62; BYTE $0xf2; BYTE $0x77; BYTE $0x48; BYTE $0x72; BYTE $0xd0 // VCVTNE2PS2BF16 Z0, Z1, Z2
+	VMOVUPS Z2, (DI)
+	ADDQ $128, SI
+	ADDQ $64, DI
+	SUBQ $32, CX
+	JNZ some
+	VZEROUPPER
+	RET

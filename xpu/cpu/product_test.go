@@ -200,6 +200,9 @@ func TestRounding(t *testing.T) {
 	got = append([]float32(nil), x...)
 	roundBF16(got)
 	check("roundBF16", func(i int) uint32 { return math.Float32bits(got[i]) })
+	bits := make([]uint16, len(x))
+	BF16(bits, x)
+	check("BF16", func(i int) uint32 { return uint32(bits[i]) << 16 })
 	for _, set := range pairSets() {
 		panel, edge := make([]float32, 14), make([]float32, 14*blockKBF16)
 		word := func(trans bool) func(i int) uint32 {
@@ -467,7 +470,7 @@ func TestShortSlices(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := fill(12, 7)
 			defer func() {
-				if r := recover(); r == nil || !strings.Contains(fmt.Sprint(r), "cpu: "+strings.Split(name, ":")[0]) {
+				if r := recover(); r == nil || !strings.Contains(fmt.Sprint(r), "xpu: "+strings.Split(name, ":")[0]) {
 					t.Errorf("panicked with %v", r)
 				}
 				for i, v := range c {

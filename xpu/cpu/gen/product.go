@@ -20,6 +20,7 @@ func productAssembly() []byte {
 	packPairColumns(s, "packPairColumns14", 14)
 	pairLines(s)
 	roundPanels(s)
+	halves(s)
 	return s.Bytes()
 }
 
@@ -505,5 +506,23 @@ func roundPanels(s *source) {
 	s.i("ADDQ $32, DI")
 	s.i("SUBQ $8, CX")
 	s.i("JNZ eight")
+	s.ret()
+}
+
+// halves writes the function that rounds n elements, a multiple of 32, to bfloat16 as such, two bytes each.
+func halves(s *source) {
+	s.fn("halvesAVX512", 24, "func halvesAVX512(dst *uint16, src *float32, n int64)")
+	s.i("MOVQ dst+0(FP), DI")
+	s.i("MOVQ src+8(FP), SI")
+	s.i("MOVQ n+16(FP), CX")
+	s.label("some")
+	s.i("VMOVUPS (SI), Z0")
+	s.i("VMOVUPS 64(SI), Z1")
+	toBF16(s, 0, 1, 2)
+	s.i("VMOVUPS Z2, (DI)")
+	s.i("ADDQ $128, SI")
+	s.i("ADDQ $64, DI")
+	s.i("SUBQ $32, CX")
+	s.i("JNZ some")
 	s.ret()
 }

@@ -1,0 +1,390 @@
+package blend
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"mula/shards"
+)
+
+// VerifyOptions say how whole files are compared with the hashes that a plan was sealed with, while samples are read.
+//
+// It goes on behind the reading, on one thread of the lowest priority for processor and disk that the system offers, and ends with [Data.Close].
+// What was verified is kept in the user's cache directory and not done again for a week, as long as the files do not change.
+//
+// What is found damaged is reported by the next [Stream.Next], and by [Data.Tokens] of that shard, with an error that names file, bytes and
+// documents. Where a shard has sums of blocks (x.sums), no damaged token is ever given out, since blocks are compared when they are first read:
+// the verification finds the damage before the run comes to it. A file without sums is believed until it has been verified, or with First not used
+// before.
+type VerifyOptions struct {
+	Rank, World int   // of the processes that read the same files, this one verifies the Rank-th share; World 0 is 1
+	Rate        int64 // bytes read a second, at most; 0 is 256 MiB, below 0 is no limit
+	First       bool  // verify what has no sums, shards and index files of an order that is read, before it is first used
+}
+
+// ParseVerify reads how a plan's files are to be verified: "reads" (nil), as [Open] does without options, "behind" or "first" ([VerifyOptions.First]).
+func ParseVerify(name string) (*VerifyOptions, error) {
+	switch name {
+	case "reads":
+		return nil, nil
+	case "behind":
+		return &VerifyOptions{}, nil
+	case "first":
+		return &VerifyOptions{First: true}, nil
+	}
+	return nil, fmt.Errorf("%q is no way to verify: it may be reads (blocks with sums when they are read), behind (whole files too, in the background) "+
+		"or first (files without sums before they are used)", name)
+}
+
+// VerifyProgress is how far the verification of whole files has come.
+type VerifyProgress struct {
+	Files, OfFiles int   // shards and index files; of this process's share, and those that readers waited for
+	Bytes, Total   int64 // read; of those not known to be right before
+	Err            error // what was found damaged first
+}
+
+const (
+	verifyRate   = 256 << 20
+	verifiedFor  = 7 * 24 * time.Hour
+	verifyWrites = 30 * time.Second // between writes of the ledger
+)
+
+// The states of what is verified.
+const (
+	unverified int32 = iota
+	verified
+	damaged
+)
+
+// A verifier compares whole files with their hashes in the background.
+type verifier struct {
+	d      *Data
+	o      VerifyOptions
+	ctx    context.Context
+	cancel context.CancelFunc
+	ended  chan struct{}
+
+	all     []*checked
+	shards  [][]*checked // by source and shard
+	order   []*checked   // index files
+	damage  atomic.Pointer[error]
+	awaited chan *checked // by readers
+
+	mu       sync.Mutex
+	progress VerifyProgress
+}
+
+// A checked file, or shard, with what is known of it.
+type checked struct {
+	source, shard int // -1: file
+	file          int // of the order
+	state         atomic.Int32
+	known         chan struct{} // closed when state is not unverified any more
+	err           error         // valid when it is damaged
+	counted       bool
+}
+
+// startVerifier begins the verification of d.
+func startVerifier(d *Data, o VerifyOptions) (*verifier, error) {
+	if o.World == 0 {
+		o.World = 1
+	}
+	if o.World < 0 || o.Rank < 0 || o.Rank >= o.World {
+		return nil, fmt.Errorf("blend: verifying as rank %d of %d: ranks count from 0", o.Rank, o.World)
+	}
+	if o.Rate == 0 {
+		o.Rate = verifyRate
+	}
+	v := &verifier{d: d, o: o, ended: make(chan struct{}), awaited: make(chan *checked), shards: make([][]*checked, len(d.Sources))}
+	if d.Megatron != nil {
+		for i := range d.Megatron.Files {
+			v.order = append(v.order, v.add(-1, -1, i))
+		}
+	}
+	for i := range d.Sources {
+		for k := range d.Sources[i].Shards {
+			v.shards[i] = append(v.shards[i], v.add(i, k, -1))
+		}
+	}
+	v.ctx, v.cancel = context.WithCancel(context.Background())
+	go func() {
+		defer close(v.ended)
+		v.run()
+	}()
+	return v, nil
+}
+
+func (v *verifier) add(source, shard, file int) *checked {
+	c := &checked{source: source, shard: shard, file: file, known: make(chan struct{})}
+	v.all = append(v.all, c)
+	return c
+}
+
+// stop ends the verification, where it is, and waits for that.
+func (v *verifier) stop() {
+	v.cancel()
+	<-v.ended
+}
+
+// run verifies: first what a reader waits for, then this process's share.
+func (v *verifier) run() {
+	runtime.LockOSThread() // and never unlocked: the thread ends with its priority
+	lowestPriority()
+	l := openLedger()
+	defer l.close()
+	written := time.Now()
+	var mine []*checked
+	for i := v.o.Rank; i < len(v.all); i += v.o.World {
+		c := v.all[i]
+		if s, trusted := v.stamps(c); trusted && l.verifiedAt(v.path(c), s) {
+			v.settle(c, nil)
+		} else {
+			mine = append(mine, c)
+			v.count(c)
+		}
+	}
+	for {
+		var c *checked
+		if len(mine) > 0 {
+			select {
+			case c = <-v.awaited:
+			case <-v.ctx.Done():
+				return
+			default:
+				c, mine = mine[0], mine[1:]
+			}
+		} else {
+			select {
+			case c = <-v.awaited:
+			case <-v.ctx.Done():
+				return
+			}
+		}
+		if c.state.Load() != unverified {
+			continue
+		}
+		v.count(c)
+		before, trusted := v.stamps(c)
+		if !trusted || !l.verifiedAt(v.path(c), before) {
+			err := v.verify(c)
+			if v.ctx.Err() != nil {
+				return
+			}
+			if err != nil {
+				v.settle(c, err)
+				continue
+			}
+			if now, ok := v.stamps(c); trusted && ok && now == before {
+				l.noteVerified(v.path(c), before, v.factsOf(c))
+			}
+		}
+		v.settle(c, nil)
+		if time.Since(written) > verifyWrites || len(mine) == 0 {
+			l.close()
+			written = time.Now()
+		}
+	}
+}
+
+// count adds a file to what there is to do.
+func (v *verifier) count(c *checked) {
+	if c.counted {
+		return
+	}
+	c.counted = true
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.progress.OfFiles++
+	v.progress.Total += v.bytes(c)
+}
+
+// bytes is about how much there is to be read of a file.
+func (v *verifier) bytes(c *checked) int64 {
+	if c.file >= 0 {
+		return v.d.Megatron.Files[c.file].Bytes
+	}
+	sh := v.d.Sources[c.source].Shards[c.shard]
+	return sh.Tokens*tokenBytes(sh.DType) + 20*sh.Documents // and the ends of the .idx
+}
+
+// settle makes known what a file is.
+func (v *verifier) settle(c *checked, err error) {
+	state := verified
+	if err != nil {
+		state, c.err = damaged, err
+		v.damage.CompareAndSwap(nil, &err)
+	}
+	v.mu.Lock()
+	if c.counted {
+		v.progress.Files++
+	}
+	v.mu.Unlock()
+	c.state.Store(state)
+	close(c.known)
+}
+
+// path is what the ledger knows a file by: the prefix of a shard, the path of another.
+func (v *verifier) path(c *checked) string {
+	path := ""
+	if c.file >= 0 {
+		path = filepath.Join(v.d.path(v.d.Megatron.directory), v.d.Megatron.Files[c.file].Name)
+	} else {
+		path = v.d.ShardPath(c.source, c.shard)
+	}
+	if absolute, err := absolutePath(path); err == nil {
+		return absolute
+	}
+	return path
+}
+
+// stamps are those of a file as it is now.
+func (v *verifier) stamps(c *checked) (s stamps, trusted bool) {
+	if c.file < 0 {
+		return stampsOf(v.path(c))
+	}
+	info, err := os.Stat(v.path(c))
+	if err != nil {
+		return s, false
+	}
+	s[0], trusted = stampOf(info)
+	return s, trusted
+}
+
+// factsOf are what is known of a file that has been verified.
+func (v *verifier) factsOf(c *checked) facts {
+	if c.file >= 0 {
+		return facts{}
+	}
+	f, sh := v.d.facts[c.source][c.shard], v.d.Sources[c.source].Shards[c.shard]
+	f.bin, f.index = sh.Bin, sh.Index
+	return f
+}
+
+// verify reads a file, or the files of a shard. It uses reads instead of a mapping, so that a slow disk holds up nothing but this goroutine.
+func (v *verifier) verify(c *checked) error {
+	pace := v.pace()
+	if c.file >= 0 {
+		f := v.d.Megatron.Files[c.file]
+		hash, _, err := shards.HashFile(v.ctx, v.path(c), pace)
+		if err == nil && hash != f.SHA256 {
+			err = fmt.Errorf("the cache %s has changed since the plan was sealed: %s has SHA-256 %.16s…, had %.16s…; restore it, or blend again",
+				v.d.path(v.d.Megatron.directory), f.Name, hash, f.SHA256)
+		}
+		return err
+	}
+	s, err := v.d.open(c.source, c.shard) // anew: the shelf may close its own at any time
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	want := v.d.Sources[c.source].Shards[c.shard]
+	for _, f := range []struct{ ending, hash string }{{".bin", want.Bin}, {".idx", want.Index}} {
+		hash, _, err := shards.HashFile(v.ctx, s.Prefix()+f.ending, pace)
+		if err != nil {
+			return fmt.Errorf("source %q: %w", v.d.Sources[c.source].Name, err)
+		}
+		if hash == f.hash {
+			continue
+		}
+		if s.Manifest() != nil {
+			if err := s.Verify(v.ctx, pace); err != nil { // which says what is damaged
+				return fmt.Errorf("source %q: %w", v.d.Sources[c.source].Name, err)
+			}
+		}
+		return v.d.changed(c.source, c.shard, "its %s file has SHA-256 %.16s…, had %.16s…", f.ending, hash, f.hash)
+	}
+	return nil
+}
+
+// pace counts bytes read, and sleeps where they come faster than the rate allows.
+func (v *verifier) pace() func(int64) {
+	began, read := time.Now(), int64(0)
+	return func(n int64) {
+		v.mu.Lock()
+		v.progress.Bytes += n
+		v.mu.Unlock()
+		if read += n; v.o.Rate < 0 {
+			return
+		}
+		ahead := time.Duration(float64(read)/float64(v.o.Rate)*float64(time.Second)) - time.Since(began)
+		if ahead < time.Millisecond {
+			return
+		}
+		select {
+		case <-time.After(ahead):
+		case <-v.ctx.Done():
+		}
+	}
+}
+
+// admit says whether a shard, which has sums or not, may be read from.
+func (v *verifier) admit(ctx context.Context, source, shard int, sums bool) error {
+	if v.o.First {
+		for _, c := range v.order {
+			if err := v.await(ctx, c); err != nil {
+				return err
+			}
+		}
+		if !sums {
+			return v.await(ctx, v.shards[source][shard])
+		}
+	}
+	if c := v.shards[source][shard]; c.state.Load() == damaged {
+		return c.err
+	}
+	return nil
+}
+
+// await returns when it is known what a file is.
+func (v *verifier) await(ctx context.Context, c *checked) error {
+	awaited := v.awaited
+	for {
+		switch c.state.Load() {
+		case verified:
+			return nil
+		case damaged:
+			return c.err
+		}
+		select {
+		case awaited <- c: // it is next
+			awaited = nil
+		case <-c.known:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-v.ctx.Done():
+			return errClosed
+		}
+	}
+}
+
+var errClosed = errors.New("blend: the data are closed")
+
+// damage is what the verification has found first, or nil.
+func (d *Data) damage() error {
+	if d.verifier == nil {
+		return nil
+	}
+	if err := d.verifier.damage.Load(); err != nil {
+		return *err
+	}
+	return nil
+}
+
+// Verification says how far the verification of whole files has come, where [OpenOptions.Verify] asked for it.
+func (d *Data) Verification() VerifyProgress {
+	if d.verifier == nil {
+		return VerifyProgress{}
+	}
+	d.verifier.mu.Lock()
+	defer d.verifier.mu.Unlock()
+	p := d.verifier.progress
+	p.Err = d.damage()
+	return p
+}

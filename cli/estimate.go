@@ -1,0 +1,367 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"math"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/urfave/cli/v2"
+
+	"mula/blend"
+	"mula/internal/atomicfile"
+	"mula/moe"
+	"mula/train"
+	"mula/train/estimate"
+	"mula/xpu"
+)
+
+func estimateCommand() *cli.Command {
+	return &cli.Command{
+		Name:  "estimate",
+		Usage: "memory, traffic, time and scaling of a model on many ranks of a machine",
+		Description: "Bytes and weights are exact; times come from a model of the machine, whose assumed figures are listed with what a step takes if\n" +
+			"they are 20 % off. docs/estimate.md has the formulas, the machines and the form of a machine's file.\n\n" +
+			"Example: mula estimate --model mula-20b-a2b --layout dp=256,ep=12 --machine aurora --scaling 384:12288 --compare so,epso --plot scaling.svg",
+		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "model", Usage: "one of the presets, as `NAME` in train.yaml's model.preset"},
+			&cli.StringFlag{Name: "config", Usage: "take model, layout, batch and plan from the train.yaml `FILE`; other flags replace what it says"},
+			&cli.StringFlag{Name: "layout", Usage: "sizes of the axes that are not 1, as `dp=256,ep=12,pp=4`"},
+			&cli.StringFlag{Name: "optimizer", Usage: "who updates which weights: epso, so or unsharded", Value: string(estimate.EPSO)},
+			&cli.StringFlag{Name: "dispatch", Usage: "how tokens get to their experts: alltoall or allgather", Value: string(moe.AllToAll)},
+			&cli.IntFlag{Name: "batch-size", Usage: "sequences a step (0: a micro-batch for every rank)"},
+			&cli.IntFlag{Name: "micro-batch-size", Usage: "sequences that a rank computes at once", Value: 1},
+			&cli.IntFlag{Name: "sequence-length", Usage: "tokens of a sequence; with --config the plan's", Value: 2048},
+			&cli.StringFlag{Name: "recompute", Usage: "what the backward pass computes again: none, moe or layers", Value: string(estimate.RecomputeNone)},
+			&cli.StringFlag{Name: "precision", Usage: "of the operands of matrix products: fp32 or bf16", Value: string(xpu.BF16)},
+			&cli.StringFlag{Name: "trainer", Usage: "whose bytes: mula has fp32 weights, gradients and wire; optimus, which trained the Mula models, bf16 and an fp32 master copy", Value: estimate.Mula.Name},
+			&cli.StringFlag{Name: "machine", Usage: "aurora, local (this machine: measured now), or a `FILE` ending in .yaml", Value: estimate.Aurora.Name},
+			&cli.StringFlag{Name: "scaling", Usage: "from so many ranks to so many, doubling dp, as `384:12288`"},
+			&cli.BoolFlag{Name: "strong", Usage: "with --scaling: the batch stays as it is, instead of growing with the ranks"},
+			&cli.StringFlag{Name: "compare", Usage: "estimate several schemes of the optimizer, as `so,epso`"},
+			&cli.StringFlag{Name: "plot", Usage: "draw the steps, and the scaling, into an SVG `FILE`"},
+			&cli.BoolFlag{Name: "published", Usage: "set what is published of the Mula runs on Aurora beside estimates of it, and say why they differ"},
+			jsonFlag,
+		},
+		Action: runEstimate,
+	}
+}
+
+func runEstimate(c *cli.Context) error {
+	if err := noOperands(c); err != nil {
+		return err
+	}
+	if c.Bool("published") {
+		return printPublished(c)
+	}
+	if err := atMost(c, math.MaxInt32, "batch-size", "micro-batch-size", "sequence-length"); err != nil {
+		return err
+	}
+	in, err := estimateInput(c)
+	if err != nil {
+		return err
+	}
+	if in.Machine, err = findMachine(c, in.Layout.Ranks()); err != nil {
+		return err
+	}
+	schemes := []estimate.Scheme{in.Layout.Optimizer}
+	if c.IsSet("compare") {
+		schemes = nil
+		for _, name := range strings.Split(c.String("compare"), ",") {
+			if s := estimate.Scheme(strings.TrimSpace(name)); !slices.Contains(schemes, s) {
+				schemes = append(schemes, s)
+			}
+		}
+	}
+	from, to := 0, 0
+	if c.IsSet("scaling") {
+		if from, to, err = rankRange(c.String("scaling")); err != nil {
+			return err
+		}
+	} else if c.Bool("strong") {
+		return usagef("--strong says how --scaling is meant; give both")
+	}
+	var report estimateReport
+	for _, scheme := range schemes {
+		in.Layout.Optimizer = scheme
+		r, err := estimate.Compute(in)
+		if err != nil {
+			return usagef("%s", err)
+		}
+		report.Results = append(report.Results, r)
+		if c.IsSet("scaling") {
+			points, err := estimate.Scaling(in, from, to, c.Bool("strong"))
+			if err != nil {
+				return usagef("--scaling: %s", err)
+			}
+			report.Scaling = append(report.Scaling, estimate.Curve{Scheme: scheme, Points: points})
+		}
+	}
+	in.Layout.Optimizer = schemes[len(schemes)-1]
+	if report.Assumptions, err = estimate.Sensitivities(in, from, to, c.Bool("strong")); err != nil {
+		return err
+	}
+	if path := c.String("plot"); path != "" {
+		if err := notInput(path, c.String("config"), c.String("machine")); err != nil {
+			return err
+		}
+		if err := atomicfile.WriteFile(path, estimate.Chart(report.Results, report.Scaling)); err != nil {
+			return err
+		}
+		fmt.Fprintf(c.App.ErrWriter, "wrote %s\n", filepath.ToSlash(path))
+	}
+	if c.Bool("json") {
+		return printJSON(c.App.Writer, report)
+	}
+	report.write(c.App.Writer)
+	return nil
+}
+
+// estimateInput is what the flags, or a train.yaml and the flags, ask about, without the machine.
+func estimateInput(c *cli.Context) (estimate.Input, error) {
+	var in estimate.Input
+	if path := c.String("config"); path != "" {
+		if c.IsSet("model") || c.IsSet("sequence-length") {
+			return in, usagef("--config names the model and the plan; leave --model and --sequence-length out")
+		}
+		config, err := train.LoadConfig(path)
+		if err != nil {
+			return in, err
+		}
+		plan, err := blend.ReadPlan(config.Plan)
+		if err != nil {
+			return in, fmt.Errorf("%w; the length of the sequences is in the plan", err)
+		}
+		if in, err = config.EstimateInput(plan, estimate.Machine{}); err != nil {
+			return in, err
+		}
+	} else {
+		if err := needFlags(c, "model"); err != nil {
+			return in, err
+		}
+		config, err := moe.Preset(c.String("model"))
+		if err != nil {
+			return in, usagef("--model: %s", err)
+		}
+		in = estimate.Input{Model: c.String("model"), Config: config, Layout: estimate.Layout{DP: 1, EP: 1, PP: 1}}
+	}
+	l := &in.Layout
+	given := func(name string) bool { return c.IsSet(name) || c.String("config") == "" }
+	if given("layout") {
+		if err := parseLayout(c.String("layout"), l); err != nil {
+			return in, err
+		}
+	}
+	if given("optimizer") {
+		l.Optimizer = estimate.Scheme(c.String("optimizer"))
+	}
+	if given("dispatch") {
+		l.Dispatch = moe.Dispatch(c.String("dispatch"))
+	}
+	if given("recompute") {
+		l.Recompute = estimate.Recompute(c.String("recompute"))
+	}
+	if given("micro-batch-size") {
+		l.MicroBatchSize = c.Int("micro-batch-size")
+	}
+	if given("batch-size") {
+		l.BatchSize = c.Int("batch-size")
+		if l.BatchSize == 0 {
+			l.BatchSize = l.Ranks() * l.MicroBatchSize
+		}
+	}
+	if c.String("config") == "" {
+		l.SequenceLength = c.Int("sequence-length")
+	}
+	if given("precision") {
+		in.Precision = xpu.Precision(c.String("precision"))
+	}
+	if given("trainer") {
+		trainer, err := estimate.TrainerByName(c.String("trainer"))
+		if err != nil {
+			return in, usagef("--trainer: %s", err)
+		}
+		in.Trainer = trainer
+	}
+	return in, nil
+}
+
+// parseLayout reads dp=256,ep=12 into a layout.
+func parseLayout(text string, l *estimate.Layout) error {
+	if text == "" {
+		return nil
+	}
+	axes := map[string]*int{"dp": &l.DP, "ep": &l.EP, "pp": &l.PP}
+	for _, part := range strings.Split(text, ",") {
+		name, value, ok := strings.Cut(strings.TrimSpace(part), "=")
+		axis := axes[name]
+		n, err := strconv.Atoi(value)
+		if !ok || axis == nil || err != nil || n < 1 || n > 1<<24 {
+			return usagef("--layout is %q; it must be like dp=256,ep=12,pp=4, each a whole number from 1 on", text)
+		}
+		*axis = n
+	}
+	return nil
+}
+
+// rankRange reads 384:12288.
+func rankRange(text string) (from, to int, err error) {
+	first, last, ok := strings.Cut(text, ":")
+	from, err1 := strconv.Atoi(first)
+	to, err2 := strconv.Atoi(last)
+	if !ok || err1 != nil || err2 != nil || from < 1 || to < from || to > 1<<24 {
+		return 0, 0, usagef("--scaling is %q; it must be like 384:12288, the smaller number of ranks first", text)
+	}
+	return from, to, nil
+}
+
+func findMachine(c *cli.Context, ranks int) (estimate.Machine, error) {
+	switch name := c.String("machine"); {
+	case name == estimate.LocalName:
+		return estimate.Local(c.Context, ranks, 0)
+	case strings.HasSuffix(name, ".yaml") || strings.HasSuffix(name, ".yml"):
+		return estimate.LoadMachine(name)
+	default:
+		m, err := estimate.MachineByName(name)
+		if err != nil {
+			return m, usagef("--machine: %s", err)
+		}
+		return m, nil
+	}
+}
+
+// estimateReport is what mula estimate prints.
+type estimateReport struct {
+	Results     []*estimate.Result     `json:"results"`
+	Scaling     []estimate.Curve       `json:"scaling,omitempty"`
+	Assumptions []estimate.Sensitivity `json:"assumptions"` // of the last result
+}
+
+func (e *estimateReport) write(w io.Writer) {
+	r := e.Results[0]
+	l := r.Layout
+	fmt.Fprintf(w, "%s on %s: %s parameters, %s active; dp %d × ep %d × pp %d = %s\n", r.Model, r.Machine.Name, tokensText(r.Parameters), tokensText(r.Active),
+		l.DP, l.EP, l.PP, plural(int64(l.Ranks()), "rank"))
+	fmt.Fprintf(w, "step: %s sequences of %s = %s tokens; a data rank has %d, %d at a time; dispatch %s; recompute %s\n", count(int64(l.BatchSize)), plural(int64(l.SequenceLength), "token"),
+		tokensText(int64(l.BatchSize)*int64(l.SequenceLength)), l.Sequences(), min(l.Sequences(), l.MicroBatchSize), l.Dispatch, l.Recompute)
+	t := r.Trainer
+	master := ""
+	if t.Master {
+		master = ", a master copy among them"
+	}
+	fmt.Fprintf(w, "bytes of %s: weight %d, gradient %d (both also on the wire), optimizer state %d%s, activation %d; products of %s\n\n", t.Name, t.Weights, t.Gradients, t.State, master,
+		t.Activations, r.Precision)
+
+	heading := []string{"of a rank"}
+	for _, r := range e.Results {
+		heading = append(heading, string(r.Layout.Optimizer))
+	}
+	one := newTable(heading...)
+	add := func(name string, of func(*estimate.Result) string) {
+		row := []any{name}
+		for _, r := range e.Results {
+			row = append(row, of(r))
+		}
+		one.row(row...)
+	}
+	size := func(name string, of func(*estimate.Result) float64) {
+		add(name, func(r *estimate.Result) string { return bytesText(int64(of(r) + 0.5)) })
+	}
+	size("memory: weights", func(r *estimate.Result) float64 { return float64(r.Memory.Weights) })
+	size("memory: gradients", func(r *estimate.Result) float64 { return float64(r.Memory.Gradients) })
+	size("memory: optimizer", func(r *estimate.Result) float64 { return float64(r.Memory.Optimizer) })
+	size("memory: activations", func(r *estimate.Result) float64 { return float64(r.Memory.Activations) })
+	size("memory: exchange", func(r *estimate.Result) float64 { return float64(r.Memory.Exchange) })
+	size("memory: all", func(r *estimate.Result) float64 { return float64(r.Memory.Total()) })
+	add("weights updated a step", func(r *estimate.Result) string { return tokensText(int64(r.Stepped + 0.5)) })
+	add("work a step, TFLOP", func(r *estimate.Result) string { return fmt.Sprintf("%.4g", r.FLOPs/1e12) })
+	add("work of the busiest, TFLOP", func(r *estimate.Result) string { return fmt.Sprintf("%.4g", r.Computed/1e12) })
+	for _, p := range []estimate.Purpose{estimate.ForDispatch, estimate.ForPipeline, estimate.ForGradients, estimate.ForWeights} {
+		size("sent a step: "+string(p), func(r *estimate.Result) float64 { return r.Sent(p) })
+	}
+	size("sent a step: all", func(r *estimate.Result) float64 { return r.Sent() })
+	for _, part := range estimate.Parts() {
+		add("seconds: "+part.Name, func(r *estimate.Result) string { return fmt.Sprintf("%.4g", part.Of(r.Time)) })
+	}
+	add("seconds: step", func(r *estimate.Result) string { return fmt.Sprintf("%.4g", r.StepTime) })
+	add("tokens/s", func(r *estimate.Result) string {
+		return tokensText(int64(r.TokensPerSecond / float64(r.Layout.Ranks())))
+	})
+	add("tokens/s of all ranks", func(r *estimate.Result) string { return tokensText(int64(r.TokensPerSecond)) })
+	add("MFU", func(r *estimate.Result) string { return fmt.Sprintf("%.2f %%", 100*r.MFU) })
+	one.write(w)
+	for _, r := range e.Results {
+		if !r.Fits {
+			fmt.Fprintf(w, "%s: %s do not fit into the %s of a rank\n", r.Layout.Optimizer, bytesText(r.Memory.Total()), bytesText(int64(r.Machine.Memory.Value)))
+		}
+	}
+
+	for _, r := range e.Results {
+		fmt.Fprintf(w, "\nExchanges of a step with %s\n", r.Layout.Optimizer)
+		exchanges := newTable("for", "operation", "group", "ranks", "calls", "sent by a rank")
+		for _, x := range r.Traffic {
+			exchanges.row(string(x.Purpose), x.Name, string(x.Group), x.Ranks, x.Calls, bytesText(int64(x.PerRank()+0.5)))
+		}
+		if len(r.Traffic) == 0 {
+			fmt.Fprintln(w, "none")
+		} else {
+			exchanges.write(w)
+		}
+	}
+
+	for _, curve := range e.Scaling {
+		fmt.Fprintf(w, "\nScaling with %s\n", curve.Scheme)
+		scaling := newTable("ranks", "dp", "sequences", "seconds", "tokens/s", "tokens/s of a rank", "MFU", "efficiency")
+		for _, p := range curve.Points {
+			scaling.row(p.Ranks, p.DP, p.BatchSize, p.StepTime, tokensText(int64(p.TokensPerSecond)), p.TokensPerSecond/float64(p.Ranks), fmt.Sprintf("%.2f %%", 100*p.MFU),
+				fmt.Sprintf("%.1f %%", 100*p.Efficiency))
+		}
+		scaling.write(w)
+	}
+
+	last := e.Results[len(e.Results)-1]
+	fmt.Fprintf(w, "\nAssumptions, and what a step with %s takes if they are 20 %% off (now %.4g s)\n", last.Layout.Optimizer, last.StepTime)
+	heading = []string{"figure", "value", "20 % less", "20 % more"}
+	if len(e.Scaling) > 0 {
+		heading = append(heading, "efficiency with less", "with more")
+	}
+	assumed := newTable(append(heading, "why")...)
+	for _, s := range e.Assumptions {
+		row := []any{s.Figure, s.Value, s.Less.StepTime, s.More.StepTime}
+		if len(e.Scaling) > 0 {
+			row = append(row, fmt.Sprintf("%.1f %%", 100*s.Less.Efficiency), fmt.Sprintf("%.1f %%", 100*s.More.Efficiency))
+		}
+		assumed.row(append(row, s.Why)...)
+	}
+	assumed.write(w)
+	fmt.Fprintln(w, "Beside these: experts are chosen evenly, no rank is slower than the others, nothing overlaps, and in a run of several groups of nodes messages go to all groups alike.")
+}
+
+func printPublished(c *cli.Context) error {
+	for _, name := range []string{"model", "config", "layout", "machine", "scaling", "compare", "plot"} {
+		if c.IsSet(name) {
+			return usagef("--published is about the Mula runs on Aurora as they were; leave --%s out", name)
+		}
+	}
+	all, err := estimate.ComparePublished()
+	if err != nil {
+		return err
+	}
+	if c.Bool("json") {
+		return printJSON(c.App.Writer, all)
+	}
+	t := newTable("model", "what", "published", "estimated", "why")
+	for _, x := range all {
+		published := "-"
+		if x.Published != 0 {
+			published = fmt.Sprintf("%.3g", x.Published)
+		}
+		t.row(x.Model, x.What, published, fmt.Sprintf("%.4g", x.Estimated), x.Why)
+	}
+	t.write(c.App.Writer)
+	fmt.Fprintln(c.App.Writer, "Published: https://arxiv.org/abs/2604.00785; the speed-ups are known from reading notes of it, the layouts from its code. Bytes are those of optimus.")
+	return nil
+}

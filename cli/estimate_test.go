@@ -1,0 +1,27 @@
+package cli
+
+import (
+	"strings"
+	"testing"
+)
+
+// What no layout, machine or scaling can be is a wrong call, and said in one line.
+func TestEstimateWrongUsage(t *testing.T) {
+	for _, c := range []struct{ args, says string }{
+		{"--model mula-2b", "mula-7b-a1b"},
+		{"--model mula-tiny --machine auror", `did you mean "aurora"`},
+		{"--model mula-tiny --layout ep=5", "possible are 1, 2, 4, 8, 16"},
+		{"--model mula-1b --layout ep=2", "no experts to divide"},
+		{"--model mula-tiny --layout dp=4 --batch-size 6", "multiple of 4"},
+		{"--model mula-tiny --layout ep=4 --scaling 2:8", "multiples of ep·pp = 4"},
+		{"--model mula-tiny --batch-size -1", "--batch-size is -1"},
+		{"--model mula-tiny --sequence-length 100000", "max_position_embeddings, 4096"},
+		{"--model mula-tiny --precision fp8", "allowed: fp32, bf16"},
+		{"--model mula-tiny extra", `unexpected "extra"`},
+	} {
+		code, stdout, stderr := call(t, append([]string{"estimate"}, strings.Fields(c.args)...)...)
+		if code != exitUsage || !strings.Contains(stderr, c.says) || stdout != "" || strings.Count(stderr, "\n") != 1 {
+			t.Errorf("mula estimate %s: exit %d, %q, %q; want exit 2 and %q", c.args, code, stdout, stderr, c.says)
+		}
+	}
+}

@@ -1,0 +1,99 @@
+package cli
+
+import (
+	"context"
+	"io"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+
+	"github.com/urfave/cli/v2"
+)
+
+// A standing is where this process stands among those that it was started with: the ranks of a job. Who shares the building of indexes with them needs
+// no more of them than the folder that all see.
+type standing struct {
+	rank, size int
+	local      int // ranks on this machine
+}
+
+// launchers are the variables by which those that start the ranks of a job tell each its rank, their number and the number on its machine.
+var launchers = [...][3]string{
+	{"MULA_RANK", "MULA_WORLD", ""},
+	{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"}, // Open MPI
+	{"PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"},                                    // MPICH, Intel MPI, Cray PALS
+	{"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE"},          // srun; a batch script has no number of tasks of a step
+}
+
+type standingKey struct{}
+
+// standingOf is the standing of this process: by the context where another process of mula has asked for the work, else by the environment. A process that
+// nobody started as a rank is rank 0 of 1.
+func standingOf(ctx context.Context) standing {
+	if j, ok := ctx.Value(standingKey{}).(standing); ok {
+		return j
+	}
+	return standingIn(os.Getenv)
+}
+
+func standingIn(getenv func(string) string) standing {
+	for _, names := range launchers {
+		rank, err := strconv.Atoi(getenv(names[0]))
+		size, err2 := strconv.Atoi(getenv(names[1]))
+		if err != nil || err2 != nil || rank < 0 || rank >= size {
+			continue
+		}
+		j := standing{rank: rank, size: size, local: 1}
+		// Slurm writes "4(x2),3" for two machines of 4 and one of 3.
+		if digits, _, _ := strings.Cut(getenv(names[2]), "("); names[2] != "" {
+			digits, _, _ = strings.Cut(digits, ",")
+			if n, err := strconv.Atoi(digits); err == nil && n > 0 {
+				j.local = n
+			}
+		}
+		return j
+	}
+	return standing{size: 1, local: 1}
+}
+
+// threadsOf is --threads. If that is 0, it is all the cores that this rank may use: those that its launcher bound it to, else its share of the
+// machine's.
+func threadsOf(c *cli.Context, j standing) int {
+	n := threads(c)
+	if c.Int("threads") == 0 && n >= onlineCores() {
+		n = max(1, n/j.local)
+	}
+	return n
+}
+
+// onlineCores is how many cores the machine has, whether this process may use them or not.
+func onlineCores() int {
+	text, err := os.ReadFile("/sys/devices/system/cpu/online") // such as 0-63, or 0-31,64-95
+	if err != nil {
+		return runtime.NumCPU()
+	}
+	n := 0
+	for part := range strings.SplitSeq(strings.TrimSpace(string(text)), ",") {
+		first, last, isRange := strings.Cut(part, "-")
+		from, err := strconv.Atoi(first)
+		if err != nil {
+			return runtime.NumCPU()
+		}
+		to := from
+		if isRange {
+			if to, err = strconv.Atoi(last); err != nil {
+				return runtime.NumCPU()
+			}
+		}
+		n += to - from + 1
+	}
+	return n
+}
+
+// quiet keeps a rank other than the first from speaking for all.
+func (j standing) quiet(c *cli.Context) {
+	if j.rank > 0 {
+		c.App.Writer, c.App.ErrWriter = io.Discard, io.Discard
+	}
+}

@@ -1,0 +1,373 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"mula/train"
+	"mula/train/launch"
+)
+
+// What starts the ranks, as --with names it.
+const (
+	withAuto    = "auto"
+	withTCP     = "tcp"
+	withMPIExec = "mpiexec"
+	withSRun    = "srun"
+	withPBS     = "pbs"
+)
+
+func launchCommand() *cli.Command {
+	limits := launch.DefaultLimits()
+	return &cli.Command{
+		Name:      "launch",
+		Usage:     "run the ranks of `mula train` and bring the run back when one of them dies or hangs",
+		ArgsUsage: "-- train [FLAGS]",
+		Description: "What follows the -- is the command of every rank. A rank that is killed, a host that cannot be reached and a run that makes no progress end\n" +
+			"all ranks; after a wait they begin again from the newest checkpoint, on spare hosts where there are some. A wrong configuration and a run\n" +
+			"that never does a step are not tried again. Ctrl-C and SIGTERM let the ranks save and leave; a second one kills them.\n\n" +
+			"It exits with 0 when all steps are done, 1 when it gives up, 2 when it was called wrongly, 3 when it was stopped after a checkpoint, and 124\n" +
+			"when the run hung to the last. docs/ranks.md tells more.\n\n" +
+			"Example: mula launch -- train --config train.yaml\n" +
+			"         mula launch --hosts node1,node2,node3 --spares 1 --ranks 4 -- train --config train.yaml\n" +
+			"         mula launch --with mpiexec --mpiexec 'mpiexec.mpich -bind-to core' --ranks 4 -- train\n" +
+			"         mula launch --with srun --spares 2 --walltime-margin 10m -- train     (in a job of Slurm)",
+		Flags: []cli.Flag{
+			&cli.IntFlag{Name: "ranks", Usage: "number of `PROCESSES`; default: the layout's dp · ep, or 1 with layout.links: local"},
+			&cli.StringFlag{Name: "hosts", Usage: "run on the `HOSTS` a,b:4,c or on those of a file with one a line; :4 is the number of ranks that a host has room for. " +
+				"Default: the scheduler's, or this machine"},
+			&cli.IntFlag{Name: "spares", Usage: "keep the last `N` hosts for when others are lost"},
+			&cli.StringFlag{Name: "with", Usage: "start ranks by tcp (this command starts them itself), mpiexec, srun, or pbs (mpiexec on the hosts of PBS_NODEFILE). " +
+				"auto: srun in a job of Slurm, pbs in one of PBS, else tcp", Value: withAuto},
+			&cli.StringFlag{Name: "mpiexec", Usage: "`PROGRAM` and its first arguments, of Open MPI or MPICH", Value: "mpiexec"},
+			&cli.StringFlag{Name: "remote-shell", Usage: "with tcp: `PROGRAM` and arguments that run a command on another host", Value: "ssh -T -o BatchMode=yes"},
+			&cli.IntFlag{Name: "port", Usage: "with tcp: `PORT` at which rank 0 listens; 0 = one that is free"},
+			&cli.BoolFlag{Name: "local-hosts", Usage: "all hosts are this machine, whatever they are called: to try things out"},
+			&cli.BoolFlag{Name: "elastic", Usage: "when hosts are lost and no spares are left, go on with a smaller layout.dp"},
+			&cli.IntFlag{Name: "retries", Usage: "give up after `N` retries without progress in between", Value: 10},
+			&cli.Int64Flag{Name: "progress-steps", Usage: "`STEPS` beyond those ever reached that count as progress", Value: 1},
+			&cli.StringFlag{Name: "back-off", Usage: "`WAITS` before the first, second, … retry without progress", Value: "5s,10s,20s,40s,60s"},
+			&cli.StringFlag{Name: "section-timeout", Usage: "a run hangs if a section lasts longer than these `LIMITS`, unless longer ones were seen", Value: limitsText(limits.Floor)},
+			&cli.DurationFlag{Name: "first-timeout", Usage: "the limit of a section that was not seen yet, if that is more", Value: limits.First},
+			&cli.Float64Flag{Name: "timeout-factor", Usage: "a section may last `X` times as long as the longest seen", Value: limits.Factor},
+			&cli.DurationFlag{Name: "grace", Usage: "from SIGTERM to SIGKILL, for ranks that are to end", Value: 10 * time.Second},
+			&cli.DurationFlag{Name: "walltime", Usage: "the machine is taken away after this time; default: what Slurm or PBS say"},
+			&cli.DurationFlag{Name: "walltime-margin", Usage: "stop the run so long before, or twice its longest save", Value: 5 * time.Minute},
+			&cli.StringFlag{Name: "log", Usage: "keep the output of ranks in `DIR`; default: launch in the run directory"},
+			jsonFlag,
+			&cli.BoolFlag{Name: "agent", Hidden: true, Usage: "run a rank for a launcher on another host"},
+		},
+		Action: runLaunch,
+	}
+}
+
+// limitsText writes limits as --section-timeout reads them.
+func limitsText(limits map[train.Section]time.Duration) string {
+	var parts []string
+	for _, section := range train.Sections {
+		parts = append(parts, fmt.Sprintf("%s=%s", section, strings.TrimSuffix(limits[section].String(), "0s")))
+	}
+	return strings.Join(parts, ",")
+}
+
+func runLaunch(c *cli.Context) error {
+	if c.Bool("agent") {
+		code, err := launch.Agent(c.App.Reader, c.App.Writer, c.App.ErrWriter)
+		if err == nil && code != exitDone {
+			err = exitCode(code)
+		}
+		return err
+	}
+	command, config, err := launchedTrain(c)
+	if err != nil {
+		return err
+	}
+	o, err := launchOptions(c, config, command)
+	if err != nil {
+		return err
+	}
+	p := newProgress(c.App.ErrWriter)
+	o.Notice = func(text string) { p.line("launch: %s", text) }
+	signals := make(chan os.Signal, 2)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	defer signal.Stop(signals)
+	o.Signals = signals
+
+	result, err := launch.Run(context.WithoutCancel(c.Context), o)
+	if err != nil {
+		return err
+	}
+	if c.Bool("json") {
+		err = printJSON(c.App.Writer, result)
+	} else {
+		printLaunch(c, result)
+	}
+	if err == nil && result.Code != exitDone {
+		err = exitCode(result.Code)
+	}
+	return err
+}
+
+// printLaunch writes what became of the run on standard error: standard output is rank 0's.
+func printLaunch(c *cli.Context, r launch.Result) {
+	w := c.App.ErrWriter
+	fmt.Fprintf(w, "launch: %s\n", printable(r.Reason))
+	if r.Advice != nil {
+		fmt.Fprintf(w, "launch: %s\n", r.Advice)
+	}
+	if len(r.Attempts) < 2 {
+		return
+	}
+	t := newTable("attempt", "ranks", "time", "steps", "from", "to", "outcome", "blamed")
+	for _, a := range r.Attempts {
+		t.row(a.Number, len(a.Hosts), duration(a.End.Sub(a.Start)), a.Steps, a.From, a.Step, string(a.Outcome), a.Blamed)
+	}
+	t.write(w)
+}
+
+// launchedTrain is the command of a rank, and the run that it is about.
+func launchedTrain(c *cli.Context) ([]string, train.Config, error) {
+	var config train.Config
+	args := c.Args().Slice()
+	if len(args) == 0 || args[0] != "train" {
+		return nil, config, usagef("name what the ranks run after a --, as in `mula launch -- train --config train.yaml`; it can only be train")
+	}
+	app := newApp(c.App.Reader, c.App.Writer, c.App.ErrWriter)
+	ordered, err := flagsFirst(app.Commands, append([]string{"mula"}, args...))
+	if err != nil {
+		return nil, config, err
+	}
+	// The library reads the flags: what it would run says which file they name.
+	path := ""
+	for _, command := range app.Commands {
+		if command.Name == "train" {
+			command.Action = func(c *cli.Context) error {
+				path = c.String("config")
+				return noOperands(c)
+			}
+		}
+	}
+	if err := app.RunContext(c.Context, ordered); err != nil {
+		return nil, config, err
+	}
+	if path == "" {
+		return nil, config, usagef("`mula %s` is help, and starts no run", strings.Join(args, " "))
+	}
+	config, err = train.LoadConfig(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, config, usagef("%v; name the run's configuration with --config (docs/formats/config.md lists its fields)", err)
+	}
+	if err != nil {
+		return nil, config, usagef("%v", err)
+	}
+	// Not os.Executable, which names what a link leads to.
+	program, err := exec.LookPath(os.Args[0])
+	if err == nil {
+		program, err = filepath.Abs(program)
+	}
+	return append([]string{program}, args...), config, err
+}
+
+// launchOptions are the flags.
+func launchOptions(c *cli.Context, config train.Config, command []string) (launch.Options, error) {
+	o := launch.Options{
+		Output: config.Output, Log: c.String("log"), Ranks: c.Int("ranks"), Retries: c.Int("retries"), Progress: c.Int64("progress-steps"),
+		Grace: c.Duration("grace"), Margin: c.Duration("walltime-margin"),
+		Limits: launch.Limits{Floor: launch.DefaultLimits().Floor, First: c.Duration("first-timeout"), Factor: c.Float64("timeout-factor")},
+	}
+	if err := atMost(c, 1<<20, "ranks", "spares", "retries"); err != nil {
+		return o, err
+	}
+	if err := atMost(c, 65535, "port"); err != nil {
+		return o, err
+	}
+	if n := o.Progress; n < 1 {
+		return o, usagef("--progress-steps is %d; it must be at least 1", n)
+	}
+	if x := o.Limits.Factor; !(x >= 1 && x <= 1e6) {
+		return o, usagef("--timeout-factor is %g; it must be from 1 to 1e6", x)
+	}
+	for _, name := range []string{"first-timeout", "grace", "walltime", "walltime-margin"} {
+		if c.Duration(name) < 0 {
+			return o, usagef("--%s is %s; it must not be negative", name, c.Duration(name))
+		}
+	}
+	var err error
+	if o.Limits.Floor, err = readLimits(c.String("section-timeout"), o.Limits.Floor); err != nil {
+		return o, err
+	}
+	if o.BackOff, err = readWaits(c.String("back-off")); err != nil {
+		return o, err
+	}
+	if c.IsSet("walltime") {
+		o.Deadline = time.Now().Add(c.Duration("walltime"))
+	} else if o.Deadline, err = launch.Deadline(os.Getenv, time.Now()); err != nil {
+		return o, usagef("%v", err)
+	}
+	with, err := startWith(c)
+	if err != nil {
+		return o, err
+	}
+	if o.Ranks == 0 {
+		o.Ranks = config.Layout.Ranks()
+		if config.Layout.Links == train.LocalLinks {
+			o.Ranks = 1
+		}
+	}
+	if ranks := config.Layout.Ranks(); o.Ranks != 1 && o.Ranks != ranks {
+		return o, usagef("--ranks is %d; it must be %d, the dp · ep of the configuration's layout, or 1 for a process that has all ranks in it", o.Ranks, ranks)
+	}
+	if o.Hosts, err = launchHosts(c, with); err != nil {
+		return o, err
+	}
+	switch spares := c.Int("spares"); {
+	case len(o.Hosts) > 0:
+		if o.Hosts, o.Ranks, err = launch.Distribute(o.Hosts, spares, o.Ranks); err != nil {
+			return o, usagef("--hosts: %v", err)
+		}
+	case spares > 0:
+		return o, usagef("--spares is %d, but no hosts are named: see --hosts", spares)
+	}
+	if c.Bool("elastic") {
+		o.Shrink = func(room int) (int, []string, error) { return shrink(config, room) }
+	}
+	o.Start, err = starter(c, with, command)
+	return o, err
+}
+
+// startWith resolves --with auto.
+func startWith(c *cli.Context) (string, error) {
+	with, all := c.String("with"), []string{withAuto, withTCP, withMPIExec, withSRun, withPBS}
+	switch {
+	case !slices.Contains(all, with):
+		return "", usagef("--with is %q; it must be one of %s", with, strings.Join(all, ", "))
+	case with != withAuto:
+		return with, nil
+	case os.Getenv("SLURM_JOB_ID") != "":
+		return withSRun, nil
+	case os.Getenv("PBS_NODEFILE") != "":
+		return withPBS, nil
+	}
+	return withTCP, nil
+}
+
+// launchHosts are the hosts that are named, or those of the scheduler; none for this machine alone.
+func launchHosts(c *cli.Context, with string) ([]launch.Host, error) {
+	name := c.String("hosts")
+	var hosts []launch.Host
+	var err error
+	switch {
+	case name == "" && with == withPBS:
+		file := os.Getenv("PBS_NODEFILE")
+		if file == "" {
+			return nil, usagef("--with pbs needs PBS_NODEFILE, which a job of PBS has; name the hosts with --hosts")
+		}
+		hosts, err = launch.ReadHosts(file)
+	case name == "" && with == withSRun:
+		hosts, err = launch.ParseNodeList(os.Getenv("SLURM_JOB_NODELIST"))
+	case name == "":
+		return nil, nil
+	default:
+		if info, e := os.Stat(name); e == nil && !info.IsDir() || strings.ContainsRune(name, filepath.Separator) {
+			hosts, err = launch.ReadHosts(name)
+		} else {
+			hosts, err = launch.ParseHosts(name)
+		}
+	}
+	if err != nil {
+		return nil, usagef("--hosts: %v", err)
+	}
+	return hosts, nil
+}
+
+// starter is what starts the ranks.
+func starter(c *cli.Context, with string, command []string) (launch.Starter, error) {
+	out := launch.Output{Stdout: c.App.Writer, Stderr: c.App.ErrWriter}
+	local := c.Bool("local-hosts")
+	if with == withTCP {
+		shell := strings.Fields(c.String("remote-shell"))
+		if len(shell) == 0 {
+			return nil, usagef("--remote-shell is empty")
+		}
+		return &launch.Processes{Command: command, RemoteShell: shell, Agent: []string{command[0], "launch", "--agent"}, AllLocal: local,
+			Port: c.Int("port"), Output: out}, nil
+	}
+	program, kind := strings.Fields(c.String("mpiexec")), launch.Slurm
+	if with == withSRun {
+		program = []string{"srun"}
+	}
+	if len(program) == 0 {
+		return nil, usagef("--mpiexec is empty")
+	}
+	if _, err := exec.LookPath(program[0]); err != nil {
+		return nil, fmt.Errorf("%w; with --with tcp the ranks are started without it", err)
+	}
+	if with == withSRun && local {
+		return nil, usagef("--local-hosts is not for srun")
+	}
+	if with != withSRun {
+		var err error
+		if kind, err = launch.DetectMPI(c.Context, program); err != nil {
+			return nil, err
+		}
+	}
+	return &launch.MPI{Kind: kind, Program: program, Command: command, AllLocal: local, Output: out}, nil
+}
+
+// readLimits reads limits of sections, as in "step=5m,checkpoint=1h"; those that are not named stay.
+func readLimits(text string, limits map[train.Section]time.Duration) (map[train.Section]time.Duration, error) {
+	for _, item := range strings.Split(text, ",") {
+		name, value, _ := strings.Cut(strings.TrimSpace(item), "=")
+		if !slices.Contains(train.Sections, train.Section(name)) {
+			return nil, usagef("--section-timeout: %q is not a section; the sections are setup, step, evaluate and checkpoint, as in step=5m,checkpoint=1h", name)
+		}
+		d, err := time.ParseDuration(value)
+		if err != nil || d <= 0 {
+			return nil, usagef("--section-timeout: the limit of %s is %q; it must be a time, as 90s or 1h", name, value)
+		}
+		limits[train.Section(name)] = d
+	}
+	return limits, nil
+}
+
+// readWaits reads times with commas between them.
+func readWaits(text string) ([]time.Duration, error) {
+	var waits []time.Duration
+	for _, item := range strings.Split(text, ",") {
+		d, err := time.ParseDuration(strings.TrimSpace(item))
+		if err != nil || d < 0 {
+			return nil, usagef("--back-off: %q is not a time, as 5s or 1m", item)
+		}
+		waits = append(waits, d)
+	}
+	return waits, nil
+}
+
+// shrink finds the largest layout.dp with which a run has room for its ranks, and says so in their environment.
+func shrink(config train.Config, room int) (int, []string, error) {
+	each := config.Layout.Ranks() / config.Layout.DP
+	for dp := min(room/each, config.Layout.DP-1); dp > 0; dp-- {
+		if config.BatchSize%(dp*config.Layout.EP) == 0 {
+			return dp * each, []string{fmt.Sprintf("%s=%d", dpVariable, dp)}, nil
+		}
+	}
+	if room < each {
+		return 0, nil, fmt.Errorf("one replica alone takes %d ranks (layout.ep is %d)", each, config.Layout.EP)
+	}
+	return 0, nil, fmt.Errorf("batch_size is %d, which is not a multiple of a smaller number of data ranks", config.BatchSize)
+}
+
+// dpVariable is the environment variable that stands for layout.dp, for a run that has lost hosts.
+const dpVariable = "MULA_DP"

@@ -1,0 +1,421 @@
+package cli
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"mula/train"
+	"mula/train/launch"
+)
+
+// launchSteps are enough that a test can do something in between.
+const launchSteps = 200
+
+// launchConfig is a run that writes to a folder of the given name. One rank does more steps than four can do in the same time.
+func launchConfig(name string, steps int, layout string) string {
+	return fmt.Sprintf("output: %s\nmodel: {preset: mula-nano}\nbatch_size: 4\nsteps: %d\nseed: 3\ncheckpoint: {every: 10, keep: 2}\nevaluate: {every: 50, samples: 2}\n%s", name, steps, layout)
+}
+
+// TestLaunch supervises runs in one folder, and compares their ends with those of unbroken ones. The runs go on at the same time: they wait for
+// disks and limits more than they compute.
+func TestLaunch(t *testing.T) {
+	dir := prepared(t)
+	mustRun(t, dir, "blend")
+	whole := map[string]map[string]string{}
+	for layout, steps := range map[string]int{"": launchSteps, fourRanks: fourRanksSteps} {
+		name := fmt.Sprintf("whole-%d", steps)
+		if err := os.WriteFile(filepath.Join(dir, "whole.yaml"), []byte(launchConfig(name, steps, layout)), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		mustRun(t, dir, "train", "--config", "whole.yaml")
+		whole[layout] = contents(t, filepath.Join(dir, name))
+	}
+	for name, test := range map[string]func(t *testing.T, dir string, whole map[string]string){
+		"killed": launchKilled, "hang": launchHang, "stopped": launchStopped, "twice": launchTwice,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test(t, dir, whole[""])
+		})
+	}
+	t.Run("ranks", func(t *testing.T) { launchRanks(t, dir, whole[fourRanks]) })
+}
+
+// A launched run is a `mula launch` in the background.
+type launched struct {
+	t    *testing.T
+	run  string // directory
+	cmd  *exec.Cmd
+	mu   sync.Mutex
+	out  bytes.Buffer
+	done chan struct{}
+}
+
+func (l *launched) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.out.Write(p)
+}
+
+func (l *launched) output() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.out.String()
+}
+
+// start starts `mula launch`, with further flags, for a configuration in dir.
+func start(t *testing.T, dir, name, config string, flags ...string) *launched {
+	t.Helper()
+	if err := os.WriteFile(filepath.Join(dir, name+".yaml"), []byte(config), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	l := &launched{t: t, run: filepath.Join(dir, name), done: make(chan struct{})}
+	l.cmd = mula(dir, append(append([]string{"launch", "--back-off", "0s"}, flags...), "--", "train", "--config", name+".yaml")...)
+	l.cmd.Stdout, l.cmd.Stderr = l, l
+	if err := l.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		_ = l.cmd.Wait()
+		close(l.done)
+	}()
+	t.Cleanup(func() {
+		l.cmd.Process.Signal(syscall.SIGTERM)
+		l.cmd.Process.Signal(syscall.SIGTERM)
+		<-l.done
+	})
+	return l
+}
+
+// reaches waits until an attempt has done so many steps, and returns the process of rank 0; or 0 if the run has ended before.
+func (l *launched) reaches(attempt int, step int64) int {
+	l.t.Helper()
+	path := filepath.Join(l.run, "launch", fmt.Sprintf("attempt-%03d", attempt), "heartbeat")
+	for deadline := time.Now().Add(2 * time.Minute); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		if beat, err := train.ReadHeartbeat(path); err == nil && beat.Section != train.SectionSetup && beat.Step >= step {
+			return beat.PID
+		}
+		select {
+		case <-l.done:
+			return 0
+		default:
+		}
+	}
+	l.t.Fatalf("attempt %d did not reach step %d:\n%s", attempt, step, l.output())
+	return 0
+}
+
+// ends waits for the launcher and compares its exit code.
+func (l *launched) ends(code int) {
+	l.t.Helper()
+	select {
+	case <-l.done:
+	case <-time.After(3 * time.Minute):
+		l.t.Fatalf("mula launch does not end:\n%s", l.output())
+	}
+	if got := l.cmd.ProcessState.ExitCode(); got != code {
+		l.t.Fatalf("exit code %d, want %d:\n%s", got, code, l.output())
+	}
+}
+
+// attempts are the lines of launch.jsonl.
+func (l *launched) attempts() []launch.Attempt {
+	l.t.Helper()
+	text, err := os.ReadFile(filepath.Join(l.run, launch.RecordFile))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		l.t.Fatal(err)
+	}
+	var attempts []launch.Attempt
+	for line := range bytes.Lines(text) {
+		var a launch.Attempt
+		if err := json.Unmarshal(line, &a); err != nil {
+			l.t.Fatal(err)
+		}
+		attempts = append(attempts, a)
+	}
+	return attempts
+}
+
+// sameEnd compares the end of the run with that of the unbroken one: checkpoint, fingerprints, and all that steps computed.
+func (l *launched) sameEnd(whole map[string]string, steps int) {
+	l.t.Helper()
+	got, files := contents(l.t, l.run), 0
+	for path := range whole {
+		if strings.HasPrefix(path, fmt.Sprintf("checkpoints/step-%08d/", steps)) {
+			files++
+			if got[path] != whole[path] {
+				l.t.Errorf("%s differs from that of the unbroken run", path)
+			}
+		}
+	}
+	if files < 5 {
+		l.t.Errorf("the last checkpoint of the unbroken run has %d files", files)
+	}
+	if got["fingerprints.jsonl"] != whole["fingerprints.jsonl"] {
+		l.t.Error("fingerprints differ")
+	}
+	if a, b := computed(l.t, got["metrics.jsonl"]), computed(l.t, whole["metrics.jsonl"]); a != b || strings.Count(a, "\n") != steps {
+		l.t.Errorf("metrics of %d and %d steps differ", strings.Count(a, "\n"), strings.Count(b, "\n"))
+	}
+}
+
+// computed is what the steps of a metrics.jsonl say but for the time.
+func computed(t *testing.T, metrics string) string {
+	t.Helper()
+	var out strings.Builder
+	for line := range strings.Lines(metrics) {
+		var m train.StepMetrics
+		if !strings.Contains(line, `"learning_rate"`) {
+			continue
+		}
+		if err := json.Unmarshal([]byte(line), &m); err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintln(&out, m.Step, m.First, m.Loss, m.AuxLoss, m.GradNorm, m.SourceLoss, m.ExpertTokens)
+	}
+	return out.String()
+}
+
+// A run that is killed again and again comes back by itself, and ends as one that nobody disturbed.
+func launchKilled(t *testing.T, dir string, whole map[string]string) {
+	l := start(t, dir, "killed", launchConfig("killed", launchSteps, ""))
+	kills := 0
+	for i := range 3 {
+		pid := l.reaches(i+1, int64(launchSteps/5*(i+1)))
+		if pid == 0 || syscall.Kill(pid, syscall.SIGKILL) != nil {
+			break // it was quicker
+		}
+		kills++
+	}
+	l.ends(exitDone)
+	if kills == 0 {
+		t.Fatalf("the run was over before it could be killed:\n%s", l.output())
+	}
+	attempts := l.attempts()
+	if len(attempts) < 2 || len(attempts) > kills+1 {
+		t.Errorf("%d attempts after %d kills", len(attempts), kills)
+	}
+	for i, a := range attempts[:len(attempts)-1] {
+		if a.Outcome != launch.HostLost || !strings.Contains(a.Reason, "signal 9") || a.Steps == 0 {
+			t.Errorf("%+v", a)
+		}
+		if next := attempts[i+1]; next.From > a.Step || next.From < a.Step-11 || next.From%10 != 0 {
+			t.Errorf("attempt %d began at step %d, after one that came to %d with a checkpoint every 10", next.Number, next.From, a.Step)
+		}
+	}
+	if last := attempts[len(attempts)-1]; last.Outcome != launch.Done || last.Step != launchSteps {
+		t.Errorf("%+v", last)
+	}
+	if out := l.output(); !strings.Contains(out, "launch: all steps are done") || !strings.Contains(out, "attempt") || !strings.Contains(out, "checkpoint.every") {
+		t.Errorf("it says\n%s", out)
+	}
+	l.sameEnd(whole, launchSteps)
+}
+
+// A rank that stands still is noticed after the limit of its section, killed, and the run goes on.
+func launchHang(t *testing.T, dir string, whole map[string]string) {
+	l := start(t, dir, "hang", launchConfig("hang", launchSteps, ""), "--section-timeout", "setup=2m,step=3s,evaluate=10s,checkpoint=10s", "--first-timeout", "3s", "--grace", "100ms")
+	pid := l.reaches(1, 23) // in a step, or else in a save, whose limit is longer
+	if pid == 0 || syscall.Kill(pid, syscall.SIGSTOP) != nil {
+		t.Fatalf("the run was over before it could be stopped:\n%s", l.output())
+	}
+	stopped := time.Now()
+	l.reaches(2, 0)
+	if took := time.Since(stopped); took < 3*time.Second {
+		t.Errorf("given up after %s", took)
+	}
+	l.ends(exitDone)
+	if a := l.attempts()[0]; a.Outcome != launch.Hang || !strings.HasPrefix(a.Reason, "no progress for ") {
+		t.Errorf("%+v", a)
+	}
+	l.sameEnd(whole, launchSteps)
+}
+
+// SIGTERM to the launcher lets the ranks save and leave; there is no other attempt, and the same command ends the run.
+func launchStopped(t *testing.T, dir string, whole map[string]string) {
+	config := launchConfig("stopped", launchSteps, "")
+	l := start(t, dir, "stopped", config)
+	l.reaches(1, 33)
+	if err := l.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	l.ends(launch.ExitStopped)
+	attempts := l.attempts()
+	if len(attempts) != 1 || attempts[0].Outcome != launch.Stopped {
+		t.Fatalf("%+v\n%s", attempts, l.output())
+	}
+	if _, err := os.Stat(filepath.Join(l.run, "checkpoints", fmt.Sprintf("step-%08d", attempts[0].Step))); err != nil {
+		t.Errorf("nothing was saved at the end: %v", err)
+	}
+	l = start(t, dir, "stopped", config)
+	l.ends(exitDone)
+	if attempts := l.attempts(); len(attempts) != 2 || attempts[1].From != attempts[0].Step {
+		t.Errorf("%+v", attempts)
+	}
+	l.sameEnd(whole, launchSteps)
+}
+
+// A second launcher of a run is refused, and says which is the first.
+func launchTwice(t *testing.T, dir string, _ map[string]string) {
+	first := start(t, dir, "twice", launchConfig("twice", launchSteps, ""))
+	pid := first.reaches(1, 1)
+	out, err := mula(dir, "launch", "--", "train", "--config", "twice.yaml").CombinedOutput()
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) || exit.ExitCode() != exitFailed || !strings.Contains(string(out), fmt.Sprintf("process %d on", first.cmd.Process.Pid)) {
+		t.Errorf("%v\n%s", err, out)
+	}
+	if pid == 0 {
+		t.Error("the first run was over already")
+	}
+}
+
+// Four ranks, with fewer steps.
+const (
+	fourRanks      = "layout: {dp: 2, ep: 2}\n"
+	fourRanksSteps = 30
+)
+
+// launchRanks kills any one of four ranks, over TCP and under what mpiexecs there are.
+func launchRanks(t *testing.T, dir string, whole map[string]string) {
+	ways := map[string][]string{"tcp": nil}
+	if _, err := exec.LookPath("mpiexec.openmpi"); err == nil {
+		ways["openmpi"] = []string{"--with", "mpiexec", "--mpiexec", "mpiexec.openmpi --allow-run-as-root --oversubscribe"}
+	}
+	if _, err := exec.LookPath("mpiexec.mpich"); err == nil {
+		ways["mpich"] = []string{"--with", "mpiexec", "--mpiexec", "mpiexec.mpich"}
+	}
+	for name, flags := range ways {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := start(t, dir, name, launchConfig(name, fourRanksSteps, fourRanks), append(flags, "--hosts", "a:2,b:2,c:2", "--local-hosts")...)
+			kills, random := 0, rand.New(rand.NewPCG(5, uint64(len(name))))
+			times := 1 // a start under an mpiexec takes long where ranks have no core of their own
+			if name == "tcp" {
+				times = 3
+			}
+			for i := range times {
+				if l.reaches(i+1, int64(5+7*i)) == 0 {
+					break // it was quicker
+				}
+				ranks := l.ranks()
+				if len(ranks) == 0 || syscall.Kill(ranks[random.IntN(len(ranks))], syscall.SIGKILL) != nil {
+					break
+				}
+				kills++
+			}
+			l.ends(exitDone)
+			attempts := l.attempts()
+			if kills == 0 || len(attempts) < 2 {
+				t.Fatalf("%d attempts after %d kills:\n%s", len(attempts), kills, l.output())
+			}
+			for _, a := range attempts {
+				t.Logf("attempt %d on %v: %s, %s", a.Number, a.Hosts, a.Outcome, a.Reason)
+			}
+			l.sameEnd(whole, fourRanksSteps)
+		})
+	}
+}
+
+// ranks are the processes of ranks: those below the launcher that have it that they are watched, and are mula.
+func (l *launched) ranks() []int {
+	var found []int
+	heartbeat := []byte("\x00" + train.HeartbeatVariable + "=" + l.run + string(filepath.Separator))
+	paths, _ := filepath.Glob("/proc/[0-9]*/environ")
+	for _, path := range paths {
+		environment, _ := os.ReadFile(path)
+		command, _ := os.ReadFile(filepath.Join(filepath.Dir(path), "cmdline"))
+		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))
+		first, _, _ := bytes.Cut(command, []byte{0})
+		if err == nil && filepath.Base(string(first)) == "mula" && bytes.Contains(append([]byte{0}, environment...), heartbeat) {
+			found = append(found, pid)
+		}
+	}
+	return found
+}
+
+// What cannot work is not tried again.
+func TestLaunchWrong(t *testing.T) {
+	dir := prepared(t)
+	for _, test := range []struct {
+		name     string
+		args     string
+		config   string // added to train.yaml
+		code     int
+		says     string // a regular expression
+		attempts int
+	}{
+		{"no command", "launch", "", exitUsage, "name what the ranks run after a --", 0},
+		{"another command", "launch -- eval", "", exitUsage, "it can only be train", 0},
+		{"flag of train without --", "launch train --config train.yaml", "", exitUsage, "flag provided but not defined: --config", 0},
+		{"wrong flag of train", "launch -- train --confg train.yaml", "", exitUsage, "flag provided but not defined: --confg", 0},
+		{"no configuration", "launch -- train --config none.yaml", "", exitUsage, "none.yaml: no such file", 0},
+		{"wrong field", "launch -- train", "stepps: 3\n", exitUsage, "stepps", 0},
+		{"number of ranks", "launch --ranks 3 -- train", "", exitUsage, "--ranks is 3; it must be 1,", 0},
+		{"section", "launch --section-timeout save=3m -- train", "", exitUsage, `"save" is not a section`, 0},
+		{"limit", "launch --section-timeout step=soon -- train", "", exitUsage, "the limit of step", 0},
+		{"back-off", "launch --back-off 5 -- train", "", exitUsage, `"5" is not a time`, 0},
+		{"with", "launch --with ssh -- train", "", exitUsage, "one of auto, tcp, mpiexec, srun, pbs", 0},
+		{"pbs", "launch --with pbs -- train", "", exitUsage, "PBS_NODEFILE", 0},
+		{"hosts", "launch --hosts a,-b -- train", "", exitUsage, "not the name of a host", 0},
+		{"spares", "launch --hosts a,b --spares 2 -- train", "", exitUsage, "at least one host must be left", 0},
+		{"spares without hosts", "launch --spares 2 -- train", "", exitUsage, "no hosts are named", 0},
+		{"mpiexec", "launch --with mpiexec --mpiexec nowhere/mpiexec -- train", "", exitFailed, "nowhere/mpiexec", 0},
+		{"no plan", "launch --back-off 0s -- train", "", exitFailed, "(?s)plan.json.*second attempt in a row that ended before its first step", 2},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			if err := os.RemoveAll(filepath.Join(dir, "run")); err != nil {
+				t.Fatal(err)
+			}
+			config := "output: run\nmodel: {preset: mula-nano}\nbatch_size: 4\nsteps: 12\n" + test.config
+			if err := os.WriteFile(filepath.Join(dir, "train.yaml"), []byte(config), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			out, err := mula(dir, strings.Fields(test.args)...).CombinedOutput()
+			var exit *exec.ExitError
+			if !errors.As(err, &exit) || exit.ExitCode() != test.code || !regexp.MustCompile(test.says).Match(out) {
+				t.Errorf("%v; want code %d and %q\n%s", err, test.code, test.says, out)
+			}
+			if got := (&launched{t: t, run: filepath.Join(dir, "run")}).attempts(); len(got) != test.attempts {
+				t.Errorf("%d attempts, want %d", len(got), test.attempts)
+			}
+		})
+	}
+}
+
+// --json prints the result alone on standard output, after what rank 0 prints there.
+func TestLaunchJSON(t *testing.T) {
+	dir := prepared(t)
+	mustRun(t, dir, "blend")
+	c := mula(dir, "launch", "--json", "--hosts", "a,b", "--spares", "1", "--local-hosts", "--", "train", "--json")
+	var stdout, stderr bytes.Buffer
+	c.Stdout, c.Stderr = &stdout, &stderr
+	if err := c.Run(); err != nil {
+		t.Fatalf("%v\n%s", err, stderr.String())
+	}
+	values := json.NewDecoder(&stdout)
+	var run struct {
+		Steps    int64 `json:"steps"`
+		Finished bool  `json:"finished"`
+	}
+	var result launch.Result
+	if err := errors.Join(values.Decode(&run), values.Decode(&result)); err != nil {
+		t.Fatal(err)
+	}
+	if run.Steps != 12 || !run.Finished || result.Outcome != launch.Done || len(result.Attempts) != 1 || result.Attempts[0].Step != 12 || result.Attempts[0].Hosts[0] != "a" || values.More() {
+		t.Errorf("%+v, %+v", run, result)
+	}
+}

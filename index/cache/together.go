@@ -1,0 +1,168 @@
+package cache
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"mula/internal/atomicfile"
+	"mula/internal/locks"
+)
+
+// A FailedError is the error of a process of a group ([Options.Together]) that ended because another one had failed.
+type FailedError struct {
+	Owner string // the other one, in words
+	Text  string // its error
+}
+
+func (e *FailedError) Error() string {
+	return fmt.Sprintf("stopped because %s, which was building the same files, has failed: %s", e.Owner, e.Text)
+}
+
+// A failure is the note that a process of a group leaves for the others when it fails. It stays for nobody else: a process looks only for what
+// came after its own beginning.
+type failure struct {
+	atomicfile.Owner
+	Text string `json:"error"`
+}
+
+// failurePath is that of the note. Groups that build other units, or these with other settings, do not share it.
+func (r *run) failurePath() string {
+	h := sha256.New()
+	for _, u := range r.units {
+		fmt.Fprintf(h, "%q %s\n", u.Marker, u.Settings)
+	}
+	return filepath.Join(r.state, "failed-"+hex.EncodeToString(h.Sum(nil)[:8])+".json")
+}
+
+// noteFailure leaves the note. That it cannot be left is no further error: this process ends with its own.
+func (r *run) noteFailure(err error) {
+	var other *FailedError
+	if errors.As(err, &other) {
+		return
+	}
+	if text, e := json.Marshal(failure{atomicfile.Self(), err.Error()}); e == nil {
+		_ = atomicfile.WriteFile(r.failurePath(), append(text, '\n'))
+	}
+}
+
+// readFailure reads the note, if it is another than the one that before is about.
+func readFailure(path string, before os.FileInfo) *FailedError {
+	info, err := os.Stat(path)
+	if err != nil || before != nil && os.SameFile(info, before) && info.ModTime().Equal(before.ModTime()) {
+		return nil
+	}
+	text, err := readFile(path, maxRecord)
+	var f failure
+	if err != nil || json.Unmarshal(text, &f) != nil {
+		return nil
+	}
+	return &FailedError{f.Owner.String(), f.Text}
+}
+
+// watch counts what other processes complete, as soon as it can be seen, and in a group stops the run when another process has failed. It returns
+// when ctx is done.
+func (r *run) watch(ctx context.Context, stop context.CancelCauseFunc) {
+	path := r.failurePath()
+	before, _ := os.Stat(path)
+	tick := time.NewTicker(r.timing.watch)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		if r.o.Together {
+			if other := readFailure(path, before); other != nil {
+				stop(other)
+				return
+			}
+		}
+		if r.met.Load() {
+			r.countComplete(ctx)
+		}
+	}
+}
+
+// countComplete looks for the markers of units that are not at an end, with one look at the directory for all.
+func (r *run) countComplete(ctx context.Context) {
+	names, err := listNames(r.dir)
+	if err != nil {
+		return // whoever needs the directory says what is wrong with it
+	}
+	there := make(map[string]bool, len(names))
+	for _, name := range names {
+		there[name] = true
+	}
+	for _, u := range r.units {
+		if ctx.Err() != nil {
+			return
+		}
+		if there[u.Marker] && !r.hasEnded(u) {
+			_, _, _ = r.skip(ctx, u) // an error comes again to who builds it
+		}
+	}
+}
+
+func listNames(dir string) ([]string, error) {
+	d, err := os.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer d.Close()
+	return d.Readdirnames(-1)
+}
+
+// Await tries what open does until it does not miss a file any more, as long as other processes are building dir. It is for who needs some units of a
+// directory and not all of them. told is called, with one of those that are building, when it is clear that there is something to wait for, and
+// whenever it is another. The error is that of open, or of ctx.
+func Await(ctx context.Context, dir string, told func(builder string), open func() error) error {
+	return await(ctx, dir, defaultTiming, told, open)
+}
+
+func await(ctx context.Context, dir string, t timing, told func(builder string), open func() error) error {
+	watched := locks.NewWatch(filepath.Join(dir, StateDir), t.Timing)
+	last, pause := "", t.poll
+	for {
+		// Looked for before open tries: who ends in between has written what open then finds.
+		others, err := builders(watched)
+		if err != nil {
+			return err
+		}
+		missing := open()
+		if !errors.Is(missing, fs.ErrNotExist) || len(others) == 0 {
+			return missing
+		}
+		if others[0] != last {
+			last = others[0]
+			told(last)
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("waiting for %s, which is building %s: %w", last, dir, context.Cause(ctx))
+		case <-time.After(pause):
+		}
+		pause = min(pause*3/2, t.maxPoll)
+	}
+}
+
+// Builders names the processes that are building dir, which need not exist.
+func Builders(dir string) ([]string, error) {
+	return builders(locks.NewWatch(filepath.Join(dir, StateDir), defaultTiming.Timing))
+}
+
+func builders(w *locks.Watch) ([]string, error) {
+	names, err := w.Processes()
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	return names, err
+}

@@ -1,0 +1,112 @@
+package moe
+
+import (
+	"context"
+	"fmt"
+
+	"mula/xpu"
+	"mula/xpu/cpu"
+)
+
+// A directCourier sends a token to the ranks that hold one of its experts, once to each: [AllToAll]. S is the number of rows that it sends.
+type directCourier struct {
+	comm    *xpu.Comm
+	experts int // of a rank
+
+	counts         []int32   // [2, n] numbers of tokens for and from each rank
+	sent, received []int     // [n+1] bounds of elements, for the exchange at hand
+	ones           []int     // [n+1] 0, 1, …, n
+	sentRows       []float32 // [S, H] what goes to the experts; [S, H+K] what has come back
+	sentChoices    []int32   // [S, 2K]
+}
+
+func newDirectCourier(comm *xpu.Comm, experts int) *directCourier {
+	n := comm.Size()
+	d := &directCourier{comm: comm, experts: experts, counts: make([]int32, 2*n), ones: make([]int, n+1),
+		sent: make([]int, n+1), received: make([]int, n+1)}
+	for i := range d.ones {
+		d.ones[i] = i
+	}
+	return d
+}
+
+func (*directCourier) begin(context.Context, int) error { return nil }
+
+func (d *directCourier) address(ctx context.Context, m *Model, st *saved, way *ways, choices *[]int32) error {
+	n, k, tokens := d.comm.Size(), m.cfg.ExpertsPerToken, len(st.zlse)
+	sends, receives := d.counts[:n], d.counts[n:]
+	clear(sends)
+	place := room(&way.place, tokens*n)
+	for t := range tokens {
+		row := place[t*n:][:n]
+		for r := range row {
+			row[r] = -1
+		}
+		for _, e := range st.chosen[t*k:][:k] {
+			if r := int(e) / d.experts; row[r] < 0 {
+				row[r] = sends[r]
+				sends[r]++
+			}
+		}
+	}
+	if err := xpu.AllToAll(ctx, d.comm, sends, d.ones, receives, d.ones); err != nil {
+		return err
+	}
+	for r := range n {
+		if receives[r] < 0 {
+			return fmt.Errorf("rank %d announces %d tokens; all ranks must run the same program", r, receives[r])
+		}
+		way.sent[r+1], way.received[r+1] = way.sent[r]+int(sends[r]), way.received[r]+int(receives[r])
+	}
+	room(&d.sentChoices, way.sent[n]*2*k)
+	for t := range tokens {
+		for r, at := range place[t*n:][:n] {
+			if at >= 0 {
+				at += int32(way.sent[r])
+				place[t*n+r] = at
+				encode(d.sentChoices[int(at)*2*k:][:2*k], st, t, k)
+			}
+		}
+	}
+	return xpu.AllToAll(ctx, d.comm, d.sentChoices, scale(d.sent, way.sent, 2*k), room(choices, way.received[n]*2*k), scale(d.received, way.received, 2*k))
+}
+
+func (d *directCourier) deliver(ctx context.Context, m *Model, way *ways, received, x []float32) error {
+	n, h := d.comm.Size(), m.cfg.HiddenSize
+	rows := room(&d.sentRows, way.sent[n]*h)
+	m.split(len(x)/h, operands{dst: rows, x: x, ways: way}, func(m *Model, o *operands, _, lo, hi int) {
+		h, n := m.cfg.HiddenSize, len(o.ways.sent)-1
+		for t := lo; t < hi; t++ {
+			for _, at := range o.ways.place[t*n:][:n] {
+				if at >= 0 {
+					copy(o.dst[int(at)*h:][:h], o.x[t*h:])
+				}
+			}
+		}
+	})
+	return xpu.AllToAll(ctx, d.comm, rows, scale(d.sent, way.sent, h), received, scale(d.received, way.received, h))
+}
+
+func (d *directCourier) giveBack(ctx context.Context, way *ways, rows []float32, width int) error {
+	n := d.comm.Size()
+	back := room(&d.sentRows, way.sent[n]*width)
+	return xpu.AllToAll(ctx, d.comm, rows, scale(d.received, way.received, width), back, scale(d.sent, way.sent, width))
+}
+
+func (d *directCourier) add(m *Model, way *ways, _ []float32, width int, dst, more []float32) {
+	m.split(len(dst)/m.cfg.HiddenSize, operands{dst: dst, x: more, y: d.sentRows, ways: way, width: width}, func(m *Model, o *operands, _, lo, hi int) {
+		h, n := m.cfg.HiddenSize, len(o.ways.sent)-1
+		for t := lo; t < hi; t++ {
+			row, behind := o.dst[t*h:][:h], o.x[t*(o.width-h):][:o.width-h]
+			clear(row)
+			clear(behind)
+			for _, at := range o.ways.place[t*n:][:n] {
+				if at >= 0 {
+					y := o.y[int(at)*o.width:][:o.width]
+					cpu.Axpy(row, 1, y[:h])
+					cpu.Axpy(behind, 1, y[h:])
+				}
+			}
+		}
+	})
+}

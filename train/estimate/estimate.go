@@ -1,0 +1,192 @@
+// Package estimate predicts what a training run of many ranks needs: memory and work of a rank, what it sends by each kind of exchange, how
+// long a step takes and how that scales. Bytes and elements are exact, by formulas that tests hold against what runs have sent; times are
+// those of a simple model of a machine, whose figures say where they come from. docs/estimate.md has all formulas.
+//
+// The package knows models and layouts, not runs: nothing here is read from, or needed by, package train.
+package estimate
+
+import (
+	"fmt"
+	"slices"
+
+	"mula/moe"
+	"mula/xpu"
+)
+
+// Input is what an estimate is about.
+type Input struct {
+	Model     string        `json:"model"` // its name
+	Config    moe.Config    `json:"-"`
+	Layout    Layout        `json:"layout"`
+	Trainer   Trainer       `json:"trainer"`
+	Precision xpu.Precision `json:"precision"` // of the operands of matrix products
+	Machine   Machine       `json:"machine"`
+}
+
+// Result is an estimate. Memory, work and traffic are those of the stage of the pipeline that has the most of each.
+type Result struct {
+	Input
+
+	Parameters int64   `json:"parameters"`
+	Active     int64   `json:"active_parameters"`
+	Stages     []Stage `json:"stages"`
+	Stepped    float64 `json:"weights_updated"` // by a rank in a step
+
+	Memory Memory `json:"memory"`
+	Fits   bool   `json:"fits"` // into the memory of a rank
+
+	FLOPs    float64    `json:"flops"`          // of the model in a step: mean over the ranks
+	Computed float64    `json:"flops_computed"` // of the rank with the most work, with what is computed again
+	Traffic  []Exchange `json:"traffic"`        // of the stage that sends most for gradients and weights
+
+	Time            Time    `json:"seconds"`
+	StepTime        float64 `json:"step_seconds"`
+	TokensPerSecond float64 `json:"tokens_per_second"`
+	MFU             float64 `json:"mfu"` // work of the model per second, as a share of the peak
+}
+
+// Sent is what a rank sends in a step, in bytes, for some purposes, or for all if none is named.
+func (r *Result) Sent(purposes ...Purpose) float64 { return sent(r.Traffic, purposes...) }
+
+func sent(all []Exchange, purposes ...Purpose) float64 {
+	sum := 0.0
+	for _, e := range all {
+		if len(purposes) == 0 || slices.Contains(purposes, e.Purpose) {
+			sum += e.PerRank()
+		}
+	}
+	return sum
+}
+
+// Compute makes an estimate.
+func Compute(in Input) (*Result, error) {
+	if err := in.Config.Validate(); err != nil {
+		return nil, err
+	}
+	if in.Layout.SequenceLength > in.Config.MaxPositions {
+		return nil, fmt.Errorf("sequences of %d tokens are longer than the model's max_position_embeddings, %d", in.Layout.SequenceLength, in.Config.MaxPositions)
+	}
+	if in.Precision != xpu.FP32 && in.Precision != xpu.BF16 {
+		return nil, fmt.Errorf("precision is %q; allowed: %s, %s", in.Precision, xpu.FP32, xpu.BF16)
+	}
+	if _, err := in.Machine.check(); err != nil {
+		return nil, fmt.Errorf("machine %s: %w", in.Machine.Name, err)
+	}
+	stages, err := Stages(in.Config, in.Layout)
+	if err != nil {
+		return nil, err
+	}
+	r := &Result{Input: in, Parameters: in.Config.TotalParameters(), Active: in.Config.ActiveParameters(), Stages: stages}
+	c, l, m := in.Config, in.Layout, &in.Machine
+	tokens := float64(l.Sequences()) * float64(l.SequenceLength) // of a data rank
+	r.FLOPs = c.FLOPsPerToken(l.SequenceLength) * tokens / float64(l.PP)
+	peak := m.peak(in.Precision == xpu.BF16)
+
+	var slowest Time // of a micro-batch, in the stage that takes longest
+	for i, s := range stages {
+		if own := memory(c, l, in.Trainer, stages, i); own.Total() > r.Memory.Total() {
+			r.Memory = own
+		}
+		work, again := flops(c, l, s)
+		r.Computed = max(r.Computed, (work+again)*tokens)
+		dispatch := DispatchTraffic(c, s.Layers, l, in.Trainer)
+		weights := OptimizerTraffic(s.Replicated, s.Divided, l, in.Trainer)
+		if i == 0 || sent(weights) > r.Sent(ForGradients, ForWeights) {
+			r.Traffic = slices.Concat(dispatch, pipelineTraffic(c, l, in.Trainer), weights)
+		}
+		r.Stepped = max(r.Stepped, Stepped(s.Replicated, s.Divided, l))
+
+		micro := float64(l.MicroBatches())
+		pass := Time{
+			Compute:  (work + again) * float64(l.microBatch()) * float64(l.SequenceLength) / (peak * m.ComputeEfficiency.Value),
+			Dispatch: r.seconds(dispatch) / micro,
+			Stages:   r.seconds(pipelineTraffic(c, l, in.Trainer)) / micro,
+		}
+		if pass.Passes() > slowest.Passes() {
+			slowest = pass
+		}
+		step := Time{Update: Stepped(s.Replicated, s.Divided, l) * in.Trainer.update() / m.MemoryBandwidth.Value}
+		for _, e := range weights {
+			seconds := m.seconds(m.place(l, e.Group), e)
+			if e.Purpose == ForGradients {
+				step.Gradients += seconds
+			} else {
+				step.Weights += seconds
+			}
+		}
+		if step.OptimizerStep() > r.Time.OptimizerStep() {
+			r.Time = step
+		}
+	}
+	micro := float64(l.MicroBatches())
+	r.Time.Compute, r.Time.Dispatch, r.Time.Stages = micro*slowest.Compute, micro*slowest.Dispatch, micro*slowest.Stages
+	r.Time.Bubble = float64(l.PP-1) * slowest.Passes()
+	r.StepTime = r.Time.Step()
+	r.Fits = float64(r.Memory.Total()) <= m.Memory.Value
+	r.TokensPerSecond = float64(l.BatchSize) * float64(l.SequenceLength) / r.StepTime
+	r.MFU = r.FLOPs / r.StepTime / peak
+	return r, nil
+}
+
+// seconds is how long exchanges take that come one after the other.
+func (r *Result) seconds(exchanges []Exchange) float64 {
+	sum := 0.0
+	for _, e := range exchanges {
+		sum += r.Machine.seconds(r.Machine.place(r.Layout, e.Group), e)
+	}
+	return sum
+}
+
+// A Sensitivity says what an assumed figure does to the result.
+type Sensitivity struct {
+	Figure string    `json:"figure"`
+	Value  float64   `json:"value"`
+	Why    string    `json:"why"`
+	Less   Deviation `json:"20_percent_less"`
+	More   Deviation `json:"20_percent_more"`
+}
+
+// A Deviation is what follows from a figure that is not as assumed.
+type Deviation struct {
+	StepTime   float64 `json:"step_seconds"`
+	Efficiency float64 `json:"efficiency,omitempty"` // at the last point of a scaling
+}
+
+// Sensitivities tells, for every assumed figure of the machine, how long a step takes if it is 20 % off, and, if to is not 0, what becomes of
+// the efficiency at the last point of [Scaling]. No efficiency of the machine exceeds 1.
+func Sensitivities(in Input, from, to int, strong bool) ([]Sensitivity, error) {
+	var out []Sensitivity
+	names, figures := in.Machine.fields()
+	for i, f := range figures {
+		if f.Kind != Assumed {
+			continue
+		}
+		s := Sensitivity{Figure: names[i], Value: f.Value, Why: f.Source}
+		for _, change := range []struct {
+			by float64
+			to *Deviation
+		}{{0.8, &s.Less}, {1.2, &s.More}} {
+			changed := in // a copy, with the machine
+			_, figures := changed.Machine.fields()
+			figures[i].Value *= change.by
+			if _, err := changed.Machine.check(); err != nil {
+				figures[i].Value = 1
+			}
+			r, err := Compute(changed)
+			if err != nil {
+				return nil, err
+			}
+			change.to.StepTime = r.StepTime
+			if to == 0 {
+				continue
+			}
+			points, err := Scaling(changed, from, to, strong)
+			if err != nil {
+				return nil, err
+			}
+			change.to.Efficiency = points[len(points)-1].Efficiency
+		}
+		out = append(out, s)
+	}
+	return out, nil
+}

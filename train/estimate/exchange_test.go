@@ -1,0 +1,168 @@
+package estimate
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"mula/moe"
+	"mula/xpu"
+	"mula/xpu/cpu"
+	"mula/xpu/local"
+)
+
+// A tap counts what goes through a link to other ranks, and what comes from them.
+type tap struct {
+	xpu.Link
+	sent, received *atomic.Int64
+}
+
+func (t *tap) AllToAll(ctx context.Context, send, recv [][]byte) error {
+	for r := range send {
+		if r != t.Rank() {
+			t.sent.Add(int64(len(send[r])))
+			t.received.Add(int64(len(recv[r])))
+		}
+	}
+	return t.Link.AllToAll(ctx, send, recv)
+}
+
+func (t *tap) AllGather(ctx context.Context, own []byte, all [][]byte) error {
+	for r := range all {
+		if r != t.Rank() {
+			t.sent.Add(int64(len(own)))
+			t.received.Add(int64(len(all[r])))
+		}
+	}
+	return t.Link.AllGather(ctx, own, all)
+}
+
+// run calls f on every rank of a group, and returns what all of them have sent by each operation; what they have received must be as much.
+func run(t interface{ Fatal(...any) }, ranks int, f func(ctx context.Context, c *xpu.Comm) error) map[xpu.Operation]int64 {
+	var sent, received atomic.Int64
+	links := local.New(ranks)
+	comms := make([]*xpu.Comm, ranks)
+	errs := make([]error, ranks)
+	var all sync.WaitGroup
+	for r, link := range links {
+		comms[r] = xpu.NewComm(&tap{link, &sent, &received})
+		all.Go(func() {
+			if errs[r] = f(context.Background(), comms[r]); errs[r] != nil {
+				comms[r].Close() // so that the others do not wait
+			}
+		})
+	}
+	all.Wait()
+	counts := map[xpu.Operation]int64{}
+	total := int64(0)
+	for r, c := range comms {
+		if errs[r] != nil {
+			t.Fatal(r, errs[r])
+		}
+		for _, traffic := range c.Traffic() {
+			counts[traffic.Operation] += traffic.Bytes
+			total += traffic.Bytes
+		}
+		c.Close()
+	}
+	if total != sent.Load() || sent.Load() != received.Load() {
+		t.Fatal(fmt.Sprintf("%d bytes are counted, %d were sent, %d received", total, sent.Load(), received.Load()))
+	}
+	return counts
+}
+
+// Ranks that do what the formulas are about send what they say, to the byte, and receive as much, however the shards are cut.
+func TestOptimizerTrafficIsCounted(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		dp, ep := rapid.IntRange(1, 4).Draw(t, "dp"), rapid.IntRange(1, 4).Draw(t, "ep")
+		l := Layout{DP: dp, EP: ep, PP: 1, Optimizer: rapid.SampledFrom([]Scheme{Unsharded, SO, EPSO}).Draw(t, "scheme")}
+		replicated, divided := rapid.IntRange(0, 300).Draw(t, "replicated"), rapid.IntRange(0, 300).Draw(t, "divided")
+		for _, e := range OptimizerTraffic(int64(replicated), int64(divided), l, Mula) {
+			n := replicated
+			switch {
+			case e.Group == Replicas && l.Optimizer == SO:
+				n += divided
+			case e.Group == Replicas:
+				n = divided
+			}
+			bounds := make([]int, e.Ranks+1) // shards of any size
+			for i := 1; i < e.Ranks; i++ {
+				bounds[i] = rapid.IntRange(bounds[i-1], n).Draw(t, "bound")
+			}
+			bounds[e.Ranks] = n
+			counts := run(t, e.Ranks, func(ctx context.Context, c *xpu.Comm) error {
+				x := make([]float32, n)
+				switch e.Operation {
+				case xpu.OpAllReduce:
+					return xpu.AllReduce(ctx, c, x)
+				case xpu.OpReduceScatter:
+					return xpu.ReduceScatter(ctx, c, x, bounds)
+				}
+				return xpu.AllGather(ctx, c, x, bounds)
+			})
+			if counts[e.Operation] != e.Total {
+				t.Fatalf("dp %d, ep %d, %s: %+v, but %d bytes were sent", dp, ep, l.Optimizer, e, counts[e.Operation])
+			}
+			if l.size(e.Group) != e.Ranks {
+				t.Fatalf("%+v: the group has %d ranks", e, l.size(e.Group))
+			}
+		}
+	})
+}
+
+// A model whose ranks share the experts sends what the formulas say: with all-gather to the byte, with all-to-all about as much, because
+// its router does not choose quite evenly.
+func TestDispatchTrafficIsCounted(t *testing.T) {
+	const rows, length, micro = 2, 64, 2
+	c, err := moe.Preset("mula-nano")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, dispatch := range []moe.Dispatch{moe.AllGather, moe.AllToAll} {
+		for _, recompute := range []Recompute{RecomputeNone, RecomputeLayers} {
+			for _, ep := range []int{2, 4} {
+				l := Layout{DP: 1, EP: ep, PP: 1, Optimizer: EPSO, Dispatch: dispatch, BatchSize: ep * rows * micro, MicroBatchSize: rows, SequenceLength: length, Recompute: recompute}
+				counts := run(t, ep, func(ctx context.Context, comm *xpu.Comm) error {
+					device := cpu.New(1, xpu.FP32)
+					defer device.Close()
+					m, err := moe.NewParallel(c, device, moe.Parallel{Experts: comm, Dispatch: dispatch})
+					if err != nil {
+						return err
+					}
+					m.Init(1)
+					m.SetRecompute(recompute == RecomputeLayers)
+					for i := range micro {
+						tokens := make([]uint32, rows*(length+1))
+						for t := range tokens {
+							tokens[t] = uint32((t*7919 + i*31 + comm.Rank()*104729) % c.VocabSize)
+						}
+						if _, err := m.Backward(ctx, moe.Batch{Rows: rows, SequenceLength: length, Tokens: tokens}, moe.BackwardOptions{Targets: int64(ep * rows * micro * length)}); err != nil {
+							return err
+						}
+					}
+					return nil
+				})
+				for _, e := range DispatchTraffic(c, c.Layers, l, Mula) {
+					got, name := counts[e.Operation], fmt.Sprintf("ep %d, %s, recompute %s, %s", ep, dispatch, recompute, e.Name)
+					if dispatch == moe.AllGather && got != e.Total {
+						t.Errorf("%s: %d bytes were sent, the formula says %d", name, got, e.Total)
+					}
+					if ratio := float64(got) / float64(e.Total); math.Abs(ratio-1) > 0.1 {
+						t.Errorf("%s: %d bytes were sent, the formula says %d", name, got, e.Total)
+					}
+					delete(counts, e.Operation)
+				}
+				for o, n := range counts {
+					if n != 0 {
+						t.Errorf("ep %d, %s, recompute %s: %d bytes by %s, of which no formula knows", ep, dispatch, recompute, n, o)
+					}
+				}
+			}
+		}
+	}
+}

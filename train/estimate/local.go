@@ -1,0 +1,169 @@
+package estimate
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"mula/xpu"
+	"mula/xpu/cpu"
+	"mula/xpu/local"
+)
+
+// LocalName is the name of the machine that Local measures.
+const LocalName = "local"
+
+// probeTime is about how long each probe of a machine takes.
+const probeTime = 150 * time.Millisecond
+
+// Local measures this machine, in about a second, for a run of so many ranks that are goroutines of one process and share its threads
+// (0: all that GOMAXPROCS allows). Other work on the machine slows the probes down.
+func Local(ctx context.Context, ranks, threads int) (Machine, error) {
+	if ranks < 1 || ranks > 1<<12 {
+		return Machine{}, fmt.Errorf("%d ranks on this machine; a probe must have between 1 and %d", ranks, 1<<12)
+	}
+	if threads == 0 {
+		threads = runtime.GOMAXPROCS(0)
+	}
+	own := max(1, threads/ranks)
+	share := min(1, float64(threads)/float64(ranks)) // of a thread, where there are more ranks than threads
+	m := Machine{
+		Name:              LocalName,
+		RanksPerNode:      Figure{float64(ranks), Derived, "all ranks are in one process"},
+		ComputeEfficiency: Figure{0.5, Assumed, "what a model's passes reach of the rate of large products"},
+		NodeEfficiency:    Figure{1, Derived, "node_link was measured with a collective"},
+		Network:           Figure{1, Derived, "not used: all ranks are in one process"},
+		NetworkEfficiency: Figure{1, Derived, "not used: all ranks are in one process"},
+		Latency:           Figure{20e-6, Assumed, "waking up a goroutine"},
+	}
+	m.Memory = Figure{16e9 / float64(ranks), Assumed, "the system does not say how much memory it has"}
+	if total := physicalMemory(); total > 0 {
+		m.Memory = Figure{total / float64(ranks), Measured, "MemTotal of /proc/meminfo, divided by the ranks"}
+	}
+	for _, p := range []struct {
+		precision xpu.Precision
+		to        *Figure
+	}{{xpu.FP32, &m.PeakFP32}, {xpu.BF16, &m.PeakBF16}} {
+		rate, err := probeProducts(ctx, own, p.precision)
+		if err != nil {
+			return Machine{}, err
+		}
+		*p.to = Figure{rate * share, Measured, fmt.Sprintf("the best product of matrices of 1024×1024 on %d threads", own)}
+	}
+	rate, err := probeCopies(ctx, threads)
+	if err != nil {
+		return Machine{}, err
+	}
+	m.MemoryBandwidth = Figure{rate / float64(ranks), Measured, fmt.Sprintf("the best copy on %d threads, read and written, divided by the ranks", threads)}
+	rate, err = probeExchange(ctx)
+	if err != nil {
+		return Machine{}, err
+	}
+	m.NodeLink = Figure{rate * share, Measured, "the best all-gather of two goroutines"}
+	return m, nil
+}
+
+// physicalMemory is how much memory the machine has, in bytes, or 0 where the system does not say.
+func physicalMemory() float64 {
+	text, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		return 0
+	}
+	for line := range strings.Lines(string(text)) {
+		var kib float64
+		if n, _ := fmt.Sscanf(line, "MemTotal: %g kB", &kib); n == 1 {
+			return kib * 1024
+		}
+	}
+	return 0
+}
+
+// best repeats f for about the time of a probe, three times at least, and returns the shortest time it took, in seconds.
+func best(ctx context.Context, f func() error) (float64, error) {
+	var times []float64
+	for begin := time.Now(); len(times) < 3 || time.Since(begin) < probeTime; {
+		if err := ctx.Err(); err != nil {
+			return 0, err
+		}
+		start := time.Now()
+		if err := f(); err != nil {
+			return 0, err
+		}
+		times = append(times, max(time.Since(start).Seconds(), 1e-9)) // a coarse clock may not see it pass
+	}
+	return slices.Min(times), nil
+}
+
+func probeProducts(ctx context.Context, threads int, precision xpu.Precision) (float64, error) {
+	const n = 1024
+	device := cpu.New(threads, precision)
+	defer device.Close()
+	a, b, c := make([]float32, n*n), make([]float32, n*n), make([]float32, n*n)
+	for i := range a {
+		a[i], b[i] = float32(i%7)-3, float32(i%5)-2
+	}
+	seconds, err := best(ctx, func() error {
+		device.MatMul(false, true, n, n, n, a, n, b, n, c, n, false)
+		return nil
+	})
+	return 2 * n * n * n / seconds, err
+}
+
+func probeCopies(ctx context.Context, threads int) (float64, error) {
+	const n = 16 << 20 // bytes of a thread, beyond its caches
+	threads = min(threads, 8)
+	from, to := make([][]byte, threads), make([][]byte, threads)
+	for i := range from {
+		from[i], to[i] = make([]byte, n), make([]byte, n)
+	}
+	seconds, err := best(ctx, func() error {
+		var all sync.WaitGroup
+		for i := range from {
+			all.Go(func() { copy(to[i], from[i]) })
+		}
+		all.Wait()
+		return nil
+	})
+	return 2 * n * float64(threads) / seconds, err
+}
+
+func probeExchange(ctx context.Context) (float64, error) {
+	const n = 4 << 20 // numbers of a rank
+	links := local.New(2)
+	var all sync.WaitGroup
+	var rate float64
+	failed := make([]error, 2)
+	for r, link := range links {
+		all.Go(func() {
+			comm := xpu.NewComm(link)
+			defer comm.Close()
+			x := make([]float32, 2*n)
+			seconds := 0.0
+			for i := range 6 { // as often on both; the first finds its memory untouched
+				start := time.Now()
+				if err := xpu.AllGather(ctx, comm, x, []int{0, n, 2 * n}); err != nil {
+					failed[r] = err
+					return
+				}
+				if s := max(time.Since(start).Seconds(), 1e-9); i == 1 || i > 1 && s < seconds {
+					seconds = s
+				}
+			}
+			if r == 0 {
+				rate = 4 * n / seconds
+			}
+		})
+	}
+	all.Wait()
+	for _, err := range failed {
+		if err != nil {
+			return 0, err
+		}
+	}
+	return rate, nil
+}

@@ -1,0 +1,98 @@
+package estimate
+
+import "mula/moe"
+
+// Memory is what a rank occupies, in bytes.
+type Memory struct {
+	Weights     int64 `json:"weights"`
+	Gradients   int64 `json:"gradients"`
+	Optimizer   int64 `json:"optimizer"`   // state of the weights that the rank owns
+	Activations int64 `json:"activations"` // what the forward pass leaves for the backward pass, and room for a layer and for logits
+	Exchange    int64 `json:"exchange"`    // buffers of communication
+}
+
+// Total is the sum of all.
+func (m Memory) Total() int64 {
+	return m.Weights + m.Gradients + m.Optimizer + m.Activations + m.Exchange
+}
+
+// Model is what the weights cost, without activations and buffers.
+func (m Memory) Model() int64 { return m.Weights + m.Gradients + m.Optimizer }
+
+// The room for logits and for scores of attention, as package moe takes it.
+const (
+	logitsElements = 1 << 22 // elements of a block of logits, and at least logitsTokens tokens
+	logitsTokens   = 256
+	queryBlock     = 64 // queries whose scores are computed at once
+)
+
+// memory is what a rank of stage i occupies.
+func memory(c moe.Config, l Layout, t Trainer, stages []Stage, i int) Memory {
+	s := stages[i]
+	n := s.Elements()
+	m := Memory{
+		Weights: n * int64(t.Weights), Gradients: n * int64(t.Gradients),
+		Optimizer: int64(float64(t.State)*Stepped(s.Replicated, s.Divided, l) + 0.5),
+	}
+	tokens := int64(l.microBatch()) * int64(l.SequenceLength)
+	if t.Own {
+		m.Exchange = sums(c, l, t, s)
+		if l.PP == 1 && l.Recompute != RecomputeMoE { // what this program does, it knows
+			m.Activations = c.Memory(moe.Pass{Rows: l.microBatch(), SequenceLength: l.SequenceLength, Recompute: l.Recompute == RecomputeLayers,
+				ExpertRanks: l.EP, Dispatch: l.Dispatch}).Buffers
+			return m
+		}
+	}
+	saved, scratch := activations(c, l, s)
+	inFlight := int64(min(l.PP-i, l.MicroBatches())) // 1F1B: micro-batches whose backward pass is yet to come
+	m.Activations = int64(t.Activations) * (inFlight*tokens*int64(s.Layers)*saved + tokens*scratch)
+	if s.Head {
+		m.Activations += int64(t.Activations) * min(tokens, max(logitsElements/int64(c.VocabSize), logitsTokens)) * int64(c.VocabSize)
+	}
+	hidden := tokens * int64(c.HiddenSize) * int64(t.Activations)
+	switch {
+	case l.EP > 1 && l.Dispatch == moe.AllGather:
+		m.Exchange += 2 * int64(l.EP) * hidden // tokens of all ranks, and this rank's part of their results
+	case l.EP > 1:
+		m.Exchange += int64(2 * float64(hidden) * c.ExpectedCopies(l.Dispatch, l.EP)) // sent, and received
+	}
+	return m
+}
+
+// sums is the size of the buffers in which groups of [xpu.Comm] add up the parts of a bucket: as large as the largest.
+func sums(c moe.Config, l Layout, t Trainer, s Stage) int64 {
+	var n int64
+	if l.DataRanks() > 1 {
+		n += max(s.PerLayer, int64(c.VocabSize)*int64(c.HiddenSize))
+	}
+	if l.DP > 1 {
+		n += s.Divided / int64(s.Layers)
+	}
+	return n * int64(t.Gradients)
+}
+
+// activations is how many numbers a rank keeps of each token and layer until the backward pass, and how many it needs of a token beside
+// that, with experts chosen evenly. Both count what package moe allocates.
+func activations(c moe.Config, l Layout, s Stage) (saved, scratch int64) {
+	h, kv, ffn, heads := int64(c.HiddenSize), int64(c.KVHeads*c.HeadDim()), int64(c.IntermediateSize), int64(c.Heads)
+	rows, routing := int64(1), int64(0) // products of experts, or of the dense layer, for a token; what the router leaves
+	if c.Experts > 0 {
+		rows = int64(c.ExpertsPerToken)
+		routing = int64(c.Experts) + 4*rows + 1
+	}
+	input := h + routing
+	attention := (h + 2*kv) + 2*h + heads + 6 // projections, context and residual stream; sums of softmax and norms
+	products := rows * 2 * ffn
+	scores := 2 * int64(c.KVHeads) * int64(min(queryBlock, l.SequenceLength))
+	scratch = 5*h + (h + 2*kv) + 4*kv + scores + 2*rows*ffn + 8
+	if c.Experts > 0 {
+		scratch += 2*rows*h + int64(c.Experts) + rows
+	}
+	switch l.Recompute {
+	case RecomputeMoE:
+		return input + attention, scratch + products
+	case RecomputeLayers:
+		return input, scratch + attention + products
+	}
+	return input + attention + products, scratch
+}

@@ -1,0 +1,53 @@
+package estimate
+
+import "fmt"
+
+// A Point is a run at one number of ranks.
+type Point struct {
+	Ranks           int     `json:"ranks"`
+	DP              int     `json:"dp"`
+	BatchSize       int     `json:"batch_size"`
+	Time            Time    `json:"seconds"`
+	StepTime        float64 `json:"step_seconds"`
+	TokensPerSecond float64 `json:"tokens_per_second"`
+	MFU             float64 `json:"mfu"`
+
+	// Efficiency is the tokens per second of a rank, as a share of those at the first point.
+	Efficiency float64 `json:"efficiency"`
+}
+
+// Scaling estimates runs of from ranks, twice as many, and so on to to ranks, which all have the layout's ep and pp. With strong the batch
+// is the layout's; otherwise every data rank keeps as many sequences as it has there, as the Mula runs did.
+func Scaling(in Input, from, to int, strong bool) ([]Point, error) {
+	if err := in.Layout.check(in.Config); err != nil {
+		return nil, err
+	}
+	slice := in.Layout.EP * in.Layout.PP
+	if from < 1 || to < from || from%slice != 0 || to%slice != 0 {
+		return nil, fmt.Errorf("ranks from %d to %d: both must be multiples of ep·pp = %d, the second no less than the first", from, to, slice)
+	}
+	sequences := in.Layout.Sequences()
+	var points []Point
+	for ranks := from; ; ranks = min(2*ranks, to) {
+		l := in.Layout
+		l.DP = ranks / slice
+		if !strong {
+			l.BatchSize = sequences * l.DataRanks()
+		}
+		next := in
+		next.Layout = l
+		r, err := Compute(next)
+		if err != nil {
+			return nil, fmt.Errorf("%d ranks: %w", ranks, err)
+		}
+		p := Point{Ranks: ranks, DP: l.DP, BatchSize: l.BatchSize, Time: r.Time, StepTime: r.StepTime, TokensPerSecond: r.TokensPerSecond, MFU: r.MFU, Efficiency: 1}
+		if len(points) > 0 {
+			first := points[0]
+			p.Efficiency = p.TokensPerSecond / float64(ranks) / (first.TokensPerSecond / float64(first.Ranks))
+		}
+		points = append(points, p)
+		if ranks == to {
+			return points, nil
+		}
+	}
+}

@@ -1,0 +1,163 @@
+package estimate
+
+import (
+	"math"
+
+	"mula/moe"
+	"mula/xpu"
+)
+
+// Purpose says what an exchange is for.
+type Purpose string
+
+// The purposes.
+const (
+	ForDispatch  Purpose = "dispatch"  // tokens to their experts and back, forward and backward
+	ForPipeline  Purpose = "pipeline"  // hidden states and their gradients between stages
+	ForGradients Purpose = "gradients" // sums over ranks
+	ForWeights   Purpose = "weights"   // from their owners to all who hold them
+)
+
+// Group names the ranks that exchange; docs/estimate.md says who is in each.
+type Group string
+
+// The groups.
+const (
+	Experts  Group = "experts"  // EP ranks that hold the experts of one replica
+	Replicas Group = "replicas" // DP ranks that hold the same experts
+	Data     Group = "data"     // DP·EP ranks that hold the same attention
+	Pipeline Group = "pipeline" // PP ranks, one of each stage
+)
+
+// An Exchange is what the ranks of a group send each other in a step by one operation for one purpose.
+type Exchange struct {
+	Purpose   Purpose       `json:"purpose"`
+	Operation xpu.Operation `json:"-"`
+	Name      string        `json:"operation"`
+	Group     Group         `json:"group"`
+	Ranks     int           `json:"ranks"` // of the group
+	Calls     int           `json:"calls"` // of the operation by each rank
+
+	// Total is what all ranks of the group send together, in bytes: z·(n-1) for a reduce-scatter or an all-gather of z bytes over n ranks,
+	// 2·z·(n-1) for an all-reduce. However unevenly z is cut into shards, the counts of [xpu.Comm.Traffic] add up to it. For an all-to-all
+	// it is the mean over routings that choose experts evenly.
+	Total int64 `json:"total_bytes"`
+}
+
+// PerRank is what a rank of the group sends on average, in bytes.
+func (e Exchange) PerRank() float64 { return float64(e.Total) / float64(e.Ranks) }
+
+func exchange(purpose Purpose, o xpu.Operation, g Group, ranks, calls int, total int64) Exchange {
+	return Exchange{Purpose: purpose, Operation: o, Name: o.String(), Group: g, Ranks: ranks, Calls: calls, Total: total}
+}
+
+// size is the number of ranks of a group.
+func (l Layout) size(g Group) int {
+	switch g {
+	case Experts:
+		return l.EP
+	case Replicas:
+		return l.DP
+	case Data:
+		return l.DataRanks()
+	}
+	return l.PP
+}
+
+// OptimizerTraffic lists what gradients and weights cost in a step, for ranks that hold so many replicated weights and so many of their own
+// experts. Each entry is about the group that this rank is in. What is not about weights, as the norm of the gradients, is not in it.
+func OptimizerTraffic(replicated, divided int64, l Layout, t Trainer) []Exchange {
+	var out []Exchange
+	add := func(purpose Purpose, o xpu.Operation, g Group, elements int64) {
+		n := int64(l.size(g))
+		total := elements * (n - 1)
+		switch {
+		case o == xpu.OpAllReduce:
+			total *= 2 * int64(t.Gradients)
+		case purpose == ForGradients:
+			total *= int64(t.Gradients)
+		default:
+			total *= int64(t.Weights)
+		}
+		if total > 0 {
+			out = append(out, exchange(purpose, o, g, int(n), 1, total))
+		}
+	}
+	switch l.Optimizer {
+	case Unsharded:
+		add(ForGradients, xpu.OpAllReduce, Data, replicated)
+		add(ForGradients, xpu.OpAllReduce, Replicas, divided)
+	case SO:
+		add(ForGradients, xpu.OpAllReduce, Experts, replicated)
+		add(ForGradients, xpu.OpReduceScatter, Replicas, replicated+divided)
+		add(ForWeights, xpu.OpAllGather, Replicas, replicated+divided)
+	case EPSO:
+		add(ForGradients, xpu.OpReduceScatter, Data, replicated)
+		add(ForGradients, xpu.OpReduceScatter, Replicas, divided)
+		add(ForWeights, xpu.OpAllGather, Data, replicated)
+		add(ForWeights, xpu.OpAllGather, Replicas, divided)
+	}
+	return out
+}
+
+// DispatchTraffic lists what the dispatch of tokens costs a rank of a stage with so many layers in a step, if experts are chosen evenly. Of
+// a program that is not this one the hidden states are counted alone; of this one all that [moe.Config.DispatchBytes] counts. With
+// recomputation inputs of experts are sent again, by another program outputs, too.
+func DispatchTraffic(c moe.Config, layers int, l Layout, t Trainer) []Exchange {
+	if l.EP == 1 {
+		return nil
+	}
+	micro, n := int64(l.MicroBatches()), int64(l.EP)
+	tokens := float64(l.Sequences()) * float64(l.SequenceLength)
+	copies := int64(math.Round(tokens * c.ExpectedCopies(l.Dispatch, l.EP))) // of hidden states that a rank sends in a layer
+	h, k, depth, again := int64(c.HiddenSize), int64(c.ExpertsPerToken), int64(layers), int64(0)
+	if l.Recompute != RecomputeNone {
+		again = depth
+	}
+	var there, back, counts, callsThere, callsBack int64 // numbers, of t.Activations bytes, that a rank sends; numbers of 4 bytes; operations
+	if t.Own {
+		again = max(0, again-1) // the last layer is still there
+		there = copies * (depth*(2*h+2*k) + again*h)
+		back = copies * depth * (2*h + k)
+		callsThere, callsBack, counts = micro*(3*depth+again), micro*2*depth, micro*(n-1)
+		if l.Dispatch == moe.AllGather {
+			callsThere += micro
+		} else {
+			counts *= depth
+			callsThere += micro * depth
+		}
+	} else {
+		there = copies * (2*depth + again) * h
+		back = there
+		callsThere = micro * (2*depth + again)
+		callsBack = callsThere
+	}
+	number := int64(t.Activations)
+	if l.Dispatch == moe.AllGather {
+		return []Exchange{
+			exchange(ForDispatch, xpu.OpAllGather, Experts, l.EP, int(callsThere), n*(there*number+4*counts)),
+			exchange(ForDispatch, xpu.OpReduceScatter, Experts, l.EP, int(callsBack), n*back*number),
+		}
+	}
+	return []Exchange{exchange(ForDispatch, xpu.OpAllToAll, Experts, l.EP, int(callsThere+callsBack), n*((there+back)*number+4*counts))}
+}
+
+// pipelineTraffic is what the stages send each other in a step: the hidden states of each micro-batch forward, their gradients backward.
+func pipelineTraffic(c moe.Config, l Layout, t Trainer) []Exchange {
+	if l.PP == 1 {
+		return nil
+	}
+	tokens := int64(l.Sequences()) * int64(l.SequenceLength)
+	return []Exchange{exchange(ForPipeline, xpu.OpSend, Pipeline, l.PP, 2*l.MicroBatches(), 2*int64(l.PP-1)*tokens*int64(c.HiddenSize)*int64(t.Activations))}
+}
+
+// Stepped is how many weights a rank updates: the mean over the ranks that share them.
+func Stepped(replicated, divided int64, l Layout) float64 {
+	switch l.Optimizer {
+	case SO:
+		return float64(replicated+divided) / float64(l.DP)
+	case EPSO:
+		return float64(replicated)/float64(l.DataRanks()) + float64(divided)/float64(l.DP)
+	}
+	return float64(replicated + divided)
+}

@@ -1,0 +1,196 @@
+package train
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"os"
+	"slices"
+	"strconv"
+	"time"
+)
+
+// HeartbeatVariable is the environment variable that names the file in which rank 0 says what it is doing; without it nothing is written.
+const HeartbeatVariable = "MULA_HEARTBEAT"
+
+// A Section is what a run is doing. A watchdog allows each its own time, since a save may take longer than many steps.
+type Section string
+
+// The sections of a run.
+const (
+	SectionSetup      Section = "setup"      // from the start of the process to the first step
+	SectionStep       Section = "step"       // a step
+	SectionEvaluate   Section = "evaluate"   // the loss on the validation split
+	SectionCheckpoint Section = "checkpoint" // writing a checkpoint, or going back to one
+)
+
+// Sections are all sections, in the order in which a run meets them.
+var Sections = []Section{SectionSetup, SectionStep, SectionEvaluate, SectionCheckpoint}
+
+// A Heartbeat is what the heartbeat file says of a run: where it is, and how long what it has done has taken. docs/formats/run.md has the file.
+type Heartbeat struct {
+	PID     int               `json:"pid"` // of rank 0
+	Section Section           `json:"section"`
+	Step    int64             `json:"step"` // steps done, and so the number of the one that is done or comes next
+	From    int64             `json:"from"` // steps done when this process began its first
+	Time    time.Time         `json:"time"` // when the section began, by the clock of rank 0's host
+	Ended   Ended             `json:"ended"`
+	Spent   map[Section]Spent `json:"spent"`
+}
+
+// Ended says how a run has come to its end. What an mpiexec makes of the exit codes of its ranks says it less well.
+type Ended string
+
+// The ends of a run that has not failed.
+const (
+	NotEnded     Ended = ""
+	EndedDone    Ended = "done"    // all steps are done
+	EndedStopped Ended = "stopped" // it was stopped, and has saved
+)
+
+// Spent is the time that one process has spent in a section.
+type Spent struct {
+	Times   int64   `json:"times"` // that it was in the section, the present time not among them
+	Seconds float64 `json:"seconds"`
+	Longest float64 `json:"longest"` // seconds of the longest
+}
+
+const heartbeatSum = `,"sum":` // at the end of a heartbeat, with the CRC-32 of what comes before it
+
+// heartbeatBytes is the length of the heartbeat file, whatever it says: a write replaces all of it.
+const heartbeatBytes = 640
+
+// ReadHeartbeat reads a heartbeat file. It is an error if none is there, or if it is read while it is being written; then the next time gives it.
+func ReadHeartbeat(path string) (Heartbeat, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return Heartbeat{}, err
+	}
+	defer f.Close()
+	text := make([]byte, heartbeatBytes)
+	if _, err := io.ReadFull(f, text); err != nil {
+		return Heartbeat{}, fmt.Errorf("%s: %w", path, err)
+	}
+	var h struct {
+		Heartbeat
+		Sum uint32 `json:"sum"`
+	}
+	if err := json.Unmarshal(text, &h); err != nil {
+		return Heartbeat{}, fmt.Errorf("%s: %w", path, err)
+	}
+	if end := bytes.LastIndex(text, []byte(heartbeatSum)); end < 0 || crc32.ChecksumIEEE(text[:end]) != h.Sum {
+		return Heartbeat{}, fmt.Errorf("%s is not whole", path)
+	}
+	return h.Heartbeat, nil
+}
+
+// A heartbeat writes the heartbeat file of a run. A nil one, which is that of a run nobody watches, writes nothing.
+type heartbeat struct {
+	path  string
+	now   func() time.Time
+	began time.Time // of the section, monotonic
+	last  Heartbeat
+	spent [4]Spent // by place in Sections
+	text  [heartbeatBytes]byte
+}
+
+// newHeartbeat begins with the section setup, if the environment names a file for heartbeats; otherwise it is nil. Rank 0 calls it first of all.
+func newHeartbeat() (*heartbeat, error) {
+	path := os.Getenv(HeartbeatVariable)
+	if path == "" {
+		return nil, nil
+	}
+	h := &heartbeat{path: path, now: time.Now, last: Heartbeat{PID: os.Getpid(), From: -1}}
+	if err := h.write(SectionSetup, 0); err != nil {
+		return nil, fmt.Errorf("%s: %w", HeartbeatVariable, err)
+	}
+	return h, nil
+}
+
+// beat says that a section begins, after so many steps. It takes some microseconds and waits for no disk. That a later beat cannot be written
+// does not end the run: the watchdog sees it as a run that does nothing.
+func (h *heartbeat) beat(section Section, step int64) {
+	if h == nil {
+		return
+	}
+	_ = h.write(section, step)
+}
+
+// end says that the run has come to its end, with all that it leaves on disk.
+func (h *heartbeat) end(result Result) {
+	if h == nil {
+		return
+	}
+	h.last.Ended = EndedStopped
+	if result.Finished {
+		h.last.Ended = EndedDone
+	}
+	_ = h.write(h.last.Section, result.Steps)
+}
+
+// write puts the file's content in its place with one write. The file is opened each time, since a network file system shows others what was
+// written when it is closed.
+func (h *heartbeat) write(section Section, step int64) error {
+	now := h.now()
+	if h.last.Section != "" {
+		spent, seconds := &h.spent[slices.Index(Sections, h.last.Section)], now.Sub(h.began).Seconds()
+		spent.Times++
+		spent.Seconds += seconds
+		spent.Longest = max(spent.Longest, seconds)
+	}
+	h.began = now
+	h.last.Section, h.last.Step, h.last.Time = section, step, now
+	if section != SectionSetup && h.last.From < 0 {
+		h.last.From = step
+	}
+	f, err := os.OpenFile(h.path, os.O_WRONLY|os.O_CREATE, 0o644)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteAt(h.encode(), 0)
+	return errors.Join(err, f.Close())
+}
+
+// encode is the content of the file: a JSON object, filled up with spaces, and a line feed.
+func (h *heartbeat) encode() []byte {
+	b := h.text[:0]
+	b = append(b, `{"pid":`...)
+	b = strconv.AppendInt(b, int64(h.last.PID), 10)
+	b = append(b, `,"section":"`...)
+	b = append(b, h.last.Section...)
+	b = append(b, `","step":`...)
+	b = strconv.AppendInt(b, h.last.Step, 10)
+	b = append(b, `,"from":`...)
+	b = strconv.AppendInt(b, max(h.last.From, 0), 10)
+	b = append(b, `,"time":"`...)
+	b = h.last.Time.AppendFormat(b, time.RFC3339Nano)
+	b = append(b, `","ended":"`...)
+	b = append(b, h.last.Ended...)
+	b = append(b, `","spent":{`...)
+	for i, section := range Sections {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = append(b, '"')
+		b = append(b, section...)
+		b = append(b, `":{"times":`...)
+		b = strconv.AppendInt(b, h.spent[i].Times, 10)
+		b = append(b, `,"seconds":`...)
+		b = strconv.AppendFloat(b, h.spent[i].Seconds, 'f', 6, 64)
+		b = append(b, `,"longest":`...)
+		b = strconv.AppendFloat(b, h.spent[i].Longest, 'f', 6, 64)
+		b = append(b, '}')
+	}
+	b = append(b, '}')
+	sum := crc32.ChecksumIEEE(b)
+	b = append(b, heartbeatSum...)
+	b = strconv.AppendUint(b, uint64(sum), 10)
+	b = append(b, '}')
+	for len(b) < heartbeatBytes-1 {
+		b = append(b, ' ')
+	}
+	return append(b, '\n')
+}

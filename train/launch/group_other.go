@@ -1,0 +1,23 @@
+//go:build !unix
+
+package launch
+
+import (
+	"os"
+	"os/exec"
+	"syscall"
+)
+
+func leadGroup(*exec.Cmd) {}
+
+func signalGroup(pid int, s syscall.Signal) { signalProcess(pid, s) }
+
+func signalProcess(pid int, _ syscall.Signal) {
+	if p, err := os.FindProcess(pid); err == nil {
+		_ = p.Kill()
+	}
+}
+
+const stopSignal = syscall.SIGTERM
+
+func descendants(int) []int { return nil }

@@ -1,0 +1,116 @@
+package launch
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+func hostsText(hosts []Host) string {
+	var parts []string
+	for _, h := range hosts {
+		parts = append(parts, fmt.Sprintf("%s:%d", h.Name, h.Slots))
+	}
+	return strings.Join(parts, " ")
+}
+
+func TestReadingHosts(t *testing.T) {
+	file := func(text string) ([]Host, error) {
+		path := filepath.Join(t.TempDir(), "hosts")
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return ReadHosts(path)
+	}
+	for _, test := range []struct {
+		read       func(string) ([]Host, error)
+		text, want string
+	}{
+		{ParseHosts, "a,b:4, c.example.org", "a:0 b:4 c.example.org:0"},
+		{ParseHosts, "a,b,a,a", "a:3 b:0"},
+		{ParseHosts, "user@a:2", "user@a:2"},
+		{ParseHosts, "a,,b", `"" is not the name of a host`},
+		{ParseHosts, "-oProxyCommand=x", "is not the name of a host"},
+		{ParseHosts, "a;rm", "is not the name of a host"},
+		{ParseHosts, "a:0", "must be a number of ranks"},
+		{file, "# nodes\nn1\n\nn2:3 # three\nn3 slots=4 max_slots=8\n", "n1:0 n2:3 n3:4"},
+		{file, "x1\nx1\nx2\nx2\n", "x1:2 x2:2"},
+		{file, "a\nb slots=many\n", `line 2: "many" is not a number of ranks`},
+		{file, "a\n$b\n", "line 2"},
+		{file, "# none\n", "names no host"},
+		{ParseNodeList, "nid[001-003,007],login1", "nid001:0 nid002:0 nid003:0 nid007:0 login1:0"},
+		{ParseNodeList, "r[1-2]n[09-10]", "r1n09:0 r1n10:0 r2n09:0 r2n10:0"},
+		{ParseNodeList, "a,b", "a:0 b:0"},
+		{ParseNodeList, "a[1-", "bracket that is not closed"},
+		{ParseNodeList, "a[5-1]", "is not a range"},
+		{ParseNodeList, "a[0-99999999]", "is not a range"},
+	} {
+		hosts, err := test.read(test.text)
+		got := hostsText(hosts)
+		if err != nil {
+			got = err.Error()
+		}
+		if err == nil && got != test.want || err != nil && !strings.Contains(got, test.want) {
+			t.Errorf("%q gives %q, want %q", test.text, got, test.want)
+		}
+	}
+}
+
+func TestDistribute(t *testing.T) {
+	for _, test := range []struct {
+		hosts         string
+		spares, ranks int
+		want          string
+	}{
+		{"a,b,c", 1, 0, "2 on a:1 b:1 c:1"},
+		{"a,b,c", 1, 4, "4 on a:2 b:2 c:2"},
+		{"a,b,c", 0, 4, "4 on a:2 b:2 c:2"},
+		{"a:4,b:4,c:4", 1, 0, "8 on a:4 b:4 c:4"},
+		{"a:4,b:4,c:4", 0, 6, "6 on a:4 b:4 c:4"},
+		{"a:4,b,c", 1, 6, "6 on a:4 b:2 c:2"},
+		{"a:4,b:4,c:4", 1, 9, "9 ranks do not fit on 2 hosts with room for 8 and 1 spares"},
+		{"a,b", 2, 0, "2 spares of 2 hosts"},
+	} {
+		hosts, err := ParseHosts(test.hosts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		hosts, ranks, err := Distribute(hosts, test.spares, test.ranks)
+		got := fmt.Sprintf("%d on %s", ranks, hostsText(hosts))
+		if err != nil {
+			got = err.Error()
+		}
+		if !strings.HasPrefix(got, test.want) {
+			t.Errorf("%s, %d spares, %d ranks: %q, want %q", test.hosts, test.spares, test.ranks, got, test.want)
+		}
+	}
+}
+
+func TestDeadlineOfScheduler(t *testing.T) {
+	now := time.Unix(1_000_000, 0)
+	for _, test := range []struct {
+		name, value string
+		want        int64 // seconds since 1970; −1 for an error, 0 for none
+	}{
+		{"", "", 0}, {"SLURM_JOB_END_TIME", "1003600", 1_003_600}, {"PBS_WALLTIME", "7200", 1_007_200}, {"SLURM_JOB_END_TIME", "soon", -1}, {"PBS_WALLTIME", "-1", -1},
+	} {
+		at, err := Deadline(func(name string) string {
+			if name == test.name {
+				return test.value
+			}
+			return ""
+		}, now)
+		got := int64(0)
+		if err != nil {
+			got = -1
+		} else if !at.IsZero() {
+			got = at.Unix()
+		}
+		if got != test.want {
+			t.Errorf("%s=%s: %d, want %d", test.name, test.value, got, test.want)
+		}
+	}
+}

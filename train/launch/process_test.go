@@ -1,0 +1,505 @@
+//go:build unix
+
+package launch
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"hash/crc32"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"mula/train"
+)
+
+// actVariable makes the test binary one rank of a run, which does what the variable says, word by word.
+const actVariable = "MULA_LAUNCH_TEST_ACT"
+
+func TestMain(m *testing.M) {
+	if len(os.Args) == 2 && os.Args[1] == "agent" {
+		code, err := Agent(os.Stdin, os.Stdout, os.Stderr)
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+		}
+		os.Exit(code)
+	}
+	if acts := os.Getenv(actVariable); acts != "" {
+		act(strings.Fields(acts))
+	}
+	os.Exit(m.Run())
+}
+
+// act is a rank. Its words:
+//
+//	say TEXT      on standard output; "complain" on standard error
+//	beat SECTION STEP
+//	exit CODE
+//	wait          for SIGTERM or SIGUSR1; then it leaves with 3, as a run that has saved, and as rank 0 says so
+//	deaf          for ever, whatever signal
+//	on RANK …     what follows, as far as the next "on", is for that rank
+//	once FILE …   what follows is for the first process that finds no FILE
+//	stop, kill    itself, by SIGSTOP or SIGKILL
+//	environment   prints MULA_… and its folder
+//	pid           prints its process id on standard error
+func act(words []string) {
+	rank := os.Getenv("MULA_RANK")
+	for _, name := range []string{"OMPI_COMM_WORLD_RANK", "PMI_RANK"} {
+		if rank == "" {
+			rank = os.Getenv(name)
+		}
+	}
+	mine := true
+	for len(words) > 0 {
+		word, arguments := words[0], words[1:]
+		take := func() string {
+			first := arguments[0]
+			arguments = arguments[1:]
+			return first
+		}
+		switch word {
+		case "on":
+			mine = take() == rank
+		case "say", "complain":
+			if text := take(); mine && word == "say" {
+				fmt.Println(text)
+			} else if mine {
+				fmt.Fprintln(os.Stderr, text)
+			}
+		case "environment":
+			if mine {
+				dir, _ := os.Getwd()
+				fmt.Println("world", os.Getenv("MULA_WORLD"), "host", os.Getenv("MULA_HOST"), "address", os.Getenv("MULA_ADDRESS"), "secret", len(os.Getenv("MULA_SECRET")), "in", dir)
+			}
+		case "pid":
+			if mine {
+				fmt.Fprintln(os.Stderr, "process", os.Getpid())
+			}
+		case "beat":
+			section, text := train.Section(take()), take()
+			if mine {
+				step, _ := strconv.ParseInt(text, 10, 64)
+				writeBeat(train.Heartbeat{Section: section, Step: step})
+			}
+		case "exit":
+			if code, _ := strconv.Atoi(take()); mine {
+				os.Exit(code)
+			}
+		case "once":
+			if path := take(); mine {
+				f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL, 0o644)
+				if mine = err == nil; mine {
+					f.Close()
+				}
+			}
+		case "wait":
+			if mine {
+				c := make(chan os.Signal, 1)
+				signal.Notify(c, syscall.SIGTERM, syscall.SIGUSR1)
+				fmt.Fprintln(os.Stderr, "waiting")
+				<-c
+				if rank == "0" {
+					writeBeat(train.Heartbeat{Section: train.SectionCheckpoint, Ended: train.EndedStopped})
+				}
+				os.Exit(ExitStopped)
+			}
+		case "deaf":
+			if mine {
+				signal.Ignore(syscall.SIGTERM)
+				fmt.Fprintln(os.Stderr, "waiting")
+				time.Sleep(time.Hour)
+			}
+		case "stop", "kill":
+			if mine {
+				self := map[string]syscall.Signal{"stop": syscall.SIGSTOP, "kill": syscall.SIGKILL}[word]
+				syscall.Kill(os.Getpid(), self)
+				time.Sleep(time.Hour)
+			}
+		default:
+			fmt.Fprintln(os.Stderr, "no such word:", word)
+			os.Exit(ExitFailed)
+		}
+		words = arguments
+	}
+	os.Exit(ExitDone)
+}
+
+func writeBeat(beat train.Heartbeat) {
+	beat.PID, beat.Time = os.Getpid(), time.Now()
+	body, _ := json.Marshal(beat)
+	body = body[:len(body)-1]
+	text := fmt.Sprintf("%-639s\n", fmt.Sprintf(`%s,"sum":%d}`, body, crc32.ChecksumIEEE(body)))
+	if err := os.WriteFile(os.Getenv(train.HeartbeatVariable), []byte(text), 0o644); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(ExitFailed)
+	}
+}
+
+// A sharedBuffer is a writer for several processes.
+type sharedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (s *sharedBuffer) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.Write(p)
+}
+
+func (s *sharedBuffer) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.String()
+}
+
+// await waits until a condition holds.
+func await(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); !holds(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: not within a minute", what)
+		}
+	}
+}
+
+// A play is a run of ranks of this test binary.
+type play struct {
+	Options
+	stdout, stderr sharedBuffer
+}
+
+// newPlay makes a run whose ranks do what the words say. Tests of processes wait more than they work, so they run at the same time.
+func newPlay(t *testing.T, words string, start func(command []string, out Output) Starter) *play {
+	t.Helper()
+	t.Parallel()
+	p := &play{}
+	program, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Options = Options{Output: t.TempDir(), Ranks: 3, Hosts: []Host{{"a", 2}, {"b", 1}, {"c", 2}}, Limits: DefaultLimits(), Grace: 100 * time.Millisecond, Retries: 3,
+		Start: start([]string{"/usr/bin/env", actVariable + "=" + words, program}, Output{&p.stdout, &p.stderr})}
+	return p
+}
+
+func processes(command []string, out Output) Starter {
+	return &Processes{Command: command, AllLocal: true, Output: out}
+}
+
+// remotes has every rank behind a remote shell, that is a script which leaves the host out.
+func remotes(t *testing.T) func(command []string, out Output) Starter {
+	shell := filepath.Join(t.TempDir(), "shell")
+	if err := os.WriteFile(shell, []byte("#!/bin/sh\nif [ \"$1\" = unreachable ]; then echo no route >&2; exit 255; fi\nshift\nexec sh -c \"$*\"\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return func(command []string, out Output) Starter {
+		return &Processes{Command: command, RemoteShell: []string{shell}, Agent: []string{command[2], "agent"}, Output: out}
+	}
+}
+
+func (p *play) run(t *testing.T) Result {
+	t.Helper()
+	result, err := Run(t.Context(), p.Options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range result.Attempts {
+		t.Logf("attempt %d on %v: %s, %s", a.Number, a.Hosts, a.Outcome, a.Reason)
+	}
+	return result
+}
+
+// Ranks find each other by their environment; rank 0's output passes through, that of the others has their number; all of it is kept.
+func TestOutput(t *testing.T) {
+	for name, start := range map[string]func([]string, Output) Starter{"local": processes, "remote": remotes(t)} {
+		t.Run(name, func(t *testing.T) {
+			p := newPlay(t, "on 0 environment say zero complain zero! on 1 say one complain one! on 2 environment complain two!", start)
+			if result := p.run(t); result.Code != ExitDone {
+				t.Fatalf("%+v", result)
+			}
+			dir, _ := os.Getwd()
+			out := p.stdout.String()
+			if !strings.HasPrefix(out, "world 3 host a address ") || !strings.HasSuffix(out, "secret 32 in "+dir+"\nzero\n") {
+				t.Errorf("standard output %q", out)
+			}
+			for _, line := range []string{"zero!\n", "[1] one\n", "[1] one!\n", "[2] world 3 host b address ", "[2] two!\n"} {
+				if !strings.Contains("\n"+p.stderr.String(), "\n"+line) {
+					t.Errorf("standard error %q has no line %q", p.stderr.String(), line)
+				}
+			}
+			log, err := os.ReadFile(filepath.Join(p.Output, "launch", "attempt-001", "rank-00001.log"))
+			if err != nil || !strings.Contains(string(log), "one\n") || !strings.Contains(string(log), "one!\n") || strings.Contains(string(log), "zero") {
+				t.Errorf("log of rank 1: %q, %v", log, err)
+			}
+		})
+	}
+}
+
+// A rank that is killed is seen with its host, and the others are ended, however deaf they are.
+func TestKilledRank(t *testing.T) {
+	for name, start := range map[string]func([]string, Output) Starter{"local": processes, "remote": remotes(t)} {
+		t.Run(name, func(t *testing.T) {
+			mark := filepath.Join(t.TempDir(), "mark")
+			p := newPlay(t, "on 0 beat step 1 on 2 once "+mark+" kill on 1 exit 0 on 0 exit 0", start)
+			result := p.run(t)
+			if result.Code != ExitDone || len(result.Attempts) != 2 {
+				t.Fatalf("%+v", result)
+			}
+			if a := result.Attempts[0]; a.Outcome != HostLost || a.Blamed != "b" || *a.Rank != 2 || !strings.Contains(a.Reason, "signal 9") {
+				t.Errorf("%+v", a)
+			}
+			if got := strings.Join(result.Attempts[1].Hosts, ""); got != "aac" {
+				t.Errorf("then on %s, want aac", got)
+			}
+		})
+	}
+}
+
+// A rank that is stopped is a hang: all ranks are killed, a deaf one and the stopped one, too.
+func TestStoppedRank(t *testing.T) {
+	for name, start := range map[string]func([]string, Output) Starter{"local": processes, "remote": remotes(t)} {
+		t.Run(name, func(t *testing.T) {
+			p := newPlay(t, "pid beat step 7 on 0 deaf on 1 stop on 2 wait", start)
+			p.Limits = Limits{Floor: map[train.Section]time.Duration{train.SectionSetup: time.Minute}, First: time.Second, Factor: 1}
+			p.Retries = 0
+			result := p.run(t)
+			if a := result.Attempts[0]; result.Outcome != Hang || result.Code != ExitHang || len(result.Attempts) != 1 || a.Step != 7 || a.Blamed != "" {
+				t.Errorf("%+v", result)
+			}
+			if pids := processLine.FindAllStringSubmatch(p.stderr.String(), -1); len(pids) != 3 {
+				t.Errorf("the ranks say %q", p.stderr.String())
+			} else {
+				for _, pid := range pids {
+					await(t, "process "+pid[1]+" is gone", func() bool { return gone(pid[1]) })
+				}
+			}
+		})
+	}
+}
+
+var processLine = regexp.MustCompile(`process (\d+)\n`)
+
+// gone reports whether a process has ended; it may still wait for its parent to take note.
+func gone(pid string) bool {
+	number, _ := strconv.Atoi(pid)
+	if syscall.Kill(number, 0) != nil {
+		return true
+	}
+	stat, err := os.ReadFile("/proc/" + pid + "/stat")
+	return err == nil && strings.Contains(string(stat), ") Z ")
+}
+
+// A signal to the launcher reaches the ranks, which leave as those that have saved.
+func TestStop(t *testing.T) {
+	for name, start := range map[string]func([]string, Output) Starter{"local": processes, "remote": remotes(t)} {
+		t.Run(name, func(t *testing.T) {
+			p := newPlay(t, "wait", start)
+			signals := make(chan os.Signal, 1)
+			p.Signals = signals
+			go func() {
+				await(t, "all ranks wait", func() bool { return strings.Count(p.stderr.String(), "waiting\n") == 3 })
+				signals <- syscall.SIGTERM
+			}()
+			if result := p.run(t); result.Outcome != Stopped || result.Code != ExitStopped || len(result.Attempts) != 1 {
+				t.Errorf("%+v", result)
+			}
+		})
+	}
+}
+
+// A host that the remote shell cannot reach is not used again.
+func TestUnreachable(t *testing.T) {
+	p := newPlay(t, "on 0 exit 0", remotes(t))
+	p.Hosts = []Host{{"unreachable", 2}, {"b", 2}, {"c", 2}}
+	result := p.run(t)
+	if result.Code != ExitDone || len(result.Attempts) != 2 || result.Attempts[0].Blamed != "unreachable" || strings.Join(result.Excluded, "") != "unreachable" ||
+		strings.Join(result.Attempts[1].Hosts, "") != "bbc" {
+		t.Errorf("%+v", result)
+	}
+}
+
+// When the launcher is gone, so are the ranks on other hosts.
+func TestAgentAlone(t *testing.T) {
+	program, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	agent := exec.Command(program, "agent")
+	var out sharedBuffer
+	agent.Stdout, agent.Stderr = &out, &out
+	in, err := agent.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := agent.Start(); err != nil {
+		t.Fatal(err)
+	}
+	order, _ := json.Marshal(agentOrder{Dir: t.TempDir(), Command: []string{program}, Environment: []string{actVariable + "=deaf"}})
+	in.Write(append(order, '\n'))
+	await(t, "the rank waits", func() bool { return strings.Contains(out.String(), "waiting") })
+	in.Close()
+	if err := agent.Wait(); agent.ProcessState.ExitCode() != 128+int(syscall.SIGKILL) {
+		t.Errorf("%v\n%s", err, out.String())
+	}
+}
+
+func TestShellLine(t *testing.T) {
+	words := []string{"a b", "it's", `"$HOME"`, "", "*"}
+	out, err := exec.Command("sh", "-c", "printf '%s|' "+shellLine(words)).Output()
+	if want := strings.Join(words, "|") + "|"; err != nil || string(out) != want {
+		t.Errorf("%q, %v; want %q", out, err, want)
+	}
+}
+
+// mpiexecs are those of this machine; the test is skipped without any.
+func mpiexecs(t *testing.T) map[Kind][]string {
+	t.Helper()
+	found := map[Kind][]string{}
+	for kind, words := range map[Kind][]string{OpenMPI: {"mpiexec.openmpi", "--oversubscribe"}, MPICH: {"mpiexec.mpich"}} {
+		if _, err := exec.LookPath(words[0]); err != nil {
+			continue
+		}
+		if kind == OpenMPI && os.Getuid() == 0 {
+			words = append(words, "--allow-run-as-root")
+		}
+		if got, err := DetectMPI(t.Context(), words); err != nil || got != kind {
+			t.Errorf("%s is %s, %v", words[0], got, err)
+		}
+		found[kind] = words
+	}
+	if len(found) == 0 {
+		t.Skip("no mpiexec.openmpi and no mpiexec.mpich here")
+	}
+	return found
+}
+
+// What mpiexec says of a rank that is killed, and of one that leaves with an error, is understood; a stop reaches the ranks through it.
+func TestMPI(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts MPI jobs")
+	}
+	for kind, words := range mpiexecs(t) {
+		start := func(command []string, out Output) Starter {
+			return &MPI{Kind: kind, Program: words, Command: command, AllLocal: true, Output: out}
+		}
+		t.Run(string(kind)+", killed", func(t *testing.T) {
+			mark := filepath.Join(t.TempDir(), "mark")
+			p := newPlay(t, "on 0 beat step 1 on 2 once "+mark+" kill on 0 environment exit 0", start)
+			result := p.run(t)
+			a := result.Attempts[0]
+			if result.Code != ExitDone || len(result.Attempts) != 2 || a.Outcome != HostLost || !strings.Contains(a.Reason, "signal 9") {
+				t.Fatalf("%+v", result)
+			}
+			if kind == OpenMPI && (a.Blamed != "b" || *a.Rank != 2 || strings.Join(result.Attempts[1].Hosts, "") != "aac") { // MPICH names no rank
+				t.Errorf("%+v, rank %d", a, *a.Rank)
+			}
+			if !strings.Contains(p.stdout.String(), "host a ") {
+				t.Errorf("standard output %q", p.stdout.String())
+			}
+		})
+		t.Run(string(kind)+", configuration", func(t *testing.T) {
+			p := newPlay(t, "exit 2", start)
+			if result := p.run(t); result.Outcome != Configuration || result.Code != ExitConfiguration || len(result.Attempts) != 1 {
+				t.Errorf("%+v", result)
+			}
+		})
+		t.Run(string(kind)+", stopped", func(t *testing.T) {
+			p := newPlay(t, "wait", start)
+			signals := make(chan os.Signal, 1)
+			p.Signals = signals
+			go func() {
+				await(t, "all ranks wait", func() bool { return strings.Count(p.stderr.String(), "waiting\n") == 3 })
+				signals <- syscall.SIGTERM
+			}()
+			if result := p.run(t); result.Outcome != Stopped || result.Code != ExitStopped || len(result.Attempts) != 1 {
+				t.Errorf("%+v\n%s", result, p.stderr.String())
+			}
+		})
+		t.Run(string(kind)+", hang", func(t *testing.T) {
+			p := newPlay(t, "pid on 0 beat step 7 deaf on 1 stop on 2 wait", start)
+			p.Limits = Limits{Floor: map[train.Section]time.Duration{train.SectionSetup: time.Minute}, First: time.Second, Factor: 1}
+			p.Retries, p.Grace = 0, time.Second
+			if result := p.run(t); result.Outcome != Hang || result.Code != ExitHang {
+				t.Errorf("%+v", result)
+			}
+			for _, pid := range processLine.FindAllStringSubmatch(p.stderr.String(), -1) {
+				await(t, "process "+pid[1]+" is gone", func() bool { return gone(pid[1]) })
+			}
+		})
+	}
+}
+
+// The command lines for machines that are not here.
+func TestMPIArguments(t *testing.T) {
+	r := Ranks{Hosts: []string{"n1", "n1", "n2", "n2"}, Environment: []string{"A=1", "B=2"}}
+	for _, test := range []struct {
+		m    MPI
+		r    Ranks
+		want string
+	}{
+		{MPI{Kind: OpenMPI}, r, "-n 4 --host n1:2,n2:2 -x A -x B mula train"},
+		{MPI{Kind: MPICH}, r, "-n 4 -hosts n1:2,n2:2 mula train"},
+		{MPI{Kind: Slurm}, r, "-n 4 --nodes=2 --ntasks-per-node=2 --nodelist=n1,n2 --kill-on-bad-exit=1 mula train"},
+		{MPI{Kind: Slurm}, Ranks{Hosts: []string{"n1", "n2", "n2"}}, "the same number of ranks for every host"},
+		{MPI{Kind: MPICH}, Ranks{Hosts: []string{"localhost", "localhost"}}, "-n 2 mula train"},
+		{MPI{Kind: OpenMPI, AllLocal: true}, r, "-n 2 -x A -x B env MULA_HOST=n1 mula train : -n 2 -x A -x B env MULA_HOST=n2 mula train"},
+	} {
+		test.m.Command = []string{"mula", "train"}
+		arguments, err := test.m.arguments(test.r)
+		got := strings.Join(arguments, " ")
+		if err != nil {
+			got = err.Error()
+		}
+		if !strings.Contains(got, test.want) {
+			t.Errorf("%s on %v: %q, want %q", test.m.Kind, test.r.Hosts, got, test.want)
+		}
+	}
+}
+
+func TestSlurmSays(t *testing.T) {
+	hosts := []string{"nid001", "nid001", "nid002", "nid002"}
+	for _, test := range []struct {
+		said string
+		code int
+		want string
+	}{
+		{"srun: error: nid002: task 3: Killed\nsrun: error: nid001: task 0: Exited with exit code 1\n", 137, "rank 3 on nid002 was ended by signal 9 (killed)"},
+		{"srun: error: nid001: tasks 1,0: Exited with exit code 2\n", 2, "rank 1 on nid001 left with exit code 2"},
+		{"srun: error: nid002: task 2: Segmentation fault (core dumped)\n", 139, "rank 2 on nid002 was ended by signal 11 (segmentation fault)"},
+		{"", 137, "a rank was ended by signal 9 (killed)"},
+		{"", 1, "a rank left with exit code 1"},
+	} {
+		e := Exit{Rank: -1, Code: test.code}
+		(&MPI{Kind: Slurm}).cause(&e, test.said, hosts)
+		if e.String() != test.want {
+			t.Errorf("%q: %q, want %q", test.said, e, test.want)
+		}
+	}
+}
+
+// What cannot be started is an error at once, and no attempt.
+func TestNothingToStart(t *testing.T) {
+	for _, s := range []Starter{
+		&Processes{Command: []string{"/nowhere/mula"}, AllLocal: true, Output: Output{&sharedBuffer{}, &sharedBuffer{}}},
+		&MPI{Kind: OpenMPI, Program: []string{"/nowhere/mpiexec"}, Command: []string{"mula"}, Output: Output{&sharedBuffer{}, &sharedBuffer{}}},
+	} {
+		_, err := Run(context.Background(), Options{Output: t.TempDir(), Ranks: 2, Start: s, Limits: DefaultLimits()})
+		if err == nil || !strings.Contains(err.Error(), "/nowhere/") {
+			t.Errorf("%s: %v", s.Name(), err)
+		}
+	}
+	if _, err := DetectMPI(t.Context(), []string{"true"}); err == nil || !strings.Contains(err.Error(), "neither") {
+		t.Errorf("%v", err)
+	}
+}

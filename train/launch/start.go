@@ -1,0 +1,378 @@
+package launch
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math/big"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"mula/xpu/tcp"
+)
+
+// A Starter starts the ranks of an attempt.
+type Starter interface {
+	Name() string // for records, such as "tcp"
+	Start(ctx context.Context, r Ranks) (Job, error)
+}
+
+// Ranks are what an attempt starts.
+type Ranks struct {
+	Hosts       []string // of each rank
+	Environment []string // of every rank, NAME=value, beyond that of the launcher
+	Dir         string   // folder for what they print
+}
+
+// A Job is ranks that run. Its methods return at once.
+type Job interface {
+	Exits() <-chan Exit // closed after the last
+	Stop()              // asks the ranks to finish their step, save and leave
+	End()               // tells them to leave now
+	Kill()              // kills them
+}
+
+// hostVariable tells a rank what its host is called in the launcher's list: the name under which its failures are recorded.
+const hostVariable = "MULA_HOST"
+
+// Output is where the output of ranks goes, beside the files in the folder of the attempt.
+type Output struct{ Stdout, Stderr io.Writer }
+
+// Processes is a [Starter] that starts every rank itself: as a child on this machine, by a remote shell elsewhere. The ranks speak TCP.
+type Processes struct {
+	Command     []string // program and arguments of a rank; the program's path must be absolute if there are remote hosts
+	RemoteShell []string // program and arguments, to which a host and a command are added, as in ssh -T HOST COMMAND
+	Agent       []string // program and arguments that run [Agent] on a remote host
+	AllLocal    bool     // whatever a host is called, it is this machine: for tests
+	Port        int      // at which rank 0 listens; 0 = one that is free
+	Output      Output
+}
+
+// Name is "tcp".
+func (p *Processes) Name() string { return "tcp" }
+
+// Start starts the ranks. It fails if the program of a local rank, or the remote shell, cannot be started.
+func (p *Processes) Start(_ context.Context, r Ranks) (Job, error) {
+	common := slices.Clone(r.Environment)
+	if len(r.Hosts) > 1 {
+		address, err := p.address(r.Hosts[0])
+		if err != nil {
+			return nil, err
+		}
+		secret := make([]byte, 16)
+		rand.Read(secret)
+		common = append(common, tcp.SizeVariable+"="+strconv.Itoa(len(r.Hosts)), tcp.AddressVariable+"="+address, tcp.SecretVariable+"="+hex.EncodeToString(secret))
+	}
+	dir, err := os.Getwd()
+	if err != nil {
+		return nil, err
+	}
+	j := newProcessJob(len(r.Hosts))
+	for rank, host := range r.Hosts {
+		environment := slices.Clone(common)
+		if len(r.Hosts) > 1 {
+			environment = append(environment, tcp.RankVariable+"="+strconv.Itoa(rank))
+		}
+		if host != localhost {
+			environment = append(environment, hostVariable+"="+host)
+		}
+		out, err := openOutput(filepath.Join(r.Dir, fmt.Sprintf("rank-%05d.log", rank)), rank, p.Output)
+		if err != nil {
+			j.Kill()
+			return nil, err
+		}
+		local := p.AllLocal || isLocal(host)
+		var cmd *exec.Cmd
+		if local {
+			cmd = exec.Command(p.Command[0], p.Command[1:]...)
+			cmd.Env = append(os.Environ(), environment...)
+		} else {
+			cmd = exec.Command(p.RemoteShell[0], append(slices.Clone(p.RemoteShell[1:]), host, shellLine(p.Agent))...)
+		}
+		if err := j.start(cmd, Exit{Rank: rank, Host: host}, out, !local, agentOrder{Dir: dir, Command: p.Command, Environment: environment}); err != nil {
+			out.close()
+			j.Kill()
+			return nil, err
+		}
+	}
+	j.all()
+	return j, nil
+}
+
+// address is where rank 0 listens.
+func (p *Processes) address(host string) (string, error) {
+	local := p.AllLocal || host == localhost
+	name, port := host, p.Port
+	if local {
+		name = "127.0.0.1"
+	}
+	if at := strings.LastIndexByte(name, '@'); at >= 0 { // the user's name is for the remote shell
+		name = name[at+1:]
+	}
+	switch {
+	case port != 0:
+	case local || isLocal(host):
+		l, err := net.Listen("tcp", net.JoinHostPort(name, "0"))
+		if err != nil {
+			return "", fmt.Errorf("looking for a free port of %s: %w", name, err)
+		}
+		port = l.Addr().(*net.TCPAddr).Port
+		l.Close()
+	default: // one that is unlikely to be in use there; if it is, the next attempt has another one
+		n, err := rand.Int(rand.Reader, big.NewInt(10000))
+		if err != nil {
+			return "", err
+		}
+		port = 20000 + int(n.Int64())
+	}
+	return net.JoinHostPort(name, strconv.Itoa(port)), nil
+}
+
+// localhost is this machine, by the name under which no list of hosts has been given.
+const localhost = "localhost"
+
+// isLocal reports whether a host is this machine.
+func isLocal(host string) bool {
+	if host == localhost || host == "127.0.0.1" {
+		return true
+	}
+	name, err := os.Hostname()
+	if err != nil {
+		return false
+	}
+	short, _, _ := strings.Cut(name, ".")
+	return host == name || host == short
+}
+
+// shellLine is a command as a shell reads it.
+func shellLine(command []string) string {
+	quoted := make([]string, len(command))
+	for i, word := range command {
+		quoted[i] = "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
+	}
+	return strings.Join(quoted, " ")
+}
+
+// A processJob is processes, each the leader of a group of its own.
+type processJob struct {
+	exits chan Exit
+	wait  sync.WaitGroup
+
+	mu        sync.Mutex
+	processes []*process
+}
+
+// A process is one of a job.
+type process struct {
+	cmd    *exec.Cmd
+	orders chan []byte // lines for an agent; nil for a local rank
+	pipe   io.Closer   // by which they go
+	ended  bool
+}
+
+func newProcessJob(ranks int) *processJob { return &processJob{exits: make(chan Exit, ranks)} }
+
+// start starts a process of the job. An agent gets its order on its standard input, which stays open: its end would be the end of the rank.
+func (j *processJob) start(cmd *exec.Cmd, e Exit, out *rankOutput, remote bool, order agentOrder) error {
+	cmd.Stdout, cmd.Stderr = out.stdout, out.stderr
+	cmd.WaitDelay = 2 * time.Second // a process that the rank has left behind may hold its output open
+	leadGroup(cmd)
+	p := &process{cmd: cmd}
+	if remote {
+		pipe, err := cmd.StdinPipe()
+		if err != nil {
+			return err
+		}
+		line, err := json.Marshal(order)
+		if err != nil {
+			return err
+		}
+		p.orders, p.pipe = make(chan []byte, 16), pipe
+		p.orders <- line
+		go func() {
+			for line := range p.orders {
+				_, _ = pipe.Write(append(line, '\n')) // if the shell has died, its exit says so
+			}
+		}()
+	}
+	if err := cmd.Start(); err != nil {
+		if p.orders != nil {
+			close(p.orders)
+		}
+		return err
+	}
+	j.mu.Lock()
+	j.processes = append(j.processes, p)
+	j.mu.Unlock()
+	j.wait.Go(func() {
+		_ = cmd.Wait() // its error is in the state, or about the pipes of a process that has left
+		j.mu.Lock()
+		p.ended = true
+		if p.orders != nil {
+			close(p.orders)
+		}
+		j.mu.Unlock()
+		out.close()
+		j.exits <- exitOf(e, cmd.ProcessState, remote)
+	})
+	return nil
+}
+
+// all says that all processes have been started.
+func (j *processJob) all() {
+	go func() {
+		j.wait.Wait()
+		close(j.exits)
+	}()
+}
+
+// remoteShellFailed is the exit code by which ssh says that it could not reach the host, or has lost it.
+const remoteShellFailed = 255
+
+// exitOf is how a process ended. An agent gives the signal that ended its rank as shells do, by 128 and its number.
+func exitOf(e Exit, state *os.ProcessState, remote bool) Exit {
+	status, ok := syscall.WaitStatus(0), false
+	if state != nil {
+		status, ok = state.Sys().(syscall.WaitStatus)
+	}
+	switch {
+	case !ok:
+		e.Code = ExitFailed
+	case status.Signaled():
+		e.Signal = status.Signal()
+	default:
+		e.Code = status.ExitStatus()
+	}
+	if remote && e.Signal == 0 {
+		switch {
+		case e.Code == remoteShellFailed:
+			e.Unreachable = true
+		case e.Code > 128 && e.Code < 128+65:
+			e.Signal, e.Code = syscall.Signal(e.Code-128), 0
+		}
+	}
+	return e
+}
+
+func (j *processJob) Exits() <-chan Exit { return j.exits }
+func (j *processJob) Stop()              { j.signal(syscall.SIGTERM) }
+func (j *processJob) End()               { j.signal(syscall.SIGTERM) }
+func (j *processJob) Kill()              { j.signal(syscall.SIGKILL) }
+
+// signal sends a signal to the groups of all processes that still run: of remote ranks, by their agents.
+func (j *processJob) signal(s syscall.Signal) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for _, p := range j.processes {
+		switch {
+		case p.ended:
+		case p.orders != nil && s != syscall.SIGKILL:
+			select {
+			case p.orders <- strconv.AppendInt(nil, int64(s), 10):
+			default: // the remote shell has stopped reading
+			}
+		case p.orders != nil:
+			p.pipe.Close() // by which the agent kills the rank
+		default:
+			signalGroup(p.cmd.Process.Pid, s)
+		}
+	}
+}
+
+// A rankOutput takes what a rank prints: into its file, and to the launcher's own output; there rank 0 as it is, the others line by line after
+// their number.
+type rankOutput struct {
+	file           *os.File
+	stdout, stderr io.Writer
+	lines          []*prefixed
+}
+
+func openOutput(path string, rank int, out Output) (*rankOutput, error) {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	o := &rankOutput{file: f}
+	if rank <= 0 {
+		o.stdout, o.stderr = tee{f, out.Stdout}, tee{f, out.Stderr}
+		return o, nil
+	}
+	for range 2 {
+		o.lines = append(o.lines, &prefixed{w: out.Stderr, prefix: fmt.Sprintf("[%d] ", rank)})
+	}
+	o.stdout, o.stderr = tee{f, o.lines[0]}, tee{f, o.lines[1]}
+	return o, nil
+}
+
+func (o *rankOutput) close() {
+	for _, l := range o.lines {
+		l.flush()
+	}
+	o.file.Close()
+}
+
+// A tee writes to both, whatever becomes of the other: a full disk or a closed terminal must not end a rank.
+type tee struct{ a, b io.Writer }
+
+func (t tee) Write(p []byte) (int, error) {
+	_, _ = t.a.Write(p)
+	_, _ = t.b.Write(p)
+	return len(p), nil
+}
+
+// maxLine is the length at which a line without an end is written all the same.
+const maxLine = 64 << 10
+
+// prefixed writes whole lines, each after a prefix.
+type prefixed struct {
+	w      io.Writer
+	prefix string
+	mu     sync.Mutex
+	line   []byte
+}
+
+func (p *prefixed) Write(b []byte) (int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for rest := b; len(rest) > 0; {
+		end := bytes.IndexByte(rest, '\n') + 1
+		if end == 0 {
+			end = len(rest)
+		}
+		p.line, rest = append(p.line, rest[:end]...), rest[end:]
+		if p.line[len(p.line)-1] == '\n' || len(p.line) >= maxLine {
+			p.put()
+		}
+	}
+	return len(b), nil
+}
+
+// put writes the line in one piece, so that those of several ranks do not mix.
+func (p *prefixed) put() {
+	text := append([]byte(p.prefix), p.line...)
+	if text[len(text)-1] != '\n' {
+		text = append(text, '\n')
+	}
+	_, _ = p.w.Write(text)
+	p.line = p.line[:0]
+}
+
+func (p *prefixed) flush() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.line) > 0 {
+		p.put()
+	}
+}

@@ -1,0 +1,140 @@
+package train
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"mula/moe"
+	"mula/train/estimate"
+	"mula/xpu"
+)
+
+// BenchmarkOptimizerStep sets EPSO beside SO on a model most of whose weights are not of experts: CPU time of all ranks, which are goroutines, by
+// part of the step that follows the backward pass, in turns within one run. The ratios SO / EPSO stand beside those that estimates give: updated
+// weights, 1 + (EP-1)·f, and bytes sent.
+func BenchmarkOptimizerStep(b *testing.B) {
+	c, err := moe.Preset("mula-nano")
+	if err != nil {
+		b.Fatal(err)
+	}
+	c.VocabSize, c.HiddenSize, c.Heads, c.KVHeads, c.IntermediateSize = 8192, 256, 4, 4, 128
+	sizes := make([]int, len(c.Tensors()))
+	for i, tensor := range c.Tensors() {
+		sizes[i] = int(tensor.Elements())
+	}
+	for _, ep := range []int{2, 4} {
+		layout := LayoutConfig{DP: 2, EP: ep, PP: 1, TP: 1, Dispatch: moe.AllToAll}
+		b.Run(fmt.Sprintf("dp=2,ep=%d", ep), func(b *testing.B) {
+			const reduced, updated, gathered = 0, 1, 2
+			var seconds [2][3]float64 // of SO and EPSO, by part
+			both := []Scheme{SO, EPSO}
+			together(b, layout.Ranks(), func(world *xpu.Comm) error {
+				ctx := context.Background()
+				groups, err := newRanks(ctx, world, layout)
+				if err != nil {
+					return err
+				}
+				defer groups.close()
+				m, err := moe.NewParallel(c, device(b, 1), groups.parallel(layout))
+				if err != nil {
+					return err
+				}
+				m.Init(1)
+				shardings, optimizers := make([]*sharding, len(both)), make([]*Optimizer, len(both))
+				for i, scheme := range both {
+					shardings[i] = newSharding(groups, scheme, false, m.Parameters(), m.Buckets())
+					optimizers[i], err = newShardedOptimizer(ctx, defaultOptimizer(AdamW), 100, device(b, 1), m.Parameters(), sizes, shardings[i])
+					if err != nil {
+						return err
+					}
+				}
+				var last float64
+				lap := func(to *float64) error { // what all ranks have done since the last call
+					if err := world.Barrier(ctx); err != nil {
+						return err
+					}
+					if world.Rank() == 0 {
+						var now unix.Timespec
+						if err := unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &now); err != nil {
+							return err
+						}
+						t := float64(now.Nano()) / 1e9
+						if to != nil {
+							*to += t - last
+						}
+						last = t
+					}
+					return world.Barrier(ctx)
+				}
+				for round := range b.N + 1 { // the first finds its memory untouched
+					for turn := range both {
+						i := (turn + round) % len(both)
+						s, o, part := shardings[i], optimizers[i], &seconds[i]
+						if round == 0 {
+							part = new([3]float64)
+						}
+						for _, p := range m.Parameters() {
+							for j := range p.Grad {
+								p.Grad[j] = float32(j%7-3) * 1e-3
+							}
+						}
+						if err := lap(nil); err != nil {
+							return err
+						}
+						for bucket := range m.Buckets() {
+							if err := s.reduce(ctx, bucket); err != nil {
+								return err
+							}
+						}
+						if err := lap(&part[reduced]); err != nil {
+							return err
+						}
+						o.Updates++
+						o.rule.begin(o, 1e-4, 1)
+						o.device.Parallel(len(o.blocks), o.updateOne)
+						if err := lap(&part[updated]); err != nil {
+							return err
+						}
+						if err := s.gatherWeights(ctx); err != nil {
+							return err
+						}
+						if err := lap(&part[gathered]); err != nil {
+							return err
+						}
+					}
+				}
+				return nil
+			})
+
+			predicted := func(scheme Scheme) (elements, bytes float64) {
+				l := estimate.Layout{DP: layout.DP, EP: ep, PP: 1, Optimizer: estimate.Scheme(scheme), Dispatch: layout.Dispatch, BatchSize: layout.Ranks(), MicroBatchSize: 1,
+					SequenceLength: 16, Recompute: estimate.RecomputeNone}
+				stages, err := estimate.Stages(c, l)
+				if err != nil {
+					b.Fatal(err)
+				}
+				for _, e := range estimate.OptimizerTraffic(stages[0].Replicated, stages[0].Divided, l, estimate.Mula) {
+					bytes += e.PerRank()
+				}
+				return estimate.Stepped(stages[0].Replicated, stages[0].Divided, l), bytes
+			}
+			soElements, soBytes := predicted(SO)
+			epsoElements, epsoBytes := predicted(EPSO)
+			so, epso := seconds[0], seconds[1]
+			rounds := float64(b.N) * 1e-3
+			b.ReportMetric(0, "ns/op") // of both schemes together, and by the wall: no use here
+			b.ReportMetric(so[updated]/rounds, "so-update-cpu-ms")
+			b.ReportMetric(epso[updated]/rounds, "epso-update-cpu-ms")
+			b.ReportMetric(so[updated]/epso[updated], "update-ratio")
+			b.ReportMetric(soElements/epsoElements, "update-ratio-predicted")
+			b.ReportMetric((so[reduced]+so[gathered])/rounds, "so-exchange-cpu-ms")
+			b.ReportMetric((epso[reduced]+epso[gathered])/rounds, "epso-exchange-cpu-ms")
+			b.ReportMetric((so[reduced]+so[gathered])/(epso[reduced]+epso[gathered]), "exchange-ratio")
+			b.ReportMetric(soBytes/epsoBytes, "exchange-ratio-predicted")
+			b.ReportMetric((so[reduced]+so[updated]+so[gathered])/(epso[reduced]+epso[updated]+epso[gathered]), "step-ratio")
+		})
+	}
+}

@@ -1,0 +1,326 @@
+package train
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"strings"
+	"sync"
+
+	"mula/moe"
+	"mula/xpu"
+	"mula/xpu/local"
+	"mula/xpu/mpi"
+	"mula/xpu/tcp"
+)
+
+// Join meets the other processes of a run: those that an mpiexec or mula launch has started, by layout.links. It returns nil if the run is one of
+// a single process, whose ranks are goroutines if there are several. The group is closed by the caller, after what [Run] has returned.
+func Join(ctx context.Context, config Config) (*xpu.Comm, error) {
+	if err := config.Validate(); err != nil {
+		return nil, err
+	}
+	kind := config.Layout.Links
+	options, launched, err := tcp.FromEnvironment()
+	if kind == AutoLinks {
+		switch {
+		case mpi.Launched():
+			kind = MPILinks
+		case launched || err != nil:
+			kind = TCPLinks
+		default:
+			kind = LocalLinks
+		}
+	}
+	var link xpu.Link
+	switch {
+	case kind == LocalLinks:
+		return nil, nil
+	case kind == MPILinks:
+		link, err = mpi.Init(ctx)
+	case err != nil:
+		return nil, err
+	case !launched:
+		return nil, &fieldError{"layout.links", " is \"tcp\", but nobody has said which rank of which run this process is; start the run with mula launch"}
+	default:
+		link, err = tcp.Join(ctx, options)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return xpu.NewComm(link), nil
+}
+
+// fitsWorld refuses a layout that is not for so many ranks, and names those that are.
+func (c Config) fitsWorld(ranks int) error {
+	l := c.Layout
+	if l.Ranks() == ranks {
+		return nil
+	}
+	var possible []string
+	for _, ep := range divisors(ranks) {
+		if ep == 1 || c.Model.Experts > 0 && c.Model.Experts%ep == 0 {
+			possible = append(possible, fmt.Sprintf("{dp: %d, ep: %d}", ranks/ep, ep))
+		}
+	}
+	text := "possible: " + strings.Join(possible, ", ")
+	if c.BatchSize%ranks != 0 {
+		text = fmt.Sprintf("start %d, or make batch_size, which is %d, a multiple of %d and the layout one of %s", l.Ranks(), c.BatchSize, ranks, strings.Join(possible, ", "))
+	}
+	return &fieldError{"layout", fmt.Sprintf(" is dp · ep = %d · %d = %d ranks, but %d were started; %s", l.DP, l.EP, l.Ranks(), ranks, text)}
+}
+
+func divisors(n int) []int {
+	var all []int
+	for d := 1; d <= n; d++ {
+		if n%d == 0 {
+			all = append(all, d)
+		}
+	}
+	return all
+}
+
+// list is numbers as text, with commas.
+func list(numbers []int) string {
+	words := make([]string, len(numbers))
+	for i, n := range numbers {
+		words[i] = fmt.Sprint(n)
+	}
+	return strings.Join(words, ", ")
+}
+
+// A sharedErr is one that all ranks of a run return: they know of it, so that nobody waits for another.
+type sharedErr struct {
+	error
+	failures []failure // of each rank, those that are well with none
+	recorded bool      // in failures.jsonl
+}
+
+func (e *sharedErr) Unwrap() error { return e.error }
+
+// Shared reports whether all ranks of a run return an error, or one that names the same ranks. It is enough that one of them prints it.
+func Shared(err error) bool {
+	var shared *sharedErr
+	return errors.As(err, &shared)
+}
+
+// sharedError is an error of one rank that all have come to know without being told.
+func sharedError(r *ranks, rank int, err error) error {
+	failures := make([]failure, r.size())
+	failures[rank] = failure{Host: r.hosts[rank], Error: err.Error()}
+	return &sharedErr{error: fmt.Errorf("rank %d on %s: %w", rank, r.hosts[rank], err), failures: failures}
+}
+
+// ranks are the groups that a rank belongs to, and where the others are. A nil ranks is a run of one rank.
+type ranks struct {
+	LayoutConfig
+	world *xpu.Comm // votes, losses, checkpoints
+
+	experts  *xpu.Comm // the ranks that share the experts: dispatch of tokens, by the model
+	replicas *xpu.Comm // those that hold the same experts
+	data     *xpu.Comm // all that hold the replicated weights; sums are formed over ep and then over dp
+	within   *xpu.Comm // the ranks of experts again, for gradients that travel while tokens do
+
+	hosts   []string // of each rank
+	sharing int      // ranks that run on the same processors of the same host as this one, itself included
+
+	each   []int   // bounds of one number from each rank
+	counts []int64 // one from each
+}
+
+// newRanks makes the groups of a layout from the world. It returns nil for a run of one rank.
+func newRanks(ctx context.Context, world *xpu.Comm, layout LayoutConfig) (*ranks, error) {
+	if world == nil || world.Size() == 1 {
+		return nil, nil
+	}
+	r := &ranks{LayoutConfig: layout, world: world}
+	dp, ep := world.Rank()/layout.EP, world.Rank()%layout.EP
+	for _, g := range []struct {
+		group **xpu.Comm
+		color int
+	}{{&r.experts, dp}, {&r.replicas, ep}, {&r.data, 0}, {&r.within, dp}} {
+		group, err := world.Split(ctx, g.color, world.Rank())
+		if err != nil {
+			r.close()
+			return nil, err
+		}
+		*g.group = group
+	}
+	r.data.SetInner(layout.EP)
+	r.counts, r.each = make([]int64, world.Size()), make([]int, world.Size()+1)
+	for i := range r.each {
+		r.each[i] = i
+	}
+	for _, group := range []*xpu.Comm{r.replicas, r.data, r.within} {
+		group.SetFast(layout.Sums == FastSums)
+	}
+	type place struct{ Host, Processors string }
+	own := place{hostname(), processors()}
+	places, err := gather(ctx, world, own)
+	if err != nil {
+		r.close()
+		return nil, err
+	}
+	for _, p := range places {
+		r.hosts = append(r.hosts, p.Host)
+		if p == own {
+			r.sharing++
+		}
+	}
+	return r, nil
+}
+
+// close leaves the groups but the world.
+func (r *ranks) close() {
+	if r == nil {
+		return
+	}
+	for _, group := range []*xpu.Comm{r.experts, r.replicas, r.data, r.within} {
+		group.Close()
+	}
+}
+
+// hostname is the name under which failures of this rank are recorded. MULA_HOST, which mula launch sets, goes first.
+func hostname() string {
+	if name := os.Getenv("MULA_HOST"); name != "" {
+		return name
+	}
+	name, err := os.Hostname()
+	if err != nil {
+		return "an unknown host"
+	}
+	return name
+}
+
+func (r *ranks) rank() int {
+	if r == nil {
+		return 0
+	}
+	return r.world.Rank()
+}
+
+func (r *ranks) size() int {
+	if r == nil {
+		return 1
+	}
+	return r.world.Size()
+}
+
+// comm is the world, nil for one rank.
+func (r *ranks) comm() *xpu.Comm {
+	if r == nil {
+		return nil
+	}
+	return r.world
+}
+
+// onHost is the number of ranks on the host of this one.
+func (r *ranks) onHost() int {
+	if r == nil {
+		return 1
+	}
+	n := 0
+	for _, host := range r.hosts {
+		if host == r.hosts[r.rank()] {
+			n++
+		}
+	}
+	return n
+}
+
+// parallel is what the model is told.
+func (r *ranks) parallel(l LayoutConfig) moe.Parallel {
+	p := moe.Parallel{Dispatch: l.Dispatch, UniformRouting: l.UniformRouting}
+	if r != nil {
+		p.Experts = r.experts
+	}
+	return p
+}
+
+// any reports on all ranks whether yes is true on one of them.
+func (r *ranks) any(ctx context.Context, yes bool) (bool, error) {
+	if r == nil {
+		return yes, nil
+	}
+	var n [1]int64
+	if yes {
+		n[0] = 1
+	}
+	err := xpu.AllReduce(ctx, r.world, n[:])
+	return n[0] > 0, err
+}
+
+// all gives every rank a number of each. It holds until the next call.
+func (r *ranks) all(ctx context.Context, n int64) ([]int64, error) {
+	r.counts[r.rank()] = n
+	return r.counts, xpu.AllGather(ctx, r.world, r.counts, r.each)
+}
+
+// threads is the number of threads of this rank's device: an even share of what the process may use, where several ranks run on the same
+// processors. A number that was chosen, by threads or in the environment, is for a process.
+func (r *ranks) threads(config Config, ranksHere int) int {
+	n := config.Threads
+	switch {
+	case r == nil:
+		return n
+	case n == 0 && (ranksHere > 1 || os.Getenv("GOMAXPROCS") == ""):
+		return max(1, runtime.GOMAXPROCS(0)/r.sharing)
+	case n == 0:
+		return runtime.GOMAXPROCS(0)
+	}
+	return max(1, n/max(1, ranksHere))
+}
+
+// mostLocal is the largest number of ranks that are goroutines of one process.
+const mostLocal = 256
+
+// runLocal is Run with ranks that are goroutines of this process; rank 0 is the caller's.
+func runLocal(ctx context.Context, config Config, options Options) (Result, error) {
+	n := config.Layout.Ranks()
+	if n > mostLocal {
+		return Result{}, &fieldError{"layout", fmt.Sprintf(" is %d ranks; in one process there can be %d, so start the run with mula launch or an mpiexec", n, mostLocal)}
+	}
+	results, errs := make([]Result, n), make([]error, n)
+	run := func(rank int, link xpu.Link) {
+		o := options // of which all but the first rank leave the functions alone
+		o.World, o.ranksHere = xpu.NewComm(link), n
+		results[rank], errs[rank] = Run(ctx, config, o)
+		if errs[rank] == nil {
+			errs[rank] = o.World.Barrier(ctx)
+		}
+		o.World.Close()
+	}
+	links := local.New(n)
+	var others sync.WaitGroup
+	for rank := 1; rank < n; rank++ {
+		others.Go(func() { run(rank, links[rank]) })
+	}
+	run(0, links[0])
+	others.Wait()
+	return results[0], firstCause(errs)
+}
+
+// firstCause is the error of several ranks that says why they ended.
+func firstCause(errs []error) error {
+	var lost error
+	for _, err := range errs {
+		var shared *sharedErr
+		switch {
+		case err == nil:
+		case errors.As(err, &shared):
+			for rank, f := range shared.failures {
+				if f.Error != "" && rank < len(errs) && errs[rank] != nil {
+					return errs[rank] // with all that it wraps
+				}
+			}
+			return err
+		case !errors.Is(err, xpu.ErrPeerLost):
+			return err
+		case lost == nil:
+			lost = err
+		}
+	}
+	return lost
+}

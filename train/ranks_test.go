@@ -1,0 +1,607 @@
+package train
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"mula/moe"
+	"mula/xpu"
+)
+
+// ranksConfig is a run of 20 steps that every layout of 4 ranks can do. The micro-batches are one rank's share at most, so that the load-balancing
+// loss is over the same tokens in every layout; the run is long enough for a wrong scale of gradients to show.
+func ranksConfig(t testing.TB, plan string, l LayoutConfig, more string) Config {
+	t.Helper()
+	for _, line := range []string{"steps: 20", "micro_batch_size: 2", "checkpoint: {every: 0}", "evaluate: {every: 10, samples: 5}"} {
+		if name, _, _ := strings.Cut(line, ":"); !strings.Contains("\n"+more, "\n"+name+":") {
+			more += line + "\n"
+		}
+	}
+	c := testConfig(t, plan, more)
+	c.Layout.CheckReplicasEvery = 5
+	if l.DP > 0 {
+		c.Layout.DP, c.Layout.EP = l.DP, l.EP
+	}
+	if l.Optimizer != "" {
+		c.Layout.Optimizer = l.Optimizer
+	}
+	return c
+}
+
+// An outcome is what a run has left.
+type runOutcome struct {
+	Result
+	lines   []map[string]any
+	weights map[string][]float32
+}
+
+func outcomeOf(t testing.TB, c Config, r Result) runOutcome {
+	t.Helper()
+	m, err := moe.Open(r.Checkpoint, device(t, 1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := runOutcome{r, metricsOf(t, c.Output), map[string][]float32{}}
+	for _, p := range m.Parameters() {
+		o.weights[p.Name] = p.Weight
+	}
+	return o
+}
+
+func mustRunRanks(t testing.TB, c Config, o Options) runOutcome {
+	t.Helper()
+	return outcomeOf(t, c, mustRun(t, c, o))
+}
+
+// number is that of a line of metrics.jsonl under a name.
+func number(line map[string]any, name string) (float64, bool) {
+	if outer, inner, ok := strings.Cut(name, "."); ok {
+		line, _ = line[outer].(map[string]any)
+		name = inner
+	}
+	text, ok := line[name].(json.Number)
+	if !ok {
+		return 0, false
+	}
+	x, err := text.Float64()
+	return x, err == nil
+}
+
+// apart is the largest difference of two runs in a number of metrics.jsonl, relative to its size.
+func apart(t testing.TB, a, b []map[string]any, name string) float64 {
+	t.Helper()
+	if len(a) != len(b) {
+		t.Fatalf("%d and %d lines", len(a), len(b))
+	}
+	var worst float64
+	found := false
+	for i := range a {
+		x, ok := number(a[i], name)
+		y, also := number(b[i], name)
+		if ok != also {
+			t.Fatalf("line %d: %v and %v", i, a[i], b[i])
+		}
+		if ok {
+			found = true
+			worst = max(worst, math.Abs(x-y)/max(math.Abs(x), 1e-3))
+		}
+	}
+	if !found {
+		t.Fatalf("no line has %s", name)
+	}
+	return worst
+}
+
+// I1, I4, I5: in every layout of 4 ranks the three schemes leave the same bytes, and the losses, norms and weights of one rank within the
+// rounding of float32. A wrong factor in one kind of gradient moves the norms of the first steps by far more.
+func TestI5Layouts(t *testing.T) {
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	one := mustRunRanks(t, ranksConfig(t, plan, LayoutConfig{}, ""), Options{})
+	for _, l := range layouts {
+		var first runOutcome
+		for i, scheme := range schemes {
+			l.Optimizer = scheme
+			got := mustRunRanks(t, ranksConfig(t, plan, l, ""), Options{})
+			if i == 0 {
+				first = got
+			} else if got.Weights != first.Weights || got.LastLoss != first.LastLoss {
+				t.Errorf("dp %d, ep %d: weights %.16s… under %s, %.16s… under %s", l.DP, l.EP, got.Weights, scheme, first.Weights, schemes[0])
+			} else if diff := cmp.Diff(withoutLayout(first.lines), withoutLayout(got.lines)); diff != "" {
+				t.Errorf("dp %d, ep %d: records under %s and %s differ:\n%s", l.DP, l.EP, schemes[0], scheme, diff)
+			}
+		}
+		for name, most := range map[string]float64{"loss": 1e-6, "grad_norm": 1e-5, "aux_loss": 1e-6, "learning_rate": 0, "samples": 0,
+			"z_loss": 1e-5, "eval.loss": 1e-6, "eval.mix_loss": 1e-6, "eval.margin": 1e-4, "update_ratio.experts": 1e-4, "update_ratio.norms": 1e-4} {
+			d := apart(t, one.lines, first.lines, name)
+			t.Logf("dp %d, ep %d: %s is apart by %.2g", l.DP, l.EP, name, d)
+			if d > most {
+				t.Errorf("dp %d, ep %d: %s is apart from that of one rank by %v, at most %v is allowed", l.DP, l.EP, name, d, most)
+			}
+		}
+		var worst float64
+		for name, weights := range one.weights {
+			for i, w := range weights {
+				worst = max(worst, math.Abs(float64(w-first.weights[name][i])))
+			}
+		}
+		t.Logf("dp %d, ep %d: weights are apart by %.2g", l.DP, l.EP, worst)
+		if worst > 1e-4 { // a thirtieth of the learning rate: where a moment is near zero, its last bits decide on the step
+			t.Errorf("dp %d, ep %d: weights are apart from those of one rank by %v", l.DP, l.EP, worst)
+		}
+		for i := range one.lines {
+			for _, name := range []string{"source_samples", "expert_tokens"} {
+				if name == "expert_tokens" && i > 10 {
+					continue // a token near the border between two experts may take the other one
+				}
+				if diff := cmp.Diff(one.lines[i][name], first.lines[i][name]); diff != "" {
+					t.Errorf("dp %d, ep %d, line %d: %s:\n%s", l.DP, l.EP, i, name, diff)
+				}
+			}
+		}
+		a, err := os.ReadFile(filepath.Join(filepath.Dir(filepath.Dir(one.Checkpoint)), fingerprintsFile))
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := os.ReadFile(filepath.Join(filepath.Dir(filepath.Dir(first.Checkpoint)), fingerprintsFile))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if string(a) != string(b) {
+			t.Errorf("dp %d, ep %d: fingerprints differ from those of one rank", l.DP, l.EP)
+		}
+	}
+}
+
+// withoutLayout are lines of metrics.jsonl without the name of the layout.
+func withoutLayout(lines []map[string]any) []map[string]any {
+	for _, line := range lines {
+		if run, ok := line["run"].(map[string]any); ok {
+			delete(run, "layout")
+		}
+	}
+	return lines
+}
+
+// I10 in a run: what the groups of gradients and weights have sent after some steps, over all ranks, is what the formulas say, to the byte, and
+// nothing else has travelled there: not with evaluations, checkpoints and comparisons of replicas.
+func TestI10Run(t *testing.T) {
+	const steps = 3
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	for _, l := range layouts {
+		for _, scheme := range schemes {
+			l.Optimizer = scheme
+			c := ranksConfig(t, plan, l, fmt.Sprintf("steps: %d\ncheckpoint: {every: 2}\nevaluate: {every: 1, samples: 2}\n", steps))
+			c.Layout.CheckReplicasEvery = 1
+			var mu sync.Mutex
+			var got int64
+			mustRun(t, c, Options{ended: func(r *ranks) {
+				mu.Lock()
+				defer mu.Unlock()
+				for _, group := range []*xpu.Comm{r.replicas, r.data, r.within} {
+					for _, operation := range group.Traffic() {
+						got += operation.Bytes
+					}
+				}
+			}})
+			x := int64(2 * 8 * 3 * 64 * 32) // weights of all experts
+			n := c.Model.TotalParameters() - x
+			dp, ep := int64(l.DP), int64(l.EP)
+			want := 8*n*(dp*ep-1) + 8*x*(dp-1)
+			if scheme == SO {
+				want = 8*n*(ep-1)*dp + 8*n*(dp-1)*ep + 8*x*(dp-1)
+			}
+			if got != steps*want {
+				t.Errorf("dp %d, ep %d, %s: %d bytes in %d steps, want %d", l.DP, l.EP, scheme, got, steps, steps*want)
+			}
+		}
+	}
+}
+
+// I4 of the other optimizers, in a run: the schemes leave the same bytes.
+func TestI4Optimizers(t *testing.T) {
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	for name := range optimizerDefaults {
+		if name == AdamW {
+			continue
+		}
+		more := fmt.Sprintf("optimizer: {name: %s}\n", name)
+		switch name {
+		case SophiaG:
+			more = "optimizer: {name: sophiag, hessian_every: 3}\n"
+		case ScheduleFreeAdamW:
+			more += "schedule: {name: constant, learning_rate: 3e-3, warmup_steps: 2}\n"
+		}
+		var first string
+		for i, scheme := range schemes {
+			c := ranksConfig(t, plan, LayoutConfig{DP: 2, EP: 2, Optimizer: scheme}, more)
+			c.Steps = 20
+			r := mustRun(t, c, Options{})
+			if i == 0 {
+				first = r.Weights
+			} else if r.Weights != first {
+				t.Errorf("%s: weights %.16s… under %s, %.16s… under %s", name, r.Weights, scheme, first, schemes[0])
+			}
+		}
+	}
+}
+
+// I8, I9: weights and moments are float32 wherever they are, also where products round their operands to bfloat16: the schemes agree, and steps far
+// smaller than what bfloat16 can tell from 1 move the weights of norms.
+func TestI9Float32(t *testing.T) {
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	var first string
+	for i, scheme := range schemes {
+		c := ranksConfig(t, plan, LayoutConfig{DP: 2, EP: 2, Optimizer: scheme}, "precision: bf16\nsteps: 6\nschedule: {learning_rate: 1e-5, warmup_steps: 2}\n")
+		got := mustRunRanks(t, c, Options{})
+		if i == 0 {
+			first = got.Weights
+		} else if got.Weights != first {
+			t.Errorf("weights %.16s… under %s, %.16s… under %s", got.Weights, scheme, first, schemes[0])
+		}
+		for _, w := range got.weights["model.norm.weight"] {
+			if w == 1 {
+				t.Fatalf("%s: a weight of a norm has not moved", scheme)
+			}
+		}
+	}
+}
+
+// The targets that SophiaG draws are those of one rank: they follow from their place in the step.
+func TestSophiaGRanks(t *testing.T) {
+	plan := makePlan(t, t.TempDir(), "plan.json", "skips:\n- {from: 17, to: 19}\n")
+	more := "optimizer: {name: sophiag, hessian_every: 2}\nsteps: 8\nmicro_batch_size: 1\nevaluate: {every: 0}\n"
+	one := mustRunRanks(t, ranksConfig(t, plan, LayoutConfig{}, more), Options{})
+	for _, l := range layouts[:2] {
+		got := mustRunRanks(t, ranksConfig(t, plan, l, more), Options{})
+		d := apart(t, one.lines, got.lines, "loss")
+		t.Logf("dp %d, ep %d: losses are apart by %.2g", l.DP, l.EP, d)
+		if d > 1e-5 {
+			t.Errorf("dp %d, ep %d: losses are apart from those of one rank by %v", l.DP, l.EP, d)
+		}
+	}
+}
+
+// Gradients that are added up beside the backward pass give the bits of those that are added up after it.
+func TestOverlap(t *testing.T) {
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	var weights []string
+	for _, late := range []bool{false, true} {
+		c := ranksConfig(t, plan, LayoutConfig{DP: 2, EP: 2}, "")
+		c.Steps = 6
+		weights = append(weights, mustRun(t, c, Options{late: late}).Weights)
+	}
+	if weights[0] != weights[1] {
+		t.Errorf("weights %.16s… and %.16s…", weights[0], weights[1])
+	}
+}
+
+// A run that is stopped and goes on in its layout is one that was never stopped, and a stop of one rank stops all; steps whose positions are partly or
+// wholly skipped, so that ranks have different numbers of rows and micro-batches, are those of one rank.
+func TestRanksResume(t *testing.T) {
+	more := "skips:\n- {from: 17, to: 23}\n- {from: 24, to: 32}\n- {from: 40, to: 44}\n" // step 2 has 1 and 7; step 3 nothing; step 5 its second half
+	plan := makePlan(t, t.TempDir(), "plan.json", more)
+	one := mustRunRanks(t, ranksConfig(t, plan, LayoutConfig{}, "micro_batch_size: 1\n"), Options{})
+	for _, l := range layouts[:2] {
+		whole := mustRunRanks(t, ranksConfig(t, plan, l, "micro_batch_size: 1\n"), Options{})
+		if d := apart(t, one.lines, whole.lines, "loss"); d > 1e-5 {
+			t.Errorf("dp %d, ep %d: losses are apart from those of one rank by %v", l.DP, l.EP, d)
+		}
+		c := ranksConfig(t, plan, l, "micro_batch_size: 1\n")
+		for _, step := range []int64{2, 9} {
+			mustRun(t, c, stopAfter(step))
+		}
+		got := mustRunRanks(t, c, Options{})
+		if got.Weights != whole.Weights || got.Resumed == "" {
+			t.Errorf("dp %d, ep %d: weights %.16s… after stops, %.16s… without; resumed from %q", l.DP, l.EP, got.Weights, whole.Weights, got.Resumed)
+		}
+		if diff := cmp.Diff(whole.lines, got.lines); diff != "" {
+			t.Errorf("dp %d, ep %d: records differ after stops:\n%s", l.DP, l.EP, diff)
+		}
+	}
+}
+
+// A run that goes on in another layout goes on, with a warning, and with the losses of that layout.
+func TestRanksOtherLayout(t *testing.T) {
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	whole := mustRunRanks(t, ranksConfig(t, plan, LayoutConfig{}, ""), Options{})
+	c := ranksConfig(t, plan, LayoutConfig{DP: 4, EP: 1}, "")
+	var warnings []string
+	for i, l := range []LayoutConfig{{DP: 4, EP: 1, Optimizer: SO}, {DP: 1, EP: 2, Optimizer: EPSO}, {DP: 1, EP: 1, Optimizer: EPSO}, {DP: 2, EP: 2, Optimizer: Unsharded}} {
+		c.Layout.DP, c.Layout.EP, c.Layout.Optimizer = l.DP, l.EP, l.Optimizer
+		o := stopAfter(int64(4*i + 3))
+		if i == 3 {
+			o = Options{}
+		}
+		o.Warn = func(text string) { warnings = append(warnings, text) }
+		mustRun(t, c, o)
+	}
+	got := metricsOf(t, c.Output)
+	for _, name := range []string{"loss", "grad_norm"} {
+		if d := apart(t, whole.lines, got, name); d > 1e-4 {
+			t.Errorf("%s is apart from that of one rank by %v", name, d)
+		}
+	}
+	changed := 0
+	for _, w := range warnings {
+		if strings.Contains(w, "was computed with the arithmetic of") {
+			changed++
+		}
+	}
+	if changed != 3 {
+		t.Errorf("%d warnings about 3 changes of layout: %q", changed, warnings)
+	}
+}
+
+// A gradient that is not finite on one rank never reaches a weight: every rank ends with an error that names that rank and its host, the
+// checkpoint is from before, and the host is on record. With spikes.action skip the run goes on, alike on all ranks.
+func TestI7NotFinite(t *testing.T) {
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	t.Setenv("MULA_HOST", "node-7")
+	poison := func(rank int, step int64, b moe.Bucket) error {
+		if rank == 2 && step == 5 && b.Divided {
+			b.Grad[len(b.Grad)-1] = float32(math.NaN())
+		}
+		return nil
+	}
+	for _, l := range layouts {
+		c := ranksConfig(t, plan, l, "")
+		mustRun(t, c, stopAfter(4))
+		before, _, err := LoadCheckpoint(context.Background(), c.Output)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = Run(context.Background(), c, Options{reduced: poison})
+		if !errors.Is(err, ErrNotFinite) || !Shared(err) || !strings.Contains(err.Error(), "rank 2 on node-7: step 5") || !strings.Contains(err.Error(), ".mlp.experts.") {
+			t.Errorf("dp %d, ep %d: %v", l.DP, l.EP, err)
+		}
+		checkpoint, _, err := LoadCheckpoint(context.Background(), c.Output)
+		if err != nil || checkpoint.State.Step != 5 || checkpoint.State.Weights != before.State.Weights {
+			t.Errorf("dp %d, ep %d: the newest checkpoint is of step %d, %v", l.DP, l.EP, checkpoint.State.Step, err)
+		}
+		failures := readLines(t, filepath.Join(c.Output, failuresFile))
+		if len(failures) != 1 || failures[0]["host"] != "node-7" || failures[0]["rank"] != json.Number("2") || failures[0]["step"] != json.Number("5") || failures[0]["kind"] != failureNotFinite {
+			t.Errorf("dp %d, ep %d: failures %v", l.DP, l.EP, failures)
+		}
+	}
+	c := ranksConfig(t, plan, layouts[1], "spikes: {action: skip}\n")
+	c.Layout.CheckReplicasEvery = 1
+	got := mustRunRanks(t, c, Options{reduced: poison})
+	for _, line := range got.lines {
+		if _, skipped := line["skipped"]; skipped != (line["step"] == json.Number("5") && line["eval"] == nil) {
+			t.Errorf("step %v: skipped is %v", line["step"], line["skipped"])
+		}
+	}
+	if got.LeftOut != 8 {
+		t.Errorf("%d samples are left out", got.LeftOut)
+	}
+}
+
+// I3: weights that differ between ranks which hold the same are found at the next comparison, and the rank of the minority is named.
+func TestI3Replicas(t *testing.T) {
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	for _, test := range []struct {
+		layout  LayoutConfig
+		rank    int
+		divided bool
+		want    string
+	}{
+		{LayoutConfig{DP: 2, EP: 2}, 1, false, "rank 1 on"},
+		{LayoutConfig{DP: 4, EP: 1}, 3, true, "rank 3 on"},
+		{LayoutConfig{DP: 2, EP: 2}, 3, true, "no majority"},
+	} {
+		test.layout.Optimizer = Unsharded // the others give everybody the weights of their owner in each step
+		c := ranksConfig(t, plan, test.layout, "")
+		c.Layout.CheckReplicasEvery = 4
+		_, err := Run(context.Background(), c, Options{reduced: func(rank int, step int64, b moe.Bucket) error {
+			if rank == test.rank && step == 5 && b.Divided == test.divided {
+				b.Weight[0] = math.Float32frombits(math.Float32bits(b.Weight[0]) ^ 1)
+			}
+			return nil
+		}})
+		if err == nil || !strings.Contains(err.Error(), test.want) || !strings.Contains(err.Error(), "after step 7") || !Shared(err) {
+			t.Errorf("%+v: %v", test.layout, err)
+		}
+		failures := readLines(t, filepath.Join(c.Output, failuresFile))
+		if len(failures) != 1 || failures[0]["kind"] != failureReplica {
+			t.Errorf("%+v: failures %v", test.layout, failures)
+		}
+	}
+}
+
+// A run of several ranks that goes back because of a spike, to a checkpoint or to the weights of initialize_from, is the run of a plan without
+// what it left out.
+func TestRanksRollback(t *testing.T) {
+	dir := t.TempDir()
+	plan := makePlan(t, dir, "plan.json", "")
+	base := testConfig(t, plan, "steps: 2\n")
+	mustRun(t, base, Options{})
+	skips := makePlan(t, dir, "skips.json", "skips:\n- {from: 32, to: 48}\n")
+	for _, every := range []int{3, 0} {
+		more := fmt.Sprintf("initialize_from: %s\nspikes: {action: rollback, leave_out: 2}\ncheckpoint: {every: %d}\n", base.Output, every)
+		want := mustRun(t, ranksConfig(t, skips, layouts[1], more), Options{})
+		c := ranksConfig(t, plan, layouts[1], more)
+		got := mustRun(t, c, Options{reduced: func(rank int, step int64, b moe.Bucket) error {
+			if rank == 1 && step == 5 {
+				b.Grad[0] = float32(math.Inf(1))
+			}
+			return nil
+		}})
+		if got.Weights != want.Weights || got.LeftOut != 16 {
+			t.Errorf("checkpoints every %d: weights %.16s… with %d samples left out, %.16s… of the plan without them", every, got.Weights, got.LeftOut, want.Weights)
+		}
+	}
+}
+
+// A rank that fails alone, in the middle of a step, ends the others with an error, and the run goes on from its checkpoint as if it had never been.
+func TestRankDies(t *testing.T) {
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	for _, l := range layouts {
+		whole := mustRun(t, ranksConfig(t, plan, l, "evaluate: {every: 0}\n"), Options{})
+		c := ranksConfig(t, plan, l, "checkpoint: {every: 3}\nevaluate: {every: 0}\n")
+		dies := errors.New("dies")
+		var mu sync.Mutex
+		n := 0
+		_, err := Run(context.Background(), c, Options{reduced: func(rank int, step int64, b moe.Bucket) error {
+			mu.Lock()
+			defer mu.Unlock()
+			if rank == 1 && step == 10 {
+				if n++; n == 2 {
+					return dies
+				}
+			}
+			return nil
+		}})
+		if !errors.Is(err, dies) || Shared(err) || !strings.Contains(err.Error(), "rank 1 on ") {
+			t.Fatalf("dp %d, ep %d: %v", l.DP, l.EP, err)
+		}
+		if r := mustRun(t, c, Options{}); r.Weights != whole.Weights || r.Resumed != checkpointName(9) {
+			t.Errorf("dp %d, ep %d: weights %.16s… from %s, %.16s… of a whole run", l.DP, l.EP, r.Weights, r.Resumed, whole.Weights)
+		}
+	}
+}
+
+// What a rank cannot read or compute is the error of all, with its name, and nobody hangs.
+func TestRankRefuses(t *testing.T) {
+	dir := t.TempDir()
+	plan := makePlan(t, dir, "plan.json", "")
+	for _, l := range layouts {
+		c := ranksConfig(t, plan, l, "")
+		done := make(chan error, 1)
+		go func() {
+			_, err := Run(context.Background(), c, Options{badTokens: func(rank int, step int64) bool { return rank == 3 && step == 2 }})
+			done <- err
+		}()
+		if err := <-done; err == nil || !Shared(err) || !strings.Contains(err.Error(), "rank 3 on ") || !strings.Contains(err.Error(), "vocabulary") {
+			t.Errorf("dp %d, ep %d: %v", l.DP, l.EP, err)
+		}
+		if failures := readLines(t, filepath.Join(c.Output, failuresFile)); len(failures) != 1 || failures[0]["kind"] != failureError || failures[0]["rank"] != json.Number("3") {
+			t.Errorf("dp %d, ep %d: failures %v", l.DP, l.EP, failures)
+		}
+	}
+}
+
+// Ranks that would not do the same are refused, and told in what they differ.
+func TestRanksDiffer(t *testing.T) {
+	dir := t.TempDir()
+	plan, other := makePlan(t, dir, "plan.json", ""), makePlan(t, dir, "other.json", "skips:\n- {from: 3, to: 4}\n")
+	for want, change := range map[string]func(c *Config){
+		"it has read plan ": func(c *Config) { c.Plan = other },
+		"its seed is 9, and that of rank 0 0; give all ranks the same train.yaml": func(c *Config) { c.Seed = 9 },
+		"its checkpoint.every is 3, and that of rank 0 0":                         func(c *Config) { c.Checkpoint.Every = new(int64(3)) },
+		"it computes with the arithmetic of ":                                     func(c *Config) { c.Precision = xpu.BF16 },
+	} {
+		c := ranksConfig(t, plan, LayoutConfig{DP: 2, EP: 1}, "")
+		together(t, 2, func(world *xpu.Comm) error {
+			own := c
+			if world.Rank() == 1 {
+				change(&own)
+			}
+			_, err := Run(context.Background(), own, Options{World: world})
+			if err == nil || !Shared(err) || !strings.Contains(err.Error(), "rank 1 on ") || !strings.Contains(err.Error(), want) {
+				return fmt.Errorf("%q: %w", want, err)
+			}
+			return nil
+		})
+	}
+}
+
+// Layouts that cannot be are refused with those that can.
+func TestLayoutRefused(t *testing.T) {
+	for text, want := range map[string]string{
+		"layout: {pp: 2}": "layout.pp is 2; this version has no pipeline parallelism: it must be 1",
+		"layout: {tp: 8}": "layout.tp is 8; this version has no tensor parallelism",
+		"layout: {dp: 0}": "layout.dp is 0; it must lie between 1",
+		"layout: {ep: 3}\nmodel: {preset: mula-nano}": "layout.ep is 3, which does not divide the 8 experts of a layer; possible: 1, 2, 4, 8",
+		"layout: {ep: 2}\nmodel: {preset: mula-1b}":   "layout.ep is 2, but a dense model has no experts",
+		"layout: {dp: 3}":           "batch_size is 32; it must be a multiple of layout.dp · layout.ep = 3 · 1 = 3",
+		"layout: {optimizer: zero}": `layout.optimizer is "zero"; allowed: epso, so, unsharded`,
+		"layout: {links: nccl}":     `layout.links is "nccl"; allowed: auto, local, tcp, mpi`,
+		"layout: {sums: quick}":     `layout.sums is "quick"; allowed: exact, fast`,
+		"layout: {dispatch: ring}":  `layout.dispatch is "ring"; allowed: alltoall, allgather`,
+		"layout: {uniform_routing: true}\nmodel: {preset: mula-1b}": "layout.uniform_routing is true, but a dense model has no router",
+	} {
+		if _, err := ParseConfig([]byte(text+"\n"), "train.yaml"); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %q", text, err, want)
+		}
+	}
+	c := DefaultConfig()
+	if err := c.fitsWorld(4); err == nil || err.Error() != "layout is dp · ep = 1 · 1 = 1 ranks, but 4 were started; possible: {dp: 4, ep: 1}, {dp: 2, ep: 2}, {dp: 1, ep: 4}" || !Misconfigured(err) {
+		t.Error(err)
+	}
+	if err := c.fitsWorld(3); err == nil || !strings.Contains(err.Error(), "start 1, or ") {
+		t.Error(err)
+	}
+	c.Layout.Links = TCPLinks
+	if _, err := Join(context.Background(), c); err == nil || !strings.Contains(err.Error(), "mula launch") {
+		t.Error(err)
+	}
+	together(t, 2, func(world *xpu.Comm) error {
+		_, err := Run(context.Background(), DefaultConfig(), Options{World: world})
+		if err == nil || !strings.Contains(err.Error(), "but 2 were started") {
+			return fmt.Errorf("a world of another size: %w", err)
+		}
+		return nil
+	})
+}
+
+// Ranks that run on the same processors divide them, unless a number was chosen.
+func TestRanksThreads(t *testing.T) {
+	t.Setenv("GOMAXPROCS", "")
+	most := runtime.GOMAXPROCS(0)
+	for _, test := range []struct {
+		threads, sharing, here, want int
+		environment                  string
+	}{
+		{threads: 0, sharing: 1, want: most},
+		{threads: 0, sharing: 2 * most, want: 1},
+		{threads: 0, sharing: most, want: 1},
+		{threads: 0, sharing: 2 * most, environment: "7", want: most},
+		{threads: 6, sharing: 3, want: 6},
+		{threads: 6, sharing: 3, here: 3, want: 2},
+		{threads: 2, sharing: 3, here: 3, want: 1},
+		{threads: 0, sharing: most, here: most, environment: "7", want: 1},
+	} {
+		t.Setenv("GOMAXPROCS", test.environment)
+		if got := (&ranks{sharing: test.sharing}).threads(Config{Threads: test.threads}, test.here); got != test.want {
+			t.Errorf("%+v: %d threads", test, got)
+		}
+	}
+	if got := (*ranks)(nil).threads(Config{Threads: 3}, 0); got != 3 {
+		t.Errorf("%d threads of one rank, want 3", got)
+	}
+}
+
+// The summary of a run of many ranks says what one of them takes.
+func TestRanksMemory(t *testing.T) {
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	memory := map[string]Memory{}
+	for _, l := range []LayoutConfig{{DP: 1, EP: 1}, {DP: 2, EP: 2, Optimizer: EPSO}, {DP: 2, EP: 2, Optimizer: SO}, {DP: 2, EP: 2, Optimizer: Unsharded}} {
+		c := ranksConfig(t, plan, l, "steps: 2\n")
+		mustRun(t, c, Options{Report: func(s Summary) { memory[strings.TrimSpace(fmt.Sprintf("%d %s", l.DP*l.EP, l.Optimizer))] = s.Memory }})
+	}
+	one, epso, so, unsharded := memory["1"], memory["4 epso"], memory["4 so"], memory["4 unsharded"]
+	x := int64(2 * 8 * 3 * 64 * 32) // weights of all experts
+	n := one.Weights/4 - x
+	for name, check := range map[string][2]int64{
+		"weights":               {epso.Weights, 4 * (n + x/2)},
+		"moments of one rank":   {one.Moments, 8 * (n + x)},
+		"moments of epso":       {epso.Moments, 8 * (n + x) / 4},
+		"moments of so":         {so.Moments, 8 * (n + x/2) / 2},
+		"moments of each alone": {unsharded.Moments, 8 * (n + x/2)},
+	} {
+		if check[0] != check[1] {
+			t.Errorf("%s: %d bytes, want %d", name, check[0], check[1])
+		}
+	}
+}

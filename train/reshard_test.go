@@ -1,0 +1,217 @@
+package train
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"mula/moe/safetensors"
+	"mula/xpu"
+)
+
+// gathered is everything that a checkpoint holds of the model and the optimizer's state, whole, by name. It knows the files only by what
+// docs/formats/run.md says.
+func gathered(t testing.TB, dir string) map[string][]float32 {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(dir, "*.safetensors"))
+	if err != nil || len(files) < 2 {
+		t.Fatalf("%s: %v, %v", dir, files, err)
+	}
+	all := map[string][]float32{}
+	for _, path := range files {
+		f, err := safetensors.Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, tensor := range f.Tensors() {
+			values := make([]float32, tensor.Elements())
+			if err := f.Float32(values, tensor.Name, 0); err != nil {
+				t.Fatal(err)
+			}
+			name, part, _ := strings.Cut(tensor.Name, "[")
+			first := 0
+			if part != "" {
+				if first, err = strconv.Atoi(part[:strings.Index(part, ":")]); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if need := first + len(values); len(all[name]) < need {
+				all[name] = append(all[name], make([]float32, need-len(all[name]))...)
+			}
+			copy(all[name][first:], values)
+		}
+		if err := f.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return all
+}
+
+// reload goes on from the newest checkpoint of a run as a new process would, and saves what it then has, without a step, into another directory.
+func reload(t testing.TB, c Config) string {
+	t.Helper()
+	dir := t.TempDir()
+	var path string
+	for r, err := range onRanks(c.Layout.Ranks(), func(world *xpu.Comm) error {
+		ctx := context.Background()
+		ranks, err := newRanks(ctx, world, c.Layout)
+		if err != nil {
+			return err
+		}
+		defer ranks.close()
+		r := &run{config: c, options: Options{World: world}, ranks: ranks, lastSaved: -1}
+		defer r.close()
+		checkpoint, err := r.begin(ctx)
+		if err != nil {
+			return err
+		}
+		if checkpoint == nil {
+			return fmt.Errorf("no checkpoint in %s", c.Output)
+		}
+		if err := r.prepare(ctx, checkpoint); err != nil {
+			return err
+		}
+		if err := r.optimizer.Average(ctx, true); err != nil {
+			return err
+		}
+		weights := r.state.Weights
+		if err := saveCheckpoint(ctx, world, dir, &r.state, newShare(r.model, r.optimizer), nil); err != nil {
+			return err
+		}
+		if r.state.Weights != weights {
+			return fmt.Errorf("weights %s, the checkpoint had %s", r.state.Weights, weights)
+		}
+		if rankIn(world) == 0 {
+			path = filepath.Join(dir, checkpointName(r.state.Step))
+		}
+		return nil
+	}) {
+		if err != nil {
+			t.Fatalf("%+v, rank %d: %v", c.Layout, r, err)
+		}
+	}
+	return path
+}
+
+// losses of the steps of a run.
+func losses(t testing.TB, output string) []float64 {
+	t.Helper()
+	var all []float64
+	for _, line := range metricsOf(t, output) {
+		if text, ok := line["loss"].(json.Number); ok {
+			loss, err := text.Float64()
+			if err != nil {
+				t.Fatal(err)
+			}
+			all = append(all, loss)
+		}
+	}
+	return all
+}
+
+// A run of any layout begins with the model of a run of many ranks.
+func TestInitializeFromManyRanks(t *testing.T) {
+	t.Parallel()
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	const config = "model: {preset: mula-nano, num_hidden_layers: 1, hidden_size: 16, intermediate_size: 8, num_experts: 4, num_experts_per_tok: 2}\nevaluate: {every: 0}\n"
+	first := testConfig(t, plan, config+"steps: 2\nlayout: {dp: 2, ep: 2}\n")
+	mustRun(t, first, Options{})
+	var all []float64
+	for _, layout := range []string{"dp: 1, ep: 1", "dp: 1, ep: 4", "dp: 2, ep: 1"} {
+		c := testConfig(t, plan, config+"steps: 1\nschedule: {warmup_steps: 0}\nspikes: {action: rollback}\nlayout: {"+layout+"}\n")
+		c.InitializeFrom = first.Output
+		mustRun(t, c, Options{})
+		checkpoint, _, err := LoadCheckpoint(context.Background(), c.Output)
+		if err != nil {
+			t.Fatal(err)
+		}
+		begun, _, err := LoadCheckpoint(context.Background(), first.Output)
+		if err != nil || checkpoint.State.Spikes.Began != begun.State.Weights {
+			t.Errorf("%s: began with %s, the model has %s; %v", layout, checkpoint.State.Spikes.Began, begun.State.Weights, err)
+		}
+		all = append(all, losses(t, c.Output)[0])
+	}
+	if math.Abs(all[1]-all[0]) > 1e-5*all[0] || math.Abs(all[2]-all[0]) > 1e-5*all[0] {
+		t.Errorf("the first losses are %v", all)
+	}
+}
+
+// A run that stops at one layout goes on at any other with weights and moments to the bit, whatever optimizer and scheme of sharding it has, and its
+// next losses are those of the run that went on where it was, within rounding.
+func TestResumeAtAnyLayout(t *testing.T) {
+	t.Parallel()
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	const config = "model: {preset: mula-nano, num_hidden_layers: 2, hidden_size: 16, intermediate_size: 8, num_experts: 4, num_experts_per_tok: 2}\n" +
+		"steps: 6\nevaluate: {every: 0}\ncheckpoint: {every: 3, keep: 5}\n"
+	for _, test := range []struct {
+		optimizer string
+		from      string
+		to        []string
+	}{
+		{"adamw", "dp: 4, ep: 1", []string{"dp: 4, ep: 1, optimizer: so", "dp: 2, ep: 2", "dp: 1, ep: 4", "dp: 2, ep: 1, optimizer: unsharded", "dp: 1, ep: 1"}},
+		{"adamw", "dp: 1, ep: 1", []string{"dp: 2, ep: 2"}},
+		{"muon", "dp: 2, ep: 2, optimizer: so", []string{"dp: 1, ep: 4", "dp: 1, ep: 1"}},
+		{"schedule_free_adamw", "dp: 2, ep: 2", []string{"dp: 4, ep: 1", "dp: 1, ep: 2, optimizer: unsharded", "dp: 1, ep: 1"}},
+	} {
+		more := config
+		if test.optimizer != "adamw" {
+			more += "optimizer: {name: " + test.optimizer + "}\n"
+		}
+		if test.optimizer == "schedule_free_adamw" {
+			more += "schedule: {name: constant, learning_rate: 3e-3, warmup_steps: 2}\n"
+		}
+		with := func(layout string) Config { return testConfig(t, plan, more+"layout: {"+layout+"}\n") }
+		whole := with(test.from)
+		mustRun(t, whole, Options{})
+		want := losses(t, whole.Output)
+		if len(want) != 6 {
+			t.Fatalf("%d losses", len(want))
+		}
+		stopped := with(test.from)
+		mustRun(t, stopped, stopAfter(2))
+		saved := filepath.Join(stopped.Output, checkpointsDir, checkpointName(3))
+		state := gathered(t, saved)
+		for _, layout := range test.to {
+			what := fmt.Sprintf("%s from %s to %s", test.optimizer, test.from, layout)
+			c := with(layout)
+			if err := os.CopyFS(c.Output, os.DirFS(stopped.Output)); err != nil {
+				t.Fatal(err)
+			}
+			again := gathered(t, reload(t, c))
+			if len(again) != len(state) {
+				t.Errorf("%s: %d tensors, want %d", what, len(again), len(state))
+			}
+			for name, values := range state {
+				if !slices.EqualFunc(values, again[name], func(a, b float32) bool { return math.Float32bits(a) == math.Float32bits(b) }) {
+					t.Errorf("%s: %s has changed", what, name)
+				}
+			}
+			result := mustRun(t, c, Options{})
+			if result.Resumed != checkpointName(3) {
+				t.Errorf("%s: resumed %q", what, result.Resumed)
+			}
+			got := losses(t, c.Output)
+			for i := range want {
+				if i >= len(got) || math.Abs(got[i]-want[i]) > 1e-5*want[i] || i < 3 && got[i] != want[i] {
+					t.Errorf("%s: losses %v, want %v", what, got, want)
+					break
+				}
+			}
+			found, _, err := FindModel(context.Background(), c.Output)
+			if err != nil {
+				t.Fatal(err)
+			}
+			inspected, err := found.Inspect(context.Background(), nil)
+			if err != nil || inspected.Weights != result.Weights {
+				t.Errorf("%s: weights %s, the run has %s; %v", what, inspected.Weights, result.Weights, err)
+			}
+		}
+	}
+}

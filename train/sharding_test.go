@@ -1,0 +1,512 @@
+package train
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"mula/moe"
+	"mula/xpu"
+	"mula/xpu/local"
+)
+
+func gradientNorm(t testing.TB, o *Optimizer) float64 {
+	t.Helper()
+	norm, err := o.GradientNorm(context.Background())
+	if err != nil {
+		t.Error(err)
+	}
+	return norm
+}
+
+func update(t testing.TB, o *Optimizer, learningRate, gradScale float64) {
+	t.Helper()
+	if err := o.Step(context.Background(), learningRate, gradScale); err != nil {
+		t.Error(err)
+	}
+}
+
+func average(t testing.TB, o *Optimizer, on bool) {
+	t.Helper()
+	if err := o.Average(context.Background(), on); err != nil {
+		t.Error(err)
+	}
+}
+
+// together runs f as every rank of a group of goroutines, and fails the test at the error of one.
+func together(t testing.TB, size int, f func(world *xpu.Comm) error) {
+	t.Helper()
+	errs := make([]error, size)
+	var group sync.WaitGroup
+	for rank, link := range local.New(size) {
+		group.Go(func() {
+			world := xpu.NewComm(link)
+			defer world.Close()
+			if errs[rank] = f(world); errs[rank] == nil {
+				errs[rank] = world.Barrier(context.Background())
+			}
+		})
+	}
+	group.Wait()
+	for rank, err := range errs {
+		if err != nil {
+			t.Errorf("rank %d: %v", rank, err)
+		}
+	}
+	if t.Failed() {
+		t.FailNow()
+	}
+}
+
+var layouts = []LayoutConfig{{DP: 4, EP: 1}, {DP: 2, EP: 2}, {DP: 1, EP: 4}}
+
+var schemes = []Scheme{Unsharded, SO, EPSO}
+
+// A handModel has tensors as a model of one layer with 4 experts has them, in memory as a model has them: two tensors are of several blocks, and no
+// bucket is easy to divide. Its tensors have the names by which optimizers tell them apart.
+var handTensors = []struct {
+	name    string
+	shape   []int
+	bucket  int
+	divided bool
+}{
+	{"model.embed_tokens.weight", []int{530, 257}, 2, false}, // 3 blocks, the last short
+	{"model.layers.0.input_layernorm.weight", []int{33}, 1, false},
+	{"model.layers.0.self_attn.q_proj.weight", []int{33, 33}, 1, false},
+	{"model.layers.0.mlp.gate.weight", []int{4, 33}, 1, false},
+	{"model.layers.0.mlp.experts.0.gate_proj.weight", []int{401, 170}, 0, true}, // 2 blocks
+	{"model.layers.0.mlp.experts.0.down_proj.weight", []int{33, 19}, 0, true},
+	{"model.layers.0.mlp.experts.1.gate_proj.weight", []int{401, 170}, 0, true},
+	{"model.layers.0.mlp.experts.1.down_proj.weight", []int{33, 19}, 0, true},
+	{"model.layers.0.mlp.experts.2.gate_proj.weight", []int{401, 170}, 0, true},
+	{"model.layers.0.mlp.experts.2.down_proj.weight", []int{33, 19}, 0, true},
+	{"model.layers.0.mlp.experts.3.gate_proj.weight", []int{401, 170}, 0, true},
+	{"model.layers.0.mlp.experts.3.down_proj.weight", []int{33, 19}, 0, true},
+	{"model.norm.weight", []int{33}, 3, false},
+}
+
+const handExperts = 4
+
+func handSizes() []int {
+	var sizes []int
+	for _, tensor := range handTensors {
+		n := 1
+		for _, d := range tensor.shape {
+			n *= d
+		}
+		sizes = append(sizes, n)
+	}
+	return sizes
+}
+
+// handModel makes what rank ep of the ep ranks that share the experts holds. Weights follow from the tensor, gradients of a step from the tensor, the
+// step and the data rank.
+func handModel(rank, ranks int) (parameters []*moe.Parameter, buckets []moe.Bucket) {
+	sizes := handSizes()
+	members := map[int][]int{}
+	expert := -1
+	for i, tensor := range handTensors {
+		if tensor.divided {
+			if expert < 0 || i%2 == 0 && handTensors[i-1].divided {
+				expert++
+			}
+			if expert*ranks/handExperts != rank {
+				continue
+			}
+		}
+		members[tensor.bucket] = append(members[tensor.bucket], i)
+		parameters = append(parameters, &moe.Parameter{Name: tensor.name, Shape: tensor.shape, Index: i, Divided: tensor.divided})
+	}
+	for b := range len(members) {
+		var bucket moe.Bucket
+		total := 0
+		for _, i := range members[b] {
+			total += sizes[i]
+		}
+		bucket.Weight, bucket.Grad = make([]float32, total), make([]float32, total)
+		at := 0
+		order := slices.Clone(members[b])
+		slices.Reverse(order) // memory has another order than the list, as the experts of a model have
+		for _, i := range order {
+			p := parameters[slices.IndexFunc(parameters, func(p *moe.Parameter) bool { return p.Index == i })]
+			p.Weight, p.Grad = bucket.Weight[at:at+sizes[i]], bucket.Grad[at:at+sizes[i]]
+			bucket.Parameters, bucket.Divided = append(bucket.Parameters, p), p.Divided
+			at += sizes[i]
+			rng := rand.New(rand.NewPCG(1, uint64(i)))
+			for j := range p.Weight {
+				p.Weight[j] = rng.Float32() - 0.5
+			}
+		}
+		buckets = append(buckets, bucket)
+	}
+	return parameters, buckets
+}
+
+// handGradient draws numbers of many sizes, so that their sums depend on the order.
+func handGradient(dst []float32, tensor, step, rank int) {
+	rng := rand.NewPCG(uint64(step)*100+uint64(rank)+2, uint64(tensor))
+	for j := range dst {
+		u := rng.Uint64()
+		dst[j] = math.Float32frombits(uint32(u)&(1<<31|1<<23-1) | uint32(110+u>>32%16)<<23)
+	}
+}
+
+// I2, I4, I7: in every scheme the optimizers give, to the bit, the weights, norms and sizes of updates that one rank computes from the gradients that
+// a plain loop has added up in the order of the definition: over ep and then over dp.
+func TestI4SchemesAgree(t *testing.T) {
+	const steps = 2
+	sizes := handSizes()
+	type outcome struct {
+		weights [][]float32 // by tensor
+		norms   []float64
+		ratios  []ratio
+	}
+	alone := func(name OptimizerName, l LayoutConfig) outcome {
+		parameters, _ := handModel(0, 1)
+		o := NewOptimizer(defaultOptimizer(name), 100, device(t, 1), parameters)
+		o.Measure(true)
+		var result outcome
+		sum := func(step int) {
+			for _, p := range parameters {
+				g, inner := make([]float32, len(p.Grad)), make([]float32, len(p.Grad))
+				for dp := range l.DP {
+					for ep := range l.EP {
+						handGradient(g, p.Index, step, dp*l.EP+ep)
+						if p.Divided { // one rank of each dp has gradients of an expert
+							if ep == 0 {
+								copy(inner, g)
+							}
+							continue
+						}
+						for j := range g {
+							if ep == 0 {
+								inner[j] = g[j]
+							} else {
+								inner[j] += g[j]
+							}
+						}
+					}
+					for j := range g {
+						if dp == 0 {
+							p.Grad[j] = inner[j]
+						} else {
+							p.Grad[j] += inner[j]
+						}
+					}
+				}
+			}
+		}
+		for step := range steps {
+			sum(step)
+			norm := gradientNorm(t, o)
+			result.norms = append(result.norms, norm)
+			update(t, o, 1e-2, clipFactor(norm, 1))
+		}
+		if name == SophiaG {
+			sum(steps)
+			o.UpdateCurvature(0.5, 90)
+			sum(steps + 1)
+			update(t, o, 1e-2, 1)
+		}
+		average(t, o, true)
+		for i, p := range parameters {
+			result.weights = append(result.weights, slices.Clone(p.Weight))
+			u, w := o.Ratio(i)
+			result.ratios = append(result.ratios, ratio{u, w})
+		}
+		return result
+	}
+	for _, l := range layouts {
+		for name := range optimizerDefaults {
+			if name != AdamW && l.EP != 2 {
+				continue
+			}
+			want := alone(name, l)
+			for _, scheme := range schemes {
+				t.Run(fmt.Sprintf("%s/%d,%d/%s", name, l.DP, l.EP, scheme), func(t *testing.T) {
+					owners := make([][]int, len(sizes)) // of each element, how many write it
+					for i, n := range sizes {
+						owners[i] = make([]int, n)
+					}
+					var mu sync.Mutex
+					together(t, l.DP*l.EP, func(world *xpu.Comm) error {
+						ctx := context.Background()
+						groups, err := newRanks(ctx, world, l)
+						if err != nil {
+							return err
+						}
+						defer groups.close()
+						ep := world.Rank() % l.EP
+						parameters, buckets := handModel(ep, l.EP)
+						s := newSharding(groups, scheme, needsWholeTensors(name), parameters, buckets)
+						o, err := newShardedOptimizer(ctx, defaultOptimizer(name), 100, device(t, 1), parameters, sizes, s)
+						if err != nil {
+							return err
+						}
+						o.Measure(true)
+						sum := func(step int) error {
+							for _, p := range parameters {
+								rank := world.Rank()
+								if p.Divided {
+									rank -= ep // all gradient of an expert is here, as alone takes it
+								}
+								handGradient(p.Grad, p.Index, step, rank)
+							}
+							for b := range buckets {
+								if err := s.reduce(ctx, b); err != nil {
+									return err
+								}
+							}
+							return nil
+						}
+						for step := range steps {
+							if err := sum(step); err != nil {
+								return err
+							}
+							norm, err := o.GradientNorm(ctx)
+							if err != nil {
+								return err
+							}
+							if norm != want.norms[step] {
+								return fmt.Errorf("norm of step %d is %v, alone %v", step, norm, want.norms[step])
+							}
+							if err := o.Step(ctx, 1e-2, clipFactor(norm, 1)); err != nil {
+								return err
+							}
+						}
+						if name == SophiaG {
+							if err := sum(steps); err != nil {
+								return err
+							}
+							o.UpdateCurvature(0.5, 90)
+							if err := sum(steps + 1); err != nil {
+								return err
+							}
+							if err := o.Step(ctx, 1e-2, 1); err != nil {
+								return err
+							}
+						}
+						trained := make([][]float32, len(parameters))
+						for i, p := range parameters {
+							trained[i] = slices.Clone(p.Weight)
+						}
+						if err := o.Average(ctx, true); err != nil {
+							return err
+						}
+						for i, p := range parameters {
+							if !slices.Equal(p.Weight, want.weights[p.Index]) {
+								return fmt.Errorf("weights of %s differ", p.Name)
+							}
+							begin, end, writer := o.owned(i)
+							for _, state := range o.saved(i) {
+								if len(state.values) != end-begin {
+									return fmt.Errorf("%s of %s has %d elements of [%d, %d)", state.name, p.Name, len(state.values), begin, end)
+								}
+							}
+							mu.Lock()
+							for j := begin; j < end && writer; j++ {
+								owners[p.Index][j]++
+							}
+							mu.Unlock()
+						}
+						for i := range sizes {
+							if u, w := o.Ratio(i); u != want.ratios[i].update || w != want.ratios[i].weight {
+								return fmt.Errorf("sizes %v and %v of the update of %s, alone %v", u, w, handTensors[i].name, want.ratios[i])
+							}
+						}
+						if err := o.Average(ctx, false); err != nil {
+							return err
+						}
+						for i, p := range parameters {
+							if !slices.Equal(p.Weight, trained[i]) {
+								return fmt.Errorf("weights to train on of %s are not put back", p.Name)
+							}
+						}
+						return nil
+					})
+					for i, counts := range owners {
+						for j, n := range counts {
+							if n != 1 {
+								t.Fatalf("element %d of %s is written by %d ranks", j, handTensors[i].name, n)
+							}
+						}
+					}
+				})
+			}
+		}
+	}
+}
+
+// I10: what each rank sends to add up gradients and to give weights back is what the formulas of the schemes say, to the byte: with the share that a
+// rank owns in place of an n-th, which is what they add up to over the ranks.
+func TestI10Bytes(t *testing.T) {
+	sizes := handSizes()
+	for _, l := range layouts {
+		for _, scheme := range schemes {
+			var mu sync.Mutex
+			var sums [4]int64 // over ranks: sent for gradients of replicated weights, of experts; for weights of both
+			together(t, l.DP*l.EP, func(world *xpu.Comm) error {
+				ctx := context.Background()
+				groups, err := newRanks(ctx, world, l)
+				if err != nil {
+					return err
+				}
+				defer groups.close()
+				parameters, buckets := handModel(world.Rank()%l.EP, l.EP)
+				s := newSharding(groups, scheme, false, parameters, buckets)
+				if _, err := newShardedOptimizer(ctx, defaultOptimizer(AdamW), 100, device(t, 1), parameters, sizes, s); err != nil {
+					return err
+				}
+				sent := func() (bytes int64) {
+					for _, group := range []*xpu.Comm{groups.experts, groups.replicas, groups.data, groups.within} {
+						for _, operation := range group.Traffic() {
+							bytes += operation.Bytes
+						}
+						group.ResetTraffic()
+					}
+					return bytes
+				}
+				sent()
+				own := [4]int64{}
+				for b := range buckets {
+					if err := s.reduce(ctx, b); err != nil {
+						return err
+					}
+					kind := 0
+					if buckets[b].Divided {
+						kind = 1
+					}
+					bytes := sent()
+					own[kind] += bytes
+					// Of this rank: the others' shares for a reduce-scatter, and its own to each other for an all-gather.
+					z := int64(len(buckets[b].Grad)) * 4
+					if g := s.buckets[b].group; g != nil && !(scheme == SO && kind == 0) {
+						share := int64(s.buckets[b].bounds[g.Rank()+1]-s.buckets[b].bounds[g.Rank()]) * 4
+						if bytes != z-share {
+							return fmt.Errorf("bucket %d: %d bytes sent, want %d", b, bytes, z-share)
+						}
+					}
+				}
+				for b := range buckets {
+					only := &sharding{scheme: s.scheme, ranks: groups, buckets: s.buckets[b : b+1]}
+					if err := only.gatherWeights(ctx); err != nil {
+						return err
+					}
+					kind := 2
+					if buckets[b].Divided {
+						kind = 3
+					}
+					own[kind] += sent()
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				for i, n := range own {
+					sums[i] += n
+				}
+				return nil
+			})
+			var n, x int64 // elements of replicated weights, of all experts
+			for i, tensor := range handTensors {
+				if tensor.divided {
+					x += int64(sizes[i])
+				} else {
+					n += int64(sizes[i])
+				}
+			}
+			w, dp, ep := int64(l.DP*l.EP), int64(l.DP), int64(l.EP)
+			// Section 3 of the definition of the schemes, times W, with 4 bytes a gradient and a weight.
+			var want [4]int64
+			switch scheme {
+			case Unsharded:
+				want = [4]int64{2 * 4 * n * (w - 1), 2 * 4 * (x / ep) * (dp - 1) * ep, 0, 0}
+			case SO:
+				want = [4]int64{2*4*n*(ep-1)*dp + 4*n*(dp-1)*ep, 4 * (x / ep) * (dp - 1) * ep, 4 * n * (dp - 1) * ep, 4 * (x / ep) * (dp - 1) * ep}
+			case EPSO:
+				want = [4]int64{4 * n * (w - 1), 4 * (x / ep) * (dp - 1) * ep, 4 * n * (w - 1), 4 * (x / ep) * (dp - 1) * ep}
+			}
+			if sums != want {
+				t.Errorf("dp %d, ep %d, %s: %v bytes are sent, want %v", l.DP, l.EP, scheme, sums, want)
+			}
+		}
+	}
+}
+
+// I6: where the gradient is zero, as that of an expert without tokens, weights decay all the same, and moments and the norm stay zero.
+func TestI6NoTokens(t *testing.T) {
+	for _, scheme := range schemes {
+		together(t, 4, func(world *xpu.Comm) error {
+			ctx := context.Background()
+			groups, err := newRanks(ctx, world, LayoutConfig{DP: 2, EP: 2})
+			if err != nil {
+				return err
+			}
+			defer groups.close()
+			parameters, buckets := handModel(world.Rank()%2, 2)
+			before := slices.Clone(buckets[0].Weight)
+			s := newSharding(groups, scheme, false, parameters, buckets)
+			o, err := newShardedOptimizer(ctx, defaultOptimizer(AdamW), 100, device(t, 1), parameters, handSizes(), s)
+			if err != nil {
+				return err
+			}
+			for b := range buckets {
+				if err := s.reduce(ctx, b); err != nil {
+					return err
+				}
+			}
+			norm, err := o.GradientNorm(ctx)
+			if err != nil || norm != 0 {
+				return fmt.Errorf("norm %v, %w", norm, err)
+			}
+			if err := o.Step(ctx, 0.5, 1); err != nil {
+				return err
+			}
+			for i, w := range buckets[0].Weight {
+				if want := before[i] * float32(1-0.5*0.1); math.Abs(float64(w-want)) > 1e-7 {
+					return fmt.Errorf("%s: weight %d is %v, was %v", scheme, i, w, before[i])
+				}
+			}
+			return nil
+		})
+	}
+}
+
+// A bucket is cut at blocks, no bound further from an even cut than half a block's length.
+func TestCutBucket(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var b moe.Bucket
+		cuts := []int{0}
+		longest := 0
+		whole := rapid.Bool().Draw(t, "whole")
+		for _, n := range rapid.SliceOfN(rapid.IntRange(1, 3*blockSize), 1, 6).Draw(t, "sizes") {
+			p := &moe.Parameter{Weight: make([]float32, n)}
+			at := len(b.Weight)
+			b.Weight, b.Parameters = append(b.Weight, p.Weight...), append(b.Parameters, p)
+			for end := min(blockSize, n); ; end = min(end+blockSize, n) {
+				if !whole || end == n {
+					longest = max(longest, at+end-cuts[len(cuts)-1])
+					cuts = append(cuts, at+end)
+				}
+				if end == n {
+					break
+				}
+			}
+		}
+		n := rapid.IntRange(1, 9).Draw(t, "ranks")
+		bounds := cutBucket(b, n, whole)
+		if len(bounds) != n+1 || bounds[0] != 0 || bounds[n] != len(b.Weight) || !slices.IsSorted(bounds) {
+			t.Fatalf("bounds %v of %d", bounds, len(b.Weight))
+		}
+		for r, bound := range bounds {
+			even := float64(len(b.Weight)) * float64(r) / float64(n)
+			if !slices.Contains(cuts, bound) || math.Abs(float64(bound)-even) > float64(longest)/2+1 {
+				t.Fatalf("bound %d of %v is %d, where blocks begin at %v", r, bounds, bound, cuts)
+			}
+		}
+	})
+}

@@ -1,0 +1,532 @@
+package train
+
+import (
+	"cmp"
+	"container/heap"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash"
+	"io/fs"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"unsafe"
+
+	"mula/moe"
+	"mula/moe/safetensors"
+	"mula/xpu"
+)
+
+// A share is what one rank has of the weights and of the optimizer's state: what it brings to a checkpoint, and what it takes from one.
+// Names and ranges are those of the whole model, so that a checkpoint does not depend on which rank had what.
+type share struct {
+	config      moe.Config
+	tensors     []safetensors.Tensor // of the whole model, in its order
+	states      [][]string           // of each of them, the names of the tensors that the optimizer keeps for it, of the same shape
+	held        []heldTensor         // those whose weights this rank has, in ascending order
+	metadata    map[string]string    // the numbers that the optimizer keeps, the same on all ranks
+	setMetadata func(map[string]string) error
+}
+
+// A heldTensor is a tensor whose weights a rank has.
+type heldTensor struct {
+	index  int // in share.tensors
+	weight []float32
+	write  []stretch // what this rank writes of the optimizer's state: of all ranks, every element of every tensor exactly once
+	read   []stretch // what this rank needs of it
+}
+
+// A stretch is elements begin to begin+len(values) of a tensor of the optimizer's state.
+type stretch struct {
+	name   string // of the tensor, after that of the parameter and a dot
+	begin  int
+	values []float32
+}
+
+// trainedWeights is the tensor of the optimizer's state that holds the weights to train on, if they are not those of the model that is saved.
+const trainedWeights = "y"
+
+// newShare is the share of a rank with this model and optimizer. To be saved, the optimizer is averaged.
+func newShare(m *moe.Model, o *Optimizer) share { return o.shareOf(m.Config(), m.Config().Tensors()) }
+
+// shareOf is the share of a rank whose optimizer updates some of the given tensors.
+func (o *Optimizer) shareOf(config moe.Config, tensors []safetensors.Tensor) share {
+	s := share{config: config, tensors: tensors, metadata: o.metadata(), setMetadata: o.setMetadata}
+	_, averaging := o.rule.(averagingRule)
+	for _, t := range s.tensors {
+		names := o.rule.state(&moe.Parameter{Name: t.Name, Shape: t.Shape})
+		if averaging {
+			names = append([]string{trainedWeights}, names...)
+		}
+		s.states = append(s.states, names)
+	}
+	for i, p := range o.parameters {
+		h := heldTensor{index: p.Index, weight: p.Weight}
+		begin, _, writer := o.owned(i)
+		for _, t := range o.saved(i) {
+			own := stretch{t.name, begin, t.values}
+			if writer {
+				h.write = append(h.write, own)
+			}
+			if t.name == trainedWeights && averaging {
+				own = stretch{t.name, 0, p.Weight} // which every rank that has the parameter needs whole
+			}
+			h.read = append(h.read, own)
+		}
+		s.held = append(s.held, h)
+	}
+	return s
+}
+
+// An indexRun is the numbers from the first to before the second.
+type indexRun [2]int
+
+// runs are the numbers of the tensors that this rank has, as runs.
+func (s share) runs() []indexRun {
+	var runs []indexRun
+	for _, h := range s.held {
+		if last := len(runs) - 1; last >= 0 && runs[last][1] == h.index {
+			runs[last][1]++
+		} else {
+			runs = append(runs, indexRun{h.index, h.index + 1})
+		}
+	}
+	return runs
+}
+
+// assign says which rank writes, or hashes, each tensor: one that has it. Where several have it, the largest tensors go first, each to the rank
+// with the least so far, so that the bytes are as even as whole tensors allow; those that fewest ranks have are spread before the others. It
+// is an error if nobody has a tensor. The same arguments give the same result on all ranks.
+func assign(tensors []safetensors.Tensor, runs [][]indexRun) ([]int, error) {
+	// Between two cuts all tensors are held by the same ranks.
+	cuts := []int{0, len(tensors)}
+	for _, list := range runs {
+		for _, r := range list {
+			cuts = append(cuts, r[0], r[1])
+		}
+	}
+	slices.Sort(cuts)
+	cuts = slices.Compact(cuts)
+	holders := make([][]int, len(cuts)-1)
+	for rank, list := range runs {
+		for _, r := range list {
+			for i, _ := slices.BinarySearch(cuts, r[0]); cuts[i] < r[1]; i++ {
+				holders[i] = append(holders[i], rank)
+			}
+		}
+	}
+	order := make([]int, len(holders))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortStableFunc(order, func(a, b int) int { return len(holders[a]) - len(holders[b]) })
+	loads := make([]int64, len(runs))
+	owner := make([]int, len(tensors))
+	for _, i := range order {
+		if len(holders[i]) == 0 {
+			return nil, fmt.Errorf("no rank has %s", tensors[cuts[i]].Name)
+		}
+		sizes := make([]int64, 0, cuts[i+1]-cuts[i])
+		for _, t := range tensors[cuts[i]:cuts[i+1]] {
+			sizes = append(sizes, t.Elements())
+		}
+		copy(owner[cuts[i]:], distribute(sizes, holders[i], loads))
+	}
+	return owner, nil
+}
+
+// distribute gives things of the given sizes to ranks, the largest first, each to the one with the least load, which it adds to.
+func distribute(sizes []int64, ranks []int, loads []int64) []int {
+	order := make([]int, len(sizes))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(sizes[b], sizes[a]) })
+	queue := &leastLoaded{slices.Clone(ranks), loads}
+	heap.Init(queue)
+	owner := make([]int, len(sizes))
+	for _, i := range order {
+		owner[i] = queue.ranks[0]
+		loads[owner[i]] += sizes[i]
+		heap.Fix(queue, 0)
+	}
+	return owner
+}
+
+// leastLoaded is a heap of ranks.
+type leastLoaded struct {
+	ranks []int
+	loads []int64
+}
+
+func (q *leastLoaded) Len() int { return len(q.ranks) }
+func (q *leastLoaded) Less(i, j int) bool {
+	a, b := q.ranks[i], q.ranks[j]
+	return q.loads[a] < q.loads[b] || q.loads[a] == q.loads[b] && a < b
+}
+func (q *leastLoaded) Swap(i, j int) { q.ranks[i], q.ranks[j] = q.ranks[j], q.ranks[i] }
+func (q *leastLoaded) Push(any)      {}
+func (q *leastLoaded) Pop() any      { return nil }
+
+// A tensorRange is elements begin to end of a tensor of the optimizer's state: of tensor number state of parameter number tensor of a share.
+type tensorRange struct{ tensor, state, begin, end int }
+
+// rangeName is the name of a range in a file: PARAMETER.STATE for all of a tensor, PARAMETER.STATE[begin:end] for a part.
+func (s share) rangeName(r tensorRange) string {
+	name := s.tensors[r.tensor].Name + "." + s.states[r.tensor][r.state]
+	if r.begin == 0 && int64(r.end) == s.tensors[r.tensor].Elements() {
+		return name
+	}
+	return fmt.Sprintf("%s[%d:%d]", name, r.begin, r.end)
+}
+
+// rangeEntry is a range as a tensor of a file.
+func (s share) rangeEntry(r tensorRange) safetensors.Tensor {
+	t := safetensors.Tensor{Name: s.rangeName(r), DType: safetensors.F32, Shape: []int{r.end - r.begin}}
+	if r.begin == 0 && int64(r.end) == s.tensors[r.tensor].Elements() {
+		t.Shape = s.tensors[r.tensor].Shape
+	}
+	return t
+}
+
+// written are the ranges that this rank writes, with their values.
+func (s share) written() (ranges []tensorRange, values [][]float32, err error) {
+	for _, h := range s.held {
+		for _, w := range h.write {
+			state := slices.Index(s.states[h.index], w.name)
+			if state < 0 {
+				return nil, nil, fmt.Errorf("%s has no %s", s.tensors[h.index].Name, w.name)
+			}
+			if len(w.values) > 0 {
+				ranges = append(ranges, tensorRange{h.index, state, w.begin, w.begin + len(w.values)})
+				values = append(values, w.values)
+			}
+		}
+	}
+	return ranges, values, nil
+}
+
+// A placedRange is a range and the file that holds it.
+type placedRange struct {
+	tensorRange
+	file string
+}
+
+// A stateMap says where each element of the optimizer's state is: for every parameter and every tensor of it, ranges in ascending order.
+type stateMap [][][]placedRange
+
+// place makes a map of ranges, or says which of them are missing, doubled, beyond their tensor, or of no tensor of this model and optimizer.
+func (s share) place(ranges []placedRange) (stateMap, error) {
+	m := make(stateMap, len(s.tensors))
+	for i := range m {
+		m[i] = make([][]placedRange, len(s.states[i]))
+	}
+	var wrong []string
+	for _, r := range ranges {
+		if n := s.tensors[r.tensor].Elements(); r.begin < 0 || r.begin >= r.end || int64(r.end) > n {
+			wrong = append(wrong, fmt.Sprintf("%s in %s is no part of a tensor of %d elements", s.rangeName(r.tensorRange), r.file, n))
+			continue
+		}
+		m[r.tensor][r.state] = append(m[r.tensor][r.state], r)
+	}
+	for i, states := range m {
+		n := int(s.tensors[i].Elements())
+		for j, list := range states {
+			slices.SortFunc(list, func(a, b placedRange) int {
+				return cmp.Or(a.begin-b.begin, a.end-b.end, strings.Compare(a.file, b.file))
+			})
+			var missing []tensorRange
+			at, before := 0, 0 // where the ranges so far end, and which of them ends there
+			for k, r := range list {
+				if r.begin < at {
+					wrong = append(wrong, fmt.Sprintf("%s in %s and %s in %s overlap", s.rangeName(list[before].tensorRange), list[before].file,
+						s.rangeName(r.tensorRange), r.file))
+				} else if r.begin > at {
+					missing = append(missing, tensorRange{i, j, at, r.begin})
+				}
+				if r.end > at {
+					at, before = r.end, k
+				}
+			}
+			if at < n {
+				missing = append(missing, tensorRange{i, j, at, n})
+			}
+			for _, r := range missing {
+				wrong = append(wrong, s.rangeName(r)+" is missing")
+			}
+		}
+	}
+	return m, someWrong(wrong)
+}
+
+// someWrong is an error that names the first few of a list, nil if there are none.
+func someWrong(list []string) error {
+	const most = 5
+	if len(list) == 0 {
+		return nil
+	}
+	text := strings.Join(list[:min(most, len(list))], "; ")
+	if len(list) > most {
+		text += fmt.Sprintf("; and %d more", len(list)-most)
+	}
+	return errors.New(text)
+}
+
+// A stateIndex is optimizer.safetensors.index.json, of the form of model.safetensors.index.json: which file holds which range.
+type stateIndex struct {
+	Metadata  map[string]string `json:"metadata"`
+	WeightMap map[string]string `json:"weight_map"`
+}
+
+// parse finds the range that each name of an index means.
+func (s share) parse(index stateIndex) ([]placedRange, error) {
+	type key struct{ tensor, state int }
+	names := make(map[string]key, 2*len(s.tensors))
+	for i, t := range s.tensors {
+		for j, state := range s.states[i] {
+			names[t.Name+"."+state] = key{i, j}
+		}
+	}
+	var ranges []placedRange
+	var wrong []string
+	for _, name := range sortedKeys(index.WeightMap) {
+		base, part, cut := strings.Cut(name, "[")
+		k, known := names[base]
+		if !known {
+			wrong = append(wrong, name+" is not of this model and optimizer")
+			continue
+		}
+		r := tensorRange{k.tensor, k.state, 0, int(s.tensors[k.tensor].Elements())}
+		if cut {
+			first, last, ok := strings.Cut(strings.TrimSuffix(part, "]"), ":")
+			var errs [2]error
+			r.begin, errs[0] = strconv.Atoi(first)
+			r.end, errs[1] = strconv.Atoi(last)
+			if !ok || errs[0] != nil || errs[1] != nil || s.rangeName(r) != name {
+				wrong = append(wrong, name+" is not the name of a range")
+				continue
+			}
+		}
+		ranges = append(ranges, placedRange{r, index.WeightMap[name]})
+	}
+	return ranges, someWrong(wrong)
+}
+
+// load reads the optimizer's state of a checkpoint: of each tensor what this rank needs, whoever has written it. All ranks call it, and it
+// fails on all of them if it does on one.
+func (s share) load(ctx context.Context, world *xpu.Comm, dir string) error {
+	err := s.read(ctx, dir, rankIn(world), sizeOf(world))
+	if err != nil {
+		err = fmt.Errorf("loading the optimizer's state: %w", err)
+	}
+	return agree(ctx, world, err)
+}
+
+// read is load without the other ranks: rank of size looks at every size-th file, too, and so all are looked at.
+func (s share) read(ctx context.Context, dir string, rank, size int) error {
+	index, name, err := openState(dir)
+	if err != nil {
+		return err
+	}
+	ranges, err := s.parse(index)
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	placed, err := s.place(ranges)
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	if err := s.setMetadata(index.Metadata); err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	// What of each file is read to where. Files are opened one after the other: there may be thousands.
+	type reading struct {
+		from  tensorRange
+		first int // element of it
+		into  []float32
+	}
+	content, readings := map[string][]tensorRange{}, map[string][]reading{}
+	for _, r := range ranges {
+		content[r.file] = append(content[r.file], r.tensorRange)
+	}
+	for _, h := range s.held {
+		for _, want := range h.read {
+			state := slices.Index(s.states[h.index], want.name)
+			if state < 0 {
+				return fmt.Errorf("%s has no %s", s.tensors[h.index].Name, want.name)
+			}
+			for _, r := range placed[h.index][state] {
+				from, to := max(r.begin, want.begin), min(r.end, want.begin+len(want.values))
+				if from < to {
+					readings[r.file] = append(readings[r.file], reading{r.tensorRange, from - r.begin, want.values[from-want.begin : to-want.begin]})
+				}
+			}
+		}
+	}
+	for i, name := range sortedKeys(content) {
+		if readings[name] == nil && i%size != rank {
+			continue
+		}
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		file, err := safetensors.Open(filepath.Join(dir, name))
+		if err != nil {
+			return err
+		}
+		err = s.checkContent(file, content[name])
+		for _, r := range readings[name] {
+			if err == nil {
+				err = file.Float32(r.into, s.rangeName(r.from), int64(r.first))
+			}
+		}
+		file.Close()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// openState reads the index of the optimizer's state, or makes one of the only file. name is the path of what it has read.
+func openState(dir string) (index stateIndex, name string, err error) {
+	name = filepath.Join(dir, optimizerFile)
+	file, err := safetensors.Open(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		name = filepath.Join(dir, optimizerIndexFile)
+		if err := readJSON(name, &index); err != nil {
+			return index, name, err
+		}
+		for _, file := range index.WeightMap {
+			if file == "" || file == "." || file == ".." || filepath.Base(file) != file {
+				return index, name, fmt.Errorf("%s: %q is not the name of a file beside it", name, file)
+			}
+		}
+		return index, name, nil
+	}
+	if err != nil {
+		return index, name, err
+	}
+	defer file.Close()
+	index = stateIndex{file.Metadata(), map[string]string{}}
+	for _, t := range file.Tensors() {
+		index.WeightMap[t.Name] = optimizerFile
+	}
+	return index, name, nil
+}
+
+// checkContent says where the tensors of a file are not the ranges that it should hold.
+func (s share) checkContent(file *safetensors.File, want []tensorRange) error {
+	for _, r := range want {
+		entry := s.rangeEntry(r)
+		got, ok := file.Tensor(entry.Name)
+		if !ok {
+			return fmt.Errorf("%s: %s is missing", file.Name(), entry.Name)
+		}
+		if got.DType != entry.DType || !slices.Equal(got.Shape, entry.Shape) {
+			return fmt.Errorf("%s: %s has the shape %v and elements of %s; for this model it has %v and %s", file.Name(), entry.Name, got.Shape, got.DType,
+				entry.Shape, entry.DType)
+		}
+	}
+	if n := len(file.Tensors()); n > len(want) {
+		return fmt.Errorf("%s: it holds %d tensors, and the index places %d there", file.Name(), n, len(want))
+	}
+	return nil
+}
+
+// WeightsHash is a SHA-256, in hexadecimal, over the names, shapes and values of all tensors: that of a text with a line for each tensor, in
+// their order, of its name, its shape and the SHA-256 of its weights as little-endian float32, in hexadecimal:
+//
+//	model.norm.weight [64] 01ba4719c80b6fe911b091a7c05124b64eeece964e09c058ef8f9805daca546b
+//
+// So ranks that have different tensors compute it together.
+func WeightsHash(parameters []*moe.Parameter) string {
+	w := newWeightsHasher()
+	for _, p := range parameters {
+		w.add(p.Name, p.Shape, sha256.Sum256(bytesOf(p.Weight)))
+	}
+	return w.sum()
+}
+
+// A weightsHasher computes a [WeightsHash] from what is known of each tensor.
+type weightsHasher struct{ hash hash.Hash }
+
+func newWeightsHasher() weightsHasher { return weightsHasher{sha256.New()} }
+
+func (w weightsHasher) add(name string, shape []int, sum [sha256.Size]byte) {
+	dimensions := make([]string, len(shape))
+	for i, d := range shape {
+		dimensions[i] = strconv.Itoa(d)
+	}
+	fmt.Fprintf(w.hash, "%s [%s] %x\n", name, strings.Join(dimensions, ","), sum)
+}
+
+func (w weightsHasher) sum() string { return hex.EncodeToString(w.hash.Sum(nil)) }
+
+// A tensorHash is the SHA-256 of a tensor's weights, in hexadecimal.
+type tensorHash struct {
+	Tensor int    `json:"tensor"`
+	SHA256 string `json:"sha256"`
+}
+
+func (s share) hashOf(h heldTensor) tensorHash {
+	sum := sha256.Sum256(bytesOf(h.weight))
+	return tensorHash{h.index, hex.EncodeToString(sum[:])}
+}
+
+// combine computes the [WeightsHash] from the hashes of all tensors, each of which is in one of the lists.
+func (s share) combine(lists [][]tensorHash) (string, error) {
+	sums := make([][]byte, len(s.tensors))
+	for _, list := range lists {
+		for _, t := range list {
+			if t.Tensor < 0 || t.Tensor >= len(sums) {
+				return "", fmt.Errorf("a hash of tensor %d of %d", t.Tensor, len(sums))
+			}
+			sum, err := hex.DecodeString(t.SHA256)
+			if err != nil || len(sum) != sha256.Size {
+				return "", fmt.Errorf("%q is no SHA-256", t.SHA256)
+			}
+			sums[t.Tensor] = sum
+		}
+	}
+	w := newWeightsHasher()
+	for i, t := range s.tensors {
+		if sums[i] == nil {
+			return "", fmt.Errorf("no rank has hashed %s", t.Name)
+		}
+		w.add(t.Name, t.Shape, [sha256.Size]byte(sums[i]))
+	}
+	return w.sum(), nil
+}
+
+// weightsHash is the [WeightsHash] of the model that all ranks have together. Each hashes a part.
+func (s share) weightsHash(ctx context.Context, world *xpu.Comm) (string, error) {
+	runs, err := gather(ctx, world, s.runs())
+	if err != nil {
+		return "", err
+	}
+	owner, err := assign(s.tensors, runs)
+	if err != nil {
+		return "", err
+	}
+	var own []tensorHash
+	for _, h := range s.held {
+		if owner[h.index] == rankIn(world) {
+			own = append(own, s.hashOf(h))
+		}
+	}
+	all, err := gather(ctx, world, own)
+	if err != nil {
+		return "", err
+	}
+	return s.combine(all)
+}
+
+// bytesOf are the bytes of numbers, little-endian as those of every machine that this program is made for.
+func bytesOf(values []float32) []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(values))), 4*len(values))
+}

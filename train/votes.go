@@ -1,0 +1,330 @@
+package train
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"time"
+
+	"mula/blend"
+	"mula/xpu"
+)
+
+// What the ranks of a run tell each other in a step, so that all of them know the same of it and do the same: how many rows each has, what has
+// come of them, and whether something is wrong.
+
+// countRows lets all ranks know the rows of the step at hand. err is what went wrong in reading this rank's.
+func (r *run) countRows(ctx context.Context, err error) error {
+	own := len(r.rows)
+	r.samples, r.before = own, 0
+	r.passes = (own + r.config.MicroBatchSize - 1) / r.config.MicroBatchSize
+	if r.ranks == nil {
+		return err
+	}
+	n := int64(own)
+	if err != nil {
+		n = -1
+	}
+	counts, lost := r.ranks.all(ctx, n)
+	if lost != nil {
+		return errors.Join(err, lost)
+	}
+	r.samples = 0
+	for rank, n := range counts {
+		if n < 0 {
+			return agree(ctx, r.ranks.world, err)
+		}
+		if rank < r.ranks.rank() {
+			r.before += n
+		}
+		if r.ranks.EP > 1 { // who has no rows left still computes with its experts
+			r.passes = max(r.passes, (int(n)+r.config.MicroBatchSize-1)/r.config.MicroBatchSize)
+		}
+		r.samples += int(n)
+	}
+	return nil
+}
+
+// What a rank says of its part of a step, in words of 64 bits: voteHead, the entropy of each layer's router, and voteRow for each of its positions.
+const (
+	voteFailed = iota // 1 if it could not compute it
+	voteTensor        // 1 + number of the first tensor in which its gradient is not finite, 0 if there is none
+	voteAux           // its part of the losses of the router
+	voteZ
+	voteHead
+
+	voteSource = iota - voteHead - 1 // 1 + number of the source, 0 if the position is skipped
+	voteLoss
+	voteHash // of the sample, two words
+	_
+	voteRow
+)
+
+// exchange completes losses and counts of the step by those of the other ranks, so that all have the same, and r.results by the rows of all of
+// them. failed is why this rank could not compute its part.
+func (r *run) exchange(ctx context.Context, m *StepMetrics, failed error) error {
+	width := r.data.SequenceLength + 1
+	if r.ranks == nil {
+		for i := range r.rows {
+			r.hasher.Add(r.tokens[i*width : (i+1)*width])
+		}
+		return failed
+	}
+	c := r.config.Model
+	layers := 0
+	if c.Experts > 0 {
+		layers = c.Layers
+	}
+	size, own := r.ranks.size(), r.ranks.rank()
+	slots := r.config.BatchSize / size
+	words := voteHead + layers + slots*voteRow
+	if r.votes == nil {
+		r.votes, r.voteBounds = make([]uint64, size*words), make([]int, size+1)
+		for rank := range r.voteBounds {
+			r.voteBounds[rank] = rank * words
+		}
+		r.counts = make([]int64, layers*c.Experts)
+	}
+	vote := r.votes[own*words : (own+1)*words]
+	clear(vote)
+	if failed != nil {
+		vote[voteFailed] = 1
+	}
+	vote[voteTensor] = uint64(r.sharding.takeBad() + 1)
+	vote[voteAux], vote[voteZ] = math.Float64bits(m.AuxLoss), math.Float64bits(m.ZLoss)
+	for layer, entropy := range m.RouterEntropy {
+		vote[voteHead+layer] = math.Float64bits(entropy)
+	}
+	first := m.First + int64(own*slots)
+	for i, row := range r.results {
+		slot := vote[voteHead+layers+int(row.position-first)*voteRow:][:voteRow]
+		hash := blend.SampleHash(r.tokens[i*width : (i+1)*width])
+		slot[voteSource], slot[voteLoss] = uint64(row.source+1), math.Float64bits(row.loss)
+		slot[voteHash], slot[voteHash+1] = binary.LittleEndian.Uint64(hash[:8]), binary.LittleEndian.Uint64(hash[8:])
+	}
+	if err := xpu.AllGather(ctx, r.ranks.world, r.votes, r.voteBounds); err != nil {
+		return &lostError{errors.Join(failed, fmt.Errorf("step %d: %w", m.Step, err))}
+	}
+	clear(r.counts)
+	for layer, counts := range m.ExpertTokens {
+		copy(r.counts[layer*c.Experts:], counts)
+	}
+	if err := xpu.AllReduce(ctx, r.ranks.world, r.counts); err != nil {
+		return &lostError{errors.Join(failed, fmt.Errorf("step %d: %w", m.Step, err))}
+	}
+
+	m.AuxLoss, m.ZLoss, m.RouterEntropy, m.ExpertTokens = 0, 0, nil, nil
+	if layers > 0 {
+		m.RouterEntropy = make([]float64, layers)
+	}
+	r.results = r.results[:0]
+	for rank := range size {
+		vote := r.votes[rank*words : (rank+1)*words]
+		if vote[voteFailed] != 0 {
+			return agree(ctx, r.ranks.world, failed)
+		}
+		m.AuxLoss += math.Float64frombits(vote[voteAux])
+		m.ZLoss += math.Float64frombits(vote[voteZ])
+		for layer := range m.RouterEntropy {
+			m.RouterEntropy[layer] += math.Float64frombits(vote[voteHead+layer])
+		}
+		for i := range slots {
+			slot := vote[voteHead+layers+i*voteRow:][:voteRow]
+			if slot[voteSource] == 0 {
+				continue
+			}
+			r.results = append(r.results, result{row{m.First + int64(rank*slots+i), int(slot[voteSource] - 1)}, math.Float64frombits(slot[voteLoss])})
+			var hash [16]byte
+			binary.LittleEndian.PutUint64(hash[:8], slot[voteHash])
+			binary.LittleEndian.PutUint64(hash[8:], slot[voteHash+1])
+			r.hasher.AddHash(hash)
+		}
+	}
+	for layer := range layers {
+		m.ExpertTokens = append(m.ExpertTokens, append([]int64{}, r.counts[layer*c.Experts:(layer+1)*c.Experts]...))
+	}
+	return nil
+}
+
+// rankOf is the rank that reads a position, -1 in a run of one.
+func (r *run) rankOf(position int64) int {
+	if r.ranks == nil {
+		return -1
+	}
+	return int(position % int64(r.config.BatchSize) / int64(r.config.BatchSize/r.ranks.size()))
+}
+
+// badRank is the first rank whose own gradient was not finite in the step at hand, and the tensor in which it was not; -1 if that of no rank was.
+func (r *run) badRank() (int, string) {
+	for rank := range r.ranks.size() {
+		if r.ranks == nil {
+			break
+		}
+		if tensor := r.votes[r.voteBounds[rank]+voteTensor]; tensor > 0 {
+			return rank, r.tensors[tensor-1].Name
+		}
+	}
+	return -1, ""
+}
+
+// badLosses is the first rank whose losses of the router were not finite, -1 if there is none.
+func (r *run) badLosses() int {
+	for rank := range r.ranks.size() {
+		if r.ranks == nil {
+			break
+		}
+		vote := r.votes[r.voteBounds[rank]:]
+		if !finite(math.Float64frombits(vote[voteAux])) || !finite(math.Float64frombits(vote[voteZ])) {
+			return rank
+		}
+	}
+	return -1
+}
+
+// checkReplicas compares the weights that ranks hold alike: the replicated ones of all ranks, and those of experts of the ranks that hold the same.
+// Weights are never rounded in different ways: a difference is a fault of a machine, or of this program.
+func (r *run) checkReplicas(ctx context.Context) error {
+	buckets := r.model.Buckets()
+	sums := make([][sha256.Size]byte, len(buckets))
+	r.device.Parallel(len(buckets), func(i int) { sums[i] = sha256.Sum256(bytesOf(buckets[i].Weight)) })
+	var own [2][]byte // of replicated weights, of experts
+	for i, b := range buckets {
+		kind := 0
+		if b.Divided {
+			kind = 1
+		}
+		own[kind] = append(own[kind], sums[i][:]...)
+	}
+	size := r.ranks.size()
+	all, bounds := make([]byte, size*2*sha256.Size), make([]int, size+1)
+	for rank := range bounds {
+		bounds[rank] = rank * 2 * sha256.Size
+	}
+	for kind, sums := range own {
+		sum := sha256.Sum256(sums)
+		copy(all[bounds[r.ranks.rank()]+kind*sha256.Size:], sum[:])
+	}
+	if err := xpu.AllGather(ctx, r.ranks.world, all, bounds); err != nil {
+		return fmt.Errorf("step %d: comparing replicas: %w", r.state.Step-1, err)
+	}
+	hash := func(rank, kind int) string { return string(all[bounds[rank]+kind*sha256.Size:][:sha256.Size]) }
+	differs := func(what string, kind int, alike []int) error {
+		votes := map[string]int{}
+		for _, rank := range alike {
+			votes[hash(rank, kind)]++
+		}
+		for _, rank := range alike {
+			n := votes[hash(rank, kind)]
+			if n == len(alike) {
+				return nil
+			}
+			if 2*n > len(alike) {
+				continue // of the majority
+			}
+			text := "no majority of them agrees, so that it may be another that is wrong"
+			for _, m := range votes {
+				if 2*m > len(alike) {
+					text = fmt.Sprintf("%d of %d ranks agree on others", m, len(alike))
+				}
+			}
+			return r.blame(rank, failureReplica, fmt.Errorf("after step %d its %s differ from those of the ranks that hold the same: %s. A machine has computed or carried something wrongly; "+
+				"start the run again from its newest checkpoint, without that host", r.state.Step-1, what, text))
+		}
+		return nil
+	}
+	var world []int
+	for rank := range size {
+		world = append(world, rank)
+	}
+	if err := differs("replicated weights", 0, world); err != nil {
+		return err
+	}
+	for ep := range r.ranks.EP {
+		var replicas []int
+		for dp := range r.ranks.DP {
+			replicas = append(replicas, dp*r.ranks.EP+ep)
+		}
+		if err := differs("experts", 1, replicas); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// failuresFile is the file of a run directory that names hosts on which something went wrong.
+const failuresFile = "failures.jsonl"
+
+// The kinds of failures.
+const (
+	failureNotFinite = "not_finite"      // a loss or gradient of this rank alone was not finite
+	failureReplica   = "replica_differs" // its weights were not those of its replicas
+	failureError     = "error"           // anything else that ended the run
+)
+
+// failureRecord is a line of failures.jsonl.
+type failureRecord struct {
+	Time  string `json:"time"` // RFC 3339
+	Host  string `json:"host"`
+	Rank  int    `json:"rank"`
+	Step  int64  `json:"step"` // steps done before it
+	Kind  string `json:"kind"`
+	Error string `json:"error"`
+}
+
+// blame is an error that all ranks come to know of, about one of them, or about none if rank is below 0. In a run of several ranks it is recorded.
+func (r *run) blame(rank int, kind string, err error) error {
+	if r.ranks == nil {
+		return err
+	}
+	if rank < 0 {
+		return &sharedErr{error: err, recorded: true}
+	}
+	r.recordFailure(rank, kind, err.Error())
+	shared := sharedError(r.ranks, rank, err)
+	shared.(*sharedErr).recorded = true
+	return shared
+}
+
+// recordFailures records why a run of several ranks has ended, unless it is recorded already, or the run was stopped.
+func (r *run) recordFailures(err error) {
+	var shared *sharedErr
+	switch {
+	case r.ranks == nil || errors.Is(err, context.Canceled):
+	case errors.As(err, &shared):
+		if !shared.recorded {
+			for rank, f := range shared.failures {
+				if f.Error != "" {
+					r.recordFailure(rank, failureError, f.Error)
+				}
+			}
+		}
+	case !errors.Is(err, xpu.ErrPeerLost): // the others do not know of it
+		r.appendFailure(r.ranks.rank(), failureError, err.Error())
+	}
+}
+
+// recordFailure records a failure that all ranks know of: the first one writes it.
+func (r *run) recordFailure(rank int, kind, text string) {
+	if r.leads() {
+		r.appendFailure(rank, kind, text)
+	}
+}
+
+func (r *run) appendFailure(rank int, kind, text string) {
+	line, err := json.Marshal(failureRecord{timestamp(time.Now()), r.ranks.hosts[rank], rank, r.state.Step, kind, text})
+	if err == nil {
+		var f *os.File
+		if f, err = os.OpenFile(r.dir.join(failuresFile), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644); err == nil {
+			_, err = f.Write(append(line, '\n')) // in one piece: another rank may append, too
+			err = errors.Join(err, f.Close())
+		}
+	}
+	if err != nil {
+		r.warn("a failure of rank %d on %s could not be recorded: %v", rank, r.ranks.hosts[rank], err)
+	}
+}
