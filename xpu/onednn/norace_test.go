@@ -1,0 +1,5 @@
+//go:build !race
+
+package onednn
+
+const raceDetector = false

@@ -1,0 +1,346 @@
+package onednn
+
+import (
+	"math"
+	"math/big"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"mula/xpu"
+)
+
+// device makes a device, or skips the test where there is no library.
+func device(t testing.TB, threads int, precision xpu.Precision) *Device {
+	d, err := New(threads, precision)
+	if err != nil && os.Getenv(locationVariable) == "" && strings.Contains(err.Error(), "no oneDNN library was found") {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(d.Close)
+	return d
+}
+
+// devices makes devices of both precisions with 1 and 3 threads, and such whose library may use no tile but the whole one.
+func devices(t testing.TB) (all []*Device) {
+	for _, precision := range []xpu.Precision{xpu.FP32, xpu.BF16} {
+		all = append(all, device(t, 1, precision), device(t, 3, precision))
+		all = append(all, whole(all[len(all)-1]))
+	}
+	return all
+}
+
+// whole is a device that finds every tile but the whole one in disagreement with it.
+func whole(d *Device) *Device {
+	l := &library{version: d.library.version, major: d.library.major, engine: d.library.engine, symbols: d.library.symbols, sum: d.library.sum,
+		execute: d.library.execute, handle: d.library.handle, primitives: map[shape]*primitive{}, references: map[reference][probes][probes]float32{}}
+	for s, p := range d.library.primitives {
+		if s == full(s.dataType, s.k) {
+			l.primitives[s] = p
+		}
+	}
+	for k := termStep; k <= blockK; k += termStep {
+		l.references[reference{d.dataType, k}] = [probes][probes]float32{} // which no product of probes is
+	}
+	return &Device{library: l, dataType: d.dataType, name: d.name, precision: d.precision, threads: d.threads, space: 1 << 16}
+}
+
+func uniform(seed uint64, n int) []float32 {
+	r := rand.New(rand.NewPCG(seed, 1))
+	x := make([]float32, n)
+	for i := range x {
+		x[i] = r.Float32() - .5
+	}
+	return x
+}
+
+// asTaken is x as a product takes it.
+func asTaken(precision xpu.Precision, x []float32) []float32 {
+	y := append([]float32(nil), x...)
+	for i, v := range y {
+		if precision == xpu.BF16 {
+			y[i], _ = new(big.Float).SetPrec(8).SetFloat64(float64(v)).Float32() // 8 bits; ties to even
+		}
+	}
+	return y
+}
+
+func matrix(seed uint64, rows, columns, gap int, trans bool) (x []float32, ld int) {
+	if trans {
+		rows, columns = columns, rows
+	}
+	ld = columns + gap
+	return uniform(seed, max(0, (rows-1)*ld+columns)), ld
+}
+
+func at(x []float32, ld int, trans bool, i, j int) float64 { return float64(x[place(trans, i, j, ld)]) }
+
+func TestMatMul(t *testing.T) {
+	all := devices(t)
+	for _, size := range [][3]int{{1, 1, 1}, {1, 64, 300}, {2, 33, 5}, {16, 40, 512}, {256, 256, 32}, {257, 257, 20}, {10, 530, 20}, {33, 20, 550}, {0, 5, 5},
+		{5, 0, 5}, {5, 5, 0}} {
+		m, n, k := size[0], size[1], size[2]
+		for flags := range 8 {
+			transA, transB, accumulate := flags&1 != 0, flags&2 != 0, flags&4 != 0
+			a, lda := matrix(1, m, k, 3, transA)
+			b, ldb := matrix(2, k, n, 5, transB)
+			c, ldc := matrix(3, m, n, 7, false)
+			for _, precision := range []xpu.Precision{xpu.FP32, xpu.BF16} {
+				ra, rb, want := asTaken(precision, a), asTaken(precision, b), make([]float64, len(c))
+				for i, v := range c {
+					row, column := i/ldc, i%ldc
+					if accumulate || column >= n { // between the rows nothing may be written
+						want[i] = float64(v)
+					}
+					if column < n {
+						for p := range k {
+							want[i] += at(ra, lda, transA, row, p) * at(rb, ldb, transB, p, column)
+						}
+					}
+				}
+				for _, d := range all {
+					if d.Precision() != precision {
+						continue
+					}
+					got := append([]float32(nil), c...)
+					d.MatMul(transA, transB, m, n, k, a, lda, b, ldb, got, ldc, accumulate)
+					for i, w := range want {
+						if !(math.Abs(w-float64(got[i])) < 1e-5) {
+							t.Fatalf("%s: %v, flags %d: c[%d][%d] = %v, want %v", d.Name(), size, flags, i/ldc, i%ldc, got[i], w)
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+// TestSameBits computes products in many ways: one row alone, all rows, in groups, transposed, in pieces of columns, by 1 and 3 threads, and where
+// no tile but the whole one may be used.
+func TestSameBits(t *testing.T) {
+	all := devices(t)
+	for i, size := range []struct {
+		counts []int
+		n, k   int
+	}{{[]int{1}, 1, 1}, {[]int{3, 17}, 33, 64}, {[]int{0, 16}, 16, 33}, {[]int{20}, 256, 256}, {[]int{2, 1}, 259, 7}, {[]int{2, 20}, 256, 519}, {[]int{257, 3}, 40, 40},
+		{[]int{13}, 20, 519}, {[]int{3, 20}, 256, 519}} {
+		counts, n, k := size.counts, size.n, size.k
+		special := i%3 == 1
+		accumulate := i%2 == 0
+		scale := []float32{1, 1, 0x1p-61, 0x1p-125}[i%4] // denormal products; denormal operands
+		m := 0
+		for _, c := range counts {
+			m += c
+		}
+		a, b, c0 := uniform(1, m*k), uniform(2, n*k), uniform(3, m*n)
+		for _, x := range [][]float32{a, b, c0} {
+			for i := range x {
+				x[i] *= scale
+			}
+		}
+		for j, v := range []float32{float32(math.NaN()), float32(math.Inf(-1)), math.MaxFloat32, float32(math.Copysign(0, -1)), 0x1p-149} {
+			if special {
+				a[j*997%len(a)] = v
+			}
+		}
+		at, bt := transpose(a, m, k), transpose(b, k, n)
+		bs, bts := make([][]float32, len(counts)), make([][]float32, len(counts))
+		for g := range counts {
+			bs[g], bts[g] = b, bt
+		}
+		wants := map[xpu.Precision][]float32{}
+		for _, d := range all {
+			same := func(how string, f func(c []float32)) {
+				c := append([]float32(nil), c0...)
+				f(c)
+				want := wants[d.Precision()]
+				if want == nil {
+					wants[d.Precision()], want = c, c
+				}
+				for i := range c {
+					if math.Float32bits(c[i]) != math.Float32bits(want[i]) && (c[i] == c[i] || want[i] == want[i]) {
+						t.Fatalf("%s, room %d, %s: element %d is %x, elsewhere %x", d.Name(), d.space, how, i, c[i], want[i])
+					}
+				}
+			}
+			same("NN", func(c []float32) { d.MatMul(false, false, m, n, k, a, k, b, n, c, n, accumulate) })
+			if d.space < 1<<20 { // every tile of it is a whole one, which takes its time
+				continue
+			}
+			same("NT", func(c []float32) { d.MatMul(false, true, m, n, k, a, k, bt, k, c, n, accumulate) })
+			same("TN", func(c []float32) { d.MatMul(true, false, m, n, k, at, m, b, n, c, n, accumulate) })
+			same("TT", func(c []float32) { d.MatMul(true, true, m, n, k, at, m, bt, k, c, n, accumulate) })
+			same("grouped", func(c []float32) { d.GroupedMatMul(counts, false, n, k, a, bs, c, accumulate) })
+			same("grouped, transposed", func(c []float32) { d.GroupedMatMul(counts, true, n, k, a, bts, c, accumulate) })
+			same("weight gradient", func(c []float32) { d.GroupedWeightGrad([]int{k}, m, n, at, b, [][]float32{c}, accumulate) })
+			same("row by row", func(c []float32) {
+				d.Parallel(m, func(i int) { d.MatMul(false, true, 1, n, k, a[i*k:], k, bt, k, c[i*n:], n, accumulate) })
+			})
+			same("columns in two pieces", func(c []float32) {
+				h := n / 2
+				d.MatMul(false, false, m, h, k, a, k, b, n, c, n, accumulate)
+				d.MatMul(false, false, m, n-h, k, a, k, b[h:], n, c[h:], n, accumulate)
+			})
+		}
+	}
+}
+
+func transpose(x []float32, rows, columns int) []float32 {
+	y := make([]float32, len(x))
+	for i := range rows {
+		for j := range columns {
+			y[j*rows+i] = x[i*columns+j]
+		}
+	}
+	return y
+}
+
+// TestGrouped has groups of no rows and gradients that were not there before.
+func TestGrouped(t *testing.T) {
+	counts, n, k := []int{20, 0, 31, 180, 1, 14}, 70, 33
+	rows := 246
+	for _, d := range devices(t) {
+		a, dc := uniform(1, rows*k), uniform(2, rows*n)
+		ra, rdc := asTaken(d.Precision(), a), asTaken(d.Precision(), dc)
+		for _, accumulate := range []bool{false, true} {
+			db := make([][]float32, len(counts))
+			for g := range db {
+				db[g] = uniform(uint64(g+5), k*n)
+			}
+			if accumulate {
+				db[1] = nil
+			}
+			before := append([][]float32(nil), db...)
+			for g := range before {
+				before[g] = append([]float32(nil), db[g]...)
+			}
+			d.GroupedWeightGrad(counts, k, n, a, dc, db, accumulate)
+			row := 0
+			for g, count := range counts {
+				for i := range db[g] {
+					want := 0.0
+					if accumulate {
+						want = float64(before[g][i])
+					}
+					for r := row; r < row+count; r++ {
+						want += float64(ra[r*k+i/n]) * float64(rdc[r*n+i%n])
+					}
+					if !(math.Abs(want-float64(db[g][i])) < 1e-5) {
+						t.Fatalf("%s: group %d: db[%d] = %v, want %v", d.Name(), g, i, db[g][i], want)
+					}
+				}
+				row += count
+			}
+		}
+	}
+}
+
+// TestAgree: tiles of this library pass the check, and a single element that differs does not.
+func TestAgree(t *testing.T) {
+	d := device(t, 1, xpu.FP32)
+	var used, refused int
+	d.MatMul(false, true, 130, 270, 600, uniform(1, 130*600), 600, uniform(2, 270*600), 600, make([]float32, 130*270), 270, true)
+	for _, p := range d.library.primitives {
+		if p == nil {
+			refused++
+		} else {
+			used++
+		}
+	}
+	t.Logf("%s: %d shapes are used, %d are not", d.Name(), used, refused)
+	if used == 0 {
+		t.Error("no shape is used")
+	}
+	s := shape{dataType: typeF32, m: 16, n: 16, k: 64, ldc: 20, add: true}
+	want := d.library.references[reference{typeF32, 64}]
+	c := make([]float32, 16*20)
+	for i := range 16 {
+		for j := range 16 {
+			c[i*20+j] = start(i, j) + want[i%probes][j%probes]
+		}
+	}
+	if err := d.library.compare(s, c, 0, 0); err != nil {
+		t.Error(err)
+	}
+	c[9*20+3] = math.Nextafter32(c[9*20+3], 9)
+	if err := d.library.compare(s, c, 0, 0); err == nil {
+		t.Error("an element with another last bit agrees")
+	}
+}
+
+// TestShortSlices asks for more than a slice holds: it must be refused before the library sees it.
+func TestShortSlices(t *testing.T) {
+	d := device(t, 1, xpu.FP32)
+	x := func(n int) []float32 { return make([]float32, n) }
+	for name, f := range map[string]func(){
+		"MatMul":            func() { d.MatMul(false, false, 3, 4, 5, x(14), 5, x(20), 4, x(12), 4, false) },
+		"GroupedMatMul":     func() { d.GroupedMatMul([]int{2, 1}, true, 4, 5, x(15), [][]float32{x(20), x(19)}, x(12), false) },
+		"GroupedWeightGrad": func() { d.GroupedWeightGrad([]int{2}, 3, 4, x(6), x(7), [][]float32{x(12)}, false) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			defer func() {
+				if recover() == nil {
+					t.Error("it was not refused")
+				}
+			}()
+			f()
+		})
+	}
+}
+
+// TestNoAllocation holds the promise that a training step in its steady state allocates nothing here.
+func TestNoAllocation(t *testing.T) {
+	for _, precision := range []xpu.Precision{xpu.FP32, xpu.BF16} {
+		d := device(t, 2, precision)
+		const m, n, k = 400, 64, 64
+		a, b, c := uniform(1, m*k), uniform(2, n*k), make([]float32, m*n)
+		bs, counts := [][]float32{b, b, b}, []int{301, 0, 99}
+		run := func() {
+			d.MatMul(false, true, m, n, k, a, k, b, k, c, n, false)
+			d.GroupedMatMul(counts, true, n, k, a, bs, c, true)
+			d.GroupedWeightGrad(counts, k, n, a, c, bs, true)
+		}
+		for range 20 { // the memory of the device depends on what its workers happen to do at the same time
+			run()
+		}
+		if n := testing.AllocsPerRun(50, run); n >= 1 && !raceDetector {
+			t.Errorf("%s: %v allocations a run", precision, n)
+		}
+	}
+}
+
+// TestAbsent: without a library, and with a file that is none, the error says what to do.
+func TestAbsent(t *testing.T) {
+	none := filepath.Join(t.TempDir(), "libdnnl.so.3")
+	t.Setenv(locationVariable, none)
+	_, err := New(1, xpu.FP32)
+	if err == nil || !strings.Contains(err.Error(), none) || !strings.Contains(err.Error(), "device cpu needs no library") || !strings.Contains(err.Error(), locationVariable) {
+		t.Errorf("the error is %v", err)
+	}
+	c := "libc.so.6"
+	if _, err := exec.LookPath("ldd"); err != nil {
+		t.Skip("no libc.so.6 here")
+	}
+	t.Setenv(locationVariable, c)
+	if _, err = New(1, xpu.FP32); err == nil || !strings.Contains(err.Error(), "dnnl_version") {
+		t.Errorf("of a library that is another one the error is %v", err)
+	}
+}
+
+func TestName(t *testing.T) {
+	d := device(t, 2, xpu.BF16)
+	if !strings.HasPrefix(d.Name(), "onednn "+d.library.version) || !strings.HasSuffix(d.Name(), ", bf16, 2 threads") {
+		t.Errorf("the name is %q", d.Name())
+	}
+	if a := d.Arithmetic(); !strings.HasPrefix(a, "onednn "+d.library.version) || !strings.HasSuffix(a, " bf16") || strings.Contains(a, "thread") {
+		t.Errorf("the arithmetic is %q", a)
+	}
+	if one := device(t, 1, xpu.FP32); !strings.HasSuffix(one.Name(), ", 1 thread") || one.Arithmetic() == d.Arithmetic() {
+		t.Errorf("the name is %q, the arithmetic %q", one.Name(), one.Arithmetic())
+	}
+}

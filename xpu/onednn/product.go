@@ -1,0 +1,376 @@
+package onednn
+
+import (
+	"runtime"
+	"unsafe"
+
+	"mula/xpu"
+	"mula/xpu/cpu"
+)
+
+const (
+	// tileRows, tileColumns and blockK bound the tiles that the library is given. blockK and termStep, to multiples of which the last terms are
+	// filled up, decide the bits of every product and must never change.
+	tileRows, tileColumns, blockK, termStep = 256, 256, 256, 32
+	// leastRows is the least number of rows that a tile is cut to so that all threads have work.
+	leastRows = 32
+	// smallWork is the number of multiply-adds below which waking a thread costs more than it brings.
+	smallWork = 1 << 19
+)
+
+// product carries out one call of a method: independent products of matrices, in rounds whose copies of operands have room. It is kept for
+// reuse with its memory.
+type product struct {
+	dev      *Device
+	problems []problem
+	tiles    []operand // of the problems of a round
+	copies   []int     // those of tiles that are copied
+	pieces   []piece
+	space    []float32
+	copyTile func(int) // copies[i]; kept here, as compute, because a method value made for each call would be an allocation
+	compute  func(int) // pieces[i]
+}
+
+// problem is C = op(A)·op(B), or with add C += op(A)·op(B).
+type problem struct {
+	m, n, k        int
+	a, b, c        []float32
+	lda, ldb, ldc  int
+	transA, transB bool
+	add            bool
+
+	rows       int // of its tiles
+	atA, atB   int // where its tiles of op(A), row after row, and of op(B), column after column, begin in product.tiles
+	kb, mb, nb int // blocks of terms, of rows, of columns
+}
+
+// operand is a tile of op(A) or op(B) as it is stored, in its place or copied to product.space, where it is filled up with zeros.
+type operand struct {
+	src           []float32
+	ld            int
+	lines, length int // as stored
+	padded        int // length of a copied line; 0 where the tile is used in its place
+	paddedLines   int
+	offset        int // in product.space, in bytes
+}
+
+// piece is some tiles of a row of tiles of a problem's C.
+type piece struct{ problem, row, first, count int }
+
+// MatMul computes C = op(A)·op(B), or C += op(A)·op(B); see [xpu.Device].
+func (d *Device) MatMul(transA, transB bool, m, n, k int, a []float32, lda int, b []float32, ldb int, c []float32, ldc int, accumulate bool) {
+	xpu.CheckMatMul(transA, transB, m, n, k, a, lda, b, ldb, c, ldc)
+	p := d.product()
+	p.add(problem{m: m, n: n, k: k, a: a, b: b, c: c, lda: lda, ldb: ldb, ldc: ldc, transA: transA, transB: transB, add: accumulate})
+	p.run()
+}
+
+// GroupedMatMul multiplies groups of rows by a matrix each; see [xpu.Device].
+func (d *Device) GroupedMatMul(counts []int, transB bool, n, k int, a []float32, b [][]float32, c []float32, accumulate bool) {
+	xpu.CheckGroupedMatMul(counts, transB, n, k, a, b, c)
+	ldb := n
+	if transB {
+		ldb = k
+	}
+	p := d.product()
+	row := 0
+	for g, m := range counts {
+		if m > 0 {
+			p.add(problem{m: m, n: n, k: k, a: a[row*k:], b: b[g], c: c[row*n:], lda: k, ldb: ldb, ldc: n, transB: transB, add: accumulate})
+		}
+		row += m
+	}
+	p.run()
+}
+
+// GroupedWeightGrad computes A_gᵀ·dC_g for groups of rows; see [xpu.Device].
+func (d *Device) GroupedWeightGrad(counts []int, m, n int, a, dc []float32, db [][]float32, accumulate bool) {
+	xpu.CheckGroupedWeightGrad(counts, m, n, a, dc, db, accumulate)
+	p := d.product()
+	row := 0
+	for g, k := range counts {
+		if k > 0 || !accumulate {
+			p.add(problem{m: m, n: n, k: k, a: a[row*m:], b: dc[row*n:], c: db[g], lda: m, ldb: n, ldc: n, transA: true, add: accumulate})
+		}
+		row += k
+	}
+	p.run()
+}
+
+func (d *Device) product() *product {
+	p := d.products.Get()
+	if p.dev == nil {
+		p.dev, p.copyTile, p.compute = d, p.copyOne, p.computeOne
+	}
+	return p
+}
+
+// add adds a problem, cut into several whose copies of operands are small enough for a round.
+func (p *product) add(q problem) {
+	if q.m == 0 || q.n == 0 {
+		return
+	}
+	if q.k == 0 {
+		for i := 0; i < q.m && !q.add; i++ {
+			clear(q.c[i*q.ldc:][:q.n])
+		}
+		return
+	}
+	line := 4 * pad(q.k, termStep)
+	rows := max(1, p.dev.space/3/line/tileRows) * tileRows
+	columns := max(1, p.dev.space/3/line/tileColumns) * tileColumns
+	for i := 0; i < q.m; i += rows {
+		for j := 0; j < q.n; j += columns {
+			s := q
+			s.m, s.n = min(rows, q.m-i), min(columns, q.n-j)
+			s.a, s.b, s.c = s.a[place(q.transA, i, 0, q.lda):], s.b[place(q.transB, 0, j, q.ldb):], s.c[i*q.ldc+j:]
+			p.problems = append(p.problems, s)
+		}
+	}
+}
+
+// place is where element (i, j) of op(x) stands in x.
+func place(trans bool, i, j, ld int) int {
+	if trans {
+		i, j = j, i
+	}
+	return i*ld + j
+}
+
+// pad is the next multiple of step.
+func pad(n, step int) int { return (n + step - 1) / step * step }
+
+// size is the number of rows or columns of the tile that holds so many: few different ones, so that the library makes few kernels, and not
+// very few, for which it has kernels that add up in another order.
+func size(n int) int {
+	if n <= 8 {
+		return 8
+	}
+	return pad(n, 16)
+}
+
+// run carries out the problems and puts p back.
+func (p *product) run() {
+	for next := 0; next < len(p.problems); {
+		first := next
+		p.tiles, p.copies = p.tiles[:0], p.copies[:0]
+		used, work := 0, 0
+		for next < len(p.problems) && (next == first || used < p.dev.space/3) {
+			work += p.problems[next].m * p.problems[next].n * p.problems[next].k
+			used = p.lay(&p.problems[next], used)
+			next++
+		}
+		if used > 4*(len(p.space)-16) {
+			p.space = make([]float32, used/4+16)
+		}
+		p.cut(first, next, work)
+		p.dev.Parallel(len(p.copies), p.copyTile)
+		p.dev.Parallel(len(p.pieces), p.compute)
+	}
+	clear(p.problems) // let go of the caller's memory
+	clear(p.tiles)
+	p.problems = p.problems[:0]
+	p.dev.products.Put(p)
+}
+
+// lay lists the tiles of a problem's operands. Copies go behind the first used bytes of p.space; it returns where they end.
+func (p *product) lay(q *problem, used int) int {
+	q.rows = tileRows
+	for q.rows > leastRows && (q.m+q.rows-1)/q.rows*((q.n+tileColumns-1)/tileColumns) < 2*p.dev.Threads() && q.m*q.n*q.k > smallWork {
+		q.rows /= 2
+	}
+	q.kb, q.mb, q.nb = (q.k+blockK-1)/blockK, (q.m+q.rows-1)/q.rows, (q.n+tileColumns-1)/tileColumns
+	q.atA = len(p.tiles)
+	for i := 0; i < q.m; i += q.rows {
+		for k := 0; k < q.k; k += blockK {
+			used = p.layTile(q.a[place(q.transA, i, k, q.lda):], q.lda, q.transA, min(q.rows, q.m-i), min(blockK, q.k-k), used)
+		}
+	}
+	q.atB = len(p.tiles)
+	for j := 0; j < q.n; j += tileColumns {
+		for k := 0; k < q.k; k += blockK {
+			used = p.layTile(q.b[place(q.transB, k, j, q.ldb):], q.ldb, !q.transB, min(tileColumns, q.n-j), min(blockK, q.k-k), used)
+		}
+	}
+	return used
+}
+
+// layTile adds a tile of n rows of op(A), or columns of op(B), and so many terms; trans says that a line of it as stored is of one term.
+func (p *product) layTile(src []float32, ld int, trans bool, n, terms, used int) int {
+	t := operand{src: src, ld: ld, lines: n, length: terms, paddedLines: size(n), padded: pad(terms, termStep)}
+	if trans {
+		t.lines, t.length, t.paddedLines, t.padded = t.length, t.lines, t.padded, t.paddedLines
+	}
+	if p.dev.precision == xpu.FP32 && t.lines == t.paddedLines && t.length == t.padded {
+		t.padded = 0
+	} else {
+		t.offset = used
+		used += pad(t.paddedLines*t.padded*p.dev.elementBytes(), 64)
+		p.copies = append(p.copies, len(p.tiles))
+	}
+	p.tiles = append(p.tiles, t)
+	return used
+}
+
+func (d *Device) elementBytes() int {
+	if d.dataType == typeBF16 {
+		return 2
+	}
+	return 4
+}
+
+// cut makes pieces of problems, some for each thread.
+func (p *product) cut(first, end, work int) {
+	tiles := 0
+	for _, q := range p.problems[first:end] {
+		tiles += q.mb * q.nb
+	}
+	most := tiles // in a piece
+	if threads := p.dev.Threads(); threads > 1 && work >= smallWork {
+		most = max(1, tiles/(4*threads))
+	}
+	p.pieces = p.pieces[:0]
+	for i := first; i < end; i++ {
+		q := &p.problems[i]
+		for row := range q.mb {
+			for j := 0; j < q.nb; j += most {
+				p.pieces = append(p.pieces, piece{i, row, j, min(most, q.nb-j)})
+			}
+		}
+	}
+}
+
+// address is where the bytes behind an offset of p.space stand.
+func (p *product) address(offset int) unsafe.Pointer {
+	base := unsafe.Pointer(&p.space[0])
+	return unsafe.Add(base, int(-uintptr(base)&63)+offset)
+}
+
+// copyOne copies a tile to p.space, rounded where the precision says so, and fills it up with zeros.
+func (p *product) copyOne(i int) {
+	t := &p.tiles[p.copies[i]]
+	if p.dev.dataType == typeBF16 {
+		dst := unsafe.Slice((*uint16)(p.address(t.offset)), t.paddedLines*t.padded)
+		for line := range t.lines {
+			d := dst[line*t.padded:][:t.padded]
+			cpu.BF16(d[:t.length], t.src[line*t.ld:][:t.length])
+			clear(d[t.length:])
+		}
+		clear(dst[t.lines*t.padded:])
+		return
+	}
+	dst := unsafe.Slice((*float32)(p.address(t.offset)), t.paddedLines*t.padded)
+	for line := range t.lines {
+		d := dst[line*t.padded:][:t.padded]
+		clear(d[copy(d[:t.length], t.src[line*t.ld:]):])
+		if p.dev.precision == xpu.BF16 {
+			cpu.RoundBF16(d)
+		}
+	}
+	clear(dst[t.lines*t.padded:])
+}
+
+// computeOne computes the tiles of a piece, each over all terms.
+func (p *product) computeOne(i int) {
+	t := p.pieces[i]
+	q := &p.problems[t.problem]
+	w := p.dev.workers.Get()
+	defer p.dev.workers.Put(w)
+	if w.tile == nil {
+		w.tile = make([]float32, tileRows*tileColumns)
+	}
+	for j := t.first; j < t.first+t.count; j++ {
+		for k := range q.kb {
+			p.multiply(q, t.row, j, k, w)
+		}
+	}
+	runtime.KeepAlive(p)
+}
+
+// multiply adds the terms of block k to a tile of C, or sets it to them.
+func (p *product) multiply(q *problem, row, column, k int, w *worker) {
+	l := p.dev.library
+	a, b := &p.tiles[q.atA+row*q.kb+k], &p.tiles[q.atB+column*q.kb+k]
+	rows, columns := min(q.rows, q.m-row*q.rows), min(tileColumns, q.n-column*tileColumns)
+	s := shape{dataType: p.dev.dataType, transA: q.transA, transB: q.transB, m: size(rows), n: size(columns),
+		k: pad(min(blockK, q.k-k*blockK), termStep), lda: a.leading(), ldb: b.leading(), ldc: q.ldc, add: q.add || k > 0}
+	c, add := q.c[row*q.rows*q.ldc+column*tileColumns:], s.add
+	if s.m == rows && s.n == columns {
+		if primitive := l.primitive(s, w); primitive != nil {
+			l.run(primitive, w, p.start(a), p.start(b), uintptr(unsafe.Pointer(&c[0])))
+			return
+		}
+	}
+	s.ldc, s.add = s.n, false
+	x, y := p.start(a), p.start(b)
+	primitive := l.primitive(s, w)
+	if primitive == nil {
+		s, x, y = p.spread(s, a, b, w)
+		primitive = l.primitive(s, w)
+	}
+	l.run(primitive, w, x, y, uintptr(unsafe.Pointer(&w.tile[0])))
+	for i := range rows {
+		d, v := c[i*q.ldc:][:columns], w.tile[i*s.ldc:][:columns]
+		if !add {
+			copy(d, v)
+			continue
+		}
+		for j := range v {
+			d[j] += v[j]
+		}
+	}
+}
+
+// leading is the leading dimension of a tile where it is used.
+func (t *operand) leading() int {
+	if t.padded > 0 {
+		return t.padded
+	}
+	return t.ld
+}
+
+// start is where a tile begins that the library is to read.
+func (p *product) start(t *operand) uintptr {
+	if t.padded > 0 {
+		return uintptr(p.address(t.offset))
+	}
+	return uintptr(unsafe.Pointer(&t.src[0]))
+}
+
+// spread copies the operands of a shape that may not be used to those of a whole tile, and returns its shape and where they are.
+func (p *product) spread(s shape, a, b *operand, w *worker) (whole shape, x, y uintptr) {
+	whole = full(s.dataType, s.k)
+	if w.a == nil {
+		w.a, w.b = make([]float32, tileRows*blockK), make([]float32, blockK*tileColumns)
+	}
+	p.spreadOne(w.a, whole.lda, 1, a, s.transA)
+	p.spreadOne(w.b, 1, whole.ldb, b, !s.transB)
+	return whole, uintptr(unsafe.Pointer(&w.a[0])), uintptr(unsafe.Pointer(&w.b[0]))
+}
+
+// spreadOne copies a tile to memory where its rows (columns, of op(B)) are so many elements apart, and its terms so many; the rest is zero.
+// trans says that a line of it as stored is of one term.
+func (p *product) spreadOne(dst []float32, row, term int, t *operand, trans bool) {
+	clear(dst)
+	if trans {
+		row, term = term, row
+	}
+	if p.dev.dataType == typeBF16 {
+		to, from := unsafe.Slice((*uint16)(unsafe.Pointer(&dst[0])), 2*len(dst)), unsafe.Slice((*uint16)(p.address(t.offset)), t.paddedLines*t.padded)
+		for i := range t.lines {
+			for j, v := range from[i*t.padded:][:t.length] {
+				to[i*row+j*term] = v
+			}
+		}
+		return
+	}
+	from := t.src
+	if t.padded > 0 {
+		from = unsafe.Slice((*float32)(p.address(t.offset)), t.paddedLines*t.padded)
+	}
+	for i := range t.lines {
+		for j, v := range from[i*t.leading():][:t.length] {
+			dst[i*row+j*term] = v
+		}
+	}
+}
