@@ -201,6 +201,7 @@ func newApp(stdin io.Reader, stdout, stderr io.Writer) *cli.App {
 			importCommand(),
 			reportCommand(),
 			estimateCommand(),
+			devicesCommand(),
 		},
 	}
 	onUsageError := func(c *cli.Context, err error, _ bool) error {

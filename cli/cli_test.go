@@ -19,7 +19,10 @@ import (
 // The tests run the command itself: the test binary stands in for mula when it is started under that name.
 func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){
-		"mula": func() { os.Exit(Main(os.Args, os.Stdin, os.Stdout, os.Stderr)) },
+		"mula": func() {
+			trainFault = poison
+			os.Exit(Main(os.Args, os.Stdin, os.Stdout, os.Stderr))
+		},
 	})
 }
 

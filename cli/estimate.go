@@ -35,7 +35,7 @@ func estimateCommand() *cli.Command {
 			&cli.IntFlag{Name: "batch-size", Usage: "sequences a step (0: a micro-batch for every rank)"},
 			&cli.IntFlag{Name: "micro-batch-size", Usage: "sequences that a rank computes at once", Value: 1},
 			&cli.IntFlag{Name: "sequence-length", Usage: "tokens of a sequence; with --config the plan's", Value: 2048},
-			&cli.StringFlag{Name: "recompute", Usage: "what the backward pass computes again: none, moe or layers", Value: string(estimate.RecomputeNone)},
+			&cli.StringFlag{Name: "recompute", Usage: "what the backward pass computes again: none, experts or layers", Value: string(moe.RecomputeNone)},
 			&cli.StringFlag{Name: "precision", Usage: "of the operands of matrix products: fp32 or bf16", Value: string(xpu.BF16)},
 			&cli.StringFlag{Name: "trainer", Usage: "whose bytes: mula has fp32 weights, gradients and wire; optimus, which trained the Mula models, bf16 and an fp32 master copy", Value: estimate.Mula.Name},
 			&cli.StringFlag{Name: "machine", Usage: "aurora, local (this machine: measured now), or a `FILE` ending in .yaml", Value: estimate.Aurora.Name},
@@ -162,7 +162,7 @@ func estimateInput(c *cli.Context) (estimate.Input, error) {
 		l.Dispatch = moe.Dispatch(c.String("dispatch"))
 	}
 	if given("recompute") {
-		l.Recompute = estimate.Recompute(c.String("recompute"))
+		l.Recompute = moe.Recompute(c.String("recompute"))
 	}
 	if given("micro-batch-size") {
 		l.MicroBatchSize = c.Int("micro-batch-size")

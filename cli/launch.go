@@ -52,7 +52,7 @@ func launchCommand() *cli.Command {
 			&cli.StringFlag{Name: "with", Usage: "start ranks by tcp (this command starts them itself), mpiexec, srun, or pbs (mpiexec on the hosts of PBS_NODEFILE). " +
 				"auto: srun in a job of Slurm, pbs in one of PBS, else tcp", Value: withAuto},
 			&cli.StringFlag{Name: "mpiexec", Usage: "`PROGRAM` and its first arguments, of Open MPI or MPICH", Value: "mpiexec"},
-			&cli.StringFlag{Name: "remote-shell", Usage: "with tcp: `PROGRAM` and arguments that run a command on another host", Value: "ssh -T -o BatchMode=yes"},
+			&cli.StringFlag{Name: "remote-shell", Usage: "with tcp: `PROGRAM` and arguments that run a command on another host", Value: "ssh -T -o BatchMode=yes -o ConnectTimeout=30 -o ServerAliveInterval=15"},
 			&cli.IntFlag{Name: "port", Usage: "with tcp: `PORT` at which rank 0 listens; 0 = one that is free"},
 			&cli.BoolFlag{Name: "local-hosts", Usage: "all hosts are this machine, whatever they are called: to try things out"},
 			&cli.BoolFlag{Name: "elastic", Usage: "when hosts are lost and no spares are left, go on with a smaller layout.dp"},

@@ -23,7 +23,7 @@ import (
 )
 
 // launchSteps are enough that a test can do something in between.
-const launchSteps = 200
+const launchSteps = 120
 
 // launchConfig is a run that writes to a folder of the given name. One rank does more steps than four can do in the same time.
 func launchConfig(name string, steps int, layout string) string {
@@ -45,7 +45,7 @@ func TestLaunch(t *testing.T) {
 		whole[layout] = contents(t, filepath.Join(dir, name))
 	}
 	for name, test := range map[string]func(t *testing.T, dir string, whole map[string]string){
-		"killed": launchKilled, "hang": launchHang, "stopped": launchStopped, "twice": launchTwice,
+		"killed": launchKilled, "hang": launchHang, "stopped": launchStopped, "stopped under MPI": launchStoppedMPI, "twice": launchTwice,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -228,14 +228,14 @@ func launchKilled(t *testing.T, dir string, whole map[string]string) {
 
 // A rank that stands still is noticed after the limit of its section, killed, and the run goes on.
 func launchHang(t *testing.T, dir string, whole map[string]string) {
-	l := start(t, dir, "hang", launchConfig("hang", launchSteps, ""), "--section-timeout", "setup=2m,step=3s,evaluate=10s,checkpoint=10s", "--first-timeout", "3s", "--grace", "100ms")
+	l := start(t, dir, "hang", launchConfig("hang", launchSteps, ""), "--section-timeout", "setup=2m,step=2s,evaluate=5s,checkpoint=5s", "--first-timeout", "2s", "--grace", "100ms")
 	pid := l.reaches(1, 23) // in a step, or else in a save, whose limit is longer
 	if pid == 0 || syscall.Kill(pid, syscall.SIGSTOP) != nil {
 		t.Fatalf("the run was over before it could be stopped:\n%s", l.output())
 	}
 	stopped := time.Now()
 	l.reaches(2, 0)
-	if took := time.Since(stopped); took < 3*time.Second {
+	if took := time.Since(stopped); took < 2*time.Second {
 		t.Errorf("given up after %s", took)
 	}
 	l.ends(exitDone)
@@ -271,7 +271,7 @@ func launchStopped(t *testing.T, dir string, whole map[string]string) {
 
 // A second launcher of a run is refused, and says which is the first.
 func launchTwice(t *testing.T, dir string, _ map[string]string) {
-	first := start(t, dir, "twice", launchConfig("twice", launchSteps, ""))
+	first := start(t, dir, "twice", launchConfig("twice", 200, ""))
 	pid := first.reaches(1, 1)
 	out, err := mula(dir, "launch", "--", "train", "--config", "twice.yaml").CombinedOutput()
 	var exit *exec.ExitError
@@ -291,13 +291,8 @@ const (
 
 // launchRanks kills any one of four ranks, over TCP and under what mpiexecs there are.
 func launchRanks(t *testing.T, dir string, whole map[string]string) {
-	ways := map[string][]string{"tcp": nil}
-	if _, err := exec.LookPath("mpiexec.openmpi"); err == nil {
-		ways["openmpi"] = []string{"--with", "mpiexec", "--mpiexec", "mpiexec.openmpi --allow-run-as-root --oversubscribe"}
-	}
-	if _, err := exec.LookPath("mpiexec.mpich"); err == nil {
-		ways["mpich"] = []string{"--with", "mpiexec", "--mpiexec", "mpiexec.mpich"}
-	}
+	ways := mpiexecFlags()
+	ways["tcp"] = nil
 	for name, flags := range ways {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -327,6 +322,37 @@ func launchRanks(t *testing.T, dir string, whole map[string]string) {
 			}
 			l.sameEnd(whole, fourRanksSteps)
 		})
+	}
+}
+
+// mpiexecFlags are the flags that start ranks by the mpiexecs that this machine has.
+func mpiexecFlags() map[string][]string {
+	flags := map[string][]string{}
+	for name, arguments := range map[string]string{"openmpi": " --allow-run-as-root --oversubscribe", "mpich": ""} {
+		if _, err := exec.LookPath("mpiexec." + name); err == nil {
+			flags[name] = []string{"--with", "mpiexec", "--mpiexec", "mpiexec." + name + arguments}
+		}
+	}
+	return flags
+}
+
+// SIGTERM reaches ranks that an mpiexec has started in a way that lets them save, whatever the MPI library has done with their signals.
+func launchStoppedMPI(t *testing.T, dir string, _ map[string]string) {
+	for name, flags := range mpiexecFlags() {
+		name = "stopped-" + name
+		l := start(t, dir, name, launchConfig(name, launchSteps, "layout: {dp: 1, ep: 2}\n"), flags...)
+		l.reaches(1, 3)
+		if err := l.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		l.ends(launch.ExitStopped)
+		attempts := l.attempts()
+		if len(attempts) != 1 || attempts[0].Outcome != launch.Stopped || attempts[0].Step >= launchSteps {
+			t.Fatalf("%+v\n%s", attempts, l.output())
+		}
+		if _, err := os.Stat(filepath.Join(l.run, "checkpoints", fmt.Sprintf("step-%08d", attempts[0].Step))); err != nil {
+			t.Errorf("nothing was saved at the end: %v", err)
+		}
 	}
 }
 

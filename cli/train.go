@@ -80,7 +80,7 @@ func runTrain(c *cli.Context) error {
 
 	var evaluated *train.Evaluation
 	var speed pace
-	result, err := train.Run(context.WithoutCancel(c.Context), config, train.Options{
+	options := train.Options{
 		Version: Version,
 		World:   world,
 		Stop:    c.Context.Done(),
@@ -98,7 +98,11 @@ func runTrain(c *cli.Context) error {
 			speed.add(time.Now(), s.StepMetrics)
 			p.update(fmt.Sprintf("%s of %s steps  loss %.4f  %s", count(done), count(s.Steps), s.Loss, speed.text(s.Steps-done)), 0, 0)
 		},
-	})
+	}
+	if trainFault != nil {
+		trainFault(&options)
+	}
+	result, err := train.Run(context.WithoutCancel(c.Context), config, options)
 	p.end()
 	switch {
 	case err != nil && world != nil && train.Shared(err):
@@ -126,6 +130,9 @@ func runTrain(c *cli.Context) error {
 	}
 	return nil
 }
+
+// trainFault puts a fault into a run. Only tests set it.
+var trainFault func(*train.Options)
 
 // exitStopped is the exit code of a supervised run that a signal has stopped after a checkpoint. Without a supervisor it is exitDone.
 const exitStopped = 3
@@ -239,6 +246,13 @@ func printRun(p *progress, s train.Summary) {
 	each := ""
 	if l := s.Config.Layout; l.Ranks() > 1 {
 		p.line("layout     %d ranks: %s; links: %s", l.Ranks(), l, s.Links)
+		if l.PP > 1 {
+			few := ""
+			if s.MicroBatches < l.PP {
+				few = ": there are fewer micro-batches than stages; lower micro_batch_size"
+			}
+			p.line("pipeline   %d stages, micro-batches a step: %d; stages wait %.0f %% of the time%s", l.PP, s.MicroBatches, 100*s.Bubble, few)
+		}
 		each = " a rank"
 	}
 	p.line("memory     %s%s: weights %s, gradients %s, optimizer %s, activations %s", bytesText(s.Memory.Total()), each, bytesText(s.Memory.Weights),

@@ -97,7 +97,16 @@ func (s rankStarter) run(t *testing.T, dir string, ranks int, args ...string) (s
 func TestTrainLinks(t *testing.T) {
 	dir := prepared(t)
 	mustRun(t, dir, "blend")
-	for ranks, layout := range map[int]string{2: "{dp: 1, ep: 2}", 4: "{dp: 2, ep: 2, optimizer: so}"} {
+	for _, test := range []struct {
+		ranks  int
+		layout string
+		once   string
+	}{
+		{2, "{dp: 1, ep: 2}", "layout     2 ranks"},
+		{4, "{dp: 2, ep: 2, optimizer: so}", "layout     4 ranks"},
+		{2, "{dp: 1, pp: 2}", "pipeline   2 stages, micro-batches a step: 1; stages wait 50 % of the time: there are fewer"},
+	} {
+		ranks, layout := test.ranks, test.layout
 		config := fmt.Sprintf("output: run\nmodel: {preset: mula-nano}\nbatch_size: 4\nsteps: 20\ncheckpoint: {every: 0}\nevaluate: {every: 10, samples: 3}\nthreads: 1\nlayout: %s\n", layout)
 		if err := os.WriteFile(filepath.Join(dir, "train.yaml"), []byte(config), 0o644); err != nil {
 			t.Fatal(err)
@@ -113,7 +122,7 @@ func TestTrainLinks(t *testing.T) {
 					t.Fatalf("%d ranks, %s: exit codes %v\n%s", ranks, s.name, codes, out)
 				}
 			}
-			for _, once := range []string{"memory     ", "layout     ", "finished: 20 steps", "weights    sha256"} {
+			for _, once := range []string{"memory     ", test.once, "finished: 20 steps", "weights    sha256"} {
 				if strings.Count(out, once) != 1 {
 					t.Errorf("%d ranks, %s: %q is not there once:\n%s", ranks, s.name, once, out)
 				}

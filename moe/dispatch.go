@@ -26,7 +26,7 @@ type dispatch struct {
 	first   int
 	from    int // number of the first layer held here
 
-	memory layerMemory // with recomputation: of all layers and flights
+	memory layerMemory // where experts are recomputed: of all layers and flights
 
 	choices []int32   // [N, 2K] experts and, as bits of a float32, weights of the tokens that this rank has received
 	back    []float32 // [N, H+K] what goes back, or comes in the backward pass
@@ -207,7 +207,7 @@ func (d *dispatch) use(m *Model, number int) (x []float32) {
 	switch {
 	case !w.shape.train:
 		memory = &w.memory[0]
-	case !w.shape.recompute:
+	case !w.shape.recompute.experts():
 		memory = &w.memory[number]
 	}
 	h, ffn, rows := d.c.HiddenSize, d.c.IntermediateSize, len(way.own.tokenOf)

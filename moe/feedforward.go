@@ -96,11 +96,11 @@ func (m *Model) sumRows(dst, x, y []float32, st *saved) {
 }
 
 // feedForwardGrad takes the gradient of the output of layer number in ws.dx to the gradient of x1, and adds to the gradients of the weights.
-// ws.slope holds the slope of the load-balancing loss; zFactor is the derivative of the weighted z-loss by half the squared logsumexp.
+// ws.h holds the input of the experts, ws.slope the slope of the load-balancing loss; zFactor is the derivative of the weighted z-loss by half
+// the squared logsumexp.
 func (m *Model) feedForwardGrad(ctx context.Context, l *layer, st *saved, number int, zFactor float64) error {
 	c, w := m.cfg, &m.ws
 	h, ffn, t := c.HiddenSize, c.IntermediateSize, w.shape.rows*w.shape.s
-	m.renormalize(w.h, st.norm2(l))
 	switch {
 	case !c.moe():
 		m.dev.MatMul(false, false, t, ffn, h, w.dx, h, l.down.w, ffn, w.dact, ffn, false)

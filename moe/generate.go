@@ -129,10 +129,14 @@ func (d *decoder) append(ctx context.Context, tokens []uint32) error {
 			return fmt.Errorf("moe: token %d: id %d is beyond the model's vocabulary of %d", d.length+i, id, c.VocabSize)
 		}
 	}
-	m.ws.plan(c, m.flight(0), passShape{rows: 1, s: len(tokens), keys: d.capacity, layers: c.Layers, last: true})
+	f, err := m.flight(0)
+	if err != nil {
+		return err
+	}
+	m.ws.plan(c, f, passShape{rows: 1, s: len(tokens), keys: d.capacity, layers: c.Layers, last: true})
 	m.rope.extend(c, d.length+len(tokens))
 	m.embedTokens(func(i int) uint32 { return tokens[i] })
-	err := m.decode(ctx, m.ws.xL, func(l int) kvTarget {
+	err = m.decode(ctx, m.ws.xL, func(l int) kvTarget {
 		return kvTarget{k: d.k[l], v: d.v[l], capacity: d.capacity, first: d.length}
 	}, func(int, *saved) {})
 	if err != nil {

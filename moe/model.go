@@ -47,7 +47,7 @@ type Model struct {
 	embed, norm, head tensor // [V, H], [H], [V, H]
 	layers            []layer
 
-	recompute bool // see SetRecompute
+	recompute Recompute // see SetRecompute
 	rope      ropeTable
 	ws        workspace
 	loop      loop
@@ -103,17 +103,13 @@ func NewParallel(cfg Config, dev xpu.Device, p Parallel) (*Model, error) {
 // Config returns the configuration that the model was made with.
 func (m *Model) Config() Config { return m.cfg }
 
-// SetRecompute chooses what [Model.Backward] keeps of each layer between its forward and its backward pass: everything that the backward
-// pass reads, or with recompute only the layer's input and its routing, the rest being computed again. The gradients are the same bits.
-func (m *Model) SetRecompute(recompute bool) { m.recompute = recompute }
-
 // Parameters lists the weight tensors, always in the same order: embedding, layer by layer, final norm, head. A tied head is the embedding
 // and not listed again. A model that holds a part of the experts lists those alone, in the order and under the names of the whole model.
 func (m *Model) Parameters() []*Parameter { return m.params }
 
 // Buckets divides all parameters into stretches of memory, in the order in which [Model.Backward] completes their gradients: final norm and
-// head, then layer by layer from the last to the first the experts and the rest, then the embedding; of a stage those that it holds. Where embedding and head are tied, the
-// final norm is in the bucket of the embedding. A dense layer is one bucket.
+// head, then layer by layer from the last to the first the experts and the rest, then the embedding; of a stage those that it holds. Where
+// embedding and head are tied, the final norm is in the bucket of the embedding. A dense layer is one bucket.
 func (m *Model) Buckets() []Bucket { return m.buckets }
 
 // ZeroGradients sets all gradients to zero.

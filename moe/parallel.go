@@ -147,7 +147,7 @@ func (c Config) UniformCopies(d Dispatch, ranks, to, tokens int) int64 {
 type DispatchBytes struct {
 	Pass      int64 // at the beginning of every pass
 	Forward   int64 // in the forward pass of a layer
-	Recompute int64 // when a layer is computed again: with recomputation, every layer but the last
+	Recompute int64 // when the experts of a layer are computed again: those of all but the last that has gone through the forward pass
 	Backward  int64 // in the backward pass of a layer
 }
 
@@ -171,21 +171,21 @@ func (c Config) DispatchBytes(d Dispatch, ranks int, sent, got int64) DispatchBy
 	return b
 }
 
-// dispatchMemory is the number of bytes of a dispatch's buffers, and with [AllGather] of those in which its group adds up, for balanced
-// routing.
+// dispatchMemory is the number of bytes of a dispatch's buffers, and with [AllGather] of those in which its group adds up
+// ([xpu.SumMemory]), for balanced routing.
 func (c Config) dispatchMemory(p Pass) int64 {
 	ranks, e, h, k, ffn := int64(p.ExpertRanks), int64(c.Experts), int64(c.HiddenSize), int64(c.ExpertsPerToken), int64(c.IntermediateSize)
 	tokens := int64(p.Rows) * int64(p.SequenceLength)
 	rows, got := tokens*k, tokens*ranks
 	layers := int64(stageOf(c, p.Stage, p.Stages).layers) * int64(max(1, p.InFlight))
 	kept := layers
-	if p.Recompute {
+	if p.Recompute.experts() {
 		kept = 1
 	}
 	layer := 2 * rows // tokenOf, weight
-	var numbers int64
+	var numbers, sums int64
 	if p.Dispatch == AllGather {
-		numbers += got * (h + k) // of the group
+		sums = xpu.SumMemory(p.ExpertRanks, int(tokens*(h+k)), 4)
 	} else {
 		got = int64(math.Ceil(float64(tokens) * c.ExpectedCopies(p.Dispatch, p.ExpertRanks) * float64(ranks) / float64(ranks-1)))
 		layer += tokens * ranks    // place
@@ -194,5 +194,5 @@ func (c Config) dispatchMemory(p Pass) int64 {
 	layer += got * k                                       // rowOf
 	numbers += got*(h+3*k) + rows*(2*h+2*ffn+1) + tokens*k // choices, back; those of the rows; tokenWeights
 	numbers += layers*layer + kept*(got*h+rows*2*ffn)
-	return 4*numbers + 8*layers*(e/ranks+2*(ranks+1))
+	return 4*numbers + sums + 8*layers*(e/ranks+2*(ranks+1))
 }

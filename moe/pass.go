@@ -37,7 +37,7 @@ func (m *Model) Backward(ctx context.Context, batch Batch, opts BackwardOptions)
 	if err != nil {
 		return Stats{}, err
 	}
-	if err := m.take(0, batch, m.recompute, true); err != nil {
+	if err := m.take(0, batch, true); err != nil {
 		return Stats{}, err
 	}
 	if err := m.forward(ctx, nil, nil); err != nil {
@@ -69,6 +69,7 @@ func (m *Model) backward(ctx context.Context, opts BackwardOptions, targets int6
 	c, w := m.cfg, &m.ws
 	share := float64(w.shape.rows*w.shape.s) / float64(targets)
 	fresh := w.latest == w.flight // what flights share is still this one's
+	w.latest = nil                // and is no more, once this pass is over
 	done := progress{opts.Done, 0}
 	stats := m.stats(opts.Loss.Aux)
 	if in == nil {
@@ -89,10 +90,8 @@ func (m *Model) backward(ctx context.Context, opts BackwardOptions, targets int6
 	for i := len(m.layers) - 1; i >= 0; i-- {
 		l, st := &m.layers[i], &w.saved[i]
 		last := fresh && i == len(m.layers)-1 // what layers share is still the last layer's
-		if w.shape.recompute && !last {
-			if err := m.recomputeLayer(ctx, l, st, i); err != nil {
-				return Stats{}, err
-			}
+		if err := m.restore(ctx, l, st, i, last); err != nil {
+			return Stats{}, err
 		}
 		if c.moe() {
 			m.auxSlope(opts.Loss, share, i)
@@ -103,7 +102,7 @@ func (m *Model) backward(ctx context.Context, opts BackwardOptions, targets int6
 		if c.moe() {
 			done.next()
 		}
-		m.attendGrad(l, st, w.shape.recompute || last)
+		m.attendGrad(l, st, w.shape.recompute.attention() || last)
 		done.next()
 	}
 	if out == nil {
@@ -129,31 +128,27 @@ func (p *progress) next() {
 	p.bucket++
 }
 
-// recomputeLayer computes again, from its input and its routing, what the backward pass reads of layer number.
-func (m *Model) recomputeLayer(ctx context.Context, l *layer, st *saved, number int) error {
-	m.attend(l, st, m.ws.ownKeys())
-	m.normalize(m.ws.h, st.norm2(l))
-	if m.dispatch != nil {
-		return m.dispatch.expand(ctx, m, l, number)
-	}
-	m.expand(l, st, m.ws.h)
-	return nil
-}
-
 // take plans a pass over a batch and takes the flight of a slot at hand. Its forward pass follows.
-func (m *Model) take(slot int, batch Batch, recompute, train bool) error {
-	f := m.flight(slot)
-	if f.waits {
-		return fmt.Errorf("moe: slot %d has a batch under way; StageBackward comes first", slot)
+func (m *Model) take(slot int, batch Batch, train bool) error {
+	shape := passShape{rows: batch.Rows, s: batch.SequenceLength, keys: batch.SequenceLength, train: train,
+		logits: m.stage.last, layers: len(m.layers), last: m.stage.last, elsewhere: m.dispatch != nil}
+	if train {
+		if err := m.recompute.validate(); err != nil {
+			return err
+		}
+		shape.recompute = m.recompute
 	}
-	m.ws.plan(m.cfg, f, passShape{rows: batch.Rows, s: batch.SequenceLength, keys: batch.SequenceLength, train: train, recompute: train && recompute,
-		logits: m.stage.last, layers: len(m.layers), last: m.stage.last, elsewhere: m.dispatch != nil})
+	f, err := m.flight(slot)
+	if err != nil {
+		return err
+	}
+	m.ws.plan(m.cfg, f, shape)
 	f.batch = batch
 	return nil
 }
 
-// flight returns that of a slot.
-func (m *Model) flight(slot int) *flight {
+// flight returns that of a slot, which must be free.
+func (m *Model) flight(slot int) (*flight, error) {
 	for slot >= len(m.flights) {
 		f := &flight{sums: make(routerSums, m.routerSums())}
 		for range m.layers {
@@ -164,7 +159,11 @@ func (m *Model) flight(slot int) *flight {
 		}
 		m.flights = append(m.flights, f)
 	}
-	return m.flights[slot]
+	f := m.flights[slot]
+	if f.waits {
+		return nil, fmt.Errorf("moe: slot %d has a batch under way; StageBackward comes first", slot)
+	}
+	return f, nil
 }
 
 // forward runs the batch of the flight at hand through the layers held here, and then through the final norm, whose output is in ws.h. in is

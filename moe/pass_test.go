@@ -258,6 +258,10 @@ func TestRefusedBatches(t *testing.T) {
 			t.Errorf("%+v is accepted", opts)
 		}
 	}
+	m.SetRecompute("all")
+	if _, err := m.Backward(t.Context(), good, BackwardOptions{}); err == nil || !strings.Contains(err.Error(), `recompute "all" is unknown; known are "none", "experts" and "layers"`) {
+		t.Errorf("recompute all: %v", err)
+	}
 	if slices.ContainsFunc(m.grads, func(g float32) bool { return g != 0 }) {
 		t.Error("a refused batch touched the gradients")
 	}
@@ -266,8 +270,8 @@ func TestRefusedBatches(t *testing.T) {
 // Buffers are planned: as many bytes as Memory says, made by the first call of a shape and used by all later ones.
 func TestBuffersArePlanned(t *testing.T) {
 	for name, cfg := range gradientCases(t) {
-		sizes := map[bool]int64{}
-		for _, recompute := range []bool{false, true} {
+		sizes := map[Recompute]int64{}
+		for _, recompute := range levels {
 			cfg.Layers = 5
 			m := newModel(t, cfg, 2)
 			m.SetRecompute(recompute)
@@ -282,9 +286,18 @@ func TestBuffersArePlanned(t *testing.T) {
 			}
 			sizes[recompute] = got
 		}
-		if sizes[true] > sizes[false]*2/3 {
-			t.Errorf("%s: buffers take %d bytes, with recomputation %d", name, sizes[false], sizes[true])
-		}
+		checkSaved(t, name, sizes)
+	}
+}
+
+// levels are those of recomputation.
+var levels = []Recompute{RecomputeNone, RecomputeExperts, RecomputeLayers}
+
+// checkSaved wants the buffers of a model of five layers to become smaller from level to level.
+func checkSaved(t *testing.T, what string, sizes map[Recompute]int64) {
+	t.Helper()
+	if none, experts, layers := sizes[RecomputeNone], sizes[RecomputeExperts], sizes[RecomputeLayers]; experts > none*9/10 || layers > experts*9/10 || layers > none*2/3 {
+		t.Errorf("%s: buffers take %d bytes, %d if experts are recomputed, %d if layers are", what, none, experts, layers)
 	}
 }
 
@@ -310,7 +323,7 @@ func TestStepsDoNotAllocate(t *testing.T) {
 		t.Skip("the race detector allocates")
 	}
 	for name, cfg := range gradientCases(t) {
-		for _, recompute := range []bool{false, true} {
+		for _, recompute := range levels {
 			for _, opts := range []BackwardOptions{{Loss: fullLoss}, {SampleTargets: true}} {
 				m := newModel(t, cfg, 2)
 				m.SetRecompute(recompute)
@@ -350,7 +363,7 @@ func TestRecomputationChangesNoBit(t *testing.T) {
 		m := newModel(t, cfg, 2)
 		randomize(m, 1)
 		var want []float32
-		for call, recompute := range []bool{false, true, false, true} {
+		for call, recompute := range []Recompute{RecomputeNone, RecomputeLayers, RecomputeExperts, RecomputeNone, RecomputeExperts, RecomputeLayers} {
 			m.SetRecompute(recompute)
 			m.ZeroGradients()
 			for part := range uint64(2) { // the second micro-batch finds the first one's numbers in the buffers

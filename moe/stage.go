@@ -35,7 +35,7 @@ func (m *Model) StageForward(ctx context.Context, slot int, batch Batch, in, out
 	if err := m.checkRelays(batch, in, out); err != nil {
 		return err
 	}
-	if err := m.take(slot, batch, m.recompute, true); err != nil {
+	if err := m.take(slot, batch, true); err != nil {
 		return err
 	}
 	if err := m.forward(ctx, in, out); err != nil {
@@ -54,7 +54,7 @@ func (m *Model) StageLoss(ctx context.Context, batch Batch, in, out *Relay) (Sta
 	if err := m.checkRelays(batch, in, out); err != nil {
 		return Stats{}, err
 	}
-	if err := m.take(0, batch, false, false); err != nil {
+	if err := m.take(0, batch, false); err != nil {
 		return Stats{}, err
 	}
 	if err := m.forward(ctx, in, out); err != nil {

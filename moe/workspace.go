@@ -13,25 +13,26 @@ const (
 // passShape says which buffers a pass needs.
 type passShape struct {
 	rows, s   int
-	keys      int  // largest number of keys that a query attends to: s, or the capacity of a cache
-	train     bool // backward follows: every layer is saved
-	recompute bool // with train: of a layer only its input and its routing are saved
-	logits    bool // logits are computed block by block
-	layers    int  // that this model holds
-	last      bool // the final norm and the head are here
-	elsewhere bool // the rows of experts are not this rank's tokens: a dispatch has the buffers for them
+	keys      int       // largest number of keys that a query attends to: s, or the capacity of a cache
+	train     bool      // backward follows: every layer is saved
+	recompute Recompute // with train; RecomputeNone without
+	logits    bool      // logits are computed block by block
+	layers    int       // that this model holds
+	last      bool      // the final norm and the head are here
+	elsewhere bool      // the rows of experts are not this rank's tokens: a dispatch has the buffers for them
 }
 
-// saved is what the backward pass reads of one layer. Without a backward pass all layers share one. With recomputation they, and all flights,
-// share everything but x0 and the routing: the choice of experts is never made twice.
+// saved is what the backward pass reads of one layer. Without a backward pass all layers share one. What recomputation gives again, they and
+// all flights share. The routing is always kept: the choice of experts is never made twice.
 type saved struct {
-	x0 []float32 // [T, H] input of the layer
-	kept
+	x0       []float32 // [T, H] input of the layer
+	attended           // of RecomputeLayers
+	gateUp   []float32 // [R, 2I], of RecomputeExperts and RecomputeLayers; the backward pass puts the gradient in its place
 	routing
 }
 
-// kept is what recomputation gives again.
-type kept struct {
+// attended is what the attention leaves, and the statistics of the norm behind it.
+type attended struct {
 	mean1, rstd1 []float32 // [T] of the first norm
 	qkv          []float32 // [T, H+2GD] projections, before norm, clip and rotation
 	rq, rk       []float32 // [T] of the q and k norms
@@ -39,7 +40,6 @@ type kept struct {
 	lse          []float32 // [rows, A, S] logsumexp of the scores
 	x1           []float32 // [T, H] residual stream after the attention
 	mean2, rstd2 []float32 // [T] of the second norm
-	gateUp       []float32 // [R, 2I]; the backward pass puts the gradient in its place
 }
 
 // routing is what a router decided. A dense layer has none.
@@ -85,7 +85,7 @@ type workspace struct {
 
 	*flight         // the one at hand
 	latest  *flight // the one whose forward pass was the last
-	common  kept    // with recomputation, of all layers and flights
+	common  saved   // what of saved is shared by all layers and flights
 
 	targets []int32   // [T] target tokens
 	ce      []float64 // [T] cross entropy of each target
@@ -133,9 +133,13 @@ func (w *workspace) plan(c Config, f *flight, shape passShape) {
 		f.cut(c, shape, &f.arena)
 		f.shape = shape
 	}
-	if shape.recompute {
-		for i := range f.saved {
-			f.saved[i].kept = w.common
+	for i := range f.saved {
+		st := &f.saved[i]
+		if shape.recompute.attention() {
+			st.attended = w.common.attended
+		}
+		if shape.recompute.experts() {
+			st.gateUp = w.common.gateUp
 		}
 	}
 	w.flight = f
@@ -167,8 +171,11 @@ func (f *flight) cut(c Config, p passShape, a *arena) {
 	for i := range f.saved {
 		st := &f.saved[i]
 		*st = saved{x0: a.f32(t * h)}
-		if !p.recompute {
-			st.kept.cut(c, p, a)
+		if !p.recompute.attention() {
+			st.attended.cut(c, p, a)
+		}
+		if !p.recompute.experts() {
+			st.gateUp = p.gateUp(c, a)
 		}
 		if c.moe() {
 			st.routing = routing{
@@ -186,25 +193,33 @@ func (f *flight) cut(c Config, p passShape, a *arena) {
 	}
 }
 
+// gateUp takes the buffer of that name from a.
+func (p passShape) gateUp(c Config, a *arena) []float32 {
+	return a.f32(p.expertRows(c) * 2 * c.IntermediateSize)
+}
+
 // cut takes the buffers from a.
-func (k *kept) cut(c Config, p passShape, a *arena) {
+func (k *attended) cut(c Config, p passShape, a *arena) {
 	t, h := p.rows*p.s, c.HiddenSize
-	*k = kept{
+	*k = attended{
 		mean1: a.f32(t), rstd1: a.f32(t),
 		qkv: a.f32(t * c.qkvWidth()), rq: a.f32(t), rk: a.f32(t),
 		ctx: a.f32(t * h), lse: a.f32(t * c.Heads),
 		x1: a.f32(t * h), mean2: a.f32(t), rstd2: a.f32(t),
-		gateUp: a.f32(p.expertRows(c) * 2 * c.IntermediateSize),
 	}
 }
 
 // cut takes the buffers that all flights share from a.
 func (w *workspace) cut(c Config, p passShape, a *arena) {
 	a.reset()
+	w.common = saved{}
 	t, s := p.rows*p.s, p.s
 	h, kv, ffn, r := c.HiddenSize, c.kvWidth(), c.IntermediateSize, p.expertRows(c)
-	if p.recompute {
-		w.common.cut(c, p, a)
+	if p.recompute.attention() {
+		w.common.attended.cut(c, p, a)
+	}
+	if p.recompute.experts() {
+		w.common.gateUp = p.gateUp(c, a)
 	}
 	w.targets, w.ce, w.rowLoss = a.i32(t), a.f64(t), a.f64(p.rows)
 	w.h = a.f32(t * h)
@@ -293,7 +308,7 @@ func (m Memory) Total() int64 { return m.Weights + m.Gradients + m.Buffers }
 type Pass struct {
 	Rows           int
 	SequenceLength int
-	Recompute      bool // see [Model.SetRecompute]
+	Recompute      Recompute // empty means RecomputeNone
 
 	ExpertRanks int // ranks that share the experts; 0 and 1 are the whole model
 	Dispatch    Dispatch

@@ -362,7 +362,7 @@ func saveCheckpoint(ctx context.Context, world *xpu.Comm, dir string, state *Sta
 	}
 	state.Format = checkpointFormat
 	if state.Weights, err = s.combine(lists); err != nil {
-		return err
+		return ofAll(world, err)
 	}
 	if c.rank == 0 {
 		err = c.finish(name, all, *state)
@@ -452,8 +452,8 @@ func (c *savedCheckpoint) plan(ctx context.Context, world *xpu.Comm) error {
 	for r, other := range all {
 		failures, runs = append(failures, other.failure), append(runs, other.Runs)
 		if !maps.Equal(other.Metadata, all[0].Metadata) {
-			return fmt.Errorf("the numbers that the optimizer keeps are %v on rank 0 and %v on rank %d; they must be the same: go on from an older checkpoint",
-				all[0].Metadata, other.Metadata, r)
+			return ofAll(world, fmt.Errorf("the numbers that the optimizer keeps are %v on rank 0 and %v on rank %d; they must be the same: go on from an older checkpoint",
+				all[0].Metadata, other.Metadata, r))
 		}
 	}
 	if err := settle(world, failures, failed); err != nil {
@@ -463,7 +463,7 @@ func (c *savedCheckpoint) plan(ctx context.Context, world *xpu.Comm) error {
 	// The weights: whole tensors, each once.
 	owner, err := assign(c.tensors, runs)
 	if err != nil {
-		return err
+		return ofAll(world, err)
 	}
 	writers := make([]bool, len(all))
 	for _, r := range owner {
@@ -495,7 +495,7 @@ func (c *savedCheckpoint) plan(ctx context.Context, world *xpu.Comm) error {
 		}
 	}
 	if _, err := c.place(ranges); err != nil {
-		return fmt.Errorf("what the ranks have of the optimizer's state: %w", err)
+		return ofAll(world, fmt.Errorf("what the ranks have of the optimizer's state: %w", err))
 	}
 	if several {
 		c.state = &stateIndex{c.metadata, map[string]string{}}

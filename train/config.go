@@ -45,7 +45,7 @@ type Config struct {
 	Threads   int           `yaml:"threads"`   // 0 = default: all that GOMAXPROCS allows; results do not depend on it
 
 	// Recompute says what is computed again in the backward pass to save memory; results do not depend on it.
-	Recompute Recompute `yaml:"recompute"`
+	Recompute moe.Recompute `yaml:"recompute"`
 
 	Layout LayoutConfig `yaml:"layout"`
 
@@ -210,25 +210,17 @@ type ZLossConfig struct {
 	Coefficient float64 `yaml:"coefficient"` // 0 = no z-loss
 }
 
-// Recompute says what of a forward pass is computed again in the backward pass.
-type Recompute string
-
-// What is computed again.
-const (
-	RecomputeNone   Recompute = "none"   // nothing: all activations are kept; default
-	RecomputeLayers Recompute = "layers" // every layer, from its input and its routing, which are kept
-)
-
 // LayoutConfig says how a run is divided among ranks. A rank has a number along each of four axes, and
 //
 //	rank = ((dp·PP + pp)·EP + ep)·TP + tp
 //
 // so that those that share experts are neighbours. DP is the number of replicas of an expert, which is Optimus' word; Megatron calls it the expert
-// data parallel size. Every one of the DP·EP data ranks reads its own samples: rank dp·EP + ep that block of each step.
+// data parallel size. Every one of the DP·EP data ranks reads its own samples: rank dp·EP + ep that block of each step. The stages of a pipeline
+// are one data rank.
 type LayoutConfig struct {
 	DP int `yaml:"dp"` // replicas of every expert; default 1
 	EP int `yaml:"ep"` // ranks that the experts of a layer are divided among; default 1
-	PP int `yaml:"pp"` // stages of a pipeline; 1
+	PP int `yaml:"pp"` // stages of a pipeline, which divide the layers among them; default 1
 	TP int `yaml:"tp"` // ranks that a tensor is divided among; 1
 
 	Optimizer Scheme       `yaml:"optimizer"` // default "epso"; results do not depend on it
@@ -245,9 +237,19 @@ type LayoutConfig struct {
 // Ranks is the number of ranks of the layout.
 func (l LayoutConfig) Ranks() int { return l.DP * l.EP * l.PP * l.TP }
 
+// place is where a rank is along the axes, and rankAt the inverse.
+func (l LayoutConfig) place(rank int) (dp, pp, ep int) {
+	return rank / (l.PP * l.EP), rank / l.EP % l.PP, rank % l.EP
+}
+
+func (l LayoutConfig) rankAt(dp, pp, ep int) int { return (dp*l.PP+pp)*l.EP + ep }
+
 // String is the layout of several ranks in short, as "dp 2, ep 4, optimizer epso, dispatch alltoall".
 func (l LayoutConfig) String() string {
 	text := fmt.Sprintf("dp %d, ep %d, optimizer %s", l.DP, l.EP, l.Optimizer)
+	if l.PP > 1 {
+		text = fmt.Sprintf("dp %d, pp %d, ep %d, optimizer %s", l.DP, l.PP, l.EP, l.Optimizer)
+	}
 	if l.EP > 1 {
 		text += ", dispatch " + string(l.Dispatch)
 	}
@@ -344,7 +346,7 @@ func DefaultConfig() Config {
 		Schedule:  ScheduleConfig{Name: Cosine, LearningRate: 4e-4, WarmupFrom: WarmupFromZero},
 		AuxLoss:   AuxLossConfig{Coefficient: 0.01},
 		Precision: xpu.FP32, Device: "cpu",
-		Recompute:  RecomputeNone,
+		Recompute:  moe.RecomputeNone,
 		Layout:     LayoutConfig{DP: 1, EP: 1, PP: 1, TP: 1, Optimizer: EPSO, Dispatch: moe.AllToAll, Sums: ExactSums, Links: AutoLinks, CheckReplicasEvery: 1000},
 		Checkpoint: CheckpointConfig{Keep: 3},
 		Evaluate:   EvaluateConfig{Samples: 64},
@@ -537,9 +539,10 @@ func (c Config) Validate() error {
 		oneOf("precision", c.Precision, string(xpu.FP32), string(xpu.BF16)),
 		oneOf("device", c.Device, DeviceCPU, DeviceOneDNN),
 		within("threads", float64(c.Threads), 0, 4096),
-		oneOf("recompute", c.Recompute, string(RecomputeNone), string(RecomputeLayers)),
+		oneOf("recompute", c.Recompute, string(moe.RecomputeNone), string(moe.RecomputeExperts), string(moe.RecomputeLayers)),
 		within("layout.dp", float64(c.Layout.DP), 1, 1<<20),
 		within("layout.ep", float64(c.Layout.EP), 1, 1<<12),
+		within("layout.pp", float64(c.Layout.PP), 1, 1<<10),
 		oneOf("layout.optimizer", c.Layout.Optimizer, string(EPSO), string(SO), string(Unsharded)),
 		oneOf("layout.dispatch", c.Layout.Dispatch, string(moe.AllToAll), string(moe.AllGather)),
 		oneOf("layout.sums", c.Layout.Sums, string(ExactSums), string(FastSums)),
@@ -559,8 +562,10 @@ func (c Config) Validate() error {
 		oneOf("plan_change", c.PlanChange, string(RefusePlanChange), string(AcceptPlanChange)),
 		oneOf("verify", c.Verify, "reads", "behind", "first"),
 	}
-	if pp := c.Layout.PP; pp != 1 {
-		errs = append(errs, bad("layout.pp", "is %d; this version has no pipeline parallelism: it must be 1", pp))
+	if pp, layers := c.Layout.PP, c.Model.Layers; pp > 1 && layers > 0 && pp > layers {
+		errs = append(errs, bad("layout.pp", "is %d, but the model has %d layers for its stages; it must be at most that", pp, layers))
+	} else if pp > 1 && c.Model.TieEmbeddings {
+		errs = append(errs, bad("layout.pp", "is %d, but with model.tie_word_embeddings the first and the last stage would need the same weights; it must be 1, or set that to false", pp))
 	}
 	if tp := c.Layout.TP; tp != 1 {
 		errs = append(errs, bad("layout.tp", "is %d; this version has no tensor parallelism: it must be 1", tp))

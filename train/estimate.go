@@ -20,7 +20,7 @@ func (c Config) EstimateInput(p *blend.Plan, machine estimate.Machine) (estimate
 		Layout: estimate.Layout{
 			DP: c.Layout.DP, EP: c.Layout.EP, PP: c.Layout.PP,
 			Optimizer: estimate.Scheme(c.Layout.Optimizer), Dispatch: c.Layout.Dispatch,
-			BatchSize: c.BatchSize, MicroBatchSize: c.MicroBatchSize, SequenceLength: p.SequenceLength, Recompute: estimate.Recompute(c.Recompute),
+			BatchSize: c.BatchSize, MicroBatchSize: c.MicroBatchSize, SequenceLength: p.SequenceLength, Recompute: c.Recompute,
 		},
 	}, nil
 }

@@ -24,7 +24,7 @@ func TestEstimateInput(t *testing.T) {
 	want := estimate.Input{
 		Model: "mula-nano", Config: in.Config, Trainer: lion, Precision: xpu.BF16, Machine: estimate.Aurora,
 		Layout: estimate.Layout{DP: 2, EP: 4, PP: 1, Optimizer: estimate.SO, Dispatch: moe.AllGather, BatchSize: 8, MicroBatchSize: 8, SequenceLength: 16,
-			Recompute: estimate.RecomputeLayers},
+			Recompute: moe.RecomputeLayers},
 	}
 	if in != want || in.Config.HiddenSize != 64 {
 		t.Errorf("%+v\nwant %+v", in, want)
@@ -104,7 +104,7 @@ func TestEstimateIsWhatRanksSend(t *testing.T) {
 				return nil
 			})
 			l := estimate.Layout{DP: layout.DP, EP: layout.EP, PP: 1, Optimizer: estimate.Scheme(scheme), Dispatch: layout.Dispatch, BatchSize: layout.Ranks(), MicroBatchSize: 1,
-				SequenceLength: 16, Recompute: estimate.RecomputeNone}
+				SequenceLength: 16, Recompute: moe.RecomputeNone}
 			stages, err := estimate.Stages(c, l)
 			if err != nil {
 				t.Fatal(err)

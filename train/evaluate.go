@@ -17,7 +17,8 @@ type EvaluateOptions struct {
 	BatchSize int // windows at once in memory; 0 = 8
 	Progress  func(done, total int64)
 
-	ranks *ranks // which share the windows and the experts; nil for one
+	ranks    *ranks    // which share the windows and the experts; nil for one
+	pipeline *pipeline // nil for one stage
 }
 
 // Evaluate computes the loss of a model on the held-out windows of a plan. A source that holds none out is left out; it is an error if none
@@ -37,7 +38,8 @@ func Evaluate(ctx context.Context, m *moe.Model, data *blend.Data, o EvaluateOpt
 		o.BatchSize = 8
 	}
 	if v := m.Config().VocabSize; data.Tokenizer != nil && data.Tokenizer.Vocabulary > v {
-		return Evaluation{}, fmt.Errorf("the model has a vocabulary of %d, the plan's tokenizer has %d ids: they do not belong together", v, data.Tokenizer.Vocabulary)
+		return Evaluation{}, ofAll(o.ranks.comm(),
+			fmt.Errorf("the model has a vocabulary of %d, the plan's tokenizer has %d ids: they do not belong together", v, data.Tokenizer.Vocabulary))
 	}
 	counts := make([]int64, len(data.Sources)) // windows to evaluate of each source
 	var done, total int64
@@ -49,13 +51,13 @@ func Evaluate(ctx context.Context, m *moe.Model, data *blend.Data, o EvaluateOpt
 		total += counts[i]
 	}
 	if total == 0 {
-		return Evaluation{}, errors.New("the plan holds nothing out for validation; set validation in blend.yaml and seal it again")
+		return Evaluation{}, ofAll(o.ranks.comm(), errors.New("the plan holds nothing out for validation; set validation in blend.yaml and seal it again"))
 	}
 	o.BatchSize = int(min(int64(o.BatchSize), total))
 	e := Evaluation{SourceLoss: map[string]float64{}, SourceTargets: map[string]int64{}, SourceMargin: map[string]float64{}}
 	var loss float64
 	var targets int64
-	windows := evaluator{model: m, data: data, ranks: o.ranks, batch: o.BatchSize, tokens: make([]uint32, 0, o.BatchSize*(data.SequenceLength+1)), done: func(n int) {
+	windows := evaluator{model: m, data: data, ranks: o.ranks, pipeline: o.pipeline, batch: o.BatchSize, tokens: make([]uint32, 0, o.BatchSize*(data.SequenceLength+1)), done: func(n int) {
 		if done += int64(n); o.Progress != nil {
 			o.Progress(done, total)
 		}
@@ -76,7 +78,7 @@ func Evaluate(ctx context.Context, m *moe.Model, data *blend.Data, o EvaluateOpt
 		}
 		n := counts[i] * int64(data.SequenceLength)
 		if math.IsNaN(sourceLoss) || math.IsInf(sourceLoss, 0) {
-			return Evaluation{}, fmt.Errorf("%w: validation loss of source %q is %v", ErrNotFinite, s.Name, sourceLoss)
+			return Evaluation{}, ofAll(o.ranks.comm(), fmt.Errorf("%w: validation loss of source %q is %v", ErrNotFinite, s.Name, sourceLoss))
 		}
 		e.SourceLoss[s.Name], e.SourceTargets[s.Name] = sourceLoss/float64(n), n
 		if margin, ok := spread.margin(s.Validation); ok {
@@ -98,33 +100,50 @@ type evaluator struct {
 	batch int    // windows at once
 	done  func(windows int)
 
+	pipeline *pipeline // nil for one stage
+
 	tokens []uint32
 	passes int // of this rank, of the source at hand
 }
 
 // losses gives all ranks the sums of the cross entropies of n windows of a source that are spread evenly over its split, in their order.
 func (e *evaluator) losses(ctx context.Context, source int, n int64) ([]float64, error) {
-	size := e.ranks.size()
-	bounds, most := make([]int, size+1), 0 // passes of the rank that has most
-	for rank := range size {
-		bounds[rank+1] = int(n/int64(size)*int64(rank+1) + n%int64(size)*int64(rank+1)/int64(size))
-		most = max(most, (bounds[rank+1]-bounds[rank]+e.batch-1)/e.batch)
+	readers := e.ranks.readers()
+	shares, most := make([]int, readers+1), 0 // passes of the rank that has most
+	for reader := range readers {
+		shares[reader+1] = int(n/int64(readers)*int64(reader+1) + n%int64(readers)*int64(reader+1)/int64(readers))
+		most = max(most, (shares[reader+1]-shares[reader]+e.batch-1)/e.batch)
 	}
 	all := make([]float64, n)
-	from, to := bounds[e.ranks.rank()], bounds[e.ranks.rank()+1]
+	from, to := shares[e.ranks.reader()], shares[e.ranks.reader()+1]
 	e.passes = 0
 	err := e.compute(ctx, source, n, from, all[from:to])
 	if e.ranks == nil {
 		return all, err
 	}
-	// A rank that has no windows left, or could not read them, still computes with its experts.
-	for e.ranks.EP > 1 && e.passes < most {
-		if lost := e.forward(ctx, nil); lost != nil {
+	// A rank that has no windows left, or could not read them, still computes with its experts, and takes its place between other stages.
+	if e.ranks.EP == 1 {
+		most = 0
+		if e.pipeline != nil {
+			most = (to - from + e.batch - 1) / e.batch
+		}
+	}
+	e.tokens = e.tokens[:0]
+	for e.passes < most {
+		if _, lost := e.pass(ctx, 0, min(e.batch, max(0, to-from-e.passes*e.batch))); lost != nil {
 			return nil, errors.Join(err, lost)
 		}
 	}
 	if err := agree(ctx, e.ranks.world, err); err != nil {
 		return nil, err
+	}
+	bounds := make([]int, e.ranks.size()+1) // of the ranks that have losses
+	for rank := range e.ranks.size() {
+		dp, pp, ep := e.ranks.place(rank)
+		bounds[rank+1] = bounds[rank]
+		if pp == e.ranks.PP-1 {
+			bounds[rank+1] = shares[dp*e.ranks.EP+ep+1]
+		}
 	}
 	return all, xpu.AllGather(ctx, e.ranks.world, all, bounds)
 }
@@ -158,23 +177,33 @@ func (e *evaluator) compute(ctx context.Context, source int, n int64, from int, 
 	return nil
 }
 
-// forward computes the losses of the windows that were read, of which there may be none.
+// forward computes the losses of the windows that were read.
 func (e *evaluator) forward(ctx context.Context, losses []float64) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	width := e.data.SequenceLength + 1
-	stats, err := e.model.Forward(ctx, moe.Batch{Tokens: e.tokens[:len(losses)*width], Rows: len(losses), SequenceLength: e.data.SequenceLength})
+	stats, err := e.pass(ctx, len(losses), len(losses))
 	if err != nil {
 		return err
 	}
-	e.passes++
 	copy(losses, stats.RowLoss)
 	e.tokens = e.tokens[:0]
-	if len(losses) > 0 {
-		e.done(len(losses))
-	}
+	e.done(len(losses))
 	return nil
+}
+
+// pass takes a batch of so many rows through the model, of which that many were read: all or none.
+func (e *evaluator) pass(ctx context.Context, read, rows int) (moe.Stats, error) {
+	batch := moe.Batch{Tokens: e.tokens[:read*(e.data.SequenceLength+1)], Rows: read, SequenceLength: e.data.SequenceLength}
+	if e.pipeline != nil {
+		e.passes++ // whatever becomes of it: the other stages have had it
+		return e.pipeline.loss(ctx, batch, rows, e.ranks.EP > 1)
+	}
+	stats, err := e.model.Forward(ctx, batch)
+	if err == nil {
+		e.passes++
+	}
+	return stats, err
 }
 
 // weigh computes the loss of the mix, and the margins of weighted sums.

@@ -93,7 +93,7 @@ func joinFailures(failures []failure, rank int, own error) error {
 			continue
 		}
 		failed++
-		if f.Configuration { // which is the same on all ranks
+		if f.Configuration && r == 0 { // the others have read the same
 			if r != rank {
 				own = errors.New(f.Error)
 			}
@@ -124,6 +124,15 @@ func settle(world *xpu.Comm, failures []failure, own error) error {
 		return own
 	}
 	return joinFailures(failures, world.Rank(), own)
+}
+
+// ofAll is an error to which all ranks come by themselves, from what all of them know, so that one of them need print it. It speaks against no
+// rank. For a rank that is alone it is err.
+func ofAll(world *xpu.Comm, err error) error {
+	if alone(world) || err == nil {
+		return err
+	}
+	return &sharedErr{error: err, recorded: true}
 }
 
 // agree returns nil on all ranks if err is nil on all of them, and otherwise on all ranks an error that names those that failed, with their

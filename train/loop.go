@@ -48,13 +48,16 @@ type Options struct {
 	// one alone reports, keeps records and writes to the run directory; all must see that directory.
 	World *xpu.Comm
 
+	// BeforeSum is called by every rank of several before its gradients of a bucket are added up with those of the others. Tests put faults there.
+	// It may be called from several goroutines.
+	BeforeSum func(rank int, step int64, bucket moe.Bucket) error
+
 	ranksHere int // ranks that share the threads of this process; 0 is 1
 
 	// For tests, of several ranks.
-	reduced   func(rank int, step int64, bucket moe.Bucket) error // called before the gradients of a bucket are added up over ranks
-	badTokens func(rank int, step int64) bool                     // whether a rank reads ids that the model does not have
-	late      bool                                                // gradients are added up after the backward pass, not beside it
-	ended     func(r *ranks)                                      // called after the last step
+	badTokens func(rank int, step int64) bool // whether a rank reads ids that the model does not have
+	late      bool                            // gradients are added up after the backward pass, not beside it
+	ended     func(r *ranks)                  // called after the last step
 }
 
 // Progress is what has just been done.
@@ -316,6 +319,7 @@ type run struct {
 	tensors   []safetensors.Tensor // of the whole model
 	optimizer *Optimizer
 	sharding  *sharding // nil for one rank
+	pipeline  *pipeline // nil for one stage
 
 	metrics      *recordFile
 	fingerprints *recordFile
@@ -331,7 +335,7 @@ type run struct {
 	tokens []uint32 // row by row
 	rows   []row
 	passes int   // backward passes, which may be more than it has micro-batches
-	before int64 // rows of the ranks before it
+	before int64 // rows of the ranks before it, each counted once
 
 	// Of the step at hand, on all ranks.
 	samples    int
@@ -371,7 +375,7 @@ func (r *run) train(ctx context.Context) error {
 func (r *run) trainOn(ctx context.Context) (*Spike, error) {
 	batch := int64(r.config.BatchSize)
 	stream, err := r.data.Stream(ctx, blend.StreamOptions{From: r.state.Cursor.Position, To: r.config.Steps * batch, BatchSize: r.config.BatchSize,
-		Rank: r.ranks.rank(), World: r.ranks.size(), Prefetch: 2})
+		Rank: r.ranks.reader(), World: r.ranks.readers(), Prefetch: 2})
 	if err != nil {
 		return nil, err
 	}
@@ -552,8 +556,10 @@ func (r *run) backward(ctx context.Context, m *StepMetrics) error {
 	options := moe.BackwardOptions{Targets: m.Tokens, Loss: moe.LossOptions{
 		Aux: r.config.AuxLoss.Form, AuxCoefficient: r.config.AuxLoss.Coefficient, ZCoefficient: r.config.ZLoss.Coefficient}}
 	err := r.sumGradients(ctx, options, func(rows []row, stats moe.Stats) {
-		for i, loss := range stats.RowLoss {
-			r.results = append(r.results, result{rows[i], loss})
+		if r.pipeline.last() {
+			for i, loss := range stats.RowLoss {
+				r.results = append(r.results, result{rows[i], loss})
+			}
 		}
 		share := float64(stats.Targets) / float64(m.Tokens)
 		m.AuxLoss += stats.Aux * share
@@ -570,7 +576,7 @@ func (r *run) backward(ctx context.Context, m *StepMetrics) error {
 	sourceLoss := make([]float64, len(r.data.Sources))
 	for i, row := range r.results {
 		if !finite(row.loss) {
-			return r.notFinite(lossSpike, fmt.Errorf("the loss is %w", ErrNotFinite), r.results[i:i+1], r.rankOf(row.position))
+			return r.notFinite(lossSpike, fmt.Errorf("the loss is %w", ErrNotFinite), r.results[i:i+1], r.culprit(r.rankOf(row.position)))
 		}
 		m.Loss += row.loss
 		sourceLoss[row.source] += row.loss
@@ -593,28 +599,61 @@ func (r *run) backward(ctx context.Context, m *StepMetrics) error {
 // If a batch cannot be computed this rank takes part without rows until the others have come to the end, so that they all can hear of it.
 func (r *run) sumGradients(ctx context.Context, options moe.BackwardOptions, each func(rows []row, stats moe.Stats)) error {
 	r.model.ZeroGradients()
-	width := r.data.SequenceLength + 1
 	r.pending = r.pending[:0]
 	if r.sharding != nil {
 		r.sharding.takeBad()
 	}
+	r.pipeline.takeSpoilt()
+	failed := error(nil)
+	if r.pipeline != nil {
+		failed = r.stages(ctx, options, each)
+	} else {
+		failed = r.whole(ctx, options, each)
+	}
+	if lost := (*lostError)(nil); r.ranks == nil || errors.As(failed, &lost) {
+		return failed
+	}
+	for bucket := len(r.pending); bucket < len(r.model.Buckets()); bucket++ {
+		r.reduce(ctx, bucket)
+	}
+	for _, p := range r.pending {
+		if err := p.Wait(); err != nil {
+			return &lostError{errors.Join(failed, fmt.Errorf("step %d: adding up gradients: %w", r.state.Step, err))}
+		}
+	}
+	return failed
+}
+
+// microBatch is a micro-batch of this rank: its rows, from the first to before the end, of which there may be none.
+func (r *run) microBatch(number int) (first, end int, batch moe.Batch) {
+	width := r.data.SequenceLength + 1
+	first = min(number*r.config.MicroBatchSize, len(r.rows))
+	end = min(first+r.config.MicroBatchSize, len(r.rows))
+	return first, end, moe.Batch{Tokens: r.tokens[first*width : end*width], Rows: end - first, SequenceLength: r.data.SequenceLength}
+}
+
+// setPass sets the options of the backward pass of a micro-batch that begins with row first. With the last one the gradients of a bucket are complete.
+func (r *run) setPass(ctx context.Context, number, first int, options *moe.BackwardOptions) {
+	options.FirstTarget = (r.before + int64(first)) * int64(r.data.SequenceLength)
+	if r.ranks != nil && !r.options.late && number == r.passes-1 {
+		options.Done = func(bucket int) { r.reduce(ctx, bucket) }
+	}
+}
+
+// whole adds up the gradients of this rank's micro-batches, of a model that is not divided into stages.
+func (r *run) whole(ctx context.Context, options moe.BackwardOptions, each func(rows []row, stats moe.Stats)) error {
 	var failed error
 	for pass := range r.passes {
-		first := min(pass*r.config.MicroBatchSize, len(r.rows))
-		end := min(first+r.config.MicroBatchSize, len(r.rows))
+		first, end, micro := r.microBatch(pass)
 		if failed != nil && r.ranks.EP == 1 {
 			break // nobody waits for this rank's passes
 		} else if failed != nil {
-			first = end
+			first, micro = end, moe.Batch{SequenceLength: r.data.SequenceLength}
 		}
 		if err := ctx.Err(); err != nil {
 			return &lostError{err}
 		}
-		options.FirstTarget = (r.before + int64(first)) * int64(r.data.SequenceLength)
-		if r.ranks != nil && !r.options.late && pass == r.passes-1 {
-			options.Done = func(bucket int) { r.reduce(ctx, bucket) }
-		}
-		micro := moe.Batch{Tokens: r.tokens[first*width : end*width], Rows: end - first, SequenceLength: r.data.SequenceLength}
+		r.setPass(ctx, pass, first, &options)
 		stats, err := r.model.Backward(ctx, micro, options)
 		switch {
 		case err == nil && end > first:
@@ -634,17 +673,6 @@ func (r *run) sumGradients(ctx context.Context, options moe.BackwardOptions, eac
 			}
 		}
 	}
-	if r.ranks == nil {
-		return failed
-	}
-	for bucket := len(r.pending); bucket < len(r.model.Buckets()); bucket++ {
-		r.reduce(ctx, bucket)
-	}
-	for _, p := range r.pending {
-		if err := p.Wait(); err != nil {
-			return &lostError{errors.Join(failed, fmt.Errorf("step %d: adding up gradients: %w", r.state.Step, err))}
-		}
-	}
 	return failed
 }
 
@@ -661,7 +689,7 @@ func (r *run) failedAt(first, end int, err error) error {
 // reduce starts to add up the gradients of a bucket over ranks.
 func (r *run) reduce(ctx context.Context, bucket int) {
 	r.pending = append(r.pending, r.ranks.data.Start(func() error {
-		if f := r.options.reduced; f != nil {
+		if f := r.options.BeforeSum; f != nil {
 			if err := f(r.ranks.rank(), r.state.Step, r.model.Buckets()[bucket]); err != nil {
 				return err
 			}
@@ -731,7 +759,9 @@ func (r *run) badGradient() error {
 	}
 	rows := r.results
 	if rank >= 0 {
-		rows = slices.DeleteFunc(slices.Clone(rows), func(row result) bool { return r.rankOf(row.position) != rank })
+		dp, _, ep := r.ranks.place(rank)
+		reader := dp*r.ranks.EP + ep
+		rows = slices.DeleteFunc(slices.Clone(rows), func(row result) bool { return r.readerOf(row.position) != reader })
 	}
 	if len(rows) == 0 { // of a rank whose positions are all skipped
 		rows = r.results
@@ -816,7 +846,7 @@ func (r *run) evaluate(ctx context.Context) (*Evaluation, error) {
 		return nil, fmt.Errorf("evaluation after step %d: %w", r.state.Step-1, err)
 	}
 	defer r.optimizer.Average(ctx, false)
-	e, err := Evaluate(ctx, r.model, r.data, EvaluateOptions{Samples: r.config.Evaluate.Samples, BatchSize: r.config.MicroBatchSize, ranks: r.ranks})
+	e, err := Evaluate(ctx, r.model, r.data, EvaluateOptions{Samples: r.config.Evaluate.Samples, BatchSize: r.config.MicroBatchSize, ranks: r.ranks, pipeline: r.pipeline})
 	if err != nil {
 		return nil, fmt.Errorf("evaluation after step %d: %w", r.state.Step-1, err)
 	}
@@ -927,7 +957,7 @@ func (r *run) newState() State {
 // is divided among them. The model's first order was not named in checkpoints.
 func (r *run) arithmetic() string {
 	text := fmt.Sprintf("%s, order of sums %d", r.device.Arithmetic(), moe.OrderOfSums)
-	if l := r.config.Layout; r.ranks != nil {
+	if l := r.config.Layout; l.DP*l.EP > 1 { // the stages of a pipeline change no bit
 		text += fmt.Sprintf(", dp %d, ep %d", l.DP, l.EP)
 		if l.Sums == FastSums {
 			text += ", fast sums"
@@ -972,8 +1002,9 @@ func (r *run) prepare(ctx context.Context, checkpoint *Checkpoint) error {
 	if err := agree(ctx, r.ranks.comm(), err); err != nil {
 		return err
 	}
-	r.model.SetRecompute(r.config.Recompute == RecomputeLayers)
+	r.model.SetRecompute(r.config.Recompute)
 	r.tensors = r.model.Config().Tensors()
+	r.pipeline = newPipeline(r.ranks, r.model, r.data.SequenceLength)
 	if err := r.restore(ctx, checkpoint); err != nil {
 		return err
 	}

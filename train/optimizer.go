@@ -8,6 +8,7 @@ import (
 	"strconv"
 
 	"mula/moe"
+	"mula/moe/safetensors"
 	"mula/xpu"
 	"mula/xpu/cpu"
 )
@@ -371,9 +372,9 @@ func (o *Optimizer) setMetadata(text map[string]string) error {
 // needsWholeTensors reports whether an update needs all of a tensor at a time, so that ranks cannot divide it.
 func needsWholeTensors(name OptimizerName) bool { return name == Muon || name == Lamb }
 
-// optimizerBytes is the memory that the state of an optimizer takes on one rank of a layout, scratch included, on so many threads; 0 as for
-// [cpu.New]. Ranks whose share is not quite even differ by a few blocks.
-func optimizerBytes(config OptimizerConfig, m moe.Config, layout LayoutConfig, threads int) int64 {
+// optimizerBytes is the memory that the state of an optimizer takes on one rank of a layout whose stage has these tensors, scratch included, on so many
+// threads; 0 as for [cpu.New]. Ranks whose share is not quite even differ by a few blocks.
+func optimizerBytes(config OptimizerConfig, m moe.Config, held []safetensors.Tensor, layout LayoutConfig, threads int) int64 {
 	if threads == 0 {
 		threads = runtime.GOMAXPROCS(0)
 	}
@@ -398,7 +399,7 @@ func optimizerBytes(config OptimizerConfig, m moe.Config, layout LayoutConfig, t
 		bytes = func(string, []int) int64 { return 4 }
 	}
 	var sums [2]int64 // of replicated tensors, of those of experts
-	for _, t := range m.Tensors() {
+	for _, t := range held {
 		kind := 0
 		if divided(t.Name) {
 			kind = 1

@@ -407,7 +407,7 @@ func TestOptimizersKill(t *testing.T) {
 		}}); !errors.Is(err, context.Canceled) {
 			t.Fatal(err)
 		}
-		c.Threads, c.Recompute = 3, RecomputeNone
+		c.Threads, c.Recompute = 3, moe.RecomputeNone
 		mustRun(t, c, Options{})
 		sameRun(t, "killed", unbroken.Output, c.Output)
 	})
@@ -756,7 +756,7 @@ func TestOptimizerBytes(t *testing.T) {
 					}
 				}
 			}
-			if want := optimizerBytes(defaultOptimizer(name), c, DefaultConfig().Layout, 2); got != want {
+			if want := optimizerBytes(defaultOptimizer(name), c, c.Tensors(), DefaultConfig().Layout, 2); got != want {
 				t.Errorf("%s of %s takes %d bytes, the summary says %d", name, preset, got, want)
 			}
 		}

@@ -59,17 +59,27 @@ func (c Config) fitsWorld(ranks int) error {
 	if l.Ranks() == ranks {
 		return nil
 	}
+	what, stages := fmt.Sprintf("dp · ep = %d · %d", l.DP, l.EP), ""
+	if l.PP > 1 {
+		what = fmt.Sprintf("dp · pp · ep = %d · %d · %d", l.DP, l.PP, l.EP)
+	}
+	readers := ranks
+	if ranks%l.PP == 0 && l.PP > 1 {
+		readers, stages = ranks/l.PP, fmt.Sprintf("pp: %d, ", l.PP)
+	} else if l.PP > 1 {
+		stages = "pp: 1, "
+	}
 	var possible []string
-	for _, ep := range divisors(ranks) {
+	for _, ep := range divisors(readers) {
 		if ep == 1 || c.Model.Experts > 0 && c.Model.Experts%ep == 0 {
-			possible = append(possible, fmt.Sprintf("{dp: %d, ep: %d}", ranks/ep, ep))
+			possible = append(possible, fmt.Sprintf("{dp: %d, %sep: %d}", readers/ep, stages, ep))
 		}
 	}
 	text := "possible: " + strings.Join(possible, ", ")
-	if c.BatchSize%ranks != 0 {
-		text = fmt.Sprintf("start %d, or make batch_size, which is %d, a multiple of %d and the layout one of %s", l.Ranks(), c.BatchSize, ranks, strings.Join(possible, ", "))
+	if c.BatchSize%readers != 0 {
+		text = fmt.Sprintf("start %d, or make batch_size, which is %d, a multiple of %d and the layout one of %s", l.Ranks(), c.BatchSize, readers, strings.Join(possible, ", "))
 	}
-	return &fieldError{"layout", fmt.Sprintf(" is dp · ep = %d · %d = %d ranks, but %d were started; %s", l.DP, l.EP, l.Ranks(), ranks, text)}
+	return &fieldError{"layout", fmt.Sprintf(" is %s = %d ranks, but %d were started; %s", what, l.Ranks(), ranks, text)}
 }
 
 func divisors(n int) []int {
@@ -120,7 +130,8 @@ type ranks struct {
 
 	experts  *xpu.Comm // the ranks that share the experts: dispatch of tokens, by the model
 	replicas *xpu.Comm // those that hold the same experts
-	data     *xpu.Comm // all that hold the replicated weights; sums are formed over ep and then over dp
+	data     *xpu.Comm // all that hold the same replicated weights, each with its own rows; sums are formed over ep and then over dp
+	pipeline *xpu.Comm // the stages of the same rows; nil if there is one
 	within   *xpu.Comm // the ranks of experts again, for gradients that travel while tokens do
 
 	hosts   []string // of each rank
@@ -136,11 +147,16 @@ func newRanks(ctx context.Context, world *xpu.Comm, layout LayoutConfig) (*ranks
 		return nil, nil
 	}
 	r := &ranks{LayoutConfig: layout, world: world}
-	dp, ep := world.Rank()/layout.EP, world.Rank()%layout.EP
-	for _, g := range []struct {
+	dp, pp, ep := layout.place(world.Rank())
+	type split struct {
 		group **xpu.Comm
 		color int
-	}{{&r.experts, dp}, {&r.replicas, ep}, {&r.data, 0}, {&r.within, dp}} {
+	}
+	splits := []split{{&r.experts, dp*layout.PP + pp}, {&r.replicas, pp*layout.EP + ep}, {&r.data, pp}, {&r.within, dp*layout.PP + pp}}
+	if layout.PP > 1 {
+		splits = append(splits, split{&r.pipeline, dp*layout.EP + ep})
+	}
+	for _, g := range splits {
 		group, err := world.Split(ctx, g.color, world.Rank())
 		if err != nil {
 			r.close()
@@ -177,7 +193,7 @@ func (r *ranks) close() {
 	if r == nil {
 		return
 	}
-	for _, group := range []*xpu.Comm{r.experts, r.replicas, r.data, r.within} {
+	for _, group := range []*xpu.Comm{r.experts, r.replicas, r.data, r.within, r.pipeline} {
 		group.Close()
 	}
 }
@@ -208,6 +224,22 @@ func (r *ranks) size() int {
 	return r.world.Size()
 }
 
+// reader is this rank's number among those that read rows of their own; the stages of a pipeline have the same.
+func (r *ranks) reader() int {
+	if r == nil {
+		return 0
+	}
+	return r.data.Rank()
+}
+
+// readers is the number of ranks that read rows of their own, and have the losses of these.
+func (r *ranks) readers() int {
+	if r == nil {
+		return 1
+	}
+	return r.data.Size()
+}
+
 // comm is the world, nil for one rank.
 func (r *ranks) comm() *xpu.Comm {
 	if r == nil {
@@ -235,6 +267,8 @@ func (r *ranks) parallel(l LayoutConfig) moe.Parallel {
 	p := moe.Parallel{Dispatch: l.Dispatch, UniformRouting: l.UniformRouting}
 	if r != nil {
 		p.Experts = r.experts
+		_, p.Stage, _ = r.place(r.rank())
+		p.Stages = r.PP
 	}
 	return p
 }

@@ -31,7 +31,7 @@ func ranksConfig(t testing.TB, plan string, l LayoutConfig, more string) Config 
 	c := testConfig(t, plan, more)
 	c.Layout.CheckReplicasEvery = 5
 	if l.DP > 0 {
-		c.Layout.DP, c.Layout.EP = l.DP, l.EP
+		c.Layout.DP, c.Layout.PP, c.Layout.EP = l.DP, max(1, l.PP), l.EP
 	}
 	if l.Optimizer != "" {
 		c.Layout.Optimizer = l.Optimizer
@@ -361,7 +361,7 @@ func TestI7NotFinite(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, err = Run(context.Background(), c, Options{reduced: poison})
+		_, err = Run(context.Background(), c, Options{BeforeSum: poison})
 		if !errors.Is(err, ErrNotFinite) || !Shared(err) || !strings.Contains(err.Error(), "rank 2 on node-7: step 5") || !strings.Contains(err.Error(), ".mlp.experts.") {
 			t.Errorf("dp %d, ep %d: %v", l.DP, l.EP, err)
 		}
@@ -376,7 +376,7 @@ func TestI7NotFinite(t *testing.T) {
 	}
 	c := ranksConfig(t, plan, layouts[1], "spikes: {action: skip}\n")
 	c.Layout.CheckReplicasEvery = 1
-	got := mustRunRanks(t, c, Options{reduced: poison})
+	got := mustRunRanks(t, c, Options{BeforeSum: poison})
 	for _, line := range got.lines {
 		if _, skipped := line["skipped"]; skipped != (line["step"] == json.Number("5") && line["eval"] == nil) {
 			t.Errorf("step %v: skipped is %v", line["step"], line["skipped"])
@@ -403,7 +403,7 @@ func TestI3Replicas(t *testing.T) {
 		test.layout.Optimizer = Unsharded // the others give everybody the weights of their owner in each step
 		c := ranksConfig(t, plan, test.layout, "")
 		c.Layout.CheckReplicasEvery = 4
-		_, err := Run(context.Background(), c, Options{reduced: func(rank int, step int64, b moe.Bucket) error {
+		_, err := Run(context.Background(), c, Options{BeforeSum: func(rank int, step int64, b moe.Bucket) error {
 			if rank == test.rank && step == 5 && b.Divided == test.divided {
 				b.Weight[0] = math.Float32frombits(math.Float32bits(b.Weight[0]) ^ 1)
 			}
@@ -431,7 +431,7 @@ func TestRanksRollback(t *testing.T) {
 		more := fmt.Sprintf("initialize_from: %s\nspikes: {action: rollback, leave_out: 2}\ncheckpoint: {every: %d}\n", base.Output, every)
 		want := mustRun(t, ranksConfig(t, skips, layouts[1], more), Options{})
 		c := ranksConfig(t, plan, layouts[1], more)
-		got := mustRun(t, c, Options{reduced: func(rank int, step int64, b moe.Bucket) error {
+		got := mustRun(t, c, Options{BeforeSum: func(rank int, step int64, b moe.Bucket) error {
 			if rank == 1 && step == 5 {
 				b.Grad[0] = float32(math.Inf(1))
 			}
@@ -452,7 +452,7 @@ func TestRankDies(t *testing.T) {
 		dies := errors.New("dies")
 		var mu sync.Mutex
 		n := 0
-		_, err := Run(context.Background(), c, Options{reduced: func(rank int, step int64, b moe.Bucket) error {
+		_, err := Run(context.Background(), c, Options{BeforeSum: func(rank int, step int64, b moe.Bucket) error {
 			mu.Lock()
 			defer mu.Unlock()
 			if rank == 1 && step == 10 {
@@ -491,6 +491,46 @@ func TestRankRefuses(t *testing.T) {
 	}
 }
 
+// What all ranks come to know without being told ends the run with one error, which speaks against none of them.
+func TestRanksEndAlike(t *testing.T) {
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	poison := func(tensor func(b moe.Bucket) []float32, who int) func(rank int, step int64, b moe.Bucket) error {
+		return func(rank int, step int64, b moe.Bucket) error {
+			if (rank == who || who < 0) && step >= 5 {
+				tensor(b)[0] = float32(math.NaN())
+			}
+			return nil
+		}
+	}
+	gradient, weight := func(b moe.Bucket) []float32 { return b.Grad }, func(b moe.Bucket) []float32 { return b.Weight }
+	for _, test := range []struct {
+		more, want string
+		poison     func(rank int, step int64, b moe.Bucket) error
+		kind       string // of what is on record about rank 2, "" for nothing
+	}{
+		{"spikes: {action: skip, max_skips: 1}\n", "spikes.max_skips of 1", poison(gradient, 2), failureNotFinite},
+		{"spikes: {action: rollback, leave_out: 1, max_rollbacks: 1}\n", "spikes.max_rollbacks of 1", poison(gradient, 2), failureNotFinite},
+		{"evaluate: {every: 6}\n", "validation loss of source", poison(weight, -1), ""},
+	} {
+		c := ranksConfig(t, plan, layouts[1], test.more)
+		_, err := Run(context.Background(), c, Options{BeforeSum: test.poison, late: true})
+		if !Shared(err) || !errors.Is(err, ErrNotFinite) || !strings.Contains(err.Error(), test.want) || strings.Contains(err.Error(), "rank ") {
+			t.Errorf("%s: %v", test.more, err)
+		}
+		if test.kind == "" {
+			if _, err := os.Stat(filepath.Join(c.Output, failuresFile)); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("%s: there are failures on record: %v", test.more, err)
+			}
+			continue
+		}
+		for _, f := range readLines(t, filepath.Join(c.Output, failuresFile)) {
+			if f["kind"] != test.kind || f["rank"] != json.Number("2") {
+				t.Errorf("%s: %v is on record", test.more, f)
+			}
+		}
+	}
+}
+
 // Ranks that would not do the same are refused, and told in what they differ.
 func TestRanksDiffer(t *testing.T) {
 	dir := t.TempDir()
@@ -500,6 +540,7 @@ func TestRanksDiffer(t *testing.T) {
 		"its seed is 9, and that of rank 0 0; give all ranks the same train.yaml": func(c *Config) { c.Seed = 9 },
 		"its checkpoint.every is 3, and that of rank 0 0":                         func(c *Config) { c.Checkpoint.Every = new(int64(3)) },
 		"it computes with the arithmetic of ":                                     func(c *Config) { c.Precision = xpu.BF16 },
+		": steps is ":                                                             func(c *Config) { c.Steps = 1 << 40 }, // its plan is too short for it
 	} {
 		c := ranksConfig(t, plan, LayoutConfig{DP: 2, EP: 1}, "")
 		together(t, 2, func(world *xpu.Comm) error {
@@ -519,7 +560,9 @@ func TestRanksDiffer(t *testing.T) {
 // Layouts that cannot be are refused with those that can.
 func TestLayoutRefused(t *testing.T) {
 	for text, want := range map[string]string{
-		"layout: {pp: 2}": "layout.pp is 2; this version has no pipeline parallelism: it must be 1",
+		"layout: {pp: 0}": "layout.pp is 0; it must lie between 1",
+		"layout: {pp: 3}\nmodel: {preset: mula-nano}":                          "layout.pp is 3, but the model has 2 layers",
+		"layout: {pp: 2}\nmodel: {preset: mula-1b, tie_word_embeddings: true}": "layout.pp is 2, but with model.tie_word_embeddings",
 		"layout: {tp: 8}": "layout.tp is 8; this version has no tensor parallelism",
 		"layout: {dp: 0}": "layout.dp is 0; it must lie between 1",
 		"layout: {ep: 3}\nmodel: {preset: mula-nano}": "layout.ep is 3, which does not divide the 8 experts of a layer; possible: 1, 2, 4, 8",
@@ -539,6 +582,11 @@ func TestLayoutRefused(t *testing.T) {
 	if err := c.fitsWorld(4); err == nil || err.Error() != "layout is dp · ep = 1 · 1 = 1 ranks, but 4 were started; possible: {dp: 4, ep: 1}, {dp: 2, ep: 2}, {dp: 1, ep: 4}" || !Misconfigured(err) {
 		t.Error(err)
 	}
+	c.Layout.PP = 2
+	if err := c.fitsWorld(4); err == nil || err.Error() != "layout is dp · pp · ep = 1 · 2 · 1 = 2 ranks, but 4 were started; possible: {dp: 2, pp: 2, ep: 1}, {dp: 1, pp: 2, ep: 2}" {
+		t.Error(err)
+	}
+	c.Layout.PP = 1
 	if err := c.fitsWorld(3); err == nil || !strings.Contains(err.Error(), "start 1, or ") {
 		t.Error(err)
 	}

@@ -64,7 +64,7 @@ func together(t testing.TB, size int, f func(world *xpu.Comm) error) {
 	}
 }
 
-var layouts = []LayoutConfig{{DP: 4, EP: 1}, {DP: 2, EP: 2}, {DP: 1, EP: 4}}
+var layouts = []LayoutConfig{{DP: 4, EP: 1, PP: 1}, {DP: 2, EP: 2, PP: 1}, {DP: 1, EP: 4, PP: 1}}
 
 var schemes = []Scheme{Unsharded, SO, EPSO}
 
@@ -442,7 +442,7 @@ func TestI6NoTokens(t *testing.T) {
 	for _, scheme := range schemes {
 		together(t, 4, func(world *xpu.Comm) error {
 			ctx := context.Background()
-			groups, err := newRanks(ctx, world, LayoutConfig{DP: 2, EP: 2})
+			groups, err := newRanks(ctx, world, LayoutConfig{DP: 2, EP: 2, PP: 1})
 			if err != nil {
 				return err
 			}

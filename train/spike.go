@@ -290,7 +290,7 @@ func (r *run) goBackTo(ctx context.Context, step int64) (*Checkpoint, error) {
 		at = found.State.Step
 	}
 	if from := r.state.Spikes.PlanFrom; at < from {
-		return nil, fmt.Errorf("there is no whole checkpoint of step %d, from which on the run is on its plan", from)
+		return nil, ofAll(world, fmt.Errorf("there is no whole checkpoint of step %d, from which on the run is on its plan", from))
 	}
 	if r.leads() {
 		if found == nil {
@@ -329,7 +329,7 @@ func (r *run) endOfSpikes(spike *Spike, why string) error {
 	if spike.NotFinite {
 		err = fmt.Errorf("%w: %w", ErrNotFinite, err)
 	}
-	return err
+	return ofAll(r.ranks.comm(), err)
 }
 
 // writeSkips writes what is left out because of spikes in the form in which blend.yaml takes it, or removes a file that has more than there is.

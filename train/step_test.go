@@ -23,7 +23,7 @@ func TestStepsDoNotAllocate(t *testing.T) {
 		micro.Tokens[i] = uint32(i*i) % uint32(c.VocabSize)
 	}
 	targets := int64(2 * micro.Rows * micro.SequenceLength)
-	for _, recompute := range []bool{false, true} {
+	for _, recompute := range []moe.Recompute{moe.RecomputeNone, moe.RecomputeExperts, moe.RecomputeLayers} {
 		d := device(t, 2)
 		m, err := moe.New(c, d)
 		if err != nil {
@@ -66,8 +66,8 @@ func steadyAllocations(step func()) float64 {
 func TestRunRecompute(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	first := testConfig(t, plan, "model: {preset: mula-nano, num_hidden_layers: 8}\nevaluate: {every: 0}\ncheckpoint: {every: 0}\n")
-	var memory, allocated [2]int64
-	for i, recompute := range []Recompute{RecomputeNone, RecomputeLayers} {
+	var memory, allocated [3]int64
+	for i, recompute := range []moe.Recompute{moe.RecomputeNone, moe.RecomputeExperts, moe.RecomputeLayers} {
 		c := first
 		c.Recompute = recompute
 		if i > 0 {
@@ -79,15 +79,17 @@ func TestRunRecompute(t *testing.T) {
 		runtime.ReadMemStats(&after)
 		allocated[i] = int64(after.TotalAlloc - before.TotalAlloc)
 	}
-	if want, got := memory[0]-memory[1], allocated[0]-allocated[1]; want <= 0 || got < want/2 {
-		t.Errorf("recomputation saves %d bytes, the summary says %d", got, want)
+	for i := range 2 {
+		if want, got := memory[i]-memory[i+1], allocated[i]-allocated[i+1]; want <= 0 || got < want/2 {
+			t.Errorf("level %d of recomputation saves %d bytes, the summary says %d", i+1, got, want)
+		}
 	}
 	c := first
-	c.Output, c.Recompute = filepath.Join(t.TempDir(), "run"), RecomputeLayers
+	c.Output, c.Recompute = filepath.Join(t.TempDir(), "run"), moe.RecomputeLayers
 	mustRun(t, c, stopAfter(3))
-	c.Recompute = RecomputeNone
+	c.Recompute = moe.RecomputeNone
 	mustRun(t, c, stopAfter(5))
-	c.Recompute = RecomputeLayers
+	c.Recompute = moe.RecomputeExperts
 	mustRun(t, c, Options{})
 	a, _, err := LoadCheckpoint(context.Background(), first.Output)
 	if err != nil {
@@ -100,7 +102,7 @@ func TestRunRecompute(t *testing.T) {
 	if a.State.Weights != b.State.Weights || a.State.Step != 8 {
 		t.Errorf("weights %s after %d steps, with recomputation %s after %d", a.State.Weights, a.State.Step, b.State.Weights, b.State.Step)
 	}
-	if _, err := ParseConfig([]byte("plan: p\nrecompute: all\n"), "train.yaml"); err == nil || !strings.Contains(err.Error(), `recompute is "all"; allowed: none, layers`) {
+	if _, err := ParseConfig([]byte("plan: p\nrecompute: all\n"), "train.yaml"); err == nil || !strings.Contains(err.Error(), `recompute is "all"; allowed: none, experts, layers`) {
 		t.Errorf("%v", err)
 	}
 }

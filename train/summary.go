@@ -6,6 +6,7 @@ import (
 
 	"mula/blend"
 	"mula/moe"
+	"mula/moe/safetensors"
 )
 
 // A Summary describes a run before it starts, when nothing large has been allocated yet.
@@ -18,6 +19,9 @@ type Summary struct {
 	NextStep int64
 	Links    string // what carries bytes between ranks, "" for one rank
 
+	MicroBatches int     // in which a rank computes its rows of a step
+	Bubble       float64 // share of their time that the stages of a pipeline wait for each other; 0 for one stage
+
 	Parameters       int64
 	ActiveParameters int64 // weights that one token meets, embeddings included
 	TokensPerStep    int64 // batch size times sequence length
@@ -26,11 +30,11 @@ type Summary struct {
 	Memory           Memory
 }
 
-// Memory is how many bytes each rank of a run takes, by purpose.
+// Memory is how many bytes each rank of a run takes, by purpose; with several stages of a pipeline, one of the stage that takes most.
 type Memory struct {
 	Weights, Gradients int64
 	Moments            int64 // of the optimizer
-	Buffers            int64 // activations and scratch of one micro-batch
+	Buffers            int64 // activations and scratch of the micro-batches that are under way at once: one, but for a pipeline
 }
 
 // Total is the sum.
@@ -44,7 +48,7 @@ func (s Summary) fits(machine int64, ranks int) error {
 	const gb = 1e9
 	if ranks > 1 {
 		return fmt.Errorf("each rank needs %.4g GB of memory (weights %.4g, gradients %.4g, optimizer %.4g, activations %.4g), and this machine has %.4g GB for %d ranks: "+
-			"run fewer on a machine, raise layout.ep, or choose a smaller micro_batch_size or recompute: layers", float64(s.Memory.Total())/gb, float64(s.Memory.Weights)/gb,
+			"run fewer on a machine, raise layout.ep or layout.pp, or choose a smaller micro_batch_size or recompute: layers", float64(s.Memory.Total())/gb, float64(s.Memory.Weights)/gb,
 			float64(s.Memory.Gradients)/gb, float64(s.Memory.Moments)/gb, float64(s.Memory.Buffers)/gb, float64(machine)/gb, ranks)
 	}
 	return fmt.Errorf("the run needs %.4g GB of memory (weights %.4g, gradients %.4g, optimizer %.4g, activations %.4g), and this machine has %.4g GB: "+
@@ -55,27 +59,47 @@ func (s Summary) fits(machine int64, ranks int) error {
 func summarize(c Config, p *blend.Plan, device string) Summary {
 	n := c.Model.TotalParameters()
 	l := c.Layout
-	m := c.Model.Memory(moe.Pass{Rows: min(c.MicroBatchSize, c.BatchSize/(l.DP*l.EP)), SequenceLength: p.SequenceLength, Recompute: c.Recompute == RecomputeLayers,
-		ExpertRanks: l.EP, Dispatch: l.Dispatch})
+	rows := c.BatchSize / (l.DP * l.EP) // of a rank
+	microBatches := (rows + c.MicroBatchSize - 1) / c.MicroBatchSize
 	perStep := int64(c.BatchSize) * int64(p.SequenceLength)
 	return Summary{
 		Config: c, Plan: p.Fingerprint(), Device: device,
 		Parameters: n, ActiveParameters: c.Model.ActiveParameters(),
 		TokensPerStep: perStep, TotalTokens: perStep * c.Steps,
 		FLOPsPerToken: c.Model.FLOPsPerToken(p.SequenceLength),
-		Memory:        Memory{Weights: m.Weights, Gradients: m.Gradients, Moments: optimizerBytes(c.Optimizer, c.Model.Config, l, c.Threads), Buffers: m.Buffers + sumsBytes(c.Model.Config, l)},
+		MicroBatches:  microBatches, Bubble: bubble(l.PP, microBatches),
+		Memory: c.memory(min(c.MicroBatchSize, rows), microBatches, p.SequenceLength),
 	}
 }
 
-// sumsBytes is the memory in which a rank receives the gradients that it adds up: as much as the largest buckets have, of replicated weights and of
-// experts.
-func sumsBytes(m moe.Config, l LayoutConfig) int64 {
-	if l.Ranks() == 1 {
+// memory is what a rank of the stage that takes most takes, with so many micro-batches of so many rows in a step.
+func (c Config) memory(rows, microBatches, sequenceLength int) Memory {
+	var most Memory
+	l := c.Layout
+	for stage := range l.PP {
+		m := c.Model.Memory(moe.Pass{Rows: rows, SequenceLength: sequenceLength, Recompute: c.Recompute,
+			ExpertRanks: l.EP, Dispatch: l.Dispatch, Stage: stage, Stages: l.PP, InFlight: min(l.PP-stage, microBatches)})
+		held := stageTensors(c.Model.Config, stage, l.PP)
+		own := Memory{Weights: m.Weights, Gradients: m.Gradients, Moments: optimizerBytes(c.Optimizer, c.Model.Config, held, l, c.Threads), Buffers: m.Buffers + sumsBytes(held, l)}
+		if l.PP > 1 {
+			own.Buffers += 2 * 4 * int64(rows*sequenceLength) * int64(c.Model.HiddenSize) // what comes from one stage and goes to the other
+		}
+		if own.Total() > most.Total() {
+			most = own
+		}
+	}
+	return most
+}
+
+// sumsBytes is the memory in which a rank that holds these tensors receives the gradients that it adds up: as much as the largest buckets have, of
+// replicated weights and of experts.
+func sumsBytes(held []safetensors.Tensor, l LayoutConfig) int64 {
+	if l.DP*l.EP == 1 {
 		return 0
 	}
 	var largest [2]int64
 	sum, layer := [2]int64{}, ""
-	for _, t := range m.Tensors() {
+	for _, t := range held {
 		name := tensorLayer(t.Name)
 		if name != layer {
 			sum, layer = [2]int64{}, name

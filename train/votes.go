@@ -26,6 +26,7 @@ func (r *run) countRows(ctx context.Context, err error) error {
 	if r.ranks == nil {
 		return err
 	}
+	_, stage, _ := r.ranks.place(r.ranks.rank())
 	n := int64(own)
 	if err != nil {
 		n = -1
@@ -39,11 +40,14 @@ func (r *run) countRows(ctx context.Context, err error) error {
 		if n < 0 {
 			return agree(ctx, r.ranks.world, err)
 		}
-		if rank < r.ranks.rank() {
-			r.before += n
-		}
 		if r.ranks.EP > 1 { // who has no rows left still computes with its experts
 			r.passes = max(r.passes, (int(n)+r.config.MicroBatchSize-1)/r.config.MicroBatchSize)
+		}
+		if _, pp, _ := r.ranks.place(rank); pp != stage {
+			continue // the same rows once more
+		}
+		if rank < r.ranks.rank() {
+			r.before += n
 		}
 		r.samples += int(n)
 	}
@@ -56,6 +60,7 @@ const (
 	voteTensor        // 1 + number of the first tensor in which its gradient is not finite, 0 if there is none
 	voteAux           // its part of the losses of the router
 	voteZ
+	voteSpoilt // 1 if it is a stage of a pipeline that has made of finite numbers some that are not
 	voteHead
 
 	voteSource = iota - voteHead - 1 // 1 + number of the source, 0 if the position is skipped
@@ -81,7 +86,7 @@ func (r *run) exchange(ctx context.Context, m *StepMetrics, failed error) error 
 		layers = c.Layers
 	}
 	size, own := r.ranks.size(), r.ranks.rank()
-	slots := r.config.BatchSize / size
+	slots := r.config.BatchSize / r.ranks.readers()
 	words := voteHead + layers + slots*voteRow
 	if r.votes == nil {
 		r.votes, r.voteBounds = make([]uint64, size*words), make([]int, size+1)
@@ -96,11 +101,15 @@ func (r *run) exchange(ctx context.Context, m *StepMetrics, failed error) error 
 		vote[voteFailed] = 1
 	}
 	vote[voteTensor] = uint64(r.sharding.takeBad() + 1)
+	if r.pipeline.takeSpoilt() {
+		vote[voteSpoilt] = 1
+	}
+	from := r.pipeline.firstLayer()
 	vote[voteAux], vote[voteZ] = math.Float64bits(m.AuxLoss), math.Float64bits(m.ZLoss)
 	for layer, entropy := range m.RouterEntropy {
-		vote[voteHead+layer] = math.Float64bits(entropy)
+		vote[voteHead+from+layer] = math.Float64bits(entropy)
 	}
-	first := m.First + int64(own*slots)
+	first := m.First + int64(r.ranks.reader()*slots)
 	for i, row := range r.results {
 		slot := vote[voteHead+layers+int(row.position-first)*voteRow:][:voteRow]
 		hash := blend.SampleHash(r.tokens[i*width : (i+1)*width])
@@ -112,7 +121,7 @@ func (r *run) exchange(ctx context.Context, m *StepMetrics, failed error) error 
 	}
 	clear(r.counts)
 	for layer, counts := range m.ExpertTokens {
-		copy(r.counts[layer*c.Experts:], counts)
+		copy(r.counts[(from+layer)*c.Experts:], counts)
 	}
 	if err := xpu.AllReduce(ctx, r.ranks.world, r.counts); err != nil {
 		return &lostError{errors.Join(failed, fmt.Errorf("step %d: %w", m.Step, err))}
@@ -123,7 +132,8 @@ func (r *run) exchange(ctx context.Context, m *StepMetrics, failed error) error 
 		m.RouterEntropy = make([]float64, layers)
 	}
 	r.results = r.results[:0]
-	for rank := range size {
+	for rank := range size { // the last stages have the losses, in the order of their rows
+		dp, _, ep := r.ranks.place(rank)
 		vote := r.votes[rank*words : (rank+1)*words]
 		if vote[voteFailed] != 0 {
 			return agree(ctx, r.ranks.world, failed)
@@ -138,7 +148,7 @@ func (r *run) exchange(ctx context.Context, m *StepMetrics, failed error) error 
 			if slot[voteSource] == 0 {
 				continue
 			}
-			r.results = append(r.results, result{row{m.First + int64(rank*slots+i), int(slot[voteSource] - 1)}, math.Float64frombits(slot[voteLoss])})
+			r.results = append(r.results, result{row{m.First + int64((dp*r.ranks.EP+ep)*slots+i), int(slot[voteSource] - 1)}, math.Float64frombits(slot[voteLoss])})
 			var hash [16]byte
 			binary.LittleEndian.PutUint64(hash[:8], slot[voteHash])
 			binary.LittleEndian.PutUint64(hash[8:], slot[voteHash+1])
@@ -151,22 +161,48 @@ func (r *run) exchange(ctx context.Context, m *StepMetrics, failed error) error 
 	return nil
 }
 
-// rankOf is the rank that reads a position, -1 in a run of one.
+// readerOf is the number of the rank, among those that read rows, that reads a position.
+func (r *run) readerOf(position int64) int {
+	return int(position % int64(r.config.BatchSize) / int64(r.config.BatchSize/r.ranks.readers()))
+}
+
+// rankOf is the rank that has the loss of a position, -1 in a run of one.
 func (r *run) rankOf(position int64) int {
 	if r.ranks == nil {
 		return -1
 	}
-	return int(position % int64(r.config.BatchSize) / int64(r.config.BatchSize/r.ranks.size()))
+	reader := r.readerOf(position)
+	return r.ranks.rankAt(reader/r.ranks.EP, r.ranks.PP-1, reader%r.ranks.EP)
 }
 
-// badRank is the first rank whose own gradient was not finite in the step at hand, and the tensor in which it was not; -1 if that of no rank was.
+// culprit is the stage that has spoilt what a rank has of the step at hand: the first in its pipeline to say so, or the rank itself. What is not finite
+// goes on from stage to stage.
+func (r *run) culprit(rank int) int {
+	if r.pipeline == nil || rank < 0 {
+		return rank
+	}
+	dp, _, ep := r.ranks.place(rank)
+	for pp := range r.ranks.PP {
+		if other := r.ranks.rankAt(dp, pp, ep); r.votes[r.voteBounds[other]+voteSpoilt] != 0 {
+			return other
+		}
+	}
+	return rank
+}
+
+// badRank is the first rank whose own gradient was not finite in the step at hand, or the one that is the reason, and the tensor in which it was not;
+// -1 if that of no rank was.
 func (r *run) badRank() (int, string) {
 	for rank := range r.ranks.size() {
 		if r.ranks == nil {
 			break
 		}
 		if tensor := r.votes[r.voteBounds[rank]+voteTensor]; tensor > 0 {
-			return rank, r.tensors[tensor-1].Name
+			culprit := r.culprit(rank)
+			if own := r.votes[r.voteBounds[culprit]+voteTensor]; own > 0 {
+				tensor = own
+			}
+			return culprit, r.tensors[tensor-1].Name
 		}
 	}
 	return -1, ""
@@ -180,13 +216,14 @@ func (r *run) badLosses() int {
 		}
 		vote := r.votes[r.voteBounds[rank]:]
 		if !finite(math.Float64frombits(vote[voteAux])) || !finite(math.Float64frombits(vote[voteZ])) {
-			return rank
+			return r.culprit(rank)
 		}
 	}
 	return -1
 }
 
-// checkReplicas compares the weights that ranks hold alike: the replicated ones of all ranks, and those of experts of the ranks that hold the same.
+// checkReplicas compares the weights that ranks hold alike: the replicated ones of all ranks of a stage, and those of experts of the ranks that hold the
+// same.
 // Weights are never rounded in different ways: a difference is a fault of a machine, or of this program.
 func (r *run) checkReplicas(ctx context.Context) error {
 	buckets := r.model.Buckets()
@@ -237,20 +274,22 @@ func (r *run) checkReplicas(ctx context.Context) error {
 		}
 		return nil
 	}
-	var world []int
-	for rank := range size {
-		world = append(world, rank)
-	}
-	if err := differs("replicated weights", 0, world); err != nil {
-		return err
-	}
-	for ep := range r.ranks.EP {
-		var replicas []int
+	for pp := range r.ranks.PP {
+		var all []int
+		replicas := make([][]int, r.ranks.EP)
 		for dp := range r.ranks.DP {
-			replicas = append(replicas, dp*r.ranks.EP+ep)
+			for ep := range r.ranks.EP {
+				rank := r.ranks.rankAt(dp, pp, ep)
+				all, replicas[ep] = append(all, rank), append(replicas[ep], rank)
+			}
 		}
-		if err := differs("experts", 1, replicas); err != nil {
+		if err := differs("replicated weights", 0, all); err != nil {
 			return err
+		}
+		for _, alike := range replicas {
+			if err := differs("experts", 1, alike); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
@@ -282,7 +321,7 @@ func (r *run) blame(rank int, kind string, err error) error {
 		return err
 	}
 	if rank < 0 {
-		return &sharedErr{error: err, recorded: true}
+		return ofAll(r.ranks.world, err)
 	}
 	r.recordFailure(rank, kind, err.Error())
 	shared := sharedError(r.ranks, rank, err)

@@ -195,6 +195,12 @@ func ReduceScatter[N Number](ctx context.Context, c *Comm, x []N, bounds []int) 
 // of the time that an exchange of nothing takes.
 const segment = 1 << 20
 
+// SumMemory is the number of bytes that a rank of a group of so many keeps for sums, of whose elements, which have the given size, its own part
+// is at most so many.
+func SumMemory(ranks, part, size int) int64 {
+	return (int64(ranks)*int64(min(segment/size, part)*size) + 7) &^ 7
+}
+
 func reduceScatter[N Number](ctx context.Context, c *Comm, x []N, bounds []int) error {
 	checkBounds(c, len(x), bounds)
 	n, rank := c.Size(), c.Rank()
@@ -209,7 +215,7 @@ func reduceScatter[N Number](ctx context.Context, c *Comm, x []N, bounds []int) 
 		longest = max(longest, bounds[r+1]-bounds[r])
 	}
 	step := segment / size[N]()
-	if need := (n*min(step, bounds[rank+1]-bounds[rank])*size[N]() + 7) / 8; need > len(c.scratch) {
+	if need := int(SumMemory(n, bounds[rank+1]-bounds[rank], size[N]()) / 8); need > len(c.scratch) {
 		c.scratch = make([]float64, need)
 	}
 	for at := 0; at < longest; at += step {
@@ -340,8 +346,13 @@ func addUp[N Number](c *Comm, own, parts []N) {
 	}
 }
 
+// add adds src to dst, element by element.
 func add[N Number](dst, src []N) {
 	src = src[:len(dst)]
+	if floats, ok := any(dst).([]float32); ok { // most of what is added: gradients
+		n := addMany(floats, any(src).([]float32))
+		dst, src = dst[n:], src[n:]
+	}
 	for i, v := range src {
 		dst[i] += v
 	}

@@ -186,6 +186,41 @@ func TestSteadyStateAllocatesNothing(t *testing.T) {
 	}
 }
 
+// What a group keeps for sums is what SumMemory says, however long a vector is.
+func TestSumMemory(t *testing.T) {
+	const n, ranks = 4 << 20, 2
+	var before, after runtime.MemStats
+	together(t, ranks, func(ctx context.Context, c *xpu.Comm) error {
+		x := make([]float32, n)
+		if err := xpu.AllReduce(ctx, c, x[:ranks]); err != nil {
+			return err
+		}
+		if err := c.Barrier(ctx); err != nil {
+			return err
+		}
+		if c.Rank() == 0 {
+			runtime.ReadMemStats(&before)
+		}
+		if err := c.Barrier(ctx); err != nil {
+			return err
+		}
+		if err := xpu.AllReduce(ctx, c, x); err != nil {
+			return err
+		}
+		if err := c.Barrier(ctx); err != nil {
+			return err
+		}
+		if c.Rank() == 0 {
+			runtime.ReadMemStats(&after)
+		}
+		return nil
+	})
+	want := uint64(ranks * xpu.SumMemory(ranks, n/ranks, 4))
+	if got := after.TotalAlloc - before.TotalAlloc; got < want || got > want+want/4 {
+		t.Errorf("%d ranks allocate %d bytes for sums, SumMemory says %d", ranks, got, want)
+	}
+}
+
 func TestCloseOfNil(t *testing.T) {
 	var c *xpu.Comm
 	if err := c.Close(); err != nil {

@@ -92,7 +92,7 @@ func Compute(in Input) (*Result, error) {
 		dispatch := DispatchTraffic(c, s.Layers, l, in.Trainer)
 		weights := OptimizerTraffic(s.Replicated, s.Divided, l, in.Trainer)
 		if i == 0 || sent(weights) > r.Sent(ForGradients, ForWeights) {
-			r.Traffic = slices.Concat(dispatch, pipelineTraffic(c, l, in.Trainer), weights)
+			r.Traffic = slices.Concat(dispatch, PipelineTraffic(c, l, in.Trainer), weights)
 		}
 		r.Stepped = max(r.Stepped, Stepped(s.Replicated, s.Divided, l))
 
@@ -100,7 +100,7 @@ func Compute(in Input) (*Result, error) {
 		pass := Time{
 			Compute:  (work + again) * float64(l.microBatch()) * float64(l.SequenceLength) / (peak * m.ComputeEfficiency.Value),
 			Dispatch: r.seconds(dispatch) / micro,
-			Stages:   r.seconds(pipelineTraffic(c, l, in.Trainer)) / micro,
+			Stages:   r.seconds(PipelineTraffic(c, l, in.Trainer)) / micro,
 		}
 		if pass.Passes() > slowest.Passes() {
 			slowest = pass

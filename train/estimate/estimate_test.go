@@ -26,7 +26,7 @@ func near(got, want, digit float64) bool { return math.Abs(got-want) <= digit/2*
 
 // optimusLayout is a layout of bf16 runs with a sequence for each rank.
 func optimusLayout(dp, ep, pp int, scheme Scheme) Layout {
-	return Layout{DP: dp, EP: ep, PP: pp, Optimizer: scheme, Dispatch: moe.AllGather, BatchSize: dp * ep * pp, MicroBatchSize: 1, SequenceLength: 2048, Recompute: RecomputeNone}
+	return Layout{DP: dp, EP: ep, PP: pp, Optimizer: scheme, Dispatch: moe.AllGather, BatchSize: dp * ep * pp, MicroBatchSize: 1, SequenceLength: 2048, Recompute: moe.RecomputeNone}
 }
 
 // The split of the weights that the arithmetic of the optimizer rests on, as it is known for the Mula models.
@@ -161,7 +161,7 @@ func TestDispatchVolume(t *testing.T) {
 		if !near(got, test.want, 0.02) {
 			t.Errorf("%s ep %d %s: %.3f hidden states of a token, want %g", test.model, test.ep, test.dispatch, got, test.want)
 		}
-		l.Recompute = RecomputeMoE
+		l.Recompute = moe.RecomputeExperts
 		if again := sent(DispatchTraffic(c, 1, l, Optimus)); math.Abs(again/sent(DispatchTraffic(c, 1, withoutRecompute(l), Optimus))-1.5) > 1e-6 {
 			t.Errorf("%s: recomputation sends %g bytes, want half as much again", test.model, again)
 		}
@@ -169,7 +169,7 @@ func TestDispatchVolume(t *testing.T) {
 }
 
 func withoutRecompute(l Layout) Layout {
-	l.Recompute = RecomputeNone
+	l.Recompute = moe.RecomputeNone
 	return l
 }
 
@@ -180,7 +180,7 @@ func draw(t *rapid.T) (moe.Config, Layout) {
 	pp := rapid.IntRange(1, 4).Draw(t, "pp")
 	c := moe.Config{
 		Architecture: moe.OLMoE, VocabSize: rapid.IntRange(8, 5000).Draw(t, "vocabulary"), HiddenSize: heads * 2 * rapid.IntRange(1, 40).Draw(t, "half head"),
-		IntermediateSize: rapid.IntRange(1, 300).Draw(t, "ffn"), Layers: pp * rapid.IntRange(1, 3).Draw(t, "layers"), Heads: heads, KVHeads: heads,
+		IntermediateSize: rapid.IntRange(1, 300).Draw(t, "ffn"), Layers: pp + rapid.IntRange(0, 8).Draw(t, "layers"), Heads: heads, KVHeads: heads,
 		Experts: ep * rapid.IntRange(1, 6).Draw(t, "experts"), MaxPositions: 4096, RopeTheta: 10000, NormEps: 1e-5, PadTokenID: moe.NoToken, BOSTokenID: moe.NoToken,
 		EOSTokenID: moe.NoToken, TieEmbeddings: rapid.Bool().Draw(t, "tied"),
 	}
@@ -191,7 +191,7 @@ func draw(t *rapid.T) (moe.Config, Layout) {
 	l := Layout{
 		DP: rapid.IntRange(1, 9).Draw(t, "dp"), EP: ep, PP: pp, Optimizer: EPSO, Dispatch: rapid.SampledFrom([]moe.Dispatch{moe.AllToAll, moe.AllGather}).Draw(t, "dispatch"),
 		MicroBatchSize: rapid.IntRange(1, 3).Draw(t, "micro-batch"), SequenceLength: rapid.IntRange(1, 64).Draw(t, "length"),
-		Recompute: rapid.SampledFrom([]Recompute{RecomputeNone, RecomputeMoE, RecomputeLayers}).Draw(t, "recompute"),
+		Recompute: rapid.SampledFrom([]moe.Recompute{moe.RecomputeNone, moe.RecomputeExperts, moe.RecomputeLayers}).Draw(t, "recompute"),
 	}
 	l.BatchSize = l.DataRanks() * rapid.IntRange(1, 5).Draw(t, "sequences")
 	return c, l
@@ -257,7 +257,7 @@ func TestSchemes(t *testing.T) {
 // Activations by the general formula are what package moe allocates, where it computes a whole model on one rank.
 func TestActivations(t *testing.T) {
 	for _, name := range []string{"mula-tiny", "mula-mini", "mula-1b", "mula-7b-a1b"} {
-		for _, recompute := range []Recompute{RecomputeNone, RecomputeLayers} {
+		for _, recompute := range []moe.Recompute{moe.RecomputeNone, moe.RecomputeExperts, moe.RecomputeLayers} {
 			c := preset(t, name)
 			l := Layout{DP: 1, EP: 1, PP: 1, Optimizer: EPSO, Dispatch: moe.AllToAll, BatchSize: 2, MicroBatchSize: 2, SequenceLength: 1024, Recompute: recompute}
 			stages, err := Stages(c, l)
@@ -267,7 +267,7 @@ func TestActivations(t *testing.T) {
 			other := Mula
 			other.Own = false
 			got := float64(memory(c, l, other, stages, 0).Activations)
-			want := float64(c.Memory(moe.Pass{Rows: 2, SequenceLength: 1024, Recompute: recompute == RecomputeLayers}).Buffers)
+			want := float64(c.Memory(moe.Pass{Rows: 2, SequenceLength: 1024, Recompute: recompute}).Buffers)
 			if math.Abs(got/want-1) > 0.002 {
 				t.Errorf("%s, recompute %s: %.0f bytes, package moe takes %.0f", name, recompute, got, want)
 			}
@@ -285,13 +285,13 @@ func TestRefusals(t *testing.T) {
 		want   string
 	}{
 		{func(in *Input) { in.Layout.EP = 5; in.Layout.BatchSize = 3072 }, "possible are 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 96"},
-		{func(in *Input) { in.Layout.PP = 3 }, "possible are 1, 2, 4, 8, 16, 32"},
+		{func(in *Input) { in.Layout.PP = 33 }, "pp is 33, but the model has 32 layers"},
 		{func(in *Input) { in.Layout.BatchSize = 3073 }, "multiple of 3072"},
 		{func(in *Input) { in.Layout.DP = 0 }, "dp is 0"},
 		{func(in *Input) { in.Layout.BatchSize = 3072 << 18 }, "at most 68719476736"},
 		{func(in *Input) { in.Layout.Optimizer = "zero" }, "allowed: epso, so, unsharded"},
 		{func(in *Input) { in.Layout.Dispatch = "" }, `dispatch is ""; allowed: alltoall, allgather`},
-		{func(in *Input) { in.Layout.Recompute = "all" }, "allowed: none, moe, layers"},
+		{func(in *Input) { in.Layout.Recompute = "all" }, "allowed: none, experts, layers"},
 		{func(in *Input) { in.Precision = "fp8" }, "allowed: fp32, bf16"},
 		{func(in *Input) { in.Layout.SequenceLength = 8192 }, "max_position_embeddings, 4096"},
 		{func(in *Input) { in.Machine = Machine{Name: "none"} }, "machine none: ranks_per_node is 0"},
@@ -364,7 +364,7 @@ func TestSecondsByHand(t *testing.T) {
 func TestStepByHand(t *testing.T) {
 	c := preset(t, "mula-1b")
 	in := Input{Model: "mula-1b", Config: c, Trainer: Mula, Precision: xpu.BF16, Machine: simple(),
-		Layout: Layout{DP: 1, EP: 1, PP: 2, Optimizer: EPSO, Dispatch: moe.AllToAll, BatchSize: 6, MicroBatchSize: 2, SequenceLength: 1024, Recompute: RecomputeNone}}
+		Layout: Layout{DP: 1, EP: 1, PP: 2, Optimizer: EPSO, Dispatch: moe.AllToAll, BatchSize: 6, MicroBatchSize: 2, SequenceLength: 1024, Recompute: moe.RecomputeNone}}
 	r, err := Compute(in)
 	if err != nil {
 		t.Fatal(err)
@@ -385,7 +385,7 @@ func TestStepByHand(t *testing.T) {
 	if want := 6 * 1024 * (16*layer + 6*50304*h) / 2; math.Abs(r.FLOPs/want-1) > 1e-12 || math.Abs(r.Computed/(3*slow*5e11)-1) > 1e-12 {
 		t.Errorf("%g FLOP of a rank, %g with the most; want %g and %g", r.FLOPs, r.Computed, want, 3*slow*5e11)
 	}
-	in.Layout.Recompute = RecomputeLayers
+	in.Layout.Recompute = moe.RecomputeLayers
 	again, err := Compute(in)
 	if err != nil {
 		t.Fatal(err)
@@ -401,7 +401,7 @@ func TestStepByHand(t *testing.T) {
 // If one figure alone decides, a fifth less of it takes a quarter longer.
 func TestSensitivities(t *testing.T) {
 	in := Input{Model: "mula-tiny", Config: preset(t, "mula-tiny"), Trainer: Mula, Precision: xpu.FP32, Machine: simple(),
-		Layout: Layout{DP: 1, EP: 1, PP: 1, Optimizer: EPSO, Dispatch: moe.AllToAll, BatchSize: 1024, MicroBatchSize: 1024, SequenceLength: 1024, Recompute: RecomputeNone}}
+		Layout: Layout{DP: 1, EP: 1, PP: 1, Optimizer: EPSO, Dispatch: moe.AllToAll, BatchSize: 1024, MicroBatchSize: 1024, SequenceLength: 1024, Recompute: moe.RecomputeNone}}
 	in.Machine.MemoryBandwidth = Figure{1e15, Published, "an update takes no time"}
 	all, err := Sensitivities(in, 0, 0, false)
 	if err != nil {

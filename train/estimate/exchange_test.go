@@ -124,7 +124,7 @@ func TestDispatchTrafficIsCounted(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, dispatch := range []moe.Dispatch{moe.AllGather, moe.AllToAll} {
-		for _, recompute := range []Recompute{RecomputeNone, RecomputeLayers} {
+		for _, recompute := range []moe.Recompute{moe.RecomputeNone, moe.RecomputeExperts, moe.RecomputeLayers} {
 			for _, ep := range []int{2, 4} {
 				l := Layout{DP: 1, EP: ep, PP: 1, Optimizer: EPSO, Dispatch: dispatch, BatchSize: ep * rows * micro, MicroBatchSize: rows, SequenceLength: length, Recompute: recompute}
 				counts := run(t, ep, func(ctx context.Context, comm *xpu.Comm) error {
@@ -135,7 +135,7 @@ func TestDispatchTrafficIsCounted(t *testing.T) {
 						return err
 					}
 					m.Init(1)
-					m.SetRecompute(recompute == RecomputeLayers)
+					m.SetRecompute(recompute)
 					for i := range micro {
 						tokens := make([]uint32, rows*(length+1))
 						for t := range tokens {

@@ -18,16 +18,6 @@ const (
 	EPSO      Scheme = "epso"      // what all ranks hold is divided among all of them, experts among their replicas
 )
 
-// Recompute says what of the forward pass is computed again in the backward pass to save memory.
-type Recompute string
-
-// What is computed again.
-const (
-	RecomputeNone   Recompute = "none"
-	RecomputeMoE    Recompute = "moe"    // the experts of every layer (level 1 of Optimus)
-	RecomputeLayers Recompute = "layers" // whole layers from their inputs (level 7 of Optimus)
-)
-
 // Layout is how a step of training is divided among ranks. A rank's number is (dp·PP + pp)·EP + ep.
 type Layout struct {
 	DP int `json:"dp"` // replicas of each expert
@@ -37,10 +27,10 @@ type Layout struct {
 	Optimizer Scheme       `json:"optimizer"`
 	Dispatch  moe.Dispatch `json:"dispatch"`
 
-	BatchSize      int       `json:"batch_size"`       // sequences a step, of all ranks together
-	MicroBatchSize int       `json:"micro_batch_size"` // sequences that a rank computes at once
-	SequenceLength int       `json:"sequence_length"`
-	Recompute      Recompute `json:"recompute"`
+	BatchSize      int           `json:"batch_size"`       // sequences a step, of all ranks together
+	MicroBatchSize int           `json:"micro_batch_size"` // sequences that a rank computes at once
+	SequenceLength int           `json:"sequence_length"`
+	Recompute      moe.Recompute `json:"recompute"` // experts is level 1 of Optimus, layers its level 7
 }
 
 // Ranks is the number of ranks of the run.
@@ -80,8 +70,8 @@ func (l Layout) check(c moe.Config) error {
 	if c.Experts%l.EP != 0 {
 		return fmt.Errorf("ep is %d, which does not divide the %d experts of a layer; possible are %s", l.EP, c.Experts, divisors(c.Experts))
 	}
-	if c.Layers%l.PP != 0 {
-		return fmt.Errorf("pp is %d, which does not divide the %d layers; possible are %s", l.PP, c.Layers, divisors(c.Layers))
+	if l.PP > c.Layers {
+		return fmt.Errorf("pp is %d, but the model has %d layers for its stages; it must be at most that", l.PP, c.Layers)
 	}
 	if l.BatchSize%l.DataRanks() != 0 {
 		return fmt.Errorf("the batch has %d sequences, which %d data ranks (dp·ep) cannot share evenly; make it a multiple of %d", l.BatchSize, l.DataRanks(), l.DataRanks())
@@ -92,7 +82,7 @@ func (l Layout) check(c moe.Config) error {
 	}{
 		{"optimizer", string(l.Optimizer), []string{string(EPSO), string(SO), string(Unsharded)}},
 		{"dispatch", string(l.Dispatch), []string{string(moe.AllToAll), string(moe.AllGather)}},
-		{"recompute", string(l.Recompute), []string{string(RecomputeNone), string(RecomputeMoE), string(RecomputeLayers)}},
+		{"recompute", string(l.Recompute), []string{string(moe.RecomputeNone), string(moe.RecomputeExperts), string(moe.RecomputeLayers)}},
 	} {
 		if !slices.Contains(f.known, f.v) {
 			return fmt.Errorf("%s is %q; allowed: %s", f.name, f.v, strings.Join(f.known, ", "))
@@ -155,8 +145,8 @@ type Stage struct {
 // Elements is the number of weights on the rank.
 func (s Stage) Elements() int64 { return s.Replicated + s.Divided }
 
-// Stages divides a model into the stages of a layout. The first has the embedding, the last the final norm and the head; with tied
-// embeddings both have the one matrix.
+// Stages divides a model into the stages of a layout: stage s of n has the layers [s·L/n, (s+1)·L/n), the first also the embedding, the last the
+// final norm and the head; with tied embeddings both have the one matrix.
 func Stages(c moe.Config, l Layout) ([]Stage, error) {
 	if err := l.check(c); err != nil {
 		return nil, err
@@ -177,7 +167,7 @@ func Stages(c moe.Config, l Layout) ([]Stage, error) {
 	layer := (c.TotalParameters()-ends)/layers - experts // replicated weights of a layer
 	stages := make([]Stage, l.PP)
 	for i := range stages {
-		n := layers / int64(l.PP)
+		n := int64((i+1)*c.Layers/l.PP - i*c.Layers/l.PP)
 		stages[i] = Stage{Layers: int(n), PerLayer: layer, Replicated: n * layer, Divided: n * experts / int64(l.EP)}
 	}
 	stages[0].Replicated += embedding

@@ -49,13 +49,15 @@ func Local(ctx context.Context, ranks, threads int) (Machine, error) {
 		precision xpu.Precision
 		to        *Figure
 	}{{xpu.FP32, &m.PeakFP32}, {xpu.BF16, &m.PeakBF16}} {
-		rate, err := probeProducts(ctx, own, p.precision)
+		device := cpu.New(own, p.precision)
+		rate, err := ProbeProducts(ctx, device)
+		device.Close()
 		if err != nil {
 			return Machine{}, err
 		}
 		*p.to = Figure{rate * share, Measured, fmt.Sprintf("the best product of matrices of 1024×1024 on %d threads", own)}
 	}
-	rate, err := probeCopies(ctx, threads)
+	rate, err := ProbeCopies(ctx, threads)
 	if err != nil {
 		return Machine{}, err
 	}
@@ -99,10 +101,9 @@ func best(ctx context.Context, f func() error) (float64, error) {
 	return slices.Min(times), nil
 }
 
-func probeProducts(ctx context.Context, threads int, precision xpu.Precision) (float64, error) {
+// ProbeProducts measures a device in about a sixth of a second: the FLOPs in a second of products of matrices of 1024×1024, at best.
+func ProbeProducts(ctx context.Context, device xpu.Device) (float64, error) {
 	const n = 1024
-	device := cpu.New(threads, precision)
-	defer device.Close()
 	a, b, c := make([]float32, n*n), make([]float32, n*n), make([]float32, n*n)
 	for i := range a {
 		a[i], b[i] = float32(i%7)-3, float32(i%5)-2
@@ -114,7 +115,8 @@ func probeProducts(ctx context.Context, threads int, precision xpu.Precision) (f
 	return 2 * n * n * n / seconds, err
 }
 
-func probeCopies(ctx context.Context, threads int) (float64, error) {
+// ProbeCopies measures the memory in about a sixth of a second: the bytes that so many threads, but at most 8, read and write in a second, at best.
+func ProbeCopies(ctx context.Context, threads int) (float64, error) {
 	const n = 16 << 20 // bytes of a thread, beyond its caches
 	threads = min(threads, 8)
 	from, to := make([][]byte, threads), make([][]byte, threads)

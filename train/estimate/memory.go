@@ -1,6 +1,9 @@
 package estimate
 
-import "mula/moe"
+import (
+	"mula/moe"
+	"mula/xpu"
+)
 
 // Memory is what a rank occupies, in bytes.
 type Memory struct {
@@ -35,21 +38,22 @@ func memory(c moe.Config, l Layout, t Trainer, stages []Stage, i int) Memory {
 		Optimizer: int64(float64(t.State)*Stepped(s.Replicated, s.Divided, l) + 0.5),
 	}
 	tokens := int64(l.microBatch()) * int64(l.SequenceLength)
-	if t.Own {
+	hidden := tokens * int64(c.HiddenSize) * int64(t.Activations)
+	inFlight := min(l.PP-i, l.MicroBatches()) // 1F1B: micro-batches whose backward pass is yet to come
+	if t.Own {                                // what this program does, it knows
 		m.Exchange = sums(c, l, t, s)
-		if l.PP == 1 && l.Recompute != RecomputeMoE { // what this program does, it knows
-			m.Activations = c.Memory(moe.Pass{Rows: l.microBatch(), SequenceLength: l.SequenceLength, Recompute: l.Recompute == RecomputeLayers,
-				ExpertRanks: l.EP, Dispatch: l.Dispatch}).Buffers
-			return m
+		if l.PP > 1 {
+			m.Exchange += 2 * hidden // from one stage, and to the other
 		}
+		m.Activations = c.Memory(moe.Pass{Rows: l.microBatch(), SequenceLength: l.SequenceLength, Recompute: l.Recompute,
+			ExpertRanks: l.EP, Dispatch: l.Dispatch, Stage: i, Stages: l.PP, InFlight: inFlight}).Buffers
+		return m
 	}
 	saved, scratch := activations(c, l, s)
-	inFlight := int64(min(l.PP-i, l.MicroBatches())) // 1F1B: micro-batches whose backward pass is yet to come
-	m.Activations = int64(t.Activations) * (inFlight*tokens*int64(s.Layers)*saved + tokens*scratch)
+	m.Activations = int64(t.Activations) * (int64(inFlight)*tokens*int64(s.Layers)*saved + tokens*scratch)
 	if s.Head {
 		m.Activations += int64(t.Activations) * min(tokens, max(logitsElements/int64(c.VocabSize), logitsTokens)) * int64(c.VocabSize)
 	}
-	hidden := tokens * int64(c.HiddenSize) * int64(t.Activations)
 	switch {
 	case l.EP > 1 && l.Dispatch == moe.AllGather:
 		m.Exchange += 2 * int64(l.EP) * hidden // tokens of all ranks, and this rank's part of their results
@@ -59,16 +63,15 @@ func memory(c moe.Config, l Layout, t Trainer, stages []Stage, i int) Memory {
 	return m
 }
 
-// sums is the size of the buffers in which groups of [xpu.Comm] add up the parts of a bucket: as large as the largest.
+// sums is the size of the buffers in which groups of [xpu.Comm] add up the largest buckets.
 func sums(c moe.Config, l Layout, t Trainer, s Stage) int64 {
-	var n int64
-	if l.DataRanks() > 1 {
-		n += max(s.PerLayer, int64(c.VocabSize)*int64(c.HiddenSize))
+	of := func(ranks int, bucket int64) int64 {
+		if ranks == 1 {
+			return 0
+		}
+		return xpu.SumMemory(ranks, int(bucket/int64(ranks)), t.Gradients)
 	}
-	if l.DP > 1 {
-		n += s.Divided / int64(s.Layers)
-	}
-	return n * int64(t.Gradients)
+	return of(l.DataRanks(), max(s.PerLayer, int64(c.VocabSize)*int64(c.HiddenSize))) + of(l.DP, s.Divided/int64(s.Layers))
 }
 
 // activations is how many numbers a rank keeps of each token and layer until the backward pass, and how many it needs of a token beside
@@ -89,9 +92,9 @@ func activations(c moe.Config, l Layout, s Stage) (saved, scratch int64) {
 		scratch += 2*rows*h + int64(c.Experts) + rows
 	}
 	switch l.Recompute {
-	case RecomputeMoE:
+	case moe.RecomputeExperts:
 		return input + attention, scratch + products
-	case RecomputeLayers:
+	case moe.RecomputeLayers:
 		return input, scratch + attention + products
 	}
 	return input + attention + products, scratch

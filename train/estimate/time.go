@@ -112,9 +112,9 @@ func flops(c moe.Config, l Layout, s Stage) (model, again float64) {
 	layer := (c.FLOPsPerToken(l.SequenceLength) - head) / float64(c.Layers)
 	model = float64(s.Layers) * layer
 	switch l.Recompute {
-	case RecomputeMoE:
+	case moe.RecomputeExperts:
 		again = float64(s.Layers) * 6 * float64(max(1, c.ExpertsPerToken)) * float64(c.HiddenSize) * float64(c.IntermediateSize)
-	case RecomputeLayers:
+	case moe.RecomputeLayers:
 		again = model / 3
 	}
 	if s.Head {

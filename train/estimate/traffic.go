@@ -111,12 +111,14 @@ func DispatchTraffic(c moe.Config, layers int, l Layout, t Trainer) []Exchange {
 	tokens := float64(l.Sequences()) * float64(l.SequenceLength)
 	copies := int64(math.Round(tokens * c.ExpectedCopies(l.Dispatch, l.EP))) // of hidden states that a rank sends in a layer
 	h, k, depth, again := int64(c.HiddenSize), int64(c.ExpertsPerToken), int64(layers), int64(0)
-	if l.Recompute != RecomputeNone {
+	if l.Recompute != moe.RecomputeNone {
 		again = depth
 	}
 	var there, back, counts, callsThere, callsBack int64 // numbers, of t.Activations bytes, that a rank sends; numbers of 4 bytes; operations
 	if t.Own {
-		again = max(0, again-1) // the last layer is still there
+		if l.PP == 1 || micro == 1 {
+			again = max(0, again-1) // the last layer is still there
+		}
 		there = copies * (depth*(2*h+2*k) + again*h)
 		back = copies * depth * (2*h + k)
 		callsThere, callsBack, counts = micro*(3*depth+again), micro*2*depth, micro*(n-1)
@@ -142,13 +144,19 @@ func DispatchTraffic(c moe.Config, layers int, l Layout, t Trainer) []Exchange {
 	return []Exchange{exchange(ForDispatch, xpu.OpAllToAll, Experts, l.EP, int(callsThere+callsBack), n*((there+back)*number+4*counts))}
 }
 
-// pipelineTraffic is what the stages send each other in a step: the hidden states of each micro-batch forward, their gradients backward.
-func pipelineTraffic(c moe.Config, l Layout, t Trainer) []Exchange {
+// PipelineTraffic is what the stages send each other in a step: the hidden states of each micro-batch forward, their gradients backward. This program
+// also sends, in a message of its own, the sums over layers that the losses of the router need, and their gradients: 2E+2 numbers of 8 bytes.
+func PipelineTraffic(c moe.Config, l Layout, t Trainer) []Exchange {
 	if l.PP == 1 {
 		return nil
 	}
 	tokens := int64(l.Sequences()) * int64(l.SequenceLength)
-	return []Exchange{exchange(ForPipeline, xpu.OpSend, Pipeline, l.PP, 2*l.MicroBatches(), 2*int64(l.PP-1)*tokens*int64(c.HiddenSize)*int64(t.Activations))}
+	calls, total := 2*l.MicroBatches(), tokens*int64(c.HiddenSize)*int64(t.Activations)
+	if t.Own && c.Experts > 0 {
+		calls *= 2
+		total += int64(l.MicroBatches()) * 8 * int64(2*c.Experts+2)
+	}
+	return []Exchange{exchange(ForPipeline, xpu.OpSend, Pipeline, l.PP, calls, 2*int64(l.PP-1)*total)}
 }
 
 // Stepped is how many weights a rank updates: the mean over the ranks that share them.

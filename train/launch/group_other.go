@@ -18,6 +18,6 @@ func signalProcess(pid int, _ syscall.Signal) {
 	}
 }
 
-const stopSignal = syscall.SIGTERM
+func (k Kind) stopSignal() syscall.Signal { return syscall.SIGTERM }
 
 func descendants(int) []int { return nil }

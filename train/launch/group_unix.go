@@ -20,5 +20,11 @@ func signalGroup(pid int, s syscall.Signal) { _ = syscall.Kill(-pid, s) }
 // signalProcess sends a signal to a process alone.
 func signalProcess(pid int, s syscall.Signal) { _ = syscall.Kill(pid, s) }
 
-// stopSignal is what asks ranks under an mpiexec to stop: mpiexec passes it on to them, where a SIGTERM would make it end them.
-const stopSignal = syscall.SIGUSR1
+// stopSignal is what asks ranks under an mpiexec to stop: mpiexec passes it on to them, where a SIGTERM would make it end them. MPICH does not pass on
+// SIGUSR2. Open MPI passes on both, but hwloc, which it asks about the machine, may load an OpenCL, whose LLVM takes SIGUSR1 for itself.
+func (k Kind) stopSignal() syscall.Signal {
+	if k == OpenMPI {
+		return syscall.SIGUSR2
+	}
+	return syscall.SIGUSR1
+}

@@ -11,7 +11,9 @@ package launch
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"time"
@@ -192,12 +194,11 @@ func (s *supervisor) place() ([]string, error) {
 
 // attempt starts the ranks and watches them until the last has left.
 func (s *supervisor) attempt(ctx context.Context, hosts []string) (Attempt, error) {
-	s.number++
-	a := Attempt{Number: s.number, With: s.Start.Name(), Hosts: hosts, Start: time.Now()}
-	dir := filepath.Join(s.Log, fmt.Sprintf("attempt-%03d", s.number))
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return a, err
+	dir, err := s.makeFolder()
+	if err != nil {
+		return Attempt{}, err
 	}
+	a := Attempt{Number: s.number, With: s.Start.Name(), Hosts: hosts, Start: time.Now()}
 	beats, err := filepath.Abs(filepath.Join(dir, "heartbeat"))
 	if err != nil {
 		return a, err
@@ -220,6 +221,21 @@ func (s *supervisor) attempt(ctx context.Context, hosts []string) (Attempt, erro
 	a.beat(w.last)
 	s.classify(&a, w)
 	return a, nil
+}
+
+// makeFolder makes the folder of the next attempt. That of an attempt that is not in the record, because its launcher was killed, has a heartbeat
+// that says nothing about this one, and its ranks may still be writing it: its number is left out.
+func (s *supervisor) makeFolder() (string, error) {
+	if err := os.MkdirAll(s.Log, 0o755); err != nil {
+		return "", err
+	}
+	for {
+		s.number++
+		dir := filepath.Join(s.Log, fmt.Sprintf("attempt-%03d", s.number))
+		if err := os.Mkdir(dir, 0o755); !errors.Is(err, fs.ErrExist) {
+			return dir, err
+		}
+	}
 }
 
 // An attemptWatch is what is seen of the ranks of an attempt.
@@ -262,7 +278,7 @@ func (w *attemptWatch) run(ctx context.Context, beats string) error {
 			w.act(now)
 		case <-done:
 			w.job.Kill()
-			w.ended, done = true, nil
+			w.ended, done, w.killAt = true, nil, time.Now().Add(s.Grace)
 		}
 	}
 	w.look(beats, time.Now())
@@ -285,7 +301,7 @@ func (w *attemptWatch) act(now time.Time) {
 	case !w.killAt.IsZero():
 		if !now.Before(w.killAt) {
 			w.job.Kill()
-			w.killAt = now.Add(s.Grace) // once more for those that were just being started
+			w.killAt = now.Add(s.Grace) // once more, for those that were just being started or are behind a remote shell that has lost its host
 		}
 	case !w.firstDied.IsZero():
 		if now.Sub(w.firstDied) >= cascadeWait {

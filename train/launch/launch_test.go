@@ -530,14 +530,22 @@ func TestRecord(t *testing.T) {
 		}
 		f.WriteString(`{"attempt":3,"with":"thea`) // of a launcher that was killed
 		f.Close()
-		failure := `{"time":"2026-01-02T03:04:05Z","host":"a","rank":0,"step":9,"kind":"not_finite","error":"the loss is not finite"}` + "\n"
+		// Its ranks had ended, and said so.
+		folder := filepath.Join(o.Output, "launch", "attempt-003")
+		if err := os.Mkdir(folder, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		(&scripted{Ranks: Ranks{Environment: []string{"MULA_HEARTBEAT=" + filepath.Join(folder, "heartbeat")}}, t: t, end: train.EndedDone}).beat(train.SectionCheckpoint, 10)
+		// A rank was killed while it wrote, and another went on in its line.
+		failure := `{"time":"2026-01-02T03{"time":"2026-01-02T03:04:04Z","host":"b"}` + "\n" +
+			`{"time":"2026-01-02T03:04:05Z","host":"a","rank":0,"step":9,"kind":"not_finite","error":"the loss is not finite"}` + "\n"
 		if err := os.WriteFile(filepath.Join(o.Output, "failures.jsonl"), []byte(failure), 0o644); err != nil {
 			t.Fatal(err)
 		}
 		th.scripts, th.played = []script{done(10, 12)}, nil
 		var notices []string
 		o.Notice = func(text string) { notices = append(notices, text) }
-		if result := mustRun(t, o); result.Attempts[0].Number != 3 || th.hosts() != "bbcc" || strings.Join(result.Excluded, "") != "a" {
+		if result := mustRun(t, o); result.Attempts[0].Number != 4 || th.hosts() != "bbcc" || strings.Join(result.Excluded, "") != "a" {
 			t.Errorf("attempt %d on %s", result.Attempts[0].Number, th.hosts())
 		}
 		if !slices.ContainsFunc(notices, func(s string) bool { return strings.Contains(s, "host a is not used: rank 0 on a had values") }) {

@@ -75,7 +75,7 @@ func (m *MPI) Start(_ context.Context, r Ranks) (Job, error) {
 		out.close()
 		return nil, err
 	}
-	j := &programJob{cmd: cmd, exits: make(chan Exit, 1)}
+	j := &programJob{cmd: cmd, stop: m.Kind.stopSignal(), exits: make(chan Exit, 1)}
 	go func() {
 		_ = cmd.Wait() // its error is in the state
 		j.mu.Lock()
@@ -227,13 +227,14 @@ func (t *tail) String() string {
 // A programJob is a program that stands for all ranks.
 type programJob struct {
 	cmd   *exec.Cmd
+	stop  syscall.Signal // which it passes on to the ranks
 	exits chan Exit
 	mu    sync.Mutex
 	ended bool
 }
 
 func (j *programJob) Exits() <-chan Exit { return j.exits }
-func (j *programJob) Stop()              { j.signal(stopSignal) }
+func (j *programJob) Stop()              { j.signal(j.stop) }
 func (j *programJob) End()               { j.signal(syscall.SIGTERM) }
 
 // signal sends a signal to the program alone.

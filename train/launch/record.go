@@ -153,10 +153,9 @@ func (l *failureLog) next() (failures []Failure, err error) {
 	}
 	whole, err := readLines(f, l.path, func(line []byte) error {
 		var failure Failure
-		if err := json.Unmarshal(line, &failure); err != nil {
-			return err
+		if json.Unmarshal(line, &failure) == nil { // else a rank was killed while it wrote, and another went on in its line
+			failures = append(failures, failure)
 		}
-		failures = append(failures, failure)
 		return nil
 	})
 	l.at += whole

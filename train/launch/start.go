@@ -67,6 +67,11 @@ func (p *Processes) Name() string { return "tcp" }
 func (p *Processes) Start(_ context.Context, r Ranks) (Job, error) {
 	common := slices.Clone(r.Environment)
 	if len(r.Hosts) > 1 {
+		if first := r.Hosts[0]; !p.AllLocal && (first == localhost || first == "127.0.0.1") {
+			if i := slices.IndexFunc(r.Hosts, func(h string) bool { return !isLocal(h) }); i >= 0 {
+				return nil, fmt.Errorf("rank 0 is to run on %s, which is another machine to %s: name this one as the others know it", first, r.Hosts[i])
+			}
+		}
 		address, err := p.address(r.Hosts[0])
 		if err != nil {
 			return nil, err
@@ -179,6 +184,7 @@ type process struct {
 	cmd    *exec.Cmd
 	orders chan []byte // lines for an agent; nil for a local rank
 	pipe   io.Closer   // by which they go
+	cut    bool        // the pipe is closed
 	ended  bool
 }
 
@@ -243,7 +249,8 @@ const remoteShellFailed = 255
 
 // exitOf is how a process ended. An agent gives the signal that ended its rank as shells do, by 128 and its number.
 func exitOf(e Exit, state *os.ProcessState, remote bool) Exit {
-	status, ok := syscall.WaitStatus(0), false
+	var status syscall.WaitStatus
+	ok := false
 	if state != nil {
 		status, ok = state.Sys().(syscall.WaitStatus)
 	}
@@ -283,9 +290,10 @@ func (j *processJob) signal(s syscall.Signal) {
 			case p.orders <- strconv.AppendInt(nil, int64(s), 10):
 			default: // the remote shell has stopped reading
 			}
-		case p.orders != nil:
+		case p.orders != nil && !p.cut:
 			p.pipe.Close() // by which the agent kills the rank
-		default:
+			p.cut = true
+		default: // a rank here; or a remote shell that has not ended since its pipe was closed: its host does not answer
 			signalGroup(p.cmd.Process.Pid, s)
 		}
 	}

@@ -40,7 +40,6 @@ type library struct {
 	errorsReturn handle
 
 	initThread       func(argc, argv uintptr, required int32, provided uintptr) int32
-	initialized      func(flag uintptr) int32
 	finalize         func() int32
 	libraryVersion   func(text, length uintptr) int32
 	errorString      func(code int32, text, length uintptr) int32
@@ -127,7 +126,7 @@ func bind(path string, lib uintptr) (*library, error) {
 		name string
 		f    any
 	}{
-		{"MPI_Init_thread", &l.initThread}, {"MPI_Initialized", &l.initialized}, {"MPI_Finalize", &l.finalize},
+		{"MPI_Init_thread", &l.initThread}, {"MPI_Finalize", &l.finalize},
 		{"MPI_Get_library_version", &l.libraryVersion}, {"MPI_Error_string", &l.errorString}, {"MPI_Comm_set_errhandler", &l.setErrorHandler},
 		{"MPI_Comm_rank", &l.commRank}, {"MPI_Comm_size", &l.commSize}, {"MPI_Comm_split", &l.commSplit}, {"MPI_Isend", &l.isend},
 		{"MPI_Irecv", &l.irecv}, {"MPI_Recv", &l.recv}, {"MPI_Iallreduce", &l.iallreduce}, {"MPI_Testsome", &l.testSome},

@@ -489,10 +489,43 @@ func (l *link) Close() error {
 			}
 		})
 		if l.world {
+			if !failed {
+				l.farewell()
+			}
 			err = l.process.end(failed)
 		}
 	})
 	return err
+}
+
+// farewell takes the last notices of the other ranks, in all groups, before MPI is ended: UCX warns of every message that is left over then.
+func (l *link) farewell() {
+	missing := func() bool {
+		for r, d := range l.left {
+			if d == nil && r != l.Rank() {
+				return true
+			}
+		}
+		return false
+	}
+	for pause := newPause(); missing() && !pause.longerThan(farewellTime); pause.wait() {
+		if l.listen() != nil {
+			break
+		}
+	}
+	for _, part := range l.children() { // which are closed: nobody is in a call of theirs
+		part.clear()
+	}
+}
+
+// clear takes the notices that have come, in this group and those split off from it.
+func (l *link) clear() {
+	for range l.Size() { // a failure ends listen
+		_ = l.listen()
+	}
+	for _, part := range l.children() {
+		part.clear()
+	}
 }
 
 // A pause is what lies between two questions for the end of something: at first nothing, then the processor for those who want it, then sleep.

@@ -80,7 +80,7 @@ func open() (*library, error) {
 	}
 	var failures []string
 	for _, name := range names {
-		handle, err := purego.Dlopen(name, purego.RTLD_NOW|purego.RTLD_LOCAL)
+		handle, err := openFile(name)
 		if err != nil {
 			failures = append(failures, err.Error())
 			continue
@@ -102,7 +102,7 @@ func open() (*library, error) {
 
 // oneThread sets the number of threads that OpenMP reads from the environment when it is loaded. Go's own environment is not the one that C sees.
 func oneThread() error {
-	setenv, err := purego.Dlsym(purego.RTLD_DEFAULT, "setenv")
+	setenv, err := symbol(anywhere, "setenv")
 	if err != nil {
 		return fmt.Errorf("onednn: the environment of C libraries cannot be changed: %w", err)
 	}
@@ -116,7 +116,7 @@ func load(handle uintptr) (*library, error) {
 	l := &library{symbols: map[string]uintptr{}, primitives: map[shape]*primitive{}, references: map[reference][probes][probes]float32{}}
 	lookUp := func(names ...string) error {
 		for _, name := range names {
-			address, err := purego.Dlsym(handle, name)
+			address, err := symbol(handle, name)
 			if err != nil {
 				return fmt.Errorf("it lacks %s; versions 2 and 3 of oneDNN have it: %w", name, err)
 			}
@@ -145,7 +145,7 @@ func load(handle uintptr) (*library, error) {
 	case runtimeSequential:
 	case runtimeOpenMP:
 		// A thread of OpenMP of its own for each of the device's would make them many too many.
-		if threads, err := purego.Dlsym(handle, "omp_get_max_threads"); err == nil {
+		if threads, err := symbol(handle, "omp_get_max_threads"); err == nil {
 			if n, _, _ := purego.SyscallN(threads); int32(n) != 1 {
 				return nil, fmt.Errorf("OpenMP was loaded before it and has %d threads; start mula with OMP_NUM_THREADS=1", int32(n))
 			}

@@ -1,0 +1,257 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"runtime"
+	"strings"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"mula/train"
+	"mula/train/estimate"
+	"mula/xpu"
+	"mula/xpu/cpu"
+	"mula/xpu/onednn"
+	"mula/xpu/opencl"
+)
+
+// deviceTime is about how long the kernels of an OpenCL device are measured, and deviceLimit when it is given up on; a compiler may take seconds.
+const (
+	deviceTime  = 400 * time.Millisecond
+	deviceLimit = time.Minute
+)
+
+func devicesCommand() *cli.Command {
+	return &cli.Command{
+		Name:  "devices",
+		Usage: "list what can compute here, with what was measured of it",
+		Description: "The processor with mula's own kernels, oneDNN if that library is installed, and all OpenCL devices. mula does not train on OpenCL\n" +
+			"devices yet; they are measured with plain kernels, which are below a device's best. Other work on the machine slows the measurements down.\n\n" +
+			"Example: mula devices --json",
+		Flags: []cli.Flag{
+			&cli.IntFlag{Name: "threads", Usage: "threads to measure the processor with (0: all cores)"},
+			&cli.BoolFlag{Name: "no-probe", Usage: "measure nothing"},
+			jsonFlag,
+		},
+		Action: runDevices,
+	}
+}
+
+// openclKind is the kind of OpenCL devices; the others are the words of train.yaml.
+const openclKind = "opencl"
+
+// devicesReport is what mula devices prints.
+type devicesReport struct {
+	Devices []deviceEntry `json:"devices"`
+	Missing []deviceLack  `json:"missing,omitempty"`
+}
+
+// A deviceEntry is one device. Rates are 0 where nothing was measured.
+type deviceEntry struct {
+	Kind   string       `json:"kind"`
+	Name   string       `json:"name"`
+	Trains bool         `json:"trains"`                          // mula can train on it
+	FP32   float64      `json:"fp32_flops,omitempty"`            // of products of matrices, in a second
+	BF16   float64      `json:"bf16_flops,omitempty"`            // the same with operands in bfloat16
+	Copy   float64      `json:"copy_bytes_per_second,omitempty"` // read and written, in a second
+	Failed string       `json:"not_measured,omitempty"`          // why
+	OpenCL *openclEntry `json:"opencl,omitempty"`
+}
+
+// An openclEntry is what an OpenCL device says of itself. Sizes are in bytes.
+type openclEntry struct {
+	Type               opencl.Type `json:"type"`
+	Platform           string      `json:"platform"`
+	Driver             string      `json:"driver"`
+	Version            string      `json:"version"`
+	ComputeUnits       int         `json:"compute_units"`
+	Clock              int         `json:"clock_mhz"`
+	Memory             int64       `json:"memory"`
+	MaxBuffer          int64       `json:"max_buffer"`
+	LocalMemory        int64       `json:"local_memory"`
+	MaxWorkGroup       int         `json:"max_work_group"`
+	SubGroups          bool        `json:"sub_groups"`
+	SubGroupSizes      []int       `json:"sub_group_sizes,omitempty"`
+	MatrixInstructions bool        `json:"matrix_instructions"`
+	FP16               bool        `json:"fp16"`
+	BF16               bool        `json:"bf16"`
+	Kernel             string      `json:"kernel,omitempty"` // that was the faster one
+}
+
+// A deviceLack is a kind of device that is not there.
+type deviceLack struct {
+	Kind string `json:"kind"`
+	Why  string `json:"why"`
+}
+
+func runDevices(c *cli.Context) error {
+	if err := noOperands(c); err != nil {
+		return err
+	}
+	if err := atMost(c, maxThreads, "threads"); err != nil {
+		return err
+	}
+	threads := c.Int("threads")
+	if threads == 0 {
+		threads = runtime.GOMAXPROCS(0)
+	}
+	probe := !c.Bool("no-probe")
+	var report devicesReport
+	entry, err := productDevice(c.Context, train.DeviceCPU, probe, func(p xpu.Precision) (xpu.Device, error) { return cpu.New(threads, p), nil })
+	if err != nil {
+		return err
+	}
+	if probe {
+		if entry.Copy, err = estimate.ProbeCopies(c.Context, threads); err != nil {
+			return err
+		}
+	}
+	report.Devices = append(report.Devices, entry)
+	if entry, err = productDevice(c.Context, train.DeviceOneDNN, probe, func(p xpu.Precision) (xpu.Device, error) { return onednn.New(threads, p) }); err == nil {
+		report.Devices = append(report.Devices, entry)
+	} else if c.Context.Err() != nil {
+		return err
+	} else {
+		report.Missing = append(report.Missing, deviceLack{train.DeviceOneDNN, err.Error()})
+	}
+	devices, err := opencl.Devices()
+	if err != nil { // also beside devices that there are
+		report.Missing = append(report.Missing, deviceLack{openclKind, err.Error()})
+	}
+	var cache *opencl.Cache
+	if probe && len(devices) > 0 {
+		if cache, err = opencl.UserCache(); err != nil {
+			fmt.Fprintf(c.App.ErrWriter, "warning: %s; they are compiled anew each time\n", err)
+		}
+	}
+	for _, d := range devices {
+		entry := describeOpenCL(d)
+		if probe {
+			fmt.Fprintf(c.App.ErrWriter, "measuring %s\n", printable(d.String()))
+			if err := probeOpenCL(c.Context, d, cache, &entry); err != nil {
+				return err
+			}
+		}
+		report.Devices = append(report.Devices, entry)
+	}
+	if c.Bool("json") {
+		return printJSON(c.App.Writer, report)
+	}
+	report.write(c.App.Writer, probe)
+	return nil
+}
+
+// productDevice describes, and measures, a device that mula trains on.
+func productDevice(ctx context.Context, kind string, probe bool, open func(xpu.Precision) (xpu.Device, error)) (deviceEntry, error) {
+	entry := deviceEntry{Kind: kind, Trains: true}
+	for _, p := range []struct {
+		precision xpu.Precision
+		rate      *float64
+	}{{xpu.FP32, &entry.FP32}, {xpu.BF16, &entry.BF16}} {
+		d, err := open(p.precision)
+		if err != nil {
+			return entry, err
+		}
+		if p.precision == xpu.FP32 {
+			entry.Name = d.Name()
+		}
+		if probe {
+			*p.rate, err = estimate.ProbeProducts(ctx, d)
+		}
+		d.Close()
+		if err != nil {
+			return entry, err
+		}
+	}
+	return entry, nil
+}
+
+func describeOpenCL(d *opencl.Device) deviceEntry {
+	return deviceEntry{Kind: openclKind, Name: d.Name, OpenCL: &openclEntry{
+		Type: d.Type, Platform: d.Platform, Driver: d.DriverVersion, Version: d.Version, ComputeUnits: d.ComputeUnits, Clock: d.Clock, Memory: d.Memory,
+		MaxBuffer: d.MaxAllocation, LocalMemory: d.LocalMemory, MaxWorkGroup: d.MaxWorkGroup, SubGroups: d.SubGroups(), SubGroupSizes: d.SubGroupSizes,
+		MatrixInstructions: d.MatrixInstructions(), FP16: d.FP16(), BF16: d.BF16(),
+	}}
+}
+
+// probeOpenCL measures a device. That it cannot be measured is a part of the report.
+func probeOpenCL(ctx context.Context, d *opencl.Device, cache *opencl.Cache, entry *deviceEntry) error {
+	bounded, cancel := context.WithTimeoutCause(ctx, deviceLimit, fmt.Errorf("no answer within %v", deviceLimit))
+	defer cancel()
+	rates, err := d.Probe(bounded, deviceTime, cache)
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if err != nil {
+		entry.Failed = err.Error()
+		if bounded.Err() != nil {
+			entry.Failed += ": " + context.Cause(bounded).Error()
+		}
+		return nil
+	}
+	entry.FP32, entry.Copy, entry.OpenCL.Kernel = rates.Product, rates.Copy, rates.Kernel
+	return nil
+}
+
+func (r *devicesReport) write(w io.Writer, probe bool) {
+	heading := []string{"device", "name", "trains"}
+	if probe {
+		heading = append(heading, "fp32 GFLOP/s", "bf16 GFLOP/s", "GB/s")
+	}
+	t := newTable(heading...)
+	for _, d := range r.Devices {
+		name, trains := d.Name, "not yet"
+		if d.Trains {
+			trains = "yes"
+		}
+		if d.OpenCL != nil {
+			name = fmt.Sprintf("%s (%s)", name, d.OpenCL.Type)
+		}
+		row := []any{d.Kind, printable(name), trains}
+		for _, rate := range []float64{d.FP32, d.BF16, d.Copy}[:len(heading)-len(row)] {
+			if rate == 0 {
+				row = append(row, "-")
+			} else {
+				row = append(row, fmt.Sprintf("%.4g", rate/1e9))
+			}
+		}
+		t.row(row...)
+	}
+	t.write(w)
+	if probe {
+		fmt.Fprintln(w, "GFLOP/s of products of matrices, GB/s read and written by copies: the best of a short time, by kernels of mula's own or of oneDNN.")
+	}
+	word := map[bool]string{true: "yes", false: "no"}
+	for _, d := range r.Devices {
+		o := d.OpenCL
+		if o == nil {
+			continue
+		}
+		groups := word[o.SubGroups]
+		if len(o.SubGroupSizes) > 0 {
+			groups += " of " + strings.Trim(strings.ReplaceAll(fmt.Sprint(o.SubGroupSizes), " ", ", "), "[]")
+		}
+		clock := ""
+		if o.Clock > 0 {
+			clock = fmt.Sprintf(" at %s MHz", count(int64(o.Clock)))
+		}
+		text := fmt.Sprintf("\n%s\n  driver %s of %s; %s\n  %s%s; memory %s, of a buffer at most %s, local %s; work-groups of at most %s\n  sub-groups: %s; matrix instructions: %s; fp16: %s; bf16: %s\n",
+			d.Name, o.Driver, o.Platform, o.Version, plural(int64(o.ComputeUnits), "compute unit"), clock, bytesText(o.Memory), bytesText(o.MaxBuffer), bytesText(o.LocalMemory),
+			plural(int64(o.MaxWorkGroup), "work-item"), groups, word[o.MatrixInstructions], word[o.FP16], word[o.BF16])
+		if o.Kernel != "" {
+			text += fmt.Sprintf("  measured with the kernels copy and %s, by the device's clock\n", o.Kernel)
+		}
+		if d.Failed != "" {
+			text += "  not measured: " + d.Failed + "\n"
+		}
+		fmt.Fprint(w, printable(text))
+	}
+	fmt.Fprintln(w)
+	for _, lack := range r.Missing {
+		fmt.Fprintln(w, printable(lack.Why))
+	}
+	fmt.Fprintln(w, "mula trains with device: cpu or onednn in train.yaml. Training on OpenCL devices is not there yet.")
+}

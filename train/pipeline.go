@@ -1,0 +1,256 @@
+package train
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+
+	"mula/moe"
+	"mula/moe/safetensors"
+	"mula/xpu"
+)
+
+// A pipeline is this rank's place among those that compute the layers of a model one after the other: what comes from the stages beside it, and
+// what goes there. Every stage knows how many rows each micro-batch has, because all stages of a data rank read the same rows. A nil pipeline is
+// that of one stage.
+//
+// A stage that cannot compute a batch still sends on as much as its neighbours wait for, so that all of them come to the vote, where they hear of
+// it.
+type pipeline struct {
+	group  *xpu.Comm // a rank's number in it is its stage
+	model  *moe.Model
+	length int // tokens of a row
+
+	in, out, none *moe.Relay // of the batch at hand; none is that of no rows
+	computed      []bool     // of each slot: the batch under way there is in the model
+
+	spoilt bool // of finite numbers from another stage, or from the text, this stage has made some that are not
+}
+
+// newPipeline returns the place of a rank whose groups and model these are.
+func newPipeline(r *ranks, m *moe.Model, sequenceLength int) *pipeline {
+	if r == nil || r.pipeline == nil {
+		return nil
+	}
+	p := &pipeline{group: r.pipeline, model: m, length: sequenceLength}
+	p.in, p.out, p.none = m.NewRelay(0, sequenceLength), m.NewRelay(0, sequenceLength), m.NewRelay(0, sequenceLength)
+	p.computed = make([]bool, p.group.Size()-p.group.Rank())
+	return p
+}
+
+// last reports whether this stage has the losses.
+func (p *pipeline) last() bool { return p == nil || p.group.Rank() == p.group.Size()-1 }
+
+// firstLayer is the number of this stage's first layer in the whole model.
+func (p *pipeline) firstLayer() int {
+	if p == nil {
+		return 0
+	}
+	from, _ := stageLayers(p.model.Config().Layers, p.group.Rank(), p.group.Size())
+	return from
+}
+
+// takeSpoilt reports whether this stage has spoilt anything since the last call.
+func (p *pipeline) takeSpoilt() bool {
+	if p == nil {
+		return false
+	}
+	spoilt := p.spoilt
+	p.spoilt = false
+	return spoilt
+}
+
+// pass takes a batch of so many rows one stage on, with a step of 1, or back, with -1: compute makes of what the one neighbour has sent, nil if there
+// is none, what the other gets. Its error is one after which nothing can be sent.
+func (p *pipeline) pass(ctx context.Context, step, rows int, compute func(in, out *moe.Relay) error) error {
+	from, to := p.group.Rank()-step, p.group.Rank()+step
+	in, out := p.relay(p.in, from, rows), p.relay(p.out, to, rows)
+	if in != nil && rows > 0 {
+		if err := xpu.Recv(ctx, p.group, from, in.Hidden); err != nil {
+			return err
+		}
+		if len(in.Router) > 0 {
+			if err := xpu.Recv(ctx, p.group, from, in.Router); err != nil {
+				return err
+			}
+		}
+	}
+	if err := compute(in, out); err != nil {
+		return err
+	}
+	if out == nil || rows == 0 {
+		return nil
+	}
+	p.spoilt = p.spoilt || !finite(sumOfSquares(out.Hidden)) && (in == nil || finite(sumOfSquares(in.Hidden)))
+	if err := xpu.Send(ctx, p.group, to, out.Hidden); err != nil {
+		return err
+	}
+	if len(out.Router) > 0 {
+		return xpu.Send(ctx, p.group, to, out.Router)
+	}
+	return nil
+}
+
+// relay is r for a batch of so many rows, nil if there is no such stage. Relays of no rows are not sent.
+func (p *pipeline) relay(r *moe.Relay, stage, rows int) *moe.Relay {
+	if stage < 0 || stage == p.group.Size() {
+		return nil
+	}
+	n := rows * p.length * p.model.Config().HiddenSize
+	if n > cap(r.Hidden) {
+		r.Hidden = make([]float32, n)
+	}
+	r.Hidden = r.Hidden[:n]
+	if rows == 0 {
+		clear(r.Router)
+	}
+	return r
+}
+
+// blank makes nothing of a batch that cannot be computed: zeros for the neighbour. It returns what the model is given instead, if it has to take
+// part in the exchanges of its experts.
+func (p *pipeline) blank(in, out *moe.Relay) (noneIn, noneOut *moe.Relay) {
+	clear(p.none.Router)
+	if in != nil {
+		noneIn = p.none
+	}
+	if out != nil {
+		clear(out.Hidden)
+		clear(out.Router)
+		noneOut = p.none
+	}
+	return noneIn, noneOut
+}
+
+// stages does what [run.whole] does on one stage of several, one forward, one backward: stage s of n begins with n-1-s forward passes, or as many
+// as there are micro-batches; from then on every forward pass is followed by a backward pass, and the rest of these end the step. So micro-batches
+// come to their backward passes in their order, and no stage keeps more than n-s of them.
+func (r *run) stages(ctx context.Context, options moe.BackwardOptions, each func(rows []row, stats moe.Stats)) error {
+	p, none := r.pipeline, moe.Batch{SequenceLength: r.data.SequenceLength}
+	slots := len(p.computed)
+	var failed error
+	lost := func(err error) error {
+		return &lostError{errors.Join(failed, fmt.Errorf("step %d, stage %d of the pipeline: %w", r.state.Step, p.group.Rank(), err))}
+	}
+	forward := func(number int) error {
+		first, end, batch := r.microBatch(number)
+		slot := number % slots
+		return p.pass(ctx, 1, end-first, func(in, out *moe.Relay) error {
+			p.computed[slot] = false
+			if failed == nil {
+				err := r.model.StageForward(ctx, slot, batch, in, out)
+				if err == nil {
+					p.computed[slot] = true
+					return nil
+				}
+				if first == end {
+					return err
+				}
+				failed = r.failedAt(first, end, err)
+			}
+			in, out = p.blank(in, out)
+			if r.ranks.EP == 1 {
+				return nil // nobody waits for this rank's experts
+			}
+			return r.model.StageForward(ctx, slot, none, in, out)
+		})
+	}
+	backward := func(number int) error {
+		first, end, _ := r.microBatch(number)
+		slot := number % slots
+		r.setPass(ctx, number, first, &options)
+		return p.pass(ctx, -1, end-first, func(in, out *moe.Relay) error {
+			computed := p.computed[slot]
+			if !computed {
+				in, out = p.blank(in, out)
+				if r.ranks.EP == 1 {
+					return nil
+				}
+			}
+			stats, err := r.model.StageBackward(ctx, slot, options, in, out)
+			if err == nil && computed && end > first {
+				each(r.rows[first:end], stats)
+			}
+			return err
+		})
+	}
+	ahead := min(slots-1, r.passes)
+	for number := range ahead {
+		if err := forward(number); err != nil {
+			return lost(err)
+		}
+	}
+	for number := range r.passes {
+		if next := number + ahead; next < r.passes {
+			if err := forward(next); err != nil {
+				return lost(err)
+			}
+		}
+		if err := backward(number); err != nil {
+			return lost(err)
+		}
+	}
+	return failed
+}
+
+// loss computes the losses of a batch without a backward pass, which the last stage learns. A batch without rows where there are some stands for one
+// that could not be read. A stage goes on when the next one has taken the batch, so that no more than one waits anywhere.
+func (p *pipeline) loss(ctx context.Context, batch moe.Batch, rows int, experts bool) (stats moe.Stats, err error) {
+	var failed error
+	note := []byte{1}
+	err = p.pass(ctx, 1, rows, func(in, out *moe.Relay) error {
+		if in != nil {
+			if err := xpu.Send(ctx, p.group, p.group.Rank()-1, note); err != nil {
+				return err
+			}
+		}
+		if batch.Rows == rows {
+			if stats, failed = p.model.StageLoss(ctx, batch, in, out); failed == nil {
+				return nil
+			}
+			if rows == 0 {
+				return failed
+			}
+		}
+		in, out = p.blank(in, out)
+		if !experts {
+			return nil
+		}
+		_, err := p.model.StageLoss(ctx, moe.Batch{SequenceLength: p.length}, in, out)
+		return err
+	})
+	if err == nil && !p.last() {
+		err = xpu.Recv(ctx, p.group, p.group.Rank()+1, note)
+	}
+	return stats, errors.Join(failed, err)
+}
+
+// stageLayers are the layers of a stage: from the first to before the second.
+func stageLayers(layers, stage, stages int) (from, to int) {
+	return stage * layers / stages, (stage + 1) * layers / stages
+}
+
+// stageTensors are the tensors of a stage: those of its layers, of the first the embedding, of the last what follows the layers.
+func stageTensors(c moe.Config, stage, stages int) []safetensors.Tensor {
+	if stages == 1 {
+		return c.Tensors()
+	}
+	var held []safetensors.Tensor
+	from, to := stageLayers(c.Layers, stage, stages)
+	layers := false // have come
+	for _, t := range c.Tensors() {
+		layer, err := strconv.Atoi(tensorLayer(t.Name))
+		ok := err == nil
+		layers = layers || ok
+		if ok && layer >= from && layer < to || !ok && !layers && stage == 0 || !ok && layers && stage == stages-1 {
+			held = append(held, t)
+		}
+	}
+	return held
+}
+
+// bubble is the share of a step's passes that the stages of a pipeline wait for the first and the last micro-batches of others.
+func bubble(stages, microBatches int) float64 {
+	return float64(stages-1) / float64(microBatches+stages-1)
+}

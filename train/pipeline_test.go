@@ -1,0 +1,428 @@
+package train
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"mula/blend"
+	"mula/moe"
+	"mula/moe/safetensors"
+	"mula/train/estimate"
+	"mula/xpu"
+)
+
+// pipelineModel has layers that 2 and 3 stages cannot divide evenly.
+const pipelineModel = "model: {preset: mula-nano, num_hidden_layers: 5}\n"
+
+// unevenSkips leave steps in which the rows of data ranks differ, one with a single row, and one with none.
+const unevenSkips = "skips:\n- {from: 17, to: 23}\n- {from: 24, to: 32}\n- {from: 40, to: 44}\n"
+
+func sameBits(t *testing.T, what string, want, got runOutcome) {
+	t.Helper()
+	if got.Weights != want.Weights || got.FirstLoss != want.FirstLoss || got.LastLoss != want.LastLoss {
+		t.Errorf("%s: weights %.16s…, want %.16s…; losses %v and %v, want %v and %v", what, got.Weights, want.Weights, got.FirstLoss, got.LastLoss, want.FirstLoss, want.LastLoss)
+	}
+	if diff := cmp.Diff(withoutLayout(want.lines), withoutLayout(got.lines)); diff != "" {
+		t.Errorf("%s: records differ:\n%s", what, diff)
+	}
+}
+
+// The stages of a pipeline change no bit: with the same dp and ep, losses, norms, ratios, counts, evaluations and weights are those of a run without
+// stages, in all three schemes, and so of one rank if dp and ep are 1; steps with skipped rows, and with fewer micro-batches than stages, included.
+// Beyond that they are those of one rank within the rounding of float32.
+func TestPipelineLayouts(t *testing.T) {
+	plan := makePlan(t, t.TempDir(), "plan.json", unevenSkips)
+	run := func(l LayoutConfig) runOutcome {
+		return mustRunRanks(t, ranksConfig(t, plan, l, pipelineModel+"steps: 10\nmicro_batch_size: 1\nevaluate: {every: 5, samples: 5}\n"), Options{})
+	}
+	one := run(LayoutConfig{})
+	for _, test := range []struct {
+		layout  LayoutConfig
+		schemes []Scheme
+	}{
+		{LayoutConfig{DP: 1, PP: 2, EP: 1}, schemes[2:]},
+		{LayoutConfig{DP: 1, PP: 3, EP: 1}, schemes[:1]},
+		{LayoutConfig{DP: 1, PP: 2, EP: 2}, schemes},
+		{LayoutConfig{DP: 2, PP: 2, EP: 1}, schemes},
+		{LayoutConfig{DP: 2, PP: 2, EP: 2}, schemes[2:]},
+	} {
+		l := test.layout
+		name := fmt.Sprintf("dp %d, pp %d, ep %d", l.DP, l.PP, l.EP)
+		want := one
+		if l.DP*l.EP > 1 {
+			want = run(LayoutConfig{DP: l.DP, PP: 1, EP: l.EP})
+			for number, most := range map[string]float64{"loss": 1e-5, "grad_norm": 1e-4, "z_loss": 1e-4, "eval.loss": 1e-5, "update_ratio.experts": 1e-3} {
+				if d := apart(t, one.lines, want.lines, number); d > most {
+					t.Errorf("%s: %s is apart from that of one rank by %v", name, number, d)
+				}
+			}
+		}
+		for _, scheme := range test.schemes {
+			l.Optimizer = scheme
+			sameBits(t, name+", "+string(scheme), want, run(l))
+		}
+	}
+}
+
+// Every optimizer does on stages what it does without them, SophiaG with the targets that it draws; a dense model has nothing for a router to send.
+func TestPipelineOptimizers(t *testing.T) {
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	for name := range optimizerDefaults {
+		more, dp := fmt.Sprintf("optimizer: {name: %s}\n", name), 1
+		switch name {
+		case AdamW:
+			more = "model: {preset: mula-1b, num_hidden_layers: 3, hidden_size: 32, intermediate_size: 48, num_attention_heads: 2, num_key_value_heads: 2, vocab_size: 512}\nrecompute: layers\n"
+		case SophiaG:
+			more, dp = "optimizer: {name: sophiag, hessian_every: 2}\n", 2
+		case ScheduleFreeAdamW:
+			more += "schedule: {name: constant, learning_rate: 3e-3, warmup_steps: 2}\n"
+		}
+		more += "steps: 6\nevaluate: {every: 3, samples: 5}\n"
+		want := mustRunRanks(t, ranksConfig(t, plan, LayoutConfig{DP: dp, EP: 1}, more), Options{})
+		sameBits(t, string(name), want, mustRunRanks(t, ranksConfig(t, plan, LayoutConfig{DP: dp, PP: 2, EP: 1}, more), Options{}))
+	}
+}
+
+// A checkpoint of a pipeline has every tensor once, and goes on with another number of stages: what is loaded and saved again has the same state to the
+// byte, and the losses that follow are those of a run that kept its layout.
+func TestPipelineResume(t *testing.T) {
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	const more = pipelineModel + "steps: 12\n"
+	one := mustRunRanks(t, ranksConfig(t, plan, LayoutConfig{}, more), Options{})
+	c := ranksConfig(t, plan, LayoutConfig{DP: 1, PP: 2, EP: 1}, more)
+	for _, stop := range []struct {
+		step     int64
+		pp, then int
+	}{{1, 2, 1}, {3, 1, 3}, {5, 3, 2}, {7, 2, 5}} {
+		c.Layout.PP = stop.pp
+		mustRun(t, c, stopAfter(stop.step))
+		checkpoint, _, err := LoadCheckpoint(context.Background(), c.Output)
+		if err != nil {
+			t.Fatal(err)
+		}
+		held := map[string]int{}
+		files, err := filepath.Glob(filepath.Join(checkpoint.Dir, "model*.safetensors"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, path := range files {
+			f, err := safetensors.Open(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, tensor := range f.Tensors() {
+				held[tensor.Name]++
+			}
+			if err := f.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, tensor := range c.Model.Tensors() {
+			if held[tensor.Name] != 1 {
+				t.Errorf("pp %d: %s is there %d times", stop.pp, tensor.Name, held[tensor.Name])
+			}
+		}
+		c.Layout.PP = stop.then
+		if !maps.EqualFunc(gathered(t, checkpoint.Dir), gathered(t, reload(t, c)), slices.Equal[[]float32]) {
+			t.Errorf("from pp %d to %d: another state", stop.pp, stop.then)
+		}
+	}
+	var warnings []string
+	got := mustRunRanks(t, c, Options{Warn: func(text string) { warnings = append(warnings, text) }})
+	sameBits(t, "with other stages after every stop", one, got)
+	if len(warnings) > 0 {
+		t.Errorf("warnings: %q", warnings)
+	}
+
+	// With another dp and ep the last bits differ.
+	c = ranksConfig(t, plan, LayoutConfig{DP: 2, PP: 2, EP: 2}, more)
+	mustRun(t, c, stopAfter(5))
+	c.Layout.DP, c.Layout.PP, c.Layout.EP = 2, 3, 1
+	got = mustRunRanks(t, c, Options{Warn: func(text string) { warnings = append(warnings, text) }})
+	for _, name := range []string{"loss", "grad_norm"} {
+		if d := apart(t, one.lines, got.lines, name); d > 1e-4 {
+			t.Errorf("%s is apart from that of one rank by %v", name, d)
+		}
+	}
+	if len(warnings) != 1 || !strings.Contains(warnings[0], "was computed with the arithmetic of") {
+		t.Errorf("warnings: %q", warnings)
+	}
+}
+
+// What stages send each other in some steps is what the estimate says, to the byte and to the call, and gradients and weights travel between the ranks
+// of a stage alone, as much as the estimate says of each.
+func TestPipelineBytes(t *testing.T) {
+	const steps = 3
+	dir := t.TempDir()
+	path := makePlan(t, dir, "plan.json", "")
+	plan, err := blend.ReadPlan(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range []LayoutConfig{{DP: 1, PP: 2, EP: 1}, {DP: 2, PP: 3, EP: 1}, {DP: 1, PP: 2, EP: 2}} {
+		for _, micro := range []int{1, 3} {
+			c := ranksConfig(t, path, l, pipelineModel+fmt.Sprintf("steps: %d\nmicro_batch_size: %d\nevaluate: {every: 0}\n", steps, micro))
+			var mu sync.Mutex
+			var bytes, calls, most, weights int64
+			mustRun(t, c, Options{ended: func(r *ranks) {
+				mu.Lock()
+				defer mu.Unlock()
+				for _, operation := range r.pipeline.Traffic() {
+					bytes += operation.Bytes
+					calls += operation.Calls
+					most = max(most, operation.Calls)
+				}
+				for _, group := range []*xpu.Comm{r.replicas, r.data, r.within} {
+					for _, operation := range group.Traffic() {
+						weights += operation.Bytes
+					}
+				}
+			}})
+			in, err := c.EstimateInput(plan, estimate.Machine{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			stages, err := estimate.Stages(in.Config, in.Layout)
+			if err != nil {
+				t.Fatal(err)
+			}
+			sent := estimate.PipelineTraffic(in.Config, in.Layout, in.Trainer)
+			if len(sent) != 1 || bytes != steps*sent[0].Total*int64(l.DP*l.EP) {
+				t.Errorf("%+v, micro-batches of %d: the stages sent %d bytes, the estimate says %+v", l, micro, bytes, sent)
+			}
+			if each := int64(steps * sent[0].Calls); calls != each*int64((l.PP-1)*l.DP*l.EP) || l.PP > 2 && most != each {
+				t.Errorf("%+v, micro-batches of %d: the stages sent %d times, one of them %d times, the estimate says %d", l, micro, calls, most, each)
+			}
+			var want int64
+			for _, stage := range stages {
+				for _, e := range estimate.OptimizerTraffic(stage.Replicated, stage.Divided, in.Layout, in.Trainer) {
+					want += e.Total * int64(l.DP*l.EP/e.Ranks)
+				}
+			}
+			if weights != steps*want {
+				t.Errorf("%+v: %d bytes of gradients and weights, the estimate says %d", l, weights, steps*want)
+			}
+		}
+	}
+}
+
+// What is not finite on one stage goes on to others: the stage that made it is named, all end together, and no weight has changed; or all skip the step.
+func TestPipelineNotFinite(t *testing.T) {
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	t.Setenv("MULA_HOST", "node-7")
+	for _, test := range []struct {
+		rank   int
+		layout LayoutConfig
+		weight bool // rather than a gradient: the next step's hidden states are not finite, and the last stage is the first to have a loss
+		want   string
+	}{
+		{2, LayoutConfig{DP: 2, PP: 2, EP: 1}, false, "the gradient is"},
+		{1, LayoutConfig{DP: 1, PP: 2, EP: 1}, false, "the gradient is"},
+		{1, LayoutConfig{DP: 1, PP: 3, EP: 1}, true, "the loss is"},
+		{2, LayoutConfig{DP: 1, PP: 3, EP: 1}, true, "the loss is"},
+	} {
+		fault := Options{BeforeSum: func(rank int, step int64, b moe.Bucket) error {
+			if rank != test.rank || b.Divided {
+				return nil
+			}
+			if test.weight && step == 4 {
+				b.Weight[0] = float32(math.NaN())
+			} else if !test.weight && step == 5 {
+				b.Grad[len(b.Grad)-1] = float32(math.NaN())
+			}
+			return nil
+		}}
+		c := ranksConfig(t, plan, test.layout, pipelineModel+"steps: 8\nevaluate: {every: 0}\n")
+		_, err := Run(context.Background(), c, fault)
+		if !errors.Is(err, ErrNotFinite) || !Shared(err) || !strings.Contains(err.Error(), fmt.Sprintf("rank %d on node-7: step 5: %s", test.rank, test.want)) {
+			t.Errorf("%+v: %v", test, err)
+		}
+		if failures := readLines(t, filepath.Join(c.Output, failuresFile)); len(failures) != 1 || failures[0]["rank"] != json.Number(fmt.Sprint(test.rank)) {
+			t.Errorf("%+v: failures %v", test, failures)
+		}
+		if test.weight {
+			continue
+		}
+		c = ranksConfig(t, plan, test.layout, pipelineModel+"steps: 8\nevaluate: {every: 0}\nspikes: {action: skip}\n")
+		if got := mustRun(t, c, fault); got.LeftOut != 8 {
+			t.Errorf("%+v: %d samples are left out", test, got.LeftOut)
+		}
+	}
+}
+
+// A stage that ends in the middle of a step ends the others with an error, and the run goes on from its checkpoint as if it had never been.
+func TestPipelineStageDies(t *testing.T) {
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	for _, l := range []LayoutConfig{{DP: 2, PP: 2, EP: 1}, {DP: 1, PP: 2, EP: 2}} {
+		whole := mustRun(t, ranksConfig(t, plan, l, "steps: 8\nevaluate: {every: 0}\n"), Options{})
+		for _, victim := range []int{0, l.DP*l.PP*l.EP - 1} {
+			c := ranksConfig(t, plan, l, "steps: 8\ncheckpoint: {every: 3}\nevaluate: {every: 0}\n")
+			dies := errors.New("dies")
+			_, err := Run(context.Background(), c, Options{BeforeSum: func(rank int, step int64, b moe.Bucket) error {
+				if rank == victim && step == 4 {
+					return dies
+				}
+				return nil
+			}})
+			if !errors.Is(err, dies) || Shared(err) || !strings.Contains(err.Error(), fmt.Sprintf("rank %d on ", victim)) {
+				t.Fatalf("%+v: %v", l, err)
+			}
+			if r := mustRun(t, c, Options{}); r.Weights != whole.Weights || r.Resumed != checkpointName(3) {
+				t.Errorf("%+v: weights %.16s… from %s, %.16s… of a whole run", l, r.Weights, r.Resumed, whole.Weights)
+			}
+		}
+	}
+}
+
+// What one stage cannot compute is the error of all, with its name, and nobody hangs, wherever it is.
+func TestPipelineStageRefuses(t *testing.T) {
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	for _, l := range []LayoutConfig{{DP: 1, PP: 3, EP: 1}, {DP: 1, PP: 2, EP: 2}} {
+		for rank := range l.DP * l.PP * l.EP {
+			c := ranksConfig(t, plan, l, pipelineModel+"micro_batch_size: 1\nsteps: 4\n")
+			_, err := Run(context.Background(), c, Options{badTokens: func(r int, step int64) bool { return r == rank && step == 2 }})
+			if err == nil || !Shared(err) || !strings.Contains(err.Error(), fmt.Sprintf("rank %d on ", rank)) || !strings.Contains(err.Error(), "vocabulary") {
+				t.Errorf("%+v, rank %d: %v", l, rank, err)
+			}
+			failures := readLines(t, filepath.Join(c.Output, failuresFile))
+			if len(failures) != 1 || failures[0]["rank"] != json.Number(fmt.Sprint(rank)) {
+				t.Errorf("%+v, rank %d: failures %v", l, rank, failures)
+			}
+		}
+	}
+}
+
+// A stage that could not read the windows of an evaluation, or cannot compute them, does not stop the others, which go on to hear of it; what
+// comes after it is as ever.
+func TestPipelineLoss(t *testing.T) {
+	c, err := moe.Preset("mula-nano")
+	if err != nil {
+		t.Fatal(err)
+	}
+	whole, err := moe.New(c, device(t, 1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	whole.Init(1)
+	good := moe.Batch{Tokens: []uint32{1, 2, 3, 4, 5, 6}, Rows: 2, SequenceLength: 2}
+	wrong := moe.Batch{Tokens: []uint32{1, 2, 3, 4, 5, 1 << 20}, Rows: 2, SequenceLength: 2}
+	want, err := whole.Forward(context.Background(), good)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range []LayoutConfig{{DP: 1, PP: 2, EP: 1}, {DP: 1, PP: 2, EP: 2}} {
+		together(t, l.PP*l.EP, func(world *xpu.Comm) error {
+			ctx := context.Background()
+			r, err := newRanks(ctx, world, l)
+			if err != nil {
+				return err
+			}
+			defer r.close()
+			m, err := moe.NewParallel(c, device(t, 1), r.parallel(l))
+			if err != nil {
+				return err
+			}
+			m.Init(1)
+			p := newPipeline(r, m, good.SequenceLength)
+			for stage := range l.PP {
+				for _, bad := range []moe.Batch{{SequenceLength: good.SequenceLength}, wrong} { // not read; not of the model
+					batch := good
+					if stage == p.group.Rank() {
+						batch = bad
+					}
+					if _, err := p.loss(ctx, batch, good.Rows, l.EP > 1); (err != nil) != (stage == p.group.Rank() && batch.Rows > 0) {
+						return fmt.Errorf("a batch of %d rows: %w", batch.Rows, err)
+					}
+				}
+				stats, err := p.loss(ctx, good, good.Rows, l.EP > 1)
+				if err != nil {
+					return err
+				}
+				if p.last() && math.Abs(stats.Loss/want.Loss-1) > 1e-6 {
+					return fmt.Errorf("loss %v, want %v", stats.Loss, want.Loss)
+				}
+			}
+			return nil
+		})
+	}
+}
+
+// Replicas are compared with those of the same stage.
+func TestPipelineReplicas(t *testing.T) {
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	for _, divided := range []bool{false, true} {
+		c := ranksConfig(t, plan, LayoutConfig{DP: 4, PP: 2, EP: 1, Optimizer: Unsharded}, "steps: 5\n")
+		c.Layout.CheckReplicasEvery = 2
+		_, err := Run(context.Background(), c, Options{BeforeSum: func(rank int, step int64, b moe.Bucket) error {
+			if rank == 5 && step == 3 && b.Divided == divided {
+				b.Weight[0] = math.Float32frombits(math.Float32bits(b.Weight[0]) ^ 1)
+			}
+			return nil
+		}})
+		if err == nil || !Shared(err) || !strings.Contains(err.Error(), "rank 5 on ") || !strings.Contains(err.Error(), "3 of 4 ranks agree") {
+			t.Error(err)
+		}
+	}
+}
+
+// The summary has what the stage takes that takes most, and how long stages wait.
+func TestPipelineSummary(t *testing.T) {
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	summary := func(l LayoutConfig) (s Summary) {
+		c := ranksConfig(t, plan, l, pipelineModel+"steps: 2\nmicro_batch_size: 1\n")
+		mustRun(t, c, Options{Report: func(made Summary) { s = made }})
+		return s
+	}
+	one, three := summary(LayoutConfig{}), summary(LayoutConfig{DP: 1, PP: 3, EP: 1})
+	if one.Bubble != 0 || one.MicroBatches != 8 || three.Bubble != 0.2 || three.MicroBatches != 8 {
+		t.Errorf("bubbles %v and %v", one.Bubble, three.Bubble)
+	}
+	layer := int64(8*3*64*32 + 8*64 + 4*64*64 + 4*64) // experts, router, attention, norms
+	if want := 4 * (2*layer + 512*64 + 64); three.Memory.Weights != want || three.Memory.Moments != 2*want {
+		t.Errorf("weights %d and moments %d of the largest stage, want %d and twice that", three.Memory.Weights, three.Memory.Moments, want)
+	}
+	if three.Memory.Total() >= one.Memory.Total() {
+		t.Errorf("a stage takes %d bytes, all of it %d", three.Memory.Total(), one.Memory.Total())
+	}
+}
+
+// Every tensor of a model belongs to one stage.
+func TestStageTensors(t *testing.T) {
+	c := DefaultConfig().Model.Config
+	c.Layers = 5
+	for stages := 1; stages <= 5; stages++ {
+		var all []string
+		for stage := range stages {
+			dev := device(t, 1)
+			m, err := moe.NewParallel(c, dev, moe.Parallel{Stage: stage, Stages: stages})
+			if err != nil {
+				t.Fatal(err)
+			}
+			var held, want []string
+			for _, tensor := range stageTensors(c, stage, stages) {
+				held = append(held, tensor.Name)
+			}
+			for _, p := range m.Parameters() {
+				want = append(want, p.Name)
+			}
+			if diff := cmp.Diff(want, held); diff != "" {
+				t.Errorf("stage %d of %d:\n%s", stage, stages, diff)
+			}
+			all = append(all, held...)
+		}
+		if len(all) != len(c.Tensors()) {
+			t.Errorf("%d stages have %d tensors of %d", stages, len(all), len(c.Tensors()))
+		}
+	}
+}

@@ -1,0 +1,19 @@
+//go:build !purego
+
+package xpu
+
+import "golang.org/x/sys/cpu"
+
+//go:noescape
+func addAVX(dst, src *float32, n int64)
+
+// addMany adds as many elements as it can at a time, and returns how many it has added.
+func addMany(dst, src []float32) int {
+	n := len(dst) &^ 31
+	if n == 0 || !cpu.X86.HasAVX {
+		return 0
+	}
+	_ = src[n-1]
+	addAVX(&dst[0], &src[0], int64(n))
+	return n
+}

@@ -1,0 +1,98 @@
+package opencl
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"mula/internal/atomicfile"
+)
+
+// A Cache is a folder of compiled programs, a file each, which processes may share. A file is named after the SHA-256 of all that its content depends
+// on: source and options, device, driver, platform, and the versions of these. It has
+//
+//	"mula opencl 1\n" | that SHA-256 | SHA-256 of the rest | the driver's binary
+//
+// and is written whole or not at all. A file that is not so is as good as none.
+type Cache struct{ folder string }
+
+const (
+	cacheMagic  = "mula opencl 1\n"
+	cacheSuffix = ".program"
+	cacheHead   = len(cacheMagic) + 2*sha256.Size
+)
+
+type cacheKey [sha256.Size]byte
+
+// NewCache is the cache in a folder, which is made when there is something to keep.
+func NewCache(folder string) *Cache { return &Cache{folder} }
+
+// UserCache is the cache of the user, mula/opencl in the user's folder for caches (XDG_CACHE_HOME, or .cache in HOME). The error says why there is
+// none.
+func UserCache() (*Cache, error) {
+	folder, err := os.UserCacheDir()
+	if err != nil {
+		return nil, fmt.Errorf("opencl: no folder to keep programs in: %w", err)
+	}
+	return NewCache(filepath.Join(folder, "mula", "opencl")), nil
+}
+
+// cacheKey names a program on the device.
+func (d *Device) cacheKey(s Source) cacheKey {
+	h := sha256.New()
+	for _, text := range []string{cacheMagic, d.Platform, d.platformVersion, d.Name, d.Vendor, d.Version, d.DriverVersion, s.Options, s.Text} {
+		var length [8]byte
+		binary.LittleEndian.PutUint64(length[:], uint64(len(text)))
+		h.Write(length[:])
+		io.WriteString(h, text)
+	}
+	return cacheKey(h.Sum(nil))
+}
+
+func (c *Cache) path(key cacheKey) string {
+	return filepath.Join(c.folder, hex.EncodeToString(key[:])+cacheSuffix)
+}
+
+// load gives what store has kept, or nil.
+func (c *Cache) load(key cacheKey) []byte {
+	f, err := os.Open(c.path(key))
+	if err != nil {
+		return nil
+	}
+	defer f.Close()
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() || info.Size() > maxAnswer {
+		return nil
+	}
+	data, err := io.ReadAll(f)
+	if err != nil || len(data) <= cacheHead || string(data[:len(cacheMagic)]) != cacheMagic {
+		return nil
+	}
+	sums, content := data[len(cacheMagic):cacheHead], data[cacheHead:]
+	if cacheKey(sums) != key || sha256.Sum256(content) != [sha256.Size]byte(sums[sha256.Size:]) {
+		return nil
+	}
+	return content
+}
+
+// store keeps a program, in the place of what was there.
+func (c *Cache) store(key cacheKey, content []byte) (err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("opencl: a compiled program could not be kept: %w", err)
+		}
+	}()
+	if err := os.MkdirAll(c.folder, 0o700); err != nil {
+		return err
+	}
+	if _, err := atomicfile.Clean(c.folder); err != nil {
+		return err
+	}
+	sum := sha256.Sum256(content)
+	data := append([]byte(cacheMagic), key[:]...)
+	data = append(append(data, sum[:]...), content...)
+	return atomicfile.WriteFile(c.path(key), data)
+}

@@ -1,0 +1,279 @@
+package opencl
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"sync"
+	"time"
+	"unsafe"
+)
+
+// A Context is what memory and programs on one device belong to.
+type Context struct {
+	object
+	device *Device
+}
+
+// NewContext makes a context on a device.
+func NewContext(d *Device) (*Context, error) {
+	id, code := d.id, new(int32)
+	handle := d.library.CreateContext(nil, 1, &id, 0, 0, code)
+	if err := created("clCreateContext", handle, *code); err != nil {
+		return nil, fmt.Errorf("opencl: %s: %w", d.Name, err)
+	}
+	c := &Context{device: d}
+	c.start(handle, d.library.ReleaseContext, &live.contexts, nil)
+	return c, nil
+}
+
+// created turns what a function that makes something returned into an error.
+func created(call string, handle uintptr, code int32) error {
+	if err := check(call, code); err != nil {
+		return err
+	}
+	if handle == 0 {
+		return fmt.Errorf("%s: nothing was made", call)
+	}
+	return nil
+}
+
+// Device is that of the context.
+func (c *Context) Device() *Device { return c.device }
+
+// fail says what could not be done, on which device.
+func (c *Context) fail(err error, format string, args ...any) error {
+	return fmt.Errorf("opencl: %s: %s: %w", c.device.Name, fmt.Sprintf(format, args...), err)
+}
+
+// A Buffer is memory on the device.
+type Buffer struct {
+	object
+	context *Context
+	bytes   int64
+}
+
+// NewBuffer makes a buffer of so many bytes, at least 1, whose content is not defined.
+func (c *Context) NewBuffer(bytes int64) (*Buffer, error) {
+	if bytes < 1 || bytes > c.device.MaxAllocation {
+		return nil, fmt.Errorf("opencl: %s: a buffer of %d bytes; it must have from 1 to %d", c.device.Name, bytes, c.device.MaxAllocation)
+	}
+	parent, err := c.hold()
+	if err != nil {
+		return nil, c.fail(err, "a buffer of %d bytes in this context", bytes)
+	}
+	defer c.drop()
+	l, code := c.device.library, new(int32)
+	handle := l.CreateBuffer(parent, memoryReadWrite, uintptr(bytes), 0, code)
+	if err := created("clCreateBuffer", handle, *code); err != nil {
+		return nil, c.fail(err, "a buffer of %d bytes, of %d bytes of memory", bytes, c.device.Memory)
+	}
+	b := &Buffer{context: c, bytes: bytes}
+	live.bytes.Add(bytes)
+	b.start(handle, func(handle uintptr) int32 {
+		defer live.bytes.Add(-bytes)
+		return l.ReleaseMemObject(handle)
+	}, &live.buffers, &c.object)
+	return b, nil
+}
+
+// Bytes is the size of the buffer.
+func (b *Buffer) Bytes() int64 { return b.bytes }
+
+// A Queue takes commands, which the device carries out one after the other, in order.
+type Queue struct {
+	object
+	context *Context
+}
+
+// NewQueue makes a queue, whose commands' times are kept.
+func (c *Context) NewQueue() (*Queue, error) {
+	parent, err := c.hold()
+	if err != nil {
+		return nil, c.fail(err, "a queue in this context")
+	}
+	defer c.drop()
+	l, code := c.device.library, new(int32)
+	handle := l.CreateCommandQueue(parent, c.device.id, queueProfiling, code)
+	if err := created("clCreateCommandQueue", handle, *code); err != nil {
+		return nil, c.fail(err, "a queue")
+	}
+	q := &Queue{context: c}
+	q.start(handle, l.ReleaseCommandQueue, &live.queues, &c.object)
+	return q, nil
+}
+
+// Number is what buffers are made of.
+type Number interface {
+	uint8 | uint16 | int32 | uint32 | int64 | uint64 | float32
+}
+
+// Write copies from into the buffer, from its element first on, after all commands before it, and returns when that is done. If ctx ends before,
+// from may still be read, up to the end of the command.
+func Write[T Number](ctx context.Context, q *Queue, b *Buffer, first int64, from []T) error {
+	return transfer(ctx, q, b, first, from, "clEnqueueWriteBuffer", q.context.device.library.EnqueueWriteBuffer)
+}
+
+// Read copies the buffer, from its element first on, into to, after all commands before it, and returns when that is done. If ctx ends before, to may
+// still be written to, up to the end of the command.
+func Read[T Number](ctx context.Context, q *Queue, b *Buffer, first int64, to []T) error {
+	return transfer(ctx, q, b, first, to, "clEnqueueReadBuffer", q.context.device.library.EnqueueReadBuffer)
+}
+
+func transfer[T Number](ctx context.Context, q *Queue, b *Buffer, first int64, data []T, call string,
+	enqueue func(queue, buffer uintptr, blocking uint32, offset, bytes uintptr, data unsafe.Pointer, waits uint32, wait, event *uintptr) int32) error {
+	var element T
+	size := int64(unsafe.Sizeof(element))
+	if n := int64(len(data)); first < 0 || first > b.bytes/size || n > b.bytes/size-first {
+		return fmt.Errorf("opencl: %s: %d elements of %d bytes from element %d on, of a buffer of %d bytes", call, n, size, first, b.bytes)
+	}
+	if b.context != q.context {
+		return fmt.Errorf("opencl: %s: the buffer and the queue have different contexts", call)
+	}
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("opencl: %s: %w", call, err)
+	}
+	if len(data) == 0 {
+		return nil
+	}
+	buffer, err := b.hold()
+	if err != nil {
+		return fmt.Errorf("opencl: %s: the buffer: %w", call, err)
+	}
+	defer b.drop() // the command holds it
+	pin := new(runtime.Pinner)
+	pin.Pin(&data[0])
+	e, err := q.enqueue(call, func(queue uintptr, event *uintptr) int32 {
+		return enqueue(queue, buffer, 0, uintptr(first*size), uintptr(int64(len(data))*size), unsafe.Pointer(&data[0]), 0, nil, event)
+	})
+	if err != nil {
+		pin.Unpin()
+		return err
+	}
+	defer e.Release()
+	return e.wait(ctx, func(ended bool) {
+		if ended {
+			pin.Unpin()
+			return
+		}
+		lost.Lock()
+		defer lost.Unlock()
+		lost.pins = append(lost.pins, pin)
+	})
+}
+
+// lost is memory of commands of whose end nothing will be known. The library may still use it.
+var lost struct {
+	sync.Mutex
+	pins []*runtime.Pinner
+}
+
+// enqueue gives the queue a command, and returns its event.
+func (q *Queue) enqueue(call string, give func(queue uintptr, event *uintptr) int32) (*Event, error) {
+	queue, err := q.hold()
+	if err != nil {
+		return nil, fmt.Errorf("opencl: %s: the queue: %w", call, err)
+	}
+	defer q.drop()
+	handle := new(uintptr)
+	code := give(queue, handle)
+	restoreTakenSignals()
+	if err := check(call, code); err != nil {
+		return nil, q.context.fail(err, "a command")
+	}
+	e := &Event{library: q.context.device.library, call: call}
+	e.start(*handle, e.library.ReleaseEvent, &live.events, &q.object)
+	return e, nil
+}
+
+// Finish returns when all commands given to the queue before have ended. That one of them has failed is for its own event to say.
+func (q *Queue) Finish(ctx context.Context) error {
+	l := q.context.device.library
+	e, err := q.enqueue("clEnqueueMarkerWithWaitList", func(queue uintptr, event *uintptr) int32 {
+		return l.EnqueueMarkerWithWaitList(queue, 0, nil, event)
+	})
+	if err != nil {
+		return err
+	}
+	defer e.Release()
+	return e.Wait(ctx)
+}
+
+// An Event is a command that was given to a queue.
+type Event struct {
+	object
+	library *library
+	call    string
+}
+
+// Wait returns when the command has ended, with an error if it has failed.
+func (e *Event) Wait(ctx context.Context) error { return e.wait(ctx, func(bool) {}) }
+
+// wait waits for the end of the command. done is called once, when the command has ended, also if ctx is done long before; or with false when the
+// library will not say any more whether it has.
+func (e *Event) wait(ctx context.Context, done func(ended bool)) error {
+	handle, err := e.hold()
+	if err != nil {
+		return fmt.Errorf("opencl: waiting for %s: %w", e.call, err)
+	}
+	end := func() error {
+		defer e.drop()
+		ended, err := e.outcome(handle)
+		done(ended)
+		return err
+	}
+	if ctx.Done() == nil {
+		return end()
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- end() }()
+	select {
+	case err := <-ended:
+		return err
+	case <-ctx.Done():
+		return fmt.Errorf("opencl: waiting for %s: %w", e.call, ctx.Err())
+	}
+}
+
+// outcome waits for the end of the command, however long that takes, and says whether it has come, and whether the command has failed.
+func (e *Event) outcome(handle uintptr) (ended bool, err error) {
+	err = check("clWaitForEvents", e.library.WaitForEvents(1, &handle))
+	restoreTakenSignals() // a kernel may be compiled when it runs first
+	if err == nil {
+		return true, nil
+	}
+	status, asked := askNumber[int32]("clGetEventInfo", func(size uintptr, value unsafe.Pointer, bytes *uintptr) int32 {
+		return e.library.GetEventInfo(handle, eventStatus, size, value, bytes)
+	})
+	ended = asked == nil && status <= 0 // CL_COMPLETE, or what went wrong
+	if ended && status < 0 {
+		err = check(e.call, status)
+	}
+	return ended, fmt.Errorf("opencl: waiting for %s: %w", e.call, err)
+}
+
+// Times are moments of a command on the device's clock, which begins anywhere.
+type Times struct{ Queued, Submitted, Started, Ended time.Duration }
+
+// Ran is how long the command ran on the device.
+func (t Times) Ran() time.Duration { return t.Ended - t.Started }
+
+// Times are those of a command that has ended; before, it is an error.
+func (e *Event) Times() (Times, error) {
+	var t Times
+	handle, err := e.hold()
+	if err != nil {
+		return t, fmt.Errorf("opencl: times of %s: %w", e.call, err)
+	}
+	defer e.drop()
+	for what, moment := range map[uint32]*time.Duration{eventQueued: &t.Queued, eventSubmitted: &t.Submitted, eventStarted: &t.Started, eventEnded: &t.Ended} {
+		n, err := askNumber[uint64]("clGetEventProfilingInfo", func(size uintptr, value unsafe.Pointer, bytes *uintptr) int32 {
+			return e.library.GetEventProfilingInfo(handle, what, size, value, bytes)
+		})
+		if err != nil {
+			return t, fmt.Errorf("opencl: times of %s: %w", e.call, err)
+		}
+		*moment = time.Duration(n)
+	}
+	return t, nil
+}

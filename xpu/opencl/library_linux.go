@@ -1,0 +1,13 @@
+//go:build amd64 || arm64
+
+package opencl
+
+import "github.com/ebitengine/purego"
+
+// openFile opens a shared library for this package alone.
+func openFile(name string) (uintptr, error) {
+	return purego.Dlopen(name, purego.RTLD_NOW|purego.RTLD_LOCAL)
+}
+
+// symbol is the address of a library's function.
+func symbol(library uintptr, name string) (uintptr, error) { return purego.Dlsym(library, name) }

@@ -1,0 +1,291 @@
+// Package opencl is what mula needs of OpenCL: devices, and programs, memory and queues on them. It is no [mula/xpu.Device] yet. The loader,
+// libOpenCL.so.1, is opened at run time and needed for nothing else; the environment variable MULA_OPENCL_LIB names another file. Only what
+// OpenCL 1.2 has is called.
+//
+// # Lifetimes
+//
+// A [Context], [Queue], [Buffer], [Program], [Kernel] or [Event] belongs to its maker, who calls Release once it is of no more use. The order does
+// not matter, and what is still in use, by a call or by a command under way, goes when that has ended. Release may be called again. A method of what
+// was released returns [ErrReleased]. Nothing is released by the garbage collector; [Live] counts what is there.
+//
+// # Memory
+//
+// Go's memory that the library reads or writes is pinned until the command that does so has ended, also where nobody waits for it any more.
+//
+// # Goroutines
+//
+// All methods may be called by several goroutines at once. The arguments of a kernel belong to a launch, not to the kernel.
+//
+// # Waiting
+//
+// What waits takes a context. When that is done, the call returns its error at once; the command, which OpenCL cannot take back, still runs.
+package opencl
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"unsafe"
+)
+
+// Type is the kind of a device.
+type Type string
+
+// The types, the best first.
+const (
+	GPU         Type = "gpu"
+	Accelerator Type = "accelerator"
+	CPU         Type = "cpu"
+	Other       Type = "other"
+)
+
+var typeOrder = []Type{GPU, Accelerator, CPU, Other}
+
+// A Device is what an OpenCL driver offers, as it describes itself. Sizes are in bytes.
+type Device struct {
+	Name, Vendor  string
+	Type          Type
+	Version       string // of OpenCL, as in "OpenCL 3.0 NEO"
+	DriverVersion string
+	Platform      string // the driver's name
+	Extensions    []string
+
+	ComputeUnits  int
+	Clock         int // MHz; 0 where the driver does not know
+	Memory        int64
+	MaxAllocation int64 // of one buffer
+	LocalMemory   int64
+	MaxWorkGroup  int   // work-items
+	SubGroupSizes []int // empty where a kernel may not choose; see SubGroups
+
+	library         *library
+	id              uintptr
+	platformVersion string
+	maxSubGroups    int
+}
+
+// Has says whether the device has an extension, as in cl_khr_fp16.
+func (d *Device) Has(extension string) bool { return slices.Contains(d.Extensions, extension) }
+
+// SubGroups says whether work-items of a sub-group can exchange values.
+func (d *Device) SubGroups() bool {
+	return d.maxSubGroups > 0 || d.Has("cl_khr_subgroups") || d.Has("cl_intel_subgroups")
+}
+
+// MatrixInstructions says whether sub-groups multiply matrices of bfloat16 by instructions of their own
+// (cl_intel_subgroup_matrix_multiply_accumulate).
+func (d *Device) MatrixInstructions() bool {
+	return d.Has("cl_intel_subgroup_matrix_multiply_accumulate")
+}
+
+// FP16 says whether kernels compute with half precision (cl_khr_fp16).
+func (d *Device) FP16() bool { return d.Has("cl_khr_fp16") }
+
+// BF16 says whether the device has instructions that convert to bfloat16 and back, or multiply it.
+func (d *Device) BF16() bool {
+	return d.Has("cl_intel_bfloat16_conversions") || d.MatrixInstructions()
+}
+
+// String is for instance "Intel(R) Data Center GPU Max 1550 (gpu, Intel(R) OpenCL Graphics)".
+func (d *Device) String() string { return fmt.Sprintf("%s (%s, %s)", d.Name, d.Type, d.Platform) }
+
+// Devices lists the devices of all drivers. Without a loader, a driver or a device the error says which, and what to do. A driver or a device that
+// cannot be asked is left out of the list; the error names it beside the others' list.
+func Devices() ([]*Device, error) {
+	l, err := open()
+	if err != nil {
+		return nil, err
+	}
+	defer restoreSignals()
+	return l.devices()
+}
+
+func (l *library) devices() ([]*Device, error) {
+	platforms, err := identifiers("clGetPlatformIDs", l.GetPlatformIDs)
+	if err != nil && !isCode(err, codePlatformNotFound) {
+		return nil, fmt.Errorf("opencl: %w", err)
+	}
+	if len(platforms) == 0 {
+		return nil, fmt.Errorf("opencl: the loader %s knows no driver; install the one of the device (a .icd file in /etc/OpenCL/vendors names it; OCL_ICD_VENDORS names another folder)", l.name)
+	}
+	var devices []*Device
+	var failed []error
+	var names []string
+	for _, p := range platforms {
+		text := func(what uint32) (string, error) {
+			return askText("clGetPlatformInfo", func(size uintptr, value unsafe.Pointer, bytes *uintptr) int32 {
+				return l.GetPlatformInfo(p, what, size, value, bytes)
+			})
+		}
+		name, err1 := text(platformName)
+		version, err2 := text(platformVersion)
+		ids, err3 := identifiers("clGetDeviceIDs", func(size uint32, out *uintptr, count *uint32) int32 {
+			return l.GetDeviceIDs(p, deviceTypeAll, size, out, count)
+		})
+		if isCode(err3, codeDeviceNotFound) {
+			ids, err3 = nil, nil
+		}
+		if err := errors.Join(err1, err2, err3); err != nil {
+			failed = append(failed, fmt.Errorf("opencl: driver %q: %w", name, err))
+			continue
+		}
+		names = append(names, fmt.Sprintf("%q", name))
+		for _, id := range ids {
+			d := &Device{library: l, id: id, Platform: name, platformVersion: version}
+			if err := d.describe(); err != nil {
+				failed = append(failed, fmt.Errorf("opencl: a device of driver %q: %w", name, err))
+				continue
+			}
+			devices = append(devices, d)
+		}
+	}
+	if len(devices) == 0 && len(failed) == 0 {
+		failed = append(failed, fmt.Errorf("opencl: no device: the driver %s has none; may this user open it (/dev/dri, /dev/nvidia*)?", strings.Join(names, " and that of ")))
+	}
+	return devices, errors.Join(failed...)
+}
+
+// maxIdentifiers bounds the number of platforms, and of devices of one.
+const maxIdentifiers = 1 << 12
+
+// identifiers asks for a list of handles.
+func identifiers(call string, get func(size uint32, out *uintptr, count *uint32) int32) ([]uintptr, error) {
+	var n uint32
+	if err := check(call, get(0, nil, &n)); err != nil {
+		return nil, err
+	}
+	if n > maxIdentifiers {
+		return nil, fmt.Errorf("%s: it gives %d", call, n)
+	}
+	if n == 0 {
+		return nil, nil
+	}
+	out := make([]uintptr, n)
+	return out, check(call, get(n, &out[0], nil))
+}
+
+func askText(call string, get func(size uintptr, value unsafe.Pointer, bytes *uintptr) int32) (string, error) {
+	value, err := ask(call, get)
+	text, _, _ := strings.Cut(string(value), "\x00")
+	return strings.TrimSpace(text), err
+}
+
+// describe asks the device what it is.
+func (d *Device) describe() error {
+	const call = "clGetDeviceInfo"
+	info := func(what uint32) func(size uintptr, value unsafe.Pointer, bytes *uintptr) int32 {
+		return func(size uintptr, value unsafe.Pointer, bytes *uintptr) int32 {
+			return d.library.GetDeviceInfo(d.id, what, size, value, bytes)
+		}
+	}
+	var first error
+	keep := func(err error) {
+		if first == nil {
+			first = err
+		}
+	}
+	text := func(what uint32) string {
+		s, err := askText(call, info(what))
+		keep(err)
+		return s
+	}
+	number := func(what uint32) int {
+		n, err := askNumber[uint32](call, info(what))
+		keep(err)
+		return int(n)
+	}
+	bytes := func(what uint32) int64 {
+		n, err := askNumber[uint64](call, info(what))
+		keep(err)
+		return int64(min(n, 1<<63-1))
+	}
+	d.Name, d.Vendor, d.Version, d.DriverVersion = text(deviceName), text(deviceVendor), text(deviceVersion), text(driverVersion)
+	d.Extensions = strings.Fields(text(deviceExtensions))
+	switch kind := bytes(deviceType); {
+	case kind&typeGPU != 0:
+		d.Type = GPU
+	case kind&typeAccelerator != 0:
+		d.Type = Accelerator
+	case kind&typeCPU != 0:
+		d.Type = CPU
+	default:
+		d.Type = Other
+	}
+	d.ComputeUnits, d.Clock = number(deviceComputeUnits), number(deviceClock)
+	d.Memory, d.MaxAllocation, d.LocalMemory = bytes(deviceMemory), bytes(deviceMaxAllocation), bytes(deviceLocalMemory)
+	group, err := askNumber[uintptr](call, info(deviceMaxWorkGroup))
+	keep(err)
+	d.MaxWorkGroup = int(min(group, 1<<30))
+	if first == nil {
+		for what, is := range map[uint32]string{deviceAvailable: "it is not available", deviceCompiler: "it has no compiler", deviceLittleEndian: "its numbers are big-endian"} {
+			if number(what) == 0 {
+				keep(fmt.Errorf("%s: %s", d.Name, is))
+			}
+		}
+	}
+	// What OpenCL 1.2 does not know, and an extension's.
+	if n, err := askNumber[uint32](call, info(deviceMaxSubGroups)); err == nil {
+		d.maxSubGroups = int(n)
+	}
+	if d.Has("cl_intel_required_subgroup_size") {
+		if sizes, err := ask(call, info(deviceSubGroupSizes)); err == nil {
+			for ; len(sizes) >= 8; sizes = sizes[8:] {
+				d.SubGroupSizes = append(d.SubGroupSizes, int(binary.NativeEndian.Uint64(sizes)))
+			}
+		}
+	}
+	return first
+}
+
+// A Choice says which device is wanted. What is empty does not matter.
+type Choice struct {
+	Name       string // a part of the device's or of its driver's name, in any case
+	Type       Type
+	Extensions []string // all of which it must have
+}
+
+// Choose gives the first of the devices that is as wanted: a GPU before an accelerator, that before a CPU, that before another. The error lists the
+// devices, and what each lacks.
+func Choose(devices []*Device, want Choice) (*Device, error) {
+	name := strings.ToLower(want.Name)
+	var best *Device
+	var there []string
+	for _, d := range devices {
+		var lacks []string
+		if !strings.Contains(strings.ToLower(d.Name), name) && !strings.Contains(strings.ToLower(d.Platform), name) {
+			lacks = append(lacks, "another name")
+		}
+		if want.Type != "" && d.Type != want.Type {
+			lacks = append(lacks, "another type")
+		}
+		for _, e := range want.Extensions {
+			if !d.Has(e) {
+				lacks = append(lacks, "no "+e)
+			}
+		}
+		if len(lacks) > 0 {
+			there = append(there, fmt.Sprintf("%s: %s", d, strings.Join(lacks, ", ")))
+		} else if best == nil || slices.Index(typeOrder, d.Type) < slices.Index(typeOrder, best.Type) {
+			best = d
+		}
+	}
+	if best != nil {
+		return best, nil
+	}
+	wanted := "no device"
+	if want.Name != "" {
+		wanted += fmt.Sprintf(" whose name has %q", want.Name)
+	}
+	if want.Type != "" {
+		wanted += " of type " + string(want.Type)
+	}
+	if len(want.Extensions) > 0 {
+		wanted += " with " + strings.Join(want.Extensions, " and ")
+	}
+	if len(there) == 0 {
+		return nil, fmt.Errorf("opencl: %s; there are no devices at all", wanted)
+	}
+	return nil, fmt.Errorf("opencl: %s; there are: %s", wanted, strings.Join(there, "; "))
+}
