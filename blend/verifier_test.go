@@ -79,14 +79,14 @@ func damagedCorpus(t *testing.T, sums bool) (*Plan, string) {
 func TestVerifyBehind(t *testing.T) {
 	for _, sums := range []bool{true, false} {
 		p, path := damagedCorpus(t, sums)
-		d, err := Open(t.Context(), p, OpenOptions{Verify: &VerifyOptions{}})
+		d, err := Open(t.Context(), p, OpenOptions{Verify: &VerifyOptions{Rate: 1 << 20}}) // slow, so that it mostly ends behind Open
 		if err != nil {
-			t.Fatal(err)
+			if !strings.Contains(err.Error(), strings.TrimSuffix(path, ".bin")) {
+				t.Error(err)
+			}
+			continue
 		}
-		s, err := d.Stream(t.Context(), StreamOptions{BatchSize: 4, Prefetch: 2})
-		if err != nil {
-			t.Fatal(err)
-		}
+		s, streamErr := d.Stream(t.Context(), StreamOptions{BatchSize: 4, Prefetch: 2}) // the verifier may have been quicker
 		begun(t, d, 2)
 		progress := settle(t, d)
 		if progress.Err == nil || !strings.Contains(progress.Err.Error(), strings.TrimSuffix(path, ".bin")) {
@@ -96,10 +96,14 @@ func TestVerifyBehind(t *testing.T) {
 		if sums && (!errors.As(progress.Err, &damage) || damage.Path != path) {
 			t.Errorf("blocks and documents are not named: %v", progress.Err)
 		}
-		if _, err := s.Next(); !errors.Is(err, progress.Err) {
+		err = streamErr
+		if s != nil {
+			_, err = s.Next()
+			s.Close()
+		}
+		if !errors.Is(err, progress.Err) {
 			t.Errorf("sums %v: the stream goes on with %v", sums, err)
 		}
-		s.Close()
 		tokens := make([]uint32, 17)
 		for source, want := range []error{nil, progress.Err} {
 			if err := d.Tokens(tokens, Sample{Source: source, Token: 0}); !errors.Is(err, want) {
