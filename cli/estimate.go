@@ -108,6 +108,9 @@ func runEstimate(c *cli.Context) error {
 		if err := notInput(path, c.String("config"), c.String("machine")); err != nil {
 			return err
 		}
+		if !strings.EqualFold(filepath.Ext(path), ".svg") {
+			return usagef("--plot is %q; the drawing is SVG, so its name must end in .svg", path)
+		}
 		if err := atomicfile.WriteFile(path, estimate.Chart(report.Results, report.Scaling)); err != nil {
 			return err
 		}
@@ -200,8 +203,9 @@ func parseLayout(text string, l *estimate.Layout) error {
 		axis := axes[name]
 		n, err := strconv.Atoi(value)
 		if !ok || axis == nil || err != nil || n < 1 || n > 1<<24 {
-			return usagef("--layout is %q; it must be like dp=256,ep=12,pp=4, each a whole number from 1 on", text)
+			return usagef("--layout is %q; it must be like dp=256,ep=12,pp=4, each a whole number from 1 on, and each axis once", text)
 		}
+		delete(axes, name)
 		*axis = n
 	}
 	return nil

@@ -10,6 +10,9 @@ func TestEstimateWrongUsage(t *testing.T) {
 	for _, c := range []struct{ args, says string }{
 		{"--model mula-2b", "mula-7b-a1b"},
 		{"--model mula-tiny --machine auror", `did you mean "aurora"`},
+		{"--model mula-tiny --machine polaris", `known are "aurora" and "local"`},
+		{"--model mula-tiny --layout dp=2,dp=4", "each axis once"},
+		{"--model mula-tiny --plot step.png", "must end in .svg"},
 		{"--model mula-tiny --layout ep=5", "possible are 1, 2, 4, 8, 16"},
 		{"--model mula-1b --layout ep=2", "no experts to divide"},
 		{"--model mula-tiny --layout dp=4 --batch-size 6", "multiple of 4"},

@@ -45,7 +45,7 @@ func launchCommand() *cli.Command {
 			"         mula launch --with mpiexec --mpiexec 'mpiexec.mpich -bind-to core' --ranks 4 -- train\n" +
 			"         mula launch --with srun --spares 2 --walltime-margin 10m -- train     (in a job of Slurm)",
 		Flags: []cli.Flag{
-			&cli.IntFlag{Name: "ranks", Usage: "number of `PROCESSES`; default: the layout's dp · ep, or 1 with layout.links: local"},
+			&cli.IntFlag{Name: "ranks", Usage: "number of `PROCESSES`; default: the layout's dp · pp · ep, or 1 with layout.links: local"},
 			&cli.StringFlag{Name: "hosts", Usage: "run on the `HOSTS` a,b:4,c or on those of a file with one a line; :4 is the number of ranks that a host has room for. " +
 				"Default: the scheduler's, or this machine"},
 			&cli.IntFlag{Name: "spares", Usage: "keep the last `N` hosts for when others are lost"},
@@ -227,7 +227,13 @@ func launchOptions(c *cli.Context, config train.Config, command []string) (launc
 		}
 	}
 	if ranks := config.Layout.Ranks(); o.Ranks != 1 && o.Ranks != ranks {
-		return o, usagef("--ranks is %d; it must be %d, the dp · ep of the configuration's layout, or 1 for a process that has all ranks in it", o.Ranks, ranks)
+		return o, usagef("--ranks is %d; it must be %d, the dp · pp · ep of the configuration's layout, or 1 for a process that has all ranks in it", o.Ranks, ranks)
+	}
+	switch links := config.Layout.Links; {
+	case links == train.MPILinks && with == withTCP:
+		return o, usagef("layout.links is mpi, and --with is tcp; say --with mpiexec, srun or pbs, or leave layout.links to auto")
+	case links == train.TCPLinks && with != withTCP:
+		return o, usagef("layout.links is tcp, and --with is %s; say --with tcp, or leave layout.links to auto", with)
 	}
 	if o.Hosts, err = launchHosts(c, with); err != nil {
 		return o, err

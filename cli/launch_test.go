@@ -391,6 +391,8 @@ func TestLaunchWrong(t *testing.T) {
 		{"no configuration", "launch -- train --config none.yaml", "", exitUsage, "none.yaml: no such file", 0},
 		{"wrong field", "launch -- train", "stepps: 3\n", exitUsage, "stepps", 0},
 		{"number of ranks", "launch --ranks 3 -- train", "", exitUsage, "--ranks is 3; it must be 1,", 0},
+		{"links and tcp", "launch -- train", "layout: {dp: 2, links: mpi}\n", exitUsage, "say --with mpiexec", 0},
+		{"links and mpiexec", "launch --with mpiexec -- train", "layout: {dp: 2, links: tcp}\n", exitUsage, "say --with tcp", 0},
 		{"section", "launch --section-timeout save=3m -- train", "", exitUsage, `"save" is not a section`, 0},
 		{"limit", "launch --section-timeout step=soon -- train", "", exitUsage, "the limit of step", 0},
 		{"back-off", "launch --back-off 5 -- train", "", exitUsage, `"5" is not a time`, 0},

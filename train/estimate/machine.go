@@ -169,7 +169,7 @@ func MachineByName(name string) (Machine, error) {
 	if near := suggest.Nearest(name, []string{Aurora.Name}); near != "" {
 		return Machine{}, fmt.Errorf("no machine is named %q; did you mean %q?", name, near)
 	}
-	return Machine{}, fmt.Errorf("no machine is named %q; known is %q, and a file ending in .yaml describes any other", name, Aurora.Name)
+	return Machine{}, fmt.Errorf("no machine is named %q; known are %q and %q, and a file ending in .yaml describes any other", name, Aurora.Name, LocalName)
 }
 
 // peak is the peak of a rank for products of bf16 or of float32 numbers.

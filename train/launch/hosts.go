@@ -54,17 +54,14 @@ func ReadHosts(path string) ([]Host, error) {
 		if len(fields) == 0 {
 			continue
 		}
-		name, slots := fields[0], ""
-		if before, after, said := strings.Cut(name, ":"); said {
-			name, slots = before, after
-		}
+		name, slots, said := strings.Cut(fields[0], ":")
 		for _, field := range fields[1:] {
 			if after, ok := strings.CutPrefix(field, "slots="); ok {
 				slots = after
 			}
 		}
 		n := 0
-		if slots != "" {
+		if said || slots != "" {
 			if n, err = strconv.Atoi(slots); err != nil || n < 1 || n > maxSlots {
 				return nil, fmt.Errorf("%s, line %d: %q is not a number of ranks, from 1 to %d", path, number, slots, maxSlots)
 			}

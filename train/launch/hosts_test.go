@@ -40,6 +40,7 @@ func TestReadingHosts(t *testing.T) {
 		{file, "x1\nx1\nx2\nx2\n", "x1:2 x2:2"},
 		{file, "a\nb slots=many\n", `line 2: "many" is not a number of ranks`},
 		{file, "a\n$b\n", "line 2"},
+		{file, "output: run\n", `line 1: "" is not a number of ranks`}, // not a file of hosts
 		{file, "# none\n", "names no host"},
 		{ParseNodeList, "nid[001-003,007],login1", "nid001:0 nid002:0 nid003:0 nid007:0 login1:0"},
 		{ParseNodeList, "r[1-2]n[09-10]", "r1n09:0 r1n10:0 r2n09:0 r2n10:0"},
