@@ -228,14 +228,14 @@ func launchKilled(t *testing.T, dir string, whole map[string]string) {
 
 // A rank that stands still is noticed after the limit of its section, killed, and the run goes on.
 func launchHang(t *testing.T, dir string, whole map[string]string) {
-	l := start(t, dir, "hang", launchConfig("hang", launchSteps, ""), "--section-timeout", "setup=2m,step=2s,evaluate=5s,checkpoint=5s", "--first-timeout", "2s", "--grace", "100ms")
+	l := start(t, dir, "hang", launchConfig("hang", launchSteps, ""), "--section-timeout", "setup=2m,step=5s,evaluate=30s,checkpoint=30s", "--first-timeout", "20s", "--grace", "100ms")
 	pid := l.reaches(1, 23) // in a step, or else in a save, whose limit is longer
 	if pid == 0 || syscall.Kill(pid, syscall.SIGSTOP) != nil {
 		t.Fatalf("the run was over before it could be stopped:\n%s", l.output())
 	}
 	stopped := time.Now()
 	l.reaches(2, 0)
-	if took := time.Since(stopped); took < 2*time.Second {
+	if took := time.Since(stopped); took < 5*time.Second {
 		t.Errorf("given up after %s", took)
 	}
 	l.ends(exitDone)
