@@ -18,9 +18,9 @@ type kernelSet struct {
 	mr, nr     int
 	blockK     int // terms of a block; see product.go
 
-	// tile computes rows × nr elements of C, 1 ≤ rows ≤ mr, from kc ≥ 1 elements of panels each: chains of multiply-adds that start from
-	// zero, stored in c or with the mode tileAdd added to it. a is a panel; row k of b starts at k*ldb, so that b is a panel with ldb = nr,
-	// or a matrix itself.
+	// tile computes rows × nr elements of C, rows ≥ 1, from kc ≥ 1 elements of panels each: chains of multiply-adds that start from zero,
+	// stored in c or with the mode tileAdd added to it. a is ⌈rows/mr⌉ panels, one after the other; row k of b starts at k*ldb, so that b is
+	// a panel with ldb = nr, or a matrix itself. Nil in the set go, which has no assembly.
 	tile func(rows, kc int64, a, b *float32, ldb int64, c *float32, ldc, mode int64)
 	mode int64 // of all tiles, tileFlush or nothing
 
@@ -106,9 +106,11 @@ const maxMR, maxNR = 14, 32
 
 // multiply is tile behind a check of all that it will touch. kc counts elements of panels. len(b) and len(c) may exceed what is used.
 func (s *kernelSet) multiply(rows, kc int, a, b []float32, ldb int, c []float32, ldc int, add bool) {
-	_, _, _ = a[kc*s.mr-1], b[(kc-1)*ldb+s.nr-1], c[(rows-1)*ldc+s.nr-1]
+	_, _, _ = a[kc*((rows+s.mr-1)/s.mr*s.mr)-1], b[(kc-1)*ldb+s.nr-1], c[(rows-1)*ldc+s.nr-1]
 	if s.tile == nil {
-		multiplyGo(rows, kc, a, b, ldb, c, ldc, add)
+		for r := 0; r < rows; r += s.mr {
+			multiplyGo(min(s.mr, rows-r), kc, a[r*kc:], b, ldb, c[r*ldc:], ldc, add)
+		}
 		return
 	}
 	mode := s.mode

@@ -272,13 +272,13 @@ func (p *product) multiply(t piece, j, k0, kc int, work *scratch, a []float32) {
 	default:
 		kernels.packB(b, q.b, q.ldb, q.transB, j*nr, columns, k0, kc, work.edge[:])
 	}
+	c := q.c[t.row*q.ldc+j*nr:]
+	if columns == nr {
+		kernels.multiply(t.rows, size, a, b, ldb, c, q.ldc, add)
+		return
+	}
 	for r := 0; r < t.rows; r += mr {
-		rows := min(mr, t.rows-r)
-		c := q.c[(t.row+r)*q.ldc+j*nr:]
-		if columns == nr {
-			kernels.multiply(rows, size, a[r*size:], b, ldb, c, q.ldc, add)
-			continue
-		}
+		rows, c := min(mr, t.rows-r), c[r*q.ldc:]
 		kernels.multiply(rows, size, a[r*size:], b, ldb, work.tile[:], nr, false)
 		for i := range rows {
 			d, x := c[i*q.ldc:][:columns], work.tile[i*nr:][:columns]

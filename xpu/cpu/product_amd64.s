@@ -7,9 +7,7 @@
 // func tileAVX512(rows, kc int64, a, b *float32, ldb int64, c *float32, ldc, mode int64)
 TEXT ·tileAVX512(SB), NOSPLIT, $0-64
 	MOVQ rows+0(FP), DX
-	MOVQ kc+8(FP), CX
 	MOVQ a+16(FP), AX
-	MOVQ b+24(FP), BX
 	MOVQ ldb+32(FP), R8
 	MOVQ c+40(FP), DI
 	MOVQ ldc+48(FP), SI
@@ -22,10 +20,16 @@ TEXT ·tileAVX512(SB), NOSPLIT, $0-64
 	MOVQ mode+56(FP), R10
 	ORQ $0x8000, R10
 	MOVQ R10, rows+0(FP)
-	LDMXCSR rows+0(FP)
 rounding:
+panel:
+	MOVQ kc+8(FP), CX
+	MOVQ b+24(FP), BX
+	TESTQ $2, R9
+	JZ rows
+	LDMXCSR rows+0(FP)
+rows:
 	CMPQ DX, $14
-	JEQ rows14
+	JGE rows14
 	CMPQ DX, $13
 	JEQ rows13
 	CMPQ DX, $12
@@ -1988,15 +1992,15 @@ overwrite14:
 	VMOVUPS Z26, (DI)
 	VMOVUPS Z27, 64(DI)
 	ADDQ SI, DI
+	SUBQ $14, DX
+	JNZ panel
 	VZEROUPPER
 	RET
 
 // func tileAVX2(rows, kc int64, a, b *float32, ldb int64, c *float32, ldc, mode int64)
 TEXT ·tileAVX2(SB), NOSPLIT, $0-64
 	MOVQ rows+0(FP), DX
-	MOVQ kc+8(FP), CX
 	MOVQ a+16(FP), AX
-	MOVQ b+24(FP), BX
 	MOVQ ldb+32(FP), R8
 	MOVQ c+40(FP), DI
 	MOVQ ldc+48(FP), SI
@@ -2009,10 +2013,16 @@ TEXT ·tileAVX2(SB), NOSPLIT, $0-64
 	MOVQ mode+56(FP), R10
 	ORQ $0x8000, R10
 	MOVQ R10, rows+0(FP)
-	LDMXCSR rows+0(FP)
 rounding:
+panel:
+	MOVQ kc+8(FP), CX
+	MOVQ b+24(FP), BX
+	TESTQ $2, R9
+	JZ rows
+	LDMXCSR rows+0(FP)
+rows:
 	CMPQ DX, $6
-	JEQ rows6
+	JGE rows6
 	CMPQ DX, $5
 	JEQ rows5
 	CMPQ DX, $4
@@ -2527,23 +2537,26 @@ overwrite6:
 	VMOVUPS Y10, (DI)
 	VMOVUPS Y11, 32(DI)
 	ADDQ SI, DI
+	SUBQ $6, DX
+	JNZ panel
 	VZEROUPPER
 	RET
 
 // func tilePairs(rows, kc int64, a, b *float32, ldb int64, c *float32, ldc, mode int64)
 TEXT ·tilePairs(SB), NOSPLIT, $0-64
 	MOVQ rows+0(FP), DX
-	MOVQ kc+8(FP), CX
 	MOVQ a+16(FP), AX
-	MOVQ b+24(FP), BX
 	MOVQ ldb+32(FP), R8
 	MOVQ c+40(FP), DI
 	MOVQ ldc+48(FP), SI
 	MOVQ mode+56(FP), R9
 	SHLQ $2, R8
 	SHLQ $2, SI
+panel:
+	MOVQ kc+8(FP), CX
+	MOVQ b+24(FP), BX
 	CMPQ DX, $14
-	JEQ rows14
+	JGE rows14
 	CMPQ DX, $13
 	JEQ rows13
 	CMPQ DX, $12
@@ -4450,6 +4463,8 @@ overwrite14:
 	VMOVUPS Z26, (DI)
 	VMOVUPS Z27, 64(DI)
 	ADDQ SI, DI
+	SUBQ $14, DX
+	JNZ panel
 	VZEROUPPER
 	RET
 

@@ -49,14 +49,13 @@ func (s *source) evex(name string, pp, opcode, rm, vvvv, reg int) {
 	s.i("BYTE $%#02x; BYTE $%#02x; BYTE $%#02x; BYTE $%#02x; BYTE $%#02x; BYTE $%#02x // "+name+" Z%d, Z%d, Z%d", append(code, rm, vvvv, reg)...)
 }
 
-// tile writes kernelSet.tile for up to mr rows and two registers of columns. Registers: two accumulators a row from 0 on, then the row of b
-// in two, then two that take the elements of a in turn. With pairs the elements of a and b are pairs of bfloat16.
+// tile writes kernelSet.tile for two registers of columns: mr rows at a time, a panel of a after the other, and what is left at the end. Registers: two
+// accumulators a row from 0 on, then the row of b in two, then two that take the elements of a in turn. With pairs the elements of a and b are
+// pairs of bfloat16.
 func tile(s *source, v isa, name string, mr int, pairs bool) {
 	s.fn(name, 64, "func "+name+"(rows, kc int64, a, b *float32, ldb int64, c *float32, ldc, mode int64)")
 	s.i("MOVQ rows+0(FP), DX")
-	s.i("MOVQ kc+8(FP), CX")
 	s.i("MOVQ a+16(FP), AX")
-	s.i("MOVQ b+24(FP), BX")
 	s.i("MOVQ ldb+32(FP), R8")
 	s.i("MOVQ c+40(FP), DI")
 	s.i("MOVQ ldc+48(FP), SI")
@@ -70,10 +69,20 @@ func tile(s *source, v isa, name string, mr int, pairs bool) {
 		s.i("MOVQ mode+56(FP), R10")
 		s.i("ORQ $0x8000, R10")
 		s.i("MOVQ R10, rows+0(FP)")
-		s.i("LDMXCSR rows+0(FP)")
 		s.label("rounding")
 	}
-	for rows := mr; rows > 1; rows-- {
+	s.label("panel")
+	s.i("MOVQ kc+8(FP), CX")
+	s.i("MOVQ b+24(FP), BX")
+	if !pairs {
+		s.i("TESTQ $%d, R9", tileFlush)
+		s.i("JZ rows")
+		s.i("LDMXCSR rows+0(FP)")
+		s.label("rows")
+	}
+	s.i("CMPQ DX, $%d", mr)
+	s.i("JGE rows%d", mr)
+	for rows := mr - 1; rows > 1; rows-- {
 		s.i("CMPQ DX, $%d", rows)
 		s.i("JEQ rows%d", rows)
 	}
@@ -159,6 +168,10 @@ func tileRows(s *source, v isa, mr, rows int, pairs bool) {
 		s.i("VMOVUPS %s, (DI)", v.r(2*i))
 		s.i("VMOVUPS %s, %d(DI)", v.r(2*i+1), v.bytes)
 		s.i("ADDQ SI, DI")
+	}
+	if rows == mr { // AX and DI stand at the next panel
+		s.i("SUBQ $%d, DX", mr)
+		s.i("JNZ panel")
 	}
 	s.ret()
 }
