@@ -28,8 +28,8 @@ func devicesCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "devices",
 		Usage: "list what can compute here, with what was measured of it",
-		Description: "The processor with mula's own kernels, oneDNN if that library is installed, and all OpenCL devices. mula does not train on OpenCL\n" +
-			"devices yet; they are measured with plain kernels, which are below a device's best. Other work on the machine slows the measurements down.\n\n" +
+		Description: "The processor with mula's own kernels, oneDNN if that library is installed, and all OpenCL devices. Those are measured with plain\n" +
+			"kernels, which are below a device's best. Other work on the machine slows the measurements down.\n\n" +
 			"Example: mula devices --json",
 		Flags: []cli.Flag{
 			&cli.IntFlag{Name: "threads", Usage: "threads to measure the processor with (0: all cores)"},
@@ -40,9 +40,6 @@ func devicesCommand() *cli.Command {
 	}
 }
 
-// openclKind is the kind of OpenCL devices; the others are the words of train.yaml.
-const openclKind = "opencl"
-
 // devicesReport is what mula devices prints.
 type devicesReport struct {
 	Devices []deviceEntry `json:"devices"`
@@ -51,7 +48,7 @@ type devicesReport struct {
 
 // A deviceEntry is one device. Rates are 0 where nothing was measured.
 type deviceEntry struct {
-	Kind   string       `json:"kind"`
+	Kind   string       `json:"kind"` // as in train.yaml
 	Name   string       `json:"name"`
 	Trains bool         `json:"trains"`                          // mula can train on it
 	FP32   float64      `json:"fp32_flops,omitempty"`            // of products of matrices, in a second
@@ -119,7 +116,7 @@ func runDevices(c *cli.Context) error {
 	}
 	devices, err := opencl.Devices()
 	if err != nil { // also beside devices that there are
-		report.Missing = append(report.Missing, deviceLack{openclKind, err.Error()})
+		report.Missing = append(report.Missing, deviceLack{train.DeviceOpenCL, err.Error()})
 	}
 	var cache *opencl.Cache
 	if probe && len(devices) > 0 {
@@ -170,7 +167,7 @@ func productDevice(ctx context.Context, kind string, probe bool, open func(xpu.P
 }
 
 func describeOpenCL(d *opencl.Device) deviceEntry {
-	return deviceEntry{Kind: openclKind, Name: d.Name, OpenCL: &openclEntry{
+	return deviceEntry{Kind: train.DeviceOpenCL, Name: d.Name, Trains: true, OpenCL: &openclEntry{
 		Type: d.Type, Platform: d.Platform, Driver: d.DriverVersion, Version: d.Version, ComputeUnits: d.ComputeUnits, Clock: d.Clock, Memory: d.Memory,
 		MaxBuffer: d.MaxAllocation, LocalMemory: d.LocalMemory, MaxWorkGroup: d.MaxWorkGroup, SubGroups: d.SubGroups(), SubGroupSizes: d.SubGroupSizes,
 		MatrixInstructions: d.MatrixInstructions(), FP16: d.FP16(), BF16: d.BF16(),
@@ -186,7 +183,7 @@ func probeOpenCL(ctx context.Context, d *opencl.Device, cache *opencl.Cache, ent
 		return ctx.Err()
 	}
 	if err != nil {
-		entry.Failed = err.Error()
+		entry.Failed, entry.Trains = err.Error(), false
 		if bounded.Err() != nil {
 			entry.Failed += ": " + context.Cause(bounded).Error()
 		}
@@ -203,7 +200,7 @@ func (r *devicesReport) write(w io.Writer, probe bool) {
 	}
 	t := newTable(heading...)
 	for _, d := range r.Devices {
-		name, trains := d.Name, "not yet"
+		name, trains := d.Name, "no"
 		if d.Trains {
 			trains = "yes"
 		}
@@ -253,5 +250,5 @@ func (r *devicesReport) write(w io.Writer, probe bool) {
 	for _, lack := range r.Missing {
 		fmt.Fprintln(w, printable(lack.Why))
 	}
-	fmt.Fprintln(w, "mula trains with device: cpu or onednn in train.yaml. Training on OpenCL devices is not there yet.")
+	fmt.Fprintln(w, "mula computes with device: cpu, onednn, opencl, opencl:NAME, opencl:NAME#2 (the second of that name) or auto in train.yaml, and with --device.")
 }

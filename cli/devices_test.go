@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"mula/train"
 	"mula/xpu/opencl"
 )
 
@@ -29,7 +30,7 @@ func TestDevicesWithoutLibraries(t *testing.T) {
 	t.Setenv(opencl.LibraryVariable, missing)
 	t.Setenv("MULA_ONEDNN_LIB", missing)
 	out := listDevices(t, "--no-probe", "--threads", "3")
-	for _, want := range []string{"cpu ", "3 threads  yes", "opencl: no OpenCL loader: ", "onednn: no oneDNN library", "Training on OpenCL devices is not there yet."} {
+	for _, want := range []string{"cpu ", "3 threads  yes", "opencl: no OpenCL loader: ", "onednn: no oneDNN library", "mula computes with device: cpu, onednn, opencl, "} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in:\n%s", want, out)
 		}
@@ -58,7 +59,7 @@ func TestDevicesOfOpenCL(t *testing.T) {
 		t.Fatal(err)
 	}
 	d := report.Devices[len(report.Devices)-1]
-	if d.Kind != openclKind || d.Trains || d.OpenCL == nil {
+	if d.Kind != train.DeviceOpenCL || !d.Trains || d.OpenCL == nil {
 		t.Fatalf("%+v", report)
 	}
 	if d.Name == "" || d.Failed != "" || d.FP32 <= 0 || d.Copy <= 0 || d.OpenCL.Memory <= 0 || d.OpenCL.Driver == "" || d.OpenCL.Kernel == "" {
@@ -73,24 +74,35 @@ func TestDevicesTable(t *testing.T) {
 	report := devicesReport{
 		Devices: []deviceEntry{
 			{Kind: "cpu", Name: "cpu avx2, 2 threads", Trains: true, FP32: 1.5e11, BF16: 2e11, Copy: 3e10},
-			{Kind: openclKind, Name: "Max\x1b 1550", FP32: 1e13, Copy: 1.25e12, OpenCL: &openclEntry{Type: opencl.GPU, Platform: "Intel", Driver: "23", Version: "OpenCL 3.0", ComputeUnits: 512, Clock: 1600,
+			{Kind: train.DeviceOpenCL, Name: "Max\x1b 1550", Trains: true, FP32: 1e13, Copy: 1.25e12, OpenCL: &openclEntry{Type: opencl.GPU, Platform: "Intel", Driver: "23", Version: "OpenCL 3.0", ComputeUnits: 512, Clock: 1600,
 				Memory: 64e9, MaxBuffer: 32e9, LocalMemory: 128e3, MaxWorkGroup: 1024, SubGroups: true, SubGroupSizes: []int{16, 32}, MatrixInstructions: true, FP16: true, BF16: true, Kernel: "product_shared"}},
-			{Kind: openclKind, Name: "Broken", Failed: "measuring Broken: no answer", OpenCL: &openclEntry{Type: opencl.CPU}},
+			{Kind: train.DeviceOpenCL, Name: "Broken", Failed: "measuring Broken: no answer", OpenCL: &openclEntry{Type: opencl.CPU}},
 		},
 		Missing: []deviceLack{{"onednn", "onednn: not there"}},
 	}
 	var out bytes.Buffer
 	report.write(&out, true)
 	for _, want := range []string{
-		"cpu     cpu avx2, 2 threads  yes               150           200    30\n",
-		`opencl  Max\x1b 1550 (gpu)   not yet         1e+04             -  1250`,
+		"cpu     cpu avx2, 2 threads  yes              150           200    30\n",
+		`opencl  Max\x1b 1550 (gpu)   yes            1e+04             -  1250`,
 		"driver 23 of Intel; OpenCL 3.0\n  512 compute units at 1,600 MHz; memory 64.0 GB, of a buffer at most 32.0 GB, local 128 kB; work-groups of at most 1,024 work-items\n",
 		"sub-groups: yes of 16, 32; matrix instructions: yes; fp16: yes; bf16: yes\n  measured with the kernels copy and product_shared",
 		"  not measured: measuring Broken: no answer\n",
-		"\nonednn: not there\nmula trains with device: cpu or onednn in train.yaml.",
+		"\nonednn: not there\nmula computes with device: cpu, onednn, opencl, ",
 	} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("no %q in:\n%s", want, out.String())
+		}
+	}
+}
+
+// A device that there is not is refused before anything is read.
+func TestDeviceFlag(t *testing.T) {
+	for _, command := range []string{"eval", "generate"} {
+		var stdout, stderr bytes.Buffer
+		code := Main([]string{"mula", command, "--model", "none", "--device", "gpu"}, nil, &stdout, &stderr)
+		if want := `--device is "gpu"; allowed: cpu, onednn, opencl, opencl:NAME, opencl:NAME#2, auto`; code != exitUsage || !strings.Contains(stderr.String(), want) {
+			t.Errorf("%s: exit code %d: %s", command, code, stderr.String())
 		}
 	}
 }

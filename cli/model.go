@@ -16,7 +16,7 @@ import (
 var (
 	modelFlag     = &cli.StringFlag{Name: "model", Aliases: []string{"m"}, Usage: "a run's folder (its newest complete checkpoint), a checkpoint, or a Hugging Face model `DIR` (needed)"}
 	threadsFlag   = &cli.IntFlag{Name: "threads", Usage: "threads to compute with (0: all cores); the result does not depend on it"}
-	deviceFlag    = &cli.StringFlag{Name: "device", Usage: "what multiplies matrices: cpu, or onednn if that library is installed", Value: train.DeviceCPU}
+	deviceFlag    = &cli.StringFlag{Name: "device", Usage: "what computes: cpu, onednn if that library is installed, opencl, opencl:NAME or opencl:NAME#2 (see mula devices), or auto, a GPU if there is one", Value: train.DeviceCPU}
 	precisionFlag = &cli.StringFlag{Name: "precision", Usage: "of the operands of matrix products: fp32 or bf16", Value: string(xpu.FP32)}
 )
 
@@ -43,9 +43,12 @@ func warnRefused(c *cli.Context, refused []train.RefusedCheckpoint) {
 
 // openModel reads a model into the memory of the device that --device names, which computes in the precision that --precision names.
 func openModel(c *cli.Context, dir train.ModelDir) (*moe.Model, xpu.Device, error) {
-	device, err := train.NewDevice(c.String("device"), c.Int("threads"), xpu.Precision(c.String("precision")))
+	device, why, err := train.NewDevice(c.Context, c.String("device"), train.DeviceOptions{Threads: c.Int("threads"), Precision: xpu.Precision(c.String("precision"))})
 	if err != nil {
 		return nil, nil, err
+	}
+	if why != "" {
+		fmt.Fprintf(c.App.ErrWriter, "device %s (%s)\n", printable(device.Name()), printable(why))
 	}
 	m, err := moe.Open(dir.Dir, device)
 	if err != nil {
@@ -57,8 +60,8 @@ func openModel(c *cli.Context, dir train.ModelDir) (*moe.Model, xpu.Device, erro
 
 // checkComputing refuses values of --device, --threads and --precision.
 func checkComputing(c *cli.Context) error {
-	if d := c.String("device"); d != train.DeviceCPU && d != train.DeviceOneDNN {
-		return usagef("--device is %q; allowed: %s, %s", d, train.DeviceCPU, train.DeviceOneDNN)
+	if err := train.CheckDevice(c.String("device")); err != nil {
+		return usagef("--%v", err)
 	}
 	if p := xpu.Precision(c.String("precision")); p != xpu.FP32 && p != xpu.BF16 {
 		return usagef("--precision is %q; allowed: %s, %s", p, xpu.FP32, xpu.BF16)

@@ -257,7 +257,11 @@ func printRun(p *progress, s train.Summary) {
 	}
 	p.line("memory     %s%s: weights %s, gradients %s, optimizer %s, activations %s", bytesText(s.Memory.Total()), each, bytesText(s.Memory.Weights),
 		bytesText(s.Memory.Gradients), bytesText(s.Memory.Moments), bytesText(s.Memory.Buffers))
-	p.line("device     %s", s.Device)
+	why := ""
+	if s.DeviceWhy != "" {
+		why = fmt.Sprintf(" (%s)", s.DeviceWhy)
+	}
+	p.line("device     %s%s", s.Device, why)
 	if s.Resumed != "" && s.NextStep >= s.Config.Steps {
 		p.line("done       all steps, in %s; to train on, raise steps", s.Resumed)
 	} else if s.Resumed != "" {

@@ -43,7 +43,7 @@ func (g *gatherCourier) address(ctx context.Context, m *Model, st *saved, way *w
 	copy(way.received, g.tokens)
 	k, first := m.cfg.ExpertsPerToken, way.received[g.comm.Rank()]
 	all := room(choices, way.tokens()*2*k)
-	for t := range len(st.zlse) {
+	for t := range len(st.routing.LSE) {
 		encode(all[(first+t)*2*k:][:2*k], st, t, k)
 	}
 	return xpu.AllGather(ctx, g.comm, all, scale(g.bounds, way.received, 2*k))
@@ -51,7 +51,10 @@ func (g *gatherCourier) address(ctx context.Context, m *Model, st *saved, way *w
 
 func (g *gatherCourier) deliver(ctx context.Context, m *Model, way *ways, received, x []float32) error {
 	h := m.cfg.HiddenSize
-	m.copyRows(received[way.received[g.comm.Rank()]*h:][:len(x)], x)
+	m.split(len(x)/h, operands{dst: received[way.received[g.comm.Rank()]*h:], x: x}, func(m *Model, o *operands, _, lo, hi int) {
+		h := m.cfg.HiddenSize
+		copy(o.dst[lo*h:hi*h], o.x[lo*h:hi*h])
+	})
 	return xpu.AllGather(ctx, g.comm, received, scale(g.bounds, way.received, h))
 }
 

@@ -33,7 +33,7 @@ func newDirectCourier(comm *xpu.Comm, experts int) *directCourier {
 func (*directCourier) begin(context.Context, int) error { return nil }
 
 func (d *directCourier) address(ctx context.Context, m *Model, st *saved, way *ways, choices *[]int32) error {
-	n, k, tokens := d.comm.Size(), m.cfg.ExpertsPerToken, len(st.zlse)
+	n, k, tokens := d.comm.Size(), m.cfg.ExpertsPerToken, len(st.routing.LSE)
 	sends, receives := d.counts[:n], d.counts[n:]
 	clear(sends)
 	place := room(&way.place, tokens*n)
@@ -42,7 +42,7 @@ func (d *directCourier) address(ctx context.Context, m *Model, st *saved, way *w
 		for r := range row {
 			row[r] = -1
 		}
-		for _, e := range st.chosen[t*k:][:k] {
+		for _, e := range st.routing.Chosen[t*k:][:k] {
 			if r := int(e) / d.experts; row[r] < 0 {
 				row[r] = sends[r]
 				sends[r]++

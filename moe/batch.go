@@ -41,7 +41,8 @@ func (b Batch) target(t int) uint32 {
 	return b.Tokens[t/b.SequenceLength*(b.SequenceLength+1)+t%b.SequenceLength+1]
 }
 
-// Stats is what a pass over a batch measured. Its slices are the model's and hold until its next pass: copy what is to stay.
+// Stats is what a pass over a batch measured, complete when the pass returns. Its slices are the model's and hold until its next pass: copy what
+// is to stay.
 type Stats struct {
 	Loss          float64   // sum of the cross entropies of all targets, in nats
 	Targets       int       // number of targets, Rows × SequenceLength
@@ -73,7 +74,8 @@ type BackwardOptions struct {
 	SampleSeed    uint64
 	FirstTarget   int64
 
-	// Done, unless nil, is called from within Backward as soon as the gradients of a bucket have got all that this pass adds to them: with
-	// 0, 1, … len(Buckets)-1. What it does with them may go on while Backward works on those that follow.
+	// Done, unless nil, is called from within Backward as soon as the commands are given that complete what this pass adds to the gradients of a
+	// bucket: with 0, 1, … len(Buckets)-1. What it does with them may go on while Backward works on those that follow; who reads them in Go
+	// calls ToHost of the device before, which waits for these commands.
 	Done func(bucket int)
 }

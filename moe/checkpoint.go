@@ -1,6 +1,7 @@
 package moe
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -26,11 +27,17 @@ type SaveOptions struct {
 // Save writes the model as a Hugging Face directory: weights in safetensors files under the names of [Model.Parameters], and config.json,
 // which comes last. dir must exist and hold no model. Files appear whole or not at all; a directory without config.json is not complete. A
 // model that holds a part of the experts is refused.
-func (m *Model) Save(dir string, opts SaveOptions) error {
+func (m *Model) Save(ctx context.Context, dir string, opts SaveOptions) error {
 	if err := m.whole("saving"); err != nil {
 		return err
 	}
-	return saveDirectory(dir, m.cfg, opts, func(i int, write func([]float32) error) error { return write(m.params[i].Weight) })
+	return saveDirectory(dir, m.cfg, opts, func(i int, write func([]float32) error) error {
+		weight := m.params[i].Weight
+		if err := m.dev.ToHost(ctx, weight); err != nil {
+			return err
+		}
+		return write(weight)
+	})
 }
 
 // saveDirectory writes a model whose i-th tensor, in the order of c.Tensors, fill gives to write, in pieces if it likes.
@@ -193,6 +200,7 @@ func Open(dir string, dev xpu.Device) (*Model, error) {
 		return nil, err
 	}
 	if err := m.read(s); err != nil {
+		m.Close()
 		return nil, err
 	}
 	return m, nil
@@ -217,6 +225,7 @@ func (m *Model) read(s *Stored) error {
 		if err := s.each(p.Index, p.Weight, func([]float32) error { return nil }); err != nil {
 			return err
 		}
+		m.dev.ToDevice(p.Weight)
 	}
 	return nil
 }

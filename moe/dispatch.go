@@ -18,8 +18,12 @@ import (
 //
 // In the backward pass the gradients of the layer's output take the way of the tokens, and those of the inputs of the experts the way of
 // their results, each with the gradients of the token's routing weights behind it. The choice of experts is made once, in the forward pass.
+//
+// Ranks exchange what is on the host. So the inputs of the experts, and what they give, go through the host: what the couriers read is brought
+// there before, and what they have written goes to the device after.
 type dispatch struct {
 	c       Config
+	dev     xpu.Device
 	comm    *xpu.Comm
 	courier courier
 	experts int // held here, from number first on
@@ -28,20 +32,24 @@ type dispatch struct {
 
 	memory layerMemory // where experts are recomputed: of all layers and flights
 
-	choices []int32   // [N, 2K] experts and, as bits of a float32, weights of the tokens that this rank has received
-	back    []float32 // [N, H+K] what goes back, or comes in the backward pass
+	choices []int32        // [N, 2K] on the host: experts and, as bits of a float32, weights of the tokens that this rank has received
+	back    stock[float32] // [N, H+K] what goes back, or comes in the backward pass
 
 	// Those of the workspace whose size is the number of expert rows.
-	gathered, expert   []float32
-	act, dact, dweight []float32
+	gathered, expert, act, dact, dweight stock[float32]
 
-	tokenWeights []float32 // [T, K] gradients of the routing weights of this rank's tokens
+	tokenWeights stock[float32] // [T, K] gradients of the routing weights of this rank's tokens
 }
 
 // layerMemory is what takes most of the memory of what a layer's forward pass leaves for its backward pass.
 type layerMemory struct {
-	x      []float32 // [N, H] normalised inputs of the experts
-	gateUp []float32 // [R, 2I]
+	x      stock[float32] // [N, H] normalised inputs of the experts
+	gateUp stock[float32] // [R, 2I]
+}
+
+func (l *layerMemory) free(dev xpu.Memory) {
+	l.x.free(dev)
+	l.gateUp.free(dev)
 }
 
 // ways are the ways that the tokens of one layer go, and the rows that come of it.
@@ -49,13 +57,25 @@ type ways struct {
 	received []int   // [n+1] tokens received[r] to received[r+1] of those that this rank has received are rank r's
 	sent     []int   // [n+1] of AllToAll: rows sent[r] to sent[r+1] of what is sent are for rank r
 	place    []int32 // [T, n] of AllToAll: where in what is sent a token's row for a rank is, or -1
-	own      saved   // gateUp and routing of the rows of the experts held here; their tokens are those that this rank has received
+	rowOf    []int32 // [N, K] rows of a token that this rank has received, in the order of its choices; -1 for those of experts held elsewhere
+
+	// gateUp and routing of the rows of the experts held here, as far as the experts' products need it; their tokens are those that this rank
+	// has received.
+	own             saved
+	counts, tokenOf stock[int32]
+	weight          stock[float32]
+}
+
+func (way *ways) free(dev xpu.Memory) {
+	way.counts.free(dev)
+	way.tokenOf.free(dev)
+	way.weight.free(dev)
 }
 
 // tokens is the number of tokens that this rank has received.
 func (way *ways) tokens() int { return way.received[len(way.received)-1] }
 
-// A courier takes rows from the ranks of their tokens to the ranks of their experts, and back.
+// A courier takes rows from the ranks of their tokens to the ranks of their experts, and back, all on the host.
 type courier interface {
 	// begin tells the others how many tokens this rank has in a pass.
 	begin(ctx context.Context, tokens int) error
@@ -74,9 +94,9 @@ type courier interface {
 	add(m *Model, way *ways, rows []float32, width int, dst, more []float32)
 }
 
-func newDispatch(c Config, p Parallel) *dispatch {
+func newDispatch(c Config, dev xpu.Device, p Parallel) *dispatch {
 	n := p.ranks()
-	d := &dispatch{c: c, comm: p.Experts, experts: c.Experts / n}
+	d := &dispatch{c: c, dev: dev, comm: p.Experts, experts: c.Experts / n}
 	d.first, d.from = p.rank()*d.experts, stageOf(c, p.Stage, p.Stages).from
 	if p.Dispatch == AllGather {
 		d.courier = newGatherCourier(p.Experts)
@@ -91,9 +111,16 @@ func (d *dispatch) ways(layers int) []ways {
 	all, n := make([]ways, layers), d.comm.Size()
 	for i := range all {
 		all[i] = ways{received: make([]int, n+1), sent: make([]int, n+1)}
-		all[i].own.counts = make([]int, d.experts)
 	}
 	return all
+}
+
+// free gives the memory back that is not a flight's.
+func (d *dispatch) free() {
+	d.memory.free(d.dev)
+	for _, s := range []*stock[float32]{&d.back, &d.gathered, &d.expert, &d.act, &d.dact, &d.dweight, &d.tokenWeights} {
+		s.free(d.dev)
+	}
 }
 
 // begin starts a pass over so many tokens.
@@ -111,27 +138,54 @@ func (d *dispatch) failed(number int, doing string, err error) error {
 
 // forward is feedForward behind the router.
 func (d *dispatch) forward(ctx context.Context, m *Model, l *layer, st *saved, number int, out []float32) error {
-	way, h := &m.ws.ways[number], d.c.HiddenSize
-	for pair := range st.rowOf {
-		st.rowOf[pair] = int32(pair) // of ws.dweight, which will be this rank's tokenWeights
+	way, h, r := &m.ws.ways[number], d.c.HiddenSize, &st.routing
+	for pair := range r.RowOf {
+		r.RowOf[pair] = int32(pair) // of ws.dweight, which will be this rank's tokenWeights
 	}
-	if err := d.courier.address(ctx, m, st, way, &d.choices); err != nil {
+	d.dev.IntsToDevice(r.RowOf)
+	if err := d.address(ctx, m, st, way); err != nil {
 		return d.failed(number, "sending choices of experts", err)
 	}
-	d.sort(way)
+	if err := d.sort(way); err != nil {
+		return d.failed(number, "ordering tokens by expert", err)
+	}
 	if err := d.expand(ctx, m, l, number); err != nil {
 		return err
 	}
 	m.contract(l, &way.own)
-	back := d.sumRows(m, way, h, m.ws.expert)
-	if err := d.courier.giveBack(ctx, way, back, h); err != nil {
+	back, err := d.sumRows(ctx, m, way, h, m.ws.expert)
+	if err == nil {
+		err = d.courier.giveBack(ctx, way, back, h)
+	}
+	if err != nil {
 		return d.failed(number, "sending outputs of experts back", err)
 	}
 	d.courier.add(m, way, back, h, m.ws.h, nil)
-	m.split(m.ws.shape.rows*m.ws.shape.s, operands{dst: out, x: st.x1}, func(m *Model, o *operands, _, lo, hi int) {
-		h := m.cfg.HiddenSize
-		cpu.AddScaled(o.dst[lo*h:hi*h], o.x[lo*h:hi*h], 1, m.ws.h[lo*h:hi*h])
-	})
+	d.dev.ToDevice(m.ws.h)
+	d.dev.Add(out, st.x1, m.ws.h)
+	return nil
+}
+
+// address finds the ways of a layer's tokens.
+func (d *dispatch) address(ctx context.Context, m *Model, st *saved, way *ways) error {
+	if err := d.dev.IntsToHost(ctx, st.routing.Chosen); err != nil {
+		return err
+	}
+	if err := d.dev.ToHost(ctx, st.routing.Probs); err != nil {
+		return err
+	}
+	return d.courier.address(ctx, m, st, way, &d.choices)
+}
+
+// deliver takes the rows of x [T, H] to the ranks of the experts, as rows of received [N, H].
+func (d *dispatch) deliver(ctx context.Context, m *Model, way *ways, received, x []float32) error {
+	if err := d.dev.ToHost(ctx, x); err != nil {
+		return err
+	}
+	if err := d.courier.deliver(ctx, m, way, received, x); err != nil {
+		return err
+	}
+	d.dev.ToDevice(received)
 	return nil
 }
 
@@ -139,8 +193,11 @@ func (d *dispatch) forward(ctx context.Context, m *Model, l *layer, st *saved, n
 // was not kept.
 func (d *dispatch) expand(ctx context.Context, m *Model, l *layer, number int) error {
 	way := &m.ws.ways[number]
-	x := d.use(m, number)
-	if err := d.courier.deliver(ctx, m, way, x, m.ws.h); err != nil {
+	x, err := d.use(m, number)
+	if err == nil {
+		err = d.deliver(ctx, m, way, x, m.ws.h)
+	}
+	if err != nil {
 		return d.failed(number, "sending tokens to their experts", err)
 	}
 	m.expand(l, &way.own, x)
@@ -151,58 +208,82 @@ func (d *dispatch) expand(ctx context.Context, m *Model, l *layer, number int) e
 // the routing weights of this rank's tokens in ws.dweight, and adds to the gradients of the experts held here.
 func (d *dispatch) grad(ctx context.Context, m *Model, l *layer, number int) error {
 	way, h, k := &m.ws.ways[number], d.c.HiddenSize, d.c.ExpertsPerToken
-	x := d.use(m, number)
-	dy := room(&d.back, way.tokens()*h)
-	if err := d.courier.deliver(ctx, m, way, dy, m.ws.dx); err != nil {
+	x, err := d.use(m, number)
+	if err != nil {
+		return d.failed(number, "making room", err)
+	}
+	back, err := d.back.take(d.dev, way.tokens()*(h+k)) // first the gradients of outputs, then what goes back
+	if err != nil {
+		return d.failed(number, "making room", err)
+	}
+	dy := back[:way.tokens()*h]
+	if err := d.deliver(ctx, m, way, dy, m.ws.dx); err != nil {
 		return d.failed(number, "sending gradients of outputs to their experts", err)
 	}
 	m.contractGrad(l, &way.own, dy)
-	back := d.sumRows(m, way, h+k, m.ws.gathered)
+	if _, err := d.sumRows(ctx, m, way, h+k, m.ws.gathered); err != nil {
+		return d.failed(number, "sending gradients of inputs back", err)
+	}
 	sending := d.comm.Start(func() error { return d.courier.giveBack(ctx, way, back, h+k) })
 	m.expertsGrad(l, &way.own, x)
 	if err := sending.Wait(); err != nil {
 		return d.failed(number, "sending gradients of inputs back", err)
 	}
-	m.ws.dweight = room(&d.tokenWeights, m.ws.shape.rows*m.ws.shape.s*k)
+	if m.ws.dweight, err = d.tokenWeights.take(d.dev, m.ws.shape.tokens()*k); err != nil {
+		return d.failed(number, "making room", err)
+	}
 	d.courier.add(m, way, back, h+k, m.ws.dh, m.ws.dweight)
+	d.dev.ToDevice(m.ws.dh)
+	d.dev.ToDevice(m.ws.dweight)
 	return nil
 }
 
 // sort numbers the choices of experts held here by expert and, within an expert, by token.
-func (d *dispatch) sort(way *ways) {
-	n, k, own := way.tokens(), d.c.ExpertsPerToken, &way.own
-	room(&own.rowOf, n*k)
-	clear(own.counts)
+func (d *dispatch) sort(way *ways) (err error) {
+	n, k, own := way.tokens(), d.c.ExpertsPerToken, &way.own.routing
+	if own.Counts, err = way.counts.take(d.dev, d.experts); err != nil {
+		return err
+	}
+	room(&way.rowOf, n*k)
+	clear(own.Counts)
 	for t := range n {
 		for j, e := range d.choices[t*2*k:][:k] {
-			own.rowOf[t*k+j] = -1
+			way.rowOf[t*k+j] = -1
 			if i := int(e) - d.first; i >= 0 && i < d.experts {
-				own.counts[i]++
+				own.Counts[i]++
 			}
 		}
 	}
 	var start [maxExperts]int32
 	rows := int32(0)
-	for e, n := range own.counts {
+	for e, n := range own.Counts {
 		start[e] = rows
-		rows += int32(n)
+		rows += n
 	}
-	room(&own.tokenOf, int(rows))
-	room(&own.weight, int(rows))
+	if own.TokenOf, err = way.tokenOf.take(d.dev, int(rows)); err != nil {
+		return err
+	}
+	if own.Weight, err = way.weight.take(d.dev, int(rows)); err != nil {
+		return err
+	}
 	for t := range n {
 		experts, weights := d.choices[t*2*k:][:k], d.choices[t*2*k+k:][:k]
 		for j, e := range experts {
 			if i := int(e) - d.first; i >= 0 && i < d.experts {
 				r := start[i]
 				start[i]++
-				own.rowOf[t*k+j], own.tokenOf[r], own.weight[r] = r, int32(t), math.Float32frombits(uint32(weights[j]))
+				way.rowOf[t*k+j], own.TokenOf[r], own.Weight[r] = r, int32(t), math.Float32frombits(uint32(weights[j]))
 			}
 		}
 	}
+	d.dev.IntsToDevice(own.Counts)
+	d.dev.IntsToDevice(own.TokenOf)
+	d.dev.ToDevice(own.Weight)
+	return nil
 }
 
 // use points the buffers whose sizes depend on the routing to their memory, and returns the one for the inputs of the experts.
-func (d *dispatch) use(m *Model, number int) (x []float32) {
+func (d *dispatch) use(m *Model, number int) (x []float32, err error) {
 	w, way, memory := &m.ws, &m.ws.ways[number], &d.memory
 	switch {
 	case !w.shape.train:
@@ -210,27 +291,46 @@ func (d *dispatch) use(m *Model, number int) (x []float32) {
 	case !w.shape.recompute.experts():
 		memory = &w.memory[number]
 	}
-	h, ffn, rows := d.c.HiddenSize, d.c.IntermediateSize, len(way.own.tokenOf)
-	way.own.gateUp = room(&memory.gateUp, rows*2*ffn)
-	w.gathered, w.expert, w.act = room(&d.gathered, rows*h), room(&d.expert, rows*h), room(&d.act, rows*ffn)
-	if w.shape.train {
-		w.dact, w.dweight = room(&d.dact, rows*ffn), room(&d.dweight, rows)
+	h, ffn, rows := d.c.HiddenSize, d.c.IntermediateSize, len(way.own.routing.TokenOf)
+	take := func(s *stock[float32], n int) []float32 {
+		var floats []float32
+		if err == nil {
+			floats, err = s.take(d.dev, n)
+		}
+		return floats
 	}
-	return room(&memory.x, way.tokens()*h)
+	way.own.gateUp = take(&memory.gateUp, rows*2*ffn)
+	w.gathered, w.expert, w.act = take(&d.gathered, rows*h), take(&d.expert, rows*h), take(&d.act, rows*ffn)
+	if w.shape.train {
+		w.dact, w.dweight = take(&d.dact, rows*ffn), take(&d.dweight, rows)
+	}
+	x = take(&memory.x, way.tokens()*h)
+	return x, err
 }
 
 // sumRows returns, for each token that this rank has received, the sum of its rows of y [R, H], in the order of its choices. With a width of H+K
 // the gradients of its routing weights are behind: those of experts held elsewhere are zero. A sum starts from zero, so that none is the
 // negative zero, and a rank that has none for a token changes no bit.
-func (d *dispatch) sumRows(m *Model, way *ways, width int, y []float32) []float32 {
+func (d *dispatch) sumRows(ctx context.Context, m *Model, way *ways, width int, y []float32) ([]float32, error) {
 	n := way.tokens()
-	back := room(&d.back, n*width)
+	back, err := d.back.take(d.dev, n*width)
+	if err != nil {
+		return nil, err
+	}
+	if err := d.dev.ToHost(ctx, y); err != nil {
+		return nil, err
+	}
+	if width > d.c.HiddenSize {
+		if err := d.dev.ToHost(ctx, m.ws.dweight); err != nil {
+			return nil, err
+		}
+	}
 	m.split(n, operands{dst: back, y: y, ways: way, width: width}, func(m *Model, o *operands, _, lo, hi int) {
-		h, k, own := m.cfg.HiddenSize, m.cfg.ExpertsPerToken, &o.ways.own
+		h, k := m.cfg.HiddenSize, m.cfg.ExpertsPerToken
 		for t := lo; t < hi; t++ {
 			row := o.dst[t*o.width:][:o.width]
 			clear(row)
-			for j, r := range own.rowOf[t*k:][:k] {
+			for j, r := range o.ways.rowOf[t*k:][:k] {
 				if r < 0 {
 					continue
 				}
@@ -241,10 +341,10 @@ func (d *dispatch) sumRows(m *Model, way *ways, width int, y []float32) []float3
 			}
 		}
 	})
-	return back
+	return back, nil
 }
 
-// room makes *memory n elements long, and returns it. What it held is lost if it has to grow.
+// room makes *memory, which is the host's, n elements long, and returns it. What it held is lost if it has to grow.
 func room[E any](memory *[]E, n int) []E {
 	if n > cap(*memory) {
 		*memory = nil // so that the collector may take it before the new one is made
@@ -256,10 +356,10 @@ func room[E any](memory *[]E, n int) []E {
 
 // encode writes the choices of a token as the ranks of the experts get them: experts, then weights.
 func encode(dst []int32, st *saved, t, k int) {
-	experts := len(st.counts)
-	copy(dst[:k], st.chosen[t*k:])
+	r := &st.routing
+	copy(dst[:k], r.Chosen[t*k:])
 	for j, e := range dst[:k] {
-		dst[k+j] = int32(math.Float32bits(st.probs[t*experts+int(e)]))
+		dst[k+j] = int32(math.Float32bits(r.Probs[t*r.Experts+int(e)]))
 	}
 }
 

@@ -5,12 +5,13 @@
 // top k and does not renormalise, SwiGLU experts, no token dropped. "olmo" is its dense relative (OlmoForCausalLM): LayerNorm without
 // weights, one SwiGLU feed-forward per layer.
 //
-// Numbers are float32, sums over many numbers float64 where that is free. Matrix products run on an [xpu.Device]; everything else runs in
-// pieces whose borders depend on the shapes only, so that the bits of a result do not depend on the number of threads.
+// Numbers are float32. A pass is a sequence of commands to an [xpu.Device], in whose memory weights, gradients and activations are; what comes
+// to the host are losses and the statistics of the routers, once in a pass. The bits of a result do not depend on the number of threads.
 //
 // Several ranks may share the experts of a model ([NewParallel]): each holds a part of them and everything else, and takes its own batches.
-// In every mixture of experts the hidden states go to the ranks of the chosen experts and the results come back (dispatch.go). And ranks may
-// be the stages of a pipeline, each with a part of the layers, through which batches go one after the other (stage.go).
+// In every mixture of experts the hidden states go to the ranks of the chosen experts and the results come back, by way of the host
+// (dispatch.go). And ranks may be the stages of a pipeline, each with a part of the layers, through which batches go one after the other
+// (stage.go).
 //
 // Letters used in names and comments, all sizes of row-major arrays:
 //

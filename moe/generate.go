@@ -10,18 +10,17 @@ import (
 )
 
 // Logits returns the logits [len(tokens), V] that the model gives after each token of a sequence.
-func (m *Model) Logits(tokens []uint32) ([]float32, error) {
-	d, err := m.newDecoder(len(tokens))
+func (m *Model) Logits(ctx context.Context, tokens []uint32) ([]float32, error) {
+	d, err := m.newDecoder(len(tokens), len(tokens))
 	if err != nil {
 		return nil, err
 	}
-	if err := d.append(context.Background(), tokens); err != nil {
+	defer d.close()
+	if err := d.append(ctx, tokens); err != nil {
 		return nil, err
 	}
-	c := m.cfg
-	logits := make([]float32, len(tokens)*c.VocabSize)
-	m.dev.MatMul(false, true, len(tokens), c.VocabSize, c.HiddenSize, m.ws.h, c.HiddenSize, m.head.w, c.HiddenSize, logits, c.VocabSize, false)
-	return logits, nil
+	logits, err := d.logits(ctx, len(tokens))
+	return slices.Clone(logits), err
 }
 
 // GenerateOptions say how [Model.Generate] chooses tokens.
@@ -61,10 +60,11 @@ func (m *Model) Generate(ctx context.Context, prompt []uint32, o GenerateOptions
 	if o.MaxTokens > m.cfg.MaxPositions-len(prompt) {
 		return fmt.Errorf("moe: generate: %d tokens after a prompt of %d are beyond the model's max_position_embeddings %d", o.MaxTokens, len(prompt), m.cfg.MaxPositions)
 	}
-	d, err := m.newDecoder(len(prompt) + o.MaxTokens)
+	d, err := m.newDecoder(len(prompt)+o.MaxTokens, 1)
 	if err != nil {
 		return err
 	}
+	defer d.close()
 	if o.Vocabulary == 0 || o.Vocabulary > m.cfg.VocabSize {
 		o.Vocabulary = m.cfg.VocabSize
 	}
@@ -77,7 +77,11 @@ func (m *Model) Generate(ctx context.Context, prompt []uint32, o GenerateOptions
 		if err := d.append(ctx, next); err != nil {
 			return err
 		}
-		token, err := choose.token(d.logits()[:o.Vocabulary])
+		logits, err := d.logits(ctx, 1)
+		if err != nil {
+			return err
+		}
+		token, err := choose.token(logits[:o.Vocabulary])
 		if err != nil {
 			return err
 		}
@@ -95,24 +99,45 @@ type decoder struct {
 	capacity int
 	length   int
 	k, v     [][]float32 // of each layer, [G, capacity, D]
-	last     []float32   // [V] room for logits
+	last     []float32   // [rows, V] room for logits
 }
 
-// newDecoder makes a decoder for a sequence of at most so many tokens.
-func (m *Model) newDecoder(capacity int) (*decoder, error) {
+// newDecoder makes a decoder for a sequence of at most so many tokens, and for the logits of so many at once.
+func (m *Model) newDecoder(capacity, rows int) (*decoder, error) {
 	if err := m.whole("reading a text"); err != nil {
 		return nil, err
 	}
-	c := m.cfg
+	c := &m.cfg
 	if capacity > c.MaxPositions {
 		return nil, fmt.Errorf("moe: a sequence of %d tokens is beyond the model's max_position_embeddings %d", capacity, c.MaxPositions)
 	}
-	d := &decoder{m: m, capacity: capacity, last: make([]float32, c.VocabSize)}
-	for range c.Layers {
-		d.k = append(d.k, make([]float32, capacity*c.kvWidth()))
-		d.v = append(d.v, make([]float32, capacity*c.kvWidth()))
+	d := &decoder{m: m, capacity: capacity, k: make([][]float32, c.Layers), v: make([][]float32, c.Layers)}
+	var err error
+	for l := range c.Layers {
+		if err == nil {
+			d.k[l], err = m.dev.Floats(capacity * c.kvWidth())
+		}
+		if err == nil {
+			d.v[l], err = m.dev.Floats(capacity * c.kvWidth())
+		}
+	}
+	if err == nil {
+		d.last, err = m.dev.Floats(rows * c.VocabSize)
+	}
+	if err != nil {
+		d.close()
+		return nil, fmt.Errorf("moe: keys, values and logits of a sequence of %d tokens: %w", capacity, err)
 	}
 	return d, nil
+}
+
+// close gives the decoder's memory back.
+func (d *decoder) close() {
+	for l := range d.k {
+		freeMemory(d.m.dev, d.k[l])
+		freeMemory(d.m.dev, d.v[l])
+	}
+	freeMemory(d.m.dev, d.last)
 }
 
 // append reads tokens. Their final hidden states are in ws.h afterwards, until the model is used again.
@@ -133,25 +158,33 @@ func (d *decoder) append(ctx context.Context, tokens []uint32) error {
 	if err != nil {
 		return err
 	}
-	m.ws.plan(c, f, passShape{rows: 1, s: len(tokens), keys: d.capacity, layers: c.Layers, last: true})
-	m.rope.extend(c, d.length+len(tokens))
+	if err := m.ws.plan(m.dev, c, f, passShape{rows: 1, s: len(tokens), layers: c.Layers, last: true}); err != nil {
+		return err
+	}
+	if err := m.rope.extend(m.dev, c, d.length+len(tokens)); err != nil {
+		return err
+	}
 	m.embedTokens(func(i int) uint32 { return tokens[i] })
 	err = m.decode(ctx, m.ws.xL, func(l int) kvTarget {
 		return kvTarget{k: d.k[l], v: d.v[l], capacity: d.capacity, first: d.length}
-	}, func(int, *saved) {})
+	})
 	if err != nil {
 		return err
 	}
-	m.normalize(m.ws.h, m.ws.normL(m))
+	m.dev.Normalize(m.ws.h, m.ws.xL, m.normL(), false)
 	d.length += len(tokens)
 	return nil
 }
 
-// logits returns the logits [V] after the last token read; they are valid until the next call.
-func (d *decoder) logits() []float32 {
+// logits returns the logits [rows, V] after so many of the tokens read last; they are valid until the next call.
+func (d *decoder) logits(ctx context.Context, rows int) ([]float32, error) {
 	m, h, v := d.m, d.m.cfg.HiddenSize, d.m.cfg.VocabSize
-	m.dev.MatMul(false, true, 1, v, h, m.ws.h[len(m.ws.h)-h:], h, m.head.w, h, d.last, v, false)
-	return d.last
+	logits := d.last[:rows*v]
+	m.dev.MatMul(false, true, rows, v, h, m.ws.h[len(m.ws.h)-rows*h:], h, m.head.w, h, logits, v, false)
+	if err := m.dev.ToHost(ctx, logits); err != nil {
+		return nil, fmt.Errorf("moe: reading a text: %w", err)
+	}
+	return logits, nil
 }
 
 // A sampler draws tokens from logits.

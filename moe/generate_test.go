@@ -24,11 +24,11 @@ func TestIncrementalLogits(t *testing.T) {
 		randomize(m, 1)
 		tokens := randomBatch(cfg, 1, 2*queryBlock+20, 2).Tokens
 		v := cfg.VocabSize
-		want, err := m.Logits(tokens)
+		want, err := m.Logits(t.Context(), tokens)
 		if err != nil {
 			t.Fatal(err)
 		}
-		d, err := m.newDecoder(len(tokens) + 5)
+		d, err := m.newDecoder(len(tokens)+5, 1)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -43,7 +43,11 @@ func TestIncrementalLogits(t *testing.T) {
 				t.Fatal(err)
 			}
 			first += n
-			worst = max(worst, maxDiff(t, d.logits(), want[(first-1)*v:first*v]))
+			logits, err := d.logits(t.Context(), 1)
+			if err != nil {
+				t.Fatal(err)
+			}
+			worst = max(worst, maxDiff(t, logits, want[(first-1)*v:first*v]))
 		}
 		t.Logf("%s: largest difference %.2g", name, worst)
 		if !(worst < 1e-5) {
@@ -73,7 +77,7 @@ func TestGenerate(t *testing.T) {
 	// Greedy choice is the largest logit of the whole text so far.
 	text := slices.Clone(prompt)
 	for range 12 {
-		logits, err := m.Logits(text)
+		logits, err := m.Logits(t.Context(), text)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -139,13 +143,15 @@ func TestGenerateRefuses(t *testing.T) {
 			t.Errorf("prompt %v, %+v: error %v, want one with %q", test.prompt, test.o, err, test.want)
 		}
 	}
-	if _, err := m.Logits(nil); err == nil {
+	if _, err := m.Logits(t.Context(), nil); err == nil {
 		t.Error("logits of nothing")
 	}
-	if _, err := m.Logits(make([]uint32, 17)); err == nil {
+	if _, err := m.Logits(t.Context(), make([]uint32, 17)); err == nil {
 		t.Error("logits of a sequence that is too long")
 	}
-	m.weights[len(m.weights)-1] = float32(math.NaN())
+	head := byName(m, "lm_head.weight").Weight
+	head[len(head)-1] = float32(math.NaN())
+	toDevice(m)
 	if err := m.Generate(context.Background(), []uint32{1}, GenerateOptions{MaxTokens: 1}, func(uint32) bool { return true }); err == nil || !strings.Contains(err.Error(), "not a number") {
 		t.Errorf("damaged weights: %v", err)
 	}

@@ -53,17 +53,57 @@ func fillByFormula(m *Model) {
 	if pad := m.cfg.PadTokenID; pad != NoToken {
 		clear(m.embed.w[pad*m.cfg.HiddenSize:][:m.cfg.HiddenSize])
 	}
+	toDevice(m)
 }
+
+// queryBlock is the number of queries that the CPU's attention takes at a time: lengths around it are edges.
+const queryBlock = 64
 
 func newModel(t testing.TB, cfg Config, threads int) *Model {
 	t.Helper()
 	dev := cpu.New(threads, xpu.FP32)
 	t.Cleanup(func() { dev.Close() })
+	return newModelOn(t, dev, cfg)
+}
+
+func newModelOn(t testing.TB, dev xpu.Device, cfg Config) *Model {
+	t.Helper()
 	m, err := New(cfg, dev)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return m
+}
+
+// weights and grads are copies of all that a model has, bucket by bucket.
+func weights(t testing.TB, m *Model) []float32 {
+	return all(t, m, func(b Bucket) []float32 { return b.Weight })
+}
+func grads(t testing.TB, m *Model) []float32 {
+	return all(t, m, func(b Bucket) []float32 { return b.Grad })
+}
+
+func all(t testing.TB, m *Model, of func(b Bucket) []float32) (joined []float32) {
+	t.Helper()
+	for _, b := range m.Buckets() {
+		toHost(t, m, of(b))
+		joined = append(joined, of(b)...)
+	}
+	return joined
+}
+
+// toHost brings memory of a model's device to the host, and toDevice what the host has written to its weights to the device.
+func toHost(t testing.TB, m *Model, x ...[]float32) {
+	t.Helper()
+	if err := m.dev.ToHost(t.Context(), x...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func toDevice(m *Model) {
+	for _, p := range m.Parameters() {
+		m.dev.ToDevice(p.Weight)
+	}
 }
 
 // golden is a file made by testdata/golden.py.
@@ -146,7 +186,7 @@ func TestGoldenLogits(t *testing.T) {
 			s, v := batch.SequenceLength, m.cfg.VocabSize
 			var got []float32
 			for row := range batch.Rows {
-				logits, err := m.Logits(batch.Tokens[row*(s+1):][:s])
+				logits, err := m.Logits(t.Context(), batch.Tokens[row*(s+1):][:s])
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -270,7 +310,7 @@ func TestOpenHuggingFace(t *testing.T) {
 				t.Fatal(err)
 			}
 			g := openGolden(t, name+"/expected.safetensors")
-			logits, err := m.Logits(g.ids())
+			logits, err := m.Logits(t.Context(), g.ids())
 			if err != nil {
 				t.Fatal(err)
 			}

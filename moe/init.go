@@ -27,6 +27,9 @@ func (m *Model) Init(seed uint64) {
 		h := m.cfg.HiddenSize
 		clear(m.embed.w[pad*h : (pad+1)*h])
 	}
+	for _, b := range m.buckets {
+		m.dev.ToDevice(b.Weight)
+	}
 }
 
 func (c Config) draw(dst []float32, seed uint64, name string) {

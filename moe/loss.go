@@ -40,32 +40,3 @@ func (o LossOptions) Validate() error {
 	}
 	return nil
 }
-
-// drawTarget draws an index with probability proportional to weights, by the inverse of their cumulative distribution: the first index at
-// which the sum of the weights, added up in order in float64, exceeds a uniform share of the whole. The share is a function of seed and
-// number: output number of the generator SplitMix64 (Steele, Lea and Flood 2014) whose state is the finalised seed. If the weights have no
-// sum, which only weights that are not numbers lack, the draw is the last of a positive weight, or 0.
-func drawTarget(weights []float32, seed, number uint64) int {
-	whole := 0.0
-	for _, x := range weights {
-		whole += float64(x)
-	}
-	left := whole * (float64(mix64(mix64(seed)+(number+1)*0x9e3779b97f4a7c15)>>11) / (1 << 53))
-	sum, last := 0.0, 0
-	for i, x := range weights {
-		if x > 0 {
-			last = i
-		}
-		if sum += float64(x); sum > left {
-			return i
-		}
-	}
-	return last
-}
-
-// mix64 is the finaliser of SplitMix64.
-func mix64(z uint64) uint64 {
-	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
-	z = (z ^ z>>27) * 0x94d049bb133111eb
-	return z ^ z>>31
-}

@@ -13,7 +13,8 @@ import (
 // same bits. It goes up when a change of the forward or backward pass changes a last bit.
 const OrderOfSums = 2
 
-// A Parameter is one weight tensor under its Hugging Face name. Weight and Grad are views into the model's memory.
+// A Parameter is one weight tensor under its Hugging Face name. Weight and Grad are parts of its bucket's, memory of the model's device: who
+// reads them in Go calls its ToHost before, who writes them ToDevice after.
 type Parameter struct {
 	Name   string
 	Shape  []int // linear weights are [out, in]
@@ -24,7 +25,8 @@ type Parameter struct {
 	Divided bool // it belongs to an expert, and ranks that share the experts hold different ones
 }
 
-// A Bucket is a contiguous stretch of the model's memory whose gradients are complete at the same time.
+// A Bucket is a contiguous stretch of the model's memory whose gradients are complete at the same time. Weight and Grad are memory of the
+// device, each as its Floats gave it.
 type Bucket struct {
 	Divided    bool // as its parameters are
 	Weight     []float32
@@ -40,9 +42,8 @@ type Model struct {
 	dispatch *dispatch // nil if no others share the experts
 	stage    stage
 
-	weights, grads []float32 // all tensors, one after the other
-	params         []*Parameter
-	buckets        []Bucket
+	params  []*Parameter
+	buckets []Bucket // the memory of all tensors
 
 	embed, norm, head tensor // [V, H], [H], [V, H]
 	layers            []layer
@@ -60,18 +61,16 @@ type tensor struct{ w, g []float32 }
 // A layer holds the tensors of one decoder layer as the products want them: q, k and v are one matrix, and so are gate and up of an expert,
 // which lie gate first like gate_up_proj of transformers v5. Norms are empty in the dense architecture, the router too.
 type layer struct {
-	norm1, norm2   tensor // [H]
-	qkv            tensor // [H+2GD, H]
-	qNorm, kNorm   tensor // [H], [GD]
-	out            tensor // [H, H]
-	router         tensor // [E, H]
-	gateUp, down   tensor // [E, 2I, H], [E, H, I]; without the first dimension if dense
-	gateUpW, downW [][]float32
-	gateUpG, downG [][]float32
+	norm1, norm2 tensor // [H]
+	qkv          tensor // [H+2GD, H]
+	qNorm, kNorm tensor // [H], [GD]
+	out          tensor // [H, H]
+	router       tensor // [E, H]
+	gateUp, down tensor // [E, 2I, H], [E, H, I]; without the first dimension if dense
 }
 
-// New makes a whole model with all weights zero; [Model.Init] or [Model.Load] gives them values. Memory for gradients is reserved but not
-// touched before the first [Model.Backward].
+// New makes a whole model with all weights zero; [Model.Init] or [Model.Load] gives them values. On the CPU memory for gradients is reserved but
+// not touched before the first [Model.Backward].
 func New(cfg Config, dev xpu.Device) (*Model, error) { return NewParallel(cfg, dev, Parallel{}) }
 
 // NewParallel makes a model as [New] does, of whose experts it may hold a part.
@@ -91,13 +90,39 @@ func NewParallel(cfg Config, dev xpu.Device, p Parallel) (*Model, error) {
 	if n > most {
 		return nil, fmt.Errorf("moe: %d parameters do not fit into this machine's address space; make the model smaller", n)
 	}
-	m := &Model{cfg: cfg, dev: dev, parallel: p, stage: here, weights: make([]float32, n), grads: make([]float32, n)}
+	m := &Model{cfg: cfg, dev: dev, parallel: p, stage: here}
 	m.loop.run = m.runPiece // kept, because a method value made for each loop would be an allocation
 	if p.ranks() > 1 {
-		m.dispatch = newDispatch(cfg, p)
+		m.dispatch = newDispatch(cfg, dev, p)
 	}
-	m.bind()
+	if err := m.bind(); err != nil {
+		m.Close()
+		return nil, fmt.Errorf("moe: weights and gradients of %d parameters, %d bytes: %w", n, 8*n, err)
+	}
 	return m, nil
+}
+
+// Close gives the memory of the model back to its device, which must be still open. The model must not be used afterwards. A device that is
+// closed takes back what its models have.
+func (m *Model) Close() {
+	for _, b := range m.buckets {
+		freeMemory(m.dev, b.Weight)
+		freeMemory(m.dev, b.Grad)
+	}
+	m.buckets, m.params, m.layers = nil, nil, nil
+	m.rope.free(m.dev)
+	m.ws.arena.free(m.dev)
+	for _, f := range m.flights {
+		f.arena.free(m.dev)
+		for i := range f.ways {
+			f.ways[i].free(m.dev)
+			f.memory[i].free(m.dev)
+		}
+	}
+	m.flights = nil
+	if m.dispatch != nil {
+		m.dispatch.free()
+	}
 }
 
 // Config returns the configuration that the model was made with.
@@ -114,12 +139,14 @@ func (m *Model) Buckets() []Bucket { return m.buckets }
 
 // ZeroGradients sets all gradients to zero.
 func (m *Model) ZeroGradients() {
-	m.split(len(m.grads), operands{}, func(m *Model, _ *operands, _, lo, hi int) { clear(m.grads[lo:hi]) })
+	for _, b := range m.buckets {
+		m.dev.Zero(b.Grad)
+	}
 }
 
-// bind cuts the weights into tensors, makes parameters of them, which take their names and shapes from the list of [Config.Tensors], and
-// makes buckets of these.
-func (m *Model) bind() {
+// bind makes memory for the weights and gradients, a piece of either for each bucket, cuts it into tensors, and makes parameters of them, which
+// take their names and shapes from the list of [Config.Tensors].
+func (m *Model) bind() error {
 	c := m.cfg
 	h, kv, ffn := c.HiddenSize, c.kvWidth(), c.IntermediateSize
 	norms, experts, firstExpert := 0, 1, 0
@@ -127,11 +154,29 @@ func (m *Model) bind() {
 		norms, experts = 1, c.Experts/m.parallel.ranks()
 		firstExpert = m.parallel.rank() * experts
 	}
-	at, start := 0, 0
-	take := func(n int) tensor {
-		t := tensor{m.weights[at : at+n : at+n], m.grads[at : at+n : at+n]}
-		at += n
-		return t
+	type sized struct {
+		*tensor
+		n int
+	}
+	bucket := func(divided bool, tensors ...sized) (err error) { // makes its memory
+		n := 0
+		for _, t := range tensors {
+			n += t.n
+		}
+		m.buckets = append(m.buckets, Bucket{Divided: divided})
+		b := &m.buckets[len(m.buckets)-1]
+		if b.Weight, err = m.dev.Floats(n); err != nil {
+			return err
+		}
+		if b.Grad, err = m.dev.Floats(n); err != nil {
+			return err
+		}
+		whole, at := tensor{b.Weight, b.Grad}, 0
+		for _, t := range tensors {
+			*t.tensor = whole.rows(at, t.n, 1)
+			at += t.n
+		}
+		return nil
 	}
 	list, next := c.Tensors(), 0
 	perLayer := len(list) - 1 - norms // tensors
@@ -150,57 +195,61 @@ func (m *Model) bind() {
 		m.params = append(m.params, made...)
 		return made
 	}
-	bucket := func(divided bool, held []*Parameter) { // of what has been taken since the last one
-		m.buckets = append(m.buckets, Bucket{Divided: divided, Weight: m.weights[start:at:at], Grad: m.grads[start:at:at], Parameters: held})
-		start = at
+	hold := func(held ...*Parameter) { // by the last bucket
+		b := &m.buckets[len(m.buckets)-1]
+		b.Parameters = append(b.Parameters, held...)
 	}
 
 	if m.stage.first {
-		m.embed = take(c.VocabSize * h)
-		m.head = m.embed
+		tensors := []sized{{&m.embed, c.VocabSize * h}}
 		if c.TieEmbeddings {
-			m.norm = take(norms * h)
+			tensors = append(tensors, sized{&m.norm, norms * h})
 		}
-		bucket(false, parameters(false, m.embed))
+		if err := bucket(false, tensors...); err != nil {
+			return err
+		}
+		m.head = m.embed
+		hold(parameters(false, m.embed)...)
 	}
 	m.layers = make([]layer, m.stage.layers)
 	for i := range m.layers {
 		next = 1 + (m.stage.from+i)*perLayer
 		l := &m.layers[i]
-		l.norm1 = take(norms * h)
-		l.qkv = take(c.qkvWidth() * h)
-		l.qNorm, l.kNorm = take(norms*h), take(norms*kv)
-		l.out = take(h * h)
-		l.norm2 = take(norms * h)
-		l.router = take(c.Experts * h)
-		held := parameters(false, l.norm1, l.qkv.rows(0, h, h), l.qkv.rows(h, kv, h), l.qkv.rows(h+kv, kv, h), l.qNorm, l.kNorm, l.out, l.norm2, l.router)
-		if c.moe() {
-			bucket(false, held)
-			held = nil
+		rest := []sized{{&l.norm1, norms * h}, {&l.qkv, c.qkvWidth() * h}, {&l.qNorm, norms * h}, {&l.kNorm, norms * kv}, {&l.out, h * h},
+			{&l.norm2, norms * h}, {&l.router, c.Experts * h}}
+		feedForward := []sized{{&l.gateUp, experts * 2 * ffn * h}, {&l.down, experts * h * ffn}}
+		if !c.moe() {
+			rest, feedForward = append(rest, feedForward...), nil
 		}
-		l.gateUp = take(experts * 2 * ffn * h)
-		l.down = take(experts * h * ffn)
+		if err := bucket(false, rest...); err != nil {
+			return err
+		}
+		hold(parameters(false, l.norm1, l.qkv.rows(0, h, h), l.qkv.rows(h, kv, h), l.qkv.rows(h+kv, kv, h), l.qNorm, l.kNorm, l.out, l.norm2, l.router)...)
+		if c.moe() {
+			if err := bucket(true, feedForward...); err != nil {
+				return err
+			}
+		}
 		var downs []*Parameter // they lie behind all gates and ups
 		next += 3 * firstExpert
 		for e := range experts {
-			both, down := l.gateUp.rows(e, 1, 2*ffn*h), l.down.rows(e, 1, h*ffn)
-			l.gateUpW, l.gateUpG = append(l.gateUpW, both.w), append(l.gateUpG, both.g)
-			l.downW, l.downG = append(l.downW, down.w), append(l.downG, down.g)
-			held = append(held, parameters(c.moe(), both.rows(0, ffn, h), both.rows(ffn, ffn, h))...)
-			downs = append(downs, parameters(c.moe(), down)...)
+			hold(parameters(c.moe(), l.gateUp.rows(2*e*ffn, ffn, h), l.gateUp.rows((2*e+1)*ffn, ffn, h))...)
+			downs = append(downs, parameters(c.moe(), l.down.rows(e*h, h, ffn))...)
 		}
-		bucket(c.moe(), append(held, downs...))
+		hold(downs...)
 	}
 	next = 1 + c.Layers*perLayer
 	switch {
 	case c.TieEmbeddings:
 		m.buckets[0].Parameters = append(m.buckets[0].Parameters, parameters(false, m.norm)...)
 	case m.stage.last:
-		m.norm = take(norms * h)
-		m.head = take(c.VocabSize * h)
-		bucket(false, parameters(false, m.norm, m.head))
+		if err := bucket(false, sized{&m.norm, norms * h}, sized{&m.head, c.VocabSize * h}); err != nil {
+			return err
+		}
+		hold(parameters(false, m.norm, m.head)...)
 	}
 	slices.Reverse(m.buckets)
+	return nil
 }
 
 // rows is the piece of a matrix with the given number of columns that starts at row first and has n rows.

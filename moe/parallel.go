@@ -3,7 +3,6 @@ package moe
 import (
 	"fmt"
 	"math"
-	"slices"
 	"strings"
 
 	"mula/xpu"
@@ -133,11 +132,13 @@ func (c Config) UniformCopies(d Dispatch, ranks, to, tokens int) int64 {
 	if d == AllGather {
 		return int64(tokens)
 	}
-	copies, chosen, held := int64(0), make([]int32, c.ExpertsPerToken), c.Experts/ranks
+	copies, held := int64(0), c.Experts/ranks
 	for t := range tokens {
-		inTurn(chosen, t, c.Experts)
-		if slices.ContainsFunc(chosen, func(e int32) bool { return int(e)/held == to }) {
-			copies++
+		for j := range c.ExpertsPerToken {
+			if (t*c.ExpertsPerToken+j)%c.Experts/held == to {
+				copies++
+				break
+			}
 		}
 	}
 	return copies
@@ -194,5 +195,5 @@ func (c Config) dispatchMemory(p Pass) int64 {
 	layer += got * k                                       // rowOf
 	numbers += got*(h+3*k) + rows*(2*h+2*ffn+1) + tokens*k // choices, back; those of the rows; tokenWeights
 	numbers += layers*layer + kept*(got*h+rows*2*ffn)
-	return 4*numbers + sums + 8*layers*(e/ranks+2*(ranks+1))
+	return 4*numbers + sums + layers*(4*(e/ranks)+8*2*(ranks+1))
 }

@@ -2,8 +2,10 @@ package moe
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"math"
 	"runtime"
 	"slices"
@@ -25,12 +27,18 @@ type rankGroup struct {
 // newRanks makes a group of n with links from local, which wrap may change.
 func newRanks(t testing.TB, cfg Config, n, threads int, p Parallel, wrap func(xpu.Link) xpu.Link) rankGroup {
 	t.Helper()
+	return newRanksOn(t, func(int) xpu.Device { return cpu.New(threads, xpu.FP32) }, cfg, n, p, wrap)
+}
+
+// newRanksOn makes a group of which rank r computes on device(r).
+func newRanksOn(t testing.TB, device func(r int) xpu.Device, cfg Config, n int, p Parallel, wrap func(xpu.Link) xpu.Link) rankGroup {
+	t.Helper()
 	var g rankGroup
-	for _, link := range local.New(n) {
+	for r, link := range local.New(n) {
 		if wrap != nil {
 			link = wrap(link)
 		}
-		dev := cpu.New(threads, xpu.FP32)
+		dev := device(r)
 		p.Experts = xpu.NewComm(link)
 		m, err := NewParallel(cfg, dev, p)
 		if err != nil {
@@ -90,6 +98,7 @@ func (g rankGroup) gradients(t testing.TB) map[string][]float32 {
 	sum := map[string][]float32{}
 	for _, m := range g.models {
 		for _, p := range m.Parameters() {
+			toHost(t, m, p.Grad)
 			switch {
 			case sum[p.Name] == nil:
 				sum[p.Name] = slices.Clone(p.Grad)
@@ -104,17 +113,17 @@ func (g rankGroup) gradients(t testing.TB) map[string][]float32 {
 }
 
 // bits is everything that the ranks have computed.
-func (g rankGroup) bits(stats []Stats) string {
+func (g rankGroup) bits(t testing.TB, stats []Stats) string {
+	t.Helper()
 	var b strings.Builder
 	for r, m := range g.models {
 		s := stats[r]
 		fmt.Fprintf(&b, "rank %d: %x %x %x %x %v %x\n", r, s.Loss, s.Aux, s.Z, s.RowLoss, s.ExpertCounts, s.RouterEntropy)
 		for _, p := range m.Parameters() {
-			h := uint64(0)
-			for _, v := range p.Grad {
-				h = mix64(h ^ uint64(math.Float32bits(v)))
-			}
-			fmt.Fprintf(&b, "%s %x\n", p.Name, h)
+			toHost(t, m, p.Grad)
+			h := fnv.New64a()
+			binary.Write(h, binary.LittleEndian, p.Grad)
+			fmt.Fprintf(&b, "%s %x\n", p.Name, h.Sum64())
 		}
 	}
 	return b.String()
@@ -318,7 +327,7 @@ func TestParallelBits(t *testing.T) {
 						for _, m := range g.models {
 							m.ZeroGradients()
 						}
-						got := g.bits(g.backward(t, batches, opts))
+						got := g.bits(t, g.backward(t, batches, opts))
 						if want == "" {
 							want = got
 						}
@@ -350,7 +359,7 @@ func TestGroupOfOneIsTheWholeModel(t *testing.T) {
 			t.Fatal(err)
 		}
 		g.backward(t, []Batch{batch}, BackwardOptions{Loss: fullLoss})
-		if !slices.Equal(whole.grads, g.models[0].grads) {
+		if !slices.Equal(grads(t, whole), grads(t, g.models[0])) {
 			t.Errorf("%s: other gradients", name)
 		}
 		for _, traffic := range g.comms[0].Traffic() {
@@ -432,7 +441,7 @@ func TestDispatchBytes(t *testing.T) {
 						copies[l] = make([][]int64, n)
 						for from, m := range g.models {
 							copies[l][from] = make([]int64, n)
-							chosen := m.ws.saved[l].chosen
+							chosen := m.ws.saved[l].routing.Chosen
 							for first := 0; first < len(chosen); first += cfg.ExpertsPerToken {
 								for to := range n {
 									if dispatch == AllGather || slices.ContainsFunc(chosen[first:first+cfg.ExpertsPerToken], func(e int32) bool { return int(e)*n/cfg.Experts == to }) {
@@ -529,11 +538,11 @@ func TestUniformRouting(t *testing.T) {
 				t.Fatalf("layer %d: %v", l, counts)
 			}
 		}
-		st := &whole.ws.saved[l]
-		for pair, e := range st.chosen {
+		r := &whole.ws.saved[l].routing
+		for pair, e := range r.Chosen {
 			token := pair / 2
-			if int(e) != pair%8 || st.weight[st.rowOf[pair]] != st.probs[token*8+int(e)] {
-				t.Fatalf("layer %d, token %d: expert %d with weight %v", l, token, e, st.weight[st.rowOf[pair]])
+			if int(e) != pair%8 || r.Weight[r.RowOf[pair]] != r.Probs[token*8+int(e)] {
+				t.Fatalf("layer %d, token %d: expert %d with weight %v", l, token, e, r.Weight[r.RowOf[pair]])
 			}
 		}
 	}
@@ -572,7 +581,7 @@ func TestParallelWeights(t *testing.T) {
 					if err := give(m); err != nil {
 						t.Fatal(err)
 					}
-					last, weights := -1, 0
+					last, elements := -1, 0
 					for _, p := range m.Parameters() {
 						want := whole.Parameters()[p.Index]
 						if p.Name != want.Name || !slices.Equal(p.Shape, want.Shape) || !slices.Equal(p.Weight, want.Weight) || p.Divided != want.Divided {
@@ -582,11 +591,11 @@ func TestParallelWeights(t *testing.T) {
 							t.Errorf("%s: divided %v, number %d after %d", p.Name, p.Divided, p.Index, last)
 						}
 						last = p.Index
-						weights += len(p.Weight)
+						elements += len(p.Weight)
 						held[p.Index]++
 					}
-					if want := cfg.Memory(Pass{Rows: 1, SequenceLength: 1, ExpertRanks: n}).Weights; want != 4*int64(weights) || weights != len(m.weights) {
-						t.Errorf("rank %d of %d: %d weights in %d, Memory says %d bytes", r, n, weights, len(m.weights), want)
+					if want := cfg.Memory(Pass{Rows: 1, SequenceLength: 1, ExpertRanks: n}).Weights; want != 4*int64(elements) || elements != len(weights(t, m)) {
+						t.Errorf("rank %d of %d: %d weights in %d, Memory says %d bytes", r, n, elements, len(weights(t, m)), want)
 					}
 				}
 				for i, p := range whole.Parameters() {
@@ -695,13 +704,13 @@ func TestRefusedParallel(t *testing.T) {
 		}
 	}
 	m := newRanks(t, nano, 2, 1, Parallel{}, nil).models[0]
-	_, logits := m.Logits([]uint32{1})
+	_, logits := m.Logits(t.Context(), []uint32{1})
 	_, targets := m.Backward(t.Context(), randomBatch(nano, 1, 4, 1), BackwardOptions{})
 	for _, test := range []struct {
 		err  error
 		want string
 	}{
-		{m.Save(t.TempDir(), SaveOptions{}), "this rank holds 1/2 of the experts"},
+		{m.Save(t.Context(), t.TempDir(), SaveOptions{}), "this rank holds 1/2 of the experts"},
 		{m.Generate(t.Context(), []uint32{1}, GenerateOptions{MaxTokens: 1}, func(uint32) bool { return true }), "this rank holds 1/2 of the experts"},
 		{logits, "this rank holds 1/2 of the experts"},
 		{targets, "set Targets"},
@@ -807,7 +816,7 @@ func TestParallelBuffersArePlanned(t *testing.T) {
 				if dispatch == AllGather {
 					got += xpu.SumMemory(2, 512*(cfg.HiddenSize+cfg.ExpertsPerToken), 4) // of the group
 				}
-				if got != want.Buffers || want.Gradients != int64(4*len(m.grads)) {
+				if got != want.Buffers || want.Gradients != int64(4*len(grads(t, m))) {
 					t.Errorf("%s, rank %d, recompute %v: buffers take %d bytes, Memory says %+v", dispatch, r, recompute, got, want)
 				}
 				sizes[recompute] = got
@@ -820,19 +829,21 @@ func TestParallelBuffersArePlanned(t *testing.T) {
 // dispatchBytes is the memory that a dispatch has asked for, but for what depends on the number of ranks alone.
 func dispatchBytes(m *Model) int64 {
 	d := m.dispatch
-	n := cap(d.choices) + cap(d.back) + cap(d.gathered) + cap(d.expert) + cap(d.act) + cap(d.dact) + cap(d.dweight) + cap(d.tokenWeights)
-	words := 0
+	n, words := cap(d.choices), 0
+	for _, s := range []stock[float32]{d.back, d.gathered, d.expert, d.act, d.dact, d.dweight, d.tokenWeights} {
+		n += len(s.whole)
+	}
 	memory := []layerMemory{d.memory}
 	for _, f := range m.flights {
 		for i := range f.ways {
 			w := &f.ways[i]
-			n += cap(w.place) + cap(w.own.rowOf) + cap(w.own.tokenOf) + cap(w.own.weight)
-			words += len(w.sent) + len(w.received) + len(w.own.counts)
+			n += cap(w.place) + cap(w.rowOf) + len(w.counts.whole) + len(w.tokenOf.whole) + len(w.weight.whole)
+			words += len(w.sent) + len(w.received)
 		}
 		memory = append(memory, f.memory...)
 	}
 	for _, b := range memory {
-		n += cap(b.x) + cap(b.gateUp)
+		n += len(b.x.whole) + len(b.gateUp.whole)
 	}
 	if c, ok := d.courier.(*directCourier); ok {
 		n += cap(c.sentRows) + cap(c.sentChoices)

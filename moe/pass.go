@@ -4,13 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 
-	"mula/xpu/cpu"
+	"mula/xpu"
 )
 
-// Forward computes the loss of a batch. Aux is in the form [AuxHF]. The context ends waiting for the ranks that share the experts, and with
-// it their group; a whole model does not look at it.
+// Forward computes the loss of a batch. Aux is in the form [AuxHF]. The context ends waiting for the device, and for the ranks that share the
+// experts, with which their group ends.
 func (m *Model) Forward(ctx context.Context, batch Batch) (Stats, error) {
 	if err := m.oneStage(); err != nil {
 		return Stats{}, err
@@ -26,6 +25,8 @@ func (m *Model) Forward(ctx context.Context, batch Batch) (Stats, error) {
 // the batches of all ranks add to them, those of the other parameters what this rank's batch adds: the sum over all ranks that hold a
 // parameter is the gradient of the whole step, for both, without a factor. The context is that of [Model.Forward]. After an error the
 // gradients are a part of what they should be.
+//
+// The device may be at the gradients still when Backward returns; what it is asked after that comes after them, and ToHost waits for them.
 func (m *Model) Backward(ctx context.Context, batch Batch, opts BackwardOptions) (Stats, error) {
 	if err := m.oneStage(); err != nil {
 		return Stats{}, err
@@ -66,25 +67,31 @@ func (m *Model) targets(batch Batch, opts BackwardOptions) (int64, error) {
 // backward is the backward pass of the flight at hand, of a step with so many targets. in is what comes from the stage behind, nil on the
 // last; out is for the stage before, nil on the first.
 func (m *Model) backward(ctx context.Context, opts BackwardOptions, targets int64, in, out *Relay) (Stats, error) {
-	c, w := m.cfg, &m.ws
-	share := float64(w.shape.rows*w.shape.s) / float64(targets)
+	c, w := &m.cfg, &m.ws
+	share := float64(w.shape.tokens()) / float64(targets)
 	fresh := w.latest == w.flight // what flights share is still this one's
 	w.latest = nil                // and is no more, once this pass is over
 	done := progress{opts.Done, 0}
-	stats := m.stats(opts.Loss.Aux)
 	if in == nil {
 		if !fresh {
-			m.renormalize(w.h, w.normL(m))
+			m.dev.Normalize(w.h, w.xL, m.normL(), true)
 		}
-		m.crossEntropy(w.batch, opts, &stats, 1/float64(targets))
-		clear(w.dx)
-		m.normGrad(w.dx, w.dh, w.normL(m))
+		m.crossEntropy(opts, 1/float64(targets))
+		m.dev.Zero(w.dx)
+		m.dev.NormGrad(w.dx, w.dh, w.xL, m.normL(), m.norm.g)
 		if !c.TieEmbeddings {
 			done.next()
 		}
+		if err := m.settle(ctx); err != nil {
+			return Stats{}, err
+		}
 	} else {
-		copy(w.dx, in.Hidden)
+		m.dev.Copy(w.dx, in.Hidden)
 		copy(w.sums, in.Router)
+	}
+	stats := m.stats(opts.Loss.Aux)
+	if c.moe() {
+		m.auxSlopes(opts.Loss, share)
 	}
 	zFactor := opts.Loss.ZCoefficient * share * 2 / (float64(c.Layers) * float64(w.tokens()) * float64(max(1, c.ExpertsPerToken)))
 	for i := len(m.layers) - 1; i >= 0; i-- {
@@ -92,9 +99,6 @@ func (m *Model) backward(ctx context.Context, opts BackwardOptions, targets int6
 		last := fresh && i == len(m.layers)-1 // what layers share is still the last layer's
 		if err := m.restore(ctx, l, st, i, last); err != nil {
 			return Stats{}, err
-		}
-		if c.moe() {
-			m.auxSlope(opts.Loss, share, i)
 		}
 		if err := m.feedForwardGrad(ctx, l, st, i, zFactor); err != nil {
 			return Stats{}, err
@@ -106,10 +110,10 @@ func (m *Model) backward(ctx context.Context, opts BackwardOptions, targets int6
 		done.next()
 	}
 	if out == nil {
-		m.embedGrad()
+		m.dev.EmbedGrad(m.embed.g, w.dx, w.ids, c.HiddenSize, int32(c.PadTokenID))
 		done.next()
 	} else {
-		copy(out.Hidden, w.dx)
+		m.dev.Copy(out.Hidden, w.dx)
 		copy(out.Router, w.sums)
 	}
 	return stats, nil
@@ -130,7 +134,7 @@ func (p *progress) next() {
 
 // take plans a pass over a batch and takes the flight of a slot at hand. Its forward pass follows.
 func (m *Model) take(slot int, batch Batch, train bool) error {
-	shape := passShape{rows: batch.Rows, s: batch.SequenceLength, keys: batch.SequenceLength, train: train,
+	shape := passShape{rows: batch.Rows, s: batch.SequenceLength, train: train,
 		logits: m.stage.last, layers: len(m.layers), last: m.stage.last, elsewhere: m.dispatch != nil}
 	if train {
 		if err := m.recompute.validate(); err != nil {
@@ -142,18 +146,14 @@ func (m *Model) take(slot int, batch Batch, train bool) error {
 	if err != nil {
 		return err
 	}
-	m.ws.plan(m.cfg, f, shape)
 	f.batch = batch
-	return nil
+	return m.ws.plan(m.dev, m.cfg, f, shape)
 }
 
 // flight returns that of a slot, which must be free.
 func (m *Model) flight(slot int) (*flight, error) {
 	for slot >= len(m.flights) {
-		f := &flight{sums: make(routerSums, m.routerSums())}
-		for range m.layers {
-			f.counts = append(f.counts, make([]int64, m.cfg.Experts))
-		}
+		f := newFlight(m.cfg, len(m.layers))
 		if m.dispatch != nil {
 			f.ways, f.memory = m.dispatch.ways(len(m.layers)), make([]layerMemory, len(m.layers))
 		}
@@ -175,12 +175,14 @@ func (m *Model) forward(ctx context.Context, in, out *Relay) error {
 			return err
 		}
 	}
-	m.rope.extend(m.cfg, w.shape.s)
+	if err := m.rope.extend(m.dev, m.cfg, w.shape.s); err != nil {
+		return err
+	}
 	clear(w.sums)
 	if in == nil {
 		m.embedTokens(w.batch.input)
 	} else {
-		m.copyRows(w.saved[0].x0, in.Hidden)
+		m.dev.Copy(w.saved[0].x0, in.Hidden)
 		copy(w.sums, in.Router)
 	}
 	end := w.xL
@@ -188,35 +190,40 @@ func (m *Model) forward(ctx context.Context, in, out *Relay) error {
 		end = out.Hidden
 	}
 	w.latest = nil
-	err := m.decode(ctx, end, func(int) kvTarget { return w.ownKeys() }, func(number int, st *saved) {
-		for e, n := range st.counts {
-			w.counts[number][e] = int64(n)
-		}
-		if m.cfg.moe() {
-			w.sums.add(w, number)
-		}
-	})
-	if err != nil {
+	if err := m.decode(ctx, end, func(int) kvTarget { return w.ownKeys() }); err != nil {
 		return err
 	}
 	if out != nil {
+		if err := m.settle(ctx); err != nil {
+			return err
+		}
 		copy(out.Router, w.sums)
 	} else {
-		m.normalize(w.h, w.normL(m))
+		m.dev.Normalize(w.h, w.xL, m.normL(), false)
 	}
 	w.latest = w.flight
 	return nil
 }
 
-// stats are what is known after the forward pass of the flight at hand, but for the losses of the batch.
+// stats are those of the flight at hand, which has settled.
 func (m *Model) stats(aux AuxForm) Stats {
 	w := &m.ws
-	s := Stats{Targets: w.batch.Rows * w.batch.SequenceLength, RowLoss: w.rowLoss}
+	s := Stats{Targets: w.shape.tokens(), RowLoss: w.rowLoss}
 	if m.cfg.moe() {
 		s.ExpertCounts, s.RouterEntropy = w.counts, w.entropy
-		if m.stage.last {
-			s.Aux, s.Z = m.auxLoss(aux), m.zLoss()
-		}
+	}
+	if !m.stage.last {
+		return s
+	}
+	if m.cfg.moe() {
+		s.Aux, s.Z = m.auxLoss(aux), m.zLoss()
+	}
+	clear(s.RowLoss)
+	for t, ce := range w.ce {
+		s.RowLoss[t/w.shape.s] += ce
+	}
+	for _, loss := range s.RowLoss {
+		s.Loss += loss
 	}
 	return s
 }
@@ -227,17 +234,12 @@ func (m *Model) embedTokens(token func(i int) uint32) {
 	for i := range w.ids {
 		w.ids[i] = int32(token(i))
 	}
-	m.split(len(w.ids), operands{dst: w.saved[0].x0}, func(m *Model, o *operands, _, lo, hi int) {
-		h := m.cfg.HiddenSize
-		for i := lo; i < hi; i++ {
-			copy(o.dst[i*h:][:h], m.embed.w[int(m.ws.ids[i])*h:])
-		}
-	})
+	m.dev.IntsToDevice(w.ids)
+	m.dev.Embed(w.saved[0].x0, m.embed.w, w.ids, m.cfg.HiddenSize)
 }
 
-// decode runs the layers on the input of the first, whose output of the last goes to end. Keys and values of layer l go to target(l); done
-// is told about every layer whose forward pass is over.
-func (m *Model) decode(ctx context.Context, end []float32, target func(l int) kvTarget, done func(l int, st *saved)) error {
+// decode runs the layers on the input of the first, whose output of the last goes to end. Keys and values of layer l go to target(l).
+func (m *Model) decode(ctx context.Context, end []float32, target func(l int) kvTarget) error {
 	w := &m.ws
 	for i := range m.layers {
 		st, out := &w.saved[0], w.saved[0].x0
@@ -254,72 +256,28 @@ func (m *Model) decode(ctx context.Context, end []float32, target func(l int) kv
 		if err := m.feedForward(ctx, &m.layers[i], st, i, out); err != nil {
 			return err
 		}
-		done(i, st)
 	}
 	return nil
 }
 
-// normL is the norm after the last layer.
-func (w *workspace) normL(m *Model) norm { return norm{m.norm, w.xL, w.meanL, w.rstdL} }
-
-// crossEntropy fills in the losses of stats from the final hidden states in ws.h, a block of tokens at a time. With a scale other than 0 it
-// also computes the gradient of scale·loss: that of the hidden states goes to ws.dh, that of the head is added to its gradient.
-func (m *Model) crossEntropy(batch Batch, opts BackwardOptions, stats *Stats, scale float64) {
-	c, w := m.cfg, &m.ws
-	h, v := c.HiddenSize, c.VocabSize
+// crossEntropy computes the losses of the batch at hand from the final hidden states in ws.h, a block of tokens at a time; they are in ws.ce
+// after a wait. With a scale other than 0 it also computes the gradient of scale·loss: that of the hidden states goes to ws.dh, that of the
+// head is added to its gradient.
+func (m *Model) crossEntropy(opts BackwardOptions, scale float64) {
+	w, h, v := &m.ws, m.cfg.HiddenSize, m.cfg.VocabSize
 	for t := range w.targets {
-		w.targets[t] = int32(batch.target(t))
+		w.targets[t] = int32(w.batch.target(t))
 	}
-	for first := 0; first < stats.Targets; first += w.logitsRows {
-		n := min(w.logitsRows, stats.Targets-first)
+	m.dev.IntsToDevice(w.targets)
+	for first := 0; first < len(w.targets); first += w.logitsRows {
+		n := min(w.logitsRows, len(w.targets)-first)
 		x := w.h[first*h:][:n*h]
 		m.dev.MatMul(false, true, n, v, h, x, h, m.head.w, h, w.logits, v, false)
-		m.split(n, operands{first: first, scale: scale, opts: opts}, func(m *Model, o *operands, _, lo, hi int) {
-			w, v := &m.ws, m.cfg.VocabSize
-			for i := lo; i < hi; i++ {
-				logits := w.logits[i*v:][:v]
-				t := o.first + i
-				right := float64(logits[w.targets[t]])
-				top := cpu.Max(logits)
-				sum := cpu.ExpSum(logits, logits, top)
-				if o.opts.SampleTargets {
-					target := drawTarget(logits, o.opts.SampleSeed, uint64(o.opts.FirstTarget)+uint64(t))
-					w.targets[t] = int32(target)
-					right = math.Log(float64(logits[target])) + float64(top)
-				}
-				w.ce[t] = math.Log(float64(sum)) + float64(top) - right
-				if o.scale != 0 {
-					cpu.Scale(logits, float32(o.scale/float64(sum)))
-					logits[w.targets[t]] -= float32(o.scale)
-				}
-			}
-		})
+		m.dev.CrossEntropy(xpu.CrossEntropy{Width: v, Logits: w.logits[:n*v], Targets: w.targets[first:][:n], Loss: w.ce[first:][:n], Scale: scale,
+			Sample: opts.SampleTargets, Seed: opts.SampleSeed, First: uint64(opts.FirstTarget) + uint64(first)})
 		if scale != 0 {
 			m.dev.MatMul(false, false, n, h, v, w.logits, v, m.head.w, h, w.dh[first*h:], h, false)
 			m.dev.MatMul(true, false, v, h, n, w.logits, v, x, h, m.head.g, h, true)
 		}
 	}
-	clear(stats.RowLoss)
-	for t, ce := range w.ce {
-		stats.RowLoss[t/batch.SequenceLength] += ce
-	}
-	for _, loss := range stats.RowLoss {
-		stats.Loss += loss
-	}
-}
-
-// embedGrad adds the gradient of the embeddings, a stripe of columns at a time: two tokens of the batch can be the same.
-func (m *Model) embedGrad() {
-	const stripe = 64
-	m.split((m.cfg.HiddenSize+stripe-1)/stripe, operands{}, func(m *Model, _ *operands, _, lo, hi int) {
-		c, w := m.cfg, &m.ws
-		h := c.HiddenSize
-		lo, hi = lo*stripe, min(h, hi*stripe)
-		for t, id := range w.ids {
-			if int(id) != c.PadTokenID {
-				at := int(id) * h
-				cpu.Axpy(m.embed.g[at+lo:at+hi], 1, w.dx[t*h+lo:t*h+hi])
-			}
-		}
-	})
 }

@@ -29,9 +29,9 @@ func TestBitsDoNotDependOnThreads(t *testing.T) {
 					t.Fatal(err)
 				}
 				if want == nil {
-					want, wantLoss = slices.Clone(m.grads), stats.Loss
+					want, wantLoss = grads(t, m), stats.Loss
 				}
-				if !slices.Equal(m.grads, want) || stats.Loss != wantLoss {
+				if !slices.Equal(grads(t, m), want) || stats.Loss != wantLoss {
 					t.Errorf("%s: %d threads, call %d: other bits", name, threads, call)
 				}
 			}
@@ -121,7 +121,7 @@ func TestForwardEqualsBackward(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if slices.ContainsFunc(m.grads, func(g float32) bool { return g != 0 }) {
+		if slices.ContainsFunc(grads(t, m), func(g float32) bool { return g != 0 }) {
 			t.Errorf("%s: Forward touched the gradients", name)
 		}
 		backward, err := m.Backward(t.Context(), batch, BackwardOptions{Loss: LossOptions{Aux: AuxHF}})
@@ -208,12 +208,15 @@ func TestLossFalls(t *testing.T) {
 				first = last
 			}
 			norm := 0.0
-			for _, g := range m.grads {
+			for _, g := range grads(t, m) {
 				norm += float64(g) * float64(g)
 			}
-			for i, g := range m.grads {
-				m.weights[i] -= float32(1/math.Sqrt(norm)) * g
+			for _, p := range m.Parameters() {
+				for i, g := range p.Grad {
+					p.Weight[i] -= float32(1/math.Sqrt(norm)) * g
+				}
 			}
+			toDevice(m)
 		}
 		if !(last < first-1) {
 			t.Errorf("%s: loss went from %v to %v", name, first, last)
@@ -262,7 +265,7 @@ func TestRefusedBatches(t *testing.T) {
 	if _, err := m.Backward(t.Context(), good, BackwardOptions{}); err == nil || !strings.Contains(err.Error(), `recompute "all" is unknown; known are "none", "experts" and "layers"`) {
 		t.Errorf("recompute all: %v", err)
 	}
-	if slices.ContainsFunc(m.grads, func(g float32) bool { return g != 0 }) {
+	if slices.ContainsFunc(grads(t, m), func(g float32) bool { return g != 0 }) {
 		t.Error("a refused batch touched the gradients")
 	}
 }
@@ -281,12 +284,47 @@ func TestBuffersArePlanned(t *testing.T) {
 			}
 			want := cfg.Memory(Pass{Rows: 4, SequenceLength: 128, Recompute: recompute})
 			got := arenaBytes(m)
-			if got != want.Buffers || want.Weights != int64(4*len(m.weights)) || want.Gradients != int64(4*len(m.grads)) {
+			if got != want.Buffers || want.Weights != int64(4*len(weights(t, m))) || want.Gradients != int64(4*len(grads(t, m))) {
 				t.Errorf("%s, recompute %v: buffers take %d bytes, Memory says %+v", name, recompute, got, want)
 			}
 			sizes[recompute] = got
 		}
 		checkSaved(t, name, sizes)
+	}
+}
+
+// Buffers that a device gives in many pieces serve as those in one: the gradients are the same bits, whatever the order of shapes.
+func TestBlocksOfMemory(t *testing.T) {
+	defer func(n int) { blockElements = n }(blockElements)
+	for name, cfg := range gradientCases(t) {
+		var want []float32
+		for _, bound := range []int{1 << 28, 20_000, 1} {
+			blockElements = bound
+			m := newModel(t, cfg, 2)
+			randomize(m, 1)
+			largest := 0
+			for _, rows := range []int{1, 3, 2} {
+				if _, err := m.Backward(t.Context(), randomBatch(cfg, rows, 21, 2), BackwardOptions{Loss: fullLoss}); err != nil {
+					t.Fatal(err)
+				}
+				largest = max(largest, len(m.ws.logits), len(m.ws.act), len(m.ws.dqkv), len(m.ws.gathered))
+			}
+			if want == nil {
+				want = grads(t, m)
+			}
+			if !slices.Equal(grads(t, m), want) {
+				t.Errorf("%s, blocks of %d: other bits", name, bound)
+			}
+			memory := m.ws.arena.floats.memory
+			if many := len(memory) > 1; many != (bound < 1<<28) {
+				t.Errorf("%s, blocks of %d: there are %d", name, bound, len(memory))
+			}
+			for i, b := range memory {
+				if n := len(b.whole); n > max(bound, largest+15) {
+					t.Errorf("%s, blocks of %d: number %d has %d elements", name, bound, i, n)
+				}
+			}
+		}
 	}
 }
 
@@ -301,11 +339,17 @@ func checkSaved(t *testing.T, what string, sizes map[Recompute]int64) {
 	}
 }
 
-// arenaBytes is the memory of the arenas of a model.
+// arenaBytes is the memory of the arenas of a model, and of its rotations.
 func arenaBytes(m *Model) int64 {
-	n := int64(0)
+	n := 4 * int64(len(m.rope.cos)+len(m.rope.sin))
 	for _, a := range append([]*arena{&m.ws.arena}, flightArenas(m)...) {
-		n += 4*int64(len(a.floats)+len(a.int32s)) + 8*int64(len(a.doubles)+len(a.words))
+		for _, s := range a.floats.memory {
+			n += 4 * int64(len(s.whole))
+		}
+		for _, s := range a.int32s.memory {
+			n += 4 * int64(len(s.whole))
+		}
+		n += 8 * int64(len(a.doubles))
 	}
 	return n
 }
@@ -372,9 +416,9 @@ func TestRecomputationChangesNoBit(t *testing.T) {
 				}
 			}
 			if want == nil {
-				want = slices.Clone(m.grads)
+				want = grads(t, m)
 			}
-			if !slices.Equal(m.grads, want) {
+			if !slices.Equal(grads(t, m), want) {
 				t.Errorf("%s, call %d, recompute %v: other bits", name, call, recompute)
 			}
 		}
@@ -385,9 +429,12 @@ func TestRecomputationChangesNoBit(t *testing.T) {
 func TestNaNWeights(t *testing.T) {
 	for name, cfg := range gradientCases(t) {
 		m := newModel(t, cfg, 2)
-		for i := range m.weights {
-			m.weights[i] = float32(math.NaN())
+		for _, p := range m.Parameters() {
+			for i := range p.Weight {
+				p.Weight[i] = float32(math.NaN())
+			}
 		}
+		toDevice(m)
 		stats, err := m.Backward(t.Context(), randomBatch(cfg, 2, 8, 1), BackwardOptions{Loss: fullLoss})
 		if err != nil || !math.IsNaN(stats.Loss) {
 			t.Errorf("%s: loss %v, %v", name, stats.Loss, err)

@@ -40,7 +40,16 @@ func TestPrecisionsTrainAlike(t *testing.T) {
 			t.Fatal(err)
 		}
 		m.Init(1)
-		first, second := make([]float32, len(m.weights)), make([]float32, len(m.weights))
+		var moments []xpu.Moments
+		for _, b := range m.Buckets() {
+			var moment [2][]float32
+			for i := range moment {
+				if moment[i], err = dev.Floats(len(b.Weight)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			moments = append(moments, xpu.Moments{Weight: b.Weight, Grad: b.Grad, M: moment[0], V: moment[1]})
+		}
 		r := rand.New(rand.NewPCG(1, 2))
 		for step := range steps {
 			batch := Batch{Rows: rows, SequenceLength: s}
@@ -55,8 +64,8 @@ func TestPrecisionsTrainAlike(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			cpu.AdamW{LearningRate: 2e-3, Beta1: 0.9, Beta2: 0.95, Epsilon: 1e-8, WeightDecay: 0.1, Step: int64(step + 1), GradScale: 1}.
-				Update(m.weights, m.grads, first, second)
+			dev.AdamW(xpu.AdamW{LearningRate: 2e-3, Beta1: 0.9, Beta2: 0.95, Epsilon: 1e-8, WeightDecay: 0.1, Step: int64(step + 1), GradScale: 1, Keep: 1},
+				moments, nil, nil)
 			losses = append(losses, stats.Loss/float64(stats.Targets))
 		}
 		return losses

@@ -43,9 +43,9 @@ func (m *Model) restore(ctx context.Context, l *layer, st *saved, number int, fr
 	w := &m.ws
 	if !fresh && w.shape.recompute.attention() {
 		m.attend(l, st, w.ownKeys())
-		m.normalize(w.h, st.norm2(l))
+		m.dev.Normalize(w.h, st.x1, m.norm2(l, st), false)
 	} else {
-		m.renormalize(w.h, st.norm2(l))
+		m.dev.Normalize(w.h, st.x1, m.norm2(l, st), true)
 	}
 	if fresh || !w.shape.recompute.experts() {
 		return nil

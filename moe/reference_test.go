@@ -233,6 +233,7 @@ func randomize(m *Model, seed uint64) {
 			}
 		}
 	}
+	toDevice(m)
 }
 
 func randomBatch(c Config, rows, s int, seed uint64) Batch {

@@ -1,37 +1,49 @@
 package moe
 
-import "math"
+import (
+	"fmt"
+	"math"
 
-// ropeTable holds the rotations of the positions seen so far: cosine and sine of position·θ^(-2j/D), j < D/2.
+	"mula/xpu"
+)
+
+// ropeTable holds the rotations of the first positions: cosine and sine of position·θ^(-2j/D), j < D/2.
 type ropeTable struct {
 	cos, sin []float32 // [positions, D/2]
 }
 
 // extend makes the table cover so many positions. It rounds where transformers does: the frequency and its product with the position are
 // float32, which matters to far positions more than the precision of the cosine.
-func (r *ropeTable) extend(c Config, positions int) {
+func (r *ropeTable) extend(dev xpu.Memory, c Config, positions int) (err error) {
 	half := c.HeadDim() / 2
 	have := len(r.cos) / half
 	if positions <= have {
-		return
+		return nil
 	}
 	positions = min(max(positions, 2*have), c.MaxPositions)
-	frequency := make([]float32, half)
-	for j := range frequency {
-		exponent := float32(2*j) / float32(c.HeadDim())
-		frequency[j] = 1 / float32(math.Pow(float64(float32(c.RopeTheta)), float64(exponent)))
+	r.free(dev)
+	if r.cos, err = dev.Floats(positions * half); err == nil {
+		r.sin, err = dev.Floats(positions * half)
 	}
-	for p := have; p < positions; p++ {
-		for _, f := range frequency {
-			angle := float64(float32(p) * f)
-			r.cos = append(r.cos, float32(math.Cos(angle)))
-			r.sin = append(r.sin, float32(math.Sin(angle)))
+	if err != nil {
+		r.free(dev)
+		return fmt.Errorf("moe: rotations of %d positions: %w", positions, err)
+	}
+	for j := range half {
+		exponent := float32(2*j) / float32(c.HeadDim())
+		frequency := 1 / float32(math.Pow(float64(float32(c.RopeTheta)), float64(exponent)))
+		for p := range positions {
+			angle := float64(float32(p) * frequency)
+			r.cos[p*half+j], r.sin[p*half+j] = float32(math.Cos(angle)), float32(math.Sin(angle))
 		}
 	}
+	dev.ToDevice(r.cos)
+	dev.ToDevice(r.sin)
+	return nil
 }
 
-// at returns the rotations of one position.
-func (r *ropeTable) at(position, half int) (cos, sin []float32) {
-	lo := position * half
-	return r.cos[lo : lo+half], r.sin[lo : lo+half]
+func (r *ropeTable) free(dev xpu.Memory) {
+	freeMemory(dev, r.cos)
+	freeMemory(dev, r.sin)
+	*r = ropeTable{}
 }

@@ -1,103 +1,35 @@
 package moe
 
 import (
-	"math"
-
-	"mula/xpu/cpu"
+	"context"
+	"fmt"
 )
 
 // route computes the router's distribution for the tokens of ws.h and chooses their experts. number is the layer's.
 func (m *Model) route(l *layer, st *saved, number int) {
-	c, w := m.cfg, &m.ws
-	e, h, t := c.Experts, c.HiddenSize, w.shape.rows*w.shape.s
-	m.dev.MatMul(false, true, t, e, h, w.h, h, l.router.w, h, w.router, e, false)
-	m.split(t, operands{saved: st}, func(m *Model, o *operands, part, lo, hi int) {
-		w, st, e, k := &m.ws, o.saved, m.cfg.Experts, m.cfg.ExpertsPerToken
-		sums := w.psum[part*(e+2):][:e+2]
-		clear(sums)
-		for i := lo; i < hi; i++ {
-			z, p := w.router[i*e:][:e], st.probs[i*e:][:e]
-			top := cpu.Max(z)
-			sum := cpu.ExpSum(p, z, top)
-			cpu.Scale(p, 1/sum)
-			lse := float64(top) + math.Log(float64(sum))
-			st.zlse[i] = float32(lse)
-			for j, v := range p {
-				sums[j] += float64(v)
-			}
-			sums[e] += lse * lse
-			sums[e+1] += lse - float64(cpu.Dot(p, z)) // -ln p = lse - z
-			if m.parallel.UniformRouting {
-				inTurn(st.chosen[i*k:][:k], i, e)
-			} else {
-				topK(st.chosen[i*k:][:k], p)
-			}
-		}
-	})
-	total := w.probSum[number*e:][:e]
-	clear(total)
-	w.z[number] = 0
-	entropy := 0.0
-	for part := range min(t, parts) {
-		sums := w.psum[part*(e+2):][:e+2]
-		for j := range total {
-			total[j] += sums[j]
-		}
-		w.z[number] += sums[e]
-		entropy += sums[e+1]
-	}
-	w.entropy[number] = entropy / float64(w.tokens())
-	clear(st.counts)
-	for _, e := range st.chosen {
-		st.counts[e]++
-	}
+	c, w := &m.cfg, &m.ws
+	e, h := c.Experts, c.HiddenSize
+	m.dev.MatMul(false, true, w.shape.tokens(), e, h, w.h, h, l.router.w, h, w.router, e, false)
+	m.dev.Route(st.routing, w.router, m.parallel.UniformRouting, &w.routers[number])
 }
 
-// topK fills chosen with the indices of the largest elements of p, largest first; of equal ones the lower index comes first.
-func topK(chosen []int32, p []float32) {
-	n := 0
-	for j, v := range p {
-		at := n
-		for at > 0 && v > p[chosen[at-1]] {
-			at--
+// settle waits for the commands given, and adds up what the routers of the flight at hand have measured.
+func (m *Model) settle(ctx context.Context) error {
+	if err := m.dev.Wait(ctx); err != nil {
+		return fmt.Errorf("moe: a pass over %d rows of %d tokens: %w", m.ws.shape.rows, m.ws.shape.s, err)
+	}
+	if m.cfg.moe() {
+		w := &m.ws
+		for number := range w.routers {
+			w.sums.add(w, number)
+			w.entropy[number] = w.routers[number].Entropy / float64(w.tokens())
 		}
-		if at == len(chosen) {
-			continue
-		}
-		if n < len(chosen) {
-			n++
-		}
-		copy(chosen[at+1:n], chosen[at:n-1])
-		chosen[at] = int32(j)
 	}
-}
-
-// inTurn fills chosen with the experts that [Parallel.UniformRouting] gives to a token.
-func inTurn(chosen []int32, token, experts int) {
-	for j := range chosen {
-		chosen[j] = int32((token*len(chosen) + j) % experts)
-	}
-}
-
-// sort numbers the (token, expert) pairs by expert and, within an expert, by token.
-func (st *routing) sort(k int) {
-	var start [maxExperts]int32
-	at := int32(0)
-	for e, n := range st.counts {
-		start[e] = at
-		at += int32(n)
-	}
-	experts := len(st.counts)
-	for pair, e := range st.chosen {
-		token := pair / k
-		r := start[e]
-		start[e]++
-		st.rowOf[pair], st.tokenOf[r], st.weight[r] = r, int32(token), st.probs[token*experts+int(e)]
-	}
+	return nil
 }
 
 // tokens is the number of tokens that means are taken over. Without any the sums are zero, and so are the means.
-func (w *workspace) tokens() int { return max(1, w.shape.rows*w.shape.s) }
+func (w *workspace) tokens() int { return max(1, w.shape.tokens()) }
 
 // routerSums are what the losses of the router need of all layers up to one, added up layer by layer: for each expert the number of tokens
 // that chose it, [E], and the sum over tokens of its probability, [E]; then the sum over layers of Σ_e c_le · (Σ_t p_le / T), and the sum
@@ -114,14 +46,14 @@ func (m *Model) routerSums() int {
 
 // add adds layer number of the pass at hand.
 func (r routerSums) add(w *workspace, number int) {
-	e, t := len(r)/2-1, float64(w.tokens())
-	for i, p := range w.probSum[number*e:][:e] {
-		n := float64(w.counts[number][i])
+	e, t, layer := len(r)/2-1, float64(w.tokens()), &w.routers[number]
+	for i, p := range layer.Probs {
+		n := float64(layer.Counts[i])
 		r[i] += n
 		r[e+i] += p
 		r[2*e] += n * (p / t)
 	}
-	r[2*e+1] += w.z[number]
+	r[2*e+1] += layer.LSE2
 }
 
 // auxLoss is the load-balancing loss of the pass, without its coefficient, from the sums over all layers.
@@ -146,45 +78,35 @@ func (m *Model) zLoss() float64 {
 	return m.ws.sums[2*m.cfg.Experts+1] / float64(m.cfg.Layers*m.ws.tokens()*m.cfg.ExpertsPerToken)
 }
 
-// auxSlope sets ws.slope to the derivative of the weighted load-balancing loss by the probabilities of a token of layer number. The counts
-// of chosen experts are constants to it.
-func (m *Model) auxSlope(o LossOptions, share float64, number int) {
-	c, w := m.cfg, &m.ws
+// auxSlopes sets ws.slopes to the derivatives of the weighted load-balancing loss by the probabilities of a token of each layer. The counts of
+// chosen experts are constants to it.
+func (m *Model) auxSlopes(o LossOptions, share float64) {
+	c, w := &m.cfg, &m.ws
 	layers, t := float64(c.Layers), float64(w.tokens())
-	for i := range w.slope {
-		var selected, factor float64
-		switch o.Aux {
-		case AuxHF:
-			selected = w.sums[i]
-			n := layers * t
-			factor = 1 / (n * n)
-		case AuxMegaBlocks:
-			selected = float64(w.counts[number][i])
-			factor = 1 / (layers * t * float64(c.ExpertsPerToken) * t)
+	for number := range m.layers {
+		for i := range c.Experts {
+			var selected, factor float64
+			switch o.Aux {
+			case AuxHF:
+				selected = w.sums[i]
+				n := layers * t
+				factor = 1 / (n * n)
+			case AuxMegaBlocks:
+				selected = float64(w.counts[number][i])
+				factor = 1 / (layers * t * float64(c.ExpertsPerToken) * t)
+			}
+			w.slopes[number*c.Experts+i] = float32(o.AuxCoefficient * share * float64(c.Experts) * factor * selected)
 		}
-		w.slope[i] = float32(o.AuxCoefficient * share * float64(c.Experts) * factor * selected)
 	}
+	m.dev.ToDevice(w.slopes)
 }
 
-// routeGrad turns the gradients of the routing weights, ws.dweight, and of the router's losses into the gradient of its logits, ws.router,
-// and from there adds to the gradients of its weights and of its input, ws.dh.
-//
-// The softmax comes before the choice, so the gradient reaches all experts: dz_i = p_i·(G_i - Σ p_j·G_j) + z·lse·p_i, where G_i is the
-// derivative of the loss by p_i: the routing weight's if i was chosen, and the slope of the load-balancing loss.
-func (m *Model) routeGrad(l *layer, st *saved, zFactor float64) {
-	c, w := m.cfg, &m.ws
-	e, h, t := c.Experts, c.HiddenSize, w.shape.rows*w.shape.s
-	m.split(t, operands{saved: st, scale: zFactor}, func(m *Model, o *operands, _, lo, hi int) {
-		w, st, e, k := &m.ws, o.saved, m.cfg.Experts, m.cfg.ExpertsPerToken
-		for i := lo; i < hi; i++ {
-			p, dz := st.probs[i*e:][:e], w.router[i*e:][:e]
-			copy(dz, w.slope)
-			for j := i * k; j < (i+1)*k; j++ {
-				dz[st.chosen[j]] += w.dweight[st.rowOf[j]]
-			}
-			cpu.SoftmaxGrad(dz, p, dz, cpu.Dot(p, dz)-float32(o.scale)*st.zlse[i])
-		}
-	})
+// routeGrad turns the gradients of the routing weights, ws.dweight, and of the router's losses into the gradient of the logits of layer number,
+// ws.router, and from there adds to the gradients of its weights and of its input, ws.dh.
+func (m *Model) routeGrad(l *layer, st *saved, number int, zFactor float64) {
+	c, w := &m.cfg, &m.ws
+	e, h, t := c.Experts, c.HiddenSize, w.shape.tokens()
+	m.dev.RouteGrad(st.routing, w.router, w.slopes[number*e:][:e], w.dweight, zFactor)
 	m.dev.MatMul(true, false, e, h, t, w.router, e, w.h, h, l.router.g, h, true)
 	m.dev.MatMul(false, false, t, h, e, w.router, e, l.router.w, h, w.dh, h, true)
 }

@@ -1,11 +1,10 @@
 package moe
 
-// parts is the number of pieces that loops over tokens are cut into, and of partial sums over tokens. It does not follow the number of
-// threads, or the sums would.
+// parts is the number of pieces that loops over tokens are cut into.
 const parts = 64
 
-// A loop is the loop over things that is under way. It is kept in the model with its operands, and its bodies are functions that capture
-// nothing, because a closure made for each loop would be an allocation, and a training step has hundreds of loops.
+// A loop is the loop of a dispatch over tokens that is under way, on the host. It is kept in the model with its operands, and its bodies are
+// functions that capture nothing, because a closure made for each loop would be an allocation.
 type loop struct {
 	operands
 	n, pieces int
@@ -15,18 +14,9 @@ type loop struct {
 
 // operands are what the body of a loop works on; each loop sets those that it uses.
 type operands struct {
-	layer  *layer
-	saved  *saved
-	keys   kvTarget
-	dst, x []float32
-	y      []float32
-	norm   norm
-	opts   BackwardOptions
-	first  int
-	scale  float64
-	ways   *ways
-	width  int
-	keep   bool
+	dst, x, y []float32
+	ways      *ways
+	width     int
 }
 
 // split calls body for the pieces [lo, hi) of n things, at once on the workers of the device. part numbers the pieces from 0; there are

@@ -7,15 +7,20 @@ import (
 )
 
 // A Relay is what one stage of a pipeline gives to the next: forwards the residual stream, backwards its gradient, and beside either the sums
-// over layers that the losses of the router need.
+// over layers that the losses of the router need. Hidden is memory of the model's device: who sends it to another rank calls ToHost before,
+// who has received it ToDevice after.
 type Relay struct {
 	Hidden []float32 // [T, H]
 	Router []float64 // [2E+2]; empty in a dense model
 }
 
-// NewRelay makes one for batches of the given shape.
-func (m *Model) NewRelay(rows, sequenceLength int) *Relay {
-	return &Relay{make([]float32, rows*sequenceLength*m.cfg.HiddenSize), make([]float64, m.routerSums())}
+// NewRelay makes one for batches of the given shape. Hidden is as Floats of the device gave it.
+func (m *Model) NewRelay(rows, sequenceLength int) (*Relay, error) {
+	hidden, err := m.dev.Floats(rows * sequenceLength * m.cfg.HiddenSize)
+	if err != nil {
+		return nil, fmt.Errorf("moe: hidden states of %d rows of %d tokens for another stage: %w", rows, sequenceLength, err)
+	}
+	return &Relay{hidden, make([]float64, m.routerSums())}, nil
 }
 
 // StageForward runs a batch through the layers of this stage, and leaves in slot number slot what [Model.StageBackward] wants. in is the
@@ -60,11 +65,13 @@ func (m *Model) StageLoss(ctx context.Context, batch Batch, in, out *Relay) (Sta
 	if err := m.forward(ctx, in, out); err != nil {
 		return Stats{}, err
 	}
-	stats := m.stats(AuxHF)
 	if m.stage.last {
-		m.crossEntropy(batch, BackwardOptions{}, &stats, 0)
+		m.crossEntropy(BackwardOptions{}, 0)
+		if err := m.settle(ctx); err != nil {
+			return Stats{}, err
+		}
 	}
-	return stats, nil
+	return m.stats(AuxHF), nil
 }
 
 // StageBackward runs the batch that is under way in a slot back through the layers of this stage, and adds to the gradients of their
@@ -86,7 +93,9 @@ func (m *Model) StageBackward(ctx context.Context, slot int, opts BackwardOption
 		return Stats{}, err
 	}
 	f.waits = false
-	m.ws.plan(m.cfg, f, f.shape)
+	if err := m.ws.plan(m.dev, m.cfg, f, f.shape); err != nil {
+		return Stats{}, err
+	}
 	return m.backward(ctx, opts, targets, in, out)
 }
 

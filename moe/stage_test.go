@@ -20,10 +20,16 @@ type pipeline struct {
 
 func newPipeline(t testing.TB, cfg Config, stages, ranks int, p Parallel) pipeline {
 	t.Helper()
+	return newPipelineOn(t, func(int) xpu.Device { return cpu.New(1, xpu.FP32) }, cfg, stages, ranks, p)
+}
+
+// newPipelineOn makes one of which rank r of each stage computes on a device(r).
+func newPipelineOn(t testing.TB, device func(r int) xpu.Device, cfg Config, stages, ranks int, p Parallel) pipeline {
+	t.Helper()
 	var all pipeline
 	for s := range stages {
 		p.Stage, p.Stages = s, stages
-		g := newRanks(t, cfg, ranks, 1, p, nil)
+		g := newRanksOn(t, device, cfg, ranks, p, nil)
 		all.models, all.comms = append(all.models, g.models), append(all.comms, g.comms)
 	}
 	return all
@@ -68,12 +74,15 @@ func (p pipeline) run(t testing.TB, batches [][]Batch, opts BackwardOptions) [][
 					var in, out *Relay
 					b := batches[i][r]
 					if s > 0 {
-						if in, err = receive(boundaries[s][r].forward); err != nil {
-							return err
+						if in, err = receive(boundaries[s][r].forward); err == nil {
+							in, err = hand(ctx, p.models[s-1][r], m, b, in)
 						}
 					}
-					if s < stages-1 {
-						out = m.NewRelay(b.Rows, b.SequenceLength)
+					if s < stages-1 && err == nil {
+						out, err = m.NewRelay(b.Rows, b.SequenceLength)
+					}
+					if err != nil {
+						return err
 					}
 					if err := m.StageForward(ctx, i%slots, b, in, out); err != nil {
 						return err
@@ -85,12 +94,15 @@ func (p pipeline) run(t testing.TB, batches [][]Batch, opts BackwardOptions) [][
 					var in, out *Relay
 					b := batches[i][r]
 					if s < stages-1 {
-						if in, err = receive(boundaries[s+1][r].backward); err != nil {
-							return err
+						if in, err = receive(boundaries[s+1][r].backward); err == nil {
+							in, err = hand(ctx, p.models[s+1][r], m, b, in)
 						}
 					}
-					if s > 0 {
-						out = m.NewRelay(b.Rows, b.SequenceLength)
+					if s > 0 && err == nil {
+						out, err = m.NewRelay(b.Rows, b.SequenceLength)
+					}
+					if err != nil {
+						return err
 					}
 					opts, done := opts, 0
 					opts.Done = func(bucket int) {
@@ -142,6 +154,21 @@ func (p pipeline) run(t testing.TB, batches [][]Batch, opts BackwardOptions) [][
 		t.FailNow()
 	}
 	return measured
+}
+
+// hand makes a relay of a batch between two stages one of the device of the second.
+func hand(ctx context.Context, from, to *Model, b Batch, r *Relay) (*Relay, error) {
+	mine, err := to.NewRelay(b.Rows, b.SequenceLength)
+	if err != nil {
+		return nil, err
+	}
+	if err := from.dev.ToHost(ctx, r.Hidden); err != nil {
+		return nil, err
+	}
+	copy(mine.Hidden, r.Hidden)
+	copy(mine.Router, r.Router)
+	to.dev.ToDevice(mine.Hidden)
+	return mine, nil
 }
 
 // microBatches are batches of some shapes for each of so many ranks.
@@ -265,6 +292,7 @@ func randomizeStage(m, like *Model) {
 			copy(p.Weight, byName(like, p.Name).Weight)
 		}
 	}
+	toDevice(m)
 }
 
 // Stages begin with the weights of the whole model, from Init and from files; and the buffers of a stage are as large as Memory says.
@@ -295,8 +323,8 @@ func TestStagesHoldTheModel(t *testing.T) {
 					t.Errorf("%s, stage %d: %s has not the weights of %s", what, s, p.Name, want.Name)
 				}
 			}
-			if want := whole.Config().Memory(Pass{Rows: 1, SequenceLength: 1, Stage: s, Stages: 2}).Weights; want != int64(4*len(m.weights)) {
-				t.Errorf("stage %d: %d weights, Memory says %d bytes", s, len(m.weights), want)
+			if want := whole.Config().Memory(Pass{Rows: 1, SequenceLength: 1, Stage: s, Stages: 2}).Weights; want != int64(4*len(weights(t, m))) {
+				t.Errorf("stage %d: %d weights, Memory says %d bytes", s, len(weights(t, m)), want)
 			}
 		}
 		if held != len(whole.Parameters()) {
@@ -338,7 +366,11 @@ func TestStageLoss(t *testing.T) {
 	for s, models := range newPipeline(t, cfg, 2, 1, Parallel{}).models {
 		m := models[0]
 		randomizeStage(m, whole)
-		in, out := relay, m.NewRelay(2, 9)
+		in := relay
+		out, err := m.NewRelay(2, 9)
+		if err != nil {
+			t.Fatal(err)
+		}
 		if s == 1 {
 			out = nil
 		}
@@ -373,7 +405,10 @@ func TestRefusedStages(t *testing.T) {
 	pipe := newPipeline(t, nano, 2, 1, Parallel{})
 	first, last := pipe.models[0][0], pipe.models[1][0]
 	batch := randomBatch(nano, 2, 4, 1)
-	relay := first.NewRelay(2, 4)
+	relay, err := first.NewRelay(2, 4)
+	if err != nil {
+		t.Fatal(err)
+	}
 	ctx := t.Context()
 	second := func(_ any, err error) error { return err }
 	none := func() error {
@@ -389,8 +424,8 @@ func TestRefusedStages(t *testing.T) {
 	}{
 		{second(first.Backward(ctx, batch, BackwardOptions{})), "this is stage 0 of 2; use StageForward"},
 		{second(last.Forward(ctx, batch)), "this is stage 1 of 2"},
-		{first.Save(t.TempDir(), SaveOptions{}), "this rank holds stage 0 of 2"},
-		{second(first.Logits([]uint32{1})), "this rank holds stage 0 of 2"},
+		{first.Save(t.Context(), t.TempDir(), SaveOptions{}), "this rank holds stage 0 of 2"},
+		{second(first.Logits(t.Context(), []uint32{1})), "this rank holds stage 0 of 2"},
 		{none(), "slot 1 has no batch under way"},
 		{second(first.StageBackward(ctx, 0, BackwardOptions{Targets: 3}, relay, nil)), "more than the 3 of the whole step"},
 		{second(first.StageLoss(ctx, batch, nil, relay)), "slot 0 has a batch under way"},
@@ -416,7 +451,7 @@ func TestRefusedStages(t *testing.T) {
 	if err := whole.StageForward(ctx, 0, batch, nil, nil); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := whole.Logits([]uint32{1}); err == nil || !strings.Contains(err.Error(), "slot 0 has a batch under way") {
+	if _, err := whole.Logits(t.Context(), []uint32{1}); err == nil || !strings.Contains(err.Error(), "slot 0 has a batch under way") {
 		t.Errorf("a text is read with a batch under way: %v", err)
 	}
 }

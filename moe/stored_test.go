@@ -35,9 +35,11 @@ func TestTensorsAreParameters(t *testing.T) {
 				p.Grad[j]++
 			}
 		}
-		for i := range m.weights {
-			if m.weights[i] != 1 || m.grads[i] != 1 {
-				t.Fatalf("%s: weight %d of %d belongs to %v parameters, its gradient to %v", name, i, len(m.weights), m.weights[i], m.grads[i])
+		for i, b := range m.Buckets() {
+			for j := range b.Weight {
+				if b.Weight[j] != 1 || b.Grad[j] != 1 {
+					t.Fatalf("%s, bucket %d: weight %d of %d belongs to %v parameters, its gradient to %v", name, i, j, len(b.Weight), b.Weight[j], b.Grad[j])
+				}
 			}
 		}
 	}
@@ -55,7 +57,7 @@ func TestStoredSave(t *testing.T) {
 					t.Fatal(err)
 				}
 				want, got := t.TempDir(), t.TempDir()
-				if err := m.Save(want, opts); err != nil {
+				if err := m.Save(t.Context(), want, opts); err != nil {
 					t.Fatal(err)
 				}
 				s, err := OpenStored(from)
@@ -157,14 +159,14 @@ func TestStoredRefuses(t *testing.T) {
 	if err := m.Load(dir); err == nil || !strings.Contains(err.Error(), "pytorch_model.bin, which is not read") {
 		t.Errorf("a model of PyTorch: %v", err)
 	}
-	if err := m.Save(dir, SaveOptions{}); err != nil {
+	if err := m.Save(t.Context(), dir, SaveOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := OpenStored(dir); err != nil {
 		t.Fatal(err)
 	}
-	m.weights[17] = 1e30
-	if err := m.Save(t.TempDir(), SaveOptions{DType: safetensors.F16}); err == nil || !strings.Contains(err.Error(), `"model.embed_tokens.weight": element 17 is 1e+30, beyond what F16 can hold`) {
+	m.Parameters()[0].Weight[17] = 1e30
+	if err := m.Save(t.Context(), t.TempDir(), SaveOptions{DType: safetensors.F16}); err == nil || !strings.Contains(err.Error(), `"model.embed_tokens.weight": element 17 is 1e+30, beyond what F16 can hold`) {
 		t.Errorf("a weight beyond half precision: %v", err)
 	}
 }

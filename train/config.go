@@ -41,7 +41,7 @@ type Config struct {
 	ZLoss     ZLossConfig     `yaml:"z_loss"`
 
 	Precision xpu.Precision `yaml:"precision"` // of the operands of matrix products; default "fp32"
-	Device    string        `yaml:"device"`    // [DeviceCPU] or [DeviceOneDNN]
+	Device    string        `yaml:"device"`    // see [NewDevice]
 	Threads   int           `yaml:"threads"`   // 0 = default: all that GOMAXPROCS allows; results do not depend on it
 
 	// Recompute says what is computed again in the backward pass to save memory; results do not depend on it.
@@ -537,7 +537,7 @@ func (c Config) Validate() error {
 		within("aux_loss.coefficient", c.AuxLoss.Coefficient, 0, finite),
 		within("z_loss.coefficient", c.ZLoss.Coefficient, 0, finite),
 		oneOf("precision", c.Precision, string(xpu.FP32), string(xpu.BF16)),
-		oneOf("device", c.Device, DeviceCPU, DeviceOneDNN),
+		CheckDevice(c.Device),
 		within("threads", float64(c.Threads), 0, 4096),
 		oneOf("recompute", c.Recompute, string(moe.RecomputeNone), string(moe.RecomputeExperts), string(moe.RecomputeLayers)),
 		within("layout.dp", float64(c.Layout.DP), 1, 1<<20),

@@ -60,7 +60,7 @@ func huggingFace(t testing.TB, change func(*moe.Config), files map[string]string
 	}
 	m.Init(3)
 	dir := t.TempDir()
-	if err := m.Save(dir, moe.SaveOptions{ShardSize: 100_000}); err != nil {
+	if err := m.Save(t.Context(), dir, moe.SaveOptions{ShardSize: 100_000}); err != nil {
 		t.Fatal(err)
 	}
 	for name, text := range files {
@@ -165,7 +165,7 @@ func TestConvertRefuses(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := m.Save(diverged, moe.SaveOptions{}); err != nil {
+	if err := m.Save(t.Context(), diverged, moe.SaveOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	parent := t.TempDir()
@@ -313,7 +313,7 @@ func TestInitializeFromRefuses(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := m.Save(diverged, moe.SaveOptions{}); err != nil {
+	if err := m.Save(t.Context(), diverged, moe.SaveOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	for _, test := range []struct {

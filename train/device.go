@@ -1,31 +1,224 @@
 package train
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
 
 	"mula/xpu"
 	"mula/xpu/cpu"
+	"mula/xpu/gpu"
 	"mula/xpu/onednn"
+	"mula/xpu/opencl"
 )
 
 // The devices that [NewDevice] knows.
 const (
 	DeviceCPU    = "cpu"    // [mula/xpu/cpu]
 	DeviceOneDNN = "onednn" // [mula/xpu/onednn]
+
+	// DeviceOpenCL is [mula/xpu/gpu]: the first OpenCL device, a GPU if there is one. "opencl:NAME" is one whose name, or that of its driver, has
+	// NAME in it, in any case, and "opencl:NAME#2" the second of those of one name.
+	DeviceOpenCL = "opencl"
+
+	// DeviceAuto is the fastest OpenCL GPU, and without one the processor.
+	DeviceAuto = "auto"
 )
 
-// NewDevice makes a device of so many threads, 0 for all cores. It fails for a name that it does not know, and where what the device needs is
-// not there.
-func NewDevice(name string, threads int, precision xpu.Precision) (xpu.Device, error) {
+// CheckDevice says what is wrong with a name of a device, or returns nil.
+func CheckDevice(name string) error {
+	if _, _, ok := parseOpenCL(name); ok || name == DeviceCPU || name == DeviceOneDNN || name == DeviceAuto {
+		return nil
+	}
+	return &fieldError{"device", fmt.Sprintf(" is %q; allowed: %s, %s, %s, %s:NAME, %s:NAME#2, %s", name, DeviceCPU, DeviceOneDNN, DeviceOpenCL, DeviceOpenCL, DeviceOpenCL, DeviceAuto)}
+}
+
+// parseOpenCL takes a name of an OpenCL device apart: a part of its own name, "" for any, and its number among those of one name, from 1, 0 for any.
+func parseOpenCL(name string) (part string, number int, ok bool) {
+	if name == DeviceOpenCL {
+		return "", 0, true
+	}
+	part, ok = strings.CutPrefix(name, DeviceOpenCL+":")
+	if i := strings.LastIndexByte(part, '#'); i >= 0 {
+		if n, err := strconv.Atoi(part[i+1:]); err == nil {
+			part, number, ok = part[:i], n, ok && n > 0
+		}
+	}
+	return part, number, ok && strings.TrimSpace(part) != ""
+}
+
+// DeviceOptions are the options of [NewDevice].
+type DeviceOptions struct {
+	Threads   int           // of the host; 0 for all cores
+	Precision xpu.Precision // of the operands of products
+
+	number, ranks int // of several ranks on this host, which take equal OpenCL devices in turn: which this one is, and how many there are
+}
+
+// NewDevice makes the device of a name. It fails for a name that it does not know, and where what the device needs is not there. Where the name
+// leaves a choice, why says what was chosen and for what reason.
+func NewDevice(ctx context.Context, name string, o DeviceOptions) (d xpu.Device, why string, err error) {
+	name, why, err = chooseDevice(ctx, name)
+	if err != nil {
+		return nil, "", err
+	}
+	d, _, err = openDevice(ctx, name, o)
+	return d, why, err
+}
+
+// openDevice makes a device that was chosen. sharing is the number of ranks that have this very one.
+func openDevice(ctx context.Context, name string, o DeviceOptions) (d xpu.Device, sharing int, err error) {
+	if err := CheckDevice(name); err != nil {
+		return nil, 0, err
+	}
+	o.ranks = max(1, o.ranks)
 	switch name {
 	case DeviceCPU:
-		return cpu.New(threads, precision), nil
+		return cpu.New(o.Threads, o.Precision), o.ranks, nil
 	case DeviceOneDNN:
-		d, err := onednn.New(threads, precision)
+		d, err := onednn.New(o.Threads, o.Precision)
 		if err != nil {
-			return nil, err
+			return nil, 0, err
 		}
-		return d, nil
+		return d, o.ranks, nil
 	}
-	return nil, fmt.Errorf("device %q is unknown; known are %s, %s", name, DeviceCPU, DeviceOneDNN)
+	devices, err := opencl.Devices()
+	if len(devices) == 0 {
+		return nil, 0, err
+	}
+	own, sharing, err := o.takeOpenCL(name, devices)
+	if err != nil {
+		return nil, 0, err
+	}
+	cache, _ := opencl.UserCache() // without one, programs are compiled anew
+	g, err := gpu.New(ctx, own, gpu.Options{Precision: o.Precision, Threads: o.Threads, Cache: cache})
+	if err != nil {
+		return nil, 0, fmt.Errorf("%w; device: %s computes on the processor", err, DeviceCPU)
+	}
+	return g, sharing, nil
+}
+
+// takeOpenCL gives the OpenCL device of a rank, which that many ranks share.
+func (o DeviceOptions) takeOpenCL(name string, devices []*opencl.Device) (d *opencl.Device, sharing int, err error) {
+	part, number, _ := parseOpenCL(name)
+	kinds := deviceKinds(devices, part)
+	if len(kinds) == 0 {
+		_, err := opencl.Choose(devices, opencl.Choice{Name: part})
+		return nil, 0, err
+	}
+	equal := kinds[0]
+	switch n := len(equal); {
+	case number > n:
+		return nil, 0, fmt.Errorf("device is %q, but of %s there is no number %d; the last is %d", name, equal[0], number, n)
+	case number > 0:
+		return equal[number-1], o.ranks, nil
+	default:
+		return equal[o.number%n], (o.ranks-o.number%n-1)/n + 1, nil
+	}
+}
+
+// deviceKinds are the OpenCL devices of the best type that go by a part of their own or their driver's name, in any case, each kind by itself: those of
+// one name and driver. Where part is the whole name of some, they alone are meant.
+func deviceKinds(devices []*opencl.Device, part string) [][]*opencl.Device {
+	part = strings.ToLower(part)
+	whole := func(d *opencl.Device) bool { return strings.ToLower(d.Name) == part }
+	exact := slices.ContainsFunc(devices, whole)
+	var kinds [][]*opencl.Device
+	for _, kind := range []opencl.Type{opencl.GPU, opencl.Accelerator, opencl.CPU, opencl.Other} {
+		for _, d := range devices {
+			if d.Type != kind || exact && !whole(d) || !strings.Contains(strings.ToLower(d.Name), part) && !strings.Contains(strings.ToLower(d.Platform), part) {
+				continue
+			}
+			i := slices.IndexFunc(kinds, func(k []*opencl.Device) bool { return k[0].Name == d.Name && k[0].Platform == d.Platform })
+			if i < 0 {
+				i, kinds = len(kinds), append(kinds, nil)
+			}
+			kinds[i] = append(kinds[i], d)
+		}
+		if kinds != nil {
+			break
+		}
+	}
+	return kinds
+}
+
+// chooseDevice gives the name of what a name stands for on this machine: one kind of OpenCL devices by its whole name, or what is not of OpenCL. Where
+// that was a choice, why says the reason.
+func chooseDevice(ctx context.Context, name string) (chosen, why string, err error) {
+	if _, _, ok := parseOpenCL(name); !ok && name != DeviceAuto {
+		return name, "", CheckDevice(name)
+	}
+	devices, err := opencl.Devices()
+	return chooseOpenCL(ctx, name, devices, err, measureOpenCL)
+}
+
+// chooseOpenCL is chooseDevice among the OpenCL devices that there are; missing says why there are no others. measure gives the speed of one.
+func chooseOpenCL(ctx context.Context, name string, devices []*opencl.Device, missing error,
+	measure func(context.Context, *opencl.Device) (float64, error)) (chosen, why string, err error) {
+	part, number, _ := parseOpenCL(name)
+	if name == DeviceAuto {
+		part, number = "", 0
+		devices = slices.DeleteFunc(slices.Clone(devices), func(d *opencl.Device) bool { return d.Type != opencl.GPU })
+		if len(devices) == 0 && missing != nil {
+			return DeviceCPU, fmt.Sprintf("%s: no GPU: %v", DeviceAuto, missing), nil
+		} else if len(devices) == 0 {
+			return DeviceCPU, fmt.Sprintf("%s: no OpenCL device is a GPU", DeviceAuto), nil
+		}
+	}
+	if len(devices) == 0 {
+		return "", "", missing
+	}
+	kinds := deviceKinds(devices, part)
+	if len(kinds) == 0 {
+		_, err := opencl.Choose(devices, opencl.Choice{Name: part})
+		return "", "", err
+	}
+	called := func(kind []*opencl.Device) string {
+		chosen := DeviceOpenCL + ":" + kind[0].Name
+		if number > 0 {
+			chosen += fmt.Sprintf("#%d", number)
+		}
+		return chosen
+	}
+	if len(kinds) == 1 {
+		if name == DeviceAuto {
+			why = fmt.Sprintf("%s: the only kind of GPU here", DeviceAuto)
+		}
+		return called(kinds[0]), why, nil
+	}
+	best, fastest := -1, 0.0
+	var failed []error
+	for i, kind := range kinds {
+		rate, err := measure(ctx, kind[0])
+		if ctx.Err() != nil {
+			return "", "", ctx.Err()
+		}
+		if err != nil {
+			failed = append(failed, err)
+		} else if best < 0 || rate > fastest {
+			best, fastest = i, rate
+		}
+	}
+	if best < 0 {
+		return "", "", fmt.Errorf("device is %q, and none of %d kinds of devices computes: %w", name, len(kinds), errors.Join(failed...))
+	}
+	why = fmt.Sprintf("%s: the fastest of %d kinds, %.4g GFLOP/s in a short test", name, len(kinds), fastest/1e9)
+	if len(failed) > 0 {
+		why += fmt.Sprintf("; not measured: %v", errors.Join(failed...))
+	}
+	return called(kinds[best]), why, nil
+}
+
+// measureOpenCL gives the speed of a device in FLOP/s, from a short test.
+func measureOpenCL(ctx context.Context, d *opencl.Device) (float64, error) {
+	const short, limit = 200 * time.Millisecond, time.Minute
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	cache, _ := opencl.UserCache()
+	rates, err := d.Probe(ctx, short, cache)
+	return rates.Product, err
 }

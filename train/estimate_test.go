@@ -68,7 +68,7 @@ func TestEstimateIsWhatRanksSend(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				s := newSharding(groups, scheme, false, m.Parameters(), m.Buckets())
+				s := newSharding(groups, scheme, false, device(t, 1), m.Parameters(), m.Buckets())
 				o, err := newShardedOptimizer(ctx, defaultOptimizer(AdamW), 100, device(t, 1), m.Parameters(), sizes, s)
 				if err != nil {
 					return err

@@ -54,6 +54,8 @@ type Options struct {
 
 	ranksHere int // ranks that share the threads of this process; 0 is 1
 
+	newDevice func(rank, threads int, precision xpu.Precision) (xpu.Device, error) // in place of the configuration's device, for tests
+
 	// For tests, of several ranks.
 	badTokens func(rank int, step int64) bool // whether a rank reads ids that the model does not have
 	late      bool                            // gradients are added up after the backward pass, not beside it
@@ -150,6 +152,9 @@ func (r *run) begin(ctx context.Context) (*Checkpoint, error) {
 	if err := agree(ctx, world, err); err != nil {
 		return nil, err
 	}
+	if err := r.shareDevice(ctx); err != nil {
+		return nil, err
+	}
 	if !r.leads() {
 		err = r.open(ctx)
 	}
@@ -211,7 +216,7 @@ func (r *run) open(ctx context.Context) error {
 	if err := summarize(r.config, plan, "").fits(machineMemory(), r.ranks.onHost()); err != nil {
 		return err
 	}
-	if r.device, err = NewDevice(r.config.Device, r.ranks.threads(r.config, r.options.ranksHere), r.config.Precision); err != nil {
+	if err := r.openDevice(ctx); err != nil {
 		return err
 	}
 	if r.leads() {
@@ -224,6 +229,37 @@ func (r *run) open(ctx context.Context) error {
 	} else {
 		r.dir = &runDir{path: r.config.Output}
 	}
+	return nil
+}
+
+// openDevice makes the device, which the first rank chooses for all, and refuses one whose memory is too small.
+func (r *run) openDevice(ctx context.Context) (err error) {
+	number, onHost := r.ranks.numberOnHost(), r.ranks.onHost()
+	options := DeviceOptions{Threads: r.ranks.threads(r.config, r.options.ranksHere), Precision: r.config.Precision, number: number, ranks: onHost}
+	sharing := onHost
+	if f := r.options.newDevice; f != nil {
+		r.device, err = f(r.ranks.rank(), options.Threads, options.Precision)
+	} else {
+		if r.leads() {
+			if r.chosen, r.chosenWhy, err = chooseDevice(ctx, r.config.Device); err != nil {
+				return err
+			}
+		}
+		r.device, sharing, err = openDevice(ctx, r.chosen, options)
+	}
+	if err != nil {
+		return err
+	}
+	return summarize(r.config, r.data.Plan, r.device.Name()).fitsDevice(r.device.Capacity(), sharing)
+}
+
+// shareDevice tells all ranks which device the first one has chosen.
+func (r *run) shareDevice(ctx context.Context) error {
+	chosen, err := gather(ctx, r.ranks.comm(), r.chosen)
+	if err != nil {
+		return err
+	}
+	r.chosen = chosen[0]
 	return nil
 }
 
@@ -305,6 +341,8 @@ type run struct {
 	schedule  Schedule
 	data      *blend.Data
 	dir       *runDir
+	chosen    string // name of the device: that of the configuration, or what was chosen for it
+	chosenWhy string // see [NewDevice]; of the first rank
 	device    xpu.Device
 	ranks     *ranks   // nil for a run of one rank
 	tokenizer []byte   // content of tokenizer.json, or nil
@@ -534,7 +572,7 @@ func (r *run) gradients(ctx context.Context, m *StepMetrics) error {
 			return fmt.Errorf("step %d: %w", m.Step, err)
 		}
 		if !finite(m.GradNorm) {
-			err = r.badGradient()
+			err = r.badGradient(ctx)
 		}
 	}
 	bad := (*notFiniteError)(nil)
@@ -744,9 +782,12 @@ func (r *run) notFinite(what string, err error, rows []result, rank int) error {
 }
 
 // badGradient is the error about a gradient that is not finite.
-func (r *run) badGradient() error {
+func (r *run) badGradient(ctx context.Context) error {
 	rank, tensor := r.badRank()
 	if r.ranks == nil {
+		if err := r.device.ToHost(ctx, r.optimizer.grads...); err != nil {
+			return fmt.Errorf("step %d: %w", r.state.Step, err)
+		}
 		for _, p := range r.model.Parameters() {
 			if !finite(sumOfSquares(p.Grad)) {
 				tensor = p.Name
@@ -828,7 +869,9 @@ func (r *run) curvature(ctx context.Context, targets int64, limit float64) error
 		r.warn("step %d: the estimate of the curvature is not finite and is not used", r.state.Step)
 		return nil
 	}
-	r.optimizer.UpdateCurvature(clipFactor(norm, limit), targets)
+	if err := r.optimizer.UpdateCurvature(ctx, clipFactor(norm, limit), targets); err != nil {
+		return fmt.Errorf("step %d, estimate of the curvature: %w", r.state.Step, err)
+	}
 	return nil
 }
 
@@ -886,6 +929,9 @@ func (r *run) save(ctx context.Context) (string, error) {
 		return "", err
 	}
 	defer r.optimizer.Average(ctx, false)
+	if err := r.optimizer.toHost(ctx); err != nil {
+		return "", err
+	}
 	dir := r.dir.join(checkpointsDir)
 	err = saveCheckpoint(ctx, r.ranks.comm(), dir, &r.state, newShare(r.model, r.optimizer), files)
 	if err != nil {
@@ -976,6 +1022,7 @@ func tokenizerHash(p *blend.Plan) string {
 
 func (r *run) summary(checkpoint *Checkpoint) Summary {
 	s := summarize(r.config, r.data.Plan, r.device.Name())
+	s.DeviceWhy = r.chosenWhy
 	if r.ranks != nil {
 		s.Links = r.ranks.world.Name()
 	}
@@ -1004,7 +1051,10 @@ func (r *run) prepare(ctx context.Context, checkpoint *Checkpoint) error {
 	}
 	r.model.SetRecompute(r.config.Recompute)
 	r.tensors = r.model.Config().Tensors()
-	r.pipeline = newPipeline(r.ranks, r.model, r.data.SequenceLength)
+	r.pipeline, err = newPipeline(r.ranks, r.model, r.device, r.data.SequenceLength)
+	if err := agree(ctx, r.ranks.comm(), err); err != nil {
+		return err
+	}
 	if err := r.restore(ctx, checkpoint); err != nil {
 		return err
 	}
@@ -1044,7 +1094,8 @@ func (r *run) takePlan() {
 func (r *run) restore(ctx context.Context, checkpoint *Checkpoint) error {
 	model, world := r.model, r.ranks.comm()
 	if r.optimizer == nil || checkpoint == nil {
-		r.optimizer = nil // so that the new one may take its memory
+		r.optimizer.free() // so that the new one may take its memory
+		r.optimizer = nil
 		if err := r.newOptimizer(ctx); err != nil {
 			return err
 		}
@@ -1082,6 +1133,7 @@ func (r *run) restore(ctx context.Context, checkpoint *Checkpoint) error {
 	if err := newShare(model, r.optimizer).load(ctx, world, checkpoint.Dir); err != nil {
 		return err
 	}
+	r.optimizer.toDevice()
 	r.optimizer.Updates = r.state.Updates
 	return nil
 }
@@ -1090,10 +1142,11 @@ func (r *run) restore(ctx context.Context, checkpoint *Checkpoint) error {
 func (r *run) newOptimizer(ctx context.Context) error {
 	c, targets := r.config.Optimizer, int64(r.config.BatchSize)*int64(r.data.SequenceLength)
 	if r.ranks == nil {
-		r.optimizer = NewOptimizer(c, targets, r.device, r.model.Parameters())
-		return nil
+		var err error
+		r.optimizer, err = NewOptimizer(c, targets, r.device, r.model.Parameters())
+		return err
 	}
-	r.sharding = newSharding(r.ranks, r.config.Layout.Optimizer, needsWholeTensors(c.Name), r.model.Parameters(), r.model.Buckets())
+	r.sharding = newSharding(r.ranks, r.config.Layout.Optimizer, needsWholeTensors(c.Name), r.device, r.model.Parameters(), r.model.Buckets())
 	sizes := make([]int, len(r.tensors))
 	for i, t := range r.tensors {
 		sizes[i] = int(t.Elements())

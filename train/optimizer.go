@@ -15,7 +15,7 @@ import (
 
 // blockSize is the number of elements that are updated, or whose squares are summed, as one piece of work. The blocks of a tensor start
 // at its first element, so they are the same for every number of threads, and so are all results.
-const blockSize = 1 << 16
+const blockSize = xpu.BlockSize
 
 // measureSize is the number of elements whose old weights are kept at a time where changes are measured. It divides blockSize.
 const measureSize = 1 << 12
@@ -25,8 +25,13 @@ type block struct {
 	begin, end int
 }
 
-// An Optimizer updates the weights of a model from their gradients, in float32, block by block on all workers of a device. What tells one
-// optimizer from another is its rule; optimizer_NAME.go has that of each name. Results do not depend on the number of threads.
+// stateChunk is the number of elements that the state of several parameters takes at most as one piece of a device's memory.
+const stateChunk = 1 << 26
+
+// An Optimizer updates the weights of a model from their gradients, in float32, block by block. What tells one optimizer from another is its
+// rule; optimizer_NAME.go has that of each name. AdamW is the device's: its moments are memory of the device, as weights and gradients are.
+// The other rules work on the host, on all workers of the device, and keep their state there: weights and gradients come to the host before an
+// update, and the weights go back after it. Results do not depend on the number of threads.
 type Optimizer struct {
 	Updates int64 // updates done, t
 
@@ -35,9 +40,21 @@ type Optimizer struct {
 	parameters []*moe.Parameter
 	sharding   *sharding       // nil: this rank owns everything
 	state      [][]stateTensor // of each parameter, for the range that this rank owns
+	memory     [][]float32     // of the device, that was made for this optimizer
 	blocks     []block         // of what it owns, and all else that has one for each block
+	grads      [][]float32     // of what it owns, parameter by parameter
 	sums       []float64
 	averaged   bool // see Average
+
+	// What the device updates, and the numbers of its blocks.
+	moments  []xpu.Moments
+	byDevice []int
+	results  [2][]float64 // host results: before and change of those blocks
+
+	// What is updated on the host: the numbers of its blocks; its weights, and then its gradients; its weights.
+	byHost      []int
+	hosted      [][]float32
+	hostWeights [][]float32
 
 	// Of all blocks of the whole model, which are in the order of its tensors.
 	first []int     // number of the first block of each tensor; of one more, that of all
@@ -47,7 +64,7 @@ type Optimizer struct {
 	before, change      []float64 // sums of squares, one for each block: of the weights, of what was added to them
 	ratios              []ratio   // one for each tensor of the whole model
 
-	updateOne, sumOne, averageOne, restoreOne func(i int) // made once, so that a step allocates nothing
+	updateOne, averageOne func(i int) // made once, so that a step allocates nothing
 }
 
 // A stateTensor is what an optimizer keeps for one parameter, element by element.
@@ -63,8 +80,24 @@ type rule interface {
 	// state names the tensors that are kept for a parameter, as the state of the reference implementation does.
 	state(p *moe.Parameter) []string
 
-	// begin starts update o.Updates, counted from 1. It may change state and gradients.
-	begin(o *Optimizer, learningRate, gradScale float64)
+	// begin starts update o.Updates, counted from 1. It may change, on the host, state and gradients of what is updated there.
+	begin(ctx context.Context, o *Optimizer, learningRate, gradScale float64) error
+}
+
+// A deviceRule is a rule that leaves parameters to AdamW of the device. Their state is its two moments.
+type deviceRule interface {
+	rule
+
+	// onDevice reports whether a parameter is one of them.
+	onDevice(p *moe.Parameter) bool
+
+	// adamW is the update that was begun.
+	adamW() xpu.AdamW
+}
+
+// A hostRule is a rule that updates parameters on the host: all but those that it leaves to the device.
+type hostRule interface {
+	rule
 
 	// update changes elements begin to end of the weights of parameter p. It is called on several goroutines at once.
 	update(o *Optimizer, p, begin, end int)
@@ -81,19 +114,20 @@ type averagingRule interface {
 	average(o *Optimizer, dst []float32, p, begin, end int)
 }
 
-// NewOptimizer returns the optimizer that a resolved configuration describes, at its beginning. targets is the number of targets of a full
-// step.
-func NewOptimizer(config OptimizerConfig, targets int64, device xpu.Device, parameters []*moe.Parameter) *Optimizer {
+// NewOptimizer returns the optimizer that a resolved configuration describes, at its beginning, of parameters in the device's memory. targets is
+// the number of targets of a full step. It fails where the device has no room for what is kept.
+func NewOptimizer(config OptimizerConfig, targets int64, device xpu.Device, parameters []*moe.Parameter) (*Optimizer, error) {
 	return newOptimizer(config, targets, device, parameters, nil)
 }
 
-func newOptimizer(config OptimizerConfig, targets int64, device xpu.Device, parameters []*moe.Parameter, s *sharding) *Optimizer {
+func newOptimizer(config OptimizerConfig, targets int64, device xpu.Device, parameters []*moe.Parameter, s *sharding) (*Optimizer, error) {
 	o := &Optimizer{device: device, parameters: parameters, sharding: s}
+	var err error
 	switch config.Name {
 	case SophiaG:
 		o.rule = newSophiaG(config, targets)
 	case Muon:
-		o.rule = newMuon(config, o)
+		o.rule, err = newMuon(config, o)
 	case Lamb:
 		o.rule = newLamb(config, parameters)
 	case ADOPT:
@@ -105,19 +139,16 @@ func newOptimizer(config OptimizerConfig, targets int64, device xpu.Device, para
 	default:
 		o.rule = newAdamW(config)
 	}
-	for i, p := range parameters {
-		low, high, _ := o.owned(i)
-		var tensors []stateTensor
-		for _, name := range o.rule.state(p) {
-			tensors = append(tensors, stateTensor{name, make([]float32, high-low)})
-		}
-		o.state = append(o.state, tensors)
-		for begin := low; begin < high; begin += blockSize {
-			o.blocks = append(o.blocks, block{i, begin, min(begin+blockSize, high)})
-		}
+	if err == nil {
+		err = o.makeState(stateChunk)
+	}
+	if err != nil {
+		o.free()
+		return nil, fmt.Errorf("memory for the optimizer: %w", err)
 	}
 	o.sums = make([]float64, len(o.blocks))
 	o.before, o.change = make([]float64, len(o.blocks)), make([]float64, len(o.blocks))
+	o.results = [2][]float64{make([]float64, len(o.byDevice)), make([]float64, len(o.byDevice))}
 	if s == nil {
 		sizes := make([]int, len(parameters))
 		for i, p := range parameters {
@@ -125,15 +156,109 @@ func newOptimizer(config OptimizerConfig, targets int64, device xpu.Device, para
 		}
 		o.countBlocks(sizes)
 	}
-	o.updateOne, o.sumOne = o.updateBlock, o.sumBlock
-	o.averageOne, o.restoreOne = o.averageBlock, o.restoreBlock
-	return o
+	o.updateOne, o.averageOne = o.updateBlock, o.averageBlock
+	return o, nil
+}
+
+// makeState makes the state of all parameters, and decides what the device updates. The state of several parameters is one piece of the device's memory, of
+// so many elements at most, if it is not that of a larger one.
+func (o *Optimizer) makeState(most int) error {
+	room := func(i int) int { // for the state of a parameter on the device, each of its two tensors in whole lines of a cache
+		if !o.onDevice(o.parameters[i]) {
+			return 0
+		}
+		low, high, _ := o.owned(i)
+		return 2 * ((high - low + 15) &^ 15)
+	}
+	var chunk []float32 // of the device, for the parameters that come
+	for i, p := range o.parameters {
+		low, high, _ := o.owned(i)
+		onDevice, own := o.onDevice(p), room(i)
+		if own > 0 && len(chunk) == 0 {
+			n := own
+			for next := i + 1; next < len(o.parameters) && n+room(next) <= most; next++ {
+				n += room(next)
+			}
+			var err error
+			if chunk, err = o.floats(n); err != nil {
+				return err
+			}
+		}
+		var tensors []stateTensor
+		for _, name := range o.rule.state(p) {
+			if onDevice {
+				tensors = append(tensors, stateTensor{name, chunk[: high-low : high-low]})
+				chunk = chunk[own/2:]
+			} else {
+				tensors = append(tensors, stateTensor{name, make([]float32, high-low)})
+			}
+		}
+		o.state = append(o.state, tensors)
+		if low == high {
+			continue
+		}
+		weight, grad := p.Weight[low:high], p.Grad[low:high]
+		o.grads = append(o.grads, grad)
+		if onDevice {
+			o.moments = append(o.moments, xpu.Moments{Weight: weight, Grad: grad, M: tensors[0].values, V: tensors[1].values})
+		} else {
+			o.hostWeights = append(o.hostWeights, weight)
+		}
+		for begin := low; begin < high; begin += blockSize {
+			if onDevice {
+				o.byDevice = append(o.byDevice, len(o.blocks))
+			} else {
+				o.byHost = append(o.byHost, len(o.blocks))
+			}
+			o.blocks = append(o.blocks, block{i, begin, min(begin+blockSize, high)})
+		}
+	}
+	o.hosted = o.hostWeights
+	for i, p := range o.parameters {
+		if low, high, _ := o.owned(i); low < high && !o.onDevice(p) {
+			o.hosted = append(o.hosted, p.Grad[low:high])
+		}
+	}
+	return nil
+}
+
+// onDevice reports whether the device updates a parameter.
+func (o *Optimizer) onDevice(p *moe.Parameter) bool {
+	r, ok := o.rule.(deviceRule)
+	return ok && r.onDevice(p)
+}
+
+// floats makes memory of the device that lives as long as the optimizer.
+func (o *Optimizer) floats(n int) ([]float32, error) {
+	if n == 0 {
+		return nil, nil
+	}
+	x, err := o.device.Floats(n)
+	if err == nil {
+		o.memory = append(o.memory, x)
+	}
+	return x, err
+}
+
+// free gives the optimizer's memory back to the device. It is of no use afterwards. The receiver may be nil.
+func (o *Optimizer) free() {
+	if o == nil {
+		return
+	}
+	for _, x := range o.memory {
+		o.device.Free(x)
+	}
+	o.memory = nil
 }
 
 // newShardedOptimizer is [NewOptimizer] for one of several ranks, which all call it. sizes has the number of elements of each tensor of the whole
 // model.
 func newShardedOptimizer(ctx context.Context, config OptimizerConfig, targets int64, device xpu.Device, parameters []*moe.Parameter, sizes []int, s *sharding) (*Optimizer, error) {
-	o := newOptimizer(config, targets, device, parameters, s)
+	o, err := newOptimizer(config, targets, device, parameters, s)
+	if err := agree(ctx, s.ranks.comm(), err); err != nil {
+		o.free()
+		return nil, err
+	}
 	o.countBlocks(sizes)
 	return o, s.countBlocks(ctx, o.blocks, parameters, o.first)
 }
@@ -179,7 +304,10 @@ func (o *Optimizer) everywhere(ctx context.Context, own []float64) ([]float64, e
 // the blocks in the order of the model's tensors, so that all ranks get the same bits. It is not finite exactly when some gradient is not: the
 // squares of finite float32 values cannot overflow a float64.
 func (o *Optimizer) GradientNorm(ctx context.Context) (float64, error) {
-	o.device.Parallel(len(o.blocks), o.sumOne)
+	o.device.SumSquares(o.grads, o.sums)
+	if err := o.device.Wait(ctx); err != nil {
+		return 0, err
+	}
 	sums, err := o.everywhere(ctx, o.sums)
 	if err != nil {
 		return 0, err
@@ -189,11 +317,6 @@ func (o *Optimizer) GradientNorm(ctx context.Context) (float64, error) {
 		sum += s
 	}
 	return math.Sqrt(sum), nil
-}
-
-func (o *Optimizer) sumBlock(i int) {
-	b := o.blocks[i]
-	o.sums[i] = cpu.SumSquares(o.parameters[b.tensor].Grad[b.begin:b.end])
 }
 
 // clipFactor returns what gradients of the given norm are multiplied with so that their norm is at most limit: limit/(norm + 1e-6), at
@@ -208,9 +331,9 @@ func clipFactor(norm, limit float64) float64 {
 // Step multiplies the gradients with gradScale, which clipping may have made smaller than 1, and updates all weights, each on the ranks that own
 // it, from which the others get it. What the gradients are afterwards is not defined.
 func (o *Optimizer) Step(ctx context.Context, learningRate, gradScale float64) error {
-	o.Updates++
-	o.rule.begin(o, learningRate, gradScale)
-	o.device.Parallel(len(o.blocks), o.updateOne)
+	if err := o.update(ctx, learningRate, gradScale); err != nil {
+		return err
+	}
 	if o.sharding != nil {
 		if err := o.sharding.gatherWeights(ctx); err != nil {
 			return err
@@ -241,10 +364,45 @@ func (o *Optimizer) Step(ctx context.Context, learningRate, gradScale float64) e
 	return nil
 }
 
-func (o *Optimizer) updateBlock(i int) {
-	b := o.blocks[i]
+// update updates the weights that this rank owns.
+func (o *Optimizer) update(ctx context.Context, learningRate, gradScale float64) error {
+	o.Updates++
+	if len(o.hosted) > 0 {
+		if err := o.device.ToHost(ctx, o.hosted...); err != nil {
+			return err
+		}
+	}
+	if err := o.rule.begin(ctx, o, learningRate, gradScale); err != nil {
+		return err
+	}
+	o.device.Parallel(len(o.byHost), o.updateOne)
+	for _, weight := range o.hostWeights {
+		o.device.ToDevice(weight)
+	}
+	if len(o.moments) == 0 {
+		return nil
+	}
+	command := o.rule.(deviceRule).adamW()
 	if !o.measuring {
-		o.rule.update(o, b.tensor, b.begin, b.end)
+		o.device.AdamW(command, o.moments, nil, nil)
+		return nil
+	}
+	o.device.AdamW(command, o.moments, o.results[0], o.results[1])
+	if err := o.device.Wait(ctx); err != nil {
+		return err
+	}
+	for i, b := range o.byDevice {
+		o.before[b], o.change[b] = o.results[0][i], o.results[1][i]
+	}
+	return nil
+}
+
+// updateBlock updates the i-th block of those of the host.
+func (o *Optimizer) updateBlock(i int) {
+	i = o.byHost[i]
+	b, rule := o.blocks[i], o.rule.(hostRule)
+	if !o.measuring {
+		rule.update(o, b.tensor, b.begin, b.end)
 		return
 	}
 	var old [measureSize]float32
@@ -254,7 +412,7 @@ func (o *Optimizer) updateBlock(i int) {
 		weight := o.parameters[b.tensor].Weight[begin:end]
 		kept := old[:copy(old[:], weight)]
 		before += cpu.SumSquares(kept)
-		o.rule.update(o, b.tensor, begin, end)
+		rule.update(o, b.tensor, begin, end)
 		cpu.AddScaled(kept, weight, -1, kept)
 		change += cpu.SumSquares(kept)
 	}
@@ -262,7 +420,7 @@ func (o *Optimizer) updateBlock(i int) {
 }
 
 // Measure says whether the next steps measure how much they change each parameter, until it is called again. It costs a second look at the
-// weights while they are in the cache, and changes no result.
+// weights, and changes no result.
 func (o *Optimizer) Measure(on bool) { o.measuring = on }
 
 // Ratio returns the Euclidean norms of what the last step added to a tensor, by its number in the whole model, weight decay included, and of its
@@ -284,8 +442,8 @@ func (o *Optimizer) CurvatureDue() bool {
 
 // UpdateCurvature updates the estimate of the Hessian from gradients of the mean cross entropy of targets that were drawn from the model's own
 // distribution, that many of them, multiplied with gradScale. See [SophiaG].
-func (o *Optimizer) UpdateCurvature(gradScale float64, targets int64) {
-	o.rule.(*sophiaG).updateHessian(o, gradScale, targets)
+func (o *Optimizer) UpdateCurvature(ctx context.Context, gradScale float64, targets int64) error {
+	return o.rule.(*sophiaG).updateHessian(ctx, o, gradScale, targets)
 }
 
 // Average with true replaces the weights by those to evaluate with and to save, and with false puts back those to train on, bit for bit.
@@ -296,32 +454,58 @@ func (o *Optimizer) Average(ctx context.Context, on bool) error {
 		return nil
 	}
 	o.averaged = on
-	switch s := o.sharding; {
-	case s == nil && on:
-		o.device.Parallel(len(o.blocks), o.averageOne)
-	case s == nil:
-		o.device.Parallel(len(o.blocks), o.restoreOne)
-	case on: // what others own, too
-		o.device.Parallel(len(s.buckets), func(i int) { copy(s.buckets[i].Grad, s.buckets[i].Weight) })
-		o.device.Parallel(len(o.blocks), o.averageOne)
-		return s.gatherWeights(ctx)
-	default:
-		o.device.Parallel(len(s.buckets), func(i int) { copy(s.buckets[i].Weight, s.buckets[i].Grad) })
+	if !on {
+		for _, p := range o.parameters {
+			o.device.Copy(p.Weight, p.Grad)
+		}
+		return nil
+	}
+	for _, p := range o.parameters { // what others own, too
+		o.device.Copy(p.Grad, p.Weight)
+	}
+	if err := o.device.ToHost(ctx, o.hostWeights...); err != nil {
+		return err
+	}
+	o.device.Parallel(len(o.byHost), o.averageOne)
+	for _, weight := range o.hostWeights {
+		o.device.ToDevice(weight)
+	}
+	if o.sharding != nil {
+		return o.sharding.gatherWeights(ctx)
 	}
 	return nil
 }
 
+// averageBlock averages the i-th block of those of the host.
 func (o *Optimizer) averageBlock(i int) {
-	b := o.blocks[i]
-	p := o.parameters[b.tensor]
-	copy(p.Grad[b.begin:b.end], p.Weight[b.begin:b.end])
-	o.rule.(averagingRule).average(o, p.Weight[b.begin:b.end], b.tensor, b.begin, b.end)
+	b := o.blocks[o.byHost[i]]
+	o.rule.(averagingRule).average(o, o.parameters[b.tensor].Weight[b.begin:b.end], b.tensor, b.begin, b.end)
 }
 
-func (o *Optimizer) restoreBlock(i int) {
-	b := o.blocks[i]
-	p := o.parameters[b.tensor]
-	copy(p.Weight[b.begin:b.end], p.Grad[b.begin:b.end])
+// toHost brings to the host what a checkpoint holds: all weights and what is kept for them.
+func (o *Optimizer) toHost(ctx context.Context) error {
+	var all [][]float32
+	for _, p := range o.parameters {
+		all = append(all, p.Weight)
+		if o.averaged {
+			all = append(all, p.Grad)
+		}
+	}
+	for _, m := range o.moments {
+		all = append(all, m.M, m.V)
+	}
+	return o.device.ToHost(ctx, all...)
+}
+
+// toDevice gives the device what a checkpoint has brought to the host.
+func (o *Optimizer) toDevice() {
+	for _, p := range o.parameters {
+		o.device.ToDevice(p.Weight)
+	}
+	for _, m := range o.moments {
+		o.device.ToDevice(m.M)
+		o.device.ToDevice(m.V)
+	}
 }
 
 // saved lists what optimizer.safetensors holds for a parameter, as far as this rank owns it: its state, and the weights to train on if they are not
@@ -373,8 +557,8 @@ func (o *Optimizer) setMetadata(text map[string]string) error {
 func needsWholeTensors(name OptimizerName) bool { return name == Muon || name == Lamb }
 
 // optimizerBytes is the memory that the state of an optimizer takes on one rank of a layout whose stage has these tensors, scratch included, on so many
-// threads; 0 as for [cpu.New]. Ranks whose share is not quite even differ by a few blocks.
-func optimizerBytes(config OptimizerConfig, m moe.Config, held []safetensors.Tensor, layout LayoutConfig, threads int) int64 {
+// threads, 0 as for [cpu.New]: what is memory of the device, and what is the host's. Ranks whose share is not quite even differ by a few blocks.
+func optimizerBytes(config OptimizerConfig, m moe.Config, held []safetensors.Tensor, layout LayoutConfig, threads int) (onDevice, onHost int64) {
 	if threads == 0 {
 		threads = runtime.GOMAXPROCS(0)
 	}
@@ -385,27 +569,34 @@ func optimizerBytes(config OptimizerConfig, m moe.Config, held []safetensors.Ten
 	case EPSO:
 		replicas, data = int64(layout.DP), int64(layout.DP*layout.EP)
 	}
-	bytes, scratch := func(name string, shape []int) int64 { return 8 }, int64(0)
+	state := func(string, []int) (onDevice, onHost int64) { return 0, 8 } // of a weight of a tensor
 	switch config.Name {
+	case AdamW:
+		state = func(string, []int) (onDevice, onHost int64) { return 8, 0 }
 	case Muon:
-		bytes = func(name string, shape []int) int64 {
+		state = func(name string, shape []int) (onDevice, onHost int64) {
 			if orthogonalized(name, shape) {
-				return 4
+				return 0, 4
 			}
-			return 8
+			return 8, 0
 		}
-		scratch = muonScratchBytes(m, threads)
+		onDevice = muonScratchBytes(m, threads)
 	case Lion:
-		bytes = func(string, []int) int64 { return 4 }
+		state = func(string, []int) (onDevice, onHost int64) { return 0, 4 }
 	}
-	var sums [2]int64 // of replicated tensors, of those of experts
+	var sums [2][2]int64 // of replicated tensors, of those of experts; on the device, on the host
 	for _, t := range held {
 		kind := 0
 		if divided(t.Name) {
 			kind = 1
 		}
-		sums[kind] += t.Elements() * bytes(t.Name, t.Shape)
+		device, host := state(t.Name, t.Shape)
+		sums[kind][0] += t.Elements() * device
+		sums[kind][1] += t.Elements() * host
 	}
 	share := func(bytes, ranks int64) int64 { return (bytes + ranks - 1) / ranks }
-	return share(sums[0], data) + share(share(sums[1], int64(layout.EP)), replicas) + scratch
+	own := func(place int) int64 {
+		return share(sums[0][place], data) + share(share(sums[1][place], int64(layout.EP)), replicas)
+	}
+	return onDevice + own(0), onHost + own(1)
 }

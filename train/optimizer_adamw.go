@@ -1,11 +1,13 @@
 package train
 
 import (
+	"context"
+
 	"mula/moe"
-	"mula/xpu/cpu"
+	"mula/xpu"
 )
 
-// adamW is [AdamW], over all parameters as one group.
+// adamW is [AdamW], over all parameters as one group. It is the device's: see [xpu.AdamW].
 //
 // With g the gradient, η the learning rate, λ the weight decay, t the number of updates from 1, m̂ = m/(1−β₁ᵗ) and v̂ = v/(1−β₂ᵗ):
 //
@@ -15,31 +17,26 @@ import (
 //
 // Loshchilov and Hutter 2019 (arXiv 1711.05101). Reference: torch.optim.AdamW of torch 2.15.0.
 type adamW struct {
-	config OptimizerConfig
-	kernel cpu.AdamW
-	keep   float32 // what weights are multiplied with after the update
+	config  OptimizerConfig
+	command xpu.AdamW
 }
 
 func newAdamW(config OptimizerConfig) *adamW { return &adamW{config: config} }
 
 func (*adamW) state(*moe.Parameter) []string { return []string{"exp_avg", "exp_avg_sq"} }
 
-func (r *adamW) begin(o *Optimizer, learningRate, gradScale float64) {
-	r.kernel = cpu.AdamW{
+func (r *adamW) begin(_ context.Context, o *Optimizer, learningRate, gradScale float64) error {
+	r.command = xpu.AdamW{
 		LearningRate: learningRate, Beta1: r.config.Betas[0], Beta2: r.config.Betas[1], Epsilon: *r.config.Epsilon,
-		WeightDecay: *r.config.WeightDecay, Step: o.Updates, GradScale: gradScale,
+		WeightDecay: *r.config.WeightDecay, Step: o.Updates, GradScale: gradScale, Keep: 1,
 	}
-	r.keep = 1
 	if r.config.Decay == DecayOptimus {
-		r.kernel.WeightDecay = 0
-		r.keep = float32(1 - learningRate**r.config.WeightDecay)
+		r.command.WeightDecay = 0
+		r.command.Keep = float32(1 - learningRate**r.config.WeightDecay)
 	}
+	return nil
 }
 
-func (r *adamW) update(o *Optimizer, p, begin, end int) {
-	weight := o.parameters[p].Weight[begin:end]
-	r.kernel.Update(weight, o.parameters[p].Grad[begin:end], o.kept(p, 0, begin, end), o.kept(p, 1, begin, end))
-	if r.keep != 1 {
-		cpu.Scale(weight, r.keep)
-	}
-}
+func (*adamW) onDevice(*moe.Parameter) bool { return true }
+
+func (r *adamW) adamW() xpu.AdamW { return r.command }

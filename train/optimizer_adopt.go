@@ -1,6 +1,7 @@
 package train
 
 import (
+	"context"
 	"math"
 
 	"mula/moe"
@@ -24,11 +25,12 @@ func newADOPT(config OptimizerConfig) *adopt { return &adopt{config: config} }
 
 func (*adopt) state(*moe.Parameter) []string { return []string{"exp_avg", "exp_avg_sq"} }
 
-func (r *adopt) begin(o *Optimizer, learningRate, gradScale float64) {
+func (r *adopt) begin(_ context.Context, o *Optimizer, learningRate, gradScale float64) error {
 	r.kernel = cpu.ADOPT{
 		LearningRate: learningRate, Beta1: r.config.Betas[0], Beta2: r.config.Betas[1], Epsilon: *r.config.Epsilon,
 		WeightDecay: *r.config.WeightDecay, Clip: math.Pow(float64(o.Updates-1), 0.25), GradScale: gradScale,
 	}
+	return nil
 }
 
 func (r *adopt) update(o *Optimizer, p, begin, end int) {

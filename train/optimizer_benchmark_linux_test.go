@@ -45,7 +45,7 @@ func BenchmarkOptimizerStep(b *testing.B) {
 				m.Init(1)
 				shardings, optimizers := make([]*sharding, len(both)), make([]*Optimizer, len(both))
 				for i, scheme := range both {
-					shardings[i] = newSharding(groups, scheme, false, m.Parameters(), m.Buckets())
+					shardings[i] = newSharding(groups, scheme, false, device(b, 1), m.Parameters(), m.Buckets())
 					optimizers[i], err = newShardedOptimizer(ctx, defaultOptimizer(AdamW), 100, device(b, 1), m.Parameters(), sizes, shardings[i])
 					if err != nil {
 						return err
@@ -92,9 +92,9 @@ func BenchmarkOptimizerStep(b *testing.B) {
 						if err := lap(&part[reduced]); err != nil {
 							return err
 						}
-						o.Updates++
-						o.rule.begin(o, 1e-4, 1)
-						o.device.Parallel(len(o.blocks), o.updateOne)
+						if err := o.update(ctx, 1e-4, 1); err != nil {
+							return err
+						}
 						if err := lap(&part[updated]); err != nil {
 							return err
 						}

@@ -1,6 +1,7 @@
 package train
 
 import (
+	"context"
 	"math"
 
 	"mula/moe"
@@ -31,7 +32,7 @@ func newLamb(config OptimizerConfig, parameters []*moe.Parameter) *lamb {
 func (*lamb) state(*moe.Parameter) []string { return []string{"exp_avg", "exp_avg_sq"} }
 
 // begin leaves u where the gradients were.
-func (r *lamb) begin(o *Optimizer, learningRate, gradScale float64) {
+func (r *lamb) begin(_ context.Context, o *Optimizer, learningRate, gradScale float64) error {
 	if r.prepareOne == nil {
 		r.norms = make([]ratio, len(o.blocks))
 		r.prepareOne = func(i int) {
@@ -61,6 +62,7 @@ func (r *lamb) begin(o *Optimizer, learningRate, gradScale float64) {
 		}
 		sum = ratio{}
 	}
+	return nil
 }
 
 func (r *lamb) update(o *Optimizer, p, begin, end int) {

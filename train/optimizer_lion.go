@@ -1,6 +1,8 @@
 package train
 
 import (
+	"context"
+
 	"mula/moe"
 	"mula/xpu/cpu"
 )
@@ -19,10 +21,11 @@ func newLion(config OptimizerConfig) *lion { return &lion{config: config} }
 
 func (*lion) state(*moe.Parameter) []string { return []string{"exp_avg"} }
 
-func (r *lion) begin(_ *Optimizer, learningRate, gradScale float64) {
+func (r *lion) begin(_ context.Context, _ *Optimizer, learningRate, gradScale float64) error {
 	r.kernel = cpu.Lion{
 		LearningRate: learningRate, Beta1: r.config.Betas[0], Beta2: r.config.Betas[1], WeightDecay: *r.config.WeightDecay, GradScale: gradScale,
 	}
+	return nil
 }
 
 func (r *lion) update(o *Optimizer, p, begin, end int) {

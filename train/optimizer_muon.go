@@ -1,6 +1,8 @@
 package train
 
 import (
+	"context"
+	"errors"
 	"math"
 	"strings"
 
@@ -20,7 +22,7 @@ import (
 //	s = √max(1, m/n)        AdjustOriginal
 //
 // ‖·‖ is the Frobenius norm. X is computed by products of the device, in its precision; for m > n its factors are in the other order, so that
-// A is always the smaller square.
+// A is always the smaller square. All else of X, and b, is computed on the host; what is left to AdamW the device updates.
 //
 // Jordan et al. 2024 (kellerjordan.github.io/posts/muon). Reference: torch.optim.Muon of torch 2.15.0, which computes X in bfloat16.
 type muon struct {
@@ -36,6 +38,8 @@ type muon struct {
 
 	largeScratch *muonScratch
 	scratch      chan *muonScratch // one for each worker
+	failed       []error           // of each small matrix
+	ctx          context.Context   // of the update at hand
 
 	momentumOne, smallOne func(i int)
 }
@@ -43,8 +47,8 @@ type muon struct {
 // muonLarge is the number of elements from which on a matrix keeps all workers busy by itself. Smaller ones are orthogonalized side by side.
 const muonLarge = 1 << 20
 
-// muonScratch is what the orthogonalization of one matrix takes: another matrix of its shape, and two squares. Its functions are made once, so
-// that a step allocates nothing.
+// muonScratch is what the orthogonalization of one matrix takes: another matrix of its shape, and two squares, in the memory of the device. Its
+// functions are made once, so that a step allocates nothing.
 type muonScratch struct {
 	x, a, b []float32 // memory
 
@@ -53,13 +57,14 @@ type muonScratch struct {
 	factor     float32
 	square     []float32 // A
 	polynomial []float32
-	side       int // of both
+	side       int          // of both
+	seen       [2][]float32 // what the host is to see
 
 	beginOne, polynomialOne func(i int)
 }
 
 // newMuon makes ready for the matrices that the optimizer's rank owns.
-func newMuon(config OptimizerConfig, o *Optimizer) *muon {
+func newMuon(config OptimizerConfig, o *Optimizer) (*muon, error) {
 	device, parameters := o.device, o.parameters
 	r := &muon{config: config, device: device, rest: newAdamW(config), inside: make([]bool, len(parameters)), norms: make([]float64, len(parameters)),
 		scale: make([]float64, len(parameters))}
@@ -72,27 +77,38 @@ func newMuon(config OptimizerConfig, o *Optimizer) *muon {
 			r.small = append(r.small, i)
 		}
 	}
+	var err error
 	if r.large != nil {
-		r.largeScratch = newMuonScratch(parameters, r.large)
+		if r.largeScratch, err = newMuonScratch(o, r.large); err != nil {
+			return nil, err
+		}
 	}
 	n := min(device.Threads(), len(r.small))
-	r.scratch = make(chan *muonScratch, n)
+	r.scratch, r.failed = make(chan *muonScratch, n), make([]error, len(r.small))
 	for range n {
-		r.scratch <- newMuonScratch(parameters, r.small)
+		s, err := newMuonScratch(o, r.small)
+		if err != nil {
+			return nil, err
+		}
+		r.scratch <- s
 	}
-	return r
+	return r, nil
 }
 
 // newMuonScratch returns scratch for each of the matrices.
-func newMuonScratch(parameters []*moe.Parameter, matrices []int) *muonScratch {
+func newMuonScratch(o *Optimizer, matrices []int) (*muonScratch, error) {
 	var elements, side int
 	for _, i := range matrices {
-		p := parameters[i]
+		p := o.parameters[i]
 		elements, side = max(elements, len(p.Weight)), max(side, min(p.Shape[0], p.Shape[1]))
 	}
-	s := &muonScratch{x: make([]float32, elements), a: make([]float32, side*side), b: make([]float32, side*side)}
+	s := new(muonScratch)
+	var errs [3]error
+	s.x, errs[0] = o.floats(elements)
+	s.a, errs[1] = o.floats(side * side)
+	s.b, errs[2] = o.floats(side * side)
 	s.beginOne, s.polynomialOne = s.beginPiece, s.polynomialPiece
-	return s
+	return s, errors.Join(errs[:]...)
 }
 
 // beginPiece sets a piece of the first X to u times the factor.
@@ -125,35 +141,46 @@ func (*muon) state(p *moe.Parameter) []string {
 	return []string{"exp_avg", "exp_avg_sq"}
 }
 
+func (*muon) onDevice(p *moe.Parameter) bool { return !orthogonalized(p.Name, p.Shape) }
+
+func (r *muon) adamW() xpu.AdamW { return r.rest.adamW() }
+
 // begin leaves X where the gradients of the matrices were.
-func (r *muon) begin(o *Optimizer, learningRate, gradScale float64) {
-	r.rest.begin(o, learningRate, gradScale)
+func (r *muon) begin(ctx context.Context, o *Optimizer, learningRate, gradScale float64) error {
+	if err := r.rest.begin(ctx, o, learningRate, gradScale); err != nil {
+		return err
+	}
+	r.ctx = ctx
 	r.keep = float32(1 - learningRate**r.config.WeightDecay)
 	r.kernel = cpu.Muon{Momentum: *r.config.Momentum, Nesterov: *r.config.Nesterov, GradScale: gradScale}
 	if r.smallOne == nil {
 		r.momentumOne = func(i int) {
+			i = o.byHost[i]
 			b := o.blocks[i]
-			if r.inside[b.tensor] {
-				u := o.parameters[b.tensor].Grad[b.begin:b.end]
-				r.kernel.Update(u, o.kept(b.tensor, 0, b.begin, b.end))
-				o.sums[i] = cpu.SumSquares(u)
-			}
+			u := o.parameters[b.tensor].Grad[b.begin:b.end]
+			r.kernel.Update(u, o.kept(b.tensor, 0, b.begin, b.end))
+			o.sums[i] = cpu.SumSquares(u)
 		}
 		r.smallOne = func(i int) {
 			s := <-r.scratch
-			r.orthogonalize(o.parameters[r.small[i]], r.norms[r.small[i]], s, false)
+			r.failed[i] = r.orthogonalize(r.ctx, o.parameters[r.small[i]], r.norms[r.small[i]], s, false)
 			r.scratch <- s
 		}
 	}
-	o.device.Parallel(len(o.blocks), r.momentumOne)
+	o.device.Parallel(len(o.byHost), r.momentumOne)
 	clear(r.norms)
-	for i, b := range o.blocks {
-		r.norms[b.tensor] += o.sums[i]
+	for _, i := range o.byHost {
+		r.norms[o.blocks[i].tensor] += o.sums[i]
 	}
 	for _, i := range r.large {
-		r.orthogonalize(o.parameters[i], r.norms[i], r.largeScratch, true)
+		if err := r.orthogonalize(ctx, o.parameters[i], r.norms[i], r.largeScratch, true); err != nil {
+			return err
+		}
 	}
 	o.device.Parallel(len(r.small), r.smallOne)
+	if err := errors.Join(r.failed...); err != nil {
+		return err
+	}
 	for i, p := range o.parameters {
 		if !r.inside[i] {
 			continue
@@ -165,10 +192,12 @@ func (r *muon) begin(o *Optimizer, learningRate, gradScale float64) {
 			r.scale[i] = learningRate * 0.2 * math.Sqrt(max(rows, columns))
 		}
 	}
+	return nil
 }
 
-// orthogonalize replaces u, which is where the gradient of a parameter was and has that sum of squares, by X. It works on all workers if asked.
-func (r *muon) orthogonalize(p *moe.Parameter, squares float64, s *muonScratch, parallel bool) {
+// orthogonalize replaces u, which is where the gradient of a parameter was, on the host, and has that sum of squares, by X, on the host. It works
+// on all workers if asked.
+func (r *muon) orthogonalize(ctx context.Context, p *moe.Parameter, squares float64, s *muonScratch, parallel bool) error {
 	m, n := p.Shape[0], p.Shape[1]
 	pieces := func(elements int, f func(i int)) {
 		count := (elements + blockSize - 1) / blockSize
@@ -186,8 +215,10 @@ func (r *muon) orthogonalize(p *moe.Parameter, squares float64, s *muonScratch, 
 	}
 	s.u, s.first, s.factor = p.Grad, x, float32(1/max(math.Sqrt(squares), 1e-7))
 	pieces(m*n, s.beginOne)
+	r.device.ToDevice(x)
 	s.side = min(m, n)
 	s.square, s.polynomial = s.a[:s.side*s.side], s.b[:s.side*s.side]
+	s.seen = [2][]float32{s.square, s.polynomial}
 	for range *r.config.NewtonSchulzSteps {
 		if m <= n {
 			r.device.MatMul(false, true, m, m, n, x, n, x, n, s.square, m, false)
@@ -195,7 +226,11 @@ func (r *muon) orthogonalize(p *moe.Parameter, squares float64, s *muonScratch, 
 			r.device.MatMul(true, false, n, n, m, x, n, x, n, s.square, n, false)
 		}
 		r.device.MatMul(false, false, s.side, s.side, s.side, s.square, s.side, s.square, s.side, s.polynomial, s.side, false)
+		if err := r.device.ToHost(ctx, s.seen[:]...); err != nil {
+			return err
+		}
 		pieces(len(s.polynomial), s.polynomialOne)
+		r.device.ToDevice(s.polynomial)
 		if m <= n {
 			r.device.MatMul(false, false, m, n, m, s.polynomial, m, x, n, y, n, false)
 		} else {
@@ -203,13 +238,11 @@ func (r *muon) orthogonalize(p *moe.Parameter, squares float64, s *muonScratch, 
 		}
 		x, y = y, x
 	}
+	s.seen[0] = p.Grad
+	return r.device.ToHost(ctx, s.seen[:1]...)
 }
 
 func (r *muon) update(o *Optimizer, p, begin, end int) {
-	if !r.inside[p] {
-		r.rest.update(o, p, begin, end)
-		return
-	}
 	weight := o.parameters[p].Weight[begin:end]
 	cpu.Scale(weight, r.keep)
 	cpu.Axpy(weight, float32(-r.scale[p]), o.parameters[p].Grad[begin:end])

@@ -1,6 +1,7 @@
 package train
 
 import (
+	"context"
 	"math"
 
 	"mula/moe"
@@ -38,7 +39,7 @@ func (r *scheduleFreeAdamW) scalars() map[string]*float64 {
 	return map[string]*float64{"lr_max": &r.lrMax, "weight_sum": &r.weightSum}
 }
 
-func (r *scheduleFreeAdamW) begin(o *Optimizer, learningRate, gradScale float64) {
+func (r *scheduleFreeAdamW) begin(_ context.Context, o *Optimizer, learningRate, gradScale float64) error {
 	if o.Updates == 1 {
 		o.device.Parallel(len(o.blocks), func(i int) {
 			b := o.blocks[i]
@@ -56,6 +57,7 @@ func (r *scheduleFreeAdamW) begin(o *Optimizer, learningRate, gradScale float64)
 		LearningRate: learningRate, Beta1: r.config.Betas[0], Beta2: r.config.Betas[1], Epsilon: *r.config.Epsilon, WeightDecay: *r.config.WeightDecay,
 		Step: o.Updates, Share: share, GradScale: gradScale,
 	}
+	return nil
 }
 
 func (r *scheduleFreeAdamW) update(o *Optimizer, p, begin, end int) {

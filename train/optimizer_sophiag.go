@@ -1,6 +1,8 @@
 package train
 
 import (
+	"context"
+
 	"mula/moe"
 	"mula/xpu/cpu"
 )
@@ -36,18 +38,19 @@ func newSophiaG(config OptimizerConfig, targets int64) *sophiaG {
 
 func (*sophiaG) state(*moe.Parameter) []string { return []string{"exp_avg", "hessian"} }
 
-func (r *sophiaG) begin(_ *Optimizer, learningRate, gradScale float64) {
+func (r *sophiaG) begin(_ context.Context, _ *Optimizer, learningRate, gradScale float64) error {
 	r.kernel = cpu.Sophia{
 		LearningRate: learningRate, Beta1: r.config.Betas[0], Curvature: *r.config.Rho * float64(r.targets), WeightDecay: *r.config.WeightDecay,
 		GradScale: gradScale,
 	}
+	return nil
 }
 
 func (r *sophiaG) update(o *Optimizer, p, begin, end int) {
 	r.kernel.Update(o.parameters[p].Weight[begin:end], o.parameters[p].Grad[begin:end], o.kept(p, 0, begin, end), o.kept(p, 1, begin, end))
 }
 
-func (r *sophiaG) updateHessian(o *Optimizer, gradScale float64, targets int64) {
+func (r *sophiaG) updateHessian(ctx context.Context, o *Optimizer, gradScale float64, targets int64) error {
 	if r.curvatureOne == nil {
 		r.curvatureOne = func(i int) {
 			b := o.blocks[i]
@@ -55,5 +58,9 @@ func (r *sophiaG) updateHessian(o *Optimizer, gradScale float64, targets int64) 
 		}
 	}
 	r.gradScale, r.weight = gradScale, (1-r.config.Betas[1])*(float64(targets)/float64(r.targets))
+	if err := o.device.ToHost(ctx, o.grads...); err != nil {
+		return err
+	}
 	o.device.Parallel(len(o.blocks), r.curvatureOne)
+	return nil
 }

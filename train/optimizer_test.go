@@ -29,6 +29,23 @@ func device(t testing.TB, threads int) *cpu.Device {
 	return d
 }
 
+func mustOptimizer(t testing.TB, config OptimizerConfig, targets int64, d xpu.Device, parameters []*moe.Parameter) *Optimizer {
+	t.Helper()
+	o, err := NewOptimizer(config, targets, d, parameters)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return o
+}
+
+// curve updates the estimate of the curvature.
+func curve(t testing.TB, o *Optimizer, gradScale float64, targets int64) {
+	t.Helper()
+	if err := o.UpdateCurvature(context.Background(), gradScale, targets); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // defaultOptimizer is the configuration of an optimizer with its defaults.
 func defaultOptimizer(name OptimizerName) OptimizerConfig {
 	c := OptimizerConfig{Name: name, Clip: 1}
@@ -74,7 +91,7 @@ func TestAdamWTorch(t *testing.T) {
 	for _, w := range golden.Initial {
 		parameters = append(parameters, &moe.Parameter{Weight: toFloat32(w), Grad: make([]float32, len(w))})
 	}
-	o := NewOptimizer(config, 1, device(t, 2), parameters)
+	o := mustOptimizer(t, config, 1, device(t, 2), parameters)
 	compare := func(step int, what string, got []float32, want []float64) {
 		t.Helper()
 		var largest float64
@@ -121,7 +138,7 @@ func TestAdamWDecayForms(t *testing.T) {
 			p[i] = float64(parameter.Weight[i])
 			other[i] = p[i]
 		}
-		o := NewOptimizer(config, 1, device(t, 2), []*moe.Parameter{parameter})
+		o := mustOptimizer(t, config, 1, device(t, 2), []*moe.Parameter{parameter})
 		for step := 1; step <= steps; step++ {
 			for i := range parameter.Grad {
 				parameter.Grad[i] = float32(rng.NormFloat64())
@@ -168,7 +185,7 @@ func TestAdamWThreads(t *testing.T) {
 			}
 			parameters = append(parameters, p)
 		}
-		o := NewOptimizer(defaultOptimizer(AdamW), 1, device(t, threads), parameters)
+		o := mustOptimizer(t, defaultOptimizer(AdamW), 1, device(t, threads), parameters)
 		norm := gradientNorm(t, o)
 		update(t, o, 1e-3, clipFactor(norm, 1))
 		var weights [][]float32
@@ -194,7 +211,7 @@ func TestAdamWThreads(t *testing.T) {
 
 func TestGradientNorm(t *testing.T) {
 	p := &moe.Parameter{Weight: make([]float32, 2*blockSize), Grad: make([]float32, 2*blockSize)}
-	o := NewOptimizer(defaultOptimizer(AdamW), 1, device(t, 2), []*moe.Parameter{p})
+	o := mustOptimizer(t, defaultOptimizer(AdamW), 1, device(t, 2), []*moe.Parameter{p})
 	p.Grad[0], p.Grad[2*blockSize-1] = 3, -4
 	if got := gradientNorm(t, o); got != 5 {
 		t.Errorf("norm %v, want 5", got)
@@ -270,7 +287,7 @@ func TestOptimizersGolden(t *testing.T) {
 			for i, w := range golden.Initial {
 				parameters = append(parameters, &moe.Parameter{Name: golden.Names[i], Shape: golden.Shapes[i], Weight: toFloat32(w), Grad: make([]float32, len(w))})
 			}
-			o := NewOptimizer(config, golden.Targets, device(t, 2), parameters)
+			o := mustOptimizer(t, config, golden.Targets, device(t, 2), parameters)
 			worst := map[string]float64{} // in units of 2^-24 of the largest
 			compare := func(step int, what, name string, got []float32, want []float64) {
 				t.Helper()
@@ -301,7 +318,7 @@ func TestOptimizersGolden(t *testing.T) {
 					for i, p := range parameters {
 						copy(p.Grad, toFloat32(golden.Sampled[step][i]))
 					}
-					o.UpdateCurvature(1, golden.Targets)
+					curve(t, o, 1, golden.Targets)
 				}
 			}
 			for i, p := range parameters {
@@ -339,15 +356,18 @@ func TestOptimizersGolden(t *testing.T) {
 // eachOptimizer runs f with what train.yaml needs for every optimizer.
 func eachOptimizer(t *testing.T, f func(t *testing.T, name OptimizerName, yaml string)) {
 	for name := range optimizerDefaults {
-		t.Run(string(name), func(t *testing.T) {
-			fields := map[OptimizerName]string{SophiaG: ", hessian_every: 2"}[name]
-			schedule := "{learning_rate: 3e-3, warmup_steps: 2}"
-			if name == ScheduleFreeAdamW {
-				schedule = "{name: constant, learning_rate: 3e-3, warmup_steps: 2}"
-			}
-			f(t, name, fmt.Sprintf("optimizer: {name: %s, weight_decay: 0.1%s}\nschedule: %s\n", name, fields, schedule))
-		})
+		t.Run(string(name), func(t *testing.T) { f(t, name, optimizerYAML(name)) })
 	}
+}
+
+// optimizerYAML is what train.yaml needs for an optimizer.
+func optimizerYAML(name OptimizerName) string {
+	fields := map[OptimizerName]string{SophiaG: ", hessian_every: 2"}[name]
+	schedule := "{learning_rate: 3e-3, warmup_steps: 2}"
+	if name == ScheduleFreeAdamW {
+		schedule = "{name: constant, learning_rate: 3e-3, warmup_steps: 2}"
+	}
+	return fmt.Sprintf("optimizer: {name: %s, weight_decay: 0.1%s}\nschedule: %s\n", name, fields, schedule)
 }
 
 // With every optimizer, a run that is stopped and goes on, on another number of threads, is the run that was never stopped; and how often
@@ -505,7 +525,9 @@ func runSteps(o *Optimizer, from, to int) {
 		}
 		if o.CurvatureDue() {
 			draw()
-			o.UpdateCurvature(0.5, 90)
+			if err := o.UpdateCurvature(context.Background(), 0.5, 90); err != nil {
+				panic(err)
+			}
 		}
 	}
 }
@@ -521,10 +543,13 @@ func TestOptimizersThreadsAndMeasure(t *testing.T) {
 		var want [][]float32
 		var ratios []ratio
 		for _, threads := range []int{1, 2, 3} {
-			o := NewOptimizer(config, 100, device(t, threads), testParameters(1))
+			o := mustOptimizer(t, config, 100, device(t, threads), testParameters(1))
 			if r, ok := o.rule.(*muon); ok && threads > 1 { // one matrix as if it were a large one, which is orthogonalized on all workers
 				r.large, r.small = r.small[:1], r.small[1:]
-				r.largeScratch = newMuonScratch(o.parameters, r.large)
+				var err error
+				if r.largeScratch, err = newMuonScratch(o, r.large); err != nil {
+					t.Fatal(err)
+				}
 			}
 			runSteps(o, 0, 2)
 			var before [][]float32
@@ -642,7 +667,7 @@ func TestOptimizersState(t *testing.T) {
 	saved := func(name OptimizerName) string { return filepath.Join(path(name), checkpointName(3)) }
 	eachOptimizer(t, func(t *testing.T, name OptimizerName, _ string) {
 		d := device(t, 2)
-		o := NewOptimizer(defaultOptimizer(name), 100, d, testParameters(1))
+		o := mustOptimizer(t, defaultOptimizer(name), 100, d, testParameters(1))
 		runSteps(o, 0, 3)
 		s := testShare(t, o)
 		if err := saveCheckpoint(t.Context(), nil, path(name), &State{Step: 3}, s, nil); err != nil {
@@ -659,7 +684,7 @@ func TestOptimizersState(t *testing.T) {
 		if want := savedNames[name]; !slices.Equal(names, want) {
 			t.Errorf("tensors %q, want %q", names, want)
 		}
-		again := NewOptimizer(defaultOptimizer(name), 100, d, testParameters(2))
+		again := mustOptimizer(t, defaultOptimizer(name), 100, d, testParameters(2))
 		for i, p := range again.parameters {
 			copy(p.Weight, o.parameters[i].Weight)
 		}
@@ -674,7 +699,7 @@ func TestOptimizersState(t *testing.T) {
 				t.Errorf("%s differs after two more steps", p.Name)
 			}
 		}
-		fewer := NewOptimizer(defaultOptimizer(name), 100, d, testParameters(1)[1:])
+		fewer := mustOptimizer(t, defaultOptimizer(name), 100, d, testParameters(1)[1:])
 		if err := testShare(t, fewer).load(t.Context(), nil, saved(name)); err == nil || !strings.Contains(err.Error(), path(name)) || !strings.Contains(err.Error(), "not of this model and optimizer") {
 			t.Errorf("state of another model: %v", err)
 		}
@@ -683,14 +708,14 @@ func TestOptimizersState(t *testing.T) {
 	for name := range optimizerDefaults {
 		for other := range optimizerDefaults {
 			same := name == other || slices.Contains([]OptimizerName{AdamW, Lamb, ADOPT}, name) && slices.Contains([]OptimizerName{AdamW, Lamb, ADOPT}, other)
-			o := NewOptimizer(defaultOptimizer(name), 100, d, testParameters(1))
+			o := mustOptimizer(t, defaultOptimizer(name), 100, d, testParameters(1))
 			if err := testShare(t, o).load(t.Context(), nil, saved(other)); (err == nil) != same {
 				t.Errorf("%s reads the state of %s: %v", name, other, err)
 			}
 		}
 	}
 	// Numbers that are missing or damaged.
-	o := NewOptimizer(defaultOptimizer(ScheduleFreeAdamW), 100, d, testParameters(1))
+	o := mustOptimizer(t, defaultOptimizer(ScheduleFreeAdamW), 100, d, testParameters(1))
 	for _, text := range []map[string]string{nil, {"lr_max": "1"}, {"lr_max": "1", "weight_sum": "x"}, {"lr_max": "NaN", "weight_sum": "1"}} {
 		if err := o.setMetadata(text); err == nil {
 			t.Errorf("metadata %v is accepted", text)
@@ -700,12 +725,12 @@ func TestOptimizersState(t *testing.T) {
 
 func TestOptimizersAllocate(t *testing.T) {
 	eachOptimizer(t, func(t *testing.T, name OptimizerName, _ string) {
-		o := NewOptimizer(defaultOptimizer(name), 100, device(t, 2), testParameters(1))
+		o := mustOptimizer(t, defaultOptimizer(name), 100, device(t, 2), testParameters(1))
 		step := func() {
 			norm := gradientNorm(t, o)
 			update(t, o, 1e-3, clipFactor(norm, 1))
 			if name == SophiaG {
-				o.UpdateCurvature(1, 100)
+				curve(t, o, 1, 100)
 			}
 			average(t, o, true)
 			average(t, o, false)
@@ -738,7 +763,7 @@ func TestOptimizerBytes(t *testing.T) {
 			t.Fatal(err)
 		}
 		for name := range optimizerDefaults {
-			o := NewOptimizer(defaultOptimizer(name), 1, d, m.Parameters())
+			o := mustOptimizer(t, defaultOptimizer(name), 1, d, m.Parameters())
 			var got int64
 			for _, tensors := range o.state {
 				for _, s := range tensors {
@@ -756,8 +781,16 @@ func TestOptimizerBytes(t *testing.T) {
 					}
 				}
 			}
-			if want := optimizerBytes(defaultOptimizer(name), c, c.Tensors(), DefaultConfig().Layout, 2); got != want {
+			onDevice, onHost := optimizerBytes(defaultOptimizer(name), c, c.Tensors(), DefaultConfig().Layout, 2)
+			if want := onDevice + onHost; got != want {
 				t.Errorf("%s of %s takes %d bytes, the summary says %d", name, preset, got, want)
+			}
+			var made int64
+			for _, x := range o.memory {
+				made += 4 * int64(len(x))
+			}
+			if made < onDevice || made > onDevice+2*64*int64(len(o.parameters)) { // each tensor begins with a line of a cache
+				t.Errorf("%s of %s takes %d bytes of the device, the summary says %d", name, preset, made, onDevice)
 			}
 		}
 	}
@@ -769,7 +802,7 @@ func TestSophiaGTargets(t *testing.T) {
 	config := defaultOptimizer(SophiaG)
 	*config.HessianEvery = 2
 	p := &moe.Parameter{Name: "p", Shape: []int{3}, Weight: make([]float32, 3), Grad: []float32{1, -2, 0}}
-	o := NewOptimizer(config, 100, device(t, 1), []*moe.Parameter{p})
+	o := mustOptimizer(t, config, 100, device(t, 1), []*moe.Parameter{p})
 	for step := range 4 {
 		if update(t, o, 1e-3, 1); o.CurvatureDue() != (step%2 == 1) {
 			t.Errorf("after update %d the estimate is due: %v", step, o.CurvatureDue())
@@ -785,7 +818,7 @@ func TestSophiaGTargets(t *testing.T) {
 		t.Errorf("seeds of targets %v", seeds)
 	}
 	p.Grad[0], p.Grad[1], p.Grad[2] = 1, -2, 0
-	o.UpdateCurvature(0.5, 50) // (1−β₂)·(50/100)·(0.5·g)²
+	curve(t, o, 0.5, 50) // (1−β₂)·(50/100)·(0.5·g)²
 	for i, want := range []float64{0.01 * 0.5 * 0.25, 0.01 * 0.5, 0} {
 		if got := float64(o.state[0][1].values[i]); math.Abs(got-want) > 1e-9 {
 			t.Errorf("hessian[%d] is %v, want %v", i, got, want)
@@ -844,7 +877,7 @@ func BenchmarkOptimizers(b *testing.B) {
 	for _, name := range sortedKeys(optimizerDefaults) {
 		b.Run(string(name), func(b *testing.B) {
 			m.Init(1)
-			o := NewOptimizer(defaultOptimizer(name), 1, d, m.Parameters())
+			o := mustOptimizer(b, defaultOptimizer(name), 1, d, m.Parameters())
 			for _, p := range m.Parameters() {
 				for i := range p.Grad {
 					p.Grad[i] = float32(i%7) - 3

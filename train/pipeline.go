@@ -20,23 +20,35 @@ import (
 type pipeline struct {
 	group  *xpu.Comm // a rank's number in it is its stage
 	model  *moe.Model
+	device xpu.Device
 	length int // tokens of a row
 
-	in, out, none *moe.Relay // of the batch at hand; none is that of no rows
-	computed      []bool     // of each slot: the batch under way there is in the model
+	in, out  relay        // of the batch at hand
+	none     *moe.Relay   // that of no rows
+	sent     [1][]float32 // what is brought to the host
+	computed []bool       // of each slot: the batch under way there is in the model
 
 	spoilt bool // of finite numbers from another stage, or from the text, this stage has made some that are not
 }
 
-// newPipeline returns the place of a rank whose groups and model these are.
-func newPipeline(r *ranks, m *moe.Model, sequenceLength int) *pipeline {
+// A relay has memory of the device for the hidden states of the largest batch so far.
+type relay struct {
+	*moe.Relay
+	memory []float32
+}
+
+// newPipeline returns the place of a rank whose groups, model and device these are.
+func newPipeline(r *ranks, m *moe.Model, device xpu.Device, sequenceLength int) (*pipeline, error) {
 	if r == nil || r.pipeline == nil {
-		return nil
+		return nil, nil
 	}
-	p := &pipeline{group: r.pipeline, model: m, length: sequenceLength}
-	p.in, p.out, p.none = m.NewRelay(0, sequenceLength), m.NewRelay(0, sequenceLength), m.NewRelay(0, sequenceLength)
+	p := &pipeline{group: r.pipeline, model: m, device: device, length: sequenceLength}
+	var errs [3]error
+	for i, made := range []**moe.Relay{&p.in.Relay, &p.out.Relay, &p.none} {
+		*made, errs[i] = m.NewRelay(0, sequenceLength)
+	}
 	p.computed = make([]bool, p.group.Size()-p.group.Rank())
-	return p
+	return p, errors.Join(errs[:]...)
 }
 
 // last reports whether this stage has the losses.
@@ -65,11 +77,19 @@ func (p *pipeline) takeSpoilt() bool {
 // is none, what the other gets. Its error is one after which nothing can be sent.
 func (p *pipeline) pass(ctx context.Context, step, rows int, compute func(in, out *moe.Relay) error) error {
 	from, to := p.group.Rank()-step, p.group.Rank()+step
-	in, out := p.relay(p.in, from, rows), p.relay(p.out, to, rows)
+	in, err := p.relay(&p.in, from, rows)
+	if err != nil {
+		return err
+	}
+	out, err := p.relay(&p.out, to, rows)
+	if err != nil {
+		return err
+	}
 	if in != nil && rows > 0 {
 		if err := xpu.Recv(ctx, p.group, from, in.Hidden); err != nil {
 			return err
 		}
+		p.device.ToDevice(in.Hidden)
 		if len(in.Router) > 0 {
 			if err := xpu.Recv(ctx, p.group, from, in.Router); err != nil {
 				return err
@@ -82,6 +102,10 @@ func (p *pipeline) pass(ctx context.Context, step, rows int, compute func(in, ou
 	if out == nil || rows == 0 {
 		return nil
 	}
+	p.sent[0] = out.Hidden
+	if err := p.device.ToHost(ctx, p.sent[:]...); err != nil {
+		return err
+	}
 	p.spoilt = p.spoilt || !finite(sumOfSquares(out.Hidden)) && (in == nil || finite(sumOfSquares(in.Hidden)))
 	if err := xpu.Send(ctx, p.group, to, out.Hidden); err != nil {
 		return err
@@ -92,20 +116,26 @@ func (p *pipeline) pass(ctx context.Context, step, rows int, compute func(in, ou
 	return nil
 }
 
-// relay is r for a batch of so many rows, nil if there is no such stage. Relays of no rows are not sent.
-func (p *pipeline) relay(r *moe.Relay, stage, rows int) *moe.Relay {
+// relay is that of r for a batch of so many rows, nil if there is no such stage. Relays of no rows are not sent.
+func (p *pipeline) relay(r *relay, stage, rows int) (*moe.Relay, error) {
 	if stage < 0 || stage == p.group.Size() {
-		return nil
+		return nil, nil
 	}
 	n := rows * p.length * p.model.Config().HiddenSize
-	if n > cap(r.Hidden) {
-		r.Hidden = make([]float32, n)
+	if n > len(r.memory) {
+		if len(r.memory) > 0 {
+			p.device.Free(r.memory)
+		}
+		var err error
+		if r.memory, err = p.device.Floats(n); err != nil {
+			return nil, err
+		}
 	}
-	r.Hidden = r.Hidden[:n]
+	r.Hidden = r.memory[:n]
 	if rows == 0 {
 		clear(r.Router)
 	}
-	return r
+	return r.Relay, nil
 }
 
 // blank makes nothing of a batch that cannot be computed: zeros for the neighbour. It returns what the model is given instead, if it has to take
@@ -116,7 +146,7 @@ func (p *pipeline) blank(in, out *moe.Relay) (noneIn, noneOut *moe.Relay) {
 		noneIn = p.none
 	}
 	if out != nil {
-		clear(out.Hidden)
+		p.device.Zero(out.Hidden)
 		clear(out.Router)
 		noneOut = p.none
 	}

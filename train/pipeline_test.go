@@ -329,12 +329,16 @@ func TestPipelineLoss(t *testing.T) {
 				return err
 			}
 			defer r.close()
-			m, err := moe.NewParallel(c, device(t, 1), r.parallel(l))
+			d := device(t, 1)
+			m, err := moe.NewParallel(c, d, r.parallel(l))
 			if err != nil {
 				return err
 			}
 			m.Init(1)
-			p := newPipeline(r, m, good.SequenceLength)
+			p, err := newPipeline(r, m, d, good.SequenceLength)
+			if err != nil {
+				return err
+			}
 			for stage := range l.PP {
 				for _, bad := range []moe.Batch{{SequenceLength: good.SequenceLength}, wrong} { // not read; not of the model
 					batch := good

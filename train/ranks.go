@@ -262,6 +262,20 @@ func (r *ranks) onHost() int {
 	return n
 }
 
+// numberOnHost is this rank's number among those on its host.
+func (r *ranks) numberOnHost() int {
+	if r == nil {
+		return 0
+	}
+	n := 0
+	for _, host := range r.hosts[:r.rank()] {
+		if host == r.hosts[r.rank()] {
+			n++
+		}
+	}
+	return n
+}
+
 // parallel is what the model is told.
 func (r *ranks) parallel(l LayoutConfig) moe.Parallel {
 	p := moe.Parallel{Dispatch: l.Dispatch, UniformRouting: l.UniformRouting}

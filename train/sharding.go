@@ -18,11 +18,12 @@ import (
 //	so          gradients: replicated all-reduce over the ranks that share experts; then reduce-scatter over replicas; weights: all-gather there
 //	epso        gradients: reduce-scatter over data (divided: replicas); weights: all-gather there
 //
-// Gradients and weights travel as float32. The sum of an element over ranks is formed over ep and then over dp in all three, so that they give
-// the same bits. A nil sharding is that of one rank, which owns everything.
+// Gradients and weights travel as float32, from and to the host's side of the device's memory. The sum of an element over ranks is formed over
+// ep and then over dp in all three, so that they give the same bits. A nil sharding is that of one rank, which owns everything.
 type sharding struct {
 	scheme  Scheme
 	ranks   *ranks
+	device  xpu.Memory
 	buckets []bucketShard
 	owned   []ownedRange // of each parameter of this rank
 
@@ -39,7 +40,14 @@ type bucketShard struct {
 	moe.Bucket
 	group  *xpu.Comm // whose ranks share the update; nil if each does all of it
 	bounds []int     // of each rank of the group
+
+	own        int         // where what this rank updates begins
+	grad       [][]float32 // all of Grad
+	ownWeights [][]float32 // what this rank updates of Weight
 }
+
+// ownGrad is what this rank updates of Grad.
+func (b *bucketShard) ownGrad() []float32 { return b.Grad[b.own:][:len(b.ownWeights[0])] }
 
 // An ownedRange is the part of a parameter that this rank updates. Of the ranks that own the same one, one is its writer.
 type ownedRange struct {
@@ -48,8 +56,8 @@ type ownedRange struct {
 }
 
 // newSharding divides the update of a model, whose ranks all call it. whole says that the update of a tensor cannot be divided.
-func newSharding(r *ranks, scheme Scheme, whole bool, parameters []*moe.Parameter, buckets []moe.Bucket) *sharding {
-	s := &sharding{scheme: scheme, ranks: r, owned: make([]ownedRange, len(parameters)), bad: -1}
+func newSharding(r *ranks, scheme Scheme, whole bool, device xpu.Memory, parameters []*moe.Parameter, buckets []moe.Bucket) *sharding {
+	s := &sharding{scheme: scheme, ranks: r, device: device, owned: make([]ownedRange, len(parameters)), bad: -1}
 	number := map[*moe.Parameter]int{}
 	for i, p := range parameters {
 		number[p] = i
@@ -73,6 +81,7 @@ func newSharding(r *ranks, scheme Scheme, whole bool, parameters []*moe.Paramete
 			shard.bounds = cutBucket(b, shard.group.Size(), whole)
 			begin, end = shard.bounds[shard.group.Rank()], shard.bounds[shard.group.Rank()+1]
 		}
+		shard.own, shard.grad, shard.ownWeights = begin, [][]float32{b.Grad}, [][]float32{b.Weight[begin:end]}
 		at := 0
 		for _, p := range b.Parameters {
 			n := len(p.Weight)
@@ -182,9 +191,22 @@ func (s *sharding) gatherSums(ctx context.Context, own, all []float64) error {
 	return nil
 }
 
-// reduce adds up the gradients of a bucket over ranks. The sums are complete where this rank owns the bucket; what else it holds is not defined.
+// reduce adds up the gradients of a bucket over ranks. The sums are complete where this rank owns the bucket, on the device; what else it holds is
+// not defined.
 func (s *sharding) reduce(ctx context.Context, bucket int) error {
 	b := &s.buckets[bucket]
+	if err := s.device.ToHost(ctx, b.grad...); err != nil {
+		return err
+	}
+	if err := s.sum(ctx, b); err != nil {
+		return err
+	}
+	s.device.ToDevice(b.ownGrad())
+	return nil
+}
+
+// sum is reduce on the host.
+func (s *sharding) sum(ctx context.Context, b *bucketShard) error {
 	if s.bad < 0 && !finite(sumOfSquares(b.Grad)) {
 		for _, p := range b.Parameters {
 			if !finite(sumOfSquares(p.Grad)) {
@@ -225,11 +247,17 @@ func (s *sharding) takeBad() int {
 // gatherWeights gives all ranks the weights that their owners have updated.
 func (s *sharding) gatherWeights(ctx context.Context) error {
 	for i := range s.buckets {
-		if b := &s.buckets[i]; b.group != nil {
-			if err := xpu.AllGather(ctx, b.group, b.Weight, b.bounds); err != nil {
-				return err
-			}
+		b := &s.buckets[i]
+		if b.group == nil {
+			continue
 		}
+		if err := s.device.ToHost(ctx, b.ownWeights...); err != nil {
+			return err
+		}
+		if err := xpu.AllGather(ctx, b.group, b.Weight, b.bounds); err != nil {
+			return err
+		}
+		s.device.ToDevice(b.Weight)
 	}
 	return nil
 }

@@ -169,7 +169,7 @@ func TestI4SchemesAgree(t *testing.T) {
 	}
 	alone := func(name OptimizerName, l LayoutConfig) outcome {
 		parameters, _ := handModel(0, 1)
-		o := NewOptimizer(defaultOptimizer(name), 100, device(t, 1), parameters)
+		o := mustOptimizer(t, defaultOptimizer(name), 100, device(t, 1), parameters)
 		o.Measure(true)
 		var result outcome
 		sum := func(step int) {
@@ -210,7 +210,7 @@ func TestI4SchemesAgree(t *testing.T) {
 		}
 		if name == SophiaG {
 			sum(steps)
-			o.UpdateCurvature(0.5, 90)
+			curve(t, o, 0.5, 90)
 			sum(steps + 1)
 			update(t, o, 1e-2, 1)
 		}
@@ -244,7 +244,7 @@ func TestI4SchemesAgree(t *testing.T) {
 						defer groups.close()
 						ep := world.Rank() % l.EP
 						parameters, buckets := handModel(ep, l.EP)
-						s := newSharding(groups, scheme, needsWholeTensors(name), parameters, buckets)
+						s := newSharding(groups, scheme, needsWholeTensors(name), device(t, 1), parameters, buckets)
 						o, err := newShardedOptimizer(ctx, defaultOptimizer(name), 100, device(t, 1), parameters, sizes, s)
 						if err != nil {
 							return err
@@ -284,7 +284,9 @@ func TestI4SchemesAgree(t *testing.T) {
 							if err := sum(steps); err != nil {
 								return err
 							}
-							o.UpdateCurvature(0.5, 90)
+							if err := o.UpdateCurvature(ctx, 0.5, 90); err != nil {
+								return err
+							}
 							if err := sum(steps + 1); err != nil {
 								return err
 							}
@@ -359,7 +361,7 @@ func TestI10Bytes(t *testing.T) {
 				}
 				defer groups.close()
 				parameters, buckets := handModel(world.Rank()%l.EP, l.EP)
-				s := newSharding(groups, scheme, false, parameters, buckets)
+				s := newSharding(groups, scheme, false, device(t, 1), parameters, buckets)
 				if _, err := newShardedOptimizer(ctx, defaultOptimizer(AdamW), 100, device(t, 1), parameters, sizes, s); err != nil {
 					return err
 				}
@@ -394,7 +396,7 @@ func TestI10Bytes(t *testing.T) {
 					}
 				}
 				for b := range buckets {
-					only := &sharding{scheme: s.scheme, ranks: groups, buckets: s.buckets[b : b+1]}
+					only := &sharding{scheme: s.scheme, ranks: groups, device: s.device, buckets: s.buckets[b : b+1]}
 					if err := only.gatherWeights(ctx); err != nil {
 						return err
 					}
@@ -449,7 +451,7 @@ func TestI6NoTokens(t *testing.T) {
 			defer groups.close()
 			parameters, buckets := handModel(world.Rank()%2, 2)
 			before := slices.Clone(buckets[0].Weight)
-			s := newSharding(groups, scheme, false, parameters, buckets)
+			s := newSharding(groups, scheme, false, device(t, 1), parameters, buckets)
 			o, err := newShardedOptimizer(ctx, defaultOptimizer(AdamW), 100, device(t, 1), parameters, handSizes(), s)
 			if err != nil {
 				return err

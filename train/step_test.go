@@ -31,7 +31,7 @@ func TestStepsDoNotAllocate(t *testing.T) {
 		}
 		m.SetRecompute(recompute)
 		m.Init(1)
-		o := NewOptimizer(defaultOptimizer(AdamW), targets, d, m.Parameters())
+		o := mustOptimizer(t, defaultOptimizer(AdamW), targets, d, m.Parameters())
 		step := func() {
 			m.ZeroGradients()
 			for range 2 {

@@ -13,11 +13,12 @@ import (
 type Summary struct {
 	Config Config // every field has its value
 
-	Plan     string // fingerprint
-	Device   string
-	Resumed  string // name of the checkpoint that the run goes on from, "" for a new run
-	NextStep int64
-	Links    string // what carries bytes between ranks, "" for one rank
+	Plan      string // fingerprint
+	Device    string
+	DeviceWhy string // why it is this one, where the configuration left a choice, and otherwise ""
+	Resumed   string // name of the checkpoint that the run goes on from, "" for a new run
+	NextStep  int64
+	Links     string // what carries bytes between ranks, "" for one rank
 
 	MicroBatches int     // in which a rank computes its rows of a step
 	Bubble       float64 // share of their time that the stages of a pipeline wait for each other; 0 for one stage
@@ -35,6 +36,8 @@ type Memory struct {
 	Weights, Gradients int64
 	Moments            int64 // of the optimizer
 	Buffers            int64 // activations and scratch of the micro-batches that are under way at once: one, but for a pipeline
+
+	HostOnly int64 // what of all this a device with memory of its own has no twin of
 }
 
 // Total is the sum.
@@ -54,6 +57,23 @@ func (s Summary) fits(machine int64, ranks int) error {
 	return fmt.Errorf("the run needs %.4g GB of memory (weights %.4g, gradients %.4g, optimizer %.4g, activations %.4g), and this machine has %.4g GB: "+
 		"choose a smaller model, a smaller micro_batch_size, recompute: layers or a larger machine", float64(s.Memory.Total())/gb, float64(s.Memory.Weights)/gb,
 		float64(s.Memory.Gradients)/gb, float64(s.Memory.Moments)/gb, float64(s.Memory.Buffers)/gb, float64(machine)/gb)
+}
+
+// fitsDevice refuses a run that needs more memory than its device has, which so many ranks share. A capacity of 0 is that of a device whose memory is
+// the machine's.
+func (s Summary) fitsDevice(capacity int64, ranks int) error {
+	need := s.Memory.Total() - s.Memory.HostOnly
+	if capacity == 0 || need <= capacity/int64(ranks) {
+		return nil
+	}
+	const gb = 1e9
+	sharing := ""
+	if ranks > 1 {
+		sharing = fmt.Sprintf(" for %d ranks", ranks)
+	}
+	return fmt.Errorf("a rank needs %.4g GB of its device's memory (weights %.4g, gradients %.4g, optimizer and activations %.4g), and %s has %.4g GB%s: "+
+		"choose a smaller model, a smaller micro_batch_size or recompute: layers, raise layout.ep or layout.pp, or set device: %s", float64(need)/gb,
+		float64(s.Memory.Weights)/gb, float64(s.Memory.Gradients)/gb, float64(need-s.Memory.Weights-s.Memory.Gradients)/gb, s.Device, float64(capacity)/gb, sharing, DeviceCPU)
 }
 
 func summarize(c Config, p *blend.Plan, device string) Summary {
@@ -80,7 +100,10 @@ func (c Config) memory(rows, microBatches, sequenceLength int) Memory {
 		m := c.Model.Memory(moe.Pass{Rows: rows, SequenceLength: sequenceLength, Recompute: c.Recompute,
 			ExpertRanks: l.EP, Dispatch: l.Dispatch, Stage: stage, Stages: l.PP, InFlight: min(l.PP-stage, microBatches)})
 		held := stageTensors(c.Model.Config, stage, l.PP)
-		own := Memory{Weights: m.Weights, Gradients: m.Gradients, Moments: optimizerBytes(c.Optimizer, c.Model.Config, held, l, c.Threads), Buffers: m.Buffers + sumsBytes(held, l)}
+		own := Memory{Weights: m.Weights, Gradients: m.Gradients, Buffers: m.Buffers + sumsBytes(held, l), HostOnly: sumsBytes(held, l)}
+		onDevice, onHost := optimizerBytes(c.Optimizer, c.Model.Config, held, l, c.Threads)
+		own.Moments = onDevice + onHost
+		own.HostOnly += onHost
 		if l.PP > 1 {
 			own.Buffers += 2 * 4 * int64(rows*sequenceLength) * int64(c.Model.HiddenSize) // what comes from one stage and goes to the other
 		}

@@ -227,6 +227,13 @@ func (r *run) badLosses() int {
 // Weights are never rounded in different ways: a difference is a fault of a machine, or of this program.
 func (r *run) checkReplicas(ctx context.Context) error {
 	buckets := r.model.Buckets()
+	var weights [][]float32
+	for _, b := range buckets {
+		weights = append(weights, b.Weight)
+	}
+	if err := r.device.ToHost(ctx, weights...); err != nil {
+		return fmt.Errorf("step %d: comparing replicas: %w", r.state.Step-1, err)
+	}
 	sums := make([][sha256.Size]byte, len(buckets))
 	r.device.Parallel(len(buckets), func(i int) { sums[i] = sha256.Sum256(bytesOf(buckets[i].Weight)) })
 	var own [2][]byte // of replicated weights, of experts

@@ -5,7 +5,7 @@ import "fmt"
 // The functions below are for implementations of [Device]: they panic on what the caller of a method did wrong, with a message that names the
 // method and the operand.
 
-// CheckMatMul panics unless the arguments of [Device.MatMul] are right.
+// CheckMatMul panics unless the arguments of [Products.MatMul] are right.
 func CheckMatMul(transA, transB bool, m, n, k int, a []float32, lda int, b []float32, ldb int, c []float32, ldc int) {
 	if m < 0 || n < 0 || k < 0 {
 		panic(fmt.Sprintf("xpu: MatMul: m=%d n=%d k=%d: a size is negative", m, n, k))
@@ -15,31 +15,32 @@ func CheckMatMul(transA, transB bool, m, n, k int, a []float32, lda int, b []flo
 	checkMatrix("MatMul: c", c, m, n, ldc, false)
 }
 
-// CheckGroupedMatMul panics unless the arguments of [Device.GroupedMatMul] are right.
-func CheckGroupedMatMul(counts []int, transB bool, n, k int, a []float32, b [][]float32, c []float32) {
-	rows := checkGroups("GroupedMatMul", counts, n, k, len(b))
+// CheckGroupedMatMul panics unless the arguments of [Products.GroupedMatMul] are right, but for what counts hold.
+func CheckGroupedMatMul(counts []int32, rows int, transB bool, n, k int, a, b, c []float32) {
+	checkGroups("GroupedMatMul", rows, n, k)
 	checkMatrix("GroupedMatMul: a", a, rows, k, k, false)
 	checkMatrix("GroupedMatMul: c", c, rows, n, n, false)
-	ldb := n
-	if transB {
-		ldb = k
-	}
-	for g, m := range counts {
-		if m > 0 {
-			checkMatrix("GroupedMatMul: an element of b", b[g], k, n, ldb, transB)
-		}
-	}
+	checkStack("GroupedMatMul: b", b, len(counts), k, n)
 }
 
-// CheckGroupedWeightGrad panics unless the arguments of [Device.GroupedWeightGrad] are right.
-func CheckGroupedWeightGrad(counts []int, m, n int, a, dc []float32, db [][]float32, accumulate bool) {
-	rows := checkGroups("GroupedWeightGrad", counts, m, n, len(db))
+// CheckGroupedWeightGrad panics unless the arguments of [Products.GroupedWeightGrad] are right, but for what counts hold.
+func CheckGroupedWeightGrad(counts []int32, rows, m, n int, a, dc, db []float32) {
+	checkGroups("GroupedWeightGrad", rows, m, n)
 	checkMatrix("GroupedWeightGrad: a", a, rows, m, m, false)
 	checkMatrix("GroupedWeightGrad: dc", dc, rows, n, n, false)
-	for g, k := range counts {
-		if k > 0 || !accumulate {
-			checkMatrix("GroupedWeightGrad: an element of db", db[g], m, n, n, false)
+	checkStack("GroupedWeightGrad: db", db, len(counts), m, n)
+}
+
+// CheckCounts panics unless counts are not negative and add up to rows.
+func CheckCounts(name string, counts []int32, rows int) {
+	sum := 0
+	for g, c := range counts {
+		if sum += int(c); c < 0 {
+			panic(fmt.Sprintf("xpu: %s: group %d has %d rows", name, g, c))
 		}
+	}
+	if sum != rows {
+		panic(fmt.Sprintf("xpu: %s: groups of %d rows in all, but %d rows are given", name, sum, rows))
 	}
 }
 
@@ -61,18 +62,281 @@ func checkMatrix(name string, x []float32, rows, columns, ld int, trans bool) {
 	}
 }
 
-// checkGroups panics unless there is a matrix for each group, and returns the sum of counts.
-func checkGroups(name string, counts []int, n, k, matrices int) (rows int) {
-	if n < 0 || k < 0 {
-		panic(fmt.Sprintf("xpu: %s: matrices of %d×%d", name, k, n))
+// checkGroups panics if a size is negative.
+func checkGroups(name string, rows, n, k int) {
+	if rows < 0 || n < 0 || k < 0 {
+		panic(fmt.Sprintf("xpu: %s: %d rows by matrices of %d×%d", name, rows, k, n))
 	}
-	if matrices != len(counts) {
-		panic(fmt.Sprintf("xpu: %s: %d groups, but %d matrices", name, len(counts), matrices))
+}
+
+// checkStack panics unless x holds so many matrices of rows × columns, one after the other.
+func checkStack(name string, x []float32, matrices, rows, columns int) {
+	// matrices·rows·columns ≤ len(x), written so that nothing overflows
+	if matrices > 0 && columns > 0 && rows > len(x)/columns/matrices {
+		panic(fmt.Sprintf("xpu: %s: a slice of %d elements cannot hold %d matrices of %d×%d", name, len(x), matrices, rows, columns))
 	}
-	for g, c := range counts {
-		if rows += c; c < 0 || rows < 0 {
-			panic(fmt.Sprintf("xpu: %s: group %d has %d rows", name, g, c))
-		}
+}
+
+// CheckRows panics unless the arguments of [Layers.Embed], [Layers.EmbedGrad] or [Layers.GatherRows] are right, but for what ids hold: rows are the
+// dst or dx of the method, one for each of ids.
+func CheckRows(name string, rows []float32, ids []int32, width int) {
+	positive(name, "width", width)
+	need(name, "the matrix with a row for each number", len(rows), len(ids)*width)
+}
+
+// CheckNormalize panics unless the arguments of [Layers.Normalize] are right, and returns the number of tokens.
+func CheckNormalize(h, x []float32, n Norm) (tokens int) {
+	tokens = n.check("Normalize", x)
+	need("Normalize", "h", len(h), len(x))
+	return tokens
+}
+
+// CheckNormGrad panics unless the arguments of [Layers.NormGrad] are right, and returns the number of tokens.
+func CheckNormGrad(dx, dh, x []float32, n Norm, dweight []float32) (tokens int) {
+	tokens = n.check("NormGrad", x)
+	need("NormGrad", "dx", len(dx), len(x))
+	need("NormGrad", "dh", len(dh), len(x))
+	if len(n.Weight) > 0 {
+		need("NormGrad", "dweight", len(dweight), n.Width)
+	}
+	return tokens
+}
+
+// check panics unless n is a norm for the rows of x, and returns their number.
+func (n Norm) check(name string, x []float32) (tokens int) {
+	positive(name, "Width", n.Width)
+	if tokens = len(x) / n.Width; len(x)%n.Width != 0 {
+		panic(fmt.Sprintf("xpu: %s: %d elements are not rows of %d", name, len(x), n.Width))
+	}
+	need(name, "RStd", len(n.RStd), tokens)
+	if len(n.Weight) > 0 {
+		need(name, "Weight", len(n.Weight), n.Width)
+	} else {
+		need(name, "Mean", len(n.Mean), tokens)
+	}
+	return tokens
+}
+
+// check panics unless h is the shape of an attention over keys up to position first + Length, of which there is room for so many.
+func (h Heads) check(name string, first, capacity int) {
+	if h.Rows < 0 || h.Length < 0 || h.Heads < 1 || h.KVHeads < 1 || h.Size < 2 || h.Heads%h.KVHeads != 0 || h.Size%2 != 0 {
+		panic(fmt.Sprintf("xpu: %s: %d rows of %d tokens with %d heads of queries and %d of keys and values, of size %d", name, h.Rows, h.Length, h.Heads, h.KVHeads, h.Size))
+	}
+	if first < 0 || first > capacity-h.Length {
+		panic(fmt.Sprintf("xpu: %s: %d positions from %d on, but room for %d", name, h.Length, first, capacity))
+	}
+}
+
+// CheckSplitHeads panics unless the arguments of [Layers.SplitHeads] are right.
+func CheckSplitHeads(p Projections) {
+	p.check("SplitHeads", p.First, p.Capacity)
+	tokens := p.Rows * p.Length
+	p.checkProjections("SplitHeads")
+	need("SplitHeads", "Q", len(p.Q), tokens*p.Heads.Heads*p.Size)
+	need("SplitHeads", "K", len(p.K), p.Rows*p.KVHeads*p.Capacity*p.Size)
+	need("SplitHeads", "V", len(p.V), p.Rows*p.KVHeads*p.Capacity*p.Size)
+}
+
+func (p Projections) checkProjections(name string) {
+	tokens := p.Rows * p.Length
+	need(name, "QKV", len(p.QKV), tokens*p.Width())
+	if len(p.QWeight) > 0 {
+		need(name, "QWeight", len(p.QWeight), p.Heads.Heads*p.Size)
+		need(name, "RQ", len(p.RQ), tokens)
+	}
+	if len(p.KWeight) > 0 {
+		need(name, "KWeight", len(p.KWeight), p.KVHeads*p.Size)
+		need(name, "RK", len(p.RK), tokens)
+	}
+	if tokens > 0 {
+		need(name, "Cos", len(p.Cos), (p.First+p.Length)*p.Size/2)
+		need(name, "Sin", len(p.Sin), (p.First+p.Length)*p.Size/2)
+	}
+}
+
+// CheckJoinHeads panics unless the arguments of [Layers.JoinHeads] are right.
+func CheckJoinHeads(p Projections, dqkv, dk, dv, dqWeight, dkWeight []float32) {
+	p.check("JoinHeads", p.First, p.First+p.Length)
+	if p.First != 0 {
+		panic(fmt.Sprintf("xpu: JoinHeads: queries from position %d on; there is a gradient of whole sequences only", p.First))
+	}
+	tokens := p.Rows * p.Length
+	p.checkProjections("JoinHeads")
+	need("JoinHeads", "dqkv", len(dqkv), tokens*p.Width())
+	need("JoinHeads", "dk", len(dk), tokens*p.KVHeads*p.Size)
+	need("JoinHeads", "dv", len(dv), tokens*p.KVHeads*p.Size)
+	if len(p.QWeight) > 0 {
+		need("JoinHeads", "dqWeight", len(dqWeight), p.Heads.Heads*p.Size)
+	}
+	if len(p.KWeight) > 0 {
+		need("JoinHeads", "dkWeight", len(dkWeight), p.KVHeads*p.Size)
+	}
+}
+
+// CheckAttend panics unless the arguments of [Layers.Attend] are right.
+func CheckAttend(a Attention) { a.checkAttention("Attend") }
+
+func (a Attention) checkAttention(name string) {
+	a.check(name, a.First, a.Capacity)
+	queries := a.Rows * a.Length * a.Heads.Heads
+	need(name, "Q", len(a.Q), queries*a.Size)
+	need(name, "K", len(a.K), a.Rows*a.KVHeads*a.Capacity*a.Size)
+	need(name, "V", len(a.V), a.Rows*a.KVHeads*a.Capacity*a.Size)
+	need(name, "Context", len(a.Context), queries*a.Size)
+	need(name, "LSE", len(a.LSE), queries)
+}
+
+// CheckAttendGrad panics unless the arguments of [Layers.AttendGrad] are right.
+func CheckAttendGrad(a Attention, dcontext, dqkv, dk, dv []float32) {
+	a.checkAttention("AttendGrad")
+	if a.First != 0 || a.Capacity != a.Length {
+		panic(fmt.Sprintf("xpu: AttendGrad: queries from position %d on and room for %d keys where there are %d queries; there is a gradient of whole sequences only",
+			a.First, a.Capacity, a.Length))
+	}
+	tokens := a.Rows * a.Length
+	need("AttendGrad", "dcontext", len(dcontext), tokens*a.Heads.Heads*a.Size)
+	need("AttendGrad", "dqkv", len(dqkv), tokens*a.Width())
+	need("AttendGrad", "dk", len(dk), tokens*a.KVHeads*a.Size)
+	need("AttendGrad", "dv", len(dv), tokens*a.KVHeads*a.Size)
+}
+
+// check panics unless r can hold the choices of len(r.LSE) tokens, and returns their number.
+func (r Routing) check(name string, tokens int) {
+	if r.Experts < 1 || r.PerToken < 1 || r.PerToken > r.Experts {
+		panic(fmt.Sprintf("xpu: %s: %d of %d experts for each token", name, r.PerToken, r.Experts))
+	}
+	need(name, "Probs", len(r.Probs), tokens*r.Experts)
+	need(name, "Chosen", len(r.Chosen), tokens*r.PerToken)
+}
+
+// CheckRoute panics unless the arguments of [Layers.Route] are right, and returns the number of tokens.
+func CheckRoute(r Routing, logits []float32, stats *RouterStats) (tokens int) {
+	tokens = len(r.LSE)
+	r.check("Route", tokens)
+	need("Route", "logits", len(logits), tokens*r.Experts)
+	need("Route", "Counts", len(r.Counts), r.Experts)
+	need("Route", "the statistics' Probs", len(stats.Probs), r.Experts)
+	need("Route", "the statistics' Counts", len(stats.Counts), r.Experts)
+	return tokens
+}
+
+// CheckSortRows panics unless the arguments of [Layers.SortRows] are right, and returns the number of tokens.
+func CheckSortRows(r Routing) (tokens int) {
+	positive("SortRows", "the number of experts of a token", r.PerToken)
+	rows := len(r.Chosen)
+	tokens = rows / r.PerToken
+	r.check("SortRows", tokens)
+	need("SortRows", "Counts", len(r.Counts), r.Experts)
+	need("SortRows", "RowOf", len(r.RowOf), rows)
+	need("SortRows", "TokenOf", len(r.TokenOf), rows)
+	need("SortRows", "Weight", len(r.Weight), rows)
+	return tokens
+}
+
+// CheckRouteGrad panics unless the arguments of [Layers.RouteGrad] are right, but for what RowOf holds, and returns the number of tokens.
+func CheckRouteGrad(r Routing, dlogits, slope, dweight []float32) (tokens int) {
+	tokens = len(r.LSE)
+	r.check("RouteGrad", tokens)
+	need("RouteGrad", "RowOf", len(r.RowOf), tokens*r.PerToken)
+	need("RouteGrad", "dlogits", len(dlogits), tokens*r.Experts)
+	need("RouteGrad", "slope", len(slope), r.Experts)
+	need("RouteGrad", "dweight", len(dweight), tokens*r.PerToken)
+	return tokens
+}
+
+// CheckSumRows panics unless the arguments of [Layers.SumRows] are right, but for what rowOf holds, and returns the number of tokens.
+func CheckSumRows(dst, x []float32, rowOf []int32, perToken, width int) (tokens int) {
+	positive("SumRows", "the number of rows of a token", perToken)
+	positive("SumRows", "width", width)
+	if tokens = len(rowOf) / perToken; len(rowOf)%perToken != 0 {
+		panic(fmt.Sprintf("xpu: SumRows: %d rows are not %d of each token", len(rowOf), perToken))
+	}
+	need("SumRows", "dst", len(dst), tokens*width)
+	if len(x) > 0 {
+		need("SumRows", "x", len(x), tokens*width)
+	}
+	return tokens
+}
+
+// CheckSwiGLU panics unless the arguments of [Layers.SwiGLU] are right, and returns the number of rows.
+func CheckSwiGLU(act, gateUp, weight []float32, width int) (rows int) {
+	return checkSwiGLU("SwiGLU", act, gateUp, weight, width)
+}
+
+func checkSwiGLU(name string, act, gateUp, weight []float32, width int) (rows int) {
+	positive(name, "width", width)
+	if rows = len(act) / width; len(act)%width != 0 {
+		panic(fmt.Sprintf("xpu: %s: %d elements are not rows of %d", name, len(act), width))
+	}
+	need(name, "gateUp", len(gateUp), 2*len(act))
+	if len(weight) > 0 {
+		need(name, "weight", len(weight), rows)
 	}
 	return rows
+}
+
+// CheckSwiGLUGrad panics unless the arguments of [Layers.SwiGLUGrad] are right, and returns the number of rows.
+func CheckSwiGLUGrad(gateUp, act, dact, weight, dweight []float32, width int) (rows int) {
+	rows = checkSwiGLU("SwiGLUGrad", act, gateUp, weight, width)
+	need("SwiGLUGrad", "dact", len(dact), len(act))
+	if len(weight) > 0 {
+		need("SwiGLUGrad", "dweight", len(dweight), rows)
+	}
+	return rows
+}
+
+// CheckCrossEntropy panics unless the argument of [Layers.CrossEntropy] is right, but for what Targets hold, and returns the number of targets.
+func CheckCrossEntropy(c CrossEntropy) (targets int) {
+	positive("CrossEntropy", "width", c.Width)
+	targets = len(c.Targets)
+	need("CrossEntropy", "Logits", len(c.Logits), targets*c.Width)
+	need("CrossEntropy", "Loss", len(c.Loss), targets)
+	return targets
+}
+
+// CheckSumSquares panics unless the arguments of [Layers.SumSquares] are right, and returns the number of blocks.
+func CheckSumSquares(stretches [][]float32, sums []float64) (blocks int) {
+	for _, x := range stretches {
+		blocks += (len(x) + BlockSize - 1) / BlockSize
+	}
+	need("SumSquares", "sums", len(sums), blocks)
+	return blocks
+}
+
+// CheckAdamW panics unless the arguments of [Layers.AdamW] are right, and returns the number of blocks.
+func CheckAdamW(stretches []Moments, before, change []float64) (blocks int) {
+	for i, s := range stretches {
+		if n := len(s.Weight); len(s.Grad) != n || len(s.M) != n || len(s.V) != n {
+			panic(fmt.Sprintf("xpu: AdamW: stretch %d has %d weights, %d gradients, and %d and %d moments", i, n, len(s.Grad), len(s.M), len(s.V)))
+		}
+		blocks += (len(s.Weight) + BlockSize - 1) / BlockSize
+	}
+	if len(before) > 0 || len(change) > 0 {
+		need("AdamW", "before", len(before), blocks)
+		need("AdamW", "change", len(change), blocks)
+	}
+	return blocks
+}
+
+// CheckElements panics unless an operand of [Layers.Copy] or [Layers.Add] is as long as the result.
+func CheckElements(name string, dst []float32, operands ...[]float32) {
+	for _, x := range operands {
+		if len(x) != len(dst) {
+			panic(fmt.Sprintf("xpu: %s: operands of %d and %d elements", name, len(dst), len(x)))
+		}
+	}
+}
+
+// positive panics unless a size is.
+func positive(name, what string, size int) {
+	if size < 1 {
+		panic(fmt.Sprintf("xpu: %s: %s is %d", name, what, size))
+	}
+}
+
+// need panics unless an operand has as many elements as the sizes ask for.
+func need(name, operand string, have, want int) {
+	if have < want {
+		panic(fmt.Sprintf("xpu: %s: %s has %d elements, and the sizes ask for %d", name, operand, have, want))
+	}
 }

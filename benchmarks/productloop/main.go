@@ -1,5 +1,5 @@
-// Productloop multiplies matrices on mula's device cpu, or on the one that its argument names, for benchmarks/products.py, which runs other
-// libraries beside it.
+// Productloop multiplies matrices on mula's device cpu, or on the one that its argument names, as train.yaml does, for benchmarks/products.py, which
+// runs other libraries beside it.
 //
 // A request is a line of standard input, the answer a line of standard output:
 //
@@ -8,11 +8,12 @@
 //
 // FORM is NN, NT or TN. ROWS is the number of rows of the result (of the terms in form TN, where the result is K×N), or several with commas
 // between: groups of rows with a matrix each. The product is repeated for SECONDS. The answer is the rate of the fastest one by the clock, and that
-// of all by the processor time of the process, times the threads.
+// of all by the processor time of the process, times the threads; that says nothing of a device apart.
 package main
 
 import (
 	"bufio"
+	"context"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -23,9 +24,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"mula/train"
 	"mula/xpu"
-	"mula/xpu/cpu"
-	"mula/xpu/onednn"
 )
 
 func main() {
@@ -33,29 +33,13 @@ func main() {
 	if len(os.Args) > 1 {
 		kind = os.Args[1]
 	}
-	if err := serve(os.Stdin, os.Stdout, kind); err != nil {
+	if err := serve(context.Background(), os.Stdin, os.Stdout, kind); err != nil {
 		fmt.Fprintf(os.Stderr, "productloop: %v\n", err)
 		os.Exit(1)
 	}
 }
 
-// device makes a device of a kind, and what ends its threads.
-func device(kind string, threads int, precision xpu.Precision) (xpu.Device, func(), error) {
-	switch kind {
-	case "cpu":
-		d := cpu.New(threads, precision)
-		return d, d.Close, nil
-	case "onednn":
-		d, err := onednn.New(threads, precision)
-		if err != nil {
-			return nil, nil, err
-		}
-		return d, d.Close, nil
-	}
-	return nil, nil, fmt.Errorf("device %q is unknown; known are cpu and onednn", kind)
-}
-
-func serve(in io.Reader, out io.Writer, kind string) error {
+func serve(ctx context.Context, in io.Reader, out io.Writer, kind string) error {
 	devices := map[string]xpu.Device{}
 	lines := bufio.NewScanner(in)
 	for lines.Scan() {
@@ -68,24 +52,27 @@ func serve(in io.Reader, out io.Writer, kind string) error {
 		if form != "NN" && form != "NT" && form != "TN" {
 			return fmt.Errorf("request %q: form %q is unknown; known are NN, NT and TN", lines.Text(), form)
 		}
-		var counts []int
+		var counts []int32
 		for text := range strings.SplitSeq(groups, ",") {
-			count, err := strconv.Atoi(text)
+			count, err := strconv.ParseInt(text, 10, 32)
 			if err != nil {
 				return fmt.Errorf("request %q: rows: %w", lines.Text(), err)
 			}
-			counts = append(counts, count)
+			counts = append(counts, int32(count))
 		}
 		key := fmt.Sprint(precision, threads)
 		if devices[key] == nil {
-			d, end, err := device(kind, threads, xpu.Precision(precision))
+			d, _, err := train.NewDevice(ctx, kind, train.DeviceOptions{Threads: threads, Precision: xpu.Precision(precision)})
 			if err != nil {
 				return err
 			}
-			defer end()
+			defer d.Close()
 			devices[key] = d
 		}
-		best, rate, products := measure(devices[key], form, counts, n, k, seconds)
+		best, rate, products, err := measure(ctx, devices[key], form, counts, n, k, seconds)
+		if err != nil {
+			return fmt.Errorf("request %q: %w", lines.Text(), err)
+		}
 		if _, err := fmt.Fprintf(out, "%.3f %.3f %d\n", best, rate, products); err != nil {
 			return err
 		}
@@ -93,54 +80,62 @@ func serve(in io.Reader, out io.Writer, kind string) error {
 	return lines.Err()
 }
 
-func measure(d xpu.Device, form string, counts []int, n, k int, seconds float64) (best, rate float64, products int) {
+func measure(ctx context.Context, d xpu.Device, form string, counts []int32, n, k int, seconds float64) (best, rate float64, products int, err error) {
 	rows := 0
 	for _, c := range counts {
-		rows += c
+		rows += int(c)
 	}
-	random := func(size int) []float32 {
-		x := make([]float32, size)
-		for i := range x {
-			x[i] = rand.Float32() - .5
+	sizes := [3]int{rows * k, len(counts) * k * n, rows * n} // of the rows of k, the matrices, the rows of n
+	var x [3][]float32
+	for i, size := range sizes {
+		if x[i], err = d.Floats(size); err != nil {
+			return 0, 0, 0, err
 		}
-		return x
+		defer d.Free(x[i])
+		for j := range x[i] {
+			x[i][j] = rand.Float32() - .5
+		}
+		d.ToDevice(x[i])
+	}
+	groups, err := d.Ints(len(counts))
+	if err != nil {
+		return 0, 0, 0, err
+	}
+	defer d.FreeInts(groups)
+	copy(groups, counts)
+	d.IntsToDevice(groups)
+
+	transB := form == "NT"
+	product := func() error {
+		switch {
+		case form == "TN": // a weight gradient: the terms are the rows
+			d.GroupedWeightGrad(groups, rows, k, n, x[0], x[2], x[1], false)
+		case len(counts) > 1:
+			d.GroupedMatMul(groups, rows, transB, n, k, x[0], x[1], x[2], false)
+		default:
+			ldb := n
+			if transB {
+				ldb = k
+			}
+			d.MatMul(false, transB, rows, n, k, x[0], k, x[1], ldb, x[2], n, false)
+		}
+		return d.Wait(ctx)
+	}
+	if err := product(); err != nil {
+		return 0, 0, 0, err
 	}
 	flops := 2 * float64(rows) * float64(n) * float64(k)
-	transB := form == "NT"
-	var product func()
-	switch a := random(rows * k); {
-	case form == "TN": // a weight gradient: the terms are the rows
-		b := random(rows * n)
-		db := make([][]float32, len(counts))
-		for g := range db {
-			db[g] = make([]float32, k*n)
-		}
-		product = func() { d.GroupedWeightGrad(counts, k, n, a, b, db, false) }
-	case len(counts) > 1:
-		b := make([][]float32, len(counts))
-		for g := range b {
-			b[g] = random(k * n)
-		}
-		c := make([]float32, rows*n)
-		product = func() { d.GroupedMatMul(counts, transB, n, k, a, b, c, false) }
-	default:
-		b, c := random(k*n), make([]float32, rows*n)
-		ldb := n
-		if transB {
-			ldb = k
-		}
-		product = func() { d.MatMul(false, transB, rows, n, k, a, k, b, ldb, c, n, false) }
-	}
-	product()
 	began, used, fastest := time.Now(), cpuSeconds(), time.Hour
 	for products == 0 || time.Since(began).Seconds() < seconds {
 		start := time.Now()
-		product()
+		if err := product(); err != nil {
+			return 0, 0, 0, err
+		}
 		fastest = min(fastest, time.Since(start))
 		products++
 	}
 	used = (cpuSeconds() - used) / float64(products*d.Threads())
-	return flops / fastest.Seconds() / 1e9, flops / used / 1e9, products
+	return flops / fastest.Seconds() / 1e9, flops / used / 1e9, products, nil
 }
 
 // cpuSeconds is the processor time of this process.

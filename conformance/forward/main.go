@@ -50,7 +50,7 @@ func run(dir, ids, output string, generate int) (err error) {
 		return err
 	}
 	n := len(tokens) - 1
-	logits, err := m.Logits(tokens[:max(0, n)])
+	logits, err := m.Logits(context.Background(), tokens[:max(0, n)])
 	if err != nil {
 		return err
 	}
@@ -74,6 +74,9 @@ func run(dir, ids, output string, generate int) (err error) {
 	}
 	data := [][]float32{logits, loss, generated}
 	for _, p := range m.Parameters() {
+		if err := device.ToHost(context.Background(), p.Grad); err != nil {
+			return err
+		}
 		tensors = append(tensors, safetensors.Tensor{Name: p.Name, DType: safetensors.F32, Shape: p.Shape})
 		data = append(data, p.Grad)
 	}

@@ -104,13 +104,24 @@ func best(ctx context.Context, f func() error) (float64, error) {
 // ProbeProducts measures a device in about a sixth of a second: the FLOPs in a second of products of matrices of 1024×1024, at best.
 func ProbeProducts(ctx context.Context, device xpu.Device) (float64, error) {
 	const n = 1024
-	a, b, c := make([]float32, n*n), make([]float32, n*n), make([]float32, n*n)
+	var memory [3][]float32
+	for i := range memory {
+		x, err := device.Floats(n * n)
+		if err != nil {
+			return 0, err
+		}
+		defer device.Free(x)
+		memory[i] = x
+	}
+	a, b, c := memory[0], memory[1], memory[2]
 	for i := range a {
 		a[i], b[i] = float32(i%7)-3, float32(i%5)-2
 	}
+	device.ToDevice(a)
+	device.ToDevice(b)
 	seconds, err := best(ctx, func() error {
 		device.MatMul(false, true, n, n, n, a, n, b, n, c, n, false)
-		return nil
+		return device.Wait(ctx)
 	})
 	return 2 * n * n * n / seconds, err
 }

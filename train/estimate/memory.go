@@ -22,11 +22,10 @@ func (m Memory) Total() int64 {
 // Model is what the weights cost, without activations and buffers.
 func (m Memory) Model() int64 { return m.Weights + m.Gradients + m.Optimizer }
 
-// The room for logits and for scores of attention, as package moe takes it.
+// The room for logits, as package moe takes it.
 const (
 	logitsElements = 1 << 22 // elements of a block of logits, and at least logitsTokens tokens
 	logitsTokens   = 256
-	queryBlock     = 64 // queries whose scores are computed at once
 )
 
 // memory is what a rank of stage i occupies.
@@ -50,7 +49,8 @@ func memory(c moe.Config, l Layout, t Trainer, stages []Stage, i int) Memory {
 		return m
 	}
 	saved, scratch := activations(c, l, s)
-	m.Activations = int64(t.Activations) * (int64(inFlight)*tokens*int64(s.Layers)*saved + tokens*scratch)
+	rotation := int64(l.SequenceLength) * int64(c.HeadDim()) // of each position
+	m.Activations = int64(t.Activations) * (int64(inFlight)*tokens*int64(s.Layers)*saved + tokens*scratch + rotation)
 	if s.Head {
 		m.Activations += int64(t.Activations) * min(tokens, max(logitsElements/int64(c.VocabSize), logitsTokens)) * int64(c.VocabSize)
 	}
@@ -75,7 +75,7 @@ func sums(c moe.Config, l Layout, t Trainer, s Stage) int64 {
 }
 
 // activations is how many numbers a rank keeps of each token and layer until the backward pass, and how many it needs of a token beside
-// that, with experts chosen evenly. Both count what package moe allocates.
+// that, with experts chosen evenly. Both count what package moe allocates; the scores of attention are a device's own, a block at a time.
 func activations(c moe.Config, l Layout, s Stage) (saved, scratch int64) {
 	h, kv, ffn, heads := int64(c.HiddenSize), int64(c.KVHeads*c.HeadDim()), int64(c.IntermediateSize), int64(c.Heads)
 	rows, routing := int64(1), int64(0) // products of experts, or of the dense layer, for a token; what the router leaves
@@ -84,10 +84,9 @@ func activations(c moe.Config, l Layout, s Stage) (saved, scratch int64) {
 		routing = int64(c.Experts) + 4*rows + 1
 	}
 	input := h + routing
-	attention := (h + 2*kv) + 2*h + heads + 6 // projections, context and residual stream; sums of softmax and norms
+	attention := (h + 2*kv) + 2*h + heads + 4 // projections, context and residual stream; sums of softmax and norms
 	products := rows * 2 * ffn
-	scores := 2 * int64(c.KVHeads) * int64(min(queryBlock, l.SequenceLength))
-	scratch = 5*h + (h + 2*kv) + 4*kv + scores + 2*rows*ffn + 8
+	scratch = 5*h + (h + 2*kv) + 4*kv + 2*rows*ffn + 6
 	if c.Experts > 0 {
 		scratch += 2*rows*h + int64(c.Experts) + rows
 	}

@@ -1,5 +1,5 @@
 // Package cpu is the [xpu.Device] of the machine's own processor, and the element-wise functions that a transformer needs beside products
-// of matrices.
+// of matrices. [Host] is all of the device but its products, for devices of the processor that have others.
 //
 // # Kernel sets
 //
@@ -12,7 +12,8 @@
 // An element of a product is Σ over blocks of 256 terms of Σ over the terms of the block: in a block one chain of fused multiply-adds from
 // zero, in ascending order; then one addition per block to what stands in C. Nothing else enters, so avx512 and avx2 give the same bits,
 // whatever the number of threads, the grouping of rows and the place of the element. The functions on vectors keep to one order of
-// operations in the same manner. The set go does the same operations without fusing, rounding every product; its bits are the same on every
+// operations in the same manner. What [xpu.Layers] sums over tokens it sums in min(T, 64) parts of the tokens, each in ascending order, and then
+// the parts in ascending order; the gradients of keys and values by blocks of 64 queries, the last block first, and in a block by heads. The set go does the same operations without fusing, rounding every product; its bits are the same on every
 // architecture, and differ from those of the assembly.
 //
 // In bf16 operands are rounded first, blocks have 512 terms, and a multiply-add whose result is denormal gives zero; the additions to C are
@@ -22,19 +23,19 @@ package cpu
 
 import (
 	"fmt"
-	"runtime"
 
 	"mula/internal/freelist"
 	"mula/xpu"
 )
 
-// Device computes on the processor, with a pool of threads that live until [Device.Close]. It is safe for use by several goroutines at
+// Device computes on the processor, with a pool of threads that live until [Host.Close]. It is safe for use by several goroutines at
 // once; each of them takes part in the work it asks for, beside the workers of the pool, which they share. It keeps its scratch memory: some
-// 470 KiB for each thread (800 where bf16 is rounded in float32), and up to 16 MiB for each product that was under way at the same time.
+// 470 KiB for each thread (800 where bf16 is rounded in float32), up to 16 MiB for each product that was under way at the same time, and that of
+// its [Host].
 type Device struct {
+	*Host
 	kernels        *kernelSet
 	packedElements int // bound on the shared copy of op(B) of one call
-	pool           *pool
 	products       freelist.List[product]
 	scratch        freelist.List[scratch]
 }
@@ -50,18 +51,14 @@ func New(threads int, precision xpu.Precision) *Device {
 	if precision != xpu.FP32 && precision != xpu.BF16 {
 		panic(fmt.Sprintf("cpu: New: precision %q", precision))
 	}
-	if threads == 0 {
-		threads = runtime.GOMAXPROCS(0)
-	}
 	return newDevice(kernelsFor(precision)[0], threads)
 }
 
 func newDevice(k *kernelSet, threads int) *Device {
-	return &Device{kernels: k, packedElements: packedElements, pool: newPool(threads - 1)}
+	d := &Device{kernels: k, packedElements: packedElements}
+	d.Host = NewHost(threads, d)
+	return d
 }
-
-// Close stops the workers after what they are at. A method called after Close panics.
-func (d *Device) Close() { d.pool.close() }
 
 // Name is for instance "cpu avx512, 2 threads", or of [xpu.BF16] "cpu avx512_bf16, bf16, 2 threads"; see the package comment for the kernel
 // sets.
@@ -82,10 +79,3 @@ func (d *Device) Arithmetic() string { return "cpu " + d.kernels.arithmetic }
 
 // Precision is that given to [New].
 func (d *Device) Precision() xpu.Precision { return d.kernels.precision }
-
-// Threads is the number of threads given to [New].
-func (d *Device) Threads() int { return d.pool.size + 1 }
-
-// Parallel calls f(0), …, f(n-1) on the workers and the calling goroutine; see [xpu.Device]. If a call on the calling goroutine panics, the
-// panic goes on after the other calls under way have returned, and no further calls are made; on a worker it ends the program.
-func (d *Device) Parallel(n int, f func(i int)) { d.pool.run(n, f) }

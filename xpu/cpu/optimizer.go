@@ -1,6 +1,10 @@
 package cpu
 
-import "math"
+import (
+	"math"
+
+	"mula/xpu"
+)
 
 // The updates below work on one goroutine, element by element, and use the best kernel set of the machine. All slices of a call must have the
 // length of the first, or it panics; they must not overlap. GradScale multiplies the gradient first: it is 1, or what clipping its norm asks
@@ -93,30 +97,18 @@ func normal(x float32) float32 {
 	return x
 }
 
-// AdamW holds the constants of one step of Adam with decoupled weight decay (Loshchilov and Hutter 2019, arXiv 1711.05101) in the form of
-// PyTorch's torch.optim.AdamW.
-type AdamW struct {
-	LearningRate float64
-	Beta1, Beta2 float64
-	Epsilon      float64
-	WeightDecay  float64
-	Step         int64 // the number of this update, from 1: it corrects the bias of the moments
-	GradScale    float64
-}
-
-// Update carries out the step on weights w with gradient grad; m and v are their first and second moments:
+// adamwConstants are those of the kernel for an update by AdamW, which computes
 //
 //	g = GradScale·grad
 //	m = β1·m + (1-β1)·g
 //	v = β2·v + (1-β2)·g²
 //	w = (1-LearningRate·WeightDecay)·w - LearningRate/(1-β1^Step)·m / (√v/√(1-β2^Step) + ε)
-func (o AdamW) Update(w, grad, m, v []float32) {
-	sameLength(len(w), len(grad), len(m), len(v))
+func adamwConstants(o xpu.AdamW) updateConstants {
 	step := float64(o.Step)
-	update(adamwUpdate, w, grad, m, v, &updateConstants{
+	return updateConstants{
 		float32(o.GradScale), float32(o.Beta1), float32(1 - o.Beta1), float32(o.Beta2), float32(1 - o.Beta2),
 		float32(1 - o.LearningRate*o.WeightDecay), float32(o.LearningRate / (1 - math.Pow(o.Beta1, step))), float32(o.Epsilon), float32(1 / math.Sqrt(1-math.Pow(o.Beta2, step))),
-	})
+	}
 }
 
 func adamwGo(w, grad, m, v []float32, k *updateConstants) {

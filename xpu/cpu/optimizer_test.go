@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"mula/xpu"
 )
 
 // An updateCase is one of the updates with constants at which every term matters, and its formula in float64.
@@ -18,6 +20,12 @@ type updateCase struct {
 const updateScale = 0.5
 
 var updateCases = []updateCase{
+	{"adamw", func(w, grad, a, b []float32) {
+		updateAdamW(xpu.AdamW{LearningRate: 1e-2, Beta1: 0.9, Beta2: 0.99, Epsilon: 1e-6, WeightDecay: 0.1, Step: 3, GradScale: updateScale}, w, grad, a, b)
+	}, func(w, g, m, v float64) [4]float64 {
+		m, v = 0.9*m+0.1*g, 0.99*v+0.01*g*g
+		return [4]float64{w*(1-1e-3) - 1e-2*m/(1-0.729)/(math.Sqrt(v/(1-0.99*0.99*0.99))+1e-6), g, m, v}
+	}},
 	{"lion", func(w, grad, a, _ []float32) {
 		Lion{LearningRate: 1e-2, Beta1: 0.9, Beta2: 0.99, WeightDecay: 0.1, GradScale: updateScale}.Update(w, grad, a)
 	}, func(w, g, m, b float64) [4]float64 {
@@ -69,6 +77,12 @@ var updateCases = []updateCase{
 	}, func(w, g, v, b float64) [4]float64 {
 		return [4]float64{w, g, 0.99*v + 0.02*g*g, b}
 	}},
+}
+
+// updateAdamW is the kernel of [Host.AdamW] on this goroutine.
+func updateAdamW(o xpu.AdamW, w, grad, m, v []float32) {
+	rule := adamwConstants(o)
+	update(adamwUpdate, w, grad, m, v, &rule)
 }
 
 // updateData is four vectors for an update: weights, gradient, momentum and second moment. One element in eight of each is zero.
@@ -187,7 +201,7 @@ func BenchmarkUpdates(b *testing.B) {
 	for _, n := range []int{1 << 12, 1 << 23} {
 		x := updateData(1, n)
 		cases := append([]updateCase{{name: "adamw", run: func(w, grad, m, v []float32) {
-			AdamW{LearningRate: 1e-3, Step: 9, Beta1: .9, Beta2: .95, GradScale: 1}.Update(w, grad, m, v)
+			updateAdamW(xpu.AdamW{LearningRate: 1e-3, Step: 9, Beta1: .9, Beta2: .95, GradScale: 1}, w, grad, m, v)
 		}}}, updateCases...)
 		for _, u := range cases {
 			for _, k := range kernelSets() {

@@ -90,12 +90,13 @@ func TestConcurrentProducts(t *testing.T) {
 	a, b := uniform(1, m*k), uniform(2, n*k)
 	want := make([]float32, m*n)
 	d.MatMul(false, true, m, n, k, a, k, b, k, want, n, false)
+	twice := append(append([]float32(nil), b...), b...)
 	var callers sync.WaitGroup
 	for range 4 {
 		callers.Go(func() {
 			c := make([]float32, m*n)
 			for range 10 {
-				d.GroupedMatMul([]int{m - 150, 150}, true, n, k, a, [][]float32{b, b}, c, false)
+				d.GroupedMatMul([]int32{m - 150, 150}, m, true, n, k, a, twice, c, false)
 				for i := range c {
 					if c[i] != want[i] {
 						t.Errorf("element %d is %v, want %v", i, c[i], want[i])

@@ -66,7 +66,7 @@ type scratch struct {
 	tile [maxMR * maxNR]float32
 }
 
-// MatMul computes C = op(A)·op(B), or C += op(A)·op(B); see [xpu.Device].
+// MatMul computes C = op(A)·op(B), or C += op(A)·op(B); see [xpu.Products].
 func (d *Device) MatMul(transA, transB bool, m, n, k int, a []float32, lda int, b []float32, ldb int, c []float32, ldc int, accumulate bool) {
 	xpu.CheckMatMul(transA, transB, m, n, k, a, lda, b, ldb, c, ldc)
 	p := d.product()
@@ -74,18 +74,20 @@ func (d *Device) MatMul(transA, transB bool, m, n, k int, a []float32, lda int, 
 	p.run()
 }
 
-// GroupedMatMul multiplies groups of rows by a matrix each; see [xpu.Device].
-func (d *Device) GroupedMatMul(counts []int, transB bool, n, k int, a []float32, b [][]float32, c []float32, accumulate bool) {
-	xpu.CheckGroupedMatMul(counts, transB, n, k, a, b, c)
+// GroupedMatMul multiplies groups of rows by a matrix each; see [xpu.Products].
+func (d *Device) GroupedMatMul(counts []int32, rows int, transB bool, n, k int, a, b, c []float32, accumulate bool) {
+	xpu.CheckGroupedMatMul(counts, rows, transB, n, k, a, b, c)
+	xpu.CheckCounts("GroupedMatMul", counts, rows)
 	ldb := n
 	if transB {
 		ldb = k
 	}
 	p := d.product()
 	row := 0
-	for g, m := range counts {
+	for g, count := range counts {
+		m := int(count)
 		if m > 0 {
-			p.problems = append(p.problems, problem{m: m, n: n, k: k, a: a[row*k:], b: b[g], c: c[row*n:],
+			p.problems = append(p.problems, problem{m: m, n: n, k: k, a: a[row*k:], b: b[g*k*n:], c: c[row*n:],
 				lda: k, ldb: ldb, ldc: n, transB: transB, add: accumulate})
 		}
 		row += m
@@ -93,14 +95,16 @@ func (d *Device) GroupedMatMul(counts []int, transB bool, n, k int, a []float32,
 	p.run()
 }
 
-// GroupedWeightGrad computes A_gᵀ·dC_g for groups of rows; see [xpu.Device].
-func (d *Device) GroupedWeightGrad(counts []int, m, n int, a, dc []float32, db [][]float32, accumulate bool) {
-	xpu.CheckGroupedWeightGrad(counts, m, n, a, dc, db, accumulate)
+// GroupedWeightGrad computes A_gᵀ·dC_g for groups of rows; see [xpu.Products].
+func (d *Device) GroupedWeightGrad(counts []int32, rows, m, n int, a, dc, db []float32, accumulate bool) {
+	xpu.CheckGroupedWeightGrad(counts, rows, m, n, a, dc, db)
+	xpu.CheckCounts("GroupedWeightGrad", counts, rows)
 	p := d.product()
 	row := 0
-	for g, k := range counts {
+	for g, count := range counts {
+		k := int(count)
 		if k > 0 || !accumulate {
-			p.problems = append(p.problems, problem{m: m, n: n, k: k, a: a[row*m:], b: dc[row*n:], c: db[g],
+			p.problems = append(p.problems, problem{m: m, n: n, k: k, a: a[row*m:], b: dc[row*n:], c: db[g*m*n:],
 				lda: m, ldb: n, ldc: n, transA: true, add: accumulate})
 		}
 		row += k

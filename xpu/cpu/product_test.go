@@ -5,6 +5,7 @@ import (
 	"math"
 	"math/big"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 
@@ -230,15 +231,12 @@ func TestSameBits(t *testing.T) {
 		}
 	}
 	rapid.Check(t, func(t *rapid.T) {
-		counts := rapid.SliceOfN(rapid.OneOf(rapid.IntRange(0, 3), rapid.IntRange(0, 60), rapid.IntRange(160, 180)), 1, 2).Draw(t, "counts")
+		counts := rapid.SliceOfN(rapid.OneOf(rapid.Int32Range(0, 3), rapid.Int32Range(0, 60), rapid.Int32Range(160, 180)), 1, 2).Draw(t, "counts")
 		n := rapid.IntRange(1, 40).Draw(t, "n")
 		k := rapid.OneOf(rapid.IntRange(1, 10), rapid.IntRange(1, 40), rapid.IntRange(250, 270), rapid.IntRange(505, 520)).Draw(t, "k")
 		accumulate := rapid.Bool().Draw(t, "accumulate")
 		scale := rapid.SampledFrom([]float32{1, 0x1p-61, 0x1p-125}).Draw(t, "scale") // denormal products; denormal operands
-		m := 0
-		for _, c := range counts {
-			m += c
-		}
+		m := total(counts)
 		a, b, c0 := uniform(1, m*k), uniform(2, n*k), uniform(3, m*n)
 		for _, x := range [][]float32{a, b, c0} {
 			for i := range x {
@@ -250,10 +248,7 @@ func TestSameBits(t *testing.T) {
 				float32(math.Copysign(0, -1)), 0x1p-149}).Draw(t, "value")
 		}
 		at, bt := transpose(a, m, k), transpose(b, k, n)
-		bs, bts := make([][]float32, len(counts)), make([][]float32, len(counts))
-		for g := range counts {
-			bs[g], bts[g] = b, bt
-		}
+		bs, bts := slices.Repeat(b, len(counts)), slices.Repeat(bt, len(counts))
 		for _, class := range classes {
 			var want []float32
 			same := func(how string, d *Device, f func(c []float32)) {
@@ -273,10 +268,10 @@ func TestSameBits(t *testing.T) {
 				same("NT", d, func(c []float32) { d.MatMul(false, true, m, n, k, a, k, bt, k, c, n, accumulate) })
 				same("TN", d, func(c []float32) { d.MatMul(true, false, m, n, k, at, m, b, n, c, n, accumulate) })
 				same("TT", d, func(c []float32) { d.MatMul(true, true, m, n, k, at, m, bt, k, c, n, accumulate) })
-				same("grouped", d, func(c []float32) { d.GroupedMatMul(counts, false, n, k, a, bs, c, accumulate) })
-				same("grouped, transposed", d, func(c []float32) { d.GroupedMatMul(counts, true, n, k, a, bts, c, accumulate) })
+				same("grouped", d, func(c []float32) { d.GroupedMatMul(counts, m, false, n, k, a, bs, c, accumulate) })
+				same("grouped, transposed", d, func(c []float32) { d.GroupedMatMul(counts, m, true, n, k, a, bts, c, accumulate) })
 				same("weight gradient", d, func(c []float32) {
-					d.GroupedWeightGrad([]int{k}, m, n, at, b, [][]float32{c}, accumulate)
+					d.GroupedWeightGrad([]int32{int32(k)}, k, m, n, at, b, c, accumulate)
 				})
 				same("row by row", d, func(c []float32) {
 					d.Parallel(m, func(i int) { d.MatMul(false, true, 1, n, k, a[i*k:], k, bt, k, c[i*n:], n, accumulate) })
@@ -284,6 +279,13 @@ func TestSameBits(t *testing.T) {
 			}
 		}
 	})
+}
+
+func total(counts []int32) (rows int) {
+	for _, c := range counts {
+		rows += int(c)
+	}
+	return rows
 }
 
 func transpose(x []float32, rows, columns int) []float32 {
@@ -298,11 +300,8 @@ func transpose(x []float32, rows, columns int) []float32 {
 
 func TestGrouped(t *testing.T) {
 	all := devices(t)
-	for _, counts := range [][]int{{}, {0, 0}, {20, 0, 31, 180, 1, 14}, {0, 33, 0}} {
-		rows := 0
-		for _, c := range counts {
-			rows += c
-		}
+	for _, counts := range [][]int32{{}, {0, 0}, {20, 0, 31, 180, 1, 14}, {0, 33, 0}} {
+		rows := total(counts)
 		for _, size := range [][2]int{{40, 265}, {70, 16}, {1, 5}} {
 			n, k := size[0], size[1]
 			for flags := range 8 {
@@ -319,24 +318,22 @@ func TestGrouped(t *testing.T) {
 					ldb = k
 				}
 				a, dc := uniform(1, rows*k), uniform(2, rows*n)
-				b := make([][]float32, len(counts))
+				b := fill(len(counts)*k*n, float32(math.NaN())) // of a group of no rows it must not matter
 				for g, count := range counts {
 					if count > 0 {
-						b[g] = uniform(uint64(10+g), k*n)
+						copy(b[g*k*n:], uniform(uint64(10+g), k*n))
 					}
 				}
-				ra, rdc, rb := operand(precision, a), operand(precision, dc), make([][]float32, len(b))
-				for g := range b {
-					rb[g] = operand(precision, b[g])
-				}
+				ra, rdc, rb := operand(precision, a), operand(precision, dc), operand(precision, b)
 				wantC, wantDB := make([]float64, rows*n), make([][]float64, len(counts))
 				row := 0
 				for g, count := range counts {
+					count := int(count)
 					for i := row; i < row+count; i++ {
 						for j := range n {
 							wantC[i*n+j] = base
 							for p := range k {
-								wantC[i*n+j] += float64(ra[i*k+p]) * at(rb[g], ldb, transB, p, j)
+								wantC[i*n+j] += float64(ra[i*k+p]) * at(rb[g*k*n:][:k*n], ldb, transB, p, j)
 							}
 						}
 					}
@@ -355,23 +352,18 @@ func TestGrouped(t *testing.T) {
 					if d.Precision() != precision {
 						continue
 					}
-					c, db := fill(rows*n, start), make([][]float32, len(counts))
-					for g := range db {
-						if wantDB[g] != nil {
-							db[g] = fill(k*n, start)
-						}
-					}
-					d.GroupedMatMul(counts, transB, n, k, a, b, c, accumulate)
-					d.GroupedWeightGrad(counts, k, n, a, dc, db, accumulate)
+					c, db := fill(rows*n, start), fill(len(counts)*k*n, start)
+					d.GroupedMatMul(counts, rows, transB, n, k, a, b, c, accumulate)
+					d.GroupedWeightGrad(counts, rows, k, n, a, dc, db, accumulate)
 					for i, want := range wantC {
 						if !(math.Abs(want-float64(c[i])) < 1e-5) {
 							t.Fatalf("%s: counts %v, %v, flags %d: c[%d] = %v, want %v", d.Name(), counts, size, flags, i, c[i], want)
 						}
 					}
-					for g := range db {
-						for i, want := range wantDB[g] {
-							if !(math.Abs(want-float64(db[g][i])) < 1e-5) {
-								t.Fatalf("%s: counts %v, %v, flags %d: db[%d][%d] = %v, want %v", d.Name(), counts, size, flags, g, i, db[g][i], want)
+					for g := range counts {
+						for i, got := range db[g*k*n:][:k*n] {
+							if want := wantDB[g]; want == nil && got != start || want != nil && !(math.Abs(want[i]-float64(got)) < 1e-5) {
+								t.Fatalf("%s: counts %v, %v, flags %d: element %d of db %d is %v, want %v", d.Name(), counts, size, flags, i, g, got, want)
 							}
 						}
 					}
@@ -392,13 +384,13 @@ func fill(n int, v float32) []float32 {
 // TestSpans leaves little room for packed panels, so that a product takes several rounds: same bits.
 func TestSpans(t *testing.T) {
 	const m, n, k = 390, 70, 300
-	a, b, counts := uniform(1, m*k), uniform(2, n*k), []int{170, 20, 200}
+	a, b, counts := uniform(1, m*k), uniform(2, 3*n*k), []int32{170, 20, 200}
 	for _, d := range devices(t) {
 		var want []float32
 		for _, bound := range []int{packedElements, 70 * 300, 40 * 300, 1} {
 			d.packedElements = bound
 			c := make([]float32, m*n)
-			d.GroupedMatMul(counts, true, n, k, a, [][]float32{b, b, b}, c, false)
+			d.GroupedMatMul(counts, m, true, n, k, a, b, c, false)
 			if want == nil {
 				want = c
 			}
@@ -454,18 +446,15 @@ func TestShortSlices(t *testing.T) {
 		"MatMul: huge":         func(c []float32) { d.MatMul(false, false, math.MaxInt/2, 4, 1, x(15), 4, x(20), 4, c, 4, false) },
 		"MatMul: negative":     func(c []float32) { d.MatMul(false, false, -3, 4, 5, x(15), 5, x(20), 4, c, 4, false) },
 		"GroupedMatMul: a": func(c []float32) {
-			d.GroupedMatMul([]int{2, 1}, true, 4, 5, x(14), [][]float32{x(20), x(20)}, c, false)
+			d.GroupedMatMul([]int32{2, 1}, 3, true, 4, 5, x(14), x(40), c, false)
 		},
-		"GroupedMatMul: b": func(c []float32) {
-			d.GroupedMatMul([]int{2, 1}, true, 4, 5, x(15), [][]float32{x(20), x(19)}, c, false)
-		},
-		"GroupedMatMul: matrices": func(c []float32) { d.GroupedMatMul([]int{2, 1}, true, 4, 5, x(15), [][]float32{x(20)}, c, false) },
-		"GroupedMatMul: negative": func(c []float32) {
-			d.GroupedMatMul([]int{4, -1}, true, 4, 5, x(15), [][]float32{x(20), x(20)}, c, false)
-		},
-		"GroupedWeightGrad: dc":       func(c []float32) { d.GroupedWeightGrad([]int{2}, 3, 4, x(6), x(7), [][]float32{c}, false) },
-		"GroupedWeightGrad: db":       func(c []float32) { d.GroupedWeightGrad([]int{2, 0}, 3, 4, x(6), x(8), [][]float32{c, x(11)}, false) },
-		"GroupedWeightGrad: negative": func(c []float32) { d.GroupedWeightGrad([]int{2}, 3, -4, x(6), x(8), [][]float32{c}, false) },
+		"GroupedMatMul: b":            func(c []float32) { d.GroupedMatMul([]int32{2, 1}, 3, true, 4, 5, x(15), x(39), c, false) },
+		"GroupedMatMul: too few rows": func(c []float32) { d.GroupedMatMul([]int32{2, 2}, 3, true, 4, 5, x(15), x(40), c, false) },
+		"GroupedMatMul: negative":     func(c []float32) { d.GroupedMatMul([]int32{4, -1}, 3, true, 4, 5, x(15), x(40), c, false) },
+		"GroupedWeightGrad: dc":       func(c []float32) { d.GroupedWeightGrad([]int32{2}, 2, 3, 4, x(6), x(7), c, false) },
+		"GroupedWeightGrad: db":       func(c []float32) { d.GroupedWeightGrad([]int32{2, 0}, 2, 3, 4, x(6), x(8), c, false) },
+		"GroupedWeightGrad: rows":     func(c []float32) { d.GroupedWeightGrad([]int32{1}, 2, 3, 4, x(6), x(8), c, false) },
+		"GroupedWeightGrad: negative": func(c []float32) { d.GroupedWeightGrad([]int32{2}, 2, 3, -4, x(6), x(8), c, false) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := fill(12, 7)
@@ -496,12 +485,12 @@ func testNoAllocation(t *testing.T, precision xpu.Precision) {
 	defer d.Close()
 	const m, n, k = 400, 64, 64
 	a, b, c := uniform(1, m*k), uniform(2, n*k), make([]float32, m*n)
-	bs, counts := [][]float32{b, b, b}, []int{300, 0, 100}
+	bs, counts := uniform(3, 3*n*k), []int32{300, 0, 100}
 	f := func(int) {}
 	if n := testing.AllocsPerRun(50, func() {
 		d.MatMul(false, true, m, n, k, a, k, b, k, c, n, false)
-		d.GroupedMatMul(counts, true, n, k, a, bs, c, true)
-		d.GroupedWeightGrad(counts, k, n, a, c, bs, true)
+		d.GroupedMatMul(counts, m, true, n, k, a, bs, c, true)
+		d.GroupedWeightGrad(counts, m, k, n, a, c, bs, true)
 		d.Parallel(100, f)
 	}); n >= 1 {
 		t.Errorf("%v allocations a run", n)
@@ -584,24 +573,21 @@ func BenchmarkPack(b *testing.B) {
 // BenchmarkGrouped has the experts of mula-tiny: 2048 tokens, 4 of 16 experts each, 256 → 128 → 256.
 func BenchmarkGrouped(b *testing.B) {
 	const experts, rows, hidden, inner = 16, 8192, 256, 128
-	counts := make([]int, experts) // ragged, as a router leaves them
-	left := rows
+	counts := make([]int32, experts) // ragged, as a router leaves them
+	left := int32(rows)
 	for e := range counts {
-		counts[e] = rows/experts + (e*37%16-7)*30
+		counts[e] = int32(rows/experts + (e*37%16-7)*30)
 		left -= counts[e]
 	}
 	counts[0] += left
 	x, y := uniform(1, rows*hidden), uniform(2, rows*inner)
-	w := make([][]float32, experts)
-	for e := range w {
-		w[e] = uniform(uint64(3+e), hidden*inner)
-	}
+	w := uniform(3, experts*hidden*inner)
 	const flops = 2 * rows * hidden * inner
-	benchmark(b, "up_NT", flops, func(d *Device) { d.GroupedMatMul(counts, true, inner, hidden, x, w, y, false) })
-	benchmark(b, "up_NN", flops, func(d *Device) { d.GroupedMatMul(counts, false, hidden, inner, y, w, x, false) })
-	benchmark(b, "down_NT", flops, func(d *Device) { d.GroupedMatMul(counts, true, hidden, inner, y, w, x, false) })
-	benchmark(b, "up_gradient", flops, func(d *Device) { d.GroupedWeightGrad(counts, inner, hidden, y, x, w, false) })
-	benchmark(b, "down_gradient", flops, func(d *Device) { d.GroupedWeightGrad(counts, hidden, inner, x, y, w, false) })
+	benchmark(b, "up_NT", flops, func(d *Device) { d.GroupedMatMul(counts, rows, true, inner, hidden, x, w, y, false) })
+	benchmark(b, "up_NN", flops, func(d *Device) { d.GroupedMatMul(counts, rows, false, hidden, inner, y, w, x, false) })
+	benchmark(b, "down_NT", flops, func(d *Device) { d.GroupedMatMul(counts, rows, true, hidden, inner, y, w, x, false) })
+	benchmark(b, "up_gradient", flops, func(d *Device) { d.GroupedWeightGrad(counts, rows, inner, hidden, y, x, w, false) })
+	benchmark(b, "down_gradient", flops, func(d *Device) { d.GroupedWeightGrad(counts, rows, hidden, inner, x, y, w, false) })
 }
 
 // benchmark measures f on every kernel set with 1 and 2 threads: GFLOP/s by the clock, and GFLOP per second of processor time, times the

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"mula/xpu"
 )
 
 // eachVectorSet runs f with every kernel set of this machine in turn.
@@ -131,7 +133,7 @@ func vectorResults(seed uint64, n int) map[string][]float32 {
 	for i := range v {
 		v[i] = z[i] * z[i]
 	}
-	AdamW{LearningRate: 1e-2, Beta1: 0.9, Beta2: 0.95, Epsilon: 1e-8, WeightDecay: 0.1, Step: 3, GradScale: 0.5}.Update(w, z, m, v)
+	updateAdamW(xpu.AdamW{LearningRate: 1e-2, Beta1: 0.9, Beta2: 0.95, Epsilon: 1e-8, WeightDecay: 0.1, Step: 3, GradScale: 0.5}, w, z, m, v)
 	res["adamwWeight"], res["adamwFirst"], res["adamwSecond"] = w, m, v
 	return res
 }
@@ -221,7 +223,7 @@ func TestVectorSplit(t *testing.T) {
 	eachVectorSet(t, func(t *testing.T) {
 		const n = 100
 		x, y, z := uniform(1, n), uniform(2, n), uniform(3, n)
-		o := AdamW{LearningRate: 1e-2, Beta1: 0.9, Beta2: 0.95, Epsilon: 1e-8, WeightDecay: 0.1, Step: 3, GradScale: 0.5}
+		o := xpu.AdamW{LearningRate: 1e-2, Beta1: 0.9, Beta2: 0.95, Epsilon: 1e-8, WeightDecay: 0.1, Step: 3, GradScale: 0.5}
 		run := func(cuts ...int) (all [5][]float32) {
 			for i := range all {
 				all[i] = make([]float32, n)
@@ -229,7 +231,7 @@ func TestVectorSplit(t *testing.T) {
 			w, m, v, dg, du := append([]float32(nil), x...), append([]float32(nil), y...), fill(n, 0.1), all[3], all[4]
 			from := 0
 			for _, to := range append(cuts, n) {
-				o.Update(w[from:to], z[from:to], m[from:to], v[from:to])
+				updateAdamW(o, w[from:to], z[from:to], m[from:to], v[from:to])
 				AddProduct(w[from:to], 0.1, x[from:to], z[from:to])
 				MulScaled(w[from:to], w[from:to], 1.1, y[from:to])
 				SoftmaxGrad(w[from:to], w[from:to], z[from:to], 0.2)
@@ -254,9 +256,9 @@ func TestVectorSplit(t *testing.T) {
 
 func TestAdamWFlushes(t *testing.T) {
 	eachVectorSet(t, func(t *testing.T) {
-		o := AdamW{LearningRate: 1e-3, Beta1: 0.9, Beta2: 0.95, Epsilon: 1e-8, Step: 1000, GradScale: 1}
+		o := xpu.AdamW{LearningRate: 1e-3, Beta1: 0.9, Beta2: 0.95, Epsilon: 1e-8, Step: 1000, GradScale: 1}
 		w, m, v := fill(17, 1), fill(17, 0x1.1p-126), fill(17, 0x1.01p-126)
-		o.Update(w, make([]float32, 17), m, v)
+		updateAdamW(o, w, make([]float32, 17), m, v)
 		for i := range w {
 			if w[i] != 1 || m[i] != 0 || v[i] != 0 {
 				t.Errorf("element %d: weight %v, moments %v and %v", i, w[i], m[i], v[i])
@@ -327,7 +329,6 @@ func TestLengths(t *testing.T) {
 		"SoftmaxGrad": func(a, b []float32) { SoftmaxGrad(a, a, b, 1) },
 		"Rotate":      func(a, b []float32) { Rotate(a, a, a[:len(a)/2], b[:(len(b)+1)/2+len(b)%2], 1) },
 		"AddScaled":   func(a, b []float32) { AddScaled(a, a, 1, b) },
-		"AdamW":       func(a, b []float32) { AdamW{}.Update(a, a, a, b) },
 	} {
 		for _, lengths := range [][2]int{{32, 31}, {31, 32}} {
 			func() {
@@ -355,7 +356,7 @@ func TestVectorsDoNotAllocate(t *testing.T) {
 		SoftmaxGrad(z, x, y, 1)
 		Rotate(z[:34], x[:34], y[:17], y[:17], 1)
 		SumSquares(x)
-		AdamW{Step: 1, Beta1: .9, Beta2: .9}.Update(z, x, y, y)
+		updateAdamW(xpu.AdamW{Step: 1, Beta1: .9, Beta2: .9}, z, x, y, y)
 	}); n > 0 {
 		t.Errorf("%v allocations", n)
 	}
@@ -383,7 +384,9 @@ func BenchmarkVector(b *testing.B) {
 			{"SoftmaxGrad", func() { SoftmaxGrad(z, x, y, 0.5) }},
 			{"Rotate", func() { Rotate(z, x, y[:n/2], v[:n/2], 0.5) }},
 			{"SumSquares", func() { SumSquares(x) }},
-			{"AdamW", func() { AdamW{LearningRate: 1e-3, Step: 9, Beta1: .9, Beta2: .95, GradScale: 1}.Update(z, x, y, v) }},
+			{"AdamW", func() {
+				updateAdamW(xpu.AdamW{LearningRate: 1e-3, Step: 9, Beta1: .9, Beta2: .95, GradScale: 1}, z, x, y, v)
+			}},
 		} {
 			b.Run(fmt.Sprintf("%s/%s", f.name, k.name), func(b *testing.B) {
 				vectorSet = k

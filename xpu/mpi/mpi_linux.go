@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"sync/atomic"
 
+	"mula/internal/signals"
 	"mula/xpu"
 )
 
@@ -34,8 +35,8 @@ func Init(ctx context.Context) (xpu.Link, error) {
 	if !begun.CompareAndSwap(false, true) {
 		return nil, errors.New("mpi: Init is called twice")
 	}
-	restore := keepHandlers()
-	defer restore()
+	handlers := signals.Keep()
+	defer handlers.Restore()
 	lib, err := open()
 	if err != nil {
 		return nil, err

@@ -26,13 +26,14 @@ import (
 )
 
 // Device computes products by oneDNN on a pool of threads that live until [Device.Close]. It is safe for use by several goroutines at once.
-// Its scratch memory is some 2 MiB for each thread, what the library takes, and up to 32 MiB for each product under way at the same time.
+// Its scratch memory is some 2 MiB for each thread, what the library takes, up to 32 MiB for each product under way at the same time, and that of its
+// [cpu.Host].
 type Device struct {
+	*cpu.Host
 	library   *library
 	dataType  int    // of the operands that the library is given
 	name      string // of the library's implementation
 	precision xpu.Precision
-	threads   *cpu.Device
 	products  freelist.List[product]
 	workers   freelist.List[worker]
 
@@ -64,12 +65,9 @@ func New(threads int, precision xpu.Precision) (*Device, error) {
 	if err != nil {
 		return nil, fmt.Errorf("onednn: version %s cannot be used: %w. The device cpu needs no library", l.version, err)
 	}
-	d.threads = cpu.New(threads, precision)
+	d.Host = cpu.NewHost(threads, d)
 	return d, nil
 }
-
-// Close stops the threads after what they are at. A method called after Close panics.
-func (d *Device) Close() { d.threads.Close() }
 
 // Name is for instance "onednn 3.2.0 brg:avx512_core, 2 threads": the library's version and its name for what multiplies. Of [xpu.BF16] it
 // has "bf16" before the threads.
@@ -96,9 +94,3 @@ func (d *Device) Arithmetic() string {
 
 // Precision is that given to [New].
 func (d *Device) Precision() xpu.Precision { return d.precision }
-
-// Threads is the number of threads given to [New].
-func (d *Device) Threads() int { return d.threads.Threads() }
-
-// Parallel calls f(0), …, f(n-1) on the threads of the device; see [cpu.Device.Parallel].
-func (d *Device) Parallel(n int, f func(i int)) { d.threads.Parallel(n, f) }

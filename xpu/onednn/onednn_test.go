@@ -7,10 +7,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"mula/xpu"
+	"mula/xpu/devicetest"
 )
 
 // device makes a device, or skips the test where there is no library.
@@ -47,7 +49,7 @@ func whole(d *Device) *Device {
 	for k := termStep; k <= blockK; k += termStep {
 		l.references[reference{d.dataType, k}] = [probes][probes]float32{} // which no product of probes is
 	}
-	return &Device{library: l, dataType: d.dataType, name: d.name, precision: d.precision, threads: d.threads, space: 1 << 16}
+	return &Device{library: l, dataType: d.dataType, name: d.name, precision: d.precision, Host: d.Host, space: 1 << 16}
 }
 
 func uniform(seed uint64, n int) []float32 {
@@ -125,17 +127,17 @@ func TestMatMul(t *testing.T) {
 func TestSameBits(t *testing.T) {
 	all := devices(t)
 	for i, size := range []struct {
-		counts []int
+		counts []int32
 		n, k   int
-	}{{[]int{1}, 1, 1}, {[]int{3, 17}, 33, 64}, {[]int{0, 16}, 16, 33}, {[]int{20}, 256, 256}, {[]int{2, 1}, 259, 7}, {[]int{2, 20}, 256, 519}, {[]int{257, 3}, 40, 40},
-		{[]int{13}, 20, 519}, {[]int{3, 20}, 256, 519}} {
+	}{{[]int32{1}, 1, 1}, {[]int32{3, 17}, 33, 64}, {[]int32{0, 16}, 16, 33}, {[]int32{20}, 256, 256}, {[]int32{2, 1}, 259, 7}, {[]int32{2, 20}, 256, 519}, {[]int32{257, 3}, 40, 40},
+		{[]int32{13}, 20, 519}, {[]int32{3, 20}, 256, 519}} {
 		counts, n, k := size.counts, size.n, size.k
 		special := i%3 == 1
 		accumulate := i%2 == 0
 		scale := []float32{1, 1, 0x1p-61, 0x1p-125}[i%4] // denormal products; denormal operands
 		m := 0
 		for _, c := range counts {
-			m += c
+			m += int(c)
 		}
 		a, b, c0 := uniform(1, m*k), uniform(2, n*k), uniform(3, m*n)
 		for _, x := range [][]float32{a, b, c0} {
@@ -149,10 +151,7 @@ func TestSameBits(t *testing.T) {
 			}
 		}
 		at, bt := transpose(a, m, k), transpose(b, k, n)
-		bs, bts := make([][]float32, len(counts)), make([][]float32, len(counts))
-		for g := range counts {
-			bs[g], bts[g] = b, bt
-		}
+		bs, bts := slices.Repeat(b, len(counts)), slices.Repeat(bt, len(counts))
 		wants := map[xpu.Precision][]float32{}
 		for _, d := range all {
 			same := func(how string, f func(c []float32)) {
@@ -175,9 +174,9 @@ func TestSameBits(t *testing.T) {
 			same("NT", func(c []float32) { d.MatMul(false, true, m, n, k, a, k, bt, k, c, n, accumulate) })
 			same("TN", func(c []float32) { d.MatMul(true, false, m, n, k, at, m, b, n, c, n, accumulate) })
 			same("TT", func(c []float32) { d.MatMul(true, true, m, n, k, at, m, bt, k, c, n, accumulate) })
-			same("grouped", func(c []float32) { d.GroupedMatMul(counts, false, n, k, a, bs, c, accumulate) })
-			same("grouped, transposed", func(c []float32) { d.GroupedMatMul(counts, true, n, k, a, bts, c, accumulate) })
-			same("weight gradient", func(c []float32) { d.GroupedWeightGrad([]int{k}, m, n, at, b, [][]float32{c}, accumulate) })
+			same("grouped", func(c []float32) { d.GroupedMatMul(counts, m, false, n, k, a, bs, c, accumulate) })
+			same("grouped, transposed", func(c []float32) { d.GroupedMatMul(counts, m, true, n, k, a, bts, c, accumulate) })
+			same("weight gradient", func(c []float32) { d.GroupedWeightGrad([]int32{int32(k)}, k, m, n, at, b, c, accumulate) })
 			same("row by row", func(c []float32) {
 				d.Parallel(m, func(i int) { d.MatMul(false, true, 1, n, k, a[i*k:], k, bt, k, c[i*n:], n, accumulate) })
 			})
@@ -202,41 +201,43 @@ func transpose(x []float32, rows, columns int) []float32 {
 
 // TestGrouped has groups of no rows and gradients that were not there before.
 func TestGrouped(t *testing.T) {
-	counts, n, k := []int{20, 0, 31, 180, 1, 14}, 70, 33
+	counts, n, k := []int32{20, 0, 31, 180, 1, 14}, 70, 33
 	rows := 246
 	for _, d := range devices(t) {
 		a, dc := uniform(1, rows*k), uniform(2, rows*n)
 		ra, rdc := asTaken(d.Precision(), a), asTaken(d.Precision(), dc)
 		for _, accumulate := range []bool{false, true} {
-			db := make([][]float32, len(counts))
-			for g := range db {
-				db[g] = uniform(uint64(g+5), k*n)
-			}
-			if accumulate {
-				db[1] = nil
-			}
-			before := append([][]float32(nil), db...)
-			for g := range before {
-				before[g] = append([]float32(nil), db[g]...)
-			}
-			d.GroupedWeightGrad(counts, k, n, a, dc, db, accumulate)
+			db := uniform(5, len(counts)*k*n)
+			before := slices.Clone(db)
+			d.GroupedWeightGrad(counts, rows, k, n, a, dc, db, accumulate)
 			row := 0
 			for g, count := range counts {
-				for i := range db[g] {
+				for i, got := range db[g*k*n:][:k*n] {
 					want := 0.0
 					if accumulate {
-						want = float64(before[g][i])
+						want = float64(before[g*k*n+i])
 					}
-					for r := row; r < row+count; r++ {
+					for r := row; r < row+int(count); r++ {
 						want += float64(ra[r*k+i/n]) * float64(rdc[r*n+i%n])
 					}
-					if !(math.Abs(want-float64(db[g][i])) < 1e-5) {
-						t.Fatalf("%s: group %d: db[%d] = %v, want %v", d.Name(), g, i, db[g][i], want)
+					if !(math.Abs(want-float64(got)) < 1e-5) {
+						t.Fatalf("%s: element %d of db %d is %v, want %v", d.Name(), i, g, got, want)
 					}
 				}
-				row += count
+				row += int(count)
 			}
 		}
+	}
+}
+
+// TestDevice compares with plain Go in float64, and threads with each other.
+func TestDevice(t *testing.T) {
+	for precision, tolerance := range map[xpu.Precision]float64{xpu.FP32: 1e-5, xpu.BF16: 1e-2} {
+		t.Run(string(precision), func(t *testing.T) {
+			one, three := device(t, 1, precision), device(t, 3, precision)
+			devicetest.Run(t, three, tolerance)
+			devicetest.SameBits(t, one, three)
+		})
 	}
 }
 
@@ -279,8 +280,8 @@ func TestShortSlices(t *testing.T) {
 	x := func(n int) []float32 { return make([]float32, n) }
 	for name, f := range map[string]func(){
 		"MatMul":            func() { d.MatMul(false, false, 3, 4, 5, x(14), 5, x(20), 4, x(12), 4, false) },
-		"GroupedMatMul":     func() { d.GroupedMatMul([]int{2, 1}, true, 4, 5, x(15), [][]float32{x(20), x(19)}, x(12), false) },
-		"GroupedWeightGrad": func() { d.GroupedWeightGrad([]int{2}, 3, 4, x(6), x(7), [][]float32{x(12)}, false) },
+		"GroupedMatMul":     func() { d.GroupedMatMul([]int32{2, 1}, 3, true, 4, 5, x(15), x(39), x(12), false) },
+		"GroupedWeightGrad": func() { d.GroupedWeightGrad([]int32{2}, 2, 3, 4, x(6), x(7), x(12), false) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			defer func() {
@@ -299,11 +300,11 @@ func TestNoAllocation(t *testing.T) {
 		d := device(t, 2, precision)
 		const m, n, k = 400, 64, 64
 		a, b, c := uniform(1, m*k), uniform(2, n*k), make([]float32, m*n)
-		bs, counts := [][]float32{b, b, b}, []int{301, 0, 99}
+		bs, counts := uniform(3, 3*n*k), []int32{301, 0, 99}
 		run := func() {
 			d.MatMul(false, true, m, n, k, a, k, b, k, c, n, false)
-			d.GroupedMatMul(counts, true, n, k, a, bs, c, true)
-			d.GroupedWeightGrad(counts, k, n, a, c, bs, true)
+			d.GroupedMatMul(counts, m, true, n, k, a, bs, c, true)
+			d.GroupedWeightGrad(counts, m, k, n, a, c, bs, true)
 		}
 		for range 20 { // the memory of the device depends on what its workers happen to do at the same time
 			run()

@@ -259,7 +259,7 @@ func buildInProcess(folder string) int {
 		fmt.Println(p.CacheError())
 		return 1
 	}
-	q, err1 := c.NewQueue()
+	q, err1 := c.NewQueue(true)
 	k, err2 := p.Kernel("f")
 	b, err3 := c.NewBuffer(16)
 	if err := errors.Join(err1, err2, err3); err != nil {

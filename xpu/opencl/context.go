@@ -2,6 +2,7 @@ package opencl
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"runtime"
 	"sync"
@@ -86,15 +87,19 @@ type Queue struct {
 	context *Context
 }
 
-// NewQueue makes a queue, whose commands' times are kept.
-func (c *Context) NewQueue() (*Queue, error) {
+// NewQueue makes a queue. With times those of its commands are kept; see [Event.Times].
+func (c *Context) NewQueue(times bool) (*Queue, error) {
 	parent, err := c.hold()
 	if err != nil {
 		return nil, c.fail(err, "a queue in this context")
 	}
 	defer c.drop()
 	l, code := c.device.library, new(int32)
-	handle := l.CreateCommandQueue(parent, c.device.id, queueProfiling, code)
+	properties := uint64(0)
+	if times {
+		properties = queueProfiling
+	}
+	handle := l.CreateCommandQueue(parent, c.device.id, properties, code)
 	if err := created("clCreateCommandQueue", handle, *code); err != nil {
 		return nil, c.fail(err, "a queue")
 	}
@@ -162,10 +167,82 @@ func transfer[T Number](ctx context.Context, q *Queue, b *Buffer, first int64, d
 	})
 }
 
+// Zero sets bytes of the buffer to zero, from one on, after all commands before. It does not wait. All are multiples of 4.
+func (q *Queue) Zero(b *Buffer, first, bytes int64) error {
+	const call = "clEnqueueFillBuffer"
+	if err := q.takes(call, b, first, bytes); err != nil || bytes == 0 {
+		return err
+	}
+	buffer, err := b.hold()
+	if err != nil {
+		return fmt.Errorf("opencl: %s: the buffer: %w", call, err)
+	}
+	defer b.drop()
+	zero := new(uint32)
+	return q.give(call, func(queue uintptr) int32 {
+		return q.context.device.library.EnqueueFillBuffer(queue, buffer, unsafe.Pointer(zero), unsafe.Sizeof(*zero), uintptr(first), uintptr(bytes), 0, nil, nil)
+	})
+}
+
+// Copy copies bytes from one place of a buffer to another, or of another, after all commands before. It does not wait. The places must not overlap;
+// all are multiples of 4.
+func (q *Queue) Copy(to *Buffer, toFirst int64, from *Buffer, fromFirst, bytes int64) error {
+	const call = "clEnqueueCopyBuffer"
+	err1, err2 := q.takes(call, to, toFirst, bytes), q.takes(call, from, fromFirst, bytes)
+	if err := errors.Join(err1, err2); err != nil || bytes == 0 {
+		return err
+	}
+	if to == from && toFirst < fromFirst+bytes && fromFirst < toFirst+bytes {
+		return fmt.Errorf("opencl: %s: %d bytes from %d on and from %d on of one buffer overlap", call, bytes, fromFirst, toFirst)
+	}
+	toHandle, err := to.hold()
+	if err != nil {
+		return fmt.Errorf("opencl: %s: the buffer: %w", call, err)
+	}
+	defer to.drop()
+	fromHandle, err := from.hold()
+	if err != nil {
+		return fmt.Errorf("opencl: %s: the buffer: %w", call, err)
+	}
+	defer from.drop()
+	return q.give(call, func(queue uintptr) int32 {
+		return q.context.device.library.EnqueueCopyBuffer(queue, fromHandle, toHandle, uintptr(fromFirst), uintptr(toFirst), uintptr(bytes), 0, nil, nil)
+	})
+}
+
+// Flush tells the driver to begin with what the queue has been given, if it has not. It does not wait.
+func (q *Queue) Flush() error { return q.give("clFlush", q.context.device.library.Flush) }
+
+// takes says what is wrong with a place in a buffer.
+func (q *Queue) takes(call string, b *Buffer, first, bytes int64) error {
+	if first < 0 || bytes < 0 || first > b.bytes || bytes > b.bytes-first || first%4 != 0 || bytes%4 != 0 {
+		return fmt.Errorf("opencl: %s: %d bytes from byte %d on, of a buffer of %d bytes", call, bytes, first, b.bytes)
+	}
+	if b.context != q.context {
+		return fmt.Errorf("opencl: %s: the buffer and the queue have different contexts", call)
+	}
+	return nil
+}
+
 // lost is memory of commands of whose end nothing will be known. The library may still use it.
 var lost struct {
 	sync.Mutex
 	pins []*runtime.Pinner
+}
+
+// give gives the queue a command for whose end nobody will ask.
+func (q *Queue) give(call string, give func(queue uintptr) int32) error {
+	queue, err := q.hold()
+	if err != nil {
+		return fmt.Errorf("opencl: %s: the queue: %w", call, err)
+	}
+	defer q.drop()
+	code := give(queue)
+	handlers().RestoreIfFaults()
+	if err := check(call, code); err != nil {
+		return q.context.fail(err, "a command")
+	}
+	return nil
 }
 
 // enqueue gives the queue a command, and returns its event.
@@ -177,7 +254,7 @@ func (q *Queue) enqueue(call string, give func(queue uintptr, event *uintptr) in
 	defer q.drop()
 	handle := new(uintptr)
 	code := give(queue, handle)
-	restoreTakenSignals()
+	handlers().RestoreIfFaults()
 	if err := check(call, code); err != nil {
 		return nil, q.context.fail(err, "a command")
 	}
@@ -238,7 +315,7 @@ func (e *Event) wait(ctx context.Context, done func(ended bool)) error {
 // outcome waits for the end of the command, however long that takes, and says whether it has come, and whether the command has failed.
 func (e *Event) outcome(handle uintptr) (ended bool, err error) {
 	err = check("clWaitForEvents", e.library.WaitForEvents(1, &handle))
-	restoreTakenSignals() // a kernel may be compiled when it runs first
+	handlers().RestoreIfFaults() // a kernel may be compiled when it runs first
 	if err == nil {
 		return true, nil
 	}

@@ -9,6 +9,8 @@ import (
 	"unsafe"
 
 	"github.com/ebitengine/purego"
+
+	"mula/internal/signals"
 )
 
 // LibraryVariable is the environment variable that names the OpenCL loader, if it is not found by itself.
@@ -66,6 +68,9 @@ type calls struct {
 	EnqueueNDRangeKernel      func(queue, kernel uintptr, dimensions uint32, offset, global, local *uintptr, waits uint32, wait, event *uintptr) int32
 	EnqueueReadBuffer         func(queue, buffer uintptr, blocking uint32, offset, bytes uintptr, to unsafe.Pointer, waits uint32, wait, event *uintptr) int32
 	EnqueueWriteBuffer        func(queue, buffer uintptr, blocking uint32, offset, bytes uintptr, from unsafe.Pointer, waits uint32, wait, event *uintptr) int32
+	EnqueueFillBuffer         func(queue, buffer uintptr, pattern unsafe.Pointer, size, offset, bytes uintptr, waits uint32, wait, event *uintptr) int32
+	EnqueueCopyBuffer         func(queue, from, to uintptr, fromOffset, toOffset, bytes uintptr, waits uint32, wait, event *uintptr) int32
+	Flush                     func(queue uintptr) int32
 	EnqueueMarkerWithWaitList func(queue uintptr, waits uint32, wait, event *uintptr) int32
 	WaitForEvents             func(count uint32, events *uintptr) int32
 	GetEventInfo              func(event uintptr, what uint32, size uintptr, value unsafe.Pointer, bytes *uintptr) int32
@@ -85,6 +90,10 @@ var (
 	opened   = map[string]*library{}
 )
 
+// handlers are those of signals before the first driver was loaded. With PoCL 3.1 they are taken over when devices are listed first; drivers may do so
+// whenever they compile.
+var handlers = sync.OnceValue(signals.Keep)
+
 // open finds and opens the loader.
 func open() (*library, error) {
 	openedMu.Lock()
@@ -97,7 +106,7 @@ func open() (*library, error) {
 	if named == "" {
 		name, where = usualLibrary, "install it (Debian and Ubuntu: ocl-icd-libopencl1), or name its file in "+LibraryVariable
 	}
-	keepSignals()
+	handlers()
 	handle, err := openFile(name)
 	if err != nil {
 		return nil, fmt.Errorf("opencl: no OpenCL loader: %w; %s", err, where)
@@ -110,10 +119,34 @@ func open() (*library, error) {
 		if err != nil || address == 0 {
 			return nil, fmt.Errorf("opencl: %s has no %s: it is no OpenCL loader of version 1.2 or later", name, function)
 		}
-		purego.RegisterFunc(functions.Field(i).Addr().Interface(), address)
+		switch function {
+		case "clSetKernelArg":
+			l.SetKernelArg = fastSetKernelArg(address)
+		case "clEnqueueNDRangeKernel":
+			l.EnqueueNDRangeKernel = fastEnqueueNDRangeKernel(address)
+		default:
+			purego.RegisterFunc(functions.Field(i).Addr().Interface(), address)
+		}
 	}
 	opened[named] = l
 	return l, nil
+}
+
+// A launch calls two functions, one of them for each argument. By reflection, as [purego.RegisterFunc] does it, that would cost more than some kernels.
+
+func fastSetKernelArg(function uintptr) func(kernel uintptr, index uint32, size uintptr, value unsafe.Pointer) int32 {
+	return func(kernel uintptr, index uint32, size uintptr, value unsafe.Pointer) int32 {
+		code, _, _ := purego.SyscallN(function, kernel, uintptr(index), size, uintptr(value))
+		return int32(code)
+	}
+}
+
+func fastEnqueueNDRangeKernel(function uintptr) func(queue, kernel uintptr, dimensions uint32, offset, global, local *uintptr, waits uint32, wait, event *uintptr) int32 {
+	return func(queue, kernel uintptr, dimensions uint32, offset, global, local *uintptr, waits uint32, wait, event *uintptr) int32 {
+		code, _, _ := purego.SyscallN(function, queue, kernel, uintptr(dimensions), uintptr(unsafe.Pointer(offset)), uintptr(unsafe.Pointer(global)),
+			uintptr(unsafe.Pointer(local)), uintptr(waits), uintptr(unsafe.Pointer(wait)), uintptr(unsafe.Pointer(event)))
+		return int32(code)
+	}
 }
 
 // An Error is what a function of OpenCL answered.

@@ -12,9 +12,3 @@ func openFile(string) (uintptr, error) {
 }
 
 func symbol(uintptr, string) (uintptr, error) { panic("no library was opened") }
-
-func keepSignals() {}
-
-func restoreSignals() {}
-
-func restoreTakenSignals() {}

@@ -1,5 +1,5 @@
-// Package opencl is what mula needs of OpenCL: devices, and programs, memory and queues on them. It is no [mula/xpu.Device] yet. The loader,
-// libOpenCL.so.1, is opened at run time and needed for nothing else; the environment variable MULA_OPENCL_LIB names another file. Only what
+// Package opencl is what mula needs of OpenCL: devices, and programs, memory and queues on them; [mula/xpu/gpu] makes a [mula/xpu.Device] of it. The
+// loader, libOpenCL.so.1, is opened at run time and needed for nothing else; the environment variable MULA_OPENCL_LIB names another file. Only what
 // OpenCL 1.2 has is called.
 //
 // # Lifetimes
@@ -26,6 +26,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"unsafe"
 )
@@ -98,7 +99,7 @@ func Devices() ([]*Device, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer restoreSignals()
+	defer handlers().Restore()
 	return l.devices()
 }
 
@@ -241,16 +242,22 @@ func (d *Device) describe() error {
 
 // A Choice says which device is wanted. What is empty does not matter.
 type Choice struct {
-	Name       string // a part of the device's or of its driver's name, in any case
+	Name       string // a part of the device's or of its driver's name, in any case; with "#2" at the end the second device of that name
 	Type       Type
 	Extensions []string // all of which it must have
 }
 
-// Choose gives the first of the devices that is as wanted: a GPU before an accelerator, that before a CPU, that before another. The error lists the
-// devices, and what each lacks.
+// Choose gives the first of the devices that is as wanted: a GPU before an accelerator, that before a CPU, that before another. Where a machine has
+// several of one name, "#1" is the first of them and "#2" the second, in the order of the list. The error lists the devices, and what each lacks.
 func Choose(devices []*Device, want Choice) (*Device, error) {
-	name := strings.ToLower(want.Name)
+	name, number := strings.ToLower(want.Name), 1
+	if before, after, found := strings.Cut(name, "#"); found {
+		if n, err := strconv.Atoi(after); err == nil && n > 0 {
+			name, number = before, n
+		}
+	}
 	var best *Device
+	var fit []*Device
 	var there []string
 	for _, d := range devices {
 		var lacks []string
@@ -267,12 +274,19 @@ func Choose(devices []*Device, want Choice) (*Device, error) {
 		}
 		if len(lacks) > 0 {
 			there = append(there, fmt.Sprintf("%s: %s", d, strings.Join(lacks, ", ")))
-		} else if best == nil || slices.Index(typeOrder, d.Type) < slices.Index(typeOrder, best.Type) {
+			continue
+		}
+		fit = append(fit, d)
+		if best == nil || slices.Index(typeOrder, d.Type) < slices.Index(typeOrder, best.Type) {
 			best = d
 		}
 	}
 	if best != nil {
-		return best, nil
+		same := slices.DeleteFunc(fit, func(d *Device) bool { return d.Name != best.Name || d.Type != best.Type })
+		if number > len(same) {
+			return nil, fmt.Errorf("opencl: no device %q: of %s there is only number %d", want.Name, best, len(same))
+		}
+		return same[number-1], nil
 	}
 	wanted := "no device"
 	if want.Name != "" {

@@ -136,7 +136,7 @@ func newBench(t *testing.T, d *Device) *bench {
 	must(err)
 	t.Cleanup(c.Release)
 	b := &bench{Context: c}
-	b.queue, err = c.NewQueue()
+	b.queue, err = c.NewQueue(true)
 	must(err)
 	t.Cleanup(b.queue.Release)
 	p, err := c.Build(t.Context(), Source{Name: "test.cl", Text: testText}, nil)
@@ -312,6 +312,20 @@ func TestChoose(t *testing.T) {
 	}
 	_, err := Choose(nil, Choice{})
 	wants(t, err, "there are no devices at all")
+
+	// Of equal names the number tells which.
+	devices = append(devices, &Device{Name: "Max 1550", Platform: "Intel", Type: GPU, Version: "second"}, &Device{Name: "Max 1550", Platform: "Emulator", Type: CPU},
+		&Device{Name: "Odd#x", Type: Other}, &Device{Name: "Max 1550", Platform: "Intel", Type: GPU, Version: "third"})
+	for _, test := range []struct{ name, version string }{{"max", ""}, {"max#1", ""}, {"Max 1550#2", "second"}, {"max#3", "third"}, {"intel#1", ""}, {"odd#x", ""}, {"#1", ""}} {
+		d, err := Choose(devices, Choice{Name: test.name})
+		if err != nil || d.Version != test.version {
+			t.Errorf("%s: %+v, %v; want version %q", test.name, d, err, test.version)
+		}
+	}
+	_, err = Choose(devices, Choice{Name: "max#4"})
+	wants(t, err, `no device "max#4": of Max 1550 (gpu, Intel) there is only number 3`)
+	_, err = Choose(devices, Choice{Name: "max#0"})
+	wants(t, err, `no device whose name has "max#0"`)
 }
 
 // What is written in parts is there, and nothing else is changed.
@@ -347,6 +361,70 @@ func TestTransfers(t *testing.T) {
 	for _, bytes := range []int64{-1, 0, b.Device().MaxAllocation + 1} {
 		_, err := b.NewBuffer(bytes)
 		wants(t, err, fmt.Sprintf("a buffer of %d bytes; it must have from 1 to", bytes))
+	}
+}
+
+// Filling and copying, within a buffer too, give what a model gives; what goes beyond an end is refused.
+func TestZeroAndCopy(t *testing.T) {
+	b := newBench(t, someDevice(t))
+	rapid.Check(t, func(t *rapid.T) {
+		var buffers [2]*Buffer
+		var models [2][]int32
+		for i := range buffers {
+			n := rapid.IntRange(1, 100).Draw(t, "n")
+			buffer, err := b.NewBuffer(4 * int64(n))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer buffer.Release()
+			buffers[i], models[i] = buffer, make([]int32, n)
+			for j := range models[i] {
+				models[i][j] = int32(1000*i + j + 1)
+			}
+			if err := Write(context.Background(), b.queue, buffer, 0, models[i]); err != nil {
+				t.Fatal(err)
+			}
+		}
+		place := func(name string) (i, first, n int) {
+			i = rapid.IntRange(0, 1).Draw(t, name)
+			return i, rapid.IntRange(-1, len(models[i])+1).Draw(t, name+" first"), rapid.IntRange(-1, len(models[i])+1).Draw(t, name+" number")
+		}
+		fits := func(i, first, n int) bool { return first >= 0 && n >= 0 && first+n <= len(models[i]) }
+		for range rapid.IntRange(1, 6).Draw(t, "commands") {
+			to, toFirst, n := place("to")
+			var err error
+			var right bool
+			if rapid.Bool().Draw(t, "zero") {
+				if right = fits(to, toFirst, n); right {
+					clear(models[to][toFirst : toFirst+n])
+				}
+				err = b.queue.Zero(buffers[to], 4*int64(toFirst), 4*int64(n))
+			} else {
+				from, fromFirst, _ := place("from")
+				overlap := to == from && n > 0 && toFirst < fromFirst+n && fromFirst < toFirst+n
+				if right = fits(to, toFirst, n) && fits(from, fromFirst, n) && !overlap; right {
+					copy(models[to][toFirst:toFirst+n], models[from][fromFirst:fromFirst+n])
+				}
+				err = b.queue.Copy(buffers[to], 4*int64(toFirst), buffers[from], 4*int64(fromFirst), 4*int64(n))
+			}
+			if right != (err == nil) {
+				t.Fatalf("to %d elements from %d on of %d: %v", n, toFirst, len(models[to]), err)
+			}
+		}
+		for i, buffer := range buffers {
+			got := make([]int32, len(models[i]))
+			if err := Read(context.Background(), b.queue, buffer, 0, got); err != nil || !slices.Equal(got, models[i]) {
+				t.Fatalf("%v, %v; want %v", got, err, models[i])
+			}
+		}
+	})
+	other := newBench(t, b.Device())
+	mine, foreign := b.buffer(t, make([]float32, 8)), other.buffer(t, make([]float32, 8))
+	wants(t, b.queue.Zero(foreign, 0, 4), "different contexts")
+	wants(t, b.queue.Copy(mine, 0, foreign, 0, 4), "different contexts")
+	wants(t, b.queue.Zero(mine, 2, 4), "4 bytes from byte 2 on")
+	if err := b.queue.Flush(); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -493,7 +571,7 @@ func TestReleased(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	deadQueue, err := b.NewQueue()
+	deadQueue, err := b.NewQueue(true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -511,7 +589,7 @@ func TestReleased(t *testing.T) {
 	}
 	for name, f := range map[string]func() error{
 		"NewBuffer": func() error { _, err := gone.NewBuffer(8); return err },
-		"NewQueue":  func() error { _, err := gone.NewQueue(); return err },
+		"NewQueue":  func() error { _, err := gone.NewQueue(true); return err },
 		"Build":     func() error { _, err := gone.Build(t.Context(), Source{Text: testText}, nil); return err },
 		"Kernel":    func() error { _, err := p.Kernel("axpy"); return err },
 		"Launch": func() error {
@@ -525,6 +603,10 @@ func TestReleased(t *testing.T) {
 		},
 		"Read":   func() error { return Read(t.Context(), b.queue, dead, 0, make([]byte, 8)) },
 		"Write":  func() error { return Write(t.Context(), deadQueue, buffer, 0, make([]byte, 8)) },
+		"Zero":   func() error { return b.queue.Zero(dead, 0, 4) },
+		"Copy":   func() error { return b.queue.Copy(buffer, 0, dead, 0, 4) },
+		"Copy 2": func() error { return b.queue.Copy(dead, 0, buffer, 0, 4) },
+		"Flush":  func() error { return deadQueue.Flush() },
 		"Finish": func() error { return deadQueue.Finish(t.Context()) },
 		"Wait":   func() error { return e.Wait(t.Context()) },
 		"Times":  func() error { _, err := e.Times(); return err },
@@ -546,7 +628,7 @@ func work(ctx context.Context, d *Device, cache *Cache) error {
 		return err
 	}
 	defer c.Release()
-	q, err := c.NewQueue()
+	q, err := c.NewQueue(true)
 	if err != nil {
 		return err
 	}
@@ -568,6 +650,18 @@ func work(ctx context.Context, d *Device, cache *Cache) error {
 	defer b.Release()
 	x := slices.Repeat([]float32{2}, 16)
 	if err := Write(ctx, q, b, 0, x); err != nil {
+		return err
+	}
+	if err := q.Zero(b, 32, 32); err != nil {
+		return err
+	}
+	if err := q.Copy(b, 32, b, 0, 32); err != nil {
+		return err
+	}
+	if err := q.Launch(k, []int{16}, []int{16}, Global(b), Global(b), Scalar(float32(0)), Scalar(int32(16))); err != nil {
+		return err
+	}
+	if err := q.Flush(); err != nil {
 		return err
 	}
 	e, err := q.LaunchEvent(k, []int{16}, []int{16}, Global(b), Global(b), Scalar(float32(3)), Scalar(int32(16)))
@@ -776,7 +870,7 @@ func TestParallel(t *testing.T) {
 			queue := b.queue
 			if g%2 == 1 {
 				var err error
-				if queue, err = b.NewQueue(); err != nil {
+				if queue, err = b.NewQueue(true); err != nil {
 					t.Error(err)
 					return
 				}
@@ -852,7 +946,7 @@ func BenchmarkLaunch(b *testing.B) {
 		b.Fatal(err1)
 	}
 	defer c.Release()
-	q, err1 := c.NewQueue()
+	q, err1 := c.NewQueue(true)
 	p, err2 := c.Build(b.Context(), Source{Name: "test.cl", Text: axpyText}, nil)
 	buffer, err3 := c.NewBuffer(64)
 	if err := errors.Join(err1, err2, err3); err != nil {

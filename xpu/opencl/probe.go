@@ -42,7 +42,7 @@ func (d *Device) probe(ctx context.Context, limit time.Duration, cache *Cache) (
 		return rates, err
 	}
 	defer c.Release()
-	q, err := c.NewQueue()
+	q, err := c.NewQueue(true)
 	if err != nil {
 		return rates, err
 	}

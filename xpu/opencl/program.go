@@ -67,7 +67,7 @@ func (c *Context) Build(ctx context.Context, s Source, cache *Cache) (*Program, 
 	done := make(chan result, 1)
 	go func() {
 		p, err := c.build(parent, s, cache)
-		restoreSignals()
+		handlers().Restore()
 		c.drop()
 		done <- result{p, err}
 	}()
@@ -378,21 +378,30 @@ func (k *Kernel) fits(q *Queue, global, local []int, args []Argument) error {
 // Launch gives the queue a kernel to run on so many work-items, in groups of so many, which must divide the sizes. Number, kind and type of the
 // arguments are checked before. Launch does not wait.
 func (q *Queue) Launch(k *Kernel, global, local []int, args ...Argument) error {
-	e, err := q.LaunchEvent(k, global, local, args...)
-	if err == nil {
-		e.Release()
-	}
-	return err
+	return q.launch(k, global, local, args, func(enqueue func(queue uintptr, event *uintptr) int32) error {
+		return q.give(launchCall, func(queue uintptr) int32 { return enqueue(queue, nil) })
+	})
 }
 
 // LaunchEvent is Launch for those who want to know when it ran. The event must be released.
-func (q *Queue) LaunchEvent(k *Kernel, global, local []int, args ...Argument) (*Event, error) {
+func (q *Queue) LaunchEvent(k *Kernel, global, local []int, args ...Argument) (e *Event, err error) {
+	err = q.launch(k, global, local, args, func(enqueue func(queue uintptr, event *uintptr) int32) error {
+		e, err = q.enqueue(launchCall, enqueue)
+		return err
+	})
+	return e, err
+}
+
+const launchCall = "clEnqueueNDRangeKernel"
+
+// launch checks and sets the arguments, and has the kernel given to the queue.
+func (q *Queue) launch(k *Kernel, global, local []int, args []Argument, give func(enqueue func(queue uintptr, event *uintptr) int32) error) error {
 	if err := k.fits(q, global, local, args); err != nil {
-		return nil, fmt.Errorf("opencl: kernel %s: %w", k.name, err)
+		return fmt.Errorf("opencl: kernel %s: %w", k.name, err)
 	}
 	kernel, err := k.hold()
 	if err != nil {
-		return nil, fmt.Errorf("opencl: kernel %s: %w", k.name, err)
+		return fmt.Errorf("opencl: kernel %s: %w", k.name, err)
 	}
 	defer k.drop()
 	held := 0
@@ -412,7 +421,7 @@ func (q *Queue) LaunchEvent(k *Kernel, global, local []int, args ...Argument) (*
 		case a.buffer != nil:
 			buffer, err := a.buffer.hold()
 			if err != nil {
-				return nil, fmt.Errorf("opencl: kernel %s: argument %d: %w", k.name, i, err)
+				return fmt.Errorf("opencl: kernel %s: argument %d: %w", k.name, i, err)
 			}
 			k.value = uint64(buffer)
 		case a.space == "local":
@@ -422,17 +431,17 @@ func (q *Queue) LaunchEvent(k *Kernel, global, local []int, args ...Argument) (*
 		}
 		held = i + 1
 		if err := check("clSetKernelArg", l.SetKernelArg(kernel, uint32(i), uintptr(a.bytes), value)); err != nil {
-			return nil, fmt.Errorf("opencl: kernel %s: argument %d, %s of %d bytes: %w", k.name, i, a, a.bytes, err)
+			return fmt.Errorf("opencl: kernel %s: argument %d, %s of %d bytes: %w", k.name, i, a, a.bytes, err)
 		}
 	}
 	for i := range global {
 		k.global[i], k.local[i] = uintptr(global[i]), uintptr(local[i])
 	}
-	e, err := q.enqueue("clEnqueueNDRangeKernel", func(queue uintptr, event *uintptr) int32 {
+	err = give(func(queue uintptr, event *uintptr) int32 {
 		return l.EnqueueNDRangeKernel(queue, kernel, uint32(len(global)), nil, &k.global[0], &k.local[0], 0, nil, event)
 	})
 	if err != nil {
-		return nil, fmt.Errorf("kernel %s: %w", k.name, err)
+		return fmt.Errorf("kernel %s: %w", k.name, err)
 	}
-	return e, nil
+	return nil
 }

@@ -1,0 +1,326 @@
+package train
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"mula/blend"
+	"mula/moe"
+	"mula/xpu"
+	devapart "mula/xpu/apart"
+	"mula/xpu/cpu"
+)
+
+// onApart makes a run one on devices whose memory has two sides, where a reading of the host's side that nobody has brought there finds numbers that are
+// none. made, unless nil, is told of that of each rank.
+func onApart(o Options, made func(rank int, d *devapart.Device)) Options {
+	o.newDevice = func(rank, threads int, precision xpu.Precision) (xpu.Device, error) {
+		d := devapart.New(cpu.New(threads, precision))
+		if made != nil {
+			made(rank, d)
+		}
+		return d, nil
+	}
+	return o
+}
+
+// What a run leaves is the same, byte for byte, on a device with memory of its own: with every optimizer, on one rank and on several, in all that looks at
+// weights, moments, gradients and activations on the host.
+func TestRunApart(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	plan := makePlan(t, dir, "plan.json", "")
+	uneven := makePlan(t, dir, "uneven.json", unevenSkips)
+	spiky := spikyPlan(t, t.TempDir(), "plan.json", nil, 20, 33)
+	const often = "steps: 6\nevaluate: {every: 3, samples: 3}\ncheckpoint: {every: 3}\nlog: {update_ratio_every: 2}\n"
+	cases := map[string]struct{ plan, config string }{
+		"adamw":              {plan, often},
+		"adamw bf16":         {plan, often + "precision: bf16\nmicro_batch_size: 3\nrecompute: layers\noptimizer: {decay: optimus}\n"},
+		"check replicas":     {plan, crashConfig + often + "layout: {dp: 4, check_replicas_every: 1, optimizer: unsharded}\n"},
+		"shared experts":     {plan, crashConfig + often + "layout: {dp: 1, ep: 2, dispatch: allgather}\nmicro_batch_size: 2\n"},
+		"stages":             {uneven, pipelineModel + often + "layout: {dp: 1, pp: 3}\nmicro_batch_size: 2\n"},
+		"stages and experts": {uneven, pipelineModel + often + "layout: {dp: 1, pp: 2, ep: 2}\nmicro_batch_size: 2\n"},
+		"skip":               {spiky, spikyConfig + spikes("skip")},
+		"rollback":           {spiky, spikyConfig + spikes("rollback")},
+		"rollback to 0":      {spiky, strings.Replace(spikyConfig, "{every: 5}", "{every: 0}", 1) + spikes("rollback")},
+		"rollback, 4 ranks":  {spiky, spikyConfig + spikes("rollback") + "layout: {dp: 2, ep: 2}\n"},
+	}
+	for name := range optimizerDefaults {
+		yaml := optimizerYAML(name)
+		cases[string(name)+" alone"] = struct{ plan, config string }{plan, crashConfig + often + yaml}
+		for _, scheme := range schemes {
+			if name != AdamW && scheme != EPSO {
+				continue
+			}
+			cases[fmt.Sprintf("%s %s", name, scheme)] = struct{ plan, config string }{plan, crashConfig + often + yaml + fmt.Sprintf("layout: {dp: 2, ep: 2, optimizer: %s}\n", scheme)}
+		}
+	}
+	for name, test := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := testConfig(t, test.plan, test.config)
+			want := mustRun(t, c, Options{})
+			other := c
+			other.Output = filepath.Join(t.TempDir(), "run")
+			if got := mustRun(t, other, onApart(Options{}, nil)); got.Weights != want.Weights || got.LastLoss != want.LastLoss {
+				t.Errorf("%+v, want %+v", got, want)
+			}
+			sameRun(t, name, c.Output, other.Output)
+		})
+	}
+}
+
+// A run goes on from a checkpoint on either device as if there were one.
+func TestResumeApart(t *testing.T) {
+	t.Parallel()
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	for name := range optimizerDefaults {
+		for _, layout := range []string{"", "layout: {dp: 2, ep: 2}\n"} {
+			c := testConfig(t, plan, crashConfig+optimizerYAML(name)+layout)
+			mustRun(t, c, Options{})
+			other := c
+			other.Output = filepath.Join(t.TempDir(), "run")
+			mustRun(t, other, onApart(stopAfter(2), nil))
+			mustRun(t, other, stopAfter(4))
+			mustRun(t, other, onApart(Options{Warn: func(text string) { t.Errorf("%s: warning %q", name, text) }}, nil))
+			sameRun(t, string(name), c.Output, other.Output)
+		}
+	}
+}
+
+// A run begins with a model from elsewhere, and the model that it leaves has its loss, on such a device, too.
+func TestInitializeApart(t *testing.T) {
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	first := testConfig(t, plan, crashConfig+"steps: 2\n")
+	mustRun(t, first, Options{})
+	c := testConfig(t, plan, crashConfig+"steps: 2\nspikes: {action: rollback}\n")
+	c.InitializeFrom = first.Output
+	want := mustRun(t, c, Options{})
+	other := c
+	other.Output = filepath.Join(t.TempDir(), "run")
+	mustRun(t, other, onApart(Options{}, nil))
+	sameRun(t, "initialize_from", c.Output, other.Output)
+
+	data, err := blend.Open(t.Context(), mustPlan(t, plan), blend.OpenOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer data.Close()
+	var evaluations []Evaluation
+	for _, d := range []xpu.Device{device(t, 1), devapart.New(device(t, 1))} {
+		m, err := moe.Open(want.Checkpoint, d)
+		if err != nil {
+			t.Fatal(err)
+		}
+		e, err := Evaluate(t.Context(), m, data, EvaluateOptions{Samples: 5})
+		if err != nil {
+			t.Fatal(err)
+		}
+		evaluations = append(evaluations, e)
+	}
+	if diff := cmp.Diff(evaluations[0], evaluations[1]); diff != "" {
+		t.Errorf("evaluations differ:\n%s", diff)
+	}
+}
+
+// The tensor whose gradient is not finite is named.
+func TestNotFiniteApart(t *testing.T) {
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	for _, layout := range []string{"", "layout: {dp: 2}\n"} {
+		var errs []string
+		for _, o := range []Options{{}, onApart(Options{}, nil)} {
+			c := testConfig(t, plan, "z_loss: {coefficient: 1e300}\nspikes: {action: none}\n"+layout)
+			_, err := Run(context.Background(), c, o)
+			if !errors.Is(err, ErrNotFinite) || !strings.Contains(err.Error(), "the gradient is not finite in model.") {
+				t.Fatal(err)
+			}
+			errs = append(errs, err.Error())
+		}
+		if errs[0] != errs[1] {
+			t.Errorf("%s\non a device with memory of its own:\n%s", errs[0], errs[1])
+		}
+	}
+	data, err := blend.Open(t.Context(), mustPlan(t, plan), blend.OpenOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer data.Close()
+	d := devapart.New(device(t, 1))
+	m, err := moe.New(DefaultConfig().Model.Config, d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.ZeroGradients()
+	bad := m.Parameters()[5]
+	bad.Grad[3] = float32(math.Inf(1))
+	d.ToDevice(bad.Grad[3:4])
+	r := &run{device: d, model: m, data: data, optimizer: mustOptimizer(t, defaultOptimizer(AdamW), 1, d, m.Parameters()), results: []result{{}}}
+	if err := r.badGradient(t.Context()); !errors.Is(err, ErrNotFinite) || !strings.Contains(err.Error(), "the gradient is not finite in "+bad.Name+",") {
+		t.Error(err)
+	}
+}
+
+// A run that a device has no room for is refused before it begins, with what it needs; one that needs more than was thought says what it was making. A
+// device that fails ends the run with its error, and the run goes on from its checkpoint on another one.
+func TestApartFails(t *testing.T) {
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	c := testConfig(t, plan, "checkpoint: {every: 2}\n")
+	var need Memory
+	want := mustRun(t, c, Options{Report: func(s Summary) { need = s.Memory }})
+	if need.HostOnly != 0 {
+		t.Errorf("of adamw on one rank %d bytes are the host's alone", need.HostOnly)
+	}
+	c.Output = filepath.Join(t.TempDir(), "run")
+	_, err := Run(context.Background(), c, onApart(Options{}, func(_ int, d *devapart.Device) { d.SetCapacity(need.Total() - 1) }))
+	if err == nil || !strings.Contains(err.Error(), "a rank needs ") || !strings.Contains(err.Error(), "of its device's memory") || !strings.Contains(err.Error(), "apart cpu") {
+		t.Errorf("too small a device: %v", err)
+	}
+	// The moments of other optimizers are the host's.
+	lion := testConfig(t, plan, "optimizer: {name: lion}\nsteps: 2\n")
+	mustRun(t, lion, onApart(Options{}, func(_ int, d *devapart.Device) { d.SetCapacity(need.Total() - need.Moments) }))
+	_, err = Run(context.Background(), testConfig(t, plan, "steps: 2\nlayout: {dp: 2}\n"), onApart(Options{}, func(_ int, d *devapart.Device) { d.SetCapacity(need.Total() * 5 / 4) }))
+	if err == nil || !strings.Contains(err.Error(), "for 2 ranks") || !Shared(err) {
+		t.Errorf("too small a device for two ranks: %v", err)
+	}
+
+	lost := errors.New("the driver has lost it")
+	var d *devapart.Device
+	_, err = Run(context.Background(), c, onApart(Options{Progress: func(p Progress) {
+		if p.Step == 4 {
+			d.Fail(lost)
+		}
+	}}, func(_ int, made *devapart.Device) { d = made }))
+	if !errors.Is(err, lost) || !strings.Contains(err.Error(), "step 5") {
+		t.Errorf("the device is lost: %v", err)
+	}
+	if got := mustRun(t, c, Options{}); got.Resumed != "step-00000004" || got.Weights != want.Weights {
+		t.Errorf("went on as %+v, want %+v", got, want)
+	}
+}
+
+// A device of one of several ranks that fails ends them all.
+func TestApartFailsOnRank(t *testing.T) {
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	for _, layout := range []string{"layout: {dp: 2, ep: 2}\n", "layout: {dp: 2, pp: 2}\n"} {
+		c := testConfig(t, plan, "model: {preset: mula-nano, num_hidden_layers: 2}\nmicro_batch_size: 1\n"+layout)
+		lost := errors.New("the driver has lost it")
+		var devices [4]*devapart.Device
+		o := onApart(Options{}, func(rank int, d *devapart.Device) { devices[rank] = d })
+		o.BeforeSum = func(rank int, step int64, _ moe.Bucket) error {
+			if rank == 2 && step == 3 {
+				devices[rank].Fail(lost)
+			}
+			return nil
+		}
+		if _, err := Run(context.Background(), c, o); !errors.Is(err, lost) {
+			t.Errorf("%s%v", layout, err)
+		}
+	}
+}
+
+// A weight that is another one on the device of one rank is found.
+func TestReplicasApart(t *testing.T) {
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	for _, divided := range []bool{false, true} {
+		c := testConfig(t, plan, crashConfig+"layout: {dp: 4, optimizer: unsharded, check_replicas_every: 2}\n")
+		var devices [4]*devapart.Device
+		o := onApart(Options{}, func(rank int, d *devapart.Device) { devices[rank] = d })
+		o.BeforeSum = func(rank int, step int64, b moe.Bucket) error {
+			if rank != 2 || step != 3 || b.Divided != divided {
+				return nil
+			}
+			if err := devices[rank].ToHost(t.Context(), b.Weight[:1]); err != nil {
+				return err
+			}
+			b.Weight[0] += 1e-3
+			devices[rank].ToDevice(b.Weight[:1])
+			return nil
+		}
+		if _, err := Run(context.Background(), c, o); !Shared(err) || !strings.Contains(fmt.Sprint(err), "rank 2 on ") || !strings.Contains(err.Error(), "3 of 4 ranks agree") {
+			t.Error(err)
+		}
+	}
+}
+
+// The moments of all parameters lie beside each other in memory of the device, however it is cut.
+func TestStateApart(t *testing.T) {
+	for _, most := range []int{0, 1, 1000, 100_000, stateChunk} {
+		d := devapart.New(device(t, 1))
+		o := &Optimizer{device: d, parameters: testParameters(1)}
+		o.rule = newAdamW(defaultOptimizer(AdamW))
+		if err := o.makeState(most); err != nil {
+			t.Fatal(err)
+		}
+		var all [][]float32
+		for i, p := range o.parameters {
+			for k := range 2 {
+				all = append(all, o.state[i][k].values)
+				if len(o.state[i][k].values) != len(p.Weight) {
+					t.Errorf("most %d: %d moments of %d weights", most, len(o.state[i][k].values), len(p.Weight))
+				}
+			}
+		}
+		for i, x := range all {
+			for j := range x {
+				x[j] = float32(i + 1)
+			}
+			d.ToDevice(x)
+		}
+		if err := d.ToHost(t.Context(), all...); err != nil {
+			t.Fatal(err)
+		}
+		for i, x := range all {
+			if slices.Min(x) != float32(i+1) || slices.Max(x) != float32(i+1) {
+				t.Errorf("most %d: tensor %d has numbers of another", most, i)
+			}
+		}
+		if pieces := len(o.memory); most <= 1 && pieces != len(o.parameters) || most == stateChunk && pieces != 1 {
+			t.Errorf("most %d: %d pieces of memory", most, pieces)
+		}
+		if o.free(); d.InUse() != 0 {
+			t.Errorf("most %d: %d bytes are not given back", most, d.InUse())
+		}
+	}
+	d := devapart.New(device(t, 1))
+	d.SetCapacity(1000)
+	if _, err := NewOptimizer(defaultOptimizer(AdamW), 1, d, testParameters(1)); err == nil || !strings.Contains(err.Error(), "memory for the optimizer: ") || d.InUse() != 0 {
+		t.Errorf("without room: %v, %d bytes in use", err, d.InUse())
+	}
+}
+
+// What a run takes of a device does not grow: not with steps, evaluations and checkpoints, and not when it goes back to its beginning. The measurement of
+// the peak leaves nothing behind.
+func TestApartMemory(t *testing.T) {
+	plan := spikyPlan(t, t.TempDir(), "plan.json", nil, 20)
+	for _, optimizer := range []string{"adamw", "muon", "lion"} {
+		c := testConfig(t, plan, strings.NewReplacer("{every: 5}", "{every: 0}", "steps: 40", "steps: 30").Replace(spikyConfig)+spikes("rollback")+"optimizer: {name: "+optimizer+"}\n")
+		var d *devapart.Device
+		var need int64
+		var used, steps []int64
+		mustRun(t, c, onApart(Options{
+			Report:   func(s Summary) { need = s.Memory.Total() - s.Memory.HostOnly },
+			Progress: func(p Progress) { used, steps = append(used, d.InUse()), append(steps, p.Step) },
+		}, func(_ int, made *devapart.Device) { d = made }))
+		if len(steps) != 20+30 || steps[20] != 0 {
+			t.Fatalf("%s: steps %v", optimizer, steps)
+		}
+		if slices.Max(used) != used[0] || slices.Min(used) != used[0] {
+			t.Errorf("%s: bytes in use after each step: %v", optimizer, used)
+		}
+		if used[0] > need || used[0] < need*95/100 {
+			t.Errorf("%s: %d bytes in use, the summary says %d", optimizer, used[0], need)
+		}
+	}
+	d := devapart.New(device(t, 1))
+	if _, err := measurePeak(t.Context(), d, 1e12); err != nil || d.InUse() != 0 {
+		t.Errorf("measuring the peak left %d bytes, %v", d.InUse(), err)
+	}
+}

@@ -1,0 +1,171 @@
+package cpu
+
+import (
+	"math"
+	"sync"
+
+	"mula/xpu"
+)
+
+// Attention is cut into groups, one for each row of the batch and key head, that have nothing to do with each other: each takes its blocks
+// of queries one after the other, in each the heads that read its keys, and the scores of a block never leave the cache. Of the scores only
+// the logsumexp of each query is kept; the gradient computes them again from it. The products of a group are given from within the loop over
+// groups: where there are groups for all workers, each product is one worker's.
+
+// queryBlock is the number of queries whose attention scores a group holds at a time. It decides the order in which the gradients of keys
+// and values are summed, so the last bits of a result depend on it.
+const queryBlock = 64
+
+// A scoreStack is memory for scores: pieces of the same size, of which each worker takes one while it is at a group.
+type scoreStack struct {
+	mu     sync.Mutex
+	memory []float32
+	free   []int
+	size   int
+}
+
+// reset makes n pieces of the given size.
+func (s *scoreStack) reset(n, size int) {
+	s.size = size
+	room(&s.memory, n*size)
+	for i := range room(&s.free, n) {
+		s.free[i] = i
+	}
+}
+
+func (s *scoreStack) take() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	last := len(s.free) - 1
+	i := s.free[last]
+	s.free = s.free[:last]
+	return i
+}
+
+func (s *scoreStack) put(i int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.free = append(s.free, i)
+}
+
+// at is piece i.
+func (s *scoreStack) at(i int) []float32 { return s.memory[i*s.size:][:s.size] }
+
+// Attend computes causal attention; see [xpu.Layers].
+func (h *Host) Attend(a xpu.Attention) {
+	xpu.CheckAttend(a)
+	t := h.begin(operands{attention: a})
+	defer t.end()
+	t.scores.reset(h.Threads(), min(queryBlock, a.Length)*(a.First+a.Length))
+	t.split(a.Rows*a.KVHeads, func(t *task, _, lo, hi int) {
+		piece := t.scores.take()
+		for group := lo; group < hi; group++ {
+			t.attendGroup(group, t.scores.at(piece))
+		}
+		t.scores.put(piece)
+	})
+}
+
+// AttendGrad computes the gradients of an attention; see [xpu.Layers].
+func (h *Host) AttendGrad(a xpu.Attention, dcontext, dqkv, dk, dv []float32) {
+	xpu.CheckAttendGrad(a, dcontext, dqkv, dk, dv)
+	t := h.begin(operands{attention: a, x: dcontext, dst: dqkv, y: dk, z: dv})
+	defer t.end()
+	size := min(queryBlock, a.Length) * a.Length
+	t.scores.reset(h.Threads(), 2*size)
+	t.split(a.Rows*a.KVHeads, func(t *task, _, lo, hi int) {
+		piece := t.scores.take()
+		scores := t.scores.at(piece)
+		half := len(scores) / 2
+		for group := lo; group < hi; group++ {
+			t.attendGroupGrad(group, scores[:half], scores[half:])
+		}
+		t.scores.put(piece)
+	})
+}
+
+// A scoreBlock is the scores of some queries of one head.
+type scoreBlock struct {
+	row, head int
+	first, n  int // queries: position of the first in the pass, how many
+	past      int // keys before the first query's own
+	keys      int // past + n: keys up to the last query's own
+	q         []float32
+	k, v      []float32
+}
+
+// visible is the number of keys that query i of the block may read: its own and those before it.
+func (b *scoreBlock) visible(i int) int { return b.past + i + 1 }
+
+// block is the scores of the queries from position first on, of one head of a group.
+func (t *task) block(group, head, first int) scoreBlock {
+	a := &t.attention
+	d, s, heads := a.Size, a.Length, a.Heads.Heads
+	share := heads / a.KVHeads
+	b := scoreBlock{row: group / a.KVHeads, head: group%a.KVHeads*share + head, first: first, n: min(queryBlock, s-first), past: a.First + first}
+	b.keys = b.past + b.n
+	at := group * a.Capacity * d
+	b.k, b.v = a.K[at:][:b.keys*d], a.V[at:][:b.keys*d]
+	b.q = a.Q[((b.row*heads+b.head)*s+first)*d:][:b.n*d]
+	return b
+}
+
+// attendGroup computes Context and LSE for the queries of a group.
+func (t *task) attendGroup(group int, scores []float32) {
+	a, m := &t.attention, t.host.multiplier
+	d, s, heads := a.Size, a.Length, a.Heads.Heads
+	width := heads * d
+	var sums [queryBlock]float32
+	for first := 0; first < s; first += queryBlock {
+		for head := range heads / a.KVHeads {
+			b := t.block(group, head, first)
+			m.MatMul(false, true, b.n, b.keys, d, b.q, d, b.k, d, scores, b.keys, false)
+			lse := a.LSE[(b.row*heads+b.head)*s+first:][:b.n]
+			for i := range b.n {
+				row := scores[i*b.keys:][:b.keys]
+				visible := row[:b.visible(i)]
+				top := Max(visible)
+				sums[i] = ExpSum(visible, visible, top)
+				clear(row[len(visible):])
+				lse[i] = top + float32(math.Log(float64(sums[i])))
+			}
+			context := a.Context[(b.row*s+first)*width+b.head*d:]
+			m.MatMul(false, false, b.n, d, b.keys, scores, b.keys, b.v, d, context, width, false)
+			for i, sum := range sums[:b.n] {
+				Scale(context[i*width:][:d], 1/sum)
+			}
+		}
+	}
+}
+
+// attendGroupGrad takes the gradient of Context to those of the group's queries, keys and values. The last block reads all keys, so its dK and dV
+// start the sums.
+func (t *task) attendGroupGrad(group int, scores, dscores []float32) {
+	a, m := &t.attention, t.host.multiplier
+	d, s, heads, width := a.Size, a.Length, a.Heads.Heads, a.Width()
+	contextWidth := heads * d
+	dk, dv := t.y[group*s*d:][:s*d], t.z[group*s*d:][:s*d]
+	more := false
+	for first := (s - 1) / queryBlock * queryBlock; first >= 0; first -= queryBlock {
+		for head := range heads / a.KVHeads {
+			b := t.block(group, head, first)
+			at := (b.row*s+first)*contextWidth + b.head*d
+			do, context := t.x[at:], a.Context[at:]
+			m.MatMul(false, true, b.n, b.keys, d, b.q, d, b.k, d, scores, b.keys, false)
+			m.MatMul(false, true, b.n, b.keys, d, do, contextWidth, b.v, d, dscores, b.keys, false)
+			lse := a.LSE[(b.row*heads+b.head)*s+first:][:b.n]
+			for i := range b.n {
+				n := b.visible(i)
+				p, dp := scores[i*b.keys:][:b.keys], dscores[i*b.keys:][:b.keys]
+				ExpSum(p[:n], p[:n], lse[i])
+				SoftmaxGrad(dp[:n], p[:n], dp[:n], Dot(do[i*contextWidth:][:d], context[i*contextWidth:][:d]))
+				clear(p[n:])
+				clear(dp[n:])
+			}
+			m.MatMul(false, false, b.n, d, b.keys, dscores, b.keys, b.k, d, t.dst[(b.row*s+first)*width+b.head*d:], width, false)
+			m.MatMul(true, false, b.keys, d, b.n, dscores, b.keys, b.q, d, dk, d, more)
+			m.MatMul(true, false, b.keys, d, b.n, scores, b.keys, do, contextWidth, dv, d, more)
+			more = true
+		}
+	}
+}

@@ -1,0 +1,31 @@
+package cpu
+
+import "mula/xpu"
+
+// leastElements is the least number of elements that a worker is given of a loop that only moves or adds up memory.
+const leastElements = 1 << 14
+
+// Zero sets x to zero.
+func (h *Host) Zero(x []float32) {
+	h.elements(operands{dst: x}, func(t *task, _, lo, hi int) { clear(t.dst[lo:hi]) })
+}
+
+// Copy sets dst to x.
+func (h *Host) Copy(dst, x []float32) {
+	xpu.CheckElements("Copy", dst, x)
+	h.elements(operands{dst: dst, x: x}, func(t *task, _, lo, hi int) { copy(t.dst[lo:hi], t.x[lo:hi]) })
+}
+
+// Add sets dst to x + y; dst may be x.
+func (h *Host) Add(dst, x, y []float32) {
+	xpu.CheckElements("Add", dst, x, y)
+	h.elements(operands{dst: dst, x: x, y: y}, func(t *task, _, lo, hi int) { AddScaled(t.dst[lo:hi], t.x[lo:hi], 1, t.y[lo:hi]) })
+}
+
+// elements is a command of one loop over the elements of o.dst.
+func (h *Host) elements(o operands, body func(t *task, part, lo, hi int)) {
+	n := len(o.dst)
+	t := h.begin(o)
+	t.cut(n, min(parts, (n+leastElements-1)/leastElements), body)
+	t.end()
+}

@@ -1,0 +1,52 @@
+package cpu
+
+import "mula/xpu"
+
+// SumRows adds up the rows of each token; see [xpu.Layers].
+func (h *Host) SumRows(dst, x, y []float32, rowOf []int32, perToken, width int) {
+	h.split(xpu.CheckSumRows(dst, x, rowOf, perToken, width), operands{dst: dst, x: x, y: y, ids: rowOf, perToken: perToken, width: width}, func(t *task, _, lo, hi int) {
+		width, k, y := t.width, t.perToken, t.y
+		for i := lo; i < hi; i++ {
+			row := t.dst[i*width:][:width]
+			rows := t.ids[i*k:][:k]
+			if len(t.x) > 0 {
+				AddScaled(row, t.x[i*width:][:width], 1, y[int(rows[0])*width:][:width])
+			} else {
+				copy(row, y[int(rows[0])*width:])
+			}
+			for _, r := range rows[1:] {
+				Axpy(row, 1, y[int(r)*width:][:width])
+			}
+		}
+	})
+}
+
+// SwiGLU computes silu(gate)·up·weight of rows; see [xpu.Layers].
+func (h *Host) SwiGLU(act, gateUp, weight []float32, width int) {
+	h.split(xpu.CheckSwiGLU(act, gateUp, weight, width), operands{dst: act, x: gateUp, w: weight, width: width}, func(t *task, _, lo, hi int) {
+		for r := lo; r < hi; r++ {
+			act, both := t.dst[r*t.width:][:t.width], t.x[r*2*t.width:][:2*t.width]
+			SwiGLU(act, both[:t.width], both[t.width:])
+			if len(t.w) > 0 {
+				Scale(act, t.w[r])
+			}
+		}
+	})
+}
+
+// SwiGLUGrad takes gradients through [Host.SwiGLU]; see [xpu.Layers].
+func (h *Host) SwiGLUGrad(gateUp, act, dact, weight, dweight []float32, width int) {
+	h.split(xpu.CheckSwiGLUGrad(gateUp, act, dact, weight, dweight, width), operands{x: gateUp, dst: act, y: dact, w: weight, z: dweight, width: width}, func(t *task, _, lo, hi int) {
+		for r := lo; r < hi; r++ {
+			act, dact, both := t.dst[r*t.width:][:t.width], t.y[r*t.width:][:t.width], t.x[r*2*t.width:][:2*t.width]
+			gate, up := both[:t.width], both[t.width:]
+			SwiGLU(act, gate, up)
+			if len(t.w) > 0 {
+				t.z[r] = Dot(act, dact)
+				Scale(act, t.w[r])
+				Scale(dact, t.w[r])
+			}
+			SwiGLUGrad(gate, up, gate, up, dact)
+		}
+	})
+}

@@ -1,0 +1,148 @@
+package cpu
+
+import (
+	"math"
+
+	"mula/xpu"
+)
+
+// SplitHeads takes projections apart into heads; see [xpu.Layers].
+func (h *Host) SplitHeads(p xpu.Projections) {
+	xpu.CheckSplitHeads(p)
+	h.split(p.Rows*p.Length, operands{projections: p}, func(t *task, _, lo, hi int) {
+		p := &t.projections
+		d, s, width := p.Size, p.Length, p.Width()
+		q, kv := p.Heads.Heads*d, p.KVHeads*d
+		scale := float32(1 / math.Sqrt(float64(d)))
+		for i := lo; i < hi; i++ {
+			row, pos := i/s, i%s
+			x := p.QKV[i*width:][:width]
+			var rq, rk float32
+			if len(p.QWeight) > 0 {
+				if !p.Known {
+					p.RQ[i] = rmsInverse(x[:q], p.Epsilon)
+				}
+				rq = p.RQ[i]
+			}
+			if len(p.KWeight) > 0 {
+				if !p.Known {
+					p.RK[i] = rmsInverse(x[q:q+kv], p.Epsilon)
+				}
+				rk = p.RK[i]
+			}
+			cos, sin := rotation(p, p.First+pos)
+			for a := range p.Heads.Heads {
+				writeHead(p.Q[((row*p.Heads.Heads+a)*s+pos)*d:][:d], x[a*d:][:d], p.QWeight, a*d, rq, p.Clip, cos, sin, scale)
+			}
+			for g := range p.KVHeads {
+				place := ((row*p.KVHeads+g)*p.Capacity + p.First + pos) * d
+				writeHead(p.K[place:][:d], x[q+g*d:][:d], p.KWeight, g*d, rk, p.Clip, cos, sin, 1)
+				dst := p.V[place:][:d]
+				copy(dst, x[q+kv+g*d:][:d])
+				clip(dst, p.Clip)
+			}
+		}
+	})
+}
+
+// rotation is that of a position.
+func rotation(p *xpu.Projections, position int) (cos, sin []float32) {
+	half := p.Size / 2
+	return p.Cos[position*half:][:half], p.Sin[position*half:][:half]
+}
+
+// writeHead writes one head of a projection x to dst after norm, clipping and rotation, times scale. The head starts at element `at` of the
+// projection, whose norm has the weights w, if any, and whose inverse root mean square is inv.
+func writeHead(dst, x, w []float32, at int, inv float32, bound float64, cos, sin []float32, scale float32) {
+	if len(w) > 0 {
+		MulScaled(dst, w[at:][:len(dst)], inv, x)
+		x = dst
+	}
+	if bound > 0 {
+		copy(dst, x)
+		clip(dst, bound)
+		x = dst
+	}
+	Rotate(dst, x, cos, sin, scale)
+}
+
+// clip limits x to ±bound; 0 is no bound.
+func clip(x []float32, bound float64) {
+	if bound == 0 {
+		return
+	}
+	b := float32(bound)
+	for i, v := range x {
+		x[i] = max(-b, min(b, v))
+	}
+}
+
+// JoinHeads takes the gradients of heads back to the projections; see [xpu.Layers].
+func (h *Host) JoinHeads(p xpu.Projections, dqkv, dk, dv, dqWeight, dkWeight []float32) {
+	xpu.CheckJoinHeads(p, dqkv, dk, dv, dqWeight, dkWeight)
+	q, kv, n := p.Heads.Heads*p.Size, p.KVHeads*p.Size, p.Rows*p.Length
+	t := h.begin(operands{projections: p, dst: dqkv, x: dk, y: dv})
+	defer t.end()
+	room(&t.partial, min(n, parts)*(q+kv))
+	t.split(n, func(t *task, part, lo, hi int) {
+		p := &t.projections
+		d, s, width := p.Size, p.Length, p.Width()
+		q, kv := p.Heads.Heads*d, p.KVHeads*d
+		scale := float32(1 / math.Sqrt(float64(d)))
+		sums := t.partial[part*(q+kv):][:q+kv]
+		clear(sums)
+		for i := lo; i < hi; i++ {
+			row, pos := i/s, i%s
+			x, dx := p.QKV[i*width:][:width], t.dst[i*width:][:width]
+			cos, sin := rotation(p, pos)
+			for a := range p.Heads.Heads {
+				RotateBack(dx[a*d:][:d], dx[a*d:][:d], cos, sin, scale)
+			}
+			for g := range p.KVHeads {
+				place := ((row*p.KVHeads+g)*s + pos) * d
+				RotateBack(dx[q+g*d:][:d], t.x[place:][:d], cos, sin, 1)
+				copy(dx[q+kv+g*d:][:d], t.y[place:])
+			}
+			clipGrad(dx[q+kv:], x[q+kv:], nil, 1, p.Clip)
+			projectionGrad(dx[:q], x[:q], p.QWeight, sums[:q], p.RQ, i, p.Clip)
+			projectionGrad(dx[q:q+kv], x[q:q+kv], p.KWeight, sums[q:], p.RK, i, p.Clip)
+		}
+	})
+	if len(p.QWeight) > 0 {
+		t.addPartials(dqWeight[:q], q+kv, 0, n)
+	}
+	if len(p.KWeight) > 0 {
+		t.addPartials(dkWeight[:kv], q+kv, q, n)
+	}
+}
+
+// projectionGrad turns dy, the gradient of a clipped projection of token i, or with the weights w of a clipped norm of it, into the gradient of the
+// projection x, in place. inverse has the inverse roots of the norm.
+func projectionGrad(dy, x, w, dw, inverse []float32, i int, bound float64) {
+	if len(w) == 0 {
+		clipGrad(dy, x, nil, 1, bound)
+		return
+	}
+	w, r := w[:len(x)], inverse[i]
+	clipGrad(dy, x, w, r, bound)
+	a, b := rmsNormGrad(dy, x, w, dw, r)
+	Scale(dy, a)
+	Axpy(dy, -b, x)
+}
+
+// clipGrad clears the gradient where clipping took effect: where w·x·r, or x·r without w, lies beyond the bound.
+func clipGrad(dy, x, w []float32, r float32, bound float64) {
+	if bound == 0 {
+		return
+	}
+	b := float32(bound)
+	for j := range dy {
+		v := x[j] * r
+		if w != nil {
+			v = w[j] * v
+		}
+		if v > b || v < -b {
+			dy[j] = 0
+		}
+	}
+}

@@ -1,0 +1,140 @@
+package cpu
+
+import (
+	"fmt"
+	"math"
+	"testing"
+
+	"mula/xpu"
+	"mula/xpu/devicetest"
+)
+
+// TestDevice compares with plain Go in float64: the best kernel set and Go alone in fp32, and the best in bf16. The others have the bits of the best.
+func TestDevice(t *testing.T) {
+	defer func(s *kernelSet) { vectorSet = s }(vectorSet)
+	sets := kernelSets()
+	for _, c := range []struct {
+		set, vectors *kernelSet
+		tolerance    float64
+	}{{sets[0], sets[0], 1e-5}, {sets[len(sets)-1], sets[len(sets)-1], 1e-5}, {kernelsFor(xpu.BF16)[0], sets[0], 1e-2}} {
+		t.Run(fmt.Sprintf("%s %s", c.set.name, c.set.precision), func(t *testing.T) {
+			vectorSet = c.vectors
+			d := newDevice(c.set, 2)
+			defer d.Close()
+			devicetest.Run(t, d, c.tolerance)
+		})
+	}
+}
+
+// TestThreads: results depend neither on the number of workers nor on what they happen to do.
+func TestThreads(t *testing.T) {
+	for _, precision := range []xpu.Precision{xpu.FP32, xpu.BF16} {
+		t.Run(string(precision), func(t *testing.T) {
+			one, many := New(1, precision), New(5, precision)
+			defer one.Close()
+			defer many.Close()
+			devicetest.SameBits(t, one, many)
+		})
+	}
+}
+
+// TestLayersDoNotAllocate holds the promise that a training step in its steady state allocates nothing here.
+func TestLayersDoNotAllocate(t *testing.T) {
+	d := New(2, xpu.FP32)
+	defer d.Close()
+	const rows, length, heads, kv, size, experts, perToken, inner, vocabulary = 2, 70, 4, 2, 8, 4, 2, 16, 50
+	const tokens, width, pairs = rows * length, heads * size, rows * length * perToken
+	h := xpu.Heads{Rows: rows, Length: length, Heads: heads, KVHeads: kv, Size: size}
+	f := func(n int) []float32 { return uniform(uint64(n), n) }
+	ints := func(n int) []int32 { return make([]int32, n) }
+	norm := xpu.Norm{Width: width, Epsilon: 1e-5, Weight: f(width), RStd: f(tokens)}
+	plain := xpu.Norm{Width: width, Epsilon: 1e-5, Mean: f(tokens), RStd: f(tokens)}
+	p := xpu.Projections{Heads: h, QKV: f(tokens * h.Width()), QWeight: f(width), KWeight: f(kv * size), Epsilon: 1e-5, RQ: f(tokens), RK: f(tokens), Clip: 1,
+		Cos: f(length * size / 2), Sin: f(length * size / 2), Capacity: length, Q: f(tokens * width), K: f(tokens * kv * size), V: f(tokens * kv * size)}
+	a := xpu.Attention{Heads: h, Q: p.Q, K: p.K, V: p.V, Capacity: length, Context: f(tokens * width), LSE: f(tokens * heads)}
+	r := xpu.Routing{Experts: experts, PerToken: perToken, Probs: f(tokens * experts), LSE: f(tokens), Chosen: ints(pairs), Counts: ints(experts), RowOf: ints(pairs),
+		TokenOf: ints(pairs), Weight: f(pairs)}
+	stats := &xpu.RouterStats{Probs: make([]float64, experts), Counts: make([]int64, experts)}
+	c := xpu.CrossEntropy{Width: vocabulary, Logits: f(tokens * vocabulary), Targets: ints(tokens), Loss: make([]float64, tokens), Scale: 1}
+	x, y, dqkv := f(tokens*width), f(tokens*width), f(tokens*h.Width())
+	gateUp, act, dact, logits := f(pairs*2*inner), f(pairs*inner), f(pairs*inner), f(tokens*experts)
+	moments := []xpu.Moments{{Weight: f(70000), Grad: f(70000), M: f(70000), V: make([]float32, 70000)}}
+	gradients, sums, change := [][]float32{moments[0].Grad}, make([]float64, 2), make([]float64, 2)
+	for name, run := range map[string]func(){
+		"Zero":         func() { d.Zero(y) },
+		"Copy":         func() { d.Copy(y, x) },
+		"Add":          func() { d.Add(y, x, x) },
+		"Embed":        func() { d.Embed(y, x, c.Targets, width) },
+		"EmbedGrad":    func() { d.EmbedGrad(y, x, c.Targets, width, -1) },
+		"Normalize":    func() { d.Normalize(y, x, norm, false) },
+		"NormGrad":     func() { d.NormGrad(y, x, p.Q, norm, norm.Weight) },
+		"LayerNorm":    func() { d.Normalize(y, x, plain, true) },
+		"SplitHeads":   func() { d.SplitHeads(p) },
+		"JoinHeads":    func() { d.JoinHeads(p, dqkv, p.K, p.V, p.QWeight, p.KWeight) },
+		"Attend":       func() { d.Attend(a) },
+		"AttendGrad":   func() { d.AttendGrad(a, x, dqkv, p.K, p.V) },
+		"Route":        func() { d.Route(r, logits, false, stats) },
+		"SortRows":     func() { d.Route(r, logits, true, stats); d.SortRows(r) },
+		"RouteGrad":    func() { d.RouteGrad(r, logits, norm.Weight, r.Weight, 1) },
+		"GatherRows":   func() { d.GatherRows(y, x, c.Targets, width) },
+		"SumRows":      func() { d.SumRows(y, x, x, c.Targets, 1, width) },
+		"SwiGLU":       func() { d.SwiGLU(act, gateUp, r.Weight, inner) },
+		"SwiGLUGrad":   func() { d.SwiGLUGrad(gateUp, act, dact, r.Weight, r.Weight, inner) },
+		"CrossEntropy": func() { d.CrossEntropy(c) },
+		"SumSquares":   func() { d.SumSquares(gradients, sums) },
+		"AdamW":        func() { d.AdamW(xpu.AdamW{Step: 1, Keep: 1}, moments, sums, change) },
+		"ToHost":       func() { d.ToDevice(x); d.ToHost(t.Context(), x); d.Wait(t.Context()) },
+	} {
+		if n := testing.AllocsPerRun(30, run); n >= 1 {
+			t.Errorf("%s: %v allocations a run", name, n)
+		}
+	}
+}
+
+func TestMemory(t *testing.T) {
+	d, other := New(1, xpu.FP32), New(1, xpu.FP32)
+	defer d.Close()
+	defer other.Close()
+	x, err := d.Floats(10)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, err := d.Ints(10)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.Floats(math.MaxInt / 2); err == nil {
+		t.Error("there is memory for more numbers than there are addresses")
+	}
+	panics := func(what string, f func()) {
+		t.Helper()
+		defer func() {
+			if recover() == nil {
+				t.Errorf("%s did not panic", what)
+			}
+		}()
+		f()
+	}
+	panics("giving memory back to another device", func() { other.Free(x) })
+	panics("giving a part back", func() { d.Free(x[:5]) })
+	panics("giving memory back that is not the device's", func() { d.FreeInts(make([]int32, 10)) })
+	panics("a negative size", func() { d.Ints(-1) })
+	d.Free(x)
+	d.FreeInts(n)
+	d.Free(nil)
+	panics("giving memory back twice", func() { d.Free(x) })
+	if len(d.made) > 0 {
+		t.Errorf("%d pieces of memory are still counted", len(d.made))
+	}
+}
+
+// BenchmarkDevice measures every command at the sizes of mula-mini, for 1024 tokens.
+func BenchmarkDevice(b *testing.B) {
+	for _, precision := range []xpu.Precision{xpu.FP32, xpu.BF16} {
+		b.Run(string(precision), func(b *testing.B) {
+			d := New(0, precision)
+			defer d.Close()
+			devicetest.Benchmark(b, d, 2)
+		})
+	}
+}

@@ -1,0 +1,115 @@
+package cpu
+
+import (
+	"math"
+
+	"mula/xpu"
+)
+
+// Route computes the router's distribution and chooses experts; see [xpu.Layers].
+func (h *Host) Route(r xpu.Routing, logits []float32, uniform bool, stats *xpu.RouterStats) {
+	e, tokens := r.Experts, xpu.CheckRoute(r, logits, stats)
+	t := h.begin(operands{routing: r, x: logits, uniform: uniform})
+	defer t.end()
+	room(&t.sums, min(tokens, parts)*(e+2))
+	t.split(tokens, func(t *task, part, lo, hi int) {
+		r, e, k := &t.routing, t.routing.Experts, t.routing.PerToken
+		sums := t.sums[part*(e+2):][:e+2]
+		clear(sums)
+		for i := lo; i < hi; i++ {
+			z, p := t.x[i*e:][:e], r.Probs[i*e:][:e]
+			top := Max(z)
+			sum := ExpSum(p, z, top)
+			Scale(p, 1/sum)
+			lse := float64(top) + math.Log(float64(sum))
+			r.LSE[i] = float32(lse)
+			for j, v := range p {
+				sums[j] += float64(v)
+			}
+			sums[e] += lse * lse
+			sums[e+1] += lse - float64(Dot(p, z)) // -ln p = lse - z
+			if t.uniform {
+				inTurn(r.Chosen[i*k:][:k], i, e)
+			} else {
+				topK(r.Chosen[i*k:][:k], p)
+			}
+		}
+	})
+	clear(stats.Probs[:e])
+	stats.LSE2, stats.Entropy = 0, 0
+	for part := range min(tokens, parts) {
+		sums := t.sums[part*(e+2):][:e+2]
+		for j := range e {
+			stats.Probs[j] += sums[j]
+		}
+		stats.LSE2 += sums[e]
+		stats.Entropy += sums[e+1]
+	}
+	clear(r.Counts[:e])
+	for _, e := range r.Chosen[:tokens*r.PerToken] {
+		r.Counts[e]++
+	}
+	for e, n := range r.Counts[:e] {
+		stats.Counts[e] = int64(n)
+	}
+}
+
+// topK fills chosen with the indices of the largest elements of p, largest first; of equal ones the lower index comes first.
+func topK(chosen []int32, p []float32) {
+	n := 0
+	for j, v := range p {
+		at := n
+		for at > 0 && v > p[chosen[at-1]] {
+			at--
+		}
+		if at == len(chosen) {
+			continue
+		}
+		if n < len(chosen) {
+			n++
+		}
+		copy(chosen[at+1:n], chosen[at:n-1])
+		chosen[at] = int32(j)
+	}
+}
+
+// inTurn fills chosen with the experts that a token gets whatever the router says.
+func inTurn(chosen []int32, token, experts int) {
+	for j := range chosen {
+		chosen[j] = int32((token*len(chosen) + j) % experts)
+	}
+}
+
+// SortRows numbers the choices by expert and, within an expert, by token; see [xpu.Layers].
+func (h *Host) SortRows(r xpu.Routing) {
+	xpu.CheckSortRows(r)
+	t := h.begin(operands{})
+	defer t.end()
+	start := room(&t.starts, r.Experts)
+	at := int32(0)
+	for e, n := range r.Counts[:r.Experts] {
+		start[e] = at
+		at += n
+	}
+	for pair, e := range r.Chosen {
+		token := pair / r.PerToken
+		row := start[e]
+		start[e]++
+		r.RowOf[pair], r.TokenOf[row], r.Weight[row] = row, int32(token), r.Probs[token*r.Experts+int(e)]
+	}
+}
+
+// RouteGrad computes the gradient of the router's logits; see [xpu.Layers]. The softmax comes before the choice, so it reaches all experts.
+func (h *Host) RouteGrad(r xpu.Routing, dlogits, slope, dweight []float32, zFactor float64) {
+	h.split(xpu.CheckRouteGrad(r, dlogits, slope, dweight), operands{routing: r, dst: dlogits, x: slope, y: dweight, factor: zFactor}, func(t *task, _, lo, hi int) {
+		r, e, k := &t.routing, t.routing.Experts, t.routing.PerToken
+		for i := lo; i < hi; i++ {
+			p, dz := r.Probs[i*e:][:e], t.dst[i*e:][:e]
+			copy(dz, t.x[:e])
+			for j := i * k; j < (i+1)*k; j++ {
+				dz[r.Chosen[j]] += t.y[r.RowOf[j]]
+			}
+			SoftmaxGrad(dz, p, dz, Dot(p, dz)-float32(t.factor)*r.LSE[i])
+		}
+	})
+}

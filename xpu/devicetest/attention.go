@@ -1,0 +1,256 @@
+package devicetest
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"mula/xpu"
+)
+
+// An attentionShape is a case of attention.
+type attentionShape struct {
+	xpu.Heads
+	first, capacity int
+	spread          float64 // of the scores; 0 is 1
+}
+
+func (s attentionShape) String() string {
+	return fmt.Sprintf("%d rows of %d, %d and %d heads of %d, from position %d, room for %d, spread %g",
+		s.Rows, s.Length, s.Heads.Heads, s.KVHeads, s.Size, s.first, s.capacity, s.spread)
+}
+
+var attentionShapes = []attentionShape{
+	{xpu.Heads{Rows: 1, Length: 1, Heads: 1, KVHeads: 1, Size: 2}, 0, 1, 0},
+	{xpu.Heads{Rows: 2, Length: 5, Heads: 2, KVHeads: 2, Size: 4}, 0, 5, 0},
+	{xpu.Heads{Rows: 1, Length: 63, Heads: 3, KVHeads: 1, Size: 10}, 0, 63, 0},
+	{xpu.Heads{Rows: 2, Length: 64, Heads: 4, KVHeads: 2, Size: 16}, 0, 64, 0},
+	{xpu.Heads{Rows: 1, Length: 65, Heads: 2, KVHeads: 1, Size: 34}, 0, 65, 0},
+	{xpu.Heads{Rows: 1, Length: 200, Heads: 2, KVHeads: 1, Size: 64}, 0, 200, 0},
+	{xpu.Heads{Rows: 1, Length: 129, Heads: 2, KVHeads: 2, Size: 80}, 0, 129, 0},
+	{xpu.Heads{Rows: 1, Length: 70, Heads: 1, KVHeads: 1, Size: 128}, 0, 70, 0},
+	{xpu.Heads{Rows: 1, Length: 40, Heads: 1, KVHeads: 1, Size: 130}, 0, 40, 0},
+	{xpu.Heads{Rows: 1, Length: 33, Heads: 1, KVHeads: 1, Size: 258}, 0, 33, 0},
+	{xpu.Heads{Rows: 2, Length: 90, Heads: 2, KVHeads: 1, Size: 8}, 0, 90, 100},
+	{xpu.Heads{Rows: 2, Length: 1, Heads: 4, KVHeads: 2, Size: 16}, 0, 9, 0},
+	{xpu.Heads{Rows: 2, Length: 1, Heads: 4, KVHeads: 2, Size: 16}, 131, 140, 0},
+	{xpu.Heads{Rows: 3, Length: 7, Heads: 2, KVHeads: 1, Size: 6}, 60, 80, 0},
+	{xpu.Heads{Rows: 2, Length: 70, Heads: 2, KVHeads: 1, Size: 20}, 64, 200, 0},
+}
+
+func attentionFamily(t *testing.T, d xpu.Device, tolerance float64) {
+	for i, s := range attentionShapes {
+		t.Run(s.String(), func(t *testing.T) { attentionCase(t, d, tolerance, s, uint64(i)) })
+	}
+	t.Run("random shapes", func(t *testing.T) {
+		rapid.Check(t, func(t *rapid.T) {
+			s := attentionShape{Heads: xpu.Heads{Rows: rapid.IntRange(1, 3).Draw(t, "rows"), KVHeads: rapid.IntRange(1, 3).Draw(t, "heads of keys"),
+				Length: rapid.OneOf(rapid.IntRange(1, 20), rapid.IntRange(30, 70)).Draw(t, "length"), Size: 2 * rapid.IntRange(1, 20).Draw(t, "half a head")}}
+			s.Heads.Heads = s.KVHeads * rapid.IntRange(1, 3).Draw(t, "share")
+			s.first = rapid.SampledFrom([]int{0, 0, 1, 70}).Draw(t, "first")
+			s.capacity = s.first + s.Length
+			if s.first > 0 {
+				s.capacity += rapid.IntRange(0, 9).Draw(t, "room")
+			}
+			attentionCase(t, d, tolerance, s, rapid.Uint64().Draw(t, "seed"))
+		})
+	})
+	t.Run("no rows", func(t *testing.T) {
+		h := xpu.Heads{Length: 4, Heads: 2, KVHeads: 1, Size: 4}
+		d.Attend(xpu.Attention{Heads: h, Capacity: 4})
+		d.AttendGrad(xpu.Attention{Heads: h, Capacity: 4}, nil, nil, nil, nil)
+	})
+	t.Run("no bias", func(t *testing.T) { attentionBias(t, d, tolerance) })
+}
+
+// attentionCase compares an attention, and its gradients if it begins at position 0 and fills the room, with the reference.
+func attentionCase(t tester, d xpu.Device, tolerance float64, s attentionShape, seed uint64) {
+	t.Helper()
+	r := rand.New(rand.NewPCG(seed, 1))
+	in := newAttentionInput(r, s)
+	for i := range in.q {
+		in.q[i] *= float32(max(1, s.spread))
+	}
+	want := in.reference(s)
+	width := s.Heads.Heads * s.Size
+	tokens := s.Rows * s.Length
+
+	a := xpu.Attention{Heads: s.Heads, First: s.first, Capacity: s.capacity}
+	a.Q, a.K, a.V = upload(t, d, in.q), upload(t, d, in.k), upload(t, d, in.v)
+	a.Context, a.LSE = upload(t, d, poison(tokens*width)), upload(t, d, poison(s.Rows*s.Heads.Heads*s.Length))
+	d.Attend(a)
+	download(t, d, a.Context, a.LSE)
+	compare(t, "context", a.Context, want.context.sum, want.context.scale, tolerance)
+	compare(t, "logsumexp", a.LSE, want.lse.sum, want.lse.scale, tolerance)
+	if s.first > 0 || s.capacity != s.Length {
+		return
+	}
+
+	// The gradients of queries take the place of the queries alone.
+	dcontext := upload(t, d, in.dcontext)
+	dqkv, dk, dv := poison(tokens*s.Width()), upload(t, d, poison(len(in.k))), upload(t, d, poison(len(in.v)))
+	for i := range tokens {
+		for j := width; j < s.Width(); j++ {
+			dqkv[i*s.Width()+j] = 7
+		}
+	}
+	dqkv = upload(t, d, dqkv)
+	d.AttendGrad(a, dcontext, dqkv, dk, dv)
+	download(t, d, dqkv, dk, dv)
+	dq := make([]float32, 0, tokens*width)
+	for i := range tokens {
+		row := dqkv[i*s.Width():][:s.Width()]
+		dq = append(dq, row[:width]...)
+		if at := slices.IndexFunc(row[width:], func(v float32) bool { return v != 7 }); at >= 0 {
+			t.Fatalf("AttendGrad writes %g to element %d of the projections of token %d, beyond the queries", row[width+at], width+at, i)
+		}
+	}
+	compare(t, "gradient of queries", dq, want.dq.sum, want.dq.scale, tolerance)
+	compare(t, "gradient of keys", dk, want.dk.sum, want.dk.scale, tolerance)
+	compare(t, "gradient of values", dv, want.dv.sum, want.dv.scale, tolerance)
+
+	// The same again gives the same bits.
+	again := [][]float32{upload(t, d, poison(len(dqkv))), upload(t, d, poison(len(dk))), upload(t, d, poison(len(dv)))}
+	d.AttendGrad(a, dcontext, again[0], again[1], again[2])
+	download(t, d, again...)
+	for i := range tokens {
+		if !slices.Equal(again[0][i*s.Width():][:width], dqkv[i*s.Width():][:width]) {
+			t.Fatalf("token %d: other gradients of queries at the second time", i)
+		}
+	}
+	if !slices.Equal(again[1], dk) || !slices.Equal(again[2], dv) {
+		t.Fatalf("other gradients of keys or values at the second time")
+	}
+}
+
+// attentionBias checks that rounding errors of contexts, all of one sign, have a mean near zero.
+func attentionBias(t *testing.T, d xpu.Device, tolerance float64) {
+	s := attentionShape{Heads: xpu.Heads{Rows: 2, Length: 150, Heads: 2, KVHeads: 1, Size: 32}, capacity: 150}
+	in := newAttentionInput(rand.New(rand.NewPCG(9, 9)), s)
+	for i, v := range in.v {
+		in.v[i] = 2 + v
+	}
+	want := in.reference(s).context
+	a := xpu.Attention{Heads: s.Heads, Capacity: s.capacity, Q: upload(t, d, in.q), K: upload(t, d, in.k), V: upload(t, d, in.v)}
+	a.Context, a.LSE = upload(t, d, make([]float32, len(in.dcontext))), upload(t, d, make([]float32, s.Rows*s.Heads.Heads*s.Length))
+	d.Attend(a)
+	download(t, d, a.Context)
+	mean := 0.0
+	for i, v := range a.Context {
+		mean += (float64(v)/want.sum[i] - 1) / float64(len(want.sum))
+	}
+	if !(math.Abs(mean) <= tolerance/20) {
+		t.Errorf("the mean of the errors of contexts is %g of their size, beyond %g", mean, tolerance/20)
+	}
+}
+
+// poison is n NaNs: what nobody has written.
+func poison(n int) []float32 { return slices.Repeat([]float32{float32(math.NaN())}, n) }
+
+// attentionInput is what an attention and its gradient read. Places of keys and values that nobody may read hold NaN.
+type attentionInput struct{ q, k, v, dcontext []float32 }
+
+func newAttentionInput(r *rand.Rand, s attentionShape) attentionInput {
+	in := attentionInput{
+		q:        random(r, s.Rows*s.Heads.Heads*s.Length*s.Size),
+		k:        random(r, s.Rows*s.KVHeads*s.capacity*s.Size),
+		v:        random(r, s.Rows*s.KVHeads*s.capacity*s.Size),
+		dcontext: random(r, s.Rows*s.Length*s.Heads.Heads*s.Size),
+	}
+	scale := float32(3 / math.Sqrt(float64(s.Size))) // a spread of scores of about 1
+	for i := range in.q {
+		in.q[i] *= scale
+	}
+	nan := float32(math.NaN())
+	for group := range s.Rows * s.KVHeads {
+		for i := (group*s.capacity + s.first + s.Length) * s.Size; i < (group+1)*s.capacity*s.Size; i++ {
+			in.k[i], in.v[i] = nan, nan
+		}
+	}
+	return in
+}
+
+// sums are sums with those of the absolute values of their terms.
+type sums struct{ sum, scale []float64 }
+
+func newSums(n int) sums { return sums{make([]float64, n), make([]float64, n)} }
+
+// add adds a term to sum i, the size of whose factors is bound.
+func (s sums) add(i int, term, bound float64) {
+	s.sum[i] += term
+	s.scale[i] += math.Abs(bound) + 1e-30 // numbers near the smallest may be zero
+}
+
+type attentionResult struct{ context, lse, dq, dk, dv sums }
+
+// reference is attention by its formulas, a query at a time, with all scores of a query at hand.
+func (in attentionInput) reference(s attentionShape) attentionResult {
+	heads, d, width := s.Heads.Heads, s.Size, s.Heads.Heads*s.Size
+	out := attentionResult{newSums(len(in.dcontext)), newSums(s.Rows * heads * s.Length), newSums(len(in.q)), newSums(len(in.k)), newSums(len(in.v))}
+	at := func(x []float32, i int) float64 { return float64(x[i]) }
+	for row := range s.Rows {
+		for head := range heads {
+			group := row*s.KVHeads + head/(heads/s.KVHeads)
+			for i := range s.Length {
+				q := ((row*heads+head)*s.Length + i) * d
+				token := (row*s.Length+i)*width + head*d // in the context, and in gradients of queries
+				keys := s.first + i + 1
+				key := func(p int) int { return (group*s.capacity + p) * d }
+
+				score, top := make([]float64, keys), math.Inf(-1)
+				size := 0.0 // of the terms of a score, the largest
+				for p := range score {
+					terms := 0.0
+					for j := range d {
+						v := at(in.q, q+j) * at(in.k, key(p)+j)
+						score[p] += v
+						terms += math.Abs(v)
+					}
+					top, size = max(top, score[p]), max(size, terms)
+				}
+				total := 0.0
+				for _, v := range score {
+					total += math.Exp(v - top)
+				}
+				lse := top + math.Log(total)
+				out.lse.add((row*heads+head)*s.Length+i, lse, 1+size)
+				prob, unsure := score, 1+size/2 // the error of a score, which grows with its terms, is the relative one of its probability
+				for p, v := range score {
+					prob[p] = math.Exp(v - lse)
+				}
+				for p, v := range prob {
+					for j := range d {
+						term := v * at(in.v, key(p)+j)
+						out.context.add(token+j, term, term*unsure)
+					}
+				}
+
+				// The gradient: of values, of probabilities, of scores, of queries and keys.
+				through, throughSize := 0.0, 0.0 // Σ dO·O
+				for j := range d {
+					through += at(in.dcontext, token+j) * out.context.sum[token+j]
+					throughSize += math.Abs(at(in.dcontext, token+j) * out.context.sum[token+j])
+				}
+				for p, v := range prob {
+					dprob, dprobSize := 0.0, 0.0
+					for j := range d {
+						g := at(in.dcontext, token+j)
+						out.dv.add(key(p)+j, v*g, v*g*unsure)
+						dprob += g * at(in.v, key(p)+j)
+						dprobSize += math.Abs(g * at(in.v, key(p)+j))
+					}
+					dscore, dscoreSize := v*(dprob-through), v*(dprobSize+throughSize)*unsure
+					for j := range d {
+						out.dq.add(token+j, dscore*at(in.k, key(p)+j), dscoreSize*at(in.k, key(p)+j))
+						out.dk.add(key(p)+j, dscore*at(in.q, q+j), dscoreSize*at(in.q, q+j))
+					}
+				}
+			}
+		}
+	}
+	return out
+}

@@ -1,0 +1,269 @@
+package devicetest
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"mula/xpu"
+)
+
+// A headsCase is projections and what becomes of them.
+type headsCase struct {
+	xpu.Heads
+	first, capacity int
+	normed, known   bool
+	clip            float64
+}
+
+func (c headsCase) String() string {
+	return fmt.Sprintf("%d rows of %d, %d and %d heads of %d, from position %d, room for %d, normed %v, known %v, clip %g",
+		c.Rows, c.Length, c.Heads.Heads, c.KVHeads, c.Size, c.first, c.capacity, c.normed, c.known, c.clip)
+}
+
+func headsFamily(t *testing.T, d xpu.Device, tolerance float64) {
+	tolerance = min(tolerance, 1e-5) // there is no product whose operands would be rounded
+	for i, c := range []headsCase{
+		{xpu.Heads{Rows: 1, Length: 1, Heads: 1, KVHeads: 1, Size: 2}, 0, 1, true, false, 0},
+		{xpu.Heads{Rows: 2, Length: 5, Heads: 4, KVHeads: 2, Size: 6}, 0, 5, true, false, 0.8},
+		{xpu.Heads{Rows: 2, Length: 5, Heads: 4, KVHeads: 2, Size: 6}, 0, 5, true, true, 0},
+		{xpu.Heads{Rows: 2, Length: 5, Heads: 4, KVHeads: 1, Size: 32}, 0, 5, false, false, 0.5},
+		{xpu.Heads{Rows: 3, Length: 4, Heads: 3, KVHeads: 3, Size: 34}, 0, 4, true, false, 1.2},
+		{xpu.Heads{Rows: 1, Length: 70, Heads: 5, KVHeads: 5, Size: 66}, 0, 70, true, true, 0.4},
+		{xpu.Heads{Rows: 2, Length: 3, Heads: 2, KVHeads: 1, Size: 128}, 0, 3, false, false, 0},
+		{xpu.Heads{Rows: 1, Length: 1100, Heads: 2, KVHeads: 1, Size: 4}, 0, 1100, true, false, 0.9},
+		{xpu.Heads{Rows: 2, Length: 3, Heads: 2, KVHeads: 1, Size: 10}, 7, 20, true, false, 1},
+		{xpu.Heads{Rows: 2, Length: 1, Heads: 2, KVHeads: 2, Size: 16}, 9, 10, false, false, 0},
+		{xpu.Heads{Rows: 0, Length: 3, Heads: 2, KVHeads: 2, Size: 16}, 0, 3, true, false, 0},
+	} {
+		t.Run(c.String(), func(t *testing.T) { c.check(t, d, tolerance, uint64(i)) })
+	}
+	t.Run("random shapes", func(t *testing.T) {
+		rapid.Check(t, func(t *rapid.T) {
+			c := headsCase{Heads: xpu.Heads{Rows: rapid.IntRange(1, 3).Draw(t, "rows"), KVHeads: rapid.IntRange(1, 3).Draw(t, "heads of keys"),
+				Length: rapid.IntRange(1, 40).Draw(t, "length"), Size: 2 * rapid.IntRange(1, 40).Draw(t, "half a head")}}
+			c.Heads.Heads = c.KVHeads * rapid.IntRange(1, 3).Draw(t, "share")
+			c.first = rapid.SampledFrom([]int{0, 0, 5}).Draw(t, "first")
+			c.capacity = c.first + c.Length
+			if c.first > 0 {
+				c.capacity += rapid.IntRange(0, 9).Draw(t, "room")
+			}
+			c.normed, c.known = rapid.Bool().Draw(t, "normed"), rapid.Bool().Draw(t, "known")
+			c.clip = rapid.SampledFrom([]float64{0, 0.3, 1}).Draw(t, "clip")
+			c.check(t, d, tolerance, rapid.Uint64().Draw(t, "seed"))
+		})
+	})
+}
+
+// A side is queries, keys or values of tokens: where they begin in a projection, their heads, and how they are normed.
+type side struct {
+	at, heads int
+	weight    []float32 // nil without norm
+	r         []float64 // [T]
+}
+
+// normed is element j of the side of a projection, before clipping.
+func (s side) normed(x []float32, token, j int) float64 {
+	v := float64(x[s.at+j])
+	if s.weight != nil {
+		v *= s.r[token] * float64(s.weight[j])
+	}
+	return v
+}
+
+// check compares heads, and the way back from them if they begin at position 0 and fill the room, with the formulas.
+func (c headsCase) check(t tester, d xpu.Device, tolerance float64, seed uint64) {
+	t.Helper()
+	r := rand.New(rand.NewPCG(seed, 3))
+	tokens, width, size := c.Rows*c.Length, c.Width(), c.Size
+	queries, keys := c.Heads.Heads*size, c.KVHeads*size
+	qkv := random(r, tokens*width)
+	p := xpu.Projections{Heads: c.Heads, Epsilon: 1e-5, Known: c.known, Clip: c.clip, First: c.first, Capacity: c.capacity}
+	sides := []side{{at: 0, heads: c.Heads.Heads}, {at: queries, heads: c.KVHeads}, {at: queries + keys, heads: c.KVHeads}}
+	roots := [][]float32{poison(tokens), poison(tokens)}
+	if c.normed {
+		for i := range 2 {
+			sides[i].weight = random(r, sides[i].heads*size)
+			if sides[i].r = make([]float64, tokens); c.known {
+				for token := range tokens {
+					roots[i][token] = 1 + r.Float32()
+					sides[i].r[token] = float64(roots[i][token])
+				}
+			}
+		}
+	}
+	c.settle(qkv, sides)
+	cos, sin := make([]float32, (c.first+c.Length)*size/2), make([]float32, (c.first+c.Length)*size/2)
+	for i := range cos {
+		s, c := math.Sincos(2 * math.Pi * r.Float64())
+		cos[i], sin[i] = float32(c), float32(s)
+	}
+
+	// Heads: what nobody writes stays.
+	const untouched = 7
+	place := func(i, head, token int) int { // of a head in the memory of that side
+		row, position := token/c.Length, token%c.Length
+		if i == 0 {
+			return ((row*c.Heads.Heads+head)*c.Length + position) * size
+		}
+		return ((row*c.KVHeads+head)*c.capacity + c.first + position) * size
+	}
+	want := []sums{newSums(tokens * queries), newSums(c.Rows * c.KVHeads * c.capacity * size), newSums(c.Rows * c.KVHeads * c.capacity * size)}
+	for i, s := range sides {
+		for j := range want[i].sum {
+			want[i].sum[j] = untouched
+		}
+		for token := range tokens {
+			x := qkv[token*width:][:width]
+			clipped := func(j int) float64 {
+				v := s.normed(x, token, j)
+				if c.clip > 0 {
+					v = max(-c.clip, min(c.clip, v))
+				}
+				return v
+			}
+			for head := range s.heads {
+				for j := range size {
+					to, v := place(i, head, token)+j, clipped(head*size+j)
+					want[i].sum[to], want[i].scale[to] = v, math.Abs(v)
+					if i == 2 {
+						continue // values are not rotated
+					}
+					turn := (c.first+token%c.Length)*size/2 + j%(size/2)
+					co, si, other := float64(cos[turn]), float64(sin[turn]), clipped(head*size+(j+size/2)%size)
+					if j < size/2 {
+						si = -si
+					}
+					want[i].sum[to], want[i].scale[to] = v*co+other*si, math.Abs(v)+math.Abs(other)
+					if i == 0 {
+						want[i].sum[to] /= math.Sqrt(float64(size))
+						want[i].scale[to] /= math.Sqrt(float64(size))
+					}
+				}
+			}
+		}
+	}
+	if c.normed {
+		p.QWeight, p.KWeight, p.RQ, p.RK = upload(t, d, sides[0].weight), upload(t, d, sides[1].weight), upload(t, d, roots[0]), upload(t, d, roots[1])
+	}
+	p.QKV, p.Cos, p.Sin = upload(t, d, qkv), upload(t, d, cos), upload(t, d, sin)
+	filled := func(n int) []float32 { return upload(t, d, slices.Repeat([]float32{untouched}, n)) }
+	p.Q, p.K, p.V = filled(len(want[0].sum)), filled(len(want[1].sum)), filled(len(want[2].sum))
+	d.SplitHeads(p)
+	download(t, d, p.Q, p.K, p.V)
+	compare(t, "queries", p.Q, want[0].sum, want[0].scale, tolerance)
+	compare(t, "keys", p.K, want[1].sum, want[1].scale, tolerance)
+	compare(t, "values", p.V, want[2].sum, want[2].scale, tolerance)
+	if c.normed {
+		download(t, d, p.RQ, p.RK)
+		compare(t, "inverse roots of queries", p.RQ, sides[0].r, sides[0].r, tolerance)
+		compare(t, "inverse roots of keys", p.RK, sides[1].r, sides[1].r, tolerance)
+	}
+	if c.first > 0 || c.capacity != c.Length {
+		return
+	}
+
+	// The way back. Gradients of keys and values are in memory of their own, what stands in their place in dqkv is nothing.
+	dqkv, dk, dv := poison(tokens*width), random(r, tokens*keys), random(r, tokens*keys)
+	for token := range tokens {
+		copy(dqkv[token*width:][:queries], random(r, queries))
+	}
+	weights := [][]float32{nil, nil, nil} // gradients of weights before
+	wantWeights, back := make([]sums, 3), newSums(tokens*width)
+	for i, s := range sides {
+		weights[i] = random(r, len(s.weight))
+		wantWeights[i] = newSums(len(s.weight))
+		for j, v := range weights[i] {
+			wantWeights[i].add(j, float64(v), float64(v))
+		}
+		for token := range tokens {
+			x, out := qkv[token*width:][:width], token*width+s.at
+			from := func(j int) float64 { // the gradient of element j of the side
+				switch head := j / size; i {
+				case 0:
+					return float64(dqkv[out+j]) / math.Sqrt(float64(size))
+				case 1:
+					return float64(dk[place(i, head, token)+j%size])
+				default:
+					return float64(dv[place(i, head, token)+j%size])
+				}
+			}
+			g, bound := make([]float64, s.heads*size), make([]float64, s.heads*size)
+			along, alongSize := 0.0, 0.0
+			for j := range g {
+				g[j] = from(j)
+				bound[j] = math.Abs(g[j])
+				if i < 2 {
+					turn := token%c.Length*size/2 + j%(size/2)
+					co, si, other := float64(cos[turn]), float64(sin[turn]), from(j/size*size+(j+size/2)%size)
+					if j%size >= size/2 {
+						si = -si
+					}
+					g[j] = g[j]*co + other*si
+					bound[j] += math.Abs(other)
+				}
+				if c.clip > 0 && math.Abs(s.normed(x, token, j)) > c.clip {
+					g[j], bound[j] = 0, 0
+				}
+				if s.weight != nil {
+					v := float64(x[s.at+j]) * s.r[token]
+					wantWeights[i].add(j, g[j]*v, bound[j]*v)
+					g[j] *= float64(s.weight[j])
+					bound[j] *= math.Abs(float64(s.weight[j]))
+					along += g[j] * v
+					alongSize += math.Abs(bound[j] * v)
+				}
+			}
+			for j := range g {
+				if s.weight == nil {
+					back.add(out+j, g[j], bound[j])
+					continue
+				}
+				v, n := float64(x[s.at+j])*s.r[token], float64(len(g))
+				back.add(out+j, s.r[token]*(g[j]-v*along/n), s.r[token]*(bound[j]+math.Abs(v)*alongSize/n))
+			}
+		}
+	}
+	gradient := upload(t, d, dqkv)
+	var dqWeight, dkWeight []float32
+	if c.normed {
+		dqWeight, dkWeight = upload(t, d, weights[0]), upload(t, d, weights[1])
+	}
+	d.JoinHeads(p, gradient, upload(t, d, dk), upload(t, d, dv), dqWeight, dkWeight)
+	download(t, d, gradient)
+	compare(t, "gradient of projections", gradient, back.sum, back.scale, tolerance)
+	if c.normed {
+		download(t, d, dqWeight, dkWeight)
+		compare(t, "gradient of the queries' weight", dqWeight, wantWeights[0].sum, wantWeights[0].scale, tolerance)
+		compare(t, "gradient of the keys' weight", dkWeight, wantWeights[1].sum, wantWeights[1].scale, tolerance)
+	}
+}
+
+// settle computes inverse roots that are not known, and moves elements away from the bound of clipping, where rounding would decide.
+func (c headsCase) settle(qkv []float32, sides []side) {
+	width := c.Width()
+	for token := range len(qkv) / width {
+		x := qkv[token*width:][:width]
+		for _, s := range sides {
+			for again := true; again; {
+				if again = false; s.weight != nil && !c.known {
+					squares := 0.0
+					for _, v := range x[s.at:][:s.heads*c.Size] {
+						squares += float64(v) * float64(v)
+					}
+					s.r[token] = 1 / math.Sqrt(squares/float64(s.heads*c.Size)+1e-5)
+				}
+				for j := range s.heads * c.Size {
+					if v := math.Abs(s.normed(x, token, j)); c.clip > 0 && math.Abs(v-c.clip) < 1e-4*c.clip {
+						x[s.at+j] *= 0.99
+						again = true
+					}
+				}
+			}
+		}
+	}
+}

@@ -1,0 +1,172 @@
+package devicetest
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"mula/xpu"
+)
+
+func optimizerFamily(t *testing.T, d xpu.Device, tolerance float64) {
+	const block = xpu.BlockSize
+	for i, lengths := range [][]int{{}, {1}, {0, 5, 0}, {block}, {block + 1, 3, block - 1}, {4097, 2*block + 100}} {
+		t.Run(fmt.Sprintf("stretches of %d", lengths), func(t *testing.T) {
+			source := rand.New(rand.NewPCG(41, uint64(i)))
+			sumSquares(t, d, source, lengths, tolerance)
+			for j, sums := range []bool{false, true} {
+				rule := xpu.AdamW{LearningRate: 1e-2, Beta1: 0.9, Beta2: 0.95, Epsilon: 1e-8, WeightDecay: 0.1, Step: int64(1 + 10*j), GradScale: 1 - 0.5*float64(j), Keep: 1 - 0.25*float32(j)}
+				adamW(t, d, rule, source, lengths, sums, tolerance)
+			}
+		})
+	}
+	t.Run("any", func(t *testing.T) {
+		rapid.Check(t, func(t *rapid.T) {
+			lengths := rapid.SliceOfN(rapid.IntRange(0, 6000), 0, 4).Draw(t, "lengths")
+			source := rand.New(rand.NewPCG(42, rapid.Uint64().Draw(t, "seed")))
+			sumSquares(t, d, source, lengths, tolerance)
+			adamW(t, d, xpu.AdamW{
+				LearningRate: rapid.Float64Range(1e-6, 1).Draw(t, "learningRate"), Beta1: rapid.SampledFrom([]float64{0, 0.5, 0.9, 0.99}).Draw(t, "beta1"),
+				Beta2: rapid.SampledFrom([]float64{0, 0.95, 0.999}).Draw(t, "beta2"), Epsilon: 1e-8, WeightDecay: rapid.Float64Range(0, 1).Draw(t, "weightDecay"),
+				Step: rapid.Int64Range(1, 1e6).Draw(t, "step"), GradScale: rapid.Float64Range(1e-3, 1).Draw(t, "gradScale"), Keep: rapid.Float32Range(0.5, 1).Draw(t, "keep"),
+			}, source, lengths, rapid.Bool().Draw(t, "sums"), tolerance)
+		})
+	})
+	t.Run("far numbers", func(t *testing.T) { farNumbers(t, d, tolerance) })
+}
+
+func sumSquares(t tester, d xpu.Device, source *rand.Rand, lengths []int, tolerance float64) {
+	var stretches [][]float32
+	var want []float64
+	for _, n := range lengths {
+		x := random(source, n)
+		stretches = append(stretches, upload(t, d, x))
+		want = append(want, squares(x)...)
+	}
+	got := slices.Repeat([]float64{-7}, len(want))
+	d.SumSquares(stretches, got)
+	if err := d.Wait(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	compareSums(t, "the sum of squares", got, want, tolerance)
+}
+
+// squares are the sums of squares of blocks.
+func squares(x []float32) (sums []float64) {
+	for block := range slices.Chunk(x, xpu.BlockSize) {
+		sum := 0.0
+		for _, v := range block {
+			sum += float64(v) * float64(v)
+		}
+		sums = append(sums, sum)
+	}
+	return sums
+}
+
+func compareSums(t tester, what string, got, want []float64, tolerance float64) {
+	t.Helper()
+	for i, v := range want {
+		if !(math.Abs(got[i]-v) <= tolerance*v) {
+			t.Fatalf("%s of block %d of %d: %v, want %v", what, i, len(want), got[i], v)
+		}
+	}
+}
+
+func adamW(t tester, d xpu.Device, rule xpu.AdamW, source *rand.Rand, lengths []int, sums bool, tolerance float64) {
+	var stretches, cut []xpu.Moments
+	var wants, sizes [][3][]float64 // weights and moments
+	var before []float64
+	correction1, correction2 := 1-math.Pow(rule.Beta1, float64(rule.Step)), 1-math.Pow(rule.Beta2, float64(rule.Step))
+	for _, n := range lengths {
+		weight, grad, m, v := random(source, n), random(source, n), random(source, n), random(source, n)
+		var want, size [3][]float64
+		for k := range want {
+			want[k], size[k] = make([]float64, n), make([]float64, n)
+		}
+		for i := range n {
+			v[i] *= v[i]
+			g := float64(grad[i]) * rule.GradScale
+			p := float64(weight[i]) * (1 - rule.LearningRate*rule.WeightDecay)
+			first, second := rule.Beta1*float64(m[i]), rule.Beta2*float64(v[i])
+			a, q := first+(1-rule.Beta1)*g, second+(1-rule.Beta2)*g*g
+			step := rule.LearningRate / correction1 / (math.Sqrt(q/correction2) + rule.Epsilon)
+			want[0][i], want[1][i], want[2][i] = (p-step*a)*float64(rule.Keep), a, q
+			const smallest = 2 * 0x1p-126 // what is not normal may be 0
+			size[1][i], size[2][i] = math.Abs(first)+math.Abs((1-rule.Beta1)*g)+smallest/tolerance, q+smallest/tolerance
+			size[0][i] = math.Abs(float64(weight[i])) + step*size[1][i]
+		}
+		wants, sizes = append(wants, want), append(sizes, size)
+		before = append(before, squares(weight)...)
+		s := xpu.Moments{Weight: upload(t, d, weight), Grad: upload(t, d, grad), M: upload(t, d, m), V: upload(t, d, v)}
+		stretches = append(stretches, s)
+		// the same, in two pieces
+		s = xpu.Moments{Weight: upload(t, d, weight), Grad: upload(t, d, grad), M: upload(t, d, m), V: upload(t, d, v)}
+		at := n / 3
+		cut = append(cut, xpu.Moments{Weight: s.Weight[:at], Grad: s.Grad[:at], M: s.M[:at], V: s.V[:at]}, xpu.Moments{Weight: s.Weight[at:], Grad: s.Grad[at:], M: s.M[at:], V: s.V[at:]})
+	}
+	old := make([][]float32, len(stretches))
+	for i, s := range stretches {
+		old[i] = slices.Clone(s.Weight)
+	}
+	var gotBefore, gotChange []float64
+	if sums {
+		gotBefore, gotChange = slices.Repeat([]float64{-7}, len(before)), slices.Repeat([]float64{-7}, len(before))
+	}
+	d.AdamW(rule, stretches, gotBefore, gotChange)
+	d.AdamW(rule, cut, nil, nil)
+	var change []float64
+	for i, s := range stretches {
+		download(t, d, s.Weight, s.M, s.V, cut[2*i].Weight, cut[2*i+1].Weight)
+		for k, x := range [][]float32{s.Weight, s.M, s.V} {
+			compare(t, []string{"weights", "first moments", "second moments"}[k], x, wants[i][k], sizes[i][k], tolerance)
+		}
+		for j, w := range append(slices.Clone(cut[2*i].Weight), cut[2*i+1].Weight...) {
+			if w != s.Weight[j] {
+				t.Fatalf("stretch %d, weight %d: %v in two pieces, %v in one", i, j, w, s.Weight[j])
+			}
+		}
+		for j, w := range s.Weight {
+			old[i][j] = w - old[i][j]
+		}
+		change = append(change, squares(old[i])...)
+	}
+	if sums {
+		compareSums(t, "the squares of the weights before", gotBefore, before, tolerance)
+		compareSums(t, "the squares of the changes", gotChange, change, tolerance)
+	}
+}
+
+// farNumbers checks that sums of squares are those of numbers whose squares are no float32, and that they are finite exactly if the numbers are.
+func farNumbers(t tester, d xpu.Device, tolerance float64) {
+	for _, test := range []struct {
+		numbers []float32
+		want    float64
+	}{
+		{[]float32{1e30, 1e30}, 2e60}, {[]float32{3e-30, 4e-30}, 25e-60}, {[]float32{1e-30, 2, 1e-30}, 4}, {[]float32{0, 0}, 0},
+		{[]float32{math.MaxFloat32}, math.MaxFloat32 * math.MaxFloat32}, {[]float32{1e-12, 1e-12, 1e-13}, 2.01e-24},
+		{[]float32{float32(math.Inf(-1)), 1}, math.Inf(1)}, {[]float32{1e30, float32(math.NaN())}, math.NaN()},
+	} {
+		x := make([]float32, 5000)
+		copy(x[len(x)-len(test.numbers):], test.numbers)
+		x[1], x[len(x)-1] = x[len(x)-1], 0
+		got := make([]float64, 1)
+		d.SumSquares([][]float32{upload(t, d, x)}, got)
+		if err := d.Wait(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if finite := test.want-test.want == 0; finite && !(math.Abs(got[0]-test.want) <= tolerance*test.want) || !finite && got[0]-got[0] == 0 {
+			t.Errorf("the squares of %v are %v, want %v", test.numbers, got[0], test.want)
+		}
+	}
+	big := slices.Repeat([]float32{math.MaxFloat32}, xpu.BlockSize)
+	got := make([]float64, 1)
+	d.SumSquares([][]float32{upload(t, d, big)}, got)
+	if err := d.Wait(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	compareSums(t, "the squares of the largest numbers", got, squares(big), tolerance)
+}

@@ -1,0 +1,269 @@
+package devicetest
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"mula/xpu"
+)
+
+// A routingCase is a number of tokens and what a router does with them.
+type routingCase struct {
+	tokens, experts, perToken int
+	uniform                   bool
+	levels                    int     // number of different logits, so that probabilities are equal; 0 for any
+	spread                    float32 // of the logits
+}
+
+func (c routingCase) String() string {
+	return fmt.Sprintf("%d tokens, %d of %d experts, uniform %v, %d levels, spread %g", c.tokens, c.perToken, c.experts, c.uniform, c.levels, c.spread)
+}
+
+func (c routingCase) logits(source *rand.Rand) []float32 {
+	z := make([]float32, c.tokens*c.experts)
+	for i := range z {
+		if z[i] = c.spread * (2*source.Float32() - 1); c.levels > 0 {
+			z[i] = c.spread * float32(source.IntN(c.levels)) / float32(c.levels)
+		}
+	}
+	return z
+}
+
+// routing is memory of the device for the case, all of it wrong.
+func (c routingCase) routing(t tester, d xpu.Device) xpu.Routing {
+	wrong := func(n int) []float32 { return upload(t, d, slices.Repeat([]float32{-7}, n)) }
+	wrongInts := func(n int) []int32 { return uploadInts(t, d, slices.Repeat([]int32{-7}, n)) }
+	rows := c.tokens * c.perToken
+	return xpu.Routing{
+		Experts: c.experts, PerToken: c.perToken, Probs: wrong(c.tokens * c.experts), LSE: wrong(c.tokens), Chosen: wrongInts(rows), Counts: wrongInts(c.experts),
+		RowOf: wrongInts(rows), TokenOf: wrongInts(rows), Weight: wrong(rows),
+	}
+}
+
+func routerFamily(t *testing.T, d xpu.Device, tolerance float64) {
+	cases := []routingCase{
+		{tokens: 1, experts: 1, perToken: 1, spread: 1},
+		{tokens: 1, experts: 7, perToken: 7, spread: 1},
+		{tokens: 3, experts: 5, perToken: 1, spread: 4},
+		{tokens: 40, experts: 64, perToken: 8, spread: 8},
+		{tokens: 33, experts: 60, perToken: 60, spread: 3},
+		{tokens: 130, experts: 200, perToken: 4, spread: 20},
+		{tokens: 1030, experts: 5, perToken: 2, spread: 2},
+		{tokens: 700, experts: 64, perToken: 8, uniform: true, spread: 2},
+		{tokens: 9, experts: 2, perToken: 2, uniform: true, spread: 2},
+		{tokens: 100, experts: 16, perToken: 3, levels: 2, spread: 1},
+		{tokens: 65, experts: 130, perToken: 10, levels: 1, spread: 1},
+		{tokens: 3, experts: 2000, perToken: 6, levels: 30, spread: 3},
+		{tokens: 0, experts: 4, perToken: 2, spread: 1},
+	}
+	for i, c := range cases {
+		t.Run(c.String(), func(t *testing.T) { route(t, d, c, rand.New(rand.NewPCG(1, uint64(i))), tolerance) })
+	}
+	t.Run("any", func(t *testing.T) {
+		rapid.Check(t, func(t *rapid.T) {
+			experts := rapid.IntRange(1, 40).Draw(t, "experts")
+			c := routingCase{
+				tokens: rapid.IntRange(0, 300).Draw(t, "tokens"), experts: experts, perToken: rapid.IntRange(1, experts).Draw(t, "perToken"),
+				uniform: rapid.Bool().Draw(t, "uniform"), levels: rapid.IntRange(0, 4).Draw(t, "levels"), spread: rapid.Float32Range(0, 30).Draw(t, "spread"),
+			}
+			route(t, d, c, rand.New(rand.NewPCG(2, rapid.Uint64().Draw(t, "seed"))), tolerance)
+		})
+	})
+	t.Run("not a number", func(t *testing.T) { routeNaN(t, d) })
+}
+
+// route checks Route, SortRows and RouteGrad, each by what the ones before it gave.
+func route(t tester, d xpu.Device, c routingCase, source *rand.Rand, tolerance float64) {
+	tokens, experts, k := c.tokens, c.experts, c.perToken
+	z := c.logits(source)
+	r := c.routing(t, d)
+	stats := xpu.RouterStats{Probs: slices.Repeat([]float64{-7}, experts), Counts: slices.Repeat([]int64{-7}, experts), LSE2: -7, Entropy: -7}
+	d.Route(r, upload(t, d, z), c.uniform, &stats)
+	download(t, d, r.Probs, r.LSE)
+	downloadInts(t, d, r.Chosen, r.Counts)
+
+	// the distribution, and sums of it
+	probs, lse := make([]float64, tokens*experts), make([]float64, tokens)
+	size, sumSize := make([]float64, tokens*experts), make([]float64, tokens)
+	sums, lse2, entropy, entropySize := make([]float64, experts), 0.0, 0.0, 0.0
+	for i := range tokens {
+		row, p := z[i*experts:][:experts], probs[i*experts:][:experts]
+		top, sum := float64(slices.Max(row)), 0.0
+		for j, v := range row {
+			p[j] = math.Exp(float64(v) - top)
+			sum += p[j]
+		}
+		lse[i] = top + math.Log(sum)
+		sumSize[i] = 1 + math.Abs(lse[i])
+		for j, v := range row {
+			p[j] /= sum
+			size[i*experts+j] = p[j] * (1 + math.Abs(float64(v)-top))
+			sums[j] += p[j]
+			if p[j] > 0 {
+				entropy -= p[j] * math.Log(p[j])
+			}
+			entropySize += p[j] * math.Abs(float64(v))
+		}
+		lse2 += lse[i] * lse[i]
+		entropySize += sumSize[i]
+	}
+	compare(t, "Probs", r.Probs, probs, size, tolerance)
+	compare(t, "LSE", r.LSE, lse, sumSize, tolerance)
+	for e, want := range sums {
+		if got := stats.Probs[e]; !(math.Abs(got-want) <= tolerance*want*(1+2*float64(c.spread))) {
+			t.Fatalf("sum of the probabilities of expert %d: %v, want %v", e, got, want)
+		}
+	}
+	lse2Size := 0.0
+	for i, v := range lse {
+		lse2Size += 2 * math.Abs(v) * sumSize[i]
+	}
+	if !(math.Abs(stats.LSE2-lse2) <= tolerance*lse2Size) {
+		t.Fatalf("sum of squared logsumexps: %v, want %v", stats.LSE2, lse2)
+	}
+	if !(math.Abs(stats.Entropy-entropy) <= tolerance*entropySize) {
+		t.Fatalf("entropy: %v, want %v", stats.Entropy, entropy)
+	}
+
+	// the choice, by the probabilities that the device has: those of equal logits are equal
+	counts := make([]int32, experts)
+	for i := range tokens {
+		row, p, chosen := z[i*experts:][:experts], r.Probs[i*experts:][:experts], r.Chosen[i*k:][:k]
+		want := make([]int32, experts)
+		for j := range want {
+			want[j] = int32(j)
+		}
+		if c.uniform {
+			for j := range k {
+				want[j] = int32((i*k + j) % experts)
+			}
+		} else {
+			slices.SortStableFunc(want, func(a, b int32) int {
+				switch {
+				case p[a] > p[b]:
+					return -1
+				case p[a] < p[b]:
+					return 1
+				}
+				return 0
+			})
+		}
+		if !slices.Equal(chosen, want[:k]) {
+			t.Fatalf("token %d chose %v of %v, want %v", i, chosen, p, want[:k])
+		}
+		for j, v := range row {
+			if first := slices.Index(row, v); p[j] != p[first] {
+				t.Fatalf("token %d: probabilities %v and %v of equal logits", i, p[first], p[j])
+			}
+		}
+		for _, e := range chosen {
+			counts[e]++
+		}
+	}
+	if !slices.Equal(r.Counts, counts) {
+		t.Fatalf("counts %v, want %v", r.Counts, counts)
+	}
+	for e, n := range counts {
+		if stats.Counts[e] != int64(n) {
+			t.Fatalf("counts on the host %v, want %v", stats.Counts, counts)
+		}
+	}
+
+	d.SortRows(r)
+	download(t, d, r.Weight)
+	downloadInts(t, d, r.RowOf, r.TokenOf)
+	row := int32(0)
+	for e := range experts {
+		for pair, chosen := range r.Chosen {
+			if int(chosen) != e {
+				continue
+			}
+			token := pair / k
+			if r.RowOf[pair] != row || r.TokenOf[row] != int32(token) || r.Weight[row] != r.Probs[token*experts+e] {
+				t.Fatalf("choice %d of token %d, expert %d: row %d, of token %d with weight %v; want row %d and weight %v",
+					pair%k, token, e, r.RowOf[pair], r.TokenOf[row], r.Weight[row], row, r.Probs[token*experts+e])
+			}
+			row++
+		}
+	}
+	routeGrad(t, d, c, r, source, tolerance)
+}
+
+// routeGrad checks RouteGrad. With uniform it gives it what ranks that share the experts have: rows in the order of choices, nothing else.
+func routeGrad(t tester, d xpu.Device, c routingCase, r xpu.Routing, source *rand.Rand, tolerance float64) {
+	tokens, experts, k := c.tokens, c.experts, c.perToken
+	slope, dweight := random(source, experts), random(source, tokens*k)
+	const zFactor = 0.3
+	if c.uniform {
+		r.TokenOf, r.Weight, r.Counts = nil, nil, nil
+		for i := range r.RowOf {
+			r.RowOf[i] = int32(i)
+		}
+		d.IntsToDevice(r.RowOf)
+	}
+	got := upload(t, d, slices.Repeat([]float32{-7}, tokens*experts))
+	d.RouteGrad(r, got, upload(t, d, slope), upload(t, d, dweight), zFactor)
+	download(t, d, got)
+	want, size := make([]float64, tokens*experts), make([]float64, tokens*experts)
+	for i := range tokens {
+		p, g := r.Probs[i*experts:][:experts], make([]float64, experts)
+		for e, s := range slope {
+			g[e] = float64(s)
+		}
+		for j, e := range r.Chosen[i*k:][:k] {
+			g[e] += float64(dweight[r.RowOf[i*k+j]])
+		}
+		mean, magnitude := 0.0, 0.0
+		for e, v := range p {
+			mean += float64(v) * g[e]
+			magnitude += float64(v) * math.Abs(g[e])
+		}
+		for e, v := range p {
+			want[i*experts+e] = float64(v) * (g[e] - mean + zFactor*float64(r.LSE[i]))
+			size[i*experts+e] = float64(v) * (2 + magnitude + math.Abs(zFactor*float64(r.LSE[i])))
+		}
+	}
+	compare(t, "the logits' gradient", got, want, size, tolerance)
+}
+
+// routeNaN checks that a token whose logits are not numbers chooses different experts that exist, and that no other token is the worse for it.
+func routeNaN(t tester, d xpu.Device) {
+	c := routingCase{tokens: 5, experts: 70, perToken: 6, spread: 3}
+	z := c.logits(rand.New(rand.NewPCG(3, 0)))
+	alone := c.routing(t, d)
+	var stats, ignored xpu.RouterStats
+	for _, s := range []*xpu.RouterStats{&stats, &ignored} {
+		s.Probs, s.Counts = make([]float64, c.experts), make([]int64, c.experts)
+	}
+	d.Route(alone, upload(t, d, z), false, &stats)
+	z[1*c.experts+3], z[3*c.experts+69], z[3*c.experts] = float32(math.NaN()), float32(math.Inf(1)), float32(math.Inf(1))
+	r := c.routing(t, d)
+	d.Route(r, upload(t, d, z), false, &ignored)
+	d.SortRows(r)
+	download(t, d, alone.Probs, r.Probs)
+	downloadInts(t, d, alone.Chosen, r.Chosen, r.Counts, r.RowOf, r.TokenOf)
+	rows := make([]bool, c.tokens*c.perToken)
+	for i := range c.tokens {
+		chosen := r.Chosen[i*c.perToken:][:c.perToken]
+		if i != 1 && i != 3 {
+			if p := r.Probs[i*c.experts:][:c.experts]; !slices.Equal(chosen, alone.Chosen[i*c.perToken:][:c.perToken]) || !slices.Equal(p, alone.Probs[i*c.experts:][:c.experts]) {
+				t.Errorf("token %d chose %v beside tokens that are not numbers, and %v without them", i, chosen, alone.Chosen[i*c.perToken:][:c.perToken])
+			}
+		}
+		for j, e := range chosen {
+			if e < 0 || int(e) >= c.experts || slices.Index(chosen, e) < j {
+				t.Errorf("token %d chose %v", i, chosen)
+			}
+			row := r.RowOf[i*c.perToken+j]
+			if row < 0 || int(row) >= len(rows) || rows[row] {
+				t.Fatalf("token %d: rows %v", i, r.RowOf[i*c.perToken:][:c.perToken])
+			}
+			rows[row] = true
+		}
+	}
+}

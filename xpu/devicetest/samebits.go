@@ -1,0 +1,278 @@
+package devicetest
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"mula/xpu"
+)
+
+// SameBits checks that two devices give the same bits: each command is given to both with the same numbers. It is for devices of one arithmetic that
+// differ otherwise, as in threads, and for one device twice, whose results must not depend on what its workers happen to do at the same time.
+func SameBits(t *testing.T, one, other xpu.Device) {
+	for _, s := range []step{
+		{rows: 1, length: 1, heads: 1, kvHeads: 1, size: 2, experts: 1, perToken: 1, inner: 1, vocabulary: 2},
+		{rows: 3, length: 70, heads: 4, kvHeads: 2, size: 6, experts: 5, perToken: 2, inner: 9, vocabulary: 35, clip: 0.6, norm: true, zFactor: 0.1},
+		{rows: 2, length: 150, heads: 3, kvHeads: 3, size: 16, experts: 16, perToken: 3, inner: 40, vocabulary: 300, uniform: true, norm: true, sample: true},
+		{rows: 1, length: 40, heads: 2, kvHeads: 1, size: 8, experts: 3, perToken: 3, inner: 70, vocabulary: 90, clip: 0.4, first: 25},
+	} {
+		t.Run(fmt.Sprintf("%+v", s), func(t *testing.T) {
+			want, got := s.run(t, one), s.run(t, other)
+			for i, w := range want {
+				g := got[i]
+				for j := range w.bits {
+					if g.bits[j] != w.bits[j] {
+						t.Errorf("%s, element %d of %d: %s has %x, %s has %x", w.name, j, len(w.bits), one.Name(), w.bits[j], other.Name(), g.bits[j])
+						break
+					}
+				}
+			}
+		})
+	}
+}
+
+// A step is sizes and options for one run of all commands.
+type step struct {
+	rows, length, heads, kvHeads, size   int
+	experts, perToken, inner, vocabulary int
+	first                                int // position of the first token, for Attend
+	clip, zFactor                        float64
+	norm, uniform, sample                bool
+}
+
+// bits are a result, whatever its type.
+type bits struct {
+	name string
+	bits []uint64
+}
+
+// A recorder gives commands to a device and keeps their results.
+type recorder struct {
+	t       *testing.T
+	d       xpu.Device
+	source  *rand.Rand
+	results []bits
+}
+
+// room is memory for n numbers in ±1, or zero where they are for the device to write.
+func (r *recorder) room(n int, zero bool) []float32 {
+	x := make([]float32, n)
+	for i := range x {
+		if !zero {
+			x[i] = 2*r.source.Float32() - 1
+		}
+	}
+	return upload(r.t, r.d, x)
+}
+
+func (r *recorder) floats(n int) []float32 { return r.room(n, false) }
+func (r *recorder) zeros(n int) []float32  { return r.room(n, true) }
+
+func (r *recorder) ints(n, below int) []int32 {
+	x := make([]int32, n)
+	for i := range x {
+		x[i] = int32(r.source.IntN(below))
+	}
+	return uploadInts(r.t, r.d, x)
+}
+
+// keep keeps what the device has in x now.
+func (r *recorder) keep(name string, x ...[]float32) {
+	r.t.Helper()
+	download(r.t, r.d, x...)
+	for i, x := range x {
+		b := bits{name: fmt.Sprintf("%s, result %d", name, i)}
+		for _, v := range x {
+			b.bits = append(b.bits, uint64(math.Float32bits(v)))
+		}
+		r.results = append(r.results, b)
+	}
+}
+
+func (r *recorder) keepInts(name string, x ...[]int32) {
+	r.t.Helper()
+	downloadInts(r.t, r.d, x...)
+	for i, x := range x {
+		b := bits{name: fmt.Sprintf("%s, whole numbers %d", name, i)}
+		for _, v := range x {
+			b.bits = append(b.bits, uint64(v))
+		}
+		r.results = append(r.results, b)
+	}
+}
+
+// keepHost keeps host results.
+func (r *recorder) keepHost(name string, x ...[]float64) {
+	r.t.Helper()
+	if err := r.d.Wait(r.t.Context()); err != nil {
+		r.t.Fatal(err)
+	}
+	for i, x := range x {
+		b := bits{name: fmt.Sprintf("%s, host result %d", name, i)}
+		for _, v := range x {
+			b.bits = append(b.bits, math.Float64bits(v))
+		}
+		r.results = append(r.results, b)
+	}
+}
+
+// run gives all commands to a device.
+func (s step) run(t *testing.T, d xpu.Device) []bits {
+	r := &recorder{t: t, d: d, source: rand.New(rand.NewPCG(7, uint64(s.length)))}
+	s.elements(r)
+	s.norms(r)
+	s.attention(r)
+	s.routing(r)
+	s.loss(r)
+	s.update(r)
+	return r.results
+}
+
+func (s step) tokens() int { return s.rows * s.length }
+func (s step) width() int  { return s.heads * s.size }
+
+func (s step) elements(r *recorder) {
+	const n = 70000
+	x, y, sum, moved := r.floats(n), r.floats(n), r.floats(n), r.floats(n)
+	r.d.Add(sum, x, y)
+	r.d.Copy(moved[1:], x[1:])
+	r.d.Zero(y[3 : n-1])
+	r.keep("Zero, Copy, Add", y, moved, sum)
+
+	ids := r.ints(s.tokens(), s.vocabulary)
+	table, dst := r.floats(s.vocabulary*s.width()), r.zeros(s.tokens()*s.width())
+	r.d.Embed(dst, table, ids, s.width())
+	r.d.EmbedGrad(table, dst, ids, s.width(), 1)
+	r.keep("Embed, EmbedGrad", dst, table)
+}
+
+func (s step) norms(r *recorder) {
+	t, width := s.tokens(), s.width()
+	n := xpu.Norm{Width: width, Epsilon: 1e-5, Mean: r.zeros(t), RStd: r.zeros(t)}
+	var dweight []float32
+	if s.norm {
+		n.Weight, dweight = r.floats(width), r.floats(width)
+	}
+	x, y, again, dx, dy := r.floats(t*width), r.zeros(t*width), r.zeros(t*width), r.floats(t*width), r.floats(t*width)
+	r.d.Normalize(y, x, n, false)
+	r.d.Normalize(again, x, n, true)
+	r.d.NormGrad(dx, dy, x, n, dweight)
+	r.keep("Normalize, NormGrad", y, again, n.RStd, dx, dweight)
+}
+
+func (s step) attention(r *recorder) {
+	t, capacity := s.tokens(), s.first+s.length
+	h := xpu.Heads{Rows: s.rows, Length: s.length, Heads: s.heads, KVHeads: s.kvHeads, Size: s.size}
+	keys := s.rows * s.kvHeads * capacity * s.size
+	p := xpu.Projections{
+		Heads: h, QKV: r.floats(t * h.Width()), Epsilon: 1e-5, RQ: r.zeros(t), RK: r.zeros(t), Clip: s.clip, Cos: r.floats(capacity * s.size / 2), Sin: r.floats(capacity * s.size / 2),
+		First: s.first, Capacity: capacity, Q: r.zeros(t * s.width()), K: r.floats(keys), V: r.floats(keys),
+	}
+	var dq, dk []float32
+	if s.norm {
+		p.QWeight, p.KWeight = r.floats(s.width()), r.floats(s.kvHeads*s.size)
+		dq, dk = r.floats(s.width()), r.floats(s.kvHeads*s.size)
+	}
+	r.d.SplitHeads(p)
+	r.keep("SplitHeads", p.Q, p.K, p.V)
+	a := xpu.Attention{Heads: h, Q: p.Q, K: p.K, V: p.V, First: s.first, Capacity: capacity, Context: r.zeros(t * s.width()), LSE: r.zeros(t * s.heads)}
+	r.d.Attend(a)
+	r.keep("Attend", a.Context, a.LSE)
+	if s.first > 0 {
+		return
+	}
+	dcontext, dqkv, dkeys, dvalues := r.floats(t*s.width()), r.zeros(t*h.Width()), r.zeros(keys), r.zeros(keys)
+	r.d.AttendGrad(a, dcontext, dqkv, dkeys, dvalues)
+	r.keep("AttendGrad", dqkv, dkeys, dvalues)
+	r.d.JoinHeads(p, dqkv, dkeys, dvalues, dq, dk)
+	r.keep("JoinHeads", dqkv, dq, dk)
+}
+
+// routing goes through a layer of experts, forward and back.
+func (s step) routing(r *recorder) {
+	t, rows, width := s.tokens(), s.tokens()*s.perToken, s.width()
+	logits := r.floats(t * s.experts)
+	route := xpu.Routing{
+		Experts: s.experts, PerToken: s.perToken, Probs: r.zeros(t * s.experts), LSE: r.zeros(t), Chosen: r.ints(rows, 1), Counts: r.ints(s.experts, 1),
+		RowOf: r.ints(rows, 1), TokenOf: r.ints(rows, 1), Weight: r.zeros(rows),
+	}
+	stats := xpu.RouterStats{Probs: make([]float64, s.experts), Counts: make([]int64, s.experts)}
+	r.d.Route(route, logits, s.uniform, &stats)
+	r.d.SortRows(route)
+	r.keep("Route, SortRows", route.Probs, route.LSE, route.Weight)
+	r.keepInts("Route, SortRows", route.Chosen, route.Counts, route.RowOf, route.TokenOf)
+	counts := make([]float64, s.experts)
+	for i, n := range stats.Counts {
+		counts[i] = float64(n)
+	}
+	r.keepHost("Route", stats.Probs, counts, []float64{stats.LSE2, stats.Entropy})
+
+	x, y := r.floats(t*width), r.zeros(t*width)
+	gathered, gateUp, act, out := r.zeros(rows*width), r.zeros(rows*2*s.inner), r.zeros(rows*s.inner), r.zeros(rows*width)
+	up, down := r.floats(s.experts*2*s.inner*width), r.floats(s.experts*width*s.inner)
+	r.d.GatherRows(gathered, x, route.TokenOf, width)
+	r.d.GroupedMatMul(route.Counts, rows, true, 2*s.inner, width, gathered, up, gateUp, false)
+	r.d.SwiGLU(act, gateUp, route.Weight, s.inner)
+	r.d.GroupedMatMul(route.Counts, rows, true, width, s.inner, act, down, out, false)
+	r.d.SumRows(y, x, out, route.RowOf, s.perToken, width)
+	r.keep("experts", gathered, gateUp, act, out, y)
+
+	dact, dweight, dlogits, slope := r.zeros(rows*s.inner), r.zeros(rows), r.zeros(t*s.experts), r.floats(s.experts)
+	dup, ddown := r.floats(len(up)), r.floats(len(down))
+	r.d.GatherRows(out, x, route.TokenOf, width)
+	r.d.GroupedMatMul(route.Counts, rows, false, s.inner, width, out, down, dact, false)
+	r.d.SwiGLUGrad(gateUp, act, dact, route.Weight, dweight, s.inner)
+	r.d.GroupedWeightGrad(route.Counts, rows, width, s.inner, out, act, ddown, true)
+	r.d.GroupedWeightGrad(route.Counts, rows, 2*s.inner, width, gateUp, gathered, dup, false)
+	r.d.GroupedMatMul(route.Counts, rows, false, width, 2*s.inner, gateUp, up, gathered, false)
+	r.d.SumRows(y, nil, gathered, route.RowOf, s.perToken, width)
+	r.d.RouteGrad(route, dlogits, slope, dweight, s.zFactor)
+	r.keep("gradients of experts", gateUp, act, dweight, dup, ddown, gathered, y, dlogits)
+
+	// Without weights, as of a layer that is dense.
+	r.d.MatMul(false, true, t, 2*s.inner, width, x, width, up[:2*s.inner*width], width, gateUp[:t*2*s.inner], 2*s.inner, true)
+	r.d.SwiGLU(act[:t*s.inner], gateUp[:t*2*s.inner], nil, s.inner)
+	r.keep("dense", act)
+	r.d.SwiGLUGrad(gateUp[:t*2*s.inner], act[:t*s.inner], dact[:t*s.inner], nil, nil, s.inner)
+	r.d.MatMul(true, false, 2*s.inner, width, t, gateUp, 2*s.inner, x, width, dup[:2*s.inner*width], width, false)
+	r.keep("gradients of dense", gateUp, dup)
+}
+
+func (s step) loss(r *recorder) {
+	t, loss := s.tokens(), make([]float64, s.tokens())
+	c := xpu.CrossEntropy{Width: s.vocabulary, Logits: r.floats(t * s.vocabulary), Targets: r.ints(t, s.vocabulary), Loss: loss, Sample: s.sample, Seed: 3, First: 11}
+	r.d.CrossEntropy(c)
+	r.keepHost("CrossEntropy", loss)
+	c.Logits, c.Scale = r.floats(t*s.vocabulary), 0.3
+	r.d.CrossEntropy(c)
+	r.keep("CrossEntropy with its gradient", c.Logits)
+	r.keepInts("CrossEntropy", c.Targets)
+	r.keepHost("CrossEntropy with its gradient", loss)
+}
+
+func (s step) update(r *recorder) {
+	sizes := []int{1, xpu.BlockSize + 5, 0, 333}
+	var stretches []xpu.Moments
+	var gradients [][]float32
+	for _, n := range sizes {
+		v := r.floats(n)
+		for i := range v {
+			v[i] *= v[i]
+		}
+		r.d.ToDevice(v)
+		stretches = append(stretches, xpu.Moments{Weight: r.floats(n), Grad: r.floats(n), M: r.floats(n), V: v})
+		gradients = append(gradients, stretches[len(stretches)-1].Grad)
+	}
+	sums, before, change := make([]float64, 4), make([]float64, 4), make([]float64, 4)
+	r.d.SumSquares(gradients, sums)
+	rule := xpu.AdamW{LearningRate: 0.01, Beta1: 0.9, Beta2: 0.95, Epsilon: 1e-8, WeightDecay: 0.1, Step: 3, GradScale: 0.7, Keep: 1}
+	r.d.AdamW(rule, stretches, before, change)
+	rule.Keep, rule.WeightDecay = 0.99, 0
+	r.d.AdamW(rule, stretches, nil, nil)
+	r.keepHost("SumSquares, AdamW", sums, before, change)
+	for _, m := range stretches {
+		r.keep("AdamW", m.Weight, m.M, m.V)
+	}
+}

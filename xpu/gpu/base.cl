@@ -1,0 +1,151 @@
+// What stands before the kernels of each file. Given by Go: GROUP, the work-items that share a row (1 on a processor); PROCESSOR, if one work-item
+// does alone what a group shares on a GPU; FP64, if there are doubles; BF16, if products round their operands.
+
+#ifdef FP64
+#pragma OPENCL EXTENSION cl_khr_fp64 : enable
+#endif
+#pragma OPENCL FP_CONTRACT OFF // what is fused says fma
+
+// The parameters of memory: a buffer, and the element at which the memory begins. LOCATE(x); makes x point to it; it stands first in a kernel, of
+// optional memory behind GIVEN(x).
+#define MEMORY(type, x) global type *x, const ulong x##_at
+#define NONE 0xfffffffffffffffful
+#define GIVEN(x) (x##_at != NONE)
+#define LOCATE(x) (x += x##_at)
+
+// The item within its group, from 0 to GROUP - 1: for (int i = ITEM; i < width; i += GROUP).
+#if GROUP > 1
+#define ITEM ((int)get_local_id(0))
+#else
+#define ITEM 0
+#endif
+
+// The sum or the largest of the group's values, for all its work-items, in an order of their numbers alone. part is local float[GROUP].
+inline float group_sum(float v, local float *part)
+{
+#if GROUP > 1
+	barrier(CLK_LOCAL_MEM_FENCE);
+	part[ITEM] = v;
+	for (int n = GROUP / 2; n > 0; n /= 2) {
+		barrier(CLK_LOCAL_MEM_FENCE);
+		if (ITEM < n)
+			part[ITEM] += part[ITEM + n];
+	}
+	barrier(CLK_LOCAL_MEM_FENCE);
+	v = part[0];
+#endif
+	return v;
+}
+
+inline float group_max(float v, local float *part)
+{
+#if GROUP > 1
+	barrier(CLK_LOCAL_MEM_FENCE);
+	part[ITEM] = v;
+	for (int n = GROUP / 2; n > 0; n /= 2) {
+		barrier(CLK_LOCAL_MEM_FENCE);
+		if (ITEM < n)
+			part[ITEM] = fmax(part[ITEM], part[ITEM + n]);
+	}
+	barrier(CLK_LOCAL_MEM_FENCE);
+	v = part[0];
+#endif
+	return v;
+}
+
+// group_sum of whole numbers.
+static int group_sum_int(int v, local int *part)
+{
+#if GROUP > 1
+	barrier(CLK_LOCAL_MEM_FENCE);
+	part[ITEM] = v;
+	for (int n = GROUP / 2; n > 0; n /= 2) {
+		barrier(CLK_LOCAL_MEM_FENCE);
+		if (ITEM < n)
+			part[ITEM] += part[ITEM + n];
+	}
+	barrier(CLK_LOCAL_MEM_FENCE);
+	v = part[0];
+#endif
+	return v;
+}
+
+// An operand as a product takes it: in bf16 rounded to the nearest, ties to even; a denormal number is zero, a NaN stays one.
+inline float operand(const float x)
+{
+#ifdef BF16
+	const uint u = as_uint(x), size = u & 0x7fffffffu;
+	const uint rounded = size > 0x7f800000u ? u | 0x400000u : size < 0x800000u ? u & 0x80000000u : u + 0x7fffu + (u >> 16 & 1u);
+	return as_float(rounded & 0xffff0000u);
+#else
+	return x;
+#endif
+}
+
+// Lanes: the elements that a work-item takes at once. On a GPU it is one, and the items of a group lie side by side in memory; on a processor they are
+// a vector, as its compiler makes none of loops with functions in them.
+//
+//	for (int i = LANES * ITEM; i < width; i += LANES * GROUP)
+//		store_lanes(y, i, width, exp(load_lanes(x, i, width, 0)));
+//
+// Loops that wait for one load after the other do DEEP of them at a time.
+#define DEEP 4
+
+#ifdef PROCESSOR
+#define LANES 16
+typedef float16 lanes;
+
+// Elements i, i+1, … of the n of x; what is beyond them is fill.
+static lanes load_lanes(const global float *x, int i, int n, float fill)
+{
+	if (n - i >= LANES)
+		return vload16(0, x + i);
+	float y[LANES];
+	for (int j = 0; j < LANES; j++)
+		y[j] = i + j < n ? x[i + j] : fill;
+	return vload16(0, y);
+}
+
+static void store_lanes(global float *x, int i, int n, lanes v)
+{
+	if (n - i >= LANES) {
+		vstore16(v, 0, x + i);
+		return;
+	}
+	float y[LANES];
+	vstore16(v, 0, y);
+	for (int j = 0; i + j < n; j++)
+		x[i + j] = y[j];
+}
+
+static float lanes_sum(lanes v)
+{
+	const float8 a = v.lo + v.hi;
+	const float4 b = a.lo + a.hi;
+	return (b.x + b.z) + (b.y + b.w);
+}
+
+static float lanes_max(lanes v)
+{
+	const float8 a = fmax(v.lo, v.hi);
+	const float4 b = fmax(a.lo, a.hi);
+	return fmax(fmax(b.x, b.z), fmax(b.y, b.w));
+}
+
+#define any_lane(c) any(c)
+#else
+#define LANES 1
+typedef float lanes;
+
+static lanes load_lanes(const global float *x, int i, int n, float fill) { return i < n ? x[i] : fill; }
+
+static void store_lanes(global float *x, int i, int n, lanes v)
+{
+	if (i < n)
+		x[i] = v;
+}
+
+static float lanes_sum(lanes v) { return v; }
+static float lanes_max(lanes v) { return v; }
+#define any_lane(c) (c)
+#endif

@@ -1,0 +1,90 @@
+// Row r of dst is row numbers[r] of x.
+kernel void gather_rows(MEMORY(float, dst), MEMORY(const float, x), MEMORY(const int, numbers), const int width)
+{
+	LOCATE(dst), LOCATE(x), LOCATE(numbers);
+	const size_t row = get_group_id(0);
+	dst += row * width;
+	x += (size_t)numbers[row] * width;
+	for (int i = LANES * ITEM; i < width; i += DEEP * LANES * GROUP) {
+		lanes v[DEEP];
+		#pragma unroll
+		for (int d = 0; d < DEEP; d++)
+			v[d] = load_lanes(x, i + d * LANES * GROUP, width, 0);
+		#pragma unroll
+		for (int d = 0; d < DEEP; d++)
+			store_lanes(dst, i + d * LANES * GROUP, width, v[d]);
+	}
+}
+
+// Row t of dst is that of x, if there is x, and the rows rowOf[t·perToken], … of y.
+kernel void sum_rows(MEMORY(float, dst), MEMORY(const float, x), MEMORY(const float, y), MEMORY(const int, rowOf), const int perToken, const int width)
+{
+	LOCATE(dst), LOCATE(y), LOCATE(rowOf);
+	const size_t token = get_group_id(0);
+	dst += token * width;
+	rowOf += token * perToken;
+	int first = 0;
+	if (GIVEN(x)) {
+		LOCATE(x);
+		x += token * width;
+	} else {
+		x = y + (size_t)rowOf[0] * width;
+		first = 1;
+	}
+	for (int i = LANES * ITEM; i < width; i += LANES * GROUP) {
+		lanes sum = load_lanes(x, i, width, 0);
+		for (int j = first; j < perToken; j++)
+			sum += load_lanes(y + (size_t)rowOf[j] * width, i, width, 0);
+		store_lanes(dst, i, width, sum);
+	}
+}
+
+// act = silu(gate)·up·weight of a row
+kernel void swiglu(MEMORY(float, act), MEMORY(const float, gateUp), MEMORY(const float, weight), const int width)
+{
+	LOCATE(act), LOCATE(gateUp);
+	const size_t row = get_group_id(0);
+	act += row * width;
+	gateUp += 2 * row * width;
+	float w = 1;
+	if (GIVEN(weight)) {
+		LOCATE(weight);
+		w = weight[row];
+	}
+	for (int i = LANES * ITEM; i < width; i += LANES * GROUP) {
+		const lanes g = load_lanes(gateUp, i, width, 0), u = load_lanes(gateUp + width, i, width, 0);
+		store_lanes(act, i, width, g / (1 + exp(-g)) * u * w);
+	}
+}
+
+// The gradient of swiglu, in place of gate and up; act again; and with weights their gradient.
+kernel __attribute__((reqd_work_group_size(GROUP, 1, 1)))
+void swiglu_grad(MEMORY(float, gateUp), MEMORY(float, act), MEMORY(const float, dact), MEMORY(const float, weight), MEMORY(float, dweight), const int width)
+{
+	LOCATE(gateUp), LOCATE(act), LOCATE(dact);
+	local float part[GROUP];
+	const size_t row = get_group_id(0);
+	gateUp += 2 * row * width;
+	act += row * width;
+	dact += row * width;
+	float w = 1;
+	if (GIVEN(weight)) {
+		LOCATE(weight);
+		w = weight[row];
+	}
+	lanes dw = 0;
+	for (int i = LANES * ITEM; i < width; i += LANES * GROUP) {
+		const lanes g = load_lanes(gateUp, i, width, 0), u = load_lanes(gateUp + width, i, width, 0), da = load_lanes(dact, i, width, 0);
+		const lanes s = 1 / (1 + exp(-g)), gs = g * s, a = gs * u, dwa = da * w;
+		dw += a * da;
+		store_lanes(act, i, width, a * w);
+		store_lanes(gateUp, i, width, dwa * u * (s + gs * (1 - s)));
+		store_lanes(gateUp + width, i, width, dwa * gs);
+	}
+	if (GIVEN(weight)) {
+		LOCATE(dweight);
+		const float sum = group_sum(lanes_sum(dw), part);
+		if (ITEM == 0)
+			dweight[row] = sum;
+	}
+}

@@ -1,0 +1,76 @@
+package gpu
+
+import (
+	"os"
+	"testing"
+
+	"mula/xpu"
+	"mula/xpu/devicetest"
+	"mula/xpu/opencl"
+)
+
+// PoCL keeps what it has compiled for all tests of this process. A cache of programs would have it compile every kernel once more, for any size of groups.
+func TestMain(m *testing.M) {
+	folder, err := os.MkdirTemp("", "gpu")
+	if err != nil {
+		panic(err)
+	}
+	os.Setenv("POCL_CACHE_DIR", folder)
+	code := m.Run()
+	os.RemoveAll(folder)
+	os.Exit(code)
+}
+
+// shapes are those of the kernels. PoCL takes ten times as long to compile what is meant for a GPU, if it may optimize it.
+var shapes = map[string]shape{"processor": processorShape, "gpu": {group: gpuShape.group, options: "-cl-opt-disable"}}
+
+// someDevice is the OpenCL device that is tested.
+func someDevice(t testing.TB) *opencl.Device {
+	t.Helper()
+	devices, err := opencl.Devices()
+	if len(devices) == 0 {
+		t.Skipf("no OpenCL device: %v", err)
+	}
+	d, err := opencl.Choose(devices, opencl.Choice{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// newTest makes a device of that shape for a test.
+func newTest(t testing.TB, precision xpu.Precision, s shape) *Device {
+	t.Helper()
+	d, err := newDevice(t.Context(), someDevice(t), Options{Precision: precision, Threads: 2}, s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(d.Close)
+	return d
+}
+
+// Both shapes of the kernels, whatever the device is.
+func TestDevice(t *testing.T) {
+	for name, s := range shapes {
+		t.Run(name, func(t *testing.T) {
+			t.Run("fp32", func(t *testing.T) { devicetest.Run(t, newTest(t, xpu.FP32, s), 1e-5) })
+			t.Run("bf16", func(t *testing.T) { devicetest.Run(t, newTest(t, xpu.BF16, s), 1e-2) })
+		})
+	}
+}
+
+// A device gives the same bits as another of its kind, whatever was computed before.
+func TestSameBits(t *testing.T) {
+	for name, s := range shapes {
+		t.Run(name, func(t *testing.T) { devicetest.SameBits(t, newTest(t, xpu.FP32, s), newTest(t, xpu.FP32, s)) })
+	}
+}
+
+func BenchmarkDevice(b *testing.B) {
+	d, err := New(b.Context(), someDevice(b), Options{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer d.Close()
+	devicetest.Benchmark(b, d, 2)
+}

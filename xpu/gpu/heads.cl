@@ -1,0 +1,162 @@
+// Projections and heads: norm, clipping and rotation, and the way back. Elements j and j + size/2 of a head are rotated together; a work-item has LANES
+// pairs of a head at a time, and keeps them: block i is of head i / blocks, where `blocks` is the number of such pieces of a head.
+
+// The work-item's share of the sum of squares of x, of so many elements.
+static float squares(const global float *x, const int n)
+{
+	lanes sum = 0;
+	for (int i = LANES * ITEM; i < n; i += LANES * GROUP) {
+		const lanes v = load_lanes(x, i, n, 0);
+		sum = fma(v, v, sum);
+	}
+	return lanes_sum(sum);
+}
+
+// clipped limits v to ±bound; 0 is no bound.
+static lanes clipped(const lanes v, const float bound)
+{
+	return bound == 0 ? v : v > bound ? (lanes)bound : v < -bound ? (lanes)-bound : v;
+}
+
+// within is g, but zero where v was clipped.
+static lanes within(const lanes g, const lanes v, const float bound)
+{
+	return bound == 0 ? g : v > bound || v < -bound ? (lanes)0 : g;
+}
+
+// A projection of the token, of so many heads, becomes heads, head a of it at to + a·pitch.
+static void split_one(global float *to, const ulong pitch, const global float *x, const global float *weight, const bool normed, const float r, const int heads,
+	const int half_size, const global float *cosine, const global float *sine, const float bound, const float scale)
+{
+	const int blocks = (half_size + LANES - 1) / LANES;
+	for (int i = ITEM; i < heads * blocks; i += GROUP) {
+		const int a = i / blocks, j = i % blocks * LANES, at = a * 2 * half_size;
+		const lanes c = load_lanes(cosine, j, half_size, 0), s = load_lanes(sine, j, half_size, 0);
+		lanes u = load_lanes(x + at, j, half_size, 0), v = load_lanes(x + at + half_size, j, half_size, 0);
+		if (normed) {
+			u = load_lanes(weight + at, j, half_size, 0) * (u * r);
+			v = load_lanes(weight + at + half_size, j, half_size, 0) * (v * r);
+		}
+		u = clipped(u, bound), v = clipped(v, bound);
+		store_lanes(to + a * pitch, j, half_size, (u * c - v * s) * scale);
+		store_lanes(to + a * pitch + half_size, j, half_size, (v * c + u * s) * scale);
+	}
+}
+
+// Tokens.
+kernel void split_heads(MEMORY(float, q), MEMORY(float, k), MEMORY(float, v), MEMORY(const float, qkv), MEMORY(const float, q_weight),
+	MEMORY(const float, k_weight), MEMORY(float, rq), MEMORY(float, rk), MEMORY(const float, cosine), MEMORY(const float, sine), const int length,
+	const int heads, const int kv_heads, const int size, const int first, const int capacity, const float epsilon, const int known, const float bound,
+	const float scale)
+{
+	LOCATE(q), LOCATE(k), LOCATE(v), LOCATE(qkv), LOCATE(q_weight), LOCATE(k_weight), LOCATE(rq), LOCATE(rk), LOCATE(cosine), LOCATE(sine);
+	local float part[GROUP];
+	const ulong token = get_group_id(0), row = token / length, position = token % length, place = first + position;
+	const int width = heads * size, kv_width = kv_heads * size;
+	qkv += token * (width + 2 * kv_width);
+	cosine += place * (size / 2), sine += place * (size / 2);
+	const bool q_normed = GIVEN(q_weight), k_normed = GIVEN(k_weight);
+	float r = 1 / sqrt(group_sum(q_normed && !known ? squares(qkv, width) : 0, part) / width + epsilon);
+	float s = 1 / sqrt(group_sum(k_normed && !known ? squares(qkv + width, kv_width) : 0, part) / kv_width + epsilon);
+	if (q_normed) {
+		if (known)
+			r = rq[token];
+		else if (ITEM == 0)
+			rq[token] = r;
+	}
+	if (k_normed) {
+		if (known)
+			s = rk[token];
+		else if (ITEM == 0)
+			rk[token] = s;
+	}
+	split_one(q + (row * heads * length + position) * size, (ulong)length * size, qkv, q_weight, q_normed, r, heads, size / 2, cosine, sine, bound, scale);
+	const ulong to = (row * kv_heads * capacity + place) * size, pitch = (ulong)capacity * size;
+	split_one(k + to, pitch, qkv + width, k_weight, k_normed, s, kv_heads, size / 2, cosine, sine, bound, 1);
+	const int blocks = (size + LANES - 1) / LANES;
+	for (int i = ITEM; i < kv_heads * blocks; i += GROUP) {
+		const int a = i / blocks, j = i % blocks * LANES;
+		store_lanes(v + to + a * pitch, j, size, clipped(load_lanes(qkv + width + kv_width + a * size, j, size, 0), bound));
+	}
+}
+
+// The gradient of element j of a head at `at` of a projection, g, through rotation and clipping: with a norm its share of the gradient of the weight
+// goes to partial, and what is left is the gradient times the weight.
+static lanes join_half(lanes g, global float *partial, const bool fresh, const global float *x, const global float *weight, const bool normed, const float r,
+	const int j, const int half_size, const float bound, lanes *sum)
+{
+	const lanes v = load_lanes(x, j, half_size, 0);
+	if (!normed)
+		return within(g, v, bound);
+	const lanes w = load_lanes(weight, j, half_size, 0);
+	g = within(g, w * (v * r), bound);
+	store_lanes(partial, j, half_size, fresh ? g * v * r : fma(g * v, (lanes)r, load_lanes(partial, j, half_size, 0)));
+	g *= w;
+	*sum = fma(g, v, *sum);
+	return g;
+}
+
+// The gradient of heads, head a of it at from + a·pitch, goes through rotation and clipping to a projection of the token, dx, which may be the same
+// memory. Without a norm that is the gradient of the projection. It returns the work-item's share of the sum of products with the projection.
+static float join_one(global float *dx, const global float *from, const ulong pitch, global float *partial, const bool fresh, const global float *x,
+	const global float *weight, const bool normed, const float r, const int heads, const int half_size, const global float *cosine, const global float *sine,
+	const float bound, const float scale)
+{
+	const int blocks = (half_size + LANES - 1) / LANES;
+	lanes sum = 0;
+	for (int i = ITEM; i < heads * blocks; i += GROUP) {
+		const int a = i / blocks, j = i % blocks * LANES, low = a * 2 * half_size, high = low + half_size;
+		const lanes c = load_lanes(cosine, j, half_size, 0), s = load_lanes(sine, j, half_size, 0);
+		const lanes u = load_lanes(from + a * pitch, j, half_size, 0), v = load_lanes(from + a * pitch + half_size, j, half_size, 0);
+		const lanes g = join_half((u * c + v * s) * scale, partial + low, fresh, x + low, weight + low, normed, r, j, half_size, bound, &sum);
+		const lanes h = join_half((v * c - u * s) * scale, partial + high, fresh, x + high, weight + high, normed, r, j, half_size, bound, &sum);
+		store_lanes(dx + low, j, half_size, g);
+		store_lanes(dx + high, j, half_size, h);
+	}
+	return lanes_sum(sum);
+}
+
+// What join_one left of a norm's gradient, with the sum of all items' shares.
+static void join_norm(global float *dx, const global float *x, const float r, const float sum, const int heads, const int half_size)
+{
+	const int blocks = (half_size + LANES - 1) / LANES;
+	const float b = r * r * r / (2 * half_size * heads) * sum;
+	for (int i = ITEM; i < heads * blocks; i += GROUP) { // the pairs that the item has had in join_one
+		const int j = i % blocks * LANES, low = i / blocks * 2 * half_size, high = low + half_size;
+		store_lanes(dx + low, j, half_size, r * load_lanes(dx + low, j, half_size, 0) - b * load_lanes(x + low, j, half_size, 0));
+		store_lanes(dx + high, j, half_size, r * load_lanes(dx + high, j, half_size, 0) - b * load_lanes(x + high, j, half_size, 0));
+	}
+}
+
+// Groups of `each` tokens after each other, of so many in all. Row g of partial, q_normed and then k_normed elements, becomes the sum of the gradients of the
+// weights over the tokens of group g.
+kernel void join_heads(MEMORY(float, dqkv), MEMORY(const float, dk), MEMORY(const float, dv), MEMORY(const float, qkv), MEMORY(const float, q_weight),
+	MEMORY(const float, k_weight), MEMORY(const float, rq), MEMORY(const float, rk), MEMORY(const float, cosine), MEMORY(const float, sine),
+	MEMORY(float, partial), const int tokens, const int each, const int length, const int heads, const int kv_heads, const int size, const float bound,
+	const float scale)
+{
+	LOCATE(dqkv), LOCATE(dk), LOCATE(dv), LOCATE(qkv), LOCATE(q_weight), LOCATE(k_weight), LOCATE(rq), LOCATE(rk), LOCATE(cosine), LOCATE(sine), LOCATE(partial);
+	local float part[GROUP];
+	const int first = (int)get_group_id(0) * each, last = min(first + each, tokens);
+	const int width = heads * size, kv_width = kv_heads * size, q_normed = GIVEN(q_weight) ? width : 0, k_normed = GIVEN(k_weight) ? kv_width : 0;
+	const ulong pitch = (ulong)length * size;
+	partial += get_group_id(0) * (q_normed + k_normed);
+	for (int token = first; token < last; token++) {
+		const ulong row = token / length, position = token % length, from = (row * kv_heads * length + position) * size;
+		const global float *x = qkv + (ulong)token * (width + 2 * kv_width), *c = cosine + position * (size / 2), *s = sine + position * (size / 2);
+		global float *dx = dqkv + (ulong)token * (width + 2 * kv_width);
+		const float r = q_normed > 0 ? rq[token] : 1, t = k_normed > 0 ? rk[token] : 1;
+		const float q_sum = group_sum(join_one(dx, dx, size, partial, token == first, x, q_weight, q_normed > 0, r, heads, size / 2, c, s, bound, scale), part);
+		const float k_sum = group_sum(join_one(dx + width, dk + from, pitch, partial + q_normed, token == first, x + width, k_weight, k_normed > 0, t, kv_heads,
+			size / 2, c, s, bound, 1), part);
+		if (q_normed > 0)
+			join_norm(dx, x, r, q_sum, heads, size / 2);
+		if (k_normed > 0)
+			join_norm(dx + width, x + width, t, k_sum, kv_heads, size / 2);
+		const int blocks = (size + LANES - 1) / LANES;
+		for (int i = ITEM; i < kv_heads * blocks; i += GROUP) {
+			const int a = i / blocks, j = i % blocks * LANES, at = width + kv_width + a * size;
+			store_lanes(dx + at, j, size, within(load_lanes(dv + from + a * pitch, j, size, 0), load_lanes(x + at, j, size, 0), bound));
+		}
+	}
+}

@@ -1,0 +1,263 @@
+package gpu
+
+import (
+	"context"
+	"fmt"
+	"unsafe"
+
+	"mula/xpu/opencl"
+)
+
+// A command is a method of the device under way: it gives kernels to the queue, all of them together, and has scratch memory of the device until it
+// ends. There is one at a time.
+//
+//	c := d.begin()
+//	defer c.end()
+//	c.launch("add", items(len(dst)), c.writes(dst), c.reads(x), c.reads(y), long(len(dst)))
+type command struct {
+	d       *Device
+	scratch scratch
+	given   int // launches since the queue was flushed
+
+	args          [64]opencl.Argument
+	global, local [3]int
+}
+
+// begin begins a command.
+func (d *Device) begin() *command {
+	d.mu.Lock()
+	if d.closed {
+		d.mu.Unlock()
+		panic("gpu: the device was used after Close")
+	}
+	return &d.command
+}
+
+// end ends it.
+func (c *command) end() {
+	s := &c.scratch
+	for _, b := range s.retired {
+		c.d.unreserve(b)
+	}
+	s.retired, s.used = s.retired[:0], 0
+	c.d.mu.Unlock()
+}
+
+// fail notes the first error of the device.
+func (c *command) fail(err error) {
+	if c.d.err == nil {
+		c.d.err = fmt.Errorf("gpu: %w", err)
+	}
+}
+
+// A grid is the work-items of a launch: so many groups of so many items in up to three dimensions.
+type grid struct{ groups, size [3]int }
+
+// itemsGroup is the size of groups whose work-items have nothing to do with each other.
+const itemsGroup = 64
+
+// items are n work-items or up to 63 more, which the kernel must leave out: if (get_global_id(0) >= n) return.
+func items(n int) grid {
+	return grid{[3]int{(n + itemsGroup - 1) / itemsGroup, 1, 1}, [3]int{itemsGroup, 1, 1}}
+}
+
+// rows are n groups that each share a row: GROUP work-items on a GPU, one on a processor.
+func (c *command) rows(n int) grid { return groups(c.d.shape.group, n, 1, 1) }
+
+// groups are x × y × z groups of so many work-items in a row.
+func groups(size, x, y, z int) grid { return grid{[3]int{x, y, z}, [3]int{size, 1, 1}} }
+
+// An argument of a kernel: memory, which is two of OpenCL's (the buffer, and the element at which it begins, MEMORY in kernels), or a number.
+type argument struct {
+	buffer *opencl.Buffer
+	at     uint64
+	number opencl.Argument
+}
+
+// none is the place of memory that is not given; NONE in kernels.
+const none = ^uint64(0)
+
+// integer, long and number are a kernel's int, long and float.
+func integer(n int) argument {
+	if int(int32(n)) != n {
+		panic(fmt.Sprintf("gpu: %d is beyond the numbers of a kernel", n))
+	}
+	return argument{number: opencl.Scalar(int32(n))}
+}
+func long(n int) argument        { return argument{number: opencl.Scalar(int64(n))} }
+func unsigned(n uint64) argument { return argument{number: opencl.Scalar(n)} } // ulong
+func number(x float64) argument  { return argument{number: opencl.Scalar(float32(x))} }
+
+// reads and writes are memory of the device as an argument, of which the kernel changes nothing, or some of it. Empty memory is not given: the
+// kernel asks GIVEN. Memory of another device panics.
+func (c *command) reads(x []float32) argument    { return c.find(unsafe.SliceData(x), len(x), false) }
+func (c *command) writes(x []float32) argument   { return c.find(unsafe.SliceData(x), len(x), true) }
+func (c *command) readsInts(x []int32) argument  { return c.find(floatsOf(x), len(x), false) }
+func (c *command) writesInts(x []int32) argument { return c.find(floatsOf(x), len(x), true) }
+
+func floatsOf(x []int32) *float32 { return (*float32)(unsafe.Pointer(unsafe.SliceData(x))) }
+
+func (c *command) find(x *float32, n int, write bool) argument {
+	if n == 0 {
+		return argument{buffer: c.d.nothing, at: none}
+	}
+	a, at := c.d.memory.find(x, n)
+	if write {
+		c.d.wrote(a)
+	}
+	return argument{buffer: a.buffer, at: uint64(at)}
+}
+
+// launch gives the queue a kernel. A grid without work-items is nothing.
+func (c *command) launch(kernel string, g grid, args ...argument) {
+	k := c.d.kernels[kernel]
+	if k == nil {
+		panic("gpu: there is no kernel " + kernel)
+	}
+	c.give(kernel, k, g, args)
+}
+
+// A variant is a kernel of a file that is compiled with options beside those of all files.
+type variant struct{ file, options, kernel string }
+
+// launchVariant is launch for a kernel of a variant. It is compiled at its first launch.
+func (c *command) launchVariant(v variant, g grid, args ...argument) {
+	d := c.d
+	if d.err != nil {
+		return
+	}
+	if d.variants[v] == nil {
+		kernels, err := d.build(context.Background(), d.program(v.file, v.options))
+		if err != nil {
+			c.fail(err)
+			return
+		}
+		if d.variants == nil {
+			d.variants = map[variant]*opencl.Kernel{}
+		}
+		for name, k := range kernels {
+			d.variants[variant{v.file, v.options, name}] = k
+		}
+	}
+	k := d.variants[v]
+	if k == nil {
+		panic("gpu: there is no kernel " + v.kernel)
+	}
+	c.give(v.kernel, k, g, args)
+}
+
+func (c *command) give(kernel string, k *opencl.Kernel, g grid, args []argument) {
+	d := c.d
+	if d.err != nil || g.groups[0] == 0 || g.groups[1] == 0 || g.groups[2] == 0 {
+		return
+	}
+	n := 0
+	for _, a := range args {
+		if a.buffer == nil {
+			c.args[n] = a.number
+			n++
+			continue
+		}
+		c.args[n], c.args[n+1] = opencl.Global(a.buffer), opencl.Scalar(a.at)
+		n += 2
+	}
+	for i := range c.global {
+		c.local[i], c.global[i] = g.size[i], g.size[i]*g.groups[i]
+	}
+	if d.profile {
+		e, err := d.queue.LaunchEvent(k, c.global[:], c.local[:], c.args[:n]...)
+		if err != nil {
+			c.fail(err)
+			return
+		}
+		d.events = append(d.events, event{kernel, e})
+		return
+	}
+	if err := d.queue.Launch(k, c.global[:], c.local[:], c.args[:n]...); err != nil {
+		c.fail(err)
+		return
+	}
+	if c.given++; c.given >= flushAfter {
+		c.given = 0
+		if err := d.queue.Flush(); err != nil {
+			c.fail(err)
+		}
+	}
+}
+
+// flushAfter is the number of launches after which a driver is told to begin with them, if it has not.
+const flushAfter = 16
+
+// An event is the launch of a kernel whose time is kept.
+type event struct {
+	kernel string
+	event  *opencl.Event
+}
+
+// keepTimes adds up the times of what has ended. The caller has begun a command.
+func (d *Device) keepTimes() {
+	left := d.events[:0]
+	for _, e := range d.events {
+		times, err := e.event.Times()
+		if err != nil { // not yet
+			left = append(left, e)
+			continue
+		}
+		e.event.Release()
+		t := d.times[e.kernel]
+		if t == nil {
+			t = &KernelTime{Kernel: e.kernel}
+			d.times[e.kernel] = t
+		}
+		t.Launches++
+		t.Time += times.Ran()
+	}
+	d.events = left
+}
+
+// A scratch is memory of the device that a command has until its end.
+type scratch struct {
+	buffer  *opencl.Buffer
+	used    int64 // elements
+	retired []*opencl.Buffer
+}
+
+// take gives n elements of scratch memory, whose content is not defined: float or int, as the kernel takes them.
+func (c *command) take(n int) argument {
+	const align = 32 // elements: 128 bytes
+	s, need := &c.scratch, (int64(max(n, 1))+align-1)/align*align
+	have := int64(0)
+	if s.buffer != nil {
+		have = s.buffer.Bytes() / 4
+	}
+	if s.used+need > have {
+		size := max(need, min(2*have, have+16<<20), 1<<18)
+		b, err := c.d.reserve(4 * size)
+		if err != nil && size > need {
+			b, err = c.d.reserve(4 * need)
+		}
+		if err != nil {
+			c.fail(fmt.Errorf("scratch memory of %d numbers: %w", n, err))
+			return argument{buffer: c.d.nothing, at: none}
+		}
+		if s.buffer != nil {
+			s.retired = append(s.retired, s.buffer)
+		}
+		s.buffer, s.used = b, 0
+	}
+	at := s.used
+	s.used += need
+	return argument{buffer: s.buffer, at: uint64(at)}
+}
+
+// plus is scratch memory from a later element on.
+func (a argument) plus(n int) argument {
+	a.at += uint64(n)
+	return a
+}
+
+func (s *scratch) release() {
+	if s.buffer != nil {
+		s.buffer.Release()
+	}
+}

@@ -1,0 +1,272 @@
+package gpu
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sort"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"mula/xpu"
+	"mula/xpu/opencl"
+)
+
+// memory is what the device has given out. That with a side on the host is found by the host's address.
+type memory struct {
+	table atomic.Pointer[[]*allocation] // by address; replaced, never changed
+
+	mu    sync.Mutex // of those who make and free
+	bytes int64      // of all buffers, scratch memory included
+
+	versions uint64 // given so far; under Device.mu
+}
+
+// An allocation is what Floats or Ints gave.
+type allocation struct {
+	host    *float32 // or the first int32
+	n       int
+	buffer  *opencl.Buffer
+	version uint64 // of what the device's side holds; no two are the same; under Device.mu
+}
+
+func (a *allocation) address() uintptr { return uintptr(unsafe.Pointer(a.host)) }
+
+// wrote gives an allocation a new version: a command writes to it.
+func (d *Device) wrote(a *allocation) {
+	d.memory.versions++
+	a.version = d.memory.versions
+}
+
+// find gives the allocation of a slice of the host, and the place of its first element.
+func (m *memory) find(x *float32, n int) (*allocation, int64) {
+	table, address := *m.table.Load(), uintptr(unsafe.Pointer(x))
+	i := sort.Search(len(table), func(i int) bool { return table[i].address() > address }) - 1
+	if i >= 0 {
+		if at := int64(address-table[i].address()) / 4; at+int64(n) <= int64(table[i].n) {
+			return table[i], at
+		}
+	}
+	panic(fmt.Sprintf("gpu: %d elements are not memory of this device: Floats and Ints did not make them, or they were freed", n))
+}
+
+// reserve makes a buffer, if the device has room for it or packed weights can go. A driver might promise more than there is, and fail in the middle of a
+// step. The caller has begun a command.
+func (d *Device) reserve(bytes int64) (*opencl.Buffer, error) {
+	b, err := d.tryReserve(bytes)
+	if err != nil && d.packed.drop(d) {
+		return d.tryReserve(bytes)
+	}
+	return b, err
+}
+
+func (d *Device) tryReserve(bytes int64) (*opencl.Buffer, error) {
+	m := &d.memory
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if room := d.Capacity() - m.bytes; bytes > room {
+		return nil, fmt.Errorf("%s: no room for %d bytes: of %d there are %d left", d.device.Name, bytes, d.Capacity(), room)
+	}
+	b, err := d.context.NewBuffer(bytes)
+	if err == nil {
+		m.bytes += bytes
+	}
+	return b, err
+}
+
+// unreserve gives a buffer back. It goes when the commands given before have ended.
+func (d *Device) unreserve(b *opencl.Buffer) {
+	d.memory.mu.Lock()
+	d.memory.bytes -= b.Bytes()
+	d.memory.mu.Unlock()
+	b.Release()
+}
+
+// release gives everything back.
+func (m *memory) release() {
+	for _, a := range *m.table.Load() {
+		a.buffer.Release()
+	}
+}
+
+// Floats makes memory for n numbers; see [mula/xpu.Memory].
+func (d *Device) Floats(n int) ([]float32, error) {
+	return allocate(d, n, func(x []float32) *float32 { return unsafe.SliceData(x) })
+}
+
+// Ints makes memory for n whole numbers.
+func (d *Device) Ints(n int) ([]int32, error) { return allocate(d, n, floatsOf) }
+
+func allocate[T float32 | int32](d *Device, n int, address func(x []T) *float32) ([]T, error) {
+	if n < 0 {
+		panic(fmt.Sprintf("gpu: memory of %d elements", n))
+	}
+	c := d.begin()
+	defer c.end()
+	if n == 0 {
+		return []T{}, nil
+	}
+	b, err := d.reserve(4 * int64(n))
+	if err != nil {
+		return nil, fmt.Errorf("gpu: %w", err)
+	}
+	if err := d.queue.Zero(b, 0, b.Bytes()); err != nil {
+		d.unreserve(b)
+		return nil, fmt.Errorf("gpu: %w", err)
+	}
+	x := make([]T, n)
+	a := &allocation{host: address(x), n: n, buffer: b}
+	d.wrote(a)
+	d.memory.change(func(table []*allocation) []*allocation {
+		i := sort.Search(len(table), func(i int) bool { return table[i].address() > a.address() })
+		return slices.Insert(table, i, a)
+	})
+	return x, nil
+}
+
+// change replaces the table by a changed copy.
+func (m *memory) change(f func(table []*allocation) []*allocation) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	table := f(slices.Clone(*m.table.Load()))
+	m.table.Store(&table)
+}
+
+// Free gives memory of Floats back.
+func (d *Device) Free(x []float32) { d.free(unsafe.SliceData(x), len(x)) }
+
+// FreeInts gives memory of Ints back.
+func (d *Device) FreeInts(x []int32) { d.free(floatsOf(x), len(x)) }
+
+func (d *Device) free(x *float32, n int) {
+	c := d.begin()
+	defer c.end()
+	if n == 0 {
+		return
+	}
+	a, at := d.memory.find(x, n)
+	if at != 0 || n != a.n {
+		panic(fmt.Sprintf("gpu: Free of %d elements from element %d on; Floats or Ints gave %d", n, at, a.n))
+	}
+	d.memory.change(func(table []*allocation) []*allocation {
+		return slices.DeleteFunc(table, func(other *allocation) bool { return other == a })
+	})
+	d.packed.forget(d, a)
+	d.unreserve(a.buffer)
+}
+
+// Capacity is what the driver says that the device has.
+func (d *Device) Capacity() int64 { return d.device.Memory }
+
+// ToDevice brings what the host has written to the device; see [mula/xpu.Memory].
+func (d *Device) ToDevice(x []float32) { toDevice(d, x, unsafe.SliceData(x)) }
+
+// IntsToDevice does the same.
+func (d *Device) IntsToDevice(x []int32) { toDevice(d, x, floatsOf(x)) }
+
+func toDevice[T float32 | int32](d *Device, x []T, address *float32) {
+	c := d.begin()
+	defer c.end()
+	if len(x) == 0 {
+		return
+	}
+	a, at := d.memory.find(address, len(x))
+	d.wrote(a)
+	if d.err != nil {
+		return
+	}
+	if err := opencl.Write(context.Background(), d.queue, a.buffer, at, x); err != nil {
+		c.fail(err)
+	}
+}
+
+// ToHost waits for all commands, and brings what the device has to the host.
+func (d *Device) ToHost(ctx context.Context, x ...[]float32) error {
+	return toHost(ctx, d, x, func(x []float32) *float32 { return unsafe.SliceData(x) })
+}
+
+// IntsToHost does the same.
+func (d *Device) IntsToHost(ctx context.Context, x ...[]int32) error {
+	return toHost(ctx, d, x, floatsOf)
+}
+
+func toHost[T float32 | int32](ctx context.Context, d *Device, all [][]T, address func(x []T) *float32) error {
+	type part struct {
+		a  *allocation
+		at int64
+	}
+	parts := make([]part, len(all))
+	for i, x := range all { // what is no memory of the device panics before anything is written
+		if len(x) > 0 {
+			parts[i].a, parts[i].at = d.memory.find(address(x), len(x))
+		}
+	}
+	if err := d.Wait(ctx); err != nil {
+		return err
+	}
+	for i, x := range all {
+		if len(x) == 0 {
+			continue
+		}
+		if err := opencl.Read(ctx, d.queue, parts[i].a.buffer, parts[i].at, x); err != nil {
+			return d.broken(ctx, err)
+		}
+	}
+	return nil
+}
+
+// broken keeps an error of the device, and passes one of ctx on.
+func (d *Device) broken(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return fmt.Errorf("gpu: %w", err)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.command.fail(err)
+	return d.err
+}
+
+// Zero sets x to zero.
+func (d *Device) Zero(x []float32) {
+	c := d.begin()
+	defer c.end()
+	if len(x) == 0 {
+		return
+	}
+	a, at := d.memory.find(unsafe.SliceData(x), len(x))
+	d.wrote(a)
+	if d.err != nil {
+		return
+	}
+	if err := d.queue.Zero(a.buffer, 4*at, 4*int64(len(x))); err != nil {
+		c.fail(err)
+	}
+}
+
+// Copy sets dst to x.
+func (d *Device) Copy(dst, x []float32) {
+	xpu.CheckElements("Copy", dst, x)
+	c := d.begin()
+	defer c.end()
+	if len(x) == 0 {
+		return
+	}
+	to, toAt := d.memory.find(unsafe.SliceData(dst), len(dst))
+	from, fromAt := d.memory.find(unsafe.SliceData(x), len(x))
+	d.wrote(to)
+	if d.err != nil || to == from && toAt == fromAt {
+		return
+	}
+	if err := d.queue.Copy(to.buffer, 4*toAt, from.buffer, 4*fromAt, 4*int64(len(x))); err != nil {
+		c.fail(err)
+	}
+}
+
+// Add sets dst to x + y.
+func (d *Device) Add(dst, x, y []float32) {
+	xpu.CheckElements("Add", dst, x, y)
+	c := d.begin()
+	defer c.end()
+	c.launch("add", items(len(dst)), c.writes(dst), c.reads(x), c.reads(y), long(len(dst)))
+}

@@ -1,0 +1,223 @@
+package gpu
+
+import (
+	"context"
+	"errors"
+	"math"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"mula/xpu"
+	"mula/xpu/opencl"
+)
+
+// give is a command that gives x to the host, multiplied by nothing.
+func give(d *Device, x []float32, take func(words []uint32)) {
+	c := d.begin()
+	defer c.end()
+	zero := c.take(len(x))
+	c.launch("add", items(len(x)), zero, c.reads(x), c.reads(x), long(len(x)))
+	c.launch("add", items(len(x)), c.result(len(x), take), zero, c.reads(x), long(len(x)))
+}
+
+// Host results come with the next Wait, each with its own numbers, also if they fill several buffers or one needs a buffer of its own.
+func TestResults(t *testing.T) {
+	d := newTest(t, xpu.FP32, processorShape)
+	const many = resultsBytes/4 + 1
+	x, err := d.Floats(many)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range x {
+		x[i] = float32(i % 1000)
+	}
+	d.ToDevice(x)
+	for round := range 2 {
+		got := 0
+		for i, n := range []int{5, 1000, many, 7, resultsBytes/4 - 1000, 2000, 1} {
+			give(d, x[:n], func(words []uint32) {
+				if len(words) != n || i != got {
+					t.Errorf("round %d: result %d has %d numbers; want result %d with %d", round, i, len(words), got, n)
+				}
+				got++
+				for i, w := range words {
+					if math.Float32frombits(w) != 3*x[i] {
+						t.Errorf("round %d: number %d of %d is %v, want %v", round, i, n, math.Float32frombits(w), 3*x[i])
+						break
+					}
+				}
+			})
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if err := d.Wait(ctx); !errors.Is(err, context.Canceled) || got > 0 {
+			t.Errorf("Wait with a done context: %v, and %d results", err, got)
+		}
+		if err := d.Wait(t.Context()); err != nil || got != 7 {
+			t.Errorf("Wait: %v, and %d results", err, got)
+		}
+	}
+}
+
+// The first error of the driver stays, and nothing is done after it.
+func TestBrokenDevice(t *testing.T) {
+	d := newTest(t, xpu.FP32, processorShape)
+	x, err := d.Floats(3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	give(d, x, func([]uint32) { t.Error("a result of a broken device") })
+	queue, err := d.context.NewQueue(false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	working := d.queue
+	d.queue = queue
+	queue.Release() // every call fails now
+	d.Add(x, x, x)
+	d.queue = working // too late
+	d.Add(x, x, x)
+	d.Zero(x)
+	d.ToDevice(x)
+	first := d.Wait(t.Context())
+	if !errors.Is(first, opencl.ErrReleased) || !strings.Contains(first.Error(), "kernel add") {
+		t.Fatalf("Wait: %v", first)
+	}
+	if err := d.ToHost(t.Context(), x); err != first {
+		t.Errorf("ToHost: %v, want %v", err, first)
+	}
+	d.MatMul(false, false, 1, 1, 1, x[:1], 1, x[1:2], 1, x[2:], 1, false)
+	if err := d.Wait(t.Context()); err != first {
+		t.Errorf("Wait: %v, want %v", err, first)
+	}
+}
+
+// What a device has made goes with it.
+func TestClose(t *testing.T) {
+	before := opencl.Live()
+	for _, broken := range []bool{false, true} {
+		d, err := newDevice(t.Context(), someDevice(t), Options{Threads: 1, Profile: true}, processorShape)
+		if err != nil {
+			t.Fatal(err)
+		}
+		x, err := d.Floats(1000)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d.Name() != "opencl "+d.device.Name+", 1 thread" || !strings.HasPrefix(d.Arithmetic(), "opencl "+d.device.Name+" driver ") || d.Precision() != xpu.FP32 {
+			t.Errorf("%s, %s, %s", d.Name(), d.Arithmetic(), d.Precision())
+		}
+		give(d, x, func([]uint32) {})
+		if err := d.Wait(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if p := d.Profile(); len(p) != 1 || p[0].Kernel != "add" || p[0].Launches != 2 || p[0].Time <= 0 {
+			t.Errorf("profile %+v", p)
+		}
+		give(d, x, func([]uint32) {})
+		if broken {
+			d.command.fail(errors.New("lost"))
+			if err := d.Wait(t.Context()); err == nil || err.Error() != "gpu: lost" {
+				t.Errorf("Wait: %v", err)
+			}
+		}
+		d.Close()
+		d.Close()
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Error("Zero after Close does not panic")
+				}
+			}()
+			d.Zero(x)
+		}()
+	}
+	for begin := time.Now(); opencl.Live() != before && time.Since(begin) < time.Minute; time.Sleep(time.Millisecond) { // what nobody waited for
+	}
+	if after := opencl.Live(); after != before {
+		t.Errorf("left behind: %+v, before %+v", after, before)
+	}
+}
+
+func TestWrongOptions(t *testing.T) {
+	device := someDevice(t)
+	for _, o := range []Options{{Precision: "fp8"}, {Threads: -1}} {
+		if _, err := New(t.Context(), device, o); err == nil || !strings.HasPrefix(err.Error(), "gpu: ") {
+			t.Errorf("%+v: %v", o, err)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := New(ctx, device, Options{}); !errors.Is(err, context.Canceled) {
+		t.Errorf("with a done context: %v", err)
+	}
+}
+
+// Memory is counted: what is freed can be had again, and packed copies and scratch memory count, too.
+func TestRoom(t *testing.T) {
+	d := newTest(t, xpu.FP32, processorShape)
+	start := d.memory.bytes
+	x, err := d.Floats(1 << 20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d.memory.bytes != start+4<<20 {
+		t.Errorf("%d bytes more, want %d", d.memory.bytes-start, 4<<20)
+	}
+	d.Free(x)
+	if d.memory.bytes != start {
+		t.Errorf("%d bytes are left", d.memory.bytes-start)
+	}
+	small := *d.device
+	small.Memory = 1 << 20
+	d.device = &small
+	if x, err := d.Floats(1 << 20); err == nil || !strings.Contains(err.Error(), "no room for 4194304 bytes: of 1048576 there are") {
+		t.Errorf("%d elements, %v", len(x), err)
+	}
+	// A command without room for its scratch memory breaks the device.
+	y, err := d.Floats(1 << 17)
+	if err != nil {
+		t.Fatal(err)
+	}
+	small.Memory = d.memory.bytes + 1000
+	d.MatMul(false, false, 1, 1<<14, 4, y[:4], 4, y[4:], 1<<14, y[1<<16+4:], 1<<14, false)
+	if err := d.Wait(t.Context()); err == nil || !strings.Contains(err.Error(), "scratch memory") {
+		t.Errorf("Wait: %v", err)
+	}
+}
+
+// Programs go through the cache of the options.
+func TestCache(t *testing.T) {
+	d := newTest(t, xpu.FP32, processorShape)
+	folder := t.TempDir()
+	d.cache = opencl.NewCache(folder)
+	for range 2 {
+		kernels, err := d.build(t.Context(), d.program("memory.cl", ""))
+		if err != nil || len(kernels) != 1 {
+			t.Fatalf("%d kernels, %v", len(kernels), err)
+		}
+		for _, k := range kernels {
+			k.Release()
+		}
+		if files, err := os.ReadDir(folder); err != nil || len(files) != 1 {
+			t.Errorf("%d files in the cache, %v", len(files), err)
+		}
+	}
+}
+
+func BenchmarkLaunch(b *testing.B) {
+	d := newTest(b, xpu.FP32, processorShape)
+	x, err := d.Floats(64)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		d.Add(x, x, x)
+	}
+	if err := d.Wait(b.Context()); err != nil {
+		b.Fatal(err)
+	}
+}

@@ -1,0 +1,95 @@
+package gpu
+
+import (
+	"math"
+
+	"mula/xpu"
+)
+
+// squaresLength is the number of elements whose squares a group of work-items adds up; it divides [xpu.BlockSize]. The host adds up the sums of a block.
+const squaresLength = 1 << 14
+
+// updateLength is the number of weights that a group updates where nothing is added up.
+const updateLength = 1 << 11
+
+// squareGroups is the number of groups that add up the squares of a stretch.
+func squareGroups(n int) int { return (n + squaresLength - 1) / squaresLength }
+
+// A squareSums takes the sums of groups to those of blocks.
+type squareSums struct{ lengths []int } // of the stretches
+
+func (s *squareSums) add(n int) { s.lengths = append(s.lengths, n) }
+
+// words is the number of words that groups have for the host.
+func (s *squareSums) words() (n int) {
+	for _, length := range s.lengths {
+		n += 3 * squareGroups(length)
+	}
+	return n
+}
+
+// give sets the sums of blocks.
+func (s *squareSums) give(sums []float64, words []uint32) {
+	const scale = 0x1p160 // the square of that of large numbers
+	next := func() float64 {
+		v := math.Float32frombits(words[0])
+		words = words[1:]
+		return float64(v)
+	}
+	at := 0
+	for _, length := range s.lengths {
+		for begin := 0; begin < length; begin += xpu.BlockSize {
+			sum := 0.0
+			for range squareGroups(min(xpu.BlockSize, length-begin)) {
+				large, middle, small := next(), next(), next()
+				sum += large*scale + middle + small/scale
+			}
+			sums[at] = sum
+			at++
+		}
+	}
+}
+
+// SumSquares adds up squares; see [xpu.Layers].
+func (d *Device) SumSquares(stretches [][]float32, sums []float64) {
+	xpu.CheckSumSquares(stretches, sums)
+	var s squareSums
+	for _, x := range stretches {
+		s.add(len(x))
+	}
+	c := d.begin()
+	defer c.end()
+	result := c.result(s.words(), func(words []uint32) { s.give(sums, words) })
+	for _, x := range stretches {
+		c.launch("sum_squares", c.rows(squareGroups(len(x))), result, c.reads(x), long(len(x)), integer(squaresLength))
+		result = result.plus(3 * squareGroups(len(x)))
+	}
+}
+
+// AdamW updates weights and moments; see [xpu.Layers].
+func (d *Device) AdamW(rule xpu.AdamW, stretches []xpu.Moments, before, change []float64) {
+	xpu.CheckAdamW(stretches, before, change)
+	c := d.begin()
+	defer c.end()
+	var s squareSums
+	length := updateLength
+	if len(before) > 0 {
+		length = squaresLength
+		for _, x := range stretches {
+			s.add(len(x.Weight))
+		}
+	}
+	resultBefore := c.result(s.words(), func(words []uint32) { s.give(before, words) })
+	resultChange := c.result(s.words(), func(words []uint32) { s.give(change, words) })
+	t := float64(rule.Step)
+	rate, root := rule.LearningRate/(1-math.Pow(rule.Beta1, t)), 1/math.Sqrt(1-math.Pow(rule.Beta2, t))
+	for _, x := range stretches {
+		n := (len(x.Weight) + length - 1) / length
+		c.launch("adamw", c.rows(n), c.writes(x.Weight), c.reads(x.Grad), c.writes(x.M), c.writes(x.V), resultBefore, resultChange,
+			long(len(x.Weight)), integer(length), number(rule.GradScale), number(rule.Beta1), number(1-rule.Beta1), number(rule.Beta2), number(1-rule.Beta2),
+			number(1-rule.LearningRate*rule.WeightDecay), number(rate), number(rule.Epsilon), number(root), number(float64(rule.Keep)))
+		if len(before) > 0 {
+			resultBefore, resultChange = resultBefore.plus(3*n), resultChange.plus(3*n)
+		}
+	}
+}

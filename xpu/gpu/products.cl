@@ -1,0 +1,285 @@
+// Products of matrices, C = op(A)·op(B). Of a stored matrix with leading dimension ld, element (i, j) of op is x[i·rows + j·columns]: rows = ld and
+// columns = 1 as it is, the other way round of the transpose. An element of C is one chain of fused multiply-adds over the terms, in ascending order,
+// from zero; so it depends on nothing but its operands.
+
+// Which rows a tile has, of which group. With tiles the rows of groups follow each other, and a tile has rows of one. With starts the terms of groups
+// follow each other, and there is a matrix C for each.
+typedef struct {
+	int group, row, rows, first, terms;
+} part;
+
+inline part part_of(const int at, const global int *tiles, const bool tiled, const global int *starts, const bool started, const int height, const int m, const int k)
+{
+	part p;
+	if (tiled) {
+		const int4 tile = vload4(at, tiles);
+		p.group = tile.x, p.row = tile.y, p.rows = tile.z;
+	} else {
+		p.group = started ? get_group_id(2) : 0;
+		p.row = at * height;
+		p.rows = min(height, m - p.row);
+	}
+	p.first = started ? starts[p.group] : 0;
+	p.terms = started ? starts[p.group + 1] - p.first : k;
+	return p;
+}
+
+// tiles[i] = (group, first row, rows, 0): the rows of each group in tiles of so many rows; what is left of tiles has none. One group of work-items.
+kernel void tiles_of_groups(MEMORY(int, tiles), MEMORY(const int, counts), const int groups, const int height, const int rows, const int length)
+{
+	LOCATE(tiles), LOCATE(counts);
+	const int item = get_local_id(0), items = get_local_size(0);
+	for (int g = item; g <= groups; g += items) {
+		int start = 0, at = 0;
+		for (int i = 0; i < g; i++) {
+			start += counts[i];
+			at += (counts[i] + height - 1) / height;
+		}
+		if (g == groups) {
+			for (; at < length; at++)
+				vstore4((int4)(0), at, tiles);
+			break;
+		}
+		const int end = min(start + counts[g], rows);
+		for (; start < end && at < length; start += height, at++)
+			vstore4((int4)(g, start, min(height, end - start), 0), at, tiles);
+	}
+}
+
+// starts[g] = the rows of the groups before g
+kernel void starts_of_groups(MEMORY(int, starts), MEMORY(const int, counts), const int groups, const int rows)
+{
+	LOCATE(starts), LOCATE(counts);
+	const int g = get_global_id(0);
+	if (g > groups)
+		return;
+	int start = 0;
+	for (int i = 0; i < g; i++)
+		start += counts[i];
+	starts[g] = min(start, rows);
+}
+
+// A copy of a matrix of so many columns, rounded, without gaps. Dimension 1 is the row.
+kernel void round_operand(MEMORY(float, dst), MEMORY(const float, x), const int columns, const long ld)
+{
+	LOCATE(dst), LOCATE(x);
+	const size_t i = get_global_id(0), row = get_group_id(1);
+	if (i < columns)
+		dst[row * columns + i] = operand(x[row * ld + i]);
+}
+
+// The transpose of that, dst[i · rows + r]: a work-item has STRIP rows of a column. Dimension 1 is the strip.
+#define STRIP 16
+kernel void transpose_operand(MEMORY(float, dst), MEMORY(const float, x), const int rows, const int columns, const long ld)
+{
+	LOCATE(dst), LOCATE(x);
+	const size_t i = get_global_id(0), first = STRIP * get_group_id(1);
+	if (i >= columns)
+		return;
+	x += first * ld + i;
+	dst += i * rows + first;
+	if (first + STRIP <= rows) {
+		float line[STRIP];
+		#pragma unroll
+		for (int r = 0; r < STRIP; r++)
+			line[r] = operand(x[r * ld]);
+		#pragma unroll
+		for (int r = 0; r < STRIP; r++)
+			dst[r] = line[r];
+		return;
+	}
+	for (int r = 0; first + r < rows; r++)
+		dst[r] = operand(x[r * ld]);
+}
+
+// For a processor: a work-item has ROWS × PANEL elements of C in registers. op(B) lies in panels of PANEL columns, term after term, with zeros beyond
+// its last column.
+#define PANEL 32
+#define ROWS 8
+
+// panels[matrix][panel][term][PANEL] = op(B), from a column on: a work-item has STRIP terms of a panel. Dimension 0 is the strip, 1 the panel, 2 the matrix.
+// With counts, matrices of groups without rows are left out.
+kernel void pack_panels(MEMORY(float, panels), MEMORY(const float, b), MEMORY(const int, counts), const int column, const int n, const int k, const long b_rows,
+	const long b_stack)
+{
+	LOCATE(panels), LOCATE(b), LOCATE(counts);
+	if (GIVEN(counts) && counts[get_group_id(2)] == 0)
+		return;
+	const int first = STRIP * get_group_id(0), at = column + PANEL * get_group_id(1), terms = min(STRIP, k - first);
+	const size_t panel = get_group_id(2) * get_num_groups(1) + get_group_id(1);
+	panels += (panel * k + first) * PANEL;
+	b += get_group_id(2) * b_stack + first * b_rows + at;
+	for (int t = 0; t < terms; t++, panels += PANEL, b += b_rows)
+		if (n - at >= PANEL)
+			for (int j = 0; j < PANEL; j++)
+				panels[j] = operand(b[j]);
+		else
+			for (int j = 0; j < PANEL; j++)
+				panels[j] = j < n - at ? operand(b[j]) : 0;
+}
+
+// The same where a column of op(B) lies in one piece: a work-item has STRIP terms of a panel. Dimension 0 is the strip.
+kernel void pack_columns(MEMORY(float, panels), MEMORY(const float, b), MEMORY(const int, counts), const int column, const int n, const int k, const long b_columns,
+	const long b_stack)
+{
+	LOCATE(panels), LOCATE(b), LOCATE(counts);
+	if (GIVEN(counts) && counts[get_group_id(2)] == 0)
+		return;
+	const int first = STRIP * get_group_id(0), at = column + PANEL * get_group_id(1), columns = min(PANEL, n - at), terms = min(STRIP, k - first);
+	const size_t panel = get_group_id(2) * get_num_groups(1) + get_group_id(1);
+	panels += (panel * k + first) * PANEL;
+	b += get_group_id(2) * b_stack + at * b_columns + first;
+	float lines[PANEL][STRIP];
+	for (int j = 0; j < columns; j++)
+		if (terms == STRIP)
+			vstore16(vload16(0, b + j * b_columns), 0, lines[j]);
+		else
+			for (int t = 0; t < terms; t++)
+				lines[j][t] = b[j * b_columns + t];
+	for (int j = columns; j < PANEL; j++)
+		vstore16(0, 0, lines[j]);
+	for (int t = 0; t < terms; t++)
+		for (int j = 0; j < PANEL; j++)
+			panels[t * PANEL + j] = operand(lines[j][t]);
+}
+
+kernel void multiply_registers(MEMORY(float, c), MEMORY(const float, a), MEMORY(const float, panels), MEMORY(const int, tiles), MEMORY(const int, starts),
+	const int column, const int m, const int n, const int k, const long a_rows, const long a_columns, const long ldc, const int accumulate)
+{
+	LOCATE(c), LOCATE(a), LOCATE(panels), LOCATE(tiles), LOCATE(starts);
+	// With tiles, panels are dimension 0: the rows of a tile and the matrix of its group stay in the caches, while all panels have their turn. Without,
+	// they are dimension 1: a panel stays there.
+	const bool tiled = GIVEN(tiles);
+	const int down = get_group_id(tiled ? 1 : 0), across = get_group_id(tiled ? 0 : 1);
+	const part p = part_of(down, tiles, tiled, starts, GIVEN(starts), ROWS, m, k);
+	if (p.rows <= 0 || accumulate && p.terms <= 0)
+		return;
+	const size_t panel = (tiled ? p.group * get_num_groups(0) : 0) + across;
+	panels += (panel * k + p.first) * PANEL;
+	a += p.row * a_rows + p.first * a_columns;
+	c += (GIVEN(starts) ? (size_t)p.group * m * n : 0) + p.row * ldc;
+	const global float *row[ROWS]; // beyond the last, the last again
+	#pragma unroll
+	for (int r = 0; r < ROWS; r++)
+		row[r] = a + min(r, p.rows - 1) * a_rows;
+	float16 left[ROWS], right[ROWS];
+	#pragma unroll
+	for (int r = 0; r < ROWS; r++)
+		left[r] = right[r] = 0;
+	for (long t = 0; t < p.terms; t++) {
+		const float16 x = vload16(2 * t, panels), y = vload16(2 * t + 1, panels);
+		#pragma unroll
+		for (int r = 0; r < ROWS; r++) {
+			const float16 v = row[r][t * a_columns];
+			left[r] = fma(v, x, left[r]);
+			right[r] = fma(v, y, right[r]);
+		}
+	}
+	const int j = column + PANEL * across;
+	if (j + PANEL <= n) {
+		#pragma unroll
+		for (int r = 0; r < ROWS; r++)
+			if (r < p.rows) {
+				global float *to = c + r * ldc + j;
+				vstore16(accumulate ? vload16(0, to) + left[r] : left[r], 0, to);
+				vstore16(accumulate ? vload16(1, to) + right[r] : right[r], 1, to);
+			}
+		return;
+	}
+	#pragma unroll
+	for (int r = 0; r < ROWS; r++)
+		if (r < p.rows) {
+			float line[PANEL];
+			vstore16(left[r], 0, line);
+			vstore16(right[r], 1, line);
+			for (int i = 0; j + i < n; i++)
+				c[r * ldc + j + i] = accumulate ? c[r * ldc + j + i] + line[i] : line[i];
+		}
+}
+
+// For a GPU: 64 work-items have SIDE × SIDE elements of C, each 8 × 8 of them: rows and columns 4·y … 4·y+3 and 32 + 4·y …, with y of 8. DEPTH terms of
+// A and B at a time are in local memory, zeros beyond their edges.
+#define SIDE 64
+#define DEPTH 16
+#define LINE (SIDE + 4)
+
+inline void fill_tile(local float (*tile)[LINE], const global float *x, const long along, const long terms, const int size, const int depth)
+{
+	const int item = get_local_id(0);
+	#pragma unroll 4
+	for (int i = 0; i < SIDE * DEPTH / 64; i++) {
+		const int e = 64 * i + item; // neighbours read what lies side by side
+		const int at = along == 1 ? e % SIDE : e / DEPTH, d = along == 1 ? e / SIDE : e % DEPTH;
+		tile[d][at] = at < size && d < depth ? operand(x[at * along + d * terms]) : 0;
+	}
+}
+
+inline void store_four(global float *c, const float4 v, const int n, const int accumulate)
+{
+	if (n >= 4) {
+		vstore4(accumulate ? vload4(0, c) + v : v, 0, c);
+		return;
+	}
+	if (n > 0)
+		c[0] = accumulate ? c[0] + v.x : v.x;
+	if (n > 1)
+		c[1] = accumulate ? c[1] + v.y : v.y;
+	if (n > 2)
+		c[2] = accumulate ? c[2] + v.z : v.z;
+}
+
+inline void store_row(global float *c, const float8 v, const bool is, const int x, const int n, const int accumulate)
+{
+	if (is) {
+		store_four(c + x, v.lo, n - x, accumulate);
+		store_four(c + x + 32, v.hi, n - x - 32, accumulate);
+	}
+}
+
+#ifdef cl_intel_required_subgroup_size
+__attribute__((intel_reqd_sub_group_size(16))) // in sub-groups of 32 Intel's compiler has too few registers for an item
+#endif
+kernel __attribute__((reqd_work_group_size(64, 1, 1)))
+void multiply_shared(MEMORY(float, c), MEMORY(const float, a), MEMORY(const float, b), MEMORY(const int, tiles), MEMORY(const int, starts),
+	const int m, const int n, const int k, const long a_rows, const long a_columns, const long b_rows, const long b_columns, const long b_stack, const long ldc,
+	const int accumulate)
+{
+	local float __attribute__((aligned(16))) left[DEPTH][LINE], right[DEPTH][LINE];
+	LOCATE(c), LOCATE(a), LOCATE(b), LOCATE(tiles), LOCATE(starts);
+	const part p = part_of(get_group_id(0), tiles, GIVEN(tiles), starts, GIVEN(starts), SIDE, m, k);
+	if (p.rows <= 0 || accumulate && p.terms <= 0)
+		return;
+	const int column = SIDE * get_group_id(1), y = 4 * (get_local_id(0) / 8), x = 4 * (get_local_id(0) % 8);
+	a += p.row * a_rows + p.first * a_columns;
+	b += (GIVEN(tiles) ? p.group * b_stack : p.first * b_rows) + column * b_columns;
+	c += (GIVEN(starts) ? (size_t)p.group * m * n : 0) + p.row * ldc + column;
+	float8 sum[8] = {0, 0, 0, 0, 0, 0, 0, 0}; // indexed by constants alone: so it stays in registers
+	for (int t = 0; t < p.terms; t += DEPTH) {
+		fill_tile(left, a + t * a_columns, a_rows, a_columns, p.rows, p.terms - t);
+		fill_tile(right, b + t * b_rows, b_columns, b_rows, n - column, p.terms - t);
+		barrier(CLK_LOCAL_MEM_FENCE);
+		#pragma unroll 4
+		for (int d = 0; d < DEPTH; d++) {
+			const float8 v = (float8)(vload4(0, left[d] + y), vload4(0, left[d] + y + 32)), w = (float8)(vload4(0, right[d] + x), vload4(0, right[d] + x + 32));
+			sum[0] = fma((float8)v.s0, w, sum[0]);
+			sum[1] = fma((float8)v.s1, w, sum[1]);
+			sum[2] = fma((float8)v.s2, w, sum[2]);
+			sum[3] = fma((float8)v.s3, w, sum[3]);
+			sum[4] = fma((float8)v.s4, w, sum[4]);
+			sum[5] = fma((float8)v.s5, w, sum[5]);
+			sum[6] = fma((float8)v.s6, w, sum[6]);
+			sum[7] = fma((float8)v.s7, w, sum[7]);
+		}
+		barrier(CLK_LOCAL_MEM_FENCE);
+	}
+#define STORE(i) store_row(c + (y + ROW(i)) * ldc, sum[i], y + ROW(i) < p.rows, x, n - column, accumulate)
+#define ROW(i) (i % 4 + 32 * (i / 4))
+	STORE(0);
+	STORE(1);
+	STORE(2);
+	STORE(3);
+	STORE(4);
+	STORE(5);
+	STORE(6);
+	STORE(7);
+}

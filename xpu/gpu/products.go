@@ -1,0 +1,139 @@
+package gpu
+
+import "mula/xpu"
+
+// The kernels' tiles of C; see products.cl.
+const (
+	registerRows, panelColumns = 8, 32 // ROWS, PANEL
+	stripTerms                 = 16    // STRIP
+	tileSide                   = 64    // SIDE
+)
+
+// packedElements bounds the copy of op(B) of one launch, on a processor.
+const packedElements = 16 << 20
+
+// A product is one of the three: whole, by groups of rows of C, or by groups of terms. Element (i, j) of op(A) is a[i·aRows + j·aColumns].
+type product struct {
+	m, n, k             int
+	a, b, c             []float32
+	aRows, aColumns     int
+	bRows, bColumns     int
+	stack               int // elements between the matrices B of groups of rows
+	ldc                 int
+	accumulate          bool
+	counts              []int32
+	groupRows, groupSum bool // groups of rows; groups of terms, with a matrix C each
+}
+
+// strides are those of op of a stored matrix.
+func strides(trans bool, ld int) (rows, columns int) {
+	if trans {
+		return 1, ld
+	}
+	return ld, 1
+}
+
+// MatMul computes a product; see [mula/xpu.Products].
+func (d *Device) MatMul(transA, transB bool, m, n, k int, a []float32, lda int, b []float32, ldb int, c []float32, ldc int, accumulate bool) {
+	xpu.CheckMatMul(transA, transB, m, n, k, a, lda, b, ldb, c, ldc)
+	p := product{m: m, n: n, k: k, a: a, b: b, c: c, ldc: ldc, accumulate: accumulate}
+	p.aRows, p.aColumns = strides(transA, lda)
+	p.bRows, p.bColumns = strides(transB, ldb)
+	d.multiply(p)
+}
+
+// GroupedMatMul multiplies groups of rows, each by its own matrix.
+func (d *Device) GroupedMatMul(counts []int32, rows int, transB bool, n, k int, a, b, c []float32, accumulate bool) {
+	xpu.CheckGroupedMatMul(counts, rows, transB, n, k, a, b, c)
+	p := product{m: rows, n: n, k: k, a: a, b: b, c: c, aRows: k, aColumns: 1, stack: k * n, ldc: n, accumulate: accumulate, counts: counts, groupRows: true}
+	if p.bRows, p.bColumns = n, 1; transB {
+		p.bRows, p.bColumns = 1, k
+	}
+	d.multiply(p)
+}
+
+// GroupedWeightGrad computes the gradients of the matrices of groups.
+func (d *Device) GroupedWeightGrad(counts []int32, rows, m, n int, a, dc, db []float32, accumulate bool) {
+	xpu.CheckGroupedWeightGrad(counts, rows, m, n, a, dc, db)
+	d.multiply(product{m: m, n: n, k: rows, a: a, b: dc, c: db, aRows: 1, aColumns: m, bRows: n, bColumns: 1, ldc: n, accumulate: accumulate, counts: counts, groupSum: true})
+}
+
+func (d *Device) multiply(p product) {
+	c := d.begin()
+	defer c.end()
+	parts := 1
+	if p.groupRows || p.groupSum {
+		parts = len(p.counts)
+	}
+	if p.m == 0 || p.n == 0 || parts == 0 || p.k == 0 && p.accumulate {
+		return
+	}
+	if d.matrixLanes() > 0 {
+		c.multiplyMatrix(p)
+		return
+	}
+	to := c.writes(p.c)
+	a, b, aRows, aColumns := c.reads(p.a), c.reads(p.b), p.aRows, p.aColumns
+	height := tileSide
+	if d.shape.processor {
+		height = registerRows
+		if p.k > 0 && (aColumns != 1 || d.precision == xpu.BF16) {
+			a, aRows, aColumns = c.straight(p), p.k, 1
+		}
+	}
+	// The tiles, or where the groups begin, are found on the device: the host does not know the counts.
+	tiles, starts := c.reads(nil), c.reads(nil)
+	down, matrices := (p.m+height-1)/height, 1
+	switch {
+	case p.groupRows:
+		down += parts
+		tiles = c.take(4 * down)
+		c.launch("tiles_of_groups", items(1), tiles, c.readsInts(p.counts), integer(parts), integer(height), integer(p.m), integer(down))
+	case p.groupSum:
+		matrices = parts
+		starts = c.take(parts + 1)
+		c.launch("starts_of_groups", items(parts+1), starts, c.readsInts(p.counts), integer(parts), integer(p.k))
+	}
+	accumulate := integer(0)
+	if p.accumulate {
+		accumulate = integer(1)
+	}
+	if !d.shape.processor {
+		c.launch("multiply_shared", groups(64, down, (p.n+tileSide-1)/tileSide, matrices), to, a, b, tiles, starts,
+			integer(p.m), integer(p.n), integer(p.k), long(aRows), long(aColumns), long(p.bRows), long(p.bColumns), long(p.stack), long(p.ldc), accumulate)
+		return
+	}
+	stack, packed := 1, c.reads(nil)
+	if p.groupRows {
+		stack, packed = parts, c.readsInts(p.counts)
+	}
+	all := (p.n + panelColumns - 1) / panelColumns
+	each := max(1, min(all, packedElements/max(1, stack*p.k*panelColumns)))
+	panels := c.take(stack * each * p.k * panelColumns)
+	for first := 0; first < all; first += each {
+		across, column := min(each, all-first), integer(first*panelColumns)
+		pack, between := "pack_panels", p.bRows
+		if between == 1 {
+			pack, between = "pack_columns", p.bColumns
+		}
+		c.launch(pack, groups(1, (p.k+stripTerms-1)/stripTerms, across, stack), panels, b, packed, column, integer(p.n), integer(p.k), long(between), long(p.stack))
+		order := groups(1, down, across, matrices)
+		if p.groupRows {
+			order = groups(1, across, down, 1)
+		}
+		c.launch("multiply_registers", order, to, a, panels, tiles, starts,
+			column, integer(p.m), integer(p.n), integer(p.k), long(aRows), long(aColumns), long(p.ldc), accumulate)
+	}
+}
+
+// straight makes a rounded copy of op(A) whose rows lie in one piece each.
+func (c *command) straight(p product) argument {
+	a, x := c.take(p.m*p.k), c.reads(p.a)
+	if p.aColumns == 1 {
+		c.launch("round_operand", groups(itemsGroup, (p.k+itemsGroup-1)/itemsGroup, p.m, 1), a, x, integer(p.k), long(p.aRows))
+	} else {
+		c.launch("transpose_operand", groups(itemsGroup, (p.m+itemsGroup-1)/itemsGroup, (p.k+stripTerms-1)/stripTerms, 1), a, x,
+			integer(p.k), integer(p.m), long(p.aColumns))
+	}
+	return a
+}

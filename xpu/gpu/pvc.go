@@ -1,0 +1,208 @@
+package gpu
+
+import (
+	"maps"
+	"unsafe"
+
+	"mula/xpu"
+	"mula/xpu/opencl"
+)
+
+// Products by matrix instructions, in [xpu.BF16]: operands are rounded and packed by kernels, and multiplied by others; see pvc.cl. A packed operand
+// takes half of its memory again. Those of weights, the B of products whose A is not transposed, are kept while there is room, and packed
+// again only when the weights have changed: once in a step of an optimizer, however many passes it has.
+
+// Sizes of pvc.cl.
+const (
+	matrixRows, matrixColumns = 32, 64 // of a sub-group's tile
+	matrixStep                = 16     // terms of a sum at a time
+	matrixSide                = 4      // a work-group is 4 × 4 sub-groups
+)
+
+// matrixLanes is the number of work-items of a sub-group that multiplies matrices: 1 where that is emulated, 0 if the device has no such path.
+func (d *Device) matrixLanes() int {
+	switch {
+	case d.precision != xpu.BF16:
+		return 0
+	case d.shape.emulate != "":
+		return 1
+	case d.device.MatrixInstructions():
+		return 16
+	}
+	return 0
+}
+
+// matrixProgram is pvc.cl. The matrix kernels have all registers of two threads each.
+func (d *Device) matrixProgram() program {
+	if d.shape.emulate != "" {
+		return d.program("pvc.cl", d.shape.emulate)
+	}
+	return d.program("pvc.cl", "-cl-intel-256-GRF-per-thread")
+}
+
+// Sources are the programs that a device compiles, those of first use included. The device need not be there: its type and its extensions decide.
+func Sources(device *opencl.Device, precision xpu.Precision) []opencl.Source {
+	d := &Device{device: device, precision: precision, shape: shapeOf(device)}
+	all := d.programs()
+	if !d.shape.processor {
+		for _, size := range []int{attendSide, 2 * attendSide} {
+			options := d.attendOptions(size)
+			p := d.program("attention.cl", options)
+			p.source.Name += " " + options
+			all = append(all, p)
+		}
+	}
+	var sources []opencl.Source
+	for _, p := range all {
+		sources = append(sources, p.source)
+	}
+	return sources
+}
+
+func over(n, by int) int { return (n + by - 1) / by }
+
+// multiplyMatrix computes a product by matrix instructions.
+func (c *command) multiplyMatrix(p product) {
+	a, b := operand{p.a, p.aColumns, p.aRows}, operand{p.b, p.bRows, p.bColumns}
+	switch {
+	case p.groupSum:
+		c.sumRows(p, a, b)
+	case p.groupRows:
+		c.multiplyRows(p, len(p.counts), a, b, true)
+	default:
+		c.multiplyRows(p, 1, a, b, p.aColumns == 1)
+	}
+}
+
+// An operand is memory in which element (t, i), t the term of the sum and i the row of A or the column of B, is at t*term + i*index.
+type operand struct {
+	x           []float32
+	term, index int
+}
+
+// plan counts panels, steps and bands of groups. Without counts there is one group of all rows.
+func (c *command) plan(counts []int32, groups, rows int) argument {
+	plan := c.take(4 * (groups + 1))
+	c.launch("pvc_plan", items(groups+1), plan, c.readsInts(counts), integer(groups), integer(rows))
+	return plan
+}
+
+// pieces is a bound of the number of pieces, of so many rows each, that groups are cut into.
+func pieces(groups, rows, size int) int { return min(rows, rows/size+groups) }
+
+// multiplyRows multiplies groups of rows of A, each by its matrix B. weights says that B is one of weights.
+func (c *command) multiplyRows(p product, groups int, a, b operand, weights bool) {
+	steps, panels, across := 2*over(p.k, 2*matrixStep), pieces(groups, p.m, matrixRows), over(p.n, matrixColumns)
+	plan := c.plan(p.counts, groups, p.m)
+	left := c.take(panels * steps * matrixRows * matrixStep / 2)
+	c.launch("pvc_pack_rows", grid{[3]int{panels, over(steps, 8), 1}, [3]int{matrixRows, 8, 1}},
+		left, c.reads(a.x), plan, integer(groups), long(a.index), long(a.term), integer(p.k), integer(steps))
+	right, packed := c.packedWeights(weights, packedKey{term: b.term, index: b.index, groups: groups, k: p.k, n: p.n}, b.x, groups*across*steps*matrixColumns*matrixStep/2)
+	if !packed {
+		c.launch("pvc_pack_matrices", grid{[3]int{across, over(steps, 4), groups}, [3]int{matrixColumns, 4, 1}},
+			right, c.reads(b.x), long(p.stack), long(b.term), long(b.index), integer(p.k), integer(p.n), integer(steps))
+	}
+	c.launch("pvc_product", c.matrixGrid(over(across, matrixSide), pieces(groups, p.m, matrixSide*matrixRows), 1),
+		c.writes(p.c), left, right, plan, integer(groups), integer(p.ldc), integer(p.n), integer(steps), flag(p.accumulate))
+}
+
+// sumRows multiplies, for each group, the transpose of its rows of A by its rows of B.
+func (c *command) sumRows(p product, a, b operand) {
+	groups := len(p.counts)
+	steps, down, across := 2*pieces(groups, p.k, 2*matrixStep), over(p.m, matrixRows), over(p.n, matrixColumns)
+	plan := c.plan(p.counts, groups, p.k)
+	left := c.take(down * steps * matrixRows * matrixStep / 2)
+	c.launch("pvc_pack_left", grid{[3]int{down, over(steps, 8), 1}, [3]int{matrixRows, 8, 1}},
+		left, c.reads(a.x), plan, integer(groups), long(a.term), long(a.index), integer(p.m), integer(steps))
+	right := c.take(across * steps * matrixColumns * matrixStep / 2)
+	c.launch("pvc_pack_right", grid{[3]int{across, over(steps, 4), 1}, [3]int{matrixColumns, 4, 1}},
+		right, c.reads(b.x), plan, integer(groups), long(b.term), long(b.index), integer(p.n), integer(steps))
+	c.launch("pvc_weight_grad", c.matrixGrid(over(across, matrixSide), over(down, matrixSide), groups),
+		c.writes(p.c), left, right, plan, integer(groups), long(p.m*p.n), integer(p.ldc), integer(p.m), integer(p.n), integer(steps), flag(p.accumulate))
+}
+
+// matrixGrid is so many work-groups of 4 × 4 sub-groups.
+func (c *command) matrixGrid(x, y, z int) grid {
+	return groups(matrixSide*matrixSide*c.d.matrixLanes(), x, y, z)
+}
+
+func flag(is bool) argument {
+	if is {
+		return integer(1)
+	}
+	return integer(0)
+}
+
+// packedOperands are those that are kept, under Device.mu. They are dropped when the device needs their room.
+type packedOperands struct {
+	of map[packedKey]*packedOperand
+}
+
+// A packedKey says what was packed, and how.
+type packedKey struct {
+	allocation                *allocation
+	at                        int64
+	term, index, groups, k, n int
+}
+
+type packedOperand struct {
+	buffer  *opencl.Buffer
+	version uint64 // of the allocation when it was packed
+}
+
+// packedWeights gives memory for an operand packed, that is kept if keep says so, and whether the operand is there already, as it is now.
+func (c *command) packedWeights(keep bool, key packedKey, x []float32, elements int) (memory argument, packed bool) {
+	d := c.d
+	if !keep || elements == 0 || d.err != nil {
+		return c.take(elements), false
+	}
+	a, at := d.memory.find(unsafe.SliceData(x), len(x))
+	key.allocation, key.at = a, at
+	p := d.packed.of[key]
+	if p != nil && p.version == a.version {
+		return argument{buffer: p.buffer}, true
+	}
+	if p == nil {
+		buffer, err := d.tryReserve(4 * int64(elements)) // others that are kept stay where they are
+		if err != nil {
+			return c.take(elements), false
+		}
+		if d.packed.of == nil {
+			d.packed.of = map[packedKey]*packedOperand{}
+		}
+		p = &packedOperand{buffer: buffer}
+		d.packed.of[key] = p
+	}
+	p.version = a.version
+	return argument{buffer: p.buffer}, false
+}
+
+// forget drops what was packed of memory that is freed.
+func (w *packedOperands) forget(d *Device, a *allocation) {
+	maps.DeleteFunc(w.of, func(key packedKey, p *packedOperand) bool {
+		if key.allocation != a {
+			return false
+		}
+		d.unreserve(p.buffer)
+		return true
+	})
+}
+
+// drop makes room. It says whether there is more now.
+func (w *packedOperands) drop(d *Device) bool {
+	if len(w.of) == 0 {
+		return false
+	}
+	for _, p := range w.of {
+		d.unreserve(p.buffer)
+	}
+	clear(w.of)
+	return true
+}
+
+// release gives the buffers back.
+func (w *packedOperands) release() {
+	for _, p := range w.of {
+		p.buffer.Release()
+	}
+}

@@ -1,0 +1,85 @@
+package gpu
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"mula/xpu"
+	"mula/xpu/devicetest"
+	"mula/xpu/opencl"
+)
+
+// intelDriver is the file by which the loader finds Intel's driver, as Debian's package intel-opencl-icd installs it.
+const intelDriver = "/etc/OpenCL/vendors/intel.icd"
+
+// pretence lets Intel's driver find a Ponte Vecchio where none is. It compiles, and takes memory, arguments and launches; nothing is executed. Without
+// EnableTimestampPacket=0 it waits for ever for what nobody computes.
+var pretence = []string{
+	"OCL_ICD_VENDORS=" + intelDriver, "NEOReadDebugKeys=1", "SetCommandStreamReceiver=1", "ProductFamilyOverride=pvc", "HardwareInfoOverride=2x8x8",
+	"EnableTimestampPacket=0",
+}
+
+const pretendVariable = "MULA_TEST_PRETENDED_PVC"
+
+// The device takes the path of matrix instructions on a Ponte Vecchio, and Intel's driver takes all that it does there, every command once: programs,
+// arguments, sizes of groups, launches, waiting. What comes out has no meaning.
+func TestPretendedPVC(t *testing.T) {
+	if os.Getenv(pretendVariable) != "" {
+		pretended(t)
+		return
+	}
+	if _, err := os.Stat(intelDriver); err != nil {
+		t.Skipf("Intel's OpenCL driver is not installed (Debian: intel-opencl-icd): %v", err)
+	}
+	program, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	// Of devicetest all commands with right operands: those subtests that are named after a command alone.
+	c := exec.CommandContext(ctx, program, "-test.run", "^TestPretendedPVC$/^mistakes$/^[A-Za-z]+$", "-test.v")
+	c.Env = append(append(os.Environ(), pretence...), pretendVariable+"=1")
+	c.Dir = t.TempDir() // the driver writes a file of all that it would do
+	out, err := c.CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "--- PASS: TestPretendedPVC") {
+		t.Fatalf("%v\n%s", err, out)
+	}
+}
+
+func pretended(t *testing.T) {
+	devices, err := opencl.Devices()
+	if len(devices) != 1 || !devices[0].MatrixInstructions() || devices[0].Type != opencl.GPU {
+		t.Fatalf("the devices are %v, with the error %v; one GPU with matrix instructions is wanted", devices, err)
+	}
+	d, err := New(t.Context(), devices[0], Options{Precision: xpu.BF16, Threads: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	if n := d.matrixLanes(); n != 16 {
+		t.Fatalf("%d lanes; the path of matrix instructions has 16", n)
+	}
+	const rows, n, k = 40, 72, 24
+	counts := twinInts(t, d, []int32{33, 0, 7})
+	a, b, c := twin(t, d, make([]float32, rows*k)), twin(t, d, make([]float32, 3*n*k)), twin(t, d, make([]float32, rows*n))
+	for _, accumulate := range []bool{false, true} {
+		d.MatMul(false, true, rows, n, k, a, k, b, k, c, n, accumulate)
+		d.MatMul(true, false, k, n, rows, a, k, c, n, b, n, accumulate)
+		d.GroupedMatMul(counts, rows, false, n, k, a, b, c, accumulate)
+		d.GroupedWeightGrad(counts, rows, k, n, a, c, b, accumulate)
+	}
+	if err := d.ToHost(t.Context(), b, c); err != nil {
+		t.Fatal(err)
+	}
+	devicetest.Run(t, d, 0)
+	for _, name := range []string{"pvc_plan", "pvc_pack_rows", "pvc_pack_matrices", "pvc_pack_left", "pvc_pack_right", "pvc_product", "pvc_weight_grad"} {
+		if d.kernels[name] == nil {
+			t.Errorf("there is no kernel %s", name)
+		}
+	}
+}

@@ -1,0 +1,189 @@
+// Pvccheck compiles all kernels of package gpu for Intel's Data Center GPU Max (Ponte Vecchio) by Intel's offline compiler, ocloc, and looks into the
+// machine code. It fails if a kernel does not compile, or if a matrix kernel is not what it must be: no dpas, registers spilled, fewer dpas among
+// the instructions of its inner loop than stated. No such GPU is needed.
+//
+//	go run ./xpu/gpu/pvccheck [-table FILE] [-ocloc PROGRAM]
+//
+// With -table the file's part between two marks is replaced by a table of all kernels.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io/fs"
+	"log"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"mula/internal/atomicfile"
+	"mula/xpu"
+	"mula/xpu/gpu"
+	"mula/xpu/opencl"
+)
+
+func main() {
+	log.SetFlags(0)
+	log.SetPrefix("pvccheck: ")
+	table := flag.String("table", "", "the file whose table is replaced")
+	ocloc := flag.String("ocloc", "ocloc", "Intel's offline compiler; Debian's package intel-opencl-icd has it")
+	flag.Parse()
+	if flag.NArg() > 0 {
+		log.Fatalf("%q is no flag", flag.Arg(0))
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
+	defer cancel()
+	kernels, err := compileAll(ctx, *ocloc)
+	if err == nil {
+		err = verdict(kernels)
+	}
+	for _, k := range kernels {
+		fmt.Println(k)
+	}
+	if err == nil && *table != "" {
+		err = replaceTable(*table, kernels)
+	}
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Printf("%d kernels; %d of them multiply by dpas\n", len(kernels), len(matrixKernels))
+}
+
+// pvc is the device as its driver describes it, as far as kernels depend on that.
+var pvc = &opencl.Device{
+	Name: "Ponte Vecchio", Type: opencl.GPU, MaxWorkGroup: 512, LocalMemory: 128 << 10,
+	Extensions: []string{"cl_khr_fp16", "cl_khr_fp64", "cl_intel_subgroups", "cl_intel_subgroups_short", "cl_intel_required_subgroup_size", "cl_intel_subgroup_matrix_multiply_accumulate"},
+}
+
+// compileAll compiles the programs of both precisions. A kernel that comes out alike in both is listed once.
+func compileAll(ctx context.Context, ocloc string) ([]kernel, error) {
+	var all []kernel
+	var failed []error
+	for _, precision := range []xpu.Precision{xpu.FP32, xpu.BF16} {
+		for _, s := range gpu.Sources(pvc, precision) {
+			binary, err := compile(ctx, ocloc, s)
+			if err != nil {
+				failed = append(failed, fmt.Errorf("%s, %s: %w", s.Name, precision, err))
+				continue
+			}
+			kernels, err := inspect(binary)
+			if err != nil {
+				failed = append(failed, fmt.Errorf("%s, %s: %w", s.Name, precision, err))
+				continue
+			}
+			for _, k := range kernels {
+				k.file = s.Name
+				if i := slices.IndexFunc(all, func(other kernel) bool { k.precision = other.precision; return k == other }); i >= 0 {
+					all[i].precision += ", " + string(precision)
+					continue
+				}
+				k.precision = string(precision)
+				all = append(all, k)
+			}
+		}
+	}
+	return all, errors.Join(failed...)
+}
+
+// compile gives the binary that ocloc makes of a source.
+func compile(ctx context.Context, ocloc string, s opencl.Source) ([]byte, error) {
+	dir, err := os.MkdirTemp("", "pvccheck")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	if err := os.WriteFile(filepath.Join(dir, "kernels.cl"), []byte(s.Text), 0o600); err != nil {
+		return nil, err
+	}
+	// Without the internal option the old compiler writes a format of its own, which is no ELF.
+	c := exec.CommandContext(ctx, ocloc, "compile", "-file", "kernels.cl", "-device", "pvc", "-output", "binary", "-output_no_suffix", "-out_dir", "out",
+		"-options", s.Options, "-internal_options", "-cl-intel-allow-zebin")
+	c.Dir = dir
+	if out, err := c.CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("%s with options %q: %w\n%s", ocloc, s.Options, err, out)
+	}
+	binary, err := os.ReadFile(filepath.Join(dir, "out", "binary"))
+	if errors.Is(err, fs.ErrNotExist) {
+		binary, err = os.ReadFile(filepath.Join(dir, "out", "binary.bin")) // as later versions call it
+	}
+	return binary, err
+}
+
+// A matrixKernel is what a kernel that multiplies by dpas must be.
+type matrixKernel struct {
+	name  string
+	dpas  int     // in the inner loop
+	ratio float64 // of dpas among the instructions of that loop, at least
+	// A sub-group's tile of C, and the work-group's.
+	rows, columns, groupRows, groupColumns int
+}
+
+// Two steps are 32 dpas, 24 loads of 256 bytes, and what counts and computes addresses: 91 instructions. With loads of 2 KiB, of later compilers, they
+// are 68.
+var matrixKernels = []matrixKernel{
+	{"pvc_product", 32, 0.33, 32, 64, 128, 256},
+	{"pvc_weight_grad", 32, 0.33, 32, 64, 128, 256},
+}
+
+// bytesPerFLOP is what a tile of C reads of bfloat16 operands for a multiplication and an addition.
+func bytesPerFLOP(rows, columns int) float64 {
+	return 2 * float64(rows+columns) / float64(2*rows*columns)
+}
+
+// verdict says what is wrong with the matrix kernels.
+func verdict(kernels []kernel) error {
+	var wrong []error
+	for _, want := range matrixKernels {
+		i := slices.IndexFunc(kernels, func(k kernel) bool { return k.Name == want.name })
+		if i < 0 {
+			wrong = append(wrong, fmt.Errorf("%s: there is no such kernel", want.name))
+			continue
+		}
+		if k := kernels[i]; k.Lanes != 16 {
+			wrong = append(wrong, fmt.Errorf("%s: %d lanes; dpas wants 16", k.Name, k.Lanes))
+		} else if k.Scratch > 0 {
+			wrong = append(wrong, fmt.Errorf("%s: %d bytes of scratch memory: registers are spilled, or an array does not fit in them", k.Name, k.Scratch))
+		} else if k.LoopDPAS < want.dpas {
+			wrong = append(wrong, fmt.Errorf("%s: %d dpas in its inner loop, of %d in all; it must have %d", k.Name, k.LoopDPAS, k.DPAS, want.dpas))
+		} else if k.ratio() < want.ratio {
+			wrong = append(wrong, fmt.Errorf("%s: %d dpas among %d instructions of the inner loop, %.3f; it must be %.3f", k.Name, k.LoopDPAS, k.LoopInstructions, k.ratio(), want.ratio))
+		}
+	}
+	return errors.Join(wrong...)
+}
+
+// The marks between which the table stands.
+const tableBegin, tableEnd = "<!-- make pvc writes this table -->\n", "<!-- up to here -->\n"
+
+// replaceTable writes the table into its place in the file.
+func replaceTable(path string, kernels []kernel) error {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	before, rest, ok := strings.Cut(string(data), tableBegin)
+	_, after, closed := strings.Cut(rest, tableEnd)
+	if !ok || !closed {
+		return fmt.Errorf("%s has no place for the table, between the lines %q and %q", path, strings.TrimSpace(tableBegin), strings.TrimSpace(tableEnd))
+	}
+	var b strings.Builder
+	b.WriteString("\n| kernel | file | precision | lanes | registers | scratch, bytes | instructions | dpas | inner loop: dpas of instructions | bytes/FLOP from L1 | from L2 |\n")
+	b.WriteString("|---|---|---|---|---|---|---|---|---|---|---|\n")
+	for _, k := range kernels {
+		loop, near, far := "", "", ""
+		if i := slices.IndexFunc(matrixKernels, func(m matrixKernel) bool { return m.name == k.Name }); i >= 0 {
+			m := matrixKernels[i]
+			loop = fmt.Sprintf("%d of %d, %.2f", k.LoopDPAS, k.LoopInstructions, k.ratio())
+			near = fmt.Sprintf("%.4f", bytesPerFLOP(m.rows, m.columns))
+			far = fmt.Sprintf("%.4f", bytesPerFLOP(m.groupRows, m.groupColumns))
+		}
+		fmt.Fprintf(&b, "| %s | %s | %s | %d | %d | %d | %d | %d | %s | %s | %s |\n", k.Name, k.file, k.precision, k.Lanes, k.Registers, k.Scratch, k.Instructions, k.DPAS, loop, near, far)
+	}
+	b.WriteString("\n")
+	return atomicfile.WriteFile(path, []byte(before+tableBegin+b.String()+tableEnd+after))
+}

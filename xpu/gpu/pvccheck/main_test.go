@@ -1,0 +1,103 @@
+package main
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"mula/xpu"
+	"mula/xpu/gpu"
+)
+
+// good are matrix kernels as they must be.
+func good() []kernel {
+	var all []kernel
+	for _, m := range matrixKernels {
+		all = append(all, kernel{Name: m.name, Lanes: 16, Registers: 256, code: code{Instructions: 1000, DPAS: m.dpas, LoopInstructions: 2 * m.dpas, LoopDPAS: m.dpas}})
+	}
+	return all
+}
+
+func TestVerdict(t *testing.T) {
+	if err := verdict(good()); err != nil {
+		t.Error(err)
+	}
+	for _, test := range []struct {
+		name   string
+		change func(k *kernel)
+		want   string
+	}{
+		{"another name", func(k *kernel) { k.Name = "other" }, "there is no such kernel"},
+		{"32 lanes", func(k *kernel) { k.Lanes = 32 }, "32 lanes"},
+		{"scratch", func(k *kernel) { k.Scratch = 64 }, "64 bytes of scratch"},
+		{"no dpas", func(k *kernel) { k.code = code{Instructions: 1000} }, "0 dpas in its inner loop, of 0 in all"},
+		{"dpas outside of the loop", func(k *kernel) { k.LoopDPAS = 1 }, "1 dpas in its inner loop, of 32"},
+		{"a long loop", func(k *kernel) { k.LoopInstructions = 320 }, "32 dpas among 320 instructions of the inner loop, 0.100"},
+	} {
+		kernels := good()
+		test.change(&kernels[0])
+		if err := verdict(kernels); err == nil || !strings.Contains(err.Error(), test.want) || !strings.HasPrefix(err.Error(), matrixKernels[0].name) {
+			t.Errorf("%s: %v; want %q", test.name, err, test.want)
+		}
+	}
+}
+
+func TestReplaceTable(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "page.md")
+	write := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("before\n" + tableBegin + "old\n" + tableEnd + "after\n")
+	for range 2 {
+		if err := replaceTable(path, good()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := string(data)
+	if !strings.HasPrefix(text, "before\n") || !strings.HasSuffix(text, "after\n") || strings.Contains(text, "old") || strings.Count(text, "| pvc_product |") != 1 ||
+		!strings.Contains(text, "| 32 of 64, 0.50 | 0.0469 | 0.0117 |") {
+		t.Errorf("%s", text)
+	}
+	write("no place")
+	if err := replaceTable(path, good()); err == nil {
+		t.Error("a table was written into a page that has no place for it")
+	}
+}
+
+// The compiler's own word is not enough: with half of the registers it spills, and must be refused.
+func TestSpillsAreRefused(t *testing.T) {
+	ocloc, err := exec.LookPath("ocloc")
+	if err != nil {
+		t.Skipf("Intel's offline compiler is not installed (Debian: intel-opencl-icd): %v", err)
+	}
+	for _, s := range gpu.Sources(pvc, xpu.BF16) {
+		if s.Name != "pvc.cl" {
+			continue
+		}
+		for options, want := range map[string]string{s.Options: "", strings.Replace(s.Options, "-cl-intel-256-GRF-per-thread", "", 1): "bytes of scratch memory"} {
+			s.Options = options
+			binary, err := compile(t.Context(), ocloc, s)
+			if err != nil {
+				t.Fatal(err)
+			}
+			kernels, err := inspect(binary)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := verdict(kernels); err == nil != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+				t.Errorf("options %q: %v; want %q", options, err, want)
+			}
+		}
+		return
+	}
+	t.Error("there is no pvc.cl among the sources")
+}

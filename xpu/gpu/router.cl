@@ -1,0 +1,228 @@
+// Routing works on blocks of so many tokens, a multiple of 32; also in router.go.
+#define TOKENS 64
+
+// The logits [experts] of a token become its distribution probs, lse and entropy; chosen [perToken] are its experts.
+//
+// The rank of an expert is the number of those before it, by probability and then by number. Probabilities are compared as whole numbers, whose order is
+// that of numbers from 0 on, so that also those of a token that are no numbers have ranks from 0 to experts - 1.
+kernel __attribute__((reqd_work_group_size(GROUP, 1, 1)))
+void route(MEMORY(float, probs), MEMORY(float, lse), MEMORY(int, chosen), MEMORY(float, entropy), MEMORY(const float, logits),
+	const int experts, const int perToken, const int uniform, local uint *order)
+{
+	LOCATE(probs), LOCATE(lse), LOCATE(chosen), LOCATE(entropy), LOCATE(logits);
+	local float part[GROUP];
+	const size_t token = get_group_id(0);
+	probs += token * experts;
+	logits += token * experts;
+	chosen += token * perToken;
+
+	float top = -FLT_MAX;
+	for (int i = LANES * ITEM; i < experts; i += LANES * GROUP)
+		top = fmax(top, lanes_max(load_lanes(logits, i, experts, -FLT_MAX)));
+	top = group_max(top, part);
+	lanes sums = 0;
+	for (int i = LANES * ITEM; i < experts; i += LANES * GROUP) {
+		const lanes e = exp(load_lanes(logits, i, experts, -INFINITY) - top);
+		store_lanes(probs, i, experts, e);
+		sums += e;
+	}
+	const float sum = group_sum(lanes_sum(sums), part), share = 1 / sum, shift = top + log(sum);
+	lanes products = 0;
+	for (int i = LANES * ITEM; i < experts; i += LANES * GROUP) {
+		const lanes p = load_lanes(probs, i, experts, 0) * share;
+		store_lanes(probs, i, experts, p);
+		products += p * load_lanes(logits, i, experts, 0);
+	}
+	const float product = group_sum(lanes_sum(products), part);
+	if (ITEM == 0) {
+		lse[token] = shift;
+		entropy[token] = shift - product; // -ln p = lse - z
+	}
+
+	if (uniform) {
+		for (int j = ITEM; j < perToken; j += GROUP)
+			chosen[j] = (token * perToken + j) % experts;
+		return;
+	}
+	for (int e = LANES * ITEM; e < experts; e += LANES * GROUP)
+		for (int i = e; i < min(e + LANES, experts); i++)
+			order[i] = as_uint(probs[i]); // of this work-item's own
+	barrier(CLK_LOCAL_MEM_FENCE);
+	for (int e = ITEM; e < experts; e += GROUP) {
+		const uint own = order[e];
+		int rank = 0;
+		for (int i = 0; i < e; i++)
+			rank += order[i] >= own;
+		for (int i = e + 1; i < experts; i++)
+			rank += order[i] > own;
+		if (rank < perToken)
+			chosen[rank] = e;
+	}
+}
+
+// How often each expert was chosen by the tokens of a block: counts [blocks, experts].
+kernel __attribute__((reqd_work_group_size(GROUP, 1, 1)))
+void count_choices(MEMORY(int, counts), MEMORY(const int, chosen), const int tokens, const int perToken, const int experts, local int *count)
+{
+	LOCATE(counts), LOCATE(chosen);
+	const size_t first = TOKENS * get_group_id(0);
+	counts += get_group_id(0) * experts;
+	chosen += first * perToken;
+	const int choices = min((size_t)TOKENS, tokens - first) * perToken;
+	for (int e = ITEM; e < experts; e += GROUP)
+		count[e] = 0;
+	barrier(CLK_LOCAL_MEM_FENCE);
+	for (int i = ITEM; i < choices; i += GROUP)
+		atomic_inc(&count[chosen[i]]); // of whole numbers: in any order the same
+	barrier(CLK_LOCAL_MEM_FENCE);
+	for (int e = ITEM; e < experts; e += GROUP)
+		counts[e] = count[e];
+}
+
+// Sums over the tokens of a block: of the experts' probabilities, of the squared lse, of the entropy: sums [blocks, experts + 2].
+kernel __attribute__((reqd_work_group_size(GROUP, 1, 1)))
+void route_sums(MEMORY(float, sums), MEMORY(const float, probs), MEMORY(const float, lse), MEMORY(const float, entropy), const int tokens, const int experts)
+{
+	LOCATE(sums), LOCATE(probs), LOCATE(lse), LOCATE(entropy);
+	local float part[GROUP];
+	const size_t first = TOKENS * get_group_id(0);
+	const int n = min((size_t)TOKENS, tokens - first);
+	sums += get_group_id(0) * (experts + 2);
+	probs += first * experts;
+	for (int i = LANES * ITEM; i < experts; i += LANES * GROUP) {
+		lanes sum = 0;
+		for (int t = 0; t < n; t++)
+			sum += load_lanes(probs + t * experts, i, experts, 0);
+		store_lanes(sums, i, experts, sum);
+	}
+	float squares = 0, entropies = 0;
+	for (int t = ITEM; t < n; t += GROUP) {
+		squares += lse[first + t] * lse[first + t];
+		entropies += entropy[first + t];
+	}
+	squares = group_sum(squares, part);
+	entropies = group_sum(entropies, part);
+	if (ITEM == 0) {
+		sums[experts] = squares;
+		sums[experts + 1] = entropies;
+	}
+}
+
+// Each column of sums [blocks, experts + 2], and of the experts those of counts [blocks, experts], added up: totals [experts + 2 + experts], of which
+// the last are counts, and those in all, too.
+kernel __attribute__((reqd_work_group_size(GROUP, 1, 1)))
+void route_totals(MEMORY(float, totals), MEMORY(int, all), MEMORY(const float, sums), MEMORY(const int, counts), const int blocks, const int experts)
+{
+	LOCATE(totals), LOCATE(all), LOCATE(sums), LOCATE(counts);
+	local float part[GROUP];
+	local int partCount[GROUP];
+	const int column = get_group_id(0);
+	float sum = 0, lost = 0; // what rounding has added too much
+	for (size_t b = ITEM; b < blocks; b += GROUP) {
+		const float v = sums[b * (experts + 2) + column] - lost, next = sum + v;
+		lost = (next - sum) - v;
+		sum = next;
+	}
+	sum = group_sum(sum, part);
+	if (ITEM == 0)
+		totals[column] = sum;
+	if (column >= experts)
+		return;
+	int count = 0;
+	for (size_t b = ITEM; b < blocks; b += GROUP)
+		count += counts[b * experts + column];
+	count = group_sum_int(count, partCount);
+	if (ITEM == 0) {
+		((global int *)totals)[experts + 2 + column] = count;
+		all[column] = count;
+	}
+}
+
+// counts [blocks, experts] become the first row of each expert's choices of each block, in the order of experts, then blocks. Group e has expert e; all
+// are the counts of all blocks.
+kernel __attribute__((reqd_work_group_size(GROUP, 1, 1)))
+void first_rows(MEMORY(int, counts), MEMORY(const int, all), const int blocks, const int experts)
+{
+	LOCATE(counts), LOCATE(all);
+	local int part[GROUP];
+	const int expert = get_group_id(0);
+	int before = 0; // rows of the experts before
+	for (int e = ITEM; e < expert; e += GROUP)
+		before += all[e];
+	before = group_sum_int(before, part);
+	const int each = (blocks + GROUP - 1) / GROUP, begin = min(blocks, each * ITEM), end = min(blocks, begin + each);
+	int own = 0;
+	for (int b = begin; b < end; b++)
+		own += counts[(size_t)b * experts + expert];
+	barrier(CLK_LOCAL_MEM_FENCE);
+	part[ITEM] = own;
+	barrier(CLK_LOCAL_MEM_FENCE);
+	int row = before;
+	for (int i = 0; i < ITEM; i++)
+		row += part[i];
+	for (int b = begin; b < end; b++) {
+		const size_t at = (size_t)b * experts + expert;
+		const int n = counts[at];
+		counts[at] = row;
+		row += n;
+	}
+}
+
+// The rows of a block's choices: those of an expert follow each other in the order of tokens, from first [blocks, experts] on. A token's bit in choosers
+// [experts] says that it has chosen the expert.
+kernel __attribute__((reqd_work_group_size(GROUP, 1, 1)))
+void sort_rows(MEMORY(int, rowOf), MEMORY(int, tokenOf), MEMORY(float, weight), MEMORY(const int, chosen), MEMORY(const float, probs), MEMORY(const int, first),
+	const int tokens, const int perToken, const int experts, local uint *choosers)
+{
+	LOCATE(rowOf), LOCATE(tokenOf), LOCATE(weight), LOCATE(chosen), LOCATE(probs), LOCATE(first);
+	const size_t begin = TOKENS * get_group_id(0);
+	const int choices = min((size_t)TOKENS, tokens - begin) * perToken;
+	first += get_group_id(0) * experts;
+	chosen += begin * perToken;
+	rowOf += begin * perToken;
+	for (int i = ITEM; i < experts * TOKENS / 32; i += GROUP)
+		choosers[i] = 0;
+	barrier(CLK_LOCAL_MEM_FENCE);
+	for (int i = ITEM; i < choices; i += GROUP) {
+		const int token = i / perToken;
+		atomic_or(&choosers[chosen[i] * (TOKENS / 32) + token / 32], 1u << token % 32);
+	}
+	barrier(CLK_LOCAL_MEM_FENCE);
+	for (int i = ITEM; i < choices; i += GROUP) {
+		const int token = i / perToken, expert = chosen[i];
+		const local uint *words = choosers + expert * (TOKENS / 32);
+		int row = first[expert] + popcount(words[token / 32] & ((1u << token % 32) - 1));
+		for (int w = 0; w < token / 32; w++)
+			row += popcount(words[w]);
+		rowOf[i] = row;
+		tokenOf[row] = begin + token;
+		weight[row] = probs[(begin + token) * experts + expert];
+	}
+}
+
+// The gradient of a token's logits: slope and, of the experts that were chosen, the gradients of their weights, taken through the softmax; and that of
+// the squared lse.
+kernel __attribute__((reqd_work_group_size(GROUP, 1, 1)))
+void route_grad(MEMORY(float, dlogits), MEMORY(const float, probs), MEMORY(const float, lse), MEMORY(const int, chosen), MEMORY(const int, rowOf),
+	MEMORY(const float, slope), MEMORY(const float, dweight), const int experts, const int perToken, const float zFactor, local float *gradient)
+{
+	LOCATE(dlogits), LOCATE(probs), LOCATE(lse), LOCATE(chosen), LOCATE(rowOf), LOCATE(slope), LOCATE(dweight);
+	local float part[GROUP];
+	const size_t token = get_group_id(0);
+	dlogits += token * experts;
+	probs += token * experts;
+	chosen += token * perToken;
+	rowOf += token * perToken;
+	for (int e = ITEM; e < experts; e += GROUP)
+		gradient[e] = slope[e];
+	barrier(CLK_LOCAL_MEM_FENCE);
+	for (int j = ITEM; j < perToken; j += GROUP)
+		gradient[chosen[j]] += dweight[rowOf[j]]; // a token chooses no expert twice
+	barrier(CLK_LOCAL_MEM_FENCE);
+	float product = 0;
+	for (int e = ITEM; e < experts; e += GROUP)
+		product += probs[e] * gradient[e];
+	product = group_sum(product, part) - zFactor * lse[token];
+	for (int e = ITEM; e < experts; e += GROUP)
+		dlogits[e] = probs[e] * (gradient[e] - product);
+}

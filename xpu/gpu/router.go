@@ -1,0 +1,68 @@
+package gpu
+
+import (
+	"math"
+
+	"mula/xpu"
+	"mula/xpu/opencl"
+)
+
+// routeBlock is the number of tokens whose choices a group of work-items counts and sorts; TOKENS in router.cl.
+const routeBlock = 64
+
+// routeBlocks is the number of blocks. It is not 0, as sums of nothing are zero and not nothing.
+func routeBlocks(tokens int) int { return max(1, (tokens+routeBlock-1)/routeBlock) }
+
+// local is local memory of n numbers as an argument.
+func local(n int) argument { return argument{number: opencl.Local(4 * n)} }
+
+// Route computes the router's distribution and chooses experts; see [xpu.Layers].
+func (d *Device) Route(r xpu.Routing, logits []float32, uniform bool, stats *xpu.RouterStats) {
+	tokens, experts := xpu.CheckRoute(r, logits, stats), r.Experts
+	blocks := routeBlocks(tokens)
+	inTurn := 0
+	if uniform {
+		inTurn = 1
+	}
+	c := d.begin()
+	defer c.end()
+	probs, lse, chosen := c.writes(r.Probs), c.writes(r.LSE), c.writesInts(r.Chosen)
+	entropy, sums, counts := c.take(max(1, tokens)), c.take(blocks*(experts+2)), c.take(blocks*experts)
+	c.launch("route", c.rows(tokens), probs, lse, chosen, entropy, c.reads(logits), integer(experts), integer(r.PerToken), integer(inTurn), local(experts))
+	c.launch("count_choices", c.rows(blocks), counts, chosen, integer(tokens), integer(r.PerToken), integer(experts), local(experts))
+	c.launch("route_sums", c.rows(blocks), sums, probs, lse, entropy, integer(tokens), integer(experts))
+	totals := c.result(2*experts+2, func(words []uint32) {
+		for e := range experts {
+			stats.Probs[e] = float64(math.Float32frombits(words[e]))
+			stats.Counts[e] = int64(words[experts+2+e])
+		}
+		stats.LSE2 = float64(math.Float32frombits(words[experts]))
+		stats.Entropy = float64(math.Float32frombits(words[experts+1]))
+	})
+	c.launch("route_totals", c.rows(experts+2), totals, c.writesInts(r.Counts), sums, counts, integer(blocks), integer(experts))
+}
+
+// SortRows numbers the choices by expert and, within an expert, by token; see [xpu.Layers].
+func (d *Device) SortRows(r xpu.Routing) {
+	tokens := xpu.CheckSortRows(r)
+	if tokens == 0 {
+		return
+	}
+	blocks := routeBlocks(tokens)
+	c := d.begin()
+	defer c.end()
+	chosen, first := c.readsInts(r.Chosen), c.take(blocks*r.Experts)
+	c.launch("count_choices", c.rows(blocks), first, chosen, integer(tokens), integer(r.PerToken), integer(r.Experts), local(r.Experts))
+	c.launch("first_rows", c.rows(r.Experts), first, c.readsInts(r.Counts), integer(blocks), integer(r.Experts))
+	c.launch("sort_rows", c.rows(blocks), c.writesInts(r.RowOf), c.writesInts(r.TokenOf), c.writes(r.Weight), chosen, c.reads(r.Probs), first,
+		integer(tokens), integer(r.PerToken), integer(r.Experts), local(r.Experts*routeBlock/32))
+}
+
+// RouteGrad computes the gradient of the router's logits; see [xpu.Layers]. The softmax comes before the choice, so it reaches all experts.
+func (d *Device) RouteGrad(r xpu.Routing, dlogits, slope, dweight []float32, zFactor float64) {
+	tokens := xpu.CheckRouteGrad(r, dlogits, slope, dweight)
+	c := d.begin()
+	defer c.end()
+	c.launch("route_grad", c.rows(tokens), c.writes(dlogits), c.reads(r.Probs), c.reads(r.LSE), c.readsInts(r.Chosen), c.readsInts(r.RowOf), c.reads(slope),
+		c.reads(dweight), integer(r.Experts), integer(r.PerToken), number(zFactor), local(r.Experts))
+}
