@@ -19,8 +19,9 @@ func exportCommand() *cli.Command {
 		Name:  "export",
 		Usage: "write a model as a Hugging Face folder that transformers loads as it is",
 		Description: "The folder holds config.json, generation_config.json, weights in safetensors files with an index if there are several, and the\n" +
-			"tokenizer with what AutoTokenizer needs. It appears as a whole or not at all, and nothing is overwritten. Weights are rounded to\n" +
-			"nearest, ties to even; one that the element type cannot hold ends the export. The sha256 is that of the weights before they are rounded.\n\n" +
+			"tokenizer with what AutoTokenizer needs. It appears as a whole or not at all, and nothing is overwritten; what a killed export has left\n" +
+			"is removed by the next one of that name. Weights are rounded to nearest, ties to even; one that the element type cannot hold ends the\n" +
+			"export. The sha256 is that of the weights before they are rounded.\n\n" +
 			"Example: mula export --model runs/base --output base-hf --dtype bf16",
 		Flags: []cli.Flag{
 			modelFlag,

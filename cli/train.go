@@ -255,8 +255,12 @@ func printRun(p *progress, s train.Summary) {
 		}
 		each = " a rank"
 	}
-	p.line("memory     %s%s: weights %s, gradients %s, optimizer %s, activations %s", bytesText(s.Memory.Total()), each, bytesText(s.Memory.Weights),
-		bytesText(s.Memory.Gradients), bytesText(s.Memory.Moments), bytesText(s.Memory.Buffers))
+	scratch := "" // of an OpenCL device it is not known
+	if s.Scratch > 0 {
+		scratch = fmt.Sprintf("; scratch of the device, up to %s, comes on top", bytesText(s.Scratch))
+	}
+	p.line("memory     %s%s: weights %s, gradients %s, optimizer %s, activations %s%s", bytesText(s.Memory.Total()), each, bytesText(s.Memory.Weights),
+		bytesText(s.Memory.Gradients), bytesText(s.Memory.Moments), bytesText(s.Memory.Buffers), scratch)
 	why := ""
 	if s.DeviceWhy != "" {
 		why = fmt.Sprintf(" (%s)", s.DeviceWhy)

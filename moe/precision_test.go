@@ -64,7 +64,7 @@ func TestPrecisionsTrainAlike(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			dev.AdamW(xpu.AdamW{LearningRate: 2e-3, Beta1: 0.9, Beta2: 0.95, Epsilon: 1e-8, WeightDecay: 0.1, Step: int64(step + 1), GradScale: 1, Keep: 1},
+			dev.AdamW(xpu.AdamW{LearningRate: 2e-3, Beta1: 0.9, Beta2: 0.95, Epsilon: 1e-8, WeightDecay: 0.1, Step: int64(step + 1), GradScale: 1},
 				moments, nil, nil)
 			losses = append(losses, stats.Loss/float64(stats.Targets))
 		}

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -224,6 +225,41 @@ func TestApartFailsOnRank(t *testing.T) {
 			t.Errorf("%s%v", layout, err)
 		}
 	}
+}
+
+// A rank whose sums fail does not close its device while those that follow may use it: on a GPU that ends the process.
+func TestApartClosesLast(t *testing.T) {
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	c := testConfig(t, plan, "model: {preset: mula-nano, num_hidden_layers: 2}\nmicro_batch_size: 1\nlayout: {dp: 2}\n")
+	var devices [2]*devapart.Device
+	o := onApart(Options{}, func(rank int, d *devapart.Device) { devices[rank] = d })
+	failed, sums := errors.New("no sum"), 0
+	o.BeforeSum = func(rank int, step int64, _ moe.Bucket) error {
+		if rank == 0 {
+			return nil
+		}
+		if sums++; sums == 1 {
+			return failed
+		}
+		closed := false
+		for begin := time.Now(); sums == 2 && time.Since(begin) < time.Second/2 && !closed; time.Sleep(time.Millisecond) {
+			closed = isClosed(devices[rank])
+		}
+		if closed {
+			t.Error("the device was closed while sums were under way")
+		}
+		return failed
+	}
+	if _, err := Run(context.Background(), c, o); !errors.Is(err, failed) {
+		t.Error(err)
+	}
+}
+
+// isClosed reports whether a device cannot be used any more.
+func isClosed(d xpu.Device) (closed bool) {
+	defer func() { closed = recover() != nil }()
+	d.Zero(nil)
+	return
 }
 
 // A weight that is another one on the device of one rank is found.

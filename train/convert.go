@@ -118,11 +118,9 @@ func (m ModelDir) Convert(ctx context.Context, output string, o ConvertOptions) 
 }
 
 // newDirectory makes a directory that appears as a whole, with the files that write puts into the directory it is given. It is an error if
-// something has the name already. A temporary directory beside it keeps others from doing the same at the same time.
+// something has the name already, or another process is doing the same. What a killed process has left of that name is removed.
 func newDirectory(path string, write func(dir string) error) error {
-	if _, err := os.Lstat(path); err == nil {
-		return errors.New("it exists already, and nothing is overwritten; name a new directory")
-	} else if !errors.Is(err, fs.ErrNotExist) {
+	if err := nothingAt(path); err != nil {
 		return err
 	}
 	parent := filepath.Dir(path)
@@ -130,6 +128,21 @@ func newDirectory(path string, write func(dir string) error) error {
 		return err
 	}
 	temp := filepath.Join(parent, "."+filepath.Base(path)+atomicfile.TempSuffix)
+	release, err := lockName(filepath.Join(parent, "."+filepath.Base(path)+".lock"+atomicfile.TempSuffix))
+	switch {
+	case errors.Is(err, errLocked):
+		return fmt.Errorf("another process is writing it, to %s; wait for it, or name another directory", temp)
+	case errors.Is(err, errors.ErrUnsupported): // the temporary directory itself keeps others away, and must be removed by hand
+		release = func() {}
+	case err != nil:
+		return err
+	}
+	defer release()
+	if err == nil {
+		if err := errors.Join(nothingAt(path), os.RemoveAll(temp)); err != nil { // nothing: another process may have made it since
+			return err
+		}
+	}
 	if err := fault(atomicfile.OpCreate, temp); err != nil {
 		return err
 	}
@@ -149,6 +162,46 @@ func newDirectory(path string, write func(dir string) error) error {
 		return err
 	}
 	return atomicfile.SyncDir(parent)
+}
+
+// nothingAt is an error if there is something of that name.
+func nothingAt(path string) error {
+	if _, err := os.Lstat(path); err == nil {
+		return errors.New("it exists already, and nothing is overwritten; name a new directory")
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// lockName locks a file for this process, which it makes if need be, and returns what removes it again. The lock goes with the process, however it
+// ends; the file stays then, and locks nobody out. It is errLocked if another process has it, and [errors.ErrUnsupported] where files cannot be locked.
+func lockName(path string) (release func(), err error) {
+	for {
+		if err := fault(atomicfile.OpCreate, path); err != nil {
+			return nil, err
+		}
+		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644)
+		if err != nil {
+			return nil, err
+		}
+		if err := tryLock(f); err != nil {
+			f.Close()
+			if errors.Is(err, errors.ErrUnsupported) {
+				os.Remove(path)
+			}
+			return nil, err
+		}
+		own, err := f.Stat()
+		if err != nil {
+			f.Close()
+			return nil, err
+		}
+		if now, err := os.Stat(path); err == nil && os.SameFile(own, now) {
+			return func() { os.Remove(path); f.Close() }, nil
+		}
+		f.Close() // the one who had it has removed it: a lock on it keeps nobody away
+	}
 }
 
 // inspect is the part of an inspection that does not read the weights. The tokenizer is nil if there is none that this program reads.

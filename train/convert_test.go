@@ -3,14 +3,18 @@ package train
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"math"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"mula/internal/atomicfile"
 	"mula/moe"
@@ -170,10 +174,8 @@ func TestConvertRefuses(t *testing.T) {
 	}
 	parent := t.TempDir()
 	taken, file := filepath.Join(parent, "taken"), filepath.Join(parent, "file")
-	for _, dir := range []string{taken, filepath.Join(parent, ".killed.tmp")} {
-		if err := os.Mkdir(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
+	if err := os.Mkdir(taken, 0o755); err != nil {
+		t.Fatal(err)
 	}
 	if err := os.WriteFile(file, nil, 0o644); err != nil {
 		t.Fatal(err)
@@ -182,7 +184,6 @@ func TestConvertRefuses(t *testing.T) {
 	for _, test := range []struct{ from, output, want string }{
 		{good, "taken", "taken: it exists already"},
 		{good, "file", "file: it exists already"},
-		{good, "killed", ".killed.tmp is there: another process is writing it, or was killed"},
 		{t.TempDir(), "new", "config.json"},
 		{few, "new", "tokenizer.json has 258 ids, and the model a vocabulary of 200"},
 		{diverged, "new", "not finite: element 5 of " + weight.Name + " is -Inf"},
@@ -248,6 +249,135 @@ func TestConvertFaults(t *testing.T) {
 		} else if len(names) != 0 {
 			t.Fatalf("operation %d failed and left %v", k, names)
 		}
+	}
+}
+
+// convertEnv, when set, makes the test binary a process that converts a model, and that is killed before the operation of the given number on files; or, if
+// that is 0, reads a byte from its input before each. Its value is the number, the model and the output, a line each.
+const convertEnv = "MULA_TRAIN_CONVERT_CHILD"
+
+func convertChild() int {
+	lines := strings.Split(os.Getenv(convertEnv), "\n")
+	k, err := strconv.Atoi(lines[0])
+	n := 0
+	atomicfile.Fault = func(op atomicfile.Op, path string) error {
+		if n++; k == 0 {
+			_, err := os.Stdin.Read(make([]byte, 1))
+			return err
+		} else if n == k {
+			fmt.Println(op, path)
+			self, _ := os.FindProcess(os.Getpid())
+			self.Kill()
+			select {}
+		}
+		return nil
+	}
+	if err == nil {
+		_, err = ModelDir{Dir: lines[1]}.Convert(context.Background(), lines[2], ConvertOptions{ShardSize: 500_000})
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}
+
+// A process that is killed at any operation on files leaves no model, or a whole one; the next one that writes to that name succeeds, and leaves nothing else.
+func TestConvertKilled(t *testing.T) {
+	t.Parallel()
+	executable, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, _ := huggingFace(t, nil, map[string]string{"tokenizer.json": smallTokenizer(t)})
+	whole, err := (ModelDir{Dir: dir}).Inspect(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	parent := t.TempDir()
+	output := filepath.Join(parent, "model")
+	left := 0 // of processes that left something half-written
+	for k := 1; ; k += 1 + k/3 {
+		child := exec.Command(executable)
+		child.Env = append(os.Environ(), fmt.Sprintf("%s=%d\n%s\n%s", convertEnv, k, dir, output))
+		text, err := child.CombinedOutput()
+		if err == nil {
+			if k < 20 || left < 5 {
+				t.Errorf("%d operations only; %d left something behind", k, left)
+			}
+			return
+		}
+		if status, ok := child.ProcessState.Sys().(syscall.WaitStatus); !ok || !status.Signaled() {
+			t.Fatalf("operation %d: %v: %s", k, err, text)
+		}
+		if _, err := os.Stat(output); err == nil {
+			if found, err := (ModelDir{Dir: output}).Inspect(t.Context(), nil); err != nil || found.Weights != whole.Weights {
+				t.Errorf("killed before %s: left %+v, %v", text, found, err)
+			}
+			if err := os.RemoveAll(output); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := os.Stat(filepath.Join(parent, ".model"+atomicfile.TempSuffix)); err == nil {
+			left++
+		}
+		if _, err := (ModelDir{Dir: dir}).Convert(t.Context(), output, ConvertOptions{}); err != nil {
+			t.Fatalf("after a process killed before %s: %v", text, err)
+		}
+		if names := namesIn(t, parent); !slices.Equal(names, []string{"model"}) {
+			t.Fatalf("after a process killed before %s: %v", text, names)
+		}
+		if err := os.RemoveAll(output); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// What a process is writing is not taken for what a killed one has left.
+func TestConvertTwice(t *testing.T) {
+	t.Parallel()
+	executable, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, _ := huggingFace(t, nil, nil)
+	output := filepath.Join(t.TempDir(), "model")
+	child := exec.Command(executable)
+	child.Env = append(os.Environ(), fmt.Sprintf("%s=0\n%s\n%s", convertEnv, dir, output))
+	in, err := child.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := child.Start(); err != nil {
+		t.Fatal(err)
+	}
+	// Some operations are made; a byte is taken when the one before is done.
+	if _, err := in.Write(make([]byte, 6)); err != nil {
+		t.Fatal(err)
+	}
+	temp := filepath.Join(filepath.Dir(output), ".model"+atomicfile.TempSuffix)
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		if names, _ := os.ReadDir(temp); len(names) > 0 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the process writes nothing")
+		}
+	}
+	if _, err := (ModelDir{Dir: dir}).Convert(t.Context(), output, ConvertOptions{}); err == nil || !strings.Contains(err.Error(), "another process is writing it") {
+		t.Errorf("beside another process: %v", err)
+	}
+	if _, err := in.Write(make([]byte, 1000)); err != nil {
+		t.Fatal(err)
+	}
+	if err := child.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := (ModelDir{Dir: output}).Inspect(t.Context(), nil); err != nil {
+		t.Error(err)
+	}
+	if names := namesIn(t, filepath.Dir(output)); !slices.Equal(names, []string{"model"}) {
+		t.Errorf("left behind: %v", names)
 	}
 }
 

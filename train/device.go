@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"mula/moe"
 	"mula/xpu"
 	"mula/xpu/cpu"
 	"mula/xpu/gpu"
@@ -100,6 +101,21 @@ func openDevice(ctx context.Context, name string, o DeviceOptions) (d xpu.Device
 		return nil, 0, fmt.Errorf("%w; device: %s computes on the processor", err, DeviceCPU)
 	}
 	return g, sharing, nil
+}
+
+// scratchBytes is what a device of that name may take for itself beside the memory that it is asked for, as the packages of the processor's devices have it
+// in the documentation of their types: for products, for the scores of an attention, and for sums over tokens. Of an OpenCL device it is 0: not known.
+func scratchBytes(name string, threads int, model moe.Config, sequenceLength int) int64 {
+	product, thread := 0, 0
+	switch name {
+	case DeviceCPU:
+		product, thread = 16<<20, 800<<10
+	case DeviceOneDNN:
+		product, thread = 32<<20, 2<<20
+	default:
+		return 0
+	}
+	return int64(product+256*model.HiddenSize) + int64(threads)*int64(thread+512*sequenceLength)
 }
 
 // takeOpenCL gives the OpenCL device of a rank, which that many ranks share.

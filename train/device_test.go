@@ -40,6 +40,9 @@ func TestRunOneDNN(t *testing.T) {
 		if !strings.HasPrefix(summary.Device, "onednn ") {
 			t.Errorf("the device is %q", summary.Device)
 		}
+		if summary.Scratch < 32<<20 || summary.Scratch > 64<<20 {
+			t.Errorf("its scratch is %d bytes", summary.Scratch)
+		}
 		if !(math.Abs(want.LastLoss-near.LastLoss) < 1e-4*near.LastLoss) {
 			t.Errorf("%s: the last loss is %v, with the device cpu %v", precision, want.LastLoss, near.LastLoss)
 		}

@@ -103,7 +103,6 @@ func Run(ctx context.Context, config Config, options Options) (result Result, er
 	if err != nil {
 		return Result{}, err
 	}
-	defer ranks.close()
 	defer func() {
 		if err != nil && ranks != nil && !Shared(err) {
 			err = fmt.Errorf("rank %d on %s: %w", ranks.rank(), ranks.hosts[ranks.rank()], err)
@@ -319,6 +318,7 @@ func (r *run) close() {
 	if r.scrape != nil {
 		r.scrape.close()
 	}
+	r.ranks.close() // which ends what is under way between ranks, before the device that it uses
 	if r.device != nil {
 		r.device.Close()
 	}
@@ -968,7 +968,7 @@ func (r *run) findCheckpoint(checkpoint *Checkpoint) (*Checkpoint, error) {
 	if r.state.Spikes == nil {
 		r.state.Spikes = newSpikeState(r.config.Spikes)
 	}
-	if err := compareIdentity(r.state.Config, r.identity); err != nil {
+	if err := compareIdentity(r.state.Config, r.identity, r.state.Step); err != nil {
 		return nil, fmt.Errorf("%s: %w", checkpoint.Dir, err)
 	}
 	if r.state.Cursor.Plan != plan && r.config.PlanChange != AcceptPlanChange {
@@ -1023,6 +1023,7 @@ func tokenizerHash(p *blend.Plan) string {
 func (r *run) summary(checkpoint *Checkpoint) Summary {
 	s := summarize(r.config, r.data.Plan, r.device.Name())
 	s.DeviceWhy = r.chosenWhy
+	s.Scratch = scratchBytes(r.chosen, r.device.Threads(), r.config.Model.Config, r.data.SequenceLength)
 	if r.ranks != nil {
 		s.Links = r.ranks.world.Name()
 	}
@@ -1081,13 +1082,13 @@ func (r *run) measure(ctx context.Context) error {
 	return err
 }
 
-// takePlan makes the plan at hand that of the run from now on.
+// takePlan makes plan, configuration and arithmetic at hand those of the run from now on.
 func (r *run) takePlan() {
 	plan := r.data.Plan.Fingerprint()
 	if r.state.Cursor.Plan != plan && r.state.Spikes != nil {
 		r.state.Spikes.PlanFrom = r.state.Step
 	}
-	r.state.Cursor.Plan, r.state.Arithmetic = plan, r.arithmetic()
+	r.state.Cursor.Plan, r.state.Config, r.state.Arithmetic = plan, r.identity, r.arithmetic()
 }
 
 // restore sets weights and optimizer to those of the checkpoint, or of the beginning.

@@ -32,6 +32,9 @@ func TestMain(m *testing.M) {
 	if os.Getenv(childEnv) != "" {
 		os.Exit(childMain())
 	}
+	if os.Getenv(convertEnv) != "" {
+		os.Exit(convertChild())
+	}
 	cache, err := os.MkdirTemp("", "")
 	if err != nil {
 		log.Fatal(err)
@@ -475,6 +478,77 @@ func TestRunLonger(t *testing.T) {
 	}
 }
 
+// A run with the schedule wsd can be made longer, or shorter, until its learning rate begins to fall, and one with a constant one at any time: it is then
+// the run that was so long from the beginning. What has changed is on record for the next time.
+func TestRunLongerSchedule(t *testing.T) {
+	t.Parallel()
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	const wsd, constant = "name: wsd, learning_rate: 3e-3, ", "name: constant, learning_rate: 3e-3, "
+	config := func(steps int64, schedule string) Config {
+		c := testConfig(t, plan, crashConfig+"checkpoint: {every: 2, keep: 9}\nevaluate: {every: 0}\nschedule: {"+schedule+"}\n")
+		c.Steps = steps
+		return c
+	}
+	for _, test := range []struct {
+		name        string
+		short, long Config
+		stop        int64 // steps done before the change
+		err         []string
+	}{
+		{"wsd", config(8, wsd+"warmup_steps: 1"), config(16, wsd+"warmup_steps: 1"), 6, nil},
+		{"wsd, shorter", config(16, wsd+"warmup_steps: 1"), config(8, wsd+"warmup_steps: 1"), 6, nil},
+		{"wsd, another decay", config(8, wsd+"warmup_steps: 1"), config(16, wsd+"warmup_steps: 1, cooldown_steps: 8, cooldown: linear, min_learning_rate: 1e-4"), 6, nil},
+		{"wsd that falls", config(8, wsd+"warmup_steps: 1, cooldown_steps: 4"), config(16, wsd+"warmup_steps: 1, cooldown_steps: 4"), 6,
+			[]string{"schedule.decay_steps was 8 and is 16 now", "here up to step 4, and the checkpoint is of step 6", "leave schedule.decay_steps at 8"}},
+		{"wsd that would have fallen", config(16, wsd+"warmup_steps: 1"), config(16, wsd+"warmup_steps: 1, cooldown_steps: 12"), 6,
+			[]string{"schedule.cooldown_steps was 3 and is 12 now", "here up to step 4"}},
+		{"wsd, another warm-up", config(8, wsd), config(30, wsd), 6, []string{"schedule.warmup_steps was 0 and is 3 now", "schedule.warmup_steps: 0 "}},
+		{"wsd, another start", config(8, wsd+"warmup_steps: 2, warmup_from: min, min_learning_rate: 1e-4"), config(8, wsd+"warmup_steps: 2, warmup_from: min, min_learning_rate: 2e-4"), 4,
+			[]string{"schedule.min_learning_rate was 0.0001 and is 0.0002 now"}},
+		{"wsd, another peak", config(8, wsd+"warmup_steps: 1"), config(8, "name: wsd, learning_rate: 2e-3, warmup_steps: 1"), 4, []string{"schedule.learning_rate was 0.003 and is 0.002 now"}},
+		{"wsd, and another seed", config(8, wsd+"warmup_steps: 1"), func() Config {
+			c := config(16, wsd+"warmup_steps: 1")
+			c.Seed = 5
+			return c
+		}(), 4, []string{"began: seed was 0 and is 5 now; restore"}},
+		{"constant", config(8, constant+"warmup_steps: 1"), config(16, constant+"warmup_steps: 1"), 6, nil},
+		{"constant, another warm-up", config(8, constant), config(30, constant), 6, []string{"schedule.warmup_steps was 0 and is 3 now", "schedule.warmup_steps: 0 "}},
+		{"linear", config(8, "name: linear, warmup_steps: 1"), config(16, "name: linear, warmup_steps: 1"), 6,
+			[]string{"schedule.decay_steps was 8 and is 16 now", "schedule linear falls from the warm-up on", "leave schedule.decay_steps at 8, schedule.warmup_steps at 1"}},
+	} {
+		mustRun(t, test.short, stopAfter(test.stop-1))
+		c := test.long
+		c.Output = test.short.Output
+		if test.err != nil {
+			_, err := Run(context.Background(), c, Options{})
+			for _, want := range test.err {
+				if err == nil || !strings.Contains(err.Error(), want) {
+					t.Errorf("%s: error %v, want %q", test.name, err, want)
+				}
+			}
+			continue
+		}
+		mustRun(t, test.long, Options{})
+		mustRun(t, c, stopAfter(test.stop)) // once more between: the checkpoint has what is new
+		mustRun(t, c, Options{})
+		a, b := metricsOf(t, test.long.Output), metricsOf(t, c.Output)
+		if diff := cmp.Diff(a[1:], b[1:]); diff != "" { // the header has the steps of the beginning
+			t.Errorf("%s: steps differ:\n%s", test.name, diff)
+		}
+		var states [2]State
+		for i, output := range []string{test.long.Output, c.Output} {
+			found, _, err := LoadCheckpoint(t.Context(), output)
+			if err != nil {
+				t.Fatal(err)
+			}
+			states[i] = found.State
+		}
+		if diff := cmp.Diff(states[0], states[1]); diff != "" {
+			t.Errorf("%s: the last states differ:\n%s", test.name, diff)
+		}
+	}
+}
+
 // What would change the run is refused when it is resumed, by name; what would not is not.
 func TestRunChangedConfig(t *testing.T) {
 	t.Parallel()
@@ -901,12 +975,12 @@ func TestIdentity(t *testing.T) {
 	if len(identity)+len(free) != len(all) || identity["optimizer.betas"] != "[0.9,0.95]" || identity["model.hidden_size"] != "256" {
 		t.Errorf("identity %v", identity)
 	}
-	if err := compareIdentity(identity, identity); err != nil {
+	if err := compareIdentity(identity, identity, 4); err != nil {
 		t.Error(err)
 	}
 	less := maps.Clone(identity)
 	delete(less, "seed")
-	if err := compareIdentity(less, identity); err == nil || !strings.Contains(err.Error(), "seed is 0 now and unknown there") {
+	if err := compareIdentity(less, identity, 4); err == nil || !strings.Contains(err.Error(), "seed is 0 now and unknown there") {
 		t.Errorf("field that the checkpoint lacks: %v", err)
 	}
 	older := maps.Clone(identity) // a checkpoint from before there were spikes
@@ -915,15 +989,15 @@ func TestIdentity(t *testing.T) {
 			delete(older, name)
 		}
 	}
-	if err := compareIdentity(older, identity); err != nil {
+	if err := compareIdentity(older, identity, 4); err != nil {
 		t.Errorf("checkpoint of an older version: %v", err)
 	}
 	skipping := maps.Clone(identity)
 	skipping["spikes.action"] = `"skip"`
-	if err := compareIdentity(older, skipping); err == nil || !strings.Contains(err.Error(), `spikes.action was "none" and is "skip" now`) {
+	if err := compareIdentity(older, skipping, 4); err == nil || !strings.Contains(err.Error(), `spikes.action was "none" and is "skip" now`) {
 		t.Errorf("checkpoint of an older version, and spikes are to be skipped: %v", err)
 	}
-	if err := compareIdentity(identity, less); err == nil || !strings.Contains(err.Error(), "seed was 0 and is unknown now") {
+	if err := compareIdentity(identity, less, 4); err == nil || !strings.Contains(err.Error(), "seed was 0 and is unknown now") {
 		t.Errorf("field that only the checkpoint has: %v", err)
 	}
 }

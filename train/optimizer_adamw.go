@@ -28,11 +28,11 @@ func (*adamW) state(*moe.Parameter) []string { return []string{"exp_avg", "exp_a
 func (r *adamW) begin(_ context.Context, o *Optimizer, learningRate, gradScale float64) error {
 	r.command = xpu.AdamW{
 		LearningRate: learningRate, Beta1: r.config.Betas[0], Beta2: r.config.Betas[1], Epsilon: *r.config.Epsilon,
-		WeightDecay: *r.config.WeightDecay, Step: o.Updates, GradScale: gradScale, Keep: 1,
+		WeightDecay: *r.config.WeightDecay, Step: o.Updates, GradScale: gradScale,
 	}
 	if r.config.Decay == DecayOptimus {
+		r.command.DecayAfter = learningRate * *r.config.WeightDecay
 		r.command.WeightDecay = 0
-		r.command.Keep = float32(1 - learningRate**r.config.WeightDecay)
 	}
 	return nil
 }

@@ -10,35 +10,40 @@ import (
 // peakTime bounds what the measurement of a machine's peak takes.
 const peakTime = 250 * time.Millisecond
 
+// peakProduct is how long a product of 1,024 rows or more must take for its time to say how fast the device is, and not how fast it is told to begin.
+const peakProduct = time.Millisecond
+
 // measurePeak measures how fast the device multiplies, in FLOP/s: the best time of products of square matrices of several sizes, whose entries
-// are small whole numbers. It takes at most peakTime, and at most a hundredth of work, the FLOPs of what it is measured for, or two small
+// are small whole numbers. The largest has 1,024 rows, or twice or four times as many on a device where one of half as many takes less than
+// peakProduct and there is room. It takes at most peakTime, and at most a hundredth of work, the FLOPs of what it is measured for, or two small
 // products, the first of which is not timed: a driver may compile for it. For a run of seconds the figure is rough.
 func measurePeak(ctx context.Context, device xpu.Device, work float64) (float64, error) {
-	const smallest, largest = 64, 1024
-	const repeats = 8 // of the smaller sizes, so that the larger ones, which are faster, get most of the work
+	const smallest, usual, largest = 64, 1024, 4096
+	const repeats = 8 // of a size, before it is known whether there is a larger one, which is faster and gets the rest of the time
 	budget := work / 100
 	var peak float64
 	var memory [3][]float32
-	defer func() {
-		for _, x := range memory {
+	free := func() {
+		for i, x := range memory {
 			if x != nil {
 				device.Free(x)
+				memory[i] = nil
 			}
 		}
-	}()
+	}
+	defer free()
 	var begin time.Time
 	for n := smallest; n <= largest; n *= 2 {
 		flops := 2 * float64(n) * float64(n) * float64(n)
 		if n > smallest && flops > budget {
 			break
 		}
+		free()
 		for i := range memory {
-			if memory[i] != nil {
-				device.Free(memory[i])
-				memory[i] = nil
-			}
 			var err error
-			if memory[i], err = device.Floats(n * n); err != nil {
+			if memory[i], err = device.Floats(n * n); err != nil && n > usual {
+				return peak, nil // there is no room for more than the usual
+			} else if err != nil {
 				return 0, err
 			}
 		}
@@ -58,7 +63,9 @@ func measurePeak(ctx context.Context, device xpu.Device, work float64) (float64,
 		if n == smallest {
 			begin = time.Now()
 		}
-		for i := 0; i == 0 || (n == largest || i < repeats) && time.Since(begin) < peakTime && flops <= budget; i++ {
+		fastest := peakTime
+		larger := func() bool { return n < usual || n < largest && fastest < peakProduct && 8*flops <= budget }
+		for i := 0; i == 0 || (i < repeats || !larger()) && time.Since(begin) < peakTime && flops <= budget; i++ {
 			if err := ctx.Err(); err != nil {
 				return 0, err
 			}
@@ -67,12 +74,13 @@ func measurePeak(ctx context.Context, device xpu.Device, work float64) (float64,
 			if err := device.Wait(ctx); err != nil {
 				return 0, err
 			}
-			if seconds := time.Since(start).Seconds(); seconds > 0 { // a coarse clock may not see it pass
-				peak = max(peak, flops/seconds)
+			took := time.Since(start)
+			if fastest = min(fastest, took); took > 0 { // a coarse clock may not see it pass
+				peak = max(peak, flops/took.Seconds())
 			}
 			budget -= flops
 		}
-		if time.Since(begin) > peakTime {
+		if time.Since(begin) > peakTime || !larger() {
 			break
 		}
 	}

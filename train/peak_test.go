@@ -18,6 +18,17 @@ type steadyDevice struct {
 	later       bool
 	pending     time.Duration
 	speed, work float64
+
+	start   time.Duration // what a product takes beside its work
+	most    int           // elements of the largest piece of memory that there is; 0: any
+	largest int           // rows of the largest product
+}
+
+func (d *steadyDevice) Floats(n int) ([]float32, error) {
+	if d.most > 0 && n > d.most {
+		return nil, errors.New("no room")
+	}
+	return d.Device.Floats(n)
 }
 
 func (d *steadyDevice) MatMul(_, _ bool, m, n, k int, _ []float32, _ int, _ []float32, _ int, _ []float32, _ int, _ bool) {
@@ -26,7 +37,8 @@ func (d *steadyDevice) MatMul(_, _ bool, m, n, k int, _ []float32, _ int, _ []fl
 		d.pending = time.Second // of a compiler
 	}
 	d.work += flops
-	d.pending += time.Duration(flops / d.speed * float64(time.Second))
+	d.largest = max(d.largest, m)
+	d.pending += d.start + time.Duration(flops/d.speed*float64(time.Second))
 	if !d.later {
 		_ = d.Wait(context.Background())
 	}
@@ -62,6 +74,31 @@ func TestMeasurePeak(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) { measure(t, later) })
 			}
 		}
+	}
+	// A fast device gets larger products, in which what it takes to begin one does not count; where memory is short, the usual ones have to do.
+	for _, test := range []struct {
+		speed, work float64
+		most        int
+		largest     int
+		peak        float64
+	}{
+		{1e12, 1e20, 0, 1024, 0.99 * 1e12},
+		{1e13, 1e20, 0, 2048, 0.98 * 1e13},
+		{1e14, 1e20, 0, 4096, 0.98 * 1e14},
+		{1e14, 1e20, 1024 * 1024, 1024, 0.4 * 1e14},
+		{1e14, 1e13, 0, 2048, 0.85 * 1e14}, // no work to measure more for
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			d := &steadyDevice{Device: device(t, 1), later: true, speed: test.speed, start: 20 * time.Microsecond, most: test.most}
+			begin := time.Now()
+			peak, err := measurePeak(t.Context(), d, test.work)
+			if err != nil || d.largest != test.largest || !(peak >= test.peak && peak <= test.speed) {
+				t.Errorf("%g FLOP/s, for %g FLOP: peak %g with products of %d rows, %v; want %g and %d rows", test.speed, test.work, peak, d.largest, err, test.peak, test.largest)
+			}
+			if took := time.Since(begin); took > time.Second+peakTime+20*time.Millisecond {
+				t.Errorf("%g FLOP/s: took %v", test.speed, took)
+			}
+		})
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()

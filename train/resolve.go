@@ -257,17 +257,42 @@ func collect(v reflect.Value, prefix string, fields map[string]string) {
 	}
 }
 
-// compareIdentity says which fields differ between a checkpoint and the configuration that is to go on with it, or returns nil.
-func compareIdentity(checkpoint, now map[string]string) error {
+// ofDecay are the fields of a schedule that may change when a run is resumed if that leaves the learning rates of the steps done as they are; see
+// [Schedule.agrees].
+var ofDecay = []string{"schedule.decay_steps", "schedule.cooldown_steps", "schedule.cooldown", "schedule.min_learning_rate"}
+
+// scheduleOf is the schedule of a run of this identity; ok is false if it does not have one whole.
+func scheduleOf(identity map[string]string) (s Schedule, ok bool) {
+	var c Config
+	for name, value := range map[string]any{"name": &c.Schedule.Name, "learning_rate": &c.Schedule.LearningRate, "min_learning_rate": &c.Schedule.MinLearningRate,
+		"warmup_steps": &c.Schedule.WarmupSteps, "warmup_from": &c.Schedule.WarmupFrom, "decay_steps": &c.Schedule.DecaySteps,
+		"cooldown_steps": &c.Schedule.CooldownSteps, "cooldown": &c.Schedule.Cooldown} {
+		if text, ok := identity["schedule."+name]; ok && json.Unmarshal([]byte(text), value) != nil {
+			return Schedule{}, false
+		}
+	}
+	if c.Schedule.WarmupSteps == nil {
+		return Schedule{}, false
+	}
+	return c.schedule(), true
+}
+
+// compareIdentity says which fields differ between a checkpoint of so many steps and the configuration that is to go on with it, or returns nil.
+func compareIdentity(checkpoint, now map[string]string, steps int64) error {
+	old, oldOK := scheduleOf(checkpoint)
+	schedule, ok := scheduleOf(now)
+	agrees := oldOK && ok && old.agrees(schedule, steps)
 	var differences []string
 	for _, name := range sortedKeys(now) {
 		old, ok := checkpoint[name]
 		if !ok {
 			old, ok = before[name]
 		}
-		if !ok {
+		switch {
+		case old == now[name] || agrees && slices.Contains(ofDecay, name):
+		case !ok:
 			differences = append(differences, fmt.Sprintf("%s is %s now and unknown there", name, now[name]))
-		} else if old != now[name] {
+		default:
 			differences = append(differences, fmt.Sprintf("%s was %s and is %s now", name, old, now[name]))
 		}
 	}
@@ -280,9 +305,18 @@ func compareIdentity(checkpoint, now map[string]string) error {
 		return nil
 	}
 	hint := "restore the old values, or set another output to start a new run"
-	if checkpoint["schedule.decay_steps"] != now["schedule.decay_steps"] {
-		hint = fmt.Sprintf("to change the length of a run but not its schedule, set steps and leave schedule.decay_steps at %s, schedule.warmup_steps at %s; otherwise %s",
-			checkpoint["schedule.decay_steps"], checkpoint["schedule.warmup_steps"], hint)
+	warmup, decay := checkpoint["schedule.warmup_steps"], checkpoint["schedule.decay_steps"]
+	switch {
+	case agrees || !oldOK || !ok || old.Name != schedule.Name:
+	case old.Name == WSD && old.Warmup == schedule.Warmup && steps > min(old.stable(), schedule.stable()):
+		hint = fmt.Sprintf("the length of schedule %s may change as long as the learning rate has not begun to fall, here up to step %d, and the checkpoint is of step %d: "+
+			"to go on from an older one, move the newer ones away; to make the run longer at schedule.min_learning_rate, set steps and leave schedule.decay_steps at %s; otherwise %s",
+			WSD, min(old.stable(), schedule.stable()), steps, decay, hint)
+	case (old.Name == WSD || old.Name == Constant) && old.Warmup != schedule.Warmup:
+		hint = fmt.Sprintf("to make the run longer, write the old warm-up out, as schedule.warmup_steps: %s (its default follows the length); otherwise %s", warmup, hint)
+	case (old.Name == Cosine || old.Name == Linear) && old.Decay != schedule.Decay:
+		hint = fmt.Sprintf("schedule %s falls from the warm-up on, so with another length the steps done would have had other learning rates; to change the length of a run but not its schedule, "+
+			"set steps and leave schedule.decay_steps at %s, schedule.warmup_steps at %s; otherwise %s", old.Name, decay, warmup, hint)
 	}
 	return fmt.Errorf("the run would not go on as it began: %s; %s", strings.Join(differences, ", "), hint)
 }

@@ -54,3 +54,13 @@ func (s Schedule) LearningRate(step int64) float64 {
 	}
 	return s.Min + (s.Peak-s.Min)*(1+math.Cos(math.Pi*progress))/2
 }
+
+// agrees reports whether the first so many steps have the same learning rates, bit for bit, under another schedule, where that follows from the form of
+// the two: they are the same, or both are WSD, with the same way to the same peak, and have not begun to fall.
+func (s Schedule) agrees(other Schedule, steps int64) bool {
+	return s == other || s.Name == WSD && other.Name == WSD && s.Peak == other.Peak && s.Start == other.Start && s.Warmup == other.Warmup &&
+		steps <= min(s.stable(), other.stable())
+}
+
+// stable is the number of steps before WSD begins to fall.
+func (s Schedule) stable() int64 { return s.Decay - s.Cooldown }

@@ -6,6 +6,8 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"pgregory.net/rapid"
 )
 
 func TestScheduleLearningRate(t *testing.T) {
@@ -146,4 +148,36 @@ func TestScheduleResolve(t *testing.T) {
 			t.Errorf("%s: %+v, want %+v", test.yaml, got, test.want)
 		}
 	}
+}
+
+// Schedules that agree on so many steps give these the same learning rates; and WSD agrees with itself made longer up to where it falls.
+func TestScheduleAgrees(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		draw := func(name string) Schedule {
+			s := Schedule{Name: rapid.SampledFrom([]ScheduleName{WSD, WSD, Constant, Cosine, Linear}).Draw(t, name), Peak: 1, Warmup: rapid.Int64Range(0, 2).Draw(t, "warm-up")}
+			s.Min = rapid.SampledFrom([]float64{0, 0.25, 1}).Draw(t, "minimum")
+			s.Start = rapid.SampledFrom([]float64{0, s.Min}).Draw(t, "start")
+			if s.Name != Constant {
+				s.Decay = s.Warmup + rapid.Int64Range(1, 12).Draw(t, "decay")
+			}
+			if s.Name == WSD {
+				s.Cooldown = rapid.Int64Range(1, s.Decay-s.Warmup).Draw(t, "cooldown")
+				s.CooldownForm = rapid.SampledFrom([]CooldownForm{CooldownOneMinusSqrt, CooldownLinear}).Draw(t, "form")
+			}
+			return s
+		}
+		a, b, steps := draw("one"), draw("other"), rapid.Int64Range(0, 20).Draw(t, "steps")
+		if a.agrees(b, steps) {
+			for step := range steps {
+				if x, y := a.LearningRate(step), b.LearningRate(step); x != y {
+					t.Fatalf("%+v and %+v agree on %d steps, but step %d has %v and %v", a, b, steps, step, x, y)
+				}
+			}
+		}
+		longer := a
+		longer.Decay += 5
+		if want := a.Name == WSD && steps <= a.Decay-a.Cooldown; a.agrees(longer, steps) != want || !a.agrees(a, steps) {
+			t.Fatalf("%+v on %d steps: agrees with itself made longer: %v; with itself: %v", a, steps, !want, a.agrees(a, steps))
+		}
+	})
 }

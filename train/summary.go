@@ -2,6 +2,8 @@ package train
 
 import (
 	"fmt"
+	"slices"
+	"sort"
 	"strings"
 
 	"mula/blend"
@@ -29,9 +31,11 @@ type Summary struct {
 	TotalTokens      int64 // of all steps; less if positions are skipped
 	FLOPsPerToken    float64
 	Memory           Memory
+	Scratch          int64 // bytes that the device of a rank may take for itself beside Memory; 0 if that is not known
 }
 
-// Memory is how many bytes each rank of a run takes, by purpose; with several stages of a pipeline, one of the stage that takes most.
+// Memory is how many bytes each rank of a run takes, by purpose; with several stages of a pipeline, one of the stage that takes most. What a device takes
+// for itself is not counted; see [Summary].
 type Memory struct {
 	Weights, Gradients int64
 	Moments            int64 // of the optimizer
@@ -43,43 +47,87 @@ type Memory struct {
 // Total is the sum.
 func (m Memory) Total() int64 { return m.Weights + m.Gradients + m.Moments + m.Buffers }
 
+// onDevice is what a device with memory of its own has of it.
+func (m Memory) onDevice() int64 { return m.Total() - m.HostOnly }
+
 // fits refuses a run of so many ranks on this machine that needs more memory than it has; what is not known about the machine does not stop it.
 func (s Summary) fits(machine int64, ranks int) error {
-	if machine == 0 || s.Memory.Total() <= machine/int64(ranks) {
+	most := machine / int64(ranks)
+	if machine == 0 || s.Memory.Total() <= most {
 		return nil
 	}
-	const gb = 1e9
+	advice := s.wouldFit(most, Memory.Total)
 	if ranks > 1 {
 		return fmt.Errorf("each rank needs %.4g GB of memory (weights %.4g, gradients %.4g, optimizer %.4g, activations %.4g), and this machine has %.4g GB for %d ranks: "+
-			"run fewer on a machine, raise layout.ep or layout.pp, or choose a smaller micro_batch_size or recompute: layers", float64(s.Memory.Total())/gb, float64(s.Memory.Weights)/gb,
-			float64(s.Memory.Gradients)/gb, float64(s.Memory.Moments)/gb, float64(s.Memory.Buffers)/gb, float64(machine)/gb, ranks)
+			"%s; otherwise run fewer on a machine, or raise layout.ep or layout.pp", float64(s.Memory.Total())/gb, float64(s.Memory.Weights)/gb,
+			float64(s.Memory.Gradients)/gb, float64(s.Memory.Moments)/gb, float64(s.Memory.Buffers)/gb, float64(machine)/gb, ranks, advice)
 	}
 	return fmt.Errorf("the run needs %.4g GB of memory (weights %.4g, gradients %.4g, optimizer %.4g, activations %.4g), and this machine has %.4g GB: "+
-		"choose a smaller model, a smaller micro_batch_size, recompute: layers or a larger machine", float64(s.Memory.Total())/gb, float64(s.Memory.Weights)/gb,
-		float64(s.Memory.Gradients)/gb, float64(s.Memory.Moments)/gb, float64(s.Memory.Buffers)/gb, float64(machine)/gb)
+		"%s; otherwise choose a smaller model or a larger machine", float64(s.Memory.Total())/gb, float64(s.Memory.Weights)/gb,
+		float64(s.Memory.Gradients)/gb, float64(s.Memory.Moments)/gb, float64(s.Memory.Buffers)/gb, float64(machine)/gb, advice)
 }
 
 // fitsDevice refuses a run that needs more memory than its device has, which so many ranks share. A capacity of 0 is that of a device whose memory is
 // the machine's.
 func (s Summary) fitsDevice(capacity int64, ranks int) error {
-	need := s.Memory.Total() - s.Memory.HostOnly
-	if capacity == 0 || need <= capacity/int64(ranks) {
+	need, most := s.Memory.onDevice(), capacity/int64(ranks)
+	if capacity == 0 || need <= most {
 		return nil
 	}
-	const gb = 1e9
 	sharing := ""
 	if ranks > 1 {
 		sharing = fmt.Sprintf(" for %d ranks", ranks)
 	}
 	return fmt.Errorf("a rank needs %.4g GB of its device's memory (weights %.4g, gradients %.4g, optimizer and activations %.4g), and %s has %.4g GB%s: "+
-		"choose a smaller model, a smaller micro_batch_size or recompute: layers, raise layout.ep or layout.pp, or set device: %s", float64(need)/gb,
-		float64(s.Memory.Weights)/gb, float64(s.Memory.Gradients)/gb, float64(need-s.Memory.Weights-s.Memory.Gradients)/gb, s.Device, float64(capacity)/gb, sharing, DeviceCPU)
+		"%s; otherwise choose a smaller model, raise layout.ep or layout.pp, or set device: %s", float64(need)/gb, float64(s.Memory.Weights)/gb,
+		float64(s.Memory.Gradients)/gb, float64(need-s.Memory.Weights-s.Memory.Gradients)/gb, s.Device, float64(capacity)/gb, sharing, s.wouldFit(most, Memory.onDevice), DeviceCPU)
+}
+
+const gb = 1e9 // bytes
+
+// wouldFit says what of the run to change so that a rank needs no more than most bytes, as need counts them: only what has been computed to fit. More
+// recomputation changes no result, so the least of it that fits is named, and the largest micro-batch that does; both together if neither does
+// alone.
+func (s Summary) wouldFit(most int64, need func(Memory) int64) string {
+	c, rows := s.Config, s.Config.rankRows()
+	length := int(s.TokensPerStep / int64(c.BatchSize))
+	needs := func(level moe.Recompute, micro int) int64 {
+		c.Recompute, c.MicroBatchSize = level, micro
+		return need(c.memory(micro, (rows+micro-1)/micro, length))
+	}
+	// largest is the largest micro-batch below the given one that fits, 0 for none.
+	largest := func(level moe.Recompute, below int) int {
+		return sort.Search(below-1, func(i int) bool { return needs(level, i+1) > most })
+	}
+	levels := []moe.Recompute{moe.RecomputeNone, moe.RecomputeExperts, moe.RecomputeLayers}
+	levels = levels[max(0, slices.Index(levels, s.Config.Recompute)):]
+	now := min(s.Config.MicroBatchSize, rows)
+	var fit []string
+	for _, level := range levels[1:] {
+		if n := needs(level, now); n <= most {
+			fit = append(fit, fmt.Sprintf("recompute: %s (%.4g GB)", level, float64(n)/gb))
+			break
+		}
+	}
+	if micro := largest(levels[0], now); micro > 0 {
+		fit = append(fit, fmt.Sprintf("micro_batch_size: %d (%.4g GB; new runs only)", micro, float64(needs(levels[0], micro))/gb))
+	}
+	for _, level := range levels[1:] {
+		if micro := largest(level, now); fit == nil && micro > 0 {
+			fit = append(fit, fmt.Sprintf("recompute: %s with micro_batch_size: %d (%.4g GB; new runs only)", level, micro, float64(needs(level, micro))/gb))
+		}
+	}
+	if fit == nil {
+		last := levels[len(levels)-1]
+		return fmt.Sprintf("even recompute: %s with micro_batch_size: 1 needs %.4g GB", last, float64(needs(last, 1))/gb)
+	}
+	return "what would fit is " + strings.Join(fit, ", or ")
 }
 
 func summarize(c Config, p *blend.Plan, device string) Summary {
 	n := c.Model.TotalParameters()
 	l := c.Layout
-	rows := c.BatchSize / (l.DP * l.EP) // of a rank
+	rows := c.rankRows()
 	microBatches := (rows + c.MicroBatchSize - 1) / c.MicroBatchSize
 	perStep := int64(c.BatchSize) * int64(p.SequenceLength)
 	return Summary{
@@ -91,6 +139,9 @@ func summarize(c Config, p *blend.Plan, device string) Summary {
 		Memory: c.memory(min(c.MicroBatchSize, rows), microBatches, p.SequenceLength),
 	}
 }
+
+// rankRows is the number of rows of a step that a rank computes.
+func (c Config) rankRows() int { return c.BatchSize / (c.Layout.DP * c.Layout.EP) }
 
 // memory is what a rank of the stage that takes most takes, with so many micro-batches of so many rows in a step.
 func (c Config) memory(rows, microBatches, sequenceLength int) Memory {

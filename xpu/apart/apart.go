@@ -5,7 +5,7 @@
 //   - whatever a command writes on the device's side becomes NaN, or the least int32, on the host's side, until ToHost;
 //   - host results are NaN, or the least int64, until Wait or ToHost;
 //   - memory that is given back becomes the same, on the host's side;
-//   - a command that is given memory of the host panics.
+//   - a command that is given memory of the host panics, and so does any after Close.
 package apart
 
 import (
@@ -30,6 +30,7 @@ type Device struct {
 	capacity int64
 	results  []func() // that bring host results
 	failed   error
+	closed   bool
 }
 
 var _ xpu.Device = (*Device)(nil)
@@ -81,7 +82,19 @@ func (d *Device) Threads() int { return d.inner.Threads() }
 func (d *Device) Parallel(n int, f func(i int)) { d.inner.Parallel(n, f) }
 
 // Close closes the device inside.
-func (d *Device) Close() { d.inner.Close() }
+func (d *Device) Close() {
+	d.mu.Lock()
+	d.closed = true
+	d.mu.Unlock()
+	d.inner.Close()
+}
+
+// open panics after Close. The caller has locked.
+func (d *Device) open() {
+	if d.closed {
+		panic("apart: the device was used after Close")
+	}
+}
 
 // Floats makes memory for n numbers; see [xpu.Memory].
 func (d *Device) Floats(n int) ([]float32, error) { return allocate(d, n, d.inner.Floats) }
@@ -95,6 +108,7 @@ func allocate[E float32 | int32](d *Device, n int, inner func(int) ([]E, error))
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.open()
 	if d.failed != nil {
 		return nil, d.failed
 	}
@@ -242,6 +256,7 @@ func (d *Device) IntsToHost(ctx context.Context, x ...[]int32) error {
 func (d *Device) Wait(ctx context.Context) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.open()
 	if d.failed != nil {
 		return d.failed
 	}
@@ -262,6 +277,7 @@ func (d *Device) Capacity() int64 { return d.capacity }
 func (d *Device) works() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.open()
 	return d.failed == nil
 }
 

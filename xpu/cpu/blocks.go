@@ -33,7 +33,7 @@ func (h *Host) SumSquares(stretches [][]float32, sums []float64) {
 // AdamW updates weights and moments; see [xpu.Layers].
 func (h *Host) AdamW(rule xpu.AdamW, stretches []xpu.Moments, before, change []float64) {
 	n := xpu.CheckAdamW(stretches, before, change)
-	t := h.begin(operands{moments: stretches, results: before, change: change, rule: adamwConstants(rule), keep: rule.Keep})
+	t := h.begin(operands{moments: stretches, results: before, change: change, rule: adamwConstants(rule), keep: float32(1 - rule.DecayAfter)})
 	defer t.end()
 	t.blocks = t.blocks[:0]
 	for i, s := range stretches {

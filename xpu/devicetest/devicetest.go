@@ -3,6 +3,7 @@ package devicetest
 
 import (
 	"context"
+	"errors"
 	"math"
 	"math/rand/v2"
 	"testing"
@@ -45,30 +46,48 @@ type tester interface {
 	Context() context.Context
 }
 
-// upload makes memory of the device with these numbers on both sides, until the test ends.
+// upload makes memory of the device with these numbers on both sides, until the test ends. What lies before and behind must be the same then: a device
+// writes to nothing but what it is given.
 func upload(t tester, d xpu.Device, x []float32) []float32 {
 	t.Helper()
-	y, err := d.Floats(len(x))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { d.Free(y) })
-	copy(y, x)
-	d.ToDevice(y)
-	return y
+	return fenced(t, x, d.Floats, d.Free, d.ToDevice, func(x []float32) error { return d.ToHost(context.Background(), x) }, math.Float32bits, math.Float32frombits(fence))
 }
 
 // uploadInts is upload for whole numbers.
 func uploadInts(t tester, d xpu.Device, x []int32) []int32 {
 	t.Helper()
-	y, err := d.Ints(len(x))
+	return fenced(t, x, d.Ints, d.FreeInts, d.IntsToDevice, func(x []int32) error { return d.IntsToHost(context.Background(), x) }, func(x int32) uint32 { return uint32(x) }, fence)
+}
+
+// A fence is before and behind memory; as a float32 it is not a number, so that what a device reads there shows, too.
+const fence, fenceBefore, fenceBehind = 0x7fc0fe9c, 19, 32
+
+func fenced[E float32 | int32](t tester, x []E, memory func(int) ([]E, error), free, toDevice func([]E), toHost func([]E) error, bits func(E) uint32, mark E) []E {
+	t.Helper()
+	all, err := memory(fenceBefore + len(x) + fenceBehind)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { d.FreeInts(y) })
-	copy(y, x)
-	d.IntsToDevice(y)
-	return y
+	end := fenceBefore + len(x)
+	t.Cleanup(func() {
+		defer free(all)
+		if err := errors.Join(toHost(all[:fenceBefore]), toHost(all[end:])); err != nil {
+			t.Errorf("what lies around %d elements: %v", len(x), err)
+			return
+		}
+		for i, v := range all {
+			if (i < fenceBefore || i >= end) && bits(v) != fence {
+				t.Errorf("a command has written %v to element %d of %d, which it was not given", v, i-fenceBefore, len(x))
+				return
+			}
+		}
+	})
+	for i := range all {
+		all[i] = mark
+	}
+	copy(all[fenceBefore:], x)
+	toDevice(all)
+	return all[fenceBefore:end:end]
 }
 
 // download waits for the device, and brings these to the host.

@@ -92,7 +92,7 @@ func mistakesFamily(t *testing.T, d xpu.Device, _ float64) {
 		}},
 		{name: "SumSquares", floats: []int{4, 4}, host: []int{2}, fixed: 2, run: func(o operands) { d.SumSquares(o.x, o.host[0]) }},
 		{name: "AdamW", floats: []int{4, 4, 4, 4, 4, 4, 4, 4}, host: []int{2, 2}, run: func(o operands) {
-			d.AdamW(xpu.AdamW{Step: 1, Keep: 1}, []xpu.Moments{{Weight: o.x[0], Grad: o.x[1], M: o.x[2], V: o.x[3]}, {Weight: o.x[4], Grad: o.x[5], M: o.x[6], V: o.x[7]}}, o.host[0], o.host[1])
+			d.AdamW(xpu.AdamW{Step: 1}, []xpu.Moments{{Weight: o.x[0], Grad: o.x[1], M: o.x[2], V: o.x[3]}, {Weight: o.x[4], Grad: o.x[5], M: o.x[6], V: o.x[7]}}, o.host[0], o.host[1])
 		}},
 	} {
 		for short := -1; short < len(c.floats)+len(c.ints)+len(c.host); short++ {

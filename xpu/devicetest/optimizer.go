@@ -19,7 +19,7 @@ func optimizerFamily(t *testing.T, d xpu.Device, tolerance float64) {
 			source := rand.New(rand.NewPCG(41, uint64(i)))
 			sumSquares(t, d, source, lengths, tolerance)
 			for j, sums := range []bool{false, true} {
-				rule := xpu.AdamW{LearningRate: 1e-2, Beta1: 0.9, Beta2: 0.95, Epsilon: 1e-8, WeightDecay: 0.1, Step: int64(1 + 10*j), GradScale: 1 - 0.5*float64(j), Keep: 1 - 0.25*float32(j)}
+				rule := xpu.AdamW{LearningRate: 1e-2, Beta1: 0.9, Beta2: 0.95, Epsilon: 1e-8, WeightDecay: 0.1, Step: int64(1 + 10*j), GradScale: 1 - 0.5*float64(j), DecayAfter: 0.25 * float64(j)}
 				adamW(t, d, rule, source, lengths, sums, tolerance)
 			}
 		})
@@ -32,7 +32,7 @@ func optimizerFamily(t *testing.T, d xpu.Device, tolerance float64) {
 			adamW(t, d, xpu.AdamW{
 				LearningRate: rapid.Float64Range(1e-6, 1).Draw(t, "learningRate"), Beta1: rapid.SampledFrom([]float64{0, 0.5, 0.9, 0.99}).Draw(t, "beta1"),
 				Beta2: rapid.SampledFrom([]float64{0, 0.95, 0.999}).Draw(t, "beta2"), Epsilon: 1e-8, WeightDecay: rapid.Float64Range(0, 1).Draw(t, "weightDecay"),
-				Step: rapid.Int64Range(1, 1e6).Draw(t, "step"), GradScale: rapid.Float64Range(1e-3, 1).Draw(t, "gradScale"), Keep: rapid.Float32Range(0.5, 1).Draw(t, "keep"),
+				Step: rapid.Int64Range(1, 1e6).Draw(t, "step"), GradScale: rapid.Float64Range(1e-3, 1).Draw(t, "gradScale"), DecayAfter: rapid.Float64Range(0, 0.5).Draw(t, "decayAfter"),
 			}, source, lengths, rapid.Bool().Draw(t, "sums"), tolerance)
 		})
 	})
@@ -94,7 +94,7 @@ func adamW(t tester, d xpu.Device, rule xpu.AdamW, source *rand.Rand, lengths []
 			first, second := rule.Beta1*float64(m[i]), rule.Beta2*float64(v[i])
 			a, q := first+(1-rule.Beta1)*g, second+(1-rule.Beta2)*g*g
 			step := rule.LearningRate / correction1 / (math.Sqrt(q/correction2) + rule.Epsilon)
-			want[0][i], want[1][i], want[2][i] = (p-step*a)*float64(rule.Keep), a, q
+			want[0][i], want[1][i], want[2][i] = (p-step*a)*(1-rule.DecayAfter), a, q
 			const smallest = 2 * 0x1p-126 // what is not normal may be 0
 			size[1][i], size[2][i] = math.Abs(first)+math.Abs((1-rule.Beta1)*g)+smallest/tolerance, q+smallest/tolerance
 			size[0][i] = math.Abs(float64(weight[i])) + step*size[1][i]

@@ -191,6 +191,8 @@ func groupedProducts(t *testing.T, d xpu.Device) {
 		{[]int32{65, 63}, 65, 15},
 		{[]int32{7, 8, 9, 0, 0, 16}, 100, 30},
 		{slices.Repeat([]int32{3, 0}, 40), 8, 16}, // more groups than work-items of a group
+		{[]int32{3, 0, 17}, 5, 2500},              // too many terms, or rows, for one piece of some kernels
+		{[]int32{2, 2100}, 3, 20},
 		{[]int32{5, 6}, 0, 7},
 		{[]int32{5, 6}, 7, 0},
 		{nil, 5, 7},

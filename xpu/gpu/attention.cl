@@ -243,7 +243,6 @@ kernel void attend_grad_keys(MEMORY(float, dk), MEMORY(float, dv), MEMORY(const 
 #else
 #define ITEMS __attribute__((reqd_work_group_size(256, 1, 1)))
 #endif
-#define INLINE static inline __attribute__((always_inline))
 
 // s = the products of the own rows x and the others' rows y. Rows beyond their number are zero. chunk is 2·DEPTH·PITCH.
 INLINE void dots(float4 s[4], const global float *x, const long x_ld, const int x_rows, const global float *y, const long y_ld, const int y_rows,

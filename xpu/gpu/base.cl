@@ -6,6 +6,10 @@
 #endif
 #pragma OPENCL FP_CONTRACT OFF // what is fused says fma
 
+// Of a function that is inline alone C99 makes no code: where AMD's compiler does not inline it, its linker fails. One that is given a kernel's local
+// array is neither inline nor static: see norm.cl.
+#define INLINE static inline __attribute__((always_inline))
+
 // The parameters of memory: a buffer, and the element at which the memory begins. LOCATE(x); makes x point to it; it stands first in a kernel, of
 // optional memory behind GIVEN(x).
 #define MEMORY(type, x) global type *x, const ulong x##_at
@@ -21,7 +25,7 @@
 #endif
 
 // The sum or the largest of the group's values, for all its work-items, in an order of their numbers alone. part is local float[GROUP].
-inline float group_sum(float v, local float *part)
+float group_sum(float v, local float *part)
 {
 #if GROUP > 1
 	barrier(CLK_LOCAL_MEM_FENCE);
@@ -37,7 +41,7 @@ inline float group_sum(float v, local float *part)
 	return v;
 }
 
-inline float group_max(float v, local float *part)
+float group_max(float v, local float *part)
 {
 #if GROUP > 1
 	barrier(CLK_LOCAL_MEM_FENCE);
@@ -54,7 +58,7 @@ inline float group_max(float v, local float *part)
 }
 
 // group_sum of whole numbers.
-static int group_sum_int(int v, local int *part)
+int group_sum_int(int v, local int *part)
 {
 #if GROUP > 1
 	barrier(CLK_LOCAL_MEM_FENCE);
@@ -70,8 +74,9 @@ static int group_sum_int(int v, local int *part)
 	return v;
 }
 
-// An operand as a product takes it: in bf16 rounded to the nearest, ties to even; a denormal number is zero, a NaN stays one.
-inline float operand(const float x)
+// An operand as a product takes it: in bf16 rounded to the nearest, ties to even; a denormal number is zero, a NaN stays one. Not INLINE: with
+// that, Intel's compiler has too few registers in attend_grad_keys.
+float operand(const float x)
 {
 #ifdef BF16
 	const uint u = as_uint(x), size = u & 0x7fffffffu;

@@ -107,8 +107,12 @@ func newDevice(ctx context.Context, device *opencl.Device, options Options, s sh
 	if options.Threads < 0 {
 		return nil, fmt.Errorf("gpu: %d threads", options.Threads)
 	}
-	if s.group > device.MaxWorkGroup {
-		return nil, fmt.Errorf("gpu: %s: groups of %d work-items; the kernels need %d", device, device.MaxWorkGroup, s.group)
+	largest := s.group
+	if !s.processor {
+		largest = max(largest, attendItems)
+	}
+	if largest > device.MaxWorkGroup {
+		return nil, fmt.Errorf("gpu: %s: groups of %d work-items; the kernels need %d", device, device.MaxWorkGroup, largest)
 	}
 	d := &Device{device: device, precision: options.Precision, shape: s, profile: options.Profile, cache: options.Cache, times: map[string]*KernelTime{}}
 	d.command.d, d.results.turn = d, make(chan struct{}, 1)

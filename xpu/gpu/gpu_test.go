@@ -71,6 +71,6 @@ func BenchmarkDevice(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	defer d.Close()
+	b.Cleanup(d.Close)
 	devicetest.Benchmark(b, d, 2)
 }

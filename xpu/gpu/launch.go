@@ -13,7 +13,7 @@ import (
 //
 //	c := d.begin()
 //	defer c.end()
-//	c.launch("add", items(len(dst)), c.writes(dst), c.reads(x), c.reads(y), long(len(dst)))
+//	c.launch("add", c.rows(parts), c.writes(dst), c.reads(x), c.reads(y), long(len(dst)), integer(each))
 type command struct {
 	d       *Device
 	scratch scratch

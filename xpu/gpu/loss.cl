@@ -7,6 +7,30 @@ void cross_entropy(MEMORY(float, loss), MEMORY(float, logits), MEMORY(const int,
 	local float part[GROUP];
 	const size_t row = get_group_id(0);
 	logits += row * width;
+	const int target = targets[row];
+	const float right = logits[target];
+#ifdef PROCESSOR
+	// A processor has a row in its caches, and exponentials cost it more than one pass more.
+	if (scale != 0) {
+		lanes top = -FLT_MAX, exps[DEEP] = {0};
+		for (int i = 0; i < width; i += LANES)
+			top = fmax(top, load_lanes(logits, i, width, -INFINITY));
+		const float shift = lanes_max(top);
+		for (int i = 0; i < width; i += DEEP * LANES)
+			#pragma unroll
+			for (int d = 0; d < DEEP; d++) {
+				const lanes e = exp(load_lanes(logits, i + d * LANES, width, -INFINITY) - shift);
+				store_lanes(logits, i + d * LANES, width, e);
+				exps[d] += e;
+			}
+		const float whole = lanes_sum((exps[0] + exps[1]) + (exps[2] + exps[3]));
+		for (int i = 0; i < width; i += LANES)
+			store_lanes(logits, i, width, load_lanes(logits, i, width, 0) * (scale / whole));
+		logits[target] -= scale;
+		loss[row] = log(whole) + (shift - right);
+		return;
+	}
+#endif
 	lanes largest = -FLT_MAX, sums = 0;
 	for (int i = LANES * ITEM; i < width; i += DEEP * LANES * GROUP) {
 		lanes z[DEEP], next = largest;
@@ -25,9 +49,8 @@ void cross_entropy(MEMORY(float, loss), MEMORY(float, logits), MEMORY(const int,
 	}
 	const float top = group_max(lanes_max(largest), part);
 	const float sum = group_sum(lanes_sum(sums * exp(largest - top)), part);
-	const int target = targets[row];
 	if (ITEM == 0)
-		loss[row] = log(sum) + (top - logits[target]);
+		loss[row] = log(sum) + (top - right);
 	if (scale == 0)
 		return;
 	barrier(CLK_GLOBAL_MEM_FENCE);

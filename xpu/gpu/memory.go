@@ -218,11 +218,11 @@ func toHost[T float32 | int32](ctx context.Context, d *Device, all [][]T, addres
 
 // broken keeps an error of the device, and passes one of ctx on.
 func (d *Device) broken(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
-		return fmt.Errorf("gpu: %w", err)
-	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if d.err == nil && ctx.Err() != nil {
+		return fmt.Errorf("gpu: %w", err)
+	}
 	d.command.fail(err)
 	return d.err
 }
@@ -231,17 +231,17 @@ func (d *Device) broken(ctx context.Context, err error) error {
 func (d *Device) Zero(x []float32) {
 	c := d.begin()
 	defer c.end()
-	if len(x) == 0 {
-		return
+	each, parts := c.stretch(len(x))
+	c.launch("zero", c.rows(parts), c.writes(x), long(len(x)), integer(each))
+}
+
+// stretch cuts n elements into parts for the groups of a kernel that does little with each.
+func (c *command) stretch(n int) (each, parts int) {
+	each = 8 * c.d.shape.group
+	if c.d.shape.processor {
+		each = 1 << 14
 	}
-	a, at := d.memory.find(unsafe.SliceData(x), len(x))
-	d.wrote(a)
-	if d.err != nil {
-		return
-	}
-	if err := d.queue.Zero(a.buffer, 4*at, 4*int64(len(x))); err != nil {
-		c.fail(err)
-	}
+	return each, (n + each - 1) / each
 }
 
 // Copy sets dst to x.
@@ -268,5 +268,6 @@ func (d *Device) Add(dst, x, y []float32) {
 	xpu.CheckElements("Add", dst, x, y)
 	c := d.begin()
 	defer c.end()
-	c.launch("add", items(len(dst)), c.writes(dst), c.reads(x), c.reads(y), long(len(dst)))
+	each, parts := c.stretch(len(dst))
+	c.launch("add", c.rows(parts), c.writes(dst), c.reads(x), c.reads(y), long(len(dst)), integer(each))
 }

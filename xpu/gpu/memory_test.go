@@ -18,8 +18,9 @@ func give(d *Device, x []float32, take func(words []uint32)) {
 	c := d.begin()
 	defer c.end()
 	zero := c.take(len(x))
-	c.launch("add", items(len(x)), zero, c.reads(x), c.reads(x), long(len(x)))
-	c.launch("add", items(len(x)), c.result(len(x), take), zero, c.reads(x), long(len(x)))
+	each, parts := c.stretch(len(x))
+	c.launch("add", c.rows(parts), zero, c.reads(x), c.reads(x), long(len(x)), integer(each))
+	c.launch("add", c.rows(parts), c.result(len(x), take), zero, c.reads(x), long(len(x)), integer(each))
 }
 
 // Host results come with the next Wait, each with its own numbers, also if they fill several buffers or one needs a buffer of its own.
@@ -88,6 +89,13 @@ func TestBrokenDevice(t *testing.T) {
 	if err := d.ToHost(t.Context(), x); err != first {
 		t.Errorf("ToHost: %v, want %v", err, first)
 	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	for range 50 {
+		if err := d.Wait(ended); err != first && !errors.Is(err, context.Canceled) {
+			t.Fatalf("Wait with a done context: %v, want %v", err, first)
+		}
+	}
 	d.MatMul(false, false, 1, 1, 1, x[:1], 1, x[1:2], 1, x[2:], 1, false)
 	if err := d.Wait(t.Context()); err != first {
 		t.Errorf("Wait: %v, want %v", err, first)
@@ -148,6 +156,11 @@ func TestWrongOptions(t *testing.T) {
 			t.Errorf("%+v: %v", o, err)
 		}
 	}
+	small := *device
+	small.MaxWorkGroup = attendItems / 2 // enough for all kernels but those of attention, which are compiled at their first launch
+	if _, err := newDevice(t.Context(), &small, Options{}, shapes["gpu"]); err == nil || !strings.Contains(err.Error(), "groups of 128 work-items") {
+		t.Errorf("a device of small groups: %v", err)
+	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := New(ctx, device, Options{}); !errors.Is(err, context.Canceled) {
@@ -195,7 +208,7 @@ func TestCache(t *testing.T) {
 	d.cache = opencl.NewCache(folder)
 	for range 2 {
 		kernels, err := d.build(t.Context(), d.program("memory.cl", ""))
-		if err != nil || len(kernels) != 1 {
+		if err != nil || len(kernels) != 2 {
 			t.Fatalf("%d kernels, %v", len(kernels), err)
 		}
 		for _, k := range kernels {

@@ -23,7 +23,7 @@ static void add_squares(squares *s, squares t)
 }
 
 // The three sums of a group.
-static void store_squares(global float *sums, squares s, local float *part)
+void store_squares(global float *sums, squares s, local float *part)
 {
 	const float large = group_sum(lanes_sum(s.large), part), middle = group_sum(lanes_sum(s.middle), part), small = group_sum(lanes_sum(s.small), part);
 	if (ITEM == 0) {
@@ -47,16 +47,25 @@ void sum_squares(MEMORY(float, sums), MEMORY(const float, x), const long n, cons
 	x += begin;
 	squares all = {0, 0, 0};
 	for (int i = LANES * ITEM; i < end; i += AT_A_TIME) {
-		squares some = {0, 0, 0};
+		lanes sum[DEEP], size = 0;
+		#pragma unroll
+		for (int d = 0; d < DEEP; d++)
+			sum[d] = 0;
 		for (int k = i; k < min(end, i + AT_A_TIME); k += DEEP * LANES * GROUP) {
-			lanes v[DEEP];
 			#pragma unroll
-			for (int d = 0; d < DEEP; d++)
-				v[d] = load_lanes(x, k + d * LANES * GROUP, end, 0);
-			#pragma unroll
-			for (int d = 0; d < DEEP; d++)
-				add_square(&some, v[d]);
+			for (int d = 0; d < DEEP; d++) {
+				const lanes v = load_lanes(x, k + d * LANES * GROUP, end, 0);
+				sum[d] = fma(v, v, sum[d]);
+				size = fmax(size, fabs(v));
+			}
 		}
+		if (!any_lane(size > 0x1p40f || size > 0 && size < 0x1p-40f)) {
+			all.middle += (sum[0] + sum[1]) + (sum[2] + sum[3]); // beside the largest of a lane, what is too small for its square is nothing
+			continue;
+		}
+		squares some = {0, 0, 0};
+		for (int k = i; k < min(end, i + AT_A_TIME); k += LANES * GROUP)
+			add_square(&some, load_lanes(x, k, end, 0));
 		add_squares(&all, some);
 	}
 	store_squares(sums + 3 * get_group_id(0), all, part);

@@ -87,7 +87,7 @@ func (d *Device) AdamW(rule xpu.AdamW, stretches []xpu.Moments, before, change [
 		n := (len(x.Weight) + length - 1) / length
 		c.launch("adamw", c.rows(n), c.writes(x.Weight), c.reads(x.Grad), c.writes(x.M), c.writes(x.V), resultBefore, resultChange,
 			long(len(x.Weight)), integer(length), number(rule.GradScale), number(rule.Beta1), number(1-rule.Beta1), number(rule.Beta2), number(1-rule.Beta2),
-			number(1-rule.LearningRate*rule.WeightDecay), number(rate), number(rule.Epsilon), number(root), number(float64(rule.Keep)))
+			number(1-rule.LearningRate*rule.WeightDecay), number(rate), number(rule.Epsilon), number(root), number(1-rule.DecayAfter))
 		if len(before) > 0 {
 			resultBefore, resultChange = resultBefore.plus(3*n), resultChange.plus(3*n)
 		}

@@ -8,7 +8,7 @@ typedef struct {
 	int group, row, rows, first, terms;
 } part;
 
-inline part part_of(const int at, const global int *tiles, const bool tiled, const global int *starts, const bool started, const int height, const int m, const int k)
+INLINE part part_of(const int at, const global int *tiles, const bool tiled, const global int *starts, const bool started, const int height, const int m, const int k)
 {
 	part p;
 	if (tiled) {
@@ -59,25 +59,31 @@ kernel void starts_of_groups(MEMORY(int, starts), MEMORY(const int, counts), con
 	starts[g] = min(start, rows);
 }
 
-// A copy of a matrix of so many columns, rounded, without gaps. Dimension 1 is the row.
-kernel void round_operand(MEMORY(float, dst), MEMORY(const float, x), const int columns, const long ld)
+#ifdef PROCESSOR
+
+// A work-item has ROWS × PANEL elements of C in registers. op(B) lies in panels of PANEL columns, term after term, with zeros beyond its last column.
+#define PANEL 32
+#define ROWS 8
+#define STRIP 16
+
+// A copy of a matrix of so many columns, rounded. Dimension 1 is the row.
+kernel void round_operand(MEMORY(float, dst), MEMORY(const float, x), const int columns, const long dst_ld, const long ld)
 {
 	LOCATE(dst), LOCATE(x);
 	const size_t i = get_global_id(0), row = get_group_id(1);
 	if (i < columns)
-		dst[row * columns + i] = operand(x[row * ld + i]);
+		dst[row * dst_ld + i] = operand(x[row * ld + i]);
 }
 
-// The transpose of that, dst[i · rows + r]: a work-item has STRIP rows of a column. Dimension 1 is the strip.
-#define STRIP 16
-kernel void transpose_operand(MEMORY(float, dst), MEMORY(const float, x), const int rows, const int columns, const long ld)
+// The transpose of that, dst[i · dst_ld + r]: a work-item has STRIP rows of a column. Dimension 1 is the strip.
+kernel void transpose_operand(MEMORY(float, dst), MEMORY(const float, x), const int rows, const int columns, const long dst_ld, const long ld)
 {
 	LOCATE(dst), LOCATE(x);
 	const size_t i = get_global_id(0), first = STRIP * get_group_id(1);
 	if (i >= columns)
 		return;
 	x += first * ld + i;
-	dst += i * rows + first;
+	dst += i * dst_ld + first;
 	if (first + STRIP <= rows) {
 		float line[STRIP];
 		#pragma unroll
@@ -92,15 +98,67 @@ kernel void transpose_operand(MEMORY(float, dst), MEMORY(const float, x), const 
 		dst[r] = operand(x[r * ld]);
 }
 
-// For a processor: a work-item has ROWS × PANEL elements of C in registers. op(B) lies in panels of PANEL columns, term after term, with zeros beyond
-// its last column.
-#define PANEL 32
-#define ROWS 8
+INLINE float16 operands(float16 x)
+{
+#ifdef BF16
+	float v[16];
+	vstore16(x, 0, v);
+	for (int i = 0; i < 16; i++)
+		v[i] = operand(v[i]);
+	x = vload16(0, v);
+#endif
+	return x;
+}
+
+// The elements of a and b in turns.
+INLINE float16 in_turns(const float8 a, const float8 b)
+{
+	return (float16)(a.s0, b.s0, a.s1, b.s1, a.s2, b.s2, a.s3, b.s3, a.s4, b.s4, a.s5, b.s5, a.s6, b.s6, a.s7, b.s7);
+}
+
+// The transpose of 16 rows. The place of an element is eight bits, those of its row and those of its column; a round turns them by one bit.
+INLINE void transpose(float16 x[16])
+{
+	#pragma unroll
+	for (int round = 0; round < 4; round++) {
+		float16 y[16];
+		#pragma unroll
+		for (int i = 0; i < 8; i++) {
+			y[2 * i] = in_turns(x[i].lo, x[i + 8].lo);
+			y[2 * i + 1] = in_turns(x[i].hi, x[i + 8].hi);
+		}
+		#pragma unroll
+		for (int i = 0; i < 16; i++)
+			x[i] = y[i];
+	}
+}
+
+// Half a panel of 16 terms of op(B), in rows of terms: element (t, j) is b[t·rows + j·columns], one of the two strides is 1, and there are so many terms and
+// columns; zeros are beyond them.
+INLINE void load_half(float16 x[16], const global float *b, const long rows, const long columns, const int terms, const int n)
+{
+	const bool turned = rows == 1;
+	const long ld = turned ? columns : rows;
+	const int lines = turned ? n : terms, elements = turned ? terms : n; // as they are stored
+	if (lines >= 16 && elements >= 16)
+		#pragma unroll
+		for (int i = 0; i < 16; i++)
+			x[i] = vload16(0, b + i * ld);
+	else
+		#pragma unroll
+		for (int i = 0; i < 16; i++)
+			x[i] = i < lines ? load_lanes(b + i * ld, 0, elements, 0) : 0;
+	if (turned)
+		transpose(x);
+	#pragma unroll
+	for (int i = 0; i < 16; i++)
+		x[i] = operands(x[i]);
+}
 
 // panels[matrix][panel][term][PANEL] = op(B), from a column on: a work-item has STRIP terms of a panel. Dimension 0 is the strip, 1 the panel, 2 the matrix.
 // With counts, matrices of groups without rows are left out.
 kernel void pack_panels(MEMORY(float, panels), MEMORY(const float, b), MEMORY(const int, counts), const int column, const int n, const int k, const long b_rows,
-	const long b_stack)
+	const long b_columns, const long b_stack)
 {
 	LOCATE(panels), LOCATE(b), LOCATE(counts);
 	if (GIVEN(counts) && counts[get_group_id(2)] == 0)
@@ -108,39 +166,51 @@ kernel void pack_panels(MEMORY(float, panels), MEMORY(const float, b), MEMORY(co
 	const int first = STRIP * get_group_id(0), at = column + PANEL * get_group_id(1), terms = min(STRIP, k - first);
 	const size_t panel = get_group_id(2) * get_num_groups(1) + get_group_id(1);
 	panels += (panel * k + first) * PANEL;
-	b += get_group_id(2) * b_stack + first * b_rows + at;
-	for (int t = 0; t < terms; t++, panels += PANEL, b += b_rows)
-		if (n - at >= PANEL)
-			for (int j = 0; j < PANEL; j++)
-				panels[j] = operand(b[j]);
-		else
-			for (int j = 0; j < PANEL; j++)
-				panels[j] = j < n - at ? operand(b[j]) : 0;
+	b += get_group_id(2) * b_stack + first * b_rows + at * b_columns;
+	for (int side = 0; side < PANEL; side += 16) {
+		float16 x[16];
+		load_half(x, b + side * b_columns, b_rows, b_columns, terms, n - at - side);
+		for (int t = 0; t < terms; t++)
+			vstore16(x[t], 0, panels + t * PANEL + side);
+	}
 }
 
-// The same where a column of op(B) lies in one piece: a work-item has STRIP terms of a panel. Dimension 0 is the strip.
-kernel void pack_columns(MEMORY(float, panels), MEMORY(const float, b), MEMORY(const int, counts), const int column, const int n, const int k, const long b_columns,
-	const long b_stack)
+// The rows of a tile, from A on; beyond the last, the last again. The sums are in left and right, 16 columns each, from zero on.
+#define SUMS(name, space) \
+INLINE void name(float16 left[ROWS], float16 right[ROWS], const global float *a, const long a_rows, const long a_columns, \
+	const int rows, const space float *panel, const long terms) \
+{ \
+	const global float *row[ROWS]; \
+	_Pragma("unroll") \
+	for (int r = 0; r < ROWS; r++) { \
+		row[r] = a + min(r, rows - 1) * a_rows; \
+		left[r] = right[r] = 0; \
+	} \
+	for (long t = 0; t < terms; t++) { \
+		const float16 x = vload16(2 * t, panel), y = vload16(2 * t + 1, panel); \
+		_Pragma("unroll") \
+		for (int r = 0; r < ROWS; r++) { \
+			const float16 v = row[r][t * a_columns]; \
+			left[r] = fma(v, x, left[r]); \
+			right[r] = fma(v, y, right[r]); \
+		} \
+	} \
+}
+SUMS(sums, global)
+SUMS(local_sums, local)
+
+// The tile goes to c, of which there are n columns from there on.
+INLINE void store_sums(global float *c, const long ldc, const float16 left[ROWS], const float16 right[ROWS], const int rows,
+	const int n, const int accumulate)
 {
-	LOCATE(panels), LOCATE(b), LOCATE(counts);
-	if (GIVEN(counts) && counts[get_group_id(2)] == 0)
-		return;
-	const int first = STRIP * get_group_id(0), at = column + PANEL * get_group_id(1), columns = min(PANEL, n - at), terms = min(STRIP, k - first);
-	const size_t panel = get_group_id(2) * get_num_groups(1) + get_group_id(1);
-	panels += (panel * k + first) * PANEL;
-	b += get_group_id(2) * b_stack + at * b_columns + first;
-	float lines[PANEL][STRIP];
-	for (int j = 0; j < columns; j++)
-		if (terms == STRIP)
-			vstore16(vload16(0, b + j * b_columns), 0, lines[j]);
-		else
-			for (int t = 0; t < terms; t++)
-				lines[j][t] = b[j * b_columns + t];
-	for (int j = columns; j < PANEL; j++)
-		vstore16(0, 0, lines[j]);
-	for (int t = 0; t < terms; t++)
-		for (int j = 0; j < PANEL; j++)
-			panels[t * PANEL + j] = operand(lines[j][t]);
+	#pragma unroll
+	for (int r = 0; r < ROWS; r++)
+		if (r < rows) {
+			global float *to = c + r * ldc;
+			store_lanes(to, 0, n, accumulate ? load_lanes(to, 0, n, 0) + left[r] : left[r]);
+			if (n > 16)
+				store_lanes(to, 16, n, accumulate ? load_lanes(to, 16, n, 0) + right[r] : right[r]);
+		}
 }
 
 kernel void multiply_registers(MEMORY(float, c), MEMORY(const float, a), MEMORY(const float, panels), MEMORY(const int, tiles), MEMORY(const int, starts),
@@ -155,55 +225,47 @@ kernel void multiply_registers(MEMORY(float, c), MEMORY(const float, a), MEMORY(
 	if (p.rows <= 0 || accumulate && p.terms <= 0)
 		return;
 	const size_t panel = (tiled ? p.group * get_num_groups(0) : 0) + across;
-	panels += (panel * k + p.first) * PANEL;
-	a += p.row * a_rows + p.first * a_columns;
-	c += (GIVEN(starts) ? (size_t)p.group * m * n : 0) + p.row * ldc;
-	const global float *row[ROWS]; // beyond the last, the last again
-	#pragma unroll
-	for (int r = 0; r < ROWS; r++)
-		row[r] = a + min(r, p.rows - 1) * a_rows;
-	float16 left[ROWS], right[ROWS];
-	#pragma unroll
-	for (int r = 0; r < ROWS; r++)
-		left[r] = right[r] = 0;
-	for (long t = 0; t < p.terms; t++) {
-		const float16 x = vload16(2 * t, panels), y = vload16(2 * t + 1, panels);
-		#pragma unroll
-		for (int r = 0; r < ROWS; r++) {
-			const float16 v = row[r][t * a_columns];
-			left[r] = fma(v, x, left[r]);
-			right[r] = fma(v, y, right[r]);
-		}
-	}
 	const int j = column + PANEL * across;
-	if (j + PANEL <= n) {
-		#pragma unroll
-		for (int r = 0; r < ROWS; r++)
-			if (r < p.rows) {
-				global float *to = c + r * ldc + j;
-				vstore16(accumulate ? vload16(0, to) + left[r] : left[r], 0, to);
-				vstore16(accumulate ? vload16(1, to) + right[r] : right[r], 1, to);
-			}
-		return;
-	}
-	#pragma unroll
-	for (int r = 0; r < ROWS; r++)
-		if (r < p.rows) {
-			float line[PANEL];
-			vstore16(left[r], 0, line);
-			vstore16(right[r], 1, line);
-			for (int i = 0; j + i < n; i++)
-				c[r * ldc + j + i] = accumulate ? c[r * ldc + j + i] + line[i] : line[i];
-		}
+	float16 left[ROWS], right[ROWS];
+	sums(left, right, a + p.row * a_rows + p.first * a_columns, a_rows, a_columns, p.rows, panels + (panel * k + p.first) * PANEL, p.terms);
+	store_sums(c + (GIVEN(starts) ? (size_t)p.group * m * n : 0) + p.row * ldc + j, ldc, left, right, p.rows, n - j, accumulate);
 }
 
-// For a GPU: 64 work-items have SIDE × SIDE elements of C, each 8 × 8 of them: rows and columns 4·y … 4·y+3 and 32 + 4·y …, with y of 8. DEPTH terms of
+// Groups of rows, of not too many terms: a work-item has a panel of the group's matrix in local memory, and multiplies up to `band` rows of the group by it.
+// Dimension 0 is the panel, 1 the group, 2 the band. A is rounded, and its rows lie in one piece.
+kernel void multiply_groups(MEMORY(float, c), MEMORY(const float, a), MEMORY(const float, b), MEMORY(const int, starts), const int band, const int n, const int k,
+	const long a_rows, const long b_rows, const long b_columns, const long b_stack, const long ldc, const int accumulate, local float *panel)
+{
+	LOCATE(c), LOCATE(a), LOCATE(b), LOCATE(starts);
+	const int group = get_group_id(1), first = starts[group] + band * (int)get_group_id(2), last = min(starts[group + 1], first + band);
+	if (first >= last || accumulate && k == 0)
+		return;
+	const int j = PANEL * get_group_id(0);
+	b += group * b_stack + j * b_columns;
+	for (int t = 0; t < k; t += STRIP)
+		for (int side = 0; side < PANEL; side += 16) {
+			float16 x[16];
+			load_half(x, b + t * b_rows + side * b_columns, b_rows, b_columns, k - t, n - j - side);
+			#pragma unroll
+			for (int i = 0; i < STRIP; i++)
+				vstore16(x[i], 0, panel + (t + i) * PANEL + side); // up to a whole strip
+		}
+	for (int row = first; row < last; row += ROWS) {
+		float16 left[ROWS], right[ROWS];
+		local_sums(left, right, a + row * a_rows, a_rows, 1, last - row, panel, k);
+		store_sums(c + row * ldc + j, ldc, left, right, last - row, n - j, accumulate);
+	}
+}
+
+#else
+
+// 64 work-items have SIDE × SIDE elements of C, each 8 × 8 of them: rows and columns 4·y … 4·y+3 and 32 + 4·y …, with y of 8. DEPTH terms of
 // A and B at a time are in local memory, zeros beyond their edges.
 #define SIDE 64
 #define DEPTH 16
 #define LINE (SIDE + 4)
 
-inline void fill_tile(local float (*tile)[LINE], const global float *x, const long along, const long terms, const int size, const int depth)
+INLINE void fill_tile(local float (*tile)[LINE], const global float *x, const long along, const long terms, const int size, const int depth)
 {
 	const int item = get_local_id(0);
 	#pragma unroll 4
@@ -214,7 +276,7 @@ inline void fill_tile(local float (*tile)[LINE], const global float *x, const lo
 	}
 }
 
-inline void store_four(global float *c, const float4 v, const int n, const int accumulate)
+INLINE void store_four(global float *c, const float4 v, const int n, const int accumulate)
 {
 	if (n >= 4) {
 		vstore4(accumulate ? vload4(0, c) + v : v, 0, c);
@@ -228,7 +290,7 @@ inline void store_four(global float *c, const float4 v, const int n, const int a
 		c[2] = accumulate ? c[2] + v.z : v.z;
 }
 
-inline void store_row(global float *c, const float8 v, const bool is, const int x, const int n, const int accumulate)
+INLINE void store_row(global float *c, const float8 v, const bool is, const int x, const int n, const int accumulate)
 {
 	if (is) {
 		store_four(c + x, v.lo, n - x, accumulate);
@@ -283,3 +345,5 @@ void multiply_shared(MEMORY(float, c), MEMORY(const float, a), MEMORY(const floa
 	STORE(6);
 	STORE(7);
 }
+
+#endif

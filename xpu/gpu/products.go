@@ -9,6 +9,9 @@ const (
 	tileSide                   = 64    // SIDE
 )
 
+// Groups of rows with at most so many terms are multiplied by a panel in local memory, so many rows at a time.
+const groupTerms, groupBand = 2048, 2048
+
 // packedElements bounds the copy of op(B) of one launch, on a processor.
 const packedElements = 16 << 20
 
@@ -78,25 +81,27 @@ func (d *Device) multiply(p product) {
 	if d.shape.processor {
 		height = registerRows
 		if p.k > 0 && (aColumns != 1 || d.precision == xpu.BF16) {
-			a, aRows, aColumns = c.straight(p), p.k, 1
+			a, aRows = c.straight(p)
+			aColumns = 1
 		}
 	}
+	accumulate := flag(p.accumulate)
+	panel := panelColumns * (p.k + stripTerms) // to whole strips
 	// The tiles, or where the groups begin, are found on the device: the host does not know the counts.
 	tiles, starts := c.reads(nil), c.reads(nil)
 	down, matrices := (p.m+height-1)/height, 1
 	switch {
+	case p.groupRows && d.shape.processor && p.k <= groupTerms && 4*int64(panel) <= d.device.LocalMemory:
+		c.launch("multiply_groups", groups(1, (p.n+panelColumns-1)/panelColumns, parts, (p.m+groupBand-1)/groupBand), to, a, b, c.starts(p), integer(groupBand),
+			integer(p.n), integer(p.k), long(aRows), long(p.bRows), long(p.bColumns), long(p.stack), long(p.ldc), accumulate, local(panel))
+		return
 	case p.groupRows:
 		down += parts
 		tiles = c.take(4 * down)
 		c.launch("tiles_of_groups", items(1), tiles, c.readsInts(p.counts), integer(parts), integer(height), integer(p.m), integer(down))
 	case p.groupSum:
 		matrices = parts
-		starts = c.take(parts + 1)
-		c.launch("starts_of_groups", items(parts+1), starts, c.readsInts(p.counts), integer(parts), integer(p.k))
-	}
-	accumulate := integer(0)
-	if p.accumulate {
-		accumulate = integer(1)
+		starts = c.starts(p)
 	}
 	if !d.shape.processor {
 		c.launch("multiply_shared", groups(64, down, (p.n+tileSide-1)/tileSide, matrices), to, a, b, tiles, starts,
@@ -112,11 +117,8 @@ func (d *Device) multiply(p product) {
 	panels := c.take(stack * each * p.k * panelColumns)
 	for first := 0; first < all; first += each {
 		across, column := min(each, all-first), integer(first*panelColumns)
-		pack, between := "pack_panels", p.bRows
-		if between == 1 {
-			pack, between = "pack_columns", p.bColumns
-		}
-		c.launch(pack, groups(1, (p.k+stripTerms-1)/stripTerms, across, stack), panels, b, packed, column, integer(p.n), integer(p.k), long(between), long(p.stack))
+		c.launch("pack_panels", groups(1, (p.k+stripTerms-1)/stripTerms, across, stack), panels, b, packed, column, integer(p.n), integer(p.k),
+			long(p.bRows), long(p.bColumns), long(p.stack))
 		order := groups(1, down, across, matrices)
 		if p.groupRows {
 			order = groups(1, across, down, 1)
@@ -126,14 +128,28 @@ func (d *Device) multiply(p product) {
 	}
 }
 
-// straight makes a rounded copy of op(A) whose rows lie in one piece each.
-func (c *command) straight(p product) argument {
-	a, x := c.take(p.m*p.k), c.reads(p.a)
+// starts finds where groups begin, and the last one ends.
+func (c *command) starts(p product) argument {
+	parts, most := len(p.counts), p.k
+	if p.groupRows {
+		most = p.m
+	}
+	starts := c.take(parts + 1)
+	c.launch("starts_of_groups", items(parts+1), starts, c.readsInts(p.counts), integer(parts), integer(most))
+	return starts
+}
+
+// straight makes a rounded copy of op(A) whose rows lie in one piece each, and gives its leading dimension: an odd number of lines of a cache, so that
+// the rows of a tile do not take each other's places there.
+func (c *command) straight(p product) (argument, int) {
+	const line = 16
+	ld := line * ((p.k+line-1)/line | 1)
+	a, x := c.take(p.m*ld), c.reads(p.a)
 	if p.aColumns == 1 {
-		c.launch("round_operand", groups(itemsGroup, (p.k+itemsGroup-1)/itemsGroup, p.m, 1), a, x, integer(p.k), long(p.aRows))
+		c.launch("round_operand", groups(itemsGroup, (p.k+itemsGroup-1)/itemsGroup, p.m, 1), a, x, integer(p.k), long(ld), long(p.aRows))
 	} else {
 		c.launch("transpose_operand", groups(itemsGroup, (p.m+itemsGroup-1)/itemsGroup, (p.k+stripTerms-1)/stripTerms, 1), a, x,
-			integer(p.k), integer(p.m), long(p.aColumns))
+			integer(p.k), integer(p.m), long(ld), long(p.aColumns))
 	}
-	return a
+	return a, ld
 }

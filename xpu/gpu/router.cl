@@ -73,7 +73,11 @@ void count_choices(MEMORY(int, counts), MEMORY(const int, chosen), const int tok
 		count[e] = 0;
 	barrier(CLK_LOCAL_MEM_FENCE);
 	for (int i = ITEM; i < choices; i += GROUP)
+#if GROUP > 1
 		atomic_inc(&count[chosen[i]]); // of whole numbers: in any order the same
+#else
+		count[chosen[i]]++;
+#endif
 	barrier(CLK_LOCAL_MEM_FENCE);
 	for (int e = ITEM; e < experts; e += GROUP)
 		counts[e] = count[e];
@@ -180,6 +184,17 @@ void sort_rows(MEMORY(int, rowOf), MEMORY(int, tokenOf), MEMORY(float, weight), 
 	first += get_group_id(0) * experts;
 	chosen += begin * perToken;
 	rowOf += begin * perToken;
+#if GROUP == 1
+	for (int e = 0; e < experts; e++)
+		choosers[e] = first[e]; // the row of the next token that has chosen the expert
+	for (int token = 0, i = 0; i < choices; token++)
+		for (int j = 0; j < perToken; j++, i++) {
+			const int expert = chosen[i], row = choosers[expert]++;
+			rowOf[i] = row;
+			tokenOf[row] = begin + token;
+			weight[row] = probs[(begin + token) * experts + expert];
+		}
+#else
 	for (int i = ITEM; i < experts * TOKENS / 32; i += GROUP)
 		choosers[i] = 0;
 	barrier(CLK_LOCAL_MEM_FENCE);
@@ -198,6 +213,7 @@ void sort_rows(MEMORY(int, rowOf), MEMORY(int, tokenOf), MEMORY(float, weight), 
 		tokenOf[row] = begin + token;
 		weight[row] = probs[(begin + token) * experts + expert];
 	}
+#endif
 }
 
 // The gradient of a token's logits: slope and, of the experts that were chosen, the gradients of their weights, taken through the softmax; and that of

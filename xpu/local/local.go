@@ -38,16 +38,24 @@ type group struct {
 	broken  bool            // failed is closed
 	parts   []*group        // split off
 
-	brought []offer // one for each rank; its owner writes it before the gate, others read it behind
+	brought []offer // one for each rank; its owner shows it before the gate, others look at it behind
 	boxes   []box   // [from·size + to]
 }
 
-// An offer is what a rank shows the others.
+// An offer is what a rank shows the others, in memory that is its caller's. Those that look hold the lock for reading as long as they copy. A rank
+// that gives up in the middle of an exchange takes its offer back before it returns, since its caller may write to that memory then.
 type offer struct {
+	mu sync.RWMutex
+	content
+}
+
+// content is what is in an offer.
+type content struct {
 	pieces     [][]byte
 	own        []byte // instead of pieces: the same for all
 	color, key int
 	part       *group // of Split: made by the lowest rank of a color
+	withdrawn  bool
 }
 
 // A box holds what one rank has sent to another, which has not taken it.
@@ -152,14 +160,39 @@ func (l *link) meet(ctx context.Context) error {
 	}
 }
 
-// exchange shows the others what this rank has brought, runs take when all can be seen, and returns when all have taken.
-func (l *link) exchange(ctx context.Context, o offer, take func(from int, o *offer) error) error {
-	l.brought[l.rank] = o
+// show makes c what this rank offers. It waits for those that still copy from what it offered before.
+func (l *link) show(c content) {
+	o := &l.brought[l.rank]
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.content = c
+}
+
+// look lets take see what a rank offers, behind the gate. It is an error if that rank has given up since.
+func (l *link) look(from int, take func(c *content) error) error {
+	o := &l.brought[from]
+	o.mu.RLock()
+	defer o.mu.RUnlock()
+	if o.withdrawn {
+		return fmt.Errorf("local: rank %d of %d has given up: %w", from, l.size, xpu.ErrPeerLost)
+	}
+	return take(&o.content)
+}
+
+// exchange shows the others what this rank has brought, runs take when all can be seen, and returns when all have taken, or when none will
+// look any more.
+func (l *link) exchange(ctx context.Context, c content, take func(from int, c *content) error) (err error) {
+	l.show(c)
+	defer func() {
+		if err != nil {
+			l.show(content{withdrawn: true})
+		}
+	}()
 	if err := l.meet(ctx); err != nil {
 		return err
 	}
 	for r := range l.size {
-		if err := take(r, &l.brought[r]); err != nil {
+		if err := l.look(r, func(c *content) error { return take(r, c) }); err != nil {
 			return l.end(err, true)
 		}
 	}
@@ -170,11 +203,11 @@ func (l *link) AllToAll(ctx context.Context, send, recv [][]byte) error {
 	if len(send) != l.size || len(recv) != l.size {
 		panic(fmt.Sprintf("local: %d and %d pieces for %d ranks", len(send), len(recv), l.size))
 	}
-	return l.exchange(ctx, offer{pieces: send}, func(from int, o *offer) error {
-		if o.pieces == nil {
+	return l.exchange(ctx, content{pieces: send}, func(from int, c *content) error {
+		if c.pieces == nil {
 			return l.confused(from)
 		}
-		return l.copy(recv[from], o.pieces[l.rank], from)
+		return l.copy(recv[from], c.pieces[l.rank], from)
 	})
 }
 
@@ -182,23 +215,23 @@ func (l *link) AllGather(ctx context.Context, own []byte, all [][]byte) error {
 	if len(all) != l.size {
 		panic(fmt.Sprintf("local: %d pieces for %d ranks", len(all), l.size))
 	}
-	return l.exchange(ctx, offer{own: own}, func(from int, o *offer) error {
-		if o.pieces != nil {
+	return l.exchange(ctx, content{own: own}, func(from int, c *content) error {
+		if c.pieces != nil {
 			return l.confused(from)
 		}
-		return l.copy(all[from], o.own, from)
+		return l.copy(all[from], c.own, from)
 	})
 }
 
 func (l *link) Broadcast(ctx context.Context, root int, data []byte) error {
-	return l.exchange(ctx, offer{own: data}, func(from int, o *offer) error {
-		if o.pieces != nil {
+	return l.exchange(ctx, content{own: data}, func(from int, c *content) error {
+		if c.pieces != nil {
 			return l.confused(from)
 		}
 		if from != root || l.rank == root {
 			return nil
 		}
-		return l.copy(data, o.own, from)
+		return l.copy(data, c.own, from)
 	})
 }
 
@@ -275,14 +308,20 @@ func (l *link) Recv(ctx context.Context, from int, data []byte) error {
 }
 
 func (l *link) Split(ctx context.Context, color, key int) (xpu.Link, error) {
-	l.brought[l.rank] = offer{color: color, key: key}
+	l.show(content{color: color, key: key})
 	if err := l.meet(ctx); err != nil {
 		return nil, err
 	}
 	var members []int
+	keys := make([]int, l.size)
 	for r := range l.size {
-		if color >= 0 && l.brought[r].color == color {
-			members = append(members, r)
+		if err := l.look(r, func(c *content) error {
+			if keys[r] = c.key; color >= 0 && c.color == color {
+				members = append(members, r)
+			}
+			return nil
+		}); err != nil {
+			return nil, l.end(err, true)
 		}
 	}
 	if len(members) > 0 && members[0] == l.rank {
@@ -294,7 +333,7 @@ func (l *link) Split(ctx context.Context, color, key int) (xpu.Link, error) {
 		if err != nil {
 			part.end(err, true)
 		}
-		l.brought[l.rank].part = part
+		l.show(content{color: color, key: key, part: part})
 	}
 	if err := l.meet(ctx); err != nil {
 		return nil, err
@@ -302,8 +341,11 @@ func (l *link) Split(ctx context.Context, color, key int) (xpu.Link, error) {
 	if len(members) == 0 {
 		return nil, l.meet(ctx)
 	}
-	part := l.brought[members[0]].part
-	slices.SortStableFunc(members, func(a, b int) int { return cmp.Compare(l.brought[a].key, l.brought[b].key) })
+	var part *group
+	if err := l.look(members[0], func(c *content) error { part = c.part; return nil }); err != nil {
+		return nil, l.end(err, true)
+	}
+	slices.SortStableFunc(members, func(a, b int) int { return cmp.Compare(keys[a], keys[b]) })
 	own := newLink(part, slices.Index(members, l.rank))
 	l.mu.Lock()
 	l.mine = append(l.mine, own)

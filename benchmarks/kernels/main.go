@@ -1,0 +1,308 @@
+// Kernels measures every command of mula's device at the sizes of mula-mini, on the processor and on an OpenCL device, in turns:
+//
+//	go run ./benchmarks/kernels [-rows N] [-rounds N] [-precision fp32|bf16] [-device NAME] [-only WORDS] [-table FILE]
+//
+// Beside each time stands the floor: what the same device takes, in the same round, to copy as many bytes as the command has to read and write, or to
+// multiply two matrices of 1024 × 1024 with as many multiplications, whichever is longer. With -table the file's part between two marks is
+// replaced by the tables.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"log"
+	"math"
+	"os"
+	"runtime"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"mula/internal/atomicfile"
+	"mula/xpu"
+	"mula/xpu/cpu"
+	"mula/xpu/gpu"
+	"mula/xpu/opencl"
+	"mula/xpu/workload"
+)
+
+const (
+	tableBegin = "<!-- make bench-kernels writes this -->\n"
+	tableEnd   = "<!-- up to here -->\n"
+)
+
+func main() {
+	log.SetFlags(0)
+	log.SetPrefix("kernels: ")
+	rows := flag.Int("rows", 2, "rows of 512 tokens")
+	rounds := flag.Int("rounds", 9, "of each command; of the times the least is shown")
+	precision := flag.String("precision", "fp32", "fp32 or bf16")
+	name := flag.String("device", "", "a part of the OpenCL device's name; empty for the fastest kind")
+	only := flag.String("only", "", "measure the commands whose names have these words in them")
+	table := flag.String("table", "", "the file whose tables are replaced")
+	flag.Parse()
+	if flag.NArg() > 0 {
+		log.Fatalf("%q is no flag", flag.Arg(0))
+	}
+	text, err := measure(context.Background(), xpu.Precision(*precision), *name, *rows, *rounds, *only)
+	if err == nil && *table != "" {
+		err = replace(*table, text)
+	}
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Print(text)
+}
+
+// A side is a device with the commands on it.
+type side struct {
+	device   xpu.Device
+	clock    func() time.Duration // what the device's own clock says of all kernels so far; nil if it has none
+	commands []workload.Command
+	from, to []float32 // of the copies that are a floor
+	a, b, c  []float32 // of the product that is one
+}
+
+// Sizes of what floors are measured by.
+const (
+	copyElements = 16 << 20 // at most; more take as long for each
+	productSide  = 1024
+)
+
+func newSide(ctx context.Context, d xpu.Device, rows int) (*side, error) {
+	s := &side{device: d}
+	var err error
+	if s.commands, err = workload.Commands(ctx, d, rows); err != nil {
+		return nil, err
+	}
+	for x, n := range map[*[]float32]int{&s.from: copyElements, &s.to: copyElements, &s.a: productSide * productSide, &s.b: productSide * productSide, &s.c: productSide * productSide} {
+		if *x, err = d.Floats(n); err != nil {
+			return nil, err
+		}
+	}
+	return s, nil
+}
+
+// times are those of a command: by the clock on the wall, of this process's processors, and by the device's own clock. In seconds.
+type times struct{ wall, processor, device float64 }
+
+func (t times) over(n float64) times { return times{t.wall / n, t.processor / n, t.device / n} }
+
+func (t times) least(u times) times {
+	return times{min(t.wall, u.wall), min(t.processor, u.processor), min(t.device, u.device)}
+}
+
+var never = times{math.Inf(1), math.Inf(1), math.Inf(1)}
+
+// roundTime is how long a command is repeated in a round.
+const roundTime = 0.02
+
+// run gives a command n times, waits at the end, and gives the time of one.
+func (s *side) run(ctx context.Context, n int, give func()) (times, error) {
+	var device time.Duration
+	if s.clock != nil {
+		device = s.clock()
+	}
+	processor, began := processorSeconds(), time.Now()
+	for range n {
+		give()
+	}
+	err := s.device.Wait(ctx)
+	t := times{time.Since(began).Seconds(), processorSeconds() - processor, 0}
+	if s.clock != nil {
+		t.device = (s.clock() - device).Seconds()
+	}
+	return t.over(float64(n)), err
+}
+
+// repetitions is the number of times that a command is given in a round.
+func (s *side) repetitions(ctx context.Context, give func()) (int, error) {
+	if _, err := s.run(ctx, 1, give); err != nil { // the kernels may not be compiled
+		return 0, err
+	}
+	t, err := s.run(ctx, 2, give)
+	return int(min(1000, max(1, roundTime/t.wall))), err
+}
+
+// floors gives the commands that bound c from below, and what their times are to be multiplied by.
+func (s *side) floors(c workload.Command) (copying func(), copyFactor float64, product func(), productFactor float64) {
+	half := max(1, c.Elements/2)
+	n := min(half, copyElements)
+	copying = func() { s.device.Copy(s.to[:n], s.from[:n]) }
+	if c.FLOPs > 0 {
+		const k = productSide
+		product = func() { s.device.MatMul(false, true, k, k, k, s.a, k, s.b, k, s.c, k, false) }
+	}
+	return copying, float64(half) / float64(n), product, float64(c.FLOPs) / (2 * productSide * productSide * productSide)
+}
+
+// A result is a command on a device.
+type result struct{ least, floor times }
+
+// round measures a command and its floor once.
+func (s *side) round(ctx context.Context, c workload.Command, n int) (t, floor times, err error) {
+	if t, err = s.run(ctx, n, c.Give); err != nil {
+		return t, floor, err
+	}
+	copying, factor, product, productFactor := s.floors(c)
+	if floor, err = s.run(ctx, n, copying); err != nil {
+		return t, floor, err
+	}
+	floor = floor.over(1 / factor)
+	if product != nil {
+		u, err := s.run(ctx, max(1, int(float64(n)*productFactor)), product)
+		if err != nil {
+			return t, floor, err
+		}
+		u = u.over(1 / productFactor)
+		floor = times{max(floor.wall, u.wall), max(floor.processor, u.processor), max(floor.device, u.device)}
+	}
+	return t, floor, nil
+}
+
+// compare measures commands first to last, in turns on the sides and with their floors, and gives the results of each side.
+func compare(ctx context.Context, sides [2]*side, first, last, rounds int) (results [2][]result, err error) {
+	var n [2][]int
+	for k, s := range sides {
+		for _, c := range s.commands[first:last] {
+			times, err := s.repetitions(ctx, c.Give)
+			if err != nil {
+				return results, err
+			}
+			n[k], results[k] = append(n[k], times), append(results[k], result{never, never})
+		}
+	}
+	for range rounds {
+		for j := range last - first {
+			for k, s := range sides {
+				t, floor, err := s.round(ctx, s.commands[first+j], n[k][j])
+				if err != nil {
+					return results, err
+				}
+				r := &results[k][j]
+				r.least, r.floor = r.least.least(t), r.floor.least(floor)
+			}
+		}
+	}
+	return results, nil
+}
+
+func measure(ctx context.Context, precision xpu.Precision, name string, rows, rounds int, only string) (string, error) {
+	devices, err := opencl.Devices()
+	if err != nil {
+		return "", err
+	}
+	chosen, err := opencl.Choose(devices, opencl.Choice{Name: name})
+	if err != nil {
+		return "", err
+	}
+	apart, err := gpu.New(ctx, chosen, gpu.Options{Precision: precision, Profile: true})
+	if err != nil {
+		return "", err
+	}
+	defer apart.Close()
+	host := cpu.New(0, precision)
+	defer host.Close()
+	var sides [2]*side
+	for i, d := range []xpu.Device{host, apart} {
+		if sides[i], err = newSide(ctx, d, rows); err != nil {
+			return "", err
+		}
+	}
+	sides[1].clock = func() (all time.Duration) {
+		for _, k := range apart.Profile() {
+			all += k.Time
+		}
+		return all
+	}
+
+	var launch [2]times
+	for k, s := range sides {
+		launch[k] = never
+		for range rounds {
+			t, err := s.run(ctx, 200, func() { s.device.Zero(s.to[:1]) })
+			if err != nil {
+				return "", err
+			}
+			launch[k] = launch[k].least(t)
+		}
+	}
+
+	// Processors are shared with whatever runs beside; a GPU is not.
+	clock := func(t times) float64 { return t.wall }
+	if chosen.Type == opencl.CPU {
+		clock = func(t times) float64 { return t.processor }
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "\n%s, %s. %s and %s; OpenCL driver %s. %d tokens, %s, least of %d rounds. A command that does nothing, Zero of one number, takes %.4f ms and %.4f CPU-ms on the processor, %.4f and %.4f on OpenCL.\n\n", time.Now().Format(time.DateOnly), runtime.GOARCH, host.Name(), apart.Name(),
+		chosen.DriverVersion, rows*512, precision, rounds,
+		1e3*launch[0].wall, 1e3*launch[0].processor, 1e3*launch[1].wall, 1e3*launch[1].processor)
+	b.WriteString("| command | MB | GFLOP | cpu: ms | CPU-ms | of floor | OpenCL: ms | by its clock | CPU-ms | GB/s | GFLOP/s | of floor | OpenCL/cpu: wall | CPU time |\n")
+	b.WriteString("|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n")
+	var grouped strings.Builder
+	commands := sides[0].commands
+	for i := 0; i < len(commands); {
+		// A product of groups is measured together with the same one by one.
+		first, c := i, commands[i]
+		for i++; i < len(commands) && commands[i].Grouped == c.Name; i++ {
+		}
+		if !strings.Contains(c.Name, only) {
+			continue
+		}
+		r, err := compare(ctx, sides, first, i, rounds)
+		if err != nil {
+			return "", fmt.Errorf("%s: %w", c.Name, err)
+		}
+		h, o := r[0][0], r[1][0]
+		fmt.Fprintf(&b, "| %s | %.3g | %s | %.3f | %.3f | %.2f | %.3f | %s | %.3f | %.1f | %s | %.2f | %.2f | %.2f |\n", c.Name, 4e-6*float64(c.Elements), some(1e-9*float64(c.FLOPs)),
+			1e3*h.least.wall, 1e3*h.least.processor, h.floor.processor/h.least.processor, 1e3*o.least.wall, some(1e3*o.least.device), 1e3*o.least.processor,
+			4e-9*float64(c.Elements)/o.least.wall, some(1e-9*float64(c.FLOPs)/o.least.wall), clock(o.floor)/clock(o.least),
+			o.least.wall/h.least.wall, o.least.processor/h.least.processor)
+		if i == first+1 {
+			continue
+		}
+		hostOne, apartOne := r[0][1].least, r[1][1].least
+		fmt.Fprintf(&grouped, "| %s | %.1f | %.1f | %.2f | %.1f | %.1f | %.2f | %.2f |\n", c.Name, 1e3*h.least.processor, 1e3*hostOne.processor, hostOne.processor/h.least.processor,
+			1e3*clock(o.least), 1e3*clock(apartOne), clock(apartOne)/clock(o.least), apartOne.wall/o.least.wall)
+	}
+	if grouped.Len() > 0 {
+		fmt.Fprintf(&b, "\nProducts of %d groups, against a product for each group:\n\n", workload.Experts)
+		b.WriteString("| product | cpu: CPU-ms at once | one by one | factor | OpenCL: ms at once | one by one | factor | on the wall |\n|---|---|---|---|---|---|---|---|\n")
+		b.WriteString(grouped.String())
+	}
+	b.WriteString("\n")
+	return b.String(), nil
+}
+
+// some is x, or nothing if it is 0.
+func some(x float64) string {
+	if x == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%.3g", x)
+}
+
+// replace puts text between the marks of a file.
+func replace(path, text string) error {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	before, rest, ok := strings.Cut(string(data), tableBegin)
+	_, after, closed := strings.Cut(rest, tableEnd)
+	if !ok || !closed {
+		return fmt.Errorf("%s has no place for the tables, between the lines %q and %q", path, strings.TrimSpace(tableBegin), strings.TrimSpace(tableEnd))
+	}
+	return atomicfile.WriteFile(path, []byte(before+tableBegin+text+tableEnd+after))
+}
+
+// processorSeconds is the processor time of this process, that of a driver for processors included.
+func processorSeconds() float64 {
+	var t unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &t); err != nil {
+		panic(err)
+	}
+	return float64(t.Sec) + float64(t.Nsec)/1e9
+}

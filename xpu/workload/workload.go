@@ -1,0 +1,221 @@
+// Package workload gives every command of an [xpu.Device] at the sizes of mula-mini, for measurements of devices.
+package workload
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+
+	"mula/xpu"
+)
+
+// Experts is the number of experts of mula-mini.
+const Experts = 64
+
+// Its other sizes.
+const (
+	length     = 512 // tokens of a row
+	heads      = 8
+	headSize   = 64
+	width      = heads * headSize
+	experts    = Experts
+	perToken   = 8
+	inner      = 256 // width of an expert
+	vocabulary = 50304
+)
+
+// lossBlock is the number of tokens whose logits are in memory at a time.
+const lossBlock = 256
+
+// A Command is a command with its operands. It may be given any number of times, in any order with the others.
+type Command struct {
+	Name     string
+	Elements int    // that it reads and writes at least
+	FLOPs    int    // multiplications and additions of products; of attention, those of the keys that a query may see. 0 of other commands
+	Grouped  string // the command that does the same at once, if this one multiplies for each expert by itself
+	Give     func()
+}
+
+// A maker makes memory until it fails.
+type maker struct {
+	d      xpu.Device
+	source *rand.Rand
+	err    error
+}
+
+// zeros is memory of n zeros.
+func (m *maker) zeros(n int) (x []float32) {
+	if m.err != nil {
+		return nil
+	}
+	if x, m.err = m.d.Floats(n); m.err == nil {
+		clear(x) // by writing them: an operating system may have given one page of zeros for all
+	}
+	return x
+}
+
+// floats is memory of n numbers in ±0.5.
+func (m *maker) floats(n int) []float32 {
+	x := m.zeros(n)
+	for i := range x {
+		x[i] = m.source.Float32() - 0.5
+	}
+	if m.err == nil {
+		m.d.ToDevice(x)
+	}
+	return x
+}
+
+// ints is memory of n whole numbers from 0 to below.
+func (m *maker) ints(n, below int) (x []int32) {
+	if m.err != nil {
+		return nil
+	}
+	if x, m.err = m.d.Ints(n); m.err != nil {
+		return nil
+	}
+	for i := range x {
+		x[i] = int32(m.source.IntN(below))
+	}
+	m.d.IntsToDevice(x)
+	return x
+}
+
+// Commands are all commands with operands, for so many rows of 512 tokens. Their memory goes with the device. It takes some 600 MB and, for each row, 50.
+//
+// What a command adds to is no other's operand, and what it spoils is its own and zero: numbers that grow would become infinite, and numbers that
+// shrink denormal, which is slow on some devices.
+func Commands(ctx context.Context, d xpu.Device, rows int) ([]Command, error) {
+	m := &maker{d: d, source: rand.New(rand.NewPCG(1, 1))}
+	var all []Command
+	give := func(name string, elements, flops int, command func()) {
+		all = append(all, Command{Name: name, Elements: elements, FLOPs: flops, Give: command})
+	}
+	oneByOne := func(command func()) {
+		last := all[len(all)-1]
+		all = append(all, Command{last.Name + ", one by one", last.Elements, last.FLOPs, last.Name, command})
+	}
+	const projections = 3 * width
+	tokens := rows * length
+	pairs, keys := tokens*perToken, tokens*width
+
+	x, y, z := m.floats(keys), m.floats(keys), m.floats(keys)
+	give("Zero", keys, 0, func() { d.Zero(z) })
+	give("Copy", 2*keys, 0, func() { d.Copy(z, x) })
+	give("Add", 3*keys, 0, func() { d.Add(z, x, y) })
+
+	ids, table := m.ints(tokens, vocabulary), m.floats(vocabulary*width)
+	dtable := m.zeros(vocabulary * width)
+	give("Embed", 2*keys, 0, func() { d.Embed(z, table, ids, width) })
+	give("EmbedGrad", 3*keys, 0, func() { d.EmbedGrad(dtable, x, ids, width, -1) })
+
+	norm := xpu.Norm{Width: width, Epsilon: 1e-5, Weight: m.floats(width), RStd: m.floats(tokens)}
+	nothing, dnorm := m.zeros(keys), m.zeros(width)
+	give("Normalize", 2*keys, 0, func() { d.Normalize(y, x, norm, false) })
+	give("NormGrad", 5*keys, 0, func() { d.NormGrad(z, nothing, x, norm, dnorm) })
+
+	h := xpu.Heads{Rows: rows, Length: length, Heads: heads, KVHeads: heads, Size: headSize}
+	p := xpu.Projections{Heads: h, QKV: m.floats(tokens * projections), QWeight: m.floats(width), KWeight: m.floats(width), Epsilon: 1e-5, RQ: m.floats(tokens),
+		RK: m.floats(tokens), Cos: m.floats(length * headSize / 2), Sin: m.floats(length * headSize / 2), Capacity: length, Q: m.floats(keys), K: m.floats(keys),
+		V: m.floats(keys)}
+	a := xpu.Attention{Heads: h, Q: p.Q, K: p.K, V: p.V, Capacity: length, Context: m.floats(keys), LSE: m.floats(tokens * heads)}
+	w, dw, dqkv, dcontext, dx := m.floats(projections*width), m.zeros(projections*width), m.floats(tokens*projections), m.floats(keys), m.zeros(keys)
+	dk, dv, joined, dq, dkNorm := m.floats(keys), m.floats(keys), m.zeros(tokens*projections), m.zeros(width), m.zeros(width)
+	elements, flops := tokens*(width+projections)+len(w), 2*tokens*width*projections
+	give("MatMul projections", elements, flops, func() {
+		d.MatMul(false, true, tokens, projections, width, x, width, w, width, p.QKV, projections, false)
+	})
+	give("MatMul projections, gradient of inputs", elements, flops, func() {
+		d.MatMul(false, false, tokens, width, projections, dqkv, projections, w, width, dx, width, false)
+	})
+	give("MatMul projections, gradient of weights", elements+len(w), flops, func() {
+		d.MatMul(true, false, projections, width, tokens, dqkv, projections, x, width, dw, width, true)
+	})
+	give("SplitHeads", 6*keys, 0, func() { d.SplitHeads(p) })
+	scores := rows * heads * length * (length + 1) / 2 * headSize
+	give("Attend", 4*keys, 4*scores, func() { d.Attend(a) })
+	give("AttendGrad", 8*keys, 10*scores, func() { d.AttendGrad(a, dcontext, dqkv, dk, dv) })
+	give("JoinHeads", 8*keys, 0, func() { d.JoinHeads(p, joined, dk, dv, dq, dkNorm) })
+
+	logits := m.floats(tokens * experts)
+	r := xpu.Routing{Experts: experts, PerToken: perToken, Probs: m.floats(tokens * experts), LSE: m.floats(tokens), Chosen: m.ints(pairs, 1),
+		Counts: m.ints(experts, 1), RowOf: m.ints(pairs, 1), TokenOf: m.ints(pairs, 1), Weight: m.floats(pairs)}
+	stats := &xpu.RouterStats{Probs: make([]float64, experts), Counts: make([]int64, experts)}
+	slope, dweight, dlogits := m.floats(experts), m.floats(pairs), m.floats(tokens*experts)
+	give("Route", 2*tokens*experts+pairs, 0, func() { d.Route(r, logits, false, stats) })
+	give("SortRows", 5*pairs, 0, func() { d.SortRows(r) })
+	give("RouteGrad", 2*tokens*experts+3*pairs, 0, func() { d.RouteGrad(r, dlogits, slope, dweight, 0.1) })
+
+	gathered, dgathered := m.floats(pairs*width), m.floats(pairs*width)
+	gateUp, act, dact, rest, zero := m.floats(pairs*2*inner), m.floats(pairs*inner), m.floats(pairs*inner), m.zeros(pairs*2*inner), m.zeros(pairs*inner)
+	up, down := m.floats(experts*2*inner*width), m.floats(experts*width*inner)
+	dup, ddown, first, second := m.zeros(len(up)), m.zeros(len(down)), m.zeros(len(up)), m.zeros(len(up))
+
+	// What follows takes the choices as they are.
+	if m.err != nil {
+		return nil, fmt.Errorf("workload of %d tokens: %w", tokens, m.err)
+	}
+	d.Route(r, logits, false, stats)
+	d.SortRows(r)
+	if err := d.IntsToHost(ctx, r.Counts); err != nil {
+		return nil, err
+	}
+	counts := append([]int32(nil), r.Counts...)
+	each := func(command func(expert, row, n int)) func() {
+		return func() {
+			row := 0
+			for e, n := range counts {
+				command(e, row, int(n))
+				row += int(n)
+			}
+		}
+	}
+
+	give("GatherRows", 2*pairs*width, 0, func() { d.GatherRows(gathered, x, r.TokenOf, width) })
+	elements, flops = pairs*(width+2*inner)+len(up), 2*pairs*width*2*inner
+	give("GroupedMatMul gate and up", elements, flops, func() { d.GroupedMatMul(r.Counts, pairs, true, 2*inner, width, gathered, up, gateUp, false) })
+	oneByOne(each(func(e, row, n int) {
+		d.MatMul(false, true, n, 2*inner, width, gathered[row*width:], width, up[e*2*inner*width:], width, gateUp[row*2*inner:], 2*inner, false)
+	}))
+	give("GroupedMatMul gate and up, gradient of inputs", elements, flops, func() { d.GroupedMatMul(r.Counts, pairs, false, width, 2*inner, gateUp, up, dgathered, false) })
+	oneByOne(each(func(e, row, n int) {
+		d.MatMul(false, false, n, width, 2*inner, gateUp[row*2*inner:], 2*inner, up[e*2*inner*width:], width, dgathered[row*width:], width, false)
+	}))
+	give("GroupedWeightGrad gate and up", elements+len(up), flops, func() { d.GroupedWeightGrad(r.Counts, pairs, 2*inner, width, gateUp, gathered, dup, true) })
+	oneByOne(each(func(e, row, n int) {
+		d.MatMul(true, false, 2*inner, width, n, gateUp[row*2*inner:], 2*inner, gathered[row*width:], width, dup[e*2*inner*width:], width, true)
+	}))
+	elements, flops = pairs*(width+inner)+len(down), 2*pairs*width*inner
+	give("GroupedMatMul down", elements, flops, func() { d.GroupedMatMul(r.Counts, pairs, true, width, inner, act, down, dgathered, false) })
+	oneByOne(each(func(e, row, n int) {
+		d.MatMul(false, true, n, width, inner, act[row*inner:], inner, down[e*width*inner:], inner, dgathered[row*width:], width, false)
+	}))
+	give("GroupedMatMul down, gradient of inputs", elements, flops, func() { d.GroupedMatMul(r.Counts, pairs, false, inner, width, gathered, down, dact, false) })
+	oneByOne(each(func(e, row, n int) {
+		d.MatMul(false, false, n, inner, width, gathered[row*width:], width, down[e*width*inner:], inner, dact[row*inner:], inner, false)
+	}))
+	give("GroupedWeightGrad down", elements+len(down), flops, func() { d.GroupedWeightGrad(r.Counts, pairs, width, inner, gathered, act, ddown, true) })
+	oneByOne(each(func(e, row, n int) {
+		d.MatMul(true, false, width, inner, n, gathered[row*width:], width, act[row*inner:], inner, ddown[e*width*inner:], inner, true)
+	}))
+	give("SwiGLU", pairs*3*inner, 0, func() { d.SwiGLU(act, gateUp, r.Weight, inner) })
+	give("SwiGLUGrad", pairs*6*inner, 0, func() { d.SwiGLUGrad(rest, act, zero, r.Weight, dweight, inner) })
+	give("SumRows", pairs*width+2*keys, 0, func() { d.SumRows(z, x, gathered, r.RowOf, perToken, width) })
+
+	block := min(tokens, lossBlock)
+	c := xpu.CrossEntropy{Width: vocabulary, Logits: m.floats(block * vocabulary), Targets: ids[:block], Loss: make([]float64, block), Scale: 1e-3}
+	give("MatMul logits", block*(width+vocabulary)+vocabulary*width, 2*block*width*vocabulary, func() {
+		d.MatMul(false, true, block, vocabulary, width, x, width, table, width, c.Logits, vocabulary, false)
+	})
+	give("CrossEntropy", 2*len(c.Logits), 0, func() { d.CrossEntropy(c) })
+
+	stretches, sums := [][]float32{dup}, make([]float64, (len(up)+xpu.BlockSize-1)/xpu.BlockSize)
+	moments := []xpu.Moments{{Weight: up, Grad: dup, M: first, V: second}}
+	give("SumSquares", len(up), 0, func() { d.SumSquares(stretches, sums) })
+	rule := xpu.AdamW{LearningRate: 1e-3, Beta1: 0.9, Beta2: 0.95, Epsilon: 1e-8, Step: 9, GradScale: 1}
+	give("AdamW", 7*len(up), 0, func() { d.AdamW(rule, moments, nil, nil) })
+	if m.err != nil {
+		return nil, fmt.Errorf("workload of %d tokens: %w", tokens, m.err)
+	}
+	return all, nil
+}
