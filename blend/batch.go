@@ -19,12 +19,13 @@ type Batch struct {
 	tokens4      []int32
 	starts       *array.List
 	startValues  []int32
+	lengths      *array.Int32 // nil unless the plan is packed
 }
 
 // NewBatch looks at a record. It fails if the record does not have the columns of a stream.
 func NewBatch(r arrow.RecordBatch) (*Batch, error) {
 	b := &Batch{rows: int(r.NumRows())}
-	if r.NumCols() != columnDocumentStarts+1 {
+	if n := r.NumCols(); n != columnDocumentStarts+1 && n != columnLengths+1 {
 		return nil, fmt.Errorf("blend: a record with %d columns is not from a stream of samples", r.NumCols())
 	}
 	tokens, ok := r.Column(columnTokens).(*array.FixedSizeList)
@@ -44,7 +45,7 @@ func NewBatch(r arrow.RecordBatch) (*Batch, error) {
 	var starts *array.Int32
 	for _, ok := range []bool{
 		as(r, columnPosition, &b.position), as(r, columnSource, &b.source), as(r, columnEpoch, &b.epoch), as(r, columnWindow, &b.window),
-		as(r, columnDocumentStarts, &b.starts),
+		as(r, columnDocumentStarts, &b.starts), r.NumCols() <= columnLengths || as(r, columnLengths, &b.lengths),
 	} {
 		if !ok {
 			return nil, fmt.Errorf("blend: the record's columns are not those of a stream of samples: %s", r.Schema())
@@ -105,19 +106,32 @@ func (b *Batch) DocumentStarts(row int) []int32 {
 	return b.startValues[from:to]
 }
 
+// Length is the number of a row's tokens that are not padding: L+1 unless the plan is packed.
+func (b *Batch) Length(row int) int {
+	if b.lengths == nil {
+		return b.length
+	}
+	return int(b.lengths.Value(row))
+}
+
 // A Cursor is where a run stands: before a position of a plan.
 type Cursor struct {
 	Plan     string `json:"plan"`     // fingerprint
 	Position int64  `json:"position"` // of the next sample
 }
 
-// Check says whether the cursor is one of this plan.
+// Check says whether what a run at the cursor has seen is what the plan has before that position, so that it can go on with the plan: it is the
+// cursor's own plan, or one that amends it from there or from a later position on.
 func (c Cursor) Check(p *Plan) error {
+	shared, ok := p.Shared(c.Plan)
 	switch {
-	case c.Plan != p.fingerprint:
+	case !ok:
 		return fmt.Errorf("the cursor is of plan %.16s…, not of plan %.16s…: use the plan that the run began with", c.Plan, p.fingerprint)
 	case c.Position < 0 || c.Position > p.length:
 		return fmt.Errorf("the cursor is at position %d, but the plan has %d", c.Position, p.length)
+	case c.Position > shared:
+		return fmt.Errorf("the cursor is at position %d of plan %.16s…, which plan %.16s… amends from position %d on: what was read since is not what that has there; "+
+			"use the plan that the run began with, or amend it at position %d or later", c.Position, c.Plan, p.fingerprint, shared, c.Position)
 	}
 	return nil
 }

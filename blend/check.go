@@ -3,7 +3,6 @@ package blend
 import (
 	"context"
 	"fmt"
-	"path/filepath"
 
 	"mula/shards"
 	"mula/shards/audit"
@@ -16,7 +15,7 @@ type CheckOptions struct {
 	Huge     int64              // tokens from which a document is reported as huge; 0: audit.HugeDocument
 }
 
-// Check reads every byte of every shard of the plan, and of the index files of a plan with order megatron: it compares them with the hashes in the
+// Check reads every byte of every shard of the plan, and of the index files that its order is read from: it compares them with the hashes in the
 // plan and in the manifests, and looks at the tokens as [audit.Run] does. What is wrong with the data is in the report, its sources those of the plan;
 // the error is about what kept Check from looking.
 func (d *Data) Check(ctx context.Context, o CheckOptions) (*audit.Report, error) {
@@ -38,14 +37,12 @@ func (d *Data) Check(ctx context.Context, o CheckOptions) (*audit.Report, error)
 		settings.EOD = &d.Tokenizer.EOD
 	}
 	settings.Vocabulary = int64(d.idLimit())
-	if d.Megatron == nil { // whose samples are not cut from the shard one after the other
+	if d.Megatron == nil && d.Packing == nil { // whose samples are not cut from the shard one after the other
 		settings.SequenceLength = d.SequenceLength
 	}
 	total := int64(0)
-	if d.Megatron != nil {
-		for _, f := range d.Megatron.Files {
-			total += f.Bytes
-		}
+	for _, f := range d.orderFiles() {
+		total += f.bytes
 	}
 	ofShards := int64(0)
 	if o.Progress != nil {
@@ -58,12 +55,16 @@ func (d *Data) Check(ctx context.Context, o CheckOptions) (*audit.Report, error)
 	if err != nil {
 		return nil, err
 	}
-	r.SequenceLength = d.SequenceLength
+	if d.Packing == nil { // there are no windows in a packed plan
+		r.SequenceLength = d.SequenceLength
+	}
 	if d.Megatron != nil {
 		for i := range r.Shards {
 			r.Shards[i].Windows = windows[i]
 		}
-		findings, err := d.checkCache(ctx, func(path string, done int64) {
+	}
+	if total > 0 {
+		findings, err := d.checkOrder(ctx, func(path string, done int64) {
 			if o.Progress != nil {
 				o.Progress(HashProgress{path, ofShards + done, ofShards + total})
 			}
@@ -91,21 +92,20 @@ func (d *Data) checkHashes(ctx context.Context, source, shard int, want Shard, b
 	return ""
 }
 
-// checkCache compares the index files that the order is read from with the plan.
-func (d *Data) checkCache(ctx context.Context, progress func(path string, done int64)) (findings []audit.Finding, err error) {
+// checkOrder compares the index files that the order is read from with the plan.
+func (d *Data) checkOrder(ctx context.Context, progress func(path string, done int64)) (findings []audit.Finding, err error) {
 	done := int64(0)
-	for _, f := range d.Megatron.Files {
-		path := filepath.Join(d.path(d.Megatron.directory), f.Name)
-		hash, _, err := shards.HashFile(ctx, path, func(n int64) {
+	for _, f := range d.orderFiles() {
+		hash, _, err := shards.HashFile(ctx, f.path, func(n int64) {
 			done += n
-			progress(path, done)
+			progress(f.path, done)
 		})
 		if err != nil {
 			return nil, err
 		}
-		if hash != f.SHA256 {
-			findings = append(findings, audit.Finding{Level: audit.Error, Kind: "hash", Path: path, Document: -1, Byte: -1,
-				Message: fmt.Sprintf("it has SHA-256 %s, but the plan was sealed with %s: restore the file, or blend again", hash, f.SHA256)})
+		if hash != f.sha256 {
+			findings = append(findings, audit.Finding{Level: audit.Error, Kind: "hash", Path: f.path, Document: -1, Byte: -1,
+				Message: fmt.Sprintf("it has SHA-256 %s, but the plan was sealed with %s: restore the file, or blend again", hash, f.sha256)})
 		}
 	}
 	return findings, nil

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -27,6 +28,9 @@ type Config struct {
 
 	Order    string          `yaml:"order"`    // "native", which "" is too, or "megatron": the order is read, and only SequenceLength, Skips and Megatron are set
 	Megatron *MegatronConfig `yaml:"megatron"` // what is read
+
+	Packing string `yaml:"packing"` // "best_fit": samples are whole documents, packed; "" for windows
+	Pad     *int64 `yaml:"pad"`     // the id behind the last document of a packed sample; nil for the end-of-document id
 
 	dir  string           // shards are relative to it
 	file *strictyaml.File // for the lines of what messages are about; nil without one
@@ -130,6 +134,16 @@ func (c *Config) validate() error {
 	if c.Validation.IsSet() && c.Validation.rat.Cmp(one) >= 0 {
 		return c.file.Errorf("$.validation", "validation is %s; it is a share of each source and must be below 1", c.Validation)
 	}
+	if c.Packing != "" && c.Packing != packingBestFit {
+		return c.file.Errorf("$.packing", "packing %q is not known%s: it is %s, or left out for windows", c.Packing,
+			strictyaml.DidYouMean(c.Packing, []string{packingBestFit}), packingBestFit)
+	}
+	if c.Pad != nil && c.Packing == "" {
+		return c.file.Errorf("$.pad", "pad has a meaning only with packing, as windows are never padded; leave it out, or write packing: %s", packingBestFit)
+	}
+	if c.Pad != nil && (*c.Pad < 0 || *c.Pad > math.MaxInt32) {
+		return c.file.Errorf("$.pad", "pad is %d; it is a token id", *c.Pad)
+	}
 	if len(c.Sources) == 0 {
 		return c.file.Errorf("$.sources", "no sources: list at least one, with a name and shards")
 	}
@@ -208,7 +222,7 @@ func (c *Config) validateMegatron() error {
 		name string
 		set  bool
 	}{
-		{"seed", c.Seed != 0}, {"validation", c.Validation.IsSet()}, {"samples", c.Samples != nil}, {"sources", len(c.Sources) > 0}, {"stages", len(c.Stages) > 0},
+		{"seed", c.Seed != 0}, {"packing", c.Packing != ""}, {"pad", c.Pad != nil}, {"validation", c.Validation.IsSet()}, {"samples", c.Samples != nil}, {"sources", len(c.Sources) > 0}, {"stages", len(c.Stages) > 0},
 	} {
 		if f.set || c.file.Has("$."+f.name) { // 0 and [] say something as well
 			return c.file.Errorf("$."+f.name, "%s has no meaning with order megatron, which is what the cache says: leave it out", f.name)

@@ -133,6 +133,12 @@ megatron: {cache: cache, name: a, split: train, validation: b, root: .}
 		if strings.HasPrefix(f.name, "megatron") {
 			full = read
 		}
+		switch f.name {
+		case "packing":
+			full += "packing: best_fit\n"
+		case "pad":
+			full += "packing: best_fit\npad: 3\n"
+		}
 		var config map[string]any
 		if err := yaml.Unmarshal([]byte(full), &config); err != nil {
 			t.Fatal(err)

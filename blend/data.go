@@ -2,10 +2,12 @@ package blend
 
 import (
 	"context"
+	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"math"
+	"unsafe"
 
 	"mula/shards"
 )
@@ -60,6 +62,14 @@ func Open(ctx context.Context, p *Plan, opts OpenOptions) (*Data, error) {
 			return nil, err
 		}
 	}
+	if p.Packing != nil {
+		opened := *p
+		p = &opened
+		var err error
+		if p.packings, err = openPackings(p); err != nil {
+			return nil, err
+		}
+	}
 	l := openLedger()
 	defer l.close()
 	d, err := newData(ctx, p, l)
@@ -67,6 +77,7 @@ func Open(ctx context.Context, p *Plan, opts OpenOptions) (*Data, error) {
 		if p.order != nil {
 			p.order.close()
 		}
+		p.closePackings()
 		return nil, err
 	}
 	if opts.Verify != nil {
@@ -116,7 +127,7 @@ func (d *Data) Close() error {
 	if d.verifier != nil {
 		d.verifier.stop()
 	}
-	err := d.shelf.close()
+	err := errors.Join(d.shelf.close(), d.closePackings())
 	if d.order != nil {
 		err = errors.Join(err, d.order.close())
 	}
@@ -178,50 +189,135 @@ func (d *Data) Tokens(dst []uint32, s Sample) error { return d.tokens(context.Ba
 
 // tokens is Tokens, where ctx ends a wait for the verification of the shard.
 func (d *Data) tokens(ctx context.Context, dst []uint32, s Sample) error {
-	if len(dst) != d.SequenceLength+1 {
-		return fmt.Errorf("blend: a sample has %d tokens, room for %d was given", d.SequenceLength+1, len(dst))
-	}
-	shard, err := d.shelf.take(s.Source, s.Shard)
-	if err != nil {
-		return err
-	}
-	defer d.shelf.put(s.Source, s.Shard)
-	if d.verifier != nil {
-		if err := d.verifier.admit(ctx, s.Source, s.Shard, shard.Summed()); err != nil {
-			return err
+	n, err := d.stretches(ctx, len(dst), s, func(shard *shards.Shard, at int, g segment) error {
+		part := dst[at:][:g.length]
+		if err := shard.Read(part, g.token); err != nil {
+			return fmt.Errorf("source %q: %w", d.Sources[s.Source].Name, err)
 		}
+		limit := d.idLimit()
+		for i, id := range part {
+			if id >= limit {
+				return d.idError(s.Source, g.shard, g.token+int64(i), id)
+			}
+		}
+		return nil
+	})
+	if n < len(dst) && err == nil {
+		pad(dst[n:], d.Packing.Padding)
+	}
+	return err
+}
+
+// pad fills the places behind the last document of a sample.
+func pad[T uint16 | uint32](dst []T, id uint32) {
+	for i := range dst {
+		dst[i] = T(id)
+	}
+}
+
+// tokens2 is tokens of a sample of a shard whose elements are uint16, without taking them apart.
+func (d *Data) tokens2(ctx context.Context, dst []uint16, s Sample) error {
+	n, err := d.stretches(ctx, len(dst), s, func(shard *shards.Shard, at int, g segment) error {
+		encoded, err := shard.Encoded(g.token, g.token+g.length)
+		if err != nil {
+			return fmt.Errorf("source %q: %w", d.Sources[s.Source].Name, err)
+		}
+		part := dst[at:][:g.length]
+		copy(unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(part))), 2*len(part)), encoded) // both are little-endian
+		if limit := d.idLimit(); limit <= math.MaxUint16 && reaches(encoded, limit) {
+			for i, id := range part {
+				if uint32(id) >= limit {
+					return d.idError(s.Source, g.shard, g.token+int64(i), uint32(id))
+				}
+			}
+		}
+		return nil
+	})
+	if n < len(dst) && err == nil {
+		pad(dst[n:], d.Packing.Padding)
+	}
+	return err
+}
+
+// reaches says whether one of these little-endian uint16 is limit, from 1 to 2^16-1, or above. It looks at four at a time: with K = 2^15 - limit modulo 2^15, the low 15 bits of an id
+// and K add up to 2^15 or more where they are those of limit or above; the highest bits decide the rest.
+func reaches(ids []byte, limit uint32) bool {
+	const lanes, high = 0x0001000100010001, 0x8000800080008000
+	k := uint64(1<<15-limit&(1<<15-1)) * lanes
+	var low, found uint64 // a limit above 2^15 wants both the highest bit and the sum's, one below it either of them
+	if limit < 1<<15 {
+		low = high
+	}
+	for ; len(ids) >= 8; ids = ids[8:] {
+		x := binary.LittleEndian.Uint64(ids)
+		sum := x&^uint64(high) + k
+		found |= x&sum | low&(x|sum)
+	}
+	for ; len(ids) >= 2; ids = ids[2:] {
+		if uint32(binary.LittleEndian.Uint16(ids)) >= limit {
+			return true
+		}
+	}
+	return found&high != 0
+}
+
+// stretches calls read with the shard and the stretches of a sample of length tokens, each with its place in the sample. It gives the number of
+// tokens that they have: length, unless the sample is padded.
+func (d *Data) stretches(ctx context.Context, length int, s Sample, read func(shard *shards.Shard, at int, g segment) error) (n int, err error) {
+	if length != d.SequenceLength+1 {
+		return 0, fmt.Errorf("blend: a sample has %d tokens, room for %d was given", d.SequenceLength+1, length)
 	}
 	var buffer [16]segment
 	segments, err := d.segments(buffer[:0], s)
 	if err != nil {
-		return err
+		return 0, err
 	}
-	if n := lengthOf(segments); n != int64(len(dst)) {
-		return fmt.Errorf("source %q: sample %d has %d tokens of %d: the last of a validation set may be short, and Megatron then fills it up",
-			d.Sources[s.Source].Name, s.Window, n, len(dst))
+	if n := lengthOf(segments); n != int64(length) && d.Packing == nil {
+		return 0, fmt.Errorf("source %q: sample %d has %d tokens of %d: the last of a validation set may be short, and Megatron then fills it up",
+			d.Sources[s.Source].Name, s.Window, n, length)
 	}
-	limit := d.idLimit()
-	for _, g := range segments {
-		part := dst[:g.length]
-		dst = dst[g.length:]
-		if err := shard.Read(part, g.token); err != nil {
-			return fmt.Errorf("source %q: %w", d.Sources[s.Source].Name, err)
-		}
-		for i, id := range part {
-			if id >= limit {
-				return d.idError(s.Source, s.Shard, g.token+int64(i), id)
+	err = d.over(s.Source, segments, func(shard *shards.Shard, g segment) error {
+		if d.verifier != nil {
+			if err := d.verifier.admit(ctx, s.Source, g.shard, shard.Summed()); err != nil {
+				return err
 			}
+		}
+		at := n
+		n += int(g.length)
+		return read(shard, at, g)
+	})
+	return n, err
+}
+
+// over calls f with each of a source's segments, and its shard.
+func (d *Data) over(source int, segments []segment, f func(shard *shards.Shard, g segment) error) error {
+	for len(segments) > 0 {
+		k := segments[0].shard
+		shard, err := d.shelf.take(source, k)
+		if err != nil {
+			return err
+		}
+		for err == nil && len(segments) > 0 && segments[0].shard == k {
+			err = f(shard, segments[0])
+			segments = segments[1:]
+		}
+		d.shelf.put(source, k)
+		if err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-// segments appends the stretches of the shard that are a sample.
+// segments appends the stretches of the source's shards that are a sample.
 func (d *Data) segments(dst []segment, s Sample) ([]segment, error) {
-	if d.order != nil {
+	switch {
+	case d.order != nil:
 		return d.order.segments(dst, s)
+	case d.Packing != nil:
+		return d.pieces(dst, &s)
 	}
-	return append(dst, segment{token: s.Token, length: int64(d.SequenceLength) + 1}), nil
+	return append(dst, segment{shard: s.Shard, token: s.Token, length: int64(d.SequenceLength) + 1}), nil
 }
 
 // idLimit is above every id that may occur: the vocabulary where it is known, else what the stream's int32 can hold.

@@ -19,6 +19,9 @@ func ForMegatron(ctx context.Context, c *Config, base megatron.Config) (megatron
 	if c.Order == orderMegatron {
 		return base, c.file.Errorf("$.order", "the order is %s already: its index files are there, and `mula index verify` compares them", c.Order)
 	}
+	if c.Packing != "" {
+		return base, c.file.Errorf("$.packing", "Megatron-LM does not pack documents; leave packing out")
+	}
 	if len(c.Skips) > 0 {
 		return base, c.file.Errorf("$.skips", "Megatron-LM cannot skip positions; leave skips out")
 	}

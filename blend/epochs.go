@@ -2,6 +2,8 @@ package blend
 
 import (
 	"fmt"
+	"math"
+	"math/big"
 	"strings"
 	"text/tabwriter"
 )
@@ -17,7 +19,7 @@ type EpochsRow struct {
 	Source  string
 	Windows int64   // training windows: samples of an epoch
 	Samples int64   // that the plan draws, skipped ones included
-	Epochs  float64 // Samples / Windows
+	Epochs  float64 // Samples / Windows; of a source that has grown, epochs and the part of the last one
 	Limit   string  // max_epochs as written
 	Excess  int64   // samples beyond the limit; 0 if it is kept
 }
@@ -51,8 +53,8 @@ func (p *Plan) checkEpochs(limits []Number) (source int, err error) {
 		}
 		s := &p.Sources[i]
 		row := EpochsRow{Source: s.Name, Windows: s.Training(), Samples: p.totals[i], Limit: limit.String()}
-		row.Epochs = float64(row.Samples) / float64(row.Windows)
-		if allowed, ok := limit.floorTimes(row.Windows); ok && allowed < row.Samples {
+		row.Epochs = s.epochs(row.Samples)
+		if allowed, ok := s.within(limit); ok && allowed < row.Samples {
 			if source < 0 {
 				source = i
 			}
@@ -68,4 +70,41 @@ func (p *Plan) checkEpochs(limits []Number) (source int, err error) {
 		return source, nil
 	}
 	return source, e
+}
+
+// epochs is how many epochs the first n samples of the source are.
+func (s *Source) epochs(n int64) float64 {
+	epoch := s.order.EpochOf(n)
+	first, length := s.order.Span(epoch)
+	return float64(epoch) + float64(n-first)/float64(length)
+}
+
+// within is the number of the source's samples that keep to a limit of epochs; ok is false for more than there are numbers.
+func (s *Source) within(limit Number) (samples int64, ok bool) {
+	whole, ok := limit.floorTimes(1)
+	if !ok {
+		return 0, false
+	}
+	first, length := s.order.Span(whole)
+	part := new(big.Rat).Sub(limit.rat, new(big.Rat).SetInt64(whole))
+	rest, _ := Number{rat: part}.floorTimes(length) // below length
+	return first + rest, first <= math.MaxInt64-rest && first < math.MaxInt64
+}
+
+// distinct is how many windows of the source its first n samples have. In an epoch that a growth fell into, and that is not over, its new
+// windows are counted as if they came evenly.
+func (s *Source) distinct(n int64) int64 {
+	epoch := s.order.EpochOf(n)
+	first, length := s.order.Span(epoch)
+	if epoch == 0 {
+		return n
+	}
+	_, known := s.order.Span(epoch - 1)
+	fresh := float64(0)
+	for i, g := range s.Growth {
+		if g.Sample >= first && g.Sample < n {
+			fresh += float64(s.parts[i+1].count) * float64(n-g.Sample) / float64(first+length-g.Sample)
+		}
+	}
+	return known + int64(fresh)
 }

@@ -54,10 +54,11 @@ type CacheFile struct {
 }
 
 // A segment is a stretch of a sample's tokens that lie one after the other in a shard. A window of the native order is one; a sample of
-// Megatron's has one for each document in it.
+// Megatron's, and one that is packed, has one for each document in it.
 type segment struct {
 	token, length int64
 	begins        bool // a document begins here, wherever the shard has documents begin
+	shard         int
 }
 
 // A cacheOrder is an order that is read from open caches.
@@ -199,7 +200,7 @@ func (o *cacheOrder) segments(dst []segment, s Sample) ([]segment, error) {
 		if err != nil {
 			return dst, err
 		}
-		dst = append(dst, segment{start + g.Offset, g.Length, g.Offset == 0})
+		dst = append(dst, segment{token: start + g.Offset, length: g.Length, begins: g.Offset == 0})
 	}
 	return dst, nil
 }

@@ -24,6 +24,8 @@ func NewOLMoOrder(p *Plan) (*OLMoOrder, error) {
 	switch {
 	case p.Megatron != nil:
 		return nil, errors.New("the plan's order is Megatron-LM's, whose samples are no windows of the shards: OLMo-core cannot read it")
+	case p.Packing != nil:
+		return nil, errors.New("the plan's samples are packed documents, not windows of the shards: OLMo-core cannot read its order")
 	case len(p.Skips) > 0:
 		return nil, fmt.Errorf("the plan skips positions, the first from %d on; OLMo-core has a sample at every position: seal the plan without skips", p.Skips[0].From)
 	}

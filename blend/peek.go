@@ -39,30 +39,29 @@ func (d *Data) Peek(ctx context.Context, position int64) (Sample, []Part, error)
 
 // Parts lists the parts of documents in a sample's window. Empty documents are in no window.
 func (d *Data) Parts(ctx context.Context, s Sample) ([]Part, error) {
-	shard, err := d.shelf.take(s.Source, s.Shard)
-	if err != nil {
-		return nil, err
-	}
-	defer d.shelf.put(s.Source, s.Shard)
 	segments, err := d.segments(nil, s)
 	if err != nil {
 		return nil, err
 	}
 	var parts []Part
 	at := int64(0) // in the sample
-	for _, g := range segments {
+	err = d.over(s.Source, segments, func(shard *shards.Shard, g segment) error {
 		end := g.token + g.length
 		for span, err := range shard.Spans(g.token, end) {
 			if err != nil {
-				return nil, fmt.Errorf("source %q: %w", d.Sources[s.Source].Name, err)
+				return fmt.Errorf("source %q: %w", d.Sources[s.Source].Name, err)
 			}
-			document, err := d.document(ctx, shard, s.Source, s.Shard, span)
+			document, err := d.document(ctx, shard, s.Source, g.shard, span)
 			if err != nil {
-				return nil, err
+				return err
 			}
 			parts = append(parts, Part{document, int(at + max(span.First, g.token) - g.token), int(at + min(span.End, end) - g.token)})
 		}
 		at += g.length
+		return nil
+	})
+	if err != nil {
+		return nil, err
 	}
 	return parts, nil
 }
@@ -202,45 +201,69 @@ func (d *Data) occurrences(ctx context.Context, doc Document) iter.Seq2[Occurren
 			}
 			return give(o, nil)
 		}
-		src := &d.Sources[doc.Source]
-		first, last, ok := src.windows.Reading(doc.Shard, doc.First, doc.First+doc.Tokens)
-		if !ok {
-			yield(Occurrence{Part: Part{Document: doc}, Use: NoWindow, Sample: Sample{Position: -1, Source: doc.Source, Epoch: -1, Window: -1, Shard: doc.Shard}})
-			return
+		places := d.windowPlaces
+		if d.Packing != nil {
+			places = d.packedPlaces
 		}
-		for w := first; w <= last; w++ {
-			_, token := src.windows.Locate(w)
+		found := false
+		for o, err := range places(ctx, doc) {
+			if err != nil {
+				give(Occurrence{}, err)
+				return
+			}
+			if found = true; !d.uses(o, yield) {
+				return
+			}
+		}
+		if !found {
+			yield(Occurrence{Part: Part{Document: doc}, Use: NoWindow, Sample: Sample{Position: -1, Source: doc.Source, Epoch: -1, Window: -1, Shard: doc.Shard}})
+		}
+	}
+}
+
+// windowPlaces gives the windows that hold a document, each with the part that it holds.
+func (d *Data) windowPlaces(_ context.Context, doc Document) iter.Seq2[Occurrence, error] {
+	return func(yield func(Occurrence, error) bool) {
+		windows := d.Sources[doc.Source].windows
+		first, last, ok := windows.Reading(doc.Shard, doc.First, doc.First+doc.Tokens)
+		for w := first; ok && w <= last; w++ {
+			_, token := windows.Locate(w)
 			o := Occurrence{
 				Part:   Part{doc, int(max(0, doc.First-token)), int(min(doc.First+doc.Tokens-token, int64(d.SequenceLength)+1))},
 				Sample: Sample{Position: -1, Source: doc.Source, Epoch: -1, Window: w, Shard: doc.Shard, Token: token},
 			}
-			if w >= src.Training() {
-				o.Use = HeldOut
-				if !yield(o) {
-					return
-				}
-				continue
+			if !yield(o, nil) {
+				return
 			}
-			for epoch := int64(0); ; epoch++ {
-				position, ok := d.Position(doc.Source, epoch, w)
-				if !ok {
-					if epoch == 0 {
-						o.Use = NotReached
-						if !yield(o) {
-							return
-						}
-					}
-					break
-				}
-				o.Use = Drawn
-				o.Sample.Position, o.Sample.Epoch, o.Sample.Skipped = position, epoch, d.skipped(position)
-				if o.Sample.Skipped {
-					o.Use = SkippedOver
-				}
-				if !yield(o) {
-					return
-				}
+		}
+	}
+}
+
+// uses gives the uses of the window of an occurrence, until yield says that it is enough.
+func (d *Data) uses(o Occurrence, yield func(Occurrence) bool) bool {
+	src := &d.Sources[o.Sample.Source]
+	training, ok := src.trainingWindow(o.Sample.Window)
+	if !ok {
+		o.Use = HeldOut
+		return yield(o)
+	}
+	first := src.order.FirstEpoch(training) // a window that an amendment has added is in none before
+	for epoch := first; ; epoch++ {
+		position, ok := d.Position(o.Sample.Source, epoch, o.Sample.Window)
+		if !ok {
+			if epoch == first {
+				o.Use = NotReached
+				return yield(o)
 			}
+			return true
+		}
+		o.Use = Drawn
+		o.Sample.Position, o.Sample.Epoch, o.Sample.Skipped = position, epoch, d.skipped(position)
+		if o.Sample.Skipped {
+			o.Use = SkippedOver
+		}
+		if !yield(o) {
+			return false
 		}
 	}
 }

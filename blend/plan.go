@@ -10,11 +10,16 @@ import (
 	"unicode/utf8"
 
 	"mula/index"
+	"mula/index/packing"
 	"mula/shards"
 )
 
-// OrderVersion is the version of the native order that plans of this package use.
-const OrderVersion = 1
+// OrderVersion is the version of the native order of plans that amend no other, and AmendedVersion that of plans which do: it has the same
+// arithmetic where no source has grown.
+const (
+	OrderVersion   = 1
+	AmendedVersion = 2
+)
 
 // Limits of a plan. They keep every product within 128 bits and every sum within 64.
 const (
@@ -44,12 +49,19 @@ type Plan struct {
 	// documents of all epochs together. Sample.Epoch is -1.
 	Megatron *Megatron
 
+	// Packing is set in a plan whose samples are packed documents, not windows.
+	Packing *Packing
+
+	// Parents are the plans that this one comes from by [Amend], the oldest first; none for a plan that amends no other.
+	Parents []Parent
+
 	fingerprint string
 	base        string     // directory that paths of shards are relative to
 	schedule    []schedule // one a stage
 	totals      []int64    // samples of each source in the whole plan
 	length      int64
-	order       *cacheOrder // the open cache of a plan with Megatron set
+	order       *cacheOrder      // the open cache of a plan with Megatron set
+	packings    []*packing.Index // by source, of an open plan with Packing set
 }
 
 // A Tokenizer is what the plan knows of the tokenizer that made its shards.
@@ -63,12 +75,16 @@ type Tokenizer struct {
 type Source struct {
 	Name       string
 	MaxEpochs  string // the limit as written; "" for none
-	Validation int64  // windows held out: the last ones
+	Validation int64  // windows held out: the last ones, of the first shards and of what each growth has added
 	Shards     []Shard
+	Packed     *PackedSource // nil unless the plan is packed
+	Growth     []Growth      // what amendments have added to the shards, in order; nil for nothing
 
 	windows  *index.Windows
 	order    *index.Order
 	training int64
+	firsts   []int64 // number of the first token of each shard among those of all, if the source is packed
+	parts    []part  // of a source that has grown, else nil
 }
 
 // A Shard is what the plan knows of one shard. The plan's fingerprint covers all but the path.
@@ -117,7 +133,7 @@ type schedule struct {
 // Windows is the number of windows of the source, held-out ones included.
 func (s *Source) Windows() int64 { return s.training + s.Validation }
 
-// Training is the number of windows that an epoch has: all but the held-out ones.
+// Training is the number of windows that an epoch has: all but the held-out ones. Where the source has grown, earlier epochs have fewer.
 func (s *Source) Training() int64 { return s.training }
 
 // compile checks the parts of a plan against each other and prepares the arithmetic. Nothing is allocated beyond a few words for what the
@@ -148,9 +164,23 @@ func (p *Plan) compile() error {
 		if p.Megatron != nil {
 			continue
 		}
+		if p.Packing != nil {
+			if err := s.compilePacked(p.Seed, p.SequenceLength); err != nil {
+				return fmt.Errorf("source %q: %w", s.Name, err)
+			}
+			continue
+		}
 		if err := s.compile(p.Seed, p.SequenceLength); err != nil {
 			return fmt.Errorf("source %q: %w", s.Name, err)
 		}
+	}
+	if p.Packing != nil {
+		if err := p.checkPadding(); err != nil {
+			return err
+		}
+	}
+	if err := p.checkParents(); err != nil {
+		return err
 	}
 	if err := p.compileStages(); err != nil {
 		return err
@@ -237,6 +267,9 @@ func (s *Source) compile(seed uint64, sequenceLength int) error {
 		}
 		return fmt.Errorf("all %d windows are held out for validation: give it more text, or lower validation", s.windows.Count())
 	}
+	if len(s.Growth) > 0 {
+		return s.compileGrowth(seed)
+	}
 	s.order = index.NewOrder(seed, s.Name, s.Training())
 	return nil
 }
@@ -249,7 +282,7 @@ func (p *Plan) ShardPath(source, shard int) string {
 	return p.path(p.Sources[source].Shards[shard].Path)
 }
 
-// Locate computes what stands at a position, in [0, Length).
+// Locate computes what stands at a position, in [0, Length). Of a packed plan that is not open it knows neither shard nor token: both are −1.
 func (p *Plan) Locate(position int64) (Sample, error) {
 	if position < 0 || position >= p.length {
 		return Sample{}, fmt.Errorf("blend: position %d is not in the plan, which has positions 0 to %d", position, p.length-1)
@@ -264,7 +297,11 @@ func (p *Plan) Locate(position int64) (Sample, error) {
 	source, k := st.tree.At(position - st.start)
 	s := Sample{Position: position, Source: source, Skipped: p.skipped(position)}
 	src := &p.Sources[source]
-	s.Epoch, s.Window = src.order.At(st.base[source] + k)
+	epoch, window := src.order.At(st.base[source] + k)
+	s.Epoch, s.Window = epoch, src.window(window)
+	if p.Packing != nil {
+		return s, p.beginPacked(&s)
+	}
 	s.Shard, s.Token = src.windows.Locate(s.Window)
 	return s, nil
 }
@@ -286,10 +323,14 @@ func (p *Plan) Position(source int, epoch, window int64) (position int64, ok boo
 		}
 		return p.order.position(source, window)
 	}
-	if epoch < 0 || window < 0 || window >= s.Training() || epoch > p.totals[source]/s.Training() {
+	training, ok := s.trainingWindow(window)
+	if !ok || epoch < 0 || epoch > s.order.EpochOf(p.totals[source]) {
 		return 0, false
 	}
-	return p.position(source, s.order.Inverse(epoch, window))
+	if _, length := s.order.Span(epoch); training >= length {
+		return 0, false
+	}
+	return p.position(source, s.order.Inverse(epoch, training))
 }
 
 // position is the position of a source's sample number k.
@@ -315,10 +356,16 @@ func (p *Plan) Validation(source int) iter.Seq[Sample] {
 		if p.Megatron != nil {
 			return // nothing is known of them before the plan is open
 		}
-		for w := s.Training(); w < s.Windows(); w++ {
-			shard, token := s.windows.Locate(w)
-			if !yield(Sample{Position: -1, Source: source, Epoch: -1, Window: w, Shard: shard, Token: token}) {
-				return
+		if p.Packing != nil {
+			p.packedValidation(source)(yield)
+			return
+		}
+		for _, held := range s.heldOut() {
+			for w := held.From; w < held.To; w++ {
+				shard, token := s.windows.Locate(w)
+				if !yield(Sample{Position: -1, Source: source, Epoch: -1, Window: w, Shard: shard, Token: token}) {
+					return
+				}
 			}
 		}
 	}
@@ -382,12 +429,17 @@ func validateName(name string) error {
 	case !utf8.ValidString(name):
 		return fmt.Errorf("the name %q is not UTF-8", name)
 	}
-	for _, r := range name {
-		if r < 0x20 || r == 0x7f || strings.ContainsRune("\"\\\u2028\u2029", r) {
-			return fmt.Errorf("the name %q has a quotation mark, backslash or control character in it", name)
-		}
+	if !isPlainText(name) {
+		return fmt.Errorf("the name %q has a quotation mark, backslash or control character in it", name)
 	}
 	return nil
+}
+
+// isPlainText says whether JSON holds a text without escapes: it is UTF-8 without quotation marks, backslashes, and control characters.
+func isPlainText(text string) bool {
+	return utf8.ValidString(text) && !strings.ContainsFunc(text, func(r rune) bool {
+		return r < 0x20 || r == 0x7f || strings.ContainsRune("\"\\\u2028\u2029", r)
+	})
 }
 
 func isHex(s string, digits int) bool {

@@ -537,12 +537,27 @@ func FuzzReadPlan(f *testing.F) {
 	f.Add([]byte(`{"format":1,"plan":{"order":1}}`))
 	f.Add([]byte(`{"format":1,"plan":{"order":1,"sources":[{}],"stages":[{}]},"written":{"sources":[{}],"stages":[[]]}}`))
 	f.Add([]byte(`{"format":1,"plan":{"order":"megatron 1","length":1,"cache":{"files":[{}]},"sources":[{"shards":[{}]}]},"written":{"sources":[{}],"cache":{}}}`))
+	sealed, err := os.ReadFile("testdata/packed.json")
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(sealed)
+	f.Add([]byte(`{"format":1,"plan":{"order":"packed 1","sources":[{"packing":{}}],"stages":[{}]},"written":{"sources":[{}],"stages":[[]],"packings":"."}}`))
+	for _, name := range []string{"several growths", "later epochs"} {
+		f.Add([]byte(amendedVectors(f)[name].File))
+	}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		p, err := parsePlan(data)
 		if err != nil {
 			// The fingerprint stops most; try the rest of the checks as well, as a hostile plan would have a fitting one.
 			if p, _, err = parseNative(data); err != nil {
 				p, _, err = parseMegatron(data)
+			}
+			if err != nil {
+				p, _, err = parseAmended(data)
+			}
+			if err != nil {
+				p, _, err = parsePacked(data)
 			}
 			if err != nil || p.compile() != nil {
 				return

@@ -22,7 +22,7 @@ const planFormat = 1
 // maxPlanFile bounds the size of a plan.json. A shard takes about 300 bytes.
 const maxPlanFile = 512 << 20
 
-// planFile is plan.json; Plan is a sealedPlan or a sealedMegatron.
+// planFile is plan.json; Plan is a sealedPlan, or what stands for it in plans of other orders.
 type planFile[P any] struct {
 	Format      int         `json:"format"`
 	Fingerprint string      `json:"fingerprint"`
@@ -75,6 +75,7 @@ type writtenPlan struct {
 	Sources    []writtenSource `json:"sources"`
 	Stages     [][]string      `json:"stages"` // weights, by stage and source; none with order megatron
 	Cache      *writtenCache   `json:"cache,omitempty"`
+	Packings   string          `json:"packings,omitempty"` // directory of the packing indexes, as paths are
 }
 
 type writtenCache struct {
@@ -108,6 +109,12 @@ func (p *Plan) canonical() ([]byte, error) { return encodeJSON(p.sealed(), "") }
 func (p *Plan) sealed() any {
 	if p.Megatron != nil {
 		return p.sealedMegatron()
+	}
+	if p.Packing != nil {
+		return p.sealedPacked()
+	}
+	if len(p.Parents) > 0 {
+		return p.sealedAmended()
 	}
 	f := sealedPlan{Order: OrderVersion, Seed: p.Seed, SequenceLength: p.SequenceLength, Tokenizer: p.Tokenizer,
 		Stages: p.Stages, Skips: p.Skips, Checks: p.Checks}
@@ -169,6 +176,11 @@ func (p *Plan) Write(path string) error {
 			w.Paths = append(w.Paths, way)
 		}
 		f.Written.Sources = append(f.Written.Sources, w)
+	}
+	if p.Packing != nil {
+		if f.Written.Packings, err = relative(p.Packing.directory); err != nil {
+			return err
+		}
 	}
 	if m := p.Megatron; m != nil {
 		f.Written.Stages, f.Written.Cache = [][]string{}, new(writtenCache)
@@ -244,6 +256,9 @@ func ReadPlan(path string) (*Plan, error) {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	p.base = realDir(filepath.Dir(path))
+	if p.Packing != nil { // these are looked for beside the plan also where shards are not
+		p.Packing.directory = p.path(p.Packing.directory)
+	}
 	return p, nil
 }
 
@@ -278,10 +293,14 @@ func parsePlan(data []byte) (*Plan, error) {
 	switch order := string(versions.Plan.Order); order {
 	case strconv.Itoa(OrderVersion):
 		p, fingerprint, err = parseNative(data)
+	case strconv.Itoa(AmendedVersion):
+		p, fingerprint, err = parseAmended(data)
 	case strconv.Quote(MegatronOrder):
 		p, fingerprint, err = parseMegatron(data)
+	case strconv.Quote(PackedOrder):
+		p, fingerprint, err = parsePacked(data)
 	default:
-		return nil, fmt.Errorf("order version %.40s is not known; this program knows version %d and %q", order, OrderVersion, MegatronOrder)
+		return nil, fmt.Errorf("order version %.40s is not known; this program knows versions %d, %d, %q and %q", order, OrderVersion, AmendedVersion, MegatronOrder, PackedOrder)
 	}
 	if err != nil {
 		return nil, err
@@ -307,23 +326,31 @@ func parseNative(data []byte) (*Plan, string, error) {
 	if err := strictjson.Decode(data, &f); err != nil {
 		return nil, "", err
 	}
-	if len(f.Written.Sources) != len(f.Plan.Sources) || len(f.Written.Stages) != len(f.Plan.Stages) {
-		return nil, "", fmt.Errorf("%d sources and %d stages, but what was written is about %d and %d",
-			len(f.Plan.Sources), len(f.Plan.Stages), len(f.Written.Sources), len(f.Written.Stages))
-	}
 	p := &Plan{Seed: f.Plan.Seed, SequenceLength: f.Plan.SequenceLength, Tokenizer: f.Plan.Tokenizer, Stages: f.Plan.Stages,
-		Skips: f.Plan.Skips, Checks: f.Plan.Checks, HeldOut: f.Written.Validation}
-	for i, s := range f.Plan.Sources {
-		w := f.Written.Sources[i]
-		if err := placeShards(s.Name, s.Shards, w.Paths); err != nil {
-			return nil, "", err
+		Skips: f.Plan.Skips, Checks: f.Plan.Checks}
+	for _, s := range f.Plan.Sources {
+		p.Sources = append(p.Sources, Source{Name: s.Name, Validation: s.Validation, Shards: s.Shards})
+	}
+	return p, f.Fingerprint, p.takeWritten(f.Written)
+}
+
+// takeWritten gives a plan with stages what does not change its meaning.
+func (p *Plan) takeWritten(w writtenPlan) error {
+	if len(w.Sources) != len(p.Sources) || len(w.Stages) != len(p.Stages) {
+		return fmt.Errorf("%d sources and %d stages, but what was written is about %d and %d", len(p.Sources), len(p.Stages), len(w.Sources), len(w.Stages))
+	}
+	p.HeldOut = w.Validation
+	for i := range p.Sources {
+		s := &p.Sources[i]
+		s.MaxEpochs = w.Sources[i].MaxEpochs
+		if err := placeShards(s.Name, s.Shards, w.Sources[i].Paths); err != nil {
+			return err
 		}
-		p.Sources = append(p.Sources, Source{Name: s.Name, MaxEpochs: w.MaxEpochs, Validation: s.Validation, Shards: s.Shards})
 	}
 	for j := range p.Stages {
-		p.Stages[j].Written = f.Written.Stages[j]
+		p.Stages[j].Written = w.Stages[j]
 	}
-	return p, f.Fingerprint, nil
+	return nil
 }
 
 // parseMegatron is parseNative for an order that is read from a cache.

@@ -112,6 +112,11 @@ func (l *lister) descend(st *schedule, id int32, y uint64, from, to, side int) {
 		source := ^id
 		drawn := l.drawn[:to-from]
 		l.plan.Sources[source].order.Fill(drawn, st.base[source]+int64(y))
+		if src := &l.plan.Sources[source]; src.parts != nil {
+			for i, training := range drawn {
+				drawn[i] = src.window(training)
+			}
+		}
 		for i, place := range l.places[side][from:to] {
 			l.sources[place], l.windows[place] = source, drawn[i]
 		}

@@ -25,6 +25,19 @@ type SealOptions struct {
 
 	// Waiting, if not nil, lets Seal wait while another process builds the index files of an order that is read: see [OpenOptions.Waiting].
 	Waiting func(message string)
+
+	Packing func(PackProgress) // called, from one goroutine at a time, while documents are packed; may be nil
+
+	// Packings is the directory for the index files of a packed plan: that of its plan.json. One that is there already is used. "" is the
+	// directory of the configuration.
+	Packings string
+}
+
+// PackProgress is how far the packing of documents has come.
+type PackProgress struct {
+	Source string // that was packed last
+	Tokens int64  // whose documents have been gone through; each source is gone through twice where its index file is not there yet
+	Total  int64  // to go through
 }
 
 // HashProgress is how far the hashing of files has come.
@@ -45,32 +58,42 @@ type HashProgress struct {
 func Seal(ctx context.Context, c *Config, opts SealOptions) (*Plan, error) {
 	l := openLedger()
 	defer l.close()
-	d, err := survey(ctx, c, l, opts.Waiting)
+	d, err := survey(ctx, c, l, &opts)
 	if err != nil {
 		return nil, err
 	}
 	defer d.Close()
 	p := d.Plan
-	if err := d.hashFiles(ctx, l, opts.Progress); err != nil {
-		return nil, err
+	if p.Packing == nil { // of whose shards they are known already
+		if err := d.hashFiles(ctx, l, opts.Progress); err != nil {
+			return nil, err
+		}
 	}
-	tokens := make([]uint32, p.SequenceLength+1)
-	for _, position := range checkPositions(p.length) {
-		s, err := p.Locate(position)
-		if err != nil {
-			return nil, err
-		}
-		if err := d.Tokens(tokens, s); err != nil {
-			return nil, err
-		}
-		h := SampleHash(tokens)
-		p.Checks = append(p.Checks, Check{position, s.Source, s.Window, hex.EncodeToString(h[:])})
+	if err := d.noteChecks(); err != nil {
+		return nil, err
 	}
 	return p, p.seal()
 }
 
+// noteChecks notes in the plan what stands at the positions that it is checked at.
+func (d *Data) noteChecks() error {
+	tokens := make([]uint32, d.SequenceLength+1)
+	for _, position := range checkPositions(d.length) {
+		s, err := d.Locate(position)
+		if err != nil {
+			return err
+		}
+		if err := d.Tokens(tokens, s); err != nil {
+			return err
+		}
+		h := SampleHash(tokens)
+		d.Checks = append(d.Checks, Check{position, s.Source, s.Window, hex.EncodeToString(h[:])})
+	}
+	return nil
+}
+
 // Survey is the first part of [Seal], without the hashes: it finds and opens the shards, makes every check that a plan must pass, and says
-// what the plan would be. It reads no token. Of an index cache it reads every entry.
+// what the plan would be. It reads no token, and writes nothing. Of an index cache it reads every entry.
 func Survey(ctx context.Context, c *Config) (*Summary, error) {
 	l := openLedger()
 	defer l.close()
@@ -85,38 +108,28 @@ func Survey(ctx context.Context, c *Config) (*Summary, error) {
 // unhashed stands for the hash of a file until the hash is known.
 var unhashed = strings.Repeat("0", 64)
 
-// survey gives the plan of a configuration, without hashes and check values, and its open shards.
-func survey(ctx context.Context, c *Config, l *ledger, waiting func(string)) (_ *Data, err error) {
+// survey gives the plan of a configuration, without check values, and its open shards. Without options it writes nothing. There are no hashes, unless
+// the plan is packed and there are options.
+func survey(ctx context.Context, c *Config, l *ledger, opts *SealOptions) (_ *Data, err error) {
 	if err := c.validate(); err != nil { // it may come from no file, or have been changed since
 		return nil, err
 	}
 	if c.Order == orderMegatron {
-		return surveyMegatron(ctx, c, l, waiting)
+		if opts == nil {
+			opts = new(SealOptions)
+		}
+		return surveyMegatron(ctx, c, l, opts.Waiting)
 	}
 	p := &Plan{Seed: c.Seed, SequenceLength: c.SequenceLength, HeldOut: c.Validation.String()}
-	listed := map[string]string{} // real path of a shard → its source
-	links := realPaths{}
+	list := shardList{c.dir, map[string]string{}, realPaths{}}
 	for i, sc := range c.Sources {
 		s := Source{Name: sc.Name, MaxEpochs: sc.MaxEpochs.String()}
 		for j, pattern := range sc.Shards {
-			where := fmt.Sprintf("$.sources[%d].shards[%d]", i, j)
-			paths, err := expand(c.dir, pattern)
+			found, err := list.find(sc.Name, pattern)
 			if err != nil {
-				return nil, c.file.Errorf(where, "source %q: %w", sc.Name, err)
+				return nil, c.file.Errorf(fmt.Sprintf("$.sources[%d].shards[%d]", i, j), "%w", err)
 			}
-			for _, path := range paths {
-				absolute, err := absolutePath(path)
-				if err != nil {
-					return nil, c.file.Errorf(where, "source %q: %w", sc.Name, err)
-				}
-				real := links.of(absolute)
-				if other, ok := listed[real]; ok {
-					return nil, c.file.Errorf(where, "shard %s is listed twice, in source %q and in source %q: a shard can be used once; "+
-						"give a source a larger weight to see it more often", path, other, sc.Name)
-				}
-				listed[real] = sc.Name
-				s.Shards = append(s.Shards, Shard{Path: absolute, Bin: unhashed, Index: unhashed})
-			}
+			s.Shards = append(s.Shards, found...)
 		}
 		p.Sources = append(p.Sources, s)
 	}
@@ -133,6 +146,11 @@ func survey(ctx context.Context, c *Config, l *ledger, waiting func(string)) (_ 
 	if p.Tokenizer, err = d.tokenizer(); err != nil {
 		return nil, err
 	}
+	if c.Packing != "" {
+		if err := d.pack(ctx, c, l, opts); err != nil {
+			return nil, err
+		}
+	}
 	var available int64 // training windows
 	for i := range p.Sources {
 		s := &p.Sources[i]
@@ -140,13 +158,15 @@ func survey(ctx context.Context, c *Config, l *ledger, waiting func(string)) (_ 
 		if err := s.checkShards(); err != nil {
 			return nil, c.file.Errorf(where, "source %q: %w", s.Name, err)
 		}
-		if err := s.compile(p.Seed, p.SequenceLength); err != nil && s.windows == nil {
-			return nil, c.file.Errorf(where, "source %q: %w", s.Name, err)
+		if p.Packing != nil {
+			err = s.compilePacked(p.Seed, p.SequenceLength)
+		} else if err = s.compile(p.Seed, p.SequenceLength); s.windows != nil {
+			if c.Validation.IsSet() {
+				s.Validation, _ = c.Validation.ceilTimes(s.windows.Count()) // at most Count, as the share is below 1
+			}
+			err = s.compile(p.Seed, p.SequenceLength)
 		}
-		if c.Validation.IsSet() {
-			s.Validation, _ = c.Validation.ceilTimes(s.windows.Count()) // at most Count, as the share is below 1
-		}
-		if err := s.compile(p.Seed, p.SequenceLength); err != nil {
+		if err != nil {
 			return nil, c.file.Errorf(where, "source %q: %w", s.Name, err)
 		}
 		if available += s.Training(); available > maxLength {
@@ -177,6 +197,36 @@ func survey(ctx context.Context, c *Config, l *ledger, waiting func(string)) (_ 
 		return nil, c.file.Errorf(fmt.Sprintf("$.sources[%d]", source), "%w", err)
 	}
 	return d, nil
+}
+
+// A shardList finds the shards that a configuration names, each once.
+type shardList struct {
+	dir    string            // that patterns start from
+	listed map[string]string // real path of a shard → its source
+	links  realPaths
+}
+
+// find gives the shards that an entry of a source names, without hashes.
+func (l *shardList) find(source, pattern string) ([]Shard, error) {
+	paths, err := expand(l.dir, pattern)
+	if err != nil {
+		return nil, fmt.Errorf("source %q: %w", source, err)
+	}
+	var found []Shard
+	for _, path := range paths {
+		absolute, err := absolutePath(path)
+		if err != nil {
+			return nil, fmt.Errorf("source %q: %w", source, err)
+		}
+		real := l.links.of(absolute)
+		if other, ok := l.listed[real]; ok {
+			return nil, fmt.Errorf("shard %s is listed twice, in source %q and in source %q: a shard can be used once; "+
+				"give a source a larger weight to see it more often", path, other, source)
+		}
+		l.listed[real] = source
+		found = append(found, Shard{Path: absolute, Bin: unhashed, Index: unhashed})
+	}
+	return found, nil
 }
 
 // describeShards notes in the plan what was found out about its shards.
@@ -223,11 +273,7 @@ func (p *Plan) resolveStages(c *Config, available int64) error {
 				weights[i] = sc.Weights[s.Name]
 			}
 		}
-		for _, w := range weights {
-			st.Written = append(st.Written, w.String())
-		}
-		var err error
-		if st.Weights, err = integers(weights); err != nil {
+		if err := st.weigh(weights); err != nil {
 			return c.file.Errorf(where, "stage %d: %w", j+1, err)
 		}
 		p.Stages = append(p.Stages, st)
@@ -236,6 +282,15 @@ func (p *Plan) resolveStages(c *Config, available int64) error {
 		return c.file.Errorf("$.samples", "samples is %d, but the stages add up to %d: leave samples out, or make the last stage \"samples: rest\"", length, used)
 	}
 	return nil
+}
+
+// weigh gives the stage the weights of the sources.
+func (s *Stage) weigh(weights []Number) (err error) {
+	for _, w := range weights {
+		s.Written = append(s.Written, w.String())
+	}
+	s.Weights, err = integers(weights)
+	return err
 }
 
 // resolveSkips brings the skips into their one form: sorted, joined where they overlap or touch.

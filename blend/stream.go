@@ -45,6 +45,10 @@ const maxWorkers = 4096
 //	window           int64                            among the source's windows
 //	tokens           fixed_size_list<uint16>[L+1]     int32 unless every shard is uint16
 //	document_starts  list<int32>                      offsets in the window at which documents begin
+//	lengths          int32                            of a packed plan only: tokens that are not padding
+//
+// A row of a packed plan is made of pieces: whole documents, and parts of those that are longer than a row. document_starts then has where each piece
+// begins, the first at 0, and the metadata mula.padding the id behind the last.
 //
 // No column has nulls. The metadata of the schema names the plan's fingerprint, L, and the options: mula.plan, mula.sequence_length,
 // mula.batch_size, mula.from, mula.to, mula.rank and mula.world. [NewBatch] gives a typed view on a record.
@@ -139,6 +143,7 @@ const (
 	columnWindow
 	columnTokens
 	columnDocumentStarts
+	columnLengths // only of a packed plan
 )
 
 // schema is the schema of a stream with complete options.
@@ -147,7 +152,7 @@ func (d *Data) schema(o StreamOptions) *arrow.Schema {
 	if d.tokenWidth() == 2 {
 		element = arrow.PrimitiveTypes.Uint16
 	}
-	metadata := arrow.MetadataFrom(map[string]string{
+	said := map[string]string{
 		"mula.plan":            d.fingerprint,
 		"mula.sequence_length": strconv.Itoa(d.SequenceLength),
 		"mula.batch_size":      strconv.Itoa(o.BatchSize),
@@ -155,15 +160,21 @@ func (d *Data) schema(o StreamOptions) *arrow.Schema {
 		"mula.to":              strconv.FormatInt(o.To, 10),
 		"mula.rank":            strconv.Itoa(o.Rank),
 		"mula.world":           strconv.Itoa(o.World),
-	})
-	return arrow.NewSchema([]arrow.Field{
+	}
+	fields := []arrow.Field{
 		{Name: "position", Type: arrow.PrimitiveTypes.Int64},
 		{Name: "source", Type: sourceType},
 		{Name: "epoch", Type: arrow.PrimitiveTypes.Int32},
 		{Name: "window", Type: arrow.PrimitiveTypes.Int64},
 		{Name: "tokens", Type: arrow.FixedSizeListOfNonNullable(int32(d.SequenceLength+1), element)},
 		{Name: "document_starts", Type: arrow.ListOfNonNullable(arrow.PrimitiveTypes.Int32)},
-	}, &metadata)
+	}
+	if d.Packing != nil {
+		fields = append(fields, arrow.Field{Name: "lengths", Type: arrow.PrimitiveTypes.Int32})
+		said["mula.padding"] = strconv.FormatUint(uint64(d.Packing.Padding), 10)
+	}
+	metadata := arrow.MetadataFrom(said)
+	return arrow.NewSchema(fields, &metadata)
 }
 
 var sourceType = &arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int32, ValueType: arrow.BinaryTypes.String}
@@ -311,6 +322,9 @@ func (s *Stream) build(ctx context.Context, first int64, scratch []uint32) (arro
 		}
 	}
 	b := newRecordBuilder(s.o.Allocator, len(samples), s.d.SequenceLength+1, s.width)
+	if s.d.Packing != nil {
+		b.addLengths()
+	}
 	defer b.release()
 	for row, sample := range samples {
 		if err := ctx.Err(); err != nil {
@@ -330,10 +344,12 @@ type recordBuilder struct {
 	buffers             []*memory.Buffer
 
 	positions, sources, epochs, windows, tokens, offsets *memory.Buffer
+	lengths                                              *memory.Buffer // nil unless the plan is packed
 
 	// The same buffers as numbers; of the tokens one of the two.
 	position, window      []int64
 	source, epoch, offset []int32
+	filled                []int32 // the lengths
 	tokens2               []uint16
 	tokens4               []int32
 
@@ -342,15 +358,9 @@ type recordBuilder struct {
 
 func newRecordBuilder(alloc memory.Allocator, rows, length, width int) *recordBuilder {
 	b := &recordBuilder{alloc: alloc, rows: rows, length: length, width: width}
-	buffer := func(bytes int) *memory.Buffer {
-		m := memory.NewResizableBuffer(alloc)
-		m.Resize(bytes)
-		b.buffers = append(b.buffers, m)
-		return m
-	}
-	b.positions, b.windows = buffer(8*rows), buffer(8*rows)
-	b.sources, b.epochs = buffer(4*rows), buffer(4*rows)
-	b.tokens, b.offsets = buffer(width*rows*length), buffer(4*(rows+1))
+	b.positions, b.windows = b.buffer(8*rows), b.buffer(8*rows)
+	b.sources, b.epochs = b.buffer(4*rows), b.buffer(4*rows)
+	b.tokens, b.offsets = b.buffer(width*rows*length), b.buffer(4*(rows+1))
 	b.position, b.window = view[int64](b.positions), view[int64](b.windows)
 	b.source, b.epoch, b.offset = view[int32](b.sources), view[int32](b.epochs), view[int32](b.offsets)
 	b.offset[0] = 0
@@ -360,6 +370,19 @@ func newRecordBuilder(alloc memory.Allocator, rows, length, width int) *recordBu
 		b.tokens4 = view[int32](b.tokens)
 	}
 	return b
+}
+
+// addLengths adds the column of lengths.
+func (b *recordBuilder) addLengths() {
+	b.lengths = b.buffer(4 * b.rows)
+	b.filled = view[int32](b.lengths)
+}
+
+func (b *recordBuilder) buffer(bytes int) *memory.Buffer {
+	m := memory.NewResizableBuffer(b.alloc)
+	m.Resize(bytes)
+	b.buffers = append(b.buffers, m)
+	return m
 }
 
 // view is a buffer as a slice of numbers.
@@ -384,22 +407,26 @@ func (b *recordBuilder) add(ctx context.Context, s *Stream, row int, sample Samp
 	}
 	b.position[row], b.source[row] = sample.Position, int32(sample.Source)
 	b.epoch[row], b.window[row] = int32(sample.Epoch), sample.Window
-	if err := s.d.tokens(ctx, scratch, sample); err != nil {
-		return fmt.Errorf("position %d: %w", sample.Position, err)
-	}
 	if b.width == 2 {
-		dst := b.tokens2[row*b.length:][:b.length]
-		for i, id := range scratch {
-			dst[i] = uint16(id)
+		if err := s.d.tokens2(ctx, b.tokens2[row*b.length:][:b.length], sample); err != nil {
+			return fmt.Errorf("position %d: %w", sample.Position, err)
 		}
 	} else {
+		if err := s.d.tokens(ctx, scratch, sample); err != nil {
+			return fmt.Errorf("position %d: %w", sample.Position, err)
+		}
 		dst := b.tokens4[row*b.length:][:b.length]
 		for i, id := range scratch {
 			dst[i] = int32(id)
 		}
 	}
 	var err error
-	if b.starts, err = s.d.documentStarts(b.starts, sample); err != nil {
+	if b.lengths != nil {
+		b.starts, b.filled[row], err = s.d.packedStarts(b.starts, &sample)
+	} else {
+		b.starts, err = s.d.documentStarts(b.starts, sample)
+	}
+	if err != nil {
 		return fmt.Errorf("position %d: %w", sample.Position, err)
 	}
 	if len(b.starts) > math.MaxInt32 {
@@ -411,32 +438,28 @@ func (b *recordBuilder) add(ctx context.Context, s *Stream, row int, sample Samp
 
 // documentStarts appends the offsets in a sample's window at which documents that are not empty begin.
 func (d *Data) documentStarts(dst []int32, s Sample) ([]int32, error) {
-	shard, err := d.shelf.take(s.Source, s.Shard)
-	if err != nil {
-		return dst, err
-	}
-	defer d.shelf.put(s.Source, s.Shard)
 	var buffer [16]segment
 	segments, err := d.segments(buffer[:0], s)
 	if err != nil {
 		return dst, err
 	}
 	at := int64(0) // in the sample
-	for _, g := range segments {
+	err = d.over(s.Source, segments, func(shard *shards.Shard, g segment) error {
 		if g.begins {
 			dst = append(dst, int32(at))
 		}
 		for span, err := range shard.Spans(g.token, g.token+g.length) {
 			if err != nil {
-				return dst, fmt.Errorf("source %q: %w", d.Sources[s.Source].Name, err)
+				return fmt.Errorf("source %q: %w", d.Sources[s.Source].Name, err)
 			}
 			if span.First > g.token || span.First == g.token && !g.begins {
 				dst = append(dst, int32(at+span.First-g.token))
 			}
 		}
 		at += g.length
-	}
-	return dst, nil
+		return nil
+	})
+	return dst, err
 }
 
 // record makes the record. The builder is not to be used again but for release.
@@ -470,6 +493,9 @@ func (b *recordBuilder) record(schema *arrow.Schema, names arrow.Array) arrow.Re
 		columnTokens:   nested(tokensType, flat(tokensType.Elem(), b.rows*b.length, nil, b.tokens), nil),
 		columnDocumentStarts: nested(startsType, flat(startsType.Elem(), len(b.starts), nil, starts),
 			nil, b.offsets),
+	}
+	if b.lengths != nil {
+		columns = append(columns, flat(field(columnLengths), b.rows, nil, b.lengths))
 	}
 	arrays := make([]arrow.Array, len(columns))
 	for i, c := range columns {

@@ -28,8 +28,19 @@ type SourceSummary struct {
 	MaxEpochs  string        `json:"max_epochs,omitempty"`
 	Samples    int64         `json:"samples"` // in the whole plan, skipped positions included
 	Epochs     float64       `json:"epochs"`  // Samples per training window; with order megatron, their targets per token of the shard
-	Repeats    int64         `json:"repeats"` // samples whose window the plan has drawn before; with order megatron it draws each once
+	Repeats    int64         `json:"repeats"` // samples whose window the plan has drawn before; with order megatron it draws each once. Estimated where an epoch in which the source has grown is not over
 	Stages     []SourceStage `json:"stages"`
+
+	Packing *PackingSummary `json:"packing,omitempty"` // of a packed plan
+}
+
+// A PackingSummary is what came of the packing of one source. Its samples are the source's windows.
+type PackingSummary struct {
+	Documents int64   `json:"documents"`     // that have tokens
+	Cut       int64   `json:"cut_documents"` // longer than a sample
+	Pieces    int64   `json:"pieces"`
+	Padding   int64   `json:"padding"`       // tokens of all samples
+	Share     float64 `json:"padding_share"` // of the tokens of all samples
 }
 
 // A SourceStage is what one stage takes of one source.
@@ -78,6 +89,9 @@ func (p *Plan) Summary() *Summary {
 		}
 		// Of a source's first n samples, all beyond the first epoch are repeats.
 		repeats := func(n int64) int64 { return max(0, n-training) }
+		if s.parts != nil {
+			epochs, repeats = s.epochs, func(n int64) int64 { return n - s.distinct(n) }
+		}
 		out := SourceSummary{Name: s.Name, Shards: len(s.Shards), Windows: s.Windows(), Validation: s.Validation, MaxEpochs: s.MaxEpochs,
 			Samples: p.totals[i], Epochs: epochs(p.totals[i]), Repeats: repeats(p.totals[i])}
 		for k, sh := range s.Shards {
@@ -96,11 +110,15 @@ func (p *Plan) Summary() *Summary {
 				to = p.schedule[j+1].base[i]
 			}
 			stage := SourceStage{Share: float64(st.Weights[i]) / float64(sums[j]), Samples: to - from,
-				Epochs: epochs(to - from), Repeats: repeats(to) - repeats(from)}
+				Epochs: epochs(to) - epochs(from), Repeats: repeats(to) - repeats(from)}
 			if st.Written != nil {
 				stage.Weight = st.Written[i]
 			}
 			out.Stages = append(out.Stages, stage)
+		}
+		if k := s.Packed; k != nil {
+			padding := k.Padding(p.SequenceLength + 1)
+			out.Packing = &PackingSummary{k.Documents, k.Cut, k.Pieces, padding, float64(padding) / float64(k.Tokens+padding)}
 		}
 		r.Sources = append(r.Sources, out)
 	}

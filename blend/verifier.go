@@ -74,6 +74,7 @@ type verifier struct {
 	all     []*checked
 	shards  [][]*checked // by source and shard
 	order   []*checked   // index files
+	files   []orderFile  // the same files
 	damage  atomic.Pointer[error]
 	awaited chan *checked // by readers
 
@@ -103,10 +104,9 @@ func startVerifier(d *Data, o VerifyOptions) (*verifier, error) {
 		o.Rate = verifyRate
 	}
 	v := &verifier{d: d, o: o, ended: make(chan struct{}), awaited: make(chan *checked), shards: make([][]*checked, len(d.Sources))}
-	if d.Megatron != nil {
-		for i := range d.Megatron.Files {
-			v.order = append(v.order, v.add(-1, -1, i))
-		}
+	v.files = d.orderFiles()
+	for i := range v.files {
+		v.order = append(v.order, v.add(-1, -1, i))
 	}
 	for i := range d.Sources {
 		for k := range d.Sources[i].Shards {
@@ -208,7 +208,7 @@ func (v *verifier) count(c *checked) {
 // bytes is about how much there is to be read of a file.
 func (v *verifier) bytes(c *checked) int64 {
 	if c.file >= 0 {
-		return v.d.Megatron.Files[c.file].Bytes
+		return v.files[c.file].bytes
 	}
 	sh := v.d.Sources[c.source].Shards[c.shard]
 	return sh.Tokens*tokenBytes(sh.DType) + 20*sh.Documents // and the ends of the .idx
@@ -234,7 +234,7 @@ func (v *verifier) settle(c *checked, err error) {
 func (v *verifier) path(c *checked) string {
 	path := ""
 	if c.file >= 0 {
-		path = filepath.Join(v.d.path(v.d.Megatron.directory), v.d.Megatron.Files[c.file].Name)
+		path = v.files[c.file].path
 	} else {
 		path = v.d.ShardPath(c.source, c.shard)
 	}
@@ -271,11 +271,11 @@ func (v *verifier) factsOf(c *checked) facts {
 func (v *verifier) verify(c *checked) error {
 	pace := v.pace()
 	if c.file >= 0 {
-		f := v.d.Megatron.Files[c.file]
+		f := v.files[c.file]
 		hash, _, err := shards.HashFile(v.ctx, v.path(c), pace)
-		if err == nil && hash != f.SHA256 {
-			err = fmt.Errorf("the cache %s has changed since the plan was sealed: %s has SHA-256 %.16s…, had %.16s…; restore it, or blend again",
-				v.d.path(v.d.Megatron.directory), f.Name, hash, f.SHA256)
+		if err == nil && hash != f.sha256 {
+			err = fmt.Errorf("%s has changed since the plan was sealed: %s has SHA-256 %.16s…, had %.16s…; restore it, or blend again",
+				f.of, filepath.Base(f.path), hash, f.sha256)
 		}
 		return err
 	}

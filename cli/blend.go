@@ -19,11 +19,22 @@ func blendCommand() *cli.Command {
 		Name:  "blend",
 		Usage: "seal a blend of shards into a plan, which fixes the order of all samples",
 		Description: "Prints sources, tokens, and per stage samples, epochs and repeats.\n\n" +
-			"Example: mula blend --config blend.yaml --output plan.json",
+			"With --amend a plan is changed from a position on: new sources, new shards of old ones, other weights, more samples (--config), and positions to leave out (--skip). " +
+			"All samples before the position stay as they are (docs/amend.md).\n\n" +
+			"Example: mula blend --config blend.yaml --output plan.json\n" +
+			"         mula blend --amend plan.json --at 320000 --config amend.yaml --reason 'more web text' --output plan-2.json\n" +
+			"         mula blend --amend plan.json --skip 961:977 --reason 'spike at step 30' --output plan-2.json",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "config", Usage: "read the blend from `FILE`", Value: "blend.yaml"},
 			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "write the plan to `FILE`", Value: "plan.json"},
+			&cli.StringFlag{Name: "pad", Usage: "with packing: the token `ID` behind the last document of a sample, or eod, the end-of-document id",
+				DefaultText: "pad of the configuration, else eod"},
 			&cli.BoolFlag{Name: "dry-run", Usage: "print what the plan would be and write nothing"},
+			&cli.StringFlag{Name: "amend", Category: "Amending", Usage: "amend the plan in `FILE`; --config then names an amend.yaml"},
+			&cli.Int64Flag{Name: "at", Category: "Amending", Usage: "the first `POSITION` that may change", DefaultText: "the first of --skip"},
+			&cli.StringSliceFlag{Name: "skip", Category: "Amending", Usage: "leave out the positions `FROM:TO`, the last not included; may be given several times"},
+			&cli.StringFlag{Name: "reason", Category: "Amending", Usage: "note in the plan why it was amended: `TEXT`"},
+			&cli.IntFlag{Name: "batch-size", Category: "Amending", Usage: "warn if no step of so many samples begins at the position", DefaultText: "none"},
 			jsonFlag,
 		},
 		Action: runBlend,
@@ -34,6 +45,17 @@ func runBlend(c *cli.Context) error {
 	if err := noOperands(c); err != nil {
 		return err
 	}
+	if c.IsSet("amend") {
+		if c.IsSet("pad") {
+			return usagef("--pad is about packed samples, and a packed plan cannot be amended")
+		}
+		return runAmend(c)
+	}
+	for _, name := range []string{"at", "skip", "reason", "batch-size"} {
+		if c.IsSet(name) {
+			return usagef("--%s is about a plan that is amended: name it with --amend", name)
+		}
+	}
 	if err := notInput(c.String("output"), c.String("config")); err != nil {
 		return err
 	}
@@ -43,6 +65,14 @@ func runBlend(c *cli.Context) error {
 	}
 	if err != nil {
 		return err
+	}
+	if c.IsSet("pad") {
+		if config.Pad, err = padOf(c.String("pad")); err != nil {
+			return err
+		}
+		if config.Packing == "" {
+			return usagef("--pad has a meaning only with packing, as windows are never padded: %s has no packing: best_fit", c.String("config"))
+		}
 	}
 	if c.Bool("dry-run") {
 		summary, err := blend.Survey(c.Context, config)
@@ -58,16 +88,49 @@ func runBlend(c *cli.Context) error {
 	}
 	p := newProgress(c.App.ErrWriter)
 	defer p.end()
-	plan, err := blend.Seal(c.Context, config, blend.SealOptions{
+	options := sealOptions(p)
+	if config.Packing != "" { // whose index files are there before the plan
+		if err := makeParent(c.String("output")); err != nil {
+			return err
+		}
+		options.Packings = filepath.Dir(c.String("output"))
+	}
+	plan, err := blend.Seal(c.Context, config, options)
+	if err != nil {
+		return err
+	}
+	return writePlan(c, p, plan)
+}
+
+// padOf reads --pad: an id, or eod, which is nil.
+func padOf(text string) (*int64, error) {
+	if text == "eod" {
+		return nil, nil
+	}
+	id, err := strconv.ParseInt(text, 10, 32)
+	if err != nil || id < 0 {
+		return nil, usagef("--pad is %q; it must be the id of a token, or eod", text)
+	}
+	return &id, nil
+}
+
+// sealOptions show the progress of sealing.
+func sealOptions(p *progress) blend.SealOptions {
+	return blend.SealOptions{
 		Progress: func(h blend.HashProgress) {
 			p.update(fmt.Sprintf("hashing shards without a manifest: %s of %s, %s", bytesText(h.Bytes), bytesText(h.Total), h.Path),
 				float64(h.Bytes), float64(h.Total))
 		},
+		Packing: func(k blend.PackProgress) {
+			p.update(fmt.Sprintf("packing documents: %s of %s tokens, source %s", tokensText(k.Tokens), tokensText(k.Total), printable(k.Source)),
+				float64(k.Tokens), float64(k.Total))
+		},
 		Waiting: func(message string) { p.line("%s", message) },
-	})
-	if err != nil {
-		return err
 	}
+}
+
+// writePlan writes a plan that was sealed, and says what it is.
+func writePlan(c *cli.Context, p *progress, plan *blend.Plan) error {
 	output := c.String("output")
 	if err := makeParent(output); err != nil {
 		return err
@@ -101,7 +164,12 @@ func foreignShards(plan *blend.Plan) (n int64) {
 }
 
 func printSummary(w io.Writer, s *blend.Summary) {
-	t := newTable("source", "shards", "documents", "tokens", "windows", "validation", "samples", "epochs", "repeats", "limit")
+	packed := len(s.Sources) > 0 && s.Sources[0].Packing != nil // a plan is packed as a whole
+	windows := "windows"
+	if packed {
+		windows = "packed"
+	}
+	t := newTable("source", "shards", "documents", "tokens", windows, "validation", "samples", "epochs", "repeats", "limit")
 	for _, source := range s.Sources {
 		limit := source.MaxEpochs
 		if limit == "" {
@@ -111,6 +179,15 @@ func printSummary(w io.Writer, s *blend.Summary) {
 			source.Samples, fmt.Sprintf("%.3f", source.Epochs), source.Repeats, limit)
 	}
 	t.write(w)
+	if packed {
+		fmt.Fprintf(w, "\npacked documents, in samples of %s tokens:\n", count(int64(s.SequenceLength)+1))
+		t := newTable("source", "with text", "cut", "pieces", "padding", "share")
+		for _, source := range s.Sources {
+			k := source.Packing
+			t.row(printable(source.Name), k.Documents, k.Cut, k.Pieces, k.Padding, fmt.Sprintf("%.3f %%", 100*k.Share))
+		}
+		t.write(w)
+	}
 	for i, stage := range s.Stages {
 		fmt.Fprintf(w, "\nstage %d: positions %s to %s\n", i+1, count(stage.First), count(stage.First+stage.Samples-1))
 		t := newTable("source", "weight", "share", "samples", "epochs", "repeats")

@@ -163,8 +163,8 @@ func TestIndexUnderMPI(t *testing.T) {
 
 const testSecret = "a secret of tests"
 
-// serve starts a worker, and gives its address and a way to end it.
-func serve(t *testing.T) (address string, c *exec.Cmd) {
+// startWorker starts a worker, and gives its address and a way to end it.
+func startWorker(t *testing.T) (address string, c *exec.Cmd) {
 	t.Helper()
 	c = mula(t.TempDir(), "index", "serve", "127.0.0.1:0")
 	c.Env = append(os.Environ(), secretVariable+"="+testSecret)
@@ -203,9 +203,9 @@ func TestIndexWorkers(t *testing.T) {
 	words := tokenFiles(t, dir, 12, 6000)
 	k := newKiller(7, func() { mustRun(t, dir, indexArguments(words, "whole")...) })
 	whole := indexFiles(t, filepath.Join(dir, "whole"))
-	a, _ := serve(t)
+	a, _ := startWorker(t)
 	for round, kill := range []bool{false, true} {
-		b, second := serve(t)
+		b, second := startWorker(t)
 		cache := fmt.Sprint("shared", round)
 		c := mula(dir, append(indexArguments(words, cache), "--workers", a+","+b)...)
 		c.Env = append(os.Environ(), secretVariable+"="+testSecret)
@@ -234,7 +234,7 @@ func TestIndexWorkers(t *testing.T) {
 func TestIndexWorkersRefuse(t *testing.T) {
 	dir := t.TempDir()
 	words := tokenFiles(t, dir, 2, 500)
-	address, _ := serve(t)
+	address, _ := startWorker(t)
 	for _, test := range []struct {
 		secret, want string
 		args         []string

@@ -40,6 +40,7 @@ type peeked struct {
 	Shard     string           `json:"shard"`
 	Token     int64            `json:"token"`
 	Documents []peekedDocument `json:"documents"`
+	Padding   *int             `json:"padding,omitempty"` // tokens behind the documents, in a packed plan
 	Text      *string          `json:"text,omitempty"`
 }
 
@@ -50,6 +51,7 @@ type peekedDocument struct {
 	Line   int64  `json:"line"`
 	From   int    `json:"from"` // tokens [from, to) of the window
 	To     int    `json:"to"`
+	Shard  string `json:"shard,omitempty"` // in a packed plan, where it need not be that of the sample
 }
 
 func runPeek(c *cli.Context) error {
@@ -105,13 +107,22 @@ func runPeek(c *cli.Context) error {
 		s := peeked{Position: position, Skipped: sample.Skipped, Source: data.Sources[sample.Source].Name, Epoch: sample.Epoch,
 			Window: sample.Window, Shard: data.ShardPath(sample.Source, sample.Shard), Token: sample.Token}
 		for _, p := range parts {
-			s.Documents = append(s.Documents, peekedDocument{p.Number, p.ID, p.File, p.Line, p.From, p.To})
+			d := peekedDocument{Number: p.Number, ID: p.ID, File: p.File, Line: p.Line, From: p.From, To: p.To}
+			if data.Packing != nil {
+				d.Shard = data.ShardPath(p.Source, p.Shard)
+			}
+			s.Documents = append(s.Documents, d)
+		}
+		padding := 0
+		if data.Packing != nil {
+			padding = data.SequenceLength + 1 - parts[len(parts)-1].To // no sample is empty
+			s.Padding = &padding
 		}
 		if tokenizer != nil {
 			if err := data.Tokens(tokens, sample); err != nil {
 				return err
 			}
-			text, err := tokenizer.Decode(nil, tokens)
+			text, err := tokenizer.Decode(nil, tokens[:len(tokens)-padding])
 			if err != nil {
 				return fmt.Errorf("position %d: %w", position, err)
 			}
@@ -147,7 +158,9 @@ func printPeeked(w io.Writer, s peeked, data *blend.Data) {
 	if s.Skipped {
 		skipped = ", skipped by the plan"
 	}
-	if data.Megatron != nil { // no epochs, and documents from all over the shard
+	if data.Packing != nil {
+		fmt.Fprintf(w, "position %s%s: source %s, epoch %d, packed sample %s\n", count(s.Position), skipped, s.Source, s.Epoch, count(s.Window))
+	} else if data.Megatron != nil { // no epochs, and documents from all over the shard
 		fmt.Fprintf(w, "position %s%s: source %s, sample %s\n", count(s.Position), skipped, s.Source, count(s.Window))
 		fmt.Fprintf(w, "  shard %s, from token %s on\n", s.Shard, count(s.Token))
 	} else {
@@ -159,7 +172,14 @@ func printPeeked(w io.Writer, s peeked, data *blend.Data) {
 		if d.File != "" {
 			origin = fmt.Sprintf("%s  %s:%d", oneLine(d.ID), oneLine(d.File), d.Line)
 		}
-		fmt.Fprintf(w, "  tokens %4d to %4d  document %s  %s\n", d.From, d.To-1, count(d.Number), origin)
+		of := ""
+		if d.Shard != "" {
+			of = " of shard " + d.Shard
+		}
+		fmt.Fprintf(w, "  tokens %4d to %4d  document %s%s  %s\n", d.From, d.To-1, count(d.Number), of, origin)
+	}
+	if s.Padding != nil && *s.Padding > 0 {
+		fmt.Fprintf(w, "  tokens %4d to %4d  padding\n", data.SequenceLength+1-*s.Padding, data.SequenceLength)
 	}
 	if s.Text != nil {
 		for _, line := range strings.Split(*s.Text, "\n") {

@@ -3,6 +3,7 @@ package cli
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 
 	"github.com/urfave/cli/v2"
@@ -20,15 +21,145 @@ var (
 	worldFlag     = &cli.IntFlag{Name: "world", Usage: "number of ranks; it must divide the batch size", Value: 1}
 )
 
+func planCommand() *cli.Command {
+	return &cli.Command{
+		Name:  "plan",
+		Usage: "show a plan, or what two plans differ in",
+		Subcommands: []*cli.Command{
+			{
+				Name:        "show",
+				Usage:       "print what a plan is made of and which plans it amends",
+				Description: "No shard is opened.\n\nExample: mula plan show --plan plan.json",
+				Flags:       []cli.Flag{planFlag, jsonFlag},
+				Action:      runPlanShow,
+			},
+			{
+				Name:      "diff",
+				Usage:     "say what changes from one plan to another, and from which position on",
+				ArgsUsage: "FIRST SECOND",
+				Description: "Positions up to there have the same samples in both plans. This follows from what the plans say of shards, stages and skips; no shard is opened.\n\n" +
+					"Example: mula plan diff plan.json plan-2.json",
+				Flags:  []cli.Flag{jsonFlag},
+				Action: runPlanDiff,
+			},
+		},
+	}
+}
+
+// readPlan reads the plan in a file.
+func readPlan(path string) (*blend.Plan, error) {
+	plan, err := blend.ReadPlan(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%w; name the plan with --plan, or make one with `mula blend`", err)
+	}
+	return plan, err
+}
+
+func runPlanShow(c *cli.Context) error {
+	if err := noOperands(c); err != nil {
+		return err
+	}
+	plan, err := readPlan(c.String("plan"))
+	if err != nil {
+		return err
+	}
+	summary, parents := plan.Summary(), plan.Parents
+	if parents == nil {
+		parents = []blend.Parent{}
+	}
+	if c.Bool("json") {
+		return printJSON(c.App.Writer, map[string]any{"plan": c.String("plan"), "fingerprint": plan.Fingerprint(), "order_version": plan.OrderVersion(), "parents": parents,
+			"summary": summary})
+	}
+	printSummary(c.App.Writer, summary)
+	fmt.Fprintf(c.App.Writer, "\n%s: plan %s, order version %s\n", printable(c.String("plan")), plan.Fingerprint(), plan.OrderVersion())
+	printParents(c.App.Writer, "amends", parents)
+	return nil
+}
+
+// printParents prints amended plans, the youngest first.
+func printParents(w io.Writer, verb string, parents []blend.Parent) {
+	for i := len(parents) - 1; i >= 0; i-- {
+		reason := ""
+		if p := parents[i]; p.Reason != "" {
+			reason = ": " + p.Reason
+		}
+		fmt.Fprintf(w, "%s plan %.16s… from position %s on%s\n", verb, parents[i].Fingerprint, count(parents[i].At), printable(reason))
+	}
+}
+
+func runPlanDiff(c *cli.Context) error {
+	if c.NArg() != 2 {
+		return usagef("two plans are needed: see `%s --help`", c.Command.HelpName)
+	}
+	var plans [2]*blend.Plan
+	for i, path := range c.Args().Slice() {
+		var err error
+		if plans[i], err = blend.ReadPlan(path); err != nil {
+			return err
+		}
+	}
+	d := blend.Diff(plans[0], plans[1])
+	if c.Bool("json") {
+		return printJSON(c.App.Writer, map[string]any{"first": plans[0].Fingerprint(), "second": plans[1].Fingerprint(), "difference": d})
+	}
+	w := c.App.Writer
+	first, second := printable(c.Args().Get(0)), printable(c.Args().Get(1))
+	fmt.Fprintf(w, "%s: plan %s, %s\n%s: plan %s, %s\n\n", first, plans[0].Fingerprint(), plural(plans[0].Length(), "position"),
+		second, plans[1].Fingerprint(), plural(plans[1].Length(), "position"))
+	switch d.Relation {
+	case blend.SamePlan:
+		fmt.Fprintln(w, "They are the same plan.")
+		return nil
+	case blend.SecondAmends:
+		fmt.Fprintln(w, "The second comes from the first:")
+	case blend.FirstAmends:
+		fmt.Fprintln(w, "The first comes from the second:")
+	case blend.CommonAncestor:
+		fmt.Fprintf(w, "Both come from plan %.16s…:\n", d.Ancestor)
+	case blend.Unrelated:
+		fmt.Fprintln(w, "Neither names the other among its parents.")
+	}
+	printParents(w, "the first amends", d.First)
+	printParents(w, "the second amends", d.Second)
+	switch {
+	case len(d.Changes) == 0 || d.Same == min(plans[0].Length(), plans[1].Length()):
+		fmt.Fprintf(w, "\nBoth have the same samples at all %s that both have.\n", plural(d.Same, "position"))
+	case d.Same == 0:
+		fmt.Fprintln(w, "\nThey differ from the first position on.")
+	default:
+		fmt.Fprintf(w, "\nBoth have the same samples at the first %s. They differ from position %s on.\n", plural(d.Same, "position"), count(d.Same))
+	}
+	if len(d.Changes) == 0 {
+		return nil
+	}
+	t := newTable("from", "what", "change")
+	for _, change := range d.Changes {
+		from := "-"
+		if change.From >= 0 {
+			from = count(change.From)
+		}
+		t.row(from, change.What, printable(change.Text))
+	}
+	fmt.Fprintln(w)
+	t.write(w)
+	t = newTable("source", "first", "share", "second", "share", "change")
+	for _, s := range d.Sources {
+		t.row(printable(s.Name), s.First.Samples, percent(s.First.Share), s.Second.Samples, percent(s.Second.Share), fmt.Sprintf("%+.3f %%", 100*(s.Second.Share-s.First.Share)))
+	}
+	fmt.Fprintf(w, "\nsamples from position %s on:\n", count(d.Same))
+	t.write(w)
+	return nil
+}
+
+func percent(share float64) string { return fmt.Sprintf("%.3f %%", 100*share) }
+
 // openPlan opens the plan and the shards that the flags name. The caller closes the data.
 func openPlan(c *cli.Context) (*blend.Data, error) { return openPlanWith(c, blend.OpenOptions{}) }
 
 // openPlanWith is openPlan with options, of which the flags set the folder.
 func openPlanWith(c *cli.Context, o blend.OpenOptions) (*blend.Data, error) {
-	plan, err := blend.ReadPlan(c.String("plan"))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%w; name the plan with --plan, or make one with `mula blend`", err)
-	}
+	plan, err := readPlan(c.String("plan"))
 	if err != nil {
 		return nil, err
 	}

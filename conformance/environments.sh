@@ -2,11 +2,11 @@
 # Makes the Python environments that the originals run in: one with torch and numpy, and for each version of an original a small one beside it that
 # borrows torch from the first. Nothing is installed twice; an environment is whole once it holds the file "complete".
 #
-#     conformance/environments.sh DIR [megatron-0.16.1 … olmo-3.0.0 … tokenizers-0.23.3 layouts dolma-1.2.1 transformers-5.23.0]
+#     conformance/environments.sh DIR [megatron-0.16.1 … olmo-3.0.0 … tokenizers-0.23.3 layouts dolma-1.2.1 transformers-5.23.0 loaders]
 #
-# The last four borrow nothing and are not made unless they are named: the first is for conformance/ids.py and benchmarks/encoding.py, the next two, which are
-# the frameworks whose shards are compared, for conformance/layouts.py (dolma needs numpy 1, so it stands alone), the last, with a torch of its own, for
-# conformance/huggingface.py, conformance/training.py and benchmarks/training.py.
+# The last five borrow nothing and are not made unless they are named: the first is for conformance/ids.py and benchmarks/encoding.py, the next two, which are
+# the frameworks whose shards are compared, for conformance/layouts.py (dolma needs numpy 1, so it stands alone), then, with a torch of its own, for
+# conformance/huggingface.py, conformance/training.py and benchmarks/training.py. The last is for benchmarks/loaders.py, and for the tests in clients/python.
 # PYTHON names the interpreter (3.11 has wheels, with compiled helpers, of every megatron-core from 0.5 on). About 6 GB, most of it torch's.
 set -euo pipefail
 dir=${1:?"usage: environments.sh DIR [NAME...]"}
@@ -38,6 +38,14 @@ for name in "$@"; do
 		else
 			"$env/bin/pip" install -q "dolma==${name#*-}"
 		fi
+		touch "$env/complete"
+		;;
+	loaders) # what layouts has, and Grain
+		env="$dir/$name"
+		[ ! -e "$env/complete" ] || continue
+		echo "== $name" >&2
+		"$python" -m venv --clear "$env"
+		"$env/bin/pip" install -q mosaicml-streaming==0.13.0 grain==0.2.18 datatrove==0.9.0 humanize orjson ai2-olmo-core==3.0.0 megatron-core==0.16.1 pyarrow==26.0.1 pytest
 		touch "$env/complete"
 		;;
 	transformers-*)
@@ -111,7 +119,7 @@ for name in "$@"; do
 		"$pip" --python "$env" install -q "$numpy" 'cached-path>=1.7.2' requests packaging dataclass-extensions pyyaml rich safetensors importlib_resources bettermap pandas omegaconf
 		;;
 	*)
-		echo "environments.sh: $name: want megatron-VERSION, olmo-VERSION, tokenizers-VERSION, layouts, dolma-VERSION or transformers-VERSION" >&2
+		echo "environments.sh: $name: want megatron-VERSION, olmo-VERSION, tokenizers-VERSION, layouts, dolma-VERSION, loaders or transformers-VERSION" >&2
 		exit 2
 		;;
 	esac

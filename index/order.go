@@ -16,6 +16,7 @@ type Order struct {
 	source  string
 	windows int64
 	recent  [2]atomic.Pointer[epochPermutation]
+	eras    []era // of a source that has grown, else none
 }
 
 type epochPermutation struct {
@@ -31,21 +32,29 @@ func NewOrder(seed uint64, source string, windows int64) *Order {
 // Key is the key of the permutation of one epoch in order version 1: the first 8 bytes, as a little-endian number, of the SHA-256 of the
 // bytes "mula order 1", seed, length of the name, name, epoch, each number as 8 little-endian bytes.
 func Key(seed uint64, source string, epoch int64) uint64 {
+	return labelledKey("mula order 1", seed, source, epoch)
+}
+
+// labelledKey is the key for a purpose, which the label names, and a number there.
+func labelledKey(label string, seed uint64, source string, number int64) uint64 {
 	b := make([]byte, 0, 64+len(source))
-	b = append(b, "mula order 1"...)
+	b = append(b, label...)
 	b = binary.LittleEndian.AppendUint64(b, seed)
 	b = binary.LittleEndian.AppendUint64(b, uint64(len(source)))
 	b = append(b, source...)
-	b = binary.LittleEndian.AppendUint64(b, uint64(epoch))
+	b = binary.LittleEndian.AppendUint64(b, uint64(number))
 	sum := sha256.Sum256(b)
 	return binary.LittleEndian.Uint64(sum[:])
 }
 
-// Windows is the number of training windows: the length of an epoch.
+// Windows is the number of training windows: the length of an epoch, of the last ones where the source has grown.
 func (o *Order) Windows() int64 { return o.windows }
 
 // At gives the epoch and the window of the source's sample number k, counted from 0. The source must have windows.
 func (o *Order) At(k int64) (epoch, window int64) {
+	if o.eras != nil {
+		return o.grownAt(k)
+	}
 	if k >= o.windows { // a division takes as long as several rounds of the permutation
 		epoch = k / o.windows
 	}
@@ -54,6 +63,10 @@ func (o *Order) At(k int64) (epoch, window int64) {
 
 // Fill sets dst to the windows of consecutive samples, of which the first has number k: what At gives for each, several times as fast.
 func (o *Order) Fill(dst []int64, k int64) {
+	if o.eras != nil {
+		o.grownFill(dst, k)
+		return
+	}
 	for len(dst) > 0 {
 		epoch := k / o.windows
 		first := k - epoch*o.windows
@@ -63,8 +76,11 @@ func (o *Order) Fill(dst []int64, k int64) {
 	}
 }
 
-// Inverse gives the number of the sample that is this window in this epoch. The window must be below the number of training windows.
+// Inverse gives the number of the sample that is this window in this epoch. The window must be below the epoch's length: see [Order.Span].
 func (o *Order) Inverse(epoch, window int64) (k int64) {
+	if o.eras != nil {
+		return o.grownInverse(epoch, window)
+	}
 	return epoch*o.windows + int64(o.permutation(epoch).Inverse(uint64(window)))
 }
 

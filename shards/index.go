@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"iter"
 	"math"
 	"strings"
 	"time"
@@ -189,6 +190,39 @@ func (x *Index) documentStart(document int64) (int64, error) {
 		return 0, x.corrupt("document %d starts at sequence %d of %d", document, sequence, x.sequences)
 	}
 	return x.SequenceStart(sequence)
+}
+
+// DocumentLengths gives the number of elements of every document, in order. It reads the file from its beginning to its end, and compares where a
+// document starts and ends with the lengths of its sequences. An error, which wraps [ErrCorrupt], ends it.
+func (x *Index) DocumentLengths() iter.Seq2[int64, error] {
+	return func(yield func(int64, error) bool) {
+		x.file.InSequence(x.file.Data)
+		defer x.file.Scattered()
+		var from, sequence, end int64
+		for d := range x.documents {
+			to, err := x.documentStart(d + 1) // which has looked at the number of its sequence
+			if err == nil {
+				if end = x.end(d + 1); end < sequence {
+					err = x.corrupt("document %d starts at sequence %d and ends at %d", d, sequence, end)
+				}
+			}
+			n := int64(0)
+			for ; err == nil && sequence < end; sequence++ {
+				if length := x.length(sequence); length < 0 {
+					err = x.corrupt("sequence %d has the length %d", sequence, length)
+				} else {
+					n += length
+				}
+			}
+			if err == nil && to-from != n {
+				err = x.corrupt("document %d has the tokens %d to %d, by the lengths of its sequences %d", d, from, to, n)
+			}
+			if !yield(n, err) || err != nil {
+				return
+			}
+			from = to
+		}
+	}
 }
 
 // Check reads the whole file and compares it with itself: every start must follow from the lengths before it, and the document array must

@@ -77,3 +77,43 @@ func TestOpenIndex(t *testing.T) {
 		t.Errorf("without a file: %v", err)
 	}
 }
+
+// The lengths of documents are those of their sequences together; one that contradicts them is named.
+func TestDocumentLengths(t *testing.T) {
+	idx, bin := foreign(UInt16, [][][]uint32{{{1, 2}, {3}}, {}, {{4, 5, 6, 7}}, {{8}, {}}})
+	prefix := place(t, idx, bin)
+	read := func() (list []int64, err error) {
+		x, err := OpenIndex(prefix)
+		if err != nil {
+			return nil, err
+		}
+		defer x.Close()
+		for n, err := range x.DocumentLengths() {
+			if err != nil {
+				return list, err
+			}
+			list = append(list, n)
+		}
+		return list, nil
+	}
+	if got, err := read(); err != nil || !slices.Equal(got, []int64{3, 0, 4, 1}) {
+		t.Errorf("%v, %v", got, err)
+	}
+	const starts, ends = idxHeaderSize + 4*5, idxHeaderSize + 4*5 + 8*5
+	for what, change := range map[string]func(idx []byte){
+		"a start":             func(idx []byte) { binary.LittleEndian.PutUint64(idx[starts+8*2:], 12) }, // of sequence 2, in document 2
+		"a length":            func(idx []byte) { binary.LittleEndian.PutUint32(idx[idxHeaderSize+4:], 2) },
+		"a negative length":   func(idx []byte) { binary.LittleEndian.PutUint32(idx[idxHeaderSize+4:], 1<<31) },
+		"an end too far":      func(idx []byte) { binary.LittleEndian.PutUint64(idx[ends+8:], 9) },
+		"an end that returns": func(idx []byte) { binary.LittleEndian.PutUint64(idx[ends+8*2:], 1) },
+	} {
+		damaged := slices.Clone(idx)
+		change(damaged)
+		if err := os.WriteFile(prefix+idxExt, damaged, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := read(); !errors.Is(err, ErrCorrupt) {
+			t.Errorf("%s: %v, %v", what, got, err)
+		}
+	}
+}

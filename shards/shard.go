@@ -237,17 +237,11 @@ func (s *Shard) spanAt(token, guess int64) (Span, error) {
 // Where the shard has sums, each block of 16 KiB of x.bin is compared with its own the first time that something of it is read through this
 // Shard, and not again. One that differs gives a [DamageError], every time. A shard without x.sums is read as it is.
 func (s *Shard) Read(dst []uint32, token int64) error {
-	if token < 0 || token > s.Tokens() || int64(len(dst)) > s.Tokens()-token {
-		return fmt.Errorf("%s: tokens %d to %d were asked for, it has %d", s.prefix+binExt, token, token+int64(len(dst)), s.Tokens())
+	src, err := s.Encoded(token, token+int64(len(dst)))
+	if err != nil {
+		return err
 	}
-	if s.sums != nil {
-		size := int64(s.DType().Size())
-		if block := s.sums.check(s.bin.Data, token*size, (token+int64(len(dst)))*size); block >= 0 {
-			// Reading takes no context; naming the documents may take as long as hashing x.docs.arrow, once.
-			return s.damage(context.Background(), "", []int64{block})
-		}
-	}
-	if decode(dst, s.bin.Data[token*int64(s.DType().Size()):], s.DType())>>31 == 0 {
+	if decode(dst, src, s.DType())>>31 == 0 {
 		return nil
 	}
 	for i, id := range dst {
@@ -257,6 +251,22 @@ func (s *Shard) Read(dst []uint32, token int64) error {
 		}
 	}
 	return nil
+}
+
+// Encoded gives the tokens [from, to) as they are in x.bin: little-endian elements of the shard's type, whose values are not checked, but whose sums
+// are. They may be read until Close, and never written to.
+func (s *Shard) Encoded(from, to int64) ([]byte, error) {
+	if from < 0 || to < from || to > s.Tokens() {
+		return nil, fmt.Errorf("%s: tokens %d to %d were asked for, it has %d", s.prefix+binExt, from, to, s.Tokens())
+	}
+	size := int64(s.DType().Size())
+	if s.sums != nil {
+		if block := s.sums.check(s.bin.Data, from*size, to*size); block >= 0 {
+			// Reading takes no context; naming the documents may take as long as hashing x.docs.arrow, once.
+			return nil, s.damage(context.Background(), "", []int64{block})
+		}
+	}
+	return s.bin.Data[from*size : to*size : to*size], nil
 }
 
 // decode reads len(dst) ids of x.bin and gives their bits, combined by or. src has that many.

@@ -24,6 +24,7 @@ var height = map[string]int{
 	"conformance": 6, // tests of the command
 	"cli":         5,
 	"train":       4,
+	"serve":       4,
 	"moe":         3,
 	"blend":       3,
 	"index":       2,
@@ -127,7 +128,7 @@ func refuse(f *goFile, imported string) string {
 	case slices.Contains(onInternal, from) && top != "internal":
 		return from + " imports none of ours but internal"
 	case to >= height[from]:
-		return "imports run downwards: cli → train → {moe, blend} → {index, tokenize, xpu} → shards → internal"
+		return "imports run downwards: cli → {train, serve} → {moe, blend} → {index, tokenize, xpu} → shards → internal"
 	}
 	return ""
 }

@@ -1,0 +1,369 @@
+package blend
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+)
+
+// A Relation is how two plans come from each other.
+type Relation string
+
+// The relations of a first and a second plan.
+const (
+	SamePlan       Relation = "same"
+	SecondAmends   Relation = "second_amends_first" // the second names the first among its parents
+	FirstAmends    Relation = "first_amends_second"
+	CommonAncestor Relation = "common_ancestor" // both name a plan that neither of them is
+	Unrelated      Relation = "none"
+)
+
+// A Difference is what [Diff] found.
+type Difference struct {
+	// Same is a number of positions, from the first on, at which both plans have the same samples and skip the same. It follows from what the
+	// plans say of shards, stages, skips and growth; no parent is believed. Beyond it the plans differ, but for samples that are equal by chance.
+	Same     int64    `json:"same"`
+	Relation Relation `json:"relation"`
+	Ancestor string   `json:"ancestor,omitempty"` // fingerprint of the youngest plan that both come from, or are
+	First    []Parent `json:"first_amendments"`   // that lead from it to the first plan, the oldest first
+	Second   []Parent `json:"second_amendments"`
+	Changes  []Change `json:"changes"` // from the first plan to the second, by their positions
+
+	Sources []SourceDifference `json:"sources"` // those of the first plan, then those of the second alone
+}
+
+// A Change is one thing that differs.
+type Change struct {
+	From int64  `json:"from"` // the first position where it is felt; -1 if it changes no sample
+	What string `json:"what"` // order, cache, padding, sequence_length, seed, tokenizer, sources, stages, skips or length
+	Text string `json:"text"`
+}
+
+// A SourceDifference is what two plans draw of a source at the positions from Difference.Same on, skipped ones included; of plans that read
+// their order, at all positions.
+type SourceDifference struct {
+	Name   string  `json:"name"`
+	First  Drawing `json:"first"`
+	Second Drawing `json:"second"`
+}
+
+// A Drawing is a number of samples, and its share of all at these positions, from 0 to 1.
+type Drawing struct {
+	Samples int64   `json:"samples"`
+	Share   float64 `json:"share"`
+}
+
+// Diff says in what two plans differ, and from which position on.
+func Diff(a, b *Plan) *Difference {
+	d := &Difference{Changes: []Change{}}
+	d.relate(a, b)
+	length := min(a.length, b.length)
+	add := func(from int64, what, format string, args ...any) {
+		d.Changes = append(d.Changes, Change{from, what, fmt.Sprintf(format, args...)})
+	}
+	native := a.Megatron == nil && b.Megatron == nil
+	switch {
+	case (a.Megatron == nil) != (b.Megatron == nil) || (a.Packing == nil) != (b.Packing == nil):
+		add(0, "order", "the order is of version %s, was of %s", b.OrderVersion(), a.OrderVersion())
+	case !native && (a.Megatron.Name != b.Megatron.Name || a.Megatron.ExtraToken != b.Megatron.ExtraToken || !slices.Equal(a.Megatron.Files, b.Megatron.Files)):
+		add(0, "cache", "the order is read from other index files")
+	}
+	if s, t := a.Packing, b.Packing; s != nil && t != nil && s.Padding != t.Padding {
+		add(0, "padding", "samples are padded with id %d, were with %d", t.Padding, s.Padding)
+	}
+	if a.SequenceLength != b.SequenceLength {
+		add(0, "sequence_length", "samples train on %d tokens, were %d", b.SequenceLength, a.SequenceLength)
+	}
+	if native && a.Seed != b.Seed {
+		add(0, "seed", "the seed is %d, was %d", b.Seed, a.Seed)
+	}
+	if s, t := a.Tokenizer, b.Tokenizer; (s == nil) != (t == nil) || s != nil && *s != *t {
+		add(-1, "tokenizer", "the tokenizer is %s, was %s", t, s)
+	}
+	d.compareSources(a, b, native)
+	if native {
+		if from, text := compareStages(a, b); from < length {
+			add(from, "stages", "%s", text)
+		}
+	}
+	for _, r := range subtract(b.Skips, a.Skips) {
+		if r.From < length {
+			add(r.From, "skips", "positions %d to %d are left out", r.From, r.To-1)
+		}
+	}
+	for _, r := range subtract(a.Skips, b.Skips) {
+		if r.From < length {
+			add(r.From, "skips", "positions %d to %d are not left out any more", r.From, r.To-1)
+		}
+	}
+	if a.length != b.length {
+		add(length, "length", "the plan has %d positions, had %d", b.length, a.length)
+	}
+	d.Same = length
+	for _, c := range d.Changes {
+		if c.From >= 0 {
+			d.Same = min(d.Same, c.From)
+		}
+	}
+	slices.SortStableFunc(d.Changes, func(a, b Change) int { return cmp.Compare(a.From, b.From) })
+	d.share(a, b, native)
+	return d
+}
+
+// String is the tokenizer in words.
+func (t *Tokenizer) String() string {
+	if t == nil {
+		return "not known"
+	}
+	return fmt.Sprintf("%.12s… (%d ids, end of document %d)", t.SHA256, t.Vocabulary, t.EOD)
+}
+
+// relate finds the youngest plan that both come from.
+func (d *Difference) relate(a, b *Plan) {
+	d.Relation, d.First, d.Second = Unrelated, []Parent{}, []Parent{}
+	line := func(p *Plan) []string { // from the oldest to the plan itself
+		var list []string
+		for _, parent := range p.Parents {
+			list = append(list, parent.Fingerprint)
+		}
+		return append(list, p.fingerprint)
+	}
+	first, second := line(a), line(b)
+	for i := len(first) - 1; i >= 0; i-- {
+		j := slices.Index(second, first[i])
+		if j < 0 {
+			continue
+		}
+		d.Ancestor = first[i]
+		d.First, d.Second = append(d.First, a.Parents[i:]...), append(d.Second, b.Parents[j:]...)
+		switch {
+		case len(d.First) == 0 && len(d.Second) == 0:
+			d.Relation = SamePlan
+		case len(d.First) == 0:
+			d.Relation = SecondAmends
+		case len(d.Second) == 0:
+			d.Relation = FirstAmends
+		default:
+			d.Relation = CommonAncestor
+		}
+		return
+	}
+}
+
+// compareSources notes new, missing and changed sources.
+func (d *Difference) compareSources(a, b *Plan, native bool) {
+	index := func(p *Plan) map[string]int {
+		m := map[string]int{}
+		for i, s := range p.Sources {
+			m[s.Name] = i
+		}
+		return m
+	}
+	first, second := index(a), index(b)
+	at := func(p *Plan, source int, sample int64) int64 {
+		if !native {
+			return 0
+		}
+		if position, ok := p.position(source, sample); ok {
+			return position
+		}
+		return -1
+	}
+	earlier := func(x, y int64) int64 {
+		if x < 0 || y >= 0 && y < x {
+			return y
+		}
+		return x
+	}
+	for i, s := range a.Sources {
+		j, ok := second[s.Name]
+		if !ok {
+			d.Changes = append(d.Changes, Change{at(a, i, 0), "sources", fmt.Sprintf("source %s is gone", s.Name)})
+			continue
+		}
+		t := &b.Sources[j]
+		if sample, text := a.Sources[i].compare(t); text != "" {
+			d.Changes = append(d.Changes, Change{earlier(at(a, i, sample), at(b, j, sample)), "sources", fmt.Sprintf("source %s %s", s.Name, text)})
+		}
+	}
+	for j, s := range b.Sources {
+		if _, ok := first[s.Name]; !ok {
+			d.Changes = append(d.Changes, Change{at(b, j, 0), "sources", fmt.Sprintf("source %s is new: %s", s.Name, sizeText(len(s.Shards), s.Windows()))})
+		}
+	}
+}
+
+// compare says how a source differs from this one, and from which of its samples on; "" if it does not.
+func (s *Source) compare(t *Source) (sample int64, text string) {
+	if (s.Packed == nil) != (t.Packed == nil) || s.Packed != nil && s.Packed.SHA256 != t.Packed.SHA256 {
+		return 0, "is packed otherwise"
+	}
+	was, is := s.pieces(), t.pieces()
+	same := 0
+	for same < min(len(was), len(is)) && was[same].equal(is[same]) {
+		same++
+	}
+	if same == len(was) && same == len(is) {
+		return 0, ""
+	}
+	sample = math.MaxInt64
+	for _, list := range [][]piece{was, is} {
+		if same < len(list) {
+			sample = min(sample, list[same].sample)
+		}
+	}
+	switch {
+	case same == len(was):
+		return sample, fmt.Sprintf("has %s more from its sample %d on", sizeText(len(t.Shards)-len(s.Shards), t.Windows()-s.Windows()), sample)
+	case same == len(is):
+		return sample, fmt.Sprintf("has %s less from its sample %d on", sizeText(len(s.Shards)-len(t.Shards), s.Windows()-t.Windows()), sample)
+	}
+	return sample, fmt.Sprintf("has other shards, or other windows held out, from its sample %d on: %s, %d windows of them held out; were %s, %d held out",
+		sample, sizeText(len(t.Shards), t.Windows()), t.Validation, sizeText(len(s.Shards), s.Windows()), s.Validation)
+}
+
+// sizeText is a number of shards and of their windows.
+func sizeText(shards int, windows int64) string {
+	if shards == 1 {
+		return fmt.Sprintf("1 shard of %d windows", windows)
+	}
+	return fmt.Sprintf("%d shards of %d windows", shards, windows)
+}
+
+// A piece is what a source got at one time.
+type piece struct {
+	sample, held int64
+	shards       []Shard
+}
+
+func (p piece) equal(q piece) bool {
+	return p.sample == q.sample && p.held == q.held && slices.EqualFunc(p.shards, q.shards, func(a, b Shard) bool {
+		a.Path, b.Path = "", "" // where it lies is no difference
+		return a == b
+	})
+}
+
+// pieces lists what the source got, one time after the other.
+func (s *Source) pieces() []piece {
+	first, held := len(s.Shards), s.Validation
+	for _, g := range s.Growth {
+		first, held = first-g.Shards, held-g.Validation
+	}
+	list := []piece{{0, held, s.Shards[:first]}}
+	for _, g := range s.Growth {
+		list = append(list, piece{g.Sample, g.Validation, s.Shards[first : first+g.Shards]})
+		first += g.Shards
+	}
+	return list
+}
+
+// compareStages gives the first position at which the stages share positions out otherwise, and how; the shorter plan's length if they do not
+// before.
+func compareStages(a, b *Plan) (from int64, text string) {
+	weights := func(p *Plan, j int) (list []weighted) {
+		for i, w := range p.Stages[j].Weights {
+			if w > 0 {
+				list = append(list, weighted{p.Sources[i].Name, w})
+			}
+		}
+		return list
+	}
+	for j := range min(len(a.Stages), len(b.Stages)) {
+		was, is := weights(a, j), weights(b, j)
+		if !slices.Equal(was, is) {
+			return from, fmt.Sprintf("weights are %s; were %s", weightsText(is), weightsText(was))
+		}
+		n, m := a.Stages[j].Samples, b.Stages[j].Samples
+		if from += min(n, m); n == m {
+			continue
+		}
+		// The longer one goes on; the other has another stage there, or ends.
+		switch {
+		case n < m && j+1 < len(a.Stages):
+			return from, fmt.Sprintf("weights stay %s for %d positions; a stage with %s followed", weightsText(is), m-n, weightsText(weights(a, j+1)))
+		case m < n && j+1 < len(b.Stages):
+			return from, fmt.Sprintf("weights are %s; the stage with %s went on for %d positions", weightsText(weights(b, j+1)), weightsText(was), n-m)
+		}
+		return from, ""
+	}
+	return from, ""
+}
+
+type weighted struct {
+	source string
+	weight uint64
+}
+
+// weightsText is the weights as shares.
+func weightsText(list []weighted) string {
+	const most = 8
+	var sum float64
+	for _, w := range list {
+		sum += float64(w.weight)
+	}
+	var texts []string
+	for i, w := range list {
+		if i == most && len(list) > most+1 {
+			texts = append(texts, fmt.Sprintf("and %d more", len(list)-most))
+			break
+		}
+		texts = append(texts, fmt.Sprintf("%s %.3f %%", w.source, 100*float64(w.weight)/sum))
+	}
+	return strings.Join(texts, ", ")
+}
+
+// subtract gives what of the ranges of a list, in order and apart from each other, is in none of another such list.
+func subtract(list, other []Range) []Range {
+	var left []Range
+	for _, r := range list {
+		for _, o := range other {
+			if o.To <= r.From {
+				continue
+			}
+			if o.From >= r.To {
+				break
+			}
+			if r.From < o.From {
+				left = append(left, Range{r.From, o.From})
+			}
+			r.From = o.To
+		}
+		if r.From < r.To {
+			left = append(left, r)
+		}
+	}
+	return left
+}
+
+// share counts what both plans draw of each source.
+func (d *Difference) share(a, b *Plan, native bool) {
+	parts := func(p *Plan) map[string]Drawing {
+		m, all := map[string]Drawing{}, float64(p.length-d.Same)
+		counts := make([]int64, len(p.Sources))
+		if native {
+			counts = p.drawn(d.Same)
+		} else {
+			all = float64(p.length)
+		}
+		for i, s := range p.Sources {
+			n := p.totals[i] - counts[i]
+			share := 0.0
+			if all > 0 {
+				share = float64(n) / all
+			}
+			m[s.Name] = Drawing{n, share}
+		}
+		return m
+	}
+	first, second := parts(a), parts(b)
+	for _, s := range a.Sources {
+		d.Sources = append(d.Sources, SourceDifference{s.Name, first[s.Name], second[s.Name]})
+	}
+	for _, s := range b.Sources {
+		if _, ok := first[s.Name]; !ok {
+			d.Sources = append(d.Sources, SourceDifference{s.Name, Drawing{}, second[s.Name]})
+		}
+	}
+}

@@ -1,0 +1,244 @@
+package blend
+
+import (
+	"errors"
+	"fmt"
+	"sort"
+	"strconv"
+
+	"mula/index"
+	"mula/internal/strictjson"
+)
+
+// A Parent is a plan that another comes from by [Amend].
+type Parent struct {
+	Fingerprint string `json:"fingerprint"` // of the plan that was amended
+	At          int64  `json:"at"`          // the samples at the positions before are those of that plan
+	Reason      string `json:"reason"`      // why, in the words of who did it; may be empty
+}
+
+// A Growth is what an amendment has added to a source: shards behind those that it had.
+type Growth struct {
+	Sample     int64 `json:"sample"`             // number of the first of the source's samples that is drawn with the new windows in sight
+	Shards     int   `json:"shards"`             // how many
+	Validation int64 `json:"validation_windows"` // the last of their windows, which are held out
+}
+
+// Limits of what amendments add up to, and of the text of a reason, in bytes.
+const (
+	maxParents = 4096
+	maxReason  = 1000
+)
+
+// A part is what of a source came at one time: with the plan, or with a growth. Its first `count` windows are trained on, the others held out.
+type part struct {
+	window   int64 // number of its first window among all windows of the source
+	training int64 // the number of that window among the training windows
+	count    int64
+}
+
+// window is the number among all windows of the source of its training window number t.
+func (s *Source) window(t int64) int64 {
+	if s.parts == nil {
+		return t
+	}
+	p := &s.parts[sort.Search(len(s.parts)-1, func(j int) bool { return s.parts[j+1].training > t })]
+	return p.window + t - p.training
+}
+
+// trainingWindow is the inverse of window. ok is false for windows that are held out, and for numbers of none.
+func (s *Source) trainingWindow(window int64) (t int64, ok bool) {
+	if s.parts == nil {
+		return window, window >= 0 && window < s.training
+	}
+	p := &s.parts[sort.Search(len(s.parts)-1, func(j int) bool { return s.parts[j+1].window > window })]
+	i := window - p.window
+	return p.training + i, i >= 0 && i < p.count
+}
+
+// heldOut lists the windows that are held out.
+func (s *Source) heldOut() []Range {
+	if s.parts == nil {
+		return []Range{{s.training, s.Windows()}}
+	}
+	var list []Range
+	for i, p := range s.parts {
+		end := s.Windows()
+		if i+1 < len(s.parts) {
+			end = s.parts[i+1].window
+		}
+		list = append(list, Range{p.window + p.count, end})
+	}
+	return list
+}
+
+// compileGrowth prepares the order of a source that has grown, whose windows are numbered.
+func (s *Source) compileGrowth(seed uint64) error {
+	if len(s.Growth) > maxParents {
+		return fmt.Errorf("it has grown %d times; more than %d are too many", len(s.Growth), maxParents)
+	}
+	shards, held := len(s.Shards), s.Validation
+	for i, g := range s.Growth {
+		if g.Shards < 1 || g.Shards >= shards {
+			return fmt.Errorf("growth %d: %d shards, with %d left for it and what was before", i+1, g.Shards, shards)
+		}
+		if g.Validation < 0 || g.Validation > held || g.Sample > maxLength {
+			return fmt.Errorf("growth %d: %d windows held out at sample %d", i+1, g.Validation, g.Sample)
+		}
+		shards -= g.Shards
+		held -= g.Validation
+	}
+	// shards and held are now those of the first part.
+	s.parts = nil
+	var windows, training int64
+	next := 0
+	add := func(shards int, held int64) (int64, error) {
+		p := part{window: windows, training: training}
+		for range shards {
+			windows += s.windows.ShardCount(next)
+			next++
+		}
+		if p.count = windows - p.window - held; p.count < 0 {
+			return 0, fmt.Errorf("%d of %d windows are held out", held, windows-p.window)
+		}
+		training += p.count
+		s.parts = append(s.parts, p)
+		return p.count, nil
+	}
+	first, err := add(shards, held)
+	if err != nil {
+		return err
+	}
+	if first == 0 {
+		return errors.New("it had no training windows before it grew")
+	}
+	var growths []index.Growth
+	for i, g := range s.Growth {
+		fresh, err := add(g.Shards, g.Validation)
+		if err != nil {
+			return fmt.Errorf("growth %d: %w", i+1, err)
+		}
+		growths = append(growths, index.Growth{Sample: g.Sample, Windows: fresh})
+	}
+	s.order, err = index.NewGrowingOrder(seed, s.Name, first, growths)
+	return err
+}
+
+// checkParents checks what the plan says of where it comes from.
+func (p *Plan) checkParents() error {
+	if len(p.Parents) > maxParents {
+		return fmt.Errorf("the plan names %d parents; more than %d are too many", len(p.Parents), maxParents)
+	}
+	for i, from := range p.Parents {
+		if !isHex(from.Fingerprint, 64) || from.At < 0 || from.At > maxLength {
+			return fmt.Errorf("parent %d is plan %.64q, amended at position %d", i+1, from.Fingerprint, from.At)
+		}
+		if err := validateReason(from.Reason); err != nil {
+			return fmt.Errorf("parent %d: %w", i+1, err)
+		}
+	}
+	if len(p.Parents) == 0 {
+		for _, s := range p.Sources {
+			if len(s.Growth) > 0 {
+				return fmt.Errorf("source %q has grown, but the plan names no parent", s.Name)
+			}
+		}
+	}
+	return nil
+}
+
+// validateReason refuses texts that the canonical form of a plan could not hold as they are.
+func validateReason(reason string) error {
+	if reason == "" {
+		return nil
+	}
+	if len(reason) > maxReason {
+		return fmt.Errorf("the reason has %d bytes; at most %d are kept", len(reason), maxReason)
+	}
+	if !isPlainText(reason) {
+		return fmt.Errorf("the reason %.80q has a quotation mark, backslash or control character in it, or is not UTF-8", reason)
+	}
+	return nil
+}
+
+// OrderVersion is the version of the plan's order as plan.json has it: "1", "2" for a plan that amends another, [MegatronOrder] or [PackedOrder].
+func (p *Plan) OrderVersion() string {
+	switch {
+	case p.Megatron != nil:
+		return MegatronOrder
+	case p.Packing != nil:
+		return PackedOrder
+	case len(p.Parents) > 0:
+		return strconv.Itoa(AmendedVersion)
+	}
+	return strconv.Itoa(OrderVersion)
+}
+
+// Shared gives how many positions, from the first on, have the samples that the plan with a fingerprint has there: all for its own
+// fingerprint, those before every amendment that leads from a parent here. ok is false for a plan that this one does not come from.
+func (p *Plan) Shared(fingerprint string) (positions int64, ok bool) {
+	positions = p.length
+	if fingerprint == p.fingerprint {
+		return positions, true
+	}
+	for i := len(p.Parents) - 1; i >= 0; i-- {
+		positions = min(positions, p.Parents[i].At)
+		if p.Parents[i].Fingerprint == fingerprint {
+			return positions, true
+		}
+	}
+	return 0, false
+}
+
+// sealedAmended stands for sealedPlan in a plan that amends another: order version 2.
+type sealedAmended struct {
+	Order          int           `json:"order"`
+	Parents        []Parent      `json:"parents"`
+	Seed           uint64        `json:"seed"`
+	SequenceLength int           `json:"sequence_length"`
+	Tokenizer      *Tokenizer    `json:"tokenizer"`
+	Sources        []grownSource `json:"sources"`
+	Stages         []Stage       `json:"stages"`
+	Skips          []Range       `json:"skips"`
+	Checks         []Check       `json:"checks"`
+}
+
+type grownSource struct {
+	Name       string   `json:"name"`
+	Validation int64    `json:"validation_windows"`
+	Growth     []Growth `json:"growth"`
+	Shards     []Shard  `json:"shards"`
+}
+
+func (p *Plan) sealedAmended() sealedAmended {
+	f := sealedAmended{Order: AmendedVersion, Parents: p.Parents, Seed: p.Seed, SequenceLength: p.SequenceLength, Tokenizer: p.Tokenizer,
+		Stages: p.Stages, Skips: p.Skips, Checks: p.Checks}
+	if f.Skips == nil {
+		f.Skips = []Range{}
+	}
+	for _, s := range p.Sources {
+		growth := s.Growth
+		if growth == nil {
+			growth = []Growth{}
+		}
+		f.Sources = append(f.Sources, grownSource{s.Name, s.Validation, growth, s.Shards})
+	}
+	return f
+}
+
+// parseAmended is parseNative for order version 2.
+func parseAmended(data []byte) (*Plan, string, error) {
+	var f planFile[sealedAmended]
+	if err := strictjson.Decode(data, &f); err != nil {
+		return nil, "", err
+	}
+	if len(f.Plan.Parents) == 0 {
+		return nil, "", fmt.Errorf("order version %d is that of plans which amend another, but the plan names no parent", AmendedVersion)
+	}
+	p := &Plan{Seed: f.Plan.Seed, SequenceLength: f.Plan.SequenceLength, Tokenizer: f.Plan.Tokenizer, Stages: f.Plan.Stages,
+		Skips: f.Plan.Skips, Checks: f.Plan.Checks, Parents: f.Plan.Parents}
+	for _, s := range f.Plan.Sources {
+		p.Sources = append(p.Sources, Source{Name: s.Name, Validation: s.Validation, Shards: s.Shards, Growth: s.Growth})
+	}
+	return p, f.Fingerprint, p.takeWritten(f.Written)
+}

@@ -1,0 +1,368 @@
+package simulate
+
+import (
+	"cmp"
+	"math"
+	"slices"
+
+	"mula/blend"
+	"mula/shards"
+)
+
+// Reading is what one node, the first, reads, and how long that takes by the model.
+type Reading struct {
+	Storage      Storage `json:"storage"`
+	Nodes        int     `json:"nodes"`
+	RanksPerNode int     `json:"ranks_per_node"`
+	StepTime     float64 `json:"step_time"` // seconds; 0: not known
+	Steps        int64   `json:"steps"`     // that were looked at, the first ones
+
+	// Of a step, mean of those looked at. Tokens are what the samples have, Wanted what is asked of the cache, Read what the storage gives.
+	TokenBytes  float64 `json:"token_bytes"`
+	WantedBytes float64 `json:"wanted_bytes"`
+	Wanted      float64 `json:"wanted_requests"`
+	Bytes       float64 `json:"read_bytes"`
+	Requests    float64 `json:"read_requests"`
+	ReadTime    float64 `json:"read_time"`             // seconds
+	AllRequests float64 `json:"requests_of_the_range"` // of all nodes over all steps of the range, if they are as those looked at
+
+	Bandwidth  float64 `json:"node_bandwidth"`        // bytes/s that storage can give a node when all read
+	Busy       Busy    `json:"busy"`                  // the steps that storage is judged by
+	Needed     float64 `json:"needed_bandwidth"`      // bytes/s that a node needs in these; 0 without a step time
+	Got        float64 `json:"got_bandwidth"`         // bytes/s that it can get in these, by requests and bytes
+	KeepsUp    bool    `json:"keeps_up"`              // these do not take longer to read than to compute; false without a step time
+	Waited     float64 `json:"waited"`                // seconds of a step, mean, that its data is late, with four steps read ahead
+	NodesKept  int64   `json:"nodes_kept"`            // the most nodes that storage keeps up with; -1: any number, 0: none
+	FirstWarm  float64 `json:"first_batch_warm"`      // seconds to the first batch, what is known of shards being in the user's cache folder
+	FirstCold  float64 `json:"first_batch_cold"`      // the same where nothing is known
+	DrawnBytes int64   `json:"drawn_bytes"`           // of the blocks that hold any training window of a source that the plan draws from
+	RepeatSize int64   `json:"cache_for_next_epochs"` // of the blocks of the sources that the plan repeats: a cache that holds them makes all later epochs local
+
+	Scaling []ScalingPoint `json:"scaling"` // what a node could get among more or fewer
+	Cache   []CachePoint   `json:"cache"`   // how much of what was wanted in the steps looked at a cache of the node would have had
+}
+
+// Busy is the mean of the tenth of the steps that take longest to read, among them those before a cache is warm.
+type Busy struct {
+	Steps    int64   `json:"steps"`
+	Bytes    float64 `json:"read_bytes"`
+	Requests float64 `json:"read_requests"`
+	ReadTime float64 `json:"read_time"` // seconds
+}
+
+// A ScalingPoint is what a node of so many could get, if each read what the first one does here.
+type ScalingPoint struct {
+	Nodes int64   `json:"nodes"`
+	Got   float64 `json:"got_bandwidth"` // bytes/s
+}
+
+// A CachePoint is what a cache of a size is good for: it keeps the blocks that were used last.
+type CachePoint struct {
+	Size int64   `json:"size"`  // bytes
+	Hits float64 `json:"share"` // of the requests that it answers
+}
+
+const (
+	sumBlock      = 16 << 10 // bytes of a .bin file with a sum of their own, which are read as a whole to be compared (docs/formats/shard.md)
+	stepsAhead    = 4        // records that a stream reads ahead
+	openRequests  = 4        // of a shard: both ends of .idx, the manifest, the header of the sums
+	cachePoints   = 40
+	samplesOfPlan = 16 // that are compared when a plan is opened, one after the other
+)
+
+// A stretch is consecutive tokens of a shard.
+type stretch struct {
+	source, shard int
+	token, count  int64
+}
+
+// stretches gives the tokens of a sample as they lie in shards. Those of an order without windows are known from the open shards: the first begins where
+// the sample does, the others where their document does, which is not so for a later part of a document longer than a sample.
+func (s *simulation) stretches(dst []stretch, at blend.Sample) ([]stretch, error) {
+	whole := int64(s.plan.SequenceLength) + 1
+	if s.windowed() {
+		return append(dst, stretch{at.Source, at.Shard, at.Token, whole}), nil
+	}
+	parts, err := s.Data.Parts(s.ctx, at)
+	if err != nil {
+		return dst, err
+	}
+	for i, p := range parts {
+		token := p.First
+		if i == 0 {
+			token = at.Token
+		}
+		dst = append(dst, stretch{p.Source, p.Shard, token, int64(p.To - p.From)})
+	}
+	return dst, nil
+}
+
+// A blockKey names a block of a file that one request brings.
+type blockKey struct {
+	file  int32
+	block int64
+}
+
+// A layout gives the blocks of the .bin files.
+type layout struct {
+	request int64
+	first   []int32 // number of the first shard of each source
+	size    []int64 // bytes of each file
+	width   []int64 // bytes of a token
+}
+
+func newLayout(p *blend.Plan, request int64) *layout {
+	l := &layout{request: request}
+	for _, s := range p.Sources {
+		l.first = append(l.first, int32(len(l.size)))
+		for _, sh := range s.Shards {
+			width := int64(4)
+			if sh.DType == shards.UInt16.String() {
+				width = 2
+			}
+			l.size, l.width = append(l.size, sh.Tokens*width), append(l.width, width)
+		}
+	}
+	return l
+}
+
+// blocks gives the first and one past the last block that reading a stretch touches: its bytes, widened to whole blocks with a sum.
+func (l *layout) blocks(t stretch) (file int32, from, to int64) {
+	file = l.first[t.source] + int32(t.shard)
+	a, b := t.token*l.width[file], (t.token+t.count)*l.width[file]
+	a, b = a/sumBlock*sumBlock, min((b+sumBlock-1)/sumBlock*sumBlock, l.size[file])
+	return file, a / l.request, (b + l.request - 1) / l.request
+}
+
+// bytes of a block; the last of a file is shorter.
+func (l *layout) bytes(k blockKey) int64 { return min(l.request, l.size[k.file]-k.block*l.request) }
+
+// reading follows the first node through the first steps.
+func (s *simulation) reading() (Reading, error) {
+	st := &s.Storage
+	r := Reading{Storage: *st, Nodes: s.Nodes, RanksPerNode: s.RanksPerNode, StepTime: s.StepTime, Bandwidth: st.bandwidth(s.Nodes)}
+	l := newLayout(s.plan, st.RequestSize)
+	share := int64(s.BatchSize / s.Nodes)
+	r.Steps = min((s.To-s.From+int64(s.BatchSize)-1)/int64(s.BatchSize), max(1, s.Samples/share))
+	stack := newStack()
+	opened := make(map[int32]bool) // files of the first step
+	var reads []float64            // seconds of each step
+	var steps []Busy
+	var list []stretch
+	k := readersOfARank * s.RanksPerNode
+	var samples int64
+	for step := range r.Steps {
+		var n, bytes int64
+		var alone struct{ n, bytes int64 } // what is read without a cache
+		start := s.From + step*int64(s.BatchSize)
+		for p := start; p < min(start+share, s.To); p++ {
+			at, err := s.locate(p)
+			if err != nil {
+				return r, err
+			}
+			if at.Skipped {
+				continue
+			}
+			samples++
+			if list, err = s.stretches(list[:0], at); err != nil {
+				return r, err
+			}
+			for _, t := range list {
+				file, from, to := l.blocks(t)
+				if step == 0 {
+					opened[file] = true
+				}
+				r.TokenBytes += float64(t.count * l.width[file])
+				for b := from; b < to; b++ {
+					key := blockKey{file, b}
+					size := l.bytes(key)
+					alone.n++
+					alone.bytes += size
+					if stack.use(key, size) > st.Cache { // which holds for a block not used before, too
+						n++
+						bytes += size
+					}
+				}
+			}
+		}
+		r.Wanted, r.WantedBytes = r.Wanted+float64(alone.n), r.WantedBytes+float64(alone.bytes)
+		r.Requests, r.Bytes = r.Requests+float64(n), r.Bytes+float64(bytes)
+		t := st.seconds(float64(n), float64(bytes), k, r.Bandwidth)
+		reads = append(reads, t)
+		steps = append(steps, Busy{Bytes: float64(bytes), Requests: float64(n), ReadTime: t})
+		r.ReadTime += t
+		if step&15 == 0 || step == r.Steps-1 {
+			s.Progress("what a node reads", (step+1)*share, r.Steps*share)
+		}
+	}
+	for _, sum := range []*float64{&r.TokenBytes, &r.WantedBytes, &r.Wanted, &r.Bytes, &r.Requests, &r.ReadTime} {
+		*sum /= float64(r.Steps)
+	}
+	r.AllRequests = r.Requests * float64(s.Nodes) * float64(s.To-s.From) / float64(s.BatchSize)
+	r.Busy = busiest(steps)
+	busy := &r.Busy
+	if busy.ReadTime > 0 {
+		r.Got = busy.Bytes / busy.ReadTime
+	}
+	if s.StepTime > 0 {
+		r.Needed = busy.Bytes / s.StepTime
+		r.KeepsUp = busy.ReadTime <= s.StepTime
+		r.NodesKept = st.nodesKept(busy.Requests, busy.Bytes, k, s.StepTime)
+		switch { // requests that are a mean do not round as those of each step do
+		case r.KeepsUp && r.NodesKept >= 0:
+			r.NodesKept = max(r.NodesKept, int64(s.Nodes))
+		case !r.KeepsUp:
+			r.NodesKept = max(0, min(r.NodesKept, int64(s.Nodes)-1))
+		}
+		r.Waited = waits(reads, s.StepTime, stepsAhead) / float64(r.Steps)
+	}
+	for nodes := int64(1); nodes <= max(4*int64(s.Nodes), min(2*r.NodesKept, 64*int64(s.Nodes)), 64) && busy.Requests > 0; nodes *= 2 {
+		r.Scaling = append(r.Scaling, ScalingPoint{nodes, busy.Bytes / st.seconds(busy.Requests, busy.Bytes, k, st.bandwidth(int(nodes)))})
+	}
+	if err := s.firstBatch(&r, l, opened, reads[0], samples); err != nil {
+		return r, err
+	}
+	s.cacheSizes(&r, l)
+	r.Cache = stack.curve()
+	return r, nil
+}
+
+// busiest is the mean of the slowest tenth of the steps, of one at least.
+func busiest(steps []Busy) Busy {
+	slices.SortStableFunc(steps, func(a, b Busy) int { return cmp.Compare(b.ReadTime, a.ReadTime) })
+	var sum Busy
+	tenth := steps[:max(1, len(steps)/10)]
+	for _, s := range tenth {
+		sum.Bytes, sum.Requests, sum.ReadTime = sum.Bytes+s.Bytes, sum.Requests+s.Requests, sum.ReadTime+s.ReadTime
+	}
+	n := float64(len(tenth))
+	return Busy{int64(len(tenth)), sum.Bytes / n, sum.Requests / n, sum.ReadTime / n}
+}
+
+// firstBatch is the time from the start of the program to the first step's data: shards are opened, several at a time, the samples of the plan are
+// compared one after the other, and the first step is read.
+func (s *simulation) firstBatch(r *Reading, l *layout, opened map[int32]bool, first float64, samples int64) error {
+	st := &s.Storage
+	k := float64(readersOfARank * s.RanksPerNode)
+	for _, c := range s.plan.Checks {
+		at, err := s.locate(c.Position)
+		if err != nil {
+			return err
+		}
+		opened[l.first[at.Source]+int32(at.Shard)] = true
+	}
+	opening := func(shards int) float64 { return math.Ceil(float64(openRequests*shards)/k) * st.Latency }
+	if samples == 0 {
+		samples = 1
+	}
+	perSample := float64(r.Steps) / float64(samples)
+	n, bytes := r.Wanted*perSample, r.WantedBytes*perSample
+	compare := float64(min(samplesOfPlan, len(s.plan.Checks))) * (n*st.Latency + bytes/r.Bandwidth)
+	r.FirstWarm = opening(len(opened)) + compare + first
+	r.FirstCold = opening(len(l.size)) + compare + first
+	return nil
+}
+
+// cacheSizes adds up the blocks of whole sources.
+func (s *simulation) cacheSizes(r *Reading, l *layout) {
+	for i, sum := range s.plan.Summary().Sources {
+		if sum.Samples == 0 {
+			continue
+		}
+		src := &s.plan.Sources[i]
+		left := src.Training() // the held-out windows are the last, unless the source has grown
+		if len(src.Growth) > 0 {
+			left = src.Windows()
+		}
+		var bytes int64
+		for k, sh := range src.Shards {
+			tokens := sh.Tokens
+			if s.windowed() {
+				w := min(left, windowsOf(sh.Tokens, s.plan.SequenceLength))
+				if left -= w; w == 0 {
+					continue
+				}
+				tokens = w*int64(s.plan.SequenceLength) + 1
+			}
+			file, from, to := l.blocks(stretch{i, k, 0, tokens})
+			if to > from {
+				bytes += (to-from-1)*l.request + l.bytes(blockKey{file, to - 1})
+			}
+		}
+		r.DrawnBytes += bytes
+		if sum.Repeats > 0 {
+			r.RepeatSize += bytes
+		}
+	}
+}
+
+// A stack knows for each use of a block how many bytes of different blocks were used since its last use, its own included: the least size of a cache that
+// keeps what was used last and would still have it (R. L. Mattson and others, "Evaluation techniques for storage hierarchies", 1970).
+type stack struct {
+	last  map[blockKey]int // number of the last use
+	tree  []int64          // Fenwick tree over the uses: bytes of the block, at its last use only
+	found []int64          // what use has given, without never
+	total int64            // bytes of different blocks
+}
+
+// never is more than any cache holds.
+const never = math.MaxInt64
+
+func newStack() *stack { return &stack{last: make(map[blockKey]int)} }
+
+// use notes the use of a block and gives the size of a cache that would have it.
+func (s *stack) use(key blockKey, size int64) int64 {
+	i := len(s.tree)
+	distance := int64(never)
+	if j, ok := s.last[key]; ok {
+		distance = s.total - s.sum(j) + size // of the blocks used after it, and its own
+		s.add(j, -size)
+		s.total -= size
+		s.found = append(s.found, distance)
+	}
+	s.grow()
+	s.add(i, size)
+	s.total += size
+	s.last[key] = i
+	return distance
+}
+
+// grow gives the tree the node of the newest use: the sum of the uses that it stands for.
+func (s *stack) grow() {
+	n := len(s.tree) + 1 // counted from 1
+	var sum int64
+	for j, low := n-1, n-n&-n; j > low; j -= j & -j {
+		sum += s.tree[j-1]
+	}
+	s.tree = append(s.tree, sum)
+}
+
+// add adds bytes to a use.
+func (s *stack) add(i int, bytes int64) {
+	for j := i + 1; j <= len(s.tree); j += j & -j {
+		s.tree[j-1] += bytes
+	}
+}
+
+// sum is that of the uses up to i.
+func (s *stack) sum(i int) (sum int64) {
+	for j := i + 1; j > 0; j -= j & -j {
+		sum += s.tree[j-1]
+	}
+	return sum
+}
+
+// curve gives the share of uses that caches of sizes up to all bytes would have answered.
+func (s *stack) curve() []CachePoint {
+	if len(s.tree) == 0 {
+		return nil
+	}
+	slices.Sort(s.found)
+	var points []CachePoint
+	for i := range cachePoints + 1 {
+		size := int64(float64(s.total)*float64(i)/cachePoints + 0.5)
+		n, _ := slices.BinarySearch(s.found, size+1)
+		points = append(points, CachePoint{size, float64(n) / float64(len(s.tree))})
+	}
+	return points
+}

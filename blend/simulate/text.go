@@ -1,0 +1,79 @@
+package simulate
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+)
+
+// grouped writes a number with its thousands apart.
+func grouped(n int64) string {
+	text := strconv.FormatInt(n, 10)
+	for at := len(text) - 3; at > 0 && text[at-1] != '-'; at -= 3 {
+		text = text[:at] + "," + text[at:]
+	}
+	return text
+}
+
+// bytesText writes a number of bytes with the decimal prefix that fits.
+func bytesText(n int64) string { return scaled(float64(n)) + "B" }
+
+// perSecond writes a bandwidth.
+func perSecond(v float64) string { return scaled(v) + "B/s" }
+
+// scaled writes a number to three digits, a space, and the decimal prefix that fits.
+func scaled(v float64) string {
+	prefixes := []string{"", "k", "M", "G", "T", "P", "E"}
+	i := 0
+	for ; v >= 999.5 && i < len(prefixes)-1; i++ {
+		v /= 1000
+	}
+	return fmt.Sprintf("%.3g %s", v, prefixes[i])
+}
+
+// seconds writes a duration to three digits.
+func seconds(s float64) string {
+	switch {
+	case s == 0:
+		return "0 s"
+	case s < 1e-3:
+		return fmt.Sprintf("%.3g µs", s*1e6)
+	case s < 1:
+		return fmt.Sprintf("%.3g ms", s*1e3)
+	case s < 120:
+		return fmt.Sprintf("%.3g s", s)
+	case s < 7200:
+		return fmt.Sprintf("%.3g min", s/60)
+	}
+	return fmt.Sprintf("%.3g h", s/3600)
+}
+
+// share writes a share in per cent.
+func share(v float64) string {
+	switch {
+	case math.Abs(v) >= 0.1 || v == 0:
+		return fmt.Sprintf("%.1f %%", 100*v)
+	case math.Abs(v) >= 0.001:
+		return fmt.Sprintf("%.2f %%", 100*v)
+	}
+	return fmt.Sprintf("%.2g %%", 100*v)
+}
+
+// expectation writes what a count should be.
+func (c Count) expectation() string {
+	if c.Expected < 0 {
+		return "-"
+	}
+	if c.Expected >= 1000 {
+		return grouped(int64(c.Expected + 0.5))
+	}
+	return fmt.Sprintf("%.3g", c.Expected)
+}
+
+// scaledShort writes a number of an axis with its decimal prefix, short one without, perCent a share.
+func scaledShort(v float64) string { return strings.ReplaceAll(scaled(v), " ", "") }
+
+func short(v float64) string { return fmt.Sprintf("%.3g", v) }
+
+func perCent(v float64) string { return fmt.Sprintf("%.3g %%", 100*v) }

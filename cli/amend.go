@@ -1,0 +1,111 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"strconv"
+	"strings"
+
+	"github.com/urfave/cli/v2"
+
+	"mula/blend"
+)
+
+// runAmend is `mula blend --amend`.
+func runAmend(c *cli.Context) error {
+	for _, name := range []string{"amend", "output"} {
+		if c.String(name) == "" || !c.IsSet(name) { // an amended plan must not take the place of the one that a run is using
+			return usagef("--%s is needed with --amend: see `%s --help`", name, c.Command.HelpName)
+		}
+	}
+	inputs := []string{c.String("amend")}
+	if c.IsSet("config") {
+		inputs = append(inputs, c.String("config"))
+	}
+	if err := notInput(c.String("output"), inputs...); err != nil {
+		return err
+	}
+	if c.IsSet("batch-size") && c.Int("batch-size") < 1 {
+		return usagef("--batch-size must be at least 1")
+	}
+	if err := atMost(c, maxNumber, "at"); err != nil {
+		return err
+	}
+	var skips []blend.Range
+	for _, text := range c.StringSlice("skip") {
+		r, err := parseSkip(text)
+		if err != nil {
+			return err
+		}
+		skips = append(skips, r)
+	}
+	a := &blend.Amendment{}
+	switch {
+	case c.IsSet("config"):
+		if !c.IsSet("at") {
+			return usagef("--at is needed with --config: the first position that may change")
+		}
+		var err error
+		if a, err = blend.LoadAmendment(c.String("config")); err != nil {
+			return err
+		}
+	case len(skips) == 0:
+		return usagef("nothing to amend: give --config with an amend.yaml, or --skip")
+	}
+	a.Skips, a.Reason = skips, c.String("reason")
+	if a.At = c.Int64("at"); !c.IsSet("at") {
+		a.At = skips[0].From
+		for _, r := range skips {
+			a.At = min(a.At, r.From)
+		}
+	}
+	parent, err := blend.ReadPlan(c.String("amend"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("%w; --amend names the plan that is to be amended", err)
+	}
+	if err != nil {
+		return err
+	}
+	p := newProgress(c.App.ErrWriter)
+	defer p.end()
+	if batch := int64(c.Int("batch-size")); batch > 0 && a.At%batch != 0 && c.IsSet("at") {
+		before := a.At - a.At%batch
+		p.line("note: no step of %d samples begins at position %d; the step that begins at %d will be partly of the old plan and partly of the new one. The nearest steps begin at %d and %d",
+			batch, a.At, before, before, before+batch)
+	}
+	if c.Bool("dry-run") {
+		summary, err := blend.SurveyAmendment(c.Context, parent, a)
+		if err != nil {
+			return err
+		}
+		if c.Bool("json") {
+			return printJSON(c.App.Writer, map[string]any{"summary": summary})
+		}
+		printSummary(c.App.Writer, summary)
+		fmt.Fprintln(c.App.Writer, "\nNothing was written (--dry-run).")
+		return nil
+	}
+	plan, err := blend.Amend(c.Context, parent, a, sealOptions(p))
+	if err != nil {
+		return err
+	}
+	if err := writePlan(c, p, plan); err != nil {
+		return err
+	}
+	if !c.Bool("json") {
+		fmt.Fprintf(c.App.Writer, "It amends %s, plan %.16s…: all samples before position %s are the same.\n", printable(c.String("amend")), parent.Fingerprint(), count(a.At))
+	}
+	return nil
+}
+
+// parseSkip reads FROM:TO.
+func parseSkip(text string) (blend.Range, error) {
+	from, to, ok := strings.Cut(text, ":")
+	a, err := strconv.ParseInt(from, 10, 64)
+	b, err2 := strconv.ParseInt(to, 10, 64)
+	if !ok || err != nil || err2 != nil || a < 0 || b <= a {
+		return blend.Range{}, usagef("--skip is %q; it must be FROM:TO, the first position to leave out and the first after it, such as 961:977", text)
+	}
+	return blend.Range{From: a, To: b}, nil
+}

@@ -1,0 +1,210 @@
+package cli
+
+import (
+	"bytes"
+	"crypto/tls"
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime/debug"
+
+	"github.com/urfave/cli/v2"
+	"golang.org/x/sync/errgroup"
+
+	"mula/blend"
+	"mula/serve"
+	"mula/serve/flight"
+)
+
+func serveCommand() *cli.Command {
+	return &cli.Command{
+		Name:  "serve",
+		Usage: "give the samples of a plan to other programs, over HTTP, a unix socket and Arrow Flight",
+		Description: "Prints one line of JSON when it listens, and runs until it is stopped. Any Arrow library reads its streams:\n" +
+			"GET /v1/stream?batch_size=512&rank=0&world=8&from=0. docs/serve.md is a tour, docs/formats/serve.md names every request.\n\n" +
+			"Example: mula serve --plan plan.json --listen 127.0.0.1:8080 --socket /run/user/1000/mula.sock",
+		Flags: []cli.Flag{
+			planFlag, shardsFlag,
+			&cli.StringFlag{Name: "listen", Usage: "answer HTTP at `HOST:PORT`; port 0 takes a free one, \"\" is none", Value: "127.0.0.1:0"},
+			&cli.StringFlag{Name: "socket", Usage: "answer HTTP at a unix socket at `PATH` too, which only this user may use"},
+			&cli.StringFlag{Name: "flight", Usage: "answer Arrow Flight at `HOST:PORT` too"},
+			&cli.StringFlag{Name: "token-file", Usage: "answer only those who name the token in `FILE` (not asked for at the socket)"},
+			&cli.StringFlag{Name: "tls-cert", Usage: "encrypt with the certificate in `FILE` (PEM), and --tls-key"},
+			&cli.StringFlag{Name: "tls-key", Usage: "key of the certificate, in `FILE` (PEM)"},
+			&cli.BoolFlag{Name: "insecure", Usage: "listen at an address that other machines reach without asking for a token"},
+			&cli.IntFlag{Name: "max-streams", Usage: "streams at a time", Value: 4096},
+			&cli.Int64Flag{Name: "memory", Usage: "`BYTES` that the records of all streams may take together", Value: 1 << 30},
+			verifyFlag,
+		},
+		Action: runServe,
+	}
+}
+
+// maxToken is far beyond the tokens that are used.
+const maxToken = 4096
+
+// leastMemory is room for a record of a usual size, and for what is read ahead.
+const leastMemory = 1 << 20
+
+func runServe(c *cli.Context) error {
+	if err := noOperands(c); err != nil {
+		return err
+	}
+	if n := c.Int("max-streams"); n < 1 || n > 1<<20 {
+		return usagef("--max-streams is %d; it must be from 1 to %s", n, count(1<<20))
+	}
+	if n := c.Int64("memory"); n < leastMemory || n > 1<<50 {
+		return usagef("--memory is %d; it must be from %s to %s bytes", n, count(leastMemory), count(1<<50))
+	}
+	if c.String("listen") == "" && c.String("socket") == "" && c.String("flight") == "" {
+		return usagef("there is nowhere to listen: one of --listen, --socket and --flight is needed")
+	}
+	verify, err := blend.ParseVerify(c.String("verify"))
+	if err != nil {
+		return usagef("--verify: %v", err)
+	}
+	access, err := readAccess(c)
+	if err != nil {
+		return err
+	}
+	for _, flag := range []string{"listen", "flight"} {
+		if err := guarded(c, flag, access); err != nil {
+			return err
+		}
+	}
+	data, err := openPlanWith(c, blend.OpenOptions{Verify: verify})
+	if err != nil {
+		return err
+	}
+	defer data.Close()
+	service, err := serve.New(c.Context, data, serve.Options{MaxStreams: c.Int("max-streams"), Memory: c.Int64("memory")})
+	if err != nil {
+		return err
+	}
+	defer service.Close()
+	return listen(c, service, access)
+}
+
+// baseMemory is what Go may take beside the records before it collects garbage more eagerly.
+const baseMemory = 256 << 20
+
+// listen opens what the flags name, says so, and serves until it is stopped.
+func listen(c *cli.Context, service *serve.Service, access serve.Access) error {
+	debug.SetMemoryLimit(c.Int64("memory") + baseMemory)
+	var said struct {
+		HTTP   string `json:"http,omitempty"`
+		Socket string `json:"socket,omitempty"`
+		Flight string `json:"flight,omitempty"`
+		Plan   string `json:"plan"`
+	}
+	said.Plan = service.Fingerprint()
+	var open []net.Listener
+	defer func() {
+		for _, l := range open {
+			l.Close()
+		}
+	}()
+	group, ctx := errgroup.WithContext(c.Context)
+	var begin []func() error
+	if address := c.String("listen"); address != "" {
+		l, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
+		if err != nil {
+			return fmt.Errorf("--listen: %w", err)
+		}
+		open = append(open, l)
+		said.HTTP = "http://" + l.Addr().String()
+		if access.TLS != nil {
+			said.HTTP = "https://" + l.Addr().String()
+		}
+		begin = append(begin, func() error { return service.Serve(ctx, l, access) })
+	}
+	if path := c.String("socket"); path != "" {
+		l, err := serve.ListenUnix(path)
+		if err != nil {
+			return fmt.Errorf("--%w", err)
+		}
+		open = append(open, l)
+		if said.Socket, err = filepath.Abs(path); err != nil {
+			return fmt.Errorf("--socket: %w", err)
+		}
+		begin = append(begin, func() error { return service.Serve(ctx, l, serve.Access{}) })
+	}
+	if address := c.String("flight"); address != "" {
+		l, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
+		if err != nil {
+			return fmt.Errorf("--flight: %w", err)
+		}
+		open = append(open, l)
+		said.Flight = "grpc://" + l.Addr().String()
+		if access.TLS != nil {
+			said.Flight = "grpc+tls://" + l.Addr().String()
+		}
+		begin = append(begin, func() error { return flight.Serve(ctx, service, l, access) })
+	}
+	line, err := json.Marshal(said)
+	if err != nil {
+		return err
+	}
+	if _, err := fmt.Fprintf(c.App.Writer, "%s\n", line); err != nil {
+		return fmt.Errorf("writing to standard output: %w", err)
+	}
+	for _, f := range begin {
+		group.Go(f)
+	}
+	return group.Wait()
+}
+
+// readAccess reads token and certificate.
+func readAccess(c *cli.Context) (a serve.Access, err error) {
+	if path := c.String("token-file"); path != "" {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return a, fmt.Errorf("--token-file: %w", err)
+		}
+		text = bytes.TrimSpace(text)
+		if len(text) == 0 || len(text) > maxToken || bytes.ContainsFunc(text, func(r rune) bool { return r <= ' ' || r > '~' }) {
+			return a, fmt.Errorf("--token-file: %s must hold one word of at most %d visible ASCII characters", path, maxToken)
+		}
+		a.Token = string(text)
+	}
+	cert, key := c.String("tls-cert"), c.String("tls-key")
+	if (cert == "") != (key == "") {
+		return a, usagef("--tls-cert and --tls-key are given together or not at all")
+	}
+	if cert != "" {
+		pair, err := tls.LoadX509KeyPair(cert, key)
+		if err != nil {
+			return a, fmt.Errorf("--tls-cert, --tls-key: %w", err)
+		}
+		a.TLS = &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}
+	}
+	return a, nil
+}
+
+// guarded refuses an address that other machines reach, where no token is asked for.
+func guarded(c *cli.Context, flag string, a serve.Access) error {
+	address := c.String(flag)
+	if address == "" || a.Token != "" || c.Bool("insecure") {
+		return nil
+	}
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return usagef("--%s is %q; it must have the form HOST:PORT, as 127.0.0.1:8080", flag, address)
+	}
+	if host != "" {
+		found, err := net.DefaultResolver.LookupIPAddr(c.Context, host)
+		if err != nil {
+			return fmt.Errorf("--%s: %w", flag, err)
+		}
+		outside := false
+		for _, ip := range found {
+			outside = outside || !ip.IP.IsLoopback()
+		}
+		if !outside {
+			return nil
+		}
+	}
+	return usagef("--%s %s is reached from other machines, and everybody there could read the data: give a --token-file, or say --insecure", flag, address)
+}

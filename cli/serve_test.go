@@ -1,0 +1,263 @@
+package cli
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/apache/arrow-go/v18/arrow/array"
+	"github.com/apache/arrow-go/v18/arrow/flight"
+	"github.com/apache/arrow-go/v18/arrow/ipc"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+)
+
+// A server is a running `mula serve`.
+type server struct {
+	HTTP   string `json:"http"`
+	Socket string `json:"socket"`
+	Flight string `json:"flight"`
+	Plan   string `json:"plan"`
+
+	t       *testing.T
+	command *exec.Cmd
+	stdout  *bufio.Reader
+	stderr  bytes.Buffer
+}
+
+// startServer starts `mula serve` and waits until it listens.
+func startServer(t *testing.T, dir string, flags ...string) *server {
+	t.Helper()
+	s := &server{t: t, command: mula(dir, append([]string{"serve"}, flags...)...)}
+	s.command.Stderr = &s.stderr
+	out, err := s.command.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.command.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.command.Process.Kill(); s.command.Wait() }) // in vain after end
+	s.stdout = bufio.NewReader(out)
+	line, err := s.stdout.ReadBytes('\n')
+	if err == nil {
+		err = json.Unmarshal(line, s)
+	}
+	if err != nil {
+		s.command.Wait()
+		t.Fatalf("%q, %v\n%s", line, err, s.stderr.String())
+	}
+	return s
+}
+
+// end stops the server, which must exit with 0 and say nothing more.
+func (s *server) end() {
+	s.t.Helper()
+	if err := s.command.Process.Signal(syscall.SIGTERM); err != nil {
+		s.t.Fatal(err)
+	}
+	rest, err := io.ReadAll(s.stdout)
+	if err != nil || len(rest) > 0 {
+		s.t.Errorf("after the first line: %q, %v", rest, err)
+	}
+	if err := s.command.Wait(); err != nil || s.stderr.Len() > 0 {
+		s.t.Errorf("the server ended with %v and said %q", err, s.stderr.String())
+	}
+}
+
+// clientOf sends every request to a unix socket.
+func clientOf(socket string) *http.Client {
+	return &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", socket)
+	}}}
+}
+
+// sum reads a stream and hashes positions and tokens.
+func sum(t *testing.T, r array.RecordReader) (hash string, samples int) {
+	t.Helper()
+	h := sha256.New()
+	for r.Next() {
+		record := r.RecordBatch()
+		positions := record.Column(record.Schema().FieldIndices("position")[0]).(*array.Int64)
+		tokens := record.Column(record.Schema().FieldIndices("tokens")[0]).(*array.FixedSizeList)
+		for i := range positions.Len() {
+			fmt.Fprintln(h, positions.Value(i), tokens.ValueStr(i))
+		}
+		samples += positions.Len()
+	}
+	if err := r.Err(); err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprintf("%x", h.Sum(nil)), samples
+}
+
+// The served stream is that of `mula stream`, over TCP, over the socket and over Flight; a SIGTERM cuts what is under way.
+func TestServe(t *testing.T) {
+	dir := prepared(t)
+	mustRun(t, dir, "blend")
+	out, err := mula(dir, "stream", "--batch-size", "8").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	local, err := ipc.NewReader(bytes.NewReader(out))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, samples := sum(t, local)
+	local.Release()
+
+	folder, err := os.MkdirTemp("", "mula") // a socket's path must be short
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(folder)
+	socket := filepath.Join(folder, "s")
+	s := startServer(t, dir, "--socket", socket, "--flight", "127.0.0.1:0")
+	if s.Socket != socket || len(s.Plan) != 64 {
+		t.Errorf("the first line says %+v", s)
+	}
+	overSocket := clientOf(socket)
+	for from, client := range map[string]*http.Client{s.HTTP: {}, "http://localhost": overSocket} {
+		answer, err := client.Get(from + "/v1/stream?batch_size=8&micro_batch=2")
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := ipc.NewReader(answer.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, n := sum(t, r); got != want || n != samples || samples == 0 {
+			t.Errorf("%s gives other samples than mula stream: %d and %d", from, n, samples)
+		}
+		r.Release()
+		answer.Body.Close()
+	}
+	client, err := flight.NewClientWithMiddleware(strings.TrimPrefix(s.Flight, "grpc://"), nil, nil, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	in, err := client.DoGet(t.Context(), &flight.Ticket{Ticket: []byte(`{"batch_size": 8}`)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := flight.NewRecordReader(in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, n := sum(t, r); got != want || n != samples {
+		t.Errorf("Flight gives other samples than mula stream: %d and %d", n, samples)
+	}
+	r.Release()
+
+	c, err := net.Dial("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	fmt.Fprintf(c, "GET /v1/stream?batch_size=1 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+	buffered := bufio.NewReader(c)
+	answer, err := http.ReadResponse(buffered, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	begin := make([]byte, 64)
+	if _, err := io.ReadFull(answer.Body, begin); err != nil {
+		t.Fatal(err)
+	}
+	s.end()
+	if n, err := io.Copy(io.Discard, answer.Body); !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("a stream under way ended after %d bytes with %v", n, err)
+	}
+	if _, err := os.Stat(socket); err == nil {
+		t.Error("the socket is still there after the end")
+	}
+}
+
+// Who does not name the token is not answered over TCP; at the socket nobody is asked.
+func TestServeToken(t *testing.T) {
+	dir := prepared(t)
+	mustRun(t, dir, "blend")
+	if err := os.WriteFile(filepath.Join(dir, "token"), []byte("word\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	folder, err := os.MkdirTemp("", "mula")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(folder)
+	s := startServer(t, dir, "--token-file", "token", "--listen", "0.0.0.0:0", "--socket", filepath.Join(folder, "s"))
+	_, port, err := net.SplitHostPort(strings.TrimPrefix(s.HTTP, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	overSocket := clientOf(s.Socket)
+	for _, c := range []struct {
+		client      *http.Client
+		from, token string
+		status      int
+	}{{&http.Client{}, "http://127.0.0.1:" + port, "", 401}, {&http.Client{}, "http://127.0.0.1:" + port, "Bearer word", 200}, {overSocket, "http://localhost", "", 200}} {
+		r, err := http.NewRequest("GET", c.from+"/v1/plan", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c.token != "" {
+			r.Header.Set("Authorization", c.token)
+		}
+		answer, err := c.client.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		answer.Body.Close()
+		if answer.StatusCode != c.status {
+			t.Errorf("%s with %q: %s, want %d", c.from, c.token, answer.Status, c.status)
+		}
+	}
+	s.end()
+}
+
+func TestServeWrong(t *testing.T) {
+	empty := filepath.Join(t.TempDir(), "empty")
+	if err := os.WriteFile(empty, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		args []string
+		says string
+		code int
+	}{
+		{[]string{"--listen", "0.0.0.0:0"}, "--insecure", exitUsage},
+		{[]string{"--listen", ":0"}, "--insecure", exitUsage},
+		{[]string{"--flight", "0.0.0.0:0"}, "--insecure", exitUsage},
+		{[]string{"--listen", "[::]:0"}, "--insecure", exitUsage},
+		{[]string{"--listen", "8080"}, "HOST:PORT", exitUsage},
+		{[]string{"--listen", ""}, "nowhere to listen", exitUsage},
+		{[]string{"--max-streams", "0"}, "--max-streams is 0", exitUsage},
+		{[]string{"--memory", "5"}, "--memory is 5", exitUsage},
+		{[]string{"--tls-cert", "x"}, "given together", exitUsage},
+		{[]string{"--verify", "never"}, "--verify", exitUsage},
+		{[]string{"--token-file", empty}, "one word", exitFailed},
+		{[]string{"--token-file", empty + "x"}, "--token-file", exitFailed},
+		{[]string{"--tls-cert", empty, "--tls-key", empty}, "--tls-cert", exitFailed},
+		{[]string{"--plan", empty + "x"}, "mula blend", exitFailed},
+		{[]string{"extra"}, "unexpected", exitUsage},
+	} {
+		code, stdout, stderr := call(t, append([]string{"serve"}, c.args...)...)
+		if code != c.code || !strings.Contains(stderr, c.says) || stdout != "" || strings.Count(stderr, "\n") != 1 {
+			t.Errorf("mula serve %q: exit %d, %q%q; want exit %d and %q", c.args, code, stdout, stderr, c.code, c.says)
+		}
+	}
+}

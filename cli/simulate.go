@@ -1,0 +1,176 @@
+package cli
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"path/filepath"
+	"strings"
+
+	"github.com/urfave/cli/v2"
+
+	"mula/blend"
+	"mula/blend/simulate"
+	"mula/internal/atomicfile"
+)
+
+func simulateCommand() *cli.Command {
+	return &cli.Command{
+		Name:  "simulate",
+		Usage: "say what reading a plan asks of storage, and what its shuffle and mixture look like",
+		Description: "What is said of the order is counted along the plan. Seconds come from a simple model of the storage, whose figures are assumptions:\n" +
+			"docs/simulate.md has the formulas, the kinds of storage and the form of a storage's file.\n\n" +
+			"Example: mula simulate --plan plan.json --nodes 64 --ranks-per-node 8 --batch-size 1024 --step-time 0.9 --storage parallel-fs --report simulate.html",
+		Flags: []cli.Flag{
+			planFlag, shardsFlag,
+			&cli.IntFlag{Name: "nodes", Aliases: []string{"N"}, Usage: "nodes that read, each its share of every step", Value: 1},
+			&cli.IntFlag{Name: "ranks-per-node", Usage: "ranks of a node, which divide its share", Value: 1},
+			&cli.IntFlag{Name: "batch-size", Aliases: []string{"B"}, Usage: "samples of a step, over all ranks", DefaultText: "the multiple of the ranks next to 512"},
+			&cli.Float64Flag{Name: "step-time", Usage: "a step computes for `SECONDS`", DefaultText: "not known: nothing is said of whether storage keeps up"},
+			&cli.Float64Flag{Name: "tokens-per-second", Usage: "the same as tokens a second of all nodes together, `T`"},
+			&cli.StringFlag{Name: "storage", Usage: "local-nvme, parallel-fs, object-store, or a `FILE` ending in .yaml", Value: simulate.Kinds[0].Name},
+			&cli.Int64Flag{Name: "from", Usage: "first position; the start of a step"},
+			&cli.Int64Flag{Name: "to", Usage: "position after the last (0: the end of the plan)"},
+			&cli.Int64Flag{Name: "samples", Usage: "positions looked at one by one, at most", Value: simulate.DefaultSamples},
+			&cli.BoolFlag{Name: "plan-only", Usage: "look at no shard, which need not be here: nothing is said of documents"},
+			&cli.StringFlag{Name: "report", Usage: "write an HTML page with tables and pictures to `FILE`"},
+			jsonFlag,
+		},
+		Action: runSimulate,
+	}
+}
+
+func runSimulate(c *cli.Context) error {
+	if err := noOperands(c); err != nil {
+		return err
+	}
+	o, err := simulateOptions(c)
+	if err != nil {
+		return err
+	}
+	if path := c.String("report"); path != "" {
+		if err := notInput(path, c.String("plan"), c.String("storage")); err != nil {
+			return err
+		}
+	}
+	var plan *blend.Plan
+	if c.Bool("plan-only") {
+		if c.IsSet("shards") {
+			return usagef("--plan-only looks at no shard; leave --shards out")
+		}
+		plan, err = blend.ReadPlan(c.String("plan"))
+		if errors.Is(err, fs.ErrNotExist) {
+			err = fmt.Errorf("%w; name the plan with --plan, or make one with `mula blend`", err)
+		}
+		if err == nil && plan.OrderVersion() != "1" && plan.OrderVersion() != "2" {
+			return usagef("--plan-only: the order of this plan, %q, is in files of its own, which must be looked at; leave the flag out", plan.OrderVersion())
+		}
+	} else if o.Data, err = openPlanWith(c, blend.OpenOptions{Unread: true}); err == nil {
+		defer o.Data.Close()
+		plan = o.Data.Plan
+	}
+	if err != nil {
+		return err
+	}
+	if rate := c.Float64("tokens-per-second"); rate > 0 {
+		o.StepTime = float64(o.BatchSize) * float64(plan.SequenceLength) / rate
+	}
+	switch to := c.Int64("to"); {
+	case o.From < 0 || o.From%int64(o.BatchSize) != 0:
+		return usagef("--from is %d; it must be the start of a step, a multiple of the batch size %d", o.From, o.BatchSize)
+	case to < 0 || to > plan.Length() || o.From >= plan.Length() || to > 0 && to <= o.From:
+		return usagef("--from %d --to %d: the plan has positions 0 to %d", o.From, to, plan.Length()-1)
+	}
+	p := newProgress(c.App.ErrWriter)
+	defer p.end()
+	o.Progress = func(what string, done, total int64) { p.update(what, float64(done), float64(total)) }
+	report, err := simulate.Run(c.Context, plan, o)
+	if err != nil {
+		return err
+	}
+	p.end()
+	if path := c.String("report"); path != "" {
+		var page bytes.Buffer
+		if err := report.WritePage(&page, "Simulation of "+filepath.ToSlash(c.String("plan"))); err != nil {
+			return err
+		}
+		if err := makeParent(path); err != nil {
+			return err
+		}
+		if err := atomicfile.WriteFile(path, page.Bytes()); err != nil {
+			return err
+		}
+		fmt.Fprintf(c.App.ErrWriter, "wrote %s\n", filepath.ToSlash(path))
+	}
+	if c.Bool("json") {
+		return printJSON(c.App.Writer, report)
+	}
+	printSimulation(c.App.Writer, report)
+	return nil
+}
+
+// simulateOptions are the options that do not depend on the plan.
+func simulateOptions(c *cli.Context) (simulate.Options, error) {
+	o := simulate.Options{Nodes: c.Int("nodes"), RanksPerNode: c.Int("ranks-per-node"), BatchSize: c.Int("batch-size"), StepTime: c.Float64("step-time"),
+		From: c.Int64("from"), To: c.Int64("to"), Samples: c.Int64("samples")}
+	const mostRanks = 1 << 24
+	if o.Nodes < 1 || o.RanksPerNode < 1 || o.Nodes > mostRanks/o.RanksPerNode {
+		return o, usagef("--nodes is %d and --ranks-per-node %d; each must be at least 1, and the ranks at most %s", o.Nodes, o.RanksPerNode, count(mostRanks))
+	}
+	world := o.Nodes * o.RanksPerNode
+	if !c.IsSet("batch-size") {
+		o.BatchSize = max(1, 512/world) * world
+	}
+	if o.BatchSize < 1 || o.BatchSize > 1<<30 || o.BatchSize%world != 0 {
+		return o, usagef("--batch-size is %d; it must be a multiple of the %s, and at most %s", o.BatchSize, plural(int64(world), "rank"), count(1<<30))
+	}
+	if o.Samples < 1 || o.Samples > 1<<26 {
+		return o, usagef("--samples is %d; it must be from 1 to %s", o.Samples, count(1<<26))
+	}
+	if c.IsSet("step-time") && c.IsSet("tokens-per-second") {
+		return o, usagef("--step-time and --tokens-per-second say the same; give one of them")
+	}
+	for _, name := range []string{"step-time", "tokens-per-second"} {
+		if v := c.Float64(name); c.IsSet(name) && !(v > 0 && v < 1e18) {
+			return o, usagef("--%s is %g; it must be above 0", name, v)
+		}
+	}
+	var err error
+	if name := c.String("storage"); strings.EqualFold(filepath.Ext(name), ".yaml") {
+		o.Storage, err = simulate.LoadStorage(name)
+	} else if o.Storage, err = simulate.StorageByName(name); err != nil {
+		err = usagef("--storage: %s", err)
+	}
+	return o, err
+}
+
+// printSimulation prints the report as tables and lines.
+func printSimulation(w io.Writer, r *simulate.Report) {
+	fmt.Fprintf(w, "%s of %d from position %d; storage %s (assumed figures: docs/simulate.md)\n\n", plural(r.Steps, "step"), r.BatchSize, r.From, r.Reading.Storage.Name)
+	for i, t := range []simulate.Table{r.ReadingTable(), r.MixtureTable(), r.ShuffleTable(), r.RepeatsTable()} {
+		if i > 0 {
+			fmt.Fprintln(w)
+		}
+		out := newTable(t.Heading...)
+		for _, row := range t.Rows {
+			cells := make([]any, len(row))
+			for k, cell := range row {
+				cells[k] = cell
+			}
+			out.row(cells...)
+		}
+		out.write(w)
+	}
+	if len(r.Findings) > 0 {
+		fmt.Fprintln(w)
+	}
+	for _, f := range r.Findings {
+		if f.Source != "" {
+			fmt.Fprintf(w, "%s: %s: %s\n", f.Level, f.Source, f.Message)
+		} else {
+			fmt.Fprintf(w, "%s: %s\n", f.Level, f.Message)
+		}
+	}
+}

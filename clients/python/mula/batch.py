@@ -1,0 +1,146 @@
+"""A record of a stream, with its columns as arrays."""
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from mula.errors import Error
+
+
+class Batch:
+    """Samples of one step: this rank's share of it, or `micro_batch` rows of that.
+
+    Arrays are torch tensors if the stream gives torch, else numpy arrays; they share the memory that was received, which is kept as long as one of them is.
+    """
+
+    first: int       #: position at which the step begins
+    step: int        #: number of the step: first // batch_size
+    last: bool  #: whether the step is complete with this record
+    sequence_length: int  #: L
+    record: pa.RecordBatch  #: the columns as Arrow has them
+    tokens: Any      #: [rows, L+1], uint16 or int32: inputs are [:, :-1], targets [:, 1:]; `.long()` makes the ids that an embedding wants
+
+    def __init__(self, record: pa.RecordBatch, slab: np.ndarray | None, torch: Any, first: int, step: int, last: bool, sequence_length: int):
+        self.record, self.first, self.step, self.last, self.sequence_length = record, first, step, last, sequence_length
+        self._torch = torch
+        values = record.column("tokens").values
+        self._tokens = writable(values, slab).reshape(record.num_rows, sequence_length + 1)
+        self.tokens = self._give(self._tokens)
+
+    def __len__(self) -> int:
+        return self.record.num_rows
+
+    def _give(self, array: np.ndarray) -> Any:
+        return array if self._torch is None else self._torch.from_numpy(array)
+
+    def _column(self, name: str) -> pa.Array:
+        i = self.record.schema.get_field_index(name)
+        if i < 0:
+            raise Error(f"the stream has no column {name}: name it in columns=")
+        return self.record.column(i)
+
+    @cached_property
+    def position(self) -> Any:
+        """[rows] int64: places in the order, ascending."""
+        return self._give(self._column("position").to_numpy(zero_copy_only=False).copy())
+
+    @cached_property
+    def source(self) -> Any:
+        """[rows] int32: numbers of the sources; `source_names` has their names."""
+        return self._give(self._column("source").indices.to_numpy(zero_copy_only=False).copy())
+
+    @cached_property
+    def source_names(self) -> list[str]:
+        """Names of all sources of the plan, by number."""
+        return self._column("source").dictionary.to_pylist()
+
+    @cached_property
+    def epoch(self) -> Any:
+        """[rows] int32: epochs of the sources, from 0."""
+        return self._give(self._column("epoch").to_numpy(zero_copy_only=False).copy())
+
+    @cached_property
+    def window(self) -> Any:
+        """[rows] int64: numbers among the windows of the source."""
+        return self._give(self._column("window").to_numpy(zero_copy_only=False).copy())
+
+    @cached_property
+    def shard(self) -> Any:
+        """[rows] int32: numbers of the shards in their sources."""
+        return self._give(self._column("shard").to_numpy(zero_copy_only=False).copy())
+
+    @cached_property
+    def offset(self) -> Any:
+        """[rows] int64: tokens of the shards at which the windows begin."""
+        return self._give(self._column("offset").to_numpy(zero_copy_only=False).copy())
+
+    @cached_property
+    def document_starts(self) -> list[np.ndarray]:
+        """For each row, the places in its window at which documents begin: numpy arrays of int32."""
+        column = self._column("document_starts")
+        values, offsets = column.values.to_numpy(zero_copy_only=False), column.offsets.to_numpy(zero_copy_only=False)
+        return [values[a:b] for a, b in zip(offsets[:-1], offsets[1:])]
+
+    @property
+    def packed(self) -> bool:
+        """Whether rows are whole documents and padding (docs/formats/packing.md) instead of windows."""
+        return self.record.schema.get_field_index("lengths") >= 0
+
+    @cached_property
+    def lengths(self) -> Any:
+        """[rows] int32, of packed plans: tokens of the row before its padding."""
+        return self._give(self._column("lengths").to_numpy(zero_copy_only=False).copy())
+
+    def _starts(self) -> tuple[np.ndarray, np.ndarray]:
+        """Row and place in it of all beginnings of documents: int64."""
+        column = self._column("document_starts")
+        offsets = column.offsets.to_numpy(zero_copy_only=False).astype(np.int64)
+        places = column.values.to_numpy(zero_copy_only=False).astype(np.int64)[offsets[0]:offsets[-1]]
+        return np.repeat(np.arange(len(self)), np.diff(offsets)), places
+
+    def _bounds(self) -> np.ndarray:
+        """Places in the inputs, laid end to end, at which a row, a document or padding begins, and their end: int64."""
+        length = self.sequence_length
+        rows, places = self._starts()
+        inside = (places > 0) & (places < length)  # 0 is the row's own beginning, L a document of which only a target is seen
+        bounds = [rows[inside] * length + places[inside], np.arange(len(self) + 1) * length]
+        if self.packed:
+            ends = self._column("lengths").to_numpy(zero_copy_only=False).astype(np.int64)
+            bounds.append(np.flatnonzero(ends < length) * length + ends[ends < length])
+        return np.sort(np.concatenate(bounds))
+
+    def cu_seqlens(self) -> Any:
+        """int32: 0, and the ends of the stretches of one document in one row, over the inputs laid end to end ([rows · L]): what attention that must
+        not cross documents takes (flash_attn_varlen_func, Transformer Engine). Padding is a stretch of its own."""
+        return self._give(self._bounds().astype(np.int32))
+
+    def position_ids(self) -> Any:
+        """[rows, L] int64: places of the inputs in their stretch of one document in one row, from 0."""
+        bounds = self._bounds()
+        ids = np.arange(bounds[-1]) - np.repeat(bounds[:-1], np.diff(bounds))
+        return self._give(ids.reshape(len(self), self.sequence_length))
+
+    def loss_mask(self) -> Any:
+        """[rows, L] bool: whether the target stands in the same document as its input, and is no padding."""
+        mask = np.ones((len(self), self.sequence_length), bool)
+        rows, places = self._starts()
+        mask[rows[places > 0], places[places > 0] - 1] = False
+        if self.packed:
+            mask &= np.arange(1, self.sequence_length + 1) < self._column("lengths").to_numpy(zero_copy_only=False)[:, None]
+        return self._give(mask)
+
+
+def writable(values: pa.Array, slab: np.ndarray | None) -> np.ndarray:
+    """The numbers of an Arrow array, as a part of the slab that they were received into: an array that torch takes without a word, which one of Arrow's,
+    not being writable, is not."""
+    dtype = np.dtype(values.type.to_pandas_dtype())
+    if slab is not None and len(values):
+        buffer = values.buffers()[1]
+        start = buffer.address - slab.ctypes.data + values.offset * dtype.itemsize
+        end = start + len(values) * dtype.itemsize
+        if start >= 0 and end <= slab.nbytes:
+            return slab[start:end].view(dtype)
+    return values.to_numpy(zero_copy_only=False).copy()  # it came in a small message

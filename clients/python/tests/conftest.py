@@ -1,0 +1,127 @@
+"""What the tests share: the program mula, which MULA names or which is built, and small plans."""
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+CLIENT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(CLIENT))
+MINUTE = 60 * 5  # a generous one: the machine may be busy
+
+
+@pytest.fixture(scope="session")
+def program(tmp_path_factory) -> str:
+    """The program mula; the client finds it by the variable MULA."""
+    if "MULA" not in os.environ:
+        if shutil.which("go") is None:
+            pytest.fail("set MULA to the program, or install Go to have it built")
+        built = tmp_path_factory.mktemp("bin") / "mula"
+        subprocess.run(["go", "build", "-o", built, "./cli/mula"], cwd=CLIENT.parent.parent, check=True)
+        os.environ["MULA"] = str(built)
+    return os.environ["MULA"]
+
+
+def write_shard(prefix: Path, documents: list[np.ndarray]) -> None:
+    """Writes documents as Megatron-LM does: docs/formats/shard.md."""
+    code = {2: 8, 4: 4}[documents[0].dtype.itemsize]
+    lengths = np.array([len(d) for d in documents], np.int32)
+    offsets = np.concatenate([[0], np.cumsum(lengths[:-1], dtype=np.int64)]) * documents[0].dtype.itemsize
+    with open(f"{prefix}.idx", "wb") as f:
+        f.write(b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, code, len(documents), len(documents) + 1))
+        for array in (lengths, offsets.astype(np.int64), np.arange(len(documents) + 1, dtype=np.int64)):
+            f.write(array.tobytes())
+    Path(f"{prefix}.bin").write_bytes(b"".join(d.tobytes() for d in documents))
+
+
+class Made:
+    """A plan of the sources web (weight 3) and code (weight 1), and what is in its shards."""
+
+    def __init__(self, folder: Path, program: str, samples: int = 3000, length: int = 16, dtype=np.uint16, more: str = "", vocabulary: int = 1000):
+        draw = np.random.default_rng(7)
+        self.length, self.samples, self.folder = length, samples, folder
+        self.tokens: dict[tuple[str, int], np.ndarray] = {}
+        self.documents: dict[tuple[str, int], list[int]] = {}
+        for source, shards in (("web", 2), ("code", 1)):
+            for shard in range(shards):
+                # Tokens follow one another by a rule, so that a model can learn something.
+                documents = []
+                total = 0
+                while total < length * samples // 2:
+                    n = int(draw.integers(1, 4 * length))
+                    documents.append(((np.arange(n) * 7 + draw.integers(vocabulary)) % vocabulary).astype(dtype))
+                    total += n
+                write_shard(folder / f"{source}{shard}", documents)
+                self.tokens[source, shard] = np.concatenate(documents)
+                self.documents[source, shard] = [0, *np.cumsum([len(d) for d in documents])]
+        (folder / "blend.yaml").write_text(
+            f"sequence_length: {length}\nseed: 5\nsamples: {samples}\n{more}"
+            "sources:\n- {name: web, shards: [web0.idx, web1.idx], weight: 3}\n- {name: code, shards: [code0.idx], weight: 1}\n")
+        self.path = folder / "plan.json"
+        subprocess.run([program, "blend", "--config", folder / "blend.yaml", "--output", self.path], check=True, capture_output=True)
+
+    def peek(self, position: int, program: str) -> dict:
+        """What `mula peek` says of a position."""
+        return json.loads(subprocess.run([program, "peek", "--plan", self.path, "--position", str(position), "--json"], check=True, capture_output=True).stdout)[0]
+
+
+@pytest.fixture(scope="session")
+def made(program, tmp_path_factory) -> Made:
+    return Made(tmp_path_factory.mktemp("plan"), program)
+
+
+@pytest.fixture(scope="session")
+def wide(program, tmp_path_factory) -> Made:
+    """With int32 tokens, positions 64 to 100 skipped."""
+    return Made(tmp_path_factory.mktemp("wide"), program, samples=200, dtype=np.int32, more="skips:\n- {from: 64, to: 100}\n")
+
+
+@pytest.fixture(scope="session")
+def packed(program, tmp_path_factory) -> Made:
+    """Whole documents and padding."""
+    return Made(tmp_path_factory.mktemp("packed"), program, samples=400, more="packing: best_fit\npad: 999\n")
+
+
+class Running:
+    """A `mula serve` of the test's own, at a socket and at a port, which the test may stop and start again."""
+
+    def __init__(self, program: str, plan: Path, socket: Path, *flags: str):
+        self._command = [program, "serve", "--plan", plan, "--socket", socket, *flags]
+        self.address = f"unix:{socket}"
+        self.start()
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(self._command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        line = self.process.stdout.readline()
+        assert line, self.process.stderr.read()
+        self.said = json.loads(line)
+
+    def stop(self, signal: int | None = None) -> None:
+        if signal is None:
+            self.process.terminate()
+        else:
+            self.process.send_signal(signal)
+        self.process.wait(MINUTE)
+        self.process.stdout.close()
+        self.process.stderr.close()
+
+
+@pytest.fixture
+def serve(program, tmp_path_factory):
+    """Starts servers: serve(plan, *flags)."""
+    running = []
+    folder = tmp_path_factory.mktemp("s")
+
+    def start(plan: Path, *flags: str) -> Running:
+        running.append(Running(program, plan, folder / f"{len(running)}", *flags))
+        return running[-1]
+
+    yield start
+    for one in running:
+        if one.process.poll() is None:
+            one.stop()

@@ -1,0 +1,186 @@
+package index
+
+import (
+	"fmt"
+	"math"
+	"math/bits"
+	"sort"
+	"sync"
+)
+
+// A Growth is what a source gains while it is drawn from.
+type Growth struct {
+	Sample  int64 // number of the first sample that is drawn with the new windows in sight
+	Windows int64 // training windows that are new; they are numbered on from those before
+}
+
+// An era is a stretch of epochs of equal length. Within it only the first epoch may be one in which the source has grown.
+type era struct {
+	start, epoch int64     // its first sample, and the number of the epoch that begins there
+	regular      *Order    // of all its epochs but a first one with mixes
+	base         *Order    // of what the first epoch began with; nil without mixes
+	mixes        []*mixing // the growths that fell into the first epoch, in order
+}
+
+// A mixing is a growth within an epoch. The sequence of the epoch, which had `before` windows, is extended by the new ones, and its places from
+// `at` on, none of which has been drawn, are permuted.
+type mixing struct {
+	at, before int64
+	key        uint64
+	after      int64
+	once       sync.Once
+	lazy       *Permutation
+}
+
+func (m *mixing) permutation() *Permutation {
+	m.once.Do(func() { m.lazy = NewPermutation(uint64(m.after-m.at), m.key) })
+	return m.lazy
+}
+
+// GrowthKey is the key of the permutation that mixes the windows of a source's growth number n, from 0, with those that its epoch has left:
+// as [Key], with the bytes "mula growth 2" and n in the place of the epoch.
+func GrowthKey(seed uint64, source string, n int64) uint64 {
+	return labelledKey("mula growth 2", seed, source, n)
+}
+
+// NewGrowingOrder returns the order, version 2, of a source that begins with a number of training windows, at least 1, and has grown. The
+// samples before a growth are those of the order without it. The epoch that is under way then goes on with what it has left and the new windows,
+// mixed, so that each window is still drawn once in it; epochs of all windows follow. Growths that do not follow each other are an error.
+func NewGrowingOrder(seed uint64, source string, windows int64, growths []Growth) (*Order, error) {
+	if len(growths) == 0 {
+		return NewOrder(seed, source, windows), nil
+	}
+	list := []era{{regular: NewOrder(seed, source, windows)}}
+	last := int64(0)
+	for n, g := range growths {
+		if g.Sample < last || g.Windows < 0 || g.Windows > math.MaxInt64-windows {
+			return nil, fmt.Errorf("index: growth %d of %d windows at sample %d, after one at sample %d", n+1, g.Windows, g.Sample, last)
+		}
+		last = g.Sample
+		e := &list[len(list)-1]
+		q := (g.Sample - e.start) / windows
+		if q > 0 {
+			list = append(list, era{start: e.start + q*windows, epoch: e.epoch + q, regular: e.regular})
+			e = &list[len(list)-1]
+		}
+		if e.base == nil {
+			e.base = e.regular
+		}
+		e.mixes = append(e.mixes, &mixing{at: g.Sample - e.start, before: windows, after: windows + g.Windows, key: GrowthKey(seed, source, int64(n))})
+		windows += g.Windows
+		e.regular = NewOrder(seed, source, windows)
+	}
+	o := NewOrder(seed, source, windows)
+	o.eras = list
+	return o, nil
+}
+
+// EpochOf is the epoch of sample number k.
+func (o *Order) EpochOf(k int64) int64 {
+	if o.eras == nil {
+		return k / o.windows
+	}
+	e := o.eraOf(k)
+	return e.epoch + (k-e.start)/e.regular.windows
+}
+
+// Span gives the number of an epoch's first sample, and its length: the number of windows that it draws, which are those below. An epoch that
+// begins beyond all numbers has the first sample 2^63−1.
+func (o *Order) Span(epoch int64) (first, length int64) {
+	e := &era{regular: o}
+	if o.eras != nil {
+		e = &o.eras[sort.Search(len(o.eras)-1, func(j int) bool { return o.eras[j+1].epoch > epoch })]
+	}
+	hi, lo := bits.Mul64(uint64(epoch-e.epoch), uint64(e.regular.windows))
+	if hi != 0 || lo > uint64(math.MaxInt64-e.start) {
+		return math.MaxInt64, e.regular.windows
+	}
+	return e.start + int64(lo), e.regular.windows
+}
+
+// FirstEpoch is the first epoch that draws a training window.
+func (o *Order) FirstEpoch(window int64) int64 {
+	for i := range o.eras {
+		if e := &o.eras[i]; window < e.regular.windows {
+			return e.epoch
+		}
+	}
+	return 0
+}
+
+func (o *Order) eraOf(k int64) *era {
+	return &o.eras[sort.Search(len(o.eras)-1, func(j int) bool { return o.eras[j+1].start > k })]
+}
+
+// grownAt is At for a source that has grown.
+func (o *Order) grownAt(k int64) (epoch, window int64) {
+	e := o.eraOf(k)
+	i := k - e.start
+	epoch = e.epoch
+	if n := e.regular.windows; i >= n {
+		epoch += i / n
+		i %= n
+	} else if e.base != nil {
+		return epoch, e.mixed(i)
+	}
+	return epoch, int64(e.regular.permutation(epoch).At(uint64(i)))
+}
+
+// grownFill is Fill for a source that has grown.
+func (o *Order) grownFill(dst []int64, k int64) {
+	for len(dst) > 0 {
+		e := o.eraOf(k)
+		n := e.regular.windows
+		q, i := (k-e.start)/n, (k-e.start)%n
+		part := dst[:min(int64(len(dst)), n-i)]
+		if e.base != nil && q == 0 {
+			for j := range part {
+				part[j] = e.mixed(i + int64(j))
+			}
+		} else {
+			e.regular.permutation(e.epoch+q).fill(part, uint64(i))
+		}
+		dst, k = dst[len(part):], k+int64(len(part))
+	}
+}
+
+// grownInverse is Inverse for a source that has grown.
+func (o *Order) grownInverse(epoch, window int64) int64 {
+	e := &o.eras[sort.Search(len(o.eras)-1, func(j int) bool { return o.eras[j+1].epoch > epoch })]
+	if epoch == e.epoch && e.base != nil {
+		return e.start + e.place(window)
+	}
+	return e.start + (epoch-e.epoch)*e.regular.windows + int64(e.regular.permutation(epoch).Inverse(uint64(window)))
+}
+
+// mixed is the window at place i of the era's first epoch, which has mixes.
+func (e *era) mixed(i int64) int64 {
+	for g := len(e.mixes) - 1; g >= 0; g-- {
+		m := e.mixes[g]
+		if i < m.at {
+			continue
+		}
+		if i = m.at + int64(m.permutation().At(uint64(i-m.at))); i >= m.before {
+			return i // the extension has the new windows in their order, and is numbered as they are
+		}
+	}
+	return int64(e.base.permutation(e.epoch).At(uint64(i)))
+}
+
+// place is the inverse of mixed.
+func (e *era) place(window int64) int64 {
+	i, g := window, 0
+	if window < e.base.windows {
+		i = int64(e.base.permutation(e.epoch).Inverse(uint64(window)))
+	} else {
+		for window >= e.mixes[g].after {
+			g++
+		}
+	}
+	for _, m := range e.mixes[g:] {
+		if i >= m.at {
+			i = m.at + int64(m.permutation().Inverse(uint64(i-m.at)))
+		}
+	}
+	return i
+}

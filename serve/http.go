@@ -1,0 +1,344 @@
+package serve
+
+import (
+	"bufio"
+	"context"
+	"crypto/sha256"
+	"crypto/subtle"
+	"encoding/json"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+
+	"github.com/apache/arrow-go/v18/arrow/ipc"
+
+	"mula/blend"
+)
+
+// contentType is that of Arrow's IPC streaming format.
+const contentType = "application/vnd.apache.arrow.stream"
+
+// paths are what the service knows, each with what answers it.
+var paths = map[string]func(*Service, http.ResponseWriter, *http.Request) error{
+	"/v1/plan":   (*Service).servePlan,
+	"/v1/stream": (*Service).serveStream,
+	"/v1/where":  (*Service).serveWhere,
+	"/v1/hash":   (*Service).serveHash,
+	"/metrics":   (*Service).serveMetrics,
+	"/healthz":   (*Service).serveHealth,
+}
+
+// Handler answers the service's HTTP requests. With a token that is not empty, all but /healthz must name it as their bearer. A stream that cannot
+// be gone on with is broken off: its last chunk is missing, and so is Arrow's end-of-stream marker.
+func (s *Service) Handler(token string) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if err := s.answer(w, r, token); err != nil {
+			var refused *Error
+			if !errors.As(err, &refused) && r.Context().Err() != nil {
+				panic(http.ErrAbortHandler) // nobody is there to be told
+			}
+			writeError(w, err)
+		}
+	})
+}
+
+func (s *Service) answer(w http.ResponseWriter, r *http.Request, token string) error {
+	answer, known := paths[r.URL.Path]
+	switch {
+	case r.ContentLength != 0:
+		w.Header().Set("Connection", "close")
+		return refusef(http.StatusBadRequest, "the request has a body; what is asked for stands in the address")
+	case !local(r, token):
+		return refusef(http.StatusForbidden, "the request is to the host %.*q: without a token this server answers to localhost and addresses only", maxQuotedValue, r.Host)
+	case token != "" && r.URL.Path != "/healthz" && !Bears(r.Header.Get("Authorization"), token):
+		w.Header().Set("WWW-Authenticate", "Bearer")
+		return refusef(http.StatusUnauthorized, "this server wants its token: send the header \"Authorization: Bearer TOKEN\"")
+	case !known:
+		return refusef(http.StatusNotFound, "there is nothing at %.*q: known are /v1/plan, /v1/stream, /v1/where, /v1/hash, /metrics and /healthz", maxQuotedValue, r.URL.Path)
+	case r.Method != http.MethodGet:
+		w.Header().Set("Allow", http.MethodGet)
+		return refusef(http.StatusMethodNotAllowed, "the method is %.*q; only GET is known", maxQuotedValue, r.Method)
+	}
+	return answer(s, w, r)
+}
+
+// Bears says whether the value of an authorization header names the token. How long it takes does not depend on how much of it is right.
+func Bears(authorization, token string) bool {
+	scheme, given, _ := strings.Cut(authorization, " ")
+	a, b := sha256.Sum256([]byte(given)), sha256.Sum256([]byte(token))
+	return strings.EqualFold(scheme, "bearer") && subtle.ConstantTimeCompare(a[:], b[:]) == 1
+}
+
+// local says whether a request without a token may be one of this machine's programs. A page in a browser could have had its own host's name lead
+// here, and would then be allowed to read the answers; the name gives it away.
+func local(r *http.Request, token string) bool {
+	address, ok := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
+	if token != "" || !ok || !address.IP.IsLoopback() {
+		return true
+	}
+	host := r.Host
+	if name, _, err := net.SplitHostPort(host); err == nil {
+		host = name
+	}
+	return host == "localhost" || net.ParseIP(strings.Trim(host, "[]")) != nil
+}
+
+func writeError(w http.ResponseWriter, err error) {
+	writeJSON(w, StatusOf(err), struct {
+		Error string `json:"error"`
+	}{err.Error()})
+}
+
+// writeJSON writes an answer. Who does not read it gets none.
+func writeJSON(w http.ResponseWriter, status int, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	e := json.NewEncoder(w)
+	e.SetEscapeHTML(false)
+	_ = e.Encode(v)
+}
+
+// flushed is how much of the small writes of a record is put together.
+const flushed = 32 << 10
+
+// serveStream answers with an Arrow IPC stream. The first record is read before the answer begins, so that what is wrong with it has a status.
+func (s *Service) serveStream(w http.ResponseWriter, r *http.Request) error {
+	request, err := ParseQuery(r.URL.RawQuery)
+	if err != nil {
+		s.counts.refused.Add(1)
+		return err
+	}
+	st, err := s.Open(r.Context(), request, 1)
+	if err != nil {
+		return err
+	}
+	defer st.Close()
+	record, err := st.Next()
+	if err != nil && !errors.Is(err, io.EOF) {
+		return err
+	}
+	header := w.Header()
+	header.Set("Content-Type", contentType)
+	header.Set("Mula-Plan", s.Fingerprint())
+	connection := http.NewResponseController(w)
+	buffered := bufio.NewWriterSize(w, flushed)
+	out := ipc.NewWriter(buffered, ipc.WithSchema(st.Schema()), ipc.WithAllocator(st.alloc))
+	for err == nil {
+		if err = out.Write(record); err == nil {
+			err = buffered.Flush()
+		}
+		if err == nil {
+			err = connection.Flush()
+		}
+		if err == nil {
+			record, err = st.Next()
+		}
+	}
+	if errors.Is(err, io.EOF) {
+		if err = out.Close(); err == nil {
+			err = buffered.Flush()
+		}
+	}
+	if err != nil {
+		panic(http.ErrAbortHandler) // the status has been sent; what is left to say is that this is not the end
+	}
+	return nil
+}
+
+// PlanDescription is the answer to /v1/plan.
+type PlanDescription struct {
+	Fingerprint    string              `json:"fingerprint"`
+	OrderVersion   string              `json:"order_version"` // as plan.json has it
+	SequenceLength int                 `json:"sequence_length"`
+	Positions      int64               `json:"positions"`
+	TokenType      string              `json:"token_type"` // of the stream: uint16 or int32
+	Sources        []SourceDescription `json:"sources"`
+	Stages         []StageDescription  `json:"stages"`
+	Skips          [][2]int64          `json:"skips"` // positions [from, to)
+
+	// Parents are the plans that an amended one comes from, oldest first, each with the position up to which its child has its samples.
+	Parents []blend.Parent `json:"parents,omitempty"`
+}
+
+// SourceDescription is a source of a [PlanDescription].
+type SourceDescription struct {
+	Name    string `json:"name"`
+	Windows int64  `json:"windows"` // held-out ones included
+}
+
+// StageDescription is a stage of a [PlanDescription]: positions [From, To).
+type StageDescription struct {
+	From int64 `json:"from"`
+	To   int64 `json:"to"`
+}
+
+func (s *Service) servePlan(w http.ResponseWriter, r *http.Request) error {
+	if _, err := queryValues(r.URL.RawQuery, nil); err != nil {
+		return err
+	}
+	writeJSON(w, http.StatusOK, s.Describe())
+	return nil
+}
+
+// Describe says what a client may want to know of the plan.
+func (s *Service) Describe() PlanDescription {
+	p := s.data.Plan
+	d := PlanDescription{Fingerprint: p.Fingerprint(), OrderVersion: p.OrderVersion(), SequenceLength: p.SequenceLength, Positions: p.Length(),
+		TokenType: s.tokens.Name(), Parents: p.Parents, Stages: []StageDescription{}, Skips: [][2]int64{}}
+	for i := range p.Sources {
+		d.Sources = append(d.Sources, SourceDescription{p.Sources[i].Name, p.Sources[i].Windows()})
+	}
+	from := int64(0)
+	for _, stage := range p.Stages {
+		d.Stages = append(d.Stages, StageDescription{from, from + stage.Samples})
+		from += stage.Samples
+	}
+	for _, skip := range p.Skips {
+		d.Skips = append(d.Skips, [2]int64{skip.From, skip.To})
+	}
+	return d
+}
+
+// A place is the answer to /v1/where: what stands at a position.
+type place struct {
+	Position  int64      `json:"position"`
+	Skipped   bool       `json:"skipped"` // the plan leaves the position out
+	Source    string     `json:"source"`
+	Epoch     *int64     `json:"epoch"` // null where the order has none
+	Window    int64      `json:"window"`
+	Shard     int        `json:"shard"`
+	Path      string     `json:"path"` // of the shard's files, without their endings
+	Offset    int64      `json:"offset"`
+	Documents []document `json:"documents"`
+}
+
+// A document is one that a window holds a part of: tokens [From, To) of the window.
+type document struct {
+	Number int64  `json:"document"` // in the shard
+	ID     string `json:"id"`       // empty, as File is, where the shard does not record it
+	File   string `json:"file"`
+	Line   int64  `json:"line"`
+	From   int    `json:"from"`
+	To     int    `json:"to"`
+	Shard  int    `json:"shard"` // that of the sample, but in a packed plan
+}
+
+func (s *Service) serveWhere(w http.ResponseWriter, r *http.Request) error {
+	values, err := queryValues(r.URL.RawQuery, []string{"position"})
+	if err != nil {
+		return err
+	}
+	position, err := number(values, "position", 0, s.data.Length()-1, -1)
+	if err != nil {
+		return err
+	}
+	if position < 0 {
+		return refusef(http.StatusBadRequest, "position is needed: a number from 0 to %d", s.data.Length()-1)
+	}
+	done, err := s.visit()
+	if err != nil {
+		return err
+	}
+	defer done()
+	sample, parts, err := s.data.Peek(r.Context(), position)
+	if err != nil {
+		return err
+	}
+	p := place{Position: position, Skipped: sample.Skipped, Source: s.data.Sources[sample.Source].Name, Window: sample.Window, Shard: sample.Shard,
+		Path: s.data.ShardPath(sample.Source, sample.Shard), Offset: sample.Token, Documents: []document{}}
+	if sample.Epoch >= 0 {
+		p.Epoch = &sample.Epoch
+	}
+	for _, d := range parts {
+		p.Documents = append(p.Documents, document{d.Number, d.ID, d.File, d.Line, d.From, d.To, d.Shard})
+	}
+	writeJSON(w, http.StatusOK, p)
+	return nil
+}
+
+// visit is use for a request that reads without a stream; it counts as a stream.
+func (s *Service) visit() (done func(), err error) {
+	used, err := s.use()
+	if err != nil {
+		return nil, err
+	}
+	if !s.streams.TryAcquire(1) {
+		used()
+		return nil, s.tooMany()
+	}
+	return func() { s.streams.Release(1); used() }, nil
+}
+
+func (s *Service) serveHash(w http.ResponseWriter, r *http.Request) error {
+	values, err := queryValues(r.URL.RawQuery, []string{"step", "batch_size"})
+	if err != nil {
+		return err
+	}
+	batch, err := number(values, "batch_size", 1, maxBatchSize, 0)
+	if err != nil {
+		return err
+	}
+	if _, ok := values["step"]; !ok || batch == 0 {
+		return refusef(http.StatusBadRequest, "step and batch_size are needed")
+	}
+	step, err := number(values, "step", 0, s.data.Steps(int(batch))-1, 0)
+	if err != nil {
+		return err
+	}
+	done, err := s.visit()
+	if err != nil {
+		return err
+	}
+	defer done()
+	hash, err := s.hash(r.Context(), step, batch)
+	if err != nil {
+		return err
+	}
+	writeJSON(w, http.StatusOK, hash)
+	return nil
+}
+
+// hash computes the fingerprint of a step sample by sample, so that its memory does not depend on the batch.
+func (s *Service) hash(ctx context.Context, step, batch int64) (blend.StepHash, error) {
+	var h blend.StepHasher
+	tokens := make([]uint32, s.data.SequenceLength+1)
+	for position := step * batch; position < min((step+1)*batch, s.data.Length()); position++ {
+		if err := context.Cause(ctx); err != nil {
+			return blend.StepHash{}, err
+		}
+		if s.stopping.Err() != nil {
+			return blend.StepHash{}, errStopping
+		}
+		sample, err := s.data.Locate(position)
+		if err != nil {
+			return blend.StepHash{}, err
+		}
+		if sample.Skipped {
+			continue
+		}
+		if err := s.data.Tokens(tokens, sample); err != nil {
+			return blend.StepHash{}, err
+		}
+		h.Add(tokens)
+	}
+	if err := s.data.Verification().Err; err != nil {
+		return blend.StepHash{}, err
+	}
+	return h.Step(step, step*batch), nil
+}
+
+func (s *Service) serveHealth(w http.ResponseWriter, _ *http.Request) error {
+	if s.stopping.Err() != nil {
+		return errStopping
+	}
+	if err := s.data.Verification().Err; err != nil {
+		return err
+	}
+	writeJSON(w, http.StatusOK, struct {
+		Status string `json:"status"`
+		Plan   string `json:"plan"`
+	}{"ok", s.Fingerprint()})
+	return nil
+}

@@ -1,0 +1,263 @@
+package serve
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+
+	"mula/internal/suggest"
+)
+
+// Limits of what may be asked for.
+const (
+	maxBatchSize   = 1 << 20
+	maxWorld       = 1 << 20
+	maxRequest     = 16 << 10 // bytes of a request's parameters
+	maxQuotedValue = 40       // bytes of a value that a message repeats
+)
+
+// A Request is what a client asks of the order. [ParseQuery] and [ParseJSON] read it.
+type Request struct {
+	BatchSize  int      // positions of a step, over all ranks
+	Rank       int      // takes the Rank-th of World equal blocks of each step
+	World      int      // divides BatchSize
+	From, To   int64    // positions [From, To), which begin a step; To 0 is the end of the plan
+	MicroBatch int      // most rows of a record; divides BatchSize/World, which is what 0 stands for
+	Columns    []string // in this order; nil for all
+}
+
+// streamParameters are the names of what a request for a stream may say.
+var streamParameters = []string{"batch_size", "rank", "world", "from", "step", "to", "micro_batch", "columns"}
+
+// ParseQuery reads a request from the query of a URL, as batch_size=512&rank=3&world=8&step=100. Every parameter is given once at most.
+func ParseQuery(query string) (Request, error) {
+	values, err := queryValues(query, streamParameters)
+	if err != nil {
+		return Request{}, err
+	}
+	return parseRequest(values)
+}
+
+// ParseJSON reads a request from a JSON object of the same parameters, as {"batch_size": 512, "columns": ["position", "tokens"]}. Numbers may be
+// strings, and columns a string with commas.
+func ParseJSON(text []byte) (Request, error) {
+	values, err := jsonValues(text)
+	if err != nil {
+		return Request{}, err
+	}
+	return parseRequest(values)
+}
+
+// queryValues reads the query of a URL that may have these parameters.
+func queryValues(query string, known []string) (map[string]string, error) {
+	if len(query) > maxRequest {
+		return nil, refusef(http.StatusBadRequest, "the query has %d bytes; it may have %d", len(query), maxRequest)
+	}
+	parsed, err := url.ParseQuery(query)
+	if err != nil {
+		return nil, refusef(http.StatusBadRequest, "the query cannot be read: %s", printable(err.Error()))
+	}
+	values := make(map[string]string, len(parsed))
+	for _, name := range sortedKeys(parsed) {
+		if err := checkName(name, known); err != nil {
+			return nil, err
+		}
+		if n := len(parsed[name]); n > 1 {
+			return nil, refusef(http.StatusBadRequest, "%s is given %d times", name, n)
+		}
+		values[name] = parsed[name][0]
+	}
+	return values, nil
+}
+
+func sortedKeys(values url.Values) []string {
+	keys := make([]string, 0, len(values))
+	for k := range values {
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	return keys
+}
+
+// jsonValues reads a flat JSON object whose names are those of streamParameters. The package json would let the last of two equal names win.
+func jsonValues(text []byte) (map[string]string, error) {
+	if len(text) > maxRequest {
+		return nil, refusef(http.StatusBadRequest, "the request has %d bytes; it may have %d", len(text), maxRequest)
+	}
+	bad := func(err error) error {
+		if errors.Is(err, io.EOF) {
+			err = io.ErrUnexpectedEOF
+		}
+		return refusef(http.StatusBadRequest, "the request is not a JSON object as {\"batch_size\": 512}: %s", printable(err.Error()))
+	}
+	d := json.NewDecoder(bytes.NewReader(text))
+	d.UseNumber()
+	token, err := d.Token()
+	if err != nil {
+		return nil, bad(err)
+	}
+	if token != json.Delim('{') {
+		return nil, bad(errors.New("it begins with something else"))
+	}
+	values := make(map[string]string)
+	for d.More() {
+		token, err := d.Token()
+		if err != nil {
+			return nil, bad(err)
+		}
+		name := token.(string) // the decoder gives nothing else at this place
+		if err := checkName(name, streamParameters); err != nil {
+			return nil, err
+		}
+		if _, twice := values[name]; twice {
+			return nil, refusef(http.StatusBadRequest, "%s is given twice", name)
+		}
+		if values[name], err = jsonValue(d); err != nil {
+			return nil, bad(fmt.Errorf("%s: %w", name, err))
+		}
+	}
+	if _, err := d.Token(); err != nil {
+		return nil, bad(err)
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return nil, bad(errors.New("something follows it"))
+	}
+	return values, nil
+}
+
+// jsonValue reads a number, a string, or a list of strings, which it joins with commas.
+func jsonValue(d *json.Decoder) (string, error) {
+	token, err := d.Token()
+	if err != nil {
+		return "", err
+	}
+	switch token := token.(type) {
+	case json.Number:
+		return token.String(), nil
+	case string:
+		return token, nil
+	}
+	if token != json.Delim('[') {
+		return "", errors.New("it must be a number, a string or a list of strings")
+	}
+	var list []string
+	for d.More() {
+		token, err := d.Token()
+		if err != nil {
+			return "", err
+		}
+		element, ok := token.(string)
+		if !ok || strings.Contains(element, ",") {
+			return "", errors.New("the list must be of names")
+		}
+		list = append(list, element)
+	}
+	_, err = d.Token()
+	return strings.Join(list, ","), err
+}
+
+// checkName refuses a parameter that is not known.
+func checkName(name string, known []string) error {
+	if slices.Contains(known, name) {
+		return nil
+	}
+	hint := ""
+	if near := suggest.Nearest(name, known); near != "" {
+		hint = fmt.Sprintf("; %s may have been meant", near)
+	}
+	if len(known) == 0 {
+		return refusef(http.StatusBadRequest, "there is no parameter %.*q: this has none", maxQuotedValue, name)
+	}
+	return refusef(http.StatusBadRequest, "there is no parameter %.*q%s: known are %s", maxQuotedValue, name, hint, strings.Join(known, ", "))
+}
+
+// printable makes the text of another package one line that is safe to print.
+func printable(text string) string {
+	quoted := strconv.Quote(text)
+	return strings.ReplaceAll(quoted[1:len(quoted)-1], `\"`, `"`)
+}
+
+// number reads a parameter in [least, most]; a missing one is otherwise.
+func number(values map[string]string, name string, least, most, otherwise int64) (int64, error) {
+	text, ok := values[name]
+	if !ok {
+		return otherwise, nil
+	}
+	n, err := strconv.ParseUint(text, 10, 63)
+	if err != nil || int64(n) < least || int64(n) > most {
+		return 0, refusef(http.StatusBadRequest, "%s is %.*q; it must be a whole number from %d to %d", name, maxQuotedValue, text, least, most)
+	}
+	return int64(n), nil
+}
+
+// maxPosition is beyond the positions of every plan.
+const maxPosition = 1 << 60
+
+// parseRequest reads the parameters of a stream and checks what can be checked without the plan.
+func parseRequest(values map[string]string) (Request, error) {
+	var r Request
+	var step int64
+	for _, p := range []struct {
+		name                   string
+		least, most, otherwise int64
+		set                    func(int64)
+	}{
+		{"batch_size", 1, maxBatchSize, 0, func(n int64) { r.BatchSize = int(n) }},
+		{"rank", 0, maxWorld - 1, 0, func(n int64) { r.Rank = int(n) }},
+		{"world", 1, maxWorld, 1, func(n int64) { r.World = int(n) }},
+		{"from", 0, maxPosition, 0, func(n int64) { r.From = n }},
+		{"step", 0, maxPosition, 0, func(n int64) { step = n }},
+		{"to", 1, maxPosition, 0, func(n int64) { r.To = n }},
+		{"micro_batch", 1, maxBatchSize, 0, func(n int64) { r.MicroBatch = int(n) }},
+	} {
+		n, err := number(values, p.name, p.least, p.most, p.otherwise)
+		if err != nil {
+			return Request{}, err
+		}
+		p.set(n)
+	}
+	if r.BatchSize == 0 {
+		return Request{}, refusef(http.StatusBadRequest, "batch_size is needed: the number of samples of a step, over all ranks")
+	}
+	_, from := values["from"]
+	_, stepped := values["step"]
+	if from && stepped {
+		return Request{}, refusef(http.StatusBadRequest, "from and step exclude each other: one is a position, the other the number of a step")
+	}
+	if stepped {
+		if step > maxPosition/int64(r.BatchSize) {
+			return Request{}, refusef(http.StatusBadRequest, "step is %d; with batch_size %d no plan has so many", step, r.BatchSize)
+		}
+		r.From = step * int64(r.BatchSize)
+	}
+	if text, ok := values["columns"]; ok {
+		r.Columns = strings.Split(text, ",")
+	}
+	err := r.complete()
+	return r, err
+}
+
+// complete sets what may be left out, and checks that the parts fit together.
+func (r *Request) complete() error {
+	if r.World < 1 || r.Rank < 0 || r.From < 0 || r.To < 0 || r.MicroBatch < 0 || r.BatchSize < 1 || r.BatchSize > maxBatchSize {
+		return refusef(http.StatusBadRequest, "the request is out of range: %+v", *r)
+	}
+	switch share := r.BatchSize / r.World; {
+	case r.BatchSize%r.World != 0:
+		return refusef(http.StatusBadRequest, "batch_size %d cannot be divided among %d ranks: choose a multiple", r.BatchSize, r.World)
+	case r.Rank >= r.World:
+		return refusef(http.StatusBadRequest, "rank is %d; with world %d it must be from 0 to %d", r.Rank, r.World, r.World-1)
+	case r.MicroBatch > 0 && share%r.MicroBatch != 0:
+		return refusef(http.StatusBadRequest, "micro_batch %d does not divide the %d samples that a rank has of each step", r.MicroBatch, share)
+	case r.MicroBatch == 0:
+		r.MicroBatch = share
+	}
+	return nil
+}

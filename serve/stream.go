@@ -1,0 +1,386 @@
+package serve
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"math"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/array"
+	"github.com/apache/arrow-go/v18/arrow/memory"
+
+	"mula/blend"
+)
+
+// The columns that every stream has, and those that are added to the ones of blend.
+const (
+	columnPosition = "position" // as blend calls it
+	columnTokens   = "tokens"   // likewise
+	columnShard    = "shard"    // int32: number of the shard in its source
+	columnOffset   = "offset"   // int64: the shard's token at which the window begins
+)
+
+// A Stream gives one record after the other of what a [Request] asks for. It is used by one goroutine, which closes it.
+//
+// It holds memory for the record that it has given last; the next call of Next makes that record the caller's no longer. Where the memory of the
+// service has room, the record after it is read meanwhile.
+type Stream struct {
+	service *Service
+	ctx     context.Context
+	cancel  context.CancelFunc
+	request Request
+	schema  *arrow.Schema
+	alloc   *recycler
+	done    []func() // what Close gives back, last first
+
+	first  int64 // position at which the step of the next record begins
+	part   int   // number of the next record in its step
+	size   int64 // bytes that a record is taken to have, times copies
+	held   int64 // bytes reserved for the record that is being sent
+	last   arrow.RecordBatch
+	ahead  chan read // of the record that is read ahead; nil if none is
+	saved  int64     // bytes reserved for that
+	copies int64     // of a record that the transport holds at a time, its own one included
+}
+
+// read is a record that was read, or why it was not.
+type read struct {
+	record arrow.RecordBatch
+	err    error
+}
+
+// Open begins a stream, waiting in line where the memory is taken. Copies is how often the transport holds a record at a time, its own one
+// included. Errors are of type [*Error] where the request is at fault or the service is busy.
+func (s *Service) Open(ctx context.Context, r Request, copies int) (_ *Stream, err error) {
+	st := &Stream{service: s, request: r, copies: int64(copies)}
+	defer func() {
+		if err != nil {
+			s.counts.refused.Add(1)
+			st.Close()
+		}
+	}()
+	if err := st.check(); err != nil {
+		return nil, err
+	}
+	done, err := s.use()
+	if err != nil {
+		return nil, err
+	}
+	st.done = append(st.done, done)
+	if !s.streams.TryAcquire(1) {
+		return nil, s.tooMany()
+	}
+	s.counts.streams.Add(1)
+	st.done = append(st.done, func() { s.streams.Release(1); s.counts.streams.Add(-1) })
+	st.ctx, st.cancel = context.WithCancel(ctx)
+	st.done = append(st.done, st.cancel)
+	if err := st.reserve(st.size + overhead); err != nil {
+		return nil, err
+	}
+	st.alloc = &recycler{fresh: memory.NewGoAllocator()}
+	s.counts.opened.Add(1)
+	return st, nil
+}
+
+// Look gives the schema of the stream that a request asks for, and the number of its samples, skipped ones included, or the error that [Service.Open]
+// would give for the request's sake.
+func (s *Service) Look(r Request, copies int) (schema *arrow.Schema, samples int64, err error) {
+	st := &Stream{service: s, request: r, copies: int64(copies)}
+	if err := st.check(); err != nil {
+		return nil, 0, err
+	}
+	share, batch := int64(r.BatchSize/r.World), int64(r.BatchSize)
+	whole := (st.request.To - r.From) / batch
+	rest := st.request.To - r.From - whole*batch // of the last step, which is a short one
+	return st.schema, whole*share + min(max(rest-int64(r.Rank)*share, 0), share), nil
+}
+
+// check compares the request with the plan, and completes it.
+func (st *Stream) check() error {
+	r, d := &st.request, st.service.data
+	if err := r.complete(); err != nil {
+		return err
+	}
+	if r.To == 0 {
+		r.To = d.Length()
+	}
+	batch := int64(r.BatchSize)
+	switch {
+	case max(r.From, r.To) > d.Length():
+		return refusef(http.StatusBadRequest, "position %d is not in the plan, which has %d positions", max(r.From, r.To), d.Length())
+	case r.To < r.From:
+		return refusef(http.StatusBadRequest, "to is %d, before the first position %d", r.To, r.From)
+	case r.From%batch != 0 && r.From != d.Length(): // at the end there is nothing left to be out of step
+		before := r.From - r.From%batch
+		return refusef(http.StatusBadRequest, "no step of %d positions begins at %d: the nearest begin at %d and %d", batch, r.From, before, before+batch)
+	}
+	if err := st.choose(); err != nil {
+		return err
+	}
+	st.first = r.From
+	length := int64(d.SequenceLength + 1)
+	if int64(r.MicroBatch) > math.MaxInt32/length {
+		return refusef(http.StatusBadRequest, "%d samples of %d tokens are more than the 2^31 tokens that a record can hold: use micro_batch", r.MicroBatch, length)
+	}
+	st.size = int64(r.MicroBatch) * (length*int64(st.service.tokens.Bytes()) + 64) * st.copies
+	if most := st.service.o.Memory / 4; st.size+overhead > most {
+		return refusef(http.StatusBadRequest, "a record of %d samples takes %d bytes here, and one stream may take %d, a quarter of --memory: "+
+			"use micro_batch, or more ranks", r.MicroBatch, st.size+overhead, most)
+	}
+	return nil
+}
+
+// choose makes the schema.
+func (st *Stream) choose() error {
+	r, s := &st.request, st.service
+	names := r.Columns
+	if names == nil {
+		for _, f := range s.fields {
+			names = append(names, f.Name)
+		}
+	}
+	for _, always := range []string{columnTokens, columnPosition} {
+		if !slices.Contains(names, always) {
+			names = append([]string{always}, names...)
+		}
+	}
+	fields := make([]arrow.Field, len(names))
+	for i, name := range names {
+		k := slices.IndexFunc(s.fields, func(f arrow.Field) bool { return f.Name == name })
+		if k < 0 {
+			known := make([]string, len(s.fields))
+			for i, f := range s.fields {
+				known[i] = f.Name
+			}
+			return refusef(http.StatusBadRequest, "there is no column %.*q: known are %s", maxQuotedValue, name, strings.Join(known, ", "))
+		}
+		if slices.Contains(names[:i], name) {
+			return refusef(http.StatusBadRequest, "column %s is named twice", name)
+		}
+		fields[i] = s.fields[k]
+	}
+	metadata := make(map[string]string, len(s.base)+6)
+	for key, value := range s.base {
+		metadata[key] = value
+	}
+	for key, value := range map[string]int64{"batch_size": int64(r.BatchSize), "rank": int64(r.Rank), "world": int64(r.World), "from": r.From, "to": r.To,
+		"micro_batch": int64(r.MicroBatch)} {
+		metadata["mula."+key] = strconv.FormatInt(value, 10)
+	}
+	m := arrow.MetadataFrom(metadata)
+	st.schema = arrow.NewSchema(fields, &m)
+	return nil
+}
+
+// reserve waits for memory for the record that is sent.
+func (st *Stream) reserve(bytes int64) error {
+	s := st.service
+	s.counts.waiting.Add(1)
+	defer s.counts.waiting.Add(-1)
+	ctx, cancel := context.WithTimeout(st.ctx, s.o.Wait)
+	defer cancel()
+	defer context.AfterFunc(s.stopping, cancel)()
+	if err := s.sending.Acquire(ctx, bytes); err != nil {
+		switch {
+		case st.ctx.Err() != nil:
+			return context.Cause(st.ctx)
+		case s.stopping.Err() != nil:
+			return errStopping
+		}
+		return refusef(http.StatusServiceUnavailable, "the %d bytes of memory are taken by other streams (--memory), and none came free in %v: ask again later",
+			s.o.Memory, s.o.Wait)
+	}
+	st.held += bytes
+	s.counts.sendingBytes.Add(bytes)
+	return nil
+}
+
+// Schema is the schema of the records.
+func (st *Stream) Schema() *arrow.Schema { return st.schema }
+
+// Next gives the next record, which is good until the next call of Next or Close, or io.EOF after the last. When the service stops it gives an
+// error instead of the next record.
+func (st *Stream) Next() (arrow.RecordBatch, error) {
+	st.drop()
+	s := st.service
+	if s.stopping.Err() != nil {
+		return nil, errStopping
+	}
+	if st.first >= st.request.To {
+		s.counts.completed.Add(1)
+		return nil, io.EOF
+	}
+	var got read
+	if st.ahead != nil {
+		got = st.await()
+	} else {
+		got = st.read(st.first, st.part)
+	}
+	if got.err != nil {
+		return nil, got.err
+	}
+	st.last = got.record
+	bytes := sizeOf(got.record)
+	if held := bytes * st.copies; held > st.size { // there are many document starts
+		if err := st.reserve(held - st.size); err != nil {
+			return nil, err
+		}
+		st.size = held
+	}
+	if st.part++; st.part == st.parts() {
+		st.part, st.first = 0, st.first+min(int64(st.request.BatchSize), st.request.To-st.first)
+	}
+	st.readAhead()
+	s.counts.records.Add(1)
+	s.counts.samples.Add(got.record.NumRows())
+	s.counts.bytes.Add(bytes)
+	return got.record, nil
+}
+
+// parts is the number of records that a step has.
+func (st *Stream) parts() int { return st.request.BatchSize / st.request.World / st.request.MicroBatch }
+
+// readAhead begins to read the next record, if there is one and memory for it.
+func (st *Stream) readAhead() {
+	s := st.service
+	if st.first >= st.request.To {
+		return
+	}
+	if !s.ahead.TryAcquire(st.size) {
+		st.alloc.forget()
+		return
+	}
+	s.counts.aheadBytes.Add(st.size)
+	st.saved, st.ahead = st.size, make(chan read, 1)
+	go func(to chan<- read, first int64, part int) { to <- st.read(first, part) }(st.ahead, st.first, st.part)
+}
+
+// await gives the record that is read ahead. It comes soon, also when the context has ended.
+func (st *Stream) await() read {
+	got := <-st.ahead
+	st.ahead = nil
+	st.service.ahead.Release(st.saved)
+	st.service.counts.aheadBytes.Add(-st.saved)
+	return got
+}
+
+// drop gives back the record that was given last.
+func (st *Stream) drop() {
+	if st.last != nil {
+		st.last.Release()
+		st.last = nil
+	}
+}
+
+// Close ends the stream and gives back what it holds.
+func (st *Stream) Close() {
+	st.drop()
+	if st.cancel != nil {
+		st.cancel()
+	}
+	if st.ahead != nil {
+		if got := st.await(); got.record != nil {
+			got.record.Release()
+		}
+	}
+	if st.held > 0 {
+		st.service.sending.Release(st.held)
+		st.service.counts.sendingBytes.Add(-st.held)
+		st.held = 0
+	}
+	for _, done := range slices.Backward(st.done) {
+		done()
+	}
+	st.done = nil
+}
+
+// read reads one record: part of this rank's share of the step that begins at first. A step that is shared out among ranks and, within a rank,
+// among micro-batches, is one that is shared out among as many ranks as there are micro-batches: no more is read than the record holds.
+func (st *Stream) read(first int64, part int) read {
+	began := time.Now()
+	defer func() { st.service.counts.reading.Add(int64(time.Since(began))) }()
+	r := st.request
+	s, err := st.service.data.Stream(st.ctx, blend.StreamOptions{From: first, To: first + min(int64(r.BatchSize), r.To-first), BatchSize: r.BatchSize,
+		Rank: r.Rank*st.parts() + part, World: r.BatchSize / r.MicroBatch, Allocator: st.alloc})
+	if err != nil {
+		return read{nil, err}
+	}
+	defer s.Close()
+	record, err := s.Next()
+	if err != nil {
+		return read{nil, err}
+	}
+	defer record.Release()
+	record, err = st.arrange(record)
+	return read{record, err}
+}
+
+// arrange makes the record with the columns of the stream out of one of blend.
+func (st *Stream) arrange(from arrow.RecordBatch) (arrow.RecordBatch, error) {
+	columns := make([]arrow.Array, st.schema.NumFields())
+	var added []arrow.Array
+	defer func() {
+		for _, a := range added {
+			a.Release()
+		}
+	}()
+	for i, f := range st.schema.Fields() {
+		if k := from.Schema().FieldIndices(f.Name); len(k) > 0 {
+			columns[i] = from.Column(k[0])
+		}
+	}
+	shard, offset := st.schema.FieldIndices(columnShard), st.schema.FieldIndices(columnOffset)
+	if len(shard)+len(offset) > 0 {
+		positions, ok := columns[st.schema.FieldIndices(columnPosition)[0]].(*array.Int64)
+		if !ok {
+			return nil, fmt.Errorf("serve: positions are %s, want int64", positions.DataType())
+		}
+		shards, offsets := array.NewInt32Builder(st.alloc), array.NewInt64Builder(st.alloc)
+		defer shards.Release()
+		defer offsets.Release()
+		shards.Reserve(positions.Len())
+		offsets.Reserve(positions.Len())
+		for _, position := range positions.Values() {
+			s, err := st.service.data.Locate(position)
+			if err != nil {
+				return nil, err
+			}
+			shards.UnsafeAppend(int32(s.Shard))
+			offsets.UnsafeAppend(s.Token)
+		}
+		added = []arrow.Array{shards.NewArray(), offsets.NewArray()}
+		for _, i := range shard {
+			columns[i] = added[0]
+		}
+		for _, i := range offset {
+			columns[i] = added[1]
+		}
+	}
+	return array.NewRecordBatch(st.schema, columns, from.NumRows()), nil
+}
+
+// sizeOf is the number of bytes of a record's columns.
+func sizeOf(record arrow.RecordBatch) (bytes int64) {
+	for _, c := range record.Columns() {
+		bytes += dataSize(c.Data())
+	}
+	return bytes
+}
+
+func dataSize(d arrow.ArrayData) (bytes int64) {
+	for _, b := range d.Buffers() {
+		if b != nil {
+			bytes += int64(b.Len())
+		}
+	}
+	for _, child := range d.Children() {
+		bytes += dataSize(child)
+	}
+	return bytes
+}
