@@ -5,7 +5,7 @@ FUZZTIME ?= 20s
 # Where the Python environments of the originals are made, about 8 GB; see conformance/environments.sh.
 ENVIRONMENTS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/mula/conformance
 
-.PHONY: help build test race lint fmt fuzz bench bench-index bench-encoding bench-training bench-products bench-kernels pvc conformance conformance-ids conformance-layouts conformance-huggingface quickstart clean
+.PHONY: help build test race lint fmt fuzz bench bench-index bench-encoding bench-training bench-products bench-kernels bench-loaders pvc conformance conformance-ids conformance-layouts conformance-huggingface quickstart clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 26
@@ -53,6 +53,10 @@ bench-training: build ## training: PyTorch + transformers and mula side by side 
 bench-products: ## matrix products: OpenBLAS, torch and mula side by side (ARGS='--threads 1 --shapes a g')
 	conformance/environments.sh $(ENVIRONMENTS) transformers-5.23.0
 	$(ENVIRONMENTS)/transformers-5.23.0/bin/python benchmarks/products.py $(ARGS)
+
+bench-loaders: build ## loaders: mula, Grain, MosaicML Streaming, Megatron core, datatrove, OLMo-core side by side (ARGS='--megabytes 1000 --rounds 3')
+	conformance/environments.sh $(ENVIRONMENTS) loaders
+	$(ENVIRONMENTS)/loaders/bin/python benchmarks/loaders.py $(ARGS)
 
 bench-kernels: ## every command of the device at mula-mini's sizes: processor, OpenCL and floor; writes the tables of benchmarks/kernels.md (ARGS='-rows 4 -precision bf16')
 	$(GO) run ./benchmarks/kernels -table benchmarks/kernels.md $(ARGS)

@@ -197,6 +197,10 @@ func (r *run) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if plan.Packing != nil {
+		return fmt.Errorf("%s: its samples are packed documents (order %q), and mula train does not leave padding and the starts of documents out of its loss yet; "+
+			"blend without packing, or give the samples to another trainer with mula stream or mula serve", r.config.Plan, plan.OrderVersion())
+	}
 	options := blend.OpenOptions{Waiting: func(message string) { r.warn("%s", message) }}
 	if options.Verify, err = blend.ParseVerify(r.config.Verify); err != nil {
 		return err
@@ -775,9 +779,12 @@ func (r *run) notFinite(what string, err error, rows []result, rank int) error {
 	if r.lastSaved >= 0 {
 		checkpoint = "the newest checkpoint is " + checkpointName(r.lastSaved)
 	}
+	leave := fmt.Sprintf("amend the plan with mula blend --amend %s --skip %d:%d --output NEW.json and train on with that", r.config.Plan, from, to)
+	if r.data.Plan.Megatron != nil { // which cannot be amended
+		leave = fmt.Sprintf("add {from: %d, to: %d} to skips in blend.yaml, seal the plan again and set plan_change: accept", from, to)
+	}
 	err = fmt.Errorf("step %d: %w, at positions %d to %d, of %s; the weights are as before the step, and %s. If the losses before it rose, the learning rate is too high. "+
-		"Else look at the text with mula peek --position; to leave it out, add {from: %d, to: %d} to skips in blend.yaml, seal the plan again and set plan_change: accept",
-		r.state.Step, err, from, to-1, strings.Join(sources, ", "), checkpoint, from, to)
+		"Else look at the text with mula peek --position; to leave it out, %s", r.state.Step, err, from, to-1, strings.Join(sources, ", "), checkpoint, leave)
 	return &notFiniteError{what, r.blame(rank, failureNotFinite, err)}
 }
 
@@ -972,8 +979,16 @@ func (r *run) findCheckpoint(checkpoint *Checkpoint) (*Checkpoint, error) {
 		return nil, fmt.Errorf("%s: %w", checkpoint.Dir, err)
 	}
 	if r.state.Cursor.Plan != plan && r.config.PlanChange != AcceptPlanChange {
-		return nil, fmt.Errorf("%s was made with plan %.16s…, and %s is plan %.16s…; use the plan that the run began with, or set plan_change: accept to go on at position %d of the other one",
-			checkpoint.Dir, r.state.Cursor.Plan, r.config.Plan, plan, r.state.Cursor.Position)
+		shared, descends := r.data.Plan.Shared(r.state.Cursor.Plan)
+		switch {
+		case !descends:
+			return nil, fmt.Errorf("%s was made with plan %.16s…, and %s is plan %.16s…; use the plan that the run began with, or set plan_change: accept to go on at position %d of the other one",
+				checkpoint.Dir, r.state.Cursor.Plan, r.config.Plan, plan, r.state.Cursor.Position)
+		case r.state.Cursor.Position > shared:
+			return nil, fmt.Errorf("%s was made with plan %.16s… up to position %d, and %s, plan %.16s…, amends that one from position %d on; amend it at position %d or later, "+
+				"or set plan_change: accept to go on at position %d of the amended one", checkpoint.Dir, r.state.Cursor.Plan, r.state.Cursor.Position, r.config.Plan, plan, shared,
+				r.state.Cursor.Position, r.state.Cursor.Position)
+		}
 	}
 	if r.state.SequenceLength != r.data.SequenceLength {
 		return nil, fmt.Errorf("%s was made with samples of %d tokens, and %s has samples of %d: a run cannot change its sequence length; seal the plan with the old one, "+

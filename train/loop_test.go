@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log"
 	"maps"
 	"math"
@@ -1009,4 +1010,66 @@ func mustPlan(t testing.TB, path string) *blend.Plan {
 		t.Fatal(err)
 	}
 	return p
+}
+
+// A run goes over to a plan that amends its own without being told to, where they are the same up to the checkpoint; one that was amended before that
+// is another plan.
+func TestRunAmendedPlan(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	plan := makePlan(t, dir, "plan.json", "")
+	parent, err := blend.ReadPlan(plan)
+	if err != nil {
+		t.Fatal(err)
+	}
+	amend := func(name string, from, to int64) string {
+		child, err := blend.Amend(t.Context(), parent, &blend.Amendment{At: from, Skips: []blend.Range{{From: from, To: to}}, Reason: "a spike"}, blend.SealOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		path := filepath.Join(dir, name)
+		if err := child.Write(path); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	early, late := amend("early.json", 20, 23), amend("late.json", 40, 43)
+	c := testConfig(t, plan, "evaluate: {every: 0}\n")
+	mustRun(t, c, stopAfter(3)) // before position 32
+	c.Plan = early
+	if _, err := Run(t.Context(), c, Options{}); err == nil || !strings.Contains(err.Error(), "amends that one from position 20 on") || !strings.Contains(err.Error(), "plan_change: accept") {
+		t.Fatalf("a plan amended before the checkpoint: %v", err)
+	}
+	c.Plan = late
+	var warnings []string
+	mustRun(t, c, Options{Warn: func(text string) { warnings = append(warnings, text) }})
+	if len(warnings) != 1 || !strings.Contains(warnings[0], "position 32") {
+		t.Errorf("warnings %q", warnings)
+	}
+	// It is the run along the amended plan: the same weights in the end.
+	whole := testConfig(t, late, "evaluate: {every: 0}\n")
+	mustRun(t, whole, Options{})
+	weights := func(c Config) string {
+		s, err := verifyCheckpoint(t.Context(), nil, filepath.Join(c.Output, checkpointsDir, checkpointName(8)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s.Weights
+	}
+	if weights(c) != weights(whole) {
+		t.Error("the weights are not those of a run along the amended plan from the beginning")
+	}
+}
+
+// Training does not know packed samples yet, and says so before anything is written.
+func TestRunPackedPlan(t *testing.T) {
+	t.Parallel()
+	c := testConfig(t, makePlan(t, t.TempDir(), "plan.json", "packing: best_fit\npad: 0\n"), "")
+	_, err := Run(t.Context(), c, Options{})
+	if err == nil || !strings.Contains(err.Error(), "packed documents") {
+		t.Fatalf("a packed plan: %v", err)
+	}
+	if _, err := os.Stat(c.Output); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the run directory is there: %v", err)
+	}
 }
