@@ -232,15 +232,15 @@ kernel void multiply_registers(MEMORY(float, c), MEMORY(const float, a), MEMORY(
 }
 
 // Groups of rows, of not too many terms: a work-item has a panel of the group's matrix in local memory, and multiplies up to `band` rows of the group by it.
-// Dimension 0 is the panel, 1 the group, 2 the band. A is rounded, and its rows lie in one piece.
+// Dimension 0 is the band, 1 the panel, 2 the group. A is rounded, and its rows lie in one piece.
 kernel void multiply_groups(MEMORY(float, c), MEMORY(const float, a), MEMORY(const float, b), MEMORY(const int, starts), const int band, const int n, const int k,
 	const long a_rows, const long b_rows, const long b_columns, const long b_stack, const long ldc, const int accumulate, local float *panel)
 {
 	LOCATE(c), LOCATE(a), LOCATE(b), LOCATE(starts);
-	const int group = get_group_id(1), first = starts[group] + band * (int)get_group_id(2), last = min(starts[group + 1], first + band);
+	const int group = get_group_id(2), first = starts[group] + band * (int)get_group_id(0), last = min(starts[group + 1], first + band);
 	if (first >= last || accumulate && k == 0)
 		return;
-	const int j = PANEL * get_group_id(0);
+	const int j = PANEL * get_group_id(1);
 	b += group * b_stack + j * b_columns;
 	for (int t = 0; t < k; t += STRIP)
 		for (int side = 0; side < PANEL; side += 16) {

@@ -92,7 +92,8 @@ func (d *Device) multiply(p product) {
 	down, matrices := (p.m+height-1)/height, 1
 	switch {
 	case p.groupRows && d.shape.processor && p.k <= groupTerms && 4*int64(panel) <= d.device.LocalMemory:
-		c.launch("multiply_groups", groups(1, (p.n+panelColumns-1)/panelColumns, parts, (p.m+groupBand-1)/groupBand), to, a, b, c.starts(p), integer(groupBand),
+		// Bands come first: those beyond a group's rows have no work, and PoCL gives each thread a stretch of work-groups.
+		c.launch("multiply_groups", groups(1, (p.m+groupBand-1)/groupBand, (p.n+panelColumns-1)/panelColumns, parts), to, a, b, c.starts(p), integer(groupBand),
 			integer(p.n), integer(p.k), long(aRows), long(p.bRows), long(p.bColumns), long(p.stack), long(p.ldc), accumulate, local(panel))
 		return
 	case p.groupRows:
