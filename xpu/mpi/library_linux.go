@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"strings"
 	"unsafe"
 
@@ -71,6 +72,8 @@ func open() (*library, error) {
 		names = []string{name}
 	}
 	var reasons []string
+	runtime.LockOSThread() // the reason of a failure is kept for the thread that met it
+	defer runtime.UnlockOSThread()
 	for _, name := range names {
 		lib, err := purego.Dlopen(name, purego.RTLD_NOW|purego.RTLD_GLOBAL)
 		if err != nil {
