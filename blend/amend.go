@@ -110,14 +110,14 @@ func amended(ctx context.Context, parent *Plan, a *Amendment, l *ledger) (_ *Dat
 	if len(p.Parents) > maxParents {
 		return nil, fmt.Errorf("the plan has been amended %d times, as often as can be: seal a new one", len(parent.Parents))
 	}
-	list := shardList{a.dir, map[string]string{}, realPaths{}}
+	list := shardList{dir: a.dir, listed: map[string]string{}, links: realPaths{}, planned: map[string]string{}}
 	for i, s := range parent.Sources {
 		s := Source{Name: s.Name, MaxEpochs: s.MaxEpochs, Validation: s.Validation, Shards: slices.Clone(s.Shards), Growth: slices.Clone(s.Growth)}
 		for k := range s.Shards {
 			if s.Shards[k].Path, err = absolutePath(parent.ShardPath(i, k)); err != nil {
 				return nil, err
 			}
-			list.listed[list.links.of(s.Shards[k].Path)] = s.Name
+			list.planned[list.links.of(s.Shards[k].Path)] = s.Name
 		}
 		p.Sources = append(p.Sources, s)
 	}
@@ -215,6 +215,11 @@ func amended(ctx context.Context, parent *Plan, a *Amendment, l *ledger) (_ *Dat
 		}
 	}
 	if source, err := p.checkEpochs(limits); err != nil {
+		var e *EpochsError
+		if errors.As(err, &e) && (e.Fits < a.At || e.Fits == a.At && (a.Weights != nil || len(a.Stages) > 0)) {
+			e.Fits = 0 // no amendment from At on makes the plan so short
+			err = fmt.Errorf("%w; what is drawn before position %d stays, and counts", err, a.At)
+		}
 		return nil, a.file.Errorf(where(source), "%w", err)
 	}
 	return d, nil
@@ -226,13 +231,13 @@ func (a *Amendment) validate(parent *Plan) error {
 		return fmt.Errorf("the plan has order %q, and only plans of mula's native order can be amended: seal another plan with `mula blend`", parent.OrderVersion())
 	}
 	if a.At < 0 || a.At > parent.length {
-		return fmt.Errorf("position %d: the plan has positions 0 to %d, and can be amended from any of them on, or from %d, its end", a.At, parent.length-1, parent.length)
+		return fmt.Errorf("position %d: the plan can be amended from position 0 to position %d, its end", a.At, parent.length)
 	}
-	if err := validateReason(a.Reason); err != nil {
+	if err := validateNewReason(a.Reason); err != nil {
 		return err
 	}
 	if a.Samples == nil && len(a.Sources) == 0 && a.Weights == nil && len(a.Stages) == 0 && len(a.Skips) == 0 {
-		return a.file.Errorf("$", "nothing is to be amended: give sources, weights, stages, samples or skips")
+		return a.file.Errorf("$", "nothing is to be amended: give samples, sources, weights or stages; positions to leave out are no field, but given with --skip FROM:TO")
 	}
 	if a.Samples != nil && (*a.Samples < 1 || *a.Samples < a.At || *a.Samples > maxLength) {
 		return a.file.Errorf("$.samples", "samples is %d: it is the length of the whole plan, and must be at least %d and at most 2^60", *a.Samples, max(1, a.At))

@@ -3,6 +3,7 @@ package blend
 import (
 	"encoding/json"
 	"fmt"
+	"io"
 	"math/big"
 	"os"
 	"path/filepath"
@@ -358,6 +359,8 @@ func TestAmendRefuses(t *testing.T) {
 		"samples":           {p, 200, "samples: 199", nil, "amend.yaml:1: samples is 199"},
 		"both":              {p, 200, "weights: {web: 1}\nstages: [{samples: 1, weights: {web: 1}}]", nil, "both weights and stages"},
 		"unknown field":     {p, 200, "sampels: 3", nil, "samples"},
+		"a field of others": {p, 200, "skips: []", nil, "known are samples, sources, weights, stages"},
+		"nothing in it":     {p, 200, "{}", nil, "given with --skip FROM:TO"},
 		"unknown weight":    {p, 200, "weights: {wbe: 1}", nil, "known are web, wiki"},
 		"zero weight":       {p, 200, "weights: {web: 0}", nil, "missing or zero"},
 		"no weights":        {p, 200, "weights: {}", nil, "no source has a weight"},
@@ -371,11 +374,14 @@ func TestAmendRefuses(t *testing.T) {
 		"nothing new":       {p, 200, "sources: [{name: wiki}]", nil, "nothing new is said"},
 		"not drawn":         {p, 200, "sources: [{name: code, shards: [part-3]}]", nil, "say in weights or stages"},
 		"no weight":         {p, 200, "sources: [{name: code, shards: [part-3]}]\nweights: {web: 1}", nil, `draws nothing from source "code"`},
-		"shard of another":  {p, 200, "sources: [{name: web, shards: [part-2]}]", nil, "listed twice"},
+		"shard of another":  {p, 200, "sources: [{name: web, shards: [part-2]}]", nil, `is in the plan already, in source "wiki": name the new shards alone`},
+		"its own shard":     {p, 200, "sources: [{name: web, shards: [part-0]}]", nil, `is in the plan already, in source "web"`},
+		"a shard twice":     {p, 200, "sources: [{name: web, shards: [part-3, part-3]}]", nil, `is listed twice in source "web"`},
 		"no such shard":     {p, 200, "sources: [{name: web, shards: [part-9]}]", nil, "matches no shard"},
 		"too short":         {p, 200, "sources: [{name: web, shards: [tiny]}]", nil, "no new shard has the 17 tokens"},
 		"all held out":      {p, 200, "sources: [{name: web, shards: [one]}]", nil, "all 1 windows"},
-		"too many epochs":   {p, 200, "samples: 40000", nil, "max_epochs"},
+		"too many epochs":   {p, 200, "samples: 40000", nil, "samples would fit"},
+		"epochs before":     {p, 200, "sources: [{name: web, max_epochs: 0.5}]", nil, "no plan with these weights would fit: lower the weights of these sources, raise max_epochs, or add data; what is drawn before position 200 stays"},
 		"backwards":         {grown, 200, "sources: [{name: web, shards: [part-4]}]", nil, "grows already at its sample 180"},
 		"skips before":      {p, 200, "", []Range{{100, 210}}, "begins before position 200"},
 		"skips beyond":      {p, 200, "", []Range{{300, 401}}, "beyond the plan's 400 positions"},
@@ -399,7 +405,7 @@ func TestAmendRefuses(t *testing.T) {
 			t.Errorf("%s: %v does not name the file", name, err)
 		}
 	}
-	for _, reason := range []string{`say "no"`, "a\nb", strings.Repeat("x", 1001)} {
+	for _, reason := range []string{`say "no"`, "a\nb", strings.Repeat("x", 1001), "a \u202egnp.exe", "a\u200bb", "a\u0085b"} {
 		if _, err := Amend(t.Context(), p, &Amendment{Skips: []Range{{1, 2}}, Reason: reason}, SealOptions{}); err == nil {
 			t.Errorf("the reason %.20q was accepted", reason)
 		}
@@ -494,6 +500,124 @@ func TestDiff(t *testing.T) {
 	}
 	if d := Diff(p, c.seal(strings.ReplaceAll(livingBlend, "400", "401"))); d.Relation != Unrelated {
 		t.Errorf("two plans: %+v", d)
+	}
+}
+
+// Every growth of a source has its line, with the first position at which the plan that has it draws from what is new: also where the other
+// plan, with other weights since, gets as far in the source at an earlier position.
+func TestDiffOfGrowths(t *testing.T) {
+	c := living(t)
+	p := c.seal(livingBlend)
+	q := c.amend(p, 100, "weights: {web: 1, wiki: 9}")
+	q = c.amend(q, 200, "sources: [{name: web, shards: [part-3]}]")
+	q = c.amend(q, 300, "sources: [{name: web, shards: [part-4, part-5]}]")
+	lines := func(d *Difference) (list []string) {
+		for _, change := range d.Changes {
+			if change.What == "sources" {
+				list = append(list, fmt.Sprintf("%d %s", change.From, change.Text))
+			}
+		}
+		return list
+	}
+	var want, back []string
+	windows := []int64{0, 0, 0}
+	for k, at := range map[int]int64{0: 200, 1: 300} {
+		g := q.Sources[0].Growth[k]
+		first := int64(-1) // position of the first sample of web from there on
+		for i, s := range plain(t, q) {
+			if int64(i) >= at && s.Source == 0 {
+				first = int64(i)
+				break
+			}
+		}
+		if first < at || g.Sample == 0 {
+			t.Fatalf("growth %d at sample %d, position %d", k, g.Sample, first)
+		}
+		for _, shard := range [][]int{{2}, {3, 4}}[k] {
+			windows[k] += q.Sources[0].shardWindows(shard)
+		}
+		size := fmt.Sprintf("%d shards of %d windows", g.Shards, windows[k])
+		if g.Shards == 1 {
+			size = fmt.Sprintf("1 shard of %d windows", windows[k])
+		}
+		want = append(want, fmt.Sprintf("%d source web has %s more from its sample %d on (%d held out)", first, size, g.Sample, g.Validation))
+		back = append(back, fmt.Sprintf("%d source web has %s less from its sample %d on (%d held out)", first, size, g.Sample, g.Validation))
+	}
+	slices.Sort(want)
+	slices.Sort(back)
+	if d := Diff(p, q); !slices.Equal(lines(d), want) || d.Same != 100 {
+		t.Errorf("the same before %d, %q, want %q", d.Same, lines(d), want)
+	}
+	if d := Diff(q, p); !slices.Equal(lines(d), back) || d.Same != 100 {
+		t.Errorf("the other way round the same before %d, %q, want %q", d.Same, lines(d), back)
+	}
+	one := Diff(p, c.amend(p, 50, "", Range{60, 61}))
+	if len(one.Changes) != 1 || one.Changes[0].Text != "position 60 is left out" {
+		t.Errorf("a skip of one position: %+v", one.Changes)
+	}
+}
+
+// The logs of a run that went from one plan to another, and back, are one.
+func TestJoinLogs(t *testing.T) {
+	log := func(name, plan string, steps ...int64) *LogReader {
+		var b strings.Builder
+		w, err := NewLogWriter(&b, LogHeader{Plan: plan, SequenceLength: 16, BatchSize: 4})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range steps {
+			if err := w.Write(StepHash{Step: s, First: 4 * s, Samples: int64(len(plan))}); err != nil { // which says whose the step is
+				t.Fatal(err)
+			}
+		}
+		r, err := NewLogReader(strings.NewReader(b.String()), name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	for name, v := range map[string]struct {
+		logs []*LogReader
+		want string
+	}{
+		"forth":     {[]*LogReader{log("new", "pp", 3, 4), log("old", "p", 0, 1, 2)}, "0/1 1/1 2/1 3/2 4/2 [{p {0 3}} {pp {3 5}}]"},
+		"back":      {[]*LogReader{log("new", "pp", 0, 1, 4), log("old", "p", 2, 3)}, "0/2 1/2 2/1 3/1 4/2 [{pp {0 2}} {p {2 4}} {pp {4 5}}]"},
+		"went back": {[]*LogReader{log("new", "pp", 0, 1, 2, 3), log("old", "p", 2, 3, 4, 5)}, "0/2 1/2 2/2 3/2 [{pp {0 4}}]"},
+		"begun":     {[]*LogReader{log("new", "pp"), log("old", "p", 0, 1), log("older", "ppp", 2)}, "0/1 1/1 2/3 [{p {0 2}} {ppp {2 3}}]"},
+		"both":      {[]*LogReader{log("new", "pp", 3), log("old", "p", 0, 1), log("older", "ppp", 1)}, "0/1 old and older both have step 1"},
+	} {
+		run, header, err := JoinLogs(v.logs)
+		if err != nil || header.Plan != "pp" {
+			t.Fatalf("%s: %v, %v", name, header, err)
+		}
+		var got []string
+		for {
+			s, err := run.Next()
+			if err == io.EOF {
+				got = append(got, fmt.Sprint(run.Spans))
+				break
+			}
+			if err != nil {
+				got = append(got, err.Error())
+				break
+			}
+			got = append(got, fmt.Sprintf("%d/%d", s.Step, s.Samples))
+		}
+		if got := strings.Join(got, " "); !strings.HasPrefix(got, v.want) {
+			t.Errorf("%s: %s, want %s", name, got, v.want)
+		}
+	}
+	other := log("other", "p")
+	other.Header.BatchSize++
+	if _, _, err := JoinLogs([]*LogReader{log("new", "pp"), other}); err == nil {
+		t.Error("logs of other batch sizes were joined")
+	}
+
+	// What only one log has is said.
+	x, y := log("x", "p", 0, 1, 2, 3), log("y", "p", 2, 3, 4, 5)
+	c, err := Compare(x, y, x.Header, y.Header)
+	if err != nil || c.Kind != NoDifference || c.Equal != 2 || !slices.Equal(c.OnlyA, []Range{{0, 2}}) || !slices.Equal(c.OnlyB, []Range{{4, 6}}) {
+		t.Errorf("%+v, %v", c, err)
 	}
 }
 

@@ -18,6 +18,9 @@ type Comparison struct {
 	Equal    int64 // steps that were compared and are equal
 	Ordered  bool  // every compared step had an order hash in both logs, so that the order was compared too
 
+	// Steps that only one of the logs reaches, before the first that both have and, if no step differs, after the last. They were not compared.
+	OnlyA, OnlyB []Range
+
 	// Kind is NoDifference if all steps that both logs cover are equal. Else Step is the first that is not, and A and B what the logs say
 	// of it.
 	Kind DifferenceKind
@@ -77,9 +80,11 @@ func Compare(a, b Steps, headerA, headerB LogHeader) (Comparison, error) {
 	y, errB := b.Next()
 	// Where one log begins later than the other, the beginning of the other is passed over.
 	for errA == nil && errB == nil && x.Step < y.Step {
+		c.OnlyA = addStep(c.OnlyA, x.Step)
 		x, errA = a.Next()
 	}
 	for errA == nil && errB == nil && y.Step < x.Step {
+		c.OnlyB = addStep(c.OnlyB, y.Step)
 		y, errB = b.Next()
 	}
 	for c.First = max(x.Step, y.Step); errA == nil && errB == nil; c.Equal++ {
@@ -92,6 +97,14 @@ func Compare(a, b Steps, headerA, headerB LogHeader) (Comparison, error) {
 		x, errA = a.Next()
 		y, errB = b.Next()
 	}
+	for errA == nil && errors.Is(errB, io.EOF) {
+		c.OnlyA = addStep(c.OnlyA, x.Step)
+		x, errA = a.Next()
+	}
+	for errB == nil && errors.Is(errA, io.EOF) {
+		c.OnlyB = addStep(c.OnlyB, y.Step)
+		y, errB = b.Next()
+	}
 	for _, err := range []error{errA, errB} {
 		if err != nil && !errors.Is(err, io.EOF) {
 			return c, err
@@ -101,6 +114,15 @@ func Compare(a, b Steps, headerA, headerB LogHeader) (Comparison, error) {
 		return c, errors.New("the logs have no step in common")
 	}
 	return c, nil
+}
+
+// addStep adds a step behind those of a list.
+func addStep(list []Range, step int64) []Range {
+	if n := len(list); n > 0 && list[n-1].To == step {
+		list[n-1].To++
+		return list
+	}
+	return append(list, Range{step, step + 1})
 }
 
 func difference(x, y StepHash) DifferenceKind {
@@ -172,4 +194,87 @@ func (c combined) Next() (StepHash, error) {
 		sum.Set.Add(s.Set)
 	}
 	return sum, end
+}
+
+// A RunLog is all logs of a run that has changed its plan, as one. It is a [Steps].
+//
+// A log is about one plan. A step that several of the logs have counts as the newest has it, and behind the newest log's last step the others
+// count no more: what they have there, the run went back from. Where the newest has no step yet, the others count as far as they go.
+type RunLog struct {
+	Spans []Span // what Next has given so far, by plans
+
+	logs []*LogReader // the newest first
+	next []StepHash   // of each log
+	end  []bool       // no more in the log
+	took bool         // a step of the newest log
+}
+
+// A Span is steps of a run that follow each other under one plan.
+type Span struct {
+	Plan  string `json:"plan"`  // fingerprint
+	Steps Range  `json:"steps"` // the first, and the one after the last
+}
+
+// JoinLogs makes one log of those of a run, the newest first, which gives the header. They must be of whole steps of one batch size and sequence length.
+func JoinLogs(logs []*LogReader) (*RunLog, LogHeader, error) {
+	if len(logs) == 0 {
+		return nil, LogHeader{}, errors.New("no fingerprint log")
+	}
+	header := logs[0].Header
+	r := &RunLog{logs: logs, next: make([]StepHash, len(logs)), end: make([]bool, len(logs))}
+	for i, log := range logs {
+		h := log.Header
+		if h.Plan = header.Plan; h != header || h.World > 1 {
+			return nil, header, fmt.Errorf("%s and %s are not logs of the same run: their first lines differ in more than the plan, or they are of one rank", logs[0].name, log.name)
+		}
+		if err := r.advance(i); err != nil {
+			return nil, header, err
+		}
+	}
+	return r, header, nil
+}
+
+func (r *RunLog) advance(log int) error {
+	var err error
+	if r.next[log], err = r.logs[log].Next(); errors.Is(err, io.EOF) {
+		r.end[log], err = true, nil
+	}
+	return err
+}
+
+// Next gives the next step, or io.EOF after the last.
+func (r *RunLog) Next() (StepHash, error) {
+	if r.end[0] && r.took {
+		return StepHash{}, io.EOF
+	}
+	from := -1
+	for i := range r.logs {
+		if !r.end[i] && (from < 0 || r.next[i].Step < r.next[from].Step) {
+			from = i
+		}
+	}
+	if from < 0 {
+		return StepHash{}, io.EOF
+	}
+	step := r.next[from]
+	for i, log := range r.logs {
+		if r.end[i] || r.next[i].Step != step.Step {
+			continue
+		}
+		if from > 0 && i > from {
+			return StepHash{}, fmt.Errorf("%s and %s both have step %d, and the newest log of the run has not: which of them the run went on from is not known",
+				r.logs[from].name, log.name, step.Step)
+		}
+		if err := r.advance(i); err != nil {
+			return StepHash{}, err
+		}
+	}
+	r.took = r.took || from == 0
+	plan, n := r.logs[from].Header.Plan, len(r.Spans)
+	if n > 0 && r.Spans[n-1].Plan == plan && r.Spans[n-1].Steps.To == step.Step {
+		r.Spans[n-1].Steps.To++
+	} else {
+		r.Spans = append(r.Spans, Span{plan, Range{step.Step, step.Step + 1}})
+	}
+	return step, nil
 }

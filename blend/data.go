@@ -9,12 +9,13 @@ import (
 	"math"
 	"unsafe"
 
+	"mula/internal/mapping"
 	"mula/shards"
 )
 
 // Data is a plan with its shards, open for reading. It is safe for concurrent use until Close.
 //
-// A shard is mapped into memory when it is first used. However many a plan has, they are never all open: beyond some 16,000 those that
+// A shard is mapped into memory when it is first used. If one is cut short while it is open, what reads samples of it fails; the rest goes on. However many a plan has, they are never all open: beyond some 16,000 those that
 // were not used lately are closed again.
 type Data struct {
 	*Plan
@@ -120,6 +121,19 @@ func (d *Data) open(source, shard int) (*shards.Shard, error) {
 			d.Sources[source].Name, d.ShardPath(source, shard))
 	}
 	return s, nil
+}
+
+// Files lists the files that samples of the plan are read from, those of its shards that may be missing included, and of its order. None is looked at.
+func (p *Plan) Files() (paths []string) {
+	for i := range p.Sources {
+		for k := range p.Sources[i].Shards {
+			paths = append(paths, shards.Files(p.ShardPath(i, k))...)
+		}
+	}
+	for _, f := range p.orderFiles() {
+		paths = append(paths, f.path)
+	}
+	return paths
 }
 
 // Close closes the shards. Nothing may be reading from them.
@@ -297,10 +311,13 @@ func (d *Data) over(source int, segments []segment, f func(shard *shards.Shard, 
 		if err != nil {
 			return err
 		}
-		for err == nil && len(segments) > 0 && segments[0].shard == k {
-			err = f(shard, segments[0])
-			segments = segments[1:]
-		}
+		err = shard.Guard(func() (err error) {
+			for err == nil && len(segments) > 0 && segments[0].shard == k {
+				err = f(shard, segments[0])
+				segments = segments[1:]
+			}
+			return err
+		})
 		d.shelf.put(source, k)
 		if err != nil {
 			return err
@@ -309,13 +326,33 @@ func (d *Data) over(source int, segments []segment, f func(shard *shards.Shard, 
 	return nil
 }
 
+// readsIndex says whether index files that are mapped say what a sample is.
+func (d *Data) readsIndex() bool { return d.order != nil || d.Packing != nil }
+
+// Locate is [Plan.Locate]. It fails, too, where index files that the order is read from cannot be read.
+func (d *Data) Locate(position int64) (s Sample, err error) {
+	if !d.readsIndex() {
+		return d.Plan.Locate(position)
+	}
+	err = mapping.Guard(func() (err error) {
+		s, err = d.Plan.Locate(position)
+		return err
+	})
+	return s, err
+}
+
 // segments appends the stretches of the source's shards that are a sample.
 func (d *Data) segments(dst []segment, s Sample) ([]segment, error) {
-	switch {
-	case d.order != nil:
-		return d.order.segments(dst, s)
-	case d.Packing != nil:
-		return d.pieces(dst, &s)
+	if d.readsIndex() {
+		err := mapping.Guard(func() (err error) {
+			if d.order != nil {
+				dst, err = d.order.segments(dst, s)
+			} else {
+				dst, err = d.pieces(dst, &s)
+			}
+			return err
+		})
+		return dst, err
 	}
 	return append(dst, segment{shard: s.Shard, token: s.Token, length: int64(d.SequenceLength) + 1}), nil
 }

@@ -3,7 +3,6 @@ package blend
 import (
 	"cmp"
 	"fmt"
-	"math"
 	"slices"
 	"strings"
 )
@@ -41,15 +40,15 @@ type Change struct {
 	Text string `json:"text"`
 }
 
-// A SourceDifference is what two plans draw of a source at the positions from Difference.Same on, skipped ones included; of plans that read
-// their order, at all positions.
+// A SourceDifference is what two plans draw of a source at the positions from Difference.Same on, skipped ones included, so that all sources
+// add up to these positions; of plans that read their order, at all positions.
 type SourceDifference struct {
 	Name   string  `json:"name"`
 	First  Drawing `json:"first"`
 	Second Drawing `json:"second"`
 }
 
-// A Drawing is a number of samples, and its share of all at these positions, from 0 to 1.
+// A Drawing is a number of positions, and its share of all of them, from 0 to 1.
 type Drawing struct {
 	Samples int64   `json:"samples"`
 	Share   float64 `json:"share"`
@@ -90,12 +89,12 @@ func Diff(a, b *Plan) *Difference {
 	}
 	for _, r := range subtract(b.Skips, a.Skips) {
 		if r.From < length {
-			add(r.From, "skips", "positions %d to %d are left out", r.From, r.To-1)
+			add(r.From, "skips", "%s left out", areText(r))
 		}
 	}
 	for _, r := range subtract(a.Skips, b.Skips) {
 		if r.From < length {
-			add(r.From, "skips", "positions %d to %d are not left out any more", r.From, r.To-1)
+			add(r.From, "skips", "%s not left out any more", areText(r))
 		}
 	}
 	if a.length != b.length {
@@ -171,21 +170,28 @@ func (d *Difference) compareSources(a, b *Plan, native bool) {
 		}
 		return -1
 	}
-	earlier := func(x, y int64) int64 {
-		if x < 0 || y >= 0 && y < x {
-			return y
-		}
-		return x
-	}
 	for i, s := range a.Sources {
 		j, ok := second[s.Name]
 		if !ok {
 			d.Changes = append(d.Changes, Change{at(a, i, 0), "sources", fmt.Sprintf("source %s is gone", s.Name)})
 			continue
 		}
-		t := &b.Sources[j]
-		if sample, text := a.Sources[i].compare(t); text != "" {
-			d.Changes = append(d.Changes, Change{earlier(at(a, i, sample), at(b, j, sample)), "sources", fmt.Sprintf("source %s %s", s.Name, text)})
+		for _, c := range a.Sources[i].compare(&b.Sources[j]) {
+			// Growth is felt where the plan that has it draws its first sample with the new windows in sight. The other plan may draw the sample of this
+			// number elsewhere, but only where the stages differ before.
+			from := int64(0)
+			switch c.in {
+			case inFirst:
+				from = at(a, i, c.sample)
+			case inSecond:
+				from = at(b, j, c.sample)
+			case inBoth:
+				x, y := at(a, i, 0), at(b, j, 0)
+				if from = min(x, y); from < 0 {
+					from = max(x, y)
+				}
+			}
+			d.Changes = append(d.Changes, Change{from, "sources", fmt.Sprintf("source %s %s", s.Name, c.text)})
 		}
 	}
 	for j, s := range b.Sources {
@@ -195,33 +201,40 @@ func (d *Difference) compareSources(a, b *Plan, native bool) {
 	}
 }
 
-// compare says how a source differs from this one, and from which of its samples on; "" if it does not.
-func (s *Source) compare(t *Source) (sample int64, text string) {
+// A sourceChange is one thing in which two sources differ, from a sample on.
+type sourceChange struct {
+	sample int64
+	in     int // the source that has it: inFirst, inSecond or inBoth
+	text   string
+}
+
+const (
+	inFirst = iota
+	inSecond
+	inBoth
+)
+
+// compare says how a source differs from this one: in what both began with, or in what either has got since.
+func (s *Source) compare(t *Source) (list []sourceChange) {
 	if (s.Packed == nil) != (t.Packed == nil) || s.Packed != nil && s.Packed.SHA256 != t.Packed.SHA256 {
-		return 0, "is packed otherwise"
+		return []sourceChange{{0, inBoth, "is packed otherwise"}}
 	}
 	was, is := s.pieces(), t.pieces()
 	same := 0
 	for same < min(len(was), len(is)) && was[same].equal(is[same]) {
 		same++
 	}
-	if same == len(was) && same == len(is) {
-		return 0, ""
+	if same == 0 {
+		return []sourceChange{{0, inBoth, fmt.Sprintf("has other shards, or other windows held out: %s, %d windows of them held out; were %s, %d held out",
+			sizeText(len(t.Shards), t.Windows()), t.Validation, sizeText(len(s.Shards), s.Windows()), s.Validation)}}
 	}
-	sample = math.MaxInt64
-	for _, list := range [][]piece{was, is} {
-		if same < len(list) {
-			sample = min(sample, list[same].sample)
-		}
+	for _, p := range was[same:] {
+		list = append(list, sourceChange{p.sample, inFirst, p.text(s, "less")})
 	}
-	switch {
-	case same == len(was):
-		return sample, fmt.Sprintf("has %s more from its sample %d on", sizeText(len(t.Shards)-len(s.Shards), t.Windows()-s.Windows()), sample)
-	case same == len(is):
-		return sample, fmt.Sprintf("has %s less from its sample %d on", sizeText(len(s.Shards)-len(t.Shards), s.Windows()-t.Windows()), sample)
+	for _, p := range is[same:] {
+		list = append(list, sourceChange{p.sample, inSecond, p.text(t, "more")})
 	}
-	return sample, fmt.Sprintf("has other shards, or other windows held out, from its sample %d on: %s, %d windows of them held out; were %s, %d held out",
-		sample, sizeText(len(t.Shards), t.Windows()), t.Validation, sizeText(len(s.Shards), s.Windows()), s.Validation)
+	return list
 }
 
 // sizeText is a number of shards and of their windows.
@@ -235,7 +248,21 @@ func sizeText(shards int, windows int64) string {
 // A piece is what a source got at one time.
 type piece struct {
 	sample, held int64
+	first        int // number of its first shard in the source
 	shards       []Shard
+}
+
+// text says that a source has as much more or less as the source s got.
+func (p piece) text(s *Source, more string) string {
+	var windows int64
+	for k := range p.shards {
+		windows += s.shardWindows(p.first + k)
+	}
+	text := fmt.Sprintf("has %s %s from its sample %d on", sizeText(len(p.shards), windows), more, p.sample)
+	if p.held > 0 {
+		text += fmt.Sprintf(" (%d held out)", p.held)
+	}
+	return text
 }
 
 func (p piece) equal(q piece) bool {
@@ -251,9 +278,9 @@ func (s *Source) pieces() []piece {
 	for _, g := range s.Growth {
 		first, held = first-g.Shards, held-g.Validation
 	}
-	list := []piece{{0, held, s.Shards[:first]}}
+	list := []piece{{0, held, 0, s.Shards[:first]}}
 	for _, g := range s.Growth {
-		list = append(list, piece{g.Sample, g.Validation, s.Shards[first : first+g.Shards]})
+		list = append(list, piece{g.Sample, g.Validation, first, s.Shards[first : first+g.Shards]})
 		first += g.Shards
 	}
 	return list
@@ -312,6 +339,14 @@ func weightsText(list []weighted) string {
 		texts = append(texts, fmt.Sprintf("%s %.3f %%", w.source, 100*float64(w.weight)/sum))
 	}
 	return strings.Join(texts, ", ")
+}
+
+// areText begins a sentence about a range of positions.
+func areText(r Range) string {
+	if r.To == r.From+1 {
+		return fmt.Sprintf("position %d is", r.From)
+	}
+	return fmt.Sprintf("positions %d to %d are", r.From, r.To-1)
 }
 
 // subtract gives what of the ranges of a list, in order and apart from each other, is in none of another such list.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"sort"
 	"strconv"
+	"unicode"
 
 	"mula/index"
 	"mula/internal/strictjson"
@@ -157,6 +158,20 @@ func validateReason(reason string) error {
 	}
 	if !isPlainText(reason) {
 		return fmt.Errorf("the reason %.80q has a quotation mark, backslash or control character in it, or is not UTF-8", reason)
+	}
+	return nil
+}
+
+// validateNewReason is validateReason for a reason that no plan has yet, in which nothing invisible may stand either: what people read must be
+// what is there. Plans that have such a reason stay readable.
+func validateNewReason(reason string) error {
+	if err := validateReason(reason); err != nil {
+		return err
+	}
+	for _, r := range reason {
+		if unicode.In(r, unicode.Cc, unicode.Cf) {
+			return fmt.Errorf("the reason %.80q has the invisible character U+%04X in it: leave it out", reason, r)
+		}
 	}
 	return nil
 }

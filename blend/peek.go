@@ -175,7 +175,11 @@ func (d *Data) find(ctx context.Context, source, shard int, id string) ([]Docume
 	}
 	var found []Document
 	for _, number := range numbers {
-		span, err := s.Span(number)
+		var span shards.Span
+		err := s.Guard(func() (err error) {
+			span, err = s.Span(number)
+			return err
+		})
 		if err != nil {
 			return nil, err
 		}

@@ -121,7 +121,7 @@ func survey(ctx context.Context, c *Config, l *ledger, opts *SealOptions) (_ *Da
 		return surveyMegatron(ctx, c, l, opts.Waiting)
 	}
 	p := &Plan{Seed: c.Seed, SequenceLength: c.SequenceLength, HeldOut: c.Validation.String()}
-	list := shardList{c.dir, map[string]string{}, realPaths{}}
+	list := shardList{dir: c.dir, listed: map[string]string{}, links: realPaths{}}
 	for i, sc := range c.Sources {
 		s := Source{Name: sc.Name, MaxEpochs: sc.MaxEpochs.String()}
 		for j, pattern := range sc.Shards {
@@ -204,6 +204,8 @@ type shardList struct {
 	dir    string            // that patterns start from
 	listed map[string]string // real path of a shard → its source
 	links  realPaths
+
+	planned map[string]string // the same, of shards that the plan which is amended has
 }
 
 // find gives the shards that an entry of a source names, without hashes.
@@ -219,7 +221,13 @@ func (l *shardList) find(source, pattern string) ([]Shard, error) {
 			return nil, fmt.Errorf("source %q: %w", source, err)
 		}
 		real := l.links.of(absolute)
-		if other, ok := l.listed[real]; ok {
+		if other, ok := l.planned[real]; ok {
+			return nil, fmt.Errorf("shard %s is in the plan already, in source %q: name the new shards alone", path, other)
+		}
+		switch other, ok := l.listed[real]; {
+		case ok && other == source:
+			return nil, fmt.Errorf("shard %s is listed twice in source %q: a shard can be used once; give a source a larger weight to see it more often", path, source)
+		case ok:
 			return nil, fmt.Errorf("shard %s is listed twice, in source %q and in source %q: a shard can be used once; "+
 				"give a source a larger weight to see it more often", path, other, source)
 		}

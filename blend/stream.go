@@ -16,6 +16,7 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/memory"
 	"golang.org/x/sync/errgroup"
 
+	"mula/internal/mapping"
 	"mula/shards"
 )
 
@@ -422,7 +423,10 @@ func (b *recordBuilder) add(ctx context.Context, s *Stream, row int, sample Samp
 	}
 	var err error
 	if b.lengths != nil {
-		b.starts, b.filled[row], err = s.d.packedStarts(b.starts, &sample)
+		err = mapping.Guard(func() (err error) {
+			b.starts, b.filled[row], err = s.d.packedStarts(b.starts, &sample)
+			return err
+		})
 	} else {
 		b.starts, err = s.d.documentStarts(b.starts, sample)
 	}

@@ -26,7 +26,7 @@ type SourceSummary struct {
 	Windows    int64         `json:"windows"`
 	Validation int64         `json:"validation_windows"`
 	MaxEpochs  string        `json:"max_epochs,omitempty"`
-	Samples    int64         `json:"samples"` // in the whole plan, skipped positions included
+	Samples    int64         `json:"samples"` // in the whole plan, skipped positions included: all sources add up to its Length
 	Epochs     float64       `json:"epochs"`  // Samples per training window; with order megatron, their targets per token of the shard
 	Repeats    int64         `json:"repeats"` // samples whose window the plan has drawn before; with order megatron it draws each once. Estimated where an epoch in which the source has grown is not over
 	Stages     []SourceStage `json:"stages"`

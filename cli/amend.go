@@ -14,17 +14,21 @@ import (
 
 // runAmend is `mula blend --amend`.
 func runAmend(c *cli.Context) error {
-	for _, name := range []string{"amend", "output"} {
-		if c.String(name) == "" || !c.IsSet(name) { // an amended plan must not take the place of the one that a run is using
-			return usagef("--%s is needed with --amend: see `%s --help`", name, c.Command.HelpName)
-		}
+	if c.String("amend") == "" {
+		return usagef("--amend is empty; it names the plan that is to be amended")
+	}
+	writes := !c.Bool("dry-run") || c.IsSet("output")
+	if writes && (c.String("output") == "" || !c.IsSet("output")) { // an amended plan must not take the place of the one that a run is using
+		return usagef("--output is needed with --amend: see `%s --help`", c.Command.HelpName)
 	}
 	inputs := []string{c.String("amend")}
 	if c.IsSet("config") {
 		inputs = append(inputs, c.String("config"))
 	}
-	if err := notInput(c.String("output"), inputs...); err != nil {
-		return err
+	if writes {
+		if err := notInput(c.String("output"), inputs...); err != nil {
+			return err
+		}
 	}
 	if c.IsSet("batch-size") && c.Int("batch-size") < 1 {
 		return usagef("--batch-size must be at least 1")
@@ -67,6 +71,11 @@ func runAmend(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
+	if writes {
+		if err := notInput(c.String("output"), parent.Files()...); err != nil {
+			return err
+		}
+	}
 	p := newProgress(c.App.ErrWriter)
 	defer p.end()
 	if batch := int64(c.Int("batch-size")); batch > 0 && a.At%batch != 0 && c.IsSet("at") {
@@ -94,7 +103,11 @@ func runAmend(c *cli.Context) error {
 		return err
 	}
 	if !c.Bool("json") {
-		fmt.Fprintf(c.App.Writer, "It amends %s, plan %.16s…: all samples before position %s are the same.\n", printable(c.String("amend")), parent.Fingerprint(), count(a.At))
+		same := fmt.Sprintf("all samples before position %s are the same", count(a.At))
+		if a.At == 0 {
+			same = "from its first position on"
+		}
+		fmt.Fprintf(c.App.Writer, "It amends %s, plan %.16s…: %s.\n", printable(c.String("amend")), parent.Fingerprint(), same)
 	}
 	return nil
 }

@@ -132,6 +132,9 @@ func sealOptions(p *progress) blend.SealOptions {
 // writePlan writes a plan that was sealed, and says what it is.
 func writePlan(c *cli.Context, p *progress, plan *blend.Plan) error {
 	output := c.String("output")
+	if err := notInput(output, plan.Files()...); err != nil {
+		return err
+	}
 	if err := makeParent(output); err != nil {
 		return err
 	}
@@ -169,7 +172,11 @@ func printSummary(w io.Writer, s *blend.Summary) {
 	if packed {
 		windows = "packed"
 	}
-	t := newTable("source", "shards", "documents", "tokens", windows, "validation", "samples", "epochs", "repeats", "limit")
+	samples := "samples" // or else positions, skipped ones among them, so that the columns add up to what the note says
+	if s.Skipped > 0 {
+		samples = "positions"
+	}
+	t := newTable("source", "shards", "documents", "tokens", windows, "validation", samples, "epochs", "repeats", "limit")
 	for _, source := range s.Sources {
 		limit := source.MaxEpochs
 		if limit == "" {
@@ -189,8 +196,8 @@ func printSummary(w io.Writer, s *blend.Summary) {
 		t.write(w)
 	}
 	for i, stage := range s.Stages {
-		fmt.Fprintf(w, "\nstage %d: positions %s to %s\n", i+1, count(stage.First), count(stage.First+stage.Samples-1))
-		t := newTable("source", "weight", "share", "samples", "epochs", "repeats")
+		fmt.Fprintf(w, "\nstage %d: %s\n", i+1, numbered("position", blend.Range{From: stage.First, To: stage.First + stage.Samples}))
+		t := newTable("source", "weight", "share", samples, "epochs", "repeats")
 		for _, source := range s.Sources {
 			take := source.Stages[i]
 			if take.Share == 0 {
@@ -208,13 +215,21 @@ func printSummary(w io.Writer, s *blend.Summary) {
 		}
 	}
 	if s.Skipped > 0 {
-		notes = append(notes, plural(s.Skipped, "position")+" skipped")
+		notes = append(notes, fmt.Sprintf("the tables count positions, %s in all, of which the plan skips %s", count(s.Length), count(s.Skipped)))
 	}
 	if len(notes) > 0 {
 		fmt.Fprintf(w, "\nnote: %s\n", strings.Join(notes, "; "))
 	}
 	fmt.Fprintf(w, "\n%s of %s tokens, %s tokens in all\n", plural(s.Length-s.Skipped, "sample"), count(int64(s.SequenceLength)),
 		tokensText((s.Length-s.Skipped)*int64(s.SequenceLength)))
+}
+
+// numbered names the things with the numbers of a range: position 3, or positions 3 to 5.
+func numbered(noun string, r blend.Range) string {
+	if r.To == r.From+1 {
+		return noun + " " + count(r.From)
+	}
+	return fmt.Sprintf("%ss %s to %s", noun, count(r.From), count(r.To-1))
 }
 
 // weightText is a weight as it was written; one that the plan has counted gets its commas.

@@ -12,7 +12,6 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"os"
 	"os/signal"
 	"regexp"
 	"slices"
@@ -145,23 +144,6 @@ const (
 	maxThreads = 4096
 	maxNumber  = math.MaxInt64 // of flags that need only not be negative
 )
-
-// notInput refuses to write a command's output over one of its inputs.
-func notInput(output string, inputs ...string) error {
-	if output == "-" {
-		return usagef("--output - : write to a file, or leave --output out where standard output is the default")
-	}
-	info, err := os.Stat(output)
-	if err != nil {
-		return nil // it does not exist yet, or writing it will say what is wrong
-	}
-	for _, input := range inputs {
-		if other, err := os.Stat(input); err == nil && os.SameFile(info, other) {
-			return usagef("%s is an input of the command; write the output to another file", output)
-		}
-	}
-	return nil
-}
 
 func newApp(stdin io.Reader, stdout, stderr io.Writer) *cli.App {
 	app := &cli.App{

@@ -190,13 +190,15 @@ func TestWrongUsage(t *testing.T) {
 		{"blend --config cli_test.go --output ./cli_test.go", "cli_test.go"},
 		{"blend --at 5", "name it with --amend"},
 		{"blend --amend p.json --skip 1:2", "--output is needed with --amend"},
+		{"blend --amend p.json --dry-run", "nothing to amend"},
 		{"blend --amend p.json --output q.json", "nothing to amend"},
 		{"blend --amend p.json --output q.json --skip 5", "must be FROM:TO"},
 		{"blend --amend p.json --output q.json --skip 5:5", "must be FROM:TO"},
 		{"blend --amend p.json --output q.json --config a.yaml", "--at is needed"},
 		{"blend --amend p.json --output q.json --skip 1:2 --at -1", "--at is -1"},
 		{"plan diff a.json", "two plans are needed"},
-		{"plan show a.json", `unexpected "a.json"`},
+		{"plan show a.json b.json", `unexpected "b.json"`},
+		{"plan show --plan a.json b.json", "--plan names the plan already"},
 	} {
 		code, stdout, stderr := call(t, strings.Fields(c.args)...)
 		if code != exitUsage || !strings.Contains(stderr, c.says) {

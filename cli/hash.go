@@ -65,6 +65,9 @@ func runHash(c *cli.Context) error {
 		return err
 	}
 	defer data.Close()
+	if err := notInput(c.String("output"), data.Files()...); err != nil {
+		return err
+	}
 	all := data.Steps(batchSize)
 	if to > all || from >= all {
 		return fmt.Errorf("the plan has %s steps at batch size %d; --steps %s goes beyond", count(all), batchSize, c.String("steps"))

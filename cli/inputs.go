@@ -92,6 +92,33 @@ func outsideInputs(output string, args []string) error {
 	return nil
 }
 
+// notInput refuses to write a command's output over one of its inputs, by whatever path or link, or where an input that is missing would be. Of a plan the
+// inputs are [blend.Plan.Files], too.
+func notInput(output string, inputs ...string) error {
+	if output == "-" {
+		return usagef("--output - : write to a file, or leave --output out where standard output is the default")
+	}
+	if output == "" {
+		return nil
+	}
+	info, missing := os.Stat(output)
+	for _, input := range inputs {
+		same := false
+		if missing == nil {
+			other, err := os.Stat(input)
+			same = err == nil && os.SameFile(info, other)
+		} else if filepath.Base(input) == filepath.Base(output) {
+			to, err1 := realPath(output)
+			from, err2 := realPath(input)
+			same = err1 == nil && err2 == nil && to == from
+		}
+		if same {
+			return usagef("%s is an input of the command; write the output to another file", output)
+		}
+	}
+	return nil
+}
+
 // realPath is path from the root on, without links. What does not exist yet has none.
 func realPath(path string) (string, error) {
 	path, err := filepath.Abs(path)

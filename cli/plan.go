@@ -29,7 +29,8 @@ func planCommand() *cli.Command {
 			{
 				Name:        "show",
 				Usage:       "print what a plan is made of and which plans it amends",
-				Description: "No shard is opened.\n\nExample: mula plan show --plan plan.json",
+				ArgsUsage:   "[PLAN]",
+				Description: "The plan is named with --plan, or as it is. No shard is opened.\n\nExample: mula plan show plan.json",
 				Flags:       []cli.Flag{planFlag, jsonFlag},
 				Action:      runPlanShow,
 			},
@@ -56,10 +57,16 @@ func readPlan(path string) (*blend.Plan, error) {
 }
 
 func runPlanShow(c *cli.Context) error {
-	if err := noOperands(c); err != nil {
-		return err
+	path := c.String("plan")
+	switch {
+	case c.NArg() > 1:
+		return usagef("unexpected %q: one plan is shown, see `%s --help`", c.Args().Get(1), c.Command.HelpName)
+	case c.NArg() == 1 && c.IsSet("plan"):
+		return usagef("unexpected %q: --plan names the plan already", c.Args().First())
+	case c.NArg() == 1:
+		path = c.Args().First()
 	}
-	plan, err := readPlan(c.String("plan"))
+	plan, err := readPlan(path)
 	if err != nil {
 		return err
 	}
@@ -68,11 +75,11 @@ func runPlanShow(c *cli.Context) error {
 		parents = []blend.Parent{}
 	}
 	if c.Bool("json") {
-		return printJSON(c.App.Writer, map[string]any{"plan": c.String("plan"), "fingerprint": plan.Fingerprint(), "order_version": plan.OrderVersion(), "parents": parents,
+		return printJSON(c.App.Writer, map[string]any{"plan": path, "fingerprint": plan.Fingerprint(), "order_version": plan.OrderVersion(), "parents": parents,
 			"summary": summary})
 	}
 	printSummary(c.App.Writer, summary)
-	fmt.Fprintf(c.App.Writer, "\n%s: plan %s, order version %s\n", printable(c.String("plan")), plan.Fingerprint(), plan.OrderVersion())
+	fmt.Fprintf(c.App.Writer, "\n%s: plan %s, order version %s\n", printable(path), plan.Fingerprint(), plan.OrderVersion())
 	printParents(c.App.Writer, "amends", parents)
 	return nil
 }
@@ -124,22 +131,34 @@ func runPlanDiff(c *cli.Context) error {
 	printParents(w, "the second amends", d.Second)
 	switch {
 	case len(d.Changes) == 0 || d.Same == min(plans[0].Length(), plans[1].Length()):
-		fmt.Fprintf(w, "\nBoth have the same samples at all %s that both have.\n", plural(d.Same, "position"))
+		fmt.Fprintf(w, "\nBoth have the same samples at every position that both have (%s).\n", count(d.Same))
 	case d.Same == 0:
 		fmt.Fprintln(w, "\nThey differ from the first position on.")
+	case d.Same == 1:
+		fmt.Fprintln(w, "\nBoth have the same sample at position 0. They differ from position 1 on.")
 	default:
 		fmt.Fprintf(w, "\nBoth have the same samples at the first %s. They differ from position %s on.\n", plural(d.Same, "position"), count(d.Same))
 	}
 	if len(d.Changes) == 0 {
 		return nil
 	}
+	const mostSkips = 10
 	t := newTable("from", "what", "change")
+	var skips int64
 	for _, change := range d.Changes {
+		if change.What == "skips" {
+			if skips++; skips > mostSkips {
+				continue
+			}
+		}
 		from := "-"
 		if change.From >= 0 {
 			from = count(change.From)
 		}
 		t.row(from, change.What, printable(change.Text))
+	}
+	if skips > mostSkips {
+		t.row("", "skips", fmt.Sprintf("and %s: --json has them all", plural(skips-mostSkips, "further range")))
 	}
 	fmt.Fprintln(w)
 	t.write(w)
@@ -147,7 +166,15 @@ func runPlanDiff(c *cli.Context) error {
 	for _, s := range d.Sources {
 		t.row(printable(s.Name), s.First.Samples, percent(s.First.Share), s.Second.Samples, percent(s.Second.Share), fmt.Sprintf("%+.3f %%", 100*(s.Second.Share-s.First.Share)))
 	}
-	fmt.Fprintf(w, "\nsamples from position %s on:\n", count(d.Same))
+	skipped := ""
+	if len(plans[0].Skips)+len(plans[1].Skips) > 0 {
+		skipped = ", skipped ones among them"
+	}
+	from := d.Same
+	if plans[0].Megatron != nil || plans[1].Megatron != nil {
+		from = 0
+	}
+	fmt.Fprintf(w, "\npositions from %s on%s:\n", count(from), skipped)
 	t.write(w)
 	return nil
 }

@@ -5,10 +5,14 @@ import (
 	"crypto/tls"
 	"encoding/json"
 	"fmt"
+	"io"
+	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"strconv"
+	"syscall"
 
 	"github.com/urfave/cli/v2"
 	"golang.org/x/sync/errgroup"
@@ -27,15 +31,15 @@ func serveCommand() *cli.Command {
 			"Example: mula serve --plan plan.json --listen 127.0.0.1:8080 --socket /run/user/1000/mula.sock",
 		Flags: []cli.Flag{
 			planFlag, shardsFlag,
-			&cli.StringFlag{Name: "listen", Usage: "answer HTTP at `HOST:PORT`; port 0 takes a free one, \"\" is none", Value: "127.0.0.1:0"},
-			&cli.StringFlag{Name: "socket", Usage: "answer HTTP at a unix socket at `PATH` too, which only this user may use"},
-			&cli.StringFlag{Name: "flight", Usage: "answer Arrow Flight at `HOST:PORT` too"},
-			&cli.StringFlag{Name: "token-file", Usage: "answer only those who name the token in `FILE` (not asked for at the socket)"},
+			&cli.StringFlag{Name: "listen", Usage: "answer HTTP at `HOST:PORT`; port 0 takes a free one, \"\" is none (default: 127.0.0.1:0, none with --socket or --flight)"},
+			&cli.StringFlag{Name: "socket", Usage: "answer HTTP at a unix socket at `PATH`, which only this user may use"},
+			&cli.StringFlag{Name: "flight", Usage: "answer Arrow Flight at `HOST:PORT`"},
+			&cli.StringFlag{Name: "token-file", Usage: "answer only those who name the token in `FILE`, which only this user may read (not asked for at the socket)"},
 			&cli.StringFlag{Name: "tls-cert", Usage: "encrypt with the certificate in `FILE` (PEM), and --tls-key"},
 			&cli.StringFlag{Name: "tls-key", Usage: "key of the certificate, in `FILE` (PEM)"},
 			&cli.BoolFlag{Name: "insecure", Usage: "listen at an address that other machines reach without asking for a token"},
 			&cli.IntFlag{Name: "max-streams", Usage: "streams at a time", Value: 4096},
-			&cli.Int64Flag{Name: "memory", Usage: "`BYTES` that the records of all streams may take together", Value: 1 << 30},
+			&cli.StringFlag{Name: "memory", Usage: "`BYTES` that the records of all streams may take together, as 512M or 4Gi", Value: "1Gi"},
 			verifyFlag,
 		},
 		Action: runServe,
@@ -55,11 +59,25 @@ func runServe(c *cli.Context) error {
 	if n := c.Int("max-streams"); n < 1 || n > 1<<20 {
 		return usagef("--max-streams is %d; it must be from 1 to %s", n, count(1<<20))
 	}
-	if n := c.Int64("memory"); n < leastMemory || n > 1<<50 {
-		return usagef("--memory is %d; it must be from %s to %s bytes", n, count(leastMemory), count(1<<50))
+	// An empty value is what an unset variable of a script leaves. To take it for a flag that is not given would open what was to be guarded.
+	for _, flag := range []string{"socket", "flight", "token-file", "tls-cert", "tls-key", "memory"} {
+		if c.IsSet(flag) && c.String(flag) == "" {
+			return usagef("--%s is given without a value: name one, or leave the flag out", flag)
+		}
 	}
-	if c.String("listen") == "" && c.String("socket") == "" && c.String("flight") == "" {
-		return usagef("there is nowhere to listen: one of --listen, --socket and --flight is needed")
+	memory, err := amount(c, "memory")
+	if err != nil {
+		return err
+	}
+	if memory < leastMemory || memory > 1<<50 {
+		return usagef("--memory is %s; it must be from %s to %s bytes", c.String("memory"), count(leastMemory), count(1<<50))
+	}
+	at := addresses{listen: c.String("listen"), socket: c.String("socket"), flight: c.String("flight")}
+	if at == (addresses{}) {
+		if c.IsSet("listen") {
+			return usagef("there is nowhere to listen: one of --listen, --socket and --flight is needed")
+		}
+		at.listen = "127.0.0.1:0"
 	}
 	verify, err := blend.ParseVerify(c.String("verify"))
 	if err != nil {
@@ -69,30 +87,36 @@ func runServe(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	for _, flag := range []string{"listen", "flight"} {
-		if err := guarded(c, flag, access); err != nil {
-			return err
-		}
+	if err := guarded(c, "listen", at.listen, access); err != nil {
+		return err
+	}
+	if err := guarded(c, "flight", at.flight, access); err != nil {
+		return err
 	}
 	data, err := openPlanWith(c, blend.OpenOptions{Verify: verify})
 	if err != nil {
 		return err
 	}
 	defer data.Close()
-	service, err := serve.New(c.Context, data, serve.Options{MaxStreams: c.Int("max-streams"), Memory: c.Int64("memory")})
+	service, err := serve.New(c.Context, data, serve.Options{MaxStreams: c.Int("max-streams"), Memory: memory, Report: func(text string) {
+		fmt.Fprintf(c.App.ErrWriter, "warning: %s\n", text)
+	}})
 	if err != nil {
 		return err
 	}
 	defer service.Close()
-	return listen(c, service, access)
+	debug.SetMemoryLimit(memory + baseMemory)
+	return listen(c, service, at, access)
 }
+
+// addresses are where to listen; an empty one is none.
+type addresses struct{ listen, socket, flight string }
 
 // baseMemory is what Go may take beside the records before it collects garbage more eagerly.
 const baseMemory = 256 << 20
 
-// listen opens what the flags name, says so, and serves until it is stopped.
-func listen(c *cli.Context, service *serve.Service, access serve.Access) error {
-	debug.SetMemoryLimit(c.Int64("memory") + baseMemory)
+// listen opens the addresses, says so, and serves until it is stopped.
+func listen(c *cli.Context, service *serve.Service, at addresses, access serve.Access) error {
 	var said struct {
 		HTTP   string `json:"http,omitempty"`
 		Socket string `json:"socket,omitempty"`
@@ -108,19 +132,19 @@ func listen(c *cli.Context, service *serve.Service, access serve.Access) error {
 	}()
 	group, ctx := errgroup.WithContext(c.Context)
 	var begin []func() error
-	if address := c.String("listen"); address != "" {
+	if address := at.listen; address != "" {
 		l, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
 		if err != nil {
 			return fmt.Errorf("--listen: %w", err)
 		}
 		open = append(open, l)
-		said.HTTP = "http://" + l.Addr().String()
+		said.HTTP = "http://" + reached(address, l)
 		if access.TLS != nil {
-			said.HTTP = "https://" + l.Addr().String()
+			said.HTTP = "https://" + reached(address, l)
 		}
 		begin = append(begin, func() error { return service.Serve(ctx, l, access) })
 	}
-	if path := c.String("socket"); path != "" {
+	if path := at.socket; path != "" {
 		l, err := serve.ListenUnix(path)
 		if err != nil {
 			return fmt.Errorf("--%w", err)
@@ -131,15 +155,15 @@ func listen(c *cli.Context, service *serve.Service, access serve.Access) error {
 		}
 		begin = append(begin, func() error { return service.Serve(ctx, l, serve.Access{}) })
 	}
-	if address := c.String("flight"); address != "" {
+	if address := at.flight; address != "" {
 		l, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
 		if err != nil {
 			return fmt.Errorf("--flight: %w", err)
 		}
 		open = append(open, l)
-		said.Flight = "grpc://" + l.Addr().String()
+		said.Flight = "grpc://" + reached(address, l)
 		if access.TLS != nil {
-			said.Flight = "grpc+tls://" + l.Addr().String()
+			said.Flight = "grpc+tls://" + reached(address, l)
 		}
 		begin = append(begin, func() error { return flight.Serve(ctx, service, l, access) })
 	}
@@ -156,10 +180,27 @@ func listen(c *cli.Context, service *serve.Service, access serve.Access) error {
 	return group.Wait()
 }
 
+// reached is where a client of this machine finds a listener: at the host as it was given, or, where that stands for every address of the machine,
+// at the loopback one.
+func reached(address string, l net.Listener) string {
+	host, _, err := net.SplitHostPort(address)
+	tcp, ok := l.Addr().(*net.TCPAddr)
+	if err != nil || !ok {
+		return l.Addr().String()
+	}
+	if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
+		host = "127.0.0.1"
+		if ip != nil && ip.To4() == nil {
+			host = "::1"
+		}
+	}
+	return net.JoinHostPort(host, strconv.Itoa(tcp.Port))
+}
+
 // readAccess reads token and certificate.
 func readAccess(c *cli.Context) (a serve.Access, err error) {
 	if path := c.String("token-file"); path != "" {
-		text, err := os.ReadFile(path)
+		text, err := readSecret(path)
 		if err != nil {
 			return a, fmt.Errorf("--token-file: %w", err)
 		}
@@ -183,10 +224,32 @@ func readAccess(c *cli.Context) (a serve.Access, err error) {
 	return a, nil
 }
 
-// guarded refuses an address that other machines reach, where no token is asked for.
-func guarded(c *cli.Context, flag string, a serve.Access) error {
-	address := c.String(flag)
-	if address == "" || a.Token != "" || c.Bool("insecure") {
+// readSecret reads a file that other users must not be able to read. One of another user may be read by its group: this user is in it, or could
+// not read the file.
+func readSecret(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	others := fs.FileMode(0o077)
+	if s, ok := info.Sys().(*syscall.Stat_t); ok && int(s.Uid) != os.Getuid() {
+		others = 0o007
+	}
+	if info.Mode().Perm()&others != 0 {
+		return nil, fmt.Errorf("%s has mode %04o, so that other users may read or change it: say `chmod 600 %s`, and take another token if it is not a new one",
+			path, info.Mode().Perm(), path)
+	}
+	return io.ReadAll(io.LimitReader(f, 2*maxToken))
+}
+
+// guarded refuses an address that other machines reach, where no token is asked for, and warns where one is asked for in clear.
+func guarded(c *cli.Context, flag, address string, a serve.Access) error {
+	if address == "" || a.TLS != nil && a.Token != "" || c.Bool("insecure") {
 		return nil
 	}
 	host, _, err := net.SplitHostPort(address)
@@ -205,6 +268,10 @@ func guarded(c *cli.Context, flag string, a serve.Access) error {
 		if !outside {
 			return nil
 		}
+	}
+	if a.Token != "" {
+		fmt.Fprintf(c.App.ErrWriter, "warning: the token of --%s %s crosses the network in clear, and who sees it may use it: give --tls-cert and --tls-key\n", flag, address)
+		return nil
 	}
 	return usagef("--%s %s is reached from other machines, and everybody there could read the data: give a --token-file, or say --insecure", flag, address)
 }

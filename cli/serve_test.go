@@ -63,8 +63,8 @@ func startServer(t *testing.T, dir string, flags ...string) *server {
 	return s
 }
 
-// end stops the server, which must exit with 0 and say nothing more.
-func (s *server) end() {
+// end stops the server, which must exit with 0 and have written this to standard error, and nothing more.
+func (s *server) end(stderr string) {
 	s.t.Helper()
 	if err := s.command.Process.Signal(syscall.SIGTERM); err != nil {
 		s.t.Fatal(err)
@@ -73,7 +73,7 @@ func (s *server) end() {
 	if err != nil || len(rest) > 0 {
 		s.t.Errorf("after the first line: %q, %v", rest, err)
 	}
-	if err := s.command.Wait(); err != nil || s.stderr.Len() > 0 {
+	if err := s.command.Wait(); err != nil || (stderr == "") != (s.stderr.Len() == 0) || !strings.Contains(s.stderr.String(), stderr) {
 		s.t.Errorf("the server ended with %v and said %q", err, s.stderr.String())
 	}
 }
@@ -125,7 +125,7 @@ func TestServe(t *testing.T) {
 	}
 	defer os.RemoveAll(folder)
 	socket := filepath.Join(folder, "s")
-	s := startServer(t, dir, "--socket", socket, "--flight", "127.0.0.1:0")
+	s := startServer(t, dir, "--listen", "127.0.0.1:0", "--socket", socket, "--flight", "127.0.0.1:0")
 	if s.Socket != socket || len(s.Plan) != 64 {
 		t.Errorf("the first line says %+v", s)
 	}
@@ -178,7 +178,7 @@ func TestServe(t *testing.T) {
 	if _, err := io.ReadFull(answer.Body, begin); err != nil {
 		t.Fatal(err)
 	}
-	s.end()
+	s.end("")
 	if n, err := io.Copy(io.Discard, answer.Body); !errors.Is(err, io.ErrUnexpectedEOF) {
 		t.Errorf("a stream under way ended after %d bytes with %v", n, err)
 	}
@@ -226,12 +226,103 @@ func TestServeToken(t *testing.T) {
 			t.Errorf("%s with %q: %s, want %d", c.from, c.token, answer.Status, c.status)
 		}
 	}
-	s.end()
+	if s.HTTP != "http://127.0.0.1:"+port {
+		t.Errorf("the first line names %s, where no client can be sure to reach the server", s.HTTP)
+	}
+	s.end("warning: the token of --listen 0.0.0.0:0 crosses the network in clear")
+
+	s = startServer(t, dir, "--token-file", "token", "--listen", "localhost:0")
+	if !strings.HasPrefix(s.HTTP, "http://localhost:") {
+		t.Errorf("the first line names %s, not the host as it was given", s.HTTP)
+	}
+	s.end("") // no warning: the token does not leave the machine
+}
+
+// Who asks for a socket or for Flight gets no TCP port beside it, which every user of the machine could read from; without either, there is one.
+func TestServeOpensWhatIsNamed(t *testing.T) {
+	dir := prepared(t)
+	mustRun(t, dir, "blend")
+	folder, err := os.MkdirTemp("", "mula")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(folder)
+	for _, c := range []struct {
+		flags                []string
+		http, socket, flight bool
+	}{
+		{[]string{"--socket", filepath.Join(folder, "s"), "--memory", "1G"}, false, true, false},
+		{[]string{"--flight", "127.0.0.1:0", "--memory", "2Mi"}, false, false, true},
+		{nil, true, false, false},
+		{[]string{"--socket", filepath.Join(folder, "s"), "--listen", "127.0.0.1:0"}, true, true, false},
+	} {
+		s := startServer(t, dir, c.flags...)
+		if (s.HTTP != "") != c.http || (s.Socket != "") != c.socket || (s.Flight != "") != c.flight {
+			t.Errorf("mula serve %q listens at %q, %q, %q", c.flags, s.HTTP, s.Socket, s.Flight)
+		}
+		s.end("")
+	}
+}
+
+// A shard that is damaged under a running server is named on standard error, once.
+func TestServeReportsDamage(t *testing.T) {
+	dir := prepared(t)
+	mustRun(t, dir, "blend")
+	folder, err := os.MkdirTemp("", "mula")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(folder)
+	s := startServer(t, dir, "--socket", filepath.Join(folder, "s"))
+	client := clientOf(s.Socket)
+	tokens := filepath.Join(dir, "shards", "a.bin")
+	text, err := os.ReadFile(tokens)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.OpenFile(tokens, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.WriteAt(bytes.Repeat([]byte{0xff}, len(text)), 0); err != nil { // ids that no tokenizer has
+		t.Fatal(err)
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		answer, err := client.Get("http://localhost/v1/stream?batch_size=8")
+		if err != nil {
+			t.Fatal(err)
+		}
+		io.Copy(io.Discard, answer.Body)
+		answer.Body.Close()
+	}
+	answer, err := client.Get("http://localhost/healthz")
+	if err != nil {
+		t.Fatal(err)
+	}
+	said, err := io.ReadAll(answer.Body)
+	answer.Body.Close()
+	if err != nil || string(said) != "{\"status\":\"damaged\"}\n" || answer.StatusCode != http.StatusInternalServerError {
+		t.Errorf("/healthz: %s %q, %v", answer.Status, said, err)
+	}
+	s.end("shards/a")
+	if lines := strings.Count(s.stderr.String(), "\n"); lines != 1 {
+		t.Errorf("%d lines: %q", lines, s.stderr.String())
+	}
 }
 
 func TestServeWrong(t *testing.T) {
 	empty := filepath.Join(t.TempDir(), "empty")
 	if err := os.WriteFile(empty, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	open := filepath.Join(t.TempDir(), "open")
+	if err := os.WriteFile(open, []byte("word"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(open, 0o640); err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range []struct {
@@ -246,7 +337,15 @@ func TestServeWrong(t *testing.T) {
 		{[]string{"--listen", "8080"}, "HOST:PORT", exitUsage},
 		{[]string{"--listen", ""}, "nowhere to listen", exitUsage},
 		{[]string{"--max-streams", "0"}, "--max-streams is 0", exitUsage},
-		{[]string{"--memory", "5"}, "--memory is 5", exitUsage},
+		{[]string{"--memory", "5"}, "--memory is 5;", exitUsage},
+		{[]string{"--memory", "much"}, "--memory is \"much\"", exitUsage},
+		{[]string{"--memory", ""}, "--memory is given without a value", exitUsage},
+		{[]string{"--socket", ""}, "--socket is given without a value", exitUsage},
+		{[]string{"--flight", ""}, "--flight is given without a value", exitUsage},
+		{[]string{"--token-file", ""}, "--token-file is given without a value", exitUsage},
+		{[]string{"--tls-cert", "", "--tls-key", ""}, "--tls-cert is given without a value", exitUsage},
+		{[]string{"--tls-key", ""}, "--tls-key is given without a value", exitUsage},
+		{[]string{"--token-file", open}, "chmod 600 " + open, exitFailed},
 		{[]string{"--tls-cert", "x"}, "given together", exitUsage},
 		{[]string{"--verify", "never"}, "--verify", exitUsage},
 		{[]string{"--token-file", empty}, "one word", exitFailed},

@@ -74,6 +74,9 @@ func runSimulate(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := notInput(c.String("report"), plan.Files()...); err != nil {
+		return err
+	}
 	if rate := c.Float64("tokens-per-second"); rate > 0 {
 		o.StepTime = float64(o.BatchSize) * float64(plan.SequenceLength) / rate
 	}

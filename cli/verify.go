@@ -3,8 +3,11 @@ package cli
 import (
 	"errors"
 	"fmt"
+	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/urfave/cli/v2"
@@ -20,65 +23,185 @@ func verifyCommand() *cli.Command {
 		Name:      "verify",
 		Usage:     "compare two fingerprint logs, and name the first step that differs",
 		ArgsUsage: "A B",
-		Description: "A and B are logs of `mula hash` or a run's fingerprints.jsonl (or the run's folder). The logs of the ranks of one run are\n" +
-			"given as one operand, separated by commas; their set hashes are added up. Exits with 1 if the logs differ. A run with `spikes`\n" +
-			"leaves out data: against its plan it differs from the first step left out on; skips.yaml in its folder names the positions.\n\n" +
+		Description: "A and B are logs of `mula hash`, a run's fingerprints.jsonl, or the run's folder, which stands for all logs of a run that has changed\n" +
+			"its plan. The logs of the ranks of one run are given as one operand, separated by commas; their set hashes are added up. Exits with 1\n" +
+			"if the logs differ. Steps that only one of them has are not compared, and named. A run with `spikes` leaves out data: against its plan\n" +
+			"it differs from the first step left out on; skips.yaml in its folder names the positions. Where the logs are of a plan and of one that\n" +
+			"amends it, --plan names the latter, and what was amended is said.\n\n" +
 			"Example: mula verify expected.jsonl runs/base",
-		Flags:  []cli.Flag{jsonFlag},
+		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "plan", Aliases: []string{"p"}, Usage: "the youngest plan of the logs, in `FILE`: says which of its amendments lie between their plans", DefaultText: "none"},
+			jsonFlag,
+		},
 		Action: runVerify,
 	}
 }
 
-// openLog opens the log, or the logs of all ranks, that an operand names.
-func openLog(operand string) (steps blend.Steps, header blend.LogHeader, done func(), err error) {
-	var files []*os.File
-	done = func() {
-		for _, f := range files {
-			f.Close()
-		}
+// A fingerprintLog is what an operand names.
+type fingerprintLog struct {
+	name   string // the operand
+	header blend.LogHeader
+	steps  blend.Steps
+	run    *blend.RunLog // steps, of a run that has changed its plan; else nil
+	plans  []string      // of the log, or of all logs of the run, the newest first
+	note   string        // about what the operand does not name, or ""
+	files  []*os.File
+}
+
+func (l *fingerprintLog) close() {
+	for _, f := range l.files {
+		f.Close()
 	}
+}
+
+const (
+	runLogName  = "fingerprints.jsonl"
+	olderRunLog = "fingerprints-????????????????.jsonl" // of another plan of the run, see docs/formats/run.md
+)
+
+// openLog opens the log, or the logs of all ranks or of all plans of a run, that an operand names. The caller closes it, with an error, too.
+func openLog(operand string) (*fingerprintLog, error) {
+	l := &fingerprintLog{name: operand}
 	var readers []*blend.LogReader
-	for _, path := range strings.Split(operand, ",") {
-		if info, err := os.Stat(path); err == nil && info.IsDir() {
-			path = filepath.Join(path, "fingerprints.jsonl")
-		}
+	open := func(path string) error {
 		f, err := os.Open(path)
 		if err != nil {
-			return nil, header, done, fmt.Errorf("opening a fingerprint log: %w", err)
+			return fmt.Errorf("opening a fingerprint log: %w", err)
 		}
-		files = append(files, f)
+		l.files = append(l.files, f)
 		r, err := blend.NewLogReader(f, path)
 		if err != nil {
-			return nil, header, done, err
+			return err
 		}
 		readers = append(readers, r)
+		if !slices.Contains(l.plans, r.Header.Plan) {
+			l.plans = append(l.plans, r.Header.Plan)
+		}
+		return nil
 	}
-	steps, header, err = blend.Combine(readers)
-	return steps, header, done, err
+	paths := strings.Split(operand, ",")
+	for _, path := range paths {
+		info, err := os.Stat(path)
+		folder := err == nil && info.IsDir()
+		if folder {
+			path = filepath.Join(path, runLogName)
+		}
+		older, err := olderLogs(path)
+		if err != nil {
+			return l, err
+		}
+		if err := open(path); err != nil {
+			if folder && len(older) > 0 && errors.Is(err, fs.ErrNotExist) {
+				err = fmt.Errorf("%w; the folder has only logs of plans that the run is not on, such as %s: start the run once more, or give that log", err, older[0])
+			}
+			return l, err
+		}
+		switch {
+		case len(older) == 0:
+		case !folder:
+			l.note = fmt.Sprintf("%s is the log of one plan of its run, of which %s has %s: give the folder to compare the whole run", path, filepath.Dir(path),
+				plural(int64(len(older)), "older log"))
+		case len(paths) > 1:
+			return l, fmt.Errorf("%s is the folder of a run with logs of several plans, which cannot be one rank of several: give it alone", filepath.Dir(path))
+		default:
+			for _, path := range older {
+				if err := open(path); err != nil {
+					return l, err
+				}
+			}
+			l.run, l.header, err = blend.JoinLogs(readers)
+			l.steps = l.run
+			return l, err
+		}
+	}
+	var err error
+	l.steps, l.header, err = blend.Combine(readers)
+	return l, err
+}
+
+// olderLogs are the logs of other plans beside the newest log of a run.
+func olderLogs(path string) ([]string, error) {
+	if filepath.Base(path) != runLogName {
+		return nil, nil
+	}
+	folder := filepath.Dir(path)
+	names, err := fs.Glob(os.DirFS(folder), olderRunLog)
+	for i := range names {
+		names[i] = filepath.Join(folder, names[i])
+	}
+	return names, err
+}
+
+// amendments gives what leads from the oldest to the youngest of some plans along the line of a plan that amends them or is one of them, and
+// how many of them are in this line.
+func amendments(plan *blend.Plan, fingerprints []string) (list []blend.Parent, found int) {
+	first, last := len(plan.Parents)+1, -1
+	for _, fingerprint := range fingerprints {
+		at := slices.IndexFunc(plan.Parents, func(p blend.Parent) bool { return p.Fingerprint == fingerprint })
+		switch {
+		case fingerprint == plan.Fingerprint():
+			at = len(plan.Parents)
+		case at < 0:
+			continue
+		}
+		found++
+		first, last = min(first, at), max(last, at)
+	}
+	if first > last {
+		return nil, 0
+	}
+	return plan.Parents[first:last], found
 }
 
 func runVerify(c *cli.Context) error {
 	if c.NArg() != 2 {
 		return usagef("two logs are needed: see `%s --help`", c.Command.HelpName)
 	}
-	a, headerA, doneA, err := openLog(c.Args().Get(0))
-	defer doneA()
+	a, err := openLog(c.Args().Get(0))
+	defer a.close()
 	if err != nil {
 		return err
 	}
-	b, headerB, doneB, err := openLog(c.Args().Get(1))
-	defer doneB()
+	b, err := openLog(c.Args().Get(1))
+	defer b.close()
 	if err != nil {
 		return err
 	}
-	r, err := blend.Compare(a, b, headerA, headerB)
+	plans := append(slices.Clone(a.plans), b.plans...)
+	var plan *blend.Plan
+	var amended []blend.Parent
+	found := 0
+	if c.IsSet("plan") {
+		if plan, err = blend.ReadPlan(c.String("plan")); err != nil {
+			return err
+		}
+		if amended, found = amendments(plan, plans); found == 0 {
+			return fmt.Errorf("%s is plan %.16s…; no log is of it or of a plan that it amends", c.String("plan"), plan.Fingerprint())
+		}
+	}
+	r, err := blend.Compare(a.steps, b.steps, a.header, b.header)
 	if err != nil {
 		return err
 	}
-	same := r.Kind == blend.NoDifference
+	same, samePlan := r.Kind == blend.NoDifference, slices.Equal(a.plans, b.plans)
 	w := c.App.Writer
 	if c.Bool("json") {
-		out := map[string]any{"same_batches": same, "same_plan": r.SamePlan, "first_step": r.First, "equal_steps": r.Equal, "order_compared": r.Ordered}
+		out := map[string]any{"same_batches": same, "same_plan": samePlan, "first_step": r.First, "equal_steps": r.Equal, "order_compared": r.Ordered}
+		for key, steps := range map[string][]blend.Range{"only_a": r.OnlyA, "only_b": r.OnlyB} {
+			if out[key] = steps; steps == nil {
+				out[key] = []blend.Range{}
+			}
+		}
+		for key, log := range map[string]*fingerprintLog{"plans_a": a, "plans_b": b} {
+			if log.run != nil {
+				out[key] = log.run.Spans
+			}
+		}
+		if plan != nil {
+			if out["amendments"] = amended; len(amended) == 0 {
+				out["amendments"] = []blend.Parent{}
+			}
+		}
 		if !same {
 			out["difference"], out["step"], out["a"], out["b"] = r.Kind.String(), r.Step, r.A, r.B
 		}
@@ -86,29 +209,95 @@ func runVerify(c *cli.Context) error {
 			return err
 		}
 	} else {
-		if !r.SamePlan {
-			fmt.Fprintf(w, "plans differ: %s and %s\n", headerA.Plan, headerB.Plan)
-		}
+		printComparison(w, r, a, b)
 		switch {
-		case same && r.Ordered:
-			fmt.Fprintf(w, "same batches: yes; %s steps from step %s on, the same samples in the same order\n", count(r.Equal), count(r.First))
-		case same:
-			fmt.Fprintf(w, "same batches: yes; %s steps from step %s on, the same samples (logs of ranks do not prove the order)\n", count(r.Equal), count(r.First))
+		case samePlan && len(a.plans) == 1:
+		case plan == nil:
+			fmt.Fprintln(w, "if one of the plans amends the others, --plan FILE with it names the amendments")
 		default:
-			fmt.Fprintf(w, "same batches: no; %s equal steps, then step %s: %s\n", count(r.Equal), count(r.Step), r.Kind)
-			fmt.Fprintf(w, "`mula peek --step %d --batch-size %d` shows what the plan has there\n", r.Step, headerA.BatchSize)
-			if (r.A.Samples == 0) != (r.B.Samples == 0) && r.Kind == blend.SamplesDiffer {
-				empty := c.Args().Get(0)
-				if r.B.Samples == 0 {
-					empty = c.Args().Get(1)
-				}
-				fmt.Fprintf(w, "%s has no samples in this step: a run with `spikes` leaves out data and names it in its skips.yaml; `mula hash` of the plan\n"+
-					"sealed with these skips gives the batches that the run was trained on\n", empty)
+			printParents(w, fmt.Sprintf("%s: amends", printable(c.String("plan"))), amended)
+			if found < len(plans) {
+				fmt.Fprintf(w, "not all plans of the logs are among those that %s amends\n", printable(c.String("plan")))
 			}
+		}
+		if !same {
+			printDifference(w, c, r, a, b, amended, samePlan)
 		}
 	}
 	if !same {
 		return errDiffer
 	}
 	return nil
+}
+
+// printComparison says what the logs are, which steps of them were compared, and what came of it.
+func printComparison(w io.Writer, r blend.Comparison, a, b *fingerprintLog) {
+	if len(a.plans) == 1 && len(b.plans) == 1 && a.plans[0] != b.plans[0] {
+		fmt.Fprintf(w, "plans differ: %s and %s\n", printable(a.header.Plan), printable(b.header.Plan))
+	}
+	for _, l := range []*fingerprintLog{a, b} {
+		if l.run == nil {
+			continue
+		}
+		fmt.Fprintf(w, "%s is of a run that changed its plan:\n", printable(l.name))
+		for _, span := range l.run.Spans {
+			fmt.Fprintf(w, "  %s: plan %.16s…\n", numbered("step", span.Steps), printable(span.Plan))
+		}
+	}
+	switch same := r.Kind == blend.NoDifference; {
+	case same && r.Ordered:
+		fmt.Fprintf(w, "same batches: yes; %s from step %s on, the same samples in the same order\n", plural(r.Equal, "step"), count(r.First))
+	case same:
+		fmt.Fprintf(w, "same batches: yes; %s from step %s on, the same samples (logs of ranks do not prove the order)\n", plural(r.Equal, "step"), count(r.First))
+	default:
+		fmt.Fprintf(w, "same batches: no; %s, then step %s: %s\n", plural(r.Equal, "equal step"), count(r.Step), r.Kind)
+	}
+	begins := r.First // of what either log has
+	for _, l := range []struct {
+		log   *fingerprintLog
+		steps []blend.Range
+	}{{a, r.OnlyA}, {b, r.OnlyB}} {
+		for _, steps := range l.steps {
+			begins = min(begins, steps.From)
+			fmt.Fprintf(w, "not compared: %s, which only %s has\n", numbered("step", steps), printable(l.log.name))
+		}
+		if l.log.note != "" {
+			fmt.Fprintf(w, "note: %s\n", printable(l.log.note))
+		}
+	}
+	if begins > 0 {
+		fmt.Fprintf(w, "not compared: %s, which neither has\n", numbered("step", blend.Range{To: begins}))
+	}
+}
+
+// printDifference says how to find out more about the first step that differs.
+func printDifference(w io.Writer, c *cli.Context, r blend.Comparison, a, b *fingerprintLog, amended []blend.Parent, samePlan bool) {
+	if len(amended) > 0 {
+		at := amended[0].At
+		for _, p := range amended {
+			at = min(at, p.At)
+		}
+		if step := at / int64(a.header.BatchSize); r.Step >= step {
+			fmt.Fprintf(w, "from position %s on, in step %s, the amended plan may have other samples\n", count(at), count(step))
+		} else {
+			fmt.Fprintf(w, "no amendment explains the difference: they leave all before position %s, in step %s, as it was\n", count(at), count(step))
+		}
+	}
+	plan := "PLAN"
+	if c.IsSet("plan") {
+		plan = c.String("plan")
+	}
+	fmt.Fprintf(w, "`mula peek --plan %s --step %d --batch-size %d` shows what the plan has there\n", printable(plan), r.Step, a.header.BatchSize)
+	if (r.A.Samples == 0) != (r.B.Samples == 0) && r.Kind == blend.SamplesDiffer {
+		empty := a.name
+		if r.B.Samples == 0 {
+			empty = b.name
+		}
+		if samePlan {
+			fmt.Fprintf(w, "%s has no samples in this step: a run with `spikes` leaves out data and names it in its skips.yaml; `mula hash` of the plan\n"+
+				"sealed with these skips gives the batches that the run was trained on\n", printable(empty))
+		} else {
+			fmt.Fprintf(w, "%s has no samples in this step; its plan is another, which may skip the positions\n", printable(empty))
+		}
+	}
 }

@@ -45,21 +45,27 @@ var lies = []struct {
 	{"/v1/stream?batch_size=8&world=0", "world", 400},
 	{"/v1/stream?batch_size=8&world=1048577", "world", 400},
 	{"/v1/stream?batch_size=8&from=4", "nearest begin at 0 and 8", 400},
-	{"/v1/stream?batch_size=8&from=608", "has 600", 400},
+	{"/v1/stream?batch_size=8&from=608", "from 0 to 600", 400},
 	{"/v1/stream?batch_size=8&from=9223372036854775807", "from", 400},
-	{"/v1/stream?batch_size=8&from=1152921504606846976", "has 600", 400},
-	{"/v1/stream?batch_size=8&to=601", "has 600", 400},
+	{"/v1/stream?batch_size=8&from=1152921504606846976", "from 0 to 600", 400},
+	{"/v1/stream?batch_size=8&to=601", "from 1 to 600", 400},
 	{"/v1/stream?batch_size=8&from=16&to=8", "before the first position 16", 400},
 	{"/v1/stream?batch_size=8&to=0", "to is", 400},
 	{"/v1/stream?batch_size=8&step=1&from=8", "exclude each other", 400},
-	{"/v1/stream?batch_size=8&step=1152921504606846976", "no plan has so many", 400},
-	{"/v1/stream?batch_size=1048576&step=1099511627776", "has 600", 400},
-	{"/v1/stream?batch_size=8&step=76", "has 600", 400},
+	{"/v1/stream?batch_size=8&step=1152921504606846976", "from 0 to 75", 400},
+	{"/v1/stream?batch_size=7&step=86", "from 0 to 85", 400},
+	{"/v1/stream?batch_size=8&step=99999999999999999999", "from 0 to 75", 400},
+	{"/v1/stream?batch_size=8&to=0", "from 1 to 600", 400},
+	{"/healthz?x=1", "has none", 400},
+	{"/v1/health?x=1", "has none", 400},
+	{"/v1/stream?batch_size=1048576&step=1099511627776", "from 0 to 0", 400},
+	{"/v1/stream?batch_size=8&step=76", "from 0 to 75", 400},
 	{"/v1/stream?batch_size=8&micro_batch=3", "does not divide", 400},
 	{"/v1/stream?batch_size=8&micro_batch=0", "micro_batch", 400},
 	{"/v1/stream?batch_size=8&micro_batch=16", "does not divide", 400},
 	{"/v1/stream?batch_size=8&columns=tokens,secret", "no column \"secret\"", 400},
-	{"/v1/stream?batch_size=8&columns=", "no column \"\"", 400},
+	{"/v1/stream?batch_size=8&columns=", "columns has a name that is empty", 400},
+	{"/v1/stream?batch_size=8&columns=epoch,", "columns has a name that is empty", 400},
 	{"/v1/stream?batch_size=8&columns=epoch,epoch", "named twice", 400},
 	{"/v1/stream?batchsize=8", "batch_size may have been meant", 400},
 	{"/v1/stream?batch_size=8&%00=1", "no parameter", 400},
@@ -550,6 +556,8 @@ func TestToken(t *testing.T) {
 		{"/metrics", "", 401},
 		{"/nothing", "", 401},
 		{"/healthz", "", 200},
+		{"/v1/health", "", 401},
+		{"/v1/health", "Bearer open sesame", 200},
 	} {
 		r, err := http.NewRequest("GET", server.URL+c.path, nil)
 		if err != nil {
@@ -634,7 +642,7 @@ func TestForeignHost(t *testing.T) {
 	defer service.Close()
 	for token, foreign := range map[string]int{"": 403, "word": 200} {
 		server := httptest.NewServer(service.Handler(token))
-		for host, want := range map[string]int{"localhost": 200, "localhost:80": 200, "127.0.0.1:99": 200, "[::1]:99": 200, "evil.example": foreign, "evil.example:80": foreign,
+		for host, want := range map[string]int{"localhost": 200, "localhost:80": 200, "LOCALHOST": 200, "Localhost:80": 200, "127.0.0.1:99": 200, "[::1]:99": 200, "evil.example": foreign, "evil.example:80": foreign,
 			"localhost.evil.example": foreign} {
 			r, err := http.NewRequest("GET", server.URL+"/v1/plan", nil)
 			if err != nil {
@@ -673,8 +681,7 @@ func TestListenUnix(t *testing.T) {
 	if _, err := ListenUnix(path); err == nil || !strings.Contains(err.Error(), "another program listens") {
 		t.Errorf("a living socket: %v", err)
 	}
-	l.(*net.UnixListener).SetUnlinkOnClose(false)
-	l.Close() // as a kill leaves it
+	l.(*unixListener).Listener.Close() // as a kill leaves it
 	if l, err = ListenUnix(path); err != nil {
 		t.Fatalf("a socket that was left behind: %v", err)
 	}
@@ -691,13 +698,66 @@ func TestListenUnix(t *testing.T) {
 	if text, err := os.ReadFile(path); err != nil || string(text) != "precious" {
 		t.Errorf("the file is now %q, %v", text, err)
 	}
+	long := strings.Repeat("x", maxSocketPath+1)
+	if _, err := ListenUnix(long); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("may have %d", maxSocketPath)) {
+		t.Errorf("a path that is too long: %v", err)
+	}
 }
+
+// A server that ends leaves the socket of another one alone, though it has the same path.
+func TestListenUnixLeavesOthers(t *testing.T) {
+	dir, err := os.MkdirTemp("", "mula")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	path := filepath.Join(dir, "s")
+	old, err := ListenUnix(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	other, err := ListenUnix(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	old.Close()
+	c, err := net.Dial("unix", path)
+	if err != nil {
+		t.Fatalf("the other server's socket: %v", err)
+	}
+	c.Close()
+
+	// A socket of datagrams, which answers no connection, is in use nevertheless.
+	datagrams := filepath.Join(dir, "d")
+	p, err := net.ListenPacket("unixgram", datagrams)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	before, err := os.Lstat(datagrams)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ListenUnix(datagrams); err == nil || !strings.Contains(err.Error(), "may be another program's") {
+		t.Errorf("a socket of datagrams: %v", err)
+	}
+	if after, err := os.Lstat(datagrams); err != nil || !os.SameFile(before, after) {
+		t.Errorf("the socket of datagrams was replaced: %v", err)
+	}
+}
+
+// fuzzPositions are those of the plan that fuzzed requests are for.
+const fuzzPositions = 1 << 60
 
 // valid checks what every request that is read keeps to.
 func valid(t *testing.T, r Request) {
 	t.Helper()
 	if r.BatchSize < 1 || r.BatchSize > maxBatchSize || r.World < 1 || r.World > maxWorld || r.BatchSize%r.World != 0 || r.Rank < 0 || r.Rank >= r.World ||
-		r.MicroBatch < 1 || (r.BatchSize/r.World)%r.MicroBatch != 0 || r.From < 0 || r.From > maxPosition || r.To < 0 || r.To > maxPosition {
+		r.MicroBatch < 1 || (r.BatchSize/r.World)%r.MicroBatch != 0 || r.From < 0 || r.From > fuzzPositions || r.To < 0 || r.To > fuzzPositions {
 		t.Errorf("a request that cannot be: %+v", r)
 	}
 }
@@ -710,7 +770,7 @@ func FuzzParseQuery(f *testing.F) {
 	}
 	f.Add("batch_size=512&rank=3&world=8&step=100&micro_batch=4&columns=tokens,position&to=52000")
 	f.Fuzz(func(t *testing.T, query string) {
-		r, err := ParseQuery(query)
+		r, err := parseQuery(query, fuzzPositions)
 		if err == nil {
 			valid(t, r)
 			return
@@ -728,7 +788,7 @@ func FuzzParseJSON(f *testing.F) {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
-		r, err := ParseJSON(text)
+		r, err := parseJSON(text, fuzzPositions)
 		if err != nil {
 			if StatusOf(err) != http.StatusBadRequest || strings.ContainsAny(err.Error(), "\n\r\x00") {
 				t.Errorf("%q: %d %q", text, StatusOf(err), err)

@@ -26,11 +26,13 @@ var paths = map[string]func(*Service, http.ResponseWriter, *http.Request) error{
 	"/v1/stream": (*Service).serveStream,
 	"/v1/where":  (*Service).serveWhere,
 	"/v1/hash":   (*Service).serveHash,
+	"/v1/health": (*Service).serveHealth,
 	"/metrics":   (*Service).serveMetrics,
-	"/healthz":   (*Service).serveHealth,
+	"/healthz":   (*Service).serveHealthz,
 }
 
-// Handler answers the service's HTTP requests. With a token that is not empty, all but /healthz must name it as their bearer. A stream that cannot
+// Handler answers the service's HTTP requests. With a token that is not empty, all but /healthz, which tells nothing of the data, must name it as their bearer.
+// A stream that cannot
 // be gone on with is broken off: its last chunk is missing, and so is Arrow's end-of-stream marker.
 func (s *Service) Handler(token string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -56,7 +58,7 @@ func (s *Service) answer(w http.ResponseWriter, r *http.Request, token string) e
 		w.Header().Set("WWW-Authenticate", "Bearer")
 		return refusef(http.StatusUnauthorized, "this server wants its token: send the header \"Authorization: Bearer TOKEN\"")
 	case !known:
-		return refusef(http.StatusNotFound, "there is nothing at %.*q: known are /v1/plan, /v1/stream, /v1/where, /v1/hash, /metrics and /healthz", maxQuotedValue, r.URL.Path)
+		return refusef(http.StatusNotFound, "there is nothing at %.*q: known are /v1/plan, /v1/stream, /v1/where, /v1/hash, /v1/health, /metrics and /healthz", maxQuotedValue, r.URL.Path)
 	case r.Method != http.MethodGet:
 		w.Header().Set("Allow", http.MethodGet)
 		return refusef(http.StatusMethodNotAllowed, "the method is %.*q; only GET is known", maxQuotedValue, r.Method)
@@ -82,7 +84,7 @@ func local(r *http.Request, token string) bool {
 	if name, _, err := net.SplitHostPort(host); err == nil {
 		host = name
 	}
-	return host == "localhost" || net.ParseIP(strings.Trim(host, "[]")) != nil
+	return strings.EqualFold(host, "localhost") || net.ParseIP(strings.Trim(host, "[]")) != nil
 }
 
 func writeError(w http.ResponseWriter, err error) {
@@ -105,7 +107,7 @@ const flushed = 32 << 10
 
 // serveStream answers with an Arrow IPC stream. The first record is read before the answer begins, so that what is wrong with it has a status.
 func (s *Service) serveStream(w http.ResponseWriter, r *http.Request) error {
-	request, err := ParseQuery(r.URL.RawQuery)
+	request, err := s.ParseQuery(r.URL.RawQuery)
 	if err != nil {
 		s.counts.refused.Add(1)
 		return err
@@ -244,6 +246,7 @@ func (s *Service) serveWhere(w http.ResponseWriter, r *http.Request) error {
 	defer done()
 	sample, parts, err := s.data.Peek(r.Context(), position)
 	if err != nil {
+		s.failed(err)
 		return err
 	}
 	p := place{Position: position, Skipped: sample.Skipped, Source: s.data.Sources[sample.Source].Name, Window: sample.Window, Shard: sample.Shard,
@@ -294,6 +297,7 @@ func (s *Service) serveHash(w http.ResponseWriter, r *http.Request) error {
 	defer done()
 	hash, err := s.hash(r.Context(), step, batch)
 	if err != nil {
+		s.failed(err)
 		return err
 	}
 	writeJSON(w, http.StatusOK, hash)
@@ -327,18 +331,4 @@ func (s *Service) hash(ctx context.Context, step, batch int64) (blend.StepHash, 
 		return blend.StepHash{}, err
 	}
 	return h.Step(step, step*batch), nil
-}
-
-func (s *Service) serveHealth(w http.ResponseWriter, _ *http.Request) error {
-	if s.stopping.Err() != nil {
-		return errStopping
-	}
-	if err := s.data.Verification().Err; err != nil {
-		return err
-	}
-	writeJSON(w, http.StatusOK, struct {
-		Status string `json:"status"`
-		Plan   string `json:"plan"`
-	}{"ok", s.Fingerprint()})
-	return nil
 }

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"sync"
+	"syscall"
 	"time"
 )
 
@@ -22,9 +23,13 @@ const (
 	spare       = 64 // connections beside those of streams
 )
 
-// ListenUnix listens on a unix socket that only this user may use. A socket that a server has left behind is replaced; one that is answered at is
-// not.
+// ListenUnix listens on a unix socket that only this user may use. A socket that a server has left behind is replaced; one that a program still
+// has open, of whatever kind, is not. The listener removes the socket when it is closed, unless another one is there by then.
 func ListenUnix(path string) (net.Listener, error) {
+	if len(path) > maxSocketPath {
+		return nil, fmt.Errorf("socket: %s has %d bytes, and the path of a unix socket may have %d: name a shorter one, or one from the current folder",
+			path, len(path), maxSocketPath)
+	}
 	info, err := os.Lstat(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -33,9 +38,13 @@ func ListenUnix(path string) (net.Listener, error) {
 	case info.Mode()&fs.ModeSocket == 0:
 		return nil, fmt.Errorf("socket: %s is there and is no socket; name another path", path)
 	default:
-		if c, err := net.Dial("unix", path); err == nil {
+		c, err := net.Dial("unix", path)
+		if err == nil {
 			c.Close()
 			return nil, fmt.Errorf("socket: another program listens at %s; name another path, or stop it", path)
+		}
+		if !errors.Is(err, syscall.ECONNREFUSED) { // as it is where nobody has it open; one of datagrams that is open gives EPROTOTYPE
+			return nil, fmt.Errorf("socket: %s may be another program's: name another path, or remove it: %w", path, err)
 		}
 		if err := os.Remove(path); err != nil {
 			return nil, fmt.Errorf("socket: %w", err)
@@ -49,7 +58,33 @@ func ListenUnix(path string) (net.Listener, error) {
 		l.Close()
 		return nil, fmt.Errorf("socket: %w", err)
 	}
-	return l, nil
+	made, err := os.Lstat(path)
+	if err != nil {
+		l.Close()
+		return nil, fmt.Errorf("socket: %w", err)
+	}
+	l.(*net.UnixListener).SetUnlinkOnClose(false)
+	return &unixListener{Listener: l, path: path, made: made}, nil
+}
+
+// maxSocketPath is how many bytes the path of a unix socket may have: 107 with Linux, 103 with macOS.
+const maxSocketPath = len(syscall.RawSockaddrUnix{}.Path) - 1
+
+// unixListener removes its socket, and no other.
+type unixListener struct {
+	net.Listener
+	path string
+	made os.FileInfo
+	once sync.Once
+}
+
+func (l *unixListener) Close() error {
+	l.once.Do(func() { // while the socket is open, no other file has its number
+		if there, err := os.Lstat(l.path); err == nil && os.SameFile(there, l.made) {
+			os.Remove(l.path)
+		}
+	})
+	return l.Listener.Close()
 }
 
 // Access says who is answered, and how.

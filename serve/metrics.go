@@ -27,6 +27,7 @@ func (s *Service) serveMetrics(w http.ResponseWriter, r *http.Request) error {
 	add("streams_opened_total", "counter", "Streams that were given memory.", c.opened.Load())
 	add("streams_completed_total", "counter", "Streams that were read to their end.", c.completed.Load())
 	add("streams_refused_total", "counter", "Requests for a stream that were refused.", c.refused.Load())
+	add("errors_total", "counter", "Records and other answers that damaged or unreadable data did not let be made.", c.errors.Load())
 	add("records_total", "counter", "Records that were read for streams.", c.records.Load())
 	add("samples_total", "counter", "Samples in them.", c.samples.Load())
 	add("bytes_total", "counter", "Bytes of their columns.", c.bytes.Load())

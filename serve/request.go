@@ -23,7 +23,7 @@ const (
 	maxQuotedValue = 40       // bytes of a value that a message repeats
 )
 
-// A Request is what a client asks of the order. [ParseQuery] and [ParseJSON] read it.
+// A Request is what a client asks of the order. [Service.ParseQuery] and [Service.ParseJSON] read it.
 type Request struct {
 	BatchSize  int      // positions of a step, over all ranks
 	Rank       int      // takes the Rank-th of World equal blocks of each step
@@ -37,22 +37,28 @@ type Request struct {
 var streamParameters = []string{"batch_size", "rank", "world", "from", "step", "to", "micro_batch", "columns"}
 
 // ParseQuery reads a request from the query of a URL, as batch_size=512&rank=3&world=8&step=100. Every parameter is given once at most.
-func ParseQuery(query string) (Request, error) {
+func (s *Service) ParseQuery(query string) (Request, error) {
+	return parseQuery(query, s.data.Length())
+}
+
+func parseQuery(query string, positions int64) (Request, error) {
 	values, err := queryValues(query, streamParameters)
 	if err != nil {
 		return Request{}, err
 	}
-	return parseRequest(values)
+	return parseRequest(values, positions)
 }
 
 // ParseJSON reads a request from a JSON object of the same parameters, as {"batch_size": 512, "columns": ["position", "tokens"]}. Numbers may be
 // strings, and columns a string with commas.
-func ParseJSON(text []byte) (Request, error) {
+func (s *Service) ParseJSON(text []byte) (Request, error) { return parseJSON(text, s.data.Length()) }
+
+func parseJSON(text []byte, positions int64) (Request, error) {
 	values, err := jsonValues(text)
 	if err != nil {
 		return Request{}, err
 	}
-	return parseRequest(values)
+	return parseRequest(values, positions)
 }
 
 // queryValues reads the query of a URL that may have these parameters.
@@ -197,13 +203,9 @@ func number(values map[string]string, name string, least, most, otherwise int64)
 	return int64(n), nil
 }
 
-// maxPosition is beyond the positions of every plan.
-const maxPosition = 1 << 60
-
-// parseRequest reads the parameters of a stream and checks what can be checked without the plan.
-func parseRequest(values map[string]string) (Request, error) {
+// parseRequest reads the parameters of a stream of a plan that has these positions, and checks them.
+func parseRequest(values map[string]string, positions int64) (Request, error) {
 	var r Request
-	var step int64
 	for _, p := range []struct {
 		name                   string
 		least, most, otherwise int64
@@ -212,9 +214,8 @@ func parseRequest(values map[string]string) (Request, error) {
 		{"batch_size", 1, maxBatchSize, 0, func(n int64) { r.BatchSize = int(n) }},
 		{"rank", 0, maxWorld - 1, 0, func(n int64) { r.Rank = int(n) }},
 		{"world", 1, maxWorld, 1, func(n int64) { r.World = int(n) }},
-		{"from", 0, maxPosition, 0, func(n int64) { r.From = n }},
-		{"step", 0, maxPosition, 0, func(n int64) { step = n }},
-		{"to", 1, maxPosition, 0, func(n int64) { r.To = n }},
+		{"from", 0, positions, 0, func(n int64) { r.From = n }},
+		{"to", 1, positions, 0, func(n int64) { r.To = n }},
 		{"micro_batch", 1, maxBatchSize, 0, func(n int64) { r.MicroBatch = int(n) }},
 	} {
 		n, err := number(values, p.name, p.least, p.most, p.otherwise)
@@ -232,8 +233,9 @@ func parseRequest(values map[string]string) (Request, error) {
 		return Request{}, refusef(http.StatusBadRequest, "from and step exclude each other: one is a position, the other the number of a step")
 	}
 	if stepped {
-		if step > maxPosition/int64(r.BatchSize) {
-			return Request{}, refusef(http.StatusBadRequest, "step is %d; with batch_size %d no plan has so many", step, r.BatchSize)
+		step, err := number(values, "step", 0, positions/int64(r.BatchSize), 0)
+		if err != nil {
+			return Request{}, err
 		}
 		r.From = step * int64(r.BatchSize)
 	}

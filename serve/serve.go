@@ -29,6 +29,10 @@ type Options struct {
 	Memory     int64         // bytes that the records of all streams may take; 0 is 1 GiB
 	Wait       time.Duration // how long a stream waits in line for memory; 0 is 10 seconds
 	Grace      time.Duration // how long streams have to end after their record when the service stops, before they are cut; 0 is 3 seconds
+
+	// Report, if it is set, is told what could not be read, in one line, when a shard is first found to be damaged, gone or replaced. It must be
+	// safe for concurrent use.
+	Report func(text string)
 }
 
 // Defaults of [Options].
@@ -56,6 +60,8 @@ type Service struct {
 	ahead   *semaphore.Weighted // bytes of the records that are read ahead: the rest
 	counts  counts
 
+	failures failures
+
 	stopping context.Context // ends when no stream is to give another record
 	stop     context.CancelFunc
 	mu       sync.Mutex     // no use begins while or after stop is called
@@ -64,9 +70,9 @@ type Service struct {
 
 // counts are what the metrics tell.
 type counts struct {
-	streams, waiting, sendingBytes, aheadBytes          atomic.Int64 // as it is now
-	opened, completed, refused, records, samples, bytes atomic.Int64 // since the start
-	reading                                             atomic.Int64 // nanoseconds, since the start
+	streams, waiting, sendingBytes, aheadBytes                  atomic.Int64 // as it is now
+	opened, completed, refused, records, samples, bytes, errors atomic.Int64 // since the start
+	reading                                                     atomic.Int64 // nanoseconds, since the start
 }
 
 // New makes the service of an open plan, which must stay open until [Service.Close] has returned.

@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -574,7 +575,16 @@ func TestDamage(t *testing.T) {
 	dir := t.TempDir()
 	makePlan(t, dir, shards.UInt16, 400000)
 	data := openFolder(t, dir)
-	s := serveData(t, data, Options{})
+	var mu sync.Mutex
+	var reports []string
+	s := serveData(t, data, Options{Report: func(text string) {
+		mu.Lock()
+		defer mu.Unlock()
+		reports = append(reports, text)
+	}})
+	if status, answer := s.get("/healthz"); status != http.StatusOK || len(answer) != 1 || answer["status"] != "ok" {
+		t.Errorf("before the damage: %d %v", status, answer)
+	}
 	// The first block of 16 KiB that neither the check values nor the first steps read.
 	type block struct {
 		source, shard int
@@ -633,5 +643,52 @@ func TestDamage(t *testing.T) {
 	status, answer := s.get(fmt.Sprintf("/v1/stream?batch_size=4&step=%d", good))
 	if text, _ := answer["error"].(string); status != http.StatusInternalServerError || !strings.Contains(text, filepath.Base(path)) {
 		t.Errorf("asked again from step %d: %d %q", good, status, text)
+	}
+	s.get(fmt.Sprintf("/v1/hash?batch_size=4&step=%d", good))
+
+	// It shows: to everybody, that there is damage; behind the token and to whoever runs the server, once, where.
+	if status, answer := s.get("/healthz"); status != http.StatusInternalServerError || len(answer) != 1 || answer["status"] != "damaged" {
+		t.Errorf("/healthz: %d %v", status, answer)
+	}
+	status, answer = s.get("/v1/health")
+	damage, _ := answer["damage"].([]any)
+	if status != http.StatusInternalServerError || answer["status"] != "damaged" || answer["plan"] != data.Fingerprint() || len(damage) != 1 {
+		t.Fatalf("/v1/health: %d %v", status, answer)
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if len(reports) != 1 || reports[0] != damage[0] || !strings.Contains(reports[0], path) {
+		t.Errorf("reported: %q, want %q once", reports, damage)
+	}
+	r, err := s.client.Get("http://localhost/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Body.Close()
+	text, err := io.ReadAll(r.Body)
+	if err != nil || !strings.Contains(string(text), "\nmula_errors_total 3\n") {
+		t.Errorf("two streams and a fingerprint failed: %s, %v", text, err)
+	}
+}
+
+// Each shard is reported once, however many errors it gives; refusals, and clients that have gone, are no errors of the data.
+func TestFailures(t *testing.T) {
+	data := openPlan(t, shards.UInt16)
+	defer data.Close()
+	var reports []string
+	service, err := New(context.Background(), data, Options{Report: func(text string) { reports = append(reports, text) }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer service.Close()
+	for _, err := range []error{
+		fmt.Errorf("%s.bin: token 5", data.ShardPath(0, 0)), fmt.Errorf("%s.bin: token 6", data.ShardPath(0, 0)), fmt.Errorf("%s.idx: is gone", data.ShardPath(0, 0)),
+		fmt.Errorf("%s.bin: token 5", data.ShardPath(1, 0)), errors.New("two\nlines"), errors.New("two\nlines"),
+		fmt.Errorf("read: %w", context.Canceled), errStopping, service.tooMany(), nil} {
+		service.failed(err)
+	}
+	want := []string{data.ShardPath(0, 0) + ".bin: token 5", data.ShardPath(1, 0) + ".bin: token 5", "two lines"}
+	if !slices.Equal(reports, want) || service.counts.errors.Load() != 6 {
+		t.Errorf("%d errors, reported %q; want 6 and %q", service.counts.errors.Load(), reports, want)
 	}
 }

@@ -158,6 +158,9 @@ func (st *Stream) choose() error {
 			for i, f := range s.fields {
 				known[i] = f.Name
 			}
+			if name == "" {
+				return refusef(http.StatusBadRequest, "columns has a name that is empty: leave columns out for all, or name some of %s", strings.Join(known, ", "))
+			}
 			return refusef(http.StatusBadRequest, "there is no column %.*q: known are %s", maxQuotedValue, name, strings.Join(known, ", "))
 		}
 		if slices.Contains(names[:i], name) {
@@ -302,9 +305,12 @@ func (st *Stream) Close() {
 
 // read reads one record: part of this rank's share of the step that begins at first. A step that is shared out among ranks and, within a rank,
 // among micro-batches, is one that is shared out among as many ranks as there are micro-batches: no more is read than the record holds.
-func (st *Stream) read(first int64, part int) read {
+func (st *Stream) read(first int64, part int) (got read) {
 	began := time.Now()
-	defer func() { st.service.counts.reading.Add(int64(time.Since(began))) }()
+	defer func() {
+		st.service.counts.reading.Add(int64(time.Since(began)))
+		st.service.failed(got.err)
+	}()
 	r := st.request
 	s, err := st.service.data.Stream(st.ctx, blend.StreamOptions{From: first, To: first + min(int64(r.BatchSize), r.To-first), BatchSize: r.BatchSize,
 		Rank: r.Rank*st.parts() + part, World: r.BatchSize / r.MicroBatch, Allocator: st.alloc})

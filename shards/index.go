@@ -47,7 +47,7 @@ func OpenIndex(path string) (*Index, error) {
 	}
 	file.Scattered()
 	x := &Index{path: path, file: file}
-	if err := x.parse(); err != nil {
+	if err := mapping.Guard(x.parse); err != nil {
 		x.Close()
 		return nil, err
 	}
@@ -228,6 +228,10 @@ func (x *Index) DocumentLengths() iter.Seq2[int64, error] {
 // Check reads the whole file and compares it with itself: every start must follow from the lengths before it, and the document array must
 // rise from 0 to the number of sequences. It ends early when ctx does.
 func (x *Index) Check(ctx context.Context) error {
+	return mapping.Guard(func() error { return x.check(ctx) })
+}
+
+func (x *Index) check(ctx context.Context) error {
 	x.file.InSequence(x.file.Data)
 	defer x.file.Scattered()
 	const block = 1 << 16 // entries between two looks at ctx

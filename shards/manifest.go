@@ -184,6 +184,14 @@ const readAtOnce = 1 << 16
 // it is compared with that, after the last visit. ids are those of the file, whatever they are: negative ones have the highest bit. They are valid until
 // visit returns; visit may be nil. An error of visit ends it. progress is as for [Shard.Verify].
 func (s *Shard) VerifyTokens(ctx context.Context, progress func(bytes int64), visit func(ids []uint32) error) (sha256hex string, err error) {
+	err = s.Guard(func() (err error) {
+		sha256hex, err = s.verifyTokens(ctx, progress, visit)
+		return err
+	})
+	return sha256hex, err
+}
+
+func (s *Shard) verifyTokens(ctx context.Context, progress func(bytes int64), visit func(ids []uint32) error) (sha256hex string, err error) {
 	size := s.DType().Size()
 	hash := sha256.New()
 	ids := make([]uint32, min(readAtOnce, s.Tokens()))

@@ -13,8 +13,8 @@
 //	            i64  × nd  0, then for each document the number of the sequence one past its end
 //
 // Files are mapped into memory and searched where they lie, so an open shard costs no memory of its own, and opening it no time, however
-// many documents it has. What a file says is therefore doubted where it is used: content that contradicts itself gives an error. A file that another process cuts short while it is mapped ends this process with a bus error; shards are replaced by renaming,
-// never rewritten in place, so only a foreign program does that.
+// many documents it has. What a file says is therefore doubted where it is used: content that contradicts itself gives an error. Shards are replaced by
+// renaming, never rewritten in place, but a foreign program may cut a file short while it is mapped: [Shard.Guard] makes an error of that.
 package shards
 
 import (
@@ -44,6 +44,11 @@ const (
 	manifestExt = ".json"
 )
 
+// Files lists the files that the shard with the given prefix may have.
+func Files(prefix string) []string {
+	return []string{prefix + binExt, prefix + idxExt, prefix + docsExt, prefix + sumsExt, prefix + manifestExt}
+}
+
 // A Shard is an open pair of x.bin and x.idx. It is safe for concurrent use until [Shard.Close].
 type Shard struct {
 	prefix string
@@ -61,36 +66,39 @@ type Shard struct {
 // bytes only: at the header and the first and last entries of .idx, which must agree with the sizes of both files, and at the manifest if
 // there is one, which must agree with all of that. The entries between are looked at when they are used, and by [Shard.Check]; the tokens when
 // [Shard.Read] first comes to them, and by [Shard.Verify].
-func Open(prefix string) (_ *Shard, err error) {
-	prefix = strings.TrimSuffix(strings.TrimSuffix(prefix, idxExt), binExt)
-	s := &Shard{prefix: prefix}
-	defer func() {
-		if err != nil {
-			s.Close()
-		}
-	}()
+func Open(prefix string) (*Shard, error) {
+	s := &Shard{prefix: strings.TrimSuffix(strings.TrimSuffix(prefix, idxExt), binExt)}
+	if err := mapping.Guard(s.open); err != nil {
+		s.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+func (s *Shard) open() (err error) {
+	prefix := s.prefix
 	if s.index, err = OpenIndex(prefix + idxExt); err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
 			if _, binErr := os.Stat(prefix + binExt); binErr == nil {
-				return nil, fmt.Errorf("%s stands without %s, which is written last: the shard was never finished, write it again: %w",
+				return fmt.Errorf("%s stands without %s, which is written last: the shard was never finished, write it again: %w",
 					prefix+binExt, prefix+idxExt, err)
 			}
 		}
-		return nil, err
+		return err
 	}
 	if s.bin, err = mapping.Open(prefix + binExt); err != nil {
-		return nil, fmt.Errorf("opening shard: %w", err)
+		return fmt.Errorf("opening shard: %w", err)
 	}
 	if err := s.index.holdsTokens(int64(len(s.bin.Data)), prefix+binExt); err != nil {
-		return nil, err
+		return err
 	}
 	if s.manifest, err = ReadManifest(prefix + manifestExt); err != nil {
-		return nil, err
+		return err
 	}
 	if s.manifest != nil && s.manifest.Files["sums"].SHA256 != "" { // one that the manifest does not list is of an older shard
 		sums, err := openSums(prefix+sumsExt, int64(len(s.bin.Data)))
 		if err != nil {
-			return nil, err
+			return err
 		}
 		if len(sums) > 0 {
 			s.sums = sums[0]
@@ -98,14 +106,29 @@ func Open(prefix string) (_ *Shard, err error) {
 	}
 	// A writer removes x.idx before it replaces the others: while the one that was opened stands, they are its own.
 	if now, err := os.Stat(prefix + idxExt); err != nil || !os.SameFile(now, s.index.file.Info) {
-		return nil, fmt.Errorf("opening shard: %s was replaced in the meantime; try again when its writer has finished", prefix)
+		return fmt.Errorf("opening shard: %s was replaced in the meantime; try again when its writer has finished", prefix)
 	}
 	if s.manifest != nil {
 		if err := s.checkManifest(); err != nil {
-			return nil, err
+			return err
 		}
 	}
-	return s, nil
+	return nil
+}
+
+// Guard calls read, which uses methods of the shard, or tokens that [Shard.Encoded] gave it, on the calling goroutine and on no other, and gives its error.
+// Without it the process ends where read comes to bytes of a mapped file that are not there any more, because another program has cut the file short,
+// or that its disk does not give; with it there is an error, which names the file and says why. It also gives one where read has seen only bytes that
+// are left: a file that was cut short at any place fails. It costs some ten nanoseconds: guard a sample, not a token.
+func (s *Shard) Guard(read func() error) error {
+	return mapping.Guard(func() error {
+		err := read()
+		if err == nil {
+			s.bin.Probe()
+			s.index.file.Probe()
+		}
+		return err
+	})
 }
 
 // holdsTokens says whether the index is that of a shard of tokens whose .bin file has binSize bytes.
@@ -237,6 +260,10 @@ func (s *Shard) spanAt(token, guess int64) (Span, error) {
 // Where the shard has sums, each block of 16 KiB of x.bin is compared with its own the first time that something of it is read through this
 // Shard, and not again. One that differs gives a [DamageError], every time. A shard without x.sums is read as it is.
 func (s *Shard) Read(dst []uint32, token int64) error {
+	return s.Guard(func() error { return s.read(dst, token) })
+}
+
+func (s *Shard) read(dst []uint32, token int64) error {
 	src, err := s.Encoded(token, token+int64(len(dst)))
 	if err != nil {
 		return err
@@ -253,13 +280,22 @@ func (s *Shard) Read(dst []uint32, token int64) error {
 	return nil
 }
 
+// lastPage is the number of bytes at the end of a file that may share a page of memory: where a file is cut short in its last page, zeros are read in place
+// of the rest.
+var lastPage = os.Getpagesize()
+
 // Encoded gives the tokens [from, to) as they are in x.bin: little-endian elements of the shard's type, whose values are not checked, but whose sums
-// are. They may be read until Close, and never written to.
+// are. They may be read until Close, and never written to. Reading them is to be guarded, see [Shard.Guard].
 func (s *Shard) Encoded(from, to int64) ([]byte, error) {
 	if from < 0 || to < from || to > s.Tokens() {
 		return nil, fmt.Errorf("%s: tokens %d to %d were asked for, it has %d", s.prefix+binExt, from, to, s.Tokens())
 	}
 	size := int64(s.DType().Size())
+	if to*size > int64(len(s.bin.Data)-lastPage) { // where no fault tells of a cut
+		if err := s.bin.Cut(); err != nil {
+			return nil, err
+		}
+	}
 	if s.sums != nil {
 		if block := s.sums.check(s.bin.Data, from*size, to*size); block >= 0 {
 			// Reading takes no context; naming the documents may take as long as hashing x.docs.arrow, once.

@@ -40,7 +40,9 @@ func Open(path string) (File, error) {
 	if err != nil {
 		return File{}, &fs.PathError{Op: "map", Path: path, Err: err}
 	}
-	return File{data, info}, nil
+	opened := File{data, info, path}
+	register(opened)
+	return opened, nil
 }
 
 // Scattered says that Data will be read here and there: a look at one entry of a large file is not to read megabytes around it.
@@ -73,5 +75,6 @@ func (f *File) Close() error {
 	}
 	data := f.Data
 	f.Data = nil
+	forget(data)
 	return unix.Munmap(data)
 }

@@ -298,7 +298,7 @@ func fieldType(t reflect.Type, name string) reflect.Type {
 			if found := fieldType(f.Type, name); found != nil {
 				return found
 			}
-		} else if tag == name {
+		} else if tag == name && tag != "-" {
 			return f.Type
 		}
 	}
@@ -319,7 +319,7 @@ func fields(t reflect.Type) []string {
 		tag, options, _ := strings.Cut(f.Tag.Get("yaml"), ",")
 		if options == "inline" {
 			names = append(names, fields(f.Type)...)
-		} else if tag != "" {
+		} else if tag != "" && tag != "-" {
 			names = append(names, tag)
 		}
 	}

@@ -1,7 +1,7 @@
 // Package flight gives the streams of package serve over Arrow Flight. It is a package of its own so that only those who want Flight link gRPC.
 //
 // The ticket of DoGet, and the command of the descriptor of GetFlightInfo and GetSchema, are a JSON object of the parameters of a stream
-// ([serve.ParseJSON]). Flight holds a record several times on its way, so that less of them fit into the memory than over HTTP.
+// ([serve.Service.ParseJSON]). Flight holds a record several times on its way, so that less of them fit into the memory than over HTTP.
 package flight
 
 import (
@@ -136,7 +136,7 @@ func (c *calls) describe(d *flight.FlightDescriptor) (schema []byte, samples int
 	if d.GetType() != flight.DescriptorCMD {
 		return nil, 0, &serve.Error{Status: http.StatusBadRequest, Text: "the descriptor is no command: send one as {\"batch_size\": 512}"}
 	}
-	request, err := serve.ParseJSON(d.GetCmd())
+	request, err := c.service.ParseJSON(d.GetCmd())
 	if err != nil {
 		return nil, 0, err
 	}
@@ -154,7 +154,7 @@ func (c *calls) DoGet(ticket *flight.Ticket, out flight.FlightService_DoGetServe
 }
 
 func (c *calls) get(ctx context.Context, ticket *flight.Ticket, out flight.FlightService_DoGetServer) error {
-	request, err := serve.ParseJSON(ticket.GetTicket())
+	request, err := c.service.ParseJSON(ticket.GetTicket())
 	if err != nil {
 		return err
 	}

@@ -460,7 +460,7 @@ func (r *run) megatron(ctx context.Context, in *Input, number int, s *shards.Sha
 	reader := documentsOf{scan: scan, shard: s}
 	sum, err := s.VerifyTokens(ctx, func(n int64) { r.read(in.Path, n) }, reader.take)
 	if err == nil && reader.err == nil {
-		reader.err = reader.finish()
+		reader.err = s.Guard(reader.finish)
 	}
 	if reader.err != nil {
 		sh.Verified = false

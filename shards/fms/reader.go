@@ -72,10 +72,10 @@ func Open(prefix string) (_ *Reader, err error) {
 	if err := layout.Unchanged(r.path, r.file.Info); err != nil {
 		return nil, err
 	}
-	if err := r.checkFooter(); err != nil {
+	if err := mapping.Guard(r.checkFooter); err != nil {
 		return nil, err
 	}
-	if err := r.readFooter(); err != nil {
+	if err := mapping.Guard(r.readFooter); err != nil {
 		return nil, err
 	}
 	if sumsErr != nil { // what is wrong with the file itself says more
@@ -342,21 +342,15 @@ func (r *Reader) all(ctx context.Context, yield func(shards.TokenDocument) bool)
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		start, meta, body := batchAt(r.blocks[n*blockSize:])
-		if size := int64(len(r.file.Data)); !within(start, meta, body, size) {
-			return r.corrupt(start, "document %d is said to be there, with %d and %d bytes, in a file of %d", n, meta, body, size)
-		}
-		if err := r.sums.Check(0, r.file.Data, start, start+meta+body); err != nil {
-			return r.damaged(ctx, err, origins)
-		}
-		first, rows, err := r.column(r.file.Data[start:start+meta], body)
+		err := mapping.Guard(func() (err error) {
+			doc.Tokens, err = r.document(ctx, doc.Tokens[:0], n, origins)
+			r.file.Probe()
+			return err
+		})
 		if err != nil {
-			return r.corrupt(start, "document %d: %w", n, err)
-		}
-		if doc.Tokens, err = r.ids(doc.Tokens[:0], start+meta+first, rows); err != nil {
 			return err
 		}
-		total += rows
+		total += int64(len(doc.Tokens))
 		if doc.Origin, err = origins.Next(); err != nil {
 			return err
 		}
@@ -368,6 +362,22 @@ func (r *Reader) all(ctx context.Context, yield func(shards.TokenDocument) bool)
 		return layout.Differs(r.prefix+manifestExt, "tokens", m.Tokens, total)
 	}
 	return nil
+}
+
+// document appends the ids of document n.
+func (r *Reader) document(ctx context.Context, dst []uint32, n int64, origins *layout.Origins) ([]uint32, error) {
+	start, meta, body := batchAt(r.blocks[n*blockSize:])
+	if size := int64(len(r.file.Data)); !within(start, meta, body, size) {
+		return dst, r.corrupt(start, "document %d is said to be there, with %d and %d bytes, in a file of %d", n, meta, body, size)
+	}
+	if err := r.sums.Check(0, r.file.Data, start, start+meta+body); err != nil {
+		return dst, r.damaged(ctx, err, origins)
+	}
+	first, rows, err := r.column(r.file.Data[start:start+meta], body)
+	if err != nil {
+		return dst, r.corrupt(start, "document %d: %w", n, err)
+	}
+	return r.ids(dst, start+meta+first, rows)
 }
 
 // column finds the ids of a record batch by its metadata: the byte of the body at which they begin, and how many there are.

@@ -48,7 +48,11 @@ func (m megatron) all(ctx context.Context, yield func(shards.TokenDocument) bool
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		span, err := m.Span(d)
+		var span shards.Span
+		err := m.Guard(func() (err error) {
+			span, err = m.Span(d)
+			return err
+		})
 		if err != nil {
 			return err
 		}

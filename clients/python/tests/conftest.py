@@ -91,7 +91,7 @@ class Running:
     """A `mula serve` of the test's own, at a socket and at a port, which the test may stop and start again."""
 
     def __init__(self, program: str, plan: Path, socket: Path, *flags: str):
-        self._command = [program, "serve", "--plan", plan, "--socket", socket, *flags]
+        self._command = [program, "serve", "--plan", plan, "--listen", "127.0.0.1:0", "--socket", socket, *flags]
         self.address = f"unix:{socket}"
         self.start()
 

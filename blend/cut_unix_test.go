@@ -1,0 +1,119 @@
+//go:build unix
+
+package blend
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"mula/shards"
+)
+
+// cutError checks that an error names a file that was cut short, and what can be done.
+func cutError(t *testing.T, what string, err error, path string) {
+	t.Helper()
+	var at *fs.PathError
+	if !errors.As(err, &at) || at.Path != path || !strings.Contains(err.Error(), "cut short") || !strings.Contains(err.Error(), "restore it") {
+		t.Errorf("%s: %v; it is to name %s, to say that it was cut short, and to restore it", what, err, path)
+	}
+}
+
+// A file that is cut short while it is mapped gives errors to what reads it, and to nothing else: the process, and readers of other shards, go on.
+func TestFilesCutWhileOpen(t *testing.T) {
+	for _, dtype := range []shards.DType{shards.UInt16, shards.Int32} {
+		for _, summed := range []bool{true, false} {
+			for _, test := range []struct {
+				ending string
+				left   func(size int64) int64
+			}{
+				{".bin", func(int64) int64 { return 1000 }},
+				{".bin", func(int64) int64 { return 0 }},
+				{".bin", func(size int64) int64 { return size / 2 }},
+				{".idx", func(int64) int64 { return 100 }},
+				{".idx", func(int64) int64 { return 0 }},
+			} {
+				t.Run(fmt.Sprint(dtype, summed, test.ending, test.left(100)), func(t *testing.T) {
+					testCut(t, dtype, summed, test.ending, test.left)
+				})
+			}
+		}
+	}
+}
+
+func testCut(t *testing.T, dtype shards.DType, summed bool, ending string, left func(int64) int64) {
+	c := newCorpus(t)
+	c.shard("good", dtype, lengths(1000, 60)...)
+	c.shard("bad", dtype, lengths(3000, 60)...)
+	if !summed { // as foreign shards are
+		for _, file := range []string{"bad.sums", "bad.json", "bad.docs.arrow"} {
+			if err := os.Remove(filepath.Join(c.dir, file)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	d := c.open("sequence_length: 32\nsources:\n  - {name: good, shards: [good]}\n  - {name: bad, shards: [bad]}\n")
+	tokens := make([]uint32, 33)
+	first := map[int]Sample{}
+	for position := range d.Length() {
+		s, err := d.Locate(position)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := d.Tokens(tokens, s); err != nil {
+			t.Fatal(err)
+		}
+		if was, ok := first[s.Source]; !ok || s.Token < was.Token {
+			first[s.Source] = s
+		}
+	}
+	path := filepath.Join(c.dir, "bad"+ending)
+	info, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(path, left(info.Size())); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // an error stays one
+		cutError(t, "a sample whose tokens are left", d.Tokens(tokens, first[1]), path)
+		for _, prefetch := range []int{0, 3} {
+			cutError(t, fmt.Sprint("a stream with prefetch ", prefetch), d.WriteIPC(t.Context(), io.Discard, StreamOptions{BatchSize: 16, Prefetch: prefetch}), path)
+		}
+		_, _, err = d.Peek(t.Context(), first[1].Position)
+		cutError(t, "peek", err, path)
+		if err := d.Tokens(tokens, first[0]); err != nil {
+			t.Errorf("the shard that is whole: %v", err)
+		}
+		if _, _, err := d.Peek(t.Context(), first[0].Position); err != nil {
+			t.Errorf("peek into the shard that is whole: %v", err)
+		}
+	}
+}
+
+// A packing index that is cut short while it is mapped gives errors, too.
+func TestPackingCutWhileOpen(t *testing.T) {
+	c, text := packed(t)
+	d := c.open(text)
+	path := d.packingPath(1)
+	position := int64(0)
+	sample, err := d.Locate(position)
+	for ; err == nil && sample.Source != 1; position++ {
+		sample, err = d.Locate(position + 1)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(path, 0); err != nil {
+		t.Fatal(err)
+	}
+	cutError(t, "tokens", d.Tokens(make([]uint32, 17), sample), path)
+	cutError(t, "a stream", d.WriteIPC(t.Context(), io.Discard, StreamOptions{BatchSize: 8}), path)
+	_, err = d.Locate(sample.Position)
+	cutError(t, "locate", err, path)
+}
