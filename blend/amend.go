@@ -9,6 +9,7 @@ import (
 	"slices"
 	"sort"
 
+	"mula/index"
 	"mula/internal/strictyaml"
 )
 
@@ -227,7 +228,7 @@ func amended(ctx context.Context, parent *Plan, a *Amendment, l *ledger) (_ *Dat
 
 // validate checks what does not need the shards.
 func (a *Amendment) validate(parent *Plan) error {
-	if parent.Megatron != nil || parent.Packing != nil {
+	if !parent.Windowed() {
 		return fmt.Errorf("the plan has order %q, and only plans of mula's native order can be amended: seal another plan with `mula blend`", parent.OrderVersion())
 	}
 	if a.At < 0 || a.At > parent.length {
@@ -349,7 +350,7 @@ func (s *Source) grow(old int, drawn int64, sequenceLength int, held Number) err
 	}
 	var windows, out int64
 	for _, sh := range s.Shards[old:] {
-		windows += max(0, sh.Tokens-1) / int64(sequenceLength)
+		windows += index.ShardWindows(sequenceLength, sh.Tokens)
 	}
 	if held.IsSet() {
 		out, _ = held.ceilTimes(windows) // at most windows, as the share is below 1

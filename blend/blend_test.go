@@ -171,7 +171,11 @@ func mixed(t testing.TB) (corpus, string) {
 	c.shard("web/part-2", shards.UInt16, 3) // too short for a window
 	c.shard("wiki/a", shards.UInt16, lengths(25, 40)...)
 	c.shard("code/x", shards.UInt16, lengths(9, 120)...)
-	return c, `
+	return c, mixture
+}
+
+// mixture is a blend.yaml of web, wiki and code.
+const mixture = `
 sequence_length: 16
 seed: 6198
 validation: 0.05
@@ -197,4 +201,3 @@ skips:
   - {from: 37, to: 41}
   - {from: 310, to: 330}
 `
-}

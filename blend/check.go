@@ -37,7 +37,7 @@ func (d *Data) Check(ctx context.Context, o CheckOptions) (*audit.Report, error)
 		settings.EOD = &d.Tokenizer.EOD
 	}
 	settings.Vocabulary = int64(d.idLimit())
-	if d.Megatron == nil && d.Packing == nil { // whose samples are not cut from the shard one after the other
+	if d.Windowed() { // other samples are not cut from the shard one after the other
 		settings.SequenceLength = d.SequenceLength
 	}
 	total := int64(0)

@@ -116,4 +116,34 @@ func TestPackingCutWhileOpen(t *testing.T) {
 	cutError(t, "a stream", d.WriteIPC(t.Context(), io.Discard, StreamOptions{BatchSize: 8}), path)
 	_, err = d.Locate(sample.Position)
 	cutError(t, "locate", err, path)
+	for _, err = range d.occurrences(t.Context(), Document{Source: 1, Tokens: 1}) {
+	}
+	cutError(t, "where", err, path)
+	for s := range d.Validation(1) {
+		if s.Shard != -1 {
+			t.Errorf("a held-out sample whose place is known: %+v", s)
+		}
+	}
+}
+
+// So does an index file of a Megatron cache, wherever the order is read.
+func TestMegatronCutWhileOpen(t *testing.T) {
+	c, golden, _ := megatronCache(t, "blend")
+	d := c.open(golden.config())
+	for _, ending := range []string{"-BlendedDataset-train-dataset_sample_index.npy", "-BlendedDataset-train-dataset_index.npy"} {
+		path := filepath.Join(c.dir, "cache", golden.TrainHash+ending)
+		if err := os.Truncate(path, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	path := filepath.Join(c.dir, "cache", golden.TrainHash+"-BlendedDataset-train-dataset_index.npy")
+	_, err := d.Locate(0)
+	cutError(t, "locate", err, path)
+	for _, err = range d.Positions(t.Context(), 0, d.Length()) {
+	}
+	cutError(t, "positions", err, path)
+	if position, ok := d.Position(0, -1, 0); ok {
+		t.Errorf("a sample is at position %d of an order that is gone", position)
+	}
+	cutError(t, "a check of the cache", d.order.train.Check(t.Context()), path)
 }

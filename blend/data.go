@@ -9,14 +9,13 @@ import (
 	"math"
 	"unsafe"
 
-	"mula/internal/mapping"
 	"mula/shards"
 )
 
 // Data is a plan with its shards, open for reading. It is safe for concurrent use until Close.
 //
-// A shard is mapped into memory when it is first used. If one is cut short while it is open, what reads samples of it fails; the rest goes on. However many a plan has, they are never all open: beyond some 16,000 those that
-// were not used lately are closed again.
+// A shard is mapped into memory when it is first used. If one is cut short while it is open, what reads samples of it fails; the rest goes on.
+// However many a plan has, they are never all open: beyond some 16,000 those that were not used lately are closed again.
 type Data struct {
 	*Plan
 	facts    [][]facts // by source and shard
@@ -48,9 +47,11 @@ func Open(ctx context.Context, p *Plan, opts OpenOptions) (*Data, error) {
 		moved.base = realDir(opts.Base)
 		p = &moved
 	}
-	if p.Megatron != nil {
+	if !p.Windowed() {
 		opened := *p
 		p = &opened
+	}
+	if p.Megatron != nil {
 		var err error
 		if p.order, err = awaitOrder(ctx, p, opts.Waiting); err != nil {
 			return nil, err
@@ -64,8 +65,6 @@ func Open(ctx context.Context, p *Plan, opts OpenOptions) (*Data, error) {
 		}
 	}
 	if p.Packing != nil {
-		opened := *p
-		p = &opened
 		var err error
 		if p.packings, err = openPackings(p); err != nil {
 			return nil, err
@@ -75,10 +74,7 @@ func Open(ctx context.Context, p *Plan, opts OpenOptions) (*Data, error) {
 	defer l.close()
 	d, err := newData(ctx, p, l)
 	if err != nil {
-		if p.order != nil {
-			p.order.close()
-		}
-		p.closePackings()
+		p.closeOrder()
 		return nil, err
 	}
 	if opts.Verify != nil {
@@ -141,9 +137,15 @@ func (d *Data) Close() error {
 	if d.verifier != nil {
 		d.verifier.stop()
 	}
-	err := errors.Join(d.shelf.close(), d.closePackings())
-	if d.order != nil {
-		err = errors.Join(err, d.order.close())
+	return errors.Join(d.shelf.close(), d.closeOrder())
+}
+
+// closeOrder closes the files that the order of an open plan is read from.
+func (p *Plan) closeOrder() error {
+	err := closePackings(p.packings)
+	p.packings = nil
+	if p.order != nil {
+		err = errors.Join(err, p.order.close())
 	}
 	return err
 }
@@ -326,33 +328,13 @@ func (d *Data) over(source int, segments []segment, f func(shard *shards.Shard, 
 	return nil
 }
 
-// readsIndex says whether index files that are mapped say what a sample is.
-func (d *Data) readsIndex() bool { return d.order != nil || d.Packing != nil }
-
-// Locate is [Plan.Locate]. It fails, too, where index files that the order is read from cannot be read.
-func (d *Data) Locate(position int64) (s Sample, err error) {
-	if !d.readsIndex() {
-		return d.Plan.Locate(position)
-	}
-	err = mapping.Guard(func() (err error) {
-		s, err = d.Plan.Locate(position)
-		return err
-	})
-	return s, err
-}
-
 // segments appends the stretches of the source's shards that are a sample.
 func (d *Data) segments(dst []segment, s Sample) ([]segment, error) {
-	if d.readsIndex() {
-		err := mapping.Guard(func() (err error) {
-			if d.order != nil {
-				dst, err = d.order.segments(dst, s)
-			} else {
-				dst, err = d.pieces(dst, &s)
-			}
-			return err
-		})
-		return dst, err
+	switch {
+	case d.order != nil:
+		return d.order.segments(dst, s)
+	case d.Packing != nil:
+		return d.pieces(dst, &s)
 	}
 	return append(dst, segment{shard: s.Shard, token: s.Token, length: int64(d.SequenceLength) + 1}), nil
 }

@@ -227,10 +227,7 @@ type grownSource struct {
 
 func (p *Plan) sealedAmended() sealedAmended {
 	f := sealedAmended{Order: AmendedVersion, Parents: p.Parents, Seed: p.Seed, SequenceLength: p.SequenceLength, Tokenizer: p.Tokenizer,
-		Stages: p.Stages, Skips: p.Skips, Checks: p.Checks}
-	if f.Skips == nil {
-		f.Skips = []Range{}
-	}
+		Stages: p.Stages, Skips: p.sealedSkips(), Checks: p.Checks}
 	for _, s := range p.Sources {
 		growth := s.Growth
 		if growth == nil {

@@ -15,6 +15,7 @@ import (
 
 	"mula/index/cache"
 	"mula/index/megatron"
+	"mula/internal/mapping"
 	"mula/shards"
 )
 
@@ -163,12 +164,16 @@ func (o *cacheOrder) close() error {
 
 // locate computes what stands at a position.
 func (o *cacheOrder) locate(position int64) (Sample, error) {
-	source, number, err := o.train.Sample(position)
+	s := Sample{Position: position, Epoch: -1, Skipped: o.plan.skipped(position)}
+	err := mapping.Guard(func() (err error) {
+		s.Source, s.Window, err = o.train.Sample(position)
+		return err
+	})
 	if err != nil {
 		return Sample{}, err
 	}
-	s := Sample{Position: position, Source: source, Epoch: -1, Window: number, Skipped: o.plan.skipped(position)}
-	return s, o.begin(&s)
+	err = o.begin(&s)
+	return s, err
 }
 
 // begin notes the first token of a sample.
@@ -190,19 +195,22 @@ func (o *cacheOrder) segments(dst []segment, s Sample) ([]segment, error) {
 			return dst, fmt.Errorf("blend: source %q has no sample %d", o.plan.Sources[s.Source].Name, s.Window)
 		}
 	}
-	var buffer [16]megatron.Segment
-	list, err := cache.Segments(buffer[:0], dataset, number)
-	if err != nil {
-		return dst, err
-	}
-	for _, g := range list {
-		start, err := o.indexes[s.Source].SequenceStart(g.Document)
+	err := mapping.Guard(func() error {
+		var buffer [16]megatron.Segment
+		list, err := cache.Segments(buffer[:0], dataset, number)
 		if err != nil {
-			return dst, err
+			return err
 		}
-		dst = append(dst, segment{token: start + g.Offset, length: g.Length, begins: g.Offset == 0})
-	}
-	return dst, nil
+		for _, g := range list {
+			start, err := o.indexes[s.Source].SequenceStart(g.Document)
+			if err != nil {
+				return err
+			}
+			dst = append(dst, segment{token: start + g.Offset, length: g.Length, begins: g.Offset == 0})
+		}
+		return nil
+	})
+	return dst, err
 }
 
 // whole says whether a sample has all of its tokens. The last of a validation set may be short, and Megatron then fills it up.
@@ -242,11 +250,16 @@ func (o *cacheOrder) validation(source int) iter.Seq[Sample] {
 	}
 }
 
-// position finds where a sample of a source is drawn. There is no arithmetic for it: it goes through the order.
+// position finds where a sample of a source is drawn. There is no arithmetic for it: it goes through the order, as far as that can be read.
 func (o *cacheOrder) position(source int, window int64) (int64, bool) {
-	for k := range o.plan.length {
-		if dataset, number, err := o.train.Sample(k); err == nil && dataset == source && number == window {
-			return k, true
+	for b, err := range o.plan.Positions(context.Background(), 0, o.plan.length) {
+		if err != nil {
+			break
+		}
+		for i, w := range b.Windows {
+			if w == window && int(b.Sources[i]) == source {
+				return b.First + int64(i), true
+			}
 		}
 	}
 	return 0, false
@@ -254,14 +267,16 @@ func (o *cacheOrder) position(source int, window int64) (int64, bool) {
 
 // positions fills a block.
 func (o *cacheOrder) positions(b *Block) error {
-	for i := range b.Sources {
-		source, number, err := o.train.Sample(b.First + int64(i))
-		if err != nil {
-			return err
+	return mapping.Guard(func() error {
+		for i := range b.Sources {
+			source, number, err := o.train.Sample(b.First + int64(i))
+			if err != nil {
+				return err
+			}
+			b.Sources[i], b.Windows[i] = int32(source), number
 		}
-		b.Sources[i], b.Windows[i] = int32(source), number
-	}
-	return nil
+		return nil
+	})
 }
 
 // occurrences lists the places of a document: first it looks for the samples that hold it, then for the positions of these.
@@ -311,19 +326,17 @@ func (o *cacheOrder) occurrences(ctx context.Context, doc Document) iter.Seq2[Oc
 				Sample: Sample{Position: -1, Source: doc.Source, Epoch: -1, Window: -1, Shard: doc.Shard}}, nil)
 			return
 		}
-		for k := range o.plan.length {
-			if k%(1<<16) == 0 && ctx.Err() != nil {
-				yield(Occurrence{}, context.Cause(ctx))
-				return
-			}
-			source, number, err := o.train.Sample(k)
+		for b, err := range o.plan.Positions(ctx, 0, o.plan.length) {
 			if err != nil {
 				yield(Occurrence{}, err)
 				return
 			}
-			if source == doc.Source {
-				for _, i := range found[number] {
-					places[i].drawn = append(places[i].drawn, k)
+			for i, source := range b.Sources {
+				if int(source) != doc.Source {
+					continue
+				}
+				for _, k := range found[b.Windows[i]] {
+					places[k].drawn = append(places[k].drawn, b.First+int64(i))
 				}
 			}
 		}
@@ -478,15 +491,13 @@ func (o *cacheOrder) check(ctx context.Context) error {
 func (o *cacheOrder) count(ctx context.Context) error {
 	p := o.plan
 	p.totals = make([]int64, len(p.Sources))
-	for k := range p.length {
-		if k%(1<<20) == 0 && ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		source, _, err := o.train.Sample(k)
+	for b, err := range p.Positions(ctx, 0, p.length) {
 		if err != nil {
 			return err
 		}
-		p.totals[source]++
+		for _, source := range b.Sources {
+			p.totals[source]++
+		}
 	}
 	if o.valid == nil {
 		return nil

@@ -64,10 +64,7 @@ type sealedPackedList struct {
 
 func (p *Plan) sealedPacked() sealedPacked {
 	f := sealedPacked{Order: PackedOrder, Seed: p.Seed, SequenceLength: p.SequenceLength, Tokenizer: p.Tokenizer, Padding: p.Packing.Padding,
-		Stages: p.Stages, Skips: p.Skips, Checks: p.Checks}
-	if f.Skips == nil {
-		f.Skips = []Range{}
-	}
+		Stages: p.Stages, Skips: p.sealedSkips(), Checks: p.Checks}
 	for _, s := range p.Sources {
 		f.Sources = append(f.Sources, sealedPackedList{s.Name, s.Packed, s.Shards})
 	}
@@ -232,9 +229,7 @@ func openPackings(p *Plan) (_ []*packing.Index, err error) {
 	var open []*packing.Index
 	defer func() {
 		if err != nil {
-			for _, x := range open {
-				x.Close()
-			}
+			closePackings(open)
 		}
 	}()
 	for i := range p.Sources {
@@ -257,13 +252,12 @@ func (p *Plan) packingPath(source int) string {
 	return filepath.Join(p.Packing.directory, p.Sources[source].Packed.File)
 }
 
-// closePackings closes the index files.
-func (p *Plan) closePackings() error {
+// closePackings closes index files.
+func closePackings(open []*packing.Index) error {
 	var errs []error
-	for _, x := range p.packings {
+	for _, x := range open {
 		errs = append(errs, x.Close())
 	}
-	p.packings = nil
 	return errors.Join(errs...)
 }
 
@@ -406,12 +400,16 @@ func (d *Data) documentBefore(source int, token int64) (int64, error) {
 			return 0, err
 		}
 		defer d.shelf.put(source, k)
-		document, err := shard.DocumentAt(token - before)
-		if err != nil {
-			return 0, err
-		}
-		first, err := shard.DocumentStart(document)
-		return before + first, err
+		err = shard.Guard(func() error {
+			document, err := shard.DocumentAt(token - before)
+			if err != nil {
+				return err
+			}
+			first, err := shard.DocumentStart(document)
+			before += first
+			return err
+		})
+		return before, err
 	}
 	return before, nil
 }

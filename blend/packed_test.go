@@ -29,33 +29,7 @@ func packed(t testing.TB) (corpus, string) {
 	c.shard("web/part-2", shards.UInt16, 3)
 	c.shard("wiki/a", shards.UInt16, lengths(45, 50)...)
 	c.shard("code/x", shards.Int32, 17, 34, 1, 16, 0, 100, 18, 5)
-	return c, `
-sequence_length: 16
-seed: 6198
-packing: best_fit
-validation: 0.05
-samples: 600
-sources:
-  - name: web
-    shards: [web/part-*.idx]
-    weight: 0.7
-  - name: wiki
-    shards: [wiki/a]
-    weight: 1/10
-    max_epochs: 8
-  - name: code
-    shards: [code/x.bin]
-    weight: 0.2
-stages:
-  - samples: 200
-  - samples: 100
-    weights: {wiki: 0.3, web: 0.7}
-  - samples: rest
-    weights: {code: 0.25, web: 0.5, wiki: 0.25}
-skips:
-  - {from: 37, to: 41}
-  - {from: 310, to: 330}
-`
+	return c, "packing: best_fit" + mixture
 }
 
 // sampleOf is the sample of a source with a number.

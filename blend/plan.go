@@ -136,6 +136,10 @@ func (s *Source) Windows() int64 { return s.training + s.Validation }
 // Training is the number of windows that an epoch has: all but the held-out ones. Where the source has grown, earlier epochs have fewer.
 func (s *Source) Training() int64 { return s.training }
 
+// Windowed says whether samples are windows: L+1 consecutive tokens of a shard, whose places follow from the plan alone. Those of packed plans, and of
+// plans whose order is read, are in files of their own.
+func (p *Plan) Windowed() bool { return p.Megatron == nil && p.Packing == nil }
+
 // compile checks the parts of a plan against each other and prepares the arithmetic. Nothing is allocated beyond a few words for what the
 // plan lists, so that a hostile plan cannot ask for more memory than its file had bytes, times a constant.
 func (p *Plan) compile() error {
@@ -161,16 +165,14 @@ func (p *Plan) compile() error {
 		if err := s.checkShards(); err != nil {
 			return fmt.Errorf("source %q: %w", s.Name, err)
 		}
-		if p.Megatron != nil {
-			continue
+		var err error
+		switch {
+		case p.Packing != nil:
+			err = s.compilePacked(p.Seed, p.SequenceLength)
+		case p.Megatron == nil:
+			err = s.compile(p.Seed, p.SequenceLength)
 		}
-		if p.Packing != nil {
-			if err := s.compilePacked(p.Seed, p.SequenceLength); err != nil {
-				return fmt.Errorf("source %q: %w", s.Name, err)
-			}
-			continue
-		}
-		if err := s.compile(p.Seed, p.SequenceLength); err != nil {
+		if err != nil {
 			return fmt.Errorf("source %q: %w", s.Name, err)
 		}
 	}
@@ -283,6 +285,7 @@ func (p *Plan) ShardPath(source, shard int) string {
 }
 
 // Locate computes what stands at a position, in [0, Length). Of a packed plan that is not open it knows neither shard nor token: both are −1.
+// It fails, too, where index files that the order is read from cannot be read.
 func (p *Plan) Locate(position int64) (Sample, error) {
 	if position < 0 || position >= p.length {
 		return Sample{}, fmt.Errorf("blend: position %d is not in the plan, which has positions 0 to %d", position, p.length-1)
@@ -300,7 +303,8 @@ func (p *Plan) Locate(position int64) (Sample, error) {
 	epoch, window := src.order.At(st.base[source] + k)
 	s.Epoch, s.Window = epoch, src.window(window)
 	if p.Packing != nil {
-		return s, p.beginPacked(&s)
+		err := p.beginPacked(&s)
+		return s, err
 	}
 	s.Shard, s.Token = src.windows.Locate(s.Window)
 	return s, nil

@@ -105,7 +105,7 @@ func (p *Plan) seal() error {
 
 func (p *Plan) canonical() ([]byte, error) { return encodeJSON(p.sealed(), "") }
 
-// sealed is the sealedPlan or the sealedMegatron.
+// sealed is the sealedPlan, or what stands for it in plans of other orders.
 func (p *Plan) sealed() any {
 	if p.Megatron != nil {
 		return p.sealedMegatron()
@@ -117,22 +117,24 @@ func (p *Plan) sealed() any {
 		return p.sealedAmended()
 	}
 	f := sealedPlan{Order: OrderVersion, Seed: p.Seed, SequenceLength: p.SequenceLength, Tokenizer: p.Tokenizer,
-		Stages: p.Stages, Skips: p.Skips, Checks: p.Checks}
-	if f.Skips == nil {
-		f.Skips = []Range{}
-	}
+		Stages: p.Stages, Skips: p.sealedSkips(), Checks: p.Checks}
 	for _, s := range p.Sources {
 		f.Sources = append(f.Sources, sealedSource{s.Name, s.Validation, s.Shards})
 	}
 	return f
 }
 
+// sealedSkips are the skips, never null.
+func (p *Plan) sealedSkips() []Range {
+	if p.Skips == nil {
+		return []Range{}
+	}
+	return p.Skips
+}
+
 func (p *Plan) sealedMegatron() sealedMegatron {
 	f := sealedMegatron{Order: MegatronOrder, SequenceLength: p.SequenceLength, Tokenizer: p.Tokenizer, Length: p.length, Cache: p.Megatron,
-		Skips: p.Skips, Checks: p.Checks}
-	if f.Skips == nil {
-		f.Skips = []Range{}
-	}
+		Skips: p.sealedSkips(), Checks: p.Checks}
 	for i, s := range p.Sources {
 		f.Sources = append(f.Sources, sealedDataset{s.Name, s.training, p.totals[i], s.Validation, s.Shards})
 	}

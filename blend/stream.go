@@ -16,7 +16,6 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/memory"
 	"golang.org/x/sync/errgroup"
 
-	"mula/internal/mapping"
 	"mula/shards"
 )
 
@@ -423,10 +422,7 @@ func (b *recordBuilder) add(ctx context.Context, s *Stream, row int, sample Samp
 	}
 	var err error
 	if b.lengths != nil {
-		err = mapping.Guard(func() (err error) {
-			b.starts, b.filled[row], err = s.d.packedStarts(b.starts, &sample)
-			return err
-		})
+		b.starts, b.filled[row], err = s.d.packedStarts(b.starts, &sample)
 	} else {
 		b.starts, err = s.d.documentStarts(b.starts, sample)
 	}

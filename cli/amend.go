@@ -88,12 +88,7 @@ func runAmend(c *cli.Context) error {
 		if err != nil {
 			return err
 		}
-		if c.Bool("json") {
-			return printJSON(c.App.Writer, map[string]any{"summary": summary})
-		}
-		printSummary(c.App.Writer, summary)
-		fmt.Fprintln(c.App.Writer, "\nNothing was written (--dry-run).")
-		return nil
+		return printSurvey(c, summary)
 	}
 	plan, err := blend.Amend(c.Context, parent, a, sealOptions(p))
 	if err != nil {

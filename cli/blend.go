@@ -79,12 +79,7 @@ func runBlend(c *cli.Context) error {
 		if err != nil {
 			return err
 		}
-		if c.Bool("json") {
-			return printJSON(c.App.Writer, map[string]any{"summary": summary})
-		}
-		printSummary(c.App.Writer, summary)
-		fmt.Fprintln(c.App.Writer, "\nNothing was written (--dry-run).")
-		return nil
+		return printSurvey(c, summary)
 	}
 	p := newProgress(c.App.ErrWriter)
 	defer p.end()
@@ -100,6 +95,16 @@ func runBlend(c *cli.Context) error {
 		return err
 	}
 	return writePlan(c, p, plan)
+}
+
+// printSurvey says what the plan would be, and that none was written.
+func printSurvey(c *cli.Context, summary *blend.Summary) error {
+	if c.Bool("json") {
+		return printJSON(c.App.Writer, map[string]any{"summary": summary})
+	}
+	printSummary(c.App.Writer, summary)
+	fmt.Fprintln(c.App.Writer, "\nNothing was written (--dry-run).")
+	return nil
 }
 
 // padOf reads --pad: an id, or eod, which is nil.

@@ -59,6 +59,11 @@ func runCheck(c *cli.Context) error {
 	} else if c.IsSet("plan") || c.IsSet("shards") {
 		return usagef("either a plan or shards as operands")
 	}
+	if c.IsSet("report") {
+		if err := notOtherFile(c.String("report")); err != nil {
+			return err
+		}
+	}
 	p := newProgress(c.App.ErrWriter)
 	defer p.end()
 	report, err := check(c, func(path string, done, total int64) {

@@ -4,6 +4,8 @@ import (
 	"bufio"
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 
@@ -57,15 +59,19 @@ func runHash(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := notInput(c.String("output"), c.String("plan")); err != nil {
+	output := c.String("output")
+	if err := notInput(output, c.String("plan")); err != nil {
 		return err
+	}
+	if _, err := os.Stat(filepath.Join(filepath.Dir(output), "metrics.jsonl")); output != "" && err == nil && strings.HasPrefix(filepath.Base(output), "fingerprints") {
+		return usagef("%s is the log of a run, which says what it has read; write what the plan implies to another file", output)
 	}
 	data, err := openPlan(c)
 	if err != nil {
 		return err
 	}
 	defer data.Close()
-	if err := notInput(c.String("output"), data.Files()...); err != nil {
+	if err := notInput(output, data.Files()...); err != nil {
 		return err
 	}
 	all := data.Steps(batchSize)

@@ -34,7 +34,7 @@ func indexVerifyCommand() *cli.Command {
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "root", Usage: "look for relative prefixes in `DIR`"},
 			&cli.StringFlag{Name: "plan", Usage: "compare OLMo-core's orders with that of the plan in `FILE`, which they were written for"},
-			&cli.Int64Flag{Name: "global-batch-size", Usage: "with --plan: as it was given to `mula index`", DefaultText: "none"},
+			&cli.Int64Flag{Name: "global-batch-size", Usage: "with --plan: as it was given to mula index", DefaultText: "none"},
 			&cli.IntFlag{Name: "threads", Usage: "how many cores to compute on (0: all)"},
 			jsonFlag,
 		},

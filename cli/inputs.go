@@ -3,6 +3,7 @@ package cli
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -115,6 +116,26 @@ func notInput(output string, inputs ...string) error {
 		if same {
 			return usagef("%s is an input of the command; write the output to another file", output)
 		}
+	}
+	return nil
+}
+
+// notOtherFile refuses to write a page over a file that is no page: a report may be drawn again in its place, but what else is there is not for a report
+// to replace, be it an input of the command or not.
+func notOtherFile(page string) error {
+	f, err := os.Open(page)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	const mark = "<!doctype html>"
+	begin := make([]byte, len(mark))
+	n, err := io.ReadFull(f, begin)
+	if n > 0 && !strings.EqualFold(string(begin[:n]), mark) || err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
+		return usagef("%s is there, and is no HTML page; write the page to another file", page)
 	}
 	return nil
 }

@@ -43,11 +43,9 @@ func runReport(c *cli.Context) error {
 			return usagef("%s is named twice", dir)
 		}
 		named[dir] = true
-		for _, name := range []string{"metrics.jsonl", "train.yaml"} {
-			if err := notInput(output, filepath.Join(dir, name)); err != nil {
-				return err
-			}
-		}
+	}
+	if err := notOtherFile(output); err != nil {
+		return err
 	}
 	finished, err := drawReport(c, output, watch)
 	if err != nil {

@@ -104,6 +104,17 @@ func sum(t *testing.T, r array.RecordReader) (hash string, samples int) {
 	return fmt.Sprintf("%x", h.Sum(nil)), samples
 }
 
+// socketFolder is a folder whose path is short enough for a socket in it.
+func socketFolder(t testing.TB) string {
+	t.Helper()
+	folder, err := os.MkdirTemp("", "mula")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(folder) })
+	return folder
+}
+
 // The served stream is that of `mula stream`, over TCP, over the socket and over Flight; a SIGTERM cuts what is under way.
 func TestServe(t *testing.T) {
 	dir := prepared(t)
@@ -119,11 +130,7 @@ func TestServe(t *testing.T) {
 	want, samples := sum(t, local)
 	local.Release()
 
-	folder, err := os.MkdirTemp("", "mula") // a socket's path must be short
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer os.RemoveAll(folder)
+	folder := socketFolder(t)
 	socket := filepath.Join(folder, "s")
 	s := startServer(t, dir, "--listen", "127.0.0.1:0", "--socket", socket, "--flight", "127.0.0.1:0")
 	if s.Socket != socket || len(s.Plan) != 64 {
@@ -194,11 +201,7 @@ func TestServeToken(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "token"), []byte("word\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	folder, err := os.MkdirTemp("", "mula")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer os.RemoveAll(folder)
+	folder := socketFolder(t)
 	s := startServer(t, dir, "--token-file", "token", "--listen", "0.0.0.0:0", "--socket", filepath.Join(folder, "s"))
 	_, port, err := net.SplitHostPort(strings.TrimPrefix(s.HTTP, "http://"))
 	if err != nil {
@@ -242,11 +245,7 @@ func TestServeToken(t *testing.T) {
 func TestServeOpensWhatIsNamed(t *testing.T) {
 	dir := prepared(t)
 	mustRun(t, dir, "blend")
-	folder, err := os.MkdirTemp("", "mula")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer os.RemoveAll(folder)
+	folder := socketFolder(t)
 	for _, c := range []struct {
 		flags                []string
 		http, socket, flight bool
@@ -268,11 +267,7 @@ func TestServeOpensWhatIsNamed(t *testing.T) {
 func TestServeReportsDamage(t *testing.T) {
 	dir := prepared(t)
 	mustRun(t, dir, "blend")
-	folder, err := os.MkdirTemp("", "mula")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer os.RemoveAll(folder)
+	folder := socketFolder(t)
 	s := startServer(t, dir, "--socket", filepath.Join(folder, "s"))
 	client := clientOf(s.Socket)
 	tokens := filepath.Join(dir, "shards", "a.bin")

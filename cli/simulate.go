@@ -2,10 +2,8 @@ package cli
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"path/filepath"
 	"strings"
 
@@ -60,11 +58,8 @@ func runSimulate(c *cli.Context) error {
 		if c.IsSet("shards") {
 			return usagef("--plan-only looks at no shard; leave --shards out")
 		}
-		plan, err = blend.ReadPlan(c.String("plan"))
-		if errors.Is(err, fs.ErrNotExist) {
-			err = fmt.Errorf("%w; name the plan with --plan, or make one with `mula blend`", err)
-		}
-		if err == nil && plan.OrderVersion() != "1" && plan.OrderVersion() != "2" {
+		plan, err = readPlan(c.String("plan"))
+		if err == nil && !plan.Windowed() {
 			return usagef("--plan-only: the order of this plan, %q, is in files of its own, which must be looked at; leave the flag out", plan.OrderVersion())
 		}
 	} else if o.Data, err = openPlanWith(c, blend.OpenOptions{Unread: true}); err == nil {

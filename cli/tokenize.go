@@ -157,6 +157,9 @@ func runTokenize(c *cli.Context) error {
 		if options.Rejects = c.String("rejects"); options.Rejects == "" {
 			options.Rejects = options.Output + ".rejects.jsonl"
 		}
+		if err := notInput(options.Rejects, c.String("tokenizer")); err != nil {
+			return err
+		}
 	default:
 		return usagef("--on-error is %q; allowed: fail, skip", c.String("on-error"))
 	}

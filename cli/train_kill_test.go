@@ -137,6 +137,8 @@ func TestTrainOpenCL(t *testing.T) {
 	cache := t.TempDir() // what is compiled is the test's own, and compiled once
 	t.Setenv("XDG_CACHE_HOME", cache)
 	t.Setenv("POCL_CACHE_DIR", cache)
+	// What this test holds are processes: killed, stopped, resumed. PoCL optimizes the kernels for TestRunOpenCL of train, which takes it twenty seconds.
+	t.Setenv("POCL_EXTRA_BUILD_FLAGS", "-cl-opt-disable")
 	dir := prepared(t)
 	mustRun(t, dir, "blend")
 	configure := func(name, device string, steps int) {

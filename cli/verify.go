@@ -71,6 +71,9 @@ func openLog(operand string) (*fingerprintLog, error) {
 		l.files = append(l.files, f)
 		r, err := blend.NewLogReader(f, path)
 		if err != nil {
+			if _, notPlan := blend.ReadPlan(path); notPlan == nil {
+				return fmt.Errorf("%s is a plan: mula hash --plan %s --batch-size B --output expected.jsonl writes the log that it implies, and --plan %s explains amendments", path, path, path)
+			}
 			return err
 		}
 		readers = append(readers, r)

@@ -29,7 +29,7 @@ func NewWindows(sequenceLength int, tokens []int64) (*Windows, error) {
 		if t < 0 {
 			return nil, fmt.Errorf("index: shard %d has %d tokens", i, t)
 		}
-		n := max(0, t-1) / w.length
+		n := ShardWindows(sequenceLength, t)
 		if n > math.MaxInt64-w.starts[i] {
 			return nil, fmt.Errorf("index: the first %d shards have more than 2^63 windows", i+1)
 		}
@@ -49,6 +49,11 @@ func NewWindows(sequenceLength int, tokens []int64) (*Windows, error) {
 	}
 	w.groups = append(w.groups, int32(last))
 	return w, nil
+}
+
+// ShardWindows is the number of windows of length sequenceLength (L, at least 1) of a shard of so many tokens.
+func ShardWindows(sequenceLength int, tokens int64) int64 {
+	return max(0, tokens-1) / int64(sequenceLength)
 }
 
 // Count is the number of windows of all shards.

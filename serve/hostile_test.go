@@ -664,11 +664,7 @@ func TestForeignHost(t *testing.T) {
 }
 
 func TestListenUnix(t *testing.T) {
-	dir, err := os.MkdirTemp("", "mula")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer os.RemoveAll(dir)
+	dir := socketFolder(t)
 	path := filepath.Join(dir, "s")
 	l, err := ListenUnix(path)
 	if err != nil {
@@ -706,11 +702,7 @@ func TestListenUnix(t *testing.T) {
 
 // A server that ends leaves the socket of another one alone, though it has the same path.
 func TestListenUnixLeavesOthers(t *testing.T) {
-	dir, err := os.MkdirTemp("", "mula")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer os.RemoveAll(dir)
+	dir := socketFolder(t)
 	path := filepath.Join(dir, "s")
 	old, err := ListenUnix(path)
 	if err != nil {

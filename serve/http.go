@@ -31,9 +31,8 @@ var paths = map[string]func(*Service, http.ResponseWriter, *http.Request) error{
 	"/healthz":   (*Service).serveHealthz,
 }
 
-// Handler answers the service's HTTP requests. With a token that is not empty, all but /healthz, which tells nothing of the data, must name it as their bearer.
-// A stream that cannot
-// be gone on with is broken off: its last chunk is missing, and so is Arrow's end-of-stream marker.
+// Handler answers the service's HTTP requests. With a token that is not empty, all but /healthz, which tells nothing of the data, must name it as their
+// bearer. A stream that cannot be gone on with is broken off: its last chunk is missing, and so is Arrow's end-of-stream marker.
 func (s *Service) Handler(token string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if err := s.answer(w, r, token); err != nil {

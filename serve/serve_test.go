@@ -149,17 +149,24 @@ func serve(t testing.TB, dtype shards.DType, o Options) *served {
 	return serveData(t, openPlan(t, dtype), o)
 }
 
+// socketFolder is a folder whose path is short enough for a socket in it.
+func socketFolder(t testing.TB) string {
+	t.Helper()
+	folder, err := os.MkdirTemp("", "mula")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(folder) })
+	return folder
+}
+
 func serveData(t testing.TB, data *blend.Data, o Options) *served {
 	t.Helper()
 	service, err := New(context.Background(), data, o)
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir, err := os.MkdirTemp("", "mula") // a socket's path must be short
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := &served{t: t, data: data, service: service, socket: filepath.Join(dir, "s"), ended: make(chan error, 1)}
+	s := &served{t: t, data: data, service: service, socket: filepath.Join(socketFolder(t), "s"), ended: make(chan error, 1)}
 	l, err := ListenUnix(s.socket)
 	if err != nil {
 		t.Fatal(err)
@@ -180,7 +187,6 @@ func serveData(t testing.TB, data *blend.Data, o Options) *served {
 		if err := data.Close(); err != nil {
 			t.Error(err)
 		}
-		os.RemoveAll(dir)
 		s.nothingHeld()
 	})
 	return s

@@ -118,7 +118,7 @@ func (st *Stream) check() error {
 		return refusef(http.StatusBadRequest, "to is %d, before the first position %d", r.To, r.From)
 	case r.From%batch != 0 && r.From != d.Length(): // at the end there is nothing left to be out of step
 		before := r.From - r.From%batch
-		return refusef(http.StatusBadRequest, "no step of %d positions begins at %d: the nearest begin at %d and %d", batch, r.From, before, before+batch)
+		return refusef(http.StatusBadRequest, "no step of %d positions begins at %d: the nearest begin at %d and %d", batch, r.From, before, min(before+batch, d.Length()))
 	}
 	if err := st.choose(); err != nil {
 		return err

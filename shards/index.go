@@ -198,29 +198,34 @@ func (x *Index) DocumentLengths() iter.Seq2[int64, error] {
 	return func(yield func(int64, error) bool) {
 		x.file.InSequence(x.file.Data)
 		defer x.file.Scattered()
-		var from, sequence, end int64
+		var first, sequence int64 // of the document: its first element and sequence
 		for d := range x.documents {
-			to, err := x.documentStart(d + 1) // which has looked at the number of its sequence
-			if err == nil {
-				if end = x.end(d + 1); end < sequence {
-					err = x.corrupt("document %d starts at sequence %d and ends at %d", d, sequence, end)
-				}
-			}
 			n := int64(0)
-			for ; err == nil && sequence < end; sequence++ {
-				if length := x.length(sequence); length < 0 {
-					err = x.corrupt("sequence %d has the length %d", sequence, length)
-				} else {
+			err := mapping.Guard(func() error {
+				next, err := x.documentStart(d + 1) // which has looked at the number of its sequence
+				if err != nil {
+					return err
+				}
+				end := x.end(d + 1)
+				if end < sequence {
+					return x.corrupt("document %d starts at sequence %d and ends at %d", d, sequence, end)
+				}
+				for ; sequence < end; sequence++ {
+					length := x.length(sequence)
+					if length < 0 {
+						return x.corrupt("sequence %d has the length %d", sequence, length)
+					}
 					n += length
 				}
-			}
-			if err == nil && to-from != n {
-				err = x.corrupt("document %d has the tokens %d to %d, by the lengths of its sequences %d", d, from, to, n)
-			}
+				if next-first != n {
+					return x.corrupt("document %d has the tokens %d to %d, by the lengths of its sequences %d", d, first, next, n)
+				}
+				first = next
+				return nil
+			})
 			if !yield(n, err) || err != nil {
 				return
 			}
-			from = to
 		}
 	}
 }

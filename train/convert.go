@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 
 	"mula/internal/atomicfile"
+	"mula/internal/locks"
 	"mula/moe"
 	"mula/moe/safetensors"
 	"mula/tokenize"
@@ -130,7 +131,7 @@ func newDirectory(path string, write func(dir string) error) error {
 	temp := filepath.Join(parent, "."+filepath.Base(path)+atomicfile.TempSuffix)
 	release, err := lockName(filepath.Join(parent, "."+filepath.Base(path)+".lock"+atomicfile.TempSuffix))
 	switch {
-	case errors.Is(err, errLocked):
+	case errors.Is(err, locks.ErrHeld):
 		return fmt.Errorf("another process is writing it, to %s; wait for it, or name another directory", temp)
 	case errors.Is(err, errors.ErrUnsupported): // the temporary directory itself keeps others away, and must be removed by hand
 		release = func() {}
@@ -175,18 +176,14 @@ func nothingAt(path string) error {
 }
 
 // lockName locks a file for this process, which it makes if need be, and returns what removes it again. The lock goes with the process, however it
-// ends; the file stays then, and locks nobody out. It is errLocked if another process has it, and [errors.ErrUnsupported] where files cannot be locked.
+// ends; the file stays then, and locks nobody out. It is [locks.ErrHeld] if another process has it, and [errors.ErrUnsupported] where files cannot be locked.
 func lockName(path string) (release func(), err error) {
 	for {
 		if err := fault(atomicfile.OpCreate, path); err != nil {
 			return nil, err
 		}
-		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644)
+		f, err := locks.Hold(path)
 		if err != nil {
-			return nil, err
-		}
-		if err := tryLock(f); err != nil {
-			f.Close()
 			if errors.Is(err, errors.ErrUnsupported) {
 				os.Remove(path)
 			}

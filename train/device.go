@@ -22,8 +22,8 @@ const (
 	DeviceCPU    = "cpu"    // [mula/xpu/cpu]
 	DeviceOneDNN = "onednn" // [mula/xpu/onednn]
 
-	// DeviceOpenCL is [mula/xpu/gpu]: the first OpenCL device, a GPU if there is one. "opencl:NAME" is one whose name, or that of its driver, has
-	// NAME in it, in any case, and "opencl:NAME#2" the second of those of one name.
+	// DeviceOpenCL is [mula/xpu/gpu] on an OpenCL device: a GPU if there is one, and of several kinds the fastest in a short test. "opencl:NAME" is one
+	// whose name, or that of its driver, has NAME in it, in any case, and "opencl:NAME#2" the second of those of one name.
 	DeviceOpenCL = "opencl"
 
 	// DeviceAuto is the fastest OpenCL GPU, and without one the processor.

@@ -21,6 +21,15 @@ type EvaluateOptions struct {
 	pipeline *pipeline // nil for one stage
 }
 
+// refusePacked refuses a plan of packed samples, of which the loss would count padding.
+func refusePacked(p *blend.Plan) error {
+	if p.Packing == nil {
+		return nil
+	}
+	return fmt.Errorf("the plan's samples are packed documents (order %q), and the loss does not leave out padding and the starts of documents yet; "+
+		"blend without packing, or give the samples to another trainer with mula stream or mula serve", p.OrderVersion())
+}
+
 // Evaluate computes the loss of a model on the held-out windows of a plan. A source that holds none out is left out; it is an error if none
 // does.
 //
@@ -36,6 +45,9 @@ func Evaluate(ctx context.Context, m *moe.Model, data *blend.Data, o EvaluateOpt
 	}
 	if o.BatchSize == 0 {
 		o.BatchSize = 8
+	}
+	if err := refusePacked(data.Plan); err != nil {
+		return Evaluation{}, ofAll(o.ranks.comm(), err)
 	}
 	if v := m.Config().VocabSize; data.Tokenizer != nil && data.Tokenizer.Vocabulary > v {
 		return Evaluation{}, ofAll(o.ranks.comm(),

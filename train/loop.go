@@ -197,9 +197,8 @@ func (r *run) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if plan.Packing != nil {
-		return fmt.Errorf("%s: its samples are packed documents (order %q), and mula train does not leave padding and the starts of documents out of its loss yet; "+
-			"blend without packing, or give the samples to another trainer with mula stream or mula serve", r.config.Plan, plan.OrderVersion())
+	if err := refusePacked(plan); err != nil {
+		return fmt.Errorf("%s: %w", r.config.Plan, err)
 	}
 	options := blend.OpenOptions{Waiting: func(message string) { r.warn("%s", message) }}
 	if options.Verify, err = blend.ParseVerify(r.config.Verify); err != nil {

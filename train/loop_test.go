@@ -27,6 +27,8 @@ import (
 	"mula/moe"
 	"mula/shards"
 	"mula/train/report"
+	"mula/xpu"
+	"mula/xpu/cpu"
 )
 
 func TestMain(m *testing.M) {
@@ -1061,7 +1063,7 @@ func TestRunAmendedPlan(t *testing.T) {
 	}
 }
 
-// Training does not know packed samples yet, and says so before anything is written.
+// Neither training nor evaluation knows packed samples yet; they say so before anything is written.
 func TestRunPackedPlan(t *testing.T) {
 	t.Parallel()
 	c := testConfig(t, makePlan(t, t.TempDir(), "plan.json", "packing: best_fit\npad: 0\n"), "")
@@ -1071,5 +1073,23 @@ func TestRunPackedPlan(t *testing.T) {
 	}
 	if _, err := os.Stat(c.Output); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the run directory is there: %v", err)
+	}
+	plan, err := blend.ReadPlan(c.Plan)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, err := blend.Open(t.Context(), plan, blend.OpenOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer data.Close()
+	device := cpu.New(1, xpu.FP32)
+	defer device.Close()
+	m, err := moe.New(c.Model.Config, device)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Evaluate(t.Context(), m, data, EvaluateOptions{}); err == nil || !strings.Contains(err.Error(), "packed documents") {
+		t.Errorf("evaluation on a packed plan: %v", err)
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+
+	"mula/internal/locks"
 )
 
 // Names in a run directory.
@@ -18,12 +20,10 @@ const (
 	lockFile         = ".lock"
 )
 
-var errLocked = errors.New("locked by another process")
-
 // A runDir is a run directory that this process alone writes to.
 type runDir struct {
 	path string
-	lock *os.File
+	lock *locks.File
 }
 
 // openRunDir makes the directory if need be, takes its lock, and removes what killed processes left behind. The lock goes with the process,
@@ -35,16 +35,12 @@ func openRunDir(path string) (*runDir, error) {
 	if err := os.MkdirAll(filepath.Join(path, checkpointsDir), 0o755); err != nil {
 		return nil, err
 	}
-	lock, err := os.OpenFile(filepath.Join(path, lockFile), os.O_RDWR|os.O_CREATE, 0o644)
+	lock, err := locks.Hold(filepath.Join(path, lockFile))
+	if errors.Is(err, locks.ErrHeld) {
+		return nil, fmt.Errorf("another process is training in %s; wait for it, stop it, or choose another output", path)
+	}
 	if err != nil {
 		return nil, err
-	}
-	if err := tryLock(lock); err != nil {
-		lock.Close()
-		if errors.Is(err, errLocked) {
-			return nil, fmt.Errorf("another process is training in %s; wait for it, stop it, or choose another output", path)
-		}
-		return nil, fmt.Errorf("locking %s: %w", lock.Name(), err)
 	}
 	d := &runDir{path, lock}
 	if err := errors.Join(removeTemporary(path), removeTemporary(d.join(checkpointsDir))); err != nil {

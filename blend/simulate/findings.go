@@ -45,7 +45,7 @@ func (r *Report) findings() []Finding {
 	}
 	if rd.TokenBytes > 0 && rd.WantedBytes > muchMore*rd.TokenBytes {
 		add(Note, "", "for each byte of tokens %.3g bytes are moved: a sample has %s, a request brings %s", rd.WantedBytes/rd.TokenBytes,
-			bytesText(int64(rd.TokenBytes/float64(r.BatchSize/rd.Nodes))), bytesText(rd.Storage.RequestSize))
+			bytesText(int64(rd.sampleBytes)), bytesText(rd.Storage.RequestSize))
 	}
 	if rd.RepeatSize > rd.Storage.Cache {
 		add(Note, "", "later epochs are read from storage again, unless a cache of %s a node has all of the sources that the plan repeats; the cache assumed has %s, and after an epoch "+

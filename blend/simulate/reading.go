@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"mula/blend"
+	"mula/index"
 	"mula/shards"
 )
 
@@ -40,6 +41,8 @@ type Reading struct {
 
 	Scaling []ScalingPoint `json:"scaling"` // what a node could get among more or fewer
 	Cache   []CachePoint   `json:"cache"`   // how much of what was wanted in the steps looked at a cache of the node would have had
+
+	sampleBytes float64 // mean bytes of the tokens of a sample, of those looked at
 }
 
 // Busy is the mean of the tenth of the steps that take longest to read, among them those before a cache is warm.
@@ -80,7 +83,7 @@ type stretch struct {
 // the sample does, the others where their document does, which is not so for a later part of a document longer than a sample.
 func (s *simulation) stretches(dst []stretch, at blend.Sample) ([]stretch, error) {
 	whole := int64(s.plan.SequenceLength) + 1
-	if s.windowed() {
+	if s.plan.Windowed() {
 		return append(dst, stretch{at.Source, at.Shard, at.Token, whole}), nil
 	}
 	parts, err := s.Data.Parts(s.ctx, at)
@@ -143,11 +146,12 @@ func (s *simulation) reading() (Reading, error) {
 	r := Reading{Storage: *st, Nodes: s.Nodes, RanksPerNode: s.RanksPerNode, StepTime: s.StepTime, Bandwidth: st.bandwidth(s.Nodes)}
 	l := newLayout(s.plan, st.RequestSize)
 	share := int64(s.BatchSize / s.Nodes)
-	r.Steps = min((s.To-s.From+int64(s.BatchSize)-1)/int64(s.BatchSize), max(1, s.Samples/share))
+	steps := (s.To - s.From + int64(s.BatchSize) - 1) / int64(s.BatchSize) // of the range
+	r.Steps = min(steps, max(1, s.Samples/share))
 	stack := newStack()
 	opened := make(map[int32]bool) // files of the first step
 	var reads []float64            // seconds of each step
-	var steps []Busy
+	var each []Busy
 	var list []stretch
 	k := readersOfARank * s.RanksPerNode
 	var samples int64
@@ -189,17 +193,18 @@ func (s *simulation) reading() (Reading, error) {
 		r.Requests, r.Bytes = r.Requests+float64(n), r.Bytes+float64(bytes)
 		t := st.seconds(float64(n), float64(bytes), k, r.Bandwidth)
 		reads = append(reads, t)
-		steps = append(steps, Busy{Bytes: float64(bytes), Requests: float64(n), ReadTime: t})
+		each = append(each, Busy{Bytes: float64(bytes), Requests: float64(n), ReadTime: t})
 		r.ReadTime += t
 		if step&15 == 0 || step == r.Steps-1 {
 			s.Progress("what a node reads", (step+1)*share, r.Steps*share)
 		}
 	}
+	r.sampleBytes = r.TokenBytes / float64(max(1, samples))
 	for _, sum := range []*float64{&r.TokenBytes, &r.WantedBytes, &r.Wanted, &r.Bytes, &r.Requests, &r.ReadTime} {
 		*sum /= float64(r.Steps)
 	}
-	r.AllRequests = r.Requests * float64(s.Nodes) * float64(s.To-s.From) / float64(s.BatchSize)
-	r.Busy = busiest(steps)
+	r.AllRequests = r.Requests * float64(s.Nodes) * float64(steps)
+	r.Busy = busiest(each)
 	busy := &r.Busy
 	if busy.ReadTime > 0 {
 		r.Got = busy.Bytes / busy.ReadTime
@@ -277,8 +282,8 @@ func (s *simulation) cacheSizes(r *Reading, l *layout) {
 		var bytes int64
 		for k, sh := range src.Shards {
 			tokens := sh.Tokens
-			if s.windowed() {
-				w := min(left, windowsOf(sh.Tokens, s.plan.SequenceLength))
+			if s.plan.Windowed() {
+				w := min(left, index.ShardWindows(s.plan.SequenceLength, sh.Tokens))
 				if left -= w; w == 0 {
 					continue
 				}

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"mula/blend"
+	"mula/index"
 	"mula/shards"
 )
 
@@ -130,7 +131,7 @@ func (s *simulation) stretchesOfSteps() [][2]int64 {
 }
 
 func (s *simulation) shuffle() (Shuffle, error) {
-	out := Shuffle{Documents: s.Data != nil && s.windowed()}
+	out := Shuffle{Documents: s.Data != nil && s.plan.Windowed()}
 	stretches := s.stretchesOfSteps()
 	out.Whole = len(stretches) == 1 && stretches[0][1]-stretches[0][0] == (s.To-s.From+int64(s.BatchSize)-1)/int64(s.BatchSize)
 	sources := make([]sourceTally, len(s.plan.Sources))
@@ -277,10 +278,10 @@ func (s *simulation) sourceShuffle(i int, t *sourceTally, looks []look, document
 	if t.known {
 		out.BatchWindow.Expected = turns / n
 	}
-	if t.known && s.windowed() {
+	if t.known && s.plan.Windowed() {
 		left, chance := t.training, 0.0
 		for _, sh := range src.Shards {
-			w := min(left, windowsOf(sh.Tokens, s.plan.SequenceLength))
+			w := min(left, index.ShardWindows(s.plan.SequenceLength, sh.Tokens))
 			left -= w
 			chance += float64(w) * float64(w-1) / (n * (n - 1))
 		}
@@ -370,7 +371,7 @@ func (s *simulation) eachShard(source int, t *sourceTally, looks []look, f func(
 		}
 		shard, err := shards.Open(s.plan.ShardPath(source, int(k)))
 		if err == nil {
-			err = f(shard, list[from:to])
+			err = shard.Guard(func() error { return f(shard, list[from:to]) })
 			shard.Close()
 		}
 		if err != nil {
@@ -385,7 +386,7 @@ func (s *simulation) eachShard(source int, t *sourceTally, looks []look, f func(
 func (s *simulation) findDocuments(source int, t *sourceTally, looks []look) error {
 	length := int64(s.plan.SequenceLength)
 	return s.eachShard(source, t, looks, func(shard *shards.Shard, list []int32) error {
-		windows := windowsOf(shard.Tokens(), s.plan.SequenceLength)
+		windows := index.ShardWindows(s.plan.SequenceLength, shard.Tokens())
 		for _, i := range list {
 			l := &looks[i]
 			var err error
@@ -413,7 +414,7 @@ func (s *simulation) passes(out *SourceShuffle, source int, t *sourceTally, look
 	classes := make([]int64, len(passClasses))
 	length := int64(s.plan.SequenceLength)
 	err := s.eachShard(source, t, looks, func(shard *shards.Shard, list []int32) error {
-		windows := windowsOf(shard.Tokens(), s.plan.SequenceLength)
+		windows := index.ShardWindows(s.plan.SequenceLength, shard.Tokens())
 		begun, ended := 0, 0 // samples whose first document is at or before d, whose last is before d
 		for d := int64(0); ended < len(list); d++ {
 			if begun == ended { // between samples

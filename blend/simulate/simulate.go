@@ -13,6 +13,7 @@ import (
 	"math"
 
 	"mula/blend"
+	"mula/index"
 )
 
 // Options of [Run].
@@ -116,7 +117,7 @@ func run(ctx context.Context, p *blend.Plan, order order, o Options) (*Report, e
 		return nil, err
 	}
 	s := &simulation{Options: o, plan: p, order: order, ctx: ctx}
-	if !s.windowed() && o.Data == nil {
+	if !s.plan.Windowed() && o.Data == nil {
 		return nil, fmt.Errorf("simulate: the order %q is in files beside the plan, which must be open", p.OrderVersion())
 	}
 	r := &Report{Plan: p.Fingerprint(), Order: p.OrderVersion(), SequenceLength: p.SequenceLength, BatchSize: o.BatchSize, From: o.From, To: o.To,
@@ -164,12 +165,6 @@ func (o *Options) complete(p *blend.Plan) error {
 	return err
 }
 
-// windowed says whether a sample of the plan is L+1 consecutive tokens of a shard, and windows are numbered as the shards have them.
-func (s *simulation) windowed() bool {
-	v := s.plan.OrderVersion()
-	return v == "1" || v == "2"
-}
-
 // numbered says whether the numbers of a source's windows are places in it that an epoch draws all alike. Those of a source that has grown are drawn from the
 // growth on, and Megatron's samples are numbered as they come after its shuffles.
 func (s *simulation) numbered(source int) bool {
@@ -186,21 +181,16 @@ func (s *simulation) locate(position int64) (blend.Sample, error) {
 	return s.order.Locate(position)
 }
 
-// windowsOf is the number of windows of a shard of so many tokens.
-func windowsOf(tokens int64, sequenceLength int) int64 {
-	return max(0, tokens-1) / int64(sequenceLength)
-}
-
 func (s *simulation) sources() []Source {
 	var list []Source
 	for i, sum := range s.plan.Summary().Sources {
 		out := Source{Name: sum.Name, Shards: sum.Shards, Tokens: sum.Tokens, Windows: sum.Windows, Samples: sum.Samples, Epochs: sum.Epochs, Repeats: sum.Repeats, Packing: sum.Packing}
 		for _, sh := range s.plan.Sources[i].Shards {
 			if out.Tail += sh.Tokens; sh.Tokens > int64(s.plan.SequenceLength) {
-				out.Tail -= windowsOf(sh.Tokens, s.plan.SequenceLength)*int64(s.plan.SequenceLength) + 1
+				out.Tail -= index.ShardWindows(s.plan.SequenceLength, sh.Tokens)*int64(s.plan.SequenceLength) + 1
 			}
 		}
-		if !s.windowed() {
+		if !s.plan.Windowed() {
 			out.Tail = -1
 		}
 		list = append(list, out)

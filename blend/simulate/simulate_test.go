@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"mula/blend"
+	"mula/index"
 	"mula/shards"
 )
 
@@ -342,7 +343,7 @@ func (o testOrder) Locate(position int64) (blend.Sample, error) {
 		src := &o.Sources[s.Source]
 		w := s.Window
 		for k, sh := range src.Shards { // where the window lies
-			n := windowsOf(sh.Tokens, o.SequenceLength)
+			n := index.ShardWindows(o.SequenceLength, sh.Tokens)
 			if w < n {
 				s.Shard, s.Token = k, w*int64(o.SequenceLength)
 				break
@@ -654,6 +655,33 @@ func TestPacked(t *testing.T) {
 	}
 	if r.Sources[0].Packing == nil || r.Sources[0].Tail != -1 || !strings.Contains(render(t, r), " padding (") {
 		t.Errorf("%+v", r.Sources[0])
+	}
+}
+
+// The plan's last step is a short one: a sample has as many bytes as in a whole one, and all steps together ask for what all samples do.
+func TestShortStep(t *testing.T) {
+	d := seal(t, 5, "samples: 100\n")
+	storage := Kinds[0]
+	storage.RequestSize = 1 << 30 // one for each sample
+	for _, batch := range []int{64, 512} {
+		r, err := Run(context.Background(), nil, Options{BatchSize: batch, Nodes: 1, Storage: storage, Data: d})
+		if err != nil {
+			t.Fatal(err)
+		}
+		bytes := 0
+		for p := range d.Length() {
+			s, err := d.Locate(p)
+			if err != nil {
+				t.Fatal(err)
+			}
+			bytes += (sequenceLength + 1) * (2 + 2*s.Source)
+		}
+		if got := r.Reading.AllRequests; math.Abs(got-100) > 1e-6 {
+			t.Errorf("steps of %d: %g requests in the whole range, want 100", batch, got)
+		}
+		if want := "a sample has " + bytesText(int64(bytes/100)); !slices.ContainsFunc(r.Findings, func(f Finding) bool { return strings.Contains(f.Message, want) }) {
+			t.Errorf("steps of %d: none of the findings says %q: %v", batch, want, r.Findings)
+		}
 	}
 }
 

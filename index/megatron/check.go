@@ -9,6 +9,8 @@ import (
 	"runtime"
 
 	"golang.org/x/sync/errgroup"
+
+	"mula/internal/mapping"
 )
 
 // Check reads the whole cache once, on all processors, and returns an error that wraps [ErrCorrupt] and names file and row where it contradicts
@@ -25,8 +27,9 @@ import (
 func (c *Cache) Check(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(runtime.GOMAXPROCS(0))
+	begin := func(read func() error) { g.Go(func() error { return mapping.Guard(read) }) }
 	if c.blendFile != "" {
-		g.Go(func() error { return c.checkBlend(ctx) })
+		begin(func() error { return c.checkBlend(ctx) })
 	}
 	seen := map[*readDataset]bool{}
 	for _, d := range c.datasets {
@@ -34,11 +37,11 @@ func (c *Cache) Check(ctx context.Context) error {
 			continue
 		}
 		seen[d] = true
-		g.Go(func() error { return d.checkDocuments(ctx) })
-		g.Go(func() error { return d.checkShuffle(ctx) })
+		begin(func() error { return d.checkDocuments(ctx) })
+		begin(func() error { return d.checkShuffle(ctx) })
 		const rows = 1 << 16 // for one goroutine at a time
 		for first := int64(0); first < d.rows.n/2 && ctx.Err() == nil; first += rows {
-			g.Go(func() error {
+			begin(func() error {
 				if ctx.Err() != nil {
 					return context.Cause(ctx)
 				}

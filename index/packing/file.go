@@ -156,7 +156,7 @@ func Open(path string) (_ *Index, err error) {
 		return nil, fmt.Errorf("opening the packing index: %w", err)
 	}
 	x.file.Scattered()
-	if err := x.parse(); err != nil {
+	if err := mapping.Guard(x.parse); err != nil {
 		x.Close()
 		return nil, err
 	}
@@ -185,7 +185,7 @@ func (x *Index) parse() error {
 	}
 	x.capacity = v[0] + 1
 	x.Statistics = Statistics{Samples: v[1], HeldOut: v[2], Documents: v[3], Cut: v[4], Pieces: v[5], Tokens: v[6]}
-	x.key = end[56:88]
+	x.key = bytes.Clone(end[56:88])
 	if v[0] < 1 || x.capacity > MaxCapacity || !x.Statistics.Valid(int(x.capacity)) {
 		return x.damaged("its counts cannot be")
 	}
@@ -200,11 +200,21 @@ func (x *Index) parse() error {
 // Capacity is the number of tokens of a sample, padding included.
 func (x *Index) Capacity() int { return int(x.capacity) }
 
-// Sample appends the pieces of a sample, in the order of their tokens. The error wraps [ErrDamaged] where the file is not what it was.
+// Sample appends the pieces of a sample, in the order of their tokens. The error wraps [ErrDamaged] where the file is not what it was, and is that of
+// [mapping.Guard] where it was cut short.
 func (x *Index) Sample(dst []Piece, sample int64) ([]Piece, error) {
 	if sample < 0 || sample >= x.Samples {
 		return dst, fmt.Errorf("%s: sample %d was asked for, it has %d", x.path, sample, x.Samples)
 	}
+	err := mapping.Guard(func() (err error) {
+		dst, err = x.sample(dst, sample)
+		return err
+	})
+	return dst, err
+}
+
+// sample is Sample of one that the file has.
+func (x *Index) sample(dst []Piece, sample int64) ([]Piece, error) {
 	entry := x.table[sample*entrySize:][:entrySize]
 	first, n := binary.LittleEndian.Uint64(entry), uint64(binary.LittleEndian.Uint32(entry[8:]))
 	if n == 0 || n > uint64(x.Pieces) || first > uint64(x.Pieces)-n {

@@ -1,9 +1,6 @@
 package gpu
 
-import (
-	"mula/xpu"
-	"mula/xpu/opencl"
-)
+import "mula/xpu"
 
 // Sizes of attention.cl.
 const (
@@ -31,18 +28,17 @@ func (d *Device) attendOptions(size int) string {
 // worth of weights, a vector for each of the others.
 func (c *command) attend(kernel string, h xpu.Heads, heads, vectors, weights int, args ...argument) {
 	if c.d.shape.processor {
-		const vector = 4 * attendOwn
-		args = append(args, argument{number: opencl.Local((vectors*h.Size + weights*attendTile) * vector)})
-		c.launch(kernel, groups(1, (h.Length+attendOwn-1)/attendOwn, heads, h.Rows), args...)
+		args = append(args, local((vectors*h.Size+weights*attendTile)*attendOwn))
+		c.launch(kernel, groups(1, over(h.Length, attendOwn), heads, h.Rows), args...)
 		return
 	}
-	args = append(args, argument{number: opencl.Local(4 * attendShare)})
-	groupColumns, blocks := attendSide, (h.Length+attendSide-1)/attendSide
+	args = append(args, local(attendShare))
+	groupColumns, blocks := attendSide, over(h.Length, attendSide)
 	if h.Size > attendSide {
 		groupColumns *= 2
 	}
 	c.launchVariant(variant{"attention.cl", c.d.attendOptions(h.Size), kernel},
-		groups(attendItems, blocks, heads, h.Rows*((h.Size+groupColumns-1)/groupColumns)), args...)
+		groups(attendItems, blocks, heads, h.Rows*over(h.Size, groupColumns)), args...)
 }
 
 // Attend computes attention; see [mula/xpu.Layers].

@@ -24,6 +24,6 @@ func (d *Device) EmbedGrad(dtable, dx []float32, ids []int32, width int, skip in
 	defer c.end()
 	order, ends, number := c.take(tokens), c.take(tokens), c.readsInts(ids)
 	c.launch("order_tokens", c.rows(tokens), order, ends, number, integer(tokens), integer(int(skip)))
-	c.launch("embed_grad", groups(d.shape.group, tokens, (width+columns-1)/columns, 1), c.writes(dtable), c.reads(dx), number, order, ends,
+	c.launch("embed_grad", groups(d.shape.group, tokens, over(width, columns), 1), c.writes(dtable), c.reads(dx), number, order, ends,
 		integer(width), integer(columns))
 }

@@ -58,11 +58,14 @@ const itemsGroup = 64
 
 // items are n work-items or up to 63 more, which the kernel must leave out: if (get_global_id(0) >= n) return.
 func items(n int) grid {
-	return grid{[3]int{(n + itemsGroup - 1) / itemsGroup, 1, 1}, [3]int{itemsGroup, 1, 1}}
+	return grid{[3]int{over(n, itemsGroup), 1, 1}, [3]int{itemsGroup, 1, 1}}
 }
 
 // rows are n groups that each share a row: GROUP work-items on a GPU, one on a processor.
 func (c *command) rows(n int) grid { return groups(c.d.shape.group, n, 1, 1) }
+
+// over is the number of pieces of so many that n are cut into, the last of which may be smaller.
+func over(n, by int) int { return (n + by - 1) / by }
 
 // groups are x × y × z groups of so many work-items in a row.
 func groups(size, x, y, z int) grid { return grid{[3]int{x, y, z}, [3]int{size, 1, 1}} }
@@ -87,6 +90,17 @@ func integer(n int) argument {
 func long(n int) argument        { return argument{number: opencl.Scalar(int64(n))} }
 func unsigned(n uint64) argument { return argument{number: opencl.Scalar(n)} } // ulong
 func number(x float64) argument  { return argument{number: opencl.Scalar(float32(x))} }
+
+// local is local memory of n numbers as an argument.
+func local(n int) argument { return argument{number: opencl.Local(4 * n)} }
+
+// flag is a kernel's int that is 1 or 0.
+func flag(is bool) argument {
+	if is {
+		return integer(1)
+	}
+	return integer(0)
+}
 
 // reads and writes are memory of the device as an argument, of which the kernel changes nothing, or some of it. Empty memory is not given: the
 // kernel asks GIVEN. Memory of another device panics.

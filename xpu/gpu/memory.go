@@ -241,7 +241,7 @@ func (c *command) stretch(n int) (each, parts int) {
 	if c.d.shape.processor {
 		each = 1 << 14
 	}
-	return each, (n + each - 1) / each
+	return each, over(n, each)
 }
 
 // Copy sets dst to x.

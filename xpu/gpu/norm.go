@@ -35,12 +35,12 @@ func (c *command) partialRows(rows int) (each, parts int) {
 	if c.d.shape.processor {
 		most = 64
 	}
-	each = (rows + most - 1) / most
-	return each, (rows + each - 1) / each
+	each = over(rows, most)
+	return each, over(rows, each)
 }
 
 // addPartial adds the sum of so many rows of partial, stride elements apart, to dst.
 func (c *command) addPartial(dst []float32, partial argument, rows, stride int) {
 	const columns = 16
-	c.launch("add_partial", c.rows((len(dst)+columns-1)/columns), c.writes(dst), partial, integer(rows), integer(stride), integer(len(dst)))
+	c.launch("add_partial", c.rows(over(len(dst), columns)), c.writes(dst), partial, integer(rows), integer(stride), integer(len(dst)))
 }

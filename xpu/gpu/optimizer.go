@@ -13,7 +13,7 @@ const squaresLength = 1 << 14
 const updateLength = 1 << 11
 
 // squareGroups is the number of groups that add up the squares of a stretch.
-func squareGroups(n int) int { return (n + squaresLength - 1) / squaresLength }
+func squareGroups(n int) int { return over(n, squaresLength) }
 
 // A squareSums takes the sums of groups to those of blocks.
 type squareSums struct{ lengths []int } // of the stretches
@@ -84,7 +84,7 @@ func (d *Device) AdamW(rule xpu.AdamW, stretches []xpu.Moments, before, change [
 	t := float64(rule.Step)
 	rate, root := rule.LearningRate/(1-math.Pow(rule.Beta1, t)), 1/math.Sqrt(1-math.Pow(rule.Beta2, t))
 	for _, x := range stretches {
-		n := (len(x.Weight) + length - 1) / length
+		n := over(len(x.Weight), length)
 		c.launch("adamw", c.rows(n), c.writes(x.Weight), c.reads(x.Grad), c.writes(x.M), c.writes(x.V), resultBefore, resultChange,
 			long(len(x.Weight)), integer(length), number(rule.GradScale), number(rule.Beta1), number(1-rule.Beta1), number(rule.Beta2), number(1-rule.Beta2),
 			number(1-rule.LearningRate*rule.WeightDecay), number(rate), number(rule.Epsilon), number(root), number(1-rule.DecayAfter))

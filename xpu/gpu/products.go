@@ -89,11 +89,11 @@ func (d *Device) multiply(p product) {
 	panel := panelColumns * (p.k + stripTerms) // to whole strips
 	// The tiles, or where the groups begin, are found on the device: the host does not know the counts.
 	tiles, starts := c.reads(nil), c.reads(nil)
-	down, matrices := (p.m+height-1)/height, 1
+	down, matrices := over(p.m, height), 1
 	switch {
 	case p.groupRows && d.shape.processor && p.k <= groupTerms && 4*int64(panel) <= d.device.LocalMemory:
 		// Bands come first: those beyond a group's rows have no work, and PoCL gives each thread a stretch of work-groups.
-		c.launch("multiply_groups", groups(1, (p.m+groupBand-1)/groupBand, (p.n+panelColumns-1)/panelColumns, parts), to, a, b, c.starts(p), integer(groupBand),
+		c.launch("multiply_groups", groups(1, over(p.m, groupBand), over(p.n, panelColumns), parts), to, a, b, c.starts(p), integer(groupBand),
 			integer(p.n), integer(p.k), long(aRows), long(p.bRows), long(p.bColumns), long(p.stack), long(p.ldc), accumulate, local(panel))
 		return
 	case p.groupRows:
@@ -105,7 +105,7 @@ func (d *Device) multiply(p product) {
 		starts = c.starts(p)
 	}
 	if !d.shape.processor {
-		c.launch("multiply_shared", groups(64, down, (p.n+tileSide-1)/tileSide, matrices), to, a, b, tiles, starts,
+		c.launch("multiply_shared", groups(64, down, over(p.n, tileSide), matrices), to, a, b, tiles, starts,
 			integer(p.m), integer(p.n), integer(p.k), long(aRows), long(aColumns), long(p.bRows), long(p.bColumns), long(p.stack), long(p.ldc), accumulate)
 		return
 	}
@@ -113,12 +113,12 @@ func (d *Device) multiply(p product) {
 	if p.groupRows {
 		stack, packed = parts, c.readsInts(p.counts)
 	}
-	all := (p.n + panelColumns - 1) / panelColumns
+	all := over(p.n, panelColumns)
 	each := max(1, min(all, packedElements/max(1, stack*p.k*panelColumns)))
 	panels := c.take(stack * each * p.k * panelColumns)
 	for first := 0; first < all; first += each {
 		across, column := min(each, all-first), integer(first*panelColumns)
-		c.launch("pack_panels", groups(1, (p.k+stripTerms-1)/stripTerms, across, stack), panels, b, packed, column, integer(p.n), integer(p.k),
+		c.launch("pack_panels", groups(1, over(p.k, stripTerms), across, stack), panels, b, packed, column, integer(p.n), integer(p.k),
 			long(p.bRows), long(p.bColumns), long(p.stack))
 		order := groups(1, down, across, matrices)
 		if p.groupRows {
@@ -144,12 +144,12 @@ func (c *command) starts(p product) argument {
 // the rows of a tile do not take each other's places there.
 func (c *command) straight(p product) (argument, int) {
 	const line = 16
-	ld := line * ((p.k+line-1)/line | 1)
+	ld := line * (over(p.k, line) | 1)
 	a, x := c.take(p.m*ld), c.reads(p.a)
 	if p.aColumns == 1 {
-		c.launch("round_operand", groups(itemsGroup, (p.k+itemsGroup-1)/itemsGroup, p.m, 1), a, x, integer(p.k), long(ld), long(p.aRows))
+		c.launch("round_operand", groups(itemsGroup, over(p.k, itemsGroup), p.m, 1), a, x, integer(p.k), long(ld), long(p.aRows))
 	} else {
-		c.launch("transpose_operand", groups(itemsGroup, (p.m+itemsGroup-1)/itemsGroup, (p.k+stripTerms-1)/stripTerms, 1), a, x,
+		c.launch("transpose_operand", groups(itemsGroup, over(p.m, itemsGroup), over(p.k, stripTerms), 1), a, x,
 			integer(p.k), integer(p.m), long(ld), long(p.aColumns))
 	}
 	return a, ld

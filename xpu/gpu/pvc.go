@@ -59,8 +59,6 @@ func Sources(device *opencl.Device, precision xpu.Precision) []opencl.Source {
 	return sources
 }
 
-func over(n, by int) int { return (n + by - 1) / by }
-
 // multiplyMatrix computes a product by matrix instructions.
 func (c *command) multiplyMatrix(p product) {
 	a, b := operand{p.a, p.aColumns, p.aRows}, operand{p.b, p.bRows, p.bColumns}
@@ -124,13 +122,6 @@ func (c *command) sumRows(p product, a, b operand) {
 // matrixGrid is so many work-groups of 4 × 4 sub-groups.
 func (c *command) matrixGrid(x, y, z int) grid {
 	return groups(matrixSide*matrixSide*c.d.matrixLanes(), x, y, z)
-}
-
-func flag(is bool) argument {
-	if is {
-		return integer(1)
-	}
-	return integer(0)
 }
 
 // packedOperands are those that are kept, under Device.mu. They are dropped when the device needs their room.

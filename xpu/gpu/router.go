@@ -4,31 +4,23 @@ import (
 	"math"
 
 	"mula/xpu"
-	"mula/xpu/opencl"
 )
 
 // routeBlock is the number of tokens whose choices a group of work-items counts and sorts; TOKENS in router.cl.
 const routeBlock = 64
 
 // routeBlocks is the number of blocks. It is not 0, as sums of nothing are zero and not nothing.
-func routeBlocks(tokens int) int { return max(1, (tokens+routeBlock-1)/routeBlock) }
-
-// local is local memory of n numbers as an argument.
-func local(n int) argument { return argument{number: opencl.Local(4 * n)} }
+func routeBlocks(tokens int) int { return max(1, over(tokens, routeBlock)) }
 
 // Route computes the router's distribution and chooses experts; see [xpu.Layers].
 func (d *Device) Route(r xpu.Routing, logits []float32, uniform bool, stats *xpu.RouterStats) {
 	tokens, experts := xpu.CheckRoute(r, logits, stats), r.Experts
 	blocks := routeBlocks(tokens)
-	inTurn := 0
-	if uniform {
-		inTurn = 1
-	}
 	c := d.begin()
 	defer c.end()
 	probs, lse, chosen := c.writes(r.Probs), c.writes(r.LSE), c.writesInts(r.Chosen)
 	entropy, sums, counts := c.take(max(1, tokens)), c.take(blocks*(experts+2)), c.take(blocks*experts)
-	c.launch("route", c.rows(tokens), probs, lse, chosen, entropy, c.reads(logits), integer(experts), integer(r.PerToken), integer(inTurn), local(experts))
+	c.launch("route", c.rows(tokens), probs, lse, chosen, entropy, c.reads(logits), integer(experts), integer(r.PerToken), flag(uniform), local(experts))
 	c.launch("count_choices", c.rows(blocks), counts, chosen, integer(tokens), integer(r.PerToken), integer(experts), local(experts))
 	c.launch("route_sums", c.rows(blocks), sums, probs, lse, entropy, integer(tokens), integer(experts))
 	totals := c.result(2*experts+2, func(words []uint32) {

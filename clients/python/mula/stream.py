@@ -114,7 +114,7 @@ class Stream:
             raise Error(f"positions [{position}, {self.end}) are not all in the plan, which has {self.length}")
         if position % self.batch_size != 0 and position != self.end:
             before = position - position % self.batch_size
-            raise Error(f"no step of {self.batch_size} positions begins at {position}: the nearest begin at {before} and {before + self.batch_size}; "
+            raise Error(f"no step of {self.batch_size} positions begins at {position}: the nearest begin at {before} and {min(before + self.batch_size, self.end)}; "
                         "choose a batch size that divides the position")
         self._end_reading()
         self._position = position
