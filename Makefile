@@ -54,7 +54,7 @@ bench-products: ## matrix products: OpenBLAS, torch and mula side by side (ARGS=
 	conformance/environments.sh $(ENVIRONMENTS) transformers-5.23.0
 	$(ENVIRONMENTS)/transformers-5.23.0/bin/python benchmarks/products.py $(ARGS)
 
-bench-loaders: build ## loaders: mula, Grain, MosaicML Streaming, Megatron core, datatrove, OLMo-core side by side (ARGS='--megabytes 1000 --rounds 3')
+bench-loaders: build ## loaders: mula, Grain, MosaicML Streaming, Megatron core, datatrove, OLMo-core side by side (a quarter of an hour; ARGS='--megabytes 2000 --rounds 1')
 	conformance/environments.sh $(ENVIRONMENTS) loaders
 	$(ENVIRONMENTS)/loaders/bin/python benchmarks/loaders.py $(ARGS)
 

@@ -1,39 +1,51 @@
 #!/usr/bin/env python3
 """Compares loaders of training samples: mula's client and the frameworks' own, on the same tokens, in turns, in one run, on one core. Prints Markdown tables.
 
-    conformance/environments.sh DIR loaders
-    DIR/loaders/bin/python benchmarks/loaders.py [--megabytes 300] [--length 4096] [--batch-size 64] [--rounds 3] [--seconds 5] [--only mula mosaicml …] [--work DIR]
+    conformance/environments.sh DIR loaders && make build
+    DIR/loaders/bin/python benchmarks/loaders.py [--megabytes 300] [--length 4096] [--batch-size 64] [--rounds 3] [--seconds 5] [--minutes 18] [--only mula grain …] [--work DIR]
 
 The tokens are random documents of uint16 ids with lognormal lengths (about 1,300 on average), so many megabytes of them; every side reads them in the layout that
-its own tools write, made anew in --work if they are not there.
+its own tools write, made anew in --work if they are not there: twice the megabytes, on the file system to measure on. A sample is a window of L or L + 1 tokens, in a
+shuffled order over all of them; a batch is --batch-size of them in one tensor of torch.
 
-pipe        `mula stream` into a pipe whose bytes are read and not looked at: what mula costs without a client
-mula        clients/python over a unix socket, with `mula serve` that it starts itself, all columns
-mula-lean   the same with positions and tokens alone, which is what the others give
-mosaicml    StreamingDataset of fixed-length samples in MDS (uint16) under its StreamingDataLoader, shuffled
-grain       a MapDataset over a memory-mapped array of the windows, shuffled, batched, as an iterator with its read threads and without
-megatron    Megatron-Core's GPTDataset (built by its own builder) under a torch DataLoader with a sampler that goes on at consumed samples, as Megatron-LM's does
-datatrove   DatatroveFolderDataset, which nanotron trains on, under a torch DataLoader with a shuffled sampler
-olmo        OLMo-core's NumpyFSLDataset under its NumpyDataLoader, shuffled
+pipe         `mula stream` into a pipe whose bytes are read and not looked at: what mula costs without a client
+mula         clients/python over a unix socket, with `mula serve` that it starts itself, all columns: documents, places and sources of the samples beside their tokens
+mula-lean    the same with positions and tokens alone, which is what the others give
+mosaicml     StreamingDataset of fixed-length samples in MDS (uint16) under its StreamingDataLoader
+grain        a MapDataset over a memory-mapped array of the windows, which it stacks to batches
+grain-gather a MapDataset of numbers alone, shuffled and batched, and numpy gathers the rows of the mapped array by them: Grain's order, numpy's loader
+megatron     Megatron-Core's GPTDataset (built by its own builder, mapped files, no attention mask) under a torch DataLoader with a sampler that goes on at consumed samples, as
+             Megatron-LM's does; it gives labels, loss mask and position ids, too
+datatrove    DatatroveFolderDataset, which nanotron trains on, under a torch DataLoader with a shuffled sampler
+olmo         OLMo-core's NumpyFSLDataset under its NumpyDataLoader
 
-Each measurement is of a fresh process, which is held to --core with all that it starts, with one thread of torch. Figures:
+Each measurement is of a fresh process, which is held to --core with all that it starts, with one thread of torch. Time begins after the imports of Python's packages, with
+programs and libraries in the page cache. Figures:
 
-samples/s   of wall time on the core, and of processor time of all processes (which a busy machine changes less), over --seconds or an epoch. "delivered": batches as the
-            loader gives them, in torch; "int64": with .long() where the loader does not give int64, which is what an embedding takes
-first       seconds from the end of Python's imports to the first batch; cold: no index files, and the tokens not in the page cache; warm: both are there
-resume      the same, warm, going on at the middle of the epoch from the loader's saved state
-memory      anonymous and shared memory of all processes at the end, beyond what there was after the imports
-cursor      bytes of the state, as JSON
+delivered    samples/s of batches as the loader gives them, in torch; of wall time on the core, and of processor time of all processes, which a busy machine changes less;
+             over --seconds, from the second batch on
+int64        the same with .long() where the loader does not give int64, which is what an embedding takes: here every side has read all tokens and written them
+cold         milliseconds to the first batch without index files, and with the tokens not in the page cache. mula has its plan, which is made once; below the tables
+             stands how long `mula blend` takes to make it, reading and hashing all tokens
+warm         the same with both
+resume       the same, warm, going on at the middle of the epoch from the loader's saved state
+memory       anonymous and shared memory of all processes at the end, beyond what there was after the imports; pages that several have count once (proportional set size)
+mapped       the same of mapped files, which are page cache that the kernel can take back
+resident     all that is resident, with Python, torch, what else the loader imports, and mapped files
+cursor       bytes of the state, as JSON
 
-Of samples/s the best of the rounds is given and the median; of the rest the median. --workers tries numbers of worker processes (mosaicml, megatron, datatrove, olmo; where it
-has any, the fastest is kept).
+Of samples/s the best of the rounds is given and the median; of the rest the median. --workers: numbers of worker processes that the first round tries (mosaicml, megatron,
+datatrove, olmo; of Grain's read threads 16 each), of which the fastest is kept. A new round begins only if it will end within --minutes of the start.
 """
-import argparse, contextlib, json, os, pathlib, shutil, statistics, struct, subprocess, sys, time
+import argparse, contextlib, importlib.metadata, json, os, pathlib, platform, shutil, signal, statistics, struct, subprocess, sys, time
 
 here = pathlib.Path(__file__).resolve().parent
-SIDES = ["pipe", "mula", "mula-lean", "mosaicml", "grain", "megatron", "datatrove", "olmo"]
+SIDES = ["pipe", "mula", "mula-lean", "mosaicml", "grain", "grain-gather", "megatron", "datatrove", "olmo"]
+OURS = SIDES[:3]
 VOCABULARY = 50280
 EOD = VOCABULARY - 1
+EPOCHS = 1000  # of mula's plan: more than is read
+STARTING = 5   # seconds that a process takes to start and import, for the estimate
 
 
 # ---- the tokens, in every layout
@@ -42,8 +54,8 @@ def make(o):
     """Writes what is missing of the layouts; the last file says that all is there."""
     import numpy as np
     done = o.work / "made.json"
-    wanted = {"megabytes": o.megabytes, "length": o.length, "format": 1}
-    if done.exists() and json.loads(done.read_text()) == wanted:
+    wanted = {"megabytes": o.megabytes, "length": o.length, "mds": "mosaicml" in o.only, "format": 2}
+    if done.exists() and json.loads(done.read_text()) in (wanted, wanted | {"mds": True}):
         return
     shutil.rmtree(o.work, ignore_errors=True)
     o.work.mkdir(parents=True)
@@ -55,35 +67,43 @@ def make(o):
         total -= n
     lengths = np.array(lengths, np.int32)
     ends = np.cumsum(lengths, dtype=np.int64)
-    tokens = np.empty(ends[-1], np.uint16)
-    for at in range(0, len(tokens), 1 << 24):
-        part = tokens[at:at + (1 << 24)]
-        part[:] = draw.integers(0, EOD, len(part), np.uint16)
-    tokens[ends - 1] = EOD
-    tokens.tofile(o.work / "tokens.bin")
+    count = int(ends[-1])
+    with open(o.work / "tokens.bin", "wb") as f:
+        for at in range(0, count, 1 << 24):
+            part = draw.integers(0, EOD, min(1 << 24, count - at), np.uint16)
+            first, last = np.searchsorted(ends, [at + 1, at + len(part) + 1])
+            part[ends[first:last] - 1 - at] = EOD
+            f.write(part)
     with open(o.work / "tokens.idx", "wb") as f:
         f.write(b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, len(lengths), len(lengths) + 1))
         for array in (lengths, (ends - lengths) * 2, np.arange(len(lengths) + 1, dtype=np.int64)):
             f.write(array.tobytes())
-    # mula and Megatron read the same files; windows of mula share their last token with the next, those of the other layouts do not.
-    windows = (len(tokens) - 1) // o.length
-    (o.work / "blend.yaml").write_text(f"sequence_length: {o.length}\nseed: 1\nsamples: {windows * 100}\nsources:\n- {{name: tokens, shards: [tokens.idx]}}\n")
-    for command in (["blend", "--config", "blend.yaml", "--output", "plan.json"],
-                    ["convert", "--to", "dolma", "--output", "dolma/tokens", "--eod", str(EOD), "--vocab-size", str(VOCABULARY), "tokens.idx"],
-                    ["convert", "--to", "datatrove", "--output", "datatrove/tokens", "--eod", str(EOD), "--vocab-size", str(VOCABULARY), "--tokenizer-name", "none", "tokens.idx"]):
-        subprocess.run([o.mula, *command], cwd=o.work, check=True, stdout=subprocess.DEVNULL)
+    # mula and Megatron read these two files; windows of mula share their last token with the next, those of the other layouts do not. What OLMo-core and datatrove
+    # read of their layouts is the same bytes under another name.
+    for name in ("dolma/tokens.npy", "datatrove/tokens.ds"):
+        (o.work / name).parent.mkdir()
+        os.link(o.work / "tokens.bin", o.work / name)
+    (o.work / "blend.yaml").write_text(f"sequence_length: {o.length}\nseed: 1\nsamples: {(count - 1) // o.length * EPOCHS}\nsources:\n- {{name: tokens, shards: [tokens.idx]}}\n")
     if "mosaicml" in o.only:
         from streaming import MDSWriter
+        tokens = np.memmap(o.work / "tokens.bin", np.uint16, "r")
         with MDSWriter(columns={"tokens": f"ndarray:uint16:{o.length + 1}"}, out=str(o.work / "mds")) as out:
             for i in range(len(tokens) // (o.length + 1)):
-                out.write({"tokens": tokens[i * (o.length + 1):][:o.length + 1]})
+                out.write({"tokens": np.asarray(tokens[i * (o.length + 1):][:o.length + 1])})
     done.write_text(json.dumps(wanted))
+
+
+def seal(o):
+    """Makes mula's plan, and gives the seconds that it took."""
+    began = time.perf_counter()
+    subprocess.run([o.mula, "blend", "--config", "blend.yaml", "--output", "plan.json"], cwd=o.work, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return time.perf_counter() - began
 
 
 def forget(o):
     """Takes index files away, and the tokens out of the page cache."""
-    for folder in ("megatron-cache", "olmo-work"):
-        shutil.rmtree(o.work / folder, ignore_errors=True)
+    for name in ("megatron-cache", "olmo-work"):
+        shutil.rmtree(o.work / name, ignore_errors=True)
     for file in o.work.rglob("*"):
         if file.is_file():
             with open(file, "rb") as f:
@@ -93,37 +113,32 @@ def forget(o):
 
 def warm(o, side):
     """Reads what the side reads, so that it is in the page cache."""
-    folder = {"mosaicml": "mds", "datatrove": "datatrove", "olmo": "dolma"}.get(side)
-    for file in (o.work / folder).rglob("*") if folder else o.work.glob("tokens.*"):
-        with open(file, "rb", buffering=0) as f:
-            while f.read(1 << 22):
-                pass
+    for file in (o.work / "mds").rglob("*") if side == "mosaicml" else o.work.glob("tokens.*"):
+        if file.is_file():
+            with open(file, "rb", buffering=0) as f:
+                while f.read(1 << 22):
+                    pass
 
 
-# ---- the sides, each in a process of its own: a function that imports what it needs and gives open(state), which gives an iterator of (tensor, rows), and cursor(), the
-# state after the last batch given; or, for what is not given, the state at the middle.
+# ---- the sides, each in a process of its own: a function that imports what it needs and gives open(state), which gives an endless iterator of (tensor, rows), and
+# cursor(), the state at the middle of the epoch.
 
 def side_pipe(o):
+    import fcntl
     import numpy as np
-    plan = o.work / "plan.json"
 
     def open_(state):
-        p = subprocess.Popen([o.mula, "stream", "--plan", plan, "--batch-size", str(o.batch_size), "--from", str(state["position"] if state else 0)], stdout=subprocess.PIPE, bufsize=0)
+        command = [o.mula, "stream", "--plan", o.work / "plan.json", "--batch-size", str(o.batch_size), "--from", str(state["position"] if state else 0)]
+        p = subprocess.Popen(command, stdout=subprocess.PIPE, bufsize=0)
         with contextlib.suppress(OSError):
-            import fcntl
             fcntl.fcntl(p.stdout, fcntl.F_SETPIPE_SZ, 1 << 20)
         buffer = np.empty(o.batch_size * (o.length + 1) * 2, np.uint8)
         have = 0
-        try:
-            while n := p.stdout.readinto(memoryview(buffer)[have:]):
-                have += n
-                if have == len(buffer):
-                    have = 0
-                    yield None, o.batch_size
-        finally:
-            p.kill()
-            p.wait()
-            p.stdout.close()
+        while n := p.stdout.readinto(memoryview(buffer)[have:]):
+            have += n
+            if have == len(buffer):
+                have = 0
+                yield None, o.batch_size
     return open_, lambda middle: {"position": middle}
 
 
@@ -134,67 +149,88 @@ def side_mula(o, columns=None):
     made = []
 
     def open_(state):
-        data = mula.Stream(o.work / "plan.json", o.batch_size, columns=columns, mula=o.mula)
-        made.append(data)
-        if state:
-            data.load_state_dict(state)
-        for batch in data:
-            yield batch.tokens, len(batch)
+        with mula.Stream(o.work / "plan.json", o.batch_size, columns=columns, mula=o.mula) as data:
+            made.append(data)
+            if state:
+                data.load_state_dict(state)
+            for batch in data:
+                yield batch.tokens, len(batch)
+    open_.transport = lambda: made[0].transport
     return open_, lambda middle: {**made[0].state_dict(), "position": middle}
 
 
 def side_mosaicml(o):
     import streaming
     from streaming import StreamingDataLoader, StreamingDataset
+    streaming.base.util.clean_stale_shared_memory()  # of the process before, which did not end by itself
     made = []
 
     def open_(state):
-        streaming.base.util.clean_stale_shared_memory()
         data = StreamingDataset(local=str(o.work / "mds"), shuffle=True, shuffle_seed=1, batch_size=o.batch_size, num_canonical_nodes=1)
-        loader = StreamingDataLoader(data, batch_size=o.batch_size, num_workers=o.workers)
+        loader = StreamingDataLoader(data, batch_size=o.batch_size, num_workers=o.workers, drop_last=True, persistent_workers=o.workers > 0)
         made.append(loader)
         if state:
             loader.load_state_dict(state)
-        for batch in loader:
-            yield batch["tokens"], len(batch["tokens"])
+        while True:
+            for batch in loader:
+                yield batch["tokens"], len(batch["tokens"])
     return open_, lambda middle: {**made[0].state_dict(), "sample_in_epoch": middle}
 
 
-def side_grain(o):
+def side_grain(o, gather=False):
     import grain
     import numpy as np
     import torch
-    made = []
 
     class Windows:
         def __init__(self):
             tokens = np.memmap(o.work / "tokens.bin", np.uint16, "r")
-            self.count, self.windows = len(tokens) // (o.length + 1), tokens[:len(tokens) // (o.length + 1) * (o.length + 1)].reshape(-1, o.length + 1)
+            self.count = len(tokens) // (o.length + 1)
+            self.windows = np.asarray(tokens[:self.count * (o.length + 1)]).reshape(-1, o.length + 1)
 
         def __len__(self):
             return self.count
 
         def __getitem__(self, i):
-            return np.asarray(self.windows[i])
+            return self.windows[i]
+
+    def data():
+        source = Windows()
+        if gather:
+            samples = grain.MapDataset.range(len(source)).shuffle(seed=1).repeat(None).batch(o.batch_size).map(source.windows.__getitem__)
+        else:
+            samples = grain.MapDataset.source(source).shuffle(seed=1).repeat(None).batch(o.batch_size)
+        return iter(samples.to_iter_dataset(grain.ReadOptions(num_threads=16 * o.workers, prefetch_buffer_size=16 * o.workers)))
 
     def open_(state):
-        options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0) if o.workers == 0 else grain.ReadOptions(num_threads=16 * o.workers, prefetch_buffer_size=500)
-        data = iter(grain.MapDataset.source(Windows()).shuffle(seed=1).repeat(None).to_iter_dataset(options).batch(o.batch_size))
-        made.append(data)
+        batches = data()
         if state:
-            data.set_state(state)
-        for batch in data:
+            batches.set_state(state)
+        for batch in batches:
             yield torch.from_numpy(batch), len(batch)
 
     def cursor(middle):  # there is no state of a position that was not read
-        probe = iter(grain.MapDataset.source(Windows()).shuffle(seed=1).repeat(None).to_iter_dataset().batch(o.batch_size))
+        probe = data()
         next(probe)
-        state = json.loads(json.dumps(probe.get_state()))
 
         def put(s):
-            return {k: put(v) if isinstance(v, dict) else middle if k == "next_index" else v for k, v in s.items()}
-        return put(state)
+            return {k: put(v) if isinstance(v, dict) else middle // o.batch_size if k == "next_index" else v for k, v in s.items()}
+        return put(probe.get_state())
     return open_, cursor
+
+
+class Sequential:
+    """The batches of a torch DataLoader, from the samples consumed on: those of an order (of all there are), or as they are."""
+    def __init__(self, o, total, state, order=None):
+        self.size, self.total, self.consumed, self.order = o.batch_size, total, state["consumed_train_samples"] if state else 0, order
+
+    def __len__(self):
+        return (self.total - self.consumed) // self.size
+
+    def __iter__(self):
+        order = self.order() if self.order else None
+        for at in range(self.consumed, self.total - self.size + 1, self.size):
+            yield list(range(at, at + self.size)) if order is None else order[at:at + self.size].tolist()
 
 
 def side_megatron(o):
@@ -203,26 +239,15 @@ def side_megatron(o):
     import original
     from megatron.core.datasets import gpt_dataset  # noqa: F401
 
-    class Sampler:
-        """Of Megatron-LM: sequential, from the samples consumed on."""
-        def __init__(self, total, consumed):
-            self.total, self.consumed = total, consumed
-
-        def __len__(self):
-            return (self.total - self.consumed) // o.batch_size
-
-        def __iter__(self):
-            for at in range(self.consumed, self.total - o.batch_size + 1, o.batch_size):
-                yield list(range(at, at + o.batch_size))
-
     def open_(state):
         windows = (os.path.getsize(o.work / "tokens.bin") // 2 - 1) // o.length
         case = {"seed": 1, "sequence_length": o.length, "data_path": [str(o.work / "tokens")], "per_split": None, "split": "1", "tokenizer": {"class": "none"}, "keep_partial": False,
                 "extra_token": True, "surplus": 0.005, "renormalize": False, "sizes": [windows, 0, 0]}
         data = original.builder(case, str(o.work / "megatron-cache")).build()[0]
-        loader = torch.utils.data.DataLoader(data, batch_sampler=Sampler(len(data), state["consumed_train_samples"] if state else 0), num_workers=o.workers)
-        for batch in loader:
-            yield batch["tokens"], len(batch["tokens"])
+        loader = torch.utils.data.DataLoader(data, batch_sampler=Sequential(o, len(data), state), num_workers=o.workers, persistent_workers=o.workers > 0)
+        while True:
+            for batch in loader:
+                yield batch["tokens"], len(batch["tokens"])
     return open_, lambda middle: {"consumed_train_samples": middle}
 
 
@@ -230,24 +255,13 @@ def side_datatrove(o):
     import torch
     from datatrove.utils.dataset import DatatroveFolderDataset
 
-    class Sampler:
-        """A permutation of torch's by a seed, from the samples consumed on, as nanotron's."""
-        def __init__(self, total, consumed):
-            self.total, self.consumed = total, consumed
-
-        def __len__(self):
-            return (self.total - self.consumed) // o.batch_size
-
-        def __iter__(self):
-            order = torch.randperm(self.total, generator=torch.Generator().manual_seed(1))
-            for at in range(self.consumed, self.total - o.batch_size + 1, o.batch_size):
-                yield order[at:at + o.batch_size].tolist()
-
     def open_(state):
         data = DatatroveFolderDataset(str(o.work / "datatrove"), o.length, token_size=2)
-        loader = torch.utils.data.DataLoader(data, batch_sampler=Sampler(len(data), state["consumed_train_samples"] if state else 0), num_workers=o.workers)
-        for batch in loader:
-            yield batch["input_ids"], len(batch["input_ids"])
+        order = lambda: torch.randperm(len(data), generator=torch.Generator().manual_seed(1))
+        loader = torch.utils.data.DataLoader(data, batch_sampler=Sequential(o, len(data), state, order), num_workers=o.workers, persistent_workers=o.workers > 0)
+        while True:
+            for batch in loader:
+                yield batch["input_ids"], len(batch["input_ids"])
     return open_, lambda middle: {"consumed_train_samples": middle}
 
 
@@ -258,7 +272,8 @@ def side_olmo(o):
 
     def open_(state):
         work = o.work / "olmo-work"
-        data = NumpyFSLDataset(str(o.work / "dolma" / "tokens.npy"), sequence_length=o.length, pad_token_id=0, eos_token_id=EOD, vocab_size=VOCABULARY, dtype=np.uint16)
+        data = NumpyFSLDataset(str(o.work / "dolma" / "tokens.npy"), sequence_length=o.length, pad_token_id=0, eos_token_id=EOD, vocab_size=VOCABULARY, dtype=np.uint16,
+                               include_instance_metadata=False)
         data.work_dir = work
         data.prepare()
         loader = NumpyDataLoaderBase.wrap_numpy_dataset(data, global_batch_size=o.batch_size * o.length, collator=DataCollator(pad_token_id=0), work_dir=work, seed=1,
@@ -267,8 +282,11 @@ def side_olmo(o):
         if state:
             loader.load_state_dict(state)
         loader.reshuffle(epoch=1)
-        for batch in loader:
-            yield batch["input_ids"], len(batch["input_ids"])
+        while True:
+            for batch in loader:
+                yield batch["input_ids"], len(batch["input_ids"])
+            loader.reset()
+            loader.reshuffle()
     return open_, lambda middle: {**made[0].state_dict(), "batches_processed": middle // o.batch_size, "tokens_processed": middle * o.length}
 
 
@@ -297,14 +315,15 @@ def processor():
 
 
 def memory():
-    """Bytes of anonymous and shared memory of all of them; what is shared is counted in each."""
-    total = 0
+    """Bytes of all of them: of anonymous and shared memory, and of mapped files. A page that n processes have counts 1/n in each."""
+    bytes_ = {"Pss_Anon:": 0, "Pss_Shmem:": 0, "Pss_File:": 0}
     for pid in tree():
         with contextlib.suppress(OSError):
-            for line in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines():
-                if line.startswith(("RssAnon", "RssShmem")):
-                    total += int(line.split()[1]) * 1024
-    return total
+            for line in pathlib.Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+                key, *rest = line.split()
+                if key in bytes_:
+                    bytes_[key] += int(rest[0]) * 1024
+    return bytes_["Pss_Anon:"] + bytes_["Pss_Shmem:"], bytes_["Pss_File:"]
 
 
 def inside(o):
@@ -314,10 +333,10 @@ def inside(o):
     with contextlib.suppress(ImportError):
         from loguru import logger
         logger.remove()
-    name, _, rest = o.inside.partition("-")
-    sides = {k.removeprefix("side_"): v for k, v in globals().items() if k.startswith("side_")}
-    open_, cursor = sides[name](o, *([[]] if rest else []))
-    if name != "pipe":
+    side = {"pipe": side_pipe, "mula": side_mula, "mula-lean": lambda o: side_mula(o, []), "mosaicml": side_mosaicml, "grain": side_grain,
+            "grain-gather": lambda o: side_grain(o, True), "megatron": side_megatron, "datatrove": side_datatrove, "olmo": side_olmo}[o.inside]
+    open_, cursor = side(o)
+    if o.inside != "pipe":
         import torch
         torch.set_num_threads(1)
     out = {}
@@ -327,10 +346,12 @@ def inside(o):
     batches = open_(state)
     first, rows = next(batches)
     out["first"] = time.perf_counter() - began
-    out["dtype"] = str(getattr(first, "dtype", "bytes"))
+    out["gives"] = "bytes" if first is None else f"{str(first.dtype).removeprefix('torch.')} [{', '.join(map(str, first.shape))}]"
+    if first is not None and (first.shape[0] != o.batch_size or first.shape[1] not in (o.length, o.length + 1)):
+        raise SystemExit(f"{o.inside} gives {out['gives']}, which are not {o.batch_size} windows of {o.length} tokens")
     if o.measure:
         for kind in ("delivered", "int64"):
-            if kind == "int64" and (first is None or out["dtype"] == "torch.int64"):
+            if kind == "int64" and (first is None or out["gives"].startswith("int64")):
                 out[kind] = out["delivered"] if first is not None else None
                 continue
             samples, cpu, began, total = 0, processor(), time.perf_counter(), 0
@@ -343,26 +364,103 @@ def inside(o):
                 if time.perf_counter() - began > o.seconds:
                     break
             wall, cpu = time.perf_counter() - began, processor() - cpu
-            out[kind] = {"samples": samples, "wall": samples / wall, "cpu": samples / max(cpu, 0.01)}
-            if kind == "delivered" and out["dtype"] != "torch.int64" and name == "mosaicml":
-                batches = open_(None)  # its epoch may have ended
-                next(batches)
-        out["memory"] = memory() - before
+            out[kind] = {"wall": samples / wall, "cpu": samples / max(cpu, 0.01)}
+        after = memory()
+        out["memory"], out["mapped"] = (max(a - b, 0) for a, b in zip(after, before))
+        out["resident"] = sum(after)
+        if hasattr(open_, "transport"):
+            out["gives"] += f" by {open_.transport()}"
         out["state"] = cursor(o.middle)
     print("RESULT " + json.dumps(out), flush=True)
-    os._exit(0)  # threads of loaders that do not end
+    if o.inside.startswith("mula"):
+        batches.close()  # takes the server's files away
+    for pid in tree()[1:]:  # threads and processes of loaders that do not end
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+    os._exit(0)
 
 
 # ---- the rounds
 
+class Failed(Exception):
+    pass
+
+
 def measure(o, side, workers, *more):
     command = [sys.executable, __file__, *sys.argv[1:], "--work", o.work, "--inside", side, "--workers", workers, "--middle", o.middle, *more]
-    p = subprocess.run(list(map(str, command)), capture_output=True, text=True, preexec_fn=lambda: os.sched_setaffinity(0, {o.core}),
-                       env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "TOKENIZERS_PARALLELISM": "false"})
-    for line in p.stdout.splitlines():
+    p = subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+                         preexec_fn=lambda: os.sched_setaffinity(0, {o.core}),
+                         env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "TOKENIZERS_PARALLELISM": "false"})
+    try:
+        stdout, stderr = p.communicate(timeout=120 + 4 * o.seconds)
+    except subprocess.TimeoutExpired as e:
+        os.killpg(p.pid, signal.SIGKILL)
+        p.communicate()
+        raise Failed(f"no end after {e.timeout:.0f} s") from None
+    except BaseException:
+        os.killpg(p.pid, signal.SIGKILL)
+        raise
+    for line in stdout.splitlines():
         if line.startswith("RESULT "):
             return json.loads(line.removeprefix("RESULT "))
-    raise SystemExit(f"{side} failed:\n{p.stdout[-2000:]}\n{p.stderr[-4000:]}")
+    raise Failed(f"{stdout[-1000:]}\n{stderr[-4000:]}")
+
+
+def turn(o, side, tried):
+    """A turn of one side: the fastest number of workers of those tried, and all figures with it."""
+    forget(o)
+    cold = measure(o, side, tried[0])
+    warm(o, side)
+    runs = {w: measure(o, side, w, "--measure") for w in tried}
+    workers = max(runs, key=lambda w: (runs[w]["int64"] or runs[w]["delivered"])["wall"])
+    run = runs[workers]
+    resumed = measure(o, side, workers, "--state", json.dumps(run["state"]))
+    return workers, run | {"cold": cold["first"], "resumed": resumed["first"], "cursor": len(json.dumps(run["state"]))}
+
+
+def load():
+    return pathlib.Path("/proc/loadavg").read_text().split()[0]
+
+
+def machine(o):
+    cpu = next((line.split(":")[1].strip() for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), platform.machine())
+    versions = [f"mula {subprocess.run([o.mula, '--version'], capture_output=True, text=True).stdout.split()[-1]}"]
+    for package in ("torch", "numpy", "pyarrow", "mosaicml-streaming", "grain", "megatron-core", "datatrove", "ai2-olmo-core"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions.append(f"{package} {importlib.metadata.version(package)}")
+    gigabytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9
+    return f"{os.cpu_count()} cores of {cpu}, {gigabytes:.0f} GB, Linux {platform.release()}, Python {platform.python_version()}; {', '.join(versions)}"
+
+
+SPEEDS = [("delivered", "wall"), ("delivered", "cpu"), ("int64", "wall"), ("int64", "cpu")]
+COSTS = [("cold", 1e3), ("first", 1e3), ("resumed", 1e3), ("memory", 1e-6), ("mapped", 1e-6), ("resident", 1e-6), ("cursor", 1)]
+
+
+def tables(o, results, chosen):
+    """Both tables, each with mula's quotients by the best of the others in every column."""
+    def speed(side, kind, of):
+        return [r[kind][of] for r in results[side] if r[kind]]
+
+    def cost(side, key):
+        return statistics.median(r[key] for r in results[side])
+    sides = [s for s in o.only if results[s]]
+    peers = [s for s in sides if s not in OURS]
+    ours = [s for s in ("mula", "mula-lean") if s in sides] if peers else []
+    print("| loader | workers | a batch | samples/s, delivered | for a second of CPU | samples/s, int64 | for a second of CPU |\n|---|---|---|---|---|---|---|")
+    for side in sides:
+        cells = [f"{max(v):,.0f} ({statistics.median(v):,.0f})" if (v := speed(side, *column)) else "" for column in SPEEDS]
+        print(f"| {side} | {chosen[side]} | {results[side][0]['gives']} | {' | '.join(cells)} |")
+    for side in ours:
+        best = [max((statistics.median(speed(p, *column)), p) for p in peers) for column in SPEEDS]
+        cells = [f"**{statistics.median(speed(side, *column)) / b:.2f}** ({p})" for column, (b, p) in zip(SPEEDS, best)]
+        print(f"| **{side} / best peer** | | | {' | '.join(cells)} |")
+    print("\n| loader | first batch, cold, ms | warm, ms | resume, ms | memory, MB | mapped, MB | resident, MB | cursor, bytes |\n|---|---|---|---|---|---|---|---|")
+    for side in sides:
+        print(f"| {side} | {' | '.join(f'{cost(side, key) * scale:,.0f}' for key, scale in COSTS)} |")
+    for side in ours:
+        best = [min((cost(p, key), p) for p in peers) for key, _ in COSTS]
+        cells = [f"**{cost(side, key) / b:.2f}** ({p})" if b else "" for (key, _), (b, p) in zip(COSTS, best)]
+        print(f"| **{side} / best peer** | {' | '.join(cells)} |")
 
 
 def main():
@@ -373,8 +471,9 @@ def main():
     ap.add_argument("--batch-size", type=int, default=64)
     ap.add_argument("--rounds", type=int, default=3)
     ap.add_argument("--seconds", type=float, default=5)
+    ap.add_argument("--minutes", type=float, default=18, help="for the rounds")
     ap.add_argument("--core", type=int, default=0)
-    ap.add_argument("--workers", type=int, nargs="+", default=[0])
+    ap.add_argument("--workers", type=int, nargs="+", default=[0, 1])
     ap.add_argument("--only", nargs="+", choices=SIDES, default=SIDES)
     ap.add_argument("--work", type=pathlib.Path, default=pathlib.Path("/tmp/mula-loaders"), help="folder on the file system to measure on")
     ap.add_argument("--inside", help=argparse.SUPPRESS)
@@ -386,47 +485,49 @@ def main():
     if o.inside:
         o.workers = o.workers[0]
         inside(o)
+    if o.megabytes * 500_000 < 4 * o.batch_size * (o.length + 1):
+        ap.error(f"{o.megabytes} MB are not four batches: choose more --megabytes")
+    tried = {side: [0] if side in OURS else o.workers for side in o.only}
+    one = sum(3 * STARTING + (2 if side in ("mosaicml", "grain", "grain-gather", *OURS) else 1) * o.seconds for side in o.only)
+    more = sum((len(t) - 1) * (STARTING + 2 * o.seconds) for t in tried.values())
+    print(f"about {(o.megabytes / 20 + more + o.rounds * one) / 60:.0f} minutes on a quiet machine", file=sys.stderr, flush=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what is being measured ends with this process
+    began, loads = time.monotonic(), [load()]
     make(o)
+    forget(o)
+    sealed = seal(o)
     windows = (o.work / "tokens.bin").stat().st_size // 2 // (o.length + 1)
     o.middle = windows // 2 // o.batch_size * o.batch_size
-    results = {side: [] for side in o.only}
-    chosen = {}
+    results, chosen, failures = {side: [] for side in o.only}, {}, {}
+    log = open(o.work / "results.jsonl", "w")
     for round_ in range(o.rounds):
+        started = time.monotonic()
         for side in o.only:
-            forget(o)
-            tried = o.workers if side not in chosen and side not in ("pipe", "mula", "mula-lean") else [chosen.get(side, 0)]
-            cold = measure(o, side, tried[0])
-            warm(o, side)
-            runs = {w: measure(o, side, w, "--measure") for w in tried}
-            chosen[side] = max(runs, key=lambda w: (runs[w]["int64"] or runs[w]["delivered"])["wall"])
-            run = runs[chosen[side]]
-            resumed = measure(o, side, chosen[side], "--state", json.dumps(run["state"]))
-            results[side].append(run | {"cold": cold["first"], "resumed": resumed["first"], "cursor": len(json.dumps(run["state"]))})
-            print(f"round {round_ + 1}: {side}: {json.dumps(results[side][-1])[:400]}", file=sys.stderr, flush=True)
-
-    def rate(side, kind, of):
-        values = [r[kind][of] for r in results[side] if r[kind]]
-        return f"{max(values):,.0f} ({statistics.median(values):,.0f})" if values else ""
-
-    def middle(side, key):
-        return statistics.median(r[key] for r in results[side])
-    with open("/proc/loadavg") as f:
-        print(f"{o.megabytes} MB of tokens, {windows:,} windows of {o.length + 1}, batches of {o.batch_size}; load {f.read().split()[0]}\n")
-    print("| loader | workers | gives | samples/s delivered | of processor time | samples/s int64 | of processor time | first, cold | first, warm | resume | memory | cursor |")
-    print("|---|---|---|---|---|---|---|---|---|---|---|---|")
-    for side in o.only:
-        print(f"| {side} | {chosen[side]} | {results[side][0]['dtype']} | {rate(side, 'delivered', 'wall')} | {rate(side, 'delivered', 'cpu')} | {rate(side, 'int64', 'wall')} | "
-              f"{rate(side, 'int64', 'cpu')} | {middle(side, 'cold') * 1e3:,.0f} ms | {middle(side, 'first') * 1e3:,.0f} ms | {middle(side, 'resumed') * 1e3:,.0f} ms | "
-              f"{middle(side, 'memory') / 1e6:,.0f} MB | {middle(side, 'cursor'):,.0f} B |")
-    peers = [s for s in o.only if s not in ("pipe", "mula", "mula-lean")]
-    for ours in ("mula", "mula-lean"):
-        if ours in o.only and peers:
-            print()
-            for kind in ("delivered", "int64"):
-                best = max(peers, key=lambda s: max(r[kind]["wall"] for r in results[s]))
-                for of in ("wall", "cpu"):
-                    ratio = statistics.median(r[kind][of] for r in results[ours]) / statistics.median(r[kind][of] for r in results[best])
-                    print(f"{ours} / {best}, {kind}, by {of} time: {ratio:.1f}")
+            if side in failures:
+                continue
+            try:
+                workers, result = turn(o, side, [chosen[side]] if side in chosen else tried[side])
+            except Failed as e:
+                failures[side] = str(e)
+                print(f"{side} failed: {e}", file=sys.stderr, flush=True)
+                continue
+            chosen.setdefault(side, workers)
+            results[side].append(result)
+            line = json.dumps({"round": round_ + 1, "side": side, "workers": workers, **result})
+            print(line, file=log, flush=True)
+            print(line[:300], file=sys.stderr, flush=True)
+        now = time.monotonic()
+        if now + now - started > began + o.minutes * 60 and round_ + 1 < o.rounds:
+            print(f"after {round_ + 1} rounds another would not end within {o.minutes:g} minutes", file=sys.stderr)
+            break
+    loads.append(load())
+    print(f"{o.megabytes} MB of tokens, {windows:,} windows of {o.length + 1}, batches of {o.batch_size}, {max(map(len, results.values()))} rounds of {o.seconds:g} s; "
+          f"{machine(o)}; {time.strftime('%Y-%m-%d')}, load {loads[0]} at the start, {loads[1]} at the end, one of it this run's.\n")
+    tables(o, results, chosen)
+    print(f"\n`mula blend`, once for a plan, reading and hashing all tokens from disk: {sealed:.2f} s. samples/s: the best round, in brackets the median.")
+    for side, message in failures.items():
+        print(f"\n{side} failed: {message.strip().splitlines()[-1] if message.strip() else 'without a word'}")
+    sys.exit(1 if failures else 0)
 
 
 if __name__ == "__main__":

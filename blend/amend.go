@@ -404,32 +404,11 @@ func (p *Plan) resumeStages(parent *Plan, a *Amendment) error {
 	if a.Weights != nil {
 		stages = []StageConfig{{Samples: StageLength{Rest: true}, Weights: a.Weights}}
 	}
-	used := a.At
-	for j, sc := range stages {
-		where := fmt.Sprintf("$.stages[%d]", j)
-		st := Stage{Samples: sc.Samples.Count}
-		if sc.Samples.Rest {
-			if st.Samples = length - used; st.Samples < 1 {
-				return a.file.Errorf(where, "nothing is left for what follows position %d: the plan has %d positions (set samples to make it longer)", used, length)
-			}
-		}
-		if st.Samples > maxLength-used {
-			return a.file.Errorf(where, "the plan would have more than 2^60 samples")
-		}
-		used += st.Samples
-		weights := make([]Number, len(p.Sources))
-		for i, s := range p.Sources {
-			weights[i] = sc.Weights[s.Name]
-		}
-		if err := st.weigh(weights); err != nil {
-			return a.file.Errorf(where, "stage %d: %w", j+1, err)
-		}
-		p.Stages = append(p.Stages, st)
+	end, err := p.addStages(a.file, stages, a.At, length, nil)
+	if err == nil && a.Samples != nil && end != length {
+		err = a.file.Errorf("$.samples", "samples is %d, but position %d and the stages add up to %d: leave samples out, or make the last stage \"samples: rest\"", length, a.At, end)
 	}
-	if a.Samples != nil && used != length {
-		return a.file.Errorf("$.samples", "samples is %d, but position %d and the stages add up to %d: leave samples out, or make the last stage \"samples: rest\"", length, a.At, used)
-	}
-	return nil
+	return err
 }
 
 // cutStages leaves the positions before one.

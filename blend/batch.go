@@ -26,11 +26,11 @@ type Batch struct {
 func NewBatch(r arrow.RecordBatch) (*Batch, error) {
 	b := &Batch{rows: int(r.NumRows())}
 	if n := r.NumCols(); n != columnDocumentStarts+1 && n != columnLengths+1 {
-		return nil, fmt.Errorf("blend: a record with %d columns is not from a stream of samples", r.NumCols())
+		return nil, fmt.Errorf("a record with %d columns is not from a stream of samples", r.NumCols())
 	}
 	tokens, ok := r.Column(columnTokens).(*array.FixedSizeList)
 	if !ok {
-		return nil, fmt.Errorf("blend: column %q is %s, not a fixed-size list", r.ColumnName(columnTokens), r.Column(columnTokens).DataType())
+		return nil, fmt.Errorf("column %q is %s, not a fixed-size list", r.ColumnName(columnTokens), r.Column(columnTokens).DataType())
 	}
 	b.length = int(tokens.DataType().(*arrow.FixedSizeListType).Len())
 	from, to := tokens.Offset()*b.length, (tokens.Offset()+tokens.Len())*b.length
@@ -40,7 +40,7 @@ func NewBatch(r arrow.RecordBatch) (*Batch, error) {
 	case *array.Int32:
 		b.tokens4 = values.Values()[from:to]
 	default:
-		return nil, fmt.Errorf("blend: tokens are %s, want uint16 or int32", values.DataType())
+		return nil, fmt.Errorf("tokens are %s, want uint16 or int32", values.DataType())
 	}
 	var starts *array.Int32
 	for _, ok := range []bool{
@@ -48,15 +48,15 @@ func NewBatch(r arrow.RecordBatch) (*Batch, error) {
 		as(r, columnDocumentStarts, &b.starts), r.NumCols() <= columnLengths || as(r, columnLengths, &b.lengths),
 	} {
 		if !ok {
-			return nil, fmt.Errorf("blend: the record's columns are not those of a stream of samples: %s", r.Schema())
+			return nil, fmt.Errorf("the record's columns are not those of a stream of samples: %s", r.Schema())
 		}
 	}
 	if starts, ok = b.starts.ListValues().(*array.Int32); !ok {
-		return nil, fmt.Errorf("blend: document starts are %s, want int32", b.starts.ListValues().DataType())
+		return nil, fmt.Errorf("document starts are %s, want int32", b.starts.ListValues().DataType())
 	}
 	b.startValues = starts.Values()
 	if b.names, ok = b.source.Dictionary().(*array.String); !ok {
-		return nil, fmt.Errorf("blend: sources are %s, want strings", b.source.Dictionary().DataType())
+		return nil, fmt.Errorf("sources are %s, want strings", b.source.Dictionary().DataType())
 	}
 	return b, nil
 }

@@ -9,12 +9,16 @@ import (
 	"math"
 	"unsafe"
 
+	"mula/internal/mapping"
 	"mula/shards"
 )
 
 // Data is a plan with its shards, open for reading. It is safe for concurrent use until Close.
 //
-// A shard is mapped into memory when it is first used. If one is cut short while it is open, what reads samples of it fails; the rest goes on.
+// A shard is mapped into memory when it is first used. If one is cut short while it is open, what reads samples of it fails; the rest goes on. Once it has
+// been restored it is read again, as far as [Open] would: its counts and the hashes in its manifest must be those that were found, and its blocks are compared
+// with their sums. One without sums is then believed, or, where whole files are verified, not read again. A file that takes the name of a sound one is not
+// looked at: what was opened is read.
 // However many a plan has, they are never all open: beyond some 16,000 those that were not used lately are closed again.
 type Data struct {
 	*Plan
@@ -206,17 +210,7 @@ func (d *Data) Tokens(dst []uint32, s Sample) error { return d.tokens(context.Ba
 // tokens is Tokens, where ctx ends a wait for the verification of the shard.
 func (d *Data) tokens(ctx context.Context, dst []uint32, s Sample) error {
 	n, err := d.stretches(ctx, len(dst), s, func(shard *shards.Shard, at int, g segment) error {
-		part := dst[at:][:g.length]
-		if err := shard.Read(part, g.token); err != nil {
-			return fmt.Errorf("source %q: %w", d.Sources[s.Source].Name, err)
-		}
-		limit := d.idLimit()
-		for i, id := range part {
-			if id >= limit {
-				return d.idError(s.Source, g.shard, g.token+int64(i), id)
-			}
-		}
-		return nil
+		return d.read4(dst[at:][:g.length], s.Source, shard, g)
 	})
 	if n < len(dst) && err == nil {
 		pad(dst[n:], d.Packing.Padding)
@@ -231,28 +225,35 @@ func pad[T uint16 | uint32](dst []T, id uint32) {
 	}
 }
 
-// tokens2 is tokens of a sample of a shard whose elements are uint16, without taking them apart.
-func (d *Data) tokens2(ctx context.Context, dst []uint16, s Sample) error {
-	n, err := d.stretches(ctx, len(dst), s, func(shard *shards.Shard, at int, g segment) error {
-		encoded, err := shard.Encoded(g.token, g.token+g.length)
-		if err != nil {
-			return fmt.Errorf("source %q: %w", d.Sources[s.Source].Name, err)
+// read4 reads the tokens of a stretch of a shard of a source.
+func (d *Data) read4(dst []uint32, source int, shard *shards.Shard, g segment) error {
+	if err := shard.Read(dst, g.token); err != nil {
+		return fmt.Errorf("source %q: %w", d.Sources[source].Name, err)
+	}
+	limit := d.idLimit()
+	for i, id := range dst {
+		if id >= limit {
+			return d.idError(source, g.shard, g.token+int64(i), id)
 		}
-		part := dst[at:][:g.length]
-		copy(unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(part))), 2*len(part)), encoded) // both are little-endian
-		if limit := d.idLimit(); limit <= math.MaxUint16 && reaches(encoded, limit) {
-			for i, id := range part {
-				if uint32(id) >= limit {
-					return d.idError(s.Source, g.shard, g.token+int64(i), uint32(id))
-				}
+	}
+	return nil
+}
+
+// read2 is read4 of a shard whose elements are uint16, without taking them apart.
+func (d *Data) read2(dst []uint16, source int, shard *shards.Shard, g segment) error {
+	encoded, err := shard.Encoded(g.token, g.token+g.length)
+	if err != nil {
+		return fmt.Errorf("source %q: %w", d.Sources[source].Name, err)
+	}
+	copy(unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(dst))), 2*len(dst)), encoded) // both are little-endian
+	if limit := d.idLimit(); limit <= math.MaxUint16 && reaches(encoded, limit) {
+		for i := range len(encoded) / 2 {
+			if id := uint32(binary.LittleEndian.Uint16(encoded[2*i:])); id >= limit {
+				return d.idError(source, g.shard, g.token+int64(i), id)
 			}
 		}
-		return nil
-	})
-	if n < len(dst) && err == nil {
-		pad(dst[n:], d.Packing.Padding)
 	}
-	return err
+	return nil
 }
 
 // reaches says whether one of these little-endian uint16 is limit, from 1 to 2^16-1, or above. It looks at four at a time: with K = 2^15 - limit modulo 2^15, the low 15 bits of an id
@@ -281,7 +282,7 @@ func reaches(ids []byte, limit uint32) bool {
 // tokens that they have: length, unless the sample is padded.
 func (d *Data) stretches(ctx context.Context, length int, s Sample, read func(shard *shards.Shard, at int, g segment) error) (n int, err error) {
 	if length != d.SequenceLength+1 {
-		return 0, fmt.Errorf("blend: a sample has %d tokens, room for %d was given", d.SequenceLength+1, length)
+		return 0, fmt.Errorf("a sample has %d tokens, room for %d was given", d.SequenceLength+1, length)
 	}
 	var buffer [16]segment
 	segments, err := d.segments(buffer[:0], s)
@@ -320,12 +321,32 @@ func (d *Data) over(source int, segments []segment, f func(shard *shards.Shard, 
 			}
 			return err
 		})
+		if d.outlived(shard, err) {
+			d.shelf.renew(source, k, shard, err)
+		}
 		d.shelf.put(source, k)
 		if err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// outlived says whether a shard is of no use any more, after a read of it that ended with err, while the one that has its name now may be: bytes of its
+// files are gone, or they are damaged and others have taken their place. One without sums whose files are verified whole is used to its end: what was
+// verified is not what has its name now.
+func (d *Data) outlived(shard *shards.Shard, err error) bool {
+	if err == nil || d.verifier != nil && !shard.Summed() {
+		return false
+	}
+	return errors.Is(err, mapping.ErrUnreadable) || errors.Is(err, shards.ErrCorrupt) && shard.Replaced()
+}
+
+// Probe says why a shard cannot be read: its files are not there, are others than those that were sealed, or have lost bytes at their ends. It reads a few
+// bytes. One that could not be read, and was restored, is open again afterwards.
+func (d *Data) Probe(source, shard int) error {
+	at := segment{shard: shard}
+	return d.over(source, []segment{at}, func(*shards.Shard, segment) error { return nil })
 }
 
 // segments appends the stretches of the source's shards that are a sample.

@@ -160,14 +160,14 @@ func (p *Plan) Steps(batchSize int) int64 {
 // Hash hashes steps as a run would read them, and gives them to yield in order, until that fails.
 func (d *Data) Hash(ctx context.Context, o HashOptions, yield func(StepHash) error) error {
 	if o.BatchSize < 1 {
-		return fmt.Errorf("blend: batch size %d: must be at least 1", o.BatchSize)
+		return fmt.Errorf("batch size %d: must be at least 1", o.BatchSize)
 	}
 	steps := d.Steps(o.BatchSize)
 	if o.To == 0 {
 		o.To = steps
 	}
 	if o.From < 0 || o.From >= o.To || o.To > steps {
-		return fmt.Errorf("blend: steps [%d, %d) are not all in the plan, which has %d steps of %d samples", o.From, o.To, steps, o.BatchSize)
+		return fmt.Errorf("steps [%d, %d) are not all in the plan, which has %d steps of %d samples", o.From, o.To, steps, o.BatchSize)
 	}
 	b := int64(o.BatchSize)
 	s, err := d.Stream(ctx, StreamOptions{From: o.From * b, To: min(o.To*b, d.length), BatchSize: o.BatchSize, Rank: o.Rank, World: o.World, Prefetch: o.Prefetch})

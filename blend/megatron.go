@@ -192,7 +192,7 @@ func (o *cacheOrder) segments(dst []segment, s Sample) ([]segment, error) {
 	if training := o.plan.Sources[s.Source].training; number >= training {
 		cache, dataset, number = o.valid, o.held[s.Source], number-training
 		if cache == nil || dataset < 0 {
-			return dst, fmt.Errorf("blend: source %q has no sample %d", o.plan.Sources[s.Source].Name, s.Window)
+			return dst, fmt.Errorf("source %q has no sample %d", o.plan.Sources[s.Source].Name, s.Window)
 		}
 	}
 	err := mapping.Guard(func() error {
@@ -513,7 +513,12 @@ func (o *cacheOrder) count(ctx context.Context) error {
 		if k%(1<<16) == 0 && ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		dataset, number, err := o.valid.Sample(k)
+		var dataset int
+		var number int64
+		err := mapping.Guard(func() (err error) {
+			dataset, number, err = o.valid.Sample(k)
+			return err
+		})
 		if err != nil {
 			return err
 		}

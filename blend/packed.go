@@ -181,18 +181,6 @@ func (p *Plan) packedValidation(source int) iter.Seq[Sample] {
 	}
 }
 
-// packedStarts appends the offsets in a packed sample at which pieces begin, and gives the number of tokens that are not padding.
-func (p *Plan) packedStarts(dst []int32, s *Sample) ([]int32, int32, error) {
-	var buffer [32]segment
-	segments, err := p.pieces(buffer[:0], s)
-	at := int32(0)
-	for _, g := range segments {
-		dst = append(dst, at)
-		at += int32(g.length)
-	}
-	return dst, at, err
-}
-
 // packedPlaces gives the samples that hold a document, each with the part that it holds. There is no arithmetic for it: it goes through the index.
 func (d *Data) packedPlaces(ctx context.Context, doc Document) iter.Seq2[Occurrence, error] {
 	return func(yield func(Occurrence, error) bool) {

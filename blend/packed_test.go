@@ -640,7 +640,9 @@ func BenchmarkPackedSample(b *testing.B) {
 				if err != nil {
 					b.Fatal(err)
 				}
-				if err := d.tokens2(context.Background(), tokens, s); err != nil {
+				if _, err := d.stretches(context.Background(), len(tokens), s, func(shard *shards.Shard, at int, g segment) error {
+					return d.read2(tokens[at:][:g.length], s.Source, shard, g)
+				}); err != nil {
 					b.Fatal(err)
 				}
 			}

@@ -288,11 +288,11 @@ func (p *Plan) ShardPath(source, shard int) string {
 // It fails, too, where index files that the order is read from cannot be read.
 func (p *Plan) Locate(position int64) (Sample, error) {
 	if position < 0 || position >= p.length {
-		return Sample{}, fmt.Errorf("blend: position %d is not in the plan, which has positions 0 to %d", position, p.length-1)
+		return Sample{}, fmt.Errorf("position %d is not in the plan, which has positions 0 to %d", position, p.length-1)
 	}
 	if p.Megatron != nil {
 		if p.order == nil {
-			return Sample{}, errors.New("blend: the order is in the files of a Megatron cache: open the plan to read it")
+			return Sample{}, errors.New("the order is in the files of a Megatron cache: open the plan to read it")
 		}
 		return p.order.locate(position)
 	}

@@ -25,7 +25,7 @@ const blockLength = 1 << 16
 func (p *Plan) Positions(ctx context.Context, from, to int64) iter.Seq2[Block, error] {
 	return func(yield func(Block, error) bool) {
 		if from < 0 || to < from || to > p.length {
-			yield(Block{}, fmt.Errorf("blend: positions [%d, %d) are not all in the plan, which has %d", from, to, p.length))
+			yield(Block{}, fmt.Errorf("positions [%d, %d) are not all in the plan, which has %d", from, to, p.length))
 			return
 		}
 		if p.Megatron != nil {

@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"mula/internal/strictyaml"
 	"mula/shards"
 )
 
@@ -264,32 +265,44 @@ func (p *Plan) resolveStages(c *Config, available int64) error {
 	if c.Samples != nil {
 		length = *c.Samples
 	}
-	var used int64
+	end, err := p.addStages(c.file, stages, 0, length, defaults)
+	if err == nil && c.Samples != nil && end != length {
+		err = c.file.Errorf("$.samples", "samples is %d, but the stages add up to %d: leave samples out, or make the last stage \"samples: rest\"", length, end)
+	}
+	return err
+}
+
+// addStages adds the stages of a file to those that the plan has, from a position on, and returns the position at which they end. "samples: rest" reaches
+// to length; defaults are the weights of stages that have none of their own.
+func (p *Plan) addStages(file *strictyaml.File, stages []StageConfig, at, length int64, defaults []Number) (end int64, err error) {
+	end = at
 	for j, sc := range stages {
 		st := Stage{Samples: sc.Samples.Count}
 		where := fmt.Sprintf("$.stages[%d]", j)
 		if sc.Samples.Rest {
-			if st.Samples = length - used; st.Samples < 1 {
-				return c.file.Errorf(where, "nothing is left for stage %d: the stages before have %d samples, the plan %d (set samples to make it longer)", j+1, used, length)
+			if st.Samples = length - end; st.Samples < 1 && len(p.Parents) > 0 {
+				return end, file.Errorf(where, "nothing is left for what follows position %d: the plan has %d positions (set samples to make it longer)", end, length)
+			} else if st.Samples < 1 {
+				return end, file.Errorf(where, "nothing is left for stage %d: the stages before have %d samples, the plan %d (set samples to make it longer)", j+1, end, length)
 			}
 		}
-		used += st.Samples
+		if st.Samples > maxLength-end {
+			return end, file.Errorf(where, "the plan would have more than 2^60 samples")
+		}
+		end += st.Samples
 		weights := defaults
 		if sc.Weights != nil {
-			weights = make([]Number, len(c.Sources))
-			for i, s := range c.Sources {
+			weights = make([]Number, len(p.Sources))
+			for i, s := range p.Sources {
 				weights[i] = sc.Weights[s.Name]
 			}
 		}
 		if err := st.weigh(weights); err != nil {
-			return c.file.Errorf(where, "stage %d: %w", j+1, err)
+			return end, file.Errorf(where, "stage %d: %w", j+1, err)
 		}
 		p.Stages = append(p.Stages, st)
 	}
-	if c.Samples != nil && used != length {
-		return c.file.Errorf("$.samples", "samples is %d, but the stages add up to %d: leave samples out, or make the last stage \"samples: rest\"", length, used)
-	}
-	return nil
+	return end, nil
 }
 
 // weigh gives the stage the weights of the sources.

@@ -2,6 +2,7 @@ package blend
 
 import (
 	"errors"
+	"fmt"
 	"sync"
 	"sync/atomic"
 
@@ -25,10 +26,12 @@ type shelf struct {
 
 // A slot is the place of one shard.
 type slot struct {
-	mu    sync.Mutex
-	shard *shards.Shard // nil while it is not open
-	users int
-	fresh bool // used since the hand was here last
+	mu     sync.Mutex
+	shard  *shards.Shard // nil while it is not open
+	users  int
+	fresh  bool            // used since the hand was here last
+	failed []*shards.Shard // given out before, and perhaps still in use; never again
+	why    error           // why the last of them was given up, until another is open
 }
 
 // newShelf is an empty shelf for the shards of a plan.
@@ -50,10 +53,13 @@ func (s *shelf) take(source, shard int) (*shards.Shard, error) {
 	defer t.mu.Unlock()
 	if t.shard == nil {
 		opened, err := s.open(source, shard)
+		if err != nil && t.why != nil {
+			err = fmt.Errorf("%w; opening it anew: %w", t.why, err)
+		}
 		if err != nil {
 			return nil, err
 		}
-		t.shard = opened
+		t.shard, t.why = opened, nil
 		if s.mapped.Add(1) > s.limit {
 			s.closeOne() // passes this slot over, which is locked
 		}
@@ -67,8 +73,25 @@ func (s *shelf) take(source, shard int) (*shards.Shard, error) {
 func (s *shelf) put(source, shard int) {
 	t := &s.slots[source][shard]
 	t.mu.Lock()
-	t.users--
-	t.mu.Unlock()
+	defer t.mu.Unlock()
+	if t.users--; t.users > 0 || len(t.failed) == 0 {
+		return
+	}
+	for _, old := range t.failed {
+		old.Close()
+	}
+	s.mapped.Add(-int64(len(t.failed)))
+	t.failed = nil
+}
+
+// renew has a shard that was given out, and that could not be read, opened anew when it is next taken. It is still to be put back.
+func (s *shelf) renew(source, shard int, failed *shards.Shard, why error) {
+	t := &s.slots[source][shard]
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.shard == failed { // else another user was faster
+		t.shard, t.failed, t.why = nil, append(t.failed, failed), why
+	}
 }
 
 // closeOne closes a shard that nobody uses, rather one that was not used lately. If all are in use it closes none.

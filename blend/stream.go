@@ -6,8 +6,9 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
 	"strconv"
-	"sync"
+	"strings"
 	"unsafe"
 
 	"github.com/apache/arrow-go/v18/arrow"
@@ -27,6 +28,9 @@ type StreamOptions struct {
 	World     int   // number of ranks, which must divide BatchSize; 0 is 1
 	Prefetch  int   // records that are read ahead, at most, up to 4096; 0 reads each when it is asked for
 
+	MicroBatch int      // rows of a record, at most; divides B/World, which is what 0 stands for: more of them are more records a step
+	Columns    []string // of the records, in this order, of [Data.Columns]; nil for those that [Stream] lists
+
 	Allocator memory.Allocator // of the records; nil for Go's memory
 }
 
@@ -36,8 +40,8 @@ const workers = 4
 // maxWorkers bounds what a caller may ask to be done at a time. A number beyond it is a mistake, which would end in a lack of memory.
 const maxWorkers = 4096
 
-// A Stream gives one record for each step: this rank's share of it. The last step may be shorter, and skipped positions leave a step
-// short or empty; every rank gets the same number of records. Each sample is a row:
+// A Stream gives one record for each step, this rank's share of it, or several of [StreamOptions.MicroBatch] rows. The last step may be shorter, and
+// skipped positions leave a record short or empty; every rank gets the same number of records. Each sample is a row:
 //
 //	position         int64                            in the order
 //	source           dictionary<int32, utf8>          index and name of the source
@@ -46,6 +50,11 @@ const maxWorkers = 4096
 //	tokens           fixed_size_list<uint16>[L+1]     int32 unless every shard is uint16
 //	document_starts  list<int32>                      offsets in the window at which documents begin
 //	lengths          int32                            of a packed plan only: tokens that are not padding
+//
+// Only where they are named in the options, there are also
+//
+//	shard            int32                            number of the shard in its source
+//	offset           int64                            token of the shard at which the window begins
 //
 // A row of a packed plan is made of pieces: whole documents, and parts of those that are longer than a row. document_starts then has where each piece
 // begins, the first at 0, and the metadata mula.padding the id behind the last.
@@ -58,16 +67,22 @@ type Stream struct {
 	d       *Data
 	o       StreamOptions
 	schema  *arrow.Schema
+	columns []int       // which column each field of the schema is
 	names   arrow.Array // the dictionary of sources
 	width   int         // bytes of a token
-	next    int64       // first position of the step that is to be read next
+	next    place       // of the record that is to be read next
 	err     error       // what Next gives from now on
 	ctx     context.Context
 	cancel  context.CancelFunc
 	queue   chan chan built // records in order, each when it is ready; nil without prefetch
 	room    chan struct{}   // holds one element for each record that is read ahead
 	group   *errgroup.Group
-	scratch []uint32
+}
+
+// place is that of a record: the first position of its step, and its number in it.
+type place struct {
+	first int64
+	part  int
 }
 
 type built struct {
@@ -80,7 +95,11 @@ func (d *Data) Stream(ctx context.Context, o StreamOptions) (*Stream, error) {
 	if err := d.complete(&o); err != nil {
 		return nil, err
 	}
-	s := &Stream{d: d, o: o, schema: d.schema(o), width: d.tokenWidth(), next: o.From}
+	s := &Stream{d: d, o: o, width: d.tokenWidth(), next: place{first: o.From}}
+	var err error
+	if s.schema, s.columns, err = d.schema(o); err != nil {
+		return nil, err
+	}
 	s.names = sourceNames(d.Plan, o.Allocator)
 	s.ctx, s.cancel = context.WithCancel(ctx)
 	if o.Prefetch > 0 {
@@ -105,22 +124,28 @@ func (d *Data) complete(o *StreamOptions) error {
 	}
 	switch {
 	case o.BatchSize < 1:
-		return fmt.Errorf("blend: batch size %d: must be at least 1", o.BatchSize)
+		return fmt.Errorf("batch size %d: must be at least 1", o.BatchSize)
 	case o.World < 0 || o.Rank < 0 || o.Rank >= o.World:
-		return fmt.Errorf("blend: rank %d of %d: ranks count from 0", o.Rank, o.World)
+		return fmt.Errorf("rank %d of %d: ranks count from 0", o.Rank, o.World)
 	case o.BatchSize%o.World != 0:
-		return fmt.Errorf("blend: batch size %d cannot be divided among %d ranks: choose a multiple", o.BatchSize, o.World)
+		return fmt.Errorf("batch size %d cannot be divided among %d ranks: choose a multiple", o.BatchSize, o.World)
 	case o.From < 0 || o.To < o.From || o.To > d.length:
-		return fmt.Errorf("blend: positions [%d, %d) are not all in the plan, which has %d", o.From, o.To, d.length)
+		return fmt.Errorf("positions [%d, %d) are not all in the plan, which has %d", o.From, o.To, d.length)
 	case o.From%int64(o.BatchSize) != 0:
 		return d.noStepStart(o.From, int64(o.BatchSize))
 	case o.Prefetch < 0 || o.Prefetch > maxWorkers:
-		return fmt.Errorf("blend: prefetch %d is not between 0 and %d", o.Prefetch, maxWorkers)
+		return fmt.Errorf("prefetch %d is not between 0 and %d", o.Prefetch, maxWorkers)
 	case int64(o.BatchSize) > maxLength:
-		return fmt.Errorf("blend: batch size %d: a plan has at most 2^60 positions", o.BatchSize)
-	case o.BatchSize/o.World > math.MaxInt32/(d.SequenceLength+1):
-		return fmt.Errorf("blend: %d samples of %d tokens are more than the 2^31 tokens that a record can hold: use more ranks or a smaller batch",
-			o.BatchSize/o.World, d.SequenceLength+1)
+		return fmt.Errorf("batch size %d: a plan has at most 2^60 positions", o.BatchSize)
+	case o.MicroBatch < 0 || o.MicroBatch > 0 && o.BatchSize/o.World%o.MicroBatch != 0:
+		return fmt.Errorf("micro-batch %d does not divide the %d samples that a rank has of each step", o.MicroBatch, o.BatchSize/o.World)
+	}
+	if o.MicroBatch == 0 {
+		o.MicroBatch = o.BatchSize / o.World
+	}
+	if o.MicroBatch > math.MaxInt32/(d.SequenceLength+1) {
+		return fmt.Errorf("%d samples of %d tokens are more than the 2^31 tokens that a record can hold: use more ranks or a smaller batch",
+			o.MicroBatch, d.SequenceLength+1)
 	}
 	return nil
 }
@@ -132,7 +157,7 @@ func (d *Data) noStepStart(position, batch int64) error {
 	if before < d.length-batch {
 		near = fmt.Sprintf("the nearest begin at %d and %d", before, before+batch)
 	}
-	return fmt.Errorf("blend: no step of %d positions begins at %d: %s", batch, position, near)
+	return fmt.Errorf("no step of %d positions begins at %d: %s", batch, position, near)
 }
 
 // The columns of a stream.
@@ -144,14 +169,42 @@ const (
 	columnTokens
 	columnDocumentStarts
 	columnLengths // only of a packed plan
+	columnShard   // this and the next where they are named
+	columnOffset
+	columns // their number
 )
 
-// schema is the schema of a stream with complete options.
-func (d *Data) schema(o StreamOptions) *arrow.Schema {
+// fields are the columns, by number.
+func (d *Data) fields() [columns]arrow.Field {
 	var element arrow.DataType = arrow.PrimitiveTypes.Int32
 	if d.tokenWidth() == 2 {
 		element = arrow.PrimitiveTypes.Uint16
 	}
+	return [columns]arrow.Field{
+		columnPosition:       {Name: "position", Type: arrow.PrimitiveTypes.Int64},
+		columnSource:         {Name: "source", Type: sourceType},
+		columnEpoch:          {Name: "epoch", Type: arrow.PrimitiveTypes.Int32},
+		columnWindow:         {Name: "window", Type: arrow.PrimitiveTypes.Int64},
+		columnTokens:         {Name: "tokens", Type: arrow.FixedSizeListOfNonNullable(int32(d.SequenceLength+1), element)},
+		columnDocumentStarts: {Name: "document_starts", Type: arrow.ListOfNonNullable(arrow.PrimitiveTypes.Int32)},
+		columnLengths:        {Name: "lengths", Type: arrow.PrimitiveTypes.Int32},
+		columnShard:          {Name: "shard", Type: arrow.PrimitiveTypes.Int32},
+		columnOffset:         {Name: "offset", Type: arrow.PrimitiveTypes.Int64},
+	}
+}
+
+// Columns names the columns that a stream of the plan may have. Those of one without [StreamOptions.Columns] are the first of them.
+func (d *Data) Columns() (names []string) {
+	for i, f := range d.fields() {
+		if i != columnLengths || d.Packing != nil {
+			names = append(names, f.Name)
+		}
+	}
+	return names
+}
+
+// schema is the schema of a stream with complete options, and which column each of its fields is.
+func (d *Data) schema(o StreamOptions) (*arrow.Schema, []int, error) {
 	said := map[string]string{
 		"mula.plan":            d.fingerprint,
 		"mula.sequence_length": strconv.Itoa(d.SequenceLength),
@@ -161,20 +214,25 @@ func (d *Data) schema(o StreamOptions) *arrow.Schema {
 		"mula.rank":            strconv.Itoa(o.Rank),
 		"mula.world":           strconv.Itoa(o.World),
 	}
-	fields := []arrow.Field{
-		{Name: "position", Type: arrow.PrimitiveTypes.Int64},
-		{Name: "source", Type: sourceType},
-		{Name: "epoch", Type: arrow.PrimitiveTypes.Int32},
-		{Name: "window", Type: arrow.PrimitiveTypes.Int64},
-		{Name: "tokens", Type: arrow.FixedSizeListOfNonNullable(int32(d.SequenceLength+1), element)},
-		{Name: "document_starts", Type: arrow.ListOfNonNullable(arrow.PrimitiveTypes.Int32)},
-	}
 	if d.Packing != nil {
-		fields = append(fields, arrow.Field{Name: "lengths", Type: arrow.PrimitiveTypes.Int32})
 		said["mula.padding"] = strconv.FormatUint(uint64(d.Packing.Padding), 10)
 	}
+	known := d.Columns()
+	if o.Columns == nil {
+		o.Columns = known[:len(known)-(columns-columnShard)]
+	}
+	all := d.fields()
+	var fields []arrow.Field
+	var list []int
+	for _, name := range o.Columns {
+		i := slices.IndexFunc(all[:], func(f arrow.Field) bool { return f.Name == name })
+		if i < 0 || !slices.Contains(known, name) || slices.Contains(list, i) {
+			return nil, nil, fmt.Errorf("columns %s: each is to be named once, and to be one of %s", strings.Join(o.Columns, ", "), strings.Join(known, ", "))
+		}
+		fields, list = append(fields, all[i]), append(list, i)
+	}
 	metadata := arrow.MetadataFrom(said)
-	return arrow.NewSchema(fields, &metadata)
+	return arrow.NewSchema(fields, &metadata), list, nil
 }
 
 var sourceType = &arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int32, ValueType: arrow.BinaryTypes.String}
@@ -200,7 +258,10 @@ func sourceNames(p *Plan, alloc memory.Allocator) arrow.Array {
 	return b.NewArray()
 }
 
-// Next gives the record of the next step, which the caller must release, or io.EOF after the last.
+// Schema is that of the records.
+func (s *Stream) Schema() *arrow.Schema { return s.schema }
+
+// Next gives the next record, which the caller must release, or io.EOF after the last.
 func (s *Stream) Next() (arrow.RecordBatch, error) {
 	if s.err != nil {
 		return nil, s.err
@@ -224,13 +285,10 @@ func (s *Stream) take() (arrow.RecordBatch, error) {
 		return nil, err
 	}
 	if s.queue == nil {
-		if s.next >= s.o.To {
+		if s.next.first >= s.o.To {
 			return nil, io.EOF
 		}
-		if s.scratch == nil {
-			s.scratch = make([]uint32, s.d.SequenceLength+1)
-		}
-		record, err := s.build(s.ctx, s.next, s.scratch)
+		record, err := s.build(s.ctx, s.next)
 		s.next = s.after(s.next)
 		return record, err
 	}
@@ -250,16 +308,19 @@ func (s *Stream) take() (arrow.RecordBatch, error) {
 	}
 }
 
-// after is the first position of the step after the one that begins at first.
-func (s *Stream) after(first int64) int64 {
-	return first + min(int64(s.o.BatchSize), s.o.To-first)
+// after is the place of the record after the one at p.
+func (s *Stream) after(p place) place {
+	if p.part++; p.part < s.o.BatchSize/s.o.World/s.o.MicroBatch {
+		return p
+	}
+	return place{first: p.first + min(int64(s.o.BatchSize), s.o.To-p.first)}
 }
 
 // Close ends the stream and gives back what was read ahead.
 func (s *Stream) Close() {
 	s.cancel()
 	if s.err == nil {
-		s.err = errors.New("blend: the stream is closed")
+		s.err = errors.New("the stream is closed")
 	}
 	if s.queue != nil {
 		for slot := range s.queue { // closed by the producer, which notices the cancellation
@@ -283,8 +344,7 @@ func (s *Stream) produce() error {
 	defer close(s.queue)
 	var fill errgroup.Group
 	fill.SetLimit(min(workers, s.o.Prefetch))
-	buffers := sync.Pool{New: func() any { b := make([]uint32, s.d.SequenceLength+1); return &b }}
-	for first := s.o.From; first < s.o.To; first = s.after(first) {
+	for at := s.next; at.first < s.o.To; at = s.after(at) {
 		select {
 		case s.room <- struct{}{}:
 		case <-s.ctx.Done():
@@ -294,9 +354,7 @@ func (s *Stream) produce() error {
 		slot := make(chan built, 1)
 		s.queue <- slot // never blocks: it has as much room as room
 		fill.Go(func() error {
-			scratch := buffers.Get().(*[]uint32)
-			defer buffers.Put(scratch)
-			record, err := s.build(s.ctx, first, *scratch)
+			record, err := s.build(s.ctx, at)
 			slot <- built{record, err}
 			return nil
 		})
@@ -305,12 +363,12 @@ func (s *Stream) produce() error {
 	return nil
 }
 
-// build reads this rank's share of the step that begins at first.
-func (s *Stream) build(ctx context.Context, first int64, scratch []uint32) (arrow.RecordBatch, error) {
-	share := int64(s.o.BatchSize / s.o.World)
+// build reads the record at p.
+func (s *Stream) build(ctx context.Context, p place) (arrow.RecordBatch, error) {
+	share, rows := int64(s.o.BatchSize/s.o.World), int64(s.o.MicroBatch)
 	// From here on positions may exceed the end of the part, so the sums stay in range: both are below 2^61.
-	from := min(first+int64(s.o.Rank)*share, s.o.To)
-	to := min(from+share, s.o.To)
+	from := min(p.first+int64(s.o.Rank)*share+int64(p.part)*rows, s.o.To)
+	to := min(from+rows, s.o.To)
 	samples := make([]Sample, 0, to-from)
 	for position := from; position < to; position++ {
 		sample, err := s.d.Locate(position)
@@ -321,72 +379,80 @@ func (s *Stream) build(ctx context.Context, first int64, scratch []uint32) (arro
 			samples = append(samples, sample)
 		}
 	}
-	b := newRecordBuilder(s.o.Allocator, len(samples), s.d.SequenceLength+1, s.width)
-	if s.d.Packing != nil {
-		b.addLengths()
-	}
+	b := newRecordBuilder(ctx, s, len(samples))
 	defer b.release()
-	for row, sample := range samples {
+	for row := range samples {
 		if err := ctx.Err(); err != nil {
 			return nil, context.Cause(ctx)
 		}
-		if err := b.add(ctx, s, row, sample, scratch); err != nil {
-			return nil, err
+		if err := b.add(row, &samples[row]); err != nil {
+			return nil, fmt.Errorf("position %d: %w", samples[row].Position, err)
 		}
 	}
-	return b.record(s.schema, s.names), nil
+	return b.record(), nil
 }
 
 // A recordBuilder lays the columns of a record out in buffers of their final size; only that of the document starts is not known before.
 type recordBuilder struct {
-	alloc               memory.Allocator
-	rows, length, width int // samples; tokens of a sample; bytes of a token
-	buffers             []*memory.Buffer
-
-	positions, sources, epochs, windows, tokens, offsets *memory.Buffer
-	lengths                                              *memory.Buffer // nil unless the plan is packed
+	ctx     context.Context
+	s       *Stream
+	rows    int
+	length  int                     // tokens of a sample
+	buffers [columns]*memory.Buffer // by column, nil for one that is not wanted; of the document starts these are the offsets
+	values  *memory.Buffer          // of the document starts
 
 	// The same buffers as numbers; of the tokens one of the two.
-	position, window      []int64
-	source, epoch, offset []int32
-	filled                []int32 // the lengths
-	tokens2               []uint16
-	tokens4               []int32
+	position, window, offset              []int64
+	source, epoch, starts, lengths, shard []int32
+	tokens2                               []uint16
+	tokens4                               []uint32
 
-	starts []int32
+	row    int     // that is being read
+	sample *Sample // of the row
+	begun  []int32 // the document starts of the rows so far
+	read   func(*shards.Shard, int, segment) error
 }
 
-func newRecordBuilder(alloc memory.Allocator, rows, length, width int) *recordBuilder {
-	b := &recordBuilder{alloc: alloc, rows: rows, length: length, width: width}
-	b.positions, b.windows = b.buffer(8*rows), b.buffer(8*rows)
-	b.sources, b.epochs = b.buffer(4*rows), b.buffer(4*rows)
-	b.tokens, b.offsets = b.buffer(width*rows*length), b.buffer(4*(rows+1))
-	b.position, b.window = view[int64](b.positions), view[int64](b.windows)
-	b.source, b.epoch, b.offset = view[int32](b.sources), view[int32](b.epochs), view[int32](b.offsets)
-	b.offset[0] = 0
-	if width == 2 {
-		b.tokens2 = view[uint16](b.tokens)
+func newRecordBuilder(ctx context.Context, s *Stream, rows int) *recordBuilder {
+	b := &recordBuilder{ctx: ctx, s: s, rows: rows, length: s.d.SequenceLength + 1}
+	b.read = b.readStretch
+	for _, column := range s.columns {
+		bytes := 4 * rows
+		switch column {
+		case columnPosition, columnWindow, columnOffset:
+			bytes = 8 * rows
+		case columnTokens:
+			bytes = s.width * rows * b.length
+		case columnDocumentStarts:
+			bytes = 4 * (rows + 1)
+		}
+		b.buffers[column] = b.buffer(bytes)
+	}
+	b.position, b.window, b.offset = view[int64](b.buffers[columnPosition]), view[int64](b.buffers[columnWindow]), view[int64](b.buffers[columnOffset])
+	b.source, b.epoch, b.shard = view[int32](b.buffers[columnSource]), view[int32](b.buffers[columnEpoch]), view[int32](b.buffers[columnShard])
+	b.starts, b.lengths = view[int32](b.buffers[columnDocumentStarts]), view[int32](b.buffers[columnLengths])
+	if b.starts != nil {
+		b.starts[0] = 0
+	}
+	if s.width == 2 {
+		b.tokens2 = view[uint16](b.buffers[columnTokens])
 	} else {
-		b.tokens4 = view[int32](b.tokens)
+		b.tokens4 = view[uint32](b.buffers[columnTokens])
 	}
 	return b
 }
 
-// addLengths adds the column of lengths.
-func (b *recordBuilder) addLengths() {
-	b.lengths = b.buffer(4 * b.rows)
-	b.filled = view[int32](b.lengths)
-}
-
 func (b *recordBuilder) buffer(bytes int) *memory.Buffer {
-	m := memory.NewResizableBuffer(b.alloc)
+	m := memory.NewResizableBuffer(b.s.o.Allocator)
 	m.Resize(bytes)
-	b.buffers = append(b.buffers, m)
 	return m
 }
 
-// view is a buffer as a slice of numbers.
-func view[T int64 | int32 | uint16](b *memory.Buffer) []T {
+// view is a buffer as a slice of numbers; nil where there is none.
+func view[T int64 | int32 | uint32 | uint16](b *memory.Buffer) []T {
+	if b == nil {
+		return nil
+	}
 	bytes := b.Bytes()
 	var element T
 	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(bytes))), len(bytes)/int(unsafe.Sizeof(element)))
@@ -394,114 +460,112 @@ func view[T int64 | int32 | uint16](b *memory.Buffer) []T {
 
 // release gives back the builder's references; a record has its own.
 func (b *recordBuilder) release() {
-	for _, m := range b.buffers {
-		m.Release()
+	for _, m := range append(b.buffers[:], b.values) {
+		if m != nil {
+			m.Release()
+		}
 	}
 }
 
 // add fills in one row.
-func (b *recordBuilder) add(ctx context.Context, s *Stream, row int, sample Sample, scratch []uint32) error {
+func (b *recordBuilder) add(row int, sample *Sample) error {
 	if sample.Epoch > math.MaxInt32 {
-		return fmt.Errorf("blend: position %d is in epoch %d of source %q, more than a stream can say: set max_epochs", sample.Position, sample.Epoch,
-			s.d.Sources[sample.Source].Name)
+		return fmt.Errorf("epoch %d of source %q is more than a stream can say: set max_epochs", sample.Epoch, b.s.d.Sources[sample.Source].Name)
 	}
-	b.position[row], b.source[row] = sample.Position, int32(sample.Source)
-	b.epoch[row], b.window[row] = int32(sample.Epoch), sample.Window
-	if b.width == 2 {
-		if err := s.d.tokens2(ctx, b.tokens2[row*b.length:][:b.length], sample); err != nil {
-			return fmt.Errorf("position %d: %w", sample.Position, err)
-		}
-	} else {
-		if err := s.d.tokens(ctx, scratch, sample); err != nil {
-			return fmt.Errorf("position %d: %w", sample.Position, err)
-		}
-		dst := b.tokens4[row*b.length:][:b.length]
-		for i, id := range scratch {
-			dst[i] = int32(id)
-		}
-	}
-	var err error
-	if b.lengths != nil {
-		b.starts, b.filled[row], err = s.d.packedStarts(b.starts, &sample)
-	} else {
-		b.starts, err = s.d.documentStarts(b.starts, sample)
-	}
+	put(b.position, row, sample.Position)
+	put(b.source, row, int32(sample.Source))
+	put(b.epoch, row, int32(sample.Epoch))
+	put(b.window, row, sample.Window)
+	put(b.shard, row, int32(sample.Shard))
+	put(b.offset, row, sample.Token)
+	b.row, b.sample = row, sample
+	n, err := b.s.d.stretches(b.ctx, b.length, *sample, b.read)
 	if err != nil {
-		return fmt.Errorf("position %d: %w", sample.Position, err)
+		return err
 	}
-	if len(b.starts) > math.MaxInt32 {
-		return errors.New("blend: a record would have more than 2^31 document starts: use a smaller batch")
+	if n < b.length {
+		if b.tokens2 != nil {
+			pad(b.tokens2[row*b.length:][n:b.length], b.s.d.Packing.Padding)
+		} else if b.tokens4 != nil {
+			pad(b.tokens4[row*b.length:][n:b.length], b.s.d.Packing.Padding)
+		}
 	}
-	b.offset[row+1] = int32(len(b.starts))
+	put(b.lengths, row, int32(n))
+	if len(b.begun) > math.MaxInt32 {
+		return errors.New("a record would have more than 2^31 document starts: use a smaller batch")
+	}
+	put(b.starts, row+1, int32(len(b.begun)))
 	return nil
 }
 
-// documentStarts appends the offsets in a sample's window at which documents that are not empty begin.
-func (d *Data) documentStarts(dst []int32, s Sample) ([]int32, error) {
-	var buffer [16]segment
-	segments, err := d.segments(buffer[:0], s)
-	if err != nil {
-		return dst, err
+// put sets a number of a column that is wanted.
+func put[T int64 | int32](column []T, row int, value T) {
+	if column != nil {
+		column[row] = value
 	}
-	at := int64(0) // in the sample
-	err = d.over(s.Source, segments, func(shard *shards.Shard, g segment) error {
-		if g.begins {
-			dst = append(dst, int32(at))
+}
+
+// readStretch reads a stretch of the row that is being read, at its place in it.
+func (b *recordBuilder) readStretch(shard *shards.Shard, at int, g segment) (err error) {
+	from := b.row*b.length + at
+	switch {
+	case b.tokens2 != nil:
+		err = b.s.d.read2(b.tokens2[from:][:g.length], b.sample.Source, shard, g)
+	case b.tokens4 != nil:
+		err = b.s.d.read4(b.tokens4[from:][:g.length], b.sample.Source, shard, g)
+	}
+	if err == nil && b.starts != nil {
+		b.begun, err = b.s.d.appendStarts(b.begun, b.sample.Source, shard, at, g)
+	}
+	return err
+}
+
+// appendStarts appends the offsets in a sample at which documents that are not empty begin in a stretch of it.
+func (d *Data) appendStarts(dst []int32, source int, shard *shards.Shard, at int, g segment) ([]int32, error) {
+	if g.begins {
+		dst = append(dst, int32(at))
+	}
+	if d.Packing != nil { // a stretch is of one document
+		return dst, nil
+	}
+	for span, err := range shard.Spans(g.token, g.token+g.length) {
+		if err != nil {
+			return dst, fmt.Errorf("source %q: %w", d.Sources[source].Name, err)
 		}
-		for span, err := range shard.Spans(g.token, g.token+g.length) {
-			if err != nil {
-				return fmt.Errorf("source %q: %w", d.Sources[s.Source].Name, err)
-			}
-			if span.First > g.token || span.First == g.token && !g.begins {
-				dst = append(dst, int32(at+span.First-g.token))
-			}
+		if span.First > g.token || span.First == g.token && !g.begins {
+			dst = append(dst, int32(int64(at)+span.First-g.token))
 		}
-		at += g.length
-		return nil
-	})
-	return dst, err
+	}
+	return dst, nil
 }
 
 // record makes the record. The builder is not to be used again but for release.
-func (b *recordBuilder) record(schema *arrow.Schema, names arrow.Array) arrow.RecordBatch {
-	starts := memory.NewResizableBuffer(b.alloc)
-	starts.Resize(4 * len(b.starts))
-	copy(view[int32](starts), b.starts)
-	b.buffers = append(b.buffers, starts)
-
-	field := func(i int) arrow.DataType { return schema.Field(i).Type }
+func (b *recordBuilder) record() arrow.RecordBatch {
 	var data []arrow.ArrayData
-	flat := func(t arrow.DataType, n int, buffers ...*memory.Buffer) arrow.ArrayData {
-		a := array.NewData(t, n, buffers, nil, 0, 0)
+	made := func(t arrow.DataType, n int, buffers []*memory.Buffer, children ...arrow.ArrayData) arrow.ArrayData {
+		a := array.NewData(t, n, buffers, children, 0, 0)
 		data = append(data, a)
 		return a
 	}
-	nested := func(t arrow.DataType, child arrow.ArrayData, buffers ...*memory.Buffer) arrow.ArrayData {
-		a := array.NewData(t, b.rows, buffers, []arrow.ArrayData{child}, 0, 0)
-		data = append(data, a)
-		return a
+	arrays := make([]arrow.Array, len(b.s.columns))
+	for i, column := range b.s.columns {
+		t, numbers := b.s.schema.Field(i).Type, []*memory.Buffer{nil, b.buffers[column]}
+		switch column {
+		case columnSource:
+			source := array.NewDataWithDictionary(t, b.rows, numbers, 0, 0, b.s.names.Data().(*array.Data))
+			data = append(data, source)
+			arrays[i] = array.MakeFromData(source)
+		case columnTokens:
+			arrays[i] = array.MakeFromData(made(t, b.rows, []*memory.Buffer{nil}, made(t.(*arrow.FixedSizeListType).Elem(), b.rows*b.length, numbers)))
+		case columnDocumentStarts:
+			b.values = b.buffer(4 * len(b.begun))
+			copy(view[int32](b.values), b.begun)
+			arrays[i] = array.MakeFromData(made(t, b.rows, numbers, made(t.(*arrow.ListType).Elem(), len(b.begun), []*memory.Buffer{nil, b.values})))
+		default:
+			arrays[i] = array.MakeFromData(made(t, b.rows, numbers))
+		}
 	}
-	tokensType := field(columnTokens).(*arrow.FixedSizeListType)
-	startsType := field(columnDocumentStarts).(*arrow.ListType)
-	source := array.NewDataWithDictionary(sourceType, b.rows, []*memory.Buffer{nil, b.sources}, 0, 0, names.Data().(*array.Data))
-	data = append(data, source)
-	columns := []arrow.ArrayData{
-		columnPosition: flat(field(columnPosition), b.rows, nil, b.positions),
-		columnSource:   source,
-		columnEpoch:    flat(field(columnEpoch), b.rows, nil, b.epochs),
-		columnWindow:   flat(field(columnWindow), b.rows, nil, b.windows),
-		columnTokens:   nested(tokensType, flat(tokensType.Elem(), b.rows*b.length, nil, b.tokens), nil),
-		columnDocumentStarts: nested(startsType, flat(startsType.Elem(), len(b.starts), nil, starts),
-			nil, b.offsets),
-	}
-	if b.lengths != nil {
-		columns = append(columns, flat(field(columnLengths), b.rows, nil, b.lengths))
-	}
-	arrays := make([]arrow.Array, len(columns))
-	for i, c := range columns {
-		arrays[i] = array.MakeFromData(c)
-	}
-	record := array.NewRecordBatch(schema, arrays, int64(b.rows))
+	record := array.NewRecordBatch(b.s.schema, arrays, int64(b.rows))
 	for _, a := range arrays {
 		a.Release()
 	}

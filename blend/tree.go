@@ -66,13 +66,13 @@ func NewTree(weights []uint64) (*Tree, error) {
 			continue
 		}
 		if w > maxWeight || sum+w > maxWeight {
-			return nil, fmt.Errorf("blend: the weights add up to more than 2^62")
+			return nil, fmt.Errorf("the weights add up to more than 2^62")
 		}
 		sum += w
 		leaves = append(leaves, item{w, ^int32(i)})
 	}
 	if len(leaves) == 0 {
-		return nil, errors.New("blend: no source has a weight")
+		return nil, errors.New("no source has a weight")
 	}
 	slices.SortStableFunc(leaves, func(a, b item) int {
 		if a.weight < b.weight {

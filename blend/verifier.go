@@ -98,7 +98,7 @@ func startVerifier(d *Data, o VerifyOptions) (*verifier, error) {
 		o.World = 1
 	}
 	if o.World < 0 || o.Rank < 0 || o.Rank >= o.World {
-		return nil, fmt.Errorf("blend: verifying as rank %d of %d: ranks count from 0", o.Rank, o.World)
+		return nil, fmt.Errorf("verifying as rank %d of %d: ranks count from 0", o.Rank, o.World)
 	}
 	if o.Rate == 0 {
 		o.Rate = verifyRate
@@ -364,7 +364,7 @@ func (v *verifier) await(ctx context.Context, c *checked) error {
 	}
 }
 
-var errClosed = errors.New("blend: the data are closed")
+var errClosed = errors.New("the data are closed")
 
 // damage is what the verification has found first, or nil.
 func (d *Data) damage() error {

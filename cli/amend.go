@@ -10,6 +10,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"mula/blend"
+	"mula/internal/quantity"
 )
 
 // runAmend is `mula blend --amend`.
@@ -75,6 +76,9 @@ func runAmend(c *cli.Context) error {
 		if err := notInput(c.String("output"), parent.Files()...); err != nil {
 			return err
 		}
+		if err := notOther(c.String("output"), planKind); err != nil {
+			return err
+		}
 	}
 	p := newProgress(c.App.ErrWriter)
 	defer p.end()
@@ -98,7 +102,7 @@ func runAmend(c *cli.Context) error {
 		return err
 	}
 	if !c.Bool("json") {
-		same := fmt.Sprintf("all samples before position %s are the same", count(a.At))
+		same := fmt.Sprintf("all samples before position %s are the same", quantity.Grouped(a.At))
 		if a.At == 0 {
 			same = "from its first position on"
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"mula/blend"
+	"mula/internal/quantity"
 )
 
 func blendCommand() *cli.Command {
@@ -19,8 +20,8 @@ func blendCommand() *cli.Command {
 		Name:  "blend",
 		Usage: "seal a blend of shards into a plan, which fixes the order of all samples",
 		Description: "Prints sources, tokens, and per stage samples, epochs and repeats.\n\n" +
-			"With --amend a plan is changed from a position on: new sources, new shards of old ones, other weights, more samples (--config), and positions to leave out (--skip). " +
-			"All samples before the position stay as they are (docs/amend.md).\n\n" +
+			"With --amend a plan is changed from a position on: new sources, new shards of old ones, other weights, more samples (--config), and\n" +
+			"positions to leave out (--skip). All samples before the position stay as they are (docs/amend.md).\n\n" +
 			"Example: mula blend --config blend.yaml --output plan.json\n" +
 			"         mula blend --amend plan.json --at 320000 --config amend.yaml --reason 'more web text' --output plan-2.json\n" +
 			"         mula blend --amend plan.json --skip 961:977 --reason 'spike at step 30' --output plan-2.json",
@@ -51,6 +52,9 @@ func runBlend(c *cli.Context) error {
 		}
 		return runAmend(c)
 	}
+	if err := needFlags(c, "config", "output"); err != nil {
+		return err
+	}
 	for _, name := range []string{"at", "skip", "reason", "batch-size"} {
 		if c.IsSet(name) {
 			return usagef("--%s is about a plan that is amended: name it with --amend", name)
@@ -58,6 +62,11 @@ func runBlend(c *cli.Context) error {
 	}
 	if err := notInput(c.String("output"), c.String("config")); err != nil {
 		return err
+	}
+	if !c.Bool("dry-run") {
+		if err := notOther(c.String("output"), planKind); err != nil {
+			return err
+		}
 	}
 	config, err := blend.LoadConfig(c.String("config"))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -192,7 +201,7 @@ func printSummary(w io.Writer, s *blend.Summary) {
 	}
 	t.write(w)
 	if packed {
-		fmt.Fprintf(w, "\npacked documents, in samples of %s tokens:\n", count(int64(s.SequenceLength)+1))
+		fmt.Fprintf(w, "\npacked documents, in samples of %s tokens:\n", quantity.Grouped(int64(s.SequenceLength)+1))
 		t := newTable("source", "with text", "cut", "pieces", "padding", "share")
 		for _, source := range s.Sources {
 			k := source.Packing
@@ -220,27 +229,27 @@ func printSummary(w io.Writer, s *blend.Summary) {
 		}
 	}
 	if s.Skipped > 0 {
-		notes = append(notes, fmt.Sprintf("the tables count positions, %s in all, of which the plan skips %s", count(s.Length), count(s.Skipped)))
+		notes = append(notes, fmt.Sprintf("the tables count positions, %s in all, of which the plan skips %s", quantity.Grouped(s.Length), quantity.Grouped(s.Skipped)))
 	}
 	if len(notes) > 0 {
 		fmt.Fprintf(w, "\nnote: %s\n", strings.Join(notes, "; "))
 	}
-	fmt.Fprintf(w, "\n%s of %s tokens, %s tokens in all\n", plural(s.Length-s.Skipped, "sample"), count(int64(s.SequenceLength)),
+	fmt.Fprintf(w, "\n%s of %s tokens, %s tokens in all\n", plural(s.Length-s.Skipped, "sample"), quantity.Grouped(int64(s.SequenceLength)),
 		tokensText((s.Length-s.Skipped)*int64(s.SequenceLength)))
 }
 
 // numbered names the things with the numbers of a range: position 3, or positions 3 to 5.
 func numbered(noun string, r blend.Range) string {
 	if r.To == r.From+1 {
-		return noun + " " + count(r.From)
+		return noun + " " + quantity.Grouped(r.From)
 	}
-	return fmt.Sprintf("%ss %s to %s", noun, count(r.From), count(r.To-1))
+	return fmt.Sprintf("%ss %s to %s", noun, quantity.Grouped(r.From), quantity.Grouped(r.To-1))
 }
 
 // weightText is a weight as it was written; one that the plan has counted gets its commas.
 func weightText(written string) string {
 	if n, err := strconv.ParseInt(written, 10, 64); err == nil {
-		return count(n)
+		return quantity.Grouped(n)
 	}
 	return written
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"path/filepath"
 
 	"github.com/urfave/cli/v2"
@@ -45,7 +46,16 @@ func runCheck(c *cli.Context) error {
 		return err
 	}
 	if c.Int64("huge") < 1 {
-		return usagef("--huge %d is not at least 1", c.Int64("huge"))
+		return usagef("--huge is %d; it must be at least 1", c.Int64("huge"))
+	}
+	if err := atMost(c, 1<<32, "vocab-size"); err != nil {
+		return err
+	}
+	if err := atMost(c, math.MaxInt32, "sequence-length"); err != nil {
+		return err
+	}
+	if id := c.Int64("eod"); id < -1 || id > math.MaxUint32 {
+		return usagef("--eod is %d; it must be an id, or -1 for none", id)
 	}
 	ofPlan := c.NArg() == 0
 	title, check := "Check of shards", checkOperands
@@ -59,10 +69,8 @@ func runCheck(c *cli.Context) error {
 	} else if c.IsSet("plan") || c.IsSet("shards") {
 		return usagef("either a plan or shards as operands")
 	}
-	if c.IsSet("report") {
-		if err := notOtherFile(c.String("report")); err != nil {
-			return err
-		}
+	if err := notOther(c.String("report"), pageKind); err != nil {
+		return err
 	}
 	p := newProgress(c.App.ErrWriter)
 	defer p.end()

@@ -23,6 +23,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"mula/internal/quantity"
 	"mula/internal/suggest"
 )
 
@@ -120,7 +121,7 @@ func plural(n int64, noun string) string {
 	if n == 1 {
 		return "1 " + noun
 	}
-	return count(n) + " " + noun + "s"
+	return quantity.Grouped(n) + " " + noun + "s"
 }
 
 // atMost refuses flags that are negative or beyond any use.
@@ -134,7 +135,7 @@ func atMost(c *cli.Context, limit int64, names ...string) error {
 			n = v
 		}
 		if n < 0 || n > limit {
-			return usagef("--%s is %d; it must be from 0 to %s", name, n, count(limit))
+			return usagef("--%s is %d; it must be from 0 to %s", name, n, quantity.Grouped(limit))
 		}
 	}
 	return nil
@@ -245,6 +246,8 @@ func badValue(command *cli.Command, err error) error {
 			want = "a number"
 		case *cli.BoolFlag:
 			want = "true or false"
+		case *cli.DurationFlag:
+			want = "a time, as 10s, 5m or 1h30m"
 		default:
 			return err
 		}

@@ -3,11 +3,13 @@ package cli
 import (
 	"fmt"
 	"math"
+	"os"
 	"path/filepath"
 	"strings"
 
 	"github.com/urfave/cli/v2"
 
+	"mula/internal/quantity"
 	"mula/shards"
 	"mula/shards/formats"
 )
@@ -26,16 +28,18 @@ func convertCommand() *cli.Command {
 			"Beside them are PREFIX.json, a manifest with hashes, PREFIX.sums with checksums of the ids, by which damage is found when they are read, and\n" +
 			"PREFIX.docs.arrow with the origins of documents (mds: mula.json, mula.sums and mula.docs.arrow in the folder; fms: PREFIX.docs.feather; dolma:\n" +
 			"in PREFIX.csv.gz). Boundaries and origins of documents are kept, and what is known of the tokenizer. Where an input has such checksums, damage\n" +
-			"in it ends the conversion and the documents it hits are named. A conversion that was killed is run again; it gives the same bytes.\n\n" +
+			"in it ends the conversion and the documents it hits are named. A conversion that was killed is run again, with --overwrite if it has made\n" +
+			"shards; it gives the same bytes.\n\n" +
 			"Example: mula convert --to dolma --output olmo/wiki shards/wiki-*.idx",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "to", Usage: "write the layout `LAYOUT`: " + strings.Join(formats.Names(), ", ") + " (needed)"},
 			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "write the shard's files under the `PREFIX`, for mds into the folder (needed)"},
 			&cli.StringFlag{Name: "shard-tokens", Usage: "write shards PREFIX-00000, PREFIX-00001, … of at most `N` tokens each (2G, 500M); documents are not divided", DefaultText: "one shard, PREFIX"},
+			&cli.BoolFlag{Name: "overwrite", Usage: "replace shards that are there already, such as those that a conversion has left that was killed"},
 			&cli.BoolFlag{Name: "drop-empty", Usage: "leave documents without tokens out; datatrove and mds cannot hold them"},
-			&cli.Int64Flag{Name: "eod", Usage: "the `ID` that ends each document, for inputs that do not say where documents end", Value: -1},
+			&cli.Int64Flag{Name: "eod", Usage: "the `ID` that ends each document, for inputs that do not say where documents end", Value: -1, DefaultText: "none"},
 			&cli.StringFlag{Name: "dtype", Usage: "the element `TYPE` of ids, as numpy calls it, for inputs that do not say it"},
-			&cli.IntFlag{Name: "vocab-size", Usage: "all ids are below `N`, for inputs without a manifest; decides on the element type that is written"},
+			&cli.IntFlag{Name: "vocab-size", Usage: "all ids are below `N`, for inputs without a manifest; decides on the element type that is written", DefaultText: "not known"},
 			&cli.StringFlag{Name: "tokenizer-name", Usage: "datatrove: the `NAME` of the tokenizer for PREFIX.ds.metadata, by which nanotron loads it"},
 			&cli.StringFlag{Name: "mds-size-limit", Usage: "mds: begin a new file at `BYTES`", Value: "64Mi"},
 			&cli.StringFlag{Name: "mds-compression", Usage: "mds: compress files with `NAME`: zstd", DefaultText: "not compressed"},
@@ -75,6 +79,15 @@ func runConvert(c *cli.Context) error {
 			return usagef("--%s goes with --to %s", name, formats.Name(l))
 		}
 	}
+	if output := c.String("output"); to != shards.MDS && os.IsPathSeparator(output[len(output)-1]) {
+		return usagef("--output %s is a folder; add what the names of the files are to begin with, such as %stokens", output, output)
+	}
+	if err := notReplaced(c, to, shardTokens > 0); err != nil {
+		return err
+	}
+	if err := ownFolder(to, c.String("output")); err != nil {
+		return err
+	}
 	if err := makeParent(c.String("output")); err != nil {
 		return err
 	}
@@ -85,7 +98,7 @@ func runConvert(c *cli.Context) error {
 		Layout: to, Output: c.String("output"), ShardTokens: shardTokens, DropEmpty: c.Bool("drop-empty"),
 		Options: formats.Options{SizeLimit: sizeLimit, Compression: c.String("mds-compression"), TokenizerName: c.String("tokenizer-name")},
 		Progress: func(documents, tokens int64) {
-			p.update(fmt.Sprintf("%s documents, %s tokens written", count(documents), tokensText(tokens)), 0, 0)
+			p.update(fmt.Sprintf("%s documents, %s tokens written", quantity.Grouped(documents), tokensText(tokens)), 0, 0)
 		},
 	}
 	done, err := conversion.Run(c.Context)
@@ -113,4 +126,24 @@ func runConvert(c *cli.Context) error {
 		fmt.Fprintf(c.App.ErrWriter, "note: %s is of an earlier conversion to more shards; remove it and those after it\n", filepath.ToSlash(done.Left))
 	}
 	return nil
+}
+
+// notReplaced refuses shards that would take the place of others without --overwrite. Where these are inputs, or of another layout, the conversion itself
+// says that they cannot be replaced at all.
+func notReplaced(c *cli.Context, to shards.Layout, numbered bool) error {
+	if c.Bool("overwrite") {
+		return nil
+	}
+	output := filepath.Clean(c.String("output"))
+	if l, _, err := formats.Detect(output); err == nil && l != to && !numbered {
+		return nil
+	}
+	for _, input := range c.Args().Slice() {
+		l, prefix, err := formats.Detect(input)
+		prefix = filepath.Clean(prefix)
+		if err == nil && l == to && (prefix == output && !numbered || numbered && prefix != output+"-" && strings.TrimRight(prefix, "0123456789") == output+"-") {
+			return nil
+		}
+	}
+	return notShard(output, to, numbered)
 }

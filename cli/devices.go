@@ -10,6 +10,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"mula/internal/quantity"
 	"mula/train"
 	"mula/train/estimate"
 	"mula/xpu"
@@ -233,7 +234,7 @@ func (r *devicesReport) write(w io.Writer, probe bool) {
 		}
 		clock := ""
 		if o.Clock > 0 {
-			clock = fmt.Sprintf(" at %s MHz", count(int64(o.Clock)))
+			clock = fmt.Sprintf(" at %s MHz", quantity.Grouped(int64(o.Clock)))
 		}
 		text := fmt.Sprintf("\n%s\n  driver %s of %s; %s\n  %s%s; memory %s, of a buffer at most %s, local %s; work-groups of at most %s\n  sub-groups: %s; matrix instructions: %s; fp16: %s; bf16: %s\n",
 			d.Name, o.Driver, o.Platform, o.Version, plural(int64(o.ComputeUnits), "compute unit"), clock, bytesText(o.Memory), bytesText(o.MaxBuffer), bytesText(o.LocalMemory),

@@ -70,6 +70,35 @@ func TestDevicesOfOpenCL(t *testing.T) {
 	}
 }
 
+// What a compiler is given is told once, however many programs there are; what the cache has is not.
+func TestSayCompiling(t *testing.T) {
+	devices, err := opencl.Devices()
+	if len(devices) == 0 {
+		t.Skip(err)
+	}
+	t.Setenv("POCL_CACHE_DIR", t.TempDir())
+	c, err := opencl.NewContext(devices[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Release()
+	cache := opencl.NewCache(t.TempDir())
+	for i, want := range []int{1, 0} {
+		var stderr bytes.Buffer
+		ctx := sayCompiling(t.Context(), newProgress(&stderr))
+		for _, value := range []string{"1", "2"} {
+			p, err := c.Build(ctx, opencl.Source{Name: "f.cl", Text: "kernel void f(global int *x)\n{\n\tx[get_global_id(0)] = " + value + ";\n}\n"}, cache)
+			if err != nil {
+				t.Fatal(err)
+			}
+			p.Release()
+		}
+		if text := stderr.String(); strings.Count(text, "\n") != want || strings.Count(text, "compiling kernels for "+devices[0].Name) != want {
+			t.Errorf("time %d: %q; want %d lines", i, text, want)
+		}
+	}
+}
+
 func TestDevicesTable(t *testing.T) {
 	report := devicesReport{
 		Devices: []deviceEntry{

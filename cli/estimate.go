@@ -13,6 +13,7 @@ import (
 
 	"mula/blend"
 	"mula/internal/atomicfile"
+	"mula/internal/quantity"
 	"mula/moe"
 	"mula/train"
 	"mula/train/estimate"
@@ -108,8 +109,14 @@ func runEstimate(c *cli.Context) error {
 		if err := notInput(path, c.String("config"), c.String("machine")); err != nil {
 			return err
 		}
+		if err := notOther(path, drawingKind); err != nil {
+			return err
+		}
 		if !strings.EqualFold(filepath.Ext(path), ".svg") {
 			return usagef("--plot is %q; the drawing is SVG, so its name must end in .svg", path)
+		}
+		if err := makeParent(path); err != nil {
+			return err
 		}
 		if err := atomicfile.WriteFile(path, estimate.Chart(report.Results, report.Scaling)); err != nil {
 			return err
@@ -249,7 +256,7 @@ func (e *estimateReport) write(w io.Writer) {
 	l := r.Layout
 	fmt.Fprintf(w, "%s on %s: %s parameters, %s active; dp %d × ep %d × pp %d = %s\n", r.Model, r.Machine.Name, tokensText(r.Parameters), tokensText(r.Active),
 		l.DP, l.EP, l.PP, plural(int64(l.Ranks()), "rank"))
-	fmt.Fprintf(w, "step: %s sequences of %s = %s tokens; a data rank has %d, %d at a time; dispatch %s; recompute %s\n", count(int64(l.BatchSize)), plural(int64(l.SequenceLength), "token"),
+	fmt.Fprintf(w, "step: %s sequences of %s = %s tokens; a data rank has %d, %d at a time; dispatch %s; recompute %s\n", quantity.Grouped(int64(l.BatchSize)), plural(int64(l.SequenceLength), "token"),
 		tokensText(int64(l.BatchSize)*int64(l.SequenceLength)), l.Sequences(), min(l.Sequences(), l.MicroBatchSize), l.Dispatch, l.Recompute)
 	t := r.Trainer
 	master := ""

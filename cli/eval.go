@@ -9,6 +9,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"mula/internal/quantity"
 	"mula/train"
 )
 
@@ -66,7 +67,7 @@ func runEval(c *cli.Context) error {
 	e, err := train.Evaluate(c.Context, m, data, train.EvaluateOptions{Samples: c.Int("samples"), BatchSize: c.Int("batch-size"),
 		Progress: func(done, total int64) {
 			rate := float64(done*int64(data.SequenceLength)) / time.Since(start).Seconds()
-			p.update(fmt.Sprintf("%s of %s windows  %s tokens/s", count(done), count(total), count(int64(rate))), float64(done), float64(total))
+			p.update(fmt.Sprintf("%s of %s windows  %s tokens/s", quantity.Grouped(done), quantity.Grouped(total), quantity.Grouped(int64(rate))), float64(done), float64(total))
 		}})
 	if err != nil {
 		return err

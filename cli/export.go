@@ -10,6 +10,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"mula/internal/quantity"
 	"mula/moe/safetensors"
 	"mula/train"
 )
@@ -106,7 +107,7 @@ func weightsProgress(p *progress) func(done, total int64) {
 	start := time.Now()
 	return func(done, total int64) {
 		rate := float64(done) / time.Since(start).Seconds()
-		text := fmt.Sprintf("%s of %s weights  %s a second", count(done), count(total), strings.TrimSpace(prefixed(int64(rate), "kMGTPE")))
+		text := fmt.Sprintf("%s of %s weights  %s a second", quantity.Grouped(done), quantity.Grouped(total), strings.TrimSpace(prefixed(int64(rate), "kMGTPE")))
 		p.update(text, float64(done), float64(total))
 	}
 }
@@ -123,7 +124,7 @@ func printInspection(c *cli.Context, dir train.ModelDir, i train.Inspection, out
 	w := c.App.Writer
 	experts := ""
 	if i.Config.Experts > 0 {
-		experts = fmt.Sprintf(", %s active", count(i.ActiveParameters))
+		experts = fmt.Sprintf(", %s active", quantity.Grouped(i.ActiveParameters))
 		if i.Fused {
 			experts += ", experts fused"
 		}
@@ -132,13 +133,13 @@ func printInspection(c *cli.Context, dir train.ModelDir, i train.Inspection, out
 	for _, t := range i.DTypes {
 		types = append(types, string(t))
 	}
-	fmt.Fprintf(w, "model      %s: %s, %s parameters%s, %s\n", filepath.ToSlash(dir.Dir), i.Config.Architecture, count(i.Parameters), experts,
+	fmt.Fprintf(w, "model      %s: %s, %s parameters%s, %s\n", filepath.ToSlash(dir.Dir), i.Config.Architecture, quantity.Grouped(i.Parameters), experts,
 		strings.Join(types, " and "))
 	fmt.Fprintf(w, "weights    sha256 %s, all finite\n", i.Weights)
 	if i.Tokenizer != "" {
 		ids := ""
 		if i.Tokens > 0 {
-			ids = fmt.Sprintf(", %s for a vocabulary of %s", plural(int64(i.Tokens), "id"), count(int64(i.Config.VocabSize)))
+			ids = fmt.Sprintf(", %s for a vocabulary of %s", plural(int64(i.Tokens), "id"), quantity.Grouped(int64(i.Config.VocabSize)))
 		}
 		fmt.Fprintf(w, "tokenizer  sha256 %s%s\n", i.Tokenizer, ids)
 	}

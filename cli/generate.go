@@ -10,6 +10,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"mula/internal/quantity"
 	"mula/moe"
 	"mula/shards"
 	"mula/tokenize"
@@ -94,7 +95,7 @@ func runGenerate(c *cli.Context) error {
 	}
 	defer device.Close()
 	if have, want := tokenizer.VocabSize(), m.Config().VocabSize; have > want {
-		return fmt.Errorf("the tokenizer has %s ids and the model %s: they do not belong together", count(int64(have)), count(int64(want)))
+		return fmt.Errorf("the tokenizer has %s ids and the model %s: they do not belong together", quantity.Grouped(int64(have)), quantity.Grouped(int64(want)))
 	}
 	options.Vocabulary = tokenizer.VocabSize() // the rows that fill up the model's vocabulary stand for nothing
 	eod := m.Config().EOSTokenID

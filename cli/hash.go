@@ -13,6 +13,7 @@ import (
 
 	"mula/blend"
 	"mula/internal/atomicfile"
+	"mula/internal/quantity"
 )
 
 func hashCommand() *cli.Command {
@@ -74,9 +75,12 @@ func runHash(c *cli.Context) error {
 	if err := notInput(output, data.Files()...); err != nil {
 		return err
 	}
+	if err := notOther(output, logKind); err != nil {
+		return err
+	}
 	all := data.Steps(batchSize)
 	if to > all || from >= all {
-		return fmt.Errorf("the plan has %s steps at batch size %d; --steps %s goes beyond", count(all), batchSize, c.String("steps"))
+		return fmt.Errorf("the plan has %s steps at batch size %d; --steps %s goes beyond", quantity.Grouped(all), batchSize, c.String("steps"))
 	}
 	if to == 0 {
 		to = all
@@ -107,7 +111,7 @@ func runHash(c *cli.Context) error {
 	defer p.end()
 	options := blend.HashOptions{From: from, To: to, BatchSize: batchSize, Rank: rank, World: world, Prefetch: 4}
 	err = data.Hash(c.Context, options, func(s blend.StepHash) error {
-		p.update(fmt.Sprintf("step %s of %s", count(s.Step), count(to)), float64(s.Step-from+1), float64(to-from))
+		p.update(fmt.Sprintf("step %s of %s", quantity.Grouped(s.Step), quantity.Grouped(to)), float64(s.Step-from+1), float64(to-from))
 		return log.Write(s)
 	})
 	if err != nil {

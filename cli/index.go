@@ -14,6 +14,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"mula/index/cache"
+	"mula/internal/quantity"
 	"mula/internal/suggest"
 )
 
@@ -246,7 +247,7 @@ func printDryRun(c *cli.Context, x foreignIndex) error {
 		e := &entries[i]
 		asked := e.Asked
 		if n, err := strconv.ParseInt(asked, 10, 64); err == nil {
-			asked = count(n)
+			asked = quantity.Grouped(n)
 		}
 		of := plural(int64(len(e.Prefixes)), "token file")
 		if len(e.Prefixes) == 1 {

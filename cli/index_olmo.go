@@ -8,12 +8,14 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/urfave/cli/v2"
 
 	"mula/blend"
 	"mula/index/olmo"
+	"mula/internal/quantity"
 )
 
 // An olmoIndex is one file of OLMo-core's: the order of an epoch.
@@ -56,7 +58,9 @@ func runIndexOLMo(c *cli.Context) error {
 	path := filepath.Join(dir, x.order.Name())
 	took, kept := time.Duration(0), false
 	if !c.Bool("dry-run") && c.Bool("resume") {
-		if kept, err = x.present(c.Context, path, threads(c)); err != nil {
+		if kept, err = x.present(c.Context, path, threads(c)); errors.Is(err, syscall.ENOTDIR) {
+			return usagef("--cache %s is a file; name a folder", dir)
+		} else if err != nil {
 			return fmt.Errorf("%w: it is another order of the same name; --resume=false replaces it, another --cache keeps both", err)
 		}
 	}
@@ -180,11 +184,11 @@ func planOrder(path string, seed, epoch, batch int64) (*olmoIndex, error) {
 		return nil, usagef("--global-batch-size is %d, more than the %s of the shards", batch, plural(x.order.Instances, "instance"))
 	case batch == 0 && (plan.Length() > x.order.Instances || x.order.Epoch > 1):
 		return nil, usagef("the plan has %s and an epoch of OLMo-core at most %s: give --global-batch-size, in samples, so that no position is lost between epochs, and --epoch 1, 2, …",
-			plural(plan.Length(), "position"), count(x.order.Instances))
+			plural(plan.Length(), "position"), quantity.Grouped(x.order.Instances))
 	}
 	first := (x.order.Epoch - 1) * perEpoch
 	if first >= plan.Length() {
-		return nil, usagef("--epoch %d begins at position %s, after the end of the plan", x.order.Epoch, count(first))
+		return nil, usagef("--epoch %d begins at position %s, after the end of the plan", x.order.Epoch, quantity.Grouped(first))
 	}
 	x.entries = min(perEpoch, plan.Length()-first)
 	if left := plan.Length() - first - x.entries; left > 0 {

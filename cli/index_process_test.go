@@ -62,6 +62,7 @@ func sameFiles(t *testing.T, got, want map[string]string) {
 
 // An index build that is killed again and again, and goes on, ends with the bytes of one that nobody disturbed.
 func TestKilledIndex(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	words := tokenFiles(t, dir, 12, 6000)
 	k := newKiller(4, func() { mustRun(t, dir, indexArguments(words, "whole")...) })
@@ -88,6 +89,7 @@ func TestKilledIndex(t *testing.T) {
 
 // Eight processes that start on one empty cache make one build's bytes.
 func TestEightIndexes(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	words := tokenFiles(t, dir, 6, 2000)
 	mustRun(t, dir, indexArguments(words, "whole")...)

@@ -57,6 +57,7 @@ func rank(dir string, rank, world int, args ...string) (*exec.Cmd, *bytes.Buffer
 
 // Of the ranks of a job one may be killed at any moment: the others do its work and end well, and the first alone speaks.
 func TestIndexRanks(t *testing.T) {
+	t.Parallel()
 	const world = 3
 	dir := t.TempDir()
 	words := tokenFiles(t, dir, 12, 6000)
@@ -100,6 +101,7 @@ func TestIndexRanks(t *testing.T) {
 
 // An error of one rank ends them all with the same status.
 func TestIndexRanksFail(t *testing.T) {
+	t.Parallel()
 	const world = 3
 	dir := t.TempDir()
 	words := tokenFiles(t, dir, 6, 2000)
@@ -133,6 +135,7 @@ func TestIndexRanksFail(t *testing.T) {
 
 // Ranks that mpiexec starts on an empty cache share the work, whichever MPI it is of.
 func TestIndexUnderMPI(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	words := tokenFiles(t, dir, 6, 2000)
 	mustRun(t, dir, indexArguments(words, "whole")...)
@@ -199,6 +202,7 @@ func startWorker(t *testing.T) (address string, c *exec.Cmd) {
 
 // Workers share a build with who asks them; one that is killed is no loss.
 func TestIndexWorkers(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	words := tokenFiles(t, dir, 12, 6000)
 	k := newKiller(7, func() { mustRun(t, dir, indexArguments(words, "whole")...) })
@@ -216,8 +220,7 @@ func TestIndexWorkers(t *testing.T) {
 		}
 		if kill {
 			// Not before it has begun, which is to be told from the proof that it has seen.
-			for !exists(filepath.Join(dir, cache, ".mula")) {
-				time.Sleep(time.Millisecond)
+			for end := time.Now().Add(time.Minute); !exists(filepath.Join(dir, cache, ".mula")) && time.Now().Before(end); time.Sleep(time.Millisecond) {
 			}
 			time.Sleep(time.Duration(k.random.Float64() * float64(k.span)))
 			second.Process.Kill()
@@ -232,6 +235,7 @@ func TestIndexWorkers(t *testing.T) {
 }
 
 func TestIndexWorkersRefuse(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	words := tokenFiles(t, dir, 2, 500)
 	address, _ := startWorker(t)

@@ -15,6 +15,7 @@ import (
 	"mula/index/blendcorpus"
 	"mula/index/cache"
 	"mula/index/megatron"
+	"mula/internal/quantity"
 )
 
 // These make `mula index verify` exit with 1 after it has said what differs, or what it could not compute.
@@ -232,7 +233,7 @@ func differences(files []megatron.FileReport) string {
 		case f.Missing:
 			out = append(out, f.Name+" is missing")
 		case !f.OK():
-			out = append(out, fmt.Sprintf("%s differs first at byte %s: %s", filepath.Base(f.Name), count(f.Byte), f.Meaning))
+			out = append(out, fmt.Sprintf("%s differs first at byte %s: %s", filepath.Base(f.Name), quantity.Grouped(f.Byte), f.Meaning))
 		}
 	}
 	return strings.Join(out, "; ")
@@ -247,7 +248,7 @@ func verifyBlendCorpus(c *cli.Context, dir string, p *progress, found *findings)
 	for _, v := range report.Descriptions {
 		one := verdict{Description: v.Description, Kind: v.Class, Prefixes: []string{v.What}, Equal: v.How != "", Settings: v.How, Problem: v.Problem}
 		if v.Difference != nil {
-			one.Differs, one.Problem = true, fmt.Sprintf("%s differs first at byte %s", v.Difference.File, count(v.Difference.Offset))
+			one.Differs, one.Problem = true, fmt.Sprintf("%s differs first at byte %s", v.Difference.File, quantity.Grouped(v.Difference.Offset))
 		}
 		found.Verdicts = append(found.Verdicts, one)
 	}

@@ -84,8 +84,29 @@ func (k *killer) enough(t *testing.T) {
 	}
 }
 
-// prepared makes documents, a tokenizer, a shard and the configurations of a small job in a new folder.
+// prepared is a new folder with documents, a tokenizer, a shard and the configurations of a small job. They are made once, and copied.
 func prepared(t *testing.T) string {
+	t.Helper()
+	preparedOnce.Do(func() { preparedFiles = contents(t, prepare(t)) })
+	if len(preparedFiles) == 0 {
+		t.Fatal("they could not be made for an earlier test")
+	}
+	dir := t.TempDir()
+	for name, content := range preparedFiles {
+		path := filepath.Join(dir, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+var (
+	preparedOnce  sync.Once
+	preparedFiles map[string]string // by name in the folder
+)
+
+func prepare(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
 	if err := writeCorpus(filepath.Join(dir, "docs.jsonl"), 600, 1); err != nil {
@@ -125,6 +146,7 @@ func contents(t *testing.T, dir string) map[string]string {
 
 // A killed `mula tokenize` leaves a shard that is whole, or none that any command accepts.
 func TestKilledTokenize(t *testing.T) {
+	t.Parallel()
 	dir := prepared(t)
 	whole := tokenizeOutput(t, filepath.Join(dir, "shards"))
 	command := []string{"tokenize", "--tokenizer", "tokenizer.json", "--output", "killed/a", "docs.jsonl"}
@@ -153,6 +175,7 @@ func TestKilledTokenize(t *testing.T) {
 
 // A killed `mula blend` leaves the old plan or the new one.
 func TestKilledBlend(t *testing.T) {
+	t.Parallel()
 	dir := prepared(t)
 	path := filepath.Join(dir, "plan.json")
 	plans := map[string]bool{}
@@ -185,6 +208,7 @@ func TestKilledBlend(t *testing.T) {
 
 // A run of `mula train` that is killed twenty times, wherever it stands, ends as one that nobody disturbed.
 func TestKilledTrain(t *testing.T) {
+	t.Parallel()
 	dir := prepared(t)
 	mustRun(t, dir, "blend")
 	k := newKiller(3, func() { mustRun(t, dir, "train") })
@@ -210,6 +234,7 @@ func TestKilledTrain(t *testing.T) {
 
 // SIGINT and SIGTERM let `mula train` finish its step, save and exit with 0; the same command then ends the run as if nothing had been.
 func TestStoppedTrain(t *testing.T) {
+	t.Parallel()
 	dir := prepared(t)
 	mustRun(t, dir, "blend")
 	// Long enough that the signals come before the end.

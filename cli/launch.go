@@ -45,15 +45,15 @@ func launchCommand() *cli.Command {
 			"         mula launch --with mpiexec --mpiexec 'mpiexec.mpich -bind-to core' --ranks 4 -- train\n" +
 			"         mula launch --with srun --spares 2 --walltime-margin 10m -- train     (in a job of Slurm)",
 		Flags: []cli.Flag{
-			&cli.IntFlag{Name: "ranks", Usage: "number of `PROCESSES`; default: the layout's dp · pp · ep, or 1 with layout.links: local"},
-			&cli.StringFlag{Name: "hosts", Usage: "run on the `HOSTS` a,b:4,c or on those of a file with one a line; :4 is the number of ranks that a host has room for. " +
-				"Default: the scheduler's, or this machine"},
+			&cli.IntFlag{Name: "ranks", Usage: "number of `PROCESSES`", DefaultText: "the layout's dp · pp · ep, or 1 with layout.links: local"},
+			&cli.StringFlag{Name: "hosts", Usage: "run on the `HOSTS` a,b:4,c or on those of a file with one a line; :4 is the number of ranks that a host has room for",
+				DefaultText: "the scheduler's, or this machine"},
 			&cli.IntFlag{Name: "spares", Usage: "keep the last `N` hosts for when others are lost"},
 			&cli.StringFlag{Name: "with", Usage: "start ranks by tcp (this command starts them itself), mpiexec, srun, or pbs (mpiexec on the hosts of PBS_NODEFILE). " +
 				"auto: srun in a job of Slurm, pbs in one of PBS, else tcp", Value: withAuto},
 			&cli.StringFlag{Name: "mpiexec", Usage: "`PROGRAM` and its first arguments, of Open MPI or MPICH", Value: "mpiexec"},
 			&cli.StringFlag{Name: "remote-shell", Usage: "with tcp: `PROGRAM` and arguments that run a command on another host", Value: "ssh -T -o BatchMode=yes -o ConnectTimeout=30 -o ServerAliveInterval=15"},
-			&cli.IntFlag{Name: "port", Usage: "with tcp: `PORT` at which rank 0 listens; 0 = one that is free"},
+			&cli.IntFlag{Name: "port", Usage: "with tcp: `PORT` at which rank 0 listens (0: one that is free)"},
 			&cli.BoolFlag{Name: "local-hosts", Usage: "all hosts are this machine, whatever they are called: to try things out"},
 			&cli.BoolFlag{Name: "elastic", Usage: "when hosts are lost and no spares are left, go on with a smaller layout.dp"},
 			&cli.IntFlag{Name: "retries", Usage: "give up after `N` retries without progress in between", Value: 10},
@@ -63,9 +63,9 @@ func launchCommand() *cli.Command {
 			&cli.DurationFlag{Name: "first-timeout", Usage: "the limit of a section that was not seen yet, if that is more", Value: limits.First},
 			&cli.Float64Flag{Name: "timeout-factor", Usage: "a section may last `X` times as long as the longest seen", Value: limits.Factor},
 			&cli.DurationFlag{Name: "grace", Usage: "from SIGTERM to SIGKILL, for ranks that are to end", Value: 10 * time.Second},
-			&cli.DurationFlag{Name: "walltime", Usage: "the machine is taken away after this time; default: what Slurm or PBS say"},
+			&cli.DurationFlag{Name: "walltime", Usage: "the machine is taken away after this time", DefaultText: "what Slurm or PBS say"},
 			&cli.DurationFlag{Name: "walltime-margin", Usage: "stop the run so long before, or twice its longest save", Value: 5 * time.Minute},
-			&cli.StringFlag{Name: "log", Usage: "keep the output of ranks in `DIR`; default: launch in the run directory"},
+			&cli.StringFlag{Name: "log", Usage: "keep the output of ranks in `DIR`", DefaultText: "launch in the run directory"},
 			jsonFlag,
 			&cli.BoolFlag{Name: "agent", Hidden: true, Usage: "run a rank for a launcher on another host"},
 		},
@@ -226,7 +226,9 @@ func launchOptions(c *cli.Context, config train.Config, command []string) (launc
 			o.Ranks = 1
 		}
 	}
-	if ranks := config.Layout.Ranks(); o.Ranks != 1 && o.Ranks != ranks {
+	if ranks := config.Layout.Ranks(); ranks == 1 && o.Ranks != 1 {
+		return o, usagef("--ranks is %d; it must be 1, as the configuration has no layout of several ranks", o.Ranks)
+	} else if o.Ranks != 1 && o.Ranks != ranks {
 		return o, usagef("--ranks is %d; it must be %d, the dp · pp · ep of the configuration's layout, or 1 for a process that has all ranks in it", o.Ranks, ranks)
 	}
 	switch links := config.Layout.Links; {

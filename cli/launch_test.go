@@ -375,6 +375,7 @@ func (l *launched) ranks() []int {
 
 // What cannot work is not tried again.
 func TestLaunchWrong(t *testing.T) {
+	t.Parallel()
 	dir := prepared(t)
 	for _, test := range []struct {
 		name     string
@@ -426,6 +427,7 @@ func TestLaunchWrong(t *testing.T) {
 
 // --json prints the result alone on standard output, after what rank 0 prints there.
 func TestLaunchJSON(t *testing.T) {
+	t.Parallel()
 	dir := prepared(t)
 	mustRun(t, dir, "blend")
 	c := mula(dir, "launch", "--json", "--hosts", "a,b", "--spares", "1", "--local-hosts", "--", "train", "--json")

@@ -1,9 +1,11 @@
 package cli
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
 
 	"github.com/urfave/cli/v2"
 
@@ -11,6 +13,7 @@ import (
 	"mula/tokenize"
 	"mula/train"
 	"mula/xpu"
+	"mula/xpu/opencl"
 )
 
 var (
@@ -43,7 +46,8 @@ func warnRefused(c *cli.Context, refused []train.RefusedCheckpoint) {
 
 // openModel reads a model into the memory of the device that --device names, which computes in the precision that --precision names.
 func openModel(c *cli.Context, dir train.ModelDir) (*moe.Model, xpu.Device, error) {
-	device, why, err := train.NewDevice(c.Context, c.String("device"), train.DeviceOptions{Threads: c.Int("threads"), Precision: xpu.Precision(c.String("precision"))})
+	p := newProgress(c.App.ErrWriter)
+	device, why, err := train.NewDevice(sayCompiling(c.Context, p), c.String("device"), train.DeviceOptions{Threads: c.Int("threads"), Precision: xpu.Precision(c.String("precision"))})
 	if err != nil {
 		return nil, nil, err
 	}
@@ -56,6 +60,17 @@ func openModel(c *cli.Context, dir train.ModelDir) (*moe.Model, xpu.Device, erro
 		return nil, nil, err
 	}
 	return m, device, nil
+}
+
+// sayCompiling gives a context with which p says, once for each kind of OpenCL device, that its kernels are compiled: that may take a minute, in which
+// nothing else is said.
+func sayCompiling(ctx context.Context, p *progress) context.Context {
+	var said sync.Map
+	return opencl.WithCompiling(ctx, func(d *opencl.Device) {
+		if _, before := said.LoadOrStore(d.Name, true); !before {
+			p.line("compiling kernels for %s: once, they are kept for the next time; this may take a minute", printable(d.Name))
+		}
+	})
 }
 
 // checkComputing refuses values of --device, --threads and --precision.

@@ -8,6 +8,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"mula/blend"
+	"mula/internal/quantity"
 	"mula/tokenize"
 )
 
@@ -159,13 +160,13 @@ func printPeeked(w io.Writer, s peeked, data *blend.Data) {
 		skipped = ", skipped by the plan"
 	}
 	if data.Packing != nil {
-		fmt.Fprintf(w, "position %s%s: source %s, epoch %d, packed sample %s\n", count(s.Position), skipped, s.Source, s.Epoch, count(s.Window))
+		fmt.Fprintf(w, "position %s%s: source %s, epoch %d, packed sample %s\n", quantity.Grouped(s.Position), skipped, s.Source, s.Epoch, quantity.Grouped(s.Window))
 	} else if data.Megatron != nil { // no epochs, and documents from all over the shard
-		fmt.Fprintf(w, "position %s%s: source %s, sample %s\n", count(s.Position), skipped, s.Source, count(s.Window))
-		fmt.Fprintf(w, "  shard %s, from token %s on\n", s.Shard, count(s.Token))
+		fmt.Fprintf(w, "position %s%s: source %s, sample %s\n", quantity.Grouped(s.Position), skipped, s.Source, quantity.Grouped(s.Window))
+		fmt.Fprintf(w, "  shard %s, from token %s on\n", s.Shard, quantity.Grouped(s.Token))
 	} else {
-		fmt.Fprintf(w, "position %s%s: source %s, epoch %d, window %s\n", count(s.Position), skipped, s.Source, s.Epoch, count(s.Window))
-		fmt.Fprintf(w, "  shard %s, tokens %s to %s\n", s.Shard, count(s.Token), count(s.Token+int64(data.SequenceLength)))
+		fmt.Fprintf(w, "position %s%s: source %s, epoch %d, window %s\n", quantity.Grouped(s.Position), skipped, s.Source, s.Epoch, quantity.Grouped(s.Window))
+		fmt.Fprintf(w, "  shard %s, tokens %s to %s\n", s.Shard, quantity.Grouped(s.Token), quantity.Grouped(s.Token+int64(data.SequenceLength)))
 	}
 	for _, d := range s.Documents {
 		origin := "origin unknown: the shard has no .docs.arrow"
@@ -176,7 +177,7 @@ func printPeeked(w io.Writer, s peeked, data *blend.Data) {
 		if d.Shard != "" {
 			of = " of shard " + d.Shard
 		}
-		fmt.Fprintf(w, "  tokens %4d to %4d  document %s%s  %s\n", d.From, d.To-1, count(d.Number), of, origin)
+		fmt.Fprintf(w, "  tokens %4d to %4d  document %s%s  %s\n", d.From, d.To-1, quantity.Grouped(d.Number), of, origin)
 	}
 	if s.Padding != nil && *s.Padding > 0 {
 		fmt.Fprintf(w, "  tokens %4d to %4d  padding\n", data.SequenceLength+1-*s.Padding, data.SequenceLength)

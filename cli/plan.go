@@ -9,6 +9,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"mula/blend"
+	"mula/internal/quantity"
 )
 
 // Flags of the commands that read along a plan.
@@ -49,6 +50,9 @@ func planCommand() *cli.Command {
 
 // readPlan reads the plan in a file.
 func readPlan(path string) (*blend.Plan, error) {
+	if path == "" {
+		return nil, usagef("--plan is empty; it names the plan's file")
+	}
 	plan, err := blend.ReadPlan(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("%w; name the plan with --plan, or make one with `mula blend`", err)
@@ -91,7 +95,7 @@ func printParents(w io.Writer, verb string, parents []blend.Parent) {
 		if p := parents[i]; p.Reason != "" {
 			reason = ": " + p.Reason
 		}
-		fmt.Fprintf(w, "%s plan %.16s… from position %s on%s\n", verb, parents[i].Fingerprint, count(parents[i].At), printable(reason))
+		fmt.Fprintf(w, "%s plan %.16s… from position %s on%s\n", verb, parents[i].Fingerprint, quantity.Grouped(parents[i].At), printable(reason))
 	}
 }
 
@@ -131,13 +135,13 @@ func runPlanDiff(c *cli.Context) error {
 	printParents(w, "the second amends", d.Second)
 	switch {
 	case len(d.Changes) == 0 || d.Same == min(plans[0].Length(), plans[1].Length()):
-		fmt.Fprintf(w, "\nBoth have the same samples at every position that both have (%s).\n", count(d.Same))
+		fmt.Fprintf(w, "\nBoth have the same samples at every position that both have (%s).\n", quantity.Grouped(d.Same))
 	case d.Same == 0:
 		fmt.Fprintln(w, "\nThey differ from the first position on.")
 	case d.Same == 1:
 		fmt.Fprintln(w, "\nBoth have the same sample at position 0. They differ from position 1 on.")
 	default:
-		fmt.Fprintf(w, "\nBoth have the same samples at the first %s. They differ from position %s on.\n", plural(d.Same, "position"), count(d.Same))
+		fmt.Fprintf(w, "\nBoth have the same samples at the first %s. They differ from position %s on.\n", plural(d.Same, "position"), quantity.Grouped(d.Same))
 	}
 	if len(d.Changes) == 0 {
 		return nil
@@ -153,7 +157,7 @@ func runPlanDiff(c *cli.Context) error {
 		}
 		from := "-"
 		if change.From >= 0 {
-			from = count(change.From)
+			from = quantity.Grouped(change.From)
 		}
 		t.row(from, change.What, printable(change.Text))
 	}
@@ -174,7 +178,7 @@ func runPlanDiff(c *cli.Context) error {
 	if plans[0].Megatron != nil || plans[1].Megatron != nil {
 		from = 0
 	}
-	fmt.Fprintf(w, "\npositions from %s on%s:\n", count(from), skipped)
+	fmt.Fprintf(w, "\npositions from %s on%s:\n", quantity.Grouped(from), skipped)
 	t.write(w)
 	return nil
 }

@@ -22,7 +22,7 @@ func reportCommand() *cli.Command {
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "write the page to `FILE`", Value: "report.html"},
 			&cli.StringFlag{Name: "title", Usage: "heading of the page"},
-			&cli.IntFlag{Name: "watch", Usage: "draw the page again every `SECONDS`, until all runs have done all their steps; the page then loads itself again"},
+			&cli.IntFlag{Name: "watch", Usage: "draw the page again every `SECONDS`, until all runs have done all their steps; the page then loads itself again", DefaultText: "once"},
 		},
 		Action: runReport,
 	}
@@ -31,6 +31,9 @@ func reportCommand() *cli.Command {
 func runReport(c *cli.Context) error {
 	if !c.Args().Present() {
 		return usagef("no run: name the folders that `mula train` wrote; see `%s --help`", c.Command.HelpName)
+	}
+	if err := needFlags(c, "output"); err != nil {
+		return err
 	}
 	watch := c.Int("watch")
 	if c.IsSet("watch") && watch < 1 {
@@ -44,7 +47,7 @@ func runReport(c *cli.Context) error {
 		}
 		named[dir] = true
 	}
-	if err := notOtherFile(output); err != nil {
+	if err := notOther(output, pageKind); err != nil {
 		return err
 	}
 	finished, err := drawReport(c, output, watch)

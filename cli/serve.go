@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"mula/blend"
+	"mula/internal/quantity"
 	"mula/serve"
 	"mula/serve/flight"
 )
@@ -57,7 +58,7 @@ func runServe(c *cli.Context) error {
 		return err
 	}
 	if n := c.Int("max-streams"); n < 1 || n > 1<<20 {
-		return usagef("--max-streams is %d; it must be from 1 to %s", n, count(1<<20))
+		return usagef("--max-streams is %d; it must be from 1 to %s", n, quantity.Grouped(1<<20))
 	}
 	// An empty value is what an unset variable of a script leaves. To take it for a flag that is not given would open what was to be guarded.
 	for _, flag := range []string{"socket", "flight", "token-file", "tls-cert", "tls-key", "memory"} {
@@ -70,7 +71,7 @@ func runServe(c *cli.Context) error {
 		return err
 	}
 	if memory < leastMemory || memory > 1<<50 {
-		return usagef("--memory is %s; it must be from %s to %s bytes", c.String("memory"), count(leastMemory), count(1<<50))
+		return usagef("--memory is %s; it must be from %s to %s bytes", c.String("memory"), quantity.Grouped(leastMemory), quantity.Grouped(1<<50))
 	}
 	at := addresses{listen: c.String("listen"), socket: c.String("socket"), flight: c.String("flight")}
 	if at == (addresses{}) {

@@ -12,6 +12,8 @@ import (
 	"mula/blend"
 	"mula/blend/simulate"
 	"mula/internal/atomicfile"
+	"mula/internal/page"
+	"mula/internal/quantity"
 )
 
 func simulateCommand() *cli.Command {
@@ -27,7 +29,7 @@ func simulateCommand() *cli.Command {
 			&cli.IntFlag{Name: "ranks-per-node", Usage: "ranks of a node, which divide its share", Value: 1},
 			&cli.IntFlag{Name: "batch-size", Aliases: []string{"B"}, Usage: "samples of a step, over all ranks", DefaultText: "the multiple of the ranks next to 512"},
 			&cli.Float64Flag{Name: "step-time", Usage: "a step computes for `SECONDS`", DefaultText: "not known: nothing is said of whether storage keeps up"},
-			&cli.Float64Flag{Name: "tokens-per-second", Usage: "the same as tokens a second of all nodes together, `T`"},
+			&cli.Float64Flag{Name: "tokens-per-second", Usage: "the same as tokens a second of all nodes together, `T`", DefaultText: "not known"},
 			&cli.StringFlag{Name: "storage", Usage: "local-nvme, parallel-fs, object-store, or a `FILE` ending in .yaml", Value: simulate.Kinds[0].Name},
 			&cli.Int64Flag{Name: "from", Usage: "first position; the start of a step"},
 			&cli.Int64Flag{Name: "to", Usage: "position after the last (0: the end of the plan)"},
@@ -70,6 +72,9 @@ func runSimulate(c *cli.Context) error {
 		return err
 	}
 	if err := notInput(c.String("report"), plan.Files()...); err != nil {
+		return err
+	}
+	if err := notOther(c.String("report"), pageKind); err != nil {
 		return err
 	}
 	if rate := c.Float64("tokens-per-second"); rate > 0 {
@@ -115,17 +120,17 @@ func simulateOptions(c *cli.Context) (simulate.Options, error) {
 		From: c.Int64("from"), To: c.Int64("to"), Samples: c.Int64("samples")}
 	const mostRanks = 1 << 24
 	if o.Nodes < 1 || o.RanksPerNode < 1 || o.Nodes > mostRanks/o.RanksPerNode {
-		return o, usagef("--nodes is %d and --ranks-per-node %d; each must be at least 1, and the ranks at most %s", o.Nodes, o.RanksPerNode, count(mostRanks))
+		return o, usagef("--nodes is %d and --ranks-per-node %d; each must be at least 1, and the ranks at most %s", o.Nodes, o.RanksPerNode, quantity.Grouped(mostRanks))
 	}
 	world := o.Nodes * o.RanksPerNode
 	if !c.IsSet("batch-size") {
 		o.BatchSize = max(1, 512/world) * world
 	}
 	if o.BatchSize < 1 || o.BatchSize > 1<<30 || o.BatchSize%world != 0 {
-		return o, usagef("--batch-size is %d; it must be a multiple of the %s, and at most %s", o.BatchSize, plural(int64(world), "rank"), count(1<<30))
+		return o, usagef("--batch-size is %d; it must be a multiple of the %s, and at most %s", o.BatchSize, plural(int64(world), "rank"), quantity.Grouped(1<<30))
 	}
 	if o.Samples < 1 || o.Samples > 1<<26 {
-		return o, usagef("--samples is %d; it must be from 1 to %s", o.Samples, count(1<<26))
+		return o, usagef("--samples is %d; it must be from 1 to %s", o.Samples, quantity.Grouped(1<<26))
 	}
 	if c.IsSet("step-time") && c.IsSet("tokens-per-second") {
 		return o, usagef("--step-time and --tokens-per-second say the same; give one of them")
@@ -147,7 +152,7 @@ func simulateOptions(c *cli.Context) (simulate.Options, error) {
 // printSimulation prints the report as tables and lines.
 func printSimulation(w io.Writer, r *simulate.Report) {
 	fmt.Fprintf(w, "%s of %d from position %d; storage %s (assumed figures: docs/simulate.md)\n\n", plural(r.Steps, "step"), r.BatchSize, r.From, r.Reading.Storage.Name)
-	for i, t := range []simulate.Table{r.ReadingTable(), r.MixtureTable(), r.ShuffleTable(), r.RepeatsTable()} {
+	for i, t := range []page.Table{r.ReadingTable(), r.MixtureTable(), r.ShuffleTable(), r.RepeatsTable()} {
 		if i > 0 {
 			fmt.Fprintln(w)
 		}

@@ -5,6 +5,8 @@ import (
 	"io"
 	"strings"
 	"unicode/utf8"
+
+	"mula/internal/quantity"
 )
 
 // table prints rows under a heading, numbers to the right and names to the left.
@@ -25,9 +27,9 @@ func (t *table) row(cells ...any) {
 		case string:
 			row[i] = v
 		case int:
-			row[i] = count(int64(v))
+			row[i] = quantity.Grouped(int64(v))
 		case int64:
-			row[i] = count(v)
+			row[i] = quantity.Grouped(v)
 		case float64:
 			row[i] = fmt.Sprintf("%.4g", v)
 		default:
@@ -65,19 +67,6 @@ func (t *table) write(w io.Writer) {
 		}
 		fmt.Fprintln(w, strings.TrimRight(b.String(), " "))
 	}
-}
-
-// count writes n with commas between the thousands.
-func count(n int64) string {
-	s := fmt.Sprint(n)
-	sign := ""
-	if n < 0 {
-		sign, s = "-", s[1:]
-	}
-	for i := len(s) - 3; i > 0; i -= 3 {
-		s = s[:i] + "," + s[i:]
-	}
-	return sign + s
 }
 
 // bytesText writes a number of bytes with the prefix people use for files.

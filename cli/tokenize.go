@@ -13,6 +13,8 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"mula/internal/quantity"
+	"mula/shards"
 	"mula/shards/formats"
 	"mula/tokenize"
 	"mula/tokenize/documents"
@@ -35,19 +37,19 @@ func tokenizeCommand() *cli.Command {
 			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "write the shards' files under the `PREFIX` (needed)"},
 			&cli.StringFlag{Name: "to", Usage: "write shards as `NAME` does: " + strings.Join(formats.Names(), ", "), Value: "megatron"},
 			&cli.StringFlag{Name: "shard-tokens", Usage: "close a shard before the document that brings it above `N` tokens (2G, 500M); shards are PREFIX-00000, PREFIX-00001, …", DefaultText: "one shard, PREFIX"},
-			&cli.Uint64Flag{Name: "shuffle-seed", Usage: "shuffle all documents by the seed `N`"},
-			&cli.Float64Flag{Name: "sample", Usage: "keep the `SHARE` of the documents, from 0 to 1; a smaller sample is part of a larger one"},
-			&cli.StringFlag{Name: "max-documents", Usage: "stop after `N` documents in the order of the inputs"},
+			&cli.Uint64Flag{Name: "shuffle-seed", Usage: "shuffle all documents by the seed `N`", DefaultText: "not shuffled"},
+			&cli.Float64Flag{Name: "sample", Usage: "keep the `SHARE` of the documents, above 0 and at most 1; a smaller sample is part of a larger one", DefaultText: "all"},
+			&cli.StringFlag{Name: "max-documents", Usage: "stop after `N` documents in the order of the inputs", DefaultText: "all"},
 		}, readFlags(), []cli.Flag{
 			&cli.StringFlag{Name: "eod", Usage: "the `TOKEN` that ends every document", Value: defaultEOD},
 			&cli.BoolFlag{Name: "no-eod", Usage: "end documents without a token"},
 			&cli.StringFlag{Name: "specials", Usage: "special tokens that stand literally in a text become text (text) or the special id (tokens), which is Hugging Face's default", Value: "text"},
 			&cli.BoolFlag{Name: "add-special-tokens", Usage: "put around every document what the tokenizer's post-processor adds, such as a token for its beginning; --eod still ends it, once"},
 			&cli.StringFlag{Name: "on-error", Usage: "at a document that cannot be used: fail, or skip and count it", Value: "fail"},
-			&cli.StringFlag{Name: "rejects", Usage: "with --on-error skip, write what was skipped and why to `FILE` (default PREFIX.rejects.jsonl)"},
+			&cli.StringFlag{Name: "rejects", Usage: "with --on-error skip, write what was skipped and why to `FILE`", DefaultText: "PREFIX.rejects.jsonl"},
 			&cli.BoolFlag{Name: "overwrite", Usage: "start anew, whatever an earlier job has left or made under PREFIX"},
 			&cli.StringFlag{Name: "memory", Usage: "hold at most `BYTES` of texts and ids; shuffling a large corpus is faster with several G", Value: "256M"},
-			&cli.StringFlag{Name: "piece-size", Usage: "claim about `BYTES` of the inputs at a time; changes no output (default 8M to 256M, by the size of the inputs)"},
+			&cli.StringFlag{Name: "piece-size", Usage: "claim about `BYTES` of the inputs at a time; changes no output", DefaultText: "8M to 256M, by the size of the inputs"},
 			workersFlag, jsonFlag,
 		}),
 		Action: runTokenize,
@@ -114,7 +116,11 @@ func runTokenize(c *cli.Context) error {
 		return usagef("--eod and --no-eod contradict each other")
 	}
 	output := c.String("output")
-	if os.IsPathSeparator(output[len(output)-1]) {
+	switch {
+	case !os.IsPathSeparator(output[len(output)-1]):
+	case c.String("to") == formats.Name(shards.MDS):
+		return usagef("--output %s ends with a separator; leave it out, as the files of the job are beside the folder", output)
+	default:
 		return usagef("--output %s is a folder; add what the names of the files are to begin with, such as %stokens", output, output)
 	}
 	options := job.Options{Inputs: inputs, Output: output, Workers: c.Int("workers"), AppendEOD: !c.Bool("no-eod"), Overwrite: c.Bool("overwrite"),
@@ -160,6 +166,9 @@ func runTokenize(c *cli.Context) error {
 		if err := notInput(options.Rejects, c.String("tokenizer")); err != nil {
 			return err
 		}
+		if err := notOther(options.Rejects, rejectsKind); err != nil {
+			return err
+		}
 	default:
 		return usagef("--on-error is %q; allowed: fail, skip", c.String("on-error"))
 	}
@@ -173,6 +182,9 @@ func runTokenize(c *cli.Context) error {
 				likelyEOD(options.Tokenizer))
 		}
 		options.EOD = id
+	}
+	if err := ownFolder(options.Layout, options.Output); err != nil {
+		return err
 	}
 	if err := outsideInputs(options.Output, c.Args().Slice()); err != nil {
 		return err
@@ -188,7 +200,7 @@ func runTokenize(c *cli.Context) error {
 	p := newProgress(c.App.ErrWriter)
 	defer p.end()
 	options.Progress = func(s job.Progress) {
-		text := fmt.Sprintf("%s documents, %s tokens, %s of input read", count(s.Documents), tokensText(s.Tokens), bytesText(s.InputRead))
+		text := fmt.Sprintf("%s documents, %s tokens, %s of input read", quantity.Grouped(s.Documents), tokensText(s.Tokens), bytesText(s.InputRead))
 		if options.Shuffle && s.InputRead < s.InputSize { // the time left is that of reading
 			text += ", then the shards are written"
 		}
@@ -253,7 +265,7 @@ func showTokenized(c *cli.Context, s job.Summary) {
 	var total int64
 	for _, kind := range slices.Sorted(maps.Keys(s.Skipped)) {
 		total += s.Skipped[kind]
-		fmt.Fprintf(w, "  skipped %s: %s\n", kind, count(s.Skipped[kind]))
+		fmt.Fprintf(w, "  skipped %s: %s\n", kind, quantity.Grouped(s.Skipped[kind]))
 	}
 	fmt.Fprintf(w, "  %s skipped in all", plural(total, "document"))
 	if s.Rejects != "" {

@@ -49,6 +49,7 @@ func tokenizeOutput(t *testing.T, dir string) map[string]string {
 
 // A job that is killed again and again, and goes on, ends with the bytes of one that nobody disturbed, and leaves nothing else.
 func TestKilledTokenizeJob(t *testing.T) {
+	t.Parallel()
 	dir := tokenizePrepared(t)
 	whole := tokenizeOutput(t, filepath.Join(dir, "whole"))
 	if len(whole) < 10 || strings.Count(whole["x.rejects.jsonl"], "\n") != 500 {
@@ -74,6 +75,7 @@ func TestKilledTokenizeJob(t *testing.T) {
 
 // Processes that are started together, of which one is killed, make one job's bytes, and each ends well.
 func TestSharedTokenizeJob(t *testing.T) {
+	t.Parallel()
 	dir := tokenizePrepared(t)
 	whole := tokenizeOutput(t, filepath.Join(dir, "whole"))
 	for round := range 3 {

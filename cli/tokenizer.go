@@ -9,6 +9,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"mula/internal/atomicfile"
+	"mula/internal/quantity"
 	"mula/tokenize"
 	"mula/tokenize/documents"
 )
@@ -46,6 +47,9 @@ func tokenizerTrain(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := needFlags(c, "output"); err != nil {
+		return err
+	}
 	if err := atMost(c, maxThreads, "workers"); err != nil {
 		return err
 	}
@@ -53,6 +57,9 @@ func tokenizerTrain(c *cli.Context) error {
 		return err
 	}
 	if err := notInput(c.String("output"), inputs...); err != nil {
+		return err
+	}
+	if err := notOther(c.String("output"), tokenizerKind); err != nil {
 		return err
 	}
 	if c.Int("vocab-size") < 1 {
@@ -85,9 +92,9 @@ func tokenizerTrain(c *cli.Context) error {
 		Progress: func(t tokenize.TrainProgress) {
 			last = t
 			if t.Merges == 0 {
-				p.update(fmt.Sprintf("counting words: %s documents, %s", count(t.Documents), bytesText(t.Bytes)), 0, 0)
+				p.update(fmt.Sprintf("counting words: %s documents, %s", quantity.Grouped(t.Documents), bytesText(t.Bytes)), 0, 0)
 			} else {
-				p.update(fmt.Sprintf("merging: %s of %s", count(int64(t.Merges)), count(int64(t.TotalMerges))), 0, 0)
+				p.update(fmt.Sprintf("merging: %s of %s", quantity.Grouped(int64(t.Merges)), quantity.Grouped(int64(t.TotalMerges))), 0, 0)
 			}
 		},
 	})
@@ -116,7 +123,7 @@ func tokenizerTrain(c *cli.Context) error {
 		plural(int64(t.VocabSize()), "id"), bytesText(last.Bytes), plural(last.Documents, "document"), seconds)
 	if t.VocabSize() < c.Int("vocab-size") {
 		fmt.Fprintf(c.App.ErrWriter, "note: the text has pairs for %s ids only, fewer than --vocab-size %s asks for\n",
-			count(int64(t.VocabSize())), count(int64(c.Int("vocab-size"))))
+			quantity.Grouped(int64(t.VocabSize())), quantity.Grouped(int64(c.Int("vocab-size"))))
 	}
 	return nil
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"mula/internal/quantity"
 	"mula/moe"
 	"mula/train"
 	"mula/xpu"
@@ -41,6 +42,9 @@ func runTrain(c *cli.Context) error {
 	if err := noOperands(c); err != nil {
 		return err
 	}
+	if err := needFlags(c, "config"); err != nil {
+		return err
+	}
 	config, err := train.LoadConfig(c.String("config"))
 	if errors.Is(err, fs.ErrNotExist) {
 		return usagef("%v; name the run's configuration with --config (docs/formats/config.md lists its fields)", err)
@@ -55,7 +59,7 @@ func runTrain(c *cli.Context) error {
 	}
 	world, err := train.Join(c.Context, config)
 	if err != nil {
-		return configurationError(err)
+		return configurationError(c, err)
 	}
 	first := world == nil || world.Rank() == 0
 	messages := c.App.ErrWriter
@@ -96,18 +100,18 @@ func runTrain(c *cli.Context) error {
 				p.line("after %s: saved %s", plural(done, "step"), filepath.ToSlash(s.Checkpoint))
 			}
 			speed.add(time.Now(), s.StepMetrics)
-			p.update(fmt.Sprintf("%s of %s steps  loss %.4f  %s", count(done), count(s.Steps), s.Loss, speed.text(s.Steps-done)), 0, 0)
+			p.update(fmt.Sprintf("%s of %s steps  loss %.4f  %s", quantity.Grouped(done), quantity.Grouped(s.Steps), s.Loss, speed.text(s.Steps-done)), 0, 0)
 		},
 	}
 	if trainFault != nil {
 		trainFault(&options)
 	}
-	result, err := train.Run(context.WithoutCancel(c.Context), config, options)
+	result, err := train.Run(sayCompiling(context.WithoutCancel(c.Context), p), config, options)
 	p.end()
 	switch {
 	case err != nil && world != nil && train.Shared(err):
 		// Nobody leaves before the message is out: when one process of a job fails, the others are ended.
-		err = configurationError(err)
+		err = configurationError(c, err)
 		code := exitCode(exitFailed)
 		if errors.As(err, new(*usageError)) {
 			code = exitUsage
@@ -118,7 +122,7 @@ func runTrain(c *cli.Context) error {
 		leave(world)
 		return code
 	case err != nil:
-		return configurationError(err) // the group is not closed in order: the others are to notice
+		return configurationError(c, err) // the group is not closed in order: the others are to notice
 	case world != nil:
 		leave(world)
 	}
@@ -146,10 +150,11 @@ func leave(world *xpu.Comm) {
 	}
 }
 
-// configurationError makes an error about a field of the configuration one of usage: trying again is of no use.
-func configurationError(err error) error {
+// configurationError makes an error about a field of the configuration, which is known to be wrong from the plan or the ranks only, one of usage: trying again
+// is of no use.
+func configurationError(c *cli.Context, err error) error {
 	if train.Misconfigured(err) {
-		return usagef("%v", err)
+		return usagef("%s: %v", c.String("config"), err)
 	}
 	return err
 }
@@ -228,7 +233,7 @@ func (p *pace) text(left int64) string {
 	if !(seconds > 0) { // a coarse clock
 		return ""
 	}
-	return fmt.Sprintf("%s tokens/s  MFU %.1f %%  %s left", count(int64(float64(tokens)/seconds+0.5)), 100*flops/seconds,
+	return fmt.Sprintf("%s tokens/s  MFU %.1f %%  %s left", quantity.Grouped(int64(float64(tokens)/seconds+0.5)), 100*flops/seconds,
 		duration(time.Duration(float64(left)*seconds/float64(len(p.steps))*float64(time.Second))))
 }
 
@@ -238,10 +243,10 @@ func printRun(p *progress, s train.Summary) {
 	if preset, err := moe.Preset(name); err != nil || preset.TotalParameters() != s.Parameters {
 		name += " with other sizes"
 	}
-	p.line("model      %s: %s parameters, %s active per token", name, count(s.Parameters), count(s.ActiveParameters))
+	p.line("model      %s: %s parameters, %s active per token", name, quantity.Grouped(s.Parameters), quantity.Grouped(s.ActiveParameters))
 	p.line("plan       %s", s.Plan)
-	p.line("run        %s steps of %s samples, %s tokens a step, %s in all", count(s.Config.Steps), count(int64(s.Config.BatchSize)),
-		count(s.TokensPerStep), tokensText(s.TotalTokens))
+	p.line("run        %s steps of %s samples, %s tokens a step, %s in all", quantity.Grouped(s.Config.Steps), quantity.Grouped(int64(s.Config.BatchSize)),
+		quantity.Grouped(s.TokensPerStep), tokensText(s.TotalTokens))
 	p.line("work       %.4g MFLOP a token, forward and backward", s.FLOPsPerToken/1e6)
 	each := ""
 	if l := s.Config.Layout; l.Ranks() > 1 {
@@ -269,7 +274,7 @@ func printRun(p *progress, s train.Summary) {
 	if s.Resumed != "" && s.NextStep >= s.Config.Steps {
 		p.line("done       all steps, in %s; to train on, raise steps", s.Resumed)
 	} else if s.Resumed != "" {
-		p.line("resuming   from %s: the next step is %s", s.Resumed, count(s.NextStep))
+		p.line("resuming   from %s: the next step is %s", s.Resumed, quantity.Grouped(s.NextStep))
 	} else if from := s.Config.InitializeFrom; from != "" {
 		p.line("beginning  with the weights of %s", filepath.ToSlash(from))
 	}

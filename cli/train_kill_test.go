@@ -137,7 +137,7 @@ func TestTrainOpenCL(t *testing.T) {
 	cache := t.TempDir() // what is compiled is the test's own, and compiled once
 	t.Setenv("XDG_CACHE_HOME", cache)
 	t.Setenv("POCL_CACHE_DIR", cache)
-	// What this test holds are processes: killed, stopped, resumed. PoCL optimizes the kernels for TestRunOpenCL of train, which takes it twenty seconds.
+	// What this test holds are processes: killed, stopped, resumed. Optimized, PoCL takes twenty seconds more; TestDevice of xpu/gpu has optimized kernels.
 	t.Setenv("POCL_EXTRA_BUILD_FLAGS", "-cl-opt-disable")
 	dir := prepared(t)
 	mustRun(t, dir, "blend")

@@ -95,6 +95,7 @@ func (s rankStarter) run(t *testing.T, dir string, ranks int, args ...string) (s
 
 // Ranks of one process, processes over TCP, and both MPIs leave the same files, byte for byte, and only the first rank speaks.
 func TestTrainLinks(t *testing.T) {
+	t.Parallel()
 	dir := prepared(t)
 	mustRun(t, dir, "blend")
 	for _, test := range []struct {
@@ -149,6 +150,7 @@ const fingerprints = "fingerprints.jsonl"
 
 // What is wrong with a run is said once, with exit code 1 of all ranks, or 2 where the configuration is wrong.
 func TestTrainLinksErrors(t *testing.T) {
+	t.Parallel()
 	dir := prepared(t)
 	mustRun(t, dir, "blend")
 	for _, test := range []struct {
@@ -156,7 +158,7 @@ func TestTrainLinksErrors(t *testing.T) {
 		code         int
 	}{
 		{"layout: {dp: 4}\n", "layout is dp · ep = 4 · 1 = 4 ranks, but 2 were started; possible: {dp: 2, ep: 1}, {dp: 1, ep: 2}", 2},
-		{"layout: {dp: 2}\nsteps: 1000000\n", "steps is 1000000, but the plan has", 2},
+		{"layout: {dp: 2}\nsteps: 1000000\n", "train.yaml: steps is 1000000, but the plan has", 2},
 		{"layout: {dp: 2}\ninitialize_from: shards\n", "initialize_from: ", 1},
 	} {
 		config := "output: run\nmodel: {preset: mula-nano}\nbatch_size: 4\n" + test.config
@@ -180,6 +182,7 @@ func TestTrainLinksErrors(t *testing.T) {
 // A signal to one of the ranks stops all of them after the step, with a checkpoint, and the run goes on to the weights of one that was not stopped.
 // SIGKILL of one ends the others.
 func TestTrainRankSignals(t *testing.T) {
+	t.Parallel()
 	dir := prepared(t)
 	mustRun(t, dir, "blend")
 	config := "output: run\nmodel: {preset: mula-nano}\nbatch_size: 4\nsteps: 200\ncheckpoint: {every: 0}\nevaluate: {every: 0}\nlayout: {dp: 2, ep: 2}\nthreads: 1\n"

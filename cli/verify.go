@@ -13,6 +13,8 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"mula/blend"
+	"mula/internal/quantity"
+	"mula/train"
 )
 
 // errDiffer makes `mula verify` exit with 1 after it has said how the logs differ.
@@ -27,10 +29,10 @@ func verifyCommand() *cli.Command {
 			"its plan. The logs of the ranks of one run are given as one operand, separated by commas; their set hashes are added up. Exits with 1\n" +
 			"if the logs differ. Steps that only one of them has are not compared, and named. A run with `spikes` leaves out data: against its plan\n" +
 			"it differs from the first step left out on; skips.yaml in its folder names the positions. Where the logs are of a plan and of one that\n" +
-			"amends it, --plan names the latter, and what was amended is said.\n\n" +
+			"amends it, what was amended is said; the latter is found by the run's train.yaml or as plan.json beside a log, or else named by --plan.\n\n" +
 			"Example: mula verify expected.jsonl runs/base",
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "plan", Aliases: []string{"p"}, Usage: "the youngest plan of the logs, in `FILE`: says which of its amendments lie between their plans", DefaultText: "none"},
+			&cli.StringFlag{Name: "plan", Aliases: []string{"p"}, Usage: "the youngest plan of the logs, in `FILE`: says which of its amendments lie between their plans", DefaultText: "that of the run, or plan.json beside a log"},
 			jsonFlag,
 		},
 		Action: runVerify,
@@ -156,6 +158,39 @@ func amendments(plan *blend.Plan, fingerprints []string) (list []blend.Parent, f
 	return plan.Parents[first:last], found
 }
 
+// youngestPlan looks for the plan that explains how the plans of some logs come from each other, of which it is one and amends all others: the one that the
+// train.yaml of a run names, or plan.json beside a log. why says how it was found. It is nil where there is none, and where the logs are all of one plan.
+func youngestPlan(fingerprints, operands []string) (plan *blend.Plan, file, why string) {
+	different := slices.Compact(slices.Sorted(slices.Values(fingerprints)))
+	if len(different) < 2 {
+		return nil, "", ""
+	}
+	for _, operand := range operands {
+		for _, path := range strings.Split(operand, ",") {
+			folder := filepath.Dir(path)
+			if info, err := os.Stat(path); err == nil && info.IsDir() {
+				folder = path
+			}
+			type candidate struct{ file, why string }
+			candidates := []candidate{{filepath.Join(folder, "plan.json"), "which is beside the log"}}
+			names := filepath.Join(folder, "train.yaml")
+			if config, err := train.LoadConfig(names); err == nil {
+				candidates = slices.Insert(candidates, 0, candidate{config.Plan, fmt.Sprintf("which %s names", names)})
+			}
+			for _, c := range candidates {
+				plan, err := blend.ReadPlan(c.file)
+				if err != nil {
+					continue // nobody has asked for it
+				}
+				if _, found := amendments(plan, different); found == len(different) {
+					return plan, c.file, c.why
+				}
+			}
+		}
+	}
+	return nil, "", ""
+}
+
 func runVerify(c *cli.Context) error {
 	if c.NArg() != 2 {
 		return usagef("two logs are needed: see `%s --help`", c.Command.HelpName)
@@ -171,16 +206,19 @@ func runVerify(c *cli.Context) error {
 		return err
 	}
 	plans := append(slices.Clone(a.plans), b.plans...)
+	file, why := c.String("plan"), "" // of the youngest plan, "" if it is not known
 	var plan *blend.Plan
 	var amended []blend.Parent
 	found := 0
 	if c.IsSet("plan") {
-		if plan, err = blend.ReadPlan(c.String("plan")); err != nil {
+		if plan, err = blend.ReadPlan(file); err != nil {
 			return err
 		}
 		if amended, found = amendments(plan, plans); found == 0 {
-			return fmt.Errorf("%s is plan %.16s…; no log is of it or of a plan that it amends", c.String("plan"), plan.Fingerprint())
+			return fmt.Errorf("%s is plan %.16s…; no log is of it or of a plan that it amends", file, plan.Fingerprint())
 		}
+	} else if plan, file, why = youngestPlan(plans, c.Args().Slice()); plan != nil {
+		amended, found = amendments(plan, plans)
 	}
 	r, err := blend.Compare(a.steps, b.steps, a.header, b.header)
 	if err != nil {
@@ -201,6 +239,7 @@ func runVerify(c *cli.Context) error {
 			}
 		}
 		if plan != nil {
+			out["plan"] = file
 			if out["amendments"] = amended; len(amended) == 0 {
 				out["amendments"] = []blend.Parent{}
 			}
@@ -218,13 +257,16 @@ func runVerify(c *cli.Context) error {
 		case plan == nil:
 			fmt.Fprintln(w, "if one of the plans amends the others, --plan FILE with it names the amendments")
 		default:
-			printParents(w, fmt.Sprintf("%s: amends", printable(c.String("plan"))), amended)
+			if why != "" {
+				fmt.Fprintf(w, "the plans are explained by %s, %s\n", printable(file), printable(why))
+			}
+			printParents(w, fmt.Sprintf("%s: amends", printable(file)), amended)
 			if found < len(plans) {
-				fmt.Fprintf(w, "not all plans of the logs are among those that %s amends\n", printable(c.String("plan")))
+				fmt.Fprintf(w, "not all plans of the logs are among those that %s amends\n", printable(file))
 			}
 		}
 		if !same {
-			printDifference(w, c, r, a, b, amended, samePlan)
+			printDifference(w, file, r, a, b, amended, samePlan)
 		}
 	}
 	if !same {
@@ -249,11 +291,11 @@ func printComparison(w io.Writer, r blend.Comparison, a, b *fingerprintLog) {
 	}
 	switch same := r.Kind == blend.NoDifference; {
 	case same && r.Ordered:
-		fmt.Fprintf(w, "same batches: yes; %s from step %s on, the same samples in the same order\n", plural(r.Equal, "step"), count(r.First))
+		fmt.Fprintf(w, "same batches: yes; %s from step %s on, the same samples in the same order\n", plural(r.Equal, "step"), quantity.Grouped(r.First))
 	case same:
-		fmt.Fprintf(w, "same batches: yes; %s from step %s on, the same samples (logs of ranks do not prove the order)\n", plural(r.Equal, "step"), count(r.First))
+		fmt.Fprintf(w, "same batches: yes; %s from step %s on, the same samples (logs of ranks do not prove the order)\n", plural(r.Equal, "step"), quantity.Grouped(r.First))
 	default:
-		fmt.Fprintf(w, "same batches: no; %s, then step %s: %s\n", plural(r.Equal, "equal step"), count(r.Step), r.Kind)
+		fmt.Fprintf(w, "same batches: no; %s, then step %s: %s\n", plural(r.Equal, "equal step"), quantity.Grouped(r.Step), r.Kind)
 	}
 	begins := r.First // of what either log has
 	for _, l := range []struct {
@@ -273,22 +315,21 @@ func printComparison(w io.Writer, r blend.Comparison, a, b *fingerprintLog) {
 	}
 }
 
-// printDifference says how to find out more about the first step that differs.
-func printDifference(w io.Writer, c *cli.Context, r blend.Comparison, a, b *fingerprintLog, amended []blend.Parent, samePlan bool) {
+// printDifference says how to find out more about the first step that differs. plan is the file of the youngest plan, or "".
+func printDifference(w io.Writer, plan string, r blend.Comparison, a, b *fingerprintLog, amended []blend.Parent, samePlan bool) {
 	if len(amended) > 0 {
 		at := amended[0].At
 		for _, p := range amended {
 			at = min(at, p.At)
 		}
 		if step := at / int64(a.header.BatchSize); r.Step >= step {
-			fmt.Fprintf(w, "from position %s on, in step %s, the amended plan may have other samples\n", count(at), count(step))
+			fmt.Fprintf(w, "from position %s on, in step %s, the amended plan may have other samples\n", quantity.Grouped(at), quantity.Grouped(step))
 		} else {
-			fmt.Fprintf(w, "no amendment explains the difference: they leave all before position %s, in step %s, as it was\n", count(at), count(step))
+			fmt.Fprintf(w, "no amendment explains the difference: they leave all before position %s, in step %s, as it was\n", quantity.Grouped(at), quantity.Grouped(step))
 		}
 	}
-	plan := "PLAN"
-	if c.IsSet("plan") {
-		plan = c.String("plan")
+	if plan == "" {
+		plan = "PLAN"
 	}
 	fmt.Fprintf(w, "`mula peek --plan %s --step %d --batch-size %d` shows what the plan has there\n", printable(plan), r.Step, a.header.BatchSize)
 	if (r.A.Samples == 0) != (r.B.Samples == 0) && r.Kind == blend.SamplesDiffer {

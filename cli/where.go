@@ -6,6 +6,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"mula/blend"
+	"mula/internal/quantity"
 )
 
 func whereCommand() *cli.Command {
@@ -97,7 +98,7 @@ func runWhere(c *cli.Context) error {
 		if n == nil {
 			return "-"
 		}
-		return count(*n)
+		return quantity.Grouped(*n)
 	}
 	t := newTable("source", "shard", "document", "from", "window", "tokens", "use", "epoch", "position", "step")
 	for _, p := range places {
@@ -106,9 +107,9 @@ func runWhere(c *cli.Context) error {
 	}
 	t.write(c.App.Writer)
 	if limit > 0 && found > limit {
-		fmt.Fprintf(c.App.Writer, "\nthere are more places; the list ends after %s of them (--limit)\n", count(limit))
+		fmt.Fprintf(c.App.Writer, "\nthere are more places; the list ends after %s of them (--limit)\n", quantity.Grouped(limit))
 		return nil
 	}
-	fmt.Fprintf(c.App.Writer, "\npositions that read the document: %s\n", count(drawn))
+	fmt.Fprintf(c.App.Writer, "\npositions that read the document: %s\n", quantity.Grouped(drawn))
 	return nil
 }

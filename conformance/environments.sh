@@ -7,7 +7,8 @@
 # The last five borrow nothing and are not made unless they are named: the first is for conformance/ids.py and benchmarks/encoding.py, the next two, which are
 # the frameworks whose shards are compared, for conformance/layouts.py (dolma needs numpy 1, so it stands alone), then, with a torch of its own, for
 # conformance/huggingface.py, conformance/training.py and benchmarks/training.py. The last is for benchmarks/loaders.py, and for the tests in clients/python.
-# PYTHON names the interpreter (3.11 has wheels, with compiled helpers, of every megatron-core from 0.5 on). About 6 GB, most of it torch's.
+# PYTHON names the interpreter (3.11 has wheels, with compiled helpers, of every megatron-core from 0.5 on). About 6 GB, most of it torch's; loaders alone as much, and
+# 4 GB more in the folder for temporary files while it is made.
 set -euo pipefail
 dir=${1:?"usage: environments.sh DIR [NAME...]"}
 shift
@@ -40,12 +41,12 @@ for name in "$@"; do
 		fi
 		touch "$env/complete"
 		;;
-	loaders) # what layouts has, and Grain
+	loaders) # what layouts has, and Grain; with the last torch that OLMo-core takes, and its torchvision: left alone, pip fetches newer ones first
 		env="$dir/$name"
 		[ ! -e "$env/complete" ] || continue
 		echo "== $name" >&2
 		"$python" -m venv --clear "$env"
-		"$env/bin/pip" install -q mosaicml-streaming==0.13.0 grain==0.2.18 datatrove==0.9.0 humanize orjson ai2-olmo-core==3.0.0 megatron-core==0.16.1 pyarrow==26.0.1 pytest
+		"$env/bin/pip" install -q torch==2.13.0 torchvision==0.28.0 mosaicml-streaming==0.13.0 grain==0.2.18 datatrove==0.9.0 humanize orjson ai2-olmo-core==3.0.0 megatron-core==0.16.1 pyarrow==26.0.1 pytest
 		touch "$env/complete"
 		;;
 	transformers-*)

@@ -54,7 +54,7 @@ func NewGrowingOrder(seed uint64, source string, windows int64, growths []Growth
 	last := int64(0)
 	for n, g := range growths {
 		if g.Sample < last || g.Windows < 0 || g.Windows > math.MaxInt64-windows {
-			return nil, fmt.Errorf("index: growth %d of %d windows at sample %d, after one at sample %d", n+1, g.Windows, g.Sample, last)
+			return nil, fmt.Errorf("growth %d of %d windows at sample %d, after one at sample %d", n+1, g.Windows, g.Sample, last)
 		}
 		last = g.Sample
 		e := &list[len(list)-1]

@@ -22,21 +22,21 @@ type Windows struct {
 // NewWindows numbers the windows of length sequenceLength (L, at least 1) of shards that hold these numbers of tokens.
 func NewWindows(sequenceLength int, tokens []int64) (*Windows, error) {
 	if sequenceLength < 1 {
-		return nil, fmt.Errorf("index: sequence length %d: must be at least 1", sequenceLength)
+		return nil, fmt.Errorf("sequence length %d: must be at least 1", sequenceLength)
 	}
 	w := &Windows{length: int64(sequenceLength), starts: make([]int64, len(tokens)+1)}
 	for i, t := range tokens {
 		if t < 0 {
-			return nil, fmt.Errorf("index: shard %d has %d tokens", i, t)
+			return nil, fmt.Errorf("shard %d has %d tokens", i, t)
 		}
 		n := ShardWindows(sequenceLength, t)
 		if n > math.MaxInt64-w.starts[i] {
-			return nil, fmt.Errorf("index: the first %d shards have more than 2^63 windows", i+1)
+			return nil, fmt.Errorf("the first %d shards have more than 2^63 windows", i+1)
 		}
 		w.starts[i+1] = w.starts[i] + n
 	}
 	if len(tokens) > math.MaxInt32 {
-		return nil, fmt.Errorf("index: %d shards are more than 2^31", len(tokens))
+		return nil, fmt.Errorf("%d shards are more than 2^31", len(tokens))
 	}
 	w.shift = uint(max(0, bits.Len64(uint64(w.Count()))-bits.Len(uint(len(tokens)))))
 	last := max(0, len(tokens)-1)

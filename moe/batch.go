@@ -16,18 +16,18 @@ func (b Batch) check(c Config, p Parallel) error {
 		least = 0
 	}
 	if b.Rows < least || b.SequenceLength < 1 {
-		return fmt.Errorf("moe: batch has %d rows of %d tokens; both must be positive", b.Rows, b.SequenceLength)
+		return fmt.Errorf("batch has %d rows of %d tokens; both must be positive", b.Rows, b.SequenceLength)
 	}
 	if b.SequenceLength > c.MaxPositions {
-		return fmt.Errorf("moe: sequence length %d is beyond the model's max_position_embeddings %d", b.SequenceLength, c.MaxPositions)
+		return fmt.Errorf("sequence length %d is beyond the model's max_position_embeddings %d", b.SequenceLength, c.MaxPositions)
 	}
 	width := b.SequenceLength + 1
 	if len(b.Tokens)%width != 0 || len(b.Tokens)/width != b.Rows {
-		return fmt.Errorf("moe: batch of %d rows holds %d tokens, want %d a row", b.Rows, len(b.Tokens), width)
+		return fmt.Errorf("batch of %d rows holds %d tokens, want %d a row", b.Rows, len(b.Tokens), width)
 	}
 	for i, id := range b.Tokens {
 		if int64(id) >= int64(c.VocabSize) {
-			return fmt.Errorf("moe: batch row %d, token %d: id %d is beyond the model's vocabulary of %d", i/width, i%width, id, c.VocabSize)
+			return fmt.Errorf("batch row %d, token %d: id %d is beyond the model's vocabulary of %d", i/width, i%width, id, c.VocabSize)
 		}
 	}
 	return nil

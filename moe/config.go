@@ -59,7 +59,7 @@ const (
 // Validate says what is wrong with c, naming the field as config.json does, or returns nil.
 func (c Config) Validate() error {
 	bad := func(field, format string, args ...any) error {
-		return fmt.Errorf("moe: config: %s %s", field, fmt.Sprintf(format, args...))
+		return fmt.Errorf("%s %s", field, fmt.Sprintf(format, args...))
 	}
 	if c.Architecture != OLMoE && c.Architecture != OLMo {
 		return bad("model_type", "is %q; known are %q and %q", c.Architecture, OLMoE, OLMo)

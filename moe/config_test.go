@@ -118,7 +118,7 @@ func TestValidateNamesTheField(t *testing.T) {
 	} {
 		c := mustPreset(t, "mula-nano")
 		test.change(&c)
-		if err := c.Validate(); err == nil || !strings.Contains(err.Error(), "config: "+test.want+" ") {
+		if err := c.Validate(); err == nil || !strings.HasPrefix(err.Error(), test.want+" ") {
 			t.Errorf("%+v: error %v, want one about %s", c, err, test.want)
 		}
 		if _, err := New(c, cpu.New(1, xpu.FP32)); err == nil {

@@ -126,14 +126,14 @@ func (d *dispatch) free() {
 // begin starts a pass over so many tokens.
 func (d *dispatch) begin(ctx context.Context, tokens int) error {
 	if err := d.courier.begin(ctx, tokens); err != nil {
-		return fmt.Errorf("moe: rank %d of %d that share the experts: %w", d.comm.Rank(), d.comm.Size(), err)
+		return fmt.Errorf("rank %d of %d that share the experts: %w", d.comm.Rank(), d.comm.Size(), err)
 	}
 	return nil
 }
 
 // failed says where an exchange went wrong.
 func (d *dispatch) failed(number int, doing string, err error) error {
-	return fmt.Errorf("moe: layer %d, rank %d of %d that share the experts, %s: %w", d.from+number, d.comm.Rank(), d.comm.Size(), doing, err)
+	return fmt.Errorf("layer %d, rank %d of %d that share the experts, %s: %w", d.from+number, d.comm.Rank(), d.comm.Size(), doing, err)
 }
 
 // forward is feedForward behind the router.

@@ -38,15 +38,15 @@ type GenerateOptions struct {
 func (o GenerateOptions) Validate() error {
 	switch {
 	case o.MaxTokens < 0:
-		return fmt.Errorf("moe: generate: number of tokens %d is negative", o.MaxTokens)
+		return fmt.Errorf("number of tokens %d is negative", o.MaxTokens)
 	case !(o.Temperature >= 0):
-		return fmt.Errorf("moe: generate: temperature %g must not be negative", o.Temperature)
+		return fmt.Errorf("temperature %g must not be negative", o.Temperature)
 	case o.TopK < 0:
-		return fmt.Errorf("moe: generate: top-k %d must not be negative", o.TopK)
+		return fmt.Errorf("top-k %d must not be negative", o.TopK)
 	case !(o.TopP >= 0 && o.TopP <= 1):
-		return fmt.Errorf("moe: generate: top-p %g must lie between 0 and 1", o.TopP)
+		return fmt.Errorf("top-p %g must lie between 0 and 1", o.TopP)
 	case o.Vocabulary < 0:
-		return fmt.Errorf("moe: generate: vocabulary %d is negative", o.Vocabulary)
+		return fmt.Errorf("vocabulary %d is negative", o.Vocabulary)
 	}
 	return nil
 }
@@ -58,7 +58,7 @@ func (m *Model) Generate(ctx context.Context, prompt []uint32, o GenerateOptions
 		return err
 	}
 	if o.MaxTokens > m.cfg.MaxPositions-len(prompt) {
-		return fmt.Errorf("moe: generate: %d tokens after a prompt of %d are beyond the model's max_position_embeddings %d", o.MaxTokens, len(prompt), m.cfg.MaxPositions)
+		return fmt.Errorf("%d tokens after a prompt of %d are beyond the model's max_position_embeddings %d", o.MaxTokens, len(prompt), m.cfg.MaxPositions)
 	}
 	d, err := m.newDecoder(len(prompt)+o.MaxTokens, 1)
 	if err != nil {
@@ -109,7 +109,7 @@ func (m *Model) newDecoder(capacity, rows int) (*decoder, error) {
 	}
 	c := &m.cfg
 	if capacity > c.MaxPositions {
-		return nil, fmt.Errorf("moe: a sequence of %d tokens is beyond the model's max_position_embeddings %d", capacity, c.MaxPositions)
+		return nil, fmt.Errorf("a sequence of %d tokens is beyond the model's max_position_embeddings %d", capacity, c.MaxPositions)
 	}
 	d := &decoder{m: m, capacity: capacity, k: make([][]float32, c.Layers), v: make([][]float32, c.Layers)}
 	var err error
@@ -126,7 +126,7 @@ func (m *Model) newDecoder(capacity, rows int) (*decoder, error) {
 	}
 	if err != nil {
 		d.close()
-		return nil, fmt.Errorf("moe: keys, values and logits of a sequence of %d tokens: %w", capacity, err)
+		return nil, fmt.Errorf("keys, values and logits of a sequence of %d tokens: %w", capacity, err)
 	}
 	return d, nil
 }
@@ -144,14 +144,14 @@ func (d *decoder) close() {
 func (d *decoder) append(ctx context.Context, tokens []uint32) error {
 	m, c := d.m, d.m.cfg
 	if len(tokens) == 0 {
-		return fmt.Errorf("moe: an empty sequence has no next token; give at least one token")
+		return fmt.Errorf("an empty sequence has no next token; give at least one token")
 	}
 	if len(tokens) > d.capacity-d.length {
-		return fmt.Errorf("moe: %d tokens after %d exceed the room for %d", len(tokens), d.length, d.capacity)
+		return fmt.Errorf("%d tokens after %d exceed the room for %d", len(tokens), d.length, d.capacity)
 	}
 	for i, id := range tokens {
 		if int64(id) >= int64(c.VocabSize) {
-			return fmt.Errorf("moe: token %d: id %d is beyond the model's vocabulary of %d", d.length+i, id, c.VocabSize)
+			return fmt.Errorf("token %d: id %d is beyond the model's vocabulary of %d", d.length+i, id, c.VocabSize)
 		}
 	}
 	f, err := m.flight(0)
@@ -182,7 +182,7 @@ func (d *decoder) logits(ctx context.Context, rows int) ([]float32, error) {
 	logits := d.last[:rows*v]
 	m.dev.MatMul(false, true, rows, v, h, m.ws.h[len(m.ws.h)-rows*h:], h, m.head.w, h, logits, v, false)
 	if err := m.dev.ToHost(ctx, logits); err != nil {
-		return nil, fmt.Errorf("moe: reading a text: %w", err)
+		return nil, fmt.Errorf("reading a text: %w", err)
 	}
 	return logits, nil
 }
@@ -227,7 +227,7 @@ func (s *sampler) keep(logits []float32) (kept []candidate, sum float64, err err
 	best := 0
 	for i, x := range logits {
 		if x-x != 0 {
-			return nil, 0, fmt.Errorf("moe: generate: the logit of token %d is %v, not a number; the weights are damaged or training diverged", i, x)
+			return nil, 0, fmt.Errorf("the logit of token %d is %v, not a number; the weights are damaged or training diverged", i, x)
 		}
 		if x > logits[best] {
 			best = i

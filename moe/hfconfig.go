@@ -55,7 +55,7 @@ func WriteConfigJSON(w io.Writer, c Config, dtype safetensors.DType) error {
 	}
 	torch, ok := torchDTypes[dtype]
 	if !ok {
-		return fmt.Errorf("moe: config.json: element type %q has no PyTorch name", dtype)
+		return fmt.Errorf("config.json: element type %q has no PyTorch name", dtype)
 	}
 	id := func(v int) any {
 		if v == NoToken {
@@ -84,10 +84,10 @@ func WriteConfigJSON(w io.Writer, c Config, dtype safetensors.DType) error {
 	}
 	text, err := json.MarshalIndent(fields, "", "  ")
 	if err != nil {
-		return fmt.Errorf("moe: config.json: %w", err)
+		return fmt.Errorf("config.json: %w", err)
 	}
 	if _, err := w.Write(append(text, '\n')); err != nil {
-		return fmt.Errorf("moe: writing config.json: %w", err)
+		return fmt.Errorf("writing config.json: %w", err)
 	}
 	return nil
 }
@@ -100,18 +100,18 @@ const maxConfig = 1 << 20
 func ReadConfigJSON(r io.Reader, name string) (Config, error) {
 	text, err := io.ReadAll(io.LimitReader(r, maxConfig+1))
 	if err != nil {
-		return Config{}, fmt.Errorf("moe: reading %s: %w", name, err)
+		return Config{}, fmt.Errorf("reading %s: %w", name, err)
 	}
 	if len(text) > maxConfig {
-		return Config{}, fmt.Errorf("moe: %s: more than %d bytes, which no config.json has", name, maxConfig)
+		return Config{}, fmt.Errorf("%s: more than %d bytes, which no config.json has", name, maxConfig)
 	}
 	var fields map[string]json.RawMessage
 	if err := json.Unmarshal(text, &fields); err != nil {
-		return Config{}, fmt.Errorf("moe: %s: %w", name, err)
+		return Config{}, fmt.Errorf("%s: %w", name, err)
 	}
 	c, err := fromFields(hfFields{fields: fields})
 	if err != nil {
-		return Config{}, fmt.Errorf("moe: %s: %w", name, err)
+		return Config{}, fmt.Errorf("%s: %w", name, err)
 	}
 	if err := c.Validate(); err != nil {
 		return Config{}, fmt.Errorf("%s: %w", name, err)

@@ -33,10 +33,10 @@ func (o LossOptions) Validate() error {
 	switch o.Aux {
 	case "", AuxNone, AuxHF, AuxMegaBlocks:
 	default:
-		return fmt.Errorf("moe: load-balancing loss %q is unknown; known are %q, %q and %q", o.Aux, AuxNone, AuxHF, AuxMegaBlocks)
+		return fmt.Errorf("load-balancing loss %q is unknown; known are %q, %q and %q", o.Aux, AuxNone, AuxHF, AuxMegaBlocks)
 	}
 	if !(o.AuxCoefficient >= 0) || !(o.ZCoefficient >= 0) {
-		return fmt.Errorf("moe: coefficients %g (load balancing) and %g (z-loss) must not be negative", o.AuxCoefficient, o.ZCoefficient)
+		return fmt.Errorf("coefficients %g (load balancing) and %g (z-loss) must not be negative", o.AuxCoefficient, o.ZCoefficient)
 	}
 	return nil
 }

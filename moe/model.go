@@ -82,13 +82,13 @@ func NewParallel(cfg Config, dev xpu.Device, p Parallel) (*Model, error) {
 		return nil, err
 	}
 	if dev == nil {
-		return nil, errors.New("moe: a model needs a device")
+		return nil, errors.New("a model needs a device")
 	}
 	const most = min(math.MaxInt/8, 1<<44) // so that weights and gradients have an address, of which common processors offer 2⁴⁷
 	here := stageOf(cfg, p.Stage, p.Stages)
 	n := here.parameters(cfg, cfg.Experts/p.ranks())
 	if n > most {
-		return nil, fmt.Errorf("moe: %d parameters do not fit into this machine's address space; make the model smaller", n)
+		return nil, fmt.Errorf("%d parameters do not fit into this machine's address space; make the model smaller", n)
 	}
 	m := &Model{cfg: cfg, dev: dev, parallel: p, stage: here}
 	m.loop.run = m.runPiece // kept, because a method value made for each loop would be an allocation
@@ -97,7 +97,7 @@ func NewParallel(cfg Config, dev xpu.Device, p Parallel) (*Model, error) {
 	}
 	if err := m.bind(); err != nil {
 		m.Close()
-		return nil, fmt.Errorf("moe: weights and gradients of %d parameters, %d bytes: %w", n, 8*n, err)
+		return nil, fmt.Errorf("weights and gradients of %d parameters, %d bytes: %w", n, 8*n, err)
 	}
 	return m, nil
 }

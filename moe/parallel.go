@@ -57,22 +57,22 @@ func (p Parallel) rank() int {
 
 func (p Parallel) validate(c Config) error {
 	if p.Dispatch != "" && p.Dispatch != AllToAll && p.Dispatch != AllGather {
-		return fmt.Errorf("moe: dispatch %q is unknown; known are %q and %q", p.Dispatch, AllToAll, AllGather)
+		return fmt.Errorf("dispatch %q is unknown; known are %q and %q", p.Dispatch, AllToAll, AllGather)
 	}
 	n := p.ranks()
 	stages := max(1, p.Stages)
 	switch {
 	case p.Stages < 0 || p.Stage < 0 || p.Stage >= stages:
-		return fmt.Errorf("moe: stage %d of %d is none; stages are counted from 0", p.Stage, p.Stages)
+		return fmt.Errorf("stage %d of %d is none; stages are counted from 0", p.Stage, p.Stages)
 	case stages > c.Layers:
-		return fmt.Errorf("moe: %d stages are more than the %d of num_hidden_layers", stages, c.Layers)
+		return fmt.Errorf("%d stages are more than the %d of num_hidden_layers", stages, c.Layers)
 	case stages > 1 && c.TieEmbeddings:
-		return fmt.Errorf("moe: with tie_word_embeddings the embedding is needed by the first and the last of %d stages; use 1, or untie them", stages)
+		return fmt.Errorf("with tie_word_embeddings the embedding is needed by the first and the last of %d stages; use 1, or untie them", stages)
 	}
 	switch {
 	case n == 1:
 	case !c.moe():
-		return fmt.Errorf("moe: %d ranks are to share experts, and model_type %q has none; use 1", n, c.Architecture)
+		return fmt.Errorf("%d ranks are to share experts, and model_type %q has none; use 1", n, c.Architecture)
 	case c.Experts%n != 0:
 		var sizes []string
 		for i := 1; i <= c.Experts; i++ {
@@ -80,7 +80,7 @@ func (p Parallel) validate(c Config) error {
 				sizes = append(sizes, fmt.Sprint(i))
 			}
 		}
-		return fmt.Errorf("moe: %d ranks cannot share num_experts %d evenly; possible are %s", n, c.Experts, strings.Join(sizes, ", "))
+		return fmt.Errorf("%d ranks cannot share num_experts %d evenly; possible are %s", n, c.Experts, strings.Join(sizes, ", "))
 	}
 	return nil
 }
@@ -100,10 +100,10 @@ func stageOf(c Config, number, stages int) stage {
 // whole refuses to do something with a model of which other ranks hold parts.
 func (m *Model) whole(doing string) error {
 	if n := m.parallel.ranks(); n > 1 {
-		return fmt.Errorf("moe: %s: this rank holds 1/%d of the experts; it needs a whole model, which Open reads from a checkpoint", doing, n)
+		return fmt.Errorf("%s: this rank holds 1/%d of the experts; it needs a whole model, which Open reads from a checkpoint", doing, n)
 	}
 	if n := m.parallel.Stages; n > 1 {
-		return fmt.Errorf("moe: %s: this rank holds stage %d of %d; it needs a whole model, which Open reads from a checkpoint", doing, m.parallel.Stage, n)
+		return fmt.Errorf("%s: this rank holds stage %d of %d; it needs a whole model, which Open reads from a checkpoint", doing, m.parallel.Stage, n)
 	}
 	return nil
 }

@@ -55,11 +55,11 @@ func (m *Model) targets(batch Batch, opts BackwardOptions) (int64, error) {
 	own := int64(batch.Rows) * int64(batch.SequenceLength)
 	switch {
 	case opts.Targets == 0 && m.parallel.ranks() > 1:
-		return 0, errors.New("moe: a batch of one rank does not know the number of targets of the whole step; set Targets")
+		return 0, errors.New("a batch of one rank does not know the number of targets of the whole step; set Targets")
 	case opts.Targets == 0:
 		return own, nil
 	case opts.Targets < own:
-		return 0, fmt.Errorf("moe: the batch has %d targets, more than the %d of the whole step", own, opts.Targets)
+		return 0, fmt.Errorf("the batch has %d targets, more than the %d of the whole step", own, opts.Targets)
 	}
 	return opts.Targets, nil
 }
@@ -161,7 +161,7 @@ func (m *Model) flight(slot int) (*flight, error) {
 	}
 	f := m.flights[slot]
 	if f.waits {
-		return nil, fmt.Errorf("moe: slot %d has a batch under way; StageBackward comes first", slot)
+		return nil, fmt.Errorf("slot %d has a batch under way; StageBackward comes first", slot)
 	}
 	return f, nil
 }

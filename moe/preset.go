@@ -42,7 +42,7 @@ func Presets() []string {
 func Preset(name string) (Config, error) {
 	i := slices.IndexFunc(presets, func(p preset) bool { return p.name == name })
 	if i < 0 {
-		return Config{}, fmt.Errorf("moe: no preset is named %q; known are %s", name, strings.Join(Presets(), ", "))
+		return Config{}, fmt.Errorf("no preset is named %q; known are %s", name, strings.Join(Presets(), ", "))
 	}
 	p := presets[i]
 	c := Config{

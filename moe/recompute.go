@@ -28,7 +28,7 @@ func (r Recompute) experts() bool   { return r == RecomputeExperts || r == Recom
 
 func (r Recompute) validate() error {
 	if r != "" && r != RecomputeNone && !r.experts() {
-		return fmt.Errorf("moe: recompute %q is unknown; known are %q, %q and %q", r, RecomputeNone, RecomputeExperts, RecomputeLayers)
+		return fmt.Errorf("recompute %q is unknown; known are %q, %q and %q", r, RecomputeNone, RecomputeExperts, RecomputeLayers)
 	}
 	return nil
 }

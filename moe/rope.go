@@ -27,7 +27,7 @@ func (r *ropeTable) extend(dev xpu.Memory, c Config, positions int) (err error) 
 	}
 	if err != nil {
 		r.free(dev)
-		return fmt.Errorf("moe: rotations of %d positions: %w", positions, err)
+		return fmt.Errorf("rotations of %d positions: %w", positions, err)
 	}
 	for j := range half {
 		exponent := float32(2*j) / float32(c.HeadDim())

@@ -16,7 +16,7 @@ func (m *Model) route(l *layer, st *saved, number int) {
 // settle waits for the commands given, and adds up what the routers of the flight at hand have measured.
 func (m *Model) settle(ctx context.Context) error {
 	if err := m.dev.Wait(ctx); err != nil {
-		return fmt.Errorf("moe: a pass over %d rows of %d tokens: %w", m.ws.shape.rows, m.ws.shape.s, err)
+		return fmt.Errorf("a pass over %d rows of %d tokens: %w", m.ws.shape.rows, m.ws.shape.s, err)
 	}
 	if m.cfg.moe() {
 		w := &m.ws

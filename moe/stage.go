@@ -18,7 +18,7 @@ type Relay struct {
 func (m *Model) NewRelay(rows, sequenceLength int) (*Relay, error) {
 	hidden, err := m.dev.Floats(rows * sequenceLength * m.cfg.HiddenSize)
 	if err != nil {
-		return nil, fmt.Errorf("moe: hidden states of %d rows of %d tokens for another stage: %w", rows, sequenceLength, err)
+		return nil, fmt.Errorf("hidden states of %d rows of %d tokens for another stage: %w", rows, sequenceLength, err)
 	}
 	return &Relay{hidden, make([]float64, m.routerSums())}, nil
 }
@@ -35,7 +35,7 @@ func (m *Model) StageForward(ctx context.Context, slot int, batch Batch, in, out
 		return err
 	}
 	if slot < 0 {
-		return fmt.Errorf("moe: slot %d is negative", slot)
+		return fmt.Errorf("slot %d is negative", slot)
 	}
 	if err := m.checkRelays(batch, in, out); err != nil {
 		return err
@@ -82,7 +82,7 @@ func (m *Model) StageLoss(ctx context.Context, batch Batch, in, out *Relay) (Sta
 // SetRecompute between the two calls of a batch, it is the first call's that counts.
 func (m *Model) StageBackward(ctx context.Context, slot int, opts BackwardOptions, in, out *Relay) (Stats, error) {
 	if slot < 0 || slot >= len(m.flights) || !m.flights[slot].waits {
-		return Stats{}, fmt.Errorf("moe: slot %d has no batch under way; StageForward comes first", slot)
+		return Stats{}, fmt.Errorf("slot %d has no batch under way; StageForward comes first", slot)
 	}
 	f := m.flights[slot]
 	targets, err := m.targets(f.batch, opts)
@@ -104,11 +104,11 @@ func (m *Model) checkRelays(batch Batch, before, behind *Relay) error {
 	check := func(r *Relay, none bool, name string) error {
 		switch hidden, router := batch.Rows*batch.SequenceLength*m.cfg.HiddenSize, m.routerSums(); {
 		case r == nil != none && none:
-			return fmt.Errorf("moe: stage %d of %d has no stage %s it; give nil", m.parallel.Stage, max(1, m.parallel.Stages), name)
+			return fmt.Errorf("stage %d of %d has no stage %s it; give nil", m.parallel.Stage, max(1, m.parallel.Stages), name)
 		case r == nil != none:
-			return fmt.Errorf("moe: stage %d of %d needs a relay for the stage %s it", m.parallel.Stage, m.parallel.Stages, name)
+			return fmt.Errorf("stage %d of %d needs a relay for the stage %s it", m.parallel.Stage, m.parallel.Stages, name)
 		case r != nil && (len(r.Hidden) != hidden || len(r.Router) != router):
-			return fmt.Errorf("moe: the relay for the stage %s has %d and %d numbers, and a batch of %d rows of %d tokens needs %d and %d", name,
+			return fmt.Errorf("the relay for the stage %s has %d and %d numbers, and a batch of %d rows of %d tokens needs %d and %d", name,
 				len(r.Hidden), len(r.Router), batch.Rows, batch.SequenceLength, hidden, router)
 		}
 		return nil
@@ -119,7 +119,7 @@ func (m *Model) checkRelays(batch Batch, before, behind *Relay) error {
 // oneStage refuses a whole pass on a stage of a pipeline.
 func (m *Model) oneStage() error {
 	if n := m.parallel.Stages; n > 1 {
-		return fmt.Errorf("moe: this is stage %d of %d; use StageForward and StageBackward", m.parallel.Stage, n)
+		return fmt.Errorf("this is stage %d of %d; use StageForward and StageBackward", m.parallel.Stage, n)
 	}
 	return nil
 }

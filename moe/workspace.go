@@ -111,7 +111,7 @@ func (w *workspace) plan(dev xpu.Device, c Config, f *flight, shape passShape) e
 		w.cut(c, shape, &w.need)
 		w.shape, w.latest = passShape{}, nil // what is cut from the arena is not there any more
 		if err := w.arena.grow(dev, &w.need); err != nil {
-			return fmt.Errorf("moe: %d bytes of buffers for a pass over %d rows of %d tokens: %w", w.need.bytes(), shape.rows, shape.s, err)
+			return fmt.Errorf("%d bytes of buffers for a pass over %d rows of %d tokens: %w", w.need.bytes(), shape.rows, shape.s, err)
 		}
 		w.cut(c, shape, &w.arena)
 		w.shape = shape
@@ -120,7 +120,7 @@ func (w *workspace) plan(dev xpu.Device, c Config, f *flight, shape passShape) e
 		f.cut(c, shape, &w.need)
 		f.shape = passShape{}
 		if err := f.arena.grow(dev, &w.need); err != nil {
-			return fmt.Errorf("moe: %d bytes of activations of a pass over %d rows of %d tokens: %w", w.need.bytes(), shape.rows, shape.s, err)
+			return fmt.Errorf("%d bytes of activations of a pass over %d rows of %d tokens: %w", w.need.bytes(), shape.rows, shape.s, err)
 		}
 		f.cut(c, shape, &f.arena)
 		f.shape = shape

@@ -15,6 +15,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -23,7 +24,7 @@ import (
 
 	"github.com/apache/arrow-go/v18/arrow/ipc"
 
-	"mula/blend"
+	"mula/blend/plantest"
 	"mula/shards"
 )
 
@@ -365,31 +366,8 @@ func TestMemoryIsBounded(t *testing.T) {
 // A record never takes more than was reserved for it, documents of one token included.
 func TestReservedIsEnough(t *testing.T) {
 	dir := t.TempDir()
-	w, err := shards.Create(filepath.Join(dir, "ones"), shards.UInt16, shards.TokenizerInfo{SHA256: strings.Repeat("ab", 32), VocabSize: 10, EOD: 0, ClassTable: "test", Specials: "text"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer w.Abort()
-	for range 5000 {
-		if err := w.Append([]uint32{1}, shards.DocumentOrigin{ID: "x", File: "x", Line: 1}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
-	c, err := blend.ParseConfig([]byte("sequence_length: 64\nseed: 1\nsources: [{name: ones, shards: [ones], weight: 1}]"), "blend.yaml", dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	plan, err := blend.Seal(context.Background(), c, blend.SealOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	data, err := blend.Open(context.Background(), plan, blend.OpenOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	plantest.Shard(t, filepath.Join(dir, "ones"), shards.UInt16, 10, slices.Repeat([][]uint32{{1}}, 5000))
+	data := plantest.Open(t, plantest.Seal(t, dir, "sequence_length: 64\nseed: 1\nsources: [{name: ones, shards: [ones], weight: 1}]"))
 	s := serveData(t, data, Options{})
 	st, err := s.service.Open(context.Background(), Request{BatchSize: 32, World: 1, MicroBatch: 32}, 1)
 	if err != nil {

@@ -111,6 +111,12 @@ func (s *Service) serveStream(w http.ResponseWriter, r *http.Request) error {
 		s.counts.refused.Add(1)
 		return err
 	}
+	if r.Header.Get(memoryHeader) == "shared" {
+		if shared, err := s.serveShared(w, r, request); shared || err != nil {
+			return err
+		}
+		w.Header().Set(memoryHeader, "none")
+	}
 	st, err := s.Open(r.Context(), request, 1)
 	if err != nil {
 		return err

@@ -98,8 +98,14 @@ type Access struct {
 func (s *Service) Serve(ctx context.Context, l net.Listener, a Access) error {
 	protocols := new(http.Protocols)
 	protocols.SetHTTP1(true) // with a connection a stream, its back-pressure is the connection's
+	cutting, cut := context.WithCancel(context.WithoutCancel(ctx))
+	defer cut()
 	server := &http.Server{Handler: s.Handler(a.Token), Protocols: protocols, ReadHeaderTimeout: headerTime, IdleTimeout: idleTime, MaxHeaderBytes: headerBytes,
-		ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)}
+		ErrorLog:    slog.NewLogLogger(slog.DiscardHandler, slog.LevelError),
+		BaseContext: func(net.Listener) context.Context { return cutting },
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
+			return context.WithValue(ctx, connectionKey{}, c)
+		}}
 	l = s.Limit(l)
 	if a.TLS != nil {
 		l = tls.NewListener(l, a.TLS)
@@ -117,6 +123,14 @@ func (s *Service) Serve(ctx context.Context, l net.Listener, a Access) error {
 	defer cancel()
 	if err := server.Shutdown(last); err != nil {
 		server.Close()
+	}
+	shared := make(chan struct{})
+	go func() { s.sharing.Wait(); close(shared) }()
+	select {
+	case <-shared:
+	case <-last.Done():
+		cut()
+		<-shared
 	}
 	<-ended
 	return nil

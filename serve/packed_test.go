@@ -1,10 +1,7 @@
 package serve
 
 import (
-	"context"
 	"encoding/json"
-	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"testing"
@@ -12,7 +9,7 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/array"
 	"github.com/apache/arrow-go/v18/arrow/ipc"
 
-	"mula/blend"
+	"mula/blend/plantest"
 	"mula/shards"
 )
 
@@ -20,21 +17,8 @@ import (
 func TestPackedPlanIsServed(t *testing.T) {
 	dir := t.TempDir()
 	makePlan(t, dir, shards.UInt16, 1500)
-	config, err := blend.ParseConfig([]byte("sequence_length: 64\npacking: best_fit\npad: 9\nsources:\n- {name: web, shards: [web-0, web-1]}\n"), "blend.yaml", dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	plan, err := blend.Seal(context.Background(), config, blend.SealOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Remove(filepath.Join(dir, "plan.json")); err != nil {
-		t.Fatal(err)
-	}
-	if err := plan.Write(filepath.Join(dir, "plan.json")); err != nil {
-		t.Fatal(err)
-	}
-	s := serveData(t, openFolder(t, dir), Options{})
+	plan := plantest.Seal(t, dir, "sequence_length: 64\npacking: best_fit\npad: 9\nsources:\n- {name: web, shards: [web-0, web-1]}\n")
+	s := serveData(t, plantest.Open(t, plan), Options{})
 	response, err := s.client.Get("http://mula/v1/stream?batch_size=8&columns=tokens,lengths,document_starts,shard")
 	if err != nil {
 		t.Fatal(err)
@@ -73,11 +57,11 @@ func TestPackedPlanIsServed(t *testing.T) {
 			position++
 		}
 	}
-	if err := r.Err(); err != nil || position != plan.Length() || padded == 0 {
-		t.Errorf("%d of %d rows with %d tokens of padding: %v", position, plan.Length(), padded, err)
+	if err := r.Err(); err != nil || position != s.data.Length() || padded == 0 {
+		t.Errorf("%d of %d rows with %d tokens of padding: %v", position, s.data.Length(), padded, err)
 	}
 	var seen []int
-	for position := range plan.Length() {
+	for position := range s.data.Length() {
 		_, parts, err := s.data.Peek(t.Context(), position)
 		if err != nil {
 			t.Fatal(err)

@@ -58,6 +58,7 @@ type Service struct {
 	streams *semaphore.Weighted // one for each stream
 	sending *semaphore.Weighted // bytes of the records that are being sent: three quarters of the memory
 	ahead   *semaphore.Weighted // bytes of the records that are read ahead: the rest
+	slots   *semaphore.Weighted // those of sending that are in slots: half of it, so that there is room for streams which hold a record each
 	counts  counts
 
 	failures failures
@@ -66,6 +67,7 @@ type Service struct {
 	stop     context.CancelFunc
 	mu       sync.Mutex     // no use begins while or after stop is called
 	uses     sync.WaitGroup // of data
+	sharing  sync.WaitGroup // streams in shared memory, whose connections the HTTP server does not know any more
 }
 
 // counts are what the metrics tell.
@@ -90,34 +92,32 @@ func New(ctx context.Context, data *blend.Data, o Options) (*Service, error) {
 		o.Grace = defaultGrace
 	}
 	if o.MaxStreams < 1 || o.Memory < 4*overhead {
-		return nil, fmt.Errorf("serve: %d streams in %d bytes of memory: there must be room for one, and %d bytes", o.MaxStreams, o.Memory, 4*overhead)
+		return nil, fmt.Errorf("%d streams in %d bytes of memory: there must be room for one, and %d bytes", o.MaxStreams, o.Memory, 4*overhead)
 	}
 	s := &Service{data: data, o: o, began: time.Now(),
-		streams: semaphore.NewWeighted(int64(o.MaxStreams)), sending: semaphore.NewWeighted(o.Memory - o.Memory/4), ahead: semaphore.NewWeighted(o.Memory / 4)}
+		streams: semaphore.NewWeighted(int64(o.MaxStreams)), sending: semaphore.NewWeighted(o.Memory - o.Memory/4), ahead: semaphore.NewWeighted(o.Memory / 4),
+		slots: semaphore.NewWeighted((o.Memory - o.Memory/4) / 2)}
 	s.stopping, s.stop = context.WithCancel(context.Background())
-	// What columns there are, and what the metadata say, is for blend to decide: one record is read to see.
-	first, err := data.Stream(ctx, blend.StreamOptions{BatchSize: 1, To: 1})
+	// What columns there are, and what the metadata say, is for blend to decide.
+	all, err := data.Stream(ctx, blend.StreamOptions{BatchSize: 1, To: 1, Columns: data.Columns()})
 	if err != nil {
 		return nil, err
 	}
-	defer first.Close()
-	record, err := first.Next()
-	if err != nil {
-		return nil, fmt.Errorf("serve: %w", err)
-	}
-	defer record.Release()
-	s.base = record.Schema().Metadata().ToMap()
+	defer all.Close()
+	schema := all.Schema()
+	s.base = schema.Metadata().ToMap()
 	s.base["mula.order_version"] = data.OrderVersion()
-	list, ok := record.Column(record.Schema().FieldIndices(columnTokens)[0]).DataType().(*arrow.FixedSizeListType)
+	tokens, ok := schema.FieldsByName(columnTokens)
 	if ok {
-		s.tokens, ok = list.Elem().(arrow.FixedWidthDataType)
+		var list *arrow.FixedSizeListType
+		if list, ok = tokens[0].Type.(*arrow.FixedSizeListType); ok {
+			s.tokens, ok = list.Elem().(arrow.FixedWidthDataType)
+		}
 	}
 	if !ok {
-		return nil, fmt.Errorf("serve: the stream's columns are not known: %s", record.Schema())
+		return nil, fmt.Errorf("the stream's columns are not known: %s", schema)
 	}
-	s.fields = append(record.Schema().Fields(),
-		arrow.Field{Name: columnShard, Type: arrow.PrimitiveTypes.Int32},
-		arrow.Field{Name: columnOffset, Type: arrow.PrimitiveTypes.Int64})
+	s.fields = schema.Fields()
 	return s, nil
 }
 

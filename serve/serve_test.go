@@ -22,27 +22,17 @@ import (
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/apache/arrow-go/v18/arrow/array"
 	"github.com/apache/arrow-go/v18/arrow/ipc"
-	"go.uber.org/goleak"
 	"pgregory.net/rapid"
 
 	"mula/blend"
+	"mula/blend/plantest"
 	"mula/shards"
 )
 
 // patience is how long a test waits for what must come.
 const patience = time.Minute
 
-func TestMain(m *testing.M) {
-	cache, err := os.MkdirTemp("", "mula-serve-test")
-	if err != nil {
-		panic(err)
-	}
-	os.Setenv("XDG_CACHE_HOME", cache)
-	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
-		os.RemoveAll(cache)
-		os.Exit(code)
-	}))
-}
+func TestMain(m *testing.M) { plantest.Main(m) }
 
 const (
 	sequenceLength = 16
@@ -68,42 +58,26 @@ func openPlan(t testing.TB, dtype shards.DType) *blend.Data {
 
 func openFolder(t testing.TB, dir string) *blend.Data {
 	t.Helper()
-	plan, err := blend.ReadPlan(filepath.Join(dir, "plan.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	data, err := blend.Open(context.Background(), plan, blend.OpenOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return data
+	return plantest.Open(t, filepath.Join(dir, "plan.json"))
 }
 
 // makePlan seals a plan over shards of made-up documents, with stages, skips and held-out windows. tokens are those of each shard.
 func makePlan(t testing.TB, dir string, dtype shards.DType, tokens int) {
 	t.Helper()
 	for i, name := range []string{"web-0", "web-1", "code"} {
-		w, err := shards.Create(filepath.Join(dir, name), dtype, shards.TokenizerInfo{SHA256: strings.Repeat("ab", 32), VocabSize: 1000, EOD: 0, ClassTable: "test", Specials: "text"})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer w.Abort()
 		rng := rand.New(rand.NewPCG(7, uint64(i)))
+		var documents [][]uint32
 		for left := tokens; left > 0; {
 			document := make([]uint32, 1+rng.IntN(60))
 			for k := range document[:len(document)-1] {
 				document[k] = 1 + rng.Uint32N(999)
 			}
 			left -= len(document)
-			if err := w.Append(document, shards.DocumentOrigin{ID: fmt.Sprint(name, "/", left), File: name + ".jsonl", Line: 1}); err != nil {
-				t.Fatal(err)
-			}
+			documents = append(documents, document)
 		}
-		if err := w.Close(); err != nil {
-			t.Fatal(err)
-		}
+		plantest.Shard(t, filepath.Join(dir, name), dtype, 1000, documents)
 	}
-	config := fmt.Sprintf(`
+	plantest.Seal(t, dir, fmt.Sprintf(`
 sequence_length: %d
 seed: 5
 validation: 0.05
@@ -117,18 +91,7 @@ stages:
 skips:
 - {from: 37, to: 41}
 - {from: 310, to: 345}
-`, sequenceLength, positions)
-	c, err := blend.ParseConfig([]byte(config), "blend.yaml", dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	sealed, err := blend.Seal(context.Background(), c, blend.SealOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := sealed.Write(filepath.Join(dir, "plan.json")); err != nil {
-		t.Fatal(err)
-	}
+`, sequenceLength, positions))
 }
 
 // A served plan.
@@ -200,7 +163,7 @@ func (s *served) nothingHeld() {
 		s.t.Errorf("held after all streams have ended: %d streams, %d of them in line, %d and %d bytes", a, b, d, e)
 	}
 	if !s.service.streams.TryAcquire(int64(s.service.o.MaxStreams)) || !s.service.sending.TryAcquire(s.service.o.Memory-s.service.o.Memory/4) ||
-		!s.service.ahead.TryAcquire(s.service.o.Memory/4) {
+		!s.service.ahead.TryAcquire(s.service.o.Memory/4) || !s.service.slots.TryAcquire((s.service.o.Memory-s.service.o.Memory/4)/2) {
 		s.t.Error("room of streams that have ended was not given back")
 	}
 }

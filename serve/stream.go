@@ -2,7 +2,7 @@ package serve
 
 import (
 	"context"
-	"fmt"
+	"errors"
 	"io"
 	"math"
 	"net/http"
@@ -18,12 +18,10 @@ import (
 	"mula/blend"
 )
 
-// The columns that every stream has, and those that are added to the ones of blend.
+// The columns that every stream has, as blend calls them.
 const (
-	columnPosition = "position" // as blend calls it
-	columnTokens   = "tokens"   // likewise
-	columnShard    = "shard"    // int32: number of the shard in its source
-	columnOffset   = "offset"   // int64: the shard's token at which the window begins
+	columnPosition = "position"
+	columnTokens   = "tokens"
 )
 
 // A Stream gives one record after the other of what a [Request] asks for. It is used by one goroutine, which closes it.
@@ -36,11 +34,13 @@ type Stream struct {
 	cancel  context.CancelFunc
 	request Request
 	schema  *arrow.Schema
-	alloc   *recycler
-	done    []func() // what Close gives back, last first
+	columns []string
+	source  *blend.Stream // nil if there is nothing to be read
+	alloc   *recycler     // of the records, unless they are laid out in a slot
+	slot    *slot         // nil unless they are
+	done    []func()      // what Close gives back, last first
 
-	first  int64 // position at which the step of the next record begins
-	part   int   // number of the next record in its step
+	left   int64 // records that have not been asked for
 	size   int64 // bytes that a record is taken to have, times copies
 	held   int64 // bytes reserved for the record that is being sent
 	last   arrow.RecordBatch
@@ -57,11 +57,17 @@ type read struct {
 
 // Open begins a stream, waiting in line where the memory is taken. Copies is how often the transport holds a record at a time, its own one
 // included. Errors are of type [*Error] where the request is at fault or the service is busy.
-func (s *Service) Open(ctx context.Context, r Request, copies int) (_ *Stream, err error) {
-	st := &Stream{service: s, request: r, copies: int64(copies)}
+func (s *Service) Open(ctx context.Context, r Request, copies int) (*Stream, error) {
+	return s.open(ctx, &Stream{service: s, request: r, copies: int64(copies), alloc: &recycler{fresh: memory.NewGoAllocator()}})
+}
+
+// open begins a stream. The error of one whose records are laid out in slots is errNoRoom where there is no memory for them now.
+func (s *Service) open(ctx context.Context, st *Stream) (_ *Stream, err error) {
 	defer func() {
 		if err != nil {
-			s.counts.refused.Add(1)
+			if !errors.Is(err, errNoRoom) {
+				s.counts.refused.Add(1)
+			}
 			st.Close()
 		}
 	}()
@@ -83,7 +89,15 @@ func (s *Service) Open(ctx context.Context, r Request, copies int) (_ *Stream, e
 	if err := st.reserve(st.size + overhead); err != nil {
 		return nil, err
 	}
-	st.alloc = &recycler{fresh: memory.NewGoAllocator()}
+	if r := st.request; r.From < r.To {
+		o := blend.StreamOptions{From: r.From, To: r.To, BatchSize: r.BatchSize, Rank: r.Rank, World: r.World, MicroBatch: r.MicroBatch, Columns: st.columns}
+		if o.Allocator = st.alloc; st.slot != nil {
+			o.Allocator = st.slot
+		}
+		if st.source, err = s.data.Stream(st.ctx, o); err != nil {
+			return nil, err
+		}
+	}
 	s.counts.opened.Add(1)
 	return st, nil
 }
@@ -123,13 +137,21 @@ func (st *Stream) check() error {
 	if err := st.choose(); err != nil {
 		return err
 	}
-	st.first = r.From
+	st.left = (r.To - r.From + batch - 1) / batch * int64(r.BatchSize/r.World/r.MicroBatch)
 	length := int64(d.SequenceLength + 1)
 	if int64(r.MicroBatch) > math.MaxInt32/length {
 		return refusef(http.StatusBadRequest, "%d samples of %d tokens are more than the 2^31 tokens that a record can hold: use micro_batch", r.MicroBatch, length)
 	}
-	st.size = int64(r.MicroBatch) * (length*int64(st.service.tokens.Bytes()) + 64) * st.copies
+	st.size = int64(r.MicroBatch) * (length*int64(st.service.tokens.Bytes()) + 64)
+	if st.slot != nil {
+		st.size = laidOut(st.size)
+		st.copies = slotsOf(st.size)
+	}
+	st.size *= st.copies
 	if most := st.service.o.Memory / 4; st.size+overhead > most {
+		if st.slot != nil {
+			return errNoRoom
+		}
 		return refusef(http.StatusBadRequest, "a record of %d samples takes %d bytes here, and one stream may take %d, a quarter of --memory: "+
 			"use micro_batch, or more ranks", r.MicroBatch, st.size+overhead, most)
 	}
@@ -150,6 +172,7 @@ func (st *Stream) choose() error {
 			names = append([]string{always}, names...)
 		}
 	}
+	st.columns = names
 	fields := make([]arrow.Field, len(names))
 	for i, name := range names {
 		k := slices.IndexFunc(s.fields, func(f arrow.Field) bool { return f.Name == name })
@@ -181,9 +204,21 @@ func (st *Stream) choose() error {
 	return nil
 }
 
-// reserve waits for memory for the record that is sent.
+// reserve waits for memory for the record that is sent. Slots are not worth a wait.
 func (st *Stream) reserve(bytes int64) error {
 	s := st.service
+	if st.slot != nil && st.held == 0 {
+		if !s.slots.TryAcquire(bytes) {
+			return errNoRoom
+		}
+		st.done = append(st.done, func() { s.slots.Release(bytes) })
+		if !s.sending.TryAcquire(bytes) {
+			return errNoRoom
+		}
+		st.held = bytes
+		s.counts.sendingBytes.Add(bytes)
+		return nil
+	}
 	s.counts.waiting.Add(1)
 	defer s.counts.waiting.Add(-1)
 	ctx, cancel := context.WithTimeout(st.ctx, s.o.Wait)
@@ -215,7 +250,7 @@ func (st *Stream) Next() (arrow.RecordBatch, error) {
 	if s.stopping.Err() != nil {
 		return nil, errStopping
 	}
-	if st.first >= st.request.To {
+	if st.left == 0 {
 		s.counts.completed.Add(1)
 		return nil, io.EOF
 	}
@@ -223,36 +258,36 @@ func (st *Stream) Next() (arrow.RecordBatch, error) {
 	if st.ahead != nil {
 		got = st.await()
 	} else {
-		got = st.read(st.first, st.part)
+		got = st.read()
 	}
 	if got.err != nil {
 		return nil, got.err
 	}
 	st.last = got.record
 	bytes := sizeOf(got.record)
+	if st.slot != nil {
+		bytes = st.slot.taken()
+	}
 	if held := bytes * st.copies; held > st.size { // there are many document starts
 		if err := st.reserve(held - st.size); err != nil {
 			return nil, err
 		}
 		st.size = held
 	}
-	if st.part++; st.part == st.parts() {
-		st.part, st.first = 0, st.first+min(int64(st.request.BatchSize), st.request.To-st.first)
+	st.left--
+	if st.slot == nil { // a slot takes what is read ahead
+		st.readAhead()
 	}
-	st.readAhead()
 	s.counts.records.Add(1)
 	s.counts.samples.Add(got.record.NumRows())
 	s.counts.bytes.Add(bytes)
 	return got.record, nil
 }
 
-// parts is the number of records that a step has.
-func (st *Stream) parts() int { return st.request.BatchSize / st.request.World / st.request.MicroBatch }
-
 // readAhead begins to read the next record, if there is one and memory for it.
 func (st *Stream) readAhead() {
 	s := st.service
-	if st.first >= st.request.To {
+	if st.left == 0 {
 		return
 	}
 	if !s.ahead.TryAcquire(st.size) {
@@ -261,7 +296,7 @@ func (st *Stream) readAhead() {
 	}
 	s.counts.aheadBytes.Add(st.size)
 	st.saved, st.ahead = st.size, make(chan read, 1)
-	go func(to chan<- read, first int64, part int) { to <- st.read(first, part) }(st.ahead, st.first, st.part)
+	go func(to chan<- read) { to <- st.read() }(st.ahead)
 }
 
 // await gives the record that is read ahead. It comes soon, also when the context has ended.
@@ -297,78 +332,28 @@ func (st *Stream) Close() {
 		st.service.counts.sendingBytes.Add(-st.held)
 		st.held = 0
 	}
+	if st.source != nil {
+		st.source.Close()
+	}
 	for _, done := range slices.Backward(st.done) {
 		done()
 	}
 	st.done = nil
 }
 
-// read reads one record: part of this rank's share of the step that begins at first. A step that is shared out among ranks and, within a rank,
-// among micro-batches, is one that is shared out among as many ranks as there are micro-batches: no more is read than the record holds.
-func (st *Stream) read(first int64, part int) (got read) {
+// read reads the next record.
+func (st *Stream) read() (got read) {
 	began := time.Now()
 	defer func() {
 		st.service.counts.reading.Add(int64(time.Since(began)))
 		st.service.failed(got.err)
 	}()
-	r := st.request
-	s, err := st.service.data.Stream(st.ctx, blend.StreamOptions{From: first, To: first + min(int64(r.BatchSize), r.To-first), BatchSize: r.BatchSize,
-		Rank: r.Rank*st.parts() + part, World: r.BatchSize / r.MicroBatch, Allocator: st.alloc})
-	if err != nil {
-		return read{nil, err}
-	}
-	defer s.Close()
-	record, err := s.Next()
+	record, err := st.source.Next()
 	if err != nil {
 		return read{nil, err}
 	}
 	defer record.Release()
-	record, err = st.arrange(record)
-	return read{record, err}
-}
-
-// arrange makes the record with the columns of the stream out of one of blend.
-func (st *Stream) arrange(from arrow.RecordBatch) (arrow.RecordBatch, error) {
-	columns := make([]arrow.Array, st.schema.NumFields())
-	var added []arrow.Array
-	defer func() {
-		for _, a := range added {
-			a.Release()
-		}
-	}()
-	for i, f := range st.schema.Fields() {
-		if k := from.Schema().FieldIndices(f.Name); len(k) > 0 {
-			columns[i] = from.Column(k[0])
-		}
-	}
-	shard, offset := st.schema.FieldIndices(columnShard), st.schema.FieldIndices(columnOffset)
-	if len(shard)+len(offset) > 0 {
-		positions, ok := columns[st.schema.FieldIndices(columnPosition)[0]].(*array.Int64)
-		if !ok {
-			return nil, fmt.Errorf("serve: positions are %s, want int64", positions.DataType())
-		}
-		shards, offsets := array.NewInt32Builder(st.alloc), array.NewInt64Builder(st.alloc)
-		defer shards.Release()
-		defer offsets.Release()
-		shards.Reserve(positions.Len())
-		offsets.Reserve(positions.Len())
-		for _, position := range positions.Values() {
-			s, err := st.service.data.Locate(position)
-			if err != nil {
-				return nil, err
-			}
-			shards.UnsafeAppend(int32(s.Shard))
-			offsets.UnsafeAppend(s.Token)
-		}
-		added = []arrow.Array{shards.NewArray(), offsets.NewArray()}
-		for _, i := range shard {
-			columns[i] = added[0]
-		}
-		for _, i := range offset {
-			columns[i] = added[1]
-		}
-	}
-	return array.NewRecordBatch(st.schema, columns, from.NumRows()), nil
+	return read{array.NewRecordBatch(st.schema, record.Columns(), record.NumRows()), nil} // which says more than blend's schema
 }
 
 // sizeOf is the number of bytes of a record's columns.

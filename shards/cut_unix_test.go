@@ -3,9 +3,13 @@
 package shards
 
 import (
+	"errors"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+
+	"mula/internal/mapping"
 )
 
 // Lengths of documents that are read while their file is cut short end with an error.
@@ -24,5 +28,142 @@ func TestDocumentLengthsOfCutIndex(t *testing.T) {
 	}
 	if err == nil || !strings.Contains(err.Error(), "cut short") {
 		t.Errorf("%v; it is to say that the file was cut short", err)
+	}
+}
+
+// Whatever reads a shard whose files are cut short while it is open ends with an error, also where the cut is in the last page of a file, of which reads
+// give zeros.
+func TestReadersOfCutShard(t *testing.T) {
+	ids := make([]uint32, 5000)
+	for _, test := range []struct {
+		ending string
+		left   int64 // bytes of the file; negative: fewer than it has
+	}{{binExt, 0}, {binExt, 100}, {binExt, -1}, {binExt, -10}, {idxExt, 0}, {idxExt, 40}, {idxExt, -1}, {idxExt, -10}} {
+		for name, read := range map[string]func(s *Shard) error{
+			"Verify": func(s *Shard) error { return s.Verify(t.Context(), nil) },
+			"VerifyTokens": func(s *Shard) error {
+				_, err := s.VerifyTokens(t.Context(), nil, func([]uint32) error { return nil })
+				return err
+			},
+			"Read": func(s *Shard) error { return s.Read(ids[:1000], s.Tokens()-1000) },
+			"Spans": func(s *Shard) error {
+				return s.Guard(func() error {
+					for _, err := range s.Spans(0, s.Tokens()) {
+						if err != nil {
+							return err
+						}
+					}
+					return nil
+				})
+			},
+		} {
+			prefix := filepath.Join(t.TempDir(), "x")
+			if err := write(prefix, 3, 400); err != nil {
+				t.Fatal(err)
+			}
+			s := open(t, prefix)
+			if err := read(s); err != nil {
+				t.Fatal(err)
+			}
+			size := test.left
+			if size < 0 {
+				info, err := os.Stat(prefix + test.ending)
+				if err != nil {
+					t.Fatal(err)
+				}
+				size += info.Size()
+			}
+			if err := os.Truncate(prefix+test.ending, size); err != nil {
+				t.Fatal(err)
+			}
+			if err := read(s); err == nil {
+				// What is not looked at may be gone, and a byte that is 0 in the last page.
+				if test.left != 0 && (test.ending == idxExt && name != "Verify" && (name != "Spans" || test.left == -1) || test.ending == binExt && name == "Spans") {
+					continue
+				}
+				t.Errorf("%s of %s with %d bytes left: no error", name, test.ending, size)
+			}
+		}
+	}
+}
+
+// What reads the lengths of an index by hand is told of a cut wherever it is.
+func TestGuardOfIndex(t *testing.T) {
+	for _, left := range []int64{0, 40, 60, 80} {
+		idx, bin := foreign(UInt16, [][][]uint32{{{1, 2}, {3}}, {{4, 5, 6, 7}}})
+		prefix := place(t, idx, bin)
+		x, err := OpenIndex(prefix)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer x.Close()
+		read := func() error {
+			return x.Guard(func() error {
+				if len(x.Lengths()) != 12 || x.Lengths()[0] > 2 {
+					t.Error("the lengths are others")
+				}
+				return nil
+			})
+		}
+		if err := read(); err != nil {
+			t.Error(err)
+		}
+		if err := os.Truncate(prefix+idxExt, left); err != nil {
+			t.Fatal(err)
+		}
+		if err := read(); !errors.Is(err, mapping.ErrUnreadable) {
+			t.Errorf("%d bytes left: %v", left, err)
+		}
+	}
+}
+
+// Whether a shard was replaced is seen from any of its files.
+func TestReplaced(t *testing.T) {
+	for _, ending := range []string{binExt, idxExt, sumsExt} {
+		prefix := filepath.Join(t.TempDir(), "x")
+		if err := write(prefix, 3, 12); err != nil {
+			t.Fatal(err)
+		}
+		s := open(t, prefix)
+		if s.Replaced() {
+			t.Error("replaced by nobody")
+		}
+		data, err := os.ReadFile(prefix + ending)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(os.WriteFile(prefix+".new", data, 0o666), os.Rename(prefix+".new", prefix+ending)); err != nil {
+			t.Fatal(err)
+		}
+		if !s.Replaced() {
+			t.Errorf("%s was replaced", ending)
+		}
+		if err := s.Read(make([]uint32, s.Tokens()), 0); err != nil { // the open files go on
+			t.Error(err)
+		}
+	}
+}
+
+// Sums that are cut short before tokens are compared with them are an error about the sums.
+func TestSumsOfCutFile(t *testing.T) {
+	prefix := filepath.Join(t.TempDir(), "x")
+	if err := write(prefix, 700, 400); err != nil {
+		t.Fatal(err)
+	}
+	for _, left := range []int64{0, 30} {
+		s := open(t, prefix)
+		whole, err := os.ReadFile(prefix + sumsExt)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Truncate(prefix+sumsExt, left); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Read(make([]uint32, 10), s.Tokens()-10); err == nil || !strings.Contains(err.Error(), prefix+sumsExt) {
+			t.Errorf("%d bytes of the sums are left: %v", left, err)
+		}
+		if err := os.WriteFile(prefix+sumsExt, whole, 0o666); err != nil {
+			t.Fatal(err)
+		}
 	}
 }

@@ -149,8 +149,20 @@ func (x *Index) Documents() int64 { return x.documents }
 // Elements is the number of elements that x.bin must have: where the last sequence ends.
 func (x *Index) Elements() int64 { return x.elements }
 
+// Guard is [Shard.Guard] for what uses the index alone. Where bytes are missing only in the last page of memory, of which a read gives zeros, it asks the
+// system, which takes about a microsecond.
+func (x *Index) Guard(read func() error) error {
+	return mapping.Guard(func() error {
+		if err := read(); err != nil {
+			return err
+		}
+		x.file.Probe()
+		return x.file.Cut()
+	})
+}
+
 // Lengths is the number of elements of each sequence, as little-endian int32 back to back, as they lie in the file: not aligned, and nothing
-// to write to. It may be read until Close.
+// to write to. It may be read until Close. Reading it is to be guarded, see [Index.Guard].
 func (x *Index) Lengths() []byte { return x.lengths }
 
 // ReadAhead tells the system that Lengths will be read from the beginning to the end, so that it reads ahead.
@@ -267,7 +279,7 @@ func (x *Index) check(ctx context.Context) error {
 		}
 		last = end
 	}
-	return nil
+	return x.file.Cut()
 }
 
 // Close ends the mapping of the file. No method may be running or be called afterwards.

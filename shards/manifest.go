@@ -215,6 +215,9 @@ func (s *Shard) verifyTokens(ctx context.Context, progress func(bytes int64), vi
 			progress(int64(len(part)))
 		}
 	}
+	if err := s.bin.Cut(); err != nil { // zeros may have been read in place of the end
+		return "", err
+	}
 	sum := hex.EncodeToString(hash.Sum(nil))
 	if s.manifest == nil {
 		return sum, nil

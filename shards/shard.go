@@ -158,6 +158,11 @@ func (s *Shard) Summed() bool { return s.sums != nil }
 // Prefix is the path of the shard's files without their endings.
 func (s *Shard) Prefix() string { return s.prefix }
 
+// Replaced says whether the name of the shard stands for other files by now than those that are open.
+func (s *Shard) Replaced() bool {
+	return s.bin.Replaced() || s.index.file.Replaced() || s.sums != nil && s.sums.file.Replaced()
+}
+
 // DType is the element type of the .bin file.
 func (s *Shard) DType() DType { return s.index.dtype }
 

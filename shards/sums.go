@@ -60,7 +60,7 @@ type blockSums struct {
 }
 
 // openSums maps a file of sums, that of files of ids with so many bytes each; without the file it gives nil. It looks at the headers only: the sums
-// themselves are doubted when one differs.
+// themselves are doubted when one differs. It is to be guarded.
 func openSums(path string, idBytes ...int64) (all []*blockSums, err error) {
 	file, err := mapping.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -326,7 +326,11 @@ func OpenSums(path string, m *Manifest, name string, idBytes ...int64) (*Sums, e
 	if m == nil || m.Files[name].SHA256 == "" || len(idBytes) == 0 {
 		return nil, nil
 	}
-	files, err := openSums(path, idBytes...)
+	var files []*blockSums
+	err := mapping.Guard(func() (err error) {
+		files, err = openSums(path, idBytes...)
+		return err
+	})
 	if files == nil {
 		return nil, err
 	}
@@ -342,13 +346,20 @@ func (s *Sums) Reader(file int, ids io.ReaderAt, idBytes int64) io.Reader {
 	return &summedReader{sums: s.files[file], ids: ids, size: idBytes}
 }
 
-// Check compares the blocks that hold the bytes [from, end) of a file of ids with their sums, those that it has not found right before. Where one
-// differs it gives an error for [Sums.Damage]. On nil it does nothing.
+// Check compares the blocks that hold the bytes [from, end) of a file of ids, which may be mapped, with their sums, those that it has not found right
+// before. Where one differs it gives an error for [Sums.Damage]. On nil it does nothing.
 func (s *Sums) Check(file int, ids []byte, from, end int64) error {
 	if s == nil {
 		return nil
 	}
-	block := s.files[file].check(ids, from, end)
+	block := int64(-1)
+	err := mapping.Guard(func() error {
+		block = s.files[file].check(ids, from, end)
+		return nil
+	})
+	if err != nil {
+		return err
+	}
 	if block < 0 {
 		return nil
 	}
@@ -393,7 +404,11 @@ func (r *summedReader) Read(p []byte) (int, error) {
 			r.whole = slices.Grow(r.whole[:0], size)[:size]
 			to = r.whole
 		}
-		right, err := r.next(to)
+		right := 0
+		err := mapping.Guard(func() (err error) {
+			right, err = r.next(to)
+			return err
+		})
 		if err != nil {
 			return 0, err
 		}
@@ -410,7 +425,7 @@ func (r *summedReader) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// next reads the blocks that fit into to and passes those before the first that does not have its sum. It gives their bytes.
+// next reads the blocks that fit into to and passes those before the first that does not have its sum. It gives their bytes. It is to be guarded.
 func (r *summedReader) next(to []byte) (right int, err error) {
 	first, block := r.block*r.sums.block, r.sums.block
 	if rest := r.size - first; rest <= int64(len(to)) {
@@ -446,7 +461,13 @@ func (s *Sums) Damage(ctx context.Context, err error, path string, documents ite
 	if s == nil || !errors.As(err, &first) {
 		return err
 	}
-	e, r := &DamageError{Path: path}, first.summedReader
+	return mapping.Guard(func() error { return s.locate(ctx, first.summedReader, path, documents, origin) })
+}
+
+// locate is Damage of what a reader has met.
+func (s *Sums) locate(ctx context.Context, r *summedReader, path string, documents iter.Seq2[DocumentBytes, error],
+	origin func(number int64) (DocumentOrigin, error)) error {
+	e := &DamageError{Path: path}
 	if err := r.sums.doubt(s.want); err != nil {
 		return err
 	}

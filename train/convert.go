@@ -208,7 +208,7 @@ func (m ModelDir) inspect(stored *moe.Stored) (*tokenize.Tokenizer, Inspection, 
 		TrainModel: modelYAML(c)}
 	path := m.TokenizerFile()
 	if path == "" {
-		i.Notes = append(i.Notes, "there is no tokenizer.json beside the model")
+		i.Notes = append(i.Notes, "there is no tokenizer.json beside the model, so AutoTokenizer and mula generate have none: put the one of its shards into "+filepath.ToSlash(m.Dir)+", and do this again")
 		return nil, i, nil
 	}
 	text, err := readCompanion(path)

@@ -123,8 +123,7 @@ func (o DeviceOptions) takeOpenCL(name string, devices []*opencl.Device) (d *ope
 	part, number, _ := parseOpenCL(name)
 	kinds := deviceKinds(devices, part)
 	if len(kinds) == 0 {
-		_, err := opencl.Choose(devices, opencl.Choice{Name: part})
-		return nil, 0, err
+		return nil, 0, noneCalled(name, devices)
 	}
 	equal := kinds[0]
 	switch n := len(equal); {
@@ -162,6 +161,16 @@ func deviceKinds(devices []*opencl.Device, part string) [][]*opencl.Device {
 	return kinds
 }
 
+// noneCalled is the error of a name that no OpenCL device, and no driver, goes by.
+func noneCalled(name string, devices []*opencl.Device) error {
+	part, _, _ := parseOpenCL(name)
+	there := make([]string, len(devices))
+	for i, d := range devices {
+		there[i] = d.String()
+	}
+	return fmt.Errorf("device is %q, but there is no device whose name has %q; there are: %s", name, part, strings.Join(there, "; "))
+}
+
 // chooseDevice gives the name of what a name stands for on this machine: one kind of OpenCL devices by its whole name, or what is not of OpenCL. Where
 // that was a choice, why says the reason.
 func chooseDevice(ctx context.Context, name string) (chosen, why string, err error) {
@@ -190,8 +199,7 @@ func chooseOpenCL(ctx context.Context, name string, devices []*opencl.Device, mi
 	}
 	kinds := deviceKinds(devices, part)
 	if len(kinds) == 0 {
-		_, err := opencl.Choose(devices, opencl.Choice{Name: part})
-		return "", "", err
+		return "", "", noneCalled(name, devices)
 	}
 	called := func(kind []*opencl.Device) string {
 		chosen := DeviceOpenCL + ":" + kind[0].Name

@@ -42,6 +42,7 @@ func sameBits(t *testing.T, what string, want, got runOutcome) {
 // stages, in all three schemes, and so of one rank if dp and ep are 1; steps with skipped rows, and with fewer micro-batches than stages, included.
 // Beyond that they are those of one rank within the rounding of float32.
 func TestPipelineLayouts(t *testing.T) {
+	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", unevenSkips)
 	run := func(l LayoutConfig) runOutcome {
 		return mustRunRanks(t, ranksConfig(t, plan, l, pipelineModel+"steps: 10\nmicro_batch_size: 1\nevaluate: {every: 5, samples: 5}\n"), Options{})
@@ -77,6 +78,7 @@ func TestPipelineLayouts(t *testing.T) {
 
 // Every optimizer does on stages what it does without them, SophiaG with the targets that it draws; a dense model has nothing for a router to send.
 func TestPipelineOptimizers(t *testing.T) {
+	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	for name := range optimizerDefaults {
 		more, dp := fmt.Sprintf("optimizer: {name: %s}\n", name), 1
@@ -97,6 +99,7 @@ func TestPipelineOptimizers(t *testing.T) {
 // A checkpoint of a pipeline has every tensor once, and goes on with another number of stages: what is loaded and saved again has the same state to the
 // byte, and the losses that follow are those of a run that kept its layout.
 func TestPipelineResume(t *testing.T) {
+	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	const more = pipelineModel + "steps: 12\n"
 	one := mustRunRanks(t, ranksConfig(t, plan, LayoutConfig{}, more), Options{})
@@ -163,6 +166,7 @@ func TestPipelineResume(t *testing.T) {
 // What stages send each other in some steps is what the estimate says, to the byte and to the call, and gradients and weights travel between the ranks
 // of a stage alone, as much as the estimate says of each.
 func TestPipelineBytes(t *testing.T) {
+	t.Parallel()
 	const steps = 3
 	dir := t.TempDir()
 	path := makePlan(t, dir, "plan.json", "")
@@ -263,6 +267,7 @@ func TestPipelineNotFinite(t *testing.T) {
 
 // A stage that ends in the middle of a step ends the others with an error, and the run goes on from its checkpoint as if it had never been.
 func TestPipelineStageDies(t *testing.T) {
+	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	for _, l := range []LayoutConfig{{DP: 2, PP: 2, EP: 1}, {DP: 1, PP: 2, EP: 2}} {
 		whole := mustRun(t, ranksConfig(t, plan, l, "steps: 8\nevaluate: {every: 0}\n"), Options{})

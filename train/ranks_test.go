@@ -106,6 +106,7 @@ func apart(t testing.TB, a, b []map[string]any, name string) float64 {
 // I1, I4, I5: in every layout of 4 ranks the three schemes leave the same bytes, and the losses, norms and weights of one rank within the
 // rounding of float32. A wrong factor in one kind of gradient moves the norms of the first steps by far more.
 func TestI5Layouts(t *testing.T) {
+	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	one := mustRunRanks(t, ranksConfig(t, plan, LayoutConfig{}, ""), Options{})
 	for _, l := range layouts {
@@ -176,6 +177,7 @@ func withoutLayout(lines []map[string]any) []map[string]any {
 // I10 in a run: what the groups of gradients and weights have sent after some steps, over all ranks, is what the formulas say, to the byte, and
 // nothing else has travelled there: not with evaluations, checkpoints and comparisons of replicas.
 func TestI10Run(t *testing.T) {
+	t.Parallel()
 	const steps = 3
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	for _, l := range layouts {
@@ -210,6 +212,7 @@ func TestI10Run(t *testing.T) {
 
 // I4 of the other optimizers, in a run: the schemes leave the same bytes.
 func TestI4Optimizers(t *testing.T) {
+	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	for name := range optimizerDefaults {
 		if name == AdamW {
@@ -239,6 +242,7 @@ func TestI4Optimizers(t *testing.T) {
 // I8, I9: weights and moments are float32 wherever they are, also where products round their operands to bfloat16: the schemes agree, and steps far
 // smaller than what bfloat16 can tell from 1 move the weights of norms.
 func TestI9Float32(t *testing.T) {
+	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	var first string
 	for i, scheme := range schemes {
@@ -289,6 +293,7 @@ func TestOverlap(t *testing.T) {
 // A run that is stopped and goes on in its layout is one that was never stopped, and a stop of one rank stops all; steps whose positions are partly or
 // wholly skipped, so that ranks have different numbers of rows and micro-batches, are those of one rank.
 func TestRanksResume(t *testing.T) {
+	t.Parallel()
 	more := "skips:\n- {from: 17, to: 23}\n- {from: 24, to: 32}\n- {from: 40, to: 44}\n" // step 2 has 1 and 7; step 3 nothing; step 5 its second half
 	plan := makePlan(t, t.TempDir(), "plan.json", more)
 	one := mustRunRanks(t, ranksConfig(t, plan, LayoutConfig{}, "micro_batch_size: 1\n"), Options{})
@@ -313,6 +318,7 @@ func TestRanksResume(t *testing.T) {
 
 // A run that goes on in another layout goes on, with a warning, and with the losses of that layout.
 func TestRanksOtherLayout(t *testing.T) {
+	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	whole := mustRunRanks(t, ranksConfig(t, plan, LayoutConfig{}, ""), Options{})
 	c := ranksConfig(t, plan, LayoutConfig{DP: 4, EP: 1}, "")
@@ -422,6 +428,7 @@ func TestI3Replicas(t *testing.T) {
 // A run of several ranks that goes back because of a spike, to a checkpoint or to the weights of initialize_from, is the run of a plan without
 // what it left out.
 func TestRanksRollback(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	plan := makePlan(t, dir, "plan.json", "")
 	base := testConfig(t, plan, "steps: 2\n")
@@ -445,6 +452,7 @@ func TestRanksRollback(t *testing.T) {
 
 // A rank that fails alone, in the middle of a step, ends the others with an error, and the run goes on from its checkpoint as if it had never been.
 func TestRankDies(t *testing.T) {
+	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	for _, l := range layouts {
 		whole := mustRun(t, ranksConfig(t, plan, l, "evaluate: {every: 0}\n"), Options{})

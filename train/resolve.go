@@ -91,7 +91,7 @@ func (m *ModelConfig) resolve(t *blend.Tokenizer) error {
 		}
 	}
 	if err := m.Config.Validate(); err != nil {
-		return &fieldError{"model", ": " + strings.TrimPrefix(err.Error(), "moe: config: ")}
+		return &fieldError{"model", ": " + err.Error()}
 	}
 	return nil
 }

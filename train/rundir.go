@@ -23,7 +23,7 @@ const (
 // A runDir is a run directory that this process alone writes to.
 type runDir struct {
 	path string
-	lock *locks.File
+	lock *locks.File // nil on all ranks but one
 }
 
 // openRunDir makes the directory if need be, takes its lock, and removes what killed processes left behind. The lock goes with the process,
@@ -64,4 +64,10 @@ func writtenByTrain(path string) bool {
 
 func (d *runDir) join(name string) string { return filepath.Join(d.path, name) }
 
-func (d *runDir) close() error { return d.lock.Close() }
+// close gives the directory back, if it is this rank that holds it: one does for all.
+func (d *runDir) close() error {
+	if d.lock == nil {
+		return nil
+	}
+	return d.lock.Close()
+}

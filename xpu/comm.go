@@ -292,7 +292,7 @@ func (c *Comm) Start(f func() error) *Pending {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
-		p.err = fmt.Errorf("xpu: an operation is started on a group that rank %d has left", c.Rank())
+		p.err = fmt.Errorf("an operation is started on a group that rank %d has left", c.Rank())
 		close(p.done)
 		return p
 	}

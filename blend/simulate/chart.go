@@ -5,6 +5,8 @@ import (
 	"html/template"
 	"math"
 	"strings"
+
+	"mula/internal/page"
 )
 
 // Sizes of a chart in units of the drawing, which is scaled to the width of its place. Text is 12 units high.
@@ -54,28 +56,6 @@ func (d *drawing) y(v float64) float64 {
 	return base - (v-d.y0)/(d.y1-d.y0)*(base-chartTop)
 }
 
-// ticks are multiples of 1, 2 or 5 times a power of ten in [lo, hi], from 2 to about n.
-func ticks(lo, hi float64, n int) []float64 {
-	raw := (hi - lo) / float64(n)
-	power := math.Pow(10, math.Floor(math.Log10(raw)))
-	step := 10 * power
-	for _, f := range []float64{1, 2, 5} {
-		if raw <= f*power*1.0000001 {
-			step = f * power
-			break
-		}
-	}
-	var list []float64
-	for i := math.Ceil(lo/step - 1e-9); i*step <= hi+step*1e-9; i++ {
-		v := i * step
-		if v == 0 {
-			v = 0 // not −0
-		}
-		list = append(list, v)
-	}
-	return list
-}
-
 // svg draws the chart; it is empty if there is nothing to draw.
 func (c *chart) svg() template.HTML {
 	d := &drawing{x0: math.Inf(1), x1: math.Inf(-1), y0: math.Inf(1), y1: math.Inf(-1), log: c.log}
@@ -114,7 +94,7 @@ func (c *chart) svg() template.HTML {
 	}
 	fmt.Fprintf(d, `<svg viewBox="0 0 %.0f %.0f" role="img" aria-label="%s">`, chartWidth, chartHeight, template.HTMLEscapeString(c.label))
 	base := chartHeight - chartFoot
-	for _, v := range ticks(d.y0, d.y1, 5) {
+	for _, v := range page.Ticks(d.y0, d.y1, 5) {
 		fmt.Fprintf(d, `<line class="grid" x1="%.1f" x2="%.1f" y1="%.1f" y2="%.1f"/><text x="%.1f" y="%.1f" text-anchor="end">%s</text>`,
 			chartLeft, chartWidth-chartRight, d.y(v), d.y(v), chartLeft-5, d.y(v)+4, c.yText(v))
 	}
@@ -124,7 +104,7 @@ func (c *chart) svg() template.HTML {
 			xs = append(xs, v)
 		}
 	} else {
-		xs = ticks(d.x0, d.x1, 6)
+		xs = page.Ticks(d.x0, d.x1, 6)
 	}
 	for _, v := range xs {
 		fmt.Fprintf(d, `<text x="%.1f" y="%.1f" text-anchor="middle">%s</text>`, d.x(v), base+16, c.xText(v))
@@ -134,7 +114,7 @@ func (c *chart) svg() template.HTML {
 	fmt.Fprintf(d, `<text x="12" y="%.1f" text-anchor="middle" transform="rotate(-90 12 %.1f)">%s</text>`, (base+chartTop)/2, (base+chartTop)/2, template.HTMLEscapeString(c.yLabel))
 	for i, b := range c.bars {
 		wide := (d.x(1) - d.x(0)) / float64(len(c.bars))
-		fmt.Fprintf(d, `<rect class="bar" x="%.1f" y="%.1f" width="%.1f" height="%.1f"><title>%s</title></rect>`,
+		fmt.Fprintf(d, `<rect class="f0" x="%.1f" y="%.1f" width="%.1f" height="%.1f"><title>%s</title></rect>`,
 			d.x(0)+wide*(float64(i)+0.1), d.y(b), 0.8*wide, base-d.y(b), share(b))
 	}
 	if c.band != nil {

@@ -3,6 +3,8 @@ package simulate
 import (
 	"fmt"
 	"math"
+
+	"mula/internal/quantity"
 )
 
 // Where a finding begins. Of a right order none is made in a million runs: see docs/simulate.md.
@@ -30,17 +32,21 @@ func (r *Report) findings() []Finding {
 	if rd.StepTime > 0 && rd.Busy.Requests > 0 {
 		switch {
 		case !rd.KeepsUp:
-			add(Warning, "", "%s does not keep up: in the slowest tenth of the steps the data takes %s to read and the step %s to compute; a node needs %s and gets %s", rd.Storage.Name,
-				seconds(rd.Busy.ReadTime), seconds(rd.StepTime), perSecond(rd.Needed), perSecond(rd.Got))
+			late := fmt.Sprintf("a step waits %s for its data on the mean", seconds(rd.Waited))
+			if rd.Waited == 0 {
+				late = fmt.Sprintf("no step was seen to wait for its data, because %d steps are read ahead and the others leave time for these", stepsAhead)
+			}
+			add(Warning, "", "%s does not keep up: in the slowest tenth of the steps the data takes %s to read and the step %s to compute; a node needs %s and gets %s; %s", rd.Storage.Name,
+				seconds(rd.Busy.ReadTime), seconds(rd.StepTime), perSecond(rd.Needed), perSecond(rd.Got), late)
 		case rd.NodesKept > 0:
-			add(Note, "", "%s keeps up with %s nodes that read as these %s do; from the next on it does not", rd.Storage.Name, grouped(rd.NodesKept), grouped(int64(rd.Nodes)))
+			add(Note, "", "%s keeps up if at most %s nodes read as much as the one that was followed here", rd.Storage.Name, quantity.Grouped(rd.NodesKept))
 		default:
 			add(Note, "", "%s keeps up, with any number of nodes", rd.Storage.Name)
 		}
 		if !rd.KeepsUp && rd.NodesKept == 0 {
 			add(Note, "", "fewer nodes would not help: what one node reads is too much, or takes too many requests one after the other")
 		} else if !rd.KeepsUp {
-			add(Note, "", "it would keep up with %s nodes of the same share", grouped(rd.NodesKept))
+			add(Note, "", "it would keep up with %s nodes of the same share", quantity.Grouped(rd.NodesKept))
 		}
 	}
 	if rd.TokenBytes > 0 && rd.WantedBytes > muchMore*rd.TokenBytes {
@@ -64,7 +70,7 @@ func (r *Report) findings() []Finding {
 	for i := range r.Shuffle.Sources {
 		s := &r.Shuffle.Sources[i]
 		if s.EpochWindow > 0 {
-			add(Warning, s.Name, "%s samples have a window that their epoch has had already", grouped(s.EpochWindow))
+			add(Warning, s.Name, "%s samples have a window that their epoch has had already", quantity.Grouped(s.EpochWindow))
 		}
 		if math.Abs(s.DistanceOff) > manyDeviations && math.Abs(s.Distance-1.0/3) > leastDistance {
 			add(Warning, s.Name, "samples that follow each other are %.3g of the source apart, on the mean; shuffled they would be 0.333", s.Distance)
@@ -83,7 +89,7 @@ func (r *Report) findings() []Finding {
 			{s.BatchWindow, "samples have a window that their step has already"},
 		} {
 			if c.above() {
-				add(Warning, s.Name, "%s %s; shuffled it would be about %.3g", grouped(c.Seen), c.what, c.Expected)
+				add(Warning, s.Name, "%s %s; shuffled it would be about %.3g", quantity.Grouped(c.Seen), c.what, c.Expected)
 			}
 		}
 	}

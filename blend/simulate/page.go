@@ -1,15 +1,16 @@
 package simulate
 
 import (
-	"bytes"
 	"cmp"
 	_ "embed"
 	"fmt"
-	"html/template"
 	"io"
 	"math"
 	"slices"
 	"strings"
+
+	"mula/internal/page"
+	"mula/internal/quantity"
 )
 
 var (
@@ -18,7 +19,7 @@ var (
 	//go:embed page.css
 	pageCSS string
 
-	page = template.Must(template.New("page").Parse(pageHTML))
+	pages = page.New(page.Layout{Command: "mula simulate", Body: pageHTML, Style: pageCSS, HeatSteps: heatSteps})
 )
 
 // What a page shows at most, so that its size does not grow with the plan.
@@ -31,13 +32,11 @@ const (
 
 // A document is what the template shows.
 type document struct {
-	Title, Sum, Plan, Order, Assumptions               string
-	Style                                              template.CSS
-	Findings                                           []Finding
-	MoreFindings                                       int
+	Sum, Plan, Order, Assumptions                      string
+	Findings                                           page.Findings
 	ReadingText, MixtureText, ShuffleText, RepeatsText string
-	Reading, Mixture, Shuffle, Repeats                 Table
-	ReadingFigures, MixtureFigures                     []figure
+	Reading, Mixture, Shuffle, Repeats                 page.Table
+	ReadingFigures, MixtureFigures                     []page.Figure
 	Sources                                            []section
 	MoreSources                                        int
 }
@@ -45,51 +44,39 @@ type document struct {
 // A section is the figures of one source.
 type section struct {
 	Title   string
-	Figures []figure
-}
-
-type figure struct {
-	Title, Text string
-	Keys        []key
-	Chart       template.HTML
-}
-
-type key struct{ Class, Name string }
-
-// A Table is text in rows, whose first cells name them.
-type Table struct {
-	Heading []string
-	Rows    [][]string
-	More    int // rows left out
+	Figures []page.Figure
 }
 
 // WritePage renders the report as one HTML page that needs nothing beside it. It follows the reader's light or dark setting. The same report
 // gives the same bytes.
 func (r *Report) WritePage(w io.Writer, title string) error {
 	rd := &r.Reading
-	doc := document{Title: title, Style: template.CSS(pageCSS), Plan: r.Plan, Order: r.Order, Assumptions: rd.Storage.figures(),
-		Findings: r.Findings[:min(len(r.Findings), maxFindings)], MoreFindings: max(0, len(r.Findings)-maxFindings)}
-	doc.Sum = fmt.Sprintf("Positions %s to %s: %s steps of %s samples of %s+1 tokens, read by %s nodes (ranks of each: %s).", grouped(r.From), grouped(r.To-1),
-		grouped(r.Steps), grouped(int64(r.BatchSize)), grouped(int64(r.SequenceLength)), grouped(int64(rd.Nodes)), grouped(int64(rd.RanksPerNode)))
+	doc := document{Plan: r.Plan, Order: r.Order, Assumptions: rd.Storage.figures()}
+	for _, f := range r.Findings[:min(len(r.Findings), maxFindings)] {
+		doc.Findings.List = append(doc.Findings.List, page.Finding{Level: string(f.Level), Where: f.Source, Message: f.Message})
+	}
+	doc.Findings.More = max(0, len(r.Findings)-maxFindings)
+	doc.Sum = fmt.Sprintf("Positions %s to %s: %s steps of %s samples of %s+1 tokens, read by %s nodes (ranks of each: %s).", quantity.Grouped(r.From), quantity.Grouped(r.To-1),
+		quantity.Grouped(r.Steps), quantity.Grouped(int64(r.BatchSize)), quantity.Grouped(int64(r.SequenceLength)), quantity.Grouped(int64(rd.Nodes)), quantity.Grouped(int64(rd.RanksPerNode)))
 	doc.ReadingText = fmt.Sprintf("One node, the first, was followed through %s steps: which blocks of which files its samples are in, and how long %s takes to bring them.",
-		grouped(rd.Steps), rd.Storage.Name)
+		quantity.Grouped(rd.Steps), rd.Storage.Name)
 	doc.Reading = r.ReadingTable()
 	doc.MixtureText = fmt.Sprintf("Positions were counted by source in %s intervals, one every %s steps, %s steps of each. The bound is what the plan's order keeps to; "+
-		"random is the standard deviation that independent draws with the same weights would have.", grouped(int64(len(r.Mixture.Intervals))), grouped(r.Mixture.StepsOfInterval),
-		grouped(r.Mixture.StepsCounted))
-	doc.Mixture = r.MixtureTable().cut()
+		"random is the standard deviation that independent draws with the same weights would have.", quantity.Grouped(int64(len(r.Mixture.Intervals))), quantity.Grouped(r.Mixture.StepsOfInterval),
+		quantity.Grouped(r.Mixture.StepsCounted))
+	doc.Mixture = r.MixtureTable().Cut(maxRows)
 	doc.ShuffleText = fmt.Sprintf("%s samples of %s steps were looked at one by one. A pair is two samples of a source that follow each other in its order; "+
-		"in brackets is what a uniform permutation of the source's windows would give.", grouped(r.Shuffle.Samples), grouped(r.Shuffle.Steps))
+		"in brackets is what a uniform permutation of the source's windows would give.", quantity.Grouped(r.Shuffle.Samples), quantity.Grouped(r.Shuffle.Steps))
 	if !r.Shuffle.Documents {
 		doc.ShuffleText += " Nothing is said of documents: the shards were not looked at, or the order does not cut them into windows."
 	}
-	doc.Shuffle = r.ShuffleTable().cut()
+	doc.Shuffle = r.ShuffleTable().Cut(maxRows)
 	doc.RepeatsText = "Epochs are those of the whole plan. Windows and documents are counted in the steps that were looked at"
 	if !r.Shuffle.Whole {
 		doc.RepeatsText += ", which are not all of the range"
 	}
 	doc.RepeatsText += "; a document was read as often as samples hold a token of it, for each window that does. The tail is tokens at the ends of shards that no window has; packed samples have padding instead."
-	doc.Repeats = r.RepeatsTable().cut()
+	doc.Repeats = r.RepeatsTable().Cut(maxRows)
 	doc.ReadingFigures = rd.figures()
 	largest := make([]int, len(r.Mixture.Sources)) // sources, most samples first
 	for i := range largest {
@@ -101,21 +88,7 @@ func (r *Report) WritePage(w io.Writer, title string) error {
 	for _, i := range largest[:min(len(largest), maxSources)] {
 		doc.Sources = append(doc.Sources, section{r.Mixture.Sources[i].Name, r.sourceFigures(i)})
 	}
-	var out bytes.Buffer
-	if err := page.Execute(&out, doc); err != nil {
-		return fmt.Errorf("report: %w", err)
-	}
-	if _, err := out.WriteTo(w); err != nil {
-		return fmt.Errorf("writing the report: %w", err)
-	}
-	return nil
-}
-
-// cut leaves out rows beyond what a page shows.
-func (t Table) cut() Table {
-	t.More = max(0, len(t.Rows)-maxRows)
-	t.Rows = t.Rows[:len(t.Rows)-t.More]
-	return t
+	return pages.Write(w, page.Head{Title: title}, doc)
 }
 
 // figures says what is assumed of the storage.
@@ -129,9 +102,9 @@ func (s *Storage) figures() string {
 }
 
 // ReadingTable is the figures of storage, one a row.
-func (r *Report) ReadingTable() Table {
+func (r *Report) ReadingTable() page.Table {
 	rd := &r.Reading
-	t := Table{Heading: []string{"a step of a node", "value"}}
+	t := page.Table{Heading: []string{"a step of a node", "value"}}
 	row := func(name, format string, args ...any) {
 		t.Rows = append(t.Rows, []string{name, fmt.Sprintf(format, args...)})
 	}
@@ -146,13 +119,13 @@ func (r *Report) ReadingTable() Table {
 	}
 	row("can get there", "%s", perSecond(rd.Got))
 	if rd.StepTime > 0 {
-		row("waits for data", "%s", seconds(rd.Waited))
+		row("waits for data, mean of all steps", "%s, with %d read ahead", seconds(rd.Waited), stepsAhead)
 		keeps := map[bool]string{true: "yes", false: "no"}[rd.KeepsUp]
-		row("storage keeps up", "%s", keeps)
+		row("storage keeps up in the slowest tenth", "%s", keeps)
 		kept := "no number of nodes"
 		switch {
 		case rd.NodesKept > 0:
-			kept = grouped(rd.NodesKept) + " nodes at most"
+			kept = quantity.Grouped(rd.NodesKept) + " nodes at most"
 		case rd.NodesKept < 0:
 			kept = "any number of nodes"
 		}
@@ -167,8 +140,8 @@ func (r *Report) ReadingTable() Table {
 }
 
 // MixtureTable has a row for each source.
-func (r *Report) MixtureTable() Table {
-	t := Table{Heading: []string{"source", "planned", "share", "least", "most", "largest deviation", "bound", "random", "unevenness"}}
+func (r *Report) MixtureTable() page.Table {
+	t := page.Table{Heading: []string{"source", "planned", "share", "least", "most", "largest deviation", "bound", "random", "unevenness"}}
 	for _, m := range r.Mixture.Sources {
 		uneven, bound := "-", "-"
 		if m.Cells > 0 {
@@ -184,10 +157,10 @@ func (r *Report) MixtureTable() Table {
 }
 
 // ShuffleTable has a row for each source.
-func (r *Report) ShuffleTable() Table {
-	t := Table{Heading: []string{"source", "pairs", "distance", "off", "parity", "side by side", "one shard", "one document", "one document, a step", "one window, a step"}}
+func (r *Report) ShuffleTable() page.Table {
+	t := page.Table{Heading: []string{"source", "pairs", "distance", "off", "parity", "side by side", "one shard", "one document", "one document, a step", "one window, a step"}}
 	for _, s := range r.Shuffle.Sources {
-		count := func(c Count) string { return fmt.Sprintf("%s (%s)", grouped(c.Seen), c.expectation()) }
+		count := func(c Count) string { return fmt.Sprintf("%s (%s)", quantity.Grouped(c.Seen), c.expectation()) }
 		document := []string{"-", "-"}
 		if r.Shuffle.Documents {
 			document = []string{count(s.SameDocument), count(s.BatchDocument)}
@@ -199,24 +172,24 @@ func (r *Report) ShuffleTable() Table {
 		if len(s.Uniform) > 0 {
 			apart[1] = fmt.Sprintf("%+.1f", s.DistanceOff)
 		}
-		t.Rows = append(t.Rows, []string{s.Name, grouped(s.Pairs), apart[0], apart[1], apart[2], apart[3],
+		t.Rows = append(t.Rows, []string{s.Name, quantity.Grouped(s.Pairs), apart[0], apart[1], apart[2], apart[3],
 			count(s.SameShard), document[0], document[1], count(s.BatchWindow)})
 	}
 	return t
 }
 
 // RepeatsTable has a row for each source.
-func (r *Report) RepeatsTable() Table {
-	t := Table{Heading: []string{"source", "epochs", "repeats", "tail", "windows drawn (times)", "documents read (times)", "most read"}}
+func (r *Report) RepeatsTable() page.Table {
+	t := page.Table{Heading: []string{"source", "epochs", "repeats", "tail", "windows drawn (times)", "documents read (times)", "most read"}}
 	for i, s := range r.Sources {
 		sh := &r.Shuffle.Sources[i]
 		var windows, documents []string
 		for _, w := range sh.Windows {
-			windows = append(windows, fmt.Sprintf("%s (%d)", grouped(w.Windows), w.Times))
+			windows = append(windows, fmt.Sprintf("%s (%d)", quantity.Grouped(w.Windows), w.Times))
 		}
 		for _, d := range sh.Documents {
 			if d.Documents > 0 {
-				documents = append(documents, fmt.Sprintf("%s (%s)", grouped(d.Documents), d.Passes))
+				documents = append(documents, fmt.Sprintf("%s (%s)", quantity.Grouped(d.Documents), d.Passes))
 			}
 		}
 		if len(windows) > 6 {
@@ -224,20 +197,20 @@ func (r *Report) RepeatsTable() Table {
 		}
 		tail, most := "-", "-"
 		if s.Packing != nil {
-			tail = fmt.Sprintf("%s padding (%s)", grouped(s.Packing.Padding), share(s.Packing.Share))
+			tail = fmt.Sprintf("%s padding (%s)", quantity.Grouped(s.Packing.Padding), share(s.Packing.Share))
 		} else if s.Tail >= 0 {
-			tail = fmt.Sprintf("%s (%s)", grouped(s.Tail), share(float64(s.Tail)/max(1, float64(s.Tokens))))
+			tail = fmt.Sprintf("%s (%s)", quantity.Grouped(s.Tail), share(float64(s.Tail)/max(1, float64(s.Tokens))))
 		}
 		if sh.Most.Samples > 0 {
-			most = fmt.Sprintf("%s samples", grouped(sh.Most.Samples))
+			most = fmt.Sprintf("%s samples", quantity.Grouped(sh.Most.Samples))
 		}
-		t.Rows = append(t.Rows, []string{s.Name, fmt.Sprintf("%.3f", s.Epochs), grouped(s.Repeats), tail, cmp.Or(strings.Join(windows, ", "), "-"),
+		t.Rows = append(t.Rows, []string{s.Name, fmt.Sprintf("%.3f", s.Epochs), quantity.Grouped(s.Repeats), tail, cmp.Or(strings.Join(windows, ", "), "-"),
 			cmp.Or(strings.Join(documents, ", "), "-"), most})
 	}
 	return t
 }
 
-func (rd *Reading) figures() []figure {
+func (rd *Reading) figures() []page.Figure {
 	nodes := chart{label: "what a node gets, by number of nodes", xLabel: "nodes (log scale)", yLabel: "bytes a second", log: true, fromZero: true,
 		xText: scaledShort, yText: scaledShort, marks: []float64{float64(rd.Nodes)}}
 	got := curve{name: "a node gets", class: "s0"}
@@ -246,10 +219,10 @@ func (rd *Reading) figures() []figure {
 		got.x, got.y = append(got.x, float64(p.Nodes)), append(got.y, p.Got)
 		needed.x, needed.y = append(needed.x, float64(p.Nodes)), append(needed.y, rd.Needed)
 	}
-	keys := []key{{"s0", "gets"}}
+	keys := []page.Key{{Class: "f0", Name: "gets"}}
 	if rd.StepTime > 0 {
 		nodes.curves = append(nodes.curves, needed)
-		keys = append(keys, key{"s1", "needs"})
+		keys = append(keys, page.Key{Class: "f1", Name: "needs"})
 	}
 	nodes.curves = append(nodes.curves, got)
 	cache := chart{label: "requests that a cache of the node would answer, by its size", xLabel: "bytes of cache", yLabel: "share of the requests", fromZero: true,
@@ -259,15 +232,15 @@ func (rd *Reading) figures() []figure {
 		hits.x, hits.y = append(hits.x, float64(p.Size)), append(hits.y, p.Hits)
 	}
 	cache.curves = []curve{hits}
-	return []figure{
-		{"Bandwidth of a node", fmt.Sprintf("if each reads its own share as here; the dotted line is at %s nodes", grouped(int64(rd.Nodes))), keys, nodes.svg()},
-		{"A node's cache", fmt.Sprintf("of what was used last, over the %s steps that were followed", grouped(rd.Steps)), nil, cache.svg()},
+	return []page.Figure{
+		{Title: "Bandwidth of a node", Text: fmt.Sprintf("if each reads its own share as here; the dotted line is at %s nodes", quantity.Grouped(int64(rd.Nodes))), Keys: keys, Chart: nodes.svg()},
+		{Title: "A node's cache", Text: fmt.Sprintf("of what was used last, over the %s steps that were followed", quantity.Grouped(rd.Steps)), Chart: cache.svg()},
 	}
 }
 
-func (r *Report) mixtureFigures(sources []int) []figure {
+func (r *Report) mixtureFigures(sources []int) []page.Figure {
 	c := chart{label: "share of each source along the range", xLabel: "step", yLabel: "share of the samples", fromZero: true, xText: scaledShort, yText: perCent}
-	f := figure{Title: "Share of each source", Text: "thin: counted; wide and pale: what the weights ask for"}
+	f := page.Figure{Title: "Share of each source", Text: "thin: counted; wide and pale: what the weights ask for"}
 	for k, i := range sources {
 		counted := curve{name: r.Mixture.Sources[i].Name, class: fmt.Sprintf("s%d", k)}
 		planned := curve{name: "planned: " + counted.name, class: counted.class + " pale"}
@@ -280,14 +253,14 @@ func (r *Report) mixtureFigures(sources []int) []figure {
 			planned.x, planned.y = append(planned.x, float64(v.Step)), append(planned.y, v.Expected[i]/total)
 		}
 		c.curves = append(c.curves, planned, counted)
-		f.Keys = append(f.Keys, key{counted.class, counted.name})
+		f.Keys = append(f.Keys, page.Key{Class: fmt.Sprintf("f%d", k), Name: counted.name})
 	}
 	f.Chart = c.svg()
-	return []figure{f}
+	return []page.Figure{f}
 }
 
 // sourceFigures are the pictures of one source: how far its share is from the plan, how its parts are drawn, how far neighbours are apart.
-func (r *Report) sourceFigures(i int) []figure {
+func (r *Report) sourceFigures(i int) []page.Figure {
 	m, s := &r.Mixture.Sources[i], &r.Shuffle.Sources[i]
 	off := chart{label: "samples of " + m.Name + " beyond what its weight asks for", xLabel: "step", yLabel: "samples more than planned", xText: scaledShort, yText: short}
 	counted := curve{name: "counted", class: "s0"}
@@ -318,9 +291,12 @@ func (r *Report) sourceFigures(i int) []figure {
 		}
 		near.curves = []curve{expected}
 	}
-	return []figure{
-		{"Share", "off what the weight asks for, by interval", []key{{"s0", "counted"}, {"band", "bound"}, {"s1", "random draws, ±2 deviations"}}, off.svg()},
-		{"Parts", "of the source in stored order, each interval a column", []key{{"h0", "drawn less"}, {"h4", "as expected"}, {"h8", "more, 4 deviations"}}, heat(m.Name, m.Parts)},
-		{"Neighbours", "how far samples that follow each other are apart", []key{{"bar", "counted"}, {"s1", "uniform"}}, near.svg()},
+	return []page.Figure{
+		{Title: "Share", Text: "off what the weight asks for, by interval", Chart: off.svg(),
+			Keys: []page.Key{{Class: "f0", Name: "counted"}, {Class: "band", Name: "bound"}, {Class: "f1", Name: "random draws, ±2 deviations"}}},
+		{Title: "Parts", Text: "of the source in stored order, each interval a column", Chart: heat(m.Name, m.Parts),
+			Keys: []page.Key{{Class: "h0", Name: "drawn less"}, {Class: "h4", Name: "as expected"}, {Class: "h8", Name: "more, 4 deviations"}}},
+		{Title: "Neighbours", Text: "how far samples that follow each other are apart", Chart: near.svg(),
+			Keys: []page.Key{{Class: "f0", Name: "counted"}, {Class: "f1", Name: "uniform"}}},
 	}
 }

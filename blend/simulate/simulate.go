@@ -118,7 +118,7 @@ func run(ctx context.Context, p *blend.Plan, order order, o Options) (*Report, e
 	}
 	s := &simulation{Options: o, plan: p, order: order, ctx: ctx}
 	if !s.plan.Windowed() && o.Data == nil {
-		return nil, fmt.Errorf("simulate: the order %q is in files beside the plan, which must be open", p.OrderVersion())
+		return nil, fmt.Errorf("the order %q is in files beside the plan, which must be open", p.OrderVersion())
 	}
 	r := &Report{Plan: p.Fingerprint(), Order: p.OrderVersion(), SequenceLength: p.SequenceLength, BatchSize: o.BatchSize, From: o.From, To: o.To,
 		Steps: (o.To - o.From + int64(o.BatchSize) - 1) / int64(o.BatchSize)}
@@ -147,19 +147,19 @@ func (o *Options) complete(p *blend.Plan) error {
 	}
 	switch {
 	case o.Nodes < 1 || o.RanksPerNode < 1 || o.Nodes > maxRanks/o.RanksPerNode:
-		return fmt.Errorf("simulate: %d nodes of %d ranks: each must be at least 1, and the ranks at most %d", o.Nodes, o.RanksPerNode, maxRanks)
+		return fmt.Errorf("%d nodes of %d ranks: each must be at least 1, and the ranks at most %d", o.Nodes, o.RanksPerNode, maxRanks)
 	case o.BatchSize < 1 || o.BatchSize > maxBatch:
-		return fmt.Errorf("simulate: batch size %d is not between 1 and %d", o.BatchSize, maxBatch)
+		return fmt.Errorf("batch size %d is not between 1 and %d", o.BatchSize, maxBatch)
 	case o.BatchSize%(o.Nodes*o.RanksPerNode) != 0:
-		return fmt.Errorf("simulate: batch size %d cannot be divided among %d ranks: choose a multiple", o.BatchSize, o.Nodes*o.RanksPerNode)
+		return fmt.Errorf("batch size %d cannot be divided among %d ranks: choose a multiple", o.BatchSize, o.Nodes*o.RanksPerNode)
 	case o.From < 0 || o.To <= o.From || o.To > p.Length():
-		return fmt.Errorf("simulate: positions [%d, %d) are none, or not all in the plan, which has %d", o.From, o.To, p.Length())
+		return fmt.Errorf("positions [%d, %d) are none, or not all in the plan, which has %d", o.From, o.To, p.Length())
 	case o.From%int64(o.BatchSize) != 0:
-		return fmt.Errorf("simulate: position %d is not where a step of %d begins: choose a multiple", o.From, o.BatchSize)
+		return fmt.Errorf("position %d is not where a step of %d begins: choose a multiple", o.From, o.BatchSize)
 	case o.Samples < 1 || o.Samples > maxSamples:
-		return fmt.Errorf("simulate: %d samples to look at; it must be from 1 to %d", o.Samples, maxSamples)
+		return fmt.Errorf("%d samples to look at; it must be from 1 to %d", o.Samples, maxSamples)
 	case !(o.StepTime >= 0) || math.IsInf(o.StepTime, 0):
-		return fmt.Errorf("simulate: a step of %g seconds", o.StepTime)
+		return fmt.Errorf("a step of %g seconds", o.StepTime)
 	}
 	_, err := o.Storage.check()
 	return err

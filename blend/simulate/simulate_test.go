@@ -6,27 +6,18 @@ import (
 	"iter"
 	"math"
 	"math/rand/v2"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
 	"mula/blend"
+	"mula/blend/plantest"
 	"mula/index"
 	"mula/shards"
 )
 
-func TestMain(m *testing.M) {
-	cache, err := os.MkdirTemp("", "mula-simulate-test")
-	if err != nil {
-		panic(err)
-	}
-	os.Setenv("XDG_CACHE_HOME", cache)
-	code := m.Run()
-	os.RemoveAll(cache)
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { plantest.Main(m) }
 
 const sequenceLength = 16
 
@@ -36,52 +27,25 @@ func seal(t testing.TB, seed uint64, config string) *blend.Data {
 	t.Helper()
 	dir := t.TempDir()
 	for i, name := range []string{"web-0", "web-1", "code", "web-2"} {
-		w, err := shards.Create(filepath.Join(dir, name), []shards.DType{shards.UInt16, shards.UInt16, shards.Int32, shards.UInt16}[i],
-			shards.TokenizerInfo{SHA256: strings.Repeat("ab", 32), VocabSize: 1000, EOD: 0, ClassTable: "test", Specials: "text"})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer w.Abort()
 		rng := rand.New(rand.NewPCG(seed, uint64(i)))
+		var documents [][]uint32
 		for left := []int{3000, 5000, 2500, 9}[i]; left > 0; {
 			document := make([]uint32, 1+rng.IntN(min(70, left)))
 			if rng.IntN(20) == 0 {
 				document = nil // empty
 			}
 			left -= len(document)
-			if err := w.Append(document, shards.DocumentOrigin{ID: fmt.Sprint(name, "/", left), File: name + ".jsonl", Line: 1}); err != nil {
-				t.Fatal(err)
-			}
+			documents = append(documents, document)
 		}
-		if err := w.Close(); err != nil {
-			t.Fatal(err)
-		}
+		plantest.Shard(t, filepath.Join(dir, name), []shards.DType{shards.UInt16, shards.UInt16, shards.Int32, shards.UInt16}[i], 1000, documents)
 	}
-	c, err := blend.ParseConfig(fmt.Appendf(nil, "sequence_length: %d\nseed: %d\nsources:\n- {name: web, shards: [web-0, web-1, web-2], weight: 0.7}\n"+
-		"- {name: code, shards: [code], weight: 0.3}\n%s", sequenceLength, seed, config), "blend.yaml", dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	plan, err := blend.Seal(context.Background(), c, blend.SealOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := plan.Write(filepath.Join(dir, "plan.json")); err != nil {
-		t.Fatal(err)
-	}
-	return open(t, filepath.Join(dir, "plan.json"))
+	return open(t, plantest.Seal(t, dir, fmt.Sprintf("sequence_length: %d\nseed: %d\nsources:\n- {name: web, shards: [web-0, web-1, web-2], weight: 0.7}\n"+
+		"- {name: code, shards: [code], weight: 0.3}\n%s", sequenceLength, seed, config)))
 }
 
 func open(t testing.TB, path string) *blend.Data {
 	t.Helper()
-	plan, err := blend.ReadPlan(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	data, err := blend.Open(context.Background(), plan, blend.OpenOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := plantest.Open(t, path)
 	t.Cleanup(func() { data.Close() })
 	return data
 }
@@ -462,19 +426,8 @@ func TestGoodOrders(t *testing.T) {
 	d := seal(t, 4, "samples: 6000\n")
 	distance, parity, n := 0.0, 0.0, 0.0
 	for seed := range uint64(40) {
-		c, err := blend.ParseConfig(fmt.Appendf(nil, "sequence_length: %d\nseed: %d\nsamples: %d\nsources:\n- {name: web, shards: [%q, %q], weight: 0.7}\n- {name: code, shards: [%q], weight: 0.3}\n",
-			sequenceLength, seed, []int{500, 6000}[seed%2], d.ShardPath(0, 0), d.ShardPath(0, 1), d.ShardPath(1, 0)), "blend.yaml", "/")
-		if err != nil {
-			t.Fatal(err)
-		}
-		plan, err := blend.Seal(context.Background(), c, blend.SealOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		data, err := blend.Open(context.Background(), plan, blend.OpenOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		data := plantest.Open(t, plantest.Seal(t, t.TempDir(), fmt.Sprintf("sequence_length: %d\nseed: %d\nsamples: %d\nsources:\n- {name: web, shards: [%q, %q], weight: 0.7}\n- {name: code, shards: [%q], weight: 0.3}\n",
+			sequenceLength, seed, []int{500, 6000}[seed%2], d.ShardPath(0, 0), d.ShardPath(0, 1), d.ShardPath(1, 0))))
 		r, err := Run(context.Background(), nil, Options{BatchSize: 20, Nodes: 2, Storage: Kinds[0], Data: data})
 		data.Close()
 		if err != nil {

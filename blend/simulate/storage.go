@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"reflect"
+	"strings"
 
 	"mula/internal/strictyaml"
 	"mula/internal/suggest"
@@ -39,7 +40,7 @@ func StorageByName(name string) (Storage, error) {
 	if near := suggest.Nearest(name, names); near != "" {
 		return Storage{}, fmt.Errorf("no kind of storage is named %q; did you mean %q?", name, near)
 	}
-	return Storage{}, fmt.Errorf("no kind of storage is named %q; known are %q, and a file ending in .yaml describes any other", name, names)
+	return Storage{}, fmt.Errorf("no kind of storage is named %q; known are %s, and a file ending in .yaml describes any other", name, strings.Join(names, ", "))
 }
 
 // LoadStorage reads the description of a storage from a YAML file. Errors name file and line.

@@ -275,7 +275,7 @@ func TestStorageByName(t *testing.T) {
 			t.Errorf("%+v, %v", got, err)
 		}
 	}
-	for name, want := range map[string]string{"local-nvm": `did you mean "local-nvme"`, "floppy": `known are ["local-nvme" "parallel-fs" "object-store"]`} {
+	for name, want := range map[string]string{"local-nvm": `did you mean "local-nvme"`, "floppy": "known are local-nvme, parallel-fs, object-store, and a file"} {
 		if _, err := StorageByName(name); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v", name, err)
 		}

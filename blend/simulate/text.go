@@ -3,18 +3,10 @@ package simulate
 import (
 	"fmt"
 	"math"
-	"strconv"
 	"strings"
-)
 
-// grouped writes a number with its thousands apart.
-func grouped(n int64) string {
-	text := strconv.FormatInt(n, 10)
-	for at := len(text) - 3; at > 0 && text[at-1] != '-'; at -= 3 {
-		text = text[:at] + "," + text[at:]
-	}
-	return text
-}
+	"mula/internal/quantity"
+)
 
 // bytesText writes a number of bytes with the decimal prefix that fits.
 func bytesText(n int64) string { return scaled(float64(n)) + "B" }
@@ -66,7 +58,7 @@ func (c Count) expectation() string {
 		return "-"
 	}
 	if c.Expected >= 1000 {
-		return grouped(int64(c.Expected + 0.5))
+		return quantity.Grouped(int64(c.Expected + 0.5))
 	}
 	return fmt.Sprintf("%.3g", c.Expected)
 }

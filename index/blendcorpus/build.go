@@ -144,6 +144,9 @@ func (w *works) doubt(ctx context.Context, dir string) error {
 			if err := b.write(ctx, files.writers(), w.workshop.Pool, w.workshop.Threads()); err != nil {
 				return fmt.Errorf("%s: %w", b.title(), err)
 			}
+			if err := files.cut(); err != nil {
+				return err
+			}
 			if at := files.difference(); at != nil {
 				return fmt.Errorf("%s: another program left %s in %s, and it is another's: it differs at byte %d. The name of a corpus does not tell which files it is made of: "+
 					"use a cache directory for this blend alone, or delete %s and what begins with %s", b.title(), at.File, dir, at.Offset, marker, b.hash())

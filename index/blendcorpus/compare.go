@@ -45,6 +45,16 @@ func (c comparison) close() {
 	}
 }
 
+// cut is the error about a file that was cut short while it was compared.
+func (c comparison) cut() error {
+	for _, f := range c {
+		if err := f.file.Cut(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // writers are the files as something to write to.
 func (c comparison) writers() []io.WriterAt {
 	w := make([]io.WriterAt, len(c))

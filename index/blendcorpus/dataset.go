@@ -50,7 +50,7 @@ func (r *request) text(epochs int64) string {
 // over is the request as a dataset of package gpt: the sequences first to end-1 of a file.
 func (r *request) over(file *shards.Index, first, end, epochs int64) gpt.Dataset {
 	return gpt.Dataset{
-		Lengths: file.Lengths(), First: first, End: end,
+		Lengths: file.Lengths(), Guard: file.Guard, First: first, End: end,
 		SequenceLength: r.sequenceLength, ExtraToken: true,
 		Samples: r.samples, Epochs: epochs, Seed: r.seed, SampleType: gpt.Int64,
 	}

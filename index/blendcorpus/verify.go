@@ -19,6 +19,7 @@ import (
 	"mula/index/cache"
 	"mula/index/gpt"
 	"mula/index/numpy"
+	"mula/internal/mapping"
 	"mula/shards"
 )
 
@@ -283,10 +284,16 @@ func (v *verifier) dataset(ctx context.Context, d *description, out *Verified) e
 		w := files.writers()
 		err = v.builder.Build(ctx, &made, layout, gpt.Files{Documents: w[0], Samples: w[1], Shuffle: w[2]}, v.pool)
 		difference := files.difference()
+		if err == nil {
+			err = files.cut()
+		}
 		files.close()
 		switch {
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
+		case errors.Is(err, mapping.ErrUnreadable):
+			out.Problem, out.Difference = err.Error(), nil
+			return nil
 		case err != nil:
 			problem = err.Error()
 		case difference == nil:
@@ -356,10 +363,16 @@ func (v *verifier) blend(ctx context.Context, d *description, candidates []candi
 			}
 			err = c.write(ctx, files.writers(), v.pool, v.o.Threads)
 			difference := files.difference()
+			if err == nil {
+				err = files.cut()
+			}
 			files.close()
 			switch {
 			case ctx.Err() != nil:
 				return context.Cause(ctx)
+			case errors.Is(err, mapping.ErrUnreadable):
+				out.Problem, out.Difference = err.Error(), nil
+				return nil
 			case err != nil:
 				out.Problem, out.Difference = "it cannot be built: "+err.Error(), nil
 				return nil

@@ -26,6 +26,7 @@ import (
 
 	"mula/internal/atomicfile"
 	"mula/internal/locks"
+	"mula/internal/quantity"
 )
 
 // StateDir is the folder inside the built directory that holds locks, and for each unit its settings and sizes. The trainers that read
@@ -164,20 +165,9 @@ func Run(ctx context.Context, dir string, units []Unit, o Options) (Summary, err
 	}
 	err = r.run(ctx)
 	if full := errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT); full && r.total > 0 {
-		err = fmt.Errorf("%w; all files of this build in %s take about %s", err, dir, size(r.total))
+		err = fmt.Errorf("%w; all files of this build in %s take about %s", err, dir, quantity.Bytes(r.total))
 	}
 	return r.summary, err
-}
-
-// size is a number of bytes in words.
-func size(bytes int64) string {
-	if bytes < 1e6 {
-		return fmt.Sprintf("%d bytes", bytes)
-	}
-	if bytes < 1e9 {
-		return fmt.Sprintf("%.1f MB", float64(bytes)/1e6)
-	}
-	return fmt.Sprintf("%.1f GB", float64(bytes)/1e9)
 }
 
 // A run is one call of [Run].

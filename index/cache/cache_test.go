@@ -25,6 +25,7 @@ import (
 
 	"mula/internal/atomicfile"
 	"mula/internal/locks"
+	"mula/internal/quantity"
 )
 
 func TestMain(m *testing.M) {
@@ -393,14 +394,6 @@ func TestDirectoryInTheWay(t *testing.T) {
 	}
 }
 
-func TestSize(t *testing.T) {
-	for n, want := range map[int64]string{0: "0 bytes", 999_999: "999999 bytes", 1_250_000: "1.2 MB", 34_400_000_000: "34.4 GB"} {
-		if got := size(n); got != want {
-			t.Errorf("%d: %s, want %s", n, got, want)
-		}
-	}
-}
-
 // Whichever operation on whichever file fails, the promises of publish.go hold afterwards, nothing temporary stays, and the next run
 // ends with the same bytes. From an empty directory, from a complete one with other settings, and from one with some files missing.
 func TestEveryFault(t *testing.T) {
@@ -492,7 +485,7 @@ func TestDiskStaysFull(t *testing.T) {
 		if err == nil {
 			break
 		}
-		if want := fmt.Sprintf("; all files of this build in %s take about %s", dir, size(unitBytes(n, "new"))); !errors.Is(err, syscall.ENOSPC) || !strings.HasSuffix(err.Error(), want) {
+		if want := fmt.Sprintf("; all files of this build in %s take about %s", dir, quantity.Bytes(unitBytes(n, "new"))); !errors.Is(err, syscall.ENOSPC) || !strings.HasSuffix(err.Error(), want) {
 			t.Errorf("%v; want %q at its end", err, want)
 		}
 		mustRun(t, dir, testUnits(n, "new", nil), Options{Resume: true})

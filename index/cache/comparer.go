@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"errors"
 	"sync"
+
+	"mula/internal/mapping"
 )
 
 // ErrDiffers is the error of a [Comparer] that was told to stop.
@@ -12,7 +14,7 @@ var ErrDiffers = errors.New("the files differ")
 // A Comparer stands for a file in [Unit.Build] and compares what is written to it with the file that is there. It is not copied after the
 // first write.
 type Comparer struct {
-	Data  []byte // the bytes of the file
+	Data  []byte // the bytes of the file, which may be mapped
 	Row   int    // bytes that belong together in it, counted from its beginning; 0 for 1
 	Stop  bool   // fail with [ErrDiffers] at the first difference met, which need not be the first in the file
 	Count bool   // count all bytes that differ, also behind the first
@@ -25,16 +27,24 @@ type Comparer struct {
 	rowAt     int64
 }
 
-// WriteAt compares p with the bytes at off. Bytes behind the end of the file differ.
+// WriteAt compares p with the bytes at off. Bytes behind the end of the file differ. It fails where a mapped file was cut short ([mapping.Guard]).
 func (c *Comparer) WriteAt(p []byte, off int64) (int, error) {
-	if !c.Compare(p, off) && c.Stop {
-		return 0, ErrDiffers
+	same := false
+	err := mapping.Guard(func() error {
+		same = c.compare(p, off)
+		return nil
+	})
+	if err == nil && !same && c.Stop {
+		err = ErrDiffers
+	}
+	if err != nil {
+		return 0, err
 	}
 	return len(p), nil
 }
 
-// Compare says whether p is what the file has at off. Without Count it may say so too where an earlier byte is known to differ.
-func (c *Comparer) Compare(p []byte, off int64) bool {
+// compare says whether p is what the file has at off. Without Count it may say so too where an earlier byte is known to differ.
+func (c *Comparer) compare(p []byte, off int64) bool {
 	if at, met := c.First(); met && at <= off && !c.Count && !c.Stop {
 		return true
 	}

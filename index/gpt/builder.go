@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"io"
 	"runtime"
-	"sync"
 
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sync/semaphore"
 
 	"mula/index/numpy"
@@ -61,7 +61,7 @@ func (b *Builder) Build(ctx context.Context, d *Dataset, l Layout, f Files, pool
 		return err
 	}
 	if expected, err := d.layout(l.TokensPerEpoch); err != nil || expected != l {
-		return errors.New("gpt: the layout belongs to another dataset")
+		return errors.New("the layout belongs to another dataset")
 	}
 	if f.Documents == nil && f.Samples == nil && f.Shuffle == nil {
 		return nil
@@ -150,20 +150,26 @@ func (d *Dataset) pairs(dst []uint64, tokens int64, threads int) error {
 	past := len(dst) >= pastCaches
 	sums := make([]int64, threads)
 	negative := make([]bool, threads)
-	var group sync.WaitGroup
+	var group errgroup.Group
 	for t := range threads {
-		group.Go(func() {
+		group.Go(func() error {
 			from, to := n*int64(t)/int64(threads)&^7, n*int64(t+1)/int64(threads)&^7 // whole lines of the cache
 			if t == threads-1 {
 				to = n
 			}
-			sums[t], negative[t] = fillPairs(dst[from:to], lengths[4*from:4*to], uint32(d.First+from), past)
+			err := d.guard(func() error {
+				sums[t], negative[t] = fillPairs(dst[from:to], lengths[4*from:4*to], uint32(d.First+from), past)
+				return nil
+			})
 			for epoch := n; epoch < int64(len(dst)); epoch += n {
 				copy(dst[epoch+from:epoch+to], dst[from:to])
 			}
+			return err
 		})
 	}
-	group.Wait()
+	if err := group.Wait(); err != nil {
+		return err
+	}
 	for t, sum := range sums {
 		if tokens -= sum; negative[t] {
 			tokens = -1

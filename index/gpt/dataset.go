@@ -20,6 +20,10 @@ import (
 type Dataset struct {
 	Lengths []byte // length in tokens of every sequence of the file: little-endian int32, at any alignment, as they lie in the .idx file
 
+	// Guard is called with whatever reads Lengths, on any goroutine, and gives its error or one of its own, for lengths that lie in a mapped file
+	// (shards.Index.Guard); nil for others.
+	Guard func(read func() error) error
+
 	First, End int64 // the documents of the split: First, …, End-1
 
 	SequenceLength int64 // S, tokens of a sample
@@ -218,16 +222,28 @@ func (d *Dataset) check() error {
 	return nil
 }
 
+// guard calls what reads lengths.
+func (d *Dataset) guard(read func() error) error {
+	if d.Guard == nil {
+		return read()
+	}
+	return d.Guard(read)
+}
+
 // tokens is T, the exact sum of the split's lengths.
-func (d *Dataset) tokens() (int64, error) {
-	lengths := d.Lengths[4*d.First : 4*d.End]
-	sum, negative := sumLengths(lengths)
-	if !negative {
-		return sum, nil
-	}
-	for i := int64(0); ; i++ {
-		if v := lengthAt(lengths, i); v < 0 {
-			return 0, fmt.Errorf("sequence %d has the length %d: the .idx file is damaged", d.First+i, v)
+func (d *Dataset) tokens() (sum int64, err error) {
+	err = d.guard(func() error {
+		lengths := d.Lengths[4*d.First : 4*d.End]
+		var negative bool
+		if sum, negative = sumLengths(lengths); !negative {
+			return nil
 		}
-	}
+		for i := range d.End - d.First {
+			if v := lengthAt(lengths, i); v < 0 {
+				return fmt.Errorf("sequence %d has the length %d: the .idx file is damaged", d.First+i, v)
+			}
+		}
+		return errors.New("the lengths of the sequences change while they are read: build the index when the .idx file is complete")
+	})
+	return sum, err
 }

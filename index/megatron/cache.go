@@ -66,6 +66,7 @@ type Segment struct {
 
 // A column is the data of a mapped .npy file.
 type column struct {
+	file  *mapping.File
 	data  []byte
 	width int // bytes of a number: 2 (int16), 4 or 8
 	uint  bool
@@ -84,6 +85,19 @@ func (c *column) at(i int64) int64 {
 		return int64(binary.LittleEndian.Uint32(p))
 	}
 	return int64(int32(binary.LittleEndian.Uint32(p)))
+}
+
+// lastPage is the number of bytes at the end of a file that may share a page of memory.
+var lastPage = int64(os.Getpagesize())
+
+// intact gives the error of a file that was cut short, once numbers up to i have been read: in the page of memory in which the cut is, they were read as 0.
+// It is to be guarded.
+func (c *column) intact(i int64) error {
+	c.file.Probe()
+	if (i+1)*int64(c.width) <= int64(len(c.data))-lastPage {
+		return nil
+	}
+	return c.file.Cut() // no fault tells of a cut there
 }
 
 // OpenCache opens a dataset or a blend of the cache directory dir. name is the hash in its files' names, or the name of one of its files;
@@ -114,7 +128,11 @@ func OpenCache(dir, name, root string) (_ *Cache, err error) {
 	if d.class == gptClass {
 		c.length = c.datasets[0].source.Samples
 	}
-	if c.extra, err = c.findExtra(); err != nil {
+	err = mapping.Guard(func() (err error) {
+		c.extra, err = c.findExtra()
+		return err
+	})
+	if err != nil {
 		return nil, err
 	}
 	return c, nil
@@ -237,11 +255,16 @@ func openColumn(path string, cols int64, types ...string) (column, func() error,
 	if err != nil {
 		return column{}, nil, fmt.Errorf("opening index cache: %w", err)
 	}
-	c, err := readColumn(file.Data, cols, types)
+	var c column
+	err = mapping.Guard(func() (err error) {
+		c, err = readColumn(file.Data, cols, types)
+		return err
+	})
 	if err != nil {
 		file.Close()
 		return column{}, nil, fmt.Errorf("%s: %w", path, err)
 	}
+	c.file = &file
 	return c, file.Close, nil
 }
 
@@ -436,7 +459,7 @@ func (c *Cache) Files() []string {
 	return slices.Compact(paths) // a blend may list a dataset twice
 }
 
-// Sample is the sample at position k of the order, 0 <= k < Len: its dataset, and its number there.
+// Sample is the sample at position k of the order, 0 <= k < Len: its dataset, and its number there. It is to be guarded ([mapping.Guard]).
 func (c *Cache) Sample(k int64) (dataset int, sample int64, err error) {
 	if k < 0 || k >= c.length {
 		return 0, 0, fmt.Errorf("position %d of an order of %d samples", k, c.length)
@@ -445,6 +468,12 @@ func (c *Cache) Sample(k int64) (dataset int, sample int64, err error) {
 		return 0, k, nil
 	}
 	which, sample := c.which.at(k), c.whichOne.at(k)
+	if err = c.which.intact(k); err == nil {
+		err = c.whichOne.intact(k)
+	}
+	if err != nil {
+		return 0, 0, err
+	}
 	if which < 0 || which >= int64(len(c.datasets)) {
 		return 0, 0, fmt.Errorf("%s: entry %d is dataset %d of %d: %w", c.blendFile+blendEnds[0], k, which, len(c.datasets), ErrCorrupt)
 	}
@@ -456,7 +485,7 @@ func (c *Cache) Sample(k int64) (dataset int, sample int64, err error) {
 
 // Segments appends to dst the stretches of tokens that make a sample of a dataset, in order; empty ones are left out. They have
 // SequenceLength tokens together, one more with the extra token, and fewer only in the partial sample that ends a validation set, which
-// Megatron fills up with padding.
+// Megatron fills up with padding. It is to be guarded ([mapping.Guard]).
 func (c *Cache) Segments(dst []Segment, dataset int, sample int64) ([]Segment, error) {
 	if dataset < 0 || dataset >= len(c.datasets) {
 		return dst, fmt.Errorf("dataset %d of %d", dataset, len(c.datasets))
@@ -466,11 +495,17 @@ func (c *Cache) Segments(dst []Segment, dataset int, sample int64) ([]Segment, e
 		return dst, fmt.Errorf("%s: sample %d of %d", d.source.Prefix, sample, d.shuffle.n)
 	}
 	j := d.shuffle.at(sample)
+	if err := d.shuffle.intact(sample); err != nil {
+		return dst, err
+	}
 	if j < 0 || j >= d.shuffle.n {
 		return dst, fmt.Errorf("%s: entry %d is sample %d of %d: %w", d.base+gptEnds[2], sample, j, d.shuffle.n, ErrCorrupt)
 	}
 	first, offset := d.rows.at(2*j), d.rows.at(2*j+1)
 	last, stop := d.rows.at(2*j+2), d.rows.at(2*j+3)
+	if err := d.rows.intact(2*j + 3); err != nil {
+		return dst, err
+	}
 	most := c.sequenceLength
 	if c.extra {
 		stop++
@@ -503,6 +538,9 @@ func (c *Cache) Segments(dst []Segment, dataset int, sample int64) ([]Segment, e
 			dst = append(dst, Segment{Document: d.documents.at(at), Offset: offset, Length: end - offset})
 		}
 		offset = 0
+	}
+	if err := d.documents.intact(last); err != nil {
+		return dst[:begin], err
 	}
 	return dst, nil
 }

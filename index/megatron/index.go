@@ -327,7 +327,7 @@ func (x *Index) dataset(s Split, prefix string, n Size, attributes python.Object
 			file.Path(), s, ns, c.Split)
 	}
 	d.gpt = gpt.Dataset{
-		Lengths: file.Lengths(), First: first, End: end,
+		Lengths: file.Lengths(), Guard: file.Guard, First: first, End: end,
 		SequenceLength: c.SequenceLength, ExtraToken: c.ExtraToken, KeepPartial: s == Valid && c.KeepPartialValidation,
 		CheckOffsets: c.Profile.checkOffsets, Samples: -1, Seed: c.Seed, SampleType: c.Profile.sampleType,
 	}

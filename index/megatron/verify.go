@@ -221,7 +221,7 @@ func (v *verifier) dataset(ctx context.Context, u *UnitReport, d *description, b
 			known := map[string]bool{}
 			for _, p := range d.profiles(bare) {
 				g := gpt.Dataset{
-					Lengths: file.Lengths(), First: first, End: end, SequenceLength: d.sequenceLength, ExtraToken: extra, KeepPartial: partial,
+					Lengths: file.Lengths(), Guard: file.Guard, First: first, End: end, SequenceLength: d.sequenceLength, ExtraToken: extra, KeepPartial: partial,
 					Samples: -1, Seed: d.seed, SampleType: p.sampleType, // CheckOffsets is left to compare
 				}
 				if d.samples.Given {
@@ -294,15 +294,29 @@ func (v *verifier) blend(ctx context.Context, u *UnitReport, d *description, bas
 // compare finds the candidate that made the files, or, if there is none, the first byte that differs in each from the candidate that comes
 // closest.
 func (v *verifier) compare(ctx context.Context, u *UnitReport, base string, candidates []candidate) error {
-	files := make([]*found, len(candidates[0].files))
+	unknown, files := *u, make([]*found, len(candidates[0].files))
 	for i, w := range candidates[0].files {
 		file, err := mapping.Open(base + w.name)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 		defer file.Close()
-		files[i] = &found{missing: err != nil, data: file.Data}
+		files[i] = &found{missing: err != nil, data: file.Data, cut: file.Cut}
 	}
+	err := mapping.Guard(func() error { return v.match(ctx, u, base, candidates, files) })
+	for _, f := range files {
+		if err == nil && !f.missing {
+			err = f.cut() // of the end of a mapping zeros may have been read
+		}
+	}
+	if errors.Is(err, mapping.ErrUnreadable) {
+		*u = unknown
+	}
+	return err
+}
+
+// match is compare with open files. It is to be guarded.
+func (v *verifier) match(ctx context.Context, u *UnitReport, base string, candidates []candidate, files []*found) error {
 	// Candidates whose headers are those of the files come first; only they can be right.
 	likeness := func(c candidate) (alike int) {
 		for i, w := range c.files {
@@ -321,6 +335,9 @@ func (v *verifier) compare(ctx context.Context, u *UnitReport, base string, cand
 		comparers, err := v.run(ctx, c, files, true)
 		if ctx.Err() != nil {
 			return ctx.Err()
+		}
+		if errors.Is(err, mapping.ErrUnreadable) {
+			return err
 		}
 		if err != nil {
 			continue // Megatron cannot have made the files in a way that has no result
@@ -349,6 +366,9 @@ func (v *verifier) compare(ctx context.Context, u *UnitReport, base string, cand
 		comparers, err := v.run(ctx, c, files, false)
 		if ctx.Err() != nil {
 			return ctx.Err()
+		}
+		if errors.Is(err, mapping.ErrUnreadable) {
+			return err
 		}
 		if err != nil {
 			failed = err
@@ -389,7 +409,8 @@ func endsBackwards(data []byte, w wanted) bool {
 // found is a file of the directory.
 type found struct {
 	missing bool
-	data    []byte
+	data    []byte       // mapped
+	cut     func() error // [mapping.File.Cut]
 }
 
 // run builds a candidate against the files. With stop it ends at the first difference that it meets, which need not be the first in a file.
@@ -410,8 +431,14 @@ func (v *verifier) run(ctx context.Context, c candidate, files []*found, stop bo
 		for i, w := range c.files {
 			if to[i] != nil {
 				header := w.header()
-				comparers[i].Compare(header[:], 0)
-				comparers[i].Compare([]byte{0}, int64(len(files[i].data))) // what is missing begins there
+				for _, part := range []struct {
+					p  []byte
+					at int64
+				}{{header[:], 0}, {[]byte{0}, int64(len(files[i].data))}} { // what is missing begins there
+					if _, err := to[i].WriteAt(part.p, part.at); err != nil && !errors.Is(err, cache.ErrDiffers) {
+						return nil, err
+					}
+				}
 			}
 		}
 	}

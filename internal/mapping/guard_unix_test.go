@@ -67,8 +67,8 @@ func TestGuardGivesErrorsOfFiles(t *testing.T) {
 				return
 			}
 			var at *fs.PathError
-			if !errors.As(err, &at) || at.Path != path || !strings.Contains(err.Error(), "cut short") {
-				t.Errorf("%v; it is to name %s and to say that it was cut short", err, path)
+			if !errors.As(err, &at) || at.Path != path || !strings.Contains(err.Error(), "cut short") || !errors.Is(err, ErrUnreadable) {
+				t.Errorf("%v; it is to name %s and to say that it was cut short, and to be ErrUnreadable", err, path)
 			}
 		})
 	}
@@ -88,7 +88,7 @@ func TestGuardPassesOnWhatIsNotAFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := errors.New("its own")
-	if err := Guard(func() error { return want }); err != want {
+	if err := Guard(func() error { return want }); err != want || errors.Is(err, ErrUnreadable) {
 		t.Errorf("an error of the reader became %v", err)
 	}
 	var nothing *int

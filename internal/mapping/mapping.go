@@ -6,6 +6,7 @@
 package mapping
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -14,6 +15,15 @@ import (
 	"sync"
 	"unsafe"
 )
+
+// ErrUnreadable is what the errors of [Guard] and [File.Cut] about a file are ([errors.Is]). The mapping stays as it is: if the file is restored by another that
+// takes its name, it must be opened again.
+var ErrUnreadable = errors.New("mapped bytes cannot be read")
+
+// unreadable is an error that is ErrUnreadable and says more.
+type unreadable struct{ error }
+
+func (unreadable) Is(target error) bool { return target == ErrUnreadable }
 
 // A File is a file mapped for reading. The zero File is one without bytes, and closed.
 type File struct {
@@ -83,7 +93,15 @@ func faultError(p any) error {
 	return nil
 }
 
-func (f *File) fail(err error) error { return &fs.PathError{Op: "read", Path: f.path, Err: err} }
+func (f *File) fail(err error) error {
+	return &fs.PathError{Op: "read", Path: f.path, Err: unreadable{err}}
+}
+
+// Replaced asks the system whether the file's name stands for another file by now, or for none.
+func (f *File) Replaced() bool {
+	now, err := os.Stat(f.path)
+	return err != nil || f.Info == nil || !os.SameFile(now, f.Info)
+}
 
 // Cut asks the system whether the file has been cut short since it was opened, and gives an [fs.PathError] if it has. It knows nothing of a file that
 // another has taken the place of.

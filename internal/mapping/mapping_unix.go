@@ -28,7 +28,7 @@ func Open(path string) (File, error) {
 	}
 	size := info.Size()
 	if size == 0 {
-		return File{Info: info}, nil // it cannot be mapped
+		return File{Info: info, path: path}, nil // it cannot be mapped
 	}
 	if int64(int(size)) != size {
 		return File{}, &fs.PathError{Op: "map", Path: path, Err: fmt.Errorf("%d bytes do not fit this machine's address space", size)}

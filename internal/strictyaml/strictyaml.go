@@ -218,13 +218,13 @@ func (f *File) explain(err error, of reflect.Type) error {
 	case errors.As(err, &unknown):
 		return fmt.Errorf("%s: unknown field %q%s", at, t.Value, f.knownFields(t, of))
 	case errors.As(err, &mismatch):
-		return fmt.Errorf("%s: %q is not %s", at, t.Value, kindName(mismatch.DstType))
+		return fmt.Errorf("%s: %s is not %s", at, valueName(t), kindName(mismatch.DstType))
 	case errors.As(err, &overflow):
 		return fmt.Errorf("%s: %s is beyond what the field can hold: %s", at, t.Value, kindName(overflow.DstType))
 	case errors.As(err, &shape) && shape.Expected == ast.MappingType:
-		return fmt.Errorf("%s: %q is not a list of named fields", at, t.Value)
+		return fmt.Errorf("%s: %s is not a list of named fields", at, valueName(t))
 	case errors.As(err, &shape) && shape.Expected == ast.SequenceType:
-		return fmt.Errorf("%s: %q is not a list", at, t.Value)
+		return fmt.Errorf("%s: %s is not a list", at, valueName(t))
 	}
 	message := []rune(located.GetMessage())
 	if len(message) > 200 { // it may quote the file
@@ -336,6 +336,19 @@ func fullNames(t reflect.Type, prefix string) []string {
 		}
 	}
 	return names
+}
+
+// valueName is what begins at a token, in words of the user's, where it is no value but the sign of several.
+func valueName(t *token.Token) string {
+	switch t.Type {
+	case token.MappingValueType, token.MappingStartType:
+		return "a mapping (name: value)"
+	case token.SequenceEntryType, token.SequenceStartType:
+		return "a list"
+	case token.LiteralType, token.FoldedType:
+		return "a text of several lines"
+	}
+	return strconv.Quote(t.Value)
 }
 
 func kindName(t reflect.Type) string {

@@ -81,6 +81,13 @@ func TestMessages(t *testing.T) {
 		"name: a\nname: b\n":                               `f.yaml:2: `,
 		"just text\n":                                      `f.yaml:1: `,
 		"name: x\nsources: sh/crlf\n":                      `f.yaml:2: "sh/crlf" is not a list`,
+		"name: x\nsources:\n  web: {rate: 1}\n":            `f.yaml:3: a mapping (name: value) is not a list`,
+		"sources: {web: 1}\n":                              `f.yaml:1: a mapping (name: value) is not a list`,
+		"sources: |\n  web\n":                              `f.yaml:1: a text of several lines is not a list`,
+		"sources:\n  - [rate]\n":                           `f.yaml:2: a list is not a list of named fields`,
+		"sources:\n  - - rate\n":                           `f.yaml:2: a list is not a list of named fields`,
+		"schedule:\n  rate: [1]\n":                         `f.yaml:2: a list is not a number`,
+		"schedule:\n  rate:\n    a: 1\n":                   `f.yaml:3: a mapping (name: value) is not a number`,
 	} {
 		_, err := decode(text)
 		if err == nil || !strings.HasPrefix(err.Error(), want) {

@@ -1,7 +1,7 @@
 // Package flight gives the streams of package serve over Arrow Flight. It is a package of its own so that only those who want Flight link gRPC.
 //
 // The ticket of DoGet, and the command of the descriptor of GetFlightInfo and GetSchema, are a JSON object of the parameters of a stream
-// ([serve.Service.ParseJSON]). Flight holds a record several times on its way, so that less of them fit into the memory than over HTTP.
+// ([serve.Service.ParseJSON]). Flight holds several records on their way, so that less of them fit into the memory than over HTTP.
 package flight
 
 import (
@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/apache/arrow-go/v18/arrow/flight"
-	"github.com/apache/arrow-go/v18/arrow/ipc"
 	"github.com/apache/arrow-go/v18/arrow/memory"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -26,9 +25,9 @@ import (
 	"mula/serve"
 )
 
-// copies is how often a record is held at a time: as columns, as the body of a message, as that message encoded, and as the one before it, which
-// the transport may not have sent yet.
-const copies = 4
+// copies is how many records are held at a time: the one that was given last, and the two before it, of which the transport may have some 64 KiB, or all
+// but that, to send yet.
+const copies = 3
 
 // Limits of what clients send. Nothing they send is Arrow data.
 const (
@@ -48,7 +47,7 @@ func Serve(ctx context.Context, service *serve.Service, l net.Listener, a serve.
 		grpc.MaxRecvMsgSize(maxMessage), grpc.MaxHeaderListSize(maxHeaders), grpc.MaxConcurrentStreams(maxCalls), grpc.ConnectionTimeout(connectTime),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: keepaliveTime, Timeout: keepaliveReply}),
 		grpc.ChainUnaryInterceptor(guard.unary), grpc.ChainStreamInterceptor(guard.stream),
-		grpc.WaitForHandlers(true),
+		grpc.ForceServerCodecV2(newCodec()), grpc.WaitForHandlers(true),
 	}
 	if a.TLS != nil {
 		options = append(options, grpc.Creds(credentials.NewTLS(a.TLS)))
@@ -163,7 +162,7 @@ func (c *calls) get(ctx context.Context, ticket *flight.Ticket, out flight.Fligh
 		return err
 	}
 	defer st.Close()
-	w := flight.NewRecordWriter(out, ipc.WithSchema(st.Schema()))
+	w := newWriter(out, st.Schema())
 	for {
 		record, err := st.Next()
 		if errors.Is(err, io.EOF) {

@@ -12,7 +12,6 @@ import (
 	"io"
 	"math/big"
 	"net"
-	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -23,7 +22,6 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/flight"
 	"github.com/apache/arrow-go/v18/arrow/ipc"
 	"github.com/apache/arrow-go/v18/arrow/memory"
-	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
@@ -32,21 +30,12 @@ import (
 	"google.golang.org/grpc/status"
 
 	"mula/blend"
+	"mula/blend/plantest"
 	"mula/serve"
 	"mula/shards"
 )
 
-func TestMain(m *testing.M) {
-	cache, err := os.MkdirTemp("", "mula-flight-test")
-	if err != nil {
-		panic(err)
-	}
-	os.Setenv("XDG_CACHE_HOME", cache)
-	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
-		os.RemoveAll(cache)
-		os.Exit(code)
-	}))
-}
+func TestMain(m *testing.M) { plantest.Main(m) }
 
 const positions = 400
 
@@ -54,36 +43,14 @@ const positions = 400
 func openPlan(t testing.TB) *blend.Data {
 	t.Helper()
 	dir := t.TempDir()
-	w, err := shards.Create(filepath.Join(dir, "a"), shards.UInt16, shards.TokenizerInfo{SHA256: strings.Repeat("ab", 32), VocabSize: 9000, EOD: 0, ClassTable: "test", Specials: "text"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer w.Abort()
-	for first := uint32(0); first < 8000; first += 40 {
-		document := make([]uint32, 40)
-		for i := range document {
-			document[i] = (first + uint32(i)) % 9000
-		}
-		if err := w.Append(document, shards.DocumentOrigin{ID: "x", File: "x", Line: 1}); err != nil {
-			t.Fatal(err)
+	documents := make([][]uint32, 200)
+	for i := range documents {
+		for k := range 40 {
+			documents[i] = append(documents[i], uint32(40*i+k)%9000)
 		}
 	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
-	c, err := blend.ParseConfig([]byte("sequence_length: 16\nseed: 5\nsamples: 400\nsources: [{name: a, shards: [a], weight: 1}]\nskips: [{from: 5, to: 7}]"), "blend.yaml", dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	plan, err := blend.Seal(context.Background(), c, blend.SealOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	data, err := blend.Open(context.Background(), plan, blend.OpenOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return data
+	plantest.Shard(t, filepath.Join(dir, "a"), shards.UInt16, 9000, documents)
+	return plantest.Open(t, plantest.Seal(t, dir, "sequence_length: 16\nseed: 5\nsamples: 400\nsources: [{name: a, shards: [a], weight: 1}]\nskips: [{from: 5, to: 7}]"))
 }
 
 // A served plan, and a client of it.

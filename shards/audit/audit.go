@@ -19,6 +19,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"mula/internal/quantity"
 	"mula/shards"
 	"mula/shards/formats"
 )
@@ -240,7 +241,7 @@ func (r *Report) addUp() {
 		most := c.Most[0]
 		r.Findings = append(r.Findings, Finding{Level: Note, Kind: "copy", Path: most.Path, Document: most.Document, Byte: -1, Message: fmt.Sprintf(
 			"%s%s of the documents, with %s%s of the tokens, have the very tokens of another; number %d of this shard, of %s tokens, is there %s times",
-			about, percent(c.Share), about, percent(c.TokenShare), most.Document, grouped(most.Tokens), grouped(most.Times))})
+			about, percent(c.Share), about, percent(c.TokenShare), most.Document, quantity.Grouped(most.Tokens), quantity.Grouped(most.Times))})
 	}
 }
 

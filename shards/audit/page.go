@@ -1,7 +1,6 @@
 package audit
 
 import (
-	"bytes"
 	"cmp"
 	_ "embed"
 	"fmt"
@@ -12,6 +11,9 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"mula/internal/page"
+	"mula/internal/quantity"
 )
 
 var (
@@ -20,7 +22,7 @@ var (
 	//go:embed page.css
 	pageCSS string
 
-	page = template.Must(template.New("page").Parse(pageHTML))
+	pages = page.New(page.Layout{Command: "mula check", Body: pageHTML, Style: pageCSS})
 )
 
 // What a page shows at most, so that its size does not grow with the data.
@@ -32,32 +34,17 @@ const (
 
 // A document is what the template shows.
 type document struct {
-	Title, Sum                  string
-	Style                       template.CSS
-	Findings                    []shownFinding
-	MoreFindings                int
-	SourceHeading, ShardHeading []string
-	Sources, Shards             []row
-	Figures                     []figure
-	MoreFigures, MoreShards     int
-}
-
-type shownFinding struct{ Level, Where, Message string }
-
-type row struct {
-	Name  string
-	Cells []string
-}
-
-type figure struct {
-	Name, Text string
-	Chart      template.HTML
+	Sum             string
+	Findings        page.Findings
+	Sources, Shards page.Table
+	Figures         []page.Figure
+	MoreFigures     int
 }
 
 // WritePage renders the report as one HTML page that needs nothing beside it: tables, findings, and for each source the lengths of its documents on a
 // logarithmic scale. It follows the reader's light or dark setting. The same report gives the same bytes.
 func (r *Report) WritePage(w io.Writer, title string) error {
-	doc := document{Title: title, Style: template.CSS(pageCSS)}
+	var doc document
 	levels := map[Level]int{}
 	for _, f := range r.Findings {
 		levels[f.Level]++
@@ -67,35 +54,35 @@ func (r *Report) WritePage(w io.Writer, title string) error {
 		tokens += s.Lengths.Tokens
 		documents += s.Lengths.Documents
 	}
-	doc.Sum = fmt.Sprintf("%s tokens in %s documents and %d shards; %d errors, %d warnings, %d notes.", grouped(tokens), grouped(documents), len(r.Shards),
+	doc.Sum = fmt.Sprintf("%s tokens in %s documents and %d shards; %d errors, %d warnings, %d notes.", quantity.Grouped(tokens), quantity.Grouped(documents), len(r.Shards),
 		levels[Error], levels[Warning], levels[Note])
 	order := map[Level]int{Error: 0, Warning: 1, Note: 2}
 	findings := slices.Clone(r.Findings)
 	slices.SortStableFunc(findings, func(a, b Finding) int { return cmp.Compare(order[a.Level], order[b.Level]) })
 	for _, f := range findings[:min(len(findings), maxFindings)] {
-		doc.Findings = append(doc.Findings, shownFinding{string(f.Level), cmp.Or(f.Path, f.Source), f.Message})
+		doc.Findings.List = append(doc.Findings.List, page.Finding{Level: string(f.Level), Where: cmp.Or(f.Path, f.Source), Message: f.Message})
 	}
-	doc.MoreFindings = max(0, len(findings)-maxFindings)
+	doc.Findings.More = max(0, len(findings)-maxFindings)
 
-	doc.SourceHeading = []string{"source", "shards", "documents", "tokens", "mean", "median", "90 %", "99 %", "longest", "repetitive"}
+	doc.Sources.Heading = []string{"source", "shards", "documents", "tokens", "mean", "median", "90 %", "99 %", "longest", "repetitive"}
 	if r.SequenceLength > 0 {
-		doc.SourceHeading = append(doc.SourceHeading, "in no window")
+		doc.Sources.Heading = append(doc.Sources.Heading, "in no window")
 	}
 	for _, s := range r.Sources {
 		l := s.Lengths
-		cells := []string{grouped(s.Shards), grouped(l.Documents), grouped(l.Tokens), grouped(int64(math.Round(l.Mean))), grouped(l.Median),
-			grouped(l.P90), grouped(l.P99), grouped(l.Longest), share(s.Repeats.Tokens, l.Tokens)}
+		cells := []string{s.Name, quantity.Grouped(s.Shards), quantity.Grouped(l.Documents), quantity.Grouped(l.Tokens), quantity.Grouped(int64(math.Round(l.Mean))), quantity.Grouped(l.Median),
+			quantity.Grouped(l.P90), quantity.Grouped(l.P99), quantity.Grouped(l.Longest), share(s.Repeats.Tokens, l.Tokens)}
 		if r.SequenceLength > 0 {
 			cells = append(cells, share(s.Tail, l.Tokens))
 		}
-		doc.Sources = append(doc.Sources, row{s.Name, cells})
+		doc.Sources.Rows = append(doc.Sources.Rows, cells)
 	}
-	doc.ShardHeading = []string{"shard", "layout", "type", "documents", "tokens", "longest", "empty", "largest id", "different ids", "hashes"}
+	doc.Shards.Heading = []string{"shard", "layout", "type", "documents", "tokens", "longest", "empty", "largest id", "different ids", "hashes"}
 	for _, s := range r.Shards[:min(len(r.Shards), maxRows)] {
-		doc.Shards = append(doc.Shards, row{s.Path, []string{s.Layout, s.DType, grouped(s.Documents), grouped(s.Tokens), grouped(s.Longest), grouped(s.EmptyDocuments),
-			grouped(int64(s.MaxID)), grouped(s.DistinctIDs), s.Hashes()}})
+		doc.Shards.Rows = append(doc.Shards.Rows, []string{s.Path, s.Layout, s.DType, quantity.Grouped(s.Documents), quantity.Grouped(s.Tokens), quantity.Grouped(s.Longest), quantity.Grouped(s.EmptyDocuments),
+			quantity.Grouped(int64(s.MaxID)), quantity.Grouped(s.DistinctIDs), s.Hashes()})
 	}
-	doc.MoreShards = max(0, len(r.Shards)-maxRows)
+	doc.Shards.More = max(0, len(r.Shards)-maxRows)
 
 	largest := slices.Clone(r.Sources)
 	slices.SortStableFunc(largest, func(a, b Source) int { return cmp.Compare(b.Lengths.Tokens, a.Lengths.Tokens) })
@@ -107,18 +94,11 @@ func (r *Report) WritePage(w io.Writer, title string) error {
 	}
 	for _, s := range largest {
 		if s.Lengths.Documents > 0 {
-			text := fmt.Sprintf("%s documents, %s tokens", grouped(s.Lengths.Documents), grouped(s.Lengths.Tokens))
-			doc.Figures = append(doc.Figures, figure{s.Name, text, s.Lengths.chart(s.Name, last)})
+			text := fmt.Sprintf("%s documents, %s tokens", quantity.Grouped(s.Lengths.Documents), quantity.Grouped(s.Lengths.Tokens))
+			doc.Figures = append(doc.Figures, page.Figure{Title: s.Name, Text: text, Chart: s.Lengths.chart(s.Name, last)})
 		}
 	}
-	var out bytes.Buffer
-	if err := page.Execute(&out, doc); err != nil {
-		return fmt.Errorf("report: %w", err)
-	}
-	if _, err := out.WriteTo(w); err != nil {
-		return fmt.Errorf("writing the report: %w", err)
-	}
-	return nil
+	return pages.Write(w, page.Head{Title: title}, doc)
 }
 
 // Hashes says in a word what comparing the shard's files came to.
@@ -130,15 +110,6 @@ func (s *Shard) Hashes() string {
 		return "DIFFER"
 	}
 	return "none"
-}
-
-// grouped writes a number with its thousands apart.
-func grouped(n int64) string {
-	text := strconv.FormatInt(n, 10)
-	for at := len(text) - 3; at > 0 && text[at-1] != '-'; at -= 3 {
-		text = text[:at] + "," + text[at:]
-	}
-	return text
 }
 
 // column is the place of a length in the charts: 0 for none, then one for each octave.
@@ -201,19 +172,19 @@ func (l *Lengths) chart(name string, last int) template.HTML {
 			share float64
 			text  string
 		}{
-			{"documents", part(o.Documents, l.Documents), grouped(o.Documents) + " documents"},
-			{"tokens", part(o.Tokens, l.Tokens), grouped(o.Tokens) + " tokens"},
+			{"documents", part(o.Documents, l.Documents), quantity.Grouped(o.Documents) + " documents"},
+			{"tokens", part(o.Tokens, l.Tokens), quantity.Grouped(o.Tokens) + " tokens"},
 		} {
 			to := max(0, 2*o.From-1)
 			fmt.Fprintf(&b, `<rect class="%s" x="%.1f" y="%.1f" width="%.1f" height="%.1f"><title>%s to %s tokens: %s, %s</title></rect>`,
-				bar.class, at(c+0.1+0.4*float64(i)), base-high(bar.share), 0.38*wide, high(bar.share), grouped(o.From), grouped(to), bar.text, percent(bar.share))
+				bar.class, at(c+0.1+0.4*float64(i)), base-high(bar.share), 0.38*wide, high(bar.share), quantity.Grouped(o.From), quantity.Grouped(to), bar.text, percent(bar.share))
 		}
 	}
 	if l.Median > 0 {
 		c := float64(column(l.Median))
 		x := at(c + math.Log2(float64(l.Median)) - (c - 1))
 		fmt.Fprintf(&b, `<line class="median" x1="%.1f" x2="%.1f" y1="%.1f" y2="%.1f"><title>median: %s tokens</title></line>`,
-			x, x, chartTop, base, grouped(l.Median))
+			x, x, chartTop, base, quantity.Grouped(l.Median))
 	}
 	b.WriteString("</svg>")
 	return template.HTML(b.String())

@@ -7,9 +7,10 @@ import (
 	"fmt"
 	"io"
 	"regexp"
-	"slices"
 	"strings"
 	"testing"
+
+	"mula/internal/quantity"
 )
 
 // report is one made up, of so many sources, shards and findings.
@@ -80,7 +81,7 @@ func TestPage(t *testing.T) {
 		for k, o := range r.Lengths.Octaves {
 			var y, height float64
 			fmt.Sscan(bars[k][1]+" "+bars[k][2], &y, &height)
-			if bars[k][3] != grouped(o.From) || y < 0 || height <= 0 || y+height < 169.8 || y+height > 170.2 {
+			if bars[k][3] != quantity.Grouped(o.From) || y < 0 || height <= 0 || y+height < 169.8 || y+height > 170.2 {
 				t.Errorf("chart %d: bar %v of %+v", i, bars[k], o)
 			}
 			if scale := height / float64(o.Documents); k > 0 && (scale < perShare*0.9 || scale > perShare*1.1) {
@@ -105,15 +106,5 @@ func TestPageIsBounded(t *testing.T) {
 	}
 	if empty := render(t, &Report{Sources: []Source{{Name: "x"}}}); !strings.Contains(empty, "<p>None.</p>") || strings.Contains(empty, "<svg") || strings.Contains(empty, "in no window") {
 		t.Error("a report of nothing")
-	}
-}
-
-func TestGrouped(t *testing.T) {
-	got := []string{}
-	for _, n := range []int64{0, 12, 123, 1234, -123, -123456, 1234567} {
-		got = append(got, grouped(n))
-	}
-	if !slices.Equal(got, []string{"0", "12", "123", "1,234", "-123", "-123,456", "1,234,567"}) {
-		t.Error(got)
 	}
 }

@@ -98,6 +98,8 @@ func writeCounts(ctx context.Context, folder string) (path string, err error) {
 			return fs.SkipDir
 		case d.IsDir() || hidden || !strings.HasSuffix(name, arrowExt):
 			return nil
+		case strings.HasSuffix(name, ".docs"+arrowExt):
+			return fmt.Errorf("%s has the origins of the documents of another shard, and fms-fsdp would take it for one of tokens: give the data set a folder of its own", file)
 		}
 		documents, tokens, err := count(ctx, strings.TrimSuffix(file, arrowExt))
 		if err != nil {

@@ -205,13 +205,13 @@ func each(ctx context.Context, input string, h Hints, do func(n int64, doc shard
 	return nil
 }
 
-// notOutput refuses an input that would be replaced.
+// notOutput refuses an input that would be replaced, by whatever link.
 func (c *Conversion) notOutput(input, prefix string) error {
-	path, err := filepath.Abs(prefix)
+	path, err := realPrefix(prefix)
 	if err != nil {
 		return err
 	}
-	output, err := filepath.Abs(c.Output)
+	output, err := realPrefix(c.Output)
 	if err != nil {
 		return err
 	}
@@ -225,6 +225,19 @@ func (c *Conversion) notOutput(input, prefix string) error {
 		return fmt.Errorf("%s is an input and would be replaced by the output: choose another prefix", input)
 	}
 	return nil
+}
+
+// realPrefix is a prefix from the root on, without links among its folders.
+func realPrefix(prefix string) (string, error) {
+	path, err := filepath.Abs(prefix)
+	if err != nil {
+		return "", err
+	}
+	folder, err := filepath.EvalSymlinks(filepath.Dir(path))
+	if errors.Is(err, fs.ErrNotExist) { // nothing is there to be replaced
+		return path, nil
+	}
+	return filepath.Join(folder, filepath.Base(path)), err
 }
 
 // convert adds the documents of an input.

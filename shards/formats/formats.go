@@ -217,6 +217,9 @@ func Detect(path string) (shards.Layout, string, error) {
 				}
 			}
 		}
+		if inside := shardsIn(path); len(inside) > 0 {
+			return "", "", fmt.Errorf("no shard at %s, which is a folder: name the shards in it, %s", path, strings.Join(inside, ", "))
+		}
 		return "", "", fmt.Errorf("no shard at %s: looked for %s", path, strings.Join(looked, ", "))
 	case 1:
 		return layouts[found[0]].layout, path, nil
@@ -226,6 +229,31 @@ func Detect(path string) (shards.Layout, string, error) {
 		names = append(names, path+filepath.FromSlash(layouts[i].marker))
 	}
 	return "", "", fmt.Errorf("%s is the prefix of several shards; name the file that is meant: %s", path, strings.Join(names, ", "))
+}
+
+// shardsIn are the files and folders by which the shards in a folder can be named, the first of them where there are many.
+func shardsIn(folder string) []string {
+	const most = 5
+	var found []string
+	entries, _ := os.ReadDir(folder) // one that cannot be read has none to name
+	for _, e := range entries {
+		path := filepath.Join(folder, e.Name())
+		for _, l := range layouts {
+			shard := strings.HasSuffix(path, l.marker) && !e.IsDir() && !strings.HasSuffix(path, ".docs"+l.marker)
+			if l.layout == shards.MDS {
+				info, err := os.Stat(path + filepath.FromSlash(l.marker))
+				shard = err == nil && !info.IsDir()
+			}
+			if !shard {
+				continue
+			}
+			if len(found) == most {
+				return append(found, "…")
+			}
+			found = append(found, path)
+		}
+	}
+	return found
 }
 
 // byName tells layout and prefix from the name of one of a shard's files.

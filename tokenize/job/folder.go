@@ -564,10 +564,13 @@ func (s *ShardFile) paths(l shards.Layout) map[string]int64 {
 	return paths
 }
 
-// foreign refuses an output that would come to stand among numbered shards of which this job knows nothing. With Overwrite they are to be
-// replaced.
+// foreign refuses an output that would take the place of a shard, or come to stand among numbered ones, of which this job knows nothing. With Overwrite
+// they are to be replaced.
 func (f *folder) foreign() error {
 	if f.o.ShardTokens == 0 {
+		if l, _, err := formats.Detect(f.o.Output); err == nil && l == f.o.Layout && !f.o.Overwrite { // one of another layout is refused by [create]
+			return fmt.Errorf("a shard %s is there, and is not known to come from this job: replace it with --overwrite, move it away, or name another output", f.o.Output)
+		}
 		return nil
 	}
 	entries, err := os.ReadDir(filepath.Dir(f.o.Output))

@@ -1119,6 +1119,21 @@ func TestOverwriteUnknownShards(t *testing.T) {
 	if err := os.WriteFile(kept, nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
+	one := o // shard, which a job has made that nobody knows any more
+	one.Output, one.ShardTokens = filepath.Join(t.TempDir(), "y"), 0
+	for range 2 {
+		if s, err := Run(t.Context(), one); err != nil || s.Before {
+			t.Fatal(s, err)
+		}
+		if err := os.RemoveAll(one.Output + FolderSuffix); err != nil {
+			t.Fatal(err)
+		}
+		one.Overwrite = false
+		if _, err := Run(t.Context(), one); err == nil || !strings.Contains(err.Error(), "y is there, and is not known to come from this job: replace it with --overwrite") {
+			t.Error(err)
+		}
+		one.Overwrite = true
+	}
 	o.Overwrite = true
 	if _, err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), "x-00000.txt stands where") || strings.Contains(err.Error(), "with --overwrite, ") {
 		t.Error(err)

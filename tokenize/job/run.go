@@ -30,6 +30,7 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"mula/internal/locks"
+	"mula/internal/quantity"
 	"mula/shards"
 	"mula/tokenize"
 	"mula/tokenize/documents"
@@ -403,7 +404,7 @@ func full(err error, p *process) error {
 	if p != nil {
 		if s := p.reckon(); s.InputRead > 0 && s.InputSize > 0 && s.Tokens > 0 {
 			now := float64(s.Tokens)*float64(p.f.d.width()) + float64(s.Documents)*besideIDs
-			need += fmt.Sprintf(", about %s", size(now*float64(s.InputSize)/float64(s.InputRead)))
+			need += fmt.Sprintf(", about %s", quantity.Bytes(int64(now*float64(s.InputSize)/float64(s.InputRead))))
 		}
 	}
 	return fmt.Errorf("%w; the job needs room for %s, and up to as much again in its folder until the shards are complete. Make room and give the same command again: "+
@@ -412,14 +413,3 @@ func full(err error, p *process) error {
 
 // besideIDs is about how many bytes of files a document takes beside its ids: 20 in x.idx, the others, compressed, in x.docs.arrow.
 const besideIDs = 32
-
-// size is a number of bytes in words.
-func size(bytes float64) string {
-	switch {
-	case bytes < 1e6:
-		return fmt.Sprintf("%.0f bytes", bytes)
-	case bytes < 1e9:
-		return fmt.Sprintf("%.1f MB", bytes/1e6)
-	}
-	return fmt.Sprintf("%.1f GB", bytes/1e9)
-}

@@ -385,6 +385,7 @@ func TestRunRefuses(t *testing.T) {
 		"rejects as shard": {Options{Inputs: []string{good}, Output: "x", OnError: Skip, Rejects: "./x.json"}, "the rejects file ./x.json has the name of a file of a shard"},
 		"and a later one":  {Options{Inputs: []string{good}, Output: "./x", OnError: Skip, Rejects: "x-00012.docs.arrow"}, "has the name of a file of a shard"},
 		"no documents":     {Options{Inputs: []string{put(t, "a", ""), put(t, "b", "\n\n")}}, "there is no document in "},
+		"none sampled":     {Options{Inputs: []string{good}, Sample: 1e-12}, "the sample of 1e-12 keeps no document of "},
 		"bad documents":    {Options{Inputs: []string{put(t, "a.jsonl", "x\n"), put(t, "b.jsonl", `{"text":""}`)}, OnError: Skip}, "all 2 documents were bad, so there is nothing to write; the first: "},
 		"cut short":        {Options{Inputs: []string{put(t, "x.zst", zstded(`{"text":"a"}` + "\n")[:12])}, OnError: Skip}, "x.zst:1 (byte 0): the file is cut short"},
 		"twice":            {Options{Inputs: []string{good, put(t, "a", "x"), good}}, "good.json is listed twice"},
@@ -482,7 +483,10 @@ func TestRunMemoryIsBounded(t *testing.T) {
 	stopped := errors.New("stopped")
 	atomicfile.Fault = func(op atomicfile.Op, path string) error {
 		if op == atomicfile.OpWrite && strings.HasSuffix(path, ".segment") { // of ids, in the first or second document
-			time.Sleep(300 * time.Millisecond) // while the others go as far as they can
+			// While the others go as far as they can: to the bound, and then some time more in which they might go on.
+			for end := time.Now().Add(time.Minute); read.Load() < 3*document && time.Now().Before(end); time.Sleep(time.Millisecond) {
+			}
+			time.Sleep(100 * time.Millisecond)
 			return stopped
 		}
 		return nil

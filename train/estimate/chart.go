@@ -6,6 +6,8 @@ import (
 	"math"
 	"strconv"
 	"strings"
+
+	"mula/internal/quantity"
 )
 
 // A Curve is how a run scales with one scheme.
@@ -88,7 +90,7 @@ func (d *svg) efficiency(r *Result, curves []Curve, y, left, right float64) floa
 	if last > first && curves[0].Points[0].BatchSize == curves[0].Points[len(curves[0].Points)-1].BatchSize {
 		batch = fmt.Sprintf("all ranks together have %s a step", sequences(r.Layout.BatchSize))
 	}
-	d.text(14, y, "start", "head", fmt.Sprintf("Tokens per second of a rank, as a share of those at %s ranks; %s", grouped(first), batch))
+	d.text(14, y, "start", "head", fmt.Sprintf("Tokens per second of a rank, as a share of those at %s ranks; %s", quantity.Grouped(first), batch))
 	top := y + 16
 	at := func(e float64) float64 { return top + (1-e)/(1-bottom)*height }
 	across := func(ranks int) float64 {
@@ -104,7 +106,7 @@ func (d *svg) efficiency(r *Result, curves []Curve, y, left, right float64) floa
 	}
 	for _, p := range curves[0].Points {
 		d.line(across(p.Ranks), top+height, across(p.Ranks), top+height+5, "base")
-		d.text(across(p.Ranks), top+height+19, "middle", "", grouped(p.Ranks))
+		d.text(across(p.Ranks), top+height+19, "middle", "", quantity.Grouped(p.Ranks))
 	}
 	d.line(left, top+height, right, top+height, "base")
 	d.text((left+right)/2, top+height+36, "middle", "", "ranks")
@@ -144,7 +146,7 @@ func (d *svg) steps(results []*Result, y, left, right float64) float64 {
 		longest = max(longest, r.StepTime)
 	}
 	ranks := results[0].Layout.Ranks()
-	d.text(14, y, "start", "head", fmt.Sprintf("Seconds of a step at %s ranks (dp %d)", grouped(ranks), results[0].Layout.DP))
+	d.text(14, y, "start", "head", fmt.Sprintf("Seconds of a step at %s ranks (dp %d)", quantity.Grouped(ranks), results[0].Layout.DP))
 	y += 14
 	x := left
 	for i, p := range Parts() { // the legend
@@ -182,14 +184,5 @@ func sequences(n int) string {
 	if n == 1 {
 		return "1 sequence"
 	}
-	return grouped(n) + " sequences"
-}
-
-// grouped writes a number with commas between the thousands.
-func grouped(n int) string {
-	s := strconv.Itoa(n)
-	for i := len(s) - 3; i > 0; i -= 3 {
-		s = s[:i] + "," + s[i:]
-	}
-	return s
+	return quantity.Grouped(n) + " sequences"
 }

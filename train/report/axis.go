@@ -4,6 +4,8 @@ import (
 	"math"
 	"strconv"
 	"strings"
+
+	"mula/internal/page"
 )
 
 // An axis maps values to a coordinate of the drawing, linearly or by logarithm.
@@ -37,7 +39,7 @@ func newAxis(lo, hi, from, to float64, n int, log bool) *axis {
 			}
 			a.lo, a.hi = lo-pad, hi+pad
 		}
-		a.ticks = linearTicks(a.lo, a.hi, n)
+		a.ticks = page.Ticks(a.lo, a.hi, n)
 	}
 	a.labels = tickLabels(a.ticks, log)
 	return a
@@ -65,35 +67,6 @@ func (a *axis) at(v float64) float64 {
 		lo, hi, v = math.Log(lo), math.Log(hi), math.Log(v)
 	}
 	return a.from + (v-lo)/(hi-lo)*(a.to-a.from)
-}
-
-// linearTicks are the multiples in [lo, hi] of 1, 2 or 5 times a power of ten: at most about n of them, and two at least.
-func linearTicks(lo, hi float64, n int) []float64 {
-	raw := (hi - lo) / float64(n)
-	power := math.Pow(10, math.Floor(math.Log10(raw)))
-	steps := []float64{0.5 * power, power, 2 * power, 5 * power, 10 * power}
-	coarsest := 1
-	for coarsest < len(steps)-1 && raw > steps[coarsest]*1.0000001 {
-		coarsest++
-	}
-	var ticks []float64
-	for i := coarsest; i >= 0 && len(ticks) < 2; i-- {
-		ticks = multiples(steps[i], lo, hi)
-	}
-	return ticks
-}
-
-// multiples of step in [lo, hi], up to rounding.
-func multiples(step, lo, hi float64) []float64 {
-	const slack = 1e-9
-	var out []float64
-	for i := math.Ceil(lo/step - slack); i <= hi/step+slack; i++ {
-		out = append(out, i*step+0) // + 0 turns −0 into 0
-		if i+1 == i {
-			break // the numbers are too large for their distance
-		}
-	}
-	return out
 }
 
 // logTicks are powers of ten, with their doubles and quintuples where there would be few.

@@ -172,34 +172,3 @@ func TestHeatClass(t *testing.T) {
 		}
 	}
 }
-
-// Every colour can be seen on its page: text-like contrast is not needed for lines this thick, 2.5 is.
-func TestContrast(t *testing.T) {
-	luminance := func(hex string) float64 {
-		var c [3]float64
-		for i := range c {
-			v, err := strconv.ParseUint(hex[1+2*i:3+2*i], 16, 8)
-			if err != nil {
-				t.Fatal(err)
-			}
-			c[i] = float64(v) / 255
-			if c[i] <= 0.04045 {
-				c[i] /= 12.92
-			} else {
-				c[i] = math.Pow((c[i]+0.055)/1.055, 2.4)
-			}
-		}
-		return 0.2126*c[0] + 0.7152*c[1] + 0.0722*c[2]
-	}
-	for page, colours := range map[string][]string{"#ffffff": paletteLight, "#17191b": paletteDark} {
-		for i, c := range colours {
-			a, b := luminance(page)+0.05, luminance(c)+0.05
-			if ratio := max(a/b, b/a); ratio < 2.5 {
-				t.Errorf("colour %d, %s, has contrast %.2f on %s", i, c, ratio, page)
-			}
-		}
-	}
-	if len(paletteLight) != len(paletteDark) {
-		t.Error("the palettes differ in length")
-	}
-}

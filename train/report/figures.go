@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"math"
 	"strings"
+
+	"mula/internal/page"
 )
 
 // The widths and heights of drawings: over the whole page, and of those that stand side by side.
@@ -117,7 +119,7 @@ func smoothText(n int) string {
 
 // lossFigures overlay the loss of all runs, with their evaluations: whole, and the second half alone where the first steps would press it
 // flat.
-func lossFigures(names []string, runs []*Run) []figure {
+func lossFigures(names []string, runs []*Run) []page.Figure {
 	chart := lineChart{label: "loss over steps", width: wide, height: wideHeight, yLabel: "loss (nats per token)"}
 	evaluated, left, longest := false, false, 0
 	text := "Mean cross entropy of each step."
@@ -164,10 +166,10 @@ func lossFigures(names []string, runs []*Run) []figure {
 	if left {
 		text += " Single dots: steps that were skipped."
 	}
-	figures := []figure{{"Loss", text, chart.svg()}}
+	figures := []page.Figure{{Title: "Loss", Text: text, Chart: chart.svg()}}
 	if longest >= 100 {
 		chart.label, chart.from = "loss over the second half of the steps", math.Floor(chart.until/2)
-		figures = append(figures, figure{"Loss, second half", "The same, closer.", chart.svg()})
+		figures = append(figures, page.Figure{Title: "Loss, second half", Text: "The same, closer.", Chart: chart.svg()})
 	}
 	return figures
 }
@@ -188,7 +190,7 @@ func sectionOf(name string, r *Run) section {
 	if len(r.Steps) == 0 {
 		s.Notes = append(s.Notes, "The run has done no step yet.")
 	}
-	add := func(title string, figures ...figure) {
+	add := func(title string, figures ...page.Figure) {
 		g := group{Title: title}
 		for _, f := range figures {
 			if f.Chart != "" {
@@ -242,24 +244,24 @@ func ifAny(r *Run, value func(*Step) float64) func(*Step) float64 {
 }
 
 // stepFigure shows one noisy value of every step.
-func stepFigure(r *Run, title, text, yLabel string, fromZero, logIfWide bool, value func(*Step) float64) figure {
+func stepFigure(r *Run, title, text, yLabel string, fromZero, logIfWide bool, value func(*Step) float64) page.Figure {
 	chart := lineChart{
 		label: title + " over steps", width: half, height: halfHeight, yLabel: yLabel, fromZero: fromZero, logIfWide: logIfWide,
 		series: rawAndSmooth("last", 0, curveOf(r, value), logIfWide), marks: marksOf(r), until: stepsDone(r),
 	}
-	return figure{title, text + smoothText(len(r.Steps)), chart.svg()}
+	return page.Figure{Title: title, Text: text + smoothText(len(r.Steps)), Chart: chart.svg()}
 }
 
 // plainFigure shows one smooth value of every step.
-func plainFigure(r *Run, title, text, yLabel string, value func(*Step) float64) figure {
+func plainFigure(r *Run, title, text, yLabel string, value func(*Step) float64) page.Figure {
 	chart := lineChart{
 		label: title + " over steps", width: half, height: halfHeight, yLabel: yLabel, fromZero: true,
 		series: []curveSeries{{name: "last", points: envelope(curveOf(r, value), curvePoints/2)}}, marks: marksOf(r), until: stepsDone(r),
 	}
-	return figure{title, text, chart.svg()}
+	return page.Figure{Title: title, Text: text, Chart: chart.svg()}
 }
 
-func sourceLossFigure(r *Run) figure {
+func sourceLossFigure(r *Run) page.Figure {
 	chart := lineChart{label: "loss of each source over steps", width: half, height: halfHeight, yLabel: "loss (nats per token)", marks: marksOf(r), until: stepsDone(r)}
 	span := smoothSpan(len(r.Steps))
 	for i, name := range r.Info.Sources {
@@ -270,10 +272,10 @@ func sourceLossFigure(r *Run) figure {
 	if span > 1 {
 		text += fmt.Sprintf(" Smoothed over about %.0f steps, weighted by samples.", span)
 	}
-	return figure{"Training", text, chart.svg()}
+	return page.Figure{Title: "Training", Text: text, Chart: chart.svg()}
 }
 
-func evaluationFigure(r *Run) figure {
+func evaluationFigure(r *Run) page.Figure {
 	chart := lineChart{label: "evaluation loss of each source over steps", width: half, height: halfHeight, yLabel: "loss (nats per token)", xLabel: "steps done", marks: marksOf(r), until: stepsDone(r)}
 	for i, name := range r.Info.Sources {
 		s := curveSeries{name: name, colour: i, dots: len(r.Evaluations) <= mostDots}
@@ -283,7 +285,7 @@ func evaluationFigure(r *Run) figure {
 		s.points = means(s.points, curvePoints)
 		chart.series = append(chart.series, s)
 	}
-	return figure{"Evaluation", "On held-out windows of each source.", chart.svg()}
+	return page.Figure{Title: "Evaluation", Text: "On held-out windows of each source.", Chart: chart.svg()}
 }
 
 // columns cuts n steps into at most most stretches: stretch i has the steps from edge i to before edge i+1.
@@ -296,9 +298,9 @@ func columns(n, most int) []int {
 	return edges
 }
 
-func drawnFigure(r *Run) figure {
+func drawnFigure(r *Run) page.Figure {
 	if len(r.Steps) == 0 || len(r.Info.Sources) == 0 {
-		return figure{}
+		return page.Figure{}
 	}
 	edges := columns(len(r.Steps), shareColumns)
 	chart := shareChart{
@@ -322,7 +324,7 @@ func drawnFigure(r *Run) figure {
 		chart.shares = append(chart.shares, shares)
 	}
 	if all == 0 {
-		return figure{}
+		return page.Figure{}
 	}
 	for _, e := range edges {
 		chart.edges = append(chart.edges, first+float64(e))
@@ -336,12 +338,12 @@ func drawnFigure(r *Run) figure {
 	if chart.planned != nil {
 		text += " Dashed: where the borders are by the plan's weights at step 0. Labels: the last stretch."
 	}
-	return figure{"As drawn", text, chart.svg()}
+	return page.Figure{Title: "As drawn", Text: text, Chart: chart.svg()}
 }
 
-func cumulativeFigure(r *Run) figure {
+func cumulativeFigure(r *Run) page.Figure {
 	if len(r.Steps) == 0 || len(r.Info.Sources) == 0 {
-		return figure{}
+		return page.Figure{}
 	}
 	chart := lineChart{
 		label: "share of all samples drawn so far, by source", width: half, height: halfHeight, xLabel: "steps done", yLabel: "share of all samples so far",
@@ -377,20 +379,20 @@ func cumulativeFigure(r *Run) figure {
 	if planned != nil {
 		text += " Dashed: the plan's weights at step 0."
 	}
-	return figure{"Cumulative", text, chart.svg()}
+	return page.Figure{Title: "Cumulative", Text: text, Chart: chart.svg()}
 }
 
 // loadFigure is the map of the load of every expert over the last steps.
-func loadFigure(r *Run) figure {
+func loadFigure(r *Run) page.Figure {
 	if len(r.ExpertLoad) == 0 {
-		return figure{}
+		return page.Figure{}
 	}
 	m := heatMap{
 		label: "load of each expert in each layer", width: half, rowName: "layer", xLabel: "expert", scaleLabel: "× the layer's mean load", noteHead: "max/mean, entropy",
 	}
 	for layer, counts := range r.ExpertLoad {
 		if len(counts) == 0 {
-			return figure{}
+			return page.Figure{}
 		}
 		var total float64
 		busiest, idlest := 0, 0
@@ -419,13 +421,13 @@ func loadFigure(r *Run) figure {
 	}
 	text := fmt.Sprintf("Tokens routed to each expert in %s, against the mean of its layer. "+
 		"Beside each layer: the busiest expert's load ÷ the mean (1 is even), and the entropy of the shares (1 is even, 0 is one expert alone).", over)
-	return figure{"Load by layer and expert", text, m.svg()}
+	return page.Figure{Title: "Load by layer and expert", Text: text, Chart: m.svg()}
 }
 
 // imbalanceFigure is the map of the busiest expert's load in every layer, over the whole run.
-func imbalanceFigure(r *Run) figure {
+func imbalanceFigure(r *Run) page.Figure {
 	if len(r.ExpertLoad) == 0 || len(r.Steps) < 2 {
-		return figure{}
+		return page.Figure{}
 	}
 	edges := columns(len(r.Steps), heatColumns)
 	m := heatMap{
@@ -446,13 +448,13 @@ func imbalanceFigure(r *Run) figure {
 		}
 		m.values = append(m.values, row)
 	}
-	return figure{"Imbalance by layer over time", "Load of the busiest expert ÷ mean load, of each step alone, averaged over stretches of steps.", m.svg()}
+	return page.Figure{Title: "Imbalance by layer over time", Text: "Load of the busiest expert ÷ mean load, of each step alone, averaged over stretches of steps.", Chart: m.svg()}
 }
 
 // acrossLayers shows the mean over layers of a number, and its worst layer.
-func acrossLayers(r *Run, title, text, yLabel string, value func(Balance) float64, worse func(a, b float64) float64) figure {
+func acrossLayers(r *Run, title, text, yLabel string, value func(Balance) float64, worse func(a, b float64) float64) page.Figure {
 	if len(r.ExpertLoad) == 0 {
-		return figure{}
+		return page.Figure{}
 	}
 	chart := lineChart{label: title + " over steps", width: half, height: halfHeight, yLabel: yLabel, marks: marksOf(r), until: stepsDone(r)}
 	mean := curveOf(r, func(s *Step) float64 {
@@ -477,34 +479,34 @@ func acrossLayers(r *Run, title, text, yLabel string, value func(Balance) float6
 	if span > 1 {
 		text += fmt.Sprintf(" Smoothed over about %.0f steps.", span)
 	}
-	return figure{title, text, chart.svg()}
+	return page.Figure{Title: title, Text: text, Chart: chart.svg()}
 }
 
-func balanceFigure(r *Run) figure {
+func balanceFigure(r *Run) page.Figure {
 	return acrossLayers(r, "Busiest expert ÷ mean", "Of each step alone; 1 is even.", "max load ÷ mean load",
 		func(b Balance) float64 { return b.MaxOverMean }, math.Max)
 }
 
-func entropyFigure(r *Run) figure {
+func entropyFigure(r *Run) page.Figure {
 	return acrossLayers(r, "Entropy of the load", "Of the experts' shares in each step, divided by ln(experts): 1 is even, 0 is one expert alone.", "entropy ÷ ln(experts)",
 		func(b Balance) float64 { return b.Entropy }, math.Min)
 }
 
 // mfuFigure shows the share of the machine's peak that the model's work takes.
-func mfuFigure(r *Run) figure {
+func mfuFigure(r *Run) page.Figure {
 	chart := lineChart{
 		label: "model FLOPs utilization over steps", width: half, height: halfHeight, yLabel: "share of the measured peak", fromZero: true, percent: true,
 		series: rawAndSmooth("last", 0, curveOf(r, ifAny(r, func(s *Step) float64 { return s.MFU })), false), marks: marksOf(r), until: stepsDone(r),
 	}
 	text := "Floating-point operations of the model (forward and backward, attention in full, nothing that is computed twice) per second, over the peak that was measured when the run started."
-	return figure{"Model FLOPs utilization", text + smoothText(len(r.Steps)), chart.svg()}
+	return page.Figure{Title: "Model FLOPs utilization", Text: text + smoothText(len(r.Steps)), Chart: chart.svg()}
 }
 
 // updateGroups are the groups of tensors in the order of their curves.
 var updateGroups = []string{"embedding", "attention", "router", "experts", "feed_forward", "norms", "head"}
 
 // updateRatioFigure shows how large updates are against the weights.
-func updateRatioFigure(r *Run) figure {
+func updateRatioFigure(r *Run) page.Figure {
 	chart := lineChart{label: "update-to-weight ratio over steps", width: half, height: halfHeight, yLabel: "‖update‖ ÷ ‖weights‖", logIfWide: true, marks: marksOf(r), until: stepsDone(r)}
 	for i, group := range updateGroups {
 		s := curveSeries{name: strings.ReplaceAll(group, "_", "-"), colour: i}
@@ -516,11 +518,11 @@ func updateRatioFigure(r *Run) figure {
 		s.points = means(s.points, curvePoints)
 		chart.series = append(chart.series, s)
 	}
-	return figure{"Update-to-weight ratio", "Norm of the change of all weights of a group in one step, over their norm before it.", chart.svg()}
+	return page.Figure{Title: "Update-to-weight ratio", Text: "Norm of the change of all weights of a group in one step, over their norm before it.", Chart: chart.svg()}
 }
 
 // routerEntropyFigure shows how sure the router of each layer is.
-func routerEntropyFigure(r *Run) figure {
+func routerEntropyFigure(r *Run) page.Figure {
 	const named = 8 // curves with a name
 	layers := 0
 	for _, s := range r.Steps {
@@ -550,5 +552,5 @@ func routerEntropyFigure(r *Run) figure {
 	if span > 1 {
 		text += fmt.Sprintf(" Smoothed over about %.0f steps.", span)
 	}
-	return figure{"Entropy of the router", text, chart.svg()}
+	return page.Figure{Title: "Entropy of the router", Text: text, Chart: chart.svg()}
 }

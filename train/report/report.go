@@ -9,14 +9,12 @@
 package report
 
 import (
-	"bytes"
-	"crypto/sha256"
 	_ "embed"
-	"encoding/base64"
 	"fmt"
-	"html/template"
 	"io"
 	"strings"
+
+	"mula/internal/page"
 )
 
 var (
@@ -27,7 +25,7 @@ var (
 	//go:embed page.js
 	pageJS string
 
-	page = template.Must(template.New("page").Parse(pageHTML))
+	pages = page.New(page.Layout{Command: "mula report", Body: pageHTML, Style: pageCSS, Script: pageJS, HeatSteps: heatSteps})
 )
 
 // Options of [Write].
@@ -38,26 +36,11 @@ type Options struct {
 
 // document is what the template shows.
 type document struct {
-	Title   string
-	Reload  int
-	Policy  string
-	Style   template.CSS
-	Script  template.JS
 	Summary summary
 	Configs *summary // what differs between the configurations; nil for a single run, or if they are not known
-	Loss    []figure
-	Keys    []key // which colour is which run, where there are several
+	Loss    []page.Figure
+	Keys    []page.Key // which colour is which run, where there are several
 	Runs    []section
-}
-
-type key struct {
-	Class, Name string
-}
-
-// A figure is a chart with its heading and a sentence on what it shows. Without values it has no chart, and is not shown.
-type figure struct {
-	Title, Text string
-	Chart       template.HTML
 }
 
 // A section is what the page shows of one run alone.
@@ -72,7 +55,7 @@ type section struct {
 // A group is a row of figures under a heading.
 type group struct {
 	Title   string
-	Figures []figure
+	Figures []page.Figure
 }
 
 // Write renders the runs as one HTML page. The loss curves of all of them share a chart, the rest is shown run by run.
@@ -82,43 +65,21 @@ func Write(w io.Writer, opts Options, runs ...*Run) error {
 	}
 	names := distinctNames(runs)
 	doc := document{
-		Title:   opts.Title,
-		Reload:  opts.Reload,
-		Style:   template.CSS(style()),
-		Script:  template.JS(pageJS),
-		Policy:  policy(),
 		Summary: summarise(names, runs),
 		Configs: differences(names, runs),
 		Loss:    lossFigures(names, runs),
 	}
-	if doc.Title == "" {
-		doc.Title = "Training report: " + strings.Join(names, ", ")
+	head := page.Head{Title: opts.Title, Reload: opts.Reload}
+	if head.Title == "" {
+		head.Title = "Training report: " + strings.Join(names, ", ")
 	}
 	for i, run := range runs {
 		if len(runs) > 1 {
-			doc.Keys = append(doc.Keys, key{fillClass(i), names[i]})
+			doc.Keys = append(doc.Keys, page.Key{Class: fillClass(i), Name: names[i]})
 		}
 		doc.Runs = append(doc.Runs, sectionOf(names[i], run))
 	}
-	var out bytes.Buffer
-	if err := page.Execute(&out, doc); err != nil {
-		return fmt.Errorf("report: %w", err)
-	}
-	if _, err := out.WriteTo(w); err != nil {
-		return fmt.Errorf("writing the report: %w", err)
-	}
-	return nil
-}
-
-// policy lets the page use its own styles and its own script, by hash, and nothing else.
-func policy() string {
-	hash := sha256.Sum256([]byte(pageJS))
-	return "default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-" + base64.StdEncoding.EncodeToString(hash[:]) + "'"
-}
-
-func style() string {
-	light, dark := paletteCSS(paletteLight, heatLight), paletteCSS(paletteDark, heatDark)
-	return ":root{" + light + "}\n@media screen and (prefers-color-scheme:dark){:root{" + dark + "}}\n" + classCSS() + pageCSS
+	return pages.Write(w, head, doc)
 }
 
 // distinctNames are the names of the runs, numbered where directories of the same name were given.

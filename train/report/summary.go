@@ -8,6 +8,8 @@ import (
 	"sort"
 	"strconv"
 	"strings"
+
+	"mula/internal/quantity"
 )
 
 // A summary is the table at the top: a property a row, a run a column.
@@ -47,9 +49,9 @@ func summarise(names []string, runs []*Run) summary {
 		if r.Info.Parameters == 0 {
 			return ""
 		}
-		t := count(r.Info.Parameters)
+		t := quantity.Grouped(r.Info.Parameters)
 		if active := r.Info.ActiveParameters; active > 0 && active != r.Info.Parameters {
-			t += " (" + count(active) + " active for a token)"
+			t += " (" + quantity.Grouped(active) + " active for a token)"
 		}
 		return t
 	}))
@@ -61,17 +63,17 @@ func summarise(names []string, runs []*Run) summary {
 	})
 	add("steps", text(func(r *Run) string {
 		if n := int64(len(r.Steps)); n < r.planned() {
-			return count(n) + " of " + count(r.planned())
+			return quantity.Grouped(n) + " of " + quantity.Grouped(r.planned())
 		}
-		return count(int64(len(r.Steps)))
+		return quantity.Grouped(int64(len(r.Steps)))
 	}))
 	add("batch", text(func(r *Run) string {
 		if r.Info.BatchSize == 0 {
 			return ""
 		}
-		return count(r.Info.BatchSize) + " samples of " + count(r.Info.SequenceLength) + " tokens"
+		return quantity.Grouped(r.Info.BatchSize) + " samples of " + quantity.Grouped(r.Info.SequenceLength) + " tokens"
 	}))
-	add("tokens seen", text(func(r *Run) string { return count(int64(tokensSeen(r))) }))
+	add("tokens seen", text(func(r *Run) string { return quantity.Grouped(int64(tokensSeen(r))) }))
 	add("loss, first → last", text(lossSpan))
 	add("evaluation loss", text(func(r *Run) string {
 		switch n := len(r.Evaluations); n {
@@ -96,7 +98,7 @@ func summarise(names []string, runs []*Run) summary {
 		if m := median(speeds); m < 1000 || m >= 1e15 {
 			return exact(m, 4)
 		} else {
-			return count(int64(math.Round(m)))
+			return quantity.Grouped(int64(math.Round(m)))
 		}
 	}))
 	add("MFU, median", text(func(r *Run) string {
@@ -132,7 +134,7 @@ func summarise(names []string, runs []*Run) summary {
 				at = append(at, "…")
 				break
 			}
-			at = append(at, count(m.Step))
+			at = append(at, quantity.Grouped(m.Step))
 		}
 		return fmt.Sprintf("%d (before step %s)", len(r.Resumes), strings.Join(at, ", "))
 	}))
@@ -146,7 +148,7 @@ func summarise(names []string, runs []*Run) summary {
 		if n == 0 {
 			return ""
 		}
-		return count(int64(n))
+		return quantity.Grouped(int64(n))
 	}))
 	add("rollbacks", text(func(r *Run) string {
 		if len(r.Rollbacks) == 0 {
@@ -157,7 +159,7 @@ func summarise(names []string, runs []*Run) summary {
 			out += max(0, b.To-max(b.From, until))
 			until = max(until, b.To)
 		}
-		return fmt.Sprintf("%d (%s samples left out)", len(r.Rollbacks), count(out))
+		return fmt.Sprintf("%d (%s samples left out)", len(r.Rollbacks), quantity.Grouped(out))
 	}))
 	add("started", text(func(r *Run) string {
 		if r.Info.Started.IsZero() {
@@ -233,19 +235,6 @@ func median(values []float64) float64 {
 	return (values[(n-1)/2] + values[n/2]) / 2
 }
 
-// count writes a whole number with a comma between thousands.
-func count(n int64) string {
-	s := strconv.FormatInt(n, 10)
-	start := 0
-	if n < 0 {
-		start = 1
-	}
-	for i := len(s) - 3; i > start; i -= 3 {
-		s = s[:i] + "," + s[i:]
-	}
-	return s
-}
-
 func duration(seconds float64) string {
 	switch {
 	case seconds == 0:
@@ -282,7 +271,7 @@ func sourceRows(r *Run) []sourceRow {
 	for i, name := range r.Info.Sources {
 		row := sourceRow{Class: fillClass(i), Name: name, Samples: short(drawn[i], 15)}
 		if drawn[i] < 1<<53 {
-			row.Samples = count(int64(drawn[i]))
+			row.Samples = quantity.Grouped(int64(drawn[i]))
 		}
 		if total > 0 {
 			row.Drawn = percent(drawn[i]/total, []float64{0, 0.0001})

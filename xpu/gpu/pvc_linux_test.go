@@ -35,6 +35,7 @@ func TestPretendedPVC(t *testing.T) {
 	if _, err := os.Stat(intelDriver); err != nil {
 		t.Skipf("Intel's OpenCL driver is not installed (Debian: intel-opencl-icd): %v", err)
 	}
+	t.Parallel()
 	program, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)

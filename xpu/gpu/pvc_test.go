@@ -19,6 +19,7 @@ var emulated = map[string]shape{
 
 // Products on the emulated path.
 func TestMatrix(t *testing.T) {
+	t.Parallel()
 	for name, s := range emulated {
 		t.Run(name, func(t *testing.T) {
 			d := newTest(t, xpu.BF16, s)

@@ -6,11 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"runtime"
 	"strings"
 	"unsafe"
 
 	"github.com/ebitengine/purego"
+
+	"mula/internal/sharedlib"
 )
 
 // A handle is an MPI object: in Open MPI a pointer, in the ABI of MPICH a number of 32 bits.
@@ -60,7 +61,7 @@ type library struct {
 	statusErrorByte  int // where MPI_ERROR is
 }
 
-// open finds and opens the library.
+// open finds and opens the library. Its symbols are global, because what it loads itself (of Open MPI, its components) looks for them.
 func open() (*library, error) {
 	names := []string{"libmpi.so.12", "libmpich.so.12", "libmpi.so.40", "libmpi.so"}
 	if os.Getenv("OMPI_COMM_WORLD_SIZE") != "" {
@@ -68,36 +69,22 @@ func open() (*library, error) {
 	} else if os.Getenv("PMI_RANK") == "" {
 		names = []string{"libmpi.so.40", "libmpi.so.12", "libmpich.so.12", "libmpi.so"}
 	}
-	if name := os.Getenv(LibraryVariable); name != "" {
-		names = []string{name}
+	file, err := sharedlib.Search{Variable: LibraryVariable, Names: names, Global: true}.Open()
+	if err != nil {
+		return nil, fmt.Errorf("mpi: no MPI library; install one, or name it in %s (%w)", LibraryVariable, err)
 	}
-	var reasons []string
-	runtime.LockOSThread() // the reason of a failure is kept for the thread that met it
-	defer runtime.UnlockOSThread()
-	for _, name := range names {
-		lib, err := purego.Dlopen(name, purego.RTLD_NOW|purego.RTLD_GLOBAL)
-		if err != nil {
-			reasons = append(reasons, err.Error())
-			continue
-		}
-		return bind(name, lib)
+	l, err := bind(file)
+	if err != nil {
+		return nil, fmt.Errorf("mpi: %w: not an MPI library that mula knows", err)
 	}
-	return nil, fmt.Errorf("mpi: no MPI library; install one, or name it in %s (%s)", LibraryVariable, strings.Join(reasons, "; "))
+	return l, nil
 }
 
-func bind(path string, lib uintptr) (*library, error) {
-	l := &library{path: path}
-	symbol := func(name string) uintptr {
-		address, err := purego.Dlsym(lib, name)
-		if err != nil {
-			return 0
-		}
-		return address
-	}
-	l.openMPI = symbol("ompi_mpi_comm_world") != 0
-	missing := func(name string) error {
-		return fmt.Errorf("mpi: %s has no %s: not an MPI library that mula knows", path, name)
-	}
+// bind looks up what is needed of a library.
+func bind(file *sharedlib.Library) (*library, error) {
+	l := &library{path: file.Name}
+	_, err := file.Symbol("ompi_mpi_comm_world")
+	l.openMPI = err == nil
 	for _, constant := range []struct {
 		value *handle
 		open  string // Open MPI: the address of this symbol
@@ -111,9 +98,9 @@ func bind(path string, lib uintptr) (*library, error) {
 	} {
 		*constant.value = constant.mpich
 		if l.openMPI {
-			address := symbol(constant.open)
-			if address == 0 {
-				return nil, missing(constant.open)
+			address, err := file.Symbol(constant.open)
+			if err != nil {
+				return nil, err
 			}
 			*constant.value = handle(address)
 		}
@@ -135,9 +122,9 @@ func bind(path string, lib uintptr) (*library, error) {
 		{"MPI_Irecv", &l.irecv}, {"MPI_Recv", &l.recv}, {"MPI_Iallreduce", &l.iallreduce}, {"MPI_Testsome", &l.testSome},
 		{"MPI_Cancel", &l.cancel}, {"MPI_Iprobe", &l.iprobe}, {"MPI_Get_count", &l.getCount},
 	} {
-		address := symbol(function.name)
-		if address == 0 {
-			return nil, missing(function.name)
+		address, err := file.Symbol(function.name)
+		if err != nil {
+			return nil, err
 		}
 		purego.RegisterFunc(function.f, address)
 	}

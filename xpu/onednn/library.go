@@ -10,6 +10,8 @@ import (
 	"unsafe"
 
 	"github.com/ebitengine/purego"
+
+	"mula/internal/sharedlib"
 )
 
 // Numbers of the library's C interface, the same in versions 2 and 3 (dnnl_types.h).
@@ -60,6 +62,15 @@ var (
 	opened   = map[string]*library{}
 )
 
+// search is where the library is looked for.
+func search() sharedlib.Search {
+	names := []string{"libdnnl.so.3", "libdnnl.so.2"}
+	if runtime.GOOS == "darwin" {
+		names = []string{"libdnnl.3.dylib", "libdnnl.2.dylib"}
+	}
+	return sharedlib.Search{Variable: locationVariable, Names: names}
+}
+
 // open finds and opens the library that the environment variable names, or one of the usual names.
 func open() (*library, error) {
 	openedMu.Lock()
@@ -68,41 +79,29 @@ func open() (*library, error) {
 	if l := opened[named]; l != nil {
 		return l, nil
 	}
-	names := []string{"libdnnl.so.3", "libdnnl.so.2"}
-	if runtime.GOOS == "darwin" {
-		names = []string{"libdnnl.3.dylib", "libdnnl.2.dylib"}
-	}
-	if named != "" {
-		names = []string{named}
-	}
 	if err := oneThread(); err != nil {
 		return nil, err
 	}
-	var failures []string
-	for _, name := range names {
-		handle, err := openFile(name)
-		if err != nil {
-			failures = append(failures, err.Error())
-			continue
+	file, err := search().Open()
+	if err != nil {
+		where := locationVariable + " names it"
+		if named == "" {
+			where = "name its file in " + locationVariable + ", or install it (Debian and Ubuntu: libdnnl2 or libdnnl3)"
 		}
-		l, err := load(handle)
-		if err != nil {
-			return nil, fmt.Errorf("onednn: %s: %w. The device cpu needs no library", name, err)
-		}
-		opened[named] = l
-		return l, nil
+		return nil, fmt.Errorf("onednn: no oneDNN library was found: %s could not be opened (%w); %s. The device cpu needs no library",
+			strings.Join(search().Candidates(), " and "), err, where)
 	}
-	where := locationVariable + " names it"
-	if named == "" {
-		where = "name its file in " + locationVariable + ", or install it (Debian and Ubuntu: libdnnl2 or libdnnl3)"
+	l, err := load(file)
+	if err != nil {
+		return nil, fmt.Errorf("onednn: %s: %w. The device cpu needs no library", file.Name, err)
 	}
-	return nil, fmt.Errorf("onednn: no oneDNN library was found: %s could not be opened (%s); %s. The device cpu needs no library",
-		strings.Join(names, " and "), strings.Join(failures, "; "), where)
+	opened[named] = l
+	return l, nil
 }
 
 // oneThread sets the number of threads that OpenMP reads from the environment when it is loaded. Go's own environment is not the one that C sees.
 func oneThread() error {
-	setenv, err := symbol(anywhere, "setenv")
+	setenv, err := sharedlib.Loaded.Symbol("setenv")
 	if err != nil {
 		return fmt.Errorf("onednn: the environment of C libraries cannot be changed: %w", err)
 	}
@@ -112,13 +111,13 @@ func oneThread() error {
 }
 
 // load looks up what is needed, and refuses libraries whose work cannot be kept to the calling thread.
-func load(handle uintptr) (*library, error) {
+func load(file *sharedlib.Library) (*library, error) {
 	l := &library{symbols: map[string]uintptr{}, primitives: map[shape]*primitive{}, references: map[reference][probes][probes]float32{}}
 	lookUp := func(names ...string) error {
 		for _, name := range names {
-			address, err := symbol(handle, name)
+			address, err := file.Symbol(name)
 			if err != nil {
-				return fmt.Errorf("it lacks %s; versions 2 and 3 of oneDNN have it: %w", name, err)
+				return fmt.Errorf("it lacks %s; versions 2 and 3 of oneDNN have it", name)
 			}
 			l.symbols[name] = address
 		}
@@ -145,7 +144,7 @@ func load(handle uintptr) (*library, error) {
 	case runtimeSequential:
 	case runtimeOpenMP:
 		// A thread of OpenMP of its own for each of the device's would make them many too many.
-		if threads, err := symbol(handle, "omp_get_max_threads"); err == nil {
+		if threads, err := file.Symbol("omp_get_max_threads"); err == nil {
 			if n, _, _ := purego.SyscallN(threads); int32(n) != 1 {
 				return nil, fmt.Errorf("OpenMP was loaded before it and has %d threads; start mula with OMP_NUM_THREADS=1", int32(n))
 			}

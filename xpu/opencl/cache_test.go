@@ -33,11 +33,15 @@ func builder(t *testing.T) func(s Source, cache *Cache) (cached bool, cacheErr e
 	t.Cleanup(c.Release)
 	return func(s Source, cache *Cache) (bool, error) {
 		t.Helper()
-		p, err := c.Build(t.Context(), s, cache)
+		compiled := 0
+		p, err := c.Build(WithCompiling(t.Context(), func(*Device) { compiled++ }), s, cache)
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer p.Release()
+		if want := map[bool]int{false: 1}[p.Cached()]; compiled != want {
+			t.Errorf("cached %v, and said to be compiled %d times", p.Cached(), compiled)
+		}
 		k, err := p.Kernel("f")
 		if err != nil {
 			t.Fatal(err)

@@ -5,18 +5,24 @@ import (
 	"fmt"
 	"os"
 	"reflect"
+	"runtime"
 	"sync"
 	"unsafe"
 
 	"github.com/ebitengine/purego"
 
+	"mula/internal/sharedlib"
 	"mula/internal/signals"
 )
 
 // LibraryVariable is the environment variable that names the OpenCL loader, if it is not found by itself.
 const LibraryVariable = "MULA_OPENCL_LIB"
 
-const usualLibrary = "libOpenCL.so.1"
+// search is where the loader is looked for.
+var search = sharedlib.Search{Variable: LibraryVariable, Names: []string{"libOpenCL.so.1"}}
+
+// supported says whether the loader is opened on this system: where package signals puts back the handlers that drivers take.
+const supported = runtime.GOOS == "linux" && (runtime.GOARCH == "amd64" || runtime.GOARCH == "arm64")
 
 // Numbers of the C interface (CL/cl.h, CL/cl_ext.h).
 const (
@@ -102,22 +108,25 @@ func open() (*library, error) {
 	if l := opened[named]; l != nil {
 		return l, nil
 	}
-	name, where := named, LibraryVariable+" names it"
+	where := LibraryVariable + " names it"
 	if named == "" {
-		name, where = usualLibrary, "install it (Debian and Ubuntu: ocl-icd-libopencl1), or name its file in "+LibraryVariable
+		where = "install it (Debian and Ubuntu: ocl-icd-libopencl1), or name its file in " + LibraryVariable
+	}
+	if !supported {
+		return nil, fmt.Errorf("opencl: no OpenCL loader: libraries are not opened on %s/%s, only on Linux with amd64 or arm64; %s", runtime.GOOS, runtime.GOARCH, where)
 	}
 	handlers()
-	handle, err := openFile(name)
+	file, err := search.Open()
 	if err != nil {
 		return nil, fmt.Errorf("opencl: no OpenCL loader: %w; %s", err, where)
 	}
-	l := &library{name: name}
+	l := &library{name: file.Name}
 	functions := reflect.ValueOf(&l.calls).Elem()
 	for i := range functions.NumField() {
 		function := "cl" + functions.Type().Field(i).Name
-		address, err := symbol(handle, function)
-		if err != nil || address == 0 {
-			return nil, fmt.Errorf("opencl: %s has no %s: it is no OpenCL loader of version 1.2 or later", name, function)
+		address, err := file.Symbol(function)
+		if err != nil {
+			return nil, fmt.Errorf("opencl: %w: it is no OpenCL loader of version 1.2 or later", err)
 		}
 		switch function {
 		case "clSetKernelArg":

@@ -28,6 +28,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"unsafe"
 )
 
@@ -100,8 +101,13 @@ func Devices() ([]*Device, error) {
 		return nil, err
 	}
 	defer handlers().Restore()
+	asking.Lock()
+	defer asking.Unlock()
 	return l.devices()
 }
+
+// asking keeps goroutines from asking for devices at once: PoCL 3.1 crashes where the first two questions meet while it makes itself ready.
+var asking sync.Mutex
 
 func (l *library) devices() ([]*Device, error) {
 	platforms, err := identifiers("clGetPlatformIDs", l.GetPlatformIDs)
@@ -261,9 +267,7 @@ func Choose(devices []*Device, want Choice) (*Device, error) {
 	var there []string
 	for _, d := range devices {
 		var lacks []string
-		if !strings.Contains(strings.ToLower(d.Name), name) && !strings.Contains(strings.ToLower(d.Platform), name) {
-			lacks = append(lacks, "another name")
-		}
+		named := strings.Contains(strings.ToLower(d.Name), name) || strings.Contains(strings.ToLower(d.Platform), name)
 		if want.Type != "" && d.Type != want.Type {
 			lacks = append(lacks, "another type")
 		}
@@ -274,6 +278,10 @@ func Choose(devices []*Device, want Choice) (*Device, error) {
 		}
 		if len(lacks) > 0 {
 			there = append(there, fmt.Sprintf("%s: %s", d, strings.Join(lacks, ", ")))
+			continue
+		}
+		if !named { // which its name says
+			there = append(there, d.String())
 			continue
 		}
 		fit = append(fit, d)

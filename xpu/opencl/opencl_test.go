@@ -303,7 +303,7 @@ func TestChoose(t *testing.T) {
 		{Choice{Extensions: []string{"cl_khr_fp16", matrices}}, "Max 1550"},
 		{Choice{Name: "epyc", Type: GPU}, `no device whose name has "epyc" of type gpu; there are: EPYC (cpu, PoCL): another type; FPGA`},
 		{Choice{Name: "arc", Extensions: []string{matrices}}, "Arc (gpu, Intel): no " + matrices},
-		{Choice{Name: "h100"}, "Max 1550 (gpu, Intel): another name"},
+		{Choice{Name: "h100"}, `no device whose name has "h100"; there are: EPYC (cpu, PoCL); FPGA (accelerator, Maker); Arc (gpu, Intel); Max 1550 (gpu, Intel)`},
 	} {
 		d, err := Choose(devices, test.want)
 		if err == nil && d.Name != test.is || err != nil && !strings.Contains(err.Error(), test.is) {

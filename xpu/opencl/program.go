@@ -66,7 +66,7 @@ func (c *Context) Build(ctx context.Context, s Source, cache *Cache) (*Program, 
 	}
 	done := make(chan result, 1)
 	go func() {
-		p, err := c.build(parent, s, cache)
+		p, err := c.build(ctx, parent, s, cache)
 		handlers().Restore()
 		c.drop()
 		done <- result{p, err}
@@ -84,7 +84,15 @@ func (c *Context) Build(ctx context.Context, s Source, cache *Cache) (*Program, 
 	}
 }
 
-func (c *Context) build(parent uintptr, s Source, cache *Cache) (*Program, error) {
+type compilingKey struct{}
+
+// WithCompiling gives a context with which [Context.Build] calls f before a compiler is given a source, which may take a minute. What the cache has is
+// not compiled. Several goroutines may call f at a time.
+func WithCompiling(ctx context.Context, f func(d *Device)) context.Context {
+	return context.WithValue(ctx, compilingKey{}, f)
+}
+
+func (c *Context) build(ctx context.Context, parent uintptr, s Source, cache *Cache) (*Program, error) {
 	s.Options = strings.TrimSpace(argumentInfo + " " + s.Options)
 	var key cacheKey
 	if cache != nil {
@@ -97,6 +105,9 @@ func (c *Context) build(parent uintptr, s Source, cache *Cache) (*Program, error
 				return p, nil
 			}
 		}
+	}
+	if compiling, ok := ctx.Value(compilingKey{}).(func(d *Device)); ok {
+		compiling(c.device)
 	}
 	p, err := c.compile(s, func(code *int32) (string, uintptr) {
 		text := []byte(s.Text + "\x00") // some drivers want a source that is not empty

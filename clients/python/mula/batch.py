@@ -1,6 +1,7 @@
 """A record of a stream, with its columns as arrays."""
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -20,18 +21,20 @@ class Batch:
     step: int        #: number of the step: first // batch_size
     last: bool  #: whether the step is complete with this record
     sequence_length: int  #: L
-    record: pa.RecordBatch  #: the columns as Arrow has them
     tokens: Any      #: [rows, L+1], uint16 or int32: inputs are [:, :-1], targets [:, 1:]; `.long()` makes the ids that an embedding wants
 
-    def __init__(self, record: pa.RecordBatch, slab: np.ndarray | None, torch: Any, first: int, step: int, last: bool, sequence_length: int):
-        self.record, self.first, self.step, self.last, self.sequence_length = record, first, step, last, sequence_length
-        self._torch = torch
-        values = record.column("tokens").values
-        self._tokens = writable(values, slab).reshape(record.num_rows, sequence_length + 1)
-        self.tokens = self._give(self._tokens)
+    def __init__(self, tokens: np.ndarray, record: Callable[[], pa.RecordBatch], torch: Any, first: int, step: int, last: bool, sequence_length: int):
+        self.first, self.step, self.last, self.sequence_length = first, step, last, sequence_length
+        self._torch, self._tokens, self._record = torch, tokens, record
+        self.tokens = tokens if torch is None else torch.from_numpy(tokens)
 
     def __len__(self) -> int:
-        return self.record.num_rows
+        return len(self._tokens)
+
+    @cached_property
+    def record(self) -> pa.RecordBatch:
+        """The columns as Arrow has them."""
+        return self._record()
 
     def _give(self, array: np.ndarray) -> Any:
         return array if self._torch is None else self._torch.from_numpy(array)
@@ -45,12 +48,12 @@ class Batch:
     @cached_property
     def position(self) -> Any:
         """[rows] int64: places in the order, ascending."""
-        return self._give(self._column("position").to_numpy(zero_copy_only=False).copy())
+        return self._give(numbers(self._column("position")).copy())
 
     @cached_property
     def source(self) -> Any:
         """[rows] int32: numbers of the sources; `source_names` has their names."""
-        return self._give(self._column("source").indices.to_numpy(zero_copy_only=False).copy())
+        return self._give(numbers(self._column("source").indices).copy())
 
     @cached_property
     def source_names(self) -> list[str]:
@@ -60,28 +63,28 @@ class Batch:
     @cached_property
     def epoch(self) -> Any:
         """[rows] int32: epochs of the sources, from 0."""
-        return self._give(self._column("epoch").to_numpy(zero_copy_only=False).copy())
+        return self._give(numbers(self._column("epoch")).copy())
 
     @cached_property
     def window(self) -> Any:
         """[rows] int64: numbers among the windows of the source."""
-        return self._give(self._column("window").to_numpy(zero_copy_only=False).copy())
+        return self._give(numbers(self._column("window")).copy())
 
     @cached_property
     def shard(self) -> Any:
         """[rows] int32: numbers of the shards in their sources."""
-        return self._give(self._column("shard").to_numpy(zero_copy_only=False).copy())
+        return self._give(numbers(self._column("shard")).copy())
 
     @cached_property
     def offset(self) -> Any:
         """[rows] int64: tokens of the shards at which the windows begin."""
-        return self._give(self._column("offset").to_numpy(zero_copy_only=False).copy())
+        return self._give(numbers(self._column("offset")).copy())
 
     @cached_property
     def document_starts(self) -> list[np.ndarray]:
         """For each row, the places in its window at which documents begin: numpy arrays of int32."""
         column = self._column("document_starts")
-        values, offsets = column.values.to_numpy(zero_copy_only=False), column.offsets.to_numpy(zero_copy_only=False)
+        values, offsets = numbers(column.values), numbers(column.offsets)
         return [values[a:b] for a, b in zip(offsets[:-1], offsets[1:])]
 
     @property
@@ -92,13 +95,13 @@ class Batch:
     @cached_property
     def lengths(self) -> Any:
         """[rows] int32, of packed plans: tokens of the row before its padding."""
-        return self._give(self._column("lengths").to_numpy(zero_copy_only=False).copy())
+        return self._give(numbers(self._column("lengths")).copy())
 
     def _starts(self) -> tuple[np.ndarray, np.ndarray]:
         """Row and place in it of all beginnings of documents: int64."""
         column = self._column("document_starts")
-        offsets = column.offsets.to_numpy(zero_copy_only=False).astype(np.int64)
-        places = column.values.to_numpy(zero_copy_only=False).astype(np.int64)[offsets[0]:offsets[-1]]
+        offsets = numbers(column.offsets).astype(np.int64)
+        places = numbers(column.values).astype(np.int64)[offsets[0]:offsets[-1]]
         return np.repeat(np.arange(len(self)), np.diff(offsets)), places
 
     def _bounds(self) -> np.ndarray:
@@ -108,7 +111,7 @@ class Batch:
         inside = (places > 0) & (places < length)  # 0 is the row's own beginning, L a document of which only a target is seen
         bounds = [rows[inside] * length + places[inside], np.arange(len(self) + 1) * length]
         if self.packed:
-            ends = self._column("lengths").to_numpy(zero_copy_only=False).astype(np.int64)
+            ends = numbers(self._column("lengths")).astype(np.int64)
             bounds.append(np.flatnonzero(ends < length) * length + ends[ends < length])
         return np.sort(np.concatenate(bounds))
 
@@ -129,8 +132,16 @@ class Batch:
         rows, places = self._starts()
         mask[rows[places > 0], places[places > 0] - 1] = False
         if self.packed:
-            mask &= np.arange(1, self.sequence_length + 1) < self._column("lengths").to_numpy(zero_copy_only=False)[:, None]
+            mask &= np.arange(1, self.sequence_length + 1) < numbers(self._column("lengths"))[:, None]
         return self._give(mask)
+
+
+def numbers(array: pa.Array) -> np.ndarray:
+    """The numbers of an Arrow array, of which none is null, in its memory. Arrow's own to_numpy imports pandas first, where that is installed, which takes a second."""
+    dtype, buffer = np.dtype(array.type.to_pandas_dtype()), array.buffers()[1]
+    if not len(array) or buffer is None:
+        return np.empty(0, dtype)
+    return np.frombuffer(buffer, dtype, len(array), array.offset * dtype.itemsize)
 
 
 def writable(values: pa.Array, slab: np.ndarray | None) -> np.ndarray:
@@ -143,4 +154,4 @@ def writable(values: pa.Array, slab: np.ndarray | None) -> np.ndarray:
         end = start + len(values) * dtype.itemsize
         if start >= 0 and end <= slab.nbytes:
             return slab[start:end].view(dtype)
-    return values.to_numpy(zero_copy_only=False).copy()  # it came in a small message
+    return numbers(values).copy()  # it came in a small message

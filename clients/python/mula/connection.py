@@ -1,12 +1,15 @@
 """The wire: requests to `mula serve` over TCP, TLS or a unix socket, and the bytes of a stream received into memory that is used again."""
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import socket
 import ssl
 import struct
 import sys
 import urllib.parse
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -93,27 +96,31 @@ class Slabs:
 class Connection:
     """One request and its answer. Its `read` is what pyarrow reads a stream from: it gives all bytes that are asked for, none at the end, or Broken."""
 
-    def __init__(self, address: Address, path: str, token: str | None, timeout: float, certificates: str | None, slabs: Slabs | None = None):
-        self._address, self._timeout, self._slabs = address, timeout, slabs
+    def __init__(self, address: Address, path: str, token: str | None, timeout: float, certificates: str | None, slabs: Slabs | None = None, share: bool = False):
+        self.address, self._timeout, self._slabs = address, timeout, slabs
         self._flags = 0 if address.tls else socket.MSG_WAITALL
         self._socket = address.connect(timeout, certificates)
         self.closed = False
+        self._rest = b""  # that was received with the answer's head
         self.limit = ANSWER_LIMIT  # bytes of one read
         self.slab: np.ndarray | None = None  # that the last read of many bytes went to
+        self.descriptor: int | None = None  # of memory that the server shares
+        self._owner = os.getpid()
         try:
             host = address.host if address.path else f"{f'[{address.host}]' if ':' in address.host else address.host}:{address.port}"
             bearer = f"Authorization: Bearer {token}\r\n" if token else ""
             try:
                 # HTTP/1.0, whose answers are not cut into chunks: what follows the header is the stream itself.
-                self._socket.sendall(f"GET {path} HTTP/1.0\r\nHost: {host}\r\n{bearer}\r\n".encode())
+                # A server that shares no memory, or knows nothing of it, answers with a plain stream.
+                memory = "Mula-Memory: shared\r\n" if share else ""
+                self._socket.sendall(f"GET {path} HTTP/1.0\r\nHost: {host}\r\n{bearer}{memory}\r\n".encode())
             except OSError as e:
                 raise Broken(f"{address.text}: {e.strerror or e}") from None
             head = b""
             while b"\r\n\r\n" not in head:
-                part = bytearray(4096)
-                n = self._receive(memoryview(part), 0)
-                head += part[:n]
-                if n == 0:
+                part = self.receive(4096, descriptor=share)
+                head += part
+                if not part:
                     raise Broken(f"{address.text}: the connection ended before there was an answer")
                 if len(head) > HEADER_LIMIT or not head.startswith(b"HTTP/"[:len(head)]):
                     raise Error(f"{address.text}: what answers there is no mula serve")
@@ -128,18 +135,54 @@ class Connection:
             self.close()
             raise
 
-    def _receive(self, view: memoryview, flags: int) -> int:
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """Makes Broken of what the socket says."""
         try:
-            return self._socket.recv_into(view, 0, flags)
+            yield
         except (BlockingIOError, TimeoutError):
-            raise Broken(f"{self._address.text}: nothing came for {self._timeout:g} s") from None
+            raise Broken(f"{self.address.text}: nothing came for {self._timeout:g} s") from None
         except OSError as e:
-            raise Broken(f"{self._address.text}: {e.strerror or e}") from None
+            raise Broken(f"{self.address.text}: {e.strerror or e}") from None
+
+    def _receive(self, view: memoryview, flags: int) -> int:
+        with self._told():
+            return self._socket.recv_into(view, 0, flags)
+
+    def receive(self, size: int, descriptor: bool = False) -> bytes:
+        """Bytes that have come, `size` at most, or none at the end; with them a descriptor, if one may come."""
+        if self._rest:
+            part, self._rest = self._rest[:size], self._rest[size:]
+            return part
+        with self._told():
+            if not descriptor:
+                return self._socket.recv(size)
+            part, descriptors, _, _ = socket.recv_fds(self._socket, size, 1, socket.MSG_CMSG_CLOEXEC)
+        for one in descriptors:
+            if self.descriptor is not None:
+                os.close(self.descriptor)
+            self.descriptor = one
+        return part
+
+    def received(self, size: int) -> bytes:
+        """Bytes that have come already, `size` at most; none if there are none, or at the end."""
+        if self._rest:
+            return self.receive(size)
+        with self._told():
+            try:
+                return self._socket.recv(size, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return b""
+
+    def send(self, data: bytes | bytearray) -> None:
+        """Sends bytes."""
+        with self._told():
+            self._socket.sendall(data)
 
     def read(self, size: int = -1) -> bytes | memoryview:
         """`size` bytes, or none if the stream has ended there."""
         if size < 0 or size > self.limit:
-            raise Error(f"{self._address.text}: a message of {size} bytes is announced, and what was asked for has {self.limit} at most: that is no mula serve")
+            raise Error(f"{self.address.text}: a message of {size} bytes is announced, and what was asked for has {self.limit} at most: that is no mula serve")
         if size < SMALL or self._slabs is None:
             view = memoryview(bytearray(size))
         else:
@@ -153,7 +196,7 @@ class Connection:
             if n == 0:
                 if have == 0:
                     return b""
-                raise Broken(f"{self._address.text}: the stream broke off within a record")
+                raise Broken(f"{self.address.text}: the stream broke off within a record")
             have += n
         return view
 
@@ -167,12 +210,18 @@ class Connection:
                 return answer
             sentence = answer["error"]
         except (ValueError, KeyError, TypeError):
-            raise Error(f"{self._address.text}: the answer with status {self.status} is none of mula serve") from None
-        raise (Broken if self.status in (429, 503) else Error)(f"{self._address.text}: {sentence}")
+            raise Error(f"{self.address.text}: the answer with status {self.status} is none of mula serve") from None
+        raise (Broken if self.status in (429, 503) else Error)(f"{self.address.text}: {sentence}")
 
     def readable(self) -> bool:
         return True
 
     def close(self) -> None:
         self.closed = True
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+            self.descriptor = None
+        if os.getpid() == self._owner:  # a process that was forked from this one may still have the socket open
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()

@@ -4,19 +4,22 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import sys
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
+from functools import partial
 from typing import Any, Literal
 from urllib.parse import urlencode
 
 import numpy as np
 import pyarrow as pa
 
-from mula.batch import Batch
+from mula.batch import Batch, numbers, writable
 from mula.connection import Address, Connection, Slabs
 from mula.errors import Broken, Error
 from mula.fingerprints import Log
 from mula.server import Server
+from mula.slots import Slots, columns, place
 
 MESSAGE = 1 << 20  # bytes of a record beside its tokens and document starts: its header, alignment, the names of the sources
 
@@ -35,6 +38,7 @@ class Stream:
     log          folder for the fingerprints of what was given, one file for each rank and start: see mula.verify
     token        bearer token of the server;  certificates: file of authorities (PEM) that sign its certificate
     patience     seconds for which a server that cannot be reached, is busy or gives nothing is tried again
+    share        whether records lie in memory that the server shares, where it can: on a unix socket, with Linux. `transport` says whether they do
     mula         the program, if it is not on the PATH; the variable MULA names it, too
 
     Iterating gives a Batch for each record, and goes on where it was left. It can be left at any time; `state_dict` is the whole state.
@@ -44,7 +48,7 @@ class Stream:
     def __init__(self, plan: str | os.PathLike[str], batch_size: int, rank: int = 0, world: int = 1, *, micro_batch: int | None = None, position: int = 0,
                  end: int | None = None, columns: list[str] | None = None, arrays: Literal["torch", "numpy"] | None = None,
                  log: str | os.PathLike[str] | None = None, token: str | None = None, certificates: str | None = None, patience: float = 30,
-                 mula: str | os.PathLike[str] | None = None):
+                 share: bool = True, mula: str | os.PathLike[str] | None = None):
         if batch_size < 1 or world < 1 or not 0 <= rank < world or batch_size % world != 0:
             raise Error(f"rank {rank} of {world} and batch size {batch_size}: ranks count from 0, and the batch size is a multiple of their number")
         if micro_batch is not None and (micro_batch < 1 or batch_size // world % micro_batch != 0):
@@ -55,6 +59,8 @@ class Stream:
         self._rows = micro_batch or batch_size // world  # of a record
         self._arrays = arrays or ("torch" if importlib.util.find_spec("torch") else "numpy")
         self._columns, self._token, self._certificates, self._patience, self._program = columns, token, certificates, patience, mula
+        self._share = share and sys.platform == "linux"
+        self.transport: Literal["shared memory", "socket"] | None = None  #: how records come; None before the first
         self._source = os.fspath(plan)
         self._begin()
         self.plan: dict[str, Any] = self._ask("/v1/plan")  #: what /v1/plan says: fingerprint, sequence_length, positions, sources, stages, …
@@ -189,19 +195,19 @@ class Stream:
         patience = Patience(self._patience)
         while self._position < self.end:
             try:
-                for record, slab in self._records():
+                for tokens, record in self._records():
                     patience.renew()
-                    yield self._give(record, slab, torch)
-                    del record, slab  # so that the memory can be used again
+                    yield self._give(tokens, record, torch)
+                    del tokens, record  # so that the memory can be used again
             except Broken as e:
                 patience.spend(e)
                 self._revive()
 
-    def _give(self, record: pa.RecordBatch, slab: np.ndarray | None, torch: Any) -> Batch:
+    def _give(self, tokens: np.ndarray, record: Callable[[], pa.RecordBatch], torch: Any) -> Batch:
         """The batch of a record; from here on it counts as given."""
         step = self._position // self.batch_size
         last = (self._given + 1) * self._rows == self.batch_size // self.world
-        batch = Batch(record, slab, torch, self._position, step, last, self.sequence_length)
+        batch = Batch(tokens, record, torch, self._position, step, last, self.sequence_length)
         if self._log is not None:
             self._log.add(batch._tokens)
             if last:
@@ -211,13 +217,15 @@ class Stream:
             self._position, self._given = min(self._position + self.batch_size, self.end), 0
         return batch
 
-    def _records(self) -> Iterator[tuple[pa.RecordBatch, np.ndarray | None]]:
-        """Records of one connection, from the first on that was not given, each with the memory that it lies in; Broken if it breaks."""
+    def _records(self) -> Iterator[tuple[np.ndarray, Callable[[], pa.RecordBatch]]]:
+        """Tokens and columns of the records of one connection, from the first on that was not given; Broken if it breaks."""
         rows, share, skip = self._rows, self.batch_size // self.world, self._given
         asked: dict[str, Any] = {"batch_size": self.batch_size, "rank": self.rank, "world": self.world, "from": self._position, "to": self.end, "micro_batch": rows}
         if self._columns is not None:
             asked["columns"] = ",".join([c for c in ("position", "tokens") if c not in self._columns] + self._columns)
-        connection = Connection(self._address, "/v1/stream?" + urlencode(asked), self._token, self._patience, self._certificates, self._slabs)
+        connection = Connection(self._address, "/v1/stream?" + urlencode(asked), self._token, self._patience, self._certificates, self._slabs,
+                                self._share and bool(self._address.path))
+        slots = None
         try:
             # What was right to ask of one plan may be wrong to ask of another.
             plan = connection.header.get("mula-plan") if connection.status == 200 else self._ask("/v1/plan")["fingerprint"]
@@ -229,23 +237,70 @@ class Stream:
             try:
                 reader = pa.ipc.open_stream(connection)
                 check_schema(reader.schema, self.sequence_length)
+                if connection.header.get("mula-memory") == "shared":
+                    slots = Slots(connection, self._slabs)
+                    records = shared(connection, reader, slots, rows, self.sequence_length)
+                    self.transport = "shared memory"
+                else:
+                    records = received(connection, reader, self.sequence_length)
+                    self.transport = "socket"
                 while self._position < self.end:
-                    connection.slab = None
-                    record = reader.read_next_batch()
+                    tokens, record, places = next(records)
                     if skip > 0:
                         skip -= 1
                         continue
                     first = self._position + self.rank * share + self._given * rows
-                    check(record, first, min(first + rows, self.end))
-                    slab, connection.slab = connection.slab, None
-                    yield record, slab
-                    del record, slab
+                    check(places, first, min(first + rows, self.end))
+                    yield tokens, record
+                    del tokens, record, places
             except StopIteration:
                 raise Broken(f"{self._address.text}: the stream broke off") from None
             except (pa.ArrowException, ValueError, TypeError, KeyError, OSError, MemoryError) as e:  # what pyarrow says of what is no stream
                 raise Error(f"{self._address.text}: what came is no stream of mula serve: {str(e).splitlines()[0]}") from None
         finally:
+            if slots is not None:
+                slots.keep()
             connection.close()
+
+
+Record = tuple[np.ndarray, Callable[[], pa.RecordBatch], np.ndarray]  # tokens, columns, positions
+
+
+def received(connection: Connection, reader: pa.RecordBatchReader, sequence_length: int) -> Iterator[Record]:
+    """Records that come over the socket."""
+    while True:
+        connection.slab = None
+        try:
+            record = reader.read_next_batch()
+        except StopIteration:
+            return
+        record.validate()
+        slab, connection.slab = connection.slab, None
+        tokens = writable(record.column("tokens").values, slab).reshape(record.num_rows, sequence_length + 1)
+        yield tokens, partial(same, record), numbers(record.column("position"))
+        del record, slab, tokens
+
+
+def same(record: pa.RecordBatch) -> pa.RecordBatch:
+    return record
+
+
+def shared(connection: Connection, reader: pa.RecordBatchReader, slots: Slots, rows: int, sequence_length: int) -> Iterator[Record]:
+    """Records that lie in shared memory. The Arrow stream before them is one of no rows."""
+    empty = reader.read_next_batch()
+    if empty.num_rows or next(reader, None) is not None:
+        raise ValueError("the Arrow stream before records in shared memory has rows")
+    slots.begin(empty.schema)
+    dtype = np.dtype(empty.schema.field("tokens").type.value_type.to_pandas_dtype())
+    width, tokens, position = (sequence_length + 1) * dtype.itemsize, place(empty.schema, "tokens"), place(empty.schema, "position")
+    shape = (-1, sequence_length + 1)
+    while True:
+        slab, frame = slots.take()
+        n, at, where = frame[0], frame[tokens], frame[position]
+        if n > rows or frame[tokens + 1] != n * width or frame[position + 1] != n * 8 or max(at + n * width, where + n * 8) > len(slab):
+            raise ValueError(f"a record of {n} rows does not lie in its slot")
+        yield slab[at:at + n * width].view(dtype).reshape(shape), partial(columns, empty, slab, frame), slab[where:where + n * 8].view(np.int64)
+        del slab
 
 
 def check_schema(schema: pa.Schema, sequence_length: int) -> None:
@@ -260,10 +315,10 @@ def check_schema(schema: pa.Schema, sequence_length: int) -> None:
         raise ValueError(f"positions are {position}")
 
 
-def check(record: pa.RecordBatch, first: int, end: int) -> None:
-    """Compares a record with the positions that were asked for: a ValueError says which there are."""
-    record.validate()
-    places = record.column("position").to_numpy()
+def check(places: np.ndarray, first: int, end: int) -> None:
+    """Compares the positions of a record with those that were asked for: a ValueError says which there are."""
+    if places.tolist() == list(range(first, end)):
+        return  # none is skipped
     if len(places) and (places[0] < first or places[-1] >= end or (places[1:] <= places[:-1]).any()):
         raise ValueError(f"positions {places[0]} to {places[-1]} came where [{first}, {end}) were asked for")
 

@@ -5,6 +5,7 @@ import shutil
 import struct
 import subprocess
 import sys
+from functools import partialmethod
 from pathlib import Path
 
 import numpy as np
@@ -85,6 +86,14 @@ def wide(program, tmp_path_factory) -> Made:
 def packed(program, tmp_path_factory) -> Made:
     """Whole documents and padding."""
     return Made(tmp_path_factory.mktemp("packed"), program, samples=400, more="packing: best_fit\npad: 999\n")
+
+
+@pytest.fixture(params=["shared memory", "socket"])
+def way(request, monkeypatch) -> str:
+    """How records come: what a test says of a stream holds both ways. Without Linux the first is the second."""
+    import mula
+    monkeypatch.setattr(mula.Stream, "__init__", partialmethod(mula.Stream.__init__, share=request.param == "shared memory"))
+    return request.param if sys.platform == "linux" else "socket"
 
 
 class Running:

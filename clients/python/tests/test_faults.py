@@ -19,6 +19,8 @@ from conftest import CLIENT, MINUTE
 
 import mula
 
+pytestmark = pytest.mark.usefixtures("way")
+
 
 def whole(made, **options) -> np.ndarray:
     with mula.Stream(made.path, 30, arrays="numpy", **options) as data:
@@ -296,7 +298,7 @@ def test_a_server_that_stands_still_is_given_up(tmp_path):
 
 
 def test_a_slow_reader_needs_no_more_memory(made):
-    """The stream waits in the server; what is read ahead is bounded by the connection."""
+    """The stream waits in the server; what is read ahead is bounded by the connection, or by the slots, beside which nothing is taken."""
     with mula.Stream(made.path, 300, arrays="numpy") as data:
         for batch in data:
             time.sleep(0.01)

@@ -1,0 +1,86 @@
+// Package plantest makes shards and plans for the tests of what reads plans.
+package plantest
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"mula/blend"
+	"mula/shards"
+)
+
+// Main runs the tests of a package and ends the process; TestMain calls it. What is found out about shards goes to a cache that is removed at the end, and
+// not to the user's. Goroutines that are left fail the tests.
+func Main(m *testing.M) { goleak.VerifyTestMain(withCache{m}) }
+
+// withCache are tests with a cache of their own.
+type withCache struct{ tests *testing.M }
+
+func (m withCache) Run() int {
+	cache, err := os.MkdirTemp("", "mula-test")
+	if err != nil {
+		panic(err)
+	}
+	defer os.RemoveAll(cache)
+	for _, name := range []string{"XDG_CACHE_HOME", "HOME"} { // of Linux, of Darwin
+		os.Setenv(name, cache)
+	}
+	return m.tests.Run()
+}
+
+// Shard writes a shard of documents, which are given by their ids below vocabulary.
+func Shard(t testing.TB, prefix string, dtype shards.DType, vocabulary int, documents [][]uint32) {
+	t.Helper()
+	w, err := shards.Create(prefix, dtype, shards.TokenizerInfo{SHA256: strings.Repeat("ab", 32), VocabSize: vocabulary, EOD: 0, ClassTable: "test", Specials: "text"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Abort()
+	name := filepath.Base(prefix)
+	for i, document := range documents {
+		if err := w.Append(document, shards.DocumentOrigin{ID: fmt.Sprintf("%s/%d", name, i), File: name + ".jsonl", Line: int64(i) + 1}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Seal seals the plan of a blend.yaml of that text in dir, writes it to plan.json there and returns the path of that.
+func Seal(t testing.TB, dir, config string) string {
+	t.Helper()
+	c, err := blend.ParseConfig([]byte(config), "blend.yaml", dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	plan, err := blend.Seal(context.Background(), c, blend.SealOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, "plan.json")
+	if err := plan.Write(path); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// Open opens the plan of a file. The caller closes it.
+func Open(t testing.TB, path string) *blend.Data {
+	t.Helper()
+	plan, err := blend.ReadPlan(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, err := blend.Open(context.Background(), plan, blend.OpenOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}

@@ -1,0 +1,90 @@
+package page
+
+import (
+	"fmt"
+	"math"
+	"strings"
+)
+
+// Colours is the number of colours that a reader can tell apart, also one who sees red and green, or blue and yellow, alike (after M. Okabe and K. Ito,
+// "Color Universal Design", 2008), darker on white and lighter on black so that all of them stand out. Number k is the custom property --ck; it is the
+// stroke of class sk, and the fill and background of class fk.
+const Colours = 8
+
+var (
+	coloursLight = [Colours]string{"#0072b2", "#d55e00", "#00885f", "#b0408f", "#a67a00", "#3498d8", "#5b5b5b", "#6a51a3"}
+	coloursDark  = [Colours]string{"#56a8e0", "#ff8c42", "#2fc79a", "#e58ac8", "#e3c04a", "#9bd6ff", "#bdbdbd", "#b3a0f0"}
+)
+
+// The ends of the scale of heat maps, and its middle, which is near the page's background. Number k is the fill and background of class hk.
+var (
+	heatLight = [3]rgb{{0x1f, 0x5f, 0xa8}, {0xf2, 0xf2, 0xf0}, {0xb3, 0x4a, 0x00}}
+	heatDark  = [3]rgb{{0x62, 0xb0, 0xff}, {0x2e, 0x30, 0x33}, {0xff, 0x93, 0x3d}}
+)
+
+type rgb [3]float64
+
+func (a rgb) mix(b rgb, t float64) string {
+	var c [3]int
+	for i := range c {
+		c[i] = int(a[i] + (b[i]-a[i])*t + 0.5)
+	}
+	return fmt.Sprintf("#%02x%02x%02x", c[0], c[1], c[2])
+}
+
+// colours is the style that defines the colours, in both modes, and the classes that use them.
+func colours(heatSteps int) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, ":root{%s}\n@media screen and (prefers-color-scheme:dark){:root{%s}}\n", properties(coloursLight, heatLight, heatSteps), properties(coloursDark, heatDark, heatSteps))
+	for i := range Colours {
+		fmt.Fprintf(&b, ".s%d{stroke:var(--c%d)}.f%d{fill:var(--c%d);background:var(--c%d)}\n", i, i, i, i, i)
+	}
+	for i := 0; heatSteps > 0 && i <= 2*heatSteps; i++ {
+		fmt.Fprintf(&b, ".h%d{fill:var(--h%d);background:var(--h%d)}\n", i, i, i)
+	}
+	return b.String()
+}
+
+func properties(colours [Colours]string, heat [3]rgb, heatSteps int) string {
+	var b strings.Builder
+	for i, c := range colours {
+		fmt.Fprintf(&b, "--c%d:%s;", i, c)
+	}
+	for i := -heatSteps; heatSteps > 0 && i <= heatSteps; i++ {
+		end := heat[0]
+		if i > 0 {
+			end = heat[2]
+		}
+		fmt.Fprintf(&b, "--h%d:%s;", i+heatSteps, heat[1].mix(end, float64(max(i, -i))/float64(heatSteps)))
+	}
+	return b.String()
+}
+
+// Ticks are the multiples in [lo, hi] of 1, 2 or 5 times a power of ten: at most about n of them, and two at least.
+func Ticks(lo, hi float64, n int) []float64 {
+	raw := (hi - lo) / float64(n)
+	power := math.Pow(10, math.Floor(math.Log10(raw)))
+	steps := []float64{0.5 * power, power, 2 * power, 5 * power, 10 * power}
+	coarsest := 1
+	for coarsest < len(steps)-1 && raw > steps[coarsest]*1.0000001 {
+		coarsest++
+	}
+	var ticks []float64
+	for i := coarsest; i >= 0 && len(ticks) < 2; i-- {
+		ticks = multiples(steps[i], lo, hi)
+	}
+	return ticks
+}
+
+// multiples of step in [lo, hi], up to rounding.
+func multiples(step, lo, hi float64) []float64 {
+	const slack = 1e-9
+	var out []float64
+	for i := math.Ceil(lo/step - slack); i <= hi/step+slack; i++ {
+		out = append(out, i*step+0) // + 0 turns −0 into 0
+		if i+1 == i {
+			break // the numbers are too large for their distance
+		}
+	}
+	return out
+}

@@ -1,0 +1,27 @@
+// Package quantity writes numbers for people.
+package quantity
+
+import (
+	"fmt"
+	"strconv"
+)
+
+// Grouped writes a whole number with commas between the thousands.
+func Grouped[T int | int64](n T) string {
+	text := strconv.FormatInt(int64(n), 10)
+	for at := len(text) - 3; at > 0 && text[at-1] != '-'; at -= 3 {
+		text = text[:at] + "," + text[at:]
+	}
+	return text
+}
+
+// Bytes writes the size of a file or of many: "812 bytes", "34.4 GB".
+func Bytes(n int64) string {
+	switch {
+	case n < 1e6:
+		return fmt.Sprintf("%d bytes", n)
+	case n < 1e9:
+		return fmt.Sprintf("%.1f MB", float64(n)/1e6)
+	}
+	return fmt.Sprintf("%.1f GB", float64(n)/1e9)
+}

@@ -1,0 +1,26 @@
+package quantity
+
+import (
+	"math"
+	"testing"
+)
+
+func TestGrouped(t *testing.T) {
+	for n, want := range map[int64]string{0: "0", 12: "12", 123: "123", 1234: "1,234", -123: "-123", -123456: "-123,456", 1234567: "1,234,567",
+		math.MinInt64: "-9,223,372,036,854,775,808"} {
+		if got := Grouped(n); got != want {
+			t.Errorf("%d: %s, want %s", n, got, want)
+		}
+	}
+	if got := Grouped(4096); got != "4,096" {
+		t.Error(got)
+	}
+}
+
+func TestBytes(t *testing.T) {
+	for n, want := range map[int64]string{0: "0 bytes", 999_999: "999999 bytes", 1_250_000: "1.2 MB", 34_400_000_000: "34.4 GB"} {
+		if got := Bytes(n); got != want {
+			t.Errorf("%d: %s, want %s", n, got, want)
+		}
+	}
+}

@@ -1,0 +1,28 @@
+//go:build linux || darwin
+
+package sharedlib
+
+import (
+	"runtime"
+
+	"github.com/ebitengine/purego"
+)
+
+// everything is the handle of [Loaded].
+const everything uintptr = purego.RTLD_DEFAULT
+
+func open(name string, global bool) (uintptr, error) {
+	mode := purego.RTLD_NOW | purego.RTLD_LOCAL
+	if global {
+		mode = purego.RTLD_NOW | purego.RTLD_GLOBAL
+	}
+	runtime.LockOSThread() // the system keeps the reason of a failure for the thread that met it
+	defer runtime.UnlockOSThread()
+	return purego.Dlopen(name, mode)
+}
+
+// symbol is 0 where the library has none of that name; the system has no other reason.
+func symbol(library uintptr, name string) (uintptr, error) {
+	address, _ := purego.Dlsym(library, name)
+	return address, nil
+}

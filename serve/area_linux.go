@@ -1,0 +1,79 @@
+package serve
+
+import (
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// An area is memory of slots that another process can map, by its descriptor. It cannot be made smaller or larger by anybody. What the other
+// process writes there is never read here.
+type area struct {
+	descriptor int
+	memory     []byte
+	size       int   // bytes of a slot; those behind the usual size of a record are only there if they are needed
+	backed     []int // bytes of each slot for which there is memory
+}
+
+// newArea makes an area of slots of size bytes, which are whole pages. It fails where the system has no such memory.
+func newArea(slots, size int) (_ *area, err error) {
+	a := &area{descriptor: -1, size: size, backed: make([]int, slots)}
+	defer func() {
+		if err != nil {
+			a.close()
+		}
+	}()
+	if a.descriptor, err = unix.MemfdCreate("mula", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING); err != nil {
+		return nil, fmt.Errorf("shared memory: %w", err)
+	}
+	if err = unix.Ftruncate(a.descriptor, int64(slots)*int64(size)); err == nil {
+		_, err = unix.FcntlInt(uintptr(a.descriptor), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL)
+	}
+	if err == nil {
+		a.memory, err = unix.Mmap(a.descriptor, 0, slots*size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("shared memory of %d slots of %d bytes: %w", slots, size, err)
+	}
+	return a, nil
+}
+
+// slot is the memory of one slot.
+func (a *area) slot(number int) []byte { return a.memory[number*a.size:][:a.size:a.size] }
+
+// back makes sure that there is memory for the first bytes of a slot: where there is none, a write would end the process.
+func (a *area) back(number, bytes int) error {
+	if bytes <= a.backed[number] {
+		return nil
+	}
+	bytes = min(int(pages(int64(bytes))), a.size)
+	for {
+		err := unix.Fallocate(a.descriptor, 0, int64(number*a.size), int64(bytes))
+		if err == nil {
+			a.backed[number] = bytes
+		}
+		if err != unix.EINTR {
+			return err
+		}
+	}
+}
+
+// empty gives the memory back to the system, though another process may still have it mapped: it reads zeros then.
+func (a *area) empty() {
+	_ = unix.Fallocate(a.descriptor, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, int64(len(a.memory)))
+}
+
+// close ends this process's use of the area.
+func (a *area) close() {
+	if a.memory != nil {
+		_ = unix.Munmap(a.memory)
+		a.memory = nil
+	}
+	if a.descriptor >= 0 {
+		_ = unix.Close(a.descriptor)
+		a.descriptor = -1
+	}
+}
+
+// rights is the control message that gives the area's descriptor to who receives it.
+func (a *area) rights() []byte { return unix.UnixRights(a.descriptor) }

@@ -1,0 +1,20 @@
+//go:build !linux
+
+package serve
+
+import "errors"
+
+// An area is memory of slots that another process can map, which only Linux has in a form that a client cannot take away.
+type area struct{ size int }
+
+func newArea(_, _ int) (*area, error) { return nil, errors.ErrUnsupported }
+
+func (a *area) slot(int) []byte { return nil }
+
+func (a *area) back(_, _ int) error { return errors.ErrUnsupported }
+
+func (a *area) empty() {}
+
+func (a *area) close() {}
+
+func (a *area) rights() []byte { return nil }
