@@ -182,13 +182,13 @@ func (p *Plan) packedValidation(source int) iter.Seq[Sample] {
 }
 
 // packedStarts appends the offsets in a packed sample at which pieces begin, and gives the number of tokens that are not padding.
-func (p *Plan) packedStarts(dst []int32, s *Sample) ([]int32, int32, error) {
+func (p *Plan) packedStarts(dst []int32, s *Sample) ([]int32, int, error) {
 	var buffer [32]segment
 	segments, err := p.pieces(buffer[:0], s)
-	at := int32(0)
+	at := 0
 	for _, g := range segments {
-		dst = append(dst, at)
-		at += int32(g.length)
+		dst = append(dst, int32(at))
+		at += int(g.length)
 	}
 	return dst, at, err
 }

@@ -421,19 +421,28 @@ func (b *recordBuilder) add(ctx context.Context, s *Stream, row int, sample Samp
 		}
 	}
 	var err error
-	if b.lengths != nil {
-		b.starts, b.filled[row], err = s.d.packedStarts(b.starts, &sample)
-	} else {
-		b.starts, err = s.d.documentStarts(b.starts, sample)
-	}
-	if err != nil {
+	var filled int
+	if b.starts, filled, err = s.d.DocumentStarts(b.starts, sample); err != nil {
 		return fmt.Errorf("position %d: %w", sample.Position, err)
+	}
+	if b.lengths != nil {
+		b.filled[row] = int32(filled)
 	}
 	if len(b.starts) > math.MaxInt32 {
 		return errors.New("blend: a record would have more than 2^31 document starts: use a smaller batch")
 	}
 	b.offset[row+1] = int32(len(b.starts))
 	return nil
+}
+
+// DocumentStarts appends the offsets in a sample at which documents that are not empty begin, in order, and gives the number of its tokens that are not
+// padding, L+1 unless the plan is packed.
+func (d *Data) DocumentStarts(dst []int32, s Sample) (starts []int32, length int, err error) {
+	if d.Packing != nil {
+		return d.packedStarts(dst, &s)
+	}
+	starts, err = d.documentStarts(dst, s)
+	return starts, d.SequenceLength + 1, err
 }
 
 // documentStarts appends the offsets in a sample's window at which documents that are not empty begin.
