@@ -520,6 +520,16 @@ func (b *recordBuilder) readStretch(shard *shards.Shard, at int, g segment) (err
 	return err
 }
 
+// DocumentStarts appends the offsets in a sample at which documents that are not empty begin, in order, and gives the number of its tokens that are not
+// padding, L+1 unless the plan is packed.
+func (d *Data) DocumentStarts(dst []int32, s Sample) (starts []int32, length int, err error) {
+	length, err = d.stretches(context.Background(), d.SequenceLength+1, s, func(shard *shards.Shard, at int, g segment) (err error) {
+		dst, err = d.appendStarts(dst, s.Source, shard, at, g)
+		return err
+	})
+	return dst, length, err
+}
+
 // appendStarts appends the offsets in a sample at which documents that are not empty begin in a stretch of it.
 func (d *Data) appendStarts(dst []int32, source int, shard *shards.Shard, at int, g segment) ([]int32, error) {
 	if g.begins {

@@ -247,6 +247,9 @@ func printRun(p *progress, s train.Summary) {
 	p.line("plan       %s", s.Plan)
 	p.line("run        %s steps of %s samples, %s tokens a step, %s in all", quantity.Grouped(s.Config.Steps), quantity.Grouped(int64(s.Config.BatchSize)),
 		quantity.Grouped(s.TokensPerStep), tokensText(s.TotalTokens))
+	if s.Config.Attention == train.DocumentAttention {
+		p.line("attention  stays within documents; targets that begin another, and padding, do not count")
+	}
 	p.line("work       %.4g MFLOP a token, forward and backward", s.FLOPsPerToken/1e6)
 	each := ""
 	if l := s.Config.Layout; l.Ranks() > 1 {

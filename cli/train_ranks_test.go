@@ -106,6 +106,7 @@ func TestTrainLinks(t *testing.T) {
 		{2, "{dp: 1, ep: 2}", "layout     2 ranks"},
 		{4, "{dp: 2, ep: 2, optimizer: so}", "layout     4 ranks"},
 		{2, "{dp: 1, pp: 2}", "pipeline   2 stages, micro-batches a step: 1; stages wait 50 % of the time: there are fewer"},
+		{4, "{dp: 2, pp: 2}\nattention: documents", "attention  stays within documents"},
 	} {
 		ranks, layout := test.ranks, test.layout
 		config := fmt.Sprintf("output: run\nmodel: {preset: mula-nano}\nbatch_size: 4\nsteps: 20\ncheckpoint: {every: 0}\nevaluate: {every: 10, samples: 3}\nthreads: 1\nlayout: %s\n", layout)

@@ -26,7 +26,7 @@ func (m *Model) projections(l *layer, st *saved, to kvTarget, known bool) xpu.Pr
 
 // attention is that of a layer over its heads.
 func (m *Model) attention(st *saved, to kvTarget) xpu.Attention {
-	return xpu.Attention{Heads: m.heads(), Q: m.ws.q, K: to.k, V: to.v, First: to.first, Capacity: to.capacity, Context: st.ctx, LSE: st.lse}
+	return xpu.Attention{Heads: m.heads(), Q: m.ws.q, K: to.k, V: to.v, First: to.first, Capacity: to.capacity, Begin: m.ws.begin, Context: st.ctx, LSE: st.lse}
 }
 
 // attend computes x1 = x0 + attention(norm(x0)) for a layer.

@@ -33,6 +33,7 @@ func wholeModel(t *testing.T, device func(int) xpu.Device, cfg Config) string {
 				bits.WriteString(g.bits(t, stats))
 			}
 		}
+		bits.WriteString(g.bits(t, g.backward(t, []Batch{inDocuments(randomBatch(cfg, 2, queryBlock+7, 5), 30, 40, 2)}, BackwardOptions{Loss: fullLoss})))
 		stats, err := m.Forward(t.Context(), randomBatch(cfg, 2, 9, uint64(call)))
 		if err != nil {
 			t.Fatal(err)

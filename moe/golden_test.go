@@ -160,6 +160,19 @@ func (g golden) model(threads int) (*Model, Batch) {
 	return m, Batch{Tokens: g.ids(), Rows: tensor.Shape[0], SequenceLength: tensor.Shape[1] - 1}
 }
 
+// documents keeps a batch of the case within the documents that the file names.
+func (g golden) documents(b Batch) Batch {
+	of, width := g.floats("document"), b.SequenceLength+1
+	for row := range b.Rows {
+		of := of[row*width:][:width]
+		for i := range b.SequenceLength {
+			b.Begin = append(b.Begin, int32(slices.Index(of, of[i])))
+			b.Counted = append(b.Counted, of[i+1] == of[i] && of[i] >= 0)
+		}
+	}
+	return b
+}
+
 var goldenCases = []string{"olmoe", "olmoe-gqa", "olmo", "olmo-gqa-tied"}
 
 func maxDiff(t testing.TB, got, want []float32) float64 {
@@ -231,6 +244,54 @@ func TestGoldenGradients(t *testing.T) {
 				t.Logf("largest relative error of a gradient %.2g", worst)
 			})
 		}
+	}
+}
+
+// A packed batch: transformers' loss and gradients under a mask that is block-diagonal and causal, of targets that are not ignored; and its logits.
+func TestGoldenDocuments(t *testing.T) {
+	g := openGolden(t, "olmoe-documents.safetensors")
+	m, batch := g.model(2)
+	batch = g.documents(batch)
+	stats, err := m.Backward(t.Context(), batch, BackwardOptions{Loss: LossOptions{Aux: AuxHF, AuxCoefficient: 0.5}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := int(g.floats("targets")[0]); stats.Targets != want || want >= stats.Tokens-4 {
+		t.Errorf("%d targets of %d tokens count, want %d", stats.Targets, stats.Tokens, want)
+	}
+	for what, v := range map[string][2]float64{"loss": {stats.Loss / float64(stats.Targets), float64(g.floats("loss")[0])},
+		"load-balancing loss": {stats.Aux, float64(g.floats("aux_hf")[0])}} {
+		if !(math.Abs(v[0]-v[1]) <= 2e-6*math.Abs(v[1])) {
+			t.Errorf("%s is %v, want %v", what, v[0], v[1])
+		}
+	}
+	worst := 0.0
+	for _, p := range m.Parameters() {
+		d := gradientError(t, p, g.floats("hf "+p.Name))
+		worst = max(worst, d)
+		if !(d < 1e-4) {
+			t.Errorf("gradient of %s: relative error %g", p.Name, d)
+		}
+	}
+	t.Logf("largest relative error of a gradient %.2g", worst)
+
+	// The final hidden states are those of the last pass; its logits are not kept.
+	if _, err := m.Forward(t.Context(), batch); err != nil {
+		t.Fatal(err)
+	}
+	v, s := m.cfg.VocabSize, batch.SequenceLength
+	logits := make([]float32, batch.Rows*s*v)
+	m.dev.MatMul(false, true, batch.Rows*s, v, m.cfg.HiddenSize, m.ws.h, m.cfg.HiddenSize, m.head.w, m.cfg.HiddenSize, logits, v, false)
+	var got []float32
+	for token := range batch.Rows * s {
+		if token%s%4 == 0 {
+			got = append(got, logits[token*v:][:v]...)
+		}
+	}
+	d := maxDiff(t, got, g.floats("logits"))
+	t.Logf("largest difference %.2g", d)
+	if !(d < 1e-5) {
+		t.Errorf("logits differ from transformers' by %g", d)
 	}
 }
 

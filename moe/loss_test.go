@@ -74,7 +74,7 @@ func TestSampledTargetsGradient(t *testing.T) {
 			t.Errorf("%s: the gradients differ", name)
 		}
 		m.ZeroGradients()
-		if _, err := m.Backward(t.Context(), Batch{given, 300, 1}, BackwardOptions{Loss: fullLoss}); err != nil {
+		if _, err := m.Backward(t.Context(), Batch{Tokens: given, Rows: 300, SequenceLength: 1}, BackwardOptions{Loss: fullLoss}); err != nil {
 			t.Fatal(err)
 		}
 		if slices.Equal(got, grads(t, m)) {
@@ -93,7 +93,7 @@ func TestSampledTargetsDoNotDependOnLayout(t *testing.T) {
 		randomize(m, 1)
 		batch := randomBatch(cfg, rows, s, 2)
 		for row := 0; row < rows; row += micro {
-			part := Batch{batch.Tokens[row*(s+1) : (row+micro)*(s+1)], micro, s}
+			part := Batch{Tokens: batch.Tokens[row*(s+1) : (row+micro)*(s+1)], Rows: micro, SequenceLength: s}
 			opts := BackwardOptions{SampleTargets: true, SampleSeed: seed, FirstTarget: first + int64(row*s)}
 			if _, err := m.Backward(t.Context(), part, opts); err != nil {
 				t.Fatal(err)

@@ -134,7 +134,11 @@ func share(b Batch, rows []int) []Batch {
 	var parts []Batch
 	first, width := 0, b.SequenceLength+1
 	for _, n := range rows {
-		parts = append(parts, Batch{Tokens: b.Tokens[first*width : (first+n)*width], Rows: n, SequenceLength: b.SequenceLength})
+		part := Batch{Tokens: b.Tokens[first*width : (first+n)*width], Rows: n, SequenceLength: b.SequenceLength}
+		if b.Begin != nil {
+			part.Begin, part.Counted = b.Begin[first*(width-1):(first+n)*(width-1)], b.Counted[first*(width-1):(first+n)*(width-1)]
+		}
+		parts = append(parts, part)
 		first += n
 	}
 	return parts

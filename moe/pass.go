@@ -21,7 +21,7 @@ func (m *Model) Forward(ctx context.Context, batch Batch) (Stats, error) {
 //
 //	Σ cross entropies / Targets + share·(AuxCoefficient·Aux + ZCoefficient·Z)
 //
-// to the gradients of all parameters, where share is the batch's part of opts.Targets (see [BackwardOptions]). An expert's gradients get what
+// to the gradients of all parameters, where share is the batch's part of opts.Tokens (see [BackwardOptions]). An expert's gradients get what
 // the batches of all ranks add to them, those of the other parameters what this rank's batch adds: the sum over all ranks that hold a
 // parameter is the gradient of the whole step, for both, without a factor. The context is that of [Model.Forward]. After an error the
 // gradients are a part of what they should be.
@@ -34,7 +34,7 @@ func (m *Model) Backward(ctx context.Context, batch Batch, opts BackwardOptions)
 	if err := batch.check(m.cfg, m.parallel); err != nil {
 		return Stats{}, err
 	}
-	targets, err := m.targets(batch, opts)
+	size, err := m.stepSize(batch, opts)
 	if err != nil {
 		return Stats{}, err
 	}
@@ -44,31 +44,40 @@ func (m *Model) Backward(ctx context.Context, batch Batch, opts BackwardOptions)
 	if err := m.forward(ctx, nil, nil); err != nil {
 		return Stats{}, err
 	}
-	return m.backward(ctx, opts, targets, nil, nil)
+	return m.backward(ctx, opts, size, nil, nil)
 }
 
-// targets is the number of targets of the step that a batch belongs to, of which opts must hold for it.
-func (m *Model) targets(batch Batch, opts BackwardOptions) (int64, error) {
+// A stepSize is the size of the step that a batch belongs to.
+type stepSize struct{ targets, tokens int64 }
+
+// stepSize is that of the step that a batch belongs to, of which opts must hold for it.
+func (m *Model) stepSize(batch Batch, opts BackwardOptions) (stepSize, error) {
 	if err := opts.Loss.Validate(); err != nil {
-		return 0, err
+		return stepSize{}, err
 	}
-	own := int64(batch.Rows) * int64(batch.SequenceLength)
+	own := stepSize{int64(batch.targets()), int64(batch.Rows) * int64(batch.SequenceLength)}
+	step := stepSize{opts.Targets, opts.Tokens}
+	if step.tokens == 0 {
+		step.tokens = step.targets
+	}
 	switch {
 	case opts.Targets == 0 && m.parallel.ranks() > 1:
-		return 0, errors.New("a batch of one rank does not know the number of targets of the whole step; set Targets")
+		return stepSize{}, errors.New("a batch of one rank does not know the number of targets of the whole step; set Targets")
 	case opts.Targets == 0:
-		return own, nil
-	case opts.Targets < own:
-		return 0, fmt.Errorf("the batch has %d targets, more than the %d of the whole step", own, opts.Targets)
+		return stepSize{max(1, own.targets), own.tokens}, nil
+	case step.targets < own.targets:
+		return stepSize{}, fmt.Errorf("the batch has %d targets, more than the %d of the whole step", own.targets, step.targets)
+	case step.tokens < own.tokens:
+		return stepSize{}, fmt.Errorf("the batch has %d tokens, more than the %d of the whole step; set Tokens", own.tokens, step.tokens)
 	}
-	return opts.Targets, nil
+	return step, nil
 }
 
-// backward is the backward pass of the flight at hand, of a step with so many targets. in is what comes from the stage behind, nil on the
+// backward is the backward pass of the flight at hand, of a step of that size. in is what comes from the stage behind, nil on the
 // last; out is for the stage before, nil on the first.
-func (m *Model) backward(ctx context.Context, opts BackwardOptions, targets int64, in, out *Relay) (Stats, error) {
+func (m *Model) backward(ctx context.Context, opts BackwardOptions, size stepSize, in, out *Relay) (Stats, error) {
 	c, w := &m.cfg, &m.ws
-	share := float64(w.shape.tokens()) / float64(targets)
+	share := float64(w.shape.tokens()) / float64(size.tokens)
 	fresh := w.latest == w.flight // what flights share is still this one's
 	w.latest = nil                // and is no more, once this pass is over
 	done := progress{opts.Done, 0}
@@ -76,7 +85,7 @@ func (m *Model) backward(ctx context.Context, opts BackwardOptions, targets int6
 		if !fresh {
 			m.dev.Normalize(w.h, w.xL, m.normL(), true)
 		}
-		m.crossEntropy(opts, 1/float64(targets))
+		m.crossEntropy(opts, 1/float64(size.targets))
 		m.dev.Zero(w.dx)
 		m.dev.NormGrad(w.dx, w.dh, w.xL, m.normL(), m.norm.g)
 		if !c.TieEmbeddings {
@@ -135,7 +144,8 @@ func (p *progress) next() {
 // take plans a pass over a batch and takes the flight of a slot at hand. Its forward pass follows.
 func (m *Model) take(slot int, batch Batch, train bool) error {
 	shape := passShape{rows: batch.Rows, s: batch.SequenceLength, train: train,
-		logits: m.stage.last, layers: len(m.layers), last: m.stage.last, elsewhere: m.dispatch != nil}
+		logits: m.stage.last, layers: len(m.layers), last: m.stage.last, elsewhere: m.dispatch != nil,
+		documents: len(batch.Begin) > 0}
 	if train {
 		if err := m.recompute.validate(); err != nil {
 			return err
@@ -178,6 +188,10 @@ func (m *Model) forward(ctx context.Context, in, out *Relay) error {
 	if err := m.rope.extend(m.dev, m.cfg, w.shape.s); err != nil {
 		return err
 	}
+	if w.shape.documents {
+		copy(w.begin, w.batch.Begin)
+		m.dev.IntsToDevice(w.begin)
+	}
 	clear(w.sums)
 	if in == nil {
 		m.embedTokens(w.batch.input)
@@ -208,7 +222,7 @@ func (m *Model) forward(ctx context.Context, in, out *Relay) error {
 // stats are those of the flight at hand, which has settled.
 func (m *Model) stats(aux AuxForm) Stats {
 	w := &m.ws
-	s := Stats{Targets: w.shape.tokens(), RowLoss: w.rowLoss}
+	s := Stats{Tokens: w.shape.tokens(), Targets: w.batch.targets(), RowLoss: w.rowLoss}
 	if m.cfg.moe() {
 		s.ExpertCounts, s.RouterEntropy = w.counts, w.entropy
 	}
@@ -266,7 +280,7 @@ func (m *Model) decode(ctx context.Context, end []float32, target func(l int) kv
 func (m *Model) crossEntropy(opts BackwardOptions, scale float64) {
 	w, h, v := &m.ws, m.cfg.HiddenSize, m.cfg.VocabSize
 	for t := range w.targets {
-		w.targets[t] = int32(w.batch.target(t))
+		w.targets[t] = w.batch.target(t)
 	}
 	m.dev.IntsToDevice(w.targets)
 	for first := 0; first < len(w.targets); first += w.logitsRows {

@@ -242,6 +242,11 @@ func TestRefusedBatches(t *testing.T) {
 		{func(b *Batch) { *b = randomBatch(cfg, 2, 17, 1) }, "sequence length 17 is beyond the model's max_position_embeddings 16"},
 		{func(b *Batch) { b.Tokens = b.Tokens[1:] }, "holds 33 tokens, want 17 a row"},
 		{func(b *Batch) { b.Rows = math.MaxInt/17 + 3 }, "want 17 a row"},
+		{func(b *Batch) { b.Begin = make([]int32, 31) }, "of 31 where their documents begin"},
+		{func(b *Batch) { b.Counted = make([]bool, 33) }, "of 33 targets whether they count"},
+		{func(b *Batch) { b.Begin = slices.Repeat([]int32{1}, 32) }, "row 0, token 0: its document begins at 1; that must be between 0,"},
+		{func(b *Batch) { *b = inDocuments(*b, 9, 8); b.Begin[30] = 8 }, "row 1, token 14: its document begins at 8; that must be between 9,"},
+		{func(b *Batch) { b.Begin = slices.Repeat([]int32{-1}, 32) }, "begins at -1"},
 	} {
 		b := good
 		b.Tokens = slices.Clone(good.Tokens)
@@ -255,7 +260,7 @@ func TestRefusedBatches(t *testing.T) {
 		}
 	}
 	for _, opts := range []BackwardOptions{
-		{Targets: 31}, {Targets: -1}, {Loss: LossOptions{Aux: "paper"}}, {Loss: LossOptions{AuxCoefficient: -1}}, {Loss: LossOptions{ZCoefficient: math.NaN()}},
+		{Targets: 31}, {Targets: -1}, {Targets: 32, Tokens: 31}, {Loss: LossOptions{Aux: "paper"}}, {Loss: LossOptions{AuxCoefficient: -1}}, {Loss: LossOptions{ZCoefficient: math.NaN()}},
 	} {
 		if _, err := m.Backward(t.Context(), good, opts); err == nil {
 			t.Errorf("%+v is accepted", opts)
@@ -284,6 +289,15 @@ func TestBuffersArePlanned(t *testing.T) {
 			}
 			want := cfg.Memory(Pass{Rows: 4, SequenceLength: 128, Recompute: recompute})
 			got := arenaBytes(m)
+			packed := newModel(t, cfg, 2)
+			packed.SetRecompute(recompute)
+			if _, err := packed.Backward(t.Context(), inDocuments(randomBatch(cfg, 4, 128, 1), 100, 29), BackwardOptions{Loss: fullLoss}); err != nil {
+				t.Fatal(err)
+			}
+			documents := cfg.Memory(Pass{Rows: 4, SequenceLength: 128, Recompute: recompute, Documents: true})
+			if bytes := arenaBytes(packed); bytes != documents.Buffers || documents.Buffers <= want.Buffers {
+				t.Errorf("%s, recompute %v: buffers of documents take %d bytes, Memory says %+v", name, recompute, bytes, documents)
+			}
 			if got != want.Buffers || want.Weights != int64(4*len(weights(t, m))) || want.Gradients != int64(4*len(grads(t, m))) {
 				t.Errorf("%s, recompute %v: buffers take %d bytes, Memory says %+v", name, recompute, got, want)
 			}
@@ -372,7 +386,7 @@ func TestStepsDoNotAllocate(t *testing.T) {
 				m := newModel(t, cfg, 2)
 				m.SetRecompute(recompute)
 				m.Init(1)
-				large, small := randomBatch(cfg, 4, 128, 1), randomBatch(cfg, 2, 30, 1)
+				large, small := randomBatch(cfg, 4, 128, 1), inDocuments(randomBatch(cfg, 2, 30, 1), 20, 9, 2)
 				step := func() {
 					m.ZeroGradients()
 					for _, b := range []Batch{large, small} {

@@ -132,6 +132,12 @@ func (r *reference) losses(b Batch) losses {
 	}
 	tokens := float64(b.Rows * b.SequenceLength)
 	n := tokens * float64(c.Layers)
+	targets := 0.0
+	for t := range b.Rows * b.SequenceLength {
+		if b.Counted == nil || b.Counted[t] {
+			targets++
+		}
+	}
 	var out losses
 	counts, probs := make([][]float64, c.Layers), make([][]float64, c.Layers)
 	for l := range c.Layers {
@@ -157,15 +163,19 @@ func (r *reference) losses(b Batch) losses {
 				context := make([]float64, h)
 				for a := range c.Heads {
 					g := a / (c.Heads / c.KVHeads) * d
-					scores := make([]float64, t+1)
+					begin := 0
+					if b.Begin != nil {
+						begin = int(b.Begin[row*b.SequenceLength+t])
+					}
+					scores := make([]float64, t+1-begin)
 					for s := range scores {
 						for j := range d {
-							scores[s] += q[t][a*d+j] * k[s][g+j] / math.Sqrt(float64(d))
+							scores[s] += q[t][a*d+j] * k[begin+s][g+j] / math.Sqrt(float64(d))
 						}
 					}
 					p, _ := softmax64(scores)
 					for s := range scores {
-						addTo(context[a*d:(a+1)*d], v[s][g:g+d], p[s])
+						addTo(context[a*d:(a+1)*d], v[begin+s][g:g+d], p[s])
 					}
 				}
 				addTo(x[t], r.times(layer+"self_attn.o_proj.weight", context), 1)
@@ -195,8 +205,11 @@ func (r *reference) losses(b Batch) losses {
 			}
 		}
 		for t := range x {
+			if b.Counted != nil && !b.Counted[row*b.SequenceLength+t] {
+				continue
+			}
 			p, _ := softmax64(r.times(head, r.norm("model.norm.weight", x[t])))
-			out.ce -= math.Log(p[ids[t+1]]) / tokens
+			out.ce -= math.Log(p[ids[t+1]]) / targets
 		}
 	}
 	for e := range c.Experts {
@@ -245,6 +258,23 @@ func randomBatch(c Config, rows, s int, seed uint64) Batch {
 	return b
 }
 
+// inDocuments is a batch whose rows are documents of the given lengths, one behind the other, the last of which is padding: attention stays within
+// each, and a target counts if it is of the same document as its input, and no padding.
+func inDocuments(b Batch, lengths ...int) Batch {
+	var of []int // the document of each token of a row
+	for document, n := range lengths {
+		of = append(of, slices.Repeat([]int{document}, n)...)
+	}
+	b.Begin, b.Counted = nil, nil
+	for range b.Rows {
+		for i := range b.SequenceLength {
+			b.Begin = append(b.Begin, int32(slices.Index(of, of[i])))
+			b.Counted = append(b.Counted, of[i+1] == of[i] && of[i] != len(lengths)-1)
+		}
+	}
+	return b
+}
+
 // gradientCases are models small enough for central differences.
 func gradientCases(t testing.TB) map[string]Config {
 	nano := mustPreset(t, "mula-nano")
@@ -266,12 +296,21 @@ func TestGradientsAgainstCentralDifferences(t *testing.T) {
 	if raceDetector { // the reference is one goroutine: there is nothing to find in it
 		directions, coordinates = 1, 0
 	}
+	type gradientCase struct {
+		cfg   Config
+		batch Batch
+	}
+	cases := map[string]gradientCase{}
 	for name, cfg := range gradientCases(t) {
+		cases[name] = gradientCase{cfg, randomBatch(cfg, 2, 4, 4)}
+		cases[name+", documents"] = gradientCase{cfg, inDocuments(randomBatch(cfg, 2, 7, 4), 3, 1, 2, 2)}
+	}
+	for name, test := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
+			cfg, batch := test.cfg, test.batch
 			m := newModel(t, cfg, 1)
 			randomize(m, 3)
-			batch := randomBatch(cfg, 2, 4, 4)
 			for i := range batch.Tokens { // the padding token must not occur: its embedding has a derivative, by definition not a gradient
 				if int(batch.Tokens[i]) == cfg.PadTokenID {
 					batch.Tokens[i]++

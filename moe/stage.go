@@ -85,7 +85,7 @@ func (m *Model) StageBackward(ctx context.Context, slot int, opts BackwardOption
 		return Stats{}, fmt.Errorf("slot %d has no batch under way; StageForward comes first", slot)
 	}
 	f := m.flights[slot]
-	targets, err := m.targets(f.batch, opts)
+	size, err := m.stepSize(f.batch, opts)
 	if err != nil {
 		return Stats{}, err
 	}
@@ -96,7 +96,7 @@ func (m *Model) StageBackward(ctx context.Context, slot int, opts BackwardOption
 	if err := m.ws.plan(m.dev, m.cfg, f, f.shape); err != nil {
 		return Stats{}, err
 	}
-	return m.backward(ctx, opts, targets, in, out)
+	return m.backward(ctx, opts, size, in, out)
 }
 
 // checkRelays says what is wrong with what is given to or taken from the stages before and behind this one.

@@ -181,7 +181,14 @@ func microBatches(cfg Config, ranks int) [][]Batch {
 			if r == 1 && i == 3 {
 				rows = 0
 			}
-			batches = append(batches, randomBatch(cfg, rows, shape[1], uint64(10*i+r)))
+			b := randomBatch(cfg, rows, shape[1], uint64(10*i+r))
+			switch i {
+			case 2:
+				b = inDocuments(b, 20, 45, 6)
+			case 5:
+				b = inDocuments(b, 5, 1, 7, 1)
+			}
+			batches = append(batches, b)
 		}
 		all = append(all, batches)
 	}

@@ -25,6 +25,7 @@ type passShape struct {
 	layers    int       // that this model holds
 	last      bool      // the final norm and the head are here
 	elsewhere bool      // the rows of experts are not this rank's tokens: a dispatch has the buffers for them
+	documents bool      // attention stays within documents
 }
 
 // saved is what the backward pass reads of one layer. Without a backward pass all layers share one. What recomputation gives again, they and
@@ -57,6 +58,7 @@ type flight struct {
 
 	saved []saved   // [L], or one without a backward pass
 	ids   []int32   // [T] input tokens
+	begin []int32   // [T] that of the batch; empty if attention does not stay within documents
 	xL    []float32 // [T, H] output of the last layer
 	meanL []float32 // [T]
 	rstdL []float32 // [T]
@@ -193,7 +195,10 @@ func (f *flight) cut(c Config, p passShape, a *arena) {
 			}
 		}
 	}
-	f.ids = a.i32(t)
+	f.ids, f.begin = a.i32(t), nil
+	if p.documents {
+		f.begin = a.i32(t)
+	}
 	if p.last {
 		f.xL, f.rstdL = a.f32(t*h), a.f32(t)
 		if !c.moe() {
@@ -276,6 +281,7 @@ type Pass struct {
 	Rows           int
 	SequenceLength int
 	Recompute      Recompute // empty means RecomputeNone
+	Documents      bool      // attention stays within documents; see [Batch]
 
 	ExpertRanks int // ranks that share the experts; 0 and 1 are the whole model
 	Dispatch    Dispatch
@@ -291,7 +297,7 @@ type Pass struct {
 func (c Config) Memory(p Pass) Memory {
 	stage := stageOf(c, p.Stage, p.Stages)
 	shape := passShape{rows: p.Rows, s: p.SequenceLength, train: true, recompute: p.Recompute, logits: stage.last,
-		layers: stage.layers, last: stage.last, elsewhere: p.ExpertRanks > 1}
+		layers: stage.layers, last: stage.last, elsewhere: p.ExpertRanks > 1, documents: p.Documents}
 	var shared, flights arena
 	new(workspace).cut(c, shape, &shared)
 	newFlight(c, stage.layers).cut(c, shape, &flights)

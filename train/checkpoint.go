@@ -78,8 +78,8 @@ var errNewer = errors.New("that of a newer mula")
 type State struct {
 	Format  int          `json:"format"`  // 2, or 1 of an older version
 	Step    int64        `json:"step"`    // steps done, and so the number of the next one
-	Updates int64        `json:"updates"` // steps that changed the weights: all but those whose samples were all skipped, by the plan or because of a spike
-	Tokens  int64        `json:"tokens"`  // targets trained on
+	Updates int64        `json:"updates"` // steps that changed the weights: all but those whose samples were all skipped, by the plan or because of a spike, or have no target that counts
+	Tokens  int64        `json:"tokens"`  // read in these
 	Cursor  blend.Cursor `json:"cursor"`
 	// What an accepted change of plan must leave as it is.
 	SequenceLength int    `json:"sequence_length"`

@@ -35,6 +35,8 @@ type Config struct {
 	Steps          int64  `yaml:"steps"`            // length of the run; 0 = default: as many whole batches as the plan holds
 	Seed           uint64 `yaml:"seed"`             // of the initial weights; default 0. The order of the data has the plan's own seed
 
+	Attention Attention `yaml:"attention"` // default "": documents for a packed plan, window for others
+
 	Optimizer OptimizerConfig `yaml:"optimizer"`
 	Schedule  ScheduleConfig  `yaml:"schedule"`
 	AuxLoss   AuxLossConfig   `yaml:"aux_loss"`
@@ -512,6 +514,7 @@ func (c Config) Validate() error {
 		within("batch_size", float64(c.BatchSize), 1, 1<<20),
 		within("micro_batch_size", float64(c.MicroBatchSize), 0, float64(c.BatchSize)),
 		within("steps", float64(c.Steps), 0, maxSteps),
+		oneOf("attention", c.Attention, "", string(WindowAttention), string(DocumentAttention)),
 		oneOf("optimizer.name", c.Optimizer.Name, string(AdamW), string(SophiaG), string(Muon), string(Lamb), string(ADOPT), string(Lion), string(ScheduleFreeAdamW)),
 		foreign("optimizer.", c.Optimizer.Name, c.Optimizer, optimizerDefaults),
 		optionalWithin("optimizer.eps", c.Optimizer.Epsilon, 0, finite),

@@ -154,7 +154,8 @@ func TestConfigDocDefaults(t *testing.T) {
 		t.Fatal(err)
 	}
 	const vocabulary, rounded = 60000, 60032
-	large, bare := *plan, *plan
+	large, bare, packed := *plan, *plan, *plan
+	packed.Packing = new(blend.Packing)
 	large.Tokenizer, bare.Tokenizer = &blend.Tokenizer{Vocabulary: vocabulary, EOD: 7}, nil
 	bare.Sources = slices.Clone(plan.Sources)
 	for i := range bare.Sources {
@@ -162,7 +163,7 @@ func TestConfigDocDefaults(t *testing.T) {
 	}
 	defaults, varies, seen := valuesOf(DefaultConfig()), map[string]bool{}, map[string][]string{}
 	for _, preset := range moe.Presets() {
-		for _, p := range []*blend.Plan{plan, &large, &bare} {
+		for _, p := range []*blend.Plan{plan, &large, &bare, &packed} {
 			for _, batch := range []int{3, 32} {
 				for optimizer := range optimizerDefaults {
 					for schedule := range scheduleFields {

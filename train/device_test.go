@@ -84,17 +84,17 @@ func TestRunOpenCL(t *testing.T) {
 	if !strings.HasPrefix(summary.Device, "opencl ") {
 		t.Errorf("the device is %q", summary.Device)
 	}
-	near := func(what, output string) {
+	near := func(what, processor, output string) {
 		t.Helper()
 		for name, most := range map[string]float64{"loss": 1e-4, "eval.loss": 1e-4, "aux_loss": 1e-3, "grad_norm": 1e-2} {
-			d := apart(t, metricsOf(t, cpu.Output), metricsOf(t, output), name)
+			d := apart(t, metricsOf(t, processor), metricsOf(t, output), name)
 			t.Logf("%s: %s is apart from the CPU's by %.2g", what, name, d)
 			if !(d <= most) {
 				t.Errorf("%s: %s is apart from the CPU's by %.2g, at most %g is allowed", what, name, d, most)
 			}
 		}
 	}
-	near("opencl", unbroken.Output)
+	near("opencl", cpu.Output, unbroken.Output)
 	for _, test := range []struct {
 		from   Config
 		device string
@@ -114,13 +114,18 @@ func TestRunOpenCL(t *testing.T) {
 		if got.Resumed != checkpointName(40) || (len(warnings) > 0) != (test.warn != "") || !strings.Contains(strings.Join(warnings, "\n"), test.warn) {
 			t.Errorf("%s: went on from %q with warnings %q", what, got.Resumed, warnings)
 		}
-		if near(what, c.Output); test.warn == "" {
+		if near(what, cpu.Output, c.Output); test.warn == "" {
 			if got.Weights != want.Weights {
 				t.Errorf("%s: %+v, want %+v", what, got, want)
 			}
 			sameRun(t, what, unbroken.Output, c.Output)
 		}
 	}
+	packed := packedPlan(t, t.TempDir(), "plan.json", "samples: 400\n")
+	onCPU, onOpenCL := testConfig(t, packed, more), testConfig(t, packed, more+"device: opencl\n")
+	mustRun(t, onCPU, Options{})
+	mustRun(t, onOpenCL, Options{})
+	near("packed samples", onCPU.Output, onOpenCL.Output)
 	if after := opencl.Live(); after != before {
 		t.Errorf("left behind: %+v, there was %+v", after, before)
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 
 	"mula/blend"
 	"mula/moe"
@@ -13,29 +14,23 @@ import (
 
 // EvaluateOptions are the options of [Evaluate].
 type EvaluateOptions struct {
-	Samples   int // validation windows of each source, spread evenly over its split; 0 = all
-	BatchSize int // windows at once in memory; 0 = 8
+	Samples   int       // validation windows of each source, spread evenly over its split; 0 = all
+	BatchSize int       // windows at once in memory; 0 = 8
+	Attention Attention // "" = the plan's default
 	Progress  func(done, total int64)
 
 	ranks    *ranks    // which share the windows and the experts; nil for one
 	pipeline *pipeline // nil for one stage
 }
 
-// refusePacked refuses a plan of packed samples, of which the loss would count padding.
-func refusePacked(p *blend.Plan) error {
-	if p.Packing == nil {
-		return nil
-	}
-	return fmt.Errorf("the plan's samples are packed documents (order %q), and the loss does not leave out padding and the starts of documents yet; "+
-		"blend without packing, or give the samples to another trainer with mula stream or mula serve", p.OrderVersion())
-}
-
-// Evaluate computes the loss of a model on the held-out windows of a plan. A source that holds none out is left out; it is an error if none
-// does.
+// Evaluate computes the loss of a model on the held-out windows of a plan, its mean over the targets that count. A source that holds none out is left
+// out, and so is one of whose windows no target counts; it is an error if there is no other.
 //
 // The margins are those of 95 % confidence intervals for the mean loss over all windows that a source holds out. With n of its V windows read
 // and s the standard deviation of their mean losses (n−1 in its denominator), the standard error is s/√n · √(1−n/V), the second factor being
-// the correction for a finite population, and the margin t(0.975; n−1) of them. It takes the windows for independent draws; those that are
+// the correction for a finite population, and the margin t(0.975; n−1) of them. Where windows differ in the number c of targets that count, their
+// mean losses, less the mean of all, weigh c over the mean of c in s: the standard error of a ratio of two means (Cochran, Sampling Techniques,
+// third edition, chapter 6). It takes the windows for independent draws; those that are
 // read lie evenly over the split, so that it is too wide rather than too narrow where neighbours are alike. If all are read the margin is 0:
 // the loss is that of the split, however the split may differ from the text it stands for. The margin of a weighted sum of sources is the
 // root of the sum of the squares of weight · margin.
@@ -45,9 +40,6 @@ func Evaluate(ctx context.Context, m *moe.Model, data *blend.Data, o EvaluateOpt
 	}
 	if o.BatchSize == 0 {
 		o.BatchSize = 8
-	}
-	if err := refusePacked(data.Plan); err != nil {
-		return Evaluation{}, ofAll(o.ranks.comm(), err)
 	}
 	if v := m.Config().VocabSize; data.Tokenizer != nil && data.Tokenizer.Vocabulary > v {
 		return Evaluation{}, ofAll(o.ranks.comm(),
@@ -69,7 +61,7 @@ func Evaluate(ctx context.Context, m *moe.Model, data *blend.Data, o EvaluateOpt
 	e := Evaluation{SourceLoss: map[string]float64{}, SourceTargets: map[string]int64{}, SourceMargin: map[string]float64{}}
 	var loss float64
 	var targets int64
-	windows := evaluator{model: m, data: data, ranks: o.ranks, pipeline: o.pipeline, batch: o.BatchSize, tokens: make([]uint32, 0, o.BatchSize*(data.SequenceLength+1)), done: func(n int) {
+	windows := evaluator{model: m, data: data, ranks: o.ranks, pipeline: o.pipeline, batch: o.BatchSize, read: newSamples(data.Plan, o.Attention), done: func(n int) {
 		if done += int64(n); o.Progress != nil {
 			o.Progress(done, total)
 		}
@@ -78,17 +70,27 @@ func Evaluate(ctx context.Context, m *moe.Model, data *blend.Data, o EvaluateOpt
 		if counts[i] == 0 {
 			continue
 		}
-		losses, err := windows.losses(ctx, i, counts[i])
+		losses, each, err := windows.losses(ctx, i, counts[i])
 		if err != nil {
 			return Evaluation{}, err
 		}
 		var sourceLoss float64
-		var spread spreadOfLosses
-		for _, l := range losses {
+		var n int64
+		for j, l := range losses {
 			sourceLoss += l
-			spread.add(l / float64(data.SequenceLength))
+			n += each[j]
 		}
-		n := counts[i] * int64(data.SequenceLength)
+		if n == 0 {
+			continue
+		}
+		var spread spreadOfLosses
+		for j, l := range losses {
+			if windows.read.counted {
+				spread.addWeighted(l, float64(each[j]), sourceLoss/float64(n), float64(n)/float64(len(losses)))
+			} else {
+				spread.add(l / float64(data.SequenceLength))
+			}
+		}
 		if math.IsNaN(sourceLoss) || math.IsInf(sourceLoss, 0) {
 			return Evaluation{}, ofAll(o.ranks.comm(), fmt.Errorf("%w: validation loss of source %q is %v", ErrNotFinite, s.Name, sourceLoss))
 		}
@@ -98,6 +100,9 @@ func Evaluate(ctx context.Context, m *moe.Model, data *blend.Data, o EvaluateOpt
 		}
 		loss += sourceLoss
 		targets += n
+	}
+	if targets == 0 {
+		return Evaluation{}, ofAll(o.ranks.comm(), errors.New("no target of the samples that are held out counts: each is the first token of a document, or padding"))
 	}
 	e.Loss = loss / float64(targets)
 	e.weigh(data.Plan)
@@ -114,24 +119,26 @@ type evaluator struct {
 
 	pipeline *pipeline // nil for one stage
 
-	tokens []uint32
-	passes int // of this rank, of the source at hand
+	read   samples
+	starts []int32 // of the documents of a sample
+	passes int     // of this rank, of the source at hand
 }
 
-// losses gives all ranks the sums of the cross entropies of n windows of a source that are spread evenly over its split, in their order.
-func (e *evaluator) losses(ctx context.Context, source int, n int64) ([]float64, error) {
+// losses gives all ranks the sums of the cross entropies of n windows of a source that are spread evenly over its split, in their order, and the
+// targets of each that count.
+func (e *evaluator) losses(ctx context.Context, source int, n int64) ([]float64, []int64, error) {
 	readers := e.ranks.readers()
 	shares, most := make([]int, readers+1), 0 // passes of the rank that has most
 	for reader := range readers {
 		shares[reader+1] = int(n/int64(readers)*int64(reader+1) + n%int64(readers)*int64(reader+1)/int64(readers))
 		most = max(most, (shares[reader+1]-shares[reader]+e.batch-1)/e.batch)
 	}
-	all := make([]float64, n)
+	all, targets := make([]float64, n), make([]int64, n)
 	from, to := shares[e.ranks.reader()], shares[e.ranks.reader()+1]
 	e.passes = 0
-	err := e.compute(ctx, source, n, from, all[from:to])
+	err := e.compute(ctx, source, n, from, all[from:to], targets[from:to])
 	if e.ranks == nil {
-		return all, err
+		return all, targets, err
 	}
 	// A rank that has no windows left, or could not read them, still computes with its experts, and takes its place between other stages.
 	if e.ranks.EP == 1 {
@@ -140,14 +147,14 @@ func (e *evaluator) losses(ctx context.Context, source int, n int64) ([]float64,
 			most = (to - from + e.batch - 1) / e.batch
 		}
 	}
-	e.tokens = e.tokens[:0]
+	e.read.clear()
 	for e.passes < most {
-		if _, lost := e.pass(ctx, 0, min(e.batch, max(0, to-from-e.passes*e.batch))); lost != nil {
-			return nil, errors.Join(err, lost)
+		if _, lost := e.pass(ctx, min(e.batch, max(0, to-from-e.passes*e.batch))); lost != nil {
+			return nil, nil, errors.Join(err, lost)
 		}
 	}
 	if err := agree(ctx, e.ranks.world, err); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	bounds := make([]int, e.ranks.size()+1) // of the ranks that have losses
 	for rank := range e.ranks.size() {
@@ -157,14 +164,23 @@ func (e *evaluator) losses(ctx context.Context, source int, n int64) ([]float64,
 			bounds[rank+1] = shares[dp*e.ranks.EP+ep+1]
 		}
 	}
-	return all, xpu.AllGather(ctx, e.ranks.world, all, bounds)
+	err = xpu.AllGather(ctx, e.ranks.world, all, bounds)
+	switch {
+	case err == nil && e.read.counted:
+		err = xpu.AllGather(ctx, e.ranks.world, targets, bounds)
+	case err == nil:
+		for i := range targets {
+			targets[i] = int64(e.data.SequenceLength)
+		}
+	}
+	return all, targets, err
 }
 
-// compute sets losses to those of windows from to from+len(losses) of the n.
-func (e *evaluator) compute(ctx context.Context, source int, n int64, from int, losses []float64) error {
+// compute sets losses and targets to those of windows from to from+len(losses) of the n.
+func (e *evaluator) compute(ctx context.Context, source int, n int64, from int, losses []float64, targets []int64) error {
 	// Window ⌊j·V/n⌋ is the j-th of n that are spread over V.
-	e.tokens = e.tokens[:0]
-	width, all, end := e.data.SequenceLength+1, e.data.Sources[source].Validation, int64(from+len(losses))
+	e.read.clear()
+	all, end := e.data.Sources[source].Validation, int64(from+len(losses))
 	var window, j int64
 	for sample := range e.data.Validation(source) {
 		if j == end {
@@ -172,20 +188,36 @@ func (e *evaluator) compute(ctx context.Context, source int, n int64, from int, 
 		}
 		if window == spread(j, all, n) {
 			if j++; j > int64(from) {
-				e.tokens = e.tokens[:len(e.tokens)+width]
-				if err := e.data.Tokens(e.tokens[len(e.tokens)-width:], sample); err != nil {
+				if err := e.take(sample); err != nil {
 					return err
 				}
 			}
-			if rows := len(e.tokens) / width; rows == e.batch || rows > 0 && j == end {
+			if rows := e.read.rows(); rows == e.batch || rows > 0 && j == end {
+				copy(targets, e.read.targets)
 				if err := e.forward(ctx, losses[:rows]); err != nil {
 					return err
 				}
-				losses = losses[rows:]
+				losses, targets = losses[rows:], targets[rows:]
 			}
 		}
 		window++
 	}
+	return nil
+}
+
+// take reads a window.
+func (e *evaluator) take(sample blend.Sample) (err error) {
+	at, width, filled := len(e.read.tokens), e.data.SequenceLength+1, e.data.SequenceLength+1
+	e.read.tokens = slices.Grow(e.read.tokens, width)[:at+width]
+	if err := e.data.Tokens(e.read.tokens[at:], sample); err != nil {
+		return err
+	}
+	if e.read.counted {
+		if e.starts, filled, err = e.data.DocumentStarts(e.starts[:0], sample); err != nil {
+			return err
+		}
+	}
+	e.read.end(e.starts, filled)
 	return nil
 }
 
@@ -194,19 +226,19 @@ func (e *evaluator) forward(ctx context.Context, losses []float64) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	stats, err := e.pass(ctx, len(losses), len(losses))
+	stats, err := e.pass(ctx, len(losses))
 	if err != nil {
 		return err
 	}
 	copy(losses, stats.RowLoss)
-	e.tokens = e.tokens[:0]
+	e.read.clear()
 	e.done(len(losses))
 	return nil
 }
 
-// pass takes a batch of so many rows through the model, of which that many were read: all or none.
-func (e *evaluator) pass(ctx context.Context, read, rows int) (moe.Stats, error) {
-	batch := moe.Batch{Tokens: e.tokens[:read*(e.data.SequenceLength+1)], Rows: read, SequenceLength: e.data.SequenceLength}
+// pass takes a batch of so many rows through the model, of which all were read, or none.
+func (e *evaluator) pass(ctx context.Context, rows int) (moe.Stats, error) {
+	batch := e.read.batch(0, e.read.rows())
 	if e.pipeline != nil {
 		e.passes++ // whatever becomes of it: the other stages have had it
 		return e.pipeline.loss(ctx, batch, rows, e.ranks.EP > 1)
@@ -264,6 +296,14 @@ func (s *spreadOfLosses) add(x float64) {
 	d := x - s.mean
 	s.mean += d / float64(s.n)
 	s.squares += d * (x - s.mean)
+}
+
+// addWeighted adds a window with that loss, the sum over count targets. mean is the mean loss of the targets of all windows that are added, and targets
+// the mean number of these in a window. All are added in this way, or none.
+func (s *spreadOfLosses) addWeighted(loss, count, mean, targets float64) {
+	s.n++
+	d := (loss - mean*count) / targets
+	s.squares += d * d
 }
 
 // margin is half the width of the 95 % confidence interval of the mean over all windows, of which s has seen some; it is not known from one

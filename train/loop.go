@@ -197,9 +197,6 @@ func (r *run) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := refusePacked(plan); err != nil {
-		return fmt.Errorf("%s: %w", r.config.Plan, err)
-	}
 	options := blend.OpenOptions{Waiting: func(message string) { r.warn("%s", message) }}
 	if options.Verify, err = blend.ParseVerify(r.config.Verify); err != nil {
 		return err
@@ -215,6 +212,7 @@ func (r *run) open(ctx context.Context) error {
 	if r.config, err = r.config.resolve(plan); err != nil {
 		return err
 	}
+	r.read = newSamples(plan, r.config.Attention)
 	if err := summarize(r.config, plan, "").fits(machineMemory(), r.ranks.onHost()); err != nil {
 		return err
 	}
@@ -373,13 +371,14 @@ type run struct {
 	scrape    *metricsServer // nil if nobody asked for it
 
 	// Of the step at hand, on this rank.
-	tokens []uint32 // row by row
-	rows   []row
+	read   samples
+	rows   []row // where those come from
 	passes int   // backward passes, which may be more than it has micro-batches
 	before int64 // rows of the ranks before it, each counted once
 
 	// Of the step at hand, on all ranks.
 	samples    int
+	targets    int64          // that count
 	results    []result       // of all rows, in the order of their positions
 	counts     []int64        // tokens of each expert of each layer
 	votes      []uint64       // see exchange
@@ -391,12 +390,13 @@ type run struct {
 type row struct {
 	position int64
 	source   int
+	targets  int64 // that count
 }
 
 // A result is what a row of the step at hand has come to.
 type result struct {
 	row
-	loss float64 // sum of the cross entropies of its targets
+	loss float64 // sum of the cross entropies of its targets that count
 }
 
 // train does the steps.
@@ -479,12 +479,15 @@ func (r *run) stopped() bool {
 // step trains on the next batch.
 func (r *run) step(ctx context.Context, stream *blend.Stream) (StepMetrics, error) {
 	start := time.Now()
-	if err := r.countRows(ctx, r.read(stream)); err != nil {
+	if err := r.countRows(ctx, r.take(stream)); err != nil {
 		return StepMetrics{}, err
 	}
 	m := StepMetrics{
 		Step: r.state.Step, First: r.state.Cursor.Position, Samples: r.samples, Tokens: int64(r.samples) * int64(r.data.SequenceLength),
 		LearningRate: r.schedule.LearningRate(r.state.Step), SourceLoss: map[string]float64{}, SourceSamples: map[string]int{},
+	}
+	if r.read.counted {
+		m.Targets = new(r.targets)
 	}
 	if m.Samples > 0 { // a step whose positions are all skipped leaves the weights alone
 		if err := r.gradients(ctx, &m); err != nil {
@@ -498,7 +501,7 @@ func (r *run) step(ctx context.Context, stream *blend.Stream) (StepMetrics, erro
 		if err := r.skip(m.Skipped); err != nil {
 			return StepMetrics{}, err
 		}
-	case m.Samples > 0:
+	case r.targets > 0: // nothing is learned from samples of which no target counts, either
 		limit := r.config.Optimizer.Clip
 		if r.config.Optimizer.ClipAfterWarmup && r.state.Step < r.schedule.Warmup {
 			limit = 0
@@ -513,7 +516,7 @@ func (r *run) step(ctx context.Context, stream *blend.Stream) (StepMetrics, erro
 			m.UpdateRatio = updateRatios(r.tensors, r.optimizer.Ratio)
 		}
 		if r.optimizer.CurvatureDue() {
-			if err := r.curvature(ctx, m.Tokens, limit); err != nil {
+			if err := r.curvature(ctx, m.Tokens, r.targets, limit); err != nil {
 				return StepMetrics{}, err
 			}
 		}
@@ -542,8 +545,8 @@ func (r *run) step(ctx context.Context, stream *blend.Stream) (StepMetrics, erro
 	return m, nil
 }
 
-// read takes the next batch from the stream.
-func (r *run) read(stream *blend.Stream) error {
+// take takes the next batch from the stream.
+func (r *run) take(stream *blend.Stream) error {
 	record, err := stream.Next()
 	if err != nil {
 		return fmt.Errorf("step %d: %w", r.state.Step, err)
@@ -553,16 +556,18 @@ func (r *run) read(stream *blend.Stream) error {
 	if err != nil {
 		return fmt.Errorf("step %d: %w", r.state.Step, err)
 	}
-	r.tokens, r.rows = r.tokens[:0], r.rows[:0]
+	r.read.clear()
+	r.rows = r.rows[:0]
 	for i := range batch.Rows() {
 		if r.state.Spikes.leavesOut(batch.Position(i)) {
 			continue
 		}
-		r.tokens = batch.AppendTokens(r.tokens, i)
+		r.read.tokens = batch.AppendTokens(r.read.tokens, i)
+		r.read.end(batch.DocumentStarts(i), batch.Length(i))
 		if f := r.options.badTokens; f != nil && f(r.ranks.rank(), r.state.Step) {
-			r.tokens[len(r.tokens)-1] = math.MaxUint32
+			r.read.tokens[len(r.read.tokens)-1] = math.MaxUint32
 		}
-		r.rows = append(r.rows, row{batch.Position(i), batch.Source(i)})
+		r.rows = append(r.rows, row{batch.Position(i), batch.Source(i), r.read.targets[len(r.rows)]})
 	}
 	return nil
 }
@@ -580,6 +585,7 @@ func (r *run) gradients(ctx context.Context, m *StepMetrics) error {
 	}
 	bad := (*notFiniteError)(nil)
 	switch {
+	case err == nil && r.targets == 0: // the gradient is that of the router's losses
 	case err == nil:
 		m.Skipped = r.state.Spikes.check(r.config.Spikes, m.Loss, m.GradNorm)
 	case r.config.Spikes.Action != SpikeNone && errors.As(err, &bad):
@@ -594,7 +600,7 @@ func (r *run) gradients(ctx context.Context, m *StepMetrics) error {
 // backward computes the gradients of the step, which are added up over ranks, and the losses. What the model is given is what is hashed.
 func (r *run) backward(ctx context.Context, m *StepMetrics) error {
 	r.results = r.results[:0]
-	options := moe.BackwardOptions{Targets: m.Tokens, Loss: moe.LossOptions{
+	options := moe.BackwardOptions{Targets: max(1, r.targets), Tokens: m.Tokens, Loss: moe.LossOptions{
 		Aux: r.config.AuxLoss.Form, AuxCoefficient: r.config.AuxLoss.Coefficient, ZCoefficient: r.config.ZLoss.Coefficient}}
 	err := r.sumGradients(ctx, options, func(rows []row, stats moe.Stats) {
 		if r.pipeline.last() {
@@ -602,7 +608,7 @@ func (r *run) backward(ctx context.Context, m *StepMetrics) error {
 				r.results = append(r.results, result{rows[i], loss})
 			}
 		}
-		share := float64(stats.Targets) / float64(m.Tokens)
+		share := float64(stats.Tokens) / float64(m.Tokens)
 		m.AuxLoss += stats.Aux * share
 		m.ZLoss += stats.Z * share
 		m.ExpertTokens = addCounts(m.ExpertTokens, stats.ExpertCounts)
@@ -614,22 +620,24 @@ func (r *run) backward(ctx context.Context, m *StepMetrics) error {
 	if err := r.exchange(ctx, m, err); err != nil {
 		return err
 	}
-	sourceLoss := make([]float64, len(r.data.Sources))
+	sourceLoss, sourceTargets := make([]float64, len(r.data.Sources)), make([]int64, len(r.data.Sources))
 	for i, row := range r.results {
 		if !finite(row.loss) {
 			return r.notFinite(lossSpike, fmt.Errorf("the loss is %w", ErrNotFinite), r.results[i:i+1], r.culprit(r.rankOf(row.position)))
 		}
 		m.Loss += row.loss
 		sourceLoss[row.source] += row.loss
+		sourceTargets[row.source] += row.targets
 		m.SourceSamples[r.data.Sources[row.source].Name]++
 	}
 	if !finite(m.AuxLoss) || !finite(m.ZLoss) {
 		return r.notFinite(auxLossSpike, fmt.Errorf("the auxiliary loss is %w", ErrNotFinite), r.results, r.badLosses())
 	}
-	m.Loss /= float64(m.Tokens)
-	for name, samples := range m.SourceSamples {
-		source := slices.IndexFunc(r.data.Sources, func(s blend.Source) bool { return s.Name == name })
-		m.SourceLoss[name] = sourceLoss[source] / float64(int64(samples)*int64(r.data.SequenceLength))
+	m.Loss /= float64(max(1, r.targets))
+	for source, targets := range sourceTargets {
+		if targets > 0 {
+			m.SourceLoss[r.data.Sources[source].Name] = sourceLoss[source] / float64(targets)
+		}
 	}
 	return nil
 }
@@ -667,10 +675,9 @@ func (r *run) sumGradients(ctx context.Context, options moe.BackwardOptions, eac
 
 // microBatch is a micro-batch of this rank: its rows, from the first to before the end, of which there may be none.
 func (r *run) microBatch(number int) (first, end int, batch moe.Batch) {
-	width := r.data.SequenceLength + 1
 	first = min(number*r.config.MicroBatchSize, len(r.rows))
 	end = min(first+r.config.MicroBatchSize, len(r.rows))
-	return first, end, moe.Batch{Tokens: r.tokens[first*width : end*width], Rows: end - first, SequenceLength: r.data.SequenceLength}
+	return first, end, r.read.batch(first, end)
 }
 
 // setPass sets the options of the backward pass of a micro-batch that begins with row first. With the last one the gradients of a bucket are complete.
@@ -859,11 +866,11 @@ func (r *run) record(m StepMetrics) error {
 	return r.board.Write(m.Step, time.Now(), scalars)
 }
 
-// curvature estimates the curvature of the loss on the rows of the step that was just made, from targets that the model draws itself. They
-// follow from the seed of the run and the number of the step. An estimate that is not finite is not used: the step is done, and the next one
-// says what is wrong, if anything is.
-func (r *run) curvature(ctx context.Context, targets int64, limit float64) error {
-	options := moe.BackwardOptions{Targets: targets, SampleTargets: true, SampleSeed: curvatureSeed(r.config.Seed, r.state.Step)}
+// curvature estimates the curvature of the loss on the rows of the step that was just made, of so many tokens and targets that count, from targets
+// that the model draws itself. They follow from the seed of the run and the number of the step. An estimate that is not finite is not used: the step
+// is done, and the next one says what is wrong, if anything is.
+func (r *run) curvature(ctx context.Context, tokens, targets int64, limit float64) error {
+	options := moe.BackwardOptions{Targets: targets, Tokens: tokens, SampleTargets: true, SampleSeed: curvatureSeed(r.config.Seed, r.state.Step)}
 	if err := r.sumGradients(ctx, options, func([]row, moe.Stats) {}); err != nil {
 		return fmt.Errorf("estimate of the curvature: %w", err)
 	}
@@ -895,7 +902,8 @@ func (r *run) evaluate(ctx context.Context) (*Evaluation, error) {
 		return nil, fmt.Errorf("evaluation after step %d: %w", r.state.Step-1, err)
 	}
 	defer r.optimizer.Average(ctx, false)
-	e, err := Evaluate(ctx, r.model, r.data, EvaluateOptions{Samples: r.config.Evaluate.Samples, BatchSize: r.config.MicroBatchSize, ranks: r.ranks, pipeline: r.pipeline})
+	e, err := Evaluate(ctx, r.model, r.data, EvaluateOptions{Samples: r.config.Evaluate.Samples, BatchSize: r.config.MicroBatchSize, Attention: r.config.Attention,
+		ranks: r.ranks, pipeline: r.pipeline})
 	if err != nil {
 		return nil, fmt.Errorf("evaluation after step %d: %w", r.state.Step-1, err)
 	}

@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log"
 	"maps"
 	"math"
@@ -27,8 +26,6 @@ import (
 	"mula/moe"
 	"mula/shards"
 	"mula/train/report"
-	"mula/xpu"
-	"mula/xpu/cpu"
 )
 
 func TestMain(m *testing.M) {
@@ -1060,36 +1057,5 @@ func TestRunAmendedPlan(t *testing.T) {
 	}
 	if weights(c) != weights(whole) {
 		t.Error("the weights are not those of a run along the amended plan from the beginning")
-	}
-}
-
-// Neither training nor evaluation knows packed samples yet; they say so before anything is written.
-func TestRunPackedPlan(t *testing.T) {
-	t.Parallel()
-	c := testConfig(t, makePlan(t, t.TempDir(), "plan.json", "packing: best_fit\npad: 0\n"), "")
-	_, err := Run(t.Context(), c, Options{})
-	if err == nil || !strings.Contains(err.Error(), "packed documents") {
-		t.Fatalf("a packed plan: %v", err)
-	}
-	if _, err := os.Stat(c.Output); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("the run directory is there: %v", err)
-	}
-	plan, err := blend.ReadPlan(c.Plan)
-	if err != nil {
-		t.Fatal(err)
-	}
-	data, err := blend.Open(t.Context(), plan, blend.OpenOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer data.Close()
-	device := cpu.New(1, xpu.FP32)
-	defer device.Close()
-	m, err := moe.New(c.Model.Config, device)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := Evaluate(t.Context(), m, data, EvaluateOptions{}); err == nil || !strings.Contains(err.Error(), "packed documents") {
-		t.Errorf("evaluation on a packed plan: %v", err)
 	}
 }

@@ -38,17 +38,18 @@ type RunRecord struct {
 	Started          string             `json:"started"`          // RFC 3339
 }
 
-// StepMetrics is the line of one step in metrics.jsonl. Losses are means over targets, in nats. All fields but the four about time are the
+// StepMetrics is the line of one step in metrics.jsonl. Losses are means over targets that count, in nats. All fields but the four about time are the
 // same, bit for bit, however often the run was stopped and resumed.
 //
 // MFU, the model FLOPs utilization of Chowdhery et al. (arXiv 2204.02311, appendix B), is tokens per second times [RunRecord.FLOPsPerToken],
 // in which recomputed work does not count, over the peak of the machine. The peak is the measured one, not that of a data sheet.
 type StepMetrics struct {
-	Step            int64              `json:"step"`    // from 0
-	First           int64              `json:"first"`   // first position of the step
-	Samples         int                `json:"samples"` // fewer than the batch size if positions were skipped
-	Tokens          int64              `json:"tokens"`  // targets: samples times sequence length
-	Loss            float64            `json:"loss"`    // cross entropy alone
+	Step            int64              `json:"step"`              // from 0
+	First           int64              `json:"first"`             // first position of the step
+	Samples         int                `json:"samples"`           // fewer than the batch size if positions were skipped
+	Tokens          int64              `json:"tokens"`            // that were read: samples times sequence length
+	Targets         *int64             `json:"targets,omitempty"` // that count; absent where all do, one for each token
+	Loss            float64            `json:"loss"`              // cross entropy alone
 	AuxLoss         float64            `json:"aux_loss"`
 	ZLoss           float64            `json:"z_loss"`
 	GradNorm        float64            `json:"grad_norm"` // before clipping

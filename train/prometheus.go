@@ -62,13 +62,13 @@ func (s *metricsServer) publish(r *run, m StepMetrics, evaluation *Evaluation) {
 	t.value("mula_run_info", 1, "version", r.options.Version, "plan", r.data.Plan.Fingerprint(), "device", r.device.Name())
 	t.metric("mula_steps_done", "gauge", "Steps done.", float64(r.state.Step))
 	t.metric("mula_steps", "gauge", "Steps of the whole run.", float64(r.config.Steps))
-	t.metric("mula_tokens", "gauge", "Targets trained on, since step 0.", float64(r.state.Tokens))
+	t.metric("mula_tokens", "gauge", "Tokens trained on, since step 0.", float64(r.state.Tokens))
 	t.metric("mula_learning_rate", "gauge", "Learning rate of the last step.", m.LearningRate)
 	t.metric("mula_step_seconds", "gauge", "Time of the last step.", m.Seconds)
-	t.metric("mula_tokens_per_second", "gauge", "Targets per second in the last step.", m.TokensPerSecond)
+	t.metric("mula_tokens_per_second", "gauge", "Tokens read per second in the last step.", m.TokensPerSecond)
 	t.metric("mula_mfu", "gauge", "Model FLOPs utilization of the last step, against the measured peak.", m.MFU)
 	t.metric("mula_peak_flops", "gauge", "Measured peak of the device's products, FLOP/s.", r.peak)
-	if m.Samples > 0 && (m.Skipped == nil || !m.Skipped.NotFinite) {
+	if m.Samples > 0 && (m.Targets == nil || *m.Targets > 0) && (m.Skipped == nil || !m.Skipped.NotFinite) {
 		t.metric("mula_loss", "gauge", "Cross entropy of the last step, nats per target.", m.Loss)
 		t.metric("mula_aux_loss", "gauge", "Load-balancing loss of the last step, without its coefficient.", m.AuxLoss)
 		t.metric("mula_z_loss", "gauge", "Router z-loss of the last step, without its coefficient.", m.ZLoss)

@@ -38,6 +38,9 @@ func (c Config) resolve(p *blend.Plan) (Config, error) {
 		return bad("steps", "is %d, but the plan has %d positions, enough for %d steps of batch_size %d; lower it, or seal a longer plan",
 			max(1, c.Steps), p.Length(), batches, c.BatchSize)
 	}
+	if c.Attention == "" {
+		c.Attention = attentionOf(p)
+	}
 	c.Optimizer.resolve()
 	if err := c.Schedule.resolve(c.Steps); err != nil {
 		return Config{}, err
@@ -224,7 +227,7 @@ var free = []string{"plan", "output", "tokenizer", "initialize_from", "model.pre
 
 // before holds, for fields that checkpoints of older versions do not name, the value that runs had then, as JSON text.
 var before = map[string]string{"spikes.action": `"none"`, "spikes.sigma": "6", "spikes.window": "128", "spikes.leave_out": "100",
-	"layout.uniform_routing": "false"}
+	"layout.uniform_routing": "false", "attention": `"window"`}
 
 // identity returns the fields of a resolved configuration that decide the outcome of training, as JSON text by full name. Two runs on one
 // plan with the same identity and the same kind of device have the same weights after the same number of steps, bit for bit.

@@ -148,7 +148,7 @@ func (c Config) memory(rows, microBatches, sequenceLength int) Memory {
 	var most Memory
 	l := c.Layout
 	for stage := range l.PP {
-		m := c.Model.Memory(moe.Pass{Rows: rows, SequenceLength: sequenceLength, Recompute: c.Recompute,
+		m := c.Model.Memory(moe.Pass{Rows: rows, SequenceLength: sequenceLength, Recompute: c.Recompute, Documents: c.Attention == DocumentAttention,
 			ExpertRanks: l.EP, Dispatch: l.Dispatch, Stage: stage, Stages: l.PP, InFlight: min(l.PP-stage, microBatches)})
 		held := stageTensors(c.Model.Config, stage, l.PP)
 		own := Memory{Weights: m.Weights, Gradients: m.Gradients, Buffers: m.Buffers + sumsBytes(held, l), HostOnly: sumsBytes(held, l)}

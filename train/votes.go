@@ -18,10 +18,13 @@ import (
 // What the ranks of a run tell each other in a step, so that all of them know the same of it and do the same: how many rows each has, what has
 // come of them, and whether something is wrong.
 
-// countRows lets all ranks know the rows of the step at hand. err is what went wrong in reading this rank's.
+// countRows lets all ranks know the rows of the step at hand, and how many targets count. err is what went wrong in reading this rank's.
 func (r *run) countRows(ctx context.Context, err error) error {
 	own := len(r.rows)
-	r.samples, r.before = own, 0
+	r.samples, r.before, r.targets = own, 0, 0
+	for _, row := range r.rows {
+		r.targets += row.targets
+	}
 	r.passes = (own + r.config.MicroBatchSize - 1) / r.config.MicroBatchSize
 	if r.ranks == nil {
 		return err
@@ -51,6 +54,19 @@ func (r *run) countRows(ctx context.Context, err error) error {
 		}
 		r.samples += int(n)
 	}
+	if !r.read.counted {
+		r.targets = int64(r.samples) * int64(r.data.SequenceLength)
+		return nil
+	}
+	if counts, lost = r.ranks.all(ctx, r.targets); lost != nil {
+		return lost
+	}
+	r.targets = 0
+	for rank, n := range counts {
+		if _, pp, _ := r.ranks.place(rank); pp == stage {
+			r.targets += n
+		}
+	}
 	return nil
 }
 
@@ -63,7 +79,7 @@ const (
 	voteSpoilt // 1 if it is a stage of a pipeline that has made of finite numbers some that are not
 	voteHead
 
-	voteSource = iota - voteHead - 1 // 1 + number of the source, 0 if the position is skipped
+	voteSource = iota - voteHead - 1 // 1 + number of the source, 0 if the position is skipped; in the upper half the targets that count
 	voteLoss
 	voteHash // of the sample, two words
 	_
@@ -73,10 +89,9 @@ const (
 // exchange completes losses and counts of the step by those of the other ranks, so that all have the same, and r.results by the rows of all of
 // them. failed is why this rank could not compute its part.
 func (r *run) exchange(ctx context.Context, m *StepMetrics, failed error) error {
-	width := r.data.SequenceLength + 1
 	if r.ranks == nil {
 		for i := range r.rows {
-			r.hasher.Add(r.tokens[i*width : (i+1)*width])
+			r.hasher.Add(r.read.row(i))
 		}
 		return failed
 	}
@@ -112,8 +127,8 @@ func (r *run) exchange(ctx context.Context, m *StepMetrics, failed error) error 
 	first := m.First + int64(r.ranks.reader()*slots)
 	for i, row := range r.results {
 		slot := vote[voteHead+layers+int(row.position-first)*voteRow:][:voteRow]
-		hash := blend.SampleHash(r.tokens[i*width : (i+1)*width])
-		slot[voteSource], slot[voteLoss] = uint64(row.source+1), math.Float64bits(row.loss)
+		hash := blend.SampleHash(r.read.row(i))
+		slot[voteSource], slot[voteLoss] = uint64(row.targets)<<32|uint64(row.source+1), math.Float64bits(row.loss)
 		slot[voteHash], slot[voteHash+1] = binary.LittleEndian.Uint64(hash[:8]), binary.LittleEndian.Uint64(hash[8:])
 	}
 	if err := xpu.AllGather(ctx, r.ranks.world, r.votes, r.voteBounds); err != nil {
@@ -148,7 +163,8 @@ func (r *run) exchange(ctx context.Context, m *StepMetrics, failed error) error 
 			if slot[voteSource] == 0 {
 				continue
 			}
-			r.results = append(r.results, result{row{m.First + int64((dp*r.ranks.EP+ep)*slots+i), int(slot[voteSource] - 1)}, math.Float64frombits(slot[voteLoss])})
+			at := row{m.First + int64((dp*r.ranks.EP+ep)*slots+i), int(uint32(slot[voteSource]) - 1), int64(slot[voteSource] >> 32)}
+			r.results = append(r.results, result{at, math.Float64frombits(slot[voteLoss])})
 			var hash [16]byte
 			binary.LittleEndian.PutUint64(hash[:8], slot[voteHash])
 			binary.LittleEndian.PutUint64(hash[8:], slot[voteHash+1])

@@ -184,6 +184,9 @@ func (a Attention) checkAttention(name string) {
 	need(name, "V", len(a.V), a.Rows*a.KVHeads*a.Capacity*a.Size)
 	need(name, "Context", len(a.Context), queries*a.Size)
 	need(name, "LSE", len(a.LSE), queries)
+	if len(a.Begin) > 0 {
+		need(name, "Begin", len(a.Begin), a.Rows*a.Length)
+	}
 }
 
 // CheckAttendGrad panics unless the arguments of [Layers.AttendGrad] are right.

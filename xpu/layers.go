@@ -41,7 +41,7 @@ type Layers interface {
 	// Q, K and V are not read, RQ and RK are those that SplitHeads has set.
 	JoinHeads(p Projections, dqkv, dk, dv, dqWeight, dkWeight []float32)
 
-	// Attend sets Context and LSE: causal attention of the queries over the keys up to their own, with the scores q·k as they are.
+	// Attend sets Context and LSE: causal attention of the queries over the keys up to their own, from Begin on, with the scores q·k as they are.
 	Attend(a Attention)
 
 	// AttendGrad computes the gradients of an attention with First = 0 and Capacity = Length from dcontext, that of Context: of the queries
@@ -82,7 +82,7 @@ type Layers interface {
 	// a rest.
 	SwiGLUGrad(gateUp, act, dact, weight, dweight []float32, width int)
 
-	// CrossEntropy computes the cross entropies of targets. n is len(Targets).
+	// CrossEntropy computes the cross entropies of targets. n is len(Targets). A negative target is left out: its loss is 0, and so is its gradient.
 	CrossEntropy(c CrossEntropy)
 
 	// SumSquares sets sums, host results, to the sums of squares of the blocks of all stretches: each is cut from its beginning into blocks of
@@ -141,6 +141,7 @@ type Attention struct {
 	K, V     []float32 // [Rows, KVHeads, Capacity, Size]
 	First    int       // position of the first query of each row
 	Capacity int
+	Begin    []int32   // [Rows, Length] position of the first key that a query sees, at most its own, ascending in each row; empty: 0
 	Context  []float32 // [T, Heads·Size]
 	LSE      []float32 // [Rows, Heads, Length] logsumexp of the scores
 }
@@ -169,12 +170,12 @@ type RouterStats struct {
 type CrossEntropy struct {
 	Width   int       // of the vocabulary
 	Logits  []float32 // [n, Width]; with a Scale other than 0 the gradient of Scale·loss takes their place, otherwise they are spoilt
-	Targets []int32   // [n]
+	Targets []int32   // [n], or negative
 	Loss    []float64 // [n] a host result: logsumexp(logits) - logits[target]
 	Scale   float64
 
 	// With Sample the targets are drawn from the distribution of the logits, by number Seed and First + row, and written to Targets, on the device's
-	// side. Devices of another arithmetic may draw others.
+	// side, but for those that are negative, which stay. Devices of another arithmetic may draw others.
 	Sample bool
 	Seed   uint64
 	First  uint64

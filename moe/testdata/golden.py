@@ -4,6 +4,10 @@ Weights of the cases come from a formula that the Go tests share (formula below,
 
   <case>.safetensors   ids, logits at every fourth position, losses, and for each gradient a summary: norm, four dot products with vectors
                        of the formula, and up to 64 elements; the configuration is in the metadata
+  olmoe-documents.safetensors
+                       the same of one batch whose rows are documents and padding: attention stays within each, by a mask that is block-diagonal
+                       and causal, and a target counts (is not -100) if it is of the same document as its input; document has the number of
+                       that of each token, -1 for padding
   hf-*/                small model directories as transformers (or its state_dict) writes them, with expected logits beside them
 """
 import json, os, shutil, sys
@@ -16,6 +20,7 @@ torch.set_num_threads(1)
 VERSIONS = {"torch": torch.__version__, "transformers": transformers.__version__, "safetensors": safetensors.__version__,
             "python": sys.version.split()[0]}
 ROWS, LENGTH = 2, 80
+PACKED = [[30, 40, 1, 10], [66, 5]]  # lengths of documents: a row without padding, and one with 10 tokens of it
 
 
 def mix(x):
@@ -127,6 +132,36 @@ def case(file, config, cls):
     save_file(out, file + ".safetensors", metadata={"config": json.dumps(config.to_dict()), "versions": json.dumps(VERSIONS)})
 
 
+def documents(file, config, lengths):
+    """A batch of packed rows. The mask has four dimensions, which the model takes as it is; its own load-balancing loss does not, so that is computed from the
+    routers' logits here. All tokens are routed alike, padding too."""
+    model = OlmoeForCausalLM(config).eval()
+    fill(model)
+    v, width = config.vocab_size, LENGTH + 1
+    ids = torch.from_numpy((mix(np.arange(len(lengths) * width, dtype=np.uint32) + np.uint32(99)) % np.uint32(v)).astype(np.int64)).reshape(-1, width)
+    of = torch.tensor([sum(([i] * n for i, n in enumerate(row)), []) + [-1] * (width - sum(row)) for row in lengths])
+    ids[of < 0] = 2
+    inputs, targets = of[:, :-1], of[:, 1:]
+    seen = (inputs[:, :, None] == inputs[:, None, :]) & torch.ones(LENGTH, LENGTH).tril().bool()
+    mask = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)[:, None]
+    labels = ids[:, 1:].masked_fill((targets != inputs) | (targets < 0), -100)
+    r = model.model(input_ids=ids[:, :-1], attention_mask=mask, use_cache=False, output_router_logits=True)
+    logits = model.lm_head(r.last_hidden_state)
+    alone = model(input_ids=ids[:1, lengths[0][0]:sum(lengths[0][:2])], use_cache=False).logits  # the second document: positions are relative
+    assert (logits[0, lengths[0][0]:sum(lengths[0][:2])] - alone[0]).abs().max() < 1e-4
+    ce = torch.nn.functional.cross_entropy(logits.reshape(-1, v), labels.reshape(-1), ignore_index=-100)
+    aux = load_balancing_loss_func(r.router_logits, config.num_experts, config.num_experts_per_tok)
+    gap = min((q[:, config.num_experts_per_tok - 1] - q[:, config.num_experts_per_tok]).min().item()
+              for q in (l.softmax(-1).sort(-1, descending=True).values for l in r.router_logits))
+    assert gap > 1e-5, f"routing of {file} is too close to a tie: {gap}"
+    out = {"ids": ids.float(), "document": of.float(), "logits": logits.detach()[:, ::4].contiguous(), "loss": ce.detach().reshape(1),
+           "targets": (labels >= 0).sum().float().reshape(1), "aux_hf": aux.detach().reshape(1)}
+    (ce + 0.5 * aux).backward()
+    for name, (p, index) in views(model).items():
+        out[f"hf {name}"] = summary(name, p.grad[index])
+    save_file(out, file + ".safetensors", metadata={"config": json.dumps(config.to_dict()), "versions": json.dumps(VERSIONS)})
+
+
 def directory(name, config, cls, write):
     torch.manual_seed(6198)
     model = cls(config).eval()
@@ -171,6 +206,7 @@ def main():
     moe = dict(num_experts=8, num_experts_per_tok=2)
     case("olmoe", OlmoeConfig(**base, **moe, pad_token_id=None), OlmoeForCausalLM)
     case("olmoe-gqa", OlmoeConfig(**base, **moe, pad_token_id=1, num_key_value_heads=2, clip_qkv=1.5, rope_parameters={"rope_type": "default", "rope_theta": 500.0}, rms_norm_eps=1e-3), OlmoeForCausalLM)
+    documents("olmoe-documents", OlmoeConfig(**base, **moe, pad_token_id=None), PACKED)
     case("olmo", OlmoConfig(**base, pad_token_id=None), OlmoForCausalLM)
     case("olmo-gqa-tied", OlmoConfig(**base, pad_token_id=1, num_key_value_heads=1, clip_qkv=0.75, tie_word_embeddings=True), OlmoForCausalLM)
 

@@ -179,6 +179,7 @@ type line struct {
 	Step            *int64             `json:"step"`
 	Samples         *int64             `json:"samples"`
 	Tokens          int64              `json:"tokens"`
+	Targets         *int64             `json:"targets"`
 	Loss            *float64           `json:"loss"`
 	AuxLoss         float64            `json:"aux_loss"`
 	ZLoss           float64            `json:"z_loss"`
@@ -347,6 +348,9 @@ func (p *parser) addStep(l *line) error {
 			return fmt.Errorf("step %d has samples and no loss", s.Step)
 		}
 		s.Loss = *l.Loss
+	}
+	if l.Targets != nil && *l.Targets == 0 { // packed documents of one token each
+		s.Loss = math.NaN()
 	}
 	var err error
 	if s.SourceLoss, err = bySource(p, l.SourceLoss, math.NaN()); err != nil {

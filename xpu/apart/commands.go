@@ -156,7 +156,7 @@ func (d *Device) JoinHeads(p xpu.Projections, dqkv, dk, dv, dqWeight, dkWeight [
 
 // attention is a on the device's side.
 func (d *Device) attention(a xpu.Attention) xpu.Attention {
-	a.Q, a.K, a.V, a.Context, a.LSE = d.floats(a.Q), d.floats(a.K), d.floats(a.V), d.floats(a.Context), d.floats(a.LSE)
+	a.Q, a.K, a.V, a.Context, a.LSE, a.Begin = d.floats(a.Q), d.floats(a.K), d.floats(a.V), d.floats(a.Context), d.floats(a.LSE), d.ints(a.Begin)
 	return a
 }
 

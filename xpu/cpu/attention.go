@@ -84,27 +84,39 @@ func (h *Host) AttendGrad(a xpu.Attention, dcontext, dqkv, dk, dv []float32) {
 	})
 }
 
-// A scoreBlock is the scores of some queries of one head.
+// A scoreBlock is the scores of some queries of one head, for the keys from the first that one of them sees up to the last query's own.
 type scoreBlock struct {
 	row, head int
-	first, n  int // queries: position of the first in the pass, how many
-	past      int // keys before the first query's own
-	keys      int // past + n: keys up to the last query's own
+	first, n  int     // queries: position of the first in the pass, how many
+	begins    []int32 // [n] of the attention, or empty
+	begin     int     // position of the first key
+	past      int     // keys of the block before the first query's own
+	keys      int     // past + n
 	q         []float32
 	k, v      []float32
 }
 
-// visible is the number of keys that query i of the block may read: its own and those before it.
-func (b *scoreBlock) visible(i int) int { return b.past + i + 1 }
+// visible are the keys of the block that query i may read, from the first to before the second: its own and those before it, as far as it sees.
+func (b *scoreBlock) visible(i int) (from, to int) {
+	if len(b.begins) > 0 {
+		from = int(b.begins[i]) - b.begin
+	}
+	return from, b.past + i + 1
+}
 
 // block is the scores of the queries from position first on, of one head of a group.
 func (t *task) block(group, head, first int) scoreBlock {
 	a := &t.attention
 	d, s, heads := a.Size, a.Length, a.Heads.Heads
 	share := heads / a.KVHeads
-	b := scoreBlock{row: group / a.KVHeads, head: group%a.KVHeads*share + head, first: first, n: min(queryBlock, s-first), past: a.First + first}
+	b := scoreBlock{row: group / a.KVHeads, head: group%a.KVHeads*share + head, first: first, n: min(queryBlock, s-first)}
+	if len(a.Begin) > 0 {
+		b.begins = a.Begin[b.row*s+first:][:b.n]
+		b.begin = int(b.begins[0])
+	}
+	b.past = a.First + first - b.begin
 	b.keys = b.past + b.n
-	at := group * a.Capacity * d
+	at := (group*a.Capacity + b.begin) * d
 	b.k, b.v = a.K[at:][:b.keys*d], a.V[at:][:b.keys*d]
 	b.q = a.Q[((b.row*heads+b.head)*s+first)*d:][:b.n*d]
 	return b
@@ -123,10 +135,12 @@ func (t *task) attendGroup(group int, scores []float32) {
 			lse := a.LSE[(b.row*heads+b.head)*s+first:][:b.n]
 			for i := range b.n {
 				row := scores[i*b.keys:][:b.keys]
-				visible := row[:b.visible(i)]
+				from, to := b.visible(i)
+				visible := row[from:to]
 				top := Max(visible)
 				sums[i] = ExpSum(visible, visible, top)
-				clear(row[len(visible):])
+				clear(row[:from])
+				clear(row[to:])
 				lse[i] = top + float32(math.Log(float64(sums[i])))
 			}
 			context := a.Context[(b.row*s+first)*width+b.head*d:]
@@ -139,13 +153,17 @@ func (t *task) attendGroup(group int, scores []float32) {
 }
 
 // attendGroupGrad takes the gradient of Context to those of the group's queries, keys and values. The last block reads all keys, so its dK and dV
-// start the sums.
+// start the sums; where queries do not see all keys before them, zeros do.
 func (t *task) attendGroupGrad(group int, scores, dscores []float32) {
 	a, m := &t.attention, t.host.multiplier
 	d, s, heads, width := a.Size, a.Length, a.Heads.Heads, a.Width()
 	contextWidth := heads * d
 	dk, dv := t.y[group*s*d:][:s*d], t.z[group*s*d:][:s*d]
-	more := false
+	more := len(a.Begin) > 0
+	if more {
+		clear(dk)
+		clear(dv)
+	}
 	for first := (s - 1) / queryBlock * queryBlock; first >= 0; first -= queryBlock {
 		for head := range heads / a.KVHeads {
 			b := t.block(group, head, first)
@@ -155,16 +173,18 @@ func (t *task) attendGroupGrad(group int, scores, dscores []float32) {
 			m.MatMul(false, true, b.n, b.keys, d, do, contextWidth, b.v, d, dscores, b.keys, false)
 			lse := a.LSE[(b.row*heads+b.head)*s+first:][:b.n]
 			for i := range b.n {
-				n := b.visible(i)
+				from, to := b.visible(i)
 				p, dp := scores[i*b.keys:][:b.keys], dscores[i*b.keys:][:b.keys]
-				ExpSum(p[:n], p[:n], lse[i])
-				SoftmaxGrad(dp[:n], p[:n], dp[:n], Dot(do[i*contextWidth:][:d], context[i*contextWidth:][:d]))
-				clear(p[n:])
-				clear(dp[n:])
+				ExpSum(p[from:to], p[from:to], lse[i])
+				SoftmaxGrad(dp[from:to], p[from:to], dp[from:to], Dot(do[i*contextWidth:][:d], context[i*contextWidth:][:d]))
+				clear(p[:from])
+				clear(p[to:])
+				clear(dp[:from])
+				clear(dp[to:])
 			}
 			m.MatMul(false, false, b.n, d, b.keys, dscores, b.keys, b.k, d, t.dst[(b.row*s+first)*width+b.head*d:], width, false)
-			m.MatMul(true, false, b.keys, d, b.n, dscores, b.keys, b.q, d, dk, d, more)
-			m.MatMul(true, false, b.keys, d, b.n, scores, b.keys, do, contextWidth, dv, d, more)
+			m.MatMul(true, false, b.keys, d, b.n, dscores, b.keys, b.q, d, dk[b.begin*d:], d, more)
+			m.MatMul(true, false, b.keys, d, b.n, scores, b.keys, do, contextWidth, dv[b.begin*d:], d, more)
 			more = true
 		}
 	}

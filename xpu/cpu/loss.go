@@ -12,6 +12,13 @@ func (h *Host) CrossEntropy(c xpu.CrossEntropy) {
 		c := &t.crossEntropy
 		for i := lo; i < hi; i++ {
 			logits := c.Logits[i*c.Width:][:c.Width]
+			if c.Targets[i] < 0 {
+				c.Loss[i] = 0
+				if c.Scale != 0 {
+					clear(logits)
+				}
+				continue
+			}
 			right := 0.0
 			if !c.Sample {
 				right = float64(logits[c.Targets[i]])

@@ -17,29 +17,36 @@ type attentionShape struct {
 	xpu.Heads
 	first, capacity int
 	spread          float64 // of the scores; 0 is 1
+	document        int     // mean length of documents, whose tokens see no others; 0: queries see all before them
 }
 
 func (s attentionShape) String() string {
-	return fmt.Sprintf("%d rows of %d, %d and %d heads of %d, from position %d, room for %d, spread %g",
-		s.Rows, s.Length, s.Heads.Heads, s.KVHeads, s.Size, s.first, s.capacity, s.spread)
+	return fmt.Sprintf("%d rows of %d, %d and %d heads of %d, from position %d, room for %d, spread %g, documents of %d",
+		s.Rows, s.Length, s.Heads.Heads, s.KVHeads, s.Size, s.first, s.capacity, s.spread, s.document)
 }
 
 var attentionShapes = []attentionShape{
-	{xpu.Heads{Rows: 1, Length: 1, Heads: 1, KVHeads: 1, Size: 2}, 0, 1, 0},
-	{xpu.Heads{Rows: 2, Length: 5, Heads: 2, KVHeads: 2, Size: 4}, 0, 5, 0},
-	{xpu.Heads{Rows: 1, Length: 63, Heads: 3, KVHeads: 1, Size: 10}, 0, 63, 0},
-	{xpu.Heads{Rows: 2, Length: 64, Heads: 4, KVHeads: 2, Size: 16}, 0, 64, 0},
-	{xpu.Heads{Rows: 1, Length: 65, Heads: 2, KVHeads: 1, Size: 34}, 0, 65, 0},
-	{xpu.Heads{Rows: 1, Length: 200, Heads: 2, KVHeads: 1, Size: 64}, 0, 200, 0},
-	{xpu.Heads{Rows: 1, Length: 129, Heads: 2, KVHeads: 2, Size: 80}, 0, 129, 0},
-	{xpu.Heads{Rows: 1, Length: 70, Heads: 1, KVHeads: 1, Size: 128}, 0, 70, 0},
-	{xpu.Heads{Rows: 1, Length: 40, Heads: 1, KVHeads: 1, Size: 130}, 0, 40, 0},
-	{xpu.Heads{Rows: 1, Length: 33, Heads: 1, KVHeads: 1, Size: 258}, 0, 33, 0},
-	{xpu.Heads{Rows: 2, Length: 90, Heads: 2, KVHeads: 1, Size: 8}, 0, 90, 100},
-	{xpu.Heads{Rows: 2, Length: 1, Heads: 4, KVHeads: 2, Size: 16}, 0, 9, 0},
-	{xpu.Heads{Rows: 2, Length: 1, Heads: 4, KVHeads: 2, Size: 16}, 131, 140, 0},
-	{xpu.Heads{Rows: 3, Length: 7, Heads: 2, KVHeads: 1, Size: 6}, 60, 80, 0},
-	{xpu.Heads{Rows: 2, Length: 70, Heads: 2, KVHeads: 1, Size: 20}, 64, 200, 0},
+	{xpu.Heads{Rows: 1, Length: 1, Heads: 1, KVHeads: 1, Size: 2}, 0, 1, 0, 0},
+	{xpu.Heads{Rows: 2, Length: 5, Heads: 2, KVHeads: 2, Size: 4}, 0, 5, 0, 0},
+	{xpu.Heads{Rows: 1, Length: 63, Heads: 3, KVHeads: 1, Size: 10}, 0, 63, 0, 0},
+	{xpu.Heads{Rows: 2, Length: 64, Heads: 4, KVHeads: 2, Size: 16}, 0, 64, 0, 0},
+	{xpu.Heads{Rows: 1, Length: 65, Heads: 2, KVHeads: 1, Size: 34}, 0, 65, 0, 0},
+	{xpu.Heads{Rows: 1, Length: 200, Heads: 2, KVHeads: 1, Size: 64}, 0, 200, 0, 0},
+	{xpu.Heads{Rows: 1, Length: 129, Heads: 2, KVHeads: 2, Size: 80}, 0, 129, 0, 0},
+	{xpu.Heads{Rows: 1, Length: 70, Heads: 1, KVHeads: 1, Size: 128}, 0, 70, 0, 0},
+	{xpu.Heads{Rows: 1, Length: 40, Heads: 1, KVHeads: 1, Size: 130}, 0, 40, 0, 0},
+	{xpu.Heads{Rows: 1, Length: 33, Heads: 1, KVHeads: 1, Size: 258}, 0, 33, 0, 0},
+	{xpu.Heads{Rows: 2, Length: 90, Heads: 2, KVHeads: 1, Size: 8}, 0, 90, 100, 0},
+	{xpu.Heads{Rows: 2, Length: 1, Heads: 4, KVHeads: 2, Size: 16}, 0, 9, 0, 0},
+	{xpu.Heads{Rows: 2, Length: 1, Heads: 4, KVHeads: 2, Size: 16}, 131, 140, 0, 0},
+	{xpu.Heads{Rows: 3, Length: 7, Heads: 2, KVHeads: 1, Size: 6}, 60, 80, 0, 0},
+	{xpu.Heads{Rows: 2, Length: 70, Heads: 2, KVHeads: 1, Size: 20}, 64, 200, 0, 0},
+	{xpu.Heads{Rows: 2, Length: 5, Heads: 2, KVHeads: 2, Size: 4}, 0, 5, 0, 1},
+	{xpu.Heads{Rows: 3, Length: 100, Heads: 4, KVHeads: 2, Size: 16}, 0, 100, 0, 7},
+	{xpu.Heads{Rows: 2, Length: 300, Heads: 2, KVHeads: 1, Size: 34}, 0, 300, 0, 100},
+	{xpu.Heads{Rows: 1, Length: 260, Heads: 1, KVHeads: 1, Size: 130}, 0, 260, 0, 90},
+	{xpu.Heads{Rows: 2, Length: 90, Heads: 2, KVHeads: 1, Size: 8}, 0, 90, 100, 40},
+	{xpu.Heads{Rows: 2, Length: 70, Heads: 2, KVHeads: 1, Size: 20}, 64, 200, 0, 50},
 }
 
 func attentionFamily(t *testing.T, d xpu.Device, tolerance float64) {
@@ -56,6 +63,7 @@ func attentionFamily(t *testing.T, d xpu.Device, tolerance float64) {
 			if s.first > 0 {
 				s.capacity += rapid.IntRange(0, 9).Draw(t, "room")
 			}
+			s.document = rapid.SampledFrom([]int{0, 1, 5, 40, 100}).Draw(t, "length of documents")
 			attentionCase(t, d, tolerance, s, rapid.Uint64().Draw(t, "seed"))
 		})
 	})
@@ -79,7 +87,7 @@ func attentionCase(t tester, d xpu.Device, tolerance float64, s attentionShape, 
 	width := s.Heads.Heads * s.Size
 	tokens := s.Rows * s.Length
 
-	a := xpu.Attention{Heads: s.Heads, First: s.first, Capacity: s.capacity}
+	a := xpu.Attention{Heads: s.Heads, First: s.first, Capacity: s.capacity, Begin: uploadInts(t, d, in.begin)}
 	a.Q, a.K, a.V = upload(t, d, in.q), upload(t, d, in.k), upload(t, d, in.v)
 	a.Context, a.LSE = upload(t, d, poison(tokens*width)), upload(t, d, poison(s.Rows*s.Heads.Heads*s.Length))
 	d.Attend(a)
@@ -152,7 +160,10 @@ func attentionBias(t *testing.T, d xpu.Device, tolerance float64) {
 func poison(n int) []float32 { return slices.Repeat([]float32{float32(math.NaN())}, n) }
 
 // attentionInput is what an attention and its gradient read. Places of keys and values that nobody may read hold NaN.
-type attentionInput struct{ q, k, v, dcontext []float32 }
+type attentionInput struct {
+	q, k, v, dcontext []float32
+	begin             []int32
+}
 
 func newAttentionInput(r *rand.Rand, s attentionShape) attentionInput {
 	in := attentionInput{
@@ -169,6 +180,18 @@ func newAttentionInput(r *rand.Rand, s attentionShape) attentionInput {
 	for group := range s.Rows * s.KVHeads {
 		for i := (group*s.capacity + s.first + s.Length) * s.Size; i < (group+1)*s.capacity*s.Size; i++ {
 			in.k[i], in.v[i] = nan, nan
+		}
+	}
+	for range s.Rows * min(1, s.document) {
+		begin := s.first // the first document begins before the first query, or with it
+		if begin > 0 {
+			begin = r.IntN(begin)
+		}
+		for i := range s.Length {
+			if r.IntN(s.document) == 0 {
+				begin = s.first + i
+			}
+			in.begin = append(in.begin, int32(begin))
 		}
 	}
 	return in
@@ -198,10 +221,13 @@ func (in attentionInput) reference(s attentionShape) attentionResult {
 			for i := range s.Length {
 				q := ((row*heads+head)*s.Length + i) * d
 				token := (row*s.Length+i)*width + head*d // in the context, and in gradients of queries
-				keys := s.first + i + 1
-				key := func(p int) int { return (group*s.capacity + p) * d }
+				begin, keys := 0, s.first+i+1
+				if len(in.begin) > 0 {
+					begin = int(in.begin[row*s.Length+i])
+				}
+				key := func(p int) int { return (group*s.capacity + begin + p) * d }
 
-				score, top := make([]float64, keys), math.Inf(-1)
+				score, top := make([]float64, keys-begin), math.Inf(-1)
 				size := 0.0 // of the terms of a score, the largest
 				for p := range score {
 					terms := 0.0

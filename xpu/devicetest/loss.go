@@ -18,7 +18,9 @@ func lossFamily(t *testing.T, d xpu.Device, tolerance float64) {
 		{rows: 5, width: 5003, spread: 3, scale: 0.1}, {rows: 7, width: 1024, spread: 20}, {rows: 2, width: 50304, spread: 6, scale: 1}, {rows: 0, width: 9, scale: 1},
 	} {
 		for _, c.sample = range []bool{false, true} {
-			t.Run(c.String(), func(t *testing.T) { crossEntropy(t, d, c, rand.New(rand.NewPCG(31, uint64(i))), tolerance) })
+			for _, c.left = range []bool{false, true} {
+				t.Run(c.String(), func(t *testing.T) { crossEntropy(t, d, c, rand.New(rand.NewPCG(31, uint64(i))), tolerance) })
+			}
 		}
 	}
 	t.Run("any", func(t *testing.T) {
@@ -26,6 +28,7 @@ func lossFamily(t *testing.T, d xpu.Device, tolerance float64) {
 			c := lossCase{
 				rows: rapid.IntRange(0, 20).Draw(t, "rows"), width: rapid.IntRange(1, 700).Draw(t, "width"), spread: rapid.Float32Range(0, 60).Draw(t, "spread"),
 				scale: rapid.SampledFrom([]float64{0, 1, 1e-3}).Draw(t, "scale"), sample: rapid.Bool().Draw(t, "sample"),
+				left: rapid.Bool().Draw(t, "targets are left out"),
 			}
 			crossEntropy(t, d, c, rand.New(rand.NewPCG(32, rapid.Uint64().Draw(t, "seed"))), tolerance)
 		})
@@ -39,10 +42,11 @@ type lossCase struct {
 	spread      float32 // of the logits
 	scale       float64
 	sample      bool
+	left        bool // every third target is left out
 }
 
 func (c lossCase) String() string {
-	return fmt.Sprintf("%d rows of %d, spread %g, scale %g, sampled %v", c.rows, c.width, c.spread, c.scale, c.sample)
+	return fmt.Sprintf("%d rows of %d, spread %g, scale %g, sampled %v, left out %v", c.rows, c.width, c.spread, c.scale, c.sample, c.left)
 }
 
 func crossEntropy(t tester, d xpu.Device, c lossCase, source *rand.Rand, tolerance float64) {
@@ -51,7 +55,9 @@ func crossEntropy(t tester, d xpu.Device, c lossCase, source *rand.Rand, toleran
 		logits[i] *= c.spread
 	}
 	for i := range targets {
-		targets[i] = int32(source.IntN(c.width))
+		if targets[i] = int32(source.IntN(c.width)); c.left && i%3 == 1 {
+			targets[i] = -int32(i)
+		}
 	}
 	x := xpu.CrossEntropy{
 		Width: c.width, Logits: upload(t, d, logits), Targets: uploadInts(t, d, targets), Loss: losses, Scale: c.scale, Sample: c.sample,
@@ -72,6 +78,18 @@ func crossEntropy(t tester, d xpu.Device, c lossCase, source *rand.Rand, toleran
 	gradient, gradientSize := make([]float64, len(logits)), make([]float64, len(logits))
 	for i := range c.rows {
 		z, target := logits[i*c.width:][:c.width], int(x.Targets[i])
+		if targets[i] < 0 { // nothing is computed of it
+			if got[i], size[i] = float32(losses[i]), 1; losses[i] != 0 || target != int(targets[i]) {
+				t.Fatalf("row %d: loss %v of target %d, which was %d", i, losses[i], target, targets[i])
+			}
+			if at := slices.IndexFunc(x.Logits[i*c.width:][:c.width], func(v float32) bool { return v != 0 }); c.scale != 0 && at >= 0 {
+				t.Fatalf("row %d is left out, and its gradient has %v at %d", i, x.Logits[i*c.width+at], at)
+			}
+			for j := range z {
+				gradientSize[i*c.width+j] = 1
+			}
+			continue
+		}
 		if target < 0 || target >= c.width {
 			t.Fatalf("row %d: target %d of %d", i, target, c.width)
 		}

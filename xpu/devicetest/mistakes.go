@@ -68,6 +68,16 @@ func mistakesFamily(t *testing.T, d xpu.Device, _ float64) {
 		{name: "Attend", run: func(o operands) { d.Attend(attention(o.x, first, capacity)) }, floats: []int{tokens * width, keys, keys, tokens * width, tokens * heads}},
 		{name: "AttendGrad", run: func(o operands) { d.AttendGrad(attention(o.x, 0, length), o.x[5], o.x[6], o.x[7], o.x[8]) },
 			floats: []int{tokens * width, own, own, tokens * width, tokens * heads, tokens * width, tokens * projections, own, own}},
+		{name: "Attend", run: func(o operands) {
+			a := attention(o.x, first, capacity)
+			a.Begin = o.ints[0]
+			d.Attend(a)
+		}, floats: []int{tokens * width, keys, keys, tokens * width, tokens * heads}, ints: [][]int32{zeros(tokens)}},
+		{name: "AttendGrad", run: func(o operands) {
+			a := attention(o.x, 0, length)
+			a.Begin = o.ints[0]
+			d.AttendGrad(a, o.x[5], o.x[6], o.x[7], o.x[8])
+		}, floats: []int{tokens * width, own, own, tokens * width, tokens * heads, tokens * width, tokens * projections, own, own}, ints: [][]int32{zeros(tokens)}},
 		{name: "AttendGrad", run: func(o operands) { d.AttendGrad(attention(o.x, 0, length+1), o.x[5], o.x[6], o.x[7], o.x[8]) }, wrong: true,
 			floats: []int{tokens * width, keys, keys, tokens * width, tokens * heads, tokens * width, tokens * projections, own, own}},
 		{name: "Route", floats: []int{tokens, tokens * experts, tokens * experts}, ints: [][]int32{zeros(pairs), zeros(experts)}, host: []int{experts}, fixed: 1, run: func(o operands) {

@@ -17,6 +17,7 @@ func SameBits(t *testing.T, one, other xpu.Device) {
 		{rows: 3, length: 70, heads: 4, kvHeads: 2, size: 6, experts: 5, perToken: 2, inner: 9, vocabulary: 35, clip: 0.6, norm: true, zFactor: 0.1},
 		{rows: 2, length: 150, heads: 3, kvHeads: 3, size: 16, experts: 16, perToken: 3, inner: 40, vocabulary: 300, uniform: true, norm: true, sample: true},
 		{rows: 1, length: 40, heads: 2, kvHeads: 1, size: 8, experts: 3, perToken: 3, inner: 70, vocabulary: 90, clip: 0.4, first: 25},
+		{rows: 2, length: 170, heads: 2, kvHeads: 1, size: 10, experts: 2, perToken: 1, inner: 8, vocabulary: 20, document: 60},
 	} {
 		t.Run(fmt.Sprintf("%+v", s), func(t *testing.T) {
 			want, got := s.run(t, one), s.run(t, other)
@@ -38,6 +39,7 @@ type step struct {
 	rows, length, heads, kvHeads, size   int
 	experts, perToken, inner, vocabulary int
 	first                                int // position of the first token, for Attend
+	document                             int // length of documents whose tokens see no others, and of which the last target is left out; 0: no such
 	clip, zFactor                        float64
 	norm, uniform, sample                bool
 }
@@ -178,6 +180,13 @@ func (s step) attention(r *recorder) {
 	r.d.SplitHeads(p)
 	r.keep("SplitHeads", p.Q, p.K, p.V)
 	a := xpu.Attention{Heads: h, Q: p.Q, K: p.K, V: p.V, First: s.first, Capacity: capacity, Context: r.zeros(t * s.width()), LSE: r.zeros(t * s.heads)}
+	if s.document > 0 {
+		a.Begin = r.ints(t, 1)
+		for i := range a.Begin {
+			a.Begin[i] = int32(i % s.length / s.document * s.document)
+		}
+		r.d.IntsToDevice(a.Begin)
+	}
 	r.d.Attend(a)
 	r.keep("Attend", a.Context, a.LSE)
 	if s.first > 0 {
@@ -243,6 +252,12 @@ func (s step) routing(r *recorder) {
 func (s step) loss(r *recorder) {
 	t, loss := s.tokens(), make([]float64, s.tokens())
 	c := xpu.CrossEntropy{Width: s.vocabulary, Logits: r.floats(t * s.vocabulary), Targets: r.ints(t, s.vocabulary), Loss: loss, Sample: s.sample, Seed: 3, First: 11}
+	for i := range c.Targets {
+		if s.document > 0 && (i+1)%s.document == 0 {
+			c.Targets[i] = -1
+		}
+	}
+	r.d.IntsToDevice(c.Targets)
 	r.d.CrossEntropy(c)
 	r.keepHost("CrossEntropy", loss)
 	c.Logits, c.Scale = r.floats(t*s.vocabulary), 0.3

@@ -3,7 +3,8 @@
 // values, so that whoever writes an element is the only one who does.
 //
 // A group owns queries (or keys), and takes the others in tiles from position 0 on (or from its own on), in order. What a query gets depends on its
-// own keys alone: tiles begin where the keys do, and those that a query does not see have weight 0 and are added to nothing else.
+// own keys alone: tiles begin where the keys do, and those that a query does not see have weight 0 and are added to nothing else. Where begin is given,
+// queries do not see the keys before it; tiles of which no query of the group sees a key, or no key is seen, are left out.
 
 #ifdef PROCESSOR
 
@@ -94,9 +95,18 @@ static inline void store(global float *to, const long ld, const local float16 *f
 
 #define NUMBERS (int16)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)
 
+// The first keys that the own queries see, of which there are rows.
+static inline int16 load_begins(const global int *begin, const int rows)
+{
+	int each[OWN];
+	for (int r = 0; r < OWN; r++)
+		each[r] = begin[min(r, rows - 1)];
+	return vload16(0, each);
+}
+
 // Queries, heads, rows of the batch. memory is 4·size + TILE.
-kernel void attend(MEMORY(float, context), MEMORY(float, lse), MEMORY(const float, q), MEMORY(const float, k), MEMORY(const float, v), const int length,
-	const int share, const int size, const int first, const int capacity, local float16 *memory)
+kernel void attend(MEMORY(float, context), MEMORY(float, lse), MEMORY(const float, q), MEMORY(const float, k), MEMORY(const float, v),
+	MEMORY(const int, begin), const int length, const int share, const int size, const int first, const int capacity, local float16 *memory)
 {
 	LOCATE(context), LOCATE(lse), LOCATE(q), LOCATE(k), LOCATE(v);
 	const int from = ((int)get_num_groups(0) - 1 - (int)get_group_id(0)) * OWN, n = min(OWN, length - from); // the longest first
@@ -108,8 +118,15 @@ kernel void attend(MEMORY(float, context), MEMORY(float, lse), MEMORY(const floa
 	local float *tile = (local float *)(weight + TILE);
 	load_own(own, q + queries * size, size, n, size);
 	clear(sum, size);
-	float16 top = -INFINITY, total = 0;
-	for (int t = 0; t < keys; t += TILE) {
+	float16 top = -FLT_MAX, total = 0; // a number, so that a tile of keys that are all hidden from a query changes nothing
+	int16 low = 0;
+	int since = 0, seen = 0; // the first tile, and the first key that the last query sees
+	if (GIVEN(begin)) {
+		LOCATE(begin);
+		begin += (long)row * length + from;
+		low = load_begins(begin, n), since = begin[0] / TILE * TILE, seen = begin[n - 1];
+	}
+	for (int t = since; t < keys; t += TILE) {
 		const int others = min(TILE, keys - t);
 		load_tile(tile, k + (long)t * size, size, others, size);
 		dots(weight, own, tile, size);
@@ -117,6 +134,8 @@ kernel void attend(MEMORY(float, context), MEMORY(float, lse), MEMORY(const floa
 		for (int r = 0; r < TILE; r++) {
 			if (t + r > past)
 				weight[r] = select(weight[r], (float16)-INFINITY, (int16)(t + r) > past + NUMBERS);
+			if (t + r < seen)
+				weight[r] = select(weight[r], (float16)-INFINITY, (int16)(t + r) < low);
 			best = fmax(best, weight[r]);
 		}
 		const float16 scale = exp(top - best);
@@ -142,7 +161,8 @@ kernel void attend(MEMORY(float, context), MEMORY(float, lse), MEMORY(const floa
 
 // Queries, heads, rows. memory is 7·size + 2·TILE. delta becomes Σ dO·O of each query.
 kernel void attend_grad_queries(MEMORY(float, dqkv), MEMORY(float, delta), MEMORY(const float, dcontext), MEMORY(const float, context), MEMORY(const float, lse),
-	MEMORY(const float, q), MEMORY(const float, k), MEMORY(const float, v), const int length, const int share, const int size, const int width, local float16 *memory)
+	MEMORY(const float, q), MEMORY(const float, k), MEMORY(const float, v), MEMORY(const int, begin), const int length, const int share, const int size,
+	const int width, local float16 *memory)
 {
 	LOCATE(dqkv), LOCATE(delta), LOCATE(dcontext), LOCATE(context), LOCATE(lse), LOCATE(q), LOCATE(k), LOCATE(v);
 	const int from = ((int)get_num_groups(0) - 1 - (int)get_group_id(0)) * OWN, n = min(OWN, length - from), keys = from + n;
@@ -170,7 +190,14 @@ kernel void attend_grad_queries(MEMORY(float, dqkv), MEMORY(float, delta), MEMOR
 	load_own(own, q + queries * size, size, n, size);
 	load_own(down, dcontext + out, ld, n, size);
 	clear(sum, size);
-	for (int t = 0; t < keys; t += TILE) {
+	int16 low = 0;
+	int since = 0, seen = 0;
+	if (GIVEN(begin)) {
+		LOCATE(begin);
+		begin += (long)row * length + from;
+		low = load_begins(begin, n), since = begin[0] / TILE * TILE, seen = begin[n - 1];
+	}
+	for (int t = since; t < keys; t += TILE) {
 		const int others = min(TILE, keys - t);
 		load_tile(tile_k, k + (long)t * size, size, others, size);
 		load_tile(tile_v, v + (long)t * size, size, others, size);
@@ -180,6 +207,8 @@ kernel void attend_grad_queries(MEMORY(float, dqkv), MEMORY(float, delta), MEMOR
 			float16 p = exp(weight[r] - logsum);
 			if (t + r > from)
 				p = select(p, (float16)0, (int16)(t + r) > from + NUMBERS);
+			if (t + r < seen)
+				p = select(p, (float16)0, (int16)(t + r) < low);
 			weight[r] = p * (slope[r] - through);
 		}
 		add_rows(sum, weight, tile_k, size);
@@ -189,7 +218,8 @@ kernel void attend_grad_queries(MEMORY(float, dqkv), MEMORY(float, delta), MEMOR
 
 // Keys, heads of keys, rows. memory is 8·size + 2·TILE.
 kernel void attend_grad_keys(MEMORY(float, dk), MEMORY(float, dv), MEMORY(const float, delta), MEMORY(const float, dcontext), MEMORY(const float, lse),
-	MEMORY(const float, q), MEMORY(const float, k), MEMORY(const float, v), const int length, const int share, const int size, local float16 *memory)
+	MEMORY(const float, q), MEMORY(const float, k), MEMORY(const float, v), MEMORY(const int, begin), const int length, const int share, const int size,
+	local float16 *memory)
 {
 	LOCATE(dk), LOCATE(dv), LOCATE(delta), LOCATE(dcontext), LOCATE(lse), LOCATE(q), LOCATE(k), LOCATE(v);
 	const int from = (int)get_group_id(0) * OWN, n = min(OWN, length - from);
@@ -202,9 +232,15 @@ kernel void attend_grad_keys(MEMORY(float, dk), MEMORY(float, dv), MEMORY(const 
 	load_own(own_v, v + keys, size, n, size);
 	clear(sum_k, size);
 	clear(sum_v, size);
+	if (GIVEN(begin)) {
+		LOCATE(begin);
+		begin += (long)row * length;
+	}
 	for (int head = get_group_id(1) * share, last = head + share; head < last; head++) {
 		const long queries = ((long)row * heads + head) * length;
 		for (int t = from; t < length; t += TILE) {
+			if (GIVEN(begin) && begin[t] >= from + n)
+				break; // neither these queries nor those that follow see a key of the group's
 			const int others = min(TILE, length - t);
 			load_tile(tile_q, q + (queries + t) * size, size, others, size);
 			load_tile(tile_o, dcontext + (((long)row * length + t) * heads + head) * size, ld, others, size);
@@ -218,6 +254,8 @@ kernel void attend_grad_keys(MEMORY(float, dk), MEMORY(float, dv), MEMORY(const 
 				float16 p = exp(weight[r] - lse[queries + t + r]);
 				if (t + r < from + OWN - 1)
 					p = select(p, (float16)0, (int16)(t + r) < from + NUMBERS);
+				if (GIVEN(begin) && begin[t + r] > from)
+					p = select(p, (float16)0, (int16)begin[t + r] > from + NUMBERS);
 				weight[r] = p;
 				slope[r] = p * (slope[r] - delta[queries + t + r]);
 			}
@@ -373,15 +411,38 @@ INLINE float max16(const float16 v)
 
 INLINE float max4(const float4 v) { return fmax(fmax(v.x, v.y), fmax(v.z, v.w)); }
 
-// hidden sets those of four numbers to v whose positions, from `at` on, are beyond last.
-INLINE float4 hidden(const float4 s, const int at, const int last, const float v)
+// hidden sets those of four numbers to v whose positions, from `at` on, are not from first to last.
+INLINE float4 hidden(const float4 s, const int at, const int first, const int last, const float v)
 {
-	return (float4)(at > last ? v : s.x, at + 1 > last ? v : s.y, at + 2 > last ? v : s.z, at + 3 > last ? v : s.w);
+	const int4 position = at + (int4)(0, 1, 2, 3);
+	return select(s, (float4)v, position < first || position > last);
+}
+
+// load_begins gives the first keys that the queries of the item see, of the group's, of which there are rows.
+INLINE void load_begins(int low[4], const global int *begin, const int rows)
+{
+	#pragma unroll
+	for (int i = 0; i < 4; i++)
+		low[i] = begin[min((int)get_local_id(0) / 16 * 4 + i, rows - 1)];
+}
+
+// first_beyond gives the first query of a row that sees only keys beyond this one, or the length of the row.
+INLINE int first_beyond(const global int *begin, const int length, const int key)
+{
+	int low = key, high = length; // a query sees its own key
+	while (high - low > 1) {
+		const int middle = (low + high) / 2;
+		if (begin[middle] > key)
+			high = middle;
+		else
+			low = middle;
+	}
+	return high;
 }
 
 // Queries, heads, rows of the batch times groups of panels. memory is 2·DEPTH·PITCH + SIDE·PITCH floats.
-kernel ITEMS void attend(MEMORY(float, context), MEMORY(float, lse), MEMORY(const float, q), MEMORY(const float, k), MEMORY(const float, v), const int length,
-	const int share, const int size, const int first, const int capacity, local float16 *memory)
+kernel ITEMS void attend(MEMORY(float, context), MEMORY(float, lse), MEMORY(const float, q), MEMORY(const float, k), MEMORY(const float, v),
+	MEMORY(const int, begin), const int length, const int share, const int size, const int first, const int capacity, local float16 *memory)
 {
 	LOCATE(context), LOCATE(lse), LOCATE(q), LOCATE(k), LOCATE(v);
 	const int parts = (size + 64 * PANELS - 1) / (64 * PANELS), part = (int)get_group_id(2) % parts, row = (int)get_group_id(2) / parts;
@@ -397,15 +458,22 @@ kernel ITEMS void attend(MEMORY(float, context), MEMORY(float, lse), MEMORY(cons
 	clear(sum);
 	#pragma unroll
 	for (int i = 0; i < 4; i++)
-		top[i] = -INFINITY, total[i] = 0;
-	for (int t = 0; t < keys; t += SIDE) {
+		top[i] = -FLT_MAX, total[i] = 0; // a number, so that a tile of keys that are all hidden from a query changes nothing
+	int low[4] = {0, 0, 0, 0}, since = 0;
+	if (GIVEN(begin)) {
+		LOCATE(begin);
+		begin += (long)row * length + from;
+		load_begins(low, begin, n);
+		since = begin[0] / SIDE * SIDE;
+	}
+	for (int t = since; t < keys; t += SIDE) {
 		const int others = min(SIDE, keys - t);
 		float4 s[4];
 		float best[4];
 		dots(s, q, size, n, k + (long)t * size, size, others, size, chunk);
 		#pragma unroll
 		for (int i = 0; i < 4; i++) {
-			s[i] = hidden(s[i], t + column, past + mine + i, -INFINITY);
+			s[i] = hidden(s[i], t + column, low[i], past + mine + i, -INFINITY);
 			best[i] = max4(s[i]);
 		}
 		share_rows(chunk, best);
@@ -435,7 +503,7 @@ kernel ITEMS void attend(MEMORY(float, context), MEMORY(float, lse), MEMORY(cons
 
 // Queries, heads, rows times groups of panels. delta becomes Σ dO·O of each query.
 kernel ITEMS void attend_grad_queries(MEMORY(float, dqkv), MEMORY(float, delta), MEMORY(const float, dcontext), MEMORY(const float, context),
-	MEMORY(const float, lse), MEMORY(const float, q), MEMORY(const float, k), MEMORY(const float, v), const int length, const int share, const int size,
+	MEMORY(const float, lse), MEMORY(const float, q), MEMORY(const float, k), MEMORY(const float, v), MEMORY(const int, begin), const int length, const int share, const int size,
 	const int width, local float16 *memory)
 {
 	LOCATE(dqkv), LOCATE(delta), LOCATE(dcontext), LOCATE(context), LOCATE(lse), LOCATE(q), LOCATE(k), LOCATE(v);
@@ -466,14 +534,21 @@ kernel ITEMS void attend_grad_queries(MEMORY(float, dqkv), MEMORY(float, delta),
 			delta[queries + mine + i] = through[i];
 	}
 	clear(sum);
-	for (int t = 0; t < keys; t += SIDE) {
+	int low[4] = {0, 0, 0, 0}, since = 0;
+	if (GIVEN(begin)) {
+		LOCATE(begin);
+		begin += (long)row * length + from;
+		load_begins(low, begin, n);
+		since = begin[0] / SIDE * SIDE;
+	}
+	for (int t = since; t < keys; t += SIDE) {
 		const int others = min(SIDE, keys - t);
 		float4 s[4], slope[4];
 		dots(s, q, size, n, k + (long)t * size, size, others, size, chunk);
 		dots(slope, dcontext, ld, n, v + (long)t * size, size, others, size, chunk);
 		#pragma unroll
 		for (int i = 0; i < 4; i++)
-			s[i] = hidden(exp(s[i] - logsum[i]) * (slope[i] - through[i]), t + column, from + mine + i, 0);
+			s[i] = hidden(exp(s[i] - logsum[i]) * (slope[i] - through[i]), t + column, low[i], from + mine + i, 0);
 		keep(weight, s);
 		add_rows(sum, weight, k + (long)t * size, size, others, 64 * PANELS * part, size, chunk);
 	}
@@ -483,7 +558,8 @@ kernel ITEMS void attend_grad_queries(MEMORY(float, dqkv), MEMORY(float, delta),
 
 // Keys, heads of keys, rows times groups of panels.
 kernel ITEMS void attend_grad_keys(MEMORY(float, dk), MEMORY(float, dv), MEMORY(const float, delta), MEMORY(const float, dcontext), MEMORY(const float, lse),
-	MEMORY(const float, q), MEMORY(const float, k), MEMORY(const float, v), const int length, const int share, const int size, local float16 *memory)
+	MEMORY(const float, q), MEMORY(const float, k), MEMORY(const float, v), MEMORY(const int, begin), const int length, const int share, const int size,
+	local float16 *memory)
 {
 	LOCATE(dk), LOCATE(dv), LOCATE(delta), LOCATE(dcontext), LOCATE(lse), LOCATE(q), LOCATE(k), LOCATE(v);
 	const int parts = (size + 64 * PANELS - 1) / (64 * PANELS), part = (int)get_group_id(2) % parts, row = (int)get_group_id(2) / parts;
@@ -497,24 +573,31 @@ kernel ITEMS void attend_grad_keys(MEMORY(float, dk), MEMORY(float, dv), MEMORY(
 	float4 sum_k[4][PANELS], sum_v[4][PANELS];
 	clear(sum_k);
 	clear(sum_v);
+	int stop = length, end[4] = {length, length, length, length}; // the first query that sees no key of the group's, and those that do not see each of the item's
+	if (GIVEN(begin)) {
+		LOCATE(begin);
+		begin += (long)row * length;
+		stop = first_beyond(begin, length, from + n - 1);
+		#pragma unroll
+		for (int i = 0; i < 4; i++)
+			end[i] = first_beyond(begin, length, from + mine + i);
+	}
 	for (int head = get_group_id(1) * share, last = head + share; head < last; head++) {
 		const long queries = ((long)row * heads + head) * length;
-		for (int t = from; t < length; t += SIDE) {
+		for (int t = from; t < stop; t += SIDE) {
 			const int others = min(SIDE, length - t);
 			const global float *tile = q + (queries + t) * size, *down = dcontext + (((long)row * length + t) * heads + head) * size;
 			float4 s[4], slope[4];
 			dots(s, k, size, n, tile, size, others, size, chunk);
 			dots(slope, v, size, n, down, ld, others, size, chunk);
 			// of the item's columns, which are queries
-			const int at = t + column, end = length - 1;
+			const int at = t + column, most = length - 1;
 			const global float *l = lse + queries, *d = delta + queries;
-			const float4 logsum = (float4)(l[min(at, end)], l[min(at + 1, end)], l[min(at + 2, end)], l[min(at + 3, end)]);
-			const float4 through = (float4)(d[min(at, end)], d[min(at + 1, end)], d[min(at + 2, end)], d[min(at + 3, end)]);
+			const float4 logsum = (float4)(l[min(at, most)], l[min(at + 1, most)], l[min(at + 2, most)], l[min(at + 3, most)]);
+			const float4 through = (float4)(d[min(at, most)], d[min(at + 1, most)], d[min(at + 2, most)], d[min(at + 3, most)]);
 			#pragma unroll
 			for (int i = 0; i < 4; i++) {
-				const int key = from + mine + i;
-				const float4 p = hidden(exp(s[i] - logsum), at, end, 0);
-				s[i] = (float4)(at < key ? 0 : p.x, at + 1 < key ? 0 : p.y, at + 2 < key ? 0 : p.z, at + 3 < key ? 0 : p.w);
+				s[i] = hidden(exp(s[i] - logsum), at, from + mine + i, end[i] - 1, 0);
 				slope[i] = s[i] * (slope[i] - through);
 			}
 			keep(weight, s);

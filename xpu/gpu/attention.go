@@ -50,7 +50,7 @@ func (d *Device) Attend(a xpu.Attention) {
 	c := d.begin()
 	defer c.end()
 	c.attend("attend", a.Heads, a.Heads.Heads, 4, 1, c.writes(a.Context), c.writes(a.LSE), c.reads(a.Q), c.reads(a.K), c.reads(a.V),
-		integer(a.Length), integer(a.Heads.Heads/a.KVHeads), integer(a.Size), integer(a.First), integer(a.Capacity))
+		c.readsInts(a.Begin), integer(a.Length), integer(a.Heads.Heads/a.KVHeads), integer(a.Size), integer(a.First), integer(a.Capacity))
 }
 
 // AttendGrad computes the gradients of an attention. Those of queries come first: on the way their kernel leaves Σ dO·O of each query.
@@ -64,7 +64,7 @@ func (d *Device) AttendGrad(a xpu.Attention, dcontext, dqkv, dk, dv []float32) {
 	delta := c.take(len(a.LSE))
 	share, size := integer(a.Heads.Heads/a.KVHeads), integer(a.Size)
 	c.attend("attend_grad_queries", a.Heads, a.Heads.Heads, 7, 2, c.writes(dqkv), delta, c.reads(dcontext), c.reads(a.Context), c.reads(a.LSE),
-		c.reads(a.Q), c.reads(a.K), c.reads(a.V), integer(a.Length), share, size, integer(a.Width()))
+		c.reads(a.Q), c.reads(a.K), c.reads(a.V), c.readsInts(a.Begin), integer(a.Length), share, size, integer(a.Width()))
 	c.attend("attend_grad_keys", a.Heads, a.KVHeads, 8, 2, c.writes(dk), c.writes(dv), delta, c.reads(dcontext), c.reads(a.LSE),
-		c.reads(a.Q), c.reads(a.K), c.reads(a.V), integer(a.Length), share, size)
+		c.reads(a.Q), c.reads(a.K), c.reads(a.V), c.readsInts(a.Begin), integer(a.Length), share, size)
 }

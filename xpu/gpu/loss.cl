@@ -8,6 +8,13 @@ void cross_entropy(MEMORY(float, loss), MEMORY(float, logits), MEMORY(const int,
 	const size_t row = get_group_id(0);
 	logits += row * width;
 	const int target = targets[row];
+	if (target < 0) { // left out
+		if (ITEM == 0)
+			loss[row] = 0;
+		for (int i = LANES * ITEM; scale != 0 && i < width; i += LANES * GROUP)
+			store_lanes(logits, i, width, 0);
+		return;
+	}
 	const float right = logits[target];
 #ifdef PROCESSOR
 	// A processor has a row in its caches, and exponentials cost it more than one pass more.
@@ -110,6 +117,7 @@ void draw_targets(MEMORY(int, targets), MEMORY(const float, logits), const int w
 	local float part[GROUP];
 	local ulong sums[GROUP];
 	const size_t row = get_group_id(0);
+	const bool left_out = targets[row] < 0; // the barriers below are for all
 	logits += row * width;
 	lanes largest = -FLT_MAX;
 	for (int i = LANES * ITEM; i < width; i += LANES * GROUP)
@@ -121,7 +129,7 @@ void draw_targets(MEMORY(int, targets), MEMORY(const float, logits), const int w
 		all += weigh(logits, i, end, top);
 	const ulong own = weights_sum(all);
 	sums[ITEM] = own;
-	if (ITEM == 0)
+	if (ITEM == 0 && !left_out)
 		targets[row] = 0;
 	barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
 	ulong before = 0, whole = 0;
@@ -131,7 +139,7 @@ void draw_targets(MEMORY(int, targets), MEMORY(const float, logits), const int w
 	}
 	const ulong share = mix64(state + (first + row + 1) * 0x9e3779b97f4a7c15ul) >> 11; // in units of 2^-53
 	const ulong left = mul_hi(whole, share << 11);
-	if (left < before || left >= before + own)
+	if (left_out || left < before || left >= before + own)
 		return;
 	for (int i = begin; i < end; i += LANES) {
 		const weights some = weigh(logits, i, end, top);

@@ -1,0 +1,92 @@
+package train
+
+import (
+	"mula/blend"
+	"mula/moe"
+)
+
+// Attention says which tokens of its row a token attends to.
+type Attention string
+
+// What tokens attend to. Where it is documents, or the plan is packed, a target counts only if it stands in the same document as its input and is
+// no padding; otherwise all do.
+const (
+	WindowAttention   Attention = "window"    // all of the row up to itself; default for plans of windows
+	DocumentAttention Attention = "documents" // those of its own document alone, up to itself; default for packed plans
+)
+
+// attentionOf is the default for a plan.
+func attentionOf(p *blend.Plan) Attention {
+	if p.Packing != nil {
+		return DocumentAttention
+	}
+	return WindowAttention
+}
+
+// samples are rows for a model, read along a plan.
+type samples struct {
+	length  int  // L, inputs of a row
+	within  bool // attention stays within documents
+	counted bool // targets are counted one by one
+
+	tokens  []uint32 // rows × (L+1)
+	begin   []int32  // [rows × L] if within; see [moe.Batch]
+	counts  []bool   // [rows × L] if counted
+	targets []int64  // [rows] how many count
+}
+
+// newSamples makes room for samples of a plan. An attention that is empty is the plan's default.
+func newSamples(p *blend.Plan, a Attention) samples {
+	if a == "" {
+		a = attentionOf(p)
+	}
+	within := a == DocumentAttention
+	return samples{length: p.SequenceLength, within: within, counted: within || p.Packing != nil}
+}
+
+// clear removes all rows.
+func (s *samples) clear() {
+	s.tokens, s.begin, s.counts, s.targets = s.tokens[:0], s.begin[:0], s.counts[:0], s.targets[:0]
+}
+
+// rows is the number of rows.
+func (s *samples) rows() int { return len(s.targets) }
+
+// row is the tokens of a row.
+func (s *samples) row(i int) []uint32 { return s.tokens[i*(s.length+1):][:s.length+1] }
+
+// end ends a row whose tokens have been appended. Documents begin in it at starts, in order, and behind filled tokens there is padding. What stands
+// before the first of them is a document, too, whose beginning is in another window, and padding is one of its own.
+func (s *samples) end(starts []int32, filled int) {
+	targets := int64(s.length)
+	begin, next := int32(0), 0 // of the document at hand; the one that follows it
+	for i := 0; s.counted && i < s.length; i++ {
+		for next < len(starts) && int(starts[next]) <= i {
+			begin = starts[next]
+			next++
+		}
+		if i >= filled {
+			begin = int32(filled)
+		}
+		if s.within {
+			s.begin = append(s.begin, begin)
+		}
+		counts := i+1 < filled && (next == len(starts) || int(starts[next]) != i+1)
+		if s.counts = append(s.counts, counts); !counts {
+			targets--
+		}
+	}
+	s.targets = append(s.targets, targets)
+}
+
+// batch is the rows from the first to before the end.
+func (s *samples) batch(first, end int) moe.Batch {
+	b := moe.Batch{Tokens: s.tokens[first*(s.length+1) : end*(s.length+1)], Rows: end - first, SequenceLength: s.length}
+	if s.within {
+		b.Begin = s.begin[first*s.length : end*s.length]
+	}
+	if s.counted {
+		b.Counted = s.counts[first*s.length : end*s.length]
+	}
+	return b
+}
