@@ -167,3 +167,32 @@ func TestSumsOfCutFile(t *testing.T) {
 		}
 	}
 }
+
+// A number of an index file of which the cut has left zeros is no number.
+func TestNumbersOfCutIndex(t *testing.T) {
+	idx, bin := foreign(UInt16, [][][]uint32{{{1, 2}, {3}}, {{4, 5, 6, 7}}})
+	prefix := place(t, idx, bin)
+	x, err := OpenIndex(prefix)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer x.Close()
+	if start, err := x.SequenceStart(2); start != 3 || err != nil {
+		t.Fatalf("%d, %v", start, err)
+	}
+	if length, err := x.SequenceLength(2); length != 4 || err != nil {
+		t.Fatalf("%d, %v", length, err)
+	}
+	if err := os.Truncate(prefix+idxExt, idxHeaderSize); err != nil {
+		t.Fatal(err)
+	}
+	for what, read := range map[string]func(int64) (int64, error){"start": x.SequenceStart, "length": x.SequenceLength} {
+		err := mapping.Guard(func() error {
+			_, err := read(2)
+			return err
+		})
+		if err == nil || !strings.Contains(err.Error(), "cut short") {
+			t.Errorf("%s: %v; it is to say that the file was cut short", what, err)
+		}
+	}
+}

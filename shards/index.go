@@ -177,8 +177,31 @@ func (x *Index) Multimodal() bool {
 }
 
 // SequenceStart is the first element of a sequence, counted from 0; the number of sequences gives [Index.Elements]. The error wraps
-// [ErrCorrupt] where the file has a value that cannot be.
+// [ErrCorrupt] where the file has a value that cannot be. It is to be guarded ([mapping.Guard]); of a file that was cut short it tells itself.
 func (x *Index) SequenceStart(sequence int64) (int64, error) {
+	start, err := x.sequenceStart(sequence)
+	if err == nil && sequence < x.sequences {
+		err = x.file.Intact(x.starts[8*sequence:][:8])
+	}
+	return start, err
+}
+
+// SequenceLength is the number of elements of a sequence, with the errors and the guard of SequenceStart.
+func (x *Index) SequenceLength(sequence int64) (int64, error) {
+	if sequence < 0 || sequence >= x.sequences {
+		return 0, fmt.Errorf("%s: sequence %d was asked for, it has %d", x.path, sequence, x.sequences)
+	}
+	length := x.length(sequence)
+	if err := x.file.Intact(x.lengths[4*sequence:][:4]); err != nil {
+		return 0, err
+	}
+	if length < 0 {
+		return 0, x.corrupt("sequence %d has the length %d", sequence, length)
+	}
+	return length, nil
+}
+
+func (x *Index) sequenceStart(sequence int64) (int64, error) {
 	if sequence < 0 || sequence > x.sequences {
 		return 0, fmt.Errorf("%s: sequence %d was asked for, it has %d", x.path, sequence, x.sequences)
 	}
@@ -201,7 +224,7 @@ func (x *Index) documentStart(document int64) (int64, error) {
 	if sequence < 0 || sequence > x.sequences {
 		return 0, x.corrupt("document %d starts at sequence %d of %d", document, sequence, x.sequences)
 	}
-	return x.SequenceStart(sequence)
+	return x.sequenceStart(sequence)
 }
 
 // DocumentLengths gives the number of elements of every document, in order. It reads the file from its beginning to its end, and compares where a

@@ -190,16 +190,24 @@ func (s *Shard) DocumentAt(token int64) (int64, error) {
 		return -1, nil
 	}
 	low, high := int64(0), s.index.documents // the start of low is at or before the token, that of high behind it
-	for high-low > 1 {
+	first, end := int64(0), s.Tokens()       // these starts
+	// Of a million documents a guess by the tokens around is some hundreds off, the next some ten: a few places are looked at in place of twenty. If lengths are
+	// not alike, halving ends the search.
+	const guesses = 7
+	for turn := 0; high-low > 1; turn++ {
 		middle := low + (high-low)/2
+		if turn < guesses {
+			guess := low + int64(float64(token-first)/float64(end-first)*float64(high-low))
+			middle = min(max(guess, low+1), high-1)
+		}
 		start, err := s.index.documentStart(middle)
 		if err != nil {
 			return -1, err
 		}
 		if start <= token {
-			low = middle
+			low, first = middle, start
 		} else {
-			high = middle
+			high, end = middle, start
 		}
 	}
 	return low, nil

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io/fs"
 	"math"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -383,6 +384,58 @@ func FuzzOpen(f *testing.F) {
 			t.Fatal(err)
 		}
 	})
+}
+
+// uneven makes n documents of each kind of lengths: alike, of all sizes, growing, with one that is all but everything, and empty ones between.
+func uneven(n int) map[string][][][]uint32 {
+	random := rand.New(rand.NewPCG(1, 2))
+	kinds := map[string]func(i int) int{
+		"alike":     func(int) int { return 7 },
+		"lognormal": func(int) int { return int(math.Exp(3 + 1.1*random.NormFloat64())) },
+		"growing":   func(i int) int { return i * i * 60 / (n * n) },
+		"falling":   func(i int) int { return (n - i) * (n - i) * 60 / (n * n) },
+		"one":       func(i int) int { return 1 + i/(n-1)*20*n },
+		"empty":     func(i int) int { return i % 11 / 10 * 50 },
+	}
+	all := make(map[string][][][]uint32)
+	for name, length := range kinds {
+		for i := range n {
+			all[name] = append(all[name], [][]uint32{make([]uint32, length(i))})
+		}
+	}
+	return all
+}
+
+// The document of every token is found, however lengths are distributed.
+func TestDocumentAtUneven(t *testing.T) {
+	for name, documents := range uneven(3000) {
+		idx, bin := foreign(UInt16, documents)
+		s := open(t, place(t, idx, bin))
+		token := int64(0)
+		for d, sequences := range documents {
+			for range sequences[0] {
+				if got, err := s.DocumentAt(token); got != int64(d) || err != nil {
+					t.Fatalf("%s: token %d is in document %d, %v, want %d", name, token, got, err, d)
+				}
+				token++
+			}
+		}
+	}
+}
+
+func BenchmarkDocumentAt(b *testing.B) {
+	for name, documents := range uneven(1 << 17) {
+		b.Run(name, func(b *testing.B) {
+			idx, bin := foreign(UInt16, documents)
+			s := open(b, place(b, idx, bin))
+			random := rand.New(rand.NewPCG(3, 4))
+			for b.Loop() {
+				if _, err := s.DocumentAt(random.Int64N(s.Tokens())); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
 }
 
 func BenchmarkOpen(b *testing.B) {

@@ -87,17 +87,9 @@ func (c *column) at(i int64) int64 {
 	return int64(int32(binary.LittleEndian.Uint32(p)))
 }
 
-// lastPage is the number of bytes at the end of a file that may share a page of memory.
-var lastPage = int64(os.Getpagesize())
-
-// intact gives the error of a file that was cut short, once numbers up to i have been read: in the page of memory in which the cut is, they were read as 0.
-// It is to be guarded.
+// intact is [mapping.File.Intact] once numbers up to i have been read.
 func (c *column) intact(i int64) error {
-	c.file.Probe()
-	if (i+1)*int64(c.width) <= int64(len(c.data))-lastPage {
-		return nil
-	}
-	return c.file.Cut() // no fault tells of a cut there
+	return c.file.Intact(c.data[i*int64(c.width):][:c.width])
 }
 
 // OpenCache opens a dataset or a blend of the cache directory dir. name is the hash in its files' names, or the name of one of its files;
@@ -406,11 +398,11 @@ func (d *readDataset) lengthAt(at int64) (int64, error) {
 	if document < 0 || document >= d.file.Sequences() {
 		return 0, fmt.Errorf("%s: entry %d is document %d, but %s has %d: %w", d.base+gptEnds[0], at, document, d.file.Path(), d.file.Sequences(), ErrCorrupt)
 	}
-	length := int32(binary.LittleEndian.Uint32(d.file.Lengths()[4*document:]))
-	if length < 0 {
-		return 0, fmt.Errorf("%s: sequence %d has %d tokens: %w", d.file.Path(), document, length, ErrCorrupt)
+	length, err := d.file.SequenceLength(document)
+	if errors.Is(err, shards.ErrCorrupt) {
+		err = fmt.Errorf("%w: %w", err, ErrCorrupt)
 	}
-	return int64(length), nil
+	return length, err
 }
 
 // Split is the split that the cache is of.

@@ -122,6 +122,19 @@ func (f *File) Probe() {
 	}
 }
 
+// lastPage is the number of bytes at the end of a file that may share a page of memory.
+var lastPage = os.Getpagesize()
+
+// Intact gives the error of a file that was cut short, once part of its Data has been read: in the page of memory in which the cut is, zeros were read, and
+// no fault tells of it. It asks the system only where part is at the end of the file. It is to be guarded.
+func (f *File) Intact(part []byte) error {
+	f.Probe()
+	if end := int(address(part)-address(f.Data)) + len(part); end <= len(f.Data)-lastPage {
+		return nil
+	}
+	return f.Cut()
+}
+
 // load is a read that is not optimized away.
 //
 //go:noinline
