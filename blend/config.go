@@ -119,7 +119,7 @@ func (c *Config) validate() error {
 	case orderMegatron:
 		return c.validateMegatron()
 	default:
-		return c.file.Errorf("$.order", "order %q is not known%s: it is %s, or %s to read the index cache of Megatron-LM", c.Order,
+		return c.file.Errorf("$.order", "order %q is not known%s (it is %s, or %s to read the index cache of Megatron-LM)", c.Order,
 			strictyaml.DidYouMean(c.Order, []string{orderNative, orderMegatron}), orderNative, orderMegatron)
 	}
 	if c.SequenceLength == 0 && !c.file.Has("$.sequence_length") {
@@ -135,7 +135,7 @@ func (c *Config) validate() error {
 		return c.file.Errorf("$.validation", "validation is %s; it is a share of each source and must be below 1", c.Validation)
 	}
 	if c.Packing != "" && c.Packing != packingBestFit {
-		return c.file.Errorf("$.packing", "packing %q is not known%s: it is %s, or left out for windows", c.Packing,
+		return c.file.Errorf("$.packing", "packing %q is not known%s (it is %s, or left out for windows)", c.Packing,
 			strictyaml.DidYouMean(c.Packing, []string{packingBestFit}), packingBestFit)
 	}
 	if c.Pad != nil && c.Packing == "" {

@@ -64,6 +64,9 @@ func convertOptions(c *cli.Context) (o train.ConvertOptions, err error) {
 	if err := noOperands(c); err != nil {
 		return o, err
 	}
+	if err := reachable(c.String("output")); err != nil {
+		return o, err
+	}
 	if name := c.String("dtype"); name != "" {
 		dtype, ok := dtypes[name]
 		if !ok {

@@ -98,6 +98,9 @@ func runLaunch(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
+	if info, err := os.Stat(o.Log); o.Log != "" && err == nil && !info.IsDir() {
+		return usagef("--log %s is a file; name a folder", o.Log)
+	}
 	p := newProgress(c.App.ErrWriter)
 	o.Notice = func(text string) { p.line("launch: %s", text) }
 	signals := make(chan os.Signal, 2)

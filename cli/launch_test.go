@@ -396,6 +396,7 @@ func TestLaunchWrong(t *testing.T) {
 		{"links and mpiexec", "launch --with mpiexec -- train", "layout: {dp: 2, links: tcp}\n", exitUsage, "say --with tcp", 0},
 		{"section", "launch --section-timeout save=3m -- train", "", exitUsage, `"save" is not a section`, 0},
 		{"limit", "launch --section-timeout step=soon -- train", "", exitUsage, "the limit of step", 0},
+		{"log", "launch --log blend.yaml -- train", "", exitUsage, "--log blend.yaml is a file; name a folder", 0},
 		{"back-off", "launch --back-off 5 -- train", "", exitUsage, `"5" is not a time`, 0},
 		{"with", "launch --with ssh -- train", "", exitUsage, "one of auto, tcp, mpiexec, srun, pbs", 0},
 		{"pbs", "launch --with pbs -- train", "", exitUsage, "PBS_NODEFILE", 0},

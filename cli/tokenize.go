@@ -101,6 +101,26 @@ func amount(c *cli.Context, flag string) (int64, error) {
 	return 0, usagef("--%s is %q; it must be a number above 0, such as 5000, 1.5M or 2G", flag, text)
 }
 
+// noStrayFile refuses a job whose shard would take the place of files that are no shard, as the train.bin of another program, and were not left by the job
+// itself. Of whole shards, and of those with numbers, the job says more.
+func noStrayFile(o job.Options) error {
+	if o.Overwrite || o.ShardTokens > 0 {
+		return nil
+	}
+	if _, _, err := formats.Detect(o.Output); err == nil {
+		return nil
+	}
+	found := notShard(o.Output, o.Layout, false)
+	if found == nil {
+		return nil
+	}
+	// The folder is looked for last: another process may have begun the job in between.
+	if _, err := os.Stat(o.Output + job.FolderSuffix); err == nil {
+		return nil
+	}
+	return found
+}
+
 func runTokenize(c *cli.Context) error {
 	if err := needFlags(c, "tokenizer", "output"); err != nil {
 		return err
@@ -184,6 +204,9 @@ func runTokenize(c *cli.Context) error {
 		options.EOD = id
 	}
 	if err := ownFolder(options.Layout, options.Output); err != nil {
+		return err
+	}
+	if err := noStrayFile(options); err != nil {
 		return err
 	}
 	if err := outsideInputs(options.Output, c.Args().Slice()); err != nil {
