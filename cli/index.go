@@ -127,6 +127,9 @@ func runIndex(c *cli.Context) error {
 	if err := atMost(c, maxThreads, "threads"); err != nil {
 		return err
 	}
+	if err := reachable(c.String("cache")); err != nil {
+		return err
+	}
 	for _, name := range c.LocalFlagNames() {
 		if slices.Contains([]string{"for", "cache", "workers", "threads", "dry-run", "resume", "json"}, name) || slices.Contains(own, name) {
 			continue

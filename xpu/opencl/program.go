@@ -87,7 +87,7 @@ func (c *Context) Build(ctx context.Context, s Source, cache *Cache) (*Program, 
 type compilingKey struct{}
 
 // WithCompiling gives a context with which [Context.Build] calls f before a compiler is given a source, which may take a minute. What the cache has is
-// not compiled. Several goroutines may call f at a time.
+// not compiled. Several goroutines may call f at a time, and a Build that its context has ended may call f after it.
 func WithCompiling(ctx context.Context, f func(d *Device)) context.Context {
 	return context.WithValue(ctx, compilingKey{}, f)
 }
