@@ -3,6 +3,7 @@ package tokenize
 import (
 	"bytes"
 	"encoding/json"
+	"math"
 	"os"
 	"slices"
 	"strings"
@@ -191,12 +192,17 @@ func TestFindersAreUsedAgain(t *testing.T) {
 		}
 	}
 	s := []byte("xxxab")
-	if n := testing.AllocsPerRun(100, func() {
-		f := p.finder(s)
-		f.find(0)
-		f.release()
-	}); n != 0 {
-		t.Errorf("%v allocations", n)
+	// The least of several calls: a pool may drop what it is given, which the race detector has it do on purpose.
+	least := math.Inf(1)
+	for range 20 {
+		least = min(least, testing.AllocsPerRun(1, func() {
+			f := p.finder(s)
+			f.find(0)
+			f.release()
+		}))
+	}
+	if least != 0 {
+		t.Errorf("%v allocations", least)
 	}
 }
 

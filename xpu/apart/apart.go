@@ -288,15 +288,14 @@ func (d *Device) later(bring func()) {
 	d.results = append(d.results, bring)
 }
 
-// result is memory for host results in place of x, which is poisoned until the next Wait.
-func (d *Device) result(x []float64) []float64 {
-	if len(x) == 0 {
-		return nil
+// result is memory for host results in place of x. With computed, which is called when they are there, x is poisoned until the next Wait. Another goroutine may
+// wait while the command is at it, and is to bring nothing.
+func (d *Device) result(x []float64) (y []float64, computed func()) {
+	y = make([]float64, len(x))
+	return y, func() {
+		for i := range x {
+			x[i] = math.NaN()
+		}
+		d.later(func() { copy(x, y) })
 	}
-	for i := range x {
-		x[i] = math.NaN()
-	}
-	y := make([]float64, len(x))
-	d.later(func() { copy(x, y) })
-	return y
 }

@@ -105,6 +105,42 @@ func TestHostResults(t *testing.T) {
 	}
 }
 
+// waiting is a device whose sums of squares take until they are let go on.
+type waiting struct {
+	xpu.Device
+	begun, goOn chan struct{}
+}
+
+func (w waiting) SumSquares(stretches [][]float32, sums []float64) {
+	close(w.begun)
+	<-w.goOn
+	w.Device.SumSquares(stretches, sums)
+}
+
+// TestWaitDuringCommand: a goroutine that waits while another's command is under way takes nothing of its results, which are whole after its own wait.
+func TestWaitDuringCommand(t *testing.T) {
+	inner := waiting{cpu.New(1, xpu.FP32), make(chan struct{}), make(chan struct{})}
+	d := apart.New(inner)
+	defer d.Close()
+	x, sums, done := floats(t, d, 3, 4), make([]float64, 1), make(chan struct{})
+	go func() {
+		defer close(done)
+		d.SumSquares([][]float32{x}, sums)
+	}()
+	<-inner.begun
+	if err := d.Wait(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	close(inner.goOn)
+	<-done
+	if err := d.Wait(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if sums[0] != 25 {
+		t.Errorf("the sum is %g, want 25", sums[0])
+	}
+}
+
 func TestForeignMemory(t *testing.T) {
 	d := device(t, xpu.FP32)
 	x := floats(t, d, 1, 2)

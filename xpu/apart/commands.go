@@ -264,10 +264,12 @@ func (d *Device) SwiGLUGrad(gateUp, act, dact, weight, dweight []float32, width 
 // CrossEntropy computes cross entropies of targets; see [xpu.Layers].
 func (d *Device) CrossEntropy(c xpu.CrossEntropy) {
 	inside := c
-	inside.Logits, inside.Targets, inside.Loss = d.floats(c.Logits), d.ints(c.Targets), d.result(c.Loss)
+	loss, computed := d.result(c.Loss)
+	inside.Logits, inside.Targets, inside.Loss = d.floats(c.Logits), d.ints(c.Targets), loss
 	if d.works() {
 		d.inner.CrossEntropy(inside)
 	}
+	computed()
 	poison(c.Logits)
 	if c.Sample {
 		poisonInts(c.Targets)
@@ -280,9 +282,11 @@ func (d *Device) SumSquares(stretches [][]float32, sums []float64) {
 	for i, x := range stretches {
 		inside[i] = d.floats(x)
 	}
-	if sums := d.result(sums); d.works() {
+	sums, computed := d.result(sums)
+	if d.works() {
 		d.inner.SumSquares(inside, sums)
 	}
+	computed()
 }
 
 // AdamW updates weights and moments; see [xpu.Layers].
@@ -291,9 +295,13 @@ func (d *Device) AdamW(rule xpu.AdamW, stretches []xpu.Moments, before, change [
 	for i, s := range stretches {
 		inside[i] = xpu.Moments{Weight: d.floats(s.Weight), Grad: d.floats(s.Grad), M: d.floats(s.M), V: d.floats(s.V)}
 	}
-	if before, change := d.result(before), d.result(change); d.works() {
+	before, computedBefore := d.result(before)
+	change, computedChange := d.result(change)
+	if d.works() {
 		d.inner.AdamW(rule, inside, before, change)
 	}
+	computedBefore()
+	computedChange()
 	for _, s := range stretches {
 		poison(s.Weight, s.M, s.V)
 	}
