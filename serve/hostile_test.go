@@ -367,7 +367,7 @@ func TestMemoryIsBounded(t *testing.T) {
 func TestReservedIsEnough(t *testing.T) {
 	dir := t.TempDir()
 	plantest.Shard(t, filepath.Join(dir, "ones"), shards.UInt16, 10, slices.Repeat([][]uint32{{1}}, 5000))
-	data := plantest.Open(t, plantest.Seal(t, dir, "sequence_length: 64\nseed: 1\nsources: [{name: ones, shards: [ones], weight: 1}]"))
+	data := plantest.Open(t, plantest.Seal(t, dir, "plan.json", "sequence_length: 64\nseed: 1\nsources: [{name: ones, shards: [ones], weight: 1}]"))
 	s := serveData(t, data, Options{})
 	st, err := s.service.Open(context.Background(), Request{BatchSize: 32, World: 1, MicroBatch: 32}, 1)
 	if err != nil {

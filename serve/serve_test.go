@@ -77,7 +77,7 @@ func makePlan(t testing.TB, dir string, dtype shards.DType, tokens int) {
 		}
 		plantest.Shard(t, filepath.Join(dir, name), dtype, 1000, documents)
 	}
-	plantest.Seal(t, dir, fmt.Sprintf(`
+	plantest.Seal(t, dir, "plan.json", fmt.Sprintf(`
 sequence_length: %d
 seed: 5
 validation: 0.05

@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"log"
 	"maps"
 	"math"
 	"math/rand/v2"
@@ -20,9 +19,9 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"go.uber.org/goleak"
 
 	"mula/blend"
+	"mula/blend/plantest"
 	"mula/moe"
 	"mula/shards"
 	"mula/train/report"
@@ -35,15 +34,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv(convertEnv) != "" {
 		os.Exit(convertChild())
 	}
-	cache, err := os.MkdirTemp("", "")
-	if err != nil {
-		log.Fatal(err)
-	}
-	os.Setenv("XDG_CACHE_HOME", cache) // nothing of a test goes into the user's
-	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
-		os.RemoveAll(cache)
-		os.Exit(code)
-	}))
+	plantest.Main(m)
 }
 
 // tokenizerJSON stands for the tokenizer of the shards; nobody reads it.
@@ -79,25 +70,7 @@ func makePlan(t testing.TB, dir, name, more string) string {
 		}
 	}
 	config := fmt.Sprintf("sequence_length: 16\nseed: 5\nvalidation: 0.1\nsources:\n- {name: go, shards: [go.idx], weight: 0.7}\n- {name: tests, shards: [tests.idx], weight: 0.3}\n%s", more)
-	return sealPlan(t, dir, name, config)
-}
-
-// sealPlan seals the plan of a blend.yaml of that content in dir, and returns its path.
-func sealPlan(t testing.TB, dir, name, config string) string {
-	t.Helper()
-	c, err := blend.ParseConfig([]byte(config), "blend.yaml", dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	plan, err := blend.Seal(context.Background(), c, blend.SealOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	path := filepath.Join(dir, name)
-	if err := plan.Write(path); err != nil {
-		t.Fatal(err)
-	}
-	return path
+	return plantest.Seal(t, dir, name, config)
 }
 
 // testConfig is a short run of the smallest model. Its checkpoints are few, because most of the time of a test is that of bringing them to disk.
@@ -743,7 +716,7 @@ func TestRunPlanChangeRefused(t *testing.T) {
 	mustRun(t, c, stopAfter(3))
 
 	const shards = "sources:\n- {name: go, shards: [go.idx], weight: 0.7}\n- {name: tests, shards: [tests.idx], weight: 0.3}\n"
-	c.Plan = sealPlan(t, dir, "short.json", "sequence_length: 8\nseed: 5\n"+shards)
+	c.Plan = plantest.Seal(t, dir, "short.json", "sequence_length: 8\nseed: 5\n"+shards)
 	if _, err := Run(context.Background(), c, Options{}); err == nil || !strings.Contains(err.Error(), "sequence length") {
 		t.Errorf("another sequence length: %v", err)
 	}
@@ -759,7 +732,7 @@ func TestRunPlanChangeRefused(t *testing.T) {
 			t.Fatalf("%s: %v", path, err)
 		}
 	}
-	c.Plan = sealPlan(t, dir, "other.json", "sequence_length: 16\nseed: 5\n"+shards)
+	c.Plan = plantest.Seal(t, dir, "other.json", "sequence_length: 16\nseed: 5\n"+shards)
 	if _, err := Run(context.Background(), c, Options{}); err == nil || !strings.Contains(err.Error(), "the same ids mean other text") {
 		t.Errorf("another tokenizer: %v", err)
 	}

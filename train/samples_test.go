@@ -15,6 +15,7 @@ import (
 	"pgregory.net/rapid"
 
 	"mula/blend"
+	"mula/blend/plantest"
 	"mula/moe"
 	"mula/shards"
 )
@@ -30,12 +31,12 @@ func packedPlan(t testing.TB, dir, name, more string) string {
 		}
 		return 1 + rng.IntN(9)
 	})
-	return sealPlan(t, dir, name, documentsBlend+"packing: best_fit\n"+more)
+	return plantest.Seal(t, dir, name, documentsBlend+"packing: best_fit\n"+more)
 }
 
 func windowsPlan(t testing.TB, dir, name, more string) string {
 	t.Helper()
-	return sealPlan(t, dir, name, documentsBlend+more)
+	return plantest.Seal(t, dir, name, documentsBlend+more)
 }
 
 const documentsBlend = "sequence_length: 24\nseed: 5\nvalidation: 0.15\nsources:\n- {name: go, shards: [go.idx], weight: 0.7}\n- {name: tests, shards: [tests.idx], weight: 0.3}\n"
@@ -408,14 +409,14 @@ func TestDocumentsSpikes(t *testing.T) {
 	spikyPlan(t, dir, "windows.json", nil, 20) // for its shards
 	const config = "sequence_length: 16\nseed: 5\npacking: best_fit\nsources:\n- {name: text, shards: [text.idx]}\n- {name: garbage, shards: [garbage.idx]}\nsamples: 336\nstages:\n" +
 		"- {samples: 160, weights: {text: 1}}\n- {samples: 8, weights: {garbage: 1}}\n- {samples: rest, weights: {text: 1}}\n"
-	plan := sealPlan(t, dir, "plan.json", config)
+	plan := plantest.Seal(t, dir, "plan.json", config)
 	for action, left := range map[string]blend.Range{"skip": {From: 160, To: 168}, "rollback": {From: 136, To: 168}} {
 		c := testConfig(t, plan, spikyConfig+spikes(action))
 		mustRun(t, c, Options{})
 		if diff := cmp.Diff([]blend.Range{left}, skipsOf(t, c.Output)); diff != "" {
 			t.Errorf("%s: left out (-want +got):\n%s", action, diff)
 		}
-		without := sealPlan(t, dir, action+".json", config+fmt.Sprintf("skips:\n- {from: %d, to: %d}\n", left.From, left.To))
+		without := plantest.Seal(t, dir, action+".json", config+fmt.Sprintf("skips:\n- {from: %d, to: %d}\n", left.From, left.To))
 		planned := testConfig(t, without, spikyConfig)
 		mustRun(t, planned, Options{})
 		sameTraining(t, action, c.Output, planned.Output)
@@ -429,7 +430,7 @@ func TestNothingCounts(t *testing.T) {
 	writeDocuments(t, dir, "ones", 1, func(*rand.Rand) int { return 1 })
 	writeDocuments(t, dir, "more", 2, func(rng *rand.Rand) int { return 1 + rng.IntN(9) })
 	const sources = "sequence_length: 24\nseed: 5\npacking: best_fit\nvalidation: 0.2\nsources:\n- {name: ones, shards: [ones.idx]}\n- {name: more, shards: [more.idx]}\n"
-	plan := sealPlan(t, dir, "plan.json", sources+"samples: 24\nstages:\n- {samples: 8, weights: {ones: 1, more: 1}}\n- {samples: 8, weights: {ones: 1}}\n- {samples: 8, weights: {more: 1}}\n")
+	plan := plantest.Seal(t, dir, "plan.json", sources+"samples: 24\nstages:\n- {samples: 8, weights: {ones: 1, more: 1}}\n- {samples: 8, weights: {ones: 1}}\n- {samples: 8, weights: {more: 1}}\n")
 	for _, more := range []string{"", "layout: {dp: 2}\n", "layout: {dp: 2, ep: 2}\n", "layout: {dp: 2, pp: 2}\n", "optimizer: {name: sophiag, hessian_every: 1}\n"} {
 		c := testConfig(t, plan, more+"steps: 6\nbatch_size: 4\nmicro_batch_size: 1\ncheckpoint: {every: 1, keep: 9}\nevaluate: {every: 3, samples: 4}\nspikes: {action: skip}\n")
 		var steps []StepMetrics
@@ -469,7 +470,7 @@ func TestNothingCounts(t *testing.T) {
 			t.Errorf("%sevaluation %+v", more, *e)
 		}
 	}
-	only := sealPlan(t, dir, "only.json", strings.Replace(sources, "- {name: more, shards: [more.idx]}\n", "", 1))
+	only := plantest.Seal(t, dir, "only.json", strings.Replace(sources, "- {name: more, shards: [more.idx]}\n", "", 1))
 	m, err := moe.New(testConfig(t, only, "").Model.Config, device(t, 1))
 	if err != nil {
 		t.Fatal(err)

@@ -20,6 +20,7 @@ import (
 	"pgregory.net/rapid"
 
 	"mula/blend"
+	"mula/blend/plantest"
 	"mula/internal/atomicfile"
 	"mula/moe/safetensors"
 	"mula/shards"
@@ -139,7 +140,7 @@ func spikyPlan(t testing.TB, dir, name string, skips []blend.Range, garbage ...i
 	if len(skips) > 0 {
 		config += "skips:\n" + skipped.String()
 	}
-	return sealPlan(t, dir, name, config)
+	return plantest.Seal(t, dir, name, config)
 }
 
 // spikyConfig is a run of 40 steps that learns the text in a few of them.

@@ -53,8 +53,8 @@ func Shard(t testing.TB, prefix string, dtype shards.DType, vocabulary int, docu
 	}
 }
 
-// Seal seals the plan of a blend.yaml of that text in dir, writes it to plan.json there and returns the path of that.
-func Seal(t testing.TB, dir, config string) string {
+// Seal seals the plan of a blend.yaml of that text in dir, writes it there to a file of that name and returns its path.
+func Seal(t testing.TB, dir, name, config string) string {
 	t.Helper()
 	c, err := blend.ParseConfig([]byte(config), "blend.yaml", dir)
 	if err != nil {
@@ -64,7 +64,7 @@ func Seal(t testing.TB, dir, config string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	path := filepath.Join(dir, "plan.json")
+	path := filepath.Join(dir, name)
 	if err := plan.Write(path); err != nil {
 		t.Fatal(err)
 	}

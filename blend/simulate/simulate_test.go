@@ -39,7 +39,7 @@ func seal(t testing.TB, seed uint64, config string) *blend.Data {
 		}
 		plantest.Shard(t, filepath.Join(dir, name), []shards.DType{shards.UInt16, shards.UInt16, shards.Int32, shards.UInt16}[i], 1000, documents)
 	}
-	return open(t, plantest.Seal(t, dir, fmt.Sprintf("sequence_length: %d\nseed: %d\nsources:\n- {name: web, shards: [web-0, web-1, web-2], weight: 0.7}\n"+
+	return open(t, plantest.Seal(t, dir, "plan.json", fmt.Sprintf("sequence_length: %d\nseed: %d\nsources:\n- {name: web, shards: [web-0, web-1, web-2], weight: 0.7}\n"+
 		"- {name: code, shards: [code], weight: 0.3}\n%s", sequenceLength, seed, config)))
 }
 
@@ -426,7 +426,7 @@ func TestGoodOrders(t *testing.T) {
 	d := seal(t, 4, "samples: 6000\n")
 	distance, parity, n := 0.0, 0.0, 0.0
 	for seed := range uint64(40) {
-		data := plantest.Open(t, plantest.Seal(t, t.TempDir(), fmt.Sprintf("sequence_length: %d\nseed: %d\nsamples: %d\nsources:\n- {name: web, shards: [%q, %q], weight: 0.7}\n- {name: code, shards: [%q], weight: 0.3}\n",
+		data := plantest.Open(t, plantest.Seal(t, t.TempDir(), "plan.json", fmt.Sprintf("sequence_length: %d\nseed: %d\nsamples: %d\nsources:\n- {name: web, shards: [%q, %q], weight: 0.7}\n- {name: code, shards: [%q], weight: 0.3}\n",
 			sequenceLength, seed, []int{500, 6000}[seed%2], d.ShardPath(0, 0), d.ShardPath(0, 1), d.ShardPath(1, 0))))
 		r, err := Run(context.Background(), nil, Options{BatchSize: 20, Nodes: 2, Storage: Kinds[0], Data: data})
 		data.Close()

@@ -50,7 +50,7 @@ func openPlan(t testing.TB) *blend.Data {
 		}
 	}
 	plantest.Shard(t, filepath.Join(dir, "a"), shards.UInt16, 9000, documents)
-	return plantest.Open(t, plantest.Seal(t, dir, "sequence_length: 16\nseed: 5\nsamples: 400\nsources: [{name: a, shards: [a], weight: 1}]\nskips: [{from: 5, to: 7}]"))
+	return plantest.Open(t, plantest.Seal(t, dir, "plan.json", "sequence_length: 16\nseed: 5\nsamples: 400\nsources: [{name: a, shards: [a], weight: 1}]\nskips: [{from: 5, to: 7}]"))
 }
 
 // A served plan, and a client of it.
