@@ -5,7 +5,7 @@ FUZZTIME ?= 20s
 # Where the Python environments of the originals are made, about 8 GB; see conformance/environments.sh.
 ENVIRONMENTS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/mula/conformance
 
-.PHONY: help build test race lint fmt fuzz bench bench-index bench-encoding bench-training bench-products bench-kernels bench-loaders pvc conformance conformance-ids conformance-layouts conformance-huggingface quickstart clean
+.PHONY: help build test test-long race lint fmt fuzz bench bench-index bench-encoding bench-training bench-products bench-kernels bench-loaders pvc conformance conformance-ids conformance-layouts conformance-huggingface quickstart clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 26
@@ -14,7 +14,10 @@ build: ## build bin/mula
 	$(GO) build -trimpath -o bin/mula ./cli/mula
 
 test: ## run the tests
-	$(GO) test ./...
+	GO=$(GO) $(GO) run ./internal/gotest ./...
+
+test-long: ## the random tests of `make test` with more rounds
+	MULA_TEST_LONG=1 $(GO) test -count=1 -run 'Kill|EightProcesses|TestSameBits' ./index/cache ./cli ./xpu/cpu
 
 race: ## run the tests under the race detector (needs a C compiler)
 	CGO_ENABLED=1 $(GO) test -race -timeout 30m ./...
@@ -42,9 +45,9 @@ bench-index: build ## index files: the frameworks' own code and mula side by sid
 	conformance/environments.sh $(ENVIRONMENTS) megatron-0.16.1
 	$(ENVIRONMENTS)/torch/bin/python benchmarks/index.py --environments $(ENVIRONMENTS) $(ARGS)
 
-bench-encoding: build ## tokenizing: Hugging Face tokenizers, tiktoken and mula side by side (ARGS='--tokenizers FILE… --corpus DIR')
-	conformance/environments.sh $(ENVIRONMENTS) tokenizers-0.23.3
-	$(ENVIRONMENTS)/tokenizers-0.23.3/bin/python benchmarks/encoding.py $(ARGS)
+bench-encoding: build ## tokenizing: tokenizers, fastokens, gigatoken, tiktoken and mula side by side (ARGS='--tokenizers FILE… --corpus DIR')
+	conformance/environments.sh $(ENVIRONMENTS) tokenizers-0.23.3 encoders
+	$(ENVIRONMENTS)/encoders/bin/python benchmarks/encoding.py --python $(ENVIRONMENTS)/encoders/bin/python $(ENVIRONMENTS)/tokenizers-0.23.3/bin/python $(ARGS)
 
 bench-training: build ## training: PyTorch + transformers and mula side by side (an hour and more; ARGS='--quick' tries it)
 	conformance/environments.sh $(ENVIRONMENTS) transformers-5.23.0
@@ -66,8 +69,8 @@ pvc: ## compile all kernels for Intel's Ponte Vecchio, look into the machine cod
 
 conformance: build ## compare index files with those of Megatron core and OLMo-core, from PyPI, run beside mula (needs python3.11)
 	conformance/environments.sh $(ENVIRONMENTS)
-	$(ENVIRONMENTS)/torch/bin/python conformance/compare.py --environments $(ENVIRONMENTS) --versions 0.16.1 0.9.0 --count 250 --large
-	$(ENVIRONMENTS)/torch/bin/python conformance/compare.py --environments $(ENVIRONMENTS) --versions 0.4.0 0.5.0 0.6.0 0.7.0 0.8.0 0.10.0 0.11.0 0.12.3 0.13.1 0.16.1-fma --count 60
+	$(ENVIRONMENTS)/torch/bin/python conformance/compare.py --environments $(ENVIRONMENTS) --versions 0.19.2 0.16.1 0.9.0 --count 250 --large
+	$(ENVIRONMENTS)/torch/bin/python conformance/compare.py --environments $(ENVIRONMENTS) --versions 0.4.0 0.5.0 0.6.0 0.7.0 0.8.0 0.10.0 0.11.0 0.12.3 0.13.1 0.16.1-fma 0.17.1 0.18.2 --count 60
 	$(ENVIRONMENTS)/torch/bin/python conformance/read.py --environments $(ENVIRONMENTS)
 	$(ENVIRONMENTS)/torch/bin/python conformance/mix.py --environments $(ENVIRONMENTS)
 	$(ENVIRONMENTS)/torch/bin/python conformance/olmo.py --environments $(ENVIRONMENTS)

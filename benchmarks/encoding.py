@@ -1,28 +1,41 @@
 #!/usr/bin/env python3
-"""Compares the speed of mula's encoder with Hugging Face tokenizers and tiktoken: the same documents, in turns, in one run. Prints Markdown tables.
+"""Compares the speed of mula's encoder with other tokenizer libraries: the same documents, in turns, in one run. Prints Markdown tables.
 
-    conformance/environments.sh DIR tokenizers-0.23.3
-    DIR/tokenizers-0.23.3/bin/python benchmarks/encoding.py --tokenizers tokenizer.json... [--corpus FOLDER] [--rounds 3] [--megabytes 4] [--threads 1 2]
+    conformance/environments.sh DIR tokenizers-0.23.3 encoders
+    DIR/encoders/bin/python benchmarks/encoding.py --tokenizers tokenizer.json... --python DIR/encoders/bin/python DIR/tokenizers-0.23.3/bin/python
+        [--corpus FOLDER] [--rounds 3] [--megabytes 4] [--threads 1 2] [--texts NAME...]
 
-Texts: English (the corpus's wiki, pes2o and open-web-math; without a corpus the comments of Go's sources), the corpus whole, and a mix of 24 languages, code
-and HTML, with its Japanese and Chinese, its Go sources and its HTML also alone. Each is cut to --megabytes, and encoded in documents of 4 kB and whole.
+Texts: English (the corpus's wiki, pes2o and open-web-math; without a corpus the comments of Go's
+sources), the corpus whole, and a mix of 24 languages, code and HTML, with its Japanese and Chinese,
+its Go sources and its HTML also alone. Each text is cut to --megabytes, and encoded both in
+documents of 4 kB and in whole documents.
 
-mula         benchmarks/encodeloop, one encoder a thread, ids of a document after the other into one slice
-tokenizers   encode_batch_fast and encode_batch (which also makes offsets), RAYON_NUM_THREADS as many as threads
-tiktoken     encode_ordinary_batch with its vocabulary taken from a tokenizer.json whose pattern is cl100k's
+The libraries are those that the interpreters of --python have installed. Each is called through its
+fastest call for bulk encoding:
 
-Every side starts with empty caches in a process of its own and is timed without loading and without reading; the second pass is "warm". MB are 10^6 bytes.
+mula        benchmarks/encodeloop, a Go program: one encoder a thread, one output slice per encoder
+tokenizers  encode_batch_fast of 0.23.3, encode_batch of 1.0, 1,000 documents a call
+fastokens   encode_batch_flat, all documents in one call
+gigatoken   encode_batch, all documents in one call
+tiktoken    encode_ordinary_batch, for a vocabulary whose pattern is cl100k's
 
---pipeline FILE... instead compares whole commands, decompression and JSON included: `mula tokenize` (writes and hashes a shard) and `dolma tokens` and datatrove's DocumentTokenizer on the same files, --threads
-processes each. --python names the interpreters of the environments that have them (conformance/environments.sh DIR layouts dolma-1.2.1).
+Every side runs in a process of its own with empty caches, on as many cores as threads (the process
+is bound to them). Loading and reading are not timed. A run has two passes over the documents: the
+first starts with empty caches, the second is "warm". The ids of all sides are hashed and compared,
+but tiktoken's, which matches no added tokens. MB are 10^6 bytes.
+
+--pipeline FILE... instead compares whole commands, decompression and JSON included: `mula tokenize`
+(writes and hashes a shard), `dolma tokens` and datatrove's DocumentTokenizer on the same files,
+--threads processes each. --python then names the interpreters of the environments `layouts` and
+`dolma-1.2.1`.
 """
-import argparse, json, os, pathlib, statistics, struct, subprocess, sys, tempfile, time
+import argparse, hashlib, json, os, pathlib, statistics, struct, subprocess, sys, tempfile, time
 
 here = pathlib.Path(__file__).resolve().parent
 CL100K = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
-# ---- the other sides, each in a process of its own: inside.py MODE TOKENIZER DOCUMENTS THREADS, prints the seconds of two passes and the ids
+# ---- the other libraries, each in a process of its own: --inside LIBRARY TOKENIZER DOCUMENTS THREADS
 
 def read(path):
     raw, at, out = pathlib.Path(path).read_bytes(), 0, []
@@ -33,26 +46,46 @@ def read(path):
     return out
 
 
-def inside(side, tokenizer, path, threads):
-    documents = read(path)
-    if side == "tiktoken":
-        import tiktoken
+def encoder(library, tokenizer, documents, threads):
+    """A function that encodes the documents, and one that lists the ids of its result as arrays."""
+    import numpy
+    if library == "tiktoken":
         encoding = tiktoken_of(tokenizer)
-        def encode():
-            return sum(map(len, encoding.encode_ordinary_batch(documents, num_threads=threads)))
-    else:
-        import tokenizers
-        encoder = tokenizers.Tokenizer.from_file(tokenizer)
-        batch = getattr(encoder, side)
-        def encode():
-            count = 0
-            for i in range(0, len(documents), 1000):
-                count += sum(len(e) for e in batch(documents[i:i + 1000], add_special_tokens=False))
-            return count
+        return lambda: encoding.encode_ordinary_batch(documents, num_threads=threads), lambda ids: ids
+    if library == "fastokens":
+        import fastokens
+        t = fastokens.Tokenizer.from_file(tokenizer)
+        return lambda: t.encode_batch_flat(documents), lambda result: [numpy.frombuffer(result[0], numpy.uint32)]
+    if library == "gigatoken":
+        import awkward, gigatoken
+        t = gigatoken.Tokenizer(tokenizer)
+        return lambda: t.encode_batch(documents, parallel=threads > 1), lambda result: [awkward.to_numpy(awkward.flatten(result))]
+    import tokenizers
+    t = tokenizers.Tokenizer.from_file(tokenizer)
+    batch = getattr(t, "encode_batch_fast", t.encode_batch)
+    def encode():  # some calls keep everything in memory until they return
+        ids = []
+        for i in range(0, len(documents), 1000):
+            ids.extend(e.ids for e in batch(documents[i:i + 1000], add_special_tokens=False))
+        return ids
+    return encode, lambda ids: ids
+
+
+def inside(library, tokenizer, path, threads):
+    """Prints the seconds of each pass, then the number of ids and their SHA-256 as little-endian uint32."""
+    import numpy
+    documents = read(path)
+    encode, arrays = encoder(library, tokenizer, documents, threads)
     for _ in range(2):
+        result = None
         began = time.perf_counter()
-        ids = encode()
-        print(f"{time.perf_counter() - began:.6f} {ids}")
+        result = encode()
+        print(f"{time.perf_counter() - began:.6f}")
+    count, digest = 0, hashlib.sha256()
+    for ids in arrays(result):
+        count += len(ids)
+        digest.update(numpy.asarray(ids, "<u4").tobytes())
+    print(count, digest.hexdigest())
 
 
 def tiktoken_of(path):
@@ -72,17 +105,36 @@ def has_cl100k(path):
 
 # ---- encoding
 
-def measure(side, program, tokenizer, path, threads):
-    """Seconds of the first and the second pass, and the ids."""
+LIBRARIES = ("tokenizers", "fastokens", "gigatoken", "tiktoken")
+
+
+def installed(pythons):
+    """The libraries of the interpreters: {"tokenizers 0.23.3": interpreter, …}. Of equal versions the first counts."""
+    find = f"""
+import importlib.metadata as m
+for p in {LIBRARIES}:
+    try: print(p, m.version(p))
+    except m.PackageNotFoundError: pass
+"""
+    found = {}
+    for python in pythons:
+        for line in subprocess.run([python, "-c", find], check=True, capture_output=True, text=True).stdout.splitlines():
+            if not (line.startswith("tiktoken") and any(f.startswith("tiktoken") for f in found)):
+                found.setdefault(line, str(python))
+    return dict(sorted(found.items(), key=lambda f: LIBRARIES.index(f[0].split()[0])))
+
+
+def measure(line, path, threads):
+    """Seconds of the first and the second pass, the number of ids, and their hash."""
     env = {**os.environ, "RAYON_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "true", "GOMAXPROCS": str(threads)}
-    if side == "mula":
-        line = [program, "-tokenizer", tokenizer, "-workers", str(threads), "-rounds", "2"]
-    else:
-        line = [sys.executable, str(pathlib.Path(__file__).resolve()), "--inside", side, tokenizer, path, str(threads)]
+    cores = sorted(os.sched_getaffinity(0))[:threads] if hasattr(os, "sched_getaffinity") else None
+    bind = (lambda: os.sched_setaffinity(0, cores)) if cores else None
     with open(path, "rb") as documents:
-        done = subprocess.run(line, stdin=documents, env=env, check=True, capture_output=True, text=True)
-    first, second = (row.split() for row in done.stdout.splitlines())
-    return float(first[0]), float(second[0]), int(second[1])
+        done = subprocess.run(line, stdin=documents, env=env, preexec_fn=bind, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{' '.join(line)} failed:\n{done.stderr[-3000:]}")
+    first, second, ids = (row.split() for row in done.stdout.splitlines())
+    return float(first[0]), float(second[0]), int(ids[0]), ids[1]
 
 
 def encoding(args, tmp):
@@ -90,6 +142,7 @@ def encoding(args, tmp):
     import texts
     program = f"{tmp}/encodeloop"
     subprocess.run(["go", "build", "-o", program, "./benchmarks/encodeloop"], cwd=here.parent, check=True, env={**os.environ, "CGO_ENABLED": "0"})
+    libraries = installed(args.python)
     size = int(args.megabytes * 1e6)
     go = texts.go({".go"})
     found = {}
@@ -102,13 +155,15 @@ def encoding(args, tmp):
     found["Japanese, Chinese"] = texts.catalogues("ja") + texts.catalogues("zh_CN")
     found["Go sources"] = go
     found["HTML"] = texts.html(size * 2)
-    print(f"MB/s, first pass (warm pass), medians of {args.rounds} rounds in turns. tokenizers and tiktoken: versions below.\n")
-    print("| tokenizer | texts | MB | documents | threads | mula | encode_batch_fast | encode_batch | tiktoken | mula / fastest tokenizers | mula / tiktoken |")
-    print("|---|---|---|---|---|---|---|---|---|---|---|", flush=True)
+    if unknown := [t for t in args.texts or () if t not in found]:
+        sys.exit(f"--texts: unknown {', '.join(unknown)}; there are {', '.join(found)}")
+    print(f"MB/s of the first pass; of the second in brackets. Medians of {args.rounds} rounds in turns; the range of the first pass after it.\n")
+    print(f"| tokenizer | texts | MB | documents | threads | mula | {' | '.join(libraries)} | mula / fastest, first | second |")
+    print("|---|---|---|---|---|---|" + "---|" * (len(libraries) + 2), flush=True)
     for tokenizer in args.tokenizers:
-        sides = ["mula", "encode_batch_fast", "encode_batch"] + (["tiktoken"] if has_cl100k(tokenizer) else [])
-        for name, whole in found.items():
-            whole = texts.spread(whole, size)
+        others = [side for side in libraries if not side.startswith("tiktoken") or has_cl100k(tokenizer)]
+        for name in args.texts or found:
+            whole = texts.spread(found[name], size)
             for form, documents in (("4 kB", texts.pieces(whole)), ("whole", whole)):
                 if form not in args.documents:
                     continue
@@ -116,21 +171,28 @@ def encoding(args, tmp):
                 texts.write(path, documents)
                 megabytes = sum(len(d.encode()) for d in documents) / 1e6
                 for threads in args.threads:
-                    runs, ids = {side: [] for side in sides}, {}
+                    lines = {"mula": [program, "-tokenizer", str(tokenizer), "-workers", str(threads), "-rounds", "2", "-hash"]}
+                    for side in others:
+                        lines[side] = [libraries[side], str(here / "encoding.py"), "--inside", side.split()[0], str(tokenizer), path, str(threads)]
+                    runs, ids = {side: [] for side in lines}, {}
                     for _ in range(args.rounds):
-                        for side in sides:
-                            first, second, ids[side] = measure(side, program, str(tokenizer), path, threads)
+                        for side, line in lines.items():
+                            first, second, *ids[side] = measure(line, path, threads)
                             runs[side].append((megabytes / first, megabytes / second))
-                    median = {side: [statistics.median(r[i] for r in runs[side]) for i in (0, 1)] for side in sides}
-                    if len({ids[s] for s in sides if s != "tiktoken"}) != 1:  # tiktoken matches no added tokens
-                        sys.exit(f"{tokenizer}, {name}: the numbers of ids differ: {ids}")
-                    cell = lambda side: f"{median[side][0]:.1f} ({median[side][1]:.1f})" if side in median else ""
-                    ratio = lambda *others: f"{median['mula'][0] / max(median[o][0] for o in others):.1f}" if others[0] in median else ""
-                    print(f"| {pathlib.Path(tokenizer).stem} | {name} | {megabytes:.1f} | {form} | {threads} | **{cell('mula')}** | {cell('encode_batch_fast')} | {cell('encode_batch')} "
-                          f"| {cell('tiktoken')} | {ratio('encode_batch_fast', 'encode_batch')} | {ratio('tiktoken')} |", flush=True)
-    import importlib.metadata
-    versions = ", ".join(f"{p} {importlib.metadata.version(p)}" for p in ("tokenizers", "tiktoken"))
-    print(f"\n{versions}, Python {sys.version.split()[0]}")
+                    different = [f"{side} ({ids[side][0]:,} ids)" for side in others if ids[side] != ids["mula"] and not side.startswith("tiktoken")]
+                    if different:
+                        print(f"{tokenizer}, {name}: other ids than mula's {ids['mula'][0]:,}: {', '.join(different)}", file=sys.stderr)
+                    median = {side: [statistics.median(r[i] for r in runs[side]) for i in (0, 1)] for side in lines}
+                    def cell(side):
+                        if side not in median:
+                            return ""
+                        firsts = [r[0] for r in runs[side]]
+                        mark = " **other ids**" if any(d.startswith(side) for d in different) else ""
+                        return f"{median[side][0]:.1f} ({median[side][1]:.1f}), {min(firsts):.1f} to {max(firsts):.1f}{mark}"
+                    ratio = lambda i: f"{median['mula'][i] / max(median[o][i] for o in others):.2f}" if others else ""
+                    print(f"| {pathlib.Path(tokenizer).stem} | {name} | {megabytes:.1f} | {form} | {threads} | {cell('mula')} | "
+                          f"{' | '.join(cell(side) for side in libraries)} | {ratio(0)} | {ratio(1)} |", flush=True)
+    print(f"\nPython {sys.version.split()[0]}")
 
 
 # ---- whole commands
@@ -198,9 +260,10 @@ def main():
     ap.add_argument("--rounds", type=int, default=3)
     ap.add_argument("--threads", nargs="+", type=int, default=[1, 2])
     ap.add_argument("--documents", nargs="+", choices=["4 kB", "whole"], default=["4 kB", "whole"])
+    ap.add_argument("--texts", nargs="+", help="only these texts, by their names in the table")
     ap.add_argument("--pipeline", nargs="+", type=pathlib.Path)
     ap.add_argument("--mula", type=pathlib.Path, default=here.parent / "bin" / "mula")
-    ap.add_argument("--python", nargs="+", type=pathlib.Path, default=[pathlib.Path(sys.executable)], help="of the environments with dolma and datatrove")
+    ap.add_argument("--python", nargs="+", type=pathlib.Path, default=[pathlib.Path(sys.executable)], help="interpreters whose libraries take part")
     args = ap.parse_args()
     with tempfile.TemporaryDirectory() as tmp:
         pipeline(args, tmp) if args.pipeline else encoding(args, tmp)

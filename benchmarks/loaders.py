@@ -424,7 +424,7 @@ def load():
 
 def machine(o):
     cpu = next((line.split(":")[1].strip() for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), platform.machine())
-    versions = [f"mula {subprocess.run([o.mula, '--version'], capture_output=True, text=True).stdout.split()[-1]}"]
+    versions = [f"mula {subprocess.run([o.mula, '--version'], capture_output=True, text=True).stdout.split()[2]}"]
     for package in ("torch", "numpy", "pyarrow", "mosaicml-streaming", "grain", "megatron-core", "datatrove", "ai2-olmo-core"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions.append(f"{package} {importlib.metadata.version(package)}")

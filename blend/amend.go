@@ -16,10 +16,11 @@ import (
 // An Amendment is what is to change in a plan from a position on. The exported fields with names in YAML are those of an amend.yaml; one that
 // no file was read for is as good.
 type Amendment struct {
-	Samples *int64            `yaml:"samples"` // length of the plan from now on; nil: as before, or what Stages add up to
-	Sources []SourceConfig    `yaml:"sources"` // new sources, and new shards of old ones; Weight must not be set
-	Weights map[string]Number `yaml:"weights"` // of one stage that follows At, as in a StageConfig
-	Stages  []StageConfig     `yaml:"stages"`  // what follows At. Without Stages and Weights the stages go on as they were planned
+	Samples *int64            `yaml:"samples" count:"suffix"` // length of the plan from now on; nil: as before, or what Stages add up to
+	Tokens  *int64            `yaml:"tokens" count:"suffix"`  // the same in tokens, as in a [Config]
+	Sources []SourceConfig    `yaml:"sources"`                // new sources, and new shards of old ones; Weight must not be set
+	Weights map[string]Number `yaml:"weights"`                // of one stage that follows At, as in a StageConfig
+	Stages  []StageConfig     `yaml:"stages"`                 // what follows At. Without Stages and Weights the stages go on as they were planned
 
 	At     int64   `yaml:"-"` // the samples at the positions before stay as they are; 0 to the plan's length
 	Skips  []Range `yaml:"-"` // further positions that yield no sample, from At on
@@ -226,6 +227,11 @@ func amended(ctx context.Context, parent *Plan, a *Amendment, l *ledger) (_ *Dat
 	return d, nil
 }
 
+// length is the length of the plan that the amendment asks for, nil if it does not.
+func (a *Amendment) length(parent *Plan) *int64 {
+	return length(a.Samples, a.Tokens, parent.SequenceLength)
+}
+
 // validate checks what does not need the shards.
 func (a *Amendment) validate(parent *Plan) error {
 	if !parent.Windowed() {
@@ -237,11 +243,16 @@ func (a *Amendment) validate(parent *Plan) error {
 	if err := validateNewReason(a.Reason); err != nil {
 		return err
 	}
-	if a.Samples == nil && len(a.Sources) == 0 && a.Weights == nil && len(a.Stages) == 0 && len(a.Skips) == 0 {
+	if err := checkTokens(a.file, a.Samples, a.Tokens); err != nil {
+		return err
+	}
+	samples := a.length(parent)
+	if samples == nil && len(a.Sources) == 0 && a.Weights == nil && len(a.Stages) == 0 && len(a.Skips) == 0 {
 		return a.file.Errorf("$", "nothing is to be amended: give samples, sources, weights or stages; positions to leave out are no field, but given with --skip FROM:TO")
 	}
-	if a.Samples != nil && (*a.Samples < 1 || *a.Samples < a.At || *a.Samples > maxLength) {
-		return a.file.Errorf("$.samples", "samples is %d: it is the length of the whole plan, and must be at least %d and at most 2^60", *a.Samples, max(1, a.At))
+	if samples != nil && (*samples < 1 || *samples < a.At || *samples > maxLength) {
+		field, text := lengthText(*samples, a.Tokens)
+		return a.file.Errorf("$."+field, "%s: it is the length of the whole plan, and must be at least %d samples and at most 2^60", text, max(1, a.At))
 	}
 	if a.Weights != nil && len(a.Stages) > 0 {
 		return a.file.Errorf("$.weights", "both weights and stages say what follows: leave one of them out")
@@ -296,14 +307,10 @@ func (a *Amendment) validate(parent *Plan) error {
 		}
 	}
 	for j, st := range a.Stages {
-		path := fmt.Sprintf("$.stages[%d]", j)
-		switch {
-		case st.Samples.Rest && j < len(a.Stages)-1:
-			return a.file.Errorf(path+".samples", `stage %d: only the last stage can have "samples: rest"`, j+1)
-		case !st.Samples.Rest && st.Samples.Count == 0:
-			return a.file.Errorf(path, `stage %d has no samples: give a number, or "rest" for the last stage`, j+1)
+		if err := st.check(a.file, j, len(a.Stages)); err != nil {
+			return err
 		}
-		if err := checkWeights(path+".weights", st.Weights); err != nil {
+		if err := checkWeights(fmt.Sprintf("$.stages[%d].weights", j), st.Weights); err != nil {
 			return err
 		}
 	}
@@ -384,9 +391,9 @@ func (p *Plan) resumeStages(parent *Plan, a *Amendment) error {
 		st.Written = append(slices.Clone(st.Written), make([]string, fresh)...)
 		p.Stages = append(p.Stages, st)
 	}
-	length := parent.length
-	if a.Samples != nil {
-		length = *a.Samples
+	length, given := parent.length, a.length(parent)
+	if given != nil {
+		length = *given
 	}
 	if a.Weights == nil && len(a.Stages) == 0 {
 		if fresh > 0 {
@@ -405,8 +412,9 @@ func (p *Plan) resumeStages(parent *Plan, a *Amendment) error {
 		stages = []StageConfig{{Samples: StageLength{Rest: true}, Weights: a.Weights}}
 	}
 	end, err := p.addStages(a.file, stages, a.At, length, nil)
-	if err == nil && a.Samples != nil && end != length {
-		err = a.file.Errorf("$.samples", "samples is %d, but position %d and the stages add up to %d: leave samples out, or make the last stage \"samples: rest\"", length, a.At, end)
+	if err == nil && given != nil && end != length {
+		field, text := lengthText(length, a.Tokens)
+		err = a.file.Errorf("$."+field, "%s, but position %d and the stages add up to %d: leave %s out, or make the last stage \"samples: rest\"", text, a.At, end, field)
 	}
 	return err
 }
@@ -436,7 +444,7 @@ func (p *Plan) addSkips(parent *Plan, a *Amendment, length int64) error {
 	if err := p.resolveSkips(&all, length); err != nil {
 		return err
 	}
-	if a.Samples == nil && len(a.Sources) == 0 && a.Weights == nil && len(a.Stages) == 0 && slices.Equal(p.Skips, parent.Skips) {
+	if a.length(parent) == nil && len(a.Sources) == 0 && a.Weights == nil && len(a.Stages) == 0 && slices.Equal(p.Skips, parent.Skips) {
 		return errors.New("the plan leaves out all of these positions already")
 	}
 	return nil

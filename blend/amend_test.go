@@ -359,7 +359,7 @@ func TestAmendRefuses(t *testing.T) {
 		"samples":           {p, 200, "samples: 199", nil, "amend.yaml:1: samples is 199"},
 		"both":              {p, 200, "weights: {web: 1}\nstages: [{samples: 1, weights: {web: 1}}]", nil, "both weights and stages"},
 		"unknown field":     {p, 200, "sampels: 3", nil, "samples"},
-		"a field of others": {p, 200, "skips: []", nil, "known are samples, sources, weights, stages"},
+		"a field of others": {p, 200, "skips: []", nil, "known are samples, tokens, sources, weights, stages"},
 		"nothing in it":     {p, 200, "{}", nil, "given with --skip FROM:TO"},
 		"unknown weight":    {p, 200, "weights: {wbe: 1}", nil, "known are web, wiki"},
 		"zero weight":       {p, 200, "weights: {web: 0}", nil, "missing or zero"},

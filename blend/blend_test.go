@@ -11,11 +11,13 @@ import (
 
 	"go.uber.org/goleak"
 
+	"mula/internal/atomicfile"
 	"mula/shards"
 )
 
 // Nothing of a test goes into the user's ledger.
 func TestMain(m *testing.M) {
+	atomicfile.SkipSync = true
 	if plan := os.Getenv(rankPlan); plan != "" {
 		if err := rankOf(plan); err != nil {
 			log.Fatal(err)

@@ -68,7 +68,7 @@ func TestConfigErrors(t *testing.T) {
 		"weights in source": {head + a + "    weights: 3\n", `blend.yaml:6: unknown field "weights"; did you mean "weight"?`},
 		"unknown in stage":  {head + a + "stages:\n  - sample: 3\n", `blend.yaml:7: unknown field "sample"; did you mean "samples"?`},
 		"unknown in skip":   {head + a + "skips:\n  - until: 3\n", `blend.yaml:7: unknown field "until"; known are from, to`},
-		"far off":           {"zzzzzzzzzz: 16\n", "known are sequence_length, seed, validation, samples, sources, stages, skips"},
+		"far off":           {"zzzzzzzzzz: 16\n", "known are sequence_length, seed, validation, samples, tokens, sources, stages, skips"},
 		"duplicate key":     {"seed: 1\nseed: 2\n", `blend.yaml:2: `},
 		"type":              {"seed: x\n", "blend.yaml:1: "},
 		"negative seed":     {"seed: -1\n", "blend.yaml:1: "},
@@ -83,32 +83,118 @@ func TestConfigErrors(t *testing.T) {
 		"no shards":         {head + "  - name: a\n", `blend.yaml:4: source "a" has no shards`},
 		"zero weight":       {head + a + "    weight: 0\n", `blend.yaml:6: the weight of "a" is zero; leave the source out`},
 		"zero weight 2":     {head + a + "    weight: 0.000\n", "is zero"},
-		"negative weight":   {head + a + "    weight: -0.5\n", `blend.yaml:6: "-0.5" is negative`},
-		"nan":               {head + a + "    weight: .nan\n", "blend.yaml:6: .nan is not a finite number"},
-		"inf":               {head + a + "    weight: .inf\n", "blend.yaml:6: .inf is not a finite number"},
-		"word":              {head + a + "    weight: much\n", `blend.yaml:6: "much" is not a number`},
-		"list":              {head + a + "    weight: [1]\n", `blend.yaml:6: want a number`},
+		"negative weight":   {head + a + "    weight: -0.5\n", `blend.yaml:6: sources[0].weight: "-0.5" is negative`},
+		"nan":               {head + a + "    weight: .nan\n", "blend.yaml:6: sources[0].weight: .nan is not a finite number"},
+		"inf":               {head + a + "    weight: .inf\n", "blend.yaml:6: sources[0].weight: .inf is not a finite number"},
+		"word":              {head + a + "    weight: much\n", `blend.yaml:6: sources[0].weight: "much" is not a number`},
+		"list":              {head + a + "    weight: [1]\n", `blend.yaml:6: sources[0].weight: want a number`},
 		"stage null":        {head + a + "stages:\n  - samples: 3\n    weights: {a: }\n", `blend.yaml:8: stage 1: the weight of "a" is missing`},
-		"exponent":          {head + a + "    weight: 1e999\n", "blend.yaml:6: the exponent"},
+		"exponent":          {head + a + "    weight: 1e999\n", "blend.yaml:6: sources[0].weight: the exponent"},
 		"max_epochs":        {head + a + "    max_epochs: 0\n", "blend.yaml:6: max_epochs"},
 		"some weights":      {head + a + "    weight: 1\n  - name: b\n    shards: [b]\n", `blend.yaml:7: source "b" has no weight, but others have`},
 		"validation":        {head + a + "validation: 1\n", "blend.yaml:6: validation is 1; it is a share"},
 		"samples":           {head + a + "samples: 0\n", "blend.yaml:6: samples is 0"},
 		"rest":              {head + a + "stages:\n  - samples: rest\n  - samples: 3\n", `blend.yaml:7: stage 1: only the last stage can have "samples: rest"`},
-		"stage samples":     {head + a + "stages:\n  - samples: -3\n", "blend.yaml:7: want a positive number of samples"},
-		"stage word":        {head + a + "stages:\n  - samples: all\n", `blend.yaml:7: want a positive number of samples, or the word "rest"`},
+		"stage samples":     {head + a + "stages:\n  - samples: -3\n", "blend.yaml:7: stages[0].samples: want a positive number of samples"},
+		"stage word":        {head + a + "stages:\n  - samples: all\n", `blend.yaml:7: stages[0].samples: want a positive number of samples such as 20000 or 20k, or the word "rest"`},
 		"stage nothing":     {head + a + "stages:\n  - weights: {a: 1}\n", "blend.yaml:7: stage 1 has no samples"},
 		"stage source":      {head + a + "stages:\n  - samples: 3\n    weights: {a: 1, aa: 2}\n", `blend.yaml:8: stage 1 gives a weight to "aa", which is not a source; did you mean "a"?`},
 		"stage zero":        {head + a + "stages:\n  - samples: 3\n    weights: {a: 0}\n", `blend.yaml:8: stage 1: the weight of "a" is zero; leave the source out of the stage and it rests`},
 		"stage empty":       {head + a + "stages:\n  - samples: 3\n    weights: {}\n", "blend.yaml:7: stage 1: no source has a weight"},
 		"skip":              {head + a + "skips:\n  - {from: 5, to: 5}\n", "blend.yaml:7: skip 1: [5, 5) is not a range"},
-		"shards":            {"sequence_length: 16\nsources:\n  - name: a\n    shards: sh/crlf\n", `blend.yaml:4: "sh/crlf" is not a list`},
+		"shards":            {"sequence_length: 16\nsources:\n  - name: a\n    shards: {a: b}\n", `blend.yaml:4: sources[0].shards is a mapping; it must be a list: […, …]`},
+		"sources":           {"sequence_length: 16\nsources:\n  code: {weight: 1}\n", `blend.yaml:3: sources is a mapping; it must be a list: - {name: …, shards: […], weight: …, max_epochs: …}`},
+		"percent":           {head + a + "    weight: 50%\n", `blend.yaml:6: sources[0].weight: "50%" is a percentage; write 0.5`},
+		"percent 2":         {head + a + "    weight: 12.5 %\n", `"12.5 %" is a percentage; write 0.125`},
+		"octal weight":      {head + a + "    weight: 010\n", `blend.yaml:6: sources[0].weight: 010 begins with 0, which may mean an octal number; write 10`},
+		"octal fraction":    {head + a + "    weight: 1/010\n", `sources[0].weight: 010 begins with 0`},
+		"underscore weight": {head + a + "    weight: 1_0\n", `sources[0].weight: 1_0 has underscores; write 10`},
+		"hex weight":        {head + a + "    weight: 0x10\n", `sources[0].weight: 0x10 is not written in decimal; write 16`},
+		"octal samples":     {head + a + "samples: 010\n", `blend.yaml:6: samples: 010 begins with 0`},
+		"octal stage":       {head + a + "stages:\n  - samples: 010\n", `blend.yaml:7: stages[0].samples: 010 begins with 0, which may mean an octal number; write 10`},
+		"stage underscore":  {head + a + "stages:\n  - samples: 1_0\n", `blend.yaml:7: stages[0].samples: 1_0 has underscores; write 10`},
+		"seed":              {"seed: 18446744073709551616\n", `blend.yaml:1: seed is 18446744073709551616; it must be between 0 and 18446744073709551615`},
+		"samples word":      {head + a + "samples: 20x\n", `blend.yaml:6: samples is "20x"; it must be a whole number, which may end with k, M, G, B or T`},
+		"samples part":      {head + a + "samples: 1.2345k\n", `blend.yaml:6: samples: 1.2345k is not a whole number`},
+		"samples, tokens":   {head + a + "samples: 5\ntokens: 80\n", `blend.yaml:7: samples and tokens are both set; remove one`},
+		"no tokens":         {head + a + "tokens: 0\n", `blend.yaml:6: tokens is 0; a plan has between 1 and 2^60 tokens`},
+		"stage both":        {head + a + "stages:\n  - {samples: 3, tokens: 48}\n", `blend.yaml:7: stage 1 has both samples and tokens; remove one`},
+		"stage no tokens":   {head + a + "stages:\n  - {tokens: 0}\n", `blend.yaml:7: tokens of stage 1 is 0; it must be at least 1`},
 		"two documents":     {head + a + "---\nseed: 3\n", "a second YAML document"},
 	} {
 		_, err := ParseConfig([]byte(v.text), "blend.yaml", ".")
 		if err == nil || !strings.Contains(err.Error(), v.want) {
 			t.Errorf("%s:\n got  %v\n want %s", name, err, v.want)
 		}
+	}
+}
+
+// All mistakes of a file are reported in one run, each with its line, and nothing that only follows from another.
+func TestConfigReportsAllProblems(t *testing.T) {
+	_, err := ParseConfig([]byte(`seq_len: 4096
+seed: 18446744073709551616
+sources:
+  - name: code
+    shards: shards/code
+    weight: 50%
+  - name: text
+    weight: 0.5
+stages:
+  - samples: all
+    weights: {code: 1, texts: 1}
+  - tokens: 5X
+validation: 2
+`), "blend.yaml", ".")
+	want := `blend.yaml:1: unknown field "seq_len"; known are sequence_length, seed, validation, samples, tokens, sources, stages, skips, order, megatron, packing, pad
+blend.yaml:2: seed is 18446744073709551616; it must be between 0 and 18446744073709551615
+blend.yaml:6: sources[0].weight: "50%" is a percentage; write 0.5
+blend.yaml:7: source "text" has no shards
+blend.yaml:10: stages[0].samples: want a positive number of samples such as 20000 or 20k, or the word "rest"
+blend.yaml:12: stages[1].tokens is "5X"; it must be a whole number, which may end with k, M, G, B or T
+blend.yaml:13: validation is 2; it is a share of each source and must be below 1
+blend.yaml: sequence_length is missing: give the number of tokens that a sample is to train on, such as 4096`
+	if err == nil || err.Error() != want {
+		t.Errorf("%v\nwant\n%s", err, want)
+	}
+}
+
+// A length may be given with a suffix or in tokens, and a single shard without a list. The plan is the same.
+func TestLengths(t *testing.T) {
+	c := newCorpus(t)
+	c.shard("a", shards.UInt16, 5000, 3000)
+	fingerprint := func(length, stages string) string {
+		t.Helper()
+		config, err := ParseConfig([]byte("sequence_length: 16\nsources:\n  - {name: a, shards: a.idx, weight: 1}\n"+length+stages), "blend.yaml", c.dir)
+		if err != nil {
+			t.Fatalf("%s%s: %v", length, stages, err)
+		}
+		p, err := Seal(t.Context(), config, SealOptions{})
+		if err != nil {
+			t.Fatalf("%s%s: %v", length, stages, err)
+		}
+		return p.Fingerprint()
+	}
+	want := fingerprint("samples: 2000\n", "")
+	for _, length := range []string{"samples: 2k\n", "samples: 0.002M\n", "samples: 2e3\n", "tokens: 32000\n", "tokens: 32k\n", "tokens: 31985\n"} {
+		if got := fingerprint(length, ""); got != want {
+			t.Errorf("%s: another plan", length)
+		}
+	}
+	if fingerprint("tokens: 32001\n", "") != fingerprint("samples: 2001\n", "") {
+		t.Error("tokens are not rounded up to samples")
+	}
+	want = fingerprint("samples: 3000\n", "stages:\n  - samples: 1000\n  - samples: rest\n")
+	for _, stages := range []string{"  - samples: 1k\n  - samples: rest\n", "  - tokens: 16k\n  - samples: rest\n", "  - tokens: 16k\n  - tokens: 32k\n"} {
+		if got := fingerprint("tokens: 48k\n", "stages:\n"+stages); got != want {
+			t.Errorf("%s: another plan", stages)
+		}
+	}
+	config, err := ParseConfig([]byte("sequence_length: 16\nsources: [{name: a, shards: a}]\ntokens: 64k\nstages: [{tokens: 32k}]\n"), "blend.yaml", c.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Seal(t.Context(), config, SealOptions{}); err == nil || !strings.Contains(err.Error(), "blend.yaml:3: tokens is 64000, which is 4000 samples, but the stages add up to 2000") {
+		t.Errorf("%v", err)
 	}
 }
 

@@ -1,12 +1,14 @@
 package blend
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"math"
+	"time"
 	"unsafe"
 
 	"mula/internal/mapping"
@@ -25,12 +27,20 @@ type Data struct {
 	facts    [][]facts // by source and shard
 	shelf    *shelf
 	verifier *verifier // nil if whole files are not verified
+	reverify time.Duration
 }
+
+// DefaultReverify is [OpenOptions.Reverify] unless it is given.
+const DefaultReverify = 10 * time.Minute
 
 // OpenOptions are the options of [Open].
 type OpenOptions struct {
 	Base   string // directory that the plan's relative paths start from, instead of the plan's own; "" for that
 	Unread bool   // do not compare the tokens of samples: for [Data.Check], which reads all and says more of what is wrong
+
+	// Reverify is the time after which a block of a shard with sums is compared again when it is read ([shards.Shard.Reverify]): 0 is [DefaultReverify],
+	// a negative time is never.
+	Reverify time.Duration
 
 	// Verify, if not nil, has whole files verified while samples are read; without it Open compares what is said above, and nothing else is.
 	Verify *VerifyOptions
@@ -81,6 +91,7 @@ func Open(ctx context.Context, p *Plan, opts OpenOptions) (*Data, error) {
 		p.closeOrder()
 		return nil, err
 	}
+	d.reverify = max(cmp.Or(opts.Reverify, DefaultReverify), 0)
 	if opts.Verify != nil {
 		if d.verifier, err = startVerifier(d, *opts.Verify); err != nil {
 			d.Close()
@@ -115,6 +126,7 @@ func (d *Data) open(source, shard int) (*shards.Shard, error) {
 	if !is.manifest { // then nobody has read it again
 		is.bin, is.index = was.bin, was.index
 	}
+	s.Reverify(d.reverify)
 	if is != was {
 		s.Close()
 		return nil, fmt.Errorf("source %q: shard %s was replaced since the plan was opened: start again, and it is compared with the plan",
@@ -206,6 +218,20 @@ func (d *Data) verify(ctx context.Context, unread bool) error {
 
 // Tokens reads the tokens of a sample into dst, which must have L+1 elements. It fails if one is not an id of the plan's tokenizer.
 func (d *Data) Tokens(dst []uint32, s Sample) error { return d.tokens(context.Background(), dst, s) }
+
+// Reread is [Data.Tokens], but compares the blocks of the sample that have sums with these first, whenever that was last done.
+func (d *Data) Reread(ctx context.Context, dst []uint32, s Sample) error {
+	_, err := d.stretches(ctx, len(dst), s, func(shard *shards.Shard, _ int, g segment) error {
+		if err := shard.Recheck(ctx, g.token, g.token+g.length); err != nil {
+			return fmt.Errorf("source %q: %w", d.Sources[s.Source].Name, err)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	return d.tokens(ctx, dst, s)
+}
 
 // tokens is Tokens, where ctx ends a wait for the verification of the shard.
 func (d *Data) tokens(ctx context.Context, dst []uint32, s Sample) error {

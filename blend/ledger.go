@@ -102,6 +102,7 @@ type entry struct {
 	stamps
 	verified int64 // when all bytes were last found to be those of the hashes, in nanoseconds since 1970; 0: never
 	facts
+	indexed bool // the .idx was found to have the manifest's hash
 }
 
 // Limits of the ledger on disk.
@@ -188,7 +189,8 @@ func (l *ledger) note(prefix string, f facts, before stamps) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	p := l.page(dir)
-	p.note(name, entry{before, p.entries[name].since(before), f})
+	e := p.entries[name]
+	p.note(name, entry{before, e.since(before), f, e.indexed && e.stamps == before})
 }
 
 func (p *page) note(name string, e entry) {
@@ -222,7 +224,28 @@ func (l *ledger) noteVerified(path string, s stamps, f facts) {
 	dir, name := filepath.Split(path)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.page(dir).note(name, entry{s, time.Now().UnixNano(), f})
+	l.page(dir).note(name, entry{s, time.Now().UnixNano(), f, f.manifest})
+}
+
+// indexVerified says whether the .idx of a shard with these stamps was found to have the manifest's hash.
+func (l *ledger) indexVerified(prefix string, s stamps) bool {
+	dir, name := filepath.Split(prefix)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	e := l.page(dir).entries[name]
+	return e.indexed && e.stamps == s
+}
+
+// noteIndex keeps that the .idx of a shard, whose stamps were taken before it was read, has the manifest's hash.
+func (l *ledger) noteIndex(prefix string, f facts, before stamps) {
+	if now, ok := stampsOf(prefix); !ok || now != before {
+		return
+	}
+	dir, name := filepath.Split(prefix)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	p := l.page(dir)
+	p.note(name, entry{before, p.entries[name].since(before), f, true})
 }
 
 // close writes what has been noted, into the pages as they are by then. What cannot be written is found out again next time.
@@ -263,6 +286,7 @@ func (p *page) merge(data []byte, dir string) {
 		mine, known := p.entries[name]
 		if known && p.noted[name] {
 			mine.verified = max(mine.verified, e.since(mine.stamps))
+			mine.indexed = mine.indexed || e.indexed && e.stamps == mine.stamps
 			e = mine
 		}
 		p.entries[name] = e
@@ -318,6 +342,7 @@ const (
 	hasManifest  = 1 << iota
 	hasTokenizer // SHA-256 (32 bytes), highest id + 1, end-of-document id (i64)
 	hasHashes    // SHA-256 of .bin and .idx, 32 bytes each
+	hasIndex     // the .idx was found to have the manifest's hash; nothing follows
 )
 
 func (p *page) text(dir string) []byte {
@@ -355,6 +380,9 @@ func (p *page) text(dir string) []byte {
 			b[at] |= hasHashes
 			b, _ = hex.AppendDecode(b, []byte(e.bin))
 			b, _ = hex.AppendDecode(b, []byte(e.index))
+		}
+		if e.indexed {
+			b[at] |= hasIndex
 		}
 	}
 	return le.AppendUint32(b, crc32.ChecksumIEEE(b))
@@ -407,7 +435,7 @@ func (p *page) parse(data []byte, dir string) {
 		if kind == nil {
 			return
 		}
-		e.dtype, e.manifest = shards.DType(kind[0]), kind[1]&hasManifest != 0
+		e.dtype, e.manifest, e.indexed = shards.DType(kind[0]), kind[1]&hasManifest != 0, kind[1]&hasIndex != 0
 		if kind[1]&hasTokenizer != 0 {
 			e.tokenizer = Tokenizer{hex.EncodeToString(take(32)), int(number()), number()}
 		}

@@ -2,6 +2,7 @@ package blend
 
 import (
 	"context"
+	"crypto/sha256"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -42,7 +43,7 @@ func hollow(t testing.TB, prefix string, documents int) int64 {
 	idx := vectors.Index(slices.Repeat([]int32{1 << 30}, documents))
 	tokens := int64(documents) << 30
 	m := shards.Manifest{Format: 1, DType: "uint16", Tokens: tokens, Documents: int64(documents), Tokenizer: tokenizerInfo, Files: map[string]shards.FileInfo{
-		"bin": {Bytes: 2 * tokens, SHA256: unhashed}, "idx": {Bytes: int64(len(idx)), SHA256: unhashed}, "docs": {SHA256: unhashed}}}
+		"bin": {Bytes: 2 * tokens, SHA256: unhashed}, "idx": {Bytes: int64(len(idx)), SHA256: fmt.Sprintf("%x", sha256.Sum256(idx))}, "docs": {SHA256: unhashed}}}
 	text, err := json.Marshal(m)
 	if err == nil {
 		err = errors.Join(os.WriteFile(prefix+".idx", idx, 0o644), os.WriteFile(prefix+".json", text, 0o644), os.WriteFile(prefix+".bin", nil, 0o644),
@@ -364,6 +365,7 @@ func TestPage(t *testing.T) {
 			if rapid.Bool().Draw(t, "hashes") {
 				e.bin, e.index = hash.Draw(t, "bin"), hash.Draw(t, "idx")
 			}
+			e.indexed = rapid.Bool().Draw(t, "indexed")
 			want[rapid.StringN(1, 20, 300).Draw(t, "name")] = e
 		}
 		text := (&page{entries: want}).text("/dir/")
@@ -386,7 +388,7 @@ func TestPage(t *testing.T) {
 
 // FuzzPage reads pages of any content, with a checksum that is right.
 func FuzzPage(f *testing.F) {
-	e := entry{stamps{{1, 2, 3}}, 4, facts{manifest: true, tokenizer: Tokenizer{unhashed, 5, 6}, bin: unhashed, index: unhashed}}
+	e := entry{stamps{{1, 2, 3}}, 4, facts{manifest: true, tokenizer: Tokenizer{unhashed, 5, 6}, bin: unhashed, index: unhashed}, true}
 	text := (&page{entries: map[string]entry{"a": e, "b": {}}}).text("/")
 	f.Add(text[:len(text)-4])
 	f.Fuzz(func(t *testing.T, data []byte) {

@@ -93,20 +93,10 @@ func (l *LogReader) Next() (StepHash, error) {
 	if err != nil {
 		return StepHash{}, err
 	}
-	var s struct {
-		StepHash
-		Step    *int64   `json:"step"`
-		First   *int64   `json:"first"`
-		Samples *int64   `json:"samples"`
-		Set     *SetHash `json:"set"`
+	step, err := parseStep(text)
+	if err != nil {
+		return StepHash{}, l.errorf("%w", err)
 	}
-	if err := json.Unmarshal(text, &s); err != nil {
-		return StepHash{}, l.errorf("not a line of a fingerprint log: %w", err)
-	}
-	if s.Step == nil || s.First == nil || s.Samples == nil || s.Set == nil {
-		return StepHash{}, l.errorf("not a line of a fingerprint log, which has step, first, samples and set")
-	}
-	step := StepHash{*s.Step, *s.First, *s.Samples, s.Order, *s.Set}
 	switch {
 	case step.Step <= l.last:
 		return StepHash{}, l.errorf("step %d comes after step %d", step.Step, l.last)
@@ -115,6 +105,24 @@ func (l *LogReader) Next() (StepHash, error) {
 	}
 	l.last = step.Step
 	return step, nil
+}
+
+// parseStep reads a line of a log after the first.
+func parseStep(text []byte) (StepHash, error) {
+	var s struct {
+		StepHash
+		Step    *int64   `json:"step"`
+		First   *int64   `json:"first"`
+		Samples *int64   `json:"samples"`
+		Set     *SetHash `json:"set"`
+	}
+	if err := json.Unmarshal(text, &s); err != nil {
+		return StepHash{}, fmt.Errorf("not a line of a fingerprint log: %w", err)
+	}
+	if s.Step == nil || s.First == nil || s.Samples == nil || s.Set == nil {
+		return StepHash{}, errors.New("not a line of a fingerprint log, which has step, first, samples and set")
+	}
+	return StepHash{*s.Step, *s.First, *s.Samples, s.Order, *s.Set}, nil
 }
 
 // line reads one line without its end.
@@ -159,8 +167,8 @@ func (p *Plan) Steps(batchSize int) int64 {
 
 // Hash hashes steps as a run would read them, and gives them to yield in order, until that fails.
 func (d *Data) Hash(ctx context.Context, o HashOptions, yield func(StepHash) error) error {
-	if o.BatchSize < 1 {
-		return fmt.Errorf("batch size %d: must be at least 1", o.BatchSize)
+	if _, err := d.Grid(o.BatchSize); err != nil {
+		return err
 	}
 	steps := d.Steps(o.BatchSize)
 	if o.To == 0 {

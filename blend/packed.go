@@ -393,8 +393,8 @@ func (d *Data) documentBefore(source int, token int64) (int64, error) {
 			if err != nil {
 				return err
 			}
-			first, err := shard.DocumentStart(document)
-			before += first
+			span, err := shard.Span(document)
+			before += span.First
 			return err
 		})
 		return before, err

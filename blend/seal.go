@@ -261,15 +261,25 @@ func (p *Plan) resolveStages(c *Config, available int64) error {
 	if len(stages) == 0 {
 		stages = []StageConfig{{Samples: StageLength{Rest: true}}}
 	}
-	length := available
-	if c.Samples != nil {
-		length = *c.Samples
+	end := available
+	given := length(c.Samples, c.Tokens, c.SequenceLength)
+	if given != nil {
+		end = *given
 	}
-	end, err := p.addStages(c.file, stages, 0, length, defaults)
-	if err == nil && c.Samples != nil && end != length {
-		err = c.file.Errorf("$.samples", "samples is %d, but the stages add up to %d: leave samples out, or make the last stage \"samples: rest\"", length, end)
+	reached, err := p.addStages(c.file, stages, 0, end, defaults)
+	if err == nil && given != nil && reached != end {
+		field, text := lengthText(end, c.Tokens)
+		err = c.file.Errorf("$."+field, "%s, but the stages add up to %d: leave %s out, or make the last stage \"samples: rest\"", text, reached, field)
 	}
 	return err
+}
+
+// lengthText is the field that says how long a plan is, and what it says.
+func lengthText(samples int64, tokens *int64) (field, text string) {
+	if tokens != nil {
+		return "tokens", fmt.Sprintf("tokens is %d, which is %d samples", *tokens, samples)
+	}
+	return "samples", fmt.Sprintf("samples is %d", samples)
 }
 
 // addStages adds the stages of a file to those that the plan has, from a position on, and returns the position at which they end. "samples: rest" reaches
@@ -277,7 +287,7 @@ func (p *Plan) resolveStages(c *Config, available int64) error {
 func (p *Plan) addStages(file *strictyaml.File, stages []StageConfig, at, length int64, defaults []Number) (end int64, err error) {
 	end = at
 	for j, sc := range stages {
-		st := Stage{Samples: sc.Samples.Count}
+		st := Stage{Samples: sc.length(p.SequenceLength).Count}
 		where := fmt.Sprintf("$.stages[%d]", j)
 		if sc.Samples.Rest {
 			if st.Samples = length - end; st.Samples < 1 && len(p.Parents) > 0 {
@@ -418,7 +428,8 @@ func (d *Data) tokenizer() (*Tokenizer, error) {
 }
 
 // hashFiles notes the hashes of all shards in the plan, from their manifests, from the ledger, or by reading the files, which are then
-// checked as well, and those of the files of the order, if it is read.
+// checked as well, and those of the files of the order, if it is read. The .idx of a shard with a manifest is read, too, and compared with the
+// manifest, unless the ledger says that it was.
 func (d *Data) hashFiles(ctx context.Context, l *ledger, progress func(HashProgress)) error {
 	type place struct {
 		path          string
@@ -429,12 +440,17 @@ func (d *Data) hashFiles(ctx context.Context, l *ledger, progress func(HashProgr
 	for i, list := range d.facts {
 		for k, f := range list {
 			sh := &d.Sources[i].Shards[k]
-			if sh.Bin, sh.Index = f.bin, f.index; f.bin != "" {
-				continue
-			}
+			sh.Bin, sh.Index = f.bin, f.index
 			path := d.ShardPath(i, k)
+			endings := []string{".bin", ".idx"}
+			if f.bin != "" {
+				if s, trusted := stampsOf(path); !f.manifest || trusted && l.indexVerified(path, s) {
+					continue
+				}
+				endings = endings[1:]
+			}
 			unread = append(unread, place{path, i, k})
-			for _, ending := range []string{".bin", ".idx"} {
+			for _, ending := range endings {
 				info, err := os.Stat(path + ending)
 				if err != nil {
 					return err
@@ -445,15 +461,19 @@ func (d *Data) hashFiles(ctx context.Context, l *ledger, progress func(HashProgr
 	}
 	var mu sync.Mutex
 	var done int64
+	counter := func(path string, counted bool) func(int64) {
+		if progress == nil || !counted {
+			return nil
+		}
+		return func(n int64) {
+			mu.Lock()
+			defer mu.Unlock()
+			done += n
+			progress(HashProgress{path, done, total})
+		}
+	}
 	read := func(ctx context.Context, path string) (hash string, err error) {
-		hash, _, err = shards.HashFile(ctx, path, func(n int64) {
-			if progress != nil {
-				mu.Lock()
-				defer mu.Unlock()
-				done += n
-				progress(HashProgress{path, done, total})
-			}
-		})
+		hash, _, err = shards.HashFile(ctx, path, counter(path, true))
 		return hash, err
 	}
 	g, ctx := errgroup.WithContext(ctx)
@@ -477,10 +497,16 @@ func (d *Data) hashFiles(ctx context.Context, l *ledger, progress func(HashProgr
 				return err
 			}
 			defer d.shelf.put(p.source, p.shard)
-			if err := s.Check(ctx); err != nil {
+			sh, f := &d.Sources[p.source].Shards[p.shard], d.facts[p.source][p.shard]
+			if err := s.VerifyIndex(ctx, counter(p.path+".idx", f.manifest)); err != nil {
 				return fmt.Errorf("source %q: %w", d.Sources[p.source].Name, err)
 			}
-			sh, f := &d.Sources[p.source].Shards[p.shard], d.facts[p.source][p.shard]
+			if f.manifest {
+				if trusted {
+					l.noteIndex(p.path, f, before)
+				}
+				return nil
+			}
 			for _, file := range []struct {
 				path string
 				to   *string

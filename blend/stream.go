@@ -22,7 +22,7 @@ import (
 
 // StreamOptions say which part of the order to read, and how.
 type StreamOptions struct {
-	From, To  int64 // positions [From, To); From is where a step begins, a multiple of BatchSize; To 0 is the end of the plan
+	From, To  int64 // positions [From, To), as [Grid.Check] allows them; To 0 is the end of the plan
 	BatchSize int   // positions of a step, over all ranks
 	Rank      int   // this rank takes positions [first + Rank·B/World, first + (Rank+1)·B/World) of each step
 	World     int   // number of ranks, which must divide BatchSize; 0 is 1
@@ -122,42 +122,24 @@ func (d *Data) complete(o *StreamOptions) error {
 	if o.Allocator == nil {
 		o.Allocator = memory.DefaultAllocator
 	}
-	switch {
-	case o.BatchSize < 1:
-		return fmt.Errorf("batch size %d: must be at least 1", o.BatchSize)
-	case o.World < 0 || o.Rank < 0 || o.Rank >= o.World:
-		return fmt.Errorf("rank %d of %d: ranks count from 0", o.Rank, o.World)
-	case o.BatchSize%o.World != 0:
-		return fmt.Errorf("batch size %d cannot be divided among %d ranks: choose a multiple", o.BatchSize, o.World)
-	case o.From < 0 || o.To < o.From || o.To > d.length:
-		return fmt.Errorf("positions [%d, %d) are not all in the plan, which has %d", o.From, o.To, d.length)
-	case o.From%int64(o.BatchSize) != 0:
-		return d.noStepStart(o.From, int64(o.BatchSize))
-	case o.Prefetch < 0 || o.Prefetch > maxWorkers:
-		return fmt.Errorf("prefetch %d is not between 0 and %d", o.Prefetch, maxWorkers)
-	case int64(o.BatchSize) > maxLength:
-		return fmt.Errorf("batch size %d: a plan has at most 2^60 positions", o.BatchSize)
-	case o.MicroBatch < 0 || o.MicroBatch > 0 && o.BatchSize/o.World%o.MicroBatch != 0:
-		return fmt.Errorf("micro-batch %d does not divide the %d samples that a rank has of each step", o.MicroBatch, o.BatchSize/o.World)
+	grid, err := d.Grid(o.BatchSize)
+	if err != nil {
+		return err
 	}
-	if o.MicroBatch == 0 {
-		o.MicroBatch = o.BatchSize / o.World
+	if err := grid.Check(o.From, o.To); err != nil {
+		return err
+	}
+	if o.MicroBatch, err = RecordRows(o.BatchSize, o.Rank, o.World, o.MicroBatch); err != nil {
+		return err
+	}
+	if o.Prefetch < 0 || o.Prefetch > maxWorkers {
+		return fmt.Errorf("prefetch %d is not between 0 and %d", o.Prefetch, maxWorkers)
 	}
 	if o.MicroBatch > math.MaxInt32/(d.SequenceLength+1) {
 		return fmt.Errorf("%d samples of %d tokens are more than the 2^31 tokens that a record can hold: use more ranks or a smaller batch",
 			o.MicroBatch, d.SequenceLength+1)
 	}
 	return nil
-}
-
-// noStepStart is the error about a position at which no step begins, which names those that it may have been meant for.
-func (d *Data) noStepStart(position, batch int64) error {
-	before := position - position%batch
-	near := fmt.Sprint("the nearest begins at ", before)
-	if before < d.length-batch {
-		near = fmt.Sprintf("the nearest begin at %d and %d", before, before+batch)
-	}
-	return fmt.Errorf("no step of %d positions begins at %d: %s", batch, position, near)
 }
 
 // The columns of a stream.

@@ -10,11 +10,10 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
-	"time"
+	"testing/synctest"
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/apache/arrow-go/v18/arrow/ipc"
@@ -218,7 +217,7 @@ func TestStreamParts(t *testing.T) {
 			Prefetch:  rapid.IntRange(0, 3).Draw(rt, "prefetch"),
 		}
 		o.From = int64(o.BatchSize) * rapid.Int64Range(0, 600/int64(o.BatchSize)).Draw(rt, "first step")
-		o.To = rapid.Int64Range(max(1, o.From), 600).Draw(rt, "to")
+		o.To = min(600, o.From+int64(o.BatchSize)*rapid.Int64Range(1, 600/int64(o.BatchSize)+1).Draw(rt, "steps"))
 		steps := read(t, d, o)
 		if want := int((o.To - o.From + int64(o.BatchSize) - 1) / int64(o.BatchSize)); len(steps) != want {
 			rt.Fatalf("%d steps, want %d", len(steps), want)
@@ -266,10 +265,7 @@ func TestStreamRefuses(t *testing.T) {
 		"world":    {StreamOptions{BatchSize: 4, World: 3}, "cannot be divided among 3 ranks"},
 		"from":     {StreamOptions{BatchSize: 4, From: -1}, "[-1, 600)"},
 		"to":       {StreamOptions{BatchSize: 4, To: 601}, "[0, 601)"},
-		"order":    {StreamOptions{BatchSize: 4, From: 5, To: 4}, "[5, 4)"},
-		"between":  {StreamOptions{BatchSize: 8, From: 21}, "no step of 8 positions begins at 21: the nearest begin at 16 and 24"},
-		"last":     {StreamOptions{BatchSize: 7, From: 599}, "no step of 7 positions begins at 599: the nearest begins at 595"},
-		"end":      {StreamOptions{BatchSize: 8, From: 598}, "no step of 8 positions begins at 598: the nearest begins at 592"},
+		"order":    {StreamOptions{BatchSize: 4, From: 8, To: 4}, "the end 4 is before the start 8"},
 		"prefetch": {StreamOptions{BatchSize: 4, Prefetch: -1}, "prefetch -1"},
 		"ahead":    {StreamOptions{BatchSize: 4, Prefetch: 4097}, "prefetch 4097 is not between 0 and 4096"},
 		"large":    {StreamOptions{BatchSize: 1 << 30}, "2^31 tokens"},
@@ -326,30 +322,45 @@ func TestStreamLeftEarly(t *testing.T) {
 	}
 }
 
-// The number of records that are read ahead is bounded.
+// As many records are read ahead as are asked for, and no more.
 func TestPrefetchIsBounded(t *testing.T) {
 	c, text := mixed(t)
 	d := c.open(text)
-	alloc := memory.NewCheckedAllocator(memory.NewGoAllocator())
-	s, err := d.Stream(context.Background(), StreamOptions{BatchSize: 8, Prefetch: 3, Allocator: alloc})
-	if err != nil {
-		t.Fatal(err)
+	// held is what records take: those that are read ahead when the first has been taken, or as many after the first that nobody reads ahead.
+	held := func(records int, ahead bool) (bytes int) {
+		synctest.Test(t, func(t *testing.T) {
+			alloc := memory.NewCheckedAllocator(memory.NewGoAllocator())
+			o := StreamOptions{BatchSize: 8, Allocator: alloc}
+			if ahead {
+				o.Prefetch = records
+			}
+			s, err := d.Stream(context.Background(), o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer s.Close()
+			next := func() arrow.RecordBatch {
+				record, err := s.Next()
+				if err != nil {
+					t.Fatal(err)
+				}
+				return record
+			}
+			next().Release()
+			for range records {
+				if !ahead {
+					defer next().Release()
+				}
+			}
+			synctest.Wait() // until all that reads ahead waits for room
+			bytes = alloc.CurrentAlloc()
+		})
+		return bytes
 	}
-	defer s.Close()
-	record, err := s.Next()
-	if err != nil {
-		t.Fatal(err)
-	}
-	size := int64(8 * 17 * 2) // tokens alone
-	record.Release()
-	most := 0
-	for range 50 { // time for it to run ahead, if it would
-		runtime.Gosched()
-		time.Sleep(time.Millisecond)
-		most = max(most, alloc.CurrentAlloc())
-	}
-	if int64(most) < 3*size || int64(most) > 3*(size+2000) {
-		t.Errorf("%d bytes were read ahead; three records have %d of tokens and somewhat more", most, 3*size)
+	for _, records := range []int{1, 3, 7} {
+		if got, want := held(records, true), held(records, false); got != want {
+			t.Errorf("prefetch %d: %d bytes were read ahead, the next records take %d", records, got, want)
+		}
 	}
 }
 

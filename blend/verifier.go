@@ -17,7 +17,8 @@ import (
 // VerifyOptions say how whole files are compared with the hashes that a plan was sealed with, while samples are read.
 //
 // It goes on behind the reading, on one thread of the lowest priority for processor and disk that the system offers, and ends with [Data.Close].
-// What was verified is kept in the user's cache directory and not done again for a week, as long as the files do not change.
+// What was verified is kept in the user's cache directory and not done again for a week, as long as the files do not change. One that changes in place, by
+// its size or time of change, is verified again within about [OpenOptions.Reverify].
 //
 // What is found damaged is reported by the next [Stream.Next], and by [Data.Tokens] of that shard, with an error that names file, bytes and
 // documents. Where a shard has sums of blocks (x.sums), no damaged token is ever given out, since blocks are compared when they are first read:
@@ -89,6 +90,7 @@ type checked struct {
 	state         atomic.Int32
 	known         chan struct{} // closed when state is not unverified any more
 	err           error         // valid when it is damaged
+	stamps        stamps        // that it was verified with; the verifier's alone
 	counted       bool
 }
 
@@ -140,10 +142,18 @@ func (v *verifier) run() {
 	l := openLedger()
 	defer l.close()
 	written := time.Now()
-	var mine []*checked
+	var share, mine []*checked // of this process; of these, what is not verified yet
+	var again <-chan time.Time
+	if v.d.reverify > 0 {
+		ticker := time.NewTicker(v.d.reverify)
+		defer ticker.Stop()
+		again = ticker.C
+	}
 	for i := v.o.Rank; i < len(v.all); i += v.o.World {
 		c := v.all[i]
+		share = append(share, c)
 		if s, trusted := v.stamps(c); trusted && l.verifiedAt(v.path(c), s) {
+			c.stamps = s
 			v.settle(c, nil)
 		} else {
 			mine = append(mine, c)
@@ -163,6 +173,9 @@ func (v *verifier) run() {
 		} else {
 			select {
 			case c = <-v.awaited:
+			case <-again:
+				v.verifyChanged(share)
+				continue
 			case <-v.ctx.Done():
 				return
 			}
@@ -185,12 +198,51 @@ func (v *verifier) run() {
 				l.noteVerified(v.path(c), before, v.factsOf(c))
 			}
 		}
+		if trusted {
+			c.stamps = before
+		}
 		v.settle(c, nil)
 		if time.Since(written) > verifyWrites || len(mine) == 0 {
 			l.close()
 			written = time.Now()
 		}
 	}
+}
+
+// verifyChanged reads again the files that were found right and have changed in place since, by their size or time of change. It looks at no content
+// otherwise. Files that have been replaced are left alone: what was opened is read on.
+func (v *verifier) verifyChanged(share []*checked) {
+	for _, c := range share {
+		if c.state.Load() != verified || c.stamps == (stamps{}) {
+			continue
+		}
+		now, trusted := v.stamps(c)
+		if !trusted || now == c.stamps || !now.inPlaceOf(c.stamps) {
+			continue
+		}
+		v.mu.Lock()
+		v.progress.Total += v.bytes(c)
+		v.mu.Unlock()
+		err := v.verify(c)
+		if v.ctx.Err() != nil {
+			return
+		}
+		if c.stamps = now; err != nil {
+			c.err = err
+			c.state.Store(damaged)
+			v.damage.CompareAndSwap(nil, &err)
+		}
+	}
+}
+
+// inPlaceOf says whether the files are the same, though perhaps with other content.
+func (s stamps) inPlaceOf(other stamps) bool {
+	for i := range s {
+		if s[i].inode != other[i].inode {
+			return false
+		}
+	}
+	return true
 }
 
 // count adds a file to what there is to do.

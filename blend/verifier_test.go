@@ -114,6 +114,44 @@ func TestVerifyBehind(t *testing.T) {
 	}
 }
 
+// A shard without sums that is changed in place after it was verified is verified again, and reported.
+func TestVerifyChangedInPlace(t *testing.T) {
+	ledgerFor(t)
+	c := newCorpus(t)
+	c.shard("a", shards.UInt16, 500, 500)
+	for _, ending := range []string{".json", ".sums", ".docs.arrow"} {
+		if err := os.Remove(filepath.Join(c.dir, "a"+ending)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	age(t, c.dir)
+	p := c.seal("sequence_length: 16\nseed: 1\nsources: [{name: a, shards: [a]}]\n")
+	d, err := Open(t.Context(), p, OpenOptions{Verify: &VerifyOptions{Rate: -1}, Reverify: time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	if err := settle(t, d).Err; err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(c.dir, "a.bin")
+	touched := time.Now().Add(-time.Hour) // another time of change, long ago, is believed at once
+	flip(t, path, 700)
+	if err := os.Chtimes(path, touched, touched); err != nil {
+		t.Fatal(err)
+	}
+	for d.Verification().Err == nil {
+		time.Sleep(time.Millisecond) // until the test runs into its own limit
+	}
+	s, err := d.Locate(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Tokens(make([]uint32, 17), s); err == nil || !strings.Contains(err.Error(), "has changed since the plan was sealed: its .bin file has SHA-256") {
+		t.Errorf("%v", err)
+	}
+}
+
 // A file without sums gives nothing before it is verified, if that is asked for; one with sums gives what is right.
 func TestVerifyFirst(t *testing.T) {
 	for _, sums := range []bool{true, false} {
@@ -233,7 +271,7 @@ func TestVerifiedOnce(t *testing.T) {
 		t.Fatal("it is not in the ledger")
 	}
 	dir, name := filepath.Split(prefix)
-	l.page(dir).note(name, entry{s, time.Now().Add(-verifiedFor - time.Hour).UnixNano(), f})
+	l.page(dir).note(name, entry{s, time.Now().Add(-verifiedFor - time.Hour).UnixNano(), f, false})
 	// By another process, which knows of a verification that this one does not.
 	if err := os.Remove(l.path(dir)); err != nil {
 		t.Fatal(err)

@@ -7,10 +7,11 @@ import (
 	"math/bits"
 	"regexp"
 	"strconv"
+	"strings"
 
 	"github.com/goccy/go-yaml/ast"
 
-	"mula/internal/strictyaml"
+	"mula/internal/quantity"
 )
 
 // A Number is a non-negative rational number kept exactly, as it was written: "2", "0.948", "9.5e-4" or "1/3". The zero Number was not
@@ -74,13 +75,26 @@ func (n *Number) UnmarshalYAML(node ast.Node) error {
 	case *ast.StringNode:
 		text = node.Value
 	case *ast.InfinityNode, *ast.NanNode:
-		return strictyaml.At(node, fmt.Errorf("%s is not a finite number", node.GetToken().Value))
+		return fmt.Errorf("%s is not a finite number", node.GetToken().Value)
 	default:
-		return strictyaml.At(node, errors.New("want a number such as 0.948 or 1/3"))
+		return errors.New("want a number such as 0.948 or 1/3")
+	}
+	if share, ok := strings.CutSuffix(text, "%"); ok {
+		if v, err := ParseNumber(strings.TrimSpace(share)); err == nil {
+			hundredth := new(big.Rat).Quo(v.rat, big.NewRat(100, 1))
+			if digits, exact := hundredth.FloatPrec(); exact {
+				return fmt.Errorf("%q is a percentage; write %s", text, hundredth.FloatString(digits))
+			}
+		}
+	}
+	for part := range strings.SplitSeq(text, "/") {
+		if _, err := quantity.Decimal(part); err != nil && !errors.Is(err, quantity.ErrForm) && !errors.Is(err, quantity.ErrRange) && len(part) <= maxDigits {
+			return err // such as 010, which the library reads as octal in a fraction
+		}
 	}
 	parsed, err := ParseNumber(text)
 	if err != nil {
-		return strictyaml.At(node, err)
+		return err
 	}
 	*n = parsed
 	return nil

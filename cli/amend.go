@@ -76,7 +76,7 @@ func runAmend(c *cli.Context) error {
 		if err := notInput(c.String("output"), parent.Files()...); err != nil {
 			return err
 		}
-		if err := notOther(c.String("output"), planKind); err != nil {
+		if err := oneFile(c.String("output"), planKind); err != nil {
 			return err
 		}
 	}

@@ -64,7 +64,7 @@ func runBlend(c *cli.Context) error {
 		return err
 	}
 	if !c.Bool("dry-run") {
-		if err := notOther(c.String("output"), planKind); err != nil {
+		if err := oneFile(c.String("output"), planKind); err != nil {
 			return err
 		}
 	}
@@ -93,10 +93,7 @@ func runBlend(c *cli.Context) error {
 	p := newProgress(c.App.ErrWriter)
 	defer p.end()
 	options := sealOptions(p)
-	if config.Packing != "" { // whose index files are there before the plan
-		if err := makeParent(c.String("output")); err != nil {
-			return err
-		}
+	if config.Packing != "" { // its index files are written before the plan
 		options.Packings = filepath.Dir(c.String("output"))
 	}
 	plan, err := blend.Seal(c.Context, config, options)
@@ -147,9 +144,6 @@ func sealOptions(p *progress) blend.SealOptions {
 func writePlan(c *cli.Context, p *progress, plan *blend.Plan) error {
 	output := c.String("output")
 	if err := notInput(output, plan.Files()...); err != nil {
-		return err
-	}
-	if err := makeParent(output); err != nil {
 		return err
 	}
 	if err := plan.Write(output); err != nil {

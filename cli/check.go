@@ -31,7 +31,7 @@ func checkCommand() *cli.Command {
 			&cli.Int64Flag{Name: "eod", Usage: "`ID` that should end every document, -1 for none", DefaultText: "the manifest's"},
 			&cli.Int64Flag{Name: "vocab-size", Usage: "ids must be below `N`", DefaultText: "the manifest's"},
 			&cli.IntFlag{Name: "sequence-length", Aliases: []string{"L"}, Usage: "count the tokens that no window of `L`+1 reaches", DefaultText: "not counted"},
-			&cli.StringFlag{Name: "dtype", Usage: "`TYPE` of ids in files that do not tell, such as uint16", DefaultText: "told from the files"},
+			&cli.StringFlag{Name: "dtype", Usage: "`TYPE` of ids in files that do not tell, such as uint16", DefaultText: "by --vocab-size"},
 			&cli.Int64Flag{Name: "huge", Usage: "report documents of `N` tokens or more", Value: audit.HugeDocument},
 			&cli.StringFlag{Name: "report", Usage: "write an HTML page with the findings and the lengths of documents to `FILE`"},
 			&cli.IntFlag{Name: "workers", Usage: "shards read at a time (0: as many as there are cores)"},
@@ -69,7 +69,7 @@ func runCheck(c *cli.Context) error {
 	} else if c.IsSet("plan") || c.IsSet("shards") {
 		return usagef("either a plan or shards as operands")
 	}
-	if err := notOther(c.String("report"), pageKind); err != nil {
+	if err := oneFile(c.String("report"), pageKind); err != nil {
 		return err
 	}
 	p := newProgress(c.App.ErrWriter)
@@ -85,9 +85,6 @@ func runCheck(c *cli.Context) error {
 	if path := c.String("report"); path != "" {
 		var page bytes.Buffer
 		if err := report.WritePage(&page, title); err != nil {
-			return err
-		}
-		if err := makeParent(path); err != nil {
 			return err
 		}
 		if err := atomicfile.WriteFile(path, page.Bytes()); err != nil {
@@ -147,29 +144,37 @@ func checkOperands(c *cli.Context, progress func(path string, done, total int64)
 	return audit.Run(c.Context, inputs, o)
 }
 
-// printCheck prints the report as tables and lines.
+// printCheck prints the report as tables and lines. Shards that could not be opened, and sources without any other, are in no table.
 func printCheck(w io.Writer, r *audit.Report) {
+	opened := map[string]bool{} // sources
 	t := newTable("source", "shard", "tokens", "windows", "tail", "documents", "empty", "huge", "longest", "largest id", "hashes")
 	if r.SequenceLength == 0 {
 		t = newTable("source", "shard", "tokens", "documents", "empty", "huge", "longest", "largest id", "hashes")
 	}
 	for _, s := range r.Shards {
+		if s.Layout == "" {
+			continue
+		}
+		opened[s.Source] = true
 		cells := []any{s.Source, s.Path, s.Tokens, s.Windows, s.Tail, s.Documents, s.EmptyDocuments, s.LongDocuments, s.Longest, int64(s.MaxID), s.Hashes()}
 		if r.SequenceLength == 0 {
 			cells = append(cells[:3:3], cells[5:]...)
 		}
 		t.row(cells...)
 	}
-	t.write(w)
-	fmt.Fprintln(w)
-	t = newTable("source", "shards", "documents", "tokens", "mean length", "median", "90 %", "99 %", "longest", "repetitive")
-	for _, s := range r.Sources {
-		l := s.Lengths
-		t.row(s.Name, s.Shards, l.Documents, l.Tokens, int64(l.Mean+0.5), l.Median, l.P90, l.P99, l.Longest, s.Repeats.Documents)
-	}
-	t.write(w)
-	if len(r.Findings) > 0 {
+	if len(opened) > 0 {
+		t.write(w)
 		fmt.Fprintln(w)
+		t = newTable("source", "shards", "documents", "tokens", "mean length", "median", "90 %", "99 %", "longest", "repetitive")
+		for _, s := range r.Sources {
+			if l := s.Lengths; opened[s.Name] {
+				t.row(s.Name, s.Shards, l.Documents, l.Tokens, int64(l.Mean+0.5), l.Median, l.P90, l.P99, l.Longest, s.Repeats.Documents)
+			}
+		}
+		t.write(w)
+		if len(r.Findings) > 0 {
+			fmt.Fprintln(w)
+		}
 	}
 	for _, f := range r.Findings {
 		where := f.Path

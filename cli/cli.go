@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"os"
 	"os/signal"
 	"regexp"
 	"slices"
@@ -55,7 +56,7 @@ func usagef(format string, args ...any) error {
 func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	out := &output{w: stdout}
 	app := newApp(stdin, out, stderr)
-	ctx, stop := signal.NotifyContext(context.Background(), stopSignals...)
+	ctx, stop := notifyContext(context.Background(), stopSignals...)
 	defer stop()
 	ordered, err := flagsFirst(app.Commands, args)
 	if err == nil {
@@ -80,6 +81,29 @@ func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	default:
 		fmt.Fprintf(stderr, "mula: %s\n", printable(err.Error()))
 		return exitFailed
+	}
+}
+
+// A signalError is the cause of the end of a command's context.
+type signalError struct{ signal os.Signal }
+
+func (e signalError) Error() string { return fmt.Sprintf("signal %v", e.signal) }
+
+// notifyContext is signal.NotifyContext with a [signalError] as the cause, which says which signal ended the context.
+func notifyContext(parent context.Context, signals ...os.Signal) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(parent)
+	c := make(chan os.Signal, 1)
+	signal.Notify(c, signals...)
+	go func() {
+		select {
+		case s := <-c:
+			cancel(signalError{s})
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, func() {
+		signal.Stop(c)
+		cancel(nil)
 	}
 }
 
@@ -154,6 +178,7 @@ func newApp(stdin io.Reader, stdout, stderr io.Writer) *cli.App {
 			"`mula COMMAND --help` shows a command's flags and an example.",
 		Version:         Version,
 		HideHelpCommand: true,
+		Flags:           []cli.Flag{cli.HelpFlag}, // the library adds it only to a program without a command of this name
 		Reader:          stdin,
 		Writer:          stdout,
 		ErrWriter:       stderr,
@@ -188,13 +213,18 @@ func newApp(stdin io.Reader, stdout, stderr io.Writer) *cli.App {
 			reportCommand(),
 			estimateCommand(),
 			devicesCommand(),
+			helpCommand(),
+			versionCommand(),
 		},
 	}
 	onUsageError := func(c *cli.Context, err error, _ bool) error {
-		name := "mula"
+		name, flags := "mula", c.App.Flags
 		if c.Command != nil && c.Command.Name != "" {
-			name = c.Command.HelpName
+			name, flags = c.Command.HelpName, c.Command.Flags
 			err = badValue(c.Command, err)
+		}
+		if near := nearFlag(flags, err); near != "" {
+			return usagef("%s; did you mean --%s? See `%s --help`", longFlags(err.Error()), near, name)
 		}
 		return usagef("%s: see `%s --help`", longFlags(err.Error()), name)
 	}
@@ -204,6 +234,9 @@ func newApp(stdin io.Reader, stdout, stderr io.Writer) *cli.App {
 		for _, c := range commands {
 			c.OnUsageError = onUsageError
 			c.HideHelpCommand = true
+			if len(c.Subcommands) == 0 || len(c.Flags) > 0 {
+				c.Flags = append(c.Flags, cli.HelpFlag) // the library adds it too late for a help text with categories
+			}
 			if len(c.Subcommands) > 0 {
 				finish(c.Subcommands)
 				own := c.Action // of a command that does something by itself, as `mula index`
@@ -220,6 +253,7 @@ func newApp(stdin io.Reader, stdout, stderr io.Writer) *cli.App {
 		}
 	}
 	finish(app.Commands)
+	refuseURLs(app.Commands)
 	return app
 }
 
@@ -310,7 +344,12 @@ func flagsFirst(commands []*cli.Command, args []string) ([]string, error) {
 			continue
 		}
 		flags = append(flags, arg)
-		name, _, hasValue := strings.Cut(strings.TrimLeft(arg, "-"), "=")
+		name, value, hasValue := strings.Cut(strings.TrimLeft(arg, "-"), "=")
+		if hasValue {
+			if err := decimalFlag(command, name, value); err != nil {
+				return nil, err
+			}
+		}
 		if hasValue || !takesValue(command, name) {
 			continue
 		}
@@ -318,6 +357,9 @@ func flagsFirst(commands []*cli.Command, args []string) ([]string, error) {
 			return nil, usagef("flag --%s needs a value: see `%s --help`", name, strings.Join(head, " "))
 		}
 		i++
+		if err := decimalFlag(command, name, rest[i]); err != nil {
+			return nil, err
+		}
 		flags = append(flags, rest[i])
 	}
 	out := append(head, flags...)
@@ -325,6 +367,28 @@ func flagsFirst(commands []*cli.Command, args []string) ([]string, error) {
 		out = append(append(out, "--"), operands...)
 	}
 	return out, nil
+}
+
+// decimalFlag refuses a number that is not written in decimal: the library would take 010 for 8 and 1_0 for 10. Text that is no number is
+// left to the library.
+func decimalFlag(command *cli.Command, name, value string) error {
+	for _, f := range command.Flags {
+		if !slices.Contains(f.Names(), name) {
+			continue
+		}
+		switch f.(type) {
+		case *cli.IntFlag, *cli.Int64Flag, *cli.Uint64Flag, *cli.Float64Flag:
+			_, err := quantity.Decimal(value)
+			_, float := f.(*cli.Float64Flag)
+			if _, number := strconv.ParseFloat(value, 64); float && errors.Is(err, quantity.ErrForm) && number == nil { // inf, nan, 0x1p3
+				return usagef("--%s is %q; it must be a finite number in decimal", name, value)
+			}
+			if err != nil && !errors.Is(err, quantity.ErrForm) {
+				return usagef("--%s: %v", name, err)
+			}
+		}
+	}
+	return nil
 }
 
 func takesValue(command *cli.Command, name string) bool {

@@ -38,8 +38,8 @@ func convertCommand() *cli.Command {
 			&cli.BoolFlag{Name: "overwrite", Usage: "replace shards that are there already, such as those that a conversion has left that was killed"},
 			&cli.BoolFlag{Name: "drop-empty", Usage: "leave documents without tokens out; datatrove and mds cannot hold them"},
 			&cli.Int64Flag{Name: "eod", Usage: "the `ID` that ends each document, for inputs that do not say where documents end", Value: -1, DefaultText: "none"},
-			&cli.StringFlag{Name: "dtype", Usage: "the element `TYPE` of ids, as numpy calls it, for inputs that do not say it"},
-			&cli.IntFlag{Name: "vocab-size", Usage: "all ids are below `N`, for inputs without a manifest; decides on the element type that is written", DefaultText: "not known"},
+			&cli.StringFlag{Name: "dtype", Usage: "the element `TYPE` of ids, as numpy calls it, for inputs that do not say it", DefaultText: "by --vocab-size"},
+			&cli.IntFlag{Name: "vocab-size", Usage: "all ids are below `N`, for inputs without a manifest; decides the element type of a bare array that is read, and the one that is written", DefaultText: "not known"},
 			&cli.StringFlag{Name: "tokenizer-name", Usage: "datatrove: the `NAME` of the tokenizer for PREFIX.ds.metadata, by which nanotron loads it"},
 			&cli.StringFlag{Name: "mds-size-limit", Usage: "mds: begin a new file at `BYTES`", Value: "64Mi"},
 			&cli.StringFlag{Name: "mds-compression", Usage: "mds: compress files with `NAME`: zstd", DefaultText: "not compressed"},
@@ -94,7 +94,7 @@ func runConvert(c *cli.Context) error {
 	p := newProgress(c.App.ErrWriter)
 	defer p.end()
 	conversion := formats.Conversion{
-		Inputs: c.Args().Slice(), Hints: formats.Hints{DType: c.String("dtype"), EOD: c.Int64("eod")}, VocabSize: c.Int("vocab-size"),
+		Inputs: c.Args().Slice(), Hints: formats.Hints{DType: c.String("dtype"), VocabSize: c.Int("vocab-size"), EOD: c.Int64("eod")},
 		Layout: to, Output: c.String("output"), ShardTokens: shardTokens, DropEmpty: c.Bool("drop-empty"),
 		Options: formats.Options{SizeLimit: sizeLimit, Compression: c.String("mds-compression"), TokenizerName: c.String("tokenizer-name")},
 		Progress: func(documents, tokens int64) {

@@ -20,11 +20,39 @@ func TestEstimateWrongUsage(t *testing.T) {
 		{"--model mula-tiny --batch-size -1", "--batch-size is -1"},
 		{"--model mula-tiny --sequence-length 100000", "max_position_embeddings, 4096"},
 		{"--model mula-tiny --precision fp8", "allowed: fp32, bf16"},
+		{"--model mula-tiny --collectives ring", "allowed: two-level, flat"},
+		{"--model mula-tiny --collectives flat --trainer optimus", "for --trainer mula only"},
 		{"--model mula-tiny extra", `unexpected "extra"`},
 	} {
 		code, stdout, stderr := call(t, append([]string{"estimate"}, strings.Fields(c.args)...)...)
 		if code != exitUsage || !strings.Contains(stderr, c.says) || stdout != "" || strings.Count(stderr, "\n") != 1 {
 			t.Errorf("mula estimate %s: exit %d, %q, %q; want exit 2 and %q", c.args, code, stdout, stderr, c.says)
+		}
+	}
+}
+
+// The output for mula says which parts of its estimate the program does not have, and counts norm and votes.
+func TestEstimateSaysWhatIsMissing(t *testing.T) {
+	const missing = "Not in mula yet: two-level collectives"
+	for _, c := range []struct {
+		args    string
+		missing bool
+		votes   string
+	}{
+		{"--layout dp=128,ep=12,pp=8", true, "37.2 MB"},
+		{"--layout dp=128,ep=12,pp=8 --collectives flat", false, "37.2 MB"},
+		{"--layout dp=128,ep=12,pp=8 --trainer optimus", false, "0 B"},
+		{"", false, "0 B"}, // one rank
+	} {
+		code, stdout, stderr := call(t, append([]string{"estimate", "--model", "mula-220b-a10b"}, strings.Fields(c.args)...)...)
+		votes := ""
+		for line := range strings.Lines(stdout) {
+			if rest, ok := strings.CutPrefix(line, "sent a step: votes"); ok {
+				votes = strings.TrimSpace(rest)
+			}
+		}
+		if code != exitDone || strings.Contains(stdout, missing) != c.missing || votes != c.votes {
+			t.Errorf("mula estimate %s: exit %d, %s, votes %q; want %q; %q: %v", c.args, code, stderr, votes, c.votes, missing, strings.Contains(stdout, missing))
 		}
 	}
 }

@@ -1,10 +1,9 @@
 package cli
 
 import (
+	"errors"
 	"fmt"
-	"math"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"time"
 
@@ -35,7 +34,7 @@ func exportCommand() *cli.Command {
 	}
 }
 
-var shardSizeFlag = &cli.StringFlag{Name: "shard-size", Usage: "weights in one file at most, as 500M or 5G (0: all in one)", Value: "5G"}
+var shardSizeFlag = &cli.StringFlag{Name: "shard-size", Usage: "`SIZE` of the weights in one file at most, as 500M or 5G (0: all in one)", Value: "5G"}
 
 // dtypes are the element types of weights by their names in flags.
 var dtypes = map[string]safetensors.DType{"fp32": safetensors.F32, "bf16": safetensors.BF16, "fp16": safetensors.F16}
@@ -81,21 +80,16 @@ func convertOptions(c *cli.Context) (o train.ConvertOptions, err error) {
 	return o, nil
 }
 
-// parseSize reads a number of bytes with a decimal prefix, as transformers' max_shard_size has it.
+// parseSize reads a number of bytes as transformers' max_shard_size has it: a [quantity.Count], and a B behind it.
 func parseSize(text string) (int64, error) {
-	unit := int64(1)
-	number := strings.TrimSuffix(text, "B")
-	for i, prefix := range []string{"k", "M", "G", "T"} {
-		if rest, ok := strings.CutSuffix(number, prefix); ok {
-			unit, number = int64(math.Pow10(3*(i+1))), rest
-			break
-		}
+	n, err := quantity.Count(strings.TrimSuffix(text, "B"))
+	switch {
+	case err != nil && !errors.Is(err, quantity.ErrForm):
+		return 0, err
+	case err != nil || n < 0 || n > 1<<60:
+		return 0, fmt.Errorf("it must be a number of bytes, such as 500M or 5GB")
 	}
-	n, err := strconv.ParseFloat(number, 64)
-	if err != nil || !(n >= 0) || n*float64(unit) > 1<<60 {
-		return 0, fmt.Errorf("it must be a number of bytes, as 500M or 5G")
-	}
-	return int64(n * float64(unit)), nil
+	return n, nil
 }
 
 // convert writes a model to --output.

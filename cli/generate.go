@@ -25,6 +25,8 @@ func generateCommand() *cli.Command {
 		Description: "The prompt - is read from standard input, as it is, to its end. Without a prompt the text begins as a document does: after the\n" +
 			"end-of-document token, at which it ends, too. Temperature comes before top-k and top-k before top-p, as in transformers. Sample i\n" +
 			"of several, from 0, is the one of seed --seed + i.\n\n" +
+			"Ids at or above the size of the tokenizer are never generated. A model's vocabulary is often larger, because its size is rounded up;\n" +
+			"transformers may generate such ids. Bytes that are not UTF-8 are printed as U+FFFD, one for each cut-off character.\n\n" +
 			"Example: mula generate --model runs/base --max-tokens 100 --temperature 0.8 \"func main() {\"",
 		Flags: []cli.Flag{
 			modelFlag,
@@ -98,6 +100,9 @@ func runGenerate(c *cli.Context) error {
 		return fmt.Errorf("the tokenizer has %s ids and the model %s: they do not belong together", quantity.Grouped(int64(have)), quantity.Grouped(int64(want)))
 	}
 	options.Vocabulary = tokenizer.VocabSize() // the rows that fill up the model's vocabulary stand for nothing
+	if have, all := tokenizer.VocabSize(), m.Config().VocabSize; have < all {
+		fmt.Fprintf(c.App.ErrWriter, "note: the tokenizer has %s ids and the model %s; ids from %d on are not generated\n", quantity.Grouped(int64(have)), quantity.Grouped(int64(all)), have)
+	}
 	eod := m.Config().EOSTokenID
 	if eod != moe.NoToken {
 		options.Stop = []uint32{uint32(eod)}
@@ -184,7 +189,7 @@ func generate(ctx context.Context, w io.Writer, m *moe.Model, tokenizer *tokeniz
 		}
 		// A character may be spread over several tokens: it is shown when it is whole.
 		if n := wholeCharacters(spelled); n > shown {
-			_, failed = w.Write(spelled[shown:n])
+			_, failed = w.Write(tokenize.AppendText(nil, spelled[shown:n]))
 			shown = n
 		}
 		return failed == nil
@@ -195,8 +200,8 @@ func generate(ctx context.Context, w io.Writer, m *moe.Model, tokenizer *tokeniz
 	if err != nil {
 		return generated{}, err
 	}
-	fmt.Fprintf(w, "%s\n", spelled[min(shown, len(spelled)):])
-	return generated{Seed: o.Seed, Text: string(spelled[begin:]), Tokens: ids[len(prompt):]}, nil
+	fmt.Fprintf(w, "%s\n", tokenize.AppendText(nil, spelled[min(shown, len(spelled)):]))
+	return generated{Seed: o.Seed, Text: string(tokenize.AppendText(nil, spelled[begin:])), Tokens: ids[len(prompt):]}, nil
 }
 
 // wholeCharacters is the length of b without a UTF-8 character at its end that is not complete.

@@ -23,7 +23,7 @@ func hashCommand() *cli.Command {
 		Description: "The log is JSON lines: a header, then order hash and set hash of each step. A run's own fingerprints.jsonl has the same form.\n\n" +
 			"Example: mula hash --plan plan.json --batch-size 32 --steps 0:1000 --output expected.jsonl",
 		Flags: []cli.Flag{
-			planFlag, shardsFlag, batchSizeFlag, rankFlag, worldFlag,
+			planFlag, shardsFlag, stepSizeFlag, rankFlag, worldFlag,
 			&cli.StringFlag{Name: "steps", Usage: "steps `A:B`, from A up to but not including B; either may be left out", Value: ":"},
 			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "write the log to `FILE` instead of standard output"},
 		},
@@ -75,7 +75,7 @@ func runHash(c *cli.Context) error {
 	if err := notInput(output, data.Files()...); err != nil {
 		return err
 	}
-	if err := notOther(output, logKind); err != nil {
+	if err := oneFile(output, logKind); err != nil {
 		return err
 	}
 	all := data.Steps(batchSize)
@@ -89,9 +89,6 @@ func runHash(c *cli.Context) error {
 	var out io.Writer = c.App.Writer
 	var file *atomicfile.File
 	if path := c.String("output"); path != "" {
-		if err := makeParent(path); err != nil {
-			return err
-		}
 		if file, err = atomicfile.Create(path); err != nil {
 			return err
 		}

@@ -88,7 +88,7 @@ func indexCommand() *cli.Command {
 			&cli.Int64Flag{Name: "exact-epochs", Category: "BlendCorpus, Megatron-DeepSpeed", Usage: "train_data_exact_num_epochs", DefaultText: "none"},
 
 			&cli.StringFlag{Name: "plan", Category: "OLMo-core", Usage: "write the order of the plan in `FILE` for OLMo-core"},
-			&cli.StringSliceFlag{Name: "paths", Category: "OLMo-core", Usage: "write OLMo-core's own order of these token files, in its sequence; may be repeated"},
+			&cli.StringSliceFlag{Name: "paths", Category: "OLMo-core", Usage: "write OLMo-core's own order of the token `FILE`s, in its sequence; may be repeated"},
 			&cli.StringFlag{Name: "dtype", Category: "OLMo-core", Usage: "type of the token files: uint8, uint16, uint32 or uint64", Value: "uint16"},
 			&cli.Int64Flag{Name: "max-target-sequence-length", Category: "OLMo-core", Usage: "max_target_sequence_length", DefaultText: "the sequence length"},
 			&cli.Int64Flag{Name: "source-permutation-seed", Category: "OLMo-core", Usage: "source_permutation_seed", DefaultText: "none"},

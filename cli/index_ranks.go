@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"github.com/urfave/cli/v2"
+
+	"mula/internal/launchers"
 )
 
 // A standing is where this process stands among those that it was started with: the ranks of a job. Who shares the building of indexes with them needs
@@ -16,14 +18,6 @@ import (
 type standing struct {
 	rank, size int
 	local      int // ranks on this machine
-}
-
-// launchers are the variables by which those that start the ranks of a job tell each its rank, their number and the number on its machine.
-var launchers = [...][3]string{
-	{"MULA_RANK", "MULA_WORLD", ""},
-	{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"}, // Open MPI
-	{"PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"},                                    // MPICH, Intel MPI, Cray PALS
-	{"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE"},          // srun; a batch script has no number of tasks of a step
 }
 
 type standingKey struct{}
@@ -38,21 +32,8 @@ func standingOf(ctx context.Context) standing {
 }
 
 func standingIn(getenv func(string) string) standing {
-	for _, names := range launchers {
-		rank, err := strconv.Atoi(getenv(names[0]))
-		size, err2 := strconv.Atoi(getenv(names[1]))
-		if err != nil || err2 != nil || rank < 0 || rank >= size {
-			continue
-		}
-		j := standing{rank: rank, size: size, local: 1}
-		// Slurm writes "4(x2),3" for two machines of 4 and one of 3.
-		if digits, _, _ := strings.Cut(getenv(names[2]), "("); names[2] != "" {
-			digits, _, _ = strings.Cut(digits, ",")
-			if n, err := strconv.Atoi(digits); err == nil && n > 0 {
-				j.local = n
-			}
-		}
-		return j
+	if p, ok := launchers.FindIn(getenv); ok && p.Size > 0 {
+		return standing{rank: p.Rank, size: p.Size, local: p.Here}
 	}
 	return standing{size: 1, local: 1}
 }

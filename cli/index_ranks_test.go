@@ -32,6 +32,11 @@ func TestStanding(t *testing.T) {
 		{"SLURM_PROCID=5 SLURM_STEP_NUM_TASKS=6 SLURM_STEP_TASKS_PER_NODE=3,2,1", standing{5, 6, 3}},
 		{"SLURM_PROCID=0 SLURM_NTASKS=8", standing{0, 1, 1}}, // a batch script
 		{"MULA_RANK=1 MULA_WORLD=2 PMI_RANK=0 PMI_SIZE=1", standing{1, 2, 1}},
+		{"PMIX_RANK=5 SLURM_PROCID=5 SLURM_STEP_NUM_TASKS=6 SLURM_STEP_TASKS_PER_NODE=3(x2)", standing{5, 6, 3}},
+		{"PMIX_RANK=0 SLURM_PROCID=5 SLURM_STEP_NUM_TASKS=6", standing{5, 6, 1}}, // PMIx of a shell in which srun was called
+		{"PALS_RANKID=1", standing{0, 1, 1}},
+		{"RANK=1 WORLD_SIZE=2", standing{0, 1, 1}},
+		{"TORCHELASTIC_RUN_ID=x RANK=1 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2", standing{1, 2, 2}},
 		{"PMI_RANK=2 PMI_SIZE=2", standing{0, 1, 1}},
 		{"PMI_RANK=x PMI_SIZE=2", standing{0, 1, 1}},
 	} {

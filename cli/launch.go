@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/urfave/cli/v2"
@@ -37,7 +36,7 @@ func launchCommand() *cli.Command {
 		ArgsUsage: "-- train [FLAGS]",
 		Description: "What follows the -- is the command of every rank. A rank that is killed, a host that cannot be reached and a run that makes no progress end\n" +
 			"all ranks; after a wait they begin again from the newest checkpoint, on spare hosts where there are some. A wrong configuration and a run\n" +
-			"that never does a step are not tried again. Ctrl-C and SIGTERM let the ranks save and leave; a second one kills them.\n\n" +
+			"that never does a step are not tried again. Ctrl-C, SIGTERM, SIGUSR1 and SIGUSR2 let the ranks save and leave; a second Ctrl-C or SIGTERM kills them.\n\n" +
 			"It exits with 0 when all steps are done, 1 when it gives up, 2 when it was called wrongly, 3 when it was stopped after a checkpoint, and 124\n" +
 			"when the run hung to the last. docs/ranks.md tells more.\n\n" +
 			"Example: mula launch -- train --config train.yaml\n" +
@@ -52,8 +51,9 @@ func launchCommand() *cli.Command {
 			&cli.StringFlag{Name: "with", Usage: "start ranks by tcp (this command starts them itself), mpiexec, srun, or pbs (mpiexec on the hosts of PBS_NODEFILE). " +
 				"auto: srun in a job of Slurm, pbs in one of PBS, else tcp", Value: withAuto},
 			&cli.StringFlag{Name: "mpiexec", Usage: "`PROGRAM` and its first arguments, of Open MPI or MPICH", Value: "mpiexec"},
+			&cli.StringFlag{Name: "srun", Usage: "`PROGRAM` and its first arguments, as in 'srun --mpi=pmix --cpus-per-task=16'. Without a type of MPI, from here or from Slurm's MpiDefault, ranks speak TCP", Value: "srun"},
 			&cli.StringFlag{Name: "remote-shell", Usage: "with tcp: `PROGRAM` and arguments that run a command on another host", Value: "ssh -T -o BatchMode=yes -o ConnectTimeout=30 -o ServerAliveInterval=15"},
-			&cli.IntFlag{Name: "port", Usage: "with tcp: `PORT` at which rank 0 listens (0: one that is free)"},
+			&cli.IntFlag{Name: "port", Usage: "with tcp, and with srun without MPI: `PORT` at which rank 0 listens (0: one that is free)"},
 			&cli.BoolFlag{Name: "local-hosts", Usage: "all hosts are this machine, whatever they are called: to try things out"},
 			&cli.BoolFlag{Name: "elastic", Usage: "when hosts are lost and no spares are left, go on with a smaller layout.dp"},
 			&cli.IntFlag{Name: "retries", Usage: "give up after `N` retries without progress in between", Value: 10},
@@ -65,6 +65,8 @@ func launchCommand() *cli.Command {
 			&cli.DurationFlag{Name: "grace", Usage: "from SIGTERM to SIGKILL, for ranks that are to end", Value: 10 * time.Second},
 			&cli.DurationFlag{Name: "walltime", Usage: "the machine is taken away after this time", DefaultText: "what Slurm or PBS say"},
 			&cli.DurationFlag{Name: "walltime-margin", Usage: "stop the run so long before, or twice its longest save", Value: 5 * time.Minute},
+			&cli.DurationFlag{Name: "blame-expiry", Usage: "do not use a host for this `TIME` after failures.jsonl has blamed it for wrong values (0: for ever)", Value: 7 * 24 * time.Hour},
+			&cli.BoolFlag{Name: "forget-blame", Usage: "use the hosts again that failures.jsonl blames, in this launch and later ones"},
 			&cli.StringFlag{Name: "log", Usage: "keep the output of ranks in `DIR`", DefaultText: "launch in the run directory"},
 			jsonFlag,
 			&cli.BoolFlag{Name: "agent", Hidden: true, Usage: "run a rank for a launcher on another host"},
@@ -104,9 +106,12 @@ func runLaunch(c *cli.Context) error {
 	p := newProgress(c.App.ErrWriter)
 	o.Notice = func(text string) { p.line("launch: %s", text) }
 	signals := make(chan os.Signal, 2)
-	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	signal.Notify(signals, stopSignals...)
 	defer signal.Stop(signals)
 	o.Signals = signals
+	if err := c.Context.Err(); err != nil { // a signal that came before
+		return err
+	}
 
 	result, err := launch.Run(context.WithoutCancel(c.Context), o)
 	if err != nil {
@@ -187,7 +192,7 @@ func launchedTrain(c *cli.Context) ([]string, train.Config, error) {
 func launchOptions(c *cli.Context, config train.Config, command []string) (launch.Options, error) {
 	o := launch.Options{
 		Output: config.Output, Log: c.String("log"), Ranks: c.Int("ranks"), Retries: c.Int("retries"), Progress: c.Int64("progress-steps"),
-		Grace: c.Duration("grace"), Margin: c.Duration("walltime-margin"),
+		Grace: c.Duration("grace"), Margin: c.Duration("walltime-margin"), BlameExpiry: c.Duration("blame-expiry"), ForgetBlame: c.Bool("forget-blame"),
 		Limits: launch.Limits{Floor: launch.DefaultLimits().Floor, First: c.Duration("first-timeout"), Factor: c.Float64("timeout-factor")},
 	}
 	if err := atMost(c, 1<<20, "ranks", "spares", "retries"); err != nil {
@@ -202,7 +207,7 @@ func launchOptions(c *cli.Context, config train.Config, command []string) (launc
 	if x := o.Limits.Factor; !(x >= 1 && x <= 1e6) {
 		return o, usagef("--timeout-factor is %g; it must be from 1 to 1e6", x)
 	}
-	for _, name := range []string{"first-timeout", "grace", "walltime", "walltime-margin"} {
+	for _, name := range []string{"first-timeout", "grace", "walltime", "walltime-margin", "blame-expiry"} {
 		if c.Duration(name) < 0 {
 			return o, usagef("--%s is %s; it must not be negative", name, c.Duration(name))
 		}
@@ -216,8 +221,14 @@ func launchOptions(c *cli.Context, config train.Config, command []string) (launc
 	}
 	if c.IsSet("walltime") {
 		o.Deadline = time.Now().Add(c.Duration("walltime"))
-	} else if o.Deadline, err = launch.Deadline(os.Getenv, time.Now()); err != nil {
-		return o, usagef("%v", err)
+	} else {
+		var warning string
+		if o.Deadline, warning, err = launch.Deadline(c.Context, os.Getenv, time.Now()); err != nil {
+			return o, usagef("%v", err)
+		}
+		if warning != "" {
+			fmt.Fprintf(c.App.ErrWriter, "launch: %s\n", printable(warning))
+		}
 	}
 	with, err := startWith(c)
 	if err != nil {
@@ -237,7 +248,7 @@ func launchOptions(c *cli.Context, config train.Config, command []string) (launc
 	switch links := config.Layout.Links; {
 	case links == train.MPILinks && with == withTCP:
 		return o, usagef("layout.links is mpi, and --with is tcp; say --with mpiexec, srun or pbs, or leave layout.links to auto")
-	case links == train.TCPLinks && with != withTCP:
+	case links == train.TCPLinks && with != withTCP && with != withSRun:
 		return o, usagef("layout.links is tcp, and --with is %s; say --with tcp, or leave layout.links to auto", with)
 	}
 	if o.Hosts, err = launchHosts(c, with); err != nil {
@@ -254,7 +265,7 @@ func launchOptions(c *cli.Context, config train.Config, command []string) (launc
 	if c.Bool("elastic") {
 		o.Shrink = func(room int) (int, []string, error) { return shrink(config, room) }
 	}
-	o.Start, err = starter(c, with, command)
+	o.Start, err = starter(c, with, config.Layout.Links, command)
 	return o, err
 }
 
@@ -304,7 +315,7 @@ func launchHosts(c *cli.Context, with string) ([]launch.Host, error) {
 }
 
 // starter is what starts the ranks.
-func starter(c *cli.Context, with string, command []string) (launch.Starter, error) {
+func starter(c *cli.Context, with string, links train.LinkKind, command []string) (launch.Starter, error) {
 	out := launch.Output{Stdout: c.App.Writer, Stderr: c.App.ErrWriter}
 	local := c.Bool("local-hosts")
 	if with == withTCP {
@@ -315,12 +326,13 @@ func starter(c *cli.Context, with string, command []string) (launch.Starter, err
 		return &launch.Processes{Command: command, RemoteShell: shell, Agent: []string{command[0], "launch", "--agent"}, AllLocal: local,
 			Port: c.Int("port"), Output: out}, nil
 	}
-	program, kind := strings.Fields(c.String("mpiexec")), launch.Slurm
+	name, kind := "mpiexec", launch.Slurm
 	if with == withSRun {
-		program = []string{"srun"}
+		name = "srun"
 	}
+	program := strings.Fields(c.String(name))
 	if len(program) == 0 {
-		return nil, usagef("--mpiexec is empty")
+		return nil, usagef("--%s is empty", name)
 	}
 	if _, err := exec.LookPath(program[0]); err != nil {
 		return nil, fmt.Errorf("%w; with --with tcp the ranks are started without it", err)
@@ -328,13 +340,20 @@ func starter(c *cli.Context, with string, command []string) (launch.Starter, err
 	if with == withSRun && local {
 		return nil, usagef("--local-hosts is not for srun")
 	}
-	if with != withSRun {
-		var err error
-		if kind, err = launch.DetectMPI(c.Context, program); err != nil {
-			return nil, err
-		}
+	m := &launch.MPI{Kind: kind, Program: program, Command: command, AllLocal: local, Port: c.Int("port"), Output: out}
+	var err error
+	switch {
+	case with != withSRun:
+		m.Kind, err = launch.DetectMPI(c.Context, program)
+	case links == train.TCPLinks:
+		m.TCP = true
+	default:
+		m.TCP = launch.SlurmMPI(c.Context, program, os.Getenv) == "none"
 	}
-	return &launch.MPI{Kind: kind, Program: program, Command: command, AllLocal: local, Output: out}, nil
+	if m.TCP && links == train.MPILinks {
+		return nil, usagef("layout.links is mpi, but srun starts tasks without MPI here (--mpi=none); choose a type of `srun --mpi=list` as in --srun 'srun --mpi=pmi2', or leave layout.links to auto")
+	}
+	return m, err
 }
 
 // readLimits reads limits of sections, as in "step=5m,checkpoint=1h"; those that are not named stay.

@@ -128,3 +128,30 @@ func TestLaunchHosts(t *testing.T) {
 		}
 	})
 }
+
+// A run that diverges ends at its second attempt and says why. It keeps no host from the next launch.
+func TestLaunchDiverged(t *testing.T) {
+	t.Parallel()
+	dir := prepared(t)
+	mustRun(t, dir, "blend")
+	for _, test := range []struct {
+		name, layout string
+		flags        []string
+	}{
+		{"four", fourRanks, []string{"--hosts", "a:2,b:2", "--local-hosts"}},
+		{"one", "", nil},
+	} {
+		config := launchConfig(test.name, 12, test.layout)
+		l := start(t, dir, test.name, config+"schedule: {warmup_steps: 0, learning_rate: 1e30}\n", test.flags...)
+		l.ends(exitFailed)
+		attempts := l.attempts()
+		if len(attempts) != 2 || attempts[0].Blamed != "" || !strings.Contains(l.output(), "The learning rate is too high, or it is the data") {
+			t.Errorf("%s: %+v\n%s", test.name, attempts, l.output())
+		}
+		l = start(t, dir, test.name, config, test.flags...)
+		l.ends(exitDone)
+		if strings.Contains(l.output(), "is not used") {
+			t.Errorf("%s: a host is not used:\n%s", test.name, l.output())
+		}
+	}
+}

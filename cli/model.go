@@ -97,5 +97,5 @@ func loadTokenizer(c *cli.Context, found string) (*tokenize.Tokenizer, error) {
 	if found == "" {
 		return nil, fmt.Errorf("%s has no tokenizer.json; name one with --tokenizer", c.String("model"))
 	}
-	return tokenize.Load(found)
+	return tokenize.LoadWith(found, tokenize.LoadOptions{IgnoreTruncationAndPadding: true})
 }

@@ -79,8 +79,11 @@ var (
 	pageKind      = kind{"HTML page", begins("<!doctype html>")}
 	drawingKind   = kind{"SVG drawing", begins("<svg")}
 	planKind      = kind{"plan", func(path string) bool { _, err := blend.ReadPlan(path); return err == nil }}
-	tokenizerKind = kind{"tokenizer", func(path string) bool { _, err := tokenize.Load(path); return err == nil }}
-	logKind       = kind{"fingerprint log", firstLine(func(line []byte) bool {
+	tokenizerKind = kind{"tokenizer", func(path string) bool {
+		_, err := tokenize.LoadWith(path, tokenize.LoadOptions{IgnoreTruncationAndPadding: true})
+		return err == nil
+	}}
+	logKind = kind{"fingerprint log", firstLine(func(line []byte) bool {
 		_, err := blend.NewLogReader(bytes.NewReader(line), "")
 		return err == nil
 	})}
@@ -137,6 +140,28 @@ func notOther(output string, k kind) error {
 		return nil
 	}
 	return usagef("%s is there, and is no %s; name another file, or move it away", output, k.name)
+}
+
+// oneFile refuses an output of a command that writes one file: where [notOther] does, and in a folder that does not exist, since a folder that is made for a
+// mistyped path hides the mistake.
+func oneFile(output string, k kind) error {
+	if output == "" {
+		return nil
+	}
+	if err := notOther(output, k); err != nil {
+		return err
+	}
+	folder := filepath.Dir(output)
+	info, err := os.Stat(folder)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return usagef("%s: the folder %s does not exist; create it with `mkdir -p %s`, or correct the path", output, folder, folder)
+	case err != nil:
+		return fmt.Errorf("output: %w", err)
+	case !info.IsDir():
+		return usagef("%s: %s is a file, not a folder; correct the path", output, folder)
+	}
+	return nil
 }
 
 // notShard refuses to write shards where files of shards are, unless --overwrite asks for it. numbered is whether they are PREFIX-00000, PREFIX-00001 and so

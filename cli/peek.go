@@ -91,7 +91,7 @@ func runPeek(c *cli.Context) error {
 	}
 	var tokenizer *tokenize.Tokenizer
 	if path := c.String("tokenizer"); path != "" {
-		if tokenizer, err = tokenize.Load(path); err != nil {
+		if tokenizer, err = tokenize.LoadWith(path, tokenize.LoadOptions{IgnoreTruncationAndPadding: true}); err != nil {
 			return err
 		}
 		if data.Tokenizer != nil && data.Tokenizer.SHA256 != tokenizer.SHA256() {

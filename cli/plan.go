@@ -17,9 +17,17 @@ var (
 	planFlag      = &cli.StringFlag{Name: "plan", Aliases: []string{"p"}, Usage: "read the plan from `FILE`", Value: "plan.json"}
 	shardsFlag    = &cli.StringFlag{Name: "shards", Usage: "look for the plan's shards from `DIR` instead of from the plan's own folder"}
 	batchSizeFlag = &cli.IntFlag{Name: "batch-size", Aliases: []string{"B"}, Usage: "samples of a step, over all ranks", DefaultText: "none"}
+	stepSizeFlag  = &cli.IntFlag{Name: "batch-size", Aliases: []string{"B"}, Usage: "samples of a step, over all ranks; needed", DefaultText: "none"}
 	rankFlag      = &cli.IntFlag{Name: "rank", Usage: "only this rank's share of each step"}
+	reverifyFlag  = &cli.DurationFlag{Name: "reverify", Usage: "compare a block of ids with its sum again if it is read so long after it was compared; 0 for never", Value: blend.DefaultReverify}
 	verifyFlag    = &cli.StringFlag{Name: "verify", Usage: "`WAY` to find damage: reads (blocks with sums, when they are read), behind (whole files too, in the background), first (files without sums before they are used)", Value: "reads"}
 	worldFlag     = &cli.IntFlag{Name: "world", Usage: "number of ranks; it must divide the batch size", Value: 1}
+)
+
+// The positions that a command reads.
+var (
+	fromFlag = &cli.Int64Flag{Name: "from", Usage: "start at position `P`, a multiple of the batch size"}
+	toFlag   = &cli.Int64Flag{Name: "to", Usage: "stop before position `P`, a multiple of the batch size or the plan's end", DefaultText: "the plan's end"}
 )
 
 func planCommand() *cli.Command {
@@ -166,9 +174,9 @@ func runPlanDiff(c *cli.Context) error {
 	}
 	fmt.Fprintln(w)
 	t.write(w)
-	t = newTable("source", "first", "share", "second", "share", "change")
+	t = newTable("source", "first", "share", "second", "share", "change (percentage points)")
 	for _, s := range d.Sources {
-		t.row(printable(s.Name), s.First.Samples, percent(s.First.Share), s.Second.Samples, percent(s.Second.Share), fmt.Sprintf("%+.3f %%", 100*(s.Second.Share-s.First.Share)))
+		t.row(printable(s.Name), s.First.Samples, percent(s.First.Share), s.Second.Samples, percent(s.Second.Share), fmt.Sprintf("%+.3f", 100*(s.Second.Share-s.First.Share)))
 	}
 	skipped := ""
 	if len(plans[0].Skips)+len(plans[1].Skips) > 0 {
@@ -198,7 +206,12 @@ func openPlanWith(c *cli.Context, o blend.OpenOptions) (*blend.Data, error) {
 	p := newProgress(c.App.ErrWriter)
 	o.Waiting = func(message string) { p.line("%s", message) }
 	data, err := blend.Open(c.Context, plan, o)
-	if err != nil {
+	switch {
+	case errors.Is(err, fs.ErrNotExist) && o.Base == "":
+		return nil, fmt.Errorf("%s: %w; if the plan or its shards were moved, name the folder that the plan's paths start from with --shards", c.String("plan"), err)
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, fmt.Errorf("%s: %w; --shards must name the folder that the plan's paths start from", c.String("plan"), err)
+	case err != nil:
 		return nil, fmt.Errorf("%s: %w", c.String("plan"), err)
 	}
 	return data, nil
@@ -207,13 +220,40 @@ func openPlanWith(c *cli.Context, o blend.OpenOptions) (*blend.Data, error) {
 // ranks reads --batch-size, --rank and --world.
 func ranks(c *cli.Context) (batchSize, rank, world int, err error) {
 	batchSize, rank, world = c.Int("batch-size"), c.Int("rank"), c.Int("world")
-	switch {
-	case batchSize < 1:
-		err = usagef("--batch-size is needed, and must be at least 1: see `%s --help`", c.Command.HelpName)
-	case world < 1 || batchSize%world != 0:
-		err = usagef("--world is %d; it must divide the batch size, %d", world, batchSize)
-	case rank < 0 || rank >= world:
-		err = usagef("--rank is %d; with --world %d it must be from 0 to %d", rank, world, world-1)
+	if !c.IsSet("batch-size") {
+		return 0, 0, 0, usagef("--batch-size is needed: see `%s --help`", c.Command.HelpName)
+	}
+	if _, err = blend.RecordRows(batchSize, rank, world, 0); err != nil {
+		err = usagef("--batch-size, --rank, --world: %v", err)
 	}
 	return batchSize, rank, world, err
+}
+
+// positions reads --from and --to and checks them against the plan's steps.
+func positions(c *cli.Context, plan *blend.Plan, batchSize int) (from, to int64, err error) {
+	if from, to = c.Int64("from"), c.Int64("to"); to == 0 {
+		to = plan.Length()
+	}
+	grid, err := plan.Grid(batchSize)
+	if err == nil {
+		err = grid.Check(from, to)
+	}
+	if err != nil {
+		err = usagef("--batch-size %d --from %d --to %d: %v", batchSize, from, to, err)
+	}
+	return from, to, err
+}
+
+// verification is what --verify and --reverify say of how a plan is opened.
+func verification(c *cli.Context) (o blend.OpenOptions, err error) {
+	if o.Verify, err = blend.ParseVerify(c.String("verify")); err != nil {
+		return o, usagef("--verify: %v", err)
+	}
+	switch o.Reverify = c.Duration("reverify"); {
+	case o.Reverify < 0:
+		return o, usagef("--reverify is %s; it must be at least 0", o.Reverify)
+	case o.Reverify == 0:
+		o.Reverify = -1
+	}
+	return o, nil
 }

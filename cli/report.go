@@ -21,7 +21,7 @@ func reportCommand() *cli.Command {
 			"         mula report --watch 30 --output report.html runs/base",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "write the page to `FILE`", Value: "report.html"},
-			&cli.StringFlag{Name: "title", Usage: "heading of the page"},
+			&cli.StringFlag{Name: "title", Usage: "heading of the page: `TEXT`"},
 			&cli.IntFlag{Name: "watch", Usage: "draw the page again every `SECONDS`, until all runs have done all their steps; the page then loads itself again", DefaultText: "once"},
 		},
 		Action: runReport,
@@ -47,7 +47,7 @@ func runReport(c *cli.Context) error {
 		}
 		named[dir] = true
 	}
-	if err := notOther(output, pageKind); err != nil {
+	if err := oneFile(output, pageKind); err != nil {
 		return err
 	}
 	finished, err := drawReport(c, output, watch)
@@ -92,9 +92,6 @@ func drawReport(c *cli.Context, output string, reload int) (finished bool, err e
 	}
 	if finished {
 		reload = 0
-	}
-	if err := makeParent(output); err != nil {
-		return false, err
 	}
 	f, err := atomicfile.Create(output)
 	if err != nil {

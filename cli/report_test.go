@@ -21,8 +21,10 @@ func growingStep(n string) string {
 func TestReportWatch(t *testing.T) {
 	dir := t.TempDir()
 	metrics, page := filepath.Join(dir, "run", "metrics.jsonl"), filepath.Join(dir, "out", "page.html")
-	if err := os.Mkdir(filepath.Dir(metrics), 0o755); err != nil {
-		t.Fatal(err)
+	for _, path := range []string{metrics, page} {
+		if err := os.Mkdir(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
 	}
 	write := func(text string) {
 		t.Helper()

@@ -17,7 +17,6 @@ import (
 	"github.com/urfave/cli/v2"
 	"golang.org/x/sync/errgroup"
 
-	"mula/blend"
 	"mula/internal/quantity"
 	"mula/serve"
 	"mula/serve/flight"
@@ -41,7 +40,7 @@ func serveCommand() *cli.Command {
 			&cli.BoolFlag{Name: "insecure", Usage: "listen at an address that other machines reach without asking for a token"},
 			&cli.IntFlag{Name: "max-streams", Usage: "streams at a time", Value: 4096},
 			&cli.StringFlag{Name: "memory", Usage: "`BYTES` that the records of all streams may take together, as 512M or 4Gi", Value: "1Gi"},
-			verifyFlag,
+			verifyFlag, reverifyFlag,
 		},
 		Action: runServe,
 	}
@@ -80,9 +79,9 @@ func runServe(c *cli.Context) error {
 		}
 		at.listen = "127.0.0.1:0"
 	}
-	verify, err := blend.ParseVerify(c.String("verify"))
+	options, err := verification(c)
 	if err != nil {
-		return usagef("--verify: %v", err)
+		return err
 	}
 	access, err := readAccess(c)
 	if err != nil {
@@ -94,7 +93,7 @@ func runServe(c *cli.Context) error {
 	if err := guarded(c, "flight", at.flight, access); err != nil {
 		return err
 	}
-	data, err := openPlanWith(c, blend.OpenOptions{Verify: verify})
+	data, err := openPlanWith(c, options)
 	if err != nil {
 		return err
 	}

@@ -31,8 +31,7 @@ func simulateCommand() *cli.Command {
 			&cli.Float64Flag{Name: "step-time", Usage: "a step computes for `SECONDS`", DefaultText: "not known: nothing is said of whether storage keeps up"},
 			&cli.Float64Flag{Name: "tokens-per-second", Usage: "the same as tokens a second of all nodes together, `T`", DefaultText: "not known"},
 			&cli.StringFlag{Name: "storage", Usage: "local-nvme, parallel-fs, object-store, or a `FILE` ending in .yaml", Value: simulate.Kinds[0].Name},
-			&cli.Int64Flag{Name: "from", Usage: "first position; the start of a step"},
-			&cli.Int64Flag{Name: "to", Usage: "position after the last (0: the end of the plan)"},
+			fromFlag, toFlag,
 			&cli.Int64Flag{Name: "samples", Usage: "positions looked at one by one, at most", Value: simulate.DefaultSamples},
 			&cli.BoolFlag{Name: "plan-only", Usage: "look at no shard, which need not be here: nothing is said of documents"},
 			&cli.StringFlag{Name: "report", Usage: "write an HTML page with tables and pictures to `FILE`"},
@@ -74,17 +73,17 @@ func runSimulate(c *cli.Context) error {
 	if err := notInput(c.String("report"), plan.Files()...); err != nil {
 		return err
 	}
-	if err := notOther(c.String("report"), pageKind); err != nil {
+	if err := oneFile(c.String("report"), pageKind); err != nil {
 		return err
 	}
 	if rate := c.Float64("tokens-per-second"); rate > 0 {
 		o.StepTime = float64(o.BatchSize) * float64(plan.SequenceLength) / rate
 	}
-	switch to := c.Int64("to"); {
-	case o.From < 0 || o.From%int64(o.BatchSize) != 0:
-		return usagef("--from is %d; it must be the start of a step, a multiple of the batch size %d", o.From, o.BatchSize)
-	case to < 0 || to > plan.Length() || o.From >= plan.Length() || to > 0 && to <= o.From:
-		return usagef("--from %d --to %d: the plan has positions 0 to %d", o.From, to, plan.Length()-1)
+	if o.From, o.To, err = positions(c, plan, o.BatchSize); err != nil {
+		return err
+	}
+	if o.From == o.To {
+		return usagef("--from is %d, the end of the positions to read; nothing is left to simulate", o.From)
 	}
 	p := newProgress(c.App.ErrWriter)
 	defer p.end()
@@ -97,9 +96,6 @@ func runSimulate(c *cli.Context) error {
 	if path := c.String("report"); path != "" {
 		var page bytes.Buffer
 		if err := report.WritePage(&page, "Simulation of "+filepath.ToSlash(c.String("plan"))); err != nil {
-			return err
-		}
-		if err := makeParent(path); err != nil {
 			return err
 		}
 		if err := atomicfile.WriteFile(path, page.Bytes()); err != nil {
@@ -117,7 +113,7 @@ func runSimulate(c *cli.Context) error {
 // simulateOptions are the options that do not depend on the plan.
 func simulateOptions(c *cli.Context) (simulate.Options, error) {
 	o := simulate.Options{Nodes: c.Int("nodes"), RanksPerNode: c.Int("ranks-per-node"), BatchSize: c.Int("batch-size"), StepTime: c.Float64("step-time"),
-		From: c.Int64("from"), To: c.Int64("to"), Samples: c.Int64("samples")}
+		Samples: c.Int64("samples")}
 	const mostRanks = 1 << 24
 	if o.Nodes < 1 || o.RanksPerNode < 1 || o.Nodes > mostRanks/o.RanksPerNode {
 		return o, usagef("--nodes is %d and --ranks-per-node %d; each must be at least 1, and the ranks at most %s", o.Nodes, o.RanksPerNode, quantity.Grouped(mostRanks))

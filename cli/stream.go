@@ -16,10 +16,9 @@ func streamCommand() *cli.Command {
 		Description: "Any Arrow library reads it; in Python: pyarrow.ipc.open_stream(sys.stdin.buffer).\n\n" +
 			"Example: mula stream --plan plan.json --batch-size 32 --from 6400 --rank 1 --world 4 | python train.py",
 		Flags: []cli.Flag{
-			planFlag, shardsFlag, batchSizeFlag, rankFlag, worldFlag,
-			&cli.Int64Flag{Name: "from", Usage: "first position; the start of a step"},
-			&cli.Int64Flag{Name: "to", Usage: "position after the last (0: the end of the plan)"},
-			verifyFlag,
+			planFlag, shardsFlag, stepSizeFlag, rankFlag, worldFlag,
+			fromFlag, toFlag,
+			verifyFlag, reverifyFlag,
 			&cli.IntFlag{Name: "prefetch", Usage: "record batches read ahead", Value: 4},
 		},
 		Action: runStream,
@@ -37,26 +36,27 @@ func runStream(c *cli.Context) error {
 	if err := atMost(c, 4096, "prefetch"); err != nil {
 		return err
 	}
-	if from := c.Int64("from"); from < 0 || from%int64(batchSize) != 0 {
-		return usagef("--from is %d; it must be the start of a step, a multiple of the batch size %d", from, batchSize)
-	}
 	if isTerminal(c.App.Writer) {
 		return usagef("standard output is a terminal; send the stream to a file or a program, as in `mula stream ... | python train.py`")
 	}
-	verify, err := blend.ParseVerify(c.String("verify"))
+	options, err := verification(c)
 	if err != nil {
-		return usagef("--verify: %v", err)
+		return err
 	}
-	if verify != nil {
-		verify.Rank, verify.World = rank, world
+	if v := options.Verify; v != nil {
+		v.Rank, v.World = rank, world
 	}
-	data, err := openPlanWith(c, blend.OpenOptions{Verify: verify})
+	data, err := openPlanWith(c, options)
 	if err != nil {
 		return err
 	}
 	defer data.Close()
+	from, to, err := positions(c, data.Plan, batchSize)
+	if err != nil {
+		return err
+	}
 	w := bufio.NewWriterSize(c.App.Writer, 1<<20)
-	err = data.WriteIPC(c.Context, w, blend.StreamOptions{From: c.Int64("from"), To: c.Int64("to"), BatchSize: batchSize,
+	err = data.WriteIPC(c.Context, w, blend.StreamOptions{From: from, To: to, BatchSize: batchSize,
 		Rank: rank, World: world, Prefetch: c.Int("prefetch")})
 	if err == nil {
 		err = w.Flush()

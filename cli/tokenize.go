@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -45,8 +44,10 @@ func tokenizeCommand() *cli.Command {
 			&cli.BoolFlag{Name: "no-eod", Usage: "end documents without a token"},
 			&cli.StringFlag{Name: "specials", Usage: "special tokens that stand literally in a text become text (text) or the special id (tokens), which is Hugging Face's default", Value: "text"},
 			&cli.BoolFlag{Name: "add-special-tokens", Usage: "put around every document what the tokenizer's post-processor adds, such as a token for its beginning; --eod still ends it, once"},
+			&cli.BoolFlag{Name: "ignore-truncation-and-padding", Usage: "ignore what the tokenizer sets as truncation and padding: documents are never cut or padded"},
 			&cli.StringFlag{Name: "on-error", Usage: "at a document that cannot be used: fail, or skip and count it", Value: "fail"},
 			&cli.StringFlag{Name: "rejects", Usage: "with --on-error skip, write what was skipped and why to `FILE`", DefaultText: "PREFIX.rejects.jsonl"},
+			&cli.StringFlag{Name: "max-rejects", Usage: "with --on-error skip, fail before a shard is written if more than `N` documents, or N% of all, were skipped", Value: "1%"},
 			&cli.BoolFlag{Name: "overwrite", Usage: "start anew, whatever an earlier job has left or made under PREFIX"},
 			&cli.StringFlag{Name: "memory", Usage: "hold at most `BYTES` of texts and ids; shuffling a large corpus is faster with several G", Value: "256M"},
 			&cli.StringFlag{Name: "piece-size", Usage: "claim about `BYTES` of the inputs at a time; changes no output", DefaultText: "8M to 256M, by the size of the inputs"},
@@ -59,16 +60,20 @@ func tokenizeCommand() *cli.Command {
 // readFlags say how documents are read, with [readOptions].
 func readFlags() []cli.Flag {
 	return []cli.Flag{
-		&cli.StringFlag{Name: "input-format", Usage: "read all inputs as `NAME`: auto, jsonl, json, text, parquet, arrow", Value: "auto"},
-		&cli.StringFlag{Name: "text-field", Usage: "the `PATH` of the field with the text, such as text or doc.body", Value: "text"},
-		&cli.StringFlag{Name: "id-field", Usage: "the `PATH` of the field with the id", Value: "id"},
+		&cli.StringFlag{Name: "input-format", Usage: "read all inputs, and all files in folders, as `NAME`: auto, jsonl, json, text, parquet, arrow", Value: "auto"},
+		&cli.StringSliceFlag{Name: "glob", Usage: "in folders, read the files that match `PATTERN`, whatever their ending: *.md by name, web/**/*.md by path in the folder; may be repeated"},
+		&cli.StringFlag{Name: "text-field", Usage: "read texts from the field or column `NAME`; a dot leads into an object, as in doc.body", Value: "text"},
+		&cli.StringFlag{Name: "id-field", Usage: "read ids from the field or column `NAME`, which every Parquet and Arrow file must then have", DefaultText: "id, where there is one"},
 		&cli.StringFlag{Name: "text-unit", Usage: "of plain text, a document is a `UNIT`: file or line", Value: "file"},
 	}
 }
 
 // readOptions are how documents are read by the flags of readFlags.
 func readOptions(c *cli.Context) (o documents.Options, err error) {
-	o = documents.Options{Stdin: c.App.Reader, Text: c.String("text-field"), ID: c.String("id-field")}
+	o = documents.Options{Stdin: c.App.Reader, Text: c.String("text-field")}
+	if c.IsSet("id-field") { // else the field is read where there is one
+		o.ID = c.String("id-field")
+	}
 	if o.Format, err = documents.ParseFormat(c.String("input-format")); err != nil {
 		return o, usagef("--input-format: %v", err)
 	}
@@ -78,27 +83,20 @@ func readOptions(c *cli.Context) (o documents.Options, err error) {
 	return o, nil
 }
 
-// amount reads a number with a suffix: K, M, G and T are powers of 1000, Ki, Mi, Gi and Ti of 1024. An empty one is 0.
+// amount reads a flag that is a [quantity.Count] above 0. An empty one is 0.
 func amount(c *cli.Context, flag string) (int64, error) {
 	text := c.String(flag)
 	if text == "" {
 		return 0, nil
 	}
-	number, unit := text, 1.0
-	for i, suffix := range []string{"K", "M", "G", "T"} {
-		if rest, ok := strings.CutSuffix(text, suffix); ok {
-			number, unit = rest, math.Pow(1000, float64(i+1))
-		} else if rest, ok := strings.CutSuffix(text, suffix+"i"); ok {
-			number, unit = rest, math.Pow(1024, float64(i+1))
-		}
+	n, err := quantity.Count(text)
+	switch {
+	case err != nil && !errors.Is(err, quantity.ErrForm):
+		return 0, usagef("--%s: %v", flag, err)
+	case err != nil || n < 1 || n >= 1<<62:
+		return 0, usagef("--%s is %q; it must be a number above 0, such as 5000, 1.5M or 2G", flag, text)
 	}
-	if n, err := strconv.ParseInt(number, 10, 64); err == nil && n > 0 && float64(n)*unit < 1<<62 {
-		return n * int64(unit), nil
-	}
-	if v, err := strconv.ParseFloat(number, 64); err == nil && unit > 1 && v*unit >= 1 && v*unit < 1<<62 {
-		return int64(v * unit), nil
-	}
-	return 0, usagef("--%s is %q; it must be a number above 0, such as 5000, 1.5M or 2G", flag, text)
+	return n, nil
 }
 
 // noStrayFile refuses a job whose shard would take the place of files that are no shard, as the train.bin of another program, and were not left by the job
@@ -125,7 +123,11 @@ func runTokenize(c *cli.Context) error {
 	if err := needFlags(c, "tokenizer", "output"); err != nil {
 		return err
 	}
-	inputs, err := expandInputs(c)
+	read, err := readOptions(c)
+	if err != nil {
+		return err
+	}
+	found, err := findInputs(c, read.Format)
 	if err != nil {
 		return err
 	}
@@ -143,11 +145,8 @@ func runTokenize(c *cli.Context) error {
 	default:
 		return usagef("--output %s is a folder; add what the names of the files are to begin with, such as %stokens", output, output)
 	}
-	options := job.Options{Inputs: inputs, Output: output, Workers: c.Int("workers"), AppendEOD: !c.Bool("no-eod"), Overwrite: c.Bool("overwrite"),
+	options := job.Options{Inputs: found.Inputs, Names: found.Names, Read: read, Output: output, Workers: c.Int("workers"), AppendEOD: !c.Bool("no-eod"), Overwrite: c.Bool("overwrite"),
 		Shuffle: c.IsSet("shuffle-seed"), ShuffleSeed: c.Uint64("shuffle-seed"), Sample: c.Float64("sample")}
-	if options.Read, err = readOptions(c); err != nil {
-		return err
-	}
 	if options.Layout, err = formats.ParseLayout(c.String("to")); err != nil {
 		return usagef("--to: %v", err)
 	}
@@ -178,21 +177,32 @@ func runTokenize(c *cli.Context) error {
 		if c.IsSet("rejects") {
 			return usagef("--rejects goes with --on-error skip")
 		}
+		if c.IsSet("max-rejects") {
+			return usagef("--max-rejects goes with --on-error skip")
+		}
 	case "skip":
 		options.OnError = job.Skip
+		if options.MaxRejects, err = rejectLimit(c.String("max-rejects")); err != nil {
+			return err
+		}
 		if options.Rejects = c.String("rejects"); options.Rejects == "" {
 			options.Rejects = options.Output + ".rejects.jsonl"
 		}
 		if err := notInput(options.Rejects, c.String("tokenizer")); err != nil {
 			return err
 		}
-		if err := notOther(options.Rejects, rejectsKind); err != nil {
+		refuse := notOther
+		if filepath.Dir(options.Rejects) != filepath.Dir(options.Output) { // the latter folder is made for the shards
+			refuse = oneFile
+		}
+		if err := refuse(options.Rejects, rejectsKind); err != nil {
 			return err
 		}
 	default:
 		return usagef("--on-error is %q; allowed: fail, skip", c.String("on-error"))
 	}
-	if options.Tokenizer, err = tokenize.Load(c.String("tokenizer")); err != nil {
+	load := tokenize.LoadOptions{IgnoreTruncationAndPadding: c.Bool("ignore-truncation-and-padding")}
+	if options.Tokenizer, err = tokenize.LoadWith(c.String("tokenizer"), load); err != nil {
 		return err
 	}
 	if options.AppendEOD {
@@ -215,15 +225,13 @@ func runTokenize(c *cli.Context) error {
 	if err := makeParent(options.Output); err != nil {
 		return err
 	}
-	if options.Rejects != "" {
-		if err := makeParent(options.Rejects); err != nil {
-			return err
-		}
-	}
 	p := newProgress(c.App.ErrWriter)
 	defer p.end()
 	options.Progress = func(s job.Progress) {
-		text := fmt.Sprintf("%s documents, %s tokens, %s of input read", quantity.Grouped(s.Documents), tokensText(s.Tokens), bytesText(s.InputRead))
+		text := fmt.Sprintf("%s, %s tokens, %s of input read", plural(s.Documents, "document"), tokensText(s.Tokens), bytesText(s.InputRead))
+		if s.Large > 0 {
+			text += fmt.Sprintf(", encoding %s of %s", plural(s.Large, "large document"), bytesText(s.LargeBytes))
+		}
 		if options.Shuffle && s.InputRead < s.InputSize { // the time left is that of reading
 			text += ", then the shards are written"
 		}
@@ -234,27 +242,45 @@ func runTokenize(c *cli.Context) error {
 			text += ", waiting for " + s.Waiting
 		}
 		done, total := float64(s.InputRead-s.InputKept), float64(s.InputSize-s.InputKept)
-		if s.InputRead >= s.InputSize { // what is left, writing shards, is not measured by the inputs
+		// The time left is not known when all is read and shards are written, nor while a good part of the inputs is encoded and not yet counted.
+		if s.InputRead >= s.InputSize || s.LargeBytes > s.InputSize/20 {
 			done, total = 0, 0
 		}
 		p.update(text, done, total)
 	}
 	s, err := job.Run(c.Context, options)
 	if bad := (*documents.DocumentError)(nil); errors.As(err, &bad) && bad.Kind != documents.BadStream && options.OnError == job.Fail {
-		return fmt.Errorf("%w; repair the document, or leave such documents out with --on-error skip", err)
+		return fmt.Errorf("%w; %s, or skip such documents with --on-error skip", err, bad.Kind.Remedy())
 	}
 	if err != nil {
-		if c.Context.Err() != nil && !slices.Contains(inputs, "-") {
+		if c.Context.Err() != nil && !slices.Contains(found.Inputs, "-") {
 			p.line("what is done is kept in %s; the same command goes on from there", options.Output+job.FolderSuffix)
 		}
 		return err
 	}
 	p.end()
 	if c.Bool("json") {
-		return printJSON(c.App.Writer, s)
+		return printJSON(c.App.Writer, struct {
+			job.Summary
+			Unread map[string]int `json:"unread"` // files in folders, by ending
+		}{s, found.Unread})
 	}
 	showTokenized(c, s)
 	return nil
+}
+
+// rejectLimit reads a number of documents, or a share of them in percent; 100 % is no limit.
+func rejectLimit(text string) (*job.RejectLimit, error) {
+	if percent, ok := strings.CutSuffix(text, "%"); ok {
+		if v, err := strconv.ParseFloat(strings.TrimSpace(percent), 64); err == nil && v == 100 {
+			return nil, nil
+		} else if err == nil && v >= 0 && v < 100 {
+			return &job.RejectLimit{Share: v / 100}, nil
+		}
+	} else if n, err := quantity.Count(text); err == nil && n >= 0 {
+		return &job.RejectLimit{Documents: n}, nil
+	}
+	return nil, usagef("--max-rejects is %q; it must be a number of documents, such as 500, or a share from 0%% to 100%%, such as 0.1%%", text)
 }
 
 // minPieceSize is below what anyone would gain by: claiming a piece takes longer than reading it.

@@ -11,7 +11,7 @@ import (
 
 // tokenizeArguments are those of a job with many units, segments of which several are in work at once, and several shards.
 func tokenizeArguments(output string) []string {
-	return []string{"tokenize", "--tokenizer", "tokenizer.json", "--output", output + "/x", "--shard-tokens", "20K", "--piece-size", "16K", "--on-error", "skip", "corpus"}
+	return []string{"tokenize", "--tokenizer", "tokenizer.json", "--output", output + "/x", "--shard-tokens", "20K", "--piece-size", "16K", "--on-error", "skip", "--max-rejects", "30%", "corpus"}
 }
 
 // tokenizePrepared makes documents and a tokenizer, and the output of an unbroken job in whole.

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"errors"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -43,10 +44,15 @@ const defaultEOD = "<|endoftext|>"
 var workersFlag = &cli.IntFlag{Name: "workers", Usage: "parallel workers (0: all cores); the output does not depend on it"}
 
 func tokenizerTrain(c *cli.Context) error {
-	inputs, err := expandInputs(c)
+	read, err := readOptions(c)
 	if err != nil {
 		return err
 	}
+	found, err := findInputs(c, read.Format)
+	if err != nil {
+		return err
+	}
+	inputs := found.Inputs
 	if err := needFlags(c, "output"); err != nil {
 		return err
 	}
@@ -59,7 +65,7 @@ func tokenizerTrain(c *cli.Context) error {
 	if err := notInput(c.String("output"), inputs...); err != nil {
 		return err
 	}
-	if err := notOther(c.String("output"), tokenizerKind); err != nil {
+	if err := oneFile(c.String("output"), tokenizerKind); err != nil {
 		return err
 	}
 	if c.Int("vocab-size") < 1 {
@@ -73,10 +79,6 @@ func tokenizerTrain(c *cli.Context) error {
 		pattern = tokenize.CL100K
 	default:
 		return usagef("--pattern is %q; allowed: gpt2, cl100k", c.String("pattern"))
-	}
-	read, err := readOptions(c)
-	if err != nil {
-		return err
 	}
 	start := time.Now()
 	p := newProgress(c.App.ErrWriter)
@@ -98,15 +100,15 @@ func tokenizerTrain(c *cli.Context) error {
 			}
 		},
 	})
+	if bad := (*documents.DocumentError)(nil); errors.As(err, &bad) && bad.Kind != documents.BadStream {
+		return fmt.Errorf("%w; %s", err, bad.Kind.Remedy())
+	}
 	if err != nil {
 		return err
 	}
 	t, err := tokenize.Parse(data, c.String("output"))
 	if err != nil {
 		return fmt.Errorf("training a tokenizer: %w", err)
-	}
-	if err := makeParent(c.String("output")); err != nil {
-		return err
 	}
 	if err := atomicfile.WriteFile(c.String("output"), data); err != nil {
 		return err
@@ -116,7 +118,7 @@ func tokenizerTrain(c *cli.Context) error {
 	if c.Bool("json") {
 		return printJSON(c.App.Writer, map[string]any{
 			"tokenizer": c.String("output"), "vocabulary": t.VocabSize(), "sha256": t.SHA256(),
-			"documents": last.Documents, "text_bytes": last.Bytes, "seconds": seconds,
+			"documents": last.Documents, "text_bytes": last.Bytes, "seconds": seconds, "unread": found.Unread,
 		})
 	}
 	fmt.Fprintf(c.App.Writer, "%s: %s from %s of text in %s, in %.1f s\n", filepath.ToSlash(c.String("output")),

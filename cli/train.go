@@ -10,6 +10,8 @@ import (
 	"os/signal"
 	"path/filepath"
 	"strconv"
+	"strings"
+	"syscall"
 	"time"
 
 	"github.com/urfave/cli/v2"
@@ -17,6 +19,7 @@ import (
 	"mula/internal/quantity"
 	"mula/moe"
 	"mula/train"
+	"mula/train/launch"
 	"mula/xpu"
 	"mula/xpu/tcp"
 )
@@ -25,13 +28,14 @@ func trainCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "train",
 		Usage: "train a model on a plan; goes on from the newest complete checkpoint by itself",
-		Description: "Ctrl-C or SIGTERM finish the step, save a checkpoint and exit with 0; the same command goes on from there. A second Ctrl-C\n" +
-			"ends the program at once, which costs the steps since the last checkpoint and nothing else. Many ranks (layout in the configuration)\n" +
+		Description: "Ctrl-C, SIGTERM, SIGUSR1 or SIGUSR2 finish the step, save a checkpoint and exit with 3; the same command resumes the run from there.\n" +
+			"A second Ctrl-C ends the program at once, which costs the steps since the last checkpoint and nothing else. Many ranks (layout in the configuration)\n" +
 			"are goroutines of one process, or processes that an mpiexec or mula launch starts; the first one reports. docs/formats/config.md lists the fields\n" +
 			"of the configuration, docs/formats/run.md what a run leaves behind.\n\n" +
 			"Example: mula train --config train.yaml",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "config", Usage: "read the run from `FILE`", Value: "train.yaml"},
+			&cli.BoolFlag{Name: "stop-is-success", Usage: "exit with 0 instead of 3 when a signal stops the run before its end"},
 			jsonFlag,
 		},
 		Action: runTrain,
@@ -57,9 +61,12 @@ func runTrain(c *cli.Context) error {
 			return usagef("%s is %q in the environment; it must be a number of replicas, as layout.dp is", dpVariable, n)
 		}
 	}
-	world, err := train.Join(c.Context, config)
+	world, err := train.Join(c.Context, config, func(text string) { fmt.Fprintf(c.App.ErrWriter, "waiting: %s\n", printable(text)) })
+	if err != nil && c.Context.Err() != nil {
+		return fmt.Errorf("stopped before the ranks had found each other: %v", err) // not %w: Main would say that it was interrupted, and not what it waited for
+	}
 	if err != nil {
-		return configurationError(c, err)
+		return configurationError(c, config, err)
 	}
 	first := world == nil || world.Rank() == 0
 	messages := c.App.ErrWriter
@@ -88,8 +95,12 @@ func runTrain(c *cli.Context) error {
 		Version: Version,
 		World:   world,
 		Stop:    c.Context.Done(),
-		Report:  func(s train.Summary) { printRun(p, s) },
-		Warn:    func(text string) { p.line("warning: %s", text) },
+		Terminated: func() bool {
+			var cause signalError
+			return errors.As(context.Cause(c.Context), &cause) && cause.signal == syscall.SIGTERM
+		},
+		Report: func(s train.Summary) { printRun(p, s) },
+		Warn:   func(text string) { p.line("warning: %s", text) },
 		Progress: func(s train.Progress) {
 			done := s.Step + 1
 			if s.Evaluation != nil {
@@ -111,7 +122,7 @@ func runTrain(c *cli.Context) error {
 	switch {
 	case err != nil && world != nil && train.Shared(err):
 		// Nobody leaves before the message is out: when one process of a job fails, the others are ended.
-		err = configurationError(c, err)
+		err = configurationError(c, config, err)
 		code := exitCode(exitFailed)
 		if errors.As(err, new(*usageError)) {
 			code = exitUsage
@@ -122,14 +133,15 @@ func runTrain(c *cli.Context) error {
 		leave(world)
 		return code
 	case err != nil:
-		return configurationError(c, err) // the group is not closed in order: the others are to notice
+		return configurationError(c, config, err) // the group is not closed in order: the others are to notice
 	case world != nil:
 		leave(world)
 	}
 	if err := printResult(c, config, result, evaluated, first); err != nil {
 		return err
 	}
-	if !result.Finished && os.Getenv(train.HeartbeatVariable) != "" {
+	// mula launch reads the exit codes of its ranks.
+	if !result.Finished && (!c.Bool("stop-is-success") || os.Getenv(train.HeartbeatVariable) != "") {
 		return exitCode(exitStopped)
 	}
 	return nil
@@ -138,8 +150,8 @@ func runTrain(c *cli.Context) error {
 // trainFault puts a fault into a run. Only tests set it.
 var trainFault func(*train.Options)
 
-// exitStopped is the exit code of a supervised run that a signal has stopped after a checkpoint. Without a supervisor it is exitDone.
-const exitStopped = 3
+// exitStopped is the exit code of a run that a signal has stopped after a checkpoint. A scheduler that counts 0 as success must not take the run for done.
+const exitStopped = launch.ExitStopped
 
 // leave ends the work with the other processes of a run, of which all have come to the same end.
 func leave(world *xpu.Comm) {
@@ -150,13 +162,15 @@ func leave(world *xpu.Comm) {
 	}
 }
 
-// configurationError makes an error about a field of the configuration, which is known to be wrong from the plan or the ranks only, one of usage: trying again
-// is of no use.
-func configurationError(c *cli.Context, err error) error {
-	if train.Misconfigured(err) {
-		return usagef("%s: %v", c.String("config"), err)
+// configurationError makes an error about a field of the configuration an error of usage, with file and line: trying again is of no use.
+func configurationError(c *cli.Context, config train.Config, err error) error {
+	if !train.Misconfigured(err) {
+		return err
 	}
-	return err
+	if located := config.Locate(err); located.Error() != err.Error() {
+		return usagef("%v", located)
+	}
+	return usagef("%s: %v", c.String("config"), err) // another process has said so
 }
 
 // printResult prints what has come out, on the first rank.
@@ -237,6 +251,23 @@ func (p *pace) text(left int64) string {
 		duration(time.Duration(float64(left)*seconds/float64(len(p.steps))*float64(time.Second))))
 }
 
+// fewMicroBatches is the advice for a pipeline that has fewer micro-batches than stages, "" for others.
+func fewMicroBatches(s train.Summary) string {
+	l := s.Config.Layout
+	if s.MicroBatches >= l.PP {
+		return ""
+	}
+	readers := l.DP * l.EP
+	if rows := s.Config.BatchSize / readers; rows >= l.PP {
+		return fmt.Sprintf(": there are fewer micro-batches than stages; lower micro_batch_size to %d (new runs only)", rows/l.PP)
+	}
+	micro := ""
+	if s.Config.MicroBatchSize > 1 {
+		micro = " with micro_batch_size 1"
+	}
+	return fmt.Sprintf(": there are fewer micro-batches than stages; raise batch_size to %d or more%s (new runs only), or lower layout.pp", readers*l.PP, micro)
+}
+
 func printRun(p *progress, s train.Summary) {
 	m := s.Config.Model
 	name := m.Preset
@@ -251,15 +282,18 @@ func printRun(p *progress, s train.Summary) {
 		p.line("attention  stays within documents; targets that begin another, and padding, do not count")
 	}
 	p.line("work       %.4g MFLOP a token, forward and backward", s.FLOPsPerToken/1e6)
+	for _, g := range s.Groups {
+		match := "others"
+		if g.Match != nil {
+			match = strings.Join(g.Match, ", ")
+		}
+		p.line("group      %s: %d tensors, %s parameters; weight decay %g, learning rate × %g", match, g.Tensors, quantity.Grouped(g.Parameters), g.WeightDecay, g.LearningRateScale)
+	}
 	each := ""
 	if l := s.Config.Layout; l.Ranks() > 1 {
 		p.line("layout     %d ranks: %s; links: %s", l.Ranks(), l, s.Links)
 		if l.PP > 1 {
-			few := ""
-			if s.MicroBatches < l.PP {
-				few = ": there are fewer micro-batches than stages; lower micro_batch_size"
-			}
-			p.line("pipeline   %d stages, micro-batches a step: %d; stages wait %.0f %% of the time%s", l.PP, s.MicroBatches, 100*s.Bubble, few)
+			p.line("pipeline   %d stages, micro-batches a step: %d; stages wait %.0f %% of the time%s", l.PP, s.MicroBatches, 100*s.Bubble, fewMicroBatches(s))
 		}
 		each = " a rank"
 	}

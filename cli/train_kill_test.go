@@ -177,12 +177,13 @@ func TestTrainOpenCL(t *testing.T) {
 			ended := make(chan error, 1)
 			go func() { ended <- c.Wait() }()
 			err := io.EOF // while it has not ended
-			for err == io.EOF && stepsIn(run) < step {
+			waitUntil(t, "the step is done", func() bool {
 				select {
 				case err = <-ended:
-				case <-time.After(time.Millisecond):
+				default:
 				}
-			}
+				return err != io.EOF || stepsIn(run) >= step
+			})
 			if err == io.EOF {
 				time.Sleep(time.Duration(random.Int64N(int64(5 * time.Millisecond)))) // anywhere in the next step
 				c.Process.Kill()
@@ -229,11 +230,7 @@ func TestTrainOpenCL(t *testing.T) {
 	if err := c.Start(); err != nil {
 		t.Fatal(err)
 	}
-	for deadline := time.Now().Add(time.Minute); stepsIn(run) < 3; time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("no step was made")
-		}
-	}
+	waitUntil(t, "three steps are done", func() bool { return stepsIn(run) >= 3 })
 	if err := c.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
@@ -244,7 +241,7 @@ func TestTrainOpenCL(t *testing.T) {
 			said = stepsIn(run)
 		}
 	}
-	if err := c.Wait(); err != nil || said == 0 {
+	if err := c.Wait(); c.ProcessState.ExitCode() != exitStopped || said == 0 {
 		t.Fatalf("stopped: %v\n%s", err, text.String())
 	}
 	done := stepsIn(run)

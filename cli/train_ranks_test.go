@@ -4,20 +4,18 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"mula/xpu/tcp"
 )
-
-// ranksTime is what a run of several processes may take before it counts as one that hangs.
-const ranksTime = 3 * time.Minute
 
 // A rankStarter starts the ranks of `mula ARGS` in a folder, as one command or as several.
 type rankStarter struct {
@@ -34,20 +32,7 @@ func rankStarters(t *testing.T) []rankStarter {
 			return []*exec.Cmd{c}
 		}},
 		{"tcp", func(ctx context.Context, dir string, ranks int, args ...string) []*exec.Cmd {
-			l, err := net.Listen("tcp", "127.0.0.1:0")
-			if err != nil {
-				t.Fatal(err)
-			}
-			address := l.Addr().String()
-			l.Close()
-			var commands []*exec.Cmd
-			for rank := range ranks {
-				c := exec.CommandContext(ctx, "mula", args...)
-				c.Dir = dir
-				c.Env = append(os.Environ(), tcp.RankVariable+fmt.Sprint("=", rank), tcp.SizeVariable+fmt.Sprint("=", ranks), tcp.AddressVariable+"="+address, tcp.SecretVariable+"=between us")
-				commands = append(commands, c)
-			}
-			return commands
+			return tcpRanks(t, ctx, dir, ranks, args...)
 		}},
 	}
 	for _, m := range []struct {
@@ -67,10 +52,34 @@ func rankStarters(t *testing.T) []rankStarter {
 	return all
 }
 
+// tcpRanks are the commands of ranks that speak TCP.
+func tcpRanks(t *testing.T, ctx context.Context, dir string, ranks int, args ...string) []*exec.Cmd {
+	t.Helper()
+	host := "127.0.0.1"
+	if runtime.GOOS == "linux" {
+		// An address of this machine that nobody else uses, so that nobody takes the port between here and the start of rank 0.
+		host = fmt.Sprintf("127.%d.%d.%d", 1+rand.IntN(254), rand.IntN(256), 1+rand.IntN(254))
+	}
+	l, err := net.Listen("tcp", net.JoinHostPort(host, "0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := l.Addr().String()
+	l.Close()
+	var commands []*exec.Cmd
+	for rank := range ranks {
+		c := exec.CommandContext(ctx, "mula", args...)
+		c.Dir = dir
+		c.Env = append(os.Environ(), tcp.RankVariable+fmt.Sprint("=", rank), tcp.SizeVariable+fmt.Sprint("=", ranks), tcp.AddressVariable+"="+address, tcp.SecretVariable+"=between us")
+		commands = append(commands, c)
+	}
+	return commands
+}
+
 // run runs all ranks to their end, and returns what they have printed and the exit codes of the commands.
 func (s rankStarter) run(t *testing.T, dir string, ranks int, args ...string) (string, []int) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), ranksTime)
+	ctx, cancel := testTime(t)
 	defer cancel()
 	commands := s.start(ctx, dir, ranks, args...)
 	outputs := make([]bytes.Buffer, len(commands))
@@ -91,6 +100,66 @@ func (s rankStarter) run(t *testing.T, dir string, ranks int, args ...string) (s
 		t.Fatalf("%s: ranks hang:\n%s", s.name, text.String())
 	}
 	return text.String(), codes
+}
+
+// A rank that waits for others that do not come says for which, when its time is over and when it is stopped.
+func TestTrainMissingRank(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir() // ranks meet before they open the plan
+	config := "output: run\nmodel: {preset: mula-nano}\nbatch_size: 4\nsteps: 20\nlayout: {dp: 2, ep: 1}\n"
+	if err := os.WriteFile(filepath.Join(dir, "train.yaml"), []byte(config), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	start := func(t *testing.T, rank int, environment ...string) (*exec.Cmd, *bytes.Buffer, string) {
+		c := tcpRanks(t, t.Context(), dir, 2, "train")[rank]
+		c.Env = append(c.Env, environment...)
+		out := new(bytes.Buffer)
+		c.Stdout, c.Stderr = out, out
+		if err := c.Start(); err != nil {
+			t.Fatal(err)
+		}
+		for _, v := range c.Env {
+			if address, ok := strings.CutPrefix(v, tcp.AddressVariable+"="); ok {
+				return c, out, address
+			}
+		}
+		t.Fatal("no address")
+		return nil, nil, ""
+	}
+	check := func(t *testing.T, c *exec.Cmd, out *bytes.Buffer, parts ...string) {
+		t.Helper()
+		c.Wait()
+		if code := c.ProcessState.ExitCode(); code != exitFailed {
+			t.Errorf("exit code %d:\n%s", code, out)
+		}
+		for _, part := range parts {
+			if !strings.Contains(out.String(), part) {
+				t.Errorf("%q is missing in %s", part, out)
+			}
+		}
+	}
+	t.Run("stopped", func(t *testing.T) {
+		c, out, address := start(t, 0)
+		waitUntil(t, "rank 0 listens", func() bool {
+			conn, err := net.Dial("tcp", address)
+			if err == nil {
+				conn.Close()
+			}
+			return err == nil
+		})
+		if err := c.Process.Signal(syscall.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		check(t, c, out, "stopped before", "rank 0 of 2", "waits for rank 1")
+	})
+	t.Run("time over", func(t *testing.T) {
+		c, out, address := start(t, 1, tcp.JoinTimeoutVariable+"=100ms")
+		check(t, c, out, "rank 1 of 2", "rank 0 at "+address, "within 100ms", tcp.JoinTimeoutVariable)
+	})
+	t.Run("a wrong limit", func(t *testing.T) {
+		c, out, _ := start(t, 1, tcp.JoinTimeoutVariable+"=soon")
+		check(t, c, out, tcp.JoinTimeoutVariable, `"soon"`)
+	})
 }
 
 // Ranks of one process, processes over TCP, and both MPIs leave the same files, byte for byte, and only the first rank speaks.
@@ -159,7 +228,7 @@ func TestTrainLinksErrors(t *testing.T) {
 		code         int
 	}{
 		{"layout: {dp: 4}\n", "layout is dp · ep = 4 · 1 = 4 ranks, but 2 were started; possible: {dp: 2, ep: 1}, {dp: 1, ep: 2}", 2},
-		{"layout: {dp: 2}\nsteps: 1000000\n", "train.yaml: steps is 1000000, but the plan has", 2},
+		{"layout: {dp: 2}\nsteps: 1000000\n", "train.yaml:5: steps is 1000000, but the plan has", 2},
 		{"layout: {dp: 2}\ninitialize_from: shards\n", "initialize_from: ", 1},
 	} {
 		config := "output: run\nmodel: {preset: mula-nano}\nbatch_size: 4\n" + test.config
@@ -197,7 +266,7 @@ func TestTrainRankSignals(t *testing.T) {
 	}
 	processes := rankStarters(t)[1]
 	for _, sig := range []os.Signal{syscall.SIGTERM, syscall.SIGKILL} {
-		ctx, cancel := context.WithTimeout(context.Background(), ranksTime)
+		ctx, cancel := testTime(t)
 		defer cancel()
 		commands := processes.start(ctx, dir, 4, "train")
 		outputs := make([]bytes.Buffer, len(commands))
@@ -211,9 +280,8 @@ func TestTrainRankSignals(t *testing.T) {
 			data, _ := os.ReadFile(filepath.Join(dir, "run/metrics.jsonl"))
 			return bytes.Count(data, []byte(`"learning_rate"`))
 		}
-		for before := steps(); steps() < before+3 && ctx.Err() == nil; {
-			time.Sleep(time.Millisecond)
-		}
+		before := steps()
+		waitUntil(t, "three more steps are done", func() bool { return steps() >= before+3 })
 		if err := commands[2].Process.Signal(sig); err != nil {
 			t.Fatal(err)
 		}
@@ -223,7 +291,7 @@ func TestTrainRankSignals(t *testing.T) {
 			switch {
 			case ctx.Err() != nil:
 				t.Fatalf("%v: rank %d hangs:\n%s", sig, i, text)
-			case sig == syscall.SIGTERM && (code != 0 || strings.Contains(text, "stopped; the same command goes on from here") != (i == 0)):
+			case sig == syscall.SIGTERM && (code != exitStopped || strings.Contains(text, "stopped; the same command goes on from here") != (i == 0)):
 				t.Errorf("%v: rank %d has exit code %d:\n%s", sig, i, code, text)
 			case sig == syscall.SIGKILL && i != 2 && (code != 1 || !strings.Contains(text, fmt.Sprintf("mula: rank %d on ", i))):
 				t.Errorf("%v of rank 2: rank %d has exit code %d:\n%s", sig, i, code, text)
@@ -240,6 +308,63 @@ func TestTrainRankSignals(t *testing.T) {
 			if got[name] != content {
 				t.Errorf("%s differs after a stop and a kill", name)
 			}
+		}
+	}
+}
+
+// A process that a launcher started as one of several, without a way to find the others, is refused. It would train the whole run alone.
+func TestTrainStartedApart(t *testing.T) {
+	t.Parallel()
+	dir := prepared(t)
+	for _, test := range []struct {
+		name, config, environment, want string
+	}{
+		{"srun without PMI", "layout: {dp: 2}\n", "SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=2", "srun has started 2 processes (SLURM_STEP_NUM_TASKS), but no PMI for MPI"},
+		{"srun without PMI, the other task", "layout: {dp: 2}\n", "SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2", "srun --mpi=pmi2 or --mpi=pmix"},
+		{"a run of one rank", "", "SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2", "set layout.links to local"},
+		{"links mpi", "layout: {dp: 2, links: mpi}\n", "SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=2", "but no PMI for MPI"},
+		{"torchrun", "layout: {dp: 2}\n", "TORCHELASTIC_RUN_ID=x RANK=1 WORLD_SIZE=2", "torchrun has started 2 processes (WORLD_SIZE)"},
+		{"another world", "layout: {dp: 2, links: local}\n", "MULA_WORLD=2", "mula launch has started 2 ranks (MULA_WORLD), but this rank is in a world of 1"},
+		// From here on the process may train. It fails because there is no plan.
+		{"a run for each task", "layout: {links: local}\n", "SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2", "plan.json"},
+		{"one task", "layout: {dp: 2}\n", "SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1", "plan.json"},
+		{"a batch script", "layout: {dp: 2}\n", "SLURM_PROCID=0 SLURM_NTASKS=8", "plan.json"},
+		{"a training cluster that is not torchrun", "layout: {dp: 2}\n", "RANK=1 WORLD_SIZE=2", "plan.json"},
+		{"launched as the only process", "layout: {dp: 2}\n", "MULA_WORLD=1 PMI_RANK=0 PMI_SIZE=1", "plan.json"},
+	} {
+		name := strings.ReplaceAll(test.name, " ", "-") + ".yaml"
+		writeFile(t, "output: "+test.name+"\nmodel: {preset: mula-nano}\nbatch_size: 4\nsteps: 2\n"+test.config, dir, name)
+		c := mula(dir, "train", "--config", name)
+		c.Env = append(os.Environ(), strings.Fields(test.environment)...)
+		out, err := c.CombinedOutput()
+		if err == nil || !strings.Contains(string(out), test.want) {
+			t.Errorf("%s: %v\n%s", test.name, err, out)
+		}
+		if code := c.ProcessState.ExitCode(); test.want != "plan.json" && code != exitUsage {
+			t.Errorf("%s: exit code %d", test.name, code)
+		}
+	}
+}
+
+// Where the MPI library does not know the launcher, the error names the launcher and the library. It does not propose another layout.
+func TestTrainForeignLauncher(t *testing.T) {
+	t.Parallel()
+	if _, err := exec.LookPath("mpiexec.mpich"); err != nil {
+		t.Skip("no mpiexec.mpich on this machine (apt-get install mpich)")
+	}
+	dir := prepared(t)
+	writeFile(t, "output: run\nmodel: {preset: mula-nano}\nbatch_size: 4\nsteps: 2\nlayout: {dp: 2}\n", dir, "train.yaml")
+	for _, test := range []struct {
+		environment, want string
+	}{
+		{"PALS_RANKID=0", "PALS has started this process (PALS_RANKID), but mpi, MPICH"},
+		{"PALS_RANKID=1", "PALS has started this process as rank 1 (PALS_RANKID), but mpi, MPICH"},
+	} {
+		c := mula(dir, "train")
+		c.Env = append(os.Environ(), "MULA_MPI_LIB=libmpich.so.12", test.environment)
+		out, err := c.CombinedOutput()
+		if err == nil || !strings.Contains(string(out), test.want) || !strings.Contains(string(out), "MULA_MPI_LIB") || strings.Contains(string(out), "possible") {
+			t.Errorf("%s: %v\n%s", test.environment, err, out)
 		}
 	}
 }

@@ -26,8 +26,8 @@ func verifyCommand() *cli.Command {
 		Usage:     "compare two fingerprint logs, and name the first step that differs",
 		ArgsUsage: "A B",
 		Description: "A and B are logs of `mula hash`, a run's fingerprints.jsonl, or the run's folder, which stands for all logs of a run that has changed\n" +
-			"its plan. The logs of the ranks of one run are given as one operand, separated by commas; their set hashes are added up. Exits with 1\n" +
-			"if the logs differ. Steps that only one of them has are not compared, and named. A run with `spikes` leaves out data: against its plan\n" +
+			"its plan. A folder of logs of the Python client stands for all starts and ranks of its run. The logs of the ranks of one run are given as\n" +
+			"one operand, separated by commas; their set hashes are added up. Exits with 1 if the logs differ. Steps that only one of them has are not compared, and named. A run with `spikes` leaves out data: against its plan\n" +
 			"it differs from the first step left out on; skips.yaml in its folder names the positions. Where the logs are of a plan and of one that\n" +
 			"amends it, what was amended is said; the latter is found by the run's train.yaml or as plan.json beside a log, or else named by --plan.\n\n" +
 			"Example: mula verify expected.jsonl runs/base",
@@ -44,13 +44,17 @@ type fingerprintLog struct {
 	name   string // the operand
 	header blend.LogHeader
 	steps  blend.Steps
-	run    *blend.RunLog // steps, of a run that has changed its plan; else nil
-	plans  []string      // of the log, or of all logs of the run, the newest first
-	note   string        // about what the operand does not name, or ""
+	run    *blend.RunLog    // steps, of a run that has changed its plan; else nil
+	client *blend.ClientLog // steps, of a folder of the Python client; else nil
+	plans  []string         // of the log, or of all logs of the run, the newest first
+	note   string           // about what the operand does not name, or ""
 	files  []*os.File
 }
 
 func (l *fingerprintLog) close() {
+	if l.client != nil {
+		l.client.Close()
+	}
 	for _, f := range l.files {
 		f.Close()
 	}
@@ -89,6 +93,9 @@ func openLog(operand string) (*fingerprintLog, error) {
 		info, err := os.Stat(path)
 		folder := err == nil && info.IsDir()
 		if folder {
+			if ofClient, err := l.openClient(path, len(paths)); ofClient || err != nil {
+				return l, err
+			}
 			path = filepath.Join(path, runLogName)
 		}
 		older, err := olderLogs(path)
@@ -122,6 +129,29 @@ func openLog(operand string) (*fingerprintLog, error) {
 	var err error
 	l.steps, l.header, err = blend.Combine(readers)
 	return l, err
+}
+
+// openClient opens the logs of the Python client in a folder, if it has such logs and none of `mula train`. operands is the number of paths of the operand.
+func (l *fingerprintLog) openClient(folder string, operands int) (bool, error) {
+	if _, err := os.Stat(filepath.Join(folder, runLogName)); !errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	log, header, err := blend.OpenClientLog(folder)
+	switch {
+	case err != nil:
+		return true, err
+	case log == nil:
+		older, err := fs.Glob(os.DirFS(folder), olderRunLog)
+		if err != nil || len(older) > 0 {
+			return false, err
+		}
+		return true, fmt.Errorf("%s: no fingerprint log in the folder: it has neither %s of `mula train` nor logs of the Python client, such as 0000000000000000-batch32-rank0of1.jsonl",
+			folder, runLogName)
+	case operands > 1:
+		return true, fmt.Errorf("%s is a folder of logs of the Python client, which has all ranks of a run: give it alone", folder)
+	}
+	l.client, l.steps, l.header, l.plans = log, log, header, log.Plans
+	return true, nil
 }
 
 // olderLogs are the logs of other plans beside the newest log of a run.

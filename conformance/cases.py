@@ -24,6 +24,7 @@ ITEM = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 8, 7: 4, 8: 2}  # bytes of an element b
 PROFILES = {
     "0.4.0": "core-0.4", "0.5.0": "core-0.5", "0.6.0": "core-0.6", "0.7.0": "core-0.7", "0.8.0": "core-0.8", "0.9.0": "core-0.9",
     "0.10.0": "core-0.10", "0.11.0": "core-0.11", "0.12.3": "core-0.12", "0.13.1": "core-0.13", "0.16.1": "core-0.16",
+    "0.17.1": "core-0.17", "0.18.2": "core-0.18", "0.19.2": "core-0.19",
     "0.16.1-fma": "core-0.16",
 }
 
@@ -266,6 +267,13 @@ def edge_cases():
     add("a file without samples in an exhaustive blend", data_path=["f0", "t"], files={"f0": shape(0, 40), "t": shape(5, 40, 31, 7)}, sizes=[None] * 3, sequence_length=128)
     add("a file without samples, weighted", data_path=["1", "f0", "1", "t"], files={"f0": shape(0, 40), "t": shape(5, 40, 31, 7)}, sizes=[60, 10, 5], sequence_length=128)
     add("empty test split", data_path=["f0"], files={"f0": shape(0, 100)}, split="969,30,1")
+    add("no documents in the test split, one epoch", data_path=["f0"], files={"f0": shape(0, 100)}, split="969,30,1", sizes=[None] * 3)
+    add("no documents in the validation split, one epoch, partial", data_path=["f0"], files={"f0": shape(0, 100)}, split="990,1,9", sizes=[None] * 3, keep_partial=True)
+    add("no documents in the test split, no samples, no extra token", data_path=["f0"], files={"f0": shape(0, 100)}, split="969,30,1", sizes=[10, 5, 0], extra_token=False)
+    add("no documents in a split of a blend of no samples", data_path=["1", "f0", "1", "f1"], files={"f0": shape(0, 100), "f1": shape(1, 100)}, split="969,30,1", sizes=[10, 5, 0],
+        extra_token=False)
+    add("no documents in the test split, one epoch, sequences of one token", data_path=["f0"], files={"f0": shape(0, 100)}, split="969,30,1", sizes=[None] * 3, sequence_length=1)
+    add("documents without tokens, one epoch", data_path=["f0"], files={"f0": {"number": 0, "documents": 10, "lengths": [5, 9, 80, 70, 60, 50, 40, 0, 0, 0], "type": 8}}, sizes=[None] * 3)
     add("a split of empty documents", data_path=["f0"], files={"f0": {"number": 0, "documents": 10, "lengths": [5, 9, 80, 70, 60, 50, 40, 0, 0, 0], "type": 8}})
     add("an empty split in the second file", data_path=["1", "f0", "1", "f1"], files={"f0": shape(0, 400), "f1": shape(1, 20)}, split="969,30,1")
     add("no documents", data_path=["f0"], files={"f0": {"number": 0, "documents": 0, "lengths": [], "type": 8}})

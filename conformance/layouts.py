@@ -285,14 +285,14 @@ def main():
                 path = root / f"ds-{index}"
                 path.mkdir()
                 frameworks(datatrove_write, path=str(path / "x"), docs=docs, vocabulary=vocabulary, index=index)
-                own.append((f"TokenizedFile, {'with' if index else 'without'} index", path / "x.ds", [] if index else ["--eod", vocabulary - 1], docs))
+                own.append((f"TokenizedFile, {'with' if index else 'without'} index", path / "x.ds", ["--vocab-size", vocabulary] + ([] if index else ["--eod", vocabulary - 1]), docs))
             for dtype in ["uint32", "int64"] + (["uint16"] if vocabulary <= 65536 else []):
                 path = root / f"fms-{dtype}"
                 path.mkdir()
                 frameworks(fms_write, path=str(path / "x"), docs=docs, dtype=dtype)
                 own.append((f"pyarrow, {dtype}", path / "x.arrow", [], docs))
             dolma(dolma_write, path=str(root / "npy" / "x"), docs=docs, vocabulary=vocabulary)
-            own.append(("dolma's MemmapWriter", root / "npy" / "x.npy", [], docs))
+            own.append(("dolma's MemmapWriter", root / "npy" / "x.npy", ["--vocab-size", vocabulary], docs))
             for what, path, flags, docs_there in own:
                 out = root / ("read-" + path.parent.name + path.name) / "x"
                 convert("megatron", out, path, *flags)
@@ -317,7 +317,7 @@ def main():
                        check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         for what, found in [("datatrove's DocumentTokenizer", [p for p in (tmp / "trove").rglob("*.ds")]), ("dolma tokens", [p for p in (tmp / "npy").rglob("*.npy")])]:
             assert found, what
-            convert("dolma", tmp / ("all-" + found[0].suffix[1:]) / "x", *sorted(found))
+            convert("dolma", tmp / ("all-" + found[0].suffix[1:]) / "x", *sorted(found), "--dtype", "uint16")
             file = tmp / ("all-" + found[0].suffix[1:]) / "x"
             with gzip.open(str(file) + ".csv.gz", "rt", newline="") as f:
                 rows = list(csv.reader(f))

@@ -56,10 +56,18 @@ const (
 	maxExperts = 1 << 12
 )
 
-// Validate says what is wrong with c, naming the field as config.json does, or returns nil.
+// A FieldError is about the value of one field of a [Config], under its name in config.json.
+type FieldError struct {
+	Field   string
+	Problem string // what is wrong, to follow the name
+}
+
+func (e *FieldError) Error() string { return e.Field + " " + e.Problem }
+
+// Validate says what is wrong with c as a [FieldError], or returns nil.
 func (c Config) Validate() error {
 	bad := func(field, format string, args ...any) error {
-		return fmt.Errorf("%s %s", field, fmt.Sprintf(format, args...))
+		return &FieldError{field, fmt.Sprintf(format, args...)}
 	}
 	if c.Architecture != OLMoE && c.Architecture != OLMo {
 		return bad("model_type", "is %q; known are %q and %q", c.Architecture, OLMoE, OLMo)

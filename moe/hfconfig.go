@@ -3,10 +3,15 @@ package moe
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
-	"strings"
+	"maps"
+	"reflect"
+	"slices"
 
+	"mula/internal/strictjson"
+	"mula/internal/suggest"
 	"mula/moe/safetensors"
 )
 
@@ -96,7 +101,8 @@ func WriteConfigJSON(w io.Writer, c Config, dtype safetensors.DType) error {
 const maxConfig = 1 << 20
 
 // ReadConfigJSON reads a config.json of transformers 4 or 5; name stands for the file in errors. Fields that it leaves out have the values
-// that transformers gives them, except sizes, which must be there. A model that this package would not compute exactly is refused.
+// that transformers gives them, except sizes, which must be there. A field or value with which this package would not compute what
+// transformers does is an error, and so is a field that it does not know. The error names all of them.
 func ReadConfigJSON(r io.Reader, name string) (Config, error) {
 	text, err := io.ReadAll(io.LimitReader(r, maxConfig+1))
 	if err != nil {
@@ -106,47 +112,142 @@ func ReadConfigJSON(r io.Reader, name string) (Config, error) {
 		return Config{}, fmt.Errorf("%s: more than %d bytes, which no config.json has", name, maxConfig)
 	}
 	var fields map[string]json.RawMessage
-	if err := json.Unmarshal(text, &fields); err != nil {
+	if err := strictjson.DecodeLoosely(text, &fields); err != nil {
 		return Config{}, fmt.Errorf("%s: %w", name, err)
 	}
-	c, err := fromFields(hfFields{fields: fields})
-	if err != nil {
-		return Config{}, fmt.Errorf("%s: %w", name, err)
+	f := &hfFields{fields: fields, known: map[string]bool{}}
+	c := f.config()
+	if len(f.problems) == 0 {
+		if err := c.Validate(); err != nil {
+			f.fail("%w", err)
+		}
 	}
-	if err := c.Validate(); err != nil {
-		return Config{}, fmt.Errorf("%s: %w", name, err)
+	for i, err := range f.problems {
+		f.problems[i] = fmt.Errorf("%s: %w", name, err)
+	}
+	if len(f.problems) > 0 {
+		return Config{}, errors.Join(f.problems...)
 	}
 	return c, nil
 }
 
-// hfFields reads fields of a config.json and remembers the first error.
+// hfIgnored are the fields that this package accepts with any value. They say where a model came from, how transformers returns its
+// outputs or generates text, or what another task's head does. None of them changes a logit of these models.
+var hfIgnored = []string{
+	"_name_or_path", "name_or_path", "_commit_hash", "transformers_version",
+	"return_dict", "output_attentions", "output_hidden_states", "output_router_logits", "tie_last_hidden_states", "use_cache", "torchscript",
+	"use_bfloat16", "tf_legacy_loss", "gradient_checkpointing", "chunk_size_feed_forward", "is_decoder", "_attn_implementation_autoset",
+	"id2label", "label2id", "num_labels", "problem_type", "finetuning_task", "task_specific_params",
+	"tokenizer_class", "prefix", "sep_token_id", "cls_token_id", "mask_token_id", "unk_token_id", "decoder_start_token_id",
+	// Settings of generate(), which older versions of transformers wrote into config.json.
+	"assistant_confidence_threshold", "assistant_lookbehind", "bad_words_ids", "begin_suppress_tokens", "diversity_penalty", "do_sample",
+	"early_stopping", "encoder_no_repeat_ngram_size", "encoder_repetition_penalty", "epsilon_cutoff", "eta_cutoff",
+	"exponential_decay_length_penalty", "forced_bos_token_id", "forced_eos_token_id", "length_penalty", "max_length", "min_length",
+	"no_repeat_ngram_size", "num_assistant_tokens", "num_assistant_tokens_schedule", "num_beam_groups", "num_beams", "num_return_sequences",
+	"output_scores", "remove_invalid_values", "repetition_penalty", "return_dict_in_generate", "suppress_tokens", "target_lookbehind",
+	"temperature", "top_k", "top_p", "typical_p",
+}
+
+// hfAttention and hfExperts are the implementations that are part of transformers. All of them compute the same function. Another name
+// is a kernel that transformers downloads.
+const (
+	hfAttention = `[null, "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention"]`
+	hfExperts   = `[null, "eager", "batched_mm", "grouped_mm", "deepgemm", "sonicmoe"]`
+	hfDTypes    = `[null, "float32", "bfloat16", "float16"]`
+)
+
+// hfFixed are the fields of which this package supports only the listed values. null is listed where it means the default to
+// transformers. For is_causal it does not: there null means that tokens attend both ways.
+var hfFixed = map[string]string{
+	"is_causal": `[true]`, "hidden_act": `["silu"]`, "attention_bias": `[false]`, "attention_dropout": `[0]`,
+	"sliding_window": `[null]`, "attention_chunk_size": `[null]`, "num_kv_shared_layers": `[null]`, "kv_sharing_modes": `[null]`,
+	"partial_rotary_factor": `[null, 1]`, "alibi": `[null, false]`, "use_alibi": `[null, false]`,
+	"is_encoder_decoder": `[false]`, "add_cross_attention": `[false]`, "cross_attention_hidden_size": `[null]`, "tie_encoder_decoder": `[false]`,
+	"text_config": `[null]`, "decoder": `[null]`, "generator": `[null]`, "text_encoder": `[null]`,
+	"pruned_heads": `[null, {}]`, "per_layer_config": `[null, {}]`, "fusion_config": `[null, {}]`, "quantization_config": `[null]`,
+	"transformers_weights": `[null]`, "auto_map": `[null, {}]`, "dtype": hfDTypes, "torch_dtype": hfDTypes,
+	"attn_implementation": hfAttention, "_attn_implementation": hfAttention, "_attn_implementation_internal": hfAttention,
+	"experts_implementation": hfExperts, "_experts_implementation": hfExperts, "_experts_implementation_internal": hfExperts,
+}
+
+// hfFields reads fields of a config.json and remembers all errors.
 type hfFields struct {
-	fields map[string]json.RawMessage
-	err    error
+	fields   map[string]json.RawMessage
+	known    map[string]bool // the fields that were asked for
+	problems []error
 }
 
 func (f *hfFields) fail(format string, args ...any) {
-	if f.err == nil {
-		f.err = fmt.Errorf(format, args...)
-	}
+	f.problems = append(f.problems, fmt.Errorf(format, args...))
 }
 
 // set says whether a field is there and not null.
 func (f *hfFields) set(name string) bool {
+	f.known[name] = true
 	raw, ok := f.fields[name]
 	return ok && string(raw) != "null"
 }
 
-// read stores a field in v if it is set.
+// read stores a field in v if it is there. null is an error: transformers either fails on it or takes it for something else than the default.
 func (f *hfFields) read(name string, v any) {
-	if !f.set(name) {
+	f.known[name] = true
+	raw, ok := f.fields[name]
+	if !ok {
 		return
 	}
-	if err := json.Unmarshal(f.fields[name], v); err != nil {
-		f.fail("field %s: %w", name, err)
+	if string(raw) == "null" {
+		f.fail("%s is null; give it a value or remove it", name)
+	} else if err := strictjson.Value(raw, v); err != nil {
+		f.fail("%s is %s; %w", name, shown(raw), err)
 	}
 }
 
+// optional is read, but null leaves v as it is.
+func (f *hfFields) optional(name string, v any) {
+	if f.set(name) {
+		f.read(name, v)
+	}
+}
+
+// fixed checks a field that may only have one of the listed values.
+func (f *hfFields) fixed(name, list string) {
+	f.known[name] = true
+	raw, ok := f.fields[name]
+	if !ok {
+		return
+	}
+	var value any
+	var supported []any
+	if err := json.Unmarshal(raw, &value); err != nil { // a number beyond the range of a float64
+		value = nil
+	} else if err := json.Unmarshal([]byte(list), &supported); err != nil {
+		panic(err) // the lists are constants of this package
+	}
+	for _, s := range supported {
+		if reflect.DeepEqual(value, s) {
+			return
+		}
+	}
+	one := "only " + list[1:len(list)-1] + " is supported"
+	if len(supported) > 1 {
+		one = "supported are " + list[1:len(list)-1]
+	}
+	f.fail("%s is %s; %s", name, shown(raw), one)
+}
+
+// shown is a value for an error message.
+func shown(raw json.RawMessage) string {
+	var b bytes.Buffer
+	if err := json.Compact(&b, raw); err != nil {
+		return string(raw)
+	}
+	if text := []rune(b.String()); len(text) > 100 {
+		return string(text[:100]) + "…"
+	}
+	return b.String()
+}
+
+// size reads a whole number that must be there.
 func (f *hfFields) size(names ...string) (n int) {
 	for _, name := range names {
 		if f.set(name) {
@@ -170,34 +271,44 @@ func (f *hfFields) bool(name string) (b bool) {
 
 // token reads a token id, of which null means none.
 func (f *hfFields) token(name string, absent int) int {
-	raw, ok := f.fields[name]
-	if !ok {
+	if _, ok := f.fields[name]; !ok {
+		f.known[name] = true
 		return absent
 	}
-	if string(raw) == "null" {
+	if !f.set(name) {
 		return NoToken
 	}
-	var list []int
-	if err := json.Unmarshal(raw, &list); err == nil {
+	id := NoToken
+	if raw := f.fields[name]; raw[0] == '[' {
+		var list []int
+		f.read(name, &list)
 		if len(list) != 1 {
-			f.fail("field %s lists %d ids; one or null is supported", name, len(list))
+			f.fail("%s is %s; one id or null is supported", name, shown(raw))
 			return NoToken
 		}
-		return list[0]
+		id = list[0]
+	} else {
+		f.read(name, &id)
 	}
-	id := NoToken
-	f.read(name, &id)
-	if id < 0 { // some configurations write -1 for none
+	if id < 0 {
+		// Some configurations write -1 for none. PyTorch counts a negative padding_idx from the end of the embedding.
+		if name == "pad_token_id" {
+			f.fail("%s is %d, which PyTorch counts from the end of the embedding; write null for none, or the id itself", name, id)
+		}
 		return NoToken
 	}
 	return id
 }
 
-func fromFields(f hfFields) (Config, error) {
-	c := Config{Architecture: Architecture(f.text("model_type"))}
+// config makes a Config of the fields. It finds all problems, of which none may be left for the Config to be valid.
+func (f *hfFields) config() (c Config) {
+	f.read("model_type", (*string)(&c.Architecture))
 	class, ok := hfClass[c.Architecture]
 	if !ok {
-		return Config{}, fmt.Errorf("model_type is %q; %q and %q are supported", c.Architecture, OLMoE, OLMo)
+		if len(f.problems) == 0 {
+			f.fail("model_type is %q; %q and %q are supported", c.Architecture, OLMoE, OLMo)
+		}
+		return c
 	}
 	c.VocabSize = f.size("vocab_size")
 	c.HiddenSize = f.size("hidden_size")
@@ -205,7 +316,7 @@ func fromFields(f hfFields) (Config, error) {
 	c.Layers = f.size("num_hidden_layers")
 	c.Heads = f.size("num_attention_heads")
 	c.KVHeads = c.Heads
-	f.read("num_key_value_heads", &c.KVHeads)
+	f.optional("num_key_value_heads", &c.KVHeads)
 	c.MaxPositions = class.maxPositions
 	f.read("max_position_embeddings", &c.MaxPositions)
 	c.NormEps = hfNormEps
@@ -219,12 +330,10 @@ func fromFields(f hfFields) (Config, error) {
 		c.ExpertsPerToken = f.size("num_experts_per_tok")
 		c.NormEps = f.float("rms_norm_eps", hfNormEps)
 		c.RouterAuxLossCoef = f.float("router_aux_loss_coef", hfAuxCoef)
-		if f.bool("norm_topk_prob") {
-			f.fail("norm_topk_prob is true; only routing weights without renormalisation (false) are supported")
-		}
+		f.fixed("norm_topk_prob", `[false]`)
 	}
 	c.InitStd = f.float("initializer_range", hfInitStd)
-	c.ClipQKV = f.float("clip_qkv", 0)
+	f.optional("clip_qkv", &c.ClipQKV)
 	if f.set("clip_qkv") && c.ClipQKV == 0 {
 		f.fail("clip_qkv is 0; write null for no clipping")
 	}
@@ -233,64 +342,88 @@ func fromFields(f hfFields) (Config, error) {
 	c.BOSTokenID = f.token("bos_token_id", NoToken)
 	c.EOSTokenID = f.token("eos_token_id", hfEOSTokenID)
 	c.RopeTheta = f.rope()
-
-	if act := f.text("hidden_act"); act != "" && act != "silu" {
-		f.fail("hidden_act is %q; only \"silu\" is supported", act)
-	}
-	if f.bool("attention_bias") {
-		f.fail("attention_bias is true; only projections without bias are supported")
-	}
-	if p := f.float("attention_dropout", 0); p != 0 {
-		f.fail("attention_dropout is %g; only 0 is supported", p)
-	}
-	for _, name := range []string{"sliding_window", "quantization_config"} {
-		if f.set(name) {
-			f.fail("field %s is set, which is not supported", name)
-		}
-	}
 	if d := 0; f.set("head_dim") {
-		f.read("head_dim", &d)
-		if c.Heads > 0 && d*c.Heads != c.HiddenSize {
+		if f.read("head_dim", &d); c.Heads > 0 && d*c.Heads != c.HiddenSize {
 			f.fail("head_dim is %d; only hidden_size / num_attention_heads is supported", d)
 		}
 	}
-	return c, f.err
+	f.fixed("architectures", fmt.Sprintf(`[null, [%q]]`, class.name))
+	f.layerTypes(c.Layers)
+	f.others()
+	return c
 }
 
-func (f *hfFields) text(name string) (s string) {
-	f.read(name, &s)
-	return s
+// layerTypes checks that every layer attends to all positions before it.
+func (f *hfFields) layerTypes(layers int) {
+	var types []string
+	if f.optional("layer_types", &types); !f.set("layer_types") {
+		return
+	}
+	for i, t := range types {
+		if t != "full_attention" {
+			f.fail("layer_types is %q for layer %d; only \"full_attention\" is supported", t, i)
+			return
+		}
+	}
+	if len(types) != layers {
+		f.fail("layer_types has %d entries and num_hidden_layers is %d; they must be equal", len(types), layers)
+	}
+}
+
+// others checks the fields that have no place in a [Config]. Fields that are in no list are refused: transformers keeps every field, and
+// may compute something else because of it.
+func (f *hfFields) others() {
+	for _, name := range slices.Sorted(maps.Keys(f.fields)) {
+		list, fixed := hfFixed[name]
+		switch {
+		case fixed:
+			f.fixed(name, list)
+		case !f.known[name] && !slices.Contains(hfIgnored, name):
+			advice := "remove it if the model's outputs do not depend on it"
+			if near := suggest.Nearest(name, slices.Sorted(maps.Keys(f.known))); near != "" {
+				advice = fmt.Sprintf("did you mean %q?", near)
+			}
+			f.fail("unknown field %s with value %s; %s", name, shown(f.fields[name]), advice)
+		}
+	}
 }
 
 // rope reads the base of the rotary embedding: rope_parameters in transformers 5, rope_theta and rope_scaling before.
 func (f *hfFields) rope() float64 {
-	theta := f.float("rope_theta", hfRopeTheta)
+	theta := float64(hfRopeTheta)
+	f.read("rope_theta", &theta)
+	_, given := f.fields["rope_theta"]
+	if f.set("rope_scaling") && f.set("rope_parameters") {
+		f.fail("rope_scaling and rope_parameters are both set; remove one")
+	}
 	for _, name := range []string{"rope_scaling", "rope_parameters"} {
 		if !f.set(name) {
 			continue
 		}
-		inner := hfFields{fields: map[string]json.RawMessage{}}
+		inner := &hfFields{fields: map[string]json.RawMessage{}, known: map[string]bool{}}
 		f.read(name, &inner.fields)
-		for key, value := range inner.fields {
-			if strings.HasPrefix(string(value), "{") {
-				f.fail("%s has parameters of %q; only one set of parameters for all layers is supported", name, key)
+		inner.fixed("rope_type", `["default"]`)
+		inner.fixed("type", `["default"]`)
+		inner.fixed("partial_rotary_factor", `[1]`)
+		base := theta
+		if inner.read("rope_theta", &base); base != theta {
+			switch {
+			case given:
+				f.fail("rope_theta is %g and rope_theta in %s is %g; remove one", theta, name, base)
+			case name == "rope_scaling":
+				f.fail("rope_theta in rope_scaling is %g, which transformers 5 uses and transformers 4 ignores; move it out of rope_scaling", base)
+			}
+			theta = base
+		}
+		if len(inner.problems) == 0 { // other kinds of scaling have parameters of their own
+			for _, key := range slices.Sorted(maps.Keys(inner.fields)) {
+				if !inner.known[key] {
+					inner.fail("%s is %s, but only rope_type and rope_theta are supported", key, shown(inner.fields[key]))
+				}
 			}
 		}
-		for _, key := range []string{"rope_type", "type"} {
-			if kind := inner.text(key); kind != "" && kind != "default" {
-				f.fail("%s has %s %q; only \"default\" is supported", name, key, kind)
-			}
-		}
-		if p := inner.float("partial_rotary_factor", 1); p != 1 {
-			f.fail("%s has partial_rotary_factor %g; only 1 is supported", name, p)
-		}
-		inherited := inner.float("rope_theta", theta)
-		if f.set("rope_theta") && inherited != theta {
-			f.fail("rope_theta is %g and %s says %g; remove one", theta, name, inherited)
-		}
-		theta = inherited
-		if inner.err != nil {
-			f.fail("field %s: %s", name, strings.TrimPrefix(inner.err.Error(), "field "))
+		for _, err := range inner.problems {
+			f.fail("in %s: %w", name, err)
 		}
 	}
 	return theta

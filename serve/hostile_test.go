@@ -40,17 +40,18 @@ var lies = []struct {
 	{"/v1/stream?batch_size=99999999999999999999", "batch_size", 400},
 	{"/v1/stream?batch_size=8.0", "whole number", 400},
 	{"/v1/stream?batch_size=8&batch_size=8", "2 times", 400},
-	{"/v1/stream?batch_size=8&rank=1", "rank is 1", 400},
+	{"/v1/stream?batch_size=8&rank=1", "rank 1 of 1: must be from 0 to 0", 400},
 	{"/v1/stream?batch_size=8&rank=8&world=8", "from 0 to 7", 400},
 	{"/v1/stream?batch_size=8&world=3", "3 ranks", 400},
 	{"/v1/stream?batch_size=8&world=0", "world", 400},
 	{"/v1/stream?batch_size=8&world=1048577", "world", 400},
-	{"/v1/stream?batch_size=8&from=4", "nearest begin at 0 and 8", 400},
+	{"/v1/stream?batch_size=8&from=4", "position 4 is not the start of a step of 8 samples; use 0 or 8", 400},
+	{"/v1/stream?batch_size=8&to=500", "position 500 is not the end of a step of 8 samples; use 496 or 504", 400},
 	{"/v1/stream?batch_size=8&from=608", "from 0 to 600", 400},
 	{"/v1/stream?batch_size=8&from=9223372036854775807", "from", 400},
 	{"/v1/stream?batch_size=8&from=1152921504606846976", "from 0 to 600", 400},
 	{"/v1/stream?batch_size=8&to=601", "from 1 to 600", 400},
-	{"/v1/stream?batch_size=8&from=16&to=8", "before the first position 16", 400},
+	{"/v1/stream?batch_size=8&from=16&to=8", "the end 8 is before the start 16", 400},
 	{"/v1/stream?batch_size=8&to=0", "to is", 400},
 	{"/v1/stream?batch_size=8&step=1&from=8", "exclude each other", 400},
 	{"/v1/stream?batch_size=8&step=1152921504606846976", "from 0 to 75", 400},
@@ -110,6 +111,46 @@ func TestLies(t *testing.T) {
 		answer.Body.Close()
 		if answer.StatusCode != r.status {
 			t.Errorf("%s with %q: %s, want %d", r.method, r.body, answer.Status, r.status)
+		}
+	}
+}
+
+// HEAD has the status and the headers of GET, and no body. A stream has no HEAD.
+func TestHead(t *testing.T) {
+	s := serve(t, shards.UInt16, Options{})
+	ask := func(method, path string) (*http.Response, string) {
+		t.Helper()
+		request, err := http.NewRequest(method, "http://localhost"+path, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		answer, err := s.client.Do(request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer answer.Body.Close()
+		body, err := io.ReadAll(answer.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return answer, string(body)
+	}
+	for path := range paths {
+		if path == streamPath {
+			continue
+		}
+		if path == "/v1/hash" {
+			path += "?step=0&batch_size=8"
+		}
+		get, _ := ask("GET", path)
+		head, body := ask("HEAD", path)
+		if head.StatusCode != get.StatusCode || head.Header.Get("Content-Type") != get.Header.Get("Content-Type") || body != "" {
+			t.Errorf("HEAD %s: %s, %q, body %q; GET has %s, %q", path, head.Status, head.Header.Get("Content-Type"), body, get.Status, get.Header.Get("Content-Type"))
+		}
+	}
+	for _, c := range []struct{ method, path, allow string }{{"HEAD", streamPath + "?batch_size=8", "GET"}, {"POST", "/healthz", "GET, HEAD"}} {
+		if answer, _ := ask(c.method, c.path); answer.StatusCode != http.StatusMethodNotAllowed || answer.Header.Get("Allow") != c.allow {
+			t.Errorf("%s %s: %s, allowed is %q", c.method, c.path, answer.Status, answer.Header.Get("Allow"))
 		}
 	}
 }

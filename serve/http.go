@@ -10,6 +10,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 
 	"github.com/apache/arrow-go/v18/arrow/ipc"
@@ -20,10 +21,12 @@ import (
 // contentType is that of Arrow's IPC streaming format.
 const contentType = "application/vnd.apache.arrow.stream"
 
+const streamPath = "/v1/stream"
+
 // paths are what the service knows, each with what answers it.
 var paths = map[string]func(*Service, http.ResponseWriter, *http.Request) error{
 	"/v1/plan":   (*Service).servePlan,
-	"/v1/stream": (*Service).serveStream,
+	streamPath:   (*Service).serveStream,
 	"/v1/where":  (*Service).serveWhere,
 	"/v1/hash":   (*Service).serveHash,
 	"/v1/health": (*Service).serveHealth,
@@ -47,6 +50,10 @@ func (s *Service) Handler(token string) http.Handler {
 
 func (s *Service) answer(w http.ResponseWriter, r *http.Request, token string) error {
 	answer, known := paths[r.URL.Path]
+	methods := []string{http.MethodGet, http.MethodHead}
+	if r.URL.Path == streamPath { // the server would compute the whole stream and send nothing of it
+		methods = methods[:1]
+	}
 	switch {
 	case r.ContentLength != 0:
 		w.Header().Set("Connection", "close")
@@ -58,9 +65,9 @@ func (s *Service) answer(w http.ResponseWriter, r *http.Request, token string) e
 		return refusef(http.StatusUnauthorized, "this server wants its token: send the header \"Authorization: Bearer TOKEN\"")
 	case !known:
 		return refusef(http.StatusNotFound, "there is nothing at %.*q: known are /v1/plan, /v1/stream, /v1/where, /v1/hash, /v1/health, /metrics and /healthz", maxQuotedValue, r.URL.Path)
-	case r.Method != http.MethodGet:
-		w.Header().Set("Allow", http.MethodGet)
-		return refusef(http.StatusMethodNotAllowed, "the method is %.*q; only GET is known", maxQuotedValue, r.Method)
+	case !slices.Contains(methods, r.Method):
+		w.Header().Set("Allow", strings.Join(methods, ", "))
+		return refusef(http.StatusMethodNotAllowed, "%s does not support the method %.*q; use %s", r.URL.Path, maxQuotedValue, r.Method, strings.Join(methods, " or "))
 	}
 	return answer(s, w, r)
 }

@@ -132,7 +132,9 @@ func (s *Service) Serve(ctx context.Context, l net.Listener, a Access) error {
 		cut()
 		<-shared
 	}
-	<-ended
+	if err := <-ended; !errors.Is(err, http.ErrServerClosed) { // it failed at the moment at which the context ended
+		return fmt.Errorf("serving at %s: %w", l.Addr(), err)
+	}
 	return nil
 }
 

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 
+	"mula/blend"
 	"mula/internal/suggest"
 )
 
@@ -251,15 +252,10 @@ func (r *Request) complete() error {
 	if r.World < 1 || r.Rank < 0 || r.From < 0 || r.To < 0 || r.MicroBatch < 0 || r.BatchSize < 1 || r.BatchSize > maxBatchSize {
 		return refusef(http.StatusBadRequest, "the request is out of range: %+v", *r)
 	}
-	switch share := r.BatchSize / r.World; {
-	case r.BatchSize%r.World != 0:
-		return refusef(http.StatusBadRequest, "batch_size %d cannot be divided among %d ranks: choose a multiple", r.BatchSize, r.World)
-	case r.Rank >= r.World:
-		return refusef(http.StatusBadRequest, "rank is %d; with world %d it must be from 0 to %d", r.Rank, r.World, r.World-1)
-	case r.MicroBatch > 0 && share%r.MicroBatch != 0:
-		return refusef(http.StatusBadRequest, "micro_batch %d does not divide the %d samples that a rank has of each step", r.MicroBatch, share)
-	case r.MicroBatch == 0:
-		r.MicroBatch = share
+	rows, err := blend.RecordRows(r.BatchSize, r.Rank, r.World, r.MicroBatch)
+	if err != nil {
+		return refusef(http.StatusBadRequest, "%v", err)
 	}
+	r.MicroBatch = rows
 	return nil
 }

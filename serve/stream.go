@@ -124,19 +124,17 @@ func (st *Stream) check() error {
 	if r.To == 0 {
 		r.To = d.Length()
 	}
-	batch := int64(r.BatchSize)
-	switch {
-	case max(r.From, r.To) > d.Length():
-		return refusef(http.StatusBadRequest, "position %d is not in the plan, which has %d positions", max(r.From, r.To), d.Length())
-	case r.To < r.From:
-		return refusef(http.StatusBadRequest, "to is %d, before the first position %d", r.To, r.From)
-	case r.From%batch != 0 && r.From != d.Length(): // at the end there is nothing left to be out of step
-		before := r.From - r.From%batch
-		return refusef(http.StatusBadRequest, "no step of %d positions begins at %d: the nearest begin at %d and %d", batch, r.From, before, min(before+batch, d.Length()))
+	grid, err := d.Grid(r.BatchSize)
+	if err == nil {
+		err = grid.Check(r.From, r.To)
+	}
+	if err != nil {
+		return refusef(http.StatusBadRequest, "%v", err)
 	}
 	if err := st.choose(); err != nil {
 		return err
 	}
+	batch := int64(r.BatchSize)
 	st.left = (r.To - r.From + batch - 1) / batch * int64(r.BatchSize/r.World/r.MicroBatch)
 	length := int64(d.SequenceLength + 1)
 	if int64(r.MicroBatch) > math.MaxInt32/length {

@@ -177,13 +177,30 @@ func (x *Index) Multimodal() bool {
 }
 
 // SequenceStart is the first element of a sequence, counted from 0; the number of sequences gives [Index.Elements]. The error wraps
-// [ErrCorrupt] where the file has a value that cannot be. It is to be guarded ([mapping.Guard]); of a file that was cut short it tells itself.
+// [ErrCorrupt] where the file has a value that cannot be, or where the start and the length of the sequence do not lead to the start of the next.
+// It is to be guarded ([mapping.Guard]); of a file that was cut short it tells itself.
 func (x *Index) SequenceStart(sequence int64) (int64, error) {
 	start, err := x.sequenceStart(sequence)
 	if err == nil && sequence < x.sequences {
-		err = x.file.Intact(x.starts[8*sequence:][:8])
+		if err = x.file.Intact(x.starts[8*sequence:][:8]); err == nil {
+			err = x.follows(sequence)
+		}
 	}
 	return start, err
+}
+
+// SequenceTokens is the number of elements of the sequences [first, end) by their starts, with the errors of SequenceStart. It need not be guarded.
+func (x *Index) SequenceTokens(first, end int64) (n int64, err error) {
+	err = x.Guard(func() error {
+		from, err := x.SequenceStart(first)
+		if err != nil {
+			return err
+		}
+		to, err := x.SequenceStart(end)
+		n = to - from
+		return err
+	})
+	return n, err
 }
 
 // SequenceLength is the number of elements of a sequence, with the errors and the guard of SequenceStart.
@@ -215,6 +232,50 @@ func (x *Index) sequenceStart(sequence int64) (int64, error) {
 	return start / size, nil
 }
 
+// follows reports an error unless the sequence ends where the next one starts, or at the end of x.bin. It finds a damaged start or length of the
+// sequence, and a damaged start of the next.
+func (x *Index) follows(sequence int64) error {
+	start, err := x.sequenceStart(sequence)
+	if err != nil {
+		return err
+	}
+	next, err := x.sequenceStart(sequence + 1)
+	if err != nil {
+		return err
+	}
+	if length := x.length(sequence); length != next-start {
+		return x.corrupt("sequence %d has the tokens %d to %d, but its length is %d", sequence, start, next, length)
+	}
+	return nil
+}
+
+// document gives the elements [first, end) of a document, which must agree with the lengths of its sequences. Of a document of one sequence, the usual
+// case, it reads one entry of each array and the next of two.
+func (x *Index) document(d int64) (first, end int64, err error) {
+	if first, err = x.documentStart(d); err != nil {
+		return 0, 0, err
+	}
+	if end, err = x.documentStart(d + 1); err != nil {
+		return 0, 0, err
+	}
+	from, to := x.end(d), x.end(d+1) // documentStart has compared them with the number of sequences
+	if to < from {
+		return 0, 0, x.corrupt("document %d starts at sequence %d and ends at %d", d, from, to)
+	}
+	n := int64(0)
+	for sequence := from; sequence < to; sequence++ {
+		length := x.length(sequence)
+		if length < 0 {
+			return 0, 0, x.corrupt("sequence %d has the length %d", sequence, length)
+		}
+		n += length
+	}
+	if end-first != n {
+		return 0, 0, x.corrupt("document %d has the tokens %d to %d, by the lengths of its sequences %d", d, first, end, n)
+	}
+	return first, end, nil
+}
+
 // documentStart is the first element of a document, in [0, Documents()].
 func (x *Index) documentStart(document int64) (int64, error) {
 	if document < 0 || document > x.documents {
@@ -233,30 +294,12 @@ func (x *Index) DocumentLengths() iter.Seq2[int64, error] {
 	return func(yield func(int64, error) bool) {
 		x.file.InSequence(x.file.Data)
 		defer x.file.Scattered()
-		var first, sequence int64 // of the document: its first element and sequence
 		for d := range x.documents {
 			n := int64(0)
 			err := mapping.Guard(func() error {
-				next, err := x.documentStart(d + 1) // which has looked at the number of its sequence
-				if err != nil {
-					return err
-				}
-				end := x.end(d + 1)
-				if end < sequence {
-					return x.corrupt("document %d starts at sequence %d and ends at %d", d, sequence, end)
-				}
-				for ; sequence < end; sequence++ {
-					length := x.length(sequence)
-					if length < 0 {
-						return x.corrupt("sequence %d has the length %d", sequence, length)
-					}
-					n += length
-				}
-				if next-first != n {
-					return x.corrupt("document %d has the tokens %d to %d, by the lengths of its sequences %d", d, first, next, n)
-				}
-				first = next
-				return nil
+				first, end, err := x.document(d)
+				n = end - first
+				return err
 			})
 			if !yield(n, err) || err != nil {
 				return

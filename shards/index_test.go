@@ -1,9 +1,11 @@
 package shards
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -114,6 +116,46 @@ func TestDocumentLengths(t *testing.T) {
 		}
 		if got, err := read(); !errors.Is(err, ErrCorrupt) {
 			t.Errorf("%s: %v, %v", what, got, err)
+		}
+	}
+}
+
+// Each entry of the index that a reader of one document uses is compared with the others: a damaged start, length or document entry is an error of
+// [Shard.Span] for the documents that it is about, and of no other.
+func TestSpanComparesEntries(t *testing.T) {
+	const documents = 5
+	idx, bin := foreign(UInt16, [][][]uint32{{{1, 2}}, {{3, 4, 5}}, {{6}, {7, 8}}, {{9}}, {{10, 11}}})
+	const sequences = 6
+	for _, c := range []struct {
+		name  string
+		at    int // byte of the .idx
+		wrong []int64
+	}{
+		{"length of sequence 1", 34 + 4*1, []int64{1}},
+		{"start of sequence 1", 34 + 4*sequences + 8*1, []int64{0, 1}},
+		{"start of sequence 4", 34 + 4*sequences + 8*4, []int64{2, 3}},
+		{"entry 3 of the documents", 34 + 12*sequences + 8*3, nil}, // a sequence more for one and less for the other: only a hash can tell
+	} {
+		damaged := bytes.Clone(idx)
+		damaged[c.at] += 2
+		if c.wrong == nil {
+			damaged[c.at] -= 3
+		}
+		s := open(t, place(t, damaged, bin))
+		for d := range int64(documents) {
+			_, err := s.Span(d)
+			if got, want := errors.Is(err, ErrCorrupt), slices.Contains(c.wrong, d); got != want {
+				t.Errorf("%s: document %d: %v", c.name, d, err)
+			}
+		}
+		if err := s.Check(t.Context()); c.wrong != nil && !errors.Is(err, ErrCorrupt) {
+			t.Errorf("%s: Check: %v", c.name, err)
+		}
+		for sequence := range int64(sequences) {
+			_, err := s.Index().SequenceStart(sequence)
+			if wrong := strings.HasSuffix(c.name, fmt.Sprint("sequence ", sequence)); wrong && !errors.Is(err, ErrCorrupt) {
+				t.Errorf("%s: SequenceStart(%d): %v", c.name, sequence, err)
+			}
 		}
 	}
 }

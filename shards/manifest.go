@@ -1,6 +1,7 @@
 package shards
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -9,26 +10,34 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
+	"math"
 	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
 
 	"mula/internal/atomicfile"
+	"mula/internal/strictjson"
 )
 
-// manifestFormat is the version of the manifest that this package writes and reads.
-const manifestFormat = 1
+// manifestFormat is the version of the manifest that this package writes. It reads version 1, too, which has no checksum.
+const manifestFormat = 2
 
 // maxManifest bounds the size of a manifest in bytes; one that mula writes has less than a thousand.
 const maxManifest = 1 << 20
 
 // Manifest is x.json, written beside a shard: what the shard holds, what made it, and the hashes of its files.
 type Manifest struct {
-	Format    int                 `json:"format"`           // 1
+	Format    int                 `json:"format"`           // 2, or 1 of an older version
 	Layout    Layout              `json:"layout,omitempty"` // whose files they are; left out for Megatron
 	DType     string              `json:"dtype"`            // of the ids on disk: "uint16", "int32" or, of other layouts than Megatron, "uint32"
 	Tokens    int64               `json:"tokens"`
 	Documents int64               `json:"documents"`
 	Tokenizer TokenizerInfo       `json:"tokenizer"`
-	Files     map[string]FileInfo `json:"files"` // by "bin", "idx", "docs" and "sums"; other layouts have other files
+	Files     map[string]FileInfo `json:"files"`              // by "bin", "idx", "docs" and "sums"; other layouts have other files
+	Checksum  string              `json:"checksum,omitempty"` // of the manifest itself, see [sumOf]; none in format 1
 }
 
 // TokenizerInfo says how text became the ids of a shard: two shards with the same TokenizerInfo may be blended.
@@ -41,6 +50,9 @@ type TokenizerInfo struct {
 
 	// AddSpecialTokens says that each document has around it the ids that the tokenizer's post-processor adds, such as one for its beginning.
 	AddSpecialTokens bool `json:"add_special_tokens,omitempty"`
+
+	// TruncationAndPaddingIgnored says that the tokenizer.json sets truncation or padding, and that documents were neither cut nor padded.
+	TruncationAndPaddingIgnored bool `json:"truncation_and_padding_ignored,omitempty"`
 }
 
 // FileInfo is a file's size and hash.
@@ -49,12 +61,14 @@ type FileInfo struct {
 	SHA256 string `json:"sha256"` // in hexadecimal
 }
 
-// manifestFiles gives the names in Manifest.Files and the endings they stand for, in the order in which they are verified. Shards from before
-// there were sums have no "sums".
-var manifestFiles = []struct {
+type manifestFile struct {
 	name, ext string
 	optional  bool
-}{{"idx", idxExt, false}, {"bin", binExt, false}, {"sums", sumsExt, true}, {"docs", docsExt, false}}
+}
+
+// manifestFiles gives the names in Manifest.Files and the endings they stand for, in the order in which they are verified. Shards from before
+// there were sums have no "sums".
+var manifestFiles = []manifestFile{{"idx", idxExt, false}, {"bin", binExt, false}, {"sums", sumsExt, true}, {"docs", docsExt, false}}
 
 // ReadManifest reads a manifest, of any layout; without a file it returns nil and no error.
 func ReadManifest(path string) (*Manifest, error) {
@@ -70,11 +84,9 @@ func ReadManifest(path string) (*Manifest, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading manifest: %w", err)
 	}
-	m := new(Manifest)
-	if len(data) > maxManifest {
-		err = fmt.Errorf("it has more than %d bytes", maxManifest)
-	} else if err = json.Unmarshal(data, m); err == nil && m.Format != manifestFormat {
-		err = fmt.Errorf("its format is %d, this program knows %d", m.Format, manifestFormat)
+	m, err := parseManifest(data)
+	if errors.Is(err, ErrCorrupt) {
+		return nil, fmt.Errorf("%s: %w; restore it or write the shard again", path, err)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%s is not the manifest of a shard; if it belongs to something else, move it or the shard: %w", path, err)
@@ -82,15 +94,150 @@ func ReadManifest(path string) (*Manifest, error) {
 	return m, nil
 }
 
+// parseManifest reads the text of a manifest. An error about one that is damaged wraps [ErrCorrupt].
+func parseManifest(data []byte) (*Manifest, error) {
+	if len(data) > maxManifest {
+		return nil, fmt.Errorf("it has more than %d bytes", maxManifest)
+	}
+	var version struct {
+		Format int `json:"format"`
+	}
+	if err := strictjson.DecodeLoosely(data, &version); err != nil {
+		return nil, err
+	}
+	if version.Format != manifestFormat && version.Format != 1 {
+		return nil, fmt.Errorf("its format is %d, this program knows 1 to %d", version.Format, manifestFormat)
+	}
+	m := new(Manifest)
+	err := strictjson.Decode(data, m)
+	if err == nil {
+		err = complete(data)
+	}
+	if err == nil {
+		err = m.check()
+	}
+	if err == nil && m.Format > 1 {
+		err = checkSum(data, m.Checksum)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("the manifest is damaged: %w: %w", err, ErrCorrupt)
+	}
+	return m, nil
+}
+
+// complete reports fields that are missing in the text of a manifest: the decoder would read them as zeros.
+func complete(data []byte) error {
+	var m struct {
+		DType, Tokens, Documents any
+		Tokenizer, Files         map[string]any
+	}
+	if err := strictjson.DecodeLoosely(data, &m); err != nil {
+		return err
+	}
+	for name, value := range map[string]any{"dtype": m.DType, "tokens": m.Tokens, "documents": m.Documents} {
+		if value == nil {
+			return fmt.Errorf("it has no %q", name)
+		}
+	}
+	for _, name := range []string{"sha256", "vocab_size", "eod", "class_table", "specials"} {
+		if m.Tokenizer[name] == nil {
+			return fmt.Errorf("tokenizer has no %q", name)
+		}
+	}
+	for name, value := range m.Files {
+		if file, ok := value.(map[string]any); !ok || file["bytes"] == nil || file["sha256"] == nil {
+			return fmt.Errorf("files.%s has no bytes or no sha256", name)
+		}
+	}
+	return nil
+}
+
+// check reports a field whose value is out of range.
+func (m *Manifest) check() error {
+	ids := map[string]int64{"uint8": 1 << 8, "uint16": 1 << 16, "int32": 1 << 31, "uint32": 1 << 32}[m.DType]
+	t := &m.Tokenizer
+	switch {
+	case m.Layout != Megatron && m.Layout != Dolma && m.Layout != Datatrove && m.Layout != MDS && m.Layout != FMS:
+		return fmt.Errorf("layout: %q is not known", m.Layout)
+	case ids == 0:
+		return fmt.Errorf("dtype: %q is not a type of ids", m.DType)
+	case m.Tokens < 0 || m.Documents < 0:
+		return fmt.Errorf("tokens and documents: %d and %d must not be negative", m.Tokens, m.Documents)
+	case t.SHA256 != "" && !isSHA256(t.SHA256):
+		return fmt.Errorf("tokenizer.sha256: %.80q is not 64 hexadecimal digits", t.SHA256)
+	case t.VocabSize < 0 || int64(t.VocabSize) > ids:
+		return fmt.Errorf("tokenizer.vocab_size: %d must be from 0 to %d, for ids of type %s", t.VocabSize, ids, m.DType)
+	case t.EOD < -1 || t.EOD > math.MaxUint32:
+		return fmt.Errorf("tokenizer.eod: %d is no id, nor -1", t.EOD)
+	case t.Specials != "" && t.Specials != "text" && t.Specials != "tokens":
+		return fmt.Errorf("tokenizer.specials: %.80q must be \"text\" or \"tokens\"", t.Specials)
+	case m.Format == 1 && m.Checksum != "":
+		return errors.New("checksum: format 1 has none")
+	case m.Format > 1 && !isSHA256(m.Checksum):
+		return fmt.Errorf("checksum: %.80q is not 64 hexadecimal digits", m.Checksum)
+	}
+	for _, name := range slices.Sorted(maps.Keys(m.Files)) {
+		f := m.Files[name]
+		switch {
+		case !filepath.IsLocal(filepath.FromSlash(name)) || m.Layout == Megatron && !slices.ContainsFunc(manifestFiles, func(f manifestFile) bool { return f.name == name }):
+			return fmt.Errorf("files: %.80q is not a file of a shard", name)
+		case f.Bytes < 0:
+			return fmt.Errorf("files.%s.bytes: %d must not be negative", name, f.Bytes)
+		case !isSHA256(f.SHA256):
+			return fmt.Errorf("files.%s.sha256: %.80q is not 64 hexadecimal digits", name, f.SHA256)
+		}
+	}
+	return nil
+}
+
+// isSHA256 says whether a text is a SHA-256 as this package writes it.
+func isSHA256(text string) bool {
+	sum, err := hex.DecodeString(text)
+	return err == nil && len(sum) == sha256.Size && hex.EncodeToString(sum) == text
+}
+
+// noSum stands for the checksum of a manifest in the bytes that are hashed for it.
+var noSum = strings.Repeat("0", hex.EncodedLen(sha256.Size))
+
+// lastMember is the end of a manifest: the checksum is the last member of the object.
+var lastMember = regexp.MustCompile(`"checksum"\s*:\s*"([0-9a-f]{64})"\s*\}\s*$`)
+
+// sumOf is the checksum of a manifest: the SHA-256 of the bytes of the file with the 64 digits of the checksum, which begin at byte at, replaced by zeros.
+func sumOf(data []byte, at int) string {
+	h := sha256.New()
+	h.Write(data[:at])
+	h.Write([]byte(noSum))
+	h.Write(data[at+len(noSum):])
+	return hex.EncodeToString(h.Sum(nil))
+}
+
+// checkSum compares a manifest with its checksum.
+func checkSum(data []byte, sum string) error {
+	at := lastMember.FindSubmatchIndex(data)
+	if at == nil {
+		return errors.New("the checksum is not its last field")
+	}
+	if found := sumOf(data, at[2]); found != sum {
+		return fmt.Errorf("it has the checksum %s, but its bytes have %s: it was changed after it was written", sum, found)
+	}
+	return nil
+}
+
 // Seal writes the manifest, with the format that this package knows, up to its renaming. The caller publishes it. What [ReadManifest] would not
 // read is refused.
 func (m *Manifest) Seal(path string) (*atomicfile.File, error) {
-	m.Format = manifestFormat
+	m.Format, m.Checksum = manifestFormat, noSum
+	if err := m.check(); err != nil {
+		return nil, fmt.Errorf("writing %s: %w", path, err)
+	}
 	data, err := json.MarshalIndent(m, "", "  ")
 	if err != nil {
 		return nil, err
 	}
 	data = append(data, '\n')
+	at := bytes.LastIndex(data, []byte(noSum))
+	m.Checksum = sumOf(data, at)
+	copy(data[at:], m.Checksum)
 	if len(data) > maxManifest {
 		return nil, fmt.Errorf("writing %s: a manifest of %d files has %d bytes, it may have %d: divide the data over several shards",
 			path, len(m.Files), len(data), maxManifest)
@@ -117,11 +264,7 @@ func (s *Shard) checkManifest() error {
 			s.prefix+manifestExt, what, manifest, s.prefix, found, ErrCorrupt)
 	}
 	for _, f := range manifestFiles {
-		noted := m.Files[f.name].SHA256
-		if _, ok := m.Files[f.name]; !ok && f.optional {
-			continue
-		}
-		if sum, err := hex.DecodeString(noted); err != nil || len(sum) != sha256.Size || hex.EncodeToString(sum) != noted {
+		if _, ok := m.Files[f.name]; !ok && !f.optional {
 			return fmt.Errorf("%s has no SHA-256 of %s: restore it or write the shard again: %w", s.prefix+manifestExt, s.prefix+f.ext, ErrCorrupt)
 		}
 	}
@@ -132,6 +275,8 @@ func (s *Shard) checkManifest() error {
 		return differs("tokens", m.Tokens, s.Tokens())
 	case m.Documents != s.Documents():
 		return differs("documents", m.Documents, s.Documents())
+	case m.Documents != s.index.sequences: // [Writer] makes each document one sequence
+		return differs("documents of one sequence each", m.Documents, s.index.sequences)
 	case bin.Bytes != int64(len(s.bin.Data)):
 		return differs("bytes of .bin", bin.Bytes, len(s.bin.Data))
 	case idx.Bytes != s.index.Size():
@@ -151,6 +296,28 @@ func (s *Shard) Verify(ctx context.Context, progress func(bytes int64)) error {
 	return errors.Join(err, s.VerifyRest(ctx, progress))
 }
 
+// VerifyIndex reads x.idx and compares it with the manifest; without a manifest it compares x.idx with itself. progress is as for [Shard.Verify].
+func (s *Shard) VerifyIndex(ctx context.Context, progress func(bytes int64)) error {
+	if s.manifest == nil {
+		return s.Check(ctx)
+	}
+	err := s.verifyFile(ctx, idxExt, s.manifest.Files["idx"], progress)
+	if err != nil && ctx.Err() == nil {
+		err = errors.Join(err, s.Check(ctx)) // which says where
+	}
+	return err
+}
+
+// verifyFile compares the file with the given ending with what is expected.
+func (s *Shard) verifyFile(ctx context.Context, ext string, want FileInfo, progress func(bytes int64)) error {
+	file, err := os.Open(s.prefix + ext)
+	if err != nil {
+		return fmt.Errorf("verifying shard: %w", err)
+	}
+	defer file.Close()
+	return verifyFile(ctx, file, want, progress)
+}
+
 // VerifyRest is [Shard.Verify] of all but x.bin. Without a manifest it only compares .idx with itself.
 func (s *Shard) VerifyRest(ctx context.Context, progress func(bytes int64)) error {
 	var errs []error
@@ -162,14 +329,7 @@ func (s *Shard) VerifyRest(ctx context.Context, progress func(bytes int64)) erro
 		if !ok && f.optional {
 			continue
 		}
-		errs = append(errs, func() error {
-			file, err := os.Open(s.prefix + f.ext)
-			if err != nil {
-				return fmt.Errorf("verifying shard: %w", err)
-			}
-			defer file.Close()
-			return verifyFile(ctx, file, want, progress)
-		}())
+		errs = append(errs, s.verifyFile(ctx, f.ext, want, progress))
 		if ctx.Err() != nil {
 			return errors.Join(errs...)
 		}

@@ -27,6 +27,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"time"
 
 	"mula/internal/mapping"
 )
@@ -155,6 +156,35 @@ func (s *Shard) Check(ctx context.Context) error { return s.index.Check(ctx) }
 // Summed says whether the shard has sums of blocks, so that [Shard.Read] gives out no damaged token.
 func (s *Shard) Summed() bool { return s.sums != nil }
 
+// Reverify sets when a block that was compared with its sum is compared again: when it is read and the comparison is older than the given time, so that
+// damage after the first read is found. 0, which a new Shard has, is never, and a negative time is always. It must be called before anything is read.
+//
+// A read of n bytes then costs at most ⌈n/16384⌉+1 comparisons of 16 KiB in each period, as it does when it comes to blocks for the first time.
+func (s *Shard) Reverify(after time.Duration) {
+	if s.sums != nil {
+		s.sums.again = after
+	}
+}
+
+// Recheck compares the blocks that hold the tokens [from, to) with their sums, whatever was compared before. A shard without sums passes.
+func (s *Shard) Recheck(ctx context.Context, from, to int64) error {
+	if from < 0 || to < from || to > s.Tokens() {
+		return fmt.Errorf("%s: tokens %d to %d were asked for, it has %d", s.prefix+binExt, from, to, s.Tokens())
+	}
+	if s.sums == nil {
+		return nil
+	}
+	return s.Guard(func() error {
+		size := int64(s.DType().Size())
+		for b := from * size / s.sums.block; b*s.sums.block < to*size; b++ {
+			if !s.sums.right(s.bin.Data, b) {
+				return s.damage(ctx, "", []int64{b})
+			}
+		}
+		return nil
+	})
+}
+
 // Prefix is the path of the shard's files without their endings.
 func (s *Shard) Prefix() string { return s.prefix }
 
@@ -219,16 +249,12 @@ type Span struct {
 	First, End int64
 }
 
-// Span gives the tokens of document d. They may be none, in which case First equals End, but never run backwards: the error then wraps
-// [ErrCorrupt].
+// Span gives the tokens of document d. They may be none, in which case First equals End. The error wraps [ErrCorrupt] where they run backwards, or
+// where starts, lengths and documents of the .idx file contradict one another there.
 func (s *Shard) Span(d int64) (Span, error) {
-	first, err := s.index.documentStart(d)
-	if err != nil {
-		return Span{}, err
-	}
-	end, err := s.index.documentStart(d + 1)
-	if err == nil && end < first {
-		err = s.index.corrupt("document %d has the tokens %d to %d", d, first, end)
+	first, end, err := s.index.document(d)
+	if err == nil && s.manifest != nil && s.index.end(d) != d { // with a manifest each document is one sequence
+		err = s.index.corrupt("entry %d of the document array is %d, not %d", d, s.index.end(d), d)
 	}
 	return Span{d, first, end}, err
 }
@@ -271,7 +297,7 @@ func (s *Shard) spanAt(token, guess int64) (Span, error) {
 // there, or if an id of an int32 shard is negative.
 //
 // Where the shard has sums, each block of 16 KiB of x.bin is compared with its own the first time that something of it is read through this
-// Shard, and not again. One that differs gives a [DamageError], every time. A shard without x.sums is read as it is.
+// Shard, and again as [Shard.Reverify] says. One that differs gives a [DamageError], every time. A shard without x.sums is read as it is.
 func (s *Shard) Read(dst []uint32, token int64) error {
 	return s.Guard(func() error { return s.read(dst, token) })
 }

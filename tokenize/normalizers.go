@@ -86,19 +86,14 @@ func (p *pipeline) addNormalizer(s stepJSON) (err error) {
 	add := func(steps ...normalizeStep) { p.normalizers = append(p.normalizers, steps...) }
 	switch s.kind {
 	case formNames[nfc], formNames[nfd], formNames[nfkc], formNames[nfkd]:
-		err = s.onlyType()
 		add(p.normalForm(form(slices.Index(formNames[:], s.kind))))
 	case "Lowercase":
-		err = s.onlyType()
 		add(lowercase{})
 	case "StripAccents":
-		err = s.onlyType()
 		add(remove(pinnedRust().is(combiningMark)))
 	case "Nmt":
-		err = s.onlyType()
 		add(replaceRunes(nmt))
 	case "ByteLevel":
-		err = s.onlyType()
 		add(spellBytes{})
 	case "Strip":
 		var f struct {

@@ -3,13 +3,14 @@ package tokenize
 import (
 	"bytes"
 	"encoding/json"
-	"math"
 	"os"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"unicode/utf8"
+
+	"mula/internal/alloctest"
 )
 
 // splitsGolden is testdata/splits.json, which splits.py had from the library.
@@ -192,15 +193,11 @@ func TestFindersAreUsedAgain(t *testing.T) {
 		}
 	}
 	s := []byte("xxxab")
-	// The least of several calls: a pool may drop what it is given, which the race detector has it do on purpose.
-	least := math.Inf(1)
-	for range 20 {
-		least = min(least, testing.AllocsPerRun(1, func() {
-			f := p.finder(s)
-			f.find(0)
-			f.release()
-		}))
-	}
+	least := alloctest.Least(func() { // a pool may drop what it is given, which the race detector has it do on purpose
+		f := p.finder(s)
+		f.find(0)
+		f.release()
+	})
 	if least != 0 {
 		t.Errorf("%v allocations", least)
 	}

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"mula/internal/alloctest"
 )
 
 // pipelines is testdata/pipelines.json, which testdata/pipelines.py writes with Hugging Face tokenizers.
@@ -93,7 +95,7 @@ func TestGoldenPipelines(t *testing.T) {
 				}
 				got, err := tok.Decode(nil, ids)
 				if tok.decode == nil {
-					got = appendValid(nil, got)
+					got = AppendText(nil, got)
 				}
 				want := d
 				if c.Decoded[i] != nil {
@@ -169,7 +171,7 @@ func TestInvalidBytesBecomeReplacementCharacters(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := appendValid(nil, b); string(got) != c[1] {
+		if got := AppendText(nil, b); string(got) != c[1] {
 			t.Errorf("%s becomes %+q, want %+q", c[0], got, c[1])
 		}
 	}
@@ -212,7 +214,7 @@ func TestPipelinesDoNotAllocate(t *testing.T) {
 		for _, d := range p.Documents {
 			texts = append(texts, []byte(d))
 		}
-		if n := testing.AllocsPerRun(3, func() {
+		if n := alloctest.Least(func() {
 			for _, text := range texts {
 				ids, _ = e.Append(ids[:0], text)
 			}

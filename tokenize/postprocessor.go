@@ -155,20 +155,39 @@ type templateJSON struct {
 }
 
 type templatePiece struct {
-	Sequence *struct {
-		ID     string `json:"id"`
-		TypeID uint32 `json:"type_id"`
-	} `json:"Sequence"`
-	SpecialToken *struct {
-		ID     string `json:"id"`
-		TypeID uint32 `json:"type_id"`
-	} `json:"SpecialToken"`
+	Sequence     *templateName `json:"Sequence"`
+	SpecialToken *templateName `json:"SpecialToken"`
+}
+
+type templateName struct {
+	ID     string `json:"id"`
+	TypeID uint32 `json:"type_id"`
+}
+
+// UnmarshalJSON ignores unknown fields.
+func (t *templateName) UnmarshalJSON(b []byte) error {
+	type plain templateName
+	known, err := knownFields(b, t)
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(known, (*plain)(t))
 }
 
 type templateSpecials struct {
 	ID     string   `json:"id"`
 	IDs    []uint32 `json:"ids"`
 	Tokens []string `json:"tokens"`
+}
+
+// UnmarshalJSON ignores unknown fields.
+func (t *templateSpecials) UnmarshalJSON(b []byte) error {
+	type plain templateSpecials
+	known, err := knownFields(b, t)
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(known, (*plain)(t))
 }
 
 // check sees to it that step can make something of each piece.

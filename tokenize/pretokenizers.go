@@ -197,13 +197,10 @@ func (p *pipeline) addPreTokenizer(s stepJSON) (err error) {
 		}
 		add(split{m, deref(f.Pattern.Regex), how, f.Invert})
 	case "Whitespace":
-		err = s.onlyType()
 		add(wordsAndSymbols{pinnedRust()})
 	case "WhitespaceSplit":
-		err = s.onlyType()
 		add(splitRunes{is(whiteSpace), removed})
 	case "BertPreTokenizer":
-		err = s.onlyType()
 		add(splitRunes{is(whiteSpace), removed}, splitRunes{is(punctuationMark), isolated})
 	case "Punctuation":
 		var f struct {
@@ -245,7 +242,6 @@ func (p *pipeline) addPreTokenizer(s stepJSON) (err error) {
 		}
 		add(splitRunes{func(r rune) bool { return r == delimiter }, removed})
 	case "UnicodeScripts":
-		err = s.onlyType()
 		add(splitScripts{pinnedRust()})
 	case "FixedLength":
 		var f struct {

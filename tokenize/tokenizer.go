@@ -18,9 +18,13 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
+	"regexp"
+	"strings"
 )
 
 // A Tokenizer is the content of a tokenizer.json. It does not change after loading, and goroutines share it.
@@ -47,6 +51,8 @@ type Tokenizer struct {
 	general *pipeline  // of a tokenizer that is more than a byte-level BPE with one scanner; scan, normalize, bytes, tree and greedy are unused then
 	post    []postItem // what special tokens are put around a text; nil for none
 	decode  *decoding  // nil: the bytes of the tokens are joined
+
+	ignoredTruncationOrPadding bool
 }
 
 // An addedText is an added token as the file spells it.
@@ -69,15 +75,31 @@ const maxText = 64 << 20
 // maxFile bounds the tokenizer.json that is read. That of the largest published vocabulary has some 30 MB.
 const maxFile = 512 << 20
 
-// Load reads the tokenizer.json at path, of at most 512 MiB. It refuses, by name, whatever in the file would change ids in a way that this
+// LoadOptions are the choices for [LoadWith]; the zero value is good.
+type LoadOptions struct {
+	// IgnoreTruncationAndPadding reads a file that sets truncation or padding as if it did not. Ids are those that Hugging Face tokenizers gives after
+	// no_truncation() and no_padding(). Otherwise such a file is refused.
+	IgnoreTruncationAndPadding bool
+}
+
+// Load is [LoadWith] without options.
+func Load(path string) (*Tokenizer, error) { return LoadWith(path, LoadOptions{}) }
+
+// LoadWith reads the tokenizer.json at path, of at most 512 MiB. It refuses, by name, whatever in the file would change ids in a way that this
 // package does not do exactly.
-func Load(path string) (*Tokenizer, error) {
+func LoadWith(path string, o LoadOptions) (*Tokenizer, error) {
 	b, err := readFile(path, maxFile)
 	if err != nil {
+		if errors.Is(err, fs.ErrNotExist) && hubName.MatchString(path) && !strings.HasSuffix(path, ".json") {
+			return nil, fmt.Errorf("reading tokenizer: %w; names of the Hugging Face hub are not looked up: download the tokenizer.json of %s and name the file", err, path)
+		}
 		return nil, fmt.Errorf("reading tokenizer: %w", err)
 	}
-	return Parse(b, path)
+	return ParseWith(b, path, o)
 }
+
+// hubName matches the names of models in the Hugging Face hub, such as gpt2 and allenai/dolma2-tokenizer.
+var hubName = regexp.MustCompile(`^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$`)
 
 // readFile is os.ReadFile for a file of at most limit bytes.
 func readFile(path string, limit int64) ([]byte, error) {
@@ -106,7 +128,12 @@ func readFile(path string, limit int64) ([]byte, error) {
 
 // Parse is [Load] for the file's bytes; name stands for it in errors.
 func Parse(json []byte, name string) (*Tokenizer, error) {
-	t, err := parse(json)
+	return ParseWith(json, name, LoadOptions{})
+}
+
+// ParseWith is [LoadWith] for the file's bytes; name stands for it in errors.
+func ParseWith(json []byte, name string, o LoadOptions) (*Tokenizer, error) {
+	t, err := parse(json, o)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
@@ -117,6 +144,9 @@ func Parse(json []byte, name string) (*Tokenizer, error) {
 
 // SHA256 is the hash of the tokenizer.json's bytes, in hexadecimal.
 func (t *Tokenizer) SHA256() string { return t.sha256 }
+
+// IgnoredTruncationOrPadding reports whether the file sets truncation or padding, which [LoadOptions] had ignored.
+func (t *Tokenizer) IgnoredTruncationOrPadding() bool { return t.ignoredTruncationOrPadding }
 
 // VocabSize is the highest id plus one: no id that an [Encoder] gives reaches it.
 func (t *Tokenizer) VocabSize() int { return len(t.tokens) }

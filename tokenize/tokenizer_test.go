@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -166,22 +168,20 @@ func TestParseAccepts(t *testing.T) {
 func TestParseRefuses(t *testing.T) {
 	for _, c := range []struct{ old, new, want string }{
 		{`"version": "1.0"`, `"version": "2.0"`, `version is "2.0"`},
-		{`"truncation": null`, `"truncation": {"max_length": 512}`, `truncation is {"max_length":512}: not supported, because ids would differ from those of Hugging Face tokenizers; documents are never cut here: set it to null`},
-		{`"padding": null`, `"padding": {"strategy": "BatchLongest"}`, `documents are never padded here: set it to null`},
+		{`"truncation": null`, `"truncation": {"max_length": 512}`, `truncation is {"max_length":512}: not supported, because ids would differ from those of Hugging Face tokenizers; mula never cuts documents: set it to null, or use --ignore-truncation-and-padding`},
+		{`"padding": null`, `"padding": {"strategy": "BatchLongest"}`, `mula never pads documents: set it to null, or use --ignore-truncation-and-padding`},
 		{`"type": "BPE"`, `"type": "WordPiece"`, `model.unk_token is missing`},
 		{`"type": "BPE"`, `"type": "GPE"`, `model.type is "GPE": not one of BPE, WordPiece, WordLevel, Unigram`},
 		{`"dropout": null`, `"dropout": 0.1`, `model.dropout is 0.1: not supported, because ids would differ from those of Hugging Face tokenizers; dropout makes ids random: set it to null`},
-		{`"dropout": null`, `"max_input_chars_per_word": 100`, `model.max_input_chars_per_word is given`},
 		{`"continuing_subword_prefix": null`, `"continuing_subword_prefix": "##"`, `"b" is shorter than continuing_subword_prefix`},
 		{`"id": 5`, `"id": 6`, `would give it 5`},
 		{`"id": 5, "content": "<|end|>"`, `"id": 2, "content": "é"`, "stands for \"\\xe9\" there"},
 		{`"normalizer": null`, `"normalizer": {"type": "NFX"}`, `normalizer is {"type":"NFX"}`},
-		{`"normalizer": null`, `"normalizer": {"type": "NFC", "form": 1}`, `normalizer is {"type":"NFC","form":1}`},
 		{`"normalizer": null`, `"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "Upper"}]}`, `normalizer.normalizers[1] is {"type":"Upper"}`},
-		{`"normalizer": null`, `"normalizer": {"type": "Sequence", "normalizers": [{"type": "Sequence", "normalizers": [{"type": "NFC", "x": 1}]}]}`, `normalizer.normalizers[0].normalizers[0] is {"type":"NFC","x":1}`},
+		{`"normalizer": null`, `"normalizer": {"type": "Sequence", "normalizers": [{"type": "Sequence", "normalizers": [{"type": "NFX", "x": 1}]}]}`, `normalizer.normalizers[0].normalizers[0] is {"type":"NFX","x":1}`},
 		{`"normalizer": null`, `"normalizer": {"type": "Sequence", "normalizers": [null]}`, `normalizer is {"type":"Sequence","normalizers":[null]}`},
 		{`"normalizer": null`, `"normalizer": {"type": "Sequence", "normalizers": 3}`, `(normalizers: byte 1: want an array, found number)`},
-		{`"normalizer": null`, `"normalizer": {"type": "Sequence", "decoders": []}`, `(unknown field "decoders")`},
+		{`"normalizer": null`, `"normalizer": {"type": "Sequence", "decoders": []}`, `(the field "normalizers" is missing)`},
 		{`"normalizer": null`, `"normalizer": "NFC"`, `normalizer is "NFC"`},
 		{`"normalizer": null`, `"normalizer": {"type": 3}`, `(byte 10: type: want a string, found number)`},
 		{`"normalizer": null`, `"normalizer": {"type": "Prepend", "prepend": ""}`, `normalizer is {"type":"Prepend","prepend":""}`},
@@ -207,9 +207,14 @@ func TestParseRefuses(t *testing.T) {
 		{`"post_processor": null`, `"post_processor": {"type": "BertProcessing"}`, `post_processor is {"type":"BertProcessing"}`},
 		{`"post_processor": null`, `"post_processor": {"type": "BertProcessing", "sep": ["x", 5], "cls": ["y", 6]}`, `post_processor: it adds id 6, which no token has`},
 		{`"post_processor": null`, `"post_processor": {"type": "Sequence", "processors": [{"type": "ByteLevel"}, {"type": "Bert"}]}`, `post_processor.processors[1] is`},
+		// Hugging Face tokenizers takes these for a BertProcessing or a TemplateProcessing.
+		{`"post_processor": null`, `"post_processor": {"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "type_id": 0}}], "pair": [], "special_tokens": {}, "sep": ["x", 5], "cls": ["y", 5]}`, `(a TemplateProcessing has no field "sep")`},
+		{`"post_processor": null`, `"post_processor": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "cls": ["x", 5], "sep": ["y", 5]}`, `(a ByteLevel has no field "sep")`},
+		{`"post_processor": null`, `"post_processor": {"type": "Sequence", "processors": [{"type": "Sequence", "processors": [], "single": []}]}`, `post_processor.processors[0] is`},
+		{`"post_processor": null`, `"post_processor": {"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "type_id": 0}, "x": 1}]}`, `unknown field "x"`},
+		{`"normalizer": null`, `"normalizer": {"type": "Replace", "pattern": {"String": "x", "y": 1}, "content": "y"}`, `unknown field "y"`},
 		{`"decoder": {"type": "ByteLevel"`, `"decoder": {"type": "Bytes"`, `decoder is {"type":"Bytes"`},
-		{`"decoder": {"type": "ByteLevel"`, `"decoder": {"type": "Metaspace"`, `decoder is {"type":"Metaspace"`},
-		{`"model": {`, `"model": {"cache": 5, `, `small.json: unknown field "cache"`},
+		{`"decoder": {"type": "ByteLevel"`, `"decoder": {"type": "Metaspace"`, `decoder.replacement is "": want one character`},
 		{`"version"`, `"extra": 1, "version"`, `unknown field "extra"`},
 		{`["ab", "a"]`, `["ab", "c"]`, `model.merges[1]: "ab" and "c"`},
 		{`["ab", "a"]`, `["ab", "b"]`, `model.merges[1]: "ab" and "b"`},
@@ -249,6 +254,81 @@ func TestParseRefuses(t *testing.T) {
 	twice = strings.Replace(twice, `"normalizer": null`, `"normalizer": {"type": "NFC"}`, 1)
 	if _, err := Parse([]byte(twice), "x"); err == nil || !strings.Contains(err.Error(), "normalizes to the same text") {
 		t.Errorf("two added tokens with one normal form: %v", err)
+	}
+}
+
+// Hugging Face tokenizers ignores these fields, so ids are those of the file without them. Names are compared exactly: "Lowercase" is unknown, too.
+func TestIgnoredFields(t *testing.T) {
+	const text = "abab<|end|>aba"
+	ids := func(file string) []uint32 {
+		t.Helper()
+		tok, err := Parse([]byte(file), "small.json")
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids, err := tok.NewEncoder(EncodeOptions{Specials: SpecialsAsTokens, AddSpecialTokens: true}).Append(nil, []byte(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return ids
+	}
+	const unknown = `"zzz": {"a": 1}, "sequence": [], "String": "x", "TYPE": "none", `
+	for _, c := range []struct{ old, step string }{
+		{`"normalizer": null`, `"normalizer": {~"type": "NFC"}`},
+		{`"normalizer": null`, `"normalizer": {~"LOWERCASE": true, "type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true, "strip_accents": null, "lowercase": false, "Clean_Text": 5}`},
+		{`"normalizer": null`, `"normalizer": {~"prepend": "b", "normalizers": [{~"type": "Lowercase", "content": "b"}], "type": "Sequence"}`},
+		{`"normalizer": null`, `"normalizer": {~"type": "Replace", "pattern": {"String": "x"}, "content": "a", "behavior": 3}`},
+		{`"normalizer": null`, `"normalizer": {~"type": "Strip", "strip_left": true, "strip_right": false, "Strip_Right": true}`},
+		{smallPre, `{~"delimiter": "a", "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true, "Use_Regex": false}, "post`},
+		{smallPre, `{~"type": "Sequence", "pretokenizers": [{~"type": "Digits", "individual_digits": true}, {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true}]}, "post`},
+		{`"post_processor": null`, `"post_processor": {~"add_prefix_space": true, "trim_offsets": false, "type": "TemplateProcessing", "single": [{"SpecialToken": {~"id": "<|end|>", "type_id": 0}}, {"Sequence": {~"id": "A", "type_id": 0}}], "pair": [], "special_tokens": {"<|end|>": {~"id": "<|end|>", "ids": [5], "tokens": ["<|end|>"]}}}`},
+		{`"post_processor": null`, `"post_processor": {~"type": "BertProcessing", "sep": ["<|end|>", 5], "cls": ["<|end|>", 5], "single": 1}`},
+		{`"post_processor": null`, `"post_processor": {~"type": "Sequence", "processors": [{~"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": false}], "add_prefix_space": true}`},
+		{`"decoder": {`, `"decoder": {~"cleanup": true, `},
+		{`"model": {`, `"model": {~"cache": 5, "max_input_chars_per_word": 1, "unk_id": 0, "Byte_Fallback": null, `},
+		{`"id": 5`, `~"id": 5`},
+	} {
+		if !strings.Contains(small, c.old) {
+			t.Fatalf("%q is not in the file", c.old)
+		}
+		with := strings.ReplaceAll(c.step, "~", unknown)
+		got, want := ids(strings.Replace(small, c.old, with, 1)), ids(strings.Replace(small, c.old, strings.ReplaceAll(c.step, "~", ""), 1))
+		if !slices.Equal(got, want) {
+			t.Errorf("with %s: ids are %v, without what is ignored %v", with, got, want)
+		}
+	}
+	replace := `"normalizer": {"type": "Replace", "pattern": {"String": "b"}, "content": "a", "CONTENT": "b"}`
+	if got := ids(strings.Replace(small, `"normalizer": null`, replace, 1)); !slices.Equal(got, []uint32{0, 0, 0, 0, 5, 0, 0, 0}) {
+		t.Errorf("with %s: ids are %v", replace, got)
+	}
+}
+
+// A file with truncation or padding is refused unless both are to be ignored, and then says so.
+func TestTruncationAndPadding(t *testing.T) {
+	for _, set := range [][2]string{{`"truncation": null`, `"truncation": {"max_length": 1, "strategy": "LongestFirst", "stride": 0, "direction": "Right"}`}, {`"padding": null`, `"padding": {"strategy": {"Fixed": 128}}`}} {
+		file := strings.Replace(small, set[0], set[1], 1)
+		tok, err := ParseWith([]byte(file), "small.json", LoadOptions{IgnoreTruncationAndPadding: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids, err := tok.NewEncoder(EncodeOptions{}).Append(nil, []byte("abab"))
+		if sum := fmt.Sprintf("%x", sha256.Sum256([]byte(file))); err != nil || !slices.Equal(ids, []uint32{3, 3}) || tok.SHA256() != sum || !tok.IgnoredTruncationOrPadding() {
+			t.Errorf("%s: %v, %v, SHA-256 %s", set[1], ids, err, tok.SHA256())
+		}
+	}
+	tok, err := ParseWith([]byte(small), "small.json", LoadOptions{IgnoreTruncationAndPadding: true})
+	if err != nil || tok.IgnoredTruncationOrPadding() {
+		t.Error(tok, err)
+	}
+}
+
+// The name of a model is no file, and the error says so.
+func TestHubName(t *testing.T) {
+	t.Chdir(t.TempDir())
+	for path, hub := range map[string]bool{"gpt2": true, "allenai/dolma2-tokenizer": true, "tokenizer.json": false, "models/tokenizer.json": false, "./gpt2": false, "/a/b": false, "a/b/c": false} {
+		if _, err := Load(path); err == nil || strings.Contains(err.Error(), "names of the Hugging Face hub are not looked up: download the tokenizer.json of "+path) != hub || !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s: %v", path, err)
+		}
 	}
 }
 

@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -12,8 +14,13 @@ import (
 	"mula/internal/strictjson"
 )
 
-// The shape of tokenizer.json, as Hugging Face tokenizers 0.23 writes it. Unknown fields are refused: they could mean
-// anything. Parts that come in several kinds are kept raw, so that an error can show what the file says.
+// The shape of tokenizer.json, as Hugging Face tokenizers 0.23 writes it. Parts that come in several kinds are kept raw, so that an error can show what the
+// file says.
+//
+// Unknown fields are treated as Hugging Face tokenizers treats them. It refuses them at the top of the file, in a pattern and in a piece of a template.
+// It ignores them everywhere else: in the model, where the fields of other models are unknown, too, in added tokens, in normalizers, pre-tokenizers,
+// decoders and post-processors, in what a piece of a template holds, and in its special tokens. It tells post-processors apart by their fields, however,
+// see [stepJSON.checkKind].
 
 type fileJSON struct {
 	Version       string          `json:"version"`
@@ -110,10 +117,19 @@ func (m *mergeJSON) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-func parse(b []byte) (*Tokenizer, error) {
+func parse(b []byte, o LoadOptions) (*Tokenizer, error) {
 	var file fileJSON
-	if err := strictjson.Decode(b, &file); err != nil {
+	if err := strictjson.DecodeLoosely(b, &file); err != nil {
 		return nil, err
+	}
+	var fields map[string]json.RawMessage
+	if err := strictjson.DecodeLoosely(b, &fields); err != nil {
+		return nil, err
+	}
+	for _, name := range slices.Sorted(maps.Keys(fields)) {
+		if !slices.Contains(fieldNames(&file), name) {
+			return nil, fmt.Errorf("unknown field %q", name)
+		}
 	}
 	if file.Version != "1.0" {
 		return nil, fmt.Errorf("version is %q: only \"1.0\" is known; is this a tokenizer.json of Hugging Face tokenizers?", file.Version)
@@ -121,13 +137,20 @@ func parse(b []byte) (*Tokenizer, error) {
 	if file.Model == nil {
 		return nil, errors.New("there is no model")
 	}
-	if !isNull(file.Truncation) {
-		return nil, fmt.Errorf("%w; documents are never cut here: set it to null", refuse("truncation", file.Truncation))
+	ignored := false
+	for _, part := range []struct {
+		name, never string
+		value       json.RawMessage
+	}{{"truncation", "cuts", file.Truncation}, {"padding", "pads", file.Padding}} {
+		if isNull(part.value) {
+			continue
+		}
+		if !o.IgnoreTruncationAndPadding {
+			return nil, fmt.Errorf("%w; mula never %s documents: set it to null, or use --ignore-truncation-and-padding", refuse(part.name, part.value), part.never)
+		}
+		ignored = true
 	}
-	if !isNull(file.Padding) {
-		return nil, fmt.Errorf("%w; documents are never padded here: set it to null", refuse("padding", file.Padding))
-	}
-	t := &Tokenizer{classes: pinnedClasses()}
+	t := &Tokenizer{classes: pinnedClasses(), ignoredTruncationOrPadding: ignored}
 	p := &pipeline{}
 	if err := p.parseNormalizers(file.Normalizer); err != nil {
 		return nil, err
@@ -202,6 +225,7 @@ func (m *modelJSON) check() error {
 	default:
 		return fmt.Errorf("model.type is %q: not one of BPE, WordPiece, WordLevel, Unigram", m.Type)
 	}
+	m.dropOthers(wanted)
 	required := m.Type == "WordPiece" || m.Type == "WordLevel"
 	for _, f := range []struct {
 		name  string
@@ -212,11 +236,7 @@ func (m *modelJSON) check() error {
 		{"ignore_merges", m.IgnoreMerges != nil}, {"max_input_chars_per_word", m.MaxInputCharsPerWord != nil}, {"unk_id", m.UnkID != nil},
 		{"merges", m.Merges != nil},
 	} {
-		known := slices.Contains(wanted, f.name)
-		if f.given && !known {
-			return fmt.Errorf("model.%s is given, which a %s does not have: not supported", f.name, m.Type)
-		}
-		if !f.given && known && required {
+		if !f.given && slices.Contains(wanted, f.name) && required {
 			return fmt.Errorf("model.%s is missing", f.name)
 		}
 	}
@@ -243,6 +263,16 @@ func (m *modelJSON) check() error {
 		return fmt.Errorf("model.max_input_chars_per_word is %d: want 0 or more", *m.MaxInputCharsPerWord)
 	}
 	return nil
+}
+
+// dropOthers forgets the fields that a model of this type does not have.
+func (m *modelJSON) dropOthers(wanted []string) {
+	v := reflect.ValueOf(m).Elem()
+	for i, name := range fieldNames(m) {
+		if name != "type" && name != "vocab" && !slices.Contains(wanted, name) {
+			v.Field(i).SetZero()
+		}
+	}
 }
 
 // isByteLevel reports whether the model is a BPE that is always given bytes it has tokens for, so that unknown tokens and fallbacks do not matter.
@@ -325,27 +355,29 @@ func stepsOf(b json.RawMessage, name, list string) ([]stepJSON, error) {
 	var typed struct {
 		Type string `json:"type"`
 	}
-	if err := strictjson.DecodeLoosely(b, &typed); err != nil {
-		return nil, fmt.Errorf("%w (%w)", s.refuse(), err)
-	}
-	if s.kind = typed.Type; s.kind != "Sequence" {
-		return []stepJSON{s}, nil
-	}
-	var fields map[string]json.RawMessage
-	if err := s.read(&fields); err != nil {
+	if err := s.read(&typed); err != nil {
 		return nil, err
 	}
-	var inner []json.RawMessage
-	for field, value := range fields {
-		switch field {
-		case "type":
-		case list:
-			if err := strictjson.Decode(value, &inner); err != nil {
-				return nil, fmt.Errorf("%w (%s: %w)", s.refuse(), list, err)
-			}
-		default:
-			return nil, fmt.Errorf("%w (unknown field %q)", s.refuse(), field)
+	s.kind = typed.Type
+	if list == "processors" {
+		if err := s.checkKind(); err != nil {
+			return nil, err
 		}
+	}
+	if s.kind != "Sequence" {
+		return []stepJSON{s}, nil
+	}
+	fields, err := s.fields()
+	if err != nil {
+		return nil, err
+	}
+	value, ok := fields[list]
+	if !ok {
+		return nil, fmt.Errorf("%w (the field %q is missing)", s.refuse(), list)
+	}
+	var inner []json.RawMessage
+	if err := strictjson.Decode(value, &inner); err != nil {
+		return nil, fmt.Errorf("%w (%s: %w)", s.refuse(), list, err)
 	}
 	var steps []stepJSON
 	for i, b := range inner {
@@ -361,19 +393,71 @@ func stepsOf(b json.RawMessage, name, list string) ([]stepJSON, error) {
 	return steps, nil
 }
 
-// read reads the fields of the step, which are to have their place in v, its type included.
+// fields are the fields of the step by name.
+func (s stepJSON) fields() (fields map[string]json.RawMessage, err error) {
+	if err := strictjson.DecodeLoosely(s.raw, &fields); err != nil {
+		return nil, fmt.Errorf("%w (%w)", s.refuse(), err)
+	}
+	return fields, nil
+}
+
+// checkKind refuses a post-processor whose fields make it another one: Hugging Face tokenizers tries RobertaProcessing, BertProcessing, ByteLevel,
+// TemplateProcessing and Sequence in this order, and takes the first of which all fields are there. It looks at the type of some of them only.
+func (s stepJSON) checkKind() error {
+	fields, err := s.fields()
+	if err != nil {
+		return err
+	}
+	var others []string
+	switch s.kind {
+	case "BertProcessing", "RobertaProcessing":
+	case "Sequence":
+		others = []string{"sep", "cls", "single", "pair", "special_tokens"}
+	default:
+		others = []string{"sep", "cls"}
+	}
+	for _, name := range others {
+		if _, ok := fields[name]; ok {
+			return fmt.Errorf("%w (a %s has no field %q)", s.refuse(), s.kind, name)
+		}
+	}
+	return nil
+}
+
+// read reads those fields of the step that v, a pointer to a struct, has.
 func (s stepJSON) read(v any) error {
-	if err := strictjson.Decode(s.raw, v); err != nil {
+	known, err := knownFields(s.raw, v)
+	if err == nil {
+		err = strictjson.Decode(known, v)
+	}
+	if err != nil {
 		return fmt.Errorf("%w (%w)", s.refuse(), err)
 	}
 	return nil
 }
 
-// onlyType is read for a step that has no fields but its type.
-func (s stepJSON) onlyType() error {
-	return s.read(&struct {
-		Type string `json:"type"`
-	}{})
+// fieldNames are the names of the fields of v, a pointer to a struct, as JSON spells them.
+func fieldNames(v any) (names []string) {
+	of := reflect.TypeOf(v).Elem()
+	for i := range of.NumField() {
+		name, _, _ := strings.Cut(of.Field(i).Tag.Get("json"), ",")
+		names = append(names, name)
+	}
+	return names
+}
+
+// knownFields is the JSON object without the fields that v, a pointer to a struct, does not have. Names are compared exactly, unlike in encoding/json.
+func knownFields(object json.RawMessage, v any) (json.RawMessage, error) {
+	var fields map[string]json.RawMessage
+	if err := strictjson.DecodeLoosely(object, &fields); err != nil {
+		return nil, err
+	}
+	names, all := fieldNames(v), len(fields)
+	maps.DeleteFunc(fields, func(name string, _ json.RawMessage) bool { return !slices.Contains(names, name) })
+	if len(fields) == all {
+		return object, nil
+	}
+	return json.Marshal(fields)
 }
 
 func (s stepJSON) refuse() error { return refuse(s.name, s.raw) }

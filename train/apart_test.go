@@ -45,6 +45,7 @@ func TestRunApart(t *testing.T) {
 	cases := map[string]struct{ plan, config string }{
 		"adamw":              {plan, often},
 		"adamw bf16":         {plan, often + "precision: bf16\nmicro_batch_size: 3\nrecompute: layers\noptimizer: {decay: optimus}\n"},
+		"groups":             {plan, crashConfig + often + "optimizer: {groups: [{match: [norms, embedding], weight_decay: 0}, {match: [experts], learning_rate_scale: 0.5}]}\nlayout: {dp: 2, ep: 2}\n"},
 		"check replicas":     {plan, crashConfig + often + "layout: {dp: 4, check_replicas_every: 1, optimizer: unsharded}\n"},
 		"shared experts":     {plan, crashConfig + often + "layout: {dp: 1, ep: 2, dispatch: allgather}\nmicro_batch_size: 2\n"},
 		"stages":             {uneven, pipelineModel + often + "layout: {dp: 1, pp: 3}\nmicro_batch_size: 2\n"},
@@ -262,36 +263,13 @@ func isClosed(d xpu.Device) (closed bool) {
 	return
 }
 
-// A weight that is another one on the device of one rank is found.
-func TestReplicasApart(t *testing.T) {
-	plan := makePlan(t, t.TempDir(), "plan.json", "")
-	for _, divided := range []bool{false, true} {
-		c := testConfig(t, plan, crashConfig+"layout: {dp: 4, optimizer: unsharded, check_replicas_every: 2}\n")
-		var devices [4]*devapart.Device
-		o := onApart(Options{}, func(rank int, d *devapart.Device) { devices[rank] = d })
-		o.BeforeSum = func(rank int, step int64, b moe.Bucket) error {
-			if rank != 2 || step != 3 || b.Divided != divided {
-				return nil
-			}
-			if err := devices[rank].ToHost(t.Context(), b.Weight[:1]); err != nil {
-				return err
-			}
-			b.Weight[0] += 1e-3
-			devices[rank].ToDevice(b.Weight[:1])
-			return nil
-		}
-		if _, err := Run(context.Background(), c, o); !Shared(err) || !strings.Contains(fmt.Sprint(err), "rank 2 on ") || !strings.Contains(err.Error(), "3 of 4 ranks agree") {
-			t.Error(err)
-		}
-	}
-}
-
 // The moments of all parameters lie beside each other in memory of the device, however it is cut.
 func TestStateApart(t *testing.T) {
 	for _, most := range []int{0, 1, 1000, 100_000, stateChunk} {
 		d := devapart.New(device(t, 1))
 		o := &Optimizer{device: d, parameters: testParameters(1)}
 		o.rule = newAdamW(defaultOptimizer(AdamW))
+		o.divide(defaultOptimizer(AdamW))
 		if err := o.makeState(most); err != nil {
 			t.Fatal(err)
 		}

@@ -22,6 +22,7 @@ import (
 
 	"mula/blend"
 	"mula/internal/atomicfile"
+	"mula/internal/strictjson"
 	"mula/moe"
 	"mula/moe/safetensors"
 	"mula/shards"
@@ -169,11 +170,17 @@ func verifyCheckpoint(ctx context.Context, world *xpu.Comm, dir string) (State, 
 // without reading it.
 func readManifest(dir string, m *checkpointManifest) error {
 	path := filepath.Join(dir, manifestFile)
-	if err := readJSON(path, m); err != nil {
+	var version struct {
+		Format int `json:"format"`
+	}
+	if err := decodeFile(path, &version, strictjson.DecodeLoosely); err != nil {
 		return err
 	}
-	if m.Format > checkpointFormat {
-		return fmt.Errorf("%s has format %d, %w; this version reads 1 to %d", path, m.Format, errNewer, checkpointFormat)
+	if version.Format > checkpointFormat {
+		return fmt.Errorf("%s has format %d, %w; this version reads 1 to %d", path, version.Format, errNewer, checkpointFormat)
+	}
+	if err := readJSON(path, m); err != nil {
+		return err
 	}
 	if m.Format < 1 {
 		return fmt.Errorf("%s has format %d; this version reads 1 to %d", path, m.Format, checkpointFormat)
@@ -203,10 +210,12 @@ func readManifest(dir string, m *checkpointManifest) error {
 		if name != filepath.Base(name) || name == manifestFile {
 			return fmt.Errorf("%s lists %q, which is not a file of a checkpoint", path, name)
 		}
-		if info, err := os.Stat(filepath.Join(dir, name)); err != nil {
+		if info, err := os.Stat(filepath.Join(dir, name)); errors.Is(err, fs.ErrNotExist) {
+			return &missingFile{filepath.Join(dir, name), ", and " + manifestFile + " lists it"}
+		} else if err != nil {
 			return err
 		} else if want := m.Files[name]; info.Size() != want.Bytes {
-			return fmt.Errorf("%s has %d bytes, its manifest says %d", filepath.Join(dir, name), info.Size(), want.Bytes)
+			return fmt.Errorf("%s has %d bytes, and %s says %d: one of the two files was changed", filepath.Join(dir, name), info.Size(), manifestFile, want.Bytes)
 		}
 	}
 	return nil
@@ -229,14 +238,14 @@ func verifyFiles(ctx context.Context, dir string, m checkpointManifest, rank, si
 		path, want := filepath.Join(dir, names[i]), m.Files[names[i]]
 		hash, size, err := shards.HashFile(ctx, path, nil)
 		switch {
-		case ctx.Err() != nil:
-			return unjudged{ctx.Err()}
+		case ctx.Err() != nil && errors.Is(err, ctx.Err()):
+			return unjudged{err}
 		case rank != 0 && errors.Is(err, fs.ErrNotExist):
 			return unjudged{fmt.Errorf("it does not see %s, which rank 0 sees: %s", path, needShared)}
 		case err != nil:
 			return err
 		case size != want.Bytes || hash != want.SHA256:
-			return fmt.Errorf("%s has SHA-256 %s, its manifest says %s", path, hash, want.SHA256)
+			return fmt.Errorf("%s has SHA-256 %s, and %s says %s: one of the two files was changed", path, hash, manifestFile, want.SHA256)
 		}
 	}
 	return nil
@@ -296,9 +305,21 @@ func fromFirst[T any](ctx context.Context, world *xpu.Comm, value *T, read func(
 	return allJudge(ctx, world, err)
 }
 
-// readJSON reads a small JSON file.
-func readJSON(path string, value any) error {
+// A missingFile is the error of a checkpoint without one of its files.
+type missingFile struct{ path, listed string }
+
+func (e *missingFile) Error() string { return e.path + " is missing" + e.listed }
+func (e *missingFile) Unwrap() error { return fs.ErrNotExist }
+
+// readJSON reads a small JSON file that has the fields of value, each at most once, and no others.
+func readJSON(path string, value any) error { return decodeFile(path, value, strictjson.Decode) }
+
+// decodeFile reads a small JSON file with one of the functions of package strictjson.
+func decodeFile(path string, value any, decode func([]byte, any) error) error {
 	info, err := os.Stat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return &missingFile{path, ""}
+	}
 	if err != nil {
 		return err
 	}
@@ -309,7 +330,7 @@ func readJSON(path string, value any) error {
 	if err != nil {
 		return err
 	}
-	if err := json.Unmarshal(data, value); err != nil {
+	if err := decode(data, value); err != nil {
 		return fmt.Errorf("%s: %w", path, err)
 	}
 	return nil

@@ -3,14 +3,18 @@ package train
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"math"
 	"net"
+	"os"
 	"path/filepath"
 	"reflect"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
+	"mula/blend"
 	"mula/internal/strictyaml"
 	"mula/moe"
 	"mula/xpu"
@@ -57,7 +61,7 @@ type Config struct {
 	Log        LogConfig        `yaml:"log"`
 
 	// MetricsListen is the address, as in "127.0.0.1:9400", at which the run serves its newest metrics to Prometheus; default "": nowhere.
-	MetricsListen string `yaml:"metrics_listen"`
+	MetricsListen string `yaml:"metrics_listen" url:"ok"`
 
 	// PlanChange says what happens when a checkpoint was made with another plan: "refuse" (default), or "accept" to go on at the same
 	// position of the new one.
@@ -66,6 +70,11 @@ type Config struct {
 	// Verify says when the files of the plan are compared with what the plan knows of them: "reads" (default), "behind" or "first"; see
 	// [blend.ParseVerify].
 	Verify string `yaml:"verify"`
+
+	// ReverifySeconds is the time after which a block of a shard that was compared with its sum is compared again when it is read; default 600, 0 for never.
+	ReverifySeconds int64 `yaml:"reverify_seconds"`
+
+	file *strictyaml.File // for the lines of what messages are about; nil without one
 }
 
 // ModelConfig is a preset of [moe.Presets] and fields that differ from it, under their names in a Hugging Face config.json.
@@ -86,7 +95,7 @@ type OptimizerConfig struct {
 	Name        OptimizerName `yaml:"name"`            // default "adamw"
 	Betas       []float64     `yaml:"betas,omitempty"` // β₁ and β₂
 	Epsilon     *float64      `yaml:"eps,omitempty"`
-	WeightDecay *float64      `yaml:"weight_decay,omitempty"` // of all parameters alike, norms and embeddings included
+	WeightDecay *float64      `yaml:"weight_decay,omitempty"` // of all parameters that are in no group, norms and embeddings included
 	Decay       DecayForm     `yaml:"decay,omitempty"`
 
 	// Of SophiaG.
@@ -105,6 +114,8 @@ type OptimizerConfig struct {
 
 	Clip            float64 `yaml:"clip"`              // largest norm of all gradients together; 0 = no clipping
 	ClipAfterWarmup bool    `yaml:"clip_after_warmup"` // clip only after the warm-up, as Optimus does
+
+	Groups []ParameterGroup `yaml:"groups,omitempty"` // of parameters with other settings; default none
 }
 
 // OptimizerName names an optimizer.
@@ -233,7 +244,9 @@ type LayoutConfig struct {
 	// UniformRouting sends tokens to experts in turn, whatever the router says: for measurements, not for training.
 	UniformRouting bool `yaml:"uniform_routing"`
 
-	CheckReplicasEvery int64 `yaml:"check_replicas_every"` // steps after which ranks compare the weights that they hold alike; 0 = never; default 1000
+	// CheckReplicasEvery is the number of steps after which ranks compare the weights that they hold alike, those of every step since the last
+	// comparison. They also do before each checkpoint. 0 = never; default 1000.
+	CheckReplicasEvery int64 `yaml:"check_replicas_every"`
 }
 
 // Ranks is the number of ranks of the layout.
@@ -356,6 +369,8 @@ func DefaultConfig() Config {
 		Log:        LogConfig{UpdateRatioEvery: 10},
 		PlanChange: RefusePlanChange,
 		Verify:     "reads",
+
+		ReverifySeconds: int64(blend.DefaultReverify / time.Second),
 	}
 	if err := c.Model.usePreset(defaultPreset); err != nil {
 		panic(err) // the name is ours
@@ -404,49 +419,80 @@ func parseConfig(file *strictyaml.File, name string) (Config, error) {
 	if file.Empty() {
 		return Config{}, fmt.Errorf("%s: the file is empty; it must at least name the plan, as in plan: plan.json", name)
 	}
-	// The preset must be known before the fields that differ from it can be read over it.
-	var probe struct {
-		Model struct {
-			Preset *string `yaml:"preset"`
-			Vocab  *int    `yaml:"vocab_size"`
-			Pad    *int    `yaml:"pad_token_id"`
-			BOS    *int    `yaml:"bos_token_id"`
-			EOS    *int    `yaml:"eos_token_id"`
-		} `yaml:"model"`
-	}
-	if err := file.DecodeLoosely(&probe); err != nil {
-		return Config{}, err
-	}
 	c := DefaultConfig()
-	if probe.Model.Preset != nil {
-		if err := c.Model.usePreset(*probe.Model.Preset); err != nil {
-			return Config{}, file.Errorf("$.model.preset", "model.preset: %w", err)
+	c.file = file
+	var unknownPreset error
+	if preset := file.Text("$.model.preset"); preset != "" { // before the fields that differ from it
+		if err := c.Model.usePreset(preset); err != nil {
+			unknownPreset = file.Errorf("$.model.preset", "model.preset: %w", err)
 		}
 	}
-	if err := file.Decode(&c); err != nil {
+	decoded := file.Decode(&c)
+	c.Model.given = map[string]bool{}
+	for _, name := range []string{"vocab_size", "pad_token_id", "bos_token_id", "eos_token_id"} {
+		c.Model.given[name] = file.Has("$.model." + name)
+	}
+	if err := strictyaml.All([]error{decoded, unknownPreset, c.Locate(c.Validate())}); err != nil {
 		return Config{}, err
-	}
-	c.Model.given = map[string]bool{
-		"vocab_size":   probe.Model.Vocab != nil,
-		"pad_token_id": probe.Model.Pad != nil,
-		"bos_token_id": probe.Model.BOS != nil,
-		"eos_token_id": probe.Model.EOS != nil,
-	}
-	if err := c.Validate(); err != nil {
-		if field := (*fieldError)(nil); errors.As(err, &field) {
-			return Config{}, file.Errorf("$."+field.field, "%w", err)
-		}
-		return Config{}, fmt.Errorf("%s: %w", name, err)
 	}
 	return c, nil
+}
+
+// ReadPlan reads the plan that the configuration names.
+func (c Config) ReadPlan() (*blend.Plan, error) {
+	plan, err := blend.ReadPlan(c.Plan)
+	const advice = "write the path of a plan.json of mula blend, relative to the directory of train.yaml"
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, &fieldError{field: "plan", message: fmt.Sprintf(" is %s, which does not exist; %s", c.Plan, advice), cause: err}
+	case err != nil && isDirectory(c.Plan):
+		return nil, &fieldError{field: "plan", message: fmt.Sprintf(" is %s, which is a directory; %s", c.Plan, advice), cause: err}
+	}
+	return plan, err
+}
+
+func isDirectory(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && info.IsDir()
+}
+
+// Locate puts file and line in front of an error about fields of the configuration, if it comes from a file. Other errors stay as they are.
+func (c Config) Locate(err error) error {
+	var several fieldErrors
+	var field *fieldError
+	switch {
+	case c.file == nil:
+	case errors.As(err, &several):
+		located := make([]error, len(several))
+		for i, e := range several {
+			located[i] = c.file.Errorf("$."+e.field, "%w", e)
+		}
+		return strictyaml.All(located)
+	case errors.As(err, &field):
+		return c.file.Errorf("$."+field.field, "%w", err)
+	}
+	return err
 }
 
 // A fieldError is about the value of one field, under its full name.
 type fieldError struct {
 	field, message string
+	cause          error // may be nil
 }
 
 func (e *fieldError) Error() string { return e.field + e.message }
+func (e *fieldError) Unwrap() error { return e.cause }
+
+// fieldErrors are several of them.
+type fieldErrors []*fieldError
+
+func (e fieldErrors) Error() string {
+	texts := make([]string, len(e))
+	for i, field := range e {
+		texts[i] = field.Error()
+	}
+	return strings.Join(texts, "\n")
+}
 
 // Misconfigured reports whether an error is about a field of the configuration, so that trying again is of no use.
 func Misconfigured(err error) bool {
@@ -455,10 +501,11 @@ func Misconfigured(err error) bool {
 		return slices.ContainsFunc(shared.failures, func(f failure) bool { return f.Configuration }) || Misconfigured(shared.error)
 	}
 	var field *fieldError
-	return errors.As(err, &field)
+	var several fieldErrors
+	return errors.As(err, &field) || errors.As(err, &several)
 }
 
-// Validate says which field has a value that is not allowed, and what is, or returns nil. What depends on the plan is checked when a run
+// Validate says which fields have a value that is not allowed, and what is, or returns nil. What depends on the plan is checked when a run
 // starts.
 func (c Config) Validate() error {
 	plain := func(x float64) string {
@@ -468,7 +515,7 @@ func (c Config) Validate() error {
 		return strconv.FormatFloat(x, 'g', -1, 64)
 	}
 	bad := func(field, format string, args ...any) error {
-		return &fieldError{field, " " + fmt.Sprintf(format, args...)}
+		return &fieldError{field: field, message: " " + fmt.Sprintf(format, args...)}
 	}
 	oneOf := func(field string, value any, allowed ...string) error {
 		if v := fmt.Sprint(value); !slices.Contains(allowed, v) {
@@ -481,6 +528,9 @@ func (c Config) Validate() error {
 			return nil
 		}
 		if high == math.MaxFloat64 {
+			if math.IsInf(value, 0) || math.IsNaN(value) {
+				return bad(field, "is %s; it must be a finite number of %s or more", plain(value), plain(low))
+			}
 			return bad(field, "is %s; it must be %s or more", plain(value), plain(low))
 		}
 		return bad(field, "is %s; it must lie between %s and %s", plain(value), plain(low), plain(high))
@@ -507,12 +557,15 @@ func (c Config) Validate() error {
 		if value == nil || *value > 0 && *value <= math.MaxFloat64 {
 			return nil
 		}
+		if math.IsInf(*value, 0) || math.IsNaN(*value) {
+			return bad(field, "is %s; it must be a finite number above 0", plain(*value))
+		}
 		return bad(field, "is %s; it must be above 0", plain(*value))
 	}
 	const finite = math.MaxFloat64
 	errs := []error{
 		within("batch_size", float64(c.BatchSize), 1, 1<<20),
-		within("micro_batch_size", float64(c.MicroBatchSize), 0, float64(c.BatchSize)),
+		within("micro_batch_size", float64(c.MicroBatchSize), 0, float64(max(1, c.BatchSize))),
 		within("steps", float64(c.Steps), 0, maxSteps),
 		oneOf("attention", c.Attention, "", string(WindowAttention), string(DocumentAttention)),
 		oneOf("optimizer.name", c.Optimizer.Name, string(AdamW), string(SophiaG), string(Muon), string(Lamb), string(ADOPT), string(Lion), string(ScheduleFreeAdamW)),
@@ -564,6 +617,7 @@ func (c Config) Validate() error {
 		within("log.update_ratio_every", float64(c.Log.UpdateRatioEvery), 0, maxSteps),
 		oneOf("plan_change", c.PlanChange, string(RefusePlanChange), string(AcceptPlanChange)),
 		oneOf("verify", c.Verify, "reads", "behind", "first"),
+		within("reverify_seconds", float64(c.ReverifySeconds), 0, 1<<30),
 	}
 	if pp, layers := c.Layout.PP, c.Model.Layers; pp > 1 && layers > 0 && pp > layers {
 		errs = append(errs, bad("layout.pp", "is %d, but the model has %d layers for its stages; it must be at most that", pp, layers))
@@ -585,9 +639,16 @@ func (c Config) Validate() error {
 		errs = append(errs, bad("layout.uniform_routing", "is true, but a dense model has no router"))
 	}
 	if b := c.Optimizer.Betas; b != nil && (len(b) != 2 || !(b[0] >= 0 && b[0] < 1 && b[1] >= 0 && b[1] < 1)) {
-		errs = append(errs, bad("optimizer.betas", "is %v; it must be two numbers of 0 or more and below 1", b))
+		errs = append(errs, bad("optimizer.betas", "is %s; it must be two numbers of 0 or more and below 1", listText(b)))
 	} else if b != nil && c.Optimizer.Name == ScheduleFreeAdamW && b[0] == 0 {
-		errs = append(errs, bad("optimizer.betas", "is %v; the first must be above 0, because %s divides by it", b, ScheduleFreeAdamW))
+		errs = append(errs, bad("optimizer.betas", "is %s; the first must be above 0, because %s divides by it", listText(b), ScheduleFreeAdamW))
+	}
+	for i, g := range c.Optimizer.Groups {
+		errs = append(errs, optionalWithin(fmt.Sprintf("optimizer.groups[%d].weight_decay", i), g.WeightDecay, 0, finite),
+			optionalWithin(fmt.Sprintf("optimizer.groups[%d].learning_rate_scale", i), g.LearningRateScale, 0, finite))
+	}
+	if len(c.Optimizer.Groups) > 0 && c.Model.Config.Validate() == nil { // what is wrong with a model is said when the run starts
+		errs = append(errs, c.Optimizer.checkGroups(c.Model.Tensors()))
 	}
 	if c.Optimizer.Name == ScheduleFreeAdamW && c.Schedule.Name != Constant {
 		errs = append(errs, bad("schedule.name", "is %q, but %s averages its weights instead of lowering the learning rate; set it to %s", c.Schedule.Name, ScheduleFreeAdamW, Constant))
@@ -609,7 +670,7 @@ func (c Config) Validate() error {
 			errs = append(errs, bad("metrics_listen", "is %q; it must be an address with a port, as 127.0.0.1:9400, or \"\"", a))
 		}
 	}
-	if low := c.Schedule.MinLearningRate; low != nil {
+	if low := c.Schedule.MinLearningRate; low != nil && c.Schedule.LearningRate > 0 {
 		errs = append(errs, within("schedule.min_learning_rate", *low, 0, c.Schedule.LearningRate))
 	}
 	if form := c.AuxLoss.Form; c.Model.Architecture == moe.OLMo && form != "" && form != moe.AuxNone {
@@ -618,12 +679,29 @@ func (c Config) Validate() error {
 	if z := c.ZLoss.Coefficient; c.Model.Architecture == moe.OLMo && z != 0 {
 		errs = append(errs, bad("z_loss.coefficient", "is %v, but a dense model has no router; it must be 0", z))
 	}
+	var found fieldErrors
 	for _, err := range errs {
-		if err != nil {
-			return err
+		var field *fieldError
+		if errors.As(err, &field) && !slices.ContainsFunc(found, func(e *fieldError) bool { return e.field == field.field }) {
+			found = append(found, field)
 		}
 	}
-	return nil
+	switch len(found) {
+	case 0:
+		return nil
+	case 1:
+		return found[0]
+	}
+	return found
+}
+
+// listText is a list as YAML has it.
+func listText(list []float64) string {
+	texts := make([]string, len(list))
+	for i, x := range list {
+		texts[i] = strconv.FormatFloat(x, 'g', -1, 64)
+	}
+	return "[" + strings.Join(texts, ", ") + "]"
 }
 
 // foreign says which field has a value although the optimizer or schedule of that name does not have it, or returns nil. fields has those of
@@ -644,7 +722,7 @@ func foreign[N ~string, C any](prefix string, name N, config C, fields map[N]C) 
 			}
 		}
 		slices.Sort(others)
-		return &fieldError{prefix + f.name, fmt.Sprintf(" is %v, but %s has no such setting, only %s", reflect.Indirect(f.value), name, strings.Join(others, ", "))}
+		return &fieldError{field: prefix + f.name, message: fmt.Sprintf(" is %v, but %s has no such setting, only %s", reflect.Indirect(f.value), name, strings.Join(others, ", "))}
 	}
 	return nil
 }
@@ -658,7 +736,8 @@ type optionalField struct {
 func optionalFields(v reflect.Value) []optionalField {
 	var fields []optionalField
 	for i := range v.NumField() {
-		if name, options, _ := strings.Cut(v.Type().Field(i).Tag.Get("yaml"), ","); options == "omitempty" {
+		// Every optimizer has groups.
+		if name, options, _ := strings.Cut(v.Type().Field(i).Tag.Get("yaml"), ","); options == "omitempty" && name != "groups" {
 			fields = append(fields, optionalField{name, v.Field(i)})
 		}
 	}

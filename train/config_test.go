@@ -42,7 +42,7 @@ z_loss: {coefficient: 0.001}
 	want.Optimizer.Decay, want.Optimizer.Clip = DecayOptimus, 0
 	want.Schedule.LearningRate, want.Schedule.WarmupSteps = 1e-3, new(int64)
 	want.ZLoss.Coefficient = 0.001
-	if diff := cmp.Diff(want, got, cmpopts.IgnoreUnexported(ModelConfig{})); diff != "" {
+	if diff := cmp.Diff(want, got, cmpopts.IgnoreUnexported(Config{}, ModelConfig{})); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	if got.Model.HiddenSize != 64 || got.Optimizer.Name != AdamW || got.Model.EOSTokenID != moe.NoToken {
@@ -62,7 +62,7 @@ func TestParseConfigEmpty(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%q: %v", file, err)
 		}
-		if diff := cmp.Diff(DefaultConfig(), got, cmpopts.IgnoreUnexported(ModelConfig{})); diff != "" {
+		if diff := cmp.Diff(DefaultConfig(), got, cmpopts.IgnoreUnexported(Config{}, ModelConfig{})); diff != "" {
 			t.Errorf("%q (-default +got):\n%s", file, diff)
 		}
 	}
@@ -80,18 +80,31 @@ func TestParseConfigErrors(t *testing.T) {
 		{"zzzzzzzzzz: 4\n", []string{"train.yaml:1:", `unknown field "zzzzzzzzzz"`}},
 		{"steps: many\n", []string{"train.yaml:1:", "many", "a whole number"}},
 		{"steps: 5\nschedule:\n  learning_rate: fast\n", []string{"train.yaml:3:", "fast", "a number"}},
-		{"optimizer: adamw\n", []string{"train.yaml:1:", "adamw", "named fields"}},
+		{"optimizer: adamw\n", []string{"train.yaml:1:", "adamw", "it must be a mapping, such as optimizer: {name: adamw}"}},
 		{"steps: 5\nsteps: 6\n", []string{"train.yaml:2:", "steps"}},
 		{"steps: [\n", []string{"train.yaml:1:"}},
 		{"steps: 5\n---\nsteps: 6\n", []string{"train.yaml:2:", "second"}},
 		{"steps: -5\n", []string{"train.yaml:1:", "steps is -5", "0"}},
 		{"model: {preset: mula-huge}\n", []string{"train.yaml:1:", "mula-huge", "mula-tiny"}},
 		{"optimizer: {decay: l2}\n", []string{"train.yaml:1:", `optimizer.decay is "l2"`, "torch, optimus"}},
-		{"optimizer:\n  betas: [0.9, 1]\n", []string{"train.yaml:2:", "optimizer.betas is [0.9 1]", "below 1"}},
+		{"optimizer:\n  betas: [0.9, 1]\n", []string{"train.yaml:2:", "optimizer.betas is [0.9, 1]", "below 1"}},
 		{"optimizer:\n  betas: [0.9]\n", []string{"train.yaml:2:", "optimizer.betas is [0.9]", "two numbers"}},
-		{"optimizer:\n  betas: 0.9\n", []string{"train.yaml:2:"}},
-		{"optimizer: {clip: .nan}\n", []string{"train.yaml:1:", "optimizer.clip is NaN"}},
-		{"schedule: {learning_rate: .inf}\n", []string{"train.yaml:1:", "schedule.learning_rate is +Inf"}},
+		{"optimizer:\n  betas: 0.9\n", []string{"train.yaml:2:", "optimizer.betas is 0.9; it must be a list"}},
+		{"optimizer:\n  betas: [0.9, 0.95, 0.99]\n", []string{"train.yaml:2:", "optimizer.betas is [0.9, 0.95, 0.99]; it must be two numbers"}},
+		{"optimizer: &a {name: adamw}\n\nlog: *a\n", []string{`train.yaml:3: unknown field "name"; did you mean "optimizer.name"? (through the alias *a)`}},
+		{"seed: 18446744073709551616\n", []string{"train.yaml:1: seed is 18446744073709551616; it must be between 0 and 18446744073709551615"}},
+		{"seed: 1.8446744073709551616e19\n", []string{"train.yaml:1: seed is 1.8446744073709551616e19; it must be between 0 and 18446744073709551615"}},
+		{"steps: 010\n", []string{"train.yaml:1: steps: 010 begins with 0, which may mean an octal number; write 10"}},
+		{"steps: 0o10\n", []string{"steps: 0o10 is not written in decimal; write 8"}},
+		{"steps: 0x10\n", []string{"steps: 0x10 is not written in decimal; write 16"}},
+		{"steps: 1_0\n", []string{"steps: 1_0 has underscores; write 10"}},
+		{"model: mula-nano\n", []string{"train.yaml:1: model is \"mula-nano\"; it must be a mapping, such as model: {preset: mula-nano}"}},
+		{"preset: mula-nano\n", []string{`train.yaml:1: unknown field "preset"; did you mean "model.preset"?`}},
+		// Several problems are reported together.
+		{"batchsize: 4\nsteps: 010\noptimizer: {name: adam}\n\nprecision: fp16\nspikes: {window: x, sigma: 0}\n", []string{"train.yaml:1: unknown field",
+			"\ntrain.yaml:2: steps: 010", "\ntrain.yaml:3: optimizer.name is \"adam\"", "\ntrain.yaml:5: precision is", "\ntrain.yaml:6: spikes.sigma is 0", "\ntrain.yaml:6: spikes.window is \"x\""}},
+		{"optimizer: {clip: .nan}\n", []string{"train.yaml:1:", "optimizer.clip is .nan; it must be a finite number"}},
+		{"schedule: {learning_rate: .inf}\n", []string{"train.yaml:1:", "schedule.learning_rate is .inf; it must be a finite number"}},
 		{"schedule: {learning_rate: 1e-4, min_learning_rate: 1e-3}\n", []string{"schedule.min_learning_rate is 0.001", "0.0001"}},
 		{"schedule: {name: step}\n", []string{`schedule.name is "step"`, "cosine, linear, wsd, constant"}},
 		{"schedule:\n  learning_rate: 0\n", []string{"train.yaml:2:", "schedule.learning_rate is 0", "above 0"}},
@@ -111,7 +124,7 @@ func TestParseConfigErrors(t *testing.T) {
 		{"optimizer: {name: muon, ns_steps: 100}\n", []string{"optimizer.ns_steps is 100"}},
 		{"optimizer: {name: muon, adjust_lr_fn: none}\n", []string{`optimizer.adjust_lr_fn is "none"`, "match_rms_adamw, original"}},
 		{"optimizer: {name: schedule_free_adamw}\n", []string{`schedule.name is "cosine"`, "constant"}},
-		{"optimizer: {name: schedule_free_adamw, betas: [0, 0.9]}\nschedule: {name: constant}\n", []string{"optimizer.betas is [0 0.9]", "above 0"}},
+		{"optimizer: {name: schedule_free_adamw, betas: [0, 0.9]}\nschedule: {name: constant}\n", []string{"optimizer.betas is [0, 0.9]", "above 0"}},
 		{"optimizer: {name: schedule_free_adamw, r: -1}\nschedule: {name: constant}\n", []string{"optimizer.r is -1"}},
 		{"batch_size: 8\nmicro_batch_size: 9\n", []string{"train.yaml:2:", "micro_batch_size is 9", "8"}},
 		{"precision: fp16\n", []string{"train.yaml:1:", `precision is "fp16"`, "fp32, bf16"}},

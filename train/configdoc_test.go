@@ -12,6 +12,7 @@ import (
 
 	"github.com/goccy/go-yaml"
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"mula/blend"
 	"mula/moe"
@@ -213,7 +214,7 @@ func TestConfigDocDefaults(t *testing.T) {
 			onPage := reflect.New(defaults[name].Type())
 			if err := yaml.Unmarshal([]byte(span[1]), onPage.Interface()); err != nil {
 				t.Errorf("the default of %s: %v", name, err)
-			} else if !reflect.DeepEqual(onPage.Elem().Interface(), defaults[name].Interface()) {
+			} else if !cmp.Equal(onPage.Elem().Interface(), defaults[name].Interface(), cmpopts.EquateEmpty()) {
 				t.Errorf("the default of %s is %s on the page, %v in the code", name, f.byDefault, defaults[name])
 			}
 			continue

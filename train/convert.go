@@ -221,7 +221,7 @@ func (m ModelDir) inspect(stored *moe.Stored) (*tokenize.Tokenizer, Inspection, 
 		return nil, i, fmt.Errorf("%s has SHA-256 %.16s…, and the model was trained on ids of the tokenizer with %.16s…; remove it, or put that one in its place",
 			path, i.Tokenizer, m.Checkpoint.State.Tokenizer)
 	}
-	t, err := tokenize.Parse(text, path)
+	t, err := tokenize.ParseWith(text, path, tokenize.LoadOptions{IgnoreTruncationAndPadding: true})
 	if err != nil {
 		i.Notes = append(i.Notes, fmt.Sprintf("mula does not read this tokenizer: %v", err))
 		return nil, i, nil

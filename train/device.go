@@ -35,7 +35,7 @@ func CheckDevice(name string) error {
 	if _, _, ok := parseOpenCL(name); ok || name == DeviceCPU || name == DeviceOneDNN || name == DeviceAuto {
 		return nil
 	}
-	return &fieldError{"device", fmt.Sprintf(" is %q; allowed: %s, %s, %s, %s:NAME, %s:NAME#2, %s", name, DeviceCPU, DeviceOneDNN, DeviceOpenCL, DeviceOpenCL, DeviceOpenCL, DeviceAuto)}
+	return &fieldError{field: "device", message: fmt.Sprintf(" is %q; allowed: %s, %s, %s, %s:NAME, %s:NAME#2, %s", name, DeviceCPU, DeviceOneDNN, DeviceOpenCL, DeviceOpenCL, DeviceOpenCL, DeviceAuto)}
 }
 
 // parseOpenCL takes a name of an OpenCL device apart: a part of its own name, "" for any, and its number among those of one name, from 1, 0 for any.

@@ -11,16 +11,27 @@ func (c Config) EstimateInput(p *blend.Plan, machine estimate.Machine) (estimate
 	if err != nil {
 		return estimate.Input{}, err
 	}
-	trainer := estimate.Mula
-	if c.Optimizer.Name == Lion { // one moment; the others have two, Muon only for what is not a matrix
-		trainer.State = 4
-	}
 	return estimate.Input{
-		Model: c.Model.Preset, Config: c.Model.Config, Trainer: trainer, Precision: c.Precision, Machine: machine,
-		Layout: estimate.Layout{
-			DP: c.Layout.DP, EP: c.Layout.EP, PP: c.Layout.PP,
-			Optimizer: estimate.Scheme(c.Layout.Optimizer), Dispatch: c.Layout.Dispatch,
-			BatchSize: c.BatchSize, MicroBatchSize: c.MicroBatchSize, SequenceLength: p.SequenceLength, Recompute: c.Recompute,
-		},
+		Model: c.Model.Preset, Config: c.Model.Config, Trainer: c.estimateTrainer(), Precision: c.Precision, Machine: machine,
+		Layout: c.estimateLayout(p.SequenceLength),
 	}, nil
+}
+
+// estimateTrainer is this program with the optimizer of a resolved configuration.
+func (c Config) estimateTrainer() estimate.Trainer {
+	t := estimate.Mula
+	t.Whole = needsWholeTensors(c.Optimizer.Name)
+	if c.Optimizer.Name == Lion { // one moment; the others have two, Muon only for what is not a matrix
+		t.State = 4
+	}
+	return t
+}
+
+// estimateLayout is the layout of a resolved configuration, of samples of that length.
+func (c Config) estimateLayout(sequenceLength int) estimate.Layout {
+	return estimate.Layout{
+		DP: c.Layout.DP, EP: c.Layout.EP, PP: c.Layout.PP,
+		Optimizer: estimate.Scheme(c.Layout.Optimizer), Dispatch: c.Layout.Dispatch,
+		BatchSize: c.BatchSize, MicroBatchSize: c.MicroBatchSize, SequenceLength: sequenceLength, Recompute: c.Recompute,
+	}
 }

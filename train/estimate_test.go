@@ -3,6 +3,7 @@ package train
 import (
 	"context"
 	"fmt"
+	"math"
 	"sync"
 	"testing"
 
@@ -115,6 +116,96 @@ func TestEstimateIsWhatRanksSend(t *testing.T) {
 			}
 			if fmt.Sprint(got) != fmt.Sprint(want) {
 				t.Errorf("dp %d, ep %d, %s: the ranks sent %v, the estimate says %v", layout.DP, layout.EP, scheme, got, want)
+			}
+		}
+	}
+}
+
+// The buffers in which ranks add up gradients have the size that the estimate and the summary count: no rank keeps more, and the one that owns most keeps that.
+func TestSumBytesAreTheCommunicators(t *testing.T) {
+	c, err := moe.Preset("mula-nano")
+	if err != nil {
+		t.Fatal(err)
+	}
+	large := c // whose embedding and experts are several blocks
+	large.VocabSize, large.HiddenSize, large.IntermediateSize, large.Experts = 6000, 128, 96, 16
+	for _, axes := range [][3]int{{2, 1, 1}, {2, 1, 2}, {1, 1, 4}, {3, 1, 2}, {2, 2, 1}} {
+		for _, scheme := range []Scheme{Unsharded, SO, EPSO} {
+			for _, model := range []moe.Config{c, large} {
+				for _, name := range []OptimizerName{AdamW, Muon} {
+					if name == Muon && scheme != EPSO {
+						continue
+					}
+					layout := LayoutConfig{DP: axes[0], PP: axes[1], EP: axes[2], TP: 1, Optimizer: scheme, Dispatch: moe.AllToAll}
+					config := DefaultConfig()
+					config.Model.Config, config.Layout, config.Optimizer.Name = model, layout, name
+					var mu sync.Mutex
+					most := make([]int64, layout.PP)
+					together(t, layout.Ranks(), func(world *xpu.Comm) error {
+						ctx := context.Background()
+						groups, err := newRanks(ctx, world, layout)
+						if err != nil {
+							return err
+						}
+						defer groups.close()
+						m, err := moe.NewParallel(model, device(t, 1), groups.parallel(layout))
+						if err != nil {
+							return err
+						}
+						s := newSharding(groups, scheme, needsWholeTensors(name), device(t, 1), m.Parameters(), m.Buckets())
+						for b := range m.Buckets() {
+							if err := s.reduce(ctx, b); err != nil {
+								return err
+							}
+						}
+						mu.Lock()
+						defer mu.Unlock()
+						_, stage, _ := groups.place(world.Rank())
+						most[stage] = max(most[stage], groups.replicas.SumMemory()+groups.data.SumMemory()+groups.within.SumMemory())
+						return nil
+					})
+					for stage, got := range most {
+						want := estimate.SumBytes(model, config.estimateLayout(16), config.estimateTrainer(), stage)
+						slack := int64(0)
+						if model.VocabSize == c.VocabSize || scheme == SO { // parts of many tensors are cut somewhat below what they may be
+							slack = want / 4
+						}
+						if got > want || got < want-slack {
+							t.Errorf("dp %d, pp %d, ep %d, %s, %s, vocabulary %d: a rank of stage %d keeps %d bytes for sums, the estimate says %d", layout.DP, layout.PP, layout.EP, scheme, name,
+								model.VocabSize, stage, got, want)
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+// The summary of a run and the estimate count the same memory, in every layout. That of Mula-7B at dp 2 has 4 MiB for sums: 1 MiB of each of two ranks, for
+// what is replicated and for experts.
+func TestSummaryMemoryIsTheEstimates(t *testing.T) {
+	plan := mustPlan(t, makePlan(t, t.TempDir(), "plan.json", ""))
+	for _, preset := range []string{"mula-tiny", "mula-7b-a1b", "mula-20b-a2b"} {
+		for _, layout := range []string{"{}", "{dp: 2}", "{dp: 2, ep: 4}", "{ep: 2, dispatch: allgather}", "{dp: 4, optimizer: so}", "{dp: 2, ep: 2, optimizer: unsharded}", "{dp: 2, pp: 2, ep: 2}", "{pp: 4}"} {
+			c := testConfig(t, "plan.json", "layout: "+layout+"\nmodel: {preset: "+preset+"}\n")
+			c, err := c.resolve(plan)
+			if err != nil {
+				t.Fatal(err)
+			}
+			in, err := c.EstimateInput(plan, estimate.Aurora)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r, err := estimate.Compute(in)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, want := summarize(c, plan, "").Memory, r.Memory
+			if got.Weights != want.Weights || got.Gradients != want.Gradients || got.Buffers != want.Activations+want.Exchange || math.Abs(float64(got.Moments-want.Optimizer)) > 64 {
+				t.Errorf("%s, layout %s: the summary has %+v, the estimate %+v", preset, layout, got, want)
+			}
+			if preset == "mula-7b-a1b" && layout == "{dp: 2}" && want.Exchange != 4<<20 {
+				t.Errorf("%s, layout %s: %d bytes for sums, want 4 MiB", preset, layout, want.Exchange)
 			}
 		}
 	}

@@ -46,9 +46,10 @@ type Ended string
 
 // The ends of a run that has not failed.
 const (
-	NotEnded     Ended = ""
-	EndedDone    Ended = "done"    // all steps are done
-	EndedStopped Ended = "stopped" // it was stopped, and has saved
+	NotEnded        Ended = ""
+	EndedDone       Ended = "done"       // all steps are done
+	EndedStopped    Ended = "stopped"    // it was stopped, and has saved
+	EndedTerminated Ended = "terminated" // it was stopped by a SIGTERM to ranks alone, and has saved
 )
 
 // Spent is the time that one process has spent in a section.
@@ -124,9 +125,13 @@ func (h *heartbeat) end(result Result) {
 	if h == nil {
 		return
 	}
-	h.last.Ended = EndedStopped
-	if result.Finished {
+	switch {
+	case result.Finished:
 		h.last.Ended = EndedDone
+	case result.Terminated:
+		h.last.Ended = EndedTerminated
+	default:
+		h.last.Ended = EndedStopped
 	}
 	_ = h.write(h.last.Section, result.Steps)
 }

@@ -55,12 +55,9 @@ func TestHeartbeat(t *testing.T) {
 	}
 	h.last.From = math.MaxInt64
 	h.beat(SectionCheckpoint, math.MaxInt64)
-	for _, finished := range []bool{false, true} {
-		h.end(Result{Steps: math.MaxInt64, Finished: finished})
-		want := EndedStopped
-		if finished {
-			want = EndedDone
-		}
+	for want, result := range map[Ended]Result{EndedDone: {Finished: true}, EndedStopped: {}, EndedTerminated: {Terminated: true}} {
+		result.Steps = math.MaxInt64
+		h.end(result)
 		if got, err := ReadHeartbeat(path); err != nil || got.Step != math.MaxInt64 || got.Section != SectionCheckpoint || got.Ended != want {
 			t.Errorf("%v, %v", got, err)
 		}

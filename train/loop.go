@@ -44,6 +44,10 @@ type Options struct {
 	Progress func(Progress)    // called after every step
 	Warn     func(text string) // called about what needs attention but does not end the run, such as a damaged checkpoint
 
+	// Terminated reports, once Stop is closed, whether a SIGTERM closed it: the host of this rank may be about to go away. The heartbeat then says so, and
+	// mula launch starts the run again. Nil is false.
+	Terminated func() bool
+
 	// World has the ranks of the run, one of which this process is; see [Join]. With nil all are of this process. Of several ranks the first
 	// one alone reports, keeps records and writes to the run directory; all must see that directory.
 	World *xpu.Comm
@@ -58,8 +62,11 @@ type Options struct {
 
 	// For tests, of several ranks.
 	badTokens func(rank int, step int64) bool // whether a rank reads ids that the model does not have
+	atStep    func(r *run)                    // called on every rank before a step
 	late      bool                            // gradients are added up after the backward pass, not beside it
+	passed    func(r *run)                    // called on every rank after the backward passes of a step
 	ended     func(r *ranks)                  // called after the last step
+	hosts     []string                        // names of the hosts of all ranks, in place of this machine's
 }
 
 // Progress is what has just been done.
@@ -74,6 +81,7 @@ type Progress struct {
 type Result struct {
 	Steps      int64   // done, over all runs from step 0
 	Finished   bool    // all steps are done; otherwise the run was stopped
+	Terminated bool    // the run was stopped by a SIGTERM to ranks, and no rank was asked otherwise
 	Resumed    string  // name of the checkpoint that this run went on from, "" if it began at step 0 or had nothing to do
 	FirstLoss  float64 // of the first step, which may have been in an earlier run
 	LastLoss   float64 // of the last step
@@ -108,6 +116,9 @@ func Run(ctx context.Context, config Config, options Options) (result Result, er
 			err = fmt.Errorf("rank %d on %s: %w", ranks.rank(), ranks.hosts[ranks.rank()], err)
 		}
 	}()
+	if ranks != nil && options.hosts != nil {
+		ranks.hosts = options.hosts
+	}
 	r := &run{config: config, options: options, ranks: ranks, lastSaved: -1}
 	if !r.leads() {
 		r.options.Report, r.options.Progress, r.options.Warn = nil, nil, nil
@@ -193,11 +204,14 @@ func (r *run) begin(ctx context.Context) (*Checkpoint, error) {
 
 // open opens what a rank needs: the data and the device, and of the first rank the run directory and the tokenizer.
 func (r *run) open(ctx context.Context) error {
-	plan, err := blend.ReadPlan(r.config.Plan)
+	plan, err := r.config.ReadPlan()
 	if err != nil {
 		return err
 	}
-	options := blend.OpenOptions{Waiting: func(message string) { r.warn("%s", message) }}
+	options := blend.OpenOptions{Waiting: func(message string) { r.warn("%s", message) }, Reverify: -1}
+	if s := r.config.ReverifySeconds; s > 0 {
+		options.Reverify = time.Duration(s) * time.Second
+	}
 	if options.Verify, err = blend.ParseVerify(r.config.Verify); err != nil {
 		return err
 	}
@@ -349,20 +363,23 @@ type run struct {
 	tokenizer []byte   // content of tokenizer.json, or nil
 	initial   ModelDir // the model that the run begins from; Dir is "" if weights are drawn, or come from a checkpoint
 
-	state     State               // what a checkpoint would hold now
-	resumed   string              // name of the checkpoint that the run goes on from
-	lastSaved int64               // step of the newest checkpoint that state was loaded from or saved to; -1 for none
-	refused   []RefusedCheckpoint // damaged ones, newer than that
+	state      State               // what a checkpoint would hold now
+	resumed    string              // name of the checkpoint that the run goes on from
+	terminated bool                // the run was stopped by a SIGTERM to ranks, and no rank was asked otherwise
+	lastSaved  int64               // step of the newest checkpoint that state was loaded from or saved to; -1 for none
+	refused    []RefusedCheckpoint // damaged ones, newer than that
 
 	model     *moe.Model
 	tensors   []safetensors.Tensor // of the whole model
 	optimizer *Optimizer
-	sharding  *sharding // nil for one rank
-	pipeline  *pipeline // nil for one stage
+	sharding  *sharding     // nil for one rank
+	pipeline  *pipeline     // nil for one stage
+	replicas  *replicaCheck // nil if there is nothing to compare
 
 	metrics      *recordFile
 	fingerprints *recordFile
 	log          *blend.LogWriter // writes to fingerprints
+	trained      trainedSamples   // since the last checkpoint
 	hasher       blend.StepHasher
 	board        *tensorboard.Writer
 
@@ -423,9 +440,10 @@ func (r *run) trainOn(ctx context.Context) (*Spike, error) {
 	defer stream.Close()
 	for r.state.Step < r.config.Steps {
 		r.heartbeat.beat(SectionStep, r.state.Step)
-		if stop, err := r.ranks.any(ctx, r.stopped()); err != nil {
+		if stops, err := r.ranks.sum(ctx, r.stopped()); err != nil {
 			return nil, err
-		} else if stop {
+		} else if stops > 0 {
+			r.terminated = stops < stopRequested
 			break
 		}
 		metrics, err := r.step(ctx, stream)
@@ -467,18 +485,31 @@ func due(stepsDone, every, steps int64) bool {
 	return every > 0 && (stepsDone%every == 0 || stepsDone == steps)
 }
 
-func (r *run) stopped() bool {
+// What a rank adds to the sum over ranks when it is to stop. There are fewer ranks than stopRequested.
+const (
+	stopTerminated = 1
+	stopRequested  = 1 << 32
+)
+
+// stopped returns 0 while this rank is not to stop.
+func (r *run) stopped() int64 {
 	select {
 	case <-r.options.Stop:
-		return true
+		if f := r.options.Terminated; f != nil && f() {
+			return stopTerminated
+		}
+		return stopRequested
 	default:
-		return false
+		return 0
 	}
 }
 
 // step trains on the next batch.
 func (r *run) step(ctx context.Context, stream *blend.Stream) (StepMetrics, error) {
 	start := time.Now()
+	if f := r.options.atStep; f != nil {
+		f(r)
+	}
 	if err := r.countRows(ctx, r.take(stream)); err != nil {
 		return StepMetrics{}, err
 	}
@@ -493,6 +524,10 @@ func (r *run) step(ctx context.Context, stream *blend.Stream) (StepMetrics, erro
 		if err := r.gradients(ctx, &m); err != nil {
 			return StepMetrics{}, err
 		}
+	}
+	// Before the update, which overwrites the copies of weights that this rank does not own.
+	if err := r.checkReplicas(ctx, due(r.state.Step+1, r.config.Layout.CheckReplicasEvery, 0)); err != nil {
+		return StepMetrics{}, err
 	}
 	switch {
 	case m.Skipped != nil && r.config.Spikes.Action == SpikeRollback:
@@ -530,11 +565,6 @@ func (r *run) step(ctx context.Context, stream *blend.Stream) (StepMetrics, erro
 	r.state.Step++
 	r.state.Updates = r.optimizer.Updates
 	r.state.Cursor.Position += int64(r.config.BatchSize)
-	if every := r.config.Layout.CheckReplicasEvery; r.ranks != nil && every > 0 && r.state.Step%every == 0 {
-		if err := r.checkReplicas(ctx); err != nil {
-			return StepMetrics{}, err
-		}
-	}
 
 	now := time.Now()
 	m.Seconds, m.Time = now.Sub(start).Seconds(), timestamp(now)
@@ -568,6 +598,9 @@ func (r *run) take(stream *blend.Stream) error {
 			r.read.tokens[len(r.read.tokens)-1] = math.MaxUint32
 		}
 		r.rows = append(r.rows, row{batch.Position(i), batch.Source(i), r.read.targets[len(r.rows)]})
+	}
+	if len(r.rows) > 0 {
+		r.trained.note(r.state.Step, r.rows[0].position, r.read.row(0))
 	}
 	return nil
 }
@@ -658,6 +691,9 @@ func (r *run) sumGradients(ctx context.Context, options moe.BackwardOptions, eac
 		failed = r.stages(ctx, options, each)
 	} else {
 		failed = r.whole(ctx, options, each)
+	}
+	if f := r.options.passed; f != nil {
+		f(r)
 	}
 	if lost := (*lostError)(nil); r.ranks == nil || errors.As(failed, &lost) {
 		return failed
@@ -791,6 +827,9 @@ func (r *run) notFinite(what string, err error, rows []result, rank int) error {
 	}
 	err = fmt.Errorf("step %d: %w, at positions %d to %d, of %s; the weights are as before the step, and %s. If the losses before it rose, the learning rate is too high. "+
 		"Else look at the text with mula peek --position; to leave it out, %s", r.state.Step, err, from, to-1, strings.Join(sources, ", "), checkpoint, leave)
+	if r.diverged() {
+		rank = -1
+	}
 	return &notFiniteError{what, r.blame(rank, failureNotFinite, err)}
 }
 
@@ -924,10 +963,13 @@ func (r *run) evaluate(ctx context.Context) (*Evaluation, error) {
 // save writes a checkpoint and removes those that are no longer kept. It returns its directory.
 func (r *run) save(ctx context.Context) (string, error) {
 	r.heartbeat.beat(SectionCheckpoint, r.state.Step)
+	if err := r.checkReplicas(ctx, true); err != nil {
+		return "", err
+	}
 	var files map[string][]byte
-	var err error
+	err := r.trained.compare(ctx, r.data)
 	if r.leads() {
-		err = errors.Join(r.metrics.sync(), r.fingerprints.sync())
+		err = errors.Join(err, r.metrics.sync(), r.fingerprints.sync())
 		files = map[string][]byte{}
 		if r.tokenizer != nil {
 			files[tokenizerFile] = r.tokenizer
@@ -1056,7 +1098,7 @@ func (r *run) summary(checkpoint *Checkpoint) Summary {
 }
 
 func (r *run) result(checkpoint string) Result {
-	return Result{Steps: r.state.Step, Finished: r.state.Step >= r.config.Steps, Resumed: r.resumed, FirstLoss: r.state.FirstLoss, LastLoss: r.state.LastLoss,
+	return Result{Steps: r.state.Step, Finished: r.state.Step >= r.config.Steps, Terminated: r.terminated, Resumed: r.resumed, FirstLoss: r.state.FirstLoss, LastLoss: r.state.LastLoss,
 		LeftOut: r.state.Spikes.leftOut(), Checkpoint: checkpoint, Weights: r.state.Weights}
 }
 
@@ -1078,6 +1120,7 @@ func (r *run) prepare(ctx context.Context, checkpoint *Checkpoint) error {
 	if err := agree(ctx, r.ranks.comm(), err); err != nil {
 		return err
 	}
+	r.replicas = r.newReplicaCheck()
 	if err := r.restore(ctx, checkpoint); err != nil {
 		return err
 	}
@@ -1116,6 +1159,7 @@ func (r *run) takePlan() {
 // restore sets weights and optimizer to those of the checkpoint, or of the beginning.
 func (r *run) restore(ctx context.Context, checkpoint *Checkpoint) error {
 	model, world := r.model, r.ranks.comm()
+	r.replicas.begin() // other weights
 	if r.optimizer == nil || checkpoint == nil {
 		r.optimizer.free() // so that the new one may take its memory
 		r.optimizer = nil

@@ -22,12 +22,14 @@ import (
 
 	"mula/blend"
 	"mula/blend/plantest"
+	"mula/internal/atomicfile"
 	"mula/moe"
 	"mula/shards"
 	"mula/train/report"
 )
 
 func TestMain(m *testing.M) {
+	atomicfile.SkipSync = true
 	if os.Getenv(childEnv) != "" {
 		os.Exit(childMain())
 	}
@@ -715,24 +717,27 @@ func TestRunPlanChangeRefused(t *testing.T) {
 	c := testConfig(t, makePlan(t, dir, "plan.json", ""), "plan_change: accept\nevaluate: {every: 0}\n")
 	mustRun(t, c, stopAfter(3))
 
-	const shards = "sources:\n- {name: go, shards: [go.idx], weight: 0.7}\n- {name: tests, shards: [tests.idx], weight: 0.3}\n"
-	c.Plan = plantest.Seal(t, dir, "short.json", "sequence_length: 8\nseed: 5\n"+shards)
+	const sources = "sources:\n- {name: go, shards: [go.idx], weight: 0.7}\n- {name: tests, shards: [tests.idx], weight: 0.3}\n"
+	c.Plan = plantest.Seal(t, dir, "short.json", "sequence_length: 8\nseed: 5\n"+sources)
 	if _, err := Run(context.Background(), c, Options{}); err == nil || !strings.Contains(err.Error(), "sequence length") {
 		t.Errorf("another sequence length: %v", err)
 	}
 	for _, name := range []string{"go.json", "tests.json"} { // the manifests of the shards
 		path := filepath.Join(dir, name)
-		data, err := os.ReadFile(path)
+		manifest, err := shards.ReadManifest(path)
 		if err != nil {
 			t.Fatal(err)
 		}
-		other := fmt.Sprintf("%x", sha256.Sum256([]byte("another tokenizer.json")))
-		changed := strings.Replace(string(data), fmt.Sprintf("%x", sha256.Sum256([]byte(tokenizerJSON))), other, 1)
-		if err := os.WriteFile(path, []byte(changed), 0o644); err != nil || changed == string(data) {
-			t.Fatalf("%s: %v", path, err)
+		manifest.Tokenizer.SHA256 = fmt.Sprintf("%x", sha256.Sum256([]byte("another tokenizer.json")))
+		f, err := manifest.Seal(path)
+		if err == nil {
+			err = f.Publish()
+		}
+		if err != nil {
+			t.Fatal(err)
 		}
 	}
-	c.Plan = plantest.Seal(t, dir, "other.json", "sequence_length: 16\nseed: 5\n"+shards)
+	c.Plan = plantest.Seal(t, dir, "other.json", "sequence_length: 16\nseed: 5\n"+sources)
 	if _, err := Run(context.Background(), c, Options{}); err == nil || !strings.Contains(err.Error(), "the same ids mean other text") {
 		t.Errorf("another tokenizer: %v", err)
 	}
@@ -862,14 +867,14 @@ func TestRunErrors(t *testing.T) {
 	}{
 		{"", func(c *Config) { c.Plan += "x" }, []string{"plan.jsonx"}},
 		{"", func(c *Config) { c.Steps = 10000 }, []string{"steps is 10000", "batch_size 8"}},
-		{"batch_size: 5000\n", nil, []string{"steps is", "enough for 0 steps"}},
+		{"batch_size: 5000\n", nil, []string{"batch_size is 5000", "less than one step"}},
 		{"model: {preset: mula-nano, vocab_size: 256}\n", nil, []string{"model.vocab_size is 256", "300"}},
 		{"model: {preset: mula-nano, max_position_embeddings: 8}\n", nil, []string{"model.max_position_embeddings is 8", "16"}},
-		{"model: {preset: mula-nano, hidden_size: 63}\n", nil, []string{"model: ", "hidden_size"}},
-		{"model: {preset: mula-nano, clip_qkv: .inf}\n", nil, []string{"model: ", "clip_qkv"}},
+		{"model: {preset: mula-nano, hidden_size: 63}\n", nil, []string{"model.hidden_size 63 is not a multiple"}},
+		{"model: {preset: mula-nano, clip_qkv: -1}\n", nil, []string{"model.clip_qkv is -1"}},
 		{"", func(c *Config) { c.Tokenizer = tokenizer }, []string{tokenizer, "SHA-256"}},
 		{"", func(c *Config) { c.Tokenizer = tokenizer + "x" }, []string{tokenizer + "x"}},
-		{"", func(c *Config) { c.Output = filepath.Join(plan, "run") }, []string{"not a directory"}},
+		{"", func(c *Config) { c.Output = filepath.Join(plan, "run") }, []string{"output is " + filepath.Join(plan, "run"), plan + " is a file; write the path of a directory"}},
 	} {
 		c, err := ParseConfig([]byte("steps: 8\nbatch_size: 8\nmodel: {preset: mula-nano}\n"), "train.yaml")
 		if test.more != "" {
@@ -953,7 +958,7 @@ func TestIdentity(t *testing.T) {
 	}
 	less := maps.Clone(identity)
 	delete(less, "seed")
-	if err := compareIdentity(less, identity, 4); err == nil || !strings.Contains(err.Error(), "seed is 0 now and unknown there") {
+	if err := compareIdentity(less, identity, 4); err == nil || !strings.Contains(err.Error(), "seed was not set and is 0 now") {
 		t.Errorf("field that the checkpoint lacks: %v", err)
 	}
 	older := maps.Clone(identity) // a checkpoint from before there were spikes
@@ -970,7 +975,7 @@ func TestIdentity(t *testing.T) {
 	if err := compareIdentity(older, skipping, 4); err == nil || !strings.Contains(err.Error(), `spikes.action was "none" and is "skip" now`) {
 		t.Errorf("checkpoint of an older version, and spikes are to be skipped: %v", err)
 	}
-	if err := compareIdentity(identity, less, 4); err == nil || !strings.Contains(err.Error(), "seed was 0 and is unknown now") {
+	if err := compareIdentity(identity, less, 4); err == nil || !strings.Contains(err.Error(), "seed was 0 and is not set now") {
 		t.Errorf("field that only the checkpoint has: %v", err)
 	}
 }

@@ -41,15 +41,14 @@ type Optimizer struct {
 	sharding   *sharding       // nil: this rank owns everything
 	state      [][]stateTensor // of each parameter, for the range that this rank owns
 	memory     [][]float32     // of the device, that was made for this optimizer
-	blocks     []block         // of what it owns, and all else that has one for each block
-	grads      [][]float32     // of what it owns, parameter by parameter
+	group      []int           // of each parameter, its number in settings
+	settings   []groupSetting
+	blocks     []block     // of what it owns, and all else that has one for each block
+	grads      [][]float32 // of what it owns, parameter by parameter
 	sums       []float64
 	averaged   bool // see Average
 
-	// What the device updates, and the numbers of its blocks.
-	moments  []xpu.Moments
-	byDevice []int
-	results  [2][]float64 // host results: before and change of those blocks
+	onDevice []deviceUpdate // what the device updates, a group at a time
 
 	// What is updated on the host: the numbers of its blocks; its weights, and then its gradients; its weights.
 	byHost      []int
@@ -65,6 +64,14 @@ type Optimizer struct {
 	ratios              []ratio   // one for each tensor of the whole model
 
 	updateOne, averageOne func(i int) // made once, so that a step allocates nothing
+}
+
+// A deviceUpdate is what the device updates of the parameters of a group.
+type deviceUpdate struct {
+	group   int
+	moments []xpu.Moments
+	blocks  []int        // numbers of its blocks
+	results [2][]float64 // host results: before and change of those blocks
 }
 
 // A stateTensor is what an optimizer keeps for one parameter, element by element.
@@ -91,8 +98,8 @@ type deviceRule interface {
 	// onDevice reports whether a parameter is one of them.
 	onDevice(p *moe.Parameter) bool
 
-	// adamW is the update that was begun.
-	adamW() xpu.AdamW
+	// adamW is the update that was begun, of a group.
+	adamW(s groupSetting) xpu.AdamW
 }
 
 // A hostRule is a rule that updates parameters on the host: all but those that it leaves to the device.
@@ -122,6 +129,7 @@ func NewOptimizer(config OptimizerConfig, targets int64, device xpu.Device, para
 
 func newOptimizer(config OptimizerConfig, targets int64, device xpu.Device, parameters []*moe.Parameter, s *sharding) (*Optimizer, error) {
 	o := &Optimizer{device: device, parameters: parameters, sharding: s}
+	o.divide(config)
 	var err error
 	switch config.Name {
 	case SophiaG:
@@ -148,7 +156,6 @@ func newOptimizer(config OptimizerConfig, targets int64, device xpu.Device, para
 	}
 	o.sums = make([]float64, len(o.blocks))
 	o.before, o.change = make([]float64, len(o.blocks)), make([]float64, len(o.blocks))
-	o.results = [2][]float64{make([]float64, len(o.byDevice)), make([]float64, len(o.byDevice))}
 	if s == nil {
 		sizes := make([]int, len(parameters))
 		for i, p := range parameters {
@@ -160,20 +167,29 @@ func newOptimizer(config OptimizerConfig, targets int64, device xpu.Device, para
 	return o, nil
 }
 
+// divide puts the parameters into groups.
+func (o *Optimizer) divide(config OptimizerConfig) {
+	o.settings, o.group = config.settings(), make([]int, len(o.parameters))
+	for i, p := range o.parameters {
+		o.group[i] = config.groupOf(p.Name, p.Shape)
+	}
+}
+
 // makeState makes the state of all parameters, and decides what the device updates. The state of several parameters is one piece of the device's memory, of
 // so many elements at most, if it is not that of a larger one.
 func (o *Optimizer) makeState(most int) error {
 	room := func(i int) int { // for the state of a parameter on the device, each of its two tensors in whole lines of a cache
-		if !o.onDevice(o.parameters[i]) {
+		if !o.updatedOnDevice(o.parameters[i]) {
 			return 0
 		}
 		low, high, _ := o.owned(i)
 		return 2 * ((high - low + 15) &^ 15)
 	}
+	updates := make([]deviceUpdate, len(o.settings))
 	var chunk []float32 // of the device, for the parameters that come
 	for i, p := range o.parameters {
 		low, high, _ := o.owned(i)
-		onDevice, own := o.onDevice(p), room(i)
+		onDevice, own := o.updatedOnDevice(p), room(i)
 		if own > 0 && len(chunk) == 0 {
 			n := own
 			for next := i + 1; next < len(o.parameters) && n+room(next) <= most; next++ {
@@ -199,31 +215,38 @@ func (o *Optimizer) makeState(most int) error {
 		}
 		weight, grad := p.Weight[low:high], p.Grad[low:high]
 		o.grads = append(o.grads, grad)
+		update := &updates[o.group[i]]
 		if onDevice {
-			o.moments = append(o.moments, xpu.Moments{Weight: weight, Grad: grad, M: tensors[0].values, V: tensors[1].values})
+			update.moments = append(update.moments, xpu.Moments{Weight: weight, Grad: grad, M: tensors[0].values, V: tensors[1].values})
 		} else {
 			o.hostWeights = append(o.hostWeights, weight)
 		}
 		for begin := low; begin < high; begin += blockSize {
 			if onDevice {
-				o.byDevice = append(o.byDevice, len(o.blocks))
+				update.blocks = append(update.blocks, len(o.blocks))
 			} else {
 				o.byHost = append(o.byHost, len(o.blocks))
 			}
 			o.blocks = append(o.blocks, block{i, begin, min(begin+blockSize, high)})
 		}
 	}
+	for group, u := range updates {
+		if n := len(u.blocks); n > 0 {
+			u.group, u.results = group, [2][]float64{make([]float64, n), make([]float64, n)}
+			o.onDevice = append(o.onDevice, u)
+		}
+	}
 	o.hosted = o.hostWeights
 	for i, p := range o.parameters {
-		if low, high, _ := o.owned(i); low < high && !o.onDevice(p) {
+		if low, high, _ := o.owned(i); low < high && !o.updatedOnDevice(p) {
 			o.hosted = append(o.hosted, p.Grad[low:high])
 		}
 	}
 	return nil
 }
 
-// onDevice reports whether the device updates a parameter.
-func (o *Optimizer) onDevice(p *moe.Parameter) bool {
+// updatedOnDevice reports whether the device updates a parameter.
+func (o *Optimizer) updatedOnDevice(p *moe.Parameter) bool {
 	r, ok := o.rule.(deviceRule)
 	return ok && r.onDevice(p)
 }
@@ -379,20 +402,25 @@ func (o *Optimizer) update(ctx context.Context, learningRate, gradScale float64)
 	for _, weight := range o.hostWeights {
 		o.device.ToDevice(weight)
 	}
-	if len(o.moments) == 0 {
+	for i := range o.onDevice {
+		u := &o.onDevice[i]
+		command := o.rule.(deviceRule).adamW(o.settings[u.group])
+		if o.measuring {
+			o.device.AdamW(command, u.moments, u.results[0], u.results[1])
+		} else {
+			o.device.AdamW(command, u.moments, nil, nil)
+		}
+	}
+	if !o.measuring || len(o.onDevice) == 0 {
 		return nil
 	}
-	command := o.rule.(deviceRule).adamW()
-	if !o.measuring {
-		o.device.AdamW(command, o.moments, nil, nil)
-		return nil
-	}
-	o.device.AdamW(command, o.moments, o.results[0], o.results[1])
 	if err := o.device.Wait(ctx); err != nil {
 		return err
 	}
-	for i, b := range o.byDevice {
-		o.before[b], o.change[b] = o.results[0][i], o.results[1][i]
+	for _, u := range o.onDevice {
+		for i, b := range u.blocks {
+			o.before[b], o.change[b] = u.results[0][i], u.results[1][i]
+		}
 	}
 	return nil
 }
@@ -491,8 +519,10 @@ func (o *Optimizer) toHost(ctx context.Context) error {
 			all = append(all, p.Grad)
 		}
 	}
-	for _, m := range o.moments {
-		all = append(all, m.M, m.V)
+	for _, u := range o.onDevice {
+		for _, m := range u.moments {
+			all = append(all, m.M, m.V)
+		}
 	}
 	return o.device.ToHost(ctx, all...)
 }
@@ -502,9 +532,11 @@ func (o *Optimizer) toDevice() {
 	for _, p := range o.parameters {
 		o.device.ToDevice(p.Weight)
 	}
-	for _, m := range o.moments {
-		o.device.ToDevice(m.M)
-		o.device.ToDevice(m.V)
+	for _, u := range o.onDevice {
+		for _, m := range u.moments {
+			o.device.ToDevice(m.M)
+			o.device.ToDevice(m.V)
+		}
 	}
 }
 

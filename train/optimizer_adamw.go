@@ -7,9 +7,9 @@ import (
 	"mula/xpu"
 )
 
-// adamW is [AdamW], over all parameters as one group. It is the device's: see [xpu.AdamW].
+// adamW is [AdamW]. It is the device's: see [xpu.AdamW].
 //
-// With g the gradient, η the learning rate, λ the weight decay, t the number of updates from 1, m̂ = m/(1−β₁ᵗ) and v̂ = v/(1−β₂ᵗ):
+// With g the gradient, η the learning rate, λ the weight decay, both of the parameter's group, t the number of updates from 1, m̂ = m/(1−β₁ᵗ) and v̂ = v/(1−β₂ᵗ):
 //
 //	m ← β₁m + (1−β₁)g;   v ← β₂v + (1−β₂)g²
 //	DecayTorch      p ← p − η·λ·p;             p ← p − η·m̂/(√v̂ + ε)
@@ -18,7 +18,7 @@ import (
 // Loshchilov and Hutter 2019 (arXiv 1711.05101). Reference: torch.optim.AdamW of torch 2.15.0.
 type adamW struct {
 	config  OptimizerConfig
-	command xpu.AdamW
+	command xpu.AdamW // of a group without settings of its own, but for the decay
 }
 
 func newAdamW(config OptimizerConfig) *adamW { return &adamW{config: config} }
@@ -27,16 +27,20 @@ func (*adamW) state(*moe.Parameter) []string { return []string{"exp_avg", "exp_a
 
 func (r *adamW) begin(_ context.Context, o *Optimizer, learningRate, gradScale float64) error {
 	r.command = xpu.AdamW{
-		LearningRate: learningRate, Beta1: r.config.Betas[0], Beta2: r.config.Betas[1], Epsilon: *r.config.Epsilon,
-		WeightDecay: *r.config.WeightDecay, Step: o.Updates, GradScale: gradScale,
-	}
-	if r.config.Decay == DecayOptimus {
-		r.command.DecayAfter = learningRate * *r.config.WeightDecay
-		r.command.WeightDecay = 0
+		LearningRate: learningRate, Beta1: r.config.Betas[0], Beta2: r.config.Betas[1], Epsilon: *r.config.Epsilon, Step: o.Updates, GradScale: gradScale,
 	}
 	return nil
 }
 
 func (*adamW) onDevice(*moe.Parameter) bool { return true }
 
-func (r *adamW) adamW() xpu.AdamW { return r.command }
+func (r *adamW) adamW(s groupSetting) xpu.AdamW {
+	command := r.command
+	command.LearningRate *= s.rateScale
+	if r.config.Decay == DecayOptimus {
+		command.DecayAfter = command.LearningRate * s.weightDecay
+	} else {
+		command.WeightDecay = s.weightDecay
+	}
+	return command
+}

@@ -8,7 +8,7 @@ import (
 	"mula/xpu/cpu"
 )
 
-// adopt is [ADOPT], over all parameters as one group. With g the gradient, η the learning rate, λ the weight decay and t the number of
+// adopt is [ADOPT]. With g the gradient, η the learning rate, λ the weight decay and t the number of
 // updates from 0:
 //
 //	t = 0   v ← g²
@@ -18,7 +18,7 @@ import (
 // the authors, with decouple=True.
 type adopt struct {
 	config OptimizerConfig
-	kernel cpu.ADOPT
+	kernel []cpu.ADOPT // of each group
 }
 
 func newADOPT(config OptimizerConfig) *adopt { return &adopt{config: config} }
@@ -26,9 +26,12 @@ func newADOPT(config OptimizerConfig) *adopt { return &adopt{config: config} }
 func (*adopt) state(*moe.Parameter) []string { return []string{"exp_avg", "exp_avg_sq"} }
 
 func (r *adopt) begin(_ context.Context, o *Optimizer, learningRate, gradScale float64) error {
-	r.kernel = cpu.ADOPT{
-		LearningRate: learningRate, Beta1: r.config.Betas[0], Beta2: r.config.Betas[1], Epsilon: *r.config.Epsilon,
-		WeightDecay: *r.config.WeightDecay, Clip: math.Pow(float64(o.Updates-1), 0.25), GradScale: gradScale,
+	r.kernel = r.kernel[:0]
+	for _, s := range o.settings {
+		r.kernel = append(r.kernel, cpu.ADOPT{
+			LearningRate: learningRate * s.rateScale, Beta1: r.config.Betas[0], Beta2: r.config.Betas[1], Epsilon: *r.config.Epsilon,
+			WeightDecay: s.weightDecay, Clip: math.Pow(float64(o.Updates-1), 0.25), GradScale: gradScale,
+		})
 	}
 	return nil
 }
@@ -36,8 +39,8 @@ func (r *adopt) begin(_ context.Context, o *Optimizer, learningRate, gradScale f
 func (r *adopt) update(o *Optimizer, p, begin, end int) {
 	grad, m, v := o.parameters[p].Grad[begin:end], o.kept(p, 0, begin, end), o.kept(p, 1, begin, end)
 	if o.Updates == 1 {
-		cpu.AverageSquares(v, 0, 1, r.kernel.GradScale, grad)
+		cpu.AverageSquares(v, 0, 1, r.kernel[0].GradScale, grad)
 		return
 	}
-	r.kernel.Update(o.parameters[p].Weight[begin:end], grad, m, v)
+	r.kernel[o.group[p]].Update(o.parameters[p].Weight[begin:end], grad, m, v)
 }

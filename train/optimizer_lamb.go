@@ -17,7 +17,7 @@ import (
 // with always_adapt=True and max_grad_norm=None, as clipping is done before.
 type lamb struct {
 	config OptimizerConfig
-	kernel cpu.Lamb
+	kernel []cpu.Lamb // of each group
 	rate   float64
 	trust  []float64 // of each parameter
 	norms  []ratio   // sums of squares of u and p, one for each block
@@ -39,14 +39,17 @@ func (r *lamb) begin(_ context.Context, o *Optimizer, learningRate, gradScale fl
 			b := o.blocks[i]
 			p := o.parameters[b.tensor]
 			weight, grad := p.Weight[b.begin:b.end], p.Grad[b.begin:b.end]
-			r.kernel.Update(weight, grad, o.kept(b.tensor, 0, b.begin, b.end), o.kept(b.tensor, 1, b.begin, b.end))
+			r.kernel[o.group[b.tensor]].Update(weight, grad, o.kept(b.tensor, 0, b.begin, b.end), o.kept(b.tensor, 1, b.begin, b.end))
 			r.norms[i] = ratio{cpu.SumSquares(grad), cpu.SumSquares(weight)}
 		}
 	}
 	r.rate = learningRate
-	r.kernel = cpu.Lamb{
-		Beta1: r.config.Betas[0], Beta2: r.config.Betas[1], Epsilon: *r.config.Epsilon, WeightDecay: *r.config.WeightDecay, Step: o.Updates,
-		GradScale: gradScale,
+	r.kernel = r.kernel[:0]
+	for _, s := range o.settings {
+		r.kernel = append(r.kernel, cpu.Lamb{
+			Beta1: r.config.Betas[0], Beta2: r.config.Betas[1], Epsilon: *r.config.Epsilon, WeightDecay: s.weightDecay, Step: o.Updates,
+			GradScale: gradScale,
+		})
 	}
 	o.device.Parallel(len(o.blocks), r.prepareOne)
 	var sum ratio
@@ -66,5 +69,5 @@ func (r *lamb) begin(_ context.Context, o *Optimizer, learningRate, gradScale fl
 }
 
 func (r *lamb) update(o *Optimizer, p, begin, end int) {
-	cpu.Axpy(o.parameters[p].Weight[begin:end], float32(-r.rate*r.trust[p]), o.parameters[p].Grad[begin:end])
+	cpu.Axpy(o.parameters[p].Weight[begin:end], float32(-r.rate*o.settings[o.group[p]].rateScale*r.trust[p]), o.parameters[p].Grad[begin:end])
 }

@@ -12,7 +12,7 @@ import (
 )
 
 // muon is [Muon]. The matrices inside the layers, those of attention and of the feed-forward, each expert's on its own, are updated by the
-// orthogonalized momentum; embedding, head, norms and routers by [AdamW] with the same learning rate. With g the gradient of a matrix of m×n,
+// orthogonalized momentum; embedding, head, norms and routers by [AdamW] with the same learning rate, unless a group scales it. With g the gradient of a matrix of m×n,
 // η the learning rate, λ the weight decay and μ the momentum:
 //
 //	b ← μb + (1−μ)g;   u = μb + (1−μ)g with nesterov, else b
@@ -33,7 +33,7 @@ type muon struct {
 	large, small []int     // those, by size
 	norms        []float64 // ‖u‖² of each parameter
 	scale        []float64 // η·s of each parameter
-	keep         float32   // 1 − η·λ
+	keep         []float32 // 1 − η·λ of each group
 	kernel       cpu.Muon
 
 	largeScratch *muonScratch
@@ -143,7 +143,7 @@ func (*muon) state(p *moe.Parameter) []string {
 
 func (*muon) onDevice(p *moe.Parameter) bool { return !orthogonalized(p.Name, p.Shape) }
 
-func (r *muon) adamW() xpu.AdamW { return r.rest.adamW() }
+func (r *muon) adamW(s groupSetting) xpu.AdamW { return r.rest.adamW(s) }
 
 // begin leaves X where the gradients of the matrices were.
 func (r *muon) begin(ctx context.Context, o *Optimizer, learningRate, gradScale float64) error {
@@ -151,7 +151,10 @@ func (r *muon) begin(ctx context.Context, o *Optimizer, learningRate, gradScale 
 		return err
 	}
 	r.ctx = ctx
-	r.keep = float32(1 - learningRate**r.config.WeightDecay)
+	r.keep = r.keep[:0]
+	for _, s := range o.settings {
+		r.keep = append(r.keep, float32(1-learningRate*s.rateScale*s.weightDecay))
+	}
 	r.kernel = cpu.Muon{Momentum: *r.config.Momentum, Nesterov: *r.config.Nesterov, GradScale: gradScale}
 	if r.smallOne == nil {
 		r.momentumOne = func(i int) {
@@ -185,11 +188,11 @@ func (r *muon) begin(ctx context.Context, o *Optimizer, learningRate, gradScale 
 		if !r.inside[i] {
 			continue
 		}
-		rows, columns := float64(p.Shape[0]), float64(p.Shape[1])
+		rows, columns, rate := float64(p.Shape[0]), float64(p.Shape[1]), learningRate*o.settings[o.group[i]].rateScale
 		if r.config.AdjustLearningRate == AdjustOriginal {
-			r.scale[i] = learningRate * math.Sqrt(max(1, rows/columns))
+			r.scale[i] = rate * math.Sqrt(max(1, rows/columns))
 		} else {
-			r.scale[i] = learningRate * 0.2 * math.Sqrt(max(rows, columns))
+			r.scale[i] = rate * 0.2 * math.Sqrt(max(rows, columns))
 		}
 	}
 	return nil
@@ -244,7 +247,7 @@ func (r *muon) orthogonalize(ctx context.Context, p *moe.Parameter, squares floa
 
 func (r *muon) update(o *Optimizer, p, begin, end int) {
 	weight := o.parameters[p].Weight[begin:end]
-	cpu.Scale(weight, r.keep)
+	cpu.Scale(weight, r.keep[o.group[p]])
 	cpu.Axpy(weight, float32(-r.scale[p]), o.parameters[p].Grad[begin:end])
 }
 

@@ -7,7 +7,7 @@ import (
 	"mula/xpu/cpu"
 )
 
-// sophiaG is [SophiaG], over all parameters as one group. With g the gradient, η the learning rate, λ the weight decay and B the number of
+// sophiaG is [SophiaG]. With g the gradient, η the learning rate, λ the weight decay and B the number of
 // targets of a full step:
 //
 //	p ← p − η·λ·p;   m ← β₁m + (1−β₁)g;   p ← p − η·clip(m/(ρ·B·h + 1e-15), ±1)
@@ -25,7 +25,7 @@ type sophiaG struct {
 	config  OptimizerConfig
 	targets int64 // B
 	every   int64
-	kernel  cpu.Sophia
+	kernel  []cpu.Sophia // of each group
 
 	// Of the estimate at hand.
 	gradScale, weight float64
@@ -38,16 +38,19 @@ func newSophiaG(config OptimizerConfig, targets int64) *sophiaG {
 
 func (*sophiaG) state(*moe.Parameter) []string { return []string{"exp_avg", "hessian"} }
 
-func (r *sophiaG) begin(_ context.Context, _ *Optimizer, learningRate, gradScale float64) error {
-	r.kernel = cpu.Sophia{
-		LearningRate: learningRate, Beta1: r.config.Betas[0], Curvature: *r.config.Rho * float64(r.targets), WeightDecay: *r.config.WeightDecay,
-		GradScale: gradScale,
+func (r *sophiaG) begin(_ context.Context, o *Optimizer, learningRate, gradScale float64) error {
+	r.kernel = r.kernel[:0]
+	for _, s := range o.settings {
+		r.kernel = append(r.kernel, cpu.Sophia{
+			LearningRate: learningRate * s.rateScale, Beta1: r.config.Betas[0], Curvature: *r.config.Rho * float64(r.targets), WeightDecay: s.weightDecay,
+			GradScale: gradScale,
+		})
 	}
 	return nil
 }
 
 func (r *sophiaG) update(o *Optimizer, p, begin, end int) {
-	r.kernel.Update(o.parameters[p].Weight[begin:end], o.parameters[p].Grad[begin:end], o.kept(p, 0, begin, end), o.kept(p, 1, begin, end))
+	r.kernel[o.group[p]].Update(o.parameters[p].Weight[begin:end], o.parameters[p].Grad[begin:end], o.kept(p, 0, begin, end), o.kept(p, 1, begin, end))
 }
 
 func (r *sophiaG) updateHessian(ctx context.Context, o *Optimizer, gradScale float64, targets int64) error {

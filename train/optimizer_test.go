@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"mula/blend"
+	"mula/internal/alloctest"
 	"mula/moe"
 	"mula/moe/safetensors"
 	"mula/xpu"
@@ -238,7 +239,7 @@ func TestClipFactor(t *testing.T) {
 	}
 }
 
-// A goldenRun is a case of testdata/optimizers.json, which testdata/optimizers.py made with the reference implementations.
+// A goldenRun is a case of testdata/optimizers.json or groups.json, which testdata/optimizers.py made with the reference implementations.
 type goldenRun struct {
 	Name      OptimizerName
 	Config    map[string]any
@@ -254,7 +255,27 @@ type goldenRun struct {
 // where terms cancel they are small beside the terms; so they are held against the largest weight of the tensor, and the state against the
 // largest of its tensor.
 func TestOptimizersGolden(t *testing.T) {
-	data, err := os.ReadFile("testdata/optimizers.json")
+	seen := compareGolden(t, "testdata/optimizers.json")
+	for name := range optimizerDefaults {
+		if !seen[name] && name != AdamW { // which has a file of its own
+			t.Errorf("there is no golden run of %s", name)
+		}
+	}
+}
+
+// The same with groups of parameters, which the reference implementations have as param_groups.
+func TestGroupsGolden(t *testing.T) {
+	seen := compareGolden(t, "testdata/groups.json")
+	for name := range optimizerDefaults {
+		if !seen[name] {
+			t.Errorf("there is no golden run of %s", name)
+		}
+	}
+}
+
+// compareGolden runs the cases of a golden file, and returns whose they are.
+func compareGolden(t *testing.T, path string) (seen map[OptimizerName]bool) {
+	data, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -270,7 +291,7 @@ func TestOptimizersGolden(t *testing.T) {
 	if err := json.Unmarshal(data, &golden); err != nil {
 		t.Fatal(err)
 	}
-	seen := map[OptimizerName]bool{}
+	seen = map[OptimizerName]bool{}
 	for number, run := range golden.Cases {
 		t.Run(fmt.Sprint(number, " ", run.Name), func(t *testing.T) {
 			seen[run.Name] = true
@@ -346,11 +367,7 @@ func TestOptimizersGolden(t *testing.T) {
 			t.Logf("largest differences, in units of 2^-24 of the largest element: %v", worst)
 		})
 	}
-	for name := range optimizerDefaults {
-		if !seen[name] && name != AdamW { // which has a file of its own
-			t.Errorf("there is no golden run of %s", name)
-		}
-	}
+	return seen
 }
 
 // eachOptimizer runs f with what train.yaml needs for every optimizer.
@@ -740,7 +757,7 @@ func TestOptimizersAllocate(t *testing.T) {
 		}
 		for _, measure := range []bool{false, true} {
 			o.Measure(measure)
-			if n := steadyAllocations(step); n > 0 {
+			if n := alloctest.Least(step); n > 0 {
 				t.Errorf("%v allocations in a step, measured: %v", n, measure)
 			}
 		}

@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 
+	"mula/internal/launchers"
 	"mula/moe"
 	"mula/xpu"
 	"mula/xpu/local"
@@ -17,40 +19,97 @@ import (
 )
 
 // Join meets the other processes of a run: those that an mpiexec or mula launch has started, by layout.links. It returns nil if the run is one of
-// a single process, whose ranks are goroutines if there are several. The group is closed by the caller, after what [Run] has returned.
-func Join(ctx context.Context, config Config) (*xpu.Comm, error) {
+// a single process, whose ranks are goroutines if there are several. While ranks that speak TCP are missing, it calls waiting now and then with a
+// text that names them. The group is closed by the caller, after what [Run] has returned.
+func Join(ctx context.Context, config Config, waiting func(text string)) (*xpu.Comm, error) {
 	if err := config.Validate(); err != nil {
 		return nil, err
 	}
-	kind := config.Layout.Links
 	options, launched, err := tcp.FromEnvironment()
-	if kind == AutoLinks {
-		switch {
-		case mpi.Launched():
-			kind = MPILinks
-		case launched || err != nil:
-			kind = TCPLinks
-		default:
-			kind = LocalLinks
-		}
+	kind, kindErr := linksOf(config.Layout.Links)
+	if kindErr != nil {
+		return nil, kindErr
 	}
 	var link xpu.Link
 	switch {
 	case kind == LocalLinks:
-		return nil, nil
+		return nil, startedWith(1)
 	case kind == MPILinks:
 		link, err = mpi.Init(ctx)
 	case err != nil:
 		return nil, err
 	case !launched:
-		return nil, &fieldError{"layout.links", " is \"tcp\", but nobody has said which rank of which run this process is; start the run with mula launch"}
+		return nil, &fieldError{field: "layout.links", message: " is \"tcp\", but nobody has said which rank of which run this process is; start the run with mula launch"}
 	default:
+		options.Waiting = waiting
 		link, err = tcp.Join(ctx, options)
 	}
 	if err != nil {
 		return nil, err
 	}
-	return xpu.NewComm(link), nil
+	world := xpu.NewComm(link)
+	err = startedWith(world.Size())
+	if err == nil && kind == MPILinks && world.Size() == 1 && config.Layout.Ranks() > 1 {
+		err = loneRank(link.Name())
+	}
+	if err != nil {
+		world.Close()
+		return nil, err
+	}
+	return world, nil
+}
+
+// linksOf returns the kind of links of this process: layout.links, or for auto the kind that the environment names. It refuses to train in one of
+// several processes that cannot find each other: each of them would run the whole job.
+func linksOf(kind LinkKind) (LinkKind, error) {
+	process, started := launchers.Find()
+	if kind == AutoLinks {
+		switch {
+		case os.Getenv(tcp.RankVariable) != "":
+			kind = TCPLinks
+		case os.Getenv(tcp.SizeVariable) == "1": // mula launch has started one process for all ranks
+			kind = LocalLinks
+		case mpi.Launched():
+			kind = MPILinks
+		case started && process.Size > 1:
+			return "", separateProcesses(process)
+		default:
+			kind = LocalLinks
+		}
+	}
+	if kind == MPILinks && !mpi.Launched() && started && process.Size > 1 {
+		return "", separateProcesses(process)
+	}
+	return kind, nil
+}
+
+// separateProcesses is the error of a process that a launcher has started as one of several, without a way to find the others.
+func separateProcesses(p launchers.Process) error {
+	pmi := ""
+	if p.Launcher.Rank == "SLURM_PROCID" {
+		pmi = "start the run with srun --mpi=pmi2 or --mpi=pmix (srun --mpi=list has the choice), or with mula launch"
+	} else {
+		pmi = "start the run with mula launch or an mpiexec"
+	}
+	return &fieldError{field: "layout.links", message: fmt.Sprintf(": %s has started %d processes (%s), but no PMI for MPI, so they cannot find each other and each would do the whole run; %s. "+
+		"If each process is a run of its own, with its own output, set layout.links to local", p.Launcher.Name, p.Size, p.Launcher.Size, pmi)}
+}
+
+// startedWith refuses a world of another size than that of which mula launch has told this process.
+func startedWith(size int) error {
+	text := os.Getenv(tcp.SizeVariable)
+	if n, err := strconv.Atoi(text); text == "" || err == nil && n == size {
+		return nil
+	}
+	return &fieldError{field: "layout.links", message: fmt.Sprintf(": mula launch has started %s ranks (%s), but this rank is in a world of %d; use an mpiexec or srun that belongs to the MPI library, "+
+		"or mula launch --with tcp", text, tcp.SizeVariable, size)}
+}
+
+// loneRank is the error of a process whose MPI library sees no other process, although the layout has several ranks.
+func loneRank(library string) error {
+	p, _ := launchers.Find()
+	return &fieldError{field: "layout.links", message: fmt.Sprintf(": %s has started this process (%s), but %s sees no other process; name the MPI library of %s in %s, or start the run with mula launch --with tcp",
+		p.Launcher.Name, p.Launcher.Rank, library, p.Launcher.Name, mpi.LibraryVariable)}
 }
 
 // fitsWorld refuses a layout that is not for so many ranks, and names those that are.
@@ -79,7 +138,7 @@ func (c Config) fitsWorld(ranks int) error {
 	if c.BatchSize%readers != 0 {
 		text = fmt.Sprintf("start %d, or make batch_size, which is %d, a multiple of %d and the layout one of %s", l.Ranks(), c.BatchSize, readers, strings.Join(possible, ", "))
 	}
-	return &fieldError{"layout", fmt.Sprintf(" is %s = %d ranks, but %d were started; %s", what, l.Ranks(), ranks, text)}
+	return &fieldError{field: "layout", message: fmt.Sprintf(" is %s = %d ranks, but %d were started; %s", what, l.Ranks(), ranks, text)}
 }
 
 func divisors(n int) []int {
@@ -287,17 +346,14 @@ func (r *ranks) parallel(l LayoutConfig) moe.Parallel {
 	return p
 }
 
-// any reports on all ranks whether yes is true on one of them.
-func (r *ranks) any(ctx context.Context, yes bool) (bool, error) {
+// sum returns the sum of a number of each rank, on all ranks.
+func (r *ranks) sum(ctx context.Context, n int64) (int64, error) {
 	if r == nil {
-		return yes, nil
+		return n, nil
 	}
-	var n [1]int64
-	if yes {
-		n[0] = 1
-	}
-	err := xpu.AllReduce(ctx, r.world, n[:])
-	return n[0] > 0, err
+	sum := []int64{n}
+	err := xpu.AllReduce(ctx, r.world, sum)
+	return sum[0], err
 }
 
 // all gives every rank a number of each. It holds until the next call.
@@ -328,7 +384,7 @@ const mostLocal = 256
 func runLocal(ctx context.Context, config Config, options Options) (Result, error) {
 	n := config.Layout.Ranks()
 	if n > mostLocal {
-		return Result{}, &fieldError{"layout", fmt.Sprintf(" is %d ranks; in one process there can be %d, so start the run with mula launch or an mpiexec", n, mostLocal)}
+		return Result{}, &fieldError{field: "layout", message: fmt.Sprintf(" is %d ranks; in one process there can be %d, so start the run with mula launch or an mpiexec", n, mostLocal)}
 	}
 	results, errs := make([]Result, n), make([]error, n)
 	run := func(rank int, link xpu.Link) {

@@ -2,6 +2,7 @@ package train
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"path/filepath"
 	"reflect"
@@ -18,7 +19,7 @@ import (
 // resolve gives every field its value for a run on plan p, and refuses what does not fit the plan.
 func (c Config) resolve(p *blend.Plan) (Config, error) {
 	bad := func(field, format string, args ...any) (Config, error) {
-		return Config{}, &fieldError{field, " " + fmt.Sprintf(format, args...)}
+		return Config{}, &fieldError{field: field, message: " " + fmt.Sprintf(format, args...)}
 	}
 	if err := c.Model.resolve(p.Tokenizer); err != nil {
 		return Config{}, err
@@ -34,9 +35,12 @@ func (c Config) resolve(p *blend.Plan) (Config, error) {
 	if c.Steps == 0 {
 		c.Steps = batches
 	}
-	if c.Steps > batches || batches == 0 {
-		return bad("steps", "is %d, but the plan has %d positions, enough for %d steps of batch_size %d; lower it, or seal a longer plan",
-			max(1, c.Steps), p.Length(), batches, c.BatchSize)
+	if batches == 0 {
+		return bad("batch_size", "is %d, but the plan has %d positions, less than one step; lower batch_size, or build a longer plan", c.BatchSize, p.Length())
+	}
+	if c.Steps > batches {
+		return bad("steps", "is %d, but the plan has %d positions, enough for %d steps of batch_size %d; lower it, or build a longer plan",
+			c.Steps, p.Length(), batches, c.BatchSize)
 	}
 	if c.Attention == "" {
 		c.Attention = attentionOf(p)
@@ -78,7 +82,7 @@ func (m *ModelConfig) resolve(t *blend.Tokenizer) error {
 	if t != nil {
 		if m.VocabSize < t.Vocabulary {
 			if m.given["vocab_size"] {
-				return &fieldError{"model.vocab_size", fmt.Sprintf(" is %d, but the plan's tokenizer has %d ids; it must be at least that", m.VocabSize, t.Vocabulary)}
+				return &fieldError{field: "model.vocab_size", message: fmt.Sprintf(" is %d, but the plan's tokenizer has %d ids; it must be at least that", m.VocabSize, t.Vocabulary)}
 			}
 			m.VocabSize = (t.Vocabulary + 63) / 64 * 64
 		}
@@ -93,14 +97,20 @@ func (m *ModelConfig) resolve(t *blend.Tokenizer) error {
 			}
 		}
 	}
-	if err := m.Config.Validate(); err != nil {
-		return &fieldError{"model", ": " + err.Error()}
+	var field *moe.FieldError
+	if err := m.Config.Validate(); errors.As(err, &field) {
+		return &fieldError{field: "model." + field.Field, message: " " + field.Problem}
+	} else if err != nil {
+		return err
 	}
 	return nil
 }
 
 // resolve gives the fields that the optimizer has their defaults.
 func (c *OptimizerConfig) resolve() {
+	if len(c.Groups) == 0 {
+		c.Groups = nil // as a file without the field
+	}
 	defaults := optimizerDefaults[c.Name]
 	own := optionalFields(reflect.ValueOf(&defaults).Elem())
 	for i, f := range optionalFields(reflect.ValueOf(c).Elem()) {
@@ -136,7 +146,7 @@ func (c *ScheduleConfig) resolve(steps int64) error {
 		if c.Name == Constant {
 			field = "steps"
 		}
-		return &fieldError{"schedule.warmup_steps", fmt.Sprintf(" is %d, but %s is %d, so that schedule.learning_rate would never be reached; lower the one or raise the other",
+		return &fieldError{field: "schedule.warmup_steps", message: fmt.Sprintf(" is %d, but %s is %d, so that schedule.learning_rate would never be reached; lower the one or raise the other",
 			*c.WarmupSteps, field, length)}
 	}
 	if c.MinLearningRate == nil && c.Name != Constant {
@@ -153,13 +163,13 @@ func (c *ScheduleConfig) resolve(steps int64) error {
 	}
 	left := length - *c.WarmupSteps
 	if left == 0 {
-		return &fieldError{"schedule.warmup_steps", fmt.Sprintf(" is %d, which leaves nothing of schedule.decay_steps for the cooldown; lower the one or raise the other", length)}
+		return &fieldError{field: "schedule.warmup_steps", message: fmt.Sprintf(" is %d, which leaves nothing of schedule.decay_steps for the cooldown; lower the one or raise the other", length)}
 	}
 	if c.CooldownSteps == nil {
 		c.CooldownSteps = new(min(max(1, length/5), left))
 	}
 	if *c.CooldownSteps > left {
-		return &fieldError{"schedule.cooldown_steps", fmt.Sprintf(" is %d, but schedule.warmup_steps of %d leaves %d of schedule.decay_steps; lower one of the first two or raise the last",
+		return &fieldError{field: "schedule.cooldown_steps", message: fmt.Sprintf(" is %d, but schedule.warmup_steps of %d leaves %d of schedule.decay_steps; lower one of the first two or raise the last",
 			*c.CooldownSteps, *c.WarmupSteps, left)}
 	}
 	return nil
@@ -221,7 +231,7 @@ func relativePath(dir, path string) (string, error) {
 // free are the fields that may change when a run is resumed: none decides what a step computes. The plan is not among the others
 // because its fingerprint is compared, and steps not because schedule.decay_steps is: a longer run goes on with the same schedule.
 var free = []string{"plan", "output", "tokenizer", "initialize_from", "model.preset", "steps", "threads", "recompute", "device", "checkpoint.every", "checkpoint.keep",
-	"evaluate.every", "evaluate.samples", "spikes.max_skips", "spikes.max_rollbacks", "log.update_ratio_every", "metrics_listen", "plan_change", "verify",
+	"evaluate.every", "evaluate.samples", "spikes.max_skips", "spikes.max_rollbacks", "log.update_ratio_every", "metrics_listen", "plan_change", "verify", "reverify_seconds",
 	// These decide where something is computed, and in which order it is added up: the last bits at most, of which State.Arithmetic tells.
 	"layout.dp", "layout.ep", "layout.pp", "layout.tp", "layout.optimizer", "layout.dispatch", "layout.sums", "layout.links", "layout.check_replicas_every"}
 
@@ -286,6 +296,12 @@ func compareIdentity(checkpoint, now map[string]string, steps int64) error {
 	schedule, ok := scheduleOf(now)
 	agrees := oldOK && ok && old.agrees(schedule, steps)
 	var differences []string
+	// Another optimizer or schedule has other fields. That they differ goes without saying.
+	follows := func(name string) bool {
+		group, _, _ := strings.Cut(name, ".")
+		was, ok := checkpoint[group+".name"]
+		return ok && was != now[group+".name"]
+	}
 	for _, name := range sortedKeys(now) {
 		old, ok := checkpoint[name]
 		if !ok {
@@ -293,15 +309,16 @@ func compareIdentity(checkpoint, now map[string]string, steps int64) error {
 		}
 		switch {
 		case old == now[name] || agrees && slices.Contains(ofDecay, name):
+		case !ok && follows(name):
 		case !ok:
-			differences = append(differences, fmt.Sprintf("%s is %s now and unknown there", name, now[name]))
+			differences = append(differences, fmt.Sprintf("%s was not set and is %s now", name, now[name]))
 		default:
 			differences = append(differences, fmt.Sprintf("%s was %s and is %s now", name, old, now[name]))
 		}
 	}
 	for _, name := range sortedKeys(checkpoint) {
-		if _, ok := now[name]; !ok {
-			differences = append(differences, fmt.Sprintf("%s was %s and is unknown now", name, checkpoint[name]))
+		if _, ok := now[name]; !ok && !follows(name) {
+			differences = append(differences, fmt.Sprintf("%s was %s and is not set now", name, checkpoint[name]))
 		}
 	}
 	if differences == nil {

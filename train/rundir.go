@@ -4,8 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"syscall"
 
 	"mula/internal/locks"
 )
@@ -32,8 +34,12 @@ func openRunDir(path string) (*runDir, error) {
 	if own := filepath.Join(path, configFile); !writtenByTrain(own) {
 		return nil, fmt.Errorf("output %s: a run writes its configuration to %s, which is there already and not of a run; choose another output", path, own)
 	}
-	if err := os.MkdirAll(filepath.Join(path, checkpointsDir), 0o755); err != nil {
-		return nil, err
+	if err := os.MkdirAll(filepath.Join(path, checkpointsDir), 0o755); errors.Is(err, syscall.ENOTDIR) {
+		return nil, &fieldError{field: "output", message: fmt.Sprintf(" is %s, but %s is a file; write the path of a directory for the run", path, notDirectory(err, path)), cause: err}
+	} else if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
+		return nil, &fieldError{field: "output", message: fmt.Sprintf(" is %s, which cannot be made (%s); write the path of a directory that may be written", path, err), cause: err}
+	} else if err != nil {
+		return nil, fmt.Errorf("making the run directory %s: %w", path, err)
 	}
 	lock, err := locks.Hold(filepath.Join(path, lockFile))
 	if errors.Is(err, locks.ErrHeld) {
@@ -48,6 +54,15 @@ func openRunDir(path string) (*runDir, error) {
 		return nil, err
 	}
 	return d, nil
+}
+
+// notDirectory is the file in the way of a directory, from the error of MkdirAll.
+func notDirectory(err error, path string) string {
+	var where *fs.PathError
+	if errors.As(err, &where) {
+		return where.Path
+	}
+	return path
 }
 
 // writtenByTrain reports whether a train.yaml can be replaced: it is one that a run has written, or none.

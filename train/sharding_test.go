@@ -167,9 +167,19 @@ func TestI4SchemesAgree(t *testing.T) {
 		norms   []float64
 		ratios  []ratio
 	}
-	alone := func(name OptimizerName, l LayoutConfig) outcome {
+	config := func(name OptimizerName, grouped bool) OptimizerConfig {
+		c := defaultOptimizer(name)
+		if grouped { // ranges of buckets then have weights of several groups
+			c.Groups = []ParameterGroup{
+				{Match: []string{"norms", "embedding"}, WeightDecay: new(0.0)}, {Match: []string{"router", "model.layers.*.experts.[13].*"}, LearningRateScale: new(0.3)},
+				{Match: []string{"*.down_proj.weight"}, WeightDecay: new(0.5), LearningRateScale: new(2.0)},
+			}
+		}
+		return c
+	}
+	alone := func(name OptimizerName, grouped bool, l LayoutConfig) outcome {
 		parameters, _ := handModel(0, 1)
-		o := mustOptimizer(t, defaultOptimizer(name), 100, device(t, 1), parameters)
+		o := mustOptimizer(t, config(name, grouped), 100, device(t, 1), parameters)
 		o.Measure(true)
 		var result outcome
 		sum := func(step int) {
@@ -227,9 +237,20 @@ func TestI4SchemesAgree(t *testing.T) {
 			if name != AdamW && l.EP != 2 {
 				continue
 			}
-			want := alone(name, l)
-			for _, scheme := range schemes {
-				t.Run(fmt.Sprintf("%s/%d,%d/%s", name, l.DP, l.EP, scheme), func(t *testing.T) {
+			wants := map[bool]outcome{false: alone(name, false, l)}
+			if l.EP == 2 {
+				wants[true] = alone(name, true, l)
+				if slices.EqualFunc(wants[true].weights, wants[false].weights, slices.Equal) {
+					t.Errorf("%s: groups change nothing", name)
+				}
+			}
+			for i := range 2 * len(schemes) {
+				scheme, grouped := schemes[i/2], i%2 > 0
+				if grouped && l.EP != 2 {
+					continue
+				}
+				want := wants[grouped]
+				t.Run(fmt.Sprintf("%s/%d,%d/%s/groups %v", name, l.DP, l.EP, scheme, grouped), func(t *testing.T) {
 					owners := make([][]int, len(sizes)) // of each element, how many write it
 					for i, n := range sizes {
 						owners[i] = make([]int, n)
@@ -245,7 +266,7 @@ func TestI4SchemesAgree(t *testing.T) {
 						ep := world.Rank() % l.EP
 						parameters, buckets := handModel(ep, l.EP)
 						s := newSharding(groups, scheme, needsWholeTensors(name), device(t, 1), parameters, buckets)
-						o, err := newShardedOptimizer(ctx, defaultOptimizer(name), 100, device(t, 1), parameters, sizes, s)
+						o, err := newShardedOptimizer(ctx, config(name, grouped), 100, device(t, 1), parameters, sizes, s)
 						if err != nil {
 							return err
 						}

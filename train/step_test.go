@@ -2,12 +2,12 @@ package train
 
 import (
 	"context"
-	"math"
 	"path/filepath"
 	"runtime"
 	"strings"
 	"testing"
 
+	"mula/internal/alloctest"
 	"mula/moe"
 )
 
@@ -44,22 +44,10 @@ func TestStepsDoNotAllocate(t *testing.T) {
 		for range 3 {
 			step()
 		}
-		if n := steadyAllocations(step); n > 0 {
+		if n := alloctest.Least(step); n > 0 {
 			t.Errorf("%v allocations in a step, recompute: %v", n, recompute)
 		}
 	}
-}
-
-// steadyAllocations is the number of allocations that every call of step makes. How much scratch a device keeps depends on how many of its workers
-// happened to need some at the same time, so a single call may allocate long after the first.
-func steadyAllocations(step func()) float64 {
-	least := math.Inf(1)
-	for range 20 {
-		if least = min(least, testing.AllocsPerRun(1, step)); least == 0 {
-			break
-		}
-	}
-	return least
 }
 
 // A run that recomputes is the run that does not, also if it is stopped and goes on the other way; it takes less memory.

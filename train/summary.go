@@ -8,7 +8,7 @@ import (
 
 	"mula/blend"
 	"mula/moe"
-	"mula/moe/safetensors"
+	"mula/train/estimate"
 )
 
 // A Summary describes a run before it starts, when nothing large has been allocated yet.
@@ -31,7 +31,8 @@ type Summary struct {
 	TotalTokens      int64 // of all steps; less if positions are skipped
 	FLOPsPerToken    float64
 	Memory           Memory
-	Scratch          int64 // bytes that the device of a rank may take for itself beside Memory; 0 if that is not known
+	Groups           []GroupSummary // of parameters; nil if all have the settings of the optimizer
+	Scratch          int64          // bytes that the device of a rank may take for itself beside Memory; 0 if that is not known
 }
 
 // Memory is how many bytes each rank of a run takes, by purpose; with several stages of a pipeline, one of the stage that takes most. What a device takes
@@ -137,6 +138,7 @@ func summarize(c Config, p *blend.Plan, device string) Summary {
 		FLOPsPerToken: c.Model.FLOPsPerToken(p.SequenceLength),
 		MicroBatches:  microBatches, Bubble: bubble(l.PP, microBatches),
 		Memory: c.memory(min(c.MicroBatchSize, rows), microBatches, p.SequenceLength),
+		Groups: c.groups(),
 	}
 }
 
@@ -147,45 +149,21 @@ func (c Config) rankRows() int { return c.BatchSize / (c.Layout.DP * c.Layout.EP
 func (c Config) memory(rows, microBatches, sequenceLength int) Memory {
 	var most Memory
 	l := c.Layout
+	layout, trainer := c.estimateLayout(sequenceLength), c.estimateTrainer()
+	layout.MicroBatchSize = rows
 	for stage := range l.PP {
 		m := c.Model.Memory(moe.Pass{Rows: rows, SequenceLength: sequenceLength, Recompute: c.Recompute, Documents: c.Attention == DocumentAttention,
 			ExpertRanks: l.EP, Dispatch: l.Dispatch, Stage: stage, Stages: l.PP, InFlight: min(l.PP-stage, microBatches)})
-		held := stageTensors(c.Model.Config, stage, l.PP)
-		own := Memory{Weights: m.Weights, Gradients: m.Gradients, Buffers: m.Buffers + sumsBytes(held, l), HostOnly: sumsBytes(held, l)}
-		onDevice, onHost := optimizerBytes(c.Optimizer, c.Model.Config, held, l, c.Threads)
+		sums := estimate.SumBytes(c.Model.Config, layout, trainer, stage)
+		own := Memory{Weights: m.Weights, Gradients: m.Gradients, Buffers: m.Buffers + sums + estimate.StageBytes(c.Model.Config, layout, trainer), HostOnly: sums}
+		onDevice, onHost := optimizerBytes(c.Optimizer, c.Model.Config, stageTensors(c.Model.Config, stage, l.PP), l, c.Threads)
 		own.Moments = onDevice + onHost
 		own.HostOnly += onHost
-		if l.PP > 1 {
-			own.Buffers += 2 * 4 * int64(rows*sequenceLength) * int64(c.Model.HiddenSize) // what comes from one stage and goes to the other
-		}
 		if own.Total() > most.Total() {
 			most = own
 		}
 	}
 	return most
-}
-
-// sumsBytes is the memory in which a rank that holds these tensors receives the gradients that it adds up: as much as the largest buckets have, of
-// replicated weights and of experts.
-func sumsBytes(held []safetensors.Tensor, l LayoutConfig) int64 {
-	if l.DP*l.EP == 1 {
-		return 0
-	}
-	var largest [2]int64
-	sum, layer := [2]int64{}, ""
-	for _, t := range held {
-		name := tensorLayer(t.Name)
-		if name != layer {
-			sum, layer = [2]int64{}, name
-		}
-		kind := 0
-		if divided(t.Name) {
-			kind = 1
-		}
-		sum[kind] += t.Elements()
-		largest[kind] = max(largest[kind], sum[kind])
-	}
-	return 4 * (largest[0] + largest[1]/int64(l.EP))
 }
 
 // tensorLayer is what the names of the tensors of a layer, and of no others, begin with; of a tensor outside the layers it is its name.

@@ -2,13 +2,13 @@ package train
 
 import (
 	"context"
-	"crypto/sha256"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
 	"os"
+	"slices"
 	"time"
 
 	"mula/blend"
@@ -238,84 +238,37 @@ func (r *run) badLosses() int {
 	return -1
 }
 
-// checkReplicas compares the weights that ranks hold alike: the replicated ones of all ranks of a stage, and those of experts of the ranks that hold the
-// same.
-// Weights are never rounded in different ways: a difference is a fault of a machine, or of this program.
-func (r *run) checkReplicas(ctx context.Context) error {
-	buckets := r.model.Buckets()
-	var weights [][]float32
-	for _, b := range buckets {
-		weights = append(weights, b.Weight)
+// diverged reports whether no single host is the source of values that are not finite in this step: the rows of all readers have such values, ranks on
+// several hosts have computed them from finite values, or only their sum over ranks is not finite. In a run of one pipeline the first bad stage is the
+// source.
+func (r *run) diverged() bool {
+	if r.ranks == nil || r.votes == nil {
+		return true
 	}
-	if err := r.device.ToHost(ctx, weights...); err != nil {
-		return fmt.Errorf("step %d: comparing replicas: %w", r.state.Step-1, err)
-	}
-	sums := make([][sha256.Size]byte, len(buckets))
-	r.device.Parallel(len(buckets), func(i int) { sums[i] = sha256.Sum256(bytesOf(buckets[i].Weight)) })
-	var own [2][]byte // of replicated weights, of experts
-	for i, b := range buckets {
-		kind := 0
-		if b.Divided {
-			kind = 1
-		}
-		own[kind] = append(own[kind], sums[i][:]...)
-	}
-	size := r.ranks.size()
-	all, bounds := make([]byte, size*2*sha256.Size), make([]int, size+1)
-	for rank := range bounds {
-		bounds[rank] = rank * 2 * sha256.Size
-	}
-	for kind, sums := range own {
-		sum := sha256.Sum256(sums)
-		copy(all[bounds[r.ranks.rank()]+kind*sha256.Size:], sum[:])
-	}
-	if err := xpu.AllGather(ctx, r.ranks.world, all, bounds); err != nil {
-		return fmt.Errorf("step %d: comparing replicas: %w", r.state.Step-1, err)
-	}
-	hash := func(rank, kind int) string { return string(all[bounds[rank]+kind*sha256.Size:][:sha256.Size]) }
-	differs := func(what string, kind int, alike []int) error {
-		votes := map[string]int{}
-		for _, rank := range alike {
-			votes[hash(rank, kind)]++
-		}
-		for _, rank := range alike {
-			n := votes[hash(rank, kind)]
-			if n == len(alike) {
-				return nil
-			}
-			if 2*n > len(alike) {
-				continue // of the majority
-			}
-			text := "no majority of them agrees, so that it may be another that is wrong"
-			for _, m := range votes {
-				if 2*m > len(alike) {
-					text = fmt.Sprintf("%d of %d ranks agree on others", m, len(alike))
-				}
-			}
-			return r.blame(rank, failureReplica, fmt.Errorf("after step %d its %s differ from those of the ranks that hold the same: %s. A machine has computed or carried something wrongly; "+
-				"start the run again from its newest checkpoint, without that host", r.state.Step-1, what, text))
-		}
-		return nil
-	}
-	for pp := range r.ranks.PP {
-		var all []int
-		replicas := make([][]int, r.ranks.EP)
-		for dp := range r.ranks.DP {
-			for ep := range r.ranks.EP {
-				rank := r.ranks.rankAt(dp, pp, ep)
-				all, replicas[ep] = append(all, rank), append(replicas[ep], rank)
-			}
-		}
-		if err := differs("replicated weights", 0, all); err != nil {
-			return err
-		}
-		for _, alike := range replicas {
-			if err := differs("experts", 1, alike); err != nil {
-				return err
-			}
+	hosts, readers := map[string]bool{}, map[int]bool{}
+	for rank := range r.ranks.size() {
+		if !r.votedFinite(rank) {
+			dp, _, ep := r.ranks.place(rank)
+			readers[dp*r.ranks.EP+ep] = true
+			hosts[r.ranks.hosts[r.culprit(rank)]] = true
 		}
 	}
-	return nil
+	return len(hosts) != 1 || len(readers) == r.ranks.readers() && len(readers) > 1
+}
+
+// votedFinite reports whether all values in the vote of a rank are finite: its losses, and its own gradient.
+func (r *run) votedFinite(rank int) bool {
+	vote := r.votes[r.voteBounds[rank]:r.voteBounds[rank+1]]
+	if vote[voteTensor] != 0 || vote[voteSpoilt] != 0 || !finite(math.Float64frombits(vote[voteAux])) || !finite(math.Float64frombits(vote[voteZ])) {
+		return false
+	}
+	slots := r.config.BatchSize / r.ranks.readers()
+	for slot := range slices.Chunk(vote[len(vote)-slots*voteRow:], voteRow) {
+		if slot[voteSource] != 0 && !finite(math.Float64frombits(slot[voteLoss])) {
+			return false
+		}
+	}
+	return true
 }
 
 // failuresFile is the file of a run directory that names hosts on which something went wrong.
@@ -325,14 +278,15 @@ const failuresFile = "failures.jsonl"
 const (
 	failureNotFinite = "not_finite"      // a loss or gradient of this rank alone was not finite
 	failureReplica   = "replica_differs" // its weights were not those of its replicas
+	failureDiverged  = "diverged"        // values that are not finite ended the run, and no single host computed them
 	failureError     = "error"           // anything else that ended the run
 )
 
 // failureRecord is a line of failures.jsonl.
 type failureRecord struct {
 	Time  string `json:"time"` // RFC 3339
-	Host  string `json:"host"`
-	Rank  int    `json:"rank"`
+	Host  string `json:"host"` // "" for a failure of the whole run
+	Rank  int    `json:"rank"` // -1 for a failure of the whole run
 	Step  int64  `json:"step"` // steps done before it
 	Kind  string `json:"kind"`
 	Error string `json:"error"`
@@ -352,12 +306,19 @@ func (r *run) blame(rank int, kind string, err error) error {
 	return shared
 }
 
-// recordFailures records why a run of several ranks has ended, unless it is recorded already, or the run was stopped.
+// recordFailures records why a run has ended, unless it is recorded already, or the run was stopped.
 func (r *run) recordFailures(err error) {
 	var shared *sharedErr
+	kind := failureError
+	if errors.Is(err, ErrNotFinite) {
+		kind = failureDiverged
+	}
 	switch {
-	case r.ranks == nil || errors.Is(err, context.Canceled):
+	case errors.Is(err, context.Canceled):
 	case errors.As(err, &shared):
+		if shared.failures == nil && kind == failureDiverged && r.diverged() {
+			r.recordFailure(-1, kind, err.Error())
+		}
 		if !shared.recorded {
 			for rank, f := range shared.failures {
 				if f.Error != "" {
@@ -366,11 +327,11 @@ func (r *run) recordFailures(err error) {
 			}
 		}
 	case !errors.Is(err, xpu.ErrPeerLost): // the others do not know of it
-		r.appendFailure(r.ranks.rank(), failureError, err.Error())
+		r.appendFailure(r.ranks.rank(), kind, err.Error())
 	}
 }
 
-// recordFailure records a failure that all ranks know of: the first one writes it.
+// recordFailure records a failure that all ranks know of: the first one writes it. The rank is -1 for a failure of the whole run.
 func (r *run) recordFailure(rank int, kind, text string) {
 	if r.leads() {
 		r.appendFailure(rank, kind, text)
@@ -378,7 +339,15 @@ func (r *run) recordFailure(rank int, kind, text string) {
 }
 
 func (r *run) appendFailure(rank int, kind, text string) {
-	line, err := json.Marshal(failureRecord{timestamp(time.Now()), r.ranks.hosts[rank], rank, r.state.Step, kind, text})
+	host := ""
+	switch {
+	case rank < 0:
+	case r.ranks == nil:
+		host = hostname()
+	default:
+		host = r.ranks.hosts[rank]
+	}
+	line, err := json.Marshal(failureRecord{timestamp(time.Now()), host, rank, r.state.Step, kind, text})
 	if err == nil {
 		var f *os.File
 		if f, err = os.OpenFile(r.dir.join(failuresFile), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644); err == nil {
@@ -387,6 +356,6 @@ func (r *run) appendFailure(rank int, kind, text string) {
 		}
 	}
 	if err != nil {
-		r.warn("a failure of rank %d on %s could not be recorded: %v", rank, r.ranks.hosts[rank], err)
+		r.warn("a failure of rank %d on %s could not be recorded: %v", rank, host, err)
 	}
 }

@@ -299,10 +299,15 @@ func CheckCrossEntropy(c CrossEntropy) (targets int) {
 
 // CheckSumSquares panics unless the arguments of [Layers.SumSquares] are right, and returns the number of blocks.
 func CheckSumSquares(stretches [][]float32, sums []float64) (blocks int) {
-	for _, x := range stretches {
-		blocks += (len(x) + BlockSize - 1) / BlockSize
-	}
+	blocks = Blocks(stretches)
 	need("SumSquares", "sums", len(sums), blocks)
+	return blocks
+}
+
+// CheckChecksums panics unless the arguments of [Layers.Checksums] are right, and returns the number of blocks.
+func CheckChecksums(stretches [][]float32, sums []uint64) (blocks int) {
+	blocks = Blocks(stretches)
+	need("Checksums", "sums", len(sums), blocks)
 	return blocks
 }
 

@@ -191,6 +191,9 @@ func ReduceScatter[N Number](ctx context.Context, c *Comm, x []N, bounds []int) 
 	return reduceScatter(ctx, c, x, bounds)
 }
 
+// SumMemory is the number of bytes that this rank keeps for sums of the group; see [SumMemory].
+func (c *Comm) SumMemory() int64 { return 8 * int64(len(c.scratch)) }
+
 // segment is how many bytes of a sum two ranks exchange at a time: few enough to be added up while they are in a cache, enough to make little
 // of the time that an exchange of nothing takes.
 const segment = 1 << 20

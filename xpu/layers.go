@@ -1,5 +1,10 @@
 package xpu
 
+import (
+	"encoding/binary"
+	"math/bits"
+)
+
 // Layers are what a decoder and its training need beside products. T is the number of tokens of a pass, rows × length; R the number of rows of
 // the experts, for each token one for each expert that it has chosen. Results overlap no operand unless it is said.
 //
@@ -89,6 +94,10 @@ type Layers interface {
 	// [BlockSize] elements, the last of which may be shorter. A sum is finite exactly when all elements are.
 	SumSquares(stretches [][]float32, sums []float64)
 
+	// Checksums sets sums, host results, to the [Checksum] of each block of all stretches, cut as SumSquares cuts them. Every device gives the
+	// same bits.
+	Checksums(stretches [][]float32, sums []uint64)
+
 	// AdamW updates weights and moments. before and change are host results, or both empty: for each block, as SumSquares has them, the sum of
 	// squares of the weights before and of what was added to them.
 	AdamW(rule AdamW, stretches []Moments, before, change []float64)
@@ -96,6 +105,40 @@ type Layers interface {
 
 // BlockSize is the number of elements whose squares are added up as one. The blocks of a stretch follow from it alone, and so do all sums.
 const BlockSize = 1 << 16
+
+// Blocks is the number of blocks that stretches are cut into.
+func Blocks(stretches [][]float32) (n int) {
+	for _, x := range stretches {
+		n += (len(x) + BlockSize - 1) / BlockSize
+	}
+	return n
+}
+
+// ChecksumKey is the constant of [Checksum]: 2^64 divided by the golden ratio, made odd.
+const ChecksumKey = 0x9E3779B97F4A7C15
+
+// Checksum is a checksum of the bits of at most [BlockSize] numbers. The numbers are taken four at a time as two little-endian words of 64
+// bits, padded with zeros. Words a and b of the i-th four, from 0, add the lower half xor the upper half of the 128-bit product
+// (a xor (2i+1)·[ChecksumKey])·(b xor (2i+2)·[ChecksumKey]) to the sum, which is taken modulo 2^64. A difference of any kind, signs and order
+// included, is missed with a chance of about 2^-64.
+func Checksum(x []float32) uint64 {
+	data := bytesOf(x)
+	key := uint64(ChecksumKey)
+	keyA, keyB, sum := key, 2*key, uint64(0)
+	for ; len(data) >= 16; data = data[16:] {
+		high, low := bits.Mul64(binary.LittleEndian.Uint64(data)^keyA, binary.LittleEndian.Uint64(data[8:])^keyB)
+		sum += high ^ low
+		keyA += 2 * key
+		keyB += 2 * key
+	}
+	if len(data) > 0 {
+		var last [16]byte
+		copy(last[:], data)
+		high, low := bits.Mul64(binary.LittleEndian.Uint64(last[:])^keyA, binary.LittleEndian.Uint64(last[8:])^keyB)
+		sum += high ^ low
+	}
+	return sum
+}
 
 // A Norm is an RMSNorm, y = w·x·(mean x² + ε)^(-1/2), or without weight a LayerNorm, y = (x - mean x)·(variance x + ε)^(-1/2).
 type Norm struct {

@@ -3,11 +3,12 @@
 //	encodeloop -tokenizer tokenizer.json -workers N -rounds R < documents
 //
 // Documents are a little-endian uint32 before the bytes of each. All are in memory before the clock starts. Special tokens are matched. Every worker
-// takes the next document when it is done with one, as the workers of a job do. It prints a line a round: the seconds that took, and the ids. The
-// first round begins with empty caches.
+// takes the next document when it is done with one, as the workers of a job do. It prints the seconds of each round, then the number of ids. With
+// -hash it also prints the SHA-256 of the ids of all documents, in order, as little-endian uint32. The first round starts with empty caches.
 package main
 
 import (
+	"crypto/sha256"
 	"encoding/binary"
 	"flag"
 	"fmt"
@@ -26,15 +27,16 @@ func main() {
 	file := flag.String("tokenizer", "", "the tokenizer.json")
 	workers := flag.Int("workers", 1, "how many goroutines encode at once")
 	rounds := flag.Int("rounds", 1, "how often to encode everything")
+	hash := flag.Bool("hash", false, "print the SHA-256 of the ids")
 	profile := flag.String("cpuprofile", "", "write a CPU profile to this file")
 	flag.Parse()
-	if err := run(os.Stdin, os.Stdout, *file, *workers, *rounds, *profile); err != nil {
+	if err := run(os.Stdin, os.Stdout, *file, *workers, *rounds, *hash, *profile); err != nil {
 		fmt.Fprintf(os.Stderr, "encodeloop: %v\n", err)
 		os.Exit(1)
 	}
 }
 
-func run(in io.Reader, out io.Writer, file string, workers, rounds int, profile string) error {
+func run(in io.Reader, out io.Writer, file string, workers, rounds int, hash bool, profile string) error {
 	if workers < 1 || rounds < 1 {
 		return fmt.Errorf("%d workers, %d rounds", workers, rounds)
 	}
@@ -70,6 +72,7 @@ func run(in io.Reader, out io.Writer, file string, workers, rounds int, profile 
 		}
 		defer pprof.StopCPUProfile()
 	}
+	var total int64
 	for range rounds {
 		var next, count atomic.Int64
 		var g errgroup.Group
@@ -92,9 +95,27 @@ func run(in io.Reader, out io.Writer, file string, workers, rounds int, profile 
 		if err := g.Wait(); err != nil {
 			return err
 		}
-		if _, err := fmt.Fprintf(out, "%.6f %d\n", time.Since(began).Seconds(), count.Load()); err != nil {
+		if _, err := fmt.Fprintf(out, "%.6f\n", time.Since(began).Seconds()); err != nil {
 			return err
 		}
+		total = count.Load()
 	}
-	return nil
+	if !hash {
+		_, err := fmt.Fprintln(out, total)
+		return err
+	}
+	digest := sha256.New()
+	var raw []byte
+	for i, document := range documents { // not timed, and in the order of the documents
+		if ids[0], err = encoders[0].Append(ids[0][:0], document); err != nil {
+			return fmt.Errorf("document %d: %w", i, err)
+		}
+		raw = raw[:0]
+		for _, id := range ids[0] {
+			raw = binary.LittleEndian.AppendUint32(raw, id)
+		}
+		digest.Write(raw)
+	}
+	_, err = fmt.Fprintf(out, "%d %x\n", total, digest.Sum(nil))
+	return err
 }

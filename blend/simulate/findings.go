@@ -96,7 +96,7 @@ func (r *Report) findings() []Finding {
 	for i := range r.Sources {
 		s := &r.Sources[i]
 		if s.Tail > 0 && float64(s.Tail) > leastTail*float64(s.Tokens) {
-			add(Note, s.Name, "%.3g %% of its tokens are at the ends of shards and in no window: larger shards would lose less", 100*float64(s.Tail)/float64(s.Tokens))
+			add(Note, s.Name, "%s of its tokens are at the ends of shards and in no window: larger shards would lose less", perCent(float64(s.Tail)/float64(s.Tokens)))
 		}
 		if s.Epochs > manyEpochs {
 			add(Note, s.Name, "the plan draws each window %.1f times on the mean", s.Epochs)

@@ -150,18 +150,24 @@ func (o *Options) complete(p *blend.Plan) error {
 		return fmt.Errorf("%d nodes of %d ranks: each must be at least 1, and the ranks at most %d", o.Nodes, o.RanksPerNode, maxRanks)
 	case o.BatchSize < 1 || o.BatchSize > maxBatch:
 		return fmt.Errorf("batch size %d is not between 1 and %d", o.BatchSize, maxBatch)
-	case o.BatchSize%(o.Nodes*o.RanksPerNode) != 0:
-		return fmt.Errorf("batch size %d cannot be divided among %d ranks: choose a multiple", o.BatchSize, o.Nodes*o.RanksPerNode)
-	case o.From < 0 || o.To <= o.From || o.To > p.Length():
-		return fmt.Errorf("positions [%d, %d) are none, or not all in the plan, which has %d", o.From, o.To, p.Length())
-	case o.From%int64(o.BatchSize) != 0:
-		return fmt.Errorf("position %d is not where a step of %d begins: choose a multiple", o.From, o.BatchSize)
+	case o.To == o.From:
+		return fmt.Errorf("no position to read: the start and the end are both %d", o.From)
 	case o.Samples < 1 || o.Samples > maxSamples:
 		return fmt.Errorf("%d samples to look at; it must be from 1 to %d", o.Samples, maxSamples)
 	case !(o.StepTime >= 0) || math.IsInf(o.StepTime, 0):
 		return fmt.Errorf("a step of %g seconds", o.StepTime)
 	}
-	_, err := o.Storage.check()
+	if _, err := blend.RecordRows(o.BatchSize, 0, o.Nodes*o.RanksPerNode, 0); err != nil {
+		return err
+	}
+	grid, err := p.Grid(o.BatchSize)
+	if err != nil {
+		return err
+	}
+	if err := grid.Check(o.From, o.To); err != nil {
+		return err
+	}
+	_, err = o.Storage.check()
 	return err
 }
 

@@ -296,7 +296,7 @@ func TestLoadStorage(t *testing.T) {
 	for _, c := range []struct{ old, new, says string }{
 		{"latency: 0.002\n", "", "latency is missing"},
 		{"latency: 0.002", "latency: -1", "s.yaml:2: latency is -1"},
-		{"latency: 0.002", "latency: .nan", "latency is NaN"},
+		{"latency: 0.002", "latency: .nan", "latency is .nan; it must be a finite number"},
 		{"node_bandwidth: 4e9", "node_bandwidth: 0", "s.yaml:3: node_bandwidth is 0"},
 		{"total_bandwidth: 650e9", "total_bandwidth: 0.5", "0 for no limit"},
 		{"request_size: 4194304", "request_size: 100", "request_size is 100"},

@@ -49,7 +49,7 @@ func share(v float64) string {
 	case math.Abs(v) >= 0.001:
 		return fmt.Sprintf("%.2f %%", 100*v)
 	}
-	return fmt.Sprintf("%.2g %%", 100*v)
+	return quantity.Percent(v, 2)
 }
 
 // expectation writes what a count should be.
@@ -68,4 +68,4 @@ func scaledShort(v float64) string { return strings.ReplaceAll(scaled(v), " ", "
 
 func short(v float64) string { return fmt.Sprintf("%.3g", v) }
 
-func perCent(v float64) string { return fmt.Sprintf("%.3g %%", 100*v) }
+func perCent(v float64) string { return quantity.Percent(v, 3) }

@@ -134,7 +134,12 @@ func (x *Index) open(p *plan) error {
 				prefix: f.Prefix, split: p.split, samples: p.samples[i],
 				sequenceLength: c.SequenceLength, seed: c.Seed, splitText: c.Split,
 			}}
+			tokens, err := file.SequenceTokens(first, end)
+			if err != nil {
+				return err
+			}
 			d.gpt = d.over(file, first, end, epochs)
+			d.gpt.Tokens = tokens
 			p.datasets[i] = d
 			continue
 		}

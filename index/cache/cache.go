@@ -167,6 +167,9 @@ func Run(ctx context.Context, dir string, units []Unit, o Options) (Summary, err
 	if full := errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT); full && r.total > 0 {
 		err = fmt.Errorf("%w; all files of this build in %s take about %s", err, dir, quantity.Bytes(r.total))
 	}
+	if n := r.summary.Built; err != nil && n > 0 { // they stay: another process may use them by now
+		err = fmt.Errorf("%w; %d of %d sets were finished before and remain in %s, where the next build with their settings keeps them", err, n, len(units), dir)
+	}
 	return r.summary, err
 }
 
@@ -299,8 +302,8 @@ func (r *run) run(ctx context.Context) error {
 	}()
 	if err := r.rounds(ctx, left); err != nil {
 		var other *FailedError
-		if errors.As(context.Cause(ctx), &other) {
-			return other
+		if errors.As(context.Cause(ctx), &other) && (errors.Is(err, other) || errors.Is(err, context.Canceled)) {
+			return other // else this process has failed by itself, at the same moment
 		}
 		if r.o.Together && told.Err() == nil {
 			r.noteFailure(err)

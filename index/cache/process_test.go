@@ -2,7 +2,6 @@ package cache
 
 import (
 	"context"
-	"flag"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -15,6 +14,7 @@ import (
 	"time"
 
 	"mula/internal/locks"
+	"mula/internal/longtest"
 )
 
 // The environment that makes the test binary a process that builds a directory.
@@ -24,14 +24,7 @@ const (
 )
 
 // rounds is how often the tests with processes repeat themselves; the promise is about 100.
-var rounds = flag.Int("rounds", 20, "rounds of the tests with several processes")
-
-func testRounds() int {
-	if testing.Short() {
-		return min(*rounds, 5)
-	}
-	return *rounds
-}
+var rounds = longtest.Rounds(6, 100)
 
 func child(dir string) {
 	n, err := strconv.Atoi(os.Getenv(childUnits))
@@ -41,7 +34,7 @@ func child(dir string) {
 			units = inParts(units)
 		}
 		_, err = Run(context.Background(), dir, units, Options{Threads: 2, Resume: true, Together: true, timing: &timing{
-			locks.Timing{Beat: time.Second, Stale: 10 * time.Second}, time.Millisecond, 20 * time.Millisecond, 5 * time.Millisecond}})
+			locks.Timing{Beat: time.Second, Stale: time.Minute}, time.Millisecond, 20 * time.Millisecond, 5 * time.Millisecond}})
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -78,7 +71,7 @@ func checkRecords(t *testing.T, dir, like string) {
 
 // Eight processes that start on one empty directory make what one makes, and a reader sees only whole units on the way.
 func TestEightProcesses(t *testing.T) {
-	rounds, n := testRounds(), 6
+	n := 6
 	like := t.TempDir()
 	mustRun(t, like, testUnits(n, "x", nil), Options{Resume: true})
 	for round := range rounds {
@@ -113,7 +106,7 @@ func TestEightProcesses(t *testing.T) {
 
 // A build that is killed again and again at random moments ends with the bytes of one that was not, and with nothing left behind.
 func TestKill(t *testing.T) {
-	rounds, n := testRounds(), 40
+	n := 40
 	like := t.TempDir()
 	begin := time.Now()
 	c, out := startChild(t, like, n)

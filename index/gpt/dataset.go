@@ -25,6 +25,7 @@ type Dataset struct {
 	Guard func(read func() error) error
 
 	First, End int64 // the documents of the split: First, …, End-1
+	Tokens     int64 // of the split by the starts of its sequences, with which the lengths are compared; 0: not known
 
 	SequenceLength int64 // S, tokens of a sample
 	ExtraToken     bool  // samples overlap by one token (add_extra_token_to_sequence, x = 1)
@@ -33,6 +34,10 @@ type Dataset struct {
 	// A kept partial sample that ends with an empty document has the offset -1, if there is an extra token: 0 tokens of that document and 1 back.
 	// Core 0.7 to 0.9 write it. Later releases check int32 sample indexes and refuse it; CheckOffsets says that Build should.
 	CheckOffsets bool
+
+	// AllowEmpty builds a split without tokens where no token is needed: for one epoch, or for no samples without an extra token. Core 0.7 and later write it,
+	// with no sample.
+	AllowEmpty bool
 
 	Samples int64 // N, samples asked for; -1 if no number is asked for, which means one epoch
 	Epochs  int64 // 0: as many epochs as N needs; else this number, as BlendCorpus may force it
@@ -88,7 +93,7 @@ func (d *Dataset) Layout() (Layout, error) {
 // layout is Layout for a split with so many tokens.
 func (d *Dataset) layout(tokens int64) (Layout, error) {
 	documents := d.End - d.First
-	if tokens <= 0 {
+	if tokens <= 0 && !d.emptyAllowed() {
 		return Layout{}, fmt.Errorf("the split, sequences %d to %d, has no tokens (Megatron-LM would loop for ever): "+
 			"give the split a larger share or leave this file out", d.First, d.End)
 	}
@@ -116,7 +121,7 @@ func (d *Dataset) layout(tokens int64) (Layout, error) {
 	}
 	l.DocumentEntries = l.Epochs * documents
 
-	all := l.Epochs*tokens - x // ≥ 0, since there is a token at least
+	all := l.Epochs*tokens - x // below 0 only for an empty split: then there are no samples, as below is rounded towards 0
 	l.Samples = all / d.SequenceLength
 	if d.KeepPartial {
 		// Upstream divides in single precision (helpers.cpp), so that large counts come out inexact. All three steps round to float32.
@@ -188,6 +193,12 @@ func queues(elements, message int64) int64 {
 // single-precision n below m would ask for.
 func (l *Layout) shuffleEntries() int64 { return max(l.Samples, l.Shuffled) }
 
+// emptyAllowed reports whether the dataset is built although its split has no tokens. With samples of one token that overlap by one, Megatron-LM counts -1
+// samples and fails.
+func (d *Dataset) emptyAllowed() bool {
+	return d.AllowEmpty && (d.Samples < 0 || d.Samples == 0 && !d.ExtraToken) && d.SequenceLength > d.extra()
+}
+
 // extra is x, 1 if samples overlap by a token.
 func (d *Dataset) extra() int64 {
 	if d.ExtraToken {
@@ -203,7 +214,7 @@ func (d *Dataset) check() error {
 		return fmt.Errorf("the lengths take %d bytes, which is no multiple of 4", len(d.Lengths))
 	case d.First < 0 || d.End > sequences || d.First > d.End:
 		return fmt.Errorf("the split goes from sequence %d to %d, and the file has %d", d.First, d.End, sequences)
-	case d.First == d.End:
+	case d.First == d.End && !d.emptyAllowed():
 		return fmt.Errorf("the split is empty (sequences %d to %d; Megatron-LM would loop for ever): "+
 			"give the split a larger share or leave this file out", d.First, d.End)
 	case d.End > maxInt32+1:
@@ -245,5 +256,8 @@ func (d *Dataset) tokens() (sum int64, err error) {
 		}
 		return errors.New("the lengths of the sequences change while they are read: build the index when the .idx file is complete")
 	})
+	if err == nil && d.Tokens != 0 && d.Tokens != sum {
+		err = fmt.Errorf("the lengths of the sequences %d to %d add up to %d tokens, but their starts say %d: the .idx file is damaged", d.First, d.End-1, sum, d.Tokens)
+	}
 	return sum, err
 }

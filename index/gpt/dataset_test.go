@@ -96,6 +96,10 @@ func TestLayoutRefuses(t *testing.T) {
 	}{
 		{"empty split", "split is empty", func(d *Dataset) { d.First = d.End }},
 		{"no tokens", "has no tokens", func(d *Dataset) { d.First, d.End = 1, 3 }},
+		{"empty split, a sample", "split is empty", func(d *Dataset) { d.First, d.AllowEmpty = d.End, true }},
+		{"empty split, overlap of no samples", "split is empty", func(d *Dataset) { d.First, d.AllowEmpty, d.Samples = d.End, true, 0 }},
+		{"empty split, samples of one token", "split is empty", func(d *Dataset) { d.First, d.AllowEmpty, d.Samples, d.SequenceLength = d.End, true, -1, 1 }},
+		{"no tokens, a sample", "has no tokens", func(d *Dataset) { d.First, d.End, d.AllowEmpty = 1, 3, true }},
 		{"negative length", "sequence 4 has the length -7", func(d *Dataset) { d.End = 6 }},
 		{"end beyond the file", "the file has 6", func(d *Dataset) { d.End = 7 }},
 		{"negative start", "goes from sequence -1", func(d *Dataset) { d.First = -1 }},
@@ -117,6 +121,21 @@ func TestLayoutRefuses(t *testing.T) {
 		tt.change(d)
 		if _, err := d.Layout(); err == nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%s: %v, want %q", tt.name, err, tt.want)
+		}
+	}
+}
+
+// A split without tokens is built where no token is needed, with no sample, as Megatron-LM core 0.7 and later do.
+func TestEmptySplit(t *testing.T) {
+	for _, d := range []*Dataset{
+		{First: 4, End: 4, ExtraToken: true, Samples: -1},
+		{First: 1, End: 3, ExtraToken: true, Samples: -1, KeepPartial: true},
+		{First: 4, End: 4, Samples: 0},
+	} {
+		d.Lengths, d.SequenceLength, d.AllowEmpty = lengthBytes(5, 0, 0, 6), 4, true
+		l, err := d.Layout()
+		if err != nil || l.Samples != 0 || l.Epochs != 1 || l.DocumentEntries != d.End-d.First || l.SampleBytes != headerBytes+8 || l.ShuffleBytes != headerBytes {
+			t.Errorf("%+v: %+v, %v", d, l, err)
 		}
 	}
 }

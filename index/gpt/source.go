@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"mula/internal/localpath"
 	"mula/shards"
 )
 
@@ -40,6 +41,9 @@ func OpenTokens(root, prefix string) (*shards.Index, error) {
 		if strings.HasSuffix(prefix, ending) {
 			return nil, fmt.Errorf("%s: give the prefix without %s: the frameworks add the endings, and the prefix is in the hash of the names", prefix, ending)
 		}
+	}
+	if err := localpath.Check(prefix); err != nil {
+		return nil, err
 	}
 	file, err := shards.OpenIndex(Locate(root, prefix))
 	switch {

@@ -39,6 +39,8 @@ func TestOpenTokens(t *testing.T) {
 		"a.idx": "without .idx",
 		"b.bin": "without .bin",
 		"d":     "looked for in " + dir,
+		// Prefixes come from files, too, which the command does not look into.
+		"s3://b/x": "s3://b/x is a URL",
 	} {
 		_, err := OpenTokens(dir, prefix)
 		if err == nil || !strings.Contains(err.Error(), want) {

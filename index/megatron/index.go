@@ -322,14 +322,18 @@ func (x *Index) dataset(s Split, prefix string, n Size, attributes python.Object
 	case first < 0 || end > ns:
 		return nil, fmt.Errorf("%s, %s split: split %q gives it the sequences %d to %d of %d by the rounding of this profile: change the split a little",
 			file.Path(), s, c.Split, first, end, ns)
-	case first >= end:
+	case first > end, first == end && n.Given && (n.N > 0 || c.ExtraToken):
 		return nil, fmt.Errorf("%s, %s split: of its %d sequences split %q gives it none, with which most releases of Megatron never finish: leave the split out (0), give it more, or merge the file with another",
 			file.Path(), s, ns, c.Split)
 	}
+	tokens, err := file.SequenceTokens(first, end)
+	if err != nil {
+		return nil, err
+	}
 	d.gpt = gpt.Dataset{
-		Lengths: file.Lengths(), Guard: file.Guard, First: first, End: end,
+		Lengths: file.Lengths(), Guard: file.Guard, First: first, End: end, Tokens: tokens,
 		SequenceLength: c.SequenceLength, ExtraToken: c.ExtraToken, KeepPartial: s == Valid && c.KeepPartialValidation,
-		CheckOffsets: c.Profile.checkOffsets, Samples: -1, Seed: c.Seed, SampleType: c.Profile.sampleType,
+		CheckOffsets: c.Profile.checkOffsets, AllowEmpty: true, Samples: -1, Seed: c.Seed, SampleType: c.Profile.sampleType,
 	}
 	if n.Given {
 		d.gpt.Samples = n.N

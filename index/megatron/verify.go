@@ -208,7 +208,7 @@ func (v *verifier) dataset(ctx context.Context, u *UnitReport, d *description, b
 	if err != nil {
 		return err
 	}
-	if first < 0 || end > file.Sequences() || first >= end {
+	if first < 0 || end > file.Sequences() || first > end {
 		return fmt.Errorf("%s has %d sequences, of which the description gives %d to %d to the %s split", file.Path(), file.Sequences(), first, end, d.split)
 	}
 	var candidates []candidate
@@ -222,7 +222,7 @@ func (v *verifier) dataset(ctx context.Context, u *UnitReport, d *description, b
 			for _, p := range d.profiles(bare) {
 				g := gpt.Dataset{
 					Lengths: file.Lengths(), Guard: file.Guard, First: first, End: end, SequenceLength: d.sequenceLength, ExtraToken: extra, KeepPartial: partial,
-					Samples: -1, Seed: d.seed, SampleType: p.sampleType, // CheckOffsets is left to compare
+					AllowEmpty: !bare, Samples: -1, Seed: d.seed, SampleType: p.sampleType, // CheckOffsets is left to compare
 				}
 				if d.samples.Given {
 					g.Samples = d.samples.N

@@ -74,10 +74,21 @@ func Open(dir string, timing Timing) (*Set, error) {
 		return nil, err
 	}
 	ls.source = atomicfile.TempName(filepath.Join(ls.dir, runName))
-	if err := os.WriteFile(ls.source, ls.text, 0o666); err != nil {
+	// A Watch must not see the file before it has its text, so it appears by a rename.
+	draft := atomicfile.TempName(filepath.Join(ls.dir, "start"))
+	err = os.WriteFile(draft, ls.text, 0o666)
+	if err == nil {
+		err = os.Rename(draft, ls.source)
+	}
+	if err != nil {
+		os.Remove(draft)
 		var at *fs.PathError
-		if errors.As(err, &at) {
-			err = at.Err // the temporary name tells nobody anything
+		var link *os.LinkError
+		switch { // the temporary names mean nothing to the user
+		case errors.As(err, &at):
+			err = at.Err
+		case errors.As(err, &link):
+			err = link.Err
 		}
 		return nil, fmt.Errorf("%s, where locks and records are kept, cannot be written to: %w", ls.dir, err)
 	}

@@ -287,3 +287,34 @@ func TestOpenWithoutDirectory(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 }
+
+// A Watch never sees a set whose file has no text yet: the file appears by a rename.
+func TestWatchSeesCompleteSets(t *testing.T) {
+	dir, self := t.TempDir(), atomicfile.Self().String()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for range 2000 {
+			set, err := Open(dir, quick)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			set.Close()
+		}
+	}()
+	for w := NewWatch(dir, quick); ; {
+		names, err := w.Processes()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(names) > 1 || len(names) == 1 && names[0] != self {
+			t.Fatalf("saw %q, want only %q", names, self)
+		}
+		select {
+		case <-done:
+			return
+		default:
+		}
+	}
+}

@@ -3,7 +3,9 @@ package quantity
 
 import (
 	"fmt"
+	"math"
 	"strconv"
+	"strings"
 )
 
 // Grouped writes a whole number with commas between the thousands.
@@ -24,4 +26,18 @@ func Bytes(n int64) string {
 		return fmt.Sprintf("%.1f MB", float64(n)/1e6)
 	}
 	return fmt.Sprintf("%.1f GB", float64(n)/1e9)
+}
+
+// Percent writes a share in percent to so many significant digits, without an exponent: "48.2 %", "0.000052 %".
+func Percent(share float64, digits int) string {
+	v := 100 * share
+	if math.Abs(v) < 1e-9 {
+		return "0 %"
+	}
+	decimals := max(0, digits-1-int(math.Floor(math.Log10(math.Abs(v)))))
+	text := strconv.FormatFloat(v, 'f', decimals, 64)
+	if strings.Contains(text, ".") {
+		text = strings.TrimSuffix(strings.TrimRight(text, "0"), ".")
+	}
+	return text + " %"
 }

@@ -24,3 +24,18 @@ func TestBytes(t *testing.T) {
 		}
 	}
 }
+
+func TestPercent(t *testing.T) {
+	for _, c := range []struct {
+		share  float64
+		digits int
+		want   string
+	}{
+		{0, 2, "0 %"}, {1, 2, "100 %"}, {0.9996, 2, "100 %"}, {0.5, 3, "50 %"}, {0.48235, 3, "48.2 %"}, {5.2e-7, 2, "0.000052 %"}, {-5.2e-7, 2, "-0.000052 %"},
+		{1e-5, 2, "0.001 %"}, {0.0123, 3, "1.23 %"}, {12.34, 2, "1234 %"}, {1e-15, 3, "0 %"},
+	} {
+		if got := Percent(c.share, c.digits); got != c.want {
+			t.Errorf("%g to %d digits: %s, want %s", c.share, c.digits, got, c.want)
+		}
+	}
+}

@@ -11,7 +11,8 @@ import (
 	"strings"
 )
 
-// Decode reads the one JSON value that data holds into v. Fields that v does not have, and anything after the value, are errors.
+// Decode reads the one JSON value that data holds into v. Errors are: fields that v does not have, also ones that differ in case alone; fields that are
+// there twice; strings that are not UTF-8; anything after the value. What an UnmarshalJSON method reads is that method's to check.
 func Decode(data []byte, v any) error { return decode(data, v, true) }
 
 // DecodeLoosely is Decode, but passes over fields that v does not have.
@@ -26,6 +27,10 @@ func decode(data []byte, v any, strict bool) error {
 	if err == nil {
 		if _, err := d.Token(); !errors.Is(err, io.EOF) {
 			return fmt.Errorf("byte %d: something follows the end of the JSON value", d.InputOffset())
+		}
+		if strict {
+			m := members{text: data}
+			return m.value(reflect.TypeOf(v))
 		}
 		return nil
 	}
@@ -42,14 +47,46 @@ func decode(data []byte, v any, strict bool) error {
 	return errors.New(strings.TrimPrefix(err.Error(), "json: ")) // an unknown field, or the error of an UnmarshalJSON method
 }
 
+// Value reads one JSON value into v, such as a field that was kept as a [json.RawMessage]. Its error says which kind of value v needs.
+func Value(raw json.RawMessage, v any) error {
+	err := json.Unmarshal(raw, v)
+	var mismatch *json.UnmarshalTypeError
+	if errors.As(err, &mismatch) {
+		return errors.New("want " + want(mismatch))
+	}
+	return err
+}
+
 // words says what is of another type than it must be.
 func words(e *json.UnmarshalTypeError) string {
+	if e.Field == "" {
+		return fmt.Sprintf("want %s, found %s", want(e), e.Value)
+	}
+	return fmt.Sprintf("%s: want %s, found %s", e.Field, want(e), e.Value)
+}
+
+// want says which kind of value was expected.
+func want(e *json.UnmarshalTypeError) string {
 	want := "an object"
+	number, isNumber := strings.CutPrefix(e.Value, "number ")
+	whole := isNumber && !strings.ContainsAny(number, ".eE")
+	bits := 0
+	if k := e.Type.Kind(); k >= reflect.Int && k <= reflect.Float64 {
+		bits = e.Type.Bits()
+	}
 	switch k := e.Type.Kind(); {
+	case k >= reflect.Int && k <= reflect.Int64 && whole:
+		want = fmt.Sprintf("a whole number from %d to %d", -(int64(1) << (bits - 1)), int64(1)<<(bits-1)-1)
 	case k >= reflect.Int && k <= reflect.Int64:
 		want = "a whole number"
+	case k >= reflect.Uint && k <= reflect.Uint64 && whole && number[0] != '-':
+		want = fmt.Sprintf("a whole number from 0 to %d", ^uint64(0)>>(64-bits))
 	case k >= reflect.Uint && k <= reflect.Uint64:
 		want = "a whole number of 0 or more"
+	case k == reflect.Float64 && isNumber:
+		want = "a number of at most 1.8e308"
+	case k == reflect.Float32 && isNumber:
+		want = "a number of at most 3.4e38"
 	case k == reflect.Float32 || k == reflect.Float64:
 		want = "a number"
 	case k == reflect.String:
@@ -59,8 +96,5 @@ func words(e *json.UnmarshalTypeError) string {
 	case k == reflect.Slice || k == reflect.Array:
 		want = "an array"
 	}
-	if e.Field == "" {
-		return fmt.Sprintf("want %s, found %s", want, e.Value)
-	}
-	return fmt.Sprintf("%s: want %s, found %s", e.Field, want, e.Value)
+	return want
 }

@@ -66,7 +66,9 @@ func Serve(ctx context.Context, service *serve.Service, l net.Listener, a serve.
 	cut := time.AfterFunc(service.Grace(), server.Stop)
 	defer cut.Stop()
 	server.GracefulStop()
-	<-ended
+	if err := <-ended; err != nil && !errors.Is(err, grpc.ErrServerStopped) { // it failed at the moment at which the context ended
+		return fmt.Errorf("serving Flight at %s: %w", l.Addr(), err)
+	}
 	return nil
 }
 
@@ -182,7 +184,7 @@ func toStatus(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
 	}
-	if ctx.Err() != nil {
+	if ctx.Err() != nil && (errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))) {
 		return status.FromContextError(ctx.Err()).Err()
 	}
 	if s, ok := status.FromError(err); ok { // one of gRPC's own

@@ -37,7 +37,7 @@ type Options struct {
 	EOD            *int64         // the id that should end each document, -1: none does; nil: what the manifest says
 	SequenceLength int            // L: tokens that no window of L+1 reaches are counted; 0: they are not
 	Huge           int64          // tokens from which a document is huge; 0: HugeDocument
-	DType          string         // element type of shards that do not say it, by its name in numpy; "": told from their files
+	DType          string         // element type of shards that do not say it, by its name in numpy; "": by Vocabulary
 	Workers        int            // shards that are read at a time, up to 4096; 0: as many as there are processors
 	Progress       func(Progress) // called from one goroutine at a time; may be nil
 }
@@ -360,7 +360,7 @@ func (r *run) shard(ctx context.Context, in *Input, number int) (Shard, []Findin
 			defer s.Close()
 			return r.megatron(ctx, in, number, s, &sh, local, find, bad)
 		}
-		h := formats.Hints{DType: r.o.DType, EOD: -1}
+		h := formats.Hints{DType: r.o.DType, VocabSize: int(r.o.Vocabulary), EOD: -1}
 		if r.o.EOD != nil {
 			h.EOD = *r.o.EOD
 		}

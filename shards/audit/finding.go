@@ -78,12 +78,7 @@ func (s *scan) say(level Level, kind, format string, args ...any) {
 func share(part, whole int64) string { return percent(float64(part) / float64(max(whole, 1))) }
 
 // percent writes a share in percent, to two digits.
-func percent(share float64) string {
-	if share >= 0.995 { // with an exponent otherwise
-		return "100 %"
-	}
-	return fmt.Sprintf("%.2g %%", 100*share)
-}
+func percent(share float64) string { return quantity.Percent(share, 2) }
 
 // fewTokens is the number of tokens below which nothing is said about their type.
 const fewTokens = 64

@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"iter"
 	"os"
+	"strconv"
 	"strings"
 
 	"mula/shards"
@@ -31,7 +32,7 @@ type Reader struct {
 	eod       int64
 }
 
-// Open opens the shard with the given prefix. The element type is what the manifest, x.ds.metadata, the end of the last document or the hints
+// Open opens the shard with the given prefix. The element type is what the manifest, x.ds.metadata or the hints ([layout.Hints.Width])
 // say. Without x.ds.index documents end with the end-of-document id, of the manifest or the hints; ids behind the last one are a document
 // of their own. A shard with x.ds.loss is refused: it says which tokens not to train on, which would be lost.
 func Open(prefix string, h layout.Hints) (_ *Reader, err error) {
@@ -53,7 +54,7 @@ func Open(prefix string, h layout.Hints) (_ *Reader, err error) {
 	if r.manifest, err = layout.ReadManifest(prefix+manifestExt, shards.Datatrove); err != nil {
 		return nil, err
 	}
-	noted, err := readMetadata(prefix + metadataExt)
+	noted, count, err := readMetadata(prefix + metadataExt)
 	if err != nil {
 		return nil, err
 	}
@@ -65,7 +66,7 @@ func Open(prefix string, h layout.Hints) (_ *Reader, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := r.measure(noted, end, h); err != nil {
+	if err := r.measure(noted, end, count, h); err != nil {
 		return nil, err
 	}
 	if m := r.manifest; m != nil {
@@ -116,8 +117,9 @@ func (r *Reader) measureIndex() (int64, error) {
 	return int64(end), nil
 }
 
-// measure finds the element type and the number of ids. noted is the width that x.ds.metadata has, or 0; end is the index's, or -1.
-func (r *Reader) measure(noted layout.Width, end int64, h layout.Hints) (err error) {
+// measure finds the element type and the number of ids. noted and count are the width and the number of ids that x.ds.metadata has, or 0 and -1; end is
+// the index's, or -1.
+func (r *Reader) measure(noted layout.Width, end, count int64, h layout.Hints) (err error) {
 	switch {
 	case r.manifest != nil:
 		if r.width, err = layout.ParseWidth(r.manifest.DType); err != nil {
@@ -128,17 +130,13 @@ func (r *Reader) measure(noted layout.Width, end int64, h layout.Hints) (err err
 		}
 	case noted != 0:
 		r.width = noted
-	case end > 0 && (r.ds.Size == 2*end || r.ds.Size == 4*end):
-		r.width = layout.Width(r.ds.Size / end)
-	case h.DType != "":
-		if r.width, err = layout.ParseWidth(h.DType); err != nil {
+	default:
+		if r.width, err = h.Width(r.ds.Name(), r.ds.Size, max(end, count), WidthFor); err != nil {
 			return err
 		}
-	case r.ds.Size == 0:
-		r.width = 2
-	default:
-		return fmt.Errorf("%s stands without a manifest, %s and a matching %s, so that nothing says of what type its ids are: give the type",
-			r.ds.Name(), r.prefix+metadataExt, r.prefix+indexExt)
+	}
+	if r.manifest == nil && int64(h.VocabSize) > r.width.IDs() {
+		return fmt.Errorf("%s: by %s ids have %d bytes, which a vocabulary of %d ids does not fit; correct --vocab-size", r.ds.Name(), r.prefix+metadataExt, r.width, h.VocabSize)
 	}
 	if r.width == 1 || r.ds.Size%int64(r.width) != 0 {
 		return fmt.Errorf("%s has %d bytes, which are no array of %s: it was cut short, or is of another type: %w", r.ds.Name(), r.ds.Size, r.width, shards.ErrCorrupt)
@@ -147,39 +145,51 @@ func (r *Reader) measure(noted layout.Width, end int64, h layout.Hints) (err err
 	if end >= 0 && end != r.tokens {
 		return r.corrupt("the last document ends at token %d, %s has %d of %s", end, r.ds.Name(), r.tokens, r.width)
 	}
+	if count >= 0 && count != r.tokens {
+		return layout.Differs(r.prefix+metadataExt, "tokens", count, r.tokens)
+	}
 	return nil
 }
 
-// readMetadata gives the width of ids by the first line of x.ds.metadata, "name|2", or 0 if it does not say.
-func readMetadata(path string) (layout.Width, error) {
+// readMetadata gives the width of ids by the first line of x.ds.metadata, "name|2", or 0 if it does not say, and the number of ids by the second, or -1.
+func readMetadata(path string) (width layout.Width, tokens int64, err error) {
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return 0, nil
+		return 0, -1, nil
 	}
 	if err != nil {
-		return 0, fmt.Errorf("opening shard: %w", err)
+		return 0, -1, fmt.Errorf("opening shard: %w", err)
 	}
 	defer f.Close()
 	text, err := io.ReadAll(io.LimitReader(f, maxMetadata))
 	if err != nil {
-		return 0, fmt.Errorf("opening shard: %w", err)
+		return 0, -1, fmt.Errorf("opening shard: %w", err)
 	}
-	line, _, _ := strings.Cut(string(text), "\n")
-	bar := strings.LastIndexByte(line, '|')
-	switch size := strings.TrimSpace(line[bar+1:]); {
+	lines := strings.Split(string(text), "\n")
+	tokens = -1
+	if len(lines) > 1 && strings.TrimSpace(lines[1]) != "" {
+		if tokens, err = strconv.ParseInt(strings.TrimSpace(lines[1]), 10, 64); err != nil || tokens < 0 {
+			return 0, -1, fmt.Errorf("%s: %.40q is no number of tokens (line 2): %w", path, lines[1], shards.ErrCorrupt)
+		}
+	}
+	bar := strings.LastIndexByte(lines[0], '|')
+	switch size := strings.TrimSpace(lines[0][bar+1:]); {
 	case bar < 0: // of a version that did not write the size
-		return 0, nil
+		return 0, tokens, nil
 	case size == "2":
-		return 2, nil
+		return 2, tokens, nil
 	case size == "4":
-		return 4, nil
+		return 4, tokens, nil
 	default:
-		return 0, fmt.Errorf("%s: ids of %q bytes (line 1); they have 2 or 4: %w", path, size, shards.ErrCorrupt)
+		return 0, -1, fmt.Errorf("%s: ids of %q bytes (line 1); they have 2 or 4: %w", path, size, shards.ErrCorrupt)
 	}
 }
 
 // Manifest is x.json, or nil.
 func (r *Reader) Manifest() *shards.Manifest { return r.manifest }
+
+// Summed says whether ids are compared with sums when they are read.
+func (r *Reader) Summed() bool { return r.ds.Summed() }
 
 // DType is the element type of x.ds.
 func (r *Reader) DType() string { return r.width.String() }

@@ -72,14 +72,15 @@ func TestWidthFor(t *testing.T) {
 
 func TestReads(t *testing.T) {
 	ids := []byte{1, 0, 2, 0, 9, 0, 3, 0, 9, 0, 4, 0}
+	two := layout.Hints{VocabSize: 50257, EOD: -1} // two bytes an id
 	for name, c := range map[string]struct {
 		csv   string
 		hints layout.Hints
 		want  string // the documents, or what the error says
 	}{
-		"list":                {"0,3,a,f,1\r\n3,5,b,f,2\r\n5,6,c,f,3\r\n", layout.NoHints, "[[1 2 9] [3 9] [4]]"},
-		"empty documents":     {"0,0,a,f,1\n0,6,b,f,2\n6,6,c,f,3\n", layout.NoHints, "[[] [1 2 9 3 9 4] []]"},
-		"short list":          {"0,3\n3,6\n", layout.NoHints, "[[1 2 9] [3 9 4]]"},
+		"list":                {"0,3,a,f,1\r\n3,5,b,f,2\r\n5,6,c,f,3\r\n", two, "[[1 2 9] [3 9] [4]]"},
+		"empty documents":     {"0,0,a,f,1\n0,6,b,f,2\n6,6,c,f,3\n", two, "[[] [1 2 9 3 9 4] []]"},
+		"short list":          {"0,3\n3,6\n", two, "[[1 2 9] [3 9 4]]"},
 		"no list":             {"-", layout.Hints{DType: "uint16", EOD: 9}, "[[1 2 9] [3 9] [4]]"},
 		"no list, bytes":      {"-", layout.Hints{DType: "uint8", EOD: 9}, "[[1 0 2 0 9] [0 3 0 9] [0 4 0]]"},
 		"id not there":        {"-", layout.Hints{DType: "uint16", EOD: 70000}, "[[1 2 9 3 9 4]]"},
@@ -87,16 +88,24 @@ func TestReads(t *testing.T) {
 		"no type":             {"-", layout.Hints{EOD: 9}, "nothing says of what type"},
 		"no id":               {"-", layout.Hints{DType: "uint16", EOD: -1}, "give the id that ends documents"},
 		"no such type":        {"-", layout.Hints{DType: "float32", EOD: 9}, `ids cannot be "float32"`},
-		"wrong type":          {"0,6\n", layout.Hints{DType: "uint32", EOD: -1}, "x.csv.gz: document 0 (line 1) ends at token 6, "},
-		"short of the end":    {"0,3\n", layout.Hints{DType: "uint16", EOD: -1}, "documents end at token 3"},
-		"no array":            {"0,5\n", layout.NoHints, "no array of the 5 ids"},
-		"gap":                 {"0,3\n4,6\n", layout.NoHints, "document 1 (line 2) has the tokens 4 to 6; the one before ends at 3"},
-		"backwards":           {"0,3\n3,2\n2,6\n", layout.NoHints, "document 1 (line 2) has the tokens 3 to 2"},
-		"no numbers":          {"start,end\n0,6\n", layout.NoHints, `line 1: "start" is no number`},
-		"negative":            {"-1,6\n", layout.NoHints, `line 1: "-1" is no number`},
-		"another table":       {"0,6,a\n", layout.NoHints, "line 1: 3 fields"},
-		"open quotes":         {"0,6,\"a", layout.NoHints, "line 1: the file ends within quotes"},
-		"a line without ends": {"0,6," + strings.Repeat("a", maxRow+1), layout.NoHints, "more than 1048576 bytes"},
+		"wrong type":          {"0,6\n", layout.Hints{DType: "uint32", EOD: -1}, "x.npy has 12 bytes, but 6 ids of type uint32 have 24: it was cut short, or is of another type: corrupt"},
+		"short of the end":    {"0,3\n", layout.Hints{DType: "uint16", EOD: -1}, "x.npy has 12 bytes, but 3 ids of type uint16 have 6"},
+		"no array":            {"0,5\n", layout.NoHints, "x.npy has 12 bytes, which are no array of 5 ids"},
+		"vocabulary":          {"0,6\n", layout.Hints{VocabSize: 257, EOD: -1}, "[[1 2 9 3 9 4]]"},
+		"of bytes":            {"0,6\n", layout.Hints{VocabSize: 256, EOD: -1}, "6 ids of type uint8 have 6: it was cut short, or is of another type; if its ids are not uint8, the type for a vocabulary of 256 ids, give --dtype"},
+		"half of uint16":      {"0,12\n", two, "x.npy has 12 bytes, but 12 ids of type uint16 have 24: it was cut short"},
+		"half of uint32":      {"0,6\n", layout.Hints{VocabSize: 100278, EOD: -1}, "x.npy has 12 bytes, but 6 ids of type uint32 have 24: it was cut short"},
+		"one byte, undecided": {"0,12\n", layout.NoHints, "x.npy has 12 bytes for 12 ids: ids of 1 bytes, or wider ones of which a part is missing; give --vocab-size or --dtype"},
+		"two, undecided":      {"0,6\n", layout.NoHints, "give --vocab-size or --dtype"},
+		"four bytes":          {"0,3\n", layout.NoHints, "[[131073 196617 262153]]"},
+		"contradiction":       {"0,12\n", layout.Hints{DType: "uint8", VocabSize: 257, EOD: -1}, "a vocabulary of 257 ids does not fit uint8"},
+		"gap":                 {"0,3\n4,6\n", two, "document 1 (line 2) has the tokens 4 to 6; the one before ends at 3"},
+		"backwards":           {"0,3\n3,2\n2,6\n", two, "document 1 (line 2) has the tokens 3 to 2"},
+		"no numbers":          {"start,end\n0,6\n", two, `line 1: "start" is no number`},
+		"negative":            {"-1,6\n", two, `line 1: "-1" is no number`},
+		"another table":       {"0,6,a\n", two, "line 1: 3 fields"},
+		"open quotes":         {"0,6,\"a", two, "line 1: the file ends within quotes"},
+		"a line without ends": {"0,6," + strings.Repeat("a", maxRow+1), two, "more than 1048576 bytes"},
 	} {
 		docs, _, err := read(put(t, t.TempDir(), ids, c.csv), c.hints)
 		got := fmt.Sprint(docs)
@@ -118,7 +127,7 @@ func TestReads(t *testing.T) {
 	if err := os.WriteFile(prefix+csvExt, []byte("0,2\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := read(prefix, layout.NoHints); err == nil || !strings.Contains(err.Error(), "x.csv.gz: ") {
+	if _, _, err := read(prefix, two); err == nil || !strings.Contains(err.Error(), "x.csv.gz: ") {
 		t.Errorf("a list that is not compressed: %v", err)
 	}
 }

@@ -35,7 +35,8 @@ type Reader struct {
 	eod       int64
 }
 
-// Open opens the shard with the given prefix. The element type is the manifest's, else the hints', else what the last line of x.csv.gz tells.
+// Open opens the shard with the given prefix. The element type is the manifest's, else the hints' ([layout.Hints.Width]), with which the size of x.npy and
+// the last line of x.csv.gz must agree.
 // Without x.csv.gz documents end with the end-of-document id, of the manifest or the hints; ids behind the last one are a document of their own.
 func Open(prefix string, h layout.Hints) (_ *Reader, err error) {
 	r := &Reader{csvPath: prefix + csvExt, documents: -1, eod: h.EOD}
@@ -87,29 +88,20 @@ func (r *Reader) measure(prefix string, h layout.Hints) (err error) {
 		if r.npy.Size != m.Tokens*int64(r.width) {
 			return layout.Differs(prefix+manifestExt, "bytes of .npy", m.Tokens*int64(r.width), r.npy.Size)
 		}
-	case h.DType != "":
-		if r.width, err = layout.ParseWidth(h.DType); err != nil {
+	default:
+		ids := int64(-1)
+		if r.csv != nil {
+			ids = 0
+			for row, err := range r.rows(context.Background()) {
+				if err != nil {
+					return err
+				}
+				ids = row.end
+			}
+		}
+		if r.width, err = h.Width(r.npy.Name(), r.npy.Size, ids, WidthFor); err != nil {
 			return err
 		}
-	case r.csv != nil:
-		end := int64(0)
-		for row, err := range r.rows(context.Background()) {
-			if err != nil {
-				return err
-			}
-			end = row.end
-		}
-		if end > 0 && r.npy.Size%end == 0 {
-			r.width = layout.Width(r.npy.Size / end)
-		}
-		if end == 0 && r.npy.Size == 0 {
-			r.width = 2
-		}
-		if !r.width.Valid() {
-			return fmt.Errorf("%s has %d bytes, which are no array of the %d ids of %s: %w", r.npy.Name(), r.npy.Size, end, r.csvPath, shards.ErrCorrupt)
-		}
-	default:
-		return fmt.Errorf("%s has neither a manifest nor %s, so that nothing says of what type its ids are: give the type", r.npy.Name(), r.csvPath)
 	}
 	if r.npy.Size%int64(r.width) != 0 {
 		return fmt.Errorf("%s has %d bytes, which are no array of %s: it was cut short, or is of another type: %w", r.npy.Name(), r.npy.Size, r.width, shards.ErrCorrupt)
@@ -120,6 +112,9 @@ func (r *Reader) measure(prefix string, h layout.Hints) (err error) {
 
 // Manifest is x.json, or nil.
 func (r *Reader) Manifest() *shards.Manifest { return r.manifest }
+
+// Summed says whether ids are compared with sums when they are read.
+func (r *Reader) Summed() bool { return r.npy.Summed() }
 
 // DType is the element type of x.npy.
 func (r *Reader) DType() string { return r.width.String() }

@@ -19,6 +19,7 @@ import (
 
 	"mula/internal/atomicfile"
 	"mula/internal/locks"
+	"mula/shards"
 )
 
 // countsName is the file of counts that is made where there is none. fms-fsdp takes the one file in the folder meta that has "counts" and
@@ -193,11 +194,36 @@ func count(ctx context.Context, prefix string) (documents, tokens int64, err err
 	if r.Tokens() >= 0 {
 		return r.Documents(), r.Tokens(), nil
 	}
-	for doc, err := range r.All(ctx) {
-		if err != nil {
-			return 0, 0, err
-		}
+	err = r.all(ctx, func(doc shards.TokenDocument) bool { // All would compare them with the counts of before
 		tokens += int64(len(doc.Tokens))
+		return true
+	})
+	return r.Documents(), tokens, err
+}
+
+// compareCounts compares the numbers of documents and tokens of a shard with what the file of counts beside its data set says of it. Where there is no such
+// file, several, or one without the shard, there is nothing to compare.
+func compareCounts(prefix string, documents, tokens int64) error {
+	file, err := filepath.Abs(prefix + arrowExt)
+	if err != nil {
+		return err
 	}
-	return r.Documents(), tokens, nil
+	root := filepath.Dir(filepath.Dir(file))
+	name, err := filepath.Rel(root, file)
+	if err != nil {
+		return err
+	}
+	path, err := findCounts(filepath.Join(root, "meta"))
+	if err != nil {
+		return nil
+	}
+	counts, err := readCounts(path)
+	if err != nil { // a file of another kind has such a name
+		return nil
+	}
+	if want, ok := counts["/"+filepath.ToSlash(name)]; ok && want != [2]int64{documents, tokens} {
+		return fmt.Errorf("%s: by %s it has %d documents and %d tokens, found %d and %d: restore the shard, or correct the counts: %w",
+			prefix+arrowExt, path, want[0], want[1], documents, tokens, shards.ErrCorrupt)
+	}
+	return nil
 }

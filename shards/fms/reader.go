@@ -297,6 +297,9 @@ func extent(field table, depth int, budget *int) (nodes, buffers uint32, err err
 // Manifest is x.json, or nil.
 func (r *Reader) Manifest() *shards.Manifest { return r.manifest }
 
+// Summed says whether ids are compared with sums when they are read.
+func (r *Reader) Summed() bool { return r.sums != nil }
+
 // DType is the type of the column, by its name in numpy.
 func (r *Reader) DType() string { return r.dtype }
 
@@ -320,10 +323,20 @@ func (r *Reader) Close() error {
 	return err
 }
 
-// All is as [shards.DocumentReader] says.
+// All is as [shards.DocumentReader] says. At the end it compares the numbers of documents and tokens with the file of counts that fms-fsdp reads, if there is
+// one that has the shard.
 func (r *Reader) All(ctx context.Context) iter.Seq2[shards.TokenDocument, error] {
 	return func(yield func(shards.TokenDocument, error) bool) {
-		if err := r.all(ctx, func(doc shards.TokenDocument) bool { return yield(doc, nil) }); err != nil {
+		tokens, ended := int64(0), false
+		err := r.all(ctx, func(doc shards.TokenDocument) bool {
+			tokens += int64(len(doc.Tokens))
+			ended = !yield(doc, nil)
+			return !ended
+		})
+		if err == nil && !ended {
+			err = compareCounts(r.prefix, r.count, tokens)
+		}
+		if err != nil {
 			yield(shards.TokenDocument{}, err)
 		}
 	}

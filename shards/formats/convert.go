@@ -18,7 +18,6 @@ import (
 type Conversion struct {
 	Inputs      []string // shards as [Open] takes them
 	Hints       Hints    // for those without a manifest
-	VocabSize   int      // of those without a manifest: every id is below it; 0 if that is not known
 	Layout      shards.Layout
 	Output      string  // prefix of the shard, or with ShardTokens of PREFIX-00000, PREFIX-00001 and so on
 	Options     Options // of [Create]
@@ -48,8 +47,8 @@ type WrittenShard struct {
 	Bytes     int64  `json:"bytes"` // of all files but the manifest
 }
 
-// Run does the conversion. All inputs are opened, and their tokenizers compared, before anything is written; where nothing else says that every
-// id fits, all ids are read first. Each shard appears whole or not at all. The same inputs and settings give the same bytes.
+// Run does the conversion. All inputs are opened, and their tokenizers compared, before anything is written; of inputs with a manifest, the files that
+// say where documents are must have the hashes in it ([Verify]); where nothing else says that every id fits, all ids are read first. Each shard appears whole or not at all. The same inputs and settings give the same bytes.
 func (c *Conversion) Run(ctx context.Context) (*Converted, error) {
 	info, width, err := c.prepare(ctx)
 	if err != nil {
@@ -95,7 +94,7 @@ func (c *Conversion) prepare(ctx context.Context) (info shards.TokenizerInfo, wi
 	if len(c.Inputs) == 0 {
 		return info, 0, errors.New("converting: no input")
 	}
-	if c.ShardTokens < 0 || c.VocabSize < 0 {
+	if c.ShardTokens < 0 || c.Hints.VocabSize < 0 {
 		return info, 0, errors.New("converting: a negative number of tokens or ids")
 	}
 	var scan []string // inputs of which nothing says that their ids fit
@@ -113,9 +112,12 @@ func (c *Conversion) prepare(ctx context.Context) (info shards.TokenizerInfo, wi
 		if err != nil {
 			return info, 0, err
 		}
-		own := shards.TokenizerInfo{VocabSize: c.VocabSize, EOD: c.Hints.EOD}
+		own := shards.TokenizerInfo{VocabSize: c.Hints.VocabSize, EOD: c.Hints.EOD}
 		m, dtype := r.Manifest(), r.DType()
-		if err := r.Close(); err != nil {
+		if m != nil {
+			err = Verify(ctx, r, prefix)
+		}
+		if err := errors.Join(err, r.Close()); err != nil {
 			return info, 0, err
 		}
 		if m != nil {

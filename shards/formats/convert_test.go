@@ -146,12 +146,12 @@ func TestConversionRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	out := filepath.Join(dir, "out")
-	hints := Hints{DType: "uint32", EOD: 69999}
+	sized := Hints{DType: "uint32", VocabSize: 50280, EOD: 69999}
 	for want, c := range map[string]Conversion{
 		"no input":                    {Layout: shards.Dolma, Output: out},
 		"different tokenizers":        {Inputs: []string{a, b}, Layout: shards.Dolma, Output: out},
 		"would be replaced":           {Inputs: []string{b}, Layout: shards.Dolma, Output: dir + "/../" + filepath.Base(dir) + "/b"},
-		"below 50280; nothing was wr": {Inputs: []string{bare}, Hints: hints, VocabSize: 50280, Layout: shards.Dolma, Output: out},
+		"below 50280; nothing was wr": {Inputs: []string{bare}, Hints: sized, Layout: shards.Dolma, Output: out},
 		"has no tokens":               {Inputs: []string{empty}, Layout: shards.MDS, Output: out},
 		"looked for":                  {Inputs: []string{a, filepath.Join(dir, "c")}, Layout: shards.Dolma, Output: out},
 	} {

@@ -58,7 +58,8 @@ func TestFrameworksFiles(t *testing.T) {
 	compared := make(map[string]int)
 	for _, c := range goldenCases(t) {
 		path := c.place(t)
-		hints := Hints{DType: c.DType, EOD: c.EOD}
+		last := slices.Max(slices.Concat(c.Documents...))
+		hints := Hints{DType: c.DType, VocabSize: int(last) + 1, EOD: c.EOD}
 		r, err := Open(path, hints)
 		if err != nil {
 			t.Errorf("%s: %v", c.Writer, err)
@@ -87,7 +88,6 @@ func TestFrameworksFiles(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		last := slices.Max(slices.Concat(c.Documents...))
 		out := filepath.Join(t.TempDir(), "x")
 		var again []document
 		for i, tokens := range c.Documents {

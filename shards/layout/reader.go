@@ -23,8 +23,46 @@ const searchChunk = 1 << 9
 
 // Hints say what the files of a shard without a manifest may leave open.
 type Hints struct {
-	DType string // element type of ids in a bare array, by its name in numpy: "uint16"; "" if not known
-	EOD   int64  // the id that ends each document, where nothing else says where documents end; -1 if there is none
+	DType     string // element type of ids in a bare array, by its name in numpy: "uint16"; "" if not known
+	VocabSize int    // every id is below it; 0 if not known. It decides the element type of a bare array where DType does not
+	EOD       int64  // the id that ends each document, where nothing else says where documents end; -1 if there is none
+}
+
+// Width is the element type of a bare array: by h.DType, else what the layout's framework chooses for the vocabulary. The array is the file at path with
+// so many bytes; ids is how many ids it has, or -1 if nothing says it. Its size alone decides only where it has four bytes an id: one with fewer may
+// be an array of a wider type that was cut short.
+func (h Hints) Width(path string, bytes, ids int64, forVocabulary func(vocabSize int) Width) (w Width, err error) {
+	switch {
+	case h.DType != "":
+		if w, err = ParseWidth(h.DType); err != nil {
+			return 0, err
+		}
+		if int64(h.VocabSize) > w.IDs() {
+			return 0, fmt.Errorf("%s: a vocabulary of %d ids does not fit %s; correct --dtype or --vocab-size", path, h.VocabSize, w)
+		}
+	case h.VocabSize > 0:
+		w = forVocabulary(h.VocabSize)
+	case bytes == 0:
+		return 2, nil
+	case ids > 0 && bytes == 4*ids:
+		return 4, nil
+	case ids > 0 && (bytes == 2*ids || bytes == ids):
+		return 0, fmt.Errorf("%s has %d bytes for %d ids: ids of %d bytes, or wider ones of which a part is missing; give --vocab-size or --dtype",
+			path, bytes, ids, bytes/ids)
+	case ids >= 0:
+		return 0, fmt.Errorf("%s has %d bytes, which are no array of %d ids: it was cut short, or belongs to another list of documents: %w", path, bytes, ids, shards.ErrCorrupt)
+	default:
+		return 0, fmt.Errorf("nothing says of what type the ids in %s are; give --dtype or --vocab-size", path)
+	}
+	if ids >= 0 && bytes != ids*int64(w) {
+		hint := ""
+		if h.DType == "" {
+			hint = fmt.Sprintf("; if its ids are not %s, the type for a vocabulary of %d ids, give --dtype", w, h.VocabSize)
+		}
+		return 0, fmt.Errorf("%s has %d bytes, but %d ids of type %s have %d: it was cut short, or is of another type%s: %w",
+			path, bytes, ids, w, ids*int64(w), hint, shards.ErrCorrupt)
+	}
+	return w, nil
 }
 
 // NoHints are hints that say nothing.
@@ -72,6 +110,9 @@ func (m *Marked) OpenSums(path string, manifest *shards.Manifest) (err error) {
 	m.sums, err = shards.OpenSums(path, manifest, SumsName, m.Size)
 	return err
 }
+
+// Summed says whether the ids of the file are compared with sums when they are read.
+func (m *Marked) Summed() bool { return m.sums != nil }
 
 // Damage is [shards.Sums.Damage] for a file of ids of the given width and nothing else. ends are the ends of all documents in ids, which follow
 // each other from the beginning.

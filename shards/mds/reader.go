@@ -195,6 +195,9 @@ func columns(f *file, bytesOf string) (c fileColumns, err error) {
 // Manifest is mula.json, or nil.
 func (r *Reader) Manifest() *shards.Manifest { return r.manifest }
 
+// Summed says whether ids are compared with sums when they are read.
+func (r *Reader) Summed() bool { return r.sums != nil }
+
 // DType is the element type of the ids.
 func (r *Reader) DType() string {
 	if len(r.files) == 0 || r.files[0].encoding.value.size == 0 {
@@ -304,7 +307,7 @@ type buffers struct {
 // read gives the documents of one file. more is false when yield has had enough.
 func (r *Reader) read(ctx context.Context, file int, b *buffers, origins *layout.Origins, yield func(shards.TokenDocument) bool) (more bool, err error) {
 	f := &r.files[file]
-	in, path, close, err := r.open(file)
+	in, path, close, err := r.open(ctx, file)
 	if err != nil {
 		return false, err
 	}
@@ -384,8 +387,9 @@ func (r *Reader) read(ctx context.Context, file int, b *buffers, origins *layout
 	return true, nil
 }
 
-// open opens a file of samples. If both are there it takes the one that is not compressed, or of which there are sums.
-func (r *Reader) open(file int) (in *bufio.Reader, path string, close func(), err error) {
+// open opens a file of samples. If both are there it takes the one that is not compressed, or of which there are sums. A file of which there are no sums
+// is compared with its hashes in index.json first.
+func (r *Reader) open(ctx context.Context, file int) (in *bufio.Reader, path string, close func(), err error) {
 	f := &r.files[file]
 	want, other := &f.RawData, f.ZipData
 	if r.sums != nil && other != nil {
@@ -403,7 +407,8 @@ func (r *Reader) open(file int) (in *bufio.Reader, path string, close func(), er
 	}
 	close = func() { data.Close() }
 	var from io.Reader = data
-	if r.sums != nil && want == f.written() {
+	summed := r.sums != nil && want == f.written()
+	if summed {
 		from = r.sums.Reader(file, data, want.Bytes)
 	}
 	info, err := data.Stat()
@@ -414,6 +419,11 @@ func (r *Reader) open(file int) (in *bufio.Reader, path string, close func(), er
 	case err != nil:
 	case info.Size() != want.Bytes:
 		err = fmt.Errorf("%s has %d bytes, %s says %d: %w", path, info.Size(), r.mark.Name(), want.Bytes, shards.ErrCorrupt)
+	case !summed:
+		err = r.verify(ctx, data, want)
+	}
+	switch {
+	case err != nil:
 	case want == &f.RawData:
 		return bufio.NewReaderSize(from, 1<<18), path, close, nil
 	case f.Compression == nil:

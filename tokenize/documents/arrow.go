@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"strconv"
-	"strings"
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/apache/arrow-go/v18/arrow/array"
@@ -236,7 +235,7 @@ func newArrowFileReader(r *Reader, file *os.File) (rowReader, error) {
 	}
 	a := &arrowReader{r: r, size: info.Size(), batch: r.piece.Start - 1}
 	bad := func(err error) error {
-		return r.broken(1, 0, fmt.Errorf("reading the metadata at the end of the Arrow file: %w", err))
+		return r.broken(0, 0, inMetadata("Arrow", err))
 	}
 	batches, dictionaries, err := readArrowFooter(file, a.size)
 	if err != nil {
@@ -300,10 +299,10 @@ func (a *arrowReader) open(messages *arrowMessages) error {
 		return err
 	})
 	if err != nil {
-		return a.r.broken(1, 0, fmt.Errorf("reading the schema of the Arrow file: %w", err))
+		return a.r.broken(0, 0, fmt.Errorf("reading the schema of the Arrow file: %w", err))
 	}
 	if err := a.find(a.stream.Schema()); err != nil {
-		return a.r.broken(1, 0, err)
+		return a.r.broken(0, 0, err)
 	}
 	return nil
 }
@@ -311,21 +310,21 @@ func (a *arrowReader) open(messages *arrowMessages) error {
 // find looks for the columns of the text and the id.
 func (a *arrowReader) find(schema *arrow.Schema) error {
 	paths := a.r.scanner.paths
-	texts := strings.Join(arrowTexts(nil, nil, schema.Fields()), ", ")
+	texts := arrowTexts(nil, nil, schema.Fields())
 	text := findArrow(schema.Fields(), paths[textField])
 	if text == nil {
-		return advise("there is no column %q; the columns of text are: %s", joinPath(paths[textField]), texts)
+		return noText(paths, texts)
 	}
 	if t := typeOfArrow(schema.Fields(), text); !isArrowText(t) {
-		return advise("the column %q of the texts has the type %s, not string; the columns of text are: %s", joinPath(paths[textField]), t, texts)
+		return wrongText(paths, t.String(), texts)
 	}
 	id := findArrow(schema.Fields(), paths[idField])
 	if id == nil && a.r.o.ID != "" {
-		return advise("there is no column %q for the ids; the columns of text are: %s", a.r.o.ID, texts)
+		return noID(paths, texts)
 	}
 	if id != nil {
 		if t := typeOfArrow(schema.Fields(), id); !isArrowText(t) && !arrow.IsInteger(storage(t).ID()) {
-			return advise("the column %q of the ids has the type %s, neither string nor integer; name another for the ids", joinPath(paths[idField]), t)
+			return wrongID(paths, t.String())
 		}
 	}
 	a.columns = [2]arrowPath{textField: text, idField: id}

@@ -19,6 +19,7 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/ipc"
 	"github.com/apache/arrow-go/v18/arrow/memory"
 	"github.com/apache/arrow-go/v18/parquet/compress"
+	"github.com/apache/arrow-go/v18/parquet/pqarrow"
 	"github.com/pierrec/lz4/v4"
 	"go.uber.org/goleak"
 )
@@ -204,20 +205,21 @@ func TestColumnsRefused(t *testing.T) {
 		o             Options
 		want          string
 	}{
-		{"a.parquet", parquet, Options{Text: "txt"}, `no column "txt"; its columns of text are: id, text`},
+		{"a.parquet", parquet, Options{Text: "txt"}, `no column "txt"; its only column of text is read with --text-field text`},
 		{"a.parquet", parquet, Options{Text: "x"}, `has the type int64, not string`},
-		{"a.parquet", parquet, Options{Text: "list.list.element"}, `lies in a list`},
-		{"a.parquet", parquet, Options{Text: "list"}, `the column "list" of the texts has the type list, not string; its columns of text are: id, text`},
+		{"a.parquet", parquet, Options{Text: "list.list.element"}, `is inside a list`},
+		{"a.parquet", parquet, Options{Text: "list"}, `the column "list" of the texts has the type list, not string; its only column of text is read with --text-field text`},
 		{"a.parquet", parquet, Options{Text: "list.list"}, `the column "list.list" of the texts has the type list, not string`},
 		{"a.parquet", parquet, Options{Text: "list.none"}, `no column "list.none"`},
 		{"a.parquet", parquet, Options{Text: "id.none"}, `no column "id.none"`},
 		{"a.parquet", find("nested.parquet"), Options{Text: "m.a"}, `the column "m.a" of the texts has the type struct, not string; its columns of text are: m.a.url, m.t\.x`},
 		{"a.parquet", parquet, Options{ID: "list"}, `the column "list" of the ids has the type list, neither string nor integer`},
 		{"a.parquet", parquet, Options{ID: "nope"}, `no column "nope" for the ids`},
-		{"a.arrow", arrowFile, Options{Text: "txt"}, `no column "txt"; the columns of text are: id, text`},
+		{"a.arrow", arrowFile, Options{Text: "txt"}, `no column "txt"; its only column of text is read with --text-field text`},
 		{"a.arrow", arrowFile, Options{Text: "x"}, `has the type int64, not string`},
 		{"a.arrow", arrowFile, Options{ID: "nope"}, `no column "nope" for the ids`},
 		{"a.arrow", arrowFile, Options{ID: "list"}, `neither string nor integer`},
+		{"a.parquet", find("nested.parquet"), Options{Text: "x", ID: "m.a.url"}, `no column "x"; its only column of text is read with --text-field m.t\.x`},
 		{"a.parquet.zst", zstded(parquet), Options{}, "save it as it is and name it"},
 		{"a.jsonl", parquet, Options{}, "parquet by its first bytes and jsonl by its name"},
 		{"a.parquet", arrowFile, Options{}, "arrow by its first bytes and parquet by its name"},
@@ -231,6 +233,10 @@ func TestColumnsRefused(t *testing.T) {
 		got := seen(t, put(t, test.name, test.content), test.o, 1<<40)
 		if len(got) != 1 || !strings.Contains(got[0], test.want) || !strings.Contains(got[0], test.name) || strings.Contains(got[0], "fetch it again") != strings.Contains(test.want, "by its name, but") && test.content != "" {
 			t.Errorf("%d %s: %q does not say %q", i, test.name, got, test.want)
+		}
+		// What is said of a whole file has no line, and advice is no fault of the metadata.
+		if strings.Contains(got[0], "(byte 0)") || strings.Contains(got[0], "reading the metadata") {
+			t.Errorf("%d %s: %q", i, test.name, got)
 		}
 	}
 }
@@ -325,6 +331,49 @@ func TestCodecsExact(t *testing.T) {
 		out, err := compress.Decode(codec, make([]byte, 100), body)
 		if runtime.ReadMemStats(&after); err == nil || after.TotalAlloc-before.TotalAlloc > 64<<20 {
 			t.Errorf("%v: %d bytes, %v, %d bytes allocated", name, len(out), err, after.TotalAlloc-before.TotalAlloc)
+		}
+	}
+}
+
+// A file of columns needs none with ids unless the caller names one. Without any column of text the error says so.
+func TestColumnsWithoutIDs(t *testing.T) {
+	schema := arrow.NewSchema([]arrow.Field{{Name: "text", Type: arrow.BinaryTypes.String}}, nil)
+	numbers := arrow.NewSchema([]arrow.Field{{Name: "n", Type: arrow.PrimitiveTypes.Int64}}, nil)
+	texts := array.NewStringBuilder(memory.DefaultAllocator)
+	texts.AppendValues([]string{"a", "b"}, nil)
+	ints := array.NewInt64Builder(memory.DefaultAllocator)
+	ints.AppendValues([]int64{1, 2}, nil)
+	batch := array.NewRecordBatch(schema, []arrow.Array{texts.NewArray()}, 2)
+	noText := array.NewRecordBatch(numbers, []arrow.Array{ints.NewArray()}, 2)
+	parquetOf := func(b arrow.RecordBatch) string {
+		var out bytes.Buffer
+		w, err := pqarrow.NewFileWriter(b.Schema(), &out, nil, pqarrow.DefaultWriterProps())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(w.Write(b), w.Close()); err != nil {
+			t.Fatal(err)
+		}
+		return out.String()
+	}
+	arrowOf := func(b arrow.RecordBatch) string {
+		var out bytes.Buffer
+		w := ipc.NewWriter(&out, ipc.WithSchema(b.Schema()))
+		if err := errors.Join(w.Write(b), w.Close()); err != nil {
+			t.Fatal(err)
+		}
+		return out.String()
+	}
+	for name, of := range map[string]func(arrow.RecordBatch) string{"x.parquet": parquetOf, "x.arrow": arrowOf} {
+		path := put(t, name, of(batch))
+		if got := read(t, Options{}, path); !slices.Equal(got, []string{name + ` 1@0 ` + name + `:1 "a"`, name + ` 2@1 ` + name + `:2 "b"`}) {
+			t.Errorf("%s: %q", name, got)
+		}
+		if got := seen(t, path, Options{ID: "id"}, 1<<40); len(got) != 1 || !strings.Contains(got[0], `no column "id" for the ids; its columns of text are: text; leave out --id-field`) {
+			t.Errorf("%s: %q", name, got)
+		}
+		if got := seen(t, put(t, name, of(noText)), Options{}, 1<<40); len(got) != 1 || !strings.HasSuffix(got[0], `the file has no column "text"; no other column holds text`) {
+			t.Errorf("%s: %q", name, got)
 		}
 	}
 }

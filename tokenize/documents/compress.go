@@ -64,7 +64,8 @@ func (d *decoders) open(c compression, raw *bufio.Reader, position func() int64)
 		}
 		d.zstd = z
 	}
-	return zstdFrames{d.zstd, position}, d.zstd.Reset(raw)
+	tail := &tailReader{r: raw}
+	return zstdFrames{d.zstd, tail, position}, d.zstd.Reset(tail)
 }
 
 // release drops what a file with a large window has left. The header tells; raw has not been read from yet.
@@ -122,6 +123,7 @@ func (g *gzipMembers) Read(p []byte) (int, error) {
 // zstdFrames reads the frames of a zstd file.
 type zstdFrames struct {
 	z        *zstd.Decoder // reads what it needs and no more
+	raw      *tailReader   // what z reads
 	position func() int64
 }
 
@@ -130,7 +132,39 @@ func (f zstdFrames) Read(p []byte) (int, error) {
 	if errors.Is(err, zstd.ErrMagicMismatch) { // it has read the four bytes; those at the beginning of the file are a frame's
 		err = follows(inZstd, f.position()-4)
 	}
+	// The decoder gives these errors for a window that is too large and for blocks that do not fit their frame.
+	if errors.Is(err, zstd.ErrWindowSizeExceeded) || errors.Is(err, zstd.ErrDecoderSizeExceeded) {
+		if f.raw.endsInLargeFrame() {
+			err = advise("the zstd window is above %d GiB; compress the file again with --long=31 or less", maxWindow>>30)
+		} else {
+			err = advise("the zstd data is damaged; fetch the file again")
+		}
+	}
 	return n, err
+}
+
+// A tailReader keeps the last bytes that were read from r, as many as the header of a zstd frame can have.
+type tailReader struct {
+	r    io.Reader
+	tail []byte
+}
+
+func (t *tailReader) Read(p []byte) (int, error) {
+	n, err := t.r.Read(p)
+	t.tail = append(t.tail, p[max(0, n-zstd.HeaderMaxSize):n]...)
+	t.tail = append(t.tail[:0], t.tail[max(0, len(t.tail)-zstd.HeaderMaxSize):]...)
+	return n, err
+}
+
+// endsInLargeFrame reports whether the last bytes that were read are the header of a frame whose window is too large.
+func (t *tailReader) endsInLargeFrame() bool {
+	for i := range t.tail {
+		var h zstd.Header
+		if err := h.Decode(t.tail[i:]); err == nil && !h.Skippable && h.HeaderSize == len(t.tail)-i {
+			return h.WindowSize > maxWindow || h.SingleSegment && h.FrameContentSize > maxWindow
+		}
+	}
+	return false
 }
 
 // follows is the error of compressed data with something else behind it.
@@ -152,8 +186,6 @@ func explain(err error) error {
 		return err
 	case errors.Is(err, io.ErrUnexpectedEOF):
 		return fmt.Errorf("the file is cut short here; fetch it again: %w", err)
-	case errors.Is(err, zstd.ErrWindowSizeExceeded), errors.Is(err, zstd.ErrDecoderSizeExceeded):
-		return fmt.Errorf("the zstd window is above %d GiB; compress the file again with --long=31 or less: %w", maxWindow>>30, err)
 	case errors.Is(err, gzip.ErrChecksum), errors.Is(err, zstd.ErrCRCMismatch):
 		return fmt.Errorf("the checksum of the compressed data is wrong, so the file is damaged; fetch it again: %w", err)
 	}

@@ -3,7 +3,6 @@ package documents
 import (
 	"encoding/json"
 	"fmt"
-	"path/filepath"
 	"strconv"
 )
 
@@ -60,6 +59,21 @@ func (k Kind) String() string {
 	return fmt.Sprintf("Kind(%d)", uint8(k))
 }
 
+// Remedy says what to do about a document that is bad in this way, in the imperative.
+func (k Kind) Remedy() string {
+	switch k {
+	case BadUTF8:
+		return "convert the file to UTF-8"
+	case NoText, BadText:
+		return "name the field of the texts with --text-field, repair the document"
+	case BadID:
+		return "name the field of the ids with --id-field, repair the document"
+	case LineTooLong:
+		return "split the document"
+	}
+	return "repair the document"
+}
+
 // MarshalText makes a Kind readable as a value or a key of JSON.
 func (k Kind) MarshalText() ([]byte, error) { return []byte(k.String()), nil }
 
@@ -74,16 +88,16 @@ func (k *Kind) UnmarshalText(text []byte) error {
 	return fmt.Errorf("%q is no kind of a document that could not be used", text)
 }
 
-// DefaultID is the name of a document that has no id of its own: the base name of its file and its line, counted from the start of the file,
-// "part-0001.jsonl.zst:17".
-func DefaultID(file string, line int64) string {
-	return filepath.Base(file) + ":" + strconv.FormatInt(line, 10)
+// DefaultID is the id of a document that has none of its own: the name of its input (see [UniqueNames]) and its line, counted from the start of the file,
+// "web/part-0001.jsonl.zst:17".
+func DefaultID(name string, line int64) string {
+	return name + ":" + strconv.FormatInt(line, 10)
 }
 
-// A DocumentError is a document that cannot be used. Its message has the form "file:line (byte n): what, and what to do".
+// A DocumentError is a document that cannot be used. Its message has the form "file:line (byte n): what", or "file: what" if the whole file is at fault.
 type DocumentError struct {
 	File   string
-	Line   int64  // as in [Document]
+	Line   int64  // as in [Document]; 0 if the fault has no place in the file
 	Offset int64  // byte of the fault in the file after decompression, within the line or object, or the row in the file; from 0
 	ID     string // of the document, if the line could be read that far; otherwise empty
 	Kind   Kind
@@ -91,6 +105,9 @@ type DocumentError struct {
 }
 
 func (e *DocumentError) Error() string {
+	if e.Line == 0 {
+		return fmt.Sprintf("%s: %s", e.File, e.Err)
+	}
 	return fmt.Sprintf("%s:%d (byte %d): %s", e.File, e.Line, e.Offset, e.Err)
 }
 

@@ -13,17 +13,17 @@ var endings = []struct {
 	ending string
 	format Format
 }{
-	{".jsonl", JSONLines}, {".ndjson", JSONLines},
+	{".jsonl", JSONLines}, {".jsonlines", JSONLines}, {".ndjson", JSONLines},
 	{".json", JSON}, // or JSON lines: the content tells
 	{".txt", Text},
-	{".parquet", Parquet},
+	{".parquet", Parquet}, {".parq", Parquet},
 	{".arrow", Arrow}, {".feather", Arrow},
 }
 
-var compressedEndings = []string{".gz", ".zst"}
+var compressedEndings = []string{".gz", ".zst", ".zstd"}
 
 // Endings are the endings of names that [HasEnding] knows, for messages.
-const Endings = ".jsonl, .ndjson, .json and .txt, also with .gz or .zst, .parquet, .arrow, .feather"
+const Endings = ".jsonl, .jsonlines, .ndjson, .json and .txt, also with .gz, .zst or .zstd, .parquet, .parq, .arrow, .feather"
 
 // HasEnding reports whether a file has a name of a file of documents, under which folders are searched; see [Endings].
 func HasEnding(name string) bool {

@@ -14,8 +14,9 @@ import (
 // documents are missing then cannot be known.
 func ReadDocuments(ctx context.Context, inputs []string, o Options) iter.Seq2[Document, error] {
 	return func(yield func(Document, error) bool) {
-		for _, input := range inputs {
-			if !readInput(ctx, input, o, yield) {
+		names := BaseNames(inputs)
+		for i, input := range inputs {
+			if !readInput(ctx, input, names[i], o, yield) {
 				return
 			}
 		}
@@ -23,7 +24,7 @@ func ReadDocuments(ctx context.Context, inputs []string, o Options) iter.Seq2[Do
 }
 
 // readInput yields the documents of one input. It reports whether to go on with the next.
-func readInput(ctx context.Context, input string, o Options, yield func(Document, error) bool) bool {
+func readInput(ctx context.Context, input, name string, o Options, yield func(Document, error) bool) bool {
 	r, err := Open(ctx, Piece{File: input, End: -1}, o)
 	if err != nil {
 		yield(Document{}, err)
@@ -36,7 +37,7 @@ func readInput(ctx context.Context, input string, o Options, yield func(Document
 			return true
 		}
 		if err == nil && doc.ID == "" {
-			doc.ID = DefaultID(input, doc.Line)
+			doc.ID = DefaultID(name, doc.Line)
 		}
 		if !yield(doc, err) || err != nil && !recoverable(err) {
 			return false

@@ -120,7 +120,7 @@ func (s *lineScanner) scan(line []byte) (id, text []byte, bad *lineError) {
 	bad = s.parse()
 	// Outside of strings bytes beyond ASCII are no JSON, so a good line has none or s.high tells.
 	if (bad != nil || s.high&highs != 0) && !utf8.Valid(line) {
-		return nil, nil, &lineError{BadUTF8, InvalidUTF8(line), errors.New("the line is not UTF-8; convert the file to UTF-8")}
+		return nil, nil, &lineError{BadUTF8, InvalidUTF8(line), errors.New("the line is not UTF-8")}
 	}
 	if bad != nil {
 		return nil, nil, bad

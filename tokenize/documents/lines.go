@@ -43,7 +43,8 @@ func (r *Reader) passLine(end int64) (found bool, err error) {
 // readLine gives the next line of the piece with the line feed that ends it, valid until the next call, and moves on behind it. r.start and
 // r.number are its place. A line above the limit is passed over; the error says so.
 func (r *Reader) readLine() ([]byte, error) {
-	if r.piece.End >= 0 && r.offset > r.piece.End {
+	first := r.piece.Start == 0 && r.lines == 0 // of the file, which a byte order mark may push beyond the end of a small piece
+	if r.piece.End >= 0 && r.offset > r.piece.End && !first {
 		return nil, r.finish()
 	}
 	r.start, r.number = r.offset, r.lines+1
@@ -142,7 +143,7 @@ func (r *Reader) textDocument(text []byte) (Document, error) {
 		return Document{}, r.faultAt(r.number, r.start, Empty, errors.New("the file is empty"))
 	}
 	if at := InvalidUTF8(text); at < len(text) {
-		return Document{}, r.faultAt(r.number, r.start+int64(at), BadUTF8, errors.New("the text is not UTF-8; convert the file to UTF-8"))
+		return Document{}, r.faultAt(r.number, r.start+int64(at), BadUTF8, errors.New("the text is not UTF-8"))
 	}
 	return r.own(nil, text), nil
 }

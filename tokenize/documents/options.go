@@ -84,6 +84,8 @@ type Options struct {
 	Format Format
 	// Unit is what a document of a text file is.
 	Unit Unit
+	// KeepMark leaves a byte order mark at the start of JSON lines, JSON and text where it is. Otherwise it is removed.
+	KeepMark bool
 	// MaxLine is the length of the longest line, object, text file or text that is read, in bytes after decompression; 0 means [DefaultMaxLine].
 	// Memory for about two of them is taken where they occur.
 	MaxLine int

@@ -2,6 +2,7 @@ package documents
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -38,6 +39,14 @@ type parquetGroup struct {
 	first int64 // row of the file, from 0
 	rows  int64
 	start int64 // the first byte of its columns
+}
+
+// inMetadata says of a fault that it is in the metadata of a file, unless the fault is no damage but advice to the user.
+func inMetadata(format string, err error) error {
+	if errors.As(err, new(advice)) {
+		return err
+	}
+	return fmt.Errorf("reading the metadata at the end of the %s file: %w", format, err)
 }
 
 // readParquetMeta reads the end of a file. Its errors say what is wrong with the file.
@@ -101,26 +110,24 @@ func (m *parquetMeta) find(o Options, paths [2][]string) error {
 	text, id := found[textField], found[idField]
 	switch group := m.groupAt(paths[textField]); {
 	case text == nil && group != "":
-		return advise("the column %q of the texts has the type %s, not string; its columns of text are: %s",
-			joinPath(paths[textField]), group, strings.Join(texts, ", "))
+		return wrongText(paths, group, texts)
 	case text == nil:
-		return advise("the file has no column %q; its columns of text are: %s", joinPath(paths[textField]), strings.Join(texts, ", "))
+		return noText(paths, texts)
 	case text.MaxRepetitionLevel() > 0:
-		return advise("the column %q lies in a list; a document has one text", joinPath(paths[textField]))
+		return advise("the column %q is inside a list, and a document has one text; name another column with --text-field", joinPath(paths[textField]))
 	case text.PhysicalType() != parquet.Types.ByteArray:
-		return advise("the column %q of the texts has the type %s, not string; its columns of text are: %s",
-			joinPath(paths[textField]), strings.ToLower(text.PhysicalType().String()), strings.Join(texts, ", "))
+		return wrongText(paths, strings.ToLower(text.PhysicalType().String()), texts)
 	}
 	m.text = newParquetColumn(text, leaves[textField])
 	switch group := m.groupAt(paths[idField]); {
 	case id == nil && o.ID != "" && group != "":
-		return advise("the column %q of the ids has the type %s, neither string nor integer; name another for the ids", o.ID, group)
+		return wrongID(paths, group)
 	case id == nil && o.ID != "":
-		return advise("the file has no column %q for the ids; its columns of text are: %s", o.ID, strings.Join(texts, ", "))
+		return noID(paths, texts)
 	case id == nil:
 		return nil
 	case id.MaxRepetitionLevel() > 0:
-		return advise("the column %q of the ids lies in a list; name another for the ids", joinPath(paths[idField]))
+		return advise("the column %q of the ids is inside a list; name another column with --id-field", joinPath(paths[idField]))
 	}
 	m.id = newParquetColumn(id, leaves[idField])
 	number := m.id.kind == parquet.Types.Int32 || m.id.kind == parquet.Types.Int64
@@ -129,9 +136,46 @@ func (m *parquetMeta) find(o Options, paths [2][]string) error {
 		number = number && isInt
 	}
 	if m.id.kind != parquet.Types.ByteArray && !number {
-		return advise("the column %q of the ids has the type %v (%v), neither string nor integer; name another for the ids", m.id.name, m.id.kind, id.LogicalType())
+		return wrongID(paths, fmt.Sprintf("%v (%v)", m.id.kind, id.LogicalType()))
 	}
 	return nil
+}
+
+// noText is the error of a file without the column of the texts. texts are the columns that could be it.
+func noText(paths [2][]string, texts []string) error {
+	return advise("the file has no column %q; %s", joinPath(paths[textField]), otherTexts(paths, texts))
+}
+
+// wrongText is the error of a column of the texts that does not hold strings.
+func wrongText(paths [2][]string, kind string, texts []string) error {
+	return advise("the column %q of the texts has the type %s, not string; %s", joinPath(paths[textField]), kind, otherTexts(paths, texts))
+}
+
+// noID is the error of a file without the column of the ids that the caller has named.
+func noID(paths [2][]string, texts []string) error {
+	has := "no column holds text"
+	if len(texts) > 0 {
+		has = "its columns of text are: " + strings.Join(texts, ", ")
+	}
+	return advise("the file has no column %q for the ids; %s; leave out --id-field if the documents have no ids", joinPath(paths[idField]), has)
+}
+
+// wrongID is the error of a column of the ids that holds neither strings nor integers.
+func wrongID(paths [2][]string, kind string) error {
+	return advise("the column %q of the ids has the type %s, neither string nor integer; name another column with --id-field", joinPath(paths[idField]), kind)
+}
+
+// otherTexts says which columns could be the text. The column of the ids is not one of them.
+func otherTexts(paths [2][]string, texts []string) string {
+	id := joinPath(paths[idField])
+	texts = slices.DeleteFunc(slices.Clone(texts), func(name string) bool { return name == id })
+	switch len(texts) {
+	case 0:
+		return "no other column holds text"
+	case 1:
+		return "its only column of text is read with --text-field " + texts[0]
+	}
+	return "its columns of text are: " + strings.Join(texts, ", ") + "; name one with --text-field"
 }
 
 // groupAt is the type of what a path leads to if that holds columns and is none itself: list, map or struct; else "".
@@ -258,7 +302,7 @@ func newParquetReader(r *Reader, file *os.File) (rowReader, error) {
 	}
 	meta, err := readParquetMeta(file, info.Size(), r.o, r.scanner.paths)
 	if err != nil {
-		return nil, r.broken(1, 0, fmt.Errorf("reading the metadata at the end of the Parquet file: %w", err))
+		return nil, r.broken(0, 0, inMetadata("Parquet", err))
 	}
 	p := &parquetReader{r: r, file: file, meta: meta, size: info.Size(), group: r.piece.Start, end: r.piece.End}
 	if p.end < 0 {

@@ -1,6 +1,7 @@
 package documents
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -47,15 +48,15 @@ func Pieces(ctx context.Context, inputs []string, o Options, target int64) ([]Pi
 		})
 	}
 	group.Wait()
-	if err := ctx.Err(); err != nil {
-		return nil, fmt.Errorf("looking at the inputs: %w", err)
-	}
 	var pieces []Piece
 	for i := range inputs {
 		if errs[i] != nil {
 			return nil, errs[i]
 		}
 		pieces = append(pieces, cut[i]...)
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("looking at the inputs: %w", err)
 	}
 	return pieces, nil
 }
@@ -95,7 +96,10 @@ func cutInput(input string, o Options, paths [2][]string, target int64) ([]Piece
 	if c != plain {
 		return whole, nil // what is in it, reading tells
 	}
-	bad := func(err error) error { return &DocumentError{File: input, Line: 1, Kind: BadStream, Err: err} }
+	if !o.KeepMark {
+		head = bytes.TrimPrefix(head, []byte(byteOrderMark))
+	}
+	bad := func(err error) error { return &DocumentError{File: input, Kind: BadStream, Err: err} }
 	format, err := formatOf(input, head, c, o.Format)
 	if err != nil {
 		return nil, bad(err)
@@ -118,7 +122,7 @@ func cutInput(input string, o Options, paths [2][]string, target int64) ([]Piece
 	case format == Parquet:
 		meta, err := readParquetMeta(file, size, o, paths)
 		if err != nil {
-			return nil, bad(explain(fmt.Errorf("reading the metadata at the end of the Parquet file: %w", err)))
+			return nil, bad(explain(inMetadata("Parquet", err)))
 		}
 		if !meta.cuttable() {
 			return whole, nil
@@ -129,7 +133,7 @@ func cutInput(input string, o Options, paths [2][]string, target int64) ([]Piece
 	case format == Arrow && head[0] != 0xff:
 		blocks, _, err := readArrowFooter(file, size)
 		if err != nil {
-			return nil, bad(explain(fmt.Errorf("reading the metadata at the end of the Arrow file: %w", err)))
+			return nil, bad(explain(inMetadata("Arrow", err)))
 		}
 		for _, k := range blocks {
 			bounds = append(bounds, k.start)

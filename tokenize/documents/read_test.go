@@ -180,11 +180,72 @@ func TestBrokenStreams(t *testing.T) {
 	}
 }
 
+// A byte order mark at the start of a file is no part of its documents; elsewhere it is a fault or text.
+func TestByteOrderMark(t *testing.T) {
+	const mark = "\xef\xbb\xbf"
+	lines := mark + `{"id":"a","text":"one"}` + "\n" + `{"text":"` + mark + `two"}` + "\n"
+	bad := lines + mark + `{"text":"three"}` + "\n" // where two files were put together
+	for _, test := range []struct {
+		name, content string
+		o             Options
+		want          []string
+	}{
+		{"x.jsonl", lines, Options{}, []string{`x.jsonl 1@3 a "one"`, `x.jsonl 2@27 x.jsonl:2 "\ufefftwo"`}},
+		{"x.jsonl", bad, Options{}, []string{`x.jsonl 1@3 a "one"`, `x.jsonl 2@27 x.jsonl:2 "\ufefftwo"`, `x.jsonl 3@45 : malformed JSON`}},
+		{"x.json", lines, Options{}, []string{`x.json 1@3 a "one"`, `x.json 2@27 x.json:2 "\ufefftwo"`}},
+		{"x.jsonl.gz", gzipped(lines), Options{}, []string{`x.jsonl.gz 1@3 a "one"`, `x.jsonl.gz 2@27 x.jsonl.gz:2 "\ufefftwo"`}},
+		{"x.zst", zstded(lines), Options{}, []string{`x.zst 1@3 a "one"`, `x.zst 2@27 x.zst:2 "\ufefftwo"`}},
+		{"x.json", mark + `[{"text":"a"}]`, Options{}, []string{`x.json 1@4 x.json:1 "a"`}},
+		{"x.txt", mark + "a\nb", Options{}, []string{`x.txt 1@0 x.txt:1 "a\nb"`}},
+		{"x.txt", mark + "a\nb", Options{Unit: EachLine}, []string{`x.txt 1@3 x.txt:1 "a"`, `x.txt 2@5 x.txt:2 "b"`}},
+		{"x.txt", mark, Options{}, []string{`x.txt 1@0 : empty document`}},
+		{"x.jsonl", mark, Options{}, nil},
+		{"x.jsonl", lines, Options{KeepMark: true}, []string{`x.jsonl 1@0 : malformed JSON`, `x.jsonl 2@27 x.jsonl:2 "\ufefftwo"`}},
+		{"x.txt", mark + "a", Options{KeepMark: true}, []string{`x.txt 1@0 x.txt:1 "\ufeffa"`}},
+	} {
+		path := put(t, test.name, test.content)
+		if got := read(t, test.o, path); !slices.Equal(got, test.want) {
+			t.Errorf("%q gives %q, want %q", test.content, got, test.want)
+		}
+		// Pieces see it where the file begins, and a reader that goes on behind the first document passes over it.
+		var whole, cut []string
+		for _, target := range []int64{1 << 40, 1} {
+			whole, cut = cut, seen(t, path, test.o, target)
+		}
+		if !slices.Equal(whole, cut) {
+			t.Errorf("%q gives %q, cut into pieces %q", test.content, whole, cut)
+		}
+		if len(test.want) < 2 {
+			continue
+		}
+		r, err := Open(t.Context(), Piece{File: path, End: -1}, test.o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		first, err := r.Next()
+		lines := r.Lines()
+		r.Close()
+		if test.o.KeepMark || err != nil {
+			continue
+		}
+		if r, err = Open(t.Context(), Piece{File: path, End: -1}, test.o); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.Skip(first.Offset, lines); err != nil {
+			t.Fatal(err)
+		}
+		if second, err := r.Next(); err != nil || !strings.Contains(test.want[1], fmt.Sprintf("@%d ", second.Offset)) {
+			t.Errorf("%q goes on with %+v, %v", test.content, second, err)
+		}
+		r.Close()
+	}
+}
+
 func TestRefusedFiles(t *testing.T) {
 	for name, test := range map[string]struct{ content, want string }{
 		"plain.gz":     {`{"text":"a"}`, "neither gzip nor zstd"},
-		"empty.gz":     {"", "empty.gz:1 (byte 0): the file is empty"},
-		"empty.zst":    {"", "empty.zst:1 (byte 0): the file is empty"},
+		"empty.gz":     {"", "empty.gz: the file is empty"},
+		"empty.zst":    {"", "empty.zst: the file is empty"},
 		"x.parquet":    {"PAR1....", "cut short"},
 		"x.arrow":      {"ARROW1\x00\x00", "cut short"},
 		"short.gz":     {"\x1f\x8b\x08", "cut short"},
@@ -194,7 +255,12 @@ func TestRefusedFiles(t *testing.T) {
 		"garbage.gz":   {gzipped("", strings.Repeat("\n", 9_000_000)) + "x", fmt.Sprintf("from byte %d of", len(gzipped("", strings.Repeat("\n", 9_000_000))))},
 		"trailing.zst": {zstded(`{"text":"a"}`) + "garbage of length", fmt.Sprintf("(byte 12): something that is no zstd follows the compressed data, from byte %d of", len(zstded(`{"text":"a"}`)))},
 		"garbage.zst":  {zstded("", strings.Repeat("\n", 9_000_000)) + "none", fmt.Sprintf("from byte %d of", len(zstded("", strings.Repeat("\n", 9_000_000))))},
-		"skipped.zst":  {"\x50\x2a\x4d\x18\x01\x00\x00\x00xgarbage", "no zstd follows the compressed data, from byte 9 of"},
+		// A frame with a window of 4 GiB, alone and behind another; and a block of 2,000 bytes in a window of 1 KiB.
+		"window.zst":  {"\x28\xb5\x2f\xfd\x00\xb0", "the zstd window is above 2 GiB; compress the file again with --long=31 or less"},
+		"later.zst":   {zstded(`{"text":"a"}`) + "\x28\xb5\x2f\xfd\x00\xb0", "the zstd window is above 2 GiB; compress the file again with --long=31 or less"},
+		"segment.zst": {"\x28\xb5\x2f\xfd\xe0\x01\x00\x00\x80\x00\x00\x00\x00", "the zstd window is above 2 GiB; compress the file again with --long=31 or less"},
+		"block.zst":   {"\x28\xb5\x2f\xfd\x00\x00\x83\x3e\x00x", "the zstd data is damaged; fetch the file again"},
+		"skipped.zst": {"\x50\x2a\x4d\x18\x01\x00\x00\x00xgarbage", "no zstd follows the compressed data, from byte 9 of"},
 	} {
 		var last error
 		for _, err := range ReadDocuments(t.Context(), []string{put(t, name, test.content)}, Options{}) {

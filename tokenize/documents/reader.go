@@ -21,6 +21,9 @@ import (
 // readBuffer is the size of the buffers in which lines are looked for.
 const readBuffer = 1 << 20
 
+// byteOrderMark is U+FEFF in UTF-8, which some programs write at the start of a file and which belongs to no document.
+const byteOrderMark = "\xef\xbb\xbf"
+
 // A Reader gives the documents of one piece. One goroutine uses it, but for BytesRead.
 type Reader struct {
 	ctx    context.Context // ends with Close
@@ -142,7 +145,7 @@ func (r *Reader) openRows(file *os.File) (bool, error) {
 		return false, nil
 	}
 	if r.format, err = formatOf(r.piece.File, head[:n], plain, r.o.Format); err != nil {
-		return false, r.faultAt(1, 0, BadStream, err)
+		return false, r.faultAt(0, 0, BadStream, err)
 	}
 	if r.format == Parquet {
 		r.rows, err = newParquetReader(r, file)
@@ -186,6 +189,12 @@ func (r *Reader) openStream(file io.Reader) error {
 		r.decoded.startDecoder(decoder, r.raw)
 		r.in = buffer(&r.decodedBuf, r.decoded)
 	}
+	if r.piece.Start == 0 && !r.o.KeepMark {
+		if head, _ := r.in.Peek(len(byteOrderMark)); string(head) == byteOrderMark { // an error comes again when all before it was read
+			r.in.Discard(len(byteOrderMark))
+			r.offset += int64(len(byteOrderMark))
+		}
+	}
 	if r.piece.End >= 0 { // it was looked at when it was cut
 		r.format = r.o.Format
 		if named, _ := byName(r.piece.File); r.format == Auto {
@@ -203,12 +212,12 @@ func (r *Reader) openStream(file io.Reader) error {
 			return r.broken(1, 0, err)
 		}
 		if r.format, err = formatOf(r.piece.File, head, c, r.o.Format); err != nil {
-			return r.faultAt(1, 0, BadStream, err)
+			return r.faultAt(0, 0, BadStream, err)
 		}
 	}
 	switch {
 	case r.format == Parquet:
-		return r.faultAt(1, 0, BadStream, errors.New("a Parquet file is read from its end, which a pipe or a compressed file does not let; save it as it is and name it"))
+		return r.faultAt(0, 0, BadStream, errors.New("a Parquet file is read from its end, which a pipe or a compressed file does not let; save it as it is and name it"))
 	case r.format == Arrow:
 		rows, err := newArrowStreamReader(r)
 		if err != nil {
@@ -370,7 +379,7 @@ func (r *Reader) broken(line, offset int64, err error) error {
 
 // tooLong is the error of a document above the limit.
 func (r *Reader) tooLong(what string, length int64) error {
-	err := fmt.Errorf("the %s has %d bytes, at most %d are read; split the document or raise the limit", what, length, r.o.MaxLine)
+	err := fmt.Errorf("the %s has %d bytes, at most %d are read", what, length, r.o.MaxLine)
 	return r.faultAt(r.number, r.start, LineTooLong, err)
 }
 

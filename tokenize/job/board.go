@@ -364,6 +364,16 @@ func (b *board) unit(ctx context.Context, u int) (*unitRecord, error) {
 	}
 }
 
+// documents is how many documents the output has. All units that are needed are complete.
+func (b *board) documents() int64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.limit > 0 {
+		return min(b.limit, b.counted)
+	}
+	return b.counted
+}
+
 // settle waits until all units that are needed are known to be complete.
 func (b *board) settle(ctx context.Context) error {
 	if err := b.survey(); err != nil {
@@ -384,6 +394,9 @@ func (b *board) located(x *failure) error {
 		return x.err
 	}
 	at := *bad
+	if bad.Line == 0 { // the fault is of the whole file
+		return bad
+	}
 	at.Line += x.lines
 	if parts := b.f.d.Units[x.unit]; parts[0].Input == parts[x.part].Input {
 		at.Line += b.before[x.unit]

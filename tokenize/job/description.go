@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 
 	"mula/shards"
@@ -14,9 +15,11 @@ import (
 
 // A description is job.json: what decides the bytes of the output, and how the work is cut, which does not.
 type description struct {
-	Format   int      `json:"format"` // 1
+	Format   int      `json:"format"` // 1 or 2
 	Settings settings `json:"settings"`
 	Inputs   []input  `json:"inputs"`
+	// Names stand for the inputs in the ids of documents that have none. Format 1 has no names: it takes the base names of the files.
+	Names []string `json:"names,omitempty"`
 
 	// Private says that an input can be read only once, as standard input: the job is one process's and cannot go on after it.
 	Private bool `json:"private"`
@@ -30,7 +33,17 @@ type description struct {
 	Replaces []string `json:"replaces,omitempty"`
 }
 
-const descriptionFormat = 1
+// descriptionFormat is the format of the jobs that this program begins. It goes on with jobs of format 1, too, as the program that began them would: the ids
+// of documents without ids have the base names of the files, and byte order marks are not removed.
+const descriptionFormat = 2
+
+// name is what stands for an input in the ids of documents that have none.
+func (d *description) name(input int) string {
+	if d.Format == 1 {
+		return filepath.Base(d.Inputs[input].Path)
+	}
+	return d.Names[input]
+}
 
 // settings are the choices that decide bytes.
 type settings struct {
@@ -91,13 +104,16 @@ func describe(o *Options) (*description, error) {
 	d := &description{Format: descriptionFormat, Settings: settings{
 		Tokenizer: shards.TokenizerInfo{
 			SHA256: o.Tokenizer.SHA256(), VocabSize: o.Tokenizer.VocabSize(), EOD: -1, ClassTable: tokenize.ClassTable(), Specials: o.Specials.String(),
-			AddSpecialTokens: o.AddSpecialTokens,
+			AddSpecialTokens: o.AddSpecialTokens, TruncationAndPaddingIgnored: o.Tokenizer.IgnoredTruncationOrPadding(),
 		},
 		Layout: o.Layout, TextField: o.Read.Text, IDField: o.Read.ID, InputFormat: o.Read.Format.String(), TextUnit: o.Read.Unit.String(), MaxLine: o.Read.MaxLine,
 		ShardTokens: o.ShardTokens, Shuffle: o.Shuffle, ShuffleSeed: o.ShuffleSeed, Sample: o.Sample, MaxDocuments: o.MaxDocuments,
 	}}
 	if o.AppendEOD {
 		d.Settings.Tokenizer.EOD = int64(o.EOD)
+	}
+	if d.Names = o.Names; d.Names == nil {
+		d.Names = documents.BaseNames(o.Inputs)
 	}
 	for _, path := range o.Inputs {
 		in, err := look(path)
@@ -182,6 +198,9 @@ func (d *description) width() int {
 // difference says in words what of the settings or inputs, beside sizes and times, d has and other has not; "" if they agree.
 func (d *description) difference(other *description) string {
 	a, b := d.Settings, other.Settings
+	if other.Format == 1 && a.IDField == "" && b.IDField == "id" { // "id" was the default of the command
+		a.IDField = "id"
+	}
 	for _, s := range []struct {
 		what         string
 		here, before any
@@ -213,6 +232,9 @@ func (d *description) difference(other *description) string {
 		if in.Path != other.Inputs[i].Path {
 			return fmt.Sprintf("input %d is %s, there it is %s", i+1, in.Path, other.Inputs[i].Path)
 		}
+		if other.Format > 1 && d.Names[i] != other.Names[i] {
+			return fmt.Sprintf("documents of %s without ids are called %s:LINE, there %s:LINE, since the file or its folder was named in another way", in.Path, d.Names[i], other.Names[i])
+		}
 	}
 	return ""
 }
@@ -240,6 +262,9 @@ func (d *description) valid() error {
 			}
 			next = p.Input
 		}
+	}
+	if d.Format > 1 && len(d.Names) != len(d.Inputs) {
+		return fmt.Errorf("it has %d inputs and %d names of inputs", len(d.Inputs), len(d.Names))
 	}
 	if d.SegmentBytes <= 0 {
 		return fmt.Errorf("its segments have %d bytes", d.SegmentBytes)

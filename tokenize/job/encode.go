@@ -73,14 +73,19 @@ func (b *batch) recycle() {
 }
 
 // encode makes ids of the documents of b.
-func (b *batch) encode(encoder *tokenize.Encoder, o *Options) {
+func (b *batch) encode(encoder *tokenize.Encoder, o *Options, l *live) {
 	defer close(b.done)
 	for i := range b.items {
 		d := &b.items[i]
 		if d.err == nil && !d.partEnds {
 			var err error
 			before := len(b.tokens)
-			if b.tokens, err = encoder.Append(b.tokens, d.Text); err != nil {
+			large := l.begins(len(d.Text))
+			b.tokens, err = encoder.Append(b.tokens, d.Text)
+			if large {
+				l.ends(len(d.Text))
+			}
+			if err != nil {
 				d.refuse(documents.Unencodable, err)
 			} else if n := len(b.tokens); o.AppendEOD && !(o.AddSpecialTokens && n > before && b.tokens[n-1] == o.EOD) {
 				b.tokens = append(b.tokens, o.EOD)
@@ -100,7 +105,7 @@ func (p *process) work(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case b := <-p.toEncode:
-			b.encode(encoder, p.o)
+			b.encode(encoder, p.o, &p.live)
 		}
 	}
 }
@@ -488,6 +493,23 @@ func (e *unitEncoder) finish(last bool) error {
 type live struct {
 	mu    sync.Mutex
 	units map[int]*liveUnit
+
+	large, largeBytes atomic.Int64 // documents that are being encoded, see [Progress]
+}
+
+// begins notes a document that is to be encoded, and reports whether it is large, so that ends has to follow.
+func (l *live) begins(size int) (large bool) {
+	if size < largeDocument {
+		return false
+	}
+	l.large.Add(1)
+	l.largeBytes.Add(int64(size))
+	return true
+}
+
+func (l *live) ends(size int) {
+	l.large.Add(-1)
+	l.largeBytes.Add(-int64(size))
 }
 
 type liveUnit struct {

@@ -25,6 +25,8 @@ type finished struct {
 	Inputs []inputSummary `json:"inputs"`
 }
 
+const finishedFormat = 1
+
 // An inputSummary is what became of an input.
 type inputSummary struct {
 	Path      string         `json:"path"`
@@ -92,7 +94,7 @@ func (f *folder) tidy() error {
 
 // complete does the work of finish.
 func (p *process) complete(ctx context.Context, l *locks.Lock) (*finished, error) {
-	done := &finished{Format: descriptionFormat, Summary: Summary{Output: p.o.Output, Skipped: make(map[documents.Kind]int64), Shards: []ShardFile{}}}
+	done := &finished{Format: finishedFormat, Summary: Summary{Output: p.o.Output, Skipped: make(map[documents.Kind]int64), Shards: []ShardFile{}}}
 	for k := 0; ; k++ {
 		r, err := readSealed[shardRecord](p.f.shardPath(k)) // one that is damaged is not the end of the shards
 		if err != nil {

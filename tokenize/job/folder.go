@@ -18,6 +18,7 @@ import (
 
 	"mula/internal/atomicfile"
 	"mula/internal/locks"
+	"mula/internal/strictjson"
 	"mula/shards"
 	"mula/shards/formats"
 	"mula/tokenize/documents"
@@ -247,8 +248,8 @@ func (f *folder) join(ctx context.Context, want *description) (*finished, error)
 	}
 	old, err := readRecord[description](f.path(descriptionName))
 	if err == nil && old != nil {
-		if old.Format != descriptionFormat {
-			err = fmt.Errorf("%s is of format %d, this program knows %d", f.path(descriptionName), old.Format, descriptionFormat)
+		if old.Format < 1 || old.Format > descriptionFormat {
+			err = fmt.Errorf("%s is of format %d, this program knows formats up to %d", f.path(descriptionName), old.Format, descriptionFormat)
 		} else {
 			err = old.valid()
 		}
@@ -259,6 +260,7 @@ func (f *folder) join(ctx context.Context, want *description) (*finished, error)
 	why := f.refuses(ctx, old, want)
 	if old != nil && why == nil {
 		f.d = old
+		f.o.Read.KeepMark = old.Format == 1
 		done, err := readRecord[finished](f.path(doneName))
 		if err != nil {
 			return nil, anew(err)
@@ -642,7 +644,7 @@ func readRecord[T any](path string) (*T, error) {
 		return nil, fmt.Errorf("reading the job: %w", err)
 	}
 	v := new(T)
-	if err := json.Unmarshal(text, v); err != nil {
+	if err := strictjson.Decode(text, v); err != nil {
 		return nil, fmt.Errorf("%s: %w: %w", path, errDamaged, err)
 	}
 	return v, nil
@@ -674,7 +676,7 @@ func readSealed[T any](path string) (*T, error) {
 	if crc32.Checksum(sealed.Record, castagnoli) != sealed.CRC32C {
 		err = errors.New("its sum is another")
 	} else {
-		err = json.Unmarshal(sealed.Record, v)
+		err = strictjson.Decode(sealed.Record, v)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w: %w", path, errDamaged, err)

@@ -32,7 +32,7 @@ import (
 )
 
 // quick are timings for tests: what another process holds is looked at often.
-var quick = tuning{timing: locks.Timing{Beat: 50 * time.Millisecond, Stale: 10 * time.Second}, poll: time.Millisecond, maxPoll: 5 * time.Millisecond}
+var quick = tuning{timing: locks.Timing{Beat: 50 * time.Millisecond, Stale: time.Minute}, poll: time.Millisecond, maxPoll: 5 * time.Millisecond}
 
 // TestMain puts the tests' files into memory where that is possible: on a disk the tests mostly wait for fsync.
 func TestMain(m *testing.M) {
@@ -1136,6 +1136,90 @@ func TestOverwriteUnknownShards(t *testing.T) {
 	}
 	o.Overwrite = true
 	if _, err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), "x-00000.txt stands where") || strings.Contains(err.Error(), "with --overwrite, ") {
+		t.Error(err)
+	}
+}
+
+// Documents without ids are named by the path of their file relative to the input. A job of format 1, which an older program has begun, goes on as it began:
+// with base names, and with byte order marks.
+func TestNamesOfInputs(t *testing.T) {
+	root := t.TempDir()
+	var inputs []string
+	for _, name := range []string{"a/README.txt", "b/README.txt"} {
+		path := filepath.Join(root, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte("\xef\xbb\xbftext of "+name), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		inputs = append(inputs, path)
+	}
+	o := Options{Tokenizer: bytesTokenizer(t, ""), AppendEOD: true, EOD: 256, Inputs: inputs, Names: []string{"a/README.txt", "b/README.txt"}, tuning: quick}
+	begin := func() { o.Output = filepath.Join(t.TempDir(), "x") }
+	expect := func(ids []string, mark string) {
+		t.Helper()
+		if _, err := Run(t.Context(), o); err != nil {
+			t.Fatal(err)
+		}
+		s, err := shards.Open(o.Output)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Close()
+		origins, err := s.DocumentIDs(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer origins.Close()
+		tokens := make([]uint32, s.Tokens())
+		if err := s.Read(tokens, 0); err != nil {
+			t.Fatal(err)
+		}
+		var text []byte
+		for _, id := range tokens {
+			text = append(text, byte(id)) // 0 for the end of a document
+		}
+		for i, id := range ids {
+			if origin, err := origins.Origin(int64(i)); err != nil || origin.ID != id {
+				t.Errorf("document %d is %+v, %v; want the id %q", i, origin, err, id)
+			}
+		}
+		if want := mark + "text of a/README.txt\x00" + mark + "text of b/README.txt\x00"; string(text) != want {
+			t.Errorf("%q, want %q", text, want)
+		}
+	}
+	begin()
+	expect([]string{"a/README.txt:1", "b/README.txt:1"}, "")
+
+	description, err := os.ReadFile(filepath.Join(o.Output+FolderSuffix, descriptionName))
+	if err != nil {
+		t.Fatal(err)
+	}
+	with := func(changes ...string) { // begins a job with another job.json
+		begin()
+		text := strings.NewReplacer(changes...).Replace(string(description))
+		if err := errors.Join(os.Mkdir(o.Output+FolderSuffix, 0o755), os.WriteFile(filepath.Join(o.Output+FolderSuffix, descriptionName), []byte(text), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	older := []string{`"format":2`, `"format":1`, `"names":["a/README.txt","b/README.txt"],`, "", `"id_field":""`, `"id_field":"id"`}
+	with(older...)
+	expect([]string{"README.txt:1", "README.txt:1"}, "\xef\xbb\xbf")
+	expect([]string{"README.txt:1", "README.txt:1"}, "\xef\xbb\xbf") // once more, when it is done
+
+	with(`"format":2`, `"format":3`)
+	if _, err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), "is of format 3, this program knows formats up to 2") {
+		t.Error(err)
+	}
+	with(`"names":["a/README.txt","b/README.txt"],`, "")
+	if _, err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), "2 inputs and 0 names") {
+		t.Error(err)
+	}
+	begin()
+	expect([]string{"a/README.txt:1", "b/README.txt:1"}, "")
+	o.Names = nil
+	if _, err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), "without ids are called "+filepath.ToSlash(inputs[0])+":LINE, there a/README.txt:LINE") {
 		t.Error(err)
 	}
 }

@@ -16,9 +16,16 @@ type Progress struct {
 	InputKept int64 // of these, bytes that were done when this process began
 	InputSize int64 // of all inputs, or -1 if one of them is not a regular file
 
+	// Documents of [largeDocument] bytes or more that this process encodes at the moment, which count in the numbers above when they are done.
+	Large      int64
+	LargeBytes int64
+
 	Shards  int    // written by now
 	Waiting string // the process that is waited for, if this one has nothing to do
 }
+
+// largeDocument is the size from which on a document is told of while it is encoded, which takes a good part of a second.
+const largeDocument = 4 << 20
 
 const progressInterval = 250 * time.Millisecond
 
@@ -67,24 +74,31 @@ func (m *meter) show() {
 
 // reckon adds up what is complete and what is in work.
 func (p *process) reckon() Progress {
-	s := Progress{InputSize: p.f.d.size(), Skipped: p.skips.Load()}
+	s := Progress{InputSize: p.f.d.size(), Skipped: p.skips.Load(), Large: p.live.large.Load(), LargeBytes: p.live.largeBytes.Load()}
 	p.live.mu.Lock()
 	defer p.live.mu.Unlock()
 	p.board.mu.Lock()
 	defer p.board.mu.Unlock()
 	idle := true
+	// A long line reaches over parts in which no line begins. They are complete at once, but count only when the part is in which the line begins.
+	reached := false // the part before is complete
 	for u := range p.board.units {
 		unit := &p.board.units[u]
+		parts := p.f.d.Units[u]
 		if unit.stage == complete {
 			t := unit.sum
 			s.Documents += t.Documents
 			s.Tokens += t.Tokens
 			s.TextBytes += t.TextBytes
-			for _, bytes := range p.shares[u] {
-				s.InputRead += bytes
+			for n, bytes := range p.shares[u] {
+				begins := parts[n].Start == 0 || n < len(unit.record.Parts) && unit.record.Parts[n].Lines > 0
+				if reached = reached || begins; reached {
+					s.InputRead += bytes
+				}
 			}
 			continue
 		}
+		reached = false
 		l := p.live.units[u]
 		if l == nil {
 			continue

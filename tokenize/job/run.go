@@ -57,6 +57,7 @@ type Options struct {
 	EOD              uint32 // an id of the vocabulary
 
 	Inputs []string // files, or "-" for standard input; each once
+	Names  []string // of the inputs, for the ids of documents that have none, as [documents.Find] gives them; nil: [documents.BaseNames]
 	Read   documents.Options
 
 	Output string // prefix of the shards' files; their directory must exist
@@ -77,6 +78,9 @@ type Options struct {
 
 	OnError OnError
 	Rejects string // with Skip, the file that lists what was skipped; "" for none
+	// MaxRejects is how many documents may be skipped; nil: any number. If there are more, the job fails before it writes a shard. Whether there are
+	// more is known when all inputs are encoded.
+	MaxRejects *RejectLimit
 
 	// Overwrite starts the job anew whatever the folder holds, unless another process works there. Shards of the older job stay until they are
 	// replaced; what is left of them at the end is removed.
@@ -138,6 +142,9 @@ func Run(ctx context.Context, opts Options) (Summary, error) {
 	defer f.close()
 	if done != nil {
 		done.Before = true
+		if err := o.exceeded(&done.Summary); err != nil {
+			return Summary{}, err
+		}
 		return done.Summary, f.tidy()
 	}
 	var p *process
@@ -163,6 +170,9 @@ func Run(ctx context.Context, opts Options) (Summary, error) {
 	}
 	if err != nil {
 		return Summary{}, full(err, p)
+	}
+	if err := o.exceeded(&done.Summary); err != nil { // another process has ended the job, and may skip more
+		return Summary{}, err
 	}
 	return done.Summary, nil
 }
@@ -191,6 +201,8 @@ func (o *Options) check() error {
 	switch vocabulary := o.Tokenizer.VocabSize(); {
 	case o.AppendEOD && int64(o.EOD) >= int64(vocabulary):
 		return fmt.Errorf("the end-of-document id %d is beyond the vocabulary of %d ids", o.EOD, vocabulary)
+	case o.Names != nil && len(o.Names) != len(o.Inputs):
+		return fmt.Errorf("there are %d inputs and %d names of inputs", len(o.Inputs), len(o.Names))
 	case len(o.Inputs) == 0:
 		return errors.New("there are no inputs to tokenize")
 	case o.Rejects != "" && o.OnError != Skip:
@@ -366,6 +378,9 @@ func (p *process) run(ctx context.Context) (*finished, error) {
 	}
 	group.Go(func() error { return p.board.watch(working) })
 	group.Go(func() error {
+		if err := p.checkRejects(groupCtx); err != nil {
+			return err
+		}
 		shardsGroup, ctx := errgroup.WithContext(groupCtx)
 		shardsGroup.Go(func() error { return p.roll.plan(ctx) })
 		for range p.writers {

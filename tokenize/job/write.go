@@ -241,7 +241,7 @@ func (p *process) writeShard(ctx context.Context, k int, start cut, ours func() 
 		in := p.f.d.Units[d.unit][d.meta.part].Input
 		origin := shards.DocumentOrigin{ID: string(d.meta.id), File: p.f.d.Inputs[in].Path, Line: d.meta.line + p.board.base(d.unit, d.meta.part)}
 		if origin.ID == "" {
-			origin.ID = documents.DefaultID(origin.File, origin.Line)
+			origin.ID = documents.DefaultID(p.f.d.name(in), origin.Line)
 		}
 		if err := w.Append(d.tokens, origin); err != nil {
 			return nil, fmt.Errorf("%s:%d: %w", origin.File, origin.Line, err)

@@ -21,7 +21,7 @@ type Curve struct {
 var (
 	curveColours = map[Scheme]string{EPSO: "#0072b2", SO: "#d55e00", Unsharded: "#5b5b5b"}
 	curveDashes  = map[Scheme]string{EPSO: "", SO: "7 4", Unsharded: "2 3"}
-	partColours  = []string{"#0072b2", "#56b4e9", "#8a6fb0", "#c8c8c8", "#d55e00", "#222222", "#e69f00"} // of [Parts]
+	partColours  = []string{"#0072b2", "#56b4e9", "#8a6fb0", "#c8c8c8", "#d55e00", "#009e73", "#222222", "#e69f00"} // of [Parts]
 )
 
 // A svg collects the elements of one image. Text is 12 units high.

@@ -21,6 +21,10 @@ type Input struct {
 	Trainer   Trainer       `json:"trainer"`
 	Precision xpu.Precision `json:"precision"` // of the operands of matrix products
 	Machine   Machine       `json:"machine"`
+
+	// Flat is for reductions and gathers as this program makes them: each rank exchanges messages with each other one, in one call for each bucket. Otherwise
+	// they have two levels, in a node and between nodes, and one call for a group.
+	Flat bool `json:"flat"`
 }
 
 // Result is an estimate. Memory, work and traffic are those of the stage of the pipeline that has the most of each.
@@ -82,6 +86,7 @@ func Compute(in Input) (*Result, error) {
 	r.FLOPs = c.FLOPsPerToken(l.SequenceLength) * tokens / float64(l.PP)
 	peak := m.peak(in.Precision == xpu.BF16)
 
+	votes := VoteTraffic(c, l, in.Trainer)
 	var slowest Time // of a micro-batch, in the stage that takes longest
 	for i, s := range stages {
 		if own := memory(c, l, in.Trainer, stages, i); own.Total() > r.Memory.Total() {
@@ -91,8 +96,13 @@ func Compute(in Input) (*Result, error) {
 		r.Computed = max(r.Computed, (work+again)*tokens)
 		dispatch := DispatchTraffic(c, s.Layers, l, in.Trainer)
 		weights := OptimizerTraffic(s.Replicated, s.Divided, l, in.Trainer)
+		if in.Flat {
+			for k := range weights {
+				weights[k].Calls = buckets(c, l, i, s, weights[k].Group)
+			}
+		}
 		if i == 0 || sent(weights) > r.Sent(ForGradients, ForWeights) {
-			r.Traffic = slices.Concat(dispatch, PipelineTraffic(c, l, in.Trainer), weights)
+			r.Traffic = slices.Concat(dispatch, PipelineTraffic(c, l, in.Trainer), weights, votes)
 		}
 		r.Stepped = max(r.Stepped, Stepped(s.Replicated, s.Divided, l))
 
@@ -107,7 +117,7 @@ func Compute(in Input) (*Result, error) {
 		}
 		step := Time{Update: Stepped(s.Replicated, s.Divided, l) * in.Trainer.update() / m.MemoryBandwidth.Value}
 		for _, e := range weights {
-			seconds := m.seconds(m.place(l, e.Group), e)
+			seconds := m.seconds(m.place(l, e.Group), e, in.Flat)
 			if e.Purpose == ForGradients {
 				step.Gradients += seconds
 			} else {
@@ -120,6 +130,7 @@ func Compute(in Input) (*Result, error) {
 	}
 	micro := float64(l.MicroBatches())
 	r.Time.Compute, r.Time.Dispatch, r.Time.Stages = micro*slowest.Compute, micro*slowest.Dispatch, micro*slowest.Stages
+	r.Time.Votes = r.seconds(votes)
 	r.Time.Bubble = float64(l.PP-1) * slowest.Passes()
 	r.StepTime = r.Time.Step()
 	r.Fits = float64(r.Memory.Total()) <= m.Memory.Value
@@ -128,11 +139,33 @@ func Compute(in Input) (*Result, error) {
 	return r, nil
 }
 
+// buckets is in how many calls this program exchanges gradients or weights of stage i in a group: the experts of a layer, the rest of a layer, the embedding, and
+// the final norm with the head are a bucket each.
+func buckets(c moe.Config, l Layout, i int, s Stage, g Group) int {
+	replicated, divided := s.Layers, 0
+	if i == 0 && (l.PP > 1 || !c.TieEmbeddings) {
+		replicated++
+	}
+	if s.Head {
+		replicated++
+	}
+	if c.Experts > 0 {
+		divided = s.Layers
+	}
+	switch {
+	case g == Replicas && l.Optimizer == SO:
+		return replicated + divided
+	case g == Replicas:
+		return divided
+	}
+	return replicated
+}
+
 // seconds is how long exchanges take that come one after the other.
 func (r *Result) seconds(exchanges []Exchange) float64 {
 	sum := 0.0
 	for _, e := range exchanges {
-		sum += r.Machine.seconds(r.Machine.place(r.Layout, e.Group), e)
+		sum += r.Machine.seconds(r.Machine.place(r.Layout, e.Group), e, r.Flat)
 	}
 	return sum
 }

@@ -110,6 +110,7 @@ type Trainer struct {
 	State       int    `json:"state_bytes"`      // of the state of the optimizer, for each weight that a rank owns
 	Master      bool   `json:"master"`           // the state has a float32 copy of the weight
 	Activations int    `json:"activation_bytes"` // of an element of a hidden state, kept or sent
+	Whole       bool   `json:"-"`                // a tensor is updated by one rank: Muon, LAMB
 	Own         bool   `json:"-"`                // this program: its buffers, and what it sends beside hidden states, are known
 }
 
@@ -151,6 +152,11 @@ func Stages(c moe.Config, l Layout) ([]Stage, error) {
 	if err := l.check(c); err != nil {
 		return nil, err
 	}
+	return stages(c, l), nil
+}
+
+// stages is Stages of a layout that is right.
+func stages(c moe.Config, l Layout) []Stage {
 	h, ffn := int64(c.HiddenSize), int64(c.IntermediateSize)
 	embedding := int64(c.VocabSize) * h
 	norm := int64(0)
@@ -177,5 +183,5 @@ func Stages(c moe.Config, l Layout) ([]Stage, error) {
 	if l.PP > 1 || !c.TieEmbeddings {
 		last.Replicated += embedding
 	}
-	return stages, nil
+	return stages
 }

@@ -26,7 +26,7 @@ const (
 type Figure struct {
 	Value  float64 `yaml:"value" json:"value"`
 	Kind   Kind    `yaml:"kind" json:"kind"`
-	Source string  `yaml:"source" json:"source"`
+	Source string  `yaml:"source" json:"source" url:"ok"`
 }
 
 // A Machine is what the ranks of a run compute and communicate with. docs/estimate.md describes the fields and the file they are read from.

@@ -40,10 +40,7 @@ func memory(c moe.Config, l Layout, t Trainer, stages []Stage, i int) Memory {
 	hidden := tokens * int64(c.HiddenSize) * int64(t.Activations)
 	inFlight := min(l.PP-i, l.MicroBatches()) // 1F1B: micro-batches whose backward pass is yet to come
 	if t.Own {                                // what this program does, it knows
-		m.Exchange = sums(c, l, t, s)
-		if l.PP > 1 {
-			m.Exchange += 2 * hidden // from one stage, and to the other
-		}
+		m.Exchange = SumBytes(c, l, t, i) + StageBytes(c, l, t)
 		m.Activations = c.Memory(moe.Pass{Rows: l.microBatch(), SequenceLength: l.SequenceLength, Recompute: l.Recompute,
 			ExpertRanks: l.EP, Dispatch: l.Dispatch, Stage: i, Stages: l.PP, InFlight: inFlight}).Buffers
 		return m
@@ -63,16 +60,56 @@ func memory(c moe.Config, l Layout, t Trainer, stages []Stage, i int) Memory {
 	return m
 }
 
-// sums is the size of the buffers in which groups of [xpu.Comm] add up the largest buckets.
-func sums(c moe.Config, l Layout, t Trainer, s Stage) int64 {
-	of := func(ranks int, bucket int64) int64 {
+// StageBytes is the size of the buffers in which a stage has the hidden states that come from one stage and go to another.
+func StageBytes(c moe.Config, l Layout, t Trainer) int64 {
+	if l.PP == 1 {
+		return 0
+	}
+	return 2 * int64(l.microBatch()) * int64(l.SequenceLength) * int64(c.HiddenSize) * int64(t.Activations)
+}
+
+// SumBytes is the size of the buffers in which the groups of a rank of a stage, each an [xpu.Comm], add up gradients: at most what the rank that
+// owns most keeps.
+func SumBytes(c moe.Config, l Layout, t Trainer, stage int) int64 {
+	s := stages(c, l)[stage]
+	h, ffn, vocabulary := int64(c.HiddenSize), int64(c.IntermediateSize), int64(c.VocabSize)*int64(c.HiddenSize)
+	type bucket struct{ elements, tensor, norm int64 } // tensor: elements of its largest one; norm: those of the final norm
+	layer, experts, end := bucket{s.PerLayer, h * max(h, int64(c.Experts)), 0}, bucket{s.Divided / int64(s.Layers), h * ffn, 0}, bucket{}
+	if c.Experts == 0 {
+		layer.tensor = max(layer.tensor, h*ffn)
+	}
+	if n := s.Replicated - int64(s.Layers)*s.PerLayer; n > 0 { // the embedding or the head, or both, and the norm
+		end = bucket{vocabulary + n%vocabulary, vocabulary, n % vocabulary}
+	}
+	// What a group of so many ranks keeps, of which each owns a part of every bucket: an even one, or one of whole blocks or tensors.
+	of := func(ranks int, even bool, buckets ...bucket) int64 {
 		if ranks == 1 {
 			return 0
 		}
-		return xpu.SumMemory(ranks, int(bucket/int64(ranks)), t.Gradients)
+		var part int64
+		for _, b := range buckets {
+			own := over(b.elements, int64(ranks))
+			if unit := b.tensor; !even && unit > 0 {
+				if !t.Whole {
+					unit = min(unit, xpu.BlockSize)
+				}
+				own = min(b.elements, over(over(b.elements-b.norm, int64(ranks)), unit)*unit+b.norm)
+			}
+			part = max(part, own)
+		}
+		return xpu.SumMemory(ranks, int(part), t.Gradients)
 	}
-	return of(l.DataRanks(), max(s.PerLayer, int64(c.VocabSize)*int64(c.HiddenSize))) + of(l.DP, s.Divided/int64(s.Layers))
+	switch l.Optimizer {
+	case Unsharded:
+		return of(l.DataRanks(), true, layer, end) + of(l.DP, true, experts)
+	case SO:
+		return of(l.EP, true, layer, end) + of(l.DP, false, layer, end, experts)
+	}
+	return of(l.DataRanks(), false, layer, end) + of(l.DP, false, experts)
 }
+
+// over is n divided by another number, rounded up.
+func over(n, by int64) int64 { return (n + by - 1) / by }
 
 // activations is how many numbers a rank keeps of each token and layer until the backward pass, and how many it needs of a token beside
 // that, with experts chosen evenly. Both count what package moe allocates; the scores of attention are a device's own, a block at a time.

@@ -15,14 +15,15 @@ type Time struct {
 	Stages    float64 `json:"stages"`    // hidden states from stage to stage
 	Bubble    float64 `json:"bubble"`    // waiting for the first and the last micro-batches of other stages
 	Gradients float64 `json:"gradients"` // sums over ranks
+	Votes     float64 `json:"votes"`     // what all ranks learn of each other, the norm of the gradients included
 	Update    float64 `json:"update"`    // of the weights that the rank owns
 	Weights   float64 `json:"weights"`   // from their owners
 }
 
-// Passes is the time until the gradients are there, OptimizerStep that of all after it, Step their sum.
+// Passes is the time of forward and backward passes, OptimizerStep the time of gradients, update and weights, Step the time of a whole step.
 func (t Time) Passes() float64        { return t.Compute + t.Dispatch + t.Stages + t.Bubble }
 func (t Time) OptimizerStep() float64 { return t.Gradients + t.Update + t.Weights }
-func (t Time) Step() float64          { return t.Passes() + t.OptimizerStep() }
+func (t Time) Step() float64          { return t.Passes() + t.Votes + t.OptimizerStep() }
 
 // A Part is a part of a step.
 type Part struct {
@@ -38,6 +39,7 @@ func Parts() []Part {
 		{"between stages", func(t Time) float64 { return t.Stages }},
 		{"pipeline bubble", func(t Time) float64 { return t.Bubble }},
 		{"gradients", func(t Time) float64 { return t.Gradients }},
+		{"norm, votes", func(t Time) float64 { return t.Votes }},
 		{"update", func(t Time) float64 { return t.Update }},
 		{"weights", func(t Time) float64 { return t.Weights }},
 	}
@@ -63,6 +65,8 @@ func (m *Machine) place(l Layout, g Group) place {
 		inNode = min(l.DP, max(1, perNode/(l.PP*l.EP)))
 	case Data:
 		inNode = min(l.EP, perNode) * min(l.DP, max(1, perNode/(l.PP*l.EP)))
+	case World:
+		inNode = min(n, perNode)
 	case Pipeline:
 		inNode = min(l.PP, max(1, perNode/l.EP))
 	}
@@ -85,21 +89,24 @@ func (m *Machine) network(ranks int) float64 {
 //
 // Reductions and gathers go in two stages. First those of a node divide a vector of z bytes among them, each sending z·(a-1)/a; then each
 // exchanges its part, z/a, with the other nodes, while the others of its node do the same with theirs: z/a·(b-1)/b on a share of the node's
-// network. An exchange of all with all sends to each as much.
-func (m *Machine) seconds(p place, e Exchange) float64 {
+// network. An exchange of all with all sends to each as much, and so do reductions and gathers that are flat.
+func (m *Machine) seconds(p place, e Exchange, flat bool) float64 {
 	link := m.NodeLink.Value * m.NodeEfficiency.Value
 	outside := p.network / float64(p.sharing)
 	a, b, n := float64(p.inNode), float64(p.nodes), float64(e.Ranks)
 	var inside, across float64
-	switch e.Operation {
-	case xpu.OpAllToAll, xpu.OpSend:
+	messages := float64(e.Calls) * (a - 1 + b - 1)
+	switch {
+	case flat || e.Operation == xpu.OpAllToAll || e.Operation == xpu.OpSend:
 		inside = e.PerRank() * (a - 1) / (n - 1)
 		across = e.PerRank() - inside
 	default:
 		z := e.PerRank() * n / (n - 1)
 		inside, across = z*(a-1)/a, z/a*(b-1)/b
 	}
-	messages := float64(e.Calls) * (a - 1 + b - 1)
+	if flat && e.Operation != xpu.OpSend {
+		messages = float64(e.Calls) * (n - 1)
+	}
 	if e.Operation == xpu.OpAllReduce {
 		messages *= 2
 	}

@@ -16,6 +16,7 @@ const (
 	ForPipeline  Purpose = "pipeline"  // hidden states and their gradients between stages
 	ForGradients Purpose = "gradients" // sums over ranks
 	ForWeights   Purpose = "weights"   // from their owners to all who hold them
+	ForVotes     Purpose = "votes"     // what all ranks learn of each other before an update; see [VoteTraffic]
 )
 
 // Group names the ranks that exchange; docs/estimate.md says who is in each.
@@ -27,6 +28,7 @@ const (
 	Replicas Group = "replicas" // DP ranks that hold the same experts
 	Data     Group = "data"     // DP·EP ranks that hold the same attention
 	Pipeline Group = "pipeline" // PP ranks, one of each stage
+	World    Group = "world"    // all ranks
 )
 
 // An Exchange is what the ranks of a group send each other in a step by one operation for one purpose.
@@ -60,12 +62,14 @@ func (l Layout) size(g Group) int {
 		return l.DP
 	case Data:
 		return l.DataRanks()
+	case World:
+		return l.Ranks()
 	}
 	return l.PP
 }
 
 // OptimizerTraffic lists what gradients and weights cost in a step, for ranks that hold so many replicated weights and so many of their own
-// experts. Each entry is about the group that this rank is in. What is not about weights, as the norm of the gradients, is not in it.
+// experts. Each entry is about the group that this rank is in. [VoteTraffic] has the norm of the gradients.
 func OptimizerTraffic(replicated, divided int64, l Layout, t Trainer) []Exchange {
 	var out []Exchange
 	add := func(purpose Purpose, o xpu.Operation, g Group, elements int64) {
@@ -157,6 +161,40 @@ func PipelineTraffic(c moe.Config, l Layout, t Trainer) []Exchange {
 		total += int64(l.MicroBatches()) * 8 * int64(2*c.Experts+2)
 	}
 	return []Exchange{exchange(ForPipeline, xpu.OpSend, Pipeline, l.PP, calls, 2*int64(l.PP-1)*total)}
+}
+
+// Numbers of 8 bytes in a rank's vote (train/votes.go): its own state, and what it says of each of its sequences.
+const (
+	voteHead = 5
+	voteRow  = 4
+)
+
+// VoteTraffic lists what all ranks of a run of this program tell each other in each step before they update weights:
+//
+//   - whether the run is to stop (8 bytes), and the tokens of each expert of each layer (8 bytes each): all-reduces;
+//   - the rank's number of rows (8 bytes), its vote, and the sum of squares of each block of gradients (8 bytes each), for the norm: all-gathers.
+//
+// Optimizers that have norms of their own (lamb, muon), `attention: documents`, evaluations and checkpoints add to this. It is nil for other programs.
+func VoteTraffic(c moe.Config, l Layout, t Trainer) []Exchange {
+	n := int64(l.Ranks())
+	if n == 1 || !t.Own {
+		return nil
+	}
+	blocks := int64(0)
+	for _, tensor := range c.Tensors() {
+		blocks += (tensor.Elements() + xpu.BlockSize - 1) / xpu.BlockSize
+	}
+	layers := int64(0)
+	reduces := 1
+	if c.Experts > 0 {
+		layers = int64(c.Layers)
+		reduces++
+	}
+	votes := voteHead + layers + voteRow*int64(l.Sequences())
+	return []Exchange{
+		exchange(ForVotes, xpu.OpAllReduce, World, int(n), reduces, 2*8*(1+layers*int64(c.Experts))*(n-1)),
+		exchange(ForVotes, xpu.OpAllGather, World, int(n), 3, 8*(n*(1+votes)+blocks)*(n-1)),
+	}
 }
 
 // Stepped is how many weights a rank updates: the mean over the ranks that share them.

@@ -14,6 +14,8 @@ type Exit struct {
 	Host        string         // "" if it is not known which
 	Code        int            // exit code, if Signal is 0
 	Signal      syscall.Signal // that ended it; 0 for none
+	Shell       bool           // it is the remote shell to the host that has ended, on this machine
+	Note        string         // what else is known about the cause; "" for nothing
 	Unreachable bool           // the rank could not be started, or was lost, because its host does not answer
 }
 
@@ -33,10 +35,17 @@ func (e Exit) String() string {
 	switch {
 	case e.Unreachable:
 		return fmt.Sprintf("host %s cannot be reached", e.Host)
-	case e.Signal != 0:
-		return fmt.Sprintf("%s was ended by signal %d (%v)", who, int(e.Signal), e.Signal)
+	case e.Shell:
+		who = fmt.Sprintf("the remote shell to %s, on this machine,", e.Host)
 	}
-	return fmt.Sprintf("%s left with exit code %d", who, e.Code)
+	text := fmt.Sprintf("%s left with exit code %d", who, e.Code)
+	if e.Signal != 0 {
+		text = fmt.Sprintf("%s was ended by signal %d (%v)", who, int(e.Signal), e.Signal)
+	}
+	if e.Note != "" {
+		text += ": " + e.Note
+	}
+	return text
 }
 
 // weight orders exits by how much they say about the cause of a failure: those of less weight follow from others. A rank whose peer has died
@@ -47,6 +56,8 @@ func (e Exit) weight() int {
 		return 0
 	case e.Unreachable:
 		return 5
+	case e.Shell: // whatever ended it: the rank follows
+		return 4
 	case slices.Contains([]syscall.Signal{syscall.SIGTERM, syscall.SIGHUP, syscall.SIGINT, syscall.SIGPIPE}, e.Signal):
 		return 1
 	case e.Signal != 0:
@@ -77,38 +88,34 @@ func (s *supervisor) classify(a *Attempt, w *attemptWatch) {
 		a.Outcome, a.Reason = Stopped, "killed by a second signal"
 	case w.last.Ended == train.EndedDone: // whatever ranks do that are taking leave
 		a.Outcome, a.Reason = Done, "all steps are done"
-	case w.last.Ended == train.EndedStopped:
+	case s.stopping && (w.last.Ended == train.EndedStopped || w.last.Ended == train.EndedTerminated):
 		a.Outcome, a.Reason = Stopped, "stopped after a checkpoint"
-	case w.hang != nil:
+	case w.hang != nil: // although ranks that were ended for it may have saved and left as stopped ones do
 		a.Outcome, a.Reason = Hang, w.hang.String()
+	case w.last.Ended == train.EndedStopped && !w.ended:
+		a.Outcome, a.Reason = Stopped, "a signal to the ranks stopped the run after a checkpoint"
 	case first == nil:
 		a.Outcome, a.Reason = Failed, "the ranks left without a word"
 	case !first.fine():
 		s.blame(a, *first, failures)
-	case slices.ContainsFunc(w.exits, func(e Exit) bool { return e.Code == ExitStopped }):
-		a.Outcome, a.Reason = Stopped, "stopped after a checkpoint"
+	case w.last.Ended == train.EndedTerminated || slices.ContainsFunc(w.exits, func(e Exit) bool { return e.Code == ExitStopped }):
+		a.Outcome, a.Reason = Evicted, "a rank got a SIGTERM that is not the launcher's, and the run stopped after a checkpoint"
+		if s.stopping {
+			a.Outcome, a.Reason = Stopped, "stopped after a checkpoint"
+		}
 	default:
 		a.Outcome, a.Reason = Done, "all steps are done"
 	}
-	if f := firstDamning(failures); f != nil {
-		s.notFinite = f
+	if f := firstWrong(failures); f != nil {
+		s.wrong = f
 	}
 }
 
 // blame completes an attempt that a rank has ended.
 func (s *supervisor) blame(a *Attempt, e Exit, failures []Failure) {
 	a.Reason, a.Rank = e.String(), &e.Rank
-	if f := firstDamning(failures); f != nil {
-		a.Outcome, a.Reason, a.Rank = HostLost, f.String(), &f.Rank
-		if before := s.notFinite; before != nil && before.Kind == f.Kind && before.Step == f.Step && before.Host != f.Host {
-			// The same on two hosts is the run's own doing: neither is to blame.
-			a.Outcome, a.Reason = Failed, fmt.Sprintf("%s; so it was on %s: it is not the hosts", f, before.Host)
-			s.hosts.forgive(before.Host)
-			a.genuine = true
-			return
-		}
-		a.Blamed = f.Host
-		s.hosts.lose(f.Host, f.String())
+	if f := firstWrong(failures); f != nil {
+		s.blameFor(a, *f)
 		return
 	}
 	switch {
@@ -116,7 +123,7 @@ func (s *supervisor) blame(a *Attempt, e Exit, failures []Failure) {
 		a.Outcome, a.Blamed = HostLost, e.Host
 		a.unreachable = true
 		s.hosts.lose(e.Host, e.String())
-	case e.Signal == syscall.SIGABRT: // a program's own decision
+	case e.Signal == syscall.SIGABRT || e.Shell: // a program's own decision, or this machine's
 		a.Outcome = Failed
 	case e.Signal != 0:
 		a.Outcome, a.Blamed = HostLost, e.Host
@@ -133,10 +140,43 @@ func (s *supervisor) blame(a *Attempt, e Exit, failures []Failure) {
 	}
 }
 
-// firstDamning is the first failure that speaks against a host.
-func firstDamning(failures []Failure) *Failure {
+// blameFor completes an attempt that wrong values have ended. A failure that comes again at the same step is the run's own: the bits of a run do not
+// depend on the host.
+func (s *supervisor) blameFor(a *Attempt, f Failure) {
+	a.Outcome, a.Reason, a.Rank = Failed, f.String(), &f.Rank
+	advice := "The learning rate is too high, or it is the data"
+	if f.Kind == kindReplica {
+		advice = "It is the machine, or an error in mula"
+	}
+	before := s.wrong
+	if before != nil && f.repeats(*before) {
+		a.genuine = advice
+		switch {
+		case f.damning() && f.Host != before.Host:
+			a.Reason += fmt.Sprintf("; so it was on %s: it is not the hosts", before.Host)
+			for _, host := range []string{before.Host, f.Host} {
+				s.hosts.forgive(host)
+				if err := forgive(s.failures.path, host, "the same failure on two hosts"); err != nil {
+					s.Notice(fmt.Sprintf("host %s stays blamed: %v", host, err))
+				}
+			}
+		default:
+			a.Reason += "; so it was in an earlier attempt"
+		}
+		return
+	}
+	if !f.damning() {
+		s.hosts.suspect(f.Host) // of a run of one rank: another host may do better
+		return
+	}
+	a.Outcome, a.Blamed = HostLost, f.Host
+	s.hosts.lose(f.Host, f.String())
+}
+
+// firstWrong is the first failure about wrong values.
+func firstWrong(failures []Failure) *Failure {
 	for _, f := range failures {
-		if f.damning() {
+		if f.damning() || f.Kind == kindDiverged {
 			return &f
 		}
 	}
@@ -166,13 +206,13 @@ func (s *supervisor) judge(a Attempt) *Result {
 	if s.stopping {
 		return end(code, "%s, while it was being stopped; the same command goes on from the newest checkpoint", a.Reason)
 	}
-	if a.genuine {
-		return end(code, "%s. The learning rate is too high, or it is the data: see what the rank printed, in %s", a.Reason, s.Log)
+	if a.genuine != "" {
+		return end(code, "%s. %s: see what the rank printed, in %s", a.Reason, a.genuine, s.Log)
 	}
 	switch {
 	case a.Steps > 0:
 		s.stuck = 0
-	case !a.unreachable: // a host that does not answer says nothing about the run
+	case !a.unreachable && a.Outcome != Evicted: // these say nothing about the run
 		s.stuck++
 	}
 	if s.stuck >= 2 {

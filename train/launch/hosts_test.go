@@ -90,28 +90,85 @@ func TestDistribute(t *testing.T) {
 	}
 }
 
+// program puts a script before all others of its name.
+func program(t *testing.T, name, script string) {
+	t.Helper()
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+script+"\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", dir+string(filepath.ListSeparator)+os.Getenv("PATH"))
+}
+
 func TestDeadlineOfScheduler(t *testing.T) {
 	now := time.Unix(1_000_000, 0)
+	squeue := func(says string) string {
+		return `[ "$*" = "--noheader --jobs=12 --format=%L" ] || exit 1; ` + says
+	}
 	for _, test := range []struct {
-		name, value string
-		want        int64 // seconds since 1970; −1 for an error, 0 for none
+		environment string
+		squeue      string // script; "" for none
+		want        int64  // seconds since 1970; −1 for an error, 0 for none
+		warning     string
 	}{
-		{"", "", 0}, {"SLURM_JOB_END_TIME", "1003600", 1_003_600}, {"PBS_WALLTIME", "7200", 1_007_200}, {"SLURM_JOB_END_TIME", "soon", -1}, {"PBS_WALLTIME", "-1", -1},
+		{"", "", 0, ""},
+		{"SLURM_JOB_END_TIME=1003600 SLURM_JOB_ID=12", "", 1_003_600, ""},
+		{"PBS_WALLTIME=7200", "", 1_007_200, ""},
+		{"SLURM_JOB_END_TIME=soon", "", -1, ""},
+		{"PBS_WALLTIME=-1", "", -1, ""},
+		{"SLURM_JOB_ID=12", squeue("echo 3:05"), 1_000_185, ""},
+		{"SLURM_JOB_ID=12", squeue("echo 2:00:01"), 1_007_201, ""},
+		{"SLURM_JOB_ID=12", squeue("echo 1-00:00:10"), 1_086_410, ""},
+		{"SLURM_JOB_ID=12", squeue("echo UNLIMITED"), 0, ""},
+		{"SLURM_JOB_ID=12", squeue("echo INVALID"), 0, `squeue says "INVALID"`},
+		{"SLURM_JOB_ID=12", squeue("echo no connection >&2; exit 1"), 0, "set --walltime"},
+		{"SLURM_JOB_ID=12", "", 0, "set --walltime"},
+		{"PBS_JOBID=3", "", 0, "only Torque sets PBS_WALLTIME"},
 	} {
-		at, err := Deadline(func(name string) string {
-			if name == test.name {
-				return test.value
+		t.Run(test.environment+" "+test.squeue, func(t *testing.T) {
+			t.Setenv("PATH", t.TempDir()) // a machine may have a squeue of its own
+			if test.squeue != "" {
+				program(t, "squeue", test.squeue)
 			}
-			return ""
-		}, now)
-		got := int64(0)
-		if err != nil {
-			got = -1
-		} else if !at.IsZero() {
-			got = at.Unix()
+			at, warning, err := Deadline(t.Context(), variables(test.environment), now)
+			got := int64(0)
+			if err != nil {
+				got = -1
+			} else if !at.IsZero() {
+				got = at.Unix()
+			}
+			if got != test.want || (warning == "") != (test.warning == "") || !strings.Contains(warning, test.warning) {
+				t.Errorf("%d, %q; want %d, %q", got, warning, test.want, test.warning)
+			}
+		})
+	}
+}
+
+// variables is an environment.
+func variables(text string) func(name string) string {
+	return func(name string) string {
+		for _, v := range strings.Fields(text) {
+			if value, ok := strings.CutPrefix(v, name+"="); ok {
+				return value
+			}
 		}
-		if got != test.want {
-			t.Errorf("%s=%s: %d, want %d", test.name, test.value, got, test.want)
+		return ""
+	}
+}
+
+// The type of MPI is that of the options, of the environment, or Slurm's default.
+func TestSlurmMPI(t *testing.T) {
+	for _, test := range []struct{ srun, environment, scontrol, want string }{
+		{"srun --mpi=pmix -c 4", "SLURM_MPI_TYPE=pmi2", "echo 'MpiDefault = none'", "pmix"},
+		{"srun --mpi pmi2", "", "", "pmi2"},
+		{"srun", "SLURM_MPI_TYPE=pmi2", "echo 'MpiDefault = none'", "pmi2"},
+		{"srun", "", "echo 'Configuration data'; echo 'MpiDefault              = pmix'", "pmix"},
+		{"srun", "", "echo 'MpiDefault              = none'", "none"},
+		{"srun", "", "exit 1", "none"},
+	} {
+		program(t, "scontrol", test.scontrol)
+		if got := SlurmMPI(t.Context(), strings.Fields(test.srun), variables(test.environment)); got != test.want {
+			t.Errorf("%q, %q: %q, want %q", test.srun, test.environment, got, test.want)
 		}
 	}
 }

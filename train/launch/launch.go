@@ -16,6 +16,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"syscall"
 	"time"
 
 	"mula/train"
@@ -39,10 +40,13 @@ type Options struct {
 	BackOff  []time.Duration // wait before the first retry without progress, the second, …; the last stands for all later ones. None: no wait
 	Grace    time.Duration   // from SIGTERM to SIGKILL, for ranks that are to end
 
-	Deadline time.Time     // when the machine is taken away; zero: never
-	Margin   time.Duration // so long before the Deadline the run is stopped; longer if its checkpoints take longer
+	BlameExpiry time.Duration // failures.jsonl keeps a host out of use for so long; 0 is for ever
+	ForgetBlame bool          // use all hosts again, whatever failures.jsonl says
 
-	Signals <-chan os.Signal  // of the user or the scheduler: the first stops the run after a checkpoint, the second kills it
+	Deadline time.Time     // when the machine is taken away; zero: never
+	Margin   time.Duration // so long before the Deadline the run is stopped, but at most half the time until then; longer if its checkpoints take longer
+
+	Signals <-chan os.Signal  // of the user or the scheduler: the first stops the run after a checkpoint; a second SIGINT or SIGTERM kills it
 	Notice  func(text string) // called with what people should know at once, from the goroutine of Run
 }
 
@@ -56,6 +60,7 @@ const (
 	Configuration Outcome = "configuration" // the ranks refuse what they were asked for (exit code 2): not tried again
 	HostLost      Outcome = "host"          // a rank was killed by somebody else, its host could not be reached, or failures.jsonl names it
 	Hang          Outcome = "hang"          // no progress within the limit of a section
+	Evicted       Outcome = "evicted"       // a rank got a SIGTERM from elsewhere; all ranks have saved, and the run is tried again
 	Failed        Outcome = "failed"        // anything else
 )
 
@@ -111,7 +116,9 @@ func Run(ctx context.Context, o Options) (Result, error) {
 	if s.Notice == nil {
 		s.Notice = func(string) {}
 	}
-	s.exclude(failures.old)
+	if err := s.exclude(); err != nil {
+		return Result{}, err
+	}
 	result, err := s.run(ctx)
 	result.Attempts, result.Excluded, result.Advice = s.attempts, s.hosts.lostNames(), s.advice()
 	return result, err
@@ -128,19 +135,23 @@ type supervisor struct {
 	attempts []Attempt
 
 	stopping    bool      // the run was asked to stop
-	killed      bool      // twice
+	interrupted bool      // by SIGINT or SIGTERM
+	killed      bool      // by these twice
 	environment []string  // of the ranks, from Shrink
 	furthest    int64     // steps done by the attempt that came furthest
 	counted     int64     // furthest when the failures were last set to 0
 	failed      int       // attempts in a row, without progress
 	stuck       int       // attempts in a row that ended before their first step was done
-	notFinite   *Failure  // that ended the last attempt
+	wrong       *Failure  // the newest failure about wrong values: of one host, or of the run
 	deadline    time.Time // zero for none, or if it has brought about the stop already
 }
 
 // run does the attempts.
 func (s *supervisor) run(ctx context.Context) (Result, error) {
 	s.deadline = s.Deadline
+	if !s.deadline.IsZero() { // else a job that is shorter than the margin would stop at once, and a chain of such jobs would never end
+		s.Margin = min(s.Margin, max(0, time.Until(s.deadline)/2))
+	}
 	for {
 		hosts, err := s.place()
 		if err != nil {
@@ -177,10 +188,10 @@ func (s *supervisor) place() ([]string, error) {
 	}
 	lost := fmt.Sprintf("%d ranks do not fit on the hosts that are left, which have room for %d: %s", s.Ranks, room, s.hosts.lostText())
 	if s.Shrink == nil {
-		return nil, fmt.Errorf("%s. Name more hosts, mend these (and remove their lines from %s), or allow fewer ranks with --elastic", lost, s.failures.path)
+		return nil, fmt.Errorf("%s. Name more hosts, repair these hosts and use them again with --forget-blame, or allow fewer ranks with --elastic", lost)
 	}
 	if room == 0 {
-		return nil, fmt.Errorf("%s. Name more hosts, or mend these (and remove their lines from %s)", lost, s.failures.path)
+		return nil, fmt.Errorf("%s. Name more hosts, or repair these hosts and use them again with --forget-blame", lost)
 	}
 	ranks, environment, err := s.Shrink(room)
 	if err != nil {
@@ -271,8 +282,8 @@ func (w *attemptWatch) run(ctx context.Context, beats string) error {
 			if !e.fine() && w.firstDied.IsZero() {
 				w.firstDied = time.Now()
 			}
-		case <-s.Signals:
-			s.signalled(w)
+		case signal := <-s.Signals:
+			s.signalled(w, signal)
 		case now := <-tick.C:
 			w.look(beats, now)
 			w.act(now)
@@ -334,24 +345,25 @@ func (s *supervisor) stopTime() time.Time {
 	return s.Deadline.Add(-margin)
 }
 
-// signalled handles a signal to the launcher. w is nil between attempts.
-func (s *supervisor) signalled(w *attemptWatch) {
-	first := !s.stopping
+// signalled handles a signal to the launcher. w is nil between attempts. Ranks are killed by the second SIGINT or SIGTERM alone: schedulers send SIGUSR1
+// some time before they send SIGTERM, and the ranks may still be saving then.
+func (s *supervisor) signalled(w *attemptWatch, signal os.Signal) {
+	first, again := !s.stopping, s.interrupted
 	s.stopping = true
-	if w == nil {
-		return
-	}
-	if first {
-		s.Notice("stopping: the ranks finish their step and save; the same signal again kills them")
+	s.interrupted = s.interrupted || signal == os.Interrupt || signal == syscall.SIGTERM
+	switch {
+	case w == nil:
+	case first:
+		s.Notice("stopping: the ranks finish their step and save; a second SIGTERM or Ctrl-C kills them")
 		w.job.Stop()
-		return
+	case again && (signal == os.Interrupt || signal == syscall.SIGTERM):
+		if !s.killed {
+			s.Notice("killing all ranks")
+		}
+		s.killed, w.ended = true, true
+		w.job.Kill()
+		w.killAt = time.Now().Add(s.Grace)
 	}
-	if !s.killed {
-		s.Notice("killing all ranks")
-	}
-	s.killed, w.ended = true, true
-	w.job.Kill()
-	w.killAt = time.Now().Add(s.Grace)
 }
 
 // wait waits before the next attempt. A signal ends it.
@@ -360,8 +372,8 @@ func (s *supervisor) wait(ctx context.Context, d time.Duration) error {
 	defer timer.Stop()
 	select {
 	case <-timer.C:
-	case <-s.Signals:
-		s.signalled(nil)
+	case signal := <-s.Signals:
+		s.signalled(nil, signal)
 	case <-ctx.Done():
 		return ctx.Err()
 	}
@@ -379,13 +391,23 @@ func (s *supervisor) backOff() time.Duration {
 	return s.BackOff[max(min(s.failed, len(s.BackOff))-1, 0)]
 }
 
-// exclude takes hosts out of use that failures.jsonl names from the beginning.
-func (s *supervisor) exclude(failures []Failure) {
-	for _, f := range failures {
-		if f.damning() && s.hosts.lose(f.Host, f.String()) {
-			s.Notice(fmt.Sprintf("host %s is not used: %s (%s)", f.Host, f, s.failures.path))
+// exclude takes hosts out of use that failures.jsonl blames from earlier launches.
+func (s *supervisor) exclude() error {
+	since := time.Time{}
+	if s.BlameExpiry > 0 {
+		since = time.Now().Add(-s.BlameExpiry)
+	}
+	found := blamed(s.failures.old, since)
+	if s.ForgetBlame && len(found) > 0 {
+		s.Notice("all hosts are used again: --forget-blame")
+		return forgive(s.failures.path, "", "--forget-blame")
+	}
+	for _, f := range found {
+		if s.hosts.lose(f.Host, f.String()) {
+			s.Notice(fmt.Sprintf("host %s is not used: %s (%s; --forget-blame uses it again)", f.Host, f, s.failures.path))
 		}
 	}
+	return nil
 }
 
 // advice is what the durations seen say about the interval of checkpoints; nil if they do not say enough.

@@ -156,6 +156,16 @@ func fails(from, to int64, code int) script {
 	return func(r *scripted) { r.steps(from, to); r.all(code) }
 }
 
+// saves leaves after a checkpoint.
+func saves(from, to int64, end train.Ended) script {
+	return func(r *scripted) {
+		r.steps(from, to)
+		r.end = end
+		r.beat(train.SectionCheckpoint, to)
+		r.all(ExitStopped)
+	}
+}
+
 func setupFails(code int) script { return func(r *scripted) { time.Sleep(time.Second); r.all(code) } }
 
 func unreachable(host string) script {
@@ -170,7 +180,11 @@ func unreachable(host string) script {
 func poisoned(from, step int64, rank int, kind string) script {
 	return func(r *scripted) {
 		r.steps(from, step)
-		line := fmt.Sprintf(`{"time":"2026-01-02T03:04:05Z","host":%q,"rank":%d,"step":%d,"kind":%q,"error":"the disk is full"}`+"\n", r.Hosts[rank], rank, step, kind)
+		host := ""
+		if rank >= 0 {
+			host = r.Hosts[rank]
+		}
+		line := fmt.Sprintf(`{"time":"2026-01-02T03:04:05Z","host":%q,"rank":%d,"step":%d,"kind":%q,"error":"the disk is full"}`+"\n", host, rank, step, kind)
 		dir := filepath.Dir(filepath.Dir(r.Dir))
 		f, err := os.OpenFile(filepath.Join(dir, "failures.jsonl"), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644)
 		if err == nil {
@@ -231,6 +245,16 @@ func TestRun(t *testing.T) {
 			hosts: "aabb aacc", reason: "so it was on b: it is not the hosts"},
 		{name: "not finite on two hosts at two steps", scripts: []script{poisoned(0, 7, 3, "not_finite"), poisoned(5, 9, 3, "not_finite")}, outcome: HostLost, code: ExitFailed,
 			hosts: "aabb aacc", lost: "b c", reason: "4 ranks do not fit"},
+		{name: "the run diverges, twice", scripts: []script{poisoned(0, 7, -1, "diverged"), poisoned(5, 7, -1, "diverged")}, outcome: Failed, code: ExitFailed,
+			hosts: "aabb aabb", reason: "the run diverged at step 7: values are not finite, and no single host is their source; so it was in an earlier attempt. The learning rate is too high"},
+		{name: "the run diverges, and then at another step", scripts: []script{poisoned(0, 7, -1, "diverged"), poisoned(5, 9, -1, "diverged"), done(8, 20)}, outcome: Done, code: ExitDone,
+			hosts: "aabb aabb aabb"},
+		{name: "the only rank diverges, and again on another host", scripts: []script{poisoned(0, 7, 0, "diverged"), poisoned(5, 7, 0, "diverged")}, change: func(o *Options) { o.Ranks = 1 },
+			outcome: Failed, code: ExitFailed, hosts: "a b", reason: "rank 0 on b diverged at step 7"},
+		{name: "not finite twice on the only host", scripts: []script{poisoned(0, 7, 3, "not_finite"), poisoned(5, 7, 3, "not_finite")}, change: func(o *Options) { o.Hosts = nil },
+			outcome: Failed, code: ExitFailed, hosts: strings.Repeat("localhost", 4) + " " + strings.Repeat("localhost", 4), reason: "so it was in an earlier attempt"},
+		{name: "another replica twice on the only host", scripts: []script{poisoned(0, 7, 3, "replica_differs"), poisoned(5, 7, 3, "replica_differs")}, change: func(o *Options) { o.Hosts = nil },
+			outcome: Failed, code: ExitFailed, hosts: strings.Repeat("localhost", 4) + " " + strings.Repeat("localhost", 4), reason: "It is the machine"},
 		{name: "an error of one rank", scripts: []script{poisoned(0, 7, 3, "error"), done(5, 10)}, outcome: Done, code: ExitDone, hosts: "aabb aacc"},
 		{name: "a rank that dies when all is done", scripts: []script{func(r *scripted) {
 			r.steps(0, 4)
@@ -245,7 +269,28 @@ func TestRun(t *testing.T) {
 			r.beat(train.SectionCheckpoint, 4)
 			r.exits <- Exit{Rank: -1}
 		}}, outcome: Stopped, code: ExitStopped, hosts: "aabb"},
-		{name: "stopped by somebody else", scripts: []script{fails(0, 4, ExitStopped)}, outcome: Stopped, code: ExitStopped, hosts: "aabb", reason: "the same command goes on"},
+		{name: "stopped by a signal to the ranks", scripts: []script{saves(0, 4, train.EndedStopped)}, outcome: Stopped, code: ExitStopped, hosts: "aabb", reason: "the same command goes on"},
+		{name: "a rank that is evicted", scripts: []script{saves(0, 4, train.EndedTerminated), done(4, 10)}, outcome: Done, code: ExitDone, hosts: "aabb aabb"},
+		{name: "a rank that is evicted, without a heartbeat", scripts: []script{fails(0, 4, ExitStopped), done(4, 10)}, outcome: Done, code: ExitDone, hosts: "aabb aabb"},
+		{name: "a rank that is evicted again and again", scripts: []script{saves(0, 0, train.EndedTerminated)}, outcome: Evicted, code: ExitFailed,
+			hosts: "aabb aabb aabb aabb", reason: "failure 4 without progress"},
+		{name: "an agent that is killed", scripts: []script{func(r *scripted) {
+			r.steps(0, 4)
+			r.end = train.EndedTerminated // its rank got a SIGTERM with the death of its parent, and all have saved
+			r.beat(train.SectionCheckpoint, 4)
+			r.exits <- Exit{Rank: 2, Host: "b", Signal: syscall.SIGKILL}
+			for _, rank := range []int{0, 1, 3} {
+				r.exits <- Exit{Rank: rank, Host: r.Hosts[rank], Code: ExitStopped}
+			}
+		}, done(4, 10)}, outcome: Done, code: ExitDone, hosts: "aabb aacc"},
+		{name: "ranks that save when the launcher ends them after a death", scripts: []script{func(r *scripted) {
+			r.steps(0, 4)
+			r.exits <- Exit{Rank: 2, Host: "b", Signal: syscall.SIGKILL}
+			<-r.ended
+			r.end = train.EndedTerminated
+			r.beat(train.SectionCheckpoint, 4)
+			r.all(ExitStopped)
+		}, done(4, 10)}, outcome: Done, code: ExitDone, hosts: "aabb aacc"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -356,6 +401,22 @@ func TestHang(t *testing.T) {
 			<-r.ended
 			r.all(1)
 		}, "end at 1h54m12s", 11}, // 10 s, 19 min, 1 s, 5 · 19 min
+		{"in a step, and then it saves", func(r *scripted) { // it was suspended and went on, or Open MPI sent SIGCONT with the SIGTERM
+			r.spent = map[train.Section]train.Spent{train.SectionStep: {Times: 10, Seconds: 10, Longest: 1}}
+			r.steps(0, 10)
+			<-r.ended
+			r.end = train.EndedTerminated
+			r.beat(train.SectionCheckpoint, 10)
+			r.all(ExitStopped)
+		}, "end at 5m11s", 10},
+		{"in a step, and then it saves as it does for the user", func(r *scripted) {
+			r.spent = map[train.Section]train.Spent{train.SectionStep: {Times: 10, Seconds: 10, Longest: 1}}
+			r.steps(0, 10)
+			<-r.ended
+			r.end = train.EndedStopped
+			r.beat(train.SectionCheckpoint, 10)
+			r.all(ExitStopped)
+		}, "end at 5m11s", 10},
 		{"deaf to SIGTERM", func(r *scripted) {
 			r.spent = map[train.Section]train.Spent{train.SectionStep: {Times: 10, Seconds: 10, Longest: 1}}
 			hangs(0, 10, false)(r)
@@ -441,16 +502,28 @@ func TestSignals(t *testing.T) {
 	for _, test := range []struct {
 		name    string
 		scripts []script
-		at      []time.Duration // of signals
+		at      []time.Duration // of signals: SIGUSR1 at an odd second, else SIGTERM
 		outcome Outcome
 		code    int
 		asked   string
 	}{
+		{"by SIGUSR1, and again", []script{stops(time.Minute)}, []time.Duration{11 * time.Second, 21 * time.Second}, Stopped, ExitStopped, "stop at 11s"},
+		{"by SIGUSR1, and then by SIGTERM", []script{stops(time.Minute)}, []time.Duration{11 * time.Second, 20 * time.Second}, Stopped, ExitStopped, "stop at 11s"},
+		{"by SIGTERM, and then by SIGUSR1", []script{stops(time.Minute)}, []time.Duration{10 * time.Second, 21 * time.Second}, Stopped, ExitStopped, "stop at 10s"},
+		{"by SIGUSR1, and then by SIGTERM twice", []script{stops(time.Minute)}, []time.Duration{11 * time.Second, 20 * time.Second, 30 * time.Second}, Stopped, ExitFailed,
+			"stop at 11s, kill at 30s"},
 		{"once", []script{stops(time.Minute)}, []time.Duration{10 * time.Second}, Stopped, ExitStopped, "stop at 10s"},
 		{"twice", []script{stops(time.Minute)}, []time.Duration{10 * time.Second, 20 * time.Second}, Stopped, ExitFailed, "stop at 10s, kill at 20s"},
 		{"at the end", []script{func(r *scripted) { r.steps(0, 30); r.all(ExitDone) }}, []time.Duration{29500 * time.Millisecond}, Done, ExitDone, "stop at 30s"},
-		{"while it waits", []script{dies(0, 10, 0, syscall.SIGKILL)}, []time.Duration{13 * time.Second}, Stopped, ExitStopped, ""},
+		{"while it waits", []script{dies(0, 10, 0, syscall.SIGKILL)}, []time.Duration{12 * time.Second}, Stopped, ExitStopped, ""},
 		{"the ranks fail then", []script{func(r *scripted) { r.steps(0, 5); <-r.stopped; r.dies(1, syscall.SIGKILL) }}, []time.Duration{10 * time.Second}, HostLost, ExitFailed, "stop at 10s"},
+		{"the ranks are late, and save", []script{func(r *scripted) {
+			r.steps(0, 5)
+			<-r.ended
+			r.end = train.EndedStopped
+			r.beat(train.SectionCheckpoint, 5)
+			r.all(ExitStopped)
+		}}, []time.Duration{10 * time.Second}, Stopped, ExitStopped, "stop at 10s, end at 30m6s"},
 		{"the ranks hang then", []script{func(r *scripted) { r.steps(0, 5); <-r.ended; r.all(1) }}, []time.Duration{10 * time.Second}, Hang, ExitHang, "stop at 10s, end at 30m6s"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -463,7 +536,11 @@ func TestSignals(t *testing.T) {
 					start := time.Now()
 					for _, at := range test.at {
 						time.Sleep(time.Until(start.Add(at)))
-						signals <- syscall.SIGTERM
+						if at%(2*time.Second) == time.Second {
+							signals <- syscall.SIGUSR1
+						} else {
+							signals <- syscall.SIGTERM
+						}
 					}
 				}()
 				result := mustRun(t, o)
@@ -502,6 +579,25 @@ func TestDeadline(t *testing.T) {
 	})
 }
 
+// A job that is shorter than the margin trains for half its time.
+func TestShortDeadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		th := &theatre{scripts: []script{func(r *scripted) {
+			r.steps(0, 1)
+			<-r.stopped
+			r.end = train.EndedStopped
+			r.beat(train.SectionCheckpoint, 9)
+			r.all(ExitStopped)
+		}}}
+		o := begin(t, th)
+		o.Deadline, o.Margin = time.Now().Add(4*time.Minute), 5*time.Minute
+		result := mustRun(t, o)
+		if got := strings.Join(th.played[0].asked, ", "); result.Code != ExitStopped || got != "stop at 2m0s" {
+			t.Errorf("code %d, %q", result.Code, got)
+		}
+	})
+}
+
 // A context that ends kills the ranks.
 func TestContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -520,7 +616,7 @@ func TestRecord(t *testing.T) {
 		th := &theatre{scripts: []script{func(r *scripted) {
 			r.spent = map[train.Section]train.Spent{train.SectionSetup: {Times: 1, Seconds: 2.5, Longest: 2.5}}
 			dies(4, 9, 2, syscall.SIGKILL)(r)
-		}, fails(8, 10, ExitStopped)}}
+		}, saves(8, 10, train.EndedStopped)}}
 		o := begin(t, th)
 		mustRun(t, o)
 		path := filepath.Join(o.Output, RecordFile)
@@ -573,6 +669,68 @@ func TestRecord(t *testing.T) {
 		}
 		if attempts[1].Outcome != Stopped || attempts[2].Outcome != Done {
 			t.Errorf("%s, %s", attempts[1].Outcome, attempts[2].Outcome)
+		}
+	})
+}
+
+// Blame lasts for a time, and can be forgotten. What happened on two hosts at the same step is not theirs.
+func TestBlame(t *testing.T) {
+	line := func(age time.Duration, host, kind string, step int) string {
+		return fmt.Sprintf(`{"time":%q,"host":%q,"rank":0,"step":%d,"kind":%q,"error":""}`+"\n", time.Now().Add(-age).Format(time.RFC3339), host, step, kind)
+	}
+	const day = 24 * time.Hour
+	for _, test := range []struct {
+		name     string
+		failures func() string
+		forget   bool
+		lost     string
+		again    string // in the next launch, without ForgetBlame
+	}{
+		{"new", func() string { return line(6*day, "a", "not_finite", 7) + line(6*day, "b", "replica_differs", 7) }, false, "a b", "a b"},
+		{"old", func() string { return line(8*day, "a", "not_finite", 7) + line(6*day, "b", "replica_differs", 7) }, false, "b", "b"},
+		{"forgotten", func() string { return line(day, "a", "not_finite", 7) }, true, "", ""},
+		{"blamed again", func() string {
+			return line(day, "a", "not_finite", 7) + line(day, "", "forgiven", 0) + line(day, "a", "not_finite", 9)
+		}, false, "a", "a"},
+		{"one host is forgiven", func() string {
+			return line(day, "a", "not_finite", 7) + line(day, "b", "not_finite", 9) + line(day, "a", "forgiven", 0)
+		}, false, "b", "b"},
+		{"two hosts at the same step", func() string {
+			return line(day, "a", "not_finite", 7) + line(day, "b", "not_finite", 7) + line(day, "c", "not_finite", 8)
+		}, false, "c", "c"},
+		{"the run", func() string {
+			return line(day, "", "diverged", 7) + line(day, "a", "diverged", 7) + line(day, "a", "error", 7)
+		}, false, "", ""},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				o := begin(t, &theatre{scripts: []script{done(0, 1)}})
+				o.Ranks, o.BlameExpiry, o.ForgetBlame = 2, 7*day, test.forget
+				if err := os.WriteFile(filepath.Join(o.Output, failuresFile), []byte(test.failures()), 0o644); err != nil {
+					t.Fatal(err)
+				}
+				o.Hosts = append(o.Hosts, Host{"d", 2})
+				if got := strings.Join(mustRun(t, o).Excluded, " "); got != test.lost {
+					t.Errorf("excluded %q, want %q", got, test.lost)
+				}
+				o.ForgetBlame = false
+				if got := strings.Join(mustRun(t, o).Excluded, " "); got != test.again {
+					t.Errorf("excluded %q in the next launch, want %q", got, test.again)
+				}
+			})
+		})
+	}
+}
+
+// A failure on two hosts at the same step does not keep these hosts from the next launch.
+func TestForgiven(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		th := &theatre{scripts: []script{poisoned(0, 7, 3, "not_finite"), poisoned(5, 7, 3, "not_finite")}}
+		o := begin(t, th)
+		mustRun(t, o)
+		th.scripts, th.played = []script{done(5, 10)}, nil
+		if result := mustRun(t, o); result.Code != ExitDone || th.hosts() != "aabb" {
+			t.Errorf("%+v on %s", result, th.hosts())
 		}
 	})
 }

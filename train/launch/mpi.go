@@ -2,6 +2,7 @@ package launch
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -13,6 +14,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"mula/xpu/tcp"
 )
 
 // Kind is a program that starts the ranks of a job.
@@ -40,12 +43,15 @@ func DetectMPI(ctx context.Context, mpiexec []string) (Kind, error) {
 		return "", fmt.Errorf("%s --version: %w", mpiexec[0], err)
 	}
 	line, _, _ := strings.Cut(strings.TrimSpace(text), "\n")
-	return "", fmt.Errorf("%s is neither that of Open MPI nor MPICH's Hydra: its --version is %q; name one of those with --mpiexec", mpiexec[0], line)
+	return "", fmt.Errorf("%s belongs neither to Open MPI nor to MPICH's Hydra, the only ones that mula launch can use: its --version is %q. Name one of these with --mpiexec, start the ranks "+
+		"over ssh with --with tcp --hosts HOSTS (in a job of PBS: --hosts $PBS_NODEFILE), or start them without mula launch: %s -n RANKS mula train", mpiexec[0], line, mpiexec[0])
 }
 
 // MPI is a [Starter] that has an mpiexec or srun start the ranks. Which rank died it reads in what that program says.
 type MPI struct {
 	Kind     Kind
+	TCP      bool     // of Slurm: the ranks speak TCP, and need no PMI
+	Port     int      // at which rank 0 listens then; 0 = one that is free
 	Program  []string // mpiexec or srun, and arguments that come first
 	Command  []string // program and arguments of a rank
 	AllLocal bool     // whatever a host is called, it is this machine: for tests
@@ -53,10 +59,26 @@ type MPI struct {
 }
 
 // Name is that of the kind.
-func (m *MPI) Name() string { return string(m.Kind) }
+func (m *MPI) Name() string {
+	if m.TCP {
+		return string(m.Kind) + ", tcp"
+	}
+	return string(m.Kind)
+}
 
 // Start starts the program.
 func (m *MPI) Start(_ context.Context, r Ranks) (Job, error) {
+	r.Environment = append(slices.Clone(r.Environment), tcp.SizeVariable+"="+strconv.Itoa(len(r.Hosts)))
+	if m.TCP && len(r.Hosts) > 1 {
+		if r.Hosts[0] == localhost {
+			return nil, errors.New("srun without MPI needs the names of the nodes, which a job of Slurm has (SLURM_JOB_NODELIST); start the run in sbatch or salloc")
+		}
+		meeting, err := meetingPoint(r.Hosts[0], m.Port, false)
+		if err != nil {
+			return nil, err
+		}
+		r.Environment = append(r.Environment, meeting...)
+	}
 	arguments, err := m.arguments(r)
 	if err != nil {
 		return nil, err
@@ -122,9 +144,9 @@ func (m *MPI) arguments(r Ranks) ([]string, error) {
 		return arguments, nil
 	}
 	arguments := []string{"-n", strconv.Itoa(len(r.Hosts))}
-	names, rooms := make([]string, len(hosts)), make([]string, len(hosts))
+	rooms := make([]string, len(hosts))
 	for i, h := range hosts {
-		names[i], rooms[i] = h.host, fmt.Sprintf("%s:%d", h.host, h.ranks)
+		rooms[i] = fmt.Sprintf("%s:%d", h.host, h.ranks)
 	}
 	switch {
 	case here:
@@ -132,17 +154,30 @@ func (m *MPI) arguments(r Ranks) ([]string, error) {
 		arguments = append(arguments, "--host", strings.Join(rooms, ","))
 	case m.Kind == MPICH:
 		arguments = append(arguments, "-hosts", strings.Join(rooms, ","))
-	default:
-		if slices.ContainsFunc(hosts, func(h hostRanks) bool { return h.ranks != hosts[0].ranks }) {
-			return nil, fmt.Errorf("srun is given the same number of ranks for every host, not %s; choose --ranks so", strings.Join(rooms, ","))
-		}
-		arguments = append(arguments, "--nodes="+strconv.Itoa(len(hosts)), "--ntasks-per-node="+strconv.Itoa(hosts[0].ranks),
-			"--nodelist="+strings.Join(names, ","))
+	default: // the name of a node for each of its ranks, in this order, whatever the order of Slurm is
+		arguments = append(arguments, "--nodes="+strconv.Itoa(len(hosts)), "--distribution=arbitrary", "--nodelist="+strings.Join(r.Hosts, ","))
 	}
 	if m.Kind == Slurm {
-		arguments = append(arguments, "--kill-on-bad-exit=1")
+		return append(arguments, m.slurmArguments()...), nil
 	}
 	return append(append(arguments, m.export(r.Environment)...), m.Command...), nil
+}
+
+// slurmArguments are the arguments of srun that do not depend on hosts, and the command. A shell on the node passes on what only srun knows: which rank
+// this is, and what Slurm calls the node. The user's own options go first and are not repeated.
+func (m *MPI) slurmArguments() []string {
+	arguments := []string{"--kill-on-bad-exit=1"}
+	if option(m.Program, "--export") == "" {
+		arguments = append(arguments, "--export=ALL") // a job that was submitted with --export=NONE has SLURM_EXPORT_ENV
+	}
+	set := "export " + hostVariable + `="$SLURMD_NODENAME"`
+	if m.TCP {
+		set += " " + tcp.RankVariable + `="$SLURM_PROCID"`
+		if option(m.Program, "--mpi") == "" {
+			arguments = append(arguments, "--mpi=none")
+		}
+	}
+	return append(append(arguments, "sh", "-c", set+`; exec "$@"`, "sh"), m.Command...)
 }
 
 // export are the arguments by which the program hands variables of its own environment to ranks on other hosts. MPICH and Slurm hand on all.
@@ -163,10 +198,11 @@ var (
 	openMPICode   = regexp.MustCompile(`Process name: \[\[\d+,\d+\],(\d+)\]\s+Exit code:\s+(\d+)`)
 	mpichCode     = regexp.MustCompile(`PID \d+ RUNNING AT (\S+)\s+=\s+EXIT CODE: (\d+)`)
 	mpichSignal   = regexp.MustCompile(`EXIT STRING: .*\(signal (\d+)\)`)
-	slurmTask     = regexp.MustCompile(`srun: error: (\S+): tasks? (\d+)[-,0-9]*: (?:Exited with exit code (\d+)|(Killed|Terminated|Aborted|Segmentation fault|Bus error))`)
+	slurmTask     = regexp.MustCompile(`srun: error: (\S+): tasks? (\d+)[-,0-9]*: (?:Exited with exit code (\d+)|(Killed|Terminated|Aborted|Segmentation fault|Bus error|Out Of Memory))`)
+	slurmMemory   = regexp.MustCompile(`(?mi)^(?:srun|slurmstepd[^:\n]*): error: .*(?:out of memory|oom[-_ ]kill|exceeded .*memory limit)`)
 )
 
-var slurmSignals = map[string]syscall.Signal{"Killed": syscall.SIGKILL, "Terminated": syscall.SIGTERM, "Aborted": syscall.SIGABRT,
+var slurmSignals = map[string]syscall.Signal{"Out Of Memory": syscall.SIGKILL, "Killed": syscall.SIGKILL, "Terminated": syscall.SIGTERM, "Aborted": syscall.SIGABRT,
 	"Segmentation fault": syscall.SIGSEGV, "Bus error": syscall.SIGBUS}
 
 // cause completes the exit of the program by what it said about its ranks, which run on these hosts.
@@ -190,8 +226,16 @@ func (m *MPI) cause(e *Exit, said string, hosts []string) {
 			e.Signal, e.Code = syscall.Signal(number(found[1])), 0
 		}
 	case Slurm:
-		if found := slurmTask.FindStringSubmatch(said); found != nil {
-			e.Host, e.Rank, e.Signal, e.Code = found[1], number(found[2]), slurmSignals[found[4]], number(found[3])
+		// A rank whose peer is killed often exits with an error before srun reports the peer.
+		var exits []Exit
+		for _, found := range slurmTask.FindAllStringSubmatch(said, -1) {
+			exits = append(exits, Exit{Host: found[1], Rank: number(found[2]), Signal: slurmSignals[found[4]], Code: number(found[3])})
+		}
+		if first := cause(exits); first != nil {
+			*e = *first
+		}
+		if slurmMemory.MatchString(said) {
+			e.Note = "out of memory, as Slurm says"
 		}
 	}
 	if e.Rank >= 0 && e.Rank < len(hosts) {

@@ -13,6 +13,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -48,6 +49,7 @@ func TestMain(m *testing.M) {
 //	wait          for SIGTERM or SIGUSR1; then it leaves with 3, as a run that has saved, and as rank 0 says so
 //	deaf          for ever, whatever signal
 //	on RANK …     what follows, as far as the next "on", is for that rank
+//	meet DIR N    waits until N ranks are here
 //	once FILE …   what follows is for the first process that finds no FILE
 //	stop, kill    itself, by SIGSTOP or SIGKILL
 //	environment   prints MULA_… and its folder
@@ -94,6 +96,15 @@ func act(words []string) {
 		case "exit":
 			if code, _ := strconv.Atoi(take()); mine {
 				os.Exit(code)
+			}
+		case "meet":
+			dir, n := take(), take()
+			if mine {
+				os.WriteFile(filepath.Join(dir, "rank-"+rank), nil, 0o644)
+				for met := 0; strconv.Itoa(met) != n; time.Sleep(time.Millisecond) {
+					found, _ := filepath.Glob(filepath.Join(dir, "rank-*"))
+					met = len(found)
+				}
 			}
 		case "once":
 			if path := take(); mine {
@@ -166,9 +177,11 @@ func (s *sharedBuffer) String() string {
 // await waits until a condition holds.
 func await(t *testing.T, what string, holds func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(time.Minute); !holds(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: not within a minute", what)
+	deadline, limited := t.Deadline()
+	for ; !holds(); time.Sleep(5 * time.Millisecond) {
+		if limited && time.Until(deadline) < 20*time.Second {
+			t.Errorf("%s: not before the deadline of the tests", what)
+			runtime.Goexit()
 		}
 	}
 }
@@ -270,8 +283,8 @@ func TestKilledRank(t *testing.T) {
 func TestStoppedRank(t *testing.T) {
 	for name, start := range map[string]func([]string, Output) Starter{"local": processes, "remote": remotes(t)} {
 		t.Run(name, func(t *testing.T) {
-			p := newPlay(t, "pid beat step 7 on 0 deaf on 1 stop on 2 wait", start)
-			p.Limits = Limits{Floor: map[train.Section]time.Duration{train.SectionSetup: time.Minute}, First: time.Second, Factor: 1}
+			p := newPlay(t, "pid meet "+t.TempDir()+" 3 beat step 7 on 0 deaf on 1 stop on 2 wait", start)
+			p.Limits = Limits{Floor: map[train.Section]time.Duration{train.SectionSetup: time.Hour}, First: time.Second, Factor: 1}
 			p.Retries = 0
 			result := p.run(t)
 			if a := result.Attempts[0]; result.Outcome != Hang || result.Code != ExitHang || len(result.Attempts) != 1 || a.Step != 7 || a.Blamed != "" {
@@ -315,6 +328,25 @@ func TestStop(t *testing.T) {
 				t.Errorf("%+v", result)
 			}
 		})
+	}
+}
+
+// A remote shell that is killed on this machine speaks against no host.
+func TestKilledShell(t *testing.T) {
+	shell := filepath.Join(t.TempDir(), "shell")
+	mark := filepath.Join(t.TempDir(), "mark")
+	text := "#!/bin/sh\nif [ \"$1\" = b ] && mkdir " + mark + " 2>/dev/null; then kill -9 $$; fi\nshift\nexec sh -c \"$*\"\n"
+	if err := os.WriteFile(shell, []byte(text), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	p := newPlay(t, "on 0 beat step 1 exit 0", func(command []string, out Output) Starter {
+		return &Processes{Command: command, RemoteShell: []string{shell}, Agent: []string{command[2], "agent"}, Output: out}
+	})
+	result := p.run(t)
+	a := result.Attempts[0]
+	if result.Code != ExitDone || len(result.Attempts) != 2 || a.Outcome != Failed || a.Blamed != "" || strings.Join(result.Attempts[1].Hosts, "") != "aab" ||
+		!strings.Contains(a.Reason, "the remote shell to b, on this machine, was ended by signal 9") {
+		t.Errorf("%+v", result)
 	}
 }
 
@@ -450,8 +482,9 @@ func TestMPI(t *testing.T) {
 			}
 		})
 		t.Run(string(kind)+", hang", func(t *testing.T) {
-			p := newPlay(t, "pid on 0 beat step 7 deaf on 1 stop on 2 wait", start)
-			p.Limits = Limits{Floor: map[train.Section]time.Duration{train.SectionSetup: time.Minute}, First: time.Second, Factor: 1}
+			// Open MPI wakes a stopped rank before it ends it. Rank 0 then says that the run was stopped.
+			p := newPlay(t, "pid meet "+t.TempDir()+" 3 on 0 beat step 7 wait on 1 stop on 2 deaf", start)
+			p.Limits = Limits{Floor: map[train.Section]time.Duration{train.SectionSetup: time.Hour}, First: time.Second, Factor: 1}
 			p.Retries, p.Grace = 0, time.Second
 			if result := p.run(t); result.Outcome != Hang || result.Code != ExitHang {
 				t.Errorf("%+v", result)
@@ -473,8 +506,10 @@ func TestMPIArguments(t *testing.T) {
 	}{
 		{MPI{Kind: OpenMPI}, r, "-n 4 --host n1:2,n2:2 -x A -x B mula train"},
 		{MPI{Kind: MPICH}, r, "-n 4 -hosts n1:2,n2:2 mula train"},
-		{MPI{Kind: Slurm}, r, "-n 4 --nodes=2 --ntasks-per-node=2 --nodelist=n1,n2 --kill-on-bad-exit=1 mula train"},
-		{MPI{Kind: Slurm}, Ranks{Hosts: []string{"n1", "n2", "n2"}}, "the same number of ranks for every host"},
+		{MPI{Kind: Slurm}, r, `-n 4 --nodes=2 --distribution=arbitrary --nodelist=n1,n1,n2,n2 --kill-on-bad-exit=1 --export=ALL sh -c export MULA_HOST="$SLURMD_NODENAME"; exec "$@" sh mula train`},
+		{MPI{Kind: Slurm}, Ranks{Hosts: []string{"n2", "n2", "n1"}}, "-n 3 --nodes=2 --distribution=arbitrary --nodelist=n2,n2,n1 "},
+		{MPI{Kind: Slurm, TCP: true}, r, `--kill-on-bad-exit=1 --export=ALL --mpi=none sh -c export MULA_HOST="$SLURMD_NODENAME" MULA_RANK="$SLURM_PROCID"; exec "$@" sh mula train`},
+		{MPI{Kind: Slurm, TCP: true, Program: []string{"srun", "--mpi=pmix", "--export=A"}}, r, `--kill-on-bad-exit=1 sh -c `},
 		{MPI{Kind: MPICH}, Ranks{Hosts: []string{"localhost", "localhost"}}, "-n 2 mula train"},
 		{MPI{Kind: OpenMPI, AllLocal: true}, r, "-n 2 -x A -x B env MULA_HOST=n1 mula train : -n 2 -x A -x B env MULA_HOST=n2 mula train"},
 	} {
@@ -498,8 +533,17 @@ func TestSlurmSays(t *testing.T) {
 		want string
 	}{
 		{"srun: error: nid002: task 3: Killed\nsrun: error: nid001: task 0: Exited with exit code 1\n", 137, "rank 3 on nid002 was ended by signal 9 (killed)"},
+		{"srun: error: nid001: task 0: Exited with exit code 1\nsrun: error: nid002: task 3: Killed\nsrun: error: nid002: task 2: Terminated\n", 1, "rank 3 on nid002 was ended by signal 9 (killed)"},
 		{"srun: error: nid001: tasks 1,0: Exited with exit code 2\n", 2, "rank 1 on nid001 left with exit code 2"},
 		{"srun: error: nid002: task 2: Segmentation fault (core dumped)\n", 139, "rank 2 on nid002 was ended by signal 11 (segmentation fault)"},
+		{"srun: error: nid002: task 2: Out Of Memory\n", 137, "rank 2 on nid002 was ended by signal 9 (killed): out of memory, as Slurm says"},
+		{"slurmstepd: error: Detected 1 oom-kill event(s) in StepId=7.0. Some of your processes may have been killed by the cgroup out-of-memory handler.\n" +
+			"srun: error: nid002: task 2: Killed\n", 137, "rank 2 on nid002 was ended by signal 9 (killed): out of memory, as Slurm says"},
+		{"slurmstepd-nid001: error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks have been OOM Killed.\n", 137,
+			"a rank was ended by signal 9 (killed): out of memory, as Slurm says"},
+		{"slurmstepd: error: Exceeded step memory limit at some point.\n", 1, "a rank left with exit code 1: out of memory, as Slurm says"},
+		{"slurmstepd: error: StepId=7.0 exceeded memory limit (9000 > 8000), being killed\n", 137, "a rank was ended by signal 9 (killed): out of memory, as Slurm says"},
+		{"mula: the device is out of memory\nsrun: error: nid002: task 2: Exited with exit code 1\n", 1, "rank 2 on nid002 left with exit code 1"},
 		{"", 137, "a rank was ended by signal 9 (killed)"},
 		{"", 1, "a rank left with exit code 1"},
 	} {
@@ -522,7 +566,7 @@ func TestNothingToStart(t *testing.T) {
 			t.Errorf("%s: %v", s.Name(), err)
 		}
 	}
-	if _, err := DetectMPI(t.Context(), []string{"true"}); err == nil || !strings.Contains(err.Error(), "neither") {
+	if _, err := DetectMPI(t.Context(), []string{"true"}); err == nil || !strings.Contains(err.Error(), "neither") || !strings.Contains(err.Error(), "--with tcp --hosts") {
 		t.Errorf("%v", err)
 	}
 }

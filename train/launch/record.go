@@ -9,6 +9,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"slices"
 	"time"
 )
 
@@ -34,8 +35,8 @@ type Attempt struct {
 	Steps   int64     `json:"steps"`            // done in between
 	Setup   float64   `json:"setup_seconds"`    // from the start of rank 0 to its first step; 0 if it never came there
 
-	unreachable bool // a host did not answer
-	genuine     bool // failed the same way on two hosts
+	unreachable bool   // a host did not answer
+	genuine     string // what to do about a failure that came again; "" for a failure that may be a host's
 }
 
 // openRecord opens launch.jsonl for more attempts and returns the number of the last one in it. A last line that is not whole is cut off.
@@ -101,22 +102,74 @@ func readLines(r io.Reader, path string, take func(line []byte) error) (int64, e
 // A Failure is a line of failures.jsonl.
 type Failure struct {
 	Time  string `json:"time"`
-	Host  string `json:"host"`
-	Rank  int    `json:"rank"`
+	Host  string `json:"host"` // "" for the whole run
+	Rank  int    `json:"rank"` // -1 for the whole run
 	Step  int64  `json:"step"`
-	Kind  string `json:"kind"` // not_finite, replica_differs, error
+	Kind  string `json:"kind"`
 	Error string `json:"error"`
 }
 
-// damning reports whether a failure speaks against its host: it computed something wrong.
-func (f Failure) damning() bool { return f.Kind == "not_finite" || f.Kind == "replica_differs" }
+// The kinds of failures. All but kindForgiven are the ranks'.
+const (
+	kindNotFinite = "not_finite"
+	kindReplica   = "replica_differs"
+	kindDiverged  = "diverged"
+	kindForgiven  = "forgiven" // the launcher uses the host again, or all hosts if none is named: failures before this line do not count
+)
+
+// damning reports whether a failure speaks against its host: the host computed something wrong.
+func (f Failure) damning() bool { return f.Kind == kindNotFinite || f.Kind == kindReplica }
+
+// repeats reports whether a failure is the same as an earlier one, perhaps on another host.
+func (f Failure) repeats(earlier Failure) bool {
+	return f.Kind == earlier.Kind && f.Step == earlier.Step
+}
 
 func (f Failure) String() string {
-	what := map[string]string{"not_finite": "had values that are not finite", "replica_differs": "had weights that differ from those of its replicas"}[f.Kind]
-	if what == "" {
-		what = "failed: " + f.Error
+	who := fmt.Sprintf("rank %d on %s", f.Rank, f.Host)
+	if f.Rank < 0 {
+		who = "the run"
 	}
-	return fmt.Sprintf("rank %d on %s %s at step %d", f.Rank, f.Host, what, f.Step)
+	switch f.Kind {
+	case kindNotFinite:
+		return fmt.Sprintf("%s had values that are not finite at step %d", who, f.Step)
+	case kindReplica:
+		return fmt.Sprintf("%s had weights that differ from those of its replicas at step %d", who, f.Step)
+	case kindDiverged:
+		return fmt.Sprintf("%s diverged at step %d: values are not finite, and no single host is their source", who, f.Step)
+	}
+	return fmt.Sprintf("%s failed: %s at step %d", who, f.Error, f.Step)
+}
+
+// blamed returns the failures for which hosts are out of use, from all failures of the run. It leaves out failures before a moment, failures that were
+// forgiven, and failures that happened on two hosts at the same step, which are the run's own.
+func blamed(failures []Failure, since time.Time) []Failure {
+	var found []Failure
+	for _, f := range failures {
+		if f.Kind == kindForgiven {
+			found = slices.DeleteFunc(found, func(b Failure) bool { return f.Host == "" || f.Host == b.Host })
+		}
+		if at, err := time.Parse(time.RFC3339, f.Time); f.damning() && (err != nil || !at.Before(since)) {
+			found = append(found, f)
+		}
+	}
+	return slices.DeleteFunc(slices.Clone(found), func(f Failure) bool {
+		return slices.ContainsFunc(found, func(other Failure) bool { return f.repeats(other) && f.Host != other.Host })
+	})
+}
+
+// forgive appends to failures.jsonl that a host is used again, or all hosts for "".
+func forgive(path, host, why string) error {
+	line, err := json.Marshal(Failure{Time: time.Now().UTC().Format(time.RFC3339), Host: host, Rank: -1, Kind: kindForgiven, Error: why})
+	if err != nil {
+		return err
+	}
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(append(line, '\n'))
+	return errors.Join(err, f.Close())
 }
 
 // A failureLog reads what ranks append to failures.jsonl.

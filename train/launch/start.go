@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -65,20 +66,18 @@ func (p *Processes) Name() string { return "tcp" }
 
 // Start starts the ranks. It fails if the program of a local rank, or the remote shell, cannot be started.
 func (p *Processes) Start(_ context.Context, r Ranks) (Job, error) {
-	common := slices.Clone(r.Environment)
+	common := append(slices.Clone(r.Environment), tcp.SizeVariable+"="+strconv.Itoa(len(r.Hosts)))
 	if len(r.Hosts) > 1 {
 		if first := r.Hosts[0]; !p.AllLocal && (first == localhost || first == "127.0.0.1") {
 			if i := slices.IndexFunc(r.Hosts, func(h string) bool { return !isLocal(h) }); i >= 0 {
 				return nil, fmt.Errorf("rank 0 is to run on %s, which is another machine to %s: name this one as the others know it", first, r.Hosts[i])
 			}
 		}
-		address, err := p.address(r.Hosts[0])
+		meeting, err := meetingPoint(r.Hosts[0], p.Port, p.AllLocal)
 		if err != nil {
 			return nil, err
 		}
-		secret := make([]byte, 16)
-		rand.Read(secret)
-		common = append(common, tcp.SizeVariable+"="+strconv.Itoa(len(r.Hosts)), tcp.AddressVariable+"="+address, tcp.SecretVariable+"="+hex.EncodeToString(secret))
+		common = append(common, meeting...)
 	}
 	dir, err := os.Getwd()
 	if err != nil {
@@ -116,12 +115,22 @@ func (p *Processes) Start(_ context.Context, r Ranks) (Job, error) {
 	return j, nil
 }
 
-// address is where rank 0 listens.
-func (p *Processes) address(host string) (string, error) {
-	local := p.AllLocal || host == localhost
-	name, port := host, p.Port
+// meetingPoint is the environment by which ranks that speak TCP find each other: the address of rank 0, which runs on a host, and a new secret.
+func meetingPoint(host string, port int, allLocal bool) ([]string, error) {
+	address, err := rankZero(host, port, allLocal)
+	if err != nil {
+		return nil, err
+	}
+	secret := make([]byte, 16)
+	rand.Read(secret)
+	return []string{tcp.AddressVariable + "=" + address, tcp.SecretVariable + "=" + hex.EncodeToString(secret)}, nil
+}
+
+// rankZero is the address at which rank 0 listens on a host.
+func rankZero(host string, port int, allLocal bool) (string, error) {
+	local, name := allLocal || host == localhost, host
 	if local {
-		name = "127.0.0.1"
+		name = loopback()
 	}
 	if at := strings.LastIndexByte(name, '@'); at >= 0 { // the user's name is for the remote shell
 		name = name[at+1:]
@@ -143,6 +152,17 @@ func (p *Processes) address(host string) (string, error) {
 		port = 20000 + int(n.Int64())
 	}
 	return net.JoinHostPort(name, strconv.Itoa(port)), nil
+}
+
+// loopback returns an address of this machine. On Linux all of 127.0.0.0/8 is, and a random part of it keeps other programs from binding the free port
+// before rank 0 does.
+func loopback() string {
+	if runtime.GOOS != "linux" {
+		return "127.0.0.1"
+	}
+	b := make([]byte, 3)
+	rand.Read(b)
+	return fmt.Sprintf("127.%d.%d.%d", b[0], b[1], 1+b[2]%254)
 }
 
 // localhost is this machine, by the name under which no list of hosts has been given.
@@ -258,7 +278,7 @@ func exitOf(e Exit, state *os.ProcessState, remote bool) Exit {
 	case !ok:
 		e.Code = ExitFailed
 	case status.Signaled():
-		e.Signal = status.Signal()
+		e.Signal, e.Shell = status.Signal(), remote
 	default:
 		e.Code = status.ExitStatus()
 	}

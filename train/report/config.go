@@ -21,8 +21,8 @@ func readConfig(path string) (map[string]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	var fields map[string]any
-	if err := file.DecodeLoosely(&fields); err != nil {
+	fields, err := file.Fields()
+	if err != nil {
 		return nil, err
 	}
 	config := map[string]string{}
@@ -51,6 +51,12 @@ func valueText(v any) string {
 			values = append(values, valueText(value))
 		}
 		return "[" + strings.Join(values, ", ") + "]"
+	case map[string]any:
+		var fields []string
+		for _, name := range slices.Sorted(maps.Keys(v)) {
+			fields = append(fields, name+": "+valueText(v[name]))
+		}
+		return "{" + strings.Join(fields, ", ") + "}"
 	}
 	return fmt.Sprint(v)
 }

@@ -3,8 +3,10 @@ different sizes, weights and gradients of zero, a changing learning rate and wei
 
 torch.optim.Muon orthogonalizes in bfloat16; here it is made to take float32 by giving torch.bfloat16 that meaning while it runs.
 
+With the argument groups it writes groups.json: the same in four parameter groups with weight decays and learning rates of their own.
+
 Needs torch 2.15.0, timm 1.0.31, sophia-opt 0.2.2, torch-adopt 0.1.0, lion-pytorch 0.2.5, schedulefree 1.4.1. Run: python optimizers.py >
-optimizers.json"""
+optimizers.json; python optimizers.py groups > groups.json"""
 
 import importlib.metadata
 import json
@@ -50,18 +52,44 @@ def flat(tensors):
     """The numbers of tensors; each has few digits, and reads back to the same float32."""
     return [[float(str(numpy.float32(x))) for x in t.detach().flatten().tolist()] for t in tensors]
 
+# As train.yaml has them: the first group that matches a parameter has it.
+GROUPS = [
+    {"match": ["norms", "embedding"], "weight_decay": 0},
+    {"match": ["model.layers.*.experts.1.*"], "weight_decay": 0.3, "learning_rate_scale": 2},
+    {"match": ["router", "attention"], "learning_rate_scale": 0.25},
+] if sys.argv[1:] == ["groups"] else []
+MEMBERS = [["model.norm.weight", "model.embed_tokens.weight"], ["model.layers.0.mlp.experts.1.down_proj.weight"],
+           ["model.layers.0.mlp.gate.weight", "model.layers.0.self_attn.q_proj.weight"]]
+
+
+def grouped(params, names):
+    """The parameters in groups of PyTorch, those of no group first."""
+    if not GROUPS:
+        return params
+    named = dict(zip(names, params))
+    groups = [{"params": [p for n, p in named.items() if not any(n in m for m in MEMBERS)]}]
+    for group, members in zip(GROUPS, MEMBERS):
+        inside = [p for n, p in named.items() if n in members]
+        if inside:
+            groups.append({"params": inside, "scale": group.get("learning_rate_scale", 1)})
+            if "weight_decay" in group:
+                groups[-1]["weight_decay"] = group["weight_decay"]
+    return groups if groups[0]["params"] else groups[1:]
+
 
 def run(name, config, make, step=lambda o, n: o.step(), keys=(), constant_rate=None):
     """Runs one optimizer, or several that share the parameters."""
     params = [torch.nn.Parameter(t.clone()) for t in initial]
-    optimizers = make(params)
+    optimizers = make(grouped(params, SHAPES) if name != "muon" else params)
+    if GROUPS:
+        config = {**config, "groups": GROUPS}
     case = {"name": name, "config": config, "rates": [], "weights": [], "state": {}}
     for n in range(STEPS):
         for p, g in zip(params, trained[n]):
             p.grad = g.clone()
         for o in optimizers:
             for group in o.param_groups:
-                group["lr"] = constant_rate or rates[n]
+                group["lr"] = (constant_rate or rates[n]) * group.get("scale", 1)
             step(o, n)
         case["rates"].append(optimizers[0].param_groups[0]["scheduled_lr"] if constant_rate else rates[n])
         case["weights"].append(flat(params))
@@ -77,10 +105,10 @@ def run(name, config, make, step=lambda o, n: o.step(), keys=(), constant_rate=N
 
 
 def muon(params, **options):
-    inside = [p for p, n in zip(params, SHAPES) if "self_attn" in n or "experts" in n]
-    rest = [p for p, n in zip(params, SHAPES) if not ("self_attn" in n or "experts" in n)]
-    return [torch.optim.Muon(inside, weight_decay=0.1, **options),
-            torch.optim.AdamW(rest, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)]
+    inside = {n: p for p, n in zip(params, SHAPES) if "self_attn" in n or "experts" in n}
+    rest = {n: p for p, n in zip(params, SHAPES) if n not in inside}
+    return [torch.optim.Muon(grouped(list(inside.values()), inside), weight_decay=0.1, **options),
+            torch.optim.AdamW(grouped(list(rest.values()), rest), betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)]
 
 
 def in_float32(o, n):
@@ -100,7 +128,11 @@ run("muon", {"weight_decay": 0.1, "adjust_lr_fn": "original", "momentum": 0.9, "
     lambda p: muon(p, adjust_lr_fn="original", momentum=0.9, nesterov=False, ns_steps=4), in_float32, ["momentum_buffer", "exp_avg", "exp_avg_sq"])
 run("lamb", {"weight_decay": 0.1, "betas": [0.9, 0.999], "eps": 1e-6},
     lambda p: [Lamb(p, weight_decay=0.1, max_grad_norm=None, always_adapt=True)], keys=["exp_avg", "exp_avg_sq"])
-run("lamb", {"weight_decay": 0}, lambda p: [Lamb(p, weight_decay=0, max_grad_norm=None, always_adapt=True)], keys=["exp_avg", "exp_avg_sq"])
+if GROUPS:
+    run("adamw", {"weight_decay": 0.1, "betas": [0.9, 0.95], "eps": 1e-8},
+        lambda p: [torch.optim.AdamW(p, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)], keys=["exp_avg", "exp_avg_sq"])
+else:
+    run("lamb", {"weight_decay": 0}, lambda p: [Lamb(p, weight_decay=0, max_grad_norm=None, always_adapt=True)], keys=["exp_avg", "exp_avg_sq"])
 run("adopt", {"weight_decay": 0.1, "betas": [0.9, 0.9999], "eps": 1e-6}, lambda p: [ADOPT(p, weight_decay=0.1, decouple=True)],
     keys=["exp_avg", "exp_avg_sq"])
 run("lion", {"weight_decay": 0.1, "betas": [0.9, 0.99]}, lambda p: [Lion(p, weight_decay=0.1)], keys=["exp_avg"])

@@ -289,6 +289,21 @@ func (d *Device) SumSquares(stretches [][]float32, sums []float64) {
 	computed()
 }
 
+// Checksums computes the checksums of blocks; see [xpu.Layers].
+func (d *Device) Checksums(stretches [][]float32, sums []uint64) {
+	inside, brought := make([][]float32, len(stretches)), make([]uint64, len(sums))
+	for i, x := range stretches {
+		inside[i] = d.floats(x)
+	}
+	if d.works() {
+		d.inner.Checksums(inside, brought)
+	}
+	for i := range sums {
+		sums[i] = math.MaxUint64
+	}
+	d.later(func() { copy(sums, brought) })
+}
+
 // AdamW updates weights and moments; see [xpu.Layers].
 func (d *Device) AdamW(rule xpu.AdamW, stretches []xpu.Moments, before, change []float64) {
 	inside := make([]xpu.Moments, len(stretches))

@@ -30,6 +30,21 @@ func (h *Host) SumSquares(stretches [][]float32, sums []float64) {
 	})
 }
 
+// Checksums computes the checksums of blocks; see [xpu.Layers].
+func (h *Host) Checksums(stretches [][]float32, sums []uint64) {
+	n := xpu.CheckChecksums(stretches, sums)
+	t := h.begin(operands{stretches: stretches, checksums: sums})
+	defer t.end()
+	t.blocks = t.blocks[:0]
+	for i, x := range stretches {
+		t.addBlocks(i, len(x))
+	}
+	t.cut(n, n, func(t *task, i, _, _ int) {
+		b := t.blocks[i]
+		t.checksums[i] = xpu.Checksum(t.stretches[b.stretch][b.begin:b.end])
+	})
+}
+
 // AdamW updates weights and moments; see [xpu.Layers].
 func (h *Host) AdamW(rule xpu.AdamW, stretches []xpu.Moments, before, change []float64) {
 	n := xpu.CheckAdamW(stretches, before, change)

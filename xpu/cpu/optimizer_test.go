@@ -7,6 +7,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"mula/internal/alloctest"
 	"mula/xpu"
 )
 
@@ -189,7 +190,7 @@ func TestUpdatesRefuseLengths(t *testing.T) {
 func TestUpdatesAllocate(t *testing.T) {
 	x := updateData(1, 37)
 	for _, u := range updateCases {
-		if n := testing.AllocsPerRun(10, func() { u.run(x[0], x[1], x[2], x[3]) }); n > 0 {
+		if n := alloctest.Least(func() { u.run(x[0], x[1], x[2], x[3]) }); n > 0 {
 			t.Errorf("%s: %v allocations", u.name, n)
 		}
 	}

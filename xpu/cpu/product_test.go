@@ -11,6 +11,8 @@ import (
 
 	"pgregory.net/rapid"
 
+	"mula/internal/alloctest"
+	"mula/internal/longtest"
 	"mula/xpu"
 )
 
@@ -230,7 +232,7 @@ func TestSameBits(t *testing.T) {
 			classes[d.Arithmetic()] = append(classes[d.Arithmetic()], d)
 		}
 	}
-	rapid.Check(t, func(t *rapid.T) {
+	longtest.Check(t, 40, func(t *rapid.T) {
 		counts := rapid.SliceOfN(rapid.OneOf(rapid.Int32Range(0, 3), rapid.Int32Range(0, 60), rapid.Int32Range(160, 180)), 1, 2).Draw(t, "counts")
 		n := rapid.IntRange(1, 40).Draw(t, "n")
 		k := rapid.OneOf(rapid.IntRange(1, 10), rapid.IntRange(1, 40), rapid.IntRange(250, 270), rapid.IntRange(505, 520)).Draw(t, "k")
@@ -487,12 +489,12 @@ func testNoAllocation(t *testing.T, precision xpu.Precision) {
 	a, b, c := uniform(1, m*k), uniform(2, n*k), make([]float32, m*n)
 	bs, counts := uniform(3, 3*n*k), []int32{300, 0, 100}
 	f := func(int) {}
-	if n := testing.AllocsPerRun(50, func() {
+	if n := alloctest.Least(func() {
 		d.MatMul(false, true, m, n, k, a, k, b, k, c, n, false)
 		d.GroupedMatMul(counts, m, true, n, k, a, bs, c, true)
 		d.GroupedWeightGrad(counts, m, k, n, a, c, bs, true)
 		d.Parallel(100, f)
-	}); n >= 1 {
+	}); n > 0 {
 		t.Errorf("%v allocations a run", n)
 	}
 }

@@ -32,6 +32,7 @@ type operands struct {
 	known           bool // of a norm
 	uniform         bool // of a router
 	results         []float64
+	checksums       []uint64
 	change          []float64
 	norm            xpu.Norm
 	projections     xpu.Projections

@@ -3,6 +3,7 @@ package devicetest
 import (
 	"fmt"
 	"math"
+	"math/big"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -18,6 +19,7 @@ func optimizerFamily(t *testing.T, d xpu.Device, tolerance float64) {
 		t.Run(fmt.Sprintf("stretches of %d", lengths), func(t *testing.T) {
 			source := rand.New(rand.NewPCG(41, uint64(i)))
 			sumSquares(t, d, source, lengths, tolerance)
+			checksums(t, d, source, lengths)
 			for j, sums := range []bool{false, true} {
 				rule := xpu.AdamW{LearningRate: 1e-2, Beta1: 0.9, Beta2: 0.95, Epsilon: 1e-8, WeightDecay: 0.1, Step: int64(1 + 10*j), GradScale: 1 - 0.5*float64(j), DecayAfter: 0.25 * float64(j)}
 				adamW(t, d, rule, source, lengths, sums, tolerance)
@@ -29,6 +31,7 @@ func optimizerFamily(t *testing.T, d xpu.Device, tolerance float64) {
 			lengths := rapid.SliceOfN(rapid.IntRange(0, 6000), 0, 4).Draw(t, "lengths")
 			source := rand.New(rand.NewPCG(42, rapid.Uint64().Draw(t, "seed")))
 			sumSquares(t, d, source, lengths, tolerance)
+			checksums(t, d, source, lengths)
 			adamW(t, d, xpu.AdamW{
 				LearningRate: rapid.Float64Range(1e-6, 1).Draw(t, "learningRate"), Beta1: rapid.SampledFrom([]float64{0, 0.5, 0.9, 0.99}).Draw(t, "beta1"),
 				Beta2: rapid.SampledFrom([]float64{0, 0.95, 0.999}).Draw(t, "beta2"), Epsilon: 1e-8, WeightDecay: rapid.Float64Range(0, 1).Draw(t, "weightDecay"),
@@ -65,6 +68,42 @@ func squares(x []float32) (sums []float64) {
 		sums = append(sums, sum)
 	}
 	return sums
+}
+
+// checksums compares those of a device with a plain reading of the definition, for numbers with any bits.
+func checksums(t tester, d xpu.Device, source *rand.Rand, lengths []int) {
+	var stretches [][]float32
+	var want []uint64
+	for _, n := range lengths {
+		x := make([]float32, n)
+		for i := range x {
+			x[i] = math.Float32frombits(source.Uint32() &^ (1 << 23)) // no NaN: its bits may change on the way to a device
+		}
+		stretches = append(stretches, upload(t, d, x))
+		for block := range slices.Chunk(x, xpu.BlockSize) {
+			sum := new(big.Int)
+			for i, four := range slices.Collect(slices.Chunk(block, 4)) {
+				var words [4]uint64
+				for j, v := range four {
+					words[j] = uint64(math.Float32bits(v))
+				}
+				key := uint64(xpu.ChecksumKey)
+				a := new(big.Int).SetUint64((words[0] + words[1]<<32) ^ (2*uint64(i)+1)*key)
+				product := a.Mul(a, new(big.Int).SetUint64((words[2]+words[3]<<32)^(2*uint64(i)+2)*key))
+				high := new(big.Int).Rsh(product, 64)
+				sum.Add(sum, new(big.Int).SetUint64(high.Uint64()^product.Uint64())) // Uint64 is the lower half
+			}
+			want = append(want, sum.Uint64())
+		}
+	}
+	got := slices.Repeat([]uint64{7}, len(want))
+	d.Checksums(stretches, got)
+	if err := d.Wait(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(got, want) {
+		t.Fatalf("checksums of stretches of %d are %x, want %x", lengths, got, want)
+	}
 }
 
 func compareSums(t tester, what string, got, want []float64, tolerance float64) {
@@ -162,11 +201,11 @@ func farNumbers(t tester, d xpu.Device, tolerance float64) {
 			t.Errorf("the squares of %v are %v, want %v", test.numbers, got[0], test.want)
 		}
 	}
-	big := slices.Repeat([]float32{math.MaxFloat32}, xpu.BlockSize)
+	large := slices.Repeat([]float32{math.MaxFloat32}, xpu.BlockSize)
 	got := make([]float64, 1)
-	d.SumSquares([][]float32{upload(t, d, big)}, got)
+	d.SumSquares([][]float32{upload(t, d, large)}, got)
 	if err := d.Wait(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	compareSums(t, "the squares of the largest numbers", got, squares(big), tolerance)
+	compareSums(t, "the squares of the largest numbers", got, squares(large), tolerance)
 }

@@ -2,6 +2,7 @@ package gpu
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sort"
@@ -220,7 +221,7 @@ func toHost[T float32 | int32](ctx context.Context, d *Device, all [][]T, addres
 func (d *Device) broken(ctx context.Context, err error) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.err == nil && ctx.Err() != nil {
+	if d.err == nil && ctx.Err() != nil && errors.Is(err, ctx.Err()) {
 		return fmt.Errorf("gpu: %w", err)
 	}
 	d.command.fail(err)

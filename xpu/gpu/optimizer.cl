@@ -71,6 +71,53 @@ void sum_squares(MEMORY(float, sums), MEMORY(const float, x), const long n, cons
 	store_squares(sums + 3 * get_group_id(0), all, part);
 }
 
+// group_sum of words of 64 bits.
+ulong group_sum_long(ulong v, local ulong *part)
+{
+#if GROUP > 1
+	part[ITEM] = v;
+	for (int n = GROUP / 2; n > 0; n /= 2) {
+		barrier(CLK_LOCAL_MEM_FENCE);
+		if (ITEM < n)
+			part[ITEM] += part[ITEM + n];
+	}
+	barrier(CLK_LOCAL_MEM_FENCE);
+	v = part[0];
+#endif
+	return v;
+}
+
+// sums [groups, 2] are the lower and the upper half of what the elements of a group add to the checksum of their block of x [n]: see xpu.Checksum. A
+// group has length elements, and a block a whole number of groups.
+kernel __attribute__((reqd_work_group_size(GROUP, 1, 1)))
+void checksums(MEMORY(uint, sums), MEMORY(const uint, x), const long n, const int length, const int block, const ulong key)
+{
+	LOCATE(sums), LOCATE(x);
+	local ulong part[GROUP];
+	const long begin = (long)length * get_group_id(0);
+	const int end = min((long)length, n - begin), first = begin % block;
+	x += begin;
+	ulong sum = 0;
+	for (int i = 4 * ITEM; i < end; i += 4 * GROUP) {
+		const ulong at = (first + i) / 2;
+		ulong a = x[i], b = 0;
+		if (i + 1 < end)
+			a |= (ulong)x[i + 1] << 32;
+		if (i + 2 < end)
+			b = x[i + 2];
+		if (i + 3 < end)
+			b |= (ulong)x[i + 3] << 32;
+		a ^= (at + 1) * key;
+		b ^= (at + 2) * key;
+		sum += a * b ^ mul_hi(a, b);
+	}
+	sum = group_sum_long(sum, part);
+	if (ITEM == 0) {
+		sums[2 * get_group_id(0)] = (uint)sum;
+		sums[2 * get_group_id(0) + 1] = (uint)(sum >> 32);
+	}
+}
+
 // AdamW of n weights, of which a group has length. rest are 1 - beta; rate is that without the bias of m, and root takes the bias from v. Of before and
 // change, if they are given, [groups, 3] are the squares of the weights and of what was added to them.
 kernel __attribute__((reqd_work_group_size(GROUP, 1, 1)))

@@ -66,6 +66,36 @@ func (d *Device) SumSquares(stretches [][]float32, sums []float64) {
 	}
 }
 
+// Checksums computes the checksums of blocks; see [xpu.Layers].
+func (d *Device) Checksums(stretches [][]float32, sums []uint64) {
+	xpu.CheckChecksums(stretches, sums)
+	c := d.begin()
+	defer c.end()
+	var lengths []int
+	words := 0
+	for _, x := range stretches {
+		lengths = append(lengths, len(x))
+		words += 2 * squareGroups(len(x))
+	}
+	result := c.result(words, func(words []uint32) {
+		at := 0
+		for _, n := range lengths {
+			for begin := 0; begin < n; begin += xpu.BlockSize {
+				sums[at] = 0
+				for range squareGroups(min(xpu.BlockSize, n-begin)) {
+					sums[at] += uint64(words[0]) | uint64(words[1])<<32
+					words = words[2:]
+				}
+				at++
+			}
+		}
+	})
+	for _, x := range stretches {
+		c.launch("checksums", c.rows(squareGroups(len(x))), result, c.reads(x), long(len(x)), integer(squaresLength), integer(xpu.BlockSize), unsigned(xpu.ChecksumKey))
+		result = result.plus(2 * squareGroups(len(x)))
+	}
+}
+
 // AdamW updates weights and moments; see [xpu.Layers].
 func (d *Device) AdamW(rule xpu.AdamW, stretches []xpu.Moments, before, change []float64) {
 	xpu.CheckAdamW(stretches, before, change)

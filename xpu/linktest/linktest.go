@@ -46,6 +46,7 @@ var checks = []check{
 	{"a rank leaves while others exchange", leavesEarly},
 	{"a rank gives up", givesUp},
 	{"context done beforehand", doneBeforehand},
+	{"context done after a failure", doneAfterFailure},
 	{"lengths that do not agree", wrongLengths},
 	{"closing what waits", closing},
 }
@@ -857,6 +858,35 @@ func doneBeforehand(ctx context.Context, link xpu.Link) error {
 	}
 	if err := link.Barrier(ctx); err == nil {
 		return errors.New("the group is still of use")
+	}
+	return nil
+}
+
+// doneAfterFailure: a rank that knows why the group has failed says so, even if its context is done, too.
+func doneAfterFailure(ctx context.Context, link xpu.Link) error {
+	n, rank := link.Size(), link.Rank()
+	if n == 1 {
+		return nil
+	}
+	done, cancel := context.WithCancel(ctx)
+	cancel()
+	if rank == n-1 {
+		if err := link.Barrier(done); err == nil {
+			return errors.New("a done context gives no error")
+		}
+		return nil
+	}
+	if err := lost(link.Barrier(ctx)); err != nil {
+		return err
+	}
+	for range 20 { // a choice between the two by chance would show
+		for name, err := range map[string]error{
+			"barrier": link.Barrier(done), "receive": link.Recv(done, n-1, make([]byte, 1)), "send": link.Send(done, n-1, make([]byte, 1)),
+		} {
+			if err := lost(err); err != nil {
+				return fmt.Errorf("%s: %w", name, err)
+			}
+		}
 	}
 	return nil
 }

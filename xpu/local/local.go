@@ -122,13 +122,14 @@ func (l *link) Size() int    { return l.size }
 
 // meet returns when all ranks have called it.
 func (l *link) meet(ctx context.Context) error {
-	if ctx.Err() != nil {
-		return l.giveUp(ctx)
-	}
 	l.mu.Lock()
 	if l.err != nil {
 		l.mu.Unlock()
 		return l.end(l.err, true)
+	}
+	if ctx.Err() != nil {
+		l.mu.Unlock()
+		return l.giveUp(ctx)
 	}
 	if l.arrived++; l.arrived == l.size {
 		l.arrived = 0
@@ -251,15 +252,24 @@ func (l *link) copy(dst, src []byte, from int) error {
 
 func (l *link) Barrier(ctx context.Context) error { return l.meet(ctx) }
 
-func (l *link) Send(ctx context.Context, to int, data []byte) error {
+// known returns the error of a group that has failed, or that this rank has left.
+func (l *link) known() error {
 	select {
 	case <-l.failed:
 		return l.err
 	case <-l.left:
 		return l.err
-	case <-ctx.Done():
-		return l.giveUp(ctx)
 	default:
+		return nil
+	}
+}
+
+func (l *link) Send(ctx context.Context, to int, data []byte) error {
+	if err := l.known(); err != nil {
+		return err
+	}
+	if ctx.Err() != nil {
+		return l.giveUp(ctx)
 	}
 	b := &l.boxes[l.rank*l.size+to]
 	b.mu.Lock()
@@ -302,6 +312,9 @@ func (l *link) Recv(ctx context.Context, from int, data []byte) error {
 		case <-l.left:
 			return l.err
 		case <-ctx.Done():
+			if err := l.known(); err != nil { // both
+				return err
+			}
 			return l.giveUp(ctx)
 		}
 	}

@@ -265,10 +265,8 @@ func (l *link) Wait(ctx context.Context) error {
 		}
 		if ended := l.ending.Load(); ended != nil {
 			err = *ended
-		} else if ctx.Err() != nil {
+		} else if err = l.listen(); err == nil { // else another rank's notice is there, whatever the context says
 			err = ctx.Err()
-		} else {
-			err = l.listen()
 		}
 	}
 	if err == nil {

@@ -5,25 +5,19 @@
 // and then with longer and longer ones: many ranks can share few cores, and a done context ends a wait.
 package mpi
 
-import "os"
+import (
+	"os"
+
+	"mula/internal/launchers"
+)
 
 // LibraryVariable is the environment variable that names the MPI library, if it is not found by itself.
 const LibraryVariable = "MULA_MPI_LIB"
 
-// launchers are environment variables that an mpiexec, srun or the like sets for each process, and the one beside it that holds the number of
-// ranks, if there is one.
-var launchers = []struct{ rank, size string }{
-	{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"}, // Open MPI
-	{"PMI_RANK", "PMI_SIZE"},                         // MPICH, Intel MPI, srun --mpi=pmi2
-	{"PMIX_RANK", ""},                                // srun --mpi=pmix, prterun
-	{"PALS_RANKID", ""},                              // PALS, of HPE Cray machines
-	{"MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"},   // MVAPICH2
-}
-
 // Launched says whether this process was started by an mpiexec, srun or the like, judging by its environment.
 func Launched() bool {
-	for _, l := range launchers {
-		if os.Getenv(l.rank) != "" {
+	for _, l := range launchers.All {
+		if l.MPI && os.Getenv(l.Rank) != "" {
 			return true
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"sync/atomic"
 
+	"mula/internal/launchers"
 	"mula/internal/signals"
 	"mula/xpu"
 )
@@ -78,10 +79,17 @@ func (p *process) begin() error {
 	if err := p.check(p.commSize(p.world, r.address(&r.number)), "MPI_Comm_size"); err != nil {
 		return err
 	}
-	for _, l := range launchers {
-		if n, err := strconv.Atoi(os.Getenv(l.size)); l.size != "" && err == nil && n != int(r.number) {
+	for _, l := range launchers.All {
+		if !l.MPI {
+			continue
+		}
+		if n, err := strconv.Atoi(os.Getenv(l.Size)); l.Size != "" && err == nil && n != int(r.number) {
 			return fmt.Errorf("mpi: this is one of %d processes (%s), but %s (%s) sees a world of %d: name the library of this mpiexec in %s",
-				n, l.size, p.name, p.path, r.number, LibraryVariable)
+				n, l.Size, p.name, p.path, r.number, LibraryVariable)
+		}
+		if n, err := strconv.Atoi(os.Getenv(l.Rank)); err == nil && n > 0 && r.number == 1 {
+			return fmt.Errorf("mpi: %s has started this process as rank %d (%s), but %s (%s) sees a world of 1: name the MPI library of %s in %s",
+				l.Name, n, l.Rank, p.name, p.path, l.Name, LibraryVariable)
 		}
 	}
 	return nil

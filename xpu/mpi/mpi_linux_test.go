@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"mula/internal/launchers"
 	"mula/xpu"
 	"mula/xpu/linktest"
 )
@@ -157,17 +158,17 @@ func TestMissingLibrary(t *testing.T) {
 }
 
 func TestLaunched(t *testing.T) {
-	for _, l := range launchers {
-		t.Setenv(l.rank, "")
+	for _, l := range launchers.All {
+		t.Setenv(l.Rank, "")
 	}
 	if Launched() {
 		t.Error("launched without a launcher")
 	}
-	for _, l := range launchers {
-		t.Run(l.rank, func(t *testing.T) {
-			t.Setenv(l.rank, "0")
-			if !Launched() {
-				t.Error("not launched")
+	for _, l := range launchers.All {
+		t.Run(l.Rank, func(t *testing.T) {
+			t.Setenv(l.Rank, "0")
+			if Launched() != l.MPI {
+				t.Errorf("launched is %t, want %t", Launched(), l.MPI)
 			}
 		})
 	}

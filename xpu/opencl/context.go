@@ -304,11 +304,24 @@ func (e *Event) wait(ctx context.Context, done func(ended bool)) error {
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- end() }()
-	select {
-	case err := <-ended:
+	if err, ok := await(ctx, ended); ok {
 		return err
+	}
+	return fmt.Errorf("opencl: waiting for %s: %w", e.call, ctx.Err())
+}
+
+// await returns what comes over a channel, or false if ctx ends before. What is there is returned even if ctx has ended, too.
+func await[T any](ctx context.Context, c <-chan T) (v T, ok bool) {
+	select {
+	case v = <-c:
+		return v, true
 	case <-ctx.Done():
-		return fmt.Errorf("opencl: waiting for %s: %w", e.call, ctx.Err())
+	}
+	select {
+	case v = <-c:
+		return v, true
+	default:
+		return v, false
 	}
 }
 

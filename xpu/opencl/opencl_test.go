@@ -46,7 +46,7 @@ func TestMain(m *testing.M) {
 // start starts the test binary in a role.
 func start(t *testing.T, role, folder string, environment ...string) func() string {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	cmd := exec.CommandContext(ctx, os.Args[0])
 	cmd.Env = append(append(os.Environ(), roleVariable+"="+role, folderVariable+"="+folder), environment...)
 	var out strings.Builder

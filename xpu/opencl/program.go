@@ -71,17 +71,15 @@ func (c *Context) Build(ctx context.Context, s Source, cache *Cache) (*Program, 
 		c.drop()
 		done <- result{p, err}
 	}()
-	select {
-	case r := <-done:
+	if r, ok := await(ctx, done); ok {
 		return r.program, r.err
-	case <-ctx.Done():
-		go func() { // a compiler cannot be stopped
-			if r := <-done; r.program != nil {
-				r.program.Release()
-			}
-		}()
-		return nil, c.fail(ctx.Err(), "compiling %s", s.Name)
 	}
+	go func() { // a compiler cannot be stopped
+		if r := <-done; r.program != nil {
+			r.program.Release()
+		}
+	}()
+	return nil, c.fail(ctx.Err(), "compiling %s", s.Name)
 }
 
 type compilingKey struct{}

@@ -79,7 +79,7 @@ func processes(t *testing.T, size int, role, folder string) (xpu.Link, []*exec.C
 		}
 		commands[r] = cmd
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	link, err := join(ctx, o, listener)
 	if err != nil {

@@ -20,7 +20,7 @@ import (
 // of these addresses, and each rank dials those between 0 and itself. On every connection the two sides greet first:
 //
 //	acceptor → dialer: magic, version, nonce
-//	dialer → acceptor: magic, version, rank, size, port, run, nonce, proof
+//	dialer → acceptor: magic, version, rank, size, port, run, nonce, length of host, host, proof
 //	acceptor → dialer: accepted, run, proof; or refused and why
 //
 // A rank that has all its connections says so to rank 0, which lets all go when it has heard all: if one dies before that, nobody waits for it.
@@ -28,11 +28,13 @@ import (
 // A proof is an HMAC-SHA256, keyed by the secret, of the other side's nonce and of what this side says.
 const (
 	magic   = "mula/tcp"
-	version = 1
+	version = 2
 
 	greetingBytes = 8 + 4 + 32
-	helloBytes    = 8 + 4 + 4 + 4 + 4 + 16 + 32 + 32
+	helloBytes    = 8 + 4 + 4 + 4 + 4 + 16 + 32 + 2 // before the host
+	proofBytes    = sha256.Size
 	answerBytes   = 2 + 16 + 32 // length of the reason for a refusal, or 0; run; proof
+	maxHost       = 255         // of the host in a hello
 	maxText       = 512         // of reasons and addresses
 
 	greetTime = time.Minute // within which the other side must answer a greeting
@@ -40,8 +42,9 @@ const (
 
 type hello struct {
 	rank, size uint32
-	port       uint32 // at which the dialer listens
+	port       uint32 // at which others reach the dialer
 	run        [16]byte
+	host       string // at which others reach the dialer; "" is the one that the acceptor sees
 }
 
 // errSilent is the error of a greeting when the other side has said nothing: it may be about to end, and its successor not yet there.
@@ -62,7 +65,9 @@ func appendHello(b []byte, h hello, nonce []byte) []byte {
 		b = binary.LittleEndian.AppendUint32(b, v)
 	}
 	b = append(b, h.run[:]...)
-	return append(b, nonce...)
+	b = append(b, nonce...)
+	b = binary.LittleEndian.AppendUint16(b, uint16(len(h.host)))
+	return append(b, h.host...)
 }
 
 // greet is the dialer's side; it returns the run's id.
@@ -118,7 +123,7 @@ func admit(conn net.Conn, secret string, run [16]byte, check func(hello) string)
 	if _, err := conn.Write(append(greeting, nonce...)); err != nil {
 		return h, err
 	}
-	said := make([]byte, helloBytes)
+	said := make([]byte, helloBytes, helloBytes+maxHost+proofBytes)
 	if _, err := io.ReadFull(conn, said[:12]); err != nil {
 		return h, err
 	}
@@ -135,12 +140,21 @@ func admit(conn net.Conn, secret string, run [16]byte, check func(hello) string)
 	if _, err := io.ReadFull(conn, said[12:]); err != nil {
 		return h, err
 	}
-	body := said[:helloBytes-32]
+	length := int(binary.LittleEndian.Uint16(said[helloBytes-2:]))
+	if length > maxHost {
+		return refuse(fmt.Sprintf("it names a host of %d bytes; mula's have at most %d", length, maxHost))
+	}
+	said = said[:helloBytes+length+proofBytes]
+	if _, err := io.ReadFull(conn, said[helloBytes:]); err != nil {
+		return h, err
+	}
+	body := said[:helloBytes+length]
 	if !hmac.Equal(said[len(body):], proof(secret, "dialer", nonce, body)) {
 		return refuse(fmt.Sprintf("its secret (%s) is another one", SecretVariable))
 	}
 	h.rank, h.size, h.port = binary.LittleEndian.Uint32(said[12:]), binary.LittleEndian.Uint32(said[16:]), binary.LittleEndian.Uint32(said[20:])
 	copy(h.run[:], said[24:40])
+	h.host = string(body[helloBytes:])
 	if reason := check(h); reason != "" {
 		return refuse(reason)
 	}
@@ -149,44 +163,128 @@ func admit(conn net.Conn, secret string, run [16]byte, check func(hello) string)
 	return h, err
 }
 
-// rendezvous fills in the connections to all other ranks. On an error some may be open.
-func rendezvous(ctx context.Context, o Options, listener net.Listener, conns []net.Conn) error {
-	host, _, err := net.SplitHostPort(o.Address)
-	if err != nil {
-		return err
+// waiting is what a rank waits for, in words for its user.
+type waiting struct {
+	mu   sync.Mutex
+	text func() string // called with mu held
+}
+
+func newWaiting(o Options) *waiting {
+	return &waiting{text: func() string { return fmt.Sprintf("rank %d of %d waits for the other ranks", o.Rank, o.Size) }}
+}
+
+func (w *waiting) set(text func() string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.text = text
+}
+
+func (w *waiting) now() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.text()
+}
+
+// report calls o.Waiting with what is waited for, until the function that it returns is called.
+func (w *waiting) report(o Options) (stop func()) {
+	if o.Waiting == nil {
+		return func() {}
 	}
+	interval := o.interval
+	if interval == 0 {
+		interval = waitingInterval
+	}
+	ended, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		begin := time.Now()
+		for ; ; interval = min(2*interval, max(interval, time.Minute)) {
+			select {
+			case <-ended:
+				return
+			case <-time.After(interval):
+			}
+			limit := ""
+			if o.Limit > 0 {
+				limit = fmt.Sprintf(", at most %v", o.Limit)
+			}
+			o.Waiting(fmt.Sprintf("%s (for %v%s)", w.now(), time.Since(begin).Round(time.Second), limit))
+		}
+	}()
+	return func() { close(ended); <-done }
+}
+
+// missing names the ranks above low that have no connection, with their addresses in list if there is one.
+func missing(conns []net.Conn, low int, list []string) string {
+	var names []string
+	for r := low + 1; r < len(conns); r++ {
+		if conns[r] != nil {
+			continue
+		}
+		name := fmt.Sprint(r)
+		if list != nil {
+			name += " (" + list[r] + ")"
+		}
+		names = append(names, name)
+	}
+	return someRanks(names)
+}
+
+// someRanks is "rank 1", or "ranks 1, 2 and 5 more".
+func someRanks(names []string) string {
+	if len(names) == 1 {
+		return "rank " + names[0]
+	}
+	more := ""
+	if len(names) > 10 {
+		more = fmt.Sprintf(" and %d more", len(names)-10)
+		names = names[:10]
+	}
+	return "ranks " + strings.Join(names, ", ") + more
+}
+
+// rendezvous fills in the connections to all other ranks. On an error some may be open.
+func rendezvous(ctx context.Context, o Options, w *waiting, listener net.Listener, conns []net.Conn) error {
+	defer listener.Close()
 	if o.Rank == 0 {
 		var run [16]byte
 		rand.Read(run[:])
-		ports, err := accept(ctx, o, listener, run, conns)
+		hosts, err := accept(ctx, o, w, listener, run, conns, nil)
 		if err != nil {
 			return err
 		}
-		if err := sendList(ctx, conns, ports); err != nil {
+		if err := sendList(ctx, conns, hosts); err != nil {
 			return err
 		}
-		return release(ctx, conns)
+		return release(ctx, o, w, conns)
 	}
-	// The others reach this rank under the address by which rank 0 sees it. If rank 0 is on this machine, that may be one that is good on this
-	// machine only, and they use the name of rank 0.
-	here := ""
-	if isLoopback(host) {
-		here = host
-	}
-	listener, err = (&net.ListenConfig{}).Listen(ctx, "tcp", net.JoinHostPort(here, "0"))
+	// The others reach this rank under the address that it announces, or under the one that rank 0 sees.
+	bound := listener.Addr().(*net.TCPAddr)
+	announced, port, err := o.announced(uint32(bound.Port))
 	if err != nil {
-		return fmt.Errorf("tcp: rank %d cannot listen for others: %w", o.Rank, err)
+		return err
 	}
-	defer listener.Close()
-	h := hello{rank: uint32(o.Rank), size: uint32(o.Size), port: uint32(listener.Addr().(*net.TCPAddr).Port)}
-	conn, run, err := dial(ctx, o.Address, o.Secret, h)
+	if announced == "" && o.Listen != "" && !bound.IP.IsUnspecified() {
+		announced = bound.IP.String()
+	}
+	h := hello{rank: uint32(o.Rank), size: uint32(o.Size), port: port, host: announced}
+	at := fmt.Sprintf("rank 0 at %s (%s)", o.Address, AddressVariable)
+	conn, run, err := dial(ctx, o, w, at, o.Address, h)
 	if err != nil {
-		return fmt.Errorf("tcp: rank %d at rank 0, %s (%s): %w", o.Rank, o.Address, AddressVariable, err)
+		return fmt.Errorf("tcp: rank %d of %d does not reach %s: %w", o.Rank, o.Size, at, err)
 	}
 	conns[0] = conn
+	others := fmt.Sprintf("rank %d of %d has reached %s and waits for the other ranks, which rank 0 names", o.Rank, o.Size, at)
+	w.set(func() string { return others })
 	list, err := within(ctx, conn, 0, func() ([]string, error) { return readList(conn, o.Size) })
 	if err != nil {
-		return fmt.Errorf("tcp: rank %d waits at rank 0, %s, for the others: %w", o.Rank, o.Address, err)
+		return fmt.Errorf("tcp: %s: %w", others, err)
+	}
+	host, _, _ := net.SplitHostPort(o.Address)
+	for r, address := range list {
+		if at, port, _ := net.SplitHostPort(address); r > 0 && at == "" {
+			list[r] = net.JoinHostPort(host, port)
+		}
 	}
 	// Rank 0 lets this rank go, or its end says that somebody will never come.
 	ctx, giveUp := context.WithCancelCause(ctx)
@@ -195,13 +293,16 @@ func rendezvous(ctx context.Context, o Options, listener net.Listener, conns []n
 	go func() {
 		_, err := within(ctx, conn, 0, func() (int, error) { return io.ReadFull(conn, make([]byte, 1)) })
 		if err != nil {
-			err = fmt.Errorf("tcp: rank %d waits at rank 0, %s, until all have found each other: %w", o.Rank, o.Address, err)
+			err = fmt.Errorf("tcp: rank %d of %d waits at %s until all ranks are connected to each other: %w", o.Rank, o.Size, at, err)
 			giveUp(err)
 		}
 		released <- err
 	}()
-	err = meet(ctx, o, listener, h, run, host, list, conns)
+	err = meet(ctx, o, w, listener, h, run, list, conns)
 	if err == nil {
+		w.set(func() string {
+			return fmt.Sprintf("rank %d of %d waits until all ranks are connected to each other; rank 0 names those that are not", o.Rank, o.Size)
+		})
 		_, err = conn.Write([]byte{1})
 	}
 	if err != nil {
@@ -212,25 +313,24 @@ func rendezvous(ctx context.Context, o Options, listener net.Listener, conns []n
 	return <-released
 }
 
-// meet fills in the connections to the ranks above 0.
-func meet(ctx context.Context, o Options, listener net.Listener, h hello, run [16]byte, host string, list []string, conns []net.Conn) error {
+// meet fills in the connections to the ranks above 0, which listen at the addresses in list.
+func meet(ctx context.Context, o Options, w *waiting, listener net.Listener, h hello, run [16]byte, list []string, conns []net.Conn) error {
 	accepted := make(chan error, 1)
 	above := make([]net.Conn, o.Size)
+	dialed := newWaiting(o) // what accept waits for is of interest when this rank has dialed all that it dials
 	go func() {
-		_, err := accept(ctx, o, listener, run, above)
+		_, err := accept(ctx, o, dialed, listener, run, above, list)
 		accepted <- err
 	}()
 	h.run = run
 	var err error
 	for r := 1; r < o.Rank && err == nil; r++ {
-		address := list[r]
-		if at, port, _ := net.SplitHostPort(address); isLoopback(at) {
-			address = net.JoinHostPort(host, port)
-		}
-		if conns[r], _, err = dial(ctx, address, o.Secret, h); err != nil {
-			err = fmt.Errorf("tcp: rank %d at rank %d, %s: %w", o.Rank, r, address, err)
+		at := fmt.Sprintf("rank %d at %s", r, list[r])
+		if conns[r], _, err = dial(ctx, o, w, at, list[r], h); err != nil {
+			err = fmt.Errorf("tcp: rank %d of %d does not reach %s: %w", o.Rank, o.Size, at, err)
 		}
 	}
+	w.set(dialed.now)
 	if err != nil {
 		listener.Close()
 		<-accepted
@@ -242,15 +342,27 @@ func meet(ctx context.Context, o Options, listener net.Listener, h hello, run [1
 }
 
 // release waits until all ranks have their connections, and tells them so.
-func release(ctx context.Context, conns []net.Conn) error {
+func release(ctx context.Context, o Options, w *waiting, conns []net.Conn) error {
 	ctx, giveUp := context.WithCancelCause(ctx)
 	defer giveUp(nil)
+	ready := make([]net.Conn, len(conns)) // those that have all their connections
+	list := make([]string, len(conns))
+	for r, conn := range conns[1:] {
+		list[r+1] = conn.RemoteAddr().String()
+	}
+	w.set(func() string {
+		return fmt.Sprintf("all %d ranks have come; rank 0 waits for %s to connect to the others", o.Size, missing(ready, 0, list))
+	})
 	errs := make(chan error)
 	for r, conn := range conns[1:] {
 		go func() {
 			_, err := within(ctx, conn, 0, func() (int, error) { return io.ReadFull(conn, make([]byte, 1)) })
 			if err != nil {
-				err = fmt.Errorf("tcp: rank %d (%s) is gone before all ranks have found each other: %w", r+1, conn.RemoteAddr(), err)
+				err = fmt.Errorf("tcp: rank %d (%s) is not connected to all others: %w", r+1, conn.RemoteAddr(), err)
+			} else {
+				w.mu.Lock()
+				ready[r+1] = conn
+				w.mu.Unlock()
 			}
 			errs <- err
 		}()
@@ -278,47 +390,71 @@ func isLoopback(host string) bool {
 	return host == "" || host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-// within runs f, which uses the connection, until it ends, ctx is done or the time is over, if it is not 0.
+// within runs f, which uses the connection, until f returns, ctx is done, or the limit is over if it is not 0. An error that f has found out
+// is returned even if ctx ends at the same moment.
 func within[T any](ctx context.Context, conn net.Conn, limit time.Duration, f func() (T, error)) (T, error) {
 	if limit > 0 {
 		conn.SetDeadline(time.Now().Add(limit))
 	}
 	stop := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })
 	v, err := f()
+	ended := errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
 	if !stop() {
-		return v, context.Cause(ctx)
+		// The deadline is set, so the connection cannot be used any more, and an error of the connection says nothing new.
+		var network net.Error
+		if err == nil || ended || errors.As(err, &network) {
+			err = context.Cause(ctx)
+		}
+		return v, err
 	}
 	conn.SetDeadline(time.Time{})
-	if !errors.Is(err, errSilent) && (errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)) {
+	if ended && !errors.Is(err, errSilent) {
 		err = errors.New("it closed the connection; its own messages say why")
 	}
 	return v, err
 }
 
-// dial connects and greets. It tries again while nobody answers, until ctx is done.
-func dial(ctx context.Context, address, secret string, h hello) (net.Conn, [16]byte, error) {
+// dial connects and greets. While nobody answers it tries again, until ctx is done. at says in words who is dialed.
+func dial(ctx context.Context, o Options, w *waiting, at, address string, h hello) (net.Conn, [16]byte, error) {
+	var last error // why the last try failed that ctx did not end
+	w.set(func() string {
+		why := ""
+		if last != nil {
+			why = fmt.Sprintf(" (%v)", last)
+		}
+		return fmt.Sprintf("rank %d of %d waits for %s%s", o.Rank, o.Size, at, why)
+	})
 	for wait := 20 * time.Millisecond; ; wait = min(2*wait, time.Second) {
 		conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
 		var run [16]byte
 		if err == nil {
-			if run, err = within(ctx, conn, greetTime, func() ([16]byte, error) { return greet(conn, secret, h) }); err == nil {
+			if run, err = within(ctx, conn, greetTime, func() ([16]byte, error) { return greet(conn, o.Secret, h) }); err == nil {
 				return conn, run, nil
 			}
 			conn.Close()
-			if !errors.Is(err, errSilent) {
+			if cause := context.Cause(ctx); !errors.Is(err, errSilent) && (cause == nil || !errors.Is(err, cause)) {
 				return nil, run, err
 			}
 		}
+		if ctx.Err() == nil {
+			w.mu.Lock()
+			last = err
+			w.mu.Unlock()
+		}
 		select {
 		case <-ctx.Done():
-			return nil, run, fmt.Errorf("%w: %w", context.Cause(ctx), err)
+			if last == nil {
+				return nil, run, context.Cause(ctx)
+			}
+			return nil, run, fmt.Errorf("%w; %w", context.Cause(ctx), last)
 		case <-time.After(wait):
 		}
 	}
 }
 
-// accept fills in the connections to all higher ranks, and returns the ports at which they listen. It closes the listener.
-func accept(ctx context.Context, o Options, listener net.Listener, run [16]byte, conns []net.Conn) ([]uint32, error) {
+// accept fills in the connections to all higher ranks, and returns the addresses at which they say that they listen; without a host if it is
+// the one of rank 0. It closes the listener. list has addresses of all ranks, or is nil if they are not known.
+func accept(ctx context.Context, o Options, w *waiting, listener net.Listener, run [16]byte, conns []net.Conn, list []string) ([]string, error) {
 	type guest struct {
 		conn net.Conn
 		h    hello
@@ -362,67 +498,83 @@ func accept(ctx context.Context, o Options, listener net.Listener, run [16]byte,
 			})
 		}
 	})
-	ports := make([]uint32, o.Size)
+	addresses := make([]string, o.Size)
 	var refused string // the last one
+	text := func() string {
+		text := fmt.Sprintf("rank %d of %d, which listens at %s, waits for %s", o.Rank, o.Size, listener.Addr(), missing(conns, o.Rank, list))
+		if refused != "" {
+			text += "; it has refused " + refused
+		}
+		return text
+	}
+	w.set(text)
+	refuse := func(g guest) {
+		w.mu.Lock()
+		refused = fmt.Sprintf("%s: %v", g.conn.RemoteAddr(), g.err)
+		w.mu.Unlock()
+		g.conn.Close()
+	}
 	for missing := o.Size - 1 - o.Rank; missing > 0; {
 		select {
 		case <-ctx.Done():
 			listener.Close()
 			go func() { busy.Wait(); close(guests) }()
 			for g := range guests {
-				if g.conn != nil {
-					if g.err != nil && !errors.Is(g.err, context.Cause(ctx)) {
-						refused = fmt.Sprintf("%s: %v", g.conn.RemoteAddr(), g.err)
-					}
+				switch {
+				case g.conn == nil:
+				case g.err != nil && !errors.Is(g.err, context.Cause(ctx)):
+					refuse(g)
+				default:
 					g.conn.Close()
 				}
 			}
-			var names []string
-			for r := o.Rank + 1; r < o.Size; r++ {
-				if conns[r] == nil {
-					names = append(names, fmt.Sprint(r))
-				}
-			}
-			if len(names) > 10 {
-				names = append(names[:10], fmt.Sprintf("%d more", len(names)-10))
-			}
-			ended := fmt.Errorf("tcp: rank %d of %d, at %s, waits for ranks %s: %w", o.Rank, o.Size, listener.Addr(), strings.Join(names, ", "), context.Cause(ctx))
-			if refused != "" {
-				ended = fmt.Errorf("%w; it has refused %s", ended, refused)
-			}
-			return nil, ended
+			return nil, fmt.Errorf("tcp: %s: %w", text(), context.Cause(ctx))
 		case g := <-guests:
 			switch {
 			case g.conn == nil:
 				return nil, fmt.Errorf("tcp: rank %d listens at %s: %w", o.Rank, listener.Addr(), g.err)
 			case g.err != nil:
-				refused = fmt.Sprintf("%s: %v", g.conn.RemoteAddr(), g.err)
-				g.conn.Close()
+				refuse(g)
 			case conns[g.h.rank] != nil:
 				// It has been let in, and finds the connection closed. Which of the two is right cannot be known here.
 				g.conn.Close()
 				return nil, fmt.Errorf("tcp: two processes, at %s and %s, say that they are rank %d (%s)", conns[g.h.rank].RemoteAddr(), g.conn.RemoteAddr(), g.h.rank, RankVariable)
 			default:
-				conns[g.h.rank], ports[g.h.rank] = g.conn, g.h.port
+				address, err := g.h.address(g.conn)
+				if err != nil {
+					g.conn.Close()
+					return nil, err
+				}
+				w.mu.Lock()
+				conns[g.h.rank], addresses[g.h.rank] = g.conn, address
+				w.mu.Unlock()
 				missing--
 			}
 		}
 	}
-	return ports, nil
+	return addresses, nil
+}
+
+// address is where others reach the rank that said hello over the connection. It has no host if the rank is on this machine and did not name one:
+// then the others use the name of rank 0, because the address that is seen here may be good on this machine only.
+func (h hello) address(conn net.Conn) (string, error) {
+	host := h.host
+	if host == "" {
+		seen, _, err := net.SplitHostPort(conn.RemoteAddr().String())
+		if err != nil {
+			return "", fmt.Errorf("tcp: address of rank %d: %w", h.rank, err)
+		}
+		if host = seen; isLoopback(seen) {
+			host = ""
+		}
+	}
+	return net.JoinHostPort(host, fmt.Sprint(h.port)), nil
 }
 
 // sendList tells all ranks where the others listen.
-func sendList(ctx context.Context, conns []net.Conn, ports []uint32) error {
+func sendList(ctx context.Context, conns []net.Conn, addresses []string) error {
 	var list []byte
-	for r, conn := range conns {
-		address := ""
-		if r > 0 {
-			host, _, err := net.SplitHostPort(conn.RemoteAddr().String())
-			if err != nil {
-				return fmt.Errorf("tcp: address of rank %d: %w", r, err)
-			}
-			address = net.JoinHostPort(host, fmt.Sprint(ports[r]))
-		}
+	for _, address := range addresses {
 		list = binary.LittleEndian.AppendUint16(list, uint16(len(address)))
 		list = append(list, address...)
 	}

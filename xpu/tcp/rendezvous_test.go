@@ -63,7 +63,7 @@ func TestRefused(t *testing.T) {
 			wants(t, "the wrong rank", err, "refuses", c.says)
 			cancel()
 			running.Wait()
-			wants(t, "rank 0", zero, "waits for ranks 1", "has refused", c.says)
+			wants(t, "rank 0", zero, "waits for rank 1", "has refused", c.says)
 			if !errors.Is(zero, context.Canceled) {
 				t.Errorf("rank 0: %v", zero)
 			}
@@ -89,7 +89,7 @@ func TestStrangers(t *testing.T) {
 	}
 	dial() // says nothing, and stays
 	dial().Close()
-	for _, says := range []string{"GET / HTTP/1.1\r\nHost: rank0\r\n\r\n" + strings.Repeat("x", helloBytes), magic + strings.Repeat("\x01", 4), magic + "\x01\x00\x00\x00" + strings.Repeat("\xff", 1000)} {
+	for _, says := range []string{"GET / HTTP/1.1\r\nHost: rank0\r\n\r\n" + strings.Repeat("x", helloBytes), magic + strings.Repeat("\x01", 4), magic + "\x02\x00\x00\x00" + strings.Repeat("\xff", 1000)} {
 		conn := dial()
 		if _, err := conn.Write([]byte(says)); err != nil {
 			t.Fatal(err)
@@ -123,7 +123,7 @@ func TestWrongServers(t *testing.T) {
 	for _, c := range []struct{ name, answer, says string }{
 		{"another protocol", "HTTP/1.1 400 Bad Request\r\n\r\n" + strings.Repeat("x", 1000), "not mula"},
 		{"another version", magic + "\x09\x00\x00\x00" + strings.Repeat("n", 32), "version 9"},
-		{"no secret", magic + "\x01\x00\x00\x00" + strings.Repeat("n", 32) + "\x00\x00" + strings.Repeat("n", answerBytes-2), SecretVariable},
+		{"no secret", magic + "\x02\x00\x00\x00" + strings.Repeat("n", 32) + "\x00\x00" + strings.Repeat("n", answerBytes-2), SecretVariable},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			listener := listen(t)
@@ -203,7 +203,7 @@ func TestNobodyThere(t *testing.T) {
 }
 
 func TestFromEnvironment(t *testing.T) {
-	names := []string{RankVariable, SizeVariable, AddressVariable, SecretVariable}
+	names := []string{RankVariable, SizeVariable, AddressVariable, SecretVariable, ListenVariable, AnnounceVariable, JoinTimeoutVariable}
 	for _, c := range []struct {
 		values []string
 		says   string // the error, or nothing
@@ -219,9 +219,19 @@ func TestFromEnvironment(t *testing.T) {
 		{[]string{"1", "4", "node-1", "x"}, AddressVariable},
 		{[]string{"1", "4", "node-1:29400", ""}, SecretVariable},
 		{[]string{"0", "1", "", ""}, ""},
+		{[]string{"1", "4", "node-1:29400", "x", "0.0.0.0:29400", "10.0.0.7", "90s"}, ""},
+		{[]string{"1", "4", "node-1:29400", "x", "0.0.0.0"}, ListenVariable},
+		{[]string{"1", "4", "node-1:29400", "x", "", "10.0.0.7:x"}, AnnounceVariable},
+		{[]string{"1", "4", "node-1:29400", "x", "", "", "90"}, JoinTimeoutVariable},
+		{[]string{"1", "4", "node-1:29400", "x", "", "", "-1s"}, JoinTimeoutVariable},
 	} {
+		c.values = append(c.values, make([]string, len(names)-len(c.values))...)
+		limit := DefaultLimit
 		for i, name := range names {
 			t.Setenv(name, c.values[i])
+		}
+		if c.values[6] == "90s" {
+			limit = 90 * time.Second
 		}
 		o, is, err := FromEnvironment()
 		if !is {
@@ -229,7 +239,7 @@ func TestFromEnvironment(t *testing.T) {
 		}
 		if c.says != "" {
 			wants(t, strings.Join(c.values, " "), err, c.says)
-		} else if err != nil || o.Secret != c.values[3] || o.Address != c.values[2] {
+		} else if err != nil || o.Secret != c.values[3] || o.Address != c.values[2] || o.Listen != c.values[4] || o.Announce != c.values[5] || o.Limit != limit {
 			t.Errorf("%q: %+v, %v", c.values, o, err)
 		}
 	}
@@ -243,5 +253,230 @@ func TestList(t *testing.T) {
 	wants(t, "a long address", err, "65535 bytes")
 	if _, err := readList(strings.NewReader("\x03\x00a"), 1); !errors.Is(err, io.ErrUnexpectedEOF) {
 		t.Errorf("a short list: %v", err)
+	}
+}
+
+// An error that is known is returned although the context ends at the same moment; an error of the connection is not, because the end of the
+// context may have caused it.
+func TestWithinKeepsKnownErrors(t *testing.T) {
+	refused := errors.New("it refuses this rank")
+	read := func(conn net.Conn) error { _, err := io.ReadFull(conn, make([]byte, 1)); return err }
+	for _, c := range []struct {
+		name string
+		f    func(conn net.Conn, cancel func()) error
+		want error
+	}{
+		{"refusal", func(_ net.Conn, cancel func()) error { cancel(); return refused }, refused},
+		{"success", func(_ net.Conn, cancel func()) error { cancel(); return nil }, context.Canceled},
+		{"read", func(conn net.Conn, cancel func()) error { cancel(); return read(conn) }, context.Canceled},
+		{"end of the connection", func(_ net.Conn, cancel func()) error { cancel(); return io.ErrUnexpectedEOF }, context.Canceled},
+		{"refusal before", func(net.Conn, func()) error { return refused }, refused},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			here, there := net.Pipe()
+			defer here.Close()
+			defer there.Close()
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			_, err := within(ctx, here, 0, func() (struct{}, error) { return struct{}{}, c.f(here, cancel) })
+			if !errors.Is(err, c.want) {
+				t.Errorf("error %v, not %v", err, c.want)
+			}
+		})
+	}
+}
+
+// told returns a function for Options.Waiting, and one that waits until a text has all parts.
+func told() (waiting func(string), until func(parts ...string)) {
+	texts := make(chan string, 1)
+	waiting = func(text string) {
+		select {
+		case texts <- text:
+		default: // there will be another
+		}
+	}
+	until = func(parts ...string) {
+		for text := range texts {
+			if !slices.ContainsFunc(parts, func(part string) bool { return !strings.Contains(text, part) }) {
+				return
+			}
+		}
+	}
+	return waiting, until
+}
+
+// While ranks are missing, those that wait say so and name them. When the missing ranks come, all go on.
+func TestMissingRanksAreNamed(t *testing.T) {
+	listener := listen(t)
+	const size = 5
+	links := make([]xpu.Link, size)
+	errs := make([]error, size)
+	var running sync.WaitGroup
+	start := func(rank int, waiting func(string)) {
+		o := Options{Address: listener.Addr().String(), Rank: rank, Size: size, Secret: "s3cret", Limit: time.Hour, Waiting: waiting, interval: time.Millisecond}
+		running.Go(func() {
+			if rank == 0 {
+				links[0], errs[0] = join(t.Context(), o, listener)
+			} else {
+				links[rank], errs[rank] = Join(t.Context(), o)
+			}
+		})
+	}
+	zero, untilZero := told()
+	start(0, zero)
+	untilZero("rank 0 of 5", listener.Addr().String(), "waits for ranks 1, 2, 3, 4 ", "at most 1h")
+	two, untilTwo := told()
+	start(2, two)
+	untilTwo("rank 2 of 5", "has reached rank 0", AddressVariable, "rank 0 names")
+	untilZero("waits for ranks 1, 3, 4 ")
+	for _, rank := range []int{1, 3, 4} {
+		start(rank, nil)
+	}
+	running.Wait()
+	for r, err := range errs {
+		if err != nil {
+			t.Fatalf("rank %d: %v", r, err)
+		}
+		running.Go(func() { links[r].Close() })
+	}
+	running.Wait()
+}
+
+// A rank that waits in vain names the ranks that are missing, and the variable that sets the limit.
+func TestJoinTimeLimit(t *testing.T) {
+	listener := listen(t)
+	o := Options{Address: listener.Addr().String(), Size: 3, Secret: "s3cret", Limit: time.Millisecond}
+	_, err := join(t.Context(), o, listener)
+	wants(t, "rank 0", err, "rank 0 of 3", "waits for ranks 1, 2:", "within 1ms", JoinTimeoutVariable)
+	o.Rank = 2
+	_, err = Join(t.Context(), o)
+	wants(t, "rank 2", err, "rank 2 of 3", "rank 0 at "+o.Address, AddressVariable, "within 1ms", JoinTimeoutVariable)
+}
+
+// What a rank has found out about rank 0 is part of the error when the wait is ended.
+func TestStoppedWhileDialing(t *testing.T) {
+	listener := listen(t)
+	address := listener.Addr().String()
+	listener.Close()
+	waiting, until := told()
+	ctx, cancel := context.WithCancel(t.Context())
+	var err error
+	var running sync.WaitGroup
+	running.Go(func() {
+		_, err = Join(ctx, Options{Address: address, Rank: 1, Size: 2, Secret: "s3cret", Waiting: waiting, interval: time.Millisecond})
+	})
+	until("rank 1 of 2", address, "refused")
+	cancel()
+	running.Wait()
+	wants(t, "rank 1", err, address, AddressVariable, "refused")
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("error %v", err)
+	}
+}
+
+// forward is a service in front of a listener, as Kubernetes has them: it has an address of its own, and its clients are not seen behind it.
+func forward(t *testing.T, to string) string {
+	t.Helper()
+	service := listen(t)
+	go func() {
+		for {
+			in, err := service.Accept()
+			if err != nil {
+				return
+			}
+			out, err := net.Dial("tcp", to)
+			if err != nil {
+				in.Close()
+				continue
+			}
+			for _, pair := range [][2]net.Conn{{in, out}, {out, in}} {
+				go func() {
+					io.Copy(pair[0], pair[1])
+					pair[0].(*net.TCPConn).CloseWrite()
+				}()
+			}
+		}
+	}()
+	return service.Addr().String()
+}
+
+// Rank 0 listens at an address of its own when MULA_ADDRESS is that of a service; the others announce theirs.
+func TestBehindService(t *testing.T) {
+	const size = 4
+	zero := Options{Size: size, Secret: "s3cret", Address: "192.0.2.1:1", Listen: "127.0.0.1:0"}
+	listener, err := zero.listen(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	service := forward(t, listener.Addr().String())
+	links := make([]xpu.Link, size)
+	errs := make([]error, size)
+	var running sync.WaitGroup
+	for r := range size {
+		running.Go(func() {
+			o := Options{Rank: r, Size: size, Secret: "s3cret", Address: service}
+			switch r {
+			case 0:
+				o.Listen = "127.0.0.1:0"
+				links[0], errs[0] = join(t.Context(), o, listener)
+				return
+			case 1:
+				o.Listen = "127.0.0.1:0" // others reach it there
+			case 2:
+				one, err := Options{Rank: 2, Listen: "127.0.0.1:0"}.listen(t.Context())
+				if err != nil {
+					errs[r] = err
+					return
+				}
+				o.Announce = forward(t, one.Addr().String())
+				links[r], errs[r] = join(t.Context(), o, one)
+				return
+			case 3:
+				o.Announce = "127.0.0.1" // at the port that the system gives
+			}
+			links[r], errs[r] = Join(t.Context(), o)
+		})
+	}
+	running.Wait()
+	for r, err := range errs {
+		if err != nil {
+			t.Fatalf("rank %d: %v", r, err)
+		}
+	}
+	for _, link := range links {
+		running.Go(func() {
+			if err := link.Barrier(t.Context()); err != nil {
+				t.Errorf("rank %d: %v", link.Rank(), err)
+			}
+			link.Close()
+		})
+	}
+	running.Wait()
+}
+
+// An address that cannot be bound: the error names the variable that helps.
+func TestCannotListen(t *testing.T) {
+	_, err := Join(t.Context(), Options{Address: "192.0.2.1:29500", Size: 2, Secret: "s3cret"})
+	wants(t, "another machine's address", err, "192.0.2.1:29500", AddressVariable, "set "+ListenVariable)
+	listener := listen(t)
+	_, err = Join(t.Context(), Options{Address: "192.0.2.1:29500", Listen: listener.Addr().String(), Size: 2, Secret: "s3cret"})
+	wants(t, "a port in use", err, listener.Addr().String(), ListenVariable, "another port")
+}
+
+func TestAnnounced(t *testing.T) {
+	for _, c := range []struct {
+		text, host string
+		port       uint32
+	}{
+		{"", "", 7}, {"node3", "node3", 7}, {"node3:29501", "node3", 29501}, {"10.0.0.7", "10.0.0.7", 7}, {"fd00::7", "fd00::7", 7},
+		{"[fd00::7]:9", "fd00::7", 9}, {"[fd00::7]", "fd00::7", 7},
+		{"node3:", "", 0}, {"node3:0", "", 0}, {"node3:65536", "", 0}, {":9", "", 0}, {"a:b:c", "", 0}, {"two words", "", 0}, {strings.Repeat("x", maxHost+1), "", 0},
+	} {
+		host, port, err := Options{Announce: c.text}.announced(7)
+		if c.port == 0 {
+			wants(t, c.text, err, AnnounceVariable)
+		} else if err != nil || host != c.host || port != c.port {
+			t.Errorf("%q: %q, %d, %v", c.text, host, port, err)
+		}
 	}
 }

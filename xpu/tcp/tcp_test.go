@@ -14,7 +14,7 @@ import (
 // joined returns the links of a world on this machine, by rank.
 func joined(t testing.TB, size int) []xpu.Link {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

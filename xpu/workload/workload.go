@@ -212,6 +212,8 @@ func Commands(ctx context.Context, d xpu.Device, rows int) ([]Command, error) {
 	stretches, sums := [][]float32{dup}, make([]float64, (len(up)+xpu.BlockSize-1)/xpu.BlockSize)
 	moments := []xpu.Moments{{Weight: up, Grad: dup, M: first, V: second}}
 	give("SumSquares", len(up), 0, func() { d.SumSquares(stretches, sums) })
+	checksums := make([]uint64, len(sums))
+	give("Checksums", len(up), 0, func() { d.Checksums(stretches, checksums) })
 	rule := xpu.AdamW{LearningRate: 1e-3, Beta1: 0.9, Beta2: 0.95, Epsilon: 1e-8, Step: 9, GradScale: 1}
 	give("AdamW", 7*len(up), 0, func() { d.AdamW(rule, moments, nil, nil) })
 	if m.err != nil {

@@ -46,7 +46,7 @@ def main() -> None:
     model = Toy(o.vocabulary, o.width)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 
-    data = mula.Stream(o.plan, o.batch_size, rank, world, log=o.log)
+    data = mula.Stream(o.plan, o.batch_size, log=o.log)  # rank and world are those of torch.distributed
     if os.path.exists(o.checkpoint):
         saved = torch.load(o.checkpoint)
         model.load_state_dict(saved["model"])

@@ -4,4 +4,5 @@ from mula.errors import Error
 from mula.fingerprints import verify
 from mula.stream import Stream
 
-__all__ = ["Batch", "Error", "Stream", "verify"]
+__version__ = "0.1.0"
+__all__ = ["Batch", "Error", "Stream", "__version__", "verify"]

@@ -1,42 +1,66 @@
 """A record of a stream, with its columns as arrays."""
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
 from mula.errors import Error
 
+Array = TypeVar("Array")  # numpy.ndarray or torch.Tensor, as the stream's `arrays` says
 
-class Batch:
+
+class Batch(Generic[Array]):
     """Samples of one step: this rank's share of it, or `micro_batch` rows of that.
 
     Arrays are torch tensors if the stream gives torch, else numpy arrays; they share the memory that was received, which is kept as long as one of them is.
+    A batch can be pickled. The copy has memory of its own.
     """
 
     first: int       #: position at which the step begins
     step: int        #: number of the step: first // batch_size
     last: bool  #: whether the step is complete with this record
     sequence_length: int  #: L
-    tokens: Any      #: [rows, L+1], uint16 or int32: inputs are [:, :-1], targets [:, 1:]; `.long()` makes the ids that an embedding wants
+    state: dict[str, Any]  #: the state of a stream that has given the batches up to this one: see Stream.state_dict
+    tokens: Array    #: [rows, L+1], uint16 or int32: inputs are [:, :-1], targets [:, 1:]; `.long()` makes the ids that an embedding wants
 
-    def __init__(self, tokens: np.ndarray, record: Callable[[], pa.RecordBatch], torch: Any, first: int, step: int, last: bool, sequence_length: int):
-        self.first, self.step, self.last, self.sequence_length = first, step, last, sequence_length
+    def __init__(self, tokens: np.ndarray[Any, Any], record: Callable[[], pa.RecordBatch], torch: Any, first: int, step: int, last: bool, sequence_length: int,
+                 state: dict[str, Any]):
+        self.first, self.step, self.last, self.sequence_length, self.state = first, step, last, sequence_length, state
         self._torch, self._tokens, self._record = torch, tokens, record
-        self.tokens = tokens if torch is None else torch.from_numpy(tokens)
+        self.tokens = self._give(tokens)
 
     def __len__(self) -> int:
         return len(self._tokens)
+
+    def __repr__(self) -> str:
+        return f"mula.Batch(step={self.step}, first={self.first}, rows={len(self)}, last={self.last})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Tensors are pickled as tensors, which torch's worker processes pass through shared memory. The tokens are not sent twice.
+        names = [n for n in self.record.schema.names if n != "tokens"]
+        schema = self.record.schema.serialize().to_pybytes()  # pickle would lose that list items are not null
+        return {"members": (self.first, self.step, self.last, self.sequence_length, self.state), "tokens": self.tokens, "schema": schema,
+                "columns": {n: self.record.column(n) for n in names}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.first, self.step, self.last, self.sequence_length, self.state = state["members"]
+        tokens = state["tokens"]
+        self.tokens = tokens
+        self._torch = None if isinstance(tokens, np.ndarray) else importlib.import_module("torch")
+        self._tokens = tokens if self._torch is None else tokens.numpy()
+        self._record = partial(joined, state["schema"], state["columns"], self._tokens)
 
     @cached_property
     def record(self) -> pa.RecordBatch:
         """The columns as Arrow has them."""
         return self._record()
 
-    def _give(self, array: np.ndarray) -> Any:
+    def _give(self, array: np.ndarray[Any, Any]) -> Any:
         return array if self._torch is None else self._torch.from_numpy(array)
 
     def _column(self, name: str) -> pa.Array:
@@ -46,12 +70,12 @@ class Batch:
         return self.record.column(i)
 
     @cached_property
-    def position(self) -> Any:
+    def position(self) -> Array:
         """[rows] int64: places in the order, ascending."""
         return self._give(numbers(self._column("position")).copy())
 
     @cached_property
-    def source(self) -> Any:
+    def source(self) -> Array:
         """[rows] int32: numbers of the sources; `source_names` has their names."""
         return self._give(numbers(self._column("source").indices).copy())
 
@@ -61,22 +85,22 @@ class Batch:
         return self._column("source").dictionary.to_pylist()
 
     @cached_property
-    def epoch(self) -> Any:
+    def epoch(self) -> Array:
         """[rows] int32: epochs of the sources, from 0."""
         return self._give(numbers(self._column("epoch")).copy())
 
     @cached_property
-    def window(self) -> Any:
+    def window(self) -> Array:
         """[rows] int64: numbers among the windows of the source."""
         return self._give(numbers(self._column("window")).copy())
 
     @cached_property
-    def shard(self) -> Any:
+    def shard(self) -> Array:
         """[rows] int32: numbers of the shards in their sources."""
         return self._give(numbers(self._column("shard")).copy())
 
     @cached_property
-    def offset(self) -> Any:
+    def offset(self) -> Array:
         """[rows] int64: tokens of the shards at which the windows begin."""
         return self._give(numbers(self._column("offset")).copy())
 
@@ -93,7 +117,7 @@ class Batch:
         return self.record.schema.get_field_index("lengths") >= 0
 
     @cached_property
-    def lengths(self) -> Any:
+    def lengths(self) -> Array:
         """[rows] int32, of packed plans: tokens of the row before its padding."""
         return self._give(numbers(self._column("lengths")).copy())
 
@@ -115,18 +139,18 @@ class Batch:
             bounds.append(np.flatnonzero(ends < length) * length + ends[ends < length])
         return np.sort(np.concatenate(bounds))
 
-    def cu_seqlens(self) -> Any:
+    def cu_seqlens(self) -> Array:
         """int32: 0, and the ends of the stretches of one document in one row, over the inputs laid end to end ([rows · L]): what attention that must
         not cross documents takes (flash_attn_varlen_func, Transformer Engine). Padding is a stretch of its own."""
         return self._give(self._bounds().astype(np.int32))
 
-    def position_ids(self) -> Any:
+    def position_ids(self) -> Array:
         """[rows, L] int64: places of the inputs in their stretch of one document in one row, from 0."""
         bounds = self._bounds()
         ids = np.arange(bounds[-1]) - np.repeat(bounds[:-1], np.diff(bounds))
         return self._give(ids.reshape(len(self), self.sequence_length))
 
-    def loss_mask(self) -> Any:
+    def loss_mask(self) -> Array:
         """[rows, L] bool: whether the target stands in the same document as its input, and is no padding."""
         mask = np.ones((len(self), self.sequence_length), bool)
         rows, places = self._starts()
@@ -134,6 +158,15 @@ class Batch:
         if self.packed:
             mask &= np.arange(1, self.sequence_length + 1) < numbers(self._column("lengths"))[:, None]
         return self._give(mask)
+
+
+def joined(serialized: bytes, columns: dict[str, pa.Array], tokens: np.ndarray[Any, Any]) -> pa.RecordBatch:
+    """Returns the record of a pickled batch: its other columns and its tokens."""
+    schema = pa.ipc.read_schema(pa.py_buffer(serialized))
+    kind = schema.field("tokens").type
+    values = pa.array(np.ascontiguousarray(tokens).reshape(-1), kind.value_type)
+    columns = columns | {"tokens": pa.Array.from_buffers(kind, len(tokens), [None], children=[values])}
+    return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
 
 
 def numbers(array: pa.Array) -> np.ndarray:

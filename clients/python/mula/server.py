@@ -44,8 +44,10 @@ def program(mula: str | os.PathLike[str] | None) -> str:
 class Server:
     """A running `mula serve` of one plan. It ends with `close`, with the last reference, or with this process."""
 
-    def __init__(self, plan: str | os.PathLike[str], mula: str | os.PathLike[str] | None = None):
+    def __init__(self, plan: str | os.PathLike[str], mula: str | os.PathLike[str] | None = None, shards: str | os.PathLike[str] | None = None):
         command = [program(mula), "serve", "--plan", os.fspath(plan), "--listen", ""]
+        if shards is not None:
+            command += ["--shards", os.fspath(shards)]
         folder = tempfile.mkdtemp(prefix="mula-")
         if len(os.fsencode(folder)) + 2 > LONGEST_SOCKET:
             os.rmdir(folder)
@@ -57,6 +59,7 @@ class Server:
                 ["/bin/sh", "-c", KEEPER, "mula", folder, *command, "--socket", self.socket],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True)
         self.owner = os.getpid()
+        RUNNING.add(self)
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         said = errors.read_text(errors="replace").strip()
@@ -74,6 +77,22 @@ class Server:
     def close(self) -> None:
         """Stops the server."""
         self._end()
+
+
+# Servers of this process. A forked process closes its copies of their pipes: the server would wait for their end, and `close` for the server.
+RUNNING: weakref.WeakSet[Server] = weakref.WeakSet()
+
+
+def forked() -> None:
+    """Closes the pipes of servers of the process that this one was forked from."""
+    for server in list(RUNNING):
+        for pipe in (server._process.stdin, server._process.stdout):
+            if pipe:
+                pipe.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=forked)
 
 
 def stop(process: subprocess.Popen[bytes], owner: int) -> None:

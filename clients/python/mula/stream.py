@@ -3,66 +3,102 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import mmap
+import multiprocessing.context
 import os
 import sys
 import time
+import warnings
 from collections.abc import Callable, Generator, Iterator
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Generic, Literal, overload
 from urllib.parse import urlencode
 
 import numpy as np
 import pyarrow as pa
 
-from mula.batch import Batch, numbers, writable
+from mula import ranks
+from mula.batch import Array, Batch, numbers, writable
 from mula.connection import Address, Connection, Slabs
-from mula.errors import Broken, Error
-from mula.fingerprints import Log
+from mula.errors import Broken, Error, whole
+from mula.fingerprints import Log, hashed
 from mula.server import Server
 from mula.slots import Slots, columns, place
+
+if TYPE_CHECKING:
+    import torch
 
 MESSAGE = 1 << 20  # bytes of a record beside its tokens and document starts: its header, alignment, the names of the sources
 
 
-class Stream:
+class Stream(Generic[Array]):
     """The samples of a plan, in its order, from `position` to `end`.
 
     plan         path of a plan, for which `mula serve` is started on a unix socket; or the address of one that runs: "unix:/PATH", "http://HOST:PORT", "https://…"
     batch_size   positions of a step, over all ranks
-    rank, world  this rank takes the rank-th of `world` equal blocks of each step
+    rank, world  this rank takes the rank-th of `world` equal blocks of each step (default: as torch.distributed or the launcher of this process says)
     micro_batch  rows of a batch that is given, at most; without it a batch is this rank's whole share of the step
-    position     first position; a step must begin there: a multiple of batch_size
-    end          position after the last (default: the end of the plan)
+    position     first position: a multiple of batch_size, or the end of the plan, where nothing is left
+    end          position after the last: a multiple of batch_size, or the end of the plan, which is the default
     columns      names of the columns that are wanted beside position and tokens (default: all)
     arrays       "torch" (default where torch is installed) or "numpy"
     log          folder for the fingerprints of what was given, one file for each rank and start: see mula.verify
+    shards       folder from which the plan's shards are looked for, if the plan was moved (default: the plan's own)
+    replicate    allow rank 0 of 1 in several processes: each reads all samples
+    by_worker    whether a worker process of torch's DataLoader takes only its part of the batches (default: yes)
     token        bearer token of the server;  certificates: file of authorities (PEM) that sign its certificate
     patience     seconds for which a server that cannot be reached, is busy or gives nothing is tried again
     share        whether records lie in memory that the server shares, where it can: on a unix socket, with Linux. `transport` says whether they do
     mula         the program, if it is not on the PATH; the variable MULA names it, too
 
     Iterating gives a Batch for each record, and goes on where it was left. It can be left at any time; `state_dict` is the whole state.
+    `len` is the number of batches from the `position` passed here to `end`, and does not change.
     What is wrong is a mula.Error. A stream is used by one thread.
     """
 
-    def __init__(self, plan: str | os.PathLike[str], batch_size: int, rank: int = 0, world: int = 1, *, micro_batch: int | None = None, position: int = 0,
-                 end: int | None = None, columns: list[str] | None = None, arrays: Literal["torch", "numpy"] | None = None,
-                 log: str | os.PathLike[str] | None = None, token: str | None = None, certificates: str | None = None, patience: float = 30,
-                 share: bool = True, mula: str | os.PathLike[str] | None = None):
+    @overload
+    def __init__(self: Stream[torch.Tensor], plan: str | os.PathLike[str], batch_size: int, rank: int | None = None, world: int | None = None, *,
+                 micro_batch: int | None = None, position: int = 0, end: int | None = None, columns: list[str] | None = None, arrays: Literal["torch"] | None = None,
+                 log: str | os.PathLike[str] | None = None, shards: str | os.PathLike[str] | None = None, replicate: bool = False, by_worker: bool = True,
+                 token: str | None = None, certificates: str | None = None, patience: float = 30, share: bool = True,
+                 mula: str | os.PathLike[str] | None = None) -> None: ...
+
+    @overload
+    def __init__(self: Stream[np.ndarray[Any, Any]], plan: str | os.PathLike[str], batch_size: int, rank: int | None = None, world: int | None = None, *,
+                 micro_batch: int | None = None, position: int = 0, end: int | None = None, columns: list[str] | None = None, arrays: Literal["numpy"],
+                 log: str | os.PathLike[str] | None = None, shards: str | os.PathLike[str] | None = None, replicate: bool = False, by_worker: bool = True,
+                 token: str | None = None, certificates: str | None = None, patience: float = 30, share: bool = True,
+                 mula: str | os.PathLike[str] | None = None) -> None: ...
+
+    def __init__(self, plan: str | os.PathLike[str], batch_size: int, rank: int | None = None, world: int | None = None, *, micro_batch: int | None = None,
+                 position: int = 0, end: int | None = None, columns: list[str] | None = None, arrays: Literal["torch", "numpy"] | None = None,
+                 log: str | os.PathLike[str] | None = None, shards: str | os.PathLike[str] | None = None, replicate: bool = False, by_worker: bool = True,
+                 token: str | None = None, certificates: str | None = None, patience: float = 30, share: bool = True,
+                 mula: str | os.PathLike[str] | None = None):
+        batch_size, position = whole("batch_size", batch_size), whole("position", position)
+        micro_batch, end = micro_batch if micro_batch is None else whole("micro_batch", micro_batch), end if end is None else whole("end", end)
+        self._ranks_found = rank is None and world is None and not replicate
+        rank, world = ranks.choose(rank if rank is None else whole("rank", rank), world if world is None else whole("world", world), replicate)
         if batch_size < 1 or world < 1 or not 0 <= rank < world or batch_size % world != 0:
             raise Error(f"rank {rank} of {world} and batch size {batch_size}: ranks count from 0, and the batch size is a multiple of their number")
         if micro_batch is not None and (micro_batch < 1 or batch_size // world % micro_batch != 0):
             raise Error(f"micro-batch {micro_batch} does not divide the {batch_size // world} samples of a rank: choose a divisor")
         if arrays not in (None, "torch", "numpy"):
             raise Error(f"arrays={arrays!r}: want torch or numpy")
+        if isinstance(columns, str):
+            raise Error(f"columns={columns!r}: want a list of names")
         self.batch_size, self.rank, self.world, self.micro_batch = batch_size, rank, world, micro_batch
         self._rows = micro_batch or batch_size // world  # of a record
+        self._records_of_step = batch_size // world // self._rows
         self._arrays = arrays or ("torch" if importlib.util.find_spec("torch") else "numpy")
         self._columns, self._token, self._certificates, self._patience, self._program = columns, token, certificates, patience, mula
         self._share = share and sys.platform == "linux"
+        self._by_worker = by_worker
         self.transport: Literal["shared memory", "socket"] | None = None  #: how records come; None before the first
         self._source = os.fspath(plan)
+        self._shards = None if shards is None else os.path.abspath(shards)
         self._begin()
+        self._copies = copies()
         self.plan: dict[str, Any] = self._ask("/v1/plan")  #: what /v1/plan says: fingerprint, sequence_length, positions, sources, stages, …
         try:
             self.fingerprint: str = self.plan["fingerprint"]
@@ -71,7 +107,19 @@ class Stream:
             raise Error(f"{self._address.text}: what answers there is no mula serve") from None
         self.end = self.length if end is None else end
         self._folder = None if log is None else os.fspath(log)
+        if self.end % batch_size != 0 and self.end != self.length:
+            raise Error(f"end={self.end}: no step of {batch_size} positions ends there; want a multiple of it, or the end of the plan, which is {self.length}")
         self._move(position)
+        self._start_position = position
+        if columns and position < self.end:  # the server knows which columns there are
+            self._ask("/v1/stream?" + urlencode({"batch_size": 1, "from": position, "to": position + 1, "columns": self._wanted()}))
+
+    def __len__(self) -> int:
+        return -(-(self.end - self._start_position) // self.batch_size) * self._records_of_step
+
+    def __repr__(self) -> str:
+        micro = "" if self.micro_batch is None else f", micro_batch={self.micro_batch}"
+        return f"mula.Stream({self._source!r}, batch_size={self.batch_size}, rank={self.rank}, world={self.world}{micro}, position={self._position}, end={self.end})"
 
     # ---- the server
 
@@ -79,7 +127,7 @@ class Stream:
         """What a process has of its own; the copy of a stream in another process begins anew with it."""
         self._pid = os.getpid()
         self._server: Server | None = None
-        self._reader: Generator[Batch, None, None] | None = None
+        self._reader: Generator[Batch[Array], None, None] | None = None
         self._slabs = Slabs()
         self._log: Log | None = None
         if self._source.startswith(("unix:", "http://", "https://")):
@@ -91,7 +139,7 @@ class Stream:
 
     def _start(self) -> None:
         self._server = None
-        self._server = Server(self._source, self._program)
+        self._server = Server(self._source, self._program, self._shards)
         self._address = Address("unix:" + self._server.socket)
 
     def _ask(self, path: str) -> Any:
@@ -100,6 +148,8 @@ class Stream:
             try:
                 connection = Connection(self._address, path, self._token, self._patience, self._certificates)
                 try:
+                    if connection.header.get("mula-plan") and connection.status == 200:
+                        return None  # a stream, of which only the header was asked for
                     return connection.json()
                 finally:
                     connection.close()
@@ -115,43 +165,79 @@ class Stream:
 
     # ---- the state
 
-    def _move(self, position: int) -> None:
+    def _move(self, position: int, record: int = 0) -> None:
+        """Goes to a record of the step that begins at a position. The rule for starts is that of blend.Grid: docs/formats/serve.md."""
         if not 0 <= position <= self.end <= self.length:
             raise Error(f"positions [{position}, {self.end}) are not all in the plan, which has {self.length}")
-        if position % self.batch_size != 0 and position != self.end:
+        if position % self.batch_size != 0 and position != self.length:
             before = position - position % self.batch_size
-            raise Error(f"no step of {self.batch_size} positions begins at {position}: the nearest begin at {before} and {min(before + self.batch_size, self.end)}; "
+            raise Error(f"no step of {self.batch_size} positions begins at {position}: the nearest begin at {before} and {min(before + self.batch_size, self.length)}; "
                         "choose a batch size that divides the position")
         self._end_reading()
         self._position = position
-        self._given = 0  # records of the step at the position that were given
+        self._given = record  # records of the step at the position that were given
+        self._stride: int | None = None  # from each batch that is given to the next: more than 1 in a DataLoader's worker; None until reading begins
+        if worker() is None:
+            self._copies[0] = 0
+
+    def _advance(self, records: int) -> None:
+        """Goes so many records on."""
+        step, self._given = divmod(self._position // self.batch_size * self._records_of_step + self._given + records, self._records_of_step)
+        self._position = step * self.batch_size
+        if self._position >= self.end:
+            self._position, self._given = self.end, 0
+
+    def _choose_stride(self) -> None:
+        """In worker i of n of a DataLoader, which asks its workers for a batch in turn, takes every n-th batch from the i-th on."""
+        if self._stride is None:
+            i, self._stride = self._by_worker and worker() or (0, 1)
+            if self._position < self.end:
+                self._advance(i)
 
     def state_dict(self) -> dict[str, Any]:
-        """The fingerprint of the plan, and the position after the last step that was given whole: the same on every rank."""
+        """The fingerprint of the plan, and the position after the last step that was given whole: the same on every rank. In a DataLoader's worker the
+        state is that of this worker, and also has its record in the step and its number."""
+        here = worker() if self._by_worker else None
+        if here is not None:
+            self._renew()
+            self._choose_stride()
+            return {"plan": self.fingerprint, "position": self._position, "record": self._given, "records": self._records_of_step, "worker": here[0], "workers": here[1]}
+        if self._copies[0]:
+            raise Error("worker processes read copies of this stream, so it does not know what was given: use mula.torch.Loader and its state_dict, or the state of "
+                        "the last batch, batch.state")
         return {"plan": self.fingerprint, "position": self._position}
 
     def load_state_dict(self, state: dict[str, Any], *, plan_change: Literal["refuse", "accept"] = "refuse") -> None:
-        """Goes on at a state, of any number of ranks and any batch size that a step of this one's begins at. The state of another plan is refused, unless this
-        one is an amendment of it that has the same samples up to the position, or with plan_change="accept", which goes on at the same position of this one."""
+        """Resumes from a state, of any number of ranks and any batch size of which the position is a multiple. The state of another plan is refused, unless this
+        one is an amendment of it that has the same samples up to the position, or with plan_change="accept", which resumes at the same position of this one."""
         try:
-            plan, position = str(state["plan"]), int(state["position"])
-        except (KeyError, TypeError, ValueError):
+            plan, position, record = str(state["plan"]), whole("position", state["position"]), whole("record", state.get("record", 0))
+        except (KeyError, TypeError, AttributeError, Error):
             raise Error(f"not the state of a stream, which has plan and position: {state!r:.200}") from None
         parents = self.plan.get("parents", [])  # oldest first, each with the position from which its child differs
         shared = {self.fingerprint: self.length} | {p["fingerprint"]: min(q["at"] for q in parents[i:]) for i, p in enumerate(parents)}
         if plan_change != "accept" and position > shared.get(plan, -1):
             raise Error(f"the state is of plan {plan}, and this stream of plan {self.fingerprint}: open the plan of the state, "
                         "or go on at the same position of this one with plan_change=\"accept\"")
-        self._move(position)
+        if "records" in state and (state["records"] != self._records_of_step or not 0 <= record < self._records_of_step):
+            raise Error(f"the state is at batch {record} of the {state['records']} of a step, and a step of this stream has {self._records_of_step}: choose the same "
+                        "batch size, world and micro-batch")
+        if "workers" in state and (state.get("worker"), state["workers"]) != worker():
+            raise Error(f"the state is that of worker {state.get('worker')} of the {state['workers']} of a DataLoader: load it with as many workers")
+        self._renew()
+        self._move(position, record)
+        if "workers" in state:
+            self._stride = int(state["workers"])
 
     # ---- the batches
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[Batch[Array]]:
+        if self._position == self.end and self._stride in (None, 1):
+            warnings.warn(f"the stream is at its end, position {self.end}, and gives nothing more; load an earlier state to read again", stacklevel=2)
         return self
 
-    def __next__(self) -> Batch:
-        if os.getpid() != self._pid:  # forked: the connection and the server are the parent's
-            self._begin()
+    def __next__(self) -> Batch[Array]:
+        self._renew()
         if self._reader is None:
             self._reader = self._read()
         try:
@@ -160,14 +246,25 @@ class Stream:
             self._reader = None
             raise
 
+    def _renew(self) -> None:
+        """In a process that was forked, the connection, the log and the server are the parent's: begins anew."""
+        if os.getpid() != self._pid:
+            if worker() is not None:
+                self._copies[0] = 1  # which the parent sees
+            self._begin()
+
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k not in ("_server", "_reader", "_slabs", "_log", "_address")}
+        if multiprocessing.context.get_spawning_popen() is not None:
+            refuse_dispatch(self.world)
+            self._copies[0] = 1
+        return {k: v for k, v in self.__dict__.items() if k not in ("_server", "_reader", "_slabs", "_log", "_address", "_copies")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self._copies = copies()
         self._begin()
 
-    def __enter__(self) -> Stream:
+    def __enter__(self) -> Stream[Array]:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -187,8 +284,14 @@ class Stream:
             self._log.close()
             self._log = None
 
-    def _read(self) -> Generator[Batch, None, None]:
+    def _read(self) -> Generator[Batch[Array], None, None]:
         """Batches from the position on. A connection that breaks is made anew, at the first record that was not given."""
+        if self._ranks_found and worker() is None:
+            ranks.recheck(self.rank, self.world)
+        refuse_dispatch(self.world)
+        self._choose_stride()
+        if self._folder is not None and worker() is not None:
+            raise Error("log= cannot be written in a DataLoader's workers, which read ahead of the training: use mula.torch.Loader, which writes what the training was given")
         torch = importlib.import_module("torch") if self._arrays == "torch" else None
         if self._folder is not None and self._log is None and self._position < self.end:
             self._log = Log(self._folder, self.fingerprint, self.sequence_length, self.batch_size, self.rank, self.world, self._position)
@@ -203,26 +306,30 @@ class Stream:
                 patience.spend(e)
                 self._revive()
 
-    def _give(self, tokens: np.ndarray, record: Callable[[], pa.RecordBatch], torch: Any) -> Batch:
+    def _give(self, tokens: np.ndarray[Any, Any], record: Callable[[], pa.RecordBatch], torch: Any) -> Batch[Array]:
         """The batch of a record; from here on it counts as given."""
-        step = self._position // self.batch_size
-        last = (self._given + 1) * self._rows == self.batch_size // self.world
-        batch = Batch(tokens, record, torch, self._position, step, last, self.sequence_length)
+        first, last = self._position, self._given + 1 == self._records_of_step
+        state = {"plan": self.fingerprint, "position": min(first + self.batch_size, self.end) if last else first}
+        batch: Batch[Array] = Batch(tokens, record, torch, first, first // self.batch_size, last, self.sequence_length, state)
         if self._log is not None:
-            self._log.add(batch._tokens)
+            self._log.add(hashed(tokens))
             if last:
-                self._log.end_step(self._position)
-        self._given += 1
-        if last:
-            self._position, self._given = min(self._position + self.batch_size, self.end), 0
+                self._log.end_step(first)
+        assert self._stride is not None
+        self._advance(self._stride)
         return batch
 
-    def _records(self) -> Iterator[tuple[np.ndarray, Callable[[], pa.RecordBatch]]]:
+    def _wanted(self) -> str:
+        """The columns that are asked of the server."""
+        assert self._columns is not None
+        return ",".join([c for c in ("position", "tokens") if c not in self._columns] + self._columns)
+
+    def _records(self) -> Iterator[tuple[np.ndarray[Any, Any], Callable[[], pa.RecordBatch]]]:
         """Tokens and columns of the records of one connection, from the first on that was not given; Broken if it breaks."""
         rows, share, skip = self._rows, self.batch_size // self.world, self._given
         asked: dict[str, Any] = {"batch_size": self.batch_size, "rank": self.rank, "world": self.world, "from": self._position, "to": self.end, "micro_batch": rows}
         if self._columns is not None:
-            asked["columns"] = ",".join([c for c in ("position", "tokens") if c not in self._columns] + self._columns)
+            asked["columns"] = self._wanted()
         connection = Connection(self._address, "/v1/stream?" + urlencode(asked), self._token, self._patience, self._certificates, self._slabs,
                                 self._share and bool(self._address.path))
         slots = None
@@ -253,6 +360,7 @@ class Stream:
                     check(places, first, min(first + rows, self.end))
                     yield tokens, record
                     del tokens, record, places
+                    skip = (self._stride or 1) - 1  # records of other workers
             except StopIteration:
                 raise Broken(f"{self._address.text}: the stream broke off") from None
             except (pa.ArrowException, ValueError, TypeError, KeyError, OSError, MemoryError) as e:  # what pyarrow says of what is no stream
@@ -261,6 +369,32 @@ class Stream:
             if slots is not None:
                 slots.keep()
             connection.close()
+
+
+def copies() -> mmap.mmap:
+    """A byte that processes forked from this one see: whether workers of a DataLoader read copies of a stream."""
+    return mmap.mmap(-1, 1)
+
+
+def worker() -> tuple[int, int] | None:
+    """Number of this process among the workers of torch's DataLoader, and their number; None elsewhere. Imports nothing."""
+    data = sys.modules.get("torch.utils.data")
+    info = data.get_worker_info() if data is not None else None
+    return None if info is None else (info.id, info.num_workers)
+
+
+def refuse_dispatch(world: int) -> None:
+    """Refuses to be read by Accelerate's DataLoaderDispatcher or IterableDatasetShard, which deal the batches of one process out to all: those of the
+    other ranks would be lost. They are looked for among the callers, as nothing else says who reads."""
+    if world == 1 or "accelerate.data_loader" not in sys.modules:
+        return
+    frame = sys._getframe()
+    while frame is not None:
+        reader = type(frame.f_locals.get("self")).__name__
+        if frame.f_globals.get("__name__") == "accelerate.data_loader" and reader in ("DataLoaderDispatcher", "IterableDatasetShard"):
+            raise Error(f"accelerator.prepare made this DataLoader read for all {world} processes, although each reads its own part of every step, so that samples "
+                        "would be lost: do not prepare it, or use mula.torch.Loader, which prepare leaves as it is")
+        frame = frame.f_back  # type: ignore[assignment]
 
 
 Record = tuple[np.ndarray, Callable[[], pa.RecordBatch], np.ndarray]  # tokens, columns, positions

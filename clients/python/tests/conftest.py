@@ -1,6 +1,7 @@
 """What the tests share: the program mula, which MULA names or which is built, and small plans."""
 import json
 import os
+import re
 import shutil
 import struct
 import subprocess
@@ -14,6 +15,17 @@ import pytest
 CLIENT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(CLIENT))
 MINUTE = 60 * 5  # a generous one: the machine may be busy
+
+
+def pytest_terminal_summary(terminalreporter) -> None:
+    """Says in one line which packages are missing, and how many tests, or files of tests, were skipped for each."""
+    missing: dict[str, int] = {}
+    for report in terminalreporter.stats.get("skipped", []):
+        reason = str(report.longrepr[-1] if isinstance(report.longrepr, tuple) else report.longrepr)
+        if found := re.search(r"could not import '([\w.]+)'", reason):
+            missing[found[1]] = missing.get(found[1], 0) + 1
+    if missing:
+        terminalreporter.write_line("skipped, package missing: " + ", ".join(f"{name} ({n})" for name, n in sorted(missing.items())))
 
 
 @pytest.fixture(scope="session")

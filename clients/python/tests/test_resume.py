@@ -130,9 +130,34 @@ def test_a_change_that_breaks_a_step_is_refused_before_the_first_batch(made):
             data.load_state_dict(state)
     with pytest.raises(mula.Error, match="no step of 7 positions begins at 24"):
         mula.Stream(made.path, 7, position=24)
-    for wrong in ({"rank": 2, "world": 2}, {"world": 7}, {"rank": -1}, {"micro_batch": 5}, {"position": made.samples + 8}, {"end": made.samples + 1}, {"arrays": "jax"}):
+    for wrong in ({"rank": 2, "world": 2}, {"rank": 0, "world": 7}, {"rank": -1, "world": 1}, {"micro_batch": 5}, {"position": made.samples + 8}, {"end": made.samples + 1}, {"arrays": "jax"}):
         with pytest.raises(mula.Error):
             mula.Stream(made.path, 8, **wrong)
+
+
+def test_starts_and_ends_begin_a_step(made):
+    """One rule with `mula stream` and `mula serve`: starts and ends are multiples of the batch size, or the plan's end. At its end nothing is left."""
+    assert made.samples % 32 != 0 and made.samples % 24 == 0
+    with pytest.raises(mula.Error, match="no step of 32 positions begins at 2990: the nearest begin at 2976 and 3000"):
+        mula.Stream(made.path, 32, position=2990)
+    with pytest.raises(mula.Error, match="end=100: no step of 32 positions ends there; want a multiple of it, or the end of the plan, which is 3000"):
+        mula.Stream(made.path, 32, end=100)
+    for batch in (24, 32):
+        with mula.Stream(made.path, batch, position=made.samples, arrays="numpy") as data, pytest.warns(UserWarning, match="at its end, position 3000"):
+            assert list(data) == [] and len(data) == 0
+    for end in (None, made.samples):
+        with mula.Stream(made.path, 32, position=2976, end=end, arrays="numpy") as data:
+            assert [len(b) for b in data] == [24]
+            state = data.state_dict()
+        assert state["position"] == made.samples
+    with mula.Stream(made.path, 32, arrays="numpy") as data:
+        data.load_state_dict(state)
+        with pytest.warns(UserWarning, match="at its end"):
+            assert list(data) == [] and data.state_dict() == state
+        with pytest.raises(mula.Error, match="no step of 32 positions begins at 2999"):
+            data.load_state_dict(state | {"position": 2999})
+    with mula.Stream(made.path, 32, end=64, arrays="numpy") as data, pytest.raises(mula.Error, match="not all in the plan"):
+        data.load_state_dict(state)
 
 
 def test_a_state_of_another_plan_is_refused_by_name(made, wide):
@@ -142,7 +167,8 @@ def test_a_state_of_another_plan_is_refused_by_name(made, wide):
             other.load_state_dict(data.state_dict())
         other.load_state_dict(data.state_dict(), plan_change="accept")
         assert next(other).first == 8
-        for state in ({}, {"plan": data.fingerprint}, {"plan": data.fingerprint, "position": "x"}, None):
+        for state in ({}, {"plan": data.fingerprint}, {"plan": data.fingerprint, "position": "x"},
+                      {"plan": data.fingerprint, "position": 8.5}, None):
             with pytest.raises(mula.Error, match="not the state of a stream"):
                 data.load_state_dict(state)
 
@@ -208,6 +234,14 @@ def test_verify_sees_what_is_missing_or_other(made, wide, tmp_path):
         mula.verify(made.path, tmp_path / "step")
     with pytest.raises(mula.Error):
         mula.verify(wide.path, tmp_path / "a")
+
+
+def test_verify_ends_with_the_plan(made, tmp_path):
+    """Whose last step is a short one here."""
+    give(made, tmp_path, 64, 1, 2944, 1)
+    assert mula.verify(made.path, tmp_path, position=2944) == made.samples
+    with pytest.raises(mula.Error, match="reach position 3000 of 3008"):
+        mula.verify(made.path, tmp_path, position=2944, end=3008)
 
 
 def test_a_start_that_was_killed_at_once_proves_nothing_and_hides_nothing(made, tmp_path):

@@ -2,6 +2,7 @@
 import gc
 import os
 import pickle
+import re
 import subprocess
 import sys
 
@@ -119,7 +120,46 @@ def test_a_second_loop_goes_on(made):
             if batch.step == 4:
                 break
         assert [batch.step for batch in data] == list(range(5, 30))
-        assert list(data) == []
+        with pytest.warns(UserWarning, match="the stream is at its end, position 3000, and gives nothing more"):
+            assert list(data) == []
+
+
+def test_what_a_stream_says_of_itself(made):
+    assert re.fullmatch(r"\d+\.\d+\.\d+", mula.__version__)
+    with mula.Stream(made.path, 32, 1, 2, micro_batch=4, position=64, arrays="numpy") as data:
+        assert repr(data) == f"mula.Stream({str(made.path)!r}, batch_size=32, rank=1, world=2, micro_batch=4, position=64, end=3000)"
+        assert len(data) == 4 * -(-(3000 - 64) // 32)
+        batch = next(data)
+        assert repr(batch) == "mula.Batch(step=2, first=64, rows=4, last=False)" and len(list(data)) == len(data) - 1
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"batch_size": "4"}, "batch_size='4': want a whole number"),
+    ({"batch_size": 4.0}, "batch_size=4.0: want a whole number"),
+    ({"batch_size": True}, "batch_size=True: want a whole number"),
+    ({"position": "0"}, "position='0': want a whole number"),
+    ({"end": 8.5}, "end=8.5: want a whole number"),
+    ({"micro_batch": "2"}, "micro_batch='2': want a whole number"),
+    ({"rank": "0", "world": 1}, "rank='0': want a whole number"),
+    ({"columns": ["x"]}, 'there is no column "x"'),
+    ({"columns": "window"}, "columns='window': want a list of names"),
+])
+def test_a_wrong_argument_is_refused_at_once(options, message, made):
+    with pytest.raises(mula.Error, match=message):
+        mula.Stream(made.path, **{"batch_size": 8, "arrays": "numpy", **options})
+
+
+@pytest.mark.parametrize("fixture", ["made", "wide", "packed"])
+def test_batches_can_be_pickled(fixture, request):
+    made = request.getfixturevalue(fixture)
+    with mula.Stream(made.path, np.int64(40), arrays="numpy") as data:
+        for batch in data:
+            copy = pickle.loads(pickle.dumps(batch))
+            assert (copy.first, copy.step, copy.last, copy.state) == (batch.first, batch.step, batch.last, batch.state)
+            assert copy.record.equals(batch.record) and copy.record.schema.equals(batch.record.schema, check_metadata=True)
+            assert copy.tokens.tobytes() == batch.tokens.tobytes() and copy.tokens.dtype == batch.tokens.dtype
+            assert (copy.cu_seqlens() == batch.cu_seqlens()).all() and (copy.loss_mask() == batch.loss_mask()).all()
+            assert batch.state == data.state_dict()
 
 
 def test_an_empty_step_is_a_batch_too(wide):

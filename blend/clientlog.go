@@ -1,0 +1,227 @@
+package blend
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+)
+
+// clientLogName is the name of a log of the Python client: first position, batch size, rank and number of ranks (docs/formats/fingerprints.md).
+var clientLogName = regexp.MustCompile(`^(\d{1,18})-batch(\d{1,18})-rank(\d{1,9})of(\d{1,9})\.jsonl$`)
+
+// A clientStart is one start of a run: its ranks have a log each.
+type clientStart struct {
+	first int64 // position
+	batch int64
+	world int
+	files []string // by name, so not in the order of ranks
+}
+
+// A ClientLog is all logs that the Python client wrote in a folder, over all starts of a run, as one log. It is a [Steps].
+//
+// Of each start it has the steps that all ranks have: the ranks of a killed run end at different steps. It fails if the logs of a rank are missing, or if a
+// start is not where the start before it ended. Order hashes are known only of starts of one rank.
+type ClientLog struct {
+	Plans []string // fingerprints that the logs name, the first start's first
+
+	folder string
+	starts []clientStart // that are still to be read, in the order of their positions
+	at     int64         // position that the starts before have reached
+	last   int64         // position of the last step that all ranks of the current start have, -1 if none
+	steps  Steps         // of the current start, nil before the first
+	files  []*os.File    // of the current start
+}
+
+// OpenClientLog opens the logs of the Python client in a folder. It returns nil if there are none. The batch size must be the same in all.
+func OpenClientLog(folder string) (*ClientLog, LogHeader, error) {
+	entries, err := os.ReadDir(folder)
+	if err != nil {
+		return nil, LogHeader{}, err
+	}
+	l := &ClientLog{folder: folder}
+	for _, e := range entries {
+		m := clientLogName.FindStringSubmatch(e.Name())
+		if m == nil {
+			continue
+		}
+		var n [4]int64
+		for i := range n {
+			n[i], _ = strconv.ParseInt(m[i+1], 10, 64) // so few digits are a number
+		}
+		i := slices.IndexFunc(l.starts, func(s clientStart) bool { return s.first == n[0] && s.batch == n[1] && int64(s.world) == n[3] })
+		if i < 0 {
+			i, l.starts = len(l.starts), append(l.starts, clientStart{first: n[0], batch: n[1], world: int(n[3])})
+		}
+		l.starts[i].files = append(l.starts[i].files, filepath.Join(folder, e.Name()))
+	}
+	if len(l.starts) == 0 {
+		return nil, LogHeader{}, nil
+	}
+	slices.SortFunc(l.starts, func(a, b clientStart) int {
+		return cmp.Or(cmp.Compare(a.first, b.first), cmp.Compare(a.batch, b.batch), cmp.Compare(a.world, b.world))
+	})
+	l.at = l.starts[0].first
+	var header LogHeader
+	for _, s := range l.starts {
+		if s.batch != l.starts[0].batch {
+			return nil, header, fmt.Errorf("%s: the run started with batches of %d at position %d and with batches of %d at position %d; a log has one batch size: "+
+				"verify the run with mula.verify of the Python client", folder, l.starts[0].batch, l.starts[0].first, s.batch, s.first)
+		}
+		for _, path := range s.files {
+			h, err := clientHeader(path)
+			if err != nil {
+				return nil, header, err
+			}
+			if h.BatchSize == 0 { // the rank was killed before it wrote its first line
+				continue
+			}
+			if h.Rank, h.World = 0, 0; header.BatchSize == 0 {
+				header = h
+			}
+			if !slices.Contains(l.Plans, h.Plan) {
+				l.Plans = append(l.Plans, h.Plan)
+			}
+		}
+	}
+	if header.BatchSize == 0 {
+		return nil, header, fmt.Errorf("%s: no rank was given a sample: its logs are empty", folder)
+	}
+	return l, header, nil
+}
+
+// clientHeader reads the first line of a log. It is zero if the log has no complete line.
+func clientHeader(path string) (LogHeader, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return LogHeader{}, err
+	}
+	defer f.Close()
+	size, _, err := completeLines(f)
+	if size == 0 || err != nil {
+		return LogHeader{}, err
+	}
+	r, err := NewLogReader(f, path)
+	if err != nil {
+		return LogHeader{}, err
+	}
+	return r.Header, nil
+}
+
+// Next returns the next step, or io.EOF after the last.
+func (l *ClientLog) Next() (StepHash, error) {
+	for l.steps == nil || l.at > l.last { // the current start has no more
+		if l.steps != nil {
+			l.starts, l.steps = l.starts[1:], nil
+			l.closeFiles()
+		}
+		if len(l.starts) == 0 {
+			return StepHash{}, io.EOF
+		}
+		if err := l.open(l.starts[0]); err != nil {
+			return StepHash{}, err
+		}
+	}
+	step, err := l.steps.Next()
+	if err != nil {
+		return StepHash{}, err
+	}
+	if step.First != l.at {
+		return StepHash{}, fmt.Errorf("%s: a step starts at position %d where the next one starts at %d", l.folder, step.First, l.at)
+	}
+	l.at += l.starts[0].batch
+	return step, nil
+}
+
+// open opens the logs of a start, up to the last step that all of its ranks have.
+func (l *ClientLog) open(s clientStart) error {
+	if len(s.files) != s.world {
+		return fmt.Errorf("%s: of the %d ranks that started at position %d, %d have a log: bring the logs of all ranks together", l.folder, s.world, s.first, len(s.files))
+	}
+	if s.first != l.at {
+		return fmt.Errorf("%s: the logs reach position %d, and the next start is at %d", l.folder, l.at, s.first)
+	}
+	var readers []*LogReader
+	for i, path := range s.files {
+		f, err := os.Open(path)
+		if err != nil {
+			return err
+		}
+		l.files = append(l.files, f)
+		size, last, err := completeLines(f)
+		if err != nil {
+			return err
+		}
+		if i == 0 || last < l.last {
+			l.last = last
+		}
+		if size == 0 {
+			continue // and last is -1: no step is read
+		}
+		r, err := NewLogReader(io.NewSectionReader(f, 0, size), path)
+		if err != nil {
+			return err
+		}
+		if r.Header.BatchSize != int(s.batch) || max(1, r.Header.World) != s.world {
+			return fmt.Errorf("%s: the first line says batches of %d and %d ranks, the file's name another", path, r.Header.BatchSize, max(1, r.Header.World))
+		}
+		readers = append(readers, r)
+	}
+	if l.last < 0 {
+		l.steps = exhausted{}
+		return nil
+	}
+	var err error
+	l.steps, _, err = Combine(readers)
+	return err
+}
+
+// exhausted are the steps of a start of which a rank has none.
+type exhausted struct{}
+
+func (exhausted) Next() (StepHash, error) { return StepHash{}, io.EOF }
+
+// completeLines returns the bytes of a log's complete lines, since a kill may cut off the last one, and the position of its last step, -1 if it has none.
+func completeLines(f *os.File) (size, last int64, err error) {
+	info, err := f.Stat()
+	if err != nil {
+		return 0, 0, err
+	}
+	const longest = 1 << 16 // of two lines
+	from := max(0, info.Size()-longest)
+	tail := make([]byte, info.Size()-from)
+	if _, err := f.ReadAt(tail, from); err != nil {
+		return 0, 0, err
+	}
+	end := bytes.LastIndexByte(tail, '\n') + 1
+	if end == 0 {
+		return 0, -1, nil
+	}
+	begin := bytes.LastIndexByte(tail[:end-1], '\n') + 1
+	if begin == 0 {
+		return from + int64(end), -1, nil // the header alone
+	}
+	step, err := parseStep(tail[begin : end-1])
+	if err != nil {
+		return 0, 0, fmt.Errorf("%s: the last complete line: %w", f.Name(), err)
+	}
+	return from + int64(end), step.First, nil
+}
+
+func (l *ClientLog) closeFiles() {
+	for _, f := range l.files {
+		f.Close()
+	}
+	l.files = nil
+}
+
+// Close closes the files that are open.
+func (l *ClientLog) Close() error {
+	l.closeFiles()
+	return nil
+}

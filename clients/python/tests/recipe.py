@@ -1,0 +1,26 @@
+"""Runs a recipe of docs/python.md, and kills its process with SIGKILL after it has printed a number of lines; 0 is never. For test_recipes.py."""
+import builtins
+import io
+import os
+import runpy
+import signal
+import sys
+
+script, lines = sys.argv[1], int(sys.argv[2])
+sys.argv = [script]
+printed = 0
+original = builtins.print
+
+
+def count(*words, **options):
+    global printed
+    line = io.StringIO()
+    original(*words, file=line)
+    os.write(1, line.getvalue().encode())  # in one piece: several processes write
+    printed += line.getvalue().startswith("rank ")
+    if printed == lines:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+builtins.print = count
+runpy.run_path(script, run_name="__main__")

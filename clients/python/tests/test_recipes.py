@@ -1,0 +1,61 @@
+"""The recipes of docs/python.md, as they stand there, by two processes: killed with SIGKILL at step 12, started again, and each sample given once."""
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+
+import pytest
+from conftest import CLIENT, MINUTE
+
+import mula
+
+RECIPES = {name: text for text, name in re.findall(r"```python\n(# recipe: (\w+)\n.*?)```", (CLIENT.parent.parent / "docs" / "python.md").read_text(), re.DOTALL)}
+PACKAGES = {"dataloader": ["torch"], "stateful": ["torch", "torchdata"], "lightning": ["lightning"], "accelerate": ["accelerate"], "trainer": ["transformers", "accelerate"],
+            "jax": ["jax"]}
+BATCH, SAVED, KILLED = 120, 10, 12  # steps
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
+
+
+def start(folder, recipe: str, killed: int) -> list[str]:
+    """Runs a recipe by two processes, and returns what they print. With `killed` each of them ends at so many steps."""
+    script = folder / f"recipe_{recipe}.py"
+    script.write_text(RECIPES[recipe])
+    command = [CLIENT / "tests" / "recipe.py", script, str(killed)]
+    environment = {**os.environ, "PYTHONPATH": str(CLIENT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1", "JAX_PLATFORMS": "cpu"}
+    port = str(free_port())
+    if recipe == "jax":
+        ranks = [{"PROCESS": str(r), "PROCESSES": "2", "COORDINATOR": f"127.0.0.1:{port}"} for r in range(2)]
+        processes = [subprocess.Popen([sys.executable, *command], cwd=folder, env=environment | r, stdout=subprocess.PIPE, text=True) for r in ranks]
+    else:
+        processes = [subprocess.Popen([sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", port, *command], cwd=folder, env=environment,
+                                      stdout=subprocess.PIPE, text=True)]
+    said = [p.communicate(timeout=MINUTE)[0] for p in processes]
+    assert all((p.returncode == 0) == (killed == 0) for p in processes)
+    return [line for text in said for line in text.splitlines() if line.startswith("rank ")]
+
+
+@pytest.mark.parametrize("recipe", sorted(PACKAGES))
+def test_recipe(recipe, made, tmp_path):
+    """Both processes take the plan's steps in order; after the kill they go on where the checkpoint is, and the logs prove that no sample is missing or came twice."""
+    for package in PACKAGES[recipe]:
+        pytest.importorskip(package)
+    folder = tmp_path / "run"
+    shutil.copytree(made.folder, folder)
+    first, second = start(folder, recipe, KILLED), start(folder, recipe, 0)
+    assert set(first + second) and len(first) <= 2 * KILLED
+    for rank in range(2):
+        before, after = ([int(line.split()[3]) for line in run if line.startswith(f"rank {rank} ")] for run in (first, second))
+        assert before == [BATCH * step for step in range(len(before))] and SAVED <= len(before) <= KILLED
+        assert after == list(range(BATCH * SAVED, made.samples, BATCH))
+    if "log=" in RECIPES[recipe]:
+        assert mula.verify(folder / "plan.json", folder / "fingerprints", end=made.samples) == made.samples
+
+
+def test_each_recipe_is_run():
+    assert set(RECIPES) == set(PACKAGES)

@@ -1,0 +1,218 @@
+// Command gotest runs `go test` with the arguments given and prints what it prints. At the end it says in one line how many tests were skipped
+// because a library is missing, and how to install it. It ends with the exit code of go test.
+//
+// The environment variable GO names the go command.
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+)
+
+func main() {
+	c := exec.Command(cmp.Or(os.Getenv("GO"), "go"), append([]string{"test", "-json"}, os.Args[1:]...)...)
+	c.Stdin, c.Stderr = os.Stdin, os.Stderr
+	out, err := c.StdoutPipe()
+	if err == nil {
+		err = c.Start()
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "gotest:", err)
+		os.Exit(1)
+	}
+	var r report
+	readErr := r.read(out, os.Stdout)
+	if readErr != nil {
+		fmt.Fprintln(os.Stderr, "gotest: reading what go test prints:", readErr)
+		io.Copy(io.Discard, out)
+	}
+	err = c.Wait()
+	fmt.Println(r.summary())
+	var exit *exec.ExitError
+	switch {
+	case errors.As(err, &exit) && exit.ExitCode() > 0:
+		os.Exit(exit.ExitCode())
+	case err != nil || readErr != nil:
+		fmt.Fprintln(os.Stderr, "gotest:", errors.Join(err, readErr))
+		os.Exit(1)
+	}
+}
+
+// libraries are what tests need and may not find: a text in what a test says then, and the Debian packages that bring it. The first that fits counts.
+var libraries = []struct{ text, packages string }{
+	{"intel-opencl-icd", "intel-opencl-icd"},
+	{"oneDNN", "libdnnl2"},
+	{"OpenCL", "pocl-opencl-icd ocl-icd-libopencl1"},
+	{"opencl:", "pocl-opencl-icd ocl-icd-libopencl1"},
+	{"no mpiexec", "mpich openmpi-bin"},
+}
+
+// An event is a line of `go test -json`; see `go doc test2json`.
+type event struct {
+	Action, Package, Test, Output string
+}
+
+// A report is what is known of the tests that have ended.
+type report struct {
+	missing, other int // skipped for want of a library, or for another reason
+	partly         int // passed without the part that needs a library
+	packages       []string
+	running        map[string]*testedPackage
+}
+
+// A testedPackage holds what the tests of a package have printed, until it is known whether they fail.
+type testedPackage struct {
+	order []string                 // of the tests that print something
+	tests map[string]*bytes.Buffer // by name; "" is the package itself
+}
+
+// read copies to w what go test prints without -json.
+func (r *report) read(in io.Reader, w io.Writer) error {
+	r.running = make(map[string]*testedPackage)
+	lines := bufio.NewReader(in)
+	for {
+		line, err := lines.ReadBytes('\n')
+		if len(line) > 0 {
+			var e event
+			if line[0] != '{' || json.Unmarshal(line, &e) != nil {
+				if _, err := w.Write(line); err != nil {
+					return err
+				}
+			} else if err := r.take(e, w); err != nil {
+				return err
+			}
+		}
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func (r *report) take(e event, w io.Writer) error {
+	if e.Action == "build-output" {
+		_, err := io.WriteString(w, e.Output)
+		return err
+	}
+	p := r.running[e.Package]
+	if p == nil {
+		p = &testedPackage{tests: make(map[string]*bytes.Buffer)}
+		r.running[e.Package] = p
+	}
+	switch {
+	case e.Action == "output":
+		if p.tests[e.Test] == nil {
+			p.tests[e.Test] = new(bytes.Buffer)
+			p.order = append(p.order, e.Test)
+		}
+		p.tests[e.Test].WriteString(e.Output)
+	case e.Test == "" && (e.Action == "pass" || e.Action == "fail" || e.Action == "skip"):
+		delete(r.running, e.Package)
+		return p.print(w, e.Action == "fail")
+	case e.Action == "skip" || e.Action == "pass":
+		text := ""
+		if b := p.tests[e.Test]; b != nil {
+			text = b.String()
+			delete(p.tests, e.Test)
+		}
+		r.note(text, e.Action == "skip")
+	}
+	return nil
+}
+
+// note counts a test that was skipped or has passed, with what it has printed.
+func (r *report) note(text string, skipped bool) {
+	missing := false
+	for _, l := range libraries {
+		if (skipped || strings.Contains(text, "apt-get install")) && strings.Contains(text, l.text) {
+			missing = true
+			for name := range strings.FieldsSeq(l.packages) {
+				if !slices.Contains(r.packages, name) {
+					r.packages = append(r.packages, name)
+				}
+			}
+			break
+		}
+	}
+	switch {
+	case missing && skipped:
+		r.missing++
+	case missing:
+		r.partly++
+	case skipped:
+		r.other++
+	}
+}
+
+// print prints what go test prints of a package that has ended: its last line, or if it has failed all of the tests that did not pass.
+func (p *testedPackage) print(w io.Writer, failed bool) error {
+	own := ""
+	if b := p.tests[""]; b != nil {
+		own = b.String()
+	}
+	if !failed {
+		for line := range strings.Lines(own) {
+			if strings.HasPrefix(line, "ok  \t") || strings.HasPrefix(line, "?   \t") || strings.Contains(line, "\tcoverage: ") {
+				if _, err := io.WriteString(w, line); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	}
+	for _, name := range p.order {
+		b := p.tests[name]
+		if name == "" || b == nil {
+			continue
+		}
+		// The line that says how the test ended comes first, as without -json.
+		var ends, rest strings.Builder
+		for line := range strings.Lines(b.String()) {
+			switch {
+			case strings.HasPrefix(line, "=== "):
+			case strings.HasPrefix(strings.TrimLeft(line, " "), "--- FAIL: "):
+				ends.WriteString(line)
+			default:
+				rest.WriteString(line)
+			}
+		}
+		if _, err := io.WriteString(w, ends.String()+rest.String()); err != nil {
+			return err
+		}
+	}
+	_, err := io.WriteString(w, own)
+	return err
+}
+
+// summary is the line at the end.
+func (r *report) summary() string {
+	tests := func(n int) string {
+		if n == 1 {
+			return "1 test"
+		}
+		return fmt.Sprint(n, " tests")
+	}
+	text := "skipped: no test for want of a library"
+	if r.missing+r.partly > 0 {
+		text = fmt.Sprintf("skipped: %s for want of a library", tests(r.missing))
+		if r.partly > 0 {
+			text += fmt.Sprintf(", and part of %s", tests(r.partly))
+		}
+		text += "; to run all (Debian, Ubuntu): apt-get install " + strings.Join(r.packages, " ")
+	}
+	if r.other > 0 {
+		text += fmt.Sprintf("; %s for other reasons, which go test -v names", tests(r.other))
+	}
+	return text
+}

@@ -1,0 +1,72 @@
+// Package launchers reads from the environment which rank of a job this process is, as mpiexec, srun, torchrun and mula launch set it.
+package launchers
+
+import (
+	"os"
+	"strconv"
+	"strings"
+)
+
+// A Launcher is a program that starts the processes of a job.
+type Launcher struct {
+	Name string
+	MPI  bool // the MPI library finds the other processes
+	Rank string
+	Size string // "" for a launcher that does not set the number of processes
+	Here string // number of processes on this machine; "" for a launcher that does not set it
+	only string // variable that is set as well; without it the others are not the launcher's
+}
+
+// All are the launchers that mula knows. A process may have the variables of several, such as srun and its PMI.
+var All = []Launcher{
+	{Name: "mula launch", Rank: "MULA_RANK", Size: "MULA_WORLD"},
+	{Name: "Open MPI", MPI: true, Rank: "OMPI_COMM_WORLD_RANK", Size: "OMPI_COMM_WORLD_SIZE", Here: "OMPI_COMM_WORLD_LOCAL_SIZE"},
+	{Name: "MVAPICH2", MPI: true, Rank: "MV2_COMM_WORLD_RANK", Size: "MV2_COMM_WORLD_SIZE", Here: "MV2_COMM_WORLD_LOCAL_SIZE"},
+	{Name: "PMI", MPI: true, Rank: "PMI_RANK", Size: "PMI_SIZE", Here: "MPI_LOCALNRANKS"}, // MPICH, Intel MPI, srun --mpi=pmi2
+	{Name: "PMIx", MPI: true, Rank: "PMIX_RANK"},                                          // prterun, srun --mpi=pmix
+	{Name: "PALS", MPI: true, Rank: "PALS_RANKID"},                                        // HPE Cray machines
+	// A batch script has SLURM_PROCID, but no number of tasks of a step.
+	{Name: "srun", Rank: "SLURM_PROCID", Size: "SLURM_STEP_NUM_TASKS", Here: "SLURM_STEP_TASKS_PER_NODE"},
+	{Name: "torchrun", Rank: "RANK", Size: "WORLD_SIZE", Here: "LOCAL_WORLD_SIZE", only: "TORCHELASTIC_RUN_ID"},
+}
+
+// A Process is one process of a job.
+type Process struct {
+	Launcher Launcher
+	Rank     int
+	Size     int // 0 if the launcher does not set it
+	Here     int // processes on this machine; 1 if the launcher does not set it
+}
+
+// Find returns the place of this process in its job. It returns false for a process that no known launcher has started.
+func Find() (Process, bool) { return FindIn(os.Getenv) }
+
+// FindIn is Find with another environment. A launcher that does not set the number of processes counts only if no other launcher sets it.
+func FindIn(getenv func(string) string) (Process, bool) {
+	var first Process
+	found := false
+	for _, l := range All {
+		p := Process{Launcher: l, Here: 1}
+		var err error
+		if p.Rank, err = strconv.Atoi(getenv(l.Rank)); err != nil || p.Rank < 0 || l.only != "" && getenv(l.only) == "" {
+			continue
+		}
+		if l.Size == "" {
+			if !found {
+				first, found = p, true
+			}
+			continue
+		}
+		if p.Size, err = strconv.Atoi(getenv(l.Size)); err != nil || p.Rank >= p.Size {
+			continue
+		}
+		// Slurm writes "4(x2),3" for two machines with 4 tasks and one with 3.
+		digits, _, _ := strings.Cut(getenv(l.Here), "(")
+		digits, _, _ = strings.Cut(digits, ",")
+		if n, err := strconv.Atoi(digits); err == nil && n > 0 {
+			p.Here = n
+		}
+		return p, true
+	}
+	return first, found
+}

@@ -1,0 +1,437 @@
+package lint
+
+import (
+	"bufio"
+	"cmp"
+	"flag"
+	"fmt"
+	"go/ast"
+	"go/token"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"unicode/utf8"
+)
+
+var updateLanguage = flag.Bool("update-language", false, "lower the counts of language_exceptions.txt to what is there now")
+
+// A languageRule is a construction that the project does not use, and what to write instead.
+type languageRule struct {
+	pattern *regexp.Regexp
+	instead string
+}
+
+// languageRules lists constructions that make a reader stop. Patterns match whole words, in any case.
+var languageRules = compileRules([][2]string{
+	// Pronouns that replace a noun.
+	{`that of`, "repeat the noun: the plan's fingerprint"},
+	{`those of`, "repeat the noun"},
+	{`those that`, "the + noun + that"},
+	{`that which`, "the + noun"},
+	{`one that`, "a + noun + that"},
+	{`ones that`, "the + noun + that"},
+	{`what is (read|written|given|left|wanted|asked|said|known|missing)`, "the + noun"},
+	{`of what\b`, "the + noun"},
+	{`to what\b`, "the + noun"},
+	{`with what\b`, "the + noun"},
+	{`by what\b`, "the + noun"},
+	{`from what\b`, "the + noun"},
+	{`about what\b`, "the + noun"},
+	{`is what\b`, "name the thing"},
+	{`are what\b`, "name the things"},
+	{`whoever`, "the user, the client, the process"},
+	{`nobody`, "no user, no process, nothing"},
+	{`somebody`, "another user, another program"},
+	{`everybody`, "all users, all ranks"},
+	{`who (reads|asks|writes|sees|wants|has|gives|takes)\b`, "the reader, the caller, the user"},
+	{`of which`, "whose, or a new sentence"},
+	{`in which case`, "then"},
+	{`so many\b`, "give the number"},
+	{`as many as there are`, "all"},
+	// Words that the field does not use.
+	{`anew`, "again, re-"},
+	{`at hand`, "available"},
+	{`to be had`, "available"},
+	{`by and by`, "gradually"},
+	{`hither|thither|hence|thereof|therein|whereby|wherein`, "a plain word"},
+	{`ere\b`, "before"},
+	{`whilst`, "while"},
+	{`vain`, "unused, lost"},
+	{`outlived?`, "outlasted, stale"},
+	{`spoilt`, "non-finite, invalid"},
+	{`culprit`, "first failing rank"},
+	{`undisturbed`, "uninterrupted"},
+	{`stretch(es)? of`, "range of"},
+	{`leave(s|ing)? out|left out`, "skip, omit"},
+	{`half-written`, "partial"},
+	{`in hand`, "in progress"},
+	{`on the way`, "in transit"},
+	{`beside(s)? (it|them|him|the run|the others)`, "next to, in addition to"},
+	{`made of it`, "name the result"},
+	{`whole again`, "complete"},
+	{`as it stands`, "unchanged"},
+	{`as ever`, "as usual"},
+	{`by itself`, "automatically, alone"},
+	{`on its own account`, "itself"},
+	{`lends?\b`, "provides"},
+	// Verbs that are used for everything.
+	{`goes on (from|with|where|at|as)`, "resumes from, continues with"},
+	{`go on (from|with|where|at|as)`, "resume from, continue with"},
+	{`going on\b`, "resuming, in progress"},
+	{`takes? up again`, "resumes"},
+	{`stands? (for|in|behind|beside|there|where|at|on|between)`, "is, means, is stored in"},
+	{`lies? (in|at|there|where|between|behind|before)\b`, "is in, is at"},
+	{`comes? (to|of|by|with) (it|them|what)`, "name what happens"},
+	{`comes? about`, "happens"},
+	{`be about\b`, "describe"},
+	{`is about (as|the|a)\b`, "describes, concerns"},
+	{`speaks? (of|for|against)`, "mentions, describes"},
+	{`knows? of`, "has, is aware of"},
+	{`tells? (apart|what|where|how|which|that)`, "shows, distinguishes"},
+	{`says (nothing|what|where|how|which|so)\b`, "names, describes, prints"},
+	{`gives? (away|up on|back what)`, "returns, releases"},
+	{`begins? with`, "starts with"},
+	{`begins? (at|where|again|by)`, "starts at"},
+	{`is there (no|any)\b`, "exists"},
+	{`has (no )?meaning`, "is ignored, is not supported"},
+	{`is none\b`, "does not exist"},
+	{`is no [a-z]+ (of|for|at|to|that)\b`, "is not a"},
+	{`are no [a-z]+ of\b`, "are not"},
+	{`may be one\b`, "name the case"},
+	{`if need be`, "if necessary"},
+	{`in turns?\b`, "alternately"},
+	{`for good\b`, "permanently"},
+	{`once more`, "again"},
+	{`over again`, "again"},
+	{`all of it`, "everything, or the noun"},
+	{`the very\b`, "the same"},
+	{`such a one`, "such a + noun"},
+	{`the like\b`, "similar, and so on"},
+	{`much the same`, "similar"},
+	{`some [0-9]+\b`, "about N"},
+})
+
+func compileRules(rules [][2]string) []languageRule {
+	var out []languageRule
+	for _, r := range rules {
+		out = append(out, languageRule{regexp.MustCompile(`(?i)\b(?:` + r[0] + `)\b`), r[1]})
+	}
+	return out
+}
+
+// maxProse is the longest line of Markdown prose, in characters. Tables, headings and code blocks may be longer.
+const maxProse = 100
+
+// A remark is one thing that the language lint has to say about a line.
+type remark struct {
+	line int
+	text string
+}
+
+// lintText applies the rules to one piece of prose whose first line has the given number.
+func lintText(line int, text string) []remark {
+	var out []remark
+	for i, l := range strings.Split(text, "\n") {
+		for _, rule := range languageRules {
+			for _, found := range rule.pattern.FindAllString(l, -1) {
+				out = append(out, remark{line + i, fmt.Sprintf("%q: write %s", found, rule.instead)})
+			}
+		}
+	}
+	return out
+}
+
+var (
+	codeSpan = regexp.MustCompile("`[^`]*`")
+	linkTo   = regexp.MustCompile(`\]\([^)]*\)`)
+)
+
+// lintMarkdown looks at prose: not at fenced blocks, code spans and link targets.
+func lintMarkdown(text string) []remark {
+	var out []remark
+	fence := ""
+	for i, l := range strings.Split(text, "\n") {
+		trimmed := strings.TrimSpace(l)
+		if mark := strings.TrimLeft(trimmed, "`~"); len(trimmed)-len(mark) >= 3 {
+			switch opening := trimmed[:len(trimmed)-len(mark)]; {
+			case fence == "":
+				fence = opening
+			case strings.HasPrefix(opening, fence) && mark == "":
+				fence = ""
+			}
+			continue
+		}
+		if fence != "" {
+			continue
+		}
+		prose := linkTo.ReplaceAllString(codeSpan.ReplaceAllString(l, "``"), "]()")
+		out = append(out, lintText(i+1, prose)...)
+		isTable, isHeading := strings.HasPrefix(trimmed, "|"), strings.HasPrefix(trimmed, "#")
+		if n := utf8.RuneCountInString(l); n > maxProse && !isTable && !isHeading && strings.Contains(strings.TrimLeft(trimmed, "-*> "), " ") {
+			out = append(out, remark{i + 1, fmt.Sprintf("%d columns of prose: wrap at %d", n, maxProse)})
+		}
+	}
+	return out
+}
+
+// lintGo looks at what users and Go programmers read: messages, package comments, and comments of exported names. Tests are left to the rule
+// for names.
+func lintGo(f *goFile) []remark {
+	var out []remark
+	comment := func(g *ast.CommentGroup) {
+		if g != nil {
+			for _, c := range g.List {
+				out = append(out, lintText(f.set.Position(c.Pos()).Line, c.Text)...)
+			}
+		}
+	}
+	comment(f.syntax.Doc)
+	for _, decl := range f.syntax.Decls {
+		switch d := decl.(type) {
+		case *ast.FuncDecl:
+			if d.Name.IsExported() {
+				comment(d.Doc)
+			}
+		case *ast.GenDecl:
+			exported := false
+			for _, spec := range d.Specs {
+				switch s := spec.(type) {
+				case *ast.TypeSpec:
+					if s.Name.IsExported() {
+						exported = true
+						comment(s.Doc)
+						ast.Inspect(s.Type, func(n ast.Node) bool {
+							if field, ok := n.(*ast.Field); ok {
+								comment(field.Doc)
+								comment(field.Comment)
+							}
+							return true
+						})
+					}
+				case *ast.ValueSpec:
+					if slices.ContainsFunc(s.Names, (*ast.Ident).IsExported) {
+						exported = true
+						comment(s.Doc)
+						comment(s.Comment)
+					}
+				}
+			}
+			if exported {
+				comment(d.Doc)
+			}
+		}
+	}
+	ast.Inspect(f.syntax, func(n ast.Node) bool {
+		lit, ok := n.(*ast.BasicLit)
+		if !ok || lit.Kind != token.STRING {
+			return true
+		}
+		if text, err := strconv.Unquote(lit.Value); err == nil && strings.Contains(text, " ") {
+			out = append(out, lintText(f.set.Position(lit.Pos()).Line, text)...)
+		}
+		return true
+	})
+	return out
+}
+
+// lintPython looks at comments and docstrings.
+func lintPython(text string) []remark {
+	var out []remark
+	inside := false
+	for i, l := range strings.Split(text, "\n") {
+		if strings.Count(l, `"""`)%2 == 1 {
+			inside = !inside
+			out = append(out, lintText(i+1, l)...)
+			continue
+		}
+		if at := strings.Index(l, "#"); inside || strings.Contains(l, `"""`) {
+			out = append(out, lintText(i+1, l)...)
+		} else if at >= 0 {
+			out = append(out, lintText(i+1, l[at:])...)
+		}
+	}
+	return out
+}
+
+// languageRemarks collects the remarks on every file that users or Go programmers read, by path.
+func languageRemarks(root string) (map[string][]remark, error) {
+	out := make(map[string][]remark)
+	files, err := moduleFiles(root)
+	if err != nil {
+		return nil, err
+	}
+	for _, f := range files {
+		if !f.test() {
+			out[f.path] = lintGo(f)
+		}
+	}
+	err = filepath.WalkDir(root, func(name string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		base := entry.Name()
+		if entry.IsDir() {
+			if name != root && (base == "testdata" || base == "quickstart" || strings.HasPrefix(base, ".")) {
+				return fs.SkipDir
+			}
+			return nil
+		}
+		rel, err := filepath.Rel(root, name)
+		if err != nil {
+			return err
+		}
+		rel = filepath.ToSlash(rel)
+		isClient := strings.HasPrefix(rel, "clients/python/mula/") || strings.HasPrefix(rel, "clients/python/examples/")
+		switch ext := path.Ext(rel); {
+		case ext == ".md", ext == ".py" && isClient:
+			text, err := os.ReadFile(name)
+			if err != nil {
+				return err
+			}
+			if ext == ".md" {
+				out[rel] = lintMarkdown(string(text))
+			} else {
+				out[rel] = lintPython(string(text))
+			}
+		}
+		return nil
+	})
+	return out, err
+}
+
+const exceptionsFile = "language_exceptions.txt"
+
+// readExceptions reads the number of remarks that each file may still have: lines of a number, a space and a path.
+func readExceptions(text string) (map[string]int, error) {
+	out := make(map[string]int)
+	s := bufio.NewScanner(strings.NewReader(text))
+	for n := 1; s.Scan(); n++ {
+		line := strings.TrimSpace(s.Text())
+		if line == "" || strings.HasPrefix(line, "#") {
+			continue
+		}
+		count, file, ok := strings.Cut(line, " ")
+		number, err := strconv.Atoi(count)
+		if !ok || err != nil || number < 1 {
+			return nil, fmt.Errorf("%s:%d: want a number, a space and a path", exceptionsFile, n)
+		}
+		out[file] = number
+	}
+	return out, s.Err()
+}
+
+// Everything that users read follows the rules of the language. Files from before the rules have a number of exceptions, which only falls.
+func TestLanguage(t *testing.T) {
+	root, _, err := moduleRoot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := languageRemarks(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(exceptionsFile)
+	if err != nil && !*updateLanguage {
+		t.Fatal(err)
+	}
+	allowed, err := readExceptions(string(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if *updateLanguage {
+		writeExceptions(t, all, allowed, len(text) == 0)
+		return
+	}
+	for file, remarks := range all {
+		if len(remarks) <= allowed[file] {
+			continue
+		}
+		t.Errorf("%s: %d remarks, and %s allows %d:", file, len(remarks), exceptionsFile, allowed[file])
+		const most = 30
+		for _, r := range remarks[:min(len(remarks), most)] {
+			t.Errorf("%s:%d: %s", file, r.line, r.text)
+		}
+		if len(remarks) > most {
+			t.Errorf("%s: %d more", file, len(remarks)-most)
+		}
+	}
+	for file := range allowed {
+		if _, ok := all[file]; !ok {
+			t.Errorf("%s lists %s, which does not exist: remove the line", exceptionsFile, file)
+		}
+	}
+}
+
+func writeExceptions(t *testing.T, all map[string][]remark, allowed map[string]int, first bool) {
+	var b strings.Builder
+	b.WriteString("# Remarks of the language lint that a file may still have. The numbers only fall:\n# go test ./internal/lint -run TestLanguage -update-language\n")
+	type row struct {
+		file  string
+		count int
+	}
+	var rows []row
+	for file, remarks := range all {
+		n := len(remarks)
+		if !first {
+			n = min(n, allowed[file])
+		}
+		if n > 0 {
+			rows = append(rows, row{file, n})
+		}
+	}
+	slices.SortFunc(rows, func(a, b row) int { return cmp.Compare(a.file, b.file) })
+	for _, r := range rows {
+		fmt.Fprintf(&b, "%d %s\n", r.count, r.file)
+	}
+	if err := os.WriteFile(exceptionsFile, []byte(b.String()), 0o666); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestLanguageRules(t *testing.T) {
+	if n := len(languageRules); n < 60 {
+		t.Errorf("%d rules, want at least 60", n)
+	}
+	for _, test := range []struct {
+		text string
+		want int
+	}{
+		{"The plan's fingerprint differs from that of the log.", 1},
+		{"Rebuilt files are byte-identical. mula checks the inputs again as usual.", 0},
+		{"What is made anew goes on from there.", 2},
+		{"THAT OF", 1},
+		{"thatof, anewly", 0},
+	} {
+		if got := lintText(1, test.text); len(got) != test.want {
+			t.Errorf("%q: %v, want %d remarks", test.text, got, test.want)
+		}
+	}
+	long := strings.Repeat("word ", 21)
+	for _, test := range []struct {
+		text string
+		want []int // lines
+	}{
+		{"one\n" + long + "\n", []int{2}},
+		{"| " + long + " |\n# " + long, nil},
+		{"```\n" + long + "\nthat of\n```\nthat of", []int{5}},
+		{"````\n```\nthat of\n```\n````\nthat of", []int{6}},
+		{"`that of` and [x](that of)", nil},
+	} {
+		var lines []int
+		for _, r := range lintMarkdown(test.text) {
+			lines = append(lines, r.line)
+		}
+		if !slices.Equal(lines, test.want) {
+			t.Errorf("%q: remarks on lines %v, want %v", test.text, lines, test.want)
+		}
+	}
+	if got := lintPython("x = 1  # that of\nthat_of = 'that of'\n\"\"\"A.\nthat of\n\"\"\"\ny = 'that of'"); len(got) != 2 || got[0].line != 1 || got[1].line != 4 {
+		t.Errorf("Python: %v", got)
+	}
+}

@@ -1,0 +1,478 @@
+package strictyaml
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"math/big"
+	"reflect"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"github.com/goccy/go-yaml/ast"
+	"github.com/goccy/go-yaml/token"
+
+	"mula/internal/localpath"
+	"mula/internal/quantity"
+)
+
+// An Unmarshaler is a type that reads itself from a scalar. Anchors and aliases have been resolved before. The error says what is wrong with
+// the value; the decoder puts file, line and field in front.
+type Unmarshaler interface {
+	UnmarshalYAML(n ast.Node) error
+}
+
+// Decode reads the file into v, a pointer to a struct with yaml tags. A field that the file does not have, or has with null, keeps its value.
+// A field that the struct does not have is an error that names the nearest one. Numbers are decimal. A whole number whose field has the
+// tag count:"suffix" may end with a suffix of [quantity.Count]. A list of texts may be given as one text. A text that is a URL is refused, since most
+// texts are paths; the tag url:"ok" of a field allows it.
+//
+// The error is an [Errors] with all problems of the file. Fields without a problem are set nevertheless.
+func (f *File) Decode(v any) error {
+	if f.Empty() {
+		return nil
+	}
+	d := decoder{file: f, anchors: map[string][]*ast.AnchorNode{}, active: map[*ast.AnchorNode]bool{}}
+	ast.Walk(visitor(func(n ast.Node) {
+		if a, ok := n.(*ast.AnchorNode); ok {
+			name := a.Name.GetToken().Value
+			d.anchors[name] = append(d.anchors[name], a)
+		}
+	}), f.tree.Docs[0])
+	d.root = reflect.TypeOf(v).Elem()
+	d.value(reflect.ValueOf(v).Elem(), f.tree.Docs[0].Body, "$", "")
+	return All(d.problems)
+}
+
+// Bounds of what aliases may stand for: values, and mappings that << merges.
+const (
+	maxAliased = 1_000_000
+	maxMerges  = 10_000
+)
+
+type decoder struct {
+	file     *File
+	root     reflect.Type
+	anchors  map[string][]*ast.AnchorNode // by name, in the order of the file
+	active   map[*ast.AnchorNode]bool     // those that are being read
+	alias    *ast.AliasNode               // through which what is read now was reached, the outermost; nil for none
+	aliased  int                          // values that were read through it and others
+	merges   int
+	problems []error
+}
+
+// fail notes a problem with the value of the field at path.
+func (d *decoder) fail(n ast.Node, path, format string, args ...any) {
+	err := fmt.Errorf(format, args...)
+	if d.alias != nil {
+		n, err = d.alias, fmt.Errorf("%w (through the alias *%s)", err, d.alias.Value.GetToken().Value)
+	}
+	d.problems = append(d.problems, &Error{file: d.file.name, Line: line(n), Path: path, decoding: true, err: err})
+}
+
+// wrong notes that a value is not what its field needs.
+func (d *decoder) wrong(n ast.Node, path, want string) {
+	d.fail(n, path, "%s%s; it must be %s", subject(path), nodeName(n), want)
+}
+
+// subject begins a message about the value at a path.
+func subject(path string) string {
+	if path == "$" {
+		return "the file is "
+	}
+	return strings.TrimPrefix(path, "$.") + " is "
+}
+
+// value reads n into dst, whose field has the tag.
+func (d *decoder) value(dst reflect.Value, n ast.Node, path string, tag reflect.StructTag) {
+	if d.alias != nil {
+		if d.aliased++; d.aliased > maxAliased {
+			if d.aliased == maxAliased+1 {
+				d.fail(n, path, "aliases stand for more than %d values; use fewer", maxAliased)
+			}
+			return
+		}
+	}
+	switch n := n.(type) {
+	case nil, *ast.NullNode:
+		if dst.Kind() == reflect.Pointer {
+			dst.SetZero()
+		}
+		return
+	case *ast.AnchorNode:
+		d.active[n] = true
+		d.value(dst, n.Value, path, tag)
+		d.active[n] = false
+		return
+	case *ast.AliasNode:
+		anchor := d.resolve(n, path)
+		if anchor == nil {
+			return
+		}
+		if d.alias == nil {
+			d.alias = n
+			defer func() { d.alias = nil }()
+		}
+		d.value(dst, anchor, path, tag)
+		return
+	case *ast.TagNode:
+		d.fail(n, path, "the tag %s is not supported; write the value without it, and a text in quotation marks", n.Start.Value)
+		return
+	}
+	if dst.Kind() == reflect.Pointer {
+		inner := reflect.New(dst.Type().Elem())
+		before := len(d.problems)
+		if d.value(inner.Elem(), n, path, tag); len(d.problems) == before {
+			dst.Set(inner)
+		}
+		return
+	}
+	if u, ok := dst.Addr().Interface().(Unmarshaler); ok {
+		if err := u.UnmarshalYAML(n); err != nil {
+			d.fail(n, path, "%s: %w", strings.TrimPrefix(path, "$."), err)
+		}
+		return
+	}
+	switch k := dst.Kind(); {
+	case k == reflect.Struct:
+		d.structure(dst, n, path)
+	case k == reflect.Map:
+		d.mapping(dst, n, path, tag)
+	case k == reflect.Slice:
+		d.list(dst, n, path, tag)
+	default:
+		d.scalar(dst, n, path, tag)
+	}
+}
+
+// resolve is the anchor that an alias names: the last before it in the file.
+func (d *decoder) resolve(n *ast.AliasNode, path string) *ast.AnchorNode {
+	name := n.Value.GetToken().Value
+	var found *ast.AnchorNode
+	for _, a := range d.anchors[name] {
+		if a.GetToken().Position.Offset < n.GetToken().Position.Offset {
+			found = a
+		}
+	}
+	switch {
+	case found == nil:
+		d.fail(n, path, "the alias *%s has no anchor &%s before it", name, name)
+	case d.active[found]:
+		d.fail(n, path, "the alias *%s is within its own anchor", name)
+		return nil
+	}
+	return found
+}
+
+// An entry is a key of a mapping and its value.
+type entry struct {
+	key   string
+	at    ast.Node // the key
+	value ast.Node
+}
+
+// entries are the keys of a mapping, with those that << merges into it. ok is false if n is no mapping.
+func (d *decoder) entries(n ast.Node, path string) (list []entry, ok bool) {
+	m, ok := n.(ast.MapNode)
+	if !ok {
+		return nil, false
+	}
+	seen := map[string]ast.Node{}
+	var merged []entry
+	for i := m.MapRange(); i.Next(); {
+		if i.Key().IsMergeKey() {
+			merged = append(merged, d.merge(i.Value(), path)...)
+			continue
+		}
+		key, err := textOf(i.Key())
+		if err != nil {
+			d.fail(i.Key(), path, "the key %s: %w", nodeName(i.Key()), err)
+			continue
+		}
+		if first, twice := seen[key]; twice {
+			d.fail(i.Key(), join(path, key), "%q is given twice, first in line %d; remove one", key, line(first))
+			continue
+		}
+		seen[key] = i.Key()
+		list = append(list, entry{key, i.Key(), i.Value()})
+	}
+	for _, e := range merged {
+		if _, own := seen[e.key]; !own {
+			seen[e.key] = e.at
+			list = append(list, e)
+		}
+	}
+	return list, true
+}
+
+// merge are the entries of the mappings that a merge key names.
+func (d *decoder) merge(n ast.Node, path string) []entry {
+	if d.merges++; d.merges > maxMerges {
+		if d.merges == maxMerges+1 {
+			d.fail(n, path, "more than %d merged mappings; use fewer aliases", maxMerges)
+		}
+		return nil
+	}
+	switch n := n.(type) {
+	case *ast.AnchorNode:
+		return d.merge(n.Value, path)
+	case *ast.AliasNode:
+		if a := d.resolve(n, path); a != nil {
+			d.active[a] = true
+			defer func() { d.active[a] = false }()
+			return d.merge(a.Value, path)
+		}
+		return nil
+	case *ast.SequenceNode:
+		var all []entry
+		for _, v := range n.Values {
+			all = append(all, d.merge(v, path)...)
+		}
+		return all
+	}
+	list, ok := d.entries(n, path)
+	if !ok {
+		d.fail(n, path, "<< merges mappings, but here is %s", nodeName(n))
+	}
+	return list
+}
+
+// join is the path of a key of a mapping.
+func join(path, key string) string {
+	if plainKey.MatchString(key) {
+		return path + "." + key
+	}
+	return path + ".'" + key + "'"
+}
+
+var plainKey = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+
+func (d *decoder) structure(dst reflect.Value, n ast.Node, path string) {
+	list, ok := d.entries(n, path)
+	if !ok {
+		example := ""
+		if t := n.GetToken(); path != "$" && isScalar(n) {
+			example = fmt.Sprintf(", such as %s: {%s: %s}", path[strings.LastIndexByte(path, '.')+1:], fields(dst.Type())[0], t.Value)
+			if strings.HasSuffix(path, "]") {
+				example = fmt.Sprintf(", such as - {%s: %s}", fields(dst.Type())[0], t.Value)
+			}
+		}
+		d.wrong(n, path, "a mapping"+example)
+		return
+	}
+	for _, e := range list {
+		f, field, ok := structField(dst, e.key)
+		if !ok {
+			d.fail(e.at, join(path, e.key), "unknown field %q%s", e.key, knownFields(e.key, dst.Type(), d.root))
+			continue
+		}
+		d.value(f, e.value, join(path, e.key), field.Tag)
+	}
+}
+
+// structField is the field of v with a name in the file.
+func structField(v reflect.Value, name string) (reflect.Value, reflect.StructField, bool) {
+	for i := range v.NumField() {
+		f := v.Type().Field(i)
+		tag, options, _ := strings.Cut(f.Tag.Get("yaml"), ",")
+		if options == "inline" {
+			if found, field, ok := structField(v.Field(i), name); ok {
+				return found, field, true
+			}
+		} else if tag == name && tag != "-" && tag != "" {
+			return v.Field(i), f, true
+		}
+	}
+	return reflect.Value{}, reflect.StructField{}, false
+}
+
+func (d *decoder) mapping(dst reflect.Value, n ast.Node, path string, tag reflect.StructTag) {
+	list, ok := d.entries(n, path)
+	if !ok {
+		d.wrong(n, path, "a mapping: {NAME: …}")
+		return
+	}
+	m := reflect.MakeMap(dst.Type())
+	for _, e := range list {
+		v := reflect.New(dst.Type().Elem()).Elem()
+		d.value(v, e.value, join(path, e.key), tag)
+		m.SetMapIndex(reflect.ValueOf(e.key).Convert(dst.Type().Key()), v)
+	}
+	dst.Set(m)
+}
+
+func (d *decoder) list(dst reflect.Value, n ast.Node, path string, tag reflect.StructTag) {
+	element := dst.Type().Elem()
+	values := []ast.Node{n}
+	if s, ok := n.(*ast.SequenceNode); ok {
+		values = s.Values
+	} else if element.Kind() != reflect.String || !isScalar(n) {
+		example := ""
+		if names := fields(element); names != nil {
+			for i, name := range names {
+				of := fieldType(element, name)
+				if names[i] += ": …"; of.Kind() == reflect.Slice {
+					names[i] = name + ": […]"
+				}
+			}
+			example = ": - {" + strings.Join(names, ", ") + "}"
+		} else {
+			example = ": […, …]"
+		}
+		d.wrong(n, path, "a list"+example)
+		return
+	}
+	list := reflect.MakeSlice(dst.Type(), len(values), len(values))
+	for i, v := range values {
+		d.value(list.Index(i), v, fmt.Sprintf("%s[%d]", path, i), tag)
+	}
+	dst.Set(list)
+}
+
+func isScalar(n ast.Node) bool {
+	_, ok := n.(ast.ScalarNode)
+	return ok
+}
+
+func (d *decoder) scalar(dst reflect.Value, n ast.Node, path string, tag reflect.StructTag) {
+	want := kindName(dst.Type())
+	switch k := dst.Kind(); {
+	case !isScalar(n):
+		d.wrong(n, path, want)
+	case k == reflect.String:
+		text, err := textOf(n)
+		if err != nil {
+			d.fail(n, path, "%s%s: %w", subject(path), nodeName(n), err)
+			return
+		}
+		if err := localpath.Check(text); err != nil && tag.Get("url") != "ok" {
+			d.fail(n, path, "%w", err)
+			return
+		}
+		dst.SetString(text)
+	case k == reflect.Bool:
+		b, ok := n.(*ast.BoolNode)
+		if !ok {
+			d.wrong(n, path, want)
+			return
+		}
+		dst.SetBool(b.Value)
+	default:
+		d.number(dst, n, path, tag)
+	}
+}
+
+func (d *decoder) number(dst reflect.Value, n ast.Node, path string, tag reflect.StructTag) {
+	text, want := scalarText(n), kindName(dst.Type())
+	switch n.(type) {
+	case *ast.BoolNode, *ast.LiteralNode:
+		d.wrong(n, path, want)
+		return
+	case *ast.InfinityNode, *ast.NanNode:
+		d.fail(n, path, "%s%s; it must be a finite number", subject(path), text)
+		return
+	}
+	if tag.Get("count") != "" {
+		want += ", which may end with k, M, G, B or T"
+		v, err := quantity.Count(text)
+		if err == nil {
+			text = strconv.FormatInt(v, 10)
+		} else if !errors.Is(err, quantity.ErrForm) {
+			d.fail(n, path, "%s: %w", strings.TrimPrefix(path, "$."), err)
+			return
+		}
+	}
+	exact, err := quantity.Decimal(text)
+	switch {
+	case errors.Is(err, quantity.ErrForm):
+		d.wrong(n, path, want)
+		return
+	case err != nil:
+		d.fail(n, path, "%s: %w", strings.TrimPrefix(path, "$."), err)
+		return
+	}
+	outside := func(low, high any) {
+		d.fail(n, path, "%s%s; it must be between %v and %v", subject(path), text, low, high)
+	}
+	bits := dst.Type().Bits()
+	if dst.CanFloat() {
+		v, err := strconv.ParseFloat(text, bits)
+		if err != nil || v == 0 && exact.Sign() != 0 { // too large, or so small that it is 0
+			d.fail(n, path, "%s%s, which is out of the range of numbers", subject(path), text)
+			return
+		}
+		dst.SetFloat(v)
+		return
+	}
+	if !exact.IsInt() {
+		d.wrong(n, path, want)
+		return
+	}
+	if dst.CanInt() {
+		if v := exact.Num(); v.IsInt64() && !dst.OverflowInt(v.Int64()) {
+			dst.SetInt(v.Int64())
+			return
+		}
+		limit := int64(math.MaxInt64) >> (64 - bits)
+		outside(-limit-1, limit)
+		return
+	}
+	if v := exact.Num(); v.IsUint64() && !dst.OverflowUint(v.Uint64()) {
+		dst.SetUint(v.Uint64())
+		return
+	}
+	outside(0, new(big.Int).Sub(new(big.Int).Lsh(big.NewInt(1), uint(bits)), big.NewInt(1)))
+}
+
+// scalarText is a scalar as it is in the file, without quotation marks.
+func scalarText(n ast.Node) string {
+	switch n := n.(type) {
+	case *ast.StringNode:
+		return n.Value
+	case *ast.LiteralNode:
+		return n.Value.Value
+	}
+	return n.GetToken().Value
+}
+
+// textOf is a scalar that is to be a text. YAML has several ways to write one number, so a number is a text only as it is usually written:
+// 1 may be a text, 01 and 1.0 may not.
+func textOf(n ast.Node) (string, error) {
+	text := scalarText(n)
+	switch n := n.(type) {
+	case *ast.StringNode, *ast.LiteralNode:
+		return text, nil
+	case *ast.IntegerNode, *ast.FloatNode, *ast.BoolNode:
+		if fmt.Sprint(n.(ast.ScalarNode).GetValue()) == text {
+			return text, nil
+		}
+	case *ast.MappingKeyNode:
+		return textOf(n.Value)
+	}
+	if !isScalar(n) {
+		return "", errors.New("it must be a text")
+	}
+	return "", fmt.Errorf("it is not a text in YAML; write %q in quotation marks", text)
+}
+
+// nodeName is a value in words of the user's.
+func nodeName(n ast.Node) string {
+	switch n := n.(type) {
+	case ast.MapNode:
+		return "a mapping"
+	case *ast.SequenceNode:
+		return "a list"
+	case *ast.LiteralNode:
+		return "a text of several lines"
+	case *ast.MappingKeyNode:
+		return nodeName(n.Value)
+	}
+	if t := n.GetToken(); t != nil {
+		if t.Type == token.StringType || t.Type == token.SingleQuoteType || t.Type == token.DoubleQuoteType {
+			return fmt.Sprintf("%.100q", t.Value)
+		}
+		return t.Value
+	}
+	return "a value"
+}

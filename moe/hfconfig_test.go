@@ -1,0 +1,252 @@
+package moe
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// minimalConfig is a config.json with the fields that must be there, and the changes given.
+func minimalConfig(architecture Architecture, changes ...string) string {
+	text := fmt.Sprintf(`{"model_type": %q, "vocab_size": 60000, "hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4`, architecture)
+	if architecture == OLMoE {
+		text += `, "num_experts": 8, "num_experts_per_tok": 2`
+	}
+	return text + ", " + strings.Join(changes, ", ") + "}"
+}
+
+// A value that transformers would compute something else for is refused with a message that names file, field and value.
+func TestConfigJSONRefusesValues(t *testing.T) {
+	for _, test := range []struct{ field, value, shown string }{
+		{"is_causal", "false", ""},
+		{"is_causal", "null", ""}, // transformers 5 takes null for false
+		{"is_causal", "0", ""},
+		{"hidden_act", `"gelu"`, ""},
+		{"hidden_act", "null", ""},
+		{"attention_bias", "true", ""},
+		{"attention_dropout", "0.1", ""},
+		{"attention_dropout", "1e999", ""},
+		{"sliding_window", "512", ""},
+		{"attention_chunk_size", "512", ""},
+		{"num_kv_shared_layers", "1", ""},
+		{"kv_sharing_modes", `["reuse"]`, ""},
+		{"layer_types", `["full_attention", "sliding_attention"]`, `"sliding_attention"`},
+		{"layer_types", `["full_attention"]`, "1 entries"},
+		{"layer_types", `"full_attention"`, ""},
+		{"partial_rotary_factor", "0.5", ""},
+		{"rope_theta", "null", ""},
+		{"rope_theta", `"10000"`, ""},
+		{"rope_scaling", `{"type": "linear", "factor": 2.0}`, `type is "linear"`},
+		{"rope_scaling", `{"rope_type": "llama3", "factor": 8}`, `rope_type is "llama3"`},
+		{"rope_scaling", `{"rope_theta": 500.0}`, "500"},
+		{"rope_scaling", `[]`, ""},
+		{"rope_parameters", `{"rope_type": "yarn", "factor": 2}`, `rope_type is "yarn"`},
+		{"rope_parameters", `{"rope_type": null}`, "rope_type is null"},
+		{"rope_parameters", `{"rope_type": "default", "factor": 2}`, "factor is 2"},
+		{"rope_parameters", `{"rope_type": "default", "partial_rotary_factor": 0.5}`, "partial_rotary_factor is 0.5"},
+		{"rope_parameters", `{"rope_theta": 500}, "rope_scaling": {"rope_type": "default"}`, "both set"},
+		{"alibi", "true", ""},
+		{"use_alibi", "true", ""},
+		{"is_encoder_decoder", "true", ""},
+		{"add_cross_attention", "true", ""},
+		{"cross_attention_hidden_size", "64", ""},
+		{"tie_encoder_decoder", "true", ""},
+		{"text_config", `{"hidden_size": 32}`, `{"hidden_size":32}`},
+		{"decoder", `{"hidden_size": 32}`, `{"hidden_size":32}`},
+		{"generator", `{}`, ""},
+		{"text_encoder", `{}`, ""},
+		{"pruned_heads", `{"0": [1]}`, `{"0":[1]}`},
+		{"per_layer_config", `{"0": {"intermediate_size": 16}}`, `{"0":{"intermediate_size":16}}`},
+		{"fusion_config", `{"patch_embeddings": true}`, `{"patch_embeddings":true}`},
+		{"quantization_config", `{"quant_method": "bitsandbytes"}`, `{"quant_method":"bitsandbytes"}`},
+		{"transformers_weights", `"other.safetensors"`, ""},
+		{"auto_map", `{"AutoModelForCausalLM": "modeling.Mine"}`, `{"AutoModelForCausalLM":"modeling.Mine"}`},
+		{"dtype", `"float8_e4m3fn"`, ""},
+		{"torch_dtype", `"float64"`, ""},
+		{"attn_implementation", `"kernels-community/attention"`, ""},
+		{"_attn_implementation", `{"": "mine"}`, `{"":"mine"}`},
+		{"experts_implementation", `"mine"`, ""},
+		{"architectures", `["OlmoModel"]`, ""},
+		{"architectures", `[]`, ""},
+		{"tie_word_embeddings", "1", ""},
+		{"tie_word_embeddings", "null", ""},
+		{"clip_qkv", "true", ""},
+		{"clip_qkv", "0", ""},
+		{"clip_qkv", `{"__float__": "Infinity"}`, `{"__float__":"Infinity"}`},
+		{"head_dim", "32", ""},
+		{"pad_token_id", "-1", ""},
+		{"eos_token_id", "[1, 2]", "[1,2]"},
+		{"eos_token_id", "1.0", ""},
+		{"max_position_embeddings", "null", ""},
+		{"initializer_range", "1e400", ""},
+		{"num_key_value_heads", "2.0", ""},
+		{"residual_multiplier", "0.5", ""},
+		{"mlp_layer_types", `["dense", "sparse"]`, `["dense","sparse"]`},
+	} {
+		for _, architecture := range []Architecture{OLMoE, OLMo} {
+			_, err := ReadConfigJSON(strings.NewReader(minimalConfig(architecture, fmt.Sprintf("%q: %s", test.field, test.value))), "dir/config.json")
+			shown := test.shown
+			if shown == "" {
+				shown = test.value
+			}
+			if err == nil || !strings.HasPrefix(err.Error(), "dir/config.json: ") || !strings.Contains(err.Error(), test.field) || !strings.Contains(err.Error(), shown) {
+				t.Errorf("%s, %s: %s: error %v, want one with the file, the field and %s", architecture, test.field, test.value, err, shown)
+			}
+		}
+	}
+	for field, value := range map[string]string{"norm_topk_prob": "true", "rms_norm_eps": "null", "router_aux_loss_coef": `"x"`, "num_local_experts": "4"} {
+		if _, err := ReadConfigJSON(strings.NewReader(minimalConfig(OLMoE, fmt.Sprintf("%q: %s", field, value))), "config.json"); err == nil ||
+			!strings.Contains(err.Error(), field) || !strings.Contains(err.Error(), value) {
+			t.Errorf("%s: %s: %v", field, value, err)
+		}
+	}
+}
+
+// All problems of a file are in one error.
+func TestConfigJSONReportsAllProblems(t *testing.T) {
+	_, err := ReadConfigJSON(strings.NewReader(`{"model_type": "olmo", "vocab_size": "many", "hidden_size": 32.5, "is_causal": false, "tie_word_embedings": true}`), "config.json")
+	want := `config.json: vocab_size is "many"; want a whole number
+config.json: hidden_size is 32.5; want a whole number
+config.json: field intermediate_size is missing
+config.json: field num_hidden_layers is missing
+config.json: field num_attention_heads is missing
+config.json: is_causal is false; only true is supported
+config.json: unknown field tie_word_embedings with value true; did you mean "tie_word_embeddings"?`
+	if err == nil || err.Error() != want {
+		t.Errorf("%v\nwant\n%s", err, want)
+	}
+}
+
+// The supported values are accepted, and so are all fields that do not change the logits.
+func TestConfigJSONAcceptsValues(t *testing.T) {
+	changes := []string{`"is_causal": true`, `"layer_types": ["full_attention", "full_attention"]`, `"layer_types": null`, `"head_dim": 16`, `"head_dim": null`,
+		`"rope_scaling": {"rope_type": "default", "type": "default"}`, `"rope_parameters": {"rope_theta": 7.5, "partial_rotary_factor": 1.0}`,
+		`"rope_theta": 500, "rope_scaling": {"rope_theta": 500.0}`, `"attention_dropout": 0.0`, `"eos_token_id": [7]`, `"bos_token_id": -1`}
+	for field, list := range hfFixed {
+		var values []json.RawMessage
+		if err := json.Unmarshal([]byte(list), &values); err != nil || len(values) == 0 {
+			t.Fatalf("%s: %s: %v", field, list, err)
+		}
+		for _, v := range values {
+			changes = append(changes, fmt.Sprintf("%q: %s", field, v))
+		}
+	}
+	for _, field := range hfIgnored {
+		changes = append(changes, fmt.Sprintf(`%q: {"any": ["value"]}`, field))
+	}
+	for _, architecture := range []Architecture{OLMoE, OLMo} {
+		for _, change := range append(changes, fmt.Sprintf(`"architectures": [%q]`, hfClass[architecture].name)) {
+			if _, err := ReadConfigJSON(strings.NewReader(minimalConfig(architecture, change)), "config.json"); err != nil {
+				t.Errorf("%s: %s: %v", architecture, change, err)
+			}
+		}
+	}
+}
+
+// Whatever transformers itself writes for these models is accepted. testdata/configs.py made the files.
+func TestConfigJSONOfTransformers(t *testing.T) {
+	text, err := os.ReadFile("testdata/configs.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var configs map[string]json.RawMessage
+	if err := json.Unmarshal(text, &configs); err != nil {
+		t.Fatal(err)
+	}
+	if len(configs) != 16 {
+		t.Errorf("%d files, want 16", len(configs))
+	}
+	for name, text := range configs {
+		c, err := ReadConfigJSON(strings.NewReader(string(text)), name)
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		if others := strings.Contains(name, "others"); c.TieEmbeddings != others || (c.ClipQKV == 8) != others || (c.KVHeads == 2) != others || (c.PadTokenID == NoToken) != others {
+			t.Errorf("%s: %+v", name, c)
+		}
+	}
+}
+
+// docs/formats/config-json.md names every field that is read, in the table where it belongs.
+func TestConfigJSONDocumentation(t *testing.T) {
+	text, err := os.ReadFile("../docs/formats/config-json.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	page := string(text)
+	section := func(title string, cells int) map[string]bool { // what is in backticks, in so many cells of each row of a table
+
+		_, after, ok := strings.Cut(page, "\n## "+title+"\n")
+		if !ok {
+			t.Fatalf("no section %q", title)
+		}
+		after, _, _ = strings.Cut(after, "\n## ")
+		names := map[string]bool{}
+		for line := range strings.Lines(after) {
+			if strings.HasPrefix(line, "|") {
+				line = strings.Join(strings.Split(line, "|")[:cells+1], "|")
+			} else if cells > 0 {
+				continue
+			}
+			for i, word := range strings.Split(line, "`") {
+				if i%2 == 1 {
+					names[word] = true
+				}
+			}
+		}
+		return names
+	}
+	f, _ := fromFieldsOf(t, minimalConfig(OLMoE, `"use_cache": true`))
+	used, fixed, ignored := section("Fields that mula uses", 1), section("Fields with one supported value", 2), section("Fields that mula ignores", 0)
+	for name := range f.known {
+		_, isFixed := hfFixed[name]
+		if name == "norm_topk_prob" || name == "architectures" || name == "layer_types" {
+			isFixed = true
+		}
+		if isFixed && !fixed[name] || !isFixed && !used[name] {
+			t.Errorf("%s is not where it belongs", name)
+		}
+	}
+	for name, list := range hfFixed {
+		if !fixed[name] {
+			t.Errorf("%s is not in the list of fields with one supported value", name)
+		}
+		for _, value := range strings.Split(list[1:len(list)-1], ", ") {
+			if !fixed[value] {
+				t.Errorf("%s: the value %s is not named", name, value)
+			}
+		}
+	}
+	for _, name := range hfIgnored {
+		if !ignored[name] {
+			t.Errorf("%s is not in the list of ignored fields", name)
+		}
+	}
+	all := slices.Concat(slices.Collect(maps.Keys(f.known)), slices.Collect(maps.Keys(hfFixed)), hfIgnored)
+	for _, names := range []map[string]bool{used, ignored} {
+		for name := range names {
+			if name != "aux_loss" && !slices.Contains(all, name) {
+				t.Errorf("%s is documented and not known", name)
+			}
+		}
+	}
+}
+
+// fromFieldsOf returns what was asked of a config.json.
+func fromFieldsOf(t *testing.T, text string) (*hfFields, Config) {
+	t.Helper()
+	f := &hfFields{known: map[string]bool{}}
+	if err := json.Unmarshal([]byte(text), &f.fields); err != nil {
+		t.Fatal(err)
+	}
+	c := f.config()
+	if len(f.problems) != 0 {
+		t.Fatal(f.problems)
+	}
+	return f, c
+}

@@ -1,0 +1,70 @@
+package formats
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"mula/shards"
+)
+
+// Verify compares files of a shard that r has open with the hashes in its manifest: those that say where documents are, and the files of ids unless
+// they have sums, with which reading compares them. It skips the files that their readers hash themselves: the origins of documents and the sums.
+// The error wraps [shards.ErrCorrupt].
+func Verify(ctx context.Context, r shards.DocumentReader, prefix string) error {
+	m := r.Manifest()
+	s, ok := r.(interface{ Summed() bool })
+	summed := ok && s.Summed()
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(m.Files)) {
+		if skipped(name) || summed && isIDs(m.Layout, name) {
+			continue
+		}
+		if s, ok := r.(megatron); ok && name == "idx" {
+			errs = append(errs, s.VerifyIndex(ctx, nil)) // which says more than the hash
+			continue
+		}
+		path, want := FilePath(m.Layout, prefix, name), m.Files[name]
+		sum, bytes, err := shards.HashFile(ctx, path, nil)
+		if err == nil {
+			err = differs(path, want, shards.FileInfo{Bytes: bytes, SHA256: sum})
+		}
+		errs = append(errs, err)
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// differs is the error about a file that is not the one that its shard's manifest lists, or nil if it is.
+func differs(path string, want, found shards.FileInfo) error {
+	if found == want {
+		return nil
+	}
+	return fmt.Errorf("%s: expected %d bytes with SHA-256 %s, found %d bytes with %s: restore it or write the shard again: %w",
+		path, want.Bytes, want.SHA256, found.Bytes, found.SHA256, shards.ErrCorrupt)
+}
+
+// skipped says whether the reader of a file in a manifest hashes it itself.
+func skipped(name string) bool {
+	return name == "sums" || name == "mula.sums" || name == "docs" || strings.HasPrefix(name, "docs.") || strings.Contains(name, ".docs.")
+}
+
+// isIDs says whether a file in a manifest has ids.
+func isIDs(l shards.Layout, name string) bool {
+	switch l {
+	case shards.Megatron:
+		return name == "bin"
+	case shards.Dolma:
+		return name == "npy"
+	case shards.Datatrove:
+		return name == "ds"
+	case shards.FMS:
+		return name == "arrow"
+	}
+	return strings.HasPrefix(name, "shard.")
+}

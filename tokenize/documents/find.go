@@ -1,0 +1,298 @@
+package documents
+
+import (
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// Found are the inputs that [Find] has found.
+type Found struct {
+	Inputs []string
+	Names  []string // one for each input, see [UniqueNames]
+	// Unread counts the files in folders that are no inputs, by ending, such as ".xz"; with globs it is empty. A file without an ending counts as [NoEnding], a hidden file as
+	// [Hidden], a hidden folder, which is not searched, as [HiddenFolder].
+	Unread map[string]int
+}
+
+// Keys of [Found.Unread] that are no endings.
+const (
+	NoEnding     = "no ending"
+	Hidden       = "hidden"
+	HiddenFolder = "hidden folder"
+)
+
+// Find replaces the folders among operands by the files of documents in them and below, in the order of their names. An operand that is a file, or "-",
+// is an input as it is.
+//
+// Without globs and with the format [Auto], files in folders are read if [HasEnding] knows their ending. With another format every file is read. With
+// globs, the files that match one of them are read. Hidden files are read only if a glob says so with a dot. Hidden folders are never searched.
+//
+// A glob without a slash is compared with the name of a file. One with a slash is compared with the path of the file relative to the operand, where "**"
+// stands for any number of folders. The rest is as in [path.Match].
+func Find(operands []string, format Format, globs []string) (*Found, error) {
+	s := finder{Found: Found{Unread: make(map[string]int)}, format: format, globs: make([]glob, len(globs))}
+	for i, pattern := range globs {
+		if err := s.globs[i].parse(pattern); err != nil {
+			return nil, err
+		}
+	}
+	folders := false
+	for _, operand := range operands {
+		if operand == "-" {
+			s.add(operand, operand)
+			continue
+		}
+		info, err := os.Stat(operand)
+		if err != nil {
+			return nil, fmt.Errorf("input: %w", err)
+		}
+		if !info.IsDir() {
+			s.add(operand, filepath.Base(operand))
+			continue
+		}
+		folders = true
+		if err := s.walk(operand); err != nil {
+			return nil, fmt.Errorf("input: %w", err)
+		}
+	}
+	if len(globs) > 0 && !folders {
+		return nil, fmt.Errorf("input: a glob selects files in folders, and no input is a folder; leave the glob out, or name a folder")
+	}
+	for _, g := range s.globs {
+		if !g.used {
+			return nil, fmt.Errorf("input: the glob %q matches no file in %s; a glob without a slash is compared with names, one with a slash with paths relative to the input",
+				g.pattern, strings.Join(operands, ", "))
+		}
+	}
+	s.Names = UniqueNames(s.Inputs, s.Names)
+	return &s.Found, nil
+}
+
+// UniqueNames are the names that stand for inputs in the ids of documents that have none, see [DefaultID]. names has a name for each input: for a file in
+// a folder its path relative to the folder, otherwise the base name of the file. A name that is not unique is replaced by the input's whole path.
+func UniqueNames(inputs, names []string) []string {
+	names = slices.Clone(names)
+	for changed := true; changed; {
+		changed = false
+		count := make(map[string]int, len(names))
+		for _, name := range names {
+			count[name]++
+		}
+		for i, name := range names {
+			if whole := filepath.ToSlash(inputs[i]); count[name] > 1 && name != whole {
+				names[i], changed = whole, true
+			}
+		}
+	}
+	return names
+}
+
+// BaseNames are the base names of inputs, made unique by [UniqueNames].
+func BaseNames(inputs []string) []string {
+	names := make([]string, len(inputs))
+	for i, input := range inputs {
+		names[i] = filepath.Base(input)
+	}
+	return UniqueNames(inputs, names)
+}
+
+// A finder is a [Find] under way.
+type finder struct {
+	Found
+	format Format
+	globs  []glob
+}
+
+func (s *finder) add(input, name string) {
+	s.Inputs = append(s.Inputs, input)
+	s.Names = append(s.Names, name)
+}
+
+// walk adds the files of a folder.
+func (s *finder) walk(folder string) error {
+	before, unread := len(s.Inputs), maps.Clone(s.Unread)
+	root := folder + string(filepath.Separator) // of a link to a folder: what it leads to
+	err := filepath.WalkDir(root, func(file string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() {
+			if file == root || !hidden(d.Name()) {
+				return nil
+			}
+			if len(s.globs) == 0 {
+				s.Unread[HiddenFolder]++
+			}
+			return fs.SkipDir
+		}
+		below, err := filepath.Rel(root, file)
+		if err != nil {
+			return err
+		}
+		below = filepath.ToSlash(below)
+		wanted := s.wants(below)
+		if d.Type()&fs.ModeSymlink != 0 && (wanted || !hidden(d.Name())) {
+			info, err := os.Stat(file)
+			if err != nil && wanted {
+				return fmt.Errorf("%s is a link that leads nowhere; remove it, or put back what it led to: %w", file, err)
+			}
+			if err == nil && info.IsDir() {
+				return fmt.Errorf("%s is a link to a folder, and links in folders are not followed: name it as an input of its own, or move it away", file)
+			}
+		}
+		if wanted {
+			s.add(file, below)
+		} else if len(s.globs) == 0 {
+			s.Unread[unreadKey(d.Name())]++
+		}
+		return nil
+	})
+	if err != nil || len(s.Inputs) > before || len(s.globs) > 0 {
+		return err
+	}
+	for key, n := range unread {
+		s.Unread[key] -= n
+	}
+	if has := ListUnread(s.Unread); has != "" {
+		return fmt.Errorf("no files of documents (%s) in %s, which has %s; select files with --glob, or read all files with --input-format", Endings, folder, has)
+	}
+	return fmt.Errorf("no files of documents (%s) in %s", Endings, folder)
+}
+
+// wants reports whether a file in a folder is an input.
+func (s *finder) wants(below string) bool {
+	if len(s.globs) > 0 {
+		found := false
+		for i := range s.globs {
+			if s.globs[i].matches(below) {
+				s.globs[i].used, found = true, true
+			}
+		}
+		return found
+	}
+	name := path.Base(below)
+	return !hidden(name) && (s.format != Auto || HasEnding(name))
+}
+
+// hidden reports whether a file is hidden by its name, as one that is still being written is.
+func hidden(name string) bool { return strings.HasPrefix(name, ".") }
+
+// unreadKey is what a file counts as in [Found.Unread].
+func unreadKey(name string) string {
+	if hidden(name) {
+		return Hidden
+	}
+	ending := strings.ToLower(filepath.Ext(name))
+	if slices.Contains(compressedEndings, ending) {
+		ending = strings.ToLower(filepath.Ext(name[:len(name)-len(ending)])) + ending
+	}
+	if ending == "" || ending == "." {
+		return NoEnding
+	}
+	return ending
+}
+
+// ListUnread lists [Found.Unread] in words, the most frequent endings first; "" if there is nothing.
+func ListUnread(unread map[string]int) string {
+	const most = 10
+	var endings, rest []string
+	for key, n := range unread {
+		if n > 0 && key != NoEnding && key != Hidden && key != HiddenFolder {
+			endings = append(endings, key)
+		}
+	}
+	slices.SortFunc(endings, func(a, b string) int {
+		if unread[a] != unread[b] {
+			return unread[b] - unread[a]
+		}
+		return strings.Compare(a, b)
+	})
+	var words []string
+	if len(endings) > most {
+		endings, rest = endings[:most], endings[most:]
+	}
+	for _, ending := range endings {
+		words = append(words, fmt.Sprintf("%d %s", unread[ending], ending))
+	}
+	if others := 0; len(rest) > 0 {
+		for _, ending := range rest {
+			others += unread[ending]
+		}
+		words = append(words, fmt.Sprintf("%d with %d other endings", others, len(rest)))
+	}
+	if n := unread[NoEnding]; n > 0 {
+		words = append(words, fmt.Sprintf("%d without an ending", n))
+	}
+	if n := unread[Hidden]; n > 0 {
+		words = append(words, fmt.Sprintf("%d hidden", n))
+	}
+	switch n := unread[HiddenFolder]; {
+	case n == 1:
+		words = append(words, "1 hidden folder")
+	case n > 1:
+		words = append(words, fmt.Sprintf("%d hidden folders", n))
+	}
+	return strings.Join(words, ", ")
+}
+
+// A glob selects files of a folder.
+type glob struct {
+	pattern  string
+	elements []string // of the pattern, if it has a slash
+	used     bool     // it has matched a file
+}
+
+func (g *glob) parse(pattern string) error {
+	g.pattern = pattern
+	if _, err := path.Match(pattern, ""); err != nil || pattern == "" {
+		return fmt.Errorf("input: the glob %q is malformed; * ? and [a-z] stand for characters, and a backslash precedes one of these that belongs to a name", pattern)
+	}
+	if strings.Contains(pattern, "/") {
+		g.elements = strings.Split(strings.TrimPrefix(strings.TrimPrefix(pattern, "."), "/"), "/")
+	}
+	return nil
+}
+
+// matches reports whether a file matches, by its path relative to the folder.
+func (g *glob) matches(below string) bool {
+	if g.elements == nil {
+		return matchName(g.pattern, path.Base(below))
+	}
+	return matchPath(g.elements, strings.Split(below, "/"))
+}
+
+func matchPath(pattern, names []string) bool {
+	for len(pattern) > 0 && pattern[0] != "**" {
+		if len(names) == 0 || !matchName(pattern[0], names[0]) {
+			return false
+		}
+		pattern, names = pattern[1:], names[1:]
+	}
+	if len(pattern) == 0 {
+		return len(names) == 0
+	}
+	if len(pattern) == 1 { // everything below
+		return len(names) > 0 && !hidden(names[len(names)-1])
+	}
+	for skip := range names {
+		if matchPath(pattern[1:], names[skip:]) {
+			return true
+		}
+	}
+	return false
+}
+
+// matchName is [path.Match], but a dot at the start of a name needs one in the pattern.
+func matchName(pattern, name string) bool {
+	if hidden(name) && !hidden(pattern) {
+		return false
+	}
+	ok, err := path.Match(pattern, name)
+	return ok && err == nil
+}

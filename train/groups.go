@@ -1,0 +1,152 @@
+package train
+
+import (
+	"fmt"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+
+	"mula/internal/strictyaml"
+	"mula/moe/safetensors"
+)
+
+// A ParameterGroup has settings of the optimizer that differ for some parameters. A parameter belongs to the first group that matches it; one that
+// no group matches has the settings of the optimizer.
+type ParameterGroup struct {
+	Match             []string `yaml:"match" json:"match"`                                                 // classes, and patterns of Hugging Face names
+	WeightDecay       *float64 `yaml:"weight_decay,omitempty" json:"weight_decay,omitempty"`               // default that of the optimizer
+	LearningRateScale *float64 `yaml:"learning_rate_scale,omitempty" json:"learning_rate_scale,omitempty"` // times the learning rate of the schedule; default 1
+}
+
+// The classes that are no group of [tensorGroup].
+const (
+	biasesClass   = "biases"
+	matricesClass = "matrices" // those that Muon orthogonalizes
+)
+
+// classes are the names that stand for parameters of a kind.
+var classes = []string{embeddingGroup, headGroup, normsGroup, biasesClass, attentionGroup, routerGroup, expertsGroup, feedForwardGroup, matricesClass}
+
+// isPattern reports whether an entry of match is a pattern: names of parameters have dots, classes have none.
+func isPattern(entry string) bool { return strings.ContainsAny(entry, `.*?[\`) }
+
+// matches reports whether an entry of match, of which CheckGroups finds nothing wrong, means a parameter.
+func matches(entry, name string, shape []int) bool {
+	if isPattern(entry) {
+		ok, err := path.Match(entry, name)
+		return ok && err == nil
+	}
+	switch entry {
+	case biasesClass:
+		return strings.HasSuffix(name, ".bias")
+	case matricesClass:
+		return orthogonalized(name, shape)
+	}
+	return tensorGroup(name) == entry
+}
+
+// groupOf is the number of the group of a parameter, from 1; 0 if no group matches it.
+func (c OptimizerConfig) groupOf(name string, shape []int) int {
+	return 1 + slices.IndexFunc(c.Groups, func(g ParameterGroup) bool {
+		return slices.ContainsFunc(g.Match, func(entry string) bool { return matches(entry, name, shape) })
+	})
+}
+
+// A groupSetting is what an update of the parameters of a group takes.
+type groupSetting struct{ rateScale, weightDecay float64 }
+
+// settings are those of the groups of a resolved configuration, by number.
+func (c OptimizerConfig) settings() []groupSetting {
+	all := []groupSetting{{1, *c.WeightDecay}}
+	for _, g := range c.Groups {
+		s := all[0]
+		if g.WeightDecay != nil {
+			s.weightDecay = *g.WeightDecay
+		}
+		if g.LearningRateScale != nil {
+			s.rateScale = *g.LearningRateScale
+		}
+		all = append(all, s)
+	}
+	return all
+}
+
+// numbers in a name of a parameter, which are those of layers and experts.
+var numbers = regexp.MustCompile(`\.[0-9]+\.`)
+
+// checkGroups says which entry of a group means no parameter of a model with these tensors, or none that earlier groups have left, or returns nil. A class
+// may be empty: not every model has biases, experts, or weights of norms.
+func (c OptimizerConfig) checkGroups(tensors []safetensors.Tensor) error {
+	group := make([]int, len(tensors))
+	for i, t := range tensors {
+		group[i] = c.groupOf(t.Name, t.Shape)
+	}
+	for i, g := range c.Groups {
+		if len(g.Match) == 0 {
+			return &fieldError{field: fmt.Sprintf("optimizer.groups[%d]", i), message: " has no match; it must list classes (" + strings.Join(classes, ", ") + ") or patterns of parameter names"}
+		}
+		for j, entry := range g.Match {
+			bad := func(format string, args ...any) error {
+				return &fieldError{field: fmt.Sprintf("optimizer.groups[%d].match[%d]", i, j), message: " is " + fmt.Sprintf(format, args...)}
+			}
+			if !isPattern(entry) && !slices.Contains(classes, entry) {
+				return bad("%q, which is neither a class nor a pattern of parameter names%s", entry, strictyaml.DidYouMean(entry, classes))
+			}
+			if _, err := path.Match(entry, ""); err != nil {
+				return bad("%q, which is not a pattern: %v; * stands for any text, ? for one character, [ab] for a or b", entry, err)
+			}
+			found, left := 0, 0
+			for k, t := range tensors {
+				if matches(entry, t.Name, t.Shape) {
+					found++
+					if group[k] == i+1 {
+						left++
+					}
+				}
+			}
+			if found == 0 && isPattern(entry) {
+				var names []string
+				for _, t := range tensors {
+					name := numbers.ReplaceAllString(t.Name, ".*.")
+					if !slices.Contains(names, name) {
+						names = append(names, name)
+					}
+				}
+				return bad("%q, which matches no parameter of the model%s", entry, strictyaml.DidYouMean(numbers.ReplaceAllString(entry, ".*."), names))
+			}
+			if found > 0 && left == 0 {
+				return bad("%q, but earlier groups have all parameters that it matches; put this group before them, or remove the entry", entry)
+			}
+		}
+	}
+	return nil
+}
+
+// GroupSummary says what a group of parameters is.
+type GroupSummary struct {
+	Match                          []string // nil: all parameters that no group matches
+	WeightDecay, LearningRateScale float64
+	Tensors                        int
+	Parameters                     int64
+}
+
+// groups are the groups of a resolved configuration, that of all other parameters last; nil if it has none.
+func (c Config) groups() []GroupSummary {
+	if len(c.Optimizer.Groups) == 0 {
+		return nil
+	}
+	all := make([]GroupSummary, len(c.Optimizer.Groups)+1)
+	for i, s := range c.Optimizer.settings() {
+		all[i].WeightDecay, all[i].LearningRateScale = s.weightDecay, s.rateScale
+		if i > 0 {
+			all[i].Match = c.Optimizer.Groups[i-1].Match
+		}
+	}
+	for _, t := range c.Model.Tensors() {
+		g := &all[c.Optimizer.groupOf(t.Name, t.Shape)]
+		g.Tensors++
+		g.Parameters += t.Elements()
+	}
+	return append(all[1:], all[0])
+}

@@ -1,0 +1,145 @@
+package train
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	devapart "mula/xpu/apart"
+)
+
+// flipWeight changes the lowest bit of a weight of one rank before a step: of the first bucket of its kind, of which the rank updates it or does not.
+func flipWeight(t testing.TB, r *run, divided, owned bool) {
+	for i, b := range r.model.Buckets() {
+		if b.Divided != divided {
+			continue
+		}
+		shard := r.sharding.buckets[i]
+		at := shard.own
+		if mine := len(shard.ownWeights[0]); !owned {
+			if at = 0; shard.own == 0 {
+				at = mine
+			}
+			if at == len(b.Weight) {
+				t.Errorf("rank %d owns all of bucket %d", r.ranks.rank(), i)
+				return
+			}
+		}
+		weight := b.Weight[at : at+1]
+		if err := r.device.ToHost(context.Background(), weight); err != nil {
+			t.Error(err)
+		}
+		weight[0] = math.Float32frombits(math.Float32bits(weight[0]) ^ 1)
+		r.device.ToDevice(weight)
+		return
+	}
+}
+
+// I3: in every scheme, a weight that differs for one step from those of the ranks which hold the same is found at the next comparison, though its
+// owner may have overwritten it since, or spread it. The rank of the minority is named.
+func TestI3Replicas(t *testing.T) {
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	for _, test := range []struct {
+		layout  LayoutConfig
+		rank    int
+		divided bool
+		want    string
+	}{
+		{LayoutConfig{DP: 2, EP: 2}, 1, false, "rank 1 on"},
+		{LayoutConfig{DP: 4, EP: 1}, 3, true, "rank 3 on"},
+		{LayoutConfig{DP: 3, EP: 1, PP: 2}, 3, false, "rank 3 on"}, // compared with those of its stage
+		{LayoutConfig{DP: 3, EP: 1, PP: 2}, 3, true, "2 of 3 ranks agree"},
+		{LayoutConfig{DP: 2, EP: 2}, 3, true, "no majority"},
+	} {
+		for _, scheme := range schemes {
+			for _, owned := range []bool{false, true} {
+				if scheme == Unsharded && !owned {
+					continue // every rank updates all
+				}
+				t.Run(fmt.Sprintf("%d,%d,%d/rank %d/experts %v/%s/owned %v", test.layout.DP, test.layout.PP, test.layout.EP, test.rank, test.divided, scheme, owned), func(t *testing.T) {
+					t.Parallel()
+					l := test.layout
+					l.Optimizer = scheme
+					c := ranksConfig(t, plan, l, "model: {preset: mula-nano, hidden_size: 16, intermediate_size: 8, num_experts: 4}\nbatch_size: 12\nsteps: 8\nevaluate: {every: 0}\n")
+					c.Layout.CheckReplicasEvery = 4
+					_, err := Run(context.Background(), c, Options{atStep: func(r *run) {
+						if r.ranks.rank() == test.rank && r.state.Step == 5 {
+							flipWeight(t, r, test.divided, owned)
+						}
+					}})
+					if err == nil || !strings.Contains(err.Error(), test.want) || !strings.Contains(err.Error(), "at step 5") || !Shared(err) {
+						t.Error(err)
+					}
+					failures := readLines(t, filepath.Join(c.Output, failuresFile))
+					if len(failures) != 1 || failures[0]["kind"] != failureReplica || failures[0]["step"] != json.Number("7") {
+						t.Errorf("failures %v", failures)
+					}
+				})
+			}
+		}
+	}
+}
+
+// No checkpoint has weights that were computed with a wrong copy: replicas are compared before each, and the run goes on from the one before to the
+// weights of an undisturbed run. Without comparisons the run ends with other weights and no error.
+func TestReplicasCheckpoint(t *testing.T) {
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	for _, every := range []int64{1000, 0} {
+		c := ranksConfig(t, plan, LayoutConfig{DP: 3, EP: 1, Optimizer: EPSO}, crashConfig+"batch_size: 12\nsteps: 8\ncheckpoint: {every: 2}\nevaluate: {every: 0}\n")
+		c.Layout.CheckReplicasEvery = every
+		undisturbed := c
+		undisturbed.Output += "-undisturbed"
+		want := mustRun(t, undisturbed, Options{})
+		flipped := false
+		r, err := Run(context.Background(), c, Options{atStep: func(r *run) {
+			if r.ranks.rank() == 1 && r.state.Step == 4 {
+				flipWeight(t, r, false, false)
+				flipped = true
+			}
+		}})
+		if !flipped {
+			t.Fatal("no weight was changed")
+		}
+		if every == 0 {
+			if err != nil || r.Weights == want.Weights {
+				t.Errorf("without comparisons: %v; weights %.16s…, %.16s… undisturbed", err, r.Weights, want.Weights)
+			}
+			continue
+		}
+		if err == nil || !strings.Contains(err.Error(), "rank 1 on ") || !strings.Contains(err.Error(), "at step 4") {
+			t.Errorf("comparing every %d steps: %v", every, err)
+		}
+		names, err := os.ReadDir(filepath.Join(c.Output, checkpointsDir))
+		if err != nil || slices.ContainsFunc(names, func(e os.DirEntry) bool { return e.Name() > checkpointName(4) }) {
+			t.Errorf("checkpoints %v, %v", names, err)
+		}
+		if r := mustRun(t, c, Options{}); r.Weights != want.Weights || r.Resumed != checkpointName(4) {
+			t.Errorf("from %s: weights %.16s…, %.16s… undisturbed", r.Resumed, r.Weights, want.Weights)
+		}
+	}
+}
+
+// A weight that is another one on the device of one rank is found.
+func TestReplicasApart(t *testing.T) {
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	for _, scheme := range schemes {
+		for _, divided := range []bool{false, true} {
+			c := testConfig(t, plan, crashConfig+fmt.Sprintf("layout: {dp: 4, optimizer: %s, check_replicas_every: 2}\n", scheme))
+			o := onApart(Options{}, func(int, *devapart.Device) {})
+			o.atStep = func(r *run) {
+				if r.ranks.rank() == 2 && r.state.Step == 2 {
+					flipWeight(t, r, divided, true)
+				}
+			}
+			if _, err := Run(context.Background(), c, o); !Shared(err) || !strings.Contains(fmt.Sprint(err), "rank 2 on ") || !strings.Contains(err.Error(), "3 of 4 ranks agree") {
+				t.Errorf("%s: %v", scheme, err)
+			}
+		}
+	}
+}

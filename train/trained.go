@@ -1,0 +1,66 @@
+package train
+
+import (
+	"context"
+	"fmt"
+
+	"mula/blend"
+)
+
+// maxTrained is the number of samples that are read again at a checkpoint, at most, by each rank.
+const maxTrained = 8
+
+// trainedSamples are samples that this rank has trained on since the last checkpoint, at steps of even distance. Before a checkpoint is written they are
+// read again, from blocks that are compared with their sums anew: so ids that were damaged after they were first read end the run before its weights are
+// saved, and so do ids that are not those of the shard although the shard is sound, as after an error of memory. It costs a SHA-256 of one sample in each
+// step that is noted, and of maxTrained samples at a checkpoint.
+type trainedSamples struct {
+	list  []trainedSample
+	every int64 // steps between two of them
+	next  int64 // step that is noted next
+}
+
+type trainedSample struct {
+	step, position int64
+	hash           [16]byte
+}
+
+// note takes up a sample of a step, if it is the turn of that step.
+func (t *trainedSamples) note(step, position int64, ids []uint32) {
+	if len(t.list) == 0 {
+		t.every = 1
+	} else if step < t.next {
+		return
+	}
+	if len(t.list) == maxTrained { // every other one goes, and the distance doubles
+		for i := range maxTrained / 2 {
+			t.list[i] = t.list[2*i]
+		}
+		t.list = t.list[:maxTrained/2]
+		t.every *= 2
+	}
+	t.list = append(t.list, trainedSample{step, position, blend.SampleHash(ids)})
+	t.next = step + t.every
+}
+
+// compare reads the samples again and forgets them.
+func (t *trainedSamples) compare(ctx context.Context, d *blend.Data) error {
+	list := t.list
+	t.list = t.list[:0]
+	ids := make([]uint32, d.SequenceLength+1)
+	for _, was := range list {
+		s, err := d.Locate(was.position)
+		if err != nil {
+			return fmt.Errorf("comparing the sample at position %d: %w", was.position, err)
+		}
+		if err := d.Reread(ctx, ids, s); err != nil {
+			return fmt.Errorf("reading the sample at position %d, of step %d, again: %w", was.position, was.step, err)
+		}
+		if hash := blend.SampleHash(ids); hash != was.hash {
+			return fmt.Errorf("step %d trained on a sample at position %d with hash %x, but shard %s has one with %x at its tokens %d to %d: "+
+				"the file was changed during the run, or memory is damaged; compare the file with `mula check`, and start from the last checkpoint",
+				was.step, was.position, was.hash, d.ShardPath(s.Source, s.Shard), hash, s.Token, s.Token+int64(d.SequenceLength))
+		}
+	}
+	return nil
+}
