@@ -13,14 +13,17 @@ import (
 	"mula/internal/strictyaml"
 )
 
-// An Amendment is what is to change in a plan from a position on. The exported fields with names in YAML are those of an amend.yaml; one that
-// no file was read for is as good.
+// An Amendment is what is to change in a plan from a position on. The exported fields with names in
+// YAML are those of an amend.yaml; one that no file was read for is as good.
 type Amendment struct {
-	Samples *int64            `yaml:"samples" count:"suffix"` // length of the plan from now on; nil: as before, or what Stages add up to
-	Tokens  *int64            `yaml:"tokens" count:"suffix"`  // the same in tokens, as in a [Config]
-	Sources []SourceConfig    `yaml:"sources"`                // new sources, and new shards of old ones; Weight must not be set
-	Weights map[string]Number `yaml:"weights"`                // of one stage that follows At, as in a StageConfig
-	Stages  []StageConfig     `yaml:"stages"`                 // what follows At. Without Stages and Weights the stages go on as they were planned
+	// length of the plan from now on; nil: as before, or what Stages add up to
+	Samples *int64 `yaml:"samples" count:"suffix"`
+	Tokens  *int64 `yaml:"tokens" count:"suffix"` // the same in tokens, as in a [Config]
+	// new sources, and new shards of old ones; Weight must not be set
+	Sources []SourceConfig    `yaml:"sources"`
+	Weights map[string]Number `yaml:"weights"` // of one stage that follows At, as in a StageConfig
+	// what follows At. Without Stages and Weights the stages go on as they were planned
+	Stages []StageConfig `yaml:"stages"`
 
 	At     int64   `yaml:"-"` // the samples at the positions before stay as they are; 0 to the plan's length
 	Skips  []Range `yaml:"-"` // further positions that yield no sample, from At on
@@ -39,7 +42,8 @@ func LoadAmendment(path string) (*Amendment, error) {
 	return newAmendment(file, realDir(filepath.Dir(path)))
 }
 
-// ParseAmendment reads the text of an amend.yaml. name stands for the file in messages; shards are relative to dir.
+// ParseAmendment reads the text of an amend.yaml. name stands for the file in messages; shards are
+// relative to dir.
 func ParseAmendment(data []byte, name, dir string) (*Amendment, error) {
 	file, err := strictyaml.Parse(data, name)
 	if err != nil {
@@ -59,12 +63,14 @@ func newAmendment(file *strictyaml.File, dir string) (*Amendment, error) {
 	return a, nil
 }
 
-// Amend makes a plan that is another one up to a position, and from there on what the amendment says. It names the other as its parent. The
-// samples before the position are the same, to the bit; nothing that a source has given is given again before its epoch ends, also where the
-// source has got new shards: these are mixed with what the epoch has left.
+// Amend makes a plan that is another one up to a position, and from there on what the amendment
+// says. It names the other as its parent. The samples before the position are the same, to the bit;
+// nothing that a source has given is given again before its epoch ends, also where the source has
+// got new shards: these are mixed with what the epoch has left.
 //
-// The shards of the parent are compared with it as [Open] does; new ones are hashed as by [Seal], and the last of their windows are held out, as
-// many as the parent's share asks for. Epoch limits of the parent stay, unless the amendment has an entry for the source that says another; they
+// The shards of the parent are compared with it as [Open] does; new ones are hashed as by [Seal],
+// and the last of their windows are held out, as many as the parent's share asks for. Epoch limits
+// of the parent stay, unless the amendment has an entry for the source that says another; they
 // count from the plan's beginning.
 func Amend(ctx context.Context, parent *Plan, a *Amendment, opts SealOptions) (*Plan, error) {
 	l := openLedger()
@@ -80,7 +86,8 @@ func Amend(ctx context.Context, parent *Plan, a *Amendment, opts SealOptions) (*
 	for i, s := range parent.Sources {
 		for k, was := range s.Shards {
 			if is := d.Sources[i].Shards[k]; is.Bin != was.Bin || is.Index != was.Index {
-				return nil, d.changed(i, k, "its files have SHA-256 %.16s… and %.16s…, had %.16s… and %.16s…", is.Bin, is.Index, was.Bin, was.Index)
+				return nil, d.changed(i, k, "its files have SHA-256 %.16s… and %.16s…, had %.16s… and %.16s…", is.Bin,
+					is.Index, was.Bin, was.Index)
 			}
 		}
 	}
@@ -90,7 +97,8 @@ func Amend(ctx context.Context, parent *Plan, a *Amendment, opts SealOptions) (*
 	return d.Plan, d.seal()
 }
 
-// SurveyAmendment is the first part of [Amend], as [Survey] is of [Seal]: every check, and what the plan would be.
+// SurveyAmendment is the first part of [Amend], as [Survey] is of [Seal]: every check, and what the
+// plan would be.
 func SurveyAmendment(ctx context.Context, parent *Plan, a *Amendment) (*Summary, error) {
 	l := openLedger()
 	defer l.close()
@@ -102,7 +110,8 @@ func SurveyAmendment(ctx context.Context, parent *Plan, a *Amendment) (*Summary,
 	return d.Summary(), nil
 }
 
-// amended gives the amended plan, without hashes of new shards and check values, and its open shards.
+// amended gives the amended plan, without hashes of new shards and check values, and its open
+// shards.
 func amended(ctx context.Context, parent *Plan, a *Amendment, l *ledger) (_ *Data, err error) {
 	if err := a.validate(parent); err != nil {
 		return nil, err
@@ -110,11 +119,13 @@ func amended(ctx context.Context, parent *Plan, a *Amendment, l *ledger) (_ *Dat
 	p := &Plan{Seed: parent.Seed, SequenceLength: parent.SequenceLength, HeldOut: parent.HeldOut,
 		Parents: append(slices.Clone(parent.Parents), Parent{parent.fingerprint, a.At, a.Reason})}
 	if len(p.Parents) > maxParents {
-		return nil, fmt.Errorf("the plan has been amended %d times, as often as can be: seal a new one", len(parent.Parents))
+		return nil, fmt.Errorf("the plan has been amended %d times, as often as can be: seal a new one",
+			len(parent.Parents))
 	}
 	list := shardList{dir: a.dir, listed: map[string]string{}, links: realPaths{}, planned: map[string]string{}}
 	for i, s := range parent.Sources {
-		s := Source{Name: s.Name, MaxEpochs: s.MaxEpochs, Validation: s.Validation, Shards: slices.Clone(s.Shards), Growth: slices.Clone(s.Growth)}
+		s := Source{Name: s.Name, MaxEpochs: s.MaxEpochs, Validation: s.Validation, Shards: slices.Clone(s.Shards),
+			Growth: slices.Clone(s.Growth)}
 		for k := range s.Shards {
 			if s.Shards[k].Path, err = absolutePath(parent.ShardPath(i, k)); err != nil {
 				return nil, err
@@ -123,7 +134,8 @@ func amended(ctx context.Context, parent *Plan, a *Amendment, l *ledger) (_ *Dat
 		}
 		p.Sources = append(p.Sources, s)
 	}
-	entries := make([]int, len(p.Sources), len(p.Sources)+len(a.Sources)) // entry of the amendment about each source, from 1; 0 for none
+	// entry of the amendment about each source, from 1; 0 for none
+	entries := make([]int, len(p.Sources), len(p.Sources)+len(a.Sources))
 	for i, e := range a.Sources {
 		at := slices.IndexFunc(p.Sources, func(s Source) bool { return s.Name == e.Name })
 		if at < 0 {
@@ -161,7 +173,8 @@ func amended(ctx context.Context, parent *Plan, a *Amendment, l *ledger) (_ *Dat
 	}
 	if was := parent.Tokenizer; was != nil { // its shards may have lost their manifests since
 		if p.Tokenizer != nil && *p.Tokenizer != *was {
-			return nil, fmt.Errorf("the new shards have tokenizer %.12s… (%d ids, end of document %d), the plan has %.12s… (%d ids, end of document %d): tokenize them again",
+			return nil, fmt.Errorf("the new shards have tokenizer %.12s… (%d ids, end of document %d), the plan has "+
+				"%.12s… (%d ids, end of document %d): tokenize them again",
 				p.Tokenizer.SHA256, p.Tokenizer.Vocabulary, p.Tokenizer.EOD, was.SHA256, was.Vocabulary, was.EOD)
 		}
 		p.Tokenizer = was
@@ -213,7 +226,8 @@ func amended(ctx context.Context, parent *Plan, a *Amendment, l *ledger) (_ *Dat
 	}
 	for i := len(parent.Sources); i < len(p.Sources); i++ {
 		if p.totals[i] == 0 {
-			return nil, a.file.Errorf(where(i), "the plan draws nothing from source %q: give it a weight, in weights or in a stage", p.Sources[i].Name)
+			return nil, a.file.Errorf(where(i),
+				"the plan draws nothing from source %q: give it a weight, in weights or in a stage", p.Sources[i].Name)
 		}
 	}
 	if source, err := p.checkEpochs(limits); err != nil {
@@ -235,10 +249,12 @@ func (a *Amendment) length(parent *Plan) *int64 {
 // validate checks what does not need the shards.
 func (a *Amendment) validate(parent *Plan) error {
 	if !parent.Windowed() {
-		return fmt.Errorf("the plan has order %q, and only plans of mula's native order can be amended: seal another plan with `mula blend`", parent.OrderVersion())
+		return fmt.Errorf("the plan has order %q, and only plans of mula's native order can be amended: seal "+
+			"another plan with `mula blend`", parent.OrderVersion())
 	}
 	if a.At < 0 || a.At > parent.length {
-		return fmt.Errorf("position %d: the plan can be amended from position 0 to position %d, its end", a.At, parent.length)
+		return fmt.Errorf("position %d: the plan can be amended from position 0 to position %d, its end", a.At,
+			parent.length)
 	}
 	if err := validateNewReason(a.Reason); err != nil {
 		return err
@@ -248,11 +264,14 @@ func (a *Amendment) validate(parent *Plan) error {
 	}
 	samples := a.length(parent)
 	if samples == nil && len(a.Sources) == 0 && a.Weights == nil && len(a.Stages) == 0 && len(a.Skips) == 0 {
-		return a.file.Errorf("$", "nothing is to be amended: give samples, sources, weights or stages; positions to leave out are no field, but given with --skip FROM:TO")
+		return a.file.Errorf("$", "nothing is to be amended: give samples, sources, weights or stages; positions to "+
+			"leave out are no field, but given with --skip FROM:TO")
 	}
 	if samples != nil && (*samples < 1 || *samples < a.At || *samples > maxLength) {
 		field, text := lengthText(*samples, a.Tokens)
-		return a.file.Errorf("$."+field, "%s: it is the length of the whole plan, and must be at least %d samples and at most 2^60", text, max(1, a.At))
+		return a.file.Errorf("$."+field,
+			"%s: it is the length of the whole plan, and must be at least %d samples and at most 2^60", text, max(1,
+				a.At))
 	}
 	if a.Weights != nil && len(a.Stages) > 0 {
 		return a.file.Errorf("$.weights", "both weights and stages say what follows: leave one of them out")
@@ -274,13 +293,15 @@ func (a *Amendment) validate(parent *Plan) error {
 		old := slices.Contains(known, s.Name)
 		switch {
 		case s.Weight.IsSet():
-			return a.file.Errorf(path+".weight", "source %q: weights stand in `weights` or in stages here, for all sources that are drawn from", s.Name)
+			return a.file.Errorf(path+".weight",
+				"source %q: weights stand in `weights` or in stages here, for all sources that are drawn from", s.Name)
 		case len(s.Shards) == 0 && !old:
 			return a.file.Errorf(path, "source %q has no shards%s", s.Name, strictyaml.DidYouMean(s.Name, known))
 		case len(s.Shards) == 0 && !s.MaxEpochs.IsSet():
 			return a.file.Errorf(path, "nothing new is said of source %q: give shards or max_epochs", s.Name)
 		case s.MaxEpochs.IsSet() && s.MaxEpochs.sign() == 0:
-			return a.file.Errorf(path+".max_epochs", "max_epochs of %q is zero; to draw no more of it, leave it out of the weights", s.Name)
+			return a.file.Errorf(path+".max_epochs",
+				"max_epochs of %q is zero; to draw no more of it, leave it out of the weights", s.Name)
 		}
 		if !old {
 			known = append(known, s.Name)
@@ -293,7 +314,8 @@ func (a *Amendment) validate(parent *Plan) error {
 		for _, name := range slices.Sorted(maps.Keys(weights)) {
 			at := path + ".'" + name + "'"
 			if !slices.Contains(known, name) {
-				return a.file.Errorf(at, "a weight for %q, which is not a source%s", name, strictyaml.DidYouMean(name, known))
+				return a.file.Errorf(at, "a weight for %q, which is not a source%s", name,
+					strictyaml.DidYouMean(name, known))
 			}
 			if weights[name].sign() == 0 {
 				return a.file.Errorf(at, "the weight of %q is missing or zero; leave the source out and it rests", name)
@@ -316,10 +338,12 @@ func (a *Amendment) validate(parent *Plan) error {
 	}
 	for i, r := range a.Skips {
 		if r.From < 0 || r.To <= r.From {
-			return fmt.Errorf("skip %d: [%d, %d) is not a range of positions: from is the first that is left out, to the first after it", i+1, r.From, r.To)
+			return fmt.Errorf("skip %d: [%d, %d) is not a range of positions: from is the first that is left out, "+
+				"to the first after it", i+1, r.From, r.To)
 		}
 		if r.From < a.At {
-			return fmt.Errorf("skip %d: [%d, %d) begins before position %d, from which on the plan is amended: positions before it stay as they are", i+1, r.From, r.To, a.At)
+			return fmt.Errorf("skip %d: [%d, %d) begins before position %d, from which on the plan is amended: "+
+				"positions before it stay as they are", i+1, r.From, r.To, a.At)
 		}
 	}
 	return nil
@@ -349,8 +373,8 @@ func (p *Plan) drawn(position int64) []int64 {
 	return counts
 }
 
-// grow counts the windows of the source's new shards, those from number `old` on, and holds the share of them out. drawn is the number of the
-// source's samples that are drawn without them.
+// grow counts the windows of the source's new shards, those from number `old` on, and holds the
+// share of them out. drawn is the number of the source's samples that are drawn without them.
 func (s *Source) grow(old int, drawn int64, sequenceLength int, held Number) error {
 	if old == len(s.Shards) {
 		return nil
@@ -373,14 +397,16 @@ func (s *Source) grow(old int, drawn int64, sequenceLength int, held Number) err
 		return nil
 	}
 	if n := len(s.Growth); n > 0 && s.Growth[n-1].Sample > drawn {
-		return fmt.Errorf("it grows already at its sample %d, which comes after the position of this amendment (sample %d): amend at a later position, or amend the plan before that growth",
+		return fmt.Errorf("it grows already at its sample %d, which comes after the position of this amendment "+
+			"(sample %d): amend at a later position, or amend the plan before that growth",
 			s.Growth[n-1].Sample, drawn)
 	}
 	s.Growth = append(s.Growth, Growth{Sample: drawn, Shards: len(s.Shards) - old, Validation: out})
 	return nil
 }
 
-// resumeStages makes the stages: the parent's up to the position of the amendment, and what follows.
+// resumeStages makes the stages: the parent's up to the position of the amendment, and what
+// follows.
 func (p *Plan) resumeStages(parent *Plan, a *Amendment) error {
 	fresh := len(p.Sources) - len(parent.Sources)
 	for _, st := range parent.Stages {
@@ -397,7 +423,9 @@ func (p *Plan) resumeStages(parent *Plan, a *Amendment) error {
 	}
 	if a.Weights == nil && len(a.Stages) == 0 {
 		if fresh > 0 {
-			return a.file.Errorf("$.sources", "source %q is new: say in weights or stages how much of it there is to be from position %d on", p.Sources[len(parent.Sources)].Name, a.At)
+			return a.file.Errorf("$.sources",
+				"source %q is new: say in weights or stages how much of it there is to be from position %d on",
+				p.Sources[len(parent.Sources)].Name, a.At)
 		}
 		if grown := length - parent.length; grown > 0 {
 			p.Stages[len(p.Stages)-1].Samples += grown
@@ -414,7 +442,9 @@ func (p *Plan) resumeStages(parent *Plan, a *Amendment) error {
 	end, err := p.addStages(a.file, stages, a.At, length, nil)
 	if err == nil && given != nil && end != length {
 		field, text := lengthText(length, a.Tokens)
-		err = a.file.Errorf("$."+field, "%s, but position %d and the stages add up to %d: leave %s out, or make the last stage \"samples: rest\"", text, a.At, end, field)
+		err = a.file.Errorf("$."+field,
+			"%s, but position %d and the stages add up to %d: leave %s out, or make the last stage \"samples: rest\"",
+			text, a.At, end, field)
 	}
 	return err
 }
@@ -444,7 +474,8 @@ func (p *Plan) addSkips(parent *Plan, a *Amendment, length int64) error {
 	if err := p.resolveSkips(&all, length); err != nil {
 		return err
 	}
-	if a.length(parent) == nil && len(a.Sources) == 0 && a.Weights == nil && len(a.Stages) == 0 && slices.Equal(p.Skips, parent.Skips) {
+	if a.length(parent) == nil && len(a.Sources) == 0 && a.Weights == nil && len(a.Stages) == 0 &&
+		slices.Equal(p.Skips, parent.Skips) {
 		return errors.New("the plan leaves out all of these positions already")
 	}
 	return nil

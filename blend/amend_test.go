@@ -76,8 +76,9 @@ func plain(t interface{ Fatalf(string, ...any) }, p *Plan) []Sample {
 	return list
 }
 
-// checkLiving checks what every plan must keep, however often it has been amended: each window once an epoch, epochs whole before the next
-// begins, held-out windows never drawn, and the ways back and in stretches.
+// checkLiving checks what every plan must keep, however often it has been amended: each window once
+// an epoch, epochs whole before the next begins, held-out windows never drawn, and the ways back
+// and in stretches.
 func checkLiving(t interface{ Fatalf(string, ...any) }, p *Plan, order []Sample) {
 	type source struct {
 		epoch int64
@@ -97,7 +98,8 @@ func checkLiving(t interface{ Fatalf(string, ...any) }, p *Plan, order []Sample)
 	for _, s := range order {
 		st := &state[s.Source]
 		if s.Epoch != st.epoch {
-			if _, length := p.Sources[s.Source].order.Span(st.epoch); s.Epoch != st.epoch+1 || int64(len(st.seen)) != length {
+			if _, length := p.Sources[s.Source].order.Span(st.epoch); s.Epoch != st.epoch+1 ||
+				int64(len(st.seen)) != length {
 				t.Fatalf("%+v comes after %d of %d windows of epoch %d", s, len(st.seen), length, st.epoch)
 			}
 			*st = source{s.Epoch, map[int64]bool{}}
@@ -119,7 +121,8 @@ func checkLiving(t interface{ Fatalf(string, ...any) }, p *Plan, order []Sample)
 	}
 }
 
-// drawAmendment draws a change of a plan, of any kind, that Amend must take. free are shards that no source has.
+// drawAmendment draws a change of a plan, of any kind, that Amend must take. free are shards that
+// no source has.
 func drawAmendment(t *rapid.T, p *Plan, free *[]string, dir string) *Amendment {
 	a := &Amendment{dir: dir, At: rapid.Int64Range(0, p.Length()).Draw(t, "at"), Reason: "größer"}
 	fresh := false
@@ -161,7 +164,8 @@ func drawAmendment(t *rapid.T, p *Plan, free *[]string, dir string) *Amendment {
 			a.Weights[p.Sources[0].Name] = integer(1)
 		}
 	}
-	if end := p.Length(); a.Samples == nil && a.At+10 < end && rapid.Bool().Draw(t, "skips") || len(a.Sources) == 0 && a.Weights == nil && a.Samples == nil {
+	if end := p.Length(); a.Samples == nil && a.At+10 < end && rapid.Bool().Draw(t, "skips") || len(a.Sources) == 0 &&
+		a.Weights == nil && a.Samples == nil {
 		if a.At >= end-1 {
 			a.At = 0
 		}
@@ -171,16 +175,18 @@ func drawAmendment(t *rapid.T, p *Plan, free *[]string, dir string) *Amendment {
 	return a
 }
 
-// Random plans, random amendments of amendments: all positions before are the same to the bit, from every ancestor, and nothing that has been
-// seen is seen again before its source's epoch ends.
+// Random plans, random amendments of amendments: all positions before are the same to the bit, from
+// every ancestor, and nothing that has been seen is seen again before its source's epoch ends.
 func TestAmendKeepsThePrefix(t *testing.T) {
 	c := living(t)
 	rapid.Check(t, func(rt *rapid.T) {
 		free := []string{"part-3", "part-4", "part-5", "part-6", "part-7"}
 		held := rapid.SampledFrom([]string{"", "0.05", "1/3"}).Draw(rt, "validation")
 		samples := rapid.Int64Range(30, 500).Draw(rt, "length")
-		config := &Config{SequenceLength: rapid.IntRange(4, 16).Draw(rt, "L"), Seed: rapid.Uint64().Draw(rt, "seed"), Samples: &samples, dir: c.dir,
-			Sources: []SourceConfig{{Name: "web", Shards: []string{"part-0", "part-1"}, Weight: integer(3)}, {Name: "wiki", Shards: []string{"part-2"}, Weight: integer(2)}}}
+		config := &Config{SequenceLength: rapid.IntRange(4, 16).Draw(rt, "L"), Seed: rapid.Uint64().Draw(rt, "seed"),
+			Samples: &samples, dir: c.dir,
+			Sources: []SourceConfig{{Name: "web", Shards: []string{"part-0", "part-1"}, Weight: integer(3)},
+				{Name: "wiki", Shards: []string{"part-2"}, Weight: integer(2)}}}
 		if held != "" {
 			config.Validation, _ = ParseNumber(held)
 		}
@@ -208,7 +214,8 @@ func TestAmendKeepsThePrefix(t *testing.T) {
 			for _, was := range ancestors {
 				shared, ok := q.Shared(was.plan.Fingerprint())
 				if !ok || was.plan == p && shared != min(a.At, q.Length()) {
-					rt.Fatalf("the plan shares %d positions (%v) with plan %s, amended at %d", shared, ok, was.plan.Fingerprint(), a.At)
+					rt.Fatalf("the plan shares %d positions (%v) with plan %s, amended at %d", shared, ok,
+						was.plan.Fingerprint(), a.At)
 				}
 				for i := range shared {
 					if order[i] != was.order[i] {
@@ -237,7 +244,8 @@ func TestAmendKeepsThePrefix(t *testing.T) {
 					rt.Fatalf("%v", err)
 				}
 				for i := range block.Sources {
-					if s := order[block.First+int64(i)]; s.Source != int(block.Sources[i]) || s.Window != block.Windows[i] {
+					if s := order[block.First+int64(i)]; s.Source != int(block.Sources[i]) ||
+						s.Window != block.Windows[i] {
 						rt.Fatalf("in a stretch, %+v is window %d of source %d", s, block.Windows[i], block.Sources[i])
 					}
 				}
@@ -262,8 +270,8 @@ skips:
   - {from: 37, to: 41}
 `
 
-// What an amendment says is what the plan then is: stages, growth, lengths, skips, limits, parents; whoever asks where a new document stands
-// finds it.
+// What an amendment says is what the plan then is: stages, growth, lengths, skips, limits, parents;
+// whoever asks where a new document stands finds it.
 func TestAmend(t *testing.T) {
 	c := living(t)
 	p := c.seal(livingBlend)
@@ -274,17 +282,22 @@ sources:
   - {name: code, shards: [part-5]}
 weights: {web: 0.5, code: 1/4, wiki: 0.25}
 `, Range{300, 310})
-	if len(q.Stages) != 2 || q.Stages[0].Samples != 200 || q.Stages[1].Samples != 440 || !slices.Equal(q.Stages[0].Weights, []uint64{3, 2, 0}) ||
-		!slices.Equal(q.Stages[1].Weights, []uint64{2, 1, 1}) || !slices.Equal(q.Stages[1].Written, []string{"0.5", "0.25", "1/4"}) {
+	if len(q.Stages) != 2 || q.Stages[0].Samples != 200 || q.Stages[1].Samples != 440 ||
+		!slices.Equal(q.Stages[0].Weights, []uint64{3, 2, 0}) ||
+		!slices.Equal(q.Stages[1].Weights, []uint64{2, 1, 1}) ||
+		!slices.Equal(q.Stages[1].Written, []string{"0.5", "0.25", "1/4"}) {
 		t.Errorf("stages are %+v", q.Stages)
 	}
-	if len(q.Sources) != 3 || len(q.Sources[0].Shards) != 4 || q.Sources[0].MaxEpochs != "30" || q.Sources[2].Name != "code" || len(q.Sources[1].Growth) > 0 {
+	if len(q.Sources) != 3 || len(q.Sources[0].Shards) != 4 || q.Sources[0].MaxEpochs != "30" ||
+		q.Sources[2].Name != "code" || len(q.Sources[1].Growth) > 0 {
 		t.Errorf("sources are %+v", q.Sources)
 	}
-	if g := q.Sources[0].Growth; len(g) != 1 || g[0].Sample != 120 || g[0].Shards != 2 || g[0].Validation < 1 || q.Sources[0].Validation != p.Sources[0].Validation+g[0].Validation {
+	if g := q.Sources[0].Growth; len(g) != 1 || g[0].Sample != 120 || g[0].Shards != 2 || g[0].Validation < 1 ||
+		q.Sources[0].Validation != p.Sources[0].Validation+g[0].Validation {
 		t.Errorf("web has grown by %+v, and holds %d out", g, q.Sources[0].Validation)
 	}
-	if !slices.Equal(q.Skips, []Range{{37, 41}, {300, 310}}) || q.OrderVersion() != "2" || !slices.Equal(q.Parents, []Parent{{p.Fingerprint(), 200, "a reason"}}) {
+	if !slices.Equal(q.Skips, []Range{{37, 41}, {300, 310}}) || q.OrderVersion() != "2" ||
+		!slices.Equal(q.Parents, []Parent{{p.Fingerprint(), 200, "a reason"}}) {
 		t.Errorf("skips %v, order version %s, parents %+v", q.Skips, q.OrderVersion(), q.Parents)
 	}
 	d, err := Open(t.Context(), q, OpenOptions{})
@@ -310,7 +323,8 @@ weights: {web: 0.5, code: 1/4, wiki: 0.25}
 		t.Error("a document of a new shard is nowhere")
 	}
 	// Twice at the same place; then a plan that only goes on, and one that stops earlier.
-	r := c.amend(c.amend(q, 300, "sources: [{name: web, shards: [part-6]}]"), 300, "sources: [{name: web, shards: [part-7]}]")
+	r := c.amend(c.amend(q, 300, "sources: [{name: web, shards: [part-6]}]"), 300,
+		"sources: [{name: web, shards: [part-7]}]")
 	if g := r.Sources[0].Growth; len(g) != 3 || g[1].Sample != g[2].Sample || r.Length() != 640 || len(r.Parents) != 3 {
 		t.Errorf("grown twice at one place: %+v", g)
 	}
@@ -318,10 +332,12 @@ weights: {web: 0.5, code: 1/4, wiki: 0.25}
 	if s := c.amend(r, 640, "samples: 700"); s.Length() != 700 || len(s.Stages) != 2 {
 		t.Errorf("a longer plan has %d positions, stages %+v", s.Length(), s.Stages)
 	}
-	if s := c.amend(r, 205, "samples: 305"); s.Length() != 305 || !slices.Equal(s.Skips, []Range{{37, 41}, {300, 305}}) {
+	if s := c.amend(r, 205, "samples: 305"); s.Length() != 305 ||
+		!slices.Equal(s.Skips, []Range{{37, 41}, {300, 305}}) {
 		t.Errorf("a shorter plan has %d positions, skips %v", s.Length(), s.Skips)
 	}
-	if s := c.amend(p, 0, "weights: {wiki: 1}"); len(s.Stages) != 1 || s.Length() != 400 || !slices.Equal(s.Stages[0].Weights, []uint64{0, 1}) {
+	if s := c.amend(p, 0, "weights: {wiki: 1}"); len(s.Stages) != 1 || s.Length() != 400 ||
+		!slices.Equal(s.Stages[0].Weights, []uint64{0, 1}) {
 		t.Errorf("amended from the beginning, stages are %+v", s.Stages)
 	}
 	s := c.amend(p, 200, "stages: [{samples: 100, weights: {wiki: 1}}, {samples: 50, weights: {wiki: 1, web: 1}}]")
@@ -334,7 +350,8 @@ stages:
   - {samples: 200}
   - {samples: 200, weights: {wiki: 1}}
 `)
-	if u := c.amend(p, 200, "weights: {wiki: 1}"); !slices.Equal(plain(t, u), plain(t, whole)) || u.Fingerprint() == whole.Fingerprint() {
+	if u := c.amend(p, 200, "weights: {wiki: 1}"); !slices.Equal(plain(t, u), plain(t, whole)) ||
+		u.Fingerprint() == whole.Fingerprint() {
 		t.Error("a stage that was appended differs from one that was planned")
 	}
 }
@@ -353,11 +370,12 @@ func TestAmendRefuses(t *testing.T) {
 		skips   []Range
 		message string
 	}{
-		"beyond":            {p, 401, "samples: 500", nil, "position 401"},
-		"below":             {p, -1, "samples: 500", nil, "position -1"},
-		"nothing":           {p, 0, "samples: null", nil, "nothing is to be amended"},
-		"samples":           {p, 200, "samples: 199", nil, "amend.yaml:1: samples is 199"},
-		"both":              {p, 200, "weights: {web: 1}\nstages: [{samples: 1, weights: {web: 1}}]", nil, "both weights and stages"},
+		"beyond":  {p, 401, "samples: 500", nil, "position 401"},
+		"below":   {p, -1, "samples: 500", nil, "position -1"},
+		"nothing": {p, 0, "samples: null", nil, "nothing is to be amended"},
+		"samples": {p, 200, "samples: 199", nil, "amend.yaml:1: samples is 199"},
+		"both": {p, 200, "weights: {web: 1}\nstages: [{samples: 1, weights: {web: 1}}]", nil,
+			"both weights and stages"},
 		"unknown field":     {p, 200, "sampels: 3", nil, "samples"},
 		"a field of others": {p, 200, "skips: []", nil, "known are samples, tokens, sources, weights, stages"},
 		"nothing in it":     {p, 200, "{}", nil, "given with --skip FROM:TO"},
@@ -369,25 +387,32 @@ func TestAmendRefuses(t *testing.T) {
 		"stages and length": {p, 200, "samples: 300\nstages: [{samples: 99, weights: {web: 1}}]", nil, "add up to 299"},
 		"nothing left":      {p, 400, "weights: {web: 1}", nil, "nothing is left"},
 		"a weight":          {p, 200, "sources: [{name: web, weight: 2, shards: [part-3]}]", nil, "weights stand in"},
-		"a source twice":    {p, 200, "sources: [{name: web, shards: [part-3]}, {name: web, shards: [part-4]}]", nil, "two entries"},
-		"no shards":         {p, 200, "sources: [{name: wki}]", nil, `did you mean "wiki"`},
-		"nothing new":       {p, 200, "sources: [{name: wiki}]", nil, "nothing new is said"},
-		"not drawn":         {p, 200, "sources: [{name: code, shards: [part-3]}]", nil, "say in weights or stages"},
-		"no weight":         {p, 200, "sources: [{name: code, shards: [part-3]}]\nweights: {web: 1}", nil, `draws nothing from source "code"`},
-		"shard of another":  {p, 200, "sources: [{name: web, shards: [part-2]}]", nil, `is in the plan already, in source "wiki": name the new shards alone`},
-		"its own shard":     {p, 200, "sources: [{name: web, shards: [part-0]}]", nil, `is in the plan already, in source "web"`},
-		"a shard twice":     {p, 200, "sources: [{name: web, shards: [part-3, part-3]}]", nil, `is listed twice in source "web"`},
-		"no such shard":     {p, 200, "sources: [{name: web, shards: [part-9]}]", nil, "matches no shard"},
-		"too short":         {p, 200, "sources: [{name: web, shards: [tiny]}]", nil, "no new shard has the 17 tokens"},
-		"all held out":      {p, 200, "sources: [{name: web, shards: [one]}]", nil, "all 1 windows"},
-		"too many epochs":   {p, 200, "samples: 40000", nil, "samples would fit"},
-		"epochs before":     {p, 200, "sources: [{name: web, max_epochs: 0.5}]", nil, "no plan with these weights would fit: lower the weights of these sources, raise max_epochs, or add data; what is drawn before position 200 stays"},
-		"backwards":         {grown, 200, "sources: [{name: web, shards: [part-4]}]", nil, "grows already at its sample 180"},
-		"skips before":      {p, 200, "", []Range{{100, 210}}, "begins before position 200"},
-		"skips beyond":      {p, 200, "", []Range{{300, 401}}, "beyond the plan's 400 positions"},
-		"empty skip":        {p, 200, "", []Range{{300, 300}}, "not a range"},
-		"known skips":       {p, 0, "", []Range{{38, 40}}, "already"},
-		"all skipped":       {p, 0, "", []Range{{0, 400}}, "leave out all 400"},
+		"a source twice": {p, 200, "sources: [{name: web, shards: [part-3]}, {name: web, shards: [part-4]}]", nil,
+			"two entries"},
+		"no shards":   {p, 200, "sources: [{name: wki}]", nil, `did you mean "wiki"`},
+		"nothing new": {p, 200, "sources: [{name: wiki}]", nil, "nothing new is said"},
+		"not drawn":   {p, 200, "sources: [{name: code, shards: [part-3]}]", nil, "say in weights or stages"},
+		"no weight": {p, 200, "sources: [{name: code, shards: [part-3]}]\nweights: {web: 1}", nil,
+			`draws nothing from source "code"`},
+		"shard of another": {p, 200, "sources: [{name: web, shards: [part-2]}]", nil,
+			`is in the plan already, in source "wiki": name the new shards alone`},
+		"its own shard": {p, 200, "sources: [{name: web, shards: [part-0]}]", nil,
+			`is in the plan already, in source "web"`},
+		"a shard twice": {p, 200, "sources: [{name: web, shards: [part-3, part-3]}]", nil,
+			`is listed twice in source "web"`},
+		"no such shard":   {p, 200, "sources: [{name: web, shards: [part-9]}]", nil, "matches no shard"},
+		"too short":       {p, 200, "sources: [{name: web, shards: [tiny]}]", nil, "no new shard has the 17 tokens"},
+		"all held out":    {p, 200, "sources: [{name: web, shards: [one]}]", nil, "all 1 windows"},
+		"too many epochs": {p, 200, "samples: 40000", nil, "samples would fit"},
+		"epochs before": {p, 200, "sources: [{name: web, max_epochs: 0.5}]", nil,
+			"no plan with these weights would fit: lower the weights of these sources, raise max_epochs, or add data; what is drawn before position 200 stays"},
+		"backwards": {grown, 200, "sources: [{name: web, shards: [part-4]}]", nil,
+			"grows already at its sample 180"},
+		"skips before": {p, 200, "", []Range{{100, 210}}, "begins before position 200"},
+		"skips beyond": {p, 200, "", []Range{{300, 401}}, "beyond the plan's 400 positions"},
+		"empty skip":   {p, 200, "", []Range{{300, 300}}, "not a range"},
+		"known skips":  {p, 0, "", []Range{{38, 40}}, "already"},
+		"all skipped":  {p, 0, "", []Range{{0, 400}}, "leave out all 400"},
 	} {
 		a := &Amendment{}
 		var err error
@@ -401,18 +426,22 @@ func TestAmendRefuses(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), v.message) {
 			t.Errorf("%s: %v; want %q", name, err, v.message)
 		}
-		if v.text != "" && err != nil && !strings.Contains(err.Error(), "amend.yaml") && v.at >= 0 && v.at <= 400 && name != "nothing" && name != "not drawn" {
+		if v.text != "" && err != nil && !strings.Contains(err.Error(), "amend.yaml") && v.at >= 0 && v.at <= 400 &&
+			name != "nothing" && name != "not drawn" {
 			t.Errorf("%s: %v does not name the file", name, err)
 		}
 	}
-	for _, reason := range []string{`say "no"`, "a\nb", strings.Repeat("x", 1001), "a \u202egnp.exe", "a\u200bb", "a\u0085b"} {
-		if _, err := Amend(t.Context(), p, &Amendment{Skips: []Range{{1, 2}}, Reason: reason}, SealOptions{}); err == nil {
+	for _, reason := range []string{`say "no"`, "a\nb", strings.Repeat("x", 1001), "a \u202egnp.exe", "a\u200bb",
+		"a\u0085b"} {
+		if _, err := Amend(t.Context(), p, &Amendment{Skips: []Range{{1, 2}}, Reason: reason},
+			SealOptions{}); err == nil {
 			t.Errorf("the reason %.20q was accepted", reason)
 		}
 	}
 }
 
-// A shard that has changed since the parent was sealed must not get into the amended plan unnoticed, with a manifest or without.
+// A shard that has changed since the parent was sealed must not get into the amended plan
+// unnoticed, with a manifest or without.
 func TestAmendNoticesChanges(t *testing.T) {
 	for _, manifest := range []bool{true, false} {
 		c := living(t)
@@ -425,7 +454,8 @@ func TestAmendNoticesChanges(t *testing.T) {
 		if !manifest {
 			c.foreign("part-1")
 		}
-		if _, err := Amend(t.Context(), p, &Amendment{Skips: []Range{{1, 2}}}, SealOptions{}); err == nil || !strings.Contains(err.Error(), "has changed since the plan was sealed") {
+		if _, err := Amend(t.Context(), p, &Amendment{Skips: []Range{{1, 2}}}, SealOptions{}); err == nil ||
+			!strings.Contains(err.Error(), "has changed since the plan was sealed") {
 			t.Errorf("manifest %v: %v", manifest, err)
 		}
 	}
@@ -461,7 +491,8 @@ func TestDiff(t *testing.T) {
 		"name":       {"wiki", "wikipedia", 0, "sources stages"},
 		"held out":   {"0.05", "0.2", 0, "sources"},
 		"limit":      {"max_epochs: 20", "max_epochs: 21", 400, ""},
-		"a stage":    {"skips:", "stages: [{samples: 150}, {samples: rest, weights: {wiki: 1}}]\nskips:", 150, "stages"},
+		"a stage": {"skips:", "stages: [{samples: 150}, {samples: rest, weights: {wiki: 1}}]\nskips:", 150,
+			"stages"},
 	} {
 		q := c.seal(strings.ReplaceAll(livingBlend, v.old, v.new))
 		var what []string
@@ -486,7 +517,8 @@ func TestDiff(t *testing.T) {
 	}
 	q := c.amend(p, 200, "weights: {web: 1}")
 	r, s := c.amend(q, 300, "samples: 500"), c.amend(q, 250, "weights: {wiki: 1}")
-	if d := Diff(p, q); d.Relation != SecondAmends || len(d.Second) != 1 || d.Same != 200 || d.Sources[0].First.Samples != 120 || d.Sources[0].Second != (Drawing{200, 1}) {
+	if d := Diff(p, q); d.Relation != SecondAmends || len(d.Second) != 1 || d.Same != 200 ||
+		d.Sources[0].First.Samples != 120 || d.Sources[0].Second != (Drawing{200, 1}) {
 		t.Errorf("a plan and its child: %+v", d)
 	}
 	if d := Diff(r, q); d.Relation != FirstAmends || d.Same != 400 || d.Ancestor != q.Fingerprint() {
@@ -503,8 +535,9 @@ func TestDiff(t *testing.T) {
 	}
 }
 
-// Every growth of a source has its line, with the first position at which the plan that has it draws from what is new: also where the other
-// plan, with other weights since, gets as far in the source at an earlier position.
+// Every growth of a source has its line, with the first position at which the plan that has it
+// draws from what is new: also where the other plan, with other weights since, gets as far in the
+// source at an earlier position.
 func TestDiffOfGrowths(t *testing.T) {
 	c := living(t)
 	p := c.seal(livingBlend)
@@ -540,8 +573,10 @@ func TestDiffOfGrowths(t *testing.T) {
 		if g.Shards == 1 {
 			size = fmt.Sprintf("1 shard of %d windows", windows[k])
 		}
-		want = append(want, fmt.Sprintf("%d source web has %s more from its sample %d on (%d held out)", first, size, g.Sample, g.Validation))
-		back = append(back, fmt.Sprintf("%d source web has %s less from its sample %d on (%d held out)", first, size, g.Sample, g.Validation))
+		want = append(want, fmt.Sprintf("%d source web has %s more from its sample %d on (%d held out)", first, size,
+			g.Sample, g.Validation))
+		back = append(back, fmt.Sprintf("%d source web has %s less from its sample %d on (%d held out)", first, size,
+			g.Sample, g.Validation))
 	}
 	slices.Sort(want)
 	slices.Sort(back)
@@ -566,7 +601,8 @@ func TestJoinLogs(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, s := range steps {
-			if err := w.Write(StepHash{Step: s, First: 4 * s, Samples: int64(len(plan))}); err != nil { // which says whose the step is
+			if err := w.Write(StepHash{Step: s, First: 4 * s, Samples: int64(len(plan))}); err != nil {
+				// which says whose the step is
 				t.Fatal(err)
 			}
 		}
@@ -580,11 +616,16 @@ func TestJoinLogs(t *testing.T) {
 		logs []*LogReader
 		want string
 	}{
-		"forth":     {[]*LogReader{log("new", "pp", 3, 4), log("old", "p", 0, 1, 2)}, "0/1 1/1 2/1 3/2 4/2 [{p {0 3}} {pp {3 5}}]"},
-		"back":      {[]*LogReader{log("new", "pp", 0, 1, 4), log("old", "p", 2, 3)}, "0/2 1/2 2/1 3/1 4/2 [{pp {0 2}} {p {2 4}} {pp {4 5}}]"},
-		"went back": {[]*LogReader{log("new", "pp", 0, 1, 2, 3), log("old", "p", 2, 3, 4, 5)}, "0/2 1/2 2/2 3/2 [{pp {0 4}}]"},
-		"begun":     {[]*LogReader{log("new", "pp"), log("old", "p", 0, 1), log("older", "ppp", 2)}, "0/1 1/1 2/3 [{p {0 2}} {ppp {2 3}}]"},
-		"both":      {[]*LogReader{log("new", "pp", 3), log("old", "p", 0, 1), log("older", "ppp", 1)}, "0/1 old and older both have step 1"},
+		"forth": {[]*LogReader{log("new", "pp", 3, 4), log("old", "p", 0, 1, 2)},
+			"0/1 1/1 2/1 3/2 4/2 [{p {0 3}} {pp {3 5}}]"},
+		"back": {[]*LogReader{log("new", "pp", 0, 1, 4), log("old", "p", 2, 3)},
+			"0/2 1/2 2/1 3/1 4/2 [{pp {0 2}} {p {2 4}} {pp {4 5}}]"},
+		"went back": {[]*LogReader{log("new", "pp", 0, 1, 2, 3), log("old", "p", 2, 3, 4, 5)},
+			"0/2 1/2 2/2 3/2 [{pp {0 4}}]"},
+		"begun": {[]*LogReader{log("new", "pp"), log("old", "p", 0, 1), log("older", "ppp", 2)},
+			"0/1 1/1 2/3 [{p {0 2}} {ppp {2 3}}]"},
+		"both": {[]*LogReader{log("new", "pp", 3), log("old", "p", 0, 1), log("older", "ppp", 1)},
+			"0/1 old and older both have step 1"},
 	} {
 		run, header, err := JoinLogs(v.logs)
 		if err != nil || header.Plan != "pp" {
@@ -616,7 +657,8 @@ func TestJoinLogs(t *testing.T) {
 	// What only one log has is said.
 	x, y := log("x", "p", 0, 1, 2, 3), log("y", "p", 2, 3, 4, 5)
 	c, err := Compare(x, y, x.Header, y.Header)
-	if err != nil || c.Kind != NoDifference || c.Equal != 2 || !slices.Equal(c.OnlyA, []Range{{0, 2}}) || !slices.Equal(c.OnlyB, []Range{{4, 6}}) {
+	if err != nil || c.Kind != NoDifference || c.Equal != 2 || !slices.Equal(c.OnlyA, []Range{{0, 2}}) ||
+		!slices.Equal(c.OnlyB, []Range{{4, 6}}) {
 		t.Errorf("%+v, %v", c, err)
 	}
 }
@@ -648,7 +690,8 @@ func TestSubtract(t *testing.T) {
 // The metamorphic test of streams, of a plan that has been amended twice.
 func TestOneOrderHoweverAmended(t *testing.T) {
 	c := living(t)
-	p := c.amend(c.seal(livingBlend), 150, "samples: 640\nsources: [{name: web, shards: [part-3]}, {name: code, shards: [part-5]}]\nweights: {web: 2, wiki: 1, code: 1}")
+	p := c.amend(c.seal(livingBlend), 150,
+		"samples: 640\nsources: [{name: web, shards: [part-3]}, {name: code, shards: [part-5]}]\nweights: {web: 2, wiki: 1, code: 1}")
 	p = c.amend(p, 160, "sources: [{name: web, shards: [part-4]}]", Range{300, 331})
 	d, err := Open(t.Context(), p, OpenOptions{})
 	if err != nil {
@@ -690,7 +733,8 @@ func FuzzParseAmendment(f *testing.F) {
 	c := living(f)
 	p := c.seal(livingBlend)
 	f.Add([]byte("samples: 640\nsources:\n  - {name: web, shards: ['part-[34]'], max_epochs: 30}\n  - {name: code, shards: [part-5]}\nweights: {web: 0.5, code: 1/4}\n"), int64(200))
-	f.Add([]byte("stages: [{samples: 100, weights: {wiki: 1}}, {samples: rest, weights: {wiki: 1, web: 1}}]"), int64(399))
+	f.Add([]byte("stages: [{samples: 100, weights: {wiki: 1}}, {samples: rest, weights: {wiki: 1, web: 1}}]"),
+		int64(399))
 	f.Add([]byte("sources: &a [*a]\n"), int64(0))
 	f.Fuzz(func(t *testing.T, data []byte, at int64) {
 		a, err := ParseAmendment(data, "amend.yaml", c.dir)
@@ -714,7 +758,8 @@ func FuzzParseAmendment(f *testing.F) {
 	})
 }
 
-// A run goes over to an amended plan where both are the same, and no later: not even when only the oldest amendment lies behind it.
+// A run goes over to an amended plan where both are the same, and no later: not even when only the
+// oldest amendment lies behind it.
 func TestCursorOfAmendedPlan(t *testing.T) {
 	c := living(t)
 	p := c.seal(livingBlend)
@@ -728,10 +773,12 @@ func TestCursorOfAmendedPlan(t *testing.T) {
 	}{
 		{p, p, 400, ""}, {q, p, 200, ""}, {q, p, 201, "amends from position 200 on"}, {q, p, -1, "position -1"},
 		{r, p, 120, ""}, {r, p, 121, "amends from position 120 on"}, {r, q, 121, "amends from position 120 on"},
-		{s, p, 120, ""}, {s, r, 300, ""}, {s, r, 301, "amends from position 300 on"}, {s, q, 130, "amends from position 120 on"}, {s, s, 310, ""}, {s, s, 311, "has 310"},
+		{s, p, 120, ""}, {s, r, 300, ""}, {s, r, 301, "amends from position 300 on"}, {s, q, 130,
+			"amends from position 120 on"}, {s, s, 310, ""}, {s, s, 311, "has 310"},
 		{p, q, 0, "use the plan that the run began with"}, {q, s, 0, "use the plan that the run began with"},
 	} {
-		if err := (Cursor{v.of.Fingerprint(), v.position}).Check(v.plan); (err == nil) != (v.want == "") || err != nil && !strings.Contains(err.Error(), v.want) {
+		if err := (Cursor{v.of.Fingerprint(), v.position}).Check(v.plan); (err == nil) != (v.want == "") ||
+			err != nil && !strings.Contains(err.Error(), v.want) {
 			t.Errorf("case %d: %v, want %q", i+1, err, v.want)
 		}
 	}
@@ -758,7 +805,8 @@ func TestAmendmentIsDocumented(t *testing.T) {
 		fields reflect.Type
 	}{{"", reflect.TypeFor[Amendment]()}, {"sources[].", reflect.TypeFor[SourceConfig]()}} {
 		for i := range of.fields.NumField() {
-			if tag := of.fields.Field(i).Tag.Get("yaml"); tag != "" && tag != "-" && of.prefix+tag != "sources[].weight" {
+			if tag := of.fields.Field(i).Tag.Get("yaml"); tag != "" && tag != "-" &&
+				of.prefix+tag != "sources[].weight" {
 				want = append(want, of.prefix+tag)
 			}
 		}
@@ -777,10 +825,12 @@ func TestAmendOtherOrders(t *testing.T) {
 	packed, read := *p, *p
 	packed.Packing, read.Megatron = &Packing{}, &Megatron{}
 	for order, other := range map[string]*Plan{PackedOrder: &packed, MegatronOrder: &read} {
-		if _, err := Amend(t.Context(), other, &Amendment{Skips: []Range{{1, 2}}}, SealOptions{}); err == nil || !strings.Contains(err.Error(), order) {
+		if _, err := Amend(t.Context(), other, &Amendment{Skips: []Range{{1, 2}}}, SealOptions{}); err == nil ||
+			!strings.Contains(err.Error(), order) {
 			t.Errorf("%s: %v", order, err)
 		}
-		if d := Diff(p, other); d.Same != 0 || d.Changes[0].What != "order" || !strings.Contains(d.Changes[0].Text, order) {
+		if d := Diff(p, other); d.Same != 0 || d.Changes[0].What != "order" ||
+			!strings.Contains(d.Changes[0].Text, order) {
 			t.Errorf("%s: %+v", order, d)
 		}
 	}
@@ -805,10 +855,12 @@ func TestEpochsOfGrownSource(t *testing.T) {
 		epoch, training := s.order.At(n)
 		first, length := s.order.Span(epoch)
 		for _, limit := range limits {
-			share := new(big.Rat).Add(new(big.Rat).SetInt64(epoch), big.NewRat(n-first, length)) // of the first n samples
+			// of the first n samples
+			share := new(big.Rat).Add(new(big.Rat).SetInt64(epoch), big.NewRat(n-first, length))
 			allowed, ok := s.within(limit)
 			if keeps := share.Cmp(limit.rat) <= 0; !ok || keeps != (n <= allowed) {
-				t.Fatalf("the first %d samples are %s epochs, and %d keep to %s", n, share.FloatString(3), allowed, limit)
+				t.Fatalf("the first %d samples are %s epochs, and %d keep to %s", n, share.FloatString(3), allowed,
+					limit)
 			}
 		}
 		exact := int64(len(distinct))
@@ -817,8 +869,12 @@ func TestEpochsOfGrownSource(t *testing.T) {
 			t.Fatalf("the first %d samples have %d windows, not %d", n, exact, got)
 		case got != exact:
 			estimates++
-			if !slices.ContainsFunc(s.Growth, func(g Growth) bool { return s.order.EpochOf(g.Sample) == epoch && n > g.Sample }) {
-				t.Fatalf("the first %d samples have %d windows, not %d, and the source has not grown since their last epoch began", n, exact, got)
+			if !slices.ContainsFunc(s.Growth, func(g Growth) bool {
+				return s.order.EpochOf(g.Sample) == epoch &&
+					n > g.Sample
+			}) {
+				t.Fatalf("the first %d samples have %d windows, not %d, and the source has not grown since their "+
+					"last epoch began", n, exact, got)
 			}
 		}
 		distinct[training] = true

@@ -30,7 +30,8 @@ func NewBatch(r arrow.RecordBatch) (*Batch, error) {
 	}
 	tokens, ok := r.Column(columnTokens).(*array.FixedSizeList)
 	if !ok {
-		return nil, fmt.Errorf("column %q is %s, not a fixed-size list", r.ColumnName(columnTokens), r.Column(columnTokens).DataType())
+		return nil, fmt.Errorf("column %q is %s, not a fixed-size list", r.ColumnName(columnTokens),
+			r.Column(columnTokens).DataType())
 	}
 	b.length = int(tokens.DataType().(*arrow.FixedSizeListType).Len())
 	from, to := tokens.Offset()*b.length, (tokens.Offset()+tokens.Len())*b.length
@@ -44,7 +45,8 @@ func NewBatch(r arrow.RecordBatch) (*Batch, error) {
 	}
 	var starts *array.Int32
 	for _, ok := range []bool{
-		as(r, columnPosition, &b.position), as(r, columnSource, &b.source), as(r, columnEpoch, &b.epoch), as(r, columnWindow, &b.window),
+		as(r, columnPosition, &b.position), as(r, columnSource, &b.source), as(r, columnEpoch, &b.epoch), as(r,
+			columnWindow, &b.window),
 		as(r, columnDocumentStarts, &b.starts), r.NumCols() <= columnLengths || as(r, columnLengths, &b.lengths),
 	} {
 		if !ok {
@@ -85,7 +87,8 @@ func (b *Batch) Epoch(row int) int64 { return int64(b.epoch.Value(row)) }
 // Window is the number of a row's window in its source.
 func (b *Batch) Window(row int) int64 { return b.window.Value(row) }
 
-// AppendTokens appends the L+1 tokens of a row to dst. With all rows appended to one slice, this is the input of a model.
+// AppendTokens appends the L+1 tokens of a row to dst. With all rows appended to one slice, this is
+// the input of a model.
 func (b *Batch) AppendTokens(dst []uint32, row int) []uint32 {
 	from, to := row*b.length, (row+1)*b.length
 	if b.tokens2 != nil {
@@ -100,7 +103,8 @@ func (b *Batch) AppendTokens(dst []uint32, row int) []uint32 {
 	return dst
 }
 
-// DocumentStarts lists the offsets in a row's window at which documents begin, in order. They may be read until the record is released.
+// DocumentStarts lists the offsets in a row's window at which documents begin, in order. They may
+// be read until the record is released.
 func (b *Batch) DocumentStarts(row int) []int32 {
 	from, to := b.starts.ValueOffsets(row)
 	return b.startValues[from:to]
@@ -120,18 +124,22 @@ type Cursor struct {
 	Position int64  `json:"position"` // of the next sample
 }
 
-// Check says whether what a run at the cursor has seen is what the plan has before that position, so that it can go on with the plan: it is the
-// cursor's own plan, or one that amends it from there or from a later position on.
+// Check says whether what a run at the cursor has seen is what the plan has before that position,
+// so that it can go on with the plan: it is the cursor's own plan, or one that amends it from there
+// or from a later position on.
 func (c Cursor) Check(p *Plan) error {
 	shared, ok := p.Shared(c.Plan)
 	switch {
 	case !ok:
-		return fmt.Errorf("the cursor is of plan %.16s…, not of plan %.16s…: use the plan that the run began with", c.Plan, p.fingerprint)
+		return fmt.Errorf("the cursor is of plan %.16s…, not of plan %.16s…: use the plan that the run began with",
+			c.Plan, p.fingerprint)
 	case c.Position < 0 || c.Position > p.length:
 		return fmt.Errorf("the cursor is at position %d, but the plan has %d", c.Position, p.length)
 	case c.Position > shared:
-		return fmt.Errorf("the cursor is at position %d of plan %.16s…, which plan %.16s… amends from position %d on: what was read since is not what that has there; "+
-			"use the plan that the run began with, or amend it at position %d or later", c.Position, c.Plan, p.fingerprint, shared, c.Position)
+		return fmt.Errorf("the cursor is at position %d of plan %.16s…, which plan %.16s… amends from position %d "+
+			"on: what was read since is not what that has there; "+
+			"use the plan that the run began with, or amend it at position %d or later", c.Position, c.Plan,
+			p.fingerprint, shared, c.Position)
 	}
 	return nil
 }

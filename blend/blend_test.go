@@ -71,9 +71,11 @@ const (
 	eod        = 999
 )
 
-var tokenizerInfo = shards.TokenizerInfo{SHA256: strings.Repeat("ab", 32), VocabSize: vocabulary, EOD: eod, ClassTable: "unicode 16.0.0", Specials: "text"}
+var tokenizerInfo = shards.TokenizerInfo{SHA256: strings.Repeat("ab", 32), VocabSize: vocabulary, EOD: eod,
+	ClassTable: "unicode 16.0.0", Specials: "text"}
 
-// shard writes a shard of documents with these lengths. Its ids are a function of the name and the place, and differ from place to place.
+// shard writes a shard of documents with these lengths. Its ids are a function of the name and the
+// place, and differ from place to place.
 func (c corpus) shard(name string, dtype shards.DType, lengths ...int) {
 	c.t.Helper()
 	prefix := filepath.Join(c.dir, name)
@@ -98,7 +100,8 @@ func (c corpus) shard(name string, dtype shards.DType, lengths ...int) {
 		if n > 0 {
 			tokens[n-1] = eod
 		}
-		origin := shards.DocumentOrigin{ID: fmt.Sprintf("%s/%d", name, doc), File: name + ".jsonl", Line: int64(doc + 1)}
+		origin := shards.DocumentOrigin{ID: fmt.Sprintf("%s/%d", name, doc), File: name + ".jsonl",
+			Line: int64(doc + 1)}
 		if err := w.Append(tokens, origin); err != nil {
 			c.t.Fatal(err)
 		}
@@ -165,7 +168,8 @@ func (c corpus) open(text string) *Data {
 	return d
 }
 
-// mixed is a corpus of three sources with shards of several sizes, and a blend of them that uses all there is to a plan.
+// mixed is a corpus of three sources with shards of several sizes, and a blend of them that uses
+// all there is to a plan.
 func mixed(t testing.TB) (corpus, string) {
 	c := newCorpus(t)
 	c.shard("web/part-0", shards.UInt16, lengths(40, 60)...)

@@ -15,8 +15,9 @@ type CheckOptions struct {
 	Huge     int64              // tokens from which a document is reported as huge; 0: audit.HugeDocument
 }
 
-// Check reads every byte of every shard of the plan, and of the index files that its order is read from: it compares them with the hashes in the
-// plan and in the manifests, and looks at the tokens as [audit.Run] does. What is wrong with the data is in the report, its sources those of the plan;
+// Check reads every byte of every shard of the plan, and of the index files that its order is read
+// from: it compares them with the hashes in the plan and in the manifests, and looks at the tokens
+// as [audit.Run] does. What is wrong with the data is in the report, its sources those of the plan;
 // the error is about what kept Check from looking.
 func (d *Data) Check(ctx context.Context, o CheckOptions) (*audit.Report, error) {
 	var inputs []audit.Input
@@ -25,7 +26,8 @@ func (d *Data) Check(ctx context.Context, o CheckOptions) (*audit.Report, error)
 		src := &d.Sources[i]
 		for k, sh := range src.Shards {
 			inputs = append(inputs, audit.Input{Source: src.Name, Path: d.ShardPath(i, k),
-				// Opened anew, so that a shard that is read for an hour is not one of those that the shelf can give up.
+				// Opened anew, so that a shard that is read for an hour is not one of those that
+				// the shelf can give up.
 				Open:  func() (*shards.Shard, error) { return d.open(i, k) },
 				Check: func(bin string) string { return d.checkHashes(ctx, i, k, sh, bin) },
 			})
@@ -80,20 +82,23 @@ func (d *Data) Check(ctx context.Context, o CheckOptions) (*audit.Report, error)
 // checkHashes compares a shard without a manifest with the plan; it gives what is wrong, or "".
 func (d *Data) checkHashes(ctx context.Context, source, shard int, want Shard, bin string) string {
 	if bin != want.Bin {
-		return fmt.Sprintf(".bin has SHA-256 %s, but the plan was sealed with %s: restore the file, or blend again", bin, want.Bin)
+		return fmt.Sprintf(".bin has SHA-256 %s, but the plan was sealed with %s: restore the file, or blend again",
+			bin, want.Bin)
 	}
 	idx, _, err := shards.HashFile(ctx, d.ShardPath(source, shard)+".idx", nil)
 	if err != nil {
 		return err.Error()
 	}
 	if idx != want.Index {
-		return fmt.Sprintf(".idx has SHA-256 %s, but the plan was sealed with %s: restore the file, or blend again", idx, want.Index)
+		return fmt.Sprintf(".idx has SHA-256 %s, but the plan was sealed with %s: restore the file, or blend again",
+			idx, want.Index)
 	}
 	return ""
 }
 
 // checkOrder compares the index files that the order is read from with the plan.
-func (d *Data) checkOrder(ctx context.Context, progress func(path string, done int64)) (findings []audit.Finding, err error) {
+func (d *Data) checkOrder(ctx context.Context, progress func(path string, done int64)) (findings []audit.Finding,
+	err error) {
 	done := int64(0)
 	for _, f := range d.orderFiles() {
 		hash, _, err := shards.HashFile(ctx, f.path, func(n int64) {
@@ -104,8 +109,10 @@ func (d *Data) checkOrder(ctx context.Context, progress func(path string, done i
 			return nil, err
 		}
 		if hash != f.sha256 {
-			findings = append(findings, audit.Finding{Level: audit.Error, Kind: "hash", Path: f.path, Document: -1, Byte: -1,
-				Message: fmt.Sprintf("it has SHA-256 %s, but the plan was sealed with %s: restore the file, or blend again", hash, f.sha256)})
+			findings = append(findings, audit.Finding{Level: audit.Error, Kind: "hash", Path: f.path, Document: -1,
+				Byte: -1,
+				Message: fmt.Sprintf("it has SHA-256 %s, but the plan was sealed with %s: restore the file, or "+
+					"blend again", hash, f.sha256)})
 		}
 	}
 	return findings, nil

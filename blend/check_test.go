@@ -17,7 +17,8 @@ import (
 
 func TestCheck(t *testing.T) {
 	c := newCorpus(t)
-	c.shard("a", shards.UInt16, 100, 0, 1, 30, 0) // two empty documents, one that is only an end-of-document id, 131 tokens
+	// two empty documents, one that is only an end-of-document id, 131 tokens
+	c.shard("a", shards.UInt16, 100, 0, 1, 30, 0)
 	c.shard("tiny", shards.UInt16, 5)
 	c.shard("long", shards.UInt16, audit.HugeDocument+3, 7)
 	c.shard("foreign", shards.Int32, 200)
@@ -64,16 +65,22 @@ sources:
 			t.Errorf("%s: the largest id is %d", m.Path, m.MaxID)
 		} else {
 			// What is counted beside these is audit's, and tested there.
-			report.Shards[i] = audit.Shard{Source: m.Source, Path: m.Path, Tokens: m.Tokens, Windows: m.Windows, Tail: m.Tail, Documents: m.Documents,
-				EmptyDocuments: m.EmptyDocuments, LongDocuments: m.LongDocuments, Longest: m.Longest, Verified: m.Verified}
+			report.Shards[i] = audit.Shard{Source: m.Source, Path: m.Path, Tokens: m.Tokens, Windows: m.Windows,
+				Tail: m.Tail, Documents: m.Documents,
+				EmptyDocuments: m.EmptyDocuments, LongDocuments: m.LongDocuments, Longest: m.Longest,
+				Verified: m.Verified}
 		}
 	}
 	want := []audit.Shard{
-		{Source: "a", Path: path("a"), Tokens: 131, Windows: 8, Tail: 2, Documents: 5, EmptyDocuments: 3, Longest: 100, Verified: true},
+		{Source: "a", Path: path("a"), Tokens: 131, Windows: 8, Tail: 2, Documents: 5, EmptyDocuments: 3, Longest: 100,
+			Verified: true},
 		{Source: "a", Path: path("tiny"), Tokens: 5, Tail: 5, Documents: 1, Longest: 5, Verified: true},
-		{Source: "b", Path: path("long"), Tokens: audit.HugeDocument + 10, Windows: 65536, Tail: 9, Documents: 2, LongDocuments: 1, Longest: audit.HugeDocument + 3, Verified: true},
-		{Source: "c", Path: path("foreign"), Tokens: 200, Windows: 12, Tail: 7, Documents: 1, Longest: 200, Verified: true},
-		{Source: "c", Path: path("copy"), Tokens: 200, Windows: 12, Tail: 7, Documents: 1, Longest: 200, Verified: true},
+		{Source: "b", Path: path("long"), Tokens: audit.HugeDocument + 10, Windows: 65536, Tail: 9, Documents: 2,
+			LongDocuments: 1, Longest: audit.HugeDocument + 3, Verified: true},
+		{Source: "c", Path: path("foreign"), Tokens: 200, Windows: 12, Tail: 7, Documents: 1, Longest: 200,
+			Verified: true},
+		{Source: "c", Path: path("copy"), Tokens: 200, Windows: 12, Tail: 7, Documents: 1, Longest: 200,
+			Verified: true},
 	}
 	if diff := cmp.Diff(want, report.Shards, cmpopts.IgnoreUnexported(audit.Shard{}, audit.Lengths{})); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)
@@ -127,7 +134,8 @@ sources:
 		flip(t, path(name), at)
 	}
 	for _, workers := range []int{-1, 4097} {
-		if _, err := d.Check(context.Background(), CheckOptions{Workers: workers}); err == nil || !strings.Contains(err.Error(), "workers") {
+		if _, err := d.Check(context.Background(), CheckOptions{Workers: workers}); err == nil ||
+			!strings.Contains(err.Error(), "workers") {
 			t.Errorf("%d workers: %v", workers, err)
 		}
 	}

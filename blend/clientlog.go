@@ -12,7 +12,8 @@ import (
 	"strconv"
 )
 
-// clientLogName is the name of a log of the Python client: first position, batch size, rank and number of ranks (docs/formats/fingerprints.md).
+// clientLogName is the name of a log of the Python client: first position, batch size, rank and
+// number of ranks (docs/formats/fingerprints.md).
 var clientLogName = regexp.MustCompile(`^(\d{1,18})-batch(\d{1,18})-rank(\d{1,9})of(\d{1,9})\.jsonl$`)
 
 // A clientStart is one start of a run: its ranks have a log each.
@@ -23,10 +24,12 @@ type clientStart struct {
 	files []string // by name, so not in the order of ranks
 }
 
-// A ClientLog is all logs that the Python client wrote in a folder, over all starts of a run, as one log. It is a [Steps].
+// A ClientLog is all logs that the Python client wrote in a folder, over all starts of a run, as
+// one log. It is a [Steps].
 //
-// Of each start it has the steps that all ranks have: the ranks of a killed run end at different steps. It fails if the logs of a rank are missing, or if a
-// start is not where the start before it ended. Order hashes are known only of starts of one rank.
+// Of each start it has the steps that all ranks have: the ranks of a killed run end at different
+// steps. It fails if the logs of a rank are missing, or if a start is not where the start before it
+// ended. Order hashes are known only of starts of one rank.
 type ClientLog struct {
 	Plans []string // fingerprints that the logs name, the first start's first
 
@@ -38,7 +41,8 @@ type ClientLog struct {
 	files  []*os.File    // of the current start
 }
 
-// OpenClientLog opens the logs of the Python client in a folder. It returns nil if there are none. The batch size must be the same in all.
+// OpenClientLog opens the logs of the Python client in a folder. It returns nil if there are none.
+// The batch size must be the same in all.
 func OpenClientLog(folder string) (*ClientLog, LogHeader, error) {
 	entries, err := os.ReadDir(folder)
 	if err != nil {
@@ -54,7 +58,10 @@ func OpenClientLog(folder string) (*ClientLog, LogHeader, error) {
 		for i := range n {
 			n[i], _ = strconv.ParseInt(m[i+1], 10, 64) // so few digits are a number
 		}
-		i := slices.IndexFunc(l.starts, func(s clientStart) bool { return s.first == n[0] && s.batch == n[1] && int64(s.world) == n[3] })
+		i := slices.IndexFunc(l.starts, func(s clientStart) bool {
+			return s.first == n[0] && s.batch == n[1] &&
+				int64(s.world) == n[3]
+		})
 		if i < 0 {
 			i, l.starts = len(l.starts), append(l.starts, clientStart{first: n[0], batch: n[1], world: int(n[3])})
 		}
@@ -70,8 +77,10 @@ func OpenClientLog(folder string) (*ClientLog, LogHeader, error) {
 	var header LogHeader
 	for _, s := range l.starts {
 		if s.batch != l.starts[0].batch {
-			return nil, header, fmt.Errorf("%s: the run started with batches of %d at position %d and with batches of %d at position %d; a log has one batch size: "+
-				"verify the run with mula.verify of the Python client", folder, l.starts[0].batch, l.starts[0].first, s.batch, s.first)
+			return nil, header, fmt.Errorf("%s: the run started with batches of %d at position %d and with batches "+
+				"of %d at position %d; a log has one batch size: "+
+				"verify the run with mula.verify of the Python client", folder, l.starts[0].batch, l.starts[0].first,
+				s.batch, s.first)
 		}
 		for _, path := range s.files {
 			h, err := clientHeader(path)
@@ -132,7 +141,8 @@ func (l *ClientLog) Next() (StepHash, error) {
 		return StepHash{}, err
 	}
 	if step.First != l.at {
-		return StepHash{}, fmt.Errorf("%s: a step starts at position %d where the next one starts at %d", l.folder, step.First, l.at)
+		return StepHash{}, fmt.Errorf("%s: a step starts at position %d where the next one starts at %d", l.folder,
+			step.First, l.at)
 	}
 	l.at += l.starts[0].batch
 	return step, nil
@@ -141,7 +151,8 @@ func (l *ClientLog) Next() (StepHash, error) {
 // open opens the logs of a start, up to the last step that all of its ranks have.
 func (l *ClientLog) open(s clientStart) error {
 	if len(s.files) != s.world {
-		return fmt.Errorf("%s: of the %d ranks that started at position %d, %d have a log: bring the logs of all ranks together", l.folder, s.world, s.first, len(s.files))
+		return fmt.Errorf("%s: of the %d ranks that started at position %d, %d have a log: bring the logs of all "+
+			"ranks together", l.folder, s.world, s.first, len(s.files))
 	}
 	if s.first != l.at {
 		return fmt.Errorf("%s: the logs reach position %d, and the next start is at %d", l.folder, l.at, s.first)
@@ -168,7 +179,8 @@ func (l *ClientLog) open(s clientStart) error {
 			return err
 		}
 		if r.Header.BatchSize != int(s.batch) || max(1, r.Header.World) != s.world {
-			return fmt.Errorf("%s: the first line says batches of %d and %d ranks, the file's name another", path, r.Header.BatchSize, max(1, r.Header.World))
+			return fmt.Errorf("%s: the first line says batches of %d and %d ranks, the file's name another", path,
+				r.Header.BatchSize, max(1, r.Header.World))
 		}
 		readers = append(readers, r)
 	}
@@ -186,7 +198,8 @@ type exhausted struct{}
 
 func (exhausted) Next() (StepHash, error) { return StepHash{}, io.EOF }
 
-// completeLines returns the bytes of a log's complete lines, since a kill may cut off the last one, and the position of its last step, -1 if it has none.
+// completeLines returns the bytes of a log's complete lines, since a kill may cut off the last one,
+// and the position of its last step, -1 if it has none.
 func completeLines(f *os.File) (size, last int64, err error) {
 	info, err := f.Stat()
 	if err != nil {

@@ -23,7 +23,8 @@ func writeClientLogs(t *testing.T, d *Data, folder string, batch, world int, fro
 			t.Fatal(err)
 		}
 		if to > from {
-			if err := d.Hash(t.Context(), HashOptions{From: from, To: to, BatchSize: batch, Rank: rank, World: world}, log.Write); err != nil {
+			if err := d.Hash(t.Context(), HashOptions{From: from, To: to, BatchSize: batch, Rank: rank, World: world},
+				log.Write); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -52,7 +53,8 @@ func edit(t *testing.T, path string, change func(text string) string) {
 	writeTo(t, path, change(string(text)))
 }
 
-// The logs of all starts and ranks of a run with the Python client are one log, which is compared with the plan's.
+// The logs of all starts and ranks of a run with the Python client are one log, which is compared
+// with the plan's.
 func TestClientLog(t *testing.T) {
 	c, text := mixed(t)
 	d := c.open(text) // 600 positions: 50 steps of 12
@@ -141,7 +143,8 @@ func TestClientLog(t *testing.T) {
 		if err == nil && r.Kind != NoDifference {
 			err = fmt.Errorf("%s", r.Kind)
 		}
-		if (err == nil) != (v.want == "") || err != nil && !strings.Contains(err.Error(), v.want) || v.equal > 0 && r.Equal != v.equal {
+		if (err == nil) != (v.want == "") || err != nil && !strings.Contains(err.Error(), v.want) || v.equal > 0 &&
+			r.Equal != v.equal {
 			t.Errorf("%s: %d equal steps, %v; want %d, %q", v.name, r.Equal, err, v.equal, v.want)
 		}
 	}

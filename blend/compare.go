@@ -6,7 +6,8 @@ import (
 	"io"
 )
 
-// Steps is a source of step hashes in rising order: a [LogReader], or the logs of the ranks of a run put together by [Combine].
+// Steps is a source of step hashes in rising order: a [LogReader], or the logs of the ranks of a
+// run put together by [Combine].
 type Steps interface {
 	Next() (StepHash, error) // io.EOF after the last
 }
@@ -18,11 +19,12 @@ type Comparison struct {
 	Equal    int64 // steps that were compared and are equal
 	Ordered  bool  // every compared step had an order hash in both logs, so that the order was compared too
 
-	// Steps that only one of the logs reaches, before the first that both have and, if no step differs, after the last. They were not compared.
+	// Steps that only one of the logs reaches, before the first that both have and, if no step
+	// differs, after the last. They were not compared.
 	OnlyA, OnlyB []Range
 
-	// Kind is NoDifference if all steps that both logs cover are equal. Else Step is the first that is not, and A and B what the logs say
-	// of it.
+	// Kind is NoDifference if all steps that both logs cover are equal. Else Step is the first that
+	// is not, and A and B what the logs say of it.
 	Kind DifferenceKind
 	Step int64
 	A, B StepHash
@@ -31,9 +33,10 @@ type Comparison struct {
 // A DifferenceKind is how two steps differ.
 type DifferenceKind int
 
-// The kinds of difference. With SetDiffers the steps hold different samples; with OrderDiffers the same in another order; with
-// SamplesDiffer not even the same number of them; with PositionDiffers the step begins elsewhere in the plan, although it holds the same
-// samples; with StepMissing one of the logs passes the step over.
+// The kinds of difference. With SetDiffers the steps hold different samples; with OrderDiffers the
+// same in another order; with SamplesDiffer not even the same number of them; with PositionDiffers
+// the step begins elsewhere in the plan, although it holds the same samples; with StepMissing one
+// of the logs passes the step over.
 const (
 	NoDifference DifferenceKind = iota
 	SetDiffers
@@ -62,18 +65,22 @@ func (k DifferenceKind) String() string {
 	return fmt.Sprintf("DifferenceKind(%d)", int(k))
 }
 
-// Compare compares two logs step by step and finds the first step that differs. The logs may begin and end at different steps, as those of
-// a resumed run do; what only one of them covers is not compared. Logs of different sequence lengths or batch sizes cannot be compared,
-// and logs without a common step neither.
+// Compare compares two logs step by step and finds the first step that differs. The logs may begin
+// and end at different steps, as those of a resumed run do; what only one of them covers is not
+// compared. Logs of different sequence lengths or batch sizes cannot be compared, and logs without
+// a common step neither.
 func Compare(a, b Steps, headerA, headerB LogHeader) (Comparison, error) {
 	c := Comparison{SamePlan: headerA.Plan == headerB.Plan, Ordered: true}
 	switch {
 	case headerA.SequenceLength != headerB.SequenceLength:
-		return c, fmt.Errorf("the logs are of samples of %d and of %d tokens: they cannot be compared", headerA.SequenceLength+1, headerB.SequenceLength+1)
+		return c, fmt.Errorf("the logs are of samples of %d and of %d tokens: they cannot be compared",
+			headerA.SequenceLength+1, headerB.SequenceLength+1)
 	case headerA.BatchSize != headerB.BatchSize:
-		return c, fmt.Errorf("the logs are of steps of %d and of %d samples: they cannot be compared", headerA.BatchSize, headerB.BatchSize)
+		return c, fmt.Errorf("the logs are of steps of %d and of %d samples: they cannot be compared",
+			headerA.BatchSize, headerB.BatchSize)
 	case headerA.Rank != headerB.Rank || max(1, headerA.World) != max(1, headerB.World):
-		return c, fmt.Errorf("the logs are of rank %d of %d and of rank %d of %d: put the logs of all ranks together first",
+		return c, fmt.Errorf("the logs are of rank %d of %d and of rank %d of %d: put the logs of all ranks "+
+			"together first",
 			headerA.Rank, max(1, headerA.World), headerB.Rank, max(1, headerB.World))
 	}
 	x, errA := a.Next()
@@ -141,8 +148,9 @@ func difference(x, y StepHash) DifferenceKind {
 	return NoDifference
 }
 
-// Combine puts the logs of all ranks of a run together: their set hashes are added up. Order hashes cannot be, so the steps have none,
-// unless there is a single log. The logs must have the same header but for the rank, be of every rank once, and have the same steps.
+// Combine puts the logs of all ranks of a run together: their set hashes are added up. Order hashes
+// cannot be, so the steps have none, unless there is a single log. The logs must have the same
+// header but for the rank, be of every rank once, and have the same steps.
 func Combine(ranks []*LogReader) (Steps, LogHeader, error) {
 	if len(ranks) == 0 {
 		return nil, LogHeader{}, errors.New("no fingerprint log")
@@ -159,11 +167,13 @@ func Combine(ranks []*LogReader) (Steps, LogHeader, error) {
 		}
 		seen[h.Rank] = r.name
 		if h.Rank = header.Rank; h != header {
-			return nil, header, fmt.Errorf("%s and %s are not logs of the same run: their first lines differ", ranks[0].name, r.name)
+			return nil, header, fmt.Errorf("%s and %s are not logs of the same run: their first lines differ",
+				ranks[0].name, r.name)
 		}
 	}
 	if len(ranks) != header.World {
-		return nil, header, fmt.Errorf("%s is of a run of %d ranks, but %d logs were given", ranks[0].name, header.World, len(ranks))
+		return nil, header, fmt.Errorf("%s is of a run of %d ranks, but %d logs were given", ranks[0].name,
+			header.World, len(ranks))
 	}
 	header.Rank, header.World = 0, 0
 	return combined(ranks), header, nil
@@ -188,7 +198,8 @@ func (c combined) Next() (StepHash, error) {
 		case err != nil:
 			continue
 		case s.Step != sum.Step || s.First != sum.First:
-			return StepHash{}, fmt.Errorf("%s has step %d (from position %d) where %s has step %d (from position %d)", c[0].name, sum.Step, sum.First, r.name, s.Step, s.First)
+			return StepHash{}, fmt.Errorf("%s has step %d (from position %d) where %s has step %d (from position %d)",
+				c[0].name, sum.Step, sum.First, r.name, s.Step, s.First)
 		}
 		sum.Samples += s.Samples
 		sum.Set.Add(s.Set)
@@ -198,8 +209,9 @@ func (c combined) Next() (StepHash, error) {
 
 // A RunLog is all logs of a run that has changed its plan, as one. It is a [Steps].
 //
-// A log is about one plan. A step that several of the logs have counts as the newest has it, and behind the newest log's last step the others
-// count no more: what they have there, the run went back from. Where the newest has no step yet, the others count as far as they go.
+// A log is about one plan. A step that several of the logs have counts as the newest has it, and
+// behind the newest log's last step the others count no more: what they have there, the run went
+// back from. Where the newest has no step yet, the others count as far as they go.
 type RunLog struct {
 	Spans []Span // what Next has given so far, by plans
 
@@ -215,7 +227,8 @@ type Span struct {
 	Steps Range  `json:"steps"` // the first, and the one after the last
 }
 
-// JoinLogs makes one log of those of a run, the newest first, which gives the header. They must be of whole steps of one batch size and sequence length.
+// JoinLogs makes one log of those of a run, the newest first, which gives the header. They must be
+// of whole steps of one batch size and sequence length.
 func JoinLogs(logs []*LogReader) (*RunLog, LogHeader, error) {
 	if len(logs) == 0 {
 		return nil, LogHeader{}, errors.New("no fingerprint log")
@@ -225,7 +238,8 @@ func JoinLogs(logs []*LogReader) (*RunLog, LogHeader, error) {
 	for i, log := range logs {
 		h := log.Header
 		if h.Plan = header.Plan; h != header || h.World > 1 {
-			return nil, header, fmt.Errorf("%s and %s are not logs of the same run: their first lines differ in more than the plan, or they are of one rank", logs[0].name, log.name)
+			return nil, header, fmt.Errorf("%s and %s are not logs of the same run: their first lines differ in "+
+				"more than the plan, or they are of one rank", logs[0].name, log.name)
 		}
 		if err := r.advance(i); err != nil {
 			return nil, header, err
@@ -262,7 +276,8 @@ func (r *RunLog) Next() (StepHash, error) {
 			continue
 		}
 		if from > 0 && i > from {
-			return StepHash{}, fmt.Errorf("%s and %s both have step %d, and the newest log of the run has not: which of them the run went on from is not known",
+			return StepHash{}, fmt.Errorf("%s and %s both have step %d, and the newest log of the run has not: "+
+				"which of them the run went on from is not known",
 				r.logs[from].name, log.name, step.Step)
 		}
 		if err := r.advance(i); err != nil {

@@ -14,23 +14,29 @@ import (
 	"mula/internal/strictyaml"
 )
 
-// A Config is blend.yaml: what to blend, before any shard has been looked at. One that no file was read for is as good; its shards are
-// relative to the working directory.
+// A Config is blend.yaml: what to blend, before any shard has been looked at. One that no file was
+// read for is as good; its shards are relative to the working directory.
 type Config struct {
-	SequenceLength int            `yaml:"sequence_length"`        // L; a sample has L+1 tokens
-	Seed           uint64         `yaml:"seed"`                   // of the order within the sources
-	Validation     Number         `yaml:"validation"`             // share of each source's windows that is held out, 0 if not set
-	Samples        *int64         `yaml:"samples" count:"suffix"` // length of the plan; nil for as many as all sources have training windows
-	Tokens         *int64         `yaml:"tokens" count:"suffix"`  // the same in tokens, of which a sample has L; at most one of the two is set
-	Sources        []SourceConfig `yaml:"sources"`
-	Stages         []StageConfig  `yaml:"stages"` // none for one stage with the weights of the sources
-	Skips          []Range        `yaml:"skips"`  // positions that yield no sample
+	SequenceLength int    `yaml:"sequence_length"` // L; a sample has L+1 tokens
+	Seed           uint64 `yaml:"seed"`            // of the order within the sources
+	// share of each source's windows that is held out, 0 if not set
+	Validation Number `yaml:"validation"`
+	// length of the plan; nil for as many as all sources have training windows
+	Samples *int64 `yaml:"samples" count:"suffix"`
+	// the same in tokens, of which a sample has L; at most one of the two is set
+	Tokens  *int64         `yaml:"tokens" count:"suffix"`
+	Sources []SourceConfig `yaml:"sources"`
+	Stages  []StageConfig  `yaml:"stages"` // none for one stage with the weights of the sources
+	Skips   []Range        `yaml:"skips"`  // positions that yield no sample
 
-	Order    string          `yaml:"order"`    // "native", which "" is too, or "megatron": the order is read, and only SequenceLength, Skips and Megatron are set
+	// "native", which "" is too, or "megatron": the order is read, and only SequenceLength, Skips
+	// and Megatron are set
+	Order    string          `yaml:"order"`
 	Megatron *MegatronConfig `yaml:"megatron"` // what is read
 
 	Packing string `yaml:"packing"` // "best_fit": samples are whole documents, packed; "" for windows
-	Pad     *int64 `yaml:"pad"`     // the id behind the last document of a packed sample; nil for the end-of-document id
+	// the id behind the last document of a packed sample; nil for the end-of-document id
+	Pad *int64 `yaml:"pad"`
 
 	dir  string           // shards are relative to it
 	file *strictyaml.File // for the lines of what messages are about; nil without one
@@ -38,17 +44,19 @@ type Config struct {
 
 // A SourceConfig is one entry of sources in blend.yaml.
 type SourceConfig struct {
-	Name      string   `yaml:"name" url:"ok"`
-	Shards    []string `yaml:"shards"`     // paths and patterns, see [Seal]
-	Weight    Number   `yaml:"weight"`     // share of the samples; if no source has one, the numbers of training windows stand in
-	MaxEpochs Number   `yaml:"max_epochs"` // a plan that needs more of the source is refused; no limit if not set
+	Name   string   `yaml:"name" url:"ok"`
+	Shards []string `yaml:"shards"` // paths and patterns, see [Seal]
+	// share of the samples; if no source has one, the numbers of training windows stand in
+	Weight    Number `yaml:"weight"`
+	MaxEpochs Number `yaml:"max_epochs"` // a plan that needs more of the source is refused; no limit if not set
 }
 
 // A StageConfig is one entry of stages in blend.yaml.
 type StageConfig struct {
-	Samples StageLength       `yaml:"samples"`
-	Tokens  *int64            `yaml:"tokens" count:"suffix"` // instead of Samples, as in a Config
-	Weights map[string]Number `yaml:"weights"`               // by source; a source that is missing rests. nil for the weights of the sources
+	Samples StageLength `yaml:"samples"`
+	Tokens  *int64      `yaml:"tokens" count:"suffix"` // instead of Samples, as in a Config
+	// by source; a source that is missing rests. nil for the weights of the sources
+	Weights map[string]Number `yaml:"weights"`
 }
 
 // A StageLength is a number of samples, or "rest": as many as are left of the plan's length.
@@ -118,7 +126,8 @@ func (s StageConfig) check(file *strictyaml.File, j, n int) error {
 	case s.Samples.Rest && j < n-1:
 		return file.Errorf(path+".samples", `stage %d: only the last stage can have "samples: rest"`, j+1)
 	case !s.Samples.Rest && s.Samples.Count == 0 && s.Tokens == nil:
-		return file.Errorf(path, `stage %d has no samples: give samples or tokens, or "samples: rest" for the last stage`, j+1)
+		return file.Errorf(path,
+			`stage %d has no samples: give samples or tokens, or "samples: rest" for the last stage`, j+1)
 	}
 	return nil
 }
@@ -132,7 +141,8 @@ func LoadConfig(path string) (*Config, error) {
 	return newConfig(file, realDir(filepath.Dir(path)))
 }
 
-// ParseConfig reads the text of a blend.yaml. name stands for the file in messages; shards are relative to dir.
+// ParseConfig reads the text of a blend.yaml. name stands for the file in messages; shards are
+// relative to dir.
 func ParseConfig(data []byte, name, dir string) (*Config, error) {
 	file, err := strictyaml.Parse(data, name)
 	if err != nil {
@@ -156,7 +166,8 @@ func newConfig(file *strictyaml.File, dir string) (*Config, error) {
 // validate checks everything that does not need the shards.
 func (c *Config) validate() error { return strictyaml.All(c.problems(nil)) }
 
-// problems is what is wrong, without what needs the shards. decoded is the error of decoding the file: what it is about is not known.
+// problems is what is wrong, without what needs the shards. decoded is the error of decoding the
+// file: what it is about is not known.
 func (c *Config) problems(decoded error) (problems []error) {
 	bad := func(path, format string, args ...any) {
 		problems = append(problems, c.file.Errorf(path, format, args...))
@@ -174,9 +185,11 @@ func (c *Config) problems(decoded error) (problems []error) {
 	}
 	switch {
 	case c.SequenceLength == 0 && !c.file.Has("$.sequence_length"):
-		bad("$.sequence_length", "sequence_length is missing: give the number of tokens that a sample is to train on, such as 4096")
+		bad("$.sequence_length",
+			"sequence_length is missing: give the number of tokens that a sample is to train on, such as 4096")
 	case c.SequenceLength < 1 || c.SequenceLength > maxSequenceLength:
-		bad("$.sequence_length", "sequence_length is %d; it must be between 1 and %d", c.SequenceLength, maxSequenceLength)
+		bad("$.sequence_length", "sequence_length is %d; it must be between 1 and %d", c.SequenceLength,
+			maxSequenceLength)
 	}
 	if c.Samples != nil && (*c.Samples < 1 || *c.Samples > maxLength) {
 		bad("$.samples", "samples is %d; a plan has between 1 and 2^60 samples", *c.Samples)
@@ -190,7 +203,9 @@ func (c *Config) problems(decoded error) (problems []error) {
 			strictyaml.DidYouMean(c.Packing, []string{packingBestFit}), packingBestFit)
 	}
 	if c.Pad != nil && c.Packing == "" {
-		bad("$.pad", "pad has a meaning only with packing, as windows are never padded; leave it out, or write packing: %s", packingBestFit)
+		bad("$.pad",
+			"pad has a meaning only with packing, as windows are never padded; leave it out, or write packing: %s",
+			packingBestFit)
 	} else if c.Pad != nil && (*c.Pad < 0 || *c.Pad > math.MaxInt32) {
 		bad("$.pad", "pad is %d; it is a token id", *c.Pad)
 	}
@@ -213,7 +228,8 @@ func (c *Config) problems(decoded error) (problems []error) {
 			switch _, ok := known[name]; {
 			case !ok && strictyaml.Unread(decoded, "$.sources"): // it may be one of those
 			case !ok:
-				bad(at, "stage %d gives a weight to %q, which is not a source%s", j+1, name, strictyaml.DidYouMean(name, slices.Sorted(maps.Keys(known))))
+				bad(at, "stage %d gives a weight to %q, which is not a source%s", j+1, name,
+					strictyaml.DidYouMean(name, slices.Sorted(maps.Keys(known))))
 			case !st.Weights[name].IsSet() && !strictyaml.Unread(decoded, path+".weights"):
 				bad(at, "stage %d: the weight of %q is missing", j+1, name)
 			case st.Weights[name].IsSet() && st.Weights[name].sign() == 0:
@@ -247,7 +263,9 @@ func (c *Config) checkSources(bad func(path, format string, args ...any)) map[st
 		if s.Weight.IsSet() {
 			weighted++
 			if s.Weight.sign() == 0 {
-				bad(path+".weight", "the weight of %q is zero; leave the source out, or let it rest in a stage by not naming it there", s.Name)
+				bad(path+".weight",
+					"the weight of %q is zero; leave the source out, or let it rest in a stage by not naming it there",
+					s.Name)
 			}
 		}
 		if s.MaxEpochs.IsSet() && s.MaxEpochs.sign() == 0 {
@@ -256,7 +274,8 @@ func (c *Config) checkSources(bad func(path, format string, args ...any)) map[st
 	}
 	if weighted > 0 && weighted < len(c.Sources) {
 		i := slices.IndexFunc(c.Sources, func(s SourceConfig) bool { return !s.Weight.IsSet() })
-		bad(fmt.Sprintf("$.sources[%d]", i), "source %q has no weight, but others have: give every source one, or none", c.Sources[i].Name)
+		bad(fmt.Sprintf("$.sources[%d]", i), "source %q has no weight, but others have: give every source one, or none",
+			c.Sources[i].Name)
 	}
 	return known
 }
@@ -275,7 +294,8 @@ func checkTokens(file *strictyaml.File, samples, tokens *int64) error {
 func (c *Config) skipProblems() (problems []error) {
 	for i, r := range c.Skips {
 		if r.From < 0 || r.To <= r.From {
-			problems = append(problems, c.file.Errorf(fmt.Sprintf("$.skips[%d]", i), "skip %d: [%d, %d) is not a range of positions: from is the first that is left out, to the first after it",
+			problems = append(problems, c.file.Errorf(fmt.Sprintf("$.skips[%d]", i), "skip %d: [%d, %d) is not a "+
+				"range of positions: from is the first that is left out, to the first after it",
 				i+1, r.From, r.To))
 		}
 	}
@@ -288,18 +308,22 @@ func (c *Config) megatronProblems() (problems []error) {
 		name string
 		set  bool
 	}{
-		{"seed", c.Seed != 0}, {"packing", c.Packing != ""}, {"pad", c.Pad != nil}, {"validation", c.Validation.IsSet()}, {"samples", c.Samples != nil},
+		{"seed", c.Seed != 0}, {"packing", c.Packing != ""}, {"pad", c.Pad != nil}, {"validation",
+			c.Validation.IsSet()}, {"samples", c.Samples != nil},
 		{"tokens", c.Tokens != nil}, {"sources", len(c.Sources) > 0}, {"stages", len(c.Stages) > 0},
 	} {
 		if f.set || c.file.Has("$."+f.name) { // 0 and [] say something as well
-			problems = append(problems, c.file.Errorf("$."+f.name, "%s has no meaning with order megatron, which is what the cache says: leave it out", f.name))
+			problems = append(problems, c.file.Errorf("$."+f.name,
+				"%s has no meaning with order megatron, which is what the cache says: leave it out", f.name))
 		}
 	}
 	if c.SequenceLength < 0 || c.SequenceLength > maxSequenceLength {
-		problems = append(problems, c.file.Errorf("$.sequence_length", "sequence_length is %d; it must be between 1 and %d, or be left out", c.SequenceLength, maxSequenceLength))
+		problems = append(problems, c.file.Errorf("$.sequence_length",
+			"sequence_length is %d; it must be between 1 and %d, or be left out", c.SequenceLength, maxSequenceLength))
 	}
 	if c.Megatron == nil || c.Megatron.Cache == "" {
-		problems = append(problems, c.file.Errorf("$.megatron", "order megatron needs the directory of the index files: megatron: {cache: DIR}"))
+		problems = append(problems, c.file.Errorf("$.megatron",
+			"order megatron needs the directory of the index files: megatron: {cache: DIR}"))
 	}
 	return append(problems, c.skipProblems()...)
 }

@@ -41,11 +41,13 @@ skips:
 	if c.Seed != 1<<64-1 || c.SequenceLength != 4096 || c.Validation.String() != "0.001" || *c.Samples != 5 {
 		t.Errorf("%+v", c)
 	}
-	if diff := cmp.Diff([]string{"0.948", "", "1/3", "3"}, []string{c.Sources[0].Weight.String(), c.Sources[0].MaxEpochs.String(),
+	if diff := cmp.Diff([]string{"0.948", "", "1/3", "3"}, []string{c.Sources[0].Weight.String(),
+		c.Sources[0].MaxEpochs.String(),
 		c.Sources[1].Weight.String(), c.Sources[1].MaxEpochs.String()}); diff != "" {
 		t.Error(diff)
 	}
-	if diff := cmp.Diff([]StageLength{{Count: 1000000}, {Rest: true}}, []StageLength{c.Stages[0].Samples, c.Stages[1].Samples}); diff != "" {
+	if diff := cmp.Diff([]StageLength{{Count: 1000000}, {Rest: true}}, []StageLength{c.Stages[0].Samples,
+		c.Stages[1].Samples}); diff != "" {
 		t.Error(diff)
 	}
 	if c.Stages[0].Weights != nil || c.Stages[1].Weights["wiki"].String() != "2" {
@@ -61,66 +63,98 @@ func TestConfigErrors(t *testing.T) {
 	const head = "sequence_length: 16\nseed: 1\nsources:\n"
 	const a = "  - name: a\n    shards: [a]\n"
 	for name, v := range map[string]struct{ text, want string }{
-		"empty":             {"", "blend.yaml: the file is empty"},
-		"syntax":            {"sequence_length: [1\n", "blend.yaml:1: "},
-		"unknown":           {"sequence_lenght: 16\n", `blend.yaml:1: unknown field "sequence_lenght"; did you mean "sequence_length"?`},
-		"unknown in source": {head + a + "    max_epoch: 3\n", `blend.yaml:6: unknown field "max_epoch"; did you mean "max_epochs"?`},
-		"weights in source": {head + a + "    weights: 3\n", `blend.yaml:6: unknown field "weights"; did you mean "weight"?`},
-		"unknown in stage":  {head + a + "stages:\n  - sample: 3\n", `blend.yaml:7: unknown field "sample"; did you mean "samples"?`},
-		"unknown in skip":   {head + a + "skips:\n  - until: 3\n", `blend.yaml:7: unknown field "until"; known are from, to`},
-		"far off":           {"zzzzzzzzzz: 16\n", "known are sequence_length, seed, validation, samples, tokens, sources, stages, skips"},
-		"duplicate key":     {"seed: 1\nseed: 2\n", `blend.yaml:2: `},
-		"type":              {"seed: x\n", "blend.yaml:1: "},
-		"negative seed":     {"seed: -1\n", "blend.yaml:1: "},
-		"no length":         {"seed: 1\n", "blend.yaml: sequence_length is missing"},
-		"null length":       {"sequence_length:\nseed: 1\n", "blend.yaml:1: sequence_length is missing"},
-		"length":            {"seed: 1\nsequence_length: 0\n", "blend.yaml:2: sequence_length is 0"},
-		"long":              {"sequence_length: 999999999999\n", "blend.yaml:1: sequence_length is 999999999999"},
-		"no sources":        {"sequence_length: 16\n", "no sources"},
-		"no name":           {head + "  - shards: [a]\n", "blend.yaml:4: source 1: it has no name"},
-		"bad name":          {head + "  - name: \"a\\nb\"\n    shards: [a]\n", "control character"},
-		"same name":         {head + a + a, `blend.yaml:6: sources 1 and 2 are both called "a"`},
-		"no shards":         {head + "  - name: a\n", `blend.yaml:4: source "a" has no shards`},
-		"zero weight":       {head + a + "    weight: 0\n", `blend.yaml:6: the weight of "a" is zero; leave the source out`},
-		"zero weight 2":     {head + a + "    weight: 0.000\n", "is zero"},
-		"negative weight":   {head + a + "    weight: -0.5\n", `blend.yaml:6: sources[0].weight: "-0.5" is negative`},
-		"nan":               {head + a + "    weight: .nan\n", "blend.yaml:6: sources[0].weight: .nan is not a finite number"},
-		"inf":               {head + a + "    weight: .inf\n", "blend.yaml:6: sources[0].weight: .inf is not a finite number"},
-		"word":              {head + a + "    weight: much\n", `blend.yaml:6: sources[0].weight: "much" is not a number`},
-		"list":              {head + a + "    weight: [1]\n", `blend.yaml:6: sources[0].weight: want a number`},
-		"stage null":        {head + a + "stages:\n  - samples: 3\n    weights: {a: }\n", `blend.yaml:8: stage 1: the weight of "a" is missing`},
-		"exponent":          {head + a + "    weight: 1e999\n", "blend.yaml:6: sources[0].weight: the exponent"},
-		"max_epochs":        {head + a + "    max_epochs: 0\n", "blend.yaml:6: max_epochs"},
-		"some weights":      {head + a + "    weight: 1\n  - name: b\n    shards: [b]\n", `blend.yaml:7: source "b" has no weight, but others have`},
-		"validation":        {head + a + "validation: 1\n", "blend.yaml:6: validation is 1; it is a share"},
-		"samples":           {head + a + "samples: 0\n", "blend.yaml:6: samples is 0"},
-		"rest":              {head + a + "stages:\n  - samples: rest\n  - samples: 3\n", `blend.yaml:7: stage 1: only the last stage can have "samples: rest"`},
-		"stage samples":     {head + a + "stages:\n  - samples: -3\n", "blend.yaml:7: stages[0].samples: want a positive number of samples"},
-		"stage word":        {head + a + "stages:\n  - samples: all\n", `blend.yaml:7: stages[0].samples: want a positive number of samples such as 20000 or 20k, or the word "rest"`},
-		"stage nothing":     {head + a + "stages:\n  - weights: {a: 1}\n", "blend.yaml:7: stage 1 has no samples"},
-		"stage source":      {head + a + "stages:\n  - samples: 3\n    weights: {a: 1, aa: 2}\n", `blend.yaml:8: stage 1 gives a weight to "aa", which is not a source; did you mean "a"?`},
-		"stage zero":        {head + a + "stages:\n  - samples: 3\n    weights: {a: 0}\n", `blend.yaml:8: stage 1: the weight of "a" is zero; leave the source out of the stage and it rests`},
-		"stage empty":       {head + a + "stages:\n  - samples: 3\n    weights: {}\n", "blend.yaml:7: stage 1: no source has a weight"},
-		"skip":              {head + a + "skips:\n  - {from: 5, to: 5}\n", "blend.yaml:7: skip 1: [5, 5) is not a range"},
-		"shards":            {"sequence_length: 16\nsources:\n  - name: a\n    shards: {a: b}\n", `blend.yaml:4: sources[0].shards is a mapping; it must be a list: […, …]`},
-		"sources":           {"sequence_length: 16\nsources:\n  code: {weight: 1}\n", `blend.yaml:3: sources is a mapping; it must be a list: - {name: …, shards: […], weight: …, max_epochs: …}`},
-		"percent":           {head + a + "    weight: 50%\n", `blend.yaml:6: sources[0].weight: "50%" is a percentage; write 0.5`},
-		"percent 2":         {head + a + "    weight: 12.5 %\n", `"12.5 %" is a percentage; write 0.125`},
-		"octal weight":      {head + a + "    weight: 010\n", `blend.yaml:6: sources[0].weight: 010 begins with 0, which may mean an octal number; write 10`},
+		"empty":  {"", "blend.yaml: the file is empty"},
+		"syntax": {"sequence_length: [1\n", "blend.yaml:1: "},
+		"unknown": {"sequence_lenght: 16\n",
+			`blend.yaml:1: unknown field "sequence_lenght"; did you mean "sequence_length"?`},
+		"unknown in source": {head + a + "    max_epoch: 3\n",
+			`blend.yaml:6: unknown field "max_epoch"; did you mean "max_epochs"?`},
+		"weights in source": {head + a + "    weights: 3\n",
+			`blend.yaml:6: unknown field "weights"; did you mean "weight"?`},
+		"unknown in stage": {head + a + "stages:\n  - sample: 3\n",
+			`blend.yaml:7: unknown field "sample"; did you mean "samples"?`},
+		"unknown in skip": {head + a + "skips:\n  - until: 3\n",
+			`blend.yaml:7: unknown field "until"; known are from, to`},
+		"far off": {"zzzzzzzzzz: 16\n",
+			"known are sequence_length, seed, validation, samples, tokens, sources, stages, skips"},
+		"duplicate key": {"seed: 1\nseed: 2\n", `blend.yaml:2: `},
+		"type":          {"seed: x\n", "blend.yaml:1: "},
+		"negative seed": {"seed: -1\n", "blend.yaml:1: "},
+		"no length":     {"seed: 1\n", "blend.yaml: sequence_length is missing"},
+		"null length":   {"sequence_length:\nseed: 1\n", "blend.yaml:1: sequence_length is missing"},
+		"length":        {"seed: 1\nsequence_length: 0\n", "blend.yaml:2: sequence_length is 0"},
+		"long":          {"sequence_length: 999999999999\n", "blend.yaml:1: sequence_length is 999999999999"},
+		"no sources":    {"sequence_length: 16\n", "no sources"},
+		"no name":       {head + "  - shards: [a]\n", "blend.yaml:4: source 1: it has no name"},
+		"bad name":      {head + "  - name: \"a\\nb\"\n    shards: [a]\n", "control character"},
+		"same name":     {head + a + a, `blend.yaml:6: sources 1 and 2 are both called "a"`},
+		"no shards":     {head + "  - name: a\n", `blend.yaml:4: source "a" has no shards`},
+		"zero weight": {head + a + "    weight: 0\n",
+			`blend.yaml:6: the weight of "a" is zero; leave the source out`},
+		"zero weight 2":   {head + a + "    weight: 0.000\n", "is zero"},
+		"negative weight": {head + a + "    weight: -0.5\n", `blend.yaml:6: sources[0].weight: "-0.5" is negative`},
+		"nan": {head + a + "    weight: .nan\n",
+			"blend.yaml:6: sources[0].weight: .nan is not a finite number"},
+		"inf": {head + a + "    weight: .inf\n",
+			"blend.yaml:6: sources[0].weight: .inf is not a finite number"},
+		"word": {head + a + "    weight: much\n",
+			`blend.yaml:6: sources[0].weight: "much" is not a number`},
+		"list": {head + a + "    weight: [1]\n", `blend.yaml:6: sources[0].weight: want a number`},
+		"stage null": {head + a + "stages:\n  - samples: 3\n    weights: {a: }\n",
+			`blend.yaml:8: stage 1: the weight of "a" is missing`},
+		"exponent":   {head + a + "    weight: 1e999\n", "blend.yaml:6: sources[0].weight: the exponent"},
+		"max_epochs": {head + a + "    max_epochs: 0\n", "blend.yaml:6: max_epochs"},
+		"some weights": {head + a + "    weight: 1\n  - name: b\n    shards: [b]\n",
+			`blend.yaml:7: source "b" has no weight, but others have`},
+		"validation": {head + a + "validation: 1\n", "blend.yaml:6: validation is 1; it is a share"},
+		"samples":    {head + a + "samples: 0\n", "blend.yaml:6: samples is 0"},
+		"rest": {head + a + "stages:\n  - samples: rest\n  - samples: 3\n",
+			`blend.yaml:7: stage 1: only the last stage can have "samples: rest"`},
+		"stage samples": {head + a + "stages:\n  - samples: -3\n",
+			"blend.yaml:7: stages[0].samples: want a positive number of samples"},
+		"stage word": {head + a + "stages:\n  - samples: all\n",
+			`blend.yaml:7: stages[0].samples: want a positive number of samples such as 20000 or 20k, or the word "rest"`},
+		"stage nothing": {head + a + "stages:\n  - weights: {a: 1}\n", "blend.yaml:7: stage 1 has no samples"},
+		"stage source": {head + a + "stages:\n  - samples: 3\n    weights: {a: 1, aa: 2}\n",
+			`blend.yaml:8: stage 1 gives a weight to "aa", which is not a source; did you mean "a"?`},
+		"stage zero": {head + a + "stages:\n  - samples: 3\n    weights: {a: 0}\n",
+			`blend.yaml:8: stage 1: the weight of "a" is zero; leave the source out of the stage and it rests`},
+		"stage empty": {head + a + "stages:\n  - samples: 3\n    weights: {}\n",
+			"blend.yaml:7: stage 1: no source has a weight"},
+		"skip": {head + a + "skips:\n  - {from: 5, to: 5}\n",
+			"blend.yaml:7: skip 1: [5, 5) is not a range"},
+		"shards": {"sequence_length: 16\nsources:\n  - name: a\n    shards: {a: b}\n",
+			`blend.yaml:4: sources[0].shards is a mapping; it must be a list: […, …]`},
+		"sources": {"sequence_length: 16\nsources:\n  code: {weight: 1}\n",
+			`blend.yaml:3: sources is a mapping; it must be a list: - {name: …, shards: […], weight: …, max_epochs: …}`},
+		"percent": {head + a + "    weight: 50%\n",
+			`blend.yaml:6: sources[0].weight: "50%" is a percentage; write 0.5`},
+		"percent 2": {head + a + "    weight: 12.5 %\n", `"12.5 %" is a percentage; write 0.125`},
+		"octal weight": {head + a + "    weight: 010\n",
+			`blend.yaml:6: sources[0].weight: 010 begins with 0, which may mean an octal number; write 10`},
 		"octal fraction":    {head + a + "    weight: 1/010\n", `sources[0].weight: 010 begins with 0`},
 		"underscore weight": {head + a + "    weight: 1_0\n", `sources[0].weight: 1_0 has underscores; write 10`},
-		"hex weight":        {head + a + "    weight: 0x10\n", `sources[0].weight: 0x10 is not written in decimal; write 16`},
-		"octal samples":     {head + a + "samples: 010\n", `blend.yaml:6: samples: 010 begins with 0`},
-		"octal stage":       {head + a + "stages:\n  - samples: 010\n", `blend.yaml:7: stages[0].samples: 010 begins with 0, which may mean an octal number; write 10`},
-		"stage underscore":  {head + a + "stages:\n  - samples: 1_0\n", `blend.yaml:7: stages[0].samples: 1_0 has underscores; write 10`},
-		"seed":              {"seed: 18446744073709551616\n", `blend.yaml:1: seed is 18446744073709551616; it must be between 0 and 18446744073709551615`},
-		"samples word":      {head + a + "samples: 20x\n", `blend.yaml:6: samples is "20x"; it must be a whole number, which may end with k, M, G, B or T`},
-		"samples part":      {head + a + "samples: 1.2345k\n", `blend.yaml:6: samples: 1.2345k is not a whole number`},
-		"samples, tokens":   {head + a + "samples: 5\ntokens: 80\n", `blend.yaml:7: samples and tokens are both set; remove one`},
-		"no tokens":         {head + a + "tokens: 0\n", `blend.yaml:6: tokens is 0; a plan has between 1 and 2^60 tokens`},
-		"stage both":        {head + a + "stages:\n  - {samples: 3, tokens: 48}\n", `blend.yaml:7: stage 1 has both samples and tokens; remove one`},
-		"stage no tokens":   {head + a + "stages:\n  - {tokens: 0}\n", `blend.yaml:7: tokens of stage 1 is 0; it must be at least 1`},
-		"two documents":     {head + a + "---\nseed: 3\n", "a second YAML document"},
+		"hex weight": {head + a + "    weight: 0x10\n",
+			`sources[0].weight: 0x10 is not written in decimal; write 16`},
+		"octal samples": {head + a + "samples: 010\n", `blend.yaml:6: samples: 010 begins with 0`},
+		"octal stage": {head + a + "stages:\n  - samples: 010\n",
+			`blend.yaml:7: stages[0].samples: 010 begins with 0, which may mean an octal number; write 10`},
+		"stage underscore": {head + a + "stages:\n  - samples: 1_0\n",
+			`blend.yaml:7: stages[0].samples: 1_0 has underscores; write 10`},
+		"seed": {"seed: 18446744073709551616\n",
+			`blend.yaml:1: seed is 18446744073709551616; it must be between 0 and 18446744073709551615`},
+		"samples word": {head + a + "samples: 20x\n",
+			`blend.yaml:6: samples is "20x"; it must be a whole number, which may end with k, M, G, B or T`},
+		"samples part": {head + a + "samples: 1.2345k\n", `blend.yaml:6: samples: 1.2345k is not a whole number`},
+		"samples, tokens": {head + a + "samples: 5\ntokens: 80\n",
+			`blend.yaml:7: samples and tokens are both set; remove one`},
+		"no tokens": {head + a + "tokens: 0\n",
+			`blend.yaml:6: tokens is 0; a plan has between 1 and 2^60 tokens`},
+		"stage both": {head + a + "stages:\n  - {samples: 3, tokens: 48}\n",
+			`blend.yaml:7: stage 1 has both samples and tokens; remove one`},
+		"stage no tokens": {head + a + "stages:\n  - {tokens: 0}\n",
+			`blend.yaml:7: tokens of stage 1 is 0; it must be at least 1`},
+		"two documents": {head + a + "---\nseed: 3\n", "a second YAML document"},
 	} {
 		_, err := ParseConfig([]byte(v.text), "blend.yaml", ".")
 		if err == nil || !strings.Contains(err.Error(), v.want) {
@@ -129,7 +163,8 @@ func TestConfigErrors(t *testing.T) {
 	}
 }
 
-// All mistakes of a file are reported in one run, each with its line, and nothing that only follows from another.
+// All mistakes of a file are reported in one run, each with its line, and nothing that only follows
+// from another.
 func TestConfigReportsAllProblems(t *testing.T) {
 	_, err := ParseConfig([]byte(`seq_len: 4096
 seed: 18446744073709551616
@@ -158,7 +193,8 @@ blend.yaml: sequence_length is missing: give the number of tokens that a sample 
 	}
 }
 
-// A length may be given with a suffix or in tokens, and a single shard without a list. The plan is the same.
+// A length may be given with a suffix or in tokens, and a single shard without a list. The plan is
+// the same.
 func TestLengths(t *testing.T) {
 	c := newCorpus(t)
 	c.shard("a", shards.UInt16, 5000, 3000)
@@ -175,7 +211,8 @@ func TestLengths(t *testing.T) {
 		return p.Fingerprint()
 	}
 	want := fingerprint("samples: 2000\n", "")
-	for _, length := range []string{"samples: 2k\n", "samples: 0.002M\n", "samples: 2e3\n", "tokens: 32000\n", "tokens: 32k\n", "tokens: 31985\n"} {
+	for _, length := range []string{"samples: 2k\n", "samples: 0.002M\n", "samples: 2e3\n", "tokens: 32000\n",
+		"tokens: 32k\n", "tokens: 31985\n"} {
 		if got := fingerprint(length, ""); got != want {
 			t.Errorf("%s: another plan", length)
 		}
@@ -184,7 +221,8 @@ func TestLengths(t *testing.T) {
 		t.Error("tokens are not rounded up to samples")
 	}
 	want = fingerprint("samples: 3000\n", "stages:\n  - samples: 1000\n  - samples: rest\n")
-	for _, stages := range []string{"  - samples: 1k\n  - samples: rest\n", "  - tokens: 16k\n  - samples: rest\n", "  - tokens: 16k\n  - tokens: 32k\n"} {
+	for _, stages := range []string{"  - samples: 1k\n  - samples: rest\n", "  - tokens: 16k\n  - samples: rest\n",
+		"  - tokens: 16k\n  - tokens: 32k\n"} {
 		if got := fingerprint("tokens: 48k\n", "stages:\n"+stages); got != want {
 			t.Errorf("%s: another plan", stages)
 		}
@@ -193,7 +231,9 @@ func TestLengths(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Seal(t.Context(), config, SealOptions{}); err == nil || !strings.Contains(err.Error(), "blend.yaml:3: tokens is 64000, which is 4000 samples, but the stages add up to 2000") {
+	if _, err := Seal(t.Context(), config, SealOptions{}); err == nil ||
+		!strings.Contains(err.Error(),
+			"blend.yaml:3: tokens is 64000, which is 4000 samples, but the stages add up to 2000") {
 		t.Errorf("%v", err)
 	}
 }
@@ -228,25 +268,35 @@ func TestSealErrors(t *testing.T) {
 	const head = "sequence_length: 16\nsources:\n"
 	const a = "  - name: a\n    shards: [a/*]\n"
 	for name, v := range map[string]struct{ text, want string }{
-		"no match":     {head + "  - name: a\n    shards: [b/*]\n", `blend.yaml:4: source "a": "b/*" matches no shard`},
-		"missing":      {head + "  - name: a\n    shards: [a/0, a/7.idx]\n", `blend.yaml:4: source "a": "a/7.idx" matches no shard`},
-		"pattern":      {head + "  - name: a\n    shards: ['a/[']\n", "malformed"},
-		"twice":        {head + "  - name: a\n    shards: [a/*, a/1.bin]\n", "blend.yaml:4: shard "},
-		"in two":       {head + a + "  - name: b\n    shards: [a/1]\n", `is listed twice, in source "a" and in source "b"`},
-		"by a link":    {head + a + "  - name: b\n    shards: [link]\n", `is listed twice`},
-		"too short":    {head + "  - name: a\n    shards: [tiny]\n", `blend.yaml:3: source "a": no shard has the 17 tokens of a window`},
+		"no match": {head + "  - name: a\n    shards: [b/*]\n", `blend.yaml:4: source "a": "b/*" matches no shard`},
+		"missing": {head + "  - name: a\n    shards: [a/0, a/7.idx]\n",
+			`blend.yaml:4: source "a": "a/7.idx" matches no shard`},
+		"pattern": {head + "  - name: a\n    shards: ['a/[']\n", "malformed"},
+		"twice":   {head + "  - name: a\n    shards: [a/*, a/1.bin]\n", "blend.yaml:4: shard "},
+		"in two": {head + a + "  - name: b\n    shards: [a/1]\n",
+			`is listed twice, in source "a" and in source "b"`},
+		"by a link": {head + a + "  - name: b\n    shards: [link]\n", `is listed twice`},
+		"too short": {head + "  - name: a\n    shards: [tiny]\n",
+			`blend.yaml:3: source "a": no shard has the 17 tokens of a window`},
 		"all held out": {head + "  - name: a\n    shards: [a/1]\nvalidation: 0.99\n", `all 6 windows are held out`},
 		"tokenizers":   {head + a + "  - name: b\n    shards: [other]\n", "different tokenizers"},
 		"eod":          {head + a + "  - name: b\n    shards: [noeod]\n", "different end-of-document ids"},
 		"torn":         {head + "  - name: a\n    shards: [torn]\n", "torn.bin"},
 		"unfinished":   {head + "  - name: a\n    shards: [unfinished/*]\n", "x.idx"},
-		"nothing left": {head + a + "stages:\n  - samples: 15\n  - samples: rest\n", `blend.yaml:7: nothing is left for stage 2: the stages before have 15 samples, the plan 15`},
-		"sum":          {head + a + "samples: 10\nstages:\n  - samples: 15\n", `blend.yaml:5: samples is 10, but the stages add up to 15`},
-		"skip":         {head + a + "skips:\n  - {from: 3, to: 16}\n", `blend.yaml:6: skip 1: [3, 16) goes beyond the plan's 15 positions`},
-		"all skipped":  {head + a + "skips:\n  - {from: 3, to: 15}\n  - {from: 0, to: 4}\n", `blend.yaml:6: the skips leave out all 15 positions of the plan`},
-		"never used": {head + "  - name: b\n    shards: [a/0]\n  - name: a\n    shards: [a/1]\nstages:\n  - samples: 3\n    weights: {a: 1}\n",
+		"nothing left": {head + a + "stages:\n  - samples: 15\n  - samples: rest\n",
+			`blend.yaml:7: nothing is left for stage 2: the stages before have 15 samples, the plan 15`},
+		"sum": {head + a + "samples: 10\nstages:\n  - samples: 15\n",
+			`blend.yaml:5: samples is 10, but the stages add up to 15`},
+		"skip": {head + a + "skips:\n  - {from: 3, to: 16}\n",
+			`blend.yaml:6: skip 1: [3, 16) goes beyond the plan's 15 positions`},
+		"all skipped": {head + a + "skips:\n  - {from: 3, to: 15}\n  - {from: 0, to: 4}\n",
+			`blend.yaml:6: the skips leave out all 15 positions of the plan`},
+		"never used": {head +
+			"  - name: b\n    shards: [a/0]\n  - name: a\n    shards: [a/1]\nstages:\n  - samples: 3\n    weights: {a: 1}\n",
 			`blend.yaml:3: source "b" has a weight in no stage`},
-		"digits": {head + "  - name: b\n    shards: [a/0]\n    weight: 1e20\n  - name: a\n    shards: [a/1]\n    weight: 1\n", "fewer digits"},
+		"digits": {head +
+			"  - name: b\n    shards: [a/0]\n    weight: 1e20\n  - name: a\n    shards: [a/1]\n    weight: 1\n",
+			"fewer digits"},
 	} {
 		cfg, err := ParseConfig([]byte(v.text), "blend.yaml", c.dir)
 		if err != nil {
@@ -332,12 +382,15 @@ func TestConfigWithoutFile(t *testing.T) {
 		{Config{SequenceLength: 16}, "no sources"},
 		{Config{SequenceLength: 16, Sources: []SourceConfig{source, source}}, "both called"},
 		{Config{SequenceLength: 16, Sources: []SourceConfig{source}, Validation: number("3")}, "must be below 1"},
-		{Config{SequenceLength: 16, Sources: []SourceConfig{{Name: "a", Shards: []string{filepath.Join(c.dir, "b")}}}}, "matches no shard"},
-		{Config{SequenceLength: 16, Sources: []SourceConfig{source}, Skips: []Range{{5, 11}}}, "goes beyond the plan's 10"},
+		{Config{SequenceLength: 16, Sources: []SourceConfig{{Name: "a", Shards: []string{filepath.Join(c.dir, "b")}}}},
+			"matches no shard"},
+		{Config{SequenceLength: 16, Sources: []SourceConfig{source}, Skips: []Range{{5, 11}}},
+			"goes beyond the plan's 10"},
 		{Config{SequenceLength: 16, Sources: []SourceConfig{limited}, Samples: &samples}, "the plan repeats sources"},
 	} {
 		p, err := Seal(context.Background(), &v.config, SealOptions{})
-		if (err == nil) != (v.want == "") || err != nil && (!strings.Contains(err.Error(), v.want) || strings.Contains(err.Error(), "yaml")) {
+		if (err == nil) != (v.want == "") || err != nil && (!strings.Contains(err.Error(), v.want) ||
+			strings.Contains(err.Error(), "yaml")) {
 			t.Errorf("%+v: %v, want %q", v.config, err, v.want)
 		}
 		if err == nil && p.Length() != 10 {
@@ -346,13 +399,15 @@ func TestConfigWithoutFile(t *testing.T) {
 	}
 }
 
-// Without weights every source is drawn in proportion to its windows, and the plan is one epoch long.
+// Without weights every source is drawn in proportion to its windows, and the plan is one epoch
+// long.
 func TestDefaults(t *testing.T) {
 	c := newCorpus(t)
 	c.shard("a", shards.UInt16, 16*100+1)
 	c.shard("b", shards.UInt16, 16*10+1)
 	p := c.seal("sequence_length: 16\nsources:\n  - {name: a, shards: [a]}\n  - {name: b, shards: [b]}\n")
-	if diff := cmp.Diff([]Stage{{Samples: 110, Weights: []uint64{10, 1}, Written: []string{"100", "10"}}}, p.Stages); diff != "" {
+	if diff := cmp.Diff([]Stage{{Samples: 110, Weights: []uint64{10, 1}, Written: []string{"100", "10"}}},
+		p.Stages); diff != "" {
 		t.Error(diff)
 	}
 	s := p.Summary()
@@ -399,7 +454,8 @@ func TestSummary(t *testing.T) {
 		for j, st := range source.Stages {
 			total += st.Samples
 			if st.Samples != samples[i][j] || st.Repeats != repeats[i][j] {
-				t.Errorf("source %d, stage %d: %d samples, %d repeats; counted %d and %d", i, j, st.Samples, st.Repeats, samples[i][j], repeats[i][j])
+				t.Errorf("source %d, stage %d: %d samples, %d repeats; counted %d and %d", i, j, st.Samples, st.Repeats,
+					samples[i][j], repeats[i][j])
 			}
 		}
 		if total != source.Samples {
@@ -407,7 +463,8 @@ func TestSummary(t *testing.T) {
 		}
 	}
 	if s.Skipped != 24 || s.Sources[0].Empty != 1 || s.Sources[0].Shards != 3 {
-		t.Errorf("skipped %d, source 0 has %d shards without windows of %d", s.Skipped, s.Sources[0].Empty, s.Sources[0].Shards)
+		t.Errorf("skipped %d, source 0 has %d shards without windows of %d", s.Skipped, s.Sources[0].Empty,
+			s.Sources[0].Shards)
 	}
 }
 
@@ -427,13 +484,15 @@ func FuzzParseConfig(f *testing.F) {
 	})
 }
 
-// A configuration is read from its file, and shards are found relative to it, whatever the characters of the directory's name.
+// A configuration is read from its file, and shards are found relative to it, whatever the
+// characters of the directory's name.
 func TestLoadConfig(t *testing.T) {
 	c := newCorpus(t)
 	c.dir = filepath.Join(c.dir, "a[b]*c")
 	c.shard("x/0", shards.UInt16, 100)
 	path := filepath.Join(c.dir, "blend.yaml")
-	if err := os.WriteFile(path, []byte("\ufeffsequence_length: 16\nsources:\n  - {name: a, shards: [x/*]}\n"), 0o644); err != nil {
+	if err := os.WriteFile(path, []byte("\ufeffsequence_length: 16\nsources:\n  - {name: a, shards: [x/*]}\n"),
+		0o644); err != nil {
 		t.Fatal(err)
 	}
 	cfg, err := LoadConfig(path)

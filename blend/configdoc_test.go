@@ -17,7 +17,8 @@ type docField struct {
 	name, typ, byDefault string
 }
 
-// docSection returns what docs/formats/config.md says under "## title": the text, and the rows of the tables whose first column is "field".
+// docSection returns what docs/formats/config.md says under "## title": the text, and the rows of
+// the tables whose first column is "field".
 func docSection(t *testing.T, title string) (text string, fields []docField) {
 	t.Helper()
 	page, err := os.ReadFile("../docs/formats/config.md")
@@ -50,7 +51,8 @@ func docSection(t *testing.T, title string) (text string, fields []docField) {
 	return text, fields
 }
 
-// docTypes lists the fields of a struct by their names in YAML, in order, with the words for their types.
+// docTypes lists the fields of a struct by their names in YAML, in order, with the words for their
+// types.
 func docTypes(of reflect.Type, prefix string) (names, types []string) {
 	for i := range of.NumField() {
 		f := of.Field(i)
@@ -111,7 +113,8 @@ func TestConfigDocFields(t *testing.T) {
 	}
 }
 
-// A file that leaves a field out is refused if the page calls the field required, and else accepted.
+// A file that leaves a field out is refused if the page calls the field required, and else
+// accepted.
 func TestConfigDocRequired(t *testing.T) {
 	const native = `
 order: native
@@ -175,14 +178,16 @@ func TestConfigDocExample(t *testing.T) {
 	if len(examples) != 2 {
 		t.Fatalf("%d examples", len(examples))
 	}
-	if c, err := ParseConfig([]byte(examples[1][1]), "example", "."); err != nil || c.Order != "megatron" || c.Megatron.Split != "train" {
+	if c, err := ParseConfig([]byte(examples[1][1]), "example", "."); err != nil || c.Order != "megatron" ||
+		c.Megatron.Split != "train" {
 		t.Errorf("%+v, %v", c, err)
 	}
 	c, err := ParseConfig([]byte(examples[0][1]), "example", ".")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c.SequenceLength != 4096 || len(c.Sources) != 2 || len(c.Stages) != 2 || !slices.Equal(c.Sources[1].Shards, []string{"wiki/part-*.idx"}) {
+	if c.SequenceLength != 4096 || len(c.Sources) != 2 || len(c.Stages) != 2 ||
+		!slices.Equal(c.Sources[1].Shards, []string{"wiki/part-*.idx"}) {
 		t.Errorf("%+v", c)
 	}
 }

@@ -19,12 +19,14 @@ import (
 func cutError(t *testing.T, what string, err error, path string) {
 	t.Helper()
 	var at *fs.PathError
-	if !errors.As(err, &at) || at.Path != path || !strings.Contains(err.Error(), "cut short") || !strings.Contains(err.Error(), "restore it") {
+	if !errors.As(err, &at) || at.Path != path || !strings.Contains(err.Error(), "cut short") ||
+		!strings.Contains(err.Error(), "restore it") {
 		t.Errorf("%s: %v; it is to name %s, to say that it was cut short, and to restore it", what, err, path)
 	}
 }
 
-// A file that is cut short while it is mapped gives errors to what reads it, and to nothing else: the process, and readers of other shards, go on.
+// A file that is cut short while it is mapped gives errors to what reads it, and to nothing else:
+// the process, and readers of other shards, go on.
 func TestFilesCutWhileOpen(t *testing.T) {
 	for _, dtype := range []shards.DType{shards.UInt16, shards.Int32} {
 		for _, summed := range []bool{true, false} {
@@ -83,7 +85,8 @@ func testCut(t *testing.T, dtype shards.DType, summed bool, ending string, left 
 	for range 2 { // an error stays one
 		cutError(t, "a sample whose tokens are left", d.Tokens(tokens, first[1]), path)
 		for _, prefetch := range []int{0, 3} {
-			cutError(t, fmt.Sprint("a stream with prefetch ", prefetch), d.WriteIPC(t.Context(), io.Discard, StreamOptions{BatchSize: 16, Prefetch: prefetch}), path)
+			cutError(t, fmt.Sprint("a stream with prefetch ", prefetch), d.WriteIPC(t.Context(), io.Discard,
+				StreamOptions{BatchSize: 16, Prefetch: prefetch}), path)
 		}
 		_, _, err = d.Peek(t.Context(), first[1].Position)
 		cutError(t, "peek", err, path)
@@ -135,7 +138,8 @@ func TestPackingCutWhileOpen(t *testing.T) {
 func TestMegatronCutWhileOpen(t *testing.T) {
 	c, golden, _ := megatronCache(t, "blend")
 	d := c.open(golden.config())
-	for _, ending := range []string{"-BlendedDataset-train-dataset_sample_index.npy", "-BlendedDataset-train-dataset_index.npy"} {
+	for _, ending := range []string{"-BlendedDataset-train-dataset_sample_index.npy",
+		"-BlendedDataset-train-dataset_index.npy"} {
 		path := filepath.Join(c.dir, "cache", golden.TrainHash+ending)
 		if err := os.Truncate(path, 0); err != nil {
 			t.Fatal(err)

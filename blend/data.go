@@ -17,11 +17,13 @@ import (
 
 // Data is a plan with its shards, open for reading. It is safe for concurrent use until Close.
 //
-// A shard is mapped into memory when it is first used. If one is cut short while it is open, what reads samples of it fails; the rest goes on. Once it has
-// been restored it is read again, as far as [Open] would: its counts and the hashes in its manifest must be those that were found, and its blocks are compared
-// with their sums. One without sums is then believed, or, where whole files are verified, not read again. A file that takes the name of a sound one is not
-// looked at: what was opened is read.
-// However many a plan has, they are never all open: beyond some 16,000 those that were not used lately are closed again.
+// A shard is mapped into memory when it is first used. If one is cut short while it is open, what
+// reads samples of it fails; the rest goes on. Once it has been restored it is read again, as far
+// as [Open] would: its counts and the hashes in its manifest must be those that were found, and its
+// blocks are compared with their sums. One without sums is then believed, or, where whole files are
+// verified, not read again. A file that takes the name of a sound one is not looked at: what was
+// opened is read. However many a plan has, they are never all open: beyond some 16,000 those that
+// were not used lately are closed again.
 type Data struct {
 	*Plan
 	facts    [][]facts // by source and shard
@@ -35,26 +37,33 @@ const DefaultReverify = 10 * time.Minute
 
 // OpenOptions are the options of [Open].
 type OpenOptions struct {
-	Base   string // directory that the plan's relative paths start from, instead of the plan's own; "" for that
-	Unread bool   // do not compare the tokens of samples: for [Data.Check], which reads all and says more of what is wrong
+	Base string // directory that the plan's relative paths start from, instead of the plan's own; "" for that
+	// do not compare the tokens of samples: for [Data.Check], which reads all and says more of what
+	// is wrong
+	Unread bool
 
-	// Reverify is the time after which a block of a shard with sums is compared again when it is read ([shards.Shard.Reverify]): 0 is [DefaultReverify],
-	// a negative time is never.
+	// Reverify is the time after which a block of a shard with sums is compared again when it is
+	// read ([shards.Shard.Reverify]): 0 is [DefaultReverify], a negative time is never.
 	Reverify time.Duration
 
-	// Verify, if not nil, has whole files verified while samples are read; without it Open compares what is said above, and nothing else is.
+	// Verify, if not nil, has whole files verified while samples are read; without it Open compares
+	// what is said above, and nothing else is.
 	Verify *VerifyOptions
 
-	// Waiting, if not nil, lets Open wait while another process builds index files of the cache that the plan's order is read from and that are not
-	// there yet. It is called with a message, again when there is another process to wait for. Other files of that cache are not waited for.
+	// Waiting, if not nil, lets Open wait while another process builds index files of the cache
+	// that the plan's order is read from and that are not there yet. It is called with a message,
+	// again when there is another process to wait for. Other files of that cache are not waited
+	// for.
 	Waiting func(message string)
 }
 
-// Open verifies that the shards of a plan are the ones it was sealed with: sizes, element types, counts, the hashes in their manifests, and
-// the tokens of 16 samples. Whether every byte is the same only [Data.Check] can tell.
+// Open verifies that the shards of a plan are the ones it was sealed with: sizes, element types,
+// counts, the hashes in their manifests, and the tokens of 16 samples. Whether every byte is the
+// same only [Data.Check] can tell.
 //
-// What was found out about a shard is kept in the user's cache directory and used again while size, time of change and inode of its files
-// are the same, so that opening a plan over thousands of shards a second time opens those of the 16 samples alone.
+// What was found out about a shard is kept in the user's cache directory and used again while size,
+// time of change and inode of its files are the same, so that opening a plan over thousands of
+// shards a second time opens those of the 16 samples alone.
 func Open(ctx context.Context, p *Plan, opts OpenOptions) (*Data, error) {
 	if opts.Base != "" {
 		moved := *p
@@ -129,13 +138,15 @@ func (d *Data) open(source, shard int) (*shards.Shard, error) {
 	s.Reverify(d.reverify)
 	if is != was {
 		s.Close()
-		return nil, fmt.Errorf("source %q: shard %s was replaced since the plan was opened: start again, and it is compared with the plan",
+		return nil, fmt.Errorf("source %q: shard %s was replaced since the plan was opened: start again, and it is "+
+			"compared with the plan",
 			d.Sources[source].Name, d.ShardPath(source, shard))
 	}
 	return s, nil
 }
 
-// Files lists the files that samples of the plan are read from, those of its shards that may be missing included, and of its order. None is looked at.
+// Files lists the files that samples of the plan are read from, those of its shards that may be
+// missing included, and of its order. None is looked at.
 func (p *Plan) Files() (paths []string) {
 	for i := range p.Sources {
 		for k := range p.Sources[i].Shards {
@@ -187,7 +198,8 @@ func (d *Data) verify(ctx context.Context, unread bool) error {
 			case is.manifest && is.bin != want.Bin:
 				return d.changed(i, k, "by its manifest the .bin file has SHA-256 %.16s…, had %.16s…", is.bin, want.Bin)
 			case is.manifest && is.index != want.Index:
-				return d.changed(i, k, "by its manifest the .idx file has SHA-256 %.16s…, had %.16s…", is.index, want.Index)
+				return d.changed(i, k, "by its manifest the .idx file has SHA-256 %.16s…, had %.16s…", is.index,
+					want.Index)
 			}
 		}
 	}
@@ -209,17 +221,20 @@ func (d *Data) verify(ctx context.Context, unread bool) error {
 			return err
 		}
 		if h := SampleHash(tokens); hex.EncodeToString(h[:]) != c.Hash {
-			return d.changed(s.Source, s.Shard, "the sample at position %d (window %d, tokens %d to %d of the shard) has hash %x, had %s",
+			return d.changed(s.Source, s.Shard,
+				"the sample at position %d (window %d, tokens %d to %d of the shard) has hash %x, had %s",
 				c.Position, s.Window, s.Token, s.Token+int64(d.SequenceLength), h, c.Hash)
 		}
 	}
 	return nil
 }
 
-// Tokens reads the tokens of a sample into dst, which must have L+1 elements. It fails if one is not an id of the plan's tokenizer.
+// Tokens reads the tokens of a sample into dst, which must have L+1 elements. It fails if one is
+// not an id of the plan's tokenizer.
 func (d *Data) Tokens(dst []uint32, s Sample) error { return d.tokens(context.Background(), dst, s) }
 
-// Reread is [Data.Tokens], but compares the blocks of the sample that have sums with these first, whenever that was last done.
+// Reread is [Data.Tokens], but compares the blocks of the sample that have sums with these first,
+// whenever that was last done.
 func (d *Data) Reread(ctx context.Context, dst []uint32, s Sample) error {
 	_, err := d.stretches(ctx, len(dst), s, func(shard *shards.Shard, _ int, g segment) error {
 		if err := shard.Recheck(ctx, g.token, g.token+g.length); err != nil {
@@ -282,8 +297,9 @@ func (d *Data) read2(dst []uint16, source int, shard *shards.Shard, g segment) e
 	return nil
 }
 
-// reaches says whether one of these little-endian uint16 is limit, from 1 to 2^16-1, or above. It looks at four at a time: with K = 2^15 - limit modulo 2^15, the low 15 bits of an id
-// and K add up to 2^15 or more where they are those of limit or above; the highest bits decide the rest.
+// reaches says whether one of these little-endian uint16 is limit, from 1 to 2^16-1, or above. It
+// looks at four at a time: with K = 2^15 - limit modulo 2^15, the low 15 bits of an id and K add up
+// to 2^15 or more where they are those of limit or above; the highest bits decide the rest.
 func reaches(ids []byte, limit uint32) bool {
 	const lanes, high = 0x0001000100010001, 0x8000800080008000
 	k := uint64(1<<15-limit&(1<<15-1)) * lanes
@@ -304,9 +320,11 @@ func reaches(ids []byte, limit uint32) bool {
 	return found&high != 0
 }
 
-// stretches calls read with the shard and the stretches of a sample of length tokens, each with its place in the sample. It gives the number of
-// tokens that they have: length, unless the sample is padded.
-func (d *Data) stretches(ctx context.Context, length int, s Sample, read func(shard *shards.Shard, at int, g segment) error) (n int, err error) {
+// stretches calls read with the shard and the stretches of a sample of length tokens, each with its
+// place in the sample. It gives the number of tokens that they have: length, unless the sample is
+// padded.
+func (d *Data) stretches(ctx context.Context, length int, s Sample, read func(shard *shards.Shard, at int,
+	g segment) error) (n int, err error) {
 	if length != d.SequenceLength+1 {
 		return 0, fmt.Errorf("a sample has %d tokens, room for %d was given", d.SequenceLength+1, length)
 	}
@@ -316,7 +334,8 @@ func (d *Data) stretches(ctx context.Context, length int, s Sample, read func(sh
 		return 0, err
 	}
 	if n := lengthOf(segments); n != int64(length) && d.Packing == nil {
-		return 0, fmt.Errorf("source %q: sample %d has %d tokens of %d: the last of a validation set may be short, and Megatron then fills it up",
+		return 0, fmt.Errorf("source %q: sample %d has %d tokens of %d: the last of a validation set may be short, "+
+			"and Megatron then fills it up",
 			d.Sources[s.Source].Name, s.Window, n, length)
 	}
 	err = d.over(s.Source, segments, func(shard *shards.Shard, g segment) error {
@@ -358,9 +377,10 @@ func (d *Data) over(source int, segments []segment, f func(shard *shards.Shard, 
 	return nil
 }
 
-// outlived says whether a shard is of no use any more, after a read of it that ended with err, while the one that has its name now may be: bytes of its
-// files are gone, or they are damaged and others have taken their place. One without sums whose files are verified whole is used to its end: what was
-// verified is not what has its name now.
+// outlived says whether a shard is of no use any more, after a read of it that ended with err,
+// while the one that has its name now may be: bytes of its files are gone, or they are damaged and
+// others have taken their place. One without sums whose files are verified whole is used to its
+// end: what was verified is not what has its name now.
 func (d *Data) outlived(shard *shards.Shard, err error) bool {
 	if err == nil || d.verifier != nil && !shard.Summed() {
 		return false
@@ -368,8 +388,9 @@ func (d *Data) outlived(shard *shards.Shard, err error) bool {
 	return errors.Is(err, mapping.ErrUnreadable) || errors.Is(err, shards.ErrCorrupt) && shard.Replaced()
 }
 
-// Probe says why a shard cannot be read: its files are not there, are others than those that were sealed, or have lost bytes at their ends. It reads a few
-// bytes. One that could not be read, and was restored, is open again afterwards.
+// Probe says why a shard cannot be read: its files are not there, are others than those that were
+// sealed, or have lost bytes at their ends. It reads a few bytes. One that could not be read, and
+// was restored, is open again afterwards.
 func (d *Data) Probe(source, shard int) error {
 	at := segment{shard: shard}
 	return d.over(source, []segment{at}, func(*shards.Shard, segment) error { return nil })
@@ -386,7 +407,8 @@ func (d *Data) segments(dst []segment, s Sample) ([]segment, error) {
 	return append(dst, segment{shard: s.Shard, token: s.Token, length: int64(d.SequenceLength) + 1}), nil
 }
 
-// idLimit is above every id that may occur: the vocabulary where it is known, else what the stream's int32 can hold.
+// idLimit is above every id that may occur: the vocabulary where it is known, else what the
+// stream's int32 can hold.
 func (d *Data) idLimit() uint32 {
 	if d.Tokenizer == nil || d.Tokenizer.Vocabulary == 0 || d.Tokenizer.Vocabulary > math.MaxInt32 {
 		return math.MaxInt32 + 1
@@ -395,6 +417,8 @@ func (d *Data) idLimit() uint32 {
 }
 
 func (d *Data) idError(source, shard int, token int64, id uint32) error {
-	return fmt.Errorf("source %q: %s.bin: token %d (byte %d) has id %d, but the tokenizer has ids below %d: the shard is damaged, or another tokenizer made it",
-		d.Sources[source].Name, d.ShardPath(source, shard), token, token*tokenBytes(d.Sources[source].Shards[shard].DType), id, d.idLimit())
+	return fmt.Errorf("source %q: %s.bin: token %d (byte %d) has id %d, but the tokenizer has ids below %d: the "+
+		"shard is damaged, or another tokenizer made it",
+		d.Sources[source].Name, d.ShardPath(source,
+			shard), token, token*tokenBytes(d.Sources[source].Shards[shard].DType), id, d.idLimit())
 }

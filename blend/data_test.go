@@ -10,8 +10,10 @@ import (
 // An id that is too large is found wherever it stands, and no other is taken for one.
 func TestReaches(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		limit := rapid.OneOf(rapid.SampledFrom([]int{1, 2, 1<<15 - 1, 1 << 15, 1<<15 + 1, 1<<16 - 1}), rapid.IntRange(1, 1<<16-1)).Draw(t, "limit")
-		near := rapid.OneOf(rapid.IntRange(0, limit-1), rapid.IntRange(0, 1<<16-1), rapid.IntRange(max(limit-2, 0), min(limit+1, 1<<16-1)))
+		limit := rapid.OneOf(rapid.SampledFrom([]int{1, 2, 1<<15 - 1, 1 << 15, 1<<15 + 1, 1<<16 - 1}),
+			rapid.IntRange(1, 1<<16-1)).Draw(t, "limit")
+		near := rapid.OneOf(rapid.IntRange(0, limit-1), rapid.IntRange(0, 1<<16-1), rapid.IntRange(max(limit-2, 0),
+			min(limit+1, 1<<16-1)))
 		some := rapid.SliceOfN(rapid.OneOf(rapid.IntRange(0, limit-1), near), 0, 40).Draw(t, "ids")
 		var ids []byte
 		want := false

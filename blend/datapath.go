@@ -9,15 +9,18 @@ import (
 	"mula/index/megatron"
 )
 
-// ForMegatron says a blend in the words of Megatron-LM: for one that is given a blend.yaml, and is to train with Megatron-LM's own order of
-// the same shards. It sets the blend, the split, the numbers of samples, the sequence length and the seed; the rest is as base has it.
+// ForMegatron says a blend in the words of Megatron-LM: for one that is given a blend.yaml, and is
+// to train with Megatron-LM's own order of the same shards. It sets the blend, the split, the
+// numbers of samples, the sequence length and the seed; the rest is as base has it.
 //
-// Every shard becomes a token file of its own, whose weight is its share of the tokens of its source times the weight of the source.
-// Megatron-LM has one stage, skips nothing and does not limit epochs: a blend that has more than that is refused. What is held out becomes
-// the validation split; it asks for as many samples as it has windows here.
+// Every shard becomes a token file of its own, whose weight is its share of the tokens of its
+// source times the weight of the source. Megatron-LM has one stage, skips nothing and does not
+// limit epochs: a blend that has more than that is refused. What is held out becomes the validation
+// split; it asks for as many samples as it has windows here.
 func ForMegatron(ctx context.Context, c *Config, base megatron.Config) (megatron.Config, error) {
 	if c.Order == orderMegatron {
-		return base, c.file.Errorf("$.order", "the order is %s already: its index files are there, and `mula index verify` compares them", c.Order)
+		return base, c.file.Errorf("$.order",
+			"the order is %s already: its index files are there, and `mula index verify` compares them", c.Order)
 	}
 	if c.Packing != "" {
 		return base, c.file.Errorf("$.packing", "Megatron-LM does not pack documents; leave packing out")
@@ -27,7 +30,8 @@ func ForMegatron(ctx context.Context, c *Config, base megatron.Config) (megatron
 	}
 	for i, s := range c.Sources {
 		if s.MaxEpochs.IsSet() {
-			return base, c.file.Errorf(fmt.Sprintf("$.sources[%d].max_epochs", i), "Megatron-LM does not limit epochs; leave max_epochs of %q out", s.Name)
+			return base, c.file.Errorf(fmt.Sprintf("$.sources[%d].max_epochs", i),
+				"Megatron-LM does not limit epochs; leave max_epochs of %q out", s.Name)
 		}
 	}
 	if c.Seed > 1<<32-1 {
@@ -42,7 +46,8 @@ func ForMegatron(ctx context.Context, c *Config, base megatron.Config) (megatron
 	defer d.Close()
 	p := d.Plan
 	if len(p.Stages) != 1 {
-		return base, c.file.Errorf("$.stages", "Megatron-LM has one stage, this blend %d; make an index for each", len(p.Stages))
+		return base, c.file.Errorf("$.stages", "Megatron-LM has one stage, this blend %d; make an index for each",
+			len(p.Stages))
 	}
 	blend := megatron.Blend{Weights: []float64{}}
 	held := int64(0)

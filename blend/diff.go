@@ -21,8 +21,9 @@ const (
 
 // A Difference is what [Diff] found.
 type Difference struct {
-	// Same is a number of positions, from the first on, at which both plans have the same samples and skip the same. It follows from what the
-	// plans say of shards, stages, skips and growth; no parent is believed. Beyond it the plans differ, but for samples that are equal by chance.
+	// Same is a number of positions, from the first on, at which both plans have the same samples
+	// and skip the same. It follows from what the plans say of shards, stages, skips and growth; no
+	// parent is believed. Beyond it the plans differ, but for samples that are equal by chance.
 	Same     int64    `json:"same"`
 	Relation Relation `json:"relation"`
 	Ancestor string   `json:"ancestor,omitempty"` // fingerprint of the youngest plan that both come from, or are
@@ -35,13 +36,15 @@ type Difference struct {
 
 // A Change is one thing that differs.
 type Change struct {
-	From int64  `json:"from"` // the first position where it is felt; -1 if it changes no sample
-	What string `json:"what"` // order, cache, padding, sequence_length, seed, tokenizer, sources, stages, skips or length
+	From int64 `json:"from"` // the first position where it is felt; -1 if it changes no sample
+	// order, cache, padding, sequence_length, seed, tokenizer, sources, stages, skips or length
+	What string `json:"what"`
 	Text string `json:"text"`
 }
 
-// A SourceDifference is what two plans draw of a source at the positions from Difference.Same on, skipped ones included, so that all sources
-// add up to these positions; of plans that read their order, at all positions.
+// A SourceDifference is what two plans draw of a source at the positions from Difference.Same on,
+// skipped ones included, so that all sources add up to these positions; of plans that read their
+// order, at all positions.
 type SourceDifference struct {
 	Name   string  `json:"name"`
 	First  Drawing `json:"first"`
@@ -66,7 +69,8 @@ func Diff(a, b *Plan) *Difference {
 	switch {
 	case (a.Megatron == nil) != (b.Megatron == nil) || (a.Packing == nil) != (b.Packing == nil):
 		add(0, "order", "the order is of version %s, was of %s", b.OrderVersion(), a.OrderVersion())
-	case !native && (a.Megatron.Name != b.Megatron.Name || a.Megatron.ExtraToken != b.Megatron.ExtraToken || !slices.Equal(a.Megatron.Files, b.Megatron.Files)):
+	case !native && (a.Megatron.Name != b.Megatron.Name || a.Megatron.ExtraToken != b.Megatron.ExtraToken ||
+		!slices.Equal(a.Megatron.Files, b.Megatron.Files)):
 		add(0, "cache", "the order is read from other index files")
 	}
 	if s, t := a.Packing, b.Packing; s != nil && t != nil && s.Padding != t.Padding {
@@ -177,8 +181,9 @@ func (d *Difference) compareSources(a, b *Plan, native bool) {
 			continue
 		}
 		for _, c := range a.Sources[i].compare(&b.Sources[j]) {
-			// Growth is felt where the plan that has it draws its first sample with the new windows in sight. The other plan may draw the sample of this
-			// number elsewhere, but only where the stages differ before.
+			// Growth is felt where the plan that has it draws its first sample with the new windows
+			// in sight. The other plan may draw the sample of this number elsewhere, but only where
+			// the stages differ before.
 			from := int64(0)
 			switch c.in {
 			case inFirst:
@@ -196,7 +201,8 @@ func (d *Difference) compareSources(a, b *Plan, native bool) {
 	}
 	for j, s := range b.Sources {
 		if _, ok := first[s.Name]; !ok {
-			d.Changes = append(d.Changes, Change{at(b, j, 0), "sources", fmt.Sprintf("source %s is new: %s", s.Name, sizeText(len(s.Shards), s.Windows()))})
+			d.Changes = append(d.Changes, Change{at(b, j, 0), "sources", fmt.Sprintf("source %s is new: %s", s.Name,
+				sizeText(len(s.Shards), s.Windows()))})
 		}
 	}
 }
@@ -214,7 +220,8 @@ const (
 	inBoth
 )
 
-// compare says how a source differs from this one: in what both began with, or in what either has got since.
+// compare says how a source differs from this one: in what both began with, or in what either has
+// got since.
 func (s *Source) compare(t *Source) (list []sourceChange) {
 	if (s.Packed == nil) != (t.Packed == nil) || s.Packed != nil && s.Packed.SHA256 != t.Packed.SHA256 {
 		return []sourceChange{{0, inBoth, "is packed otherwise"}}
@@ -225,7 +232,8 @@ func (s *Source) compare(t *Source) (list []sourceChange) {
 		same++
 	}
 	if same == 0 {
-		return []sourceChange{{0, inBoth, fmt.Sprintf("has other shards, or other windows held out: %s, %d windows of them held out; were %s, %d held out",
+		return []sourceChange{{0, inBoth, fmt.Sprintf("has other shards, or other windows held out: %s, %d windows "+
+			"of them held out; were %s, %d held out",
 			sizeText(len(t.Shards), t.Windows()), t.Validation, sizeText(len(s.Shards), s.Windows()), s.Validation)}}
 	}
 	for _, p := range was[same:] {
@@ -286,8 +294,8 @@ func (s *Source) pieces() []piece {
 	return list
 }
 
-// compareStages gives the first position at which the stages share positions out otherwise, and how; the shorter plan's length if they do not
-// before.
+// compareStages gives the first position at which the stages share positions out otherwise, and
+// how; the shorter plan's length if they do not before.
 func compareStages(a, b *Plan) (from int64, text string) {
 	weights := func(p *Plan, j int) (list []weighted) {
 		for i, w := range p.Stages[j].Weights {
@@ -309,9 +317,11 @@ func compareStages(a, b *Plan) (from int64, text string) {
 		// The longer one goes on; the other has another stage there, or ends.
 		switch {
 		case n < m && j+1 < len(a.Stages):
-			return from, fmt.Sprintf("weights stay %s for %d positions; a stage with %s followed", weightsText(is), m-n, weightsText(weights(a, j+1)))
+			return from, fmt.Sprintf("weights stay %s for %d positions; a stage with %s followed", weightsText(is), m-n,
+				weightsText(weights(a, j+1)))
 		case m < n && j+1 < len(b.Stages):
-			return from, fmt.Sprintf("weights are %s; the stage with %s went on for %d positions", weightsText(weights(b, j+1)), weightsText(was), n-m)
+			return from, fmt.Sprintf("weights are %s; the stage with %s went on for %d positions",
+				weightsText(weights(b, j+1)), weightsText(was), n-m)
 		}
 		return from, ""
 	}
@@ -349,7 +359,8 @@ func areText(r Range) string {
 	return fmt.Sprintf("positions %d to %d are", r.From, r.To-1)
 }
 
-// subtract gives what of the ranges of a list, in order and apart from each other, is in none of another such list.
+// subtract gives what of the ranges of a list, in order and apart from each other, is in none of
+// another such list.
 func subtract(list, other []Range) []Range {
 	var left []Range
 	for _, r := range list {

@@ -35,15 +35,18 @@ func (e *EpochsError) Error() string {
 	}
 	t.Flush()
 	if e.Fits > 0 {
-		fmt.Fprintf(&b, "a plan of %d samples would fit; else lower the weights of these sources, raise max_epochs, or add data", e.Fits)
+		fmt.Fprintf(&b,
+			"a plan of %d samples would fit; else lower the weights of these sources, raise max_epochs, or add data",
+			e.Fits)
 	} else {
-		b.WriteString("no plan with these weights would fit: lower the weights of these sources, raise max_epochs, or add data")
+		b.WriteString("no plan with these weights would fit: lower the weights of these sources, raise max_epochs, " +
+			"or add data")
 	}
 	return b.String()
 }
 
-// checkEpochs compares what each source has to give with its limit. With an error it gives the first source whose limit is broken. The
-// plan must be compiled.
+// checkEpochs compares what each source has to give with its limit. With an error it gives the
+// first source whose limit is broken. The plan must be compiled.
 func (p *Plan) checkEpochs(limits []Number) (source int, err error) {
 	e := &EpochsError{Fits: p.length}
 	source = -1
@@ -59,7 +62,8 @@ func (p *Plan) checkEpochs(limits []Number) (source int, err error) {
 				source = i
 			}
 			row.Excess = row.Samples - allowed
-			// The position of the first sample too many is the length of the longest plan without it.
+			// The position of the first sample too many is the length of the longest plan without
+			// it.
 			if position, ok := p.position(i, allowed); ok {
 				e.Fits = min(e.Fits, position)
 			}
@@ -79,7 +83,8 @@ func (s *Source) epochs(n int64) float64 {
 	return float64(epoch) + float64(n-first)/float64(length)
 }
 
-// within is the number of the source's samples that keep to a limit of epochs; ok is false for more than there are numbers.
+// within is the number of the source's samples that keep to a limit of epochs; ok is false for more
+// than there are numbers.
 func (s *Source) within(limit Number) (samples int64, ok bool) {
 	whole, ok := limit.floorTimes(1)
 	if !ok {
@@ -91,8 +96,8 @@ func (s *Source) within(limit Number) (samples int64, ok bool) {
 	return first + rest, first <= math.MaxInt64-rest && first < math.MaxInt64
 }
 
-// distinct is how many windows of the source its first n samples have. In an epoch that a growth fell into, and that is not over, its new
-// windows are counted as if they came evenly.
+// distinct is how many windows of the source its first n samples have. In an epoch that a growth
+// fell into, and that is not over, its new windows are counted as if they came evenly.
 func (s *Source) distinct(n int64) int64 {
 	epoch := s.order.EpochOf(n)
 	first, length := s.order.Span(epoch)

@@ -14,11 +14,13 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/ipc"
 )
 
-// With -update the files that this package writes are made anew. What other programs make of them has to follow, by the commands in
-// testdata/README.md. The plan and the order are frozen: a difference there is a new order version, not an update.
+// With -update the files that this package writes are made anew. What other programs make of them
+// has to follow, by the commands in testdata/README.md. The plan and the order are frozen: a
+// difference there is a new order version, not an update.
 var update = flag.Bool("update", false, "write the golden files of this package anew")
 
-// The plan of the mixed corpus is the one in testdata, and gives the order that the Python implementation of the format page computes.
+// The plan of the mixed corpus is the one in testdata, and gives the order that the Python
+// implementation of the format page computes.
 func TestFrozenPlan(t *testing.T) {
 	c, text := mixed(t)
 	p := c.seal(text)
@@ -44,8 +46,9 @@ func TestFrozenPlan(t *testing.T) {
 	compareOrder(t, frozen, "testdata/order.json")
 }
 
-// A plan that the Python implementation made, of sources far larger than fit a test: its fingerprint, its check values and its order are
-// ours, and every listed sample leads back to its position.
+// A plan that the Python implementation made, of sources far larger than fit a test: its
+// fingerprint, its check values and its order are ours, and every listed sample leads back to its
+// position.
 func TestPlanOfOtherImplementation(t *testing.T) {
 	p, err := ReadPlan("testdata/large.json")
 	if err != nil {
@@ -83,8 +86,8 @@ func compareOrder(t *testing.T, p *Plan, path string) {
 	}
 }
 
-// What pyarrow read from testdata/stream.arrow is what the stream holds today, and the fifteen lines of Python in the format page made the
-// same fingerprints of it as this package.
+// What pyarrow read from testdata/stream.arrow is what the stream holds today, and the fifteen
+// lines of Python in the format page made the same fingerprints of it as this package.
 func TestStreamAsPyarrowReadsIt(t *testing.T) {
 	c, text := mixed(t)
 	d := c.open(text)
@@ -157,7 +160,8 @@ func TestStreamAsPyarrowReadsIt(t *testing.T) {
 		"tokens: fixed_size_list<item: uint16 not null>[17] document_starts: list<item: int32 not null>]" {
 		t.Errorf("pyarrow's schema: %s", golden.Schema)
 	}
-	if golden.Metadata["mula.plan"] != d.Fingerprint() || golden.Metadata["mula.sequence_length"] != "16" || golden.Metadata["mula.batch_size"] != "48" {
+	if golden.Metadata["mula.plan"] != d.Fingerprint() || golden.Metadata["mula.sequence_length"] != "16" ||
+		golden.Metadata["mula.batch_size"] != "48" {
 		t.Errorf("pyarrow's metadata: %v", golden.Metadata)
 	}
 

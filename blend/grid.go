@@ -2,12 +2,14 @@ package blend
 
 import "fmt"
 
-// A Grid divides the positions of a plan into steps of one batch size: step s has the positions [s·B, (s+1)·B). The last step may be shorter.
+// A Grid divides the positions of a plan into steps of one batch size: step s has the positions
+// [s·B, (s+1)·B). The last step may be shorter.
 type Grid struct {
 	length, batch int64
 }
 
-// Grid returns the steps of the plan at a batch size. It fails if the batch size is not from 1 to 2^60.
+// Grid returns the steps of the plan at a batch size. It fails if the batch size is not from 1 to
+// 2^60.
 func (p *Plan) Grid(batchSize int) (Grid, error) {
 	switch {
 	case batchSize < 1:
@@ -29,15 +31,18 @@ func (g Grid) Check(from, to int64) error {
 	case to < from:
 		return fmt.Errorf("the end %d is before the start %d", to, from)
 	case from%g.batch != 0 && from != g.length:
-		return fmt.Errorf("position %d is not the start of a step of %d samples; use %s. To change the batch size of a run, stop the run at a multiple of both batch sizes",
+		return fmt.Errorf("position %d is not the start of a step of %d samples; use %s. To change the batch size "+
+			"of a run, stop the run at a multiple of both batch sizes",
 			from, g.batch, g.around(from, 0, g.length-1))
 	case to%g.batch != 0 && to != g.length:
-		return fmt.Errorf("position %d is not the end of a step of %d samples; use %s", to, g.batch, g.around(to, 1, g.length))
+		return fmt.Errorf("position %d is not the end of a step of %d samples; use %s", to, g.batch,
+			g.around(to, 1, g.length))
 	}
 	return nil
 }
 
-// around names the multiples of the batch size, and the plan's end, that are next to a position and within [least, most].
+// around names the multiples of the batch size, and the plan's end, that are next to a position and
+// within [least, most].
 func (g Grid) around(position, least, most int64) string {
 	before := position - position%g.batch
 	after := min(before+g.batch, g.length)
@@ -50,8 +55,9 @@ func (g Grid) around(position, least, most int64) string {
 	return fmt.Sprintf("%d or %d", before, after)
 }
 
-// RecordRows returns the rows of a record of one rank: microBatch, or the rank's whole part of a step if microBatch is 0. It fails if world does not divide
-// the batch size or microBatch does not divide the rank's part.
+// RecordRows returns the rows of a record of one rank: microBatch, or the rank's whole part of a
+// step if microBatch is 0. It fails if world does not divide the batch size or microBatch does not
+// divide the rank's part.
 func RecordRows(batchSize, rank, world, microBatch int) (int, error) {
 	switch {
 	case batchSize < 1:
@@ -63,7 +69,8 @@ func RecordRows(batchSize, rank, world, microBatch int) (int, error) {
 	case batchSize%world != 0:
 		return 0, fmt.Errorf("batch size %d cannot be divided among %d ranks; use a multiple", batchSize, world)
 	case microBatch < 0 || microBatch > 0 && batchSize/world%microBatch != 0:
-		return 0, fmt.Errorf("micro-batch %d does not divide the %d samples that a rank has of each step", microBatch, batchSize/world)
+		return 0, fmt.Errorf("micro-batch %d does not divide the %d samples that a rank has of each step", microBatch,
+			batchSize/world)
 	case microBatch == 0:
 		return batchSize / world, nil
 	}

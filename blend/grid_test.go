@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// TestGridCheck has the rule for starts and ends that blend, serve and the commands share. The plan has 600 positions.
+// TestGridCheck has the rule for starts and ends that blend, serve and the commands share. The plan
+// has 600 positions.
 func TestGridCheck(t *testing.T) {
 	c, text := mixed(t)
 	d := c.open(text)
@@ -23,7 +24,8 @@ func TestGridCheck(t *testing.T) {
 		{7, 595, 600, ""}, // the plan's last step is short
 		{7, 600, 600, ""}, // the state of a finished run
 		{700, 0, 600, ""},
-		{8, 21, 600, "position 21 is not the start of a step of 8 samples; use 16 or 24. To change the batch size of a run, stop the run at a multiple of both batch sizes"},
+		{8, 21, 600,
+			"position 21 is not the start of a step of 8 samples; use 16 or 24. To change the batch size of a run, stop the run at a multiple of both batch sizes"},
 		{8, 598, 600, "use 592. To change"},
 		{7, 599, 600, "use 595. To change"},
 		{700, 5, 600, "use 0. To change"},
@@ -47,7 +49,8 @@ func TestGridCheck(t *testing.T) {
 		}
 		s, streamErr := d.Stream(t.Context(), StreamOptions{BatchSize: v.batch, From: v.from, To: v.to})
 		if (streamErr == nil) != (err == nil) || err != nil && streamErr.Error() != err.Error() {
-			t.Errorf("batch size %d, positions [%d, %d): Stream says %v, Check %v", v.batch, v.from, v.to, streamErr, err)
+			t.Errorf("batch size %d, positions [%d, %d): Stream says %v, Check %v", v.batch, v.from, v.to, streamErr,
+				err)
 		}
 		if s != nil {
 			s.Close()

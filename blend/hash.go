@@ -10,15 +10,17 @@ import (
 	"unsafe"
 )
 
-// SampleHash is the hash of a sample: the first 16 bytes of the SHA-256 of its token ids as little-endian uint32.
+// SampleHash is the hash of a sample: the first 16 bytes of the SHA-256 of its token ids as
+// little-endian uint32.
 func SampleHash(tokens []uint32) [16]byte {
 	// On the little-endian machines that mula runs on, the ids in memory are those bytes.
 	sum := sha256.Sum256(unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(tokens))), 4*len(tokens)))
 	return [16]byte(sum[:16])
 }
 
-// A SetHash is the sum of sample hashes as little-endian 128-bit numbers, modulo 2^128. It does not depend on their order, and the sum of
-// the SetHashes of the ranks is that of the step. Its text form is 32 hexadecimal digits, first byte first.
+// A SetHash is the sum of sample hashes as little-endian 128-bit numbers, modulo 2^128. It does not
+// depend on their order, and the sum of the SetHashes of the ranks is that of the step. Its text
+// form is 32 hexadecimal digits, first byte first.
 type SetHash [16]byte
 
 // Add adds another hash: of a sample, or of the samples of another rank.
@@ -35,7 +37,8 @@ func (h SetHash) MarshalText() ([]byte, error) { return hex.AppendEncode(nil, h[
 // UnmarshalText reads the text form.
 func (h *SetHash) UnmarshalText(text []byte) error { return decodeHash(h[:], text) }
 
-// An OrderHash is the SHA-256 over the sample hashes of a step in the order of their positions. Its text form is 64 hexadecimal digits.
+// An OrderHash is the SHA-256 over the sample hashes of a step in the order of their positions. Its
+// text form is 64 hexadecimal digits.
 type OrderHash [32]byte
 
 // MarshalText gives the text form.
@@ -54,14 +57,16 @@ func decodeHash(dst, text []byte) error {
 
 // A StepHash is the fingerprint of one step: a line of a fingerprint log.
 type StepHash struct {
-	Step    int64      `json:"step"`            // number of the step, from 0
-	First   int64      `json:"first"`           // position at which the step begins
-	Samples int64      `json:"samples"`         // in the step, or this rank's part of it; skipped positions are none
-	Order   *OrderHash `json:"order,omitempty"` // nil where it is not known, as for a step put together from the logs of ranks
-	Set     SetHash    `json:"set"`
+	Step    int64 `json:"step"`    // number of the step, from 0
+	First   int64 `json:"first"`   // position at which the step begins
+	Samples int64 `json:"samples"` // in the step, or this rank's part of it; skipped positions are none
+	// nil where it is not known, as for a step put together from the logs of ranks
+	Order *OrderHash `json:"order,omitempty"`
+	Set   SetHash    `json:"set"`
 }
 
-// A StepHasher computes the StepHash of one step after the other. The zero StepHasher is ready for use.
+// A StepHasher computes the StepHash of one step after the other. The zero StepHasher is ready for
+// use.
 type StepHasher struct {
 	order   hash.Hash
 	set     SetHash

@@ -18,9 +18,11 @@ import (
 	"mula/shards"
 )
 
-// From python3: import hashlib; hashlib.sha256(b"".join(i.to_bytes(4, "little") for i in [1, 2, 65535, 4294967295])).hexdigest()[:32]
+// From python3: import hashlib; hashlib.sha256(b"".join(i.to_bytes(4, "little") for i in [1, 2,
+// 65535, 4294967295])).hexdigest()[:32]
 func TestSampleHash(t *testing.T) {
-	if h := SampleHash([]uint32{1, 2, 65535, 4294967295}); hex.EncodeToString(h[:]) != "20f1aee505a5bd9eacd1ad1a0cc49338" {
+	if h := SampleHash([]uint32{1, 2, 65535,
+		4294967295}); hex.EncodeToString(h[:]) != "20f1aee505a5bd9eacd1ad1a0cc49338" {
 		t.Errorf("%x", h)
 	}
 	if h := SampleHash(nil); hex.EncodeToString(h[:]) != "e3b0c44298fc1c149afbf4c8996fb924" { // the SHA-256 of nothing
@@ -82,27 +84,32 @@ func TestHash(t *testing.T) {
 				n++
 			}
 		}
-		want = append(want, fmt.Sprintf(`{"step":%d,"first":%d,"samples":%d,"order":"%x","set":"%x"}`, first/batch, first, n, order.Sum(nil), set[:]))
+		want = append(want, fmt.Sprintf(`{"step":%d,"first":%d,"samples":%d,"order":"%x","set":"%x"}`, first/batch,
+			first, n, order.Sum(nil), set[:]))
 	}
 	if int64(len(want)) != d.Steps(batch) {
 		t.Errorf("%d steps, want %d", d.Steps(batch), len(want))
 	}
 	header := fmt.Sprintf(`{"plan":"%s","sequence_length":16,"batch_size":7}`, d.Fingerprint())
 	for _, prefetch := range []int{0, 3} {
-		if got := logOf(t, d, HashOptions{BatchSize: batch, Prefetch: prefetch}); got != header+"\n"+strings.Join(want, "\n")+"\n" {
+		if got := logOf(t, d, HashOptions{BatchSize: batch, Prefetch: prefetch}); got != header+"\n"+strings.Join(want,
+			"\n")+"\n" {
 			t.Errorf("prefetch %d: got\n%s", prefetch, got)
 		}
 	}
-	if got := logOf(t, d, HashOptions{BatchSize: batch, From: 3, To: 9}); got != header+"\n"+strings.Join(want[3:9], "\n")+"\n" {
+	if got := logOf(t, d, HashOptions{BatchSize: batch, From: 3, To: 9}); got != header+"\n"+strings.Join(want[3:9],
+		"\n")+"\n" {
 		t.Errorf("steps 3 to 9: got\n%s", got)
 	}
-	for _, o := range []HashOptions{{}, {BatchSize: 7, From: 86}, {BatchSize: 7, To: 87}, {BatchSize: 7, From: -1}, {BatchSize: 7, From: 3, To: 3}} {
+	for _, o := range []HashOptions{{}, {BatchSize: 7, From: 86}, {BatchSize: 7, To: 87}, {BatchSize: 7, From: -1},
+		{BatchSize: 7, From: 3, To: 3}} {
 		if err := d.Hash(context.Background(), o, func(StepHash) error { return nil }); err == nil {
 			t.Errorf("%+v: no error", o)
 		}
 	}
 	stop := errors.New("enough")
-	if err := d.Hash(context.Background(), HashOptions{BatchSize: 7, Prefetch: 2}, func(StepHash) error { return stop }); !errors.Is(err, stop) {
+	if err := d.Hash(context.Background(), HashOptions{BatchSize: 7, Prefetch: 2},
+		func(StepHash) error { return stop }); !errors.Is(err, stop) {
 		t.Errorf("stopped by %v", err)
 	}
 }
@@ -130,7 +137,8 @@ func TestRanksAddUp(t *testing.T) {
 	for _, world := range []int{1, 2, 3, 4} {
 		var ranks []*LogReader
 		for rank := range world {
-			ranks = append(ranks, reader(t, logOf(t, d, HashOptions{BatchSize: 12, Rank: rank, World: world}), fmt.Sprint("rank", rank)))
+			ranks = append(ranks, reader(t, logOf(t, d, HashOptions{BatchSize: 12, Rank: rank, World: world}),
+				fmt.Sprint("rank", rank)))
 		}
 		slices.Reverse(ranks)
 		sum, header, err := Combine(ranks)
@@ -151,7 +159,8 @@ func TestRanksAddUp(t *testing.T) {
 		return reader(t, text, "short")
 	}
 	for name, ranks := range map[string][]*LogReader{
-		"none": {}, "two": {log(0), log(1)}, "twice": {log(0), log(1), log(1)}, "other": {log(0), log(1), reader(t, whole, "whole")},
+		"none": {}, "two": {log(0), log(1)}, "twice": {log(0), log(1), log(1)}, "other": {log(0), log(1),
+			reader(t, whole, "whole")},
 	} {
 		if _, _, err := Combine(ranks); err == nil {
 			t.Errorf("%s: no error", name)
@@ -209,7 +218,8 @@ func TestCompare(t *testing.T) {
 				a, b = b, a
 			}
 			got, err := compareLogs(t, a, b)
-			if err != nil || got.Kind != v.kind || got.Step != v.step || got.Equal != v.equal || got.First != v.first || !got.SamePlan || got.Ordered != (name != "no order") {
+			if err != nil || got.Kind != v.kind || got.Step != v.step || got.Equal != v.equal || got.First != v.first ||
+				!got.SamePlan || got.Ordered != (name != "no order") {
 				t.Errorf("%s, %v: %+v, %v", name, swap, got, err)
 			}
 		}
@@ -221,9 +231,11 @@ func TestCompare(t *testing.T) {
 		t.Errorf("another seed: %+v, %v", got, err)
 	}
 	for name, v := range map[string]struct{ a, b, want string }{
-		"batch":     {log, strings.Replace(log, `"batch_size":10`, `"batch_size":12`, 1), "10 and of 12 samples"},
-		"length":    {log, strings.Replace(log, `"sequence_length":16`, `"sequence_length":17`, 1), "17 and of 18 tokens"},
-		"rank":      {log, strings.Replace(log, `"batch_size":10`, `"batch_size":10,"rank":1,"world":2`, 1), "rank 0 of 1 and of rank 1 of 2"},
+		"batch": {log, strings.Replace(log, `"batch_size":10`, `"batch_size":12`, 1), "10 and of 12 samples"},
+		"length": {log, strings.Replace(log, `"sequence_length":16`, `"sequence_length":17`, 1),
+			"17 and of 18 tokens"},
+		"rank": {log, strings.Replace(log, `"batch_size":10`, `"batch_size":10,"rank":1,"world":2`, 1),
+			"rank 0 of 1 and of rank 1 of 2"},
 		"disjoint":  {strings.Join(lines[:21], ""), lines[0] + strings.Join(lines[21:], ""), "no step in common"},
 		"empty":     {log, lines[0], "no step in common"},
 		"truncated": {log, log[:len(log)-5], "b.jsonl:61: the line is cut off"},
@@ -239,24 +251,26 @@ func TestCompare(t *testing.T) {
 func TestLogErrors(t *testing.T) {
 	const header = `{"plan":"p","sequence_length":4,"batch_size":2}` + "\n"
 	line := func(step int) string {
-		return fmt.Sprintf(`{"step":%d,"first":0,"samples":1,"order":"%s","set":"%s"}`+"\n", step, strings.Repeat("0", 64), strings.Repeat("0", 32))
+		return fmt.Sprintf(`{"step":%d,"first":0,"samples":1,"order":"%s","set":"%s"}`+"\n", step,
+			strings.Repeat("0", 64), strings.Repeat("0", 32))
 	}
 	for name, v := range map[string]struct{ text, want string }{
-		"empty":          {"", "log: the file is empty"},
-		"no line end":    {strings.TrimSuffix(header, "\n"), "log:1: the line is cut off"},
-		"other file":     {"{}\n", "log:1: not the first line"},
-		"not json":       {"step 1\n", "log:1: not the first line"},
-		"rank":           {`{"plan":"p","sequence_length":4,"batch_size":2,"rank":3,"world":2}` + "\n", "log:1: "},
-		"second header":  {header + line(0) + header, "log:3: not a line"},
-		"back":           {header + line(1) + line(1), "log:3: step 1 comes after step 1"},
-		"samples":        {header + strings.Replace(line(1), `"samples":1`, `"samples":3`, 1), "log:2: 3 samples"},
-		"negative":       {header + strings.Replace(line(1), `"first":0`, `"first":-1`, 1), "log:2: "},
-		"digits":         {header + strings.Replace(line(1), "000", "00", 1), "log:2: "},
-		"not hex":        {header + strings.Replace(line(1), "000", "0x0", 1), "log:2: "},
-		"cut":            {header + line(0) + line(1)[:30], "log:3: the line is cut off"},
-		"long":           {header + line(0) + strings.Repeat(" ", maxLogLine+5000), "log:3: the line is longer"},
-		"blank":          {header + "\n" + line(0), "log:2: not a line"},
-		"no set":         {header + `{"step":0,"first":0,"samples":1}` + "\n", "log:2: not a line of a fingerprint log, which has"},
+		"empty":         {"", "log: the file is empty"},
+		"no line end":   {strings.TrimSuffix(header, "\n"), "log:1: the line is cut off"},
+		"other file":    {"{}\n", "log:1: not the first line"},
+		"not json":      {"step 1\n", "log:1: not the first line"},
+		"rank":          {`{"plan":"p","sequence_length":4,"batch_size":2,"rank":3,"world":2}` + "\n", "log:1: "},
+		"second header": {header + line(0) + header, "log:3: not a line"},
+		"back":          {header + line(1) + line(1), "log:3: step 1 comes after step 1"},
+		"samples":       {header + strings.Replace(line(1), `"samples":1`, `"samples":3`, 1), "log:2: 3 samples"},
+		"negative":      {header + strings.Replace(line(1), `"first":0`, `"first":-1`, 1), "log:2: "},
+		"digits":        {header + strings.Replace(line(1), "000", "00", 1), "log:2: "},
+		"not hex":       {header + strings.Replace(line(1), "000", "0x0", 1), "log:2: "},
+		"cut":           {header + line(0) + line(1)[:30], "log:3: the line is cut off"},
+		"long":          {header + line(0) + strings.Repeat(" ", maxLogLine+5000), "log:3: the line is longer"},
+		"blank":         {header + "\n" + line(0), "log:2: not a line"},
+		"no set": {header + `{"step":0,"first":0,"samples":1}` + "\n",
+			"log:2: not a line of a fingerprint log, which has"},
 		"two in a line":  {header + strings.TrimSuffix(line(0), "\n") + line(1), "log:2: "},
 		"negative steps": {header + line(-1), "log:2: step -1"},
 	} {

@@ -17,12 +17,14 @@ import (
 // restore gives a file its content by renaming, as what replaces shards does.
 func restore(t *testing.T, path string, content []byte) {
 	t.Helper()
-	if err := errors.Join(os.WriteFile(path+".restored", content, 0o666), os.Rename(path+".restored", path)); err != nil {
+	if err := errors.Join(os.WriteFile(path+".restored", content, 0o666),
+		os.Rename(path+".restored", path)); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// A shard that was cut short, or damaged, is read again once it has been restored, by what has the plan open; another shard in its place is refused.
+// A shard that was cut short, or damaged, is read again once it has been restored, by what has the
+// plan open; another shard in its place is refused.
 func TestShardIsReadAgainOnceRestored(t *testing.T) {
 	for _, ending := range []string{".bin", ".idx"} {
 		for _, summed := range []bool{true, false} {
@@ -117,7 +119,8 @@ func TestShardIsReadAgainOnceRestored(t *testing.T) {
 	}
 }
 
-// A sound shard whose name another file has taken is read as it was opened; one with a damaged block until that is met.
+// A sound shard whose name another file has taken is read as it was opened; one with a damaged
+// block until that is met.
 func TestReplacedShardIsReadUntilItFails(t *testing.T) {
 	c := newCorpus(t)
 	c.shard("a", shards.UInt16, lengths(9000, 60)...)
@@ -149,7 +152,8 @@ func TestReplacedShardIsReadUntilItFails(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for s.Token/(1<<13) == last/(1<<13) || s.Token/(1<<13) == (last+32)/(1<<13) || (s.Token+32)/(1<<13) == last/(1<<13) {
+		for s.Token/(1<<13) == last/(1<<13) || s.Token/(1<<13) == (last+32)/(1<<13) ||
+			(s.Token+32)/(1<<13) == last/(1<<13) {
 			last -= 1 << 13
 		}
 	}
@@ -176,7 +180,8 @@ func TestReplacedShardIsReadUntilItFails(t *testing.T) {
 	}
 }
 
-// Where whole files are verified, a shard without sums that was cut short is not read again, as nobody has verified what took its place. One with sums is.
+// Where whole files are verified, a shard without sums that was cut short is not read again, as
+// nobody has verified what took its place. One with sums is.
 func TestVerifiedShardIsReadAgainBySumsAlone(t *testing.T) {
 	ledgerFor(t)
 	for _, summed := range []bool{true, false} {
@@ -190,7 +195,8 @@ func TestVerifiedShardIsReadAgainBySumsAlone(t *testing.T) {
 					}
 				}
 			}
-			d, err := Open(t.Context(), c.seal("sequence_length: 32\nsources:\n  - {name: a, shards: [a]}\n"), OpenOptions{Verify: &VerifyOptions{First: first}})
+			d, err := Open(t.Context(), c.seal("sequence_length: 32\nsources:\n  - {name: a, shards: [a]}\n"),
+				OpenOptions{Verify: &VerifyOptions{First: first}})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -210,7 +216,8 @@ func TestVerifiedShardIsReadAgainBySumsAlone(t *testing.T) {
 				t.Errorf("cut, sums %v, first %v: %v", summed, first, err)
 			}
 			restore(t, path, whole)
-			if err := d.Tokens(tokens, Sample{}); summed && err != nil || !summed && !errors.Is(err, mapping.ErrUnreadable) {
+			if err := d.Tokens(tokens, Sample{}); summed && err != nil ||
+				!summed && !errors.Is(err, mapping.ErrUnreadable) {
 				t.Errorf("restored, sums %v, first %v: %v", summed, first, err)
 			}
 			d.Close()

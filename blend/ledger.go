@@ -43,7 +43,8 @@ func factsOf(s *shards.Shard) facts {
 	return f
 }
 
-// A stamp is what tells a file from the one that was there before, without reading it. The zero stamp is that of no file.
+// A stamp is what tells a file from the one that was there before, without reading it. The zero
+// stamp is that of no file.
 type stamp struct {
 	size, changed int64 // bytes; nanoseconds since 1970
 	inode         uint64
@@ -52,8 +53,9 @@ type stamp struct {
 // stamps are those of .bin, .idx and .json.
 type stamps [3]stamp
 
-// settled is how long a file must have been left alone before its stamp is trusted: one that is changed twice within the resolution of
-// the file system's clock may have the same stamp both times.
+// settled is how long a file must have been left alone before its stamp is trusted: one that is
+// changed twice within the resolution of the file system's clock may have the same stamp both
+// times.
 const settled = 2 * time.Second
 
 func stampOf(info fs.FileInfo) (s stamp, ok bool) {
@@ -79,12 +81,14 @@ func stampsOf(prefix string) (s stamps, ok bool) {
 	return s, true
 }
 
-// A ledger keeps the facts of shards between runs, so that a plan over thousands of them opens without opening any: a page, which is a file
-// in the user's cache directory, for each directory of shards. It is only ever a help: where it cannot be read, written or believed, the
-// shards are looked at instead. A fact is believed while the stamps of the shard's files are those that it was noted with. Processes that note
-// things at the same time keep what the others have noted.
+// A ledger keeps the facts of shards between runs, so that a plan over thousands of them opens
+// without opening any: a page, which is a file in the user's cache directory, for each directory of
+// shards. It is only ever a help: where it cannot be read, written or believed, the shards are
+// looked at instead. A fact is believed while the stamps of the shard's files are those that it was
+// noted with. Processes that note things at the same time keep what the others have noted.
 //
-// It also says when files were last verified. A file that is no shard's is in it for that alone, with one stamp and no facts.
+// It also says when files were last verified. A file that is no shard's is in it for that alone,
+// with one stamp and no facts.
 type ledger struct {
 	root string // directory of the pages; "" to keep nothing
 
@@ -162,7 +166,8 @@ func (l *ledger) path(dir string) string {
 	return filepath.Join(l.root, hex.EncodeToString(sum[:16]))
 }
 
-// find gives the facts of a shard if they are known for the files that are there now. Else it gives their stamps, for note.
+// find gives the facts of a shard if they are known for the files that are there now. Else it gives
+// their stamps, for note.
 func (l *ledger) find(prefix string) (f facts, s stamps, ok bool) {
 	s, trusted := stampsOf(prefix)
 	if !trusted {
@@ -180,7 +185,8 @@ func (l *ledger) find(prefix string) (f facts, s stamps, ok bool) {
 	return e.facts, s, true
 }
 
-// note keeps the facts of a shard that were found out after its stamps were taken, if these are still the same.
+// note keeps the facts of a shard that were found out after its stamps were taken, if these are
+// still the same.
 func (l *ledger) note(prefix string, f facts, before stamps) {
 	if now, ok := stampsOf(prefix); !ok || now != before {
 		return
@@ -205,7 +211,8 @@ func (e entry) since(s stamps) int64 {
 	return e.verified
 }
 
-// verifiedAt says whether a shard, by its prefix, or another file, by its path, was verified not too long ago. s are its stamps.
+// verifiedAt says whether a shard, by its prefix, or another file, by its path, was verified not
+// too long ago. s are its stamps.
 func (l *ledger) verifiedAt(path string, s stamps) bool {
 	dir, name := filepath.Split(path)
 	l.mu.Lock()
@@ -227,7 +234,8 @@ func (l *ledger) noteVerified(path string, s stamps, f facts) {
 	l.page(dir).note(name, entry{s, time.Now().UnixNano(), f, f.manifest})
 }
 
-// indexVerified says whether the .idx of a shard with these stamps was found to have the manifest's hash.
+// indexVerified says whether the .idx of a shard with these stamps was found to have the manifest's
+// hash.
 func (l *ledger) indexVerified(prefix string, s stamps) bool {
 	dir, name := filepath.Split(prefix)
 	l.mu.Lock()
@@ -236,7 +244,8 @@ func (l *ledger) indexVerified(prefix string, s stamps) bool {
 	return e.indexed && e.stamps == s
 }
 
-// noteIndex keeps that the .idx of a shard, whose stamps were taken before it was read, has the manifest's hash.
+// noteIndex keeps that the .idx of a shard, whose stamps were taken before it was read, has the
+// manifest's hash.
 func (l *ledger) noteIndex(prefix string, f facts, before stamps) {
 	if now, ok := stampsOf(prefix); !ok || now != before {
 		return
@@ -248,7 +257,8 @@ func (l *ledger) noteIndex(prefix string, f facts, before stamps) {
 	p.note(name, entry{before, p.entries[name].since(before), f, true})
 }
 
-// close writes what has been noted, into the pages as they are by then. What cannot be written is found out again next time.
+// close writes what has been noted, into the pages as they are by then. What cannot be written is
+// found out again next time.
 func (l *ledger) close() {
 	if l.root == "" {
 		return
@@ -278,7 +288,8 @@ func (l *ledger) close() {
 	}
 }
 
-// merge takes what others have written since the page was read, except for what has been noted here.
+// merge takes what others have written since the page was read, except for what has been noted
+// here.
 func (p *page) merge(data []byte, dir string) {
 	others := &page{entries: map[string]entry{}}
 	others.parse(data, dir)
@@ -293,8 +304,8 @@ func (p *page) merge(data []byte, dir string) {
 	}
 }
 
-// replaceFile writes a file and gives it its name. Nothing waits for the disk, unlike in atomicfile: a page that a crash leaves in pieces does
-// not have its checksum.
+// replaceFile writes a file and gives it its name. Nothing waits for the disk, unlike in
+// atomicfile: a page that a crash leaves in pieces does not have its checksum.
 func replaceFile(path string, data []byte) error {
 	f, err := os.CreateTemp(filepath.Dir(path), ".page-*.tmp")
 	if err != nil {
@@ -335,9 +346,11 @@ func (l *ledger) prune() {
 	}
 }
 
-// A page is: pageMagic; the directory, with its length before it (u16); the number of entries (u32); each entry; the CRC-32 (IEEE) of all
-// that. An entry is: the name, with its length before it (u16); of each of the three files size, time of change (i64) and inode (u64);
-// when it was verified (i64); tokens, documents (i64); element type, flags (u8); what the flags say is there. Numbers are little-endian.
+// A page is: pageMagic; the directory, with its length before it (u16); the number of entries
+// (u32); each entry; the CRC-32 (IEEE) of all that. An entry is: the name, with its length before
+// it (u16); of each of the three files size, time of change (i64) and inode (u64); when it was
+// verified (i64); tokens, documents (i64); element type, flags (u8); what the flags say is there.
+// Numbers are little-endian.
 const (
 	hasManifest  = 1 << iota
 	hasTokenizer // SHA-256 (32 bytes), highest id + 1, end-of-document id (i64)
@@ -388,7 +401,8 @@ func (p *page) text(dir string) []byte {
 	return le.AppendUint32(b, crc32.ChecksumIEEE(b))
 }
 
-// parse takes the entries of a page. Of one that is damaged, or of another directory, it takes none.
+// parse takes the entries of a page. Of one that is damaged, or of another directory, it takes
+// none.
 func (p *page) parse(data []byte, dir string) {
 	le := binary.LittleEndian
 	if len(data) < 4 || crc32.ChecksumIEEE(data[:len(data)-4]) != le.Uint32(data[len(data)-4:]) {
@@ -449,11 +463,12 @@ func (p *page) parse(data []byte, dir string) {
 	}
 }
 
-// lookers is how many shards are looked at at a time. Most of the time goes by waiting for the file system, which may be far away.
+// lookers is how many shards are looked at at a time. Most of the time goes by waiting for the file
+// system, which may be far away.
 const lookers = 32
 
-// survey finds out the facts of all shards of a plan, from the ledger or by opening them. Of several that cannot be opened the error is about
-// the first in the order of the plan.
+// survey finds out the facts of all shards of a plan, from the ledger or by opening them. Of
+// several that cannot be opened the error is about the first in the order of the plan.
 func (l *ledger) survey(ctx context.Context, p *Plan) ([][]facts, error) {
 	type task struct{ source, shard int }
 	var tasks []task

@@ -36,17 +36,20 @@ func age(t testing.TB, dir string) {
 	}
 }
 
-// hollow writes a shard of documents of 2^30 tokens in a .bin file without a byte on the disk, with a manifest that it would have if its
-// hashes were right, and gives its tokens.
+// hollow writes a shard of documents of 2^30 tokens in a .bin file without a byte on the disk, with
+// a manifest that it would have if its hashes were right, and gives its tokens.
 func hollow(t testing.TB, prefix string, documents int) int64 {
 	t.Helper()
 	idx := vectors.Index(slices.Repeat([]int32{1 << 30}, documents))
 	tokens := int64(documents) << 30
-	m := shards.Manifest{Format: 1, DType: "uint16", Tokens: tokens, Documents: int64(documents), Tokenizer: tokenizerInfo, Files: map[string]shards.FileInfo{
-		"bin": {Bytes: 2 * tokens, SHA256: unhashed}, "idx": {Bytes: int64(len(idx)), SHA256: fmt.Sprintf("%x", sha256.Sum256(idx))}, "docs": {SHA256: unhashed}}}
+	m := shards.Manifest{Format: 1, DType: "uint16", Tokens: tokens, Documents: int64(documents),
+		Tokenizer: tokenizerInfo, Files: map[string]shards.FileInfo{
+			"bin": {Bytes: 2 * tokens, SHA256: unhashed}, "idx": {Bytes: int64(len(idx)),
+				SHA256: fmt.Sprintf("%x", sha256.Sum256(idx))}, "docs": {SHA256: unhashed}}}
 	text, err := json.Marshal(m)
 	if err == nil {
-		err = errors.Join(os.WriteFile(prefix+".idx", idx, 0o644), os.WriteFile(prefix+".json", text, 0o644), os.WriteFile(prefix+".bin", nil, 0o644),
+		err = errors.Join(os.WriteFile(prefix+".idx", idx, 0o644), os.WriteFile(prefix+".json", text, 0o644),
+			os.WriteFile(prefix+".bin", nil, 0o644),
 			os.Truncate(prefix+".bin", 2*tokens))
 	}
 	if err != nil {
@@ -78,8 +81,8 @@ func vast(t testing.TB, sources ...int) *Config {
 	return c
 }
 
-// A plan that was opened before opens without opening its shards, but for those of the check values; and a shard that was damaged since is
-// noticed when it is used.
+// A plan that was opened before opens without opening its shards, but for those of the check
+// values; and a shard that was damaged since is noticed when it is used.
 func TestOpenLazily(t *testing.T) {
 	ledgerFor(t)
 	c := vast(t, 100, 3, 2)
@@ -109,12 +112,14 @@ func TestOpenLazily(t *testing.T) {
 	if n := d.shelf.mapped.Load(); n > 16 {
 		t.Errorf("%d shards are open", n)
 	}
-	if err := d.Tokens(make([]uint32, d.SequenceLength+1), Sample{Shard: other}); err == nil || !strings.Contains(err.Error(), "not an MMIDIDX index") {
+	if err := d.Tokens(make([]uint32, d.SequenceLength+1), Sample{Shard: other}); err == nil ||
+		!strings.Contains(err.Error(), "not an MMIDIDX index") {
 		t.Errorf("reading from the damaged shard: %v", err)
 	}
 }
 
-// BenchmarkVast seals and opens a plan over 3,000 shards of seven sources, 4.8T tokens: at first, when nothing is known of them, and then.
+// BenchmarkVast seals and opens a plan over 3,000 shards of seven sources, 4.8T tokens: at first,
+// when nothing is known of them, and then.
 func BenchmarkVast(b *testing.B) {
 	c := vast(b, 2800, 80, 60, 40, 10, 8, 2)
 	path := filepath.Join(c.dir, "plan.json")
@@ -177,7 +182,8 @@ func pagesOf(t testing.TB, root string) (paths []string) {
 	return paths
 }
 
-// A plan is the same whether the facts come from the shards or from the ledger, and what has changed since is looked at again.
+// A plan is the same whether the facts come from the shards or from the ledger, and what has
+// changed since is looked at again.
 func TestLedger(t *testing.T) {
 	root := ledgerFor(t)
 	c, text := mixed(t)
@@ -292,7 +298,8 @@ func TestLedgerNoticesChanges(t *testing.T) {
 	for what, change := range map[string]func(string) error{
 		"time": func(path string) error { return os.Chtimes(path, later, later) },
 		"inode": func(path string) error {
-			return errors.Join(os.Rename(path, path+".old"), copyFile(path+".old", path), os.Chtimes(path, longAgo, longAgo))
+			return errors.Join(os.Rename(path, path+".old"), copyFile(path+".old", path),
+				os.Chtimes(path, longAgo, longAgo))
 		},
 		"now":     func(path string) error { now := time.Now(); return os.Chtimes(path, now, now) },
 		"future":  func(path string) error { soon := time.Now().Add(time.Hour); return os.Chtimes(path, soon, soon) },
@@ -334,7 +341,8 @@ func TestLedgerPrune(t *testing.T) {
 	for i := range 6 {
 		path := filepath.Join(root, fmt.Sprint("page", i))
 		at := longAgo.Add(-time.Duration(i) * time.Minute)
-		if err := errors.Join(os.WriteFile(path, nil, 0o600), os.Truncate(path, maxLedgerBytes/4), os.Chtimes(path, at, at)); err != nil {
+		if err := errors.Join(os.WriteFile(path, nil, 0o600), os.Truncate(path, maxLedgerBytes/4),
+			os.Chtimes(path, at, at)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -356,11 +364,14 @@ func TestPage(t *testing.T) {
 		for range rapid.IntRange(0, 5).Draw(t, "entries") {
 			var e entry
 			for i := range e.stamps {
-				e.stamps[i] = stamp{rapid.Int64().Draw(t, "size"), rapid.Int64().Draw(t, "changed"), rapid.Uint64().Draw(t, "inode")}
+				e.stamps[i] = stamp{rapid.Int64().Draw(t, "size"), rapid.Int64().Draw(t, "changed"),
+					rapid.Uint64().Draw(t, "inode")}
 			}
-			e.dtype, e.tokens, e.documents = shards.DType(rapid.Uint8().Draw(t, "dtype")), rapid.Int64().Draw(t, "tokens"), rapid.Int64().Draw(t, "documents")
+			e.dtype, e.tokens, e.documents = shards.DType(rapid.Uint8().Draw(t, "dtype")), rapid.Int64().Draw(t,
+				"tokens"), rapid.Int64().Draw(t, "documents")
 			if e.manifest = rapid.Bool().Draw(t, "manifest"); rapid.Bool().Draw(t, "tokenizer") {
-				e.tokenizer = Tokenizer{hash.Draw(t, "sha"), rapid.Int().Draw(t, "vocabulary"), rapid.Int64().Draw(t, "eod")}
+				e.tokenizer = Tokenizer{hash.Draw(t, "sha"), rapid.Int().Draw(t, "vocabulary"),
+					rapid.Int64().Draw(t, "eod")}
 			}
 			if rapid.Bool().Draw(t, "hashes") {
 				e.bin, e.index = hash.Draw(t, "bin"), hash.Draw(t, "idx")
@@ -388,7 +399,8 @@ func TestPage(t *testing.T) {
 
 // FuzzPage reads pages of any content, with a checksum that is right.
 func FuzzPage(f *testing.F) {
-	e := entry{stamps{{1, 2, 3}}, 4, facts{manifest: true, tokenizer: Tokenizer{unhashed, 5, 6}, bin: unhashed, index: unhashed}, true}
+	e := entry{stamps{{1, 2, 3}}, 4, facts{manifest: true, tokenizer: Tokenizer{unhashed, 5, 6}, bin: unhashed,
+		index: unhashed}, true}
 	text := (&page{entries: map[string]entry{"a": e, "b": {}}}).text("/")
 	f.Add(text[:len(text)-4])
 	f.Fuzz(func(t *testing.T, data []byte) {

@@ -20,7 +20,8 @@ type Parent struct {
 
 // A Growth is what an amendment has added to a source: shards behind those that it had.
 type Growth struct {
-	Sample     int64 `json:"sample"`             // number of the first of the source's samples that is drawn with the new windows in sight
+	// number of the first of the source's samples that is drawn with the new windows in sight
+	Sample     int64 `json:"sample"`
 	Shards     int   `json:"shards"`             // how many
 	Validation int64 `json:"validation_windows"` // the last of their windows, which are held out
 }
@@ -31,7 +32,8 @@ const (
 	maxReason  = 1000
 )
 
-// A part is what of a source came at one time: with the plan, or with a growth. Its first `count` windows are trained on, the others held out.
+// A part is what of a source came at one time: with the plan, or with a growth. Its first `count`
+// windows are trained on, the others held out.
 type part struct {
 	window   int64 // number of its first window among all windows of the source
 	training int64 // the number of that window among the training windows
@@ -47,7 +49,8 @@ func (s *Source) window(t int64) int64 {
 	return p.window + t - p.training
 }
 
-// trainingWindow is the inverse of window. ok is false for windows that are held out, and for numbers of none.
+// trainingWindow is the inverse of window. ok is false for windows that are held out, and for
+// numbers of none.
 func (s *Source) trainingWindow(window int64) (t int64, ok bool) {
 	if s.parts == nil {
 		return window, window >= 0 && window < s.training
@@ -162,8 +165,9 @@ func validateReason(reason string) error {
 	return nil
 }
 
-// validateNewReason is validateReason for a reason that no plan has yet, in which nothing invisible may stand either: what people read must be
-// what is there. Plans that have such a reason stay readable.
+// validateNewReason is validateReason for a reason that no plan has yet, in which nothing invisible
+// may stand either: what people read must be what is there. Plans that have such a reason stay
+// readable.
 func validateNewReason(reason string) error {
 	if err := validateReason(reason); err != nil {
 		return err
@@ -176,7 +180,8 @@ func validateNewReason(reason string) error {
 	return nil
 }
 
-// OrderVersion is the version of the plan's order as plan.json has it: "1", "2" for a plan that amends another, [MegatronOrder] or [PackedOrder].
+// OrderVersion is the version of the plan's order as plan.json has it: "1", "2" for a plan that
+// amends another, [MegatronOrder] or [PackedOrder].
 func (p *Plan) OrderVersion() string {
 	switch {
 	case p.Megatron != nil:
@@ -189,8 +194,9 @@ func (p *Plan) OrderVersion() string {
 	return strconv.Itoa(OrderVersion)
 }
 
-// Shared gives how many positions, from the first on, have the samples that the plan with a fingerprint has there: all for its own
-// fingerprint, those before every amendment that leads from a parent here. ok is false for a plan that this one does not come from.
+// Shared gives how many positions, from the first on, have the samples that the plan with a
+// fingerprint has there: all for its own fingerprint, those before every amendment that leads from
+// a parent here. ok is false for a plan that this one does not come from.
 func (p *Plan) Shared(fingerprint string) (positions int64, ok bool) {
 	positions = p.length
 	if fingerprint == p.fingerprint {
@@ -226,8 +232,9 @@ type grownSource struct {
 }
 
 func (p *Plan) sealedAmended() sealedAmended {
-	f := sealedAmended{Order: AmendedVersion, Parents: p.Parents, Seed: p.Seed, SequenceLength: p.SequenceLength, Tokenizer: p.Tokenizer,
-		Stages: p.Stages, Skips: p.sealedSkips(), Checks: p.Checks}
+	f := sealedAmended{Order: AmendedVersion, Parents: p.Parents, Seed: p.Seed, SequenceLength: p.SequenceLength,
+		Tokenizer: p.Tokenizer,
+		Stages:    p.Stages, Skips: p.sealedSkips(), Checks: p.Checks}
 	for _, s := range p.Sources {
 		growth := s.Growth
 		if growth == nil {
@@ -245,12 +252,16 @@ func parseAmended(data []byte) (*Plan, string, error) {
 		return nil, "", err
 	}
 	if len(f.Plan.Parents) == 0 {
-		return nil, "", fmt.Errorf("order version %d is that of plans which amend another, but the plan names no parent", AmendedVersion)
+		return nil, "",
+			fmt.Errorf("order version %d is that of plans which amend another, but the plan names no parent",
+				AmendedVersion)
 	}
-	p := &Plan{Seed: f.Plan.Seed, SequenceLength: f.Plan.SequenceLength, Tokenizer: f.Plan.Tokenizer, Stages: f.Plan.Stages,
-		Skips: f.Plan.Skips, Checks: f.Plan.Checks, Parents: f.Plan.Parents}
+	p := &Plan{Seed: f.Plan.Seed, SequenceLength: f.Plan.SequenceLength, Tokenizer: f.Plan.Tokenizer,
+		Stages: f.Plan.Stages,
+		Skips:  f.Plan.Skips, Checks: f.Plan.Checks, Parents: f.Plan.Parents}
 	for _, s := range f.Plan.Sources {
-		p.Sources = append(p.Sources, Source{Name: s.Name, Validation: s.Validation, Shards: s.Shards, Growth: s.Growth})
+		p.Sources = append(p.Sources, Source{Name: s.Name, Validation: s.Validation, Shards: s.Shards,
+			Growth: s.Growth})
 	}
 	return p, f.Fingerprint, p.takeWritten(f.Written)
 }

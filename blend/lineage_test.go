@@ -9,7 +9,8 @@ import (
 	"testing"
 )
 
-// amendedVectors is testdata/amended.json, made by plan_v2.py beside it. It is frozen with order version 2.
+// amendedVectors is testdata/amended.json, made by plan_v2.py beside it. It is frozen with order
+// version 2.
 func amendedVectors(t testing.TB) map[string]struct {
 	File json.RawMessage
 	Rows string
@@ -34,7 +35,8 @@ func amendedVectors(t testing.TB) map[string]struct {
 	return v.Plans
 }
 
-// Plans that the Python implementation of the format page made: fingerprint, check values and order are ours, one by one, in stretches, and back.
+// Plans that the Python implementation of the format page made: fingerprint, check values and order
+// are ours, one by one, in stretches, and back.
 func TestAmendedPlansOfOtherImplementation(t *testing.T) {
 	for name, v := range amendedVectors(t) {
 		p, err := parsePlan(v.File)
@@ -63,7 +65,8 @@ func TestAmendedPlansOfOtherImplementation(t *testing.T) {
 			}
 			for b, err := range p.Positions(t.Context(), want[0], want[0]+1) {
 				if err != nil || int64(b.Sources[0]) != want[1] || b.Windows[0] != want[3] {
-					t.Fatalf("%s: %v in a stretch is window %d of source %d (%v)", name, want, b.Windows[0], b.Sources[0], err)
+					t.Fatalf("%s: %v in a stretch is window %d of source %d (%v)", name, want, b.Windows[0],
+						b.Sources[0], err)
 				}
 			}
 		}

@@ -10,8 +10,8 @@ import (
 	"io"
 )
 
-// A LogHeader is the first line of a fingerprint log. Rank and World are those of the run whose samples are in the log: 0 and 0 for a log
-// of whole steps.
+// A LogHeader is the first line of a fingerprint log. Rank and World are those of the run whose
+// samples are in the log: 0 and 0 for a log of whole steps.
 type LogHeader struct {
 	Plan           string `json:"plan"` // fingerprint
 	SequenceLength int    `json:"sequence_length"`
@@ -20,7 +20,8 @@ type LogHeader struct {
 	World          int    `json:"world,omitempty"`
 }
 
-// A LogWriter writes a fingerprint log: JSON lines, the header and then one for each step (docs/formats/fingerprints.md).
+// A LogWriter writes a fingerprint log: JSON lines, the header and then one for each step
+// (docs/formats/fingerprints.md).
 type LogWriter struct {
 	w    io.Writer
 	last int64 // number of the step written last, -1 for none
@@ -44,7 +45,8 @@ func (l *LogWriter) Write(s StepHash) error {
 	return l.line(s)
 }
 
-// line writes one line in one piece, so that a log that several lines are lost from ends between two of them.
+// line writes one line in one piece, so that a log that several lines are lost from ends between
+// two of them.
 func (l *LogWriter) line(v any) error {
 	text, err := json.Marshal(v)
 	if err != nil {
@@ -59,7 +61,8 @@ func (l *LogWriter) line(v any) error {
 // maxLogLine bounds the length of a line of a log, of which less than 300 bytes are ours.
 const maxLogLine = 1 << 20
 
-// A LogReader reads a fingerprint log. A line that is not whole, the last one too, is an error that names it.
+// A LogReader reads a fingerprint log. A line that is not whole, the last one too, is an error that
+// names it.
 type LogReader struct {
 	Header LogHeader
 	name   string
@@ -81,7 +84,8 @@ func NewLogReader(r io.Reader, name string) (*LogReader, error) {
 	if err := json.Unmarshal(line, &l.Header); err != nil {
 		return nil, l.errorf("not the first line of a fingerprint log: %w", err)
 	}
-	if h := l.Header; h.SequenceLength < 1 || h.BatchSize < 1 || h.World < 0 || h.Rank < 0 || h.Rank > max(0, h.World-1) {
+	if h := l.Header; h.SequenceLength < 1 || h.BatchSize < 1 || h.World < 0 || h.Rank < 0 ||
+		h.Rank > max(0, h.World-1) {
 		return nil, l.errorf("not the first line of a fingerprint log, which has plan, sequence_length and batch_size")
 	}
 	return l, nil
@@ -101,7 +105,8 @@ func (l *LogReader) Next() (StepHash, error) {
 	case step.Step <= l.last:
 		return StepHash{}, l.errorf("step %d comes after step %d", step.Step, l.last)
 	case step.First < 0 || step.Samples < 0 || step.Samples > int64(l.Header.BatchSize):
-		return StepHash{}, l.errorf("%d samples from position %d on, in batches of %d", step.Samples, step.First, l.Header.BatchSize)
+		return StepHash{}, l.errorf("%d samples from position %d on, in batches of %d", step.Samples, step.First,
+			l.Header.BatchSize)
 	}
 	l.last = step.Step
 	return step, nil
@@ -138,7 +143,8 @@ func (l *LogReader) line() ([]byte, error) {
 		case errors.Is(err, io.EOF) && len(line) == 0:
 			return nil, io.EOF
 		case errors.Is(err, io.EOF):
-			return nil, l.errorf("the line is cut off: the writer was stopped in the middle of it; remove it to compare the rest")
+			return nil, l.errorf("the line is cut off: the writer was stopped in the middle of it; remove it to " +
+				"compare the rest")
 		case !errors.Is(err, bufio.ErrBufferFull):
 			return nil, l.errorf("%w", err)
 		case len(line) > maxLogLine:
@@ -151,7 +157,8 @@ func (l *LogReader) errorf(format string, args ...any) error {
 	return fmt.Errorf("%s:%d: %w", l.name, l.number, fmt.Errorf(format, args...))
 }
 
-// HashOptions say which steps [Data.Hash] hashes: the steps of batches of BatchSize from position 0 on, in the half-open range [From, To).
+// HashOptions say which steps [Data.Hash] hashes: the steps of batches of BatchSize from position 0
+// on, in the half-open range [From, To).
 type HashOptions struct {
 	From, To    int64 // steps; To 0 is the end of the plan
 	BatchSize   int
@@ -159,7 +166,8 @@ type HashOptions struct {
 	Prefetch    int // see [StreamOptions]
 }
 
-// Steps is the number of steps that the plan has with a batch size of at least 1, the last of which may be shorter.
+// Steps is the number of steps that the plan has with a batch size of at least 1, the last of which
+// may be shorter.
 func (p *Plan) Steps(batchSize int) int64 {
 	b := int64(batchSize)
 	return (p.length-1)/b + 1
@@ -175,10 +183,12 @@ func (d *Data) Hash(ctx context.Context, o HashOptions, yield func(StepHash) err
 		o.To = steps
 	}
 	if o.From < 0 || o.From >= o.To || o.To > steps {
-		return fmt.Errorf("steps [%d, %d) are not all in the plan, which has %d steps of %d samples", o.From, o.To, steps, o.BatchSize)
+		return fmt.Errorf("steps [%d, %d) are not all in the plan, which has %d steps of %d samples", o.From, o.To,
+			steps, o.BatchSize)
 	}
 	b := int64(o.BatchSize)
-	s, err := d.Stream(ctx, StreamOptions{From: o.From * b, To: min(o.To*b, d.length), BatchSize: o.BatchSize, Rank: o.Rank, World: o.World, Prefetch: o.Prefetch})
+	s, err := d.Stream(ctx, StreamOptions{From: o.From * b, To: min(o.To*b, d.length), BatchSize: o.BatchSize,
+		Rank: o.Rank, World: o.World, Prefetch: o.Prefetch})
 	if err != nil {
 		return err
 	}

@@ -25,24 +25,29 @@ const (
 	orderMegatron = "megatron"
 )
 
-// MegatronOrder is the name and version, in plan.json, of an order that is read from the index cache of Megatron-LM.
+// MegatronOrder is the name and version, in plan.json, of an order that is read from the index
+// cache of Megatron-LM.
 const MegatronOrder = "megatron 1"
 
 // A MegatronConfig is the entry megatron in blend.yaml: which order of which cache to read.
 type MegatronConfig struct {
-	Cache      string `yaml:"cache"`      // directory of the index files
-	Name       string `yaml:"name"`       // hash of a blend or dataset, or a file whose name begins with it; "" for the only one of the split
+	Cache string `yaml:"cache"` // directory of the index files
+	// hash of a blend or dataset, or a file whose name begins with it; "" for the only one of the
+	// split
+	Name       string `yaml:"name"`
 	Split      string `yaml:"split"`      // "" is train
 	Validation string `yaml:"validation"` // like Name, what to evaluate on; "" for nothing
-	Root       string `yaml:"root"`       // where relative prefixes of token files are looked for; "" is the configuration's directory
+	// where relative prefixes of token files are looked for; "" is the configuration's directory
+	Root string `yaml:"root"`
 }
 
 // A Megatron is what a plan knows of the cache that it reads its order from.
 type Megatron struct {
-	Name       string      `json:"name"`        // the hash of the blend or dataset: the MD5 of its description
-	Validation string      `json:"validation"`  // the same of what is held out; "" for nothing
-	ExtraToken bool        `json:"extra_token"` // a sample has a token more than Megatron's sequence length, as its default is
-	Files      []CacheFile `json:"files"`       // all that the order depends on, by name
+	Name       string `json:"name"`       // the hash of the blend or dataset: the MD5 of its description
+	Validation string `json:"validation"` // the same of what is held out; "" for nothing
+	// a sample has a token more than Megatron's sequence length, as its default is
+	ExtraToken bool        `json:"extra_token"`
+	Files      []CacheFile `json:"files"` // all that the order depends on, by name
 
 	directory, root string // of the files; that relative prefixes start from
 }
@@ -54,8 +59,9 @@ type CacheFile struct {
 	SHA256 string `json:"sha256"`
 }
 
-// A segment is a stretch of a sample's tokens that lie one after the other in a shard. A window of the native order is one; a sample of
-// Megatron's, and one that is packed, has one for each document in it.
+// A segment is a stretch of a sample's tokens that lie one after the other in a shard. A window of
+// the native order is one; a sample of Megatron's, and one that is packed, has one for each
+// document in it.
 type segment struct {
 	token, length int64
 	begins        bool // a document begins here, wherever the shard has documents begin
@@ -91,7 +97,8 @@ func openOrder(p *Plan) (_ *cacheOrder, err error) {
 	return o, nil
 }
 
-// awaitOrder is openOrder, which waits while other processes build what is missing, if waiting is not nil.
+// awaitOrder is openOrder, which waits while other processes build what is missing, if waiting is
+// not nil.
 func awaitOrder(ctx context.Context, p *Plan, waiting func(string)) (o *cacheOrder, err error) {
 	err = awaitCache(ctx, p.path(p.Megatron.directory), waiting, func() (err error) {
 		o, err = openOrder(p)
@@ -100,12 +107,14 @@ func awaitOrder(ctx context.Context, p *Plan, waiting func(string)) (o *cacheOrd
 	return o, err
 }
 
-// awaitCache does what open does, until it misses no file that other processes may be building; only once, if waiting is nil.
+// awaitCache does what open does, until it misses no file that other processes may be building;
+// only once, if waiting is nil.
 func awaitCache(ctx context.Context, dir string, waiting func(string), open func() error) error {
 	if waiting == nil {
 		return open()
 	}
-	return cache.Await(ctx, dir, func(builder string) { waiting(fmt.Sprintf("waiting for %s, which is building %s", builder, dir)) }, open)
+	return cache.Await(ctx, dir,
+		func(builder string) { waiting(fmt.Sprintf("waiting for %s, which is building %s", builder, dir)) }, open)
 }
 
 // bind relates the datasets of the caches to the sources of the plan.
@@ -133,7 +142,8 @@ func (o *cacheOrder) bind() error {
 			i++
 		}
 		if i == len(train) {
-			return fmt.Errorf("the validation blend has a dataset %s that training does not have: leave megatron.validation out, and evaluate on a plan of its own", dataset.Prefix)
+			return fmt.Errorf("the validation blend has a dataset %s that training does not have: leave "+
+				"megatron.validation out, and evaluate on a plan of its own", dataset.Prefix)
 		}
 		o.held[i] = v
 	}
@@ -213,7 +223,8 @@ func (o *cacheOrder) segments(dst []segment, s Sample) ([]segment, error) {
 	return dst, err
 }
 
-// whole says whether a sample has all of its tokens. The last of a validation set may be short, and Megatron then fills it up.
+// whole says whether a sample has all of its tokens. The last of a validation set may be short, and
+// Megatron then fills it up.
 func (o *cacheOrder) whole(segments []segment) bool {
 	return lengthOf(segments) == int64(o.plan.SequenceLength)+1
 }
@@ -225,8 +236,8 @@ func lengthOf(segments []segment) (n int64) {
 	return n
 }
 
-// validation lists the validation samples of a source: those that the validation blend draws, without the one that is short, if there is
-// such a one.
+// validation lists the validation samples of a source: those that the validation blend draws,
+// without the one that is short, if there is such a one.
 func (o *cacheOrder) validation(source int) iter.Seq[Sample] {
 	return func(yield func(Sample) bool) {
 		src := &o.plan.Sources[source]
@@ -235,7 +246,8 @@ func (o *cacheOrder) validation(source int) iter.Seq[Sample] {
 		for number := src.training; left > 0; number++ {
 			s := Sample{Position: -1, Source: source, Epoch: -1, Window: number}
 			var err error
-			// Of a damaged cache they were counted otherwise; a sample that cannot be read says so when it is.
+			// Of a damaged cache they were counted otherwise; a sample that cannot be read says so
+			// when it is.
 			if segments, err = o.segments(segments[:0], s); err == nil && !o.whole(segments) {
 				continue
 			}
@@ -250,7 +262,8 @@ func (o *cacheOrder) validation(source int) iter.Seq[Sample] {
 	}
 }
 
-// position finds where a sample of a source is drawn. There is no arithmetic for it: it goes through the order, as far as that can be read.
+// position finds where a sample of a source is drawn. There is no arithmetic for it: it goes
+// through the order, as far as that can be read.
 func (o *cacheOrder) position(source int, window int64) (int64, bool) {
 	for b, err := range o.plan.Positions(context.Background(), 0, o.plan.length) {
 		if err != nil {
@@ -279,7 +292,8 @@ func (o *cacheOrder) positions(b *Block) error {
 	})
 }
 
-// occurrences lists the places of a document: first it looks for the samples that hold it, then for the positions of these.
+// occurrences lists the places of a document: first it looks for the samples that hold it, then for
+// the positions of these.
 func (o *cacheOrder) occurrences(ctx context.Context, doc Document) iter.Seq2[Occurrence, error] {
 	return func(yield func(Occurrence, error) bool) {
 		src := &o.plan.Sources[doc.Source]
@@ -363,7 +377,8 @@ func (o *cacheOrder) occurrences(ctx context.Context, doc Document) iter.Seq2[Oc
 	}
 }
 
-// surveyMegatron gives the plan of a configuration that reads a cache, without hashes and check values, and its open data.
+// surveyMegatron gives the plan of a configuration that reads a cache, without hashes and check
+// values, and its open data.
 func surveyMegatron(ctx context.Context, c *Config, l *ledger, waiting func(string)) (_ *Data, err error) {
 	at := func(field string, err error) error {
 		return c.file.Errorf("$.megatron"+field, "order megatron: %w", err)
@@ -416,7 +431,9 @@ func surveyMegatron(ctx context.Context, c *Config, l *ledger, waiting func(stri
 		if !m.ExtraToken {
 			extra = ": without the extra token it is one less than Megatron's"
 		}
-		return nil, c.file.Errorf("$.sequence_length", "sequence_length is %d, but the samples of the cache train on %d tokens%s; write that, or leave it out", p.SequenceLength, length, extra)
+		return nil, c.file.Errorf("$.sequence_length",
+			"sequence_length is %d, but the samples of the cache train on %d tokens%s; write that, or leave it out",
+			p.SequenceLength, length, extra)
 	}
 	if p.length = train.Len(); p.length == 0 {
 		return nil, at(".cache", errors.New("the order has no samples"))
@@ -432,7 +449,8 @@ func surveyMegatron(ctx context.Context, c *Config, l *ledger, waiting func(stri
 		if err != nil {
 			return nil, at("", err)
 		}
-		p.Sources = append(p.Sources, Source{Name: name, training: dataset.Samples, Shards: []Shard{{Path: path, Bin: unhashed, Index: unhashed}}})
+		p.Sources = append(p.Sources, Source{Name: name, training: dataset.Samples,
+			Shards: []Shard{{Path: path, Bin: unhashed, Index: unhashed}}})
 	}
 	if err := p.order.bind(); err != nil {
 		return nil, at("", err)
@@ -523,7 +541,8 @@ func (o *cacheOrder) count(ctx context.Context) error {
 			return err
 		}
 		src := &p.Sources[sources[dataset]]
-		if segments, err = o.segments(segments[:0], Sample{Source: sources[dataset], Window: src.training + number}); err != nil {
+		if segments, err = o.segments(segments[:0], Sample{Source: sources[dataset], Window: src.training +
+			number}); err != nil {
 			return err
 		}
 		if o.whole(segments) {
@@ -575,7 +594,8 @@ func onlyOrder(dir, split string) (string, error) {
 	found, what := blends, "blends"
 	if len(found) == 0 {
 		found, what = datasets, "datasets"
-		if builders, err := cache.Builders(dir); err != nil || len(builders) > 0 { // a blend of the datasets may be on its way
+		if builders, err := cache.Builders(dir); err != nil || len(builders) > 0 {
+			// a blend of the datasets may be on its way
 			return "", errors.Join(unready(fmt.Sprintf("%s describes no blend of the split %s yet", dir, split)), err)
 		}
 	}
@@ -585,7 +605,8 @@ func onlyOrder(dir, split string) (string, error) {
 	case 0:
 		return "", unready(fmt.Sprintf("%s describes no blend and no dataset of the split %s", dir, split))
 	}
-	return "", fmt.Errorf("%s has %d %s of the split %s, such as %s and %s: say which one with name", dir, len(found), what, split, found[0], found[1])
+	return "", fmt.Errorf("%s has %d %s of the split %s, such as %s and %s: say which one with name", dir, len(found),
+		what, split, found[0], found[1])
 }
 
 // files lists the files that the order and what is held out are read from, with their sizes.
@@ -622,7 +643,8 @@ func (p *Plan) compileMegatron() error {
 		if len(s.Shards) != 1 {
 			return fmt.Errorf("source %q has %d shards; a dataset of Megatron's has one", s.Name, len(s.Shards))
 		}
-		if s.training < 0 || s.training > maxLength || s.Validation < 0 || s.Validation > maxLength || p.totals[i] < 0 || p.totals[i] > p.length-drawn {
+		if s.training < 0 || s.training > maxLength || s.Validation < 0 || s.Validation > maxLength ||
+			p.totals[i] < 0 || p.totals[i] > p.length-drawn {
 			return fmt.Errorf("source %q: %d of %d samples, %d held out", s.Name, p.totals[i], s.training, s.Validation)
 		}
 		drawn += p.totals[i]
@@ -634,7 +656,8 @@ func (p *Plan) compileMegatron() error {
 	p.Stages = []Stage{{Samples: p.length, Weights: weights, Written: make([]string, len(weights))}}
 	last := ""
 	for _, f := range m.Files {
-		if f.Name <= last || filepath.Base(f.Name) != f.Name || strings.ContainsAny(f.Name, `/\`) || validateName(f.Name) != nil || f.Bytes < 0 || !isHex(f.SHA256, 64) {
+		if f.Name <= last || filepath.Base(f.Name) != f.Name || strings.ContainsAny(f.Name, `/\`) ||
+			validateName(f.Name) != nil || f.Bytes < 0 || !isHex(f.SHA256, 64) {
 			return fmt.Errorf("the cache's file %.80q is not described as it should be", f.Name)
 		}
 		last = f.Name
@@ -642,11 +665,13 @@ func (p *Plan) compileMegatron() error {
 	return nil
 }
 
-// verifyCache compares the open cache with what the plan was sealed with, as far as that takes no reading.
+// verifyCache compares the open cache with what the plan was sealed with, as far as that takes no
+// reading.
 func (o *cacheOrder) verifyCache() error {
 	p, m := o.plan, o.plan.Megatron
 	changed := func(format string, args ...any) error {
-		return fmt.Errorf("the cache %s has changed since the plan was sealed: %s; restore it, or blend again", p.path(m.directory), fmt.Sprintf(format, args...))
+		return fmt.Errorf("the cache %s has changed since the plan was sealed: %s; restore it, or blend again",
+			p.path(m.directory), fmt.Sprintf(format, args...))
 	}
 	for _, f := range m.Files {
 		info, err := os.Stat(filepath.Join(p.path(m.directory), f.Name))
@@ -674,7 +699,8 @@ func (o *cacheOrder) verifyCache() error {
 		if dataset.Samples != p.Sources[i].training {
 			return changed("dataset %s has %d samples, had %d", dataset.Prefix, dataset.Samples, p.Sources[i].training)
 		}
-		if v := o.held[i]; p.Sources[i].Validation > 0 && (v < 0 || o.valid.Datasets()[v].Samples < p.Sources[i].Validation) {
+		if v := o.held[i]; p.Sources[i].Validation > 0 &&
+			(v < 0 || o.valid.Datasets()[v].Samples < p.Sources[i].Validation) {
 			return changed("dataset %s has fewer validation samples than %d", dataset.Prefix, p.Sources[i].Validation)
 		}
 	}

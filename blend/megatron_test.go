@@ -59,8 +59,8 @@ var megatronChanges = map[string]func(*megatron.Config){
 	},
 }
 
-// megatronCache writes the script's files and the cache of one of its configurations, in the directory cache, and compares the cache with what
-// Megatron wrote.
+// megatronCache writes the script's files and the cache of one of its configurations, in the
+// directory cache, and compares the cache with what Megatron wrote.
 func megatronCache(t testing.TB, name string) (c corpus, golden megatronGolden, batch int) {
 	t.Helper()
 	c = newCorpus(t)
@@ -74,7 +74,8 @@ func megatronCache(t testing.TB, name string) (c corpus, golden megatronGolden, 
 			bin = binary.LittleEndian.AppendUint16(bin, uint16((7919*i+10007*f+i*i/3)%50000))
 		}
 		prefix := filepath.Join(c.dir, fmt.Sprint("f", f))
-		if err := errors.Join(os.WriteFile(prefix+".idx", vectors.Index(lengths), 0o644), os.WriteFile(prefix+".bin", bin, 0o644)); err != nil {
+		if err := errors.Join(os.WriteFile(prefix+".idx", vectors.Index(lengths), 0o644),
+			os.WriteFile(prefix+".bin", bin, 0o644)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -112,7 +113,8 @@ func megatronCache(t testing.TB, name string) (c corpus, golden megatronGolden, 
 }
 
 func (g megatronGolden) config() string {
-	return fmt.Sprintf("order: megatron\nmegatron: {cache: cache, name: %s, validation: %s}\n", g.TrainHash, g.ValidHash)
+	return fmt.Sprintf("order: megatron\nmegatron: {cache: cache, name: %s, validation: %s}\n", g.TrainHash,
+		g.ValidHash)
 }
 
 // A plan over a cache gives, sample for sample, what Megatron trains on and evaluates on.
@@ -129,8 +131,10 @@ func TestMegatronGolden(t *testing.T) {
 			}
 			n := 0
 			if err := d.Hash(t.Context(), HashOptions{BatchSize: batch, Prefetch: 2}, func(s StepHash) error {
-				if order := hex.EncodeToString(s.Order[:]); order != golden.Steps[n][0] || hex.EncodeToString(s.Set[:]) != golden.Steps[n][1] {
-					return fmt.Errorf("step %d has the hashes %s and %x, Megatron's has %v", n, order, s.Set, golden.Steps[n])
+				if order := hex.EncodeToString(s.Order[:]); order != golden.Steps[n][0] ||
+					hex.EncodeToString(s.Set[:]) != golden.Steps[n][1] {
+					return fmt.Errorf("step %d has the hashes %s and %x, Megatron's has %v", n, order, s.Set,
+						golden.Steps[n])
 				}
 				n++
 				return nil
@@ -152,15 +156,16 @@ func TestMegatronGolden(t *testing.T) {
 				}
 				want := golden.Valid[fmt.Sprint(i)]
 				if !slices.Equal(got, want) || int64(len(want)) != s.Validation {
-					t.Errorf("source %q: %d validation samples %.2s…, want %d %.2s…", s.Name, s.Validation, got, len(want), want)
+					t.Errorf("source %q: %d validation samples %.2s…, want %d %.2s…", s.Name, s.Validation, got,
+						len(want), want)
 				}
 			}
 		})
 	}
 }
 
-// Everything else that reads along a plan agrees with itself: peek with the tokens, where with peek, document starts with both, blocks with
-// single positions.
+// Everything else that reads along a plan agrees with itself: peek with the tokens, where with
+// peek, document starts with both, blocks with single positions.
 func TestMegatronPlan(t *testing.T) {
 	c, golden, _ := megatronCache(t, "partial")
 	d := c.open(golden.config() + "skips: [{from: 10, to: 13}]\n")
@@ -232,7 +237,8 @@ func TestMegatronPlan(t *testing.T) {
 				t.Fatal(err)
 			}
 			var got []place
-			for o, err := range d.occurrences(t.Context(), Document{Source: i, Number: number, First: span.First, Tokens: span.End - span.First}) {
+			for o, err := range d.occurrences(t.Context(), Document{Source: i, Number: number, First: span.First,
+				Tokens: span.End - span.First}) {
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -247,7 +253,8 @@ func TestMegatronPlan(t *testing.T) {
 			less := func(a, b place) int { return int(a.position-b.position)*1000 + a.from - b.from }
 			slices.SortFunc(got, less)
 			if !slices.Equal(got, want[[2]int64{int64(i), number}]) {
-				t.Fatalf("document %d of source %q: where gives %v, peek %v", number, s.Name, got, want[[2]int64{int64(i), number}])
+				t.Fatalf("document %d of source %q: where gives %v, peek %v", number, s.Name, got,
+					want[[2]int64{int64(i), number}])
 			}
 		}
 	}
@@ -287,7 +294,8 @@ func TestMegatronPlan(t *testing.T) {
 		}
 		for row := range batch.Rows() {
 			if got := batch.DocumentStarts(row); !slices.Equal(got, starts[batch.Position(row)]) {
-				t.Errorf("position %d: documents begin at %v, want %v", batch.Position(row), got, starts[batch.Position(row)])
+				t.Errorf("position %d: documents begin at %v, want %v", batch.Position(row), got,
+					starts[batch.Position(row)])
 			}
 		}
 		rows += int64(batch.Rows())
@@ -295,7 +303,8 @@ func TestMegatronPlan(t *testing.T) {
 	}
 
 	summary := d.Summary()
-	if len(summary.Stages) != 1 || summary.Length != 300 || summary.Skipped != 3 || summary.Sources[0].Samples != 150 || summary.Sources[0].Stages[0].Share != 0.5 {
+	if len(summary.Stages) != 1 || summary.Length != 300 || summary.Skipped != 3 || summary.Sources[0].Samples != 150 ||
+		summary.Sources[0].Stages[0].Share != 0.5 {
 		t.Errorf("summary %+v", summary)
 	}
 	report, err := d.Check(t.Context(), CheckOptions{})
@@ -317,10 +326,13 @@ func TestMegatronChanges(t *testing.T) {
 		path    string
 		message string
 	}{
-		"a sample index cut":             {func(path string) error { return os.Truncate(path, 500) }, blendIndex, "cut off"},
-		"no file":                        {os.Remove, blendIndex, "no such file"},
-		"another order at a check value": {func(path string) error { flip(t, path, 128+8); return nil }, blendIndex, "position 1 holds"},
-		"a longer file":                  {func(path string) error { return os.Truncate(path, 128+8*300+1) }, blendIndex, "bytes, had"},
+		"a sample index cut": {func(path string) error { return os.Truncate(path, 500) }, blendIndex,
+			"cut off"},
+		"no file": {os.Remove, blendIndex, "no such file"},
+		"another order at a check value": {func(path string) error { flip(t, path, 128+8); return nil }, blendIndex,
+			"position 1 holds"},
+		"a longer file": {func(path string) error { return os.Truncate(path, 128+8*300+1) },
+			blendIndex, "bytes, had"},
 		"tokens": {func(path string) error {
 			for at := range 200 {
 				flip(t, path, at*10)
@@ -353,7 +365,11 @@ func TestMegatronChanges(t *testing.T) {
 	defer d.Close()
 	flip(t, blendIndex, 128+8*290)
 	report, err := d.Check(t.Context(), CheckOptions{})
-	if err != nil || len(report.Findings) == 0 || !slices.ContainsFunc(report.Findings, func(f audit.Finding) bool { return f.Level == audit.Error && f.Path == blendIndex }) {
+	if err != nil || len(report.Findings) == 0 ||
+		!slices.ContainsFunc(report.Findings, func(f audit.Finding) bool {
+			return f.Level == audit.Error &&
+				f.Path == blendIndex
+		}) {
 		t.Errorf("%+v, %v", report.Findings, err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -386,9 +402,12 @@ func TestMegatronDamaged(t *testing.T) {
 		{file("*-GPTDataset-train-document_index.npy"), 128 + 4*40 + 1, 0x40, "entry 40 is document "},
 		{file("*-GPTDataset-train-shuffle_index.npy"), 128 + 4*40 + 1, 0x40, "entry 40 is sample "},
 		{file("*-GPTDataset-train-shuffle_index.npy"), 128 + 4*40, 0x01, "each once"},
-		{filepath.Join(cache, golden.TrainHash+"-BlendedDataset-train-dataset_index.npy"), 128 + 2*40, 0x40, "entry 40 is dataset "},
-		{filepath.Join(cache, golden.TrainHash+"-BlendedDataset-train-dataset_sample_index.npy"), 128 + 8*40, 0x01, "entry 40 is sample "},
-		{filepath.Join(cache, golden.ValidHash+"-BlendedDataset-valid-dataset_sample_index.npy"), 128 + 8*3, 0x01, "validation: "},
+		{filepath.Join(cache, golden.TrainHash+"-BlendedDataset-train-dataset_index.npy"), 128 + 2*40, 0x40,
+			"entry 40 is dataset "},
+		{filepath.Join(cache, golden.TrainHash+"-BlendedDataset-train-dataset_sample_index.npy"), 128 + 8*40, 0x01,
+			"entry 40 is sample "},
+		{filepath.Join(cache, golden.ValidHash+"-BlendedDataset-valid-dataset_sample_index.npy"), 128 + 8*3, 0x01,
+			"validation: "},
 	} {
 		whole, err := os.ReadFile(v.file)
 		if err != nil {
@@ -512,8 +531,10 @@ func TestMegatronConfig(t *testing.T) {
 		"order: megatron\nmegatron: {cache: cache, name: 0123}\n":      `megatron.name is 0123: it is not a text in YAML; write "0123" in quotation marks`,
 		head + "tokens: 5k\n":                                          "blend.yaml:3: tokens has no meaning",
 		"order: megatron\nmegatron: {cache: cache, root: elsewhere}\n": "elsewhere",
-		"order: megatron\nmegatron: {cache: cache, split: valid, name: " + golden.TrainHash + "}\n":    "is of the split train, not valid",
-		"order: megatron\nmegatron: {cache: cache, validation: \"" + strings.Repeat("0", 32) + "\"}\n": "no description of",
+		"order: megatron\nmegatron: {cache: cache, split: valid, name: " + golden.TrainHash +
+			"}\n": "is of the split train, not valid",
+		"order: megatron\nmegatron: {cache: cache, validation: \"" + strings.Repeat("0", 32) +
+			"\"}\n": "no description of",
 	} {
 		config, err := ParseConfig([]byte(text), "blend.yaml", c.dir)
 		if err == nil {
@@ -528,7 +549,8 @@ func TestMegatronConfig(t *testing.T) {
 	if err := copyFile(filepath.Join(c.dir, "cache", description), other); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Seal(t.Context(), mustConfig(t, c, head), SealOptions{}); err == nil || !strings.Contains(err.Error(), "2 blends of the split train") {
+	if _, err := Seal(t.Context(), mustConfig(t, c, head), SealOptions{}); err == nil ||
+		!strings.Contains(err.Error(), "2 blends of the split train") {
 		t.Errorf("two blends: %v", err)
 	}
 }

@@ -23,12 +23,15 @@ import (
 // packingBestFit is the name of the packing in blend.yaml.
 const packingBestFit = "best_fit"
 
-// PackedOrder is the name and version, in plan.json, of the order of a plan whose samples are packed.
+// PackedOrder is the name and version, in plan.json, of the order of a plan whose samples are
+// packed.
 const PackedOrder = "packed 1"
 
-// A Packing is set in a plan whose samples are whole documents, packed by [mula/index/packing], instead of windows. What is called a window
-// elsewhere is then a sample of the source, the held-out ones behind the others; its shard, and the token where it begins, are those of its first
-// document. They are in index files, one for each source: without them, which only the plan of a [Data] has open, they are −1.
+// A Packing is set in a plan whose samples are whole documents, packed by [mula/index/packing],
+// instead of windows. What is called a window elsewhere is then a sample of the source, the
+// held-out ones behind the others; its shard, and the token where it begins, are those of its first
+// document. They are in index files, one for each source: without them, which only the plan of a
+// [Data] has open, they are −1.
 type Packing struct {
 	Padding uint32 // the id behind the last document of a sample, up to L+1 tokens
 
@@ -63,8 +66,9 @@ type sealedPackedList struct {
 }
 
 func (p *Plan) sealedPacked() sealedPacked {
-	f := sealedPacked{Order: PackedOrder, Seed: p.Seed, SequenceLength: p.SequenceLength, Tokenizer: p.Tokenizer, Padding: p.Packing.Padding,
-		Stages: p.Stages, Skips: p.sealedSkips(), Checks: p.Checks}
+	f := sealedPacked{Order: PackedOrder, Seed: p.Seed, SequenceLength: p.SequenceLength, Tokenizer: p.Tokenizer,
+		Padding: p.Packing.Padding,
+		Stages:  p.Stages, Skips: p.sealedSkips(), Checks: p.Checks}
 	for _, s := range p.Sources {
 		f.Sources = append(f.Sources, sealedPackedList{s.Name, s.Packed, s.Shards})
 	}
@@ -80,8 +84,10 @@ func parsePacked(data []byte) (*Plan, string, error) {
 	if f.Written.Packings == "" {
 		return nil, "", errors.New("the plan is packed, but does not say where its packing indexes are")
 	}
-	p := &Plan{Seed: f.Plan.Seed, SequenceLength: f.Plan.SequenceLength, Tokenizer: f.Plan.Tokenizer, Stages: f.Plan.Stages,
-		Skips: f.Plan.Skips, Checks: f.Plan.Checks, Packing: &Packing{Padding: f.Plan.Padding, directory: f.Written.Packings}}
+	p := &Plan{Seed: f.Plan.Seed, SequenceLength: f.Plan.SequenceLength, Tokenizer: f.Plan.Tokenizer,
+		Stages: f.Plan.Stages,
+		Skips:  f.Plan.Skips, Checks: f.Plan.Checks, Packing: &Packing{Padding: f.Plan.Padding,
+			directory: f.Written.Packings}}
 	for _, s := range f.Plan.Sources {
 		p.Sources = append(p.Sources, Source{Name: s.Name, Shards: s.Shards, Packed: s.Packing})
 	}
@@ -102,8 +108,10 @@ func (s *Source) compilePacked(seed uint64, sequenceLength int) error {
 	}
 	switch {
 	case !k.Valid(sequenceLength+1) || k.Tokens != total:
-		return fmt.Errorf("its packing has %d tokens in %d samples of %d tokens, its shards have %d", k.Tokens, k.Samples, sequenceLength+1, total)
-	case k.Bytes < 0 || !isHex(k.SHA256, 64) || filepath.Base(k.File) != k.File || strings.ContainsAny(k.File, `/\`) || validateName(k.File) != nil:
+		return fmt.Errorf("its packing has %d tokens in %d samples of %d tokens, its shards have %d", k.Tokens,
+			k.Samples, sequenceLength+1, total)
+	case k.Bytes < 0 || !isHex(k.SHA256, 64) || filepath.Base(k.File) != k.File || strings.ContainsAny(k.File, `/\`) ||
+		validateName(k.File) != nil:
 		return fmt.Errorf("its packing index %.80q is not described as it should be", k.File)
 	case k.Samples == 0:
 		return errors.New("no shard has a token: give it some text")
@@ -126,7 +134,8 @@ func (p *Plan) checkPadding() error {
 		}
 	}
 	if p.Packing.Padding >= limit {
-		return fmt.Errorf("the padding is id %d, but the shards have ids below %d: choose another with pad, or --pad", p.Packing.Padding, limit)
+		return fmt.Errorf("the padding is id %d, but the shards have ids below %d: choose another with pad, or --pad",
+			p.Packing.Padding, limit)
 	}
 	return nil
 }
@@ -165,7 +174,8 @@ func (p *Plan) beginPacked(s *Sample) error {
 	return nil
 }
 
-// packedValidation is [Plan.Validation] of a packed plan. A sample that cannot be read says so when it is.
+// packedValidation is [Plan.Validation] of a packed plan. A sample that cannot be read says so when
+// it is.
 func (p *Plan) packedValidation(source int) iter.Seq[Sample] {
 	return func(yield func(Sample) bool) {
 		s := &p.Sources[source]
@@ -181,7 +191,8 @@ func (p *Plan) packedValidation(source int) iter.Seq[Sample] {
 	}
 }
 
-// packedPlaces gives the samples that hold a document, each with the part that it holds. There is no arithmetic for it: it goes through the index.
+// packedPlaces gives the samples that hold a document, each with the part that it holds. There is
+// no arithmetic for it: it goes through the index.
 func (d *Data) packedPlaces(ctx context.Context, doc Document) iter.Seq2[Occurrence, error] {
 	return func(yield func(Occurrence, error) bool) {
 		src := &d.Sources[doc.Source]
@@ -197,7 +208,8 @@ func (d *Data) packedPlaces(ctx context.Context, doc Document) iter.Seq2[Occurre
 				if piece.Token >= first && piece.Token < first+doc.Tokens {
 					begin := src.segment(pieces[0])
 					o := Occurrence{Part: Part{doc, at, at + int(piece.Length)},
-						Sample: Sample{Position: -1, Source: doc.Source, Epoch: -1, Window: window, Shard: begin.shard, Token: begin.token}}
+						Sample: Sample{Position: -1, Source: doc.Source, Epoch: -1, Window: window, Shard: begin.shard,
+							Token: begin.token}}
 					if !yield(o, nil) {
 						return
 					}
@@ -212,7 +224,8 @@ func (d *Data) packedPlaces(ctx context.Context, doc Document) iter.Seq2[Occurre
 	}
 }
 
-// openPackings opens the index files of a packed plan, and compares them with it as far as that takes no reading.
+// openPackings opens the index files of a packed plan, and compares them with it as far as that
+// takes no reading.
 func openPackings(p *Plan) (_ []*packing.Index, err error) {
 	var open []*packing.Index
 	defer func() {
@@ -228,7 +241,8 @@ func openPackings(p *Plan) (_ []*packing.Index, err error) {
 		}
 		open = append(open, x)
 		if x.Capacity() != p.SequenceLength+1 || x.Statistics != s.Packed.Statistics || x.Size() != s.Packed.Bytes {
-			return nil, fmt.Errorf("source %q: %s is not the packing index that the plan was sealed with: it has %d samples in %d bytes, had %d in %d; restore it, or blend again",
+			return nil, fmt.Errorf("source %q: %s is not the packing index that the plan was sealed with: it has %d "+
+				"samples in %d bytes, had %d in %d; restore it, or blend again",
 				s.Name, p.packingPath(i), x.Samples, x.Size(), s.Packed.Samples, s.Packed.Bytes)
 		}
 	}
@@ -249,8 +263,8 @@ func closePackings(open []*packing.Index) error {
 	return errors.Join(errs...)
 }
 
-// pack packs the sources of a plan, whose shards are described. With options it builds the index files, or finds them, for which the shards are hashed;
-// with nil it only counts.
+// pack packs the sources of a plan, whose shards are described. With options it builds the index
+// files, or finds them, for which the shards are hashed; with nil it only counts.
 func (d *Data) pack(ctx context.Context, c *Config, l *ledger, opts *SealOptions) error {
 	p := d.Plan
 	p.Packing = new(Packing)
@@ -258,8 +272,9 @@ func (d *Data) pack(ctx context.Context, c *Config, l *ledger, opts *SealOptions
 	case c.Pad != nil:
 		p.Packing.Padding = uint32(*c.Pad)
 	case p.Tokenizer == nil || p.Tokenizer.EOD < 0:
-		return c.file.Errorf("$.packing", "samples are padded with the end-of-document id, but no shard says which that is: "+
-			"give an id with pad, or --pad")
+		return c.file.Errorf("$.packing",
+			"samples are padded with the end-of-document id, but no shard says which that is: "+
+				"give an id with pad, or --pad")
 	default:
 		p.Packing.Padding = uint32(p.Tokenizer.EOD)
 	}
@@ -299,7 +314,8 @@ func (d *Data) pack(ctx context.Context, c *Config, l *ledger, opts *SealOptions
 	return err
 }
 
-// packProgress gives a function that is told of tokens whose documents have been gone through, and tells of them who wants to know.
+// packProgress gives a function that is told of tokens whose documents have been gone through, and
+// tells of them who wants to know.
 func (d *Data) packProgress(opts *SealOptions) func(source int, tokens int64) {
 	if opts == nil || opts.Packing == nil {
 		return func(int, int64) {}
@@ -320,7 +336,8 @@ func (d *Data) packProgress(opts *SealOptions) func(source int, tokens int64) {
 }
 
 // packSource packs one source. It tells read of the tokens whose documents it has gone through.
-func (d *Data) packSource(ctx context.Context, c *Config, source int, build bool, read func(source int, tokens int64)) error {
+func (d *Data) packSource(ctx context.Context, c *Config, source int, build bool,
+	read func(source int, tokens int64)) error {
 	s := &d.Sources[source]
 	from := packing.Source{Capacity: d.SequenceLength + 1, Documents: d.documentLengths(source, read)}
 	for _, sh := range s.Shards {
@@ -348,7 +365,8 @@ func (d *Data) packSource(ctx context.Context, c *Config, source int, build bool
 	return nil
 }
 
-// documentLengths gives the number of tokens of each document of a source, in order. It tells read of them now and then.
+// documentLengths gives the number of tokens of each document of a source, in order. It tells read
+// of them now and then.
 func (d *Data) documentLengths(source int, read func(source int, tokens int64)) iter.Seq2[int64, error] {
 	const often = 1 << 16 // documents
 	return func(yield func(int64, error) bool) {
@@ -375,7 +393,8 @@ func (d *Data) documentLengths(source int, read func(source int, tokens int64)) 
 	}
 }
 
-// documentBefore is the first token of the document that holds a token of all shards of a source; of the end it is the end.
+// documentBefore is the first token of the document that holds a token of all shards of a source;
+// of the end it is the end.
 func (d *Data) documentBefore(source int, token int64) (int64, error) {
 	before := int64(0)
 	for k, sh := range d.Sources[source].Shards {
@@ -415,13 +434,15 @@ func (p *Plan) orderFiles() []orderFile {
 	var files []orderFile
 	if m := p.Megatron; m != nil {
 		for _, f := range m.Files {
-			files = append(files, orderFile{filepath.Join(p.path(m.directory), f.Name), "the cache " + p.path(m.directory), f.Bytes, f.SHA256})
+			files = append(files, orderFile{filepath.Join(p.path(m.directory), f.Name),
+				"the cache " + p.path(m.directory), f.Bytes, f.SHA256})
 		}
 	}
 	if p.Packing != nil {
 		for i := range p.Sources {
 			k := p.Sources[i].Packed
-			files = append(files, orderFile{p.packingPath(i), fmt.Sprintf("the packing of source %q", p.Sources[i].Name), k.Bytes, k.SHA256})
+			files = append(files, orderFile{p.packingPath(i), fmt.Sprintf("the packing of source %q",
+				p.Sources[i].Name), k.Bytes, k.SHA256})
 		}
 	}
 	return files

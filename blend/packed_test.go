@@ -42,8 +42,9 @@ func sampleOf(t testing.TB, d *Data, source int, window int64) Sample {
 	return s
 }
 
-// Every token of every document is in exactly one sample of its source, and there stands what the shard has; documents are whole unless they are
-// longer than a sample; what is held out are the last documents, and no sample mixes them with others.
+// Every token of every document is in exactly one sample of its source, and there stands what the
+// shard has; documents are whole unless they are longer than a sample; what is held out are the
+// last documents, and no sample mixes them with others.
 func TestPackedSamplesHaveEveryToken(t *testing.T) {
 	c, text := packed(t)
 	d := c.open(text)
@@ -84,7 +85,8 @@ func TestPackedSamplesHaveEveryToken(t *testing.T) {
 						cut++
 					}
 				} else if int64(p.To-p.From) != p.Tokens {
-					t.Fatalf("source %d, sample %d: %d tokens of document %d, which has %d", i, w, p.To-p.From, p.Number, p.Tokens)
+					t.Fatalf("source %d, sample %d: %d tokens of document %d, which has %d", i, w, p.To-p.From,
+						p.Number, p.Tokens)
 				}
 				raw := make([]uint32, p.To-p.From)
 				if err := shardOf(t, d, i, p.Shard).Read(raw, first); err != nil {
@@ -97,7 +99,8 @@ func TestPackedSamplesHaveEveryToken(t *testing.T) {
 					seen[p.Shard][first+at]++
 				}
 				if n == 0 && (s.Shard != p.Shard || s.Token != first) {
-					t.Fatalf("source %d, sample %d begins at token %d of shard %d, its first part at %d of %d", i, w, s.Token, s.Shard, first, p.Shard)
+					t.Fatalf("source %d, sample %d begins at token %d of shard %d, its first part at %d of %d", i, w,
+						s.Token, s.Shard, first, p.Shard)
 				}
 				global := src.firsts[p.Shard] + first
 				if w >= src.Training() {
@@ -127,14 +130,16 @@ func TestPackedSamplesHaveEveryToken(t *testing.T) {
 		if firstHeld <= lastTrained || held == 0 {
 			t.Errorf("source %d: %d tokens from %d on are held out, %d is not", i, held, firstHeld, lastTrained)
 		}
-		if got := d.Summary().Sources[i].Packing; got.Pieces != pieces || got.Padding != padding || got.Cut < cut || cut == 0 && i > 0 {
-			t.Errorf("source %d: %+v; there are %d pieces, %d last pieces of cut documents, %d tokens of padding", i, got, pieces, cut, padding)
+		if got := d.Summary().Sources[i].Packing; got.Pieces != pieces || got.Padding != padding || got.Cut < cut ||
+			cut == 0 && i > 0 {
+			t.Errorf("source %d: %+v; there are %d pieces, %d last pieces of cut documents, %d tokens of padding", i,
+				got, pieces, cut, padding)
 		}
 	}
 }
 
-// Every epoch of a source draws each of its training samples once; positions lead to each other; the block-wise order is the same; and a plan that is not open
-// gives the same, but for the shards.
+// Every epoch of a source draws each of its training samples once; positions lead to each other;
+// the block-wise order is the same; and a plan that is not open gives the same, but for the shards.
 func TestOrderOfPackedPlan(t *testing.T) {
 	c, text := packed(t)
 	d := c.open(text)
@@ -155,7 +160,8 @@ func TestOrderOfPackedPlan(t *testing.T) {
 				t.Fatal(err)
 			}
 			if int32(s.Source) != block.Sources[i] || s.Window != block.Windows[i] {
-				t.Fatalf("position %d is %+v, in its block sample %d of source %d", position, s, block.Windows[i], block.Sources[i])
+				t.Fatalf("position %d is %+v, in its block sample %d of source %d", position, s, block.Windows[i],
+					block.Sources[i])
 			}
 			if want := sampleOf(t, d, s.Source, s.Window); s.Shard != want.Shard || s.Token != want.Token {
 				t.Fatalf("position %d is %+v, its sample %+v", position, s, want)
@@ -190,7 +196,8 @@ func TestOrderOfPackedPlan(t *testing.T) {
 	}
 }
 
-// A stream has the tokens, and the bounds of the pieces: by document_starts and lengths, with padding behind, on any rank.
+// A stream has the tokens, and the bounds of the pieces: by document_starts and lengths, with
+// padding behind, on any rank.
 func TestPackedStream(t *testing.T) {
 	c, text := packed(t)
 	d := c.open(strings.Replace(text, "packing: best_fit", "packing: best_fit\npad: 7", 1))
@@ -239,8 +246,10 @@ func TestPackedStream(t *testing.T) {
 					starts = append(starts, int32(p.From))
 				}
 				end := parts[len(parts)-1].To
-				if !slices.Equal(b.DocumentStarts(row), starts) || b.Length(row) != end || int(column.Value(row)) != end || b.Window(row) != sample.Window {
-					t.Fatalf("position %d: starts %v, length %d; want %v, %d", sample.Position, b.DocumentStarts(row), b.Length(row), starts, end)
+				if !slices.Equal(b.DocumentStarts(row), starts) || b.Length(row) != end ||
+					int(column.Value(row)) != end || b.Window(row) != sample.Window {
+					t.Fatalf("position %d: starts %v, length %d; want %v, %d", sample.Position, b.DocumentStarts(row),
+						b.Length(row), starts, end)
 				}
 				for _, id := range want[end:] {
 					if id != 7 {
@@ -279,7 +288,8 @@ func TestPackedStream(t *testing.T) {
 	}
 }
 
-// Where finds every place of every document: what a walk over all positions and held-out samples finds.
+// Where finds every place of every document: what a walk over all positions and held-out samples
+// finds.
 func TestWherePacked(t *testing.T) {
 	c, text := packed(t)
 	d := c.open(text)
@@ -345,8 +355,9 @@ func TestWherePacked(t *testing.T) {
 	}
 }
 
-// Sealed again, or into another folder, a packed plan is the same, its index files are found or built with the same bytes, and a survey says the same
-// without writing anything. They can be moved.
+// Sealed again, or into another folder, a packed plan is the same, its index files are found or
+// built with the same bytes, and a survey says the same without writing anything. They can be
+// moved.
 func TestPackedPlanIsAFunctionOfItsShards(t *testing.T) {
 	c, text := packed(t)
 	files := func(dir string) map[string]string {
@@ -399,7 +410,8 @@ func TestPackedPlanIsAFunctionOfItsShards(t *testing.T) {
 	if again := c.seal(text); again.Fingerprint() != p.Fingerprint() || !reflect.DeepEqual(files(c.dir), first) {
 		t.Error("over damaged index files, the plan or its index files differ")
 	}
-	// Plan, index files and shards can be moved together, and the shards alone where --shards says so.
+	// Plan, index files and shards can be moved together, and the shards alone where --shards says
+	// so.
 	moved := filepath.Join(t.TempDir(), "moved")
 	if err := os.Rename(c.dir, moved); err != nil {
 		t.Fatal(err)
@@ -427,7 +439,8 @@ func TestPackedPlanIsAFunctionOfItsShards(t *testing.T) {
 	}
 }
 
-// Damage of an index file is named: when the plan is opened, when a sample of it is read, by a check and by the verifier.
+// Damage of an index file is named: when the plan is opened, when a sample of it is read, by a
+// check and by the verifier.
 func TestDamagedPacking(t *testing.T) {
 	c, text := packed(t)
 	p := c.seal(text)
@@ -533,13 +546,15 @@ func TestPackingRefusals(t *testing.T) {
 	c.shard("long", shards.UInt16, 500)
 	simple := "sequence_length: 16\npacking: best_fit\nsources:\n  - {name: a, shards: [one]}\n"
 	for what, test := range map[string][2]string{
-		"another packing":       {strings.Replace(text, "best_fit", "best-fit", 1), "best_fit"},
-		"pad without packing":   {strings.Replace(simple, "packing: best_fit", "pad: 3", 1), "windows are never padded"},
-		"pad beyond the ids":    {simple + "pad: 1000\n", "ids below 1000"},
-		"negative pad":          {simple + "pad: -1\n", "token id"},
-		"nothing to pack":       {strings.Replace(simple, "[one]", "[empty]", 1), "no shard has a token"},
-		"all held out":          {simple + "validation: 0.01\n", "all its documents are held out"},
-		"order megatron":        {"order: megatron\npacking: best_fit\nmegatron: {cache: x}\n", "packing has no meaning"},
+		"another packing": {strings.Replace(text, "best_fit", "best-fit", 1), "best_fit"},
+		"pad without packing": {strings.Replace(simple, "packing: best_fit", "pad: 3", 1),
+			"windows are never padded"},
+		"pad beyond the ids": {simple + "pad: 1000\n", "ids below 1000"},
+		"negative pad":       {simple + "pad: -1\n", "token id"},
+		"nothing to pack":    {strings.Replace(simple, "[one]", "[empty]", 1), "no shard has a token"},
+		"all held out":       {simple + "validation: 0.01\n", "all its documents are held out"},
+		"order megatron": {"order: megatron\npacking: best_fit\nmegatron: {cache: x}\n",
+			"packing has no meaning"},
 		"nothing that is wrong": {simple + "samples: 3\n", ""},
 	} {
 		config, err := ParseConfig([]byte(test[0]), "blend.yaml", c.dir)
@@ -554,7 +569,8 @@ func TestPackingRefusals(t *testing.T) {
 	if _, err := NewOLMoOrder(p); err == nil || !strings.Contains(err.Error(), "packed") {
 		t.Errorf("for OLMo-core: %v", err)
 	}
-	if _, err := ForMegatron(t.Context(), c.config(text), megatron.Config{}); err == nil || !strings.Contains(err.Error(), "pack") {
+	if _, err := ForMegatron(t.Context(), c.config(text), megatron.Config{}); err == nil ||
+		!strings.Contains(err.Error(), "pack") {
 		t.Errorf("for Megatron-LM: %v", err)
 	}
 	_, err := Amend(t.Context(), p, &Amendment{At: 300, Skips: []Range{{300, 301}}}, SealOptions{})
@@ -577,13 +593,17 @@ func TestPackedPlanIsCompared(t *testing.T) {
 			rt.Fatal(err)
 		}
 		plan := tree["plan"].(map[string]any)
-		k := plan["sources"].([]any)[rapid.IntRange(0, 2).Draw(rt, "source")].(map[string]any)["packing"].(map[string]any)
-		member := rapid.SampledFrom([]string{"file", "bytes", "sha256", "samples", "validation_samples", "documents", "cut_documents", "pieces", "tokens"}).Draw(rt, "member")
+		k := plan["sources"].([]any)[rapid.IntRange(0, 2).Draw(rt,
+			"source")].(map[string]any)["packing"].(map[string]any)
+		member := rapid.SampledFrom([]string{"file", "bytes", "sha256", "samples", "validation_samples", "documents",
+			"cut_documents", "pieces", "tokens"}).Draw(rt, "member")
 		switch v := k[member].(type) {
 		case float64:
-			k[member] = rapid.OneOf(rapid.Int64(), rapid.Int64Range(int64(v)-3, int64(v)+3)).Filter(func(n int64) bool { return n != int64(v) }).Draw(rt, "value")
+			k[member] = rapid.OneOf(rapid.Int64(), rapid.Int64Range(int64(v)-3,
+				int64(v)+3)).Filter(func(n int64) bool { return n != int64(v) }).Draw(rt, "value")
 		case string:
-			k[member] = rapid.SampledFrom([]string{"", "../x", v[1:], v + "x", strings.Repeat("0", len(v))}).Draw(rt, "value")
+			k[member] = rapid.SampledFrom([]string{"", "../x", v[1:], v + "x", strings.Repeat("0", len(v))}).Draw(rt,
+				"value")
 		default:
 			rt.Fatalf("%s is %v", member, v)
 		}
@@ -600,7 +620,8 @@ func TestPackedPlanIsCompared(t *testing.T) {
 	}
 }
 
-// The order of the packed corpus is frozen, and is what the implementation in Python makes of the plan.
+// The order of the packed corpus is frozen, and is what the implementation in Python makes of the
+// plan.
 func TestFrozenPackedPlan(t *testing.T) {
 	c, text := packed(t)
 	p := c.seal(text)
@@ -640,7 +661,8 @@ func BenchmarkPackedSample(b *testing.B) {
 				if err != nil {
 					b.Fatal(err)
 				}
-				if _, err := d.stretches(context.Background(), len(tokens), s, func(shard *shards.Shard, at int, g segment) error {
+				if _, err := d.stretches(context.Background(), len(tokens), s, func(shard *shards.Shard, at int,
+					g segment) error {
 					return d.read2(tokens[at:][:g.length], s.Source, shard, g)
 				}); err != nil {
 					b.Fatal(err)
@@ -657,15 +679,17 @@ func TestPackingProgress(t *testing.T) {
 	var seen []PackProgress
 	seal := func() {
 		t.Helper()
-		_, err := Seal(t.Context(), c.config("sequence_length: 16\npacking: best_fit\nsources:\n  - {name: a, shards: [a]}\n"), SealOptions{
-			Packing: func(p PackProgress) { seen = append(seen, p) },
-		})
+		_, err := Seal(t.Context(),
+			c.config("sequence_length: 16\npacking: best_fit\nsources:\n  - {name: a, shards: [a]}\n"), SealOptions{
+				Packing: func(p PackProgress) { seen = append(seen, p) },
+			})
 		if err != nil {
 			t.Fatal(err)
 		}
 	}
 	seal()
-	if len(seen) != 2 || seen[0].Source != "a" || seen[0].Tokens < 1 || seen[1].Tokens != 2*seen[0].Tokens || seen[1].Tokens > seen[1].Total {
+	if len(seen) != 2 || seen[0].Source != "a" || seen[0].Tokens < 1 || seen[1].Tokens != 2*seen[0].Tokens ||
+		seen[1].Tokens > seen[1].Total {
 		t.Errorf("told of %+v", seen)
 	}
 	seal()

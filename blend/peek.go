@@ -26,8 +26,9 @@ type Part struct {
 	From, To int // tokens [From, To) of the window, which has L+1
 }
 
-// Peek says what is at a position: the sample, and the parts of documents in its window, in order. For a skipped position it says what
-// would be there. The first look at a shard reads the whole list of where its documents come from; see [shards.Shard.DocumentIDs].
+// Peek says what is at a position: the sample, and the parts of documents in its window, in order.
+// For a skipped position it says what would be there. The first look at a shard reads the whole
+// list of where its documents come from; see [shards.Shard.DocumentIDs].
 func (d *Data) Peek(ctx context.Context, position int64) (Sample, []Part, error) {
 	s, err := d.Locate(position)
 	if err != nil {
@@ -55,7 +56,8 @@ func (d *Data) Parts(ctx context.Context, s Sample) ([]Part, error) {
 			if err != nil {
 				return err
 			}
-			parts = append(parts, Part{document, int(at + max(span.First, g.token) - g.token), int(at + min(span.End, end) - g.token)})
+			parts = append(parts, Part{document, int(at + max(span.First, g.token) - g.token),
+				int(at + min(span.End, end) - g.token)})
 		}
 		at += g.length
 		return nil
@@ -68,7 +70,8 @@ func (d *Data) Parts(ctx context.Context, s Sample) ([]Part, error) {
 
 // document says where a document comes from.
 func (d *Data) document(ctx context.Context, s *shards.Shard, source, shard int, span shards.Span) (Document, error) {
-	doc := Document{Source: source, Shard: shard, Number: span.Document, First: span.First, Tokens: span.End - span.First}
+	doc := Document{Source: source, Shard: shard, Number: span.Document, First: span.First,
+		Tokens: span.End - span.First}
 	origins, err := s.DocumentIDs(ctx)
 	if errors.Is(err, shards.ErrNoDocuments) {
 		return doc, nil
@@ -87,8 +90,9 @@ func (d *Data) document(ctx context.Context, s *shards.Shard, source, shard int,
 // A Use is how a plan uses a window.
 type Use int
 
-// The uses of a window: drawn at a position; left out by a skip there; held out for validation; never drawn, because the plan ends
-// before. NoWindow is for a document that no window holds, as it is empty, or at the end of a shard, behind the last whole window.
+// The uses of a window: drawn at a position; left out by a skip there; held out for validation;
+// never drawn, because the plan ends before. NoWindow is for a document that no window holds, as it
+// is empty, or at the end of a shard, behind the last whole window.
 const (
 	Drawn Use = iota
 	SkippedOver
@@ -121,10 +125,12 @@ type Occurrence struct {
 	Sample Sample // its position is -1 unless Use is Drawn or SkippedOver
 }
 
-// Where finds every position of the plan that reads a token of a document with this id. The occurrences of each such document are given
-// one window after the other in stored order, and for each window in the order of epochs, which is that of positions. A window that the
-// plan never draws gives one occurrence that says why, and so does a document in no window: nothing at all means that no shard has the
-// id. Shards without a record of their documents' ids cannot be searched; if no other has the id, the error says so.
+// Where finds every position of the plan that reads a token of a document with this id. The
+// occurrences of each such document are given one window after the other in stored order, and for
+// each window in the order of epochs, which is that of positions. A window that the plan never
+// draws gives one occurrence that says why, and so does a document in no window: nothing at all
+// means that no shard has the id. Shards without a record of their documents' ids cannot be
+// searched; if no other has the id, the error says so.
 func (d *Data) Where(ctx context.Context, id string) iter.Seq2[Occurrence, error] {
 	return func(yield func(Occurrence, error) bool) {
 		found := false
@@ -153,7 +159,8 @@ func (d *Data) Where(ctx context.Context, id string) iter.Seq2[Occurrence, error
 			}
 		}
 		if !found && unsearched > 0 {
-			yield(Occurrence{}, fmt.Errorf("no shard is known to have a document %q, but %d shards, the first %s, have no .docs.arrow with the ids of their documents", id, unsearched, first))
+			yield(Occurrence{}, fmt.Errorf("no shard is known to have a document %q, but %d shards, the first %s, "+
+				"have no .docs.arrow with the ids of their documents", id, unsearched, first))
 		}
 	}
 }
@@ -220,7 +227,8 @@ func (d *Data) occurrences(ctx context.Context, doc Document) iter.Seq2[Occurren
 			}
 		}
 		if !found {
-			yield(Occurrence{Part: Part{Document: doc}, Use: NoWindow, Sample: Sample{Position: -1, Source: doc.Source, Epoch: -1, Window: -1, Shard: doc.Shard}})
+			yield(Occurrence{Part: Part{Document: doc}, Use: NoWindow, Sample: Sample{Position: -1, Source: doc.Source,
+				Epoch: -1, Window: -1, Shard: doc.Shard}})
 		}
 	}
 }
@@ -233,7 +241,8 @@ func (d *Data) windowPlaces(_ context.Context, doc Document) iter.Seq2[Occurrenc
 		for w := first; ok && w <= last; w++ {
 			_, token := windows.Locate(w)
 			o := Occurrence{
-				Part:   Part{doc, int(max(0, doc.First-token)), int(min(doc.First+doc.Tokens-token, int64(d.SequenceLength)+1))},
+				Part: Part{doc, int(max(0, doc.First-token)),
+					int(min(doc.First+doc.Tokens-token, int64(d.SequenceLength)+1))},
 				Sample: Sample{Position: -1, Source: doc.Source, Epoch: -1, Window: w, Shard: doc.Shard, Token: token},
 			}
 			if !yield(o, nil) {

@@ -12,8 +12,9 @@ import (
 	"mula/shards"
 )
 
-// Peek covers every token of a window with parts of the right documents, and where finds exactly the positions at which Peek shows the
-// document: the two are each other's inverse, over all documents and positions of a plan with stages, epochs, skips and validation.
+// Peek covers every token of a window with parts of the right documents, and where finds exactly
+// the positions at which Peek shows the document: the two are each other's inverse, over all
+// documents and positions of a plan with stages, epochs, skips and validation.
 func TestWhereInvertsPeek(t *testing.T) {
 	c, text := mixed(t)
 	d := c.open(text)
@@ -40,7 +41,8 @@ func TestWhereInvertsPeek(t *testing.T) {
 				}
 			}
 			name, _ := filepath.Rel(c.dir, shard.Prefix())
-			if p.ID != fmt.Sprintf("%s/%d", name, p.Number) || p.File != name+".jsonl" || p.Line != p.Number+1 || p.Source != s.Source || p.Shard != s.Shard {
+			if p.ID != fmt.Sprintf("%s/%d", name, p.Number) || p.File != name+".jsonl" || p.Line != p.Number+1 ||
+				p.Source != s.Source || p.Shard != s.Shard {
 				t.Fatalf("position %d: %+v", position, p)
 			}
 			want[p.ID] = append(want[p.ID], place{position, p.From, p.To})
@@ -81,7 +83,8 @@ func TestWhereInvertsPeek(t *testing.T) {
 						t.Fatalf("%s: window %d is not held out", id, o.Sample.Window)
 					}
 					if o.Use == NoWindow && documentStart(t, shard, number+1) > documentStart(t, shard, number) &&
-						documentStart(t, shard, number) <= d.Sources[i].windows.ShardCount(k)*int64(d.SequenceLength) && d.Sources[i].windows.ShardCount(k) > 0 {
+						documentStart(t, shard, number) <= d.Sources[i].windows.ShardCount(k)*int64(d.SequenceLength) &&
+						d.Sources[i].windows.ShardCount(k) > 0 {
 						t.Fatalf("%s is in a window", id)
 					}
 				}
@@ -136,8 +139,8 @@ func TestWhereNotReached(t *testing.T) {
 	}
 }
 
-// Documents that several shards have under the same id are all found; shards that do not know their documents are not passed over
-// in silence.
+// Documents that several shards have under the same id are all found; shards that do not know their
+// documents are not passed over in silence.
 func TestWhereOverShards(t *testing.T) {
 	c := newCorpus(t)
 	c.shard("a", shards.UInt16, 100)
@@ -161,7 +164,8 @@ func TestWhereOverShards(t *testing.T) {
 	n = 0
 	for _, err := range d.Where(context.Background(), "b/0") {
 		n++
-		if err == nil || !strings.Contains(err.Error(), filepath.Join(c.dir, "b")) || !strings.Contains(err.Error(), "docs.arrow") {
+		if err == nil || !strings.Contains(err.Error(), filepath.Join(c.dir, "b")) ||
+			!strings.Contains(err.Error(), "docs.arrow") {
 			t.Errorf("got %v", err)
 		}
 	}

@@ -14,8 +14,8 @@ import (
 	"mula/shards"
 )
 
-// OrderVersion is the version of the native order of plans that amend no other, and AmendedVersion that of plans which do: it has the same
-// arithmetic where no source has grown.
+// OrderVersion is the version of the native order of plans that amend no other, and AmendedVersion
+// that of plans which do: it has the same arithmetic where no source has grown.
 const (
 	OrderVersion   = 1
 	AmendedVersion = 2
@@ -31,8 +31,8 @@ const (
 
 var one = big.NewRat(1, 1)
 
-// A Plan fixes the order of all samples of a run. [Seal] and [ReadPlan] make plans; they are not to be changed afterwards, and are safe
-// for concurrent use.
+// A Plan fixes the order of all samples of a run. [Seal] and [ReadPlan] make plans; they are not to
+// be changed afterwards, and are safe for concurrent use.
 type Plan struct {
 	Seed           uint64
 	SequenceLength int        // L; a sample has L+1 tokens
@@ -43,16 +43,18 @@ type Plan struct {
 	Checks         []Check // what stands at some positions, to notice an implementation or shards that have changed
 	HeldOut        string  // the share of the windows that is held out for validation, as written; "" for none
 
-	// Megatron is set in a plan whose order is read from an index cache of Megatron-LM. Only an open plan, the one of a [Data], then knows
-	// what stands where. Its sources are the datasets, of one shard each; what is called a window elsewhere is a sample of the dataset, and
-	// its place in the shard, where its tokens lie in several stretches, is that of the first. There are no epochs: Megatron shuffles the
-	// documents of all epochs together. Sample.Epoch is -1.
+	// Megatron is set in a plan whose order is read from an index cache of Megatron-LM. Only an
+	// open plan, the one of a [Data], then knows what stands where. Its sources are the datasets,
+	// of one shard each; what is called a window elsewhere is a sample of the dataset, and its
+	// place in the shard, where its tokens lie in several stretches, is that of the first. There
+	// are no epochs: Megatron shuffles the documents of all epochs together. Sample.Epoch is -1.
 	Megatron *Megatron
 
 	// Packing is set in a plan whose samples are packed documents, not windows.
 	Packing *Packing
 
-	// Parents are the plans that this one comes from by [Amend], the oldest first; none for a plan that amends no other.
+	// Parents are the plans that this one comes from by [Amend], the oldest first; none for a plan
+	// that amends no other.
 	Parents []Parent
 
 	fingerprint string
@@ -133,15 +135,18 @@ type schedule struct {
 // Windows is the number of windows of the source, held-out ones included.
 func (s *Source) Windows() int64 { return s.training + s.Validation }
 
-// Training is the number of windows that an epoch has: all but the held-out ones. Where the source has grown, earlier epochs have fewer.
+// Training is the number of windows that an epoch has: all but the held-out ones. Where the source
+// has grown, earlier epochs have fewer.
 func (s *Source) Training() int64 { return s.training }
 
-// Windowed says whether samples are windows: L+1 consecutive tokens of a shard, whose places follow from the plan alone. Those of packed plans, and of
-// plans whose order is read, are in files of their own.
+// Windowed says whether samples are windows: L+1 consecutive tokens of a shard, whose places follow
+// from the plan alone. Those of packed plans, and of plans whose order is read, are in files of
+// their own.
 func (p *Plan) Windowed() bool { return p.Megatron == nil && p.Packing == nil }
 
-// compile checks the parts of a plan against each other and prepares the arithmetic. Nothing is allocated beyond a few words for what the
-// plan lists, so that a hostile plan cannot ask for more memory than its file had bytes, times a constant.
+// compile checks the parts of a plan against each other and prepares the arithmetic. Nothing is
+// allocated beyond a few words for what the plan lists, so that a hostile plan cannot ask for more
+// memory than its file had bytes, times a constant.
 func (p *Plan) compile() error {
 	if p.SequenceLength < 1 || p.SequenceLength > maxSequenceLength {
 		return fmt.Errorf("sequence length %d is not between 1 and %d", p.SequenceLength, maxSequenceLength)
@@ -190,7 +195,8 @@ func (p *Plan) compile() error {
 	end := int64(-1)
 	for i, r := range p.Skips {
 		if r.From < 0 || r.To <= r.From || r.From <= end || r.To > p.length {
-			return fmt.Errorf("skip %d: [%d, %d) is empty, out of order or beyond the plan's %d positions", i+1, r.From, r.To, p.length)
+			return fmt.Errorf("skip %d: [%d, %d) is empty, out of order or beyond the plan's %d positions", i+1, r.From,
+				r.To, p.length)
 		}
 		end = r.To // the next must not even touch, so that one set of positions has one form
 	}
@@ -265,9 +271,11 @@ func (s *Source) compile(seed uint64, sequenceLength int) error {
 	}
 	if s.training = s.windows.Count() - s.Validation; s.training == 0 {
 		if s.windows.Count() == 0 {
-			return fmt.Errorf("no shard has the %d tokens of a window: give it more text, or shorten sequence_length", sequenceLength+1)
+			return fmt.Errorf("no shard has the %d tokens of a window: give it more text, or shorten sequence_length",
+				sequenceLength+1)
 		}
-		return fmt.Errorf("all %d windows are held out for validation: give it more text, or lower validation", s.windows.Count())
+		return fmt.Errorf("all %d windows are held out for validation: give it more text, or lower validation",
+			s.windows.Count())
 	}
 	if len(s.Growth) > 0 {
 		return s.compileGrowth(seed)
@@ -284,8 +292,9 @@ func (p *Plan) ShardPath(source, shard int) string {
 	return p.path(p.Sources[source].Shards[shard].Path)
 }
 
-// Locate computes what stands at a position, in [0, Length). Of a packed plan that is not open it knows neither shard nor token: both are −1.
-// It fails, too, where index files that the order is read from cannot be read.
+// Locate computes what stands at a position, in [0, Length). Of a packed plan that is not open it
+// knows neither shard nor token: both are −1. It fails, too, where index files that the order is
+// read from cannot be read.
 func (p *Plan) Locate(position int64) (Sample, error) {
 	if position < 0 || position >= p.length {
 		return Sample{}, fmt.Errorf("position %d is not in the plan, which has positions 0 to %d", position, p.length-1)
@@ -316,9 +325,10 @@ func (p *Plan) skipped(position int64) bool {
 	return i < len(p.Skips) && p.Skips[i].From <= position
 }
 
-// Position is the inverse of [Plan.Locate]: the position at which a source's window is drawn in an epoch. ok is false if the plan ends
-// before, or if the window is held out. With [Plan.Megatron] set there is no formula for it and the whole order is looked through, in the
-// open plan of a [Data]; the epoch is then -1.
+// Position is the inverse of [Plan.Locate]: the position at which a source's window is drawn in an
+// epoch. ok is false if the plan ends before, or if the window is held out. With [Plan.Megatron]
+// set there is no formula for it and the whole order is looked through, in the open plan of a
+// [Data]; the epoch is then -1.
 func (p *Plan) Position(source int, epoch, window int64) (position int64, ok bool) {
 	s := &p.Sources[source]
 	if p.Megatron != nil {
@@ -349,7 +359,8 @@ func (p *Plan) position(source int, k int64) (int64, bool) {
 	return st.start + y, ok
 }
 
-// Validation lists the held-out windows of a source in their stored order. They have no position and no epoch.
+// Validation lists the held-out windows of a source in their stored order. They have no position
+// and no epoch.
 func (p *Plan) Validation(source int) iter.Seq[Sample] {
 	return func(yield func(Sample) bool) {
 		s := &p.Sources[source]
@@ -375,8 +386,8 @@ func (p *Plan) Validation(source int) iter.Seq[Sample] {
 	}
 }
 
-// checkPositions are the positions that a plan of this length is checked at: the first 8, and 8 spread over the order, in order and
-// without repetition.
+// checkPositions are the positions that a plan of this length is checked at: the first 8, and 8
+// spread over the order, in order and without repetition.
 func checkPositions(length int64) []int64 {
 	var list []int64
 	for i := range min(8, length) {
@@ -399,7 +410,8 @@ func (p *Plan) verifyPositions() error {
 	}
 	for i, c := range p.Checks {
 		if c.Position != positions[i] || !isHex(c.Hash, 32) {
-			return fmt.Errorf("check value %d is about position %d, want %d with the hash of a sample", i+1, c.Position, positions[i])
+			return fmt.Errorf("check value %d is about position %d, want %d with the hash of a sample", i+1, c.Position,
+				positions[i])
 		}
 	}
 	return nil
@@ -416,14 +428,17 @@ func (p *Plan) verifyPairs() error {
 			return err
 		}
 		if s.Source != c.Source || s.Window != c.Window {
-			return fmt.Errorf("position %d holds window %d of source %d, but the plan was sealed with window %d of source %d there: "+
-				"it was made by an implementation of the order that differs, or was changed by hand; seal it again", c.Position, s.Window, s.Source, c.Window, c.Source)
+			return fmt.Errorf("position %d holds window %d of source %d, but the plan was sealed with window %d of "+
+				"source %d there: "+
+				"it was made by an implementation of the order that differs, or was changed by hand; seal it again",
+				c.Position, s.Window, s.Source, c.Window, c.Source)
 		}
 	}
 	return nil
 }
 
-// validateName refuses names that a message, a table or the canonical form of a plan could not hold as they are.
+// validateName refuses names that a message, a table or the canonical form of a plan could not hold
+// as they are.
 func validateName(name string) error {
 	switch {
 	case name == "":
@@ -439,7 +454,8 @@ func validateName(name string) error {
 	return nil
 }
 
-// isPlainText says whether JSON holds a text without escapes: it is UTF-8 without quotation marks, backslashes, and control characters.
+// isPlainText says whether JSON holds a text without escapes: it is UTF-8 without quotation marks,
+// backslashes, and control characters.
 func isPlainText(text string) bool {
 	return utf8.ValidString(text) && !strings.ContainsFunc(text, func(r rune) bool {
 		return r < 0x20 || r == 0x7f || strings.ContainsRune("\"\\\u2028\u2029", r)

@@ -20,8 +20,8 @@ import (
 	"mula/shards"
 )
 
-// Every position has one (source, epoch, window), every source's windows come epoch by epoch, each once an epoch, over the stages' borders;
-// and Position leads back from each.
+// Every position has one (source, epoch, window), every source's windows come epoch by epoch, each
+// once an epoch, over the stages' borders; and Position leads back from each.
 func TestOrderOfPlan(t *testing.T) {
 	c, text := mixed(t)
 	p := c.seal(text)
@@ -101,7 +101,8 @@ func planOf(t interface {
 	t.Helper()
 	p := &Plan{Seed: 1, SequenceLength: 8, Stages: stages}
 	for i, n := range windows {
-		p.Sources = append(p.Sources, Source{Name: string(rune('a'+i%26)) + string(rune('a'+i/26%26)) + string(rune('a'+i/676)),
+		p.Sources = append(p.Sources, Source{Name: string(rune('a'+i%26)) + string(rune('a'+i/26%26)) +
+			string(rune('a'+i/676)),
 			Shards: []Shard{{DType: "uint16", Tokens: n*8 + 1, Bin: unhashed, Index: unhashed}}})
 	}
 	if err := p.compile(); err != nil {
@@ -113,11 +114,13 @@ func planOf(t interface {
 // Over any stages, large and small, positions and samples lead to each other.
 func TestPositionInvertsLocate(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		windows := rapid.SliceOfN(rapid.OneOf(rapid.Int64Range(1, 50), rapid.Int64Range(60_000, 1<<40)), 1, 8).Draw(rt, "windows")
+		windows := rapid.SliceOfN(rapid.OneOf(rapid.Int64Range(1, 50), rapid.Int64Range(60_000, 1<<40)), 1, 8).Draw(rt,
+			"windows")
 		stages := make([]Stage, rapid.IntRange(1, 5).Draw(rt, "stages"))
 		for j := range stages {
 			stages[j].Samples = rapid.OneOf(rapid.Int64Range(1, 20), rapid.Int64Range(1, 1<<57)).Draw(rt, "samples")
-			stages[j].Weights = rapid.SliceOfN(rapid.Uint64Range(0, 1<<40), len(windows), len(windows)).Draw(rt, "weights")
+			stages[j].Weights = rapid.SliceOfN(rapid.Uint64Range(0, 1<<40), len(windows), len(windows)).Draw(rt,
+				"weights")
 			stages[j].Weights[rapid.IntRange(0, len(windows)-1).Draw(rt, "one")]++
 		}
 		p := planOf(t, windows, stages)
@@ -132,12 +135,14 @@ func TestPositionInvertsLocate(t *testing.T) {
 	})
 }
 
-// Changing what comes later does not change what came before, and a stage that only repeats the weights goes on as if it were none for
-// the sources' own order: no window is drawn twice in an epoch.
+// Changing what comes later does not change what came before, and a stage that only repeats the
+// weights goes on as if it were none for the sources' own order: no window is drawn twice in an
+// epoch.
 func TestPrefixStability(t *testing.T) {
 	windows := []int64{100, 7, 70_000}
 	short := planOf(t, windows, []Stage{{Samples: 1000, Weights: []uint64{3, 1, 6}}})
-	long := planOf(t, windows, []Stage{{Samples: 1000, Weights: []uint64{3, 1, 6}}, {Samples: 500, Weights: []uint64{0, 1, 1}}})
+	long := planOf(t, windows, []Stage{{Samples: 1000, Weights: []uint64{3, 1, 6}},
+		{Samples: 500, Weights: []uint64{0, 1, 1}}})
 	for position := range short.Length() {
 		a, _ := short.Locate(position)
 		b, _ := long.Locate(position)
@@ -171,7 +176,8 @@ func TestCheckPositions(t *testing.T) {
 	}
 }
 
-// A plan and its shards can be moved together, and apart with a base directory; the fingerprint stays.
+// A plan and its shards can be moved together, and apart with a base directory; the fingerprint
+// stays.
 func TestPlanMoves(t *testing.T) {
 	c, text := mixed(t)
 	p := c.seal(text)
@@ -224,17 +230,21 @@ func TestPlanMoves(t *testing.T) {
 	d.Close()
 }
 
-// The fingerprint is of the meaning: other spellings of the weights do not change it, anything that changes a batch does.
+// The fingerprint is of the meaning: other spellings of the weights do not change it, anything that
+// changes a batch does.
 func TestFingerprint(t *testing.T) {
 	c, text := mixed(t)
 	p := c.seal(text)
-	same := c.seal(strings.NewReplacer("0.7\n", "7e-1\n", "1/10", "0.10", "0.2\n", "1/5\n", "{wiki: 0.3, web: 0.7}", "{web: 7, wiki: 3}",
+	same := c.seal(strings.NewReplacer("0.7\n", "7e-1\n", "1/10", "0.10", "0.2\n", "1/5\n", "{wiki: 0.3, web: 0.7}",
+		"{web: 7, wiki: 3}",
 		"validation: 0.05", "validation: 5e-2", "max_epochs: 8", "max_epochs: 9").Replace(text))
 	if p.Fingerprint() != same.Fingerprint() {
 		t.Error("the spelling of weights changed the fingerprint")
 	}
-	for _, change := range [][2]string{{"6198", "6199"}, {"length: 16", "length: 15"}, {"samples: 600", "samples: 601"}, {"samples: 200", "samples: 201"},
-		{"0.7\n", "0.71\n"}, {"name: web", "name: net"}, {"to: 41", "to: 42"}, {"0.05", "0.2"}, {"[web/part-*.idx]", "['web/part-[01]']"}} {
+	for _, change := range [][2]string{{"6198", "6199"}, {"length: 16", "length: 15"}, {"samples: 600", "samples: 601"},
+		{"samples: 200", "samples: 201"},
+		{"0.7\n", "0.71\n"}, {"name: web", "name: net"}, {"to: 41", "to: 42"}, {"0.05", "0.2"}, {"[web/part-*.idx]",
+			"['web/part-[01]']"}} {
 		text := strings.ReplaceAll(text, change[0], change[1])
 		text = strings.ReplaceAll(text, "web:", map[bool]string{true: "net:", false: "web:"}[change[1] == "name: net"])
 		if c.seal(text).Fingerprint() == p.Fingerprint() {
@@ -252,19 +262,22 @@ func TestReadPlanRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, v := range map[string]struct{ old, new, message string }{
-		"seed":           {`"seed": 6198`, `"seed": 6199`, "changed after it was sealed"},
-		"format":         {`"format": 1`, `"format": 7`, "format version 7"},
-		"order":          {`"order": 1`, `"order": 2`, "order version 2"},
-		"no format":      {`"format": 1,`, ``, "no format version"},
-		"no order":       {`"order": 1,`, ``, "no order version"},
-		"unknown field":  {`"seed": 6198`, `"sed": 6198`, `bad.json: unknown field "sed"`},
-		"type":           {`"seed": 6198`, `"seed": "6198"`, "plan.seed: want a whole number of 0 or more, found string"},
-		"below zero":     {`"seed": 6198`, `"seed": -1`, "plan.seed: want a whole number of 0 or more, found number -1"},
-		"version type":   {`"format": 1`, `"format": true`, "format: want a whole number, found bool"},
-		"name type":      {`"name": "wiki"`, `"name": {}`, "plan.sources.name: want a string, found object"},
-		"list type":      {`"wiki/a"`, `["wiki/a"]`, "written.sources.paths: want a string, found array"},
-		"an array":       {string(good), "[]", "byte 1: want an object, found array"},
-		"a blend.yaml":   {string(good), "sequence_length: 16\nsources:\n", "this is not a plan.json, nor JSON at all: `mula blend` makes one"},
+		"seed":          {`"seed": 6198`, `"seed": 6199`, "changed after it was sealed"},
+		"format":        {`"format": 1`, `"format": 7`, "format version 7"},
+		"order":         {`"order": 1`, `"order": 2`, "order version 2"},
+		"no format":     {`"format": 1,`, ``, "no format version"},
+		"no order":      {`"order": 1,`, ``, "no order version"},
+		"unknown field": {`"seed": 6198`, `"sed": 6198`, `bad.json: unknown field "sed"`},
+		"type": {`"seed": 6198`, `"seed": "6198"`,
+			"plan.seed: want a whole number of 0 or more, found string"},
+		"below zero": {`"seed": 6198`, `"seed": -1`,
+			"plan.seed: want a whole number of 0 or more, found number -1"},
+		"version type": {`"format": 1`, `"format": true`, "format: want a whole number, found bool"},
+		"name type":    {`"name": "wiki"`, `"name": {}`, "plan.sources.name: want a string, found object"},
+		"list type":    {`"wiki/a"`, `["wiki/a"]`, "written.sources.paths: want a string, found array"},
+		"an array":     {string(good), "[]", "byte 1: want an object, found array"},
+		"a blend.yaml": {string(good), "sequence_length: 16\nsources:\n",
+			"this is not a plan.json, nor JSON at all: `mula blend` makes one"},
 		"other JSON":     {string(good), "{}\n", "`mula blend` makes a plan.json"},
 		"no text":        {string(good), "", "byte 0: the file ends"},
 		"length":         {`"sequence_length": 16`, `"sequence_length": 0`, "sequence length 0"},
@@ -289,7 +302,8 @@ func TestReadPlanRefuses(t *testing.T) {
 		if err := os.WriteFile(path, bad, 0o644); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := ReadPlan(path); err == nil || !strings.Contains(err.Error(), v.message) || !strings.Contains(err.Error(), path) {
+		if _, err := ReadPlan(path); err == nil || !strings.Contains(err.Error(), v.message) ||
+			!strings.Contains(err.Error(), path) {
 			t.Errorf("%s: %v; want the path and %q", name, err, v.message)
 		}
 	}
@@ -298,7 +312,8 @@ func TestReadPlanRefuses(t *testing.T) {
 			t.Fatalf("the first %d bytes of a plan were taken for a plan", cut)
 		}
 	}
-	// A plan whose check values do not fit, although its fingerprint does: made by another implementation.
+	// A plan whose check values do not fit, although its fingerprint does: made by another
+	// implementation.
 	p, err := parsePlan(good)
 	if err != nil {
 		t.Fatal(err)
@@ -311,7 +326,8 @@ func TestReadPlanRefuses(t *testing.T) {
 	if err := p.Write(path); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := ReadPlan(path); err == nil || !strings.Contains(err.Error(), "implementation of the order that differs") {
+	if _, err := ReadPlan(path); err == nil ||
+		!strings.Contains(err.Error(), "implementation of the order that differs") {
 		t.Errorf("a plan with other check values: %v", err)
 	}
 }
@@ -352,7 +368,8 @@ func TestOpenNoticesChanges(t *testing.T) {
 	}
 }
 
-// Of several shards that cannot be opened the error names the first in the order of the plan, although a later one is found out sooner.
+// Of several shards that cannot be opened the error names the first in the order of the plan,
+// although a later one is found out sooner.
 func TestOpenNamesTheFirst(t *testing.T) {
 	c := newCorpus(t)
 	c.shard("a/0", shards.UInt16, 100)
@@ -381,8 +398,8 @@ func TestOpenNamesTheFirst(t *testing.T) {
 	}
 }
 
-// The way from a plan to shards beside its directory is found by whichever path the plan is named, links and all, and from a working
-// directory that the shell has come to by a link.
+// The way from a plan to shards beside its directory is found by whichever path the plan is named,
+// links and all, and from a working directory that the shell has come to by a link.
 func TestPlanAmongLinks(t *testing.T) {
 	c := newCorpus(t)
 	c.shard("deep/data/a", shards.UInt16, 200)
@@ -392,7 +409,8 @@ func TestPlanAmongLinks(t *testing.T) {
 		t.Fatal(err)
 	}
 	at := func(name string) string { return filepath.Join(dir, filepath.FromSlash(name)) }
-	for link, target := range map[string]string{"link": "deep/project", "deep/project/linked": "elsewhere", "deep/beside": "elsewhere"} {
+	for link, target := range map[string]string{"link": "deep/project", "deep/project/linked": "elsewhere",
+		"deep/beside": "elsewhere"} {
 		if err := errors.Join(os.MkdirAll(at("elsewhere"), 0o755), os.Symlink(at(target), at(link))); err != nil {
 			t.Fatal(err)
 		}
@@ -400,12 +418,14 @@ func TestPlanAmongLinks(t *testing.T) {
 	c.shard("elsewhere/b", shards.UInt16, 400)
 	c.shard("elsewhere/c", shards.UInt16, 500)
 	c.shard("elsewhere/d", shards.UInt16, 600)
-	text := "sequence_length: 16\nsources:\n  - name: a\n    shards: [../data/a, own/a, linked/b, ../beside/c, " + at("elsewhere/d") + "]\n"
+	text := "sequence_length: 16\nsources:\n  - name: a\n    shards: [../data/a, own/a, linked/b, ../beside/c, " +
+		at("elsewhere/d") + "]\n"
 	if err := os.WriteFile(at("deep/project/blend.yaml"), []byte(text), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	ways := []struct{ from, project string }{
-		{at("link"), "."}, {at("deep/project"), "."}, {at("deep"), "project"}, {dir, "link"}, {dir, at("link")}, {dir, at("deep/project")},
+		{at("link"), "."}, {at("deep/project"), "."}, {at("deep"), "project"}, {dir, "link"}, {dir, at("link")}, {dir,
+			at("deep/project")},
 	}
 	for _, written := range ways {
 		t.Chdir(written.from) // which sets $PWD, as a shell does
@@ -433,7 +453,8 @@ func TestPlanAmongLinks(t *testing.T) {
 				paths = append(paths, s.Path)
 			}
 			// Links that lead to the shards are kept.
-			if want := []string{"../data/a", "own/a", "linked/b", "../beside/c", "../../elsewhere/d"}; !slices.Equal(paths, want) {
+			if want := []string{"../data/a", "own/a", "linked/b", "../beside/c",
+				"../../elsewhere/d"}; !slices.Equal(paths, want) {
 				t.Errorf("%v: paths %q, want %q", written, paths, want)
 			}
 			d, err := Open(context.Background(), p, OpenOptions{})
@@ -473,7 +494,8 @@ func (c corpus) reverse(name string) {
 	defer w.Abort()
 	from := int64(0)
 	for i, end := range ends {
-		if err := w.Append(tokens[from:end], shards.DocumentOrigin{ID: "r", File: "r", Line: int64(i + 1)}); err != nil {
+		if err := w.Append(tokens[from:end], shards.DocumentOrigin{ID: "r", File: "r",
+			Line: int64(i + 1)}); err != nil {
 			c.t.Fatal(err)
 		}
 		from = end
@@ -525,7 +547,8 @@ func TestWriteFaults(t *testing.T) {
 	}
 }
 
-// FuzzReadPlan gives the reader plans that were tampered with. What it takes must be whole: located from end to end without a panic.
+// FuzzReadPlan gives the reader plans that were tampered with. What it takes must be whole: located
+// from end to end without a panic.
 func FuzzReadPlan(f *testing.F) {
 	c, text := mixed(f)
 	c.seal(text)
@@ -549,7 +572,8 @@ func FuzzReadPlan(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		p, err := parsePlan(data)
 		if err != nil {
-			// The fingerprint stops most; try the rest of the checks as well, as a hostile plan would have a fitting one.
+			// The fingerprint stops most; try the rest of the checks as well, as a hostile plan
+			// would have a fitting one.
 			if p, _, err = parseNative(data); err != nil {
 				p, _, err = parseMegatron(data)
 			}
@@ -615,7 +639,8 @@ func manySources(t testing.TB) *Plan {
 	return planOf(t, windows, []Stage{{Samples: 1e9, Weights: weights}})
 }
 
-// sevenOfManyFiles is a plan with the shape of OLMoE-mix-0924: seven sources in 2,000 shards of unlike sizes, 4T tokens.
+// sevenOfManyFiles is a plan with the shape of OLMoE-mix-0924: seven sources in 2,000 shards of
+// unlike sizes, 4T tokens.
 func sevenOfManyFiles(t testing.TB) *Plan {
 	p := &Plan{Seed: 6198, SequenceLength: 4096}
 	shares := []uint64{948, 20, 21, 5, 4, 1, 1}
@@ -626,7 +651,8 @@ func sevenOfManyFiles(t testing.TB) *Plan {
 		for range n {
 			x = x*6364136223846793005 + 1442695040888963407
 			tokens := 4e12 * float64(share) / 1000 / float64(n) * (0.25 + 1.5*float64(x>>11)/(1<<53))
-			s.Shards = append(s.Shards, Shard{DType: "uint16", Tokens: int64(tokens), Documents: int64(tokens) / 1250, Bin: unhashed, Index: unhashed})
+			s.Shards = append(s.Shards, Shard{DType: "uint16", Tokens: int64(tokens), Documents: int64(tokens) / 1250,
+				Bin: unhashed, Index: unhashed})
 		}
 		p.Sources = append(p.Sources, s)
 	}

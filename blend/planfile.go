@@ -30,8 +30,9 @@ type planFile[P any] struct {
 	Written     writtenPlan `json:"written"`
 }
 
-// sealedPlan is the part of plan.json that decides what the plan means. Its JSON text with the fields in this order and without white
-// space is the canonical form, whose SHA-256 is the plan's fingerprint.
+// sealedPlan is the part of plan.json that decides what the plan means. Its JSON text with the
+// fields in this order and without white space is the canonical form, whose SHA-256 is the plan's
+// fingerprint.
 type sealedPlan struct {
 	Order          int            `json:"order"`
 	Seed           uint64         `json:"seed"`
@@ -88,8 +89,9 @@ type writtenSource struct {
 	Paths     []string `json:"paths"` // relative to the plan's directory where they can be, with slashes
 }
 
-// Fingerprint identifies the plan by what it means: the SHA-256, in hexadecimal, of its canonical form (docs/formats/plan.md). Where the
-// files lie, and how weights were written, is not part of it.
+// Fingerprint identifies the plan by what it means: the SHA-256, in hexadecimal, of its canonical
+// form (docs/formats/plan.md). Where the files lie, and how weights were written, is not part of
+// it.
 func (p *Plan) Fingerprint() string { return p.fingerprint }
 
 // seal computes the fingerprint.
@@ -133,7 +135,8 @@ func (p *Plan) sealedSkips() []Range {
 }
 
 func (p *Plan) sealedMegatron() sealedMegatron {
-	f := sealedMegatron{Order: MegatronOrder, SequenceLength: p.SequenceLength, Tokenizer: p.Tokenizer, Length: p.length, Cache: p.Megatron,
+	f := sealedMegatron{Order: MegatronOrder, SequenceLength: p.SequenceLength, Tokenizer: p.Tokenizer,
+		Length: p.length, Cache: p.Megatron,
 		Skips: p.sealedSkips(), Checks: p.Checks}
 	for i, s := range p.Sources {
 		f.Sources = append(f.Sources, sealedDataset{s.Name, s.training, p.totals[i], s.Validation, s.Shards})
@@ -153,14 +156,15 @@ func encodeJSON(v any, indent string) ([]byte, error) {
 	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), nil
 }
 
-// Write writes the plan to a file, which appears whole or not at all. Shards are noted relative to the file's directory, so that plan and
-// shards can be moved together.
+// Write writes the plan to a file, which appears whole or not at all. Shards are noted relative to
+// the file's directory, so that plan and shards can be moved together.
 func (p *Plan) Write(path string) error {
 	dir, err := absolutePath(filepath.Dir(path))
 	if err != nil {
 		return fmt.Errorf("writing %s: %w", path, err)
 	}
-	f := planFile[any]{Format: planFormat, Fingerprint: p.fingerprint, Plan: p.sealed(), Written: writtenPlan{Validation: p.HeldOut}}
+	f := planFile[any]{Format: planFormat, Fingerprint: p.fingerprint, Plan: p.sealed(),
+		Written: writtenPlan{Validation: p.HeldOut}}
 	relative := func(to string) (string, error) {
 		absolute, err := absolutePath(to)
 		if err != nil {
@@ -204,8 +208,8 @@ func (p *Plan) Write(path string) error {
 	return atomicfile.WriteFile(path, append(text, '\n'))
 }
 
-// absolutePath is filepath.Abs with the real path of the working directory: a shell may have come there by a link, and then ".." in a
-// path means something else than ".." in $PWD.
+// absolutePath is filepath.Abs with the real path of the working directory: a shell may have come
+// there by a link, and then ".." in a path means something else than ".." in $PWD.
 func absolutePath(path string) (string, error) {
 	if filepath.IsAbs(path) {
 		return filepath.Clean(path), nil
@@ -220,7 +224,8 @@ func absolutePath(path string) (string, error) {
 	return filepath.Join(wd, path), nil
 }
 
-// realDir is a directory without links on the way there, as ".." in a path that starts from it leads to the real parent.
+// realDir is a directory without links on the way there, as ".." in a path that starts from it
+// leads to the real parent.
 func realDir(dir string) string {
 	if real, err := filepath.EvalSymlinks(dir); err == nil {
 		return real
@@ -228,8 +233,8 @@ func realDir(dir string) string {
 	return dir
 }
 
-// relativePath gives the way from a plan's directory to a shard, both absolute. It holds from the real directory, where [Plan.ShardPath]
-// starts.
+// relativePath gives the way from a plan's directory to a shard, both absolute. It holds from the
+// real directory, where [Plan.ShardPath] starts.
 func relativePath(dir, shard string) string {
 	way, err := filepath.Rel(dir, shard)
 	if err != nil || !filepath.IsLocal(way) {
@@ -241,8 +246,9 @@ func relativePath(dir, shard string) string {
 	return way
 }
 
-// ReadPlan reads a plan.json and checks all of it that can be checked without the shards: its structure, its fingerprint, and that the
-// order still gives the (source, window) pairs it was sealed with.
+// ReadPlan reads a plan.json and checks all of it that can be checked without the shards: its
+// structure, its fingerprint, and that the order still gives the (source, window) pairs it was
+// sealed with.
 func ReadPlan(path string) (*Plan, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -285,7 +291,8 @@ func parsePlan(data []byte) (*Plan, error) {
 	case versions.Format == nil:
 		return nil, errors.New("not a plan: it has no format version; `mula blend` makes a plan.json")
 	case *versions.Format != planFormat:
-		return nil, fmt.Errorf("format version %d is not known; this program reads version %d", *versions.Format, planFormat)
+		return nil, fmt.Errorf("format version %d is not known; this program reads version %d", *versions.Format,
+			planFormat)
 	case versions.Plan.Order == nil:
 		return nil, errors.New("the plan has no order version")
 	}
@@ -302,7 +309,8 @@ func parsePlan(data []byte) (*Plan, error) {
 	case strconv.Quote(PackedOrder):
 		p, fingerprint, err = parsePacked(data)
 	default:
-		return nil, fmt.Errorf("order version %.40s is not known; this program knows versions %d, %d, %q and %q", order, OrderVersion, AmendedVersion, MegatronOrder, PackedOrder)
+		return nil, fmt.Errorf("order version %.40s is not known; this program knows versions %d, %d, %q and %q", order,
+			OrderVersion, AmendedVersion, MegatronOrder, PackedOrder)
 	}
 	if err != nil {
 		return nil, err
@@ -314,7 +322,8 @@ func parsePlan(data []byte) (*Plan, error) {
 		return nil, err
 	}
 	if p.fingerprint != fingerprint {
-		return nil, fmt.Errorf("the plan was changed after it was sealed: its fingerprint is %s, not %.64q; restore it, or blend again", p.fingerprint, fingerprint)
+		return nil, fmt.Errorf("the plan was changed after it was sealed: its fingerprint is %s, not %.64q; restore "+
+			"it, or blend again", p.fingerprint, fingerprint)
 	}
 	if p.Megatron != nil { // what the order gives is known when the cache is open
 		return p, p.verifyPositions()
@@ -322,14 +331,16 @@ func parsePlan(data []byte) (*Plan, error) {
 	return p, p.verifyPairs()
 }
 
-// parseNative reads a plan of the native order, without any check, and the fingerprint that it should have.
+// parseNative reads a plan of the native order, without any check, and the fingerprint that it
+// should have.
 func parseNative(data []byte) (*Plan, string, error) {
 	var f planFile[sealedPlan]
 	if err := strictjson.Decode(data, &f); err != nil {
 		return nil, "", err
 	}
-	p := &Plan{Seed: f.Plan.Seed, SequenceLength: f.Plan.SequenceLength, Tokenizer: f.Plan.Tokenizer, Stages: f.Plan.Stages,
-		Skips: f.Plan.Skips, Checks: f.Plan.Checks}
+	p := &Plan{Seed: f.Plan.Seed, SequenceLength: f.Plan.SequenceLength, Tokenizer: f.Plan.Tokenizer,
+		Stages: f.Plan.Stages,
+		Skips:  f.Plan.Skips, Checks: f.Plan.Checks}
 	for _, s := range f.Plan.Sources {
 		p.Sources = append(p.Sources, Source{Name: s.Name, Validation: s.Validation, Shards: s.Shards})
 	}
@@ -339,7 +350,8 @@ func parseNative(data []byte) (*Plan, string, error) {
 // takeWritten gives a plan with stages what does not change its meaning.
 func (p *Plan) takeWritten(w writtenPlan) error {
 	if len(w.Sources) != len(p.Sources) || len(w.Stages) != len(p.Stages) {
-		return fmt.Errorf("%d sources and %d stages, but what was written is about %d and %d", len(p.Sources), len(p.Stages), len(w.Sources), len(w.Stages))
+		return fmt.Errorf("%d sources and %d stages, but what was written is about %d and %d", len(p.Sources),
+			len(p.Stages), len(w.Sources), len(w.Stages))
 	}
 	p.HeldOut = w.Validation
 	for i := range p.Sources {
@@ -362,16 +374,19 @@ func parseMegatron(data []byte) (*Plan, string, error) {
 		return nil, "", err
 	}
 	if len(f.Written.Sources) != len(f.Plan.Sources) || f.Plan.Cache == nil || f.Written.Cache == nil {
-		return nil, "", fmt.Errorf("%d sources and a cache, but what was written is about %d, or about no cache", len(f.Plan.Sources), len(f.Written.Sources))
+		return nil, "", fmt.Errorf("%d sources and a cache, but what was written is about %d, or about no cache",
+			len(f.Plan.Sources), len(f.Written.Sources))
 	}
-	p := &Plan{SequenceLength: f.Plan.SequenceLength, Tokenizer: f.Plan.Tokenizer, Skips: f.Plan.Skips, Checks: f.Plan.Checks, Megatron: f.Plan.Cache,
+	p := &Plan{SequenceLength: f.Plan.SequenceLength, Tokenizer: f.Plan.Tokenizer, Skips: f.Plan.Skips,
+		Checks: f.Plan.Checks, Megatron: f.Plan.Cache,
 		length: f.Plan.Length}
 	p.Megatron.directory, p.Megatron.root = f.Written.Cache.Directory, f.Written.Cache.Root
 	for i, s := range f.Plan.Sources {
 		if err := placeShards(s.Name, s.Shards, f.Written.Sources[i].Paths); err != nil {
 			return nil, "", err
 		}
-		p.Sources = append(p.Sources, Source{Name: s.Name, training: s.Samples, Validation: s.Validation, Shards: s.Shards})
+		p.Sources = append(p.Sources, Source{Name: s.Name, training: s.Samples, Validation: s.Validation,
+			Shards: s.Shards})
 		p.totals = append(p.totals, s.Drawn)
 	}
 	return p, f.Fingerprint, nil

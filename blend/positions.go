@@ -8,20 +8,22 @@ import (
 	"sort"
 )
 
-// A Block is what stands at consecutive positions. Its slices are good until the next Block is asked for.
+// A Block is what stands at consecutive positions. Its slices are good until the next Block is
+// asked for.
 type Block struct {
 	First   int64   // position of the first
 	Sources []int32 // index in Plan.Sources, for each position
 	Windows []int64 // among all windows of the source, for each position
 }
 
-// blockLength is the greatest number of positions in a Block. With a block's arrays in the second-level cache, it is still several for each
-// of 2,000 sources.
+// blockLength is the greatest number of positions in a Block. With a block's arrays in the
+// second-level cache, it is still several for each of 2,000 sources.
 const blockLength = 1 << 16
 
-// Positions lists the order: what stands at the positions [from, to), in blocks, skipped positions included (Plan.Skips has them). It gives
-// what [Plan.Locate] gives, at a fraction of the cost: a block goes down the tree of the sources as a whole, and each source gives the
-// windows of its part in one go. It ends with an error if the positions are not in the plan, or when ctx ends.
+// Positions lists the order: what stands at the positions [from, to), in blocks, skipped positions
+// included (Plan.Skips has them). It gives what [Plan.Locate] gives, at a fraction of the cost: a
+// block goes down the tree of the sources as a whole, and each source gives the windows of its part
+// in one go. It ends with an error if the positions are not in the plan, or when ctx ends.
 func (p *Plan) Positions(ctx context.Context, from, to int64) iter.Seq2[Block, error] {
 	return func(yield func(Block, error) bool) {
 		if from < 0 || to < from || to > p.length {
@@ -83,7 +85,8 @@ type lister struct {
 	sources []int32
 	windows []int64
 	drawn   []int64 // the windows of one source, in its order
-	// Places in the block, by node of the tree: a node's are a stretch of one of the two, its children's the same stretch of the other.
+	// Places in the block, by node of the tree: a node's are a stretch of one of the two, its
+	// children's the same stretch of the other.
 	places [2][]uint16
 }
 
@@ -103,7 +106,8 @@ func (l *lister) list(st *schedule, first int64, n int) Block {
 	return Block{first, l.sources, l.windows}
 }
 
-// descend shares the places [from, to) of places[side] out below a node, to which they come as its positions y, y+1, ….
+// descend shares the places [from, to) of places[side] out below a node, to which they come as its
+// positions y, y+1, ….
 func (l *lister) descend(st *schedule, id int32, y uint64, from, to, side int) {
 	if from == to {
 		return
@@ -131,7 +135,8 @@ func (l *lister) descend(st *schedule, id int32, y uint64, from, to, side int) {
 	middle := from + int(end-q)
 	in, out := l.places[side][from:to], l.places[1-side]
 	left, right := out[from:middle], out[middle:to]
-	// Nothing branches on the way that a position takes, so each is written to both sides, and one of the two is written over.
+	// Nothing branches on the way that a position takes, so each is written to both sides, and one
+	// of the two is written over.
 	need, nl, nr := e.sum-e.left, 0, 0
 	for _, place := range in {
 		less, borrow := bits.Sub64(rest, need, 0) // borrow is 1 for those that go right

@@ -14,7 +14,8 @@ func TestPositions(t *testing.T) {
 		n := rapid.IntRange(1, 40).Draw(t, "sources")
 		var windows []int64
 		for range n {
-			windows = append(windows, rapid.SampledFrom([]int64{1, 2, 9, 1000, 65_535, 65_536, 70_000, 1_000_003}).Draw(t, "windows"))
+			windows = append(windows, rapid.SampledFrom([]int64{1, 2, 9, 1000, 65_535, 65_536, 70_000,
+				1_000_003}).Draw(t, "windows"))
 		}
 		var stages []Stage
 		for range rapid.IntRange(1, 3).Draw(t, "stages") {
@@ -42,7 +43,8 @@ func TestPositions(t *testing.T) {
 				}
 				s, err := p.Locate(at + int64(i))
 				if err != nil || s.Source != int(b.Sources[i]) || s.Window != b.Windows[i] {
-					t.Fatalf("position %d: window %d of source %d, want %+v, %v", at+int64(i), b.Windows[i], b.Sources[i], s, err)
+					t.Fatalf("position %d: window %d of source %d, want %+v, %v", at+int64(i), b.Windows[i],
+						b.Sources[i], s, err)
 				}
 			}
 			at += int64(len(b.Sources))

@@ -11,7 +11,8 @@ import (
 	"mula/shards"
 )
 
-// Damage in place, after a sample was read, is found when its blocks are compared again: when the sample is read after the set time, or by Reread.
+// Damage in place, after a sample was read, is found when its blocks are compared again: when the
+// sample is read after the set time, or by Reread.
 func TestReadsFindLaterDamage(t *testing.T) {
 	c := newCorpus(t)
 	c.shard("web", shards.UInt16, 9000, 9000, 9000)
@@ -48,7 +49,8 @@ func TestReadsFindLaterDamage(t *testing.T) {
 		if err := d.Tokens(tokens, s); (name == "soon") != errors.As(err, &e) || name != "soon" && err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
-		if err := d.Reread(t.Context(), tokens, s); !errors.As(err, &e) || e.Path != path || !strings.Contains(err.Error(), `source "web"`) {
+		if err := d.Reread(t.Context(), tokens, s); !errors.As(err, &e) || e.Path != path ||
+			!strings.Contains(err.Error(), `source "web"`) {
 			t.Errorf("%s: Reread: %v", name, err)
 		}
 		if _, err := f.WriteAt(right, 2*s.Token); err != nil {

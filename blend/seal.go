@@ -22,23 +22,27 @@ import (
 
 // SealOptions are the options of [Seal].
 type SealOptions struct {
-	Progress func(HashProgress) // called, from one goroutine at a time, while files without a manifest are hashed; may be nil
+	// called, from one goroutine at a time, while files without a manifest are hashed; may be nil
+	Progress func(HashProgress)
 
-	// Waiting, if not nil, lets Seal wait while another process builds the index files of an order that is read: see [OpenOptions.Waiting].
+	// Waiting, if not nil, lets Seal wait while another process builds the index files of an order
+	// that is read: see [OpenOptions.Waiting].
 	Waiting func(message string)
 
 	Packing func(PackProgress) // called, from one goroutine at a time, while documents are packed; may be nil
 
-	// Packings is the directory for the index files of a packed plan: that of its plan.json. One that is there already is used. "" is the
-	// directory of the configuration.
+	// Packings is the directory for the index files of a packed plan: that of its plan.json. One
+	// that is there already is used. "" is the directory of the configuration.
 	Packings string
 }
 
 // PackProgress is how far the packing of documents has come.
 type PackProgress struct {
 	Source string // that was packed last
-	Tokens int64  // whose documents have been gone through; each source is gone through twice where its index file is not there yet
-	Total  int64  // to go through
+	// whose documents have been gone through; each source is gone through twice where its index
+	// file is not there yet
+	Tokens int64
+	Total  int64 // to go through
 }
 
 // HashProgress is how far the hashing of files has come.
@@ -48,14 +52,18 @@ type HashProgress struct {
 	Total int64  // to read
 }
 
-// Seal makes the plan of a configuration: it finds the shards, counts their windows, resolves weights and stages, refuses what cannot be
-// kept, and notes the hashes of the shards and check values. Hashes come from the shards' manifests; a shard without one is read in full.
-// An index cache that is to be the order is read in full as well, and refused if it contradicts itself: see [megatron.Cache.Check].
+// Seal makes the plan of a configuration: it finds the shards, counts their windows, resolves
+// weights and stages, refuses what cannot be kept, and notes the hashes of the shards and check
+// values. Hashes come from the shards' manifests; a shard without one is read in full. An index
+// cache that is to be the order is read in full as well, and refused if it contradicts itself: see
+// [megatron.Cache.Check].
 //
-// An entry of shards in the configuration is the path of a shard (with or without .idx or .bin), or a pattern as filepath.Match has it,
-// relative to the configuration's directory. What a pattern matches is taken in the order of its bytes. A pattern without a match, and a
-// shard that is listed twice, in one source or in two, are errors: what is to be seen more often gets a larger weight. A plan without a
-// position that is not skipped is refused. An error that wraps an *[EpochsError] says that max_epochs would be broken.
+// An entry of shards in the configuration is the path of a shard (with or without .idx or .bin), or
+// a pattern as filepath.Match has it, relative to the configuration's directory. What a pattern
+// matches is taken in the order of its bytes. A pattern without a match, and a shard that is listed
+// twice, in one source or in two, are errors: what is to be seen more often gets a larger weight. A
+// plan without a position that is not skipped is refused. An error that wraps an *[EpochsError]
+// says that max_epochs would be broken.
 func Seal(ctx context.Context, c *Config, opts SealOptions) (*Plan, error) {
 	l := openLedger()
 	defer l.close()
@@ -93,8 +101,9 @@ func (d *Data) noteChecks() error {
 	return nil
 }
 
-// Survey is the first part of [Seal], without the hashes: it finds and opens the shards, makes every check that a plan must pass, and says
-// what the plan would be. It reads no token, and writes nothing. Of an index cache it reads every entry.
+// Survey is the first part of [Seal], without the hashes: it finds and opens the shards, makes
+// every check that a plan must pass, and says what the plan would be. It reads no token, and writes
+// nothing. Of an index cache it reads every entry.
 func Survey(ctx context.Context, c *Config) (*Summary, error) {
 	l := openLedger()
 	defer l.close()
@@ -109,8 +118,8 @@ func Survey(ctx context.Context, c *Config) (*Summary, error) {
 // unhashed stands for the hash of a file until the hash is known.
 var unhashed = strings.Repeat("0", 64)
 
-// survey gives the plan of a configuration, without check values, and its open shards. Without options it writes nothing. There are no hashes, unless
-// the plan is packed and there are options.
+// survey gives the plan of a configuration, without check values, and its open shards. Without
+// options it writes nothing. There are no hashes, unless the plan is packed and there are options.
 func survey(ctx context.Context, c *Config, l *ledger, opts *SealOptions) (_ *Data, err error) {
 	if err := c.validate(); err != nil { // it may come from no file, or have been changed since
 		return nil, err
@@ -191,7 +200,8 @@ func survey(ctx context.Context, c *Config, l *ledger, opts *SealOptions) (_ *Da
 	for i, s := range c.Sources {
 		limits[i] = s.MaxEpochs
 		if used := slices.ContainsFunc(p.Stages, func(st Stage) bool { return st.Weights[i] > 0 }); !used {
-			return nil, c.file.Errorf(fmt.Sprintf("$.sources[%d]", i), "source %q has a weight in no stage: give it one, or leave it out", s.Name)
+			return nil, c.file.Errorf(fmt.Sprintf("$.sources[%d]", i),
+				"source %q has a weight in no stage: give it one, or leave it out", s.Name)
 		}
 	}
 	if source, err := p.checkEpochs(limits); err != nil {
@@ -223,14 +233,17 @@ func (l *shardList) find(source, pattern string) ([]Shard, error) {
 		}
 		real := l.links.of(absolute)
 		if other, ok := l.planned[real]; ok {
-			return nil, fmt.Errorf("shard %s is in the plan already, in source %q: name the new shards alone", path, other)
+			return nil, fmt.Errorf("shard %s is in the plan already, in source %q: name the new shards alone", path,
+				other)
 		}
 		switch other, ok := l.listed[real]; {
 		case ok && other == source:
-			return nil, fmt.Errorf("shard %s is listed twice in source %q: a shard can be used once; give a source a larger weight to see it more often", path, source)
+			return nil, fmt.Errorf("shard %s is listed twice in source %q: a shard can be used once; give a source "+
+				"a larger weight to see it more often", path, source)
 		case ok:
-			return nil, fmt.Errorf("shard %s is listed twice, in source %q and in source %q: a shard can be used once; "+
-				"give a source a larger weight to see it more often", path, other, source)
+			return nil,
+				fmt.Errorf("shard %s is listed twice, in source %q and in source %q: a shard can be used once; "+
+					"give a source a larger weight to see it more often", path, other, source)
 		}
 		l.listed[real] = source
 		found = append(found, Shard{Path: absolute, Bin: unhashed, Index: unhashed})
@@ -248,7 +261,8 @@ func (d *Data) describeShards() {
 	}
 }
 
-// resolveStages gives every stage its length and integer weights. available is the number of training windows of all sources.
+// resolveStages gives every stage its length and integer weights. available is the number of
+// training windows of all sources.
 func (p *Plan) resolveStages(c *Config, available int64) error {
 	defaults := make([]Number, len(c.Sources))
 	for i, s := range c.Sources {
@@ -269,7 +283,9 @@ func (p *Plan) resolveStages(c *Config, available int64) error {
 	reached, err := p.addStages(c.file, stages, 0, end, defaults)
 	if err == nil && given != nil && reached != end {
 		field, text := lengthText(end, c.Tokens)
-		err = c.file.Errorf("$."+field, "%s, but the stages add up to %d: leave %s out, or make the last stage \"samples: rest\"", text, reached, field)
+		err = c.file.Errorf("$."+field,
+			"%s, but the stages add up to %d: leave %s out, or make the last stage \"samples: rest\"", text, reached,
+			field)
 	}
 	return err
 }
@@ -282,18 +298,22 @@ func lengthText(samples int64, tokens *int64) (field, text string) {
 	return "samples", fmt.Sprintf("samples is %d", samples)
 }
 
-// addStages adds the stages of a file to those that the plan has, from a position on, and returns the position at which they end. "samples: rest" reaches
-// to length; defaults are the weights of stages that have none of their own.
-func (p *Plan) addStages(file *strictyaml.File, stages []StageConfig, at, length int64, defaults []Number) (end int64, err error) {
+// addStages adds the stages of a file to those that the plan has, from a position on, and returns
+// the position at which they end. "samples: rest" reaches to length; defaults are the weights of
+// stages that have none of their own.
+func (p *Plan) addStages(file *strictyaml.File, stages []StageConfig, at, length int64, defaults []Number) (end int64,
+	err error) {
 	end = at
 	for j, sc := range stages {
 		st := Stage{Samples: sc.length(p.SequenceLength).Count}
 		where := fmt.Sprintf("$.stages[%d]", j)
 		if sc.Samples.Rest {
 			if st.Samples = length - end; st.Samples < 1 && len(p.Parents) > 0 {
-				return end, file.Errorf(where, "nothing is left for what follows position %d: the plan has %d positions (set samples to make it longer)", end, length)
+				return end, file.Errorf(where, "nothing is left for what follows position %d: the plan has %d "+
+					"positions (set samples to make it longer)", end, length)
 			} else if st.Samples < 1 {
-				return end, file.Errorf(where, "nothing is left for stage %d: the stages before have %d samples, the plan %d (set samples to make it longer)", j+1, end, length)
+				return end, file.Errorf(where, "nothing is left for stage %d: the stages before have %d samples, "+
+					"the plan %d (set samples to make it longer)", j+1, end, length)
 			}
 		}
 		if st.Samples > maxLength-end {
@@ -328,7 +348,8 @@ func (s *Stage) weigh(weights []Number) (err error) {
 func (p *Plan) resolveSkips(c *Config, length int64) error {
 	for i, r := range c.Skips {
 		if r.To > length {
-			return c.file.Errorf(fmt.Sprintf("$.skips[%d]", i), "skip %d: [%d, %d) goes beyond the plan's %d positions", i+1, r.From, r.To, length)
+			return c.file.Errorf(fmt.Sprintf("$.skips[%d]", i), "skip %d: [%d, %d) goes beyond the plan's %d positions",
+				i+1, r.From, r.To, length)
 		}
 	}
 	sorted := slices.Clone(c.Skips)
@@ -341,12 +362,14 @@ func (p *Plan) resolveSkips(c *Config, length int64) error {
 		}
 	}
 	if len(p.Skips) > 0 && p.Skips[0] == (Range{0, length}) {
-		return c.file.Errorf("$.skips", "the skips leave out all %d positions of the plan: nothing would be read", length)
+		return c.file.Errorf("$.skips", "the skips leave out all %d positions of the plan: nothing would be read",
+			length)
 	}
 	return nil
 }
 
-// expand lists the prefixes of the shards that an entry of the configuration names, each once, in the order of their bytes.
+// expand lists the prefixes of the shards that an entry of the configuration names, each once, in
+// the order of their bytes.
 func expand(dir, pattern string) ([]string, error) {
 	stem := strings.TrimSuffix(strings.TrimSuffix(pattern, ".idx"), ".bin")
 	if stem == "" {
@@ -356,7 +379,8 @@ func expand(dir, pattern string) ([]string, error) {
 		// A directory with a bracket in its name is not part of the pattern.
 		stem = filepath.Join(escapePattern(dir), filepath.FromSlash(stem))
 	}
-	// An .idx says that a shard is whole. A .bin alone is listed too, so that opening it says what is wrong instead of passing it over.
+	// An .idx says that a shard is whole. A .bin alone is listed too, so that opening it says what
+	// is wrong instead of passing it over.
 	found := map[string]bool{}
 	_, err := filepath.Match(stem, "") // alone: what is added to it could close a bracket
 	var matches []string
@@ -416,10 +440,12 @@ func (d *Data) tokenizer() (*Tokenizer, error) {
 			case t == nil:
 				t, first = u, d.ShardPath(i, k)
 			case t.SHA256 != u.SHA256 || t.Vocabulary != u.Vocabulary:
-				return nil, fmt.Errorf("shards of different tokenizers cannot be blended: %s has tokenizer %.12s… (%d ids), %s has %.12s… (%d ids); tokenize one of them again",
+				return nil, fmt.Errorf("shards of different tokenizers cannot be blended: %s has tokenizer %.12s… "+
+					"(%d ids), %s has %.12s… (%d ids); tokenize one of them again",
 					first, t.SHA256, t.Vocabulary, d.ShardPath(i, k), u.SHA256, u.Vocabulary)
 			case t.EOD != u.EOD:
-				return nil, fmt.Errorf("shards with different end-of-document ids cannot be blended: %s has %d, %s has %d (-1 is none); tokenize one of them again",
+				return nil, fmt.Errorf("shards with different end-of-document ids cannot be blended: %s has %d, %s "+
+					"has %d (-1 is none); tokenize one of them again",
 					first, t.EOD, d.ShardPath(i, k), u.EOD)
 			}
 		}
@@ -427,9 +453,10 @@ func (d *Data) tokenizer() (*Tokenizer, error) {
 	return t, nil
 }
 
-// hashFiles notes the hashes of all shards in the plan, from their manifests, from the ledger, or by reading the files, which are then
-// checked as well, and those of the files of the order, if it is read. The .idx of a shard with a manifest is read, too, and compared with the
-// manifest, unless the ledger says that it was.
+// hashFiles notes the hashes of all shards in the plan, from their manifests, from the ledger, or
+// by reading the files, which are then checked as well, and those of the files of the order, if it
+// is read. The .idx of a shard with a manifest is read, too, and compared with the manifest, unless
+// the ledger says that it was.
 func (d *Data) hashFiles(ctx context.Context, l *ledger, progress func(HashProgress)) error {
 	type place struct {
 		path          string

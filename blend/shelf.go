@@ -9,12 +9,12 @@ import (
 	"mula/shards"
 )
 
-// maxMapped is the number of shards that a shelf keeps open, more or less. Each has three mappings of the 65,530 that Linux allows a process
-// unless vm.max_map_count says otherwise.
+// maxMapped is the number of shards that a shelf keeps open, more or less. Each has three mappings
+// of the 65,530 that Linux allows a process unless vm.max_map_count says otherwise.
 const maxMapped = 1 << 14
 
-// A shelf opens the shards of a plan when they are first used, and closes some that are not in use when it has too many open. It is safe for
-// concurrent use.
+// A shelf opens the shards of a plan when they are first used, and closes some that are not in use
+// when it has too many open. It is safe for concurrent use.
 type shelf struct {
 	slots  [][]slot // by source
 	all    []*slot  // the same in one row
@@ -84,7 +84,8 @@ func (s *shelf) put(source, shard int) {
 	t.failed = nil
 }
 
-// renew has a shard that was given out, and that could not be read, opened anew when it is next taken. It is still to be put back.
+// renew has a shard that was given out, and that could not be read, opened anew when it is next
+// taken. It is still to be put back.
 func (s *shelf) renew(source, shard int, failed *shards.Shard, why error) {
 	t := &s.slots[source][shard]
 	t.mu.Lock()
@@ -94,7 +95,8 @@ func (s *shelf) renew(source, shard int, failed *shards.Shard, why error) {
 	}
 }
 
-// closeOne closes a shard that nobody uses, rather one that was not used lately. If all are in use it closes none.
+// closeOne closes a shard that nobody uses, rather one that was not used lately. If all are in use
+// it closes none.
 func (s *shelf) closeOne() {
 	for range 2 * len(s.all) {
 		t := s.all[s.hand.Add(1)%int64(len(s.all))]

@@ -7,7 +7,8 @@ import (
 	"mula/shards"
 )
 
-// With room for two of many shards, readers at the same time read what is there, and no more than are in use stay open.
+// With room for two of many shards, readers at the same time read what is there, and no more than
+// are in use stay open.
 func TestShelf(t *testing.T) {
 	c, text := mixed(t)
 	d := c.open(text)

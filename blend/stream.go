@@ -28,20 +28,25 @@ type StreamOptions struct {
 	World     int   // number of ranks, which must divide BatchSize; 0 is 1
 	Prefetch  int   // records that are read ahead, at most, up to 4096; 0 reads each when it is asked for
 
-	MicroBatch int      // rows of a record, at most; divides B/World, which is what 0 stands for: more of them are more records a step
+	// rows of a record, at most; divides B/World, which is what 0 stands for: more of them are more
+	// records a step
+	MicroBatch int
 	Columns    []string // of the records, in this order, of [Data.Columns]; nil for those that [Stream] lists
 
 	Allocator memory.Allocator // of the records; nil for Go's memory
 }
 
-// workers bounds the goroutines of a stream. They copy from mapped files; a few keep several reads of a disk in flight.
+// workers bounds the goroutines of a stream. They copy from mapped files; a few keep several reads
+// of a disk in flight.
 const workers = 4
 
-// maxWorkers bounds what a caller may ask to be done at a time. A number beyond it is a mistake, which would end in a lack of memory.
+// maxWorkers bounds what a caller may ask to be done at a time. A number beyond it is a mistake,
+// which would end in a lack of memory.
 const maxWorkers = 4096
 
-// A Stream gives one record for each step, this rank's share of it, or several of [StreamOptions.MicroBatch] rows. The last step may be shorter, and
-// skipped positions leave a record short or empty; every rank gets the same number of records. Each sample is a row:
+// A Stream gives one record for each step, this rank's share of it, or several of
+// [StreamOptions.MicroBatch] rows. The last step may be shorter, and skipped positions leave a
+// record short or empty; every rank gets the same number of records. Each sample is a row:
 //
 //	position         int64                            in the order
 //	source           dictionary<int32, utf8>          index and name of the source
@@ -56,11 +61,13 @@ const maxWorkers = 4096
 //	shard            int32                            number of the shard in its source
 //	offset           int64                            token of the shard at which the window begins
 //
-// A row of a packed plan is made of pieces: whole documents, and parts of those that are longer than a row. document_starts then has where each piece
-// begins, the first at 0, and the metadata mula.padding the id behind the last.
+// A row of a packed plan is made of pieces: whole documents, and parts of those that are longer
+// than a row. document_starts then has where each piece begins, the first at 0, and the metadata
+// mula.padding the id behind the last.
 //
-// No column has nulls. The metadata of the schema names the plan's fingerprint, L, and the options: mula.plan, mula.sequence_length,
-// mula.batch_size, mula.from, mula.to, mula.rank and mula.world. [NewBatch] gives a typed view on a record.
+// No column has nulls. The metadata of the schema names the plan's fingerprint, L, and the options:
+// mula.plan, mula.sequence_length, mula.batch_size, mula.from, mula.to, mula.rank and mula.world.
+// [NewBatch] gives a typed view on a record.
 //
 // A Stream is used by one goroutine. It must be closed, whether or not it was read to its end.
 type Stream struct {
@@ -136,7 +143,8 @@ func (d *Data) complete(o *StreamOptions) error {
 		return fmt.Errorf("prefetch %d is not between 0 and %d", o.Prefetch, maxWorkers)
 	}
 	if o.MicroBatch > math.MaxInt32/(d.SequenceLength+1) {
-		return fmt.Errorf("%d samples of %d tokens are more than the 2^31 tokens that a record can hold: use more ranks or a smaller batch",
+		return fmt.Errorf("%d samples of %d tokens are more than the 2^31 tokens that a record can hold: use more "+
+			"ranks or a smaller batch",
 			o.MicroBatch, d.SequenceLength+1)
 	}
 	return nil
@@ -163,11 +171,12 @@ func (d *Data) fields() [columns]arrow.Field {
 		element = arrow.PrimitiveTypes.Uint16
 	}
 	return [columns]arrow.Field{
-		columnPosition:       {Name: "position", Type: arrow.PrimitiveTypes.Int64},
-		columnSource:         {Name: "source", Type: sourceType},
-		columnEpoch:          {Name: "epoch", Type: arrow.PrimitiveTypes.Int32},
-		columnWindow:         {Name: "window", Type: arrow.PrimitiveTypes.Int64},
-		columnTokens:         {Name: "tokens", Type: arrow.FixedSizeListOfNonNullable(int32(d.SequenceLength+1), element)},
+		columnPosition: {Name: "position", Type: arrow.PrimitiveTypes.Int64},
+		columnSource:   {Name: "source", Type: sourceType},
+		columnEpoch:    {Name: "epoch", Type: arrow.PrimitiveTypes.Int32},
+		columnWindow:   {Name: "window", Type: arrow.PrimitiveTypes.Int64},
+		columnTokens: {Name: "tokens", Type: arrow.FixedSizeListOfNonNullable(int32(d.SequenceLength+1),
+			element)},
 		columnDocumentStarts: {Name: "document_starts", Type: arrow.ListOfNonNullable(arrow.PrimitiveTypes.Int32)},
 		columnLengths:        {Name: "lengths", Type: arrow.PrimitiveTypes.Int32},
 		columnShard:          {Name: "shard", Type: arrow.PrimitiveTypes.Int32},
@@ -175,7 +184,8 @@ func (d *Data) fields() [columns]arrow.Field {
 	}
 }
 
-// Columns names the columns that a stream of the plan may have. Those of one without [StreamOptions.Columns] are the first of them.
+// Columns names the columns that a stream of the plan may have. Those of one without
+// [StreamOptions.Columns] are the first of them.
 func (d *Data) Columns() (names []string) {
 	for i, f := range d.fields() {
 		if i != columnLengths || d.Packing != nil {
@@ -209,7 +219,8 @@ func (d *Data) schema(o StreamOptions) (*arrow.Schema, []int, error) {
 	for _, name := range o.Columns {
 		i := slices.IndexFunc(all[:], func(f arrow.Field) bool { return f.Name == name })
 		if i < 0 || !slices.Contains(known, name) || slices.Contains(list, i) {
-			return nil, nil, fmt.Errorf("columns %s: each is to be named once, and to be one of %s", strings.Join(o.Columns, ", "), strings.Join(known, ", "))
+			return nil, nil, fmt.Errorf("columns %s: each is to be named once, and to be one of %s",
+				strings.Join(o.Columns, ", "), strings.Join(known, ", "))
 		}
 		fields, list = append(fields, all[i]), append(list, i)
 	}
@@ -219,7 +230,8 @@ func (d *Data) schema(o StreamOptions) (*arrow.Schema, []int, error) {
 
 var sourceType = &arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int32, ValueType: arrow.BinaryTypes.String}
 
-// tokenWidth is the number of bytes of a token in the stream: 2 if every shard of the plan is uint16, else 4.
+// tokenWidth is the number of bytes of a token in the stream: 2 if every shard of the plan is
+// uint16, else 4.
 func (d *Data) tokenWidth() int {
 	for _, s := range d.Sources {
 		for _, sh := range s.Shards {
@@ -320,8 +332,9 @@ func (s *Stream) Close() {
 	}
 }
 
-// produce reads ahead: it puts a slot for each record into the queue, in order, and has workers fill them. An element of room stands for a
-// record from before it is read until it is taken, so that there are never more than Prefetch of them.
+// produce reads ahead: it puts a slot for each record into the queue, in order, and has workers
+// fill them. An element of room stands for a record from before it is read until it is taken, so
+// that there are never more than Prefetch of them.
 func (s *Stream) produce() error {
 	defer close(s.queue)
 	var fill errgroup.Group
@@ -348,7 +361,8 @@ func (s *Stream) produce() error {
 // build reads the record at p.
 func (s *Stream) build(ctx context.Context, p place) (arrow.RecordBatch, error) {
 	share, rows := int64(s.o.BatchSize/s.o.World), int64(s.o.MicroBatch)
-	// From here on positions may exceed the end of the part, so the sums stay in range: both are below 2^61.
+	// From here on positions may exceed the end of the part, so the sums stay in range: both are
+	// below 2^61.
 	from := min(p.first+int64(s.o.Rank)*share+int64(p.part)*rows, s.o.To)
 	to := min(from+rows, s.o.To)
 	samples := make([]Sample, 0, to-from)
@@ -374,14 +388,16 @@ func (s *Stream) build(ctx context.Context, p place) (arrow.RecordBatch, error) 
 	return b.record(), nil
 }
 
-// A recordBuilder lays the columns of a record out in buffers of their final size; only that of the document starts is not known before.
+// A recordBuilder lays the columns of a record out in buffers of their final size; only that of the
+// document starts is not known before.
 type recordBuilder struct {
-	ctx     context.Context
-	s       *Stream
-	rows    int
-	length  int                     // tokens of a sample
-	buffers [columns]*memory.Buffer // by column, nil for one that is not wanted; of the document starts these are the offsets
-	values  *memory.Buffer          // of the document starts
+	ctx    context.Context
+	s      *Stream
+	rows   int
+	length int // tokens of a sample
+	// by column, nil for one that is not wanted; of the document starts these are the offsets
+	buffers [columns]*memory.Buffer
+	values  *memory.Buffer // of the document starts
 
 	// The same buffers as numbers; of the tokens one of the two.
 	position, window, offset              []int64
@@ -410,8 +426,10 @@ func newRecordBuilder(ctx context.Context, s *Stream, rows int) *recordBuilder {
 		}
 		b.buffers[column] = b.buffer(bytes)
 	}
-	b.position, b.window, b.offset = view[int64](b.buffers[columnPosition]), view[int64](b.buffers[columnWindow]), view[int64](b.buffers[columnOffset])
-	b.source, b.epoch, b.shard = view[int32](b.buffers[columnSource]), view[int32](b.buffers[columnEpoch]), view[int32](b.buffers[columnShard])
+	b.position, b.window, b.offset = view[int64](b.buffers[columnPosition]), view[int64](b.buffers[columnWindow]),
+		view[int64](b.buffers[columnOffset])
+	b.source, b.epoch, b.shard = view[int32](b.buffers[columnSource]), view[int32](b.buffers[columnEpoch]),
+		view[int32](b.buffers[columnShard])
 	b.starts, b.lengths = view[int32](b.buffers[columnDocumentStarts]), view[int32](b.buffers[columnLengths])
 	if b.starts != nil {
 		b.starts[0] = 0
@@ -452,7 +470,8 @@ func (b *recordBuilder) release() {
 // add fills in one row.
 func (b *recordBuilder) add(row int, sample *Sample) error {
 	if sample.Epoch > math.MaxInt32 {
-		return fmt.Errorf("epoch %d of source %q is more than a stream can say: set max_epochs", sample.Epoch, b.s.d.Sources[sample.Source].Name)
+		return fmt.Errorf("epoch %d of source %q is more than a stream can say: set max_epochs", sample.Epoch,
+			b.s.d.Sources[sample.Source].Name)
 	}
 	put(b.position, row, sample.Position)
 	put(b.source, row, int32(sample.Source))
@@ -502,17 +521,19 @@ func (b *recordBuilder) readStretch(shard *shards.Shard, at int, g segment) (err
 	return err
 }
 
-// DocumentStarts appends the offsets in a sample at which documents that are not empty begin, in order, and gives the number of its tokens that are not
-// padding, L+1 unless the plan is packed.
+// DocumentStarts appends the offsets in a sample at which documents that are not empty begin, in
+// order, and gives the number of its tokens that are not padding, L+1 unless the plan is packed.
 func (d *Data) DocumentStarts(dst []int32, s Sample) (starts []int32, length int, err error) {
-	length, err = d.stretches(context.Background(), d.SequenceLength+1, s, func(shard *shards.Shard, at int, g segment) (err error) {
+	length, err = d.stretches(context.Background(), d.SequenceLength+1, s, func(shard *shards.Shard, at int,
+		g segment) (err error) {
 		dst, err = d.appendStarts(dst, s.Source, shard, at, g)
 		return err
 	})
 	return dst, length, err
 }
 
-// appendStarts appends the offsets in a sample at which documents that are not empty begin in a stretch of it.
+// appendStarts appends the offsets in a sample at which documents that are not empty begin in a
+// stretch of it.
 func (d *Data) appendStarts(dst []int32, source int, shard *shards.Shard, at int, g segment) ([]int32, error) {
 	if g.begins {
 		dst = append(dst, int32(at))
@@ -548,11 +569,13 @@ func (b *recordBuilder) record() arrow.RecordBatch {
 			data = append(data, source)
 			arrays[i] = array.MakeFromData(source)
 		case columnTokens:
-			arrays[i] = array.MakeFromData(made(t, b.rows, []*memory.Buffer{nil}, made(t.(*arrow.FixedSizeListType).Elem(), b.rows*b.length, numbers)))
+			arrays[i] = array.MakeFromData(made(t, b.rows, []*memory.Buffer{nil},
+				made(t.(*arrow.FixedSizeListType).Elem(), b.rows*b.length, numbers)))
 		case columnDocumentStarts:
 			b.values = b.buffer(4 * len(b.begun))
 			copy(view[int32](b.values), b.begun)
-			arrays[i] = array.MakeFromData(made(t, b.rows, numbers, made(t.(*arrow.ListType).Elem(), len(b.begun), []*memory.Buffer{nil, b.values})))
+			arrays[i] = array.MakeFromData(made(t, b.rows, numbers, made(t.(*arrow.ListType).Elem(), len(b.begun),
+				[]*memory.Buffer{nil, b.values})))
 		default:
 			arrays[i] = array.MakeFromData(made(t, b.rows, numbers))
 		}

@@ -46,7 +46,8 @@ func expected(t testing.TB, d *Data, from, to int64) (rows []row) {
 		if s.Skipped {
 			continue
 		}
-		r := row{position: position, epoch: s.Epoch, window: s.Window, source: s.Source, name: d.Sources[s.Source].Name, tokens: make([]uint32, d.SequenceLength+1)}
+		r := row{position: position, epoch: s.Epoch, window: s.Window, source: s.Source, name: d.Sources[s.Source].Name,
+			tokens: make([]uint32, d.SequenceLength+1)}
 		if err := d.Tokens(r.tokens, s); err != nil {
 			t.Fatal(err)
 		}
@@ -71,12 +72,14 @@ func rowsOf(t testing.TB, record arrow.RecordBatch) (rows []row) {
 		t.Fatal(err)
 	}
 	for i := range b.Rows() {
-		rows = append(rows, row{b.Position(i), b.Epoch(i), b.Window(i), b.Source(i), b.SourceName(i), b.AppendTokens(nil, i), slices.Clone(b.DocumentStarts(i))})
+		rows = append(rows, row{b.Position(i), b.Epoch(i), b.Window(i), b.Source(i), b.SourceName(i),
+			b.AppendTokens(nil, i), slices.Clone(b.DocumentStarts(i))})
 	}
 	return rows
 }
 
-// read reads a stream to its end, a slice of rows for each step. It checks that nothing is left in the allocator.
+// read reads a stream to its end, a slice of rows for each step. It checks that nothing is left in
+// the allocator.
 func read(t testing.TB, d *Data, o StreamOptions) (steps [][]row) {
 	t.Helper()
 	alloc := memory.NewCheckedAllocator(memory.NewGoAllocator())
@@ -131,7 +134,8 @@ func readEveryWay(t *testing.T, d *Data) {
 		for _, prefetch := range []int{0, 1, 2, 8} {
 			var ranks [][][]row
 			for rank := range world {
-				ranks = append(ranks, read(t, d, StreamOptions{BatchSize: batch, Rank: rank, World: world, Prefetch: prefetch}))
+				ranks = append(ranks, read(t, d, StreamOptions{BatchSize: batch, Rank: rank, World: world,
+					Prefetch: prefetch}))
 			}
 			var rows []row
 			for step := range ranks[0] {
@@ -151,7 +155,8 @@ func readEveryWay(t *testing.T, d *Data) {
 			check(fmt.Sprintf("%d ranks, prefetch %d", world, prefetch), rows)
 		}
 	}
-	// Stopped at any step, and gone on with another number of ranks, of the remaining positions alone.
+	// Stopped at any step, and gone on with another number of ranks, of the remaining positions
+	// alone.
 	for _, at := range []int64{batch, 5 * batch, 17 * batch, d.Length()} {
 		var rows []row
 		for _, step := range read(t, d, StreamOptions{To: at, BatchSize: batch, Prefetch: 3}) {
@@ -228,7 +233,8 @@ func TestStreamParts(t *testing.T) {
 		}
 		var want []row
 		for _, r := range all {
-			if share := int64(o.BatchSize / world); r.position >= o.From && r.position < o.To && (r.position-o.From)%int64(o.BatchSize)/share == int64(o.Rank) {
+			if share := int64(o.BatchSize / world); r.position >= o.From && r.position < o.To &&
+				(r.position-o.From)%int64(o.BatchSize)/share == int64(o.Rank) {
 				want = append(want, r)
 			}
 		}
@@ -269,8 +275,9 @@ func TestStreamRefuses(t *testing.T) {
 		"prefetch": {StreamOptions{BatchSize: 4, Prefetch: -1}, "prefetch -1"},
 		"ahead":    {StreamOptions{BatchSize: 4, Prefetch: 4097}, "prefetch 4097 is not between 0 and 4096"},
 		"large":    {StreamOptions{BatchSize: 1 << 30}, "2^31 tokens"},
-		"larger":   {StreamOptions{BatchSize: 1<<64/17 + 1}, "2^31 tokens"}, // times the 17 tokens of a sample: 16 beyond 2^64
-		"largest":  {StreamOptions{BatchSize: 1<<63 - 1}, "2^60 positions"},
+		// times the 17 tokens of a sample: 16 beyond 2^64
+		"larger":  {StreamOptions{BatchSize: 1<<64/17 + 1}, "2^31 tokens"},
+		"largest": {StreamOptions{BatchSize: 1<<63 - 1}, "2^60 positions"},
 	} {
 		s, err := d.Stream(context.Background(), v.o)
 		if err == nil || !strings.Contains(err.Error(), v.want) {
@@ -282,7 +289,8 @@ func TestStreamRefuses(t *testing.T) {
 	}
 }
 
-// A stream can be left at any moment: cancelled, closed early, or given up after an error. Nothing stays behind (goleak, the allocator).
+// A stream can be left at any moment: cancelled, closed early, or given up after an error. Nothing
+// stays behind (goleak, the allocator).
 func TestStreamLeftEarly(t *testing.T) {
 	c, text := mixed(t)
 	d := c.open(text)
@@ -326,7 +334,8 @@ func TestStreamLeftEarly(t *testing.T) {
 func TestPrefetchIsBounded(t *testing.T) {
 	c, text := mixed(t)
 	d := c.open(text)
-	// held is what records take: those that are read ahead when the first has been taken, or as many after the first that nobody reads ahead.
+	// held is what records take: those that are read ahead when the first has been taken, or as
+	// many after the first that nobody reads ahead.
 	held := func(records int, ahead bool) (bytes int) {
 		synctest.Test(t, func(t *testing.T) {
 			alloc := memory.NewCheckedAllocator(memory.NewGoAllocator())
@@ -364,13 +373,15 @@ func TestPrefetchIsBounded(t *testing.T) {
 	}
 }
 
-// Ids beyond the vocabulary are an error that says where, whether they are found by the stream or by Tokens.
+// Ids beyond the vocabulary are an error that says where, whether they are found by the stream or
+// by Tokens.
 func TestForeignIDs(t *testing.T) {
 	c := newCorpus(t)
 	c.shard("a", shards.UInt16, 400)
 	const text = "sequence_length: 16\nsources:\n  - {name: src, shards: [a]}\n"
 	p := c.seal(text)
-	// The file is changed in place, where no check value looks: the plan opens, the stream finds it. Without sums, which would find it before.
+	// The file is changed in place, where no check value looks: the plan opens, the stream finds
+	// it. Without sums, which would find it before.
 	if err := os.Remove(filepath.Join(c.dir, "a.sums")); err != nil {
 		t.Fatal(err)
 	}
@@ -407,7 +418,8 @@ func TestForeignIDs(t *testing.T) {
 		if err == nil {
 			t.Fatal("no error")
 		}
-		for _, want := range []string{`source "src"`, "a.bin", fmt.Sprintf("token %d (byte %d)", token, 2*token), "id 1007", "below 1000", fmt.Sprintf("position %d", bad.Position)} {
+		for _, want := range []string{`source "src"`, "a.bin", fmt.Sprintf("token %d (byte %d)", token, 2*token),
+			"id 1007", "below 1000", fmt.Sprintf("position %d", bad.Position)} {
 			if !strings.Contains(err.Error(), want) {
 				t.Errorf("%v; want %q in it", err, want)
 			}
@@ -420,7 +432,8 @@ func TestForeignIDs(t *testing.T) {
 	if !report.Failed() || report.Shards[0].BadIDs != 1 || report.Shards[0].MaxID != 1007 || report.Shards[0].Verified {
 		t.Errorf("%+v", report)
 	}
-	if all := fmt.Sprint(report.Findings); !strings.Contains(all, "a.bin") || !strings.Contains(all, fmt.Sprintf("token %d", token)) {
+	if all := fmt.Sprint(report.Findings); !strings.Contains(all, "a.bin") ||
+		!strings.Contains(all, fmt.Sprintf("token %d", token)) {
 		t.Errorf("findings: %s", all)
 	}
 }
@@ -440,7 +453,8 @@ func TestWriteIPCFails(t *testing.T) {
 	d := c.open(text)
 	for _, after := range []int{0, 500, 5000, 20000} {
 		alloc := memory.NewCheckedAllocator(memory.NewGoAllocator())
-		if err := d.WriteIPC(context.Background(), &failing{after}, StreamOptions{BatchSize: 8, Prefetch: 2, Allocator: alloc}); !errors.Is(err, io.ErrClosedPipe) {
+		if err := d.WriteIPC(context.Background(), &failing{after}, StreamOptions{BatchSize: 8, Prefetch: 2,
+			Allocator: alloc}); !errors.Is(err, io.ErrClosedPipe) {
 			t.Errorf("after %d bytes: %v", after, err)
 		}
 		alloc.AssertSize(t, 0)
@@ -477,7 +491,8 @@ func BenchmarkStream(b *testing.B) {
 	}
 }
 
-// Shards that no manifest describes are hashed, blended and streamed all the same; nothing is known of their tokenizer.
+// Shards that no manifest describes are hashed, blended and streamed all the same; nothing is known
+// of their tokenizer.
 func TestForeignShards(t *testing.T) {
 	c := newCorpus(t)
 	c.shard("a", shards.UInt16, 100, 60)
@@ -494,7 +509,8 @@ func TestForeignShards(t *testing.T) {
 		t.Errorf("the tokenizer is %+v", d.Tokenizer)
 	}
 	for k, name := range []string{"a", "b"} {
-		for ending, got := range map[string]string{".bin": d.Sources[0].Shards[k].Bin, ".idx": d.Sources[0].Shards[k].Index} {
+		for ending, got := range map[string]string{".bin": d.Sources[0].Shards[k].Bin,
+			".idx": d.Sources[0].Shards[k].Index} {
 			data, err := os.ReadFile(filepath.Join(c.dir, name+ending))
 			if err != nil {
 				t.Fatal(err)

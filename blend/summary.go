@@ -1,6 +1,7 @@
 package blend
 
-// A Summary is what a plan is made of, for people: how much each source has, and how much the plan takes of it.
+// A Summary is what a plan is made of, for people: how much each source has, and how much the plan
+// takes of it.
 type Summary struct {
 	Length         int64           `json:"length"`  // positions
 	Skipped        int64           `json:"skipped"` // positions that yield no sample
@@ -18,18 +19,22 @@ type StageSummary struct {
 
 // A SourceSummary is one source.
 type SourceSummary struct {
-	Name       string        `json:"name"`
-	Shards     int           `json:"shards"`
-	Empty      int           `json:"shards_without_windows"` // shards too short for a single window
-	Documents  int64         `json:"documents"`
-	Tokens     int64         `json:"tokens"`
-	Windows    int64         `json:"windows"`
-	Validation int64         `json:"validation_windows"`
-	MaxEpochs  string        `json:"max_epochs,omitempty"`
-	Samples    int64         `json:"samples"` // in the whole plan, skipped positions included: all sources add up to its Length
-	Epochs     float64       `json:"epochs"`  // Samples per training window; with order megatron, their targets per token of the shard
-	Repeats    int64         `json:"repeats"` // samples whose window the plan has drawn before; with order megatron it draws each once. Estimated where an epoch in which the source has grown is not over
-	Stages     []SourceStage `json:"stages"`
+	Name       string `json:"name"`
+	Shards     int    `json:"shards"`
+	Empty      int    `json:"shards_without_windows"` // shards too short for a single window
+	Documents  int64  `json:"documents"`
+	Tokens     int64  `json:"tokens"`
+	Windows    int64  `json:"windows"`
+	Validation int64  `json:"validation_windows"`
+	MaxEpochs  string `json:"max_epochs,omitempty"`
+	// in the whole plan, skipped positions included: all sources add up to its Length
+	Samples int64 `json:"samples"`
+	// Samples per training window; with order megatron, their targets per token of the shard
+	Epochs float64 `json:"epochs"`
+	// samples whose window the plan has drawn before; with order megatron it draws each once.
+	// Estimated where an epoch in which the source has grown is not over
+	Repeats int64         `json:"repeats"`
+	Stages  []SourceStage `json:"stages"`
 
 	Packing *PackingSummary `json:"packing,omitempty"` // of a packed plan
 }
@@ -80,7 +85,8 @@ func (p *Plan) Summary() *Summary {
 	for i := range p.Sources {
 		s := &p.Sources[i]
 		training := s.Training()
-		// Of Megatron's samples a file has as many as were asked for, over however many epochs: these are counted in tokens.
+		// Of Megatron's samples a file has as many as were asked for, over however many epochs:
+		// these are counted in tokens.
 		epochs := func(n int64) float64 {
 			if p.Megatron != nil {
 				return float64(n) * float64(p.SequenceLength) / float64(max(1, s.Shards[0].Tokens))
@@ -92,8 +98,9 @@ func (p *Plan) Summary() *Summary {
 		if s.parts != nil {
 			epochs, repeats = s.epochs, func(n int64) int64 { return n - s.distinct(n) }
 		}
-		out := SourceSummary{Name: s.Name, Shards: len(s.Shards), Windows: s.Windows(), Validation: s.Validation, MaxEpochs: s.MaxEpochs,
-			Samples: p.totals[i], Epochs: epochs(p.totals[i]), Repeats: repeats(p.totals[i])}
+		out := SourceSummary{Name: s.Name, Shards: len(s.Shards), Windows: s.Windows(), Validation: s.Validation,
+			MaxEpochs: s.MaxEpochs,
+			Samples:   p.totals[i], Epochs: epochs(p.totals[i]), Repeats: repeats(p.totals[i])}
 		for k, sh := range s.Shards {
 			out.Tokens += sh.Tokens
 			out.Documents += sh.Documents
@@ -118,7 +125,8 @@ func (p *Plan) Summary() *Summary {
 		}
 		if k := s.Packed; k != nil {
 			padding := k.Padding(p.SequenceLength + 1)
-			out.Packing = &PackingSummary{k.Documents, k.Cut, k.Pieces, padding, float64(padding) / float64(k.Tokens+padding)}
+			out.Packing = &PackingSummary{k.Documents, k.Cut, k.Pieces, padding,
+				float64(padding) / float64(k.Tokens+padding)}
 		}
 		r.Sources = append(r.Sources, out)
 	}

@@ -8,15 +8,19 @@ import (
 	"slices"
 )
 
-// A Tree shares positions out among sources in proportion to integer weights, so evenly that after any number of positions each source
-// has had its share to within [Tree.Bound]. It answers both ways by integer arithmetic, without a table of positions.
+// A Tree shares positions out among sources in proportion to integer weights, so evenly that after
+// any number of positions each source has had its share to within [Tree.Bound]. It answers both
+// ways by integer arithmetic, without a table of positions.
 //
-// It is a Huffman tree over the weights. Of the first y positions that reach a node of weight s whose left child has weight a,
-// floor(y·a/s) go left and the others right. Position y therefore goes left if floor((y+1)·a/s) is more than floor(y·a/s); it is then
-// number floor(y·a/s) of the left child, else number y − floor(y·a/s) of the right one. A leaf is a source. A Tree does not change.
+// It is a Huffman tree over the weights. Of the first y positions that reach a node of weight s
+// whose left child has weight a, floor(y·a/s) go left and the others right. Position y therefore
+// goes left if floor((y+1)·a/s) is more than floor(y·a/s); it is then number floor(y·a/s) of the
+// left child, else number y − floor(y·a/s) of the right one. A leaf is a source. A Tree does not
+// change.
 //
-// The tree is part of order version 1: among nodes of equal weight leaves come first, in the order of their sources, then inner nodes, in
-// the order in which they were made; of the two nodes that are joined, the one taken first is the right child.
+// The tree is part of order version 1: among nodes of equal weight leaves come first, in the order
+// of their sources, then inner nodes, in the order in which they were made; of the two nodes that
+// are joined, the one taken first is the right child.
 type Tree struct {
 	nodes   []node
 	steps   []step // of the same nodes, for At
@@ -32,9 +36,11 @@ type node struct {
 	parent              int32
 }
 
-// A step is what At needs of a node. It multiplies where the definition divides: with m = ceil(2^64·a/s), the product y·m is 2^64·y·a/s and
-// at most y more. Its upper half is therefore floor(y·a/s) if the lower half is at least y, or if y·s ≤ 2^64: then a fraction, which is at
-// most 1 − 1/s, cannot be lifted to 1 (Granlund and Montgomery, "Division by invariant integers using multiplication", PLDI 1994).
+// A step is what At needs of a node. It multiplies where the definition divides: with m =
+// ceil(2^64·a/s), the product y·m is 2^64·y·a/s and at most y more. Its upper half is therefore
+// floor(y·a/s) if the lower half is at least y, or if y·s ≤ 2^64: then a fraction, which is at most
+// 1 − 1/s, cannot be lifted to 1 (Granlund and Montgomery, "Division by invariant integers using
+// multiplication", PLDI 1994).
 type step struct {
 	factor      uint64 // m
 	exact       uint64 // a y below it always gives the right quotient, and y+1 too
@@ -51,7 +57,8 @@ func newStep(n *node) step {
 
 const none = -1
 
-// NewTree builds the tree of sources with these weights, of which those with weight 0 rest. The sum may be at most 2^62.
+// NewTree builds the tree of sources with these weights, of which those with weight 0 rest. The sum
+// may be at most 2^62.
 func NewTree(weights []uint64) (*Tree, error) {
 	type item struct {
 		weight uint64
@@ -115,7 +122,8 @@ func NewTree(weights []uint64) (*Tree, error) {
 	return t, nil
 }
 
-// At gives the source of position y, and how many of the positions before y are the same source's. y must be below 2^63.
+// At gives the source of position y, and how many of the positions before y are the same source's.
+// y must be below 2^63.
 func (t *Tree) At(y int64) (source int, k int64) {
 	n, v := t.root, uint64(y)
 	for n >= 0 {
@@ -142,8 +150,8 @@ func (e *node) divide(v uint64) (q, left uint64) {
 	return q, left
 }
 
-// Inverse gives the position at which a source has its sample number k, the other way round than At; ok is false if the source rests, or
-// if that position is beyond 2^62.
+// Inverse gives the position at which a source has its sample number k, the other way round than
+// At; ok is false if the source rests, or if that position is beyond 2^62.
 func (t *Tree) Inverse(source int, k int64) (y int64, ok bool) {
 	if t.sources[source] == 0 || k < 0 || k >= maxWeight {
 		return 0, false
@@ -172,7 +180,8 @@ func (t *Tree) Inverse(source int, k int64) (y int64, ok bool) {
 	return int64(v), true
 }
 
-// Counts gives how many of the first n positions each source has, in time proportional to the number of sources. n must be below 2^63.
+// Counts gives how many of the first n positions each source has, in time proportional to the
+// number of sources. n must be below 2^63.
 func (t *Tree) Counts(n int64) []int64 {
 	counts := make([]int64, len(t.sources))
 	if t.root < 0 {
@@ -198,11 +207,13 @@ func (t *Tree) Counts(n int64) []int64 {
 	return counts
 }
 
-// Bound is a number that the deviation of this tree never exceeds: after n positions, for any n, the number that a source has had differs
-// from n·weight/sum by at most Bound. It is below 3.36 for every tree.
+// Bound is a number that the deviation of this tree never exceeds: after n positions, for any n,
+// the number that a source has had differs from n·weight/sum by at most Bound. It is below 3.36 for
+// every tree.
 //
-// A node passes its own deviation on in proportion, and adds less than one by rounding: downwards to the left, upwards to the right. In a
-// Huffman tree a child that has much of its parent's weight is below a node that has little of its own, so the sum stays small.
+// A node passes its own deviation on in proportion, and adds less than one by rounding: downwards
+// to the left, upwards to the right. In a Huffman tree a child that has much of its parent's weight
+// is below a node that has little of its own, so the sum stays small.
 func (t *Tree) Bound() float64 {
 	if t.root < 0 {
 		return 0

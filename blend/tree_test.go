@@ -9,7 +9,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// weightsGen draws weights of all shapes: equal, random, spread over twelve orders of magnitude, Fibonacci (the deepest tree there is), many.
+// weightsGen draws weights of all shapes: equal, random, spread over twelve orders of magnitude,
+// Fibonacci (the deepest tree there is), many.
 func weightsGen(t *rapid.T) []uint64 {
 	n := rapid.IntRange(1, 60).Draw(t, "sources")
 	if rapid.IntRange(0, 19).Draw(t, "many") == 0 {
@@ -51,7 +52,8 @@ func weightsGen(t *rapid.T) []uint64 {
 	return w
 }
 
-// After any number of positions each source has had its share, to within the bound, and the bound is below 3.36.
+// After any number of positions each source has had its share, to within the bound, and the bound
+// is below 3.36.
 func TestDeviation(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := weightsGen(t)
@@ -70,7 +72,8 @@ func TestDeviation(t *testing.T) {
 		ratio := new(big.Rat)
 		ratio.SetFloat64(bound)
 		limit := ratio.Mul(ratio, new(big.Rat).SetFrac(new(big.Int).SetUint64(sum), big.NewInt(1)))
-		for _, n := range []int64{0, 1, 2, 3, rapid.Int64Range(0, 1000).Draw(t, "n"), rapid.Int64Range(0, 1<<60).Draw(t, "large n"), int64(min(sum, 1<<60))} {
+		for _, n := range []int64{0, 1, 2, 3, rapid.Int64Range(0, 1000).Draw(t, "n"), rapid.Int64Range(0, 1<<60).Draw(t,
+			"large n"), int64(min(sum, 1<<60))} {
 			counts := tree.Counts(n)
 			var total int64
 			for i, c := range counts {
@@ -79,7 +82,8 @@ func TestDeviation(t *testing.T) {
 				d := new(big.Int).Mul(big.NewInt(c), new(big.Int).SetUint64(sum))
 				d.Sub(d, new(big.Int).Mul(big.NewInt(n), new(big.Int).SetUint64(w[i]))).Abs(d)
 				if new(big.Rat).SetInt(d).Cmp(limit) > 0 {
-					t.Fatalf("after %d positions source %d has %d, its share is %g; the bound is %g", n, i, c, float64(n)*float64(w[i])/float64(sum), bound)
+					t.Fatalf("after %d positions source %d has %d, its share is %g; the bound is %g", n, i, c,
+						float64(n)*float64(w[i])/float64(sum), bound)
 				}
 			}
 			if total != n {
@@ -89,7 +93,8 @@ func TestDeviation(t *testing.T) {
 	})
 }
 
-// Going along the positions, every source's samples come one after the other, the counts say how many it had, and Inverse leads back.
+// Going along the positions, every source's samples come one after the other, the counts say how
+// many it had, and Inverse leads back.
 func TestTreeSteps(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := weightsGen(t)
@@ -121,7 +126,8 @@ func TestTreeSteps(t *testing.T) {
 	})
 }
 
-// The inverse of a sample that comes before position 2^60 is found; of others it says so or is right.
+// The inverse of a sample that comes before position 2^60 is found; of others it says so or is
+// right.
 func TestTreeInverseOfAnySample(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := weightsGen(t)
@@ -182,13 +188,15 @@ func TestTreeRefuses(t *testing.T) {
 	}
 }
 
-// The tie-breaks are part of the order: leaves before inner nodes, in the order of sources, the first taken to the right.
+// The tie-breaks are part of the order: leaves before inner nodes, in the order of sources, the
+// first taken to the right.
 func TestTreeTies(t *testing.T) {
 	for _, v := range []struct {
 		weights []uint64
 		want    []int
 	}{
-		{[]uint64{1, 1}, []int{0, 1, 0, 1}},             // 0 is taken first and goes right; floor(0.5) is 0, so the right comes first
+		// 0 is taken first and goes right; floor(0.5) is 0, so the right comes first
+		{[]uint64{1, 1}, []int{0, 1, 0, 1}},
 		{[]uint64{1, 1, 1}, []int{2, 0, 1, 2, 0, 1}},    // 0 and 1 join; 2 is lighter than the pair and goes right
 		{[]uint64{2, 1, 1}, []int{0, 1, 0, 2}},          // 1 and 2 join to 2; the leaf 0 of equal weight is taken first
 		{[]uint64{1, 0, 3}, []int{0, 2, 2, 2, 0, 2, 2}}, // 1 rests
@@ -208,20 +216,24 @@ func TestTreeTies(t *testing.T) {
 	}
 }
 
-// At multiplies where the definition divides. The two agree where the product is close to a whole number, which is where it could go wrong.
+// At multiplies where the definition divides. The two agree where the product is close to a whole
+// number, which is where it could go wrong.
 func TestTreeByDefinition(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		sum := rapid.SampledFrom([]uint64{2, 3, 7, 1000, 1 << 20, 1<<31 - 1, 1 << 33, 1<<45 + 59, 1<<62 - 57, 1 << 62}).Draw(t, "sum")
+		sum := rapid.SampledFrom([]uint64{2, 3, 7, 1000, 1 << 20, 1<<31 - 1, 1 << 33, 1<<45 + 59, 1<<62 - 57,
+			1 << 62}).Draw(t, "sum")
 		left := rapid.Uint64Range((sum+1)/2, sum-1).Draw(t, "left")
 		if rapid.Bool().Draw(t, "lopsided") {
 			left = sum - rapid.Uint64Range(1, min(sum/2, 5)).Draw(t, "right")
 		}
-		tree, err := NewTree([]uint64{sum - left, left}) // the heavier one, or the later of two equals, is the left child
+		// the heavier one, or the later of two equals, is the left child
+		tree, err := NewTree([]uint64{sum - left, left})
 		if err != nil {
 			t.Fatal(err)
 		}
 		at := rapid.Uint64Range(0, 1<<60).Draw(t, "y")
-		if whole := new(big.Int).Div(new(big.Int).Mul(new(big.Int).SetUint64(at), new(big.Int).SetUint64(sum)), new(big.Int).SetUint64(left)); whole.IsUint64() && rapid.Bool().Draw(t, "near a step") {
+		if whole := new(big.Int).Div(new(big.Int).Mul(new(big.Int).SetUint64(at), new(big.Int).SetUint64(sum)),
+			new(big.Int).SetUint64(left)); whole.IsUint64() && rapid.Bool().Draw(t, "near a step") {
 			at = min(whole.Uint64(), 1<<62) // where floor(y·a/s) rises
 		}
 		share := func(y uint64) uint64 {
@@ -234,7 +246,8 @@ func TestTreeByDefinition(t *testing.T) {
 				wantSource, want = 1, share(y)
 			}
 			if source, k := tree.At(int64(y)); source != wantSource || uint64(k) != want {
-				t.Fatalf("weights %d and %d: position %d is sample %d of source %d, want %d of %d", sum-left, left, y, k, source, want, wantSource)
+				t.Fatalf("weights %d and %d: position %d is sample %d of source %d, want %d of %d", sum-left, left, y,
+					k, source, want, wantSource)
 			}
 		}
 	})

@@ -14,23 +14,29 @@ import (
 	"mula/shards"
 )
 
-// VerifyOptions say how whole files are compared with the hashes that a plan was sealed with, while samples are read.
+// VerifyOptions say how whole files are compared with the hashes that a plan was sealed with, while
+// samples are read.
 //
-// It goes on behind the reading, on one thread of the lowest priority for processor and disk that the system offers, and ends with [Data.Close].
-// What was verified is kept in the user's cache directory and not done again for a week, as long as the files do not change. One that changes in place, by
-// its size or time of change, is verified again within about [OpenOptions.Reverify].
+// It goes on behind the reading, on one thread of the lowest priority for processor and disk that
+// the system offers, and ends with [Data.Close]. What was verified is kept in the user's cache
+// directory and not done again for a week, as long as the files do not change. One that changes in
+// place, by its size or time of change, is verified again within about [OpenOptions.Reverify].
 //
-// What is found damaged is reported by the next [Stream.Next], and by [Data.Tokens] of that shard, with an error that names file, bytes and
-// documents. Where a shard has sums of blocks (x.sums), no damaged token is ever given out, since blocks are compared when they are first read:
-// the verification finds the damage before the run comes to it. A file without sums is believed until it has been verified, or with First not used
-// before.
+// What is found damaged is reported by the next [Stream.Next], and by [Data.Tokens] of that shard,
+// with an error that names file, bytes and documents. Where a shard has sums of blocks (x.sums), no
+// damaged token is ever given out, since blocks are compared when they are first read: the
+// verification finds the damage before the run comes to it. A file without sums is believed until
+// it has been verified, or with First not used before.
 type VerifyOptions struct {
 	Rank, World int   // of the processes that read the same files, this one verifies the Rank-th share; World 0 is 1
 	Rate        int64 // bytes read a second, at most; 0 is 256 MiB, below 0 is no limit
-	First       bool  // verify what has no sums, shards and index files of an order that is read, before it is first used
+	// verify what has no sums, shards and index files of an order that is read, before it is first
+	// used
+	First bool
 }
 
-// ParseVerify reads how a plan's files are to be verified: "reads" (nil), as [Open] does without options, "behind" or "first" ([VerifyOptions.First]).
+// ParseVerify reads how a plan's files are to be verified: "reads" (nil), as [Open] does without
+// options, "behind" or "first" ([VerifyOptions.First]).
 func ParseVerify(name string) (*VerifyOptions, error) {
 	switch name {
 	case "reads":
@@ -40,7 +46,8 @@ func ParseVerify(name string) (*VerifyOptions, error) {
 	case "first":
 		return &VerifyOptions{First: true}, nil
 	}
-	return nil, fmt.Errorf("%q is no way to verify: it may be reads (blocks with sums when they are read), behind (whole files too, in the background) "+
+	return nil, fmt.Errorf("%q is no way to verify: it may be reads (blocks with sums when they are read), behind "+
+		"(whole files too, in the background) "+
 		"or first (files without sums before they are used)", name)
 }
 
@@ -105,7 +112,8 @@ func startVerifier(d *Data, o VerifyOptions) (*verifier, error) {
 	if o.Rate == 0 {
 		o.Rate = verifyRate
 	}
-	v := &verifier{d: d, o: o, ended: make(chan struct{}), awaited: make(chan *checked), shards: make([][]*checked, len(d.Sources))}
+	v := &verifier{d: d, o: o, ended: make(chan struct{}), awaited: make(chan *checked),
+		shards: make([][]*checked, len(d.Sources))}
 	v.files = d.orderFiles()
 	for i := range v.files {
 		v.order = append(v.order, v.add(-1, -1, i))
@@ -209,8 +217,9 @@ func (v *verifier) run() {
 	}
 }
 
-// verifyChanged reads again the files that were found right and have changed in place since, by their size or time of change. It looks at no content
-// otherwise. Files that have been replaced are left alone: what was opened is read on.
+// verifyChanged reads again the files that were found right and have changed in place since, by
+// their size or time of change. It looks at no content otherwise. Files that have been replaced are
+// left alone: what was opened is read on.
 func (v *verifier) verifyChanged(share []*checked) {
 	for _, c := range share {
 		if c.state.Load() != verified || c.stamps == (stamps{}) {
@@ -319,14 +328,16 @@ func (v *verifier) factsOf(c *checked) facts {
 	return f
 }
 
-// verify reads a file, or the files of a shard. It uses reads instead of a mapping, so that a slow disk holds up nothing but this goroutine.
+// verify reads a file, or the files of a shard. It uses reads instead of a mapping, so that a slow
+// disk holds up nothing but this goroutine.
 func (v *verifier) verify(c *checked) error {
 	pace := v.pace()
 	if c.file >= 0 {
 		f := v.files[c.file]
 		hash, _, err := shards.HashFile(v.ctx, v.path(c), pace)
 		if err == nil && hash != f.sha256 {
-			err = fmt.Errorf("%s has changed since the plan was sealed: %s has SHA-256 %.16s…, had %.16s…; restore it, or blend again",
+			err = fmt.Errorf("%s has changed since the plan was sealed: %s has SHA-256 %.16s…, had %.16s…; restore "+
+				"it, or blend again",
 				f.of, filepath.Base(f.path), hash, f.sha256)
 		}
 		return err
@@ -429,7 +440,8 @@ func (d *Data) damage() error {
 	return nil
 }
 
-// Verification says how far the verification of whole files has come, where [OpenOptions.Verify] asked for it.
+// Verification says how far the verification of whole files has come, where [OpenOptions.Verify]
+// asked for it.
 func (d *Data) Verification() VerifyProgress {
 	if d.verifier == nil {
 		return VerifyProgress{}

@@ -30,7 +30,8 @@ func settle(t testing.TB, d *Data) VerifyProgress {
 	}
 }
 
-// begun waits until the verifier knows its share, by having it settle a file that it need not read or by its first count.
+// begun waits until the verifier knows its share, by having it settle a file that it need not read
+// or by its first count.
 func begun(t testing.TB, d *Data, files int) {
 	t.Helper()
 	for d.Verification().OfFiles < files {
@@ -38,8 +39,9 @@ func begun(t testing.TB, d *Data, files int) {
 	}
 }
 
-// damagedCorpus is a corpus of two sources of one large shard each, with sums or without, and a plan over it whose samples do not touch, at the
-// places that Open compares, the last block of the second shard, which is damaged.
+// damagedCorpus is a corpus of two sources of one large shard each, with sums or without, and a
+// plan over it whose samples do not touch, at the places that Open compares, the last block of the
+// second shard, which is damaged.
 func damagedCorpus(t *testing.T, sums bool) (*Plan, string) {
 	t.Helper()
 	ledgerFor(t)
@@ -56,7 +58,8 @@ func damagedCorpus(t *testing.T, sums bool) (*Plan, string) {
 	}
 	age(t, c.dir)
 	for seed := range 50 {
-		p := c.seal(fmt.Sprintf("sequence_length: 16\nseed: %d\nsources: [{name: a, shards: [a]}, {name: b, shards: [b]}]\n", seed))
+		p := c.seal(fmt.Sprintf("sequence_length: 16\nseed: %d\nsources: [{name: a, shards: [a]}, {name: b, shards: "+
+			"[b]}]\n", seed))
 		touched := false
 		for _, check := range p.Checks {
 			s, err := p.Locate(check.Position)
@@ -75,18 +78,21 @@ func damagedCorpus(t *testing.T, sums bool) (*Plan, string) {
 	return nil, ""
 }
 
-// Damage that no sample has touched yet is found behind the reading: the stream ends with an error that names the file before it comes there.
+// Damage that no sample has touched yet is found behind the reading: the stream ends with an error
+// that names the file before it comes there.
 func TestVerifyBehind(t *testing.T) {
 	for _, sums := range []bool{true, false} {
 		p, path := damagedCorpus(t, sums)
-		d, err := Open(t.Context(), p, OpenOptions{Verify: &VerifyOptions{Rate: 1 << 20}}) // slow, so that it mostly ends behind Open
+		// slow, so that it mostly ends behind Open
+		d, err := Open(t.Context(), p, OpenOptions{Verify: &VerifyOptions{Rate: 1 << 20}})
 		if err != nil {
 			if !strings.Contains(err.Error(), strings.TrimSuffix(path, ".bin")) {
 				t.Error(err)
 			}
 			continue
 		}
-		s, streamErr := d.Stream(t.Context(), StreamOptions{BatchSize: 4, Prefetch: 2}) // the verifier may have been quicker
+		// the verifier may have been quicker
+		s, streamErr := d.Stream(t.Context(), StreamOptions{BatchSize: 4, Prefetch: 2})
 		begun(t, d, 2)
 		progress := settle(t, d)
 		if progress.Err == nil || !strings.Contains(progress.Err.Error(), strings.TrimSuffix(path, ".bin")) {
@@ -114,7 +120,8 @@ func TestVerifyBehind(t *testing.T) {
 	}
 }
 
-// A shard without sums that is changed in place after it was verified is verified again, and reported.
+// A shard without sums that is changed in place after it was verified is verified again, and
+// reported.
 func TestVerifyChangedInPlace(t *testing.T) {
 	ledgerFor(t)
 	c := newCorpus(t)
@@ -147,12 +154,14 @@ func TestVerifyChangedInPlace(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := d.Tokens(make([]uint32, 17), s); err == nil || !strings.Contains(err.Error(), "has changed since the plan was sealed: its .bin file has SHA-256") {
+	if err := d.Tokens(make([]uint32, 17), s); err == nil || !strings.Contains(err.Error(),
+		"has changed since the plan was sealed: its .bin file has SHA-256") {
 		t.Errorf("%v", err)
 	}
 }
 
-// A file without sums gives nothing before it is verified, if that is asked for; one with sums gives what is right.
+// A file without sums gives nothing before it is verified, if that is asked for; one with sums
+// gives what is right.
 func TestVerifyFirst(t *testing.T) {
 	for _, sums := range []bool{true, false} {
 		p, path := damagedCorpus(t, sums)
@@ -184,7 +193,8 @@ func TestVerifyFirst(t *testing.T) {
 	}
 }
 
-// A reader that waits for a verification stops waiting when it is told to, and when the data are closed.
+// A reader that waits for a verification stops waiting when it is told to, and when the data are
+// closed.
 func TestVerifyWaitEnds(t *testing.T) {
 	p, _ := damagedCorpus(t, false)
 	d, err := Open(t.Context(), p, OpenOptions{})
@@ -192,7 +202,8 @@ func TestVerifyWaitEnds(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer d.Close()
-	if d.verifier, err = startVerifier(d, VerifyOptions{First: true, Rate: 1}); err != nil { // a byte a second: it will never end
+	if d.verifier, err = startVerifier(d, VerifyOptions{First: true, Rate: 1}); err != nil {
+		// a byte a second: it will never end
 		t.Fatal(err)
 	}
 	begun(t, d, 2)
@@ -211,7 +222,8 @@ func TestVerifyWaitEnds(t *testing.T) {
 	}
 }
 
-// What was verified is not read again, by none of the ranks, until it changes or a week has gone by.
+// What was verified is not read again, by none of the ranks, until it changes or a week has gone
+// by.
 func TestVerifiedOnce(t *testing.T) {
 	ledgerFor(t)
 	c, text := mixed(t)
@@ -386,12 +398,14 @@ func TestOpenWaits(t *testing.T) {
 	if err := os.Rename(dir, away); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Open(t.Context(), p, OpenOptions{Waiting: func(m string) { t.Error(m) }}); !errors.Is(err, os.ErrNotExist) {
+	if _, err := Open(t.Context(), p, OpenOptions{Waiting: func(m string) { t.Error(m) }}); !errors.Is(err,
+		os.ErrNotExist) {
 		t.Errorf("nobody builds: %v", err)
 	}
 }
 
-// startBuilder is a process of index/cache that has begun when built is closed, and goes on until stop is.
+// startBuilder is a process of index/cache that has begun when built is closed, and goes on until
+// stop is.
 func startBuilder(t *testing.T, dir string, built chan<- struct{}, stop <-chan struct{}) (ended <-chan struct{}) {
 	t.Helper()
 	done := make(chan struct{})
@@ -411,7 +425,8 @@ const (
 	rankWorld = "MULA_BLEND_TEST_WORLD"
 )
 
-// rankOf opens the plan as a rank of a training would, reads its share of the first steps, and verifies its share of the files.
+// rankOf opens the plan as a rank of a training would, reads its share of the first steps, and
+// verifies its share of the files.
 func rankOf(path string) error {
 	rank, err := strconv.Atoi(os.Getenv(rankRank))
 	world, err2 := strconv.Atoi(os.Getenv(rankWorld))
@@ -427,7 +442,8 @@ func rankOf(path string) error {
 		return err
 	}
 	defer d.Close()
-	s, err := d.Stream(context.Background(), StreamOptions{BatchSize: 2 * world, Rank: rank, World: world, Prefetch: 2, To: int64(20 * world)})
+	s, err := d.Stream(context.Background(), StreamOptions{BatchSize: 2 * world, Rank: rank, World: world, Prefetch: 2,
+		To: int64(20 * world)})
 	if err != nil {
 		return err
 	}
@@ -450,7 +466,8 @@ func rankOf(path string) error {
 	return nil
 }
 
-// Ranks that start together on an empty user's cache each keep what they found out: afterwards it is whole, and nothing has to be found out again.
+// Ranks that start together on an empty user's cache each keep what they found out: afterwards it
+// is whole, and nothing has to be found out again.
 func TestRanksShareLedger(t *testing.T) {
 	const world = 4
 	rounds := 10
@@ -469,7 +486,8 @@ func TestRanksShareLedger(t *testing.T) {
 		var ranks []*exec.Cmd
 		for rank := range world {
 			cmd := exec.Command(exe)
-			cmd.Env = append(os.Environ(), rankPlan+"="+filepath.Join(c.dir, "plan.json"), fmt.Sprintf("%s=%d", rankRank, rank), fmt.Sprintf("%s=%d", rankWorld, world))
+			cmd.Env = append(os.Environ(), rankPlan+"="+filepath.Join(c.dir, "plan.json"),
+				fmt.Sprintf("%s=%d", rankRank, rank), fmt.Sprintf("%s=%d", rankWorld, world))
 			cmd.Stderr = new(strings.Builder)
 			if err := cmd.Start(); err != nil {
 				t.Fatal(err)
@@ -518,8 +536,9 @@ func buildOther(ctx context.Context, dir string, built chan<- struct{}, stop <-c
 	return err
 }
 
-// BenchmarkFirstBatch is the time from a plan's file to the first record of 512 samples, over 3,000 shards of 256 KiB: with and without what was
-// noted of the shards before, and with the verification of all of them behind it.
+// BenchmarkFirstBatch is the time from a plan's file to the first record of 512 samples, over 3,000
+// shards of 256 KiB: with and without what was noted of the shards before, and with the
+// verification of all of them behind it.
 func BenchmarkFirstBatch(b *testing.B) {
 	root := ledgerFor(b)
 	c := newCorpus(b)
@@ -527,7 +546,8 @@ func BenchmarkFirstBatch(b *testing.B) {
 	c.shard("web/00000", shards.UInt16, documents...)
 	for i := 1; i < 3000; i++ { // copied: nothing waits for the disk
 		for _, ending := range []string{".bin", ".idx", ".json", ".sums", ".docs.arrow"} {
-			if err := copyFile(filepath.Join(c.dir, "web/00000"+ending), filepath.Join(c.dir, fmt.Sprintf("web/%05d%s", i, ending))); err != nil {
+			if err := copyFile(filepath.Join(c.dir, "web/00000"+ending),
+				filepath.Join(c.dir, fmt.Sprintf("web/%05d%s", i, ending))); err != nil {
 				b.Fatal(err)
 			}
 		}

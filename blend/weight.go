@@ -14,8 +14,9 @@ import (
 	"mula/internal/quantity"
 )
 
-// A Number is a non-negative rational number kept exactly, as it was written: "2", "0.948", "9.5e-4" or "1/3". The zero Number was not
-// written at all. It never passes through floating point.
+// A Number is a non-negative rational number kept exactly, as it was written: "2", "0.948",
+// "9.5e-4" or "1/3". The zero Number was not written at all. It never passes through floating
+// point.
 type Number struct {
 	text string
 	rat  *big.Rat
@@ -36,7 +37,8 @@ func ParseNumber(text string) (Number, error) {
 	case m == nil && len(text) > 1 && text[0] == '-':
 		return Number{}, fmt.Errorf("%q is negative", text)
 	case m == nil:
-		return Number{}, fmt.Errorf("%.80q is not a number: write a decimal such as 0.948 or a fraction such as 1/3", text)
+		return Number{}, fmt.Errorf("%.80q is not a number: write a decimal such as 0.948 or a fraction such as 1/3",
+			text)
 	case len(text) > maxDigits:
 		return Number{}, fmt.Errorf("%.80q… has more than %d characters", text[:16], maxDigits)
 	}
@@ -88,7 +90,8 @@ func (n *Number) UnmarshalYAML(node ast.Node) error {
 		}
 	}
 	for part := range strings.SplitSeq(text, "/") {
-		if _, err := quantity.Decimal(part); err != nil && !errors.Is(err, quantity.ErrForm) && !errors.Is(err, quantity.ErrRange) && len(part) <= maxDigits {
+		if _, err := quantity.Decimal(part); err != nil && !errors.Is(err, quantity.ErrForm) &&
+			!errors.Is(err, quantity.ErrRange) && len(part) <= maxDigits {
 			return err // such as 010, which the library reads as octal in a fraction
 		}
 	}
@@ -100,7 +103,8 @@ func (n *Number) UnmarshalYAML(node ast.Node) error {
 	return nil
 }
 
-// ceilTimes is ceil(n·count), and floorTimes its floor: how many of count a share is. count is not negative.
+// ceilTimes is ceil(n·count), and floorTimes its floor: how many of count a share is. count is not
+// negative.
 func (n Number) ceilTimes(count int64) (int64, bool) {
 	p := new(big.Rat).Mul(n.rat, new(big.Rat).SetInt64(count))
 	q, r := new(big.Int).QuoRem(p.Num(), p.Denom(), new(big.Int))
@@ -116,13 +120,16 @@ func (n Number) floorTimes(count int64) (int64, bool) {
 	return q.Int64(), q.IsInt64()
 }
 
-// maxWeight bounds the sum of the integer weights of a stage, so that a product with a position fits 128 bits and a sum of two 64.
+// maxWeight bounds the sum of the integer weights of a stage, so that a product with a position
+// fits 128 bits and a sum of two 64.
 const maxWeight = 1 << 62
 
-// integers scales weights to the smallest integers with the same ratios: times the least common multiple of the denominators, divided by
-// the greatest common divisor. A Number that is not set stays 0. At least one must be set, and those that are must be positive.
+// integers scales weights to the smallest integers with the same ratios: times the least common
+// multiple of the denominators, divided by the greatest common divisor. A Number that is not set
+// stays 0. At least one must be set, and those that are must be positive.
 func integers(weights []Number) ([]uint64, error) {
-	errTooLarge := fmt.Errorf("the weights need integers with a sum beyond 2^62 to be exact: write them with fewer digits")
+	errTooLarge := fmt.Errorf("the weights need integers with a sum beyond 2^62 to be exact: write them with fewer " +
+		"digits")
 	multiple := big.NewInt(1)
 	for _, w := range weights {
 		if !w.IsSet() {

@@ -11,8 +11,9 @@ import (
 
 func TestParseNumber(t *testing.T) {
 	for text, want := range map[string]string{
-		"2": "2", "0": "0", "0.948": "237/250", "1/3": "1/3", "6/4": "3/2", "9.5e-4": "19/20000", "1E3": "1000", "1e+2": "100",
-		"0.1": "1/10", "123456789.123456789": "123456789123456789/1000000000", "007": "7",
+		"2": "2", "0": "0", "0.948": "237/250", "1/3": "1/3", "6/4": "3/2", "9.5e-4": "19/20000", "1E3": "1000",
+		"1e+2": "100",
+		"0.1":  "1/10", "123456789.123456789": "123456789123456789/1000000000", "007": "7",
 	} {
 		n, err := ParseNumber(text)
 		if err != nil {
@@ -24,9 +25,11 @@ func TestParseNumber(t *testing.T) {
 		}
 	}
 	for text, message := range map[string]string{
-		"": "not a number", "-1": "negative", "-0.5": "negative", "1/0": "divides by zero", ".5": "not a number", "1.": "not a number",
+		"": "not a number", "-1": "negative", "-0.5": "negative", "1/0": "divides by zero", ".5": "not a number",
+		"1.":  "not a number",
 		"nan": "not a number", ".nan": "not a number", "inf": "not a number", "1e999": "exponent", "1e-65": "exponent",
-		"1e99999999999999999999": "exponent", "0x10": "not a number", "1_000": "not a number", "1/3/4": "not a number", "1/-3": "not a number",
+		"1e99999999999999999999": "exponent", "0x10": "not a number", "1_000": "not a number", "1/3/4": "not a number",
+		"1/-3":                  "not a number",
 		strings.Repeat("9", 65): "more than 64 characters", "1 ": "not a number",
 	} {
 		if n, err := ParseNumber(text); err == nil || !strings.Contains(err.Error(), message) {

@@ -19,7 +19,8 @@ func runAmend(c *cli.Context) error {
 		return usagef("--amend is empty; it names the plan that is to be amended")
 	}
 	writes := !c.Bool("dry-run") || c.IsSet("output")
-	if writes && (c.String("output") == "" || !c.IsSet("output")) { // an amended plan must not take the place of the one that a run is using
+	if writes && (c.String("output") == "" || !c.IsSet("output")) {
+		// an amended plan must not take the place of the one that a run is using
 		return usagef("--output is needed with --amend: see `%s --help`", c.Command.HelpName)
 	}
 	inputs := []string{c.String("amend")}
@@ -106,7 +107,8 @@ func runAmend(c *cli.Context) error {
 		if a.At == 0 {
 			same = "from its first position on"
 		}
-		fmt.Fprintf(c.App.Writer, "It amends %s, plan %.16s…: %s.\n", printable(c.String("amend")), parent.Fingerprint(), same)
+		fmt.Fprintf(c.App.Writer, "It amends %s, plan %.16s…: %s.\n", printable(c.String("amend")),
+			parent.Fingerprint(), same)
 	}
 	return nil
 }
@@ -117,7 +119,8 @@ func parseSkip(text string) (blend.Range, error) {
 	a, err := strconv.ParseInt(from, 10, 64)
 	b, err2 := strconv.ParseInt(to, 10, 64)
 	if !ok || err != nil || err2 != nil || a < 0 || b <= a {
-		return blend.Range{}, usagef("--skip is %q; it must be FROM:TO, the first position to leave out and the first after it, such as 961:977", text)
+		return blend.Range{}, usagef("--skip is %q; it must be FROM:TO, the first position to leave out and the "+
+			"first after it, such as 961:977", text)
 	}
 	return blend.Range{From: a, To: b}, nil
 }

@@ -27,15 +27,21 @@ func blendCommand() *cli.Command {
 			"         mula blend --amend plan.json --skip 961:977 --reason 'spike at step 30' --output plan-2.json",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "config", Usage: "read the blend from `FILE`", Value: "blend.yaml"},
-			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "write the plan to `FILE`", Value: "plan.json"},
-			&cli.StringFlag{Name: "pad", Usage: "with packing: the token `ID` behind the last document of a sample, or eod, the end-of-document id",
+			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "write the plan to `FILE`",
+				Value: "plan.json"},
+			&cli.StringFlag{Name: "pad",
+				Usage:       "with packing: the token `ID` behind the last document of a sample, or eod, the end-of-document id",
 				DefaultText: "pad of the configuration, else eod"},
 			&cli.BoolFlag{Name: "dry-run", Usage: "print what the plan would be and write nothing"},
-			&cli.StringFlag{Name: "amend", Category: "Amending", Usage: "amend the plan in `FILE`; --config then names an amend.yaml"},
-			&cli.Int64Flag{Name: "at", Category: "Amending", Usage: "the first `POSITION` that may change", DefaultText: "the first of --skip"},
-			&cli.StringSliceFlag{Name: "skip", Category: "Amending", Usage: "leave out the positions `FROM:TO`, the last not included; may be given several times"},
+			&cli.StringFlag{Name: "amend", Category: "Amending",
+				Usage: "amend the plan in `FILE`; --config then names an amend.yaml"},
+			&cli.Int64Flag{Name: "at", Category: "Amending", Usage: "the first `POSITION` that may change",
+				DefaultText: "the first of --skip"},
+			&cli.StringSliceFlag{Name: "skip", Category: "Amending",
+				Usage: "leave out the positions `FROM:TO`, the last not included; may be given several times"},
 			&cli.StringFlag{Name: "reason", Category: "Amending", Usage: "note in the plan why it was amended: `TEXT`"},
-			&cli.IntFlag{Name: "batch-size", Category: "Amending", Usage: "warn if no step of so many samples begins at the position", DefaultText: "none"},
+			&cli.IntFlag{Name: "batch-size", Category: "Amending",
+				Usage: "warn if no step of so many samples begins at the position", DefaultText: "none"},
 			jsonFlag,
 		},
 		Action: runBlend,
@@ -70,7 +76,8 @@ func runBlend(c *cli.Context) error {
 	}
 	config, err := blend.LoadConfig(c.String("config"))
 	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("%w; name the blend's configuration with --config (docs/formats/config.md lists its fields)", err)
+		return fmt.Errorf("%w; name the blend's configuration with --config (docs/formats/config.md lists its fields)",
+			err)
 	}
 	if err != nil {
 		return err
@@ -80,7 +87,8 @@ func runBlend(c *cli.Context) error {
 			return err
 		}
 		if config.Packing == "" {
-			return usagef("--pad has a meaning only with packing, as windows are never padded: %s has no packing: best_fit", c.String("config"))
+			return usagef("--pad has a meaning only with packing, as windows are never padded: %s has no packing: "+
+				"best_fit", c.String("config"))
 		}
 	}
 	if c.Bool("dry-run") {
@@ -129,11 +137,13 @@ func padOf(text string) (*int64, error) {
 func sealOptions(p *progress) blend.SealOptions {
 	return blend.SealOptions{
 		Progress: func(h blend.HashProgress) {
-			p.update(fmt.Sprintf("hashing shards without a manifest: %s of %s, %s", bytesText(h.Bytes), bytesText(h.Total), h.Path),
+			p.update(fmt.Sprintf("hashing shards without a manifest: %s of %s, %s", bytesText(h.Bytes),
+				bytesText(h.Total), h.Path),
 				float64(h.Bytes), float64(h.Total))
 		},
 		Packing: func(k blend.PackProgress) {
-			p.update(fmt.Sprintf("packing documents: %s of %s tokens, source %s", tokensText(k.Tokens), tokensText(k.Total), printable(k.Source)),
+			p.update(fmt.Sprintf("packing documents: %s of %s tokens, source %s", tokensText(k.Tokens),
+				tokensText(k.Total), printable(k.Source)),
 				float64(k.Tokens), float64(k.Total))
 		},
 		Waiting: func(message string) { p.line("%s", message) },
@@ -155,7 +165,8 @@ func writePlan(c *cli.Context, p *progress, plan *blend.Plan) error {
 	}
 	summary := plan.Summary()
 	if c.Bool("json") {
-		return printJSON(c.App.Writer, map[string]any{"plan": output, "fingerprint": plan.Fingerprint(), "summary": summary})
+		return printJSON(c.App.Writer, map[string]any{"plan": output, "fingerprint": plan.Fingerprint(),
+			"summary": summary})
 	}
 	printSummary(c.App.Writer, summary)
 	fmt.Fprintf(c.App.Writer, "\n%s: plan %s\n", filepath.ToSlash(output), plan.Fingerprint())
@@ -184,7 +195,8 @@ func printSummary(w io.Writer, s *blend.Summary) {
 	if s.Skipped > 0 {
 		samples = "positions"
 	}
-	t := newTable("source", "shards", "documents", "tokens", windows, "validation", samples, "epochs", "repeats", "limit")
+	t := newTable("source", "shards", "documents", "tokens", windows, "validation", samples, "epochs", "repeats",
+		"limit")
 	for _, source := range s.Sources {
 		limit := source.MaxEpochs
 		if limit == "" {
@@ -204,7 +216,8 @@ func printSummary(w io.Writer, s *blend.Summary) {
 		t.write(w)
 	}
 	for i, stage := range s.Stages {
-		fmt.Fprintf(w, "\nstage %d: %s\n", i+1, numbered("position", blend.Range{From: stage.First, To: stage.First + stage.Samples}))
+		fmt.Fprintf(w, "\nstage %d: %s\n", i+1,
+			numbered("position", blend.Range{From: stage.First, To: stage.First + stage.Samples}))
 		t := newTable("source", "weight", "share", samples, "epochs", "repeats")
 		for _, source := range s.Sources {
 			take := source.Stages[i]
@@ -212,23 +225,27 @@ func printSummary(w io.Writer, s *blend.Summary) {
 				t.row(printable(source.Name), "rests", "", "", "", "")
 				continue
 			}
-			t.row(printable(source.Name), weightText(take.Weight), fmt.Sprintf("%.3f %%", 100*take.Share), take.Samples, fmt.Sprintf("%.3f", take.Epochs), take.Repeats)
+			t.row(printable(source.Name), weightText(take.Weight), fmt.Sprintf("%.3f %%", 100*take.Share), take.Samples,
+				fmt.Sprintf("%.3f", take.Epochs), take.Repeats)
 		}
 		t.write(w)
 	}
 	var notes []string
 	for _, source := range s.Sources {
 		if source.Empty > 0 {
-			notes = append(notes, fmt.Sprintf("source %s has %s too short for one window", source.Name, plural(int64(source.Empty), "shard")))
+			notes = append(notes, fmt.Sprintf("source %s has %s too short for one window", source.Name,
+				plural(int64(source.Empty), "shard")))
 		}
 	}
 	if s.Skipped > 0 {
-		notes = append(notes, fmt.Sprintf("the tables count positions, %s in all, of which the plan skips %s", quantity.Grouped(s.Length), quantity.Grouped(s.Skipped)))
+		notes = append(notes, fmt.Sprintf("the tables count positions, %s in all, of which the plan skips %s",
+			quantity.Grouped(s.Length), quantity.Grouped(s.Skipped)))
 	}
 	if len(notes) > 0 {
 		fmt.Fprintf(w, "\nnote: %s\n", strings.Join(notes, "; "))
 	}
-	fmt.Fprintf(w, "\n%s of %s tokens, %s tokens in all\n", plural(s.Length-s.Skipped, "sample"), quantity.Grouped(int64(s.SequenceLength)),
+	fmt.Fprintf(w, "\n%s of %s tokens, %s tokens in all\n", plural(s.Length-s.Skipped, "sample"),
+		quantity.Grouped(int64(s.SequenceLength)),
 		tokensText((s.Length-s.Skipped)*int64(s.SequenceLength)))
 }
 

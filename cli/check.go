@@ -28,12 +28,16 @@ func checkCommand() *cli.Command {
 			"          mula check --eod 50279 --vocab-size 50280 tokens/part-00-00000.npy",
 		Flags: []cli.Flag{
 			planFlag, shardsFlag,
-			&cli.Int64Flag{Name: "eod", Usage: "`ID` that should end every document, -1 for none", DefaultText: "the manifest's"},
+			&cli.Int64Flag{Name: "eod", Usage: "`ID` that should end every document, -1 for none",
+				DefaultText: "the manifest's"},
 			&cli.Int64Flag{Name: "vocab-size", Usage: "ids must be below `N`", DefaultText: "the manifest's"},
-			&cli.IntFlag{Name: "sequence-length", Aliases: []string{"L"}, Usage: "count the tokens that no window of `L`+1 reaches", DefaultText: "not counted"},
-			&cli.StringFlag{Name: "dtype", Usage: "`TYPE` of ids in files that do not tell, such as uint16", DefaultText: "by --vocab-size"},
+			&cli.IntFlag{Name: "sequence-length", Aliases: []string{"L"},
+				Usage: "count the tokens that no window of `L`+1 reaches", DefaultText: "not counted"},
+			&cli.StringFlag{Name: "dtype", Usage: "`TYPE` of ids in files that do not tell, such as uint16",
+				DefaultText: "by --vocab-size"},
 			&cli.Int64Flag{Name: "huge", Usage: "report documents of `N` tokens or more", Value: audit.HugeDocument},
-			&cli.StringFlag{Name: "report", Usage: "write an HTML page with the findings and the lengths of documents to `FILE`"},
+			&cli.StringFlag{Name: "report",
+				Usage: "write an HTML page with the findings and the lengths of documents to `FILE`"},
 			&cli.IntFlag{Name: "workers", Usage: "shards read at a time (0: as many as there are cores)"},
 			jsonFlag,
 		},
@@ -100,7 +104,8 @@ func runCheck(c *cli.Context) error {
 	}
 	if report.Failed() {
 		if ofPlan {
-			return errors.New("the shards cannot be used with this plan as they are; restore them, or seal a new plan with `mula blend`")
+			return errors.New("the shards cannot be used with this plan as they are; restore them, or seal a new " +
+				"plan with `mula blend`")
 		}
 		return errors.New("there are errors in the shards, each named above with what to do")
 	}
@@ -121,9 +126,10 @@ func checkPlan(c *cli.Context, progress func(path string, done, total int64)) (*
 		return nil, err
 	}
 	defer data.Close()
-	report, err := data.Check(c.Context, blend.CheckOptions{Workers: c.Int("workers"), Huge: c.Int64("huge"), Progress: func(h blend.HashProgress) {
-		progress(h.Path, h.Bytes, h.Total)
-	}})
+	report, err := data.Check(c.Context, blend.CheckOptions{Workers: c.Int("workers"), Huge: c.Int64("huge"),
+		Progress: func(h blend.HashProgress) {
+			progress(h.Path, h.Bytes, h.Total)
+		}})
 	if err != nil {
 		return nil, fmt.Errorf("checking: %w", err)
 	}
@@ -135,7 +141,8 @@ func checkOperands(c *cli.Context, progress func(path string, done, total int64)
 	if err != nil {
 		return nil, err
 	}
-	o := audit.Options{Vocabulary: c.Int64("vocab-size"), SequenceLength: c.Int("sequence-length"), Huge: c.Int64("huge"), DType: c.String("dtype"),
+	o := audit.Options{Vocabulary: c.Int64("vocab-size"), SequenceLength: c.Int("sequence-length"),
+		Huge: c.Int64("huge"), DType: c.String("dtype"),
 		Workers: c.Int("workers"), Progress: func(p audit.Progress) { progress(p.Path, p.Bytes, p.Total) }}
 	if c.IsSet("eod") {
 		eod := c.Int64("eod")
@@ -144,10 +151,12 @@ func checkOperands(c *cli.Context, progress func(path string, done, total int64)
 	return audit.Run(c.Context, inputs, o)
 }
 
-// printCheck prints the report as tables and lines. Shards that could not be opened, and sources without any other, are in no table.
+// printCheck prints the report as tables and lines. Shards that could not be opened, and sources
+// without any other, are in no table.
 func printCheck(w io.Writer, r *audit.Report) {
 	opened := map[string]bool{} // sources
-	t := newTable("source", "shard", "tokens", "windows", "tail", "documents", "empty", "huge", "longest", "largest id", "hashes")
+	t := newTable("source", "shard", "tokens", "windows", "tail", "documents", "empty", "huge", "longest", "largest id",
+		"hashes")
 	if r.SequenceLength == 0 {
 		t = newTable("source", "shard", "tokens", "documents", "empty", "huge", "longest", "largest id", "hashes")
 	}
@@ -156,7 +165,8 @@ func printCheck(w io.Writer, r *audit.Report) {
 			continue
 		}
 		opened[s.Source] = true
-		cells := []any{s.Source, s.Path, s.Tokens, s.Windows, s.Tail, s.Documents, s.EmptyDocuments, s.LongDocuments, s.Longest, int64(s.MaxID), s.Hashes()}
+		cells := []any{s.Source, s.Path, s.Tokens, s.Windows, s.Tail, s.Documents, s.EmptyDocuments, s.LongDocuments,
+			s.Longest, int64(s.MaxID), s.Hashes()}
 		if r.SequenceLength == 0 {
 			cells = append(cells[:3:3], cells[5:]...)
 		}
@@ -165,10 +175,12 @@ func printCheck(w io.Writer, r *audit.Report) {
 	if len(opened) > 0 {
 		t.write(w)
 		fmt.Fprintln(w)
-		t = newTable("source", "shards", "documents", "tokens", "mean length", "median", "90 %", "99 %", "longest", "repetitive")
+		t = newTable("source", "shards", "documents", "tokens", "mean length", "median", "90 %", "99 %", "longest",
+			"repetitive")
 		for _, s := range r.Sources {
 			if l := s.Lengths; opened[s.Name] {
-				t.row(s.Name, s.Shards, l.Documents, l.Tokens, int64(l.Mean+0.5), l.Median, l.P90, l.P99, l.Longest, s.Repeats.Documents)
+				t.row(s.Name, s.Shards, l.Documents, l.Tokens, int64(l.Mean+0.5), l.Median, l.P90, l.P99, l.Longest,
+					s.Repeats.Documents)
 			}
 		}
 		t.write(w)

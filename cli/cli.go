@@ -1,8 +1,10 @@
-// Package cli is the mula command: flags, progress, tables and exit codes. What the commands do is in the packages below it.
+// Package cli is the mula command: flags, progress, tables and exit codes. What the commands do is
+// in the packages below it.
 //
-// Every command takes its flags before or after its operands. It exits with 0 when it has done what was asked, 1 when it has failed and 2
-// when it was called wrongly. What a program may want to read goes to standard output (with --json where the people's form is a table),
-// progress and messages go to standard error.
+// Every command takes its flags before or after its operands. It exits with 0 when it has done what
+// was asked, 1 when it has failed and 2 when it was called wrongly. What a program may want to read
+// goes to standard output (with --json where the people's form is a table), progress and messages
+// go to standard error.
 package cli
 
 import (
@@ -89,7 +91,8 @@ type signalError struct{ signal os.Signal }
 
 func (e signalError) Error() string { return fmt.Sprintf("signal %v", e.signal) }
 
-// notifyContext is signal.NotifyContext with a [signalError] as the cause, which says which signal ended the context.
+// notifyContext is signal.NotifyContext with a [signalError] as the cause, which says which signal
+// ended the context.
 func notifyContext(parent context.Context, signals ...os.Signal) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(parent)
 	c := make(chan os.Signal, 1)
@@ -107,7 +110,8 @@ func notifyContext(parent context.Context, signals ...os.Signal) (context.Contex
 	}
 }
 
-// output is standard output. It keeps the first error, so that a table that went nowhere does not count as done.
+// output is standard output. It keeps the first error, so that a table that went nowhere does not
+// count as done.
 type output struct {
 	w   io.Writer
 	err error
@@ -121,8 +125,9 @@ func (o *output) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// printable makes text that may come from a file fit for a terminal: control characters, which could move the cursor or change colours, and
-// bytes that are not UTF-8 are written as in Go strings. Line breaks and tabs stay.
+// printable makes text that may come from a file fit for a terminal: control characters, which
+// could move the cursor or change colours, and bytes that are not UTF-8 are written as in Go
+// strings. Line breaks and tabs stay.
 func printable(text string) string {
 	var b strings.Builder
 	for i, r := range text {
@@ -178,11 +183,12 @@ func newApp(stdin io.Reader, stdout, stderr io.Writer) *cli.App {
 			"`mula COMMAND --help` shows a command's flags and an example.",
 		Version:         Version,
 		HideHelpCommand: true,
-		Flags:           []cli.Flag{cli.HelpFlag}, // the library adds it only to a program without a command of this name
-		Reader:          stdin,
-		Writer:          stdout,
-		ErrWriter:       stderr,
-		ExitErrHandler:  func(*cli.Context, error) {}, // Main decides on the exit code
+		// the library adds it only to a program without a command of this name
+		Flags:          []cli.Flag{cli.HelpFlag},
+		Reader:         stdin,
+		Writer:         stdout,
+		ErrWriter:      stderr,
+		ExitErrHandler: func(*cli.Context, error) {}, // Main decides on the exit code
 		Action: func(c *cli.Context) error {
 			if c.Args().Present() {
 				return unknownCommand(c.App.Commands, "mula", c.Args().First())
@@ -260,7 +266,8 @@ func newApp(stdin io.Reader, stdout, stderr io.Writer) *cli.App {
 // unreadable is what the flag package says of a value that it cannot read, before the reason.
 var unreadable = regexp.MustCompile(`^invalid (?:boolean )?value (".*") for (?:flag )?-+([a-zA-Z-]+): `)
 
-// badValue says what the value of a flag must be, where err is that it cannot be read; otherwise it gives err.
+// badValue says what the value of a flag must be, where err is that it cannot be read; otherwise it
+// gives err.
 func badValue(command *cli.Command, err error) error {
 	m := unreadable.FindStringSubmatch(err.Error())
 	if m == nil {
@@ -290,12 +297,14 @@ func badValue(command *cli.Command, err error) error {
 	return err
 }
 
-// longFlags writes the flags named in a message of the flag package with the two dashes they are documented with.
+// longFlags writes the flags named in a message of the flag package with the two dashes they are
+// documented with.
 func longFlags(text string) string {
 	words := strings.Split(text, " ")
 	for i, w := range words {
 		name := strings.TrimLeft(w, "\"'")
-		if rest, ok := strings.CutPrefix(name, "-"); ok && len(rest) > 1 && rest[0] != '-' && (rest[0] < '0' || rest[0] > '9') {
+		if rest, ok := strings.CutPrefix(name, "-"); ok && len(rest) > 1 && rest[0] != '-' && (rest[0] < '0' ||
+			rest[0] > '9') {
 			words[i] = w[:len(w)-len(name)] + "-" + name
 		}
 	}
@@ -313,8 +322,9 @@ func unknownCommand(commands []*cli.Command, prefix, name string) error {
 	return usagef("%s has no command %q; `%s --help` lists them", prefix, name, prefix)
 }
 
-// flagsFirst moves the flags of a command before its operands, because the library stops reading flags at the first operand:
-// `mula tokenize part.jsonl --output x` becomes `mula tokenize --output x -- part.jsonl`. What follows a `--` is an operand.
+// flagsFirst moves the flags of a command before its operands, because the library stops reading
+// flags at the first operand: `mula tokenize part.jsonl --output x` becomes `mula tokenize --output
+// x -- part.jsonl`. What follows a `--` is an operand.
 func flagsFirst(commands []*cli.Command, args []string) ([]string, error) {
 	if len(args) == 0 {
 		return []string{"mula"}, nil
@@ -369,8 +379,8 @@ func flagsFirst(commands []*cli.Command, args []string) ([]string, error) {
 	return out, nil
 }
 
-// decimalFlag refuses a number that is not written in decimal: the library would take 010 for 8 and 1_0 for 10. Text that is no number is
-// left to the library.
+// decimalFlag refuses a number that is not written in decimal: the library would take 010 for 8 and
+// 1_0 for 10. Text that is no number is left to the library.
 func decimalFlag(command *cli.Command, name, value string) error {
 	for _, f := range command.Flags {
 		if !slices.Contains(f.Names(), name) {
@@ -380,7 +390,8 @@ func decimalFlag(command *cli.Command, name, value string) error {
 		case *cli.IntFlag, *cli.Int64Flag, *cli.Uint64Flag, *cli.Float64Flag:
 			_, err := quantity.Decimal(value)
 			_, float := f.(*cli.Float64Flag)
-			if _, number := strconv.ParseFloat(value, 64); float && errors.Is(err, quantity.ErrForm) && number == nil { // inf, nan, 0x1p3
+			if _, number := strconv.ParseFloat(value, 64); float && errors.Is(err, quantity.ErrForm) && number == nil {
+				// inf, nan, 0x1p3
 				return usagef("--%s is %q; it must be a finite number in decimal", name, value)
 			}
 			if err != nil && !errors.Is(err, quantity.ErrForm) {
@@ -411,7 +422,8 @@ func printJSON(w io.Writer, v any) error {
 	return e.Encode(v)
 }
 
-// needFlags refuses a call without one of these flags. The library's own check would print the whole help first.
+// needFlags refuses a call without one of these flags. The library's own check would print the
+// whole help first.
 func needFlags(c *cli.Context, names ...string) error {
 	for _, name := range names {
 		if c.String(name) == "" {

@@ -18,7 +18,8 @@ import (
 	"mula/internal/atomicfile"
 )
 
-// The tests run the command itself: the test binary stands in for mula when it is started under that name.
+// The tests run the command itself: the test binary stands in for mula when it is started under
+// that name.
 func TestMain(m *testing.M) {
 	atomicfile.SkipSync = true // also of the processes that are killed below
 	testscript.Main(m, map[string]func(){
@@ -33,7 +34,8 @@ func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata/script",
 		Setup: func(env *testscript.Env) error {
-			env.Setenv("XDG_CACHE_HOME", filepath.Join(env.WorkDir, ".cache")) // what commands keep there is the script's own
+			// what commands keep there is the script's own
+			env.Setenv("XDG_CACHE_HOME", filepath.Join(env.WorkDir, ".cache"))
 			return nil
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
@@ -49,7 +51,8 @@ func TestScripts(t *testing.T) {
 				}
 				ts.Check(writeCorpus(ts.MkAbs(args[0]), documents, seed))
 			},
-			// damage FILE truncate N | flip N | half 0: cuts N bytes off the end, changes byte N, or cuts off the second half.
+			// damage FILE truncate N | flip N | half 0: cuts N bytes off the end, changes byte N,
+			// or cuts off the second half.
 			"damage": func(ts *testscript.TestScript, _ bool, args []string) {
 				if len(args) != 3 {
 					ts.Fatalf("usage: damage FILE truncate|flip|half N")
@@ -101,10 +104,12 @@ func writeCorpus(path string, documents int, seed uint64) error {
 	for i := range documents {
 		sentence := make([]string, 40+random.IntN(100))
 		for j := range sentence {
-			// Small numbers are more likely, and follow on each other, so that there is something to learn.
+			// Small numbers are more likely, and follow on each other, so that there is something
+			// to learn.
 			sentence[j] = words[(random.IntN(8)*random.IntN(8)+3*j)%len(words)]
 		}
-		line, err := json.Marshal(map[string]any{"id": fmt.Sprintf("doc-%d-%d", seed, i), "text": strings.Join(sentence, " ") + ".\n",
+		line, err := json.Marshal(map[string]any{"id": fmt.Sprintf("doc-%d-%d", seed, i), "text": strings.Join(sentence,
+			" ") + ".\n",
 			"source": "test", "metadata": map[string]any{"n": i}})
 		if err != nil {
 			return err
@@ -235,12 +240,14 @@ func TestHelp(t *testing.T) {
 }
 
 func TestNumbersForPeople(t *testing.T) {
-	for n, want := range map[int64]string{0: "0 B", 999: "999 B", 1000: "1.00 kB", 12345: "12.3 kB", 999499: "999 kB", 999501: "1.00 MB", 4_070_000_000_000: "4.07 TB"} {
+	for n, want := range map[int64]string{0: "0 B", 999: "999 B", 1000: "1.00 kB", 12345: "12.3 kB", 999499: "999 kB",
+		999501: "1.00 MB", 4_070_000_000_000: "4.07 TB"} {
 		if got := bytesText(n); got != want {
 			t.Errorf("bytesText(%d) = %q, want %q", n, got, want)
 		}
 	}
-	for n, want := range map[int64]string{12: "12", 6_291_456: "6.29 M", 4_070_000_000_000: "4.07 T", 2_000_000_000: "2.00 B"} {
+	for n, want := range map[int64]string{12: "12", 6_291_456: "6.29 M", 4_070_000_000_000: "4.07 T",
+		2_000_000_000: "2.00 B"} {
 		if got := tokensText(n); got != want {
 			t.Errorf("tokensText(%d) = %q, want %q", n, got, want)
 		}
@@ -248,7 +255,8 @@ func TestNumbersForPeople(t *testing.T) {
 }
 
 func TestWholeCharacters(t *testing.T) {
-	for text, want := range map[string]int{"": 0, "a": 1, "a\xc3": 1, "a\xc3\xa9": 3, "\xe2\x82": 0, "\xe2\x82\xac": 3, "\xf0\x9f\x98": 0, "\xff": 1, "x\x80\x80\x80\x80": 5} {
+	for text, want := range map[string]int{"": 0, "a": 1, "a\xc3": 1, "a\xc3\xa9": 3, "\xe2\x82": 0, "\xe2\x82\xac": 3,
+		"\xf0\x9f\x98": 0, "\xff": 1, "x\x80\x80\x80\x80": 5} {
 		if got := wholeCharacters([]byte(text)); got != want {
 			t.Errorf("wholeCharacters(%q) = %d, want %d", text, got, want)
 		}
@@ -277,7 +285,8 @@ func TestLostOutput(t *testing.T) {
 	}
 	defer full.Close()
 	var errs bytes.Buffer
-	if code := Main([]string{"mula", "--help"}, strings.NewReader(""), full, &errs); code != exitFailed || !strings.Contains(errs.String(), "no space left") {
+	if code := Main([]string{"mula", "--help"}, strings.NewReader(""), full, &errs); code != exitFailed ||
+		!strings.Contains(errs.String(), "no space left") {
 		t.Errorf("exit %d, %q", code, errs.String())
 	}
 }

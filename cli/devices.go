@@ -19,7 +19,8 @@ import (
 	"mula/xpu/opencl"
 )
 
-// deviceTime is about how long the kernels of an OpenCL device are measured, and deviceLimit when it is given up on; a compiler may take seconds.
+// deviceTime is about how long the kernels of an OpenCL device are measured, and deviceLimit when
+// it is given up on; a compiler may take seconds.
 const (
 	deviceTime  = 400 * time.Millisecond
 	deviceLimit = time.Minute
@@ -98,7 +99,10 @@ func runDevices(c *cli.Context) error {
 	}
 	probe := !c.Bool("no-probe")
 	var report devicesReport
-	entry, err := productDevice(c.Context, train.DeviceCPU, probe, func(p xpu.Precision) (xpu.Device, error) { return cpu.New(threads, p), nil })
+	entry, err := productDevice(c.Context, train.DeviceCPU, probe, func(p xpu.Precision) (xpu.Device,
+		error) {
+		return cpu.New(threads, p), nil
+	})
 	if err != nil {
 		return err
 	}
@@ -108,7 +112,10 @@ func runDevices(c *cli.Context) error {
 		}
 	}
 	report.Devices = append(report.Devices, entry)
-	if entry, err = productDevice(c.Context, train.DeviceOneDNN, probe, func(p xpu.Precision) (xpu.Device, error) { return onednn.New(threads, p) }); err == nil {
+	if entry, err = productDevice(c.Context, train.DeviceOneDNN, probe, func(p xpu.Precision) (xpu.Device,
+		error) {
+		return onednn.New(threads, p)
+	}); err == nil {
 		report.Devices = append(report.Devices, entry)
 	} else if c.Context.Err() != nil {
 		return err
@@ -143,7 +150,8 @@ func runDevices(c *cli.Context) error {
 }
 
 // productDevice describes, and measures, a device that mula trains on.
-func productDevice(ctx context.Context, kind string, probe bool, open func(xpu.Precision) (xpu.Device, error)) (deviceEntry, error) {
+func productDevice(ctx context.Context, kind string, probe bool, open func(xpu.Precision) (xpu.Device,
+	error)) (deviceEntry, error) {
 	entry := deviceEntry{Kind: kind, Trains: true}
 	for _, p := range []struct {
 		precision xpu.Precision
@@ -169,8 +177,10 @@ func productDevice(ctx context.Context, kind string, probe bool, open func(xpu.P
 
 func describeOpenCL(d *opencl.Device) deviceEntry {
 	return deviceEntry{Kind: train.DeviceOpenCL, Name: d.Name, Trains: true, OpenCL: &openclEntry{
-		Type: d.Type, Platform: d.Platform, Driver: d.DriverVersion, Version: d.Version, ComputeUnits: d.ComputeUnits, Clock: d.Clock, Memory: d.Memory,
-		MaxBuffer: d.MaxAllocation, LocalMemory: d.LocalMemory, MaxWorkGroup: d.MaxWorkGroup, SubGroups: d.SubGroups(), SubGroupSizes: d.SubGroupSizes,
+		Type: d.Type, Platform: d.Platform, Driver: d.DriverVersion, Version: d.Version, ComputeUnits: d.ComputeUnits,
+		Clock: d.Clock, Memory: d.Memory,
+		MaxBuffer: d.MaxAllocation, LocalMemory: d.LocalMemory, MaxWorkGroup: d.MaxWorkGroup, SubGroups: d.SubGroups(),
+		SubGroupSizes:      d.SubGroupSizes,
 		MatrixInstructions: d.MatrixInstructions(), FP16: d.FP16(), BF16: d.BF16(),
 	}}
 }
@@ -220,7 +230,8 @@ func (r *devicesReport) write(w io.Writer, probe bool) {
 	}
 	t.write(w)
 	if probe {
-		fmt.Fprintln(w, "GFLOP/s of products of matrices, GB/s read and written by copies: the best of a short time, by kernels of mula's own or of oneDNN.")
+		fmt.Fprintln(w, "GFLOP/s of products of matrices, GB/s read and written by copies: the best of a short "+
+			"time, by kernels of mula's own or of oneDNN.")
 	}
 	word := map[bool]string{true: "yes", false: "no"}
 	for _, d := range r.Devices {
@@ -236,8 +247,10 @@ func (r *devicesReport) write(w io.Writer, probe bool) {
 		if o.Clock > 0 {
 			clock = fmt.Sprintf(" at %s MHz", quantity.Grouped(int64(o.Clock)))
 		}
-		text := fmt.Sprintf("\n%s\n  driver %s of %s; %s\n  %s%s; memory %s, of a buffer at most %s, local %s; work-groups of at most %s\n  sub-groups: %s; matrix instructions: %s; fp16: %s; bf16: %s\n",
-			d.Name, o.Driver, o.Platform, o.Version, plural(int64(o.ComputeUnits), "compute unit"), clock, bytesText(o.Memory), bytesText(o.MaxBuffer), bytesText(o.LocalMemory),
+		text := fmt.Sprintf("\n%s\n  driver %s of %s; %s\n  %s%s; memory %s, of a buffer at most %s, local %s; "+
+			"work-groups of at most %s\n  sub-groups: %s; matrix instructions: %s; fp16: %s; bf16: %s\n",
+			d.Name, o.Driver, o.Platform, o.Version, plural(int64(o.ComputeUnits), "compute unit"), clock,
+			bytesText(o.Memory), bytesText(o.MaxBuffer), bytesText(o.LocalMemory),
 			plural(int64(o.MaxWorkGroup), "work-item"), groups, word[o.MatrixInstructions], word[o.FP16], word[o.BF16])
 		if o.Kernel != "" {
 			text += fmt.Sprintf("  measured with the kernels copy and %s, by the device's clock\n", o.Kernel)
@@ -251,5 +264,6 @@ func (r *devicesReport) write(w io.Writer, probe bool) {
 	for _, lack := range r.Missing {
 		fmt.Fprintln(w, printable(lack.Why))
 	}
-	fmt.Fprintln(w, "mula computes with device: cpu, onednn, opencl, opencl:NAME, opencl:NAME#2 (the second of that name) or auto in train.yaml, and with --device.")
+	fmt.Fprintln(w, "mula computes with device: cpu, onednn, opencl, opencl:NAME, opencl:NAME#2 (the second of that "+
+		"name) or auto in train.yaml, and with --device.")
 }

@@ -30,7 +30,8 @@ func TestDevicesWithoutLibraries(t *testing.T) {
 	t.Setenv(opencl.LibraryVariable, missing)
 	t.Setenv("MULA_ONEDNN_LIB", missing)
 	out := listDevices(t, "--no-probe", "--threads", "3")
-	for _, want := range []string{"cpu ", "3 threads  yes", "opencl: no OpenCL loader: ", "onednn: no oneDNN library", "mula computes with device: cpu, onednn, opencl, "} {
+	for _, want := range []string{"cpu ", "3 threads  yes", "opencl: no OpenCL loader: ", "onednn: no oneDNN library",
+		"mula computes with device: cpu, onednn, opencl, "} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in:\n%s", want, out)
 		}
@@ -45,7 +46,8 @@ func TestDevicesWithoutLibraries(t *testing.T) {
 	if len(report.Devices) != 1 || len(report.Missing) != 2 {
 		t.Fatalf("%+v", report)
 	}
-	if d := report.Devices[0]; d.Kind != "cpu" || !d.Trains || d.FP32 <= 0 || d.BF16 <= 0 || d.Copy <= 0 || d.OpenCL != nil {
+	if d := report.Devices[0]; d.Kind != "cpu" || !d.Trains || d.FP32 <= 0 || d.BF16 <= 0 || d.Copy <= 0 ||
+		d.OpenCL != nil {
 		t.Errorf("%+v", d)
 	}
 }
@@ -62,7 +64,8 @@ func TestDevicesOfOpenCL(t *testing.T) {
 	if d.Kind != train.DeviceOpenCL || !d.Trains || d.OpenCL == nil {
 		t.Fatalf("%+v", report)
 	}
-	if d.Name == "" || d.Failed != "" || d.FP32 <= 0 || d.Copy <= 0 || d.OpenCL.Memory <= 0 || d.OpenCL.Driver == "" || d.OpenCL.Kernel == "" {
+	if d.Name == "" || d.Failed != "" || d.FP32 <= 0 || d.Copy <= 0 || d.OpenCL.Memory <= 0 || d.OpenCL.Driver == "" ||
+		d.OpenCL.Kernel == "" {
 		t.Errorf("%+v of %+v", d.OpenCL, d)
 	}
 	if alive := opencl.Live(); alive != (opencl.Counts{}) {
@@ -70,7 +73,8 @@ func TestDevicesOfOpenCL(t *testing.T) {
 	}
 }
 
-// What a compiler is given is told once, however many programs there are; what the cache has is not.
+// What a compiler is given is told once, however many programs there are; what the cache has is
+// not.
 func TestSayCompiling(t *testing.T) {
 	devices, err := opencl.Devices()
 	if len(devices) == 0 {
@@ -87,13 +91,16 @@ func TestSayCompiling(t *testing.T) {
 		var stderr bytes.Buffer
 		ctx := sayCompiling(t.Context(), newProgress(&stderr))
 		for _, value := range []string{"1", "2"} {
-			p, err := c.Build(ctx, opencl.Source{Name: "f.cl", Text: "kernel void f(global int *x)\n{\n\tx[get_global_id(0)] = " + value + ";\n}\n"}, cache)
+			p, err := c.Build(ctx,
+				opencl.Source{Name: "f.cl", Text: "kernel void f(global int *x)\n{\n\tx[get_global_id(0)] = " + value +
+					";\n}\n"}, cache)
 			if err != nil {
 				t.Fatal(err)
 			}
 			p.Release()
 		}
-		if text := stderr.String(); strings.Count(text, "\n") != want || strings.Count(text, "compiling kernels for "+devices[0].Name) != want {
+		if text := stderr.String(); strings.Count(text, "\n") != want ||
+			strings.Count(text, "compiling kernels for "+devices[0].Name) != want {
 			t.Errorf("time %d: %q; want %d lines", i, text, want)
 		}
 	}
@@ -103,9 +110,14 @@ func TestDevicesTable(t *testing.T) {
 	report := devicesReport{
 		Devices: []deviceEntry{
 			{Kind: "cpu", Name: "cpu avx2, 2 threads", Trains: true, FP32: 1.5e11, BF16: 2e11, Copy: 3e10},
-			{Kind: train.DeviceOpenCL, Name: "Max\x1b 1550", Trains: true, FP32: 1e13, Copy: 1.25e12, OpenCL: &openclEntry{Type: opencl.GPU, Platform: "Intel", Driver: "23", Version: "OpenCL 3.0", ComputeUnits: 512, Clock: 1600,
-				Memory: 64e9, MaxBuffer: 32e9, LocalMemory: 128e3, MaxWorkGroup: 1024, SubGroups: true, SubGroupSizes: []int{16, 32}, MatrixInstructions: true, FP16: true, BF16: true, Kernel: "product_shared"}},
-			{Kind: train.DeviceOpenCL, Name: "Broken", Failed: "measuring Broken: no answer", OpenCL: &openclEntry{Type: opencl.CPU}},
+			{Kind: train.DeviceOpenCL, Name: "Max\x1b 1550", Trains: true, FP32: 1e13, Copy: 1.25e12,
+				OpenCL: &openclEntry{Type: opencl.GPU, Platform: "Intel", Driver: "23", Version: "OpenCL 3.0",
+					ComputeUnits: 512, Clock: 1600,
+					Memory: 64e9, MaxBuffer: 32e9, LocalMemory: 128e3, MaxWorkGroup: 1024, SubGroups: true,
+					SubGroupSizes: []int{16, 32}, MatrixInstructions: true, FP16: true, BF16: true,
+					Kernel: "product_shared"}},
+			{Kind: train.DeviceOpenCL, Name: "Broken", Failed: "measuring Broken: no answer",
+				OpenCL: &openclEntry{Type: opencl.CPU}},
 		},
 		Missing: []deviceLack{{"onednn", "onednn: not there"}},
 	}

@@ -34,23 +34,34 @@ func estimateCommand() *cli.Command {
 			"Example: mula estimate --model mula-20b-a2b --layout dp=256,ep=12 --machine aurora --scaling 384:12288 --compare so,epso --plot scaling.svg",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "model", Usage: "one of the presets, as `NAME` in train.yaml's model.preset"},
-			&cli.StringFlag{Name: "config", Usage: "take model, layout, batch and plan from the train.yaml `FILE`; other flags replace what it says"},
+			&cli.StringFlag{Name: "config",
+				Usage: "take model, layout, batch and plan from the train.yaml `FILE`; other flags replace what it says"},
 			&cli.StringFlag{Name: "layout", Usage: "sizes of the axes that are not 1, as `dp=256,ep=12,pp=4`"},
-			&cli.StringFlag{Name: "optimizer", Usage: "who updates which weights: epso, so or unsharded", Value: string(estimate.EPSO)},
-			&cli.StringFlag{Name: "dispatch", Usage: "how tokens get to their experts: alltoall or allgather", Value: string(moe.AllToAll)},
+			&cli.StringFlag{Name: "optimizer", Usage: "who updates which weights: epso, so or unsharded",
+				Value: string(estimate.EPSO)},
+			&cli.StringFlag{Name: "dispatch", Usage: "how tokens get to their experts: alltoall or allgather",
+				Value: string(moe.AllToAll)},
 			&cli.IntFlag{Name: "batch-size", Usage: "sequences a step (0: a micro-batch for every rank)"},
 			&cli.IntFlag{Name: "micro-batch-size", Usage: "sequences that a rank computes at once", Value: 1},
 			&cli.IntFlag{Name: "sequence-length", Usage: "tokens of a sequence; with --config the plan's", Value: 2048},
-			&cli.StringFlag{Name: "recompute", Usage: "what the backward pass computes again: none, experts or layers", Value: string(moe.RecomputeNone)},
-			&cli.StringFlag{Name: "precision", Usage: "of the operands of matrix products: fp32 or bf16", Value: string(xpu.BF16)},
-			&cli.StringFlag{Name: "trainer", Usage: "whose bytes: mula has fp32 weights, gradients and wire; optimus, which trained the Mula models, bf16 and an fp32 master copy", Value: estimate.Mula.Name},
-			&cli.StringFlag{Name: "collectives", Usage: "`KIND` of reductions and gathers: two-level (in a node, then between nodes, one call for a group) or flat (each rank with each other, one call for a bucket), which is what mula has today", Value: twoLevel},
-			&cli.StringFlag{Name: "machine", Usage: "aurora, local (this machine: measured now), or a `FILE` ending in .yaml", Value: estimate.Aurora.Name},
+			&cli.StringFlag{Name: "recompute", Usage: "what the backward pass computes again: none, experts or layers",
+				Value: string(moe.RecomputeNone)},
+			&cli.StringFlag{Name: "precision", Usage: "of the operands of matrix products: fp32 or bf16",
+				Value: string(xpu.BF16)},
+			&cli.StringFlag{Name: "trainer",
+				Usage: "whose bytes: mula has fp32 weights, gradients and wire; optimus, which trained the Mula models, bf16 and an fp32 master copy", Value: estimate.Mula.Name},
+			&cli.StringFlag{Name: "collectives",
+				Usage: "`KIND` of reductions and gathers: two-level (in a node, then between nodes, one call for a group) or flat (each rank with each other, one call for a bucket), which is what mula has today", Value: twoLevel},
+			&cli.StringFlag{Name: "machine",
+				Usage: "aurora, local (this machine: measured now), or a `FILE` ending in .yaml",
+				Value: estimate.Aurora.Name},
 			&cli.StringFlag{Name: "scaling", Usage: "from so many ranks to so many, doubling dp, as `384:12288`"},
-			&cli.BoolFlag{Name: "strong", Usage: "with --scaling: the batch stays as it is, instead of growing with the ranks"},
+			&cli.BoolFlag{Name: "strong",
+				Usage: "with --scaling: the batch stays as it is, instead of growing with the ranks"},
 			&cli.StringFlag{Name: "compare", Usage: "estimate several schemes of the optimizer, as `so,epso`"},
 			&cli.StringFlag{Name: "plot", Usage: "draw the steps, and the scaling, into an SVG `FILE`"},
-			&cli.BoolFlag{Name: "published", Usage: "set what is published of the Mula runs on Aurora beside estimates of it, and say why they differ"},
+			&cli.BoolFlag{Name: "published",
+				Usage: "set what is published of the Mula runs on Aurora beside estimates of it, and say why they differ"},
 			jsonFlag,
 		},
 		Action: runEstimate,
@@ -221,7 +232,8 @@ func parseLayout(text string, l *estimate.Layout) error {
 		axis := axes[name]
 		n, err := strconv.Atoi(value)
 		if !ok || axis == nil || err != nil || n < 1 || n > 1<<24 {
-			return usagef("--layout is %q; it must be like dp=256,ep=12,pp=4, each a whole number from 1 on, and each axis once", text)
+			return usagef("--layout is %q; it must be like dp=256,ep=12,pp=4, each a whole number from 1 on, and "+
+				"each axis once", text)
 		}
 		delete(axes, name)
 		*axis = n
@@ -265,16 +277,21 @@ type estimateReport struct {
 func (e *estimateReport) write(w io.Writer) {
 	r := e.Results[0]
 	l := r.Layout
-	fmt.Fprintf(w, "%s on %s: %s parameters, %s active; dp %d × ep %d × pp %d = %s\n", r.Model, r.Machine.Name, tokensText(r.Parameters), tokensText(r.Active),
+	fmt.Fprintf(w, "%s on %s: %s parameters, %s active; dp %d × ep %d × pp %d = %s\n", r.Model, r.Machine.Name,
+		tokensText(r.Parameters), tokensText(r.Active),
 		l.DP, l.EP, l.PP, plural(int64(l.Ranks()), "rank"))
-	fmt.Fprintf(w, "step: %s sequences of %s = %s tokens; a data rank has %d, %d at a time; dispatch %s; recompute %s\n", quantity.Grouped(int64(l.BatchSize)), plural(int64(l.SequenceLength), "token"),
-		tokensText(int64(l.BatchSize)*int64(l.SequenceLength)), l.Sequences(), min(l.Sequences(), l.MicroBatchSize), l.Dispatch, l.Recompute)
+	fmt.Fprintf(w,
+		"step: %s sequences of %s = %s tokens; a data rank has %d, %d at a time; dispatch %s; recompute %s\n",
+		quantity.Grouped(int64(l.BatchSize)), plural(int64(l.SequenceLength), "token"),
+		tokensText(int64(l.BatchSize)*int64(l.SequenceLength)), l.Sequences(), min(l.Sequences(), l.MicroBatchSize),
+		l.Dispatch, l.Recompute)
 	t := r.Trainer
 	master := ""
 	if t.Master {
 		master = ", a master copy among them"
 	}
-	fmt.Fprintf(w, "bytes of %s: weight %d, gradient %d (both also on the wire), optimizer state %d%s, activation %d; products of %s\n\n", t.Name, t.Weights, t.Gradients, t.State, master,
+	fmt.Fprintf(w, "bytes of %s: weight %d, gradient %d (both also on the wire), optimizer state %d%s, activation "+
+		"%d; products of %s\n\n", t.Name, t.Weights, t.Gradients, t.State, master,
 		t.Activations, r.Precision)
 
 	heading := []string{"of a rank"}
@@ -301,7 +318,8 @@ func (e *estimateReport) write(w io.Writer) {
 	add("weights updated a step", func(r *estimate.Result) string { return tokensText(int64(r.Stepped + 0.5)) })
 	add("work a step, TFLOP", func(r *estimate.Result) string { return fmt.Sprintf("%.4g", r.FLOPs/1e12) })
 	add("work of the busiest, TFLOP", func(r *estimate.Result) string { return fmt.Sprintf("%.4g", r.Computed/1e12) })
-	for _, p := range []estimate.Purpose{estimate.ForDispatch, estimate.ForPipeline, estimate.ForGradients, estimate.ForWeights, estimate.ForVotes} {
+	for _, p := range []estimate.Purpose{estimate.ForDispatch, estimate.ForPipeline, estimate.ForGradients,
+		estimate.ForWeights, estimate.ForVotes} {
 		size("sent a step: "+string(p), func(r *estimate.Result) float64 { return r.Sent(p) })
 	}
 	size("sent a step: all", func(r *estimate.Result) float64 { return r.Sent() })
@@ -317,7 +335,8 @@ func (e *estimateReport) write(w io.Writer) {
 	one.write(w)
 	for _, r := range e.Results {
 		if !r.Fits {
-			fmt.Fprintf(w, "%s: %s do not fit into the %s of a rank\n", r.Layout.Optimizer, bytesText(r.Memory.Total()), bytesText(int64(r.Machine.Memory.Value)))
+			fmt.Fprintf(w, "%s: %s do not fit into the %s of a rank\n", r.Layout.Optimizer, bytesText(r.Memory.Total()),
+				bytesText(int64(r.Machine.Memory.Value)))
 		}
 	}
 
@@ -325,7 +344,8 @@ func (e *estimateReport) write(w io.Writer) {
 		fmt.Fprintf(w, "\nExchanges of a step with %s\n", r.Layout.Optimizer)
 		exchanges := newTable("for", "operation", "group", "ranks", "calls", "sent by a rank")
 		for _, x := range r.Traffic {
-			exchanges.row(string(x.Purpose), x.Name, string(x.Group), x.Ranks, x.Calls, bytesText(int64(x.PerRank()+0.5)))
+			exchanges.row(string(x.Purpose), x.Name, string(x.Group), x.Ranks, x.Calls,
+				bytesText(int64(x.PerRank()+0.5)))
 		}
 		if len(r.Traffic) == 0 {
 			fmt.Fprintln(w, "none")
@@ -336,16 +356,19 @@ func (e *estimateReport) write(w io.Writer) {
 
 	for _, curve := range e.Scaling {
 		fmt.Fprintf(w, "\nScaling with %s\n", curve.Scheme)
-		scaling := newTable("ranks", "dp", "sequences", "seconds", "tokens/s", "tokens/s of a rank", "MFU", "efficiency")
+		scaling := newTable("ranks", "dp", "sequences", "seconds", "tokens/s", "tokens/s of a rank", "MFU",
+			"efficiency")
 		for _, p := range curve.Points {
-			scaling.row(p.Ranks, p.DP, p.BatchSize, p.StepTime, tokensText(int64(p.TokensPerSecond)), p.TokensPerSecond/float64(p.Ranks), fmt.Sprintf("%.2f %%", 100*p.MFU),
+			scaling.row(p.Ranks, p.DP, p.BatchSize, p.StepTime, tokensText(int64(p.TokensPerSecond)),
+				p.TokensPerSecond/float64(p.Ranks), fmt.Sprintf("%.2f %%", 100*p.MFU),
 				fmt.Sprintf("%.1f %%", 100*p.Efficiency))
 		}
 		scaling.write(w)
 	}
 
 	last := e.Results[len(e.Results)-1]
-	fmt.Fprintf(w, "\nAssumptions, and what a step with %s takes if they are 20 %% off (now %.4g s)\n", last.Layout.Optimizer, last.StepTime)
+	fmt.Fprintf(w, "\nAssumptions, and what a step with %s takes if they are 20 %% off (now %.4g s)\n",
+		last.Layout.Optimizer, last.StepTime)
 	heading = []string{"figure", "value", "20 % less", "20 % more"}
 	if len(e.Scaling) > 0 {
 		heading = append(heading, "efficiency with less", "with more")
@@ -354,18 +377,22 @@ func (e *estimateReport) write(w io.Writer) {
 	for _, s := range e.Assumptions {
 		row := []any{s.Figure, s.Value, s.Less.StepTime, s.More.StepTime}
 		if len(e.Scaling) > 0 {
-			row = append(row, fmt.Sprintf("%.1f %%", 100*s.Less.Efficiency), fmt.Sprintf("%.1f %%", 100*s.More.Efficiency))
+			row = append(row, fmt.Sprintf("%.1f %%", 100*s.Less.Efficiency),
+				fmt.Sprintf("%.1f %%", 100*s.More.Efficiency))
 		}
 		assumed.row(append(row, s.Why)...)
 	}
 	assumed.write(w)
 	if last.Trainer.Own && l.Ranks() > 1 {
 		if !last.Flat {
-			fmt.Fprintln(w, "Not in mula yet: two-level collectives with one call for a group, which these seconds assume. `--collectives flat` estimates what mula does.")
+			fmt.Fprintln(w, "Not in mula yet: two-level collectives with one call for a group, which these seconds "+
+				"assume. `--collectives flat` estimates what mula does.")
 		}
-		fmt.Fprintln(w, "Not counted: on a GPU mula's gradients, weights and tokens for other ranks go through the host, which adds up the gradients.")
+		fmt.Fprintln(w, "Not counted: on a GPU mula's gradients, weights and tokens for other ranks go through the "+
+			"host, which adds up the gradients.")
 	}
-	fmt.Fprintln(w, "Beside these: experts are chosen evenly, no rank is slower than the others, nothing overlaps, and in a run of several groups of nodes messages go to all groups alike.")
+	fmt.Fprintln(w, "Beside these: experts are chosen evenly, no rank is slower than the others, nothing overlaps, "+
+		"and in a run of several groups of nodes messages go to all groups alike.")
 }
 
 func printPublished(c *cli.Context) error {
@@ -390,6 +417,7 @@ func printPublished(c *cli.Context) error {
 		t.row(x.Model, x.What, published, fmt.Sprintf("%.4g", x.Estimated), x.Why)
 	}
 	t.write(c.App.Writer)
-	fmt.Fprintln(c.App.Writer, "Published: https://arxiv.org/abs/2604.00785; the speed-ups are known from reading notes of it, the layouts from its code. Bytes are those of optimus.")
+	fmt.Fprintln(c.App.Writer, "Published: https://arxiv.org/abs/2604.00785; the speed-ups are known from reading "+
+		"notes of it, the layouts from its code. Bytes are those of optimus.")
 	return nil
 }

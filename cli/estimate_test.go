@@ -31,7 +31,8 @@ func TestEstimateWrongUsage(t *testing.T) {
 	}
 }
 
-// The output for mula says which parts of its estimate the program does not have, and counts norm and votes.
+// The output for mula says which parts of its estimate the program does not have, and counts norm
+// and votes.
 func TestEstimateSaysWhatIsMissing(t *testing.T) {
 	const missing = "Not in mula yet: two-level collectives"
 	for _, c := range []struct {
@@ -44,7 +45,8 @@ func TestEstimateSaysWhatIsMissing(t *testing.T) {
 		{"--layout dp=128,ep=12,pp=8 --trainer optimus", false, "0 B"},
 		{"", false, "0 B"}, // one rank
 	} {
-		code, stdout, stderr := call(t, append([]string{"estimate", "--model", "mula-220b-a10b"}, strings.Fields(c.args)...)...)
+		code, stdout, stderr := call(t, append([]string{"estimate", "--model", "mula-220b-a10b"},
+			strings.Fields(c.args)...)...)
 		votes := ""
 		for line := range strings.Lines(stdout) {
 			if rest, ok := strings.CutPrefix(line, "sent a step: votes"); ok {
@@ -52,7 +54,8 @@ func TestEstimateSaysWhatIsMissing(t *testing.T) {
 			}
 		}
 		if code != exitDone || strings.Contains(stdout, missing) != c.missing || votes != c.votes {
-			t.Errorf("mula estimate %s: exit %d, %s, votes %q; want %q; %q: %v", c.args, code, stderr, votes, c.votes, missing, strings.Contains(stdout, missing))
+			t.Errorf("mula estimate %s: exit %d, %s, votes %q; want %q; %q: %v", c.args, code, stderr, votes, c.votes,
+				missing, strings.Contains(stdout, missing))
 		}
 	}
 }

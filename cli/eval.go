@@ -27,7 +27,8 @@ func evalCommand() *cli.Command {
 			modelFlag, planFlag, shardsFlag,
 			&cli.IntFlag{Name: "samples", Usage: "validation windows of each source, spread evenly (0: all)"},
 			&cli.IntFlag{Name: "batch-size", Usage: "windows at once in memory", Value: 8},
-			&cli.StringFlag{Name: "attention", Usage: "window or documents, as in train.yaml (default: documents for packed plans, else window)"},
+			&cli.StringFlag{Name: "attention",
+				Usage: "window or documents, as in train.yaml (default: documents for packed plans, else window)"},
 			deviceFlag, precisionFlag, threadsFlag, jsonFlag,
 		},
 		Action: runEval,
@@ -49,7 +50,8 @@ func runEval(c *cli.Context) error {
 	}
 	attention := train.Attention(c.String("attention"))
 	if attention != "" && attention != train.WindowAttention && attention != train.DocumentAttention {
-		return usagef("--attention is %q; it must be %s or %s", attention, train.WindowAttention, train.DocumentAttention)
+		return usagef("--attention is %q; it must be %s or %s", attention, train.WindowAttention,
+			train.DocumentAttention)
 	}
 	data, err := openPlan(c)
 	if err != nil {
@@ -71,10 +73,12 @@ func runEval(c *cli.Context) error {
 	p := newProgress(c.App.ErrWriter)
 	defer p.end()
 	start := time.Now()
-	e, err := train.Evaluate(c.Context, m, data, train.EvaluateOptions{Samples: c.Int("samples"), BatchSize: c.Int("batch-size"), Attention: attention,
+	e, err := train.Evaluate(c.Context, m, data, train.EvaluateOptions{Samples: c.Int("samples"),
+		BatchSize: c.Int("batch-size"), Attention: attention,
 		Progress: func(done, total int64) {
 			rate := float64(done*int64(data.SequenceLength)) / time.Since(start).Seconds()
-			p.update(fmt.Sprintf("%s of %s windows  %s tokens/s", quantity.Grouped(done), quantity.Grouped(total), quantity.Grouped(int64(rate))), float64(done), float64(total))
+			p.update(fmt.Sprintf("%s of %s windows  %s tokens/s", quantity.Grouped(done), quantity.Grouped(total),
+				quantity.Grouped(int64(rate))), float64(done), float64(total))
 		}})
 	if err != nil {
 		return err
@@ -90,7 +94,8 @@ func runEval(c *cli.Context) error {
 			t.row(name, targets, fmt.Sprintf("%.4f", loss), "-", perplexity(loss), "-", "-")
 			return
 		}
-		t.row(name, targets, fmt.Sprintf("%.4f", loss), fmt.Sprintf("%.4f", *margin), perplexity(loss), perplexity(loss-*margin), perplexity(loss+*margin))
+		t.row(name, targets, fmt.Sprintf("%.4f", loss), fmt.Sprintf("%.4f", *margin), perplexity(loss),
+			perplexity(loss-*margin), perplexity(loss+*margin))
 	}
 	var targets int64
 	for _, name := range slices.Sorted(maps.Keys(e.SourceLoss)) {

@@ -34,7 +34,8 @@ func exportCommand() *cli.Command {
 	}
 }
 
-var shardSizeFlag = &cli.StringFlag{Name: "shard-size", Usage: "`SIZE` of the weights in one file at most, as 500M or 5G (0: all in one)", Value: "5G"}
+var shardSizeFlag = &cli.StringFlag{Name: "shard-size",
+	Usage: "`SIZE` of the weights in one file at most, as 500M or 5G (0: all in one)", Value: "5G"}
 
 // dtypes are the element types of weights by their names in flags.
 var dtypes = map[string]safetensors.DType{"fp32": safetensors.F32, "bf16": safetensors.BF16, "fp16": safetensors.F16}
@@ -80,7 +81,8 @@ func convertOptions(c *cli.Context) (o train.ConvertOptions, err error) {
 	return o, nil
 }
 
-// parseSize reads a number of bytes as transformers' max_shard_size has it: a [quantity.Count], and a B behind it.
+// parseSize reads a number of bytes as transformers' max_shard_size has it: a [quantity.Count], and
+// a B behind it.
 func parseSize(text string) (int64, error) {
 	n, err := quantity.Count(strings.TrimSuffix(text, "B"))
 	switch {
@@ -104,7 +106,8 @@ func weightsProgress(p *progress) func(done, total int64) {
 	start := time.Now()
 	return func(done, total int64) {
 		rate := float64(done) / time.Since(start).Seconds()
-		text := fmt.Sprintf("%s of %s weights  %s a second", quantity.Grouped(done), quantity.Grouped(total), strings.TrimSpace(prefixed(int64(rate), "kMGTPE")))
+		text := fmt.Sprintf("%s of %s weights  %s a second", quantity.Grouped(done), quantity.Grouped(total),
+			strings.TrimSpace(prefixed(int64(rate), "kMGTPE")))
 		p.update(text, float64(done), float64(total))
 	}
 }
@@ -130,13 +133,15 @@ func printInspection(c *cli.Context, dir train.ModelDir, i train.Inspection, out
 	for _, t := range i.DTypes {
 		types = append(types, string(t))
 	}
-	fmt.Fprintf(w, "model      %s: %s, %s parameters%s, %s\n", filepath.ToSlash(dir.Dir), i.Config.Architecture, quantity.Grouped(i.Parameters), experts,
+	fmt.Fprintf(w, "model      %s: %s, %s parameters%s, %s\n", filepath.ToSlash(dir.Dir), i.Config.Architecture,
+		quantity.Grouped(i.Parameters), experts,
 		strings.Join(types, " and "))
 	fmt.Fprintf(w, "weights    sha256 %s, all finite\n", i.Weights)
 	if i.Tokenizer != "" {
 		ids := ""
 		if i.Tokens > 0 {
-			ids = fmt.Sprintf(", %s for a vocabulary of %s", plural(int64(i.Tokens), "id"), quantity.Grouped(int64(i.Config.VocabSize)))
+			ids = fmt.Sprintf(", %s for a vocabulary of %s", plural(int64(i.Tokens), "id"),
+				quantity.Grouped(int64(i.Config.VocabSize)))
 		}
 		fmt.Fprintf(w, "tokenizer  sha256 %s%s\n", i.Tokenizer, ids)
 	}

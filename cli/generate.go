@@ -32,9 +32,11 @@ func generateCommand() *cli.Command {
 			modelFlag,
 			&cli.StringFlag{Name: "tokenizer", Usage: "use the tokenizer.json in `FILE` instead of the model's own"},
 			&cli.IntFlag{Name: "max-tokens", Usage: "make at most so many tokens", Value: 100},
-			&cli.Float64Flag{Name: "temperature", Usage: "divides the logits; 0 always takes the likeliest token", Value: 0.8},
+			&cli.Float64Flag{Name: "temperature", Usage: "divides the logits; 0 always takes the likeliest token",
+				Value: 0.8},
 			&cli.IntFlag{Name: "top-k", Usage: "choose among so many of the likeliest tokens only (0: all)", Value: 50},
-			&cli.Float64Flag{Name: "top-p", Usage: "choose among the fewest tokens whose probabilities reach this sum (0: all)"},
+			&cli.Float64Flag{Name: "top-p",
+				Usage: "choose among the fewest tokens whose probabilities reach this sum (0: all)"},
 			&cli.Uint64Flag{Name: "seed", Usage: "of the random choices: the same seed gives the same text"},
 			&cli.IntFlag{Name: "samples", Usage: "make so many texts", Value: 1},
 			deviceFlag, precisionFlag, threadsFlag, jsonFlag,
@@ -62,7 +64,8 @@ func runGenerate(c *cli.Context) error {
 	if c.Int("samples") < 1 {
 		return usagef("--samples is %d; it must be at least 1", c.Int("samples"))
 	}
-	options := moe.GenerateOptions{MaxTokens: c.Int("max-tokens"), Temperature: c.Float64("temperature"), TopK: c.Int("top-k"),
+	options := moe.GenerateOptions{MaxTokens: c.Int("max-tokens"), Temperature: c.Float64("temperature"),
+		TopK: c.Int("top-k"),
 		TopP: c.Float64("top-p"), Seed: c.Uint64("seed")}
 	if err := options.Validate(); err != nil {
 		return &usageError{err.Error()}
@@ -97,11 +100,14 @@ func runGenerate(c *cli.Context) error {
 	}
 	defer device.Close()
 	if have, want := tokenizer.VocabSize(), m.Config().VocabSize; have > want {
-		return fmt.Errorf("the tokenizer has %s ids and the model %s: they do not belong together", quantity.Grouped(int64(have)), quantity.Grouped(int64(want)))
+		return fmt.Errorf("the tokenizer has %s ids and the model %s: they do not belong together",
+			quantity.Grouped(int64(have)), quantity.Grouped(int64(want)))
 	}
 	options.Vocabulary = tokenizer.VocabSize() // the rows that fill up the model's vocabulary stand for nothing
 	if have, all := tokenizer.VocabSize(), m.Config().VocabSize; have < all {
-		fmt.Fprintf(c.App.ErrWriter, "note: the tokenizer has %s ids and the model %s; ids from %d on are not generated\n", quantity.Grouped(int64(have)), quantity.Grouped(int64(all)), have)
+		fmt.Fprintf(c.App.ErrWriter,
+			"note: the tokenizer has %s ids and the model %s; ids from %d on are not generated\n",
+			quantity.Grouped(int64(have)), quantity.Grouped(int64(all)), have)
 	}
 	eod := m.Config().EOSTokenID
 	if eod != moe.NoToken {
@@ -134,7 +140,8 @@ func runGenerate(c *cli.Context) error {
 		options.Seed++
 	}
 	seconds := time.Since(start).Seconds()
-	fmt.Fprintf(c.App.ErrWriter, "%s after %s, in %.2f s: %.1f tokens/s\n", plural(int64(tokens), "token"), plural(int64(len(prompt)), "token"),
+	fmt.Fprintf(c.App.ErrWriter, "%s after %s, in %.2f s: %.1f tokens/s\n", plural(int64(tokens), "token"),
+		plural(int64(len(prompt)), "token"),
 		seconds, float64(tokens)/seconds)
 	if c.Bool("json") {
 		return printJSON(c.App.Writer, map[string]any{"prompt": text, "samples": samples})
@@ -142,7 +149,8 @@ func runGenerate(c *cli.Context) error {
 	return nil
 }
 
-// warnOtherTokenizer says so if a tokenizer.json is not the one that the model is known to have been trained with.
+// warnOtherTokenizer says so if a tokenizer.json is not the one that the model is known to have
+// been trained with.
 func warnOtherTokenizer(c *cli.Context, dir train.ModelDir, path string) error {
 	trained, err := dir.TokenizerHash(c.Context)
 	if err != nil {
@@ -153,7 +161,9 @@ func warnOtherTokenizer(c *cli.Context, dir train.ModelDir, path string) error {
 		return err
 	}
 	if trained != "" && given != trained {
-		fmt.Fprintf(c.App.ErrWriter, "warning: %s has SHA-256 %.16s…, and the model's tokenizer %.16s…: the same ids may mean other text\n", path, given, trained)
+		fmt.Fprintf(c.App.ErrWriter,
+			"warning: %s has SHA-256 %.16s…, and the model's tokenizer %.16s…: the same ids may mean other text\n",
+			path, given, trained)
 	}
 	return nil
 }
@@ -166,9 +176,11 @@ type generated struct {
 }
 
 // generate continues a prompt and shows it and the new text on w as it comes.
-func generate(ctx context.Context, w io.Writer, m *moe.Model, tokenizer *tokenize.Tokenizer, text string, prompt []uint32,
+func generate(ctx context.Context, w io.Writer, m *moe.Model, tokenizer *tokenize.Tokenizer, text string,
+	prompt []uint32,
 	o moe.GenerateOptions) (generated, error) {
-	// What a token stands for may depend on those before it, so that the text is always that of all of them.
+	// What a token stands for may depend on those before it, so that the text is always that of all
+	// of them.
 	ids := slices.Clone(prompt)
 	spelled, err := tokenizer.Decode(nil, ids)
 	if err != nil {
@@ -201,7 +213,8 @@ func generate(ctx context.Context, w io.Writer, m *moe.Model, tokenizer *tokeniz
 		return generated{}, err
 	}
 	fmt.Fprintf(w, "%s\n", tokenize.AppendText(nil, spelled[min(shown, len(spelled)):]))
-	return generated{Seed: o.Seed, Text: string(tokenize.AppendText(nil, spelled[begin:])), Tokens: ids[len(prompt):]}, nil
+	return generated{Seed: o.Seed, Text: string(tokenize.AppendText(nil, spelled[begin:])), Tokens: ids[len(prompt):]},
+		nil
 }
 
 // wholeCharacters is the length of b without a UTF-8 character at its end that is not complete.

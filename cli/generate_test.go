@@ -11,18 +11,24 @@ import (
 	"mula/tokenize"
 )
 
-// A text that is generated is valid UTF-8, with one U+FFFD for each cut-off character as Hugging Face tokenizers decodes it, and not one for
-// each byte. Ids beyond the tokenizer's are never generated, which a note says.
+// A text that is generated is valid UTF-8, with one U+FFFD for each cut-off character as Hugging
+// Face tokenizers decodes it, and not one for each byte. Ids beyond the tokenizer's are never
+// generated, which a note says.
 func TestGenerateText(t *testing.T) {
 	dir := prepared(t)
 	mustRun(t, dir, "blend")
-	if err := os.WriteFile(filepath.Join(dir, "train.yaml"), []byte("output: run\ntokenizer: tokenizer.json\nmodel: {preset: mula-nano}\nbatch_size: 4\nsteps: 1\n"), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "train.yaml"),
+		[]byte("output: run\ntokenizer: tokenizer.json\nmodel: {preset: mula-nano}\nbatch_size: 4\nsteps: 1\n"),
+		0o644); err != nil {
 		t.Fatal(err)
 	}
 	mustRun(t, dir, "train")
-	args := []string{"generate", "--model", filepath.Join(dir, "run"), "--temperature", "1", "--top-k", "0", "--max-tokens", "400", "--seed", "2", "a"}
+	args := []string{"generate", "--model", filepath.Join(dir, "run"), "--temperature", "1", "--top-k", "0",
+		"--max-tokens", "400", "--seed", "2", "a"}
 	code, plain, notes := call(t, args...)
-	if code != exitDone || !strings.Contains(notes, "note: the tokenizer has 400 ids and the model 512; ids from 400 on are not generated\n") {
+	if code != exitDone ||
+		!strings.Contains(notes,
+			"note: the tokenizer has 400 ids and the model 512; ids from 400 on are not generated\n") {
 		t.Errorf("exit code %d, %s", code, notes)
 	}
 	code, output, _ := call(t, append(args, "--json")...)
@@ -45,7 +51,8 @@ func TestGenerateText(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := strings.TrimSuffix(string(tokenize.AppendText(nil, spelled)), "<|endoftext|>") // at which the text ends
-	if each := strings.ToValidUTF8(string(spelled), "\ufffd"); each == want || len([]rune(string(spelled))) == len([]rune(want)) {
+	if each := strings.ToValidUTF8(string(spelled), "\ufffd"); each == want ||
+		len([]rune(string(spelled))) == len([]rune(want)) {
 		t.Fatal("the sample has no cut-off characters of several bytes, so this test shows nothing; change its seed")
 	}
 	if sample.Text != want || !utf8.ValidString(plain) || plain != "a"+want+"\n" {

@@ -24,8 +24,10 @@ func hashCommand() *cli.Command {
 			"Example: mula hash --plan plan.json --batch-size 32 --steps 0:1000 --output expected.jsonl",
 		Flags: []cli.Flag{
 			planFlag, shardsFlag, stepSizeFlag, rankFlag, worldFlag,
-			&cli.StringFlag{Name: "steps", Usage: "steps `A:B`, from A up to but not including B; either may be left out", Value: ":"},
-			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "write the log to `FILE` instead of standard output"},
+			&cli.StringFlag{Name: "steps",
+				Usage: "steps `A:B`, from A up to but not including B; either may be left out", Value: ":"},
+			&cli.StringFlag{Name: "output", Aliases: []string{"o"},
+				Usage: "write the log to `FILE` instead of standard output"},
 		},
 		Action: runHash,
 	}
@@ -64,7 +66,8 @@ func runHash(c *cli.Context) error {
 	if err := notInput(output, c.String("plan")); err != nil {
 		return err
 	}
-	if _, err := os.Stat(filepath.Join(filepath.Dir(output), "metrics.jsonl")); output != "" && err == nil && strings.HasPrefix(filepath.Base(output), "fingerprints") {
+	if _, err := os.Stat(filepath.Join(filepath.Dir(output), "metrics.jsonl")); output != "" && err == nil &&
+		strings.HasPrefix(filepath.Base(output), "fingerprints") {
 		return usagef("%s is the log of a run, which says what it has read; write what the plan implies to another file", output)
 	}
 	data, err := openPlan(c)
@@ -80,7 +83,8 @@ func runHash(c *cli.Context) error {
 	}
 	all := data.Steps(batchSize)
 	if to > all || from >= all {
-		return fmt.Errorf("the plan has %s steps at batch size %d; --steps %s goes beyond", quantity.Grouped(all), batchSize, c.String("steps"))
+		return fmt.Errorf("the plan has %s steps at batch size %d; --steps %s goes beyond", quantity.Grouped(all),
+			batchSize, c.String("steps"))
 	}
 	if to == 0 {
 		to = all
@@ -108,7 +112,8 @@ func runHash(c *cli.Context) error {
 	defer p.end()
 	options := blend.HashOptions{From: from, To: to, BatchSize: batchSize, Rank: rank, World: world, Prefetch: 4}
 	err = data.Hash(c.Context, options, func(s blend.StepHash) error {
-		p.update(fmt.Sprintf("step %s of %s", quantity.Grouped(s.Step), quantity.Grouped(to)), float64(s.Step-from+1), float64(to-from))
+		p.update(fmt.Sprintf("step %s of %s", quantity.Grouped(s.Step), quantity.Grouped(to)), float64(s.Step-from+1),
+			float64(to-from))
 		return log.Write(s)
 	})
 	if err != nil {

@@ -25,7 +25,8 @@ func init() {
 // noDefault are defaults that say nothing.
 var noDefault = regexp.MustCompile(` \(default: (none|false|"")\)$`)
 
-// flagText describes a flag in a help text: with the kind of its value, and with its default only if that is a value.
+// flagText describes a flag in a help text: with the kind of its value, and with its default only
+// if that is a value.
 func flagText(f cli.Flag) string {
 	names, usage, ok := strings.Cut(libraryFlag(f), "\t")
 	if !ok {
@@ -100,7 +101,8 @@ func printVersion(w io.Writer) error {
 			}
 		}
 	}
-	_, err := fmt.Fprintf(w, "mula version %s (%s, %s, %s/%s)\n", Version, commit, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	_, err := fmt.Fprintf(w, "mula version %s (%s, %s, %s/%s)\n", Version, commit, runtime.Version(), runtime.GOOS,
+		runtime.GOARCH)
 	return err
 }
 

@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// Help and version are commands, an unknown flag is answered with the known one, and a help text names kinds of values and no empty defaults.
+// Help and version are commands, an unknown flag is answered with the known one, and a help text
+// names kinds of values and no empty defaults.
 func TestHelpAndVersion(t *testing.T) {
 	for _, c := range []struct {
 		args string
@@ -21,9 +22,12 @@ func TestHelpAndVersion(t *testing.T) {
 		{"version", exitDone, []string{"mula version " + Version + " (", "go1."}, nil},
 		{"--version", exitDone, []string{"mula version " + Version + " (", "go1."}, nil},
 		{"version x", exitUsage, []string{`unexpected "x"`}, nil},
-		{"blend --help", exitDone, []string{"--help, -h", "--batch-size N ", "--dry-run"}, []string{"default: none", "default: false", " value"}},
-		{"hash --help", exitDone, []string{"--batch-size N, -B N", "over all ranks; needed", "--world N", "(default: 1)"}, []string{"default: none"}},
-		{"peek --positon 4", exitUsage, []string{"not defined: --positon; did you mean --position? See `mula peek --help`"}, nil},
+		{"blend --help", exitDone, []string{"--help, -h", "--batch-size N ", "--dry-run"},
+			[]string{"default: none", "default: false", " value"}},
+		{"hash --help", exitDone, []string{"--batch-size N, -B N", "over all ranks; needed", "--world N",
+			"(default: 1)"}, []string{"default: none"}},
+		{"peek --positon 4", exitUsage,
+			[]string{"not defined: --positon; did you mean --position? See `mula peek --help`"}, nil},
 		{"blend --dryrun", exitUsage, []string{"did you mean --dry-run?"}, nil},
 		{"hash --xyzzy", exitUsage, []string{"not defined: --xyzzy: see `mula hash --help`"}, nil},
 		{"--verson", exitUsage, []string{"did you mean --version?"}, nil},

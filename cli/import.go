@@ -21,8 +21,10 @@ func importCommand() *cli.Command {
 			"Example: mula import --from OLMoE-1B-7B-0924 --output olmoe",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "from", Usage: "the Hugging Face model `DIR` (needed)"},
-			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "write the new folder `DIR` (empty: only check)"},
-			&cli.StringFlag{Name: "dtype", Usage: "element type of the weights: fp32, bf16 or fp16 (empty: as they are)"},
+			&cli.StringFlag{Name: "output", Aliases: []string{"o"},
+				Usage: "write the new folder `DIR` (empty: only check)"},
+			&cli.StringFlag{Name: "dtype",
+				Usage: "element type of the weights: fp32, bf16 or fp16 (empty: as they are)"},
 			shardSizeFlag,
 			jsonFlag,
 		},
@@ -59,7 +61,8 @@ func runImport(c *cli.Context) error {
 	if output == "" {
 		output = dir.Dir
 	}
-	_, err = fmt.Fprintf(c.App.Writer, "to train   initialize_from: %s\n           model: %s\n", filepath.ToSlash(output), found.TrainModel)
+	_, err = fmt.Fprintf(c.App.Writer, "to train   initialize_from: %s\n           model: %s\n",
+		filepath.ToSlash(output), found.TrainModel)
 	return err
 }
 

@@ -30,13 +30,18 @@ var frameworks = []string{forMegatron, forDeepSpeed, forBlendCorpus, forOLMo}
 
 // indexTargets says which flags a framework has beside those that all have.
 var indexTargets = map[string][]string{
-	forMegatron: {"config", "data-path", "data-args-path", "train-data-path", "valid-data-path", "test-data-path", "split", "seq-length", "seed",
-		"train-samples", "valid-samples", "test-samples", "train-iters", "global-batch-size", "eval-interval", "eval-iters",
-		"extra-token", "keep-partial-validation", "surplus", "renormalize-blend-weights", "tokenizer-json", "tokenizer-path", "like", "profile",
+	forMegatron: {"config", "data-path", "data-args-path", "train-data-path", "valid-data-path", "test-data-path",
+		"split", "seq-length", "seed",
+		"train-samples", "valid-samples", "test-samples", "train-iters", "global-batch-size", "eval-interval",
+		"eval-iters",
+		"extra-token", "keep-partial-validation", "surplus", "renormalize-blend-weights", "tokenizer-json",
+		"tokenizer-path", "like", "profile",
 		"arithmetic", "root"},
-	forBlendCorpus: {"file-list", "data-path", "eval-interval", "allow-unreadable", "split", "seq-length", "seed", "train-iters", "global-batch-size", "eval-iters", "blend-sample-in-corpus",
+	forBlendCorpus: {"file-list", "data-path", "eval-interval", "allow-unreadable", "split", "seq-length", "seed",
+		"train-iters", "global-batch-size", "eval-iters", "blend-sample-in-corpus",
 		"shuffle-sample-in-corpus", "exact-epochs", "arithmetic", "root"},
-	forOLMo: {"plan", "global-batch-size", "paths", "dtype", "seq-length", "max-target-sequence-length", "source-permutation-seed", "seed", "epoch",
+	forOLMo: {"plan", "global-batch-size", "paths", "dtype", "seq-length", "max-target-sequence-length",
+		"source-permutation-seed", "seed", "epoch",
 		"vocab-size", "eos-token-id", "pad-token-id", "bos-token-id"},
 }
 
@@ -54,57 +59,93 @@ func indexCommand() *cli.Command {
 			"         mpiexec -n 8 mula index … (or srun): the ranks share the work, and the first one speaks for all\n" +
 			"         mula index verify cache",
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "for", Usage: "`FRAMEWORK`: megatron, megatron-deepspeed, blendcorpus or olmo (needed)"},
-			&cli.StringFlag{Name: "cache", Usage: "write the files into `DIR` (--data-cache-path; OLMo-core's work_dir)"},
-			&cli.StringSliceFlag{Name: "workers", Usage: "share the work with those that wait at `HOST:PORT,…`, where `mula index serve` runs and --cache is the same folder"},
+			&cli.StringFlag{Name: "for",
+				Usage: "`FRAMEWORK`: megatron, megatron-deepspeed, blendcorpus or olmo (needed)"},
+			&cli.StringFlag{Name: "cache",
+				Usage: "write the files into `DIR` (--data-cache-path; OLMo-core's work_dir)"},
+			&cli.StringSliceFlag{Name: "workers",
+				Usage: "share the work with those that wait at `HOST:PORT,…`, where `mula index serve` runs and --cache is the same folder"},
 			&cli.IntFlag{Name: "threads", Usage: "how many cores to compute on (0: all)"},
 			&cli.BoolFlag{Name: "dry-run", Usage: "print names, sizes and the time it may take, and write nothing"},
-			&cli.BoolFlag{Name: "resume", Usage: "keep the files in DIR that are complete; --resume=false builds all anew", Value: true},
+			&cli.BoolFlag{Name: "resume",
+				Usage: "keep the files in DIR that are complete; --resume=false builds all anew", Value: true},
 			jsonFlag,
 
-			&cli.StringSliceFlag{Name: "data-path", Category: "Megatron-LM", Usage: "`BLEND`: \"W PREFIX W PREFIX …\" or prefixes alone, as in Megatron-LM; words are divided at blanks"},
-			&cli.StringFlag{Name: "data-args-path", Category: "Megatron-LM", Usage: "read the words of --data-path from `FILE`"},
-			&cli.StringSliceFlag{Name: "train-data-path", Category: "Megatron-LM", Usage: "`BLEND` of this split, instead of --data-path and --split"},
+			&cli.StringSliceFlag{Name: "data-path", Category: "Megatron-LM",
+				Usage: "`BLEND`: \"W PREFIX W PREFIX …\" or prefixes alone, as in Megatron-LM; words are divided at blanks"},
+			&cli.StringFlag{Name: "data-args-path", Category: "Megatron-LM",
+				Usage: "read the words of --data-path from `FILE`"},
+			&cli.StringSliceFlag{Name: "train-data-path", Category: "Megatron-LM",
+				Usage: "`BLEND` of this split, instead of --data-path and --split"},
 			&cli.StringSliceFlag{Name: "valid-data-path", Category: "Megatron-LM", Usage: "`BLEND` of this split"},
 			&cli.StringSliceFlag{Name: "test-data-path", Category: "Megatron-LM", Usage: "`BLEND` of this split"},
-			&cli.StringFlag{Name: "config", Category: "Megatron-LM", Usage: "take sources, weights, sequence length, seed and sizes from the blend.yaml `FILE`"},
-			&cli.StringFlag{Name: "train-samples", Category: "Megatron-LM", Usage: "`N` samples asked for, or none: an epoch of everything"},
+			&cli.StringFlag{Name: "config", Category: "Megatron-LM",
+				Usage: "take sources, weights, sequence length, seed and sizes from the blend.yaml `FILE`"},
+			&cli.StringFlag{Name: "train-samples", Category: "Megatron-LM",
+				Usage: "`N` samples asked for, or none: an epoch of everything"},
 			&cli.StringFlag{Name: "valid-samples", Category: "Megatron-LM", Usage: "`N` samples asked for, or none"},
 			&cli.StringFlag{Name: "test-samples", Category: "Megatron-LM", Usage: "`N` samples asked for, or none"},
-			&cli.Int64Flag{Name: "eval-interval", Category: "Megatron-LM", Usage: "steps between evaluations, when samples follow from --train-iters", DefaultText: "none"},
-			&cli.BoolFlag{Name: "extra-token", Category: "Megatron-LM", Usage: "add_extra_token_to_sequence", Value: true},
-			&cli.BoolFlag{Name: "keep-partial-validation", Category: "Megatron-LM", Usage: "drop_last_partial_validation_sequence=False"},
-			&cli.Float64Flag{Name: "surplus", Category: "Megatron-LM", Usage: "--mid-level-dataset-surplus", Value: 0.005},
+			&cli.Int64Flag{Name: "eval-interval", Category: "Megatron-LM",
+				Usage: "steps between evaluations, when samples follow from --train-iters", DefaultText: "none"},
+			&cli.BoolFlag{Name: "extra-token", Category: "Megatron-LM", Usage: "add_extra_token_to_sequence",
+				Value: true},
+			&cli.BoolFlag{Name: "keep-partial-validation", Category: "Megatron-LM",
+				Usage: "drop_last_partial_validation_sequence=False"},
+			&cli.Float64Flag{Name: "surplus", Category: "Megatron-LM", Usage: "--mid-level-dataset-surplus",
+				Value: 0.005},
 			&cli.BoolFlag{Name: "renormalize-blend-weights", Category: "Megatron-LM", Usage: "core 0.9 and 0.10 only"},
-			&cli.StringFlag{Name: "tokenizer-json", Category: "Megatron-LM", Usage: "the tokenizer's object in the descriptions, from `FILE`"},
-			&cli.StringFlag{Name: "tokenizer-path", Category: "Megatron-LM", Usage: "the `PATH` given to Megatron-LM as --tokenizer-model, of its HuggingFaceTokenizer; the profile gives the rest of the object"},
-			&cli.StringFlag{Name: "like", Category: "Megatron-LM", Usage: "take the tokenizer's object from `FILE`, a description.txt that Megatron-LM wrote; and sequence length, seed and split unless they are given"},
-			&cli.StringFlag{Name: "profile", Category: "Megatron-LM", Usage: "the `RELEASE` of Megatron core that will read the files, core-0.4 to core-0.19 or core-main", Value: "core-0.19"},
+			&cli.StringFlag{Name: "tokenizer-json", Category: "Megatron-LM",
+				Usage: "the tokenizer's object in the descriptions, from `FILE`"},
+			&cli.StringFlag{Name: "tokenizer-path", Category: "Megatron-LM",
+				Usage: "the `PATH` given to Megatron-LM as --tokenizer-model, of its HuggingFaceTokenizer; the profile gives the rest of the object"},
+			&cli.StringFlag{Name: "like", Category: "Megatron-LM",
+				Usage: "take the tokenizer's object from `FILE`, a description.txt that Megatron-LM wrote; and sequence length, seed and split unless they are given"},
+			&cli.StringFlag{Name: "profile", Category: "Megatron-LM",
+				Usage: "the `RELEASE` of Megatron core that will read the files, core-0.4 to core-0.19 or core-main",
+				Value: "core-0.19"},
 
-			&cli.StringFlag{Name: "file-list", Category: "BlendCorpus, Megatron-DeepSpeed", Usage: "read lines of weight, prefix and corpus from `FILE`"},
-			&cli.BoolFlag{Name: "blend-sample-in-corpus", Category: "BlendCorpus, Megatron-DeepSpeed", Usage: "blend the files of a corpus; without, one after the other", Value: true},
-			&cli.BoolFlag{Name: "shuffle-sample-in-corpus", Category: "BlendCorpus, Megatron-DeepSpeed", Usage: "as the framework's flag; it changes names only, since the shuffle is never stored"},
-			&cli.BoolFlag{Name: "allow-unreadable", Category: "BlendCorpus, Megatron-DeepSpeed", Usage: "build also what the program builds although training will stop when it comes to some of its samples"},
-			&cli.Int64Flag{Name: "exact-epochs", Category: "BlendCorpus, Megatron-DeepSpeed", Usage: "train_data_exact_num_epochs", DefaultText: "none"},
+			&cli.StringFlag{Name: "file-list", Category: "BlendCorpus, Megatron-DeepSpeed",
+				Usage: "read lines of weight, prefix and corpus from `FILE`"},
+			&cli.BoolFlag{Name: "blend-sample-in-corpus", Category: "BlendCorpus, Megatron-DeepSpeed",
+				Usage: "blend the files of a corpus; without, one after the other", Value: true},
+			&cli.BoolFlag{Name: "shuffle-sample-in-corpus", Category: "BlendCorpus, Megatron-DeepSpeed",
+				Usage: "as the framework's flag; it changes names only, since the shuffle is never stored"},
+			&cli.BoolFlag{Name: "allow-unreadable", Category: "BlendCorpus, Megatron-DeepSpeed",
+				Usage: "build also what the program builds although training will stop when it comes to some of its samples"},
+			&cli.Int64Flag{Name: "exact-epochs", Category: "BlendCorpus, Megatron-DeepSpeed",
+				Usage: "train_data_exact_num_epochs", DefaultText: "none"},
 
-			&cli.StringFlag{Name: "plan", Category: "OLMo-core", Usage: "write the order of the plan in `FILE` for OLMo-core"},
-			&cli.StringSliceFlag{Name: "paths", Category: "OLMo-core", Usage: "write OLMo-core's own order of the token `FILE`s, in its sequence; may be repeated"},
-			&cli.StringFlag{Name: "dtype", Category: "OLMo-core", Usage: "type of the token files: uint8, uint16, uint32 or uint64", Value: "uint16"},
-			&cli.Int64Flag{Name: "max-target-sequence-length", Category: "OLMo-core", Usage: "max_target_sequence_length", DefaultText: "the sequence length"},
-			&cli.Int64Flag{Name: "source-permutation-seed", Category: "OLMo-core", Usage: "source_permutation_seed", DefaultText: "none"},
-			&cli.Int64Flag{Name: "vocab-size", Category: "OLMo-core", Usage: "with the ids below: print the fingerprint of the data set, which OLMo-core's checkpoints hold", DefaultText: "none"},
-			&cli.Int64Flag{Name: "eos-token-id", Category: "OLMo-core", Usage: "of the tokenizer configuration", DefaultText: "none"},
-			&cli.Int64Flag{Name: "pad-token-id", Category: "OLMo-core", Usage: "of the tokenizer configuration", DefaultText: "none"},
-			&cli.Int64Flag{Name: "bos-token-id", Category: "OLMo-core", Usage: "of the tokenizer configuration, if it has one", DefaultText: "none"},
+			&cli.StringFlag{Name: "plan", Category: "OLMo-core",
+				Usage: "write the order of the plan in `FILE` for OLMo-core"},
+			&cli.StringSliceFlag{Name: "paths", Category: "OLMo-core",
+				Usage: "write OLMo-core's own order of the token `FILE`s, in its sequence; may be repeated"},
+			&cli.StringFlag{Name: "dtype", Category: "OLMo-core",
+				Usage: "type of the token files: uint8, uint16, uint32 or uint64", Value: "uint16"},
+			&cli.Int64Flag{Name: "max-target-sequence-length", Category: "OLMo-core",
+				Usage: "max_target_sequence_length", DefaultText: "the sequence length"},
+			&cli.Int64Flag{Name: "source-permutation-seed", Category: "OLMo-core", Usage: "source_permutation_seed",
+				DefaultText: "none"},
+			&cli.Int64Flag{Name: "vocab-size", Category: "OLMo-core",
+				Usage:       "with the ids below: print the fingerprint of the data set, which OLMo-core's checkpoints hold",
+				DefaultText: "none"},
+			&cli.Int64Flag{Name: "eos-token-id", Category: "OLMo-core", Usage: "of the tokenizer configuration",
+				DefaultText: "none"},
+			&cli.Int64Flag{Name: "pad-token-id", Category: "OLMo-core", Usage: "of the tokenizer configuration",
+				DefaultText: "none"},
+			&cli.Int64Flag{Name: "bos-token-id", Category: "OLMo-core",
+				Usage: "of the tokenizer configuration, if it has one", DefaultText: "none"},
 			&cli.Int64Flag{Name: "epoch", Category: "OLMo-core", Usage: "number of the epoch, from 1", Value: 1},
 
 			&cli.Int64Flag{Name: "seq-length", Usage: "sequence length, tokens", DefaultText: "none"},
-			&cli.Int64Flag{Name: "seed", Usage: "of the shuffles", DefaultText: "as the framework's: 1234, BlendCorpus 123, OLMo-core 0"},
+			&cli.Int64Flag{Name: "seed", Usage: "of the shuffles",
+				DefaultText: "as the framework's: 1234, BlendCorpus 123, OLMo-core 0"},
 			&cli.StringFlag{Name: "split", Usage: "shares of train, valid and test, `T,V,E`", Value: "969, 30, 1"},
 			&cli.Int64Flag{Name: "train-iters", Usage: "training steps", DefaultText: "none"},
 			&cli.Int64Flag{Name: "global-batch-size", Usage: "samples of a step", DefaultText: "none"},
 			&cli.Int64Flag{Name: "eval-iters", Usage: "steps of one evaluation", DefaultText: "none"},
-			&cli.StringFlag{Name: "arithmetic", Usage: "rounding of the framework's compiled helper: separate (x86-64) or fused (aarch64)", Value: "separate"},
+			&cli.StringFlag{Name: "arithmetic",
+				Usage: "rounding of the framework's compiled helper: separate (x86-64) or fused (aarch64)",
+				Value: "separate"},
 			&cli.StringFlag{Name: "root", Usage: "look for relative prefixes in `DIR`; names and hashes do not change"},
 		},
 		Action:      runIndex,
@@ -131,7 +172,8 @@ func runIndex(c *cli.Context) error {
 		return err
 	}
 	for _, name := range c.LocalFlagNames() {
-		if slices.Contains([]string{"for", "cache", "workers", "threads", "dry-run", "resume", "json"}, name) || slices.Contains(own, name) {
+		if slices.Contains([]string{"for", "cache", "workers", "threads", "dry-run", "resume", "json"}, name) ||
+			slices.Contains(own, name) {
 			continue
 		}
 		var others []string
@@ -141,7 +183,8 @@ func runIndex(c *cli.Context) error {
 			}
 		}
 		if others != nil {
-			return usagef("--%s is a flag of %s; --for %s has no such setting", name, strings.Join(others, " and "), target)
+			return usagef("--%s is a flag of %s; --for %s has no such setting", name, strings.Join(others, " and "),
+				target)
 		}
 	}
 	j := standingOf(c.Context)
@@ -242,7 +285,8 @@ func printDryRun(c *cli.Context, x foreignIndex) error {
 	}
 	w := c.App.Writer
 	if c.Bool("json") {
-		return printJSON(w, map[string]any{"for": x.title(), "entries": entries, "bytes": total, "estimated_compute_seconds": seconds, "arguments": x.start(), "asks": x.asks()})
+		return printJSON(w, map[string]any{"for": x.title(), "entries": entries, "bytes": total,
+			"estimated_compute_seconds": seconds, "arguments": x.start(), "asks": x.asks()})
 	}
 	fmt.Fprintf(w, "%s\n\n", x.title())
 	t := newTable("split", "kind", "files of", "asked", "samples", "bytes", "name")
@@ -262,7 +306,8 @@ func printDryRun(c *cli.Context, x foreignIndex) error {
 	if n := len(entries) - dryRunRows; n > 0 {
 		fmt.Fprintf(w, "… and %s (--json lists all)\n", plural(int64(n), "set"))
 	}
-	fmt.Fprintf(w, "\n%s to write, %s. Computing them takes about %s on %s here, if the disk keeps up.\n", plural(fileCount(written), "file"), bytesText(total),
+	fmt.Fprintf(w, "\n%s to write, %s. Computing them takes about %s on %s here, if the disk keeps up.\n",
+		plural(fileCount(written), "file"), bytesText(total),
 		duration(time.Duration(seconds*float64(time.Second))), plural(int64(threads(c)), "core"))
 	printNotes(w, x)
 	fmt.Fprint(w, "Nothing was written (--dry-run).\n\n")
@@ -294,10 +339,12 @@ func buildIndex(c *cli.Context, x foreignIndex, j standing) error {
 	o.progress = func(e cache.Event) {
 		if e.Stage == cache.Waiting && !waiting[e.Holder] {
 			waiting[e.Holder] = true
-			p.line("waiting for %s, which is building %s; its work is taken over after a minute without a sign of life", e.Holder, e.Unit)
+			p.line("waiting for %s, which is building %s; its work is taken over after a minute without a sign of life",
+				e.Holder, e.Unit)
 		}
 		rate := float64(e.Bytes) / max(time.Since(began).Seconds(), 1e-3)
-		p.update(fmt.Sprintf("%s of %s, %s/s, %d of %d sets complete", bytesText(e.Bytes), bytesText(e.Total), bytesText(int64(rate)), e.Finished, e.Units),
+		p.update(fmt.Sprintf("%s of %s, %s/s, %d of %d sets complete", bytesText(e.Bytes), bytesText(e.Total),
+			bytesText(int64(rate)), e.Finished, e.Units),
 			float64(e.Bytes), float64(e.Total))
 	}
 	summary, err := x.build(ctx, o)
@@ -320,12 +367,14 @@ func buildIndex(c *cli.Context, x foreignIndex, j standing) error {
 	took := time.Since(began)
 	w := c.App.Writer
 	if c.Bool("json") {
-		return printJSON(w, map[string]any{"for": x.title(), "built": summary.Built, "kept": summary.Kept, "shared": summary.Shared, "foreign": summary.Foreign,
+		return printJSON(w, map[string]any{"for": x.title(), "built": summary.Built, "kept": summary.Kept,
+			"shared": summary.Shared, "foreign": summary.Foreign,
 			"bytes": summary.Bytes, "seconds": took.Seconds(), "arguments": x.start(), "asks": x.asks()})
 	}
 	parts := []string{"nothing to build"}
 	if summary.Built > 0 {
-		parts[0] = fmt.Sprintf("%s built, %s in %.1f s", plural(int64(summary.Built), "set"), bytesText(summary.Bytes), took.Seconds())
+		parts[0] = fmt.Sprintf("%s built, %s in %.1f s", plural(int64(summary.Built), "set"), bytesText(summary.Bytes),
+			took.Seconds())
 	}
 	if summary.Kept > 0 {
 		parts = append(parts, fmt.Sprintf("%s complete before", plural(int64(summary.Kept), "set")))
@@ -335,7 +384,8 @@ func buildIndex(c *cli.Context, x foreignIndex, j standing) error {
 	}
 	fmt.Fprintf(w, "%s: %s\n", x.title(), strings.Join(parts, "; "))
 	if summary.Foreign > 0 {
-		fmt.Fprintf(w, "note: %s had been written by another program and were kept as they are, arithmetic and extra token unseen; `mula index verify` compares them byte for byte, --resume=false replaces them\n",
+		fmt.Fprintf(w, "note: %s had been written by another program and were kept as they are, arithmetic and "+
+			"extra token unseen; `mula index verify` compares them byte for byte, --resume=false replaces them\n",
 			plural(int64(summary.Foreign), "set"))
 	}
 	printNotes(w, x)

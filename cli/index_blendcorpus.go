@@ -13,7 +13,8 @@ import (
 	"mula/index/megatron"
 )
 
-// blendCorpusBuild is an index of BlendCorpus or Megatron-DeepSpeed, as the command shows and builds it.
+// blendCorpusBuild is an index of BlendCorpus or Megatron-DeepSpeed, as the command shows and
+// builds it.
 type blendCorpusBuild struct {
 	config blendcorpus.Config
 	index  *blendcorpus.Index
@@ -38,7 +39,8 @@ func blendCorpusIndex(c *cli.Context) (foreignIndex, error) {
 	}
 	config.Fused = arithmetic == megatron.Fused
 	config.Cache, config.Root, config.Threads = c.String("cache"), c.String("root"), threads(c)
-	config.BlendSampleInCorpus, config.ShuffleSampleInCorpus = c.Bool("blend-sample-in-corpus"), c.Bool("shuffle-sample-in-corpus")
+	config.BlendSampleInCorpus, config.ShuffleSampleInCorpus = c.Bool("blend-sample-in-corpus"),
+		c.Bool("shuffle-sample-in-corpus")
 	config.ExactEpochs = c.Int64("exact-epochs")
 	config.AllowUnreadable = c.Bool("allow-unreadable")
 	if c.IsSet("split") {
@@ -60,19 +62,23 @@ func blendCorpusIndex(c *cli.Context) (foreignIndex, error) {
 	evaluations := int64(1)
 	switch {
 	case profile == blendcorpus.BlendCorpus && c.IsSet("eval-interval"):
-		return nil, usagef("--eval-interval changes nothing for BlendCorpus, which asks for the samples of one evaluation; leave it out")
+		return nil, usagef("--eval-interval changes nothing for BlendCorpus, which asks for the samples of one " +
+			"evaluation; leave it out")
 	case profile == blendcorpus.MegatronDeepSpeed && c.Int64("eval-interval") < 1:
-		return nil, usagef("--eval-interval is needed: Megatron-DeepSpeed asks for the validation samples of all evaluations (its own default is 1000)")
+		return nil, usagef("--eval-interval is needed: Megatron-DeepSpeed asks for the validation samples of all " +
+			"evaluations (its own default is 1000)")
 	case profile == blendcorpus.MegatronDeepSpeed:
 		evaluations = c.Int64("train-iters")/c.Int64("eval-interval") + 1
 	}
-	if config.Samples, err = blendcorpus.Requests(c.Int64("global-batch-size"), c.Int64("train-iters"), c.Int64("eval-iters"), evaluations); err != nil {
+	if config.Samples, err = blendcorpus.Requests(c.Int64("global-batch-size"), c.Int64("train-iters"),
+		c.Int64("eval-iters"), evaluations); err != nil {
 		return nil, usagef("%v", err)
 	}
 	path := c.String("file-list")
 	switch {
 	case c.IsSet("data-path") == (path != ""):
-		return nil, usagef("what to blend? Give one of --file-list (lines of weight, prefix and corpus) and --data-path (weights and prefixes, for a flat blend)")
+		return nil, usagef("what to blend? Give one of --file-list (lines of weight, prefix and corpus) and " +
+			"--data-path (weights and prefixes, for a flat blend)")
 	case path != "":
 		text, err := readSmall(path)
 		if err != nil {
@@ -101,7 +107,8 @@ func (b *blendCorpusBuild) entries(context.Context) ([]indexEntry, error) {
 		for _, split := range e.Splits {
 			splits = append(splits, split.String())
 		}
-		entries[i] = indexEntry{Kind: e.Class, Split: strings.Join(splits, ", "), Prefixes: e.Prefixes, Asked: strconv.FormatInt(e.Samples, 10), Samples: e.Length,
+		entries[i] = indexEntry{Kind: e.Class, Split: strings.Join(splits, ", "), Prefixes: e.Prefixes,
+			Asked: strconv.FormatInt(e.Samples, 10), Samples: e.Length,
 			Hash: e.Hash, Folder: e.Dir, Marker: e.Description, Description: e.Text}
 		for k, name := range e.Files {
 			entries[i].Files = append(entries[i].Files, indexFile{name, e.Sizes[k]})
@@ -111,7 +118,8 @@ func (b *blendCorpusBuild) entries(context.Context) ([]indexEntry, error) {
 }
 
 func (b *blendCorpusBuild) build(ctx context.Context, o buildOptions) (cache.Summary, error) {
-	return b.index.Build(ctx, blendcorpus.BuildOptions{Threads: o.threads, Resume: o.resume, Together: o.together, Progress: o.progress})
+	return b.index.Build(ctx, blendcorpus.BuildOptions{Threads: o.threads, Resume: o.resume, Together: o.together,
+		Progress: o.progress})
 }
 
 // notes warns of files that the program will prefer.
@@ -128,7 +136,8 @@ func (b *blendCorpusBuild) notes() []string {
 	if n == 0 {
 		return nil
 	}
-	return []string{fmt.Sprintf("%s of these names are in folders beside the token files too (the first is %s), where the program looks before it looks in --data-cache-path; remove them unless you know that they are right",
+	return []string{fmt.Sprintf("%s of these names are in folders beside the token files too (the first is %s), "+
+		"where the program looks before it looks in --data-cache-path; remove them unless you know that they are right",
 		plural(int64(n), "set"), first)}
 }
 
@@ -154,7 +163,8 @@ func (b *blendCorpusBuild) start() string {
 	if b.config.ExactEpochs > 0 {
 		given += fmt.Sprintf(" --train-data-exact-num-epochs %d", b.config.ExactEpochs)
 	}
-	return fmt.Sprintf("%s --split=%s --seq-length %d --seed %d %s --data-cache-path %s", files, shellWord(b.config.Split), b.config.SequenceLength, b.config.Seed,
+	return fmt.Sprintf("%s --split=%s --seq-length %d --seed %d %s --data-cache-path %s", files,
+		shellWord(b.config.Split), b.config.SequenceLength, b.config.Seed,
 		given, shellWord(b.config.Cache))
 }
 
@@ -163,5 +173,6 @@ func (b *blendCorpusBuild) asks() string {
 	if b.config.Profile == blendcorpus.MegatronDeepSpeed {
 		return ""
 	}
-	return fmt.Sprintf("with blend_sample_in_corpus %v and shuffle_sample_in_corpus %v", b.config.BlendSampleInCorpus, b.config.ShuffleSampleInCorpus)
+	return fmt.Sprintf("with blend_sample_in_corpus %v and shuffle_sample_in_corpus %v", b.config.BlendSampleInCorpus,
+		b.config.ShuffleSampleInCorpus)
 }

@@ -19,8 +19,9 @@ type nowhere struct{}
 
 func (nowhere) WriteAt(p []byte, _ int64) (int, error) { return len(p), nil }
 
-// estimateSeconds is how many seconds the entries may take to compute, from short probes of this machine: a data set of made-up documents, and a
-// blend of as many data sets as each blend has. Writing is not in it.
+// estimateSeconds is how many seconds the entries may take to compute, from short probes of this
+// machine: a data set of made-up documents, and a blend of as many data sets as each blend has.
+// Writing is not in it.
 func estimateSeconds(ctx context.Context, entries []indexEntry, threads int) (float64, error) {
 	const length = 1024 // tokens of a made-up document
 	lengths := make([]byte, 4*probeDocuments)
@@ -36,7 +37,8 @@ func estimateSeconds(ctx context.Context, entries []indexEntry, threads int) (fl
 			return 0, err
 		}
 		var b gpt.Builder
-		if err := b.Build(ctx, &d, layout, gpt.Files{Documents: nowhere{}, Samples: nowhere{}, Shuffle: nowhere{}}, nil); err != nil {
+		if err := b.Build(ctx, &d, layout, gpt.Files{Documents: nowhere{}, Samples: nowhere{}, Shuffle: nowhere{}},
+			nil); err != nil {
 			return 0, err
 		}
 		perDocument = time.Since(began).Seconds() / probeDocuments
@@ -58,7 +60,8 @@ func estimateSeconds(ctx context.Context, entries []indexEntry, threads int) (fl
 				weights[k] = (1 + float64(k)/float64(n)) / (1.5 * float64(n))
 			}
 			began := time.Now()
-			if _, err := greedy.Weighted(ctx, greedy.Rule{Weights: weights}, probeSamples, nil, 1, func(int64, []int16, []int64) error { return nil }); err != nil {
+			if _, err := greedy.Weighted(ctx, greedy.Rule{Weights: weights}, probeSamples, nil, 1,
+				func(int64, []int16, []int64) error { return nil }); err != nil {
 				return 0, err
 			}
 			perSample[n] = time.Since(began).Seconds() / probeSamples

@@ -117,7 +117,8 @@ func megatronTokenizer(c *cli.Context, config *megatron.Config) error {
 		}
 	case c.IsSet("tokenizer-path"):
 		var err error
-		if config.Tokenizer, err = megatron.HuggingFaceTokenizer(c.String("profile"), c.String("tokenizer-path"), false); err != nil {
+		if config.Tokenizer, err = megatron.HuggingFaceTokenizer(c.String("profile"), c.String("tokenizer-path"),
+			false); err != nil {
 			return usagef("--tokenizer-path: %v", err)
 		}
 	case c.IsSet("like"):
@@ -133,18 +134,21 @@ func megatronTokenizer(c *cli.Context, config *megatron.Config) error {
 			config.Profile = like.Profiles[len(like.Profiles)-1]
 		}
 	case config.Profile.Name() != "core-0.4":
-		return usagef("the tokenizer is in the hash of every name: give one of --like FILE (a description.txt that your Megatron-LM wrote, the surest way), --tokenizer-path or --tokenizer-json")
+		return usagef("the tokenizer is in the hash of every name: give one of --like FILE (a description.txt that " +
+			"your Megatron-LM wrote, the surest way), --tokenizer-path or --tokenizer-json")
 	}
 	return nil
 }
 
-// checkTokenizer refuses what no release of Megatron-LM has as the tokenizer's object, in particular files that are easily taken for it.
+// checkTokenizer refuses what no release of Megatron-LM has as the tokenizer's object, in
+// particular files that are easily taken for it.
 func checkTokenizer(v python.Value) error {
 	o, _ := v.(python.Object)
 	class, ok := o.Get("class").(python.String)
 	switch {
 	case !ok:
-		return errors.New("it is no tokenizer's object of a description, which has a class as its first member, such as " +
+		return errors.New("it is no tokenizer's object of a description, which has a class as its first member, " +
+			"such as " +
 			`{"class": "_HuggingFaceTokenizer", "tokenizer_path": ["/models/x"]}; of a Hugging Face tokenizer give the path as --tokenizer-path`)
 	case class == "GPTDataset" || class == "BlendedDataset":
 		return errors.New("it is a whole description, of which the tokenizer's object is a part: give it as --like")
@@ -231,18 +235,21 @@ func megatronBlend(c *cli.Context, config *megatron.Config) error {
 	return nil
 }
 
-// megatronSizes reads how many samples are asked for, as such or as what follows from the steps of a run.
+// megatronSizes reads how many samples are asked for, as such or as what follows from the steps of
+// a run.
 func megatronSizes(c *cli.Context, config *megatron.Config) error {
 	samples := []string{"train-samples", "valid-samples", "test-samples"}
 	if c.IsSet("train-iters") || c.IsSet("global-batch-size") || c.IsSet("eval-iters") || c.IsSet("eval-interval") {
 		for _, name := range samples[1:] {
 			if c.IsSet(name) {
-				return usagef("--%s says what follows from --eval-iters and --global-batch-size; give one or the other", name)
+				return usagef("--%s says what follows from --eval-iters and --global-batch-size; give one or the other",
+					name)
 			}
 		}
 		for _, name := range []string{"global-batch-size", "eval-iters", "eval-interval"} {
 			if !c.IsSet(name) {
-				return usagef("--%s is needed with the steps of a run: the samples that follow are in the hash of every name, and Megatron-LM's own default is not the same in all releases. "+
+				return usagef("--%s is needed with the steps of a run: the samples that follow are in the hash of "+
+					"every name, and Megatron-LM's own default is not the same in all releases. "+
 					"Give what Megatron-LM is given, or its default; 0 is none", name)
 			}
 		}
@@ -257,7 +264,8 @@ func megatronSizes(c *cli.Context, config *megatron.Config) error {
 		}
 		var err error
 		if config.Samples, err = schedule.Samples(); err != nil {
-			return usagef("%v (--train-iters or --train-samples, --global-batch-size, --eval-interval, --eval-iters)", err)
+			return usagef("%v (--train-iters or --train-samples, --global-batch-size, --eval-interval, --eval-iters)",
+				err)
 		}
 		return nil
 	}
@@ -267,7 +275,8 @@ func megatronSizes(c *cli.Context, config *megatron.Config) error {
 				continue // by --config
 			}
 			if wanted(config, i) {
-				return usagef("--%s is needed: how many samples Megatron-LM will ask for is in the hash of every name. Give a number or none, or --train-iters, --global-batch-size, --eval-interval and --eval-iters", name)
+				return usagef("--%s is needed: how many samples Megatron-LM will ask for is in the hash of every "+
+					"name. Give a number or none, or --train-iters, --global-batch-size, --eval-interval and --eval-iters", name)
 			}
 			continue
 		}
@@ -313,7 +322,8 @@ func (m *megatronBuild) entries(ctx context.Context) ([]indexEntry, error) {
 		if e.Samples.Given {
 			samples = strconv.FormatInt(e.Samples.N, 10)
 		}
-		entries[i] = indexEntry{Kind: e.Class, Split: e.Split.String(), Prefixes: e.Prefixes, Asked: samples, Samples: e.Length, Hash: e.Hash, Folder: e.Dir,
+		entries[i] = indexEntry{Kind: e.Class, Split: e.Split.String(), Prefixes: e.Prefixes, Asked: samples,
+			Samples: e.Length, Hash: e.Hash, Folder: e.Dir,
 			Marker: e.Description, Description: e.Text}
 		for k, name := range e.Files {
 			entries[i].Files = append(entries[i].Files, indexFile{name, e.Sizes[k]})
@@ -323,7 +333,8 @@ func (m *megatronBuild) entries(ctx context.Context) ([]indexEntry, error) {
 }
 
 func (m *megatronBuild) build(ctx context.Context, o buildOptions) (cache.Summary, error) {
-	summary, err := m.index.Build(ctx, megatron.BuildOptions{Threads: o.threads, Resume: o.resume, Together: o.together, Progress: o.progress})
+	summary, err := m.index.Build(ctx, megatron.BuildOptions{Threads: o.threads, Resume: o.resume, Together: o.together,
+		Progress: o.progress})
 	if err == nil && m.fromYAML {
 		err = atomicfile.WriteFile(m.list, []byte(blendWords(m.config.Blend, "\n", strings.Clone)+"\n"))
 	}
@@ -352,8 +363,9 @@ func (m *megatronBuild) notes() []string {
 	var notes []string
 	first, bare := "", map[string]bool{}
 	if slices.ContainsFunc(found, func(e megatron.Entry) bool { return e.Dir == "" }) {
-		notes = append(notes, "without --cache only the indices of token files are written, beside these; Megatron-LM keeps no blends then and computes them at every start. "+
-			"Give --cache, and Megatron-LM the same folder as --data-cache-path")
+		notes = append(notes,
+			"without --cache only the indices of token files are written, beside these; Megatron-LM keeps no blends then and computes them at every start. "+
+				"Give --cache, and Megatron-LM the same folder as --data-cache-path")
 	}
 	for _, e := range found {
 		if e.Class != "GPTDataset" {
@@ -367,7 +379,8 @@ func (m *megatronBuild) notes() []string {
 		}
 	}
 	if len(bare) > 0 {
-		notes = append(notes, fmt.Sprintf("%s without .bin, the first is %s: the .idx was taken as it is, and Megatron-LM opens neither without the other",
+		notes = append(notes, fmt.Sprintf("%s without .bin, the first is %s: the .idx was taken as it is, and "+
+			"Megatron-LM opens neither without the other",
 			plural(int64(len(bare)), "token file"), first))
 	}
 	return notes
@@ -377,7 +390,8 @@ func (m *megatronBuild) title() string {
 	return fmt.Sprintf("Megatron-LM %s, %s arithmetic", m.config.Profile.Releases(), m.config.Arithmetic)
 }
 
-// start says how Megatron-LM is to be started so that it finds the files: with every argument that the names or contents depend on.
+// start says how Megatron-LM is to be started so that it finds the files: with every argument that
+// the names or contents depend on.
 func (m *megatronBuild) start() string {
 	var b strings.Builder
 	per := false
@@ -408,7 +422,8 @@ func (m *megatronBuild) start() string {
 	return b.String()
 }
 
-// givenFlags are the flags of mula's that say how many samples are asked for and by which tokenizer, as Megatron-LM takes them.
+// givenFlags are the flags of mula's that say how many samples are asked for and by which
+// tokenizer, as Megatron-LM takes them.
 func givenFlags(c *cli.Context) []string {
 	var flags []string
 	for _, name := range []string{"train-iters", "global-batch-size", "eval-interval", "eval-iters"} {
@@ -472,7 +487,8 @@ func megatronConfig(c *cli.Context, config *megatron.Config) error {
 	}
 	for _, prefix := range config.Blend.Prefixes {
 		if len(strings.Fields(prefix)) != 1 {
-			return fmt.Errorf("%s: shard %q has a blank in its path, and Megatron-LM divides the words of --data-path at blanks: rename or link it", c.String("config"), prefix)
+			return fmt.Errorf("%s: shard %q has a blank in its path, and Megatron-LM divides the words of "+
+				"--data-path at blanks: rename or link it", c.String("config"), prefix)
 		}
 	}
 	return nil

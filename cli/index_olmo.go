@@ -32,7 +32,8 @@ func runIndexOLMo(c *cli.Context) error {
 	var err error
 	switch {
 	case c.IsSet("plan") == c.IsSet("paths"):
-		return usagef("which order? Give --plan for the order of a plan, or --paths for OLMo-core's own order of these token files")
+		return usagef("which order? Give --plan for the order of a plan, or --paths for OLMo-core's own order of " +
+			"these token files")
 	case c.Int64("seed") < 0 || c.Int64("epoch") < 1:
 		return usagef("--seed must be 0 or more, and --epoch at least 1: OLMo-core counts epochs from 1")
 	case c.IsSet("plan"):
@@ -61,7 +62,8 @@ func runIndexOLMo(c *cli.Context) error {
 		if kept, err = x.present(c.Context, path, threads(c)); errors.Is(err, syscall.ENOTDIR) {
 			return usagef("--cache %s is a file; name a folder", dir)
 		} else if err != nil {
-			return fmt.Errorf("%w: it is another order of the same name; --resume=false replaces it, another --cache keeps both", err)
+			return fmt.Errorf("%w: it is another order of the same name; --resume=false replaces it, another "+
+				"--cache keeps both", err)
 		}
 	}
 	if !c.Bool("dry-run") && !kept {
@@ -84,10 +86,13 @@ func runIndexOLMo(c *cli.Context) error {
 		for _, f := range x.dataset.Files {
 			files = append(files, f.Path)
 		}
-		return printJSON(w, map[string]any{"file": path, "bytes": 4 * x.entries, "instances": x.order.Instances, "entries": x.entries, "seconds": took.Seconds(),
-			"paths": files, "dtype": x.dataset.DType, "sequence_length": x.dataset.SequenceLength, "note": x.note, "dataset_fingerprint": fingerprint, "written": !c.Bool("dry-run") && !kept})
+		return printJSON(w, map[string]any{"file": path, "bytes": 4 * x.entries, "instances": x.order.Instances,
+			"entries": x.entries, "seconds": took.Seconds(),
+			"paths": files, "dtype": x.dataset.DType, "sequence_length": x.dataset.SequenceLength, "note": x.note,
+			"dataset_fingerprint": fingerprint, "written": !c.Bool("dry-run") && !kept})
 	}
-	fmt.Fprintf(w, "%s: an order of %s of %s, %s\n", printable(path), plural(x.entries, "sample"), plural(x.order.Instances, "instance"), bytesText(4*x.entries))
+	fmt.Fprintf(w, "%s: an order of %s of %s, %s\n", printable(path), plural(x.entries, "sample"),
+		plural(x.order.Instances, "instance"), bytesText(4*x.entries))
 	if x.note != "" {
 		fmt.Fprintf(w, "note: %s\n", x.note)
 	}
@@ -101,7 +106,8 @@ func runIndexOLMo(c *cli.Context) error {
 		fmt.Fprintln(w, "Nothing was written (--dry-run).")
 	}
 	if x.fill != nil {
-		fmt.Fprintf(w, "OLMo-core uses it with seed %d, sequence_length %d, dtype %s and these paths, in this sequence (--json lists them all):\n", x.order.Seed,
+		fmt.Fprintf(w, "OLMo-core uses it with seed %d, sequence_length %d, dtype %s and these paths, in this "+
+			"sequence (--json lists them all):\n", x.order.Seed,
 			x.dataset.SequenceLength, x.dataset.DType)
 		for i, f := range x.dataset.Files {
 			if i == 8 && len(x.dataset.Files) > 9 {
@@ -114,8 +120,9 @@ func runIndexOLMo(c *cli.Context) error {
 	return nil
 }
 
-// present says whether the order is in the file at path. A file with another one is an error: its name does not tell whether it is OLMo-core's
-// own order or that of a plan, and a training that goes on with the other would repeat and omit data without a word.
+// present says whether the order is in the file at path. A file with another one is an error: its
+// name does not tell whether it is OLMo-core's own order or that of a plan, and a training that
+// goes on with the other would repeat and omit data without a word.
 func (x *olmoIndex) present(ctx context.Context, path string, threads int) (bool, error) {
 	var err error
 	if x.fill != nil {
@@ -129,7 +136,8 @@ func (x *olmoIndex) present(ctx context.Context, path string, threads int) (bool
 	return err == nil, err
 }
 
-// olmoFingerprint is OLMo-core's fingerprint of the data set, which its checkpoints hold, or "" if the vocabulary is not given.
+// olmoFingerprint is OLMo-core's fingerprint of the data set, which its checkpoints hold, or "" if
+// the vocabulary is not given.
 func olmoFingerprint(c *cli.Context, d *olmo.Dataset) (string, error) {
 	given := 0
 	for _, name := range []string{"vocab-size", "eos-token-id", "pad-token-id"} {
@@ -141,7 +149,8 @@ func olmoFingerprint(c *cli.Context, d *olmo.Dataset) (string, error) {
 	case given == 0 && !c.IsSet("bos-token-id"):
 		return "", nil
 	case given < 3:
-		return "", usagef("for the fingerprint of the data set, --vocab-size, --eos-token-id and --pad-token-id are needed, and --bos-token-id if there is one")
+		return "", usagef("for the fingerprint of the data set, --vocab-size, --eos-token-id and --pad-token-id are " +
+			"needed, and --bos-token-id if there is one")
 	}
 	v := olmo.Vocabulary{Size: c.Int64("vocab-size"), EOS: c.Int64("eos-token-id"), Pad: c.Int64("pad-token-id")}
 	if c.IsSet("bos-token-id") {
@@ -161,7 +170,8 @@ func olmoPlan(c *cli.Context) (*olmoIndex, error) {
 	return planOrder(c.String("plan"), c.Int64("seed"), c.Int64("epoch"), c.Int64("global-batch-size"))
 }
 
-// planOrder is what OLMo-core gets of a plan for one of its epochs; batch is its global batch in samples, 0 if that is not known.
+// planOrder is what OLMo-core gets of a plan for one of its epochs; batch is its global batch in
+// samples, 0 if that is not known.
 func planOrder(path string, seed, epoch, batch int64) (*olmoIndex, error) {
 	plan, err := blend.ReadPlan(path)
 	if err != nil {
@@ -172,7 +182,8 @@ func planOrder(path string, seed, epoch, batch int64) (*olmoIndex, error) {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	x := &olmoIndex{dataset: o.Dataset, order: o.Dataset.Order(seed, epoch)}
-	// OLMo-core ends an epoch after as many whole batches as the instances give, and drops the rest.
+	// OLMo-core ends an epoch after as many whole batches as the instances give, and drops the
+	// rest.
 	perEpoch := x.order.Instances
 	if batch > 0 {
 		perEpoch -= perEpoch % batch
@@ -181,20 +192,25 @@ func planOrder(path string, seed, epoch, batch int64) (*olmoIndex, error) {
 	case batch < 0:
 		return nil, usagef("--global-batch-size is %d; it must be at least 1", batch)
 	case perEpoch == 0:
-		return nil, usagef("--global-batch-size is %d, more than the %s of the shards", batch, plural(x.order.Instances, "instance"))
+		return nil, usagef("--global-batch-size is %d, more than the %s of the shards", batch,
+			plural(x.order.Instances, "instance"))
 	case batch == 0 && (plan.Length() > x.order.Instances || x.order.Epoch > 1):
-		return nil, usagef("the plan has %s and an epoch of OLMo-core at most %s: give --global-batch-size, in samples, so that no position is lost between epochs, and --epoch 1, 2, …",
+		return nil, usagef("the plan has %s and an epoch of OLMo-core at most %s: give --global-batch-size, in "+
+			"samples, so that no position is lost between epochs, and --epoch 1, 2, …",
 			plural(plan.Length(), "position"), quantity.Grouped(x.order.Instances))
 	}
 	first := (x.order.Epoch - 1) * perEpoch
 	if first >= plan.Length() {
-		return nil, usagef("--epoch %d begins at position %s, after the end of the plan", x.order.Epoch, quantity.Grouped(first))
+		return nil, usagef("--epoch %d begins at position %s, after the end of the plan", x.order.Epoch,
+			quantity.Grouped(first))
 	}
 	x.entries = min(perEpoch, plan.Length()-first)
 	if left := plan.Length() - first - x.entries; left > 0 {
-		x.note = fmt.Sprintf("the plan goes on with epoch %d (%s are left): write it with --epoch %d", x.order.Epoch+1, plural(left, "position"), x.order.Epoch+1)
+		x.note = fmt.Sprintf("the plan goes on with epoch %d (%s are left): write it with --epoch %d", x.order.Epoch+1,
+			plural(left, "position"), x.order.Epoch+1)
 	} else if x.entries < perEpoch {
-		x.note = fmt.Sprintf("the plan ends %s before OLMo-core's epoch does: end the training there (max_duration), it cannot read on", plural(perEpoch-x.entries, "sample"))
+		x.note = fmt.Sprintf("the plan ends %s before OLMo-core's epoch does: end the training there "+
+			"(max_duration), it cannot read on", plural(perEpoch-x.entries, "sample"))
 	}
 	x.fill = func(ctx context.Context, at int64, ids []uint32) error { return o.Fill(ctx, first+at, ids) }
 	return x, nil
@@ -217,7 +233,8 @@ func olmoPaths(c *cli.Context) (*olmoIndex, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := olmo.Dataset{Files: files, DType: olmo.DType(c.String("dtype")), SequenceLength: c.Int64("seq-length"), MaxTargetSequenceLength: c.Int64("max-target-sequence-length")}
+	d := olmo.Dataset{Files: files, DType: olmo.DType(c.String("dtype")), SequenceLength: c.Int64("seq-length"),
+		MaxTargetSequenceLength: c.Int64("max-target-sequence-length")}
 	if err := d.Check(); err != nil {
 		return nil, err
 	}

@@ -11,7 +11,8 @@ import (
 	"mula/fixtures/vectors"
 )
 
-// tokenFiles writes .idx files of Megatron-LM with made-up lengths, and the words of a blend of them.
+// tokenFiles writes .idx files of Megatron-LM with made-up lengths, and the words of a blend of
+// them.
 func tokenFiles(t *testing.T, dir string, files, documents int) (words string) {
 	t.Helper()
 	for f := range files {
@@ -19,12 +20,14 @@ func tokenFiles(t *testing.T, dir string, files, documents int) (words string) {
 		for d := range lengths {
 			lengths[d] = int32((d*7919 + f*104729) % 997)
 		}
-		if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("f%d.idx", f)), vectors.Index(lengths), 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("f%d.idx", f)), vectors.Index(lengths),
+			0o644); err != nil {
 			t.Fatal(err)
 		}
 		words += fmt.Sprintf("%d.5 f%d ", f+1, f)
 	}
-	if err := os.WriteFile(filepath.Join(dir, "tok.json"), []byte(`{"class": "_NullTokenizer", "tokenizer_path": [null], "vocab_size": "50304"}`), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "tok.json"),
+		[]byte(`{"class": "_NullTokenizer", "tokenizer_path": [null], "vocab_size": "50304"}`), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	return words
@@ -32,7 +35,8 @@ func tokenFiles(t *testing.T, dir string, files, documents int) (words string) {
 
 // indexArguments are those that build an index in cache.
 func indexArguments(words, cache string) []string {
-	return []string{"index", "--for", "megatron", "--data-path", words, "--split", "90,10,0", "--seq-length", "128", "--tokenizer-json", "tok.json",
+	return []string{"index", "--for", "megatron", "--data-path", words, "--split", "90,10,0", "--seq-length", "128",
+		"--tokenizer-json", "tok.json",
 		"--train-samples", "200000", "--valid-samples", "5000", "--test-samples", "0", "--cache", cache}
 }
 
@@ -52,7 +56,8 @@ func sameFiles(t *testing.T, got, want map[string]string) {
 	t.Helper()
 	for name := range want {
 		if got[name] != want[name] {
-			t.Errorf("%s differs from that of an unbroken build (%d bytes, want %d)", name, len(got[name]), len(want[name]))
+			t.Errorf("%s differs from that of an unbroken build (%d bytes, want %d)", name, len(got[name]),
+				len(want[name]))
 		}
 	}
 	if len(got) != len(want) {
@@ -60,7 +65,8 @@ func sameFiles(t *testing.T, got, want map[string]string) {
 	}
 }
 
-// An index build that is killed again and again, and goes on, ends with the bytes of one that nobody disturbed.
+// An index build that is killed again and again, and goes on, ends with the bytes of one that
+// nobody disturbed.
 func TestKilledIndex(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

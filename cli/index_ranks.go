@@ -13,8 +13,8 @@ import (
 	"mula/internal/launchers"
 )
 
-// A standing is where this process stands among those that it was started with: the ranks of a job. Who shares the building of indexes with them needs
-// no more of them than the folder that all see.
+// A standing is where this process stands among those that it was started with: the ranks of a job.
+// Who shares the building of indexes with them needs no more of them than the folder that all see.
 type standing struct {
 	rank, size int
 	local      int // ranks on this machine
@@ -22,8 +22,9 @@ type standing struct {
 
 type standingKey struct{}
 
-// standingOf is the standing of this process: by the context where another process of mula has asked for the work, else by the environment. A process that
-// nobody started as a rank is rank 0 of 1.
+// standingOf is the standing of this process: by the context where another process of mula has
+// asked for the work, else by the environment. A process that nobody started as a rank is rank 0 of
+// 1.
 func standingOf(ctx context.Context) standing {
 	if j, ok := ctx.Value(standingKey{}).(standing); ok {
 		return j
@@ -38,8 +39,8 @@ func standingIn(getenv func(string) string) standing {
 	return standing{size: 1, local: 1}
 }
 
-// threadsOf is --threads. If that is 0, it is all the cores that this rank may use: those that its launcher bound it to, else its share of the
-// machine's.
+// threadsOf is --threads. If that is 0, it is all the cores that this rank may use: those that its
+// launcher bound it to, else its share of the machine's.
 func threadsOf(c *cli.Context, j standing) int {
 	n := threads(c)
 	if c.Int("threads") == 0 && n >= onlineCores() {

@@ -33,7 +33,8 @@ func TestStanding(t *testing.T) {
 		{"SLURM_PROCID=0 SLURM_NTASKS=8", standing{0, 1, 1}}, // a batch script
 		{"MULA_RANK=1 MULA_WORLD=2 PMI_RANK=0 PMI_SIZE=1", standing{1, 2, 1}},
 		{"PMIX_RANK=5 SLURM_PROCID=5 SLURM_STEP_NUM_TASKS=6 SLURM_STEP_TASKS_PER_NODE=3(x2)", standing{5, 6, 3}},
-		{"PMIX_RANK=0 SLURM_PROCID=5 SLURM_STEP_NUM_TASKS=6", standing{5, 6, 1}}, // PMIx of a shell in which srun was called
+		// PMIx of a shell in which srun was called
+		{"PMIX_RANK=0 SLURM_PROCID=5 SLURM_STEP_NUM_TASKS=6", standing{5, 6, 1}},
 		{"PALS_RANKID=1", standing{0, 1, 1}},
 		{"RANK=1 WORLD_SIZE=2", standing{0, 1, 1}},
 		{"TORCHELASTIC_RUN_ID=x RANK=1 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2", standing{1, 2, 2}},
@@ -60,7 +61,8 @@ func rank(dir string, rank, world int, args ...string) (*exec.Cmd, *bytes.Buffer
 	return c, &out
 }
 
-// Of the ranks of a job one may be killed at any moment: the others do its work and end well, and the first alone speaks.
+// Of the ranks of a job one may be killed at any moment: the others do its work and end well, and
+// the first alone speaks.
 func TestIndexRanks(t *testing.T) {
 	t.Parallel()
 	const world = 3
@@ -90,7 +92,8 @@ func TestIndexRanks(t *testing.T) {
 			if err != nil {
 				t.Errorf("round %d, rank %d, killed was %d: %v\n%s", round, r, victim, err, outs[r])
 			}
-			if spoke := strings.Contains(outs[r].String(), "The framework finds the files"); spoke != (r == 0) || r > 0 && outs[r].Len() > 0 {
+			if spoke := strings.Contains(outs[r].String(), "The framework finds the files"); spoke != (r == 0) ||
+				r > 0 && outs[r].Len() > 0 {
 				t.Errorf("round %d: rank %d says %q", round, r, outs[r])
 			}
 		}
@@ -152,7 +155,8 @@ func TestIndexUnderMPI(t *testing.T) {
 			continue
 		}
 		for _, n := range []string{"2", "4"} {
-			c := exec.Command(ranks[0], append(append(ranks[1:len(ranks):len(ranks)], n, "mula"), indexArguments(words, "shared")...)...)
+			c := exec.Command(ranks[0], append(append(ranks[1:len(ranks):len(ranks)], n, "mula"),
+				indexArguments(words, "shared")...)...)
 			c.Dir = dir
 			out, err := c.CombinedOutput()
 			if err != nil {
@@ -225,12 +229,14 @@ func TestIndexWorkers(t *testing.T) {
 		}
 		if kill {
 			// Not before it has begun, which is to be told from the proof that it has seen.
-			for end := time.Now().Add(time.Minute); !exists(filepath.Join(dir, cache, ".mula")) && time.Now().Before(end); time.Sleep(time.Millisecond) {
+			for end := time.Now().Add(time.Minute); !exists(filepath.Join(dir, cache, ".mula")) &&
+				time.Now().Before(end); time.Sleep(time.Millisecond) {
 			}
 			time.Sleep(time.Duration(k.random.Float64() * float64(k.span)))
 			second.Process.Kill()
 		}
-		if err := c.Wait(); err != nil && !strings.Contains(out.String(), "worker "+b) { // it was killed before it had begun
+		if err := c.Wait(); err != nil && !strings.Contains(out.String(), "worker "+b) {
+			// it was killed before it had begun
 			t.Errorf("round %d: %v\n%s", round, err, out.String())
 		} else if err != nil {
 			mustRun(t, dir, indexArguments(words, cache)...)
@@ -257,14 +263,16 @@ func TestIndexWorkersRefuse(t *testing.T) {
 		c := mula(dir, append(indexArguments(words, "cache"), test.args...)...)
 		c.Env = append(os.Environ(), secretVariable+"="+test.secret)
 		out, err := c.CombinedOutput()
-		if code := c.ProcessState.ExitCode(); err == nil || code != test.code || !strings.Contains(string(out), test.want) {
+		if code := c.ProcessState.ExitCode(); err == nil || code != test.code ||
+			!strings.Contains(string(out), test.want) {
 			t.Errorf("%v with %q: exit %d, %s", test.args, test.secret, code, out)
 		}
 	}
 	for _, address := range []string{"127.0.0.1:0", ":0"} {
 		c := mula(dir, "index", "serve", address)
 		c.Env = append(os.Environ(), secretVariable+"=")
-		if out, err := c.CombinedOutput(); err == nil || c.ProcessState.ExitCode() != 2 || !strings.Contains(string(out), secretVariable) {
+		if out, err := c.CombinedOutput(); err == nil || c.ProcessState.ExitCode() != 2 ||
+			!strings.Contains(string(out), secretVariable) {
 			t.Errorf("serving at %s without a secret: %v, %s", address, err, out)
 		}
 	}
@@ -292,11 +300,13 @@ func talk(t *testing.T, secret string, req workerRequest) error {
 	return err
 }
 
-// A worker refuses what is not of its version, or about a folder that it does not see as the caller does, and says so.
+// A worker refuses what is not of its version, or about a folder that it does not see as the caller
+// does, and says so.
 func TestWorkerChecks(t *testing.T) {
 	dir := t.TempDir()
 	proof := filepath.Join(dir, "cache", ".mula", "proof")
-	if err := errors.Join(os.MkdirAll(filepath.Dir(proof), 0o755), os.WriteFile(proof, []byte("text"), 0o644)); err != nil {
+	if err := errors.Join(os.MkdirAll(filepath.Dir(proof), 0o755), os.WriteFile(proof, []byte("text"),
+		0o644)); err != nil {
 		t.Fatal(err)
 	}
 	good := workerRequest{Version: Version, Dir: dir, Rank: 1, Size: 2, Proof: proof, Text: "text"}
@@ -307,14 +317,17 @@ func TestWorkerChecks(t *testing.T) {
 	}{
 		{"", testSecret, func(*workerRequest) {}},
 		{"use one version", testSecret, func(r *workerRequest) { r.Version = "0.0.1" }},
-		{"does not see the working directory", testSecret, func(r *workerRequest) { r.Dir = filepath.Join(dir, "missing") }},
-		{"does not see the same " + filepath.Join(dir, "cache"), testSecret, func(r *workerRequest) { r.Text = "other" }},
+		{"does not see the working directory", testSecret,
+			func(r *workerRequest) { r.Dir = filepath.Join(dir, "missing") }},
+		{"does not see the same " + filepath.Join(dir, "cache"), testSecret,
+			func(r *workerRequest) { r.Text = "other" }},
 		{"does not see the same", testSecret, func(r *workerRequest) { r.Proof += "x" }},
 		{secretVariable, testSecret + "x", func(*workerRequest) {}},
 	} {
 		req := good
 		test.change(&req)
-		if err := talk(t, test.secret, req); (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
+		if err := talk(t, test.secret, req); (err == nil) != (test.want == "") || err != nil &&
+			!strings.Contains(err.Error(), test.want) {
 			t.Errorf("%q: %v", test.want, err)
 		}
 	}

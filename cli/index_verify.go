@@ -18,7 +18,8 @@ import (
 	"mula/internal/quantity"
 )
 
-// These make `mula index verify` exit with 1 after it has said what differs, or what it could not compute.
+// These make `mula index verify` exit with 1 after it has said what differs, or what it could not
+// compute.
 var (
 	errIndexDiffers = errors.New("the cache is not what its descriptions say")
 	errIndexUnknown = errors.New("not all of the cache could be verified, for the reasons given above")
@@ -34,8 +35,10 @@ func indexVerifyCommand() *cli.Command {
 			"Example: mula index verify /data/cache --root /data",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "root", Usage: "look for relative prefixes in `DIR`"},
-			&cli.StringFlag{Name: "plan", Usage: "compare OLMo-core's orders with that of the plan in `FILE`, which they were written for"},
-			&cli.Int64Flag{Name: "global-batch-size", Usage: "with --plan: as it was given to mula index", DefaultText: "none"},
+			&cli.StringFlag{Name: "plan",
+				Usage: "compare OLMo-core's orders with that of the plan in `FILE`, which they were written for"},
+			&cli.Int64Flag{Name: "global-batch-size", Usage: "with --plan: as it was given to mula index",
+				DefaultText: "none"},
 			&cli.IntFlag{Name: "threads", Usage: "how many cores to compute on (0: all)"},
 			jsonFlag,
 		},
@@ -95,7 +98,8 @@ func runIndexVerify(c *cli.Context) error {
 		case name == cache.StateDir:
 			state, _ := os.ReadDir(filepath.Join(dir, name)) // only for a note
 			if slices.ContainsFunc(state, func(e fs.DirEntry) bool { return strings.HasSuffix(e.Name(), ".lock") }) {
-				found.Notes = append(found.Notes, "there are locks in "+cache.StateDir+": a build seems to be running, and what it has not finished differs")
+				found.Notes = append(found.Notes,
+					"there are locks in "+cache.StateDir+": a build seems to be running, and what it has not finished differs")
 			}
 		case strings.HasPrefix(name, "."):
 		case strings.HasSuffix(name, "-description.txt"), strings.HasSuffix(name, "-document_index.npy"):
@@ -107,7 +111,8 @@ func runIndexVerify(c *cli.Context) error {
 		}
 	}
 	if len(kinds) == 0 {
-		return fmt.Errorf("%s holds no index files of Megatron-LM (*-description.txt), BlendCorpus (*.dsc) or OLMo-core (global_indices_*.npy)", dir)
+		return fmt.Errorf("%s holds no index files of Megatron-LM (*-description.txt), BlendCorpus (*.dsc) or "+
+			"OLMo-core (global_indices_*.npy)", dir)
 	}
 	p := newProgress(c.App.ErrWriter)
 	defer p.end()
@@ -124,7 +129,8 @@ func runIndexVerify(c *cli.Context) error {
 	p.end()
 	w := c.App.Writer
 	if c.Bool("json") {
-		if err := printJSON(w, map[string]any{"folder": dir, "equal": found.equal(), "sets": found.Verdicts, "notes": found.Notes, "writers": found.Writers}); err != nil {
+		if err := printJSON(w, map[string]any{"folder": dir, "equal": found.equal(), "sets": found.Verdicts,
+			"notes": found.Notes, "writers": found.Writers}); err != nil {
 			return err
 		}
 	} else {
@@ -186,14 +192,16 @@ func verifyMegatron(c *cli.Context, dir string, p *progress, found *findings) er
 	}
 	equal := 0
 	for _, u := range report.Units {
-		v := verdict{Description: u.Description, Kind: u.Class, Split: u.Split.String(), Prefixes: u.Prefixes, Equal: u.OK && len(u.Absent) == 0}
+		v := verdict{Description: u.Description, Kind: u.Class, Split: u.Split.String(), Prefixes: u.Prefixes,
+			Equal: u.OK && len(u.Absent) == 0}
 		switch {
 		case u.Problem != nil:
 			v.Problem = u.Problem.Error()
 		case !u.OK:
 			v.Differs, v.Problem = true, differences(u.Files)
 		case len(u.Absent) > 0:
-			v.Differs, v.Problem = true, fmt.Sprintf("its datasets are not all here: %s are missing, the first is %s", plural(int64(len(u.Absent)), "description"), u.Absent[0])
+			v.Differs, v.Problem = true, fmt.Sprintf("its datasets are not all here: %s are missing, the first is %s",
+				plural(int64(len(u.Absent)), "description"), u.Absent[0])
 		}
 		if u.OK {
 			equal++
@@ -233,22 +241,26 @@ func differences(files []megatron.FileReport) string {
 		case f.Missing:
 			out = append(out, f.Name+" is missing")
 		case !f.OK():
-			out = append(out, fmt.Sprintf("%s differs first at byte %s: %s", filepath.Base(f.Name), quantity.Grouped(f.Byte), f.Meaning))
+			out = append(out, fmt.Sprintf("%s differs first at byte %s: %s", filepath.Base(f.Name),
+				quantity.Grouped(f.Byte), f.Meaning))
 		}
 	}
 	return strings.Join(out, "; ")
 }
 
 func verifyBlendCorpus(c *cli.Context, dir string, p *progress, found *findings) error {
-	report, err := blendcorpus.Verify(c.Context, dir, blendcorpus.VerifyOptions{Root: c.String("root"), Threads: threads(c),
+	report, err := blendcorpus.Verify(c.Context, dir, blendcorpus.VerifyOptions{Root: c.String("root"),
+		Threads:  threads(c),
 		Progress: func(v blendcorpus.Verified) { p.update(v.Description, 0, 0) }})
 	if err != nil {
 		return err
 	}
 	for _, v := range report.Descriptions {
-		one := verdict{Description: v.Description, Kind: v.Class, Prefixes: []string{v.What}, Equal: v.How != "", Settings: v.How, Problem: v.Problem}
+		one := verdict{Description: v.Description, Kind: v.Class, Prefixes: []string{v.What}, Equal: v.How != "",
+			Settings: v.How, Problem: v.Problem}
 		if v.Difference != nil {
-			one.Differs, one.Problem = true, fmt.Sprintf("%s differs first at byte %s", v.Difference.File, quantity.Grouped(v.Difference.Offset))
+			one.Differs, one.Problem = true, fmt.Sprintf("%s differs first at byte %s", v.Difference.File,
+				quantity.Grouped(v.Difference.Offset))
 		}
 		found.Verdicts = append(found.Verdicts, one)
 	}

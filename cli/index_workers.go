@@ -24,12 +24,16 @@ import (
 	"mula/internal/atomicfile"
 )
 
-// Workers are processes on other machines that help with a build when they are asked to: `mula index serve` waits there, and `mula index --workers`
-// gives them its own flags. They share the work by the folder of the cache, which all must see; over the network go only the flags and how it ended.
+// Workers are processes on other machines that help with a build when they are asked to: `mula
+// index serve` waits there, and `mula index --workers` gives them its own flags. They share the
+// work by the folder of the cache, which all must see; over the network go only the flags and how
+// it ended.
 //
-// Both sides know a secret. The server sends a random number; the client answers with a line of its own random number and the length and SHA-256 of
-// the request, with their HMAC-SHA256 under the secret, and then the request. Each answer of the server has an HMAC over the client's number and the
-// answer's place. So nobody without the secret can have anything built or answer for a worker, and nothing can be sent twice. Nothing is encrypted.
+// Both sides know a secret. The server sends a random number; the client answers with a line of its
+// own random number and the length and SHA-256 of the request, with their HMAC-SHA256 under the
+// secret, and then the request. Each answer of the server has an HMAC over the client's number and
+// the answer's place. So nobody without the secret can have anything built or answer for a worker,
+// and nothing can be sent twice. Nothing is encrypted.
 
 const (
 	secretVariable  = "MULA_SECRET"
@@ -48,8 +52,9 @@ type workerRequest struct {
 	Args       []string `json:"args"` // of `mula index`
 	Dir        string   `json:"dir"`  // working directory
 	Rank, Size int
-	Proof      string `json:"proof"` // path of a file in the cache, by which the worker knows that it sees the same folder
-	Text       string `json:"text"`  // what is in it
+	// path of a file in the cache, by which the worker knows that it sees the same folder
+	Proof string `json:"proof"`
+	Text  string `json:"text"` // what is in it
 }
 
 // A workerAnswer comes when the worker begins, and when it has ended.
@@ -61,7 +66,8 @@ type workerAnswer struct {
 func workerSecret() ([]byte, error) {
 	secret := os.Getenv(secretVariable)
 	if len(secret) < leastSecret {
-		return nil, usagef("set %s to a secret of at least %d characters, the same for workers and for who asks them: nobody without it can have anything built", secretVariable, leastSecret)
+		return nil, usagef("set %s to a secret of at least %d characters, the same for workers and for who asks "+
+			"them: nobody without it can have anything built", secretVariable, leastSecret)
 	}
 	return []byte(secret), nil
 }
@@ -131,7 +137,9 @@ func indexServeCommand() *cli.Command {
 		Name:      "serve",
 		Usage:     "help with the builds of `mula index --workers` that are started elsewhere, until interrupted",
 		ArgsUsage: "[HOST:PORT]",
-		Description: "Waits at HOST:PORT, by default " + defaultServe + ", for builds of who knows the secret in the environment variable " + secretVariable + ", and works on them,\n" +
+		Description: "Waits at HOST:PORT, by default " + defaultServe +
+			", for builds of who knows the secret in the environment variable " + secretVariable +
+			", and works on them,\n" +
 			"one at a time, with the rights of the user that started it. Worker and caller must see the same files under the same paths. Nothing is\n" +
 			"encrypted: give an address of a network that is yours.\n\n" +
 			"Example: MULA_SECRET=… mula index serve node7:7161",
@@ -243,7 +251,8 @@ func (s *workerServer) answer(ctx context.Context, conn net.Conn) error {
 			return err
 		}
 		sent++
-		return writeLine(conn, answerLine{string(text), tag(s.secret, "answer", line.Nonce, fmt.Sprint(sent), string(text))})
+		return writeLine(conn, answerLine{string(text), tag(s.secret, "answer", line.Nonce, fmt.Sprint(sent),
+			string(text))})
 	}
 	fail := func(err error) error { return errors.Join(err, say(workerAnswer{Error: err.Error()})) }
 	if req.Version != Version {
@@ -262,7 +271,8 @@ func (s *workerServer) answer(ctx context.Context, conn net.Conn) error {
 	}
 	defer os.Chdir(back)
 	if proof, err := os.ReadFile(req.Proof); err != nil || string(proof) != req.Text {
-		return fail(fmt.Errorf("it does not see the same %s: workers need the folder of the cache, and the token files, under the same paths", filepath.Dir(filepath.Dir(req.Proof))))
+		return fail(fmt.Errorf("it does not see the same %s: workers need the folder of the cache, and the token "+
+			"files, under the same paths", filepath.Dir(filepath.Dir(req.Proof))))
 	}
 	if err := say(workerAnswer{Began: true}); err != nil {
 		return err
@@ -291,7 +301,8 @@ func runAsked(ctx context.Context, req workerRequest) error {
 	if err != nil {
 		return err
 	}
-	return app.RunContext(context.WithValue(ctx, standingKey{}, standing{rank: req.Rank, size: req.Size, local: 1}), args)
+	return app.RunContext(context.WithValue(ctx, standingKey{}, standing{rank: req.Rank, size: req.Size, local: 1}),
+		args)
 }
 
 // workers are those that help with a build.
@@ -304,14 +315,19 @@ type workers struct {
 
 var errGone = errors.New("it is gone")
 
-// askWorkers has the workers of --workers begin; stop is called with the error of one that fails. Without the flag it gives nil.
+// askWorkers has the workers of --workers begin; stop is called with the error of one that fails.
+// Without the flag it gives nil.
 func askWorkers(c *cli.Context, stop context.CancelCauseFunc) (_ *workers, err error) {
-	list := strings.FieldsFunc(strings.Join(c.StringSlice("workers"), ","), func(r rune) bool { return r == ',' || r == ' ' })
+	list := strings.FieldsFunc(strings.Join(c.StringSlice("workers"), ","), func(r rune) bool {
+		return r == ',' ||
+			r == ' '
+	})
 	if len(list) == 0 {
 		return nil, nil
 	}
 	if standingOf(c.Context).size > 1 {
-		return nil, usagef("--workers asks others to help; this process is one of several ranks that do so already: leave --workers out, or do not start it by mpiexec or srun")
+		return nil, usagef("--workers asks others to help; this process is one of several ranks that do so already: " +
+			"leave --workers out, or do not start it by mpiexec or srun")
 	}
 	if c.String("cache") == "" {
 		return nil, usagef("--workers needs --cache, a folder that all workers see")
@@ -341,7 +357,8 @@ func askWorkers(c *cli.Context, stop context.CancelCauseFunc) (_ *workers, err e
 			w.close()
 		}
 	}()
-	req := workerRequest{Version: Version, Args: indexFlags(c), Dir: dir, Size: len(list) + 1, Proof: w.proof, Text: text}
+	req := workerRequest{Version: Version, Args: indexFlags(c), Dir: dir, Size: len(list) + 1, Proof: w.proof,
+		Text: text}
 	for i, address := range list {
 		req.Rank = i + 1
 		conn, answers, err := askWorker(c.Context, address, secret, req)
@@ -366,8 +383,10 @@ func askWorkers(c *cli.Context, stop context.CancelCauseFunc) (_ *workers, err e
 	return w, nil
 }
 
-// askWorker hands a request over and waits until the worker begins. answers gives what it says then.
-func askWorker(ctx context.Context, address string, secret []byte, req workerRequest) (_ net.Conn, answers func() (workerAnswer, error), err error) {
+// askWorker hands a request over and waits until the worker begins. answers gives what it says
+// then.
+func askWorker(ctx context.Context, address string, secret []byte, req workerRequest) (_ net.Conn,
+	answers func() (workerAnswer, error), err error) {
 	ctx, cancel := context.WithTimeout(ctx, handshakeTime)
 	defer cancel()
 	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
@@ -441,8 +460,9 @@ func indexFlags(c *cli.Context) (args []string) {
 	return args
 }
 
-// wait waits for the workers, when the build has ended here; err is what it came to. It gives the error of the build as a whole, and those workers that
-// were lost on the way, whose work others have done.
+// wait waits for the workers, when the build has ended here; err is what it came to. It gives the
+// error of the build as a whole, and those workers that were lost on the way, whose work others
+// have done.
 func (w *workers) wait(err error) (lost []string, _ error) {
 	defer w.close()
 	if err != nil {

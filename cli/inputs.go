@@ -8,17 +8,20 @@ import (
 	"mula/tokenize/documents"
 )
 
-// findInputs finds the files of documents that the operands of a command name, and says on standard error which files in folders are not read.
+// findInputs finds the files of documents that the operands of a command name, and says on standard
+// error which files in folders are not read.
 func findInputs(c *cli.Context, format documents.Format) (*documents.Found, error) {
 	if !c.Args().Present() {
-		return nil, usagef("no input: name files or folders of documents, or - for standard input; see `%s --help`", c.Command.HelpName)
+		return nil, usagef("no input: name files or folders of documents, or - for standard input; see `%s --help`",
+			c.Command.HelpName)
 	}
 	found, err := documents.Find(c.Args().Slice(), format, c.StringSlice("glob"))
 	if err != nil {
 		return nil, err
 	}
 	if unread := documents.ListUnread(found.Unread); unread != "" {
-		fmt.Fprintf(c.App.ErrWriter, "note: not read in folders: %s; --glob selects files, --input-format reads all files\n", printable(unread))
+		fmt.Fprintf(c.App.ErrWriter,
+			"note: not read in folders: %s; --glob selects files, --input-format reads all files\n", printable(unread))
 	}
 	return found, nil
 }

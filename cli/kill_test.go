@@ -54,7 +54,8 @@ func newKiller(seed uint64, run func()) *killer {
 	return &killer{random: rand.New(rand.NewPCG(seed, 1)), span: time.Since(start)}
 }
 
-// kill runs the command and kills it. Runs take longer or shorter as other work on the machine comes and goes: the span follows them.
+// kill runs the command and kills it. Runs take longer or shorter as other work on the machine
+// comes and goes: the span follows them.
 func (k *killer) kill(t *testing.T, dir string, args ...string) {
 	t.Helper()
 	c := mula(dir, args...)
@@ -87,7 +88,8 @@ func (k *killer) enough(t *testing.T) {
 	}
 }
 
-// prepared is a new folder with documents, a tokenizer, a shard and the configurations of a small job. They are made once, and copied.
+// prepared is a new folder with documents, a tokenizer, a shard and the configurations of a small
+// job. They are made once, and copied.
 func prepared(t *testing.T) string {
 	t.Helper()
 	preparedOnce.Do(func() { preparedFiles = contents(t, prepare(t)) })
@@ -97,7 +99,8 @@ func prepared(t *testing.T) string {
 	dir := t.TempDir()
 	for name, content := range preparedFiles {
 		path := filepath.Join(dir, name)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o644)); err != nil {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content),
+			0o644)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -169,7 +172,8 @@ func TestKilledTokenize(t *testing.T) {
 		}
 		for name, content := range whole {
 			if got := contents(t, filepath.Join(dir, "killed"))[name]; got != content {
-				t.Fatalf("after a kill `mula blend` accepted a shard whose %s is not whole (%d of %d bytes)\n%s", name, len(got), len(content), out)
+				t.Fatalf("after a kill `mula blend` accepted a shard whose %s is not whole (%d of %d bytes)\n%s", name,
+					len(got), len(content), out)
 			}
 		}
 	}
@@ -209,7 +213,8 @@ func TestKilledBlend(t *testing.T) {
 	k.enough(t)
 }
 
-// A run of `mula train` that is killed twenty times, wherever it stands, ends as one that nobody disturbed.
+// A run of `mula train` that is killed twenty times, wherever it stands, ends as one that nobody
+// disturbed.
 func TestKilledTrain(t *testing.T) {
 	t.Parallel()
 	dir := prepared(t)
@@ -235,8 +240,8 @@ func TestKilledTrain(t *testing.T) {
 	k.enough(t)
 }
 
-// SIGINT and SIGTERM let `mula train` finish its step, save and exit with 3, or 0 with --stop-is-success. The same command then resumes the run, which
-// ends as one that was not stopped.
+// SIGINT and SIGTERM let `mula train` finish its step, save and exit with 3, or 0 with
+// --stop-is-success. The same command then resumes the run, which ends as one that was not stopped.
 func TestStoppedTrain(t *testing.T) {
 	t.Parallel()
 	dir := prepared(t)
@@ -284,17 +289,20 @@ func TestStoppedTrain(t *testing.T) {
 	}
 	mustRun(t, dir, "train")
 	got, want := contents(t, filepath.Join(dir, "run")), contents(t, filepath.Join(dir, "whole"))
-	for _, name := range []string{"checkpoints/step-00000200/model.safetensors", "checkpoints/step-00000200/optimizer.safetensors", "fingerprints.jsonl"} {
+	for _, name := range []string{"checkpoints/step-00000200/model.safetensors",
+		"checkpoints/step-00000200/optimizer.safetensors", "fingerprints.jsonl"} {
 		if want[name] == "" || got[name] != want[name] {
 			t.Errorf("%s differs after three stops", name)
 		}
 	}
 }
 
-// compareRuns compares what does not depend on the time of day: the newest checkpoint and the fingerprints.
+// compareRuns compares what does not depend on the time of day: the newest checkpoint and the
+// fingerprints.
 func compareRuns(t *testing.T, got, want map[string]string) {
 	t.Helper()
-	for _, name := range []string{"checkpoints/step-00000012/model.safetensors", "checkpoints/step-00000012/optimizer.safetensors",
+	for _, name := range []string{"checkpoints/step-00000012/model.safetensors",
+		"checkpoints/step-00000012/optimizer.safetensors",
 		"checkpoints/step-00000012/state.json", "fingerprints.jsonl"} {
 		if want[name] == "" {
 			t.Fatalf("the whole run has no %s", name)
@@ -316,7 +324,8 @@ func wholeShard(t *testing.T, prefix string) bool {
 	return s.Verify(t.Context(), nil) == nil
 }
 
-// A disk that is full at any moment gives exit code 1, a message that says so, and no file under a final name.
+// A disk that is full at any moment gives exit code 1, a message that says so, and no file under a
+// final name.
 func TestFullDisk(t *testing.T) {
 	dir := prepared(t)
 	mustRun(t, dir, "blend")
@@ -362,8 +371,10 @@ func TestFullDisk(t *testing.T) {
 				t.Errorf("%s, full at operation %d (%s): exit %d, %q", c.name, k, hit, code, stderr)
 			}
 			for name := range contents(t, c.output) {
-				// A shard's data files may stand there, but not its index, which marks it as whole; and the job's folder, for the same command.
-				if c.name == "tokenize" && (filepath.Ext(name) != ".idx" || wholeShard(t, "out/a")) || hit == atomicfile.OpSyncDir {
+				// A shard's data files may stand there, but not its index, which marks it as whole;
+				// and the job's folder, for the same command.
+				if c.name == "tokenize" && (filepath.Ext(name) != ".idx" || wholeShard(t, "out/a")) ||
+					hit == atomicfile.OpSyncDir {
 					continue
 				}
 				t.Errorf("%s, full at operation %d (%s): left %s", c.name, k, hit, name)
@@ -389,7 +400,8 @@ func waitUntil(t *testing.T, what string, holds func() bool) {
 	}
 }
 
-// testTime returns a context that ends shortly before the deadline of the tests. A machine may be busy: how long a thing lasts says nothing about it.
+// testTime returns a context that ends shortly before the deadline of the tests. A machine may be
+// busy: how long a thing lasts says nothing about it.
 func testTime(t *testing.T) (context.Context, context.CancelFunc) {
 	deadline, ok := t.Deadline()
 	if !ok {

@@ -44,30 +44,52 @@ func launchCommand() *cli.Command {
 			"         mula launch --with mpiexec --mpiexec 'mpiexec.mpich -bind-to core' --ranks 4 -- train\n" +
 			"         mula launch --with srun --spares 2 --walltime-margin 10m -- train     (in a job of Slurm)",
 		Flags: []cli.Flag{
-			&cli.IntFlag{Name: "ranks", Usage: "number of `PROCESSES`", DefaultText: "the layout's dp · pp · ep, or 1 with layout.links: local"},
-			&cli.StringFlag{Name: "hosts", Usage: "run on the `HOSTS` a,b:4,c or on those of a file with one a line; :4 is the number of ranks that a host has room for",
+			&cli.IntFlag{Name: "ranks", Usage: "number of `PROCESSES`",
+				DefaultText: "the layout's dp · pp · ep, or 1 with layout.links: local"},
+			&cli.StringFlag{Name: "hosts",
+				Usage:       "run on the `HOSTS` a,b:4,c or on those of a file with one a line; :4 is the number of ranks that a host has room for",
 				DefaultText: "the scheduler's, or this machine"},
 			&cli.IntFlag{Name: "spares", Usage: "keep the last `N` hosts for when others are lost"},
-			&cli.StringFlag{Name: "with", Usage: "start ranks by tcp (this command starts them itself), mpiexec, srun, or pbs (mpiexec on the hosts of PBS_NODEFILE). " +
-				"auto: srun in a job of Slurm, pbs in one of PBS, else tcp", Value: withAuto},
-			&cli.StringFlag{Name: "mpiexec", Usage: "`PROGRAM` and its first arguments, of Open MPI or MPICH", Value: "mpiexec"},
-			&cli.StringFlag{Name: "srun", Usage: "`PROGRAM` and its first arguments, as in 'srun --mpi=pmix --cpus-per-task=16'. Without a type of MPI, from here or from Slurm's MpiDefault, ranks speak TCP", Value: "srun"},
-			&cli.StringFlag{Name: "remote-shell", Usage: "with tcp: `PROGRAM` and arguments that run a command on another host", Value: "ssh -T -o BatchMode=yes -o ConnectTimeout=30 -o ServerAliveInterval=15"},
-			&cli.IntFlag{Name: "port", Usage: "with tcp, and with srun without MPI: `PORT` at which rank 0 listens (0: one that is free)"},
-			&cli.BoolFlag{Name: "local-hosts", Usage: "all hosts are this machine, whatever they are called: to try things out"},
-			&cli.BoolFlag{Name: "elastic", Usage: "when hosts are lost and no spares are left, go on with a smaller layout.dp"},
+			&cli.StringFlag{Name: "with",
+				Usage: "start ranks by tcp (this command starts them itself), mpiexec, srun, or pbs (mpiexec on the hosts of PBS_NODEFILE). " +
+					"auto: srun in a job of Slurm, pbs in one of PBS, else tcp", Value: withAuto},
+			&cli.StringFlag{Name: "mpiexec", Usage: "`PROGRAM` and its first arguments, of Open MPI or MPICH",
+				Value: "mpiexec"},
+			&cli.StringFlag{Name: "srun",
+				Usage: "`PROGRAM` and its first arguments, as in 'srun --mpi=pmix --cpus-per-task=16'. Without a type of MPI, from here or from Slurm's MpiDefault, ranks speak TCP", Value: "srun"},
+			&cli.StringFlag{Name: "remote-shell",
+				Usage: "with tcp: `PROGRAM` and arguments that run a command on another host",
+				Value: "ssh -T -o BatchMode=yes -o ConnectTimeout=30 -o ServerAliveInterval=15"},
+			&cli.IntFlag{Name: "port",
+				Usage: "with tcp, and with srun without MPI: `PORT` at which rank 0 listens (0: one that is free)"},
+			&cli.BoolFlag{Name: "local-hosts",
+				Usage: "all hosts are this machine, whatever they are called: to try things out"},
+			&cli.BoolFlag{Name: "elastic",
+				Usage: "when hosts are lost and no spares are left, go on with a smaller layout.dp"},
 			&cli.IntFlag{Name: "retries", Usage: "give up after `N` retries without progress in between", Value: 10},
-			&cli.Int64Flag{Name: "progress-steps", Usage: "`STEPS` beyond those ever reached that count as progress", Value: 1},
-			&cli.StringFlag{Name: "back-off", Usage: "`WAITS` before the first, second, … retry without progress", Value: "5s,10s,20s,40s,60s"},
-			&cli.StringFlag{Name: "section-timeout", Usage: "a run hangs if a section lasts longer than these `LIMITS`, unless longer ones were seen", Value: limitsText(limits.Floor)},
-			&cli.DurationFlag{Name: "first-timeout", Usage: "the limit of a section that was not seen yet, if that is more", Value: limits.First},
-			&cli.Float64Flag{Name: "timeout-factor", Usage: "a section may last `X` times as long as the longest seen", Value: limits.Factor},
-			&cli.DurationFlag{Name: "grace", Usage: "from SIGTERM to SIGKILL, for ranks that are to end", Value: 10 * time.Second},
-			&cli.DurationFlag{Name: "walltime", Usage: "the machine is taken away after this time", DefaultText: "what Slurm or PBS say"},
-			&cli.DurationFlag{Name: "walltime-margin", Usage: "stop the run so long before, or twice its longest save", Value: 5 * time.Minute},
-			&cli.DurationFlag{Name: "blame-expiry", Usage: "do not use a host for this `TIME` after failures.jsonl has blamed it for wrong values (0: for ever)", Value: 7 * 24 * time.Hour},
-			&cli.BoolFlag{Name: "forget-blame", Usage: "use the hosts again that failures.jsonl blames, in this launch and later ones"},
-			&cli.StringFlag{Name: "log", Usage: "keep the output of ranks in `DIR`", DefaultText: "launch in the run directory"},
+			&cli.Int64Flag{Name: "progress-steps", Usage: "`STEPS` beyond those ever reached that count as progress",
+				Value: 1},
+			&cli.StringFlag{Name: "back-off", Usage: "`WAITS` before the first, second, … retry without progress",
+				Value: "5s,10s,20s,40s,60s"},
+			&cli.StringFlag{Name: "section-timeout",
+				Usage: "a run hangs if a section lasts longer than these `LIMITS`, unless longer ones were seen",
+				Value: limitsText(limits.Floor)},
+			&cli.DurationFlag{Name: "first-timeout",
+				Usage: "the limit of a section that was not seen yet, if that is more", Value: limits.First},
+			&cli.Float64Flag{Name: "timeout-factor", Usage: "a section may last `X` times as long as the longest seen",
+				Value: limits.Factor},
+			&cli.DurationFlag{Name: "grace", Usage: "from SIGTERM to SIGKILL, for ranks that are to end",
+				Value: 10 * time.Second},
+			&cli.DurationFlag{Name: "walltime", Usage: "the machine is taken away after this time",
+				DefaultText: "what Slurm or PBS say"},
+			&cli.DurationFlag{Name: "walltime-margin", Usage: "stop the run so long before, or twice its longest save",
+				Value: 5 * time.Minute},
+			&cli.DurationFlag{Name: "blame-expiry",
+				Usage: "do not use a host for this `TIME` after failures.jsonl has blamed it for wrong values (0: for ever)", Value: 7 * 24 * time.Hour},
+			&cli.BoolFlag{Name: "forget-blame",
+				Usage: "use the hosts again that failures.jsonl blames, in this launch and later ones"},
+			&cli.StringFlag{Name: "log", Usage: "keep the output of ranks in `DIR`",
+				DefaultText: "launch in the run directory"},
 			jsonFlag,
 			&cli.BoolFlag{Name: "agent", Hidden: true, Usage: "run a rank for a launcher on another host"},
 		},
@@ -140,7 +162,8 @@ func printLaunch(c *cli.Context, r launch.Result) {
 	}
 	t := newTable("attempt", "ranks", "time", "steps", "from", "to", "outcome", "blamed")
 	for _, a := range r.Attempts {
-		t.row(a.Number, len(a.Hosts), duration(a.End.Sub(a.Start)), a.Steps, a.From, a.Step, string(a.Outcome), a.Blamed)
+		t.row(a.Number, len(a.Hosts), duration(a.End.Sub(a.Start)), a.Steps, a.From, a.Step, string(a.Outcome),
+			a.Blamed)
 	}
 	t.write(w)
 }
@@ -150,7 +173,8 @@ func launchedTrain(c *cli.Context) ([]string, train.Config, error) {
 	var config train.Config
 	args := c.Args().Slice()
 	if len(args) == 0 || args[0] != "train" {
-		return nil, config, usagef("name what the ranks run after a --, as in `mula launch -- train --config train.yaml`; it can only be train")
+		return nil, config, usagef("name what the ranks run after a --, as in `mula launch -- train --config " +
+			"train.yaml`; it can only be train")
 	}
 	app := newApp(c.App.Reader, c.App.Writer, c.App.ErrWriter)
 	ordered, err := flagsFirst(app.Commands, append([]string{"mula"}, args...))
@@ -175,7 +199,8 @@ func launchedTrain(c *cli.Context) ([]string, train.Config, error) {
 	}
 	config, err = train.LoadConfig(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, config, usagef("%v; name the run's configuration with --config (docs/formats/config.md lists its fields)", err)
+		return nil, config, usagef("%v; name the run's configuration with --config (docs/formats/config.md lists "+
+			"its fields)", err)
 	}
 	if err != nil {
 		return nil, config, usagef("%v", err)
@@ -191,9 +216,12 @@ func launchedTrain(c *cli.Context) ([]string, train.Config, error) {
 // launchOptions are the flags.
 func launchOptions(c *cli.Context, config train.Config, command []string) (launch.Options, error) {
 	o := launch.Options{
-		Output: config.Output, Log: c.String("log"), Ranks: c.Int("ranks"), Retries: c.Int("retries"), Progress: c.Int64("progress-steps"),
-		Grace: c.Duration("grace"), Margin: c.Duration("walltime-margin"), BlameExpiry: c.Duration("blame-expiry"), ForgetBlame: c.Bool("forget-blame"),
-		Limits: launch.Limits{Floor: launch.DefaultLimits().Floor, First: c.Duration("first-timeout"), Factor: c.Float64("timeout-factor")},
+		Output: config.Output, Log: c.String("log"), Ranks: c.Int("ranks"), Retries: c.Int("retries"),
+		Progress: c.Int64("progress-steps"),
+		Grace:    c.Duration("grace"), Margin: c.Duration("walltime-margin"), BlameExpiry: c.Duration("blame-expiry"),
+		ForgetBlame: c.Bool("forget-blame"),
+		Limits: launch.Limits{Floor: launch.DefaultLimits().Floor, First: c.Duration("first-timeout"),
+			Factor: c.Float64("timeout-factor")},
 	}
 	if err := atMost(c, 1<<20, "ranks", "spares", "retries"); err != nil {
 		return o, err
@@ -243,11 +271,13 @@ func launchOptions(c *cli.Context, config train.Config, command []string) (launc
 	if ranks := config.Layout.Ranks(); ranks == 1 && o.Ranks != 1 {
 		return o, usagef("--ranks is %d; it must be 1, as the configuration has no layout of several ranks", o.Ranks)
 	} else if o.Ranks != 1 && o.Ranks != ranks {
-		return o, usagef("--ranks is %d; it must be %d, the dp · pp · ep of the configuration's layout, or 1 for a process that has all ranks in it", o.Ranks, ranks)
+		return o, usagef("--ranks is %d; it must be %d, the dp · pp · ep of the configuration's layout, or 1 for a "+
+			"process that has all ranks in it", o.Ranks, ranks)
 	}
 	switch links := config.Layout.Links; {
 	case links == train.MPILinks && with == withTCP:
-		return o, usagef("layout.links is mpi, and --with is tcp; say --with mpiexec, srun or pbs, or leave layout.links to auto")
+		return o, usagef("layout.links is mpi, and --with is tcp; say --with mpiexec, srun or pbs, or leave " +
+			"layout.links to auto")
 	case links == train.TCPLinks && with != withTCP && with != withSRun:
 		return o, usagef("layout.links is tcp, and --with is %s; say --with tcp, or leave layout.links to auto", with)
 	}
@@ -323,8 +353,9 @@ func starter(c *cli.Context, with string, links train.LinkKind, command []string
 		if len(shell) == 0 {
 			return nil, usagef("--remote-shell is empty")
 		}
-		return &launch.Processes{Command: command, RemoteShell: shell, Agent: []string{command[0], "launch", "--agent"}, AllLocal: local,
-			Port: c.Int("port"), Output: out}, nil
+		return &launch.Processes{Command: command, RemoteShell: shell, Agent: []string{command[0], "launch", "--agent"},
+			AllLocal: local,
+			Port:     c.Int("port"), Output: out}, nil
 	}
 	name, kind := "mpiexec", launch.Slurm
 	if with == withSRun {
@@ -351,17 +382,20 @@ func starter(c *cli.Context, with string, links train.LinkKind, command []string
 		m.TCP = launch.SlurmMPI(c.Context, program, os.Getenv) == "none"
 	}
 	if m.TCP && links == train.MPILinks {
-		return nil, usagef("layout.links is mpi, but srun starts tasks without MPI here (--mpi=none); choose a type of `srun --mpi=list` as in --srun 'srun --mpi=pmi2', or leave layout.links to auto")
+		return nil, usagef("layout.links is mpi, but srun starts tasks without MPI here (--mpi=none); choose a type " +
+			"of `srun --mpi=list` as in --srun 'srun --mpi=pmi2', or leave layout.links to auto")
 	}
 	return m, err
 }
 
-// readLimits reads limits of sections, as in "step=5m,checkpoint=1h"; those that are not named stay.
+// readLimits reads limits of sections, as in "step=5m,checkpoint=1h"; those that are not named
+// stay.
 func readLimits(text string, limits map[train.Section]time.Duration) (map[train.Section]time.Duration, error) {
 	for _, item := range strings.Split(text, ",") {
 		name, value, _ := strings.Cut(strings.TrimSpace(item), "=")
 		if !slices.Contains(train.Sections, train.Section(name)) {
-			return nil, usagef("--section-timeout: %q is not a section; the sections are setup, step, evaluate and checkpoint, as in step=5m,checkpoint=1h", name)
+			return nil, usagef("--section-timeout: %q is not a section; the sections are setup, step, evaluate and "+
+				"checkpoint, as in step=5m,checkpoint=1h", name)
 		}
 		d, err := time.ParseDuration(value)
 		if err != nil || d <= 0 {
@@ -385,7 +419,8 @@ func readWaits(text string) ([]time.Duration, error) {
 	return waits, nil
 }
 
-// shrink finds the largest layout.dp with which a run has room for its ranks, and says so in their environment.
+// shrink finds the largest layout.dp with which a run has room for its ranks, and says so in their
+// environment.
 func shrink(config train.Config, room int) (int, []string, error) {
 	each := config.Layout.Ranks() / config.Layout.DP
 	for dp := min(room/each, config.Layout.DP-1); dp > 0; dp-- {
@@ -396,7 +431,8 @@ func shrink(config train.Config, room int) (int, []string, error) {
 	if room < each {
 		return 0, nil, fmt.Errorf("one replica alone takes %d ranks (layout.ep is %d)", each, config.Layout.EP)
 	}
-	return 0, nil, fmt.Errorf("batch_size is %d, which is not a multiple of a smaller number of data ranks", config.BatchSize)
+	return 0, nil, fmt.Errorf("batch_size is %d, which is not a multiple of a smaller number of data ranks",
+		config.BatchSize)
 }
 
 // dpVariable is the environment variable that stands for layout.dp, for a run that has lost hosts.

@@ -16,15 +16,17 @@ import (
 	"mula/train/launch"
 )
 
-// poisonVariable makes a host of tests compute wrongly. Its value is the name of the host, a rank and a step: the gradient that this rank computes there in
-// this step is not finite. Only the command that tests run reads it.
+// poisonVariable makes a host of tests compute wrongly. Its value is the name of the host, a rank
+// and a step: the gradient that this rank computes there in this step is not finite. Only the
+// command that tests run reads it.
 const poisonVariable = "MULA_TEST_POISON"
 
 func poison(o *train.Options) {
 	var host string
 	var poisonedRank int
 	var poisonedStep int64
-	if n, _ := fmt.Sscan(os.Getenv(poisonVariable), &host, &poisonedRank, &poisonedStep); n != 3 || host != os.Getenv("MULA_HOST") {
+	if n, _ := fmt.Sscan(os.Getenv(poisonVariable), &host, &poisonedRank, &poisonedStep); n != 3 ||
+		host != os.Getenv("MULA_HOST") {
 		return
 	}
 	o.BeforeSum = func(rank int, step int64, b moe.Bucket) error {
@@ -35,7 +37,8 @@ func poison(o *train.Options) {
 	}
 }
 
-// TestLaunchHosts loses a host whose ranks compute numbers that are not finite, of hosts that are all this machine.
+// TestLaunchHosts loses a host whose ranks compute numbers that are not finite, of hosts that are
+// all this machine.
 func TestLaunchHosts(t *testing.T) {
 	dir := prepared(t)
 	mustRun(t, dir, "blend")
@@ -58,7 +61,8 @@ func TestLaunchHosts(t *testing.T) {
 			t.Fatalf("%d attempts:\n%s", len(attempts), l.output())
 		}
 		a, b := attempts[0], attempts[1]
-		if a.Outcome != launch.HostLost || a.Blamed != "b" || a.Rank == nil || *a.Rank != 3 || a.Step != 13 || !slices.Equal(a.Hosts, []string{"a", "a", "b", "b"}) {
+		if a.Outcome != launch.HostLost || a.Blamed != "b" || a.Rank == nil || *a.Rank != 3 || a.Step != 13 ||
+			!slices.Equal(a.Hosts, []string{"a", "a", "b", "b"}) {
 			t.Errorf("%+v", a)
 		}
 		if b.Outcome != launch.Done || b.From != 10 || b.Step != fourRanksSteps || !slices.Equal(b.Hosts, hosts) {
@@ -69,10 +73,12 @@ func TestLaunchHosts(t *testing.T) {
 			t.Fatalf("failures.jsonl: %v\n%s", err, text)
 		}
 		var f launch.Failure
-		if err := json.Unmarshal(text, &f); err != nil || f.Host != "b" || f.Rank != 3 || f.Step != 13 || f.Kind != "not_finite" || !strings.Contains(f.Error, ".mlp.experts.") {
+		if err := json.Unmarshal(text, &f); err != nil || f.Host != "b" || f.Rank != 3 || f.Step != 13 ||
+			f.Kind != "not_finite" || !strings.Contains(f.Error, ".mlp.experts.") {
 			t.Errorf("%v, %+v", err, f)
 		}
-		// The step that went wrong has left nothing: the checkpoint before it is that of a run in which nothing did.
+		// The step that went wrong has left nothing: the checkpoint before it is that of a run in
+		// which nothing did.
 		got := contents(t, l.run)
 		for path := range whole {
 			if strings.HasPrefix(path, "checkpoints/step-00000010/") && got[path] != whole[path] {
@@ -82,7 +88,8 @@ func TestLaunchHosts(t *testing.T) {
 	}
 
 	t.Run("spare", func(t *testing.T) {
-		l := start(t, dir, "spare", config("spare", fourRanks), "--hosts", "a:2,b:2,c:2", "--spares", "1", "--local-hosts")
+		l := start(t, dir, "spare", config("spare", fourRanks), "--hosts", "a:2,b:2,c:2", "--spares", "1",
+			"--local-hosts")
 		l.ends(exitDone)
 		poisoned(t, l, "a", "a", "c", "c")
 		l.sameEnd(whole, fourRanksSteps)
@@ -90,7 +97,8 @@ func TestLaunchHosts(t *testing.T) {
 		// Who launches the run again does not get that host back.
 		l = start(t, dir, "spare", config("spare", fourRanks), "--hosts", "b:2,a:2,c:2", "--local-hosts")
 		l.ends(exitDone)
-		if attempts := l.attempts(); len(attempts) != 3 || slices.Contains(attempts[2].Hosts, "b") || !strings.Contains(l.output(), "host b is not used") {
+		if attempts := l.attempts(); len(attempts) != 3 || slices.Contains(attempts[2].Hosts, "b") ||
+			!strings.Contains(l.output(), "host b is not used") {
 			t.Errorf("%+v\n%s", attempts, l.output())
 		}
 	})
@@ -109,10 +117,12 @@ func TestLaunchHosts(t *testing.T) {
 		l.ends(exitDone)
 		poisoned(t, l, "a", "a")
 		// The rest of the run is that of a run of two ranks which goes on from the checkpoint.
-		if err := os.CopyFS(filepath.Join(dir, "two/checkpoints/step-00000010"), os.DirFS(filepath.Join(l.run, "checkpoints/step-00000010"))); err != nil {
+		if err := os.CopyFS(filepath.Join(dir, "two/checkpoints/step-00000010"),
+			os.DirFS(filepath.Join(l.run, "checkpoints/step-00000010"))); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(filepath.Join(dir, "two.yaml"), []byte(config("two", "layout: {dp: 1, ep: 2}\n")), 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, "two.yaml"), []byte(config("two", "layout: {dp: 1, ep: 2}\n")),
+			0o644); err != nil {
 			t.Fatal(err)
 		}
 		mustRun(t, dir, "train", "--config", "two.yaml")
@@ -129,7 +139,8 @@ func TestLaunchHosts(t *testing.T) {
 	})
 }
 
-// A run that diverges ends at its second attempt and says why. It keeps no host from the next launch.
+// A run that diverges ends at its second attempt and says why. It keeps no host from the next
+// launch.
 func TestLaunchDiverged(t *testing.T) {
 	t.Parallel()
 	dir := prepared(t)
@@ -145,7 +156,8 @@ func TestLaunchDiverged(t *testing.T) {
 		l := start(t, dir, test.name, config+"schedule: {warmup_steps: 0, learning_rate: 1e30}\n", test.flags...)
 		l.ends(exitFailed)
 		attempts := l.attempts()
-		if len(attempts) != 2 || attempts[0].Blamed != "" || !strings.Contains(l.output(), "The learning rate is too high, or it is the data") {
+		if len(attempts) != 2 || attempts[0].Blamed != "" ||
+			!strings.Contains(l.output(), "The learning rate is too high, or it is the data") {
 			t.Errorf("%s: %+v\n%s", test.name, attempts, l.output())
 		}
 		l = start(t, dir, test.name, config, test.flags...)

@@ -25,27 +25,31 @@ import (
 // launchSteps are enough that a test can do something in between.
 const launchSteps = 120
 
-// launchConfig is a run that writes to a folder of the given name. One rank does more steps than four can do in the same time.
+// launchConfig is a run that writes to a folder of the given name. One rank does more steps than
+// four can do in the same time.
 func launchConfig(name string, steps int, layout string) string {
-	return fmt.Sprintf("output: %s\nmodel: {preset: mula-nano}\nbatch_size: 4\nsteps: %d\nseed: 3\ncheckpoint: {every: 10, keep: 2}\nevaluate: {every: 50, samples: 2}\n%s", name, steps, layout)
+	return fmt.Sprintf("output: %s\nmodel: {preset: mula-nano}\nbatch_size: 4\nsteps: %d\nseed: 3\ncheckpoint: "+
+		"{every: 10, keep: 2}\nevaluate: {every: 50, samples: 2}\n%s", name, steps, layout)
 }
 
-// TestLaunch supervises runs in one folder, and compares their ends with those of unbroken ones. The runs go on at the same time: they wait for
-// disks and limits more than they compute.
+// TestLaunch supervises runs in one folder, and compares their ends with those of unbroken ones.
+// The runs go on at the same time: they wait for disks and limits more than they compute.
 func TestLaunch(t *testing.T) {
 	dir := prepared(t)
 	mustRun(t, dir, "blend")
 	whole := map[string]map[string]string{}
 	for layout, steps := range map[string]int{"": launchSteps, fourRanks: fourRanksSteps} {
 		name := fmt.Sprintf("whole-%d", steps)
-		if err := os.WriteFile(filepath.Join(dir, "whole.yaml"), []byte(launchConfig(name, steps, layout)), 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, "whole.yaml"), []byte(launchConfig(name, steps, layout)),
+			0o644); err != nil {
 			t.Fatal(err)
 		}
 		mustRun(t, dir, "train", "--config", "whole.yaml")
 		whole[layout] = contents(t, filepath.Join(dir, name))
 	}
 	for name, test := range map[string]func(t *testing.T, dir string, whole map[string]string){
-		"killed": launchKilled, "hang": launchHang, "stopped": launchStopped, "stopped under MPI": launchStoppedMPI, "twice": launchTwice,
+		"killed": launchKilled, "hang": launchHang, "stopped": launchStopped, "stopped under MPI": launchStoppedMPI,
+		"twice":   launchTwice,
 		"evicted": launchEvicted,
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -85,7 +89,8 @@ func start(t *testing.T, dir, name, config string, flags ...string) *launched {
 		t.Fatal(err)
 	}
 	l := &launched{t: t, run: filepath.Join(dir, name), done: make(chan struct{})}
-	l.cmd = mula(dir, append(append([]string{"launch", "--back-off", "0s"}, flags...), "--", "train", "--config", name+".yaml")...)
+	l.cmd = mula(dir, append(append([]string{"launch", "--back-off", "0s"}, flags...), "--", "train", "--config",
+		name+".yaml")...)
 	l.cmd.Stdout, l.cmd.Stderr = l, l
 	if err := l.cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -102,14 +107,16 @@ func start(t *testing.T, dir, name, config string, flags ...string) *launched {
 	return l
 }
 
-// reaches waits until an attempt has done so many steps, and returns the process of rank 0; or 0 if the run has ended before.
+// reaches waits until an attempt has done so many steps, and returns the process of rank 0; or 0 if
+// the run has ended before.
 func (l *launched) reaches(attempt int, step int64) int {
 	l.t.Helper()
 	path := filepath.Join(l.run, "launch", fmt.Sprintf("attempt-%03d", attempt), "heartbeat")
 	ctx, cancel := testTime(l.t)
 	defer cancel()
 	for {
-		if beat, err := train.ReadHeartbeat(path); err == nil && beat.Section != train.SectionSetup && beat.Step >= step {
+		if beat, err := train.ReadHeartbeat(path); err == nil && beat.Section != train.SectionSetup &&
+			beat.Step >= step {
 			return beat.PID
 		}
 		select {
@@ -155,7 +162,8 @@ func (l *launched) attempts() []launch.Attempt {
 	return attempts
 }
 
-// sameEnd compares the end of the run with that of the unbroken one: checkpoint, fingerprints, and all that steps computed.
+// sameEnd compares the end of the run with that of the unbroken one: checkpoint, fingerprints, and
+// all that steps computed.
 func (l *launched) sameEnd(whole map[string]string, steps int) {
 	l.t.Helper()
 	got, files := contents(l.t, l.run), 0
@@ -173,7 +181,8 @@ func (l *launched) sameEnd(whole map[string]string, steps int) {
 	if got["fingerprints.jsonl"] != whole["fingerprints.jsonl"] {
 		l.t.Error("fingerprints differ")
 	}
-	if a, b := computed(l.t, got["metrics.jsonl"]), computed(l.t, whole["metrics.jsonl"]); a != b || strings.Count(a, "\n") != steps {
+	if a, b := computed(l.t, got["metrics.jsonl"]), computed(l.t, whole["metrics.jsonl"]); a != b ||
+		strings.Count(a, "\n") != steps {
 		l.t.Errorf("metrics of %d and %d steps differ", strings.Count(a, "\n"), strings.Count(b, "\n"))
 	}
 }
@@ -219,13 +228,15 @@ func launchKilled(t *testing.T, dir string, whole map[string]string) {
 			t.Errorf("%+v", a)
 		}
 		if next := attempts[i+1]; next.From > a.Step || next.From < a.Step-11 || next.From%10 != 0 {
-			t.Errorf("attempt %d began at step %d, after one that came to %d with a checkpoint every 10", next.Number, next.From, a.Step)
+			t.Errorf("attempt %d began at step %d, after one that came to %d with a checkpoint every 10", next.Number,
+				next.From, a.Step)
 		}
 	}
 	if last := attempts[len(attempts)-1]; last.Outcome != launch.Done || last.Step != launchSteps {
 		t.Errorf("%+v", last)
 	}
-	if out := l.output(); !strings.Contains(out, "launch: all steps are done") || !strings.Contains(out, "attempt") || !strings.Contains(out, "checkpoint.every") {
+	if out := l.output(); !strings.Contains(out, "launch: all steps are done") || !strings.Contains(out, "attempt") ||
+		!strings.Contains(out, "checkpoint.every") {
 		t.Errorf("it says\n%s", out)
 	}
 	l.sameEnd(whole, launchSteps)
@@ -233,14 +244,16 @@ func launchKilled(t *testing.T, dir string, whole map[string]string) {
 
 // A rank that stands still is noticed after the limit of its section, killed, and the run goes on.
 func launchHang(t *testing.T, dir string, whole map[string]string) {
-	l := start(t, dir, "hang", launchConfig("hang", launchSteps, ""), "--section-timeout", "setup=2m,step=5s,evaluate=30s,checkpoint=30s", "--first-timeout", "20s", "--grace", "100ms")
+	l := start(t, dir, "hang", launchConfig("hang", launchSteps, ""), "--section-timeout",
+		"setup=2m,step=5s,evaluate=30s,checkpoint=30s", "--first-timeout", "20s", "--grace", "100ms")
 	// A busy machine may make the launcher end attempts before.
 	attempt, pid := 1, 0
 	waitUntil(t, "a rank is at a step", func() bool {
 		if _, err := os.Stat(filepath.Join(l.run, "launch", fmt.Sprintf("attempt-%03d", attempt+1))); err == nil {
 			attempt++
 		}
-		beat, err := train.ReadHeartbeat(filepath.Join(l.run, "launch", fmt.Sprintf("attempt-%03d", attempt), "heartbeat"))
+		beat, err := train.ReadHeartbeat(filepath.Join(l.run, "launch", fmt.Sprintf("attempt-%03d", attempt),
+			"heartbeat"))
 		if err == nil && beat.Step >= 23 { // in a step, or else in a save, whose limit is longer
 			pid = beat.PID
 		}
@@ -257,7 +270,8 @@ func launchHang(t *testing.T, dir string, whole map[string]string) {
 	l.sameEnd(whole, launchSteps)
 }
 
-// SIGTERM to the launcher lets the ranks save and leave; there is no other attempt, and the same command ends the run.
+// SIGTERM to the launcher lets the ranks save and leave; there is no other attempt, and the same
+// command ends the run.
 func launchStopped(t *testing.T, dir string, whole map[string]string) {
 	config := launchConfig("stopped", launchSteps, "")
 	l := start(t, dir, "stopped", config)
@@ -281,7 +295,8 @@ func launchStopped(t *testing.T, dir string, whole map[string]string) {
 	l.sameEnd(whole, launchSteps)
 }
 
-// A SIGTERM to a rank that is not the launcher's saves and ends the attempt. The launcher starts the run again.
+// A SIGTERM to a rank that is not the launcher's saves and ends the attempt. The launcher starts
+// the run again.
 func launchEvicted(t *testing.T, dir string, whole map[string]string) {
 	l := start(t, dir, "evicted", launchConfig("evicted", launchSteps, ""))
 	pid := l.reaches(1, 13)
@@ -290,7 +305,8 @@ func launchEvicted(t *testing.T, dir string, whole map[string]string) {
 	}
 	l.ends(exitDone)
 	attempts := l.attempts()
-	if len(attempts) != 2 || attempts[0].Outcome != launch.Evicted || attempts[1].Outcome != launch.Done || attempts[1].From != attempts[0].Step {
+	if len(attempts) != 2 || attempts[0].Outcome != launch.Evicted || attempts[1].Outcome != launch.Done ||
+		attempts[1].From != attempts[0].Step {
 		t.Errorf("%+v\n%s", attempts, l.output())
 	}
 	l.sameEnd(whole, launchSteps)
@@ -302,7 +318,8 @@ func launchTwice(t *testing.T, dir string, _ map[string]string) {
 	pid := first.reaches(1, 1)
 	out, err := mula(dir, "launch", "--", "train", "--config", "twice.yaml").CombinedOutput()
 	var exit *exec.ExitError
-	if !errors.As(err, &exit) || exit.ExitCode() != exitFailed || !strings.Contains(string(out), fmt.Sprintf("process %d on", first.cmd.Process.Pid)) {
+	if !errors.As(err, &exit) || exit.ExitCode() != exitFailed ||
+		!strings.Contains(string(out), fmt.Sprintf("process %d on", first.cmd.Process.Pid)) {
 		t.Errorf("%v\n%s", err, out)
 	}
 	if pid == 0 {
@@ -323,7 +340,8 @@ func launchRanks(t *testing.T, dir string, whole map[string]string) {
 	for name, flags := range ways {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			l := start(t, dir, name, launchConfig(name, fourRanksSteps, fourRanks), append(flags, "--hosts", "a:2,b:2,c:2", "--local-hosts")...)
+			l := start(t, dir, name, launchConfig(name, fourRanksSteps, fourRanks),
+				append(flags, "--hosts", "a:2,b:2,c:2", "--local-hosts")...)
 			kills, random := 0, rand.New(rand.NewPCG(5, uint64(len(name))))
 			times := 1 // a start under an mpiexec takes long where ranks have no core of their own
 			if name == "tcp" {
@@ -363,7 +381,8 @@ func mpiexecFlags() map[string][]string {
 	return flags
 }
 
-// SIGTERM reaches ranks that an mpiexec has started in a way that lets them save, whatever the MPI library has done with their signals.
+// SIGTERM reaches ranks that an mpiexec has started in a way that lets them save, whatever the MPI
+// library has done with their signals.
 func launchStoppedMPI(t *testing.T, dir string, _ map[string]string) {
 	for name, flags := range mpiexecFlags() {
 		name = "stopped-" + name
@@ -377,13 +396,15 @@ func launchStoppedMPI(t *testing.T, dir string, _ map[string]string) {
 		if len(attempts) != 1 || attempts[0].Outcome != launch.Stopped || attempts[0].Step >= launchSteps {
 			t.Fatalf("%+v\n%s", attempts, l.output())
 		}
-		if _, err := os.Stat(filepath.Join(l.run, "checkpoints", fmt.Sprintf("step-%08d", attempts[0].Step))); err != nil {
+		if _, err := os.Stat(filepath.Join(l.run, "checkpoints",
+			fmt.Sprintf("step-%08d", attempts[0].Step))); err != nil {
 			t.Errorf("nothing was saved at the end: %v", err)
 		}
 	}
 }
 
-// ranks are the processes of ranks: those below the launcher that have it that they are watched, and are mula.
+// ranks are the processes of ranks: those below the launcher that have it that they are watched,
+// and are mula.
 func (l *launched) ranks() []int {
 	var found []int
 	heartbeat := []byte("\x00" + train.HeartbeatVariable + "=" + l.run + string(filepath.Separator))
@@ -393,14 +414,16 @@ func (l *launched) ranks() []int {
 		command, _ := os.ReadFile(filepath.Join(filepath.Dir(path), "cmdline"))
 		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))
 		first, _, _ := bytes.Cut(command, []byte{0})
-		if err == nil && filepath.Base(string(first)) == "mula" && bytes.Contains(append([]byte{0}, environment...), heartbeat) {
+		if err == nil && filepath.Base(string(first)) == "mula" && bytes.Contains(append([]byte{0}, environment...),
+			heartbeat) {
 			found = append(found, pid)
 		}
 	}
 	return found
 }
 
-// srunScript starts the tasks of a step on this machine, with the variables that srun sets, and passes signals on.
+// srunScript starts the tasks of a step on this machine, with the variables that srun sets, and
+// passes signals on.
 const srunScript = `#!/bin/sh
 while [ "$1" != sh ]; do
 	if [ "$1" = -n ]; then n=$2; fi
@@ -427,12 +450,14 @@ done
 exit $code
 `
 
-// In a job of Slurm without MPI the tasks of srun are ranks that speak TCP. SIGUSR1 to the launcher stops them after a checkpoint.
+// In a job of Slurm without MPI the tasks of srun are ranks that speak TCP. SIGUSR1 to the launcher
+// stops them after a checkpoint.
 func TestLaunchSlurm(t *testing.T) {
 	dir := prepared(t)
 	mustRun(t, dir, "blend")
 	bin := t.TempDir()
-	for name, script := range map[string]string{"srun": srunScript, "squeue": "#!/bin/sh\necho UNLIMITED\n", "scontrol": "#!/bin/sh\necho 'MpiDefault = none'\n"} {
+	for name, script := range map[string]string{"srun": srunScript, "squeue": "#!/bin/sh\necho UNLIMITED\n",
+		"scontrol": "#!/bin/sh\necho 'MpiDefault = none'\n"} {
 		if err := os.WriteFile(filepath.Join(bin, name), []byte(script), 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -451,7 +476,8 @@ func TestLaunchSlurm(t *testing.T) {
 		}
 	}
 	l.ends(launch.ExitStopped)
-	if attempts := l.attempts(); len(attempts) != 1 || attempts[0].Outcome != launch.Stopped || attempts[0].With != "Slurm, tcp" {
+	if attempts := l.attempts(); len(attempts) != 1 || attempts[0].Outcome != launch.Stopped ||
+		attempts[0].With != "Slurm, tcp" {
 		t.Errorf("%+v\n%s", attempts, l.output())
 	}
 	l = start(t, dir, "slurm", config("slurm"))
@@ -487,13 +513,16 @@ func TestLaunchWrong(t *testing.T) {
 	}{
 		{"no command", "launch", "", exitUsage, "name what the ranks run after a --", 0},
 		{"another command", "launch -- eval", "", exitUsage, "it can only be train", 0},
-		{"flag of train without --", "launch train --config train.yaml", "", exitUsage, "flag provided but not defined: --config", 0},
-		{"wrong flag of train", "launch -- train --confg train.yaml", "", exitUsage, "flag provided but not defined: --confg", 0},
+		{"flag of train without --", "launch train --config train.yaml", "", exitUsage,
+			"flag provided but not defined: --config", 0},
+		{"wrong flag of train", "launch -- train --confg train.yaml", "", exitUsage,
+			"flag provided but not defined: --confg", 0},
 		{"no configuration", "launch -- train --config none.yaml", "", exitUsage, "none.yaml: no such file", 0},
 		{"wrong field", "launch -- train", "stepps: 3\n", exitUsage, "stepps", 0},
 		{"number of ranks", "launch --ranks 3 -- train", "", exitUsage, "--ranks is 3; it must be 1,", 0},
 		{"links and tcp", "launch -- train", "layout: {dp: 2, links: mpi}\n", exitUsage, "say --with mpiexec", 0},
-		{"links and mpiexec", "launch --with mpiexec -- train", "layout: {dp: 2, links: tcp}\n", exitUsage, "say --with tcp", 0},
+		{"links and mpiexec", "launch --with mpiexec -- train", "layout: {dp: 2, links: tcp}\n", exitUsage,
+			"say --with tcp", 0},
 		{"section", "launch --section-timeout save=3m -- train", "", exitUsage, `"save" is not a section`, 0},
 		{"limit", "launch --section-timeout step=soon -- train", "", exitUsage, "the limit of step", 0},
 		{"log", "launch --log blend.yaml -- train", "", exitUsage, "--log blend.yaml is a file; name a folder", 0},
@@ -505,7 +534,8 @@ func TestLaunchWrong(t *testing.T) {
 		{"spares without hosts", "launch --spares 2 -- train", "", exitUsage, "no hosts are named", 0},
 		{"mpiexec", "launch --with mpiexec --mpiexec nowhere/mpiexec -- train", "", exitFailed, "nowhere/mpiexec", 0},
 		{"no plan", "launch --back-off 0s -- train", "plan: none.json\n", exitUsage, "none.json", 1},
-		{"a model that is none", "launch --back-off 0s -- train", "initialize_from: shards\n", exitFailed, "(?s)initialize_from.*second attempt in a row that ended before its first step", 2},
+		{"a model that is none", "launch --back-off 0s -- train", "initialize_from: shards\n", exitFailed,
+			"(?s)initialize_from.*second attempt in a row that ended before its first step", 2},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			if err := os.RemoveAll(filepath.Join(dir, "run")); err != nil {
@@ -547,7 +577,8 @@ func TestLaunchJSON(t *testing.T) {
 	if err := errors.Join(values.Decode(&run), values.Decode(&result)); err != nil {
 		t.Fatal(err)
 	}
-	if run.Steps != 12 || !run.Finished || result.Outcome != launch.Done || len(result.Attempts) != 1 || result.Attempts[0].Step != 12 || result.Attempts[0].Hosts[0] != "a" || values.More() {
+	if run.Steps != 12 || !run.Finished || result.Outcome != launch.Done || len(result.Attempts) != 1 ||
+		result.Attempts[0].Step != 12 || result.Attempts[0].Hosts[0] != "a" || values.More() {
 		t.Errorf("%+v, %+v", run, result)
 	}
 }

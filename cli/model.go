@@ -17,10 +17,14 @@ import (
 )
 
 var (
-	modelFlag     = &cli.StringFlag{Name: "model", Aliases: []string{"m"}, Usage: "a run's folder (its newest complete checkpoint), a checkpoint, or a Hugging Face model `DIR` (needed)"}
-	threadsFlag   = &cli.IntFlag{Name: "threads", Usage: "threads to compute with (0: all cores); the result does not depend on it"}
-	deviceFlag    = &cli.StringFlag{Name: "device", Usage: "what computes: cpu, onednn if that library is installed, opencl, opencl:NAME or opencl:NAME#2 (see mula devices), or auto, a GPU if there is one", Value: train.DeviceCPU}
-	precisionFlag = &cli.StringFlag{Name: "precision", Usage: "of the operands of matrix products: fp32 or bf16", Value: string(xpu.FP32)}
+	modelFlag = &cli.StringFlag{Name: "model", Aliases: []string{"m"},
+		Usage: "a run's folder (its newest complete checkpoint), a checkpoint, or a Hugging Face model `DIR` (needed)"}
+	threadsFlag = &cli.IntFlag{Name: "threads",
+		Usage: "threads to compute with (0: all cores); the result does not depend on it"}
+	deviceFlag = &cli.StringFlag{Name: "device",
+		Usage: "what computes: cpu, onednn if that library is installed, opencl, opencl:NAME or opencl:NAME#2 (see mula devices), or auto, a GPU if there is one", Value: train.DeviceCPU}
+	precisionFlag = &cli.StringFlag{Name: "precision", Usage: "of the operands of matrix products: fp32 or bf16",
+		Value: string(xpu.FP32)}
 )
 
 // findModel finds the model that --model names, and says which it is.
@@ -32,7 +36,8 @@ func findModel(c *cli.Context) (train.ModelDir, error) {
 		return m, err
 	}
 	if m.Checkpoint != nil {
-		fmt.Fprintf(c.App.ErrWriter, "model %s, after %s\n", filepath.ToSlash(m.Dir), plural(m.Checkpoint.State.Step, "step"))
+		fmt.Fprintf(c.App.ErrWriter, "model %s, after %s\n", filepath.ToSlash(m.Dir), plural(m.Checkpoint.State.Step,
+			"step"))
 	}
 	return m, nil
 }
@@ -44,10 +49,12 @@ func warnRefused(c *cli.Context, refused []train.RefusedCheckpoint) {
 	}
 }
 
-// openModel reads a model into the memory of the device that --device names, which computes in the precision that --precision names.
+// openModel reads a model into the memory of the device that --device names, which computes in the
+// precision that --precision names.
 func openModel(c *cli.Context, dir train.ModelDir) (*moe.Model, xpu.Device, error) {
 	p := newProgress(c.App.ErrWriter)
-	device, why, err := train.NewDevice(sayCompiling(c.Context, p), c.String("device"), train.DeviceOptions{Threads: c.Int("threads"), Precision: xpu.Precision(c.String("precision"))})
+	device, why, err := train.NewDevice(sayCompiling(c.Context, p), c.String("device"),
+		train.DeviceOptions{Threads: c.Int("threads"), Precision: xpu.Precision(c.String("precision"))})
 	if err != nil {
 		return nil, nil, err
 	}
@@ -62,13 +69,14 @@ func openModel(c *cli.Context, dir train.ModelDir) (*moe.Model, xpu.Device, erro
 	return m, device, nil
 }
 
-// sayCompiling gives a context with which p says, once for each kind of OpenCL device, that its kernels are compiled: that may take a minute, in which
-// nothing else is said.
+// sayCompiling gives a context with which p says, once for each kind of OpenCL device, that its
+// kernels are compiled: that may take a minute, in which nothing else is said.
 func sayCompiling(ctx context.Context, p *progress) context.Context {
 	var said sync.Map
 	return opencl.WithCompiling(ctx, func(d *opencl.Device) {
 		if _, before := said.LoadOrStore(d.Name, true); !before {
-			p.line("compiling kernels for %s: once, they are kept for the next time; this may take a minute", printable(d.Name))
+			p.line("compiling kernels for %s: once, they are kept for the next time; this may take a minute",
+				printable(d.Name))
 		}
 	})
 }

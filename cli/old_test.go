@@ -10,8 +10,9 @@ import (
 	"time"
 )
 
-// What the program wrote at commit 6cbb29a is read by the program of today: shards of every layout with manifests of format 1, a plan, jobs of mula tokenize
-// that had finished and that were killed, and a checkpoint. testdata/old/make.sh made the files.
+// What the program wrote at commit 6cbb29a is read by the program of today: shards of every layout
+// with manifests of format 1, a plan, jobs of mula tokenize that had finished and that were killed,
+// and a checkpoint. testdata/old/make.sh made the files.
 func TestOldFiles(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.CopyFS(dir, os.DirFS("testdata/old")); err != nil {
@@ -78,7 +79,8 @@ func TestOldFiles(t *testing.T) {
 	if !bytes.Equal(before, text("shards/a.json")) {
 		t.Error("shards/a.json was written again")
 	}
-	// The job that was killed is resumed. Its manifest alone has other bytes, and a plan of its shard the same fingerprint.
+	// The job that was killed is resumed. Its manifest alone has other bytes, and a plan of its
+	// shard the same fingerprint.
 	run("30 documents", "tokenize", "--tokenizer", "tokenizer.json", "--output", "killed/a", "corpus.jsonl")
 	same("killed/a", "shards/a", ".bin", ".idx", ".docs.arrow", ".sums")
 	format("shards/a.json", 1)
@@ -87,7 +89,8 @@ func TestOldFiles(t *testing.T) {
 	if err := os.WriteFile("killed.yaml", []byte(config), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	run("2cae8fc4832a2895113b1f8d3e6626ba2b64aea38304a90b49bfe197726a0da7", "blend", "--config", "killed.yaml", "--output", "killed.json")
+	run("2cae8fc4832a2895113b1f8d3e6626ba2b64aea38304a90b49bfe197726a0da7", "blend", "--config", "killed.yaml",
+		"--output", "killed.json")
 
 	// The run goes on from its checkpoint.
 	config = strings.Replace(string(text("train.yaml")), "steps: 2\n", "steps: 4\n", 1)

@@ -18,8 +18,8 @@ import (
 	"mula/tokenize"
 )
 
-// outsideInputs refuses an output in a folder that is searched for inputs: what is written there would be read as documents when the command is
-// given again, to go on.
+// outsideInputs refuses an output in a folder that is searched for inputs: what is written there
+// would be read as documents when the command is given again, to go on.
 func outsideInputs(output string, args []string) error {
 	to, err := realPath(filepath.Dir(output))
 	if err != nil {
@@ -35,15 +35,16 @@ func outsideInputs(output string, args []string) error {
 		}
 		below, err := filepath.Rel(from, to)
 		if err == nil && filepath.IsLocal(below) {
-			return usagef("the output %s is in the folder of inputs %s, where the same command would read it as documents the next time; name an output elsewhere, "+
+			return usagef("the output %s is in the folder of inputs %s, where the same command would read it as "+
+				"documents the next time; name an output elsewhere, "+
 				"or the files instead of the folder", output, arg)
 		}
 	}
 	return nil
 }
 
-// notInput refuses to write a command's output over one of its inputs, by whatever path or link, or where an input that is missing would be. Of a plan the
-// inputs are [blend.Plan.Files], too.
+// notInput refuses to write a command's output over one of its inputs, by whatever path or link, or
+// where an input that is missing would be. Of a plan the inputs are [blend.Plan.Files], too.
 func notInput(output string, inputs ...string) error {
 	if output == "-" {
 		return usagef("--output - : write to a file, or leave --output out where standard output is the default")
@@ -69,7 +70,8 @@ func notInput(output string, inputs ...string) error {
 	return nil
 }
 
-// A kind is what files of a command's output are, by which one of them may take the place of another.
+// A kind is what files of a command's output are, by which one of them may take the place of
+// another.
 type kind struct {
 	name string // as in "plan"
 	is   func(path string) bool
@@ -89,7 +91,8 @@ var (
 	})}
 	rejectsKind = kind{"list of documents that were skipped", firstLine(func(line []byte) bool {
 		var rejected struct{ File, Kind, Error *string }
-		return json.Unmarshal(line, &rejected) == nil && rejected.File != nil && rejected.Kind != nil && rejected.Error != nil
+		return json.Unmarshal(line, &rejected) == nil && rejected.File != nil && rejected.Kind != nil &&
+			rejected.Error != nil
 	})}
 )
 
@@ -121,8 +124,9 @@ func beginning(path string, n int) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(f, int64(n)))
 }
 
-// notOther refuses to write a file over one of another kind, be it an input of the command or not. A command may be given again, and what it makes takes
-// the place of what it has made; what else is there is not for it to replace.
+// notOther refuses to write a file over one of another kind, be it an input of the command or not.
+// A command may be given again, and what it makes takes the place of what it has made; what else is
+// there is not for it to replace.
 func notOther(output string, k kind) error {
 	info, err := os.Stat(output)
 	switch {
@@ -142,8 +146,8 @@ func notOther(output string, k kind) error {
 	return usagef("%s is there, and is no %s; name another file, or move it away", output, k.name)
 }
 
-// oneFile refuses an output of a command that writes one file: where [notOther] does, and in a folder that does not exist, since a folder that is made for a
-// mistyped path hides the mistake.
+// oneFile refuses an output of a command that writes one file: where [notOther] does, and in a
+// folder that does not exist, since a folder that is made for a mistyped path hides the mistake.
 func oneFile(output string, k kind) error {
 	if output == "" {
 		return nil
@@ -155,7 +159,8 @@ func oneFile(output string, k kind) error {
 	info, err := os.Stat(folder)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return usagef("%s: the folder %s does not exist; create it with `mkdir -p %s`, or correct the path", output, folder, folder)
+		return usagef("%s: the folder %s does not exist; create it with `mkdir -p %s`, or correct the path", output,
+			folder, folder)
 	case err != nil:
 		return fmt.Errorf("output: %w", err)
 	case !info.IsDir():
@@ -164,8 +169,9 @@ func oneFile(output string, k kind) error {
 	return nil
 }
 
-// notShard refuses to write shards where files of shards are, unless --overwrite asks for it. numbered is whether they are PREFIX-00000, PREFIX-00001 and so
-// on. Of another layout [formats.Create] says more.
+// notShard refuses to write shards where files of shards are, unless --overwrite asks for it.
+// numbered is whether they are PREFIX-00000, PREFIX-00001 and so on. Of another layout
+// [formats.Create] says more.
 func notShard(prefix string, layout shards.Layout, numbered bool) error {
 	folder, base := filepath.Split(prefix)
 	if layout == shards.MDS && !numbered {
@@ -191,13 +197,15 @@ func notShard(prefix string, layout shards.Layout, numbered bool) error {
 			rest = rest[digits:]
 		}
 		if shardFiles[layout].MatchString(rest) {
-			return usagef("%s is there; replace it with --overwrite, or name another output", filepath.Join(folder, e.Name()))
+			return usagef("%s is there; replace it with --overwrite, or name another output",
+				filepath.Join(folder, e.Name()))
 		}
 	}
 	return nil
 }
 
-// shardFiles are the names of a shard's files behind its prefix, or in its folder; of numbered folders the name is nothing.
+// shardFiles are the names of a shard's files behind its prefix, or in its folder; of numbered
+// folders the name is nothing.
 var shardFiles = map[shards.Layout]*regexp.Regexp{
 	shards.Megatron:  regexp.MustCompile(`^\.(bin|idx|json|sums|docs\.arrow)$`),
 	shards.Dolma:     regexp.MustCompile(`^\.(npy|csv\.gz|json|sums)$`),
@@ -206,8 +214,8 @@ var shardFiles = map[shards.Layout]*regexp.Regexp{
 	shards.MDS:       regexp.MustCompile(`^(|index\.json|mula\.json|mula\.sums|mula\.docs\.arrow|shard\.\d{5,}\.mds.*)$`),
 }
 
-// ownFolder refuses shards of fms-fsdp in a folder that has files which it would take for shards: those with "arrow" in their ending. Without a folder there
-// is no data set.
+// ownFolder refuses shards of fms-fsdp in a folder that has files which it would take for shards:
+// those with "arrow" in their ending. Without a folder there is no data set.
 func ownFolder(layout shards.Layout, prefix string) error {
 	folder := filepath.Dir(prefix)
 	if layout != shards.FMS || folder == "." {
@@ -217,7 +225,8 @@ func ownFolder(layout shards.Layout, prefix string) error {
 	if err != nil || len(others) == 0 {
 		return err
 	}
-	return usagef("%s has the origins of the documents of another shard, and fms-fsdp would take it for a shard of its own: write shards for fms into a folder of their own", filepath.Join(folder, others[0]))
+	return usagef("%s has the origins of the documents of another shard, and fms-fsdp would take it for a shard of "+
+		"its own: write shards for fms into a folder of their own", filepath.Join(folder, others[0]))
 }
 
 // realPath is path from the root on, without links. What does not exist yet has none.
@@ -234,7 +243,8 @@ func realPath(path string) (string, error) {
 	return real, err
 }
 
-// reachable refuses a path that .. leads out of a folder which is not there, as nodir/../x: such a folder is not made, and without it no file gets the name.
+// reachable refuses a path that .. leads out of a folder which is not there, as nodir/../x: such a
+// folder is not made, and without it no file gets the name.
 func reachable(path string) error {
 	elements := strings.Split(filepath.ToSlash(path), "/")
 	for i := len(elements) - 1; i > 0; i-- {
@@ -242,7 +252,8 @@ func reachable(path string) error {
 			continue
 		}
 		if _, err := os.Stat(strings.Join(elements[:i+1], "/")); err != nil {
-			return usagef("%s leads through %s, which is no folder; write the path without ..", path, strings.Join(elements[:i], "/"))
+			return usagef("%s leads through %s, which is no folder; write the path without ..", path,
+				strings.Join(elements[:i], "/"))
 		}
 		break
 	}

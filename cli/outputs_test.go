@@ -33,8 +33,11 @@ func TestMissingFolder(t *testing.T) {
 		{"report", "--output", filepath.Join(missing, "page.html"), dir},
 		{"tokenizer", "train", "--vocab-size", "260", "--output", filepath.Join(missing, "tokenizer.json"), documents},
 		{"tokenizer", "train", "--vocab-size", "260", "--output", tokenizer, documents}, // for the next
-		{"tokenize", "--tokenizer", tokenizer, "--output", filepath.Join(dir, "new", "x"), "--on-error", "skip", "--rejects", filepath.Join(missing, "rejects.jsonl"), documents},
-		{"tokenize", "--tokenizer", tokenizer, "--output", filepath.Join(dir, "new", "x"), "--on-error", "skip", documents}, // a job makes its folders
+		{"tokenize", "--tokenizer", tokenizer, "--output", filepath.Join(dir, "new", "x"), "--on-error", "skip",
+			"--rejects", filepath.Join(missing, "rejects.jsonl"), documents},
+		// a job makes its folders
+		{"tokenize", "--tokenizer", tokenizer, "--output", filepath.Join(dir, "new", "x"), "--on-error", "skip",
+			documents},
 	} {
 		code, _, stderr := call(t, args...)
 		if !strings.Contains(strings.Join(args, " "), "typo") {

@@ -6,9 +6,11 @@ import (
 	"mula/internal/localpath"
 )
 
-// notPaths are the flags whose values may be URLs: addresses, commands, names and texts. The values of all other flags are refused if they are URLs.
+// notPaths are the flags whose values may be URLs: addresses, commands, names and texts. The values
+// of all other flags are refused if they are URLs.
 var notPaths = map[string]bool{
-	"document": true, "eod": true, "id-field": true, "reason": true, "special": true, "text-field": true, "title": true, // texts
+	// texts
+	"document": true, "eod": true, "id-field": true, "reason": true, "special": true, "text-field": true, "title": true,
 	"flight": true, "listen": true, "workers": true, // addresses
 	"mpiexec": true, "remote-shell": true, // commands
 	"tokenizer-name": true, "tokenizer-path": true, // names that are written down and not opened

@@ -17,14 +17,17 @@ import (
 	"mula/train"
 )
 
-// Every flag that is a path, and every operand, of every command is refused if it is a URL, and nothing is written.
+// Every flag that is a path, and every operand, of every command is refused if it is a URL, and
+// nothing is written.
 func TestURLs(t *testing.T) {
 	t.Chdir(t.TempDir())
 	const url = "s3://bucket/x"
 	refused := func(args ...string) {
 		t.Helper()
 		code, stdout, stderr := call(t, args...)
-		if code != exitUsage || stdout != "" || !strings.Contains(stderr, url+" is a URL, and mula reads and writes local files only") || strings.Count(stderr, "\n") != 1 {
+		if code != exitUsage || stdout != "" ||
+			!strings.Contains(stderr, url+" is a URL, and mula reads and writes local files only") ||
+			strings.Count(stderr, "\n") != 1 {
 			t.Errorf("mula %s: exit %d, %q%q", strings.Join(args, " "), code, stdout, stderr)
 		}
 	}
@@ -65,7 +68,8 @@ func TestURLs(t *testing.T) {
 			}
 		}
 	}
-	if _, _, stderr := call(t, "tokenize", url); !strings.Contains(stderr, "documents can be piped: aws s3 cp s3://bucket/x - | mula tokenize … -") {
+	if _, _, stderr := call(t, "tokenize", url); !strings.Contains(stderr,
+		"documents can be piped: aws s3 cp s3://bucket/x - | mula tokenize … -") {
 		t.Errorf("no remedy in %q", stderr)
 	}
 	app := newApp(nil, io.Discard, io.Discard)
@@ -91,15 +95,20 @@ func TestURLs(t *testing.T) {
 // Addresses and texts may be URLs.
 func TestURLsThatAreNoPaths(t *testing.T) {
 	t.Chdir(t.TempDir())
-	for _, args := range []string{"where --document https://host/page", "blend --amend p.json --output q.json --skip 1:2 --reason https://host/issue", "report --title https://host run",
-		"generate --model m https://host", "serve --listen http://127.0.0.1:1", "tokenizer train --special s3://b --pattern none absent"} {
-		if code, _, stderr := call(t, strings.Fields(args)...); code == exitDone || strings.Contains(stderr, "is a URL") {
+	for _, args := range []string{"where --document https://host/page",
+		"blend --amend p.json --output q.json --skip 1:2 --reason https://host/issue",
+		"report --title https://host run",
+		"generate --model m https://host", "serve --listen http://127.0.0.1:1",
+		"tokenizer train --special s3://b --pattern none absent"} {
+		if code, _, stderr := call(t, strings.Fields(args)...); code == exitDone ||
+			strings.Contains(stderr, "is a URL") {
 			t.Errorf("mula %s: exit %d, %q", args, code, stderr)
 		}
 	}
 }
 
-// texts lists the paths of all fields of a configuration that hold texts, as lines of YAML with VALUE for the text.
+// texts lists the paths of all fields of a configuration that hold texts, as lines of YAML with
+// VALUE for the text.
 func texts(of reflect.Type, indent string) (found []string) {
 	for i := range of.NumField() {
 		field := of.Field(i)

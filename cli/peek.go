@@ -21,7 +21,8 @@ func peekCommand() *cli.Command {
 		Flags: []cli.Flag{
 			planFlag, shardsFlag,
 			&cli.Int64Flag{Name: "position", Usage: "the position to show", DefaultText: "none"},
-			&cli.Int64Flag{Name: "step", Usage: "show all samples of this step (with --batch-size)", DefaultText: "none"},
+			&cli.Int64Flag{Name: "step", Usage: "show all samples of this step (with --batch-size)",
+				DefaultText: "none"},
 			batchSizeFlag, rankFlag, worldFlag,
 			&cli.StringFlag{Name: "tokenizer", Usage: "decode the text with the tokenizer.json in `FILE`"},
 			&cli.IntFlag{Name: "characters", Usage: "characters of text to show of each sample (0: all)", Value: 300},
@@ -85,17 +86,20 @@ func runPeek(c *cli.Context) error {
 	defer data.Close()
 	if c.IsSet("step") {
 		if from < 0 || c.Int64("step") >= data.Steps(c.Int("batch-size")) {
-			return fmt.Errorf("the plan has steps 0 to %d at batch size %d; there is no step %d", data.Steps(c.Int("batch-size"))-1, c.Int("batch-size"), c.Int64("step"))
+			return fmt.Errorf("the plan has steps 0 to %d at batch size %d; there is no step %d",
+				data.Steps(c.Int("batch-size"))-1, c.Int("batch-size"), c.Int64("step"))
 		}
 		to = min(to, data.Length())
 	}
 	var tokenizer *tokenize.Tokenizer
 	if path := c.String("tokenizer"); path != "" {
-		if tokenizer, err = tokenize.LoadWith(path, tokenize.LoadOptions{IgnoreTruncationAndPadding: true}); err != nil {
+		if tokenizer, err = tokenize.LoadWith(path,
+			tokenize.LoadOptions{IgnoreTruncationAndPadding: true}); err != nil {
 			return err
 		}
 		if data.Tokenizer != nil && data.Tokenizer.SHA256 != tokenizer.SHA256() {
-			return fmt.Errorf("%s is not the tokenizer that made the plan's shards: its SHA-256 is %s, the plan's %s", path, tokenizer.SHA256(), data.Tokenizer.SHA256)
+			return fmt.Errorf("%s is not the tokenizer that made the plan's shards: its SHA-256 is %s, the plan's %s",
+				path, tokenizer.SHA256(), data.Tokenizer.SHA256)
 		}
 	}
 	var samples []peeked
@@ -105,7 +109,8 @@ func runPeek(c *cli.Context) error {
 		if err != nil {
 			return err
 		}
-		s := peeked{Position: position, Skipped: sample.Skipped, Source: data.Sources[sample.Source].Name, Epoch: sample.Epoch,
+		s := peeked{Position: position, Skipped: sample.Skipped, Source: data.Sources[sample.Source].Name,
+			Epoch:  sample.Epoch,
 			Window: sample.Window, Shard: data.ShardPath(sample.Source, sample.Shard), Token: sample.Token}
 		for _, p := range parts {
 			d := peekedDocument{Number: p.Number, ID: p.ID, File: p.File, Line: p.Line, From: p.From, To: p.To}
@@ -144,7 +149,8 @@ func runPeek(c *cli.Context) error {
 	return nil
 }
 
-// shortened makes text valid UTF-8 (a window may begin or end inside a character) and cuts it to n characters.
+// shortened makes text valid UTF-8 (a window may begin or end inside a character) and cuts it to n
+// characters.
 func shortened(text string, n int) *string {
 	runes := []rune(strings.ToValidUTF8(text, "\ufffd"))
 	if n > 0 && len(runes) > n {
@@ -160,13 +166,17 @@ func printPeeked(w io.Writer, s peeked, data *blend.Data) {
 		skipped = ", skipped by the plan"
 	}
 	if data.Packing != nil {
-		fmt.Fprintf(w, "position %s%s: source %s, epoch %d, packed sample %s\n", quantity.Grouped(s.Position), skipped, s.Source, s.Epoch, quantity.Grouped(s.Window))
+		fmt.Fprintf(w, "position %s%s: source %s, epoch %d, packed sample %s\n", quantity.Grouped(s.Position), skipped,
+			s.Source, s.Epoch, quantity.Grouped(s.Window))
 	} else if data.Megatron != nil { // no epochs, and documents from all over the shard
-		fmt.Fprintf(w, "position %s%s: source %s, sample %s\n", quantity.Grouped(s.Position), skipped, s.Source, quantity.Grouped(s.Window))
+		fmt.Fprintf(w, "position %s%s: source %s, sample %s\n", quantity.Grouped(s.Position), skipped, s.Source,
+			quantity.Grouped(s.Window))
 		fmt.Fprintf(w, "  shard %s, from token %s on\n", s.Shard, quantity.Grouped(s.Token))
 	} else {
-		fmt.Fprintf(w, "position %s%s: source %s, epoch %d, window %s\n", quantity.Grouped(s.Position), skipped, s.Source, s.Epoch, quantity.Grouped(s.Window))
-		fmt.Fprintf(w, "  shard %s, tokens %s to %s\n", s.Shard, quantity.Grouped(s.Token), quantity.Grouped(s.Token+int64(data.SequenceLength)))
+		fmt.Fprintf(w, "position %s%s: source %s, epoch %d, window %s\n", quantity.Grouped(s.Position), skipped,
+			s.Source, s.Epoch, quantity.Grouped(s.Window))
+		fmt.Fprintf(w, "  shard %s, tokens %s to %s\n", s.Shard, quantity.Grouped(s.Token),
+			quantity.Grouped(s.Token+int64(data.SequenceLength)))
 	}
 	for _, d := range s.Documents {
 		origin := "origin unknown: the shard has no .docs.arrow"
@@ -177,7 +187,8 @@ func printPeeked(w io.Writer, s peeked, data *blend.Data) {
 		if d.Shard != "" {
 			of = " of shard " + d.Shard
 		}
-		fmt.Fprintf(w, "  tokens %4d to %4d  document %s%s  %s\n", d.From, d.To-1, quantity.Grouped(d.Number), of, origin)
+		fmt.Fprintf(w, "  tokens %4d to %4d  document %s%s  %s\n", d.From, d.To-1, quantity.Grouped(d.Number), of,
+			origin)
 	}
 	if s.Padding != nil && *s.Padding > 0 {
 		fmt.Fprintf(w, "  tokens %4d to %4d  padding\n", data.SequenceLength+1-*s.Padding, data.SequenceLength)

@@ -14,20 +14,29 @@ import (
 
 // Flags of the commands that read along a plan.
 var (
-	planFlag      = &cli.StringFlag{Name: "plan", Aliases: []string{"p"}, Usage: "read the plan from `FILE`", Value: "plan.json"}
-	shardsFlag    = &cli.StringFlag{Name: "shards", Usage: "look for the plan's shards from `DIR` instead of from the plan's own folder"}
-	batchSizeFlag = &cli.IntFlag{Name: "batch-size", Aliases: []string{"B"}, Usage: "samples of a step, over all ranks", DefaultText: "none"}
-	stepSizeFlag  = &cli.IntFlag{Name: "batch-size", Aliases: []string{"B"}, Usage: "samples of a step, over all ranks; needed", DefaultText: "none"}
-	rankFlag      = &cli.IntFlag{Name: "rank", Usage: "only this rank's share of each step"}
-	reverifyFlag  = &cli.DurationFlag{Name: "reverify", Usage: "compare a block of ids with its sum again if it is read so long after it was compared; 0 for never", Value: blend.DefaultReverify}
-	verifyFlag    = &cli.StringFlag{Name: "verify", Usage: "`WAY` to find damage: reads (blocks with sums, when they are read), behind (whole files too, in the background), first (files without sums before they are used)", Value: "reads"}
-	worldFlag     = &cli.IntFlag{Name: "world", Usage: "number of ranks; it must divide the batch size", Value: 1}
+	planFlag = &cli.StringFlag{Name: "plan", Aliases: []string{"p"}, Usage: "read the plan from `FILE`",
+		Value: "plan.json"}
+	shardsFlag = &cli.StringFlag{Name: "shards",
+		Usage: "look for the plan's shards from `DIR` instead of from the plan's own folder"}
+	batchSizeFlag = &cli.IntFlag{Name: "batch-size", Aliases: []string{"B"}, Usage: "samples of a step, over all ranks",
+		DefaultText: "none"}
+	stepSizeFlag = &cli.IntFlag{Name: "batch-size", Aliases: []string{"B"},
+		Usage: "samples of a step, over all ranks; needed", DefaultText: "none"}
+	rankFlag     = &cli.IntFlag{Name: "rank", Usage: "only this rank's share of each step"}
+	reverifyFlag = &cli.DurationFlag{Name: "reverify",
+		Usage: "compare a block of ids with its sum again if it is read so long after it was compared; 0 for never",
+		Value: blend.DefaultReverify}
+	verifyFlag = &cli.StringFlag{Name: "verify",
+		Usage: "`WAY` to find damage: reads (blocks with sums, when they are read), behind (whole files too, in the background), first (files without sums before they are used)", Value: "reads"}
+	worldFlag = &cli.IntFlag{Name: "world", Usage: "number of ranks; it must divide the batch size", Value: 1}
 )
 
 // The positions that a command reads.
 var (
 	fromFlag = &cli.Int64Flag{Name: "from", Usage: "start at position `P`, a multiple of the batch size"}
-	toFlag   = &cli.Int64Flag{Name: "to", Usage: "stop before position `P`, a multiple of the batch size or the plan's end", DefaultText: "the plan's end"}
+	toFlag   = &cli.Int64Flag{Name: "to",
+		Usage:       "stop before position `P`, a multiple of the batch size or the plan's end",
+		DefaultText: "the plan's end"}
 )
 
 func planCommand() *cli.Command {
@@ -87,11 +96,13 @@ func runPlanShow(c *cli.Context) error {
 		parents = []blend.Parent{}
 	}
 	if c.Bool("json") {
-		return printJSON(c.App.Writer, map[string]any{"plan": path, "fingerprint": plan.Fingerprint(), "order_version": plan.OrderVersion(), "parents": parents,
+		return printJSON(c.App.Writer, map[string]any{"plan": path, "fingerprint": plan.Fingerprint(),
+			"order_version": plan.OrderVersion(), "parents": parents,
 			"summary": summary})
 	}
 	printSummary(c.App.Writer, summary)
-	fmt.Fprintf(c.App.Writer, "\n%s: plan %s, order version %s\n", printable(path), plan.Fingerprint(), plan.OrderVersion())
+	fmt.Fprintf(c.App.Writer, "\n%s: plan %s, order version %s\n", printable(path), plan.Fingerprint(),
+		plan.OrderVersion())
 	printParents(c.App.Writer, "amends", parents)
 	return nil
 }
@@ -103,7 +114,8 @@ func printParents(w io.Writer, verb string, parents []blend.Parent) {
 		if p := parents[i]; p.Reason != "" {
 			reason = ": " + p.Reason
 		}
-		fmt.Fprintf(w, "%s plan %.16s… from position %s on%s\n", verb, parents[i].Fingerprint, quantity.Grouped(parents[i].At), printable(reason))
+		fmt.Fprintf(w, "%s plan %.16s… from position %s on%s\n", verb, parents[i].Fingerprint,
+			quantity.Grouped(parents[i].At), printable(reason))
 	}
 }
 
@@ -120,11 +132,13 @@ func runPlanDiff(c *cli.Context) error {
 	}
 	d := blend.Diff(plans[0], plans[1])
 	if c.Bool("json") {
-		return printJSON(c.App.Writer, map[string]any{"first": plans[0].Fingerprint(), "second": plans[1].Fingerprint(), "difference": d})
+		return printJSON(c.App.Writer, map[string]any{"first": plans[0].Fingerprint(), "second": plans[1].Fingerprint(),
+			"difference": d})
 	}
 	w := c.App.Writer
 	first, second := printable(c.Args().Get(0)), printable(c.Args().Get(1))
-	fmt.Fprintf(w, "%s: plan %s, %s\n%s: plan %s, %s\n\n", first, plans[0].Fingerprint(), plural(plans[0].Length(), "position"),
+	fmt.Fprintf(w, "%s: plan %s, %s\n%s: plan %s, %s\n\n", first, plans[0].Fingerprint(),
+		plural(plans[0].Length(), "position"),
 		second, plans[1].Fingerprint(), plural(plans[1].Length(), "position"))
 	switch d.Relation {
 	case blend.SamePlan:
@@ -143,13 +157,15 @@ func runPlanDiff(c *cli.Context) error {
 	printParents(w, "the second amends", d.Second)
 	switch {
 	case len(d.Changes) == 0 || d.Same == min(plans[0].Length(), plans[1].Length()):
-		fmt.Fprintf(w, "\nBoth have the same samples at every position that both have (%s).\n", quantity.Grouped(d.Same))
+		fmt.Fprintf(w, "\nBoth have the same samples at every position that both have (%s).\n",
+			quantity.Grouped(d.Same))
 	case d.Same == 0:
 		fmt.Fprintln(w, "\nThey differ from the first position on.")
 	case d.Same == 1:
 		fmt.Fprintln(w, "\nBoth have the same sample at position 0. They differ from position 1 on.")
 	default:
-		fmt.Fprintf(w, "\nBoth have the same samples at the first %s. They differ from position %s on.\n", plural(d.Same, "position"), quantity.Grouped(d.Same))
+		fmt.Fprintf(w, "\nBoth have the same samples at the first %s. They differ from position %s on.\n",
+			plural(d.Same, "position"), quantity.Grouped(d.Same))
 	}
 	if len(d.Changes) == 0 {
 		return nil
@@ -176,7 +192,8 @@ func runPlanDiff(c *cli.Context) error {
 	t.write(w)
 	t = newTable("source", "first", "share", "second", "share", "change (percentage points)")
 	for _, s := range d.Sources {
-		t.row(printable(s.Name), s.First.Samples, percent(s.First.Share), s.Second.Samples, percent(s.Second.Share), fmt.Sprintf("%+.3f", 100*(s.Second.Share-s.First.Share)))
+		t.row(printable(s.Name), s.First.Samples, percent(s.First.Share), s.Second.Samples, percent(s.Second.Share),
+			fmt.Sprintf("%+.3f", 100*(s.Second.Share-s.First.Share)))
 	}
 	skipped := ""
 	if len(plans[0].Skips)+len(plans[1].Skips) > 0 {
@@ -208,9 +225,11 @@ func openPlanWith(c *cli.Context, o blend.OpenOptions) (*blend.Data, error) {
 	data, err := blend.Open(c.Context, plan, o)
 	switch {
 	case errors.Is(err, fs.ErrNotExist) && o.Base == "":
-		return nil, fmt.Errorf("%s: %w; if the plan or its shards were moved, name the folder that the plan's paths start from with --shards", c.String("plan"), err)
+		return nil, fmt.Errorf("%s: %w; if the plan or its shards were moved, name the folder that the plan's paths "+
+			"start from with --shards", c.String("plan"), err)
 	case errors.Is(err, fs.ErrNotExist):
-		return nil, fmt.Errorf("%s: %w; --shards must name the folder that the plan's paths start from", c.String("plan"), err)
+		return nil, fmt.Errorf("%s: %w; --shards must name the folder that the plan's paths start from",
+			c.String("plan"), err)
 	case err != nil:
 		return nil, fmt.Errorf("%s: %w", c.String("plan"), err)
 	}

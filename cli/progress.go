@@ -10,8 +10,8 @@ import (
 	"golang.org/x/term"
 )
 
-// progress tells on standard error how far a long piece of work is: one line that is rewritten on a terminal, a line every
-// [progressInterval] elsewhere.
+// progress tells on standard error how far a long piece of work is: one line that is rewritten on a
+// terminal, a line every [progressInterval] elsewhere.
 type progress struct {
 	w        io.Writer
 	terminal bool
@@ -40,7 +40,8 @@ func isTerminal(w io.Writer) bool {
 	return ok && term.IsTerminal(int(f.Fd())) && os.Getenv("TERM") != "dumb"
 }
 
-// update shows text, if the last line is old enough. done and total, in the same unit, give the time left; total 0 is unknown.
+// update shows text, if the last line is old enough. done and total, in the same unit, give the
+// time left; total 0 is unknown.
 func (p *progress) update(text string, done, total float64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

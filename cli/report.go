@@ -20,9 +20,11 @@ func reportCommand() *cli.Command {
 			"Example: mula report --output report.html runs/base runs/wide\n" +
 			"         mula report --watch 30 --output report.html runs/base",
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "write the page to `FILE`", Value: "report.html"},
+			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "write the page to `FILE`",
+				Value: "report.html"},
 			&cli.StringFlag{Name: "title", Usage: "heading of the page: `TEXT`"},
-			&cli.IntFlag{Name: "watch", Usage: "draw the page again every `SECONDS`, until all runs have done all their steps; the page then loads itself again", DefaultText: "once"},
+			&cli.IntFlag{Name: "watch",
+				Usage: "draw the page again every `SECONDS`, until all runs have done all their steps; the page then loads itself again", DefaultText: "once"},
 		},
 		Action: runReport,
 	}
@@ -58,7 +60,8 @@ func runReport(c *cli.Context) error {
 		fmt.Fprintf(c.App.Writer, "%s: open it in a browser\n", filepath.ToSlash(output))
 		return nil
 	}
-	fmt.Fprintf(c.App.Writer, "%s: open it in a browser; it is drawn again every %s until the runs have done all their steps\n",
+	fmt.Fprintf(c.App.Writer,
+		"%s: open it in a browser; it is drawn again every %s until the runs have done all their steps\n",
 		filepath.ToSlash(output), plural(int64(watch), "second"))
 	tick := time.NewTicker(time.Duration(watch) * time.Second)
 	defer tick.Stop()
@@ -69,7 +72,8 @@ func runReport(c *cli.Context) error {
 			return err
 		case <-tick.C:
 		}
-		// A run that is just being started again may have no metrics for a moment: the page stays as it is until the next time.
+		// A run that is just being started again may have no metrics for a moment: the page stays
+		// as it is until the next time.
 		if finished, err = drawReport(c, output, watch); err != nil {
 			fmt.Fprintf(c.App.ErrWriter, "warning: %v; the page stays as it was\n", err)
 		}
@@ -77,8 +81,9 @@ func runReport(c *cli.Context) error {
 	return nil
 }
 
-// drawReport writes the page of the runs that are named. reload is the time after which it loads itself again, 0 for never; it never does once
-// all runs have done all their steps, which is what finished says.
+// drawReport writes the page of the runs that are named. reload is the time after which it loads
+// itself again, 0 for never; it never does once all runs have done all their steps, which is what
+// finished says.
 func drawReport(c *cli.Context, output string, reload int) (finished bool, err error) {
 	var runs []*report.Run
 	finished = true

@@ -17,7 +17,8 @@ func growingStep(n string) string {
 	return `{"step":` + n + `,"samples":1,"tokens":8,"loss":5,"source_loss":{"go":5},"source_samples":{"go":1}}` + "\n"
 }
 
-// A report is drawn while the run writes, again and again, and for the last time when the run has done its steps. A page is always whole.
+// A report is drawn while the run writes, again and again, and for the last time when the run has
+// done its steps. A page is always whole.
 func TestReportWatch(t *testing.T) {
 	dir := t.TempDir()
 	metrics, page := filepath.Join(dir, "run", "metrics.jsonl"), filepath.Join(dir, "out", "page.html")
@@ -38,7 +39,8 @@ func TestReportWatch(t *testing.T) {
 	defer cancel()
 	done := make(chan error)
 	watch := func(ctx context.Context, seconds string) {
-		done <- newApp(strings.NewReader(""), new(bytes.Buffer), new(bytes.Buffer)).RunContext(ctx, []string{"mula", "report", "--watch", seconds, "--output", page, filepath.Dir(metrics)})
+		done <- newApp(strings.NewReader(""), new(bytes.Buffer), new(bytes.Buffer)).RunContext(ctx,
+			[]string{"mula", "report", "--watch", seconds, "--output", page, filepath.Dir(metrics)})
 	}
 	go watch(ctx, "1")
 	const refresh = `<meta http-equiv="refresh" content="1">`
@@ -57,11 +59,15 @@ func TestReportWatch(t *testing.T) {
 		t.Fatalf("the page never has %s", what)
 	}
 	waitFor("the first step and the broken line", func(p string) bool {
-		return strings.Contains(p, refresh) && strings.Contains(p, "<td>1 of 2</td>") && strings.Contains(p, "breaks off after 20 bytes")
+		return strings.Contains(p, refresh) && strings.Contains(p, "<td>1 of 2</td>") &&
+			strings.Contains(p, "breaks off after 20 bytes")
 	})
 	write("") // for a moment
 	write(growingHead + first + second)
-	waitFor("both steps", func(p string) bool { return !strings.Contains(p, refresh) && strings.Contains(p, "<td>2</td>") })
+	waitFor("both steps", func(p string) bool {
+		return !strings.Contains(p, refresh) &&
+			strings.Contains(p, "<td>2</td>")
+	})
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
@@ -75,7 +81,8 @@ func TestReportWatch(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Errorf("stopped: %v", err)
 	}
-	if data, err := os.ReadFile(page); err != nil || strings.Contains(string(data), "refresh") || !strings.Contains(string(data), "<td>1 of 2</td>") {
+	if data, err := os.ReadFile(page); err != nil || strings.Contains(string(data), "refresh") ||
+		!strings.Contains(string(data), "<td>1 of 2</td>") {
 		t.Errorf("stopped: the page is %s, %v", data, err)
 	}
 }
@@ -83,7 +90,8 @@ func TestReportWatch(t *testing.T) {
 // One run drawn twice would be two lines of one colour under one name.
 func TestReportTwice(t *testing.T) {
 	dir := t.TempDir()
-	err := newApp(strings.NewReader(""), new(bytes.Buffer), new(bytes.Buffer)).Run([]string{"mula", "report", "--output", filepath.Join(dir, "page.html"), dir, dir + "/"})
+	err := newApp(strings.NewReader(""), new(bytes.Buffer), new(bytes.Buffer)).Run([]string{"mula", "report",
+		"--output", filepath.Join(dir, "page.html"), dir, dir + "/"})
 	if err == nil || !strings.Contains(err.Error(), dir+" is named twice") {
 		t.Errorf("error %v", err)
 	}

@@ -31,15 +31,20 @@ func serveCommand() *cli.Command {
 			"Example: mula serve --plan plan.json --listen 127.0.0.1:8080 --socket /run/user/1000/mula.sock",
 		Flags: []cli.Flag{
 			planFlag, shardsFlag,
-			&cli.StringFlag{Name: "listen", Usage: "answer HTTP at `HOST:PORT`; port 0 takes a free one, \"\" is none (default: 127.0.0.1:0, none with --socket or --flight)"},
-			&cli.StringFlag{Name: "socket", Usage: "answer HTTP at a unix socket at `PATH`, which only this user may use"},
+			&cli.StringFlag{Name: "listen",
+				Usage: "answer HTTP at `HOST:PORT`; port 0 takes a free one, \"\" is none (default: 127.0.0.1:0, none with --socket or --flight)"},
+			&cli.StringFlag{Name: "socket",
+				Usage: "answer HTTP at a unix socket at `PATH`, which only this user may use"},
 			&cli.StringFlag{Name: "flight", Usage: "answer Arrow Flight at `HOST:PORT`"},
-			&cli.StringFlag{Name: "token-file", Usage: "answer only those who name the token in `FILE`, which only this user may read (not asked for at the socket)"},
+			&cli.StringFlag{Name: "token-file",
+				Usage: "answer only those who name the token in `FILE`, which only this user may read (not asked for at the socket)"},
 			&cli.StringFlag{Name: "tls-cert", Usage: "encrypt with the certificate in `FILE` (PEM), and --tls-key"},
 			&cli.StringFlag{Name: "tls-key", Usage: "key of the certificate, in `FILE` (PEM)"},
-			&cli.BoolFlag{Name: "insecure", Usage: "listen at an address that other machines reach without asking for a token"},
+			&cli.BoolFlag{Name: "insecure",
+				Usage: "listen at an address that other machines reach without asking for a token"},
 			&cli.IntFlag{Name: "max-streams", Usage: "streams at a time", Value: 4096},
-			&cli.StringFlag{Name: "memory", Usage: "`BYTES` that the records of all streams may take together, as 512M or 4Gi", Value: "1Gi"},
+			&cli.StringFlag{Name: "memory",
+				Usage: "`BYTES` that the records of all streams may take together, as 512M or 4Gi", Value: "1Gi"},
 			verifyFlag, reverifyFlag,
 		},
 		Action: runServe,
@@ -59,7 +64,8 @@ func runServe(c *cli.Context) error {
 	if n := c.Int("max-streams"); n < 1 || n > 1<<20 {
 		return usagef("--max-streams is %d; it must be from 1 to %s", n, quantity.Grouped(1<<20))
 	}
-	// An empty value is what an unset variable of a script leaves. To take it for a flag that is not given would open what was to be guarded.
+	// An empty value is what an unset variable of a script leaves. To take it for a flag that is
+	// not given would open what was to be guarded.
 	for _, flag := range []string{"socket", "flight", "token-file", "tls-cert", "tls-key", "memory"} {
 		if c.IsSet(flag) && c.String(flag) == "" {
 			return usagef("--%s is given without a value: name one, or leave the flag out", flag)
@@ -70,7 +76,8 @@ func runServe(c *cli.Context) error {
 		return err
 	}
 	if memory < leastMemory || memory > 1<<50 {
-		return usagef("--memory is %s; it must be from %s to %s bytes", c.String("memory"), quantity.Grouped(leastMemory), quantity.Grouped(1<<50))
+		return usagef("--memory is %s; it must be from %s to %s bytes", c.String("memory"),
+			quantity.Grouped(leastMemory), quantity.Grouped(1<<50))
 	}
 	at := addresses{listen: c.String("listen"), socket: c.String("socket"), flight: c.String("flight")}
 	if at == (addresses{}) {
@@ -98,9 +105,10 @@ func runServe(c *cli.Context) error {
 		return err
 	}
 	defer data.Close()
-	service, err := serve.New(c.Context, data, serve.Options{MaxStreams: c.Int("max-streams"), Memory: memory, Report: func(text string) {
-		fmt.Fprintf(c.App.ErrWriter, "warning: %s\n", text)
-	}})
+	service, err := serve.New(c.Context, data, serve.Options{MaxStreams: c.Int("max-streams"), Memory: memory,
+		Report: func(text string) {
+			fmt.Fprintf(c.App.ErrWriter, "warning: %s\n", text)
+		}})
 	if err != nil {
 		return err
 	}
@@ -180,8 +188,8 @@ func listen(c *cli.Context, service *serve.Service, at addresses, access serve.A
 	return group.Wait()
 }
 
-// reached is where a client of this machine finds a listener: at the host as it was given, or, where that stands for every address of the machine,
-// at the loopback one.
+// reached is where a client of this machine finds a listener: at the host as it was given, or,
+// where that stands for every address of the machine, at the loopback one.
 func reached(address string, l net.Listener) string {
 	host, _, err := net.SplitHostPort(address)
 	tcp, ok := l.Addr().(*net.TCPAddr)
@@ -205,8 +213,12 @@ func readAccess(c *cli.Context) (a serve.Access, err error) {
 			return a, fmt.Errorf("--token-file: %w", err)
 		}
 		text = bytes.TrimSpace(text)
-		if len(text) == 0 || len(text) > maxToken || bytes.ContainsFunc(text, func(r rune) bool { return r <= ' ' || r > '~' }) {
-			return a, fmt.Errorf("--token-file: %s must hold one word of at most %d visible ASCII characters", path, maxToken)
+		if len(text) == 0 || len(text) > maxToken || bytes.ContainsFunc(text, func(r rune) bool {
+			return r <= ' ' ||
+				r > '~'
+		}) {
+			return a, fmt.Errorf("--token-file: %s must hold one word of at most %d visible ASCII characters", path,
+				maxToken)
 		}
 		a.Token = string(text)
 	}
@@ -224,8 +236,8 @@ func readAccess(c *cli.Context) (a serve.Access, err error) {
 	return a, nil
 }
 
-// readSecret reads a file that other users must not be able to read. One of another user may be read by its group: this user is in it, or could
-// not read the file.
+// readSecret reads a file that other users must not be able to read. One of another user may be
+// read by its group: this user is in it, or could not read the file.
 func readSecret(path string) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -241,13 +253,15 @@ func readSecret(path string) ([]byte, error) {
 		others = 0o007
 	}
 	if info.Mode().Perm()&others != 0 {
-		return nil, fmt.Errorf("%s has mode %04o, so that other users may read or change it: say `chmod 600 %s`, and take another token if it is not a new one",
+		return nil, fmt.Errorf("%s has mode %04o, so that other users may read or change it: say `chmod 600 %s`, "+
+			"and take another token if it is not a new one",
 			path, info.Mode().Perm(), path)
 	}
 	return io.ReadAll(io.LimitReader(f, 2*maxToken))
 }
 
-// guarded refuses an address that other machines reach, where no token is asked for, and warns where one is asked for in clear.
+// guarded refuses an address that other machines reach, where no token is asked for, and warns
+// where one is asked for in clear.
 func guarded(c *cli.Context, flag, address string, a serve.Access) error {
 	if address == "" || a.TLS != nil && a.Token != "" || c.Bool("insecure") {
 		return nil
@@ -270,8 +284,10 @@ func guarded(c *cli.Context, flag, address string, a serve.Access) error {
 		}
 	}
 	if a.Token != "" {
-		fmt.Fprintf(c.App.ErrWriter, "warning: the token of --%s %s crosses the network in clear, and who sees it may use it: give --tls-cert and --tls-key\n", flag, address)
+		fmt.Fprintf(c.App.ErrWriter, "warning: the token of --%s %s crosses the network in clear, and who sees it "+
+			"may use it: give --tls-cert and --tls-key\n", flag, address)
 		return nil
 	}
-	return usagef("--%s %s is reached from other machines, and everybody there could read the data: give a --token-file, or say --insecure", flag, address)
+	return usagef("--%s %s is reached from other machines, and everybody there could read the data: give a "+
+		"--token-file, or say --insecure", flag, address)
 }

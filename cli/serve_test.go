@@ -63,7 +63,8 @@ func startServer(t *testing.T, dir string, flags ...string) *server {
 	return s
 }
 
-// end stops the server, which must exit with 0 and have written this to standard error, and nothing more.
+// end stops the server, which must exit with 0 and have written this to standard error, and nothing
+// more.
 func (s *server) end(stderr string) {
 	s.t.Helper()
 	if err := s.command.Process.Signal(syscall.SIGTERM); err != nil {
@@ -73,14 +74,16 @@ func (s *server) end(stderr string) {
 	if err != nil || len(rest) > 0 {
 		s.t.Errorf("after the first line: %q, %v", rest, err)
 	}
-	if err := s.command.Wait(); err != nil || (stderr == "") != (s.stderr.Len() == 0) || !strings.Contains(s.stderr.String(), stderr) {
+	if err := s.command.Wait(); err != nil || (stderr == "") != (s.stderr.Len() == 0) ||
+		!strings.Contains(s.stderr.String(), stderr) {
 		s.t.Errorf("the server ended with %v and said %q", err, s.stderr.String())
 	}
 }
 
 // clientOf sends every request to a unix socket.
 func clientOf(socket string) *http.Client {
-	return &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+	return &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn,
+		error) {
 		return new(net.Dialer).DialContext(ctx, "unix", socket)
 	}}}
 }
@@ -115,7 +118,8 @@ func socketFolder(t testing.TB) string {
 	return folder
 }
 
-// The served stream is that of `mula stream`, over TCP, over the socket and over Flight; a SIGTERM cuts what is under way.
+// The served stream is that of `mula stream`, over TCP, over the socket and over Flight; a SIGTERM
+// cuts what is under way.
 func TestServe(t *testing.T) {
 	dir := prepared(t)
 	mustRun(t, dir, "blend")
@@ -152,7 +156,8 @@ func TestServe(t *testing.T) {
 		r.Release()
 		answer.Body.Close()
 	}
-	client, err := flight.NewClientWithMiddleware(strings.TrimPrefix(s.Flight, "grpc://"), nil, nil, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	client, err := flight.NewClientWithMiddleware(strings.TrimPrefix(s.Flight, "grpc://"), nil, nil,
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -241,7 +246,8 @@ func TestServeToken(t *testing.T) {
 	s.end("") // no warning: the token does not leave the machine
 }
 
-// Who asks for a socket or for Flight gets no TCP port beside it, which every user of the machine could read from; without either, there is one.
+// Who asks for a socket or for Flight gets no TCP port beside it, which every user of the machine
+// could read from; without either, there is one.
 func TestServeOpensWhatIsNamed(t *testing.T) {
 	dir := prepared(t)
 	mustRun(t, dir, "blend")
@@ -299,7 +305,8 @@ func TestServeReportsDamage(t *testing.T) {
 	}
 	said, err := io.ReadAll(answer.Body)
 	answer.Body.Close()
-	if err != nil || string(said) != "{\"status\":\"damaged\"}\n" || answer.StatusCode != http.StatusInternalServerError {
+	if err != nil || string(said) != "{\"status\":\"damaged\"}\n" ||
+		answer.StatusCode != http.StatusInternalServerError {
 		t.Errorf("/healthz: %s %q, %v", answer.Status, said, err)
 	}
 	s.end("shards/a")

@@ -25,15 +25,23 @@ func simulateCommand() *cli.Command {
 			"Example: mula simulate --plan plan.json --nodes 64 --ranks-per-node 8 --batch-size 1024 --step-time 0.9 --storage parallel-fs --report simulate.html",
 		Flags: []cli.Flag{
 			planFlag, shardsFlag,
-			&cli.IntFlag{Name: "nodes", Aliases: []string{"N"}, Usage: "nodes that read, each its share of every step", Value: 1},
+			&cli.IntFlag{Name: "nodes", Aliases: []string{"N"}, Usage: "nodes that read, each its share of every step",
+				Value: 1},
 			&cli.IntFlag{Name: "ranks-per-node", Usage: "ranks of a node, which divide its share", Value: 1},
-			&cli.IntFlag{Name: "batch-size", Aliases: []string{"B"}, Usage: "samples of a step, over all ranks", DefaultText: "the multiple of the ranks next to 512"},
-			&cli.Float64Flag{Name: "step-time", Usage: "a step computes for `SECONDS`", DefaultText: "not known: nothing is said of whether storage keeps up"},
-			&cli.Float64Flag{Name: "tokens-per-second", Usage: "the same as tokens a second of all nodes together, `T`", DefaultText: "not known"},
-			&cli.StringFlag{Name: "storage", Usage: "local-nvme, parallel-fs, object-store, or a `FILE` ending in .yaml", Value: simulate.Kinds[0].Name},
+			&cli.IntFlag{Name: "batch-size", Aliases: []string{"B"}, Usage: "samples of a step, over all ranks",
+				DefaultText: "the multiple of the ranks next to 512"},
+			&cli.Float64Flag{Name: "step-time", Usage: "a step computes for `SECONDS`",
+				DefaultText: "not known: nothing is said of whether storage keeps up"},
+			&cli.Float64Flag{Name: "tokens-per-second", Usage: "the same as tokens a second of all nodes together, `T`",
+				DefaultText: "not known"},
+			&cli.StringFlag{Name: "storage",
+				Usage: "local-nvme, parallel-fs, object-store, or a `FILE` ending in .yaml",
+				Value: simulate.Kinds[0].Name},
 			fromFlag, toFlag,
-			&cli.Int64Flag{Name: "samples", Usage: "positions looked at one by one, at most", Value: simulate.DefaultSamples},
-			&cli.BoolFlag{Name: "plan-only", Usage: "look at no shard, which need not be here: nothing is said of documents"},
+			&cli.Int64Flag{Name: "samples", Usage: "positions looked at one by one, at most",
+				Value: simulate.DefaultSamples},
+			&cli.BoolFlag{Name: "plan-only",
+				Usage: "look at no shard, which need not be here: nothing is said of documents"},
 			&cli.StringFlag{Name: "report", Usage: "write an HTML page with tables and pictures to `FILE`"},
 			jsonFlag,
 		},
@@ -61,7 +69,8 @@ func runSimulate(c *cli.Context) error {
 		}
 		plan, err = readPlan(c.String("plan"))
 		if err == nil && !plan.Windowed() {
-			return usagef("--plan-only: the order of this plan, %q, is in files of its own, which must be looked at; leave the flag out", plan.OrderVersion())
+			return usagef("--plan-only: the order of this plan, %q, is in files of its own, which must be looked "+
+				"at; leave the flag out", plan.OrderVersion())
 		}
 	} else if o.Data, err = openPlanWith(c, blend.OpenOptions{Unread: true}); err == nil {
 		defer o.Data.Close()
@@ -112,18 +121,21 @@ func runSimulate(c *cli.Context) error {
 
 // simulateOptions are the options that do not depend on the plan.
 func simulateOptions(c *cli.Context) (simulate.Options, error) {
-	o := simulate.Options{Nodes: c.Int("nodes"), RanksPerNode: c.Int("ranks-per-node"), BatchSize: c.Int("batch-size"), StepTime: c.Float64("step-time"),
-		Samples: c.Int64("samples")}
+	o := simulate.Options{Nodes: c.Int("nodes"), RanksPerNode: c.Int("ranks-per-node"), BatchSize: c.Int("batch-size"),
+		StepTime: c.Float64("step-time"),
+		Samples:  c.Int64("samples")}
 	const mostRanks = 1 << 24
 	if o.Nodes < 1 || o.RanksPerNode < 1 || o.Nodes > mostRanks/o.RanksPerNode {
-		return o, usagef("--nodes is %d and --ranks-per-node %d; each must be at least 1, and the ranks at most %s", o.Nodes, o.RanksPerNode, quantity.Grouped(mostRanks))
+		return o, usagef("--nodes is %d and --ranks-per-node %d; each must be at least 1, and the ranks at most %s",
+			o.Nodes, o.RanksPerNode, quantity.Grouped(mostRanks))
 	}
 	world := o.Nodes * o.RanksPerNode
 	if !c.IsSet("batch-size") {
 		o.BatchSize = max(1, 512/world) * world
 	}
 	if o.BatchSize < 1 || o.BatchSize > 1<<30 || o.BatchSize%world != 0 {
-		return o, usagef("--batch-size is %d; it must be a multiple of the %s, and at most %s", o.BatchSize, plural(int64(world), "rank"), quantity.Grouped(1<<30))
+		return o, usagef("--batch-size is %d; it must be a multiple of the %s, and at most %s", o.BatchSize,
+			plural(int64(world), "rank"), quantity.Grouped(1<<30))
 	}
 	if o.Samples < 1 || o.Samples > 1<<26 {
 		return o, usagef("--samples is %d; it must be from 1 to %s", o.Samples, quantity.Grouped(1<<26))
@@ -147,7 +159,8 @@ func simulateOptions(c *cli.Context) (simulate.Options, error) {
 
 // printSimulation prints the report as tables and lines.
 func printSimulation(w io.Writer, r *simulate.Report) {
-	fmt.Fprintf(w, "%s of %d from position %d; storage %s (assumed figures: docs/simulate.md)\n\n", plural(r.Steps, "step"), r.BatchSize, r.From, r.Reading.Storage.Name)
+	fmt.Fprintf(w, "%s of %d from position %d; storage %s (assumed figures: docs/simulate.md)\n\n",
+		plural(r.Steps, "step"), r.BatchSize, r.From, r.Reading.Storage.Name)
 	for i, t := range []page.Table{r.ReadingTable(), r.MixtureTable(), r.ShuffleTable(), r.RepeatsTable()} {
 		if i > 0 {
 			fmt.Fprintln(w)

@@ -37,7 +37,8 @@ func runStream(c *cli.Context) error {
 		return err
 	}
 	if isTerminal(c.App.Writer) {
-		return usagef("standard output is a terminal; send the stream to a file or a program, as in `mula stream ... | python train.py`")
+		return usagef("standard output is a terminal; send the stream to a file or a program, as in `mula stream " +
+			"... | python train.py`")
 	}
 	options, err := verification(c)
 	if err != nil {

@@ -33,24 +33,40 @@ func tokenizeCommand() *cli.Command {
 			"Example: mula tokenize --tokenizer tokenizer.json --output shards/wiki --shard-tokens 2G corpus/wiki",
 		Flags: slices.Concat([]cli.Flag{
 			&cli.StringFlag{Name: "tokenizer", Usage: "use the Hugging Face tokenizer.json in `FILE` (needed)"},
-			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "write the shards' files under the `PREFIX` (needed)"},
-			&cli.StringFlag{Name: "to", Usage: "write shards as `NAME` does: " + strings.Join(formats.Names(), ", "), Value: "megatron"},
-			&cli.StringFlag{Name: "shard-tokens", Usage: "close a shard before the document that brings it above `N` tokens (2G, 500M); shards are PREFIX-00000, PREFIX-00001, …", DefaultText: "one shard, PREFIX"},
-			&cli.Uint64Flag{Name: "shuffle-seed", Usage: "shuffle all documents by the seed `N`", DefaultText: "not shuffled"},
-			&cli.Float64Flag{Name: "sample", Usage: "keep the `SHARE` of the documents, above 0 and at most 1; a smaller sample is part of a larger one", DefaultText: "all"},
-			&cli.StringFlag{Name: "max-documents", Usage: "stop after `N` documents in the order of the inputs", DefaultText: "all"},
+			&cli.StringFlag{Name: "output", Aliases: []string{"o"},
+				Usage: "write the shards' files under the `PREFIX` (needed)"},
+			&cli.StringFlag{Name: "to", Usage: "write shards as `NAME` does: " + strings.Join(formats.Names(), ", "),
+				Value: "megatron"},
+			&cli.StringFlag{Name: "shard-tokens",
+				Usage: "close a shard before the document that brings it above `N` tokens (2G, 500M); shards are PREFIX-00000, PREFIX-00001, …", DefaultText: "one shard, PREFIX"},
+			&cli.Uint64Flag{Name: "shuffle-seed", Usage: "shuffle all documents by the seed `N`",
+				DefaultText: "not shuffled"},
+			&cli.Float64Flag{Name: "sample",
+				Usage: "keep the `SHARE` of the documents, above 0 and at most 1; a smaller sample is part of a larger one", DefaultText: "all"},
+			&cli.StringFlag{Name: "max-documents", Usage: "stop after `N` documents in the order of the inputs",
+				DefaultText: "all"},
 		}, readFlags(), []cli.Flag{
 			&cli.StringFlag{Name: "eod", Usage: "the `TOKEN` that ends every document", Value: defaultEOD},
 			&cli.BoolFlag{Name: "no-eod", Usage: "end documents without a token"},
-			&cli.StringFlag{Name: "specials", Usage: "special tokens that stand literally in a text become text (text) or the special id (tokens), which is Hugging Face's default", Value: "text"},
-			&cli.BoolFlag{Name: "add-special-tokens", Usage: "put around every document what the tokenizer's post-processor adds, such as a token for its beginning; --eod still ends it, once"},
-			&cli.BoolFlag{Name: "ignore-truncation-and-padding", Usage: "ignore what the tokenizer sets as truncation and padding: documents are never cut or padded"},
-			&cli.StringFlag{Name: "on-error", Usage: "at a document that cannot be used: fail, or skip and count it", Value: "fail"},
-			&cli.StringFlag{Name: "rejects", Usage: "with --on-error skip, write what was skipped and why to `FILE`", DefaultText: "PREFIX.rejects.jsonl"},
-			&cli.StringFlag{Name: "max-rejects", Usage: "with --on-error skip, fail before a shard is written if more than `N` documents, or N% of all, were skipped", Value: "1%"},
-			&cli.BoolFlag{Name: "overwrite", Usage: "start anew, whatever an earlier job has left or made under PREFIX"},
-			&cli.StringFlag{Name: "memory", Usage: "hold at most `BYTES` of texts and ids; shuffling a large corpus is faster with several G", Value: "256M"},
-			&cli.StringFlag{Name: "piece-size", Usage: "claim about `BYTES` of the inputs at a time; changes no output", DefaultText: "8M to 256M, by the size of the inputs"},
+			&cli.StringFlag{Name: "specials",
+				Usage: "special tokens that stand literally in a text become text (text) or the special id (tokens), which is Hugging Face's default", Value: "text"},
+			&cli.BoolFlag{Name: "add-special-tokens",
+				Usage: "put around every document what the tokenizer's post-processor adds, such as a token for its beginning; --eod still ends it, once"},
+			&cli.BoolFlag{Name: "ignore-truncation-and-padding",
+				Usage: "ignore what the tokenizer sets as truncation and padding: documents are never cut or padded"},
+			&cli.StringFlag{Name: "on-error", Usage: "at a document that cannot be used: fail, or skip and count it",
+				Value: "fail"},
+			&cli.StringFlag{Name: "rejects", Usage: "with --on-error skip, write what was skipped and why to `FILE`",
+				DefaultText: "PREFIX.rejects.jsonl"},
+			&cli.StringFlag{Name: "max-rejects",
+				Usage: "with --on-error skip, fail before a shard is written if more than `N` documents, or N% of all, were skipped", Value: "1%"},
+			&cli.BoolFlag{Name: "overwrite",
+				Usage: "start anew, whatever an earlier job has left or made under PREFIX"},
+			&cli.StringFlag{Name: "memory",
+				Usage: "hold at most `BYTES` of texts and ids; shuffling a large corpus is faster with several G",
+				Value: "256M"},
+			&cli.StringFlag{Name: "piece-size", Usage: "claim about `BYTES` of the inputs at a time; changes no output",
+				DefaultText: "8M to 256M, by the size of the inputs"},
 			workersFlag, jsonFlag,
 		}),
 		Action: runTokenize,
@@ -60,10 +76,17 @@ func tokenizeCommand() *cli.Command {
 // readFlags say how documents are read, with [readOptions].
 func readFlags() []cli.Flag {
 	return []cli.Flag{
-		&cli.StringFlag{Name: "input-format", Usage: "read all inputs, and all files in folders, as `NAME`: auto, jsonl, json, text, parquet, arrow", Value: "auto"},
-		&cli.StringSliceFlag{Name: "glob", Usage: "in folders, read the files that match `PATTERN`, whatever their ending: *.md by name, web/**/*.md by path in the folder; may be repeated"},
-		&cli.StringFlag{Name: "text-field", Usage: "read texts from the field or column `NAME`; a dot leads into an object, as in doc.body", Value: "text"},
-		&cli.StringFlag{Name: "id-field", Usage: "read ids from the field or column `NAME`, which every Parquet and Arrow file must then have", DefaultText: "id, where there is one"},
+		&cli.StringFlag{Name: "input-format",
+			Usage: "read all inputs, and all files in folders, as `NAME`: auto, jsonl, json, text, parquet, arrow",
+			Value: "auto"},
+		&cli.StringSliceFlag{Name: "glob",
+			Usage: "in folders, read the files that match `PATTERN`, whatever their ending: *.md by name, web/**/*.md by path in the folder; may be repeated"},
+		&cli.StringFlag{Name: "text-field",
+			Usage: "read texts from the field or column `NAME`; a dot leads into an object, as in doc.body",
+			Value: "text"},
+		&cli.StringFlag{Name: "id-field",
+			Usage:       "read ids from the field or column `NAME`, which every Parquet and Arrow file must then have",
+			DefaultText: "id, where there is one"},
 		&cli.StringFlag{Name: "text-unit", Usage: "of plain text, a document is a `UNIT`: file or line", Value: "file"},
 	}
 }
@@ -99,8 +122,9 @@ func amount(c *cli.Context, flag string) (int64, error) {
 	return n, nil
 }
 
-// noStrayFile refuses a job whose shard would take the place of files that are no shard, as the train.bin of another program, and were not left by the job
-// itself. Of whole shards, and of those with numbers, the job says more.
+// noStrayFile refuses a job whose shard would take the place of files that are no shard, as the
+// train.bin of another program, and were not left by the job itself. Of whole shards, and of those
+// with numbers, the job says more.
 func noStrayFile(o job.Options) error {
 	if o.Overwrite || o.ShardTokens > 0 {
 		return nil
@@ -141,17 +165,21 @@ func runTokenize(c *cli.Context) error {
 	switch {
 	case !os.IsPathSeparator(output[len(output)-1]):
 	case c.String("to") == formats.Name(shards.MDS):
-		return usagef("--output %s ends with a separator; leave it out, as the files of the job are beside the folder", output)
+		return usagef("--output %s ends with a separator; leave it out, as the files of the job are beside the folder",
+			output)
 	default:
-		return usagef("--output %s is a folder; add what the names of the files are to begin with, such as %stokens", output, output)
+		return usagef("--output %s is a folder; add what the names of the files are to begin with, such as %stokens",
+			output, output)
 	}
-	options := job.Options{Inputs: found.Inputs, Names: found.Names, Read: read, Output: output, Workers: c.Int("workers"), AppendEOD: !c.Bool("no-eod"), Overwrite: c.Bool("overwrite"),
+	options := job.Options{Inputs: found.Inputs, Names: found.Names, Read: read, Output: output,
+		Workers: c.Int("workers"), AppendEOD: !c.Bool("no-eod"), Overwrite: c.Bool("overwrite"),
 		Shuffle: c.IsSet("shuffle-seed"), ShuffleSeed: c.Uint64("shuffle-seed"), Sample: c.Float64("sample")}
 	if options.Layout, err = formats.ParseLayout(c.String("to")); err != nil {
 		return usagef("--to: %v", err)
 	}
 	for flag, value := range map[string]*int64{
-		"shard-tokens": &options.ShardTokens, "max-documents": &options.MaxDocuments, "memory": &options.Memory, "piece-size": &options.PieceBytes,
+		"shard-tokens": &options.ShardTokens, "max-documents": &options.MaxDocuments, "memory": &options.Memory,
+		"piece-size": &options.PieceBytes,
 	} {
 		if *value, err = amount(c, flag); err != nil {
 			return err
@@ -208,7 +236,8 @@ func runTokenize(c *cli.Context) error {
 	if options.AppendEOD {
 		id, ok := options.Tokenizer.ID(c.String("eod"))
 		if !ok {
-			return fmt.Errorf("%s has no token %q; name the end-of-document token with --eod%s, or use --no-eod", c.String("tokenizer"), c.String("eod"),
+			return fmt.Errorf("%s has no token %q; name the end-of-document token with --eod%s, or use --no-eod",
+				c.String("tokenizer"), c.String("eod"),
 				likelyEOD(options.Tokenizer))
 		}
 		options.EOD = id
@@ -228,7 +257,8 @@ func runTokenize(c *cli.Context) error {
 	p := newProgress(c.App.ErrWriter)
 	defer p.end()
 	options.Progress = func(s job.Progress) {
-		text := fmt.Sprintf("%s, %s tokens, %s of input read", plural(s.Documents, "document"), tokensText(s.Tokens), bytesText(s.InputRead))
+		text := fmt.Sprintf("%s, %s tokens, %s of input read", plural(s.Documents, "document"), tokensText(s.Tokens),
+			bytesText(s.InputRead))
 		if s.Large > 0 {
 			text += fmt.Sprintf(", encoding %s of %s", plural(s.Large, "large document"), bytesText(s.LargeBytes))
 		}
@@ -242,14 +272,16 @@ func runTokenize(c *cli.Context) error {
 			text += ", waiting for " + s.Waiting
 		}
 		done, total := float64(s.InputRead-s.InputKept), float64(s.InputSize-s.InputKept)
-		// The time left is not known when all is read and shards are written, nor while a good part of the inputs is encoded and not yet counted.
+		// The time left is not known when all is read and shards are written, nor while a good part
+		// of the inputs is encoded and not yet counted.
 		if s.InputRead >= s.InputSize || s.LargeBytes > s.InputSize/20 {
 			done, total = 0, 0
 		}
 		p.update(text, done, total)
 	}
 	s, err := job.Run(c.Context, options)
-	if bad := (*documents.DocumentError)(nil); errors.As(err, &bad) && bad.Kind != documents.BadStream && options.OnError == job.Fail {
+	if bad := (*documents.DocumentError)(nil); errors.As(err, &bad) && bad.Kind != documents.BadStream &&
+		options.OnError == job.Fail {
 		return fmt.Errorf("%w; %s, or skip such documents with --on-error skip", err, bad.Kind.Remedy())
 	}
 	if err != nil {
@@ -280,7 +312,8 @@ func rejectLimit(text string) (*job.RejectLimit, error) {
 	} else if n, err := quantity.Count(text); err == nil && n >= 0 {
 		return &job.RejectLimit{Documents: n}, nil
 	}
-	return nil, usagef("--max-rejects is %q; it must be a number of documents, such as 500, or a share from 0%% to 100%%, such as 0.1%%", text)
+	return nil, usagef("--max-rejects is %q; it must be a number of documents, such as 500, or a share from 0%% to "+
+		"100%%, such as 0.1%%", text)
 }
 
 // minPieceSize is below what anyone would gain by: claiming a piece takes longer than reading it.
@@ -288,7 +321,8 @@ const minPieceSize = 1000
 
 // likelyEOD names a token of t that ends documents by its name, in words that follow on --eod.
 func likelyEOD(t *tokenize.Tokenizer) string {
-	for _, token := range []string{defaultEOD, "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "<|eot_id|>", "<|im_end|>", "[SEP]"} {
+	for _, token := range []string{defaultEOD, "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "<|eot_id|>", "<|im_end|>",
+		"[SEP]"} {
 		if _, ok := t.ID(token); ok {
 			return fmt.Sprintf(", such as %q, which it has", token)
 		}
@@ -299,7 +333,8 @@ func likelyEOD(t *tokenize.Tokenizer) string {
 // showTokenized prints what a job has done.
 func showTokenized(c *cli.Context, s job.Summary) {
 	w := c.App.Writer
-	fmt.Fprintf(w, "%s: %s, %s, %s of text", filepath.ToSlash(s.Output), plural(s.Documents, "document"), plural(s.Tokens, "token"), bytesText(s.TextBytes))
+	fmt.Fprintf(w, "%s: %s, %s, %s of text", filepath.ToSlash(s.Output), plural(s.Documents, "document"),
+		plural(s.Tokens, "token"), bytesText(s.TextBytes))
 	if len(s.Shards) > 1 || len(s.Shards) == 1 && s.Shards[0].Prefix != s.Output {
 		fmt.Fprintf(w, ", %s", plural(int64(len(s.Shards)), "shard"))
 	}

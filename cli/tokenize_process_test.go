@@ -9,9 +9,11 @@ import (
 	"time"
 )
 
-// tokenizeArguments are those of a job with many units, segments of which several are in work at once, and several shards.
+// tokenizeArguments are those of a job with many units, segments of which several are in work at
+// once, and several shards.
 func tokenizeArguments(output string) []string {
-	return []string{"tokenize", "--tokenizer", "tokenizer.json", "--output", output + "/x", "--shard-tokens", "20K", "--piece-size", "16K", "--on-error", "skip", "--max-rejects", "30%", "corpus"}
+	return []string{"tokenize", "--tokenizer", "tokenizer.json", "--output", output + "/x", "--shard-tokens", "20K",
+		"--piece-size", "16K", "--on-error", "skip", "--max-rejects", "30%", "corpus"}
 }
 
 // tokenizePrepared makes documents and a tokenizer, and the output of an unbroken job in whole.
@@ -27,7 +29,8 @@ func tokenizePrepared(t *testing.T) string {
 		}
 	}
 	bad := filepath.Join(dir, "corpus", "bad.jsonl")
-	if err := os.WriteFile(bad, []byte(strings.Repeat("{\"text\":\"fine\"}\n{\"text\":\"\"}\n", 500)), 0o666); err != nil {
+	if err := os.WriteFile(bad, []byte(strings.Repeat("{\"text\":\"fine\"}\n{\"text\":\"\"}\n", 500)),
+		0o666); err != nil {
 		t.Fatal(err)
 	}
 	mustRun(t, dir, "tokenizer", "train", "--vocab-size", "400", "corpus/a.jsonl")
@@ -40,14 +43,16 @@ func tokenizeOutput(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	files := contents(t, dir)
 	for name := range files {
-		if base := filepath.Base(name); strings.HasSuffix(filepath.Dir(name), ".job") && (base == "job.json" || base == "done.json") {
+		if base := filepath.Base(name); strings.HasSuffix(filepath.Dir(name), ".job") && (base == "job.json" ||
+			base == "done.json") {
 			delete(files, name) // they tell how long it took, and how it was cut
 		}
 	}
 	return files
 }
 
-// A job that is killed again and again, and goes on, ends with the bytes of one that nobody disturbed, and leaves nothing else.
+// A job that is killed again and again, and goes on, ends with the bytes of one that nobody
+// disturbed, and leaves nothing else.
 func TestKilledTokenizeJob(t *testing.T) {
 	t.Parallel()
 	dir := tokenizePrepared(t)
@@ -73,7 +78,8 @@ func TestKilledTokenizeJob(t *testing.T) {
 	k.enough(t)
 }
 
-// Processes that are started together, of which one is killed, make one job's bytes, and each ends well.
+// Processes that are started together, of which one is killed, make one job's bytes, and each ends
+// well.
 func TestSharedTokenizeJob(t *testing.T) {
 	t.Parallel()
 	dir := tokenizePrepared(t)
@@ -95,7 +101,8 @@ func TestSharedTokenizeJob(t *testing.T) {
 		victim.Process.Kill()
 		victim.Wait()
 		g.Wait()
-		mustRun(t, dir, tokenizeArguments("shared")...) // it is complete, and what the killed one left under temporary names goes
+		// it is complete, and what the killed one left under temporary names goes
+		mustRun(t, dir, tokenizeArguments("shared")...)
 		sameFiles(t, tokenizeOutput(t, filepath.Join(dir, "shared")), whole)
 		if t.Failed() {
 			t.Fatalf("round %d", round)

@@ -27,10 +27,15 @@ func tokenizerCommand() *cli.Command {
 				"them, or - for standard input. The result depends on the inputs and the flags alone, not on the number of workers.\n\n" +
 				"Example: mula tokenizer train --vocab-size 4096 --output tokenizer.json corpus/go corpus/books",
 			Flags: slices.Concat([]cli.Flag{
-				&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "write the tokenizer to `FILE`", Value: "tokenizer.json"},
-				&cli.IntFlag{Name: "vocab-size", Usage: "number of ids, special tokens and the 256 bytes included", Value: 50304},
-				&cli.StringSliceFlag{Name: "special", Usage: "special `TOKEN` (repeat the flag for several); they get the first ids", Value: cli.NewStringSlice(defaultEOD, "<|padding|>")},
-				&cli.StringFlag{Name: "pattern", Usage: "rule that cuts text into words: gpt2 or cl100k", Value: "gpt2"},
+				&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "write the tokenizer to `FILE`",
+					Value: "tokenizer.json"},
+				&cli.IntFlag{Name: "vocab-size", Usage: "number of ids, special tokens and the 256 bytes included",
+					Value: 50304},
+				&cli.StringSliceFlag{Name: "special",
+					Usage: "special `TOKEN` (repeat the flag for several); they get the first ids",
+					Value: cli.NewStringSlice(defaultEOD, "<|padding|>")},
+				&cli.StringFlag{Name: "pattern", Usage: "rule that cuts text into words: gpt2 or cl100k",
+					Value: "gpt2"},
 				&cli.IntFlag{Name: "min-frequency", Usage: "how often a pair must occur to become a token", Value: 2},
 				&cli.Int64Flag{Name: "max-bytes", Usage: "read no more than this many bytes of text (0: all)"},
 			}, readFlags(), []cli.Flag{workersFlag, jsonFlag}),
@@ -41,7 +46,8 @@ func tokenizerCommand() *cli.Command {
 
 const defaultEOD = "<|endoftext|>"
 
-var workersFlag = &cli.IntFlag{Name: "workers", Usage: "parallel workers (0: all cores); the output does not depend on it"}
+var workersFlag = &cli.IntFlag{Name: "workers",
+	Usage: "parallel workers (0: all cores); the output does not depend on it"}
 
 func tokenizerTrain(c *cli.Context) error {
 	read, err := readOptions(c)
@@ -69,7 +75,8 @@ func tokenizerTrain(c *cli.Context) error {
 		return err
 	}
 	if c.Int("vocab-size") < 1 {
-		return usagef("--vocab-size is %d; it must be at least the 256 bytes and the special tokens", c.Int("vocab-size"))
+		return usagef("--vocab-size is %d; it must be at least the 256 bytes and the special tokens",
+			c.Int("vocab-size"))
 	}
 	var pattern tokenize.Pattern
 	switch c.String("pattern") {
@@ -94,9 +101,11 @@ func tokenizerTrain(c *cli.Context) error {
 		Progress: func(t tokenize.TrainProgress) {
 			last = t
 			if t.Merges == 0 {
-				p.update(fmt.Sprintf("counting words: %s documents, %s", quantity.Grouped(t.Documents), bytesText(t.Bytes)), 0, 0)
+				p.update(fmt.Sprintf("counting words: %s documents, %s", quantity.Grouped(t.Documents),
+					bytesText(t.Bytes)), 0, 0)
 			} else {
-				p.update(fmt.Sprintf("merging: %s of %s", quantity.Grouped(int64(t.Merges)), quantity.Grouped(int64(t.TotalMerges))), 0, 0)
+				p.update(fmt.Sprintf("merging: %s of %s", quantity.Grouped(int64(t.Merges)),
+					quantity.Grouped(int64(t.TotalMerges))), 0, 0)
 			}
 		},
 	})

@@ -35,7 +35,8 @@ func trainCommand() *cli.Command {
 			"Example: mula train --config train.yaml",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "config", Usage: "read the run from `FILE`", Value: "train.yaml"},
-			&cli.BoolFlag{Name: "stop-is-success", Usage: "exit with 0 instead of 3 when a signal stops the run before its end"},
+			&cli.BoolFlag{Name: "stop-is-success",
+				Usage: "exit with 0 instead of 3 when a signal stops the run before its end"},
 			jsonFlag,
 		},
 		Action: runTrain,
@@ -58,12 +59,17 @@ func runTrain(c *cli.Context) error {
 	}
 	if n := os.Getenv(dpVariable); n != "" { // mula launch --elastic: as many as there are hosts for
 		if config.Layout.DP, err = strconv.Atoi(n); err != nil {
-			return usagef("%s is %q in the environment; it must be a number of replicas, as layout.dp is", dpVariable, n)
+			return usagef("%s is %q in the environment; it must be a number of replicas, as layout.dp is", dpVariable,
+				n)
 		}
 	}
-	world, err := train.Join(c.Context, config, func(text string) { fmt.Fprintf(c.App.ErrWriter, "waiting: %s\n", printable(text)) })
+	world, err := train.Join(c.Context, config, func(text string) {
+		fmt.Fprintf(c.App.ErrWriter, "waiting: %s\n",
+			printable(text))
+	})
 	if err != nil && c.Context.Err() != nil {
-		return fmt.Errorf("stopped before the ranks had found each other: %v", err) // not %w: Main would say that it was interrupted, and not what it waited for
+		// not %w: Main would say that it was interrupted, and not what it waited for
+		return fmt.Errorf("stopped before the ranks had found each other: %v", err)
 	}
 	if err != nil {
 		return configurationError(c, config, err)
@@ -76,8 +82,9 @@ func runTrain(c *cli.Context) error {
 	p := newProgress(messages)
 	defer p.end()
 
-	// The first signal ends c.Context, which stops the run after its step. From then on signals have their usual effect again, unless they are
-	// the business of mula launch, which passes them on to processes that have got them already.
+	// The first signal ends c.Context, which stops the run after its step. From then on signals
+	// have their usual effect again, unless they are the business of mula launch, which passes them
+	// on to processes that have got them already.
 	stopped := context.AfterFunc(c.Context, func() {
 		if os.Getenv(train.HeartbeatVariable) != "" || os.Getenv(tcp.RankVariable) != "" {
 			signal.Ignore(stopSignals...)
@@ -111,7 +118,8 @@ func runTrain(c *cli.Context) error {
 				p.line("after %s: saved %s", plural(done, "step"), filepath.ToSlash(s.Checkpoint))
 			}
 			speed.add(time.Now(), s.StepMetrics)
-			p.update(fmt.Sprintf("%s of %s steps  loss %.4f  %s", quantity.Grouped(done), quantity.Grouped(s.Steps), s.Loss, speed.text(s.Steps-done)), 0, 0)
+			p.update(fmt.Sprintf("%s of %s steps  loss %.4f  %s", quantity.Grouped(done), quantity.Grouped(s.Steps),
+				s.Loss, speed.text(s.Steps-done)), 0, 0)
 		},
 	}
 	if trainFault != nil {
@@ -121,7 +129,8 @@ func runTrain(c *cli.Context) error {
 	p.end()
 	switch {
 	case err != nil && world != nil && train.Shared(err):
-		// Nobody leaves before the message is out: when one process of a job fails, the others are ended.
+		// Nobody leaves before the message is out: when one process of a job fails, the others are
+		// ended.
 		err = configurationError(c, config, err)
 		code := exitCode(exitFailed)
 		if errors.As(err, new(*usageError)) {
@@ -150,7 +159,8 @@ func runTrain(c *cli.Context) error {
 // trainFault puts a fault into a run. Only tests set it.
 var trainFault func(*train.Options)
 
-// exitStopped is the exit code of a run that a signal has stopped after a checkpoint. A scheduler that counts 0 as success must not take the run for done.
+// exitStopped is the exit code of a run that a signal has stopped after a checkpoint. A scheduler
+// that counts 0 as success must not take the run for done.
 const exitStopped = launch.ExitStopped
 
 // leave ends the work with the other processes of a run, of which all have come to the same end.
@@ -162,7 +172,8 @@ func leave(world *xpu.Comm) {
 	}
 }
 
-// configurationError makes an error about a field of the configuration an error of usage, with file and line: trying again is of no use.
+// configurationError makes an error about a field of the configuration an error of usage, with file
+// and line: trying again is of no use.
 func configurationError(c *cli.Context, config train.Config, err error) error {
 	if !train.Misconfigured(err) {
 		return err
@@ -174,7 +185,8 @@ func configurationError(c *cli.Context, config train.Config, err error) error {
 }
 
 // printResult prints what has come out, on the first rank.
-func printResult(c *cli.Context, config train.Config, result train.Result, evaluated *train.Evaluation, first bool) error {
+func printResult(c *cli.Context, config train.Config, result train.Result, evaluated *train.Evaluation,
+	first bool) error {
 	if !first {
 		return nil
 	}
@@ -182,24 +194,28 @@ func printResult(c *cli.Context, config train.Config, result train.Result, evalu
 	if c.Bool("json") {
 		return printJSON(w, map[string]any{
 			"output": config.Output, "steps": result.Steps, "finished": result.Finished, "resumed": result.Resumed,
-			"first_loss": result.FirstLoss, "last_loss": result.LastLoss, "evaluation": evaluated, "left_out_samples": result.LeftOut,
-			"checkpoint": result.Checkpoint, "weights_sha256": result.Weights,
+			"first_loss": result.FirstLoss, "last_loss": result.LastLoss, "evaluation": evaluated,
+			"left_out_samples": result.LeftOut,
+			"checkpoint":       result.Checkpoint, "weights_sha256": result.Weights,
 		})
 	}
 	state := "finished"
 	if !result.Finished {
 		state = "stopped; the same command goes on from here"
 	}
-	fmt.Fprintf(w, "%s: %s, loss %.4f at the start, %.4f at the end\n", state, plural(result.Steps, "step"), result.FirstLoss, result.LastLoss)
+	fmt.Fprintf(w, "%s: %s, loss %.4f at the start, %.4f at the end\n", state, plural(result.Steps, "step"),
+		result.FirstLoss, result.LastLoss)
 	if result.LeftOut > 0 {
-		fmt.Fprintf(w, "left out   %s because of spikes: %s names them\n", plural(result.LeftOut, "sample"), filepath.ToSlash(filepath.Join(config.Output, "skips.yaml")))
+		fmt.Fprintf(w, "left out   %s because of spikes: %s names them\n", plural(result.LeftOut, "sample"),
+			filepath.ToSlash(filepath.Join(config.Output, "skips.yaml")))
 	}
 	fmt.Fprintf(w, "checkpoint %s\nweights    sha256 %s\n", filepath.ToSlash(result.Checkpoint), result.Weights)
 	return nil
 }
 
-// A pace tells from the last steps of a run how fast it is and when it ends. Evaluations and checkpoints between steps take their time in it:
-// tokens per second are those of the run, not of the fastest step.
+// A pace tells from the last steps of a run how fast it is and when it ends. Evaluations and
+// checkpoints between steps take their time in it: tokens per second are those of the run, not of
+// the fastest step.
 type pace struct {
 	start time.Time // when the first of the steps began
 	steps []pacedStep
@@ -215,8 +231,8 @@ type pacedStep struct {
 // paceSteps is the number of steps that a pace looks back.
 const paceSteps = 50
 
-// add adds a step that has just been done, unless it had no samples: such steps take no time, and come in flocks. When a run goes back, the
-// pace begins anew.
+// add adds a step that has just been done, unless it had no samples: such steps take no time, and
+// come in flocks. When a run goes back, the pace begins anew.
 func (p *pace) add(now time.Time, s train.StepMetrics) {
 	if s.Step != p.next {
 		p.steps = nil
@@ -247,11 +263,13 @@ func (p *pace) text(left int64) string {
 	if !(seconds > 0) { // a coarse clock
 		return ""
 	}
-	return fmt.Sprintf("%s tokens/s  MFU %.1f %%  %s left", quantity.Grouped(int64(float64(tokens)/seconds+0.5)), 100*flops/seconds,
+	return fmt.Sprintf("%s tokens/s  MFU %.1f %%  %s left", quantity.Grouped(int64(float64(tokens)/seconds+0.5)),
+		100*flops/seconds,
 		duration(time.Duration(float64(left)*seconds/float64(len(p.steps))*float64(time.Second))))
 }
 
-// fewMicroBatches is the advice for a pipeline that has fewer micro-batches than stages, "" for others.
+// fewMicroBatches is the advice for a pipeline that has fewer micro-batches than stages, "" for
+// others.
 func fewMicroBatches(s train.Summary) string {
 	l := s.Config.Layout
 	if s.MicroBatches >= l.PP {
@@ -259,13 +277,15 @@ func fewMicroBatches(s train.Summary) string {
 	}
 	readers := l.DP * l.EP
 	if rows := s.Config.BatchSize / readers; rows >= l.PP {
-		return fmt.Sprintf(": there are fewer micro-batches than stages; lower micro_batch_size to %d (new runs only)", rows/l.PP)
+		return fmt.Sprintf(": there are fewer micro-batches than stages; lower micro_batch_size to %d (new runs only)",
+			rows/l.PP)
 	}
 	micro := ""
 	if s.Config.MicroBatchSize > 1 {
 		micro = " with micro_batch_size 1"
 	}
-	return fmt.Sprintf(": there are fewer micro-batches than stages; raise batch_size to %d or more%s (new runs only), or lower layout.pp", readers*l.PP, micro)
+	return fmt.Sprintf(": there are fewer micro-batches than stages; raise batch_size to %d or more%s (new runs "+
+		"only), or lower layout.pp", readers*l.PP, micro)
 }
 
 func printRun(p *progress, s train.Summary) {
@@ -274,9 +294,11 @@ func printRun(p *progress, s train.Summary) {
 	if preset, err := moe.Preset(name); err != nil || preset.TotalParameters() != s.Parameters {
 		name += " with other sizes"
 	}
-	p.line("model      %s: %s parameters, %s active per token", name, quantity.Grouped(s.Parameters), quantity.Grouped(s.ActiveParameters))
+	p.line("model      %s: %s parameters, %s active per token", name, quantity.Grouped(s.Parameters),
+		quantity.Grouped(s.ActiveParameters))
 	p.line("plan       %s", s.Plan)
-	p.line("run        %s steps of %s samples, %s tokens a step, %s in all", quantity.Grouped(s.Config.Steps), quantity.Grouped(int64(s.Config.BatchSize)),
+	p.line("run        %s steps of %s samples, %s tokens a step, %s in all", quantity.Grouped(s.Config.Steps),
+		quantity.Grouped(int64(s.Config.BatchSize)),
 		quantity.Grouped(s.TokensPerStep), tokensText(s.TotalTokens))
 	if s.Config.Attention == train.DocumentAttention {
 		p.line("attention  stays within documents; targets that begin another, and padding, do not count")
@@ -287,13 +309,15 @@ func printRun(p *progress, s train.Summary) {
 		if g.Match != nil {
 			match = strings.Join(g.Match, ", ")
 		}
-		p.line("group      %s: %d tensors, %s parameters; weight decay %g, learning rate × %g", match, g.Tensors, quantity.Grouped(g.Parameters), g.WeightDecay, g.LearningRateScale)
+		p.line("group      %s: %d tensors, %s parameters; weight decay %g, learning rate × %g", match, g.Tensors,
+			quantity.Grouped(g.Parameters), g.WeightDecay, g.LearningRateScale)
 	}
 	each := ""
 	if l := s.Config.Layout; l.Ranks() > 1 {
 		p.line("layout     %d ranks: %s; links: %s", l.Ranks(), l, s.Links)
 		if l.PP > 1 {
-			p.line("pipeline   %d stages, micro-batches a step: %d; stages wait %.0f %% of the time%s", l.PP, s.MicroBatches, 100*s.Bubble, fewMicroBatches(s))
+			p.line("pipeline   %d stages, micro-batches a step: %d; stages wait %.0f %% of the time%s", l.PP,
+				s.MicroBatches, 100*s.Bubble, fewMicroBatches(s))
 		}
 		each = " a rank"
 	}
@@ -301,7 +325,8 @@ func printRun(p *progress, s train.Summary) {
 	if s.Scratch > 0 {
 		scratch = fmt.Sprintf("; scratch of the device, up to %s, comes on top", bytesText(s.Scratch))
 	}
-	p.line("memory     %s%s: weights %s, gradients %s, optimizer %s, activations %s%s", bytesText(s.Memory.Total()), each, bytesText(s.Memory.Weights),
+	p.line("memory     %s%s: weights %s, gradients %s, optimizer %s, activations %s%s", bytesText(s.Memory.Total()),
+		each, bytesText(s.Memory.Weights),
 		bytesText(s.Memory.Gradients), bytesText(s.Memory.Moments), bytesText(s.Memory.Buffers), scratch)
 	why := ""
 	if s.DeviceWhy != "" {

@@ -22,7 +22,8 @@ import (
 	"mula/xpu/opencl"
 )
 
-// metricsIn reads what metrics.jsonl of a run has but for what depends on when and where the run took place: lines about resuming, times, speeds.
+// metricsIn reads what metrics.jsonl of a run has but for what depends on when and where the run
+// took place: lines about resuming, times, speeds.
 func metricsIn(t *testing.T, run string) (lines []map[string]any) {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join(run, "metrics.jsonl"))
@@ -39,7 +40,8 @@ func metricsIn(t *testing.T, run string) (lines []map[string]any) {
 		}
 		header, _ := line["run"].(map[string]any)
 		for _, fields := range []map[string]any{line, header} {
-			for _, name := range []string{"seconds", "tokens_per_second", "mfu", "time", "started", "peak_flops", "device"} {
+			for _, name := range []string{"seconds", "tokens_per_second", "mfu", "time", "started", "peak_flops",
+				"device"} {
 				delete(fields, name)
 			}
 		}
@@ -62,7 +64,8 @@ func writeFile(t *testing.T, text string, path ...string) {
 	}
 }
 
-// A run that handles spikes ends with the weights and metrics of one that nobody disturbed, wherever it is killed: before a spike, at it, and after it.
+// A run that handles spikes ends with the weights and metrics of one that nobody disturbed,
+// wherever it is killed: before a spike, at it, and after it.
 func TestKilledSpikes(t *testing.T) {
 	for seed, test := range []struct{ name, spikes string }{
 		{"skip", "{action: skip, sigma: 1.5, window: 4, max_skips: 40}"},
@@ -74,8 +77,10 @@ func TestKilledSpikes(t *testing.T) {
 			dir := prepared(t)
 			mustRun(t, dir, "blend")
 			run, whole := filepath.Join(dir, "run"), filepath.Join(dir, "whole")
-			writeFile(t, fmt.Sprintf("output: run\nmodel: {preset: mula-nano}\nbatch_size: 4\nsteps: %d\nseed: 3\nthreads: 1\nschedule: {warmup_steps: 2, learning_rate: 3e-3}\n"+
-				"checkpoint: {every: 3, keep: 2}\nevaluate: {every: 10, samples: 2}\nspikes: %s\n", steps, test.spikes), dir, "train.yaml")
+			writeFile(t, fmt.Sprintf("output: run\nmodel: {preset: mula-nano}\nbatch_size: 4\nsteps: %d\nseed: "+
+				"3\nthreads: 1\nschedule: {warmup_steps: 2, learning_rate: 3e-3}\n"+
+				"checkpoint: {every: 3, keep: 2}\nevaluate: {every: 10, samples: 2}\nspikes: %s\n", steps,
+				test.spikes), dir, "train.yaml")
 			k := newKiller(uint64(5+seed), func() { mustRun(t, dir, "train") })
 			if err := os.Rename(run, whole); err != nil {
 				t.Fatal(err)
@@ -94,7 +99,8 @@ func TestKilledSpikes(t *testing.T) {
 			compare := func() {
 				t.Helper()
 				got := contents(t, run)
-				for _, name := range []string{final + "model.safetensors", final + "optimizer.safetensors", final + "state.json", "fingerprints.jsonl", "skips.yaml"} {
+				for _, name := range []string{final + "model.safetensors", final + "optimizer.safetensors",
+					final + "state.json", "fingerprints.jsonl", "skips.yaml"} {
 					if want[name] == "" || got[name] != want[name] {
 						t.Errorf("%s differs after kills", name)
 					}
@@ -128,8 +134,9 @@ func TestKilledSpikes(t *testing.T) {
 	}
 }
 
-// On an OpenCL device a run keeps what it promises, as a process: killed there at a random step it goes on on the processor, and the other way round, with a
-// warning and along the losses of the processor; and a signal ends it after the step.
+// On an OpenCL device a run keeps what it promises, as a process: killed there at a random step it
+// goes on on the processor, and the other way round, with a warning and along the losses of the
+// processor; and a signal ends it after the step.
 func TestTrainOpenCL(t *testing.T) {
 	if devices, err := opencl.Devices(); len(devices) == 0 {
 		t.Skip(err)
@@ -137,12 +144,14 @@ func TestTrainOpenCL(t *testing.T) {
 	cache := t.TempDir() // what is compiled is the test's own, and compiled once
 	t.Setenv("XDG_CACHE_HOME", cache)
 	t.Setenv("POCL_CACHE_DIR", cache)
-	// What this test holds are processes: killed, stopped, resumed. Optimized, PoCL takes twenty seconds more; TestDevice of xpu/gpu has optimized kernels.
+	// What this test holds are processes: killed, stopped, resumed. Optimized, PoCL takes twenty
+	// seconds more; TestDevice of xpu/gpu has optimized kernels.
 	t.Setenv("POCL_EXTRA_BUILD_FLAGS", "-cl-opt-disable")
 	dir := prepared(t)
 	mustRun(t, dir, "blend")
 	configure := func(name, device string, steps int) {
-		writeFile(t, fmt.Sprintf("output: %s\nmodel: {preset: mula-nano}\nbatch_size: 4\nsteps: %d\nseed: 3\ndevice: %s\nthreads: 1\nschedule: {decay_steps: 50, warmup_steps: 5}\n"+
+		writeFile(t, fmt.Sprintf("output: %s\nmodel: {preset: mula-nano}\nbatch_size: 4\nsteps: %d\nseed: "+
+			"3\ndevice: %s\nthreads: 1\nschedule: {decay_steps: 50, warmup_steps: 5}\n"+
 			"checkpoint: {every: 5}\nevaluate: {every: 0}\n", name, steps, device), dir, name+".yaml")
 	}
 	losses := func(run string) map[string]float64 {
@@ -201,9 +210,11 @@ func TestTrainOpenCL(t *testing.T) {
 		}
 		configure(name, devices[1], steps)
 		out := mustRun(t, dir, "train", "--config", name+".yaml")
-		for _, text := range []string{"resuming   from step-", "was computed with the arithmetic of " + devices[0], "but not bit for bit", "finished: 50 steps"} {
+		for _, text := range []string{"resuming   from step-", "was computed with the arithmetic of " + devices[0],
+			"but not bit for bit", "finished: 50 steps"} {
 			if !strings.Contains(out, text) {
-				t.Errorf("%s, killed at step %d and resumed on %s, does not say %q:\n%s", name, step, devices[1], text, out)
+				t.Errorf("%s, killed at step %d and resumed on %s, does not say %q:\n%s", name, step, devices[1], text,
+					out)
 			}
 		}
 		got := losses(run)

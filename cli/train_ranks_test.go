@@ -43,8 +43,10 @@ func rankStarters(t *testing.T) []rankStarter {
 			t.Logf("no %s on this machine: ranks are not tried under it (apt-get install mpich openmpi-bin)", m.command)
 			continue
 		}
-		all = append(all, rankStarter{m.command, func(ctx context.Context, dir string, ranks int, args ...string) []*exec.Cmd {
-			c := exec.CommandContext(ctx, m.command, append(append(append([]string{}, m.args...), "-n", fmt.Sprint(ranks), "mula"), args...)...)
+		all = append(all, rankStarter{m.command, func(ctx context.Context, dir string, ranks int,
+			args ...string) []*exec.Cmd {
+			c := exec.CommandContext(ctx, m.command,
+				append(append(append([]string{}, m.args...), "-n", fmt.Sprint(ranks), "mula"), args...)...)
 			c.Dir = dir
 			return []*exec.Cmd{c}
 		}})
@@ -57,7 +59,8 @@ func tcpRanks(t *testing.T, ctx context.Context, dir string, ranks int, args ...
 	t.Helper()
 	host := "127.0.0.1"
 	if runtime.GOOS == "linux" {
-		// An address of this machine that nobody else uses, so that nobody takes the port between here and the start of rank 0.
+		// An address of this machine that nobody else uses, so that nobody takes the port between
+		// here and the start of rank 0.
 		host = fmt.Sprintf("127.%d.%d.%d", 1+rand.IntN(254), rand.IntN(256), 1+rand.IntN(254))
 	}
 	l, err := net.Listen("tcp", net.JoinHostPort(host, "0"))
@@ -70,13 +73,15 @@ func tcpRanks(t *testing.T, ctx context.Context, dir string, ranks int, args ...
 	for rank := range ranks {
 		c := exec.CommandContext(ctx, "mula", args...)
 		c.Dir = dir
-		c.Env = append(os.Environ(), tcp.RankVariable+fmt.Sprint("=", rank), tcp.SizeVariable+fmt.Sprint("=", ranks), tcp.AddressVariable+"="+address, tcp.SecretVariable+"=between us")
+		c.Env = append(os.Environ(), tcp.RankVariable+fmt.Sprint("=", rank), tcp.SizeVariable+fmt.Sprint("=", ranks),
+			tcp.AddressVariable+"="+address, tcp.SecretVariable+"=between us")
 		commands = append(commands, c)
 	}
 	return commands
 }
 
-// run runs all ranks to their end, and returns what they have printed and the exit codes of the commands.
+// run runs all ranks to their end, and returns what they have printed and the exit codes of the
+// commands.
 func (s rankStarter) run(t *testing.T, dir string, ranks int, args ...string) (string, []int) {
 	t.Helper()
 	ctx, cancel := testTime(t)
@@ -102,7 +107,8 @@ func (s rankStarter) run(t *testing.T, dir string, ranks int, args ...string) (s
 	return text.String(), codes
 }
 
-// A rank that waits for others that do not come says for which, when its time is over and when it is stopped.
+// A rank that waits for others that do not come says for which, when its time is over and when it
+// is stopped.
 func TestTrainMissingRank(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir() // ranks meet before they open the plan
@@ -162,7 +168,8 @@ func TestTrainMissingRank(t *testing.T) {
 	})
 }
 
-// Ranks of one process, processes over TCP, and both MPIs leave the same files, byte for byte, and only the first rank speaks.
+// Ranks of one process, processes over TCP, and both MPIs leave the same files, byte for byte, and
+// only the first rank speaks.
 func TestTrainLinks(t *testing.T) {
 	t.Parallel()
 	dir := prepared(t)
@@ -174,11 +181,13 @@ func TestTrainLinks(t *testing.T) {
 	}{
 		{2, "{dp: 1, ep: 2}", "layout     2 ranks"},
 		{4, "{dp: 2, ep: 2, optimizer: so}", "layout     4 ranks"},
-		{2, "{dp: 1, pp: 2}", "pipeline   2 stages, micro-batches a step: 1; stages wait 50 % of the time: there are fewer"},
+		{2, "{dp: 1, pp: 2}",
+			"pipeline   2 stages, micro-batches a step: 1; stages wait 50 % of the time: there are fewer"},
 		{4, "{dp: 2, pp: 2}\nattention: documents", "attention  stays within documents"},
 	} {
 		ranks, layout := test.ranks, test.layout
-		config := fmt.Sprintf("output: run\nmodel: {preset: mula-nano}\nbatch_size: 4\nsteps: 20\ncheckpoint: {every: 0}\nevaluate: {every: 10, samples: 3}\nthreads: 1\nlayout: %s\n", layout)
+		config := fmt.Sprintf("output: run\nmodel: {preset: mula-nano}\nbatch_size: 4\nsteps: 20\ncheckpoint: "+
+			"{every: 0}\nevaluate: {every: 10, samples: 3}\nthreads: 1\nlayout: %s\n", layout)
 		if err := os.WriteFile(filepath.Join(dir, "train.yaml"), []byte(config), 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -218,7 +227,8 @@ func TestTrainLinks(t *testing.T) {
 
 const fingerprints = "fingerprints.jsonl"
 
-// What is wrong with a run is said once, with exit code 1 of all ranks, or 2 where the configuration is wrong.
+// What is wrong with a run is said once, with exit code 1 of all ranks, or 2 where the
+// configuration is wrong.
 func TestTrainLinksErrors(t *testing.T) {
 	t.Parallel()
 	dir := prepared(t)
@@ -227,7 +237,8 @@ func TestTrainLinksErrors(t *testing.T) {
 		config, want string
 		code         int
 	}{
-		{"layout: {dp: 4}\n", "layout is dp · ep = 4 · 1 = 4 ranks, but 2 were started; possible: {dp: 2, ep: 1}, {dp: 1, ep: 2}", 2},
+		{"layout: {dp: 4}\n",
+			"layout is dp · ep = 4 · 1 = 4 ranks, but 2 were started; possible: {dp: 2, ep: 1}, {dp: 1, ep: 2}", 2},
 		{"layout: {dp: 2}\nsteps: 1000000\n", "train.yaml:5: steps is 1000000, but the plan has", 2},
 		{"layout: {dp: 2}\ninitialize_from: shards\n", "initialize_from: ", 1},
 	} {
@@ -249,8 +260,8 @@ func TestTrainLinksErrors(t *testing.T) {
 	}
 }
 
-// A signal to one of the ranks stops all of them after the step, with a checkpoint, and the run goes on to the weights of one that was not stopped.
-// SIGKILL of one ends the others.
+// A signal to one of the ranks stops all of them after the step, with a checkpoint, and the run
+// goes on to the weights of one that was not stopped. SIGKILL of one ends the others.
 func TestTrainRankSignals(t *testing.T) {
 	t.Parallel()
 	dir := prepared(t)
@@ -291,13 +302,16 @@ func TestTrainRankSignals(t *testing.T) {
 			switch {
 			case ctx.Err() != nil:
 				t.Fatalf("%v: rank %d hangs:\n%s", sig, i, text)
-			case sig == syscall.SIGTERM && (code != exitStopped || strings.Contains(text, "stopped; the same command goes on from here") != (i == 0)):
+			case sig == syscall.SIGTERM && (code != exitStopped ||
+				strings.Contains(text, "stopped; the same command goes on from here") != (i == 0)):
 				t.Errorf("%v: rank %d has exit code %d:\n%s", sig, i, code, text)
-			case sig == syscall.SIGKILL && i != 2 && (code != 1 || !strings.Contains(text, fmt.Sprintf("mula: rank %d on ", i))):
+			case sig == syscall.SIGKILL && i != 2 &&
+				(code != 1 || !strings.Contains(text, fmt.Sprintf("mula: rank %d on ", i))):
 				t.Errorf("%v of rank 2: rank %d has exit code %d:\n%s", sig, i, code, text)
 			}
 		}
-		if checkpoints, err := filepath.Glob(filepath.Join(dir, "run/checkpoints/step-*")); err != nil || len(checkpoints) != 1 {
+		if checkpoints, err := filepath.Glob(filepath.Join(dir, "run/checkpoints/step-*")); err != nil ||
+			len(checkpoints) != 1 {
 			t.Fatalf("%v: checkpoints %v, %v", sig, checkpoints, err)
 		}
 	}
@@ -312,19 +326,24 @@ func TestTrainRankSignals(t *testing.T) {
 	}
 }
 
-// A process that a launcher started as one of several, without a way to find the others, is refused. It would train the whole run alone.
+// A process that a launcher started as one of several, without a way to find the others, is
+// refused. It would train the whole run alone.
 func TestTrainStartedApart(t *testing.T) {
 	t.Parallel()
 	dir := prepared(t)
 	for _, test := range []struct {
 		name, config, environment, want string
 	}{
-		{"srun without PMI", "layout: {dp: 2}\n", "SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=2", "srun has started 2 processes (SLURM_STEP_NUM_TASKS), but no PMI for MPI"},
-		{"srun without PMI, the other task", "layout: {dp: 2}\n", "SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2", "srun --mpi=pmi2 or --mpi=pmix"},
+		{"srun without PMI", "layout: {dp: 2}\n", "SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=2",
+			"srun has started 2 processes (SLURM_STEP_NUM_TASKS), but no PMI for MPI"},
+		{"srun without PMI, the other task", "layout: {dp: 2}\n", "SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2",
+			"srun --mpi=pmi2 or --mpi=pmix"},
 		{"a run of one rank", "", "SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2", "set layout.links to local"},
 		{"links mpi", "layout: {dp: 2, links: mpi}\n", "SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=2", "but no PMI for MPI"},
-		{"torchrun", "layout: {dp: 2}\n", "TORCHELASTIC_RUN_ID=x RANK=1 WORLD_SIZE=2", "torchrun has started 2 processes (WORLD_SIZE)"},
-		{"another world", "layout: {dp: 2, links: local}\n", "MULA_WORLD=2", "mula launch has started 2 ranks (MULA_WORLD), but this rank is in a world of 1"},
+		{"torchrun", "layout: {dp: 2}\n", "TORCHELASTIC_RUN_ID=x RANK=1 WORLD_SIZE=2",
+			"torchrun has started 2 processes (WORLD_SIZE)"},
+		{"another world", "layout: {dp: 2, links: local}\n", "MULA_WORLD=2",
+			"mula launch has started 2 ranks (MULA_WORLD), but this rank is in a world of 1"},
 		// From here on the process may train. It fails because there is no plan.
 		{"a run for each task", "layout: {links: local}\n", "SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2", "plan.json"},
 		{"one task", "layout: {dp: 2}\n", "SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1", "plan.json"},
@@ -333,7 +352,8 @@ func TestTrainStartedApart(t *testing.T) {
 		{"launched as the only process", "layout: {dp: 2}\n", "MULA_WORLD=1 PMI_RANK=0 PMI_SIZE=1", "plan.json"},
 	} {
 		name := strings.ReplaceAll(test.name, " ", "-") + ".yaml"
-		writeFile(t, "output: "+test.name+"\nmodel: {preset: mula-nano}\nbatch_size: 4\nsteps: 2\n"+test.config, dir, name)
+		writeFile(t, "output: "+test.name+"\nmodel: {preset: mula-nano}\nbatch_size: 4\nsteps: 2\n"+test.config, dir,
+			name)
 		c := mula(dir, "train", "--config", name)
 		c.Env = append(os.Environ(), strings.Fields(test.environment)...)
 		out, err := c.CombinedOutput()
@@ -346,14 +366,16 @@ func TestTrainStartedApart(t *testing.T) {
 	}
 }
 
-// Where the MPI library does not know the launcher, the error names the launcher and the library. It does not propose another layout.
+// Where the MPI library does not know the launcher, the error names the launcher and the library.
+// It does not propose another layout.
 func TestTrainForeignLauncher(t *testing.T) {
 	t.Parallel()
 	if _, err := exec.LookPath("mpiexec.mpich"); err != nil {
 		t.Skip("no mpiexec.mpich on this machine (apt-get install mpich)")
 	}
 	dir := prepared(t)
-	writeFile(t, "output: run\nmodel: {preset: mula-nano}\nbatch_size: 4\nsteps: 2\nlayout: {dp: 2}\n", dir, "train.yaml")
+	writeFile(t, "output: run\nmodel: {preset: mula-nano}\nbatch_size: 4\nsteps: 2\nlayout: {dp: 2}\n", dir,
+		"train.yaml")
 	for _, test := range []struct {
 		environment, want string
 	}{
@@ -363,7 +385,8 @@ func TestTrainForeignLauncher(t *testing.T) {
 		c := mula(dir, "train")
 		c.Env = append(os.Environ(), "MULA_MPI_LIB=libmpich.so.12", test.environment)
 		out, err := c.CombinedOutput()
-		if err == nil || !strings.Contains(string(out), test.want) || !strings.Contains(string(out), "MULA_MPI_LIB") || strings.Contains(string(out), "possible") {
+		if err == nil || !strings.Contains(string(out), test.want) || !strings.Contains(string(out), "MULA_MPI_LIB") ||
+			strings.Contains(string(out), "possible") {
 			t.Errorf("%s: %v\n%s", test.environment, err, out)
 		}
 	}

@@ -42,7 +42,8 @@ func TestPace(t *testing.T) {
 	}
 }
 
-// The advice for a pipeline with too few micro-batches is one that the run can follow, and that helps.
+// The advice for a pipeline with too few micro-batches is one that the run can follow, and that
+// helps.
 func TestFewMicroBatches(t *testing.T) {
 	for _, test := range []struct {
 		dp, ep, pp, batch, micro int
@@ -50,8 +51,10 @@ func TestFewMicroBatches(t *testing.T) {
 	}{
 		{1, 1, 4, 16, 8, ": there are fewer micro-batches than stages; lower micro_batch_size to 4 (new runs only)"},
 		{2, 1, 4, 14, 3, ": there are fewer micro-batches than stages; lower micro_batch_size to 1 (new runs only)"},
-		{16, 1, 4, 16, 1, ": there are fewer micro-batches than stages; raise batch_size to 64 or more (new runs only), or lower layout.pp"},
-		{2, 2, 3, 8, 8, ": there are fewer micro-batches than stages; raise batch_size to 12 or more with micro_batch_size 1 (new runs only), or lower layout.pp"},
+		{16, 1, 4, 16, 1,
+			": there are fewer micro-batches than stages; raise batch_size to 64 or more (new runs only), or lower layout.pp"},
+		{2, 2, 3, 8, 8,
+			": there are fewer micro-batches than stages; raise batch_size to 12 or more with micro_batch_size 1 (new runs only), or lower layout.pp"},
 		{1, 1, 4, 16, 4, ""},
 		{1, 1, 1, 1, 1, ""},
 	} {
@@ -61,7 +64,8 @@ func TestFewMicroBatches(t *testing.T) {
 		s.Config.BatchSize, s.Config.MicroBatchSize = test.batch, test.micro
 		s.MicroBatches = (rows + test.micro - 1) / test.micro
 		if got := fewMicroBatches(s); got != test.want {
-			t.Errorf("dp %d, ep %d, pp %d, batch_size %d, micro_batch_size %d: %q, want %q", test.dp, test.ep, test.pp, test.batch, test.micro, got, test.want)
+			t.Errorf("dp %d, ep %d, pp %d, batch_size %d, micro_batch_size %d: %q, want %q", test.dp, test.ep, test.pp,
+				test.batch, test.micro, got, test.want)
 		}
 	}
 }

@@ -32,7 +32,9 @@ func verifyCommand() *cli.Command {
 			"amends it, what was amended is said; the latter is found by the run's train.yaml or as plan.json beside a log, or else named by --plan.\n\n" +
 			"Example: mula verify expected.jsonl runs/base",
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "plan", Aliases: []string{"p"}, Usage: "the youngest plan of the logs, in `FILE`: says which of its amendments lie between their plans", DefaultText: "that of the run, or plan.json beside a log"},
+			&cli.StringFlag{Name: "plan", Aliases: []string{"p"},
+				Usage:       "the youngest plan of the logs, in `FILE`: says which of its amendments lie between their plans",
+				DefaultText: "that of the run, or plan.json beside a log"},
 			jsonFlag,
 		},
 		Action: runVerify,
@@ -65,7 +67,8 @@ const (
 	olderRunLog = "fingerprints-????????????????.jsonl" // of another plan of the run, see docs/formats/run.md
 )
 
-// openLog opens the log, or the logs of all ranks or of all plans of a run, that an operand names. The caller closes it, with an error, too.
+// openLog opens the log, or the logs of all ranks or of all plans of a run, that an operand names.
+// The caller closes it, with an error, too.
 func openLog(operand string) (*fingerprintLog, error) {
 	l := &fingerprintLog{name: operand}
 	var readers []*blend.LogReader
@@ -78,7 +81,8 @@ func openLog(operand string) (*fingerprintLog, error) {
 		r, err := blend.NewLogReader(f, path)
 		if err != nil {
 			if _, notPlan := blend.ReadPlan(path); notPlan == nil {
-				return fmt.Errorf("%s is a plan: mula hash --plan %s --batch-size B --output expected.jsonl writes the log that it implies, and --plan %s explains amendments", path, path, path)
+				return fmt.Errorf("%s is a plan: mula hash --plan %s --batch-size B --output expected.jsonl writes "+
+					"the log that it implies, and --plan %s explains amendments", path, path, path)
 			}
 			return err
 		}
@@ -104,17 +108,20 @@ func openLog(operand string) (*fingerprintLog, error) {
 		}
 		if err := open(path); err != nil {
 			if folder && len(older) > 0 && errors.Is(err, fs.ErrNotExist) {
-				err = fmt.Errorf("%w; the folder has only logs of plans that the run is not on, such as %s: start the run once more, or give that log", err, older[0])
+				err = fmt.Errorf("%w; the folder has only logs of plans that the run is not on, such as %s: start "+
+					"the run once more, or give that log", err, older[0])
 			}
 			return l, err
 		}
 		switch {
 		case len(older) == 0:
 		case !folder:
-			l.note = fmt.Sprintf("%s is the log of one plan of its run, of which %s has %s: give the folder to compare the whole run", path, filepath.Dir(path),
+			l.note = fmt.Sprintf("%s is the log of one plan of its run, of which %s has %s: give the folder to "+
+				"compare the whole run", path, filepath.Dir(path),
 				plural(int64(len(older)), "older log"))
 		case len(paths) > 1:
-			return l, fmt.Errorf("%s is the folder of a run with logs of several plans, which cannot be one rank of several: give it alone", filepath.Dir(path))
+			return l, fmt.Errorf("%s is the folder of a run with logs of several plans, which cannot be one rank of "+
+				"several: give it alone", filepath.Dir(path))
 		default:
 			for _, path := range older {
 				if err := open(path); err != nil {
@@ -131,7 +138,8 @@ func openLog(operand string) (*fingerprintLog, error) {
 	return l, err
 }
 
-// openClient opens the logs of the Python client in a folder, if it has such logs and none of `mula train`. operands is the number of paths of the operand.
+// openClient opens the logs of the Python client in a folder, if it has such logs and none of `mula
+// train`. operands is the number of paths of the operand.
 func (l *fingerprintLog) openClient(folder string, operands int) (bool, error) {
 	if _, err := os.Stat(filepath.Join(folder, runLogName)); !errors.Is(err, fs.ErrNotExist) {
 		return false, nil
@@ -145,10 +153,12 @@ func (l *fingerprintLog) openClient(folder string, operands int) (bool, error) {
 		if err != nil || len(older) > 0 {
 			return false, err
 		}
-		return true, fmt.Errorf("%s: no fingerprint log in the folder: it has neither %s of `mula train` nor logs of the Python client, such as 0000000000000000-batch32-rank0of1.jsonl",
+		return true, fmt.Errorf("%s: no fingerprint log in the folder: it has neither %s of `mula train` nor logs "+
+			"of the Python client, such as 0000000000000000-batch32-rank0of1.jsonl",
 			folder, runLogName)
 	case operands > 1:
-		return true, fmt.Errorf("%s is a folder of logs of the Python client, which has all ranks of a run: give it alone", folder)
+		return true, fmt.Errorf("%s is a folder of logs of the Python client, which has all ranks of a run: give it "+
+			"alone", folder)
 	}
 	l.client, l.steps, l.header, l.plans = log, log, header, log.Plans
 	return true, nil
@@ -167,8 +177,8 @@ func olderLogs(path string) ([]string, error) {
 	return names, err
 }
 
-// amendments gives what leads from the oldest to the youngest of some plans along the line of a plan that amends them or is one of them, and
-// how many of them are in this line.
+// amendments gives what leads from the oldest to the youngest of some plans along the line of a
+// plan that amends them or is one of them, and how many of them are in this line.
 func amendments(plan *blend.Plan, fingerprints []string) (list []blend.Parent, found int) {
 	first, last := len(plan.Parents)+1, -1
 	for _, fingerprint := range fingerprints {
@@ -188,8 +198,10 @@ func amendments(plan *blend.Plan, fingerprints []string) (list []blend.Parent, f
 	return plan.Parents[first:last], found
 }
 
-// youngestPlan looks for the plan that explains how the plans of some logs come from each other, of which it is one and amends all others: the one that the
-// train.yaml of a run names, or plan.json beside a log. why says how it was found. It is nil where there is none, and where the logs are all of one plan.
+// youngestPlan looks for the plan that explains how the plans of some logs come from each other, of
+// which it is one and amends all others: the one that the train.yaml of a run names, or plan.json
+// beside a log. why says how it was found. It is nil where there is none, and where the logs are
+// all of one plan.
 func youngestPlan(fingerprints, operands []string) (plan *blend.Plan, file, why string) {
 	different := slices.Compact(slices.Sorted(slices.Values(fingerprints)))
 	if len(different) < 2 {
@@ -245,7 +257,8 @@ func runVerify(c *cli.Context) error {
 			return err
 		}
 		if amended, found = amendments(plan, plans); found == 0 {
-			return fmt.Errorf("%s is plan %.16s…; no log is of it or of a plan that it amends", file, plan.Fingerprint())
+			return fmt.Errorf("%s is plan %.16s…; no log is of it or of a plan that it amends", file,
+				plan.Fingerprint())
 		}
 	} else if plan, file, why = youngestPlan(plans, c.Args().Slice()); plan != nil {
 		amended, found = amendments(plan, plans)
@@ -257,7 +270,8 @@ func runVerify(c *cli.Context) error {
 	same, samePlan := r.Kind == blend.NoDifference, slices.Equal(a.plans, b.plans)
 	w := c.App.Writer
 	if c.Bool("json") {
-		out := map[string]any{"same_batches": same, "same_plan": samePlan, "first_step": r.First, "equal_steps": r.Equal, "order_compared": r.Ordered}
+		out := map[string]any{"same_batches": same, "same_plan": samePlan, "first_step": r.First,
+			"equal_steps": r.Equal, "order_compared": r.Ordered}
 		for key, steps := range map[string][]blend.Range{"only_a": r.OnlyA, "only_b": r.OnlyB} {
 			if out[key] = steps; steps == nil {
 				out[key] = []blend.Range{}
@@ -321,11 +335,15 @@ func printComparison(w io.Writer, r blend.Comparison, a, b *fingerprintLog) {
 	}
 	switch same := r.Kind == blend.NoDifference; {
 	case same && r.Ordered:
-		fmt.Fprintf(w, "same batches: yes; %s from step %s on, the same samples in the same order\n", plural(r.Equal, "step"), quantity.Grouped(r.First))
+		fmt.Fprintf(w, "same batches: yes; %s from step %s on, the same samples in the same order\n",
+			plural(r.Equal, "step"), quantity.Grouped(r.First))
 	case same:
-		fmt.Fprintf(w, "same batches: yes; %s from step %s on, the same samples (logs of ranks do not prove the order)\n", plural(r.Equal, "step"), quantity.Grouped(r.First))
+		fmt.Fprintf(w,
+			"same batches: yes; %s from step %s on, the same samples (logs of ranks do not prove the order)\n",
+			plural(r.Equal, "step"), quantity.Grouped(r.First))
 	default:
-		fmt.Fprintf(w, "same batches: no; %s, then step %s: %s\n", plural(r.Equal, "equal step"), quantity.Grouped(r.Step), r.Kind)
+		fmt.Fprintf(w, "same batches: no; %s, then step %s: %s\n", plural(r.Equal, "equal step"),
+			quantity.Grouped(r.Step), r.Kind)
 	}
 	begins := r.First // of what either log has
 	for _, l := range []struct {
@@ -345,33 +363,41 @@ func printComparison(w io.Writer, r blend.Comparison, a, b *fingerprintLog) {
 	}
 }
 
-// printDifference says how to find out more about the first step that differs. plan is the file of the youngest plan, or "".
-func printDifference(w io.Writer, plan string, r blend.Comparison, a, b *fingerprintLog, amended []blend.Parent, samePlan bool) {
+// printDifference says how to find out more about the first step that differs. plan is the file of
+// the youngest plan, or "".
+func printDifference(w io.Writer, plan string, r blend.Comparison, a, b *fingerprintLog, amended []blend.Parent,
+	samePlan bool) {
 	if len(amended) > 0 {
 		at := amended[0].At
 		for _, p := range amended {
 			at = min(at, p.At)
 		}
 		if step := at / int64(a.header.BatchSize); r.Step >= step {
-			fmt.Fprintf(w, "from position %s on, in step %s, the amended plan may have other samples\n", quantity.Grouped(at), quantity.Grouped(step))
+			fmt.Fprintf(w, "from position %s on, in step %s, the amended plan may have other samples\n",
+				quantity.Grouped(at), quantity.Grouped(step))
 		} else {
-			fmt.Fprintf(w, "no amendment explains the difference: they leave all before position %s, in step %s, as it was\n", quantity.Grouped(at), quantity.Grouped(step))
+			fmt.Fprintf(w,
+				"no amendment explains the difference: they leave all before position %s, in step %s, as it was\n",
+				quantity.Grouped(at), quantity.Grouped(step))
 		}
 	}
 	if plan == "" {
 		plan = "PLAN"
 	}
-	fmt.Fprintf(w, "`mula peek --plan %s --step %d --batch-size %d` shows what the plan has there\n", printable(plan), r.Step, a.header.BatchSize)
+	fmt.Fprintf(w, "`mula peek --plan %s --step %d --batch-size %d` shows what the plan has there\n", printable(plan),
+		r.Step, a.header.BatchSize)
 	if (r.A.Samples == 0) != (r.B.Samples == 0) && r.Kind == blend.SamplesDiffer {
 		empty := a.name
 		if r.B.Samples == 0 {
 			empty = b.name
 		}
 		if samePlan {
-			fmt.Fprintf(w, "%s has no samples in this step: a run with `spikes` leaves out data and names it in its skips.yaml; `mula hash` of the plan\n"+
+			fmt.Fprintf(w, "%s has no samples in this step: a run with `spikes` leaves out data and names it in its "+
+				"skips.yaml; `mula hash` of the plan\n"+
 				"sealed with these skips gives the batches that the run was trained on\n", printable(empty))
 		} else {
-			fmt.Fprintf(w, "%s has no samples in this step; its plan is another, which may skip the positions\n", printable(empty))
+			fmt.Fprintf(w, "%s has no samples in this step; its plan is another, which may skip the positions\n",
+				printable(empty))
 		}
 	}
 }

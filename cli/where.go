@@ -89,7 +89,8 @@ func runWhere(c *cli.Context) error {
 		places = append(places, p)
 	}
 	if found == 0 {
-		return fmt.Errorf("no shard of the plan has a document with the id %q; ids are compared exactly, `mula peek` shows some", id)
+		return fmt.Errorf("no shard of the plan has a document with the id %q; ids are compared exactly, `mula "+
+			"peek` shows some", id)
 	}
 	if c.Bool("json") {
 		return printJSON(c.App.Writer, places)
@@ -102,12 +103,14 @@ func runWhere(c *cli.Context) error {
 	}
 	t := newTable("source", "shard", "document", "from", "window", "tokens", "use", "epoch", "position", "step")
 	for _, p := range places {
-		t.row(p.Source, p.Shard, p.Document, fmt.Sprintf("%s:%d", oneLine(p.File), p.Line), number(p.Window), p.To-p.From, p.Use,
+		t.row(p.Source, p.Shard, p.Document, fmt.Sprintf("%s:%d", oneLine(p.File), p.Line), number(p.Window),
+			p.To-p.From, p.Use,
 			number(p.Epoch), number(p.Position), number(p.Step))
 	}
 	t.write(c.App.Writer)
 	if limit > 0 && found > limit {
-		fmt.Fprintf(c.App.Writer, "\nthere are more places; the list ends after %s of them (--limit)\n", quantity.Grouped(limit))
+		fmt.Fprintf(c.App.Writer, "\nthere are more places; the list ends after %s of them (--limit)\n",
+			quantity.Grouped(limit))
 		return nil
 	}
 	fmt.Fprintf(c.App.Writer, "\npositions that read the document: %s\n", quantity.Grouped(drawn))

@@ -1,5 +1,6 @@
-// Package conformance compares the files of `mula index` with those that the frameworks write themselves. This test needs no Python: it runs the
-// command on small cases and compares with the MD5s in golden, which the frameworks' own code made (golden.py says how). `make conformance` runs
+// Package conformance compares the files of `mula index` with those that the frameworks write
+// themselves. This test needs no Python: it runs the command on small cases and compares with the
+// MD5s in golden, which the frameworks' own code made (golden.py says how). `make conformance` runs
 // the frameworks beside mula on many more.
 package conformance
 
@@ -22,7 +23,8 @@ import (
 	"mula/cli"
 )
 
-// TestMain makes the test binary stand in for mula when it is started as the command, so that what is tested is what was compiled.
+// TestMain makes the test binary stand in for mula when it is started as the command, so that what
+// is tested is what was compiled.
 func TestMain(m *testing.M) {
 	if os.Getenv(commandVariable) != "" {
 		os.Exit(cli.Main(os.Args, os.Stdin, os.Stdout, os.Stderr))
@@ -112,7 +114,8 @@ type megatronCase struct {
 
 // arguments are those of `mula index` for the case's files below root.
 func (c *megatronCase) arguments(t *testing.T, profile, arithmetic, root, cache string) []string {
-	args := []string{"index", "--for", "megatron", "--profile", profile, "--arithmetic", arithmetic, "--cache", cache, "--root", root, "--threads", "2",
+	args := []string{"index", "--for", "megatron", "--profile", profile, "--arithmetic", arithmetic, "--cache", cache,
+		"--root", root, "--threads", "2",
 		"--seq-length", strconv.FormatInt(c.SequenceLength, 10), fmt.Sprintf("--seed=%d", c.Seed)}
 	for i, split := range []string{"train", "valid", "test"} {
 		size := "none"
@@ -165,8 +168,8 @@ func run(t *testing.T, args ...string) (int, string) {
 	return c.ProcessState.ExitCode(), stderr.String()
 }
 
-// digests are the MD5s of a cache's data files by the beginning of their names, in the order of their names. The description must hash to what
-// its name says.
+// digests are the MD5s of a cache's data files by the beginning of their names, in the order of
+// their names. The description must hash to what its name says.
 func digests(t *testing.T, cache string) map[string][]string {
 	t.Helper()
 	entries, err := os.ReadDir(cache)
@@ -209,7 +212,8 @@ func readGolden(t *testing.T, path string, into any) {
 	}
 }
 
-// Every release of Megatron core that could be run wrote these files, under these names; and where it refused or never ended, mula refuses.
+// Every release of Megatron core that could be run wrote these files, under these names; and where
+// it refused or never ended, mula refuses.
 func TestMegatron(t *testing.T) {
 	paths, err := filepath.Glob("golden/megatron-*.json")
 	if err != nil || len(paths) < 8 {
@@ -272,8 +276,9 @@ func TestMegatron(t *testing.T) {
 	}
 }
 
-// BlendCorpus (argonne-lcf/blendcorpus at ac485ec, x86-64, numpy 1.24.2) wrote these: vectors H, I and J of the description of its format, which give
-// the MD5 of md5sum's list of all files, sorted by name.
+// BlendCorpus (argonne-lcf/blendcorpus at ac485ec, x86-64, numpy 1.24.2) wrote these: vectors H, I
+// and J of the description of its format, which give the MD5 of md5sum's list of all files, sorted
+// by name.
 func TestBlendCorpus(t *testing.T) {
 	root := t.TempDir()
 	for i, documents := range []int{40, 25, 60} {
@@ -292,8 +297,10 @@ func TestBlendCorpus(t *testing.T) {
 		{"--shuffle-sample-in-corpus", "e52d873e0e21d491457fdc5929e597d9"},
 	} {
 		cache := filepath.Join(t.TempDir(), "cache")
-		args := append([]string{"index", "--for", "blendcorpus", "--file-list", list, "--root", root, "--cache", cache, "--split", "70, 20, 10", "--seq-length", "64",
-			"--seed", "1234", "--global-batch-size", "8", "--train-iters", "40", "--eval-iters", "2"}, strings.Fields(test.flags)...)
+		args := append([]string{"index", "--for", "blendcorpus", "--file-list", list, "--root", root, "--cache", cache,
+			"--split", "70, 20, 10", "--seq-length", "64",
+			"--seed", "1234", "--global-batch-size", "8", "--train-iters", "40", "--eval-iters",
+			"2"}, strings.Fields(test.flags)...)
 		if code, message := run(t, args...); code != 0 {
 			t.Fatalf("%q: %s", test.flags, message)
 		}
@@ -346,7 +353,8 @@ func TestOLMo(t *testing.T) {
 			t.Parallel()
 			root, cache := t.TempDir(), t.TempDir()
 			args := []string{"index", "--for", "olmo", "--dtype", c.Case.DType, "--cache", cache,
-				"--seq-length", fmt.Sprint(c.Case.Length), "--seed", fmt.Sprint(c.Case.Seed), "--epoch", fmt.Sprint(c.Case.Epoch)}
+				"--seq-length", fmt.Sprint(c.Case.Length), "--seed", fmt.Sprint(c.Case.Seed), "--epoch",
+				fmt.Sprint(c.Case.Epoch)}
 			if c.Case.Longest != nil {
 				args = append(args, "--max-target-sequence-length", fmt.Sprint(*c.Case.Longest))
 			}

@@ -44,9 +44,10 @@ func trainingText(documents int) string {
 	return out.String()
 }
 
-// torch.optim.AdamW had these losses at every step with transformers' models, from the weights that mula begins with and on the batches of the plan.
-// They were written as float32; two fp32 runs drift apart by rounding, above all where a token is close to another choice of experts. training.py shows
-// how far the reference is from itself with other kernels.
+// torch.optim.AdamW had these losses at every step with transformers' models, from the weights that
+// mula begins with and on the batches of the plan. They were written as float32; two fp32 runs
+// drift apart by rounding, above all where a token is close to another choice of experts.
+// training.py shows how far the reference is from itself with other kernels.
 func TestTraining(t *testing.T) {
 	const tolerance = 1e-3 // relative
 	var golden struct {
@@ -118,7 +119,8 @@ func TestTraining(t *testing.T) {
 						t.Fatal(err)
 					}
 					if m.Run != nil && m.Run.Plan != golden.Plan {
-						t.Fatalf("the plan is %.16s…, and was %.16s… when the golden file was made; if its batches may differ, make the file anew", m.Run.Plan, golden.Plan)
+						t.Fatalf("the plan is %.16s…, and was %.16s… when the golden file was made; if its batches "+
+							"may differ, make the file anew", m.Run.Plan, golden.Plan)
 					}
 					if m.Loss == nil {
 						continue

@@ -14,7 +14,8 @@ type Growth struct {
 	Windows int64 // training windows that are new; they are numbered on from those before
 }
 
-// An era is a stretch of epochs of equal length. Within it only the first epoch may be one in which the source has grown.
+// An era is a stretch of epochs of equal length. Within it only the first epoch may be one in which
+// the source has grown.
 type era struct {
 	start, epoch int64     // its first sample, and the number of the epoch that begins there
 	regular      *Order    // of all its epochs but a first one with mixes
@@ -22,8 +23,9 @@ type era struct {
 	mixes        []*mixing // the growths that fell into the first epoch, in order
 }
 
-// A mixing is a growth within an epoch. The sequence of the epoch, which had `before` windows, is extended by the new ones, and its places from
-// `at` on, none of which has been drawn, are permuted.
+// A mixing is a growth within an epoch. The sequence of the epoch, which had `before` windows, is
+// extended by the new ones, and its places from `at` on, none of which has been drawn, are
+// permuted.
 type mixing struct {
 	at, before int64
 	key        uint64
@@ -37,15 +39,18 @@ func (m *mixing) permutation() *Permutation {
 	return m.lazy
 }
 
-// GrowthKey is the key of the permutation that mixes the windows of a source's growth number n, from 0, with those that its epoch has left:
-// as [Key], with the bytes "mula growth 2" and n in the place of the epoch.
+// GrowthKey is the key of the permutation that mixes the windows of a source's growth number n,
+// from 0, with those that its epoch has left: as [Key], with the bytes "mula growth 2" and n in the
+// place of the epoch.
 func GrowthKey(seed uint64, source string, n int64) uint64 {
 	return labelledKey("mula growth 2", seed, source, n)
 }
 
-// NewGrowingOrder returns the order, version 2, of a source that begins with a number of training windows, at least 1, and has grown. The
-// samples before a growth are those of the order without it. The epoch that is under way then goes on with what it has left and the new windows,
-// mixed, so that each window is still drawn once in it; epochs of all windows follow. Growths that do not follow each other are an error.
+// NewGrowingOrder returns the order, version 2, of a source that begins with a number of training
+// windows, at least 1, and has grown. The samples before a growth are those of the order without
+// it. The epoch that is under way then goes on with what it has left and the new windows, mixed, so
+// that each window is still drawn once in it; epochs of all windows follow. Growths that do not
+// follow each other are an error.
 func NewGrowingOrder(seed uint64, source string, windows int64, growths []Growth) (*Order, error) {
 	if len(growths) == 0 {
 		return NewOrder(seed, source, windows), nil
@@ -54,7 +59,8 @@ func NewGrowingOrder(seed uint64, source string, windows int64, growths []Growth
 	last := int64(0)
 	for n, g := range growths {
 		if g.Sample < last || g.Windows < 0 || g.Windows > math.MaxInt64-windows {
-			return nil, fmt.Errorf("growth %d of %d windows at sample %d, after one at sample %d", n+1, g.Windows, g.Sample, last)
+			return nil, fmt.Errorf("growth %d of %d windows at sample %d, after one at sample %d", n+1, g.Windows,
+				g.Sample, last)
 		}
 		last = g.Sample
 		e := &list[len(list)-1]
@@ -66,7 +72,8 @@ func NewGrowingOrder(seed uint64, source string, windows int64, growths []Growth
 		if e.base == nil {
 			e.base = e.regular
 		}
-		e.mixes = append(e.mixes, &mixing{at: g.Sample - e.start, before: windows, after: windows + g.Windows, key: GrowthKey(seed, source, int64(n))})
+		e.mixes = append(e.mixes, &mixing{at: g.Sample - e.start, before: windows, after: windows + g.Windows,
+			key: GrowthKey(seed, source, int64(n))})
 		windows += g.Windows
 		e.regular = NewOrder(seed, source, windows)
 	}
@@ -84,8 +91,9 @@ func (o *Order) EpochOf(k int64) int64 {
 	return e.epoch + (k-e.start)/e.regular.windows
 }
 
-// Span gives the number of an epoch's first sample, and its length: the number of windows that it draws, which are those below. An epoch that
-// begins beyond all numbers has the first sample 2^63−1.
+// Span gives the number of an epoch's first sample, and its length: the number of windows that it
+// draws, which are those below. An epoch that begins beyond all numbers has the first sample
+// 2^63−1.
 func (o *Order) Span(epoch int64) (first, length int64) {
 	e := &era{regular: o}
 	if o.eras != nil {

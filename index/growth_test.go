@@ -7,14 +7,16 @@ import (
 	"pgregory.net/rapid"
 )
 
-// growing draws a source that grows up to five times, and the numbers of its windows before and after each growth. Some growths fall into
-// the same epoch, some at its very end, some before the first sample.
+// growing draws a source that grows up to five times, and the numbers of its windows before and
+// after each growth. Some growths fall into the same epoch, some at its very end, some before the
+// first sample.
 func growing(t *rapid.T, largest int64) (seed uint64, first int64, growths []Growth) {
 	seed = rapid.Uint64().Draw(t, "seed")
 	first = rapid.Int64Range(1, largest).Draw(t, "windows")
 	total, at := first, int64(0)
 	for range rapid.IntRange(0, 5).Draw(t, "growths") {
-		at += rapid.OneOf(rapid.Just(int64(0)), rapid.Int64Range(0, total/2), rapid.Just(total), rapid.Int64Range(0, 3*total)).Draw(t, "after")
+		at += rapid.OneOf(rapid.Just(int64(0)), rapid.Int64Range(0, total/2), rapid.Just(total),
+			rapid.Int64Range(0, 3*total)).Draw(t, "after")
 		n := rapid.OneOf(rapid.Just(int64(0)), rapid.Int64Range(1, largest)).Draw(t, "new")
 		growths = append(growths, Growth{at, n})
 		total += n
@@ -30,8 +32,8 @@ func growingOrder(t interface{ Fatal(...any) }, seed uint64, first int64, growth
 	return o
 }
 
-// A plain list of what the format page says: the epoch under way is a list, of which the places that have been drawn are kept and the rest,
-// with the new windows behind it, is permuted.
+// A plain list of what the format page says: the epoch under way is a list, of which the places
+// that have been drawn are kept and the rest, with the new windows behind it, is permuted.
 func listed(seed uint64, first int64, growths []Growth, samples int64) (epochs, windows []int64) {
 	total, number := first, 0
 	for epoch := int64(0); int64(len(windows)) < samples || number < len(growths); epoch++ {
@@ -61,7 +63,8 @@ func listed(seed uint64, first int64, growths []Growth, samples int64) (epochs, 
 	return epochs, windows
 }
 
-// The order of a source that grows is that of the list, in both directions, one by one and in stretches.
+// The order of a source that grows is that of the list, in both directions, one by one and in
+// stretches.
 func TestGrowthIsThatOfTheList(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		seed, first, growths := growing(t, 40)
@@ -79,7 +82,8 @@ func TestGrowthIsThatOfTheList(t *testing.T) {
 				t.Fatalf("sample %d: epoch %d, want %d", k, e, epoch)
 			}
 			from, length := o.Span(epoch)
-			if int64(k) < from || int64(k) >= from+length || epochs[from] != epoch || from > 0 && epochs[from-1] == epoch {
+			if int64(k) < from || int64(k) >= from+length || epochs[from] != epoch ||
+				from > 0 && epochs[from-1] == epoch {
 				t.Fatalf("sample %d of epoch %d: the epoch is [%d, %d)", k, epoch, from, from+length)
 			}
 			if e := o.FirstEpoch(window); e > epoch {
@@ -95,8 +99,8 @@ func TestGrowthIsThatOfTheList(t *testing.T) {
 	})
 }
 
-// What has been drawn before a growth stays as it was; nothing is drawn twice in an epoch, and an epoch has every window that is known at
-// its end.
+// What has been drawn before a growth stays as it was; nothing is drawn twice in an epoch, and an
+// epoch has every window that is known at its end.
 func TestGrowthRepeatsNothing(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		seed, first, growths := growing(t, 60)
@@ -139,7 +143,8 @@ func TestGrowthOfLargeSources(t *testing.T) {
 		o := growingOrder(t, seed, first, growths)
 		k := rapid.Int64Range(0, 1<<50).Draw(t, "k")
 		if len(growths) > 0 && rapid.Bool().Draw(t, "near") {
-			k = growths[rapid.IntRange(0, len(growths)-1).Draw(t, "growth")].Sample + rapid.Int64Range(0, first).Draw(t, "behind")
+			k = growths[rapid.IntRange(0, len(growths)-1).Draw(t, "growth")].Sample + rapid.Int64Range(0, first).Draw(t,
+				"behind")
 		}
 		epoch, window := o.At(k)
 		if back := o.Inverse(epoch, window); back != k {

@@ -6,11 +6,12 @@ import (
 	"sync/atomic"
 )
 
-// An Order is the sequence in which training draws the windows of one source: epoch after epoch, each a permutation of all of them. It
-// is safe for concurrent use.
+// An Order is the sequence in which training draws the windows of one source: epoch after epoch,
+// each a permutation of all of them. It is safe for concurrent use.
 //
-// It keeps the permutations of two epochs, an even and an odd one, which is what a run that reads in order needs at the turn of an epoch
-// too. That is at most 256 KiB a source (512 KiB where Inverse is used), and only for sources of fewer than 65,536 windows.
+// It keeps the permutations of two epochs, an even and an odd one, which is what a run that reads
+// in order needs at the turn of an epoch too. That is at most 256 KiB a source (512 KiB where
+// Inverse is used), and only for sources of fewer than 65,536 windows.
 type Order struct {
 	seed    uint64
 	source  string
@@ -24,13 +25,15 @@ type epochPermutation struct {
 	Permutation
 }
 
-// NewOrder returns the order, version 1, of a source with this name and number of training windows under a plan's seed.
+// NewOrder returns the order, version 1, of a source with this name and number of training windows
+// under a plan's seed.
 func NewOrder(seed uint64, source string, windows int64) *Order {
 	return &Order{seed: seed, source: source, windows: windows}
 }
 
-// Key is the key of the permutation of one epoch in order version 1: the first 8 bytes, as a little-endian number, of the SHA-256 of the
-// bytes "mula order 1", seed, length of the name, name, epoch, each number as 8 little-endian bytes.
+// Key is the key of the permutation of one epoch in order version 1: the first 8 bytes, as a
+// little-endian number, of the SHA-256 of the bytes "mula order 1", seed, length of the name, name,
+// epoch, each number as 8 little-endian bytes.
 func Key(seed uint64, source string, epoch int64) uint64 {
 	return labelledKey("mula order 1", seed, source, epoch)
 }
@@ -47,10 +50,12 @@ func labelledKey(label string, seed uint64, source string, number int64) uint64 
 	return binary.LittleEndian.Uint64(sum[:])
 }
 
-// Windows is the number of training windows: the length of an epoch, of the last ones where the source has grown.
+// Windows is the number of training windows: the length of an epoch, of the last ones where the
+// source has grown.
 func (o *Order) Windows() int64 { return o.windows }
 
-// At gives the epoch and the window of the source's sample number k, counted from 0. The source must have windows.
+// At gives the epoch and the window of the source's sample number k, counted from 0. The source
+// must have windows.
 func (o *Order) At(k int64) (epoch, window int64) {
 	if o.eras != nil {
 		return o.grownAt(k)
@@ -61,7 +66,8 @@ func (o *Order) At(k int64) (epoch, window int64) {
 	return epoch, int64(o.permutation(epoch).At(uint64(k - epoch*o.windows)))
 }
 
-// Fill sets dst to the windows of consecutive samples, of which the first has number k: what At gives for each, several times as fast.
+// Fill sets dst to the windows of consecutive samples, of which the first has number k: what At
+// gives for each, several times as fast.
 func (o *Order) Fill(dst []int64, k int64) {
 	if o.eras != nil {
 		o.grownFill(dst, k)
@@ -76,7 +82,8 @@ func (o *Order) Fill(dst []int64, k int64) {
 	}
 }
 
-// Inverse gives the number of the sample that is this window in this epoch. The window must be below the epoch's length: see [Order.Span].
+// Inverse gives the number of the sample that is this window in this epoch. The window must be
+// below the epoch's length: see [Order.Span].
 func (o *Order) Inverse(epoch, window int64) (k int64) {
 	if o.eras != nil {
 		return o.grownInverse(epoch, window)
@@ -84,8 +91,8 @@ func (o *Order) Inverse(epoch, window int64) (k int64) {
 	return epoch*o.windows + int64(o.permutation(epoch).Inverse(uint64(window)))
 }
 
-// permutation finds the permutation of an epoch among the recent ones, or makes it. Two goroutines that miss at the same moment both make
-// it; they make the same.
+// permutation finds the permutation of an epoch among the recent ones, or makes it. Two goroutines
+// that miss at the same moment both make it; they make the same.
 func (o *Order) permutation(epoch int64) *Permutation {
 	slot := &o.recent[epoch&1]
 	if e := slot.Load(); e != nil && e.epoch == epoch {

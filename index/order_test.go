@@ -10,8 +10,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// vectors is testdata/order_v1.json, made by order_v1.py beside it, which was written from the format page alone. It is frozen: a change
-// of it would change the meaning of every plan.
+// vectors is testdata/order_v1.json, made by order_v1.py beside it, which was written from the
+// format page alone. It is frozen: a change of it would change the meaning of every plan.
 func vectors(t *testing.T) (v struct {
 	Keys []struct {
 		Seed  uint64
@@ -77,7 +77,8 @@ func TestOrder(t *testing.T) {
 	})
 }
 
-// Every epoch holds every window once, and no two epochs in the same order. Readers in any order and at the same time see the same.
+// Every epoch holds every window once, and no two epochs in the same order. Readers in any order
+// and at the same time see the same.
 func TestEpochs(t *testing.T) {
 	const n, epochs = 500, 6
 	o := NewOrder(1, "wiki", n)

@@ -5,19 +5,24 @@ import (
 	"sync"
 )
 
-// smallest is the number of indices from which a permutation is computed index by index. Below it a Feistel network has too few bits a
-// half to mix well (on five indices it misses the uniform distribution over their 120 orders by far), and a table is small.
+// smallest is the number of indices from which a permutation is computed index by index. Below it a
+// Feistel network has too few bits a half to mix well (on five indices it misses the uniform
+// distribution over their 120 orders by far), and a table is small.
 const smallest = 1 << 16
 
-// The constants of order version 1. They are part of the format: a plan means something else with any other value.
+// The constants of order version 1. They are part of the format: a plan means something else with
+// any other value.
 const (
-	golden = 0x9e3779b97f4a7c15 // 2^64 divided by the golden ratio: the step of splitmix64, and the first multiplier of the round function
+	// 2^64 divided by the golden ratio: the step of splitmix64, and the first multiplier of the
+	// round function
+	golden = 0x9e3779b97f4a7c15
 	second = 0xd6e8feb86659fd93 // the second multiplier of the round function; also mixes the size into the key
 	rounds = 6
 )
 
-// splitmix64 steps the state and gives the next value of the generator of Steele, Lea and Flood ("Fast splittable pseudorandom number
-// generators", OOPSLA 2014), with the constants of its public-domain C version.
+// splitmix64 steps the state and gives the next value of the generator of Steele, Lea and Flood
+// ("Fast splittable pseudorandom number generators", OOPSLA 2014), with the constants of its
+// public-domain C version.
 func splitmix64(state *uint64) uint64 {
 	*state += golden
 	z := *state
@@ -26,10 +31,12 @@ func splitmix64(state *uint64) uint64 {
 	return z ^ z>>31
 }
 
-// A Permutation is a keyed bijection on [0, n), invertible, the same on every machine. It is safe for concurrent use.
+// A Permutation is a keyed bijection on [0, n), invertible, the same on every machine. It is safe
+// for concurrent use.
 //
-// From 65,536 indices on it is a balanced Feistel network with cycle walking, of which nothing is stored but six round keys. Below, it is
-// a Fisher–Yates shuffle held as a table of 2 bytes an index (and as much again once [Permutation.Inverse] is used).
+// From 65,536 indices on it is a balanced Feistel network with cycle walking, of which nothing is
+// stored but six round keys. Below, it is a Fisher–Yates shuffle held as a table of 2 bytes an
+// index (and as much again once [Permutation.Inverse] is used).
 //
 // It shuffles well; it hides nothing. Do not use it as a cipher.
 type Permutation struct {
@@ -68,7 +75,8 @@ func (p *Permutation) init(n, key uint64) {
 	}
 }
 
-// network sets up the Feistel network for [0, n), n at least 1. Half an index has half of the bits that n − 1 needs, rounded up.
+// network sets up the Feistel network for [0, n), n at least 1. Half an index has half of the bits
+// that n − 1 needs, rounded up.
 func (p *Permutation) network(n, key uint64) {
 	p.n, p.half = n, (uint(max(2, bits.Len64(n-1)))+1)/2
 	state := key ^ n*second
@@ -77,8 +85,9 @@ func (p *Permutation) network(n, key uint64) {
 	}
 }
 
-// draw gives a number of [0, last], each as likely as any other: the low bits of the generator, drawn again while they exceed last. Fewer
-// than two draws are needed on average, and no product wider than a word, which a port to another language may lack.
+// draw gives a number of [0, last], each as likely as any other: the low bits of the generator,
+// drawn again while they exceed last. Fewer than two draws are needed on average, and no product
+// wider than a word, which a port to another language may lack.
 func draw(state *uint64, last uint64) uint64 {
 	mask := uint64(1)<<bits.Len64(last) - 1
 	for {
@@ -101,8 +110,9 @@ func (p *Permutation) At(i uint64) uint64 {
 
 // walk sends an index through the network until its image is below n.
 func (p *Permutation) walk(i uint64) uint64 {
-	// Half the bits rounded up can number up to 4n indices. An image at or beyond n is sent through the network again: following the
-	// cycle of a bijection from inside [0, n) leads back there, after fewer than 4 steps on average.
+	// Half the bits rounded up can number up to 4n indices. An image at or beyond n is sent through
+	// the network again: following the cycle of a bijection from inside [0, n) leads back there,
+	// after fewer than 4 steps on average.
 	for {
 		if i = p.pass(i); i < p.n {
 			return i
@@ -118,8 +128,9 @@ func (p *Permutation) fill(dst []int64, i uint64) {
 		}
 		return
 	}
-	// An index sent through the network once, and again if need be, would keep the processor from overlapping it with the next: whether
-	// there is an again is a matter of chance. So all go through once, then those that must, until none is left.
+	// An index sent through the network once, and again if need be, would keep the processor from
+	// overlapping it with the next: whether there is an again is a matter of chance. So all go
+	// through once, then those that must, until none is left.
 	var again [64]uint8
 	for len(dst) > 0 {
 		part := dst[:min(len(dst), len(again))]
@@ -183,7 +194,8 @@ func (p *Permutation) walkBack(j uint64) uint64 {
 	}
 }
 
-// round is the round function: half bits out of half bits and a key, from the top of a product, where multiplication mixes best.
+// round is the round function: half bits out of half bits and a key, from the top of a product,
+// where multiplication mixes best.
 func (p *Permutation) round(r, k uint64) uint64 { return mix(r^k) >> (64 - p.half) }
 
 func mix(t uint64) uint64 {

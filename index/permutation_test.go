@@ -10,8 +10,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// The vectors of the reference this network was specified by. Two of them are about sizes that the table serves here, so the network is
-// asked itself.
+// The vectors of the reference this network was specified by. Two of them are about sizes that the
+// table serves here, so the network is asked itself.
 func TestNetworkVectors(t *testing.T) {
 	for _, v := range []struct {
 		n, key uint64
@@ -21,8 +21,10 @@ func TestNetworkVectors(t *testing.T) {
 		{10, 1, []uint64{8, 2, 4, 7, 1, 3, 5, 6}},
 		{65537, 0, []uint64{58110, 61785, 31962, 46703, 44997, 39757, 49500, 39980}},
 		{262145, 7, []uint64{149511, 11547, 876, 16078, 80045, 257927, 121127, 211175}},
-		{993200000, 6198, []uint64{419402086, 876513207, 677714873, 511209722, 379821742, 508991536, 360152659, 196746554}},
-		{1000000000000, 42, []uint64{872364328093, 926786885424, 37431700605, 918690724434, 100158132265, 989125628634, 55170596463, 641715110730}},
+		{993200000, 6198, []uint64{419402086, 876513207, 677714873, 511209722, 379821742, 508991536, 360152659,
+			196746554}},
+		{1000000000000, 42, []uint64{872364328093, 926786885424, 37431700605, 918690724434, 100158132265, 989125628634,
+			55170596463, 641715110730}},
 	} {
 		p := new(Permutation)
 		p.network(v.n, v.key)
@@ -44,7 +46,8 @@ func TestNetworkVectors(t *testing.T) {
 }
 
 func TestBijection(t *testing.T) {
-	sizes := []uint64{0, 1, 2, 3, 4, 5, 7, 8, 9, 100, 1000, 4095, 4096, 4097, smallest - 1, smallest, smallest + 1, 1<<17 - 1, 1 << 17, 262145}
+	sizes := []uint64{0, 1, 2, 3, 4, 5, 7, 8, 9, 100, 1000, 4095, 4096, 4097, smallest - 1, smallest, smallest + 1,
+		1<<17 - 1, 1 << 17, 262145}
 	for _, n := range sizes {
 		for _, key := range []uint64{0, math.MaxUint64} {
 			checkBijection(t, NewPermutation(n, key))
@@ -82,7 +85,8 @@ func TestInverseOfLarge(t *testing.T) {
 	})
 }
 
-// Both kinds mix: every order of five is as likely as any other, and a block of consecutive indices holds images from everywhere.
+// Both kinds mix: every order of five is as likely as any other, and a block of consecutive indices
+// holds images from everywhere.
 func TestUniform(t *testing.T) {
 	counts := map[[5]uint64]float64{}
 	const trials = 60_000
@@ -102,7 +106,8 @@ func TestUniform(t *testing.T) {
 			cells[a]++
 			pairs[[2]uint64{a, b}]++
 		}
-		// Without replacement the cells are more even than chance, so only the upper side is suspicious for small n.
+		// Without replacement the cells are more even than chance, so only the upper side is
+		// suspicious for small n.
 		if z := chiSquaredZ(cells, 32, float64(samples)); z > 5 {
 			t.Errorf("n=%d: cells %+.1f standard deviations", n, z)
 		}
@@ -112,7 +117,8 @@ func TestUniform(t *testing.T) {
 	}
 }
 
-// chiSquaredZ says how many standard deviations chi squared is from its mean, for counts of equally likely cells.
+// chiSquaredZ says how many standard deviations chi squared is from its mean, for counts of equally
+// likely cells.
 func chiSquaredZ[K comparable](counts map[K]float64, cells int, total float64) float64 {
 	expected := total / float64(cells)
 	chi := float64(cells-len(counts)) * expected // of the cells without a count
@@ -150,7 +156,8 @@ var sink uint64
 // Fill gives what At gives, across the ends of epochs.
 func TestFill(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		windows := rapid.SampledFrom([]int64{1, 2, 100, smallest - 1, smallest, smallest + 1, 1<<18 - 1, 1 << 18, 1<<18 + 1, 1<<33 + 5}).Draw(t, "windows")
+		windows := rapid.SampledFrom([]int64{1, 2, 100, smallest - 1, smallest, smallest + 1, 1<<18 - 1, 1 << 18,
+			1<<18 + 1, 1<<33 + 5}).Draw(t, "windows")
 		o := NewOrder(rapid.Uint64().Draw(t, "seed"), "a", windows)
 		k := max(0, windows*rapid.Int64Range(0, 3).Draw(t, "epoch")-rapid.Int64Range(-700, 700).Draw(t, "before"))
 		got := make([]int64, rapid.IntRange(0, 1500).Draw(t, "n"))

@@ -6,20 +6,24 @@ import (
 	"math/bits"
 )
 
-// Windows numbers the windows of a list of shards. A window is L+1 consecutive tokens of one shard: L inputs, and the same shifted by one
-// as targets. Window w of a shard is its tokens [w·L, w·L+L+1), so that neighbours share one token and every token but the first is a
-// target once; a shard of T tokens has max(0, (T−1) div L) of them. They are numbered in shard order. A Windows does not change.
+// Windows numbers the windows of a list of shards. A window is L+1 consecutive tokens of one shard:
+// L inputs, and the same shifted by one as targets. Window w of a shard is its tokens [w·L,
+// w·L+L+1), so that neighbours share one token and every token but the first is a target once; a
+// shard of T tokens has max(0, (T−1) div L) of them. They are numbered in shard order. A Windows
+// does not change.
 type Windows struct {
 	length int64
 	starts []int64 // starts[i] is the number of the first window of shard i; one more entry holds the count
 
-	// Locate begins its search with the shard of the first window with the same upper bits. There are about two such groups of windows
-	// for each shard, so with shards of like size it ends there or at the next.
+	// Locate begins its search with the shard of the first window with the same upper bits. There
+	// are about two such groups of windows for each shard, so with shards of like size it ends
+	// there or at the next.
 	shift  uint
 	groups []int32 // and one more entry for the last shard
 }
 
-// NewWindows numbers the windows of length sequenceLength (L, at least 1) of shards that hold these numbers of tokens.
+// NewWindows numbers the windows of length sequenceLength (L, at least 1) of shards that hold these
+// numbers of tokens.
 func NewWindows(sequenceLength int, tokens []int64) (*Windows, error) {
 	if sequenceLength < 1 {
 		return nil, fmt.Errorf("sequence length %d: must be at least 1", sequenceLength)
@@ -51,7 +55,8 @@ func NewWindows(sequenceLength int, tokens []int64) (*Windows, error) {
 	return w, nil
 }
 
-// ShardWindows is the number of windows of length sequenceLength (L, at least 1) of a shard of so many tokens.
+// ShardWindows is the number of windows of length sequenceLength (L, at least 1) of a shard of so
+// many tokens.
 func ShardWindows(sequenceLength int, tokens int64) int64 {
 	return max(0, tokens-1) / int64(sequenceLength)
 }
@@ -62,7 +67,8 @@ func (w *Windows) Count() int64 { return w.starts[len(w.starts)-1] }
 // ShardCount is the number of windows of one shard.
 func (w *Windows) ShardCount(shard int) int64 { return w.starts[shard+1] - w.starts[shard] }
 
-// Locate gives the shard of window number i, and the offset of its first token there. i must be in [0, Count).
+// Locate gives the shard of window number i, and the offset of its first token there. i must be in
+// [0, Count).
 func (w *Windows) Locate(i int64) (shard int, token int64) {
 	group := i >> w.shift
 	low, high := int(w.groups[group]), int(w.groups[group+1]) // the shard is one of these
@@ -79,8 +85,9 @@ func (w *Windows) Locate(i int64) (shard int, token int64) {
 	return low, (i - w.starts[low]) * w.length
 }
 
-// Reading gives the numbers of the first and the last window that read any of the shard's tokens [from, to); ok is false if none does.
-// Two windows read a token that ends one and begins the next. The last tokens of a shard, too few for a window, are read by none.
+// Reading gives the numbers of the first and the last window that read any of the shard's tokens
+// [from, to); ok is false if none does. Two windows read a token that ends one and begins the next.
+// The last tokens of a shard, too few for a window, are read by none.
 func (w *Windows) Reading(shard int, from, to int64) (first, last int64, ok bool) {
 	count := w.ShardCount(shard)
 	if from < 0 || to <= from || count == 0 {

@@ -55,7 +55,8 @@ func TestReading(t *testing.T) {
 		}
 		gotFirst, gotLast, ok := w.Reading(shard, from, to)
 		if ok != found || ok && (gotFirst != first || gotLast != last) {
-			t.Fatalf("tokens [%d, %d) of shard %d: %d to %d %v, want %d to %d %v", from, to, shard, gotFirst, gotLast, ok, first, last, found)
+			t.Fatalf("tokens [%d, %d) of shard %d: %d to %d %v, want %d to %d %v", from, to, shard, gotFirst, gotLast,
+				ok, first, last, found)
 		}
 	})
 }
@@ -65,7 +66,8 @@ func TestLocate(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		length := rapid.IntRange(1, 5000).Draw(t, "L")
 		kind := rapid.Custom(func(t *rapid.T) int64 {
-			return rapid.Int64Range(0, rapid.SampledFrom([]int64{0, 10, 5000, 1 << 20, 1 << 40}).Draw(t, "most")).Draw(t, "tokens")
+			return rapid.Int64Range(0, rapid.SampledFrom([]int64{0, 10, 5000, 1 << 20, 1 << 40}).Draw(t,
+				"most")).Draw(t, "tokens")
 		})
 		tokens := rapid.SliceOfN(kind, 1, 300).Draw(t, "shards")
 		w, err := NewWindows(length, tokens)
@@ -80,7 +82,8 @@ func TestLocate(t *testing.T) {
 					continue
 				}
 				if shard, token := w.Locate(before + i); shard != want || token != i*int64(length) {
-					t.Fatalf("window %d: token %d of shard %d, want %d of %d", before+i, token, shard, i*int64(length), want)
+					t.Fatalf("window %d: token %d of shard %d, want %d of %d", before+i, token, shard, i*int64(length),
+						want)
 				}
 			}
 			before += count

@@ -18,7 +18,8 @@ type gatherCourier struct {
 
 func newGatherCourier(comm *xpu.Comm) *gatherCourier {
 	n := comm.Size()
-	g := &gatherCourier{comm: comm, counts: make([]int32, n), ones: make([]int, n+1), tokens: make([]int, n+1), bounds: make([]int, n+1)}
+	g := &gatherCourier{comm: comm, counts: make([]int32, n), ones: make([]int, n+1), tokens: make([]int, n+1),
+		bounds: make([]int, n+1)}
 	for i := range g.ones {
 		g.ones[i] = i
 	}
@@ -51,7 +52,8 @@ func (g *gatherCourier) address(ctx context.Context, m *Model, st *saved, way *w
 
 func (g *gatherCourier) deliver(ctx context.Context, m *Model, way *ways, received, x []float32) error {
 	h := m.cfg.HiddenSize
-	m.split(len(x)/h, operands{dst: received[way.received[g.comm.Rank()]*h:], x: x}, func(m *Model, o *operands, _, lo, hi int) {
+	m.split(len(x)/h, operands{dst: received[way.received[g.comm.Rank()]*h:], x: x}, func(m *Model, o *operands, _, lo,
+		hi int) {
 		h := m.cfg.HiddenSize
 		copy(o.dst[lo*h:hi*h], o.x[lo*h:hi*h])
 	})
@@ -64,7 +66,8 @@ func (g *gatherCourier) giveBack(ctx context.Context, way *ways, rows []float32,
 
 func (g *gatherCourier) add(m *Model, way *ways, rows []float32, width int, dst, more []float32) {
 	own := rows[way.received[g.comm.Rank()]*width:]
-	m.split(len(dst)/m.cfg.HiddenSize, operands{dst: dst, x: more, y: own, width: width}, func(m *Model, o *operands, _, lo, hi int) {
+	m.split(len(dst)/m.cfg.HiddenSize, operands{dst: dst, x: more, y: own, width: width}, func(m *Model, o *operands, _,
+		lo, hi int) {
 		h := m.cfg.HiddenSize
 		for t := lo; t < hi; t++ {
 			row := o.y[t*o.width:][:o.width]

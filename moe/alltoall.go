@@ -8,7 +8,8 @@ import (
 	"mula/xpu/cpu"
 )
 
-// A directCourier sends a token to the ranks that hold one of its experts, once to each: [AllToAll]. S is the number of rows that it sends.
+// A directCourier sends a token to the ranks that hold one of its experts, once to each:
+// [AllToAll]. S is the number of rows that it sends.
 type directCourier struct {
 	comm    *xpu.Comm
 	experts int // of a rank
@@ -68,7 +69,8 @@ func (d *directCourier) address(ctx context.Context, m *Model, st *saved, way *w
 			}
 		}
 	}
-	return xpu.AllToAll(ctx, d.comm, d.sentChoices, scale(d.sent, way.sent, 2*k), room(choices, way.received[n]*2*k), scale(d.received, way.received, 2*k))
+	return xpu.AllToAll(ctx, d.comm, d.sentChoices, scale(d.sent, way.sent, 2*k), room(choices, way.received[n]*2*k),
+		scale(d.received, way.received, 2*k))
 }
 
 func (d *directCourier) deliver(ctx context.Context, m *Model, way *ways, received, x []float32) error {
@@ -94,19 +96,20 @@ func (d *directCourier) giveBack(ctx context.Context, way *ways, rows []float32,
 }
 
 func (d *directCourier) add(m *Model, way *ways, _ []float32, width int, dst, more []float32) {
-	m.split(len(dst)/m.cfg.HiddenSize, operands{dst: dst, x: more, y: d.sentRows, ways: way, width: width}, func(m *Model, o *operands, _, lo, hi int) {
-		h, n := m.cfg.HiddenSize, len(o.ways.sent)-1
-		for t := lo; t < hi; t++ {
-			row, behind := o.dst[t*h:][:h], o.x[t*(o.width-h):][:o.width-h]
-			clear(row)
-			clear(behind)
-			for _, at := range o.ways.place[t*n:][:n] {
-				if at >= 0 {
-					y := o.y[int(at)*o.width:][:o.width]
-					cpu.Axpy(row, 1, y[:h])
-					cpu.Axpy(behind, 1, y[h:])
+	m.split(len(dst)/m.cfg.HiddenSize, operands{dst: dst, x: more, y: d.sentRows, ways: way, width: width},
+		func(m *Model, o *operands, _, lo, hi int) {
+			h, n := m.cfg.HiddenSize, len(o.ways.sent)-1
+			for t := lo; t < hi; t++ {
+				row, behind := o.dst[t*h:][:h], o.x[t*(o.width-h):][:o.width-h]
+				clear(row)
+				clear(behind)
+				for _, at := range o.ways.place[t*n:][:n] {
+					if at >= 0 {
+						y := o.y[int(at)*o.width:][:o.width]
+						cpu.Axpy(row, 1, y[:h])
+						cpu.Axpy(behind, 1, y[h:])
+					}
 				}
 			}
-		}
-	})
+		})
 }

@@ -2,7 +2,8 @@ package moe
 
 import "mula/xpu"
 
-// A kvTarget is where keys and values of a pass go: head g of row r has its position p at element ((r·G+g)·capacity + first + p)·D.
+// A kvTarget is where keys and values of a pass go: head g of row r has its position p at element
+// ((r·G+g)·capacity + first + p)·D.
 type kvTarget struct {
 	k, v     []float32
 	capacity int
@@ -18,15 +19,19 @@ func (m *Model) heads() xpu.Heads {
 	return xpu.Heads{Rows: shape.rows, Length: shape.s, Heads: c.Heads, KVHeads: c.KVHeads, Size: c.HeadDim()}
 }
 
-// projections are those of a layer and the heads made of them. They are known from the second time on that heads are made of them.
+// projections are those of a layer and the heads made of them. They are known from the second time
+// on that heads are made of them.
 func (m *Model) projections(l *layer, st *saved, to kvTarget, known bool) xpu.Projections {
-	return xpu.Projections{Heads: m.heads(), QKV: st.qkv, QWeight: l.qNorm.w, KWeight: l.kNorm.w, Epsilon: m.cfg.NormEps, RQ: st.rq, RK: st.rk,
-		Known: known, Clip: m.cfg.ClipQKV, Cos: m.rope.cos, Sin: m.rope.sin, First: to.first, Capacity: to.capacity, Q: m.ws.q, K: to.k, V: to.v}
+	return xpu.Projections{Heads: m.heads(), QKV: st.qkv, QWeight: l.qNorm.w, KWeight: l.kNorm.w,
+		Epsilon: m.cfg.NormEps, RQ: st.rq, RK: st.rk,
+		Known: known, Clip: m.cfg.ClipQKV, Cos: m.rope.cos, Sin: m.rope.sin, First: to.first, Capacity: to.capacity,
+		Q: m.ws.q, K: to.k, V: to.v}
 }
 
 // attention is that of a layer over its heads.
 func (m *Model) attention(st *saved, to kvTarget) xpu.Attention {
-	return xpu.Attention{Heads: m.heads(), Q: m.ws.q, K: to.k, V: to.v, First: to.first, Capacity: to.capacity, Begin: m.ws.begin, Context: st.ctx, LSE: st.lse}
+	return xpu.Attention{Heads: m.heads(), Q: m.ws.q, K: to.k, V: to.v, First: to.first, Capacity: to.capacity,
+		Begin: m.ws.begin, Context: st.ctx, LSE: st.lse}
 }
 
 // attend computes x1 = x0 + attention(norm(x0)) for a layer.
@@ -41,8 +46,9 @@ func (m *Model) attend(l *layer, st *saved, to kvTarget) {
 	m.dev.MatMul(false, true, t, h, h, st.ctx, h, l.out.w, h, st.x1, h, true)
 }
 
-// attendGrad takes the gradient of x1 in ws.dx to the gradient of x0, and adds to the gradients of the layer's weights. With fresh, the
-// layer was the last to go through attend, and its queries, keys and values are still there.
+// attendGrad takes the gradient of x1 in ws.dx to the gradient of x0, and adds to the gradients of
+// the layer's weights. With fresh, the layer was the last to go through attend, and its queries,
+// keys and values are still there.
 func (m *Model) attendGrad(l *layer, st *saved, fresh bool) {
 	c, w := &m.cfg, &m.ws
 	h, width, t := c.HiddenSize, c.qkvWidth(), w.shape.tokens()

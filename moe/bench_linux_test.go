@@ -9,8 +9,8 @@ import (
 	"mula/xpu/cpu"
 )
 
-// BenchmarkRecompute is the CPU time of a pass at each level of recomputation, in turns, as a share of that of the first, and the memory of its
-// buffers.
+// BenchmarkRecompute is the CPU time of a pass at each level of recomputation, in turns, as a share
+// of that of the first, and the memory of its buffers.
 func BenchmarkRecompute(b *testing.B) {
 	cfg := mustPreset(b, "mula-tiny")
 	for _, precision := range []xpu.Precision{xpu.FP32, xpu.BF16} {
@@ -41,7 +41,8 @@ func BenchmarkRecompute(b *testing.B) {
 			for i, level := range levels {
 				b.ReportMetric(seconds[i]/float64(b.N), string(level)+"-s")
 				b.ReportMetric(100*(seconds[i]/seconds[0]-1), string(level)+"-more%")
-				b.ReportMetric(float64(cfg.Memory(Pass{Rows: 8, SequenceLength: 256, Recompute: level}).Buffers)/1e6, string(level)+"-MB")
+				b.ReportMetric(float64(cfg.Memory(Pass{Rows: 8, SequenceLength: 256, Recompute: level}).Buffers)/1e6,
+					string(level)+"-MB")
 			}
 		})
 	}

@@ -24,9 +24,10 @@ type SaveOptions struct {
 	ShardSize int64             // bytes of weights in one file at most, several tensors permitting; 0 means one file
 }
 
-// Save writes the model as a Hugging Face directory: weights in safetensors files under the names of [Model.Parameters], and config.json,
-// which comes last. dir must exist and hold no model. Files appear whole or not at all; a directory without config.json is not complete. A
-// model that holds a part of the experts is refused.
+// Save writes the model as a Hugging Face directory: weights in safetensors files under the names
+// of [Model.Parameters], and config.json, which comes last. dir must exist and hold no model. Files
+// appear whole or not at all; a directory without config.json is not complete. A model that holds a
+// part of the experts is refused.
 func (m *Model) Save(ctx context.Context, dir string, opts SaveOptions) error {
 	if err := m.whole("saving"); err != nil {
 		return err
@@ -40,8 +41,10 @@ func (m *Model) Save(ctx context.Context, dir string, opts SaveOptions) error {
 	})
 }
 
-// saveDirectory writes a model whose i-th tensor, in the order of c.Tensors, fill gives to write, in pieces if it likes.
-func saveDirectory(dir string, c Config, opts SaveOptions, fill func(i int, write func([]float32) error) error) (err error) {
+// saveDirectory writes a model whose i-th tensor, in the order of c.Tensors, fill gives to write,
+// in pieces if it likes.
+func saveDirectory(dir string, c Config, opts SaveOptions,
+	fill func(i int, write func([]float32) error) error) (err error) {
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("saving %s: %w", dir, err)
@@ -66,7 +69,8 @@ func saveDirectory(dir string, c Config, opts SaveOptions, fill func(i int, writ
 		tensors[i].DType = opts.DType
 	}
 	shards := shardTensors(tensors, opts)
-	index := safetensors.Index{Metadata: map[string]any{"total_size": c.TotalParameters() * int64(opts.DType.Size())}, WeightMap: map[string]string{}}
+	index := safetensors.Index{Metadata: map[string]any{"total_size": c.TotalParameters() * int64(opts.DType.Size())},
+		WeightMap: map[string]string{}}
 	first := 0
 	for i, shard := range shards {
 		name := safetensors.SingleName
@@ -76,7 +80,8 @@ func saveDirectory(dir string, c Config, opts SaveOptions, fill func(i int, writ
 		for _, t := range shard {
 			index.WeightMap[t.Name] = name
 		}
-		err := writeShard(filepath.Join(dir, name), shard, func(i int, write func([]float32) error) error { return fill(first+i, write) })
+		err := writeShard(filepath.Join(dir, name), shard,
+			func(i int, write func([]float32) error) error { return fill(first+i, write) })
 		if err != nil {
 			return err
 		}
@@ -98,8 +103,8 @@ func saveDirectory(dir string, c Config, opts SaveOptions, fill func(i int, writ
 	return atomicfile.WriteFile(filepath.Join(dir, configName), []byte(config.String()))
 }
 
-// Tensors lists the weights of a whole model of this configuration as files have them, in the order of [Model.Parameters], with elements of
-// F32. [Parameter.Index] is a place in this list.
+// Tensors lists the weights of a whole model of this configuration as files have them, in the order
+// of [Model.Parameters], with elements of F32. [Parameter.Index] is a place in this list.
 func (c Config) Tensors() []safetensors.Tensor {
 	var list []safetensors.Tensor
 	add := func(name string, shape ...int) {
@@ -206,11 +211,13 @@ func Open(dir string, dev xpu.Device) (*Model, error) {
 	return m, nil
 }
 
-// Load reads the weights of a Hugging Face directory, in one file or several, of element type F32, F16 or BF16. Experts may be stored one
-// by one, as transformers saves them, or fused as mlp.experts.gate_up_proj [E, 2I, H] and mlp.experts.down_proj [E, H, I], as transformers 5
-// holds them. Every weight of the model must be there with its shape, and nothing else but, where the head is tied, a copy of the embedding
-// as lm_head.weight; names and shapes are checked before the first weight is read. A model that holds a part of the experts reads those
-// alone. After an error in reading, the weights are a mixture of old and new.
+// Load reads the weights of a Hugging Face directory, in one file or several, of element type F32,
+// F16 or BF16. Experts may be stored one by one, as transformers saves them, or fused as
+// mlp.experts.gate_up_proj [E, 2I, H] and mlp.experts.down_proj [E, H, I], as transformers 5 holds
+// them. Every weight of the model must be there with its shape, and nothing else but, where the
+// head is tied, a copy of the embedding as lm_head.weight; names and shapes are checked before the
+// first weight is read. A model that holds a part of the experts reads those alone. After an error
+// in reading, the weights are a mixture of old and new.
 func (m *Model) Load(dir string) error {
 	s, err := openStored(dir, m.cfg)
 	if err != nil {

@@ -20,7 +20,8 @@ import (
 	"mula/xpu/cpu"
 )
 
-// exportCases are the directories that testdata/loaded.py loads with transformers: golden cases with their formula weights.
+// exportCases are the directories that testdata/loaded.py loads with transformers: golden cases
+// with their formula weights.
 var exportCases = []struct {
 	name, golden string
 	opts         SaveOptions
@@ -50,8 +51,9 @@ func hashFiles(t *testing.T, dir string) map[string]string {
 	return hashes
 }
 
-// What Save writes is what transformers has loaded: testdata/loaded.json holds the hashes of the files that testdata/loaded.py gave to
-// from_pretrained, and the differences of the weights and logits that came out.
+// What Save writes is what transformers has loaded: testdata/loaded.json holds the hashes of the
+// files that testdata/loaded.py gave to from_pretrained, and the differences of the weights and
+// logits that came out.
 func TestSavedDirectoryIsTheOneTransformersLoaded(t *testing.T) {
 	text, err := os.ReadFile("testdata/loaded.json")
 	if err != nil {
@@ -94,7 +96,8 @@ func TestSavedDirectoryIsTheOneTransformersLoaded(t *testing.T) {
 	}
 }
 
-// Whatever a Save writes a Load reads, bit for bit after rounding to the element type; a second Save gives the same bytes.
+// Whatever a Save writes a Load reads, bit for bit after rounding to the element type; a second
+// Save gives the same bytes.
 func TestSaveLoad(t *testing.T) {
 	for _, c := range exportCases {
 		for _, dtype := range []safetensors.DType{safetensors.F32, safetensors.BF16, safetensors.F16} {
@@ -112,8 +115,10 @@ func TestSaveLoad(t *testing.T) {
 				if back.cfg != m.cfg {
 					t.Errorf("configuration %+v, want %+v", back.cfg, m.cfg)
 				}
-				// Half a unit in the last place of the element type, relative; of F16's subnormal numbers absolute.
-				bound := map[safetensors.DType]float64{safetensors.F32: 0, safetensors.BF16: 1.0 / 256, safetensors.F16: 1.0 / 2048}[dtype]
+				// Half a unit in the last place of the element type, relative; of F16's subnormal
+				// numbers absolute.
+				bound := map[safetensors.DType]float64{safetensors.F32: 0, safetensors.BF16: 1.0 / 256,
+					safetensors.F16: 1.0 / 2048}[dtype]
 				tiny := 0.0
 				if dtype == safetensors.F16 {
 					tiny = 1.0 / (1 << 25)
@@ -142,12 +147,14 @@ func TestSaveRefusesDirectoryInUse(t *testing.T) {
 	if err := m.Save(t.Context(), dir, SaveOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if err := m.Save(t.Context(), dir, SaveOptions{}); err == nil || !strings.Contains(err.Error(), "holds config.json already") {
+	if err := m.Save(t.Context(), dir, SaveOptions{}); err == nil ||
+		!strings.Contains(err.Error(), "holds config.json already") {
 		t.Errorf("second Save into the same directory: %v", err)
 	}
 }
 
-// Whichever file operation fails, the error is passed on, and the directory has no config.json unless everything else is there.
+// Whichever file operation fails, the error is passed on, and the directory has no config.json
+// unless everything else is there.
 func TestSaveFaults(t *testing.T) {
 	defer func() { atomicfile.Fault = nil }()
 	m, _ := openGolden(t, "olmo.safetensors").model(1)
@@ -204,8 +211,10 @@ func TestLoadRefuses(t *testing.T) {
 	}{
 		{"missing", func(e []entry) []entry { return e[1:] }, "tensors missing: model.embed_tokens.weight"},
 		{"many missing", func(e []entry) []entry { return e[:3] }, "more"},
-		{"unexpected", func(e []entry) []entry { return append(e, entry{"model.extra.weight", []int{2}}) }, "tensors unexpected: model.extra.weight"},
-		{"shape", func(e []entry) []entry { e[0].shape = []int{64, 128}; return e }, "model.embed_tokens.weight (shape [64 128], want [128 64])"},
+		{"unexpected", func(e []entry) []entry { return append(e, entry{"model.extra.weight", []int{2}}) },
+			"tensors unexpected: model.extra.weight"},
+		{"shape", func(e []entry) []entry { e[0].shape = []int{64, 128}; return e },
+			"model.embed_tokens.weight (shape [64 128], want [128 64])"},
 		{"fused shape", func(e []entry) []entry {
 			return append(e, entry{"model.layers.0.mlp.experts.down_proj", []int{8, 32, 64}})
 		}, "model.layers.0.mlp.experts.down_proj (shape [8 32 64], want [8 64 32])"},
@@ -245,7 +254,8 @@ func TestLoadRefuses(t *testing.T) {
 			}
 		})
 	}
-	// A config.json that describes more than there is must not get memory for it: with these sizes there is none.
+	// A config.json that describes more than there is must not get memory for it: with these sizes
+	// there is none.
 	t.Run("config of another model", func(t *testing.T) {
 		m, _ := openGolden(t, "olmoe.safetensors").model(1)
 		dir := t.TempDir()

@@ -17,8 +17,8 @@ const (
 // NoToken is the value of a token id of [Config] that is not set.
 const NoToken = -1
 
-// Config describes a model. Field names in YAML are those of a Hugging Face config.json. Start from a [Preset], or from a Config whose
-// token ids are [NoToken]; the zero Config is not valid.
+// Config describes a model. Field names in YAML are those of a Hugging Face config.json. Start from
+// a [Preset], or from a Config whose token ids are [NoToken]; the zero Config is not valid.
 type Config struct {
 	Architecture     Architecture `yaml:"model_type"`
 	VocabSize        int          `yaml:"vocab_size"`
@@ -26,29 +26,33 @@ type Config struct {
 	IntermediateSize int          `yaml:"intermediate_size"` // width of one expert, or of the dense feed-forward
 	Layers           int          `yaml:"num_hidden_layers"`
 	Heads            int          `yaml:"num_attention_heads"`
-	KVHeads          int          `yaml:"num_key_value_heads"` // divides Heads; equal to Heads without grouped-query attention
-	Experts          int          `yaml:"num_experts"`         // 0 for the dense architecture
-	ExpertsPerToken  int          `yaml:"num_experts_per_tok"` // 0 for the dense architecture
-	MaxPositions     int          `yaml:"max_position_embeddings"`
-	RopeTheta        float64      `yaml:"rope_theta"`
-	NormEps          float64      `yaml:"rms_norm_eps"` // 1e-5 for the dense architecture, which has it fixed
-	ClipQKV          float64      `yaml:"clip_qkv"`     // q, k and v are clipped to ±ClipQKV; 0 = not clipped
-	TieEmbeddings    bool         `yaml:"tie_word_embeddings"`
+	// divides Heads; equal to Heads without grouped-query attention
+	KVHeads         int     `yaml:"num_key_value_heads"`
+	Experts         int     `yaml:"num_experts"`         // 0 for the dense architecture
+	ExpertsPerToken int     `yaml:"num_experts_per_tok"` // 0 for the dense architecture
+	MaxPositions    int     `yaml:"max_position_embeddings"`
+	RopeTheta       float64 `yaml:"rope_theta"`
+	NormEps         float64 `yaml:"rms_norm_eps"` // 1e-5 for the dense architecture, which has it fixed
+	ClipQKV         float64 `yaml:"clip_qkv"`     // q, k and v are clipped to ±ClipQKV; 0 = not clipped
+	TieEmbeddings   bool    `yaml:"tie_word_embeddings"`
 
-	// PadTokenID has the meaning of padding_idx in PyTorch's Embedding: its embedding starts at zero and a look-up of it gives no gradient.
+	// PadTokenID has the meaning of padding_idx in PyTorch's Embedding: its embedding starts at
+	// zero and a look-up of it gives no gradient.
 	PadTokenID int `yaml:"pad_token_id"`
 	BOSTokenID int `yaml:"bos_token_id"`
 	EOSTokenID int `yaml:"eos_token_id"`
 
-	// RouterAuxLossCoef is carried for config.json only; the loss of a training step takes its coefficients from [LossOptions].
+	// RouterAuxLossCoef is carried for config.json only; the loss of a training step takes its
+	// coefficients from [LossOptions].
 	RouterAuxLossCoef float64 `yaml:"router_aux_loss_coef"`
 
-	InitStd    float64 `yaml:"initializer_range"`
-	InitCutoff float64 `yaml:"initializer_cutoff"` // weights are redrawn beyond this many InitStd (OLMoE: 3); 0 = plain normal (Mula)
+	InitStd float64 `yaml:"initializer_range"`
+	// weights are redrawn beyond this many InitStd (OLMoE: 3); 0 = plain normal (Mula)
+	InitCutoff float64 `yaml:"initializer_cutoff"`
 }
 
-// Upper bounds of sizes in a Config. They are far above any model of today; they keep every product of sizes within an int64, so that a
-// config.json with absurd numbers ends in an error.
+// Upper bounds of sizes in a Config. They are far above any model of today; they keep every product
+// of sizes within an int64, so that a config.json with absurd numbers ends in an error.
 const (
 	maxWidth   = 1 << 18
 	maxVocab   = 1 << 24
@@ -92,7 +96,8 @@ func (c Config) Validate() error {
 		return bad("hidden_size", "%d is not a multiple of num_attention_heads %d", c.HiddenSize, c.Heads)
 	}
 	if c.HeadDim()%2 != 0 {
-		return bad("hidden_size", "%d / num_attention_heads %d = %d is odd; rotary embedding needs an even head size", c.HiddenSize, c.Heads, c.HeadDim())
+		return bad("hidden_size", "%d / num_attention_heads %d = %d is odd; rotary embedding needs an even head size",
+			c.HiddenSize, c.Heads, c.HeadDim())
 	}
 	if c.Heads%c.KVHeads != 0 {
 		return bad("num_key_value_heads", "%d does not divide num_attention_heads %d", c.KVHeads, c.Heads)
@@ -103,14 +108,16 @@ func (c Config) Validate() error {
 			return bad("num_experts", "is %d; it must lie between 1 and %d", c.Experts, maxExperts)
 		}
 		if c.ExpertsPerToken < 1 || c.ExpertsPerToken > c.Experts {
-			return bad("num_experts_per_tok", "is %d; it must lie between 1 and num_experts %d", c.ExpertsPerToken, c.Experts)
+			return bad("num_experts_per_tok", "is %d; it must lie between 1 and num_experts %d", c.ExpertsPerToken,
+				c.Experts)
 		}
 		if !(c.NormEps > 0 && c.NormEps < 1) {
 			return bad("rms_norm_eps", "is %g; it must lie between 0 and 1", c.NormEps)
 		}
 	case OLMo:
 		if c.Experts != 0 || c.ExpertsPerToken != 0 {
-			return bad("num_experts", "is %d and num_experts_per_tok %d; the dense architecture has none (0)", c.Experts, c.ExpertsPerToken)
+			return bad("num_experts", "is %d and num_experts_per_tok %d; the dense architecture has none (0)",
+				c.Experts, c.ExpertsPerToken)
 		}
 		if c.NormEps != 1e-5 {
 			return bad("rms_norm_eps", "is %g; the LayerNorm of %q has 1e-5 fixed", c.NormEps, OLMo)
@@ -126,7 +133,8 @@ func (c Config) Validate() error {
 		return bad("initializer_range", "is %g; it must not be negative", c.InitStd)
 	}
 	if !(c.InitCutoff == 0 || c.InitCutoff >= 0.1) || math.IsInf(c.InitCutoff, 0) {
-		return bad("initializer_cutoff", "is %g standard deviations; it must be at least 0.1, or 0 for none", c.InitCutoff)
+		return bad("initializer_cutoff", "is %g standard deviations; it must be at least 0.1, or 0 for none",
+			c.InitCutoff)
 	}
 	if !(c.RouterAuxLossCoef >= 0) || math.IsInf(c.RouterAuxLossCoef, 0) {
 		return bad("router_aux_loss_coef", "is %g; it must be a number that is not negative", c.RouterAuxLossCoef)
@@ -136,7 +144,8 @@ func (c Config) Validate() error {
 		v     int
 	}{{"pad_token_id", c.PadTokenID}, {"bos_token_id", c.BOSTokenID}, {"eos_token_id", c.EOSTokenID}} {
 		if id.v < NoToken || id.v >= c.VocabSize {
-			return bad(id.field, "is %d; it must lie below vocab_size %d, or be %d for none", id.v, c.VocabSize, NoToken)
+			return bad(id.field, "is %d; it must lie below vocab_size %d, or be %d for none", id.v, c.VocabSize,
+				NoToken)
 		}
 	}
 	return nil
@@ -152,7 +161,8 @@ func (c Config) moe() bool     { return c.Architecture == OLMoE }
 // TotalParameters is the number of weights of the model.
 func (c Config) TotalParameters() int64 { return c.parameters(c.Experts) }
 
-// ActiveParameters is the number of weights that one token meets, embeddings included: of the experts only those chosen for it count.
+// ActiveParameters is the number of weights that one token meets, embeddings included: of the
+// experts only those chosen for it count.
 func (c Config) ActiveParameters() int64 { return c.parameters(c.ExpertsPerToken) }
 
 func (c Config) parameters(experts int) int64 { return stageOf(c, 0, 1).parameters(c, experts) }
@@ -182,8 +192,9 @@ func (s stage) parameters(c Config, experts int) int64 {
 	return total + int64(s.layers)*layer
 }
 
-// FLOPsPerToken is the work of one token in a training step, forward and backward, in floating-point operations: matrix products only,
-// attention counted in full (not halved for causality), without router, norms and the embedding look-up, as Optimus counts it:
+// FLOPsPerToken is the work of one token in a training step, forward and backward, in
+// floating-point operations: matrix products only, attention counted in full (not halved for
+// causality), without router, norms and the embedding look-up, as Optimus counts it:
 //
 //	L·(12·H² + 12·H·G·D + 12·S·H + 18·K·H·I) + 6·V·H
 func (c Config) FLOPsPerToken(sequenceLength int) float64 {

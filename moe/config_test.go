@@ -23,7 +23,8 @@ func mustPreset(t testing.TB, name string) Config {
 	return c
 }
 
-// Parameter counts of the published configurations and the work per token at a sequence length of 2048, from the table of Mula models.
+// Parameter counts of the published configurations and the work per token at a sequence length of
+// 2048, from the table of Mula models.
 func TestPresets(t *testing.T) {
 	want := []struct {
 		name          string
@@ -47,7 +48,8 @@ func TestPresets(t *testing.T) {
 			t.Error(err)
 		}
 		if c.TotalParameters() != w.total || c.ActiveParameters() != w.active {
-			t.Errorf("%s has %d parameters, %d active; want %d, %d", w.name, c.TotalParameters(), c.ActiveParameters(), w.total, w.active)
+			t.Errorf("%s has %d parameters, %d active; want %d, %d", w.name, c.TotalParameters(), c.ActiveParameters(),
+				w.total, w.active)
 		}
 		if got := c.FLOPsPerToken(2048) / 1e9; w.gigaflops != 0 && math.Abs(got-w.gigaflops) > 0.005 {
 			t.Errorf("%s: %.3f GFLOP a token, want %.2f", w.name, got, w.gigaflops)
@@ -61,7 +63,8 @@ func TestPresets(t *testing.T) {
 	}
 }
 
-// The parameters that a model lists are as many as its configuration counts, whatever the architecture.
+// The parameters that a model lists are as many as its configuration counts, whatever the
+// architecture.
 func TestParametersCount(t *testing.T) {
 	for name, c := range gradientCases(t) {
 		m := newModel(t, c, 1)
@@ -72,7 +75,8 @@ func TestParametersCount(t *testing.T) {
 				size *= d
 			}
 			if len(p.Weight) != size || len(p.Grad) != size || seen[p.Name] {
-				t.Errorf("%s: parameter %s of shape %v has %d weights and %d gradients, or occurs twice", name, p.Name, p.Shape, len(p.Weight), len(p.Grad))
+				t.Errorf("%s: parameter %s of shape %v has %d weights and %d gradients, or occurs twice", name, p.Name,
+					p.Shape, len(p.Weight), len(p.Grad))
 			}
 			seen[p.Name] = true
 			n += int64(size)
@@ -102,7 +106,8 @@ func TestValidateNamesTheField(t *testing.T) {
 		{func(c *Config) { c.Experts = 1 << 20 }, "num_experts"},
 		{func(c *Config) { c.ExpertsPerToken = 9 }, "num_experts_per_tok"},
 		{func(c *Config) { c.Architecture = OLMo }, "num_experts"},
-		{func(c *Config) { c.Architecture, c.Experts, c.ExpertsPerToken, c.NormEps = OLMo, 0, 0, 1e-6 }, "rms_norm_eps"},
+		{func(c *Config) { c.Architecture, c.Experts, c.ExpertsPerToken, c.NormEps = OLMo, 0, 0, 1e-6 },
+			"rms_norm_eps"},
 		{func(c *Config) { c.MaxPositions = 0 }, "max_position_embeddings"},
 		{func(c *Config) { c.RopeTheta = math.NaN() }, "rope_theta"},
 		{func(c *Config) { c.NormEps = 0 }, "rms_norm_eps"},
@@ -155,7 +160,8 @@ func TestConfigJSONFloats(t *testing.T) {
 	if err := WriteConfigJSON(&b, c, safetensors.F32); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{`"clip_qkv": 2.0,`, `"router_aux_loss_coef": 0.0,`, `"initializer_range": 1.0,`, `"rope_theta": 1e+21`, `"rms_norm_eps": 0.00001,`, `"attention_dropout": 0.0,`} {
+	for _, want := range []string{`"clip_qkv": 2.0,`, `"router_aux_loss_coef": 0.0,`, `"initializer_range": 1.0,`,
+		`"rope_theta": 1e+21`, `"rms_norm_eps": 0.00001,`, `"attention_dropout": 0.0,`} {
 		if !strings.Contains(b.String(), want) {
 			t.Errorf("%s is not in\n%s", want, b.String())
 		}
@@ -172,21 +178,36 @@ func TestReadConfigJSON(t *testing.T) {
 		want       string // of the error
 	}{
 		{"class defaults", olmoe + `, "num_experts": 8}`, func(c Config) bool {
-			return c.PadTokenID == 1 && c.EOSTokenID == 50279 && c.BOSTokenID == NoToken && c.MaxPositions == 4096 && c.NormEps == 1e-5 &&
-				c.RopeTheta == 10000 && c.KVHeads == 4 && c.RouterAuxLossCoef == 0.01 && !c.TieEmbeddings && c.InitStd == 0.02
+			return c.PadTokenID == 1 && c.EOSTokenID == 50279 && c.BOSTokenID == NoToken && c.MaxPositions == 4096 &&
+				c.NormEps == 1e-5 &&
+				c.RopeTheta == 10000 && c.KVHeads == 4 && c.RouterAuxLossCoef == 0.01 && !c.TieEmbeddings &&
+				c.InitStd == 0.02
 		}, ""},
-		{"dense defaults", `{"model_type": "olmo", ` + sizes + `}`, func(c Config) bool { return c.MaxPositions == 2048 && c.NormEps == 1e-5 }, ""},
-		{"alias of num_experts", olmoe + `, "num_local_experts": 8}`, func(c Config) bool { return c.Experts == 8 }, ""},
-		{"null ids", olmoe + `, "num_experts": 8, "pad_token_id": null, "eos_token_id": [7]}`, func(c Config) bool { return c.PadTokenID == NoToken && c.EOSTokenID == 7 }, ""},
-		{"rope of version 4", olmoe + `, "num_experts": 8, "rope_theta": 500, "rope_scaling": null}`, func(c Config) bool { return c.RopeTheta == 500 }, ""},
-		{"rope of version 5", olmoe + `, "num_experts": 8, "rope_parameters": {"rope_type": "default", "rope_theta": 700.5}}`, func(c Config) bool { return c.RopeTheta == 700.5 }, ""},
-		{"two bases", olmoe + `, "num_experts": 8, "rope_theta": 500, "rope_parameters": {"rope_theta": 700}}`, nil, "rope_theta is 500 and rope_theta in rope_parameters is 700"},
-		{"scaled rope", olmoe + `, "num_experts": 8, "rope_scaling": {"type": "linear", "factor": 2}}`, nil, `in rope_scaling: type is "linear"`},
-		{"scaled rope of version 5", olmoe + `, "num_experts": 8, "rope_parameters": {"rope_type": "yarn"}}`, nil, `in rope_parameters: rope_type is "yarn"`},
-		{"rope by kind of layer", olmoe + `, "num_experts": 8, "rope_parameters": {"full_attention": {"rope_type": "default"}}}`, nil, `in rope_parameters: full_attention is {"rope_type":"default"}`},
-		{"two numbers of experts", olmoe + `, "num_experts": 8, "num_local_experts": 4}`, nil, "num_experts is 8 and num_local_experts 4"},
+		{"dense defaults", `{"model_type": "olmo", ` + sizes + `}`,
+			func(c Config) bool { return c.MaxPositions == 2048 && c.NormEps == 1e-5 }, ""},
+		{"alias of num_experts", olmoe + `, "num_local_experts": 8}`, func(c Config) bool { return c.Experts == 8 },
+			""},
+		{"null ids", olmoe + `, "num_experts": 8, "pad_token_id": null, "eos_token_id": [7]}`,
+			func(c Config) bool { return c.PadTokenID == NoToken && c.EOSTokenID == 7 }, ""},
+		{"rope of version 4", olmoe + `, "num_experts": 8, "rope_theta": 500, "rope_scaling": null}`,
+			func(c Config) bool { return c.RopeTheta == 500 }, ""},
+		{"rope of version 5",
+			olmoe + `, "num_experts": 8, "rope_parameters": {"rope_type": "default", "rope_theta": 700.5}}`,
+			func(c Config) bool { return c.RopeTheta == 700.5 }, ""},
+		{"two bases", olmoe + `, "num_experts": 8, "rope_theta": 500, "rope_parameters": {"rope_theta": 700}}`, nil,
+			"rope_theta is 500 and rope_theta in rope_parameters is 700"},
+		{"scaled rope", olmoe + `, "num_experts": 8, "rope_scaling": {"type": "linear", "factor": 2}}`, nil,
+			`in rope_scaling: type is "linear"`},
+		{"scaled rope of version 5", olmoe + `, "num_experts": 8, "rope_parameters": {"rope_type": "yarn"}}`, nil,
+			`in rope_parameters: rope_type is "yarn"`},
+		{"rope by kind of layer",
+			olmoe + `, "num_experts": 8, "rope_parameters": {"full_attention": {"rope_type": "default"}}}`, nil,
+			`in rope_parameters: full_attention is {"rope_type":"default"}`},
+		{"two numbers of experts", olmoe + `, "num_experts": 8, "num_local_experts": 4}`, nil,
+			"num_experts is 8 and num_local_experts 4"},
 		{"sliding window", olmoe + `, "num_experts": 8, "sliding_window": 512}`, nil, "sliding_window"},
-		{"rope of the wrong type", olmoe + `, "num_experts": 8, "rope_parameters": {"rope_theta": "x"}}`, nil, "rope_parameters"},
+		{"rope of the wrong type", olmoe + `, "num_experts": 8, "rope_parameters": {"rope_theta": "x"}}`, nil,
+			"rope_parameters"},
 		{"renormalised", olmoe + `, "num_experts": 8, "norm_topk_prob": true}`, nil, "norm_topk_prob"},
 		{"bias", olmoe + `, "num_experts": 8, "attention_bias": true}`, nil, "attention_bias"},
 		{"dropout", olmoe + `, "num_experts": 8, "attention_dropout": 0.1}`, nil, "attention_dropout"},
@@ -203,7 +224,8 @@ func TestReadConfigJSON(t *testing.T) {
 	} {
 		c, err := ReadConfigJSON(strings.NewReader(test.json), "x/config.json")
 		if test.want != "" {
-			if err == nil || !strings.Contains(err.Error(), test.want) || !strings.Contains(err.Error(), "x/config.json") {
+			if err == nil || !strings.Contains(err.Error(), test.want) ||
+				!strings.Contains(err.Error(), "x/config.json") {
 				t.Errorf("%s: error %v, want one with the file's name and %q", test.name, err, test.want)
 			}
 			continue
@@ -238,7 +260,8 @@ func FuzzReadConfigJSON(f *testing.F) {
 		if again, err := ReadConfigJSON(&b, "again"); err != nil || again != c {
 			t.Fatalf("read %+v, then %+v, %v", c, again, err)
 		}
-		if c.TotalParameters() < c.ActiveParameters() || c.ActiveParameters() <= 0 || c.Memory(Pass{Rows: 1, SequenceLength: 1}).Total() <= 0 {
+		if c.TotalParameters() < c.ActiveParameters() || c.ActiveParameters() <= 0 ||
+			c.Memory(Pass{Rows: 1, SequenceLength: 1}).Total() <= 0 {
 			t.Fatalf("%+v: sizes overflow", c)
 		}
 	})

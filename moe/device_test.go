@@ -17,8 +17,8 @@ import (
 // A use of models on devices returns all that they have computed.
 type use func(t *testing.T, device func(int) xpu.Device, cfg Config) string
 
-// wholeModel is the training of a whole model: micro-batches of several shapes at all levels of recomputation, with the batch's targets and with
-// drawn ones, and a loss in between.
+// wholeModel is the training of a whole model: micro-batches of several shapes at all levels of
+// recomputation, with the batch's targets and with drawn ones, and a loss in between.
 func wholeModel(t *testing.T, device func(int) xpu.Device, cfg Config) string {
 	var bits strings.Builder
 	g := newRanksOn(t, device, cfg, 1, Parallel{}, nil)
@@ -28,12 +28,14 @@ func wholeModel(t *testing.T, device func(int) xpu.Device, cfg Config) string {
 		m.SetRecompute(recompute)
 		m.ZeroGradients()
 		for i, shape := range [][2]int{{2, queryBlock + 7}, {1, 5}, {3, 11}} {
-			for _, opts := range []BackwardOptions{{Loss: fullLoss}, {Loss: LossOptions{Aux: AuxMegaBlocks, AuxCoefficient: 0.1}, SampleTargets: true, SampleSeed: 3}} {
+			for _, opts := range []BackwardOptions{{Loss: fullLoss},
+				{Loss: LossOptions{Aux: AuxMegaBlocks, AuxCoefficient: 0.1}, SampleTargets: true, SampleSeed: 3}} {
 				stats := g.backward(t, []Batch{randomBatch(cfg, shape[0], shape[1], uint64(i))}, opts)
 				bits.WriteString(g.bits(t, stats))
 			}
 		}
-		bits.WriteString(g.bits(t, g.backward(t, []Batch{inDocuments(randomBatch(cfg, 2, queryBlock+7, 5), 30, 40, 2)}, BackwardOptions{Loss: fullLoss})))
+		bits.WriteString(g.bits(t, g.backward(t, []Batch{inDocuments(randomBatch(cfg, 2, queryBlock+7, 5), 30, 40, 2)},
+			BackwardOptions{Loss: fullLoss})))
 		stats, err := m.Forward(t.Context(), randomBatch(cfg, 2, 9, uint64(call)))
 		if err != nil {
 			t.Fatal(err)
@@ -43,7 +45,8 @@ func wholeModel(t *testing.T, device func(int) xpu.Device, cfg Config) string {
 	return bits.String()
 }
 
-// sharedExperts is the training of ranks that share the experts, some without tokens, by either courier and at all levels of recomputation.
+// sharedExperts is the training of ranks that share the experts, some without tokens, by either
+// courier and at all levels of recomputation.
 func sharedExperts(t *testing.T, device func(int) xpu.Device, cfg Config) string {
 	var bits strings.Builder
 	for _, n := range []int{2, 4} {
@@ -58,8 +61,10 @@ func sharedExperts(t *testing.T, device func(int) xpu.Device, cfg Config) string
 					m.ZeroGradients()
 				}
 				// The ranks change places, so that memory grows at different times.
-				g.backward(t, share(randomBatch(cfg, 5, 7+10*call, 3), backwards(raggedRows[n])), BackwardOptions{Targets: 1000})
-				bits.WriteString(g.bits(t, g.backward(t, share(randomBatch(cfg, 5, 30, 2), raggedRows[n]), BackwardOptions{Targets: 150, Loss: fullLoss})))
+				g.backward(t, share(randomBatch(cfg, 5, 7+10*call, 3), backwards(raggedRows[n])),
+					BackwardOptions{Targets: 1000})
+				bits.WriteString(g.bits(t, g.backward(t, share(randomBatch(cfg, 5, 30, 2), raggedRows[n]),
+					BackwardOptions{Targets: 150, Loss: fullLoss})))
 			}
 			losses := make([]Stats, n)
 			for r, err := range g.each(func(r int, m *Model) error {
@@ -118,7 +123,8 @@ func text(t *testing.T, device func(int) xpu.Device, cfg Config) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return fmt.Sprintf("%x %v %v", logits, generate(t, m, prompt, GenerateOptions{MaxTokens: 20, Temperature: 1, Seed: 2}),
+	return fmt.Sprintf("%x %v %v", logits, generate(t, m, prompt, GenerateOptions{MaxTokens: 20, Temperature: 1,
+		Seed: 2}),
 		generate(t, m, prompt[:3], GenerateOptions{MaxTokens: 5}))
 }
 
@@ -151,13 +157,15 @@ func files(t *testing.T, device func(int) xpu.Device, cfg Config) string {
 
 // A device whose memory is apart from the host's gives the CPU's bits, whatever it is used for.
 func TestDeviceApart(t *testing.T) {
-	for kind, f := range map[string]use{"whole model": wholeModel, "shared experts": sharedExperts, "stages": stages, "text": text, "files": files} {
+	for kind, f := range map[string]use{"whole model": wholeModel, "shared experts": sharedExperts, "stages": stages,
+		"text": text, "files": files} {
 		cases := gradientCases(t)
 		for name, cfg := range parallelCases(t) {
 			cases[name] = cfg
 		}
 		for name, cfg := range cases {
-			if kind == "shared experts" && !cfg.moe() || kind == "stages" && cfg.TieEmbeddings || raceDetector && name != "gqa" {
+			if kind == "shared experts" && !cfg.moe() || kind == "stages" && cfg.TieEmbeddings || raceDetector &&
+				name != "gqa" {
 				continue
 			}
 			t.Run(kind+"/"+name, func(t *testing.T) {
@@ -167,7 +175,8 @@ func TestDeviceApart(t *testing.T) {
 					a, b := strings.Split(got, "\n"), strings.Split(want, "\n")
 					for i, line := range b {
 						if i >= len(a) || a[i] != line {
-							t.Fatalf("line %d of %d: other bits: %.300q, want %.300q", i, len(b), slices.Concat(a, []string{""})[min(i, len(a))], line)
+							t.Fatalf("line %d of %d: other bits: %.300q, want %.300q", i, len(b),
+								slices.Concat(a, []string{""})[min(i, len(a))], line)
 						}
 					}
 				}
@@ -176,7 +185,8 @@ func TestDeviceApart(t *testing.T) {
 	}
 }
 
-// A model gives back all memory that it has taken of its device, also where there is not enough of it, and says what it was for.
+// A model gives back all memory that it has taken of its device, also where there is not enough of
+// it, and says what it was for.
 func TestMemoryIsGivenBack(t *testing.T) {
 	for name, cfg := range gradientCases(t) {
 		dev := apart.New(cpu.New(1, xpu.FP32))
@@ -187,7 +197,8 @@ func TestMemoryIsGivenBack(t *testing.T) {
 			t.Fatal(err)
 		}
 		memory := cfg.Memory(Pass{Rows: 2, SequenceLength: 30})
-		needed := memory.Total() - 8*int64(like.ws.arena.nDoubles+like.flights[0].arena.nDoubles) // those are on the host
+		// those are on the host
+		needed := memory.Total() - 8*int64(like.ws.arena.nDoubles+like.flights[0].arena.nDoubles)
 		like.Close()
 		for _, test := range []struct {
 			capacity int64
@@ -204,12 +215,14 @@ func TestMemoryIsGivenBack(t *testing.T) {
 			m, err := New(cfg, dev)
 			if err == nil {
 				_, err = m.Backward(t.Context(), batch, BackwardOptions{Loss: fullLoss})
-				if _, err := m.Backward(t.Context(), randomBatch(cfg, 1, 3, 1), BackwardOptions{}); (err == nil) != test.smaller {
+				if _, err := m.Backward(t.Context(), randomBatch(cfg, 1, 3, 1),
+					BackwardOptions{}); (err == nil) != test.smaller {
 					t.Errorf("%s, %d bytes: a smaller pass after it: %v", name, test.capacity, err)
 				}
 				m.Close()
 			}
-			if test.want == "" && err != nil || test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)) {
+			if test.want == "" && err != nil || test.want != "" &&
+				(err == nil || !strings.Contains(err.Error(), test.want)) {
 				t.Errorf("%s, %d bytes: error %v, want one with %q", name, test.capacity, err, test.want)
 			}
 			if n := dev.InUse(); n != 0 {
@@ -279,7 +292,8 @@ func TestDeviceFails(t *testing.T) {
 		"Forward":  second(m.Forward(t.Context(), batch)),
 		"Backward": second(m.Backward(t.Context(), batch, BackwardOptions{})),
 		"Logits":   second(m.Logits(t.Context(), []uint32{1})),
-		"Generate": m.Generate(t.Context(), []uint32{1}, GenerateOptions{MaxTokens: 2}, func(uint32) bool { t.Error("a token came"); return true }),
+		"Generate": m.Generate(t.Context(), []uint32{1}, GenerateOptions{MaxTokens: 2},
+			func(uint32) bool { t.Error("a token came"); return true }),
 		"Save":     m.Save(t.Context(), t.TempDir(), SaveOptions{}),
 		"NewRelay": second(m.NewRelay(2, 30)),
 		"New":      second(New(cfg, dev)),

@@ -9,18 +9,23 @@ import (
 	"mula/xpu/cpu"
 )
 
-// A dispatch computes the experts of a layer where ranks share them. Each rank has tokens, its own, and experts, which tokens of all ranks
-// have chosen; it receives those. N is the number of tokens that it has received, R that of their choices among its experts.
+// A dispatch computes the experts of a layer where ranks share them. Each rank has tokens, its own,
+// and experts, which tokens of all ranks have chosen; it receives those. N is the number of tokens
+// that it has received, R that of their choices among its experts.
 //
-// The rows of the expert products are ordered by expert, within an expert by the rank that the token came from, and then by token. A rank
-// gives back one row for each token that it has received: the sum over those of the token's experts that it holds, in the order of the token's
-// choices. The token's own rank adds these up in ascending order of the ranks. Both couriers keep to that, so they give the same bits.
+// The rows of the expert products are ordered by expert, within an expert by the rank that the
+// token came from, and then by token. A rank gives back one row for each token that it has
+// received: the sum over those of the token's experts that it holds, in the order of the token's
+// choices. The token's own rank adds these up in ascending order of the ranks. Both couriers keep
+// to that, so they give the same bits.
 //
-// In the backward pass the gradients of the layer's output take the way of the tokens, and those of the inputs of the experts the way of
-// their results, each with the gradients of the token's routing weights behind it. The choice of experts is made once, in the forward pass.
+// In the backward pass the gradients of the layer's output take the way of the tokens, and those of
+// the inputs of the experts the way of their results, each with the gradients of the token's
+// routing weights behind it. The choice of experts is made once, in the forward pass.
 //
-// Ranks exchange what is on the host. So the inputs of the experts, and what they give, go through the host: what the couriers read is brought
-// there before, and what they have written goes to the device after.
+// Ranks exchange what is on the host. So the inputs of the experts, and what they give, go through
+// the host: what the couriers read is brought there before, and what they have written goes to the
+// device after.
 type dispatch struct {
 	c       Config
 	dev     xpu.Device
@@ -32,7 +37,9 @@ type dispatch struct {
 
 	memory layerMemory // where experts are recomputed: of all layers and flights
 
-	choices []int32        // [N, 2K] on the host: experts and, as bits of a float32, weights of the tokens that this rank has received
+	// [N, 2K] on the host: experts and, as bits of a float32, weights of the tokens that this rank
+	// has received
+	choices []int32
 	back    stock[float32] // [N, H+K] what goes back, or comes in the backward pass
 
 	// Those of the workspace whose size is the number of expert rows.
@@ -41,7 +48,8 @@ type dispatch struct {
 	tokenWeights stock[float32] // [T, K] gradients of the routing weights of this rank's tokens
 }
 
-// layerMemory is what takes most of the memory of what a layer's forward pass leaves for its backward pass.
+// layerMemory is what takes most of the memory of what a layer's forward pass leaves for its
+// backward pass.
 type layerMemory struct {
 	x      stock[float32] // [N, H] normalised inputs of the experts
 	gateUp stock[float32] // [R, 2I]
@@ -57,10 +65,12 @@ type ways struct {
 	received []int   // [n+1] tokens received[r] to received[r+1] of those that this rank has received are rank r's
 	sent     []int   // [n+1] of AllToAll: rows sent[r] to sent[r+1] of what is sent are for rank r
 	place    []int32 // [T, n] of AllToAll: where in what is sent a token's row for a rank is, or -1
-	rowOf    []int32 // [N, K] rows of a token that this rank has received, in the order of its choices; -1 for those of experts held elsewhere
+	// [N, K] rows of a token that this rank has received, in the order of its choices; -1 for those
+	// of experts held elsewhere
+	rowOf []int32
 
-	// gateUp and routing of the rows of the experts held here, as far as the experts' products need it; their tokens are those that this rank
-	// has received.
+	// gateUp and routing of the rows of the experts held here, as far as the experts' products need
+	// it; their tokens are those that this rank has received.
 	own             saved
 	counts, tokenOf stock[int32]
 	weight          stock[float32]
@@ -75,22 +85,26 @@ func (way *ways) free(dev xpu.Memory) {
 // tokens is the number of tokens that this rank has received.
 func (way *ways) tokens() int { return way.received[len(way.received)-1] }
 
-// A courier takes rows from the ranks of their tokens to the ranks of their experts, and back, all on the host.
+// A courier takes rows from the ranks of their tokens to the ranks of their experts, and back, all
+// on the host.
 type courier interface {
 	// begin tells the others how many tokens this rank has in a pass.
 	begin(ctx context.Context, tokens int) error
 
-	// address finds the ways of a layer's tokens from what the router has chosen, and takes their choices to the ranks of the experts.
+	// address finds the ways of a layer's tokens from what the router has chosen, and takes their
+	// choices to the ranks of the experts.
 	address(ctx context.Context, m *Model, st *saved, way *ways, choices *[]int32) error
 
 	// deliver takes the rows of x [T, H] to the ranks of the experts, as rows of received [N, H].
 	deliver(ctx context.Context, m *Model, way *ways, received, x []float32) error
 
-	// giveBack takes rows of the given width, of all tokens received, back to the ranks of the tokens. It may spoil them. It uses the group alone,
-	// and nothing of the model that another goroutine may be using meanwhile.
+	// giveBack takes rows of the given width, of all tokens received, back to the ranks of the
+	// tokens. It may spoil them. It uses the group alone, and nothing of the model that another
+	// goroutine may be using meanwhile.
 	giveBack(ctx context.Context, way *ways, rows []float32, width int) error
 
-	// add sets dst [T, H] to the sum over the ranks of what giveBack has brought, and more [T, width-H] to that of what is behind.
+	// add sets dst [T, H] to the sum over the ranks of what giveBack has brought, and more [T,
+	// width-H] to that of what is behind.
 	add(m *Model, way *ways, rows []float32, width int, dst, more []float32)
 }
 
@@ -133,7 +147,8 @@ func (d *dispatch) begin(ctx context.Context, tokens int) error {
 
 // failed says where an exchange went wrong.
 func (d *dispatch) failed(number int, doing string, err error) error {
-	return fmt.Errorf("layer %d, rank %d of %d that share the experts, %s: %w", d.from+number, d.comm.Rank(), d.comm.Size(), doing, err)
+	return fmt.Errorf("layer %d, rank %d of %d that share the experts, %s: %w", d.from+number, d.comm.Rank(),
+		d.comm.Size(), doing, err)
 }
 
 // forward is feedForward behind the router.
@@ -189,8 +204,8 @@ func (d *dispatch) deliver(ctx context.Context, m *Model, way *ways, received, x
 	return nil
 }
 
-// expand delivers the normalised inputs in ws.h and computes the gate and up projections. The backward pass calls it again if what it reads
-// was not kept.
+// expand delivers the normalised inputs in ws.h and computes the gate and up projections. The
+// backward pass calls it again if what it reads was not kept.
 func (d *dispatch) expand(ctx context.Context, m *Model, l *layer, number int) error {
 	way := &m.ws.ways[number]
 	x, err := d.use(m, number)
@@ -204,8 +219,9 @@ func (d *dispatch) expand(ctx context.Context, m *Model, l *layer, number int) e
 	return nil
 }
 
-// grad takes the gradient of the layer's output in ws.dx to that of the normalised inputs, without the router's, in ws.dh, and to those of
-// the routing weights of this rank's tokens in ws.dweight, and adds to the gradients of the experts held here.
+// grad takes the gradient of the layer's output in ws.dx to that of the normalised inputs, without
+// the router's, in ws.dh, and to those of the routing weights of this rank's tokens in ws.dweight,
+// and adds to the gradients of the experts held here.
 func (d *dispatch) grad(ctx context.Context, m *Model, l *layer, number int) error {
 	way, h, k := &m.ws.ways[number], d.c.HiddenSize, d.c.ExpertsPerToken
 	x, err := d.use(m, number)
@@ -282,7 +298,8 @@ func (d *dispatch) sort(way *ways) (err error) {
 	return nil
 }
 
-// use points the buffers whose sizes depend on the routing to their memory, and returns the one for the inputs of the experts.
+// use points the buffers whose sizes depend on the routing to their memory, and returns the one for
+// the inputs of the experts.
 func (d *dispatch) use(m *Model, number int) (x []float32, err error) {
 	w, way, memory := &m.ws, &m.ws.ways[number], &d.memory
 	switch {
@@ -308,9 +325,10 @@ func (d *dispatch) use(m *Model, number int) (x []float32, err error) {
 	return x, err
 }
 
-// sumRows returns, for each token that this rank has received, the sum of its rows of y [R, H], in the order of its choices. With a width of H+K
-// the gradients of its routing weights are behind: those of experts held elsewhere are zero. A sum starts from zero, so that none is the
-// negative zero, and a rank that has none for a token changes no bit.
+// sumRows returns, for each token that this rank has received, the sum of its rows of y [R, H], in
+// the order of its choices. With a width of H+K the gradients of its routing weights are behind:
+// those of experts held elsewhere are zero. A sum starts from zero, so that none is the negative
+// zero, and a rank that has none for a token changes no bit.
 func (d *dispatch) sumRows(ctx context.Context, m *Model, way *ways, width int, y []float32) ([]float32, error) {
 	n := way.tokens()
 	back, err := d.back.take(d.dev, n*width)
@@ -344,7 +362,8 @@ func (d *dispatch) sumRows(ctx context.Context, m *Model, way *ways, width int, 
 	return back, nil
 }
 
-// room makes *memory, which is the host's, n elements long, and returns it. What it held is lost if it has to grow.
+// room makes *memory, which is the host's, n elements long, and returns it. What it held is lost if
+// it has to grow.
 func room[E any](memory *[]E, n int) []E {
 	if n > cap(*memory) {
 		*memory = nil // so that the collector may take it before the new one is made

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// Documents in one row have the losses, and together the gradients, that each has alone: what stands before and behind it does not matter, nor
-// where in the row it stands, but for rounding.
+// Documents in one row have the losses, and together the gradients, that each has alone: what
+// stands before and behind it does not matter, nor where in the row it stands, but for rounding.
 func TestDocumentsAloneAndTogether(t *testing.T) {
 	lengths := []int{queryBlock + 9, 1, 5, queryBlock, 2, 40, 3} // the last is padding
 	for name, cfg := range gradientCases(t) {
@@ -48,7 +48,8 @@ func TestDocumentsAloneAndTogether(t *testing.T) {
 					t.Fatal(err)
 				}
 				if again.Targets != n-1 || !(math.Abs(again.Loss-one.Loss) <= 1e-5*one.Loss) {
-					t.Errorf("%s: a document of %d has loss %v of %d targets among others, %v alone", name, n, again.Loss, again.Targets, one.Loss)
+					t.Errorf("%s: a document of %d has loss %v of %d targets among others, %v alone", name, n,
+						again.Loss, again.Targets, one.Loss)
 				}
 			}
 			begin += n
@@ -70,7 +71,8 @@ func TestDocumentsAloneAndTogether(t *testing.T) {
 	}
 }
 
-// Documents change nothing where there is one in a row, all of whose targets count: the same bits as without.
+// Documents change nothing where there is one in a row, all of whose targets count: the same bits
+// as without.
 func TestOneDocumentIsAWindow(t *testing.T) {
 	for name, cfg := range gradientCases(t) {
 		windows, documents := newModel(t, cfg, 2), newModel(t, cfg, 2)
@@ -81,18 +83,22 @@ func TestOneDocumentIsAWindow(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, err := documents.Backward(t.Context(), inDocuments(batch, queryBlock+8, 0), BackwardOptions{Loss: fullLoss})
+		got, err := documents.Backward(t.Context(), inDocuments(batch, queryBlock+8, 0),
+			BackwardOptions{Loss: fullLoss})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got.Loss != want.Loss || got.Targets != want.Targets || !slices.Equal(grads(t, documents), grads(t, windows)) {
-			t.Errorf("%s: loss %v of %d targets, want %v of %d; or other gradients", name, got.Loss, got.Targets, want.Loss, want.Targets)
+		if got.Loss != want.Loss || got.Targets != want.Targets ||
+			!slices.Equal(grads(t, documents), grads(t, windows)) {
+			t.Errorf("%s: loss %v of %d targets, want %v of %d; or other gradients", name, got.Loss, got.Targets,
+				want.Loss, want.Targets)
 		}
 	}
 }
 
-// Losses and gradients of documents are the same bits with any number of threads, whatever is computed again, and shared by ranks as in micro-batches of
-// one: the loss of the step is the mean over all targets that count, wherever they are.
+// Losses and gradients of documents are the same bits with any number of threads, whatever is
+// computed again, and shared by ranks as in micro-batches of one: the loss of the step is the mean
+// over all targets that count, wherever they are.
 func TestBitsOfDocuments(t *testing.T) {
 	for name, cfg := range gradientCases(t) {
 		batch := inDocuments(randomBatch(cfg, 3, queryBlock+7, 2), 20, 45, 4, 3)
@@ -118,7 +124,8 @@ func TestBitsOfDocuments(t *testing.T) {
 		if !cfg.moe() {
 			continue
 		}
-		opts := BackwardOptions{Targets: int64(batch.targets()), Tokens: int64(batch.Rows * batch.SequenceLength), Loss: LossOptions{ZCoefficient: 1}}
+		opts := BackwardOptions{Targets: int64(batch.targets()), Tokens: int64(batch.Rows * batch.SequenceLength),
+			Loss: LossOptions{ZCoefficient: 1}}
 		whole := newModel(t, cfg, 1)
 		randomize(whole, 1)
 		if _, err := whole.Backward(t.Context(), batch, opts); err != nil {
@@ -140,7 +147,8 @@ func TestBitsOfDocuments(t *testing.T) {
 	}
 }
 
-// A batch of which no target counts has no loss, and its gradients are those of the router's losses alone: zero without these. So it is of drawn targets.
+// A batch of which no target counts has no loss, and its gradients are those of the router's losses
+// alone: zero without these. So it is of drawn targets.
 func TestNoTargetCounts(t *testing.T) {
 	for name, cfg := range gradientCases(t) {
 		m := newModel(t, cfg, 2)

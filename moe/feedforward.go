@@ -4,9 +4,9 @@ import "context"
 
 // feedForward computes out = x1 + experts(norm(x1)) for layer number; out may be the memory of x0.
 //
-// The rows of the expert products are the (token, expert) pairs in expert order. A row's routing weight is multiplied into the input of
-// the down projection, which is linear: the sum over a token's experts is then a plain one, and the backward pass needs no outputs of
-// experts.
+// The rows of the expert products are the (token, expert) pairs in expert order. A row's routing
+// weight is multiplied into the input of the down projection, which is linear: the sum over a
+// token's experts is then a plain one, and the backward pass needs no outputs of experts.
 func (m *Model) feedForward(ctx context.Context, l *layer, st *saved, number int, out []float32) error {
 	c, w := &m.cfg, &m.ws
 	h, ffn := c.HiddenSize, c.IntermediateSize
@@ -48,9 +48,10 @@ func (m *Model) contract(l *layer, st *saved) {
 	m.dev.GroupedMatMul(r.Counts, len(r.TokenOf), true, h, ffn, w.act, l.down.w, w.expert, false)
 }
 
-// feedForwardGrad takes the gradient of the output of layer number in ws.dx to the gradient of x1, and adds to the gradients of the weights.
-// ws.h holds the input of the experts, ws.slopes those of the load-balancing loss; zFactor is the derivative of the weighted z-loss by half
-// the squared logsumexp.
+// feedForwardGrad takes the gradient of the output of layer number in ws.dx to the gradient of x1,
+// and adds to the gradients of the weights. ws.h holds the input of the experts, ws.slopes those of
+// the load-balancing loss; zFactor is the derivative of the weighted z-loss by half the squared
+// logsumexp.
 func (m *Model) feedForwardGrad(ctx context.Context, l *layer, st *saved, number int, zFactor float64) error {
 	c, w := &m.cfg, &m.ws
 	h, ffn, t := c.HiddenSize, c.IntermediateSize, w.shape.tokens()
@@ -76,9 +77,10 @@ func (m *Model) feedForwardGrad(ctx context.Context, l *layer, st *saved, number
 	return nil
 }
 
-// contractGrad takes the gradient dy of the layer's output to those of the routing weights, in ws.dweight, and of the inputs of the experts,
-// in ws.gathered. It leaves for expertsGrad the rows of dy in ws.expert, the inputs of the down projection in ws.act, and the gradients of
-// gate and up in their place.
+// contractGrad takes the gradient dy of the layer's output to those of the routing weights, in
+// ws.dweight, and of the inputs of the experts, in ws.gathered. It leaves for expertsGrad the rows
+// of dy in ws.expert, the inputs of the down projection in ws.act, and the gradients of gate and up
+// in their place.
 func (m *Model) contractGrad(l *layer, st *saved, dy []float32) {
 	w, r, h, ffn := &m.ws, &st.routing, m.cfg.HiddenSize, m.cfg.IntermediateSize
 	m.dev.GatherRows(w.expert, dy, r.TokenOf, h)
@@ -87,7 +89,8 @@ func (m *Model) contractGrad(l *layer, st *saved, dy []float32) {
 	m.dev.GroupedMatMul(r.Counts, len(r.TokenOf), false, h, 2*ffn, st.gateUp, l.gateUp.w, w.gathered, false)
 }
 
-// expertsGrad adds to the gradients of the weights of the experts, from their input x and what contractGrad has left.
+// expertsGrad adds to the gradients of the weights of the experts, from their input x and what
+// contractGrad has left.
 func (m *Model) expertsGrad(l *layer, st *saved, x []float32) {
 	w, r, h, ffn := &m.ws, &st.routing, m.cfg.HiddenSize, m.cfg.IntermediateSize
 	m.dev.GroupedWeightGrad(r.Counts, len(r.TokenOf), h, ffn, w.expert, w.act, l.down.g, true)

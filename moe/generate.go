@@ -51,14 +51,16 @@ func (o GenerateOptions) Validate() error {
 	return nil
 }
 
-// Generate continues a prompt, which must hold at least one token, and gives each new token to yield, until MaxTokens have been made, a
-// stop token came, yield returns false or ctx ends. Prompt and new tokens together must fit into max_position_embeddings.
+// Generate continues a prompt, which must hold at least one token, and gives each new token to
+// yield, until MaxTokens have been made, a stop token came, yield returns false or ctx ends. Prompt
+// and new tokens together must fit into max_position_embeddings.
 func (m *Model) Generate(ctx context.Context, prompt []uint32, o GenerateOptions, yield func(token uint32) bool) error {
 	if err := o.Validate(); err != nil {
 		return err
 	}
 	if o.MaxTokens > m.cfg.MaxPositions-len(prompt) {
-		return fmt.Errorf("%d tokens after a prompt of %d are beyond the model's max_position_embeddings %d", o.MaxTokens, len(prompt), m.cfg.MaxPositions)
+		return fmt.Errorf("%d tokens after a prompt of %d are beyond the model's max_position_embeddings %d",
+			o.MaxTokens, len(prompt), m.cfg.MaxPositions)
 	}
 	d, err := m.newDecoder(len(prompt)+o.MaxTokens, 1)
 	if err != nil {
@@ -102,14 +104,16 @@ type decoder struct {
 	last     []float32   // [rows, V] room for logits
 }
 
-// newDecoder makes a decoder for a sequence of at most so many tokens, and for the logits of so many at once.
+// newDecoder makes a decoder for a sequence of at most so many tokens, and for the logits of so
+// many at once.
 func (m *Model) newDecoder(capacity, rows int) (*decoder, error) {
 	if err := m.whole("reading a text"); err != nil {
 		return nil, err
 	}
 	c := &m.cfg
 	if capacity > c.MaxPositions {
-		return nil, fmt.Errorf("a sequence of %d tokens is beyond the model's max_position_embeddings %d", capacity, c.MaxPositions)
+		return nil, fmt.Errorf("a sequence of %d tokens is beyond the model's max_position_embeddings %d", capacity,
+			c.MaxPositions)
 	}
 	d := &decoder{m: m, capacity: capacity, k: make([][]float32, c.Layers), v: make([][]float32, c.Layers)}
 	var err error
@@ -140,7 +144,8 @@ func (d *decoder) close() {
 	freeMemory(d.m.dev, d.last)
 }
 
-// append reads tokens. Their final hidden states are in ws.h afterwards, until the model is used again.
+// append reads tokens. Their final hidden states are in ws.h afterwards, until the model is used
+// again.
 func (d *decoder) append(ctx context.Context, tokens []uint32) error {
 	m, c := d.m, d.m.cfg
 	if len(tokens) == 0 {
@@ -176,7 +181,8 @@ func (d *decoder) append(ctx context.Context, tokens []uint32) error {
 	return nil
 }
 
-// logits returns the logits [rows, V] after so many of the tokens read last; they are valid until the next call.
+// logits returns the logits [rows, V] after so many of the tokens read last; they are valid until
+// the next call.
 func (d *decoder) logits(ctx context.Context, rows int) ([]float32, error) {
 	m, h, v := d.m, d.m.cfg.HiddenSize, d.m.cfg.VocabSize
 	logits := d.last[:rows*v]
@@ -221,13 +227,15 @@ func (s *sampler) token(logits []float32) (uint32, error) {
 	return kept[len(kept)-1].token, nil
 }
 
-// keep returns the tokens that are chosen among, the likeliest first, and the sum of their weights. Temperature comes first, then top-k, then
-// top-p, as transformers orders them. Of equal logits the lower id is the likelier; transformers keeps all that equal the last of top-k.
+// keep returns the tokens that are chosen among, the likeliest first, and the sum of their weights.
+// Temperature comes first, then top-k, then top-p, as transformers orders them. Of equal logits the
+// lower id is the likelier; transformers keeps all that equal the last of top-k.
 func (s *sampler) keep(logits []float32) (kept []candidate, sum float64, err error) {
 	best := 0
 	for i, x := range logits {
 		if x-x != 0 {
-			return nil, 0, fmt.Errorf("the logit of token %d is %v, not a number; the weights are damaged or training diverged", i, x)
+			return nil, 0, fmt.Errorf("the logit of token %d is %v, not a number; the weights are damaged or "+
+				"training diverged", i, x)
 		}
 		if x > logits[best] {
 			best = i
@@ -257,7 +265,8 @@ func byWeight(a, b candidate) int {
 	return cmp.Or(cmp.Compare(b.weight, a.weight), cmp.Compare(a.token, b.token))
 }
 
-// likeliest returns the top-k tokens with their logits, all of them without top-k, the likeliest first.
+// likeliest returns the top-k tokens with their logits, all of them without top-k, the likeliest
+// first.
 func (s *sampler) likeliest(logits []float32) []candidate {
 	c := s.candidates[:0]
 	k := s.o.TopK
@@ -265,7 +274,8 @@ func (s *sampler) likeliest(logits []float32) []candidate {
 		k = len(logits)
 	}
 	for i, x := range logits {
-		// Twice k are collected before the worse half goes, so that most tokens of a large vocabulary cost one comparison.
+		// Twice k are collected before the worse half goes, so that most tokens of a large
+		// vocabulary cost one comparison.
 		if len(c) >= k && float64(x) <= c[k-1].weight {
 			continue
 		}

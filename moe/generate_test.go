@@ -88,27 +88,32 @@ func TestGenerate(t *testing.T) {
 	if !slices.Equal(greedy, text[len(prompt):]) {
 		t.Errorf("greedy tokens %v, want %v", greedy, text[len(prompt):])
 	}
-	for _, o := range []GenerateOptions{{MaxTokens: 12, Temperature: 1, TopK: 1}, {MaxTokens: 12, Temperature: 1, TopP: 1e-9}, {MaxTokens: 12, Temperature: 1e-4}} {
+	for _, o := range []GenerateOptions{{MaxTokens: 12, Temperature: 1, TopK: 1}, {MaxTokens: 12, Temperature: 1,
+		TopP: 1e-9}, {MaxTokens: 12, Temperature: 1e-4}} {
 		if got := generate(t, m, prompt, o); !slices.Equal(got, greedy) {
 			t.Errorf("%+v gives %v, want the greedy %v", o, got, greedy)
 		}
 	}
 
 	sampled := generate(t, m, prompt, GenerateOptions{MaxTokens: 30, Temperature: 1, Seed: 5})
-	if again := generate(t, m, prompt, GenerateOptions{MaxTokens: 30, Temperature: 1, Seed: 5}); !slices.Equal(sampled, again) {
+	if again := generate(t, m, prompt, GenerateOptions{MaxTokens: 30, Temperature: 1, Seed: 5}); !slices.Equal(sampled,
+		again) {
 		t.Errorf("seed 5 gives %v, then %v", sampled, again)
 	}
-	if other := generate(t, m, prompt, GenerateOptions{MaxTokens: 30, Temperature: 1, Seed: 6}); slices.Equal(sampled, other) {
+	if other := generate(t, m, prompt, GenerateOptions{MaxTokens: 30, Temperature: 1, Seed: 6}); slices.Equal(sampled,
+		other) {
 		t.Error("seeds 5 and 6 give the same tokens")
 	}
 
 	// A stop token ends the text and belongs to it.
 	at := slices.Index(greedy, greedy[4])
-	if got := generate(t, m, prompt, GenerateOptions{MaxTokens: 12, Stop: []uint32{greedy[4]}}); !slices.Equal(got, greedy[:at+1]) {
+	if got := generate(t, m, prompt, GenerateOptions{MaxTokens: 12, Stop: []uint32{greedy[4]}}); !slices.Equal(got,
+		greedy[:at+1]) {
 		t.Errorf("with stop token %d: %v, want %v", greedy[4], got, greedy[:at+1])
 	}
 	n := 0
-	if err := m.Generate(context.Background(), prompt, GenerateOptions{MaxTokens: 9}, func(uint32) bool { n++; return n < 3 }); err != nil || n != 3 {
+	if err := m.Generate(context.Background(), prompt, GenerateOptions{MaxTokens: 9},
+		func(uint32) bool { n++; return n < 3 }); err != nil || n != 3 {
 		t.Errorf("yield was called %d times after asking for an end at 3; %v", n, err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -138,7 +143,8 @@ func TestGenerateRefuses(t *testing.T) {
 		{[]uint32{1}, GenerateOptions{MaxTokens: 1, TopK: -1}, "top-k"},
 		{[]uint32{1}, GenerateOptions{MaxTokens: 1, TopP: 1.5}, "top-p"},
 	} {
-		err := m.Generate(context.Background(), test.prompt, test.o, func(uint32) bool { t.Error("a token came"); return true })
+		err := m.Generate(context.Background(), test.prompt, test.o,
+			func(uint32) bool { t.Error("a token came"); return true })
 		if err == nil || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("prompt %v, %+v: error %v, want one with %q", test.prompt, test.o, err, test.want)
 		}
@@ -152,7 +158,8 @@ func TestGenerateRefuses(t *testing.T) {
 	head := byName(m, "lm_head.weight").Weight
 	head[len(head)-1] = float32(math.NaN())
 	toDevice(m)
-	if err := m.Generate(context.Background(), []uint32{1}, GenerateOptions{MaxTokens: 1}, func(uint32) bool { return true }); err == nil || !strings.Contains(err.Error(), "not a number") {
+	if err := m.Generate(context.Background(), []uint32{1}, GenerateOptions{MaxTokens: 1},
+		func(uint32) bool { return true }); err == nil || !strings.Contains(err.Error(), "not a number") {
 		t.Errorf("damaged weights: %v", err)
 	}
 }
@@ -242,12 +249,14 @@ func TestGenerateGolden(t *testing.T) {
 			tokens = append(tokens, c.token)
 		}
 		if !slices.Equal(tokens, f.Kept) {
-			t.Errorf("temperature %v, top-k %d, top-p %v: candidates %v, transformers' %v", f.Temperature, f.TopK, f.TopP, tokens, f.Kept)
+			t.Errorf("temperature %v, top-k %d, top-p %v: candidates %v, transformers' %v", f.Temperature, f.TopK,
+				f.TopP, tokens, f.Kept)
 			continue
 		}
 		for i, p := range f.Probabilities {
 			if got := kept[i].weight / sum; math.Abs(got-p) > 1e-6 {
-				t.Errorf("temperature %v, top-k %d, top-p %v: token %d has probability %v, transformers' %v", f.Temperature, f.TopK, f.TopP, f.Kept[i], got, p)
+				t.Errorf("temperature %v, top-k %d, top-p %v: token %d has probability %v, transformers' %v",
+					f.Temperature, f.TopK, f.TopP, f.Kept[i], got, p)
 			}
 		}
 	}
@@ -256,7 +265,10 @@ func TestGenerateGolden(t *testing.T) {
 // The k likeliest are the first k of all, sorted, whatever the order in which they come.
 func TestLikeliest(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		logits := rapid.SliceOfN(rapid.Custom(func(t *rapid.T) float32 { return float32(rapid.IntRange(-8, 8).Draw(t, "logit")) }), 1, 60).Draw(t, "logits")
+		logits := rapid.SliceOfN(rapid.Custom(func(t *rapid.T) float32 {
+			return float32(rapid.IntRange(-8, 8).Draw(t,
+				"logit"))
+		}), 1, 60).Draw(t, "logits")
 		k := rapid.IntRange(0, 70).Draw(t, "k")
 		all := make([]candidate, len(logits))
 		for i, x := range logits {

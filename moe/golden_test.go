@@ -56,7 +56,8 @@ func fillByFormula(m *Model) {
 	toDevice(m)
 }
 
-// queryBlock is the number of queries that the CPU's attention takes at a time: lengths around it are edges.
+// queryBlock is the number of queries that the CPU's attention takes at a time: lengths around it
+// are edges.
 const queryBlock = 64
 
 func newModel(t testing.TB, cfg Config, threads int) *Model {
@@ -92,7 +93,8 @@ func all(t testing.TB, m *Model, of func(b Bucket) []float32) (joined []float32)
 	return joined
 }
 
-// toHost brings memory of a model's device to the host, and toDevice what the host has written to its weights to the device.
+// toHost brings memory of a model's device to the host, and toDevice what the host has written to
+// its weights to the device.
 func toHost(t testing.TB, m *Model, x ...[]float32) {
 	t.Helper()
 	if err := m.dev.ToHost(t.Context(), x...); err != nil {
@@ -247,7 +249,8 @@ func TestGoldenGradients(t *testing.T) {
 	}
 }
 
-// A packed batch: transformers' loss and gradients under a mask that is block-diagonal and causal, of targets that are not ignored; and its logits.
+// A packed batch: transformers' loss and gradients under a mask that is block-diagonal and causal,
+// of targets that are not ignored; and its logits.
 func TestGoldenDocuments(t *testing.T) {
 	g := openGolden(t, "olmoe-documents.safetensors")
 	m, batch := g.model(2)
@@ -259,7 +262,8 @@ func TestGoldenDocuments(t *testing.T) {
 	if want := int(g.floats("targets")[0]); stats.Targets != want || want >= stats.Tokens-4 {
 		t.Errorf("%d targets of %d tokens count, want %d", stats.Targets, stats.Tokens, want)
 	}
-	for what, v := range map[string][2]float64{"loss": {stats.Loss / float64(stats.Targets), float64(g.floats("loss")[0])},
+	for what, v := range map[string][2]float64{"loss": {stats.Loss / float64(stats.Targets),
+		float64(g.floats("loss")[0])},
 		"load-balancing loss": {stats.Aux, float64(g.floats("aux_hf")[0])}} {
 		if !(math.Abs(v[0]-v[1]) <= 2e-6*math.Abs(v[1])) {
 			t.Errorf("%s is %v, want %v", what, v[0], v[1])
@@ -281,7 +285,8 @@ func TestGoldenDocuments(t *testing.T) {
 	}
 	v, s := m.cfg.VocabSize, batch.SequenceLength
 	logits := make([]float32, batch.Rows*s*v)
-	m.dev.MatMul(false, true, batch.Rows*s, v, m.cfg.HiddenSize, m.ws.h, m.cfg.HiddenSize, m.head.w, m.cfg.HiddenSize, logits, v, false)
+	m.dev.MatMul(false, true, batch.Rows*s, v, m.cfg.HiddenSize, m.ws.h, m.cfg.HiddenSize, m.head.w, m.cfg.HiddenSize,
+		logits, v, false)
 	var got []float32
 	for token := range batch.Rows * s {
 		if token%s%4 == 0 {
@@ -329,8 +334,9 @@ func (g golden) checkStats(t *testing.T, stats Stats, form string) {
 	}
 }
 
-// gradientError is the largest error of a gradient against its summary (norm, four dot products, up to 64 elements), relative to the norm.
-// A dot product with u, uniform in ±0.5, sees an error e as about |e|·√(1/12); it is scaled back by that.
+// gradientError is the largest error of a gradient against its summary (norm, four dot products, up
+// to 64 elements), relative to the norm. A dot product with u, uniform in ±0.5, sees an error e as
+// about |e|·√(1/12); it is scaled back by that.
 func gradientError(t testing.TB, p *Parameter, want []float32) float64 {
 	t.Helper()
 	norm := float64(want[0])
@@ -359,10 +365,11 @@ func gradientError(t testing.TB, p *Parameter, want []float32) float64 {
 	return worst
 }
 
-// Directories that transformers wrote: one file with the config.json of version 4, several files, fused experts, bfloat16, float16 with a tied
-// head, and what version 4 itself wrote.
+// Directories that transformers wrote: one file with the config.json of version 4, several files,
+// fused experts, bfloat16, float16 with a tied head, and what version 4 itself wrote.
 func TestOpenHuggingFace(t *testing.T) {
-	for _, name := range []string{"hf-single", "hf-sharded", "hf-fused", "hf-olmo-bf16", "hf-olmo-tied-fp16", "hf-v4-bf16"} {
+	for _, name := range []string{"hf-single", "hf-sharded", "hf-fused", "hf-olmo-bf16", "hf-olmo-tied-fp16",
+		"hf-v4-bf16"} {
 		t.Run(name, func(t *testing.T) {
 			dev := cpu.New(2, xpu.FP32)
 			defer dev.Close()

@@ -15,9 +15,10 @@ import (
 	"mula/moe/safetensors"
 )
 
-// The values that transformers' OlmoeConfig and OlmoConfig give to a field that config.json leaves out. Sizes are not among them: a
-// config.json without its sizes is refused, because the class defaults are those of another model than one would think (OlmoeConfig's
-// intermediate_size is 2048, OLMoE's own is 1024).
+// The values that transformers' OlmoeConfig and OlmoConfig give to a field that config.json leaves
+// out. Sizes are not among them: a config.json without its sizes is refused, because the class
+// defaults are those of another model than one would think (OlmoeConfig's intermediate_size is
+// 2048, OLMoE's own is 1024).
 const (
 	hfPadTokenID = 1
 	hfEOSTokenID = 50279
@@ -40,7 +41,8 @@ var torchDTypes = map[safetensors.DType]string{
 	safetensors.F32: "float32", safetensors.F16: "float16", safetensors.BF16: "bfloat16",
 }
 
-// A fraction is a number that Python reads as a float: transformers 5 refuses an integer where it wants one.
+// A fraction is a number that Python reads as a float: transformers 5 refuses an integer where it
+// wants one.
 type fraction float64
 
 // MarshalJSON writes the number with a point or an exponent.
@@ -52,8 +54,9 @@ func (x fraction) MarshalJSON() ([]byte, error) {
 	return text, err
 }
 
-// WriteConfigJSON writes c as the config.json of a Hugging Face model whose weights have the given element type. It holds the fields of
-// transformers 4 (rope_theta, torch_dtype) and of transformers 5 (rope_parameters, dtype). InitCutoff has no field there.
+// WriteConfigJSON writes c as the config.json of a Hugging Face model whose weights have the given
+// element type. It holds the fields of transformers 4 (rope_theta, torch_dtype) and of transformers
+// 5 (rope_parameters, dtype). InitCutoff has no field there.
 func WriteConfigJSON(w io.Writer, c Config, dtype safetensors.DType) error {
 	if err := c.Validate(); err != nil {
 		return err
@@ -74,7 +77,8 @@ func WriteConfigJSON(w io.Writer, c Config, dtype safetensors.DType) error {
 		"num_hidden_layers": c.Layers, "num_attention_heads": c.Heads, "num_key_value_heads": c.KVHeads,
 		"max_position_embeddings": c.MaxPositions, "tie_word_embeddings": c.TieEmbeddings,
 		"pad_token_id": id(c.PadTokenID), "bos_token_id": id(c.BOSTokenID), "eos_token_id": id(c.EOSTokenID),
-		"initializer_range": fraction(c.InitStd), "hidden_act": "silu", "attention_bias": false, "attention_dropout": fraction(0), "clip_qkv": nil,
+		"initializer_range": fraction(c.InitStd), "hidden_act": "silu", "attention_bias": false,
+		"attention_dropout": fraction(0), "clip_qkv": nil,
 		"rope_theta": fraction(c.RopeTheta), "rope_scaling": nil,
 		"rope_parameters": map[string]any{"rope_type": "default", "rope_theta": fraction(c.RopeTheta)},
 		"dtype":           torch, "torch_dtype": torch, "use_cache": true,
@@ -100,9 +104,10 @@ func WriteConfigJSON(w io.Writer, c Config, dtype safetensors.DType) error {
 // maxConfig bounds the config.json that is read.
 const maxConfig = 1 << 20
 
-// ReadConfigJSON reads a config.json of transformers 4 or 5; name stands for the file in errors. Fields that it leaves out have the values
-// that transformers gives them, except sizes, which must be there. A field or value with which this package would not compute what
-// transformers does is an error, and so is a field that it does not know. The error names all of them.
+// ReadConfigJSON reads a config.json of transformers 4 or 5; name stands for the file in errors.
+// Fields that it leaves out have the values that transformers gives them, except sizes, which must
+// be there. A field or value with which this package would not compute what transformers does is an
+// error, and so is a field that it does not know. The error names all of them.
 func ReadConfigJSON(r io.Reader, name string) (Config, error) {
 	text, err := io.ReadAll(io.LimitReader(r, maxConfig+1))
 	if err != nil {
@@ -131,43 +136,57 @@ func ReadConfigJSON(r io.Reader, name string) (Config, error) {
 	return c, nil
 }
 
-// hfIgnored are the fields that this package accepts with any value. They say where a model came from, how transformers returns its
-// outputs or generates text, or what another task's head does. None of them changes a logit of these models.
+// hfIgnored are the fields that this package accepts with any value. They say where a model came
+// from, how transformers returns its outputs or generates text, or what another task's head does.
+// None of them changes a logit of these models.
 var hfIgnored = []string{
 	"_name_or_path", "name_or_path", "_commit_hash", "transformers_version",
-	"return_dict", "output_attentions", "output_hidden_states", "output_router_logits", "tie_last_hidden_states", "use_cache", "torchscript",
-	"use_bfloat16", "tf_legacy_loss", "gradient_checkpointing", "chunk_size_feed_forward", "is_decoder", "_attn_implementation_autoset",
+	"return_dict", "output_attentions", "output_hidden_states", "output_router_logits", "tie_last_hidden_states",
+	"use_cache", "torchscript",
+	"use_bfloat16", "tf_legacy_loss", "gradient_checkpointing", "chunk_size_feed_forward", "is_decoder",
+	"_attn_implementation_autoset",
 	"id2label", "label2id", "num_labels", "problem_type", "finetuning_task", "task_specific_params",
-	"tokenizer_class", "prefix", "sep_token_id", "cls_token_id", "mask_token_id", "unk_token_id", "decoder_start_token_id",
+	"tokenizer_class", "prefix", "sep_token_id", "cls_token_id", "mask_token_id", "unk_token_id",
+	"decoder_start_token_id",
 	// Settings of generate(), which older versions of transformers wrote into config.json.
-	"assistant_confidence_threshold", "assistant_lookbehind", "bad_words_ids", "begin_suppress_tokens", "diversity_penalty", "do_sample",
+	"assistant_confidence_threshold", "assistant_lookbehind", "bad_words_ids", "begin_suppress_tokens",
+	"diversity_penalty", "do_sample",
 	"early_stopping", "encoder_no_repeat_ngram_size", "encoder_repetition_penalty", "epsilon_cutoff", "eta_cutoff",
-	"exponential_decay_length_penalty", "forced_bos_token_id", "forced_eos_token_id", "length_penalty", "max_length", "min_length",
-	"no_repeat_ngram_size", "num_assistant_tokens", "num_assistant_tokens_schedule", "num_beam_groups", "num_beams", "num_return_sequences",
-	"output_scores", "remove_invalid_values", "repetition_penalty", "return_dict_in_generate", "suppress_tokens", "target_lookbehind",
+	"exponential_decay_length_penalty", "forced_bos_token_id", "forced_eos_token_id", "length_penalty", "max_length",
+	"min_length",
+	"no_repeat_ngram_size", "num_assistant_tokens", "num_assistant_tokens_schedule", "num_beam_groups", "num_beams",
+	"num_return_sequences",
+	"output_scores", "remove_invalid_values", "repetition_penalty", "return_dict_in_generate", "suppress_tokens",
+	"target_lookbehind",
 	"temperature", "top_k", "top_p", "typical_p",
 }
 
-// hfAttention and hfExperts are the implementations that are part of transformers. All of them compute the same function. Another name
-// is a kernel that transformers downloads.
+// hfAttention and hfExperts are the implementations that are part of transformers. All of them
+// compute the same function. Another name is a kernel that transformers downloads.
 const (
 	hfAttention = `[null, "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention"]`
 	hfExperts   = `[null, "eager", "batched_mm", "grouped_mm", "deepgemm", "sonicmoe"]`
 	hfDTypes    = `[null, "float32", "bfloat16", "float16"]`
 )
 
-// hfFixed are the fields of which this package supports only the listed values. null is listed where it means the default to
-// transformers. For is_causal it does not: there null means that tokens attend both ways.
+// hfFixed are the fields of which this package supports only the listed values. null is listed
+// where it means the default to transformers. For is_causal it does not: there null means that
+// tokens attend both ways.
 var hfFixed = map[string]string{
 	"is_causal": `[true]`, "hidden_act": `["silu"]`, "attention_bias": `[false]`, "attention_dropout": `[0]`,
-	"sliding_window": `[null]`, "attention_chunk_size": `[null]`, "num_kv_shared_layers": `[null]`, "kv_sharing_modes": `[null]`,
+	"sliding_window": `[null]`, "attention_chunk_size": `[null]`, "num_kv_shared_layers": `[null]`,
+	"kv_sharing_modes":      `[null]`,
 	"partial_rotary_factor": `[null, 1]`, "alibi": `[null, false]`, "use_alibi": `[null, false]`,
-	"is_encoder_decoder": `[false]`, "add_cross_attention": `[false]`, "cross_attention_hidden_size": `[null]`, "tie_encoder_decoder": `[false]`,
-	"text_config": `[null]`, "decoder": `[null]`, "generator": `[null]`, "text_encoder": `[null]`,
-	"pruned_heads": `[null, {}]`, "per_layer_config": `[null, {}]`, "fusion_config": `[null, {}]`, "quantization_config": `[null]`,
+	"is_encoder_decoder": `[false]`, "add_cross_attention": `[false]`, "cross_attention_hidden_size": `[null]`,
+	"tie_encoder_decoder": `[false]`,
+	"text_config":         `[null]`, "decoder": `[null]`, "generator": `[null]`, "text_encoder": `[null]`,
+	"pruned_heads": `[null, {}]`, "per_layer_config": `[null, {}]`, "fusion_config": `[null, {}]`,
+	"quantization_config":  `[null]`,
 	"transformers_weights": `[null]`, "auto_map": `[null, {}]`, "dtype": hfDTypes, "torch_dtype": hfDTypes,
-	"attn_implementation": hfAttention, "_attn_implementation": hfAttention, "_attn_implementation_internal": hfAttention,
-	"experts_implementation": hfExperts, "_experts_implementation": hfExperts, "_experts_implementation_internal": hfExperts,
+	"attn_implementation": hfAttention, "_attn_implementation": hfAttention,
+	"_attn_implementation_internal": hfAttention,
+	"experts_implementation":        hfExperts, "_experts_implementation": hfExperts,
+	"_experts_implementation_internal": hfExperts,
 }
 
 // hfFields reads fields of a config.json and remembers all errors.
@@ -188,7 +207,8 @@ func (f *hfFields) set(name string) bool {
 	return ok && string(raw) != "null"
 }
 
-// read stores a field in v if it is there. null is an error: transformers either fails on it or takes it for something else than the default.
+// read stores a field in v if it is there. null is an error: transformers either fails on it or
+// takes it for something else than the default.
 func (f *hfFields) read(name string, v any) {
 	f.known[name] = true
 	raw, ok := f.fields[name]
@@ -291,7 +311,8 @@ func (f *hfFields) token(name string, absent int) int {
 		f.read(name, &id)
 	}
 	if id < 0 {
-		// Some configurations write -1 for none. PyTorch counts a negative padding_idx from the end of the embedding.
+		// Some configurations write -1 for none. PyTorch counts a negative padding_idx from the end
+		// of the embedding.
 		if name == "pad_token_id" {
 			f.fail("%s is %d, which PyTorch counts from the end of the embedding; write null for none, or the id itself", name, id)
 		}
@@ -300,7 +321,8 @@ func (f *hfFields) token(name string, absent int) int {
 	return id
 }
 
-// config makes a Config of the fields. It finds all problems, of which none may be left for the Config to be valid.
+// config makes a Config of the fields. It finds all problems, of which none may be left for the
+// Config to be valid.
 func (f *hfFields) config() (c Config) {
 	f.read("model_type", (*string)(&c.Architecture))
 	class, ok := hfClass[c.Architecture]
@@ -324,7 +346,8 @@ func (f *hfFields) config() (c Config) {
 		c.Experts = f.size("num_experts", "num_local_experts")
 		if n := c.Experts; f.set("num_local_experts") {
 			if f.read("num_local_experts", &n); n != c.Experts {
-				f.fail("num_experts is %d and num_local_experts %d, which is another name for it; remove one", c.Experts, n)
+				f.fail("num_experts is %d and num_local_experts %d, which is another name for it; remove one",
+					c.Experts, n)
 			}
 		}
 		c.ExpertsPerToken = f.size("num_experts_per_tok")
@@ -370,8 +393,8 @@ func (f *hfFields) layerTypes(layers int) {
 	}
 }
 
-// others checks the fields that have no place in a [Config]. Fields that are in no list are refused: transformers keeps every field, and
-// may compute something else because of it.
+// others checks the fields that have no place in a [Config]. Fields that are in no list are
+// refused: transformers keeps every field, and may compute something else because of it.
 func (f *hfFields) others() {
 	for _, name := range slices.Sorted(maps.Keys(f.fields)) {
 		list, fixed := hfFixed[name]
@@ -388,7 +411,8 @@ func (f *hfFields) others() {
 	}
 }
 
-// rope reads the base of the rotary embedding: rope_parameters in transformers 5, rope_theta and rope_scaling before.
+// rope reads the base of the rotary embedding: rope_parameters in transformers 5, rope_theta and
+// rope_scaling before.
 func (f *hfFields) rope() float64 {
 	theta := float64(hfRopeTheta)
 	f.read("rope_theta", &theta)
@@ -418,7 +442,8 @@ func (f *hfFields) rope() float64 {
 		if len(inner.problems) == 0 { // other kinds of scaling have parameters of their own
 			for _, key := range slices.Sorted(maps.Keys(inner.fields)) {
 				if !inner.known[key] {
-					inner.fail("%s is %s, but only rope_type and rope_theta are supported", key, shown(inner.fields[key]))
+					inner.fail("%s is %s, but only rope_type and rope_theta are supported", key,
+						shown(inner.fields[key]))
 				}
 			}
 		}

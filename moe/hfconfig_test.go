@@ -19,7 +19,8 @@ func minimalConfig(architecture Architecture, changes ...string) string {
 	return text + ", " + strings.Join(changes, ", ") + "}"
 }
 
-// A value that transformers would compute something else for is refused with a message that names file, field and value.
+// A value that transformers would compute something else for is refused with a message that names
+// file, field and value.
 func TestConfigJSONRefusesValues(t *testing.T) {
 	for _, test := range []struct{ field, value, shown string }{
 		{"is_causal", "false", ""},
@@ -88,18 +89,23 @@ func TestConfigJSONRefusesValues(t *testing.T) {
 		{"mlp_layer_types", `["dense", "sparse"]`, `["dense","sparse"]`},
 	} {
 		for _, architecture := range []Architecture{OLMoE, OLMo} {
-			_, err := ReadConfigJSON(strings.NewReader(minimalConfig(architecture, fmt.Sprintf("%q: %s", test.field, test.value))), "dir/config.json")
+			_, err := ReadConfigJSON(strings.NewReader(minimalConfig(architecture, fmt.Sprintf("%q: %s", test.field,
+				test.value))), "dir/config.json")
 			shown := test.shown
 			if shown == "" {
 				shown = test.value
 			}
-			if err == nil || !strings.HasPrefix(err.Error(), "dir/config.json: ") || !strings.Contains(err.Error(), test.field) || !strings.Contains(err.Error(), shown) {
-				t.Errorf("%s, %s: %s: error %v, want one with the file, the field and %s", architecture, test.field, test.value, err, shown)
+			if err == nil || !strings.HasPrefix(err.Error(), "dir/config.json: ") ||
+				!strings.Contains(err.Error(), test.field) || !strings.Contains(err.Error(), shown) {
+				t.Errorf("%s, %s: %s: error %v, want one with the file, the field and %s", architecture, test.field,
+					test.value, err, shown)
 			}
 		}
 	}
-	for field, value := range map[string]string{"norm_topk_prob": "true", "rms_norm_eps": "null", "router_aux_loss_coef": `"x"`, "num_local_experts": "4"} {
-		if _, err := ReadConfigJSON(strings.NewReader(minimalConfig(OLMoE, fmt.Sprintf("%q: %s", field, value))), "config.json"); err == nil ||
+	for field, value := range map[string]string{"norm_topk_prob": "true", "rms_norm_eps": "null",
+		"router_aux_loss_coef": `"x"`, "num_local_experts": "4"} {
+		if _, err := ReadConfigJSON(strings.NewReader(minimalConfig(OLMoE, fmt.Sprintf("%q: %s", field, value))),
+			"config.json"); err == nil ||
 			!strings.Contains(err.Error(), field) || !strings.Contains(err.Error(), value) {
 			t.Errorf("%s: %s: %v", field, value, err)
 		}
@@ -123,9 +129,12 @@ config.json: unknown field tie_word_embedings with value true; did you mean "tie
 
 // The supported values are accepted, and so are all fields that do not change the logits.
 func TestConfigJSONAcceptsValues(t *testing.T) {
-	changes := []string{`"is_causal": true`, `"layer_types": ["full_attention", "full_attention"]`, `"layer_types": null`, `"head_dim": 16`, `"head_dim": null`,
-		`"rope_scaling": {"rope_type": "default", "type": "default"}`, `"rope_parameters": {"rope_theta": 7.5, "partial_rotary_factor": 1.0}`,
-		`"rope_theta": 500, "rope_scaling": {"rope_theta": 500.0}`, `"attention_dropout": 0.0`, `"eos_token_id": [7]`, `"bos_token_id": -1`}
+	changes := []string{`"is_causal": true`, `"layer_types": ["full_attention", "full_attention"]`,
+		`"layer_types": null`, `"head_dim": 16`, `"head_dim": null`,
+		`"rope_scaling": {"rope_type": "default", "type": "default"}`,
+		`"rope_parameters": {"rope_theta": 7.5, "partial_rotary_factor": 1.0}`,
+		`"rope_theta": 500, "rope_scaling": {"rope_theta": 500.0}`, `"attention_dropout": 0.0`, `"eos_token_id": [7]`,
+		`"bos_token_id": -1`}
 	for field, list := range hfFixed {
 		var values []json.RawMessage
 		if err := json.Unmarshal([]byte(list), &values); err != nil || len(values) == 0 {
@@ -140,14 +149,16 @@ func TestConfigJSONAcceptsValues(t *testing.T) {
 	}
 	for _, architecture := range []Architecture{OLMoE, OLMo} {
 		for _, change := range append(changes, fmt.Sprintf(`"architectures": [%q]`, hfClass[architecture].name)) {
-			if _, err := ReadConfigJSON(strings.NewReader(minimalConfig(architecture, change)), "config.json"); err != nil {
+			if _, err := ReadConfigJSON(strings.NewReader(minimalConfig(architecture, change)),
+				"config.json"); err != nil {
 				t.Errorf("%s: %s: %v", architecture, change, err)
 			}
 		}
 	}
 }
 
-// Whatever transformers itself writes for these models is accepted. testdata/configs.py made the files.
+// Whatever transformers itself writes for these models is accepted. testdata/configs.py made the
+// files.
 func TestConfigJSONOfTransformers(t *testing.T) {
 	text, err := os.ReadFile("testdata/configs.json")
 	if err != nil {
@@ -166,7 +177,8 @@ func TestConfigJSONOfTransformers(t *testing.T) {
 			t.Error(err)
 			continue
 		}
-		if others := strings.Contains(name, "others"); c.TieEmbeddings != others || (c.ClipQKV == 8) != others || (c.KVHeads == 2) != others || (c.PadTokenID == NoToken) != others {
+		if others := strings.Contains(name, "others"); c.TieEmbeddings != others || (c.ClipQKV == 8) != others ||
+			(c.KVHeads == 2) != others || (c.PadTokenID == NoToken) != others {
 			t.Errorf("%s: %+v", name, c)
 		}
 	}
@@ -179,7 +191,8 @@ func TestConfigJSONDocumentation(t *testing.T) {
 		t.Fatal(err)
 	}
 	page := string(text)
-	section := func(title string, cells int) map[string]bool { // what is in backticks, in so many cells of each row of a table
+	// what is in backticks, in so many cells of each row of a table
+	section := func(title string, cells int) map[string]bool {
 
 		_, after, ok := strings.Cut(page, "\n## "+title+"\n")
 		if !ok {
@@ -202,7 +215,8 @@ func TestConfigJSONDocumentation(t *testing.T) {
 		return names
 	}
 	f, _ := fromFieldsOf(t, minimalConfig(OLMoE, `"use_cache": true`))
-	used, fixed, ignored := section("Fields that mula uses", 1), section("Fields with one supported value", 2), section("Fields that mula ignores", 0)
+	used, fixed, ignored := section("Fields that mula uses", 1), section("Fields with one supported value",
+		2), section("Fields that mula ignores", 0)
 	for name := range f.known {
 		_, isFixed := hfFixed[name]
 		if name == "norm_topk_prob" || name == "architectures" || name == "layer_types" {

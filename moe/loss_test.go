@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// Drawn targets have the model's own distribution: over positions that all have the same one, the counts of the tokens pass a chi-square
-// test at five standard deviations.
+// Drawn targets have the model's own distribution: over positions that all have the same one, the
+// counts of the tokens pass a chi-square test at five standard deviations.
 func TestSampledTargetsAreDistributed(t *testing.T) {
 	cfg := gradientCases(t)["gqa"]
 	m := newModel(t, cfg, 2)
@@ -52,7 +52,8 @@ func TestSampledTargetsGradient(t *testing.T) {
 		m := newModel(t, cfg, 2)
 		randomize(m, 1)
 		batch := randomBatch(cfg, 300, 1, 2) // one token a row, so that targets are no inputs
-		if _, err := m.Backward(t.Context(), batch, BackwardOptions{Loss: fullLoss, SampleTargets: true, SampleSeed: 9}); err != nil {
+		if _, err := m.Backward(t.Context(), batch, BackwardOptions{Loss: fullLoss, SampleTargets: true,
+			SampleSeed: 9}); err != nil {
 			t.Fatal(err)
 		}
 		got, given := grads(t, m), slices.Clone(batch.Tokens)
@@ -74,7 +75,8 @@ func TestSampledTargetsGradient(t *testing.T) {
 			t.Errorf("%s: the gradients differ", name)
 		}
 		m.ZeroGradients()
-		if _, err := m.Backward(t.Context(), Batch{Tokens: given, Rows: 300, SequenceLength: 1}, BackwardOptions{Loss: fullLoss}); err != nil {
+		if _, err := m.Backward(t.Context(), Batch{Tokens: given, Rows: 300, SequenceLength: 1},
+			BackwardOptions{Loss: fullLoss}); err != nil {
 			t.Fatal(err)
 		}
 		if slices.Equal(got, grads(t, m)) {
@@ -83,8 +85,8 @@ func TestSampledTargetsGradient(t *testing.T) {
 	}
 }
 
-// A step draws the same targets with any number of threads and however it is cut into micro-batches and blocks of logits; another seed or
-// another place in the step draws others.
+// A step draws the same targets with any number of threads and however it is cut into micro-batches
+// and blocks of logits; another seed or another place in the step draws others.
 func TestSampledTargetsDoNotDependOnLayout(t *testing.T) {
 	cfg := mustPreset(t, "mula-nano")
 	const rows, s = 8, 50
@@ -114,7 +116,8 @@ func TestSampledTargetsDoNotDependOnLayout(t *testing.T) {
 			t.Error("the targets depend on threads, micro-batches or blocks of logits")
 		}
 	}
-	for what, other := range map[string][]int32{"another seed": draw(2, rows, 0, 6, 0), "another place": draw(2, rows, 0, 5, rows*s)} {
+	for what, other := range map[string][]int32{"another seed": draw(2, rows, 0, 6, 0), "another place": draw(2, rows,
+		0, 5, rows*s)} {
 		same := 0
 		for i := range want {
 			if want[i] == other[i] {

@@ -44,12 +44,13 @@ func (s *stock[E]) free(dev xpu.Memory) {
 	s.whole = nil
 }
 
-// blockElements bounds the blocks of memory that an arena asks of a device, save where one buffer is larger: 1 GiB. A driver has its own bound
-// on one piece of memory, often a quarter of the device's, or 4 GiB. Tests set another.
+// blockElements bounds the blocks of memory that an arena asks of a device, save where one buffer
+// is larger: 1 GiB. A driver has its own bound on one piece of memory, often a quarter of the
+// device's, or 4 GiB. Tests set another.
 var blockElements = 1 << 28
 
-// An arena hands out pieces of memory that it keeps: of the device, and doubles of the host. One without memory only counts what is asked
-// for.
+// An arena hands out pieces of memory that it keeps: of the device, and doubles of the host. One
+// without memory only counts what is asked for.
 type arena struct {
 	floats   blocks[float32]
 	int32s   blocks[int32]
@@ -92,8 +93,8 @@ type blocks[E float32 | int32] struct {
 	used   []int // elements of each
 }
 
-// cut takes the next n elements from the last block, or from a new one where they would exceed the bound. That follows from what is asked for
-// alone, so that pieces lie where they were counted.
+// cut takes the next n elements from the last block, or from a new one where they would exceed the
+// bound. That follows from what is asked for alone, so that pieces lie where they were counted.
 func (b *blocks[E]) cut(n int) []E {
 	last := len(b.used) - 1
 	if last < 0 || b.used[last] > 0 && b.used[last]+n > blockElements {
@@ -132,7 +133,8 @@ func (b *blocks[E]) elements() (n int64) {
 	return n
 }
 
-// cutFrom takes the next n elements of memory. They start on a cache line if memory does, so that no two buffers share one.
+// cutFrom takes the next n elements of memory. They start on a cache line if memory does, so that
+// no two buffers share one.
 func cutFrom[E any](memory []E, used *int, n int) []E {
 	lo := *used
 	*used += (n + 15) &^ 15

@@ -9,12 +9,14 @@ import (
 	"mula/xpu"
 )
 
-// OrderOfSums numbers the ways in which this package has put operations in order: with one device, versions with the same number give the
-// same bits. It goes up when a change of the forward or backward pass changes a last bit.
+// OrderOfSums numbers the ways in which this package has put operations in order: with one device,
+// versions with the same number give the same bits. It goes up when a change of the forward or
+// backward pass changes a last bit.
 const OrderOfSums = 2
 
-// A Parameter is one weight tensor under its Hugging Face name. Weight and Grad are parts of its bucket's, memory of the model's device: who
-// reads them in Go calls its ToHost before, who writes them ToDevice after.
+// A Parameter is one weight tensor under its Hugging Face name. Weight and Grad are parts of its
+// bucket's, memory of the model's device: who reads them in Go calls its ToHost before, who writes
+// them ToDevice after.
 type Parameter struct {
 	Name   string
 	Shape  []int // linear weights are [out, in]
@@ -25,8 +27,8 @@ type Parameter struct {
 	Divided bool // it belongs to an expert, and ranks that share the experts hold different ones
 }
 
-// A Bucket is a contiguous stretch of the model's memory whose gradients are complete at the same time. Weight and Grad are memory of the
-// device, each as its Floats gave it.
+// A Bucket is a contiguous stretch of the model's memory whose gradients are complete at the same
+// time. Weight and Grad are memory of the device, each as its Floats gave it.
 type Bucket struct {
 	Divided    bool // as its parameters are
 	Weight     []float32
@@ -58,8 +60,9 @@ type Model struct {
 // A tensor is a piece of the weights and the same piece of the gradients.
 type tensor struct{ w, g []float32 }
 
-// A layer holds the tensors of one decoder layer as the products want them: q, k and v are one matrix, and so are gate and up of an expert,
-// which lie gate first like gate_up_proj of transformers v5. Norms are empty in the dense architecture, the router too.
+// A layer holds the tensors of one decoder layer as the products want them: q, k and v are one
+// matrix, and so are gate and up of an expert, which lie gate first like gate_up_proj of
+// transformers v5. Norms are empty in the dense architecture, the router too.
 type layer struct {
 	norm1, norm2 tensor // [H]
 	qkv          tensor // [H+2GD, H]
@@ -69,8 +72,8 @@ type layer struct {
 	gateUp, down tensor // [E, 2I, H], [E, H, I]; without the first dimension if dense
 }
 
-// New makes a whole model with all weights zero; [Model.Init] or [Model.Load] gives them values. On the CPU memory for gradients is reserved but
-// not touched before the first [Model.Backward].
+// New makes a whole model with all weights zero; [Model.Init] or [Model.Load] gives them values. On
+// the CPU memory for gradients is reserved but not touched before the first [Model.Backward].
 func New(cfg Config, dev xpu.Device) (*Model, error) { return NewParallel(cfg, dev, Parallel{}) }
 
 // NewParallel makes a model as [New] does, of whose experts it may hold a part.
@@ -84,7 +87,8 @@ func NewParallel(cfg Config, dev xpu.Device, p Parallel) (*Model, error) {
 	if dev == nil {
 		return nil, errors.New("a model needs a device")
 	}
-	const most = min(math.MaxInt/8, 1<<44) // so that weights and gradients have an address, of which common processors offer 2⁴⁷
+	// so that weights and gradients have an address, of which common processors offer 2⁴⁷
+	const most = min(math.MaxInt/8, 1<<44)
 	here := stageOf(cfg, p.Stage, p.Stages)
 	n := here.parameters(cfg, cfg.Experts/p.ranks())
 	if n > most {
@@ -102,8 +106,8 @@ func NewParallel(cfg Config, dev xpu.Device, p Parallel) (*Model, error) {
 	return m, nil
 }
 
-// Close gives the memory of the model back to its device, which must be still open. The model must not be used afterwards. A device that is
-// closed takes back what its models have.
+// Close gives the memory of the model back to its device, which must be still open. The model must
+// not be used afterwards. A device that is closed takes back what its models have.
 func (m *Model) Close() {
 	for _, b := range m.buckets {
 		freeMemory(m.dev, b.Weight)
@@ -128,13 +132,15 @@ func (m *Model) Close() {
 // Config returns the configuration that the model was made with.
 func (m *Model) Config() Config { return m.cfg }
 
-// Parameters lists the weight tensors, always in the same order: embedding, layer by layer, final norm, head. A tied head is the embedding
-// and not listed again. A model that holds a part of the experts lists those alone, in the order and under the names of the whole model.
+// Parameters lists the weight tensors, always in the same order: embedding, layer by layer, final
+// norm, head. A tied head is the embedding and not listed again. A model that holds a part of the
+// experts lists those alone, in the order and under the names of the whole model.
 func (m *Model) Parameters() []*Parameter { return m.params }
 
-// Buckets divides all parameters into stretches of memory, in the order in which [Model.Backward] completes their gradients: final norm and
-// head, then layer by layer from the last to the first the experts and the rest, then the embedding; of a stage those that it holds. Where
-// embedding and head are tied, the final norm is in the bucket of the embedding. A dense layer is one bucket.
+// Buckets divides all parameters into stretches of memory, in the order in which [Model.Backward]
+// completes their gradients: final norm and head, then layer by layer from the last to the first
+// the experts and the rest, then the embedding; of a stage those that it holds. Where embedding and
+// head are tied, the final norm is in the bucket of the embedding. A dense layer is one bucket.
 func (m *Model) Buckets() []Bucket { return m.buckets }
 
 // ZeroGradients sets all gradients to zero.
@@ -144,8 +150,9 @@ func (m *Model) ZeroGradients() {
 	}
 }
 
-// bind makes memory for the weights and gradients, a piece of either for each bucket, cuts it into tensors, and makes parameters of them, which
-// take their names and shapes from the list of [Config.Tensors].
+// bind makes memory for the weights and gradients, a piece of either for each bucket, cuts it into
+// tensors, and makes parameters of them, which take their names and shapes from the list of
+// [Config.Tensors].
 func (m *Model) bind() error {
 	c := m.cfg
 	h, kv, ffn := c.HiddenSize, c.kvWidth(), c.IntermediateSize
@@ -188,7 +195,8 @@ func (m *Model) bind() error {
 		var made []*Parameter
 		for _, t := range tensors {
 			if len(t.w) > 0 {
-				made = append(made, &Parameter{Name: list[next].Name, Shape: list[next].Shape, Weight: t.w, Grad: t.g, Index: next, Divided: divided})
+				made = append(made, &Parameter{Name: list[next].Name, Shape: list[next].Shape, Weight: t.w, Grad: t.g,
+					Index: next, Divided: divided})
 				next++
 			}
 		}
@@ -215,7 +223,8 @@ func (m *Model) bind() error {
 	for i := range m.layers {
 		next = 1 + (m.stage.from+i)*perLayer
 		l := &m.layers[i]
-		rest := []sized{{&l.norm1, norms * h}, {&l.qkv, c.qkvWidth() * h}, {&l.qNorm, norms * h}, {&l.kNorm, norms * kv}, {&l.out, h * h},
+		rest := []sized{{&l.norm1, norms * h}, {&l.qkv, c.qkvWidth() * h}, {&l.qNorm, norms * h},
+			{&l.kNorm, norms * kv}, {&l.out, h * h},
 			{&l.norm2, norms * h}, {&l.router, c.Experts * h}}
 		feedForward := []sized{{&l.gateUp, experts * 2 * ffn * h}, {&l.down, experts * h * ffn}}
 		if !c.moe() {
@@ -224,7 +233,8 @@ func (m *Model) bind() error {
 		if err := bucket(false, rest...); err != nil {
 			return err
 		}
-		hold(parameters(false, l.norm1, l.qkv.rows(0, h, h), l.qkv.rows(h, kv, h), l.qkv.rows(h+kv, kv, h), l.qNorm, l.kNorm, l.out, l.norm2, l.router)...)
+		hold(parameters(false, l.norm1, l.qkv.rows(0, h, h), l.qkv.rows(h, kv, h), l.qkv.rows(h+kv, kv, h), l.qNorm,
+			l.kNorm, l.out, l.norm2, l.router)...)
 		if c.moe() {
 			if err := bucket(true, feedForward...); err != nil {
 				return err
@@ -252,7 +262,8 @@ func (m *Model) bind() error {
 	return nil
 }
 
-// rows is the piece of a matrix with the given number of columns that starts at row first and has n rows.
+// rows is the piece of a matrix with the given number of columns that starts at row first and has n
+// rows.
 func (t tensor) rows(first, n, columns int) tensor {
 	lo, hi := first*columns, (first+n)*columns
 	return tensor{t.w[lo:hi:hi], t.g[lo:hi:hi]}

@@ -8,33 +8,36 @@ import (
 	"mula/xpu"
 )
 
-// A Dispatch is a way to take the hidden states of tokens to the ranks that hold their experts, and the results back.
+// A Dispatch is a way to take the hidden states of tokens to the ranks that hold their experts, and
+// the results back.
 type Dispatch string
 
 // The ways of dispatch. Both give the same bits.
 const (
-	// AllToAll sends a token's hidden state to the ranks that hold one of its experts, at most once to each, and gets one row back from
-	// each.
+	// AllToAll sends a token's hidden state to the ranks that hold one of its experts, at most once
+	// to each, and gets one row back from each.
 	AllToAll Dispatch = "alltoall"
 
-	// AllGather gives all hidden states to all ranks, and adds up what each makes of them by a reduce-scatter. It moves more bytes, as many
-	// whatever the routing is.
+	// AllGather gives all hidden states to all ranks, and adds up what each makes of them by a
+	// reduce-scatter. It moves more bytes, as many whatever the routing is.
 	AllGather Dispatch = "allgather"
 )
 
-// Parallel says which part of a model a rank holds. Rank r of the n that share the experts has the experts [r·E/n, (r+1)·E/n) of its layers,
-// and all else of them. Stage s of a pipeline of n has the layers [s·L/n, (s+1)·L/n), the first also the embedding, the last the final norm
-// and the head; see [Model.StageForward].
+// Parallel says which part of a model a rank holds. Rank r of the n that share the experts has the
+// experts [r·E/n, (r+1)·E/n) of its layers, and all else of them. Stage s of a pipeline of n has
+// the layers [s·L/n, (s+1)·L/n), the first also the embedding, the last the final norm and the
+// head; see [Model.StageForward].
 //
-// All ranks of Experts call Forward and Backward of their models at the same time, each with its own batch, which may have no rows. Nothing
-// else may use Experts meanwhile, also not what [BackwardOptions.Done] starts. When a call fails on one rank, the others wait in theirs until
+// All ranks of Experts call Forward and Backward of their models at the same time, each with its
+// own batch, which may have no rows. Nothing else may use Experts meanwhile, also not what
+// [BackwardOptions.Done] starts. When a call fails on one rank, the others wait in theirs until
 // their context ends or that rank closes its group: none of them can go on.
 type Parallel struct {
 	Experts  *xpu.Comm // the ranks that share the experts; nil, or a group of one, is the whole model
 	Dispatch Dispatch  // empty means AllToAll
 
-	// UniformRouting sends every token where balance wants it, for benchmarks: choice j of token t is expert (t·K+j) mod E, with the weight
-	// that the router gives it.
+	// UniformRouting sends every token where balance wants it, for benchmarks: choice j of token t
+	// is expert (t·K+j) mod E, with the weight that the router gives it.
 	UniformRouting bool
 
 	Stage, Stages int // this rank's stage of the pipeline, from 0, and their number; 0 means 1: no pipeline
@@ -67,7 +70,8 @@ func (p Parallel) validate(c Config) error {
 	case stages > c.Layers:
 		return fmt.Errorf("%d stages are more than the %d of num_hidden_layers", stages, c.Layers)
 	case stages > 1 && c.TieEmbeddings:
-		return fmt.Errorf("with tie_word_embeddings the embedding is needed by the first and the last of %d stages; use 1, or untie them", stages)
+		return fmt.Errorf("with tie_word_embeddings the embedding is needed by the first and the last of %d stages; "+
+			"use 1, or untie them", stages)
 	}
 	switch {
 	case n == 1:
@@ -80,7 +84,8 @@ func (p Parallel) validate(c Config) error {
 				sizes = append(sizes, fmt.Sprint(i))
 			}
 		}
-		return fmt.Errorf("%d ranks cannot share num_experts %d evenly; possible are %s", n, c.Experts, strings.Join(sizes, ", "))
+		return fmt.Errorf("%d ranks cannot share num_experts %d evenly; possible are %s", n, c.Experts,
+			strings.Join(sizes, ", "))
 	}
 	return nil
 }
@@ -100,16 +105,18 @@ func stageOf(c Config, number, stages int) stage {
 // whole refuses to do something with a model of which other ranks hold parts.
 func (m *Model) whole(doing string) error {
 	if n := m.parallel.ranks(); n > 1 {
-		return fmt.Errorf("%s: this rank holds 1/%d of the experts; it needs a whole model, which Open reads from a checkpoint", doing, n)
+		return fmt.Errorf("%s: this rank holds 1/%d of the experts; it needs a whole model, which Open reads from a "+
+			"checkpoint", doing, n)
 	}
 	if n := m.parallel.Stages; n > 1 {
-		return fmt.Errorf("%s: this rank holds stage %d of %d; it needs a whole model, which Open reads from a checkpoint", doing, m.parallel.Stage, n)
+		return fmt.Errorf("%s: this rank holds stage %d of %d; it needs a whole model, which Open reads from a "+
+			"checkpoint", doing, m.parallel.Stage, n)
 	}
 	return nil
 }
 
-// ExpectedCopies is the number of other ranks that a token's hidden state goes to in a layer, on average over tokens whose sets of K experts
-// are equally likely: with [AllToAll]
+// ExpectedCopies is the number of other ranks that a token's hidden state goes to in a layer, on
+// average over tokens whose sets of K experts are equally likely: with [AllToAll]
 //
 //	(n-1)·(1 - C(E-E/n, K)/C(E, K))
 //
@@ -126,8 +133,8 @@ func (c Config) ExpectedCopies(d Dispatch, ranks int) float64 {
 	return float64(ranks-1) * (1 - none)
 }
 
-// UniformCopies is the number of tokens, of the given number of one rank's, whose hidden states go to rank `to` of so many with
-// [Parallel.UniformRouting].
+// UniformCopies is the number of tokens, of the given number of one rank's, whose hidden states go
+// to rank `to` of so many with [Parallel.UniformRouting].
 func (c Config) UniformCopies(d Dispatch, ranks, to, tokens int) int64 {
 	if d == AllGather {
 		return int64(tokens)
@@ -144,23 +151,28 @@ func (c Config) UniformCopies(d Dispatch, ranks, to, tokens int) int64 {
 	return copies
 }
 
-// DispatchBytes is what a rank sends to the others that share the experts, as [xpu.Comm.Traffic] counts it.
+// DispatchBytes is what a rank sends to the others that share the experts, as [xpu.Comm.Traffic]
+// counts it.
 type DispatchBytes struct {
-	Pass      int64 // at the beginning of every pass
-	Forward   int64 // in the forward pass of a layer
-	Recompute int64 // when the experts of a layer are computed again: those of all but the last that has gone through the forward pass
+	Pass    int64 // at the beginning of every pass
+	Forward int64 // in the forward pass of a layer
+	// when the experts of a layer are computed again: those of all but the last that has gone
+	// through the forward pass
+	Recompute int64
 	Backward  int64 // in the backward pass of a layer
 }
 
-// DispatchBytes says what a rank of so many sends if, in a layer, the hidden states of its own tokens go to other ranks `sent` times, and
-// those of others' tokens come to it `got` times. A rank of T tokens sends (n-1)·T with [AllGather], whatever is chosen, and about
-// T·ExpectedCopies with [AllToAll]. A number takes 4 bytes:
+// DispatchBytes says what a rank of so many sends if, in a layer, the hidden states of its own
+// tokens go to other ranks `sent` times, and those of others' tokens come to it `got` times. A rank
+// of T tokens sends (n-1)·T with [AllGather], whatever is chosen, and about T·ExpectedCopies with
+// [AllToAll]. A number takes 4 bytes:
 //
 //	Forward    sent·(H + 2K) + got·H      hidden states, experts and weights; outputs
 //	Recompute  sent·H                     hidden states
 //	Backward   sent·H + got·(H + K)       gradients of outputs; of hidden states and weights
 //
-// and on top go the numbers of tokens, n-1 numbers for each Forward with AllToAll, for each Pass with AllGather.
+// and on top go the numbers of tokens, n-1 numbers for each Forward with AllToAll, for each Pass
+// with AllGather.
 func (c Config) DispatchBytes(d Dispatch, ranks int, sent, got int64) DispatchBytes {
 	h, k, counts := int64(c.HiddenSize), int64(c.ExpertsPerToken), 4*int64(ranks-1)
 	b := DispatchBytes{Forward: 4 * (sent*(h+2*k) + got*h), Recompute: 4 * sent * h, Backward: 4 * (sent*h + got*(h+k))}
@@ -172,10 +184,11 @@ func (c Config) DispatchBytes(d Dispatch, ranks int, sent, got int64) DispatchBy
 	return b
 }
 
-// dispatchMemory is the number of bytes of a dispatch's buffers, and with [AllGather] of those in which its group adds up
-// ([xpu.SumMemory]), for balanced routing.
+// dispatchMemory is the number of bytes of a dispatch's buffers, and with [AllGather] of those in
+// which its group adds up ([xpu.SumMemory]), for balanced routing.
 func (c Config) dispatchMemory(p Pass) int64 {
-	ranks, e, h, k, ffn := int64(p.ExpertRanks), int64(c.Experts), int64(c.HiddenSize), int64(c.ExpertsPerToken), int64(c.IntermediateSize)
+	ranks, e, h, k, ffn := int64(p.ExpertRanks), int64(c.Experts), int64(c.HiddenSize), int64(c.ExpertsPerToken),
+		int64(c.IntermediateSize)
 	tokens := int64(p.Rows) * int64(p.SequenceLength)
 	rows, got := tokens*k, tokens*ranks
 	layers := int64(stageOf(c, p.Stage, p.Stages).layers) * int64(max(1, p.InFlight))
@@ -188,7 +201,8 @@ func (c Config) dispatchMemory(p Pass) int64 {
 	if p.Dispatch == AllGather {
 		sums = xpu.SumMemory(p.ExpertRanks, int(tokens*(h+k)), 4)
 	} else {
-		got = int64(math.Ceil(float64(tokens) * c.ExpectedCopies(p.Dispatch, p.ExpertRanks) * float64(ranks) / float64(ranks-1)))
+		got = int64(math.Ceil(float64(tokens) * c.ExpectedCopies(p.Dispatch,
+			p.ExpertRanks) * float64(ranks) / float64(ranks-1)))
 		layer += tokens * ranks    // place
 		numbers += got * (h + 3*k) // sentRows, sentChoices
 	}

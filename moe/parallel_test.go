@@ -31,7 +31,8 @@ func newRanks(t testing.TB, cfg Config, n, threads int, p Parallel, wrap func(xp
 }
 
 // newRanksOn makes a group of which rank r computes on device(r).
-func newRanksOn(t testing.TB, device func(r int) xpu.Device, cfg Config, n int, p Parallel, wrap func(xpu.Link) xpu.Link) rankGroup {
+func newRanksOn(t testing.TB, device func(r int) xpu.Device, cfg Config, n int, p Parallel,
+	wrap func(xpu.Link) xpu.Link) rankGroup {
 	t.Helper()
 	var g rankGroup
 	for r, link := range local.New(n) {
@@ -85,14 +86,16 @@ func (g rankGroup) backward(t testing.TB, batches []Batch, opts BackwardOptions)
 }
 
 func copyStats(s Stats) Stats {
-	s.RowLoss, s.RouterEntropy, s.ExpertCounts = slices.Clone(s.RowLoss), slices.Clone(s.RouterEntropy), slices.Clone(s.ExpertCounts)
+	s.RowLoss, s.RouterEntropy, s.ExpertCounts = slices.Clone(s.RowLoss), slices.Clone(s.RouterEntropy),
+		slices.Clone(s.ExpertCounts)
 	for l := range s.ExpertCounts {
 		s.ExpertCounts[l] = slices.Clone(s.ExpertCounts[l])
 	}
 	return s
 }
 
-// gradients are those of the whole model, by name: experts' as the one rank has them, the others added up over the ranks.
+// gradients are those of the whole model, by name: experts' as the one rank has them, the others
+// added up over the ranks.
 func (g rankGroup) gradients(t testing.TB) map[string][]float32 {
 	t.Helper()
 	sum := map[string][]float32{}
@@ -118,7 +121,8 @@ func (g rankGroup) bits(t testing.TB, stats []Stats) string {
 	var b strings.Builder
 	for r, m := range g.models {
 		s := stats[r]
-		fmt.Fprintf(&b, "rank %d: %x %x %x %x %v %x\n", r, s.Loss, s.Aux, s.Z, s.RowLoss, s.ExpertCounts, s.RouterEntropy)
+		fmt.Fprintf(&b, "rank %d: %x %x %x %x %v %x\n", r, s.Loss, s.Aux, s.Z, s.RowLoss, s.ExpertCounts,
+			s.RouterEntropy)
 		for _, p := range m.Parameters() {
 			toHost(t, m, p.Grad)
 			h := fnv.New64a()
@@ -136,7 +140,8 @@ func share(b Batch, rows []int) []Batch {
 	for _, n := range rows {
 		part := Batch{Tokens: b.Tokens[first*width : (first+n)*width], Rows: n, SequenceLength: b.SequenceLength}
 		if b.Begin != nil {
-			part.Begin, part.Counted = b.Begin[first*(width-1):(first+n)*(width-1)], b.Counted[first*(width-1):(first+n)*(width-1)]
+			part.Begin, part.Counted = b.Begin[first*(width-1):(first+n)*(width-1)],
+				b.Counted[first*(width-1):(first+n)*(width-1)]
 		}
 		parts = append(parts, part)
 		first += n
@@ -158,8 +163,8 @@ func parallelCases(t testing.TB) map[string]Config {
 
 var dispatches = []Dispatch{AllToAll, AllGather}
 
-// Ranks that share experts compute what one rank computes from all their batches: losses, logits, and the gradients of all parameters, those
-// of the experts without a factor.
+// Ranks that share experts compute what one rank computes from all their batches: losses, logits,
+// and the gradients of all parameters, those of the experts without a factor.
 func TestParallelEqualsWhole(t *testing.T) {
 	const tolerance = 1e-5
 	for name, cfg := range parallelCases(t) {
@@ -171,7 +176,8 @@ func TestParallelEqualsWhole(t *testing.T) {
 				if raceDetector && loss.Aux != AuxHF { // the ranks do the same with all of them
 					continue
 				}
-				// The load-balancing loss is each rank's own, so the whole model takes their batches one by one. Without it the batches are one.
+				// The load-balancing loss is each rank's own, so the whole model takes their
+				// batches one by one. Without it the batches are one.
 				batches := share(batch, raggedRows[n])
 				opts := BackwardOptions{Targets: int64(batch.Rows * batch.SequenceLength), Loss: loss}
 				inTurn := batches
@@ -297,7 +303,8 @@ func compareStats(t *testing.T, what string, got, want Stats, tolerance float64)
 	near("loss of rows", got.RowLoss, want.RowLoss)
 	for l := range want.ExpertCounts {
 		if !slices.Equal(got.ExpertCounts[l], want.ExpertCounts[l]) {
-			t.Errorf("%s: expert counts of layer %d are %v, want %v", what, l, got.ExpertCounts[l], want.ExpertCounts[l])
+			t.Errorf("%s: expert counts of layer %d are %v, want %v", what, l, got.ExpertCounts[l],
+				want.ExpertCounts[l])
 		}
 	}
 	if !math.IsNaN(got.Aux) {
@@ -307,8 +314,8 @@ func compareStats(t *testing.T, what string, got, want Stats, tolerance float64)
 	}
 }
 
-// Both ways of dispatch, with and without recomputation, with any number of threads, in models that did other things before, give the same
-// bits.
+// Both ways of dispatch, with and without recomputation, with any number of threads, in models that
+// did other things before, give the same bits.
 func TestParallelBits(t *testing.T) {
 	for name, cfg := range parallelCases(t) {
 		cfg.Layers = 3
@@ -326,8 +333,10 @@ func TestParallelBits(t *testing.T) {
 						for _, m := range g.models {
 							m.SetRecompute(recompute)
 						}
-						// Other batches in between leave their numbers in the buffers, and the ranks change places.
-						g.backward(t, share(randomBatch(cfg, 5, 7+10*call, 3), backwards(raggedRows[n])), BackwardOptions{Targets: 1000})
+						// Other batches in between leave their numbers in the buffers, and the
+						// ranks change places.
+						g.backward(t, share(randomBatch(cfg, 5, 7+10*call, 3), backwards(raggedRows[n])),
+							BackwardOptions{Targets: 1000})
 						for _, m := range g.models {
 							m.ZeroGradients()
 						}
@@ -336,7 +345,8 @@ func TestParallelBits(t *testing.T) {
 							want = got
 						}
 						if got != want {
-							t.Errorf("%s, %d ranks, %s, %d threads, call %d, recompute %v: other bits", name, n, dispatch, threads, call, recompute)
+							t.Errorf("%s, %d ranks, %s, %d threads, call %d, recompute %v: other bits", name, n,
+								dispatch, threads, call, recompute)
 						}
 					}
 				}
@@ -374,8 +384,9 @@ func TestGroupOfOneIsTheWholeModel(t *testing.T) {
 	}
 }
 
-// Gradients of a model whose experts two ranks share agree with central differences of the reference, in which the loss of a step is the
-// mean over the ranks' targets, and so is that of the router. The derivative along a tensor's own gradient is its norm.
+// Gradients of a model whose experts two ranks share agree with central differences of the
+// reference, in which the loss of a step is the mean over the ranks' targets, and so is that of the
+// router. The derivative along a tensor's own gradient is its norm.
 func TestParallelGradientsAgainstCentralDifferences(t *testing.T) {
 	const step, tolerance = 1e-5, 1e-4
 	cfg := mustPreset(t, "mula-nano")
@@ -388,7 +399,8 @@ func TestParallelGradientsAgainstCentralDifferences(t *testing.T) {
 		for _, m := range g.models {
 			randomize(m, 3)
 		}
-		g.backward(t, batches, BackwardOptions{Targets: 15, Loss: LossOptions{Aux: AuxHF, AuxCoefficient: 1, ZCoefficient: 1}})
+		g.backward(t, batches, BackwardOptions{Targets: 15, Loss: LossOptions{Aux: AuxHF, AuxCoefficient: 1,
+			ZCoefficient: 1}})
 		ref := newReference(whole)
 		loss := func() float64 {
 			sum := 0.0
@@ -423,7 +435,8 @@ func TestParallelGradientsAgainstCentralDifferences(t *testing.T) {
 	}
 }
 
-// What a rank sends is what the formula says of where its tokens went, to the byte; and with uniform routing it is known beforehand.
+// What a rank sends is what the formula says of where its tokens went, to the byte; and with
+// uniform routing it is known beforehand.
 func TestDispatchBytes(t *testing.T) {
 	cfg := mustPreset(t, "mula-nano")
 	cfg.Layers = 3
@@ -448,14 +461,18 @@ func TestDispatchBytes(t *testing.T) {
 							chosen := m.ws.saved[l].routing.Chosen
 							for first := 0; first < len(chosen); first += cfg.ExpertsPerToken {
 								for to := range n {
-									if dispatch == AllGather || slices.ContainsFunc(chosen[first:first+cfg.ExpertsPerToken], func(e int32) bool { return int(e)*n/cfg.Experts == to }) {
+									if dispatch == AllGather ||
+										slices.ContainsFunc(chosen[first:first+cfg.ExpertsPerToken],
+											func(e int32) bool { return int(e)*n/cfg.Experts == to }) {
 										copies[l][from][to]++
 									}
 								}
 							}
 							for to := range n {
-								if want := cfg.UniformCopies(dispatch, n, to, batches[from].Rows*21); uniform && copies[l][from][to] != want {
-									t.Errorf("%s: %d tokens from rank %d to %d, UniformCopies says %d", what, copies[l][from][to], from, to, want)
+								if want := cfg.UniformCopies(dispatch, n, to, batches[from].Rows*21); uniform &&
+									copies[l][from][to] != want {
+									t.Errorf("%s: %d tokens from rank %d to %d, UniformCopies says %d", what,
+										copies[l][from][to], from, to, want)
 								}
 							}
 						}
@@ -482,7 +499,8 @@ func TestDispatchBytes(t *testing.T) {
 						got := int64(0)
 						for _, traffic := range c.Traffic() {
 							got += traffic.Bytes
-							if dispatch == AllGather && traffic.Operation == xpu.OpAllToAll && traffic.Calls > 0 || dispatch == AllToAll && traffic.Operation != xpu.OpAllToAll && traffic.Calls > 0 {
+							if dispatch == AllGather && traffic.Operation == xpu.OpAllToAll && traffic.Calls > 0 ||
+								dispatch == AllToAll && traffic.Operation != xpu.OpAllToAll && traffic.Calls > 0 {
 								t.Errorf("%s: %+v", what, traffic)
 							}
 						}
@@ -496,7 +514,8 @@ func TestDispatchBytes(t *testing.T) {
 	}
 }
 
-// The figures of the derivation for random choices of distinct experts, and the table of all-gather and reduce-scatter.
+// The figures of the derivation for random choices of distinct experts, and the table of all-gather
+// and reduce-scatter.
 func TestExpectedCopies(t *testing.T) {
 	c := mustPreset(t, "mula-7b-a1b")
 	for _, test := range []struct {
@@ -513,12 +532,14 @@ func TestExpectedCopies(t *testing.T) {
 	}
 	const tokens = 100
 	got := c.DispatchBytes(AllGather, 12, 11*tokens, 11*tokens)
-	if h := int64(c.HiddenSize); got.Forward != 4*(22*tokens*h+11*tokens*16) || got.Backward != 4*(22*tokens*h+11*tokens*8) || got.Recompute != 4*11*tokens*h || got.Pass != 44 {
+	if h := int64(c.HiddenSize); got.Forward != 4*(22*tokens*h+11*tokens*16) ||
+		got.Backward != 4*(22*tokens*h+11*tokens*8) || got.Recompute != 4*11*tokens*h || got.Pass != 44 {
 		t.Errorf("%+v", got)
 	}
 }
 
-// With uniform routing the experts get equally many tokens, each with the weight that the router gives it, in a whole model as well.
+// With uniform routing the experts get equally many tokens, each with the weight that the router
+// gives it, in a whole model as well.
 func TestUniformRouting(t *testing.T) {
 	cfg := mustPreset(t, "mula-nano")
 	whole, err := NewParallel(cfg, newModel(t, cfg, 1).dev, Parallel{UniformRouting: true})
@@ -558,7 +579,8 @@ func TestUniformRouting(t *testing.T) {
 	}
 }
 
-// Whatever the layout, a tensor begins with the same weights, is read from the same place of a file, and has the same number in the list.
+// Whatever the layout, a tensor begins with the same weights, is read from the same place of a
+// file, and has the same number in the list.
 func TestParallelWeights(t *testing.T) {
 	for _, dir := range []string{"testdata/hf-single", "testdata/hf-sharded", "testdata/hf-fused"} {
 		dev := cpu.New(1, xpu.FP32)
@@ -588,8 +610,10 @@ func TestParallelWeights(t *testing.T) {
 					last, elements := -1, 0
 					for _, p := range m.Parameters() {
 						want := whole.Parameters()[p.Index]
-						if p.Name != want.Name || !slices.Equal(p.Shape, want.Shape) || !slices.Equal(p.Weight, want.Weight) || p.Divided != want.Divided {
-							t.Errorf("%s of %s, rank %d of %d: %s is not %s of the whole model", what, dir, r, n, p.Name, want.Name)
+						if p.Name != want.Name || !slices.Equal(p.Shape, want.Shape) ||
+							!slices.Equal(p.Weight, want.Weight) || p.Divided != want.Divided {
+							t.Errorf("%s of %s, rank %d of %d: %s is not %s of the whole model", what, dir, r, n,
+								p.Name, want.Name)
 						}
 						if p.Divided != strings.Contains(p.Name, "experts") || p.Index <= last {
 							t.Errorf("%s: divided %v, number %d after %d", p.Name, p.Divided, p.Index, last)
@@ -598,8 +622,10 @@ func TestParallelWeights(t *testing.T) {
 						elements += len(p.Weight)
 						held[p.Index]++
 					}
-					if want := cfg.Memory(Pass{Rows: 1, SequenceLength: 1, ExpertRanks: n}).Weights; want != 4*int64(elements) || elements != len(weights(t, m)) {
-						t.Errorf("rank %d of %d: %d weights in %d, Memory says %d bytes", r, n, elements, len(weights(t, m)), want)
+					if want := cfg.Memory(Pass{Rows: 1, SequenceLength: 1,
+						ExpertRanks: n}).Weights; want != 4*int64(elements) || elements != len(weights(t, m)) {
+						t.Errorf("rank %d of %d: %d weights in %d, Memory says %d bytes", r, n, elements,
+							len(weights(t, m)), want)
 					}
 				}
 				for i, p := range whole.Parameters() {
@@ -616,7 +642,8 @@ func TestParallelWeights(t *testing.T) {
 	}
 }
 
-// Buckets cover all weights, each holds its parameters without gaps, and Done comes when nothing more is added to one.
+// Buckets cover all weights, each holds its parameters without gaps, and Done comes when nothing
+// more is added to one.
 func TestBuckets(t *testing.T) {
 	cases := gradientCases(t)
 	tied := cases["nano"]
@@ -645,12 +672,13 @@ func TestBuckets(t *testing.T) {
 						t.Errorf("%s: %d buckets, want %d", name, len(buckets), want)
 					}
 					var complete [][]float32
-					_, err := m.Backward(t.Context(), batches[r], BackwardOptions{Targets: 36, Loss: fullLoss, Done: func(b int) {
-						if b != len(complete) {
-							t.Errorf("%s: bucket %d is complete after %d others", name, b, len(complete))
-						}
-						complete = append(complete, slices.Clone(buckets[b].Grad))
-					}})
+					_, err := m.Backward(t.Context(), batches[r], BackwardOptions{Targets: 36, Loss: fullLoss,
+						Done: func(b int) {
+							if b != len(complete) {
+								t.Errorf("%s: bucket %d is complete after %d others", name, b, len(complete))
+							}
+							complete = append(complete, slices.Clone(buckets[b].Grad))
+						}})
 					if err != nil {
 						return err
 					}
@@ -660,18 +688,21 @@ func TestBuckets(t *testing.T) {
 					seen := map[string]bool{}
 					for i, b := range buckets {
 						if !slices.Equal(b.Grad, complete[i]) {
-							t.Errorf("%s, recompute %v: bucket %d of %s… changed after Done", name, recompute, i, b.Parameters[0].Name)
+							t.Errorf("%s, recompute %v: bucket %d of %s… changed after Done", name, recompute, i,
+								b.Parameters[0].Name)
 						}
 						at := 0
 						for _, p := range b.Parameters {
-							if &p.Weight[0] != &b.Weight[at] || &p.Grad[0] != &b.Grad[at] || p.Divided != b.Divided || seen[p.Name] {
+							if &p.Weight[0] != &b.Weight[at] || &p.Grad[0] != &b.Grad[at] || p.Divided != b.Divided ||
+								seen[p.Name] {
 								t.Errorf("%s: %s does not lie at %d of bucket %d", name, p.Name, at, i)
 							}
 							seen[p.Name] = true
 							at += len(p.Weight)
 						}
 						if at != len(b.Weight) || at != len(b.Grad) {
-							t.Errorf("%s: bucket %d has %d weights and %d gradients for parameters of %d", name, i, len(b.Weight), len(b.Grad), at)
+							t.Errorf("%s: bucket %d has %d weights and %d gradients for parameters of %d", name, i,
+								len(b.Weight), len(b.Grad), at)
 						}
 					}
 					if len(seen) != len(m.Parameters()) {
@@ -715,7 +746,8 @@ func TestRefusedParallel(t *testing.T) {
 		want string
 	}{
 		{m.Save(t.Context(), t.TempDir(), SaveOptions{}), "this rank holds 1/2 of the experts"},
-		{m.Generate(t.Context(), []uint32{1}, GenerateOptions{MaxTokens: 1}, func(uint32) bool { return true }), "this rank holds 1/2 of the experts"},
+		{m.Generate(t.Context(), []uint32{1}, GenerateOptions{MaxTokens: 1}, func(uint32) bool { return true }),
+			"this rank holds 1/2 of the experts"},
 		{logits, "this rank holds 1/2 of the experts"},
 		{targets, "set Targets"},
 	} {
@@ -746,7 +778,8 @@ func (l *faultyLink) AllGather(ctx context.Context, own []byte, all [][]byte) er
 	return l.Link.AllGather(ctx, own, all)
 }
 
-// Wherever a rank fails, or its context ends, every rank gets an error that says where it was, and none waits for ever.
+// Wherever a rank fails, or its context ends, every rank gets an error that says where it was, and
+// none waits for ever.
 func TestRankFails(t *testing.T) {
 	cfg := mustPreset(t, "mula-nano")
 	batches := share(randomBatch(cfg, 5, 9, 2), []int{3, 2})
@@ -789,7 +822,8 @@ func TestRankFails(t *testing.T) {
 					} else if !errors.Is(errs[1], mine) {
 						t.Errorf("%s, exchange %d: error %v, want that of the link", dispatch, exchanges, errs[1])
 					}
-					if !errors.Is(errs[0], want) || !strings.Contains(errs[0].Error(), "rank 0 of 2 that share the experts") {
+					if !errors.Is(errs[0], want) ||
+						!strings.Contains(errs[0].Error(), "rank 0 of 2 that share the experts") {
 						t.Errorf("%s, exchange %d: error %v, want %v", dispatch, exchanges, errs[0], want)
 					}
 				}
@@ -801,10 +835,12 @@ func TestRankFails(t *testing.T) {
 	}
 }
 
-// Buffers are planned where ranks share the experts, too: as many bytes as Memory says, if the routing is balanced.
+// Buffers are planned where ranks share the experts, too: as many bytes as Memory says, if the
+// routing is balanced.
 func TestParallelBuffersArePlanned(t *testing.T) {
 	cfg := mustPreset(t, "mula-nano")
-	cfg.Layers, cfg.ExpertsPerToken = 5, 5 // of 8: every token has one on both ranks, so the expected number of copies is exact
+	// of 8: every token has one on both ranks, so the expected number of copies is exact
+	cfg.Layers, cfg.ExpertsPerToken = 5, 5
 	for _, dispatch := range dispatches {
 		sizes := map[Recompute]int64{}
 		for _, recompute := range levels {
@@ -814,14 +850,16 @@ func TestParallelBuffersArePlanned(t *testing.T) {
 				m.Init(1)
 			}
 			g.backward(t, share(randomBatch(cfg, 8, 128, 1), []int{4, 4}), BackwardOptions{Targets: 1024})
-			want := cfg.Memory(Pass{Rows: 4, SequenceLength: 128, Recompute: recompute, ExpertRanks: 2, Dispatch: dispatch})
+			want := cfg.Memory(Pass{Rows: 4, SequenceLength: 128, Recompute: recompute, ExpertRanks: 2,
+				Dispatch: dispatch})
 			for r, m := range g.models {
 				got := arenaBytes(m) + dispatchBytes(m)
 				if dispatch == AllGather {
 					got += xpu.SumMemory(2, 512*(cfg.HiddenSize+cfg.ExpertsPerToken), 4) // of the group
 				}
 				if got != want.Buffers || want.Gradients != int64(4*len(grads(t, m))) {
-					t.Errorf("%s, rank %d, recompute %v: buffers take %d bytes, Memory says %+v", dispatch, r, recompute, got, want)
+					t.Errorf("%s, rank %d, recompute %v: buffers take %d bytes, Memory says %+v", dispatch, r,
+						recompute, got, want)
 				}
 				sizes[recompute] = got
 			}
@@ -830,7 +868,8 @@ func TestParallelBuffersArePlanned(t *testing.T) {
 	}
 }
 
-// dispatchBytes is the memory that a dispatch has asked for, but for what depends on the number of ranks alone.
+// dispatchBytes is the memory that a dispatch has asked for, but for what depends on the number of
+// ranks alone.
 func dispatchBytes(m *Model) int64 {
 	d := m.dispatch
 	n, words := cap(d.choices), 0
@@ -855,7 +894,8 @@ func dispatchBytes(m *Model) int64 {
 	return 4*int64(n) + 8*int64(words)
 }
 
-// A step of a shape and routing that has been seen allocates none of its buffers again, whatever the links do.
+// A step of a shape and routing that has been seen allocates none of its buffers again, whatever
+// the links do.
 func TestParallelStepsDoNotGrow(t *testing.T) {
 	if raceDetector {
 		t.Skip("the race detector allocates")
@@ -868,7 +908,8 @@ func TestParallelStepsDoNotGrow(t *testing.T) {
 				m.SetRecompute(recompute)
 				m.Init(1)
 			}
-			large, small := share(randomBatch(cfg, 8, 128, 1), []int{3, 5}), share(randomBatch(cfg, 3, 30, 1), []int{3, 0})
+			large, small := share(randomBatch(cfg, 8, 128, 1), []int{3, 5}), share(randomBatch(cfg, 3, 30, 1),
+				[]int{3, 0})
 			step := func() {
 				for _, b := range [][]Batch{large, small} {
 					g.backward(t, b, BackwardOptions{Targets: 1024, Loss: fullLoss})
@@ -887,13 +928,15 @@ func TestParallelStepsDoNotGrow(t *testing.T) {
 			}
 			t.Logf("%s, recompute %v: %d bytes", dispatch, recompute, least)
 			if most := uint64(4 * 30 * cfg.HiddenSize * 4); least > most { // a quarter of the smallest buffer of rows
-				t.Errorf("%s, recompute %v: a step allocates %d bytes, want at most %d", dispatch, recompute, least, most)
+				t.Errorf("%s, recompute %v: a step allocates %d bytes, want at most %d", dispatch, recompute, least,
+					most)
 			}
 		}
 	}
 }
 
-// BenchmarkParallelBackward is a pass of two ranks, a thread each, over half of the batch of BenchmarkBackward each.
+// BenchmarkParallelBackward is a pass of two ranks, a thread each, over half of the batch of
+// BenchmarkBackward each.
 func BenchmarkParallelBackward(b *testing.B) {
 	cfg := mustPreset(b, "mula-tiny")
 	for _, dispatch := range dispatches {
@@ -902,7 +945,8 @@ func BenchmarkParallelBackward(b *testing.B) {
 			for _, m := range g.models {
 				m.Init(1)
 			}
-			batches, opts := share(randomBatch(cfg, 8, 256, 1), []int{4, 4}), BackwardOptions{Targets: 2048, Loss: fullLoss}
+			batches, opts := share(randomBatch(cfg, 8, 256, 1), []int{4, 4}), BackwardOptions{Targets: 2048,
+				Loss: fullLoss}
 			g.backward(b, batches, opts)
 			for b.Loop() {
 				g.backward(b, batches, opts)

@@ -8,8 +8,8 @@ import (
 	"mula/xpu"
 )
 
-// Forward computes the loss of a batch. Aux is in the form [AuxHF]. The context ends waiting for the device, and for the ranks that share the
-// experts, with which their group ends.
+// Forward computes the loss of a batch. Aux is in the form [AuxHF]. The context ends waiting for
+// the device, and for the ranks that share the experts, with which their group ends.
 func (m *Model) Forward(ctx context.Context, batch Batch) (Stats, error) {
 	if err := m.oneStage(); err != nil {
 		return Stats{}, err
@@ -21,12 +21,14 @@ func (m *Model) Forward(ctx context.Context, batch Batch) (Stats, error) {
 //
 //	Σ cross entropies / Targets + share·(AuxCoefficient·Aux + ZCoefficient·Z)
 //
-// to the gradients of all parameters, where share is the batch's part of opts.Tokens (see [BackwardOptions]). An expert's gradients get what
-// the batches of all ranks add to them, those of the other parameters what this rank's batch adds: the sum over all ranks that hold a
-// parameter is the gradient of the whole step, for both, without a factor. The context is that of [Model.Forward]. After an error the
-// gradients are a part of what they should be.
+// to the gradients of all parameters, where share is the batch's part of opts.Tokens (see
+// [BackwardOptions]). An expert's gradients get what the batches of all ranks add to them, those of
+// the other parameters what this rank's batch adds: the sum over all ranks that hold a parameter is
+// the gradient of the whole step, for both, without a factor. The context is that of
+// [Model.Forward]. After an error the gradients are a part of what they should be.
 //
-// The device may be at the gradients still when Backward returns; what it is asked after that comes after them, and ToHost waits for them.
+// The device may be at the gradients still when Backward returns; what it is asked after that comes
+// after them, and ToHost waits for them.
 func (m *Model) Backward(ctx context.Context, batch Batch, opts BackwardOptions) (Stats, error) {
 	if err := m.oneStage(); err != nil {
 		return Stats{}, err
@@ -62,19 +64,22 @@ func (m *Model) stepSize(batch Batch, opts BackwardOptions) (stepSize, error) {
 	}
 	switch {
 	case opts.Targets == 0 && m.parallel.ranks() > 1:
-		return stepSize{}, errors.New("a batch of one rank does not know the number of targets of the whole step; set Targets")
+		return stepSize{}, errors.New("a batch of one rank does not know the number of targets of the whole step; " +
+			"set Targets")
 	case opts.Targets == 0:
 		return stepSize{max(1, own.targets), own.tokens}, nil
 	case step.targets < own.targets:
-		return stepSize{}, fmt.Errorf("the batch has %d targets, more than the %d of the whole step", own.targets, step.targets)
+		return stepSize{}, fmt.Errorf("the batch has %d targets, more than the %d of the whole step", own.targets,
+			step.targets)
 	case step.tokens < own.tokens:
-		return stepSize{}, fmt.Errorf("the batch has %d tokens, more than the %d of the whole step; set Tokens", own.tokens, step.tokens)
+		return stepSize{}, fmt.Errorf("the batch has %d tokens, more than the %d of the whole step; set Tokens",
+			own.tokens, step.tokens)
 	}
 	return step, nil
 }
 
-// backward is the backward pass of the flight at hand, of a step of that size. in is what comes from the stage behind, nil on the
-// last; out is for the stage before, nil on the first.
+// backward is the backward pass of the flight at hand, of a step of that size. in is what comes
+// from the stage behind, nil on the last; out is for the stage before, nil on the first.
 func (m *Model) backward(ctx context.Context, opts BackwardOptions, size stepSize, in, out *Relay) (Stats, error) {
 	c, w := &m.cfg, &m.ws
 	share := float64(w.shape.tokens()) / float64(size.tokens)
@@ -102,7 +107,8 @@ func (m *Model) backward(ctx context.Context, opts BackwardOptions, size stepSiz
 	if c.moe() {
 		m.auxSlopes(opts.Loss, share)
 	}
-	zFactor := opts.Loss.ZCoefficient * share * 2 / (float64(c.Layers) * float64(w.tokens()) * float64(max(1, c.ExpertsPerToken)))
+	zFactor := opts.Loss.ZCoefficient * share * 2 / (float64(c.Layers) * float64(w.tokens()) * float64(max(1,
+		c.ExpertsPerToken)))
 	for i := len(m.layers) - 1; i >= 0; i-- {
 		l, st := &m.layers[i], &w.saved[i]
 		last := fresh && i == len(m.layers)-1 // what layers share is still the last layer's
@@ -176,8 +182,9 @@ func (m *Model) flight(slot int) (*flight, error) {
 	return f, nil
 }
 
-// forward runs the batch of the flight at hand through the layers held here, and then through the final norm, whose output is in ws.h. in is
-// what comes from the stage before, nil on the first; out is for the stage behind, nil on the last.
+// forward runs the batch of the flight at hand through the layers held here, and then through the
+// final norm, whose output is in ws.h. in is what comes from the stage before, nil on the first;
+// out is for the stage behind, nil on the last.
 func (m *Model) forward(ctx context.Context, in, out *Relay) error {
 	w := &m.ws
 	if m.dispatch != nil {
@@ -252,7 +259,8 @@ func (m *Model) embedTokens(token func(i int) uint32) {
 	m.dev.Embed(w.saved[0].x0, m.embed.w, w.ids, m.cfg.HiddenSize)
 }
 
-// decode runs the layers on the input of the first, whose output of the last goes to end. Keys and values of layer l go to target(l).
+// decode runs the layers on the input of the first, whose output of the last goes to end. Keys and
+// values of layer l go to target(l).
 func (m *Model) decode(ctx context.Context, end []float32, target func(l int) kvTarget) error {
 	w := &m.ws
 	for i := range m.layers {
@@ -274,9 +282,10 @@ func (m *Model) decode(ctx context.Context, end []float32, target func(l int) kv
 	return nil
 }
 
-// crossEntropy computes the losses of the batch at hand from the final hidden states in ws.h, a block of tokens at a time; they are in ws.ce
-// after a wait. With a scale other than 0 it also computes the gradient of scale·loss: that of the hidden states goes to ws.dh, that of the
-// head is added to its gradient.
+// crossEntropy computes the losses of the batch at hand from the final hidden states in ws.h, a
+// block of tokens at a time; they are in ws.ce after a wait. With a scale other than 0 it also
+// computes the gradient of scale·loss: that of the hidden states goes to ws.dh, that of the head is
+// added to its gradient.
 func (m *Model) crossEntropy(opts BackwardOptions, scale float64) {
 	w, h, v := &m.ws, m.cfg.HiddenSize, m.cfg.VocabSize
 	for t := range w.targets {
@@ -287,7 +296,8 @@ func (m *Model) crossEntropy(opts BackwardOptions, scale float64) {
 		n := min(w.logitsRows, len(w.targets)-first)
 		x := w.h[first*h:][:n*h]
 		m.dev.MatMul(false, true, n, v, h, x, h, m.head.w, h, w.logits, v, false)
-		m.dev.CrossEntropy(xpu.CrossEntropy{Width: v, Logits: w.logits[:n*v], Targets: w.targets[first:][:n], Loss: w.ce[first:][:n], Scale: scale,
+		m.dev.CrossEntropy(xpu.CrossEntropy{Width: v, Logits: w.logits[:n*v], Targets: w.targets[first:][:n],
+			Loss: w.ce[first:][:n], Scale: scale,
 			Sample: opts.SampleTargets, Seed: opts.SampleSeed, First: uint64(opts.FirstTarget) + uint64(first)})
 		if scale != 0 {
 			m.dev.MatMul(false, false, n, h, v, w.logits, v, m.head.w, h, w.dh[first*h:], h, false)

@@ -24,7 +24,8 @@ func TestBitsDoNotDependOnThreads(t *testing.T) {
 				if _, err := m.Forward(t.Context(), randomBatch(cfg, 3, 11, uint64(call))); err != nil {
 					t.Fatal(err)
 				}
-				stats, err := m.Backward(t.Context(), randomBatch(cfg, 2, queryBlock+7, 2), BackwardOptions{Loss: fullLoss})
+				stats, err := m.Backward(t.Context(), randomBatch(cfg, 2, queryBlock+7, 2),
+					BackwardOptions{Loss: fullLoss})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -39,7 +40,8 @@ func TestBitsDoNotDependOnThreads(t *testing.T) {
 	}
 }
 
-// The cross-entropy's gradients of micro-batches add up to those of the whole batch, and so do the losses.
+// The cross-entropy's gradients of micro-batches add up to those of the whole batch, and so do the
+// losses.
 func TestMicroBatchesAddUp(t *testing.T) {
 	for name, cfg := range gradientCases(t) {
 		whole, pieces := newModel(t, cfg, 2), newModel(t, cfg, 2)
@@ -72,8 +74,8 @@ func TestMicroBatchesAddUp(t *testing.T) {
 	}
 }
 
-// The auxiliary losses of a micro-batch weigh as much as its share of the targets: a batch given twice, as two halves of a step, has the
-// gradient of the batch given once.
+// The auxiliary losses of a micro-batch weigh as much as its share of the targets: a batch given
+// twice, as two halves of a step, has the gradient of the batch given once.
 func TestAuxiliaryLossesAreWeightedByShare(t *testing.T) {
 	cfg := mustPreset(t, "mula-nano")
 	once, twice := newModel(t, cfg, 2), newModel(t, cfg, 2)
@@ -128,7 +130,8 @@ func TestForwardEqualsBackward(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if forward.Loss != backward.Loss || forward.Aux != backward.Aux || forward.Z != backward.Z || !slices.Equal(forward.RowLoss, backward.RowLoss) {
+		if forward.Loss != backward.Loss || forward.Aux != backward.Aux || forward.Z != backward.Z ||
+			!slices.Equal(forward.RowLoss, backward.RowLoss) {
 			t.Errorf("%s: Forward %+v, Backward %+v", name, forward, backward)
 		}
 		routed := int64(0)
@@ -146,7 +149,8 @@ func TestForwardEqualsBackward(t *testing.T) {
 	}
 }
 
-// A look-up of the padding token gives no gradient, as with padding_idx; as a target it counts like any other.
+// A look-up of the padding token gives no gradient, as with padding_idx; as a target it counts like
+// any other.
 func TestPaddingTokenHasNoGradient(t *testing.T) {
 	cfg := gradientCases(t)["gqa"]
 	m := newModel(t, cfg, 2)
@@ -169,7 +173,8 @@ func TestPaddingTokenHasNoGradient(t *testing.T) {
 	}
 }
 
-// At the start of a training routing is nearly balanced, so the load-balancing loss is about K in the pooled form and 1 in the other.
+// At the start of a training routing is nearly balanced, so the load-balancing loss is about K in
+// the pooled form and 1 in the other.
 func TestAuxiliaryLossAtInit(t *testing.T) {
 	cfg := mustPreset(t, "mula-tiny")
 	cfg.Layers = 2
@@ -239,13 +244,16 @@ func TestRefusedBatches(t *testing.T) {
 		{func(b *Batch) { b.Rows = -1 }, "-1 rows"},
 		{func(b *Batch) { b.SequenceLength = 0 }, "must be positive"},
 		{func(b *Batch) { b.SequenceLength = math.MaxInt }, "max_position_embeddings 16"},
-		{func(b *Batch) { *b = randomBatch(cfg, 2, 17, 1) }, "sequence length 17 is beyond the model's max_position_embeddings 16"},
+		{func(b *Batch) { *b = randomBatch(cfg, 2, 17, 1) },
+			"sequence length 17 is beyond the model's max_position_embeddings 16"},
 		{func(b *Batch) { b.Tokens = b.Tokens[1:] }, "holds 33 tokens, want 17 a row"},
 		{func(b *Batch) { b.Rows = math.MaxInt/17 + 3 }, "want 17 a row"},
 		{func(b *Batch) { b.Begin = make([]int32, 31) }, "of 31 where their documents begin"},
 		{func(b *Batch) { b.Counted = make([]bool, 33) }, "of 33 targets whether they count"},
-		{func(b *Batch) { b.Begin = slices.Repeat([]int32{1}, 32) }, "row 0, token 0: its document begins at 1; that must be between 0,"},
-		{func(b *Batch) { *b = inDocuments(*b, 9, 8); b.Begin[30] = 8 }, "row 1, token 14: its document begins at 8; that must be between 9,"},
+		{func(b *Batch) { b.Begin = slices.Repeat([]int32{1}, 32) },
+			"row 0, token 0: its document begins at 1; that must be between 0,"},
+		{func(b *Batch) { *b = inDocuments(*b, 9, 8); b.Begin[30] = 8 },
+			"row 1, token 14: its document begins at 8; that must be between 9,"},
 		{func(b *Batch) { b.Begin = slices.Repeat([]int32{-1}, 32) }, "begins at -1"},
 	} {
 		b := good
@@ -260,14 +268,16 @@ func TestRefusedBatches(t *testing.T) {
 		}
 	}
 	for _, opts := range []BackwardOptions{
-		{Targets: 31}, {Targets: -1}, {Targets: 32, Tokens: 31}, {Loss: LossOptions{Aux: "paper"}}, {Loss: LossOptions{AuxCoefficient: -1}}, {Loss: LossOptions{ZCoefficient: math.NaN()}},
+		{Targets: 31}, {Targets: -1}, {Targets: 32, Tokens: 31}, {Loss: LossOptions{Aux: "paper"}},
+		{Loss: LossOptions{AuxCoefficient: -1}}, {Loss: LossOptions{ZCoefficient: math.NaN()}},
 	} {
 		if _, err := m.Backward(t.Context(), good, opts); err == nil {
 			t.Errorf("%+v is accepted", opts)
 		}
 	}
 	m.SetRecompute("all")
-	if _, err := m.Backward(t.Context(), good, BackwardOptions{}); err == nil || !strings.Contains(err.Error(), `recompute "all" is unknown; known are "none", "experts" and "layers"`) {
+	if _, err := m.Backward(t.Context(), good, BackwardOptions{}); err == nil ||
+		!strings.Contains(err.Error(), `recompute "all" is unknown; known are "none", "experts" and "layers"`) {
 		t.Errorf("recompute all: %v", err)
 	}
 	if slices.ContainsFunc(grads(t, m), func(g float32) bool { return g != 0 }) {
@@ -275,7 +285,8 @@ func TestRefusedBatches(t *testing.T) {
 	}
 }
 
-// Buffers are planned: as many bytes as Memory says, made by the first call of a shape and used by all later ones.
+// Buffers are planned: as many bytes as Memory says, made by the first call of a shape and used by
+// all later ones.
 func TestBuffersArePlanned(t *testing.T) {
 	for name, cfg := range gradientCases(t) {
 		sizes := map[Recompute]int64{}
@@ -284,21 +295,25 @@ func TestBuffersArePlanned(t *testing.T) {
 			m := newModel(t, cfg, 2)
 			m.SetRecompute(recompute)
 			m.Init(1)
-			if _, err := m.Backward(t.Context(), randomBatch(cfg, 4, 128, 1), BackwardOptions{Loss: fullLoss}); err != nil {
+			if _, err := m.Backward(t.Context(), randomBatch(cfg, 4, 128, 1),
+				BackwardOptions{Loss: fullLoss}); err != nil {
 				t.Fatal(err)
 			}
 			want := cfg.Memory(Pass{Rows: 4, SequenceLength: 128, Recompute: recompute})
 			got := arenaBytes(m)
 			packed := newModel(t, cfg, 2)
 			packed.SetRecompute(recompute)
-			if _, err := packed.Backward(t.Context(), inDocuments(randomBatch(cfg, 4, 128, 1), 100, 29), BackwardOptions{Loss: fullLoss}); err != nil {
+			if _, err := packed.Backward(t.Context(), inDocuments(randomBatch(cfg, 4, 128, 1), 100, 29),
+				BackwardOptions{Loss: fullLoss}); err != nil {
 				t.Fatal(err)
 			}
 			documents := cfg.Memory(Pass{Rows: 4, SequenceLength: 128, Recompute: recompute, Documents: true})
 			if bytes := arenaBytes(packed); bytes != documents.Buffers || documents.Buffers <= want.Buffers {
-				t.Errorf("%s, recompute %v: buffers of documents take %d bytes, Memory says %+v", name, recompute, bytes, documents)
+				t.Errorf("%s, recompute %v: buffers of documents take %d bytes, Memory says %+v", name, recompute,
+					bytes, documents)
 			}
-			if got != want.Buffers || want.Weights != int64(4*len(weights(t, m))) || want.Gradients != int64(4*len(grads(t, m))) {
+			if got != want.Buffers || want.Weights != int64(4*len(weights(t, m))) ||
+				want.Gradients != int64(4*len(grads(t, m))) {
 				t.Errorf("%s, recompute %v: buffers take %d bytes, Memory says %+v", name, recompute, got, want)
 			}
 			sizes[recompute] = got
@@ -307,7 +322,8 @@ func TestBuffersArePlanned(t *testing.T) {
 	}
 }
 
-// Buffers that a device gives in many pieces serve as those in one: the gradients are the same bits, whatever the order of shapes.
+// Buffers that a device gives in many pieces serve as those in one: the gradients are the same
+// bits, whatever the order of shapes.
 func TestBlocksOfMemory(t *testing.T) {
 	defer func(n int) { blockElements = n }(blockElements)
 	for name, cfg := range gradientCases(t) {
@@ -318,7 +334,8 @@ func TestBlocksOfMemory(t *testing.T) {
 			randomize(m, 1)
 			largest := 0
 			for _, rows := range []int{1, 3, 2} {
-				if _, err := m.Backward(t.Context(), randomBatch(cfg, rows, 21, 2), BackwardOptions{Loss: fullLoss}); err != nil {
+				if _, err := m.Backward(t.Context(), randomBatch(cfg, rows, 21, 2),
+					BackwardOptions{Loss: fullLoss}); err != nil {
 					t.Fatal(err)
 				}
 				largest = max(largest, len(m.ws.logits), len(m.ws.act), len(m.ws.dqkv), len(m.ws.gathered))
@@ -348,8 +365,10 @@ var levels = []Recompute{RecomputeNone, RecomputeExperts, RecomputeLayers}
 // checkSaved wants the buffers of a model of five layers to become smaller from level to level.
 func checkSaved(t *testing.T, what string, sizes map[Recompute]int64) {
 	t.Helper()
-	if none, experts, layers := sizes[RecomputeNone], sizes[RecomputeExperts], sizes[RecomputeLayers]; experts > none*9/10 || layers > experts*9/10 || layers > none*2/3 {
-		t.Errorf("%s: buffers take %d bytes, %d if experts are recomputed, %d if layers are", what, none, experts, layers)
+	if none, experts, layers := sizes[RecomputeNone], sizes[RecomputeExperts],
+		sizes[RecomputeLayers]; experts > none*9/10 || layers > experts*9/10 || layers > none*2/3 {
+		t.Errorf("%s: buffers take %d bytes, %d if experts are recomputed, %d if layers are", what, none, experts,
+			layers)
 	}
 }
 
@@ -375,7 +394,8 @@ func flightArenas(m *Model) (arenas []*arena) {
 	return arenas
 }
 
-// A training step of a shape that has been seen allocates nothing, and neither does one of a smaller shape.
+// A training step of a shape that has been seen allocates nothing, and neither does one of a
+// smaller shape.
 func TestStepsDoNotAllocate(t *testing.T) {
 	if raceDetector { // its own bookkeeping allocates
 		t.Skip("the race detector allocates")
@@ -407,25 +427,29 @@ func TestStepsDoNotAllocate(t *testing.T) {
 					least = min(least, after.TotalAlloc-before.TotalAlloc)
 				}
 				if least > 0 {
-					t.Errorf("%s, recompute %v, sampled targets %v: a step allocates %d bytes", name, recompute, opts.SampleTargets, least)
+					t.Errorf("%s, recompute %v, sampled targets %v: a step allocates %d bytes", name, recompute,
+						opts.SampleTargets, least)
 				}
 			}
 		}
 	}
 }
 
-// What is computed again is what was there before: the gradients are the same bits. So are those of a model that did both in turn.
+// What is computed again is what was there before: the gradients are the same bits. So are those of
+// a model that did both in turn.
 func TestRecomputationChangesNoBit(t *testing.T) {
 	for name, cfg := range gradientCases(t) {
 		cfg.Layers = 3
 		m := newModel(t, cfg, 2)
 		randomize(m, 1)
 		var want []float32
-		for call, recompute := range []Recompute{RecomputeNone, RecomputeLayers, RecomputeExperts, RecomputeNone, RecomputeExperts, RecomputeLayers} {
+		for call, recompute := range []Recompute{RecomputeNone, RecomputeLayers, RecomputeExperts, RecomputeNone,
+			RecomputeExperts, RecomputeLayers} {
 			m.SetRecompute(recompute)
 			m.ZeroGradients()
 			for part := range uint64(2) { // the second micro-batch finds the first one's numbers in the buffers
-				if _, err := m.Backward(t.Context(), randomBatch(cfg, 2, queryBlock+7, part), BackwardOptions{Loss: fullLoss}); err != nil {
+				if _, err := m.Backward(t.Context(), randomBatch(cfg, 2, queryBlock+7, part),
+					BackwardOptions{Loss: fullLoss}); err != nil {
 					t.Fatal(err)
 				}
 			}

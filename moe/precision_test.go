@@ -11,8 +11,8 @@ import (
 	"mula/xpu/cpu"
 )
 
-// Trainings in fp32 and in bf16, alike in all else, have losses that differ by less than 0.5 % in the mean over 10 steps. The text are the
-// bytes of this package.
+// Trainings in fp32 and in bf16, alike in all else, have losses that differ by less than 0.5 % in
+// the mean over 10 steps. The text are the bytes of this package.
 func TestPrecisionsTrainAlike(t *testing.T) {
 	if raceDetector {
 		t.Skip("takes long, and other tests run the same code")
@@ -64,7 +64,8 @@ func TestPrecisionsTrainAlike(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			dev.AdamW(xpu.AdamW{LearningRate: 2e-3, Beta1: 0.9, Beta2: 0.95, Epsilon: 1e-8, WeightDecay: 0.1, Step: int64(step + 1), GradScale: 1},
+			dev.AdamW(xpu.AdamW{LearningRate: 2e-3, Beta1: 0.9, Beta2: 0.95, Epsilon: 1e-8, WeightDecay: 0.1,
+				Step: int64(step + 1), GradScale: 1},
 				moments, nil, nil)
 			losses = append(losses, stats.Loss/float64(stats.Targets))
 		}

@@ -16,17 +16,24 @@ type preset struct {
 	dolma            bool // vocabulary of the tokenizer allenai/gpt-neox-olmo-dolma-v1_5: padding 1, end of text 50279
 }
 
-// The models of the Mula paper (https://arxiv.org/abs/2604.00785; sizes from https://github.com/IntelLabs/Optimus-LM), and three small ones
-// of the same shape for tests and benchmarks. The tokenizer of the small vocabularies is the user's own, so no id of theirs is special.
+// The models of the Mula paper (https://arxiv.org/abs/2604.00785; sizes from
+// https://github.com/IntelLabs/Optimus-LM), and three small ones of the same shape for tests and
+// benchmarks. The tokenizer of the small vocabularies is the user's own, so no id of theirs is
+// special.
 var presets = []preset{
 	{name: "mula-nano", arch: OLMoE, v: 512, h: 64, a: 4, l: 2, experts: 8, topK: 2, i: 32, positions: 4096},
 	{name: "mula-tiny", arch: OLMoE, v: 4096, h: 256, a: 4, l: 4, experts: 16, topK: 4, i: 128, positions: 4096},
-	{name: "mula-mini", arch: OLMoE, v: 50304, h: 512, a: 8, l: 8, experts: 64, topK: 8, i: 256, positions: 4096, dolma: true},
+	{name: "mula-mini", arch: OLMoE, v: 50304, h: 512, a: 8, l: 8, experts: 64, topK: 8, i: 256, positions: 4096,
+		dolma: true},
 	{name: "mula-1b", arch: OLMo, v: 50304, h: 2048, a: 16, l: 16, i: 8192, positions: 2048, dolma: true},
-	{name: "mula-7b-a1b", arch: OLMoE, v: 50304, h: 2048, a: 16, l: 16, experts: 64, topK: 8, i: 1024, positions: 4096, dolma: true},
-	{name: "mula-20b-a2b", arch: OLMoE, v: 50304, h: 2048, a: 16, l: 32, experts: 96, topK: 8, i: 1024, positions: 4096, dolma: true},
-	{name: "mula-100b-a7b", arch: OLMoE, v: 50304, h: 3072, a: 24, l: 48, experts: 144, topK: 8, i: 1536, positions: 4096, dolma: true},
-	{name: "mula-220b-a10b", arch: OLMoE, v: 50304, h: 3072, a: 24, l: 64, experts: 240, topK: 8, i: 1536, positions: 4096, dolma: true},
+	{name: "mula-7b-a1b", arch: OLMoE, v: 50304, h: 2048, a: 16, l: 16, experts: 64, topK: 8, i: 1024, positions: 4096,
+		dolma: true},
+	{name: "mula-20b-a2b", arch: OLMoE, v: 50304, h: 2048, a: 16, l: 32, experts: 96, topK: 8, i: 1024, positions: 4096,
+		dolma: true},
+	{name: "mula-100b-a7b", arch: OLMoE, v: 50304, h: 3072, a: 24, l: 48, experts: 144, topK: 8, i: 1536,
+		positions: 4096, dolma: true},
+	{name: "mula-220b-a10b", arch: OLMoE, v: 50304, h: 3072, a: 24, l: 64, experts: 240, topK: 8, i: 1536,
+		positions: 4096, dolma: true},
 }
 
 // Presets lists the names that [Preset] knows, from the smallest model to the largest.
@@ -46,7 +53,8 @@ func Preset(name string) (Config, error) {
 	}
 	p := presets[i]
 	c := Config{
-		Architecture: p.arch, VocabSize: p.v, HiddenSize: p.h, IntermediateSize: p.i, Layers: p.l, Heads: p.a, KVHeads: p.a,
+		Architecture: p.arch, VocabSize: p.v, HiddenSize: p.h, IntermediateSize: p.i, Layers: p.l, Heads: p.a,
+		KVHeads: p.a,
 		Experts: p.experts, ExpertsPerToken: p.topK, MaxPositions: p.positions, RopeTheta: 10000, NormEps: 1e-5,
 		PadTokenID: NoToken, BOSTokenID: NoToken, EOSTokenID: NoToken, InitStd: 0.02,
 	}

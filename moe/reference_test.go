@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// reference is a plain float64 forward pass, written from the formulas one token at a time; it shares nothing with the model but the names
-// and sizes of its weights.
+// reference is a plain float64 forward pass, written from the formulas one token at a time; it
+// shares nothing with the model but the names and sizes of its weights.
 type reference struct {
 	c       Config
 	weights map[string][]float64
@@ -155,7 +155,8 @@ func (r *reference) losses(b Batch) losses {
 			q, k, v := make([][]float64, len(x)), make([][]float64, len(x)), make([][]float64, len(x))
 			for t := range x {
 				in := r.norm(layer+"input_layernorm.weight", x[t])
-				q[t], k[t], v[t] = r.projection(layer+"self_attn.", "q", in), r.projection(layer+"self_attn.", "k", in), r.projection(layer+"self_attn.", "v", in)
+				q[t], k[t], v[t] = r.projection(layer+"self_attn.", "q", in), r.projection(layer+"self_attn.", "k",
+					in), r.projection(layer+"self_attn.", "v", in)
 				r.turn(q[t], t)
 				r.turn(k[t], t)
 			}
@@ -234,7 +235,8 @@ func cmpFloat(a, b float64) int {
 	return 0
 }
 
-// randomize makes every weight of the model generic: wider than at the start of a training, norms not 1.
+// randomize makes every weight of the model generic: wider than at the start of a training, norms
+// not 1.
 func randomize(m *Model, seed uint64) {
 	m.cfg.InitStd = 0.1
 	m.Init(seed)
@@ -258,8 +260,9 @@ func randomBatch(c Config, rows, s int, seed uint64) Batch {
 	return b
 }
 
-// inDocuments is a batch whose rows are documents of the given lengths, one behind the other, the last of which is padding: attention stays within
-// each, and a target counts if it is of the same document as its input, and no padding.
+// inDocuments is a batch whose rows are documents of the given lengths, one behind the other, the
+// last of which is padding: attention stays within each, and a target counts if it is of the same
+// document as its input, and no padding.
 func inDocuments(b Batch, lengths ...int) Batch {
 	var of []int // the document of each token of a row
 	for document, n := range lengths {
@@ -281,15 +284,17 @@ func gradientCases(t testing.TB) map[string]Config {
 	gqa := nano
 	gqa.VocabSize, gqa.KVHeads, gqa.ClipQKV, gqa.PadTokenID, gqa.NormEps = 96, 2, 1.2, 5, 1e-2
 	dense := nano
-	dense.Architecture, dense.Experts, dense.ExpertsPerToken, dense.IntermediateSize, dense.RouterAuxLossCoef = OLMo, 0, 0, 96, 0
+	dense.Architecture, dense.Experts, dense.ExpertsPerToken, dense.IntermediateSize, dense.RouterAuxLossCoef = OLMo, 0,
+		0, 96, 0
 	tied := dense
 	tied.VocabSize, tied.KVHeads, tied.ClipQKV, tied.TieEmbeddings = 96, 1, 0.6, true
 	return map[string]Config{"nano": nano, "gqa": gqa, "dense": dense, "dense tied": tied}
 }
 
-// Gradients of every tensor agree with central differences of the reference: along random directions of ±1, and for single weights. An
-// error is relative to the norm of the tensor's gradient, which is what a direction of ±1 measures on average; the tolerance is 1e-4, and
-// what is left is the rounding of the float32 pass.
+// Gradients of every tensor agree with central differences of the reference: along random
+// directions of ±1, and for single weights. An error is relative to the norm of the tensor's
+// gradient, which is what a direction of ±1 measures on average; the tolerance is 1e-4, and what is
+// left is the rounding of the float32 pass.
 func TestGradientsAgainstCentralDifferences(t *testing.T) {
 	const tolerance, step = 1e-4, 1e-6
 	directions, coordinates := 3, 4
@@ -311,12 +316,15 @@ func TestGradientsAgainstCentralDifferences(t *testing.T) {
 			cfg, batch := test.cfg, test.batch
 			m := newModel(t, cfg, 1)
 			randomize(m, 3)
-			for i := range batch.Tokens { // the padding token must not occur: its embedding has a derivative, by definition not a gradient
+			for i := range batch.Tokens {
+				// the padding token must not occur: its embedding has a derivative, by definition
+				// not a gradient
 				if int(batch.Tokens[i]) == cfg.PadTokenID {
 					batch.Tokens[i]++
 				}
 			}
-			// The gradient of each term: of the sum with the cross-entropy, less that of the cross-entropy, would lose digits.
+			// The gradient of each term: of the sum with the cross-entropy, less that of the
+			// cross-entropy, would lose digits.
 			const coefficient = 1
 			forms := []struct {
 				name string
@@ -324,8 +332,10 @@ func TestGradientsAgainstCentralDifferences(t *testing.T) {
 				loss func(l losses) float64
 			}{
 				{"none", LossOptions{}, func(l losses) float64 { return l.ce }},
-				{"hf", LossOptions{Aux: AuxHF, AuxCoefficient: coefficient}, func(l losses) float64 { return l.ce + coefficient*l.hf }},
-				{"megablocks", LossOptions{Aux: AuxMegaBlocks, AuxCoefficient: coefficient}, func(l losses) float64 { return l.ce + coefficient*l.megablocks }},
+				{"hf", LossOptions{Aux: AuxHF, AuxCoefficient: coefficient},
+					func(l losses) float64 { return l.ce + coefficient*l.hf }},
+				{"megablocks", LossOptions{Aux: AuxMegaBlocks, AuxCoefficient: coefficient},
+					func(l losses) float64 { return l.ce + coefficient*l.megablocks }},
 				{"z", LossOptions{ZCoefficient: coefficient}, func(l losses) float64 { return l.ce + coefficient*l.z }},
 			}
 			if !cfg.moe() {
@@ -340,7 +350,8 @@ func TestGradientsAgainstCentralDifferences(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				got := stats.Loss/float64(stats.Targets) + form.opts.AuxCoefficient*stats.Aux + form.opts.ZCoefficient*stats.Z
+				got := stats.Loss/float64(stats.Targets) + form.opts.AuxCoefficient*stats.Aux +
+					form.opts.ZCoefficient*stats.Z
 				if want := form.loss(base); math.Abs(got-want) > 1e-6*want {
 					t.Fatalf("%s: loss %v, want %v", form.name, got, want)
 				}
@@ -373,14 +384,16 @@ func TestGradientsAgainstCentralDifferences(t *testing.T) {
 					norm = math.Sqrt(norm)
 					if norm == 0 { // an expert that no token chose
 						if math.Abs(want) > 1e-8 {
-							t.Errorf("%s: gradient of %s is zero, derivative along %s is %g", form.name, p.Name, what, want)
+							t.Errorf("%s: gradient of %s is zero, derivative along %s is %g", form.name, p.Name, what,
+								want)
 						}
 						continue
 					}
 					e := math.Abs(got-want) / norm
 					worst = max(worst, e)
 					if !(e <= tolerance) {
-						t.Errorf("%s: gradient of %s along %s is %g, want %g (norm %g, relative error %g)", form.name, p.Name, what, got, want, norm, e)
+						t.Errorf("%s: gradient of %s along %s is %g, want %g (norm %g, relative error %g)", form.name,
+							p.Name, what, got, want, norm, e)
 					}
 				}
 			}
@@ -436,8 +449,9 @@ func TestLossAgainstReference(t *testing.T) {
 	}
 }
 
-// Losses and gradients at the edges of what shapes can be: one row, one token, blocks of queries that are full, one key head for all, one
-// expert, every expert for every token, and experts that no token chooses. The derivative along a tensor's own gradient is its norm.
+// Losses and gradients at the edges of what shapes can be: one row, one token, blocks of queries
+// that are full, one key head for all, one expert, every expert for every token, and experts that
+// no token chooses. The derivative along a tensor's own gradient is its norm.
 func TestEdgeShapes(t *testing.T) {
 	const step = 1e-5
 	nano := mustPreset(t, "mula-nano")
@@ -447,12 +461,14 @@ func TestEdgeShapes(t *testing.T) {
 	one.Experts, one.ExpertsPerToken = 1, 1
 	few.Experts, few.ExpertsPerToken = 8, 1
 	gqa.KVHeads = 1
-	for name, cfg := range map[string]Config{"every expert": all, "one expert": one, "idle experts": few, "one key head": gqa} {
+	for name, cfg := range map[string]Config{"every expert": all, "one expert": one, "idle experts": few,
+		"one key head": gqa} {
 		for _, shape := range [][2]int{{1, 1}, {3, 1}, {1, 2}, {1, queryBlock}, {1, queryBlock + 1}} {
 			m := newModel(t, cfg, 2)
 			randomize(m, 3)
 			batch := randomBatch(cfg, shape[0], shape[1], 4)
-			stats, err := m.Backward(t.Context(), batch, BackwardOptions{Loss: LossOptions{Aux: AuxHF, AuxCoefficient: 1, ZCoefficient: 1}})
+			stats, err := m.Backward(t.Context(), batch,
+				BackwardOptions{Loss: LossOptions{Aux: AuxHF, AuxCoefficient: 1, ZCoefficient: 1}})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -461,7 +477,8 @@ func TestEdgeShapes(t *testing.T) {
 				l := ref.losses(batch)
 				return l.ce + l.hf + l.z
 			}
-			if got, want := stats.Loss/float64(stats.Targets)+stats.Aux+stats.Z, loss(); math.Abs(got-want) > 1e-5*want {
+			if got, want := stats.Loss/float64(stats.Targets)+stats.Aux+stats.Z,
+				loss(); math.Abs(got-want) > 1e-5*want {
 				t.Errorf("%s, %v: loss %v, want %v", name, shape, got, want)
 			}
 			for _, p := range m.Parameters() {
@@ -482,7 +499,8 @@ func TestEdgeShapes(t *testing.T) {
 					return loss()
 				}
 				if got := (move(step) - move(-step)) / (2 * step); math.Abs(got-norm) > 1e-3*norm {
-					t.Errorf("%s, %v: the gradient of %s has norm %v, the derivative along it is %v", name, shape, p.Name, norm, got)
+					t.Errorf("%s, %v: the gradient of %s has norm %v, the derivative along it is %v", name, shape,
+						p.Name, norm, got)
 				}
 				copy(w, at)
 			}

@@ -35,8 +35,9 @@ func newPipelineOn(t testing.TB, device func(r int) xpu.Device, cfg Config, stag
 	return all
 }
 
-// run takes all batches, [micro-batch][rank], through the pipeline, one forward, one backward: stage s of n begins with n-s-1 forward passes,
-// takes turns, and ends with as many backward passes. It returns what each stage measured, [micro-batch][stage][rank].
+// run takes all batches, [micro-batch][rank], through the pipeline, one forward, one backward:
+// stage s of n begins with n-s-1 forward passes, takes turns, and ends with as many backward
+// passes. It returns what each stage measured, [micro-batch][stage][rank].
 func (p pipeline) run(t testing.TB, batches [][]Batch, opts BackwardOptions) [][][]Stats {
 	t.Helper()
 	stages, ranks := len(p.models), len(p.models[0])
@@ -53,7 +54,8 @@ func (p pipeline) run(t testing.TB, batches [][]Batch, opts BackwardOptions) [][
 	boundaries := make([][]boundary, stages+1) // [s] is before stage s
 	for s := range boundaries {
 		for range ranks {
-			boundaries[s] = append(boundaries[s], boundary{make(chan *Relay, len(batches)), make(chan *Relay, len(batches))})
+			boundaries[s] = append(boundaries[s], boundary{make(chan *Relay, len(batches)),
+				make(chan *Relay, len(batches))})
 		}
 	}
 	receive := func(from chan *Relay) (*Relay, error) {
@@ -195,8 +197,8 @@ func microBatches(cfg Config, ranks int) [][]Batch {
 	return all
 }
 
-// The stages of a pipeline, several batches of several shapes under way, compute what the whole model computes from one after the other, to
-// the bit: gradients and statistics.
+// The stages of a pipeline, several batches of several shapes under way, compute what the whole
+// model computes from one after the other, to the bit: gradients and statistics.
 func TestPipelineEqualsWhole(t *testing.T) {
 	for name, cfg := range parallelCases(t) {
 		if raceDetector && name != "gqa" { // one goroutine a stage, whatever the case
@@ -236,7 +238,8 @@ func pipelineEqualsWhole(t *testing.T, name string, cfg Config, ranks int, p Par
 				continue
 			}
 			for _, recompute := range levels {
-				if loss.Aux == AuxMegaBlocks && recompute != RecomputeNone { // what is computed again does not depend on the loss
+				if loss.Aux == AuxMegaBlocks && recompute != RecomputeNone {
+					// what is computed again does not depend on the loss
 					continue
 				}
 				what := fmt.Sprintf("%s, %d stages, %+v, recompute %v", name, stages, loss, recompute)
@@ -257,7 +260,8 @@ func pipelineEqualsWhole(t *testing.T, name string, cfg Config, ranks int, p Par
 				for i := range batches {
 					for r := range ranks {
 						last, w := measured[i][stages-1][r], want[i][r]
-						if last.Loss != w.Loss || last.Aux != w.Aux || last.Z != w.Z || last.Targets != w.Targets || !slices.Equal(last.RowLoss, w.RowLoss) {
+						if last.Loss != w.Loss || last.Aux != w.Aux || last.Z != w.Z || last.Targets != w.Targets ||
+							!slices.Equal(last.RowLoss, w.RowLoss) {
 							t.Errorf("%s: batch %d, rank %d: %+v, want %+v", what, i, r, last, w)
 						}
 						var counts [][]int64
@@ -266,7 +270,8 @@ func pipelineEqualsWhole(t *testing.T, name string, cfg Config, ranks int, p Par
 							counts = append(counts, measured[i][s][r].ExpertCounts...)
 							entropy = append(entropy, measured[i][s][r].RouterEntropy...)
 						}
-						if !slices.EqualFunc(counts, w.ExpertCounts, slices.Equal) || !slices.Equal(entropy, w.RouterEntropy) {
+						if !slices.EqualFunc(counts, w.ExpertCounts, slices.Equal) ||
+							!slices.Equal(entropy, w.RouterEntropy) {
 							t.Errorf("%s: batch %d, rank %d: other routing", what, i, r)
 						}
 					}
@@ -276,7 +281,8 @@ func pipelineEqualsWhole(t *testing.T, name string, cfg Config, ranks int, p Par
 					for s := range stages {
 						for _, p := range pipe.models[s][r].Parameters() {
 							held++
-							if w := byName(whole.models[r], p.Name); p.Index != w.Index || p.Divided != w.Divided || !slices.Equal(p.Shape, w.Shape) || !slices.Equal(p.Grad, w.Grad) {
+							if w := byName(whole.models[r], p.Name); p.Index != w.Index || p.Divided != w.Divided ||
+								!slices.Equal(p.Shape, w.Shape) || !slices.Equal(p.Grad, w.Grad) {
 								t.Errorf("%s: rank %d, stage %d: %s is not that of the whole model", what, r, s, p.Name)
 							}
 						}
@@ -290,7 +296,8 @@ func pipelineEqualsWhole(t *testing.T, name string, cfg Config, ranks int, p Par
 	}
 }
 
-// randomizeStage gives a part of a model the weights that randomize gives the whole; experts come from their own names.
+// randomizeStage gives a part of a model the weights that randomize gives the whole; experts come
+// from their own names.
 func randomizeStage(m, like *Model) {
 	m.cfg.InitStd = 0.1
 	m.Init(1)
@@ -302,7 +309,8 @@ func randomizeStage(m, like *Model) {
 	toDevice(m)
 }
 
-// Stages begin with the weights of the whole model, from Init and from files; and the buffers of a stage are as large as Memory says.
+// Stages begin with the weights of the whole model, from Init and from files; and the buffers of a
+// stage are as large as Memory says.
 func TestStagesHoldTheModel(t *testing.T) {
 	const dir = "testdata/hf-single"
 	dev := cpu.New(1, xpu.FP32)
@@ -330,7 +338,8 @@ func TestStagesHoldTheModel(t *testing.T) {
 					t.Errorf("%s, stage %d: %s has not the weights of %s", what, s, p.Name, want.Name)
 				}
 			}
-			if want := whole.Config().Memory(Pass{Rows: 1, SequenceLength: 1, Stage: s, Stages: 2}).Weights; want != int64(4*len(weights(t, m))) {
+			if want := whole.Config().Memory(Pass{Rows: 1, SequenceLength: 1, Stage: s,
+				Stages: 2}).Weights; want != int64(4*len(weights(t, m))) {
 				t.Errorf("stage %d: %d weights, Memory says %d bytes", s, len(weights(t, m)), want)
 			}
 		}
@@ -351,7 +360,8 @@ func TestStagesHoldTheModel(t *testing.T) {
 		}
 		pipe.run(t, batches, BackwardOptions{Targets: 1000, Loss: fullLoss})
 		for s, models := range pipe.models {
-			want := cfg.Memory(Pass{Rows: 2, SequenceLength: 32, Recompute: recompute, Stage: s, Stages: 3, InFlight: 3 - s}).Buffers
+			want := cfg.Memory(Pass{Rows: 2, SequenceLength: 32, Recompute: recompute, Stage: s, Stages: 3,
+				InFlight: 3 - s}).Buffers
 			if got := arenaBytes(models[0]); got != want {
 				t.Errorf("stage %d, recompute %v: buffers take %d bytes, Memory says %d", s, recompute, got, want)
 			}
@@ -386,7 +396,8 @@ func TestStageLoss(t *testing.T) {
 			t.Fatal(err)
 		}
 		relay = out
-		if s == 1 && (stats.Loss != want.Loss || stats.Aux != want.Aux || stats.Z != want.Z || !slices.Equal(stats.RowLoss, want.RowLoss)) {
+		if s == 1 && (stats.Loss != want.Loss || stats.Aux != want.Aux || stats.Z != want.Z ||
+			!slices.Equal(stats.RowLoss, want.RowLoss)) {
 			t.Errorf("%+v, want %+v", stats, want)
 		}
 	}
@@ -434,7 +445,8 @@ func TestRefusedStages(t *testing.T) {
 		{first.Save(t.Context(), t.TempDir(), SaveOptions{}), "this rank holds stage 0 of 2"},
 		{second(first.Logits(t.Context(), []uint32{1})), "this rank holds stage 0 of 2"},
 		{none(), "slot 1 has no batch under way"},
-		{second(first.StageBackward(ctx, 0, BackwardOptions{Targets: 3}, relay, nil)), "more than the 3 of the whole step"},
+		{second(first.StageBackward(ctx, 0, BackwardOptions{Targets: 3}, relay, nil)),
+			"more than the 3 of the whole step"},
 		{second(first.StageLoss(ctx, batch, nil, relay)), "slot 0 has a batch under way"},
 		{first.StageForward(ctx, 0, batch, nil, relay), "slot 0 has a batch under way"},
 		{first.StageForward(ctx, -1, batch, nil, relay), "slot -1 is negative"},
@@ -442,7 +454,8 @@ func TestRefusedStages(t *testing.T) {
 		{first.StageForward(ctx, 0, batch, nil, nil), "stage 0 of 2 needs a relay for the stage behind it"},
 		{last.StageForward(ctx, 0, batch, nil, nil), "stage 1 of 2 needs a relay for the stage before it"},
 		{last.StageForward(ctx, 0, batch, relay, relay), "stage 1 of 2 has no stage behind it"},
-		{last.StageForward(ctx, 0, randomBatch(nano, 3, 4, 1), relay, nil), "a batch of 3 rows of 4 tokens needs 768 and 18"},
+		{last.StageForward(ctx, 0, randomBatch(nano, 3, 4, 1), relay, nil),
+			"a batch of 3 rows of 4 tokens needs 768 and 18"},
 	} {
 		if test.err == nil || !strings.Contains(test.err.Error(), test.want) {
 			t.Errorf("error %v, want one with %q", test.err, test.want)
@@ -458,7 +471,8 @@ func TestRefusedStages(t *testing.T) {
 	if err := whole.StageForward(ctx, 0, batch, nil, nil); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := whole.Logits(t.Context(), []uint32{1}); err == nil || !strings.Contains(err.Error(), "slot 0 has a batch under way") {
+	if _, err := whole.Logits(t.Context(), []uint32{1}); err == nil ||
+		!strings.Contains(err.Error(), "slot 0 has a batch under way") {
 		t.Errorf("a text is read with a batch under way: %v", err)
 	}
 }

@@ -12,8 +12,9 @@ import (
 	"mula/moe/safetensors"
 )
 
-// A Stored is a model in the files of a Hugging Face directory, whose tensors are those that its config.json asks for. It is read piece by
-// piece, so that a model may be checked and converted in a few megabytes of memory.
+// A Stored is a model in the files of a Hugging Face directory, whose tensors are those that its
+// config.json asks for. It is read piece by piece, so that a model may be checked and converted in
+// a few megabytes of memory.
 type Stored struct {
 	dir     string
 	config  Config
@@ -31,8 +32,9 @@ type source struct {
 	first  int64
 }
 
-// OpenStored opens the model of a Hugging Face directory and compares names and shapes of its tensors with its config.json; it reads what
-// [Model.Load] reads. Errors name every tensor that is missing, wrong or unknown.
+// OpenStored opens the model of a Hugging Face directory and compares names and shapes of its
+// tensors with its config.json; it reads what [Model.Load] reads. Errors name every tensor that is
+// missing, wrong or unknown.
 func OpenStored(dir string) (*Stored, error) {
 	c, err := ReadConfig(dir)
 	if err != nil {
@@ -57,7 +59,8 @@ func openStored(dir string, c Config) (*Stored, error) {
 	files, err := safetensors.OpenDirectory(dir)
 	if err != nil {
 		if _, other := os.Stat(filepath.Join(dir, "pytorch_model.bin")); other == nil {
-			err = fmt.Errorf("%w, but pytorch_model.bin, which is not read: load the model with transformers and save it again", err)
+			err = fmt.Errorf("%w, but pytorch_model.bin, which is not read: load the model with transformers and "+
+				"save it again", err)
 		}
 		return nil, fmt.Errorf("loading weights: %w", err)
 	}
@@ -79,7 +82,8 @@ func (s *Stored) match() error {
 	}
 	const most = 1 << 12 // tensors that are named without a look at how many weights there are
 	if n := s.config.TotalParameters(); elements < n && int64(s.config.Layers)*int64(1+s.config.Experts) > most {
-		return fmt.Errorf("%s describes a model of %d weights, and the files beside it hold %d; complete them, or use the config.json that belongs to them",
+		return fmt.Errorf("%s describes a model of %d weights, and the files beside it hold %d; complete them, or "+
+			"use the config.json that belongs to them",
 			filepath.Join(s.dir, configName), n, elements)
 	}
 	s.tensors = s.config.Tensors()
@@ -117,12 +121,14 @@ func (s *Stored) match() error {
 			case !known:
 				unexpected = append(unexpected, t.Name)
 			case s.sources[i].tensor != "":
-				wrong = append(wrong, fmt.Sprintf("%s (given by %s and by %s)", piece.name, s.sources[i].tensor, t.Name))
+				wrong = append(wrong, fmt.Sprintf("%s (given by %s and by %s)", piece.name, s.sources[i].tensor,
+					t.Name))
 			case !slices.Equal(piece.shape, s.tensors[i].Shape):
 				wrong = append(wrong, fmt.Sprintf("%s (shape %v, want %v)", t.Name, piece.shape, s.tensors[i].Shape))
 				s.sources[i].tensor = t.Name // it is not missing
 			case t.DType != safetensors.F32 && t.DType != safetensors.F16 && t.DType != safetensors.BF16:
-				wrong = append(wrong, fmt.Sprintf("%s (elements of type %s; F32, F16 and BF16 are read)", t.Name, t.DType))
+				wrong = append(wrong, fmt.Sprintf("%s (elements of type %s; F32, F16 and BF16 are read)", t.Name,
+					t.DType))
 				s.sources[i].tensor = t.Name
 			default:
 				s.sources[i] = source{t.Name, piece.first}
@@ -140,7 +146,8 @@ func (s *Stored) match() error {
 		return nil
 	}
 	return fmt.Errorf("loading weights from %s: %w", s.dir, errors.Join(
-		some("tensors that do not fit the configuration", wrong), some("tensors missing", missing), some("tensors unexpected", unexpected)))
+		some("tensors that do not fit the configuration", wrong), some("tensors missing",
+			missing), some("tensors unexpected", unexpected)))
 }
 
 // some is an error that names the first few of a list, nil if there are none.
@@ -162,7 +169,8 @@ type piece struct {
 	first int64
 }
 
-// unfuse divides a tensor of fused experts into its parameters and says what shape it must have; for any other tensor want is nil.
+// unfuse divides a tensor of fused experts into its parameters and says what shape it must have;
+// for any other tensor want is nil.
 func (c Config) unfuse(t safetensors.Tensor) (pieces []piece, want []int) {
 	h, ffn, e := c.HiddenSize, c.IntermediateSize, c.Experts
 	prefix, last, _ := strings.Cut(t.Name, "mlp.experts.")
@@ -172,12 +180,14 @@ func (c Config) unfuse(t safetensors.Tensor) (pieces []piece, want []int) {
 		want = []int{e, 2 * ffn, h}
 		for i := range e {
 			expert, first := fmt.Sprintf("%smlp.experts.%d.", prefix, i), 2*matrix*int64(i)
-			pieces = append(pieces, piece{expert + "gate_proj.weight", []int{ffn, h}, first}, piece{expert + "up_proj.weight", []int{ffn, h}, first + matrix})
+			pieces = append(pieces, piece{expert + "gate_proj.weight", []int{ffn, h}, first},
+				piece{expert + "up_proj.weight", []int{ffn, h}, first + matrix})
 		}
 	case c.moe() && last == "down_proj":
 		want = []int{e, h, ffn}
 		for i := range e {
-			pieces = append(pieces, piece{fmt.Sprintf("%smlp.experts.%d.down_proj.weight", prefix, i), []int{h, ffn}, matrix * int64(i)})
+			pieces = append(pieces, piece{fmt.Sprintf("%smlp.experts.%d.down_proj.weight", prefix, i), []int{h, ffn},
+				matrix * int64(i)})
 		}
 	}
 	return pieces, want
@@ -217,7 +227,8 @@ func (s *Stored) each(i int, buffer []float32, visit func([]float32) error) erro
 				return fmt.Errorf("loading weights: %w", err)
 			}
 			if !slices.Equal(copied, piece[first:first+len(copied)]) {
-				return fmt.Errorf("loading weights from %s: tie_word_embeddings is true, yet %s differs from %s; set it to false, or remove the head",
+				return fmt.Errorf("loading weights from %s: tie_word_embeddings is true, yet %s differs from %s; "+
+					"set it to false, or remove the head",
 					s.dir, headName, embeddingName)
 			}
 		}
@@ -229,20 +240,25 @@ func (s *Stored) each(i int, buffer []float32, visit func([]float32) error) erro
 	return nil
 }
 
-// Each reads all weights, tensor by tensor in the order of [Model.Parameters], and gives them to visit as float32, piece by piece. A piece
-// is valid until visit returns.
+// Each reads all weights, tensor by tensor in the order of [Model.Parameters], and gives them to
+// visit as float32, piece by piece. A piece is valid until visit returns.
 func (s *Stored) Each(ctx context.Context, visit func(tensor string, piece []float32) error) error {
 	buffer := make([]float32, pieceElements)
 	for i, t := range s.tensors {
-		if err := s.each(i, buffer, func(piece []float32) error { return errors.Join(ctx.Err(), visit(t.Name, piece)) }); err != nil {
+		if err := s.each(i, buffer, func(piece []float32) error {
+			return errors.Join(ctx.Err(),
+				visit(t.Name, piece))
+		}); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// Save writes the model into dir as [Model.Save] does, experts one by one, and gives every piece of the weights, as it is read, to visit.
-func (s *Stored) Save(ctx context.Context, dir string, opts SaveOptions, visit func(tensor string, piece []float32) error) error {
+// Save writes the model into dir as [Model.Save] does, experts one by one, and gives every piece of
+// the weights, as it is read, to visit.
+func (s *Stored) Save(ctx context.Context, dir string, opts SaveOptions,
+	visit func(tensor string, piece []float32) error) error {
 	buffer := make([]float32, pieceElements)
 	return saveDirectory(dir, s.config, opts, func(i int, write func([]float32) error) error {
 		return s.each(i, buffer, func(piece []float32) error {

@@ -14,7 +14,8 @@ import (
 	"mula/moe/safetensors"
 )
 
-// Every tensor of the list has its own weights, as many as its shape says, and no weight is left over.
+// Every tensor of the list has its own weights, as many as its shape says, and no weight is left
+// over.
 func TestTensorsAreParameters(t *testing.T) {
 	configs := gradientCases(t)
 	for _, name := range []string{"mula-nano", "mula-tiny"} {
@@ -38,16 +39,19 @@ func TestTensorsAreParameters(t *testing.T) {
 		for i, b := range m.Buckets() {
 			for j := range b.Weight {
 				if b.Weight[j] != 1 || b.Grad[j] != 1 {
-					t.Fatalf("%s, bucket %d: weight %d of %d belongs to %v parameters, its gradient to %v", name, i, j, len(b.Weight), b.Weight[j], b.Grad[j])
+					t.Fatalf("%s, bucket %d: weight %d of %d belongs to %v parameters, its gradient to %v", name, i, j,
+						len(b.Weight), b.Weight[j], b.Grad[j])
 				}
 			}
 		}
 	}
 }
 
-// A model that goes from file to file without being in memory is the one that Open and Save would have written, byte for byte.
+// A model that goes from file to file without being in memory is the one that Open and Save would
+// have written, byte for byte.
 func TestStoredSave(t *testing.T) {
-	for name, wantType := range map[string]safetensors.DType{"hf-single": safetensors.F32, "hf-sharded": safetensors.F32, "hf-fused": safetensors.F32,
+	for name, wantType := range map[string]safetensors.DType{"hf-single": safetensors.F32,
+		"hf-sharded": safetensors.F32, "hf-fused": safetensors.F32,
 		"hf-olmo-bf16": safetensors.BF16, "hf-v4-bf16": safetensors.BF16, "hf-olmo-tied-fp16": safetensors.F16} {
 		for _, opts := range []SaveOptions{{}, {DType: safetensors.BF16, ShardSize: 4000}, {DType: safetensors.F16}} {
 			t.Run(fmt.Sprint(name, opts), func(t *testing.T) {
@@ -131,19 +135,22 @@ func TestTiedHeadStored(t *testing.T) {
 		value      func(name string, i int) float32
 	}{
 		{"equal", "", []int{128, 64}, func(_ string, i int) float32 { return float32(i) }},
-		{"different", "lm_head.weight differs from model.embed_tokens.weight", []int{128, 64}, func(name string, i int) float32 {
-			if name == headName && i == 128*64-1 {
-				return -1
-			}
-			return float32(i)
-		}},
+		{"different", "lm_head.weight differs from model.embed_tokens.weight", []int{128, 64},
+			func(name string, i int) float32 {
+				if name == headName && i == 128*64-1 {
+					return -1
+				}
+				return float32(i)
+			}},
 		{"other shape", "tensors unexpected: lm_head.weight", []int{64, 128}, func(string, int) float32 { return 0 }},
 	} {
 		dir := t.TempDir()
-		tensors := append(m.cfg.Tensors(), safetensors.Tensor{Name: headName, DType: safetensors.F32, Shape: test.shape})
+		tensors := append(m.cfg.Tensors(), safetensors.Tensor{Name: headName, DType: safetensors.F32,
+			Shape: test.shape})
 		writeTensors(t, filepath.Join(dir, safetensors.SingleName), tensors, test.value)
 		err := m.Load(dir)
-		if test.want == "" && (err != nil || m.embed.w[5] != 5) || test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)) {
+		if test.want == "" && (err != nil || m.embed.w[5] != 5) || test.want != "" &&
+			(err == nil || !strings.Contains(err.Error(), test.want)) {
 			t.Errorf("%s: error %v, want %q", test.name, err, test.want)
 		}
 	}
@@ -166,7 +173,8 @@ func TestStoredRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	m.Parameters()[0].Weight[17] = 1e30
-	if err := m.Save(t.Context(), t.TempDir(), SaveOptions{DType: safetensors.F16}); err == nil || !strings.Contains(err.Error(), `"model.embed_tokens.weight": element 17 is 1e+30, beyond what F16 can hold`) {
+	if err := m.Save(t.Context(), t.TempDir(), SaveOptions{DType: safetensors.F16}); err == nil ||
+		!strings.Contains(err.Error(), `"model.embed_tokens.weight": element 17 is 1e+30, beyond what F16 can hold`) {
 		t.Errorf("a weight beyond half precision: %v", err)
 	}
 }

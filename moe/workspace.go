@@ -6,11 +6,13 @@ import (
 	"mula/xpu"
 )
 
-// A pass over tokens needs two kinds of buffers: what the backward pass reads of each layer's forward pass (saved), and room for the layer
-// at hand, shared by all layers. The first are a flight's, the others the workspace's. They are cut from arenas that grow to the largest pass
-// seen and serve every later one. All is memory of the device, save what is said to be on the host.
+// A pass over tokens needs two kinds of buffers: what the backward pass reads of each layer's
+// forward pass (saved), and room for the layer at hand, shared by all layers. The first are a
+// flight's, the others the workspace's. They are cut from arenas that grow to the largest pass seen
+// and serve every later one. All is memory of the device, save what is said to be on the host.
 
-// logitsFloats bounds the buffer of logits: as many tokens are taken at a time as fit, and at least logitsTokens.
+// logitsFloats bounds the buffer of logits: as many tokens are taken at a time as fit, and at least
+// logitsTokens.
 const (
 	logitsFloats = 1 << 22
 	logitsTokens = 256
@@ -28,13 +30,16 @@ type passShape struct {
 	documents bool      // attention stays within documents
 }
 
-// saved is what the backward pass reads of one layer. Without a backward pass all layers share one. What recomputation gives again, they and
-// all flights share. The routing is always kept: the choice of experts is never made twice. A dense layer has none.
+// saved is what the backward pass reads of one layer. Without a backward pass all layers share one.
+// What recomputation gives again, they and all flights share. The routing is always kept: the
+// choice of experts is never made twice. A dense layer has none.
 type saved struct {
 	x0       []float32 // [T, H] input of the layer
 	attended           // of RecomputeLayers
-	gateUp   []float32 // [R, 2I], of RecomputeExperts and RecomputeLayers; the backward pass puts the gradient in its place
-	routing  xpu.Routing
+	// [R, 2I], of RecomputeExperts and RecomputeLayers; the backward pass puts the gradient in its
+	// place
+	gateUp  []float32
+	routing xpu.Routing
 }
 
 // attended is what the attention leaves, and the statistics of the norm behind it.
@@ -48,8 +53,9 @@ type attended struct {
 	mean2, rstd2 []float32 // [T] of the second norm
 }
 
-// A flight is a batch under way: what its forward pass leaves for its backward pass. Where layers are stages of a pipeline, several are
-// under way at once. L is the number of layers that this model holds.
+// A flight is a batch under way: what its forward pass leaves for its backward pass. Where layers
+// are stages of a pipeline, several are under way at once. L is the number of layers that this
+// model holds.
 type flight struct {
 	shape passShape
 	arena arena
@@ -106,14 +112,15 @@ type workspace struct {
 	logitsRows int
 }
 
-// plan makes the buffers for a pass of the given shape and takes f at hand. What a flight holds stays while its shape does; the contents of
-// all else are undefined.
+// plan makes the buffers for a pass of the given shape and takes f at hand. What a flight holds
+// stays while its shape does; the contents of all else are undefined.
 func (w *workspace) plan(dev xpu.Device, c Config, f *flight, shape passShape) error {
 	if w.shape != shape {
 		w.cut(c, shape, &w.need)
 		w.shape, w.latest = passShape{}, nil // what is cut from the arena is not there any more
 		if err := w.arena.grow(dev, &w.need); err != nil {
-			return fmt.Errorf("%d bytes of buffers for a pass over %d rows of %d tokens: %w", w.need.bytes(), shape.rows, shape.s, err)
+			return fmt.Errorf("%d bytes of buffers for a pass over %d rows of %d tokens: %w", w.need.bytes(),
+				shape.rows, shape.s, err)
 		}
 		w.cut(c, shape, &w.arena)
 		w.shape = shape
@@ -122,7 +129,8 @@ func (w *workspace) plan(dev xpu.Device, c Config, f *flight, shape passShape) e
 		f.cut(c, shape, &w.need)
 		f.shape = passShape{}
 		if err := f.arena.grow(dev, &w.need); err != nil {
-			return fmt.Errorf("%d bytes of activations of a pass over %d rows of %d tokens: %w", w.need.bytes(), shape.rows, shape.s, err)
+			return fmt.Errorf("%d bytes of activations of a pass over %d rows of %d tokens: %w", w.need.bytes(),
+				shape.rows, shape.s, err)
 		}
 		f.cut(c, shape, &f.arena)
 		f.shape = shape
@@ -276,7 +284,8 @@ type Memory struct {
 // Total is the sum of all.
 func (m Memory) Total() int64 { return m.Weights + m.Gradients + m.Buffers }
 
-// A Pass is a call of [Model.Backward], or of both halves of one on a stage of a pipeline, as far as memory depends on it.
+// A Pass is a call of [Model.Backward], or of both halves of one on a stage of a pipeline, as far
+// as memory depends on it.
 type Pass struct {
 	Rows           int
 	SequenceLength int
@@ -290,10 +299,12 @@ type Pass struct {
 	InFlight      int // batches under way at once at most; 0 means 1
 }
 
-// Memory says what [Model.Backward] needs. Where ranks share the experts, it counts on balanced routing: each rank gets as many tokens as
-// [Config.ExpectedCopies] says, and T·K rows for its experts. What a rank has got of a layer it keeps for the backward pass, or with
-// recomputation gets again. The buffers grow with the largest number that is seen. All but a few numbers of it is memory of the device. The
-// state of an optimizer comes on top, and the scratch of the device: see [mula/xpu/cpu.Device].
+// Memory says what [Model.Backward] needs. Where ranks share the experts, it counts on balanced
+// routing: each rank gets as many tokens as [Config.ExpectedCopies] says, and T·K rows for its
+// experts. What a rank has got of a layer it keeps for the backward pass, or with recomputation
+// gets again. The buffers grow with the largest number that is seen. All but a few numbers of it is
+// memory of the device. The state of an optimizer comes on top, and the scratch of the device: see
+// [mula/xpu/cpu.Device].
 func (c Config) Memory(p Pass) Memory {
 	stage := stageOf(c, p.Stage, p.Stages)
 	shape := passShape{rows: p.Rows, s: p.SequenceLength, train: true, recompute: p.Recompute, logits: stage.last,
@@ -301,7 +312,8 @@ func (c Config) Memory(p Pass) Memory {
 	var shared, flights arena
 	new(workspace).cut(c, shape, &shared)
 	newFlight(c, stage.layers).cut(c, shape, &flights)
-	n, buffers := 4*stage.parameters(c, c.Experts/max(1, p.ExpertRanks)), shared.bytes()+int64(max(1, p.InFlight))*flights.bytes()
+	n, buffers := 4*stage.parameters(c, c.Experts/max(1, p.ExpertRanks)), shared.bytes()+int64(max(1,
+		p.InFlight))*flights.bytes()
 	buffers += 2 * 4 * int64(p.SequenceLength*c.HeadDim()/2) // rotations
 	if p.ExpertRanks > 1 {
 		buffers += c.dispatchMemory(p)

@@ -6,8 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// An area is memory of slots that another process can map, by its descriptor. It cannot be made smaller or larger by anybody. What the other
-// process writes there is never read here.
+// An area is memory of slots that another process can map, by its descriptor. It cannot be made
+// smaller or larger by anybody. What the other process writes there is never read here.
 type area struct {
 	descriptor int
 	memory     []byte
@@ -15,7 +15,8 @@ type area struct {
 	backed     []int // bytes of each slot for which there is memory
 }
 
-// newArea makes an area of slots of size bytes, which are whole pages. It fails where the system has no such memory.
+// newArea makes an area of slots of size bytes, which are whole pages. It fails where the system
+// has no such memory.
 func newArea(slots, size int) (_ *area, err error) {
 	a := &area{descriptor: -1, size: size, backed: make([]int, slots)}
 	defer func() {
@@ -27,7 +28,8 @@ func newArea(slots, size int) (_ *area, err error) {
 		return nil, fmt.Errorf("shared memory: %w", err)
 	}
 	if err = unix.Ftruncate(a.descriptor, int64(slots)*int64(size)); err == nil {
-		_, err = unix.FcntlInt(uintptr(a.descriptor), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL)
+		_, err = unix.FcntlInt(uintptr(a.descriptor), unix.F_ADD_SEALS,
+			unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL)
 	}
 	if err == nil {
 		a.memory, err = unix.Mmap(a.descriptor, 0, slots*size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
@@ -41,7 +43,8 @@ func newArea(slots, size int) (_ *area, err error) {
 // slot is the memory of one slot.
 func (a *area) slot(number int) []byte { return a.memory[number*a.size:][:a.size:a.size] }
 
-// back makes sure that there is memory for the first bytes of a slot: where there is none, a write would end the process.
+// back makes sure that there is memory for the first bytes of a slot: where there is none, a write
+// would end the process.
 func (a *area) back(number, bytes int) error {
 	if bytes <= a.backed[number] {
 		return nil
@@ -58,7 +61,8 @@ func (a *area) back(number, bytes int) error {
 	}
 }
 
-// empty gives the memory back to the system, though another process may still have it mapped: it reads zeros then.
+// empty gives the memory back to the system, though another process may still have it mapped: it
+// reads zeros then.
 func (a *area) empty() {
 	_ = unix.Fallocate(a.descriptor, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, int64(len(a.memory)))
 }

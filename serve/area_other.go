@@ -4,7 +4,8 @@ package serve
 
 import "errors"
 
-// An area is memory of slots that another process can map, which only Linux has in a form that a client cannot take away.
+// An area is memory of slots that another process can map, which only Linux has in a form that a
+// client cannot take away.
 type area struct{ size int }
 
 func newArea(_, _ int) (*area, error) { return nil, errors.ErrUnsupported }

@@ -13,8 +13,8 @@ import (
 	"mula/shards"
 )
 
-// A shard that is cut short while the service has it open ends the streams that come to it, and no other; once it has been restored by renaming they go on,
-// and the service was never started again.
+// A shard that is cut short while the service has it open ends the streams that come to it, and no
+// other; once it has been restored by renaming they go on, and the service was never started again.
 func TestServiceGoesOnWithRestoredShard(t *testing.T) {
 	dir := t.TempDir()
 	makePlan(t, dir, shards.UInt16, 40000)
@@ -63,7 +63,8 @@ func TestServiceGoesOnWithRestoredShard(t *testing.T) {
 	}
 	status, answer := s.get("/v1/health")
 	damage := fmt.Sprint(answer["damage"])
-	if status != http.StatusInternalServerError || !strings.Contains(damage, path) || !strings.Contains(damage, "cut short") {
+	if status != http.StatusInternalServerError || !strings.Contains(damage, path) ||
+		!strings.Contains(damage, "cut short") {
 		t.Errorf("/v1/health: %d %v", status, answer)
 	}
 	if err := errors.Join(os.WriteFile(path+".restored", whole, 0o666), os.Rename(path+".restored", path)); err != nil {

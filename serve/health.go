@@ -11,7 +11,8 @@ import (
 	"mula/internal/mapping"
 )
 
-// maxFailures is how many failures are kept and reported. A disk that is gone fails in as many ways as there are shards.
+// maxFailures is how many failures are kept and reported. A disk that is gone fails in as many ways
+// as there are shards.
 const maxFailures = 1000
 
 // failures are what could not be read, one for each shard.
@@ -28,11 +29,12 @@ type failure struct {
 	lost          bool // bytes of the shard's files could not be read, which can come right again
 }
 
-// failed counts an error that the data gave, and reports it where it is the first of its shard. Refusals, and requests whose client has gone, are
-// no errors of the data.
+// failed counts an error that the data gave, and reports it where it is the first of its shard.
+// Refusals, and requests whose client has gone, are no errors of the data.
 func (s *Service) failed(err error) {
 	var refused *Error
-	if err == nil || errors.As(err, &refused) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+	if err == nil || errors.As(err, &refused) || errors.Is(err, context.Canceled) ||
+		errors.Is(err, context.DeadlineExceeded) {
 		return
 	}
 	s.counts.errors.Add(1)
@@ -58,7 +60,8 @@ func (s *Service) report(err error) {
 	f := &s.failures
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if len(f.list) == maxFailures || slices.ContainsFunc(f.list, func(known failure) bool { return known.key == met.key }) {
+	if len(f.list) == maxFailures ||
+		slices.ContainsFunc(f.list, func(known failure) bool { return known.key == met.key }) {
 		return
 	}
 	met.lost = shard && (errors.Is(err, mapping.ErrUnreadable) || s.data.Probe(met.source, met.shard) != nil)
@@ -80,8 +83,8 @@ func (f *failures) left(right func(failure) bool) []string {
 	return texts
 }
 
-// health is how the service is, with the HTTP status that says so, and what was found damaged: by streams, by other requests, and by the
-// verification of the files.
+// health is how the service is, with the HTTP status that says so, and what was found damaged: by
+// streams, by other requests, and by the verification of the files.
 func (s *Service) health() (status int, name string, damage []string) {
 	if err := s.data.Verification().Err; err != nil {
 		s.report(err)

@@ -92,7 +92,8 @@ func TestLies(t *testing.T) {
 	for _, lie := range lies {
 		status, answer := s.get(lie.path)
 		text, _ := answer["error"].(string)
-		if status != lie.status || !strings.Contains(text, lie.says) || strings.ContainsAny(text, "\n\r") || len(text) > 300 {
+		if status != lie.status || !strings.Contains(text, lie.says) || strings.ContainsAny(text, "\n\r") ||
+			len(text) > 300 {
 			t.Errorf("%s: %d %q; want %d and %q", lie.path, status, text, lie.status, lie.says)
 		}
 	}
@@ -144,12 +145,16 @@ func TestHead(t *testing.T) {
 		}
 		get, _ := ask("GET", path)
 		head, body := ask("HEAD", path)
-		if head.StatusCode != get.StatusCode || head.Header.Get("Content-Type") != get.Header.Get("Content-Type") || body != "" {
-			t.Errorf("HEAD %s: %s, %q, body %q; GET has %s, %q", path, head.Status, head.Header.Get("Content-Type"), body, get.Status, get.Header.Get("Content-Type"))
+		if head.StatusCode != get.StatusCode || head.Header.Get("Content-Type") != get.Header.Get("Content-Type") ||
+			body != "" {
+			t.Errorf("HEAD %s: %s, %q, body %q; GET has %s, %q", path, head.Status, head.Header.Get("Content-Type"),
+				body, get.Status, get.Header.Get("Content-Type"))
 		}
 	}
-	for _, c := range []struct{ method, path, allow string }{{"HEAD", streamPath + "?batch_size=8", "GET"}, {"POST", "/healthz", "GET, HEAD"}} {
-		if answer, _ := ask(c.method, c.path); answer.StatusCode != http.StatusMethodNotAllowed || answer.Header.Get("Allow") != c.allow {
+	for _, c := range []struct{ method, path, allow string }{{"HEAD", streamPath + "?batch_size=8", "GET"},
+		{"POST", "/healthz", "GET, HEAD"}} {
+		if answer, _ := ask(c.method, c.path); answer.StatusCode != http.StatusMethodNotAllowed ||
+			answer.Header.Get("Allow") != c.allow {
 			t.Errorf("%s %s: %s, allowed is %q", c.method, c.path, answer.Status, answer.Header.Get("Allow"))
 		}
 	}
@@ -182,10 +187,13 @@ func TestGarbage(t *testing.T) {
 	for i := range random {
 		random[i] = byte(rng.Uint32())
 	}
-	for _, garbage := range [][]byte{random, []byte("\r\n\r\n\r\n"), []byte("GET"), []byte("GET / HTTP/9.9\r\n\r\n"), []byte("GET /v1/stream?batch_size=8 HTTP/1.1\r\n\r\n"),
-		[]byte("GET /v1/plan HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n"), []byte("GET /v1/plan HTTP/1.1\r\nHost: a\r\nContent-Length: -5\r\n\r\n"),
+	for _, garbage := range [][]byte{random, []byte("\r\n\r\n\r\n"), []byte("GET"), []byte("GET / HTTP/9.9\r\n\r\n"),
+		[]byte("GET /v1/stream?batch_size=8 HTTP/1.1\r\n\r\n"),
+		[]byte("GET /v1/plan HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n"),
+		[]byte("GET /v1/plan HTTP/1.1\r\nHost: a\r\nContent-Length: -5\r\n\r\n"),
 		[]byte("GET /v1/plan HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffff\r\n"),
-		[]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"), append([]byte("GET /v1/plan HTTP/1.1\r\nHost: a\r\nX: "), bytes.Repeat([]byte("x"), 1<<20)...)} {
+		[]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"), append([]byte("GET /v1/plan HTTP/1.1\r\nHost: a\r\nX: "),
+			bytes.Repeat([]byte("x"), 1<<20)...)} {
 		c, err := net.Dial("unix", s.socket)
 		if err != nil {
 			t.Fatal(err)
@@ -267,7 +275,8 @@ func mappings(t testing.TB) (n int) {
 	return bytes.Count(text, []byte(".bin\n")) + bytes.Count(text, []byte(".idx\n"))
 }
 
-// stuck opens streams that nobody reads, and waits until each has written what its connection takes.
+// stuck opens streams that nobody reads, and waits until each has written what its connection
+// takes.
 func (s *served) stuck(n int, query string) (close func()) {
 	s.t.Helper()
 	var list []net.Conn
@@ -290,7 +299,8 @@ func (s *served) stuck(n int, query string) (close func()) {
 	}
 }
 
-// Readers that stand still hold a record each, and one that is read ahead while there is room; they hold up nobody.
+// Readers that stand still hold a record each, and one that is read ahead while there is room; they
+// hold up nobody.
 func TestSlowReaders(t *testing.T) {
 	const readers = 40
 	s := serve(t, shards.UInt16, Options{Memory: 16 << 20})
@@ -314,7 +324,8 @@ func TestSlowReaders(t *testing.T) {
 	s.waitFor("the end of streams that are cut", func() bool { return s.service.counts.streams.Load() == 0 })
 }
 
-// Memory that is taken is waited for, in line, and only so long; the last of a rank that comes too late is told.
+// Memory that is taken is waited for, in line, and only so long; the last of a rank that comes too
+// late is told.
 func TestMemoryIsTaken(t *testing.T) {
 	s := serve(t, shards.UInt16, Options{Memory: 1 << 20, Wait: 50 * time.Millisecond})
 	var held []*Stream
@@ -365,7 +376,8 @@ func TestMemoryIsTaken(t *testing.T) {
 	}
 }
 
-// What streams hold stays within the memory they are given, whatever they ask for and however little they read.
+// What streams hold stays within the memory they are given, whatever they ask for and however
+// little they read.
 func TestMemoryIsBounded(t *testing.T) {
 	const memory = 8 << 20
 	s := serve(t, shards.Int32, Options{Memory: memory, Wait: time.Millisecond})
@@ -378,7 +390,8 @@ func TestMemoryIsBounded(t *testing.T) {
 		switch k := rng.IntN(3); {
 		case k == 0 || len(open) == 0:
 			micro := 1 + rng.IntN(300)
-			st, err := s.service.Open(context.Background(), Request{BatchSize: micro * (1 + rng.IntN(3)), World: 1, MicroBatch: micro}, 1+rng.IntN(4))
+			st, err := s.service.Open(context.Background(), Request{BatchSize: micro * (1 + rng.IntN(3)), World: 1,
+				MicroBatch: micro}, 1+rng.IntN(4))
 			if err == nil {
 				open = append(open, st)
 			} else if StatusOf(err) != http.StatusServiceUnavailable {
@@ -386,7 +399,8 @@ func TestMemoryIsBounded(t *testing.T) {
 			}
 		case k == 1:
 			i := rng.IntN(len(open))
-			if _, err := open[i].Next(); err != nil && !errors.Is(err, io.EOF) && StatusOf(err) != http.StatusServiceUnavailable {
+			if _, err := open[i].Next(); err != nil && !errors.Is(err, io.EOF) &&
+				StatusOf(err) != http.StatusServiceUnavailable {
 				t.Fatal(err)
 			}
 		default:
@@ -408,7 +422,8 @@ func TestMemoryIsBounded(t *testing.T) {
 func TestReservedIsEnough(t *testing.T) {
 	dir := t.TempDir()
 	plantest.Shard(t, filepath.Join(dir, "ones"), shards.UInt16, 10, slices.Repeat([][]uint32{{1}}, 5000))
-	data := plantest.Open(t, plantest.Seal(t, dir, "plan.json", "sequence_length: 64\nseed: 1\nsources: [{name: ones, shards: [ones], weight: 1}]"))
+	data := plantest.Open(t, plantest.Seal(t, dir, "plan.json",
+		"sequence_length: 64\nseed: 1\nsources: [{name: ones, shards: [ones], weight: 1}]"))
 	s := serveData(t, data, Options{})
 	st, err := s.service.Open(context.Background(), Request{BatchSize: 32, World: 1, MicroBatch: 32}, 1)
 	if err != nil {
@@ -441,7 +456,8 @@ func TestTooManyStreams(t *testing.T) {
 	}
 	for _, path := range []string{"/v1/stream?batch_size=8", "/v1/hash?batch_size=8&step=0", "/v1/where?position=1"} {
 		status, answer := s.get(path)
-		if text, _ := answer["error"].(string); status != http.StatusTooManyRequests || !strings.Contains(text, "--max-streams") {
+		if text, _ := answer["error"].(string); status != http.StatusTooManyRequests ||
+			!strings.Contains(text, "--max-streams") {
 			t.Errorf("%s: %d %q", path, status, text)
 		}
 	}
@@ -479,7 +495,8 @@ func TestCutConnections(t *testing.T) {
 	other.Release()
 }
 
-// When the server stops, a stream ends after a record, and is seen to be unfinished; one that nobody reads is cut.
+// When the server stops, a stream ends after a record, and is seen to be unfinished; one that
+// nobody reads is cut.
 func TestStop(t *testing.T) {
 	s := serve(t, shards.UInt16, Options{Grace: 100 * time.Millisecond})
 	pipes := &pipes{ends: make(chan net.Conn), closed: make(chan struct{})}
@@ -515,7 +532,8 @@ func TestStop(t *testing.T) {
 		t.Error(err)
 	}
 	s.ended <- nil // for the end of the test
-	if _, err := s.service.Open(context.Background(), Request{BatchSize: 8, World: 1, MicroBatch: 8}, 1); StatusOf(err) != http.StatusServiceUnavailable {
+	if _, err := s.service.Open(context.Background(), Request{BatchSize: 8, World: 1, MicroBatch: 8},
+		1); StatusOf(err) != http.StatusServiceUnavailable {
 		t.Errorf("a new stream: %v", err)
 	}
 	answer := httptest.NewRecorder()
@@ -596,7 +614,8 @@ func TestToken(t *testing.T) {
 	}
 }
 
-// With a certificate, what goes over a connection is encrypted; who speaks in clear, or nothing that can be read, is not answered.
+// With a certificate, what goes over a connection is encrypted; who speaks in clear, or nothing
+// that can be read, is not answered.
 func TestTLS(t *testing.T) {
 	issued := httptest.NewTLSServer(http.NotFoundHandler()) // for its certificate, and a client that trusts it
 	issued.Close()
@@ -661,7 +680,9 @@ func TestForeignHost(t *testing.T) {
 	defer service.Close()
 	for token, foreign := range map[string]int{"": 403, "word": 200} {
 		server := httptest.NewServer(service.Handler(token))
-		for host, want := range map[string]int{"localhost": 200, "localhost:80": 200, "LOCALHOST": 200, "Localhost:80": 200, "127.0.0.1:99": 200, "[::1]:99": 200, "evil.example": foreign, "evil.example:80": foreign,
+		for host, want := range map[string]int{"localhost": 200, "localhost:80": 200, "LOCALHOST": 200,
+			"Localhost:80": 200, "127.0.0.1:99": 200, "[::1]:99": 200, "evil.example": foreign,
+			"evil.example:80":        foreign,
 			"localhost.evil.example": foreign} {
 			r, err := http.NewRequest("GET", server.URL+"/v1/plan", nil)
 			if err != nil {
@@ -714,7 +735,8 @@ func TestListenUnix(t *testing.T) {
 		t.Errorf("the file is now %q, %v", text, err)
 	}
 	long := strings.Repeat("x", maxSocketPath+1)
-	if _, err := ListenUnix(long); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("may have %d", maxSocketPath)) {
+	if _, err := ListenUnix(long); err == nil ||
+		!strings.Contains(err.Error(), fmt.Sprintf("may have %d", maxSocketPath)) {
 		t.Errorf("a path that is too long: %v", err)
 	}
 }
@@ -767,13 +789,16 @@ const fuzzPositions = 1 << 60
 // valid checks what every request that is read keeps to.
 func valid(t *testing.T, r Request) {
 	t.Helper()
-	if r.BatchSize < 1 || r.BatchSize > maxBatchSize || r.World < 1 || r.World > maxWorld || r.BatchSize%r.World != 0 || r.Rank < 0 || r.Rank >= r.World ||
-		r.MicroBatch < 1 || (r.BatchSize/r.World)%r.MicroBatch != 0 || r.From < 0 || r.From > fuzzPositions || r.To < 0 || r.To > fuzzPositions {
+	if r.BatchSize < 1 || r.BatchSize > maxBatchSize || r.World < 1 || r.World > maxWorld || r.BatchSize%r.World != 0 ||
+		r.Rank < 0 || r.Rank >= r.World ||
+		r.MicroBatch < 1 || (r.BatchSize/r.World)%r.MicroBatch != 0 || r.From < 0 || r.From > fuzzPositions ||
+		r.To < 0 || r.To > fuzzPositions {
 		t.Errorf("a request that cannot be: %+v", r)
 	}
 }
 
-// FuzzParseQuery: no query is read as a request that cannot be, and a refusal is one sentence of some length.
+// FuzzParseQuery: no query is read as a request that cannot be, and a refusal is one sentence of
+// some length.
 func FuzzParseQuery(f *testing.F) {
 	for _, lie := range lies {
 		_, query, _ := strings.Cut(lie.path, "?")
@@ -786,16 +811,20 @@ func FuzzParseQuery(f *testing.F) {
 			valid(t, r)
 			return
 		}
-		if text := err.Error(); StatusOf(err) != http.StatusBadRequest || strings.ContainsAny(text, "\n\r\x00") || len(text) > 2*maxRequest*4 {
+		if text := err.Error(); StatusOf(err) != http.StatusBadRequest || strings.ContainsAny(text, "\n\r\x00") ||
+			len(text) > 2*maxRequest*4 {
 			t.Errorf("%q: %d %q", query, StatusOf(err), text)
 		}
 	})
 }
 
-// FuzzParseJSON: the same of tickets; and what the package json reads as an object of numbers is read as those.
+// FuzzParseJSON: the same of tickets; and what the package json reads as an object of numbers is
+// read as those.
 func FuzzParseJSON(f *testing.F) {
-	for _, seed := range []string{`{"batch_size": 512}`, `{"batch_size": "512", "columns": ["tokens", "position"]}`, `{"batch_size":8,"batch_size":8}`, `{"batch_size":[[]]}`, `[]`, `{`, `{}{}`,
-		`{"columns":["a,b"],"batch_size":1}`, `{"batch_size":1e3}`, `null`, `{"batch_size":8}x`, "", `{"batch_size":8,"rank":1,"world":4,"step":3,"to":500,"micro_batch":2}`} {
+	for _, seed := range []string{`{"batch_size": 512}`, `{"batch_size": "512", "columns": ["tokens", "position"]}`,
+		`{"batch_size":8,"batch_size":8}`, `{"batch_size":[[]]}`, `[]`, `{`, `{}{}`,
+		`{"columns":["a,b"],"batch_size":1}`, `{"batch_size":1e3}`, `null`, `{"batch_size":8}x`, "",
+		`{"batch_size":8,"rank":1,"world":4,"step":3,"to":500,"micro_batch":2}`} {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {

@@ -34,8 +34,9 @@ var paths = map[string]func(*Service, http.ResponseWriter, *http.Request) error{
 	"/healthz":   (*Service).serveHealthz,
 }
 
-// Handler answers the service's HTTP requests. With a token that is not empty, all but /healthz, which tells nothing of the data, must name it as their
-// bearer. A stream that cannot be gone on with is broken off: its last chunk is missing, and so is Arrow's end-of-stream marker.
+// Handler answers the service's HTTP requests. With a token that is not empty, all but /healthz,
+// which tells nothing of the data, must name it as their bearer. A stream that cannot be gone on
+// with is broken off: its last chunk is missing, and so is Arrow's end-of-stream marker.
 func (s *Service) Handler(token string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if err := s.answer(w, r, token); err != nil {
@@ -59,28 +60,35 @@ func (s *Service) answer(w http.ResponseWriter, r *http.Request, token string) e
 		w.Header().Set("Connection", "close")
 		return refusef(http.StatusBadRequest, "the request has a body; what is asked for stands in the address")
 	case !local(r, token):
-		return refusef(http.StatusForbidden, "the request is to the host %.*q: without a token this server answers to localhost and addresses only", maxQuotedValue, r.Host)
+		return refusef(http.StatusForbidden,
+			"the request is to the host %.*q: without a token this server answers to localhost and addresses only",
+			maxQuotedValue, r.Host)
 	case token != "" && r.URL.Path != "/healthz" && !Bears(r.Header.Get("Authorization"), token):
 		w.Header().Set("WWW-Authenticate", "Bearer")
-		return refusef(http.StatusUnauthorized, "this server wants its token: send the header \"Authorization: Bearer TOKEN\"")
+		return refusef(http.StatusUnauthorized,
+			"this server wants its token: send the header \"Authorization: Bearer TOKEN\"")
 	case !known:
-		return refusef(http.StatusNotFound, "there is nothing at %.*q: known are /v1/plan, /v1/stream, /v1/where, /v1/hash, /v1/health, /metrics and /healthz", maxQuotedValue, r.URL.Path)
+		return refusef(http.StatusNotFound, "there is nothing at %.*q: known are /v1/plan, /v1/stream, /v1/where, "+
+			"/v1/hash, /v1/health, /metrics and /healthz", maxQuotedValue, r.URL.Path)
 	case !slices.Contains(methods, r.Method):
 		w.Header().Set("Allow", strings.Join(methods, ", "))
-		return refusef(http.StatusMethodNotAllowed, "%s does not support the method %.*q; use %s", r.URL.Path, maxQuotedValue, r.Method, strings.Join(methods, " or "))
+		return refusef(http.StatusMethodNotAllowed, "%s does not support the method %.*q; use %s", r.URL.Path,
+			maxQuotedValue, r.Method, strings.Join(methods, " or "))
 	}
 	return answer(s, w, r)
 }
 
-// Bears says whether the value of an authorization header names the token. How long it takes does not depend on how much of it is right.
+// Bears says whether the value of an authorization header names the token. How long it takes does
+// not depend on how much of it is right.
 func Bears(authorization, token string) bool {
 	scheme, given, _ := strings.Cut(authorization, " ")
 	a, b := sha256.Sum256([]byte(given)), sha256.Sum256([]byte(token))
 	return strings.EqualFold(scheme, "bearer") && subtle.ConstantTimeCompare(a[:], b[:]) == 1
 }
 
-// local says whether a request without a token may be one of this machine's programs. A page in a browser could have had its own host's name lead
-// here, and would then be allowed to read the answers; the name gives it away.
+// local says whether a request without a token may be one of this machine's programs. A page in a
+// browser could have had its own host's name lead here, and would then be allowed to read the
+// answers; the name gives it away.
 func local(r *http.Request, token string) bool {
 	address, ok := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
 	if token != "" || !ok || !address.IP.IsLoopback() {
@@ -111,7 +119,8 @@ func writeJSON(w http.ResponseWriter, status int, v any) {
 // flushed is how much of the small writes of a record is put together.
 const flushed = 32 << 10
 
-// serveStream answers with an Arrow IPC stream. The first record is read before the answer begins, so that what is wrong with it has a status.
+// serveStream answers with an Arrow IPC stream. The first record is read before the answer begins,
+// so that what is wrong with it has a status.
 func (s *Service) serveStream(w http.ResponseWriter, r *http.Request) error {
 	request, err := s.ParseQuery(r.URL.RawQuery)
 	if err != nil {
@@ -172,7 +181,8 @@ type PlanDescription struct {
 	Stages         []StageDescription  `json:"stages"`
 	Skips          [][2]int64          `json:"skips"` // positions [from, to)
 
-	// Parents are the plans that an amended one comes from, oldest first, each with the position up to which its child has its samples.
+	// Parents are the plans that an amended one comes from, oldest first, each with the position up
+	// to which its child has its samples.
 	Parents []blend.Parent `json:"parents,omitempty"`
 }
 
@@ -199,7 +209,8 @@ func (s *Service) servePlan(w http.ResponseWriter, r *http.Request) error {
 // Describe says what a client may want to know of the plan.
 func (s *Service) Describe() PlanDescription {
 	p := s.data.Plan
-	d := PlanDescription{Fingerprint: p.Fingerprint(), OrderVersion: p.OrderVersion(), SequenceLength: p.SequenceLength, Positions: p.Length(),
+	d := PlanDescription{Fingerprint: p.Fingerprint(), OrderVersion: p.OrderVersion(), SequenceLength: p.SequenceLength,
+		Positions: p.Length(),
 		TokenType: s.tokens.Name(), Parents: p.Parents, Stages: []StageDescription{}, Skips: [][2]int64{}}
 	for i := range p.Sources {
 		d.Sources = append(d.Sources, SourceDescription{p.Sources[i].Name, p.Sources[i].Windows()})
@@ -261,7 +272,8 @@ func (s *Service) serveWhere(w http.ResponseWriter, r *http.Request) error {
 		s.failed(err)
 		return err
 	}
-	p := place{Position: position, Skipped: sample.Skipped, Source: s.data.Sources[sample.Source].Name, Window: sample.Window, Shard: sample.Shard,
+	p := place{Position: position, Skipped: sample.Skipped, Source: s.data.Sources[sample.Source].Name,
+		Window: sample.Window, Shard: sample.Shard,
 		Path: s.data.ShardPath(sample.Source, sample.Shard), Offset: sample.Token, Documents: []document{}}
 	if sample.Epoch >= 0 {
 		p.Epoch = &sample.Epoch
@@ -316,7 +328,8 @@ func (s *Service) serveHash(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// hash computes the fingerprint of a step sample by sample, so that its memory does not depend on the batch.
+// hash computes the fingerprint of a step sample by sample, so that its memory does not depend on
+// the batch.
 func (s *Service) hash(ctx context.Context, step, batch int64) (blend.StepHash, error) {
 	var h blend.StepHasher
 	tokens := make([]uint32, s.data.SequenceLength+1)

@@ -23,11 +23,13 @@ const (
 	spare       = 64 // connections beside those of streams
 )
 
-// ListenUnix listens on a unix socket that only this user may use. A socket that a server has left behind is replaced; one that a program still
-// has open, of whatever kind, is not. The listener removes the socket when it is closed, unless another one is there by then.
+// ListenUnix listens on a unix socket that only this user may use. A socket that a server has left
+// behind is replaced; one that a program still has open, of whatever kind, is not. The listener
+// removes the socket when it is closed, unless another one is there by then.
 func ListenUnix(path string) (net.Listener, error) {
 	if len(path) > maxSocketPath {
-		return nil, fmt.Errorf("socket: %s has %d bytes, and the path of a unix socket may have %d: name a shorter one, or one from the current folder",
+		return nil, fmt.Errorf("socket: %s has %d bytes, and the path of a unix socket may have %d: name a shorter "+
+			"one, or one from the current folder",
 			path, len(path), maxSocketPath)
 	}
 	info, err := os.Lstat(path)
@@ -43,8 +45,10 @@ func ListenUnix(path string) (net.Listener, error) {
 			c.Close()
 			return nil, fmt.Errorf("socket: another program listens at %s; name another path, or stop it", path)
 		}
-		if !errors.Is(err, syscall.ECONNREFUSED) { // as it is where nobody has it open; one of datagrams that is open gives EPROTOTYPE
-			return nil, fmt.Errorf("socket: %s may be another program's: name another path, or remove it: %w", path, err)
+		if !errors.Is(err, syscall.ECONNREFUSED) {
+			// as it is where nobody has it open; one of datagrams that is open gives EPROTOTYPE
+			return nil, fmt.Errorf("socket: %s may be another program's: name another path, or remove it: %w", path,
+				err)
 		}
 		if err := os.Remove(path); err != nil {
 			return nil, fmt.Errorf("socket: %w", err)
@@ -67,7 +71,8 @@ func ListenUnix(path string) (net.Listener, error) {
 	return &unixListener{Listener: l, path: path, made: made}, nil
 }
 
-// maxSocketPath is how many bytes the path of a unix socket may have: 107 with Linux, 103 with macOS.
+// maxSocketPath is how many bytes the path of a unix socket may have: 107 with Linux, 103 with
+// macOS.
 const maxSocketPath = len(syscall.RawSockaddrUnix{}.Path) - 1
 
 // unixListener removes its socket, and no other.
@@ -93,14 +98,15 @@ type Access struct {
 	TLS   *tls.Config // nil for connections that are not encrypted
 }
 
-// Serve answers HTTP requests that come to a listener, until the context ends. Then the service stops, streams have [Options.Grace] to end, and
-// connections are cut. It closes the listener.
+// Serve answers HTTP requests that come to a listener, until the context ends. Then the service
+// stops, streams have [Options.Grace] to end, and connections are cut. It closes the listener.
 func (s *Service) Serve(ctx context.Context, l net.Listener, a Access) error {
 	protocols := new(http.Protocols)
 	protocols.SetHTTP1(true) // with a connection a stream, its back-pressure is the connection's
 	cutting, cut := context.WithCancel(context.WithoutCancel(ctx))
 	defer cut()
-	server := &http.Server{Handler: s.Handler(a.Token), Protocols: protocols, ReadHeaderTimeout: headerTime, IdleTimeout: idleTime, MaxHeaderBytes: headerBytes,
+	server := &http.Server{Handler: s.Handler(a.Token), Protocols: protocols, ReadHeaderTimeout: headerTime,
+		IdleTimeout: idleTime, MaxHeaderBytes: headerBytes,
 		ErrorLog:    slog.NewLogLogger(slog.DiscardHandler, slog.LevelError),
 		BaseContext: func(net.Listener) context.Context { return cutting },
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
@@ -138,8 +144,8 @@ func (s *Service) Serve(ctx context.Context, l net.Listener, a Access) error {
 	return nil
 }
 
-// Limit makes a listener accept as many connections at a time as the service's streams, and a few other requests, need. Who comes beyond them waits
-// to be accepted.
+// Limit makes a listener accept as many connections at a time as the service's streams, and a few
+// other requests, need. Who comes beyond them waits to be accepted.
 func (s *Service) Limit(l net.Listener) net.Listener {
 	return &limited{Listener: l, room: make(chan struct{}, s.o.MaxStreams+spare), closed: make(chan struct{})}
 }

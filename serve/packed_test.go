@@ -13,11 +13,13 @@ import (
 	"mula/shards"
 )
 
-// The rows of a packed plan are served with the lengths, the padding and the version of their order, and where says which shard each document is in.
+// The rows of a packed plan are served with the lengths, the padding and the version of their
+// order, and where says which shard each document is in.
 func TestPackedPlanIsServed(t *testing.T) {
 	dir := t.TempDir()
 	makePlan(t, dir, shards.UInt16, 1500)
-	plan := plantest.Seal(t, dir, "plan.json", "sequence_length: 64\npacking: best_fit\npad: 9\nsources:\n- {name: web, shards: [web-0, web-1]}\n")
+	plan := plantest.Seal(t, dir, "plan.json",
+		"sequence_length: 64\npacking: best_fit\npad: 9\nsources:\n- {name: web, shards: [web-0, web-1]}\n")
 	s := serveData(t, plantest.Open(t, plan), Options{})
 	response, err := s.client.Get("http://mula/v1/stream?batch_size=8&columns=tokens,lengths,document_starts,shard")
 	if err != nil {

@@ -6,8 +6,9 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/memory"
 )
 
-// A recycler is the allocator of one stream. Its records have the same sizes, so that the buffers of one are those of a later one: nothing is
-// cleared that is written over, and the garbage collector is left alone. It holds what the records that were alive at one time held.
+// A recycler is the allocator of one stream. Its records have the same sizes, so that the buffers
+// of one are those of a later one: nothing is cleared that is written over, and the garbage
+// collector is left alone. It holds what the records that were alive at one time held.
 type recycler struct {
 	fresh memory.Allocator
 	mu    sync.Mutex

@@ -24,7 +24,8 @@ const (
 	maxQuotedValue = 40       // bytes of a value that a message repeats
 )
 
-// A Request is what a client asks of the order. [Service.ParseQuery] and [Service.ParseJSON] read it.
+// A Request is what a client asks of the order. [Service.ParseQuery] and [Service.ParseJSON] read
+// it.
 type Request struct {
 	BatchSize  int      // positions of a step, over all ranks
 	Rank       int      // takes the Rank-th of World equal blocks of each step
@@ -37,7 +38,8 @@ type Request struct {
 // streamParameters are the names of what a request for a stream may say.
 var streamParameters = []string{"batch_size", "rank", "world", "from", "step", "to", "micro_batch", "columns"}
 
-// ParseQuery reads a request from the query of a URL, as batch_size=512&rank=3&world=8&step=100. Every parameter is given once at most.
+// ParseQuery reads a request from the query of a URL, as batch_size=512&rank=3&world=8&step=100.
+// Every parameter is given once at most.
 func (s *Service) ParseQuery(query string) (Request, error) {
 	return parseQuery(query, s.data.Length())
 }
@@ -50,8 +52,8 @@ func parseQuery(query string, positions int64) (Request, error) {
 	return parseRequest(values, positions)
 }
 
-// ParseJSON reads a request from a JSON object of the same parameters, as {"batch_size": 512, "columns": ["position", "tokens"]}. Numbers may be
-// strings, and columns a string with commas.
+// ParseJSON reads a request from a JSON object of the same parameters, as {"batch_size": 512,
+// "columns": ["position", "tokens"]}. Numbers may be strings, and columns a string with commas.
 func (s *Service) ParseJSON(text []byte) (Request, error) { return parseJSON(text, s.data.Length()) }
 
 func parseJSON(text []byte, positions int64) (Request, error) {
@@ -93,7 +95,8 @@ func sortedKeys(values url.Values) []string {
 	return keys
 }
 
-// jsonValues reads a flat JSON object whose names are those of streamParameters. The package json would let the last of two equal names win.
+// jsonValues reads a flat JSON object whose names are those of streamParameters. The package json
+// would let the last of two equal names win.
 func jsonValues(text []byte) (map[string]string, error) {
 	if len(text) > maxRequest {
 		return nil, refusef(http.StatusBadRequest, "the request has %d bytes; it may have %d", len(text), maxRequest)
@@ -102,7 +105,8 @@ func jsonValues(text []byte) (map[string]string, error) {
 		if errors.Is(err, io.EOF) {
 			err = io.ErrUnexpectedEOF
 		}
-		return refusef(http.StatusBadRequest, "the request is not a JSON object as {\"batch_size\": 512}: %s", printable(err.Error()))
+		return refusef(http.StatusBadRequest, "the request is not a JSON object as {\"batch_size\": 512}: %s",
+			printable(err.Error()))
 	}
 	d := json.NewDecoder(bytes.NewReader(text))
 	d.UseNumber()
@@ -182,7 +186,8 @@ func checkName(name string, known []string) error {
 	if len(known) == 0 {
 		return refusef(http.StatusBadRequest, "there is no parameter %.*q: this has none", maxQuotedValue, name)
 	}
-	return refusef(http.StatusBadRequest, "there is no parameter %.*q%s: known are %s", maxQuotedValue, name, hint, strings.Join(known, ", "))
+	return refusef(http.StatusBadRequest, "there is no parameter %.*q%s: known are %s", maxQuotedValue, name, hint,
+		strings.Join(known, ", "))
 }
 
 // printable makes the text of another package one line that is safe to print.
@@ -199,12 +204,14 @@ func number(values map[string]string, name string, least, most, otherwise int64)
 	}
 	n, err := strconv.ParseUint(text, 10, 63)
 	if err != nil || int64(n) < least || int64(n) > most {
-		return 0, refusef(http.StatusBadRequest, "%s is %.*q; it must be a whole number from %d to %d", name, maxQuotedValue, text, least, most)
+		return 0, refusef(http.StatusBadRequest, "%s is %.*q; it must be a whole number from %d to %d", name,
+			maxQuotedValue, text, least, most)
 	}
 	return int64(n), nil
 }
 
-// parseRequest reads the parameters of a stream of a plan that has these positions, and checks them.
+// parseRequest reads the parameters of a stream of a plan that has these positions, and checks
+// them.
 func parseRequest(values map[string]string, positions int64) (Request, error) {
 	var r Request
 	for _, p := range []struct {
@@ -226,12 +233,14 @@ func parseRequest(values map[string]string, positions int64) (Request, error) {
 		p.set(n)
 	}
 	if r.BatchSize == 0 {
-		return Request{}, refusef(http.StatusBadRequest, "batch_size is needed: the number of samples of a step, over all ranks")
+		return Request{}, refusef(http.StatusBadRequest,
+			"batch_size is needed: the number of samples of a step, over all ranks")
 	}
 	_, from := values["from"]
 	_, stepped := values["step"]
 	if from && stepped {
-		return Request{}, refusef(http.StatusBadRequest, "from and step exclude each other: one is a position, the other the number of a step")
+		return Request{}, refusef(http.StatusBadRequest,
+			"from and step exclude each other: one is a position, the other the number of a step")
 	}
 	if stepped {
 		step, err := number(values, "step", 0, positions/int64(r.BatchSize), 0)
@@ -249,7 +258,8 @@ func parseRequest(values map[string]string, positions int64) (Request, error) {
 
 // complete sets what may be left out, and checks that the parts fit together.
 func (r *Request) complete() error {
-	if r.World < 1 || r.Rank < 0 || r.From < 0 || r.To < 0 || r.MicroBatch < 0 || r.BatchSize < 1 || r.BatchSize > maxBatchSize {
+	if r.World < 1 || r.Rank < 0 || r.From < 0 || r.To < 0 || r.MicroBatch < 0 || r.BatchSize < 1 ||
+		r.BatchSize > maxBatchSize {
 		return refusef(http.StatusBadRequest, "the request is out of range: %+v", *r)
 	}
 	rows, err := blend.RecordRows(r.BatchSize, r.Rank, r.World, r.MicroBatch)

@@ -1,9 +1,11 @@
-// Package serve gives the order of a plan to other programs: as Arrow IPC streams over HTTP, on TCP and unix sockets, and, in its sub-package
-// flight, over Arrow Flight.
+// Package serve gives the order of a plan to other programs: as Arrow IPC streams over HTTP, on TCP
+// and unix sockets, and, in its sub-package flight, over Arrow Flight.
 //
-// A [Service] is one open plan. All its clients share the plan and the mappings of its shards; a client costs the record that is on its way to
-// it. What they may ask for is a [Request]; what they get is a [Stream]: the records of [blend.Data.Stream], with the columns shard and offset
-// added. However many clients there are and however slowly they read, what streams hold stays within [Options.Memory].
+// A [Service] is one open plan. All its clients share the plan and the mappings of its shards; a
+// client costs the record that is on its way to it. What they may ask for is a [Request]; what they
+// get is a [Stream]: the records of [blend.Data.Stream], with the columns shard and offset added.
+// However many clients there are and however slowly they read, what streams hold stays within
+// [Options.Memory].
 //
 // docs/formats/serve.md specifies requests and answers.
 package serve
@@ -28,10 +30,12 @@ type Options struct {
 	MaxStreams int           // at a time, those in line included; 0 is 4096
 	Memory     int64         // bytes that the records of all streams may take; 0 is 1 GiB
 	Wait       time.Duration // how long a stream waits in line for memory; 0 is 10 seconds
-	Grace      time.Duration // how long streams have to end after their record when the service stops, before they are cut; 0 is 3 seconds
+	// how long streams have to end after their record when the service stops, before they are cut;
+	// 0 is 3 seconds
+	Grace time.Duration
 
-	// Report, if it is set, is told what could not be read, in one line, when a shard is first found to be damaged, gone or replaced. It must be
-	// safe for concurrent use.
+	// Report, if it is set, is told what could not be read, in one line, when a shard is first
+	// found to be damaged, gone or replaced. It must be safe for concurrent use.
 	Report func(text string)
 }
 
@@ -43,7 +47,8 @@ const (
 	defaultGrace   = 3 * time.Second
 )
 
-// overhead is counted for each stream beside its records: stacks, buffers of the connection, of the encoder, of the request.
+// overhead is counted for each stream beside its records: stacks, buffers of the connection, of the
+// encoder, of the request.
 const overhead = 128 << 10
 
 // A Service is an open plan that clients read along. It is safe for concurrent use.
@@ -58,8 +63,10 @@ type Service struct {
 	streams *semaphore.Weighted // one for each stream
 	sending *semaphore.Weighted // bytes of the records that are being sent: three quarters of the memory
 	ahead   *semaphore.Weighted // bytes of the records that are read ahead: the rest
-	slots   *semaphore.Weighted // those of sending that are in slots: half of it, so that there is room for streams which hold a record each
-	counts  counts
+	// those of sending that are in slots: half of it, so that there is room for streams which hold
+	// a record each
+	slots  *semaphore.Weighted
+	counts counts
 
 	failures failures
 
@@ -92,10 +99,12 @@ func New(ctx context.Context, data *blend.Data, o Options) (*Service, error) {
 		o.Grace = defaultGrace
 	}
 	if o.MaxStreams < 1 || o.Memory < 4*overhead {
-		return nil, fmt.Errorf("%d streams in %d bytes of memory: there must be room for one, and %d bytes", o.MaxStreams, o.Memory, 4*overhead)
+		return nil, fmt.Errorf("%d streams in %d bytes of memory: there must be room for one, and %d bytes",
+			o.MaxStreams, o.Memory, 4*overhead)
 	}
 	s := &Service{data: data, o: o, began: time.Now(),
-		streams: semaphore.NewWeighted(int64(o.MaxStreams)), sending: semaphore.NewWeighted(o.Memory - o.Memory/4), ahead: semaphore.NewWeighted(o.Memory / 4),
+		streams: semaphore.NewWeighted(int64(o.MaxStreams)), sending: semaphore.NewWeighted(o.Memory - o.Memory/4),
+		ahead: semaphore.NewWeighted(o.Memory / 4),
 		slots: semaphore.NewWeighted((o.Memory - o.Memory/4) / 2)}
 	s.stopping, s.stop = context.WithCancel(context.Background())
 	// What columns there are, and what the metadata say, is for blend to decide.
@@ -127,14 +136,16 @@ func (s *Service) Grace() time.Duration { return s.o.Grace }
 // Fingerprint is that of the plan.
 func (s *Service) Fingerprint() string { return s.data.Fingerprint() }
 
-// Stop lets streams end after the record that they are sending, and refuses new ones. It does not wait.
+// Stop lets streams end after the record that they are sending, and refuses new ones. It does not
+// wait.
 func (s *Service) Stop() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.stop()
 }
 
-// Close stops, and waits until nothing reads from the plan any more. Whoever serves it has to cut off clients that do not read.
+// Close stops, and waits until nothing reads from the plan any more. Whoever serves it has to cut
+// off clients that do not read.
 func (s *Service) Close() {
 	s.Stop()
 	s.uses.Wait()
@@ -165,7 +176,8 @@ func refusef(status int, format string, args ...any) error {
 }
 
 // errStopping ends streams, and refuses new ones, when the service stops.
-var errStopping error = &Error{http.StatusServiceUnavailable, "the server is stopping: ask again when it has been started again"}
+var errStopping error = &Error{http.StatusServiceUnavailable,
+	"the server is stopping: ask again when it has been started again"}
 
 // StatusOf is the HTTP status that stands for an error: that of an [Error], else 500.
 func StatusOf(err error) int {
@@ -178,5 +190,6 @@ func StatusOf(err error) int {
 
 // tooMany is the error of a request that would be one too many.
 func (s *Service) tooMany() error {
-	return refusef(http.StatusTooManyRequests, "there are %d streams, which is all this server allows at a time (--max-streams)", s.o.MaxStreams)
+	return refusef(http.StatusTooManyRequests,
+		"there are %d streams, which is all this server allows at a time (--max-streams)", s.o.MaxStreams)
 }

@@ -61,7 +61,8 @@ func openFolder(t testing.TB, dir string) *blend.Data {
 	return plantest.Open(t, filepath.Join(dir, "plan.json"))
 }
 
-// makePlan seals a plan over shards of made-up documents, with stages, skips and held-out windows. tokens are those of each shard.
+// makePlan seals a plan over shards of made-up documents, with stages, skips and held-out windows.
+// tokens are those of each shard.
 func makePlan(t testing.TB, dir string, dtype shards.DType, tokens int) {
 	t.Helper()
 	for i, name := range []string{"web-0", "web-1", "code"} {
@@ -129,7 +130,8 @@ func serveData(t testing.TB, data *blend.Data, o Options) *served {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &served{t: t, data: data, service: service, socket: filepath.Join(socketFolder(t), "s"), ended: make(chan error, 1)}
+	s := &served{t: t, data: data, service: service, socket: filepath.Join(socketFolder(t), "s"),
+		ended: make(chan error, 1)}
 	l, err := ListenUnix(s.socket)
 	if err != nil {
 		t.Fatal(err)
@@ -159,11 +161,14 @@ func serveData(t testing.TB, data *blend.Data, o Options) *served {
 func (s *served) nothingHeld() {
 	s.t.Helper()
 	c := &s.service.counts
-	if a, b, d, e := c.streams.Load(), c.waiting.Load(), c.sendingBytes.Load(), c.aheadBytes.Load(); a != 0 || b != 0 || d != 0 || e != 0 {
+	if a, b, d, e := c.streams.Load(), c.waiting.Load(), c.sendingBytes.Load(), c.aheadBytes.Load(); a != 0 || b != 0 ||
+		d != 0 || e != 0 {
 		s.t.Errorf("held after all streams have ended: %d streams, %d of them in line, %d and %d bytes", a, b, d, e)
 	}
-	if !s.service.streams.TryAcquire(int64(s.service.o.MaxStreams)) || !s.service.sending.TryAcquire(s.service.o.Memory-s.service.o.Memory/4) ||
-		!s.service.ahead.TryAcquire(s.service.o.Memory/4) || !s.service.slots.TryAcquire((s.service.o.Memory-s.service.o.Memory/4)/2) {
+	if !s.service.streams.TryAcquire(int64(s.service.o.MaxStreams)) ||
+		!s.service.sending.TryAcquire(s.service.o.Memory-s.service.o.Memory/4) ||
+		!s.service.ahead.TryAcquire(s.service.o.Memory/4) ||
+		!s.service.slots.TryAcquire((s.service.o.Memory-s.service.o.Memory/4)/2) {
 		s.t.Error("room of streams that have ended was not given back")
 	}
 }
@@ -217,10 +222,13 @@ type row struct {
 // rowsOf reads a record with all columns.
 func rowsOf(record arrow.RecordBatch) (rows []row) {
 	column := func(name string) arrow.Array { return record.Column(record.Schema().FieldIndices(name)[0]) }
-	source, tokens, starts := column("source").(*array.Dictionary), column("tokens").(*array.FixedSizeList), column("document_starts").(*array.List)
+	source, tokens, starts := column("source").(*array.Dictionary), column("tokens").(*array.FixedSizeList),
+		column("document_starts").(*array.List)
 	for i := range int(record.NumRows()) {
-		r := row{position: column("position").(*array.Int64).Value(i), epoch: int64(column("epoch").(*array.Int32).Value(i)),
-			window: column("window").(*array.Int64).Value(i), shard: int64(column("shard").(*array.Int32).Value(i)), offset: column("offset").(*array.Int64).Value(i),
+		r := row{position: column("position").(*array.Int64).Value(i),
+			epoch:  int64(column("epoch").(*array.Int32).Value(i)),
+			window: column("window").(*array.Int64).Value(i), shard: int64(column("shard").(*array.Int32).Value(i)),
+			offset: column("offset").(*array.Int64).Value(i),
 			source: source.Dictionary().(*array.String).Value(source.GetValueIndex(i))}
 		for k := i * (sequenceLength + 1); k < (i+1)*(sequenceLength+1); k++ {
 			switch values := tokens.ListValues().(type) {
@@ -248,7 +256,8 @@ func expected(t testing.TB, d *blend.Data, position int64) (r row, ok bool) {
 	if err := d.Tokens(tokens, sample); err != nil {
 		t.Fatal(err)
 	}
-	r = row{position, sample.Epoch, sample.Window, int64(sample.Shard), sample.Token, d.Sources[sample.Source].Name, tokens, nil}
+	r = row{position, sample.Epoch, sample.Window, int64(sample.Shard), sample.Token, d.Sources[sample.Source].Name,
+		tokens, nil}
 	for _, p := range parts {
 		if p.First == sample.Token+int64(p.From) {
 			r.starts = append(r.starts, int32(p.From))
@@ -258,11 +267,13 @@ func expected(t testing.TB, d *blend.Data, position int64) (r row, ok bool) {
 }
 
 func sameRow(a, b row) bool {
-	return a.position == b.position && a.epoch == b.epoch && a.window == b.window && a.shard == b.shard && a.offset == b.offset && a.source == b.source &&
+	return a.position == b.position && a.epoch == b.epoch && a.window == b.window && a.shard == b.shard &&
+		a.offset == b.offset && a.source == b.source &&
 		slices.Equal(a.tokens, b.tokens) && slices.Equal(a.starts, b.starts)
 }
 
-// However a plan is asked for, its ranks together get each of its samples once, at its place, in as many records as is promised.
+// However a plan is asked for, its ranks together get each of its samples once, at its place, in as
+// many records as is promised.
 func TestStreamsAreThePlan(t *testing.T) {
 	for _, dtype := range []shards.DType{shards.UInt16, shards.Int32} {
 		t.Run(dtype.String(), func(t *testing.T) {
@@ -280,7 +291,8 @@ func TestStreamsAreThePlan(t *testing.T) {
 				world := rapid.IntRange(1, 4).Draw(rt, "world")
 				batch := micro * parts * world
 				from := rapid.Int64Range(0, (positions-1)/int64(batch)).Draw(rt, "first step") * int64(batch)
-				to := min(positions, from+rapid.Int64Range(0, (positions-from)/int64(batch)+1).Draw(rt, "steps")*int64(batch))
+				to := min(positions, from+rapid.Int64Range(0, (positions-from)/int64(batch)+1).Draw(rt,
+					"steps")*int64(batch))
 				at := fmt.Sprintf("from=%d", from)
 				if rapid.Bool().Draw(rt, "by step") {
 					at = fmt.Sprintf("step=%d", from/int64(batch))
@@ -292,14 +304,16 @@ func TestStreamsAreThePlan(t *testing.T) {
 				}
 				got := make(map[int64]row)
 				for rank := range world {
-					records, body := s.open(fmt.Sprintf("batch_size=%d&rank=%d&world=%d&micro_batch=%d&%s", batch, rank, world, micro, at))
+					records, body := s.open(fmt.Sprintf("batch_size=%d&rank=%d&world=%d&micro_batch=%d&%s", batch, rank,
+						world, micro, at))
 					n := 0
 					for ; records.Next(); n++ {
 						step, part := n/parts, n%parts
 						first := from + int64(step*batch+rank*micro*parts+part*micro)
 						for _, r := range rowsOf(records.RecordBatch()) {
 							if r.position < first || r.position >= first+int64(micro) {
-								rt.Fatalf("record %d of rank %d has position %d; it is of [%d, %d)", n, rank, r.position, first, first+int64(micro))
+								rt.Fatalf("record %d of rank %d has position %d; it is of [%d, %d)", n, rank,
+									r.position, first, first+int64(micro))
 							}
 							if _, twice := got[r.position]; twice {
 								rt.Fatalf("position %d came twice", r.position)
@@ -319,7 +333,8 @@ func TestStreamsAreThePlan(t *testing.T) {
 				for position := from; position < to; position++ {
 					r, came := got[position]
 					if came == skipped[position] || came && !sameRow(r, plan[position]) {
-						rt.Fatalf("position %d: %v %+v, want %v %+v", position, came, r, !skipped[position], plan[position])
+						rt.Fatalf("position %d: %v %+v, want %v %+v", position, came, r, !skipped[position],
+							plan[position])
 					}
 				}
 			})
@@ -327,7 +342,8 @@ func TestStreamsAreThePlan(t *testing.T) {
 	}
 }
 
-// A stream may be asked for from where the plan ends: there is nothing to be read there, and nothing to be refused.
+// A stream may be asked for from where the plan ends: there is nothing to be read there, and
+// nothing to be refused.
 func TestStreamAtTheEnd(t *testing.T) {
 	s := serve(t, shards.UInt16, Options{})
 	records, body := s.open(fmt.Sprintf("batch_size=64&from=%d", positions))
@@ -360,7 +376,8 @@ func TestColumns(t *testing.T) {
 		for records.Next() {
 			record := records.RecordBatch()
 			for i := range int(record.NumRows()) {
-				if r, _ := expected(t, s.data, position); record.Column(records.Schema().FieldIndices("position")[0]).(*array.Int64).Value(i) != r.position {
+				if r, _ := expected(t, s.data,
+					position); record.Column(records.Schema().FieldIndices("position")[0]).(*array.Int64).Value(i) != r.position {
 					t.Errorf("%s: position %d came in another place", query, position)
 				}
 				position++
@@ -383,7 +400,8 @@ func TestMetadata(t *testing.T) {
 	defer body.Close()
 	defer records.Release()
 	got := records.Schema().Metadata()
-	for key, want := range map[string]string{"mula.plan": s.data.Fingerprint(), "mula.sequence_length": "16", "mula.batch_size": "8", "mula.rank": "1", "mula.world": "2",
+	for key, want := range map[string]string{"mula.plan": s.data.Fingerprint(), "mula.sequence_length": "16",
+		"mula.batch_size": "8", "mula.rank": "1", "mula.world": "2",
 		"mula.from": "24", "mula.to": "504", "mula.micro_batch": "2", "mula.order_version": "1"} {
 		if value, ok := got.GetValue(key); !ok || value != want {
 			t.Errorf("%s is %q, want %q", key, value, want)
@@ -404,13 +422,16 @@ func TestPlan(t *testing.T) {
 	if err := d.Decode(&got); err != nil {
 		t.Fatal(err)
 	}
-	if got.Fingerprint != s.data.Fingerprint() || got.OrderVersion != "1" || got.SequenceLength != 16 || got.Positions != 600 || got.TokenType != "int32" {
+	if got.Fingerprint != s.data.Fingerprint() || got.OrderVersion != "1" || got.SequenceLength != 16 ||
+		got.Positions != 600 || got.TokenType != "int32" {
 		t.Errorf("plan: %+v", got)
 	}
-	if len(got.Sources) != 2 || got.Sources[0] != (SourceDescription{"web", s.data.Sources[0].Windows()}) || got.Sources[1].Name != "code" {
+	if len(got.Sources) != 2 || got.Sources[0] != (SourceDescription{"web", s.data.Sources[0].Windows()}) ||
+		got.Sources[1].Name != "code" {
 		t.Errorf("sources: %+v", got.Sources)
 	}
-	if !slices.Equal(got.Stages, []StageDescription{{0, 250}, {250, 600}}) || !slices.Equal(got.Skips, [][2]int64{{37, 41}, {310, 345}}) {
+	if !slices.Equal(got.Stages, []StageDescription{{0, 250}, {250, 600}}) ||
+		!slices.Equal(got.Skips, [][2]int64{{37, 41}, {310, 345}}) {
 		t.Errorf("stages %v, skips %v", got.Stages, got.Skips)
 	}
 }
@@ -419,7 +440,8 @@ func TestPlan(t *testing.T) {
 func TestParents(t *testing.T) {
 	parent := openPlan(t, shards.Int32)
 	defer parent.Close()
-	child, err := blend.Amend(t.Context(), parent.Plan, &blend.Amendment{At: 400, Skips: []blend.Range{{From: 410, To: 420}}, Reason: "a spike"}, blend.SealOptions{})
+	child, err := blend.Amend(t.Context(), parent.Plan,
+		&blend.Amendment{At: 400, Skips: []blend.Range{{From: 410, To: 420}}, Reason: "a spike"}, blend.SealOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -443,7 +465,8 @@ func TestWhere(t *testing.T) {
 	for _, position := range []int64{0, 38, 599} {
 		status, got := s.get(fmt.Sprint("/v1/where?position=", position))
 		want, there := expected(t, s.data, position)
-		if status != http.StatusOK || got["source"] != want.source || got["epoch"] != float64(want.epoch) || got["window"] != float64(want.window) ||
+		if status != http.StatusOK || got["source"] != want.source || got["epoch"] != float64(want.epoch) ||
+			got["window"] != float64(want.window) ||
 			got["shard"] != float64(want.shard) || got["offset"] != float64(want.offset) || got["skipped"] != !there {
 			t.Errorf("position %d: %d %v, want %+v", position, status, got, want)
 		}
@@ -518,8 +541,10 @@ func TestMetrics(t *testing.T) {
 			t.Errorf("%q: %v", line, err)
 		}
 	}
-	for name, want := range map[string]float64{"mula_records_total": 10, "mula_samples_total": positions - 4 - 35, "mula_streams": 0, "mula_streams_opened_total": 1,
-		"mula_streams_completed_total": 1, "mula_streams_refused_total": 1, "mula_memory_sending_bytes": 0, "mula_memory_limit_bytes": 1 << 30} {
+	for name, want := range map[string]float64{"mula_records_total": 10, "mula_samples_total": positions - 4 - 35,
+		"mula_streams": 0, "mula_streams_opened_total": 1,
+		"mula_streams_completed_total": 1, "mula_streams_refused_total": 1, "mula_memory_sending_bytes": 0,
+		"mula_memory_limit_bytes": 1 << 30} {
 		if got, ok := values[name]; !ok || got != want {
 			t.Errorf("%s is %v, want %v", name, got, want)
 		}
@@ -610,18 +635,22 @@ func TestDamage(t *testing.T) {
 	records.Release()
 	body.Close()
 	status, answer := s.get(fmt.Sprintf("/v1/stream?batch_size=4&step=%d", good))
-	if text, _ := answer["error"].(string); status != http.StatusInternalServerError || !strings.Contains(text, filepath.Base(path)) {
+	if text, _ := answer["error"].(string); status != http.StatusInternalServerError ||
+		!strings.Contains(text, filepath.Base(path)) {
 		t.Errorf("asked again from step %d: %d %q", good, status, text)
 	}
 	s.get(fmt.Sprintf("/v1/hash?batch_size=4&step=%d", good))
 
-	// It shows: to everybody, that there is damage; behind the token and to whoever runs the server, once, where.
-	if status, answer := s.get("/healthz"); status != http.StatusInternalServerError || len(answer) != 1 || answer["status"] != "damaged" {
+	// It shows: to everybody, that there is damage; behind the token and to whoever runs the
+	// server, once, where.
+	if status, answer := s.get("/healthz"); status != http.StatusInternalServerError || len(answer) != 1 ||
+		answer["status"] != "damaged" {
 		t.Errorf("/healthz: %d %v", status, answer)
 	}
 	status, answer = s.get("/v1/health")
 	damage, _ := answer["damage"].([]any)
-	if status != http.StatusInternalServerError || answer["status"] != "damaged" || answer["plan"] != data.Fingerprint() || len(damage) != 1 {
+	if status != http.StatusInternalServerError || answer["status"] != "damaged" ||
+		answer["plan"] != data.Fingerprint() || len(damage) != 1 {
 		t.Fatalf("/v1/health: %d %v", status, answer)
 	}
 	mu.Lock()
@@ -640,18 +669,21 @@ func TestDamage(t *testing.T) {
 	}
 }
 
-// Each shard is reported once, however many errors it gives; refusals, and clients that have gone, are no errors of the data.
+// Each shard is reported once, however many errors it gives; refusals, and clients that have gone,
+// are no errors of the data.
 func TestFailures(t *testing.T) {
 	data := openPlan(t, shards.UInt16)
 	defer data.Close()
 	var reports []string
-	service, err := New(context.Background(), data, Options{Report: func(text string) { reports = append(reports, text) }})
+	service, err := New(context.Background(), data,
+		Options{Report: func(text string) { reports = append(reports, text) }})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer service.Close()
 	for _, err := range []error{
-		fmt.Errorf("%s.bin: token 5", data.ShardPath(0, 0)), fmt.Errorf("%s.bin: token 6", data.ShardPath(0, 0)), fmt.Errorf("%s.idx: is gone", data.ShardPath(0, 0)),
+		fmt.Errorf("%s.bin: token 5", data.ShardPath(0, 0)), fmt.Errorf("%s.bin: token 6", data.ShardPath(0, 0)),
+		fmt.Errorf("%s.idx: is gone", data.ShardPath(0, 0)),
 		fmt.Errorf("%s.bin: token 5", data.ShardPath(1, 0)), errors.New("two\nlines"), errors.New("two\nlines"),
 		fmt.Errorf("read: %w", context.Canceled), errStopping, service.tooMany(), nil} {
 		service.failed(err)

@@ -16,10 +16,12 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/ipc"
 )
 
-// memoryHeader is the header by which a client asks for records in shared memory, and by which the answer says whether they come there.
+// memoryHeader is the header by which a client asks for records in shared memory, and by which the
+// answer says whether they come there.
 const memoryHeader = "Mula-Memory"
 
-// sharedType is the content type of an answer whose records lie in shared memory; docs/formats/serve.md has its bytes.
+// sharedType is the content type of an answer whose records lie in shared memory;
+// docs/formats/serve.md has its bytes.
 const sharedType = "application/vnd.mula.slots"
 
 // frameDelay is how long a record may wait for the next ones, to be announced together with them.
@@ -38,8 +40,8 @@ func unixOf(ctx context.Context) *net.UnixConn {
 	return c
 }
 
-// serveShared answers with records in shared memory. shared is false where that cannot be: the connection is no unix socket, or there is no memory
-// for it now. Nothing has been answered then.
+// serveShared answers with records in shared memory. shared is false where that cannot be: the
+// connection is no unix socket, or there is no memory for it now. Nothing has been answered then.
 func (s *Service) serveShared(w http.ResponseWriter, r *http.Request, request Request) (shared bool, err error) {
 	c := unixOf(r.Context())
 	if c == nil {
@@ -61,8 +63,10 @@ func (s *Service) serveShared(w http.ResponseWriter, r *http.Request, request Re
 		return false, nil
 	}
 	defer area.close()
-	sh := &sharing{st: st, slot: slot, area: area, c: c, free: make(chan int, count), gone: make(chan struct{}), lent: make([]atomic.Bool, count)}
-	// The first record is read before the answer begins, so that what is wrong with it has a status.
+	sh := &sharing{st: st, slot: slot, area: area, c: c, free: make(chan int, count), gone: make(chan struct{}),
+		lent: make([]atomic.Bool, count)}
+	// The first record is read before the answer begins, so that what is wrong with it has a
+	// status.
 	first, err := sh.next(0)
 	if err != nil && !errors.Is(err, io.EOF) {
 		return true, err
@@ -78,7 +82,8 @@ func (s *Service) serveShared(w http.ResponseWriter, r *http.Request, request Re
 		return true, err
 	}
 	defer hijacked.Close()
-	defer context.AfterFunc(r.Context(), func() { hijacked.Close() })() // it ends when the server cuts what goes on too long
+	// it ends when the server cuts what goes on too long
+	defer context.AfterFunc(r.Context(), func() { hijacked.Close() })()
 	if rest.Reader.Buffered() > 0 {
 		return true, nil // it speaks before it is spoken to
 	}
@@ -126,10 +131,12 @@ func (sh *sharing) next(number int) (arrow.RecordBatch, error) {
 	return record, nil
 }
 
-// head is the answer up to the first frame: the HTTP header, and an Arrow stream of no rows, which has the schema and the names of the sources.
+// head is the answer up to the first frame: the HTTP header, and an Arrow stream of no rows, which
+// has the schema and the names of the sources.
 func (sh *sharing) head(first arrow.RecordBatch) ([]byte, error) {
 	var b bytes.Buffer
-	fmt.Fprintf(&b, "HTTP/1.0 200 OK\r\nContent-Type: %s\r\nMula-Plan: %s\r\n%s: shared\r\nMula-Slots: %d\r\nMula-Slot-Bytes: %d\r\n\r\n",
+	fmt.Fprintf(&b, "HTTP/1.0 200 OK\r\nContent-Type: %s\r\nMula-Plan: %s\r\n%s: shared\r\nMula-Slots: "+
+		"%d\r\nMula-Slot-Bytes: %d\r\n\r\n",
 		sharedType, sh.st.service.Fingerprint(), memoryHeader, len(sh.lent), sh.area.size)
 	out := ipc.NewWriter(&b, ipc.WithSchema(sh.st.Schema()))
 	if first != nil {
@@ -143,7 +150,8 @@ func (sh *sharing) head(first arrow.RecordBatch) ([]byte, error) {
 	return b.Bytes(), err
 }
 
-// send sends the frames of all records, the first of which may have been read, and waits until the client has hung up.
+// send sends the frames of all records, the first of which may have been read, and waits until the
+// client has hung up.
 func (sh *sharing) send(read bool) {
 	go sh.receive()
 	from := 0
@@ -165,7 +173,8 @@ func (sh *sharing) send(read bool) {
 	}
 }
 
-// records sends frames until there are no more records, or the server is stopping; ended is false if the client is at fault.
+// records sends frames until there are no more records, or the server is stopping; ended is false
+// if the client is at fault.
 func (sh *sharing) records(read bool) (ended bool) {
 	if read && !sh.flush() {
 		return false
@@ -202,7 +211,8 @@ func (sh *sharing) flush() bool {
 	return err == nil
 }
 
-// receive takes the slots that the client gives back, a byte each, until it hangs up, or gives back what it does not have.
+// receive takes the slots that the client gives back, a byte each, until it hangs up, or gives back
+// what it does not have.
 func (sh *sharing) receive() {
 	defer close(sh.gone)
 	var given [mostSlots]byte

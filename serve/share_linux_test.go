@@ -74,7 +74,8 @@ func (s *served) share(query string) (c *sharer, shared bool) {
 	c.descriptor = descriptors[0]
 	c.slots, _ = strconv.Atoi(c.answer.Header.Get("Mula-Slots"))
 	c.one, _ = strconv.Atoi(c.answer.Header.Get("Mula-Slot-Bytes"))
-	if c.memory, err = unix.Mmap(c.descriptor, 0, c.slots*c.one, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
+	if c.memory, err = unix.Mmap(c.descriptor, 0, c.slots*c.one, unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_SHARED); err != nil {
 		s.t.Fatal(err)
 	}
 	body := c.answer.Body // what follows the header, whoever buffers it
@@ -139,10 +140,14 @@ func (c *sharer) next() (number int, record arrow.RecordBatch, err error) {
 		case *arrow.DictionaryType:
 			d = array.NewDataWithDictionary(t, rows, []*memory.Buffer{nil, part()}, 0, 0, c.names.Data().(*array.Data))
 		case *arrow.FixedSizeListType:
-			d = array.NewData(t, rows, []*memory.Buffer{nil}, []arrow.ArrayData{array.NewData(t.Elem(), rows*int(t.Len()), []*memory.Buffer{nil, part()}, nil, 0, 0)}, 0, 0)
+			d = array.NewData(t, rows, []*memory.Buffer{nil},
+				[]arrow.ArrayData{array.NewData(t.Elem(), rows*int(t.Len()), []*memory.Buffer{nil, part()}, nil, 0, 0)},
+				0, 0)
 		case *arrow.ListType:
 			offsets, values := part(), part()
-			d = array.NewData(t, rows, []*memory.Buffer{nil, offsets}, []arrow.ArrayData{array.NewData(t.Elem(), values.Len()/4, []*memory.Buffer{nil, values}, nil, 0, 0)}, 0, 0)
+			d = array.NewData(t, rows, []*memory.Buffer{nil, offsets},
+				[]arrow.ArrayData{array.NewData(t.Elem(), values.Len()/4, []*memory.Buffer{nil, values}, nil, 0, 0)}, 0,
+				0)
 		default:
 			d = array.NewData(t, rows, []*memory.Buffer{nil, part()}, nil, 0, 0)
 		}
@@ -154,18 +159,21 @@ func (c *sharer) next() (number int, record arrow.RecordBatch, err error) {
 // back gives slots back.
 func (c *sharer) back(numbers ...byte) { c.c.Write(numbers) }
 
-// A stream in shared memory has the schema and the records of the one over the socket, however it is asked for and whatever is held meanwhile.
+// A stream in shared memory has the schema and the records of the one over the socket, however it
+// is asked for and whatever is held meanwhile.
 func TestSharedIsTheStream(t *testing.T) {
 	for _, dtype := range []shards.DType{shards.UInt16, shards.Int32} {
 		s := serve(t, dtype, Options{})
-		for _, query := range []string{"batch_size=8", "batch_size=600", "batch_size=30&micro_batch=1&rank=1&world=3", "batch_size=20&micro_batch=5&from=300&to=400&columns=source,offset",
+		for _, query := range []string{"batch_size=8", "batch_size=600", "batch_size=30&micro_batch=1&rank=1&world=3",
+			"batch_size=20&micro_batch=5&from=300&to=400&columns=source,offset",
 			"batch_size=100&columns=tokens,position", "batch_size=7&to=595", "batch_size=64&from=600"} {
 			plain, body := s.open(query)
 			c, shared := s.share(query)
 			if !shared {
 				t.Fatalf("%s: %s", query, c.answer.Header)
 			}
-			if !plain.Schema().Equal(c.schema) || !plain.Schema().Metadata().Equal(c.schema.Metadata()) || c.one%os.Getpagesize() != 0 {
+			if !plain.Schema().Equal(c.schema) || !plain.Schema().Metadata().Equal(c.schema.Metadata()) ||
+				c.one%os.Getpagesize() != 0 {
 				t.Errorf("%s: schema %s, want %s; slots of %d bytes", query, c.schema, plain.Schema(), c.one)
 			}
 			var held []byte
@@ -200,11 +208,13 @@ func TestSharedIsTheStream(t *testing.T) {
 			body.Close()
 			c.close()
 		}
-		s.waitFor("the end of streams whose clients have gone", func() bool { return s.service.counts.streams.Load() == 0 })
+		s.waitFor("the end of streams whose clients have gone",
+			func() bool { return s.service.counts.streams.Load() == 0 })
 	}
 }
 
-// What a client does with memory, descriptor and connection harms itself alone, and nothing is held when it has gone.
+// What a client does with memory, descriptor and connection harms itself alone, and nothing is held
+// when it has gone.
 func TestSharedLies(t *testing.T) {
 	s := serve(t, shards.UInt16, Options{})
 	for name, lie := range map[string]func(c *sharer){
@@ -315,7 +325,8 @@ func TestSharedSlowReaders(t *testing.T) {
 	s.waitFor("the end of streams that are cut", func() bool { return s.service.counts.streams.Load() == 0 })
 }
 
-// When the server stops, a stream ends after a record, and what the client holds stays as it is; a client that goes on holding the connection is cut.
+// When the server stops, a stream ends after a record, and what the client holds stays as it is; a
+// client that goes on holding the connection is cut.
 func TestSharedStop(t *testing.T) {
 	s := serve(t, shards.UInt16, Options{Grace: 100 * time.Millisecond})
 	c, shared := s.share("batch_size=600&micro_batch=1")
@@ -344,7 +355,8 @@ func TestSharedStop(t *testing.T) {
 	}
 }
 
-// Errors of the request have their status, and other connections than unix sockets are answered with a plain stream.
+// Errors of the request have their status, and other connections than unix sockets are answered
+// with a plain stream.
 func TestSharedIsAskedForOnly(t *testing.T) {
 	s := serve(t, shards.UInt16, Options{})
 	if c, shared := s.share("batch_size=8&rank=9"); shared || c.answer.StatusCode != http.StatusBadRequest {
@@ -385,7 +397,8 @@ func TestSharedIsAskedForOnly(t *testing.T) {
 	}
 }
 
-// BenchmarkShared is what a sample costs in shared memory, client included, which looks at frames alone. One op is a sample of 4,097.
+// BenchmarkShared is what a sample costs in shared memory, client included, which looks at frames
+// alone. One op is a sample of 4,097.
 func BenchmarkShared(b *testing.B) {
 	const length, micro = 4096, 64
 	data := benchData(b, length)
@@ -419,7 +432,8 @@ func BenchmarkShared(b *testing.B) {
 func benchData(b *testing.B, length int) *blend.Data {
 	b.Helper()
 	dir := b.TempDir()
-	w, err := shards.Create(dir+"/a", shards.UInt16, shards.TokenizerInfo{SHA256: fmt.Sprintf("%064d", 0), VocabSize: 50000, EOD: 0, ClassTable: "test", Specials: "text"})
+	w, err := shards.Create(dir+"/a", shards.UInt16, shards.TokenizerInfo{SHA256: fmt.Sprintf("%064d", 0),
+		VocabSize: 50000, EOD: 0, ClassTable: "test", Specials: "text"})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -429,14 +443,17 @@ func benchData(b *testing.B, length int) *blend.Data {
 		for i := range document {
 			document[i] = uint32(n*31+i*7) % 50000
 		}
-		if err := w.Append(document[:1+n%len(document)], shards.DocumentOrigin{ID: "x", File: "x", Line: 1}); err != nil {
+		if err := w.Append(document[:1+n%len(document)], shards.DocumentOrigin{ID: "x", File: "x",
+			Line: 1}); err != nil {
 			b.Fatal(err)
 		}
 	}
 	if err := w.Close(); err != nil {
 		b.Fatal(err)
 	}
-	c, err := blend.ParseConfig(fmt.Appendf(nil, "sequence_length: %d\nseed: 1\nsamples: 100000000\nsources: [{name: a, shards: [a], weight: 1}]", length), "blend.yaml", dir)
+	c, err := blend.ParseConfig(fmt.Appendf(nil,
+		"sequence_length: %d\nseed: 1\nsamples: 100000000\nsources: [{name: a, shards: [a], weight: 1}]",
+		length), "blend.yaml", dir)
 	if err != nil {
 		b.Fatal(err)
 	}

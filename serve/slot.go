@@ -10,8 +10,9 @@ import (
 	"github.com/apache/arrow-go/v18/arrow"
 )
 
-// Numbers of slots. A client that goes on while it holds the batch before needs two, and the server two to read ahead; small records want more, so that
-// few of the messages about them cost a switch between the processes.
+// Numbers of slots. A client that goes on while it holds the batch before needs two, and the server
+// two to read ahead; small records want more, so that few of the messages about them cost a switch
+// between the processes.
 const (
 	leastSlots   = 6
 	mostSlots    = 64
@@ -24,7 +25,8 @@ func slotsOf(record int64) int64 { return min(max(smallRecords/record, leastSlot
 // errNoRoom says that there is no memory for slots now.
 var errNoRoom = errors.New("no memory for slots")
 
-// A slot is memory that holds one record at a time, column behind column. It is the allocator of that record, and moves on to other memory for the next.
+// A slot is memory that holds one record at a time, column behind column. It is the allocator of
+// that record, and moves on to other memory for the next.
 type slot struct {
 	area   *area // nil before the first record
 	number int
@@ -55,7 +57,8 @@ func (s *slot) use(a *area, number int) {
 // taken is the number of bytes of the pages that the record lies in.
 func (s *slot) taken() int64 { return pages(int64(s.used)) }
 
-// Allocate gives the next bytes of the slot. Where it is full they are others, and place will say so.
+// Allocate gives the next bytes of the slot. Where it is full they are others, and place will say
+// so.
 func (s *slot) Allocate(size int) []byte {
 	start := (s.used + alignment - 1) / alignment * alignment
 	if size > len(s.memory)-start || s.area.back(s.number, start+size) != nil {
@@ -78,7 +81,8 @@ func (s *slot) Reallocate(size int, b []byte) []byte {
 // Free does nothing: the next record has the slot, or another one, to itself.
 func (s *slot) Free([]byte) {}
 
-// place appends where in the slot the buffers of a record lie: offset and length of each, little-endian uint64.
+// place appends where in the slot the buffers of a record lie: offset and length of each,
+// little-endian uint64.
 func (s *slot) place(dst []byte, record arrow.RecordBatch) ([]byte, error) {
 	var err error
 	for _, c := range record.Columns() {
@@ -98,7 +102,8 @@ func (s *slot) placeData(dst []byte, d arrow.ArrayData) (_ []byte, err error) {
 		if b != nil && b.Len() > 0 {
 			bytes := b.Bytes()
 			length = len(bytes)
-			begin, at := uintptr(unsafe.Pointer(unsafe.SliceData(s.memory))), uintptr(unsafe.Pointer(unsafe.SliceData(bytes)))
+			begin, at := uintptr(unsafe.Pointer(unsafe.SliceData(s.memory))),
+				uintptr(unsafe.Pointer(unsafe.SliceData(bytes)))
 			if at < begin || at-begin > uintptr(len(s.memory)-length) {
 				return nil, fmt.Errorf("a record does not fit its slot of %d bytes", len(s.memory))
 			}

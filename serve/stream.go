@@ -24,10 +24,12 @@ const (
 	columnTokens   = "tokens"
 )
 
-// A Stream gives one record after the other of what a [Request] asks for. It is used by one goroutine, which closes it.
+// A Stream gives one record after the other of what a [Request] asks for. It is used by one
+// goroutine, which closes it.
 //
-// It holds memory for the record that it has given last; the next call of Next makes that record the caller's no longer. Where the memory of the
-// service has room, the record after it is read meanwhile.
+// It holds memory for the record that it has given last; the next call of Next makes that record
+// the caller's no longer. Where the memory of the service has room, the record after it is read
+// meanwhile.
 type Stream struct {
 	service *Service
 	ctx     context.Context
@@ -55,13 +57,16 @@ type read struct {
 	err    error
 }
 
-// Open begins a stream, waiting in line where the memory is taken. Copies is how often the transport holds a record at a time, its own one
-// included. Errors are of type [*Error] where the request is at fault or the service is busy.
+// Open begins a stream, waiting in line where the memory is taken. Copies is how often the
+// transport holds a record at a time, its own one included. Errors are of type [*Error] where the
+// request is at fault or the service is busy.
 func (s *Service) Open(ctx context.Context, r Request, copies int) (*Stream, error) {
-	return s.open(ctx, &Stream{service: s, request: r, copies: int64(copies), alloc: &recycler{fresh: memory.NewGoAllocator()}})
+	return s.open(ctx, &Stream{service: s, request: r, copies: int64(copies),
+		alloc: &recycler{fresh: memory.NewGoAllocator()}})
 }
 
-// open begins a stream. The error of one whose records are laid out in slots is errNoRoom where there is no memory for them now.
+// open begins a stream. The error of one whose records are laid out in slots is errNoRoom where
+// there is no memory for them now.
 func (s *Service) open(ctx context.Context, st *Stream) (_ *Stream, err error) {
 	defer func() {
 		if err != nil {
@@ -90,7 +95,8 @@ func (s *Service) open(ctx context.Context, st *Stream) (_ *Stream, err error) {
 		return nil, err
 	}
 	if r := st.request; r.From < r.To {
-		o := blend.StreamOptions{From: r.From, To: r.To, BatchSize: r.BatchSize, Rank: r.Rank, World: r.World, MicroBatch: r.MicroBatch, Columns: st.columns}
+		o := blend.StreamOptions{From: r.From, To: r.To, BatchSize: r.BatchSize, Rank: r.Rank, World: r.World,
+			MicroBatch: r.MicroBatch, Columns: st.columns}
 		if o.Allocator = st.alloc; st.slot != nil {
 			o.Allocator = st.slot
 		}
@@ -102,8 +108,8 @@ func (s *Service) open(ctx context.Context, st *Stream) (_ *Stream, err error) {
 	return st, nil
 }
 
-// Look gives the schema of the stream that a request asks for, and the number of its samples, skipped ones included, or the error that [Service.Open]
-// would give for the request's sake.
+// Look gives the schema of the stream that a request asks for, and the number of its samples,
+// skipped ones included, or the error that [Service.Open] would give for the request's sake.
 func (s *Service) Look(r Request, copies int) (schema *arrow.Schema, samples int64, err error) {
 	st := &Stream{service: s, request: r, copies: int64(copies)}
 	if err := st.check(); err != nil {
@@ -138,7 +144,9 @@ func (st *Stream) check() error {
 	st.left = (r.To - r.From + batch - 1) / batch * int64(r.BatchSize/r.World/r.MicroBatch)
 	length := int64(d.SequenceLength + 1)
 	if int64(r.MicroBatch) > math.MaxInt32/length {
-		return refusef(http.StatusBadRequest, "%d samples of %d tokens are more than the 2^31 tokens that a record can hold: use micro_batch", r.MicroBatch, length)
+		return refusef(http.StatusBadRequest,
+			"%d samples of %d tokens are more than the 2^31 tokens that a record can hold: use micro_batch",
+			r.MicroBatch, length)
 	}
 	st.size = int64(r.MicroBatch) * (length*int64(st.service.tokens.Bytes()) + 64)
 	if st.slot != nil {
@@ -150,8 +158,9 @@ func (st *Stream) check() error {
 		if st.slot != nil {
 			return errNoRoom
 		}
-		return refusef(http.StatusBadRequest, "a record of %d samples takes %d bytes here, and one stream may take %d, a quarter of --memory: "+
-			"use micro_batch, or more ranks", r.MicroBatch, st.size+overhead, most)
+		return refusef(http.StatusBadRequest,
+			"a record of %d samples takes %d bytes here, and one stream may take %d, a quarter of --memory: "+
+				"use micro_batch, or more ranks", r.MicroBatch, st.size+overhead, most)
 	}
 	return nil
 }
@@ -180,9 +189,12 @@ func (st *Stream) choose() error {
 				known[i] = f.Name
 			}
 			if name == "" {
-				return refusef(http.StatusBadRequest, "columns has a name that is empty: leave columns out for all, or name some of %s", strings.Join(known, ", "))
+				return refusef(http.StatusBadRequest,
+					"columns has a name that is empty: leave columns out for all, or name some of %s",
+					strings.Join(known, ", "))
 			}
-			return refusef(http.StatusBadRequest, "there is no column %.*q: known are %s", maxQuotedValue, name, strings.Join(known, ", "))
+			return refusef(http.StatusBadRequest, "there is no column %.*q: known are %s", maxQuotedValue, name,
+				strings.Join(known, ", "))
 		}
 		if slices.Contains(names[:i], name) {
 			return refusef(http.StatusBadRequest, "column %s is named twice", name)
@@ -193,7 +205,8 @@ func (st *Stream) choose() error {
 	for key, value := range s.base {
 		metadata[key] = value
 	}
-	for key, value := range map[string]int64{"batch_size": int64(r.BatchSize), "rank": int64(r.Rank), "world": int64(r.World), "from": r.From, "to": r.To,
+	for key, value := range map[string]int64{"batch_size": int64(r.BatchSize), "rank": int64(r.Rank),
+		"world": int64(r.World), "from": r.From, "to": r.To,
 		"micro_batch": int64(r.MicroBatch)} {
 		metadata["mula."+key] = strconv.FormatInt(value, 10)
 	}
@@ -229,7 +242,8 @@ func (st *Stream) reserve(bytes int64) error {
 		case s.stopping.Err() != nil:
 			return errStopping
 		}
-		return refusef(http.StatusServiceUnavailable, "the %d bytes of memory are taken by other streams (--memory), and none came free in %v: ask again later",
+		return refusef(http.StatusServiceUnavailable,
+			"the %d bytes of memory are taken by other streams (--memory), and none came free in %v: ask again later",
 			s.o.Memory, s.o.Wait)
 	}
 	st.held += bytes
@@ -240,8 +254,8 @@ func (st *Stream) reserve(bytes int64) error {
 // Schema is the schema of the records.
 func (st *Stream) Schema() *arrow.Schema { return st.schema }
 
-// Next gives the next record, which is good until the next call of Next or Close, or io.EOF after the last. When the service stops it gives an
-// error instead of the next record.
+// Next gives the next record, which is good until the next call of Next or Close, or io.EOF after
+// the last. When the service stops it gives an error instead of the next record.
 func (st *Stream) Next() (arrow.RecordBatch, error) {
 	st.drop()
 	s := st.service
@@ -351,7 +365,8 @@ func (st *Stream) read() (got read) {
 		return read{nil, err}
 	}
 	defer record.Release()
-	return read{array.NewRecordBatch(st.schema, record.Columns(), record.NumRows()), nil} // which says more than blend's schema
+	// which says more than blend's schema
+	return read{array.NewRecordBatch(st.schema, record.Columns(), record.NumRows()), nil}
 }
 
 // sizeOf is the number of bytes of a record's columns.

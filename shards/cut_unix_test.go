@@ -40,8 +40,9 @@ func TestDocumentLengthsOfCutIndex(t *testing.T) {
 	}
 }
 
-// Whatever reads a shard whose files are cut short while it is open ends with an error, also where the cut is in the last page of a file, of which reads
-// give zeros; or it gives what it gave before, where what is gone is nothing that it looks at, or zeros of before.
+// Whatever reads a shard whose files are cut short while it is open ends with an error, also where
+// the cut is in the last page of a file, of which reads give zeros; or it gives what it gave
+// before, where what is gone is nothing that it looks at, or zeros of before.
 func TestReadersOfCutShard(t *testing.T) {
 	for _, test := range []struct {
 		ending string
@@ -101,7 +102,8 @@ func TestReadersOfCutShard(t *testing.T) {
 			switch {
 			case given != want:
 				t.Errorf("%s of %s with %d bytes left: other than before, and no error", name, test.ending, size)
-			case test.left != 0 && test.ending == idxExt && (name == "Read" || name == "VerifyTokens" || name == "Spans" && test.left == -1):
+			case test.left != 0 && test.ending == idxExt && (name == "Read" || name == "VerifyTokens" ||
+				name == "Spans" && test.left == -1):
 			case test.left != 0 && test.ending == binExt && name == "Spans":
 			default:
 				t.Errorf("%s of %s with %d bytes left: no error", name, test.ending, size)
@@ -149,7 +151,8 @@ func TestReplaced(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := errors.Join(os.WriteFile(prefix+".new", data, 0o666), os.Rename(prefix+".new", prefix+ending)); err != nil {
+		if err := errors.Join(os.WriteFile(prefix+".new", data, 0o666),
+			os.Rename(prefix+".new", prefix+ending)); err != nil {
 			t.Fatal(err)
 		}
 		if !s.Replaced() {
@@ -176,7 +179,8 @@ func TestSumsOfCutFile(t *testing.T) {
 		if err := os.Truncate(prefix+sumsExt, left); err != nil {
 			t.Fatal(err)
 		}
-		if err := s.Read(make([]uint32, 10), s.Tokens()-10); err == nil || !strings.Contains(err.Error(), prefix+sumsExt) {
+		if err := s.Read(make([]uint32, 10), s.Tokens()-10); err == nil ||
+			!strings.Contains(err.Error(), prefix+sumsExt) {
 			t.Errorf("%d bytes of the sums are left: %v", left, err)
 		}
 		if err := os.WriteFile(prefix+sumsExt, whole, 0o666); err != nil {
@@ -197,7 +201,8 @@ func TestNumbersOfCutIndex(t *testing.T) {
 	if err := os.Truncate(prefix+idxExt, idxHeaderSize); err != nil {
 		t.Fatal(err)
 	}
-	for what, read := range map[string]func(int64) (int64, error){"start": x.SequenceStart, "length": x.SequenceLength} {
+	for what, read := range map[string]func(int64) (int64, error){"start": x.SequenceStart,
+		"length": x.SequenceLength} {
 		err := mapping.Guard(func() error {
 			_, err := read(2)
 			return err

@@ -17,11 +17,12 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/memory"
 )
 
-// ErrNoDocuments is wrapped by [Shard.DocumentIDs] for a shard without x.docs.arrow, such as one that Megatron wrote.
+// ErrNoDocuments is wrapped by [Shard.DocumentIDs] for a shard without x.docs.arrow, such as one
+// that Megatron wrote.
 var ErrNoDocuments = errors.New("the shard does not say where its documents come from")
 
-// MaxOriginLength is the greatest length of an id and of a file name in x.docs.arrow, in bytes. With it a batch of the file stays
-// within what Arrow's 32-bit offsets reach.
+// MaxOriginLength is the greatest length of an id and of a file name in x.docs.arrow, in bytes.
+// With it a batch of the file stays within what Arrow's 32-bit offsets reach.
 const MaxOriginLength = 4096
 
 // DocumentOrigin says where a document was read from.
@@ -31,11 +32,13 @@ type DocumentOrigin struct {
 	Line int64 // from 1
 }
 
-// Check refuses what the columns of x.docs.arrow cannot hold: more than [MaxOriginLength] bytes, and text that is not UTF-8.
+// Check refuses what the columns of x.docs.arrow cannot hold: more than [MaxOriginLength] bytes,
+// and text that is not UTF-8.
 func (o DocumentOrigin) Check() error {
 	for _, f := range []struct{ name, value string }{{"id", o.ID}, {"file name", o.File}} {
 		if len(f.value) > MaxOriginLength {
-			return fmt.Errorf("the %s of the document has %d bytes, a shard keeps at most %d", f.name, len(f.value), MaxOriginLength)
+			return fmt.Errorf("the %s of the document has %d bytes, a shard keeps at most %d", f.name, len(f.value),
+				MaxOriginLength)
 		}
 		if !utf8.ValidString(f.value) {
 			return fmt.Errorf("the %s of the document, %q, is not UTF-8", f.name, f.value)
@@ -44,8 +47,8 @@ func (o DocumentOrigin) Check() error {
 	return nil
 }
 
-// documentBatch is the number of documents in each record batch of x.docs.arrow but the last. It is part of the format: document d is row
-// d mod documentBatch of batch d div documentBatch.
+// documentBatch is the number of documents in each record batch of x.docs.arrow but the last. It is
+// part of the format: document d is row d mod documentBatch of batch d div documentBatch.
 const documentBatch = 1 << 16
 
 // documentSchema is the schema of x.docs.arrow.
@@ -55,7 +58,8 @@ var documentSchema = arrow.NewSchema([]arrow.Field{
 	{Name: "line", Type: arrow.PrimitiveTypes.Int64},
 }, nil)
 
-// maxBatchBytes bounds the size of a record batch in the file; one of the longest ids and names stays well below it.
+// maxBatchBytes bounds the size of a record batch in the file; one of the longest ids and names
+// stays well below it.
 const maxBatchBytes = 1 << 30
 
 // An OriginWriter writes x.docs.arrow, for writers of any layout.
@@ -66,7 +70,8 @@ type OriginWriter struct {
 	rows    int
 }
 
-// NewOriginWriter starts the file, which goes to w. The memory of one batch is mem's until [OriginWriter.Release].
+// NewOriginWriter starts the file, which goes to w. The memory of one batch is mem's until
+// [OriginWriter.Release].
 func NewOriginWriter(w io.Writer, mem memory.Allocator) (*OriginWriter, error) {
 	file, err := ipc.NewFileWriter(w, ipc.WithSchema(documentSchema), ipc.WithZstd(), ipc.WithAllocator(mem))
 	if err != nil {
@@ -104,7 +109,8 @@ func (w *OriginWriter) Close() error {
 // Release gives the memory back.
 func (w *OriginWriter) Release() { w.builder.Release() }
 
-// Documents is x.docs.arrow: where each document of a shard was read from. It is safe for concurrent use until its shard is closed.
+// Documents is x.docs.arrow: where each document of a shard was read from. It is safe for
+// concurrent use until its shard is closed.
 type Documents struct {
 	path string
 	rows int64
@@ -116,9 +122,10 @@ type Documents struct {
 	number int               // of batch
 }
 
-// DocumentIDs opens x.docs.arrow, once; the shard closes it. The file is hashed first and must be the one that the manifest lists: a damaged
-// length in an Arrow file can ask for more memory than there is, so nothing is read of one that is not known to be whole. That takes a
-// second or two a gigabyte, and ends early when ctx does. Without the file the error wraps [ErrNoDocuments].
+// DocumentIDs opens x.docs.arrow, once; the shard closes it. The file is hashed first and must be
+// the one that the manifest lists: a damaged length in an Arrow file can ask for more memory than
+// there is, so nothing is read of one that is not known to be whole. That takes a second or two a
+// gigabyte, and ends early when ctx does. Without the file the error wraps [ErrNoDocuments].
 func (s *Shard) DocumentIDs(ctx context.Context) (*Documents, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -128,7 +135,8 @@ func (s *Shard) DocumentIDs(ctx context.Context) (*Documents, error) {
 	path := s.prefix + docsExt
 	if s.manifest == nil {
 		if _, err := os.Stat(path); err == nil {
-			return nil, fmt.Errorf("%s cannot be trusted without the manifest %s, which has its hash: restore it", path, s.prefix+manifestExt)
+			return nil, fmt.Errorf("%s cannot be trusted without the manifest %s, which has its hash: restore it", path,
+				s.prefix+manifestExt)
 		}
 	}
 	var want FileInfo
@@ -143,8 +151,9 @@ func (s *Shard) DocumentIDs(ctx context.Context) (*Documents, error) {
 	return d, nil
 }
 
-// OpenDocuments opens the x.docs.arrow of a shard of any layout with so many documents. want is what the shard's manifest says of the file;
-// otherwise it is as [Shard.DocumentIDs]. The caller closes it.
+// OpenDocuments opens the x.docs.arrow of a shard of any layout with so many documents. want is
+// what the shard's manifest says of the file; otherwise it is as [Shard.DocumentIDs]. The caller
+// closes it.
 func OpenDocuments(ctx context.Context, path string, want FileInfo, documents int64) (*Documents, error) {
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -258,7 +267,8 @@ func (d *Documents) corrupt(format string, args ...any) error {
 	return fmt.Errorf("%s: %w: %w", d.path, fmt.Errorf(format, args...), ErrCorrupt)
 }
 
-// recovered turns a panic into an error: Arrow's reader does not check every offset that it follows.
+// recovered turns a panic into an error: Arrow's reader does not check every offset that it
+// follows.
 func (d *Documents) recovered(err *error) {
 	if p := recover(); p != nil {
 		*err = d.corrupt("its inner offsets lead astray: %v", p)

@@ -2,9 +2,9 @@ package shards
 
 import "fmt"
 
-// DType is the element type of a .bin file, by its code in the .idx header (megatron-core, indexed_dataset.DType). Of the eight codes only
-// the two that Megatron's preprocessing writes for text are token ids here: a [Shard] of another type is refused by name, an [Index] may
-// have any.
+// DType is the element type of a .bin file, by its code in the .idx header (megatron-core,
+// indexed_dataset.DType). Of the eight codes only the two that Megatron's preprocessing writes for
+// text are token ids here: a [Shard] of another type is refused by name, an [Index] may have any.
 type DType uint8
 
 // The element types of token files.
@@ -45,8 +45,8 @@ func (t DType) limit() int64 {
 	return 1 << 31
 }
 
-// DTypeFor is the type that Megatron's preprocessing chooses for a vocabulary: uint16 below 65,500 ids, else int32
-// (megatron-core, DType.optimal_dtype).
+// DTypeFor is the type that Megatron's preprocessing chooses for a vocabulary: uint16 below 65,500
+// ids, else int32 (megatron-core, DType.optimal_dtype).
 func DTypeFor(vocabSize int) DType {
 	if vocabSize < 65500 {
 		return UInt16

@@ -24,7 +24,8 @@ func Example() {
 	}
 	defer w.Abort()
 	for line, tokens := range [][]uint32{{14, 15, 0}, {16, 17, 18, 0}} {
-		if err := w.Append(tokens, shards.DocumentOrigin{ID: fmt.Sprint("Q", line), File: "wiki.jsonl", Line: int64(line) + 1}); err != nil {
+		if err := w.Append(tokens, shards.DocumentOrigin{ID: fmt.Sprint("Q", line), File: "wiki.jsonl",
+			Line: int64(line) + 1}); err != nil {
 			log.Fatal(err)
 		}
 	}

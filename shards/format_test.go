@@ -30,13 +30,15 @@ func TestFormatPageOffsets(t *testing.T) {
 		t.Fatal(err)
 	}
 	idx, le := readFile(t, prefix+".idx"), binary.LittleEndian
-	if string(idx[:at[1]]) != "MMIDIDX\x00\x00" || le.Uint64(idx[at[1]:]) != 1 || at[2]-at[1] != 8 || DType(idx[at[2]]) != UInt16 || at[3]-at[2] != 1 ||
+	if string(idx[:at[1]]) != "MMIDIDX\x00\x00" || le.Uint64(idx[at[1]:]) != 1 || at[2]-at[1] != 8 ||
+		DType(idx[at[2]]) != UInt16 || at[3]-at[2] != 1 ||
 		le.Uint64(idx[at[3]:]) != documents || le.Uint64(idx[at[4]:]) != documents+1 || at[5]-at[4] != 8 {
 		t.Errorf("the header is %x, not as the page has it at %v", idx[:40], at)
 	}
 	lengths, starts, ends := idx[at[5]:], idx[at[5]+4*documents:], idx[at[5]+12*documents:]
 	for d := range documents { // document d has d tokens
-		if le.Uint32(lengths[4*d:]) != uint32(d) || le.Uint64(starts[8*d:]) != uint64(2*d*(d-1)/2) || le.Uint64(ends[8*d:]) != uint64(d) {
+		if le.Uint32(lengths[4*d:]) != uint32(d) || le.Uint64(starts[8*d:]) != uint64(2*d*(d-1)/2) ||
+			le.Uint64(ends[8*d:]) != uint64(d) {
 			t.Errorf("document %d is not where the page says", d)
 		}
 	}

@@ -15,11 +15,14 @@ import (
 	"testing"
 )
 
-// Both tests below rest on files made by megatron-core and pyarrow; testdata/golden_megatron.py makes them and says how.
+// Both tests below rest on files made by megatron-core and pyarrow; testdata/golden_megatron.py
+// makes them and says how.
 
-var megatronDir = flag.String("megatron", "", "write the shards of TestMegatronReads to this directory, for golden_megatron.py, and end there")
+var megatronDir = flag.String("megatron", "",
+	"write the shards of TestMegatronReads to this directory, for golden_megatron.py, and end there")
 
-// What megatron-core's builder writes is read here, and where it has one sequence a document, written here to the same bytes.
+// What megatron-core's builder writes is read here, and where it has one sequence a document,
+// written here to the same bytes.
 func TestMegatronBuilder(t *testing.T) {
 	var golden struct {
 		Cases map[string]struct {
@@ -82,7 +85,8 @@ func TestMegatronBuilder(t *testing.T) {
 	}
 }
 
-// The shards below have the bytes that megatron-core's IndexedDataset and pyarrow were seen to read, and those saw in them what was written.
+// The shards below have the bytes that megatron-core's IndexedDataset and pyarrow were seen to
+// read, and those saw in them what was written.
 func TestMegatronReads(t *testing.T) {
 	dir := *megatronDir
 	if dir == "" {
@@ -165,15 +169,18 @@ func TestMegatronReads(t *testing.T) {
 			for _, ext := range []string{"bin", "idx", "docs.arrow"} {
 				sum := sha256.Sum256(readFile(t, prefix+"."+ext))
 				if got := hex.EncodeToString(sum[:]); got != g.Files[ext] {
-					t.Errorf(".%s has the SHA-256 %s; the one that was read had %s. If the change is meant, make seen.json again", ext, got, g.Files[ext])
+					t.Errorf(".%s has the SHA-256 %s; the one that was read had %s. If the change is meant, make "+
+						"seen.json again", ext, got, g.Files[ext])
 				}
 			}
 			sum := func(h interface{ Sum([]byte) []byte }) string { return hex.EncodeToString(h.Sum(nil)) }
 			if g.DType != c.dtype.String() || g.Sequences != c.documents || g.Tokens != total {
-				t.Errorf("IndexedDataset saw %s, %d sequences, %d tokens; written %v, %d, %d", g.DType, g.Sequences, g.Tokens, c.dtype, c.documents, total)
+				t.Errorf("IndexedDataset saw %s, %d sequences, %d tokens; written %v, %d, %d", g.DType, g.Sequences,
+					g.Tokens, c.dtype, c.documents, total)
 			}
 			if sum(lengths) != g.LengthsSHA256 || sum(starts) != g.DocumentsSHA256 || sum(tokens) != g.TokensSHA256 {
-				t.Errorf("IndexedDataset saw other lengths (first %v), documents (first %v) or tokens", g.FirstLengths, g.FirstDocuments)
+				t.Errorf("IndexedDataset saw other lengths (first %v), documents (first %v) or tokens", g.FirstLengths,
+					g.FirstDocuments)
 			}
 			if !slices.Equal(g.Arrow.Schema, [][2]string{{"id", "string"}, {"file", "string"}, {"line", "int64"}}) {
 				t.Errorf("pyarrow saw the columns %v", g.Arrow.Schema)
@@ -194,7 +201,8 @@ func TestMegatronReads(t *testing.T) {
 
 // origin makes up where document d of a test's shard comes from.
 func origin(d int64) DocumentOrigin {
-	return DocumentOrigin{ID: fmt.Sprintf("dok-%d-ß-%d", d, d*d%97), File: fmt.Sprintf("dclm/part-%04d.jsonl.zst", d/1000), Line: d%1000 + 1}
+	return DocumentOrigin{ID: fmt.Sprintf("dok-%d-ß-%d", d, d*d%97), File: fmt.Sprintf("dclm/part-%04d.jsonl.zst",
+		d/1000), Line: d%1000 + 1}
 }
 
 func readFile(t *testing.T, path string) []byte {

@@ -19,10 +19,11 @@ const (
 	idxHeaderSize = 34
 )
 
-// An Index is an open x.idx file: how long the sequences of a shard are and which of them make a document. It needs no x.bin. It is safe for
-// concurrent use until [Index.Close].
+// An Index is an open x.idx file: how long the sequences of a shard are and which of them make a
+// document. It needs no x.bin. It is safe for concurrent use until [Index.Close].
 //
-// Only its first and last entries are known to be right; what reads others meets every value with doubt, and [Index.Check] looks at all.
+// Only its first and last entries are known to be right; what reads others meets every value with
+// doubt, and [Index.Check] looks at all.
 type Index struct {
 	path      string
 	dtype     DType
@@ -36,9 +37,11 @@ type Index struct {
 	ends    []byte // (documents+1) × i64, the document array
 }
 
-// OpenIndex opens the .idx file of the given path, which may also be the prefix of the shard. It reads the header, compares the counts with
-// the size of the file, and looks at the first and the last entry of each array: as much for a file of a billion sequences as for one of
-// ten. Every element type of megatron-core is accepted, and so are multimodal files, whose modes are not looked at.
+// OpenIndex opens the .idx file of the given path, which may also be the prefix of the shard. It
+// reads the header, compares the counts with the size of the file, and looks at the first and the
+// last entry of each array: as much for a file of a billion sequences as for one of ten. Every
+// element type of megatron-core is accepted, and so are multimodal files, whose modes are not
+// looked at.
 func OpenIndex(path string) (*Index, error) {
 	path = strings.TrimSuffix(strings.TrimSuffix(path, idxExt), binExt) + idxExt
 	file, err := mapping.Open(path)
@@ -77,7 +80,8 @@ func (x *Index) parse() error {
 	ns, nd := binary.LittleEndian.Uint64(idx[18:]), binary.LittleEndian.Uint64(idx[26:])
 	body := uint64(len(idx) - idxHeaderSize)
 	if ns > body/12 || nd > body/8 || 12*ns+8*nd > body {
-		return x.corrupt("%d sequences and %d document entries (bytes 18 and 26) need more than the file's %d bytes; it was cut short", ns, nd, len(idx))
+		return x.corrupt("%d sequences and %d document entries (bytes 18 and 26) need more than the file's %d "+
+			"bytes; it was cut short", ns, nd, len(idx))
 	}
 	switch rest := body - 12*ns - 8*nd; {
 	case rest != 0 && rest != ns: // of a multimodal file the modes follow, a byte a sequence
@@ -142,15 +146,15 @@ func (x *Index) DType() DType { return x.dtype }
 // Sequences is the number of sequences.
 func (x *Index) Sequences() int64 { return x.sequences }
 
-// Documents is the number of documents: runs of sequences, each of one where the file was written by [Writer] or by Megatron's usual
-// preprocessing.
+// Documents is the number of documents: runs of sequences, each of one where the file was written
+// by [Writer] or by Megatron's usual preprocessing.
 func (x *Index) Documents() int64 { return x.documents }
 
 // Elements is the number of elements that x.bin must have: where the last sequence ends.
 func (x *Index) Elements() int64 { return x.elements }
 
-// Guard is [Shard.Guard] for what uses the index alone. Where bytes are missing only in the last page of memory, of which a read gives zeros, it asks the
-// system, which takes about a microsecond.
+// Guard is [Shard.Guard] for what uses the index alone. Where bytes are missing only in the last
+// page of memory, of which a read gives zeros, it asks the system, which takes about a microsecond.
 func (x *Index) Guard(read func() error) error {
 	return mapping.Guard(func() error {
 		if err := read(); err != nil {
@@ -161,14 +165,17 @@ func (x *Index) Guard(read func() error) error {
 	})
 }
 
-// Lengths is the number of elements of each sequence, as little-endian int32 back to back, as they lie in the file: not aligned, and nothing
-// to write to. It may be read until Close. Reading it is to be guarded, see [Index.Guard].
+// Lengths is the number of elements of each sequence, as little-endian int32 back to back, as they
+// lie in the file: not aligned, and nothing to write to. It may be read until Close. Reading it is
+// to be guarded, see [Index.Guard].
 func (x *Index) Lengths() []byte { return x.lengths }
 
-// ReadAhead tells the system that Lengths will be read from the beginning to the end, so that it reads ahead.
+// ReadAhead tells the system that Lengths will be read from the beginning to the end, so that it
+// reads ahead.
 func (x *Index) ReadAhead() { x.file.InSequence(x.lengths) }
 
-// Forget gives back the memory that holds Lengths, for one who has read them. They can be read again.
+// Forget gives back the memory that holds Lengths, for one who has read them. They can be read
+// again.
 func (x *Index) Forget() { x.file.Forget(x.lengths) }
 
 // Multimodal says whether the file has a mode for each sequence after the document array.
@@ -176,9 +183,10 @@ func (x *Index) Multimodal() bool {
 	return int64(len(x.file.Data)) > idxHeaderSize+12*x.sequences+8*(x.documents+1)
 }
 
-// SequenceStart is the first element of a sequence, counted from 0; the number of sequences gives [Index.Elements]. The error wraps
-// [ErrCorrupt] where the file has a value that cannot be, or where the start and the length of the sequence do not lead to the start of the next.
-// It is to be guarded ([mapping.Guard]); of a file that was cut short it tells itself.
+// SequenceStart is the first element of a sequence, counted from 0; the number of sequences gives
+// [Index.Elements]. The error wraps [ErrCorrupt] where the file has a value that cannot be, or
+// where the start and the length of the sequence do not lead to the start of the next. It is to be
+// guarded ([mapping.Guard]); of a file that was cut short it tells itself.
 func (x *Index) SequenceStart(sequence int64) (int64, error) {
 	start, err := x.sequenceStart(sequence)
 	if err == nil && sequence < x.sequences {
@@ -189,7 +197,8 @@ func (x *Index) SequenceStart(sequence int64) (int64, error) {
 	return start, err
 }
 
-// SequenceTokens is the number of elements of the sequences [first, end) by their starts, with the errors of SequenceStart. It need not be guarded.
+// SequenceTokens is the number of elements of the sequences [first, end) by their starts, with the
+// errors of SequenceStart. It need not be guarded.
 func (x *Index) SequenceTokens(first, end int64) (n int64, err error) {
 	err = x.Guard(func() error {
 		from, err := x.SequenceStart(first)
@@ -203,7 +212,8 @@ func (x *Index) SequenceTokens(first, end int64) (n int64, err error) {
 	return n, err
 }
 
-// SequenceLength is the number of elements of a sequence, with the errors and the guard of SequenceStart.
+// SequenceLength is the number of elements of a sequence, with the errors and the guard of
+// SequenceStart.
 func (x *Index) SequenceLength(sequence int64) (int64, error) {
 	if sequence < 0 || sequence >= x.sequences {
 		return 0, fmt.Errorf("%s: sequence %d was asked for, it has %d", x.path, sequence, x.sequences)
@@ -232,8 +242,8 @@ func (x *Index) sequenceStart(sequence int64) (int64, error) {
 	return start / size, nil
 }
 
-// follows reports an error unless the sequence ends where the next one starts, or at the end of x.bin. It finds a damaged start or length of the
-// sequence, and a damaged start of the next.
+// follows reports an error unless the sequence ends where the next one starts, or at the end of
+// x.bin. It finds a damaged start or length of the sequence, and a damaged start of the next.
 func (x *Index) follows(sequence int64) error {
 	start, err := x.sequenceStart(sequence)
 	if err != nil {
@@ -249,8 +259,9 @@ func (x *Index) follows(sequence int64) error {
 	return nil
 }
 
-// document gives the elements [first, end) of a document, which must agree with the lengths of its sequences. Of a document of one sequence, the usual
-// case, it reads one entry of each array and the next of two.
+// document gives the elements [first, end) of a document, which must agree with the lengths of its
+// sequences. Of a document of one sequence, the usual case, it reads one entry of each array and
+// the next of two.
 func (x *Index) document(d int64) (first, end int64, err error) {
 	if first, err = x.documentStart(d); err != nil {
 		return 0, 0, err
@@ -271,7 +282,8 @@ func (x *Index) document(d int64) (first, end int64, err error) {
 		n += length
 	}
 	if end-first != n {
-		return 0, 0, x.corrupt("document %d has the tokens %d to %d, by the lengths of its sequences %d", d, first, end, n)
+		return 0, 0, x.corrupt("document %d has the tokens %d to %d, by the lengths of its sequences %d", d, first, end,
+			n)
 	}
 	return first, end, nil
 }
@@ -288,8 +300,9 @@ func (x *Index) documentStart(document int64) (int64, error) {
 	return x.sequenceStart(sequence)
 }
 
-// DocumentLengths gives the number of elements of every document, in order. It reads the file from its beginning to its end, and compares where a
-// document starts and ends with the lengths of its sequences. An error, which wraps [ErrCorrupt], ends it.
+// DocumentLengths gives the number of elements of every document, in order. It reads the file from
+// its beginning to its end, and compares where a document starts and ends with the lengths of its
+// sequences. An error, which wraps [ErrCorrupt], ends it.
 func (x *Index) DocumentLengths() iter.Seq2[int64, error] {
 	return func(yield func(int64, error) bool) {
 		x.file.InSequence(x.file.Data)
@@ -308,8 +321,9 @@ func (x *Index) DocumentLengths() iter.Seq2[int64, error] {
 	}
 }
 
-// Check reads the whole file and compares it with itself: every start must follow from the lengths before it, and the document array must
-// rise from 0 to the number of sequences. It ends early when ctx does.
+// Check reads the whole file and compares it with itself: every start must follow from the lengths
+// before it, and the document array must rise from 0 to the number of sequences. It ends early when
+// ctx does.
 func (x *Index) Check(ctx context.Context) error {
 	return mapping.Guard(func() error { return x.check(ctx) })
 }

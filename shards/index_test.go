@@ -46,9 +46,12 @@ func TestOpenIndex(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if x.Path() != path || x.Size() != info.Size() || !x.ModTime().Equal(info.ModTime()) || x.DType() != DType(code) || x.DType().Size() != int(size) ||
-					x.Sequences() != 4 || x.Documents() != 2 || x.Elements() != 8+1<<31-1 || x.Multimodal() != (modes > 0) || !slices.Equal(x.Lengths(), flat) {
-					t.Errorf("type %d: %s of %d bytes, %v, %d sequences, %d documents, %d elements", code, x.Path(), x.Size(), x.DType(), x.Sequences(),
+				if x.Path() != path || x.Size() != info.Size() || !x.ModTime().Equal(info.ModTime()) ||
+					x.DType() != DType(code) || x.DType().Size() != int(size) ||
+					x.Sequences() != 4 || x.Documents() != 2 || x.Elements() != 8+1<<31-1 ||
+					x.Multimodal() != (modes > 0) || !slices.Equal(x.Lengths(), flat) {
+					t.Errorf("type %d: %s of %d bytes, %v, %d sequences, %d documents, %d elements", code, x.Path(),
+						x.Size(), x.DType(), x.Sequences(),
 						x.Documents(), x.Elements())
 				}
 				for sequence, want := range []int64{0, 3, 3, 8, 8 + 1<<31 - 1} {
@@ -80,7 +83,8 @@ func TestOpenIndex(t *testing.T) {
 	}
 }
 
-// The lengths of documents are those of their sequences together; one that contradicts them is named.
+// The lengths of documents are those of their sequences together; one that contradicts them is
+// named.
 func TestDocumentLengths(t *testing.T) {
 	idx, bin := foreign(UInt16, [][][]uint32{{{1, 2}, {3}}, {}, {{4, 5, 6, 7}}, {{8}, {}}})
 	prefix := place(t, idx, bin)
@@ -103,7 +107,8 @@ func TestDocumentLengths(t *testing.T) {
 	}
 	const starts, ends = idxHeaderSize + 4*5, idxHeaderSize + 4*5 + 8*5
 	for what, change := range map[string]func(idx []byte){
-		"a start":             func(idx []byte) { binary.LittleEndian.PutUint64(idx[starts+8*2:], 12) }, // of sequence 2, in document 2
+		// of sequence 2, in document 2
+		"a start":             func(idx []byte) { binary.LittleEndian.PutUint64(idx[starts+8*2:], 12) },
 		"a length":            func(idx []byte) { binary.LittleEndian.PutUint32(idx[idxHeaderSize+4:], 2) },
 		"a negative length":   func(idx []byte) { binary.LittleEndian.PutUint32(idx[idxHeaderSize+4:], 1<<31) },
 		"an end too far":      func(idx []byte) { binary.LittleEndian.PutUint64(idx[ends+8:], 9) },
@@ -120,8 +125,9 @@ func TestDocumentLengths(t *testing.T) {
 	}
 }
 
-// Each entry of the index that a reader of one document uses is compared with the others: a damaged start, length or document entry is an error of
-// [Shard.Span] for the documents that it is about, and of no other.
+// Each entry of the index that a reader of one document uses is compared with the others: a damaged
+// start, length or document entry is an error of [Shard.Span] for the documents that it is about,
+// and of no other.
 func TestSpanComparesEntries(t *testing.T) {
 	const documents = 5
 	idx, bin := foreign(UInt16, [][][]uint32{{{1, 2}}, {{3, 4, 5}}, {{6}, {7, 8}}, {{9}}, {{10, 11}}})
@@ -134,7 +140,8 @@ func TestSpanComparesEntries(t *testing.T) {
 		{"length of sequence 1", 34 + 4*1, []int64{1}},
 		{"start of sequence 1", 34 + 4*sequences + 8*1, []int64{0, 1}},
 		{"start of sequence 4", 34 + 4*sequences + 8*4, []int64{2, 3}},
-		{"entry 3 of the documents", 34 + 12*sequences + 8*3, nil}, // a sequence more for one and less for the other: only a hash can tell
+		// a sequence more for one and less for the other: only a hash can tell
+		{"entry 3 of the documents", 34 + 12*sequences + 8*3, nil},
 	} {
 		damaged := bytes.Clone(idx)
 		damaged[c.at] += 2
@@ -153,7 +160,8 @@ func TestSpanComparesEntries(t *testing.T) {
 		}
 		for sequence := range int64(sequences) {
 			_, err := s.Index().SequenceStart(sequence)
-			if wrong := strings.HasSuffix(c.name, fmt.Sprint("sequence ", sequence)); wrong && !errors.Is(err, ErrCorrupt) {
+			if wrong := strings.HasSuffix(c.name, fmt.Sprint("sequence ", sequence)); wrong &&
+				!errors.Is(err, ErrCorrupt) {
 				t.Errorf("%s: SequenceStart(%d): %v", c.name, sequence, err)
 			}
 		}

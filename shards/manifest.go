@@ -22,25 +22,31 @@ import (
 	"mula/internal/strictjson"
 )
 
-// manifestFormat is the version of the manifest that this package writes. It reads version 1, too, which has no checksum.
+// manifestFormat is the version of the manifest that this package writes. It reads version 1, too,
+// which has no checksum.
 const manifestFormat = 2
 
-// maxManifest bounds the size of a manifest in bytes; one that mula writes has less than a thousand.
+// maxManifest bounds the size of a manifest in bytes; one that mula writes has less than a
+// thousand.
 const maxManifest = 1 << 20
 
-// Manifest is x.json, written beside a shard: what the shard holds, what made it, and the hashes of its files.
+// Manifest is x.json, written beside a shard: what the shard holds, what made it, and the hashes of
+// its files.
 type Manifest struct {
-	Format    int                 `json:"format"`           // 2, or 1 of an older version
-	Layout    Layout              `json:"layout,omitempty"` // whose files they are; left out for Megatron
-	DType     string              `json:"dtype"`            // of the ids on disk: "uint16", "int32" or, of other layouts than Megatron, "uint32"
-	Tokens    int64               `json:"tokens"`
-	Documents int64               `json:"documents"`
-	Tokenizer TokenizerInfo       `json:"tokenizer"`
-	Files     map[string]FileInfo `json:"files"`              // by "bin", "idx", "docs" and "sums"; other layouts have other files
-	Checksum  string              `json:"checksum,omitempty"` // of the manifest itself, see [sumOf]; none in format 1
+	Format int    `json:"format"`           // 2, or 1 of an older version
+	Layout Layout `json:"layout,omitempty"` // whose files they are; left out for Megatron
+	// of the ids on disk: "uint16", "int32" or, of other layouts than Megatron, "uint32"
+	DType     string        `json:"dtype"`
+	Tokens    int64         `json:"tokens"`
+	Documents int64         `json:"documents"`
+	Tokenizer TokenizerInfo `json:"tokenizer"`
+	// by "bin", "idx", "docs" and "sums"; other layouts have other files
+	Files    map[string]FileInfo `json:"files"`
+	Checksum string              `json:"checksum,omitempty"` // of the manifest itself, see [sumOf]; none in format 1
 }
 
-// TokenizerInfo says how text became the ids of a shard: two shards with the same TokenizerInfo may be blended.
+// TokenizerInfo says how text became the ids of a shard: two shards with the same TokenizerInfo may
+// be blended.
 type TokenizerInfo struct {
 	SHA256     string `json:"sha256"`      // of tokenizer.json
 	VocabSize  int    `json:"vocab_size"`  // every id of the shard is below it
@@ -48,10 +54,12 @@ type TokenizerInfo struct {
 	ClassTable string `json:"class_table"` // the Unicode tables by which text was split
 	Specials   string `json:"specials"`    // special tokens spelt out in the text were taken as "text" or as "tokens"
 
-	// AddSpecialTokens says that each document has around it the ids that the tokenizer's post-processor adds, such as one for its beginning.
+	// AddSpecialTokens says that each document has around it the ids that the tokenizer's
+	// post-processor adds, such as one for its beginning.
 	AddSpecialTokens bool `json:"add_special_tokens,omitempty"`
 
-	// TruncationAndPaddingIgnored says that the tokenizer.json sets truncation or padding, and that documents were neither cut nor padded.
+	// TruncationAndPaddingIgnored says that the tokenizer.json sets truncation or padding, and that
+	// documents were neither cut nor padded.
 	TruncationAndPaddingIgnored bool `json:"truncation_and_padding_ignored,omitempty"`
 }
 
@@ -66,9 +74,10 @@ type manifestFile struct {
 	optional  bool
 }
 
-// manifestFiles gives the names in Manifest.Files and the endings they stand for, in the order in which they are verified. Shards from before
-// there were sums have no "sums".
-var manifestFiles = []manifestFile{{"idx", idxExt, false}, {"bin", binExt, false}, {"sums", sumsExt, true}, {"docs", docsExt, false}}
+// manifestFiles gives the names in Manifest.Files and the endings they stand for, in the order in
+// which they are verified. Shards from before there were sums have no "sums".
+var manifestFiles = []manifestFile{{"idx", idxExt, false}, {"bin", binExt, false}, {"sums", sumsExt, true},
+	{"docs", docsExt, false}}
 
 // ReadManifest reads a manifest, of any layout; without a file it returns nil and no error.
 func ReadManifest(path string) (*Manifest, error) {
@@ -89,12 +98,14 @@ func ReadManifest(path string) (*Manifest, error) {
 		return nil, fmt.Errorf("%s: %w; restore it or write the shard again", path, err)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%s is not the manifest of a shard; if it belongs to something else, move it or the shard: %w", path, err)
+		return nil, fmt.Errorf("%s is not the manifest of a shard; if it belongs to something else, move it or the "+
+			"shard: %w", path, err)
 	}
 	return m, nil
 }
 
-// parseManifest reads the text of a manifest. An error about one that is damaged wraps [ErrCorrupt].
+// parseManifest reads the text of a manifest. An error about one that is damaged wraps
+// [ErrCorrupt].
 func parseManifest(data []byte) (*Manifest, error) {
 	if len(data) > maxManifest {
 		return nil, fmt.Errorf("it has more than %d bytes", maxManifest)
@@ -125,7 +136,8 @@ func parseManifest(data []byte) (*Manifest, error) {
 	return m, nil
 }
 
-// complete reports fields that are missing in the text of a manifest: the decoder would read them as zeros.
+// complete reports fields that are missing in the text of a manifest: the decoder would read them
+// as zeros.
 func complete(data []byte) error {
 	var m struct {
 		DType, Tokens, Documents any
@@ -166,7 +178,8 @@ func (m *Manifest) check() error {
 	case t.SHA256 != "" && !isSHA256(t.SHA256):
 		return fmt.Errorf("tokenizer.sha256: %.80q is not 64 hexadecimal digits", t.SHA256)
 	case t.VocabSize < 0 || int64(t.VocabSize) > ids:
-		return fmt.Errorf("tokenizer.vocab_size: %d must be from 0 to %d, for ids of type %s", t.VocabSize, ids, m.DType)
+		return fmt.Errorf("tokenizer.vocab_size: %d must be from 0 to %d, for ids of type %s", t.VocabSize, ids,
+			m.DType)
 	case t.EOD < -1 || t.EOD > math.MaxUint32:
 		return fmt.Errorf("tokenizer.eod: %d is no id, nor -1", t.EOD)
 	case t.Specials != "" && t.Specials != "text" && t.Specials != "tokens":
@@ -179,7 +192,8 @@ func (m *Manifest) check() error {
 	for _, name := range slices.Sorted(maps.Keys(m.Files)) {
 		f := m.Files[name]
 		switch {
-		case !filepath.IsLocal(filepath.FromSlash(name)) || m.Layout == Megatron && !slices.ContainsFunc(manifestFiles, func(f manifestFile) bool { return f.name == name }):
+		case !filepath.IsLocal(filepath.FromSlash(name)) || m.Layout == Megatron && !slices.ContainsFunc(manifestFiles,
+			func(f manifestFile) bool { return f.name == name }):
 			return fmt.Errorf("files: %.80q is not a file of a shard", name)
 		case f.Bytes < 0:
 			return fmt.Errorf("files.%s.bytes: %d must not be negative", name, f.Bytes)
@@ -202,7 +216,8 @@ var noSum = strings.Repeat("0", hex.EncodedLen(sha256.Size))
 // lastMember is the end of a manifest: the checksum is the last member of the object.
 var lastMember = regexp.MustCompile(`"checksum"\s*:\s*"([0-9a-f]{64})"\s*\}\s*$`)
 
-// sumOf is the checksum of a manifest: the SHA-256 of the bytes of the file with the 64 digits of the checksum, which begin at byte at, replaced by zeros.
+// sumOf is the checksum of a manifest: the SHA-256 of the bytes of the file with the 64 digits of
+// the checksum, which begin at byte at, replaced by zeros.
 func sumOf(data []byte, at int) string {
 	h := sha256.New()
 	h.Write(data[:at])
@@ -218,13 +233,14 @@ func checkSum(data []byte, sum string) error {
 		return errors.New("the checksum is not its last field")
 	}
 	if found := sumOf(data, at[2]); found != sum {
-		return fmt.Errorf("it has the checksum %s, but its bytes have %s: it was changed after it was written", sum, found)
+		return fmt.Errorf("it has the checksum %s, but its bytes have %s: it was changed after it was written", sum,
+			found)
 	}
 	return nil
 }
 
-// Seal writes the manifest, with the format that this package knows, up to its renaming. The caller publishes it. What [ReadManifest] would not
-// read is refused.
+// Seal writes the manifest, with the format that this package knows, up to its renaming. The caller
+// publishes it. What [ReadManifest] would not read is refused.
 func (m *Manifest) Seal(path string) (*atomicfile.File, error) {
 	m.Format, m.Checksum = manifestFormat, noSum
 	if err := m.check(); err != nil {
@@ -239,7 +255,8 @@ func (m *Manifest) Seal(path string) (*atomicfile.File, error) {
 	m.Checksum = sumOf(data, at)
 	copy(data[at:], m.Checksum)
 	if len(data) > maxManifest {
-		return nil, fmt.Errorf("writing %s: a manifest of %d files has %d bytes, it may have %d: divide the data over several shards",
+		return nil, fmt.Errorf("writing %s: a manifest of %d files has %d bytes, it may have %d: divide the data "+
+			"over several shards",
 			path, len(m.Files), len(data), maxManifest)
 	}
 	f, err := atomicfile.Create(path)
@@ -265,7 +282,8 @@ func (s *Shard) checkManifest() error {
 	}
 	for _, f := range manifestFiles {
 		if _, ok := m.Files[f.name]; !ok && !f.optional {
-			return fmt.Errorf("%s has no SHA-256 of %s: restore it or write the shard again: %w", s.prefix+manifestExt, s.prefix+f.ext, ErrCorrupt)
+			return fmt.Errorf("%s has no SHA-256 of %s: restore it or write the shard again: %w", s.prefix+manifestExt,
+				s.prefix+f.ext, ErrCorrupt)
 		}
 	}
 	switch bin, idx := m.Files["bin"], m.Files["idx"]; {
@@ -285,9 +303,10 @@ func (s *Shard) checkManifest() error {
 	return nil
 }
 
-// Verify reads every file of the shard and compares it with the manifest, and .idx with itself. The error names each file that is wrong, what
-// was expected and what was found; where x.bin has sums it holds a [DamageError] that names the documents as well.
-// progress, which may be nil, is called with the number of bytes read since its last call.
+// Verify reads every file of the shard and compares it with the manifest, and .idx with itself. The
+// error names each file that is wrong, what was expected and what was found; where x.bin has sums
+// it holds a [DamageError] that names the documents as well. progress, which may be nil, is called
+// with the number of bytes read since its last call.
 func (s *Shard) Verify(ctx context.Context, progress func(bytes int64)) error {
 	if s.manifest == nil {
 		return fmt.Errorf("%s has no manifest %s to verify it against", s.prefix, s.prefix+manifestExt)
@@ -296,7 +315,8 @@ func (s *Shard) Verify(ctx context.Context, progress func(bytes int64)) error {
 	return errors.Join(err, s.VerifyRest(ctx, progress))
 }
 
-// VerifyIndex reads x.idx and compares it with the manifest; without a manifest it compares x.idx with itself. progress is as for [Shard.Verify].
+// VerifyIndex reads x.idx and compares it with the manifest; without a manifest it compares x.idx
+// with itself. progress is as for [Shard.Verify].
 func (s *Shard) VerifyIndex(ctx context.Context, progress func(bytes int64)) error {
 	if s.manifest == nil {
 		return s.Check(ctx)
@@ -318,7 +338,8 @@ func (s *Shard) verifyFile(ctx context.Context, ext string, want FileInfo, progr
 	return verifyFile(ctx, file, want, progress)
 }
 
-// VerifyRest is [Shard.Verify] of all but x.bin. Without a manifest it only compares .idx with itself.
+// VerifyRest is [Shard.Verify] of all but x.bin. Without a manifest it only compares .idx with
+// itself.
 func (s *Shard) VerifyRest(ctx context.Context, progress func(bytes int64)) error {
 	var errs []error
 	for _, f := range manifestFiles {
@@ -340,10 +361,13 @@ func (s *Shard) VerifyRest(ctx context.Context, progress func(bytes int64)) erro
 // readAtOnce is the number of tokens that VerifyTokens gives at a time, at most.
 const readAtOnce = 1 << 16
 
-// VerifyTokens reads x.bin once, from its beginning to its end, gives its ids to visit, in order, and its SHA-256 in hexadecimal. With a manifest
-// it is compared with that, after the last visit. ids are those of the file, whatever they are: negative ones have the highest bit. They are valid until
-// visit returns; visit may be nil. An error of visit ends it. progress is as for [Shard.Verify].
-func (s *Shard) VerifyTokens(ctx context.Context, progress func(bytes int64), visit func(ids []uint32) error) (sha256hex string, err error) {
+// VerifyTokens reads x.bin once, from its beginning to its end, gives its ids to visit, in order,
+// and its SHA-256 in hexadecimal. With a manifest it is compared with that, after the last visit.
+// ids are those of the file, whatever they are: negative ones have the highest bit. They are valid
+// until visit returns; visit may be nil. An error of visit ends it. progress is as for
+// [Shard.Verify].
+func (s *Shard) VerifyTokens(ctx context.Context, progress func(bytes int64),
+	visit func(ids []uint32) error) (sha256hex string, err error) {
 	err = s.Guard(func() (err error) {
 		sha256hex, err = s.verifyTokens(ctx, progress, visit)
 		return err
@@ -351,7 +375,8 @@ func (s *Shard) VerifyTokens(ctx context.Context, progress func(bytes int64), vi
 	return sha256hex, err
 }
 
-func (s *Shard) verifyTokens(ctx context.Context, progress func(bytes int64), visit func(ids []uint32) error) (sha256hex string, err error) {
+func (s *Shard) verifyTokens(ctx context.Context, progress func(bytes int64),
+	visit func(ids []uint32) error) (sha256hex string, err error) {
 	size := s.DType().Size()
 	hash := sha256.New()
 	ids := make([]uint32, min(readAtOnce, s.Tokens()))
@@ -383,14 +408,16 @@ func (s *Shard) verifyTokens(ctx context.Context, progress func(bytes int64), vi
 		return sum, nil
 	}
 	if want := s.manifest.Files["bin"]; sum != want.SHA256 {
-		err = fmt.Errorf("%s: expected %d bytes with SHA-256 %s, found %d bytes with %s: restore it or write the shard again: %w",
+		err = fmt.Errorf("%s: expected %d bytes with SHA-256 %s, found %d bytes with %s: restore it or write the "+
+			"shard again: %w",
 			s.prefix+binExt, want.Bytes, want.SHA256, len(s.bin.Data), sum, ErrCorrupt)
 		return sum, s.locateDamage(ctx, err)
 	}
 	return sum, nil
 }
 
-// locateDamage makes an error that names blocks and documents of one that says that x.bin is not the manifest's.
+// locateDamage makes an error that names blocks and documents of one that says that x.bin is not
+// the manifest's.
 func (s *Shard) locateDamage(ctx context.Context, err error) error {
 	if s.sums == nil {
 		return err
@@ -414,13 +441,15 @@ func (s *Shard) locateDamage(ctx context.Context, err error) error {
 func verifyFile(ctx context.Context, f *os.File, want FileInfo, progress func(bytes int64)) error {
 	found, err := hashFile(ctx, f, progress)
 	if err == nil && found != want {
-		err = fmt.Errorf("%s: expected %d bytes with SHA-256 %s, found %d bytes with %s: restore it or write the shard again: %w",
+		err = fmt.Errorf("%s: expected %d bytes with SHA-256 %s, found %d bytes with %s: restore it or write the "+
+			"shard again: %w",
 			f.Name(), want.Bytes, want.SHA256, found.Bytes, found.SHA256, ErrCorrupt)
 	}
 	return err
 }
 
-// HashFile gives the SHA-256 of a file in hexadecimal and its size. progress is as for [Shard.Verify].
+// HashFile gives the SHA-256 of a file in hexadecimal and its size. progress is as for
+// [Shard.Verify].
 func HashFile(ctx context.Context, path string, progress func(bytes int64)) (sha256hex string, bytes int64, err error) {
 	f, err := os.Open(path)
 	if err != nil {

@@ -78,7 +78,8 @@ func TestManifestFields(t *testing.T) {
 	}
 }
 
-// Format 2 ends with a checksum of the file, which is found as the format page says; a change of any bit is an error.
+// Format 2 ends with a checksum of the file, which is found as the format page says; a change of
+// any bit is an error.
 func TestManifestChecksum(t *testing.T) {
 	m, err := parseManifest([]byte(oldManifest))
 	if err != nil {
@@ -94,7 +95,8 @@ func TestManifestChecksum(t *testing.T) {
 		t.Fatal(err)
 	}
 	zeroed := regexp.MustCompile(`("checksum": ")[0-9a-f]{64}`).ReplaceAll(data, []byte("${1}"+strings.Repeat("0", 64)))
-	if sum := fmt.Sprintf("%x", sha256.Sum256(zeroed)); !strings.Contains(string(data), sum) || sum != m.Checksum || !bytes.HasSuffix(data, []byte("\"\n}\n")) {
+	if sum := fmt.Sprintf("%x", sha256.Sum256(zeroed)); !strings.Contains(string(data), sum) || sum != m.Checksum ||
+		!bytes.HasSuffix(data, []byte("\"\n}\n")) {
 		t.Errorf("checksum %s, the bytes have %s", m.Checksum, sum)
 	}
 	read, err := ReadManifest(path)

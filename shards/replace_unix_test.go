@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A shard that is replaced while it is being opened is not taken for one made of the files of both. A named pipe in the place of the manifest
-// holds Open up after it has mapped the other two files.
+// A shard that is replaced while it is being opened is not taken for one made of the files of both.
+// A named pipe in the place of the manifest holds Open up after it has mapped the other two files.
 func TestOpenWhileReplaced(t *testing.T) {
 	dir := t.TempDir()
 	prefix, other := filepath.Join(dir, "x"), filepath.Join(dir, "other")

@@ -25,7 +25,8 @@ func flipInPlace(t *testing.T, path string, at int64) {
 	}
 }
 
-// Damage that comes in place after a block was first read is found when the block is compared again: after the set time, always, or never.
+// Damage that comes in place after a block was first read is found when the block is compared
+// again: after the set time, always, or never.
 func TestReverify(t *testing.T) {
 	const period = 10 * time.Minute
 	for name, c := range map[string]struct {

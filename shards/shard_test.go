@@ -18,8 +18,9 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// foreign gives the bytes of an .idx and a .bin file as Megatron's builder writes them: documents are runs of sequences of ids. It is
-// written from the format's table alone, apart from the Writer, so that the two check each other.
+// foreign gives the bytes of an .idx and a .bin file as Megatron's builder writes them: documents
+// are runs of sequences of ids. It is written from the format's table alone, apart from the Writer,
+// so that the two check each other.
 func foreign(dtype DType, documents [][][]uint32) (idx, bin []byte) {
 	le := binary.LittleEndian
 	var lengths, starts, ends []byte
@@ -75,8 +76,8 @@ func open(t testing.TB, prefix string) *Shard {
 	return s
 }
 
-// Every way of looking into a shard agrees with the list of documents that it was made of, for documents of no, one or several sequences,
-// empty ones among them.
+// Every way of looking into a shard agrees with the list of documents that it was made of, for
+// documents of no, one or several sequences, empty ones among them.
 func TestShardAgreesWithItsDocuments(t *testing.T) {
 	dir := t.TempDir()
 	rapid.Check(t, func(t *rapid.T) {
@@ -85,7 +86,8 @@ func TestShardAgreesWithItsDocuments(t *testing.T) {
 		documents := rapid.SliceOfN(rapid.SliceOfN(rapid.SliceOfN(id, 0, 5), 0, 3), 0, 8).Draw(t, "documents")
 		idx, bin := foreign(dtype, documents)
 		prefix := filepath.Join(dir, "x")
-		if err := errors.Join(os.WriteFile(prefix+".idx", idx, 0o644), os.WriteFile(prefix+".bin", bin, 0o644)); err != nil {
+		if err := errors.Join(os.WriteFile(prefix+".idx", idx, 0o644), os.WriteFile(prefix+".bin", bin,
+			0o644)); err != nil {
 			t.Fatal(err)
 		}
 		s, err := Open(prefix + rapid.SampledFrom([]string{"", ".bin", ".idx"}).Draw(t, "name"))
@@ -106,8 +108,10 @@ func TestShardAgreesWithItsDocuments(t *testing.T) {
 			}
 		}
 		starts = append(starts, int64(len(tokens)))
-		if s.Prefix() != prefix || s.DType() != dtype || s.Tokens() != int64(len(tokens)) || s.Documents() != int64(len(documents)) || s.Manifest() != nil {
-			t.Fatalf("opened as %s, %v, %d tokens, %d documents, manifest %v", s.Prefix(), s.DType(), s.Tokens(), s.Documents(), s.Manifest())
+		if s.Prefix() != prefix || s.DType() != dtype || s.Tokens() != int64(len(tokens)) ||
+			s.Documents() != int64(len(documents)) || s.Manifest() != nil {
+			t.Fatalf("opened as %s, %v, %d tokens, %d documents, manifest %v", s.Prefix(), s.DType(), s.Tokens(),
+				s.Documents(), s.Manifest())
 		}
 		for d, want := range starts {
 			if got, err := s.DocumentStart(int64(d)); got != want || err != nil {
@@ -167,8 +171,8 @@ func TestShardAgreesWithItsDocuments(t *testing.T) {
 	})
 }
 
-// Each way in which the files can contradict themselves is refused, by Open or, where it is in the middle of an array, by Check; the message
-// names the file and what is wrong.
+// Each way in which the files can contradict themselves is refused, by Open or, where it is in the
+// middle of an array, by Check; the message names the file and what is wrong.
 func TestOpenRefuses(t *testing.T) {
 	le := binary.LittleEndian
 	documents := [][][]uint32{{{1, 2, 3}}, {{}}, {{4}, {5, 6}}} // ns 4, nd 4, 6 tokens
@@ -181,43 +185,95 @@ func TestOpenRefuses(t *testing.T) {
 		corrupt bool
 		by      bool
 	}{
-		{"empty idx", func(idx, bin []byte) ([]byte, []byte) { return nil, bin }, "x.idx is not an MMIDIDX index", false, inOpen},
-		{"short header", func(idx, bin []byte) ([]byte, []byte) { return idx[:33], bin }, "it has 33 bytes, fewer than the 34 of its header", true, inOpen},
-		{"magic", func(idx, bin []byte) ([]byte, []byte) { idx[7] = 1; return idx, bin }, `"MMIDIDX\x01\x00"`, false, inOpen},
-		{"version", func(idx, bin []byte) ([]byte, []byte) { idx[9] = 2; return idx, bin }, "version 2 (byte 9)", false, inOpen},
-		{"float32", func(idx, bin []byte) ([]byte, []byte) { idx[17] = 7; return idx, bin }, "tokens are float32", false, inOpen},
-		{"int64", func(idx, bin []byte) ([]byte, []byte) { idx[17] = 5; return idx, bin }, "tokens are int64", false, inOpen},
-		{"unknown type", func(idx, bin []byte) ([]byte, []byte) { idx[17] = 99; return idx, bin }, "element type 99", false, inOpen},
-		{"huge ns", func(idx, bin []byte) ([]byte, []byte) { le.PutUint64(idx[18:], 1<<63); return idx, bin }, "need more than the file's", true, inOpen},
-		{"ns that wraps", func(idx, bin []byte) ([]byte, []byte) { le.PutUint64(idx[18:], math.MaxUint64/12+1); return idx, bin }, "need more", true, inOpen},
-		{"huge nd", func(idx, bin []byte) ([]byte, []byte) { le.PutUint64(idx[26:], 1<<61); return idx, bin }, "need more", true, inOpen},
-		{"nd 0", func(idx, bin []byte) ([]byte, []byte) { le.PutUint64(idx[26:], 0); return idx[:ends], bin }, "document array is empty", true, inOpen},
+		{"empty idx", func(idx, bin []byte) ([]byte, []byte) { return nil, bin }, "x.idx is not an MMIDIDX index",
+			false, inOpen},
+		{"short header", func(idx, bin []byte) ([]byte, []byte) { return idx[:33], bin },
+			"it has 33 bytes, fewer than the 34 of its header", true, inOpen},
+		{"magic", func(idx, bin []byte) ([]byte, []byte) { idx[7] = 1; return idx, bin }, `"MMIDIDX\x01\x00"`, false,
+			inOpen},
+		{"version", func(idx, bin []byte) ([]byte, []byte) { idx[9] = 2; return idx, bin }, "version 2 (byte 9)", false,
+			inOpen},
+		{"float32", func(idx, bin []byte) ([]byte, []byte) { idx[17] = 7; return idx, bin }, "tokens are float32",
+			false, inOpen},
+		{"int64", func(idx, bin []byte) ([]byte, []byte) { idx[17] = 5; return idx, bin }, "tokens are int64", false,
+			inOpen},
+		{"unknown type", func(idx, bin []byte) ([]byte, []byte) { idx[17] = 99; return idx, bin }, "element type 99",
+			false, inOpen},
+		{"huge ns", func(idx, bin []byte) ([]byte, []byte) { le.PutUint64(idx[18:], 1<<63); return idx, bin },
+			"need more than the file's", true, inOpen},
+		{"ns that wraps", func(idx, bin []byte) ([]byte, []byte) {
+			le.PutUint64(idx[18:],
+				math.MaxUint64/12+1)
+			return idx, bin
+		}, "need more", true, inOpen},
+		{"huge nd", func(idx, bin []byte) ([]byte, []byte) { le.PutUint64(idx[26:], 1<<61); return idx, bin },
+			"need more", true, inOpen},
+		{"nd 0", func(idx, bin []byte) ([]byte, []byte) { le.PutUint64(idx[26:], 0); return idx[:ends], bin },
+			"document array is empty", true, inOpen},
 		{"cut idx", func(idx, bin []byte) ([]byte, []byte) { return idx[:len(idx)-1], bin }, "need more", true, inOpen},
-		{"long idx", func(idx, bin []byte) ([]byte, []byte) { return append(idx, 0), bin }, "1 bytes follow", true, inOpen},
-		{"multimodal", func(idx, bin []byte) ([]byte, []byte) { return append(idx, 0, 0, 0, 0), bin }, "multimodal", false, inOpen},
-		{"negative length", func(idx, bin []byte) ([]byte, []byte) { le.PutUint32(idx[lengths+4:], 1<<32-1); return idx, bin }, "sequence 1 has the length -1", true, inCheck},
-		{"length without pointer", func(idx, bin []byte) ([]byte, []byte) { le.PutUint32(idx[lengths:], 4); return idx, bin }, "sequence 1 starts at byte 6, by the lengths before it at byte 8", true, inCheck},
-		{"pointer", func(idx, bin []byte) ([]byte, []byte) { idx[starts+16]++; return idx, bin }, "sequence 2 starts at byte 7", true, inCheck},
-		{"negative pointer", func(idx, bin []byte) ([]byte, []byte) { le.PutUint64(idx[starts:], 1<<64-2); return idx, bin }, "sequence 0 starts at byte -2", true, inOpen},
-		{"other type", func(idx, bin []byte) ([]byte, []byte) { idx[17] = 4; return idx, bin }, "x.bin: expected 16 bytes", true, inOpen},
-		{"documents start late", func(idx, bin []byte) ([]byte, []byte) { idx[ends] = 1; return idx, bin }, "entry 0 of the document array is 1", true, inOpen},
-		{"documents run back", func(idx, bin []byte) ([]byte, []byte) { idx[ends+8] = 3; return idx, bin }, "entry 2 of the document array is 2, after 3", true, inCheck},
-		{"documents end early", func(idx, bin []byte) ([]byte, []byte) { idx[ends+24] = 3; return idx, bin }, "ends at sequence 3 of 4", true, inOpen},
-		{"last length", func(idx, bin []byte) ([]byte, []byte) { le.PutUint32(idx[lengths+12:], 1<<32-1); return idx, bin }, "sequence 3 has the length -1", true, inOpen},
-		{"last pointer", func(idx, bin []byte) ([]byte, []byte) { idx[starts+24]++; return idx, bin }, "sequence 3 starts at byte 9, where no element", true, inOpen},
-		{"last pointer far", func(idx, bin []byte) ([]byte, []byte) { le.PutUint64(idx[starts+24:], 1<<63-2); return idx, bin }, "where no element", true, inOpen},
-		{"lengths beyond 2^63", func(idx, bin []byte) ([]byte, []byte) { le.PutUint64(idx[starts+16:], 1<<63-2); return idx, bin }, "sequence 2 starts at byte 9223372036854775806", true, inCheck},
-		{"documents beyond", func(idx, bin []byte) ([]byte, []byte) { idx[ends+8] = 9; return idx, bin }, "entry 1 of the document array is 9", true, inCheck},
-		{"documents end late", func(idx, bin []byte) ([]byte, []byte) { idx[ends+24] = 5; return idx, bin }, "ends at sequence 5 of 4", true, inOpen},
-		{"cut bin", func(idx, bin []byte) ([]byte, []byte) { return idx, bin[:11] }, "x.bin: expected 12 bytes", true, inOpen},
-		{"empty bin", func(idx, bin []byte) ([]byte, []byte) { return idx, nil }, "found 0: it was cut short", true, inOpen},
-		{"long bin", func(idx, bin []byte) ([]byte, []byte) { return idx, append(bin, 0, 0) }, "found 14: it belongs to another .idx", true, inOpen},
+		{"long idx", func(idx, bin []byte) ([]byte, []byte) { return append(idx, 0), bin }, "1 bytes follow", true,
+			inOpen},
+		{"multimodal", func(idx, bin []byte) ([]byte, []byte) { return append(idx, 0, 0, 0, 0), bin }, "multimodal",
+			false, inOpen},
+		{"negative length", func(idx, bin []byte) ([]byte, []byte) {
+			le.PutUint32(idx[lengths+4:], 1<<32-1)
+			return idx,
+				bin
+		}, "sequence 1 has the length -1", true, inCheck},
+		{"length without pointer", func(idx, bin []byte) ([]byte, []byte) {
+			le.PutUint32(idx[lengths:], 4)
+			return idx,
+				bin
+		}, "sequence 1 starts at byte 6, by the lengths before it at byte 8", true, inCheck},
+		{"pointer", func(idx, bin []byte) ([]byte, []byte) { idx[starts+16]++; return idx, bin },
+			"sequence 2 starts at byte 7", true, inCheck},
+		{"negative pointer", func(idx, bin []byte) ([]byte, []byte) {
+			le.PutUint64(idx[starts:], 1<<64-2)
+			return idx,
+				bin
+		}, "sequence 0 starts at byte -2", true, inOpen},
+		{"other type", func(idx, bin []byte) ([]byte, []byte) { idx[17] = 4; return idx, bin },
+			"x.bin: expected 16 bytes", true, inOpen},
+		{"documents start late", func(idx, bin []byte) ([]byte, []byte) { idx[ends] = 1; return idx, bin },
+			"entry 0 of the document array is 1", true, inOpen},
+		{"documents run back", func(idx, bin []byte) ([]byte, []byte) { idx[ends+8] = 3; return idx, bin },
+			"entry 2 of the document array is 2, after 3", true, inCheck},
+		{"documents end early", func(idx, bin []byte) ([]byte, []byte) { idx[ends+24] = 3; return idx, bin },
+			"ends at sequence 3 of 4", true, inOpen},
+		{"last length", func(idx, bin []byte) ([]byte, []byte) {
+			le.PutUint32(idx[lengths+12:], 1<<32-1)
+			return idx,
+				bin
+		}, "sequence 3 has the length -1", true, inOpen},
+		{"last pointer", func(idx, bin []byte) ([]byte, []byte) { idx[starts+24]++; return idx, bin },
+			"sequence 3 starts at byte 9, where no element", true, inOpen},
+		{"last pointer far", func(idx, bin []byte) ([]byte, []byte) {
+			le.PutUint64(idx[starts+24:],
+				1<<63-2)
+			return idx, bin
+		}, "where no element", true, inOpen},
+		{"lengths beyond 2^63", func(idx, bin []byte) ([]byte, []byte) {
+			le.PutUint64(idx[starts+16:],
+				1<<63-2)
+			return idx, bin
+		}, "sequence 2 starts at byte 9223372036854775806", true, inCheck},
+		{"documents beyond", func(idx, bin []byte) ([]byte, []byte) { idx[ends+8] = 9; return idx, bin },
+			"entry 1 of the document array is 9", true, inCheck},
+		{"documents end late", func(idx, bin []byte) ([]byte, []byte) { idx[ends+24] = 5; return idx, bin },
+			"ends at sequence 5 of 4", true, inOpen},
+		{"cut bin", func(idx, bin []byte) ([]byte, []byte) { return idx, bin[:11] }, "x.bin: expected 12 bytes", true,
+			inOpen},
+		{"empty bin", func(idx, bin []byte) ([]byte, []byte) { return idx, nil }, "found 0: it was cut short", true,
+			inOpen},
+		{"long bin", func(idx, bin []byte) ([]byte, []byte) { return idx, append(bin, 0, 0) },
+			"found 14: it belongs to another .idx", true, inOpen},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			prefix := place(t, nil, nil)
 			idx, bin := test.change(foreign(UInt16, documents))
-			if err := errors.Join(os.WriteFile(prefix+".idx", idx, 0o644), os.WriteFile(prefix+".bin", bin, 0o644)); err != nil {
+			if err := errors.Join(os.WriteFile(prefix+".idx", idx, 0o644), os.WriteFile(prefix+".bin", bin,
+				0o644)); err != nil {
 				t.Fatal(err)
 			}
 			s, err := Open(prefix)
@@ -289,15 +345,17 @@ func TestDocumentStartOutside(t *testing.T) {
 }
 
 func TestDTypeFor(t *testing.T) {
-	for size, want := range map[int]DType{1: UInt16, 50280: UInt16, 65499: UInt16, 65500: Int32, 65536: Int32, 100278: Int32} {
+	for size, want := range map[int]DType{1: UInt16, 50280: UInt16, 65499: UInt16, 65500: Int32, 65536: Int32,
+		100278: Int32} {
 		if got := DTypeFor(size); got != want {
 			t.Errorf("%d ids: %v, want %v", size, got, want)
 		}
 	}
 }
 
-// FuzzOpen looks into whatever Open accepts in every way there is. None may panic or run for ever, and what Check passes as well must be as a
-// reading of the file says that takes nothing for granted.
+// FuzzOpen looks into whatever Open accepts in every way there is. None may panic or run for ever,
+// and what Check passes as well must be as a reading of the file says that takes nothing for
+// granted.
 func FuzzOpen(f *testing.F) {
 	le := binary.LittleEndian
 	for _, documents := range [][][][]uint32{nil, {{{}}}, {{{1, 2, 3}}, {{}}, {{4}, {5, 6}}, {}, {{7}}}} {
@@ -316,7 +374,8 @@ func FuzzOpen(f *testing.F) {
 	dir := f.TempDir()
 	f.Fuzz(func(t *testing.T, idx []byte, binSize uint16) {
 		prefix := filepath.Join(dir, "x")
-		if err := errors.Join(os.WriteFile(prefix+".idx", idx, 0o644), os.WriteFile(prefix+".bin", make([]byte, binSize), 0o644)); err != nil {
+		if err := errors.Join(os.WriteFile(prefix+".idx", idx, 0o644),
+			os.WriteFile(prefix+".bin", make([]byte, binSize), 0o644)); err != nil {
 			t.Fatal(err)
 		}
 		if x, err := OpenIndex(prefix); err == nil {
@@ -338,7 +397,8 @@ func FuzzOpen(f *testing.F) {
 		for i := range ns {
 			starts = append(starts, starts[i]+int64(int32(le.Uint32(idx[34+4*i:]))))
 		}
-		if size == 0 || s.Tokens()*size != int64(binSize) || s.Documents() != int64(nd-1) || whole && s.Tokens() != starts[ns] {
+		if size == 0 || s.Tokens()*size != int64(binSize) || s.Documents() != int64(nd-1) ||
+			whole && s.Tokens() != starts[ns] {
 			t.Fatalf("accepted: element size %d, %d tokens, .bin of %d bytes", size, s.Tokens(), binSize)
 		}
 		for d := range nd {
@@ -386,7 +446,8 @@ func FuzzOpen(f *testing.F) {
 	})
 }
 
-// uneven makes n documents of each kind of lengths: alike, of all sizes, growing, with one that is all but everything, and empty ones between.
+// uneven makes n documents of each kind of lengths: alike, of all sizes, growing, with one that is
+// all but everything, and empty ones between.
 func uneven(n int) map[string][][][]uint32 {
 	random := rand.New(rand.NewPCG(1, 2))
 	kinds := map[string]func(i int) int{

@@ -22,8 +22,9 @@ import (
 	"mula/internal/mapping"
 )
 
-// The layout of x.sums: the header, a sum for each block of x.bin, and the sum of all bytes before. Sums are CRC-32C (Castagnoli), which
-// find every error within 32 bits and all but one in 2^32 of the others.
+// The layout of x.sums: the header, a sum for each block of x.bin, and the sum of all bytes before.
+// Sums are CRC-32C (Castagnoli), which find every error within 32 bits and all but one in 2^32 of
+// the others.
 const (
 	sumsMagic      = "MULASUMS"
 	sumsVersion    = 1
@@ -47,7 +48,8 @@ func encodeSums(binBytes int64, sums []uint32) []byte {
 	return le.AppendUint32(out, crc32.Checksum(out, castagnoli))
 }
 
-// blockSums are the sums of a file of ids, x.bin or another layout's, and what is known of its blocks. It is safe for concurrent use.
+// blockSums are the sums of a file of ids, x.bin or another layout's, and what is known of its
+// blocks. It is safe for concurrent use.
 type blockSums struct {
 	path  string // of the file of sums
 	file  mapping.File
@@ -55,7 +57,9 @@ type blockSums struct {
 	sums  []byte // u32 each
 	block int64  // bytes
 
-	again time.Duration                  // a block that was compared so long ago is compared again when it is read; 0: never; below 0: always
+	// a block that was compared so long ago is compared again when it is read; 0: never; below 0:
+	// always
+	again time.Duration
 	now   func() time.Time               // for tests; nil is time.Now
 	known atomic.Pointer[comparedBlocks] // nil before something is read
 }
@@ -66,8 +70,9 @@ type comparedBlocks struct {
 	good  []atomic.Uint64 // a bit a block
 }
 
-// openSums maps a file of sums, that of files of ids with so many bytes each; without the file it gives nil. It looks at the headers only: the sums
-// themselves are doubted when one differs. It is to be guarded.
+// openSums maps a file of sums, that of files of ids with so many bytes each; without the file it
+// gives nil. It looks at the headers only: the sums themselves are doubted when one differs. It is
+// to be guarded.
 func openSums(path string, idBytes ...int64) (all []*blockSums, err error) {
 	file, err := mapping.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -90,7 +95,8 @@ func openSums(path string, idBytes ...int64) (all []*blockSums, err error) {
 	}
 	if err != nil {
 		file.Close()
-		return nil, fmt.Errorf("%s: %w: restore it, or remove it: tokens are then not compared with sums when they are read: %w", path, err, ErrCorrupt)
+		return nil, fmt.Errorf("%s: %w: restore it, or remove it: tokens are then not compared with sums when they "+
+			"are read: %w", path, err, ErrCorrupt)
 	}
 	file.Scattered()
 	return all, nil
@@ -114,7 +120,8 @@ func (c *blockSums) parse(at, idBytes int64) error {
 	}
 	want := sumsHeaderSize + 4*c.blocks(idBytes) + 4
 	if want > int64(len(data)) {
-		return fmt.Errorf("it has %d bytes, not the %d that the sums up to those of %d bytes take", len(c.file.Data), at+want, idBytes)
+		return fmt.Errorf("it has %d bytes, not the %d that the sums up to those of %d bytes take", len(c.file.Data),
+			at+want, idBytes)
 	}
 	c.part = data[:want]
 	c.sums = data[sumsHeaderSize : want-4]
@@ -124,8 +131,8 @@ func (c *blockSums) parse(at, idBytes int64) error {
 // blocks is the number of blocks of so many bytes.
 func (c *blockSums) blocks(binBytes int64) int64 { return (binBytes + c.block - 1) / c.block }
 
-// check compares the blocks that hold the bytes [from, end) of bin with their sums, those that have not been found right lately, and gives
-// the first that differs, or -1.
+// check compares the blocks that hold the bytes [from, end) of bin with their sums, those that have
+// not been found right lately, and gives the first that differs, or -1.
 func (c *blockSums) check(bin []byte, from, end int64) int64 {
 	good := c.compared(int64(len(bin))).good
 	for b := from / c.block; b*c.block < end; b++ {
@@ -141,8 +148,8 @@ func (c *blockSums) check(bin []byte, from, end int64) int64 {
 	return -1
 }
 
-// compared gives the blocks that need not be compared again. They are forgotten together, at the end of a period: so a block is compared at most once in each,
-// and no time is kept for each.
+// compared gives the blocks that need not be compared again. They are forgotten together, at the
+// end of a period: so a block is compared at most once in each, and no time is kept for each.
 func (c *blockSums) compared(binBytes int64) *comparedBlocks {
 	known := c.known.Load()
 	if known != nil && c.again <= 0 {
@@ -166,17 +173,21 @@ func (c *blockSums) compared(binBytes int64) *comparedBlocks {
 // right says whether a block has its sum.
 func (c *blockSums) right(bin []byte, block int64) bool {
 	start := block * c.block
-	return crc32.Checksum(bin[start:min(start+c.block, int64(len(bin)))], castagnoli) == binary.LittleEndian.Uint32(c.sums[4*block:])
+	return crc32.Checksum(bin[start:min(start+c.block, int64(len(bin)))],
+		castagnoli) == binary.LittleEndian.Uint32(c.sums[4*block:])
 }
 
-// doubt says why the sums are not to be believed, if they are not: they are not those that were written, or not the manifest's.
+// doubt says why the sums are not to be believed, if they are not: they are not those that were
+// written, or not the manifest's.
 func (c *blockSums) doubt(want FileInfo) error {
 	last := len(c.part) - 4
 	if crc32.Checksum(c.part[:last], castagnoli) != binary.LittleEndian.Uint32(c.part[last:]) {
-		return fmt.Errorf("%s is damaged itself: restore it, or remove it: tokens are then not compared with sums when they are read: %w", c.path, ErrCorrupt)
+		return fmt.Errorf("%s is damaged itself: restore it, or remove it: tokens are then not compared with sums "+
+			"when they are read: %w", c.path, ErrCorrupt)
 	}
 	if sum := sha256.Sum256(c.file.Data); hex.EncodeToString(sum[:]) != want.SHA256 {
-		return fmt.Errorf("%s has SHA-256 %x, by the manifest %s: restore the shard or write it again: %w", c.path, sum, want.SHA256, ErrCorrupt)
+		return fmt.Errorf("%s has SHA-256 %x, by the manifest %s: restore the shard or write it again: %w", c.path, sum,
+			want.SHA256, ErrCorrupt)
 	}
 	return nil
 }
@@ -186,8 +197,8 @@ func (c *blockSums) close() error {
 	return c.file.Close()
 }
 
-// A DamageError says which bytes of a file of ids, x.bin or that of another layout, are not those that were written, and which documents have
-// bytes there. It wraps [ErrCorrupt].
+// A DamageError says which bytes of a file of ids, x.bin or that of another layout, are not those
+// that were written, and which documents have bytes there. It wraps [ErrCorrupt].
 type DamageError struct {
 	Path      string     // of the file of ids
 	Blocks    []ByteSpan // that do not have their sums, neighbours joined, in order
@@ -273,7 +284,8 @@ func (e *DamageError) addDocument(number int64) {
 	}
 }
 
-// nameDocument is a document in a message: its number and, where they are known, its id and place of origin.
+// nameDocument is a document in a message: its number and, where they are known, its id and place
+// of origin.
 func nameDocument(number int64, o DocumentOrigin) string {
 	if o == (DocumentOrigin{}) {
 		return fmt.Sprintf("number %d", number)
@@ -281,7 +293,8 @@ func nameDocument(number int64, o DocumentOrigin) string {
 	return fmt.Sprintf("number %d (%q, %s:%d)", number, o.ID, o.File, o.Line)
 }
 
-// listDocuments lists the damaged documents for a message. names are those of the first; the last of all is number last.
+// listDocuments lists the damaged documents for a message. names are those of the first; the last
+// of all is number last.
 func (e *DamageError) listDocuments(names []string, last int64) string {
 	if len(names) == 0 {
 		return "no document"
@@ -302,7 +315,8 @@ type sums32 struct {
 	sums  []uint32
 }
 
-// end takes the block up, full or the last one, and gives its bytes, which are to be written before the next are added.
+// end takes the block up, full or the last one, and gives its bytes, which are to be written before
+// the next are added.
 func (c *sums32) end() []byte {
 	if len(c.block) == 0 {
 		return nil
@@ -313,7 +327,8 @@ func (c *sums32) end() []byte {
 	return done
 }
 
-// A SumsWriter makes the file of sums, as x.sums is for x.bin, of the ids that are written to it too.
+// A SumsWriter makes the file of sums, as x.sums is for x.bin, of the ids that are written to it
+// too.
 type SumsWriter struct {
 	bytes int64
 	sum   uint32 // of the block that is not full yet
@@ -333,7 +348,8 @@ func (w *SumsWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// File gives the bytes of the file of sums, or of the part of it that is about this file of ids. What is written afterwards is another file of ids.
+// File gives the bytes of the file of sums, or of the part of it that is about this file of ids.
+// What is written afterwards is another file of ids.
 func (w *SumsWriter) File() []byte {
 	if w.bytes%sumsBlock != 0 {
 		w.sums = append(w.sums, w.sum)
@@ -343,14 +359,16 @@ func (w *SumsWriter) File() []byte {
 	return out
 }
 
-// Sums are those of the files of ids of a shard in another layout than Megatron's. They are numbered from 0; most layouts have one.
+// Sums are those of the files of ids of a shard in another layout than Megatron's. They are
+// numbered from 0; most layouts have one.
 type Sums struct {
 	files []*blockSums
 	want  FileInfo
 }
 
-// OpenSums opens the file of sums that m lists under a name, of files of ids that have so many bytes each. It gives nil where m is nil or lists
-// none, or where the file is not there: ids are then read as they are.
+// OpenSums opens the file of sums that m lists under a name, of files of ids that have so many
+// bytes each. It gives nil where m is nil or lists none, or where the file is not there: ids are
+// then read as they are.
 func OpenSums(path string, m *Manifest, name string, idBytes ...int64) (*Sums, error) {
 	if m == nil || m.Files[name].SHA256 == "" || len(idBytes) == 0 {
 		return nil, nil
@@ -369,14 +387,16 @@ func OpenSums(path string, m *Manifest, name string, idBytes ...int64) (*Sums, e
 // Close ends the mapping of the file. No reader of [Sums.Reader] may be used afterwards.
 func (s *Sums) Close() error { return s.files[0].close() } // they share one
 
-// Reader reads a file of ids from its beginning. It gives the bytes of no block that does not have its sum, but an error for [Sums.Damage].
-// It reads and compares as many blocks at a time as it is asked for.
+// Reader reads a file of ids from its beginning. It gives the bytes of no block that does not have
+// its sum, but an error for [Sums.Damage]. It reads and compares as many blocks at a time as it is
+// asked for.
 func (s *Sums) Reader(file int, ids io.ReaderAt, idBytes int64) io.Reader {
 	return &summedReader{sums: s.files[file], ids: ids, size: idBytes}
 }
 
-// Check compares the blocks that hold the bytes [from, end) of a file of ids, which may be mapped, with their sums, those that it has not found right
-// before. Where one differs it gives an error for [Sums.Damage]. On nil it does nothing.
+// Check compares the blocks that hold the bytes [from, end) of a file of ids, which may be mapped,
+// with their sums, those that it has not found right before. Where one differs it gives an error
+// for [Sums.Damage]. On nil it does nothing.
 func (s *Sums) Check(file int, ids []byte, from, end int64) error {
 	if s == nil {
 		return nil
@@ -392,7 +412,8 @@ func (s *Sums) Check(file int, ids []byte, from, end int64) error {
 	if block < 0 {
 		return nil
 	}
-	whole := &summedReader{sums: s.files[file], ids: bytes.NewReader(ids), size: int64(len(ids))} // there may be damage before that block
+	// there may be damage before that block
+	whole := &summedReader{sums: s.files[file], ids: bytes.NewReader(ids), size: int64(len(ids))}
 	return &blockError{whole, block}
 }
 
@@ -405,7 +426,8 @@ type summedReader struct {
 	left  []byte // of whole
 }
 
-// A blockError says that a block does not have its sum. Those that the reader has passed have theirs.
+// A blockError says that a block does not have its sum. Those that the reader has passed have
+// theirs.
 type blockError struct {
 	*summedReader
 	bad int64
@@ -454,7 +476,8 @@ func (r *summedReader) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// next reads the blocks that fit into to and passes those before the first that does not have its sum. It gives their bytes. It is to be guarded.
+// next reads the blocks that fit into to and passes those before the first that does not have its
+// sum. It gives their bytes. It is to be guarded.
 func (r *summedReader) next(to []byte) (right int, err error) {
 	first, block := r.block*r.sums.block, r.sums.block
 	if rest := r.size - first; rest <= int64(len(to)) {
@@ -476,16 +499,20 @@ func (r *summedReader) next(to []byte) (right int, err error) {
 	return right, nil
 }
 
-// DocumentBytes are bytes of a file of ids that a document needs: its ids, or where a table says where these are.
+// DocumentBytes are bytes of a file of ids that a document needs: its ids, or where a table says
+// where these are.
 type DocumentBytes struct {
 	Document int64 // its number in the shard
 	Bytes    ByteSpan
 }
 
-// Damage makes a [DamageError] about the file of ids at path of an error that came of [Sums.Reader] or [Sums.Check]; others it gives back. What
-// the reader has not read of the file is read for more damage. documents are the bytes of the file that documents need, in the order of documents; what stands in a damaged
-// block need not be believed, as long as the documents that it is about have bytes there. origin gives that of the document given last.
-func (s *Sums) Damage(ctx context.Context, err error, path string, documents iter.Seq2[DocumentBytes, error], origin func(number int64) (DocumentOrigin, error)) error {
+// Damage makes a [DamageError] about the file of ids at path of an error that came of [Sums.Reader]
+// or [Sums.Check]; others it gives back. What the reader has not read of the file is read for more
+// damage. documents are the bytes of the file that documents need, in the order of documents; what
+// stands in a damaged block need not be believed, as long as the documents that it is about have
+// bytes there. origin gives that of the document given last.
+func (s *Sums) Damage(ctx context.Context, err error, path string, documents iter.Seq2[DocumentBytes, error],
+	origin func(number int64) (DocumentOrigin, error)) error {
 	var first *blockError
 	if s == nil || !errors.As(err, &first) {
 		return err
@@ -536,6 +563,9 @@ func (s *Sums) locate(ctx context.Context, r *summedReader, path string, documen
 
 // hits says whether bytes of the span are damaged.
 func (e *DamageError) hits(span ByteSpan) bool {
-	i, _ := slices.BinarySearchFunc(e.Blocks, span.First, func(b ByteSpan, at int64) int { return cmp.Compare(b.End-1, at) })
+	i, _ := slices.BinarySearchFunc(e.Blocks, span.First, func(b ByteSpan, at int64) int {
+		return cmp.Compare(b.End-1,
+			at)
+	})
 	return span.First < span.End && i < len(e.Blocks) && e.Blocks[i].First < span.End
 }

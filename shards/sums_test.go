@@ -14,7 +14,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// crc32c is the sum by its definition, bit by bit: polynomial 0x1EDC6F41 reflected, ones before and after (RFC 3720, section 12.1).
+// crc32c is the sum by its definition, bit by bit: polynomial 0x1EDC6F41 reflected, ones before and
+// after (RFC 3720, section 12.1).
 func crc32c(data []byte) uint32 {
 	crc := ^uint32(0)
 	for _, b := range data {
@@ -52,7 +53,8 @@ func writeLengths(t testing.TB, dir string, dtype DType, lengths []int) string {
 	return prefix
 }
 
-// x.sums is what the format page says, to the byte, for files of no, one, several and broken blocks.
+// x.sums is what the format page says, to the byte, for files of no, one, several and broken
+// blocks.
 func TestSumsFile(t *testing.T) {
 	if crc32c([]byte("123456789")) != 0xE3069283 { // the check value of RFC 3720's polynomial
 		t.Fatal("the sum of the test is wrong")
@@ -80,14 +82,16 @@ func TestSumsFile(t *testing.T) {
 	}
 }
 
-// Whichever bit of x.bin is flipped, Verify finds it and so does whatever reads it; both name the block and exactly the documents with tokens in it.
-// Windows that do not touch the block are read as ever, and the damage is found however much was read before.
+// Whichever bit of x.bin is flipped, Verify finds it and so does whatever reads it; both name the
+// block and exactly the documents with tokens in it. Windows that do not touch the block are read
+// as ever, and the damage is found however much was read before.
 func TestEveryBitIsFound(t *testing.T) {
 	dir := t.TempDir()
 	rapid.Check(t, func(rt *rapid.T) {
 		dtype := rapid.SampledFrom([]DType{UInt16, Int32}).Draw(rt, "dtype")
 		size := dtype.Size()
-		lengths := rapid.SliceOfN(rapid.OneOf(rapid.IntRange(0, 3), rapid.IntRange(0, 2000), rapid.IntRange(0, 9000)), 1, 40).Draw(rt, "lengths")
+		lengths := rapid.SliceOfN(rapid.OneOf(rapid.IntRange(0, 3), rapid.IntRange(0, 2000), rapid.IntRange(0, 9000)),
+			1, 40).Draw(rt, "lengths")
 		prefix := writeLengths(t, dir, dtype, lengths)
 		bin := readFile(t, prefix+".bin")
 		if len(bin) == 0 {
@@ -118,10 +122,12 @@ func TestEveryBitIsFound(t *testing.T) {
 			if !errors.As(err, &e) || !errors.Is(err, ErrCorrupt) {
 				rt.Fatalf("%s: %v", what, err)
 			}
-			if e.Path != prefix+".bin" || !slices.Equal(e.Blocks, []ByteSpan{{int64(first), int64(end)}}) || !slices.Equal(e.Documents, want) || e.More != 0 {
+			if e.Path != prefix+".bin" || !slices.Equal(e.Blocks, []ByteSpan{{int64(first), int64(end)}}) ||
+				!slices.Equal(e.Documents, want) || e.More != 0 {
 				rt.Fatalf("%s: %+v, want documents %v of bytes %d to %d", what, e, want, first, end)
 			}
-			if o := origin(want[0]); !strings.Contains(err.Error(), fmt.Sprintf("bytes %d to %d are damaged, in document", first, end-1)) ||
+			if o := origin(want[0]); !strings.Contains(err.Error(),
+				fmt.Sprintf("bytes %d to %d are damaged, in document", first, end-1)) ||
 				!strings.Contains(err.Error(), fmt.Sprintf("number %d (%q, %s:%d)", want[0], o.ID, o.File, o.Line)) {
 				rt.Fatalf("%s: %v", what, err)
 			}
@@ -145,7 +151,8 @@ func TestEveryBitIsFound(t *testing.T) {
 	})
 }
 
-// A list of documents in a message ends, however many are hit, and blocks side by side are one place.
+// A list of documents in a message ends, however many are hit, and blocks side by side are one
+// place.
 func TestDamageOfMany(t *testing.T) {
 	prefix := writeLengths(t, t.TempDir(), UInt16, slices.Repeat([]int{2}, 20000))
 	bin := readFile(t, prefix+".bin")
@@ -161,10 +168,12 @@ func TestDamageOfMany(t *testing.T) {
 		t.Fatal(err)
 	}
 	// Blocks of 4096 documents: 1, 2 and 4, the last of which has 3616.
-	if !slices.Equal(e.Blocks, []ByteSpan{{16384, 49152}, {65536, 80000}}) || len(e.Documents) != 1000 || e.Documents[999] != 5095 || e.More != 4096*2+3616-1000 {
+	if !slices.Equal(e.Blocks, []ByteSpan{{16384, 49152}, {65536, 80000}}) || len(e.Documents) != 1000 ||
+		e.Documents[999] != 5095 || e.More != 4096*2+3616-1000 {
 		t.Errorf("blocks %v, documents up to %d and %d more", e.Blocks, e.Documents[len(e.Documents)-1], e.More)
 	}
-	for _, want := range []string{"its SHA-256 is not the manifest's; bytes 16384 to 49151, 65536 to 79999 are damaged", `in documents number 4096 ("dok-4096-`, ", 11800 more"} {
+	for _, want := range []string{"its SHA-256 is not the manifest's; bytes 16384 to 49151, 65536 to 79999 are damaged",
+		`in documents number 4096 ("dok-4096-`, ", 11800 more"} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("%q does not say %q", err, want)
 		}
@@ -182,12 +191,14 @@ func TestDamageAcrossBlocks(t *testing.T) {
 		t.Fatal(err)
 	}
 	var e *DamageError
-	if err := open(t, prefix).Verify(t.Context(), nil); !errors.As(err, &e) || !slices.Equal(e.Documents, []int64{0, 1}) || len(e.Blocks) != 3 {
+	if err := open(t, prefix).Verify(t.Context(), nil); !errors.As(err, &e) ||
+		!slices.Equal(e.Documents, []int64{0, 1}) || len(e.Blocks) != 3 {
 		t.Errorf("%v: %+v", err, e)
 	}
 }
 
-// Sums that are damaged themselves are not taken for damage of the tokens; without the file, or where no manifest lists it, tokens are read as they are.
+// Sums that are damaged themselves are not taken for damage of the tokens; without the file, or
+// where no manifest lists it, tokens are read as they are.
 func TestDamagedSums(t *testing.T) {
 	prefix := writeLengths(t, t.TempDir(), UInt16, []int{9000, 9000})
 	whole, bin := readFile(t, prefix+".sums"), readFile(t, prefix+".bin")
@@ -214,7 +225,8 @@ func TestDamagedSums(t *testing.T) {
 			t.Fatalf("byte %d of x.sums changed: %v", at, err)
 		}
 		var e *DamageError
-		if err != nil && (errors.As(err, &e) || !errors.Is(err, ErrCorrupt) || !strings.Contains(err.Error(), prefix+".sums")) {
+		if err != nil && (errors.As(err, &e) || !errors.Is(err, ErrCorrupt) ||
+			!strings.Contains(err.Error(), prefix+".sums")) {
 			t.Fatalf("byte %d of x.sums changed: %v", at, err)
 		}
 	}
@@ -246,7 +258,8 @@ func TestDamagedSums(t *testing.T) {
 	if err := read(); err != nil {
 		t.Errorf("without x.sums: %v", err)
 	}
-	if err := open(t, prefix).Verify(t.Context(), nil); !errors.Is(err, ErrCorrupt) || !strings.Contains(err.Error(), prefix+".bin: expected") {
+	if err := open(t, prefix).Verify(t.Context(), nil); !errors.Is(err, ErrCorrupt) ||
+		!strings.Contains(err.Error(), prefix+".bin: expected") {
 		t.Errorf("verified without x.sums: %v", err)
 	}
 	set(".sums", whole)
@@ -258,7 +271,8 @@ func TestDamagedSums(t *testing.T) {
 	}
 }
 
-// A shard from before there were sums, whose manifest lists none, is read and verified as ever, beside the sums of another.
+// A shard from before there were sums, whose manifest lists none, is read and verified as ever,
+// beside the sums of another.
 func TestShardWithoutSums(t *testing.T) {
 	prefix := writeLengths(t, t.TempDir(), UInt16, []int{9000, 9000})
 	m, err := ReadManifest(prefix + ".json")
@@ -279,7 +293,8 @@ func TestShardWithoutSums(t *testing.T) {
 	}
 }
 
-// Many readers of the same blocks agree, and who has the shard open when it is replaced reads on with its own sums.
+// Many readers of the same blocks agree, and who has the shard open when it is replaced reads on
+// with its own sums.
 func TestSumsWithManyReaders(t *testing.T) {
 	dir := t.TempDir()
 	prefix := writeLengths(t, dir, Int32, []int{50000, 50000})
@@ -336,7 +351,8 @@ func FuzzSums(f *testing.F) {
 		block := int(binary.LittleEndian.Uint32(data[12:]))
 		bad := int64(-1)
 		for b := len(bin)/block + 1; b >= 0; b-- {
-			if b*block < len(bin) && crc32c(bin[b*block:min((b+1)*block, len(bin))]) != binary.LittleEndian.Uint32(data[24+4*b:]) {
+			if b*block < len(bin) &&
+				crc32c(bin[b*block:min((b+1)*block, len(bin))]) != binary.LittleEndian.Uint32(data[24+4*b:]) {
 				bad = int64(b)
 			}
 		}

@@ -15,14 +15,15 @@ import (
 	"mula/internal/atomicfile"
 )
 
-// lengthChunk is the number of document lengths in one piece of Writer.lengths, so that the list grows without being copied.
+// lengthChunk is the number of document lengths in one piece of Writer.lengths, so that the list
+// grows without being copied.
 const lengthChunk = 1 << 16
 
-// A Writer makes a shard: x.bin, x.docs.arrow, x.sums, x.json and x.idx. Until [Writer.Close] has succeeded nothing of it stands under a final
-// name. It is not safe for use by several goroutines.
+// A Writer makes a shard: x.bin, x.docs.arrow, x.sums, x.json and x.idx. Until [Writer.Close] has
+// succeeded nothing of it stands under a final name. It is not safe for use by several goroutines.
 //
-// A Writer streams; in memory it holds four bytes a document, for the .idx file, four bytes a block of 16 KiB of x.bin, for its sum, and one
-// batch of x.docs.arrow. Corpora beyond some 10^9
+// A Writer streams; in memory it holds four bytes a document, for the .idx file, four bytes a block
+// of 16 KiB of x.bin, for its sum, and one batch of x.docs.arrow. Corpora beyond some 10^9
 // documents are better split into several shards for that reason.
 type Writer struct {
 	prefix string
@@ -43,9 +44,10 @@ type Writer struct {
 	manifest *Manifest
 }
 
-// Create starts a shard whose files will have the given prefix, which ends like none of them; their directory must exist. An older shard of
-// that prefix is replaced by [Writer.Close]; a file x.json that is no manifest is not, but refused. info goes into the manifest; if its
-// VocabSize is not 0, ids at and beyond it are refused.
+// Create starts a shard whose files will have the given prefix, which ends like none of them; their
+// directory must exist. An older shard of that prefix is replaced by [Writer.Close]; a file x.json
+// that is no manifest is not, but refused. info goes into the manifest; if its VocabSize is not 0,
+// ids at and beyond it are refused.
 func Create(prefix string, dtype DType, info TokenizerInfo) (*Writer, error) {
 	return create(prefix, dtype, info, memory.NewGoAllocator())
 }
@@ -55,21 +57,25 @@ func create(prefix string, dtype DType, info TokenizerInfo, mem memory.Allocator
 		return nil, fmt.Errorf("creating shard %s: tokens cannot be %s, only uint16 or int32", prefix, dtype)
 	}
 	if info.VocabSize < 0 || int64(info.VocabSize) > dtype.limit() {
-		return nil, fmt.Errorf("creating shard %s: a vocabulary of %d ids does not fit %s", prefix, info.VocabSize, dtype)
+		return nil, fmt.Errorf("creating shard %s: a vocabulary of %d ids does not fit %s", prefix, info.VocabSize,
+			dtype)
 	}
-	if base := filepath.Base(prefix); prefix == "" || base == "." || base == ".." || os.IsPathSeparator(prefix[len(prefix)-1]) {
+	if base := filepath.Base(prefix); prefix == "" || base == "." || base == ".." ||
+		os.IsPathSeparator(prefix[len(prefix)-1]) {
 		return nil, fmt.Errorf("creating shard: %q is not a prefix for the names of files", prefix)
 	}
 	for _, ext := range []string{binExt, idxExt, docsExt, sumsExt, manifestExt} {
 		if strings.HasSuffix(prefix, ext) {
-			return nil, fmt.Errorf("creating shard: %s ends like one of the files of a shard; give the prefix of all of them, without %s", prefix, ext)
+			return nil, fmt.Errorf("creating shard: %s ends like one of the files of a shard; give the prefix of "+
+				"all of them, without %s", prefix, ext)
 		}
 	}
 	// x.json may well be documents, from which this shard is to be made.
 	if _, err := ReadManifest(prefix + manifestExt); err != nil {
 		return nil, fmt.Errorf("creating shard %s would replace a file of another kind: %w", prefix, err)
 	}
-	w := &Writer{prefix: prefix, dtype: dtype, info: info, ids: dtype.limit(), blocks: sums32{block: make([]byte, 0, sumsBlock)}}
+	w := &Writer{prefix: prefix, dtype: dtype, info: info, ids: dtype.limit(),
+		blocks: sums32{block: make([]byte, 0, sumsBlock)}}
 	if info.VocabSize > 0 {
 		w.ids = int64(info.VocabSize)
 	}
@@ -90,8 +96,8 @@ func create(prefix string, dtype DType, info TokenizerInfo, mem memory.Allocator
 	return w, nil
 }
 
-// Append adds a document, as one sequence. An id beyond the vocabulary or an origin that cannot be kept is refused, and the shard is as
-// it was before; after any other error it can only be aborted.
+// Append adds a document, as one sequence. An id beyond the vocabulary or an origin that cannot be
+// kept is refused, and the shard is as it was before; after any other error it can only be aborted.
 func (w *Writer) Append(tokens []uint32, origin DocumentOrigin) error {
 	if w.err != nil {
 		return w.err
@@ -100,7 +106,8 @@ func (w *Writer) Append(tokens []uint32, origin DocumentOrigin) error {
 		return fmt.Errorf("writing %s: the shard was closed before", w.prefix)
 	}
 	if len(tokens) > math.MaxInt32 {
-		return fmt.Errorf("writing %s: a document of %d tokens, an MMIDIDX index holds at most 2^31-1", w.prefix, len(tokens))
+		return fmt.Errorf("writing %s: a document of %d tokens, an MMIDIDX index holds at most 2^31-1", w.prefix,
+			len(tokens))
 	}
 	if err := origin.Check(); err != nil {
 		return fmt.Errorf("writing %s: %w", w.prefix, err)
@@ -160,7 +167,8 @@ func encode(dst []byte, ids []uint32, dtype DType) {
 	le := binary.LittleEndian
 	if dtype == UInt16 {
 		for ; len(ids) >= 4 && len(dst) >= 8; ids, dst = ids[4:], dst[8:] { // in one store
-			le.PutUint64(dst, uint64(uint16(ids[0]))|uint64(uint16(ids[1]))<<16|uint64(uint16(ids[2]))<<32|uint64(uint16(ids[3]))<<48)
+			le.PutUint64(dst,
+				uint64(uint16(ids[0]))|uint64(uint16(ids[1]))<<16|uint64(uint16(ids[2]))<<32|uint64(uint16(ids[3]))<<48)
 		}
 		for i, id := range ids {
 			le.PutUint16(dst[2*i:], uint16(id))
@@ -175,9 +183,10 @@ func encode(dst []byte, ids []uint32, dtype DType) {
 	}
 }
 
-// Close finishes the shard. All files are on disk under temporary names before the first gets its own; then an older x.idx is removed,
-// .bin, .docs.arrow, .sums and .json are published, and .idx last: [Open] wants it, so it never sees parts of two shards. If Close fails, a shard
-// that stood there before is either untouched or without its .idx.
+// Close finishes the shard. All files are on disk under temporary names before the first gets its
+// own; then an older x.idx is removed, .bin, .docs.arrow, .sums and .json are published, and .idx
+// last: [Open] wants it, so it never sees parts of two shards. If Close fails, a shard that stood
+// there before is either untouched or without its .idx.
 func (w *Writer) Close() error {
 	if w.done {
 		return fmt.Errorf("writing %s: the shard was closed before", w.prefix)
@@ -323,7 +332,8 @@ func (w *Writer) publish(manifest *sealedManifest) (err error) {
 	return atomicfile.SyncDir(dir)
 }
 
-// Abort gives the shard up and removes what was written. After [Writer.Close] it does nothing, so it can be deferred right after [Create].
+// Abort gives the shard up and removes what was written. After [Writer.Close] it does nothing, so
+// it can be deferred right after [Create].
 func (w *Writer) Abort() {
 	if w.done {
 		return

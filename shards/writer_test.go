@@ -17,7 +17,8 @@ import (
 	"mula/internal/atomicfile"
 )
 
-var testInfo = TokenizerInfo{SHA256: strings.Repeat("ab", 32), VocabSize: 50280, EOD: 50279, ClassTable: "unicode 16.0.0", Specials: "text"}
+var testInfo = TokenizerInfo{SHA256: strings.Repeat("ab", 32), VocabSize: 50280, EOD: 50279,
+	ClassTable: "unicode 16.0.0", Specials: "text"}
 
 // write makes a shard of documents whose tokens are all id; document d has d tokens.
 func write(prefix string, id uint32, documents int) error {
@@ -34,7 +35,8 @@ func write(prefix string, id uint32, documents int) error {
 	return w.Close()
 }
 
-// holds says whether the shard is whole and the one that write makes: every token, every origin, every hash.
+// holds says whether the shard is whole and the one that write makes: every token, every origin,
+// every hash.
 func holds(prefix string, id uint32, documents int) error {
 	s, err := Open(prefix)
 	if err != nil {
@@ -78,7 +80,8 @@ func TestWriter(t *testing.T) {
 		if err := holds(prefix, 7, documents); err != nil {
 			t.Fatalf("%d documents: %v", documents, err)
 		}
-		if got := names(t, filepath.Dir(prefix)); !slices.Equal(got, []string{"x.bin", "x.docs.arrow", "x.idx", "x.json", "x.sums"}) {
+		if got := names(t, filepath.Dir(prefix)); !slices.Equal(got, []string{"x.bin", "x.docs.arrow", "x.idx",
+			"x.json", "x.sums"}) {
 			t.Fatalf("files %v", got)
 		}
 	}
@@ -154,7 +157,8 @@ func TestWriterStreams(t *testing.T) {
 			t.Errorf("document %d: %v, %v", d, o, err)
 		}
 	}
-	if found, err := origins.Find(t.Context(), "same"); err != nil || len(found) != documents || found[documentBatch] != documentBatch {
+	if found, err := origins.Find(t.Context(), "same"); err != nil || len(found) != documents ||
+		found[documentBatch] != documentBatch {
 		t.Errorf("found %d documents, %v", len(found), err)
 	}
 	if w.Manifest().Files["bin"] != s.Manifest().Files["bin"] {
@@ -180,7 +184,8 @@ func TestWriterRefuses(t *testing.T) {
 	}
 
 	for _, ending := range []string{".bin", ".idx", ".json", ".docs.arrow", ".sums"} {
-		if w, err := Create(filepath.Join(dir, "x"+ending), UInt16, testInfo); err == nil || !strings.Contains(err.Error(), "x"+ending+" ends like one of the files of a shard") {
+		if w, err := Create(filepath.Join(dir, "x"+ending), UInt16, testInfo); err == nil ||
+			!strings.Contains(err.Error(), "x"+ending+" ends like one of the files of a shard") {
 			w.Abort()
 			t.Errorf("a prefix with %s: %v", ending, err)
 		}
@@ -251,8 +256,8 @@ func TestAbortLeavesNothing(t *testing.T) {
 	}
 }
 
-// Whichever operation fails, alone or with all after it: the old shard is whole, or there is none. Nothing is ever made of two, and no
-// temporary file stays.
+// Whichever operation fails, alone or with all after it: the old shard is whole, or there is none.
+// Nothing is ever made of two, and no temporary file stays.
 func TestEveryFault(t *testing.T) {
 	defer func() { atomicfile.Fault = nil }()
 	seen := make(map[atomicfile.Op]int)
@@ -280,8 +285,10 @@ func TestEveryFault(t *testing.T) {
 				if err := errors.Join(err, holds(prefix, 2, 40)); err != nil {
 					t.Fatal(err)
 				}
-				// Five files; the directory is synced before the first, before the last and after it. Each with and without lasting.
-				for op, n := range map[atomicfile.Op]int{atomicfile.OpCreate: 5, atomicfile.OpWrite: 5, atomicfile.OpSync: 5, atomicfile.OpRename: 5,
+				// Five files; the directory is synced before the first, before the last and after
+				// it. Each with and without lasting.
+				for op, n := range map[atomicfile.Op]int{atomicfile.OpCreate: 5, atomicfile.OpWrite: 5,
+					atomicfile.OpSync: 5, atomicfile.OpRename: 5,
 					atomicfile.OpSyncDir: 3, atomicfile.OpRemove: 1} {
 					if seen[op] < 2*n {
 						t.Errorf("operation %q failed only %d times", op, seen[op])
@@ -310,8 +317,8 @@ func TestEveryFault(t *testing.T) {
 	}
 }
 
-// A process that dies before any of its file operations leaves the old shard, or none, or at the very end the new one. The files' state
-// before each operation stands for its death there.
+// A process that dies before any of its file operations leaves the old shard, or none, or at the
+// very end the new one. The files' state before each operation stands for its death there.
 func TestEveryCrash(t *testing.T) {
 	defer func() { atomicfile.Fault = nil }()
 	for _, replacing := range []bool{false, true} {
@@ -354,8 +361,8 @@ func TestEveryCrash(t *testing.T) {
 	}
 }
 
-// A directory loses what was done in it since it was last synced, in any part: x.idx reaches the disk after all the others have, and before the
-// first of them is replaced the older one is gone.
+// A directory loses what was done in it since it was last synced, in any part: x.idx reaches the
+// disk after all the others have, and before the first of them is replaced the older one is gone.
 func TestPublishIsOrdered(t *testing.T) {
 	defer func() { atomicfile.Fault = nil }()
 	prefix := filepath.Join(t.TempDir(), "x")
@@ -450,7 +457,8 @@ func TestVerifyFindsEveryChange(t *testing.T) {
 				defer s.Close()
 				return s.Verify(t.Context(), nil)
 			}()
-			if err == nil || !strings.Contains(err.Error(), prefix+ext) && !strings.Contains(err.Error(), prefix+".bin: expected") {
+			if err == nil || !strings.Contains(err.Error(), prefix+ext) && !strings.Contains(err.Error(),
+				prefix+".bin: expected") {
 				t.Errorf("byte %d of %s changed: %v", at, ext, err)
 			}
 		}
@@ -482,7 +490,8 @@ func TestManifestOfAnother(t *testing.T) {
 		t.Errorf("another shard's manifest: %v", err)
 	}
 	for content, want := range map[string]string{
-		`{"format": 3}`: "its format is 3", `[`: "is not the manifest", "{}": "its format is 0", strings.Repeat(" ", maxManifest+1): "more than",
+		`{"format": 3}`: "its format is 3", `[`: "is not the manifest", "{}": "its format is 0", strings.Repeat(" ",
+			maxManifest+1): "more than",
 	} {
 		if err := os.WriteFile(a+".json", []byte(content), 0o644); err != nil {
 			t.Fatal(err)
@@ -499,7 +508,8 @@ func TestManifestOfAnother(t *testing.T) {
 	if f, err := m.Seal(a + ".json"); err != nil || f.Publish() != nil {
 		t.Fatal(err)
 	}
-	if _, err := Open(a); !errors.Is(err, ErrCorrupt) || !strings.Contains(err.Error(), "a.json has no SHA-256 of "+a+".docs.arrow") {
+	if _, err := Open(a); !errors.Is(err, ErrCorrupt) ||
+		!strings.Contains(err.Error(), "a.json has no SHA-256 of "+a+".docs.arrow") {
 		t.Errorf("manifest without docs: %v", err)
 	}
 	if err := os.Remove(a + ".json"); err != nil {
@@ -599,7 +609,8 @@ func TestDocumentsDamaged(t *testing.T) {
 		if err := os.WriteFile(prefix+docsExt, damaged, 0o644); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := s.DocumentIDs(t.Context()); !errors.Is(err, ErrCorrupt) || !strings.Contains(err.Error(), prefix+docsExt) {
+		if _, err := s.DocumentIDs(t.Context()); !errors.Is(err, ErrCorrupt) ||
+			!strings.Contains(err.Error(), prefix+docsExt) {
 			t.Fatalf("byte %d changed: %v", at, err)
 		}
 	}
@@ -617,7 +628,8 @@ func TestDocumentsDamaged(t *testing.T) {
 	if err := os.Remove(prefix + ".json"); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := open(t, prefix).DocumentIDs(t.Context()); err == nil || !strings.Contains(err.Error(), "without the manifest") {
+	if _, err := open(t, prefix).DocumentIDs(t.Context()); err == nil ||
+		!strings.Contains(err.Error(), "without the manifest") {
 		t.Errorf("without a manifest: %v", err)
 	}
 	if err := os.Remove(prefix + docsExt); err != nil {
@@ -628,9 +640,11 @@ func TestDocumentsDamaged(t *testing.T) {
 	}
 }
 
-// Files of another shape than the format's are refused without a panic, even where a manifest vouches for them.
+// Files of another shape than the format's are refused without a panic, even where a manifest
+// vouches for them.
 func TestDocumentsOfAnotherShape(t *testing.T) {
-	for _, content := range []string{"", "ARROW1", strings.Repeat("ARROW1\x00\x00", 20), strings.Repeat("\xff", 500) + "\x10\x00\x00\x00ARROW1"} {
+	for _, content := range []string{"", "ARROW1", strings.Repeat("ARROW1\x00\x00", 20), strings.Repeat("\xff", 500) +
+		"\x10\x00\x00\x00ARROW1"} {
 		path := filepath.Join(t.TempDir(), "x.docs.arrow")
 		if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
 			t.Fatal(err)

@@ -14,8 +14,8 @@ type addedToken struct {
 // trims reports whether a match of the token may be more or less than its text.
 func (a addedToken) trims() bool { return a.singleWord || a.lstrip || a.rstrip }
 
-// trim returns what a match of the token at s[start:end] takes of the text, of which done bytes are taken already. ok is false if it is not
-// to be found there. run is of the same text.
+// trim returns what a match of the token at s[start:end] takes of the text, of which done bytes are
+// taken already. ok is false if it is not to be found there. run is of the same text.
 func (a addedToken) trim(s []byte, start, end, done int, run *blankRun) (from, to int, ok bool) {
 	if a.singleWord {
 		isWord := pinnedRust().is(wordCharacter)
@@ -37,8 +37,8 @@ func (a addedToken) trim(s []byte, start, end, done int, run *blankRun) (from, t
 	return start, end, true
 }
 
-// A blankRun is the white space around a place in a text. It is kept from one token to the next, so that a long run is not gone through for each token
-// in it.
+// A blankRun is the white space around a place in a text. It is kept from one token to the next, so
+// that a long run is not gone through for each token in it.
 type blankRun struct {
 	start, end int
 	found      bool
@@ -130,7 +130,8 @@ func (t *trie) step(at int32, c byte) int32 {
 	return at
 }
 
-// find returns the first token in s[from:] and where it starts and ends in s. end is 0 if there is none.
+// find returns the first token in s[from:] and where it starts and ends in s. end is 0 if there is
+// none.
 func (t *trie) find(s []byte, from int) (start, end int, token addedToken) {
 	for i := from; i < len(s); i++ {
 		if !t.first[s[i]] {

@@ -15,8 +15,9 @@ type merge struct{ rank, id uint32 }
 
 var noMerge = merge{noToken, noToken}
 
-// pairTable maps pairs of ids to their merge. It is an open-addressed hash table, at most half full. Most pairs that are asked for have no merge: a
-// filter with a bit for each hash, which is small enough to stay near the processor, answers for all but some 6 % of them.
+// pairTable maps pairs of ids to their merge. It is an open-addressed hash table, at most half
+// full. Most pairs that are asked for have no merge: a filter with a bit for each hash, which is
+// small enough to stay near the processor, answers for all but some 6 % of them.
 type pairTable struct {
 	slots  []pairSlot
 	filter []uint64
@@ -87,7 +88,8 @@ func (t *pairTable) byRank() []pairMerge {
 	return merges
 }
 
-// shortWord is the length in bytes up to which searching all pairs for the lowest rank is quicker than a heap.
+// shortWord is the length in bytes up to which searching all pairs for the lowest rank is quicker
+// than a heap.
 const shortWord = 64
 
 // merger merges the bytes of words. It is the scratch of one goroutine.
@@ -99,7 +101,8 @@ type merger struct {
 	dead    []uint64 // see greedy
 }
 
-// merge appends the ids of the word w, which is not empty. ok is false if a byte of it has no token.
+// merge appends the ids of the word w, which is not empty. ok is false if a byte of it has no
+// token.
 func (z *merger) merge(t *Tokenizer, dst []uint32, w []byte) (ids []uint32, ok bool) {
 	if len(w) > shortWord {
 		return z.mergeHeap(t, dst, w)
@@ -150,8 +153,9 @@ type symbol struct {
 	prev, next int32
 }
 
-// candidate is a merge of the symbol at a place with the one after it: its rank, and in the lower half the place, so that candidates compare
-// as they are to be merged. It is stale once the symbol has another rank.
+// candidate is a merge of the symbol at a place with the one after it: its rank, and in the lower
+// half the place, so that candidates compare as they are to be merged. It is stale once the symbol
+// has another rank.
 type candidate uint64
 
 func newCandidate(rank uint32, at int32) candidate { return candidate(rank)<<32 | candidate(at) }
@@ -187,7 +191,8 @@ func (z *merger) mergeSymbols(t *Tokenizer, dst, ids []uint32) []uint32 {
 	return z.mergeList(t, dst, list, heap)
 }
 
-// mergeList merges the symbols of list, which are not linked at the end yet. heap is empty, with room for as many.
+// mergeList merges the symbols of list, which are not linked at the end yet. heap is empty, with
+// room for as many.
 func (z *merger) mergeList(t *Tokenizer, dst []uint32, list []symbol, heap []candidate) []uint32 {
 	list[len(list)-1].next = -1
 	for i := range list[1:] {
@@ -238,7 +243,8 @@ func (z *merger) consider(t *Tokenizer, i int32) {
 	}
 }
 
-// heapArity is how many children an element of the heap has. Four of them lie side by side, and the heap has half as many levels as with two.
+// heapArity is how many children an element of the heap has. Four of them lie side by side, and the
+// heap has half as many levels as with two.
 const heapArity = 4
 
 func (z *merger) push(c candidate) {

@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// mergePlainly is the definition of BPE: again and again the pair of lowest rank, of equals the leftmost.
+// mergePlainly is the definition of BPE: again and again the pair of lowest rank, of equals the
+// leftmost.
 func mergePlainly(t *Tokenizer, w []byte) []uint32 {
 	var ids []uint32
 	for _, c := range w {
@@ -26,8 +27,8 @@ func mergePlainly(t *Tokenizer, w []byte) []uint32 {
 	}
 }
 
-// randomMerges is a vocabulary over the letters of alphabet whose merges have little order, with ranks that tie and
-// overlap as they never do in a trained one.
+// randomMerges is a vocabulary over the letters of alphabet whose merges have little order, with
+// ranks that tie and overlap as they never do in a trained one.
 func randomMerges(r *rand.Rand, alphabet string, n int) *Tokenizer {
 	t := &Tokenizer{pairs: newPairTable(n)}
 	for c := range t.bytes {

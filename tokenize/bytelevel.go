@@ -2,8 +2,8 @@ package tokenize
 
 import "unicode/utf8"
 
-// A byte-level vocabulary spells bytes as printable characters, the alphabet of GPT-2: bytes that are printable in
-// Latin-1 stand for themselves, the others for U+0100 and up in order.
+// A byte-level vocabulary spells bytes as printable characters, the alphabet of GPT-2: bytes that
+// are printable in Latin-1 stand for themselves, the others for U+0100 and up in order.
 
 var (
 	byteRunes = func() (runes [256]rune) {
@@ -28,7 +28,8 @@ var (
 	}()
 )
 
-// unspell appends the bytes that s spells to dst; ok is false if s has a character that is not in the alphabet.
+// unspell appends the bytes that s spells to dst; ok is false if s has a character that is not in
+// the alphabet.
 func unspell(dst []byte, s string) (b []byte, ok bool) {
 	start := len(dst)
 	for _, r := range s {

@@ -7,9 +7,10 @@ import (
 	"unicode/utf8"
 )
 
-// Characters as the normalizers and pre-tokenizers of Hugging Face tokenizers see them that do not use Oniguruma: as Rust's
-// standard library and the crates behind them do, each with its own release of Unicode. tables/probe.py asked the library for
-// each. What Oniguruma sees is in classes.go.
+// Characters as the normalizers and pre-tokenizers of Hugging Face tokenizers see them that do not
+// use Oniguruma: as Rust's standard library and the crates behind them do, each with its own
+// release of Unicode. tables/probe.py asked the library for each. What Oniguruma sees is in
+// classes.go.
 
 // rustTSV holds the sets of code points, lower cases and scripts; tables/probe.py writes it.
 //
@@ -18,21 +19,28 @@ var rustTSV string
 
 // The kinds of characters, as bits.
 const (
-	whiteSpace      uint16 = 1 << iota // char::is_whitespace: of WhitespaceSplit, Whitespace, BertPreTokenizer, Strip, and of added tokens that take it along
-	wordCharacter                      // \w of Rust's regex crate: in the Whitespace pre-tokenizer, and beside added tokens with single_word
-	numeric                            // char::is_numeric, what the Digits pre-tokenizer cuts at
-	punctuationMark                    // what the Punctuation and BertPreTokenizer pre-tokenizers cut at: that of Unicode 9 or so, and all of ASCII's
-	bertControl                        // what BertNormalizer's clean_text removes
-	bertSpace                          // what BertNormalizer's clean_text replaces by U+0020
-	bertChinese                        // what BertNormalizer's handle_chinese_chars puts spaces around
-	combiningMark                      // what StripAccents removes: marks of all three categories
-	nonspacingMark                     // what BertNormalizer's strip_accents removes after NFD
-	hasLower                           // rustData.lower has it
+	// char::is_whitespace: of WhitespaceSplit, Whitespace, BertPreTokenizer, Strip, and of added
+	// tokens that take it along
+	whiteSpace uint16 = 1 << iota
+	// \w of Rust's regex crate: in the Whitespace pre-tokenizer, and beside added tokens with
+	// single_word
+	wordCharacter
+	numeric // char::is_numeric, what the Digits pre-tokenizer cuts at
+	// what the Punctuation and BertPreTokenizer pre-tokenizers cut at: that of Unicode 9 or so, and
+	// all of ASCII's
+	punctuationMark
+	bertControl    // what BertNormalizer's clean_text removes
+	bertSpace      // what BertNormalizer's clean_text replaces by U+0020
+	bertChinese    // what BertNormalizer's handle_chinese_chars puts spaces around
+	combiningMark  // what StripAccents removes: marks of all three categories
+	nonspacingMark // what BertNormalizer's strip_accents removes after NFD
+	hasLower       // rustData.lower has it
 )
 
 var kindNames = map[string]uint16{
-	"white_space": whiteSpace, "word": wordCharacter, "numeric": numeric, "punctuation": punctuationMark, "bert_control": bertControl,
-	"bert_space": bertSpace, "bert_chinese": bertChinese, "mark": combiningMark, "bert_mark": nonspacingMark,
+	"white_space": whiteSpace, "word": wordCharacter, "numeric": numeric, "punctuation": punctuationMark,
+	"bert_control": bertControl,
+	"bert_space":   bertSpace, "bert_chinese": bertChinese, "mark": combiningMark, "bert_mark": nonspacingMark,
 }
 
 // rustData is the parsed table.
@@ -87,8 +95,9 @@ func (d *rustData) is(kind uint16) func(r rune) bool {
 	return func(r rune) bool { return d.kinds.at(r)&kind != 0 }
 }
 
-// appendLower appends the lower case of s to dst, as the normalizers Lowercase and BertNormalizer give it: each character by
-// itself, so that a sigma at the end of a word is like any other. s is valid UTF-8.
+// appendLower appends the lower case of s to dst, as the normalizers Lowercase and BertNormalizer
+// give it: each character by itself, so that a sigma at the end of a word is like any other. s is
+// valid UTF-8.
 func appendLower(dst, s []byte) []byte {
 	d := pinnedRust()
 	for i := 0; i < len(s); {
@@ -112,7 +121,8 @@ func appendLower(dst, s []byte) []byte {
 	return dst
 }
 
-// script is a script as the UnicodeScripts pre-tokenizer tells them apart. The numbers mean nothing but anyScript.
+// script is a script as the UnicodeScripts pre-tokenizer tells them apart. The numbers mean nothing
+// but anyScript.
 type script uint8
 
 // anyScript is that of characters at which UnicodeScripts never cuts.

@@ -11,8 +11,9 @@ import (
 func TestKindsOfAllCodePoints(t *testing.T) {
 	g := readSplits(t)
 	for name, kind := range map[string]uint16{
-		"white_space": whiteSpace, "word": wordCharacter, "numeric": numeric, "punctuation": punctuationMark, "bert_control": bertControl,
-		"bert_space": bertSpace, "bert_chinese": bertChinese, "mark": combiningMark, "bert_mark": nonspacingMark,
+		"white_space": whiteSpace, "word": wordCharacter, "numeric": numeric, "punctuation": punctuationMark,
+		"bert_control": bertControl,
+		"bert_space":   bertSpace, "bert_chinese": bertChinese, "mark": combiningMark, "bert_mark": nonspacingMark,
 	} {
 		is := pinnedRust().is(kind)
 		compareHash(t, g, name, func(r rune) []byte {

@@ -6,8 +6,9 @@ import (
 	"unicode/utf8"
 )
 
-// charBPE is a BPE whose first symbols are characters: of SentencePiece, with its bytes in the place of characters that have no token, of CLIP, with a
-// mark at the end of words, and any other that is not plainly byte-level.
+// charBPE is a BPE whose first symbols are characters: of SentencePiece, with its bytes in the
+// place of characters that have no token, of CLIP, with a mark at the end of words, and any other
+// that is not plainly byte-level.
 type charBPE struct {
 	t      *Tokenizer
 	vocab  map[string]uint32
@@ -45,7 +46,8 @@ func (t *symbolTable) of(r rune) uint32 {
 
 func newCharBPE(t *Tokenizer, m *modelJSON) *charBPE {
 	vocab := m.Vocab.ids
-	b := &charBPE{t: t, vocab: vocab, fuseUnk: isTrue(m.FuseUnk), fallback: fallbackBytes(vocab), byteFallback: isTrue(m.ByteFallback), ignoreMerges: isTrue(m.IgnoreMerges), unkID: noToken}
+	b := &charBPE{t: t, vocab: vocab, fuseUnk: isTrue(m.FuseUnk), fallback: fallbackBytes(vocab),
+		byteFallback: isTrue(m.ByteFallback), ignoreMerges: isTrue(m.IgnoreMerges), unkID: noToken}
 	b.prefix, b.suffix = deref(m.ContinuingSubwordPrefix), deref(m.EndOfWordSuffix)
 	if m.UnkToken != nil {
 		if id, ok := vocab[*m.UnkToken]; ok {
@@ -66,7 +68,8 @@ func newCharBPE(t *Tokenizer, m *modelJSON) *charBPE {
 			suffix = ""
 		}
 		for token, id := range vocab {
-			if len(token) > len(prefix)+len(suffix)+utf8.UTFMax || !strings.HasPrefix(token, prefix) || !strings.HasSuffix(token[len(prefix):], suffix) {
+			if len(token) > len(prefix)+len(suffix)+utf8.UTFMax || !strings.HasPrefix(token, prefix) ||
+				!strings.HasSuffix(token[len(prefix):], suffix) {
 				continue
 			}
 			char := token[len(prefix) : len(token)-len(suffix)]
@@ -95,9 +98,10 @@ func fallbackBytes(vocab map[string]uint32) (ids [256]uint32) {
 	return ids
 }
 
-// cuts reports whether a word may be cut before each U+2581 that does not follow another one, with the same ids: no merge reaches across such a place,
-// and the character has a token of its own, so that unknown characters before it are not fused with those after it. SentencePiece's vocabularies are
-// so, and have whole documents for words.
+// cuts reports whether a word may be cut before each U+2581 that does not follow another one, with
+// the same ids: no merge reaches across such a place, and the character has a token of its own, so
+// that unknown characters before it are not fused with those after it. SentencePiece's vocabularies
+// are so, and have whole documents for words.
 func (b *charBPE) cuts(merges []mergeJSON) bool {
 	r, _ := utf8.DecodeRuneInString(lowerOneEighthBlock)
 	if b.prefix != "" || b.suffix != "" || b.ignoreMerges || b.symbols[0].of(r) == noToken {
@@ -158,7 +162,8 @@ func (b *charBPE) appendWord(z *modelScratch, dst []uint32, word []byte) ([]uint
 	return dst, nil
 }
 
-// appendBytes appends the ids of the bytes of a character, with the prefix or suffix that its place asks for. ok is false if one has none.
+// appendBytes appends the ids of the bytes of a character, with the prefix or suffix that its place
+// asks for. ok is false if one has none.
 func (b *charBPE) appendBytes(z *modelScratch, ids []uint32, char []byte, place int) (with []uint32, ok bool) {
 	if b.prefix != "" || b.suffix != "" {
 		text := z.bytes[:0]

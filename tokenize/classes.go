@@ -10,15 +10,17 @@ import (
 	"unicode/utf8"
 )
 
-// tablesVersion names the data in tables/: the release of Hugging Face tokenizers that it was probed from.
+// tablesVersion names the data in tables/: the release of Hugging Face tokenizers that it was
+// probed from.
 const tablesVersion = "tokenizers-0.23.3"
 
-// ClassTable names the pinned Unicode tables (character classes, letter cases, normal forms) that tokenization rests on.
-// Ids made with equal tokenizer files and equal tables are equal. The tables are in the package: no Go release moves them.
+// ClassTable names the pinned Unicode tables (character classes, letter cases, normal forms) that
+// tokenization rests on. Ids made with equal tokenizer files and equal tables are equal. The tables
+// are in the package: no Go release moves them.
 func ClassTable() string { return tablesVersion }
 
-// A runeTable gives each code point a small value: pages of 64, as many as the last byte of UTF-8 tells apart, equal pages
-// stored once.
+// A runeTable gives each code point a small value: pages of 64, as many as the last byte of UTF-8
+// tells apart, equal pages stored once.
 type runeTable[T comparable] struct {
 	page [(utf8.MaxRune + 1) >> 6]uint16
 	data []T
@@ -118,8 +120,8 @@ type tableLine struct {
 	points []rune  // the fields after it, one code point each
 }
 
-// parseTable reads a table whose lines are a name, a tab, code points or ranges separated by spaces, and perhaps another tab
-// and more code points, all hexadecimal.
+// parseTable reads a table whose lines are a name, a tab, code points or ranges separated by
+// spaces, and perhaps another tab and more code points, all hexadecimal.
 func parseTable(table string) ([]tableLine, error) {
 	var out []tableLine
 	for line := range strings.Lines(table) {
@@ -167,18 +169,20 @@ func parsePoint(s string) (rune, error) {
 	return rune(v), err
 }
 
-// onigurumaTSV holds what Oniguruma, the regular expression library behind Split, knows of characters; tables/probe.py
-// writes it.
+// onigurumaTSV holds what Oniguruma, the regular expression library behind Split, knows of
+// characters; tables/probe.py writes it.
 //
 //go:embed tables/oniguruma.tsv
 var onigurumaTSV string
 
 // onigurumaData is the parsed table.
 type onigurumaData struct {
-	properties map[string]runeSet // by name as propertyName gives it: categories, their groups, other properties, scripts
-	folds      map[rune][]rune    // characters that match without regard to case, itself included; absent if there is no other
-	many       map[rune][]rune    // several characters that match one without regard to case
-	folded     []rune             // the keys of folds, ascending
+	// by name as propertyName gives it: categories, their groups, other properties, scripts
+	properties map[string]runeSet
+	// characters that match without regard to case, itself included; absent if there is no other
+	folds  map[rune][]rune
+	many   map[rune][]rune // several characters that match one without regard to case
+	folded []rune          // the keys of folds, ascending
 }
 
 var pinnedOniguruma = sync.OnceValue(func() *onigurumaData {
@@ -191,19 +195,22 @@ var pinnedOniguruma = sync.OnceValue(func() *onigurumaData {
 
 // Names of general categories. A class is a place in the list.
 var categoryNames = [...]string{
-	"Cn", "Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Me", "Nd", "Nl", "No", "Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po", "Sm", "Sc", "Sk", "So",
+	"Cn", "Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Me", "Nd", "Nl", "No", "Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po",
+	"Sm", "Sc", "Sk", "So",
 	"Zs", "Zl", "Zp", "Cc", "Cf", "Co",
 }
 
 // propertyAliases are other names of properties, which tables/probe.py compares.
 var propertyAliases = map[string]string{
 	"Letter": "L", "Mark": "M", "Number": "N", "Punctuation": "P", "Symbol": "S", "Separator": "Z",
-	"Uppercase_Letter": "Lu", "Lowercase_Letter": "Ll", "Titlecase_Letter": "Lt", "Modifier_Letter": "Lm", "Other_Letter": "Lo",
+	"Uppercase_Letter": "Lu", "Lowercase_Letter": "Ll", "Titlecase_Letter": "Lt", "Modifier_Letter": "Lm",
+	"Other_Letter":   "Lo",
 	"Decimal_Number": "Nd", "Alpha": "Alphabetic", "Lower": "Lowercase", "Upper": "Uppercase", "Space": "White_Space",
 	"Digit": "Nd", "Punct": "P", "Cntrl": "Cc",
 }
 
-// propertyName is a property's name as Oniguruma compares it: without regard to case, spaces, - and _.
+// propertyName is a property's name as Oniguruma compares it: without regard to case, spaces, - and
+// _.
 func propertyName(s string) string {
 	return strings.ToLower(strings.NewReplacer(" ", "", "-", "", "_", "").Replace(s))
 }
@@ -258,7 +265,8 @@ func parseOniguruma(table string) (*onigurumaData, error) {
 	return d, nil
 }
 
-// class is what the scanners tell characters apart by: the general category, and whether a control character is white space.
+// class is what the scanners tell characters apart by: the general category, and whether a control
+// character is white space.
 type class uint8
 
 const (

@@ -9,8 +9,8 @@ import (
 	"unicode/utf8"
 )
 
-// decoding is the decoder of a tokenizer.json that does more than joining the bytes of tokens. It works on the list of the tokens' texts, as the
-// library does.
+// decoding is the decoder of a tokenizer.json that does more than joining the bytes of tokens. It
+// works on the list of the tokens' texts, as the library does.
 type decoding struct {
 	steps []decodeStep
 	joint string // put between the tokens in the end: a space if the file has no decoder
@@ -176,7 +176,8 @@ func eachToken(f func(string) string) decodeStep {
 
 // cleanUp takes out the spaces that tokenizing put before punctuation and English contractions.
 func cleanUp(s string) string {
-	for _, pair := range [...][2]string{{" .", "."}, {" ?", "?"}, {" !", "!"}, {" ,", ","}, {" ' ", "'"}, {" n't", "n't"}, {" 'm", "'m"},
+	for _, pair := range [...][2]string{{" .", "."}, {" ?", "?"}, {" !", "!"}, {" ,", ","}, {" ' ", "'"},
+		{" n't", "n't"}, {" 'm", "'m"},
 		{" do not", " don't"}, {" 's", "'s"}, {" 've", "'ve"}, {" 're", "'re"}} {
 		s = strings.ReplaceAll(s, pair[0], pair[1])
 	}
@@ -214,7 +215,8 @@ func stripToken(t string, c rune, start, stop int) (string, error) {
 	for i := range stop {
 		at := len(runes) - i - 1
 		if at < 0 {
-			return "", fmt.Errorf("decoder Strip: the token %q has fewer than %d characters, and Hugging Face tokenizers fails on it", t, stop)
+			return "", fmt.Errorf("decoder Strip: the token %q has fewer than %d characters, and Hugging Face "+
+				"tokenizers fails on it", t, stop)
 		}
 		if runes[at] != c {
 			break
@@ -222,12 +224,14 @@ func stripToken(t string, c rune, start, stop int) (string, error) {
 		to = at
 	}
 	if from > to {
-		return "", fmt.Errorf("decoder Strip: the token %q is stripped from both sides past its middle, and Hugging Face tokenizers fails on it", t)
+		return "", fmt.Errorf("decoder Strip: the token %q is stripped from both sides past its middle, and Hugging "+
+			"Face tokenizers fails on it", t)
 	}
 	return string(runes[from:to]), nil
 }
 
-// decodeByteLevel joins the bytes that tokens spell, and puts U+FFFD for those that are no character.
+// decodeByteLevel joins the bytes that tokens spell, and puts U+FFFD for those that are no
+// character.
 func decodeByteLevel(tokens []string) ([]string, error) {
 	var b []byte
 	for _, t := range tokens {
@@ -240,8 +244,9 @@ func decodeByteLevel(tokens []string) ([]string, error) {
 	return []string{string(AppendText(nil, b))}, nil
 }
 
-// AppendText appends b to dst as valid UTF-8, as Hugging Face tokenizers decodes bytes: each longest run of bytes that could have begun a
-// character becomes one U+FFFD, as in Rust and the WHATWG encoding standard.
+// AppendText appends b to dst as valid UTF-8, as Hugging Face tokenizers decodes bytes: each
+// longest run of bytes that could have begun a character becomes one U+FFFD, as in Rust and the
+// WHATWG encoding standard.
 func AppendText(dst, b []byte) []byte {
 	for len(b) > 0 {
 		r, n := utf8.DecodeRune(b)
@@ -256,7 +261,8 @@ func AppendText(dst, b []byte) []byte {
 	return dst
 }
 
-// invalidRun is how many bytes at the start of b, which begins with none, begin a character that is not finished.
+// invalidRun is how many bytes at the start of b, which begins with none, begin a character that is
+// not finished.
 func invalidRun(b []byte) int {
 	want, low, high := 0, byte(0x80), byte(0xbf)
 	switch c := b[0]; {
@@ -284,7 +290,8 @@ func invalidRun(b []byte) int {
 	return n
 }
 
-// decodeByteFallback joins tokens such as <0xE2> to characters. Where they are none, each byte becomes U+FFFD.
+// decodeByteFallback joins tokens such as <0xE2> to characters. Where they are none, each byte
+// becomes U+FFFD.
 func decodeByteFallback(tokens []string) ([]string, error) {
 	var out []string
 	var pending []byte

@@ -8,12 +8,14 @@ import (
 	"mula/tokenize/documents"
 )
 
-// Specials says what becomes of a special token such as "<|endoftext|>" that stands literally in a text.
+// Specials says what becomes of a special token such as "<|endoftext|>" that stands literally in a
+// text.
 type Specials uint8
 
 const (
-	// SpecialsAsText tokenizes it like any other text, so that a document cannot forge the end of a document. Added tokens
-	// that are not special are still matched. This is what Hugging Face tokenizers does with encode_special_tokens set.
+	// SpecialsAsText tokenizes it like any other text, so that a document cannot forge the end of a
+	// document. Added tokens that are not special are still matched. This is what Hugging Face
+	// tokenizers does with encode_special_tokens set.
 	SpecialsAsText Specials = iota
 	// SpecialsAsTokens gives the special id. This is what Hugging Face tokenizers does by default.
 	SpecialsAsTokens
@@ -30,13 +32,14 @@ func (s Specials) String() string {
 // EncodeOptions are the choices of a user that change ids.
 type EncodeOptions struct {
 	Specials Specials
-	// AddSpecialTokens puts around every text what the tokenizer.json's post_processor asks for, such as <s> or [CLS] and [SEP]. Hugging Face
-	// tokenizers calls it add_special_tokens and has it on unless told otherwise.
+	// AddSpecialTokens puts around every text what the tokenizer.json's post_processor asks for,
+	// such as <s> or [CLS] and [SEP]. Hugging Face tokenizers calls it add_special_tokens and has
+	// it on unless told otherwise.
 	AddSpecialTokens bool
 }
 
-// An Encoder turns texts into ids for one goroutine. It holds about 3 MB of scratch and remembered words, and allocates
-// nothing once that has grown to the texts.
+// An Encoder turns texts into ids for one goroutine. It holds about 3 MB of scratch and remembered
+// words, and allocates nothing once that has grown to the texts.
 type Encoder struct {
 	t          *Tokenizer
 	asText     bool // special tokens are text
@@ -60,8 +63,10 @@ func (t *Tokenizer) NewEncoder(opts EncodeOptions) *Encoder {
 	return e
 }
 
-// Append appends the ids of text to dst. Nothing is added at the start or the end of the text but what AddSpecialTokens asks for. It is an error, and dst is
-// returned as it was, if the text is not valid UTF-8 or has a byte that the vocabulary has no token for. What lies beyond dst in its memory is overwritten.
+// Append appends the ids of text to dst. Nothing is added at the start or the end of the text but
+// what AddSpecialTokens asks for. It is an error, and dst is returned as it was, if the text is not
+// valid UTF-8 or has a byte that the vocabulary has no token for. What lies beyond dst in its
+// memory is overwritten.
 func (e *Encoder) Append(dst []uint32, text []byte) ([]uint32, error) {
 	if !utf8.Valid(text) {
 		return dst, fmt.Errorf("invalid UTF-8 at byte %d", documents.InvalidUTF8(text))
@@ -78,9 +83,11 @@ func (e *Encoder) Append(dst []uint32, text []byte) ([]uint32, error) {
 	return dst, nil
 }
 
-// split appends the ids of s, cut at the tokens in added, with between for what lies between them, which it is also told the place of in s. A special token that
-// is to be text is passed over as a whole: no other token is found inside.
-func (e *Encoder) split(dst []uint32, s []byte, added *trie, between func(dst []uint32, s []byte, at int) []uint32) []uint32 {
+// split appends the ids of s, cut at the tokens in added, with between for what lies between them,
+// which it is also told the place of in s. A special token that is to be text is passed over as a
+// whole: no other token is found inside.
+func (e *Encoder) split(dst []uint32, s []byte, added *trie, between func(dst []uint32, s []byte,
+	at int) []uint32) []uint32 {
 	if added == nil {
 		return between(dst, s, 0)
 	}
@@ -111,7 +118,8 @@ func (e *Encoder) split(dst []uint32, s []byte, added *trie, between func(dst []
 	}
 }
 
-// appendPiece appends the ids of a piece between added tokens that are matched before normalization.
+// appendPiece appends the ids of a piece between added tokens that are matched before
+// normalization.
 func (e *Encoder) appendPiece(dst []uint32, s []byte, at int) []uint32 {
 	if e.general != nil {
 		return e.split(dst, e.general.normalize(s, at == 0), e.t.composed, e.appendGeneral)
@@ -174,7 +182,8 @@ func (e *Encoder) appendWords(dst []uint32, s []byte, _ int) []uint32 {
 	return dst
 }
 
-// appendWord appends the ids of a word from the vocabulary and the merges. It sets e.err if it cannot.
+// appendWord appends the ids of a word from the vocabulary and the merges. It sets e.err if it
+// cannot.
 func (e *Encoder) appendWord(dst []uint32, w []byte) []uint32 {
 	t := e.t
 	if t.ignoreMerges {

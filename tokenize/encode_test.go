@@ -72,7 +72,8 @@ func TestGoldenIDs(t *testing.T) {
 	}
 }
 
-// TestCachesChangeNothing compares an encoder that has seen many words, some over and over, with plain merging.
+// TestCachesChangeNothing compares an encoder that has seen many words, some over and over, with
+// plain merging.
 func TestCachesChangeNothing(t *testing.T) {
 	for _, name := range []string{"gpt2", "cl100k"} {
 		tok := load(t, "testdata/"+name+".json")
@@ -148,8 +149,9 @@ func TestSpecials(t *testing.T) {
 	}
 }
 
-// TestTokenInSpecialToken has the ids that Hugging Face tokenizers 0.23.3 gives with encode_special_tokens set: a special
-// token that is text hides the other tokens in it, unless those are matched later, in the normalized text.
+// TestTokenInSpecialToken has the ids that Hugging Face tokenizers 0.23.3 gives with
+// encode_special_tokens set: a special token that is text hides the other tokens in it, unless
+// those are matched later, in the normalized text.
 func TestTokenInSpecialToken(t *testing.T) {
 	for normalized, want := range map[string][]uint32{"false": {3, 3, 6}, "true": {1, 6, 0, 6}} {
 		tok, err := Parse([]byte(`{"version": "1.0", "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false},
@@ -159,7 +161,8 @@ func TestTokenInSpecialToken(t *testing.T) {
 			t.Fatal(err)
 		}
 		for specials, want := range map[Specials][]uint32{SpecialsAsText: want, SpecialsAsTokens: {5, 6}} {
-			if ids, err := tok.NewEncoder(EncodeOptions{Specials: specials}).Append(nil, []byte("babaab")); err != nil || !slices.Equal(ids, want) {
+			if ids, err := tok.NewEncoder(EncodeOptions{Specials: specials}).Append(nil,
+				[]byte("babaab")); err != nil || !slices.Equal(ids, want) {
 				t.Errorf("normalized %s, specials as %s: %v, want %v (%v)", normalized, specials, ids, want, err)
 			}
 		}
@@ -195,7 +198,8 @@ func TestBadText(t *testing.T) {
 	if ids, err := e.Append(nil, []byte("abba")); err != nil || !slices.Equal(ids, []uint32{3, 1, 0}) {
 		t.Errorf("abba: %v, %v", ids, err)
 	}
-	for _, text := range []string{"c", "abc", strings.Repeat("ab", 10) + "c", strings.Repeat("ab", 100) + "c", "ab\u00e9", " "} {
+	for _, text := range []string{"c", "abc", strings.Repeat("ab", 10) + "c", strings.Repeat("ab", 100) + "c",
+		"ab\u00e9", " "} {
 		for range 2 { // a word that failed must fail again
 			ids, err := e.Append(before, []byte(text))
 			if err == nil || !strings.Contains(err.Error(), "has no token") || len(ids) != 2 {
@@ -208,7 +212,8 @@ func TestBadText(t *testing.T) {
 	}
 }
 
-// TestLongRuns has inputs that make quadratic work of careless code. They take milliseconds; squared, they would take minutes.
+// TestLongRuns has inputs that make quadratic work of careless code. They take milliseconds;
+// squared, they would take minutes.
 func TestLongRuns(t *testing.T) {
 	const n = 1 << 17
 	for _, name := range []string{"gpt2", "cl100k", "olmo"} {
@@ -265,7 +270,8 @@ func FuzzRoundTrip(f *testing.F) {
 	var encoders []*Encoder
 	for _, name := range []string{"gpt2", "cl100k", "olmo"} {
 		tok := load(f, "testdata/"+name+".json")
-		encoders = append(encoders, tok.NewEncoder(EncodeOptions{}), tok.NewEncoder(EncodeOptions{Specials: SpecialsAsTokens}))
+		encoders = append(encoders, tok.NewEncoder(EncodeOptions{}),
+			tok.NewEncoder(EncodeOptions{Specials: SpecialsAsTokens}))
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		for _, e := range encoders {

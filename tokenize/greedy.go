@@ -2,8 +2,9 @@ package tokenize
 
 import "slices"
 
-// Merging looks at every pair of a word again and again. For the vocabularies that training makes there is a way that reads a word once, from left to
-// right, and gives the same ids. It rests on these facts, for ordered merges: each that happens comes after those that make its two parts.
+// Merging looks at every pair of a word again and again. For the vocabularies that training makes
+// there is a way that reads a word once, from left to right, and gives the same ids. It rests on
+// these facts, for ordered merges: each that happens comes after those that make its two parts.
 //
 //   - Where the ids of a text have a boundary, the texts on both sides have the same ids by themselves: no merge ever crossed it.
 //   - A sequence of tokens is what merging gives of their bytes if merging each token's bytes gives the token, and merging the bytes of each two
@@ -11,8 +12,9 @@ import "slices"
 //     they would be alone, because ranks only grow as merging goes on; so it would cross between the two alone as well.
 //   - So for each prefix of a text there is exactly one such sequence, and it does not matter how it is searched for.
 //
-// The search takes the longest token that fits to the one before it, and goes back a token where none does. A place that it went back from is never
-// reached again, so that it is linear in the length of the word for a vocabulary.
+// The search takes the longest token that fits to the one before it, and goes back a token where
+// none does. A place that it went back from is never reached again, so that it is linear in the
+// length of the word for a vocabulary.
 
 // A piece is how merging makes a token of its bytes.
 type piece struct {
@@ -23,16 +25,20 @@ type piece struct {
 
 // greedy encodes words without merging. It does not change after it is made.
 type greedy struct {
-	pairs   *pairTable
-	tree    *prefixTree
-	pieces  []piece  // by id
-	shorter []uint32 // by id: the longest token that merging makes and that this one starts with, noToken if there is none
+	pairs  *pairTable
+	tree   *prefixTree
+	pieces []piece // by id
+	// by id: the longest token that merging makes and that this one starts with, noToken if there
+	// is none
+	shorter []uint32
 }
 
-// newGreedy returns nil if the merges are not ordered. tokens are all of the vocabulary's; it marks those that merging makes.
+// newGreedy returns nil if the merges are not ordered. tokens are all of the vocabulary's; it marks
+// those that merging makes.
 //
-// Files made of tiktoken's ranks list every split of a token, some with a part that is made later than the token itself. Such a merge never happens: where
-// its two parts stand side by side, the token has been made of them before. So it is no obstacle if that is so.
+// Files made of tiktoken's ranks list every split of a token, some with a part that is made later
+// than the token itself. Such a merge never happens: where its two parts stand side by side, the
+// token has been made of them before. So it is no obstacle if that is so.
 func newGreedy(tokens []prefixToken, size int, alphabet *[256]uint32, pairs *pairTable) *greedy {
 	const never = noToken
 	g := &greedy{pairs: pairs, pieces: make([]piece, size), shorter: make([]uint32, size)}
@@ -110,9 +116,11 @@ func (g *greedy) setTree(tree *prefixTree, tokens []prefixToken) {
 	}
 }
 
-// fit reports whether merging the bytes of x and y, which merging makes, gives these two. It goes back in time from there: it undoes the younger of
-// the tokens on both sides of the boundary, until both are bytes, and asks each two that were neighbours whether a merge would have joined them.
-// Equal ranks are merged from left to right. If joining is set, a merge of x and y themselves does not count.
+// fit reports whether merging the bytes of x and y, which merging makes, gives these two. It goes
+// back in time from there: it undoes the younger of the tokens on both sides of the boundary, until
+// both are bytes, and asks each two that were neighbours whether a merge would have joined them.
+// Equal ranks are merged from left to right. If joining is set, a merge of x and y themselves does
+// not count.
 func (g *greedy) fit(x, y uint32, joining bool) bool {
 	endX, endY := uint32(noToken), uint32(noToken) // the ranks that use x and y up
 	for {
@@ -132,7 +140,8 @@ func (g *greedy) fit(x, y uint32, joining bool) bool {
 	}
 }
 
-// append appends the ids of the word w, which is not empty, to dst. ok is false if no tokens spell it, and dst is as it was.
+// append appends the ids of the word w, which is not empty, to dst. ok is false if no tokens spell
+// it, and dst is as it was.
 func (z *merger) greedy(g *greedy, dst []uint32, w []byte) (ids []uint32, ok bool) {
 	start, at := len(dst), 0
 	next := g.tree.longest(w)

@@ -9,8 +9,10 @@ import (
 	"testing"
 )
 
-// kindsOfVocabularies are ways to make merges over the letters a to d that training makes and that it never makes.
-var kindsOfVocabularies = []string{"grown", "all splits", "late splits", "shuffled", "swapped", "unreachable", "repeated", "deep"}
+// kindsOfVocabularies are ways to make merges over the letters a to d that training makes and that
+// it never makes.
+var kindsOfVocabularies = []string{"grown", "all splits", "late splits", "shuffled", "swapped", "unreachable",
+	"repeated", "deep"}
 
 // randomVocabulary is a vocabulary and its merges, by their texts.
 func randomVocabulary(r *rand.Rand, kind string) (tokens []string, merges [][2]string) {
@@ -45,7 +47,8 @@ func randomVocabulary(r *rand.Rand, kind string) (tokens []string, merges [][2]s
 			}
 		}
 	}
-	if kind == "late splits" || kind == "unreachable" { // as files made of tiktoken's ranks have it: also of parts that come later
+	if kind == "late splits" || kind == "unreachable" {
+		// as files made of tiktoken's ranks have it: also of parts that come later
 		merges = nil
 		for _, joined := range tokens {
 			if kind == "unreachable" && r.IntN(8) == 0 { // no merge makes it, but others have it for a part
@@ -86,7 +89,8 @@ func vocabularyFile(t testing.TB, tokens []string, merges [][2]string, ignoreMer
 		merges = [][2]string{}
 	}
 	b, err := json.Marshal(map[string]any{
-		"version": "1.0", "pre_tokenizer": map[string]any{"type": "ByteLevel", "add_prefix_space": false, "use_regex": true, "trim_offsets": true},
+		"version": "1.0", "pre_tokenizer": map[string]any{"type": "ByteLevel", "add_prefix_space": false,
+			"use_regex": true, "trim_offsets": true},
 		"model": map[string]any{"type": "BPE", "vocab": vocab, "merges": merges, "ignore_merges": ignoreMerges},
 	})
 	if err != nil {
@@ -95,7 +99,8 @@ func vocabularyFile(t testing.TB, tokens []string, merges [][2]string, ignoreMer
 	return b
 }
 
-// TestAnyVocabulary compares the encoder with plain merging for vocabularies of all kinds: those that the greedy search serves and those that it must not.
+// TestAnyVocabulary compares the encoder with plain merging for vocabularies of all kinds: those
+// that the greedy search serves and those that it must not.
 func TestAnyVocabulary(t *testing.T) {
 	r := rand.New(rand.NewPCG(11, 12))
 	ordered := map[string]int{}
@@ -119,7 +124,8 @@ func TestAnyVocabulary(t *testing.T) {
 				}
 				for range 2 { // the second time from the cache
 					if got, err := e.Append(nil, w); err != nil || !slices.Equal(got, want) {
-						t.Fatalf("%s: %q becomes %v (%v), want %v; tokens %q, merges %q", kind, w, got, err, want, tokens, merges)
+						t.Fatalf("%s: %q becomes %v (%v), want %v; tokens %q, merges %q", kind, w, got, err, want,
+							tokens, merges)
 					}
 				}
 			}
@@ -128,7 +134,9 @@ func TestAnyVocabulary(t *testing.T) {
 			}
 		}
 	}
-	for kind, want := range map[string][2]int{"grown": {80, 80}, "all splits": {80, 80}, "deep": {80, 80}, "late splits": {40, 80}, "shuffled": {1, 40}, "swapped": {10, 79}, "unreachable": {10, 80}, "repeated": {1, 80}} {
+	for kind, want := range map[string][2]int{"grown": {80, 80}, "all splits": {80, 80}, "deep": {80, 80},
+		"late splits": {40, 80}, "shuffled": {1, 40}, "swapped": {10, 79}, "unreachable": {10, 80}, "repeated": {1,
+			80}} {
 		if n := ordered[kind]; n < want[0] || n > want[1] {
 			t.Errorf("%s: %d of 80 vocabularies are ordered, want %d to %d", kind, n, want[0], want[1])
 		}
@@ -165,7 +173,8 @@ func FuzzGreedy(f *testing.F) {
 			for w[i] = 'a' + w[i]%4; tok.bytes[w[i]] == noToken; w[i]-- {
 			}
 		}
-		if got, err := tok.NewEncoder(EncodeOptions{}).Append(nil, w); err != nil || !slices.Equal(got, mergePlainly(tok, w)) {
+		if got, err := tok.NewEncoder(EncodeOptions{}).Append(nil, w); err != nil ||
+			!slices.Equal(got, mergePlainly(tok, w)) {
 			t.Fatalf("%q becomes %v (%v), want %v", w, got, err, mergePlainly(tok, w))
 		}
 	})
@@ -246,7 +255,8 @@ func TestPairTable(t *testing.T) {
 	}
 }
 
-// TestCachesHold has more words than the caches and few enough letters that they come again, some with too many ids to be kept.
+// TestCachesHold has more words than the caches and few enough letters that they come again, some
+// with too many ids to be kept.
 func TestCachesHold(t *testing.T) {
 	tok := load(t, "testdata/gpt2.json")
 	e := tok.NewEncoder(EncodeOptions{})
@@ -285,7 +295,8 @@ func TestCachesHold(t *testing.T) {
 	}
 }
 
-// BenchmarkOneWord encodes one word of a megabyte, of ten and of forty: the time a byte should stay the same.
+// BenchmarkOneWord encodes one word of a megabyte, of ten and of forty: the time a byte should stay
+// the same.
 func BenchmarkOneWord(b *testing.B) {
 	e := load(b, "testdata/gpt2.json").NewEncoder(EncodeOptions{})
 	r := rand.New(rand.NewPCG(19, 20))

@@ -9,10 +9,12 @@ import (
 	"unicode/utf8"
 )
 
-// Normal forms after Unicode Standard Annex 15, with the data of Unicode 9 that Hugging Face tokenizers is built with, and
-// without a limit on runs of marks. golang.org/x/text has later data, which moves, and breaks long runs.
+// Normal forms after Unicode Standard Annex 15, with the data of Unicode 9 that Hugging Face
+// tokenizers is built with, and without a limit on runs of marks. golang.org/x/text has later data,
+// which moves, and breaks long runs.
 
-// normalFormsTSV holds combining classes, decompositions and composing pairs; tables/probe.py writes it.
+// normalFormsTSV holds combining classes, decompositions and composing pairs; tables/probe.py
+// writes it.
 //
 //go:embed tables/normalforms.tsv
 var normalFormsTSV string
@@ -41,8 +43,9 @@ const (
 	hangulS, hangulSs = 0xac00, hangulLs * hangulVs * hangulTs
 )
 
-// The quick check of a normal form gives 0 to a character that starts anew, which is to say that it neither changes, nor moves,
-// nor joins the one before it. Marks that only have to stand in order have their combining class. The others are:
+// The quick check of a normal form gives 0 to a character that starts anew, which is to say that it
+// neither changes, nor moves, nor joins the one before it. Marks that only have to stand in order
+// have their combining class. The others are:
 const (
 	joins     = 254 // it stays as it is unless it composes with what stands before it; its class is in normalData.class
 	unsettled = 255 // the text around it has to be normalized
@@ -154,7 +157,8 @@ type normalizer struct {
 
 func newNormalizer() *normalizer { return &normalizer{data: pinnedNormalForms()} }
 
-// normalize returns the normal form f of s, which is valid UTF-8: s itself when it is normal, else bytes that the next call overwrites.
+// normalize returns the normal form f of s, which is valid UTF-8: s itself when it is normal, else
+// bytes that the next call overwrites.
 func (z *normalizer) normalize(f form, s []byte) []byte {
 	at := z.data.settled(f, s)
 	if at == len(s) {
@@ -163,7 +167,8 @@ func (z *normalizer) normalize(f form, s []byte) []byte {
 	check := z.data.check[f]
 	z.out = z.out[:0]
 	for {
-		// s[:at] ends with a character that starts anew (or is empty), and perhaps others: what comes before it is done.
+		// s[:at] ends with a character that starts anew (or is empty), and perhaps others: what
+		// comes before it is done.
 		start := at
 		for start > 0 {
 			r, n := utf8.DecodeLastRune(s[:start])
@@ -190,8 +195,8 @@ func (z *normalizer) normalize(f form, s []byte) []byte {
 	}
 }
 
-// settled returns the length of a prefix of s that is known to be normal, whatever follows the last character in it
-// that starts anew. It is len(s) if all of s is.
+// settled returns the length of a prefix of s that is known to be normal, whatever follows the last
+// character in it that starts anew. It is len(s) if all of s is.
 func (d *normalData) settled(f form, s []byte) int {
 	check := d.check[f]
 	last := uint8(0) // combining class of the character before
@@ -286,7 +291,8 @@ func (z *normalizer) rewrite(f form, s []byte) {
 
 // compose joins what composes, in place.
 func (d *normalData) compose(rs []rune) []rune {
-	// starter is the index of the last character of class 0; last the class of what was kept after it, -1 if nothing was.
+	// starter is the index of the last character of class 0; last the class of what was kept after
+	// it, -1 if nothing was.
 	n, starter, last := 0, -1, -1
 	for _, r := range rs {
 		k := int(d.class.at(r))
@@ -307,8 +313,8 @@ func (d *normalData) compose(rs []rune) []rune {
 	return rs[:n]
 }
 
-// sortMarks puts a run of marks into the order of their classes; equals keep theirs. Long runs are counted, so that
-// text made of marks takes time in proportion to its length.
+// sortMarks puts a run of marks into the order of their classes; equals keep theirs. Long runs are
+// counted, so that text made of marks takes time in proportion to its length.
 func (z *normalizer) sortMarks(marks []rune) {
 	d := z.data
 	if len(marks) <= 32 {

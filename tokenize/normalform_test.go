@@ -51,8 +51,9 @@ func TestNFCGolden(t *testing.T) {
 	}
 }
 
-// hashAll hashes what f makes of each code point in each context, as testdata/golden.py does, and like it takes one code
-// point in 251 from U+33000 on, where next to nothing is assigned. "%" stands for the code point.
+// hashAll hashes what f makes of each code point in each context, as testdata/golden.py does, and
+// like it takes one code point in 251 from U+33000 on, where next to nothing is assigned. "%"
+// stands for the code point.
 func hashAll(contexts []string, f func(h io.Writer, s []byte)) string {
 	sum := sha256.New()
 	h := bufio.NewWriterSize(sum, 1<<16)
@@ -78,7 +79,8 @@ func hashAll(contexts []string, f func(h io.Writer, s []byte)) string {
 	return hex.EncodeToString(sum.Sum(nil))
 }
 
-// TestNFCOfAllCodePoints compares with the library for every code point, alone, between letters and marks, and inside Hangul.
+// TestNFCOfAllCodePoints compares with the library for every code point, alone, between letters and
+// marks, and inside Hangul.
 func TestNFCOfAllCodePoints(t *testing.T) {
 	z := newNormalizer()
 	contexts := []string{"%", "a%", "%\u0301", "\u0345%\u0316", "\u1100%\u11a8"}
@@ -100,22 +102,26 @@ func markedText(r *rand.Rand, n int) []byte {
 		case 2:
 			s = utf8.AppendRune(s, []rune{0x1100, 0x1161, 0x11a8, 0xac00, 0xac01, 0x11a7, 0xd7a3}[r.IntN(7)])
 		case 3:
-			s = utf8.AppendRune(s, []rune{0x0344, 0x0f73, 0x0958, 0x212b, 0x1e9b, 0x0b47, 0x0b3e, 0x0b57, 0x3099, 0x304b, 0x1d15e, 0x2126, 0x110a5, 0x110ba, 0x2f800}[r.IntN(15)])
+			s = utf8.AppendRune(s, []rune{0x0344, 0x0f73, 0x0958, 0x212b, 0x1e9b, 0x0b47, 0x0b3e, 0x0b57, 0x3099,
+				0x304b, 0x1d15e, 0x2126, 0x110a5, 0x110ba, 0x2f800}[r.IntN(15)])
 		default:
-			s = utf8.AppendRune(s, []rune{0x0300, 0x0301, 0x0323, 0x0307, 0x0345, 0x0334, 0x05b0, 0x05bc, 0x064b, 0x093c, 0x094d, 0x0e38, 0x0f71, 0x0f72, 0x1d165, 0x20d0}[r.IntN(16)])
+			s = utf8.AppendRune(s, []rune{0x0300, 0x0301, 0x0323, 0x0307, 0x0345, 0x0334, 0x05b0, 0x05bc, 0x064b,
+				0x093c, 0x094d, 0x0e38, 0x0f71, 0x0f72, 0x1d165, 0x20d0}[r.IntN(16)])
 		}
 	}
 	return s
 }
 
-// checkForm compares a text normalized in pieces with one normalized as a whole, and with the forms of its forms.
+// checkForm compares a text normalized in pieces with one normalized as a whole, and with the forms
+// of its forms.
 func checkForm(t *testing.T, z *normalizer, f form, s []byte) {
 	t.Helper()
 	got := slices.Clone(z.normalize(f, s))
 	if want := wholeForm(f, s); !bytes.Equal(got, want) {
 		t.Fatalf("%s of %+q is %+q in pieces and %+q as a whole", formNames[f], s, got, want)
 	}
-	for inner, outer := range map[form]form{f: f, f ^ 1: f, nfc: f, nfd: f} { // f ^ 1 composes if f does not, and the other way round
+	for inner, outer := range map[form]form{f: f, f ^ 1: f, nfc: f, nfd: f} {
+		// f ^ 1 composes if f does not, and the other way round
 		if again := z.normalize(outer, slices.Clone(z.normalize(inner, s))); !bytes.Equal(again, got) {
 			t.Fatalf("%s of %+q is %+q, but that of its %s is %+q", formNames[f], s, got, formNames[inner], again)
 		}
@@ -150,7 +156,13 @@ func TestNormalizerDoesNotAllocate(t *testing.T) {
 	z := newNormalizer()
 	s := markedText(rand.New(rand.NewPCG(1, 2)), 5000)
 	z.normalize(nfkc, s)
-	if n := alloctest.Least(func() { z.normalize(nfc, s); z.normalize(nfd, s); z.normalize(nfkc, s); z.normalize(nfkd, s) }); n != 0 {
+	if n := alloctest.Least(func() {
+		z.normalize(nfc, s)
+		z.normalize(nfd, s)
+		z.normalize(nfkc, s)
+		z.normalize(nfkd,
+			s)
+	}); n != 0 {
 		t.Errorf("%v allocations", n)
 	}
 }
@@ -158,13 +170,15 @@ func TestNormalizerDoesNotAllocate(t *testing.T) {
 // TestMillionMarks would take hours if ordering marks were quadratic.
 func TestMillionMarks(t *testing.T) {
 	s := []byte("a" + strings.Repeat("\u0301\u0323\u0345", 300000))
-	want := "\u1ea1" + strings.Repeat("\u0323", 299999) + strings.Repeat("\u0301", 300000) + strings.Repeat("\u0345", 300000)
+	want := "\u1ea1" + strings.Repeat("\u0323", 299999) + strings.Repeat("\u0301", 300000) + strings.Repeat("\u0345",
+		300000)
 	if got := newNormalizer().normalize(nfc, s); string(got) != want {
 		t.Errorf("got %+q…", got[:min(len(got), 60)])
 	}
 }
 
-// TestSortMarks compares counting with the library's slices.SortStableFunc, on both sides of the length where it begins.
+// TestSortMarks compares counting with the library's slices.SortStableFunc, on both sides of the
+// length where it begins.
 func TestSortMarks(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	z := newNormalizer()
@@ -188,7 +202,8 @@ func TestSortMarks(t *testing.T) {
 }
 
 func TestTablesAreRefused(t *testing.T) {
-	for _, s := range []string{"class\t1\t2", "class\t0300\t0301\tFF", "class\t0301\t0300\t1", "pair\t41\t300", "decomposition\t110000\t41", "mark\t1\t2\t3", "x"} {
+	for _, s := range []string{"class\t1\t2", "class\t0300\t0301\tFF", "class\t0301\t0300\t1", "pair\t41\t300",
+		"decomposition\t110000\t41", "mark\t1\t2\t3", "x"} {
 		if _, err := parseNormalForms(s); err == nil {
 			t.Errorf("%q was accepted", s)
 		}

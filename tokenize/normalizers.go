@@ -13,8 +13,10 @@ type normalizeStep interface{ normalize(b *normalizing) }
 
 // normalizing is a text on its way through the normalizers, and the memory of one goroutine for it.
 type normalizing struct {
-	text   []byte // never written to: it may be the document itself
-	origin int    // bytes at the start of text that stem from the first character of the document; Metaspace asks for them
+	text []byte // never written to: it may be the document itself
+	// bytes at the start of text that stem from the first character of the document; Metaspace asks
+	// for them
+	origin int
 	forms  []*normalizer
 
 	out  [2][]byte // they take turns: a step reads one and writes the other
@@ -50,7 +52,8 @@ func (b *normalizing) set(out []byte, origin int) {
 	b.text, b.origin = out, origin
 }
 
-// rewrite makes what f appends for the text the new one. What f makes of a character depends on that alone.
+// rewrite makes what f appends for the text the new one. What f makes of a character depends on
+// that alone.
 func (b *normalizing) rewrite(f func(dst, s []byte) []byte) {
 	out := f(b.next(), b.text[:b.origin])
 	origin := len(out)
@@ -116,7 +119,8 @@ func (p *pipeline) addNormalizer(s stepJSON) (err error) {
 		var f replaceJSON
 		var m matcher
 		if m, err = f.read(s); err == nil && m.matchesEmpty() {
-			err = fmt.Errorf("%s: the pattern matches the empty text, which Hugging Face tokenizers does not handle well: not supported", s.name)
+			err = fmt.Errorf("%s: the pattern matches the empty text, which Hugging Face tokenizers does not handle "+
+				"well: not supported", s.name)
 		}
 		add(replace{m, []byte(f.Content)})
 	case "Precompiled":
@@ -222,7 +226,8 @@ func nmt(r rune) rune {
 	switch {
 	case r >= 0x01 && r <= 0x08, r == 0x0b, r >= 0x0e && r <= 0x1f, r == 0x7f, r == 0x8f, r == 0x9f:
 		return -1
-	case r == '\t', r == '\n', r == '\f', r == '\r', r == 0x1680, r >= 0x200b && r <= 0x200f, r == 0x2028, r == 0x2029, r == 0x2581, r == 0xfeff, r == 0xfffd:
+	case r == '\t', r == '\n', r == '\f', r == '\r', r == 0x1680, r >= 0x200b &&
+		r <= 0x200f, r == 0x2028, r == 0x2029, r == 0x2581, r == 0xfeff, r == 0xfffd:
 		return ' '
 	}
 	return r
@@ -378,8 +383,8 @@ func (m matcher) matchesEmpty() bool {
 	})
 }
 
-// all returns the matches in s one after the other, which are to be gone through to the end. An empty match is passed over where the match before it
-// ends.
+// all returns the matches in s one after the other, which are to be gone through to the end. An
+// empty match is passed over where the match before it ends.
 func (m matcher) all(s []byte) matches {
 	it := matches{literal: m.literal, s: s, last: -1}
 	if m.regex != nil {

@@ -9,8 +9,9 @@ import (
 	"unicode/utf8"
 )
 
-// A pattern is a regular expression as Split and Replace of Hugging Face tokenizers take it: in the language of Oniguruma with
-// Ruby's syntax, and with its Unicode classes. It does not change after compiling, and goroutines share it.
+// A pattern is a regular expression as Split and Replace of Hugging Face tokenizers take it: in the
+// language of Oniguruma with Ruby's syntax, and with its Unicode classes. It does not change after
+// compiling, and goroutines share it.
 type pattern struct {
 	program []instruction
 	first   *runeBits // what a match starts with; nil if it may be empty
@@ -18,7 +19,8 @@ type pattern struct {
 	finders sync.Pool
 }
 
-// compilePattern compiles a regular expression. What it does not do exactly as Oniguruma is refused with its place in the text.
+// compilePattern compiles a regular expression. What it does not do exactly as Oniguruma is refused
+// with its place in the text.
 func compilePattern(regex string) (*pattern, error) {
 	p := &patternParser{text: regex, data: pinnedOniguruma()}
 	tree, err := p.alternatives()
@@ -43,7 +45,8 @@ func compilePattern(regex string) (*pattern, error) {
 	return c.p, nil
 }
 
-// finder returns a finder for the matches in s, which is valid UTF-8 and stays as it is until the finder is released.
+// finder returns a finder for the matches in s, which is valid UTF-8 and stays as it is until the
+// finder is released.
 func (p *pattern) finder(s []byte) *finder {
 	f := p.finders.Get().(*finder)
 	f.s = s
@@ -78,7 +81,8 @@ const (
 
 const unbounded = -1
 
-// maxRepeat bounds a count in braces, maxProgram the instructions that a pattern may take; maxDepth bounds nesting.
+// maxRepeat bounds a count in braces, maxProgram the instructions that a pattern may take; maxDepth
+// bounds nesting.
 const (
 	maxRepeat  = 1000
 	maxProgram = 20000
@@ -182,8 +186,9 @@ func (p *patternParser) branch() (*node, error) {
 	return out, nil
 }
 
-// checkFolds refuses successive characters that match one without regard to case, as ss matches ß, also where they stand in
-// different groups. run is the characters before the node that it follows; what comes after the node follows those returned.
+// checkFolds refuses successive characters that match one without regard to case, as ss matches ß,
+// also where they stand in different groups. run is the characters before the node that it follows;
+// what comes after the node follows those returned.
 func (p *patternParser) checkFolds(n *node, run []*node) ([]*node, error) {
 	switch {
 	case n.folded:
@@ -216,7 +221,8 @@ func (p *patternParser) checkFolds(n *node, run []*node) ([]*node, error) {
 	return nil, nil
 }
 
-// options reads options after "(?" that have no group of their own, and what they hold for. ok is false if there are none.
+// options reads options after "(?" that have no group of their own, and what they hold for. ok is
+// false if there are none.
 func (p *patternParser) options() (rest *node, ok bool, err error) {
 	fold, dotAll, known := p.flags()
 	if !known || !p.take(")") {
@@ -272,7 +278,8 @@ func (p *patternParser) atom() (*node, error) {
 		if p.more() {
 			if i := strings.IndexByte("AzZbB", p.text[p.at]); i >= 0 {
 				p.at++
-				return &node{kind: atAnchor, anchor: [...]anchor{textStart, textEnd, textEndOrLine, wordEdge, noWordEdge}[i]}, nil
+				return &node{kind: atAnchor, anchor: [...]anchor{textStart, textEnd, textEndOrLine, wordEdge,
+					noWordEdge}[i]}, nil
 			}
 		}
 		set, r, err := p.escape(at, false)
@@ -297,7 +304,8 @@ func (p *patternParser) atom() (*node, error) {
 	}
 }
 
-// character is the node of a character. Until it is compiled, its set begins with the one that is written.
+// character is the node of a character. Until it is compiled, its set begins with the one that is
+// written.
 func (p *patternParser) character(at int, r rune) (*node, error) {
 	out := &node{kind: oneOf, set: runeSet{{r, r}}, folded: p.fold, at: at}
 	if p.fold {
@@ -445,7 +453,8 @@ func (p *patternParser) escape(at int, inClass bool) (runeSet, rune, error) {
 			}
 		}
 		v, err := strconv.ParseUint(digits, 16, 32)
-		if err != nil || len(digits) > limit || v > utf8.MaxRune || !utf8.ValidRune(rune(v)) || limit == 2 && v >= utf8.RuneSelf {
+		if err != nil || len(digits) > limit || v > utf8.MaxRune || !utf8.ValidRune(rune(v)) || limit == 2 &&
+			v >= utf8.RuneSelf {
 			return nil, 0, p.refused(at, "%q as a code point", p.text[at:p.at])
 		}
 		return nil, rune(v), nil
@@ -474,7 +483,8 @@ func (p *patternParser) class(at int) (runeSet, error) {
 		}
 		for c, several := range p.data.many {
 			if !not && set.has(c) {
-				return nil, p.refused(at, "(?i) with a class that has %q, which matches %q too,", string(c), string(several))
+				return nil, p.refused(at, "(?i) with a class that has %q, which matches %q too,", string(c),
+					string(several))
 			}
 		}
 		set = append(slices.Clone(set), more...).normalized()
@@ -523,12 +533,14 @@ func (p *patternParser) classSet(at int) (set runeSet, not bool, err error) {
 			not := p.take("^")
 			name, _, ok := strings.Cut(p.text[p.at:], ":]")
 			properties := map[string]string{
-				"alpha": "alphabetic", "alnum": "alnum", "space": "whitespace", "punct": "posixpunct", "lower": "lowercase", "upper": "uppercase",
+				"alpha": "alphabetic", "alnum": "alnum", "space": "whitespace", "punct": "posixpunct",
+				"lower": "lowercase", "upper": "uppercase",
 				"digit": "nd", "cntrl": "cc",
 			}
 			inner, known := p.data.properties[properties[name]]
 			if !ok || !known {
-				return nil, false, p.refused(here, "a class that starts with [: and is not among those of POSIX that are known")
+				return nil, false, p.refused(here,
+					"a class that starts with [: and is not among those of POSIX that are known")
 			}
 			p.at += len(name) + 2
 			if not {
@@ -559,7 +571,8 @@ func (p *patternParser) classSet(at int) (set runeSet, not bool, err error) {
 			continue
 		}
 		if lo == '-' && p.text[here] == '-' && !begins && !p.peek("]") {
-			return nil, false, p.refused(here, "- that is neither first nor last in a class, nor between two characters,")
+			return nil, false, p.refused(here,
+				"- that is neither first nor last in a class, nor between two characters,")
 		}
 		hi := lo
 		if p.peek("-") && !p.peek("-]") {

@@ -55,8 +55,8 @@ func readSplits(t testing.TB) *splitsGolden {
 	return g
 }
 
-// matchesOf is all matches that are not empty, looked for as the library does: an empty match at the end of the one before is
-// passed over by a character.
+// matchesOf is all matches that are not empty, looked for as the library does: an empty match at
+// the end of the one before is passed over by a character.
 func matchesOf(f *finder) [][2]int {
 	s := f.s
 	out := [][2]int{}
@@ -117,17 +117,28 @@ func finderOn(p *pattern, s []byte, remember bool) *finder {
 
 func TestPatternsAreRefused(t *testing.T) {
 	for _, c := range []struct{ regex, want string }{
-		{`a\1`, `byte 1: \1`}, {`\X`, `byte 0: \X`}, {`\R`, `\R`}, {`\K`, `\K`}, {`\G`, `\G`}, {`\101`, `\1`}, {`\cA`, `\c`},
-		{`(a`, `byte 0: a ( without its )`}, {`ab)`, `byte 2: a ) without its (`}, {`[a`, `a [ without its ]`}, {`[]a]`, `byte 1: an empty class`},
-		{`a**`, `byte 2: repeating what is repeated`}, {`a+{2}`, `byte 2: repeating what is repeated`}, {`*a`, `byte 0: * without anything to repeat`},
-		{`a|{1}`, `byte 2: a count in braces without`}, {`a{3,1}`, `byte 1: the count {3,1}`}, {`a{1001}`, `the count {1001}`},
-		{`(?:(?:a{1000}){1000}){1000}`, `too long`}, {`(?:a?)*`, `what may be empty`}, {`(?=a)*`, `what has no length`}, {`^?`, `what has no length`},
-		{`(?s).`, `a group that starts with "(?s"`}, {`(?x)a`, `byte 0: a group`}, {`(?<n>a)`, `byte 0: a group`}, {`(?#a)`, `byte 0: a group`},
-		{`(?<=a+)b`, `looking behind for what has no fixed length`}, {`\p{Foo}`, `the property "Foo"`}, {`\pL`, `\p without {`}, {`\p{L`, `\p{ without }`},
-		{`(?i:ss)`, `byte 5: (?i) with the last of "ss", which match`}, {`(?i:x\u017f(?:sy))`, `(?i) with the last of "ss"`}, {`(?i:[\p{Lt}])`, `(?i) with a class`}, {`(?i:ß)`, `which matches "ss" too`}, {`(?i:[Þ-à])`, `(?i) with a class that has "ß"`}, {`(?i)a(?:b)fi`, `(?i) with the last of "fi"`},
-		{`[a-\d]`, `a range that ends with a class`}, {`[\d-a]`, `a range that starts with a class`}, {`[b-a]`, `before its start`}, {`[a-c-e]`, `- that is neither first nor last`},
-		{`[[:foo:]]`, `[:`}, {`[a&&]`, `&& without two operands`}, {`[&&a]`, `&& without two operands`}, {`\x80`, `as a code point`}, {`\x{110000}`, `as a code point`}, {`\u12`, `as a code point`},
-		{`a\`, `byte 1: a \ at the end`}, {"\xff", `invalid UTF-8`}, {"[\xff]", `invalid UTF-8`}, {strings.Repeat("(", 200), `nesting more than`}, {strings.Repeat("[", 200) + "a", `nesting more than`},
+		{`a\1`, `byte 1: \1`}, {`\X`, `byte 0: \X`}, {`\R`, `\R`}, {`\K`, `\K`}, {`\G`, `\G`}, {`\101`, `\1`}, {`\cA`,
+			`\c`},
+		{`(a`, `byte 0: a ( without its )`}, {`ab)`, `byte 2: a ) without its (`}, {`[a`, `a [ without its ]`}, {`[]a]`,
+			`byte 1: an empty class`},
+		{`a**`, `byte 2: repeating what is repeated`}, {`a+{2}`, `byte 2: repeating what is repeated`}, {`*a`,
+			`byte 0: * without anything to repeat`},
+		{`a|{1}`, `byte 2: a count in braces without`}, {`a{3,1}`, `byte 1: the count {3,1}`}, {`a{1001}`,
+			`the count {1001}`},
+		{`(?:(?:a{1000}){1000}){1000}`, `too long`}, {`(?:a?)*`, `what may be empty`}, {`(?=a)*`, `what has no length`},
+		{`^?`, `what has no length`},
+		{`(?s).`, `a group that starts with "(?s"`}, {`(?x)a`, `byte 0: a group`}, {`(?<n>a)`, `byte 0: a group`},
+		{`(?#a)`, `byte 0: a group`},
+		{`(?<=a+)b`, `looking behind for what has no fixed length`}, {`\p{Foo}`, `the property "Foo"`}, {`\pL`,
+			`\p without {`}, {`\p{L`, `\p{ without }`},
+		{`(?i:ss)`, `byte 5: (?i) with the last of "ss", which match`}, {`(?i:x\u017f(?:sy))`,
+			`(?i) with the last of "ss"`}, {`(?i:[\p{Lt}])`, `(?i) with a class`}, {`(?i:ß)`, `which matches "ss" too`}, {`(?i:[Þ-à])`, `(?i) with a class that has "ß"`}, {`(?i)a(?:b)fi`, `(?i) with the last of "fi"`},
+		{`[a-\d]`, `a range that ends with a class`}, {`[\d-a]`, `a range that starts with a class`}, {`[b-a]`,
+			`before its start`}, {`[a-c-e]`, `- that is neither first nor last`},
+		{`[[:foo:]]`, `[:`}, {`[a&&]`, `&& without two operands`}, {`[&&a]`, `&& without two operands`}, {`\x80`,
+			`as a code point`}, {`\x{110000}`, `as a code point`}, {`\u12`, `as a code point`},
+		{`a\`, `byte 1: a \ at the end`}, {"\xff", `invalid UTF-8`}, {"[\xff]", `invalid UTF-8`}, {strings.Repeat("(",
+			200), `nesting more than`}, {strings.Repeat("[", 200) + "a", `nesting more than`},
 	} {
 		if _, err := compilePattern(c.regex); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want %q", c.regex, err, c.want)
@@ -170,7 +181,8 @@ func TestPatternsAreLinear(t *testing.T) {
 	}
 }
 
-// A finder is made anew or used again; what it finds is the same, and what it remembers of one text does not hold of another.
+// A finder is made anew or used again; what it finds is the same, and what it remembers of one text
+// does not hold of another.
 func TestFindersAreUsedAgain(t *testing.T) {
 	p, err := compilePattern(`(?<=a)b|(?:c|cc)+d`)
 	if err != nil {

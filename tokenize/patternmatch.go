@@ -6,7 +6,8 @@ import (
 	"unicode/utf8"
 )
 
-// A pattern runs as a program with backtracking: alternatives are tried in their order, and the first way to the end is the match.
+// A pattern runs as a program with backtracking: alternatives are tried in their order, and the
+// first way to the end is the match.
 
 type opcode uint8
 
@@ -261,13 +262,15 @@ func (c *patternCompiler) emitRepeat(n *node, run opcode) error {
 	return nil
 }
 
-// A finder looks for the matches of a pattern in a text, for one goroutine. The pattern keeps those that are released, so that nothing is allocated
-// once their scratch has grown.
+// A finder looks for the matches of a pattern in a text, for one goroutine. The pattern keeps those
+// that are released, so that nothing is allocated once their scratch has grown.
 //
-// A text on which the pattern goes back and forth for long makes it remember the states, instruction and place, from which
-// there is no way to the end: it takes none of them twice, also not in later searches of the same text. The time is then in
-// proportion to the text's length times that of the program, and more only where a look ahead or an atomic group is long and
-// succeeds at many places. The memory is some bits for each byte of the text, and above maxRemembered there is none.
+// A text on which the pattern goes back and forth for long makes it remember the states,
+// instruction and place, from which there is no way to the end: it takes none of them twice, also
+// not in later searches of the same text. The time is then in proportion to the text's length times
+// that of the program, and more only where a look ahead or an atomic group is long and succeeds at
+// many places. The memory is some bits for each byte of the text, and above maxRemembered there is
+// none.
 type finder struct {
 	p        *pattern
 	s        []byte
@@ -310,7 +313,8 @@ func (f *finder) release() {
 	f.p.finders.Put(f)
 }
 
-// find returns the leftmost match at or after from, which may be empty. What stands before from is seen by anchors and looks behind.
+// find returns the leftmost match at or after from, which may be empty. What stands before from is
+// seen by anchors and looks behind.
 func (f *finder) find(from int) (start, end int, ok bool) {
 	first := f.p.first
 	for start = from; start <= len(f.s); start++ {

@@ -5,8 +5,9 @@ import (
 	"unicode/utf8"
 )
 
-// A pipeline is what lies between added tokens and ids in a tokenizer.json of any kind: normalizers, pre-tokenizers and a model, in the order
-// and with the meaning that Hugging Face tokenizers 0.23.3 gives them. It does not change after loading, and goroutines share it.
+// A pipeline is what lies between added tokens and ids in a tokenizer.json of any kind:
+// normalizers, pre-tokenizers and a model, in the order and with the meaning that Hugging Face
+// tokenizers 0.23.3 gives them. It does not change after loading, and goroutines share it.
 //
 // A byte-level BPE whose text is cut by one scanner does not need it: see [Encoder.Append].
 type pipeline struct {
@@ -19,7 +20,8 @@ type pipeline struct {
 
 // A model turns words, as the pre-tokenizers leave them, into ids.
 type model interface {
-	// appendWord appends the ids of a word, which is not empty. What it appends depends on the word alone.
+	// appendWord appends the ids of a word, which is not empty. What it appends depends on the word
+	// alone.
 	appendWord(z *modelScratch, dst []uint32, word []byte) ([]uint32, error)
 }
 
@@ -44,8 +46,9 @@ func newPipelineEncoder(t *Tokenizer) *pipelineEncoder {
 	return &pipelineEncoder{p: t.general, normalizing: newNormalizing(t.general)}
 }
 
-// normalize returns the normalized text of a piece of a document that lies between added tokens which are matched before normalization. It is valid
-// until the next call. first says that the document begins with it.
+// normalize returns the normalized text of a piece of a document that lies between added tokens
+// which are matched before normalization. It is valid until the next call. first says that the
+// document begins with it.
 func (e *pipelineEncoder) normalize(s []byte, first bool) []byte {
 	origin := 0
 	if first && e.p.usesOrigin {
@@ -56,7 +59,8 @@ func (e *pipelineEncoder) normalize(s []byte, first bool) []byte {
 	return e.normalizing.text
 }
 
-// appendWords appends the ids of a part without added tokens, at the given place, of the text that was normalized last.
+// appendWords appends the ids of a part without added tokens, at the given place, of the text that
+// was normalized last.
 func (e *pipelineEncoder) appendWords(dst []uint32, s []byte, at int) ([]uint32, error) {
 	if len(s) == 0 {
 		return dst, nil
@@ -94,12 +98,15 @@ func (e *pipelineEncoder) appendWord(dst []uint32, word []byte) ([]uint32, error
 	return dst, err
 }
 
-// keptScratch is the size in bytes (of text) or pieces from which on scratch is not kept for the next document.
+// keptScratch is the size in bytes (of text) or pieces from which on scratch is not kept for the
+// next document.
 const keptScratch = 8 << 20
 
-// cannotSpell is the error for a text that no tokens of the vocabulary make up, where the library would leave characters out or fail.
+// cannotSpell is the error for a text that no tokens of the vocabulary make up, where the library
+// would leave characters out or fail.
 func cannotSpell(what string, word []byte) error {
-	return fmt.Errorf("%s in %q has no token in the vocabulary, and there is no unknown token: the tokenizer cannot spell this text", what, clipped(word))
+	return fmt.Errorf("%s in %q has no token in the vocabulary, and there is no unknown token: the tokenizer cannot "+
+		"spell this text", what, clipped(word))
 }
 
 // clipped is the beginning of a word for a message.

@@ -16,7 +16,8 @@ import (
 	"mula/internal/alloctest"
 )
 
-// pipelines is testdata/pipelines.json, which testdata/pipelines.py writes with Hugging Face tokenizers.
+// pipelines is testdata/pipelines.json, which testdata/pipelines.py writes with Hugging Face
+// tokenizers.
 type pipelines struct {
 	Documents []string
 	Models    map[string]json.RawMessage
@@ -55,7 +56,8 @@ func readPipelines(t testing.TB) *pipelines {
 func (p *pipelines) file(t testing.TB, c pipelineCase) []byte {
 	t.Helper()
 	b, err := json.Marshal(map[string]any{
-		"version": "1.0", "truncation": nil, "padding": nil, "added_tokens": c.AddedTokens, "normalizer": c.Normalizer, "pre_tokenizer": c.PreTokenizer,
+		"version": "1.0", "truncation": nil, "padding": nil, "added_tokens": c.AddedTokens, "normalizer": c.Normalizer,
+		"pre_tokenizer":  c.PreTokenizer,
 		"post_processor": c.PostProcessor, "decoder": c.Decoder, "model": p.Models[c.Model],
 	})
 	if err != nil {
@@ -72,7 +74,8 @@ func TestGoldenPipelines(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			plain, around := tok.NewEncoder(EncodeOptions{}), tok.NewEncoder(EncodeOptions{Specials: SpecialsAsTokens, AddSpecialTokens: true})
+			plain, around := tok.NewEncoder(EncodeOptions{}), tok.NewEncoder(EncodeOptions{Specials: SpecialsAsTokens,
+				AddSpecialTokens: true})
 			for range 2 { // the second time from the cache
 				for i, d := range p.Documents {
 					want := c.Plain[i]
@@ -180,7 +183,8 @@ func TestInvalidBytesBecomeReplacementCharacters(t *testing.T) {
 // TestPipelinesInLongWords has words of a size at which time that grows with the square would show.
 func TestPipelinesInLongWords(t *testing.T) {
 	p := readPipelines(t)
-	texts := []string{strings.Repeat("a", 1<<16), strings.Repeat("ab\u00e9 ", 1<<13), strings.Repeat(" ", 1<<16), strings.Repeat("\u0301", 1<<15), strings.Repeat("the,<s>\u4f60", 1<<12)}
+	texts := []string{strings.Repeat("a", 1<<16), strings.Repeat("ab\u00e9 ", 1<<13), strings.Repeat(" ", 1<<16),
+		strings.Repeat("\u0301", 1<<15), strings.Repeat("the,<s>\u4f60", 1<<12)}
 	for _, c := range p.Cases {
 		t.Run(c.Name, func(t *testing.T) {
 			tok, err := Parse(p.file(t, c), c.Name)
@@ -224,8 +228,9 @@ func TestPipelinesDoNotAllocate(t *testing.T) {
 	}
 }
 
-// FuzzPipelines encodes a text with a golden tokenizer: nothing panics, ids are in the vocabulary, and what an encoder has seen before changes
-// nothing. Where the bytes are kept, decoding gives the text back.
+// FuzzPipelines encodes a text with a golden tokenizer: nothing panics, ids are in the vocabulary,
+// and what an encoder has seen before changes nothing. Where the bytes are kept, decoding gives the
+// text back.
 func FuzzPipelines(f *testing.F) {
 	p := readPipelines(f)
 	for i, d := range p.Documents {
@@ -255,7 +260,8 @@ func FuzzPipelines(f *testing.F) {
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
-		if slices.Contains([]string{"llama3", "deepseek", "falcon", "starcoder"}, name) && string(back) != string(text) {
+		if slices.Contains([]string{"llama3", "deepseek", "falcon", "starcoder"}, name) &&
+			string(back) != string(text) {
 			t.Errorf("%s: %q comes back as %q", name, text, back)
 		}
 	})
@@ -286,7 +292,8 @@ func TestStripToken(t *testing.T) {
 		start, stop int
 		want        string // "" for an error
 	}{
-		{"eeae", 1, 0, "eae"}, {"eeae", 9, 1, "a"}, {"a", 1, 1, "a"}, {"e", 1, 1, ""}, {"ae", 0, 5, "a"}, {"e", 0, 2, ""},
+		{"eeae", 1, 0, "eae"}, {"eeae", 9, 1, "a"}, {"a", 1, 1, "a"}, {"e", 1, 1, ""}, {"ae", 0, 5, "a"}, {"e", 0, 2,
+			""},
 	} {
 		got, err := stripToken(c.token, 'e', c.start, c.stop)
 		if got != c.want || (err != nil) != (c.want == "") {

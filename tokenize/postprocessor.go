@@ -5,8 +5,8 @@ import (
 	"fmt"
 )
 
-// A post-processor puts special tokens around the ids of a text. What it makes of a single text is worked out when the file is read: a list of ids, with
-// a mark where the ids of the text go.
+// A post-processor puts special tokens around the ids of a text. What it makes of a single text is
+// worked out when the file is read: a list of ids, with a mark where the ids of the text go.
 
 // postItem is an id, or the ids of the text.
 type postItem struct {
@@ -14,11 +14,12 @@ type postItem struct {
 	text bool
 }
 
-// postStep is what one post-processor makes of the parts that the one before it left, at first the text alone. A part is a run of items.
+// postStep is what one post-processor makes of the parts that the one before it left, at first the
+// text alone. A part is a run of items.
 type postStep func(parts [][]postItem) ([][]postItem, error)
 
-// parsePostProcessor fills t.post: nil if nothing is put around a text. It also checks that the post-processor leaves the text alone when special
-// tokens are not asked for.
+// parsePostProcessor fills t.post: nil if nothing is put around a text. It also checks that the
+// post-processor leaves the text alone when special tokens are not asked for.
 func (t *Tokenizer) parsePostProcessor(b json.RawMessage) error {
 	const name = "post_processor"
 	steps, err := stepsOf(b, name, "processors")
@@ -128,7 +129,8 @@ func addPostSteps(s stepJSON, with, without *[]postStep) error {
 	return s.refuse()
 }
 
-// surround is BertProcessing and RobertaProcessing: [CLS] A [SEP], and B [SEP], or </s> B </s>, for every further part.
+// surround is BertProcessing and RobertaProcessing: [CLS] A [SEP], and B [SEP], or </s> B </s>, for
+// every further part.
 func surround(cls, sep uint32, both bool) postStep {
 	return func(parts [][]postItem) ([][]postItem, error) {
 		var out [][]postItem
@@ -200,7 +202,8 @@ func (t *templateJSON) check() error {
 			}
 		case p.SpecialToken != nil && p.Sequence == nil:
 			if t.SpecialTokens[p.SpecialToken.ID] == nil {
-				return fmt.Errorf("the template has special token %q, which is not in special_tokens", p.SpecialToken.ID)
+				return fmt.Errorf("the template has special token %q, which is not in special_tokens",
+					p.SpecialToken.ID)
 			}
 		default:
 			return fmt.Errorf("a piece of the template is neither a Sequence nor a SpecialToken")
@@ -209,7 +212,8 @@ func (t *templateJSON) check() error {
 	return nil
 }
 
-// step is what the template makes of a text. Without special tokens it leaves out what it has of them.
+// step is what the template makes of a text. Without special tokens it leaves out what it has of
+// them.
 func (t *templateJSON) step(special bool) postStep {
 	return func(parts [][]postItem) ([][]postItem, error) {
 		if len(parts) != 1 {

@@ -10,12 +10,14 @@ import (
 	"unicode/utf8"
 )
 
-// charsmap is the Precompiled normalizer: SentencePiece's map from texts to texts. Its file is a double-array trie (Aoe 1989; as the library darts-clone
-// lays it out), and after it the texts that the trie's values point into, each ended by a zero byte.
+// charsmap is the Precompiled normalizer: SentencePiece's map from texts to texts. Its file is a
+// double-array trie (Aoe 1989; as the library darts-clone lays it out), and after it the texts that
+// the trie's values point into, each ended by a zero byte.
 type charsmap struct {
 	units []uint32
 	texts []byte
-	// ascii holds what each character below 0x80 becomes by itself, so that ordinary text takes no look-ups; nil: it stays as it is.
+	// ascii holds what each character below 0x80 becomes by itself, so that ordinary text takes no
+	// look-ups; nil: it stays as it is.
 	ascii [utf8.RuneSelf][]byte
 	known [utf8.RuneSelf]bool // the map has a text for the character alone
 	data  graphemeTable
@@ -50,15 +52,17 @@ func parseCharsmap(b []byte) (*charsmap, error) {
 	return m, nil
 }
 
-// A unit of the trie: bits 0–7 the byte that leads to it, bit 8 set if a value is below it, bits 10–30 how far away (by exclusive or) its children lie,
-// or that shifted by 8 bits if bit 9 is set. A value is a unit with bit 31 set.
+// A unit of the trie: bits 0–7 the byte that leads to it, bit 8 set if a value is below it, bits
+// 10–30 how far away (by exclusive or) its children lie, or that shifted by 8 bits if bit 9 is set.
+// A value is a unit with bit 31 set.
 
 func (m *charsmap) children(unit uint32, at uint64) uint64 {
 	return at ^ uint64(unit>>10)<<((unit&(1<<9))>>6)
 }
 
-// check sees to it that no look-up leaves the trie or the texts: the library fails on one that does. It bounds the values, which are few; that a step
-// stays in the trie is checked as it is taken.
+// check sees to it that no look-up leaves the trie or the texts: the library fails on one that
+// does. It bounds the values, which are few; that a step stays in the trie is checked as it is
+// taken.
 func (m *charsmap) check() error {
 	for i, unit := range m.units {
 		if unit>>31 == 1 || unit>>8&1 == 0 {
@@ -68,7 +72,8 @@ func (m *charsmap) check() error {
 		if at >= uint64(len(m.units)) {
 			continue // not a unit of the trie, or never reached
 		}
-		if value := m.units[at] & (1<<31 - 1); int64(value) > int64(len(m.texts)) || int(value) < len(m.texts) && !utf8.RuneStart(m.texts[value]) {
+		if value := m.units[at] & (1<<31 - 1); int64(value) > int64(len(m.texts)) || int(value) < len(m.texts) &&
+			!utf8.RuneStart(m.texts[value]) {
 			return fmt.Errorf("unit %d has a value that points into no text", i)
 		}
 	}
@@ -146,9 +151,11 @@ func (m *charsmap) normalize(b *normalizing) {
 	b.set(out, t.finish())
 }
 
-// transformation follows which bytes of the new text stem from the first old bytes of the text, as the library sees it: a replacement takes as many
-// characters of the old text as it has itself, and what it has too few or too many is made up for by its last characters. The library makes up for too
-// few at the character before it where the replacement is empty, and not at all where nothing stands before.
+// transformation follows which bytes of the new text stem from the first old bytes of the text, as
+// the library sees it: a replacement takes as many characters of the old text as it has itself, and
+// what it has too few or too many is made up for by its last characters. The library makes up for
+// too few at the character before it where the replacement is empty, and not at all where nothing
+// stands before.
 type transformation struct {
 	old    int // bytes of the old text that count
 	passed int // bytes of the old text that are taken
@@ -172,7 +179,8 @@ func (t *transformation) replace(old, text []byte) {
 
 func (t *transformation) finish() int { return t.size }
 
-// The properties that decide where a grapheme cluster ends: Unicode Standard Annex 29, in the version that the library has.
+// The properties that decide where a grapheme cluster ends: Unicode Standard Annex 29, in the
+// version that the library has.
 const (
 	graphemeControl uint8 = 1 << iota
 	graphemeExtend
@@ -208,7 +216,8 @@ func parseGraphemes(table string) (graphemeTable, error) {
 	flat := make([]uint8, utf8.MaxRune+1)
 	flat[0] = graphemeControl // the charsmap cannot ask for it
 	for _, l := range lines {
-		i := slices.Index([]string{"control", "extend", "spacing", "prepend", "pictographic", "consonant", "linker", "conjunct"}, l.name)
+		i := slices.Index([]string{"control", "extend", "spacing", "prepend", "pictographic", "consonant", "linker",
+			"conjunct"}, l.name)
 		if i < 0 {
 			return graphemeTable{}, fmt.Errorf("%q is no property of graphemes", l.name)
 		}
@@ -251,8 +260,8 @@ func hangulKindOf(r rune) hangulKind {
 	return noHangul
 }
 
-// cluster returns the length of the grapheme cluster that s, which is not empty, begins with. Flags (pairs of regional indicators) are not joined: all
-// their clusters are too long to matter.
+// cluster returns the length of the grapheme cluster that s, which is not empty, begins with. Flags
+// (pairs of regional indicators) are not joined: all their clusters are too long to matter.
 func (t graphemeTable) cluster(s []byte) int {
 	const zwj = '\u200d'
 	last, n := utf8.DecodeRune(s)
@@ -273,7 +282,8 @@ func (t graphemeTable) cluster(s []byte) int {
 		case (before|after)&graphemeControl != 0:
 			return n
 		case after&(graphemeExtend|graphemeSpacing) != 0, before&graphemePrepend != 0:
-		case hangul == leading && (next == leading || next == vowel || next == leadingVowel || next == leadingVowelTrailing):
+		case hangul == leading && (next == leading || next == vowel || next == leadingVowel ||
+			next == leadingVowelTrailing):
 		case (hangul == leadingVowel || hangul == vowel) && (next == vowel || next == trailing):
 		case (hangul == leadingVowelTrailing || hangul == trailing) && next == trailing:
 		case conjunct == 2 && after&graphemeConsonant != 0:

@@ -6,8 +6,9 @@ import (
 	"slices"
 )
 
-// prefixTree finds the tokens that a text starts with. It is a double array (Aoe 1989): the child of a node by the byte c is the node at base XOR c,
-// if that node's label is c. No two nodes with children have one base, so that the label decides.
+// prefixTree finds the tokens that a text starts with. It is a double array (Aoe 1989): the child
+// of a node by the byte c is the node at base XOR c, if that node's label is c. No two nodes with
+// children have one base, so that the label decides.
 type prefixTree struct{ nodes []prefixNode }
 
 type prefixNode struct {
@@ -20,12 +21,14 @@ const (
 	mergedNode = 1 << 22        // merging the token's bytes gives the token
 	idMask     = mergedNode - 1 // maxVocabulary - 1
 
-	// treeRoot is the root's place. The first block has no other node and is what leaves have for a base.
+	// treeRoot is the root's place. The first block has no other node and is what leaves have for a
+	// base.
 	treeRoot  = 0
 	treeBlock = 256
 )
 
-// A prefixToken is a token to enter: its bytes, which are not empty, and the lower 24 bits of its node.
+// A prefixToken is a token to enter: its bytes, which are not empty, and the lower 24 bits of its
+// node.
 type prefixToken struct {
 	text []byte
 	info uint32
@@ -100,7 +103,8 @@ type treeBlockState struct {
 	full   bool
 }
 
-// treeTries is how many searches in vain close a block, and how many blocks a search looks at before it takes a new one.
+// treeTries is how many searches in vain close a block, and how many blocks a search looks at
+// before it takes a new one.
 const treeTries = 24
 
 func (b *treeBuilder) grow() {
@@ -110,7 +114,8 @@ func (b *treeBuilder) grow() {
 	b.nodes = append(b.nodes, make([]prefixNode, treeBlock)...)
 }
 
-// place finds a base for the node's children, which is taken from then on, and so are the children's places.
+// place finds a base for the node's children, which is taken from then on, and so are the
+// children's places.
 func (b *treeBuilder) place(labels []byte, node int) uint32 {
 	if len(labels) == 1 { // the most frequent case: in the parent's cache line if there is room
 		if base, ok := b.blocks[node/treeBlock].near(labels[0], byte(node)); ok {
@@ -183,14 +188,15 @@ func (s *treeBlockState) find(labels []byte) (base byte, ok bool) {
 	return 0, false
 }
 
-// labelFree gives the free places labels that lead to no base of a node. In every block with a free place there is a free base, because each base
-// that is taken takes a place of its own.
+// labelFree gives the free places labels that lead to no base of a node. In every block with a free
+// place there is a free base, because each base that is taken takes a place of its own.
 func (b *treeBuilder) labelFree() {
 	for k := range b.blocks {
 		s := &b.blocks[k]
 		free := s.places
 		if k == 0 {
-			free = [4]uint64{^uint64(1), ^uint64(0), ^uint64(0), ^uint64(0)} // all but the root, whose label nobody asks for
+			// all but the root, whose label nobody asks for
+			free = [4]uint64{^uint64(1), ^uint64(0), ^uint64(0), ^uint64(0)}
 			b.nodes[treeRoot].info = b.nodes[treeRoot].info&(1<<24-1) | 0xff<<24
 		}
 		var unused byte
@@ -227,7 +233,8 @@ func (t *prefixTree) whole(w []byte) (id uint32, ok bool) {
 	return info & idMask, info&wholeNode != 0
 }
 
-// longest returns the longest token that s starts with and that merging gives, noToken if there is none.
+// longest returns the longest token that s starts with and that merging gives, noToken if there is
+// none.
 func (t *prefixTree) longest(s []byte) uint32 {
 	nodes := t.nodes
 	id, base := uint32(noToken), nodes[treeRoot].base

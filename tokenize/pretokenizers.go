@@ -10,7 +10,8 @@ import (
 // A preTokenizeStep cuts normalized text into words, or the words before it into smaller ones.
 type preTokenizeStep interface{ cut(c *cutting) }
 
-// A part is a piece of cutting.text. The first origin bytes of it stem from the first character of the document.
+// A part is a piece of cutting.text. The first origin bytes of it stem from the first character of
+// the document.
 type part struct{ start, end, origin int }
 
 // cutting is a text on its way through the pre-tokenizers, and the memory of one goroutine for it.
@@ -89,10 +90,12 @@ func parseBehavior(s, name string) (behavior, error) {
 			return behavior(i), nil
 		}
 	}
-	return 0, fmt.Errorf("%s.behavior is %q: not one of Isolated, Removed, MergedWithPrevious, MergedWithNext, Contiguous", name, s)
+	return 0, fmt.Errorf("%s.behavior is %q: not one of Isolated, Removed, MergedWithPrevious, MergedWithNext, "+
+		"Contiguous", name, s)
 }
 
-// delimiting takes the matches of a piece and what lies between them, from left to right, and adds what the behavior makes of them.
+// delimiting takes the matches of a piece and what lies between them, from left to right, and adds
+// what the behavior makes of them.
 type delimiting struct {
 	c        *cutting
 	p        part
@@ -181,7 +184,8 @@ func (p *pipeline) addPreTokenizer(s stepJSON) (err error) {
 	case "ByteLevel":
 		var f byteLevelJSON
 		err = s.read(&f)
-		add(byteLevel{prefix: f.AddPrefixSpace == nil || *f.AddPrefixSpace, regex: f.UseRegex == nil || *f.UseRegex, classes: pinnedClasses()})
+		add(byteLevel{prefix: f.AddPrefixSpace == nil || *f.AddPrefixSpace, regex: f.UseRegex == nil ||
+			*f.UseRegex, classes: pinnedClasses()})
 	case "Split":
 		var f splitJSON
 		if err = s.read(&f); err != nil {
@@ -263,7 +267,8 @@ func (p *pipeline) addPreTokenizer(s stepJSON) (err error) {
 	return err
 }
 
-// byteLevelJSON is ByteLevel, which is a pre-tokenizer, post-processor and decoder; the latter two have no use for the fields.
+// byteLevelJSON is ByteLevel, which is a pre-tokenizer, post-processor and decoder; the latter two
+// have no use for the fields.
 type byteLevelJSON struct {
 	Type           string `json:"type"`
 	AddPrefixSpace *bool  `json:"add_prefix_space"`
@@ -382,7 +387,8 @@ func (w wordsAndSymbols) cut(c *cutting) {
 	}
 }
 
-// metaspace puts a visible character in the place of spaces and cuts before it. It is a pre-tokenizer and a decoder.
+// metaspace puts a visible character in the place of spaces and cuts before it. It is a
+// pre-tokenizer and a decoder.
 type metaspace struct {
 	replacement string // one character
 	first       bool   // put it in front of the piece that begins the document
@@ -420,7 +426,8 @@ func parseMetaspace(s stepJSON) (metaspace, error) {
 		return m, fmt.Errorf("%s.prepend_scheme is %q: not one of always, first, never", s.name, scheme)
 	}
 	if f.AddPrefixSpace != nil && !*f.AddPrefixSpace && scheme != "never" {
-		return m, fmt.Errorf("%s: add_prefix_space is false and prepend_scheme not \"never\": Hugging Face tokenizers does not load this either", s.name)
+		return m, fmt.Errorf("%s: add_prefix_space is false and prepend_scheme not \"never\": Hugging Face "+
+			"tokenizers does not load this either", s.name)
 	}
 	return m, nil
 }
@@ -474,7 +481,8 @@ func (m metaspace) cut(c *cutting) {
 	c.out[c.turn] = out
 }
 
-// splitScripts cuts where the script changes. Spaces belong to any script, but those at the start of a piece are lost, as in the library.
+// splitScripts cuts where the script changes. Spaces belong to any script, but those at the start
+// of a piece are lost, as in the library.
 type splitScripts struct{ data *rustData }
 
 func (s splitScripts) cut(c *cutting) {
@@ -496,7 +504,8 @@ func (s splitScripts) cut(c *cutting) {
 	}
 }
 
-// scriptOf is the script of a character as UnicodeScripts sees it, for which Hiragana, Katakana and U+30FC are Han.
+// scriptOf is the script of a character as UnicodeScripts sees it, for which Hiragana, Katakana and
+// U+30FC are Han.
 func (s splitScripts) scriptOf(r rune) script {
 	if r == ' ' {
 		return anyScript
@@ -523,7 +532,8 @@ func (f fixedLength) cut(c *cutting) {
 	}
 }
 
-// cutBefore cuts before each U+2581 that does not follow another one, in words whose parts cannot influence each other: see [charBPE.cuts].
+// cutBefore cuts before each U+2581 that does not follow another one, in words whose parts cannot
+// influence each other: see [charBPE.cuts].
 type cutBefore struct{}
 
 const lowerOneEighthBlock = "\u2581" // what SentencePiece writes for a space

@@ -7,19 +7,21 @@ import (
 	"unicode/utf8"
 )
 
-// A scanner returns the length of the first match of its pattern at the start of s, which is not empty and valid UTF-8.
-// The patterns match every text from end to end without gaps, so that scanning from match to match splits it; what a pattern
-// leaves between its matches is returned like a match.
+// A scanner returns the length of the first match of its pattern at the start of s, which is not
+// empty and valid UTF-8. The patterns match every text from end to end without gaps, so that
+// scanning from match to match splits it; what a pattern leaves between its matches is returned
+// like a match.
 type scanner func(t *classTable, s []byte) int
 
 // A Pattern names a rule for cutting text into the words that are tokenized one by one.
 type Pattern uint8
 
 const (
-	// GPT2 is the pattern of GPT-2, GPT-NeoX and OLMo: a word takes the one space before it, digits stay together.
+	// GPT2 is the pattern of GPT-2, GPT-NeoX and OLMo: a word takes the one space before it, digits
+	// stay together.
 	GPT2 Pattern = iota
-	// CL100K is the pattern of OpenAI's cl100k_base, Llama 3 and OLMo 2's dolma2: numbers in groups of up to three digits,
-	// punctuation together with the line breaks after it.
+	// CL100K is the pattern of OpenAI's cl100k_base, Llama 3 and OLMo 2's dolma2: numbers in groups
+	// of up to three digits, punctuation together with the line breaks after it.
 	CL100K
 )
 
@@ -61,8 +63,9 @@ func (p Pattern) scanner() scanner {
 	return scanGPT2
 }
 
-// scannerOf returns the hand-written scanner for the regexes of Split pre-tokenizers with behavior Isolated that follow one
-// another, if there is one. (For all but DeepSeek's, Removed with invert gives the same.)
+// scannerOf returns the hand-written scanner for the regexes of Split pre-tokenizers with behavior
+// Isolated that follow one another, if there is one. (For all but DeepSeek's, Removed with invert
+// gives the same.)
 func scannerOf(regexes ...string) (scanner, bool) {
 	// Some files have line breaks where others have \r and \n; both mean the same.
 	switch strings.NewReplacer("\r", `\r`, "\n", `\n`).Replace(strings.Join(regexes, "\x00")) {
@@ -147,7 +150,8 @@ func scanO200K(t *classTable, s []byte) int { return t.o200k(s, 3, true) }
 // scanTekken is tekkenRegex by hand.
 func scanTekken(t *classTable, s []byte) int { return t.o200k(s, 1, false) }
 
-// o200k is o200kRegex with numbers in groups of up to that many digits, and with or without contractions.
+// o200k is o200kRegex with numbers in groups of up to that many digits, and with or without
+// contractions.
 func (t *classTable) o200k(s []byte, digits int, contractions bool) int {
 	k, n := t.of(s)
 	if k.in(number) {
@@ -157,8 +161,9 @@ func (t *classTable) o200k(s []byte, digits int, contractions bool) int {
 	if s[0] == ' ' && len(s) > 1 && s[1]-'a' < 26 { // as most words of English are: what follows finds the same
 		end = t.lower(s, 2)
 	}
-	// The first alternative after any one character, then without; then the second in the same way. That character is not a
-	// letter, so that without it a word can start here only at a letter or a mark.
+	// The first alternative after any one character, then without; then the second in the same way.
+	// That character is not a letter, so that without it a word can start here only at a letter or
+	// a mark.
 	leads := !k.in(letter) && !isLineBreak(s[0])
 	starts := k.in(letter | mark)
 	if end == 0 && leads {
@@ -190,7 +195,8 @@ func (t *classTable) o200k(s []byte, digits int, contractions bool) int {
 	return t.brokenSpaces(s)
 }
 
-// lowerWord returns where U*L+ ends at s[i:], U being upperLike and L lowerLike, or 0 if it does not match.
+// lowerWord returns where U*L+ ends at s[i:], U being upperLike and L lowerLike, or 0 if it does
+// not match.
 func (t *classTable) lowerWord(s []byte, i int) int {
 	both := 0 // where the last character that is in both ends
 	for i < len(s) {
@@ -221,8 +227,9 @@ func (t *classTable) lower(s []byte, i int) int {
 	return t.run(s, asciiLower(s, i), lowerLike)
 }
 
-// scanDeepSeek is deepSeekNumbers, deepSeekCJK and deepSeekRegex, one after the other, by hand. The first two cut the text into
-// pieces, and the end of a piece is the end of the text for the third. What the third leaves is a word like its matches.
+// scanDeepSeek is deepSeekNumbers, deepSeekCJK and deepSeekRegex, one after the other, by hand. The
+// first two cut the text into pieces, and the end of a piece is the end of the text for the third.
+// What the third leaves is a word like its matches.
 func scanDeepSeek(t *classTable, s []byte) int {
 	cjk := isDeepSeekCJK(s)
 	k, n := t.of(s)
@@ -242,7 +249,8 @@ func scanDeepSeek(t *classTable, s []byte) int {
 	return n
 }
 
-// isDeepSeekCJK reports whether s starts with a character of deepSeekCJK: U+3040 to U+30FF, U+4E00 to U+9FA5.
+// isDeepSeekCJK reports whether s starts with a character of deepSeekCJK: U+3040 to U+30FF, U+4E00
+// to U+9FA5.
 func isDeepSeekCJK(s []byte) bool {
 	if s[0] < 0xe3 || s[0] > 0xe9 {
 		return false
@@ -255,8 +263,8 @@ func isDeepSeekCJK(s []byte) bool {
 	}
 }
 
-// ofPiece is of for text in a piece that has only characters of deepSeekCJK, or none: the end of the piece is a number, which
-// the third pattern has no use for. s may be empty.
+// ofPiece is of for text in a piece that has only characters of deepSeekCJK, or none: the end of
+// the piece is a number, which the third pattern has no use for. s may be empty.
 func (t *classTable) ofPiece(s []byte, cjk bool) (class, int) {
 	switch {
 	case len(s) == 0:
@@ -335,7 +343,8 @@ func (t *classTable) deepSeek(s []byte, cjk bool) int {
 	return last
 }
 
-// punctuated matches " ?[set]+" at s, whose first character has class k and is n bytes long; 0 if it does not match.
+// punctuated matches " ?[set]+" at s, whose first character has class k and is n bytes long; 0 if
+// it does not match.
 func (t *classTable) punctuated(s []byte, k class, n int, set classes) int {
 	if k.in(set) {
 		return t.run(s, n, set)
@@ -369,8 +378,8 @@ func lineBreaks(s []byte, i int) int {
 	return i
 }
 
-// brokenSpaces matches \s*[\r\n]+|\s+(?!\S)|\s+ at s, which starts with white space: the run up to its last line break if
-// there is one.
+// brokenSpaces matches \s*[\r\n]+|\s+(?!\S)|\s+ at s, which starts with white space: the run up to
+// its last line break if there is one.
 func (t *classTable) brokenSpaces(s []byte) int {
 	end, last, broken := 0, 0, 0
 	for end < len(s) {
@@ -392,8 +401,8 @@ func (t *classTable) brokenSpaces(s []byte) int {
 	return last
 }
 
-// spaces matches \s+(?!\S)|\s+ at s, which starts with white space: the whole run at the end of the text, else the run
-// without its last character, unless that is all there is.
+// spaces matches \s+(?!\S)|\s+ at s, which starts with white space: the whole run at the end of the
+// text, else the run without its last character, unless that is all there is.
 func (t *classTable) spaces(s []byte) int {
 	end, last := 0, 0
 	for end < len(s) {
@@ -415,8 +424,8 @@ const (
 	highBits = 0x80 * eachByte
 )
 
-// asciiLetters returns where the run of A-Z and a-z that goes on at s[i:] ends. It looks at eight bytes at a time: adding
-// to bytes below 0x80 carries into the high bit those that reach a bound.
+// asciiLetters returns where the run of A-Z and a-z that goes on at s[i:] ends. It looks at eight
+// bytes at a time: adding to bytes below 0x80 carries into the high bit those that reach a bound.
 func asciiLetters(s []byte, i int) int {
 	for ; i+8 <= len(s); i += 8 {
 		x := binary.LittleEndian.Uint64(s[i:])
@@ -446,7 +455,8 @@ func asciiLower(s []byte, i int) int {
 	return i
 }
 
-// contraction returns the length of 's, 't, 'm, 'd, 're, 've or 'll at the start of s, which starts with an apostrophe.
+// contraction returns the length of 's, 't, 'm, 'd, 're, 've or 'll at the start of s, which starts
+// with an apostrophe.
 func contraction(s []byte) int {
 	if len(s) < 2 {
 		return 0
@@ -466,8 +476,8 @@ func contraction(s []byte) int {
 	return 0
 }
 
-// foldedContraction is contraction without regard to case. Of the characters beyond ASCII only U+017F, the long s, folds
-// to a letter of a contraction.
+// foldedContraction is contraction without regard to case. Of the characters beyond ASCII only
+// U+017F, the long s, folds to a letter of a contraction.
 func foldedContraction(s []byte) int {
 	if len(s) < 2 {
 		return 0

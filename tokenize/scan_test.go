@@ -48,7 +48,8 @@ func wordsOf(t *classTable, scan scanner, s []byte) []int {
 	return out
 }
 
-// TestWordsOfAllCodePoints compares with the words that the library's regexes cut, for every code point in each context.
+// TestWordsOfAllCodePoints compares with the words that the library's regexes cut, for every code
+// point in each context.
 func TestWordsOfAllCodePoints(t *testing.T) {
 	g := readSplits(t)
 	classes := pinnedClasses()
@@ -91,7 +92,8 @@ func TestScannerOf(t *testing.T) {
 	if _, ok := scannerOf(strings.NewReplacer(`\r`, "\r", `\n`, "\n").Replace(qwen2Regex)); !ok {
 		t.Error("Qwen's pattern with line breaks has no scanner")
 	}
-	for _, r := range [][]string{{}, {""}, {qwen2Regex + " "}, {gpt2Regex, gpt2Regex}, {deepSeekNumbers, deepSeekRegex}} {
+	for _, r := range [][]string{{}, {""}, {qwen2Regex + " "}, {gpt2Regex, gpt2Regex},
+		{deepSeekNumbers, deepSeekRegex}} {
 		if _, ok := scannerOf(r...); ok {
 			t.Errorf("%q has a scanner", r)
 		}
@@ -100,12 +102,18 @@ func TestScannerOf(t *testing.T) {
 
 // pieces are chosen to meet each other badly.
 var pieces = []string{
-	" ", "  ", "                         ", "\t", "\n", "\r", "\r\n", "\n\n", "\u00a0", "\u3000", "\u2003", "\u200b", "\v", "\f",
-	"\u0085", "\u2028", "\u1680", "\ufeff", "\x00", "\x1f", "\x1c", "\u180e", "don't", "I'LL", "we've", "'s", "'S", "\u2019s", "x'd",
-	"123", "1234567", "\u0661\u0662", "\u00bd", "\u2167", "foo_bar", "XXIII", "000", "!!!", "-----", "-->", "\U0001f600",
-	"\u4f60\u597d", "e\u0301", "\u0915\u094d\u0937", "<|endoftext|>", "<|padding|>", "|||EMAIL_ADDRESS|||", "<|endof", "text|>",
-	"\u01c5", "\u02b0", "''t", "'re", "'\u017f", "'\u212a", "\u212b", "\ufb01", "\uac00", "\u1100\u1161", "\u11a8", "/", "//\n", "\u0301A", "A\u0301",
-	"\u30a2\u30fc", "\u3042", "\u30fb", "\u9fa5\u9fa6", "\x00a", "\u200d", "\ufe0f", "HelloWORLD", "\u2028", "\u0660", "\ue000", "\u0378",
+	" ", "  ", "                         ", "\t", "\n", "\r", "\r\n", "\n\n", "\u00a0", "\u3000", "\u2003", "\u200b",
+	"\v", "\f",
+	"\u0085", "\u2028", "\u1680", "\ufeff", "\x00", "\x1f", "\x1c", "\u180e", "don't", "I'LL", "we've", "'s", "'S",
+	"\u2019s", "x'd",
+	"123", "1234567", "\u0661\u0662", "\u00bd", "\u2167", "foo_bar", "XXIII", "000", "!!!", "-----", "-->",
+	"\U0001f600",
+	"\u4f60\u597d", "e\u0301", "\u0915\u094d\u0937", "<|endoftext|>", "<|padding|>", "|||EMAIL_ADDRESS|||", "<|endof",
+	"text|>",
+	"\u01c5", "\u02b0", "''t", "'re", "'\u017f", "'\u212a", "\u212b", "\ufb01", "\uac00", "\u1100\u1161", "\u11a8", "/",
+	"//\n", "\u0301A", "A\u0301",
+	"\u30a2\u30fc", "\u3042", "\u30fb", "\u9fa5\u9fa6", "\x00a", "\u200d", "\ufe0f", "HelloWORLD", "\u2028", "\u0660",
+	"\ue000", "\u0378",
 }
 
 func randomText(r *rand.Rand) []byte {
@@ -132,7 +140,8 @@ func goClass(r rune) class {
 	return cn
 }
 
-// splitPlainly cuts s at the matches of one regex after the other and returns the lengths of matches and what is between.
+// splitPlainly cuts s at the matches of one regex after the other and returns the lengths of
+// matches and what is between.
 func splitPlainly(t *testing.T, s []byte, regexes []func([]byte) [][2]int) []int {
 	pieces := []int{len(s)}
 	for _, matches := range regexes {
@@ -255,7 +264,8 @@ func TestASCIIRuns(t *testing.T) {
 // benchmarkTexts are repeated.
 var benchmarkTexts = map[string]string{
 	"english": "It is a truth universally acknowledged, that a single man in possession of a good fortune, must be in want of a wife.\nHowever little known the feelings of such a man may be, don't we say that 1813 was his year? ",
-	"code":    "func (t *table) run(s []byte, i int) int {\n\tfor i < len(s) && s[i] >= 0x80 {\n\t\ti += 2 // next\n\t}\n\treturn i\n}\n",
+	"code": "func (t *table) run(s []byte, i int) int {\n\tfor i < len(s) && s[i] >= 0x80 {\n\t\ti += 2 // " +
+		"next\n\t}\n\treturn i\n}\n",
 	"russian": "Быстрая лиса прыгает через ленивую собаку 42 раза, и никто этого не заметил. ",
 	"chinese": "你好，世界。今天天气很好，我们去公园散步。",
 	"hindi":   "नमस्ते दुनिया, आज मौसम अच्छा है और बड़ी लड़की पढ़ रही है। ",

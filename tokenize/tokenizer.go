@@ -1,5 +1,6 @@
-// Package tokenize turns documents into token ids: it reads documents, tokenizes them as Hugging Face tokenizers does,
-// to the id, and writes them as a shard, in parallel and with the same bytes whatever the number of workers.
+// Package tokenize turns documents into token ids: it reads documents, tokenizes them as Hugging
+// Face tokenizers does, to the id, and writes them as a shard, in parallel and with the same bytes
+// whatever the number of workers.
 //
 // A [Tokenizer] is read from a tokenizer.json. What decides ids, in this order:
 //
@@ -10,8 +11,9 @@
 //  5. The model turns each word into ids: BPE, WordPiece, Unigram or WordLevel.
 //  6. If asked for, the post-processor puts special tokens around the ids.
 //
-// Byte-level BPEs with the patterns of well-known vocabularies take a fast path, all others a general one (pipeline).
-// Classes of characters and the data of NFC are pinned in the package; [ClassTable] names them.
+// Byte-level BPEs with the patterns of well-known vocabularies take a fast path, all others a
+// general one (pipeline). Classes of characters and the data of NFC are pinned in the package;
+// [ClassTable] names them.
 package tokenize
 
 import (
@@ -27,7 +29,8 @@ import (
 	"strings"
 )
 
-// A Tokenizer is the content of a tokenizer.json. It does not change after loading, and goroutines share it.
+// A Tokenizer is the content of a tokenizer.json. It does not change after loading, and goroutines
+// share it.
 type Tokenizer struct {
 	sha256 string
 	tokens []span // by id
@@ -43,12 +46,15 @@ type Tokenizer struct {
 	pairs pairTable
 	tree  prefixTree // of the vocabulary
 	words wordTable
-	// ignoreMerges gives a word that is in the vocabulary as a whole its id, whatever merging gives.
+	// ignoreMerges gives a word that is in the vocabulary as a whole its id, whatever merging
+	// gives.
 	ignoreMerges bool
 	greedy       *greedy // nil if the merges are not ordered
 	classes      *classTable
 
-	general *pipeline  // of a tokenizer that is more than a byte-level BPE with one scanner; scan, normalize, bytes, tree and greedy are unused then
+	// of a tokenizer that is more than a byte-level BPE with one scanner; scan, normalize, bytes,
+	// tree and greedy are unused then
+	general *pipeline
 	post    []postItem // what special tokens are put around a text; nil for none
 	decode  *decoding  // nil: the bytes of the tokens are joined
 
@@ -64,41 +70,46 @@ type addedText struct {
 // span is where the text of a token lies. end is 0 for an id that no token has.
 type span struct{ start, end uint32 }
 
-// maxVocabulary bounds the ids a file may use, and with them the memory that loading takes. The largest published
-// vocabularies have some hundred thousand.
+// maxVocabulary bounds the ids a file may use, and with them the memory that loading takes. The
+// largest published vocabularies have some hundred thousand.
 const maxVocabulary = 1 << 22
 
-// maxText bounds the texts of all tokens together, as the file spells them: the trees that find tokens take 8 to 20 bytes for each of theirs. Those
-// of the largest published vocabularies, of a million tokens, have some 10 MB.
+// maxText bounds the texts of all tokens together, as the file spells them: the trees that find
+// tokens take 8 to 20 bytes for each of theirs. Those of the largest published vocabularies, of a
+// million tokens, have some 10 MB.
 const maxText = 64 << 20
 
-// maxFile bounds the tokenizer.json that is read. That of the largest published vocabulary has some 30 MB.
+// maxFile bounds the tokenizer.json that is read. That of the largest published vocabulary has some
+// 30 MB.
 const maxFile = 512 << 20
 
 // LoadOptions are the choices for [LoadWith]; the zero value is good.
 type LoadOptions struct {
-	// IgnoreTruncationAndPadding reads a file that sets truncation or padding as if it did not. Ids are those that Hugging Face tokenizers gives after
-	// no_truncation() and no_padding(). Otherwise such a file is refused.
+	// IgnoreTruncationAndPadding reads a file that sets truncation or padding as if it did not. Ids
+	// are those that Hugging Face tokenizers gives after no_truncation() and no_padding().
+	// Otherwise such a file is refused.
 	IgnoreTruncationAndPadding bool
 }
 
 // Load is [LoadWith] without options.
 func Load(path string) (*Tokenizer, error) { return LoadWith(path, LoadOptions{}) }
 
-// LoadWith reads the tokenizer.json at path, of at most 512 MiB. It refuses, by name, whatever in the file would change ids in a way that this
-// package does not do exactly.
+// LoadWith reads the tokenizer.json at path, of at most 512 MiB. It refuses, by name, whatever in
+// the file would change ids in a way that this package does not do exactly.
 func LoadWith(path string, o LoadOptions) (*Tokenizer, error) {
 	b, err := readFile(path, maxFile)
 	if err != nil {
 		if errors.Is(err, fs.ErrNotExist) && hubName.MatchString(path) && !strings.HasSuffix(path, ".json") {
-			return nil, fmt.Errorf("reading tokenizer: %w; names of the Hugging Face hub are not looked up: download the tokenizer.json of %s and name the file", err, path)
+			return nil, fmt.Errorf("reading tokenizer: %w; names of the Hugging Face hub are not looked up: "+
+				"download the tokenizer.json of %s and name the file", err, path)
 		}
 		return nil, fmt.Errorf("reading tokenizer: %w", err)
 	}
 	return ParseWith(b, path, o)
 }
 
-// hubName matches the names of models in the Hugging Face hub, such as gpt2 and allenai/dolma2-tokenizer.
+// hubName matches the names of models in the Hugging Face hub, such as gpt2 and
+// allenai/dolma2-tokenizer.
 var hubName = regexp.MustCompile(`^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$`)
 
 // readFile is os.ReadFile for a file of at most limit bytes.
@@ -145,15 +156,17 @@ func ParseWith(json []byte, name string, o LoadOptions) (*Tokenizer, error) {
 // SHA256 is the hash of the tokenizer.json's bytes, in hexadecimal.
 func (t *Tokenizer) SHA256() string { return t.sha256 }
 
-// IgnoredTruncationOrPadding reports whether the file sets truncation or padding, which [LoadOptions] had ignored.
+// IgnoredTruncationOrPadding reports whether the file sets truncation or padding, which
+// [LoadOptions] had ignored.
 func (t *Tokenizer) IgnoredTruncationOrPadding() bool { return t.ignoredTruncationOrPadding }
 
 // VocabSize is the highest id plus one: no id that an [Encoder] gives reaches it.
 func (t *Tokenizer) VocabSize() int { return len(t.tokens) }
 
-// ID returns the id of the token that has exactly this text: of an added token such as "<|endoftext|>" if there is one,
-// else of a vocabulary entry. In a byte-level vocabulary the text is the plain one, " the", not the file's spelling in the byte alphabet, "Ġthe"; in
-// others it is what the file says: "▁the", "##ing", "<0x0A>".
+// ID returns the id of the token that has exactly this text: of an added token such as
+// "<|endoftext|>" if there is one, else of a vocabulary entry. In a byte-level vocabulary the text
+// is the plain one, " the", not the file's spelling in the byte alphabet, "Ġthe"; in others it is
+// what the file says: "▁the", "##ing", "<0x0A>".
 func (t *Tokenizer) ID(token string) (uint32, bool) {
 	for _, a := range t.added {
 		if a.content == token {
@@ -173,18 +186,22 @@ func (t *Tokenizer) spelled(id uint32, token string) bool {
 	return s.end != 0 && string(t.text[s.start:s.end]) == token
 }
 
-// Decode appends the text that the ids stand for to dst. An id that no token has is an error, where Hugging Face tokenizers leaves it out.
+// Decode appends the text that the ids stand for to dst. An id that no token has is an error, where
+// Hugging Face tokenizers leaves it out.
 //
-// With a byte-level decoder the text is the bytes of the tokens, which need not be valid UTF-8: a character may be cut between two tokens. An added
-// token stands for its own text. Hugging Face tokenizers differs in that it puts U+FFFD in the place of what is no character.
-// With any other decoder, or none, the text is what Hugging Face tokenizers gives with skip_special_tokens=False, which may depend on a token's
-// neighbours and its place: decode ids that belong together in one call.
+// With a byte-level decoder the text is the bytes of the tokens, which need not be valid UTF-8: a
+// character may be cut between two tokens. An added token stands for its own text. Hugging Face
+// tokenizers differs in that it puts U+FFFD in the place of what is no character. With any other
+// decoder, or none, the text is what Hugging Face tokenizers gives with skip_special_tokens=False,
+// which may depend on a token's neighbours and its place: decode ids that belong together in one
+// call.
 func (t *Tokenizer) Decode(dst []byte, ids []uint32) ([]byte, error) {
 	start := len(dst)
 	var tokens []string
 	for i, id := range ids {
 		if int64(id) >= int64(len(t.tokens)) || t.tokens[id].end == 0 {
-			return dst[:start], fmt.Errorf("id %d at place %d is not in the vocabulary of %d tokens", id, i, len(t.tokens))
+			return dst[:start], fmt.Errorf("id %d at place %d is not in the vocabulary of %d tokens", id, i,
+				len(t.tokens))
 		}
 		s := t.tokens[id]
 		if t.decode == nil {

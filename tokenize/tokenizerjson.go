@@ -14,13 +14,15 @@ import (
 	"mula/internal/strictjson"
 )
 
-// The shape of tokenizer.json, as Hugging Face tokenizers 0.23 writes it. Parts that come in several kinds are kept raw, so that an error can show what the
-// file says.
+// The shape of tokenizer.json, as Hugging Face tokenizers 0.23 writes it. Parts that come in
+// several kinds are kept raw, so that an error can show what the file says.
 //
-// Unknown fields are treated as Hugging Face tokenizers treats them. It refuses them at the top of the file, in a pattern and in a piece of a template.
-// It ignores them everywhere else: in the model, where the fields of other models are unknown, too, in added tokens, in normalizers, pre-tokenizers,
-// decoders and post-processors, in what a piece of a template holds, and in its special tokens. It tells post-processors apart by their fields, however,
-// see [stepJSON.checkKind].
+// Unknown fields are treated as Hugging Face tokenizers treats them. It refuses them at the top of
+// the file, in a pattern and in a piece of a template. It ignores them everywhere else: in the
+// model, where the fields of other models are unknown, too, in added tokens, in normalizers,
+// pre-tokenizers, decoders and post-processors, in what a piece of a template holds, and in its
+// special tokens. It tells post-processors apart by their fields, however, see
+// [stepJSON.checkKind].
 
 type fileJSON struct {
 	Version       string          `json:"version"`
@@ -60,7 +62,8 @@ type modelJSON struct {
 	Merges                  []mergeJSON     `json:"merges"`
 }
 
-// vocabJSON is a model's vocabulary: an object of tokens and ids, or in a Unigram a list of tokens and scores, whose places are the ids.
+// vocabJSON is a model's vocabulary: an object of tokens and ids, or in a Unigram a list of tokens
+// and scores, whose places are the ids.
 type vocabJSON struct {
 	ids    map[string]uint32
 	scored []scoredToken
@@ -132,7 +135,8 @@ func parse(b []byte, o LoadOptions) (*Tokenizer, error) {
 		}
 	}
 	if file.Version != "1.0" {
-		return nil, fmt.Errorf("version is %q: only \"1.0\" is known; is this a tokenizer.json of Hugging Face tokenizers?", file.Version)
+		return nil, fmt.Errorf("version is %q: only \"1.0\" is known; is this a tokenizer.json of Hugging Face "+
+			"tokenizers?", file.Version)
 	}
 	if file.Model == nil {
 		return nil, errors.New("there is no model")
@@ -146,7 +150,9 @@ func parse(b []byte, o LoadOptions) (*Tokenizer, error) {
 			continue
 		}
 		if !o.IgnoreTruncationAndPadding {
-			return nil, fmt.Errorf("%w; mula never %s documents: set it to null, or use --ignore-truncation-and-padding", refuse(part.name, part.value), part.never)
+			return nil,
+				fmt.Errorf("%w; mula never %s documents: set it to null, or use --ignore-truncation-and-padding",
+					refuse(part.name, part.value), part.never)
 		}
 		ignored = true
 	}
@@ -207,7 +213,8 @@ func parse(b []byte, o LoadOptions) (*Tokenizer, error) {
 	return t, nil
 }
 
-// check sets the type of a model that does not name it, as BPEs in old files do not, and refuses what a model of its type does not have.
+// check sets the type of a model that does not name it, as BPEs in old files do not, and refuses
+// what a model of its type does not have.
 func (m *modelJSON) check() error {
 	if m.Type == "" && m.Merges != nil {
 		m.Type = "BPE"
@@ -215,7 +222,8 @@ func (m *modelJSON) check() error {
 	var wanted []string
 	switch m.Type {
 	case "BPE":
-		wanted = []string{"dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", "byte_fallback", "ignore_merges", "merges"}
+		wanted = []string{"dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk",
+			"byte_fallback", "ignore_merges", "merges"}
 	case "WordPiece":
 		wanted = []string{"unk_token", "continuing_subword_prefix", "max_input_chars_per_word"}
 	case "WordLevel":
@@ -231,9 +239,12 @@ func (m *modelJSON) check() error {
 		name  string
 		given bool
 	}{
-		{"dropout", !isNull(m.Dropout)}, {"unk_token", m.UnkToken != nil}, {"continuing_subword_prefix", m.ContinuingSubwordPrefix != nil},
-		{"end_of_word_suffix", m.EndOfWordSuffix != nil}, {"fuse_unk", m.FuseUnk != nil}, {"byte_fallback", m.ByteFallback != nil},
-		{"ignore_merges", m.IgnoreMerges != nil}, {"max_input_chars_per_word", m.MaxInputCharsPerWord != nil}, {"unk_id", m.UnkID != nil},
+		{"dropout", !isNull(m.Dropout)}, {"unk_token", m.UnkToken != nil}, {"continuing_subword_prefix",
+			m.ContinuingSubwordPrefix != nil},
+		{"end_of_word_suffix", m.EndOfWordSuffix != nil}, {"fuse_unk", m.FuseUnk != nil}, {"byte_fallback",
+			m.ByteFallback != nil},
+		{"ignore_merges", m.IgnoreMerges != nil}, {"max_input_chars_per_word", m.MaxInputCharsPerWord != nil},
+		{"unk_id", m.UnkID != nil},
 		{"merges", m.Merges != nil},
 	} {
 		if !f.given && slices.Contains(wanted, f.name) && required {
@@ -275,7 +286,8 @@ func (m *modelJSON) dropOthers(wanted []string) {
 	}
 }
 
-// isByteLevel reports whether the model is a BPE that is always given bytes it has tokens for, so that unknown tokens and fallbacks do not matter.
+// isByteLevel reports whether the model is a BPE that is always given bytes it has tokens for, so
+// that unknown tokens and fallbacks do not matter.
 func (m *modelJSON) isByteLevel() bool {
 	if m.Type != "BPE" || deref(m.ContinuingSubwordPrefix) != "" || deref(m.EndOfWordSuffix) != "" {
 		return false
@@ -291,7 +303,8 @@ func (m *modelJSON) isByteLevel() bool {
 	return true
 }
 
-// fastScanner returns the scanner that does the work of all pre-tokenizers, if there is one and the normalizers are NFC or none.
+// fastScanner returns the scanner that does the work of all pre-tokenizers, if there is one and the
+// normalizers are NFC or none.
 func (p *pipeline) fastScanner() scanner {
 	for _, n := range p.normalizers {
 		if f, ok := n.(normalForm); !ok || f.form != nfc {
@@ -312,7 +325,8 @@ func (p *pipeline) fastScanner() scanner {
 	var regexes []string
 	for _, s := range p.preTokenizers[:last] {
 		s, ok := s.(split)
-		// The patterns match everything, so that keeping the matches (Removed, inverted) and cutting at them (Isolated) are one.
+		// The patterns match everything, so that keeping the matches (Removed, inverted) and
+		// cutting at them (Isolated) are one.
 		if !ok || s.source == "" || s.behavior != isolated && !(s.behavior == removed && s.invert && last == 1) {
 			return nil
 		}
@@ -334,7 +348,8 @@ func refuse(name string, value json.RawMessage) error {
 	if len(s) > 200 {
 		s = strings.ToValidUTF8(s[:200], "") + "…"
 	}
-	return fmt.Errorf("%s is %s: not supported, because ids would differ from those of Hugging Face tokenizers", name, s)
+	return fmt.Errorf("%s is %s: not supported, because ids would differ from those of Hugging Face tokenizers", name,
+		s)
 }
 
 func isNull(b json.RawMessage) bool { return len(b) == 0 || string(b) == "null" }
@@ -346,7 +361,8 @@ type stepJSON struct {
 	raw  json.RawMessage
 }
 
-// stepsOf returns the steps of a part of the file: none of null, the step itself, or those of a Sequence, which has them in this list.
+// stepsOf returns the steps of a part of the file: none of null, the step itself, or those of a
+// Sequence, which has them in this list.
 func stepsOf(b json.RawMessage, name, list string) ([]stepJSON, error) {
 	if isNull(b) {
 		return nil, nil
@@ -401,8 +417,10 @@ func (s stepJSON) fields() (fields map[string]json.RawMessage, err error) {
 	return fields, nil
 }
 
-// checkKind refuses a post-processor whose fields make it another one: Hugging Face tokenizers tries RobertaProcessing, BertProcessing, ByteLevel,
-// TemplateProcessing and Sequence in this order, and takes the first of which all fields are there. It looks at the type of some of them only.
+// checkKind refuses a post-processor whose fields make it another one: Hugging Face tokenizers
+// tries RobertaProcessing, BertProcessing, ByteLevel, TemplateProcessing and Sequence in this
+// order, and takes the first of which all fields are there. It looks at the type of some of them
+// only.
 func (s stepJSON) checkKind() error {
 	fields, err := s.fields()
 	if err != nil {
@@ -446,7 +464,8 @@ func fieldNames(v any) (names []string) {
 	return names
 }
 
-// knownFields is the JSON object without the fields that v, a pointer to a struct, does not have. Names are compared exactly, unlike in encoding/json.
+// knownFields is the JSON object without the fields that v, a pointer to a struct, does not have.
+// Names are compared exactly, unlike in encoding/json.
 func knownFields(object json.RawMessage, v any) (json.RawMessage, error) {
 	var fields map[string]json.RawMessage
 	if err := strictjson.DecodeLoosely(object, &fields); err != nil {
@@ -483,14 +502,16 @@ func (t *Tokenizer) addVocabulary(m *modelJSON, added []addedJSON) error {
 	for _, a := range added {
 		length += len(a.Content)
 		if a.ID >= maxVocabulary {
-			return fmt.Errorf("added_tokens: %q has id %d: ids from %d on are not supported", a.Content, a.ID, maxVocabulary)
+			return fmt.Errorf("added_tokens: %q has id %d: ids from %d on are not supported", a.Content, a.ID,
+				maxVocabulary)
 		}
 		if a.Content != "" {
 			size = max(size, int(a.ID)+1)
 		}
 	}
 	if length > maxText {
-		return fmt.Errorf("the texts of the tokens have %d bytes together, at most %d MiB are supported", length, maxText>>20)
+		return fmt.Errorf("the texts of the tokens have %d bytes together, at most %d MiB are supported", length,
+			maxText>>20)
 	}
 	t.tokens = make([]span, size)
 	t.text = []byte{0} // so that no span ends at 0
@@ -501,7 +522,9 @@ func (t *Tokenizer) addVocabulary(m *modelJSON, added []addedJSON) error {
 			text, ok = unspell(t.text, token)
 		}
 		if !ok {
-			text = append(t.text, token...) // not made of bytes: an added token that is listed here too, or no byte-level vocabulary
+			// not made of bytes: an added token that is listed here too, or no byte-level
+			// vocabulary
+			text = append(t.text, token...)
 		}
 		t.text = text
 		t.tokens[id] = span{uint32(start), uint32(len(t.text))}
@@ -545,7 +568,8 @@ func (t *Tokenizer) addMerges(m *modelJSON) error {
 		joined = append(append(joined[:0], m.left...), m.right[prefix:]...)
 		id, ok3 := vocab[string(joined)]
 		if !ok1 || !ok2 || !ok3 {
-			return fmt.Errorf("model.merges[%d]: %q and %q: a part or the whole is not in model.vocab", i, m.left, m.right)
+			return fmt.Errorf("model.merges[%d]: %q and %q: a part or the whole is not in model.vocab", i, m.left,
+				m.right)
 		}
 		t.pairs.put(left, right, merge{rank, id})
 		rank++
@@ -553,8 +577,9 @@ func (t *Tokenizer) addMerges(m *modelJSON) error {
 	return nil
 }
 
-// addTokens fills raw, composed and added. The library numbers added tokens that are not in the vocabulary by itself,
-// whatever the file says, so a file that says otherwise is refused. Of tokens with equal content it takes the last, and it passes over those without.
+// addTokens fills raw, composed and added. The library numbers added tokens that are not in the
+// vocabulary by itself, whatever the file says, so a file that says otherwise is refused. Of tokens
+// with equal content it takes the last, and it passes over those without.
 func (t *Tokenizer) addTokens(p *pipeline, m *modelJSON, added []addedJSON) error {
 	vocab := m.Vocab.ids
 	next := uint32(len(vocab))
@@ -577,7 +602,8 @@ func (t *Tokenizer) addTokens(p *pipeline, m *modelJSON, added []addedJSON) erro
 			ids[a.Content] = id
 		}
 		if id := ids[a.Content]; id != a.ID {
-			return fmt.Errorf("added_tokens: %q has id %d here, but Hugging Face tokenizers would give it %d: correct the file", a.Content, a.ID, id)
+			return fmt.Errorf("added_tokens: %q has id %d here, but Hugging Face tokenizers would give it %d: "+
+				"correct the file", a.Content, a.ID, id)
 		}
 		last[a.Content] = i
 		special[a.Content] = special[a.Content] || a.Special
@@ -590,8 +616,10 @@ func (t *Tokenizer) addTokens(p *pipeline, m *modelJSON, added []addedJSON) erro
 		}
 		id := ids[a.Content]
 		if _, ok := vocab[a.Content]; ok && t.decode == nil {
-			if text, spelt := unspell(nil, a.Content); spelt && string(text) != a.Content && (t.general != nil || t.ignoreMerges || t.mergesTo(id)) {
-				return fmt.Errorf("added_tokens: %q is in model.vocab and stands for %q there: one id for two texts is not supported", a.Content, text)
+			if text, spelt := unspell(nil, a.Content); spelt && string(text) != a.Content && (t.general != nil ||
+				t.ignoreMerges || t.mergesTo(id)) {
+				return fmt.Errorf("added_tokens: %q is in model.vocab and stands for %q there: one id for two texts "+
+					"is not supported", a.Content, text)
 			}
 		}
 		text := []byte(a.Content)
@@ -610,7 +638,8 @@ func (t *Tokenizer) addTokens(p *pipeline, m *modelJSON, added []addedJSON) erro
 			t.text = append(t.text, text...)
 		}
 		t.tokens[id] = span{uint32(start), uint32(len(t.text))}
-		token := addedToken{id: id, special: special[a.Content], singleWord: a.SingleWord, lstrip: a.LStrip, rstrip: a.RStrip}
+		token := addedToken{id: id, special: special[a.Content], singleWord: a.SingleWord, lstrip: a.LStrip,
+			rstrip: a.RStrip}
 		if !a.Normalized {
 			raw.add(text, token)
 		} else if !composed.add(text, token) {

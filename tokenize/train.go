@@ -18,8 +18,8 @@ import (
 
 // TrainOptions say what vocabulary to make.
 type TrainOptions struct {
-	// VocabSize is the number of ids, special tokens and the 256 bytes among them. A text that has too few pairs of
-	// tokens gives fewer.
+	// VocabSize is the number of ids, special tokens and the 256 bytes among them. A text that has
+	// too few pairs of tokens gives fewer.
 	VocabSize int
 	// SpecialTokens get the first ids, in this order.
 	SpecialTokens []string
@@ -27,7 +27,8 @@ type TrainOptions struct {
 	Pattern Pattern
 	// MinFrequency is how often a pair must occur to become a token; 0 and 1 are the same.
 	MinFrequency int
-	// Workers count words in parallel, up to 4096; 0 is one for each processor. The result does not depend on it.
+	// Workers count words in parallel, up to 4096; 0 is one for each processor. The result does not
+	// depend on it.
 	Workers int
 	// MaxBytes ends the reading once so much text has been taken; 0 takes all.
 	MaxBytes int64
@@ -41,16 +42,19 @@ type TrainProgress struct {
 	Merges, TotalMerges int   // made so far, and wanted
 }
 
-// Train makes a byte-level BPE tokenizer from the documents and returns it as a tokenizer.json that Hugging Face
-// tokenizers and [Parse] read. It is the one that Hugging Face's BpeTrainer makes of the same text with the alphabet of
-// all bytes, merge for merge: the pair with the highest count is merged first, of equal ones the pair of lower ids.
-// The file is the same whatever the number of workers.
+// Train makes a byte-level BPE tokenizer from the documents and returns it as a tokenizer.json that
+// Hugging Face tokenizers and [Parse] read. It is the one that Hugging Face's BpeTrainer makes of
+// the same text with the alphabet of all bytes, merge for merge: the pair with the highest count is
+// merged first, of equal ones the pair of lower ids. The file is the same whatever the number of
+// workers.
 //
 // The first error that docs yields ends the training and is returned as it is.
 //
-// Memory is bounded by the different words of the text: about 100 bytes a word and 25 for each byte in them. Train refuses
-// to go on beyond 128 MiB of different words, which is 5 GB of memory. Of the text itself it holds about a MiB a worker.
-func Train(ctx context.Context, docs iter.Seq2[documents.Document, error], opts TrainOptions) (tokenizerJSON []byte, err error) {
+// Memory is bounded by the different words of the text: about 100 bytes a word and 25 for each byte
+// in them. Train refuses to go on beyond 128 MiB of different words, which is 5 GB of memory. Of
+// the text itself it holds about a MiB a worker.
+func Train(ctx context.Context, docs iter.Seq2[documents.Document, error], opts TrainOptions) (tokenizerJSON []byte,
+	err error) {
 	if opts.Pattern > CL100K {
 		return nil, fmt.Errorf("training a tokenizer: %s %d", opts.Pattern, opts.Pattern)
 	}
@@ -75,8 +79,9 @@ func Train(ctx context.Context, docs iter.Seq2[documents.Document, error], opts 
 	return tr.tokenizerJSON()
 }
 
-// A trainer holds all words as one array of symbols, linked within each word, and for each pair of adjacent tokens its
-// count and where it occurs. A merge visits the places of its pair only, and changes the counts of the pairs beside them.
+// A trainer holds all words as one array of symbols, linked within each word, and for each pair of
+// adjacent tokens its count and where it occurs. A merge visits the places of its pair only, and
+// changes the counts of the pairs beside them.
 type trainer struct {
 	opts     TrainOptions
 	vocab    []string // spelled in the byte alphabet, by id
@@ -102,7 +107,8 @@ type idPair uint64
 func (p idPair) left() uint32  { return uint32(p >> 32) }
 func (p idPair) right() uint32 { return uint32(p) }
 
-// pairUse is how often a pair occurs, in all words, and the symbols where it did when they were noted.
+// pairUse is how often a pair occurs, in all words, and the symbols where it did when they were
+// noted.
 type pairUse struct {
 	count  int64
 	places []int32
@@ -122,10 +128,12 @@ func newTrainer(opts TrainOptions) (*trainer, error) {
 			return nil, fmt.Errorf("the special token %q is not valid UTF-8", s)
 		}
 		if bytes, ok := unspell(nil, s); ok && string(bytes) != s {
-			return nil, fmt.Errorf("the special token %q is how a vocabulary spells the bytes %q: choose one in ASCII, like <|name|>", s, bytes)
+			return nil, fmt.Errorf("the special token %q is how a vocabulary spells the bytes %q: choose one in "+
+				"ASCII, like <|name|>", s, bytes)
 		}
 		if opts.Pattern.scanner()(pinnedClasses(), []byte(s)) == len(s) {
-			return nil, fmt.Errorf("the special token %q is one word for the %s pattern, so ordinary text could become it: choose one like <|name|>", s, opts.Pattern)
+			return nil, fmt.Errorf("the special token %q is one word for the %s pattern, so ordinary text could "+
+				"become it: choose one like <|name|>", s, opts.Pattern)
 		}
 		tr.id(s)
 	}
@@ -135,7 +143,8 @@ func newTrainer(opts TrainOptions) (*trainer, error) {
 		tr.id(string(r))
 	}
 	if opts.VocabSize < len(tr.vocab) || opts.VocabSize > maxVocabulary {
-		return nil, fmt.Errorf("a vocabulary of %d is not possible: it has to hold %d special tokens and 256 bytes, and at most %d tokens",
+		return nil, fmt.Errorf("a vocabulary of %d is not possible: it has to hold %d special tokens and 256 bytes, "+
+			"and at most %d tokens",
 			opts.VocabSize, len(opts.SpecialTokens), maxVocabulary)
 	}
 	tr.progress.TotalMerges = opts.VocabSize - len(tr.vocab)
@@ -242,8 +251,8 @@ func (tr *trainer) run(ctx context.Context) error {
 	return nil
 }
 
-// merge replaces the pair by one token wherever it stands and returns fresh with the pairs that came into being. places
-// holds every place where the pair stands, and some where it did.
+// merge replaces the pair by one token wherever it stands and returns fresh with the pairs that
+// came into being. places holds every place where the pair stands, and some where it did.
 func (tr *trainer) merge(pair idPair, places []int32, fresh []idPair) []idPair {
 	left, right := pair.left(), pair.right()
 	id := tr.id(tr.vocab[left] + tr.vocab[right])
@@ -291,8 +300,8 @@ func (tr *trainer) report(last bool) {
 	tr.opts.Progress(tr.progress)
 }
 
-// pairQueue is a heap: highest count first, then lowest pair. Counts may be out of date; they only get lower without a
-// new entry, and are corrected when they come up.
+// pairQueue is a heap: highest count first, then lowest pair. Counts may be out of date; they only
+// get lower without a new entry, and are corrected when they come up.
 type pairQueue []queuedPair
 
 type queuedPair struct {
@@ -410,14 +419,16 @@ func quote(s string) ([]byte, error) {
 	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), err
 }
 
-// maxWorkers bounds the goroutines that a caller may ask for. A number beyond it is a mistake, which would end in a lack of memory.
+// maxWorkers bounds the goroutines that a caller may ask for. A number beyond it is a mistake,
+// which would end in a lack of memory.
 const maxWorkers = 4096
 
-// CheckWorkers refuses a number of goroutines that is negative, or so large that it must be a mistake; 0 stands for as many as there are
-// processors.
+// CheckWorkers refuses a number of goroutines that is negative, or so large that it must be a
+// mistake; 0 stands for as many as there are processors.
 func CheckWorkers(n int) error {
 	if n < 0 || n > maxWorkers {
-		return fmt.Errorf("%d workers are not possible: it must be between 0, for the number of processors, and %d", n, maxWorkers)
+		return fmt.Errorf("%d workers are not possible: it must be between 0, for the number of processors, and %d", n,
+			maxWorkers)
 	}
 	return nil
 }

@@ -37,7 +37,8 @@ func trainingTexts(t testing.TB) []string {
 	return strings.Split(string(b), "\n\n")
 }
 
-// TestTrainGolden: the files are, to the byte, what Hugging Face's BpeTrainer makes of the same text (testdata/golden.py).
+// TestTrainGolden: the files are, to the byte, what Hugging Face's BpeTrainer makes of the same
+// text (testdata/golden.py).
 func TestTrainGolden(t *testing.T) {
 	for _, p := range []Pattern{GPT2, CL100K} {
 		want, err := os.ReadFile("testdata/" + p.String() + ".json")
@@ -121,15 +122,17 @@ func trainPlainly(texts []string, p Pattern, merges, minFrequency int) [][2]stri
 	return out
 }
 
-// TestTrainKeepsCount compares the counts kept up from merge to merge with plain counting. Letters are few, so that pairs
-// overlap and repeat.
+// TestTrainKeepsCount compares the counts kept up from merge to merge with plain counting. Letters
+// are few, so that pairs overlap and repeat.
 func TestTrainKeepsCount(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		texts := rapid.SliceOfN(rapid.StringOfN(rapid.SampledFrom([]rune("aab c'\n1é")), 1, 40, -1), 1, 10).Draw(t, "texts")
+		texts := rapid.SliceOfN(rapid.StringOfN(rapid.SampledFrom([]rune("aab c'\n1é")), 1, 40, -1), 1, 10).Draw(t,
+			"texts")
 		p := rapid.SampledFrom([]Pattern{GPT2, CL100K}).Draw(t, "pattern")
 		merges := rapid.IntRange(0, 25).Draw(t, "merges")
 		minFrequency := rapid.IntRange(0, 3).Draw(t, "frequency")
-		file, err := Train(context.Background(), textDocuments(texts...), TrainOptions{VocabSize: 256 + merges, Pattern: p, MinFrequency: minFrequency})
+		file, err := Train(context.Background(), textDocuments(texts...), TrainOptions{VocabSize: 256 + merges,
+			Pattern: p, MinFrequency: minFrequency})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -152,7 +155,8 @@ func TestTrainKeepsCount(t *testing.T) {
 func TestTrainedTokenizerWorks(t *testing.T) {
 	texts := trainingTexts(t)
 	for _, p := range []Pattern{GPT2, CL100K} {
-		file, err := Train(context.Background(), textDocuments(texts...), TrainOptions{VocabSize: 400, SpecialTokens: []string{"<|endoftext|>"}, Pattern: p})
+		file, err := Train(context.Background(), textDocuments(texts...), TrainOptions{VocabSize: 400,
+			SpecialTokens: []string{"<|endoftext|>"}, Pattern: p})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -194,10 +198,12 @@ func TestTrainOptions(t *testing.T) {
 		size  int
 	}{
 		{TrainOptions{VocabSize: 256}, []string{"abab abab"}, 256},
-		{TrainOptions{VocabSize: 1000}, []string{"abab abab"}, 259},                           // "ab", "abab", " abab": no more pairs
-		{TrainOptions{VocabSize: 1000, MinFrequency: 3}, []string{"abab abab"}, 257},          // "ab" four times
-		{TrainOptions{VocabSize: 1000, MaxBytes: 2}, []string{"ab", "cd", "ef"}, 257},         // "ab"
-		{TrainOptions{VocabSize: 1000, MaxBytes: 3}, []string{"ab", "cd", "ef"}, 258},         // the document that reaches the limit counts
+		// "ab", "abab", " abab": no more pairs
+		{TrainOptions{VocabSize: 1000}, []string{"abab abab"}, 259},
+		{TrainOptions{VocabSize: 1000, MinFrequency: 3}, []string{"abab abab"}, 257},  // "ab" four times
+		{TrainOptions{VocabSize: 1000, MaxBytes: 2}, []string{"ab", "cd", "ef"}, 257}, // "ab"
+		// the document that reaches the limit counts
+		{TrainOptions{VocabSize: 1000, MaxBytes: 3}, []string{"ab", "cd", "ef"}, 258},
 		{TrainOptions{VocabSize: 1000, SpecialTokens: []string{"<|x|>"}}, []string{"a"}, 257}, // no pair at all
 	} {
 		tok, err := train(c.opts, c.texts...)
@@ -213,7 +219,8 @@ func TestTrainOptions(t *testing.T) {
 		want  string
 	}{
 		{TrainOptions{VocabSize: 255}, []string{"a"}, "a vocabulary of 255 is not possible"},
-		{TrainOptions{VocabSize: 256, SpecialTokens: []string{"<|x|>"}}, []string{"a"}, "a vocabulary of 256 is not possible"},
+		{TrainOptions{VocabSize: 256, SpecialTokens: []string{"<|x|>"}}, []string{"a"},
+			"a vocabulary of 256 is not possible"},
 		{TrainOptions{VocabSize: maxVocabulary + 1}, []string{"a"}, "is not possible"},
 		{TrainOptions{VocabSize: 300, SpecialTokens: []string{""}}, []string{"a"}, "is empty"},
 		{TrainOptions{VocabSize: 300, SpecialTokens: []string{"<|x|>", "<|x|>"}}, []string{"a"}, "listed twice"},
@@ -264,7 +271,8 @@ func TestTrainStops(t *testing.T) {
 	}
 
 	ctx, cancel = context.WithCancel(context.Background())
-	_, err = Train(ctx, textDocuments(trainingTexts(t)...), TrainOptions{VocabSize: 5000, Progress: func(p TrainProgress) { cancel() }})
+	_, err = Train(ctx, textDocuments(trainingTexts(t)...), TrainOptions{VocabSize: 5000,
+		Progress: func(p TrainProgress) { cancel() }})
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled at the first sign of progress: %v", err)
 	}
@@ -277,7 +285,8 @@ func TestTrainCountsInParts(t *testing.T) {
 		fmt.Fprintf(&text, " %d %d", i, i%7)
 	}
 	text.WriteString(" " + strings.Repeat("x", workerBytes) + " " + strings.Repeat("y", workerBytes))
-	words, err := countWords(context.Background(), textDocuments(text.String(), text.String()), TrainOptions{Workers: 2}, func(docs, bytes int64) {})
+	words, err := countWords(context.Background(), textDocuments(text.String(), text.String()),
+		TrainOptions{Workers: 2}, func(docs, bytes int64) {})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -298,7 +307,8 @@ func TestTrainCountsInParts(t *testing.T) {
 
 func TestTrainRefusesTooManyWords(t *testing.T) {
 	c := &wordCounts{count: map[string]int64{"ab": 1}, bytes: maxDistinctBytes - 3}
-	if err := c.add(map[string]int32{"ab": 0, "cde": 1}, []int64{5, 7}); err != nil || c.count["ab"] != 6 || c.count["cde"] != 7 {
+	if err := c.add(map[string]int32{"ab": 0, "cde": 1}, []int64{5, 7}); err != nil || c.count["ab"] != 6 ||
+		c.count["cde"] != 7 {
 		t.Errorf("up to the limit: %v, %v", c.count, err)
 	}
 	if err := c.add(map[string]int32{"f": 0}, []int64{1}); err == nil || !strings.Contains(err.Error(), "MaxBytes") {
@@ -313,7 +323,8 @@ func TestTrainProgress(t *testing.T) {
 	for _, s := range texts {
 		total += int64(len(s))
 	}
-	_, err := Train(context.Background(), textDocuments(texts...), TrainOptions{VocabSize: 300, Workers: 3, Progress: func(p TrainProgress) { last = p }})
+	_, err := Train(context.Background(), textDocuments(texts...), TrainOptions{VocabSize: 300, Workers: 3,
+		Progress: func(p TrainProgress) { last = p }})
 	if want := (TrainProgress{int64(len(texts)), total, 44, 44}); err != nil || last != want {
 		t.Errorf("last progress is %+v, want %+v (%v)", last, want, err)
 	}

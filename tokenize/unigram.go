@@ -10,7 +10,8 @@ import (
 	"unicode/utf8"
 )
 
-// unigram takes the tokens whose scores have the highest sum, as the best path through the word from left to right.
+// unigram takes the tokens whose scores have the highest sum, as the best path through the word
+// from left to right.
 type unigram struct {
 	tree         prefixTree
 	scores       []float64 // by id
@@ -25,7 +26,8 @@ const unkPenalty = 10
 
 func newUnigram(m *modelJSON) *unigram {
 	vocab := m.Vocab.ids
-	u := &unigram{tree: newVocabularyTree(vocab), unkID: noToken, fallback: fallbackBytes(vocab), byteFallback: isTrue(m.ByteFallback)}
+	u := &unigram{tree: newVocabularyTree(vocab), unkID: noToken, fallback: fallbackBytes(vocab),
+		byteFallback: isTrue(m.ByteFallback)}
 	if m.UnkID != nil {
 		u.unkID = *m.UnkID
 	}
@@ -165,8 +167,9 @@ func (s *scoredToken) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// parseScore reads a JSON number as the library's JSON parser does, whose result is not always the nearest float: the digits that fit into 64 bits
-// become a float, which is multiplied with or divided by a power of ten, each step rounding. One bit of a score can decide between two paths.
+// parseScore reads a JSON number as the library's JSON parser does, whose result is not always the
+// nearest float: the digits that fit into 64 bits become a float, which is multiplied with or
+// divided by a power of ten, each step rounding. One bit of a score can decide between two paths.
 func parseScore(number string) (float64, error) {
 	s, negative := strings.CutPrefix(number, "-")
 	digits, exponent, hasExponent := strings.Cut(strings.ToLower(s), "e")

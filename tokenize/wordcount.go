@@ -19,8 +19,8 @@ import (
 const (
 	// maxDistinctBytes bounds the words that training keeps, and with them its memory.
 	maxDistinctBytes = 1 << 27
-	// workerWords and workerBytes are how many different words a worker counts by itself, and how many bytes of them, before
-	// it adds them to the common count.
+	// workerWords and workerBytes are how many different words a worker counts by itself, and how
+	// many bytes of them, before it adds them to the common count.
 	workerWords = 1 << 16
 	workerBytes = 1 << 22
 	// countBatch is about how many bytes of text a worker takes at a time.
@@ -47,7 +47,8 @@ func (c *wordCounts) add(index map[string]int32, counts []int64) error {
 		n, ok := c.count[w]
 		if !ok {
 			if c.bytes += int64(len(w)); c.bytes > maxDistinctBytes {
-				return fmt.Errorf("the text has more than %d MiB of different words, too many to train on: limit the text with MaxBytes", maxDistinctBytes>>20)
+				return fmt.Errorf("the text has more than %d MiB of different words, too many to train on: limit "+
+					"the text with MaxBytes", maxDistinctBytes>>20)
 			}
 		}
 		c.count[w] = n + counts[i]
@@ -56,7 +57,8 @@ func (c *wordCounts) add(index map[string]int32, counts []int64) error {
 }
 
 // countWords counts the words of the documents, in the order of their bytes.
-func countWords(ctx context.Context, docs iter.Seq2[documents.Document, error], opts TrainOptions, progress func(docs, bytes int64)) ([]countedWord, error) {
+func countWords(ctx context.Context, docs iter.Seq2[documents.Document, error], opts TrainOptions,
+	progress func(docs, bytes int64)) ([]countedWord, error) {
 	workers := opts.Workers
 	if workers == 0 {
 		workers = runtime.GOMAXPROCS(0)
@@ -114,8 +116,10 @@ func countWords(ctx context.Context, docs iter.Seq2[documents.Document, error], 
 	return words, nil
 }
 
-// sendTexts sends the texts of the documents in batches, until maxBytes are reached if that is not 0.
-func sendTexts(ctx context.Context, docs iter.Seq2[documents.Document, error], maxBytes int64, batches chan<- [][]byte, progress func(docs, bytes int64)) error {
+// sendTexts sends the texts of the documents in batches, until maxBytes are reached if that is not
+// 0.
+func sendTexts(ctx context.Context, docs iter.Seq2[documents.Document, error], maxBytes int64, batches chan<- [][]byte,
+	progress func(docs, bytes int64)) error {
 	var batch [][]byte
 	size := 0
 	var count, total int64
@@ -134,7 +138,8 @@ func sendTexts(ctx context.Context, docs iter.Seq2[documents.Document, error], m
 			return err
 		}
 		if !utf8.Valid(d.Text) {
-			return fmt.Errorf("%s:%d: invalid UTF-8 at byte %d of the text", d.File, d.Line, documents.InvalidUTF8(d.Text))
+			return fmt.Errorf("%s:%d: invalid UTF-8 at byte %d of the text", d.File, d.Line,
+				documents.InvalidUTF8(d.Text))
 		}
 		batch = append(batch, d.Text)
 		size += len(d.Text)

@@ -2,7 +2,8 @@ package tokenize
 
 import "unicode/utf8"
 
-// wordPiece takes, again and again, the longest token that the rest of a word begins with. A word that this does not spell is one unknown token.
+// wordPiece takes, again and again, the longest token that the rest of a word begins with. A word
+// that this does not spell is one unknown token.
 type wordPiece struct {
 	tree     prefixTree
 	inner    uint32 // where the tokens that do not begin a word begin in the tree

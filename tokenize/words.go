@@ -5,8 +5,9 @@ import (
 	"math/bits"
 )
 
-// Most words of a text have been met before. A word is its own key, its bytes as machine words with its length in the last byte, so that comparing
-// takes no loop and an entry is half a cache line or a whole one.
+// Most words of a text have been met before. A word is its own key, its bytes as machine words with
+// its length in the last byte, so that comparing takes no loop and an entry is half a cache line or
+// a whole one.
 
 const (
 	narrowWord = 15 // length in bytes of the longest word with a narrow key
@@ -44,7 +45,8 @@ func (k *narrowKey) hash() uint64 {
 	return hi ^ lo
 }
 
-// wideKeyOf returns the key of s[:n], narrowWord < n <= wideWord. It reads beyond n where s goes on.
+// wideKeyOf returns the key of s[:n], narrowWord < n <= wideWord. It reads beyond n where s goes
+// on.
 func wideKeyOf(s []byte, n int) wideKey {
 	if len(s) < 32 {
 		var b [32]byte
@@ -65,8 +67,8 @@ func (k *wideKey) hash() uint64 {
 	return h ^ l
 }
 
-// wordCache remembers the ids of words. A word has two places; a new one takes the first, and what was there moves to the second. It is small enough
-// to stay near the processor.
+// wordCache remembers the ids of words. A word has two places; a new one takes the first, and what
+// was there moves to the second. It is small enough to stay near the processor.
 type wordCache struct {
 	narrow [1 << narrowBits]narrowSet
 	wide   [1 << wideBits]wideSet
@@ -119,7 +121,8 @@ func (s *wideSet) find(key wideKey) *wideEntry {
 	return nil
 }
 
-// appendTo appends the ids. Where there is room it writes all places of the entry, so that nothing waits for how many there are.
+// appendTo appends the ids. Where there is room it writes all places of the entry, so that nothing
+// waits for how many there are.
 func (e *narrowEntry) appendTo(dst []uint32) []uint32 {
 	n := len(dst)
 	if cap(dst)-n < narrowIDs {
@@ -157,8 +160,9 @@ func (s *wideSet) remember(key wideKey, ids []uint32) {
 	copy(s[0].ids[:], ids)
 }
 
-// wordTable holds the narrow words that are one token, for all encoders. It is asked when the cache does not know a word: that is a cache line of
-// memory, where searching for tokens would touch many. Buckets are cache lines; where one is full, the next goes on.
+// wordTable holds the narrow words that are one token, for all encoders. It is asked when the cache
+// does not know a word: that is a cache line of memory, where searching for tokens would touch
+// many. Buckets are cache lines; where one is full, the next goes on.
 type wordTable struct{ buckets []wordBucket }
 
 type wordBucket struct {

@@ -20,8 +20,9 @@ import (
 	"mula/xpu/cpu"
 )
 
-// onApart makes a run one on devices whose memory has two sides, where a reading of the host's side that nobody has brought there finds numbers that are
-// none. made, unless nil, is told of that of each rank.
+// onApart makes a run one on devices whose memory has two sides, where a reading of the host's side
+// that nobody has brought there finds numbers that are none. made, unless nil, is told of that of
+// each rank.
 func onApart(o Options, made func(rank int, d *devapart.Device)) Options {
 	o.newDevice = func(rank, threads int, precision xpu.Precision) (xpu.Device, error) {
 		d := devapart.New(cpu.New(threads, precision))
@@ -33,8 +34,9 @@ func onApart(o Options, made func(rank int, d *devapart.Device)) Options {
 	return o
 }
 
-// What a run leaves is the same, byte for byte, on a device with memory of its own: with every optimizer, on one rank and on several, in all that looks at
-// weights, moments, gradients and activations on the host.
+// What a run leaves is the same, byte for byte, on a device with memory of its own: with every
+// optimizer, on one rank and on several, in all that looks at weights, moments, gradients and
+// activations on the host.
 func TestRunApart(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -43,11 +45,15 @@ func TestRunApart(t *testing.T) {
 	spiky := spikyPlan(t, t.TempDir(), "plan.json", nil, 20, 33)
 	const often = "steps: 6\nevaluate: {every: 3, samples: 3}\ncheckpoint: {every: 3}\nlog: {update_ratio_every: 2}\n"
 	cases := map[string]struct{ plan, config string }{
-		"adamw":              {plan, often},
-		"adamw bf16":         {plan, often + "precision: bf16\nmicro_batch_size: 3\nrecompute: layers\noptimizer: {decay: optimus}\n"},
-		"groups":             {plan, crashConfig + often + "optimizer: {groups: [{match: [norms, embedding], weight_decay: 0}, {match: [experts], learning_rate_scale: 0.5}]}\nlayout: {dp: 2, ep: 2}\n"},
-		"check replicas":     {plan, crashConfig + often + "layout: {dp: 4, check_replicas_every: 1, optimizer: unsharded}\n"},
-		"shared experts":     {plan, crashConfig + often + "layout: {dp: 1, ep: 2, dispatch: allgather}\nmicro_batch_size: 2\n"},
+		"adamw": {plan, often},
+		"adamw bf16": {plan,
+			often + "precision: bf16\nmicro_batch_size: 3\nrecompute: layers\noptimizer: {decay: optimus}\n"},
+		"groups": {plan, crashConfig + often +
+			"optimizer: {groups: [{match: [norms, embedding], weight_decay: 0}, {match: [experts], learning_rate_scale: 0.5}]}\nlayout: {dp: 2, ep: 2}\n"},
+		"check replicas": {plan, crashConfig + often +
+			"layout: {dp: 4, check_replicas_every: 1, optimizer: unsharded}\n"},
+		"shared experts": {plan, crashConfig + often +
+			"layout: {dp: 1, ep: 2, dispatch: allgather}\nmicro_batch_size: 2\n"},
 		"stages":             {uneven, pipelineModel + often + "layout: {dp: 1, pp: 3}\nmicro_batch_size: 2\n"},
 		"stages and experts": {uneven, pipelineModel + often + "layout: {dp: 1, pp: 2, ep: 2}\nmicro_batch_size: 2\n"},
 		"skip":               {spiky, spikyConfig + spikes("skip")},
@@ -62,7 +68,8 @@ func TestRunApart(t *testing.T) {
 			if name != AdamW && scheme != EPSO {
 				continue
 			}
-			cases[fmt.Sprintf("%s %s", name, scheme)] = struct{ plan, config string }{plan, crashConfig + often + yaml + fmt.Sprintf("layout: {dp: 2, ep: 2, optimizer: %s}\n", scheme)}
+			cases[fmt.Sprintf("%s %s", name, scheme)] = struct{ plan, config string }{plan, crashConfig + often + yaml +
+				fmt.Sprintf("layout: {dp: 2, ep: 2, optimizer: %s}\n", scheme)}
 		}
 	}
 	for name, test := range cases {
@@ -72,7 +79,8 @@ func TestRunApart(t *testing.T) {
 			want := mustRun(t, c, Options{})
 			other := c
 			other.Output = filepath.Join(t.TempDir(), "run")
-			if got := mustRun(t, other, onApart(Options{}, nil)); got.Weights != want.Weights || got.LastLoss != want.LastLoss {
+			if got := mustRun(t, other, onApart(Options{}, nil)); got.Weights != want.Weights ||
+				got.LastLoss != want.LastLoss {
 				t.Errorf("%+v, want %+v", got, want)
 			}
 			sameRun(t, name, c.Output, other.Output)
@@ -98,7 +106,8 @@ func TestResumeApart(t *testing.T) {
 	}
 }
 
-// A run begins with a model from elsewhere, and the model that it leaves has its loss, on such a device, too.
+// A run begins with a model from elsewhere, and the model that it leaves has its loss, on such a
+// device, too.
 func TestInitializeApart(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	first := testConfig(t, plan, crashConfig+"steps: 2\n")
@@ -164,14 +173,17 @@ func TestNotFiniteApart(t *testing.T) {
 	bad := m.Parameters()[5]
 	bad.Grad[3] = float32(math.Inf(1))
 	d.ToDevice(bad.Grad[3:4])
-	r := &run{device: d, model: m, data: data, optimizer: mustOptimizer(t, defaultOptimizer(AdamW), 1, d, m.Parameters()), results: []result{{}}}
-	if err := r.badGradient(t.Context()); !errors.Is(err, ErrNotFinite) || !strings.Contains(err.Error(), "the gradient is not finite in "+bad.Name+",") {
+	r := &run{device: d, model: m, data: data, optimizer: mustOptimizer(t, defaultOptimizer(AdamW), 1, d,
+		m.Parameters()), results: []result{{}}}
+	if err := r.badGradient(t.Context()); !errors.Is(err, ErrNotFinite) ||
+		!strings.Contains(err.Error(), "the gradient is not finite in "+bad.Name+",") {
 		t.Error(err)
 	}
 }
 
-// A run that a device has no room for is refused before it begins, with what it needs; one that needs more than was thought says what it was making. A
-// device that fails ends the run with its error, and the run goes on from its checkpoint on another one.
+// A run that a device has no room for is refused before it begins, with what it needs; one that
+// needs more than was thought says what it was making. A device that fails ends the run with its
+// error, and the run goes on from its checkpoint on another one.
 func TestApartFails(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	c := testConfig(t, plan, "checkpoint: {every: 2}\n")
@@ -181,14 +193,17 @@ func TestApartFails(t *testing.T) {
 		t.Errorf("of adamw on one rank %d bytes are the host's alone", need.HostOnly)
 	}
 	c.Output = filepath.Join(t.TempDir(), "run")
-	_, err := Run(context.Background(), c, onApart(Options{}, func(_ int, d *devapart.Device) { d.SetCapacity(need.Total() - 1) }))
-	if err == nil || !strings.Contains(err.Error(), "a rank needs ") || !strings.Contains(err.Error(), "of its device's memory") || !strings.Contains(err.Error(), "apart cpu") {
+	_, err := Run(context.Background(), c,
+		onApart(Options{}, func(_ int, d *devapart.Device) { d.SetCapacity(need.Total() - 1) }))
+	if err == nil || !strings.Contains(err.Error(), "a rank needs ") ||
+		!strings.Contains(err.Error(), "of its device's memory") || !strings.Contains(err.Error(), "apart cpu") {
 		t.Errorf("too small a device: %v", err)
 	}
 	// The moments of other optimizers are the host's.
 	lion := testConfig(t, plan, "optimizer: {name: lion}\nsteps: 2\n")
 	mustRun(t, lion, onApart(Options{}, func(_ int, d *devapart.Device) { d.SetCapacity(need.Total() - need.Moments) }))
-	_, err = Run(context.Background(), testConfig(t, plan, "steps: 2\nlayout: {dp: 2}\n"), onApart(Options{}, func(_ int, d *devapart.Device) { d.SetCapacity(need.Total() * 5 / 4) }))
+	_, err = Run(context.Background(), testConfig(t, plan, "steps: 2\nlayout: {dp: 2}\n"),
+		onApart(Options{}, func(_ int, d *devapart.Device) { d.SetCapacity(need.Total() * 5 / 4) }))
 	if err == nil || !strings.Contains(err.Error(), "for 2 ranks") || !Shared(err) {
 		t.Errorf("too small a device for two ranks: %v", err)
 	}
@@ -228,7 +243,8 @@ func TestApartFailsOnRank(t *testing.T) {
 	}
 }
 
-// A rank whose sums fail does not close its device while those that follow may use it: on a GPU that ends the process.
+// A rank whose sums fail does not close its device while those that follow may use it: on a GPU
+// that ends the process.
 func TestApartClosesLast(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	c := testConfig(t, plan, "model: {preset: mula-nano, num_hidden_layers: 2}\nmicro_batch_size: 1\nlayout: {dp: 2}\n")
@@ -243,7 +259,8 @@ func TestApartClosesLast(t *testing.T) {
 			return failed
 		}
 		closed := false
-		for begin := time.Now(); sums == 2 && time.Since(begin) < time.Second/2 && !closed; time.Sleep(time.Millisecond) {
+		for begin := time.Now(); sums == 2 && time.Since(begin) < time.Second/2 &&
+			!closed; time.Sleep(time.Millisecond) {
 			closed = isClosed(devices[rank])
 		}
 		if closed {
@@ -305,17 +322,19 @@ func TestStateApart(t *testing.T) {
 	}
 	d := devapart.New(device(t, 1))
 	d.SetCapacity(1000)
-	if _, err := NewOptimizer(defaultOptimizer(AdamW), 1, d, testParameters(1)); err == nil || !strings.Contains(err.Error(), "memory for the optimizer: ") || d.InUse() != 0 {
+	if _, err := NewOptimizer(defaultOptimizer(AdamW), 1, d, testParameters(1)); err == nil ||
+		!strings.Contains(err.Error(), "memory for the optimizer: ") || d.InUse() != 0 {
 		t.Errorf("without room: %v, %d bytes in use", err, d.InUse())
 	}
 }
 
-// What a run takes of a device does not grow: not with steps, evaluations and checkpoints, and not when it goes back to its beginning. The measurement of
-// the peak leaves nothing behind.
+// What a run takes of a device does not grow: not with steps, evaluations and checkpoints, and not
+// when it goes back to its beginning. The measurement of the peak leaves nothing behind.
 func TestApartMemory(t *testing.T) {
 	plan := spikyPlan(t, t.TempDir(), "plan.json", nil, 20)
 	for _, optimizer := range []string{"adamw", "muon", "lion"} {
-		c := testConfig(t, plan, strings.NewReplacer("{every: 5}", "{every: 0}", "steps: 40", "steps: 30").Replace(spikyConfig)+spikes("rollback")+"optimizer: {name: "+optimizer+"}\n")
+		c := testConfig(t, plan, strings.NewReplacer("{every: 5}", "{every: 0}", "steps: 40",
+			"steps: 30").Replace(spikyConfig)+spikes("rollback")+"optimizer: {name: "+optimizer+"}\n")
 		var d *devapart.Device
 		var need int64
 		var used, steps []int64

@@ -63,10 +63,13 @@ func modelShardName(k, n int) string {
 }
 
 const (
-	// checkpointFormat is that of manifest.json and state.json. Format 1 had one file of weights and one of the optimizer's state, always, and
-	// in State.Weights the SHA-256 over all weights one after the other.
+	// checkpointFormat is that of manifest.json and state.json. Format 1 had one file of weights
+	// and one of the optimizer's state, always, and in State.Weights the SHA-256 over all weights
+	// one after the other.
 	checkpointFormat = 2
-	maxStateFile     = 256 << 20 // bytes of a JSON file of a checkpoint that is read; an index of thousands of ranks has some tens of megabytes
+	// bytes of a JSON file of a checkpoint that is read; an index of thousands of ranks has some
+	// tens of megabytes
+	maxStateFile = 256 << 20
 )
 
 // ErrNoCheckpoint means that a directory holds no checkpoint at all, not even a damaged one.
@@ -77,25 +80,31 @@ var errNewer = errors.New("that of a newer mula")
 
 // State is state.json: where the run stands and what it must go on with.
 type State struct {
-	Format  int          `json:"format"`  // 2, or 1 of an older version
-	Step    int64        `json:"step"`    // steps done, and so the number of the next one
-	Updates int64        `json:"updates"` // steps that changed the weights: all but those whose samples were all skipped, by the plan or because of a spike, or have no target that counts
-	Tokens  int64        `json:"tokens"`  // read in these
+	Format int   `json:"format"` // 2, or 1 of an older version
+	Step   int64 `json:"step"`   // steps done, and so the number of the next one
+	// steps that changed the weights: all but those whose samples were all skipped, by the plan or
+	// because of a spike, or have no target that counts
+	Updates int64        `json:"updates"`
+	Tokens  int64        `json:"tokens"` // read in these
 	Cursor  blend.Cursor `json:"cursor"`
 	// What an accepted change of plan must leave as it is.
-	SequenceLength int    `json:"sequence_length"`
-	Tokenizer      string `json:"tokenizer,omitempty"` // SHA-256 of the tokenizer.json that made the plan's shards, if the plan knows it
+	SequenceLength int `json:"sequence_length"`
+	// SHA-256 of the tokenizer.json that made the plan's shards, if the plan knows it
+	Tokenizer string `json:"tokenizer,omitempty"`
 
-	Seed       uint64 `json:"seed"`
-	Arithmetic string `json:"arithmetic"` // with which the last steps were computed; see [xpu.Device] and [moe.OrderOfSums]
+	Seed uint64 `json:"seed"`
+	// with which the last steps were computed; see [xpu.Device] and [moe.OrderOfSums]
+	Arithmetic string `json:"arithmetic"`
 
 	FirstLoss float64 `json:"first_loss"` // of the first step whose update was made
 	LastLoss  float64 `json:"last_loss"`  // of the last one
-	Weights   string  `json:"weights"`    // see WeightsHash; of format 1 the SHA-256 over all weights one after the other
+	// see WeightsHash; of format 1 the SHA-256 over all weights one after the other
+	Weights string `json:"weights"`
 
 	Spikes *SpikeState `json:"spikes,omitempty"` // nil if spikes.action is none
 
-	Config map[string]string `json:"config"` // the fields that decide the outcome of training, as JSON text, by full name
+	// the fields that decide the outcome of training, as JSON text, by full name
+	Config map[string]string `json:"config"`
 }
 
 // checkpointManifest is manifest.json, the last file of a checkpoint.
@@ -119,7 +128,8 @@ func checkpointStep(name string) (int64, bool) {
 	return step, err == nil && checkpointName(step) == name
 }
 
-// listCheckpoints returns the directories in dir that have the name of a checkpoint, newest first. A dir that does not exist has none.
+// listCheckpoints returns the directories in dir that have the name of a checkpoint, newest first.
+// A dir that does not exist has none.
 func listCheckpoints(dir string) ([]string, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -140,8 +150,9 @@ func listCheckpoints(dir string) ([]string, error) {
 	return names, nil
 }
 
-// verifyCheckpoint reads every file of a checkpoint and compares it with the manifest, and returns the state. Errors name the file. All ranks
-// of world call it, each reads a part of the files, and all get the same result.
+// verifyCheckpoint reads every file of a checkpoint and compares it with the manifest, and returns
+// the state. Errors name the file. All ranks of world call it, each reads a part of the files, and
+// all get the same result.
 func verifyCheckpoint(ctx context.Context, world *xpu.Comm, dir string) (State, error) {
 	var m checkpointManifest
 	if err := fromFirst(ctx, world, &m, func() error { return readManifest(dir, &m) }); err != nil {
@@ -159,15 +170,16 @@ func verifyCheckpoint(ctx context.Context, world *xpu.Comm, dir string) (State, 
 		case s.Format != m.Format:
 			return fmt.Errorf("%s has format %d, its manifest %d", filepath.Join(dir, stateFile), s.Format, m.Format)
 		case s.Step != m.Step || s.Step < 0 || s.Updates < 0 || s.Updates > s.Step:
-			return fmt.Errorf("%s is of step %d with %d updates, its manifest of step %d", filepath.Join(dir, stateFile), s.Step, s.Updates, m.Step)
+			return fmt.Errorf("%s is of step %d with %d updates, its manifest of step %d",
+				filepath.Join(dir, stateFile), s.Step, s.Updates, m.Step)
 		}
 		return nil
 	})
 	return s, err
 }
 
-// readManifest reads the manifest of a checkpoint, and looks at the sizes of the files that it lists: a truncated file of many gigabytes is found
-// without reading it.
+// readManifest reads the manifest of a checkpoint, and looks at the sizes of the files that it
+// lists: a truncated file of many gigabytes is found without reading it.
 func readManifest(dir string, m *checkpointManifest) error {
 	path := filepath.Join(dir, manifestFile)
 	var version struct {
@@ -177,7 +189,8 @@ func readManifest(dir string, m *checkpointManifest) error {
 		return err
 	}
 	if version.Format > checkpointFormat {
-		return fmt.Errorf("%s has format %d, %w; this version reads 1 to %d", path, version.Format, errNewer, checkpointFormat)
+		return fmt.Errorf("%s has format %d, %w; this version reads 1 to %d", path, version.Format, errNewer,
+			checkpointFormat)
 	}
 	if err := readJSON(path, m); err != nil {
 		return err
@@ -215,13 +228,15 @@ func readManifest(dir string, m *checkpointManifest) error {
 		} else if err != nil {
 			return err
 		} else if want := m.Files[name]; info.Size() != want.Bytes {
-			return fmt.Errorf("%s has %d bytes, and %s says %d: one of the two files was changed", filepath.Join(dir, name), info.Size(), manifestFile, want.Bytes)
+			return fmt.Errorf("%s has %d bytes, and %s says %d: one of the two files was changed",
+				filepath.Join(dir, name), info.Size(), manifestFile, want.Bytes)
 		}
 	}
 	return nil
 }
 
-// verifyFiles compares the hashes of rank's part of the files of a checkpoint with the manifest. The sizes have been looked at.
+// verifyFiles compares the hashes of rank's part of the files of a checkpoint with the manifest.
+// The sizes have been looked at.
 func verifyFiles(ctx context.Context, dir string, m checkpointManifest, rank, size int) error {
 	names := sortedKeys(m.Files)
 	bytes, ranks := make([]int64, len(names)), make([]int, size)
@@ -245,7 +260,8 @@ func verifyFiles(ctx context.Context, dir string, m checkpointManifest, rank, si
 		case err != nil:
 			return err
 		case size != want.Bytes || hash != want.SHA256:
-			return fmt.Errorf("%s has SHA-256 %s, and %s says %s: one of the two files was changed", path, hash, manifestFile, want.SHA256)
+			return fmt.Errorf("%s has SHA-256 %s, and %s says %s: one of the two files was changed", path, hash,
+				manifestFile, want.SHA256)
 		}
 	}
 	return nil
@@ -265,7 +281,8 @@ type judgement struct {
 	Unjudged bool `json:"unjudged,omitempty"`
 }
 
-// allJudge makes of each rank's error about a checkpoint one that is the same on all ranks. If one rank has found the checkpoint damaged, it is.
+// allJudge makes of each rank's error about a checkpoint one that is the same on all ranks. If one
+// rank has found the checkpoint damaged, it is.
 func allJudge(ctx context.Context, world *xpu.Comm, err error) error {
 	if alone(world) {
 		return err
@@ -336,12 +353,15 @@ func decodeFile(path string, value any, decode func([]byte, any) error) error {
 	return nil
 }
 
-// saveCheckpoint writes a checkpoint of state.Step into dir: the weights and the optimizer's state, of which every rank of world writes what is
-// its, the state, and what else files has of rank 0. All of it goes to a temporary directory of rank 0's, the manifest last, when every rank has said
-// that its files are on disk; then the directory takes its name in one step: one with the name of a checkpoint was complete when it
-// appeared. One that has the name already is replaced; it can only be one that was refused. It sets state.Format and state.Weights. If a
-// rank fails, all do, with an error that names it, and older checkpoints stay as they are.
-func saveCheckpoint(ctx context.Context, world *xpu.Comm, dir string, state *State, s share, files map[string][]byte) (err error) {
+// saveCheckpoint writes a checkpoint of state.Step into dir: the weights and the optimizer's state,
+// of which every rank of world writes what is its, the state, and what else files has of rank 0.
+// All of it goes to a temporary directory of rank 0's, the manifest last, when every rank has said
+// that its files are on disk; then the directory takes its name in one step: one with the name of a
+// checkpoint was complete when it appeared. One that has the name already is replaced; it can only
+// be one that was refused. It sets state.Format and state.Weights. If a rank fails, all do, with an
+// error that names it, and older checkpoints stay as they are.
+func saveCheckpoint(ctx context.Context, world *xpu.Comm, dir string, state *State, s share,
+	files map[string][]byte) (err error) {
 	name := checkpointName(state.Step)
 	defer func() {
 		if err != nil {
@@ -352,7 +372,8 @@ func saveCheckpoint(ctx context.Context, world *xpu.Comm, dir string, state *Sta
 	if c.rank == 0 {
 		c.temp = filepath.Join(dir, "."+name+atomicfile.TempSuffix)
 		if !alone(world) {
-			c.temp = atomicfile.TempName(filepath.Join(dir, name)) // new, so that no rank of an earlier try can still be writing there
+			// new, so that no rank of an earlier try can still be writing there
+			c.temp = atomicfile.TempName(filepath.Join(dir, name))
 		}
 		err = c.begin()
 		defer os.RemoveAll(c.temp) // after it has got its name there is nothing
@@ -473,7 +494,8 @@ func (c *savedCheckpoint) plan(ctx context.Context, world *xpu.Comm) error {
 	for r, other := range all {
 		failures, runs = append(failures, other.failure), append(runs, other.Runs)
 		if !maps.Equal(other.Metadata, all[0].Metadata) {
-			return ofAll(world, fmt.Errorf("the numbers that the optimizer keeps are %v on rank 0 and %v on rank %d; they must be the same: go on from an older checkpoint",
+			return ofAll(world, fmt.Errorf("the numbers that the optimizer keeps are %v on rank 0 and %v on rank "+
+				"%d; they must be the same: go on from an older checkpoint",
 				all[0].Metadata, other.Metadata, r))
 		}
 	}
@@ -492,7 +514,8 @@ func (c *savedCheckpoint) plan(ctx context.Context, world *xpu.Comm) error {
 	}
 	names, several := fileNames(writers, modelShardName)
 	if several {
-		c.model = &safetensors.Index{Metadata: map[string]any{"total_size": 4 * c.config.TotalParameters()}, WeightMap: map[string]string{}}
+		c.model = &safetensors.Index{Metadata: map[string]any{"total_size": 4 * c.config.TotalParameters()},
+			WeightMap: map[string]string{}}
 		for i, t := range c.tensors {
 			c.model.WeightMap[t.Name] = names[owner[i]]
 		}
@@ -528,7 +551,8 @@ func (c *savedCheckpoint) plan(ctx context.Context, world *xpu.Comm) error {
 	return nil
 }
 
-// fileNames numbers the ranks that write, and gives each the name of its file; the others get "". several says that there is not just one.
+// fileNames numbers the ranks that write, and gives each the name of its file; the others get "".
+// several says that there is not just one.
 func fileNames(writers []bool, name func(k, n int) string) (names []string, several bool) {
 	n := 0
 	for _, w := range writers {
@@ -571,7 +595,8 @@ func (c *savedCheckpoint) writeOwn(ctx context.Context) (writtenFiles, error) {
 		if c.state == nil {
 			metadata = c.metadata
 		}
-		if err := c.writeTensors(ctx, c.names[1], tensors, metadata, func(i int) []float32 { return c.values[i] }); err != nil {
+		if err := c.writeTensors(ctx, c.names[1], tensors, metadata,
+			func(i int) []float32 { return c.values[i] }); err != nil {
 			return w, err
 		}
 	}
@@ -582,7 +607,8 @@ func (c *savedCheckpoint) writeOwn(ctx context.Context) (writtenFiles, error) {
 }
 
 // writeTensors writes a safetensors file of tensors of F32.
-func (c *savedCheckpoint) writeTensors(ctx context.Context, name string, tensors []safetensors.Tensor, metadata map[string]string,
+func (c *savedCheckpoint) writeTensors(ctx context.Context, name string, tensors []safetensors.Tensor,
+	metadata map[string]string,
 	values func(i int) []float32) error {
 	return c.writeFile(name, func(file io.Writer) error {
 		out, err := safetensors.NewWriter(file, tensors, metadata)
@@ -598,7 +624,8 @@ func (c *savedCheckpoint) writeTensors(ctx context.Context, name string, tensors
 	})
 }
 
-// writeFile writes a file of the checkpoint, hashing it as it goes by. Its bytes are on disk then, and its name is when the directory is.
+// writeFile writes a file of the checkpoint, hashing it as it goes by. Its bytes are on disk then,
+// and its name is when the directory is.
 func (c *savedCheckpoint) writeFile(name string, write func(file io.Writer) error) error {
 	file, err := atomicfile.Create(filepath.Join(c.temp, name))
 	if err != nil {
@@ -683,7 +710,8 @@ func (c *savedCheckpoint) finish(name string, all []writtenFiles, state State) e
 			}
 			info, err := os.Stat(filepath.Join(c.temp, file))
 			if err != nil || info.Size() != w.Files[file].Bytes {
-				return fmt.Errorf("%s, which rank %d has written, is not here with its %d bytes: %s", filepath.Join(c.temp, file), r, w.Files[file].Bytes, needShared)
+				return fmt.Errorf("%s, which rank %d has written, is not here with its %d bytes: %s",
+					filepath.Join(c.temp, file), r, w.Files[file].Bytes, needShared)
 			}
 			m.Files[file] = w.Files[file]
 		}
@@ -723,7 +751,8 @@ func writeJSON(path string, value any) error {
 	return atomicfile.WriteFile(path, data)
 }
 
-// discardCheckpoint removes a checkpoint if it is there. It loses its name first, so that one that is half removed never has it.
+// discardCheckpoint removes a checkpoint if it is there. It loses its name first, so that one that
+// is half removed never has it.
 func discardCheckpoint(path string) error {
 	gone := filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".old"+atomicfile.TempSuffix)
 	if err := os.RemoveAll(gone); err != nil {
@@ -737,8 +766,9 @@ func discardCheckpoint(path string) error {
 	return os.RemoveAll(gone)
 }
 
-// pruneCheckpoints removes all but the newest keep checkpoints of dir, and, if backTo is not negative, the newest of at most that many steps and
-// all after it; those in refused; and what killed processes left behind.
+// pruneCheckpoints removes all but the newest keep checkpoints of dir, and, if backTo is not
+// negative, the newest of at most that many steps and all after it; those in refused; and what
+// killed processes left behind.
 func pruneCheckpoints(dir string, keep int, backTo int64, refused []RefusedCheckpoint) error {
 	names, err := listCheckpoints(dir)
 	if err != nil {
@@ -759,7 +789,8 @@ func pruneCheckpoints(dir string, keep int, backTo int64, refused []RefusedCheck
 	return errors.Join(append(errs, removeTemporary(dir))...)
 }
 
-// removeTemporary removes what killed processes left behind: temporary checkpoints, and temporary files.
+// removeTemporary removes what killed processes left behind: temporary checkpoints, and temporary
+// files.
 func removeTemporary(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -783,10 +814,11 @@ type Checkpoint struct {
 	State State
 }
 
-// newestCheckpoint returns the newest checkpoint in dir that is whole, and the newer ones that are not. Without any it returns nil; it is an
-// error if there are checkpoints and all are damaged, because to start anew would throw away what may be saved by hand. It is one, too, if a
-// checkpoint that would be taken cannot be read: to go on from an older one would end in the removal of one that may be whole.
-// All ranks of world call it, and get the same.
+// newestCheckpoint returns the newest checkpoint in dir that is whole, and the newer ones that are
+// not. Without any it returns nil; it is an error if there are checkpoints and all are damaged,
+// because to start anew would throw away what may be saved by hand. It is one, too, if a checkpoint
+// that would be taken cannot be read: to go on from an older one would end in the removal of one
+// that may be whole. All ranks of world call it, and get the same.
 func newestCheckpoint(ctx context.Context, world *xpu.Comm, dir string) (*Checkpoint, []RefusedCheckpoint, error) {
 	var names []string
 	err := fromFirst(ctx, world, &names, func() (err error) {
@@ -808,19 +840,22 @@ func newestCheckpoint(ctx context.Context, world *xpu.Comm, dir string) (*Checkp
 			return &Checkpoint{path, state}, refused, nil
 		}
 		if !damaged(err) {
-			return nil, refused, fmt.Errorf("checkpoint %s cannot be read, and may be whole: %w; see to it that this mula can read it, or move it away to go on from the one before", name, err)
+			return nil, refused, fmt.Errorf("checkpoint %s cannot be read, and may be whole: %w; see to it that "+
+				"this mula can read it, or move it away to go on from the one before", name, err)
 		}
 		refused = append(refused, RefusedCheckpoint{name, err.Error()})
 		errs = append(errs, fmt.Errorf("%s: %w", name, err))
 	}
 	if errs != nil {
-		return nil, refused, fmt.Errorf("%s: every checkpoint is damaged; restore one, or remove them to start from the beginning: %w", dir, errors.Join(errs...))
+		return nil, refused, fmt.Errorf("%s: every checkpoint is damaged; restore one, or remove them to start from "+
+			"the beginning: %w", dir, errors.Join(errs...))
 	}
 	return nil, nil, nil
 }
 
-// damaged reports whether an error of verifyCheckpoint speaks against the checkpoint: its content is wrong, or files are missing. Anything
-// else, such as a file server that does not answer or a format of a newer version, may pass.
+// damaged reports whether an error of verifyCheckpoint speaks against the checkpoint: its content
+// is wrong, or files are missing. Anything else, such as a file server that does not answer or a
+// format of a newer version, may pass.
 func damaged(err error) bool {
 	if errors.Is(err, errNewer) || errors.As(err, new(unjudged)) {
 		return false
@@ -829,8 +864,9 @@ func damaged(err error) bool {
 	return !errors.As(err, &failed) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR)
 }
 
-// LoadCheckpoint finds and verifies a checkpoint. dir is one, or a run directory, of which the newest complete one is taken; the newer ones
-// that are damaged are returned, too. It is [ErrNoCheckpoint] if a run directory has none.
+// LoadCheckpoint finds and verifies a checkpoint. dir is one, or a run directory, of which the
+// newest complete one is taken; the newer ones that are damaged are returned, too. It is
+// [ErrNoCheckpoint] if a run directory has none.
 func LoadCheckpoint(ctx context.Context, dir string) (*Checkpoint, []RefusedCheckpoint, error) {
 	if _, err := os.Stat(filepath.Join(dir, manifestFile)); err == nil {
 		state, err := verifyCheckpoint(ctx, nil, dir)
@@ -843,7 +879,8 @@ func LoadCheckpoint(ctx context.Context, dir string) (*Checkpoint, []RefusedChec
 		return &Checkpoint{dir, state}, nil, nil
 	}
 	if info, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
-		return nil, nil, fmt.Errorf("%s: %w: name a run's folder, a checkpoint or a Hugging Face model", dir, fs.ErrNotExist)
+		return nil, nil, fmt.Errorf("%s: %w: name a run's folder, a checkpoint or a Hugging Face model", dir,
+			fs.ErrNotExist)
 	} else if err != nil {
 		return nil, nil, err
 	} else if !info.IsDir() {
@@ -859,10 +896,12 @@ func LoadCheckpoint(ctx context.Context, dir string) (*Checkpoint, []RefusedChec
 // Name is the name of the checkpoint's directory, as "step-00000100".
 func (c *Checkpoint) Name() string { return filepath.Base(c.Dir) }
 
-// generationConfig is the content of the file in which transformers looks for the ids that begin, end and fill up generated text.
+// generationConfig is the content of the file in which transformers looks for the ids that begin,
+// end and fill up generated text.
 func generationConfig(c moe.Config) ([]byte, error) {
 	fields := map[string]any{"_from_model_config": true}
-	for name, id := range map[string]int{"bos_token_id": c.BOSTokenID, "eos_token_id": c.EOSTokenID, "pad_token_id": c.PadTokenID} {
+	for name, id := range map[string]int{"bos_token_id": c.BOSTokenID, "eos_token_id": c.EOSTokenID,
+		"pad_token_id": c.PadTokenID} {
 		if id != moe.NoToken {
 			fields[name] = id
 		}

@@ -20,24 +20,28 @@ import (
 	"mula/xpu"
 )
 
-// Config is a training run as train.yaml describes it. Every field has a default; a field that the file does not have, or has with the
-// value that is named "default" below, takes it when the run starts, and the file train.yaml in the run directory holds the values used.
-// Relative paths are relative to the directory of the file.
+// Config is a training run as train.yaml describes it. Every field has a default; a field that the
+// file does not have, or has with the value that is named "default" below, takes it when the run
+// starts, and the file train.yaml in the run directory holds the values used. Relative paths are
+// relative to the directory of the file.
 type Config struct {
 	Plan      string `yaml:"plan"`      // plan.json, as mula blend writes it; default "plan.json"
 	Output    string `yaml:"output"`    // run directory; default "run"
 	Tokenizer string `yaml:"tokenizer"` // tokenizer.json that is copied into every checkpoint; default "": none
 
-	// InitializeFrom names the model whose weights a run begins with: a Hugging Face directory, or a run or checkpoint of mula, of which only
-	// the weights are taken. Its configuration must be that under model. Default "": initial weights are drawn.
+	// InitializeFrom names the model whose weights a run begins with: a Hugging Face directory, or
+	// a run or checkpoint of mula, of which only the weights are taken. Its configuration must be
+	// that under model. Default "": initial weights are drawn.
 	InitializeFrom string `yaml:"initialize_from"`
 
 	Model ModelConfig `yaml:"model"`
 
-	BatchSize      int    `yaml:"batch_size"`       // samples a step; default 32
-	MicroBatchSize int    `yaml:"micro_batch_size"` // samples at once in memory; 0 = default: at most 8
-	Steps          int64  `yaml:"steps"`            // length of the run; 0 = default: as many whole batches as the plan holds
-	Seed           uint64 `yaml:"seed"`             // of the initial weights; default 0. The order of the data has the plan's own seed
+	BatchSize      int `yaml:"batch_size"`       // samples a step; default 32
+	MicroBatchSize int `yaml:"micro_batch_size"` // samples at once in memory; 0 = default: at most 8
+	// length of the run; 0 = default: as many whole batches as the plan holds
+	Steps int64 `yaml:"steps"`
+	// of the initial weights; default 0. The order of the data has the plan's own seed
+	Seed uint64 `yaml:"seed"`
 
 	Attention Attention `yaml:"attention"` // default "": documents for a packed plan, window for others
 
@@ -50,7 +54,8 @@ type Config struct {
 	Device    string        `yaml:"device"`    // see [NewDevice]
 	Threads   int           `yaml:"threads"`   // 0 = default: all that GOMAXPROCS allows; results do not depend on it
 
-	// Recompute says what is computed again in the backward pass to save memory; results do not depend on it.
+	// Recompute says what is computed again in the backward pass to save memory; results do not
+	// depend on it.
 	Recompute moe.Recompute `yaml:"recompute"`
 
 	Layout LayoutConfig `yaml:"layout"`
@@ -60,28 +65,32 @@ type Config struct {
 	Spikes     SpikesConfig     `yaml:"spikes"`
 	Log        LogConfig        `yaml:"log"`
 
-	// MetricsListen is the address, as in "127.0.0.1:9400", at which the run serves its newest metrics to Prometheus; default "": nowhere.
+	// MetricsListen is the address, as in "127.0.0.1:9400", at which the run serves its newest
+	// metrics to Prometheus; default "": nowhere.
 	MetricsListen string `yaml:"metrics_listen" url:"ok"`
 
-	// PlanChange says what happens when a checkpoint was made with another plan: "refuse" (default), or "accept" to go on at the same
-	// position of the new one.
+	// PlanChange says what happens when a checkpoint was made with another plan: "refuse"
+	// (default), or "accept" to go on at the same position of the new one.
 	PlanChange PlanChange `yaml:"plan_change"`
 
-	// Verify says when the files of the plan are compared with what the plan knows of them: "reads" (default), "behind" or "first"; see
-	// [blend.ParseVerify].
+	// Verify says when the files of the plan are compared with what the plan knows of them: "reads"
+	// (default), "behind" or "first"; see [blend.ParseVerify].
 	Verify string `yaml:"verify"`
 
-	// ReverifySeconds is the time after which a block of a shard that was compared with its sum is compared again when it is read; default 600, 0 for never.
+	// ReverifySeconds is the time after which a block of a shard that was compared with its sum is
+	// compared again when it is read; default 600, 0 for never.
 	ReverifySeconds int64 `yaml:"reverify_seconds"`
 
 	file *strictyaml.File // for the lines of what messages are about; nil without one
 }
 
-// ModelConfig is a preset of [moe.Presets] and fields that differ from it, under their names in a Hugging Face config.json.
+// ModelConfig is a preset of [moe.Presets] and fields that differ from it, under their names in a
+// Hugging Face config.json.
 //
-// Three defaults come from the plan rather than from the preset. vocab_size is the preset's, or, if that is smaller, the plan's vocabulary
-// rounded up to a multiple of 64. eos_token_id is the plan's end-of-document id. bos_token_id and pad_token_id are the preset's if its
-// eos_token_id is the plan's, and otherwise none: the numbers belong to the tokenizer the preset was made for.
+// Three defaults come from the plan rather than from the preset. vocab_size is the preset's, or, if
+// that is smaller, the plan's vocabulary rounded up to a multiple of 64. eos_token_id is the plan's
+// end-of-document id. bos_token_id and pad_token_id are the preset's if its eos_token_id is the
+// plan's, and otherwise none: the numbers belong to the tokenizer the preset was made for.
 type ModelConfig struct {
 	Preset     string `yaml:"preset"` // default "mula-tiny"
 	moe.Config `yaml:",inline"`
@@ -89,14 +98,16 @@ type ModelConfig struct {
 	given map[string]bool // fields that the file has, of those whose default comes from the plan
 }
 
-// OptimizerConfig describes the optimizer. A field without a value takes the default of the optimizer when the run starts; one that the
-// optimizer does not have must have none, and keeps none.
+// OptimizerConfig describes the optimizer. A field without a value takes the default of the
+// optimizer when the run starts; one that the optimizer does not have must have none, and keeps
+// none.
 type OptimizerConfig struct {
-	Name        OptimizerName `yaml:"name"`            // default "adamw"
-	Betas       []float64     `yaml:"betas,omitempty"` // β₁ and β₂
-	Epsilon     *float64      `yaml:"eps,omitempty"`
-	WeightDecay *float64      `yaml:"weight_decay,omitempty"` // of all parameters that are in no group, norms and embeddings included
-	Decay       DecayForm     `yaml:"decay,omitempty"`
+	Name    OptimizerName `yaml:"name"`            // default "adamw"
+	Betas   []float64     `yaml:"betas,omitempty"` // β₁ and β₂
+	Epsilon *float64      `yaml:"eps,omitempty"`
+	// of all parameters that are in no group, norms and embeddings included
+	WeightDecay *float64  `yaml:"weight_decay,omitempty"`
+	Decay       DecayForm `yaml:"decay,omitempty"`
 
 	// Of SophiaG.
 	Rho          *float64 `yaml:"rho,omitempty"`
@@ -109,7 +120,8 @@ type OptimizerConfig struct {
 	AdjustLearningRate AdjustLearningRate `yaml:"adjust_lr_fn,omitempty"`
 
 	// Of ScheduleFreeAdamW.
-	R             *float64 `yaml:"r,omitempty"`               // weight of an update in the average: its number to this power
+	// weight of an update in the average: its number to this power
+	R             *float64 `yaml:"r,omitempty"`
 	WeightLRPower *float64 `yaml:"weight_lr_power,omitempty"` // times the largest learning rate so far to this one
 
 	Clip            float64 `yaml:"clip"`              // largest norm of all gradients together; 0 = no clipping
@@ -121,7 +133,8 @@ type OptimizerConfig struct {
 // OptimizerName names an optimizer.
 type OptimizerName string
 
-// The optimizers. The file optimizer_NAME.go has the formulas of each, its paper and its reference implementation.
+// The optimizers. The file optimizer_NAME.go has the formulas of each, its paper and its reference
+// implementation.
 const (
 	AdamW             OptimizerName = "adamw"
 	SophiaG           OptimizerName = "sophiag"
@@ -132,17 +145,20 @@ const (
 	ScheduleFreeAdamW OptimizerName = "schedule_free_adamw"
 )
 
-// optimizerDefaults has the fields of each optimizer, with their defaults: those of the reference implementation, but for the betas of AdamW,
-// which are the published runs', and Muon's adjust_lr_fn, which lets one learning rate serve its matrices and its other parameters.
+// optimizerDefaults has the fields of each optimizer, with their defaults: those of the reference
+// implementation, but for the betas of AdamW, which are the published runs', and Muon's
+// adjust_lr_fn, which lets one learning rate serve its matrices and its other parameters.
 var optimizerDefaults = map[OptimizerName]OptimizerConfig{
 	AdamW:   {Betas: []float64{0.9, 0.95}, Epsilon: new(1e-8), WeightDecay: new(0.1), Decay: DecayTorch},
 	SophiaG: {Betas: []float64{0.965, 0.99}, Rho: new(0.04), HessianEvery: new(int64(10)), WeightDecay: new(0.1)},
-	Muon: {Betas: []float64{0.9, 0.95}, Epsilon: new(1e-8), WeightDecay: new(0.1), Momentum: new(0.95), Nesterov: new(true), NewtonSchulzSteps: new(int64(5)),
+	Muon: {Betas: []float64{0.9, 0.95}, Epsilon: new(1e-8), WeightDecay: new(0.1), Momentum: new(0.95),
+		Nesterov: new(true), NewtonSchulzSteps: new(int64(5)),
 		AdjustLearningRate: AdjustMatchRMSAdamW},
-	Lamb:              {Betas: []float64{0.9, 0.999}, Epsilon: new(1e-6), WeightDecay: new(0.01)},
-	ADOPT:             {Betas: []float64{0.9, 0.9999}, Epsilon: new(1e-6), WeightDecay: new(0.0)},
-	Lion:              {Betas: []float64{0.9, 0.99}, WeightDecay: new(0.0)},
-	ScheduleFreeAdamW: {Betas: []float64{0.9, 0.999}, Epsilon: new(1e-8), WeightDecay: new(0.0), R: new(0.0), WeightLRPower: new(2.0)},
+	Lamb:  {Betas: []float64{0.9, 0.999}, Epsilon: new(1e-6), WeightDecay: new(0.01)},
+	ADOPT: {Betas: []float64{0.9, 0.9999}, Epsilon: new(1e-6), WeightDecay: new(0.0)},
+	Lion:  {Betas: []float64{0.9, 0.99}, WeightDecay: new(0.0)},
+	ScheduleFreeAdamW: {Betas: []float64{0.9, 0.999}, Epsilon: new(1e-8), WeightDecay: new(0.0), R: new(0.0),
+		WeightLRPower: new(2.0)},
 }
 
 // DecayForm says where in an AdamW update the weights decay.
@@ -154,25 +170,33 @@ const (
 	DecayOptimus DecayForm = "optimus" // after the update, as Optimus
 )
 
-// AdjustLearningRate says what the learning rate of a matrix of m×n is multiplied with in a [Muon] update.
+// AdjustLearningRate says what the learning rate of a matrix of m×n is multiplied with in a [Muon]
+// update.
 type AdjustLearningRate string
 
 // The adjustments of the learning rate, under the names of torch.optim.Muon.
 const (
-	AdjustMatchRMSAdamW AdjustLearningRate = "match_rms_adamw" // 0.2·√max(m, n), so that updates are as large as AdamW's; default
-	AdjustOriginal      AdjustLearningRate = "original"        // √max(1, m/n)
+	// 0.2·√max(m, n), so that updates are as large as AdamW's; default
+	AdjustMatchRMSAdamW AdjustLearningRate = "match_rms_adamw"
+	AdjustOriginal      AdjustLearningRate = "original" // √max(1, m/n)
 )
 
-// ScheduleConfig describes the learning rate; see [Schedule]. A field that the schedule does not have must have no value, and keeps none.
+// ScheduleConfig describes the learning rate; see [Schedule]. A field that the schedule does not
+// have must have no value, and keeps none.
 type ScheduleConfig struct {
-	Name            ScheduleName `yaml:"name"` // default "cosine"
-	LearningRate    float64      `yaml:"learning_rate"`
-	MinLearningRate *float64     `yaml:"min_learning_rate,omitempty"` // default a tenth of learning_rate for cosine, 0 for linear and wsd
-	WarmupSteps     *int64       `yaml:"warmup_steps"`                // default a tenth of decay_steps, or of steps if it is constant; at most 2500
-	WarmupFrom      WarmupFrom   `yaml:"warmup_from"`
-	DecaySteps      int64        `yaml:"decay_steps"`              // the step count at which the minimum is reached; 0 = default: steps
-	CooldownSteps   *int64       `yaml:"cooldown_steps,omitempty"` // the last of them, in which wsd decays; default a fifth of decay_steps, or what the warm-up leaves
-	Cooldown        CooldownForm `yaml:"cooldown,omitempty"`
+	Name         ScheduleName `yaml:"name"` // default "cosine"
+	LearningRate float64      `yaml:"learning_rate"`
+	// default a tenth of learning_rate for cosine, 0 for linear and wsd
+	MinLearningRate *float64 `yaml:"min_learning_rate,omitempty"`
+	// default a tenth of decay_steps, or of steps if it is constant; at most 2500
+	WarmupSteps *int64     `yaml:"warmup_steps"`
+	WarmupFrom  WarmupFrom `yaml:"warmup_from"`
+	// the step count at which the minimum is reached; 0 = default: steps
+	DecaySteps int64 `yaml:"decay_steps"`
+	// the last of them, in which wsd decays; default a fifth of decay_steps, or what the warm-up
+	// leaves
+	CooldownSteps *int64       `yaml:"cooldown_steps,omitempty"`
+	Cooldown      CooldownForm `yaml:"cooldown,omitempty"`
 }
 
 // ScheduleName names a schedule.
@@ -186,7 +210,8 @@ const (
 	Constant ScheduleName = "constant"
 )
 
-// scheduleFields has the fields of each schedule that not every one has; all defaults but that of the form depend on other fields.
+// scheduleFields has the fields of each schedule that not every one has; all defaults but that of
+// the form depend on other fields.
 var scheduleFields = map[ScheduleName]ScheduleConfig{
 	Cosine:   {MinLearningRate: new(0.0)},
 	Linear:   {MinLearningRate: new(0.0)},
@@ -223,12 +248,14 @@ type ZLossConfig struct {
 	Coefficient float64 `yaml:"coefficient"` // 0 = no z-loss
 }
 
-// LayoutConfig says how a run is divided among ranks. A rank has a number along each of four axes, and
+// LayoutConfig says how a run is divided among ranks. A rank has a number along each of four axes,
+// and
 //
 //	rank = ((dp·PP + pp)·EP + ep)·TP + tp
 //
-// so that those that share experts are neighbours. DP is the number of replicas of an expert, which is Optimus' word; Megatron calls it the expert
-// data parallel size. Every one of the DP·EP data ranks reads its own samples: rank dp·EP + ep that block of each step. The stages of a pipeline
+// so that those that share experts are neighbours. DP is the number of replicas of an expert, which
+// is Optimus' word; Megatron calls it the expert data parallel size. Every one of the DP·EP data
+// ranks reads its own samples: rank dp·EP + ep that block of each step. The stages of a pipeline
 // are one data rank.
 type LayoutConfig struct {
 	DP int `yaml:"dp"` // replicas of every expert; default 1
@@ -241,11 +268,13 @@ type LayoutConfig struct {
 	Sums      Sums         `yaml:"sums"`      // of gradients over ranks; default "exact"
 	Links     LinkKind     `yaml:"links"`     // what carries the bytes; default "auto"; results do not depend on it
 
-	// UniformRouting sends tokens to experts in turn, whatever the router says: for measurements, not for training.
+	// UniformRouting sends tokens to experts in turn, whatever the router says: for measurements,
+	// not for training.
 	UniformRouting bool `yaml:"uniform_routing"`
 
-	// CheckReplicasEvery is the number of steps after which ranks compare the weights that they hold alike, those of every step since the last
-	// comparison. They also do before each checkpoint. 0 = never; default 1000.
+	// CheckReplicasEvery is the number of steps after which ranks compare the weights that they
+	// hold alike, those of every step since the last comparison. They also do before each
+	// checkpoint. 0 = never; default 1000.
 	CheckReplicasEvery int64 `yaml:"check_replicas_every"`
 }
 
@@ -259,7 +288,8 @@ func (l LayoutConfig) place(rank int) (dp, pp, ep int) {
 
 func (l LayoutConfig) rankAt(dp, pp, ep int) int { return (dp*l.PP+pp)*l.EP + ep }
 
-// String is the layout of several ranks in short, as "dp 2, ep 4, optimizer epso, dispatch alltoall".
+// String is the layout of several ranks in short, as "dp 2, ep 4, optimizer epso, dispatch
+// alltoall".
 func (l LayoutConfig) String() string {
 	text := fmt.Sprintf("dp %d, ep %d, optimizer %s", l.DP, l.EP, l.Optimizer)
 	if l.PP > 1 {
@@ -281,7 +311,8 @@ type Scheme string
 const (
 	Unsharded Scheme = "unsharded" // every rank all that it holds
 	SO        Scheme = "so"        // sharded optimizer: every rank a DP-th of what it holds
-	EPSO      Scheme = "epso"      // EP-aware: a DP-th of its experts' weights and a DP·EP-th of the replicated ones; default
+	// EP-aware: a DP-th of its experts' weights and a DP·EP-th of the replicated ones; default
+	EPSO Scheme = "epso"
 )
 
 // Sums says in which order gradients are added up over ranks.
@@ -289,8 +320,9 @@ type Sums string
 
 // The orders of sums.
 const (
-	ExactSums Sums = "exact" // over ep in ascending order and then over dp: the same bits with every kind of link; default
-	FastSums  Sums = "fast"  // as the link likes best: the last bits may differ from run to run
+	// over ep in ascending order and then over dp: the same bits with every kind of link; default
+	ExactSums Sums = "exact"
+	FastSums  Sums = "fast" // as the link likes best: the last bits may differ from run to run
 )
 
 // LinkKind says what carries bytes between ranks.
@@ -304,7 +336,8 @@ const (
 	MPILinks   LinkKind = "mpi"   // processes that an mpiexec has started
 )
 
-// CheckpointConfig says when checkpoints are written. One is always written at the end of a run and when it is stopped.
+// CheckpointConfig says when checkpoints are written. One is always written at the end of a run and
+// when it is stopped.
 type CheckpointConfig struct {
 	Every *int64 `yaml:"every"` // steps; 0 = only at the end; default a tenth of steps, at most 1000
 	Keep  int    `yaml:"keep"`  // how many complete ones stay; default 3
@@ -312,29 +345,36 @@ type CheckpointConfig struct {
 
 // EvaluateConfig says when the loss on the validation split is computed.
 type EvaluateConfig struct {
-	Every   *int64 `yaml:"every"`   // steps; 0 = never; default as often as checkpoints, or never if the plan has no validation split
+	// steps; 0 = never; default as often as checkpoints, or never if the plan has no validation
+	// split
+	Every   *int64 `yaml:"every"`
 	Samples int    `yaml:"samples"` // validation windows of each source, spread evenly over the split; default 64
 }
 
 // SpikesConfig says what happens at a step whose loss or gradient leaps; see [Spike].
 type SpikesConfig struct {
-	Action       SpikeAction `yaml:"action"`
-	Sigma        float64     `yaml:"sigma"`         // a spike is beyond the mean plus this many standard deviations; default 6
-	Window       int         `yaml:"window"`        // of the last so many updates; default 128
-	LeaveOut     int64       `yaml:"leave_out"`     // rollback: steps whose data is left out, the one that spiked the last of them; default 100
-	MaxSkips     int         `yaml:"max_skips"`     // steps in a row that are skipped before the run ends with an error; default 16
-	MaxRollbacks int         `yaml:"max_rollbacks"` // of the whole run, before it ends with an error; default 10
+	Action SpikeAction `yaml:"action"`
+	// a spike is beyond the mean plus this many standard deviations; default 6
+	Sigma  float64 `yaml:"sigma"`
+	Window int     `yaml:"window"` // of the last so many updates; default 128
+	// rollback: steps whose data is left out, the one that spiked the last of them; default 100
+	LeaveOut int64 `yaml:"leave_out"`
+	// steps in a row that are skipped before the run ends with an error; default 16
+	MaxSkips     int `yaml:"max_skips"`
+	MaxRollbacks int `yaml:"max_rollbacks"` // of the whole run, before it ends with an error; default 10
 }
 
 // SpikeAction says what happens at a spike.
 type SpikeAction string
 
-// What happens at a spike. The default is to do nothing: that is the recipe which a configuration describes, and what other trainers do, to
-// which a run is compared; leaving data out is a decision.
+// What happens at a spike. The default is to do nothing: that is the recipe which a configuration
+// describes, and what other trainers do, to which a run is compared; leaving data out is a
+// decision.
 const (
-	SpikeNone     SpikeAction = "none"     // the update is made; what is not finite ends the run
-	SpikeSkip     SpikeAction = "skip"     // the update is not made
-	SpikeRollback SpikeAction = "rollback" // the run goes back to before the steps that led there, and on without their data
+	SpikeNone SpikeAction = "none" // the update is made; what is not finite ends the run
+	SpikeSkip SpikeAction = "skip" // the update is not made
+	// the run goes back to before the steps that led there, and on without their data
+	SpikeRollback SpikeAction = "rollback"
 )
 
 // LogConfig says what is recorded beside that which every step has.
@@ -353,7 +393,8 @@ const (
 
 const defaultPreset = "mula-tiny"
 
-// DefaultConfig returns the configuration that an empty train.yaml stands for: a mula-tiny model trained as the Mula models were.
+// DefaultConfig returns the configuration that an empty train.yaml stands for: a mula-tiny model
+// trained as the Mula models were.
 func DefaultConfig() Config {
 	c := Config{
 		Plan: "plan.json", Output: "run", BatchSize: 32,
@@ -361,11 +402,13 @@ func DefaultConfig() Config {
 		Schedule:  ScheduleConfig{Name: Cosine, LearningRate: 4e-4, WarmupFrom: WarmupFromZero},
 		AuxLoss:   AuxLossConfig{Coefficient: 0.01},
 		Precision: xpu.FP32, Device: "cpu",
-		Recompute:  moe.RecomputeNone,
-		Layout:     LayoutConfig{DP: 1, EP: 1, PP: 1, TP: 1, Optimizer: EPSO, Dispatch: moe.AllToAll, Sums: ExactSums, Links: AutoLinks, CheckReplicasEvery: 1000},
+		Recompute: moe.RecomputeNone,
+		Layout: LayoutConfig{DP: 1, EP: 1, PP: 1, TP: 1, Optimizer: EPSO, Dispatch: moe.AllToAll, Sums: ExactSums,
+			Links: AutoLinks, CheckReplicasEvery: 1000},
 		Checkpoint: CheckpointConfig{Keep: 3},
 		Evaluate:   EvaluateConfig{Samples: 64},
-		Spikes:     SpikesConfig{Action: SpikeNone, Sigma: 6, Window: 128, LeaveOut: 100, MaxSkips: 16, MaxRollbacks: 10},
+		Spikes: SpikesConfig{Action: SpikeNone, Sigma: 6, Window: 128, LeaveOut: 100, MaxSkips: 16,
+			MaxRollbacks: 10},
 		Log:        LogConfig{UpdateRatioEvery: 10},
 		PlanChange: RefusePlanChange,
 		Verify:     "reads",
@@ -406,7 +449,8 @@ func LoadConfig(path string) (Config, error) {
 	return c, nil
 }
 
-// ParseConfig reads a configuration from the content of a train.yaml; name stands for the file in errors. Paths are left as they are.
+// ParseConfig reads a configuration from the content of a train.yaml; name stands for the file in
+// errors. Paths are left as they are.
 func ParseConfig(data []byte, name string) (Config, error) {
 	file, err := strictyaml.Parse(data, name)
 	if err != nil {
@@ -417,7 +461,8 @@ func ParseConfig(data []byte, name string) (Config, error) {
 
 func parseConfig(file *strictyaml.File, name string) (Config, error) {
 	if file.Empty() {
-		return Config{}, fmt.Errorf("%s: the file is empty; it must at least name the plan, as in plan: plan.json", name)
+		return Config{}, fmt.Errorf("%s: the file is empty; it must at least name the plan, as in plan: plan.json",
+			name)
 	}
 	c := DefaultConfig()
 	c.file = file
@@ -444,9 +489,11 @@ func (c Config) ReadPlan() (*blend.Plan, error) {
 	const advice = "write the path of a plan.json of mula blend, relative to the directory of train.yaml"
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return nil, &fieldError{field: "plan", message: fmt.Sprintf(" is %s, which does not exist; %s", c.Plan, advice), cause: err}
+		return nil, &fieldError{field: "plan", message: fmt.Sprintf(" is %s, which does not exist; %s", c.Plan, advice),
+			cause: err}
 	case err != nil && isDirectory(c.Plan):
-		return nil, &fieldError{field: "plan", message: fmt.Sprintf(" is %s, which is a directory; %s", c.Plan, advice), cause: err}
+		return nil, &fieldError{field: "plan", message: fmt.Sprintf(" is %s, which is a directory; %s", c.Plan, advice),
+			cause: err}
 	}
 	return plan, err
 }
@@ -456,7 +503,8 @@ func isDirectory(path string) bool {
 	return err == nil && info.IsDir()
 }
 
-// Locate puts file and line in front of an error about fields of the configuration, if it comes from a file. Other errors stay as they are.
+// Locate puts file and line in front of an error about fields of the configuration, if it comes
+// from a file. Other errors stay as they are.
 func (c Config) Locate(err error) error {
 	var several fieldErrors
 	var field *fieldError
@@ -494,19 +542,21 @@ func (e fieldErrors) Error() string {
 	return strings.Join(texts, "\n")
 }
 
-// Misconfigured reports whether an error is about a field of the configuration, so that trying again is of no use.
+// Misconfigured reports whether an error is about a field of the configuration, so that trying
+// again is of no use.
 func Misconfigured(err error) bool {
 	var shared *sharedErr
 	if errors.As(err, &shared) {
-		return slices.ContainsFunc(shared.failures, func(f failure) bool { return f.Configuration }) || Misconfigured(shared.error)
+		return slices.ContainsFunc(shared.failures, func(f failure) bool { return f.Configuration }) ||
+			Misconfigured(shared.error)
 	}
 	var field *fieldError
 	var several fieldErrors
 	return errors.As(err, &field) || errors.As(err, &several)
 }
 
-// Validate says which fields have a value that is not allowed, and what is, or returns nil. What depends on the plan is checked when a run
-// starts.
+// Validate says which fields have a value that is not allowed, and what is, or returns nil. What
+// depends on the plan is checked when a run starts.
 func (c Config) Validate() error {
 	plain := func(x float64) string {
 		if x == math.Trunc(x) && math.Abs(x) < 1e18 {
@@ -519,7 +569,8 @@ func (c Config) Validate() error {
 	}
 	oneOf := func(field string, value any, allowed ...string) error {
 		if v := fmt.Sprint(value); !slices.Contains(allowed, v) {
-			return bad(field, "is %q; allowed: %s", v, strings.Join(slices.DeleteFunc(allowed, func(a string) bool { return a == "" }), ", "))
+			return bad(field, "is %q; allowed: %s", v,
+				strings.Join(slices.DeleteFunc(allowed, func(a string) bool { return a == "" }), ", "))
 		}
 		return nil
 	}
@@ -568,7 +619,8 @@ func (c Config) Validate() error {
 		within("micro_batch_size", float64(c.MicroBatchSize), 0, float64(max(1, c.BatchSize))),
 		within("steps", float64(c.Steps), 0, maxSteps),
 		oneOf("attention", c.Attention, "", string(WindowAttention), string(DocumentAttention)),
-		oneOf("optimizer.name", c.Optimizer.Name, string(AdamW), string(SophiaG), string(Muon), string(Lamb), string(ADOPT), string(Lion), string(ScheduleFreeAdamW)),
+		oneOf("optimizer.name", c.Optimizer.Name, string(AdamW), string(SophiaG), string(Muon), string(Lamb),
+			string(ADOPT), string(Lion), string(ScheduleFreeAdamW)),
 		foreign("optimizer.", c.Optimizer.Name, c.Optimizer, optimizerDefaults),
 		optionalWithin("optimizer.eps", c.Optimizer.Epsilon, 0, finite),
 		optionalWithin("optimizer.weight_decay", c.Optimizer.WeightDecay, 0, finite),
@@ -577,7 +629,8 @@ func (c Config) Validate() error {
 		optionalCount("optimizer.hessian_every", c.Optimizer.HessianEvery, 1, maxSteps),
 		optionalWithin("optimizer.momentum", c.Optimizer.Momentum, 0, 1),
 		optionalCount("optimizer.ns_steps", c.Optimizer.NewtonSchulzSteps, 1, 99),
-		oneOf("optimizer.adjust_lr_fn", c.Optimizer.AdjustLearningRate, "", string(AdjustMatchRMSAdamW), string(AdjustOriginal)),
+		oneOf("optimizer.adjust_lr_fn", c.Optimizer.AdjustLearningRate, "", string(AdjustMatchRMSAdamW),
+			string(AdjustOriginal)),
 		optionalWithin("optimizer.r", c.Optimizer.R, 0, finite),
 		optionalWithin("optimizer.weight_lr_power", c.Optimizer.WeightLRPower, 0, finite),
 		within("optimizer.clip", c.Optimizer.Clip, 0, finite),
@@ -595,14 +648,16 @@ func (c Config) Validate() error {
 		oneOf("precision", c.Precision, string(xpu.FP32), string(xpu.BF16)),
 		CheckDevice(c.Device),
 		within("threads", float64(c.Threads), 0, 4096),
-		oneOf("recompute", c.Recompute, string(moe.RecomputeNone), string(moe.RecomputeExperts), string(moe.RecomputeLayers)),
+		oneOf("recompute", c.Recompute, string(moe.RecomputeNone), string(moe.RecomputeExperts),
+			string(moe.RecomputeLayers)),
 		within("layout.dp", float64(c.Layout.DP), 1, 1<<20),
 		within("layout.ep", float64(c.Layout.EP), 1, 1<<12),
 		within("layout.pp", float64(c.Layout.PP), 1, 1<<10),
 		oneOf("layout.optimizer", c.Layout.Optimizer, string(EPSO), string(SO), string(Unsharded)),
 		oneOf("layout.dispatch", c.Layout.Dispatch, string(moe.AllToAll), string(moe.AllGather)),
 		oneOf("layout.sums", c.Layout.Sums, string(ExactSums), string(FastSums)),
-		oneOf("layout.links", c.Layout.Links, string(AutoLinks), string(LocalLinks), string(TCPLinks), string(MPILinks)),
+		oneOf("layout.links", c.Layout.Links, string(AutoLinks), string(LocalLinks), string(TCPLinks),
+			string(MPILinks)),
 		within("layout.check_replicas_every", float64(c.Layout.CheckReplicasEvery), 0, maxSteps),
 		optional("checkpoint.every", c.Checkpoint.Every),
 		within("checkpoint.keep", float64(c.Checkpoint.Keep), 1, 1<<20),
@@ -620,9 +675,12 @@ func (c Config) Validate() error {
 		within("reverify_seconds", float64(c.ReverifySeconds), 0, 1<<30),
 	}
 	if pp, layers := c.Layout.PP, c.Model.Layers; pp > 1 && layers > 0 && pp > layers {
-		errs = append(errs, bad("layout.pp", "is %d, but the model has %d layers for its stages; it must be at most that", pp, layers))
+		errs = append(errs,
+			bad("layout.pp", "is %d, but the model has %d layers for its stages; it must be at most that", pp, layers))
 	} else if pp > 1 && c.Model.TieEmbeddings {
-		errs = append(errs, bad("layout.pp", "is %d, but with model.tie_word_embeddings the first and the last stage would need the same weights; it must be 1, or set that to false", pp))
+		errs = append(errs,
+			bad("layout.pp",
+				"is %d, but with model.tie_word_embeddings the first and the last stage would need the same weights; it must be 1, or set that to false", pp))
 	}
 	if tp := c.Layout.TP; tp != 1 {
 		errs = append(errs, bad("layout.tp", "is %d; this version has no tensor parallelism: it must be 1", tp))
@@ -630,34 +688,47 @@ func (c Config) Validate() error {
 	if ep, experts := c.Layout.EP, c.Model.Experts; ep > 1 && c.Model.Architecture == moe.OLMo {
 		errs = append(errs, bad("layout.ep", "is %d, but a dense model has no experts to divide; it must be 1", ep))
 	} else if ep > 1 && experts > 0 && experts%ep != 0 {
-		errs = append(errs, bad("layout.ep", "is %d, which does not divide the %d experts of a layer; possible: %s", ep, experts, list(divisors(experts))))
+		errs = append(errs, bad("layout.ep", "is %d, which does not divide the %d experts of a layer; possible: %s", ep,
+			experts, list(divisors(experts))))
 	}
 	if ranks := c.Layout.DP * c.Layout.EP; ranks > 1 && c.BatchSize%ranks != 0 {
-		errs = append(errs, bad("batch_size", "is %d; it must be a multiple of layout.dp · layout.ep = %d · %d = %d, the ranks that read data", c.BatchSize, c.Layout.DP, c.Layout.EP, ranks))
+		errs = append(errs,
+			bad("batch_size",
+				"is %d; it must be a multiple of layout.dp · layout.ep = %d · %d = %d, the ranks that read data",
+				c.BatchSize, c.Layout.DP, c.Layout.EP, ranks))
 	}
 	if c.Layout.UniformRouting && c.Model.Architecture == moe.OLMo {
 		errs = append(errs, bad("layout.uniform_routing", "is true, but a dense model has no router"))
 	}
 	if b := c.Optimizer.Betas; b != nil && (len(b) != 2 || !(b[0] >= 0 && b[0] < 1 && b[1] >= 0 && b[1] < 1)) {
-		errs = append(errs, bad("optimizer.betas", "is %s; it must be two numbers of 0 or more and below 1", listText(b)))
+		errs = append(errs, bad("optimizer.betas", "is %s; it must be two numbers of 0 or more and below 1",
+			listText(b)))
 	} else if b != nil && c.Optimizer.Name == ScheduleFreeAdamW && b[0] == 0 {
-		errs = append(errs, bad("optimizer.betas", "is %s; the first must be above 0, because %s divides by it", listText(b), ScheduleFreeAdamW))
+		errs = append(errs, bad("optimizer.betas", "is %s; the first must be above 0, because %s divides by it",
+			listText(b), ScheduleFreeAdamW))
 	}
 	for i, g := range c.Optimizer.Groups {
-		errs = append(errs, optionalWithin(fmt.Sprintf("optimizer.groups[%d].weight_decay", i), g.WeightDecay, 0, finite),
+		errs = append(errs, optionalWithin(fmt.Sprintf("optimizer.groups[%d].weight_decay", i), g.WeightDecay, 0,
+			finite),
 			optionalWithin(fmt.Sprintf("optimizer.groups[%d].learning_rate_scale", i), g.LearningRateScale, 0, finite))
 	}
-	if len(c.Optimizer.Groups) > 0 && c.Model.Config.Validate() == nil { // what is wrong with a model is said when the run starts
+	if len(c.Optimizer.Groups) > 0 && c.Model.Config.Validate() == nil {
+		// what is wrong with a model is said when the run starts
 		errs = append(errs, c.Optimizer.checkGroups(c.Model.Tensors()))
 	}
 	if c.Optimizer.Name == ScheduleFreeAdamW && c.Schedule.Name != Constant {
-		errs = append(errs, bad("schedule.name", "is %q, but %s averages its weights instead of lowering the learning rate; set it to %s", c.Schedule.Name, ScheduleFreeAdamW, Constant))
+		errs = append(errs,
+			bad("schedule.name",
+				"is %q, but %s averages its weights instead of lowering the learning rate; set it to %s",
+				c.Schedule.Name, ScheduleFreeAdamW, Constant))
 	}
 	if c.Schedule.Name == Constant && c.Schedule.DecaySteps != 0 {
-		errs = append(errs, bad("schedule.decay_steps", "is %d, but schedule %s does not decay; leave it out", c.Schedule.DecaySteps, Constant))
+		errs = append(errs, bad("schedule.decay_steps", "is %d, but schedule %s does not decay; leave it out",
+			c.Schedule.DecaySteps, Constant))
 	}
 	if c.Schedule.Name == Constant && c.Schedule.WarmupFrom != WarmupFromZero {
-		errs = append(errs, bad("schedule.warmup_from", "is %q, but schedule %s has no minimum; allowed: %s", c.Schedule.WarmupFrom, Constant, WarmupFromZero))
+		errs = append(errs, bad("schedule.warmup_from", "is %q, but schedule %s has no minimum; allowed: %s",
+			c.Schedule.WarmupFrom, Constant, WarmupFromZero))
 	}
 	if c.Plan == "" {
 		errs = append(errs, bad("plan", "is empty; it must name the plan.json that mula blend wrote"))
@@ -667,14 +738,16 @@ func (c Config) Validate() error {
 	}
 	if a := c.MetricsListen; a != "" {
 		if _, port, err := net.SplitHostPort(a); err != nil || port == "" || port == "0" {
-			errs = append(errs, bad("metrics_listen", "is %q; it must be an address with a port, as 127.0.0.1:9400, or \"\"", a))
+			errs = append(errs,
+				bad("metrics_listen", "is %q; it must be an address with a port, as 127.0.0.1:9400, or \"\"", a))
 		}
 	}
 	if low := c.Schedule.MinLearningRate; low != nil && c.Schedule.LearningRate > 0 {
 		errs = append(errs, within("schedule.min_learning_rate", *low, 0, c.Schedule.LearningRate))
 	}
 	if form := c.AuxLoss.Form; c.Model.Architecture == moe.OLMo && form != "" && form != moe.AuxNone {
-		errs = append(errs, bad("aux_loss.form", "is %q, but a dense model has no router to balance; allowed: none", form))
+		errs = append(errs, bad("aux_loss.form", "is %q, but a dense model has no router to balance; allowed: none",
+			form))
 	}
 	if z := c.ZLoss.Coefficient; c.Model.Architecture == moe.OLMo && z != 0 {
 		errs = append(errs, bad("z_loss.coefficient", "is %v, but a dense model has no router; it must be 0", z))
@@ -682,7 +755,8 @@ func (c Config) Validate() error {
 	var found fieldErrors
 	for _, err := range errs {
 		var field *fieldError
-		if errors.As(err, &field) && !slices.ContainsFunc(found, func(e *fieldError) bool { return e.field == field.field }) {
+		if errors.As(err, &field) &&
+			!slices.ContainsFunc(found, func(e *fieldError) bool { return e.field == field.field }) {
 			found = append(found, field)
 		}
 	}
@@ -704,8 +778,8 @@ func listText(list []float64) string {
 	return "[" + strings.Join(texts, ", ") + "]"
 }
 
-// foreign says which field has a value although the optimizer or schedule of that name does not have it, or returns nil. fields has those of
-// each name.
+// foreign says which field has a value although the optimizer or schedule of that name does not
+// have it, or returns nil. fields has those of each name.
 func foreign[N ~string, C any](prefix string, name N, config C, fields map[N]C) error {
 	own, ok := fields[name]
 	if !ok {
@@ -722,7 +796,8 @@ func foreign[N ~string, C any](prefix string, name N, config C, fields map[N]C) 
 			}
 		}
 		slices.Sort(others)
-		return &fieldError{field: prefix + f.name, message: fmt.Sprintf(" is %v, but %s has no such setting, only %s", reflect.Indirect(f.value), name, strings.Join(others, ", "))}
+		return &fieldError{field: prefix + f.name, message: fmt.Sprintf(" is %v, but %s has no such setting, only %s",
+			reflect.Indirect(f.value), name, strings.Join(others, ", "))}
 	}
 	return nil
 }
@@ -737,12 +812,14 @@ func optionalFields(v reflect.Value) []optionalField {
 	var fields []optionalField
 	for i := range v.NumField() {
 		// Every optimizer has groups.
-		if name, options, _ := strings.Cut(v.Type().Field(i).Tag.Get("yaml"), ","); options == "omitempty" && name != "groups" {
+		if name, options, _ := strings.Cut(v.Type().Field(i).Tag.Get("yaml"), ","); options == "omitempty" &&
+			name != "groups" {
 			fields = append(fields, optionalField{name, v.Field(i)})
 		}
 	}
 	return fields
 }
 
-// maxSteps bounds counts of steps: beyond 2⁵³ a float64, and so a reader of our JSON files, cannot tell neighbours apart.
+// maxSteps bounds counts of steps: beyond 2⁵³ a float64, and so a reader of our JSON files, cannot
+// tell neighbours apart.
 const maxSteps = 1 << 53

@@ -50,7 +50,8 @@ z_loss: {coefficient: 0.001}
 	}
 }
 
-// A file without a field, as a copy that was cut short may be, starts no run; one that names the plan has all other defaults.
+// A file without a field, as a copy that was cut short may be, starts no run; one that names the
+// plan has all other defaults.
 func TestParseConfigEmpty(t *testing.T) {
 	for _, file := range []string{"", "# nothing\n", "---\n"} {
 		if _, err := ParseConfig([]byte(file), "train.yaml"); err == nil || !strings.Contains(err.Error(), "empty") {
@@ -80,7 +81,8 @@ func TestParseConfigErrors(t *testing.T) {
 		{"zzzzzzzzzz: 4\n", []string{"train.yaml:1:", `unknown field "zzzzzzzzzz"`}},
 		{"steps: many\n", []string{"train.yaml:1:", "many", "a whole number"}},
 		{"steps: 5\nschedule:\n  learning_rate: fast\n", []string{"train.yaml:3:", "fast", "a number"}},
-		{"optimizer: adamw\n", []string{"train.yaml:1:", "adamw", "it must be a mapping, such as optimizer: {name: adamw}"}},
+		{"optimizer: adamw\n", []string{"train.yaml:1:", "adamw",
+			"it must be a mapping, such as optimizer: {name: adamw}"}},
 		{"steps: 5\nsteps: 6\n", []string{"train.yaml:2:", "steps"}},
 		{"steps: [\n", []string{"train.yaml:1:"}},
 		{"steps: 5\n---\nsteps: 6\n", []string{"train.yaml:2:", "second"}},
@@ -90,41 +92,60 @@ func TestParseConfigErrors(t *testing.T) {
 		{"optimizer:\n  betas: [0.9, 1]\n", []string{"train.yaml:2:", "optimizer.betas is [0.9, 1]", "below 1"}},
 		{"optimizer:\n  betas: [0.9]\n", []string{"train.yaml:2:", "optimizer.betas is [0.9]", "two numbers"}},
 		{"optimizer:\n  betas: 0.9\n", []string{"train.yaml:2:", "optimizer.betas is 0.9; it must be a list"}},
-		{"optimizer:\n  betas: [0.9, 0.95, 0.99]\n", []string{"train.yaml:2:", "optimizer.betas is [0.9, 0.95, 0.99]; it must be two numbers"}},
-		{"optimizer: &a {name: adamw}\n\nlog: *a\n", []string{`train.yaml:3: unknown field "name"; did you mean "optimizer.name"? (through the alias *a)`}},
-		{"seed: 18446744073709551616\n", []string{"train.yaml:1: seed is 18446744073709551616; it must be between 0 and 18446744073709551615"}},
-		{"seed: 1.8446744073709551616e19\n", []string{"train.yaml:1: seed is 1.8446744073709551616e19; it must be between 0 and 18446744073709551615"}},
+		{"optimizer:\n  betas: [0.9, 0.95, 0.99]\n",
+			[]string{"train.yaml:2:", "optimizer.betas is [0.9, 0.95, 0.99]; it must be two numbers"}},
+		{"optimizer: &a {name: adamw}\n\nlog: *a\n",
+			[]string{`train.yaml:3: unknown field "name"; did you mean "optimizer.name"? (through the alias *a)`}},
+		{"seed: 18446744073709551616\n",
+			[]string{"train.yaml:1: seed is 18446744073709551616; it must be between 0 and 18446744073709551615"}},
+		{"seed: 1.8446744073709551616e19\n",
+			[]string{"train.yaml:1: seed is 1.8446744073709551616e19; it must be between 0 and 18446744073709551615"}},
 		{"steps: 010\n", []string{"train.yaml:1: steps: 010 begins with 0, which may mean an octal number; write 10"}},
 		{"steps: 0o10\n", []string{"steps: 0o10 is not written in decimal; write 8"}},
 		{"steps: 0x10\n", []string{"steps: 0x10 is not written in decimal; write 16"}},
 		{"steps: 1_0\n", []string{"steps: 1_0 has underscores; write 10"}},
-		{"model: mula-nano\n", []string{"train.yaml:1: model is \"mula-nano\"; it must be a mapping, such as model: {preset: mula-nano}"}},
+		{"model: mula-nano\n",
+			[]string{"train.yaml:1: model is \"mula-nano\"; it must be a mapping, such as model: {preset: mula-nano}"}},
 		{"preset: mula-nano\n", []string{`train.yaml:1: unknown field "preset"; did you mean "model.preset"?`}},
 		// Several problems are reported together.
-		{"batchsize: 4\nsteps: 010\noptimizer: {name: adam}\n\nprecision: fp16\nspikes: {window: x, sigma: 0}\n", []string{"train.yaml:1: unknown field",
-			"\ntrain.yaml:2: steps: 010", "\ntrain.yaml:3: optimizer.name is \"adam\"", "\ntrain.yaml:5: precision is", "\ntrain.yaml:6: spikes.sigma is 0", "\ntrain.yaml:6: spikes.window is \"x\""}},
+		{"batchsize: 4\nsteps: 010\noptimizer: {name: adam}\n\nprecision: fp16\nspikes: {window: x, sigma: 0}\n",
+			[]string{"train.yaml:1: unknown field",
+				"\ntrain.yaml:2: steps: 010", "\ntrain.yaml:3: optimizer.name is \"adam\"",
+				"\ntrain.yaml:5: precision is",
+				"\ntrain.yaml:6: spikes.sigma is 0", "\ntrain.yaml:6: spikes.window is \"x\""}},
 		{"optimizer: {clip: .nan}\n", []string{"train.yaml:1:", "optimizer.clip is .nan; it must be a finite number"}},
-		{"schedule: {learning_rate: .inf}\n", []string{"train.yaml:1:", "schedule.learning_rate is .inf; it must be a finite number"}},
-		{"schedule: {learning_rate: 1e-4, min_learning_rate: 1e-3}\n", []string{"schedule.min_learning_rate is 0.001", "0.0001"}},
+		{"schedule: {learning_rate: .inf}\n",
+			[]string{"train.yaml:1:", "schedule.learning_rate is .inf; it must be a finite number"}},
+		{"schedule: {learning_rate: 1e-4, min_learning_rate: 1e-3}\n", []string{"schedule.min_learning_rate is 0.001",
+			"0.0001"}},
 		{"schedule: {name: step}\n", []string{`schedule.name is "step"`, "cosine, linear, wsd, constant"}},
 		{"schedule:\n  learning_rate: 0\n", []string{"train.yaml:2:", "schedule.learning_rate is 0", "above 0"}},
-		{"schedule: {cooldown_steps: 5}\n", []string{"schedule.cooldown_steps is 5", "cosine has no such setting, only wsd"}},
+		{"schedule: {cooldown_steps: 5}\n", []string{"schedule.cooldown_steps is 5",
+			"cosine has no such setting, only wsd"}},
 		{"schedule: {name: wsd, cooldown_steps: 0}\n", []string{"schedule.cooldown_steps is 0", "between 1 and"}},
 		{"schedule: {name: wsd, cooldown: cosine}\n", []string{`schedule.cooldown is "cosine"`, "1-sqrt, linear"}},
-		{"schedule: {name: constant, min_learning_rate: 1e-5}\n", []string{"schedule.min_learning_rate is 1e-05", "constant has no such setting, only cosine, linear, wsd"}},
-		{"schedule: {name: constant, decay_steps: 5}\n", []string{"schedule.decay_steps is 5", "constant does not decay"}},
+		{"schedule: {name: constant, min_learning_rate: 1e-5}\n", []string{"schedule.min_learning_rate is 1e-05",
+			"constant has no such setting, only cosine, linear, wsd"}},
+		{"schedule: {name: constant, decay_steps: 5}\n", []string{"schedule.decay_steps is 5",
+			"constant does not decay"}},
 		{"schedule: {name: constant, warmup_from: min}\n", []string{`schedule.warmup_from is "min"`, "zero"}},
-		{"optimizer: {name: adam}\n", []string{`optimizer.name is "adam"`, "adamw, sophiag, muon, lamb, adopt, lion, schedule_free_adamw"}},
-		{"optimizer:\n  rho: 0.1\n", []string{"train.yaml:2:", "optimizer.rho is 0.1", "adamw has no such setting, only sophiag"}},
-		{"optimizer: {name: lion, eps: 1e-8}\n", []string{"optimizer.eps is 1e-08", "lion has no such setting, only adamw, adopt, lamb, muon, schedule_free_adamw"}},
-		{"optimizer: {name: lion, decay: torch}\n", []string{"optimizer.decay is torch", "lion has no such setting, only adamw"}},
+		{"optimizer: {name: adam}\n", []string{`optimizer.name is "adam"`,
+			"adamw, sophiag, muon, lamb, adopt, lion, schedule_free_adamw"}},
+		{"optimizer:\n  rho: 0.1\n", []string{"train.yaml:2:", "optimizer.rho is 0.1",
+			"adamw has no such setting, only sophiag"}},
+		{"optimizer: {name: lion, eps: 1e-8}\n", []string{"optimizer.eps is 1e-08",
+			"lion has no such setting, only adamw, adopt, lamb, muon, schedule_free_adamw"}},
+		{"optimizer: {name: lion, decay: torch}\n", []string{"optimizer.decay is torch",
+			"lion has no such setting, only adamw"}},
 		{"optimizer: {name: sophiag, rho: 0}\n", []string{"optimizer.rho is 0", "above 0"}},
 		{"optimizer: {name: sophiag, hessian_every: 0}\n", []string{"optimizer.hessian_every is 0"}},
 		{"optimizer: {name: muon, momentum: 2}\n", []string{"optimizer.momentum is 2", "between 0 and 1"}},
 		{"optimizer: {name: muon, ns_steps: 100}\n", []string{"optimizer.ns_steps is 100"}},
-		{"optimizer: {name: muon, adjust_lr_fn: none}\n", []string{`optimizer.adjust_lr_fn is "none"`, "match_rms_adamw, original"}},
+		{"optimizer: {name: muon, adjust_lr_fn: none}\n", []string{`optimizer.adjust_lr_fn is "none"`,
+			"match_rms_adamw, original"}},
 		{"optimizer: {name: schedule_free_adamw}\n", []string{`schedule.name is "cosine"`, "constant"}},
-		{"optimizer: {name: schedule_free_adamw, betas: [0, 0.9]}\nschedule: {name: constant}\n", []string{"optimizer.betas is [0, 0.9]", "above 0"}},
+		{"optimizer: {name: schedule_free_adamw, betas: [0, 0.9]}\nschedule: {name: constant}\n",
+			[]string{"optimizer.betas is [0, 0.9]", "above 0"}},
 		{"optimizer: {name: schedule_free_adamw, r: -1}\nschedule: {name: constant}\n", []string{"optimizer.r is -1"}},
 		{"batch_size: 8\nmicro_batch_size: 9\n", []string{"train.yaml:2:", "micro_batch_size is 9", "8"}},
 		{"precision: fp16\n", []string{"train.yaml:1:", `precision is "fp16"`, "fp32, bf16"}},
@@ -174,7 +195,8 @@ func TestLoadConfigPaths(t *testing.T) {
 }
 
 func FuzzParseConfig(f *testing.F) {
-	for _, seed := range []string{"", "steps: 5", "model: {preset: mula-nano, hidden_size: 8}", "a: &x 1\nb: *x", "optimizer: {clip: .nan}", "? [", "steps: 0x"} {
+	for _, seed := range []string{"", "steps: 5", "model: {preset: mula-nano, hidden_size: 8}", "a: &x 1\nb: *x",
+		"optimizer: {clip: .nan}", "? [", "steps: 0x"} {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {

@@ -18,8 +18,8 @@ import (
 	"mula/moe"
 )
 
-// docSection returns what docs/formats/config.md says about train.yaml: the text, and the rows, header first, of the tables whose first
-// column has the given name.
+// docSection returns what docs/formats/config.md says about train.yaml: the text, and the rows,
+// header first, of the tables whose first column has the given name.
 func docSection(t *testing.T, column string) (text string, rows [][]string) {
 	t.Helper()
 	page, err := os.ReadFile("../docs/formats/config.md")
@@ -82,7 +82,8 @@ func docFields(t *testing.T) map[string]docField {
 	return fields
 }
 
-// docValues are the fields of a configuration by their names in YAML; a pointer that is nil is a field without a value.
+// docValues are the fields of a configuration by their names in YAML; a pointer that is nil is a
+// field without a value.
 func docValues(v reflect.Value, prefix string, into map[string]reflect.Value) map[string]reflect.Value {
 	for i := range v.NumField() {
 		tag, options, _ := strings.Cut(v.Type().Field(i).Tag.Get("yaml"), ",")
@@ -104,7 +105,8 @@ func valuesOf(c Config) map[string]reflect.Value {
 	return docValues(reflect.ValueOf(c), "", map[string]reflect.Value{})
 }
 
-// The page has the fields of Config, with their types, and says rightly which may change when a run is resumed.
+// The page has the fields of Config, with their types, and says rightly which may change when a run
+// is resumed.
 func TestConfigDocFields(t *testing.T) {
 	fields, values := docFields(t), valuesOf(DefaultConfig())
 	if diff := cmp.Diff(sortedKeys(values), sortedKeys(fields)); diff != "" {
@@ -147,8 +149,9 @@ var (
 	docYAML   = regexp.MustCompile("(?s)```yaml\n(.*?)```")
 )
 
-// A default stands on the page as one `value` exactly if it is the same whatever the plan, the preset and the batch size, and is then that of
-// DefaultConfig. The others are described in words, and each number and `value` among these is one that resolve gives in some case.
+// A default stands on the page as one `value` exactly if it is the same whatever the plan, the
+// preset and the batch size, and is then that of DefaultConfig. The others are described in words,
+// and each number and `value` among these is one that resolve gives in some case.
 func TestConfigDocDefaults(t *testing.T) {
 	plan, err := blend.ReadPlan(makePlan(t, t.TempDir(), "plan.json", "samples: 2000000\n"))
 	if err != nil {
@@ -180,7 +183,8 @@ func TestConfigDocDefaults(t *testing.T) {
 							t.Fatal(err)
 						}
 						// Ours, not resolve's.
-						c.Model.Preset, c.BatchSize, c.Optimizer.Name, c.Schedule.Name = defaultPreset, DefaultConfig().BatchSize, AdamW, Cosine
+						c.Model.Preset, c.BatchSize, c.Optimizer.Name, c.Schedule.Name = defaultPreset,
+							DefaultConfig().BatchSize, AdamW, Cosine
 						for name, v := range valuesOf(c) {
 							varies[name] = varies[name] || !reflect.DeepEqual(defaults[name].Interface(), v.Interface())
 							if numbers, ok := v.Interface().([]float64); ok {
@@ -226,14 +230,16 @@ func TestConfigDocDefaults(t *testing.T) {
 			}
 		}
 		for _, word := range words {
-			if n, err := strconv.Atoi(word); err == nil && name == "model.vocab_size" && (vocabulary+n-1)/n*n == rounded {
+			if n, err := strconv.Atoi(word); err == nil && name == "model.vocab_size" &&
+				(vocabulary+n-1)/n*n == rounded {
 				continue // what it is rounded to
 			}
 			if x, err := strconv.ParseFloat(word, 64); err == nil {
 				word = fmt.Sprint(x)
 			}
 			if !slices.Contains(seen[name], word) {
-				t.Errorf("the default of %s is %q on the page, but never %s in the code: %v", name, f.byDefault, word, seen[name])
+				t.Errorf("the default of %s is %q on the page, but never %s in the code: %v", name, f.byDefault, word,
+					seen[name])
 			}
 		}
 	}
@@ -268,7 +274,8 @@ func TestConfigDocPresets(t *testing.T) {
 		}
 		for name, v := range values {
 			if j, ok := column[name]; !ok && !v.Equal(first[name]) {
-				t.Errorf("%s of %s is %v, of %s %v, and the table has no such column", name, preset, v, names[0], first[name])
+				t.Errorf("%s of %s is %v, of %s %v, and the table has no such column", name, preset, v, names[0],
+					first[name])
 			} else if ok && rows[i+1][j] != fmt.Sprint(v) {
 				t.Errorf("%s of %s is %s on the page, %v in the code", name, preset, rows[i+1][j], v)
 			}
@@ -292,7 +299,8 @@ func TestConfigDocExample(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c.Model.Preset != "mula-tiny" || c.Model.InitCutoff != 3 || c.Steps != 20000 || *c.Schedule.MinLearningRate != 1e-4 || *c.Optimizer.Epsilon != 1e-8 {
+	if c.Model.Preset != "mula-tiny" || c.Model.InitCutoff != 3 || c.Steps != 20000 ||
+		*c.Schedule.MinLearningRate != 1e-4 || *c.Optimizer.Epsilon != 1e-8 {
 		t.Errorf("%+v", c)
 	}
 	var given map[string]any

@@ -23,14 +23,16 @@ import (
 const tokenizerConfigFile = "tokenizer_config.json"
 
 // companions are the files of a Hugging Face directory that belong to a model and hold no weights.
-var companions = []string{tokenizerFile, tokenizerConfigFile, "special_tokens_map.json", "chat_template.jinja", generationFile}
+var companions = []string{tokenizerFile, tokenizerConfigFile, "special_tokens_map.json", "chat_template.jinja",
+	generationFile}
 
 // maxCompanion bounds such a file; the largest, a tokenizer.json, has some tens of megabytes.
 const maxCompanion = 1 << 30
 
 // ConvertOptions are the options of [ModelDir.Convert].
 type ConvertOptions struct {
-	DType     safetensors.DType       // element type of the weights; empty: as they are stored, F32 if they have several
+	// element type of the weights; empty: as they are stored, F32 if they have several
+	DType     safetensors.DType
 	ShardSize int64                   // bytes of weights in a file at most, several tensors permitting; 0: one file
 	Progress  func(done, total int64) // called after every piece, in weights; may be nil
 }
@@ -40,17 +42,20 @@ type Inspection struct {
 	Config           moe.Config          `json:"-"`
 	Parameters       int64               `json:"parameters"`
 	ActiveParameters int64               `json:"active_parameters"`
-	DTypes           []safetensors.DType `json:"dtypes"`           // element types of the weights, as stored
-	Fused            bool                `json:"fused_experts"`    // the experts of a layer are one tensor
-	Weights          string              `json:"weights_sha256"`   // of the weights as float32; see [WeightsHash]
-	Tokenizer        string              `json:"tokenizer_sha256"` // of the tokenizer.json beside the model; "" without one
-	Tokens           int                 `json:"tokenizer_ids"`    // of that tokenizer; 0 without one that mula reads
-	Notes            []string            `json:"notes,omitempty"`  // what is unusual, but no error
-	TrainModel       string              `json:"train_model"`      // what model must be in a train.yaml for this model, as YAML
+	DTypes           []safetensors.DType `json:"dtypes"`         // element types of the weights, as stored
+	Fused            bool                `json:"fused_experts"`  // the experts of a layer are one tensor
+	Weights          string              `json:"weights_sha256"` // of the weights as float32; see [WeightsHash]
+	// of the tokenizer.json beside the model; "" without one
+	Tokenizer string   `json:"tokenizer_sha256"`
+	Tokens    int      `json:"tokenizer_ids"`   // of that tokenizer; 0 without one that mula reads
+	Notes     []string `json:"notes,omitempty"` // what is unusual, but no error
+	// what model must be in a train.yaml for this model, as YAML
+	TrainModel string `json:"train_model"`
 }
 
-// Inspect reads all of a model and checks it: every tensor is there with its shape and nothing else is, every weight is finite, and no id of
-// the tokenizer is beyond the vocabulary. progress may be nil.
+// Inspect reads all of a model and checks it: every tensor is there with its shape and nothing else
+// is, every weight is finite, and no id of the tokenizer is beyond the vocabulary. progress may be
+// nil.
 func (m ModelDir) Inspect(ctx context.Context, progress func(done, total int64)) (Inspection, error) {
 	stored, err := moe.OpenStored(m.Dir)
 	if err != nil {
@@ -69,7 +74,8 @@ func (m ModelDir) Inspect(ctx context.Context, progress func(done, total int64))
 	return i, nil
 }
 
-// weightsOfFormat1 is what format 1 of checkpoints had for the model's [WeightsHash]: the SHA-256 over all weights, one after the other.
+// weightsOfFormat1 is what format 1 of checkpoints had for the model's [WeightsHash]: the SHA-256
+// over all weights, one after the other.
 func (m ModelDir) weightsOfFormat1(ctx context.Context) (string, error) {
 	stored, err := moe.OpenStored(m.Dir)
 	if err != nil {
@@ -84,10 +90,11 @@ func (m ModelDir) weightsOfFormat1(ctx context.Context) (string, error) {
 	return hex.EncodeToString(hash.Sum(nil)), err
 }
 
-// Convert writes the model into a new directory output in the form that transformers 4 and 5 load: experts one by one, weights in files of
-// the size asked for, config.json, and with them tokenizer and generation config: those beside the model, or else made for it. The model is
-// checked as by [ModelDir.Inspect]. It is read and written in pieces and never in memory as a whole. output must not exist; it appears as a
-// whole or not at all.
+// Convert writes the model into a new directory output in the form that transformers 4 and 5 load:
+// experts one by one, weights in files of the size asked for, config.json, and with them tokenizer
+// and generation config: those beside the model, or else made for it. The model is checked as by
+// [ModelDir.Inspect]. It is read and written in pieces and never in memory as a whole. output must
+// not exist; it appears as a whole or not at all.
 func (m ModelDir) Convert(ctx context.Context, output string, o ConvertOptions) (Inspection, error) {
 	stored, err := moe.OpenStored(m.Dir)
 	if err != nil {
@@ -106,7 +113,8 @@ func (m ModelDir) Convert(ctx context.Context, output string, o ConvertOptions) 
 	}
 	check := newWeightsCheck(m.Dir, result.Config, o.Progress)
 	err = newDirectory(output, func(dir string) error {
-		if err := stored.Save(ctx, dir, moe.SaveOptions{DType: o.DType, ShardSize: o.ShardSize}, check.add); err != nil {
+		if err := stored.Save(ctx, dir, moe.SaveOptions{DType: o.DType, ShardSize: o.ShardSize},
+			check.add); err != nil {
 			return err
 		}
 		return m.writeCompanions(dir, result.Config, tokenizer)
@@ -118,8 +126,9 @@ func (m ModelDir) Convert(ctx context.Context, output string, o ConvertOptions) 
 	return result, nil
 }
 
-// newDirectory makes a directory that appears as a whole, with the files that write puts into the directory it is given. It is an error if
-// something has the name already, or another process is doing the same. What a killed process has left of that name is removed.
+// newDirectory makes a directory that appears as a whole, with the files that write puts into the
+// directory it is given. It is an error if something has the name already, or another process is
+// doing the same. What a killed process has left of that name is removed.
 func newDirectory(path string, write func(dir string) error) error {
 	if err := nothingAt(path); err != nil {
 		return err
@@ -133,14 +142,16 @@ func newDirectory(path string, write func(dir string) error) error {
 	switch {
 	case errors.Is(err, locks.ErrHeld):
 		return fmt.Errorf("another process is writing it, to %s; wait for it, or name another directory", temp)
-	case errors.Is(err, errors.ErrUnsupported): // the temporary directory itself keeps others away, and must be removed by hand
+	case errors.Is(err, errors.ErrUnsupported):
+		// the temporary directory itself keeps others away, and must be removed by hand
 		release = func() {}
 	case err != nil:
 		return err
 	}
 	defer release()
 	if err == nil {
-		if err := errors.Join(nothingAt(path), os.RemoveAll(temp)); err != nil { // nothing: another process may have made it since
+		if err := errors.Join(nothingAt(path), os.RemoveAll(temp)); err != nil {
+			// nothing: another process may have made it since
 			return err
 		}
 	}
@@ -148,7 +159,8 @@ func newDirectory(path string, write func(dir string) error) error {
 		return err
 	}
 	if err := os.Mkdir(temp, 0o755); errors.Is(err, fs.ErrExist) {
-		return fmt.Errorf("%s is there: another process is writing it, or was killed while it did; remove it in that case", temp)
+		return fmt.Errorf("%s is there: another process is writing it, or was killed while it did; remove it in "+
+			"that case", temp)
 	} else if err != nil {
 		return err
 	}
@@ -175,8 +187,10 @@ func nothingAt(path string) error {
 	return nil
 }
 
-// lockName locks a file for this process, which it makes if need be, and returns what removes it again. The lock goes with the process, however it
-// ends; the file stays then, and locks nobody out. It is [locks.ErrHeld] if another process has it, and [errors.ErrUnsupported] where files cannot be locked.
+// lockName locks a file for this process, which it makes if need be, and returns what removes it
+// again. The lock goes with the process, however it ends; the file stays then, and locks nobody
+// out. It is [locks.ErrHeld] if another process has it, and [errors.ErrUnsupported] where files
+// cannot be locked.
 func lockName(path string) (release func(), err error) {
 	for {
 		if err := fault(atomicfile.OpCreate, path); err != nil {
@@ -201,14 +215,17 @@ func lockName(path string) (release func(), err error) {
 	}
 }
 
-// inspect is the part of an inspection that does not read the weights. The tokenizer is nil if there is none that this program reads.
+// inspect is the part of an inspection that does not read the weights. The tokenizer is nil if
+// there is none that this program reads.
 func (m ModelDir) inspect(stored *moe.Stored) (*tokenize.Tokenizer, Inspection, error) {
 	c := stored.Config()
-	i := Inspection{Config: c, Parameters: c.TotalParameters(), ActiveParameters: c.ActiveParameters(), DTypes: stored.Types(), Fused: stored.Fused(),
+	i := Inspection{Config: c, Parameters: c.TotalParameters(), ActiveParameters: c.ActiveParameters(),
+		DTypes: stored.Types(), Fused: stored.Fused(),
 		TrainModel: modelYAML(c)}
 	path := m.TokenizerFile()
 	if path == "" {
-		i.Notes = append(i.Notes, "there is no tokenizer.json beside the model, so AutoTokenizer and mula generate have none: put the one of its shards into "+filepath.ToSlash(m.Dir)+", and do this again")
+		i.Notes = append(i.Notes,
+			"there is no tokenizer.json beside the model, so AutoTokenizer and mula generate have none: put the one of its shards into "+filepath.ToSlash(m.Dir)+", and do this again")
 		return nil, i, nil
 	}
 	text, err := readCompanion(path)
@@ -218,7 +235,8 @@ func (m ModelDir) inspect(stored *moe.Stored) (*tokenize.Tokenizer, Inspection, 
 	sum := sha256.Sum256(text)
 	i.Tokenizer = hex.EncodeToString(sum[:])
 	if m.Checkpoint != nil && m.Checkpoint.State.Tokenizer != "" && m.Checkpoint.State.Tokenizer != i.Tokenizer {
-		return nil, i, fmt.Errorf("%s has SHA-256 %.16s…, and the model was trained on ids of the tokenizer with %.16s…; remove it, or put that one in its place",
+		return nil, i, fmt.Errorf("%s has SHA-256 %.16s…, and the model was trained on ids of the tokenizer with "+
+			"%.16s…; remove it, or put that one in its place",
 			path, i.Tokenizer, m.Checkpoint.State.Tokenizer)
 	}
 	t, err := tokenize.ParseWith(text, path, tokenize.LoadOptions{IgnoreTruncationAndPadding: true})
@@ -227,7 +245,8 @@ func (m ModelDir) inspect(stored *moe.Stored) (*tokenize.Tokenizer, Inspection, 
 		return nil, i, nil
 	}
 	if i.Tokens = t.VocabSize(); i.Tokens > i.Config.VocabSize {
-		return nil, i, fmt.Errorf("%s has %d ids, and the model a vocabulary of %d: they do not belong together", path, i.Tokens, i.Config.VocabSize)
+		return nil, i, fmt.Errorf("%s has %d ids, and the model a vocabulary of %d: they do not belong together", path,
+			i.Tokens, i.Config.VocabSize)
 	}
 	return t, i, nil
 }
@@ -243,7 +262,8 @@ func readCompanion(path string) ([]byte, error) {
 	return os.ReadFile(path)
 }
 
-// writeCompanions copies the files beside a model, and makes those that transformers needs and that are not there.
+// writeCompanions copies the files beside a model, and makes those that transformers needs and that
+// are not there.
 func (m ModelDir) writeCompanions(dir string, c moe.Config, t *tokenize.Tokenizer) error {
 	there := map[string]bool{}
 	for _, name := range companions {
@@ -274,12 +294,15 @@ func (m ModelDir) writeCompanions(dir string, c moe.Config, t *tokenize.Tokenize
 	return nil
 }
 
-// writeTokenizerConfig writes the file that tells AutoTokenizer to take tokenizer.json as it is, and which of its tokens are the model's.
+// writeTokenizerConfig writes the file that tells AutoTokenizer to take tokenizer.json as it is,
+// and which of its tokens are the model's.
 func writeTokenizerConfig(path string, c moe.Config, t *tokenize.Tokenizer) error {
 	fields := map[string]any{
-		"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": false, "model_max_length": c.MaxPositions,
+		"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": false,
+		"model_max_length": c.MaxPositions,
 	}
-	for name, id := range map[string]int{"bos_token": c.BOSTokenID, "eos_token": c.EOSTokenID, "pad_token": c.PadTokenID} {
+	for name, id := range map[string]int{"bos_token": c.BOSTokenID, "eos_token": c.EOSTokenID,
+		"pad_token": c.PadTokenID} {
 		if id == moe.NoToken {
 			continue
 		}
@@ -313,7 +336,8 @@ type weightsCheck struct {
 }
 
 func newWeightsCheck(dir string, c moe.Config, progress func(done, total int64)) *weightsCheck {
-	return &weightsCheck{dir: dir, tensors: c.Tensors(), total: c.TotalParameters(), progress: progress, weights: newWeightsHasher(), hash: sha256.New()}
+	return &weightsCheck{dir: dir, tensors: c.Tensors(), total: c.TotalParameters(), progress: progress,
+		weights: newWeightsHasher(), hash: sha256.New()}
 }
 
 func (w *weightsCheck) add(tensor string, piece []float32) error {
@@ -334,11 +358,13 @@ func (w *weightsCheck) add(tensor string, piece []float32) error {
 	return nil
 }
 
-// checkFinite is an error if a weight is not finite. The weights are those of the tensor, of the model in dir, from element first on.
+// checkFinite is an error if a weight is not finite. The weights are those of the tensor, of the
+// model in dir, from element first on.
 func checkFinite(dir, tensor string, first int64, weights []float32) error {
 	for i, v := range weights {
 		if v-v != 0 {
-			return fmt.Errorf("%s: %w: element %d of %s is %v; the weights are damaged, or training diverged", dir, ErrNotFinite, first+int64(i), tensor, v)
+			return fmt.Errorf("%s: %w: element %d of %s is %v; the weights are damaged, or training diverged", dir,
+				ErrNotFinite, first+int64(i), tensor, v)
 		}
 	}
 	return nil

@@ -26,8 +26,10 @@ import (
 // smallTokenizer is a tokenizer that mula reads: an end of text, padding, and bytes.
 func smallTokenizer(t testing.TB) string {
 	t.Helper()
-	text, err := tokenize.Train(context.Background(), func(yield func(documents.Document, error) bool) { yield(documents.Document{Text: []byte("a b")}, nil) },
-		tokenize.TrainOptions{VocabSize: 258, SpecialTokens: []string{"<|endoftext|>", "<|padding|>"}, Pattern: tokenize.GPT2, Workers: 1})
+	text, err := tokenize.Train(context.Background(),
+		func(yield func(documents.Document, error) bool) { yield(documents.Document{Text: []byte("a b")}, nil) },
+		tokenize.TrainOptions{VocabSize: 258, SpecialTokens: []string{"<|endoftext|>", "<|padding|>"},
+			Pattern: tokenize.GPT2, Workers: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -47,7 +49,8 @@ func namesIn(t testing.TB, dir string) []string {
 	return names
 }
 
-// huggingFace writes a model as one from elsewhere: mula-nano with drawn weights and the given files beside it.
+// huggingFace writes a model as one from elsewhere: mula-nano with drawn weights and the given
+// files beside it.
 func huggingFace(t testing.TB, change func(*moe.Config), files map[string]string) (string, *moe.Model) {
 	t.Helper()
 	c, err := moe.Preset("mula-nano")
@@ -75,24 +78,28 @@ func huggingFace(t testing.TB, change func(*moe.Config), files map[string]string
 	return dir, m
 }
 
-// A converted model has the weights, rounded to the type asked for, and everything that transformers looks for beside them.
+// A converted model has the weights, rounded to the type asked for, and everything that
+// transformers looks for beside them.
 func TestConvert(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
 	dir, m := huggingFace(t, nil, map[string]string{"tokenizer.json": smallTokenizer(t), "README.md": "not copied"})
 	output := filepath.Join(t.TempDir(), "new", "model")
 	var done, total int64
-	found, err := ModelDir{Dir: dir}.Convert(ctx, output, ConvertOptions{DType: safetensors.BF16, Progress: func(d, n int64) { done, total = d, n }})
+	found, err := ModelDir{Dir: dir}.Convert(ctx, output, ConvertOptions{DType: safetensors.BF16,
+		Progress: func(d, n int64) { done, total = d, n }})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if n := m.Config().TotalParameters(); done != n || total != n || found.Parameters != n {
 		t.Errorf("progress %d of %d, %d parameters, want %d", done, total, found.Parameters, n)
 	}
-	if found.Weights != WeightsHash(m.Parameters()) || found.Tokens != 258 || found.Notes != nil || found.Fused || !slices.Equal(found.DTypes, []safetensors.DType{safetensors.F32}) {
+	if found.Weights != WeightsHash(m.Parameters()) || found.Tokens != 258 || found.Notes != nil || found.Fused ||
+		!slices.Equal(found.DTypes, []safetensors.DType{safetensors.F32}) {
 		t.Errorf("found %+v", found)
 	}
-	if want := []string{"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}; !slices.Equal(namesIn(t, output), want) {
+	if want := []string{"config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
+		"tokenizer_config.json"}; !slices.Equal(namesIn(t, output), want) {
 		t.Errorf("files %v, want %v", namesIn(t, output), want)
 	}
 	if names := namesIn(t, filepath.Dir(output)); !slices.Equal(names, []string{"model"}) {
@@ -102,7 +109,8 @@ func TestConvert(t *testing.T) {
 	if err := readJSON(filepath.Join(output, tokenizerConfigFile), &tokens); err != nil {
 		t.Fatal(err)
 	}
-	if want := map[string]any{"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": false, "model_max_length": 4096.0, "eos_token": "<|endoftext|>"}; !maps.Equal(tokens, want) {
+	if want := map[string]any{"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": false,
+		"model_max_length": 4096.0, "eos_token": "<|endoftext|>"}; !maps.Equal(tokens, want) {
 		t.Errorf("tokenizer_config.json %v, want %v", tokens, want)
 	}
 	back, err := moe.Open(output, device(t, 1))
@@ -111,13 +119,15 @@ func TestConvert(t *testing.T) {
 	}
 	for i, p := range back.Parameters() {
 		for j, v := range m.Parameters()[i].Weight {
-			if math.Abs(float64(p.Weight[j]-v)) > math.Abs(float64(v))/256 || math.Float32bits(p.Weight[j])&0xffff != 0 {
+			if math.Abs(float64(p.Weight[j]-v)) > math.Abs(float64(v))/256 ||
+				math.Float32bits(p.Weight[j])&0xffff != 0 {
 				t.Fatalf("%s[%d] is %v, was %v", p.Name, j, p.Weight[j], v)
 			}
 		}
 	}
 
-	// Files that are there already are kept as they are, and a type that is not asked for is that of the weights.
+	// Files that are there already are kept as they are, and a type that is not asked for is that
+	// of the weights.
 	const own = `{"tokenizer_class": "GPTNeoXTokenizerFast"}`
 	if err := os.WriteFile(filepath.Join(output, tokenizerConfigFile), []byte(own), 0o644); err != nil {
 		t.Fatal(err)
@@ -131,7 +141,8 @@ func TestConvert(t *testing.T) {
 		t.Errorf("tokenizer_config.json %s, %v", text, err)
 	}
 	inspected, err := ModelDir{Dir: again}.Inspect(ctx, nil)
-	if err != nil || inspected.Weights != found.Weights || !slices.Equal(inspected.DTypes, []safetensors.DType{safetensors.BF16}) {
+	if err != nil || inspected.Weights != found.Weights ||
+		!slices.Equal(inspected.DTypes, []safetensors.DType{safetensors.BF16}) {
 		t.Errorf("%+v, %v", inspected, err)
 	}
 	if want := `{preset: mula-nano, eos_token_id: 0}`; inspected.TrainModel != want {
@@ -147,10 +158,12 @@ func TestConvert(t *testing.T) {
 		t.Fatalf("%+v, %v, %v", from, refused, err)
 	}
 	exported := filepath.Join(t.TempDir(), "exported")
-	if found, err = from.Convert(ctx, exported, ConvertOptions{}); err != nil || found.Weights != result.Weights || len(found.Notes) != 1 {
+	if found, err = from.Convert(ctx, exported, ConvertOptions{}); err != nil || found.Weights != result.Weights ||
+		len(found.Notes) != 1 {
 		t.Errorf("%+v, %v; the run has weights %s", found, err, result.Weights)
 	}
-	if want := []string{"config.json", "generation_config.json", "model.safetensors"}; !slices.Equal(namesIn(t, exported), want) {
+	if want := []string{"config.json", "generation_config.json", "model.safetensors"}; !slices.Equal(namesIn(t,
+		exported), want) {
 		t.Errorf("files %v, want %v", namesIn(t, exported), want)
 	}
 }
@@ -159,7 +172,8 @@ func TestConvert(t *testing.T) {
 func TestConvertRefuses(t *testing.T) {
 	ctx := context.Background()
 	good, _ := huggingFace(t, nil, nil)
-	few, _ := huggingFace(t, func(c *moe.Config) { c.VocabSize = 200 }, map[string]string{"tokenizer.json": smallTokenizer(t)})
+	few, _ := huggingFace(t, func(c *moe.Config) { c.VocabSize = 200 },
+		map[string]string{"tokenizer.json": smallTokenizer(t)})
 	strange, _ := huggingFace(t, nil, map[string]string{"tokenizer.json": tokenizerJSON})
 	diverged, m := huggingFace(t, nil, nil)
 	weight := m.Parameters()[3]
@@ -199,20 +213,24 @@ func TestConvertRefuses(t *testing.T) {
 	if after := namesIn(t, parent); !slices.Equal(before, after) {
 		t.Errorf("left behind: %v, before: %v", after, before)
 	}
-	if found, err := (ModelDir{Dir: strange}).Inspect(ctx, nil); err != nil || len(found.Notes) != 1 || !strings.Contains(found.Notes[0], "mula does not read this tokenizer") {
+	if found, err := (ModelDir{Dir: strange}).Inspect(ctx, nil); err != nil || len(found.Notes) != 1 ||
+		!strings.Contains(found.Notes[0], "mula does not read this tokenizer") {
 		t.Errorf("a tokenizer that is not read: %+v, %v", found, err)
 	}
 	cancelled, cancel := context.WithCancel(ctx)
 	cancel()
-	if _, err := (ModelDir{Dir: good}).Convert(cancelled, filepath.Join(parent, "new"), ConvertOptions{}); !errors.Is(err, context.Canceled) {
+	if _, err := (ModelDir{Dir: good}).Convert(cancelled, filepath.Join(parent, "new"),
+		ConvertOptions{}); !errors.Is(err, context.Canceled) {
 		t.Errorf("after cancelling: %v", err)
 	}
-	if _, _, err := FindModel(ctx, parent); !errors.Is(err, ErrNoCheckpoint) || !strings.Contains(err.Error(), "there is no config.json") {
+	if _, _, err := FindModel(ctx, parent); !errors.Is(err, ErrNoCheckpoint) ||
+		!strings.Contains(err.Error(), "there is no config.json") {
 		t.Errorf("no model: %v", err)
 	}
 }
 
-// Whichever file operation fails, the output is not there, nothing else is left, and the next attempt succeeds.
+// Whichever file operation fails, the output is not there, nothing else is left, and the next
+// attempt succeeds.
 func TestConvertFaults(t *testing.T) {
 	defer func() { atomicfile.Fault = nil }()
 	dir, _ := huggingFace(t, nil, map[string]string{"tokenizer.json": smallTokenizer(t)})
@@ -252,8 +270,9 @@ func TestConvertFaults(t *testing.T) {
 	}
 }
 
-// convertEnv, when set, makes the test binary a process that converts a model, and that is killed before the operation of the given number on files; or, if
-// that is 0, reads a byte from its input before each. Its value is the number, the model and the output, a line each.
+// convertEnv, when set, makes the test binary a process that converts a model, and that is killed
+// before the operation of the given number on files; or, if that is 0, reads a byte from its input
+// before each. Its value is the number, the model and the output, a line each.
 const convertEnv = "MULA_TRAIN_CONVERT_CHILD"
 
 func convertChild() int {
@@ -282,7 +301,8 @@ func convertChild() int {
 	return 0
 }
 
-// A process that is killed at any operation on files leaves no model, or a whole one; the next one that writes to that name succeeds, and leaves nothing else.
+// A process that is killed at any operation on files leaves no model, or a whole one; the next one
+// that writes to that name succeeds, and leaves nothing else.
 func TestConvertKilled(t *testing.T) {
 	t.Parallel()
 	executable, err := os.Executable()
@@ -311,7 +331,8 @@ func TestConvertKilled(t *testing.T) {
 			t.Fatalf("operation %d: %v: %s", k, err, text)
 		}
 		if _, err := os.Stat(output); err == nil {
-			if found, err := (ModelDir{Dir: output}).Inspect(t.Context(), nil); err != nil || found.Weights != whole.Weights {
+			if found, err := (ModelDir{Dir: output}).Inspect(t.Context(), nil); err != nil ||
+				found.Weights != whole.Weights {
 				t.Errorf("killed before %s: left %+v, %v", text, found, err)
 			}
 			if err := os.RemoveAll(output); err != nil {
@@ -364,7 +385,8 @@ func TestConvertTwice(t *testing.T) {
 			t.Fatal("the process writes nothing")
 		}
 	}
-	if _, err := (ModelDir{Dir: dir}).Convert(t.Context(), output, ConvertOptions{}); err == nil || !strings.Contains(err.Error(), "another process is writing it") {
+	if _, err := (ModelDir{Dir: dir}).Convert(t.Context(), output, ConvertOptions{}); err == nil ||
+		!strings.Contains(err.Error(), "another process is writing it") {
 		t.Errorf("beside another process: %v", err)
 	}
 	if _, err := in.Write(make([]byte, 1000)); err != nil {
@@ -381,7 +403,8 @@ func TestConvertTwice(t *testing.T) {
 	}
 }
 
-// A run that begins with given weights has them at step 0, goes on like any other, and needs their directory no more.
+// A run that begins with given weights has them at step 0, goes on like any other, and needs their
+// directory no more.
 func TestInitializeFrom(t *testing.T) {
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
@@ -390,7 +413,8 @@ func TestInitializeFrom(t *testing.T) {
 
 	// An update this small leaves every weight as it is.
 	still := "steps: 1\nschedule: {learning_rate: 1.0e-35, warmup_steps: 0}\noptimizer: {weight_decay: 0}\n"
-	for from, want := range map[string]string{filepath.Dir(filepath.Dir(first.Checkpoint)): first.Weights, first.Checkpoint: first.Weights, hf: WeightsHash(m.Parameters())} {
+	for from, want := range map[string]string{filepath.Dir(filepath.Dir(first.Checkpoint)): first.Weights,
+		first.Checkpoint: first.Weights, hf: WeightsHash(m.Parameters())} {
 		c := testConfig(t, plan, still)
 		c.InitializeFrom = from
 		result := mustRun(t, c, Options{})
@@ -418,7 +442,8 @@ func TestInitializeFrom(t *testing.T) {
 	}
 }
 
-// Every mismatch between the model that a run begins with and the run is named before anything is trained.
+// Every mismatch between the model that a run begins with and the run is named before anything is
+// trained.
 func TestInitializeFromRefuses(t *testing.T) {
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
@@ -454,14 +479,17 @@ func TestInitializeFromRefuses(t *testing.T) {
 		{filepath.Join(checkpoint, modelFile), []string{modelFile + " is a file: name the folder"}},
 		{diverged, []string{diverged, "not finite: element 5 of " + m.Parameters()[3].Name + " is NaN"}},
 		{t.TempDir(), []string{"there is no config.json"}},
-		{other, []string{other, "model.vocab_size is 640 there and 512 here", "model.num_hidden_layers is 1 there and 2 here", "model.rope_theta is 500 there and 10000 here"}},
-		{tokenizer, []string{tokenizer, "its tokenizer has SHA-256", "tokenize the documents with the model's tokenizer.json", "put the plan's tokenizer.json in its place"}},
+		{other, []string{other, "model.vocab_size is 640 there and 512 here",
+			"model.num_hidden_layers is 1 there and 2 here", "model.rope_theta is 500 there and 10000 here"}},
+		{tokenizer, []string{tokenizer, "its tokenizer has SHA-256",
+			"tokenize the documents with the model's tokenizer.json", "put the plan's tokenizer.json in its place"}},
 		{damaged, []string{damaged, "damaged", modelFile}},
 		{missing, []string{safetensors.ShardName(1, len(namesIn(t, missing))-1)}},
 	} {
 		c := testConfig(t, plan, "")
 		c.InitializeFrom = test.from
-		_, err := Run(context.Background(), c, Options{Progress: func(Progress) { t.Errorf("%s: a step was made", test.from) }})
+		_, err := Run(context.Background(), c,
+			Options{Progress: func(Progress) { t.Errorf("%s: a step was made", test.from) }})
 		for _, want := range append(test.want, "initialize_from: ") {
 			if err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("%s: error %v, want %q", test.from, err, want)

@@ -36,14 +36,15 @@ func childMain() int {
 // crashConfig is a run of a few milliseconds.
 const crashConfig = "model: {preset: mula-nano, num_hidden_layers: 1, hidden_size: 16, intermediate_size: 8, num_experts: 2, num_experts_per_tok: 1}\n"
 
-// A process that is killed at any moment, again and again, leaves a run directory from which the run goes on as if nothing had happened: one rank, and
-// four that write their checkpoints together.
+// A process that is killed at any moment, again and again, leaves a run directory from which the
+// run goes on as if nothing had happened: one rank, and four that write their checkpoints together.
 func TestKill(t *testing.T) {
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	for name, layout := range map[string]string{"one rank": "", "four ranks": "layout: {dp: 2, ep: 2}\n"} {
 		t.Run(name, func(t *testing.T) {
-			killAndResume(t, plan, crashConfig+"checkpoint: {every: 2, keep: 2}\nevaluate: {every: 3, samples: 2}\n"+layout)
+			killAndResume(t, plan,
+				crashConfig+"checkpoint: {every: 2, keep: 2}\nevaluate: {every: 3, samples: 2}\n"+layout)
 		})
 	}
 }
@@ -82,7 +83,8 @@ func killAndResume(t *testing.T, plan, config string) {
 			if err := child.Start(); err != nil {
 				t.Fatal(err)
 			}
-			// A busy machine can be much slower now than when whole was measured, so children get more time the more of them died.
+			// A busy machine can be much slower now than when whole was measured, so children get
+			// more time the more of them died.
 			wait := time.Duration(rand.Int64N(int64(whole) * int64(5+try) / 5))
 			timer := time.AfterFunc(wait, func() { child.Process.Kill() })
 			err := child.Wait()
@@ -96,7 +98,8 @@ func killAndResume(t *testing.T, plan, config string) {
 			kills++
 			if names, _ := listCheckpoints(filepath.Join(c.Output, checkpointsDir)); len(names) > 0 {
 				for _, name := range names {
-					if _, err := verifyCheckpoint(context.Background(), nil, filepath.Join(c.Output, checkpointsDir, name)); err != nil {
+					if _, err := verifyCheckpoint(context.Background(), nil, filepath.Join(c.Output, checkpointsDir,
+						name)); err != nil {
 						t.Fatalf("run %d: killed after %v, left a checkpoint that is not whole: %v", run, wait, err)
 					}
 				}
@@ -110,11 +113,13 @@ func killAndResume(t *testing.T, plan, config string) {
 	t.Logf("%d kills", kills)
 }
 
-// Whichever file operation fails, with the disk full from then on, the run ends with an error that says so, the checkpoints that are there
-// are whole, and nothing half-written stays; started again, the run goes on to the end of one that nothing happened to.
+// Whichever file operation fails, with the disk full from then on, the run ends with an error that
+// says so, the checkpoints that are there are whole, and nothing half-written stays; started again,
+// the run goes on to the end of one that nothing happened to.
 func TestEveryFault(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
-	unbroken := testConfig(t, plan, crashConfig+"checkpoint: {every: 1, keep: 1}\nevaluate: {every: 1, samples: 1}\nsteps: 2\n")
+	unbroken := testConfig(t, plan,
+		crashConfig+"checkpoint: {every: 1, keep: 1}\nevaluate: {every: 1, samples: 1}\nsteps: 2\n")
 	type operation struct {
 		op   atomicfile.Op
 		path string // in the run directory
@@ -130,7 +135,8 @@ func TestEveryFault(t *testing.T) {
 	mustRun(t, unbroken, Options{})
 	failed := map[atomicfile.Op]int{}
 	for k, o := range operations {
-		// Of many writes to one file in a row the last is enough, and of two checkpoints the second, which has something to lose.
+		// Of many writes to one file in a row the last is enough, and of two checkpoints the
+		// second, which has something to lose.
 		if k < len(operations)-1 && operations[k+1] == o || strings.Contains(o.path, checkpointName(1)) {
 			continue
 		}
@@ -157,11 +163,13 @@ func TestEveryFault(t *testing.T) {
 			t.Fatal(lerr)
 		}
 		for _, name := range names {
-			if _, err := verifyCheckpoint(context.Background(), nil, filepath.Join(c.Output, checkpointsDir, name)); err != nil {
+			if _, err := verifyCheckpoint(context.Background(), nil, filepath.Join(c.Output, checkpointsDir,
+				name)); err != nil {
 				t.Fatalf("%s: %v", what, err)
 			}
 		}
-		if strings.Contains(o.path, checkpointName(2)) && (len(names) == 0 || !strings.Contains(err.Error(), "newest complete checkpoint is "+checkpointName(1))) {
+		if strings.Contains(o.path, checkpointName(2)) && (len(names) == 0 ||
+			!strings.Contains(err.Error(), "newest complete checkpoint is "+checkpointName(1))) {
 			t.Errorf("%s: error %q with checkpoints %v", what, err, names)
 		}
 		if left, _ := filepath.Glob(filepath.Join(c.Output, checkpointsDir, ".*")); len(left) > 0 {
@@ -173,7 +181,8 @@ func TestEveryFault(t *testing.T) {
 			return
 		}
 	}
-	for op, least := range map[atomicfile.Op]int{atomicfile.OpCreate: 8, atomicfile.OpWrite: 8, atomicfile.OpSync: 8, atomicfile.OpRename: 8, atomicfile.OpSyncDir: 6} {
+	for op, least := range map[atomicfile.Op]int{atomicfile.OpCreate: 8, atomicfile.OpWrite: 8, atomicfile.OpSync: 8,
+		atomicfile.OpRename: 8, atomicfile.OpSyncDir: 6} {
 		if failed[op] < least {
 			t.Errorf("%s failed %d times only", op, failed[op])
 		}
@@ -181,9 +190,11 @@ func TestEveryFault(t *testing.T) {
 	t.Logf("%d operations; failed %v", len(operations), failed)
 }
 
-// Before the first checkpoint appears, its records are on disk: their bytes, and their names in the run directory.
+// Before the first checkpoint appears, its records are on disk: their bytes, and their names in the
+// run directory.
 func TestRecordsBeforeCheckpoint(t *testing.T) {
-	c := testConfig(t, makePlan(t, t.TempDir(), "plan.json", ""), crashConfig+"steps: 1\nschedule: {warmup_steps: 0}\nevaluate: {every: 0}\n")
+	c := testConfig(t, makePlan(t, t.TempDir(), "plan.json", ""),
+		crashConfig+"steps: 1\nschedule: {warmup_steps: 0}\nevaluate: {every: 0}\n")
 	var trace []string
 	defer func() { atomicfile.Fault = nil }()
 	atomicfile.Fault = func(op atomicfile.Op, path string) error {
@@ -195,7 +206,8 @@ func TestRecordsBeforeCheckpoint(t *testing.T) {
 		return nil
 	}
 	mustRun(t, c, Options{})
-	published := slices.Index(trace, fmt.Sprint(atomicfile.OpRename, " ", filepath.Join(checkpointsDir, checkpointName(1))))
+	published := slices.Index(trace, fmt.Sprint(atomicfile.OpRename, " ", filepath.Join(checkpointsDir,
+		checkpointName(1))))
 	if published < 0 {
 		t.Fatalf("no checkpoint in %q", trace)
 	}
@@ -207,12 +219,14 @@ func TestRecordsBeforeCheckpoint(t *testing.T) {
 			named = written + slices.Index(trace[written:], fmt.Sprint(atomicfile.OpSyncDir, " ."))
 		}
 		if !(0 <= written && written < named && named < published && written < synced && synced < published) {
-			t.Errorf("%s: written in operation %d, synced in %d, its directory in %d, checkpoint published in %d", name, written, synced, named, published)
+			t.Errorf("%s: written in operation %d, synced in %d, its directory in %d, checkpoint published in %d", name,
+				written, synced, named, published)
 		}
 	}
 }
 
-// A checkpoint that is damaged in any way is refused by name, and the run goes on from the one before, to the same end.
+// A checkpoint that is damaged in any way is refused by name, and the run goes on from the one
+// before, to the same end.
 func TestDamagedCheckpoint(t *testing.T) {
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
@@ -238,10 +252,12 @@ func TestDamagedCheckpoint(t *testing.T) {
 			return os.CopyFS(dir, os.DirFS(filepath.Join(dir, "..", checkpointName(4))))
 		},
 		"manifest without files": func(dir string) error {
-			return os.WriteFile(filepath.Join(dir, manifestFile), []byte(`{"format": 1, "step": 6, "files": {}}`), 0o644)
+			return os.WriteFile(filepath.Join(dir, manifestFile), []byte(`{"format": 1, "step": 6, "files": {}}`),
+				0o644)
 		},
 		"manifest with a path": func(dir string) error {
-			return os.WriteFile(filepath.Join(dir, manifestFile), []byte(`{"format":1,"step":6,"files":{"../x":{},"state.json":{},"model.safetensors":{},"optimizer.safetensors":{}}}`), 0o644)
+			return os.WriteFile(filepath.Join(dir, manifestFile),
+				[]byte(`{"format":1,"step":6,"files":{"../x":{},"state.json":{},"model.safetensors":{},"optimizer.safetensors":{}}}`), 0o644)
 		},
 		"manifest without format": func(dir string) error {
 			return os.WriteFile(filepath.Join(dir, manifestFile), []byte(`{"step": 6}`), 0o644)
@@ -289,7 +305,8 @@ func TestDamagedCheckpoint(t *testing.T) {
 			t.Fatal(err)
 		}
 		found, refused, err := LoadCheckpoint(context.Background(), c.Output)
-		if err != nil || found.Name() != checkpointName(4) || len(refused) != 1 || refused[0].Checkpoint != checkpointName(6) {
+		if err != nil || found.Name() != checkpointName(4) || len(refused) != 1 ||
+			refused[0].Checkpoint != checkpointName(6) {
 			t.Fatalf("%s: load: %+v, refused %v, error %v", what, found, refused, err)
 		}
 		if file, _, ok := strings.Cut(what, ": "); ok && file != modelFile {
@@ -297,7 +314,8 @@ func TestDamagedCheckpoint(t *testing.T) {
 		}
 		var warnings []string
 		var resumed string
-		mustRun(t, c, Options{Warn: func(text string) { warnings = append(warnings, text) }, Report: func(s Summary) { resumed = s.Resumed }})
+		mustRun(t, c, Options{Warn: func(text string) { warnings = append(warnings, text) },
+			Report: func(s Summary) { resumed = s.Resumed }})
 		if resumed != checkpointName(4) || len(warnings) != 1 || !strings.Contains(warnings[0], checkpointName(6)) {
 			t.Errorf("%s: resumed from %q with warnings %q", what, resumed, warnings)
 		}
@@ -322,7 +340,8 @@ func TestDamagedCheckpoint(t *testing.T) {
 		}
 	}
 
-	// What cannot be read is not damaged: the run does not go on without it, and nothing is removed.
+	// What cannot be read is not damaged: the run does not go on without it, and nothing is
+	// removed.
 	for what, test := range map[string]struct {
 		change func(dir string) error
 		want   string
@@ -384,7 +403,8 @@ func TestDamagedCheckpoint(t *testing.T) {
 	if _, _, err := LoadCheckpoint(context.Background(), t.TempDir()); !errors.Is(err, ErrNoCheckpoint) {
 		t.Errorf("no checkpoint: %v", err)
 	}
-	if _, _, err := LoadCheckpoint(context.Background(), filepath.Join(t.TempDir(), "x")); !errors.Is(err, fs.ErrNotExist) {
+	if _, _, err := LoadCheckpoint(context.Background(), filepath.Join(t.TempDir(), "x")); !errors.Is(err,
+		fs.ErrNotExist) {
 		t.Errorf("no directory: %v", err)
 	}
 }
@@ -408,8 +428,9 @@ func TestLeftovers(t *testing.T) {
 	}
 	mustRun(t, c, Options{})
 	for name, want := range map[string]bool{
-		"checkpoints/.step-00000002.tmp": false, "checkpoints/.step-00000001.old.tmp": false, ".metrics.jsonl.123.tmp": false,
-		"checkpoints/mine": true, "checkpoints/.mine": true,
+		"checkpoints/.step-00000002.tmp": false, "checkpoints/.step-00000001.old.tmp": false,
+		".metrics.jsonl.123.tmp": false,
+		"checkpoints/mine":       true, "checkpoints/.mine": true,
 	} {
 		if _, err := os.Stat(filepath.Join(c.Output, name)); (err == nil) != want {
 			t.Errorf("%s: %v", name, err)

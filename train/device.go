@@ -22,8 +22,9 @@ const (
 	DeviceCPU    = "cpu"    // [mula/xpu/cpu]
 	DeviceOneDNN = "onednn" // [mula/xpu/onednn]
 
-	// DeviceOpenCL is [mula/xpu/gpu] on an OpenCL device: a GPU if there is one, and of several kinds the fastest in a short test. "opencl:NAME" is one
-	// whose name, or that of its driver, has NAME in it, in any case, and "opencl:NAME#2" the second of those of one name.
+	// DeviceOpenCL is [mula/xpu/gpu] on an OpenCL device: a GPU if there is one, and of several
+	// kinds the fastest in a short test. "opencl:NAME" is one whose name, or that of its driver,
+	// has NAME in it, in any case, and "opencl:NAME#2" the second of those of one name.
 	DeviceOpenCL = "opencl"
 
 	// DeviceAuto is the fastest OpenCL GPU, and without one the processor.
@@ -35,10 +36,12 @@ func CheckDevice(name string) error {
 	if _, _, ok := parseOpenCL(name); ok || name == DeviceCPU || name == DeviceOneDNN || name == DeviceAuto {
 		return nil
 	}
-	return &fieldError{field: "device", message: fmt.Sprintf(" is %q; allowed: %s, %s, %s, %s:NAME, %s:NAME#2, %s", name, DeviceCPU, DeviceOneDNN, DeviceOpenCL, DeviceOpenCL, DeviceOpenCL, DeviceAuto)}
+	return &fieldError{field: "device", message: fmt.Sprintf(" is %q; allowed: %s, %s, %s, %s:NAME, %s:NAME#2, %s",
+		name, DeviceCPU, DeviceOneDNN, DeviceOpenCL, DeviceOpenCL, DeviceOpenCL, DeviceAuto)}
 }
 
-// parseOpenCL takes a name of an OpenCL device apart: a part of its own name, "" for any, and its number among those of one name, from 1, 0 for any.
+// parseOpenCL takes a name of an OpenCL device apart: a part of its own name, "" for any, and its
+// number among those of one name, from 1, 0 for any.
 func parseOpenCL(name string) (part string, number int, ok bool) {
 	if name == DeviceOpenCL {
 		return "", 0, true
@@ -57,11 +60,14 @@ type DeviceOptions struct {
 	Threads   int           // of the host; 0 for all cores
 	Precision xpu.Precision // of the operands of products
 
-	number, ranks int // of several ranks on this host, which take equal OpenCL devices in turn: which this one is, and how many there are
+	// of several ranks on this host, which take equal OpenCL devices in turn: which this one is,
+	// and how many there are
+	number, ranks int
 }
 
-// NewDevice makes the device of a name. It fails for a name that it does not know, and where what the device needs is not there. Where the name
-// leaves a choice, why says what was chosen and for what reason.
+// NewDevice makes the device of a name. It fails for a name that it does not know, and where what
+// the device needs is not there. Where the name leaves a choice, why says what was chosen and for
+// what reason.
 func NewDevice(ctx context.Context, name string, o DeviceOptions) (d xpu.Device, why string, err error) {
 	name, why, err = chooseDevice(ctx, name)
 	if err != nil {
@@ -71,7 +77,8 @@ func NewDevice(ctx context.Context, name string, o DeviceOptions) (d xpu.Device,
 	return d, why, err
 }
 
-// openDevice makes a device that was chosen. sharing is the number of ranks that have this very one.
+// openDevice makes a device that was chosen. sharing is the number of ranks that have this very
+// one.
 func openDevice(ctx context.Context, name string, o DeviceOptions) (d xpu.Device, sharing int, err error) {
 	if err := CheckDevice(name); err != nil {
 		return nil, 0, err
@@ -103,8 +110,10 @@ func openDevice(ctx context.Context, name string, o DeviceOptions) (d xpu.Device
 	return g, sharing, nil
 }
 
-// scratchBytes is what a device of that name may take for itself beside the memory that it is asked for, as the packages of the processor's devices have it
-// in the documentation of their types: for products, for the scores of an attention, and for sums over tokens. Of an OpenCL device it is 0: not known.
+// scratchBytes is what a device of that name may take for itself beside the memory that it is asked
+// for, as the packages of the processor's devices have it in the documentation of their types: for
+// products, for the scores of an attention, and for sums over tokens. Of an OpenCL device it is 0:
+// not known.
 func scratchBytes(name string, threads int, model moe.Config, sequenceLength int) int64 {
 	product, thread := 0, 0
 	switch name {
@@ -128,7 +137,8 @@ func (o DeviceOptions) takeOpenCL(name string, devices []*opencl.Device) (d *ope
 	equal := kinds[0]
 	switch n := len(equal); {
 	case number > n:
-		return nil, 0, fmt.Errorf("device is %q, but of %s there is no number %d; the last is %d", name, equal[0], number, n)
+		return nil, 0, fmt.Errorf("device is %q, but of %s there is no number %d; the last is %d", name, equal[0],
+			number, n)
 	case number > 0:
 		return equal[number-1], o.ranks, nil
 	default:
@@ -136,8 +146,9 @@ func (o DeviceOptions) takeOpenCL(name string, devices []*opencl.Device) (d *ope
 	}
 }
 
-// deviceKinds are the OpenCL devices of the best type that go by a part of their own or their driver's name, in any case, each kind by itself: those of
-// one name and driver. Where part is the whole name of some, they alone are meant.
+// deviceKinds are the OpenCL devices of the best type that go by a part of their own or their
+// driver's name, in any case, each kind by itself: those of one name and driver. Where part is the
+// whole name of some, they alone are meant.
 func deviceKinds(devices []*opencl.Device, part string) [][]*opencl.Device {
 	part = strings.ToLower(part)
 	whole := func(d *opencl.Device) bool { return strings.ToLower(d.Name) == part }
@@ -145,10 +156,14 @@ func deviceKinds(devices []*opencl.Device, part string) [][]*opencl.Device {
 	var kinds [][]*opencl.Device
 	for _, kind := range []opencl.Type{opencl.GPU, opencl.Accelerator, opencl.CPU, opencl.Other} {
 		for _, d := range devices {
-			if d.Type != kind || exact && !whole(d) || !strings.Contains(strings.ToLower(d.Name), part) && !strings.Contains(strings.ToLower(d.Platform), part) {
+			if d.Type != kind || exact && !whole(d) || !strings.Contains(strings.ToLower(d.Name), part) &&
+				!strings.Contains(strings.ToLower(d.Platform), part) {
 				continue
 			}
-			i := slices.IndexFunc(kinds, func(k []*opencl.Device) bool { return k[0].Name == d.Name && k[0].Platform == d.Platform })
+			i := slices.IndexFunc(kinds, func(k []*opencl.Device) bool {
+				return k[0].Name == d.Name &&
+					k[0].Platform == d.Platform
+			})
 			if i < 0 {
 				i, kinds = len(kinds), append(kinds, nil)
 			}
@@ -168,11 +183,12 @@ func noneCalled(name string, devices []*opencl.Device) error {
 	for i, d := range devices {
 		there[i] = d.String()
 	}
-	return fmt.Errorf("device is %q, but there is no device whose name has %q; there are: %s", name, part, strings.Join(there, "; "))
+	return fmt.Errorf("device is %q, but there is no device whose name has %q; there are: %s", name, part,
+		strings.Join(there, "; "))
 }
 
-// chooseDevice gives the name of what a name stands for on this machine: one kind of OpenCL devices by its whole name, or what is not of OpenCL. Where
-// that was a choice, why says the reason.
+// chooseDevice gives the name of what a name stands for on this machine: one kind of OpenCL devices
+// by its whole name, or what is not of OpenCL. Where that was a choice, why says the reason.
 func chooseDevice(ctx context.Context, name string) (chosen, why string, err error) {
 	if _, _, ok := parseOpenCL(name); !ok && name != DeviceAuto {
 		return name, "", CheckDevice(name)
@@ -181,7 +197,8 @@ func chooseDevice(ctx context.Context, name string) (chosen, why string, err err
 	return chooseOpenCL(ctx, name, devices, err, measureOpenCL)
 }
 
-// chooseOpenCL is chooseDevice among the OpenCL devices that there are; missing says why there are no others. measure gives the speed of one.
+// chooseOpenCL is chooseDevice among the OpenCL devices that there are; missing says why there are
+// no others. measure gives the speed of one.
 func chooseOpenCL(ctx context.Context, name string, devices []*opencl.Device, missing error,
 	measure func(context.Context, *opencl.Device) (float64, error)) (chosen, why string, err error) {
 	part, number, _ := parseOpenCL(name)
@@ -228,7 +245,8 @@ func chooseOpenCL(ctx context.Context, name string, devices []*opencl.Device, mi
 		}
 	}
 	if best < 0 {
-		return "", "", fmt.Errorf("device is %q, and none of %d kinds of devices computes: %w", name, len(kinds), errors.Join(failed...))
+		return "", "", fmt.Errorf("device is %q, and none of %d kinds of devices computes: %w", name, len(kinds),
+			errors.Join(failed...))
 	}
 	why = fmt.Sprintf("%s: the fastest of %d kinds, %.4g GFLOP/s in a short test", name, len(kinds), fastest/1e9)
 	if len(failed) > 0 {

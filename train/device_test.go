@@ -17,7 +17,8 @@ import (
 	"mula/xpu/opencl"
 )
 
-// A run whose products are oneDNN's keeps the promises of one on the CPU device, and its losses stay within rounding of it.
+// A run whose products are oneDNN's keeps the promises of one on the CPU device, and its losses
+// stay within rounding of it.
 func TestRunOneDNN(t *testing.T) {
 	d, why, err := NewDevice(t.Context(), DeviceOneDNN, DeviceOptions{Threads: 1, Precision: "fp32"})
 	if err != nil && strings.Contains(err.Error(), "no oneDNN library was found") {
@@ -58,14 +59,19 @@ func TestRunOneDNN(t *testing.T) {
 		mustRun(t, c, stopAfter(7))
 		c.Device = DeviceCPU
 		warned := false
-		if _, err := Run(context.Background(), c, Options{Warn: func(text string) { warned = warned || strings.Contains(text, "onednn") }}); err != nil || !warned {
-			t.Errorf("%s: resumed with the device cpu: error %v, a warning that names onednn: %v", precision, err, warned)
+		if _, err := Run(context.Background(), c, Options{Warn: func(text string) {
+			warned = warned ||
+				strings.Contains(text, "onednn")
+		}}); err != nil || !warned {
+			t.Errorf("%s: resumed with the device cpu: error %v, a warning that names onednn: %v", precision, err,
+				warned)
 		}
 	}
 }
 
-// A run on an OpenCL device, of which PoCL makes one of any processor, follows the CPU's losses within rounding. From a checkpoint it goes on there bit for
-// bit, and on the other device with a warning.
+// A run on an OpenCL device, of which PoCL makes one of any processor, follows the CPU's losses
+// within rounding. From a checkpoint it goes on there bit for bit, and on the other device with a
+// warning.
 func TestRunOpenCL(t *testing.T) {
 	if devices, err := opencl.Devices(); len(devices) == 0 {
 		t.Skip(err)
@@ -73,7 +79,8 @@ func TestRunOpenCL(t *testing.T) {
 	folder := t.TempDir() // what is compiled is the test's own, and compiled once
 	t.Setenv("XDG_CACHE_HOME", folder)
 	t.Setenv("POCL_CACHE_DIR", folder)
-	t.Setenv("POCL_EXTRA_BUILD_FLAGS", "-cl-opt-disable") // optimized, PoCL takes twenty seconds more; TestDevice of xpu/gpu has optimized kernels
+	// optimized, PoCL takes twenty seconds more; TestDevice of xpu/gpu has optimized kernels
+	t.Setenv("POCL_EXTRA_BUILD_FLAGS", "-cl-opt-disable")
 	before := opencl.Live()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	const more = "steps: 50\ncheckpoint: {every: 40}\nevaluate: {every: 25, samples: 4}\n"
@@ -86,7 +93,8 @@ func TestRunOpenCL(t *testing.T) {
 	}
 	near := func(what, processor, output string) {
 		t.Helper()
-		for name, most := range map[string]float64{"loss": 1e-4, "eval.loss": 1e-4, "aux_loss": 1e-3, "grad_norm": 1e-2} {
+		for name, most := range map[string]float64{"loss": 1e-4, "eval.loss": 1e-4, "aux_loss": 1e-3,
+			"grad_norm": 1e-2} {
 			d := apart(t, metricsOf(t, processor), metricsOf(t, output), name)
 			t.Logf("%s: %s is apart from the CPU's by %.2g", what, name, d)
 			if !(d <= most) {
@@ -111,7 +119,8 @@ func TestRunOpenCL(t *testing.T) {
 		var warnings []string
 		got := mustRun(t, c, Options{Warn: func(text string) { warnings = append(warnings, text) }})
 		what := fmt.Sprintf("from %s to %s", test.from.Device, test.device)
-		if got.Resumed != checkpointName(40) || (len(warnings) > 0) != (test.warn != "") || !strings.Contains(strings.Join(warnings, "\n"), test.warn) {
+		if got.Resumed != checkpointName(40) || (len(warnings) > 0) != (test.warn != "") ||
+			!strings.Contains(strings.Join(warnings, "\n"), test.warn) {
 			t.Errorf("%s: went on from %q with warnings %q", what, got.Resumed, warnings)
 		}
 		if near(what, cpu.Output, c.Output); test.warn == "" {
@@ -132,12 +141,14 @@ func TestRunOpenCL(t *testing.T) {
 }
 
 func TestUnknownDevice(t *testing.T) {
-	if _, _, err := NewDevice(t.Context(), "gpu", DeviceOptions{}); err == nil || !strings.Contains(err.Error(), `"gpu"`) {
+	if _, _, err := NewDevice(t.Context(), "gpu", DeviceOptions{}); err == nil ||
+		!strings.Contains(err.Error(), `"gpu"`) {
 		t.Errorf("the error is %v", err)
 	}
 	t.Setenv("MULA_ONEDNN_LIB", filepath.Join(t.TempDir(), "none.so"))
 	c := testConfig(t, makePlan(t, t.TempDir(), "plan.json", ""), "device: onednn\n")
-	if _, err := Run(context.Background(), c, Options{}); err == nil || !strings.Contains(err.Error(), "no oneDNN library was found") {
+	if _, err := Run(context.Background(), c, Options{}); err == nil ||
+		!strings.Contains(err.Error(), "no oneDNN library was found") {
 		t.Errorf("the error is %v", err)
 	}
 	if names, _ := filepath.Glob(c.Output + "*"); len(names) > 0 {
@@ -150,7 +161,8 @@ func TestChooseOpenCL(t *testing.T) {
 	device := func(name string, kind opencl.Type) *opencl.Device {
 		return &opencl.Device{Name: name, Type: kind, Platform: "the driver of " + strings.Fields(name)[0]}
 	}
-	large, small, processor := device("Large 100", opencl.GPU), device("Small 5", opencl.GPU), device("Some Processor", opencl.CPU)
+	large, small, processor := device("Large 100", opencl.GPU), device("Small 5", opencl.GPU), device("Some Processor",
+		opencl.CPU)
 	twin, plus := device("Large 100", opencl.GPU), device("Large 100 Plus", opencl.GPU)
 	rates := map[string]float64{"Large 100": 2e13, "Small 5": 1e12, "Large 100 Plus": 3e13}
 	measure := func(_ context.Context, d *opencl.Device) (float64, error) {
@@ -172,9 +184,11 @@ func TestChooseOpenCL(t *testing.T) {
 		{"auto", nil, none, "cpu", "auto: no GPU: opencl: no OpenCL loader", ""},
 		{"auto", []*opencl.Device{processor}, nil, "cpu", "auto: no OpenCL device is a GPU", ""},
 		{"auto", []*opencl.Device{processor, small}, nil, "opencl:Small 5", "auto: the only kind of GPU here", ""},
-		{"auto", []*opencl.Device{processor, small, large, twin}, nil, "opencl:Large 100", "auto: the fastest of 2 kinds, 2e+04 GFLOP/s", ""},
+		{"auto", []*opencl.Device{processor, small, large, twin}, nil, "opencl:Large 100",
+			"auto: the fastest of 2 kinds, 2e+04 GFLOP/s", ""},
 		{"auto", []*opencl.Device{mute, small}, nil, "opencl:Small 5", "not measured: Mute does not answer", ""},
-		{"auto", []*opencl.Device{mute, silent}, nil, "", "", "none of 2 kinds of devices computes: Mute does not answer"},
+		{"auto", []*opencl.Device{mute, silent}, nil, "", "",
+			"none of 2 kinds of devices computes: Mute does not answer"},
 		{"auto", []*opencl.Device{mute}, nil, "opencl:Mute", "the only kind", ""},
 		{"opencl", nil, none, "", "", "no OpenCL loader"},
 		{"opencl", []*opencl.Device{processor}, nil, "opencl:Some Processor", "", ""},
@@ -182,23 +196,28 @@ func TestChooseOpenCL(t *testing.T) {
 		{"opencl", []*opencl.Device{small, large}, nil, "opencl:Large 100", "opencl: the fastest of 2 kinds", ""},
 		{"opencl:some", []*opencl.Device{small, processor}, nil, "opencl:Some Processor", "", ""},
 		{"opencl:DRIVER OF SMALL", []*opencl.Device{large, small}, nil, "opencl:Small 5", "", ""},
-		{"opencl:large", []*opencl.Device{large, plus}, nil, "opencl:Large 100 Plus", "opencl:large: the fastest of 2 kinds", ""},
+		{"opencl:large", []*opencl.Device{large, plus}, nil, "opencl:Large 100 Plus",
+			"opencl:large: the fastest of 2 kinds", ""},
 		{"opencl:large 100", []*opencl.Device{plus, large}, nil, "opencl:Large 100", "", ""},
 		{"opencl:large#2", []*opencl.Device{small, large, twin}, nil, "opencl:Large 100#2", "", ""},
-		{"opencl:medium", []*opencl.Device{small}, nil, "", "", `no device whose name has "medium"; there are: Small 5`},
+		{"opencl:medium", []*opencl.Device{small}, nil, "", "",
+			`no device whose name has "medium"; there are: Small 5`},
 	} {
 		chosen, why, err := chooseOpenCL(t.Context(), test.name, test.devices, test.missing, measure)
-		if chosen != test.chosen || !strings.Contains(why, test.why) || (why == "") != (test.why == "") || (err == nil) != (test.err == "") || err != nil && !strings.Contains(err.Error(), test.err) {
+		if chosen != test.chosen || !strings.Contains(why, test.why) || (why == "") != (test.why == "") ||
+			(err == nil) != (test.err == "") || err != nil && !strings.Contains(err.Error(), test.err) {
 			t.Errorf("%s of %v: %q, because %q, %v", test.name, test.devices, chosen, why, err)
 		}
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, _, err := chooseOpenCL(ctx, "auto", []*opencl.Device{mute, silent}, nil, measure); !errors.Is(err, context.Canceled) {
+	if _, _, err := chooseOpenCL(ctx, "auto", []*opencl.Device{mute, silent}, nil, measure); !errors.Is(err,
+		context.Canceled) {
 		t.Errorf("a done context: %v", err)
 	}
 	for name, want := range map[string]bool{
-		"cpu": true, "onednn": true, "auto": true, "opencl": true, "opencl:a": true, "opencl:a b#12": true, "opencl:a#b": true, "opencl:": false, "opencl: ": false, "opencl:#1": false,
+		"cpu": true, "onednn": true, "auto": true, "opencl": true, "opencl:a": true, "opencl:a b#12": true,
+		"opencl:a#b": true, "opencl:": false, "opencl: ": false, "opencl:#1": false,
 		"opencl:a#0": false, "opencl:a#-1": false, "gpu": false, "": false, "opencl#2": false, "openCL": false,
 	} {
 		if err := CheckDevice(name); (err == nil) != want {
@@ -227,7 +246,8 @@ func TestTakeOpenCL(t *testing.T) {
 			if d != devices[number%3] {
 				t.Errorf("rank %d of %d has another device", number, ranks)
 			}
-			if d, sharing, err := (DeviceOptions{number: number, ranks: ranks}).takeOpenCL("opencl:Twin#2", all); err != nil || d != devices[1] || sharing != ranks {
+			if d, sharing, err := (DeviceOptions{number: number, ranks: ranks}).takeOpenCL("opencl:Twin#2",
+				all); err != nil || d != devices[1] || sharing != ranks {
 				t.Errorf("the second: %v, shared by %d, %v", d, sharing, err)
 			}
 		}
@@ -235,14 +255,17 @@ func TestTakeOpenCL(t *testing.T) {
 			t.Errorf("%d ranks (-taken +said):\n%s", ranks, diff)
 		}
 	}
-	for name, want := range map[string]string{"opencl:Twin#4": "no number 4; the last is 3", "opencl:Triplet": `no device whose name has "Triplet"`} {
-		if _, _, err := (DeviceOptions{ranks: 1}).takeOpenCL(name, all); err == nil || !strings.Contains(err.Error(), want) {
+	for name, want := range map[string]string{"opencl:Twin#4": "no number 4; the last is 3",
+		"opencl:Triplet": `no device whose name has "Triplet"`} {
+		if _, _, err := (DeviceOptions{ranks: 1}).takeOpenCL(name, all); err == nil ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 }
 
-// Without OpenCL there is the processor, and the summary says why; a device that is asked for by name is an error.
+// Without OpenCL there is the processor, and the summary says why; a device that is asked for by
+// name is an error.
 func TestRunAuto(t *testing.T) {
 	t.Setenv(opencl.LibraryVariable, filepath.Join(t.TempDir(), "none.so"))
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
@@ -250,11 +273,13 @@ func TestRunAuto(t *testing.T) {
 		c := testConfig(t, plan, crashConfig+"steps: 2\ndevice: auto\n"+layout)
 		var summary Summary
 		mustRun(t, c, Options{Report: func(s Summary) { summary = s }})
-		if !strings.HasPrefix(summary.Device, "cpu ") || !strings.HasPrefix(summary.DeviceWhy, "auto: no GPU: opencl: no OpenCL loader") {
+		if !strings.HasPrefix(summary.Device, "cpu ") ||
+			!strings.HasPrefix(summary.DeviceWhy, "auto: no GPU: opencl: no OpenCL loader") {
 			t.Errorf("device %q, because %q", summary.Device, summary.DeviceWhy)
 		}
 		c.Device, c.Output = DeviceOpenCL, filepath.Join(t.TempDir(), "run")
-		if _, err := Run(context.Background(), c, Options{}); err == nil || !strings.Contains(err.Error(), "no OpenCL loader") {
+		if _, err := Run(context.Background(), c, Options{}); err == nil ||
+			!strings.Contains(err.Error(), "no OpenCL loader") {
 			t.Errorf("opencl: %v", err)
 		}
 	}

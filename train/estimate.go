@@ -12,8 +12,9 @@ func (c Config) EstimateInput(p *blend.Plan, machine estimate.Machine) (estimate
 		return estimate.Input{}, err
 	}
 	return estimate.Input{
-		Model: c.Model.Preset, Config: c.Model.Config, Trainer: c.estimateTrainer(), Precision: c.Precision, Machine: machine,
-		Layout: c.estimateLayout(p.SequenceLength),
+		Model: c.Model.Preset, Config: c.Model.Config, Trainer: c.estimateTrainer(), Precision: c.Precision,
+		Machine: machine,
+		Layout:  c.estimateLayout(p.SequenceLength),
 	}, nil
 }
 
@@ -32,6 +33,7 @@ func (c Config) estimateLayout(sequenceLength int) estimate.Layout {
 	return estimate.Layout{
 		DP: c.Layout.DP, EP: c.Layout.EP, PP: c.Layout.PP,
 		Optimizer: estimate.Scheme(c.Layout.Optimizer), Dispatch: c.Layout.Dispatch,
-		BatchSize: c.BatchSize, MicroBatchSize: c.MicroBatchSize, SequenceLength: sequenceLength, Recompute: c.Recompute,
+		BatchSize: c.BatchSize, MicroBatchSize: c.MicroBatchSize, SequenceLength: sequenceLength,
+		Recompute: c.Recompute,
 	}
 }

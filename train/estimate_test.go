@@ -12,10 +12,12 @@ import (
 	"mula/xpu"
 )
 
-// What an estimate is about is what the configuration says, defaults and the plan's length included.
+// What an estimate is about is what the configuration says, defaults and the plan's length
+// included.
 func TestEstimateInput(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
-	c := testConfig(t, plan, "layout: {dp: 2, ep: 4, optimizer: so, dispatch: allgather}\nrecompute: layers\nprecision: bf16\noptimizer: {name: lion}\n")
+	c := testConfig(t, plan,
+		"layout: {dp: 2, ep: 4, optimizer: so, dispatch: allgather}\nrecompute: layers\nprecision: bf16\noptimizer: {name: lion}\n")
 	in, err := c.EstimateInput(mustPlan(t, plan), estimate.Aurora)
 	if err != nil {
 		t.Fatal(err)
@@ -24,7 +26,8 @@ func TestEstimateInput(t *testing.T) {
 	lion.State = 4
 	want := estimate.Input{
 		Model: "mula-nano", Config: in.Config, Trainer: lion, Precision: xpu.BF16, Machine: estimate.Aurora,
-		Layout: estimate.Layout{DP: 2, EP: 4, PP: 1, Optimizer: estimate.SO, Dispatch: moe.AllGather, BatchSize: 8, MicroBatchSize: 8, SequenceLength: 16,
+		Layout: estimate.Layout{DP: 2, EP: 4, PP: 1, Optimizer: estimate.SO, Dispatch: moe.AllGather, BatchSize: 8,
+			MicroBatchSize: 8, SequenceLength: 16,
 			Recompute: moe.RecomputeLayers},
 	}
 	if in != want || in.Config.HiddenSize != 64 {
@@ -39,7 +42,8 @@ func TestEstimateInput(t *testing.T) {
 	}
 }
 
-// The ranks of a run send what an estimate of it says, to the byte, by group and operation: gradients and weights of a model.
+// The ranks of a run send what an estimate of it says, to the byte, by group and operation:
+// gradients and weights of a model.
 func TestEstimateIsWhatRanksSend(t *testing.T) {
 	c, err := moe.Preset("mula-nano")
 	if err != nil {
@@ -74,7 +78,8 @@ func TestEstimateIsWhatRanksSend(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				of := map[estimate.Group][]*xpu.Comm{estimate.Experts: {groups.experts, groups.within}, estimate.Replicas: {groups.replicas}, estimate.Data: {groups.data}}
+				of := map[estimate.Group][]*xpu.Comm{estimate.Experts: {groups.experts, groups.within},
+					estimate.Replicas: {groups.replicas}, estimate.Data: {groups.data}}
 				for _, group := range of {
 					for _, comm := range group {
 						comm.ResetTraffic()
@@ -104,7 +109,8 @@ func TestEstimateIsWhatRanksSend(t *testing.T) {
 				}
 				return nil
 			})
-			l := estimate.Layout{DP: layout.DP, EP: layout.EP, PP: 1, Optimizer: estimate.Scheme(scheme), Dispatch: layout.Dispatch, BatchSize: layout.Ranks(), MicroBatchSize: 1,
+			l := estimate.Layout{DP: layout.DP, EP: layout.EP, PP: 1, Optimizer: estimate.Scheme(scheme),
+				Dispatch: layout.Dispatch, BatchSize: layout.Ranks(), MicroBatchSize: 1,
 				SequenceLength: 16, Recompute: moe.RecomputeNone}
 			stages, err := estimate.Stages(c, l)
 			if err != nil {
@@ -115,13 +121,15 @@ func TestEstimateIsWhatRanksSend(t *testing.T) {
 				want[kind{e.Group, e.Operation}] += e.Total * int64(layout.Ranks()/e.Ranks)
 			}
 			if fmt.Sprint(got) != fmt.Sprint(want) {
-				t.Errorf("dp %d, ep %d, %s: the ranks sent %v, the estimate says %v", layout.DP, layout.EP, scheme, got, want)
+				t.Errorf("dp %d, ep %d, %s: the ranks sent %v, the estimate says %v", layout.DP, layout.EP, scheme, got,
+					want)
 			}
 		}
 	}
 }
 
-// The buffers in which ranks add up gradients have the size that the estimate and the summary count: no rank keeps more, and the one that owns most keeps that.
+// The buffers in which ranks add up gradients have the size that the estimate and the summary
+// count: no rank keeps more, and the one that owns most keeps that.
 func TestSumBytesAreTheCommunicators(t *testing.T) {
 	c, err := moe.Preset("mula-nano")
 	if err != nil {
@@ -136,7 +144,8 @@ func TestSumBytesAreTheCommunicators(t *testing.T) {
 					if name == Muon && scheme != EPSO {
 						continue
 					}
-					layout := LayoutConfig{DP: axes[0], PP: axes[1], EP: axes[2], TP: 1, Optimizer: scheme, Dispatch: moe.AllToAll}
+					layout := LayoutConfig{DP: axes[0], PP: axes[1], EP: axes[2], TP: 1, Optimizer: scheme,
+						Dispatch: moe.AllToAll}
 					config := DefaultConfig()
 					config.Model.Config, config.Layout, config.Optimizer.Name = model, layout, name
 					var mu sync.Mutex
@@ -152,7 +161,8 @@ func TestSumBytesAreTheCommunicators(t *testing.T) {
 						if err != nil {
 							return err
 						}
-						s := newSharding(groups, scheme, needsWholeTensors(name), device(t, 1), m.Parameters(), m.Buckets())
+						s := newSharding(groups, scheme, needsWholeTensors(name), device(t, 1), m.Parameters(),
+							m.Buckets())
 						for b := range m.Buckets() {
 							if err := s.reduce(ctx, b); err != nil {
 								return err
@@ -161,17 +171,20 @@ func TestSumBytesAreTheCommunicators(t *testing.T) {
 						mu.Lock()
 						defer mu.Unlock()
 						_, stage, _ := groups.place(world.Rank())
-						most[stage] = max(most[stage], groups.replicas.SumMemory()+groups.data.SumMemory()+groups.within.SumMemory())
+						most[stage] = max(most[stage],
+							groups.replicas.SumMemory()+groups.data.SumMemory()+groups.within.SumMemory())
 						return nil
 					})
 					for stage, got := range most {
 						want := estimate.SumBytes(model, config.estimateLayout(16), config.estimateTrainer(), stage)
 						slack := int64(0)
-						if model.VocabSize == c.VocabSize || scheme == SO { // parts of many tensors are cut somewhat below what they may be
+						if model.VocabSize == c.VocabSize || scheme == SO {
+							// parts of many tensors are cut somewhat below what they may be
 							slack = want / 4
 						}
 						if got > want || got < want-slack {
-							t.Errorf("dp %d, pp %d, ep %d, %s, %s, vocabulary %d: a rank of stage %d keeps %d bytes for sums, the estimate says %d", layout.DP, layout.PP, layout.EP, scheme, name,
+							t.Errorf("dp %d, pp %d, ep %d, %s, %s, vocabulary %d: a rank of stage %d keeps %d bytes "+
+								"for sums, the estimate says %d", layout.DP, layout.PP, layout.EP, scheme, name,
 								model.VocabSize, stage, got, want)
 						}
 					}
@@ -181,12 +194,13 @@ func TestSumBytesAreTheCommunicators(t *testing.T) {
 	}
 }
 
-// The summary of a run and the estimate count the same memory, in every layout. That of Mula-7B at dp 2 has 4 MiB for sums: 1 MiB of each of two ranks, for
-// what is replicated and for experts.
+// The summary of a run and the estimate count the same memory, in every layout. That of Mula-7B at
+// dp 2 has 4 MiB for sums: 1 MiB of each of two ranks, for what is replicated and for experts.
 func TestSummaryMemoryIsTheEstimates(t *testing.T) {
 	plan := mustPlan(t, makePlan(t, t.TempDir(), "plan.json", ""))
 	for _, preset := range []string{"mula-tiny", "mula-7b-a1b", "mula-20b-a2b"} {
-		for _, layout := range []string{"{}", "{dp: 2}", "{dp: 2, ep: 4}", "{ep: 2, dispatch: allgather}", "{dp: 4, optimizer: so}", "{dp: 2, ep: 2, optimizer: unsharded}", "{dp: 2, pp: 2, ep: 2}", "{pp: 4}"} {
+		for _, layout := range []string{"{}", "{dp: 2}", "{dp: 2, ep: 4}", "{ep: 2, dispatch: allgather}",
+			"{dp: 4, optimizer: so}", "{dp: 2, ep: 2, optimizer: unsharded}", "{dp: 2, pp: 2, ep: 2}", "{pp: 4}"} {
 			c := testConfig(t, "plan.json", "layout: "+layout+"\nmodel: {preset: "+preset+"}\n")
 			c, err := c.resolve(plan)
 			if err != nil {
@@ -201,7 +215,8 @@ func TestSummaryMemoryIsTheEstimates(t *testing.T) {
 				t.Fatal(err)
 			}
 			got, want := summarize(c, plan, "").Memory, r.Memory
-			if got.Weights != want.Weights || got.Gradients != want.Gradients || got.Buffers != want.Activations+want.Exchange || math.Abs(float64(got.Moments-want.Optimizer)) > 64 {
+			if got.Weights != want.Weights || got.Gradients != want.Gradients ||
+				got.Buffers != want.Activations+want.Exchange || math.Abs(float64(got.Moments-want.Optimizer)) > 64 {
 				t.Errorf("%s, layout %s: the summary has %+v, the estimate %+v", preset, layout, got, want)
 			}
 			if preset == "mula-7b-a1b" && layout == "{dp: 2}" && want.Exchange != 4<<20 {

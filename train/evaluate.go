@@ -23,27 +23,33 @@ type EvaluateOptions struct {
 	pipeline *pipeline // nil for one stage
 }
 
-// Evaluate computes the loss of a model on the held-out windows of a plan, its mean over the targets that count. A source that holds none out is left
-// out, and so is one of whose windows no target counts; it is an error if there is no other.
+// Evaluate computes the loss of a model on the held-out windows of a plan, its mean over the
+// targets that count. A source that holds none out is left out, and so is one of whose windows no
+// target counts; it is an error if there is no other.
 //
-// The margins are those of 95 % confidence intervals for the mean loss over all windows that a source holds out. With n of its V windows read
-// and s the standard deviation of their mean losses (n−1 in its denominator), the standard error is s/√n · √(1−n/V), the second factor being
-// the correction for a finite population, and the margin t(0.975; n−1) of them. Where windows differ in the number c of targets that count, their
-// mean losses, less the mean of all, weigh c over the mean of c in s: the standard error of a ratio of two means (Cochran, Sampling Techniques,
-// third edition, chapter 6). It takes the windows for independent draws; those that are
-// read lie evenly over the split, so that it is too wide rather than too narrow where neighbours are alike. If all are read the margin is 0:
-// the loss is that of the split, however the split may differ from the text it stands for. The margin of a weighted sum of sources is the
-// root of the sum of the squares of weight · margin.
+// The margins are those of 95 % confidence intervals for the mean loss over all windows that a
+// source holds out. With n of its V windows read and s the standard deviation of their mean losses
+// (n−1 in its denominator), the standard error is s/√n · √(1−n/V), the second factor being the
+// correction for a finite population, and the margin t(0.975; n−1) of them. Where windows differ in
+// the number c of targets that count, their mean losses, less the mean of all, weigh c over the
+// mean of c in s: the standard error of a ratio of two means (Cochran, Sampling Techniques, third
+// edition, chapter 6). It takes the windows for independent draws; those that are read lie evenly
+// over the split, so that it is too wide rather than too narrow where neighbours are alike. If all
+// are read the margin is 0: the loss is that of the split, however the split may differ from the
+// text it stands for. The margin of a weighted sum of sources is the root of the sum of the squares
+// of weight · margin.
 func Evaluate(ctx context.Context, m *moe.Model, data *blend.Data, o EvaluateOptions) (Evaluation, error) {
 	if o.Samples < 0 || o.BatchSize < 0 {
-		return Evaluation{}, fmt.Errorf("evaluation of %d samples in batches of %d: neither may be negative", o.Samples, o.BatchSize)
+		return Evaluation{}, fmt.Errorf("evaluation of %d samples in batches of %d: neither may be negative", o.Samples,
+			o.BatchSize)
 	}
 	if o.BatchSize == 0 {
 		o.BatchSize = 8
 	}
 	if v := m.Config().VocabSize; data.Tokenizer != nil && data.Tokenizer.Vocabulary > v {
 		return Evaluation{}, ofAll(o.ranks.comm(),
-			fmt.Errorf("the model has a vocabulary of %d, the plan's tokenizer has %d ids: they do not belong together", v, data.Tokenizer.Vocabulary))
+			fmt.Errorf("the model has a vocabulary of %d, the plan's tokenizer has %d ids: they do not belong together",
+				v, data.Tokenizer.Vocabulary))
 	}
 	counts := make([]int64, len(data.Sources)) // windows to evaluate of each source
 	var done, total int64
@@ -55,17 +61,20 @@ func Evaluate(ctx context.Context, m *moe.Model, data *blend.Data, o EvaluateOpt
 		total += counts[i]
 	}
 	if total == 0 {
-		return Evaluation{}, ofAll(o.ranks.comm(), errors.New("the plan holds nothing out for validation; set validation in blend.yaml and seal it again"))
+		return Evaluation{}, ofAll(o.ranks.comm(), errors.New("the plan holds nothing out for validation; set "+
+			"validation in blend.yaml and seal it again"))
 	}
 	o.BatchSize = int(min(int64(o.BatchSize), total))
-	e := Evaluation{SourceLoss: map[string]float64{}, SourceTargets: map[string]int64{}, SourceMargin: map[string]float64{}}
+	e := Evaluation{SourceLoss: map[string]float64{}, SourceTargets: map[string]int64{},
+		SourceMargin: map[string]float64{}}
 	var loss float64
 	var targets int64
-	windows := evaluator{model: m, data: data, ranks: o.ranks, pipeline: o.pipeline, batch: o.BatchSize, read: newSamples(data.Plan, o.Attention), done: func(n int) {
-		if done += int64(n); o.Progress != nil {
-			o.Progress(done, total)
-		}
-	}}
+	windows := evaluator{model: m, data: data, ranks: o.ranks, pipeline: o.pipeline, batch: o.BatchSize,
+		read: newSamples(data.Plan, o.Attention), done: func(n int) {
+			if done += int64(n); o.Progress != nil {
+				o.Progress(done, total)
+			}
+		}}
 	for i, s := range data.Sources {
 		if counts[i] == 0 {
 			continue
@@ -92,7 +101,8 @@ func Evaluate(ctx context.Context, m *moe.Model, data *blend.Data, o EvaluateOpt
 			}
 		}
 		if math.IsNaN(sourceLoss) || math.IsInf(sourceLoss, 0) {
-			return Evaluation{}, ofAll(o.ranks.comm(), fmt.Errorf("%w: validation loss of source %q is %v", ErrNotFinite, s.Name, sourceLoss))
+			return Evaluation{}, ofAll(o.ranks.comm(), fmt.Errorf("%w: validation loss of source %q is %v",
+				ErrNotFinite, s.Name, sourceLoss))
 		}
 		e.SourceLoss[s.Name], e.SourceTargets[s.Name] = sourceLoss/float64(n), n
 		if margin, ok := spread.margin(s.Validation); ok {
@@ -102,7 +112,8 @@ func Evaluate(ctx context.Context, m *moe.Model, data *blend.Data, o EvaluateOpt
 		targets += n
 	}
 	if targets == 0 {
-		return Evaluation{}, ofAll(o.ranks.comm(), errors.New("no target of the samples that are held out counts: each is the first token of a document, or padding"))
+		return Evaluation{}, ofAll(o.ranks.comm(), errors.New("no target of the samples that are held out counts: "+
+			"each is the first token of a document, or padding"))
 	}
 	e.Loss = loss / float64(targets)
 	e.weigh(data.Plan)
@@ -124,8 +135,8 @@ type evaluator struct {
 	passes int     // of this rank, of the source at hand
 }
 
-// losses gives all ranks the sums of the cross entropies of n windows of a source that are spread evenly over its split, in their order, and the
-// targets of each that count.
+// losses gives all ranks the sums of the cross entropies of n windows of a source that are spread
+// evenly over its split, in their order, and the targets of each that count.
 func (e *evaluator) losses(ctx context.Context, source int, n int64) ([]float64, []int64, error) {
 	readers := e.ranks.readers()
 	shares, most := make([]int, readers+1), 0 // passes of the rank that has most
@@ -140,7 +151,8 @@ func (e *evaluator) losses(ctx context.Context, source int, n int64) ([]float64,
 	if e.ranks == nil {
 		return all, targets, err
 	}
-	// A rank that has no windows left, or could not read them, still computes with its experts, and takes its place between other stages.
+	// A rank that has no windows left, or could not read them, still computes with its experts, and
+	// takes its place between other stages.
 	if e.ranks.EP == 1 {
 		most = 0
 		if e.pipeline != nil {
@@ -177,7 +189,8 @@ func (e *evaluator) losses(ctx context.Context, source int, n int64) ([]float64,
 }
 
 // compute sets losses and targets to those of windows from to from+len(losses) of the n.
-func (e *evaluator) compute(ctx context.Context, source int, n int64, from int, losses []float64, targets []int64) error {
+func (e *evaluator) compute(ctx context.Context, source int, n int64, from int, losses []float64,
+	targets []int64) error {
 	// Window ⌊j·V/n⌋ is the j-th of n that are spread over V.
 	e.read.clear()
 	all, end := e.data.Sources[source].Validation, int64(from+len(losses))
@@ -298,16 +311,17 @@ func (s *spreadOfLosses) add(x float64) {
 	s.squares += d * (x - s.mean)
 }
 
-// addWeighted adds a window with that loss, the sum over count targets. mean is the mean loss of the targets of all windows that are added, and targets
-// the mean number of these in a window. All are added in this way, or none.
+// addWeighted adds a window with that loss, the sum over count targets. mean is the mean loss of
+// the targets of all windows that are added, and targets the mean number of these in a window. All
+// are added in this way, or none.
 func (s *spreadOfLosses) addWeighted(loss, count, mean, targets float64) {
 	s.n++
 	d := (loss - mean*count) / targets
 	s.squares += d * d
 }
 
-// margin is half the width of the 95 % confidence interval of the mean over all windows, of which s has seen some; it is not known from one
-// of several.
+// margin is half the width of the 95 % confidence interval of the mean over all windows, of which s
+// has seen some; it is not known from one of several.
 func (s *spreadOfLosses) margin(windows int64) (margin float64, ok bool) {
 	if s.n >= windows {
 		return 0, true
@@ -320,8 +334,9 @@ func (s *spreadOfLosses) margin(windows int64) (margin float64, ok bool) {
 	return studentT(s.n-1) * standardError, true
 }
 
-// studentT is the 97.5 % quantile of Student's t distribution, by the expansion of Cornish and Fisher (Abramowitz and Stegun 26.7.5), which is
-// within 0.2 % from three degrees of freedom on; the first two are known exactly.
+// studentT is the 97.5 % quantile of Student's t distribution, by the expansion of Cornish and
+// Fisher (Abramowitz and Stegun 26.7.5), which is within 0.2 % from three degrees of freedom on;
+// the first two are known exactly.
 func studentT(degrees int64) float64 {
 	switch degrees {
 	case 1:

@@ -17,10 +17,12 @@ import (
 	"mula/moe"
 )
 
-// The evaluation of a checkpoint is that of the run that wrote it, and the mean over the windows, each computed alone.
+// The evaluation of a checkpoint is that of the run that wrote it, and the mean over the windows,
+// each computed alone.
 func TestEvaluate(t *testing.T) {
 	plan := mustPlan(t, makePlan(t, t.TempDir(), "plan.json", ""))
-	c := testConfig(t, filepath.Join(filepath.Dir(plan.ShardPath(0, 0)), "plan.json"), "evaluate: {every: 8, samples: 7}\nmicro_batch_size: 3\n")
+	c := testConfig(t, filepath.Join(filepath.Dir(plan.ShardPath(0, 0)), "plan.json"),
+		"evaluate: {every: 8, samples: 7}\nmicro_batch_size: 3\n")
 	var during *Evaluation
 	result := mustRun(t, c, Options{Progress: func(p Progress) { during = p.Evaluation }})
 	data, err := blend.Open(context.Background(), plan, blend.OpenOptions{})
@@ -76,23 +78,28 @@ func TestEvaluate(t *testing.T) {
 			done += int64(count)
 			loss += sum
 			if got.SourceTargets[s.Name] != n || math.Abs(got.SourceLoss[s.Name]-sum/float64(n)) > 1e-12 {
-				t.Errorf("%d samples of %s: loss %v of %d targets, want %v of %d", samples, s.Name, got.SourceLoss[s.Name], got.SourceTargets[s.Name], sum/float64(n), n)
+				t.Errorf("%d samples of %s: loss %v of %d targets, want %v of %d", samples, s.Name,
+					got.SourceLoss[s.Name], got.SourceTargets[s.Name], sum/float64(n), n)
 			}
 		}
 		if math.Abs(got.Loss-loss/float64(all)) > 1e-12 {
 			t.Errorf("%d samples: loss %v, want %v", samples, got.Loss, loss/float64(all))
 		}
-		// The sources of this plan hold equally many windows out and have 0.7 and 0.3 of the samples.
-		if mix := 0.7*got.SourceLoss["go"] + 0.3*got.SourceLoss["tests"]; math.Abs(got.MixLoss-mix) > 1e-3 || got.MixLoss == got.Loss {
+		// The sources of this plan hold equally many windows out and have 0.7 and 0.3 of the
+		// samples.
+		if mix := 0.7*got.SourceLoss["go"] + 0.3*got.SourceLoss["tests"]; math.Abs(got.MixLoss-mix) > 1e-3 ||
+			got.MixLoss == got.Loss {
 			t.Errorf("%d samples: loss of the mix %v, want %v", samples, got.MixLoss, mix)
 		}
 		if (got.Margin == nil) != (samples == 1) || (got.MixMargin == nil) != (samples == 1) {
 			t.Errorf("%d samples: margins %v, %v", samples, got.Margin, got.MixMargin)
 		} else if samples != 1 {
-			if want := math.Hypot(got.SourceMargin["go"], got.SourceMargin["tests"]) / 2; math.Abs(*got.Margin-want) > 1e-12 {
+			if want := math.Hypot(got.SourceMargin["go"],
+				got.SourceMargin["tests"]) / 2; math.Abs(*got.Margin-want) > 1e-12 {
 				t.Errorf("%d samples: margin %v, want %v", samples, *got.Margin, want)
 			}
-			if want := math.Hypot(0.7*got.SourceMargin["go"], 0.3*got.SourceMargin["tests"]); math.Abs(*got.MixMargin-want) > 1e-2*want {
+			if want := math.Hypot(0.7*got.SourceMargin["go"],
+				0.3*got.SourceMargin["tests"]); math.Abs(*got.MixMargin-want) > 1e-2*want {
 				t.Errorf("%d samples: margin of the mix %v, want %v", samples, *got.MixMargin, want)
 			}
 		}
@@ -114,7 +121,8 @@ func TestEvaluate(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Evaluate(context.Background(), other, data, EvaluateOptions{}); err == nil || !strings.Contains(err.Error(), "128") {
+	if _, err := Evaluate(context.Background(), other, data, EvaluateOptions{}); err == nil ||
+		!strings.Contains(err.Error(), "128") {
 		t.Errorf("a model for another tokenizer: %v", err)
 	}
 }
@@ -140,7 +148,8 @@ func marginOf(x []float64, windows int) (margin float64, known bool) {
 
 // Quantiles of the usual table.
 func TestStudentT(t *testing.T) {
-	for degrees, want := range map[int64]float64{1: 12.7062, 2: 4.30265, 3: 3.18245, 4: 2.77645, 5: 2.57058, 7: 2.36462, 10: 2.22814, 20: 2.08596, 30: 2.04227, 100: 1.98397,
+	for degrees, want := range map[int64]float64{1: 12.7062, 2: 4.30265, 3: 3.18245, 4: 2.77645, 5: 2.57058, 7: 2.36462,
+		10: 2.22814, 20: 2.08596, 30: 2.04227, 100: 1.98397,
 		1000: 1.96234, 1 << 50: 1.95996} {
 		if got := studentT(degrees); math.Abs(got-want) > 2e-3*want {
 			t.Errorf("%d degrees of freedom: %v, want %v", degrees, got, want)
@@ -200,8 +209,10 @@ func TestNotFinite(t *testing.T) {
 		want []string
 	}{
 		// One update of this size makes all weights too large for the next forward pass.
-		{"schedule: {learning_rate: 1e30, warmup_steps: 0}\n", 1, []string{"step 1: the loss is not finite, at positions ", "the newest checkpoint is step-00000001"}},
-		{"z_loss: {coefficient: 1e300}\n", 0, []string{"step 0: the gradient is not finite in model.", "at positions 0 to 7, of tests, go; ", "there is no checkpoint yet", "--skip 0:8 "}},
+		{"schedule: {learning_rate: 1e30, warmup_steps: 0}\n", 1,
+			[]string{"step 1: the loss is not finite, at positions ", "the newest checkpoint is step-00000001"}},
+		{"z_loss: {coefficient: 1e300}\n", 0, []string{"step 0: the gradient is not finite in model.",
+			"at positions 0 to 7, of tests, go; ", "there is no checkpoint yet", "--skip 0:8 "}},
 	} {
 		c := testConfig(t, plan, test.more+"checkpoint: {every: 1}\nevaluate: {every: 0}\n")
 		_, err := Run(context.Background(), c, Options{})
@@ -243,13 +254,15 @@ func TestCheckpointTokenizer(t *testing.T) {
 	if checkpoint, _, err = LoadCheckpoint(context.Background(), c.Output); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := os.ReadFile((ModelDir{Dir: checkpoint.Dir}).TokenizerFile()); err != nil || string(got) != tokenizerJSON || checkpoint.Dir != r.Checkpoint {
+	if got, err := os.ReadFile((ModelDir{Dir: checkpoint.Dir}).TokenizerFile()); err != nil ||
+		string(got) != tokenizerJSON || checkpoint.Dir != r.Checkpoint {
 		t.Errorf("checkpoint %s has tokenizer %q, %v", checkpoint.Dir, got, err)
 	}
 	if err := os.WriteFile((ModelDir{Dir: checkpoint.Dir}).TokenizerFile(), []byte("{}"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := LoadCheckpoint(context.Background(), r.Checkpoint); err == nil || !strings.Contains(err.Error(), tokenizerFile) {
+	if _, _, err := LoadCheckpoint(context.Background(), r.Checkpoint); err == nil ||
+		!strings.Contains(err.Error(), tokenizerFile) {
 		t.Errorf("another tokenizer in the checkpoint: %v", err)
 	}
 }

@@ -29,7 +29,8 @@ func sizeOf(world *xpu.Comm) int {
 	return world.Size()
 }
 
-// gather gives every rank what each rank has brought, in the order of the ranks. Values travel as JSON: it is for what is small and rare.
+// gather gives every rank what each rank has brought, in the order of the ranks. Values travel as
+// JSON: it is for what is small and rare.
 func gather[T any](ctx context.Context, world *xpu.Comm, value T) ([]T, error) {
 	if alone(world) {
 		return []T{value}, nil
@@ -81,7 +82,8 @@ func failureOf(err error) failure {
 	return failure{hostname(), err.Error(), Misconfigured(err)}
 }
 
-// shownFailures is the number of ranks whose errors are written out; the others have mostly failed for the same reason.
+// shownFailures is the number of ranks whose errors are written out; the others have mostly failed
+// for the same reason.
 const shownFailures = 4
 
 // joinFailures is the error about all ranks that have failed, nil if none has. own is this rank's.
@@ -118,7 +120,8 @@ func joinFailures(failures []failure, rank int, own error) error {
 	return &sharedErr{error: errors.Join(errs...), failures: failures}
 }
 
-// settle is the error about all ranks that have failed, which wraps own, this rank's; for a rank that is alone it is own.
+// settle is the error about all ranks that have failed, which wraps own, this rank's; for a rank
+// that is alone it is own.
 func settle(world *xpu.Comm, failures []failure, own error) error {
 	if alone(world) {
 		return own
@@ -126,8 +129,8 @@ func settle(world *xpu.Comm, failures []failure, own error) error {
 	return joinFailures(failures, world.Rank(), own)
 }
 
-// ofAll is an error to which all ranks come by themselves, from what all of them know, so that one of them need print it. It speaks against no
-// rank. For a rank that is alone it is err.
+// ofAll is an error to which all ranks come by themselves, from what all of them know, so that one
+// of them need print it. It speaks against no rank. For a rank that is alone it is err.
 func ofAll(world *xpu.Comm, err error) error {
 	if alone(world) || err == nil {
 		return err
@@ -135,8 +138,8 @@ func ofAll(world *xpu.Comm, err error) error {
 	return &sharedErr{error: err, recorded: true}
 }
 
-// agree returns nil on all ranks if err is nil on all of them, and otherwise on all ranks an error that names those that failed, with their
-// hosts. It wraps err, this rank's own.
+// agree returns nil on all ranks if err is nil on all of them, and otherwise on all ranks an error
+// that names those that failed, with their hosts. It wraps err, this rank's own.
 func agree(ctx context.Context, world *xpu.Comm, err error) error {
 	if alone(world) {
 		return err

@@ -11,12 +11,16 @@ import (
 	"mula/moe/safetensors"
 )
 
-// A ParameterGroup has settings of the optimizer that differ for some parameters. A parameter belongs to the first group that matches it; one that
-// no group matches has the settings of the optimizer.
+// A ParameterGroup has settings of the optimizer that differ for some parameters. A parameter
+// belongs to the first group that matches it; one that no group matches has the settings of the
+// optimizer.
 type ParameterGroup struct {
-	Match             []string `yaml:"match" json:"match"`                                                 // classes, and patterns of Hugging Face names
-	WeightDecay       *float64 `yaml:"weight_decay,omitempty" json:"weight_decay,omitempty"`               // default that of the optimizer
-	LearningRateScale *float64 `yaml:"learning_rate_scale,omitempty" json:"learning_rate_scale,omitempty"` // times the learning rate of the schedule; default 1
+	// classes, and patterns of Hugging Face names
+	Match []string `yaml:"match" json:"match"`
+	// default that of the optimizer
+	WeightDecay *float64 `yaml:"weight_decay,omitempty" json:"weight_decay,omitempty"`
+	// times the learning rate of the schedule; default 1
+	LearningRateScale *float64 `yaml:"learning_rate_scale,omitempty" json:"learning_rate_scale,omitempty"`
 }
 
 // The classes that are no group of [tensorGroup].
@@ -26,12 +30,15 @@ const (
 )
 
 // classes are the names that stand for parameters of a kind.
-var classes = []string{embeddingGroup, headGroup, normsGroup, biasesClass, attentionGroup, routerGroup, expertsGroup, feedForwardGroup, matricesClass}
+var classes = []string{embeddingGroup, headGroup, normsGroup, biasesClass, attentionGroup, routerGroup, expertsGroup,
+	feedForwardGroup, matricesClass}
 
-// isPattern reports whether an entry of match is a pattern: names of parameters have dots, classes have none.
+// isPattern reports whether an entry of match is a pattern: names of parameters have dots, classes
+// have none.
 func isPattern(entry string) bool { return strings.ContainsAny(entry, `.*?[\`) }
 
-// matches reports whether an entry of match, of which CheckGroups finds nothing wrong, means a parameter.
+// matches reports whether an entry of match, of which CheckGroups finds nothing wrong, means a
+// parameter.
 func matches(entry, name string, shape []int) bool {
 	if isPattern(entry) {
 		ok, err := path.Match(entry, name)
@@ -75,8 +82,9 @@ func (c OptimizerConfig) settings() []groupSetting {
 // numbers in a name of a parameter, which are those of layers and experts.
 var numbers = regexp.MustCompile(`\.[0-9]+\.`)
 
-// checkGroups says which entry of a group means no parameter of a model with these tensors, or none that earlier groups have left, or returns nil. A class
-// may be empty: not every model has biases, experts, or weights of norms.
+// checkGroups says which entry of a group means no parameter of a model with these tensors, or none
+// that earlier groups have left, or returns nil. A class may be empty: not every model has biases,
+// experts, or weights of norms.
 func (c OptimizerConfig) checkGroups(tensors []safetensors.Tensor) error {
 	group := make([]int, len(tensors))
 	for i, t := range tensors {
@@ -84,14 +92,18 @@ func (c OptimizerConfig) checkGroups(tensors []safetensors.Tensor) error {
 	}
 	for i, g := range c.Groups {
 		if len(g.Match) == 0 {
-			return &fieldError{field: fmt.Sprintf("optimizer.groups[%d]", i), message: " has no match; it must list classes (" + strings.Join(classes, ", ") + ") or patterns of parameter names"}
+			return &fieldError{field: fmt.Sprintf("optimizer.groups[%d]", i),
+				message: " has no match; it must list classes (" + strings.Join(classes, ", ") +
+					") or patterns of parameter names"}
 		}
 		for j, entry := range g.Match {
 			bad := func(format string, args ...any) error {
-				return &fieldError{field: fmt.Sprintf("optimizer.groups[%d].match[%d]", i, j), message: " is " + fmt.Sprintf(format, args...)}
+				return &fieldError{field: fmt.Sprintf("optimizer.groups[%d].match[%d]", i, j),
+					message: " is " + fmt.Sprintf(format, args...)}
 			}
 			if !isPattern(entry) && !slices.Contains(classes, entry) {
-				return bad("%q, which is neither a class nor a pattern of parameter names%s", entry, strictyaml.DidYouMean(entry, classes))
+				return bad("%q, which is neither a class nor a pattern of parameter names%s", entry,
+					strictyaml.DidYouMean(entry, classes))
 			}
 			if _, err := path.Match(entry, ""); err != nil {
 				return bad("%q, which is not a pattern: %v; * stands for any text, ? for one character, [ab] for a or b", entry, err)
@@ -113,10 +125,12 @@ func (c OptimizerConfig) checkGroups(tensors []safetensors.Tensor) error {
 						names = append(names, name)
 					}
 				}
-				return bad("%q, which matches no parameter of the model%s", entry, strictyaml.DidYouMean(numbers.ReplaceAllString(entry, ".*."), names))
+				return bad("%q, which matches no parameter of the model%s", entry,
+					strictyaml.DidYouMean(numbers.ReplaceAllString(entry, ".*."), names))
 			}
 			if found > 0 && left == 0 {
-				return bad("%q, but earlier groups have all parameters that it matches; put this group before them, or remove the entry", entry)
+				return bad("%q, but earlier groups have all parameters that it matches; put this group before them, "+
+					"or remove the entry", entry)
 			}
 		}
 	}
@@ -131,7 +145,8 @@ type GroupSummary struct {
 	Parameters                     int64
 }
 
-// groups are the groups of a resolved configuration, that of all other parameters last; nil if it has none.
+// groups are the groups of a resolved configuration, that of all other parameters last; nil if it
+// has none.
 func (c Config) groups() []GroupSummary {
 	if len(c.Optimizer.Groups) == 0 {
 		return nil

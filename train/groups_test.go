@@ -93,13 +93,15 @@ func TestGroupsErrors(t *testing.T) {
 	}
 }
 
-// In a run, weights of a group without learning rate stay what they were, those without decay do not shrink, and a group that changes no setting changes
-// no bit. The summary counts every weight once.
+// In a run, weights of a group without learning rate stay what they were, those without decay do
+// not shrink, and a group that changes no setting changes no bit. The summary counts every weight
+// once.
 func TestGroupsRun(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	var summary Summary
 	run := func(more string) runOutcome {
-		return mustRunRanks(t, testConfig(t, plan, crashConfig+"steps: 4\nevaluate: {every: 0}\n"+more), Options{Report: func(s Summary) { summary = s }})
+		return mustRunRanks(t, testConfig(t, plan, crashConfig+"steps: 4\nevaluate: {every: 0}\n"+more),
+			Options{Report: func(s Summary) { summary = s }})
 	}
 	plain := run("optimizer: {}\n")
 	if summary.Groups != nil {
@@ -107,7 +109,8 @@ func TestGroupsRun(t *testing.T) {
 	}
 	same := run("optimizer: {groups: [{match: [norms, router], weight_decay: 0.1, learning_rate_scale: 1}, {match: [\"*.q_proj.weight\"]}]}\n")
 	if same.Weights != plain.Weights {
-		t.Errorf("groups with the settings of the optimizer give the weights %.16s…, none %.16s…", same.Weights, plain.Weights)
+		t.Errorf("groups with the settings of the optimizer give the weights %.16s…, none %.16s…", same.Weights,
+			plain.Weights)
 	}
 	if empty := run("optimizer: {groups: []}\n"); empty.Weights != plain.Weights {
 		t.Error("an empty list of groups changes the weights")
@@ -117,7 +120,8 @@ func TestGroupsRun(t *testing.T) {
 	for _, g := range summary.Groups {
 		all += g.Parameters
 	}
-	if want := []string{"router"}; len(summary.Groups) != 4 || !slices.Equal(summary.Groups[1].Match, want) || all != summary.Parameters || summary.Groups[3].Match != nil {
+	if want := []string{"router"}; len(summary.Groups) != 4 || !slices.Equal(summary.Groups[1].Match, want) ||
+		all != summary.Parameters || summary.Groups[3].Match != nil {
 		t.Errorf("groups %+v of %d parameters", summary.Groups, summary.Parameters)
 	}
 	c := testConfig(t, plan, crashConfig)
@@ -137,7 +141,8 @@ func TestGroupsRun(t *testing.T) {
 	}
 }
 
-// With groups, the three schemes and stages of a pipeline give the same bits, and other dp and ep the same within rounding.
+// With groups, the three schemes and stages of a pipeline give the same bits, and other dp and ep
+// the same within rounding.
 func TestGroupsLayouts(t *testing.T) {
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
@@ -166,16 +171,19 @@ func TestGroupsLayouts(t *testing.T) {
 	}
 }
 
-// A run with groups goes on as if it had not been stopped, in another layout, too; with other groups it is refused, as with another learning rate.
+// A run with groups goes on as if it had not been stopped, in another layout, too; with other
+// groups it is refused, as with another learning rate.
 func TestGroupsResume(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	for _, name := range []OptimizerName{AdamW, Muon} {
-		more := crashConfig + strings.Replace(groupsYAML, "optimizer:", fmt.Sprintf("optimizer:\n  name: %s", name), 1) + "evaluate: {every: 0}\ncheckpoint: {every: 0}\n"
+		more := crashConfig + strings.Replace(groupsYAML, "optimizer:", fmt.Sprintf("optimizer:\n  name: %s", name),
+			1) + "evaluate: {every: 0}\ncheckpoint: {every: 0}\n"
 		want := mustRun(t, testConfig(t, plan, more+"layout: {dp: 2}\n"), Options{})
 		c := testConfig(t, plan, more+"layout: {dp: 2}\n")
 		mustRun(t, c, stopAfter(3))
 		written, err := LoadConfig(c.Output + "/" + configFile)
-		if err != nil || len(written.Optimizer.Groups) != 3 || *written.Optimizer.Groups[2].WeightDecay != 0.5 || written.Optimizer.Groups[2].Match[0] != c.Optimizer.Groups[2].Match[0] {
+		if err != nil || len(written.Optimizer.Groups) != 3 || *written.Optimizer.Groups[2].WeightDecay != 0.5 ||
+			written.Optimizer.Groups[2].Match[0] != c.Optimizer.Groups[2].Match[0] {
 			t.Errorf("%s in the run directory has the groups %+v, %v", configFile, written.Optimizer.Groups, err)
 		}
 		for text, change := range map[string]func(o *OptimizerConfig){
@@ -184,7 +192,8 @@ func TestGroupsResume(t *testing.T) {
 		} {
 			other := c
 			change(&other.Optimizer)
-			if _, err := Run(context.Background(), other, Options{}); err == nil || !strings.Contains(err.Error(), text) {
+			if _, err := Run(context.Background(), other, Options{}); err == nil ||
+				!strings.Contains(err.Error(), text) {
 				t.Errorf("%s: %v", text, err)
 			}
 		}
@@ -196,7 +205,8 @@ func TestGroupsResume(t *testing.T) {
 	c := testConfig(t, plan, crashConfig)
 	mustRun(t, c, stopAfter(3))
 	c.Optimizer.Groups = []ParameterGroup{{Match: []string{"norms"}, WeightDecay: new(0.0)}}
-	if _, err := Run(context.Background(), c, Options{}); err == nil || !strings.Contains(err.Error(), "optimizer.groups was not set and is [{") {
+	if _, err := Run(context.Background(), c, Options{}); err == nil ||
+		!strings.Contains(err.Error(), "optimizer.groups was not set and is [{") {
 		t.Error(err)
 	}
 }

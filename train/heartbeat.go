@@ -13,10 +13,12 @@ import (
 	"time"
 )
 
-// HeartbeatVariable is the environment variable that names the file in which rank 0 says what it is doing; without it nothing is written.
+// HeartbeatVariable is the environment variable that names the file in which rank 0 says what it is
+// doing; without it nothing is written.
 const HeartbeatVariable = "MULA_HEARTBEAT"
 
-// A Section is what a run is doing. A watchdog allows each its own time, since a save may take longer than many steps.
+// A Section is what a run is doing. A watchdog allows each its own time, since a save may take
+// longer than many steps.
 type Section string
 
 // The sections of a run.
@@ -30,7 +32,8 @@ const (
 // Sections are all sections, in the order in which a run meets them.
 var Sections = []Section{SectionSetup, SectionStep, SectionEvaluate, SectionCheckpoint}
 
-// A Heartbeat is what the heartbeat file says of a run: where it is, and how long what it has done has taken. docs/formats/run.md has the file.
+// A Heartbeat is what the heartbeat file says of a run: where it is, and how long what it has done
+// has taken. docs/formats/run.md has the file.
 type Heartbeat struct {
 	PID     int               `json:"pid"` // of rank 0
 	Section Section           `json:"section"`
@@ -41,7 +44,8 @@ type Heartbeat struct {
 	Spent   map[Section]Spent `json:"spent"`
 }
 
-// Ended says how a run has come to its end. What an mpiexec makes of the exit codes of its ranks says it less well.
+// Ended says how a run has come to its end. What an mpiexec makes of the exit codes of its ranks
+// says it less well.
 type Ended string
 
 // The ends of a run that has not failed.
@@ -64,7 +68,8 @@ const heartbeatSum = `,"sum":` // at the end of a heartbeat, with the CRC-32 of 
 // heartbeatBytes is the length of the heartbeat file, whatever it says: a write replaces all of it.
 const heartbeatBytes = 640
 
-// ReadHeartbeat reads a heartbeat file. It is an error if none is there, or if it is read while it is being written; then the next time gives it.
+// ReadHeartbeat reads a heartbeat file. It is an error if none is there, or if it is read while it
+// is being written; then the next time gives it.
 func ReadHeartbeat(path string) (Heartbeat, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -88,7 +93,8 @@ func ReadHeartbeat(path string) (Heartbeat, error) {
 	return h.Heartbeat, nil
 }
 
-// A heartbeat writes the heartbeat file of a run. A nil one, which is that of a run nobody watches, writes nothing.
+// A heartbeat writes the heartbeat file of a run. A nil one, which is that of a run nobody watches,
+// writes nothing.
 type heartbeat struct {
 	path  string
 	now   func() time.Time
@@ -98,7 +104,8 @@ type heartbeat struct {
 	text  [heartbeatBytes]byte
 }
 
-// newHeartbeat begins with the section setup, if the environment names a file for heartbeats; otherwise it is nil. Rank 0 calls it first of all.
+// newHeartbeat begins with the section setup, if the environment names a file for heartbeats;
+// otherwise it is nil. Rank 0 calls it first of all.
 func newHeartbeat() (*heartbeat, error) {
 	path := os.Getenv(HeartbeatVariable)
 	if path == "" {
@@ -111,8 +118,9 @@ func newHeartbeat() (*heartbeat, error) {
 	return h, nil
 }
 
-// beat says that a section begins, after so many steps. It takes some microseconds and waits for no disk. That a later beat cannot be written
-// does not end the run: the watchdog sees it as a run that does nothing.
+// beat says that a section begins, after so many steps. It takes some microseconds and waits for no
+// disk. That a later beat cannot be written does not end the run: the watchdog sees it as a run
+// that does nothing.
 func (h *heartbeat) beat(section Section, step int64) {
 	if h == nil {
 		return
@@ -136,8 +144,8 @@ func (h *heartbeat) end(result Result) {
 	_ = h.write(h.last.Section, result.Steps)
 }
 
-// write puts the file's content in its place with one write. The file is opened each time, since a network file system shows others what was
-// written when it is closed.
+// write puts the file's content in its place with one write. The file is opened each time, since a
+// network file system shows others what was written when it is closed.
 func (h *heartbeat) write(section Section, step int64) error {
 	now := h.now()
 	if h.last.Section != "" {

@@ -30,7 +30,8 @@ func TestHeartbeat(t *testing.T) {
 		section Section
 		step    int64
 	}{
-		{2, SectionStep, 40}, {0.5, SectionStep, 41}, {1.5, SectionStep, 42}, {0.25, SectionCheckpoint, 43}, {4, SectionStep, 43}, {1, SectionEvaluate, 44},
+		{2, SectionStep, 40}, {0.5, SectionStep, 41}, {1.5, SectionStep, 42}, {0.25, SectionCheckpoint, 43}, {4,
+			SectionStep, 43}, {1, SectionEvaluate, 44},
 	} {
 		now = now.Add(time.Duration(b.seconds * float64(time.Second)))
 		h.beat(b.section, b.step)
@@ -39,13 +40,15 @@ func TestHeartbeat(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := Heartbeat{PID: os.Getpid(), Section: SectionEvaluate, Step: 44, From: 40, Time: start.Add(9250 * time.Millisecond), Spent: map[Section]Spent{
-		SectionSetup: {1, 2, 2}, SectionStep: {4, 3.25, 1.5}, SectionCheckpoint: {1, 4, 4}, SectionEvaluate: {},
-	}}
+	want := Heartbeat{PID: os.Getpid(), Section: SectionEvaluate, Step: 44, From: 40,
+		Time: start.Add(9250 * time.Millisecond), Spent: map[Section]Spent{
+			SectionSetup: {1, 2, 2}, SectionStep: {4, 3.25, 1.5}, SectionCheckpoint: {1, 4, 4}, SectionEvaluate: {},
+		}}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
-	if text, _ := os.ReadFile(path); len(text) != heartbeatBytes || !json.Valid(text) || !bytes.HasSuffix(text, []byte("\n")) {
+	if text, _ := os.ReadFile(path); len(text) != heartbeatBytes || !json.Valid(text) ||
+		!bytes.HasSuffix(text, []byte("\n")) {
 		t.Errorf("the file is %q", text)
 	}
 
@@ -55,10 +58,12 @@ func TestHeartbeat(t *testing.T) {
 	}
 	h.last.From = math.MaxInt64
 	h.beat(SectionCheckpoint, math.MaxInt64)
-	for want, result := range map[Ended]Result{EndedDone: {Finished: true}, EndedStopped: {}, EndedTerminated: {Terminated: true}} {
+	for want, result := range map[Ended]Result{EndedDone: {Finished: true}, EndedStopped: {},
+		EndedTerminated: {Terminated: true}} {
 		result.Steps = math.MaxInt64
 		h.end(result)
-		if got, err := ReadHeartbeat(path); err != nil || got.Step != math.MaxInt64 || got.Section != SectionCheckpoint || got.Ended != want {
+		if got, err := ReadHeartbeat(path); err != nil || got.Step != math.MaxInt64 ||
+			got.Section != SectionCheckpoint || got.Ended != want {
 			t.Errorf("%v, %v", got, err)
 		}
 	}
@@ -73,7 +78,8 @@ func TestHeartbeatIsAskedFor(t *testing.T) {
 	h.beat(SectionStep, 1) // does nothing
 	h.end(Result{})
 	t.Setenv(HeartbeatVariable, filepath.Join(t.TempDir(), "nowhere", "heartbeat"))
-	if _, err := newHeartbeat(); err == nil || !strings.Contains(err.Error(), HeartbeatVariable) || !strings.Contains(err.Error(), "nowhere") {
+	if _, err := newHeartbeat(); err == nil || !strings.Contains(err.Error(), HeartbeatVariable) ||
+		!strings.Contains(err.Error(), "nowhere") {
 		t.Errorf("a file that cannot be written: %v", err)
 	}
 }

@@ -1,12 +1,15 @@
-// Package train trains a model on a plan: the loop, the optimizer and its schedule, checkpoints, records.
+// Package train trains a model on a plan: the loop, the optimizer and its schedule, checkpoints,
+// records.
 //
-// [Run] is the whole of it, in this file from top to bottom. What it leaves in the run directory is described in docs/formats/run.md:
-// train.yaml, metrics.jsonl, fingerprints.jsonl, tensorboard/ and checkpoints/, each of which is a Hugging Face model directory.
+// [Run] is the whole of it, in this file from top to bottom. What it leaves in the run directory is
+// described in docs/formats/run.md: train.yaml, metrics.jsonl, fingerprints.jsonl, tensorboard/ and
+// checkpoints/, each of which is a Hugging Face model directory.
 //
-// A run that is stopped or killed at any moment and started again goes on from its newest complete checkpoint, and all its losses,
-// weights, metrics (but for those about time) and fingerprints are those of a run that was never stopped, bit for bit. This is so because
-// everything a step computes follows from the weights, the moments, the number of steps done and the plan; the checkpoint holds the first
-// three and names the last. Results do not depend on the number of threads.
+// A run that is stopped or killed at any moment and started again goes on from its newest complete
+// checkpoint, and all its losses, weights, metrics (but for those about time) and fingerprints are
+// those of a run that was never stopped, bit for bit. This is so because everything a step computes
+// follows from the weights, the moments, the number of steps done and the plan; the checkpoint
+// holds the first three and names the last. Results do not depend on the number of threads.
 package train
 
 import (
@@ -35,30 +38,36 @@ import (
 // ErrNotFinite is wrapped by the error about a loss or gradient that is infinite or not a number.
 var ErrNotFinite = errors.New("not finite")
 
-// Options are what a run needs beyond its configuration. The zero value is ready for use. The functions are called from the goroutine
-// that called Run.
+// Options are what a run needs beyond its configuration. The zero value is ready for use. The
+// functions are called from the goroutine that called Run.
 type Options struct {
-	Version  string            // of the program, for the record
-	Stop     <-chan struct{}   // when closed, the run finishes its step, saves a checkpoint and returns; nil for a run that goes to its end
-	Report   func(Summary)     // called once, before memory for the model is allocated
-	Progress func(Progress)    // called after every step
-	Warn     func(text string) // called about what needs attention but does not end the run, such as a damaged checkpoint
+	Version string // of the program, for the record
+	// when closed, the run finishes its step, saves a checkpoint and returns; nil for a run that
+	// goes to its end
+	Stop     <-chan struct{}
+	Report   func(Summary)  // called once, before memory for the model is allocated
+	Progress func(Progress) // called after every step
+	// called about what needs attention but does not end the run, such as a damaged checkpoint
+	Warn func(text string)
 
-	// Terminated reports, once Stop is closed, whether a SIGTERM closed it: the host of this rank may be about to go away. The heartbeat then says so, and
-	// mula launch starts the run again. Nil is false.
+	// Terminated reports, once Stop is closed, whether a SIGTERM closed it: the host of this rank
+	// may be about to go away. The heartbeat then says so, and mula launch starts the run again.
+	// Nil is false.
 	Terminated func() bool
 
-	// World has the ranks of the run, one of which this process is; see [Join]. With nil all are of this process. Of several ranks the first
-	// one alone reports, keeps records and writes to the run directory; all must see that directory.
+	// World has the ranks of the run, one of which this process is; see [Join]. With nil all are of
+	// this process. Of several ranks the first one alone reports, keeps records and writes to the
+	// run directory; all must see that directory.
 	World *xpu.Comm
 
-	// BeforeSum is called by every rank of several before its gradients of a bucket are added up with those of the others. Tests put faults there.
-	// It may be called from several goroutines.
+	// BeforeSum is called by every rank of several before its gradients of a bucket are added up
+	// with those of the others. Tests put faults there. It may be called from several goroutines.
 	BeforeSum func(rank int, step int64, bucket moe.Bucket) error
 
 	ranksHere int // ranks that share the threads of this process; 0 is 1
 
-	newDevice func(rank, threads int, precision xpu.Precision) (xpu.Device, error) // in place of the configuration's device, for tests
+	// in place of the configuration's device, for tests
+	newDevice func(rank, threads int, precision xpu.Precision) (xpu.Device, error)
 
 	// For tests, of several ranks.
 	badTokens func(rank int, step int64) bool // whether a rank reads ids that the model does not have
@@ -79,10 +88,12 @@ type Progress struct {
 
 // Result is the outcome of a run.
 type Result struct {
-	Steps      int64   // done, over all runs from step 0
-	Finished   bool    // all steps are done; otherwise the run was stopped
-	Terminated bool    // the run was stopped by a SIGTERM to ranks, and no rank was asked otherwise
-	Resumed    string  // name of the checkpoint that this run went on from, "" if it began at step 0 or had nothing to do
+	Steps      int64 // done, over all runs from step 0
+	Finished   bool  // all steps are done; otherwise the run was stopped
+	Terminated bool  // the run was stopped by a SIGTERM to ranks, and no rank was asked otherwise
+	// name of the checkpoint that this run went on from, "" if it began at step 0 or had nothing to
+	// do
+	Resumed    string
 	FirstLoss  float64 // of the first step, which may have been in an earlier run
 	LastLoss   float64 // of the last step
 	LeftOut    int64   // samples left out because of spikes; skips.yaml in the run directory names their positions
@@ -90,11 +101,13 @@ type Result struct {
 	Weights    string  // see WeightsHash
 }
 
-// Run trains until all steps are done or it is stopped, going on from the newest complete checkpoint in the run directory if there is one. A
-// done context ends it at once, without a checkpoint.
+// Run trains until all steps are done or it is stopped, going on from the newest complete
+// checkpoint in the run directory if there is one. A done context ends it at once, without a
+// checkpoint.
 //
-// Every rank of a run calls it, with the same configuration, and gets the same result. Stopping one rank stops all. An error that all ranks know
-// of (see [Shared]) leaves their group whole; after any other the group must be closed, so that nobody waits for this rank.
+// Every rank of a run calls it, with the same configuration, and gets the same result. Stopping one
+// rank stops all. An error that all ranks know of (see [Shared]) leaves their group whole; after
+// any other the group must be closed, so that nobody waits for this rank.
 func Run(ctx context.Context, config Config, options Options) (result Result, err error) {
 	if err := config.Validate(); err != nil {
 		return Result{}, err
@@ -149,10 +162,12 @@ func Run(ctx context.Context, config Config, options Options) (result Result, er
 	return r.result(r.dir.join(filepath.Join(checkpointsDir, checkpointName(r.lastSaved)))), nil
 }
 
-// begin opens the data and the run directory, reports what will be done, and returns the checkpoint to go on from, nil for none.
+// begin opens the data and the run directory, reports what will be done, and returns the checkpoint
+// to go on from, nil for none.
 func (r *run) begin(ctx context.Context) (*Checkpoint, error) {
 	world := r.ranks.comm()
-	// Rank 0 goes first: what it learns about the shards is in the ledger when the others open them.
+	// Rank 0 goes first: what it learns about the shards is in the ledger when the others open
+	// them.
 	var err error
 	if r.leads() {
 		if r.heartbeat, err = newHeartbeat(); err == nil {
@@ -202,7 +217,8 @@ func (r *run) begin(ctx context.Context) (*Checkpoint, error) {
 	return checkpoint, nil
 }
 
-// open opens what a rank needs: the data and the device, and of the first rank the run directory and the tokenizer.
+// open opens what a rank needs: the data and the device, and of the first rank the run directory
+// and the tokenizer.
 func (r *run) open(ctx context.Context) error {
 	plan, err := r.config.ReadPlan()
 	if err != nil {
@@ -246,10 +262,12 @@ func (r *run) open(ctx context.Context) error {
 	return nil
 }
 
-// openDevice makes the device, which the first rank chooses for all, and refuses one whose memory is too small.
+// openDevice makes the device, which the first rank chooses for all, and refuses one whose memory
+// is too small.
 func (r *run) openDevice(ctx context.Context) (err error) {
 	number, onHost := r.ranks.numberOnHost(), r.ranks.onHost()
-	options := DeviceOptions{Threads: r.ranks.threads(r.config, r.options.ranksHere), Precision: r.config.Precision, number: number, ranks: onHost}
+	options := DeviceOptions{Threads: r.ranks.threads(r.config, r.options.ranksHere), Precision: r.config.Precision,
+		number: number, ranks: onHost}
 	sharing := onHost
 	if f := r.options.newDevice; f != nil {
 		r.device, err = f(r.ranks.rank(), options.Threads, options.Precision)
@@ -277,8 +295,8 @@ func (r *run) shareDevice(ctx context.Context) error {
 	return nil
 }
 
-// sameRun refuses ranks that would not do the same: that read another plan, have another configuration, or compute in another way, so that their
-// weights would drift apart.
+// sameRun refuses ranks that would not do the same: that read another plan, have another
+// configuration, or compute in another way, so that their weights would drift apart.
 func (r *run) sameRun(ctx context.Context) error {
 	if r.ranks == nil {
 		return nil
@@ -289,7 +307,8 @@ func (r *run) sameRun(ctx context.Context) error {
 	}
 	own := what{r.data.Plan.Fingerprint(), r.device.Arithmetic(), map[string]string{}}
 	collect(reflect.ValueOf(r.config), "", own.Fields)
-	for _, name := range []string{"plan", "output", "tokenizer", "initialize_from", "threads", "metrics_listen"} { // a machine's own affair
+	for _, name := range []string{"plan", "output", "tokenizer", "initialize_from", "threads", "metrics_listen"} {
+		// a machine's own affair
 		delete(own.Fields, name)
 	}
 	all, err := gather(ctx, r.ranks.world, own)
@@ -301,13 +320,16 @@ func (r *run) sameRun(ctx context.Context) error {
 		var err error
 		switch {
 		case other.Plan != first.Plan:
-			err = fmt.Errorf("it has read plan %.16s…, and rank 0 plan %.16s…; give all ranks the same file", other.Plan, first.Plan)
+			err = fmt.Errorf("it has read plan %.16s…, and rank 0 plan %.16s…; give all ranks the same file",
+				other.Plan, first.Plan)
 		case other.Arithmetic != first.Arithmetic:
-			err = fmt.Errorf("it computes with the arithmetic of %s, and rank 0 with that of %s; run on machines of one kind", other.Arithmetic, first.Arithmetic)
+			err = fmt.Errorf("it computes with the arithmetic of %s, and rank 0 with that of %s; run on machines of "+
+				"one kind", other.Arithmetic, first.Arithmetic)
 		}
 		for _, name := range sortedKeys(first.Fields) {
 			if err == nil && other.Fields[name] != first.Fields[name] {
-				err = fmt.Errorf("its %s is %s, and that of rank 0 %s; give all ranks the same train.yaml", name, other.Fields[name], first.Fields[name])
+				err = fmt.Errorf("its %s is %s, and that of rank 0 %s; give all ranks the same train.yaml", name,
+					other.Fields[name], first.Fields[name])
 			}
 		}
 		if err != nil {
@@ -345,7 +367,8 @@ func (r *run) close() {
 	}
 }
 
-// leads reports whether this rank is the one that reports, keeps records and writes to the run directory.
+// leads reports whether this rank is the one that reports, keeps records and writes to the run
+// directory.
 func (r *run) leads() bool { return r.ranks.rank() == 0 }
 
 // A run is a training run under way.
@@ -432,8 +455,9 @@ func (r *run) train(ctx context.Context) error {
 // trainOn does the steps up to the end of the run, or to a spike at which it has to go back.
 func (r *run) trainOn(ctx context.Context) (*Spike, error) {
 	batch := int64(r.config.BatchSize)
-	stream, err := r.data.Stream(ctx, blend.StreamOptions{From: r.state.Cursor.Position, To: r.config.Steps * batch, BatchSize: r.config.BatchSize,
-		Rank: r.ranks.reader(), World: r.ranks.readers(), Prefetch: 2})
+	stream, err := r.data.Stream(ctx, blend.StreamOptions{From: r.state.Cursor.Position, To: r.config.Steps * batch,
+		BatchSize: r.config.BatchSize,
+		Rank:      r.ranks.reader(), World: r.ranks.readers(), Prefetch: 2})
 	if err != nil {
 		return nil, err
 	}
@@ -480,12 +504,14 @@ func (r *run) trainOn(ctx context.Context) (*Spike, error) {
 	return nil, err
 }
 
-// due says whether something that is done every so many steps is done after this one; it is done after the last one, too.
+// due says whether something that is done every so many steps is done after this one; it is done
+// after the last one, too.
 func due(stepsDone, every, steps int64) bool {
 	return every > 0 && (stepsDone%every == 0 || stepsDone == steps)
 }
 
-// What a rank adds to the sum over ranks when it is to stop. There are fewer ranks than stopRequested.
+// What a rank adds to the sum over ranks when it is to stop. There are fewer ranks than
+// stopRequested.
 const (
 	stopTerminated = 1
 	stopRequested  = 1 << 32
@@ -514,8 +540,10 @@ func (r *run) step(ctx context.Context, stream *blend.Stream) (StepMetrics, erro
 		return StepMetrics{}, err
 	}
 	m := StepMetrics{
-		Step: r.state.Step, First: r.state.Cursor.Position, Samples: r.samples, Tokens: int64(r.samples) * int64(r.data.SequenceLength),
-		LearningRate: r.schedule.LearningRate(r.state.Step), SourceLoss: map[string]float64{}, SourceSamples: map[string]int{},
+		Step: r.state.Step, First: r.state.Cursor.Position, Samples: r.samples,
+		Tokens:       int64(r.samples) * int64(r.data.SequenceLength),
+		LearningRate: r.schedule.LearningRate(r.state.Step), SourceLoss: map[string]float64{},
+		SourceSamples: map[string]int{},
 	}
 	if r.read.counted {
 		m.Targets = new(r.targets)
@@ -630,11 +658,13 @@ func (r *run) gradients(ctx context.Context, m *StepMetrics) error {
 	return nil
 }
 
-// backward computes the gradients of the step, which are added up over ranks, and the losses. What the model is given is what is hashed.
+// backward computes the gradients of the step, which are added up over ranks, and the losses. What
+// the model is given is what is hashed.
 func (r *run) backward(ctx context.Context, m *StepMetrics) error {
 	r.results = r.results[:0]
 	options := moe.BackwardOptions{Targets: max(1, r.targets), Tokens: m.Tokens, Loss: moe.LossOptions{
-		Aux: r.config.AuxLoss.Form, AuxCoefficient: r.config.AuxLoss.Coefficient, ZCoefficient: r.config.ZLoss.Coefficient}}
+		Aux: r.config.AuxLoss.Form, AuxCoefficient: r.config.AuxLoss.Coefficient,
+		ZCoefficient: r.config.ZLoss.Coefficient}}
 	err := r.sumGradients(ctx, options, func(rows []row, stats moe.Stats) {
 		if r.pipeline.last() {
 			for i, loss := range stats.RowLoss {
@@ -656,7 +686,8 @@ func (r *run) backward(ctx context.Context, m *StepMetrics) error {
 	sourceLoss, sourceTargets := make([]float64, len(r.data.Sources)), make([]int64, len(r.data.Sources))
 	for i, row := range r.results {
 		if !finite(row.loss) {
-			return r.notFinite(lossSpike, fmt.Errorf("the loss is %w", ErrNotFinite), r.results[i:i+1], r.culprit(r.rankOf(row.position)))
+			return r.notFinite(lossSpike, fmt.Errorf("the loss is %w", ErrNotFinite), r.results[i:i+1],
+				r.culprit(r.rankOf(row.position)))
 		}
 		m.Loss += row.loss
 		sourceLoss[row.source] += row.loss
@@ -675,11 +706,14 @@ func (r *run) backward(ctx context.Context, m *StepMetrics) error {
 	return nil
 }
 
-// sumGradients sets the gradients to those of the rows of the step, of all ranks: micro-batch by micro-batch, telling each about every one of this
-// rank's. During the last pass the gradients of a bucket are added up over ranks while those of the next ones are computed.
+// sumGradients sets the gradients to those of the rows of the step, of all ranks: micro-batch by
+// micro-batch, telling each about every one of this rank's. During the last pass the gradients of a
+// bucket are added up over ranks while those of the next ones are computed.
 //
-// If a batch cannot be computed this rank takes part without rows until the others have come to the end, so that they all can hear of it.
-func (r *run) sumGradients(ctx context.Context, options moe.BackwardOptions, each func(rows []row, stats moe.Stats)) error {
+// If a batch cannot be computed this rank takes part without rows until the others have come to the
+// end, so that they all can hear of it.
+func (r *run) sumGradients(ctx context.Context, options moe.BackwardOptions,
+	each func(rows []row, stats moe.Stats)) error {
 	r.model.ZeroGradients()
 	r.pending = r.pending[:0]
 	if r.sharding != nil {
@@ -709,14 +743,16 @@ func (r *run) sumGradients(ctx context.Context, options moe.BackwardOptions, eac
 	return failed
 }
 
-// microBatch is a micro-batch of this rank: its rows, from the first to before the end, of which there may be none.
+// microBatch is a micro-batch of this rank: its rows, from the first to before the end, of which
+// there may be none.
 func (r *run) microBatch(number int) (first, end int, batch moe.Batch) {
 	first = min(number*r.config.MicroBatchSize, len(r.rows))
 	end = min(first+r.config.MicroBatchSize, len(r.rows))
 	return first, end, r.read.batch(first, end)
 }
 
-// setPass sets the options of the backward pass of a micro-batch that begins with row first. With the last one the gradients of a bucket are complete.
+// setPass sets the options of the backward pass of a micro-batch that begins with row first. With
+// the last one the gradients of a bucket are complete.
 func (r *run) setPass(ctx context.Context, number, first int, options *moe.BackwardOptions) {
 	options.FirstTarget = (r.before + int64(first)) * int64(r.data.SequenceLength)
 	if r.ranks != nil && !r.options.late && number == r.passes-1 {
@@ -724,7 +760,8 @@ func (r *run) setPass(ctx context.Context, number, first int, options *moe.Backw
 	}
 }
 
-// whole adds up the gradients of this rank's micro-batches, of a model that is not divided into stages.
+// whole adds up the gradients of this rank's micro-batches, of a model that is not divided into
+// stages.
 func (r *run) whole(ctx context.Context, options moe.BackwardOptions, each func(rows []row, stats moe.Stats)) error {
 	var failed error
 	for pass := range r.passes {
@@ -760,14 +797,16 @@ func (r *run) whole(ctx context.Context, options moe.BackwardOptions, each func(
 	return failed
 }
 
-// A lostError is one after which this rank cannot work together with the others any more, and so cannot tell them.
+// A lostError is one after which this rank cannot work together with the others any more, and so
+// cannot tell them.
 type lostError struct{ error }
 
 func (e *lostError) Unwrap() error { return e.error }
 
 // failedAt says of which rows, of this rank's, an error is.
 func (r *run) failedAt(first, end int, err error) error {
-	return fmt.Errorf("step %d, positions %d to %d: %w", r.state.Step, r.rows[first].position, r.rows[end-1].position, err)
+	return fmt.Errorf("step %d, positions %d to %d: %w", r.state.Step, r.rows[first].position, r.rows[end-1].position,
+		err)
 }
 
 // reduce starts to add up the gradients of a bucket over ranks.
@@ -807,8 +846,9 @@ type notFiniteError struct {
 
 func (e *notFiniteError) Unwrap() error { return e.error }
 
-// notFinite completes an error that ends the run, unless it handles spikes, before the weights of this step are touched. rows are those it
-// can come from, and rank the one that has computed it, -1 if that is not known.
+// notFinite completes an error that ends the run, unless it handles spikes, before the weights of
+// this step are touched. rows are those it can come from, and rank the one that has computed it, -1
+// if that is not known.
 func (r *run) notFinite(what string, err error, rows []result, rank int) error {
 	var sources []string
 	for _, row := range rows {
@@ -821,12 +861,16 @@ func (r *run) notFinite(what string, err error, rows []result, rank int) error {
 	if r.lastSaved >= 0 {
 		checkpoint = "the newest checkpoint is " + checkpointName(r.lastSaved)
 	}
-	leave := fmt.Sprintf("amend the plan with mula blend --amend %s --skip %d:%d --output NEW.json and train on with that", r.config.Plan, from, to)
+	leave := fmt.Sprintf("amend the plan with mula blend --amend %s --skip %d:%d --output NEW.json and train on "+
+		"with that", r.config.Plan, from, to)
 	if r.data.Plan.Megatron != nil { // which cannot be amended
-		leave = fmt.Sprintf("add {from: %d, to: %d} to skips in blend.yaml, seal the plan again and set plan_change: accept", from, to)
+		leave = fmt.Sprintf("add {from: %d, to: %d} to skips in blend.yaml, seal the plan again and set "+
+			"plan_change: accept", from, to)
 	}
-	err = fmt.Errorf("step %d: %w, at positions %d to %d, of %s; the weights are as before the step, and %s. If the losses before it rose, the learning rate is too high. "+
-		"Else look at the text with mula peek --position; to leave it out, %s", r.state.Step, err, from, to-1, strings.Join(sources, ", "), checkpoint, leave)
+	err = fmt.Errorf("step %d: %w, at positions %d to %d, of %s; the weights are as before the step, and %s. If the "+
+		"losses before it rose, the learning rate is too high. "+
+		"Else look at the text with mula peek --position; to leave it out, %s", r.state.Step, err, from, to-1,
+		strings.Join(sources, ", "), checkpoint, leave)
 	if r.diverged() {
 		rank = -1
 	}
@@ -854,7 +898,8 @@ func (r *run) badGradient(ctx context.Context) error {
 	if rank >= 0 {
 		dp, _, ep := r.ranks.place(rank)
 		reader := dp*r.ranks.EP + ep
-		rows = slices.DeleteFunc(slices.Clone(rows), func(row result) bool { return r.readerOf(row.position) != reader })
+		rows = slices.DeleteFunc(slices.Clone(rows),
+			func(row result) bool { return r.readerOf(row.position) != reader })
 	}
 	if len(rows) == 0 { // of a rank whose positions are all skipped
 		rows = r.results
@@ -886,7 +931,8 @@ func (r *run) record(m StepMetrics) error {
 		return nil
 	}
 	scalars := []tensorboard.Scalar{
-		{Tag: "train/loss", Value: m.Loss}, {Tag: "train/aux_loss", Value: m.AuxLoss}, {Tag: "train/z_loss", Value: m.ZLoss},
+		{Tag: "train/loss", Value: m.Loss}, {Tag: "train/aux_loss", Value: m.AuxLoss}, {Tag: "train/z_loss",
+			Value: m.ZLoss},
 		{Tag: "train/grad_norm", Value: m.GradNorm}, {Tag: "train/learning_rate", Value: m.LearningRate},
 		{Tag: "train/tokens_per_second", Value: m.TokensPerSecond}, {Tag: "train/mfu", Value: m.MFU},
 	}
@@ -894,7 +940,8 @@ func (r *run) record(m StepMetrics) error {
 		scalars = scalars[4:] // not all of the others have a value
 	}
 	for layer, entropy := range m.RouterEntropy {
-		scalars = append(scalars, tensorboard.Scalar{Tag: fmt.Sprintf("router_entropy/layer_%d", layer), Value: entropy})
+		scalars = append(scalars, tensorboard.Scalar{Tag: fmt.Sprintf("router_entropy/layer_%d", layer),
+			Value: entropy})
 	}
 	for _, group := range sortedKeys(m.UpdateRatio) {
 		scalars = append(scalars, tensorboard.Scalar{Tag: "update_ratio/" + group, Value: m.UpdateRatio[group]})
@@ -905,11 +952,13 @@ func (r *run) record(m StepMetrics) error {
 	return r.board.Write(m.Step, time.Now(), scalars)
 }
 
-// curvature estimates the curvature of the loss on the rows of the step that was just made, of so many tokens and targets that count, from targets
-// that the model draws itself. They follow from the seed of the run and the number of the step. An estimate that is not finite is not used: the step
-// is done, and the next one says what is wrong, if anything is.
+// curvature estimates the curvature of the loss on the rows of the step that was just made, of so
+// many tokens and targets that count, from targets that the model draws itself. They follow from
+// the seed of the run and the number of the step. An estimate that is not finite is not used: the
+// step is done, and the next one says what is wrong, if anything is.
 func (r *run) curvature(ctx context.Context, tokens, targets int64, limit float64) error {
-	options := moe.BackwardOptions{Targets: targets, Tokens: tokens, SampleTargets: true, SampleSeed: curvatureSeed(r.config.Seed, r.state.Step)}
+	options := moe.BackwardOptions{Targets: targets, Tokens: tokens, SampleTargets: true,
+		SampleSeed: curvatureSeed(r.config.Seed, r.state.Step)}
 	if err := r.sumGradients(ctx, options, func([]row, moe.Stats) {}); err != nil {
 		return fmt.Errorf("estimate of the curvature: %w", err)
 	}
@@ -941,7 +990,8 @@ func (r *run) evaluate(ctx context.Context) (*Evaluation, error) {
 		return nil, fmt.Errorf("evaluation after step %d: %w", r.state.Step-1, err)
 	}
 	defer r.optimizer.Average(ctx, false)
-	e, err := Evaluate(ctx, r.model, r.data, EvaluateOptions{Samples: r.config.Evaluate.Samples, BatchSize: r.config.MicroBatchSize, Attention: r.config.Attention,
+	e, err := Evaluate(ctx, r.model, r.data, EvaluateOptions{Samples: r.config.Evaluate.Samples,
+		BatchSize: r.config.MicroBatchSize, Attention: r.config.Attention,
 		ranks: r.ranks, pipeline: r.pipeline})
 	if err != nil {
 		return nil, fmt.Errorf("evaluation after step %d: %w", r.state.Step-1, err)
@@ -956,7 +1006,8 @@ func (r *run) evaluate(ctx context.Context) (*Evaluation, error) {
 	for _, name := range sortedKeys(e.SourceLoss) {
 		scalars = append(scalars, tensorboard.Scalar{Tag: "eval/" + name, Value: e.SourceLoss[name]})
 	}
-	// At the step before, as everything that was seen up to now was: a resumed run hides the points of its first step and later.
+	// At the step before, as everything that was seen up to now was: a resumed run hides the points
+	// of its first step and later.
 	return &e, r.board.Write(r.state.Step-1, time.Now(), scalars)
 }
 
@@ -992,12 +1043,15 @@ func (r *run) save(ctx context.Context) (string, error) {
 	err = saveCheckpoint(ctx, r.ranks.comm(), dir, &r.state, newShare(r.model, r.optimizer), files)
 	if err != nil {
 		if ctx.Err() == nil && r.lastSaved >= 0 {
-			err = fmt.Errorf("%w; the newest complete checkpoint is %s, from which the run goes on when it is started again", err, checkpointName(r.lastSaved))
+			err = fmt.Errorf("%w; the newest complete checkpoint is %s, from which the run goes on when it is "+
+				"started again", err, checkpointName(r.lastSaved))
 		}
 		return "", err
 	}
 	r.lastSaved = r.state.Step
-	r.refused = slices.DeleteFunc(r.refused, func(c RefusedCheckpoint) bool { return c.Checkpoint == checkpointName(r.state.Step) }) // replaced
+	// replaced
+	r.refused = slices.DeleteFunc(r.refused,
+		func(c RefusedCheckpoint) bool { return c.Checkpoint == checkpointName(r.state.Step) })
 	if r.leads() {
 		if err := pruneCheckpoints(dir, r.config.Checkpoint.Keep, r.backTo(), r.refused); err != nil {
 			r.warn("old checkpoints could not be removed: %v", err)
@@ -1013,7 +1067,8 @@ func (r *run) warn(format string, args ...any) {
 	}
 }
 
-// findCheckpoint checks that the run goes on from a checkpoint, which may be nil, as it began, and sets the state.
+// findCheckpoint checks that the run goes on from a checkpoint, which may be nil, as it began, and
+// sets the state.
 func (r *run) findCheckpoint(checkpoint *Checkpoint) (*Checkpoint, error) {
 	plan := r.data.Plan.Fingerprint()
 	if checkpoint == nil {
@@ -1031,24 +1086,32 @@ func (r *run) findCheckpoint(checkpoint *Checkpoint) (*Checkpoint, error) {
 		shared, descends := r.data.Plan.Shared(r.state.Cursor.Plan)
 		switch {
 		case !descends:
-			return nil, fmt.Errorf("%s was made with plan %.16s…, and %s is plan %.16s…; use the plan that the run began with, or set plan_change: accept to go on at position %d of the other one",
+			return nil, fmt.Errorf("%s was made with plan %.16s…, and %s is plan %.16s…; use the plan that the run "+
+				"began with, or set plan_change: accept to go on at position %d of the other one",
 				checkpoint.Dir, r.state.Cursor.Plan, r.config.Plan, plan, r.state.Cursor.Position)
 		case r.state.Cursor.Position > shared:
-			return nil, fmt.Errorf("%s was made with plan %.16s… up to position %d, and %s, plan %.16s…, amends that one from position %d on; amend it at position %d or later, "+
-				"or set plan_change: accept to go on at position %d of the amended one", checkpoint.Dir, r.state.Cursor.Plan, r.state.Cursor.Position, r.config.Plan, plan, shared,
+			return nil, fmt.Errorf("%s was made with plan %.16s… up to position %d, and %s, plan %.16s…, amends "+
+				"that one from position %d on; amend it at position %d or later, "+
+				"or set plan_change: accept to go on at position %d of the amended one", checkpoint.Dir,
+				r.state.Cursor.Plan, r.state.Cursor.Position, r.config.Plan, plan, shared,
 				r.state.Cursor.Position, r.state.Cursor.Position)
 		}
 	}
 	if r.state.SequenceLength != r.data.SequenceLength {
-		return nil, fmt.Errorf("%s was made with samples of %d tokens, and %s has samples of %d: a run cannot change its sequence length; seal the plan with the old one, "+
-			"or start a new run in another output", checkpoint.Dir, r.state.SequenceLength, r.config.Plan, r.data.SequenceLength)
+		return nil, fmt.Errorf("%s was made with samples of %d tokens, and %s has samples of %d: a run cannot "+
+			"change its sequence length; seal the plan with the old one, "+
+			"or start a new run in another output", checkpoint.Dir, r.state.SequenceLength, r.config.Plan,
+			r.data.SequenceLength)
 	}
 	if now := tokenizerHash(r.data.Plan); r.state.Tokenizer != now && r.state.Tokenizer != "" && now != "" {
-		return nil, fmt.Errorf("%s was trained on ids of the tokenizer with SHA-256 %.16s…, and the shards of %s were made with %.16s…: the same ids mean other text there; "+
-			"tokenize with the old one, or start a new run in another output", checkpoint.Dir, r.state.Tokenizer, r.config.Plan, now)
+		return nil, fmt.Errorf("%s was trained on ids of the tokenizer with SHA-256 %.16s…, and the shards of %s "+
+			"were made with %.16s…: the same ids mean other text there; "+
+			"tokenize with the old one, or start a new run in another output", checkpoint.Dir, r.state.Tokenizer,
+			r.config.Plan, now)
 	}
 	if want := r.state.Step * int64(r.config.BatchSize); r.state.Cursor.Position != want {
-		return nil, fmt.Errorf("%s stands at position %d after %d steps of %d samples; it should be %d", checkpoint.Dir, r.state.Cursor.Position, r.state.Step,
+		return nil, fmt.Errorf("%s stands at position %d after %d steps of %d samples; it should be %d", checkpoint.Dir,
+			r.state.Cursor.Position, r.state.Step,
 			r.config.BatchSize, want)
 	}
 	if a := r.arithmetic(); a != r.state.Arithmetic {
@@ -1059,12 +1122,15 @@ func (r *run) findCheckpoint(checkpoint *Checkpoint) (*Checkpoint, error) {
 
 // newState is the state before the first step.
 func (r *run) newState() State {
-	return State{Format: checkpointFormat, Cursor: blend.Cursor{Plan: r.data.Plan.Fingerprint()}, SequenceLength: r.data.SequenceLength,
-		Tokenizer: tokenizerHash(r.data.Plan), Seed: r.config.Seed, Spikes: newSpikeState(r.config.Spikes), Config: r.identity}
+	return State{Format: checkpointFormat, Cursor: blend.Cursor{Plan: r.data.Plan.Fingerprint()},
+		SequenceLength: r.data.SequenceLength,
+		Tokenizer:      tokenizerHash(r.data.Plan), Seed: r.config.Seed, Spikes: newSpikeState(r.config.Spikes),
+		Config: r.identity}
 }
 
-// arithmetic names what decides the last bits of a run: the device's way of rounding, the model's order of sums, and of several ranks how the work
-// is divided among them. The model's first order was not named in checkpoints.
+// arithmetic names what decides the last bits of a run: the device's way of rounding, the model's
+// order of sums, and of several ranks how the work is divided among them. The model's first order
+// was not named in checkpoints.
 func (r *run) arithmetic() string {
 	text := fmt.Sprintf("%s, order of sums %d", r.device.Arithmetic(), moe.OrderOfSums)
 	if l := r.config.Layout; l.DP*l.EP > 1 { // the stages of a pipeline change no bit
@@ -1076,7 +1142,8 @@ func (r *run) arithmetic() string {
 	return text
 }
 
-// tokenizerHash is the hash of the tokenizer.json that made a plan's shards, or "" if the plan does not know it.
+// tokenizerHash is the hash of the tokenizer.json that made a plan's shards, or "" if the plan does
+// not know it.
 func tokenizerHash(p *blend.Plan) string {
 	if p.Tokenizer == nil {
 		return ""
@@ -1098,11 +1165,13 @@ func (r *run) summary(checkpoint *Checkpoint) Summary {
 }
 
 func (r *run) result(checkpoint string) Result {
-	return Result{Steps: r.state.Step, Finished: r.state.Step >= r.config.Steps, Terminated: r.terminated, Resumed: r.resumed, FirstLoss: r.state.FirstLoss, LastLoss: r.state.LastLoss,
+	return Result{Steps: r.state.Step, Finished: r.state.Step >= r.config.Steps, Terminated: r.terminated,
+		Resumed: r.resumed, FirstLoss: r.state.FirstLoss, LastLoss: r.state.LastLoss,
 		LeftOut: r.state.Spikes.leftOut(), Checkpoint: checkpoint, Weights: r.state.Weights}
 }
 
-// prepare makes model and optimizer, as they begin or from the checkpoint, and opens the records where the checkpoint left them.
+// prepare makes model and optimizer, as they begin or from the checkpoint, and opens the records
+// where the checkpoint left them.
 func (r *run) prepare(ctx context.Context, checkpoint *Checkpoint) error {
 	var err error
 	if r.leads() {
@@ -1213,7 +1282,8 @@ func (r *run) newOptimizer(ctx context.Context) error {
 		r.optimizer, err = NewOptimizer(c, targets, r.device, r.model.Parameters())
 		return err
 	}
-	r.sharding = newSharding(r.ranks, r.config.Layout.Optimizer, needsWholeTensors(c.Name), r.device, r.model.Parameters(), r.model.Buckets())
+	r.sharding = newSharding(r.ranks, r.config.Layout.Optimizer, needsWholeTensors(c.Name), r.device,
+		r.model.Parameters(), r.model.Buckets())
 	sizes := make([]int, len(r.tensors))
 	for i, t := range r.tensors {
 		sizes[i] = int(t.Elements())
@@ -1223,7 +1293,8 @@ func (r *run) newOptimizer(ctx context.Context) error {
 	return err
 }
 
-// openRecords cuts what was recorded after the checkpoint, or begins the records anew. back says that this run wrote them and goes back.
+// openRecords cuts what was recorded after the checkpoint, or begins the records anew. back says
+// that this run wrote them and goes back.
 func (r *run) openRecords(checkpoint *Checkpoint, back bool) (err error) {
 	defer func() {
 		if err != nil {
@@ -1253,7 +1324,8 @@ func (r *run) openRecords(checkpoint *Checkpoint, back bool) (err error) {
 		return err
 	}
 	if last != r.state.Step-1 {
-		r.warn("%s ends with step %d, the checkpoint with step %d: what lies between is not on record", r.dir.join(metricsFile), last, r.state.Step-1)
+		r.warn("%s ends with step %d, the checkpoint with step %d: what lies between is not on record",
+			r.dir.join(metricsFile), last, r.state.Step-1)
 	}
 	if r.metrics, err = openRecordFile(r.dir.join(metricsFile)); err != nil {
 		return err
@@ -1268,13 +1340,15 @@ func (r *run) openRecords(checkpoint *Checkpoint, back bool) (err error) {
 		}
 	}
 
-	// The log of the checkpoint's plan ends where the checkpoint stands. It may have been put aside already by a process that was killed
-	// before it saved a checkpoint under the new plan, whose log then stands in its place.
+	// The log of the checkpoint's plan ends where the checkpoint stands. It may have been put aside
+	// already by a process that was killed before it saved a checkpoint under the new plan, whose
+	// log then stands in its place.
 	if header, last, err = r.openLog(oldPlan); err != nil {
 		return err
 	}
 	if last != r.state.Step-1 {
-		r.warn("%s ends with step %d, the checkpoint with step %d: what lies between is not on record", r.dir.join(fingerprintsFile), last, r.state.Step-1)
+		r.warn("%s ends with step %d, the checkpoint with step %d: what lies between is not on record",
+			r.dir.join(fingerprintsFile), last, r.state.Step-1)
 	}
 	if oldPlan != plan {
 		if header, _, err = r.openLog(plan); err != nil {
@@ -1286,7 +1360,8 @@ func (r *run) openRecords(checkpoint *Checkpoint, back bool) (err error) {
 	}
 	r.log = blend.ResumeLog(r.fingerprints)
 	if !header {
-		r.log, err = blend.NewLogWriter(r.fingerprints, blend.LogHeader{Plan: plan, SequenceLength: r.data.SequenceLength, BatchSize: r.config.BatchSize})
+		r.log, err = blend.NewLogWriter(r.fingerprints,
+			blend.LogHeader{Plan: plan, SequenceLength: r.data.SequenceLength, BatchSize: r.config.BatchSize})
 		if err != nil {
 			return err
 		}
@@ -1312,13 +1387,15 @@ func (r *run) openRecords(checkpoint *Checkpoint, back bool) (err error) {
 		resumed.OldPlan, resumed.Plan = oldPlan, plan
 	}
 	if oldPlan != plan && !back {
-		r.warn("the plan has changed from %.16s… to %.16s…; the run goes on at position %d of the new one", oldPlan, plan, r.state.Cursor.Position)
+		r.warn("the plan has changed from %.16s… to %.16s…; the run goes on at position %d of the new one", oldPlan,
+			plan, r.state.Cursor.Position)
 	}
 	return r.metrics.append(metricsLine{Step: &r.state.Step, Resumed: resumed})
 }
 
-// openLog makes fingerprints.jsonl the log of the given plan, up to the step at hand, or leaves none. A log is about one plan: that of another
-// is put aside under the name of its plan, and comes back with it. header and last are those of [cutRecords].
+// openLog makes fingerprints.jsonl the log of the given plan, up to the step at hand, or leaves
+// none. A log is about one plan: that of another is put aside under the name of its plan, and comes
+// back with it. header and last are those of [cutRecords].
 func (r *run) openLog(plan string) (header bool, last int64, err error) {
 	path := r.dir.join(fingerprintsFile)
 	if now := planOfLog(path); now != plan {
@@ -1337,7 +1414,8 @@ func (r *run) openLog(plan string) (header bool, last int64, err error) {
 // asideName is the name of the fingerprints of a plan that the run is not on.
 func asideName(plan string) string { return fmt.Sprintf("fingerprints-%.16s.jsonl", plan) }
 
-// planOfLog is the fingerprint of the plan that a log is about, "" if there is no log or its first line is not whole.
+// planOfLog is the fingerprint of the plan that a log is about, "" if there is no log or its first
+// line is not whole.
 func planOfLog(path string) string {
 	f, err := os.Open(path)
 	if err != nil {
@@ -1362,7 +1440,8 @@ func (r *run) closeRecords() {
 	}
 }
 
-// readTokenizer reads the tokenizer.json that goes into checkpoints and checks that it is the one of the plan.
+// readTokenizer reads the tokenizer.json that goes into checkpoints and checks that it is the one
+// of the plan.
 func readTokenizer(path string, p *blend.Plan) ([]byte, error) {
 	if path == "" {
 		return nil, nil
@@ -1373,7 +1452,8 @@ func readTokenizer(path string, p *blend.Plan) ([]byte, error) {
 	}
 	hash := fmt.Sprintf("%x", sha256.Sum256(data))
 	if p.Tokenizer != nil && p.Tokenizer.SHA256 != hash {
-		return nil, fmt.Errorf("tokenizer %s has SHA-256 %.16s…, but the plan's shards were made by one with %.16s…; name that one, or none", path, hash, p.Tokenizer.SHA256)
+		return nil, fmt.Errorf("tokenizer %s has SHA-256 %.16s…, but the plan's shards were made by one with "+
+			"%.16s…; name that one, or none", path, hash, p.Tokenizer.SHA256)
 	}
 	return data, nil
 }

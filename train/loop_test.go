@@ -42,8 +42,8 @@ func TestMain(m *testing.M) {
 // tokenizerJSON stands for the tokenizer of the shards; nobody reads it.
 const tokenizerJSON = `{"version": "1.0"}`
 
-// makePlan writes two shards of text with structure, so that there is something to learn, and seals a plan over them. more is added to
-// blend.yaml.
+// makePlan writes two shards of text with structure, so that there is something to learn, and seals
+// a plan over them. more is added to blend.yaml.
 func makePlan(t testing.TB, dir, name, more string) string {
 	t.Helper()
 	for i, source := range []string{"go", "tests"} {
@@ -52,7 +52,8 @@ func makePlan(t testing.TB, dir, name, more string) string {
 			continue
 		}
 		w, err := shards.Create(prefix, shards.UInt16, shards.TokenizerInfo{
-			SHA256: fmt.Sprintf("%x", sha256.Sum256([]byte(tokenizerJSON))), VocabSize: 300, EOD: 0, ClassTable: "test", Specials: "text"})
+			SHA256: fmt.Sprintf("%x", sha256.Sum256([]byte(tokenizerJSON))), VocabSize: 300, EOD: 0, ClassTable: "test",
+			Specials: "text"})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -63,7 +64,8 @@ func makePlan(t testing.TB, dir, name, more string) string {
 			for id := rng.Uint32N(100); len(tokens) < 100; id = (id*5 + 1 + rng.Uint32N(2)) % 299 {
 				tokens = append(tokens, id+1)
 			}
-			if err := w.Append(append(tokens, 0), shards.DocumentOrigin{ID: fmt.Sprint(source, doc), File: "made", Line: int64(doc) + 1}); err != nil {
+			if err := w.Append(append(tokens, 0), shards.DocumentOrigin{ID: fmt.Sprint(source, doc), File: "made",
+				Line: int64(doc) + 1}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -71,16 +73,20 @@ func makePlan(t testing.TB, dir, name, more string) string {
 			t.Fatal(err)
 		}
 	}
-	config := fmt.Sprintf("sequence_length: 16\nseed: 5\nvalidation: 0.1\nsources:\n- {name: go, shards: [go.idx], weight: 0.7}\n- {name: tests, shards: [tests.idx], weight: 0.3}\n%s", more)
+	config := fmt.Sprintf("sequence_length: 16\nseed: 5\nvalidation: 0.1\nsources:\n- {name: go, shards: [go.idx], "+
+		"weight: 0.7}\n- {name: tests, shards: [tests.idx], weight: 0.3}\n%s", more)
 	return plantest.Seal(t, dir, name, config)
 }
 
-// testConfig is a short run of the smallest model. Its checkpoints are few, because most of the time of a test is that of bringing them to disk.
+// testConfig is a short run of the smallest model. Its checkpoints are few, because most of the
+// time of a test is that of bringing them to disk.
 func testConfig(t testing.TB, plan, more string) Config {
 	t.Helper()
 	file := more
-	for _, line := range []string{"model: {preset: mula-nano}", "batch_size: 8", "steps: 8", "threads: 1", "schedule: {learning_rate: 3e-3, warmup_steps: 2}", "checkpoint: {every: 4}"} {
-		if name, _, _ := strings.Cut(line, ":"); !strings.HasPrefix(more, name+":") && !strings.Contains(more, "\n"+name+":") {
+	for _, line := range []string{"model: {preset: mula-nano}", "batch_size: 8", "steps: 8", "threads: 1",
+		"schedule: {learning_rate: 3e-3, warmup_steps: 2}", "checkpoint: {every: 4}"} {
+		if name, _, _ := strings.Cut(line, ":"); !strings.HasPrefix(more, name+":") &&
+			!strings.Contains(more, "\n"+name+":") {
 			file += line + "\n"
 		}
 	}
@@ -111,8 +117,8 @@ func stopAfter(step int64) Options {
 	}}
 }
 
-// metricsOf returns the lines of metrics.jsonl without the fields about time and without the lines about resuming, which are the only
-// things in which a resumed run may differ.
+// metricsOf returns the lines of metrics.jsonl without the fields about time and without the lines
+// about resuming, which are the only things in which a resumed run may differ.
 func metricsOf(t testing.TB, output string) []map[string]any {
 	t.Helper()
 	var lines []map[string]any
@@ -161,7 +167,8 @@ func sameRun(t testing.TB, what, want, got string) {
 	if diff := cmp.Diff(metricsOf(t, want), metricsOf(t, got)); diff != "" {
 		t.Errorf("%s: metrics differ (-want +got):\n%s", what, diff)
 	}
-	if diff := cmp.Diff(readLines(t, filepath.Join(want, fingerprintsFile)), readLines(t, filepath.Join(got, fingerprintsFile))); diff != "" {
+	if diff := cmp.Diff(readLines(t, filepath.Join(want, fingerprintsFile)),
+		readLines(t, filepath.Join(got, fingerprintsFile))); diff != "" {
 		t.Errorf("%s: fingerprints differ (-want +got):\n%s", what, diff)
 	}
 	var states [2]State
@@ -215,7 +222,8 @@ func TestRun(t *testing.T) {
 	if math.Abs(result.FirstLoss-math.Log(512)) > 0.3 || result.LastLoss > result.FirstLoss-1 {
 		t.Errorf("loss went from %.3f to %.3f", result.FirstLoss, result.LastLoss)
 	}
-	if summary == nil || summary.Parameters != 198208 || summary.ActiveParameters != 124480 || summary.TokensPerStep != 128 || summary.TotalTokens != 40*128 ||
+	if summary == nil || summary.Parameters != 198208 || summary.ActiveParameters != 124480 ||
+		summary.TokensPerStep != 128 || summary.TotalTokens != 40*128 ||
 		summary.Memory.Total() < 16*198208 || summary.Memory.Buffers <= 0 {
 		t.Errorf("summary %+v", summary)
 	}
@@ -228,7 +236,8 @@ func TestRun(t *testing.T) {
 	}
 	lines := readLines(t, filepath.Join(c.Output, metricsFile))
 	run, _ := lines[0]["run"].(map[string]any)
-	if run["mula"] != "test" || fmt.Sprint(run["weights"]) != "map[go:0.7 tests:0.3]" || run["model"].(map[string]any)["model_type"] != "olmoe" {
+	if run["mula"] != "test" || fmt.Sprint(run["weights"]) != "map[go:0.7 tests:0.3]" ||
+		run["model"].(map[string]any)["model_type"] != "olmoe" {
 		t.Errorf("first line %v", lines[0])
 	}
 	if n := len(lines); n != 1+40+4 {
@@ -236,7 +245,8 @@ func TestRun(t *testing.T) {
 	}
 	var record RunRecord
 	text, _ := json.Marshal(run)
-	if err := json.Unmarshal(text, &record); err != nil || record.FLOPsPerToken != summary.FLOPsPerToken || !(record.PeakFLOPS > 0) {
+	if err := json.Unmarshal(text, &record); err != nil || record.FLOPsPerToken != summary.FLOPsPerToken ||
+		!(record.PeakFLOPS > 0) {
 		t.Errorf("first line %s, %v", text, err)
 	}
 	checkMetrics(t, record, lines[1:])
@@ -325,16 +335,19 @@ func checkMetrics(t *testing.T, run RunRecord, lines []map[string]any) {
 				t.Errorf("step %d, layer %d: tokens of experts %v", m.Step, layer, counts)
 			}
 		}
-		if m.AuxLoss < 1.9 || m.AuxLoss > 4 || m.GradNorm <= 0 || m.LearningRate <= 0 || m.Seconds <= 0 || m.TokensPerSecond <= 0 {
+		if m.AuxLoss < 1.9 || m.AuxLoss > 4 || m.GradNorm <= 0 || m.LearningRate <= 0 || m.Seconds <= 0 ||
+			m.TokensPerSecond <= 0 {
 			t.Errorf("step %d: %s", m.Step, text)
 		}
-		if len(m.RouterEntropy) != 2 || !(m.RouterEntropy[0] > 0.5*math.Log(8)) || !(m.RouterEntropy[1] <= math.Log(8)) {
+		if len(m.RouterEntropy) != 2 || !(m.RouterEntropy[0] > 0.5*math.Log(8)) ||
+			!(m.RouterEntropy[1] <= math.Log(8)) {
 			t.Errorf("step %d: entropies of routers %v", m.Step, m.RouterEntropy)
 		}
 		if n := len(m.UpdateRatio); n != map[bool]int{true: 6}[m.Step%10 == 0] {
 			t.Errorf("step %d: update ratios %v", m.Step, m.UpdateRatio)
 		}
-		if want := m.TokensPerSecond * run.FLOPsPerToken / run.PeakFLOPS; !(m.MFU > 0) || math.Abs(m.MFU-want) > 1e-9*want {
+		if want := m.TokensPerSecond * run.FLOPsPerToken / run.PeakFLOPS; !(m.MFU > 0) ||
+			math.Abs(m.MFU-want) > 1e-9*want {
 			t.Errorf("step %d: utilization %v, want %v", m.Step, m.MFU, want)
 		}
 	}
@@ -361,8 +374,9 @@ func TestRunDeterministic(t *testing.T) {
 	}
 }
 
-// Gradients of micro-batches add up to those of the batch. Without a load-balancing loss only roundings differ; with it the losses of
-// micro-batches differ a little, because it is not linear in the batch.
+// Gradients of micro-batches add up to those of the batch. Without a load-balancing loss only
+// roundings differ; with it the losses of micro-batches differ a little, because it is not linear
+// in the batch.
 func TestRunMicroBatches(t *testing.T) {
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
@@ -372,7 +386,8 @@ func TestRunMicroBatches(t *testing.T) {
 	}{{"none", 1e-5}, {"hf", 2e-2}} {
 		var want []map[string]any
 		for _, micro := range []int{8, 4, 2, 1, 3} {
-			c := testConfig(t, plan, fmt.Sprintf("steps: 4\nmicro_batch_size: %d\naux_loss: {form: %s}\nevaluate: {every: 0}\ncheckpoint: {every: 0}\n", micro, test.aux))
+			c := testConfig(t, plan, fmt.Sprintf("steps: 4\nmicro_batch_size: %d\naux_loss: {form: %s}\nevaluate: "+
+				"{every: 0}\ncheckpoint: {every: 0}\n", micro, test.aux))
 			mustRun(t, c, Options{})
 			got := metricsOf(t, c.Output)[1:]
 			if want == nil {
@@ -384,7 +399,8 @@ func TestRunMicroBatches(t *testing.T) {
 					a, _ := want[i][name].(json.Number).Float64()
 					b, _ := got[i][name].(json.Number).Float64()
 					if math.Abs(a-b) > test.tolerance*a {
-						t.Errorf("aux %s, micro-batches of %d, step %d: %s is %v, want %v", test.aux, micro, i, name, b, a)
+						t.Errorf("aux %s, micro-batches of %d, step %d: %s is %v, want %v", test.aux, micro, i, name, b,
+							a)
 					}
 				}
 			}
@@ -396,7 +412,8 @@ func TestRunMicroBatches(t *testing.T) {
 func TestRunResume(t *testing.T) {
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
-	const more = crashConfig + "checkpoint: {every: 3}\nevaluate: {every: 2, samples: 3}\naux_loss: {form: megablocks}\nz_loss: {coefficient: 0.001}\n"
+	const more = crashConfig +
+		"checkpoint: {every: 3}\nevaluate: {every: 2, samples: 3}\naux_loss: {form: megablocks}\nz_loss: {coefficient: 0.001}\n"
 	unbroken := testConfig(t, plan, more)
 	want := mustRun(t, unbroken, Options{})
 	for stop := range int64(7) {
@@ -410,7 +427,8 @@ func TestRunResume(t *testing.T) {
 		if summary.Resumed != checkpointName(stop+1) || summary.NextStep != stop+1 {
 			t.Errorf("stopped after step %d: resumed from %q at %d", stop, summary.Resumed, summary.NextStep)
 		}
-		if got.Resumed != checkpointName(stop+1) || got.Weights != want.Weights || got.FirstLoss != want.FirstLoss || got.LastLoss != want.LastLoss || !got.Finished {
+		if got.Resumed != checkpointName(stop+1) || got.Weights != want.Weights || got.FirstLoss != want.FirstLoss ||
+			got.LastLoss != want.LastLoss || !got.Finished {
 			t.Errorf("stopped after step %d: %+v, want %+v", stop, got, want)
 		}
 		sameRun(t, fmt.Sprint("stopped after step ", stop), unbroken.Output, c.Output)
@@ -426,7 +444,8 @@ func TestRunResume(t *testing.T) {
 	sameRun(t, "stopped before the first step", unbroken.Output, c.Output)
 }
 
-// A longer run goes on with the schedule of the shorter one if that is what is asked for, and not otherwise.
+// A longer run goes on with the schedule of the shorter one if that is what is asked for, and not
+// otherwise.
 func TestRunLonger(t *testing.T) {
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
@@ -437,7 +456,8 @@ func TestRunLonger(t *testing.T) {
 	mustRun(t, c, Options{})
 	c.Steps = 12
 	_, err := Run(context.Background(), c, Options{})
-	if err == nil || !strings.Contains(err.Error(), "schedule.decay_steps was 8 and is 12 now") || !strings.Contains(err.Error(), "leave schedule.decay_steps at 8") {
+	if err == nil || !strings.Contains(err.Error(), "schedule.decay_steps was 8 and is 12 now") ||
+		!strings.Contains(err.Error(), "leave schedule.decay_steps at 8") {
 		t.Errorf("longer schedule: %v", err)
 	}
 	c.Schedule.DecaySteps = 8
@@ -445,7 +465,8 @@ func TestRunLonger(t *testing.T) {
 		t.Errorf("longer run: %+v", r)
 	}
 	a, b := metricsOf(t, long.Output), metricsOf(t, c.Output)
-	for _, lines := range []*[]map[string]any{&a, &b} { // the header has the number of steps, evaluations follow checkpoints
+	for _, lines := range []*[]map[string]any{&a, &b} {
+		// the header has the number of steps, evaluations follow checkpoints
 		*lines = slices.DeleteFunc(*lines, func(l map[string]any) bool { return l["run"] != nil || l["eval"] != nil })
 	}
 	if diff := cmp.Diff(a, b); diff != "" {
@@ -453,14 +474,16 @@ func TestRunLonger(t *testing.T) {
 	}
 }
 
-// A run with the schedule wsd can be made longer, or shorter, until its learning rate begins to fall, and one with a constant one at any time: it is then
-// the run that was so long from the beginning. What has changed is on record for the next time.
+// A run with the schedule wsd can be made longer, or shorter, until its learning rate begins to
+// fall, and one with a constant one at any time: it is then the run that was so long from the
+// beginning. What has changed is on record for the next time.
 func TestRunLongerSchedule(t *testing.T) {
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	const wsd, constant = "name: wsd, learning_rate: 3e-3, ", "name: constant, learning_rate: 3e-3, "
 	config := func(steps int64, schedule string) Config {
-		c := testConfig(t, plan, crashConfig+"checkpoint: {every: 2, keep: 9}\nevaluate: {every: 0}\nschedule: {"+schedule+"}\n")
+		c := testConfig(t, plan,
+			crashConfig+"checkpoint: {every: 2, keep: 9}\nevaluate: {every: 0}\nschedule: {"+schedule+"}\n")
 		c.Steps = steps
 		return c
 	}
@@ -472,24 +495,34 @@ func TestRunLongerSchedule(t *testing.T) {
 	}{
 		{"wsd", config(8, wsd+"warmup_steps: 1"), config(16, wsd+"warmup_steps: 1"), 6, nil},
 		{"wsd, shorter", config(16, wsd+"warmup_steps: 1"), config(8, wsd+"warmup_steps: 1"), 6, nil},
-		{"wsd, another decay", config(8, wsd+"warmup_steps: 1"), config(16, wsd+"warmup_steps: 1, cooldown_steps: 8, cooldown: linear, min_learning_rate: 1e-4"), 6, nil},
-		{"wsd that falls", config(8, wsd+"warmup_steps: 1, cooldown_steps: 4"), config(16, wsd+"warmup_steps: 1, cooldown_steps: 4"), 6,
-			[]string{"schedule.decay_steps was 8 and is 16 now", "here up to step 4, and the checkpoint is of step 6", "leave schedule.decay_steps at 8"}},
-		{"wsd that would have fallen", config(16, wsd+"warmup_steps: 1"), config(16, wsd+"warmup_steps: 1, cooldown_steps: 12"), 6,
+		{"wsd, another decay", config(8, wsd+"warmup_steps: 1"),
+			config(16, wsd+"warmup_steps: 1, cooldown_steps: 8, cooldown: linear, min_learning_rate: 1e-4"), 6, nil},
+		{"wsd that falls", config(8, wsd+"warmup_steps: 1, cooldown_steps: 4"),
+			config(16, wsd+"warmup_steps: 1, cooldown_steps: 4"), 6,
+			[]string{"schedule.decay_steps was 8 and is 16 now", "here up to step 4, and the checkpoint is of step 6",
+				"leave schedule.decay_steps at 8"}},
+		{"wsd that would have fallen", config(16, wsd+"warmup_steps: 1"),
+			config(16, wsd+"warmup_steps: 1, cooldown_steps: 12"), 6,
 			[]string{"schedule.cooldown_steps was 3 and is 12 now", "here up to step 4"}},
-		{"wsd, another warm-up", config(8, wsd), config(30, wsd), 6, []string{"schedule.warmup_steps was 0 and is 3 now", "schedule.warmup_steps: 0 "}},
-		{"wsd, another start", config(8, wsd+"warmup_steps: 2, warmup_from: min, min_learning_rate: 1e-4"), config(8, wsd+"warmup_steps: 2, warmup_from: min, min_learning_rate: 2e-4"), 4,
+		{"wsd, another warm-up", config(8, wsd), config(30, wsd), 6,
+			[]string{"schedule.warmup_steps was 0 and is 3 now", "schedule.warmup_steps: 0 "}},
+		{"wsd, another start", config(8, wsd+"warmup_steps: 2, warmup_from: min, min_learning_rate: 1e-4"),
+			config(8, wsd+"warmup_steps: 2, warmup_from: min, min_learning_rate: 2e-4"), 4,
 			[]string{"schedule.min_learning_rate was 0.0001 and is 0.0002 now"}},
-		{"wsd, another peak", config(8, wsd+"warmup_steps: 1"), config(8, "name: wsd, learning_rate: 2e-3, warmup_steps: 1"), 4, []string{"schedule.learning_rate was 0.003 and is 0.002 now"}},
+		{"wsd, another peak", config(8, wsd+"warmup_steps: 1"),
+			config(8, "name: wsd, learning_rate: 2e-3, warmup_steps: 1"), 4,
+			[]string{"schedule.learning_rate was 0.003 and is 0.002 now"}},
 		{"wsd, and another seed", config(8, wsd+"warmup_steps: 1"), func() Config {
 			c := config(16, wsd+"warmup_steps: 1")
 			c.Seed = 5
 			return c
 		}(), 4, []string{"began: seed was 0 and is 5 now; restore"}},
 		{"constant", config(8, constant+"warmup_steps: 1"), config(16, constant+"warmup_steps: 1"), 6, nil},
-		{"constant, another warm-up", config(8, constant), config(30, constant), 6, []string{"schedule.warmup_steps was 0 and is 3 now", "schedule.warmup_steps: 0 "}},
+		{"constant, another warm-up", config(8, constant), config(30, constant), 6,
+			[]string{"schedule.warmup_steps was 0 and is 3 now", "schedule.warmup_steps: 0 "}},
 		{"linear", config(8, "name: linear, warmup_steps: 1"), config(16, "name: linear, warmup_steps: 1"), 6,
-			[]string{"schedule.decay_steps was 8 and is 16 now", "schedule linear falls from the warm-up on", "leave schedule.decay_steps at 8, schedule.warmup_steps at 1"}},
+			[]string{"schedule.decay_steps was 8 and is 16 now", "schedule linear falls from the warm-up on",
+				"leave schedule.decay_steps at 8, schedule.warmup_steps at 1"}},
 	} {
 		mustRun(t, test.short, stopAfter(test.stop-1))
 		c := test.long
@@ -548,7 +581,8 @@ func TestRunChangedConfig(t *testing.T) {
 		changed := c
 		change(&changed)
 		_, err := Run(context.Background(), changed, Options{})
-		if err == nil || !strings.Contains(err.Error(), name+" was ") || !strings.Contains(err.Error(), "step-00000004") {
+		if err == nil || !strings.Contains(err.Error(), name+" was ") ||
+			!strings.Contains(err.Error(), "step-00000004") {
 			t.Errorf("%s changed: %v", name, err)
 		}
 	}
@@ -565,7 +599,8 @@ func TestRunChangedConfig(t *testing.T) {
 	}
 }
 
-// A run that goes on with other arithmetic says that its bits will not be those it would have had; one with the same says nothing.
+// A run that goes on with other arithmetic says that its bits will not be those it would have had;
+// one with the same says nothing.
 func TestRunArithmetic(t *testing.T) {
 	t.Parallel()
 	c := testConfig(t, makePlan(t, t.TempDir(), "plan.json", ""), "evaluate: {every: 0}\n")
@@ -618,7 +653,8 @@ func TestRunSkips(t *testing.T) {
 		}
 	}
 	hashes := func(step int64) (string, State) {
-		s, err := verifyCheckpoint(context.Background(), nil, filepath.Join(c.Output, checkpointsDir, checkpointName(step)))
+		s, err := verifyCheckpoint(context.Background(), nil, filepath.Join(c.Output, checkpointsDir,
+			checkpointName(step)))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -637,7 +673,8 @@ func TestRunSkips(t *testing.T) {
 	if len(log) != 9 || fmt.Sprint(log[2]["samples"]) != "0" || fmt.Sprint(log[3]["samples"]) != "6" {
 		t.Errorf("fingerprints %v", log)
 	}
-	if r, err := report.Read(c.Output); err != nil || len(r.Steps) != 8 || r.Steps[1].Samples != 0 || len(r.ExpertLoad) != 2 {
+	if r, err := report.Read(c.Output); err != nil || len(r.Steps) != 8 || r.Steps[1].Samples != 0 ||
+		len(r.ExpertLoad) != 2 {
 		t.Errorf("the report reads %+v, %v", r, err)
 	}
 	resumed := testConfig(t, plan, "checkpoint: {every: 1, keep: 9}\nevaluate: {every: 0}\n")
@@ -646,7 +683,8 @@ func TestRunSkips(t *testing.T) {
 	sameRun(t, "stopped at the step without samples", c.Output, resumed.Output)
 }
 
-// Another plan is refused, and accepted if that is asked for: then the run goes on at the same position of the new one.
+// Another plan is refused, and accepted if that is asked for: then the run goes on at the same
+// position of the new one.
 func TestRunPlanChange(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -685,7 +723,8 @@ func TestRunPlanChange(t *testing.T) {
 	// Each log is about one plan.
 	old := readLines(t, filepath.Join(c.Output, fmt.Sprintf("fingerprints-%.16s.jsonl", p.Fingerprint())))
 	now := readLines(t, filepath.Join(c.Output, fingerprintsFile))
-	if len(old) != 5 || len(now) != 5 || old[0]["plan"] != p.Fingerprint() || now[0]["plan"] != q.Fingerprint() || fmt.Sprint(now[1]["step"]) != "4" {
+	if len(old) != 5 || len(now) != 5 || old[0]["plan"] != p.Fingerprint() || now[0]["plan"] != q.Fingerprint() ||
+		fmt.Sprint(now[1]["step"]) != "4" {
 		t.Errorf("fingerprints of the old plan %v, of the new one %v", old, now)
 	}
 	// The next resume knows the new plan.
@@ -693,7 +732,8 @@ func TestRunPlanChange(t *testing.T) {
 	mustRun(t, c, Options{Warn: func(text string) { t.Errorf("warning: %s", text) }})
 }
 
-// A model that the machine cannot hold is refused with the figures, before anything is made in the run directory.
+// A model that the machine cannot hold is refused with the figures, before anything is made in the
+// run directory.
 func TestRunTooLarge(t *testing.T) {
 	if machineMemory() == 0 {
 		t.Skip("the size of this machine's memory is not known")
@@ -711,7 +751,8 @@ func TestRunTooLarge(t *testing.T) {
 	}
 }
 
-// Some changes of plan are refused even if a change is accepted: the model would see other text, or samples of another length.
+// Some changes of plan are refused even if a change is accepted: the model would see other text, or
+// samples of another length.
 func TestRunPlanChangeRefused(t *testing.T) {
 	dir := t.TempDir()
 	c := testConfig(t, makePlan(t, dir, "plan.json", ""), "plan_change: accept\nevaluate: {every: 0}\n")
@@ -719,7 +760,8 @@ func TestRunPlanChangeRefused(t *testing.T) {
 
 	const sources = "sources:\n- {name: go, shards: [go.idx], weight: 0.7}\n- {name: tests, shards: [tests.idx], weight: 0.3}\n"
 	c.Plan = plantest.Seal(t, dir, "short.json", "sequence_length: 8\nseed: 5\n"+sources)
-	if _, err := Run(context.Background(), c, Options{}); err == nil || !strings.Contains(err.Error(), "sequence length") {
+	if _, err := Run(context.Background(), c, Options{}); err == nil ||
+		!strings.Contains(err.Error(), "sequence length") {
 		t.Errorf("another sequence length: %v", err)
 	}
 	for _, name := range []string{"go.json", "tests.json"} { // the manifests of the shards
@@ -738,13 +780,15 @@ func TestRunPlanChangeRefused(t *testing.T) {
 		}
 	}
 	c.Plan = plantest.Seal(t, dir, "other.json", "sequence_length: 16\nseed: 5\n"+sources)
-	if _, err := Run(context.Background(), c, Options{}); err == nil || !strings.Contains(err.Error(), "the same ids mean other text") {
+	if _, err := Run(context.Background(), c, Options{}); err == nil ||
+		!strings.Contains(err.Error(), "the same ids mean other text") {
 		t.Errorf("another tokenizer: %v", err)
 	}
 }
 
-// A run that is killed under another plan, before it has saved a checkpoint there, loses nothing that is on record of either: not when it is
-// started again, and not when it goes back to the first plan.
+// A run that is killed under another plan, before it has saved a checkpoint there, loses nothing
+// that is on record of either: not when it is started again, and not when it goes back to the first
+// plan.
 func TestRunPlanChangeKilled(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -775,7 +819,8 @@ func TestRunPlanChangeKilled(t *testing.T) {
 	if len(warnings) != 1 || !strings.Contains(warnings[0], "the plan has changed") {
 		t.Errorf("warnings %q", warnings)
 	}
-	old, now := readLines(t, filepath.Join(c.Output, asideName(p))), readLines(t, filepath.Join(c.Output, fingerprintsFile))
+	old, now := readLines(t, filepath.Join(c.Output, asideName(p))), readLines(t,
+		filepath.Join(c.Output, fingerprintsFile))
 	if len(old) != 5 || old[0]["plan"] != p || fmt.Sprint(old[4]["step"]) != "3" {
 		t.Errorf("fingerprints of the old plan %v", old)
 	}
@@ -798,8 +843,8 @@ func TestRunPlanChangeKilled(t *testing.T) {
 	}
 }
 
-// The train.yaml in the run directory stands for the same run also where paths were given from the working directory, and when all files
-// have moved together.
+// The train.yaml in the run directory stands for the same run also where paths were given from the
+// working directory, and when all files have moved together.
 func TestRunRelativePaths(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "here")
 	if err := os.Mkdir(dir, 0o755); err != nil {
@@ -822,10 +867,12 @@ func TestRunRelativePaths(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if again.Output != filepath.Join("there", "runs", "a") || again.Plan != filepath.Join("there", "plan.json") || again.Tokenizer != filepath.Join("there", "tokenizer.json") {
+	if again.Output != filepath.Join("there", "runs", "a") || again.Plan != filepath.Join("there", "plan.json") ||
+		again.Tokenizer != filepath.Join("there", "tokenizer.json") {
 		t.Errorf("output %s, plan %s, tokenizer %s", again.Output, again.Plan, again.Tokenizer)
 	}
-	if got := mustRun(t, again, Options{Progress: func(Progress) { t.Error("a finished run did a step") }}); got.Weights != want.Weights {
+	if got := mustRun(t, again,
+		Options{Progress: func(Progress) { t.Error("a finished run did a step") }}); got.Weights != want.Weights {
 		t.Errorf("run again: %+v, want %+v", got, want)
 	}
 }
@@ -842,7 +889,8 @@ func TestRunKeepsConfig(t *testing.T) {
 	if err := os.WriteFile(path, []byte(own), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Run(context.Background(), c, Options{}); err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "another output") {
+	if _, err := Run(context.Background(), c, Options{}); err == nil || !strings.Contains(err.Error(), path) ||
+		!strings.Contains(err.Error(), "another output") {
 		t.Errorf("error %v", err)
 	}
 	if entries, err := os.ReadDir(c.Output); err != nil || len(entries) != 1 {
@@ -869,12 +917,14 @@ func TestRunErrors(t *testing.T) {
 		{"", func(c *Config) { c.Steps = 10000 }, []string{"steps is 10000", "batch_size 8"}},
 		{"batch_size: 5000\n", nil, []string{"batch_size is 5000", "less than one step"}},
 		{"model: {preset: mula-nano, vocab_size: 256}\n", nil, []string{"model.vocab_size is 256", "300"}},
-		{"model: {preset: mula-nano, max_position_embeddings: 8}\n", nil, []string{"model.max_position_embeddings is 8", "16"}},
+		{"model: {preset: mula-nano, max_position_embeddings: 8}\n", nil, []string{"model.max_position_embeddings is 8",
+			"16"}},
 		{"model: {preset: mula-nano, hidden_size: 63}\n", nil, []string{"model.hidden_size 63 is not a multiple"}},
 		{"model: {preset: mula-nano, clip_qkv: -1}\n", nil, []string{"model.clip_qkv is -1"}},
 		{"", func(c *Config) { c.Tokenizer = tokenizer }, []string{tokenizer, "SHA-256"}},
 		{"", func(c *Config) { c.Tokenizer = tokenizer + "x" }, []string{tokenizer + "x"}},
-		{"", func(c *Config) { c.Output = filepath.Join(plan, "run") }, []string{"output is " + filepath.Join(plan, "run"), plan + " is a file; write the path of a directory"}},
+		{"", func(c *Config) { c.Output = filepath.Join(plan, "run") },
+			[]string{"output is " + filepath.Join(plan, "run"), plan + " is a file; write the path of a directory"}},
 	} {
 		c, err := ParseConfig([]byte("steps: 8\nbatch_size: 8\nmodel: {preset: mula-nano}\n"), "train.yaml")
 		if test.more != "" {
@@ -908,7 +958,8 @@ func TestRunLocked(t *testing.T) {
 	mustRun(t, c, Options{Progress: func(Progress) {
 		if !tried {
 			tried = true
-			if _, err := Run(context.Background(), c, Options{}); err == nil || !strings.Contains(err.Error(), "another process") {
+			if _, err := Run(context.Background(), c, Options{}); err == nil ||
+				!strings.Contains(err.Error(), "another process") {
 				t.Errorf("second run: %v", err)
 			}
 		}
@@ -932,7 +983,8 @@ func TestRunCancelled(t *testing.T) {
 		t.Fatalf("error %v", err)
 	}
 	names, _ := listCheckpoints(filepath.Join(c.Output, checkpointsDir))
-	if last := checkpointName(3); slices.Contains(names, checkpointName(4)) || len(names) > 3 || len(names) > 0 && names[0] > last {
+	if last := checkpointName(3); slices.Contains(names, checkpointName(4)) || len(names) > 3 || len(names) > 0 &&
+		names[0] > last {
 		t.Errorf("checkpoints %v", names)
 	}
 }
@@ -940,7 +992,8 @@ func TestRunCancelled(t *testing.T) {
 // Every field that may change on resume is a field.
 func TestIdentity(t *testing.T) {
 	c := DefaultConfig()
-	c.Schedule.WarmupSteps, c.Schedule.MinLearningRate, c.Checkpoint.Every, c.Evaluate.Every = new(int64), new(float64), new(int64), new(int64)
+	c.Schedule.WarmupSteps, c.Schedule.MinLearningRate, c.Checkpoint.Every, c.Evaluate.Every = new(int64), new(float64),
+		new(int64), new(int64)
 	c.Optimizer.resolve()
 	all := map[string]string{}
 	collect(reflect.ValueOf(c), "", all)
@@ -950,7 +1003,8 @@ func TestIdentity(t *testing.T) {
 		}
 	}
 	identity := c.identity()
-	if len(identity)+len(free) != len(all) || identity["optimizer.betas"] != "[0.9,0.95]" || identity["model.hidden_size"] != "256" {
+	if len(identity)+len(free) != len(all) || identity["optimizer.betas"] != "[0.9,0.95]" ||
+		identity["model.hidden_size"] != "256" {
 		t.Errorf("identity %v", identity)
 	}
 	if err := compareIdentity(identity, identity, 4); err != nil {
@@ -958,7 +1012,8 @@ func TestIdentity(t *testing.T) {
 	}
 	less := maps.Clone(identity)
 	delete(less, "seed")
-	if err := compareIdentity(less, identity, 4); err == nil || !strings.Contains(err.Error(), "seed was not set and is 0 now") {
+	if err := compareIdentity(less, identity, 4); err == nil ||
+		!strings.Contains(err.Error(), "seed was not set and is 0 now") {
 		t.Errorf("field that the checkpoint lacks: %v", err)
 	}
 	older := maps.Clone(identity) // a checkpoint from before there were spikes
@@ -972,10 +1027,12 @@ func TestIdentity(t *testing.T) {
 	}
 	skipping := maps.Clone(identity)
 	skipping["spikes.action"] = `"skip"`
-	if err := compareIdentity(older, skipping, 4); err == nil || !strings.Contains(err.Error(), `spikes.action was "none" and is "skip" now`) {
+	if err := compareIdentity(older, skipping, 4); err == nil ||
+		!strings.Contains(err.Error(), `spikes.action was "none" and is "skip" now`) {
 		t.Errorf("checkpoint of an older version, and spikes are to be skipped: %v", err)
 	}
-	if err := compareIdentity(identity, less, 4); err == nil || !strings.Contains(err.Error(), "seed was 0 and is not set now") {
+	if err := compareIdentity(identity, less, 4); err == nil ||
+		!strings.Contains(err.Error(), "seed was 0 and is not set now") {
 		t.Errorf("field that only the checkpoint has: %v", err)
 	}
 }
@@ -989,8 +1046,8 @@ func mustPlan(t testing.TB, path string) *blend.Plan {
 	return p
 }
 
-// A run goes over to a plan that amends its own without being told to, where they are the same up to the checkpoint; one that was amended before that
-// is another plan.
+// A run goes over to a plan that amends its own without being told to, where they are the same up
+// to the checkpoint; one that was amended before that is another plan.
 func TestRunAmendedPlan(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -1000,7 +1057,9 @@ func TestRunAmendedPlan(t *testing.T) {
 		t.Fatal(err)
 	}
 	amend := func(name string, from, to int64) string {
-		child, err := blend.Amend(t.Context(), parent, &blend.Amendment{At: from, Skips: []blend.Range{{From: from, To: to}}, Reason: "a spike"}, blend.SealOptions{})
+		child, err := blend.Amend(t.Context(), parent,
+			&blend.Amendment{At: from, Skips: []blend.Range{{From: from, To: to}}, Reason: "a spike"},
+			blend.SealOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -1014,7 +1073,9 @@ func TestRunAmendedPlan(t *testing.T) {
 	c := testConfig(t, plan, "evaluate: {every: 0}\n")
 	mustRun(t, c, stopAfter(3)) // before position 32
 	c.Plan = early
-	if _, err := Run(t.Context(), c, Options{}); err == nil || !strings.Contains(err.Error(), "amends that one from position 20 on") || !strings.Contains(err.Error(), "plan_change: accept") {
+	if _, err := Run(t.Context(), c, Options{}); err == nil ||
+		!strings.Contains(err.Error(), "amends that one from position 20 on") ||
+		!strings.Contains(err.Error(), "plan_change: accept") {
 		t.Fatalf("a plan amended before the checkpoint: %v", err)
 	}
 	c.Plan = late

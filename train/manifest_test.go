@@ -9,7 +9,8 @@ import (
 	"testing"
 )
 
-// The manifest of a checkpoint has no hash of its own: a field that is renamed, repeated or unknown is an error, not a zero. A newer format says so.
+// The manifest of a checkpoint has no hash of its own: a field that is renamed, repeated or unknown
+// is an error, not a zero. A newer format says so.
 func TestManifestFields(t *testing.T) {
 	dir := t.TempDir()
 	for content, want := range map[string]string{
@@ -26,13 +27,15 @@ func TestManifestFields(t *testing.T) {
 			t.Fatal(err)
 		}
 		var m checkpointManifest
-		if err := readManifest(dir, &m); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), path) {
+		if err := readManifest(dir, &m); err == nil || !strings.Contains(err.Error(), want) ||
+			!strings.Contains(err.Error(), path) {
 			t.Errorf("%s: %v, want %s", content, err, want)
 		}
 	}
 }
 
-// The error of a damaged checkpoint says which file is missing or which two disagree, in words of the user's.
+// The error of a damaged checkpoint says which file is missing or which two disagree, in words of
+// the user's.
 func TestDamagedCheckpointMessages(t *testing.T) {
 	c := testConfig(t, makePlan(t, t.TempDir(), "plan.json", ""), crashConfig)
 	result := mustRun(t, c, Options{})
@@ -47,9 +50,12 @@ func TestDamagedCheckpointMessages(t *testing.T) {
 	}{
 		{modelFile, nil, []string{modelFile + " is missing, and manifest.json lists it"}},
 		{manifestFile, nil, []string{manifestFile + " is missing"}},
-		{stateFile, []byte("{}"), []string{stateFile + " has 2 bytes, and manifest.json says", "one of the two files was changed"}},
-		{manifestFile, append(bytes.Clone(manifest), 0), []string{manifestFile + ": byte ", "something follows the end of the JSON value"}},
-		{manifestFile, regexp.MustCompile(`"sha256": *"[0-9a-f]{4}`).ReplaceAll(manifest, []byte(`"sha256": "0000`)), []string{"has SHA-256", "and manifest.json says 0000", "one of the two files was changed"}},
+		{stateFile, []byte("{}"), []string{stateFile + " has 2 bytes, and manifest.json says",
+			"one of the two files was changed"}},
+		{manifestFile, append(bytes.Clone(manifest), 0), []string{manifestFile + ": byte ",
+			"something follows the end of the JSON value"}},
+		{manifestFile, regexp.MustCompile(`"sha256": *"[0-9a-f]{4}`).ReplaceAll(manifest, []byte(`"sha256": "0000`)),
+			[]string{"has SHA-256", "and manifest.json says 0000", "one of the two files was changed"}},
 	} {
 		path := filepath.Join(result.Checkpoint, test.file)
 		whole, err := os.ReadFile(path)
@@ -65,7 +71,8 @@ func TestDamagedCheckpointMessages(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, err = verifyCheckpoint(t.Context(), nil, result.Checkpoint)
-		if err == nil || !damaged(err) || strings.Contains(err.Error(), "stat ") || strings.Contains(err.Error(), "invalid character") {
+		if err == nil || !damaged(err) || strings.Contains(err.Error(), "stat ") ||
+			strings.Contains(err.Error(), "invalid character") {
 			t.Errorf("%s: %v", test.file, err)
 		}
 		for _, want := range test.want {

@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// What only the plan shows to be wrong with a configuration is reported with file, line and field, too.
+// What only the plan shows to be wrong with a configuration is reported with file, line and field,
+// too.
 func TestErrorsOfPlanHaveLines(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	const head = "steps: 2\nbatch_size: 8\n"
@@ -40,10 +41,13 @@ func TestErrorsOfPlanHaveLines(t *testing.T) {
 	}
 }
 
-// A run that goes on with another optimizer or schedule is told so, and not that all fields of the old one are unknown.
+// A run that goes on with another optimizer or schedule is told so, and not that all fields of the
+// old one are unknown.
 func TestAnotherOptimizerIsOneDifference(t *testing.T) {
-	was := map[string]string{"optimizer.name": `"adamw"`, "optimizer.decay": `"torch"`, "optimizer.eps": "1e-08", "optimizer.betas": "[0.9,0.95]", "seed": "1"}
-	now := map[string]string{"optimizer.name": `"sophiag"`, "optimizer.rho": "0.04", "optimizer.betas": "[0.9,0.95]", "seed": "1"}
+	was := map[string]string{"optimizer.name": `"adamw"`, "optimizer.decay": `"torch"`, "optimizer.eps": "1e-08",
+		"optimizer.betas": "[0.9,0.95]", "seed": "1"}
+	now := map[string]string{"optimizer.name": `"sophiag"`, "optimizer.rho": "0.04", "optimizer.betas": "[0.9,0.95]",
+		"seed": "1"}
 	err := compareIdentity(was, now, 4)
 	want := `the run would not go on as it began: optimizer.name was "adamw" and is "sophiag" now; restore the old values, or set another output to start a new run`
 	if err == nil || err.Error() != want {

@@ -32,17 +32,22 @@ type RunRecord struct {
 	BatchSize        int                `json:"batch_size"`
 	Steps            int64              `json:"steps"`
 	Device           string             `json:"device"`
-	FLOPsPerToken    float64            `json:"flops_per_token"`  // forward and backward; see [moe.Config.FLOPsPerToken]
-	PeakFLOPS        float64            `json:"peak_flops"`       // of the products of all ranks' devices, as measured on the first when the run started, in FLOP/s
-	Layout           string             `json:"layout,omitempty"` // of several ranks: see [LayoutConfig.String]
-	Started          string             `json:"started"`          // RFC 3339
+	// forward and backward; see [moe.Config.FLOPsPerToken]
+	FLOPsPerToken float64 `json:"flops_per_token"`
+	// of the products of all ranks' devices, as measured on the first when the run started, in
+	// FLOP/s
+	PeakFLOPS float64 `json:"peak_flops"`
+	Layout    string  `json:"layout,omitempty"` // of several ranks: see [LayoutConfig.String]
+	Started   string  `json:"started"`          // RFC 3339
 }
 
-// StepMetrics is the line of one step in metrics.jsonl. Losses are means over targets that count, in nats. All fields but the four about time are the
-// same, bit for bit, however often the run was stopped and resumed.
+// StepMetrics is the line of one step in metrics.jsonl. Losses are means over targets that count,
+// in nats. All fields but the four about time are the same, bit for bit, however often the run was
+// stopped and resumed.
 //
-// MFU, the model FLOPs utilization of Chowdhery et al. (arXiv 2204.02311, appendix B), is tokens per second times [RunRecord.FLOPsPerToken],
-// in which recomputed work does not count, over the peak of the machine. The peak is the measured one, not that of a data sheet.
+// MFU, the model FLOPs utilization of Chowdhery et al. (arXiv 2204.02311, appendix B), is tokens
+// per second times [RunRecord.FLOPsPerToken], in which recomputed work does not count, over the
+// peak of the machine. The peak is the measured one, not that of a data sheet.
 type StepMetrics struct {
 	Step            int64              `json:"step"`              // from 0
 	First           int64              `json:"first"`             // first position of the step
@@ -60,10 +65,14 @@ type StepMetrics struct {
 	Time            string             `json:"time"` // RFC 3339
 	SourceLoss      map[string]float64 `json:"source_loss"`
 	SourceSamples   map[string]int     `json:"source_samples"`
-	ExpertTokens    [][]int64          `json:"expert_tokens,omitempty"`  // [layer][expert]; absent for dense models
-	RouterEntropy   []float64          `json:"router_entropy,omitempty"` // [layer], nats: mean over tokens of −Σ p ln p of the router's distribution
-	UpdateRatio     map[string]float64 `json:"update_ratio,omitempty"`   // by group of tensors, in steps where it is measured: ‖change of the weights‖ / ‖weights before‖
-	Skipped         *Spike             `json:"skipped,omitempty"`        // why the update was not made; the samples are read, and not trained on
+	ExpertTokens    [][]int64          `json:"expert_tokens,omitempty"` // [layer][expert]; absent for dense models
+	// [layer], nats: mean over tokens of −Σ p ln p of the router's distribution
+	RouterEntropy []float64 `json:"router_entropy,omitempty"`
+	// by group of tensors, in steps where it is measured: ‖change of the weights‖ / ‖weights
+	// before‖
+	UpdateRatio map[string]float64 `json:"update_ratio,omitempty"`
+	// why the update was not made; the samples are read, and not trained on
+	Skipped *Spike `json:"skipped,omitempty"`
 }
 
 // Evaluation is the loss on the validation split: means over targets, in nats.
@@ -72,11 +81,13 @@ type Evaluation struct {
 	SourceLoss    map[string]float64 `json:"source_loss"`
 	SourceTargets map[string]int64   `json:"source_targets"`
 
-	// Half the width of 95 % confidence intervals, as [Evaluate] estimates them; nil, or without the source, if one window of several was read.
+	// Half the width of 95 % confidence intervals, as [Evaluate] estimates them; nil, or without
+	// the source, if one window of several was read.
 	Margin       *float64           `json:"margin,omitempty"`
 	SourceMargin map[string]float64 `json:"source_margin,omitempty"`
 
-	// The same with each source weighted by its share of the plan's samples, those left out that hold nothing out.
+	// The same with each source weighted by its share of the plan's samples, those left out that
+	// hold nothing out.
 	MixLoss   float64  `json:"mix_loss,omitempty"`
 	MixMargin *float64 `json:"mix_margin,omitempty"`
 }
@@ -85,10 +96,11 @@ type Evaluation struct {
 type ResumeRecord struct {
 	Checkpoint string              `json:"checkpoint"`
 	Time       string              `json:"time"`
-	PeakFLOPS  float64             `json:"peak_flops"`         // as in RunRecord, measured anew
-	Refused    []RefusedCheckpoint `json:"refused,omitempty"`  // newer ones that were damaged
-	OldPlan    string              `json:"old_plan,omitempty"` // fingerprint of the checkpoint's plan, if another one was accepted
-	Plan       string              `json:"plan,omitempty"`     // fingerprint of that other one
+	PeakFLOPS  float64             `json:"peak_flops"`        // as in RunRecord, measured anew
+	Refused    []RefusedCheckpoint `json:"refused,omitempty"` // newer ones that were damaged
+	// fingerprint of the checkpoint's plan, if another one was accepted
+	OldPlan string `json:"old_plan,omitempty"`
+	Plan    string `json:"plan,omitempty"` // fingerprint of that other one
 }
 
 // RefusedCheckpoint is a checkpoint that could not be used, and why.
@@ -116,7 +128,8 @@ func (m *StepMetrics) addEntropy(entropy []float64, share float64) {
 	}
 }
 
-// clear removes what has no meaning, and may have no form in JSON, in a step where something, named as in [Spike], is not finite.
+// clear removes what has no meaning, and may have no form in JSON, in a step where something, named
+// as in [Spike], is not finite.
 func (m *StepMetrics) clear(what string) {
 	m.GradNorm = 0
 	if what == gradNormSpike {
@@ -185,7 +198,8 @@ func (r *run) runRecord(now time.Time) (*RunRecord, error) {
 		Parameters: r.config.Model.TotalParameters(), ActiveParameters: r.config.Model.ActiveParameters(),
 		Plan: r.data.Plan.Fingerprint(), Weights: map[string]float64{},
 		SequenceLength: r.data.SequenceLength, BatchSize: r.config.BatchSize, Steps: r.config.Steps,
-		Device: r.device.Name(), FLOPsPerToken: r.config.Model.FLOPsPerToken(r.data.SequenceLength), PeakFLOPS: r.peak, Started: timestamp(now),
+		Device: r.device.Name(), FLOPsPerToken: r.config.Model.FLOPsPerToken(r.data.SequenceLength), PeakFLOPS: r.peak,
+		Started: timestamp(now),
 	}
 	if r.ranks != nil {
 		record.Layout = r.config.Layout.String() + ", " + r.ranks.world.Name()
@@ -197,7 +211,8 @@ func (r *run) runRecord(now time.Time) (*RunRecord, error) {
 	return record, nil
 }
 
-// A recordFile is a file of JSON lines that grows with the run. Every line goes to the operating system in one write.
+// A recordFile is a file of JSON lines that grows with the run. Every line goes to the operating
+// system in one write.
 type recordFile struct {
 	f *os.File
 }
@@ -232,7 +247,8 @@ func (r *recordFile) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-// sync brings all lines to disk. A checkpoint is published after it, so that no checkpoint is ahead of its records.
+// sync brings all lines to disk. A checkpoint is published after it, so that no checkpoint is ahead
+// of its records.
 func (r *recordFile) sync() error {
 	if err := fault(atomicfile.OpSync, r.f.Name()); err != nil {
 		return err
@@ -264,8 +280,9 @@ type recordPosition struct {
 	Rollback json.RawMessage `json:"rollback"`
 }
 
-// before reports whether the line was written before the checkpoint of the given number of steps done. An evaluation carries the number of
-// steps done and runs before the checkpoint of the same number; every other line carries the step it is about.
+// before reports whether the line was written before the checkpoint of the given number of steps
+// done. An evaluation carries the number of steps done and runs before the checkpoint of the same
+// number; every other line carries the step it is about.
 func (p recordPosition) before(stepsDone int64) bool {
 	switch {
 	case p.Step == nil: // the first line
@@ -276,9 +293,10 @@ func (p recordPosition) before(stepsDone int64) bool {
 	return *p.Step < stepsDone
 }
 
-// cutRecords removes from a file of JSON lines what was written after the checkpoint of stepsDone, and a last line that a killed process
-// left unfinished. It reports whether the first line (the header) is there, and the step that the remaining lines end with, -1 if there is
-// none. A file that does not exist counts as empty.
+// cutRecords removes from a file of JSON lines what was written after the checkpoint of stepsDone,
+// and a last line that a killed process left unfinished. It reports whether the first line (the
+// header) is there, and the step that the remaining lines end with, -1 if there is none. A file
+// that does not exist counts as empty.
 func cutRecords(path string, stepsDone int64) (header bool, last int64, err error) {
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -304,11 +322,13 @@ func cutRecords(path string, stepsDone int64) (header bool, last int64, err erro
 		}
 		var p recordPosition
 		if err := json.Unmarshal(line, &p); err != nil {
-			// After a crash of the machine the file may end in bytes that never reached the disk, as zeros.
+			// After a crash of the machine the file may end in bytes that never reached the disk,
+			// as zeros.
 			if rest, _ := io.ReadAll(r); len(bytes.Trim(append(line, rest...), "\x00\n")) == 0 {
 				break
 			}
-			return false, -1, fmt.Errorf("%s:%d: not a line of JSON: %w; move the file away to go on without it", path, number, err)
+			return false, -1, fmt.Errorf("%s:%d: not a line of JSON: %w; move the file away to go on without it", path,
+				number, err)
 		}
 		if !p.before(stepsDone) {
 			break

@@ -34,15 +34,20 @@ func TestCutRecords(t *testing.T) {
 	}{
 		{"nothing after the checkpoint", run + step0 + step1, 2, run + step0 + step1, true, 1},
 		{"steps after it", run + step0 + step1 + step2 + step3, 2, run + step0 + step1, true, 1},
-		{"an evaluation of the checkpoint's step was before it", run + step0 + step1 + eval2 + step2, 2, run + step0 + step1 + eval2, true, 1},
+		{"an evaluation of the checkpoint's step was before it", run + step0 + step1 + eval2 + step2, 2,
+			run + step0 + step1 + eval2, true, 1},
 		{"and is after an earlier one", run + step0 + step1 + eval2 + step2, 1, run + step0, true, 0},
-		{"a resume from the same checkpoint is written anew", run + step0 + step1 + eval2 + again + step2, 2, run + step0 + step1 + eval2, true, 1},
-		{"a resume from an earlier one stays", run + step0 + step1 + again + step2 + step3, 3, run + step0 + step1 + again + step2, true, 2},
-		{"a rollback belongs to the step after it", run + step0 + step1 + back2 + step2 + step3, 3, run + step0 + step1 + back2 + step2, true, 2},
+		{"a resume from the same checkpoint is written anew", run + step0 + step1 + eval2 + again + step2, 2,
+			run + step0 + step1 + eval2, true, 1},
+		{"a resume from an earlier one stays", run + step0 + step1 + again + step2 + step3, 3, run + step0 + step1 +
+			again + step2, true, 2},
+		{"a rollback belongs to the step after it", run + step0 + step1 + back2 + step2 + step3, 3,
+			run + step0 + step1 + back2 + step2, true, 2},
 		{"and goes with it", run + step0 + step1 + back2 + step2, 2, run + step0 + step1, true, 1},
 		{"and is no step", run + step0 + back2, 3, run + step0 + back2, true, 0},
 		{"an unfinished line", run + step0 + step1[:8], 2, run + step0, true, 0},
-		{"an unfinished line that would be whole but for its end", run + step0 + strings.TrimSuffix(step1, "\n"), 2, run + step0, true, 0},
+		{"an unfinished line that would be whole but for its end", run + step0 + strings.TrimSuffix(step1, "\n"), 2,
+			run + step0, true, 0},
 		{"an unfinished header", run[:5], 0, "", false, -1},
 		{"nothing", "", 0, "", false, -1},
 		{"from the beginning", run + step0 + step1, 0, run, true, -1},
@@ -91,7 +96,8 @@ func TestTensorGroups(t *testing.T) {
 			t.Fatal(err)
 		}
 		if c.Architecture == moe.OLMo {
-			c.HiddenSize, c.IntermediateSize, c.Layers, c.VocabSize, c.Heads, c.KVHeads, c.PadTokenID, c.EOSTokenID = 16, 8, 1, 32, 2, 2, moe.NoToken, moe.NoToken
+			c.HiddenSize, c.IntermediateSize, c.Layers, c.VocabSize, c.Heads, c.KVHeads, c.PadTokenID,
+				c.EOSTokenID = 16, 8, 1, 32, 2, 2, moe.NoToken, moe.NoToken
 		}
 		model, err := moe.New(c, device(t, 1))
 		if err != nil {
@@ -110,7 +116,8 @@ func TestTensorGroups(t *testing.T) {
 // The recorded ratios are those of the weights before and after the step.
 func TestUpdateRatio(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
-	c := testConfig(t, plan, crashConfig+"checkpoint: {every: 1, keep: 9}\nevaluate: {every: 0}\nlog: {update_ratio_every: 3}\n")
+	c := testConfig(t, plan,
+		crashConfig+"checkpoint: {every: 1, keep: 9}\nevaluate: {every: 0}\nlog: {update_ratio_every: 3}\n")
 	mustRun(t, c, Options{})
 	for _, line := range readLines(t, filepath.Join(c.Output, metricsFile))[1:] {
 		var m StepMetrics
@@ -175,7 +182,8 @@ func TestRunWithoutRecords(t *testing.T) {
 	}
 	var warnings []string
 	mustRun(t, c, Options{Warn: func(text string) { warnings = append(warnings, text) }})
-	if len(warnings) != 2 || !strings.Contains(warnings[0], metricsFile) || !strings.Contains(warnings[1], fingerprintsFile) {
+	if len(warnings) != 2 || !strings.Contains(warnings[0], metricsFile) ||
+		!strings.Contains(warnings[1], fingerprintsFile) {
 		t.Errorf("warnings %q", warnings)
 	}
 	lines := readLines(t, filepath.Join(c.Output, metricsFile))
@@ -184,7 +192,8 @@ func TestRunWithoutRecords(t *testing.T) {
 	}
 }
 
-// A run directory with records but no checkpoint is of a run that was killed early: they are replaced, which is said.
+// A run directory with records but no checkpoint is of a run that was killed early: they are
+// replaced, which is said.
 func TestRunReplacesRecords(t *testing.T) {
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
@@ -204,7 +213,8 @@ func TestRunReplacesRecords(t *testing.T) {
 	}
 }
 
-// Whatever the file holds, what remains is its beginning, in whole lines, and cutting again changes nothing.
+// Whatever the file holds, what remains is its beginning, in whole lines, and cutting again changes
+// nothing.
 func FuzzCutRecords(f *testing.F) {
 	f.Add([]byte("{\"run\":{}}\n{\"step\":0}\n{\"step\":1,\"eval\":{}}\n{\"step\":1}\n{\"st"), int64(1))
 	f.Add([]byte("{\"step\":5}\n\x00\x00"), int64(9))
@@ -225,7 +235,8 @@ func FuzzCutRecords(f *testing.F) {
 			}
 			return
 		}
-		if !strings.HasPrefix(string(content), string(got)) || len(got) > 0 && got[len(got)-1] != '\n' || last >= stepsDone && last != -1 {
+		if !strings.HasPrefix(string(content), string(got)) || len(got) > 0 && got[len(got)-1] != '\n' ||
+			last >= stepsDone && last != -1 {
 			t.Errorf("%q cut at %d is %q, last step %d", content, stepsDone, got, last)
 		}
 		header2, last2, err := cutRecords(path, stepsDone)

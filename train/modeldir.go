@@ -15,14 +15,16 @@ import (
 	"mula/shards"
 )
 
-// A ModelDir is a directory with a model in Hugging Face's form: a checkpoint of a run, or a model from elsewhere.
+// A ModelDir is a directory with a model in Hugging Face's form: a checkpoint of a run, or a model
+// from elsewhere.
 type ModelDir struct {
 	Dir        string
 	Checkpoint *Checkpoint // nil if it is none
 }
 
-// FindModel finds the model that dir means: of a run directory the newest complete checkpoint, or a checkpoint, or a Hugging Face directory.
-// Of a run the checkpoints that are newer and damaged are returned, too. It is [ErrNoCheckpoint] if dir is none of the three.
+// FindModel finds the model that dir means: of a run directory the newest complete checkpoint, or a
+// checkpoint, or a Hugging Face directory. Of a run the checkpoints that are newer and damaged are
+// returned, too. It is [ErrNoCheckpoint] if dir is none of the three.
 func FindModel(ctx context.Context, dir string) (ModelDir, []RefusedCheckpoint, error) {
 	checkpoint, refused, err := LoadCheckpoint(ctx, dir)
 	if err == nil {
@@ -50,8 +52,9 @@ func (m ModelDir) TokenizerFile() string {
 	return path
 }
 
-// TokenizerHash is the SHA-256, in hexadecimal, of the tokenizer.json whose ids the model was trained on: of a checkpoint that of its plan if it
-// is known, of others that of the file beside the model. It is "" if neither is there.
+// TokenizerHash is the SHA-256, in hexadecimal, of the tokenizer.json whose ids the model was
+// trained on: of a checkpoint that of its plan if it is known, of others that of the file beside
+// the model. It is "" if neither is there.
 func (m ModelDir) TokenizerHash(ctx context.Context) (string, error) {
 	if m.Checkpoint != nil && m.Checkpoint.State.Tokenizer != "" {
 		return m.Checkpoint.State.Tokenizer, nil
@@ -64,25 +67,29 @@ func (m ModelDir) TokenizerHash(ctx context.Context) (string, error) {
 	return hash, err
 }
 
-// CheckTokenizer is an error if the model was trained on the ids of another tokenizer than the one that made the plan's shards. What is not
-// known of either is not compared.
+// CheckTokenizer is an error if the model was trained on the ids of another tokenizer than the one
+// that made the plan's shards. What is not known of either is not compared.
 func (m ModelDir) CheckTokenizer(ctx context.Context, p *blend.Plan) error {
 	model, err := m.TokenizerHash(ctx)
 	if err != nil {
 		return err
 	}
 	if plan := tokenizerHash(p); plan != "" && model != "" && plan != model {
-		err := fmt.Errorf("%s: its tokenizer has SHA-256 %.16s…, and the plan's shards were made with %.16s…: the same ids mean other text there; "+
-			"tokenize the documents with the model's tokenizer.json and seal a plan of those shards", m.Dir, model, plan)
+		err := fmt.Errorf("%s: its tokenizer has SHA-256 %.16s…, and the plan's shards were made with %.16s…: the "+
+			"same ids mean other text there; "+
+			"tokenize the documents with the model's tokenizer.json and seal a plan of those shards", m.Dir, model,
+			plan)
 		if m.Checkpoint == nil {
-			err = fmt.Errorf("%w; if it is the same tokenizer written otherwise, put the plan's tokenizer.json in its place", err)
+			err = fmt.Errorf("%w; if it is the same tokenizer written otherwise, put the plan's tokenizer.json in "+
+				"its place", err)
 		}
 		return err
 	}
 	return nil
 }
 
-// initialModel is the model that initialize_from names, after it has been compared with the configuration, which is resolved, and the plan.
+// initialModel is the model that initialize_from names, after it has been compared with the
+// configuration, which is resolved, and the plan.
 func (c Config) initialModel(ctx context.Context, p *blend.Plan, warn func(string, ...any)) (ModelDir, error) {
 	bad := func(err error) (ModelDir, error) { return ModelDir{}, fmt.Errorf("initialize_from: %w", err) }
 	from, refused, err := FindModel(ctx, c.InitializeFrom)
@@ -97,7 +104,8 @@ func (c Config) initialModel(ctx context.Context, p *blend.Plan, warn func(strin
 		return bad(err)
 	}
 	if differences := differentFields(model, c.Model.Config); differences != nil {
-		return bad(fmt.Errorf("%s is another model than train.yaml describes: %s; write its values under model", from.Dir, strings.Join(differences, ", ")))
+		return bad(fmt.Errorf("%s is another model than train.yaml describes: %s; write its values under model",
+			from.Dir, strings.Join(differences, ", ")))
 	}
 	if err := from.CheckTokenizer(ctx, p); err != nil {
 		return bad(err)
@@ -105,11 +113,13 @@ func (c Config) initialModel(ctx context.Context, p *blend.Plan, warn func(strin
 	return from, nil
 }
 
-// differentFields names the fields that decide what a model with given weights computes, and what the plan's windows ask of it, where
-// they differ between the model there and the configuration here.
+// differentFields names the fields that decide what a model with given weights computes, and what
+// the plan's windows ask of it, where they differ between the model there and the configuration
+// here.
 func differentFields(there, here moe.Config) []string {
 	// These say how weights begin, are for other programs, or are compared with the plan.
-	free := []string{"initializer_range", "initializer_cutoff", "router_aux_loss_coef", "bos_token_id", "eos_token_id", "max_position_embeddings"}
+	free := []string{"initializer_range", "initializer_cutoff", "router_aux_loss_coef", "bos_token_id", "eos_token_id",
+		"max_position_embeddings"}
 	a, b := modelFields(there), modelFields(here)
 	var differences []string
 	for _, name := range sortedKeys(a) {
@@ -120,14 +130,16 @@ func differentFields(there, here moe.Config) []string {
 	return differences
 }
 
-// modelFields are the fields of a model's configuration as JSON text, by the names that train.yaml and config.json have for them.
+// modelFields are the fields of a model's configuration as JSON text, by the names that train.yaml
+// and config.json have for them.
 func modelFields(c moe.Config) map[string]string {
 	fields := map[string]string{}
 	collect(reflect.ValueOf(c), "", fields)
 	return fields
 }
 
-// modelYAML is the value that model must have in a train.yaml for a model of configuration c: the preset that is nearest, and what differs.
+// modelYAML is the value that model must have in a train.yaml for a model of configuration c: the
+// preset that is nearest, and what differs.
 func modelYAML(c moe.Config) string {
 	want := modelFields(c)
 	var best string

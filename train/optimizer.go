@@ -13,11 +13,13 @@ import (
 	"mula/xpu/cpu"
 )
 
-// blockSize is the number of elements that are updated, or whose squares are summed, as one piece of work. The blocks of a tensor start
-// at its first element, so they are the same for every number of threads, and so are all results.
+// blockSize is the number of elements that are updated, or whose squares are summed, as one piece
+// of work. The blocks of a tensor start at its first element, so they are the same for every number
+// of threads, and so are all results.
 const blockSize = xpu.BlockSize
 
-// measureSize is the number of elements whose old weights are kept at a time where changes are measured. It divides blockSize.
+// measureSize is the number of elements whose old weights are kept at a time where changes are
+// measured. It divides blockSize.
 const measureSize = 1 << 12
 
 type block struct {
@@ -25,13 +27,16 @@ type block struct {
 	begin, end int
 }
 
-// stateChunk is the number of elements that the state of several parameters takes at most as one piece of a device's memory.
+// stateChunk is the number of elements that the state of several parameters takes at most as one
+// piece of a device's memory.
 const stateChunk = 1 << 26
 
-// An Optimizer updates the weights of a model from their gradients, in float32, block by block. What tells one optimizer from another is its
-// rule; optimizer_NAME.go has that of each name. AdamW is the device's: its moments are memory of the device, as weights and gradients are.
-// The other rules work on the host, on all workers of the device, and keep their state there: weights and gradients come to the host before an
-// update, and the weights go back after it. Results do not depend on the number of threads.
+// An Optimizer updates the weights of a model from their gradients, in float32, block by block.
+// What tells one optimizer from another is its rule; optimizer_NAME.go has that of each name. AdamW
+// is the device's: its moments are memory of the device, as weights and gradients are. The other
+// rules work on the host, on all workers of the device, and keep their state there: weights and
+// gradients come to the host before an update, and the weights go back after it. Results do not
+// depend on the number of threads.
 type Optimizer struct {
 	Updates int64 // updates done, t
 
@@ -50,7 +55,8 @@ type Optimizer struct {
 
 	onDevice []deviceUpdate // what the device updates, a group at a time
 
-	// What is updated on the host: the numbers of its blocks; its weights, and then its gradients; its weights.
+	// What is updated on the host: the numbers of its blocks; its weights, and then its gradients;
+	// its weights.
 	byHost      []int
 	hosted      [][]float32
 	hostWeights [][]float32
@@ -82,16 +88,20 @@ type stateTensor struct {
 
 type ratio struct{ update, weight float64 }
 
-// A rule is how an optimizer changes weights. Its methods are given the optimizer that it belongs to.
+// A rule is how an optimizer changes weights. Its methods are given the optimizer that it belongs
+// to.
 type rule interface {
-	// state names the tensors that are kept for a parameter, as the state of the reference implementation does.
+	// state names the tensors that are kept for a parameter, as the state of the reference
+	// implementation does.
 	state(p *moe.Parameter) []string
 
-	// begin starts update o.Updates, counted from 1. It may change, on the host, state and gradients of what is updated there.
+	// begin starts update o.Updates, counted from 1. It may change, on the host, state and
+	// gradients of what is updated there.
 	begin(ctx context.Context, o *Optimizer, learningRate, gradScale float64) error
 }
 
-// A deviceRule is a rule that leaves parameters to AdamW of the device. Their state is its two moments.
+// A deviceRule is a rule that leaves parameters to AdamW of the device. Their state is its two
+// moments.
 type deviceRule interface {
 	rule
 
@@ -102,15 +112,18 @@ type deviceRule interface {
 	adamW(s groupSetting) xpu.AdamW
 }
 
-// A hostRule is a rule that updates parameters on the host: all but those that it leaves to the device.
+// A hostRule is a rule that updates parameters on the host: all but those that it leaves to the
+// device.
 type hostRule interface {
 	rule
 
-	// update changes elements begin to end of the weights of parameter p. It is called on several goroutines at once.
+	// update changes elements begin to end of the weights of parameter p. It is called on several
+	// goroutines at once.
 	update(o *Optimizer, p, begin, end int)
 }
 
-// A scalarRule is a rule that keeps numbers, too, which go into the metadata of optimizer.safetensors.
+// A scalarRule is a rule that keeps numbers, too, which go into the metadata of
+// optimizer.safetensors.
 type scalarRule interface {
 	scalars() map[string]*float64
 }
@@ -121,13 +134,16 @@ type averagingRule interface {
 	average(o *Optimizer, dst []float32, p, begin, end int)
 }
 
-// NewOptimizer returns the optimizer that a resolved configuration describes, at its beginning, of parameters in the device's memory. targets is
-// the number of targets of a full step. It fails where the device has no room for what is kept.
-func NewOptimizer(config OptimizerConfig, targets int64, device xpu.Device, parameters []*moe.Parameter) (*Optimizer, error) {
+// NewOptimizer returns the optimizer that a resolved configuration describes, at its beginning, of
+// parameters in the device's memory. targets is the number of targets of a full step. It fails
+// where the device has no room for what is kept.
+func NewOptimizer(config OptimizerConfig, targets int64, device xpu.Device, parameters []*moe.Parameter) (*Optimizer,
+	error) {
 	return newOptimizer(config, targets, device, parameters, nil)
 }
 
-func newOptimizer(config OptimizerConfig, targets int64, device xpu.Device, parameters []*moe.Parameter, s *sharding) (*Optimizer, error) {
+func newOptimizer(config OptimizerConfig, targets int64, device xpu.Device, parameters []*moe.Parameter,
+	s *sharding) (*Optimizer, error) {
 	o := &Optimizer{device: device, parameters: parameters, sharding: s}
 	o.divide(config)
 	var err error
@@ -175,10 +191,12 @@ func (o *Optimizer) divide(config OptimizerConfig) {
 	}
 }
 
-// makeState makes the state of all parameters, and decides what the device updates. The state of several parameters is one piece of the device's memory, of
-// so many elements at most, if it is not that of a larger one.
+// makeState makes the state of all parameters, and decides what the device updates. The state of
+// several parameters is one piece of the device's memory, of so many elements at most, if it is not
+// that of a larger one.
 func (o *Optimizer) makeState(most int) error {
-	room := func(i int) int { // for the state of a parameter on the device, each of its two tensors in whole lines of a cache
+	// for the state of a parameter on the device, each of its two tensors in whole lines of a cache
+	room := func(i int) int {
 		if !o.updatedOnDevice(o.parameters[i]) {
 			return 0
 		}
@@ -217,7 +235,8 @@ func (o *Optimizer) makeState(most int) error {
 		o.grads = append(o.grads, grad)
 		update := &updates[o.group[i]]
 		if onDevice {
-			update.moments = append(update.moments, xpu.Moments{Weight: weight, Grad: grad, M: tensors[0].values, V: tensors[1].values})
+			update.moments = append(update.moments, xpu.Moments{Weight: weight, Grad: grad, M: tensors[0].values,
+				V: tensors[1].values})
 		} else {
 			o.hostWeights = append(o.hostWeights, weight)
 		}
@@ -263,7 +282,8 @@ func (o *Optimizer) floats(n int) ([]float32, error) {
 	return x, err
 }
 
-// free gives the optimizer's memory back to the device. It is of no use afterwards. The receiver may be nil.
+// free gives the optimizer's memory back to the device. It is of no use afterwards. The receiver
+// may be nil.
 func (o *Optimizer) free() {
 	if o == nil {
 		return
@@ -274,9 +294,10 @@ func (o *Optimizer) free() {
 	o.memory = nil
 }
 
-// newShardedOptimizer is [NewOptimizer] for one of several ranks, which all call it. sizes has the number of elements of each tensor of the whole
-// model.
-func newShardedOptimizer(ctx context.Context, config OptimizerConfig, targets int64, device xpu.Device, parameters []*moe.Parameter, sizes []int, s *sharding) (*Optimizer, error) {
+// newShardedOptimizer is [NewOptimizer] for one of several ranks, which all call it. sizes has the
+// number of elements of each tensor of the whole model.
+func newShardedOptimizer(ctx context.Context, config OptimizerConfig, targets int64, device xpu.Device,
+	parameters []*moe.Parameter, sizes []int, s *sharding) (*Optimizer, error) {
 	o, err := newOptimizer(config, targets, device, parameters, s)
 	if err := agree(ctx, s.ranks.comm(), err); err != nil {
 		o.free()
@@ -298,8 +319,9 @@ func (o *Optimizer) countBlocks(sizes []int) {
 	}
 }
 
-// owned is the range of a parameter, by its number among those of this rank, that this rank keeps the state of and updates; it may be empty. writer
-// is true on one of all ranks that own the same range.
+// owned is the range of a parameter, by its number among those of this rank, that this rank keeps
+// the state of and updates; it may be empty. writer is true on one of all ranks that own the same
+// range.
 func (o *Optimizer) owned(parameter int) (begin, end int, writer bool) {
 	if o.sharding == nil {
 		return 0, len(o.parameters[parameter].Weight), true
@@ -308,14 +330,15 @@ func (o *Optimizer) owned(parameter int) (begin, end int, writer bool) {
 	return r.begin, r.end, r.writer
 }
 
-// kept is the state of elements begin to end of a parameter, which this rank owns: its tensor number k.
+// kept is the state of elements begin to end of a parameter, which this rank owns: its tensor
+// number k.
 func (o *Optimizer) kept(parameter, k, begin, end int) []float32 {
 	low, _, _ := o.owned(parameter)
 	return o.state[parameter][k].values[begin-low : end-low]
 }
 
-// everywhere gives all ranks the numbers of all blocks of the whole model, in the order of its tensors, from those of the blocks that this rank
-// owns. They hold until the next call.
+// everywhere gives all ranks the numbers of all blocks of the whole model, in the order of its
+// tensors, from those of the blocks that this rank owns. They hold until the next call.
 func (o *Optimizer) everywhere(ctx context.Context, own []float64) ([]float64, error) {
 	if o.sharding == nil {
 		return own, nil
@@ -323,9 +346,10 @@ func (o *Optimizer) everywhere(ctx context.Context, own []float64) ([]float64, e
 	return o.all, o.sharding.gatherSums(ctx, own, o.all)
 }
 
-// GradientNorm returns the Euclidean norm of all gradients of the whole model as one vector: squares are summed in float64 within each block, and
-// the blocks in the order of the model's tensors, so that all ranks get the same bits. It is not finite exactly when some gradient is not: the
-// squares of finite float32 values cannot overflow a float64.
+// GradientNorm returns the Euclidean norm of all gradients of the whole model as one vector:
+// squares are summed in float64 within each block, and the blocks in the order of the model's
+// tensors, so that all ranks get the same bits. It is not finite exactly when some gradient is not:
+// the squares of finite float32 values cannot overflow a float64.
 func (o *Optimizer) GradientNorm(ctx context.Context) (float64, error) {
 	o.device.SumSquares(o.grads, o.sums)
 	if err := o.device.Wait(ctx); err != nil {
@@ -342,8 +366,9 @@ func (o *Optimizer) GradientNorm(ctx context.Context) (float64, error) {
 	return math.Sqrt(sum), nil
 }
 
-// clipFactor returns what gradients of the given norm are multiplied with so that their norm is at most limit: limit/(norm + 1e-6), at
-// most 1, as torch.nn.utils.clip_grad_norm_ has it. A limit of 0 means that nothing is clipped.
+// clipFactor returns what gradients of the given norm are multiplied with so that their norm is at
+// most limit: limit/(norm + 1e-6), at most 1, as torch.nn.utils.clip_grad_norm_ has it. A limit of
+// 0 means that nothing is clipped.
 func clipFactor(norm, limit float64) float64 {
 	if limit == 0 {
 		return 1
@@ -351,8 +376,9 @@ func clipFactor(norm, limit float64) float64 {
 	return min(1, limit/(norm+1e-6))
 }
 
-// Step multiplies the gradients with gradScale, which clipping may have made smaller than 1, and updates all weights, each on the ranks that own
-// it, from which the others get it. What the gradients are afterwards is not defined.
+// Step multiplies the gradients with gradScale, which clipping may have made smaller than 1, and
+// updates all weights, each on the ranks that own it, from which the others get it. What the
+// gradients are afterwards is not defined.
 func (o *Optimizer) Step(ctx context.Context, learningRate, gradScale float64) error {
 	if err := o.update(ctx, learningRate, gradScale); err != nil {
 		return err
@@ -447,12 +473,13 @@ func (o *Optimizer) updateBlock(i int) {
 	o.before[i], o.change[i] = before, change
 }
 
-// Measure says whether the next steps measure how much they change each parameter, until it is called again. It costs a second look at the
-// weights, and changes no result.
+// Measure says whether the next steps measure how much they change each parameter, until it is
+// called again. It costs a second look at the weights, and changes no result.
 func (o *Optimizer) Measure(on bool) { o.measuring = on }
 
-// Ratio returns the Euclidean norms of what the last step added to a tensor, by its number in the whole model, weight decay included, and of its
-// weights before. Both are 0 if the step was not measured.
+// Ratio returns the Euclidean norms of what the last step added to a tensor, by its number in the
+// whole model, weight decay included, and of its weights before. Both are 0 if the step was not
+// measured.
 func (o *Optimizer) Ratio(tensor int) (update, weight float64) {
 	if !o.measured {
 		return 0, 0
@@ -461,22 +488,24 @@ func (o *Optimizer) Ratio(tensor int) (update, weight float64) {
 	return math.Sqrt(r.update), math.Sqrt(r.weight)
 }
 
-// CurvatureDue reports whether [Optimizer.UpdateCurvature] is to be called after the update that was just made: with SophiaG after every
-// hessian_every-th.
+// CurvatureDue reports whether [Optimizer.UpdateCurvature] is to be called after the update that
+// was just made: with SophiaG after every hessian_every-th.
 func (o *Optimizer) CurvatureDue() bool {
 	s, ok := o.rule.(*sophiaG)
 	return ok && o.Updates%s.every == 0
 }
 
-// UpdateCurvature updates the estimate of the Hessian from gradients of the mean cross entropy of targets that were drawn from the model's own
-// distribution, that many of them, multiplied with gradScale. See [SophiaG].
+// UpdateCurvature updates the estimate of the Hessian from gradients of the mean cross entropy of
+// targets that were drawn from the model's own distribution, that many of them, multiplied with
+// gradScale. See [SophiaG].
 func (o *Optimizer) UpdateCurvature(ctx context.Context, gradScale float64, targets int64) error {
 	return o.rule.(*sophiaG).updateHessian(ctx, o, gradScale, targets)
 }
 
-// Average with true replaces the weights by those to evaluate with and to save, and with false puts back those to train on, bit for bit.
-// For all optimizers but [ScheduleFreeAdamW] they are the same. Between the two calls the gradients hold the weights to train on. Only with true
-// it can fail.
+// Average with true replaces the weights by those to evaluate with and to save, and with false puts
+// back those to train on, bit for bit. For all optimizers but [ScheduleFreeAdamW] they are the
+// same. Between the two calls the gradients hold the weights to train on. Only with true it can
+// fail.
 func (o *Optimizer) Average(ctx context.Context, on bool) error {
 	if _, ok := o.rule.(averagingRule); !ok || on == o.averaged {
 		return nil
@@ -540,8 +569,8 @@ func (o *Optimizer) toDevice() {
 	}
 }
 
-// saved lists what optimizer.safetensors holds for a parameter, as far as this rank owns it: its state, and the weights to train on if they are not
-// those of the model that is saved.
+// saved lists what optimizer.safetensors holds for a parameter, as far as this rank owns it: its
+// state, and the weights to train on if they are not those of the model that is saved.
 func (o *Optimizer) saved(parameter int) []stateTensor {
 	tensors := o.state[parameter]
 	if _, ok := o.rule.(averagingRule); ok {
@@ -556,7 +585,8 @@ func (o *Optimizer) saved(parameter int) []stateTensor {
 	return tensors
 }
 
-// metadata is the text of the numbers that the rule keeps, nil if it keeps none. It reads back to the same bits.
+// metadata is the text of the numbers that the rule keeps, nil if it keeps none. It reads back to
+// the same bits.
 func (o *Optimizer) metadata() map[string]string {
 	r, ok := o.rule.(scalarRule)
 	if !ok {
@@ -585,12 +615,16 @@ func (o *Optimizer) setMetadata(text map[string]string) error {
 	return nil
 }
 
-// needsWholeTensors reports whether an update needs all of a tensor at a time, so that ranks cannot divide it.
+// needsWholeTensors reports whether an update needs all of a tensor at a time, so that ranks cannot
+// divide it.
 func needsWholeTensors(name OptimizerName) bool { return name == Muon || name == Lamb }
 
-// optimizerBytes is the memory that the state of an optimizer takes on one rank of a layout whose stage has these tensors, scratch included, on so many
-// threads, 0 as for [cpu.New]: what is memory of the device, and what is the host's. Ranks whose share is not quite even differ by a few blocks.
-func optimizerBytes(config OptimizerConfig, m moe.Config, held []safetensors.Tensor, layout LayoutConfig, threads int) (onDevice, onHost int64) {
+// optimizerBytes is the memory that the state of an optimizer takes on one rank of a layout whose
+// stage has these tensors, scratch included, on so many threads, 0 as for [cpu.New]: what is memory
+// of the device, and what is the host's. Ranks whose share is not quite even differ by a few
+// blocks.
+func optimizerBytes(config OptimizerConfig, m moe.Config, held []safetensors.Tensor, layout LayoutConfig,
+	threads int) (onDevice, onHost int64) {
 	if threads == 0 {
 		threads = runtime.GOMAXPROCS(0)
 	}

@@ -9,7 +9,8 @@ import (
 
 // adamW is [AdamW]. It is the device's: see [xpu.AdamW].
 //
-// With g the gradient, η the learning rate, λ the weight decay, both of the parameter's group, t the number of updates from 1, m̂ = m/(1−β₁ᵗ) and v̂ = v/(1−β₂ᵗ):
+// With g the gradient, η the learning rate, λ the weight decay, both of the parameter's group, t
+// the number of updates from 1, m̂ = m/(1−β₁ᵗ) and v̂ = v/(1−β₂ᵗ):
 //
 //	m ← β₁m + (1−β₁)g;   v ← β₂v + (1−β₂)g²
 //	DecayTorch      p ← p − η·λ·p;             p ← p − η·m̂/(√v̂ + ε)
@@ -27,7 +28,8 @@ func (*adamW) state(*moe.Parameter) []string { return []string{"exp_avg", "exp_a
 
 func (r *adamW) begin(_ context.Context, o *Optimizer, learningRate, gradScale float64) error {
 	r.command = xpu.AdamW{
-		LearningRate: learningRate, Beta1: r.config.Betas[0], Beta2: r.config.Betas[1], Epsilon: *r.config.Epsilon, Step: o.Updates, GradScale: gradScale,
+		LearningRate: learningRate, Beta1: r.config.Betas[0], Beta2: r.config.Betas[1], Epsilon: *r.config.Epsilon,
+		Step: o.Updates, GradScale: gradScale,
 	}
 	return nil
 }

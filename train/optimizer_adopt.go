@@ -8,14 +8,14 @@ import (
 	"mula/xpu/cpu"
 )
 
-// adopt is [ADOPT]. With g the gradient, η the learning rate, λ the weight decay and t the number of
-// updates from 0:
+// adopt is [ADOPT]. With g the gradient, η the learning rate, λ the weight decay and t the number
+// of updates from 0:
 //
 //	t = 0   v ← g²
 //	t > 0   p ← p − η·λ·p;   m ← β₁m + (1−β₁)·clip(g/max(√v, ε), ±t^¼);   p ← p − η·m;   v ← β₂v + (1−β₂)g²
 //
-// The first update leaves the weights as they are. Taniguchi et al. 2024 (arXiv 2411.02853, algorithm 2). Reference: torch-adopt 0.1.0, of
-// the authors, with decouple=True.
+// The first update leaves the weights as they are. Taniguchi et al. 2024 (arXiv 2411.02853,
+// algorithm 2). Reference: torch-adopt 0.1.0, of the authors, with decouple=True.
 type adopt struct {
 	config OptimizerConfig
 	kernel []cpu.ADOPT // of each group
@@ -29,7 +29,8 @@ func (r *adopt) begin(_ context.Context, o *Optimizer, learningRate, gradScale f
 	r.kernel = r.kernel[:0]
 	for _, s := range o.settings {
 		r.kernel = append(r.kernel, cpu.ADOPT{
-			LearningRate: learningRate * s.rateScale, Beta1: r.config.Betas[0], Beta2: r.config.Betas[1], Epsilon: *r.config.Epsilon,
+			LearningRate: learningRate * s.rateScale, Beta1: r.config.Betas[0], Beta2: r.config.Betas[1],
+			Epsilon:     *r.config.Epsilon,
 			WeightDecay: s.weightDecay, Clip: math.Pow(float64(o.Updates-1), 0.25), GradScale: gradScale,
 		})
 	}

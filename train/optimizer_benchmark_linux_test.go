@@ -12,8 +12,9 @@ import (
 	"mula/xpu"
 )
 
-// BenchmarkOptimizerStep sets EPSO beside SO on a model most of whose weights are not of experts: CPU time of all ranks, which are goroutines, by
-// part of the step that follows the backward pass, in turns within one run. The ratios SO / EPSO stand beside those that estimates give: updated
+// BenchmarkOptimizerStep sets EPSO beside SO on a model most of whose weights are not of experts:
+// CPU time of all ranks, which are goroutines, by part of the step that follows the backward pass,
+// in turns within one run. The ratios SO / EPSO stand beside those that estimates give: updated
 // weights, 1 + (EP-1)·f, and bytes sent.
 func BenchmarkOptimizerStep(b *testing.B) {
 	c, err := moe.Preset("mula-nano")
@@ -46,7 +47,8 @@ func BenchmarkOptimizerStep(b *testing.B) {
 				shardings, optimizers := make([]*sharding, len(both)), make([]*Optimizer, len(both))
 				for i, scheme := range both {
 					shardings[i] = newSharding(groups, scheme, false, device(b, 1), m.Parameters(), m.Buckets())
-					optimizers[i], err = newShardedOptimizer(ctx, defaultOptimizer(AdamW), 100, device(b, 1), m.Parameters(), sizes, shardings[i])
+					optimizers[i], err = newShardedOptimizer(ctx, defaultOptimizer(AdamW), 100, device(b, 1),
+						m.Parameters(), sizes, shardings[i])
 					if err != nil {
 						return err
 					}
@@ -110,7 +112,8 @@ func BenchmarkOptimizerStep(b *testing.B) {
 			})
 
 			predicted := func(scheme Scheme) (elements, bytes float64) {
-				l := estimate.Layout{DP: layout.DP, EP: ep, PP: 1, Optimizer: estimate.Scheme(scheme), Dispatch: layout.Dispatch, BatchSize: layout.Ranks(), MicroBatchSize: 1,
+				l := estimate.Layout{DP: layout.DP, EP: ep, PP: 1, Optimizer: estimate.Scheme(scheme),
+					Dispatch: layout.Dispatch, BatchSize: layout.Ranks(), MicroBatchSize: 1,
 					SequenceLength: 16, Recompute: moe.RecomputeNone}
 				stages, err := estimate.Stages(c, l)
 				if err != nil {
@@ -134,7 +137,8 @@ func BenchmarkOptimizerStep(b *testing.B) {
 			b.ReportMetric((epso[reduced]+epso[gathered])/rounds, "epso-exchange-cpu-ms")
 			b.ReportMetric((so[reduced]+so[gathered])/(epso[reduced]+epso[gathered]), "exchange-ratio")
 			b.ReportMetric(soBytes/epsoBytes, "exchange-ratio-predicted")
-			b.ReportMetric((so[reduced]+so[updated]+so[gathered])/(epso[reduced]+epso[updated]+epso[gathered]), "step-ratio")
+			b.ReportMetric((so[reduced]+so[updated]+so[gathered])/(epso[reduced]+epso[updated]+epso[gathered]),
+				"step-ratio")
 		})
 	}
 }

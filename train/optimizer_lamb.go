@@ -8,13 +8,15 @@ import (
 	"mula/xpu/cpu"
 )
 
-// lamb is [Lamb]. With g the gradient, η the learning rate, λ the weight decay, t the number of updates from 1, m̂ = m/(1−β₁ᵗ),
-// v̂ = v/(1−β₂ᵗ), and ‖·‖ the Euclidean norm of a parameter, of which each expert has its own:
+// lamb is [Lamb]. With g the gradient, η the learning rate, λ the weight decay, t the number of
+// updates from 1, m̂ = m/(1−β₁ᵗ), v̂ = v/(1−β₂ᵗ), and ‖·‖ the Euclidean norm of a parameter, of
+// which each expert has its own:
 //
 //	m ← β₁m + (1−β₁)g;   v ← β₂v + (1−β₂)g²;   u = m̂/(√v̂ + ε) + λp;   p ← p − η·(‖p‖/‖u‖)·u
 //
-// Where one of the norms is 0, the quotient is 1. You et al. 2020 (arXiv 1904.00962, algorithm 2). Reference: timm.optim.Lamb of timm 1.0.31
-// with always_adapt=True and max_grad_norm=None, as clipping is done before.
+// Where one of the norms is 0, the quotient is 1. You et al. 2020 (arXiv 1904.00962, algorithm 2).
+// Reference: timm.optim.Lamb of timm 1.0.31 with always_adapt=True and max_grad_norm=None, as
+// clipping is done before.
 type lamb struct {
 	config OptimizerConfig
 	kernel []cpu.Lamb // of each group
@@ -39,7 +41,8 @@ func (r *lamb) begin(_ context.Context, o *Optimizer, learningRate, gradScale fl
 			b := o.blocks[i]
 			p := o.parameters[b.tensor]
 			weight, grad := p.Weight[b.begin:b.end], p.Grad[b.begin:b.end]
-			r.kernel[o.group[b.tensor]].Update(weight, grad, o.kept(b.tensor, 0, b.begin, b.end), o.kept(b.tensor, 1, b.begin, b.end))
+			r.kernel[o.group[b.tensor]].Update(weight, grad, o.kept(b.tensor, 0, b.begin, b.end),
+				o.kept(b.tensor, 1, b.begin, b.end))
 			r.norms[i] = ratio{cpu.SumSquares(grad), cpu.SumSquares(weight)}
 		}
 	}
@@ -47,7 +50,8 @@ func (r *lamb) begin(_ context.Context, o *Optimizer, learningRate, gradScale fl
 	r.kernel = r.kernel[:0]
 	for _, s := range o.settings {
 		r.kernel = append(r.kernel, cpu.Lamb{
-			Beta1: r.config.Betas[0], Beta2: r.config.Betas[1], Epsilon: *r.config.Epsilon, WeightDecay: s.weightDecay, Step: o.Updates,
+			Beta1: r.config.Betas[0], Beta2: r.config.Betas[1], Epsilon: *r.config.Epsilon, WeightDecay: s.weightDecay,
+			Step:      o.Updates,
 			GradScale: gradScale,
 		})
 	}
@@ -69,5 +73,6 @@ func (r *lamb) begin(_ context.Context, o *Optimizer, learningRate, gradScale fl
 }
 
 func (r *lamb) update(o *Optimizer, p, begin, end int) {
-	cpu.Axpy(o.parameters[p].Weight[begin:end], float32(-r.rate*o.settings[o.group[p]].rateScale*r.trust[p]), o.parameters[p].Grad[begin:end])
+	cpu.Axpy(o.parameters[p].Weight[begin:end], float32(-r.rate*o.settings[o.group[p]].rateScale*r.trust[p]),
+		o.parameters[p].Grad[begin:end])
 }

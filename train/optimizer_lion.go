@@ -25,12 +25,14 @@ func (r *lion) begin(_ context.Context, o *Optimizer, learningRate, gradScale fl
 	r.kernel = r.kernel[:0]
 	for _, s := range o.settings {
 		r.kernel = append(r.kernel, cpu.Lion{
-			LearningRate: learningRate * s.rateScale, Beta1: r.config.Betas[0], Beta2: r.config.Betas[1], WeightDecay: s.weightDecay, GradScale: gradScale,
+			LearningRate: learningRate * s.rateScale, Beta1: r.config.Betas[0], Beta2: r.config.Betas[1],
+			WeightDecay: s.weightDecay, GradScale: gradScale,
 		})
 	}
 	return nil
 }
 
 func (r *lion) update(o *Optimizer, p, begin, end int) {
-	r.kernel[o.group[p]].Update(o.parameters[p].Weight[begin:end], o.parameters[p].Grad[begin:end], o.kept(p, 0, begin, end))
+	r.kernel[o.group[p]].Update(o.parameters[p].Weight[begin:end], o.parameters[p].Grad[begin:end],
+		o.kept(p, 0, begin, end))
 }

@@ -11,9 +11,10 @@ import (
 	"mula/xpu/cpu"
 )
 
-// muon is [Muon]. The matrices inside the layers, those of attention and of the feed-forward, each expert's on its own, are updated by the
-// orthogonalized momentum; embedding, head, norms and routers by [AdamW] with the same learning rate, unless a group scales it. With g the gradient of a matrix of m×n,
-// η the learning rate, λ the weight decay and μ the momentum:
+// muon is [Muon]. The matrices inside the layers, those of attention and of the feed-forward, each
+// expert's on its own, are updated by the orthogonalized momentum; embedding, head, norms and
+// routers by [AdamW] with the same learning rate, unless a group scales it. With g the gradient of
+// a matrix of m×n, η the learning rate, λ the weight decay and μ the momentum:
 //
 //	b ← μb + (1−μ)g;   u = μb + (1−μ)g with nesterov, else b
 //	X = u/max(‖u‖, 1e-7);   ns_steps times  A = XXᵀ,  X ← aX + (bA + cA²)X,  a = 3.4445, b = −4.775, c = 2.0315
@@ -21,10 +22,12 @@ import (
 //	s = 0.2·√max(m, n)      AdjustMatchRMSAdamW (Liu et al. 2025, arXiv 2502.16982)
 //	s = √max(1, m/n)        AdjustOriginal
 //
-// ‖·‖ is the Frobenius norm. X is computed by products of the device, in its precision; for m > n its factors are in the other order, so that
-// A is always the smaller square. All else of X, and b, is computed on the host; what is left to AdamW the device updates.
+// ‖·‖ is the Frobenius norm. X is computed by products of the device, in its precision; for m > n
+// its factors are in the other order, so that A is always the smaller square. All else of X, and b,
+// is computed on the host; what is left to AdamW the device updates.
 //
-// Jordan et al. 2024 (kellerjordan.github.io/posts/muon). Reference: torch.optim.Muon of torch 2.15.0, which computes X in bfloat16.
+// Jordan et al. 2024 (kellerjordan.github.io/posts/muon). Reference: torch.optim.Muon of torch
+// 2.15.0, which computes X in bfloat16.
 type muon struct {
 	config       OptimizerConfig
 	device       xpu.Device
@@ -44,11 +47,13 @@ type muon struct {
 	momentumOne, smallOne func(i int)
 }
 
-// muonLarge is the number of elements from which on a matrix keeps all workers busy by itself. Smaller ones are orthogonalized side by side.
+// muonLarge is the number of elements from which on a matrix keeps all workers busy by itself.
+// Smaller ones are orthogonalized side by side.
 const muonLarge = 1 << 20
 
-// muonScratch is what the orthogonalization of one matrix takes: another matrix of its shape, and two squares, in the memory of the device. Its
-// functions are made once, so that a step allocates nothing.
+// muonScratch is what the orthogonalization of one matrix takes: another matrix of its shape, and
+// two squares, in the memory of the device. Its functions are made once, so that a step allocates
+// nothing.
 type muonScratch struct {
 	x, a, b []float32 // memory
 
@@ -66,7 +71,8 @@ type muonScratch struct {
 // newMuon makes ready for the matrices that the optimizer's rank owns.
 func newMuon(config OptimizerConfig, o *Optimizer) (*muon, error) {
 	device, parameters := o.device, o.parameters
-	r := &muon{config: config, device: device, rest: newAdamW(config), inside: make([]bool, len(parameters)), norms: make([]float64, len(parameters)),
+	r := &muon{config: config, device: device, rest: newAdamW(config), inside: make([]bool, len(parameters)),
+		norms: make([]float64, len(parameters)),
 		scale: make([]float64, len(parameters))}
 	for i, p := range parameters {
 		_, end, _ := o.owned(i)
@@ -118,7 +124,8 @@ func (s *muonScratch) beginPiece(i int) {
 	cpu.Scale(s.first[low:high], s.factor)
 }
 
-// polynomialPiece turns a piece of A² into one of aI + bA + cA², so that one more product gives the next X.
+// polynomialPiece turns a piece of A² into one of aI + bA + cA², so that one more product gives the
+// next X.
 func (s *muonScratch) polynomialPiece(i int) {
 	low, high := i*blockSize, min((i+1)*blockSize, len(s.polynomial))
 	cpu.Scale(s.polynomial[low:high], 2.0315)
@@ -198,9 +205,10 @@ func (r *muon) begin(ctx context.Context, o *Optimizer, learningRate, gradScale 
 	return nil
 }
 
-// orthogonalize replaces u, which is where the gradient of a parameter was, on the host, and has that sum of squares, by X, on the host. It works
-// on all workers if asked.
-func (r *muon) orthogonalize(ctx context.Context, p *moe.Parameter, squares float64, s *muonScratch, parallel bool) error {
+// orthogonalize replaces u, which is where the gradient of a parameter was, on the host, and has
+// that sum of squares, by X, on the host. It works on all workers if asked.
+func (r *muon) orthogonalize(ctx context.Context, p *moe.Parameter, squares float64, s *muonScratch,
+	parallel bool) error {
 	m, n := p.Shape[0], p.Shape[1]
 	pieces := func(elements int, f func(i int)) {
 		count := (elements + blockSize - 1) / blockSize
@@ -228,7 +236,8 @@ func (r *muon) orthogonalize(ctx context.Context, p *moe.Parameter, squares floa
 		} else {
 			r.device.MatMul(true, false, n, n, m, x, n, x, n, s.square, n, false)
 		}
-		r.device.MatMul(false, false, s.side, s.side, s.side, s.square, s.side, s.square, s.side, s.polynomial, s.side, false)
+		r.device.MatMul(false, false, s.side, s.side, s.side, s.square, s.side, s.square, s.side, s.polynomial, s.side,
+			false)
 		if err := r.device.ToHost(ctx, s.seen[:]...); err != nil {
 			return err
 		}

@@ -8,8 +8,8 @@ import (
 	"mula/xpu/cpu"
 )
 
-// scheduleFreeAdamW is [ScheduleFreeAdamW]. With g the gradient at y, η the learning rate, η̄ the largest
-// one so far, λ the weight decay, t the number of updates from 1, and v̂ = v/(1−β₂ᵗ):
+// scheduleFreeAdamW is [ScheduleFreeAdamW]. With g the gradient at y, η the learning rate, η̄ the
+// largest one so far, λ the weight decay, t the number of updates from 1, and v̂ = v/(1−β₂ᵗ):
 //
 //	v ← β₂v + (1−β₂)g²;   u = g/(√v̂ + ε) + λy;   w = tʳ·η̄^weight_lr_power;   c = w/Σw
 //	y ← y + c(z − y) + η(β₁(1−c) − 1)u;   z ← z − ηu
@@ -17,11 +17,12 @@ import (
 //
 // η̄ and c are those of a group whose learning rate is not scaled: a constant factor cancels in c.
 //
-// The gradients are those at y, which the model's weights hold while it is trained; z begins as the weights do. x, the average, is what is
-// evaluated and saved as the model; checkpoints hold y beside z, because y computed from x would differ in its last bits.
+// The gradients are those at y, which the model's weights hold while it is trained; z begins as the
+// weights do. x, the average, is what is evaluated and saved as the model; checkpoints hold y
+// beside z, because y computed from x would differ in its last bits.
 //
-// Defazio et al. 2024 (arXiv 2405.15682). Reference: schedulefree.AdamWScheduleFree of schedulefree 1.4.1, whose warm-up is the one of
-// [Schedule].
+// Defazio et al. 2024 (arXiv 2405.15682). Reference: schedulefree.AdamWScheduleFree of schedulefree
+// 1.4.1, whose warm-up is the one of [Schedule].
 type scheduleFreeAdamW struct {
 	config         OptimizerConfig
 	kernel         []cpu.ScheduleFreeAdamW // of each group
@@ -58,7 +59,8 @@ func (r *scheduleFreeAdamW) begin(_ context.Context, o *Optimizer, learningRate,
 	r.kernel = r.kernel[:0]
 	for _, s := range o.settings {
 		r.kernel = append(r.kernel, cpu.ScheduleFreeAdamW{
-			LearningRate: learningRate * s.rateScale, Beta1: r.config.Betas[0], Beta2: r.config.Betas[1], Epsilon: *r.config.Epsilon, WeightDecay: s.weightDecay,
+			LearningRate: learningRate * s.rateScale, Beta1: r.config.Betas[0], Beta2: r.config.Betas[1],
+			Epsilon: *r.config.Epsilon, WeightDecay: s.weightDecay,
 			Step: o.Updates, Share: share, GradScale: gradScale,
 		})
 	}
@@ -66,7 +68,8 @@ func (r *scheduleFreeAdamW) begin(_ context.Context, o *Optimizer, learningRate,
 }
 
 func (r *scheduleFreeAdamW) update(o *Optimizer, p, begin, end int) {
-	r.kernel[o.group[p]].Update(o.parameters[p].Weight[begin:end], o.parameters[p].Grad[begin:end], o.kept(p, 0, begin, end), o.kept(p, 1, begin, end))
+	r.kernel[o.group[p]].Update(o.parameters[p].Weight[begin:end], o.parameters[p].Grad[begin:end],
+		o.kept(p, 0, begin, end), o.kept(p, 1, begin, end))
 }
 
 func (r *scheduleFreeAdamW) average(o *Optimizer, dst []float32, p, begin, end int) {

@@ -7,20 +7,22 @@ import (
 	"mula/xpu/cpu"
 )
 
-// sophiaG is [SophiaG]. With g the gradient, η the learning rate, λ the weight decay and B the number of
-// targets of a full step:
+// sophiaG is [SophiaG]. With g the gradient, η the learning rate, λ the weight decay and B the
+// number of targets of a full step:
 //
 //	p ← p − η·λ·p;   m ← β₁m + (1−β₁)g;   p ← p − η·clip(m/(ρ·B·h + 1e-15), ±1)
 //
-// After every hessian_every-th update, with ĝ the gradient of the mean cross entropy over B̂ targets that were drawn from the model's own
-// distribution (the Gauss-Newton-Bartlett estimator):
+// After every hessian_every-th update, with ĝ the gradient of the mean cross entropy over B̂
+// targets that were drawn from the model's own distribution (the Gauss-Newton-Bartlett estimator):
 //
 //	h ← β₂h + (1−β₂)·(B̂/B)·ĝ²
 //
-// B̂ is B unless positions were skipped. Both gradients are clipped, as the authors' train_sophiag.py does. Until the first estimate h is 0,
-// so that weights move by η in the direction of m.
+// B̂ is B unless positions were skipped. Both gradients are clipped, as the authors'
+// train_sophiag.py does. Until the first estimate h is 0, so that weights move by η in the
+// direction of m.
 //
-// Liu et al. 2023 (arXiv 2305.14342). Reference: sophia-opt 0.2.2, which packages the authors' code.
+// Liu et al. 2023 (arXiv 2305.14342). Reference: sophia-opt 0.2.2, which packages the authors'
+// code.
 type sophiaG struct {
 	config  OptimizerConfig
 	targets int64 // B
@@ -42,7 +44,8 @@ func (r *sophiaG) begin(_ context.Context, o *Optimizer, learningRate, gradScale
 	r.kernel = r.kernel[:0]
 	for _, s := range o.settings {
 		r.kernel = append(r.kernel, cpu.Sophia{
-			LearningRate: learningRate * s.rateScale, Beta1: r.config.Betas[0], Curvature: *r.config.Rho * float64(r.targets), WeightDecay: s.weightDecay,
+			LearningRate: learningRate * s.rateScale, Beta1: r.config.Betas[0],
+			Curvature: *r.config.Rho * float64(r.targets), WeightDecay: s.weightDecay,
 			GradScale: gradScale,
 		})
 	}
@@ -50,14 +53,16 @@ func (r *sophiaG) begin(_ context.Context, o *Optimizer, learningRate, gradScale
 }
 
 func (r *sophiaG) update(o *Optimizer, p, begin, end int) {
-	r.kernel[o.group[p]].Update(o.parameters[p].Weight[begin:end], o.parameters[p].Grad[begin:end], o.kept(p, 0, begin, end), o.kept(p, 1, begin, end))
+	r.kernel[o.group[p]].Update(o.parameters[p].Weight[begin:end], o.parameters[p].Grad[begin:end],
+		o.kept(p, 0, begin, end), o.kept(p, 1, begin, end))
 }
 
 func (r *sophiaG) updateHessian(ctx context.Context, o *Optimizer, gradScale float64, targets int64) error {
 	if r.curvatureOne == nil {
 		r.curvatureOne = func(i int) {
 			b := o.blocks[i]
-			cpu.AverageSquares(o.kept(b.tensor, 1, b.begin, b.end), r.config.Betas[1], r.weight, r.gradScale, o.parameters[b.tensor].Grad[b.begin:b.end])
+			cpu.AverageSquares(o.kept(b.tensor, 1, b.begin, b.end), r.config.Betas[1], r.weight, r.gradScale,
+				o.parameters[b.tensor].Grad[b.begin:b.end])
 		}
 	}
 	r.gradScale, r.weight = gradScale, (1-r.config.Betas[1])*(float64(targets)/float64(r.targets))

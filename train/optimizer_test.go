@@ -30,7 +30,8 @@ func device(t testing.TB, threads int) *cpu.Device {
 	return d
 }
 
-func mustOptimizer(t testing.TB, config OptimizerConfig, targets int64, d xpu.Device, parameters []*moe.Parameter) *Optimizer {
+func mustOptimizer(t testing.TB, config OptimizerConfig, targets int64, d xpu.Device,
+	parameters []*moe.Parameter) *Optimizer {
 	t.Helper()
 	o, err := NewOptimizer(config, targets, d, parameters)
 	if err != nil {
@@ -62,8 +63,9 @@ func toFloat32(x []float64) []float32 {
 	return y
 }
 
-// The golden file holds every number of ten steps of torch.optim.AdamW; testdata/adamw.py made it. Differences come from the order of
-// roundings; where terms cancel they are small beside the terms, not beside the sum, so they are held against the largest of the tensor.
+// The golden file holds every number of ten steps of torch.optim.AdamW; testdata/adamw.py made it.
+// Differences come from the order of roundings; where terms cancel they are small beside the terms,
+// not beside the sum, so they are held against the largest of the tensor.
 func TestAdamWTorch(t *testing.T) {
 	data, err := os.ReadFile("testdata/adamw.json")
 	if err != nil {
@@ -87,7 +89,8 @@ func TestAdamWTorch(t *testing.T) {
 	if err := json.Unmarshal(data, &golden); err != nil {
 		t.Fatal(err)
 	}
-	config := OptimizerConfig{Name: AdamW, Betas: golden.Config.Betas, Epsilon: &golden.Config.Eps, WeightDecay: &golden.Config.WeightDecay, Decay: DecayTorch}
+	config := OptimizerConfig{Name: AdamW, Betas: golden.Config.Betas, Epsilon: &golden.Config.Eps,
+		WeightDecay: &golden.Config.WeightDecay, Decay: DecayTorch}
 	var parameters []*moe.Parameter
 	for _, w := range golden.Initial {
 		parameters = append(parameters, &moe.Parameter{Weight: toFloat32(w), Grad: make([]float32, len(w))})
@@ -125,7 +128,8 @@ func TestAdamWTorch(t *testing.T) {
 	}
 }
 
-// Both forms of decay against their formulas in float64, and against each other: with decay, they must not be the same.
+// Both forms of decay against their formulas in float64, and against each other: with decay, they
+// must not be the same.
 func TestAdamWDecayForms(t *testing.T) {
 	const n, steps, lr = 1000, 20, 3e-2
 	for _, form := range []DecayForm{DecayTorch, DecayOptimus} {
@@ -146,7 +150,8 @@ func TestAdamWDecayForms(t *testing.T) {
 				g := float64(parameter.Grad[i]) * 0.5
 				m[i] = 0.9*m[i] + 0.1*g
 				v[i] = 0.95*v[i] + 0.05*g*g
-				update := lr * m[i] / (1 - math.Pow(0.9, float64(step))) / (math.Sqrt(v[i]/(1-math.Pow(0.95, float64(step)))) + 1e-8)
+				update := lr * m[i] / (1 - math.Pow(0.9,
+					float64(step))) / (math.Sqrt(v[i]/(1-math.Pow(0.95, float64(step)))) + 1e-8)
 				before := p[i] - lr*0.1*p[i] - update
 				after := p[i] - update
 				after -= lr * 0.1 * after
@@ -171,7 +176,8 @@ func TestAdamWDecayForms(t *testing.T) {
 	}
 }
 
-// The result does not depend on the number of threads, for tensors that are cut into blocks in every way.
+// The result does not depend on the number of threads, for tensors that are cut into blocks in
+// every way.
 func TestAdamWThreads(t *testing.T) {
 	sizes := []int{1, blockSize - 1, blockSize, blockSize + 1, 2*blockSize + 17}
 	var first [][]float32
@@ -203,7 +209,8 @@ func TestAdamWThreads(t *testing.T) {
 		for i := range weights {
 			for j := range weights[i] {
 				if weights[i][j] != first[i][j] {
-					t.Fatalf("%d threads: tensor %d, element %d is %v, want %v", threads, i, j, weights[i][j], first[i][j])
+					t.Fatalf("%d threads: tensor %d, element %d is %v, want %v", threads, i, j, weights[i][j],
+						first[i][j])
 				}
 			}
 		}
@@ -239,7 +246,8 @@ func TestClipFactor(t *testing.T) {
 	}
 }
 
-// A goldenRun is a case of testdata/optimizers.json or groups.json, which testdata/optimizers.py made with the reference implementations.
+// A goldenRun is a case of testdata/optimizers.json or groups.json, which testdata/optimizers.py
+// made with the reference implementations.
 type goldenRun struct {
 	Name      OptimizerName
 	Config    map[string]any
@@ -251,9 +259,9 @@ type goldenRun struct {
 	WeightSum float64 `json:"weight_sum"`
 }
 
-// The golden file holds every weight of 20 steps of the reference implementations. Differences come from the order of roundings, and
-// where terms cancel they are small beside the terms; so they are held against the largest weight of the tensor, and the state against the
-// largest of its tensor.
+// The golden file holds every weight of 20 steps of the reference implementations. Differences come
+// from the order of roundings, and where terms cancel they are small beside the terms; so they are
+// held against the largest weight of the tensor, and the state against the largest of its tensor.
 func TestOptimizersGolden(t *testing.T) {
 	seen := compareGolden(t, "testdata/optimizers.json")
 	for name := range optimizerDefaults {
@@ -306,7 +314,8 @@ func compareGolden(t *testing.T, path string) (seen map[OptimizerName]bool) {
 			config.resolve()
 			var parameters []*moe.Parameter
 			for i, w := range golden.Initial {
-				parameters = append(parameters, &moe.Parameter{Name: golden.Names[i], Shape: golden.Shapes[i], Weight: toFloat32(w), Grad: make([]float32, len(w))})
+				parameters = append(parameters, &moe.Parameter{Name: golden.Names[i], Shape: golden.Shapes[i],
+					Weight: toFloat32(w), Grad: make([]float32, len(w))})
 			}
 			o := mustOptimizer(t, config, golden.Targets, device(t, 2), parameters)
 			worst := map[string]float64{} // in units of 2^-24 of the largest
@@ -323,7 +332,8 @@ func compareGolden(t *testing.T, path string) (seen map[OptimizerName]bool) {
 					d := math.Abs(float64(got[i])-want[i]) / max(largest, 1e-30) * (1 << 24)
 					worst[what] = max(worst[what], d)
 					if !(d <= 16) {
-						t.Errorf("step %d: %s[%d] of %s is %v, the reference has %v", step, what, i, name, got[i], want[i])
+						t.Errorf("step %d: %s[%d] of %s is %v, the reference has %v", step, what, i, name, got[i],
+							want[i])
 					}
 				}
 			}
@@ -387,8 +397,8 @@ func optimizerYAML(name OptimizerName) string {
 	return fmt.Sprintf("optimizer: {name: %s, weight_decay: 0.1%s}\nschedule: %s\n", name, fields, schedule)
 }
 
-// With every optimizer, a run that is stopped and goes on, on another number of threads, is the run that was never stopped; and how often
-// it is evaluated and saved changes nothing but the records.
+// With every optimizer, a run that is stopped and goes on, on another number of threads, is the run
+// that was never stopped; and how often it is evaluated and saved changes nothing but the records.
 func TestOptimizersResume(t *testing.T) {
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
@@ -420,13 +430,14 @@ func TestOptimizersResume(t *testing.T) {
 	})
 }
 
-// The same with everything at once: in bf16, in uneven micro-batches, killed after the run has gone back from a spike, and started again on
-// another number of threads without recomputation.
+// The same with everything at once: in bf16, in uneven micro-batches, killed after the run has gone
+// back from a spike, and started again on another number of threads without recomputation.
 func TestOptimizersKill(t *testing.T) {
 	t.Parallel()
 	plan := spikyPlan(t, t.TempDir(), "plan.json", nil, 10, 13)
 	eachOptimizer(t, func(t *testing.T, _ OptimizerName, yaml string) {
-		unbroken := testConfig(t, plan, crashConfig+strings.Replace(yaml, "3e-3", "2e-2", 1)+"steps: 16\nmicro_batch_size: 3\ncheckpoint: {every: 8}\nprecision: bf16\nrecompute: layers\n"+
+		unbroken := testConfig(t, plan, crashConfig+strings.Replace(yaml, "3e-3", "2e-2",
+			1)+"steps: 16\nmicro_batch_size: 3\ncheckpoint: {every: 8}\nprecision: bf16\nrecompute: layers\n"+
 			"spikes: {action: rollback, window: 4, sigma: 4, leave_out: 2}\n")
 		mustRun(t, unbroken, Options{})
 		if len(linesWith(t, unbroken.Output, "rollback")) == 0 {
@@ -450,11 +461,13 @@ func TestOptimizersKill(t *testing.T) {
 	})
 }
 
-// A checkpoint of schedule-free AdamW holds the average as the model, and what it was evaluated with is that.
+// A checkpoint of schedule-free AdamW holds the average as the model, and what it was evaluated
+// with is that.
 func TestScheduleFreeCheckpoint(t *testing.T) {
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
-	c := testConfig(t, plan, "optimizer: {name: schedule_free_adamw}\nschedule: {name: constant, learning_rate: 1e-2, warmup_steps: 2}\nevaluate: {every: 8, samples: 3}\n")
+	c := testConfig(t, plan,
+		"optimizer: {name: schedule_free_adamw}\nschedule: {name: constant, learning_rate: 1e-2, warmup_steps: 2}\nevaluate: {every: 8, samples: 3}\n")
 	var evaluated *Evaluation
 	result := mustRun(t, c, Options{Progress: func(p Progress) { evaluated = p.Evaluation }})
 	d := device(t, 1)
@@ -497,7 +510,8 @@ func TestScheduleFreeCheckpoint(t *testing.T) {
 	}
 }
 
-// testParameters are tensors of the names that Muon tells apart, of sizes that are cut into blocks in every way.
+// testParameters are tensors of the names that Muon tells apart, of sizes that are cut into blocks
+// in every way.
 func testParameters(seed uint64) []*moe.Parameter {
 	rng := rand.New(rand.NewPCG(seed, 4))
 	var parameters []*moe.Parameter
@@ -537,7 +551,8 @@ func runSteps(o *Optimizer, from, to int) {
 		}
 		draw()
 		norm, err := o.GradientNorm(context.Background())
-		if err := errors.Join(err, o.Step(context.Background(), 1e-3*float64(step+1), clipFactor(norm, 1))); err != nil {
+		if err := errors.Join(err, o.Step(context.Background(), 1e-3*float64(step+1),
+			clipFactor(norm, 1))); err != nil {
 			panic(err) // one rank alone cannot fail
 		}
 		if o.CurvatureDue() {
@@ -561,7 +576,8 @@ func TestOptimizersThreadsAndMeasure(t *testing.T) {
 		var ratios []ratio
 		for _, threads := range []int{1, 2, 3} {
 			o := mustOptimizer(t, config, 100, device(t, threads), testParameters(1))
-			if r, ok := o.rule.(*muon); ok && threads > 1 { // one matrix as if it were a large one, which is orthogonalized on all workers
+			if r, ok := o.rule.(*muon); ok && threads > 1 {
+				// one matrix as if it were a large one, which is orthogonalized on all workers
 				r.large, r.small = r.small[:1], r.small[1:]
 				var err error
 				if r.largeScratch, err = newMuonScratch(o, r.large); err != nil {
@@ -597,7 +613,8 @@ func TestOptimizersThreadsAndMeasure(t *testing.T) {
 					expected.update += d * d
 					expected.weight += float64(w) * float64(w)
 				}
-				if math.Abs(got.update-math.Sqrt(expected.update)) > 1e-12*got.update || math.Abs(got.weight-math.Sqrt(expected.weight)) > 1e-12*got.weight || got.update == 0 {
+				if math.Abs(got.update-math.Sqrt(expected.update)) > 1e-12*got.update ||
+					math.Abs(got.weight-math.Sqrt(expected.weight)) > 1e-12*got.weight || got.update == 0 {
 					t.Errorf("%s: measured %v, squares %v", p.Name, got, expected)
 				}
 				if threads == 2 {
@@ -614,19 +631,29 @@ func TestOptimizersThreadsAndMeasure(t *testing.T) {
 	})
 }
 
-// savedNames are the first four tensors of optimizer.safetensors, which older checkpoints have, too.
+// savedNames are the first four tensors of optimizer.safetensors, which older checkpoints have,
+// too.
 var savedNames = map[OptimizerName][]string{
-	AdamW:             {"model.embed_tokens.weight.exp_avg", "model.embed_tokens.weight.exp_avg_sq", "model.layers.0.self_attn.q_proj.weight.exp_avg", "model.layers.0.self_attn.q_proj.weight.exp_avg_sq"},
-	SophiaG:           {"model.embed_tokens.weight.exp_avg", "model.embed_tokens.weight.hessian", "model.layers.0.self_attn.q_proj.weight.exp_avg", "model.layers.0.self_attn.q_proj.weight.hessian"},
-	Muon:              {"model.embed_tokens.weight.exp_avg", "model.embed_tokens.weight.exp_avg_sq", "model.layers.0.self_attn.q_proj.weight.momentum_buffer", "model.layers.0.self_attn.o_proj.weight.momentum_buffer"},
-	Lamb:              {"model.embed_tokens.weight.exp_avg", "model.embed_tokens.weight.exp_avg_sq", "model.layers.0.self_attn.q_proj.weight.exp_avg", "model.layers.0.self_attn.q_proj.weight.exp_avg_sq"},
-	ADOPT:             {"model.embed_tokens.weight.exp_avg", "model.embed_tokens.weight.exp_avg_sq", "model.layers.0.self_attn.q_proj.weight.exp_avg", "model.layers.0.self_attn.q_proj.weight.exp_avg_sq"},
-	Lion:              {"model.embed_tokens.weight.exp_avg", "model.layers.0.self_attn.q_proj.weight.exp_avg", "model.layers.0.self_attn.o_proj.weight.exp_avg", "model.layers.0.mlp.gate.weight.exp_avg"},
-	ScheduleFreeAdamW: {"model.embed_tokens.weight.y", "model.embed_tokens.weight.z", "model.embed_tokens.weight.exp_avg_sq", "model.layers.0.self_attn.q_proj.weight.y"},
+	AdamW: {"model.embed_tokens.weight.exp_avg", "model.embed_tokens.weight.exp_avg_sq",
+		"model.layers.0.self_attn.q_proj.weight.exp_avg", "model.layers.0.self_attn.q_proj.weight.exp_avg_sq"},
+	SophiaG: {"model.embed_tokens.weight.exp_avg", "model.embed_tokens.weight.hessian",
+		"model.layers.0.self_attn.q_proj.weight.exp_avg", "model.layers.0.self_attn.q_proj.weight.hessian"},
+	Muon: {"model.embed_tokens.weight.exp_avg", "model.embed_tokens.weight.exp_avg_sq",
+		"model.layers.0.self_attn.q_proj.weight.momentum_buffer",
+		"model.layers.0.self_attn.o_proj.weight.momentum_buffer"},
+	Lamb: {"model.embed_tokens.weight.exp_avg", "model.embed_tokens.weight.exp_avg_sq",
+		"model.layers.0.self_attn.q_proj.weight.exp_avg", "model.layers.0.self_attn.q_proj.weight.exp_avg_sq"},
+	ADOPT: {"model.embed_tokens.weight.exp_avg", "model.embed_tokens.weight.exp_avg_sq",
+		"model.layers.0.self_attn.q_proj.weight.exp_avg", "model.layers.0.self_attn.q_proj.weight.exp_avg_sq"},
+	Lion: {"model.embed_tokens.weight.exp_avg", "model.layers.0.self_attn.q_proj.weight.exp_avg",
+		"model.layers.0.self_attn.o_proj.weight.exp_avg", "model.layers.0.mlp.gate.weight.exp_avg"},
+	ScheduleFreeAdamW: {"model.embed_tokens.weight.y", "model.embed_tokens.weight.z",
+		"model.embed_tokens.weight.exp_avg_sq", "model.layers.0.self_attn.q_proj.weight.y"},
 }
 
-// The fields of an optimizer and a schedule that are written read back as they were, zeros included, and those of others are not written: what
-// a checkpoint of AdamW and a cosine has on record is what it always had.
+// The fields of an optimizer and a schedule that are written read back as they were, zeros
+// included, and those of others are not written: what a checkpoint of AdamW and a cosine has on
+// record is what it always had.
 func TestOptimizerFields(t *testing.T) {
 	plan := mustPlan(t, makePlan(t, t.TempDir(), "plan.json", ""))
 	for name := range optimizerDefaults {
@@ -667,8 +694,10 @@ func TestOptimizerFields(t *testing.T) {
 					fields = append(fields, field)
 				}
 			}
-			want := []string{"optimizer.betas", "optimizer.clip", "optimizer.clip_after_warmup", "optimizer.decay", "optimizer.eps", "optimizer.name", "optimizer.weight_decay",
-				"schedule.decay_steps", "schedule.learning_rate", "schedule.min_learning_rate", "schedule.name", "schedule.warmup_from", "schedule.warmup_steps"}
+			want := []string{"optimizer.betas", "optimizer.clip", "optimizer.clip_after_warmup", "optimizer.decay",
+				"optimizer.eps", "optimizer.name", "optimizer.weight_decay",
+				"schedule.decay_steps", "schedule.learning_rate", "schedule.min_learning_rate", "schedule.name",
+				"schedule.warmup_from", "schedule.warmup_steps"}
 			if !slices.Equal(fields, want) {
 				t.Errorf("fields on record %q, want %q", fields, want)
 			}
@@ -676,7 +705,8 @@ func TestOptimizerFields(t *testing.T) {
 	}
 }
 
-// The state that is written reads back to the same bits, and that of another optimizer or model is refused.
+// The state that is written reads back to the same bits, and that of another optimizer or model is
+// refused.
 func TestOptimizersState(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -717,14 +747,17 @@ func TestOptimizersState(t *testing.T) {
 			}
 		}
 		fewer := mustOptimizer(t, defaultOptimizer(name), 100, d, testParameters(1)[1:])
-		if err := testShare(t, fewer).load(t.Context(), nil, saved(name)); err == nil || !strings.Contains(err.Error(), path(name)) || !strings.Contains(err.Error(), "not of this model and optimizer") {
+		if err := testShare(t, fewer).load(t.Context(), nil, saved(name)); err == nil ||
+			!strings.Contains(err.Error(), path(name)) ||
+			!strings.Contains(err.Error(), "not of this model and optimizer") {
 			t.Errorf("state of another model: %v", err)
 		}
 	})
 	d := device(t, 1)
 	for name := range optimizerDefaults {
 		for other := range optimizerDefaults {
-			same := name == other || slices.Contains([]OptimizerName{AdamW, Lamb, ADOPT}, name) && slices.Contains([]OptimizerName{AdamW, Lamb, ADOPT}, other)
+			same := name == other || slices.Contains([]OptimizerName{AdamW, Lamb, ADOPT}, name) &&
+				slices.Contains([]OptimizerName{AdamW, Lamb, ADOPT}, other)
 			o := mustOptimizer(t, defaultOptimizer(name), 100, d, testParameters(1))
 			if err := testShare(t, o).load(t.Context(), nil, saved(other)); (err == nil) != same {
 				t.Errorf("%s reads the state of %s: %v", name, other, err)
@@ -733,7 +766,8 @@ func TestOptimizersState(t *testing.T) {
 	}
 	// Numbers that are missing or damaged.
 	o := mustOptimizer(t, defaultOptimizer(ScheduleFreeAdamW), 100, d, testParameters(1))
-	for _, text := range []map[string]string{nil, {"lr_max": "1"}, {"lr_max": "1", "weight_sum": "x"}, {"lr_max": "NaN", "weight_sum": "1"}} {
+	for _, text := range []map[string]string{nil, {"lr_max": "1"}, {"lr_max": "1", "weight_sum": "x"},
+		{"lr_max": "NaN", "weight_sum": "1"}} {
 		if err := o.setMetadata(text); err == nil {
 			t.Errorf("metadata %v is accepted", text)
 		}
@@ -772,7 +806,9 @@ func TestOptimizerBytes(t *testing.T) {
 			t.Fatal(err)
 		}
 		if preset == "mula-mini" {
-			c.Layers, c.Experts, c.ExpertsPerToken, c.IntermediateSize, c.VocabSize, c.PadTokenID, c.EOSTokenID = 1, 1, 1, 2048, 512, moe.NoToken, moe.NoToken // large matrices
+			// large matrices
+			c.Layers, c.Experts, c.ExpertsPerToken, c.IntermediateSize, c.VocabSize, c.PadTokenID, c.EOSTokenID = 1, 1,
+				1, 2048, 512, moe.NoToken, moe.NoToken
 		}
 		d := device(t, 2)
 		m, err := moe.New(c, d)
@@ -806,15 +842,16 @@ func TestOptimizerBytes(t *testing.T) {
 			for _, x := range o.memory {
 				made += 4 * int64(len(x))
 			}
-			if made < onDevice || made > onDevice+2*64*int64(len(o.parameters)) { // each tensor begins with a line of a cache
+			if made < onDevice || made > onDevice+2*64*int64(len(o.parameters)) {
+				// each tensor begins with a line of a cache
 				t.Errorf("%s of %s takes %d bytes of the device, the summary says %d", name, preset, made, onDevice)
 			}
 		}
 	}
 }
 
-// SophiaG estimates the curvature after every second update here, from targets that depend on seed and step; with one target fewer in a
-// step the estimate is that of as many.
+// SophiaG estimates the curvature after every second update here, from targets that depend on seed
+// and step; with one target fewer in a step the estimate is that of as many.
 func TestSophiaGTargets(t *testing.T) {
 	config := defaultOptimizer(SophiaG)
 	*config.HessianEvery = 2
@@ -843,11 +880,13 @@ func TestSophiaGTargets(t *testing.T) {
 	}
 }
 
-// However a step is cut into micro-batches, the estimate of the curvature is of the same drawn targets; with another seed it is of others.
+// However a step is cut into micro-batches, the estimate of the curvature is of the same drawn
+// targets; with another seed it is of others.
 func TestSophiaGMicroBatches(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	hessian := func(more string) []float32 {
-		c := testConfig(t, plan, crashConfig+"steps: 2\noptimizer: {name: sophiag, hessian_every: 2}\nschedule: {learning_rate: 1e-6}\naux_loss: {form: none}\nevaluate: {every: 0}\n"+more)
+		c := testConfig(t, plan,
+			crashConfig+"steps: 2\noptimizer: {name: sophiag, hessian_every: 2}\nschedule: {learning_rate: 1e-6}\naux_loss: {form: none}\nevaluate: {every: 0}\n"+more)
 		f, err := safetensors.Open(filepath.Join(mustRun(t, c, Options{}).Checkpoint, optimizerFile))
 		if err != nil {
 			t.Fatal(err)
@@ -880,7 +919,8 @@ func TestSophiaGMicroBatches(t *testing.T) {
 	}
 }
 
-// BenchmarkOptimizers are the updates of the parameters of mula-tiny, in its tensors, on one thread.
+// BenchmarkOptimizers are the updates of the parameters of mula-tiny, in its tensors, on one
+// thread.
 func BenchmarkOptimizers(b *testing.B) {
 	c, err := moe.Preset("mula-tiny")
 	if err != nil {

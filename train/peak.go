@@ -10,16 +10,21 @@ import (
 // peakTime bounds what the measurement of a machine's peak takes.
 const peakTime = 250 * time.Millisecond
 
-// peakProduct is how long a product of 1,024 rows or more must take for its time to say how fast the device is, and not how fast it is told to begin.
+// peakProduct is how long a product of 1,024 rows or more must take for its time to say how fast
+// the device is, and not how fast it is told to begin.
 const peakProduct = time.Millisecond
 
-// measurePeak measures how fast the device multiplies, in FLOP/s: the best time of products of square matrices of several sizes, whose entries
-// are small whole numbers. The largest has 1,024 rows, or twice or four times as many on a device where one of half as many takes less than
-// peakProduct and there is room. It takes at most peakTime, and at most a hundredth of work, the FLOPs of what it is measured for, or two small
-// products, the first of which is not timed: a driver may compile for it. For a run of seconds the figure is rough.
+// measurePeak measures how fast the device multiplies, in FLOP/s: the best time of products of
+// square matrices of several sizes, whose entries are small whole numbers. The largest has 1,024
+// rows, or twice or four times as many on a device where one of half as many takes less than
+// peakProduct and there is room. It takes at most peakTime, and at most a hundredth of work, the
+// FLOPs of what it is measured for, or two small products, the first of which is not timed: a
+// driver may compile for it. For a run of seconds the figure is rough.
 func measurePeak(ctx context.Context, device xpu.Device, work float64) (float64, error) {
 	const smallest, usual, largest = 64, 1024, 4096
-	const repeats = 8 // of a size, before it is known whether there is a larger one, which is faster and gets the rest of the time
+	// of a size, before it is known whether there is a larger one, which is faster and gets the
+	// rest of the time
+	const repeats = 8
 	budget := work / 100
 	var peak float64
 	var memory [3][]float32

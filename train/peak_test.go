@@ -11,8 +11,8 @@ import (
 	"mula/xpu"
 )
 
-// A steadyDevice multiplies at one speed, FLOP/s, on the clock of a synctest bubble: at once, or when somebody waits. It has no results, and its memory is
-// that of a device.
+// A steadyDevice multiplies at one speed, FLOP/s, on the clock of a synctest bubble: at once, or
+// when somebody waits. It has no results, and its memory is that of a device.
 type steadyDevice struct {
 	xpu.Device
 	later       bool
@@ -31,7 +31,8 @@ func (d *steadyDevice) Floats(n int) ([]float32, error) {
 	return d.Device.Floats(n)
 }
 
-func (d *steadyDevice) MatMul(_, _ bool, m, n, k int, _ []float32, _ int, _ []float32, _ int, _ []float32, _ int, _ bool) {
+func (d *steadyDevice) MatMul(_, _ bool, m, n, k int, _ []float32, _ int, _ []float32, _ int, _ []float32, _ int,
+	_ bool) {
 	flops := 2 * float64(m) * float64(n) * float64(k)
 	if d.work == 0 {
 		d.pending = time.Second // of a compiler
@@ -50,8 +51,8 @@ func (d *steadyDevice) Wait(context.Context) error {
 	return nil
 }
 
-// The measurement finds the speed of the device, whatever its first product takes. It is short whatever the run, and shorter for a short one; one more product
-// may have begun.
+// The measurement finds the speed of the device, whatever its first product takes. It is short
+// whatever the run, and shorter for a short one; one more product may have begun.
 func TestMeasurePeak(t *testing.T) {
 	const small, large = 2 * 64 * 64 * 64, 2 * 1024 * 1024 * 1024 // FLOPs of the smallest and of the largest product
 	for _, speed := range []float64{1e8, 1e10, 1e12} {
@@ -75,7 +76,8 @@ func TestMeasurePeak(t *testing.T) {
 			}
 		}
 	}
-	// A fast device gets larger products, in which what it takes to begin one does not count; where memory is short, the usual ones have to do.
+	// A fast device gets larger products, in which what it takes to begin one does not count; where
+	// memory is short, the usual ones have to do.
 	for _, test := range []struct {
 		speed, work float64
 		most        int
@@ -89,11 +91,13 @@ func TestMeasurePeak(t *testing.T) {
 		{1e14, 1e13, 0, 2048, 0.85 * 1e14}, // no work to measure more for
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			d := &steadyDevice{Device: device(t, 1), later: true, speed: test.speed, start: 20 * time.Microsecond, most: test.most}
+			d := &steadyDevice{Device: device(t, 1), later: true, speed: test.speed, start: 20 * time.Microsecond,
+				most: test.most}
 			begin := time.Now()
 			peak, err := measurePeak(t.Context(), d, test.work)
 			if err != nil || d.largest != test.largest || !(peak >= test.peak && peak <= test.speed) {
-				t.Errorf("%g FLOP/s, for %g FLOP: peak %g with products of %d rows, %v; want %g and %d rows", test.speed, test.work, peak, d.largest, err, test.peak, test.largest)
+				t.Errorf("%g FLOP/s, for %g FLOP: peak %g with products of %d rows, %v; want %g and %d rows",
+					test.speed, test.work, peak, d.largest, err, test.peak, test.largest)
 			}
 			if took := time.Since(begin); took > time.Second+peakTime+20*time.Millisecond {
 				t.Errorf("%g FLOP/s: took %v", test.speed, took)

@@ -11,12 +11,13 @@ import (
 	"mula/xpu"
 )
 
-// A pipeline is this rank's place among those that compute the layers of a model one after the other: what comes from the stages beside it, and
-// what goes there. Every stage knows how many rows each micro-batch has, because all stages of a data rank read the same rows. A nil pipeline is
+// A pipeline is this rank's place among those that compute the layers of a model one after the
+// other: what comes from the stages beside it, and what goes there. Every stage knows how many rows
+// each micro-batch has, because all stages of a data rank read the same rows. A nil pipeline is
 // that of one stage.
 //
-// A stage that cannot compute a batch still sends on as much as its neighbours wait for, so that all of them come to the vote, where they hear of
-// it.
+// A stage that cannot compute a batch still sends on as much as its neighbours wait for, so that
+// all of them come to the vote, where they hear of it.
 type pipeline struct {
 	group  *xpu.Comm // a rank's number in it is its stage
 	model  *moe.Model
@@ -73,8 +74,9 @@ func (p *pipeline) takeSpoilt() bool {
 	return spoilt
 }
 
-// pass takes a batch of so many rows one stage on, with a step of 1, or back, with -1: compute makes of what the one neighbour has sent, nil if there
-// is none, what the other gets. Its error is one after which nothing can be sent.
+// pass takes a batch of so many rows one stage on, with a step of 1, or back, with -1: compute
+// makes of what the one neighbour has sent, nil if there is none, what the other gets. Its error is
+// one after which nothing can be sent.
 func (p *pipeline) pass(ctx context.Context, step, rows int, compute func(in, out *moe.Relay) error) error {
 	from, to := p.group.Rank()-step, p.group.Rank()+step
 	in, err := p.relay(&p.in, from, rows)
@@ -116,7 +118,8 @@ func (p *pipeline) pass(ctx context.Context, step, rows int, compute func(in, ou
 	return nil
 }
 
-// relay is that of r for a batch of so many rows, nil if there is no such stage. Relays of no rows are not sent.
+// relay is that of r for a batch of so many rows, nil if there is no such stage. Relays of no rows
+// are not sent.
 func (p *pipeline) relay(r *relay, stage, rows int) (*moe.Relay, error) {
 	if stage < 0 || stage == p.group.Size() {
 		return nil, nil
@@ -138,8 +141,8 @@ func (p *pipeline) relay(r *relay, stage, rows int) (*moe.Relay, error) {
 	return r.Relay, nil
 }
 
-// blank makes nothing of a batch that cannot be computed: zeros for the neighbour. It returns what the model is given instead, if it has to take
-// part in the exchanges of its experts.
+// blank makes nothing of a batch that cannot be computed: zeros for the neighbour. It returns what
+// the model is given instead, if it has to take part in the exchanges of its experts.
 func (p *pipeline) blank(in, out *moe.Relay) (noneIn, noneOut *moe.Relay) {
 	clear(p.none.Router)
 	if in != nil {
@@ -153,15 +156,17 @@ func (p *pipeline) blank(in, out *moe.Relay) (noneIn, noneOut *moe.Relay) {
 	return noneIn, noneOut
 }
 
-// stages does what [run.whole] does on one stage of several, one forward, one backward: stage s of n begins with n-1-s forward passes, or as many
-// as there are micro-batches; from then on every forward pass is followed by a backward pass, and the rest of these end the step. So micro-batches
+// stages does what [run.whole] does on one stage of several, one forward, one backward: stage s of
+// n begins with n-1-s forward passes, or as many as there are micro-batches; from then on every
+// forward pass is followed by a backward pass, and the rest of these end the step. So micro-batches
 // come to their backward passes in their order, and no stage keeps more than n-s of them.
 func (r *run) stages(ctx context.Context, options moe.BackwardOptions, each func(rows []row, stats moe.Stats)) error {
 	p, none := r.pipeline, moe.Batch{SequenceLength: r.data.SequenceLength}
 	slots := len(p.computed)
 	var failed error
 	lost := func(err error) error {
-		return &lostError{errors.Join(failed, fmt.Errorf("step %d, stage %d of the pipeline: %w", r.state.Step, p.group.Rank(), err))}
+		return &lostError{errors.Join(failed, fmt.Errorf("step %d, stage %d of the pipeline: %w", r.state.Step,
+			p.group.Rank(), err))}
 	}
 	forward := func(number int) error {
 		first, end, batch := r.microBatch(number)
@@ -224,8 +229,9 @@ func (r *run) stages(ctx context.Context, options moe.BackwardOptions, each func
 	return failed
 }
 
-// loss computes the losses of a batch without a backward pass, which the last stage learns. A batch without rows where there are some stands for one
-// that could not be read. A stage goes on when the next one has taken the batch, so that no more than one waits anywhere.
+// loss computes the losses of a batch without a backward pass, which the last stage learns. A batch
+// without rows where there are some stands for one that could not be read. A stage goes on when the
+// next one has taken the batch, so that no more than one waits anywhere.
 func (p *pipeline) loss(ctx context.Context, batch moe.Batch, rows int, experts bool) (stats moe.Stats, err error) {
 	var failed error
 	note := []byte{1}
@@ -261,7 +267,8 @@ func stageLayers(layers, stage, stages int) (from, to int) {
 	return stage * layers / stages, (stage + 1) * layers / stages
 }
 
-// stageTensors are the tensors of a stage: those of its layers, of the first the embedding, of the last what follows the layers.
+// stageTensors are the tensors of a stage: those of its layers, of the first the embedding, of the
+// last what follows the layers.
 func stageTensors(c moe.Config, stage, stages int) []safetensors.Tensor {
 	if stages == 1 {
 		return c.Tensors()
@@ -280,7 +287,8 @@ func stageTensors(c moe.Config, stage, stages int) []safetensors.Tensor {
 	return held
 }
 
-// bubble is the share of a step's passes that the stages of a pipeline wait for the first and the last micro-batches of others.
+// bubble is the share of a step's passes that the stages of a pipeline wait for the first and the
+// last micro-batches of others.
 func bubble(stages, microBatches int) float64 {
 	return float64(stages-1) / float64(microBatches+stages-1)
 }

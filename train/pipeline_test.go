@@ -25,27 +25,31 @@ import (
 // pipelineModel has layers that 2 and 3 stages cannot divide evenly.
 const pipelineModel = "model: {preset: mula-nano, num_hidden_layers: 5}\n"
 
-// unevenSkips leave steps in which the rows of data ranks differ, one with a single row, and one with none.
+// unevenSkips leave steps in which the rows of data ranks differ, one with a single row, and one
+// with none.
 const unevenSkips = "skips:\n- {from: 17, to: 23}\n- {from: 24, to: 32}\n- {from: 40, to: 44}\n"
 
 func sameBits(t *testing.T, what string, want, got runOutcome) {
 	t.Helper()
 	if got.Weights != want.Weights || got.FirstLoss != want.FirstLoss || got.LastLoss != want.LastLoss {
-		t.Errorf("%s: weights %.16s…, want %.16s…; losses %v and %v, want %v and %v", what, got.Weights, want.Weights, got.FirstLoss, got.LastLoss, want.FirstLoss, want.LastLoss)
+		t.Errorf("%s: weights %.16s…, want %.16s…; losses %v and %v, want %v and %v", what, got.Weights, want.Weights,
+			got.FirstLoss, got.LastLoss, want.FirstLoss, want.LastLoss)
 	}
 	if diff := cmp.Diff(withoutLayout(want.lines), withoutLayout(got.lines)); diff != "" {
 		t.Errorf("%s: records differ:\n%s", what, diff)
 	}
 }
 
-// The stages of a pipeline change no bit: with the same dp and ep, losses, norms, ratios, counts, evaluations and weights are those of a run without
-// stages, in all three schemes, and so of one rank if dp and ep are 1; steps with skipped rows, and with fewer micro-batches than stages, included.
-// Beyond that they are those of one rank within the rounding of float32.
+// The stages of a pipeline change no bit: with the same dp and ep, losses, norms, ratios, counts,
+// evaluations and weights are those of a run without stages, in all three schemes, and so of one
+// rank if dp and ep are 1; steps with skipped rows, and with fewer micro-batches than stages,
+// included. Beyond that they are those of one rank within the rounding of float32.
 func TestPipelineLayouts(t *testing.T) {
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", unevenSkips)
 	run := func(l LayoutConfig) runOutcome {
-		return mustRunRanks(t, ranksConfig(t, plan, l, pipelineModel+"steps: 10\nmicro_batch_size: 1\nevaluate: {every: 5, samples: 5}\n"), Options{})
+		return mustRunRanks(t, ranksConfig(t, plan, l, pipelineModel+"steps: 10\nmicro_batch_size: 1\nevaluate: "+
+			"{every: 5, samples: 5}\n"), Options{})
 	}
 	one := run(LayoutConfig{})
 	for _, test := range []struct {
@@ -63,7 +67,8 @@ func TestPipelineLayouts(t *testing.T) {
 		want := one
 		if l.DP*l.EP > 1 {
 			want = run(LayoutConfig{DP: l.DP, PP: 1, EP: l.EP})
-			for number, most := range map[string]float64{"loss": 1e-5, "grad_norm": 1e-4, "z_loss": 1e-4, "eval.loss": 1e-5, "update_ratio.experts": 1e-3} {
+			for number, most := range map[string]float64{"loss": 1e-5, "grad_norm": 1e-4, "z_loss": 1e-4,
+				"eval.loss": 1e-5, "update_ratio.experts": 1e-3} {
 				if d := apart(t, one.lines, want.lines, number); d > most {
 					t.Errorf("%s: %s is apart from that of one rank by %v", name, number, d)
 				}
@@ -76,7 +81,8 @@ func TestPipelineLayouts(t *testing.T) {
 	}
 }
 
-// Every optimizer does on stages what it does without them, SophiaG with the targets that it draws; a dense model has nothing for a router to send.
+// Every optimizer does on stages what it does without them, SophiaG with the targets that it draws;
+// a dense model has nothing for a router to send.
 func TestPipelineOptimizers(t *testing.T) {
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
@@ -92,12 +98,14 @@ func TestPipelineOptimizers(t *testing.T) {
 		}
 		more += "steps: 6\nevaluate: {every: 3, samples: 5}\n"
 		want := mustRunRanks(t, ranksConfig(t, plan, LayoutConfig{DP: dp, EP: 1}, more), Options{})
-		sameBits(t, string(name), want, mustRunRanks(t, ranksConfig(t, plan, LayoutConfig{DP: dp, PP: 2, EP: 1}, more), Options{}))
+		sameBits(t, string(name), want, mustRunRanks(t, ranksConfig(t, plan, LayoutConfig{DP: dp, PP: 2, EP: 1}, more),
+			Options{}))
 	}
 }
 
-// A checkpoint of a pipeline has every tensor once, and goes on with another number of stages: what is loaded and saved again has the same state to the
-// byte, and the losses that follow are those of a run that kept its layout.
+// A checkpoint of a pipeline has every tensor once, and goes on with another number of stages: what
+// is loaded and saved again has the same state to the byte, and the losses that follow are those of
+// a run that kept its layout.
 func TestPipelineResume(t *testing.T) {
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
@@ -163,8 +171,9 @@ func TestPipelineResume(t *testing.T) {
 	}
 }
 
-// What stages send each other in some steps is what the estimate says, to the byte and to the call, and gradients and weights travel between the ranks
-// of a stage alone, as much as the estimate says of each.
+// What stages send each other in some steps is what the estimate says, to the byte and to the call,
+// and gradients and weights travel between the ranks of a stage alone, as much as the estimate says
+// of each.
 func TestPipelineBytes(t *testing.T) {
 	t.Parallel()
 	const steps = 3
@@ -176,7 +185,8 @@ func TestPipelineBytes(t *testing.T) {
 	}
 	for _, l := range []LayoutConfig{{DP: 1, PP: 2, EP: 1}, {DP: 2, PP: 3, EP: 1}, {DP: 1, PP: 2, EP: 2}} {
 		for _, micro := range []int{1, 3} {
-			c := ranksConfig(t, path, l, pipelineModel+fmt.Sprintf("steps: %d\nmicro_batch_size: %d\nevaluate: {every: 0}\n", steps, micro))
+			c := ranksConfig(t, path, l, pipelineModel+fmt.Sprintf("steps: %d\nmicro_batch_size: %d\nevaluate: "+
+				"{every: 0}\n", steps, micro))
 			var mu sync.Mutex
 			var bytes, calls, most, weights int64
 			mustRun(t, c, Options{ended: func(r *ranks) {
@@ -203,10 +213,13 @@ func TestPipelineBytes(t *testing.T) {
 			}
 			sent := estimate.PipelineTraffic(in.Config, in.Layout, in.Trainer)
 			if len(sent) != 1 || bytes != steps*sent[0].Total*int64(l.DP*l.EP) {
-				t.Errorf("%+v, micro-batches of %d: the stages sent %d bytes, the estimate says %+v", l, micro, bytes, sent)
+				t.Errorf("%+v, micro-batches of %d: the stages sent %d bytes, the estimate says %+v", l, micro, bytes,
+					sent)
 			}
-			if each := int64(steps * sent[0].Calls); calls != each*int64((l.PP-1)*l.DP*l.EP) || l.PP > 2 && most != each {
-				t.Errorf("%+v, micro-batches of %d: the stages sent %d times, one of them %d times, the estimate says %d", l, micro, calls, most, each)
+			if each := int64(steps * sent[0].Calls); calls != each*int64((l.PP-1)*l.DP*l.EP) ||
+				l.PP > 2 && most != each {
+				t.Errorf("%+v, micro-batches of %d: the stages sent %d times, one of them %d times, the estimate "+
+					"says %d", l, micro, calls, most, each)
 			}
 			var want int64
 			for _, stage := range stages {
@@ -237,7 +250,8 @@ func TestVoteBytes(t *testing.T) {
 		got := map[xpu.Operation]xpu.Traffic{}
 		var mu sync.Mutex
 		seen := map[[2]int64]bool{} // rank, step
-		// The first bucket of a step comes after the exchanges before the passes and before those after them.
+		// The first bucket of a step comes after the exchanges before the passes and before those
+		// after them.
 		count := func(rank int, step int64, _ moe.Bucket) error {
 			mu.Lock()
 			defer mu.Unlock()
@@ -252,7 +266,8 @@ func TestVoteBytes(t *testing.T) {
 			}
 			for _, o := range worlds[rank].Traffic() {
 				sum := got[o.Operation]
-				got[o.Operation] = xpu.Traffic{Operation: o.Operation, Calls: sum.Calls + sign*o.Calls, Bytes: sum.Bytes + sign*o.Bytes}
+				got[o.Operation] = xpu.Traffic{Operation: o.Operation, Calls: sum.Calls + sign*o.Calls,
+					Bytes: sum.Bytes + sign*o.Bytes}
 			}
 			return nil
 		}
@@ -270,7 +285,8 @@ func TestVoteBytes(t *testing.T) {
 		for _, e := range estimate.VoteTraffic(in.Config, in.Layout, in.Trainer) {
 			sent := got[e.Operation]
 			if sent.Bytes != (to-from)*e.Total || sent.Calls != int64((to-from)*e.Calls*e.Ranks) {
-				t.Errorf("%+v: %s: %d bytes in %d calls in %d steps, the estimate says %+v for each", l, e.Name, sent.Bytes, sent.Calls, to-from, e)
+				t.Errorf("%+v: %s: %d bytes in %d calls in %d steps, the estimate says %+v for each", l, e.Name,
+					sent.Bytes, sent.Calls, to-from, e)
 			}
 			delete(got, e.Operation)
 		}
@@ -282,14 +298,17 @@ func TestVoteBytes(t *testing.T) {
 	}
 }
 
-// What is not finite on one stage goes on to others: the stage that made it is named, all end together, and no weight has changed; or all skip the step.
+// What is not finite on one stage goes on to others: the stage that made it is named, all end
+// together, and no weight has changed; or all skip the step.
 func TestPipelineNotFinite(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	t.Setenv("MULA_HOST", "node-7")
 	for _, test := range []struct {
 		rank   int
 		layout LayoutConfig
-		weight bool // rather than a gradient: the next step's hidden states are not finite, and the last stage is the first to have a loss
+		// rather than a gradient: the next step's hidden states are not finite, and the last stage
+		// is the first to have a loss
+		weight bool
 		want   string
 	}{
 		{2, LayoutConfig{DP: 2, PP: 2, EP: 1}, false, "the gradient is"},
@@ -310,10 +329,12 @@ func TestPipelineNotFinite(t *testing.T) {
 		}}
 		c := ranksConfig(t, plan, test.layout, pipelineModel+"steps: 8\nevaluate: {every: 0}\n")
 		_, err := Run(context.Background(), c, fault)
-		if !errors.Is(err, ErrNotFinite) || !Shared(err) || !strings.Contains(err.Error(), fmt.Sprintf("rank %d on node-7: step 5: %s", test.rank, test.want)) {
+		if !errors.Is(err, ErrNotFinite) || !Shared(err) ||
+			!strings.Contains(err.Error(), fmt.Sprintf("rank %d on node-7: step 5: %s", test.rank, test.want)) {
 			t.Errorf("%+v: %v", test, err)
 		}
-		if failures := readLines(t, filepath.Join(c.Output, failuresFile)); len(failures) != 1 || failures[0]["rank"] != json.Number(fmt.Sprint(test.rank)) {
+		if failures := readLines(t, filepath.Join(c.Output, failuresFile)); len(failures) != 1 ||
+			failures[0]["rank"] != json.Number(fmt.Sprint(test.rank)) {
 			t.Errorf("%+v: failures %v", test, failures)
 		}
 		if test.weight {
@@ -326,7 +347,8 @@ func TestPipelineNotFinite(t *testing.T) {
 	}
 }
 
-// A stage that ends in the middle of a step ends the others with an error, and the run goes on from its checkpoint as if it had never been.
+// A stage that ends in the middle of a step ends the others with an error, and the run goes on from
+// its checkpoint as if it had never been.
 func TestPipelineStageDies(t *testing.T) {
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
@@ -341,7 +363,8 @@ func TestPipelineStageDies(t *testing.T) {
 				}
 				return nil
 			}})
-			if !errors.Is(err, dies) || Shared(err) || !strings.Contains(err.Error(), fmt.Sprintf("rank %d on ", victim)) {
+			if !errors.Is(err, dies) || Shared(err) ||
+				!strings.Contains(err.Error(), fmt.Sprintf("rank %d on ", victim)) {
 				t.Fatalf("%+v: %v", l, err)
 			}
 			if r := mustRun(t, c, Options{}); r.Weights != whole.Weights || r.Resumed != checkpointName(3) {
@@ -351,14 +374,19 @@ func TestPipelineStageDies(t *testing.T) {
 	}
 }
 
-// What one stage cannot compute is the error of all, with its name, and nobody hangs, wherever it is.
+// What one stage cannot compute is the error of all, with its name, and nobody hangs, wherever it
+// is.
 func TestPipelineStageRefuses(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	for _, l := range []LayoutConfig{{DP: 1, PP: 3, EP: 1}, {DP: 1, PP: 2, EP: 2}} {
 		for rank := range l.DP * l.PP * l.EP {
 			c := ranksConfig(t, plan, l, pipelineModel+"micro_batch_size: 1\nsteps: 4\n")
-			_, err := Run(context.Background(), c, Options{badTokens: func(r int, step int64) bool { return r == rank && step == 2 }})
-			if err == nil || !Shared(err) || !strings.Contains(err.Error(), fmt.Sprintf("rank %d on ", rank)) || !strings.Contains(err.Error(), "vocabulary") {
+			_, err := Run(context.Background(), c, Options{badTokens: func(r int, step int64) bool {
+				return r == rank &&
+					step == 2
+			}})
+			if err == nil || !Shared(err) || !strings.Contains(err.Error(), fmt.Sprintf("rank %d on ", rank)) ||
+				!strings.Contains(err.Error(), "vocabulary") {
 				t.Errorf("%+v, rank %d: %v", l, rank, err)
 			}
 			failures := readLines(t, filepath.Join(c.Output, failuresFile))
@@ -369,8 +397,8 @@ func TestPipelineStageRefuses(t *testing.T) {
 	}
 }
 
-// A stage that could not read the windows of an evaluation, or cannot compute them, does not stop the others, which go on to hear of it; what
-// comes after it is as ever.
+// A stage that could not read the windows of an evaluation, or cannot compute them, does not stop
+// the others, which go on to hear of it; what comes after it is as ever.
 func TestPipelineLoss(t *testing.T) {
 	c, err := moe.Preset("mula-nano")
 	if err != nil {
@@ -406,12 +434,14 @@ func TestPipelineLoss(t *testing.T) {
 				return err
 			}
 			for stage := range l.PP {
-				for _, bad := range []moe.Batch{{SequenceLength: good.SequenceLength}, wrong} { // not read; not of the model
+				for _, bad := range []moe.Batch{{SequenceLength: good.SequenceLength}, wrong} {
+					// not read; not of the model
 					batch := good
 					if stage == p.group.Rank() {
 						batch = bad
 					}
-					if _, err := p.loss(ctx, batch, good.Rows, l.EP > 1); (err != nil) != (stage == p.group.Rank() && batch.Rows > 0) {
+					if _, err := p.loss(ctx, batch, good.Rows, l.EP > 1); (err != nil) != (stage == p.group.Rank() &&
+						batch.Rows > 0) {
 						return fmt.Errorf("a batch of %d rows: %w", batch.Rows, err)
 					}
 				}
@@ -442,7 +472,8 @@ func TestPipelineSummary(t *testing.T) {
 	}
 	layer := int64(8*3*64*32 + 8*64 + 4*64*64 + 4*64) // experts, router, attention, norms
 	if want := 4 * (2*layer + 512*64 + 64); three.Memory.Weights != want || three.Memory.Moments != 2*want {
-		t.Errorf("weights %d and moments %d of the largest stage, want %d and twice that", three.Memory.Weights, three.Memory.Moments, want)
+		t.Errorf("weights %d and moments %d of the largest stage, want %d and twice that", three.Memory.Weights,
+			three.Memory.Moments, want)
 	}
 	if three.Memory.Total() >= one.Memory.Total() {
 		t.Errorf("a stage takes %d bytes, all of it %d", three.Memory.Total(), one.Memory.Total())

@@ -14,8 +14,8 @@ import (
 	"time"
 )
 
-// A metricsServer serves the newest metrics of a run at /metrics, in the text exposition format 0.0.4 of Prometheus
-// (prometheus.io/docs/instrumenting/exposition_formats).
+// A metricsServer serves the newest metrics of a run at /metrics, in the text exposition format
+// 0.0.4 of Prometheus (prometheus.io/docs/instrumenting/exposition_formats).
 type metricsServer struct {
 	server *http.Server
 	text   atomic.Pointer[string] // what is served
@@ -38,7 +38,8 @@ func serveMetrics(ctx context.Context, address string) (*metricsServer, error) {
 		w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
 		io.WriteString(w, *s.text.Load())
 	})
-	s.server = &http.Server{Handler: mux, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError), ReadTimeout: 10 * time.Second, WriteTimeout: 10 * time.Second}
+	s.server = &http.Server{Handler: mux, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError),
+		ReadTimeout: 10 * time.Second, WriteTimeout: 10 * time.Second}
 	go func() {
 		defer close(s.done)
 		if err := s.server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
@@ -54,12 +55,13 @@ func (s *metricsServer) close() {
 	<-s.done
 }
 
-// publish sets what is served to the state after a step. evaluation is that which followed it, nil for none. It is called by the goroutine that
-// trains.
+// publish sets what is served to the state after a step. evaluation is that which followed it, nil
+// for none. It is called by the goroutine that trains.
 func (s *metricsServer) publish(r *run, m StepMetrics, evaluation *Evaluation) {
 	t := &scrapeText{}
 	t.head("mula_run_info", "gauge", "The run: version of mula, fingerprint of the plan, device.")
-	t.value("mula_run_info", 1, "version", r.options.Version, "plan", r.data.Plan.Fingerprint(), "device", r.device.Name())
+	t.value("mula_run_info", 1, "version", r.options.Version, "plan", r.data.Plan.Fingerprint(), "device",
+		r.device.Name())
 	t.metric("mula_steps_done", "gauge", "Steps done.", float64(r.state.Step))
 	t.metric("mula_steps", "gauge", "Steps of the whole run.", float64(r.config.Steps))
 	t.metric("mula_tokens", "gauge", "Tokens trained on, since step 0.", float64(r.state.Tokens))
@@ -81,18 +83,21 @@ func (s *metricsServer) publish(r *run, m StepMetrics, evaluation *Evaluation) {
 		}
 	}
 	if len(m.ExpertTokens) > 0 {
-		t.head("mula_expert_load_max_over_mean", "gauge", "Load of the busiest expert of each layer in the last step, over the mean.")
+		t.head("mula_expert_load_max_over_mean", "gauge",
+			"Load of the busiest expert of each layer in the last step, over the mean.")
 		for layer, counts := range m.ExpertTokens {
 			var sum, most int64
 			for _, n := range counts {
 				sum += n
 				most = max(most, n)
 			}
-			t.value("mula_expert_load_max_over_mean", float64(most)*float64(len(counts))/float64(sum), "layer", strconv.Itoa(layer))
+			t.value("mula_expert_load_max_over_mean", float64(most)*float64(len(counts))/float64(sum), "layer",
+				strconv.Itoa(layer))
 		}
 	}
 	if len(m.RouterEntropy) > 0 {
-		t.head("mula_router_entropy", "gauge", "Entropy of the router's distribution in each layer in the last step, nats, mean over tokens.")
+		t.head("mula_router_entropy", "gauge",
+			"Entropy of the router's distribution in each layer in the last step, nats, mean over tokens.")
 		for layer, entropy := range m.RouterEntropy {
 			t.value("mula_router_entropy", entropy, "layer", strconv.Itoa(layer))
 		}
@@ -101,7 +106,8 @@ func (s *metricsServer) publish(r *run, m StepMetrics, evaluation *Evaluation) {
 		s.ratios = m.UpdateRatio
 	}
 	if len(s.ratios) > 0 {
-		t.head("mula_update_ratio", "gauge", "Size of the update that was measured last over that of the weights, by group of tensors.")
+		t.head("mula_update_ratio", "gauge",
+			"Size of the update that was measured last over that of the weights, by group of tensors.")
 		for _, group := range sortedKeys(s.ratios) {
 			t.value("mula_update_ratio", s.ratios[group], "group", group)
 		}
@@ -118,7 +124,8 @@ func (s *metricsServer) publish(r *run, m StepMetrics, evaluation *Evaluation) {
 	}
 	if spikes := r.state.Spikes; spikes != nil {
 		t.metric("mula_left_out_samples", "gauge", "Positions left out because of spikes.", float64(spikes.leftOut()))
-		t.metric("mula_rollbacks", "gauge", "How often the run went back because of a spike.", float64(len(spikes.Rollbacks)))
+		t.metric("mula_rollbacks", "gauge", "How often the run went back because of a spike.",
+			float64(len(spikes.Rollbacks)))
 	}
 	text := t.String()
 	s.text.Store(&text)

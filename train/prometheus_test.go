@@ -14,7 +14,8 @@ import (
 	"testing"
 )
 
-// scrape reads the metrics that are served at an address: values by name and labels, as they stand in the text.
+// scrape reads the metrics that are served at an address: values by name and labels, as they stand
+// in the text.
 func scrape(t testing.TB, address string) map[string]float64 {
 	t.Helper()
 	transport := new(http.Transport)
@@ -26,7 +27,8 @@ func scrape(t testing.TB, address string) map[string]float64 {
 	}
 	defer response.Body.Close()
 	text, err := io.ReadAll(response.Body)
-	if err != nil || response.StatusCode != http.StatusOK || response.Header.Get("Content-Type") != "text/plain; version=0.0.4; charset=utf-8" {
+	if err != nil || response.StatusCode != http.StatusOK ||
+		response.Header.Get("Content-Type") != "text/plain; version=0.0.4; charset=utf-8" {
 		t.Fatalf("%v, status %d, %v", err, response.StatusCode, response.Header)
 	}
 	return parseExposition(t, string(text))
@@ -37,7 +39,8 @@ var (
 	expositionSample = regexp.MustCompile(`^([a-z_]+)(\{(?:[a-z_]+="(?:[^"\\\n]|\\["\\n])*",?)*\})? (\S+)$`)
 )
 
-// parseExposition reads the format strictly: each metric has its help and type before its values, and stands in one piece.
+// parseExposition reads the format strictly: each metric has its help and type before its values,
+// and stands in one piece.
 func parseExposition(t testing.TB, text string) map[string]float64 {
 	t.Helper()
 	if text != "" && !strings.HasSuffix(text, "\n") {
@@ -47,7 +50,8 @@ func parseExposition(t testing.TB, text string) map[string]float64 {
 	for line := range strings.Lines(text) {
 		line = strings.TrimSuffix(line, "\n")
 		if m := expositionHead.FindStringSubmatch(line); m != nil {
-			if m[1] == "HELP" && heads[m[2]] != 0 || m[1] == "TYPE" && (heads[m[2]] != 1 || m[2] != metric || m[3] != "gauge" && m[3] != "counter") {
+			if m[1] == "HELP" && heads[m[2]] != 0 || m[1] == "TYPE" && (heads[m[2]] != 1 || m[2] != metric ||
+				m[3] != "gauge" && m[3] != "counter") {
 				t.Errorf("out of order: %s", line)
 			}
 			heads[m[2]]++
@@ -68,7 +72,8 @@ func parseExposition(t testing.TB, text string) map[string]float64 {
 	return values
 }
 
-// While a run goes on, its newest metrics are served; they are those of metrics.jsonl. Afterwards nothing is.
+// While a run goes on, its newest metrics are served; they are those of metrics.jsonl. Afterwards
+// nothing is.
 func TestServeMetrics(t *testing.T) {
 	t.Parallel()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -76,9 +81,11 @@ func TestServeMetrics(t *testing.T) {
 		t.Fatal(err)
 	}
 	address := listener.Addr().String()
-	c := testConfig(t, makePlan(t, t.TempDir(), "plan.json", ""), "evaluate: {every: 4, samples: 2}\nlog: {update_ratio_every: 3}\n")
+	c := testConfig(t, makePlan(t, t.TempDir(), "plan.json", ""),
+		"evaluate: {every: 4, samples: 2}\nlog: {update_ratio_every: 3}\n")
 	c.MetricsListen = address
-	if _, err := Run(context.Background(), c, Options{}); !errors.Is(err, syscall.EADDRINUSE) || !strings.Contains(err.Error(), "metrics_listen "+address) {
+	if _, err := Run(context.Background(), c, Options{}); !errors.Is(err, syscall.EADDRINUSE) ||
+		!strings.Contains(err.Error(), "metrics_listen "+address) {
 		t.Errorf("address in use: %v", err)
 	}
 	if err := listener.Close(); err != nil {
@@ -89,8 +96,10 @@ func TestServeMetrics(t *testing.T) {
 		scrapes++
 		got := scrape(t, address)
 		want := map[string]float64{
-			"mula_steps_done": float64(p.Step + 1), "mula_steps": 8, "mula_tokens": float64(128 * (p.Step + 1)), "mula_loss": p.Loss, "mula_grad_norm": p.GradNorm, "mula_mfu": p.MFU,
-			`mula_source_loss{source="go"}`: p.SourceLoss["go"], `mula_router_entropy{layer="1"}`: p.RouterEntropy[1], "mula_learning_rate": p.LearningRate,
+			"mula_steps_done": float64(p.Step + 1), "mula_steps": 8, "mula_tokens": float64(128 * (p.Step + 1)),
+			"mula_loss": p.Loss, "mula_grad_norm": p.GradNorm, "mula_mfu": p.MFU,
+			`mula_source_loss{source="go"}`: p.SourceLoss["go"], `mula_router_entropy{layer="1"}`: p.RouterEntropy[1],
+			"mula_learning_rate": p.LearningRate,
 		}
 		if p.Step >= 4 {
 			want[`mula_eval_source_loss{source="tests"}`] = got[`mula_eval_source_loss{source="tests"}`]
@@ -106,7 +115,8 @@ func TestServeMetrics(t *testing.T) {
 				t.Errorf("step %d: %s is %v, want %v", p.Step, name, got[name], v)
 			}
 		}
-		if (got["mula_eval_loss"] > 0) != (p.Step >= 3) || !(got[`mula_update_ratio{group="head"}`] > 0) || !(got[`mula_expert_load_max_over_mean{layer="0"}`] >= 1) {
+		if (got["mula_eval_loss"] > 0) != (p.Step >= 3) || !(got[`mula_update_ratio{group="head"}`] > 0) ||
+			!(got[`mula_expert_load_max_over_mean{layer="0"}`] >= 1) {
 			t.Errorf("step %d: %v", p.Step, got)
 		}
 		if p.Step == 0 {

@@ -18,8 +18,9 @@ import (
 	"mula/xpu/tcp"
 )
 
-// Join meets the other processes of a run: those that an mpiexec or mula launch has started, by layout.links. It returns nil if the run is one of
-// a single process, whose ranks are goroutines if there are several. While ranks that speak TCP are missing, it calls waiting now and then with a
+// Join meets the other processes of a run: those that an mpiexec or mula launch has started, by
+// layout.links. It returns nil if the run is one of a single process, whose ranks are goroutines if
+// there are several. While ranks that speak TCP are missing, it calls waiting now and then with a
 // text that names them. The group is closed by the caller, after what [Run] has returned.
 func Join(ctx context.Context, config Config, waiting func(text string)) (*xpu.Comm, error) {
 	if err := config.Validate(); err != nil {
@@ -39,7 +40,8 @@ func Join(ctx context.Context, config Config, waiting func(text string)) (*xpu.C
 	case err != nil:
 		return nil, err
 	case !launched:
-		return nil, &fieldError{field: "layout.links", message: " is \"tcp\", but nobody has said which rank of which run this process is; start the run with mula launch"}
+		return nil, &fieldError{field: "layout.links", message: " is \"tcp\", but nobody has said which rank of " +
+			"which run this process is; start the run with mula launch"}
 	default:
 		options.Waiting = waiting
 		link, err = tcp.Join(ctx, options)
@@ -59,8 +61,9 @@ func Join(ctx context.Context, config Config, waiting func(text string)) (*xpu.C
 	return world, nil
 }
 
-// linksOf returns the kind of links of this process: layout.links, or for auto the kind that the environment names. It refuses to train in one of
-// several processes that cannot find each other: each of them would run the whole job.
+// linksOf returns the kind of links of this process: layout.links, or for auto the kind that the
+// environment names. It refuses to train in one of several processes that cannot find each other:
+// each of them would run the whole job.
 func linksOf(kind LinkKind) (LinkKind, error) {
 	process, started := launchers.Find()
 	if kind == AutoLinks {
@@ -83,7 +86,8 @@ func linksOf(kind LinkKind) (LinkKind, error) {
 	return kind, nil
 }
 
-// separateProcesses is the error of a process that a launcher has started as one of several, without a way to find the others.
+// separateProcesses is the error of a process that a launcher has started as one of several,
+// without a way to find the others.
 func separateProcesses(p launchers.Process) error {
 	pmi := ""
 	if p.Launcher.Rank == "SLURM_PROCID" {
@@ -91,8 +95,10 @@ func separateProcesses(p launchers.Process) error {
 	} else {
 		pmi = "start the run with mula launch or an mpiexec"
 	}
-	return &fieldError{field: "layout.links", message: fmt.Sprintf(": %s has started %d processes (%s), but no PMI for MPI, so they cannot find each other and each would do the whole run; %s. "+
-		"If each process is a run of its own, with its own output, set layout.links to local", p.Launcher.Name, p.Size, p.Launcher.Size, pmi)}
+	return &fieldError{field: "layout.links", message: fmt.Sprintf(": %s has started %d processes (%s), but no PMI "+
+		"for MPI, so they cannot find each other and each would do the whole run; %s. "+
+		"If each process is a run of its own, with its own output, set layout.links to local", p.Launcher.Name, p.Size,
+		p.Launcher.Size, pmi)}
 }
 
 // startedWith refuses a world of another size than that of which mula launch has told this process.
@@ -101,14 +107,17 @@ func startedWith(size int) error {
 	if n, err := strconv.Atoi(text); text == "" || err == nil && n == size {
 		return nil
 	}
-	return &fieldError{field: "layout.links", message: fmt.Sprintf(": mula launch has started %s ranks (%s), but this rank is in a world of %d; use an mpiexec or srun that belongs to the MPI library, "+
+	return &fieldError{field: "layout.links", message: fmt.Sprintf(": mula launch has started %s ranks (%s), but "+
+		"this rank is in a world of %d; use an mpiexec or srun that belongs to the MPI library, "+
 		"or mula launch --with tcp", text, tcp.SizeVariable, size)}
 }
 
-// loneRank is the error of a process whose MPI library sees no other process, although the layout has several ranks.
+// loneRank is the error of a process whose MPI library sees no other process, although the layout
+// has several ranks.
 func loneRank(library string) error {
 	p, _ := launchers.Find()
-	return &fieldError{field: "layout.links", message: fmt.Sprintf(": %s has started this process (%s), but %s sees no other process; name the MPI library of %s in %s, or start the run with mula launch --with tcp",
+	return &fieldError{field: "layout.links", message: fmt.Sprintf(": %s has started this process (%s), but %s sees "+
+		"no other process; name the MPI library of %s in %s, or start the run with mula launch --with tcp",
 		p.Launcher.Name, p.Launcher.Rank, library, p.Launcher.Name, mpi.LibraryVariable)}
 }
 
@@ -136,9 +145,11 @@ func (c Config) fitsWorld(ranks int) error {
 	}
 	text := "possible: " + strings.Join(possible, ", ")
 	if c.BatchSize%readers != 0 {
-		text = fmt.Sprintf("start %d, or make batch_size, which is %d, a multiple of %d and the layout one of %s", l.Ranks(), c.BatchSize, readers, strings.Join(possible, ", "))
+		text = fmt.Sprintf("start %d, or make batch_size, which is %d, a multiple of %d and the layout one of %s",
+			l.Ranks(), c.BatchSize, readers, strings.Join(possible, ", "))
 	}
-	return &fieldError{field: "layout", message: fmt.Sprintf(" is %s = %d ranks, but %d were started; %s", what, l.Ranks(), ranks, text)}
+	return &fieldError{field: "layout", message: fmt.Sprintf(" is %s = %d ranks, but %d were started; %s", what,
+		l.Ranks(), ranks, text)}
 }
 
 func divisors(n int) []int {
@@ -160,7 +171,8 @@ func list(numbers []int) string {
 	return strings.Join(words, ", ")
 }
 
-// A sharedErr is one that all ranks of a run return: they know of it, so that nobody waits for another.
+// A sharedErr is one that all ranks of a run return: they know of it, so that nobody waits for
+// another.
 type sharedErr struct {
 	error
 	failures []failure // of each rank, those that are well with none
@@ -169,7 +181,8 @@ type sharedErr struct {
 
 func (e *sharedErr) Unwrap() error { return e.error }
 
-// Shared reports whether all ranks of a run return an error, or one that names the same ranks. It is enough that one of them prints it.
+// Shared reports whether all ranks of a run return an error, or one that names the same ranks. It
+// is enough that one of them prints it.
 func Shared(err error) bool {
 	var shared *sharedErr
 	return errors.As(err, &shared)
@@ -182,14 +195,17 @@ func sharedError(r *ranks, rank int, err error) error {
 	return &sharedErr{error: fmt.Errorf("rank %d on %s: %w", rank, r.hosts[rank], err), failures: failures}
 }
 
-// ranks are the groups that a rank belongs to, and where the others are. A nil ranks is a run of one rank.
+// ranks are the groups that a rank belongs to, and where the others are. A nil ranks is a run of
+// one rank.
 type ranks struct {
 	LayoutConfig
 	world *xpu.Comm // votes, losses, checkpoints
 
 	experts  *xpu.Comm // the ranks that share the experts: dispatch of tokens, by the model
 	replicas *xpu.Comm // those that hold the same experts
-	data     *xpu.Comm // all that hold the same replicated weights, each with its own rows; sums are formed over ep and then over dp
+	// all that hold the same replicated weights, each with its own rows; sums are formed over ep
+	// and then over dp
+	data     *xpu.Comm
 	pipeline *xpu.Comm // the stages of the same rows; nil if there is one
 	within   *xpu.Comm // the ranks of experts again, for gradients that travel while tokens do
 
@@ -211,7 +227,8 @@ func newRanks(ctx context.Context, world *xpu.Comm, layout LayoutConfig) (*ranks
 		group **xpu.Comm
 		color int
 	}
-	splits := []split{{&r.experts, dp*layout.PP + pp}, {&r.replicas, pp*layout.EP + ep}, {&r.data, pp}, {&r.within, dp*layout.PP + pp}}
+	splits := []split{{&r.experts, dp*layout.PP + pp}, {&r.replicas, pp*layout.EP + ep}, {&r.data, pp},
+		{&r.within, dp*layout.PP + pp}}
 	if layout.PP > 1 {
 		splits = append(splits, split{&r.pipeline, dp*layout.EP + ep})
 	}
@@ -257,7 +274,8 @@ func (r *ranks) close() {
 	}
 }
 
-// hostname is the name under which failures of this rank are recorded. MULA_HOST, which mula launch sets, goes first.
+// hostname is the name under which failures of this rank are recorded. MULA_HOST, which mula launch
+// sets, goes first.
 func hostname() string {
 	if name := os.Getenv("MULA_HOST"); name != "" {
 		return name
@@ -283,7 +301,8 @@ func (r *ranks) size() int {
 	return r.world.Size()
 }
 
-// reader is this rank's number among those that read rows of their own; the stages of a pipeline have the same.
+// reader is this rank's number among those that read rows of their own; the stages of a pipeline
+// have the same.
 func (r *ranks) reader() int {
 	if r == nil {
 		return 0
@@ -362,8 +381,9 @@ func (r *ranks) all(ctx context.Context, n int64) ([]int64, error) {
 	return r.counts, xpu.AllGather(ctx, r.world, r.counts, r.each)
 }
 
-// threads is the number of threads of this rank's device: an even share of what the process may use, where several ranks run on the same
-// processors. A number that was chosen, by threads or in the environment, is for a process.
+// threads is the number of threads of this rank's device: an even share of what the process may
+// use, where several ranks run on the same processors. A number that was chosen, by threads or in
+// the environment, is for a process.
 func (r *ranks) threads(config Config, ranksHere int) int {
 	n := config.Threads
 	switch {
@@ -384,7 +404,8 @@ const mostLocal = 256
 func runLocal(ctx context.Context, config Config, options Options) (Result, error) {
 	n := config.Layout.Ranks()
 	if n > mostLocal {
-		return Result{}, &fieldError{field: "layout", message: fmt.Sprintf(" is %d ranks; in one process there can be %d, so start the run with mula launch or an mpiexec", n, mostLocal)}
+		return Result{}, &fieldError{field: "layout", message: fmt.Sprintf(" is %d ranks; in one process there can "+
+			"be %d, so start the run with mula launch or an mpiexec", n, mostLocal)}
 	}
 	results, errs := make([]Result, n), make([]error, n)
 	run := func(rank int, link xpu.Link) {

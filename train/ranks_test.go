@@ -20,11 +20,13 @@ import (
 	"mula/xpu"
 )
 
-// ranksConfig is a run of 20 steps that every layout of 4 ranks can do. The micro-batches are one rank's share at most, so that the load-balancing
-// loss is over the same tokens in every layout; the run is long enough for a wrong scale of gradients to show.
+// ranksConfig is a run of 20 steps that every layout of 4 ranks can do. The micro-batches are one
+// rank's share at most, so that the load-balancing loss is over the same tokens in every layout;
+// the run is long enough for a wrong scale of gradients to show.
 func ranksConfig(t testing.TB, plan string, l LayoutConfig, more string) Config {
 	t.Helper()
-	for _, line := range []string{"steps: 20", "micro_batch_size: 2", "checkpoint: {every: 0}", "evaluate: {every: 10, samples: 5}"} {
+	for _, line := range []string{"steps: 20", "micro_batch_size: 2", "checkpoint: {every: 0}",
+		"evaluate: {every: 10, samples: 5}"} {
 		if name, _, _ := strings.Cut(line, ":"); !strings.Contains("\n"+more, "\n"+name+":") {
 			more += line + "\n"
 		}
@@ -104,8 +106,9 @@ func apart(t testing.TB, a, b []map[string]any, name string) float64 {
 	return worst
 }
 
-// I1, I4, I5: in every layout of 4 ranks the three schemes leave the same bytes, and the losses, norms and weights of one rank within the
-// rounding of float32. A wrong factor in one kind of gradient moves the norms of the first steps by far more.
+// I1, I4, I5: in every layout of 4 ranks the three schemes leave the same bytes, and the losses,
+// norms and weights of one rank within the rounding of float32. A wrong factor in one kind of
+// gradient moves the norms of the first steps by far more.
 func TestI5Layouts(t *testing.T) {
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
@@ -118,17 +121,21 @@ func TestI5Layouts(t *testing.T) {
 			if i == 0 {
 				first = got
 			} else if got.Weights != first.Weights || got.LastLoss != first.LastLoss {
-				t.Errorf("dp %d, ep %d: weights %.16s… under %s, %.16s… under %s", l.DP, l.EP, got.Weights, scheme, first.Weights, schemes[0])
+				t.Errorf("dp %d, ep %d: weights %.16s… under %s, %.16s… under %s", l.DP, l.EP, got.Weights, scheme,
+					first.Weights, schemes[0])
 			} else if diff := cmp.Diff(withoutLayout(first.lines), withoutLayout(got.lines)); diff != "" {
 				t.Errorf("dp %d, ep %d: records under %s and %s differ:\n%s", l.DP, l.EP, schemes[0], scheme, diff)
 			}
 		}
-		for name, most := range map[string]float64{"loss": 1e-6, "grad_norm": 1e-5, "aux_loss": 1e-6, "learning_rate": 0, "samples": 0,
-			"z_loss": 1e-5, "eval.loss": 1e-6, "eval.mix_loss": 1e-6, "eval.margin": 1e-4, "update_ratio.experts": 1e-4, "update_ratio.norms": 1e-4} {
+		for name, most := range map[string]float64{"loss": 1e-6, "grad_norm": 1e-5, "aux_loss": 1e-6,
+			"learning_rate": 0, "samples": 0,
+			"z_loss": 1e-5, "eval.loss": 1e-6, "eval.mix_loss": 1e-6, "eval.margin": 1e-4, "update_ratio.experts": 1e-4,
+			"update_ratio.norms": 1e-4} {
 			d := apart(t, one.lines, first.lines, name)
 			t.Logf("dp %d, ep %d: %s is apart by %.2g", l.DP, l.EP, name, d)
 			if d > most {
-				t.Errorf("dp %d, ep %d: %s is apart from that of one rank by %v, at most %v is allowed", l.DP, l.EP, name, d, most)
+				t.Errorf("dp %d, ep %d: %s is apart from that of one rank by %v, at most %v is allowed", l.DP, l.EP,
+					name, d, most)
 			}
 		}
 		var worst float64
@@ -138,7 +145,9 @@ func TestI5Layouts(t *testing.T) {
 			}
 		}
 		t.Logf("dp %d, ep %d: weights are apart by %.2g", l.DP, l.EP, worst)
-		if worst > 1e-4 { // a thirtieth of the learning rate: where a moment is near zero, its last bits decide on the step
+		if worst > 1e-4 {
+			// a thirtieth of the learning rate: where a moment is near zero, its last bits decide
+			// on the step
 			t.Errorf("dp %d, ep %d: weights are apart from those of one rank by %v", l.DP, l.EP, worst)
 		}
 		for i := range one.lines {
@@ -175,8 +184,9 @@ func withoutLayout(lines []map[string]any) []map[string]any {
 	return lines
 }
 
-// I10 in a run: what the groups of gradients and weights have sent after some steps, over all ranks, is what the formulas say, to the byte, and
-// nothing else has travelled there: not with evaluations, checkpoints and comparisons of replicas.
+// I10 in a run: what the groups of gradients and weights have sent after some steps, over all
+// ranks, is what the formulas say, to the byte, and nothing else has travelled there: not with
+// evaluations, checkpoints and comparisons of replicas.
 func TestI10Run(t *testing.T) {
 	t.Parallel()
 	const steps = 3
@@ -184,7 +194,8 @@ func TestI10Run(t *testing.T) {
 	for _, l := range layouts {
 		for _, scheme := range schemes {
 			l.Optimizer = scheme
-			c := ranksConfig(t, plan, l, fmt.Sprintf("steps: %d\ncheckpoint: {every: 2}\nevaluate: {every: 1, samples: 2}\n", steps))
+			c := ranksConfig(t, plan, l, fmt.Sprintf("steps: %d\ncheckpoint: {every: 2}\nevaluate: {every: 1, "+
+				"samples: 2}\n", steps))
 			c.Layout.CheckReplicasEvery = 1
 			var mu sync.Mutex
 			var got int64
@@ -240,14 +251,16 @@ func TestI4Optimizers(t *testing.T) {
 	}
 }
 
-// I8, I9: weights and moments are float32 wherever they are, also where products round their operands to bfloat16: the schemes agree, and steps far
-// smaller than what bfloat16 can tell from 1 move the weights of norms.
+// I8, I9: weights and moments are float32 wherever they are, also where products round their
+// operands to bfloat16: the schemes agree, and steps far smaller than what bfloat16 can tell from 1
+// move the weights of norms.
 func TestI9Float32(t *testing.T) {
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	var first string
 	for i, scheme := range schemes {
-		c := ranksConfig(t, plan, LayoutConfig{DP: 2, EP: 2, Optimizer: scheme}, "precision: bf16\nsteps: 6\nschedule: {learning_rate: 1e-5, warmup_steps: 2}\n")
+		c := ranksConfig(t, plan, LayoutConfig{DP: 2, EP: 2, Optimizer: scheme},
+			"precision: bf16\nsteps: 6\nschedule: {learning_rate: 1e-5, warmup_steps: 2}\n")
 		got := mustRunRanks(t, c, Options{})
 		if i == 0 {
 			first = got.Weights
@@ -277,8 +290,9 @@ func TestSophiaGRanks(t *testing.T) {
 	}
 }
 
-// Gradients that are added up beside the backward pass give the bits of those that are added up after it. When the pass ends, the sums of all
-// buckets have been started: the first of each rank is held until then, which does not hold the pass.
+// Gradients that are added up beside the backward pass give the bits of those that are added up
+// after it. When the pass ends, the sums of all buckets have been started: the first of each rank
+// is held until then, which does not hold the pass.
 func TestOverlap(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	const steps = 6
@@ -315,11 +329,13 @@ func TestOverlap(t *testing.T) {
 	}
 }
 
-// A run that is stopped and goes on in its layout is one that was never stopped, and a stop of one rank stops all; steps whose positions are partly or
-// wholly skipped, so that ranks have different numbers of rows and micro-batches, are those of one rank.
+// A run that is stopped and goes on in its layout is one that was never stopped, and a stop of one
+// rank stops all; steps whose positions are partly or wholly skipped, so that ranks have different
+// numbers of rows and micro-batches, are those of one rank.
 func TestRanksResume(t *testing.T) {
 	t.Parallel()
-	more := "skips:\n- {from: 17, to: 23}\n- {from: 24, to: 32}\n- {from: 40, to: 44}\n" // step 2 has 1 and 7; step 3 nothing; step 5 its second half
+	// step 2 has 1 and 7; step 3 nothing; step 5 its second half
+	more := "skips:\n- {from: 17, to: 23}\n- {from: 24, to: 32}\n- {from: 40, to: 44}\n"
 	plan := makePlan(t, t.TempDir(), "plan.json", more)
 	one := mustRunRanks(t, ranksConfig(t, plan, LayoutConfig{}, "micro_batch_size: 1\n"), Options{})
 	for _, l := range layouts[:2] {
@@ -333,7 +349,8 @@ func TestRanksResume(t *testing.T) {
 		}
 		got := mustRunRanks(t, c, Options{})
 		if got.Weights != whole.Weights || got.Resumed == "" {
-			t.Errorf("dp %d, ep %d: weights %.16s… after stops, %.16s… without; resumed from %q", l.DP, l.EP, got.Weights, whole.Weights, got.Resumed)
+			t.Errorf("dp %d, ep %d: weights %.16s… after stops, %.16s… without; resumed from %q", l.DP, l.EP,
+				got.Weights, whole.Weights, got.Resumed)
 		}
 		if diff := cmp.Diff(whole.lines, got.lines); diff != "" {
 			t.Errorf("dp %d, ep %d: records differ after stops:\n%s", l.DP, l.EP, diff)
@@ -348,7 +365,8 @@ func TestRanksOtherLayout(t *testing.T) {
 	whole := mustRunRanks(t, ranksConfig(t, plan, LayoutConfig{}, ""), Options{})
 	c := ranksConfig(t, plan, LayoutConfig{DP: 4, EP: 1}, "")
 	var warnings []string
-	for i, l := range []LayoutConfig{{DP: 4, EP: 1, Optimizer: SO}, {DP: 1, EP: 2, Optimizer: EPSO}, {DP: 1, EP: 1, Optimizer: EPSO}, {DP: 2, EP: 2, Optimizer: Unsharded}} {
+	for i, l := range []LayoutConfig{{DP: 4, EP: 1, Optimizer: SO}, {DP: 1, EP: 2, Optimizer: EPSO},
+		{DP: 1, EP: 1, Optimizer: EPSO}, {DP: 2, EP: 2, Optimizer: Unsharded}} {
 		c.Layout.DP, c.Layout.EP, c.Layout.Optimizer = l.DP, l.EP, l.Optimizer
 		o := stopAfter(int64(4*i + 3))
 		if i == 3 {
@@ -374,8 +392,9 @@ func TestRanksOtherLayout(t *testing.T) {
 	}
 }
 
-// A gradient that is not finite on one rank never reaches a weight: every rank ends with an error that names that rank and its host, the
-// checkpoint is from before, and the host is on record. With spikes.action skip the run goes on, alike on all ranks.
+// A gradient that is not finite on one rank never reaches a weight: every rank ends with an error
+// that names that rank and its host, the checkpoint is from before, and the host is on record. With
+// spikes.action skip the run goes on, alike on all ranks.
 func TestI7NotFinite(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	t.Setenv("MULA_HOST", "node-7")
@@ -393,7 +412,9 @@ func TestI7NotFinite(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, err = Run(context.Background(), c, Options{BeforeSum: poison})
-		if !errors.Is(err, ErrNotFinite) || !Shared(err) || !strings.Contains(err.Error(), "rank 2 on node-7: step 5") || !strings.Contains(err.Error(), ".mlp.experts.") {
+		if !errors.Is(err, ErrNotFinite) || !Shared(err) ||
+			!strings.Contains(err.Error(), "rank 2 on node-7: step 5") ||
+			!strings.Contains(err.Error(), ".mlp.experts.") {
 			t.Errorf("dp %d, ep %d: %v", l.DP, l.EP, err)
 		}
 		checkpoint, _, err := LoadCheckpoint(context.Background(), c.Output)
@@ -401,7 +422,8 @@ func TestI7NotFinite(t *testing.T) {
 			t.Errorf("dp %d, ep %d: the newest checkpoint is of step %d, %v", l.DP, l.EP, checkpoint.State.Step, err)
 		}
 		failures := readLines(t, filepath.Join(c.Output, failuresFile))
-		if len(failures) != 1 || failures[0]["host"] != "node-7" || failures[0]["rank"] != json.Number("2") || failures[0]["step"] != json.Number("5") || failures[0]["kind"] != failureNotFinite {
+		if len(failures) != 1 || failures[0]["host"] != "node-7" || failures[0]["rank"] != json.Number("2") ||
+			failures[0]["step"] != json.Number("5") || failures[0]["kind"] != failureNotFinite {
 			t.Errorf("dp %d, ep %d: failures %v", l.DP, l.EP, failures)
 		}
 	}
@@ -418,8 +440,8 @@ func TestI7NotFinite(t *testing.T) {
 	}
 }
 
-// A run of several ranks that goes back because of a spike, to a checkpoint or to the weights of initialize_from, is the run of a plan without
-// what it left out.
+// A run of several ranks that goes back because of a spike, to a checkpoint or to the weights of
+// initialize_from, is the run of a plan without what it left out.
 func TestRanksRollback(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -428,7 +450,8 @@ func TestRanksRollback(t *testing.T) {
 	mustRun(t, base, Options{})
 	skips := makePlan(t, dir, "skips.json", "skips:\n- {from: 32, to: 48}\n")
 	for _, every := range []int{3, 0} {
-		more := fmt.Sprintf("initialize_from: %s\nspikes: {action: rollback, leave_out: 2}\ncheckpoint: {every: %d}\n", base.Output, every)
+		more := fmt.Sprintf("initialize_from: %s\nspikes: {action: rollback, leave_out: 2}\ncheckpoint: {every: %d}\n",
+			base.Output, every)
 		want := mustRun(t, ranksConfig(t, skips, layouts[1], more), Options{})
 		c := ranksConfig(t, plan, layouts[1], more)
 		got := mustRun(t, c, Options{BeforeSum: func(rank int, step int64, b moe.Bucket) error {
@@ -438,12 +461,14 @@ func TestRanksRollback(t *testing.T) {
 			return nil
 		}})
 		if got.Weights != want.Weights || got.LeftOut != 16 {
-			t.Errorf("checkpoints every %d: weights %.16s… with %d samples left out, %.16s… of the plan without them", every, got.Weights, got.LeftOut, want.Weights)
+			t.Errorf("checkpoints every %d: weights %.16s… with %d samples left out, %.16s… of the plan without them",
+				every, got.Weights, got.LeftOut, want.Weights)
 		}
 	}
 }
 
-// A rank that fails alone, in the middle of a step, ends the others with an error, and the run goes on from its checkpoint as if it had never been.
+// A rank that fails alone, in the middle of a step, ends the others with an error, and the run goes
+// on from its checkpoint as if it had never been.
 func TestRankDies(t *testing.T) {
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
@@ -467,7 +492,8 @@ func TestRankDies(t *testing.T) {
 			t.Fatalf("dp %d, ep %d: %v", l.DP, l.EP, err)
 		}
 		if r := mustRun(t, c, Options{}); r.Weights != whole.Weights || r.Resumed != checkpointName(9) {
-			t.Errorf("dp %d, ep %d: weights %.16s… from %s, %.16s… of a whole run", l.DP, l.EP, r.Weights, r.Resumed, whole.Weights)
+			t.Errorf("dp %d, ep %d: weights %.16s… from %s, %.16s… of a whole run", l.DP, l.EP, r.Weights, r.Resumed,
+				whole.Weights)
 		}
 	}
 }
@@ -480,19 +506,23 @@ func TestRankRefuses(t *testing.T) {
 		c := ranksConfig(t, plan, l, "")
 		done := make(chan error, 1)
 		go func() {
-			_, err := Run(context.Background(), c, Options{badTokens: func(rank int, step int64) bool { return rank == 3 && step == 2 }})
+			_, err := Run(context.Background(), c,
+				Options{badTokens: func(rank int, step int64) bool { return rank == 3 && step == 2 }})
 			done <- err
 		}()
-		if err := <-done; err == nil || !Shared(err) || !strings.Contains(err.Error(), "rank 3 on ") || !strings.Contains(err.Error(), "vocabulary") {
+		if err := <-done; err == nil || !Shared(err) || !strings.Contains(err.Error(), "rank 3 on ") ||
+			!strings.Contains(err.Error(), "vocabulary") {
 			t.Errorf("dp %d, ep %d: %v", l.DP, l.EP, err)
 		}
-		if failures := readLines(t, filepath.Join(c.Output, failuresFile)); len(failures) != 1 || failures[0]["kind"] != failureError || failures[0]["rank"] != json.Number("3") {
+		if failures := readLines(t, filepath.Join(c.Output, failuresFile)); len(failures) != 1 ||
+			failures[0]["kind"] != failureError || failures[0]["rank"] != json.Number("3") {
 			t.Errorf("dp %d, ep %d: failures %v", l.DP, l.EP, failures)
 		}
 	}
 }
 
-// A step in which no single host computed the values that are not finite blames no host: the record names the run.
+// A step in which no single host computed the values that are not finite blames no host: the record
+// names the run.
 func TestDiverged(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	poison := func(ranks ...int) func(rank int, step int64, b moe.Bucket) error {
@@ -514,12 +544,15 @@ func TestDiverged(t *testing.T) {
 		rank   json.Number
 	}{
 		{"all ranks", []int{0, 1, 2, 3}, LayoutConfig{DP: 4, EP: 1}, "", failureDiverged, "", "-1"},
-		{"all ranks, with experts divided", []int{0, 1, 2, 3}, LayoutConfig{DP: 2, EP: 2}, "", failureDiverged, "", "-1"},
+		{"all ranks, with experts divided", []int{0, 1, 2, 3}, LayoutConfig{DP: 2, EP: 2}, "", failureDiverged, "",
+			"-1"},
 		{"ranks on two hosts", []int{1, 3}, LayoutConfig{DP: 4, EP: 1}, "", failureDiverged, "", "-1"},
 		{"all ranks of one host", []int{2, 3}, LayoutConfig{DP: 4, EP: 1}, "", failureNotFinite, "b", "2"},
 		{"one rank", []int{3}, LayoutConfig{DP: 2, EP: 2}, "", failureNotFinite, "b", "3"},
-		{"the only rank", nil, LayoutConfig{DP: 1, EP: 1}, "schedule: {warmup_steps: 0, learning_rate: 1e30}\n", failureDiverged, "here", "0"},
-		{"a learning rate that is too high", nil, LayoutConfig{DP: 2, EP: 2}, "schedule: {warmup_steps: 0, learning_rate: 1e30}\n", failureDiverged, "", "-1"},
+		{"the only rank", nil, LayoutConfig{DP: 1, EP: 1}, "schedule: {warmup_steps: 0, learning_rate: 1e30}\n",
+			failureDiverged, "here", "0"},
+		{"a learning rate that is too high", nil, LayoutConfig{DP: 2, EP: 2},
+			"schedule: {warmup_steps: 0, learning_rate: 1e30}\n", failureDiverged, "", "-1"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Setenv("MULA_HOST", "here")
@@ -529,14 +562,16 @@ func TestDiverged(t *testing.T) {
 				t.Fatal(err)
 			}
 			failures := readLines(t, filepath.Join(c.Output, failuresFile))
-			if len(failures) != 1 || failures[0]["kind"] != test.kind || failures[0]["host"] != test.host || failures[0]["rank"] != test.rank {
+			if len(failures) != 1 || failures[0]["kind"] != test.kind || failures[0]["host"] != test.host ||
+				failures[0]["rank"] != test.rank {
 				t.Errorf("failures %v; want kind %s, host %q, rank %s", failures, test.kind, test.host, test.rank)
 			}
 		})
 	}
 }
 
-// What all ranks come to know without being told ends the run with one error, which speaks against none of them.
+// What all ranks come to know without being told ends the run with one error, which speaks against
+// none of them.
 func TestRanksEndAlike(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	poison := func(tensor func(b moe.Bucket) []float32, who int) func(rank int, step int64, b moe.Bucket) error {
@@ -555,12 +590,14 @@ func TestRanksEndAlike(t *testing.T) {
 		rank       json.Number
 	}{
 		{"spikes: {action: skip, max_skips: 1}\n", "spikes.max_skips of 1", poison(gradient, 2), failureNotFinite, "2"},
-		{"spikes: {action: rollback, leave_out: 1, max_rollbacks: 1}\n", "spikes.max_rollbacks of 1", poison(gradient, 2), failureNotFinite, "2"},
+		{"spikes: {action: rollback, leave_out: 1, max_rollbacks: 1}\n", "spikes.max_rollbacks of 1",
+			poison(gradient, 2), failureNotFinite, "2"},
 		{"evaluate: {every: 6}\n", "validation loss of source", poison(weight, -1), failureDiverged, "-1"},
 	} {
 		c := ranksConfig(t, plan, layouts[1], test.more)
 		_, err := Run(context.Background(), c, Options{BeforeSum: test.poison, late: true})
-		if !Shared(err) || !errors.Is(err, ErrNotFinite) || !strings.Contains(err.Error(), test.want) || strings.Contains(err.Error(), "rank ") {
+		if !Shared(err) || !errors.Is(err, ErrNotFinite) || !strings.Contains(err.Error(), test.want) ||
+			strings.Contains(err.Error(), "rank ") {
 			t.Errorf("%s: %v", test.more, err)
 		}
 		for _, f := range readLines(t, filepath.Join(c.Output, failuresFile)) {
@@ -580,7 +617,8 @@ func TestRanksDiffer(t *testing.T) {
 		"its seed is 9, and that of rank 0 0; give all ranks the same train.yaml": func(c *Config) { c.Seed = 9 },
 		"its checkpoint.every is 3, and that of rank 0 0":                         func(c *Config) { c.Checkpoint.Every = new(int64(3)) },
 		"it computes with the arithmetic of ":                                     func(c *Config) { c.Precision = xpu.BF16 },
-		": steps is ":                                                             func(c *Config) { c.Steps = 1 << 40 }, // its plan is too short for it
+		// its plan is too short for it
+		": steps is ": func(c *Config) { c.Steps = 1 << 40 },
 	} {
 		c := ranksConfig(t, plan, LayoutConfig{DP: 2, EP: 1}, "")
 		together(t, 2, func(world *xpu.Comm) error {
@@ -589,7 +627,8 @@ func TestRanksDiffer(t *testing.T) {
 				change(&own)
 			}
 			_, err := Run(context.Background(), own, Options{World: world})
-			if err == nil || !Shared(err) || !strings.Contains(err.Error(), "rank 1 on ") || !strings.Contains(err.Error(), want) {
+			if err == nil || !Shared(err) || !strings.Contains(err.Error(), "rank 1 on ") ||
+				!strings.Contains(err.Error(), want) {
 				return fmt.Errorf("%q: %w", want, err)
 			}
 			return nil
@@ -619,11 +658,13 @@ func TestLayoutRefused(t *testing.T) {
 		}
 	}
 	c := DefaultConfig()
-	if err := c.fitsWorld(4); err == nil || err.Error() != "layout is dp · ep = 1 · 1 = 1 ranks, but 4 were started; possible: {dp: 4, ep: 1}, {dp: 2, ep: 2}, {dp: 1, ep: 4}" || !Misconfigured(err) {
+	if err := c.fitsWorld(4); err == nil || err.Error() != "layout is dp · ep = 1 · 1 = 1 ranks, but 4 were "+
+		"started; possible: {dp: 4, ep: 1}, {dp: 2, ep: 2}, {dp: 1, ep: 4}" || !Misconfigured(err) {
 		t.Error(err)
 	}
 	c.Layout.PP = 2
-	if err := c.fitsWorld(4); err == nil || err.Error() != "layout is dp · pp · ep = 1 · 2 · 1 = 2 ranks, but 4 were started; possible: {dp: 2, pp: 2, ep: 1}, {dp: 1, pp: 2, ep: 2}" {
+	if err := c.fitsWorld(4); err == nil || err.Error() != "layout is dp · pp · ep = 1 · 2 · 1 = 2 ranks, but 4 "+
+		"were started; possible: {dp: 2, pp: 2, ep: 1}, {dp: 1, pp: 2, ep: 2}" {
 		t.Error(err)
 	}
 	c.Layout.PP = 1
@@ -674,9 +715,14 @@ func TestRanksThreads(t *testing.T) {
 func TestRanksMemory(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	memory := map[string]Memory{}
-	for _, l := range []LayoutConfig{{DP: 1, EP: 1}, {DP: 2, EP: 2, Optimizer: EPSO}, {DP: 2, EP: 2, Optimizer: SO}, {DP: 2, EP: 2, Optimizer: Unsharded}} {
+	for _, l := range []LayoutConfig{{DP: 1, EP: 1}, {DP: 2, EP: 2, Optimizer: EPSO}, {DP: 2, EP: 2, Optimizer: SO},
+		{DP: 2, EP: 2, Optimizer: Unsharded}} {
 		c := ranksConfig(t, plan, l, "steps: 2\n")
-		mustRun(t, c, Options{Report: func(s Summary) { memory[strings.TrimSpace(fmt.Sprintf("%d %s", l.DP*l.EP, l.Optimizer))] = s.Memory }})
+		mustRun(t, c,
+			Options{Report: func(s Summary) {
+				memory[strings.TrimSpace(fmt.Sprintf("%d %s", l.DP*l.EP,
+					l.Optimizer))] = s.Memory
+			}})
 	}
 	one, epso, so, unsharded := memory["1"], memory["4 epso"], memory["4 so"], memory["4 unsharded"]
 	x := int64(2 * 8 * 3 * 64 * 32) // weights of all experts

@@ -10,12 +10,14 @@ import (
 	"mula/xpu"
 )
 
-// A replicaCheck finds weights that differ between ranks which hold the same ones. Weights are never rounded in different ways, so a difference is a
-// fault of a machine or of this program.
+// A replicaCheck finds weights that differ between ranks which hold the same ones. Weights are
+// never rounded in different ways, so a difference is a fault of a machine or of this program.
 //
-// With so and epso the owner of a weight overwrites all copies at the end of each step. A wrong copy is then gone, but the gradients that were
-// computed with it are in every weight. So each rank adds the weights that a step has used to a digest before they are updated, and the ranks
-// compare their digests every so many steps and before each checkpoint. A copy that was wrong in a single step is found at the next comparison.
+// With so and epso the owner of a weight overwrites all copies at the end of each step. A wrong
+// copy is then gone, but the gradients that were computed with it are in every weight. So each rank
+// adds the weights that a step has used to a digest before they are updated, and the ranks compare
+// their digests every so many steps and before each checkpoint. A copy that was wrong in a single
+// step is found at the next comparison.
 type replicaCheck struct {
 	weights [replicaKinds][][]float32 // of the buckets of a kind; nil if no other rank holds them
 	sums    [replicaKinds][]uint64    // of their blocks
@@ -31,7 +33,8 @@ const (
 	replicaKinds
 )
 
-// replicaDigests have, for each kind, the digest of the weights of all steps since the last comparison, up to one of them.
+// replicaDigests have, for each kind, the digest of the weights of all steps since the last
+// comparison, up to one of them.
 type replicaDigests [replicaKinds][16]byte
 
 // newReplicaCheck is the check of a rank, nil if it compares nothing.
@@ -91,8 +94,9 @@ func (c *replicaCheck) add(ctx context.Context, device xpu.Device, step int64) e
 	return nil
 }
 
-// checkReplicas notes the weights of this rank, which the step has used or a checkpoint is to hold. With compare, which is the same on all ranks, it
-// compares them, and those of all steps since the last comparison, with those of the ranks that hold the same ones. All ranks call it.
+// checkReplicas notes the weights of this rank, which the step has used or a checkpoint is to hold.
+// With compare, which is the same on all ranks, it compares them, and those of all steps since the
+// last comparison, with those of the ranks that hold the same ones. All ranks call it.
 func (r *run) checkReplicas(ctx context.Context, compare bool) error {
 	if r.replicas == nil {
 		return nil
@@ -107,8 +111,8 @@ func (r *run) checkReplicas(ctx context.Context, compare bool) error {
 	return err
 }
 
-// compareReplicas compares the weights that were noted, and forgets them. Where ranks differ it looks for the first step in which they did, because
-// a wrong weight spreads.
+// compareReplicas compares the weights that were noted, and forgets them. Where ranks differ it
+// looks for the first step in which they did, because a wrong weight spreads.
 func (r *run) compareReplicas(ctx context.Context) error {
 	c := r.replicas
 	var failed error
@@ -133,18 +137,21 @@ func (r *run) compareReplicas(ctx context.Context) error {
 		agree = fmt.Sprintf("%d of %d ranks agree on others", found.agree, found.ranks)
 	}
 	what := [replicaKinds]string{replicatedWeights: "replicated weights", expertWeights: "experts"}[found.kind]
-	return r.blame(found.rank, failureReplica, fmt.Errorf("at step %d its %s differ from those of the ranks that hold the same: %s. A machine has computed, stored or sent a weight "+
+	return r.blame(found.rank, failureReplica, fmt.Errorf("at step %d its %s differ from those of the ranks that "+
+		"hold the same: %s. A machine has computed, stored or sent a weight "+
 		"wrongly; start the run again from its newest checkpoint, without that host", c.first+int64(last), what, agree))
 }
 
-// A replicaDifference is about a rank whose weights differ from those of the ranks that hold the same.
+// A replicaDifference is about a rank whose weights differ from those of the ranks that hold the
+// same.
 type replicaDifference struct {
 	rank, kind int
 	agree      int // of how many ranks more than half agree on others, 0 if there is no such majority
 	ranks      int // that hold the same, this one included
 }
 
-// replicaDifference finds a rank whose digests are not those of the ranks that hold the same weights, nil if there is none. All ranks get the same.
+// replicaDifference finds a rank whose digests are not those of the ranks that hold the same
+// weights, nil if there is none. All ranks get the same.
 func (r *run) replicaDifference(ctx context.Context, own replicaDigests) (*replicaDifference, error) {
 	const size = replicaKinds * len(own[0])
 	all, bounds := make([]byte, r.ranks.size()*size), make([]int, r.ranks.size()+1)

@@ -14,7 +14,8 @@ import (
 	devapart "mula/xpu/apart"
 )
 
-// flipWeight changes the lowest bit of a weight of one rank before a step: of the first bucket of its kind, of which the rank updates it or does not.
+// flipWeight changes the lowest bit of a weight of one rank before a step: of the first bucket of
+// its kind, of which the rank updates it or does not.
 func flipWeight(t testing.TB, r *run, divided, owned bool) {
 	for i, b := range r.model.Buckets() {
 		if b.Divided != divided {
@@ -41,8 +42,9 @@ func flipWeight(t testing.TB, r *run, divided, owned bool) {
 	}
 }
 
-// I3: in every scheme, a weight that differs for one step from those of the ranks which hold the same is found at the next comparison, though its
-// owner may have overwritten it since, or spread it. The rank of the minority is named.
+// I3: in every scheme, a weight that differs for one step from those of the ranks which hold the
+// same is found at the next comparison, though its owner may have overwritten it since, or spread
+// it. The rank of the minority is named.
 func TestI3Replicas(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	for _, test := range []struct {
@@ -62,22 +64,26 @@ func TestI3Replicas(t *testing.T) {
 				if scheme == Unsharded && !owned {
 					continue // every rank updates all
 				}
-				t.Run(fmt.Sprintf("%d,%d,%d/rank %d/experts %v/%s/owned %v", test.layout.DP, test.layout.PP, test.layout.EP, test.rank, test.divided, scheme, owned), func(t *testing.T) {
+				t.Run(fmt.Sprintf("%d,%d,%d/rank %d/experts %v/%s/owned %v", test.layout.DP, test.layout.PP,
+					test.layout.EP, test.rank, test.divided, scheme, owned), func(t *testing.T) {
 					t.Parallel()
 					l := test.layout
 					l.Optimizer = scheme
-					c := ranksConfig(t, plan, l, "model: {preset: mula-nano, hidden_size: 16, intermediate_size: 8, num_experts: 4}\nbatch_size: 12\nsteps: 8\nevaluate: {every: 0}\n")
+					c := ranksConfig(t, plan, l,
+						"model: {preset: mula-nano, hidden_size: 16, intermediate_size: 8, num_experts: 4}\nbatch_size: 12\nsteps: 8\nevaluate: {every: 0}\n")
 					c.Layout.CheckReplicasEvery = 4
 					_, err := Run(context.Background(), c, Options{atStep: func(r *run) {
 						if r.ranks.rank() == test.rank && r.state.Step == 5 {
 							flipWeight(t, r, test.divided, owned)
 						}
 					}})
-					if err == nil || !strings.Contains(err.Error(), test.want) || !strings.Contains(err.Error(), "at step 5") || !Shared(err) {
+					if err == nil || !strings.Contains(err.Error(), test.want) ||
+						!strings.Contains(err.Error(), "at step 5") || !Shared(err) {
 						t.Error(err)
 					}
 					failures := readLines(t, filepath.Join(c.Output, failuresFile))
-					if len(failures) != 1 || failures[0]["kind"] != failureReplica || failures[0]["step"] != json.Number("7") {
+					if len(failures) != 1 || failures[0]["kind"] != failureReplica ||
+						failures[0]["step"] != json.Number("7") {
 						t.Errorf("failures %v", failures)
 					}
 				})
@@ -86,12 +92,14 @@ func TestI3Replicas(t *testing.T) {
 	}
 }
 
-// No checkpoint has weights that were computed with a wrong copy: replicas are compared before each, and the run goes on from the one before to the
-// weights of an undisturbed run. Without comparisons the run ends with other weights and no error.
+// No checkpoint has weights that were computed with a wrong copy: replicas are compared before
+// each, and the run goes on from the one before to the weights of an undisturbed run. Without
+// comparisons the run ends with other weights and no error.
 func TestReplicasCheckpoint(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	for _, every := range []int64{1000, 0} {
-		c := ranksConfig(t, plan, LayoutConfig{DP: 3, EP: 1, Optimizer: EPSO}, crashConfig+"batch_size: 12\nsteps: 8\ncheckpoint: {every: 2}\nevaluate: {every: 0}\n")
+		c := ranksConfig(t, plan, LayoutConfig{DP: 3, EP: 1, Optimizer: EPSO},
+			crashConfig+"batch_size: 12\nsteps: 8\ncheckpoint: {every: 2}\nevaluate: {every: 0}\n")
 		c.Layout.CheckReplicasEvery = every
 		undisturbed := c
 		undisturbed.Output += "-undisturbed"
@@ -130,14 +138,17 @@ func TestReplicasApart(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	for _, scheme := range schemes {
 		for _, divided := range []bool{false, true} {
-			c := testConfig(t, plan, crashConfig+fmt.Sprintf("layout: {dp: 4, optimizer: %s, check_replicas_every: 2}\n", scheme))
+			c := testConfig(t, plan,
+				crashConfig+fmt.Sprintf("layout: {dp: 4, optimizer: %s, check_replicas_every: 2}\n", scheme))
 			o := onApart(Options{}, func(int, *devapart.Device) {})
 			o.atStep = func(r *run) {
 				if r.ranks.rank() == 2 && r.state.Step == 2 {
 					flipWeight(t, r, divided, true)
 				}
 			}
-			if _, err := Run(context.Background(), c, o); !Shared(err) || !strings.Contains(fmt.Sprint(err), "rank 2 on ") || !strings.Contains(err.Error(), "3 of 4 ranks agree") {
+			if _, err := Run(context.Background(), c, o); !Shared(err) ||
+				!strings.Contains(fmt.Sprint(err), "rank 2 on ") ||
+				!strings.Contains(err.Error(), "3 of 4 ranks agree") {
 				t.Errorf("%s: %v", scheme, err)
 			}
 		}

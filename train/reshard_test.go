@@ -16,8 +16,8 @@ import (
 	"mula/xpu"
 )
 
-// gathered is everything that a checkpoint holds of the model and the optimizer's state, whole, by name. It knows the files only by what
-// docs/formats/run.md says.
+// gathered is everything that a checkpoint holds of the model and the optimizer's state, whole, by
+// name. It knows the files only by what docs/formats/run.md says.
 func gathered(t testing.TB, dir string) map[string][]float32 {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(dir, "*.safetensors"))
@@ -54,7 +54,8 @@ func gathered(t testing.TB, dir string) map[string][]float32 {
 	return all
 }
 
-// reload goes on from the newest checkpoint of a run as a new process would, and saves what it then has, without a step, into another directory.
+// reload goes on from the newest checkpoint of a run as a new process would, and saves what it then
+// has, without a step, into another directory.
 func reload(t testing.TB, c Config) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -125,7 +126,8 @@ func TestInitializeFromManyRanks(t *testing.T) {
 	mustRun(t, first, Options{})
 	var all []float64
 	for _, layout := range []string{"dp: 1, ep: 1", "dp: 1, ep: 4", "dp: 2, ep: 1"} {
-		c := testConfig(t, plan, config+"steps: 1\nschedule: {warmup_steps: 0}\nspikes: {action: rollback}\nlayout: {"+layout+"}\n")
+		c := testConfig(t, plan,
+			config+"steps: 1\nschedule: {warmup_steps: 0}\nspikes: {action: rollback}\nlayout: {"+layout+"}\n")
 		c.InitializeFrom = first.Output
 		mustRun(t, c, Options{})
 		checkpoint, _, err := LoadCheckpoint(context.Background(), c.Output)
@@ -134,7 +136,8 @@ func TestInitializeFromManyRanks(t *testing.T) {
 		}
 		begun, _, err := LoadCheckpoint(context.Background(), first.Output)
 		if err != nil || checkpoint.State.Spikes.Began != begun.State.Weights {
-			t.Errorf("%s: began with %s, the model has %s; %v", layout, checkpoint.State.Spikes.Began, begun.State.Weights, err)
+			t.Errorf("%s: began with %s, the model has %s; %v", layout, checkpoint.State.Spikes.Began,
+				begun.State.Weights, err)
 		}
 		all = append(all, losses(t, c.Output)[0])
 	}
@@ -143,8 +146,9 @@ func TestInitializeFromManyRanks(t *testing.T) {
 	}
 }
 
-// A run that stops at one layout goes on at any other with weights and moments to the bit, whatever optimizer and scheme of sharding it has, and its
-// next losses are those of the run that went on where it was, within rounding.
+// A run that stops at one layout goes on at any other with weights and moments to the bit, whatever
+// optimizer and scheme of sharding it has, and its next losses are those of the run that went on
+// where it was, within rounding.
 func TestResumeAtAnyLayout(t *testing.T) {
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
@@ -155,10 +159,12 @@ func TestResumeAtAnyLayout(t *testing.T) {
 		from      string
 		to        []string
 	}{
-		{"adamw", "dp: 4, ep: 1", []string{"dp: 4, ep: 1, optimizer: so", "dp: 2, ep: 2", "dp: 1, ep: 4", "dp: 2, ep: 1, optimizer: unsharded", "dp: 1, ep: 1"}},
+		{"adamw", "dp: 4, ep: 1", []string{"dp: 4, ep: 1, optimizer: so", "dp: 2, ep: 2", "dp: 1, ep: 4",
+			"dp: 2, ep: 1, optimizer: unsharded", "dp: 1, ep: 1"}},
 		{"adamw", "dp: 1, ep: 1", []string{"dp: 2, ep: 2"}},
 		{"muon", "dp: 2, ep: 2, optimizer: so", []string{"dp: 1, ep: 4", "dp: 1, ep: 1"}},
-		{"schedule_free_adamw", "dp: 2, ep: 2", []string{"dp: 4, ep: 1", "dp: 1, ep: 2, optimizer: unsharded", "dp: 1, ep: 1"}},
+		{"schedule_free_adamw", "dp: 2, ep: 2", []string{"dp: 4, ep: 1", "dp: 1, ep: 2, optimizer: unsharded",
+			"dp: 1, ep: 1"}},
 	} {
 		more := config
 		if test.optimizer != "adamw" {
@@ -189,7 +195,8 @@ func TestResumeAtAnyLayout(t *testing.T) {
 				t.Errorf("%s: %d tensors, want %d", what, len(again), len(state))
 			}
 			for name, values := range state {
-				if !slices.EqualFunc(values, again[name], func(a, b float32) bool { return math.Float32bits(a) == math.Float32bits(b) }) {
+				if !slices.EqualFunc(values, again[name],
+					func(a, b float32) bool { return math.Float32bits(a) == math.Float32bits(b) }) {
 					t.Errorf("%s: %s has changed", what, name)
 				}
 			}

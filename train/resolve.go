@@ -25,7 +25,8 @@ func (c Config) resolve(p *blend.Plan) (Config, error) {
 		return Config{}, err
 	}
 	if p.SequenceLength > c.Model.MaxPositions {
-		return bad("model.max_position_embeddings", "is %d, but the windows of the plan have %d tokens; it must be at least that",
+		return bad("model.max_position_embeddings",
+			"is %d, but the windows of the plan have %d tokens; it must be at least that",
 			c.Model.MaxPositions, p.SequenceLength)
 	}
 	if c.MicroBatchSize == 0 {
@@ -36,10 +37,13 @@ func (c Config) resolve(p *blend.Plan) (Config, error) {
 		c.Steps = batches
 	}
 	if batches == 0 {
-		return bad("batch_size", "is %d, but the plan has %d positions, less than one step; lower batch_size, or build a longer plan", c.BatchSize, p.Length())
+		return bad("batch_size",
+			"is %d, but the plan has %d positions, less than one step; lower batch_size, or build a longer plan",
+			c.BatchSize, p.Length())
 	}
 	if c.Steps > batches {
-		return bad("steps", "is %d, but the plan has %d positions, enough for %d steps of batch_size %d; lower it, or build a longer plan",
+		return bad("steps", "is %d, but the plan has %d positions, enough for %d steps of batch_size %d; lower it, "+
+			"or build a longer plan",
 			c.Steps, p.Length(), batches, c.BatchSize)
 	}
 	if c.Attention == "" {
@@ -71,7 +75,8 @@ func (c Config) resolve(p *blend.Plan) (Config, error) {
 		c.Evaluate.Every = &every
 	}
 	if *c.Evaluate.Every > 0 && !validation {
-		return bad("evaluate.every", "is %d, but the plan holds nothing out for validation; set validation in blend.yaml and seal it again, or set this to 0",
+		return bad("evaluate.every", "is %d, but the plan holds nothing out for validation; set validation in "+
+			"blend.yaml and seal it again, or set this to 0",
 			*c.Evaluate.Every)
 	}
 	return c, c.Validate()
@@ -82,12 +87,14 @@ func (m *ModelConfig) resolve(t *blend.Tokenizer) error {
 	if t != nil {
 		if m.VocabSize < t.Vocabulary {
 			if m.given["vocab_size"] {
-				return &fieldError{field: "model.vocab_size", message: fmt.Sprintf(" is %d, but the plan's tokenizer has %d ids; it must be at least that", m.VocabSize, t.Vocabulary)}
+				return &fieldError{field: "model.vocab_size", message: fmt.Sprintf(" is %d, but the plan's "+
+					"tokenizer has %d ids; it must be at least that", m.VocabSize, t.Vocabulary)}
 			}
 			m.VocabSize = (t.Vocabulary + 63) / 64 * 64
 		}
 		if int64(m.EOSTokenID) != t.EOD {
-			for field, id := range map[string]*int{"pad_token_id": &m.PadTokenID, "bos_token_id": &m.BOSTokenID, "eos_token_id": &m.EOSTokenID} {
+			for field, id := range map[string]*int{"pad_token_id": &m.PadTokenID, "bos_token_id": &m.BOSTokenID,
+				"eos_token_id": &m.EOSTokenID} {
 				if !m.given[field] {
 					*id = moe.NoToken
 				}
@@ -129,7 +136,8 @@ func (c *OptimizerConfig) resolve() {
 	}
 }
 
-// resolve gives every field that the schedule has its value for a run of so many steps, and refuses what does not fit together.
+// resolve gives every field that the schedule has its value for a run of so many steps, and refuses
+// what does not fit together.
 func (c *ScheduleConfig) resolve(steps int64) error {
 	length := steps
 	if c.Name != Constant {
@@ -146,7 +154,8 @@ func (c *ScheduleConfig) resolve(steps int64) error {
 		if c.Name == Constant {
 			field = "steps"
 		}
-		return &fieldError{field: "schedule.warmup_steps", message: fmt.Sprintf(" is %d, but %s is %d, so that schedule.learning_rate would never be reached; lower the one or raise the other",
+		return &fieldError{field: "schedule.warmup_steps", message: fmt.Sprintf(" is %d, but %s is %d, so that "+
+			"schedule.learning_rate would never be reached; lower the one or raise the other",
 			*c.WarmupSteps, field, length)}
 	}
 	if c.MinLearningRate == nil && c.Name != Constant {
@@ -163,21 +172,25 @@ func (c *ScheduleConfig) resolve(steps int64) error {
 	}
 	left := length - *c.WarmupSteps
 	if left == 0 {
-		return &fieldError{field: "schedule.warmup_steps", message: fmt.Sprintf(" is %d, which leaves nothing of schedule.decay_steps for the cooldown; lower the one or raise the other", length)}
+		return &fieldError{field: "schedule.warmup_steps", message: fmt.Sprintf(" is %d, which leaves nothing of "+
+			"schedule.decay_steps for the cooldown; lower the one or raise the other", length)}
 	}
 	if c.CooldownSteps == nil {
 		c.CooldownSteps = new(min(max(1, length/5), left))
 	}
 	if *c.CooldownSteps > left {
-		return &fieldError{field: "schedule.cooldown_steps", message: fmt.Sprintf(" is %d, but schedule.warmup_steps of %d leaves %d of schedule.decay_steps; lower one of the first two or raise the last",
-			*c.CooldownSteps, *c.WarmupSteps, left)}
+		return &fieldError{field: "schedule.cooldown_steps",
+			message: fmt.Sprintf(" is %d, but schedule.warmup_steps of %d leaves %d of schedule.decay_steps; lower "+
+				"one of the first two or raise the last",
+				*c.CooldownSteps, *c.WarmupSteps, left)}
 	}
 	return nil
 }
 
 // schedule is the schedule of a resolved configuration.
 func (c Config) schedule() Schedule {
-	s := Schedule{Name: c.Schedule.Name, Peak: c.Schedule.LearningRate, Warmup: *c.Schedule.WarmupSteps, Decay: c.Schedule.DecaySteps}
+	s := Schedule{Name: c.Schedule.Name, Peak: c.Schedule.LearningRate, Warmup: *c.Schedule.WarmupSteps,
+		Decay: c.Schedule.DecaySteps}
 	if c.Schedule.MinLearningRate != nil {
 		s.Min = *c.Schedule.MinLearningRate
 	}
@@ -193,8 +206,8 @@ func (c Config) schedule() Schedule {
 // configComment begins every train.yaml that mula train writes.
 const configComment = "# The configuration of this run with every default written out, by mula train.\n"
 
-// write writes a resolved configuration as a train.yaml that stands for the same run: its paths are relative to its directory, as in any
-// train.yaml, so that a tree of files can be moved as a whole.
+// write writes a resolved configuration as a train.yaml that stands for the same run: its paths are
+// relative to its directory, as in any train.yaml, so that a tree of files can be moved as a whole.
 func (c Config) write(path string) error {
 	for _, p := range []*string{&c.Plan, &c.Output, &c.Tokenizer, &c.InitializeFrom} {
 		if *p == "" {
@@ -213,7 +226,8 @@ func (c Config) write(path string) error {
 	return atomicfile.WriteFile(path, append([]byte(configComment), data...))
 }
 
-// relativePath is path as seen from dir, or absolute where there is no way from one to the other, as between drives.
+// relativePath is path as seen from dir, or absolute where there is no way from one to the other,
+// as between drives.
 func relativePath(dir, path string) (string, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
@@ -228,19 +242,27 @@ func relativePath(dir, path string) (string, error) {
 	return path, nil
 }
 
-// free are the fields that may change when a run is resumed: none decides what a step computes. The plan is not among the others
-// because its fingerprint is compared, and steps not because schedule.decay_steps is: a longer run goes on with the same schedule.
-var free = []string{"plan", "output", "tokenizer", "initialize_from", "model.preset", "steps", "threads", "recompute", "device", "checkpoint.every", "checkpoint.keep",
-	"evaluate.every", "evaluate.samples", "spikes.max_skips", "spikes.max_rollbacks", "log.update_ratio_every", "metrics_listen", "plan_change", "verify", "reverify_seconds",
-	// These decide where something is computed, and in which order it is added up: the last bits at most, of which State.Arithmetic tells.
-	"layout.dp", "layout.ep", "layout.pp", "layout.tp", "layout.optimizer", "layout.dispatch", "layout.sums", "layout.links", "layout.check_replicas_every"}
+// free are the fields that may change when a run is resumed: none decides what a step computes. The
+// plan is not among the others because its fingerprint is compared, and steps not because
+// schedule.decay_steps is: a longer run goes on with the same schedule.
+var free = []string{"plan", "output", "tokenizer", "initialize_from", "model.preset", "steps", "threads", "recompute",
+	"device", "checkpoint.every", "checkpoint.keep",
+	"evaluate.every", "evaluate.samples", "spikes.max_skips", "spikes.max_rollbacks", "log.update_ratio_every",
+	"metrics_listen", "plan_change", "verify", "reverify_seconds",
+	// These decide where something is computed, and in which order it is added up: the last bits at
+	// most, of which State.Arithmetic tells.
+	"layout.dp", "layout.ep", "layout.pp", "layout.tp", "layout.optimizer", "layout.dispatch", "layout.sums",
+	"layout.links", "layout.check_replicas_every"}
 
-// before holds, for fields that checkpoints of older versions do not name, the value that runs had then, as JSON text.
-var before = map[string]string{"spikes.action": `"none"`, "spikes.sigma": "6", "spikes.window": "128", "spikes.leave_out": "100",
+// before holds, for fields that checkpoints of older versions do not name, the value that runs had
+// then, as JSON text.
+var before = map[string]string{"spikes.action": `"none"`, "spikes.sigma": "6", "spikes.window": "128",
+	"spikes.leave_out":       "100",
 	"layout.uniform_routing": "false", "attention": `"window"`}
 
-// identity returns the fields of a resolved configuration that decide the outcome of training, as JSON text by full name. Two runs on one
-// plan with the same identity and the same kind of device have the same weights after the same number of steps, bit for bit.
+// identity returns the fields of a resolved configuration that decide the outcome of training, as
+// JSON text by full name. Two runs on one plan with the same identity and the same kind of device
+// have the same weights after the same number of steps, bit for bit.
 func (c Config) identity() map[string]string {
 	fields := map[string]string{}
 	collect(reflect.ValueOf(c), "", fields)
@@ -270,15 +292,18 @@ func collect(v reflect.Value, prefix string, fields map[string]string) {
 	}
 }
 
-// ofDecay are the fields of a schedule that may change when a run is resumed if that leaves the learning rates of the steps done as they are; see
-// [Schedule.agrees].
-var ofDecay = []string{"schedule.decay_steps", "schedule.cooldown_steps", "schedule.cooldown", "schedule.min_learning_rate"}
+// ofDecay are the fields of a schedule that may change when a run is resumed if that leaves the
+// learning rates of the steps done as they are; see [Schedule.agrees].
+var ofDecay = []string{"schedule.decay_steps", "schedule.cooldown_steps", "schedule.cooldown",
+	"schedule.min_learning_rate"}
 
 // scheduleOf is the schedule of a run of this identity; ok is false if it does not have one whole.
 func scheduleOf(identity map[string]string) (s Schedule, ok bool) {
 	var c Config
-	for name, value := range map[string]any{"name": &c.Schedule.Name, "learning_rate": &c.Schedule.LearningRate, "min_learning_rate": &c.Schedule.MinLearningRate,
-		"warmup_steps": &c.Schedule.WarmupSteps, "warmup_from": &c.Schedule.WarmupFrom, "decay_steps": &c.Schedule.DecaySteps,
+	for name, value := range map[string]any{"name": &c.Schedule.Name, "learning_rate": &c.Schedule.LearningRate,
+		"min_learning_rate": &c.Schedule.MinLearningRate,
+		"warmup_steps":      &c.Schedule.WarmupSteps, "warmup_from": &c.Schedule.WarmupFrom,
+		"decay_steps":    &c.Schedule.DecaySteps,
 		"cooldown_steps": &c.Schedule.CooldownSteps, "cooldown": &c.Schedule.Cooldown} {
 		if text, ok := identity["schedule."+name]; ok && json.Unmarshal([]byte(text), value) != nil {
 			return Schedule{}, false
@@ -290,7 +315,8 @@ func scheduleOf(identity map[string]string) (s Schedule, ok bool) {
 	return c.schedule(), true
 }
 
-// compareIdentity says which fields differ between a checkpoint of so many steps and the configuration that is to go on with it, or returns nil.
+// compareIdentity says which fields differ between a checkpoint of so many steps and the
+// configuration that is to go on with it, or returns nil.
 func compareIdentity(checkpoint, now map[string]string, steps int64) error {
 	old, oldOK := scheduleOf(checkpoint)
 	schedule, ok := scheduleOf(now)
@@ -329,14 +355,18 @@ func compareIdentity(checkpoint, now map[string]string, steps int64) error {
 	switch {
 	case agrees || !oldOK || !ok || old.Name != schedule.Name:
 	case old.Name == WSD && old.Warmup == schedule.Warmup && steps > min(old.stable(), schedule.stable()):
-		hint = fmt.Sprintf("the length of schedule %s may change as long as the learning rate has not begun to fall, here up to step %d, and the checkpoint is of step %d: "+
+		hint = fmt.Sprintf("the length of schedule %s may change as long as the learning rate has not begun to "+
+			"fall, here up to step %d, and the checkpoint is of step %d: "+
 			"to go on from an older one, move the newer ones away; to make the run longer at schedule.min_learning_rate, set steps and leave schedule.decay_steps at %s; otherwise %s",
 			WSD, min(old.stable(), schedule.stable()), steps, decay, hint)
 	case (old.Name == WSD || old.Name == Constant) && old.Warmup != schedule.Warmup:
-		hint = fmt.Sprintf("to make the run longer, write the old warm-up out, as schedule.warmup_steps: %s (its default follows the length); otherwise %s", warmup, hint)
+		hint = fmt.Sprintf("to make the run longer, write the old warm-up out, as schedule.warmup_steps: %s (its "+
+			"default follows the length); otherwise %s", warmup, hint)
 	case (old.Name == Cosine || old.Name == Linear) && old.Decay != schedule.Decay:
-		hint = fmt.Sprintf("schedule %s falls from the warm-up on, so with another length the steps done would have had other learning rates; to change the length of a run but not its schedule, "+
-			"set steps and leave schedule.decay_steps at %s, schedule.warmup_steps at %s; otherwise %s", old.Name, decay, warmup, hint)
+		hint = fmt.Sprintf("schedule %s falls from the warm-up on, so with another length the steps done would have "+
+			"had other learning rates; to change the length of a run but not its schedule, "+
+			"set steps and leave schedule.decay_steps at %s, schedule.warmup_steps at %s; otherwise %s", old.Name,
+			decay, warmup, hint)
 	}
 	return fmt.Errorf("the run would not go on as it began: %s; %s", strings.Join(differences, ", "), hint)
 }

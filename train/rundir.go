@@ -28,22 +28,27 @@ type runDir struct {
 	lock *locks.File // nil on all ranks but one
 }
 
-// openRunDir makes the directory if need be, takes its lock, and removes what killed processes left behind. The lock goes with the process,
-// however it ends; the file stays. A directory whose train.yaml is someone's own is refused: a run would overwrite it.
+// openRunDir makes the directory if need be, takes its lock, and removes what killed processes left
+// behind. The lock goes with the process, however it ends; the file stays. A directory whose
+// train.yaml is someone's own is refused: a run would overwrite it.
 func openRunDir(path string) (*runDir, error) {
 	if own := filepath.Join(path, configFile); !writtenByTrain(own) {
-		return nil, fmt.Errorf("output %s: a run writes its configuration to %s, which is there already and not of a run; choose another output", path, own)
+		return nil, fmt.Errorf("output %s: a run writes its configuration to %s, which is there already and not of "+
+			"a run; choose another output", path, own)
 	}
 	if err := os.MkdirAll(filepath.Join(path, checkpointsDir), 0o755); errors.Is(err, syscall.ENOTDIR) {
-		return nil, &fieldError{field: "output", message: fmt.Sprintf(" is %s, but %s is a file; write the path of a directory for the run", path, notDirectory(err, path)), cause: err}
+		return nil, &fieldError{field: "output", message: fmt.Sprintf(" is %s, but %s is a file; write the path of "+
+			"a directory for the run", path, notDirectory(err, path)), cause: err}
 	} else if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
-		return nil, &fieldError{field: "output", message: fmt.Sprintf(" is %s, which cannot be made (%s); write the path of a directory that may be written", path, err), cause: err}
+		return nil, &fieldError{field: "output", message: fmt.Sprintf(" is %s, which cannot be made (%s); write the "+
+			"path of a directory that may be written", path, err), cause: err}
 	} else if err != nil {
 		return nil, fmt.Errorf("making the run directory %s: %w", path, err)
 	}
 	lock, err := locks.Hold(filepath.Join(path, lockFile))
 	if errors.Is(err, locks.ErrHeld) {
-		return nil, fmt.Errorf("another process is training in %s; wait for it, stop it, or choose another output", path)
+		return nil, fmt.Errorf("another process is training in %s; wait for it, stop it, or choose another output",
+			path)
 	}
 	if err != nil {
 		return nil, err
@@ -65,7 +70,8 @@ func notDirectory(err error, path string) string {
 	return path
 }
 
-// writtenByTrain reports whether a train.yaml can be replaced: it is one that a run has written, or none.
+// writtenByTrain reports whether a train.yaml can be replaced: it is one that a run has written, or
+// none.
 func writtenByTrain(path string) bool {
 	f, err := os.Open(path)
 	if err != nil {

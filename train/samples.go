@@ -8,8 +8,8 @@ import (
 // Attention says which tokens of its row a token attends to.
 type Attention string
 
-// What tokens attend to. Where it is documents, or the plan is packed, a target counts only if it stands in the same document as its input and is
-// no padding; otherwise all do.
+// What tokens attend to. Where it is documents, or the plan is packed, a target counts only if it
+// stands in the same document as its input and is no padding; otherwise all do.
 const (
 	WindowAttention   Attention = "window"    // all of the row up to itself; default for plans of windows
 	DocumentAttention Attention = "documents" // those of its own document alone, up to itself; default for packed plans
@@ -55,8 +55,9 @@ func (s *samples) rows() int { return len(s.targets) }
 // row is the tokens of a row.
 func (s *samples) row(i int) []uint32 { return s.tokens[i*(s.length+1):][:s.length+1] }
 
-// end ends a row whose tokens have been appended. Documents begin in it at starts, in order, and behind filled tokens there is padding. What stands
-// before the first of them is a document, too, whose beginning is in another window, and padding is one of its own.
+// end ends a row whose tokens have been appended. Documents begin in it at starts, in order, and
+// behind filled tokens there is padding. What stands before the first of them is a document, too,
+// whose beginning is in another window, and padding is one of its own.
 func (s *samples) end(starts []int32, filled int) {
 	targets := int64(s.length)
 	begin, next := int32(0), 0 // of the document at hand; the one that follows it

@@ -20,8 +20,8 @@ import (
 	"mula/shards"
 )
 
-// packedPlan writes two shards of short and a few long documents, text with structure, and seals a plan whose samples are packed. Windows are in
-// windowsPlan, over the same shards.
+// packedPlan writes two shards of short and a few long documents, text with structure, and seals a
+// plan whose samples are packed. Windows are in windowsPlan, over the same shards.
 func packedPlan(t testing.TB, dir, name, more string) string {
 	t.Helper()
 	writeDocuments(t, dir, "go", 1, func(rng *rand.Rand) int { return 1 + rng.IntN(25) })
@@ -45,7 +45,8 @@ const documentsBlend = "sequence_length: 24\nseed: 5\nvalidation: 0.15\nsources:
 func writeDocuments(t testing.TB, dir, name string, seed uint64, length func(rng *rand.Rand) int) {
 	t.Helper()
 	w, err := shards.Create(filepath.Join(dir, name), shards.UInt16, shards.TokenizerInfo{
-		SHA256: fmt.Sprintf("%x", sha256.Sum256([]byte(tokenizerJSON))), VocabSize: 300, EOD: 0, ClassTable: "test", Specials: "text"})
+		SHA256: fmt.Sprintf("%x", sha256.Sum256([]byte(tokenizerJSON))), VocabSize: 300, EOD: 0, ClassTable: "test",
+		Specials: "text"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,7 +58,8 @@ func writeDocuments(t testing.TB, dir, name string, seed uint64, length func(rng
 		for id := rng.Uint32N(100); len(tokens) < n; id = (id*5 + 1 + rng.Uint32N(2)) % 299 {
 			tokens = append(tokens, id+1)
 		}
-		if err := w.Append(tokens, shards.DocumentOrigin{ID: fmt.Sprint(name, document), File: "made", Line: int64(document) + 1}); err != nil {
+		if err := w.Append(tokens, shards.DocumentOrigin{ID: fmt.Sprint(name, document), File: "made",
+			Line: int64(document) + 1}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -77,8 +79,10 @@ func openData(t testing.TB, plan string) *blend.Data {
 	return data
 }
 
-// documentByDocument is the loss and the number of the targets of a sample, each of whose documents is read by itself.
-func documentByDocument(t testing.TB, m *moe.Model, tokens []uint32, starts []int32, filled int) (loss float64, targets int64) {
+// documentByDocument is the loss and the number of the targets of a sample, each of whose documents
+// is read by itself.
+func documentByDocument(t testing.TB, m *moe.Model, tokens []uint32, starts []int32, filled int) (loss float64,
+	targets int64) {
 	t.Helper()
 	bounds := append(append([]int32{0}, starts...), int32(filled))
 	for i, from := range bounds[:len(bounds)-1] {
@@ -94,14 +98,15 @@ func documentByDocument(t testing.TB, m *moe.Model, tokens []uint32, starts []in
 	return loss, targets
 }
 
-// The losses of a step and of an evaluation are means over the targets of documents that are read one by one: of packed samples, and of windows whose
-// attention stays within documents.
+// The losses of a step and of an evaluation are means over the targets of documents that are read
+// one by one: of packed samples, and of windows whose attention stays within documents.
 func TestDocumentsLosses(t *testing.T) {
 	dir := t.TempDir()
 	packed := packedPlan(t, dir, "plan.json", "")
 	for name, c := range map[string]Config{
-		"packed":  testConfig(t, packed, "steps: 6\nmicro_batch_size: 3\nevaluate: {every: 6, samples: 4}\n"),
-		"windows": testConfig(t, windowsPlan(t, dir, "windows.json", ""), "attention: documents\nsteps: 6\nmicro_batch_size: 3\nevaluate: {every: 6, samples: 4}\n"),
+		"packed": testConfig(t, packed, "steps: 6\nmicro_batch_size: 3\nevaluate: {every: 6, samples: 4}\n"),
+		"windows": testConfig(t, windowsPlan(t, dir, "windows.json", ""),
+			"attention: documents\nsteps: 6\nmicro_batch_size: 3\nevaluate: {every: 6, samples: 4}\n"),
 	} {
 		var summary Summary
 		var steps []StepMetrics
@@ -147,8 +152,10 @@ func TestDocumentsLosses(t *testing.T) {
 			sourceTargets[batch.SourceName(row)] += n
 		}
 		first := steps[0]
-		if first.Targets == nil || *first.Targets != targets || targets >= 8*24-8 || first.Tokens != 8*24 || !near(first.Loss, loss/float64(targets), 1e-5) {
-			t.Errorf("%s: the first step has loss %v of %v targets, want %v of %d", name, first.Loss, first.Targets, loss/float64(targets), targets)
+		if first.Targets == nil || *first.Targets != targets || targets >= 8*24-8 || first.Tokens != 8*24 ||
+			!near(first.Loss, loss/float64(targets), 1e-5) {
+			t.Errorf("%s: the first step has loss %v of %v targets, want %v of %d", name, first.Loss, first.Targets,
+				loss/float64(targets), targets)
 		}
 		for source, n := range sourceTargets {
 			if want := sourceLoss[source] / float64(n); !near(first.SourceLoss[source], want, 1e-5) {
@@ -162,7 +169,8 @@ func TestDocumentsLosses(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, samples := range []int{4, 0} {
-			got, err := Evaluate(t.Context(), trained, data, EvaluateOptions{Samples: samples, BatchSize: 3, Attention: summary.Config.Attention})
+			got, err := Evaluate(t.Context(), trained, data, EvaluateOptions{Samples: samples, BatchSize: 3,
+				Attention: summary.Config.Attention})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -192,8 +200,10 @@ func TestDocumentsLosses(t *testing.T) {
 					loss += l
 					targets += float64(c)
 				}
-				if got.SourceTargets[source.Name] != int64(targets) || !near(got.SourceLoss[source.Name], loss/targets, 1e-5) {
-					t.Errorf("%s: evaluated %s to %v of %d targets, want %v of %v", name, source.Name, got.SourceLoss[source.Name], got.SourceTargets[source.Name], loss/targets, targets)
+				if got.SourceTargets[source.Name] != int64(targets) || !near(got.SourceLoss[source.Name], loss/targets,
+					1e-5) {
+					t.Errorf("%s: evaluated %s to %v of %d targets, want %v of %v", name, source.Name,
+						got.SourceLoss[source.Name], got.SourceTargets[source.Name], loss/targets, targets)
 				}
 				margin := 0.0
 				if n < len(held) { // t(0.975; 3) times the standard error of a ratio
@@ -204,7 +214,8 @@ func TestDocumentsLosses(t *testing.T) {
 					margin = 3.182 * math.Sqrt(margin/float64(n-1)/float64(n)*(1-float64(n)/float64(len(held)))) / mean
 				}
 				if !near(got.SourceMargin[source.Name], margin, 5e-3) {
-					t.Errorf("%s: margin of %s is %v, want %v", name, source.Name, got.SourceMargin[source.Name], margin)
+					t.Errorf("%s: margin of %s is %v, want %v", name, source.Name, got.SourceMargin[source.Name],
+						margin)
 				}
 			}
 		}
@@ -246,7 +257,8 @@ func TestMarginsOfCounts(t *testing.T) {
 	}
 }
 
-// A target counts if it is of the same document as its input and no padding, and a token attends to its document from its beginning in the sample on.
+// A target counts if it is of the same document as its input and no padding, and a token attends to
+// its document from its beginning in the sample on.
 func TestSamples(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		length := rapid.IntRange(1, 20).Draw(t, "length")
@@ -283,7 +295,8 @@ func TestSamples(t *testing.T) {
 		b := s.batch(0, rows)
 		within := attention == DocumentAttention || attention == "" && packed
 		if (len(b.Begin) > 0) != within || (len(b.Counted) > 0) != (within || packed) || s.rows() != rows {
-			t.Fatalf("%d rows, %d begins and %d counts of %q, packed %v", s.rows(), len(b.Begin), len(b.Counted), attention, packed)
+			t.Fatalf("%d rows, %d begins and %d counts of %q, packed %v", s.rows(), len(b.Begin), len(b.Counted),
+				attention, packed)
 		}
 		for row, of := range documents {
 			targets := int64(0)
@@ -303,27 +316,32 @@ func TestSamples(t *testing.T) {
 				t.Fatalf("documents %v: %d targets, want %d", of, s.targets[row], targets)
 			}
 		}
-		if part := s.batch(rows-1, rows); part.Rows != 1 || len(part.Tokens) != length+1 || len(part.Begin) > 0 && part.Begin[0] != 0 {
+		if part := s.batch(rows-1, rows); part.Rows != 1 || len(part.Tokens) != length+1 || len(part.Begin) > 0 &&
+			part.Begin[0] != 0 {
 			t.Fatalf("the last row %+v", part)
 		}
 	})
 }
 
-// packedSkips leave steps in which the rows of data ranks differ, one with a single row, and one with none.
+// packedSkips leave steps in which the rows of data ranks differ, one with a single row, and one
+// with none.
 const packedSkips = "skips:\n- {from: 17, to: 23}\n- {from: 24, to: 32}\n- {from: 40, to: 47}\n"
 
-// Of packed plans, and of windows within documents, the stages of a pipeline and the schemes of the optimizer change no bit; more ranks only the last ones,
-// as the loss is the mean over the targets of all.
+// Of packed plans, and of windows within documents, the stages of a pipeline and the schemes of the
+// optimizer change no bit; more ranks only the last ones, as the loss is the mean over the targets
+// of all.
 func TestDocumentsLayouts(t *testing.T) {
 	dir := t.TempDir()
 	plan := packedPlan(t, dir, "plan.json", packedSkips)
-	for name, more := range map[string]string{"packed": "", "packed, across documents": "attention: window\n", "windows": "attention: documents\n"} {
+	for name, more := range map[string]string{"packed": "", "packed, across documents": "attention: window\n",
+		"windows": "attention: documents\n"} {
 		path := plan
 		if name == "windows" {
 			path = windowsPlan(t, dir, "windows.json", packedSkips)
 		}
 		run := func(l LayoutConfig) runOutcome {
-			return mustRunRanks(t, ranksConfig(t, path, l, more+pipelineModel+"steps: 8\nmicro_batch_size: 1\nevaluate: {every: 4, samples: 5}\n"), Options{})
+			return mustRunRanks(t, ranksConfig(t, path, l, more+pipelineModel+"steps: 8\nmicro_batch_size: "+
+				"1\nevaluate: {every: 4, samples: 5}\n"), Options{})
 		}
 		one := run(LayoutConfig{})
 		for _, test := range []struct {
@@ -340,7 +358,8 @@ func TestDocumentsLayouts(t *testing.T) {
 			want := one
 			if l.DP*l.EP > 1 {
 				want = run(LayoutConfig{DP: l.DP, PP: 1, EP: l.EP})
-				for number, most := range map[string]float64{"loss": 1e-5, "grad_norm": 1e-4, "z_loss": 1e-4, "targets": 0, "tokens": 0, "eval.loss": 1e-5, "eval.margin": 1e-3} {
+				for number, most := range map[string]float64{"loss": 1e-5, "grad_norm": 1e-4, "z_loss": 1e-4,
+					"targets": 0, "tokens": 0, "eval.loss": 1e-5, "eval.margin": 1e-3} {
 					if d := apart(t, one.lines, want.lines, number); d > most {
 						t.Errorf("%s: %s is apart from that of one rank by %v", what, number, d)
 					}
@@ -357,7 +376,8 @@ func TestDocumentsLayouts(t *testing.T) {
 	}
 }
 
-// A run on packed samples that is stopped and goes on leaves what one does that was not, byte for byte; what a token attends to stays as it was.
+// A run on packed samples that is stopped and goes on leaves what one does that was not, byte for
+// byte; what a token attends to stays as it was.
 func TestDocumentsResume(t *testing.T) {
 	dir := t.TempDir()
 	plan := packedPlan(t, dir, "plan.json", "")
@@ -376,7 +396,8 @@ func TestDocumentsResume(t *testing.T) {
 		sameRun(t, name, c.Output, other.Output)
 
 		other.Attention = WindowAttention
-		if _, err := Run(t.Context(), other, Options{}); err == nil || !strings.Contains(err.Error(), `attention was "documents" and is "window" now`) {
+		if _, err := Run(t.Context(), other, Options{}); err == nil ||
+			!strings.Contains(err.Error(), `attention was "documents" and is "window" now`) {
 			t.Errorf("%s: with another attention: %v", name, err)
 		}
 	}
@@ -416,23 +437,28 @@ func TestDocumentsSpikes(t *testing.T) {
 		if diff := cmp.Diff([]blend.Range{left}, skipsOf(t, c.Output)); diff != "" {
 			t.Errorf("%s: left out (-want +got):\n%s", action, diff)
 		}
-		without := plantest.Seal(t, dir, action+".json", config+fmt.Sprintf("skips:\n- {from: %d, to: %d}\n", left.From, left.To))
+		without := plantest.Seal(t, dir, action+".json", config+fmt.Sprintf("skips:\n- {from: %d, to: %d}\n", left.From,
+			left.To))
 		planned := testConfig(t, without, spikyConfig)
 		mustRun(t, planned, Options{})
 		sameTraining(t, action, c.Output, planned.Output)
 	}
 }
 
-// Documents of one token have no targets. A step of nothing else, and micro-batches and ranks with nothing else, divide nothing by zero: such a step leaves
-// the weights alone. What is held out of such documents has no loss.
+// Documents of one token have no targets. A step of nothing else, and micro-batches and ranks with
+// nothing else, divide nothing by zero: such a step leaves the weights alone. What is held out of
+// such documents has no loss.
 func TestNothingCounts(t *testing.T) {
 	dir := t.TempDir()
 	writeDocuments(t, dir, "ones", 1, func(*rand.Rand) int { return 1 })
 	writeDocuments(t, dir, "more", 2, func(rng *rand.Rand) int { return 1 + rng.IntN(9) })
 	const sources = "sequence_length: 24\nseed: 5\npacking: best_fit\nvalidation: 0.2\nsources:\n- {name: ones, shards: [ones.idx]}\n- {name: more, shards: [more.idx]}\n"
-	plan := plantest.Seal(t, dir, "plan.json", sources+"samples: 24\nstages:\n- {samples: 8, weights: {ones: 1, more: 1}}\n- {samples: 8, weights: {ones: 1}}\n- {samples: 8, weights: {more: 1}}\n")
-	for _, more := range []string{"", "layout: {dp: 2}\n", "layout: {dp: 2, ep: 2}\n", "layout: {dp: 2, pp: 2}\n", "optimizer: {name: sophiag, hessian_every: 1}\n"} {
-		c := testConfig(t, plan, more+"steps: 6\nbatch_size: 4\nmicro_batch_size: 1\ncheckpoint: {every: 1, keep: 9}\nevaluate: {every: 3, samples: 4}\nspikes: {action: skip}\n")
+	plan := plantest.Seal(t, dir, "plan.json",
+		sources+"samples: 24\nstages:\n- {samples: 8, weights: {ones: 1, more: 1}}\n- {samples: 8, weights: {ones: 1}}\n- {samples: 8, weights: {more: 1}}\n")
+	for _, more := range []string{"", "layout: {dp: 2}\n", "layout: {dp: 2, ep: 2}\n", "layout: {dp: 2, pp: 2}\n",
+		"optimizer: {name: sophiag, hessian_every: 1}\n"} {
+		c := testConfig(t, plan,
+			more+"steps: 6\nbatch_size: 4\nmicro_batch_size: 1\ncheckpoint: {every: 1, keep: 9}\nevaluate: {every: 3, samples: 4}\nspikes: {action: skip}\n")
 		var steps []StepMetrics
 		var e *Evaluation
 		mustRun(t, c, Options{Progress: func(p Progress) {
@@ -456,7 +482,8 @@ func TestNothingCounts(t *testing.T) {
 		}
 		for i, m := range steps {
 			none := i == 2 || i == 3
-			if m.Samples != 4 || (*m.Targets == 0) != none || (m.Loss == 0) != none || !finite(m.GradNorm) || m.Skipped != nil {
+			if m.Samples != 4 || (*m.Targets == 0) != none || (m.Loss == 0) != none || !finite(m.GradNorm) ||
+				m.Skipped != nil {
 				t.Errorf("%sstep %d: %+v", more, i, m)
 			}
 			if _, ok := m.SourceLoss["ones"]; ok {
@@ -476,7 +503,8 @@ func TestNothingCounts(t *testing.T) {
 		t.Fatal(err)
 	}
 	m.Init(1)
-	if _, err := Evaluate(t.Context(), m, openData(t, only), EvaluateOptions{}); err == nil || !strings.Contains(err.Error(), "no target of the samples that are held out counts") {
+	if _, err := Evaluate(t.Context(), m, openData(t, only), EvaluateOptions{}); err == nil ||
+		!strings.Contains(err.Error(), "no target of the samples that are held out counts") {
 		t.Errorf("evaluated what has no targets: %v", err)
 	}
 }
@@ -484,8 +512,9 @@ func TestNothingCounts(t *testing.T) {
 // On a device with memory of its own packed samples are what they are on the processor.
 func TestDocumentsApart(t *testing.T) {
 	plan := packedPlan(t, t.TempDir(), "plan.json", packedSkips)
-	for name, more := range map[string]string{"one rank": "recompute: layers\nmicro_batch_size: 3\n", "stages and experts": pipelineModel + "layout: {dp: 1, pp: 2, ep: 2}\nmicro_batch_size: 2\n",
-		"sophiag": "optimizer: {name: sophiag, hessian_every: 2}\n"} {
+	for name, more := range map[string]string{"one rank": "recompute: layers\nmicro_batch_size: 3\n",
+		"stages and experts": pipelineModel + "layout: {dp: 1, pp: 2, ep: 2}\nmicro_batch_size: 2\n",
+		"sophiag":            "optimizer: {name: sophiag, hessian_every: 2}\n"} {
 		c := testConfig(t, plan, more+"steps: 6\nevaluate: {every: 3, samples: 3}\n")
 		mustRun(t, c, Options{})
 		other := c

@@ -2,9 +2,11 @@ package train
 
 import "math"
 
-// A Schedule gives the learning rate of every step: a linear warm-up to Peak, and what its name says.
+// A Schedule gives the learning rate of every step: a linear warm-up to Peak, and what its name
+// says.
 //
-// With t = step + 1 (steps count from 0), W = Warmup, D = Decay, C = Cooldown and d(u) = Min + (Peak − Min)·u:
+// With t = step + 1 (steps count from 0), W = Warmup, D = Decay, C = Cooldown and d(u) = Min +
+// (Peak − Min)·u:
 //
 //	all        t ≤ W          Start + (Peak − Start)·t/W
 //	Constant   W < t          Peak
@@ -14,12 +16,13 @@ import "math"
 //	           D − C < t < D  d(1 − √((t − D + C)/C)), or with CooldownLinear d(1 − (t − D + C)/C)
 //	but        t ≥ D, W < t   Min, unless it is Constant
 //
-// so step W−1 is the first with the peak and step D−1 the first with the minimum, as in OLMo's CosWithWarmup scheduler. The schedules of
-// transformers (get_scheduler) have the same functions of t = step: their first step has a learning rate of 0 and does nothing, and their
-// last one is not at the minimum yet.
+// so step W−1 is the first with the peak and step D−1 the first with the minimum, as in OLMo's
+// CosWithWarmup scheduler. The schedules of transformers (get_scheduler) have the same functions of
+// t = step: their first step has a learning rate of 0 and does nothing, and their last one is not
+// at the minimum yet.
 //
-// Cosine is that of Loshchilov and Hutter 2017 (arXiv 1608.03983). Warm-up, stable, decay is of Hu et al. 2024 (arXiv 2404.06395), its forms
-// of decay of Hägele et al. 2024 (arXiv 2405.18392).
+// Cosine is that of Loshchilov and Hutter 2017 (arXiv 1608.03983). Warm-up, stable, decay is of Hu
+// et al. 2024 (arXiv 2404.06395), its forms of decay of Hägele et al. 2024 (arXiv 2405.18392).
 type Schedule struct {
 	Name         ScheduleName // "" stands for Cosine
 	Peak, Min    float64
@@ -55,10 +58,12 @@ func (s Schedule) LearningRate(step int64) float64 {
 	return s.Min + (s.Peak-s.Min)*(1+math.Cos(math.Pi*progress))/2
 }
 
-// agrees reports whether the first so many steps have the same learning rates, bit for bit, under another schedule, where that follows from the form of
-// the two: they are the same, or both are WSD, with the same way to the same peak, and have not begun to fall.
+// agrees reports whether the first so many steps have the same learning rates, bit for bit, under
+// another schedule, where that follows from the form of the two: they are the same, or both are
+// WSD, with the same way to the same peak, and have not begun to fall.
 func (s Schedule) agrees(other Schedule, steps int64) bool {
-	return s == other || s.Name == WSD && other.Name == WSD && s.Peak == other.Peak && s.Start == other.Start && s.Warmup == other.Warmup &&
+	return s == other || s.Name == WSD && other.Name == WSD && s.Peak == other.Peak && s.Start == other.Start &&
+		s.Warmup == other.Warmup &&
 		steps <= min(s.stable(), other.stable())
 }
 

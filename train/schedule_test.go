@@ -38,7 +38,8 @@ func TestScheduleLearningRate(t *testing.T) {
 	}
 }
 
-// The schedule of OLMo (olmo/optim.py, CosWithWarmup), computed there with its own operations for steps counted from 1.
+// The schedule of OLMo (olmo/optim.py, CosWithWarmup), computed there with its own operations for
+// steps counted from 1.
 func TestScheduleOLMo(t *testing.T) {
 	s := Schedule{Peak: 3e-4, Min: 3e-5, Warmup: 20, Decay: 200}
 	for step := int64(1); step <= 220; step++ {
@@ -57,7 +58,8 @@ func TestScheduleOLMo(t *testing.T) {
 	}
 }
 
-// The schedules of transformers, where step t is our step t−1: theirs has a first step at a learning rate of 0.
+// The schedules of transformers, where step t is our step t−1: theirs has a first step at a
+// learning rate of 0.
 func TestScheduleTransformers(t *testing.T) {
 	data, err := os.ReadFile("testdata/schedules.json")
 	if err != nil {
@@ -78,7 +80,8 @@ func TestScheduleTransformers(t *testing.T) {
 		names[c.Schedule.Name]++
 		for step, want := range c.Rates[1:] {
 			if got := c.Schedule.LearningRate(int64(step)); math.Abs(got-want) > 1e-18 {
-				t.Errorf("%+v: step %d has learning rate %v, %s of transformers %v", c.Schedule, step, got, c.Transformers, want)
+				t.Errorf("%+v: step %d has learning rate %v, %s of transformers %v", c.Schedule, step, got,
+					c.Transformers, want)
 			}
 		}
 	}
@@ -120,15 +123,21 @@ func TestScheduleResolve(t *testing.T) {
 		{"{}", Schedule{Name: Cosine, Peak: 4e-4, Min: 4e-5, Warmup: 20, Decay: 200}, ""},
 		{"{name: linear}", Schedule{Name: Linear, Peak: 4e-4, Warmup: 20, Decay: 200}, ""},
 		{"{name: constant}", Schedule{Name: Constant, Peak: 4e-4, Warmup: 20}, ""},
-		{"{name: wsd}", Schedule{Name: WSD, Peak: 4e-4, Warmup: 20, Decay: 200, Cooldown: 40, CooldownForm: CooldownOneMinusSqrt}, ""},
-		{"{name: wsd, warmup_steps: 190, cooldown: linear}", Schedule{Name: WSD, Peak: 4e-4, Warmup: 190, Decay: 200, Cooldown: 10, CooldownForm: CooldownLinear}, ""},
+		{"{name: wsd}", Schedule{Name: WSD, Peak: 4e-4, Warmup: 20, Decay: 200, Cooldown: 40,
+			CooldownForm: CooldownOneMinusSqrt}, ""},
+		{"{name: wsd, warmup_steps: 190, cooldown: linear}", Schedule{Name: WSD, Peak: 4e-4, Warmup: 190, Decay: 200,
+			Cooldown: 10, CooldownForm: CooldownLinear}, ""},
 		{"{name: wsd, decay_steps: 1000, warmup_from: min, min_learning_rate: 1e-5}",
-			Schedule{Name: WSD, Peak: 4e-4, Min: 1e-5, Start: 1e-5, Warmup: 100, Decay: 1000, Cooldown: 200, CooldownForm: CooldownOneMinusSqrt}, ""},
+			Schedule{Name: WSD, Peak: 4e-4, Min: 1e-5, Start: 1e-5, Warmup: 100, Decay: 1000, Cooldown: 200,
+				CooldownForm: CooldownOneMinusSqrt}, ""},
 		{"{warmup_steps: 200}", Schedule{Name: Cosine, Peak: 4e-4, Min: 4e-5, Warmup: 200, Decay: 200}, ""},
-		{"{warmup_steps: 201}", Schedule{}, "schedule.warmup_steps is 201, but schedule.decay_steps is 200, so that schedule.learning_rate would never be reached"},
+		{"{warmup_steps: 201}", Schedule{},
+			"schedule.warmup_steps is 201, but schedule.decay_steps is 200, so that schedule.learning_rate would never be reached"},
 		{"{name: constant, warmup_steps: 201}", Schedule{}, "schedule.warmup_steps is 201, but steps is 200"},
-		{"{name: wsd, warmup_steps: 50, cooldown_steps: 151}", Schedule{}, "schedule.cooldown_steps is 151, but schedule.warmup_steps of 50 leaves 150 of schedule.decay_steps"},
-		{"{name: wsd, warmup_steps: 200}", Schedule{}, "schedule.warmup_steps is 200, which leaves nothing of schedule.decay_steps for the cooldown"},
+		{"{name: wsd, warmup_steps: 50, cooldown_steps: 151}", Schedule{},
+			"schedule.cooldown_steps is 151, but schedule.warmup_steps of 50 leaves 150 of schedule.decay_steps"},
+		{"{name: wsd, warmup_steps: 200}", Schedule{},
+			"schedule.warmup_steps is 200, which leaves nothing of schedule.decay_steps for the cooldown"},
 	} {
 		c, err := ParseConfig([]byte("schedule: "+test.yaml+"\n"), "train.yaml")
 		if err != nil {
@@ -150,11 +159,13 @@ func TestScheduleResolve(t *testing.T) {
 	}
 }
 
-// Schedules that agree on so many steps give these the same learning rates; and WSD agrees with itself made longer up to where it falls.
+// Schedules that agree on so many steps give these the same learning rates; and WSD agrees with
+// itself made longer up to where it falls.
 func TestScheduleAgrees(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		draw := func(name string) Schedule {
-			s := Schedule{Name: rapid.SampledFrom([]ScheduleName{WSD, WSD, Constant, Cosine, Linear}).Draw(t, name), Peak: 1, Warmup: rapid.Int64Range(0, 2).Draw(t, "warm-up")}
+			s := Schedule{Name: rapid.SampledFrom([]ScheduleName{WSD, WSD, Constant, Cosine, Linear}).Draw(t, name),
+				Peak: 1, Warmup: rapid.Int64Range(0, 2).Draw(t, "warm-up")}
 			s.Min = rapid.SampledFrom([]float64{0, 0.25, 1}).Draw(t, "minimum")
 			s.Start = rapid.SampledFrom([]float64{0, s.Min}).Draw(t, "start")
 			if s.Name != Constant {
@@ -176,8 +187,10 @@ func TestScheduleAgrees(t *testing.T) {
 		}
 		longer := a
 		longer.Decay += 5
-		if want := a.Name == WSD && steps <= a.Decay-a.Cooldown; a.agrees(longer, steps) != want || !a.agrees(a, steps) {
-			t.Fatalf("%+v on %d steps: agrees with itself made longer: %v; with itself: %v", a, steps, !want, a.agrees(a, steps))
+		if want := a.Name == WSD && steps <= a.Decay-a.Cooldown; a.agrees(longer, steps) != want ||
+			!a.agrees(a, steps) {
+			t.Fatalf("%+v on %d steps: agrees with itself made longer: %v; with itself: %v", a, steps, !want,
+				a.agrees(a, steps))
 		}
 	})
 }

@@ -10,16 +10,18 @@ import (
 	"mula/xpu/cpu"
 )
 
-// A sharding says which part of the parameters this rank updates, and moves gradients and weights accordingly. It works bucket by bucket: a
-// bucket is cut into as many runs of whole blocks as ranks share its update, as equal as that allows. So a rank owns one range of each parameter,
+// A sharding says which part of the parameters this rank updates, and moves gradients and weights
+// accordingly. It works bucket by bucket: a bucket is cut into as many runs of whole blocks as
+// ranks share its update, as equal as that allows. So a rank owns one range of each parameter,
 // which may be empty. Where an update needs whole tensors, the runs are of whole tensors.
 //
 //	unsharded   gradients: all-reduce over data (divided: replicas)
 //	so          gradients: replicated all-reduce over the ranks that share experts; then reduce-scatter over replicas; weights: all-gather there
 //	epso        gradients: reduce-scatter over data (divided: replicas); weights: all-gather there
 //
-// Gradients and weights travel as float32, from and to the host's side of the device's memory. The sum of an element over ranks is formed over
-// ep and then over dp in all three, so that they give the same bits. A nil sharding is that of one rank, which owns everything.
+// Gradients and weights travel as float32, from and to the host's side of the device's memory. The
+// sum of an element over ranks is formed over ep and then over dp in all three, so that they give
+// the same bits. A nil sharding is that of one rank, which owns everything.
 type sharding struct {
 	scheme  Scheme
 	ranks   *ranks
@@ -27,13 +29,16 @@ type sharding struct {
 	buckets []bucketShard
 	owned   []ownedRange // of each parameter of this rank
 
-	// The sums of the blocks of all parameters of the whole model, which ranks give each other: see gatherSums.
+	// The sums of the blocks of all parameters of the whole model, which ranks give each other: see
+	// gatherSums.
 	counted []int     // blocks of the optimizer whose sums this rank gives
 	bounds  []int     // of what each rank gives
 	place   []int     // canonical number of each block, in the order in which they are given
 	given   []float64 // in that order
 
-	bad int // number of the tensor in which this rank's own gradient, before it was added to those of others, was not finite; -1 for none
+	// number of the tensor in which this rank's own gradient, before it was added to those of
+	// others, was not finite; -1 for none
+	bad int
 }
 
 type bucketShard struct {
@@ -49,14 +54,17 @@ type bucketShard struct {
 // ownGrad is what this rank updates of Grad.
 func (b *bucketShard) ownGrad() []float32 { return b.Grad[b.own:][:len(b.ownWeights[0])] }
 
-// An ownedRange is the part of a parameter that this rank updates. Of the ranks that own the same one, one is its writer.
+// An ownedRange is the part of a parameter that this rank updates. Of the ranks that own the same
+// one, one is its writer.
 type ownedRange struct {
 	begin, end int
 	writer     bool
 }
 
-// newSharding divides the update of a model, whose ranks all call it. whole says that the update of a tensor cannot be divided.
-func newSharding(r *ranks, scheme Scheme, whole bool, device xpu.Memory, parameters []*moe.Parameter, buckets []moe.Bucket) *sharding {
+// newSharding divides the update of a model, whose ranks all call it. whole says that the update of
+// a tensor cannot be divided.
+func newSharding(r *ranks, scheme Scheme, whole bool, device xpu.Memory, parameters []*moe.Parameter,
+	buckets []moe.Bucket) *sharding {
 	s := &sharding{scheme: scheme, ranks: r, device: device, owned: make([]ownedRange, len(parameters)), bad: -1}
 	number := map[*moe.Parameter]int{}
 	for i, p := range parameters {
@@ -98,8 +106,8 @@ func newSharding(r *ranks, scheme Scheme, whole bool, device xpu.Memory, paramet
 	return s
 }
 
-// cutBucket returns the bounds of n runs of whole blocks, or whole tensors, of a bucket. The bound between two runs is where a block begins, that
-// which is nearest to an even cut; of two the lower.
+// cutBucket returns the bounds of n runs of whole blocks, or whole tensors, of a bucket. The bound
+// between two runs is where a block begins, that which is nearest to an even cut; of two the lower.
 func cutBucket(b moe.Bucket, n int, whole bool) []int {
 	bounds := make([]int, n+1)
 	total, r := len(b.Weight), 1
@@ -133,7 +141,8 @@ func cutBucket(b moe.Bucket, n int, whole bool) []int {
 	return bounds
 }
 
-// countBlocks makes ready for gatherSums, of the blocks that the optimizer has and the whole model's number of them, by tensor. All ranks call it.
+// countBlocks makes ready for gatherSums, of the blocks that the optimizer has and the whole
+// model's number of them, by tensor. All ranks call it.
 func (s *sharding) countBlocks(ctx context.Context, blocks []block, parameters []*moe.Parameter, first []int) error {
 	var own []int64
 	for i, b := range blocks {
@@ -163,20 +172,22 @@ func (s *sharding) countBlocks(ctx context.Context, blocks []block, parameters [
 	seen := make([]bool, first[len(first)-1])
 	for _, place := range all {
 		if place < 0 || place >= int64(len(seen)) || seen[place] {
-			return fmt.Errorf("block %d of the model's %d is counted twice: the ranks have not divided the same model in the same way", place, len(seen))
+			return fmt.Errorf("block %d of the model's %d is counted twice: the ranks have not divided the same "+
+				"model in the same way", place, len(seen))
 		}
 		seen[place] = true
 		s.place = append(s.place, int(place))
 	}
 	if len(s.place) != len(seen) {
-		return fmt.Errorf("%d of the model's %d blocks are counted: the ranks have not divided the same model in the same way", len(s.place), len(seen))
+		return fmt.Errorf("%d of the model's %d blocks are counted: the ranks have not divided the same model in "+
+			"the same way", len(s.place), len(seen))
 	}
 	s.given = make([]float64, len(s.place))
 	return nil
 }
 
-// gatherSums fills all, which has a number for each block of the whole model in the order of its tensors, from the numbers of the blocks that
-// ranks own; own has those of this one.
+// gatherSums fills all, which has a number for each block of the whole model in the order of its
+// tensors, from the numbers of the blocks that ranks own; own has those of this one.
 func (s *sharding) gatherSums(ctx context.Context, own, all []float64) error {
 	given := s.given[s.bounds[s.ranks.world.Rank()]:]
 	for i, b := range s.counted {
@@ -191,8 +202,8 @@ func (s *sharding) gatherSums(ctx context.Context, own, all []float64) error {
 	return nil
 }
 
-// reduce adds up the gradients of a bucket over ranks. The sums are complete where this rank owns the bucket, on the device; what else it holds is
-// not defined.
+// reduce adds up the gradients of a bucket over ranks. The sums are complete where this rank owns
+// the bucket, on the device; what else it holds is not defined.
 func (s *sharding) reduce(ctx context.Context, bucket int) error {
 	b := &s.buckets[bucket]
 	if err := s.device.ToHost(ctx, b.grad...); err != nil {
@@ -237,7 +248,8 @@ func sumOfSquares(x []float32) float64 {
 	return sum
 }
 
-// takeBad is the number of the tensor in which this rank's own gradient was not finite in the sums since the last call; -1 for none.
+// takeBad is the number of the tensor in which this rank's own gradient was not finite in the sums
+// since the last call; -1 for none.
 func (s *sharding) takeBad() int {
 	bad := s.bad
 	s.bad = -1

@@ -68,8 +68,9 @@ var layouts = []LayoutConfig{{DP: 4, EP: 1, PP: 1}, {DP: 2, EP: 2, PP: 1}, {DP: 
 
 var schemes = []Scheme{Unsharded, SO, EPSO}
 
-// A handModel has tensors as a model of one layer with 4 experts has them, in memory as a model has them: two tensors are of several blocks, and no
-// bucket is easy to divide. Its tensors have the names by which optimizers tell them apart.
+// A handModel has tensors as a model of one layer with 4 experts has them, in memory as a model has
+// them: two tensors are of several blocks, and no bucket is easy to divide. Its tensors have the
+// names by which optimizers tell them apart.
 var handTensors = []struct {
 	name    string
 	shape   []int
@@ -105,8 +106,8 @@ func handSizes() []int {
 	return sizes
 }
 
-// handModel makes what rank ep of the ep ranks that share the experts holds. Weights follow from the tensor, gradients of a step from the tensor, the
-// step and the data rank.
+// handModel makes what rank ep of the ep ranks that share the experts holds. Weights follow from
+// the tensor, gradients of a step from the tensor, the step and the data rank.
 func handModel(rank, ranks int) (parameters []*moe.Parameter, buckets []moe.Bucket) {
 	sizes := handSizes()
 	members := map[int][]int{}
@@ -121,7 +122,8 @@ func handModel(rank, ranks int) (parameters []*moe.Parameter, buckets []moe.Buck
 			}
 		}
 		members[tensor.bucket] = append(members[tensor.bucket], i)
-		parameters = append(parameters, &moe.Parameter{Name: tensor.name, Shape: tensor.shape, Index: i, Divided: tensor.divided})
+		parameters = append(parameters, &moe.Parameter{Name: tensor.name, Shape: tensor.shape, Index: i,
+			Divided: tensor.divided})
 	}
 	for b := range len(members) {
 		var bucket moe.Bucket
@@ -157,8 +159,9 @@ func handGradient(dst []float32, tensor, step, rank int) {
 	}
 }
 
-// I2, I4, I7: in every scheme the optimizers give, to the bit, the weights, norms and sizes of updates that one rank computes from the gradients that
-// a plain loop has added up in the order of the definition: over ep and then over dp.
+// I2, I4, I7: in every scheme the optimizers give, to the bit, the weights, norms and sizes of
+// updates that one rank computes from the gradients that a plain loop has added up in the order of
+// the definition: over ep and then over dp.
 func TestI4SchemesAgree(t *testing.T) {
 	const steps = 2
 	sizes := handSizes()
@@ -171,7 +174,8 @@ func TestI4SchemesAgree(t *testing.T) {
 		c := defaultOptimizer(name)
 		if grouped { // ranges of buckets then have weights of several groups
 			c.Groups = []ParameterGroup{
-				{Match: []string{"norms", "embedding"}, WeightDecay: new(0.0)}, {Match: []string{"router", "model.layers.*.experts.[13].*"}, LearningRateScale: new(0.3)},
+				{Match: []string{"norms", "embedding"}, WeightDecay: new(0.0)}, {Match: []string{"router",
+					"model.layers.*.experts.[13].*"}, LearningRateScale: new(0.3)},
 				{Match: []string{"*.down_proj.weight"}, WeightDecay: new(0.5), LearningRateScale: new(2.0)},
 			}
 		}
@@ -266,7 +270,8 @@ func TestI4SchemesAgree(t *testing.T) {
 						ep := world.Rank() % l.EP
 						parameters, buckets := handModel(ep, l.EP)
 						s := newSharding(groups, scheme, needsWholeTensors(name), device(t, 1), parameters, buckets)
-						o, err := newShardedOptimizer(ctx, config(name, grouped), 100, device(t, 1), parameters, sizes, s)
+						o, err := newShardedOptimizer(ctx, config(name, grouped), 100, device(t, 1), parameters, sizes,
+							s)
 						if err != nil {
 							return err
 						}
@@ -329,7 +334,8 @@ func TestI4SchemesAgree(t *testing.T) {
 							begin, end, writer := o.owned(i)
 							for _, state := range o.saved(i) {
 								if len(state.values) != end-begin {
-									return fmt.Errorf("%s of %s has %d elements of [%d, %d)", state.name, p.Name, len(state.values), begin, end)
+									return fmt.Errorf("%s of %s has %d elements of [%d, %d)", state.name, p.Name,
+										len(state.values), begin, end)
 								}
 							}
 							mu.Lock()
@@ -340,7 +346,8 @@ func TestI4SchemesAgree(t *testing.T) {
 						}
 						for i := range sizes {
 							if u, w := o.Ratio(i); u != want.ratios[i].update || w != want.ratios[i].weight {
-								return fmt.Errorf("sizes %v and %v of the update of %s, alone %v", u, w, handTensors[i].name, want.ratios[i])
+								return fmt.Errorf("sizes %v and %v of the update of %s, alone %v", u, w,
+									handTensors[i].name, want.ratios[i])
 							}
 						}
 						if err := o.Average(ctx, false); err != nil {
@@ -366,8 +373,9 @@ func TestI4SchemesAgree(t *testing.T) {
 	}
 }
 
-// I10: what each rank sends to add up gradients and to give weights back is what the formulas of the schemes say, to the byte: with the share that a
-// rank owns in place of an n-th, which is what they add up to over the ranks.
+// I10: what each rank sends to add up gradients and to give weights back is what the formulas of
+// the schemes say, to the byte: with the share that a rank owns in place of an n-th, which is what
+// they add up to over the ranks.
 func TestI10Bytes(t *testing.T) {
 	sizes := handSizes()
 	for _, l := range layouts {
@@ -383,7 +391,8 @@ func TestI10Bytes(t *testing.T) {
 				defer groups.close()
 				parameters, buckets := handModel(world.Rank()%l.EP, l.EP)
 				s := newSharding(groups, scheme, false, device(t, 1), parameters, buckets)
-				if _, err := newShardedOptimizer(ctx, defaultOptimizer(AdamW), 100, device(t, 1), parameters, sizes, s); err != nil {
+				if _, err := newShardedOptimizer(ctx, defaultOptimizer(AdamW), 100, device(t, 1), parameters, sizes,
+					s); err != nil {
 					return err
 				}
 				sent := func() (bytes int64) {
@@ -407,7 +416,8 @@ func TestI10Bytes(t *testing.T) {
 					}
 					bytes := sent()
 					own[kind] += bytes
-					// Of this rank: the others' shares for a reduce-scatter, and its own to each other for an all-gather.
+					// Of this rank: the others' shares for a reduce-scatter, and its own to each
+					// other for an all-gather.
 					z := int64(len(buckets[b].Grad)) * 4
 					if g := s.buckets[b].group; g != nil && !(scheme == SO && kind == 0) {
 						share := int64(s.buckets[b].bounds[g.Rank()+1]-s.buckets[b].bounds[g.Rank()]) * 4
@@ -443,15 +453,18 @@ func TestI10Bytes(t *testing.T) {
 				}
 			}
 			w, dp, ep := int64(l.DP*l.EP), int64(l.DP), int64(l.EP)
-			// Section 3 of the definition of the schemes, times W, with 4 bytes a gradient and a weight.
+			// Section 3 of the definition of the schemes, times W, with 4 bytes a gradient and a
+			// weight.
 			var want [4]int64
 			switch scheme {
 			case Unsharded:
 				want = [4]int64{2 * 4 * n * (w - 1), 2 * 4 * (x / ep) * (dp - 1) * ep, 0, 0}
 			case SO:
-				want = [4]int64{2*4*n*(ep-1)*dp + 4*n*(dp-1)*ep, 4 * (x / ep) * (dp - 1) * ep, 4 * n * (dp - 1) * ep, 4 * (x / ep) * (dp - 1) * ep}
+				want = [4]int64{2*4*n*(ep-1)*dp + 4*n*(dp-1)*ep, 4 * (x / ep) * (dp - 1) * ep, 4 * n * (dp - 1) * ep,
+					4 * (x / ep) * (dp - 1) * ep}
 			case EPSO:
-				want = [4]int64{4 * n * (w - 1), 4 * (x / ep) * (dp - 1) * ep, 4 * n * (w - 1), 4 * (x / ep) * (dp - 1) * ep}
+				want = [4]int64{4 * n * (w - 1), 4 * (x / ep) * (dp - 1) * ep, 4 * n * (w - 1),
+					4 * (x / ep) * (dp - 1) * ep}
 			}
 			if sums != want {
 				t.Errorf("dp %d, ep %d, %s: %v bytes are sent, want %v", l.DP, l.EP, scheme, sums, want)
@@ -460,7 +473,8 @@ func TestI10Bytes(t *testing.T) {
 	}
 }
 
-// I6: where the gradient is zero, as that of an expert without tokens, weights decay all the same, and moments and the norm stay zero.
+// I6: where the gradient is zero, as that of an expert without tokens, weights decay all the same,
+// and moments and the norm stay zero.
 func TestI6NoTokens(t *testing.T) {
 	for _, scheme := range schemes {
 		together(t, 4, func(world *xpu.Comm) error {

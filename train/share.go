@@ -21,14 +21,16 @@ import (
 	"mula/xpu"
 )
 
-// A share is what one rank has of the weights and of the optimizer's state: what it brings to a checkpoint, and what it takes from one.
-// Names and ranges are those of the whole model, so that a checkpoint does not depend on which rank had what.
+// A share is what one rank has of the weights and of the optimizer's state: what it brings to a
+// checkpoint, and what it takes from one. Names and ranges are those of the whole model, so that a
+// checkpoint does not depend on which rank had what.
 type share struct {
-	config      moe.Config
-	tensors     []safetensors.Tensor // of the whole model, in its order
-	states      [][]string           // of each of them, the names of the tensors that the optimizer keeps for it, of the same shape
-	held        []heldTensor         // those whose weights this rank has, in ascending order
-	metadata    map[string]string    // the numbers that the optimizer keeps, the same on all ranks
+	config  moe.Config
+	tensors []safetensors.Tensor // of the whole model, in its order
+	// of each of them, the names of the tensors that the optimizer keeps for it, of the same shape
+	states      [][]string
+	held        []heldTensor      // those whose weights this rank has, in ascending order
+	metadata    map[string]string // the numbers that the optimizer keeps, the same on all ranks
 	setMetadata func(map[string]string) error
 }
 
@@ -36,8 +38,10 @@ type share struct {
 type heldTensor struct {
 	index  int // in share.tensors
 	weight []float32
-	write  []stretch // what this rank writes of the optimizer's state: of all ranks, every element of every tensor exactly once
-	read   []stretch // what this rank needs of it
+	// what this rank writes of the optimizer's state: of all ranks, every element of every tensor
+	// exactly once
+	write []stretch
+	read  []stretch // what this rank needs of it
 }
 
 // A stretch is elements begin to begin+len(values) of a tensor of the optimizer's state.
@@ -47,10 +51,12 @@ type stretch struct {
 	values []float32
 }
 
-// trainedWeights is the tensor of the optimizer's state that holds the weights to train on, if they are not those of the model that is saved.
+// trainedWeights is the tensor of the optimizer's state that holds the weights to train on, if they
+// are not those of the model that is saved.
 const trainedWeights = "y"
 
-// newShare is the share of a rank with this model and optimizer. To be saved, the optimizer is averaged.
+// newShare is the share of a rank with this model and optimizer. To be saved, the optimizer is
+// averaged.
 func newShare(m *moe.Model, o *Optimizer) share { return o.shareOf(m.Config(), m.Config().Tensors()) }
 
 // shareOf is the share of a rank whose optimizer updates some of the given tensors.
@@ -98,9 +104,10 @@ func (s share) runs() []indexRun {
 	return runs
 }
 
-// assign says which rank writes, or hashes, each tensor: one that has it. Where several have it, the largest tensors go first, each to the rank
-// with the least so far, so that the bytes are as even as whole tensors allow; those that fewest ranks have are spread before the others. It
-// is an error if nobody has a tensor. The same arguments give the same result on all ranks.
+// assign says which rank writes, or hashes, each tensor: one that has it. Where several have it,
+// the largest tensors go first, each to the rank with the least so far, so that the bytes are as
+// even as whole tensors allow; those that fewest ranks have are spread before the others. It is an
+// error if nobody has a tensor. The same arguments give the same result on all ranks.
 func assign(tensors []safetensors.Tensor, runs [][]indexRun) ([]int, error) {
 	// Between two cuts all tensors are held by the same ranks.
 	cuts := []int{0, len(tensors)}
@@ -139,7 +146,8 @@ func assign(tensors []safetensors.Tensor, runs [][]indexRun) ([]int, error) {
 	return owner, nil
 }
 
-// distribute gives things of the given sizes to ranks, the largest first, each to the one with the least load, which it adds to.
+// distribute gives things of the given sizes to ranks, the largest first, each to the one with the
+// least load, which it adds to.
 func distribute(sizes []int64, ranks []int, loads []int64) []int {
 	order := make([]int, len(sizes))
 	for i := range order {
@@ -172,10 +180,12 @@ func (q *leastLoaded) Swap(i, j int) { q.ranks[i], q.ranks[j] = q.ranks[j], q.ra
 func (q *leastLoaded) Push(any)      {}
 func (q *leastLoaded) Pop() any      { return nil }
 
-// A tensorRange is elements begin to end of a tensor of the optimizer's state: of tensor number state of parameter number tensor of a share.
+// A tensorRange is elements begin to end of a tensor of the optimizer's state: of tensor number
+// state of parameter number tensor of a share.
 type tensorRange struct{ tensor, state, begin, end int }
 
-// rangeName is the name of a range in a file: PARAMETER.STATE for all of a tensor, PARAMETER.STATE[begin:end] for a part.
+// rangeName is the name of a range in a file: PARAMETER.STATE for all of a tensor,
+// PARAMETER.STATE[begin:end] for a part.
 func (s share) rangeName(r tensorRange) string {
 	name := s.tensors[r.tensor].Name + "." + s.states[r.tensor][r.state]
 	if r.begin == 0 && int64(r.end) == s.tensors[r.tensor].Elements() {
@@ -216,10 +226,12 @@ type placedRange struct {
 	file string
 }
 
-// A stateMap says where each element of the optimizer's state is: for every parameter and every tensor of it, ranges in ascending order.
+// A stateMap says where each element of the optimizer's state is: for every parameter and every
+// tensor of it, ranges in ascending order.
 type stateMap [][][]placedRange
 
-// place makes a map of ranges, or says which of them are missing, doubled, beyond their tensor, or of no tensor of this model and optimizer.
+// place makes a map of ranges, or says which of them are missing, doubled, beyond their tensor, or
+// of no tensor of this model and optimizer.
 func (s share) place(ranges []placedRange) (stateMap, error) {
 	m := make(stateMap, len(s.tensors))
 	for i := range m {
@@ -228,7 +240,8 @@ func (s share) place(ranges []placedRange) (stateMap, error) {
 	var wrong []string
 	for _, r := range ranges {
 		if n := s.tensors[r.tensor].Elements(); r.begin < 0 || r.begin >= r.end || int64(r.end) > n {
-			wrong = append(wrong, fmt.Sprintf("%s in %s is no part of a tensor of %d elements", s.rangeName(r.tensorRange), r.file, n))
+			wrong = append(wrong, fmt.Sprintf("%s in %s is no part of a tensor of %d elements",
+				s.rangeName(r.tensorRange), r.file, n))
 			continue
 		}
 		m[r.tensor][r.state] = append(m[r.tensor][r.state], r)
@@ -243,7 +256,8 @@ func (s share) place(ranges []placedRange) (stateMap, error) {
 			at, before := 0, 0 // where the ranges so far end, and which of them ends there
 			for k, r := range list {
 				if r.begin < at {
-					wrong = append(wrong, fmt.Sprintf("%s in %s and %s in %s overlap", s.rangeName(list[before].tensorRange), list[before].file,
+					wrong = append(wrong, fmt.Sprintf("%s in %s and %s in %s overlap",
+						s.rangeName(list[before].tensorRange), list[before].file,
 						s.rangeName(r.tensorRange), r.file))
 				} else if r.begin > at {
 					missing = append(missing, tensorRange{i, j, at, r.begin})
@@ -276,7 +290,8 @@ func someWrong(list []string) error {
 	return errors.New(text)
 }
 
-// A stateIndex is optimizer.safetensors.index.json, of the form of model.safetensors.index.json: which file holds which range.
+// A stateIndex is optimizer.safetensors.index.json, of the form of model.safetensors.index.json:
+// which file holds which range.
 type stateIndex struct {
 	Metadata  map[string]string `json:"metadata"`
 	WeightMap map[string]string `json:"weight_map"`
@@ -316,8 +331,8 @@ func (s share) parse(index stateIndex) ([]placedRange, error) {
 	return ranges, someWrong(wrong)
 }
 
-// load reads the optimizer's state of a checkpoint: of each tensor what this rank needs, whoever has written it. All ranks call it, and it
-// fails on all of them if it does on one.
+// load reads the optimizer's state of a checkpoint: of each tensor what this rank needs, whoever
+// has written it. All ranks call it, and it fails on all of them if it does on one.
 func (s share) load(ctx context.Context, world *xpu.Comm, dir string) error {
 	err := s.read(ctx, dir, rankIn(world), sizeOf(world))
 	if err != nil {
@@ -326,7 +341,8 @@ func (s share) load(ctx context.Context, world *xpu.Comm, dir string) error {
 	return agree(ctx, world, err)
 }
 
-// read is load without the other ranks: rank of size looks at every size-th file, too, and so all are looked at.
+// read is load without the other ranks: rank of size looks at every size-th file, too, and so all
+// are looked at.
 func (s share) read(ctx context.Context, dir string, rank, size int) error {
 	index, name, err := openState(dir)
 	if err != nil {
@@ -343,7 +359,8 @@ func (s share) read(ctx context.Context, dir string, rank, size int) error {
 	if err := s.setMetadata(index.Metadata); err != nil {
 		return fmt.Errorf("%s: %w", name, err)
 	}
-	// What of each file is read to where. Files are opened one after the other: there may be thousands.
+	// What of each file is read to where. Files are opened one after the other: there may be
+	// thousands.
 	type reading struct {
 		from  tensorRange
 		first int // element of it
@@ -362,7 +379,8 @@ func (s share) read(ctx context.Context, dir string, rank, size int) error {
 			for _, r := range placed[h.index][state] {
 				from, to := max(r.begin, want.begin), min(r.end, want.begin+len(want.values))
 				if from < to {
-					readings[r.file] = append(readings[r.file], reading{r.tensorRange, from - r.begin, want.values[from-want.begin : to-want.begin]})
+					readings[r.file] = append(readings[r.file], reading{r.tensorRange, from - r.begin,
+						want.values[from-want.begin : to-want.begin]})
 				}
 			}
 		}
@@ -392,7 +410,8 @@ func (s share) read(ctx context.Context, dir string, rank, size int) error {
 	return nil
 }
 
-// openState reads the index of the optimizer's state, or makes one of the only file. name is the path of what it has read.
+// openState reads the index of the optimizer's state, or makes one of the only file. name is the
+// path of what it has read.
 func openState(dir string) (index stateIndex, name string, err error) {
 	name = filepath.Join(dir, optimizerFile)
 	file, err := safetensors.Open(name)
@@ -428,7 +447,8 @@ func (s share) checkContent(file *safetensors.File, want []tensorRange) error {
 			return fmt.Errorf("%s: %s is missing", file.Name(), entry.Name)
 		}
 		if got.DType != entry.DType || !slices.Equal(got.Shape, entry.Shape) {
-			return fmt.Errorf("%s: %s has the shape %v and elements of %s; for this model it has %v and %s", file.Name(), entry.Name, got.Shape, got.DType,
+			return fmt.Errorf("%s: %s has the shape %v and elements of %s; for this model it has %v and %s",
+				file.Name(), entry.Name, got.Shape, got.DType,
 				entry.Shape, entry.DType)
 		}
 	}
@@ -438,8 +458,9 @@ func (s share) checkContent(file *safetensors.File, want []tensorRange) error {
 	return nil
 }
 
-// WeightsHash is a SHA-256, in hexadecimal, over the names, shapes and values of all tensors: that of a text with a line for each tensor, in
-// their order, of its name, its shape and the SHA-256 of its weights as little-endian float32, in hexadecimal:
+// WeightsHash is a SHA-256, in hexadecimal, over the names, shapes and values of all tensors: that
+// of a text with a line for each tensor, in their order, of its name, its shape and the SHA-256 of
+// its weights as little-endian float32, in hexadecimal:
 //
 //	model.norm.weight [64] 01ba4719c80b6fe911b091a7c05124b64eeece964e09c058ef8f9805daca546b
 //
@@ -478,7 +499,8 @@ func (s share) hashOf(h heldTensor) tensorHash {
 	return tensorHash{h.index, hex.EncodeToString(sum[:])}
 }
 
-// combine computes the [WeightsHash] from the hashes of all tensors, each of which is in one of the lists.
+// combine computes the [WeightsHash] from the hashes of all tensors, each of which is in one of the
+// lists.
 func (s share) combine(lists [][]tensorHash) (string, error) {
 	sums := make([][]byte, len(s.tensors))
 	for _, list := range lists {
@@ -526,7 +548,8 @@ func (s share) weightsHash(ctx context.Context, world *xpu.Comm) (string, error)
 	return s.combine(all)
 }
 
-// bytesOf are the bytes of numbers, little-endian as those of every machine that this program is made for.
+// bytesOf are the bytes of numbers, little-endian as those of every machine that this program is
+// made for.
 func bytesOf(values []float32) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(values))), 4*len(values))
 }

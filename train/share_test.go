@@ -30,7 +30,8 @@ import (
 	"mula/xpu/local"
 )
 
-// onRanks runs f as every rank of a world and returns what each has returned. A world of one rank is none at all.
+// onRanks runs f as every rank of a world and returns what each has returned. A world of one rank
+// is none at all.
 func onRanks(size int, f func(world *xpu.Comm) error) []error {
 	if size == 1 {
 		return []error{f(nil)}
@@ -85,7 +86,8 @@ func (m madeModel) has(tensor, rank, ep int) bool {
 	return m.expert[tensor] < 0 || m.expert[tensor]/(m.experts/ep) == rank%ep
 }
 
-// value is that of an element: of the weight with state -1, of the optimizer's state otherwise. It tells everything about it, and the step.
+// value is that of an element: of the weight with state -1, of the optimizer's state otherwise. It
+// tells everything about it, and the step.
 func (m madeModel) value(step int64, tensor, state, element int) float32 {
 	return float32(int(step)<<20+tensor<<14+(state+1)<<12+element) / 4
 }
@@ -98,7 +100,8 @@ func (m madeModel) fill(values []float32, step int64, tensor, state, begin int) 
 
 // share is that of one rank. owner says which rank owns an element, and so writes and reads it.
 func (m madeModel) share(rank, ep int, step int64, owner func(tensor, state, element int) int) share {
-	s := share{config: m.config, tensors: m.tensors, states: m.states, metadata: map[string]string{"weight_sum": fmt.Sprint(step)},
+	s := share{config: m.config, tensors: m.tensors, states: m.states,
+		metadata:    map[string]string{"weight_sum": fmt.Sprint(step)},
 		setMetadata: func(map[string]string) error { return nil }}
 	for i, t := range m.tensors {
 		if !m.has(i, rank, ep) {
@@ -133,7 +136,8 @@ func (m madeModel) check(s share, step int64) error {
 			j := slices.Index(m.states[h.index], r.name)
 			for i, v := range r.values {
 				if want := m.value(step, h.index, j, r.begin+i); v != want {
-					return fmt.Errorf("%s of %s at %d: %v, want %v", r.name, m.tensors[h.index].Name, r.begin+i, v, want)
+					return fmt.Errorf("%s of %s at %d: %v, want %v", r.name, m.tensors[h.index].Name, r.begin+i, v,
+						want)
 				}
 			}
 		}
@@ -185,12 +189,13 @@ func (m madeModel) save(t testing.TB, dir string, step int64, dp, ep int) {
 func (m madeModel) trySave(dir string, step int64, dp, ep int) []error {
 	return onRanks(dp*ep, func(world *xpu.Comm) error {
 		s := m.share(rankIn(world), ep, step, m.evenly(dp*ep, ep))
-		return saveCheckpoint(context.Background(), world, dir, &State{Step: step}, s, map[string][]byte{generationFile: []byte("{}\n")})
+		return saveCheckpoint(context.Background(), world, dir, &State{Step: step}, s,
+			map[string][]byte{generationFile: []byte("{}\n")})
 	})
 }
 
-// What is saved by the ranks of one layout, whatever part of the state each owns, is what the ranks of another load, and one rank. The hash of
-// the weights depends on no layout.
+// What is saved by the ranks of one layout, whatever part of the state each owns, is what the ranks
+// of another load, and one rank. The hash of the weights depends on no layout.
 func TestReshard(t *testing.T) {
 	t.Parallel()
 	config := testModel(t)
@@ -200,9 +205,12 @@ func TestReshard(t *testing.T) {
 		m := madeModel{config: config, experts: rapid.SampledFrom([]int{4, 6, 12}).Draw(t, "experts")}
 		for i := range rapid.IntRange(1, 12).Draw(t, "tensors") {
 			shape := rapid.SliceOfN(rapid.IntRange(1, 9), 0, 3).Draw(t, "shape")
-			names := rapid.SampledFrom([][]string{{"exp_avg", "exp_avg_sq"}, {"momentum_buffer"}, {"y", "z", "exp_avg_sq"}}).Draw(t, "states")
-			m.tensors = append(m.tensors, safetensors.Tensor{Name: fmt.Sprint("layers.", i, ".weight"), DType: safetensors.F32, Shape: shape})
-			m.states, m.expert = append(m.states, names), append(m.expert, rapid.IntRange(-1, m.experts-1).Draw(t, "expert"))
+			names := rapid.SampledFrom([][]string{{"exp_avg", "exp_avg_sq"}, {"momentum_buffer"},
+				{"y", "z", "exp_avg_sq"}}).Draw(t, "states")
+			m.tensors = append(m.tensors, safetensors.Tensor{Name: fmt.Sprint("layers.", i, ".weight"),
+				DType: safetensors.F32, Shape: shape})
+			m.states, m.expert = append(m.states, names), append(m.expert, rapid.IntRange(-1, m.experts-1).Draw(t,
+				"expert"))
 		}
 		layout := rapid.Custom(func(t *rapid.T) [2]int {
 			ep := rapid.SampledFrom([]int{1, 2, m.experts / 2}).Draw(t, "ep")
@@ -246,7 +254,8 @@ func TestReshard(t *testing.T) {
 		}
 		var whole []*moe.Parameter
 		for _, h := range m.share(0, 1, step, func(int, int, int) int { return 0 }).held {
-			whole = append(whole, &moe.Parameter{Name: m.tensors[h.index].Name, Shape: m.tensors[h.index].Shape, Weight: h.weight})
+			whole = append(whole, &moe.Parameter{Name: m.tensors[h.index].Name, Shape: m.tensors[h.index].Shape,
+				Weight: h.weight})
 		}
 		for r, s := range states {
 			if s.Weights != WeightsHash(whole) || s.Format != checkpointFormat {
@@ -307,8 +316,8 @@ func (m madeModel) checkModel(t interface{ Fatalf(string, ...any) }, dir string,
 	}
 }
 
-// The files of a checkpoint of many ranks: whole tensors spread evenly, every range of the state under its name, everything in the manifest; one rank
-// writes one file of each.
+// The files of a checkpoint of many ranks: whole tensors spread evenly, every range of the state
+// under its name, everything in the manifest; one rank writes one file of each.
 func TestSharedFiles(t *testing.T) {
 	t.Parallel()
 	m := oneModel(t)
@@ -324,9 +333,11 @@ func TestSharedFiles(t *testing.T) {
 		got = append(got, e.Name())
 	}
 	want := []string{"config.json", "generation_config.json", "manifest.json",
-		"model-00001-of-00004.safetensors", "model-00002-of-00004.safetensors", "model-00003-of-00004.safetensors", "model-00004-of-00004.safetensors",
+		"model-00001-of-00004.safetensors", "model-00002-of-00004.safetensors", "model-00003-of-00004.safetensors",
+		"model-00004-of-00004.safetensors",
 		"model.safetensors.index.json",
-		"optimizer-00001-of-00004.safetensors", "optimizer-00002-of-00004.safetensors", "optimizer-00003-of-00004.safetensors", "optimizer-00004-of-00004.safetensors",
+		"optimizer-00001-of-00004.safetensors", "optimizer-00002-of-00004.safetensors",
+		"optimizer-00003-of-00004.safetensors", "optimizer-00004-of-00004.safetensors",
 		"optimizer.safetensors.index.json", "state.json"}
 	if !slices.Equal(got, want) {
 		t.Errorf("files %q, want %q", got, want)
@@ -349,11 +360,14 @@ func TestSharedFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, file := range map[string]string{
-		"embed.exp_avg[0:39]": "optimizer-00001-of-00004.safetensors", "embed.exp_avg_sq[115:153]": "optimizer-00004-of-00004.safetensors",
-		"scale.exp_avg": "optimizer-00001-of-00004.safetensors", "experts.3.up.exp_avg[18:35]": "optimizer-00004-of-00004.safetensors",
+		"embed.exp_avg[0:39]":         "optimizer-00001-of-00004.safetensors",
+		"embed.exp_avg_sq[115:153]":   "optimizer-00004-of-00004.safetensors",
+		"scale.exp_avg":               "optimizer-00001-of-00004.safetensors",
+		"experts.3.up.exp_avg[18:35]": "optimizer-00004-of-00004.safetensors",
 	} {
 		if index.WeightMap[name] != file {
-			t.Errorf("%s is in %q, want %q; there are %q", name, index.WeightMap[name], file, slices.Sorted(maps.Keys(index.WeightMap)))
+			t.Errorf("%s is in %q, want %q; there are %q", name, index.WeightMap[name], file,
+				slices.Sorted(maps.Keys(index.WeightMap)))
 		}
 	}
 	// 264+187 bytes are as even as they can be: 153 of the embedding by itself, the others around.
@@ -386,7 +400,8 @@ func TestWeightsHash(t *testing.T) {
 		{Name: "a", Shape: []int{2, 1}, Weight: []float32{1, -2}}, // 0000803f 000000c0
 		{Name: "model.norm.weight", Shape: []int{1}, Weight: []float32{0.5}},
 	}
-	// printf 'a [2,1] %s\nmodel.norm.weight [1] %s\n' $(printf '\0\0\x80\x3f\0\0\0\xc0' | sha256sum | cut -d' ' -f1) \
+	// printf 'a [2,1] %s\nmodel.norm.weight [1] %s\n' $(printf '\0\0\x80\x3f\0\0\0\xc0' | sha256sum
+	// | cut -d' ' -f1) \
 	//	$(printf '\0\0\0\x3f' | sha256sum | cut -d' ' -f1) | sha256sum
 	const want = "cfc5db57488a7eb3ff1529cf3fde99af0b2a611b94207213da315bebaeee308e"
 	if got := WeightsHash(parameters); got != want {
@@ -445,12 +460,14 @@ func TestAssign(t *testing.T) {
 		}
 	})
 	tensors := []safetensors.Tensor{{Name: "a", Shape: []int{2}}, {Name: "experts.1", Shape: []int{2}}}
-	if _, err := assign(tensors, [][]indexRun{{{0, 1}}, {{0, 1}}}); err == nil || !strings.Contains(err.Error(), "no rank has experts.1") {
+	if _, err := assign(tensors, [][]indexRun{{{0, 1}}, {{0, 1}}}); err == nil ||
+		!strings.Contains(err.Error(), "no rank has experts.1") {
 		t.Errorf("a tensor that nobody has: %v", err)
 	}
 }
 
-// A state that does not cover every tensor exactly once is refused, and so is one of another model or optimizer; the error names the tensor.
+// A state that does not cover every tensor exactly once is refused, and so is one of another model
+// or optimizer; the error names the tensor.
 func TestStateRefused(t *testing.T) {
 	t.Parallel()
 	s := oneModel(t).share(0, 1, 1, func(int, int, int) int { return 0 })
@@ -470,25 +487,34 @@ func TestStateRefused(t *testing.T) {
 		want   string // "" if it is right
 	}{
 		{"whole", nil, nil, ""},
-		{"in parts", []string{"norm.exp_avg"}, entries{"norm.exp_avg[0:1]": "a", "norm.exp_avg[1:30]": "b", "norm.exp_avg[30:31]": "a"}, ""},
+		{"in parts", []string{"norm.exp_avg"}, entries{"norm.exp_avg[0:1]": "a", "norm.exp_avg[1:30]": "b",
+			"norm.exp_avg[30:31]": "a"}, ""},
 		{"missing", []string{"experts.2.up.exp_avg"}, nil, "experts.2.up.exp_avg is missing"},
-		{"an expert missing", []string{"experts.3.up.exp_avg", "experts.3.up.exp_avg_sq", "experts.3.down.exp_avg", "experts.3.down.exp_avg_sq"}, nil,
+		{"an expert missing", []string{"experts.3.up.exp_avg", "experts.3.up.exp_avg_sq", "experts.3.down.exp_avg",
+			"experts.3.down.exp_avg_sq"}, nil,
 			"experts.3.up.exp_avg is missing; experts.3.up.exp_avg_sq is missing; experts.3.down.exp_avg is missing"},
-		{"beginning missing", []string{"norm.exp_avg"}, entries{"norm.exp_avg[4:31]": "a"}, "norm.exp_avg[0:4] is missing"},
-		{"middle missing", []string{"norm.exp_avg"}, entries{"norm.exp_avg[0:4]": "a", "norm.exp_avg[5:31]": "a"}, "norm.exp_avg[4:5] is missing"},
+		{"beginning missing", []string{"norm.exp_avg"}, entries{"norm.exp_avg[4:31]": "a"},
+			"norm.exp_avg[0:4] is missing"},
+		{"middle missing", []string{"norm.exp_avg"}, entries{"norm.exp_avg[0:4]": "a", "norm.exp_avg[5:31]": "a"},
+			"norm.exp_avg[4:5] is missing"},
 		{"end missing", []string{"norm.exp_avg"}, entries{"norm.exp_avg[0:4]": "a"}, "norm.exp_avg[4:31] is missing"},
 		{"doubled", nil, entries{"norm.exp_avg[0:4]": "b"}, "norm.exp_avg[0:4] in b and norm.exp_avg in a overlap"},
-		{"overlap", []string{"norm.exp_avg"}, entries{"norm.exp_avg[0:5]": "a", "norm.exp_avg[4:31]": "b"}, "norm.exp_avg[0:5] in a and norm.exp_avg[4:31] in b overlap"},
-		{"beyond", []string{"norm.exp_avg"}, entries{"norm.exp_avg[0:32]": "a"}, "norm.exp_avg[0:32] in a is no part of a tensor of 31 elements"},
+		{"overlap", []string{"norm.exp_avg"}, entries{"norm.exp_avg[0:5]": "a", "norm.exp_avg[4:31]": "b"},
+			"norm.exp_avg[0:5] in a and norm.exp_avg[4:31] in b overlap"},
+		{"beyond", []string{"norm.exp_avg"}, entries{"norm.exp_avg[0:32]": "a"},
+			"norm.exp_avg[0:32] in a is no part of a tensor of 31 elements"},
 		{"empty range", nil, entries{"norm.exp_avg[3:3]": "a"}, "norm.exp_avg[3:3] in a is no part"},
 		{"backwards", nil, entries{"norm.exp_avg[3:1]": "a"}, "norm.exp_avg[3:1] in a is no part"},
 		{"negative", nil, entries{"norm.exp_avg[-1:1]": "a"}, "norm.exp_avg[-1:1] in a is no part"},
-		{"whole written as a range", nil, entries{"norm.exp_avg[0:31]": "a"}, "norm.exp_avg[0:31] is not the name of a range"},
+		{"whole written as a range", nil, entries{"norm.exp_avg[0:31]": "a"},
+			"norm.exp_avg[0:31] is not the name of a range"},
 		{"no number", nil, entries{"norm.exp_avg[0:x]": "a"}, "norm.exp_avg[0:x] is not the name of a range"},
 		{"not closed", nil, entries{"norm.exp_avg[0:3": "a"}, "norm.exp_avg[0:3 is not the name of a range"},
 		{"leading zero", nil, entries{"norm.exp_avg[00:3]": "a"}, "norm.exp_avg[00:3] is not the name of a range"},
-		{"another optimizer", nil, entries{"norm.momentum_buffer": "a"}, "norm.momentum_buffer is not of this model and optimizer"},
-		{"another model", nil, entries{"experts.4.up.exp_avg": "a"}, "experts.4.up.exp_avg is not of this model and optimizer"},
+		{"another optimizer", nil, entries{"norm.momentum_buffer": "a"},
+			"norm.momentum_buffer is not of this model and optimizer"},
+		{"another model", nil, entries{"experts.4.up.exp_avg": "a"},
+			"experts.4.up.exp_avg is not of this model and optimizer"},
 	} {
 		index := stateIndex{WeightMap: maps.Clone(whole)}
 		for _, name := range test.remove {
@@ -554,12 +580,15 @@ func TestStateFilesRefused(t *testing.T) {
 			return rewrite(dir, func(t *safetensors.Tensor) { t.Name = strings.Replace(t.Name, "norm.", "norm2.", 1) })
 		}, "is missing"},
 		"more than the index says": {func(dir string) error {
-			return index(dir, func(i *stateIndex) { i.WeightMap["norm.exp_avg[11:21]"] = "optimizer-00001-of-00003.safetensors" })
+			return index(dir,
+				func(i *stateIndex) { i.WeightMap["norm.exp_avg[11:21]"] = "optimizer-00001-of-00003.safetensors" })
 		}, "norm.exp_avg[11:21]"},
 		"a file elsewhere": {func(dir string) error {
-			return index(dir, func(i *stateIndex) { i.WeightMap["norm.exp_avg[11:21]"] = "../optimizer-00001-of-00003.safetensors" })
+			return index(dir,
+				func(i *stateIndex) { i.WeightMap["norm.exp_avg[11:21]"] = "../optimizer-00001-of-00003.safetensors" })
 		}, "is not the name of a file beside it"},
-		"no index": {func(dir string) error { return os.Remove(filepath.Join(dir, optimizerIndexFile)) }, optimizerIndexFile},
+		"no index": {func(dir string) error { return os.Remove(filepath.Join(dir, optimizerIndexFile)) },
+			optimizerIndexFile},
 	} {
 		dir := t.TempDir()
 		if err := os.CopyFS(dir, os.DirFS(filepath.Join(original, checkpointName(1)))); err != nil {
@@ -571,7 +600,8 @@ func TestStateFilesRefused(t *testing.T) {
 		for _, size := range []int{1, 2, 5} {
 			for r, err := range onRanks(size, func(world *xpu.Comm) error {
 				// Rank 0 alone needs anything, and all find it out.
-				return m.share(rankIn(world), 1, 0, func(int, int, int) int { return 0 }).load(context.Background(), world, dir)
+				return m.share(rankIn(world), 1, 0, func(int, int, int) int { return 0 }).load(context.Background(),
+					world, dir)
 			}) {
 				if err == nil || !strings.Contains(err.Error(), test.want) {
 					t.Errorf("%s, rank %d of %d: error %v, want %q", what, r, size, err, test.want)
@@ -581,7 +611,8 @@ func TestStateFilesRefused(t *testing.T) {
 	}
 }
 
-// What ranks say of themselves that does not fit together is refused before anything is written, on all of them, and nothing stays behind.
+// What ranks say of themselves that does not fit together is refused before anything is written, on
+// all of them, and nothing stays behind.
 func TestSaveRefused(t *testing.T) {
 	t.Parallel()
 	m := oneModel(t)
@@ -608,8 +639,12 @@ func TestSaveRefused(t *testing.T) {
 				s.held[0].write[0].name = "hessian"
 			}
 		}, []string{"rank 1 on", "embed has no hessian"}},
-		"no rank has a tensor": {func(_ int, s *share, _ *string) { s.held = s.held[:len(s.held)-1] }, []string{"no rank has norm"}},
-		"other numbers": {func(rank int, s *share, _ *string) { s.metadata = map[string]string{"lr_max": fmt.Sprint(rank)} },
+		"no rank has a tensor": {func(_ int, s *share, _ *string) { s.held = s.held[:len(s.held)-1] },
+			[]string{"no rank has norm"}},
+		"other numbers": {func(rank int, s *share,
+			_ *string) {
+			s.metadata = map[string]string{"lr_max": fmt.Sprint(rank)}
+		},
 			[]string{"map[lr_max:0] on rank 0 and map[lr_max:1] on rank 1"}},
 	} {
 		dir := t.TempDir()
@@ -631,8 +666,9 @@ func TestSaveRefused(t *testing.T) {
 	}
 }
 
-// Whichever file operation of whichever rank fails, all ranks give up the checkpoint with an error that names rank, host and file; what is there then
-// is the step before or, if the failure came after the last moment, the step itself, and never a mixture.
+// Whichever file operation of whichever rank fails, all ranks give up the checkpoint with an error
+// that names rank, host and file; what is there then is the step before or, if the failure came
+// after the last moment, the step itself, and never a mixture.
 func TestEveryFaultOfEveryRank(t *testing.T) {
 	m := oneModel(t)
 	type operation struct {
@@ -643,7 +679,8 @@ func TestEveryFaultOfEveryRank(t *testing.T) {
 	var dir string
 	temporary := regexp.MustCompile(`^/\.step-00000002\.[^/]*\.tmp`)
 	within := func(path string) string {
-		return temporary.ReplaceAllString(strings.TrimPrefix(filepath.ToSlash(path), filepath.ToSlash(dir)), "/"+checkpointName(2)+"~")
+		return temporary.ReplaceAllString(strings.TrimPrefix(filepath.ToSlash(path), filepath.ToSlash(dir)),
+			"/"+checkpointName(2)+"~")
 	}
 	root := t.TempDir()
 	dir = filepath.Join(root, "unharmed")
@@ -687,8 +724,10 @@ func TestEveryFaultOfEveryRank(t *testing.T) {
 			what := fmt.Sprintf("%s of %s, time %d", o.op, o.path, n)
 			own := 0
 			for r, err := range errs {
-				if err == nil || !strings.Contains(err.Error(), "rank ") || !strings.Contains(err.Error(), hostname()) ||
-					!strings.Contains(err.Error(), strings.TrimSuffix(path.Base(o.path), "~")) && o.op != atomicfile.OpSyncDir || !strings.Contains(err.Error(), syscall.ENOSPC.Error()) {
+				if err == nil || !strings.Contains(err.Error(), "rank ") ||
+					!strings.Contains(err.Error(), hostname()) ||
+					!strings.Contains(err.Error(), strings.TrimSuffix(path.Base(o.path), "~")) &&
+						o.op != atomicfile.OpSyncDir || !strings.Contains(err.Error(), syscall.ENOSPC.Error()) {
 					t.Fatalf("%s: rank %d says %v", what, r, err)
 				}
 				if errors.Is(err, syscall.ENOSPC) {
@@ -736,7 +775,8 @@ func TestEveryFaultOfEveryRank(t *testing.T) {
 	}
 }
 
-// The manifest comes when the files of all ranks have their names on disk, and the directory gets its name when the manifest has.
+// The manifest comes when the files of all ranks have their names on disk, and the directory gets
+// its name when the manifest has.
 func TestManifestLast(t *testing.T) {
 	m := oneModel(t)
 	dir := t.TempDir()
@@ -772,16 +812,19 @@ func TestManifestLast(t *testing.T) {
 		}
 	}
 	if named != 8 || synced != 4 {
-		t.Errorf("before the manifest %d files had their names and the directory was brought to disk %d times, want 8 and 4, in %q", named, synced, trace)
+		t.Errorf("before the manifest %d files had their names and the directory was brought to disk %d times, want "+
+			"8 and 4, in %q", named, synced, trace)
 	}
-	want := []string{"create manifest.json", "write manifest.json", "sync manifest.json", "rename manifest.json", "sync directory temporary",
+	want := []string{"create manifest.json", "write manifest.json", "sync manifest.json", "rename manifest.json",
+		"sync directory temporary",
 		"rename " + checkpointName(1), "sync directory all"}
 	if !slices.Equal(trace[manifest:], want) {
 		t.Errorf("the end is %q, want %q", trace[manifest:], want)
 	}
 }
 
-// A file system that does not show rank 0 what another rank has written ends the save, even if all see the directory.
+// A file system that does not show rank 0 what another rank has written ends the save, even if all
+// see the directory.
 func TestUnseenFile(t *testing.T) {
 	m := oneModel(t)
 	dir := t.TempDir()
@@ -806,7 +849,8 @@ func TestUnseenFile(t *testing.T) {
 	}
 }
 
-// A checkpoint of which one file is not what it was is refused, with the name of the file, and the one before is taken: by one rank and by many.
+// A checkpoint of which one file is not what it was is refused, with the name of the file, and the
+// one before is taken: by one rank and by many.
 func TestDamagedSharedCheckpoint(t *testing.T) {
 	t.Parallel()
 	m := oneModel(t)
@@ -829,7 +873,8 @@ func TestDamagedSharedCheckpoint(t *testing.T) {
 	}
 	damages := map[string]damage{
 		"two ranks' files swapped": {func(dir string) error {
-			a, b, c := filepath.Join(dir, file("optimizer", 1)), filepath.Join(dir, file("optimizer", 2)), filepath.Join(dir, "c")
+			a, b, c := filepath.Join(dir, file("optimizer", 1)), filepath.Join(dir, file("optimizer", 2)),
+				filepath.Join(dir, "c")
 			return errors.Join(os.Rename(a, c), os.Rename(b, a), os.Rename(c, b))
 		}, "optimizer-0000"},
 		"a file of another step": {func(dir string) error {
@@ -846,7 +891,8 @@ func TestDamagedSharedCheckpoint(t *testing.T) {
 			return errors.Join(err, writeJSON(filepath.Join(dir, manifestFile), m))
 		}, optimizerIndexFile},
 	}
-	for _, name := range []string{file("model", 1), file("model", 4), modelIndexFile, file("optimizer", 1), file("optimizer", 4), optimizerIndexFile, stateFile, modelConfig} {
+	for _, name := range []string{file("model", 1), file("model", 4), modelIndexFile, file("optimizer", 1),
+		file("optimizer", 4), optimizerIndexFile, stateFile, modelConfig} {
 		damages["bit flipped: "+name] = damage{edit(name, func(b []byte) []byte { b[len(b)*3/4] ^= 1; return b }), name}
 		damages["truncated: "+name] = damage{edit(name, func(b []byte) []byte { return b[:len(b)-1] }), name}
 		damages["deleted: "+name] = damage{func(dir string) error { return os.Remove(filepath.Join(dir, name)) }, name}
@@ -862,7 +908,8 @@ func TestDamagedSharedCheckpoint(t *testing.T) {
 		for _, size := range []int{1, 3} {
 			for r, err := range onRanks(size, func(world *xpu.Comm) error {
 				found, refused, err := newestCheckpoint(context.Background(), world, dir)
-				if err != nil || found == nil || found.State.Step != 1 || len(refused) != 1 || refused[0].Checkpoint != checkpointName(2) ||
+				if err != nil || found == nil || found.State.Step != 1 || len(refused) != 1 ||
+					refused[0].Checkpoint != checkpointName(2) ||
 					!strings.Contains(refused[0].Error, d.want) {
 					return fmt.Errorf("found %v, refused %v, %w", found, refused, err)
 				}
@@ -899,7 +946,8 @@ func TestDamagedSharedCheckpoint(t *testing.T) {
 				_, _, err := newestCheckpoint(context.Background(), world, dir)
 				return err
 			}) {
-				if err == nil || !strings.Contains(err.Error(), "may be whole") || !strings.Contains(err.Error(), test.want) {
+				if err == nil || !strings.Contains(err.Error(), "may be whole") ||
+					!strings.Contains(err.Error(), test.want) {
 					t.Errorf("%s: rank %d of %d: error %v", what, r, size, err)
 				}
 			}
@@ -932,7 +980,8 @@ func TestSaveWithoutARank(t *testing.T) {
 		if rankIn(world) == 1 {
 			return errors.New("leaves")
 		}
-		return saveCheckpoint(context.Background(), world, dir, &State{Step: 2}, m.share(rankIn(world), 1, 2, m.evenly(3, 1)), nil)
+		return saveCheckpoint(context.Background(), world, dir, &State{Step: 2}, m.share(rankIn(world), 1, 2,
+			m.evenly(3, 1)), nil)
 	}) {
 		if r != 1 && !errors.Is(err, xpu.ErrPeerLost) {
 			t.Errorf("rank %d: %v", r, err)
@@ -958,7 +1007,8 @@ func TestSaveWithoutARank(t *testing.T) {
 	}
 }
 
-// Moments follow their expert: with a constant for each, every rank of any layout has those of its own experts.
+// Moments follow their expert: with a constant for each, every rank of any layout has those of its
+// own experts.
 func TestMomentsFollowTheirExpert(t *testing.T) {
 	t.Parallel()
 	m := oneModel(t)
@@ -974,7 +1024,8 @@ func TestMomentsFollowTheirExpert(t *testing.T) {
 		return s
 	}
 	for r, err := range onRanks(4, func(world *xpu.Comm) error {
-		return saveCheckpoint(context.Background(), world, dir, &State{Step: 1}, constant(m.share(rankIn(world), 4, 1, m.evenly(4, 4))), nil)
+		return saveCheckpoint(context.Background(), world, dir, &State{Step: 1},
+			constant(m.share(rankIn(world), 4, 1, m.evenly(4, 4))), nil)
 	}) {
 		if err != nil {
 			t.Fatalf("rank %d: %v", r, err)
@@ -991,7 +1042,8 @@ func TestMomentsFollowTheirExpert(t *testing.T) {
 				for _, got := range h.read {
 					for _, v := range got.values {
 						if v != float32(100+m.expert[h.index]) {
-							return fmt.Errorf("%s.%s has the moments of expert %v", m.tensors[h.index].Name, got.name, v-100)
+							return fmt.Errorf("%s.%s has the moments of expert %v", m.tensors[h.index].Name, got.name,
+								v-100)
 						}
 					}
 				}
@@ -1031,10 +1083,12 @@ func TestGather(t *testing.T) {
 			own = fmt.Errorf("writing: %w", broken)
 		}
 		err = agree(context.Background(), world, own)
-		if err == nil || errors.Is(err, broken) != (own != nil) || !strings.Contains(err.Error(), "rank 2 on "+hostname()+": writing: disk full") {
+		if err == nil || errors.Is(err, broken) != (own != nil) ||
+			!strings.Contains(err.Error(), "rank 2 on "+hostname()+": writing: disk full") {
 			return fmt.Errorf("agreed on %w", err)
 		}
-		if shown, more := strings.Count(err.Error(), "disk full"), strings.Contains(err.Error(), "and 1 more ranks"); shown != 4 && shown != 5 || more != (shown == 4) {
+		if shown, more := strings.Count(err.Error(), "disk full"), strings.Contains(err.Error(),
+			"and 1 more ranks"); shown != 4 && shown != 5 || more != (shown == 4) {
 			return fmt.Errorf("agreed on %w", err)
 		}
 		return nil
@@ -1043,7 +1097,10 @@ func TestGather(t *testing.T) {
 			t.Errorf("rank %d: %v", r, err)
 		}
 	}
-	if errs := onRanks(1, func(world *xpu.Comm) error { return agree(context.Background(), world, fs.ErrExist) }); errs[0] != fs.ErrExist {
+	if errs := onRanks(1, func(world *xpu.Comm) error {
+		return agree(context.Background(), world,
+			fs.ErrExist)
+	}); errs[0] != fs.ErrExist {
 		t.Errorf("alone: %v", errs[0])
 	}
 }
@@ -1057,7 +1114,8 @@ func TestFormat1(t *testing.T) {
 	path := filepath.Join(dir, checkpointName(3))
 	var state State
 	var manifest checkpointManifest
-	if err := errors.Join(readJSON(filepath.Join(path, stateFile), &state), readJSON(filepath.Join(path, manifestFile), &manifest)); err != nil {
+	if err := errors.Join(readJSON(filepath.Join(path, stateFile), &state), readJSON(filepath.Join(path, manifestFile),
+		&manifest)); err != nil {
 		t.Fatal(err)
 	}
 	state.Format, manifest.Format, state.Weights = 1, 1, "as it was"
@@ -1096,12 +1154,14 @@ func TestFormat1(t *testing.T) {
 	if err := writeJSON(filepath.Join(path, manifestFile), manifest); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := verifyCheckpoint(context.Background(), nil, path); err == nil || !strings.Contains(err.Error(), "does not list "+optimizerFile) {
+	if _, err := verifyCheckpoint(context.Background(), nil, path); err == nil ||
+		!strings.Contains(err.Error(), "does not list "+optimizerFile) {
 		t.Errorf("format 1 with an index: %v", err)
 	}
 }
 
-// A run that began with a model before format 2 knows its weights by another hash, and begins again with them all the same.
+// A run that began with a model before format 2 knows its weights by another hash, and begins again
+// with them all the same.
 func TestInitialOfFormat1(t *testing.T) {
 	t.Parallel()
 	dir, m := huggingFace(t, func(*moe.Config) {}, nil)
@@ -1112,10 +1172,13 @@ func TestInitialOfFormat1(t *testing.T) {
 		}
 	}
 	for began, want := range map[string]string{
-		WeightsHash(m.Parameters()): "", fmt.Sprintf("%x", sha256.Sum256(all)): "", fmt.Sprintf("%x", sha256.Sum256(all[4:])): "restore them",
+		WeightsHash(m.Parameters()): "", fmt.Sprintf("%x", sha256.Sum256(all)): "", fmt.Sprintf("%x",
+			sha256.Sum256(all[4:])): "restore them",
 	} {
-		r := &run{initial: ModelDir{Dir: dir}, config: Config{InitializeFrom: dir}, state: State{Spikes: &SpikeState{Began: began}}}
-		if err := r.findInitial(context.Background()); (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+		r := &run{initial: ModelDir{Dir: dir}, config: Config{InitializeFrom: dir},
+			state: State{Spikes: &SpikeState{Began: began}}}
+		if err := r.findInitial(context.Background()); (err == nil) != (want == "") || err != nil &&
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("began with %s: %v", began, err)
 		}
 	}

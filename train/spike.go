@@ -15,11 +15,14 @@ import (
 	"mula/internal/atomicfile"
 )
 
-// A Spike is a loss or gradient norm far beyond those of the updates before it, or one that is not finite.
+// A Spike is a loss or gradient norm far beyond those of the updates before it, or one that is not
+// finite.
 //
-// The loss of a step (cross entropy alone), or the norm of its gradient before clipping, is a spike if it is greater than mean +
-// spikes.sigma · deviation of the last spikes.window updates that were made; the deviation is the root of the sum of squares from the mean
-// divided by window − 1. As long as fewer updates were made, only what is not finite is a spike. A spike itself never counts among the updates.
+// The loss of a step (cross entropy alone), or the norm of its gradient before clipping, is a spike
+// if it is greater than mean + spikes.sigma · deviation of the last spikes.window updates that were
+// made; the deviation is the root of the sum of squares from the mean divided by window − 1. As
+// long as fewer updates were made, only what is not finite is a spike. A spike itself never counts
+// among the updates.
 type Spike struct {
 	What      string  `json:"what"`                 // "loss", "aux_loss" or "grad_norm"
 	NotFinite bool    `json:"not_finite,omitempty"` // then the numbers are left out: JSON has none for it
@@ -43,7 +46,8 @@ func (s Spike) String() string {
 	if s.NotFinite {
 		return spikeWords[s.What] + " is not finite"
 	}
-	return fmt.Sprintf("%s %.5g is beyond %.5g, mean %.5g, deviation %.3g", spikeWords[s.What], s.Value, s.Limit, s.Mean, s.Deviation)
+	return fmt.Sprintf("%s %.5g is beyond %.5g, mean %.5g, deviation %.3g", spikeWords[s.What], s.Value, s.Limit,
+		s.Mean, s.Deviation)
 }
 
 // A Rollback is one return of a run to a time before a spike.
@@ -53,20 +57,25 @@ type Rollback struct {
 	LeftOut blend.Range `json:"left_out"` // positions, whole steps, the last of which is that step
 }
 
-// SpikeState is what the handling of spikes takes from step to step, and so what a checkpoint holds of it.
+// SpikeState is what the handling of spikes takes from step to step, and so what a checkpoint holds
+// of it.
 type SpikeState struct {
-	Losses        []float64     `json:"losses"` // of the last updates, at most spikes.window, the oldest first
-	GradNorms     []float64     `json:"grad_norms"`
-	SkippedInARow int           `json:"skipped_in_a_row"`    // steps before the next one whose update was not made
-	Skips         []blend.Range `json:"skips"`               // positions left out because of spikes: in order, apart from each other
-	Rollbacks     []Rollback    `json:"rollbacks"`           // in the order of time
-	PlanFrom      int64         `json:"plan_from,omitempty"` // step since which the run is on its plan: it does not go back further
-	Began         string        `json:"began"`               // with which weights: beganBySeed, or the WeightsHash of those of initialize_from
+	Losses        []float64 `json:"losses"` // of the last updates, at most spikes.window, the oldest first
+	GradNorms     []float64 `json:"grad_norms"`
+	SkippedInARow int       `json:"skipped_in_a_row"` // steps before the next one whose update was not made
+	// positions left out because of spikes: in order, apart from each other
+	Skips     []blend.Range `json:"skips"`
+	Rollbacks []Rollback    `json:"rollbacks"` // in the order of time
+	// step since which the run is on its plan: it does not go back further
+	PlanFrom int64 `json:"plan_from,omitempty"`
+	// with which weights: beganBySeed, or the WeightsHash of those of initialize_from
+	Began string `json:"began"`
 }
 
 const beganBySeed = "seed"
 
-// newSpikeState returns the state at the beginning of a run, nil for one that does nothing at spikes.
+// newSpikeState returns the state at the beginning of a run, nil for one that does nothing at
+// spikes.
 func newSpikeState(c SpikesConfig) *SpikeState {
 	if c.Action == SpikeNone {
 		return nil
@@ -160,7 +169,8 @@ func (s *SpikeState) leftOut() int64 {
 	return n
 }
 
-// skip leaves the step at hand out. It is a step without samples from now on, as one that the plan skips.
+// skip leaves the step at hand out. It is a step without samples from now on, as one that the plan
+// skips.
 func (r *run) skip(spike *Spike) error {
 	s, most := r.state.Spikes, r.config.Spikes.MaxSkips
 	if s.SkippedInARow >= most {
@@ -176,18 +186,21 @@ func (r *run) skip(spike *Spike) error {
 	return r.writeSkips()
 }
 
-// rollBack returns to the newest checkpoint from before the data that is left out: that of the last spikes.leave_out steps up to the one at
-// hand. The steps from there to that data are done again, and are the same; those of the data become steps without samples. So the run is
-// that along a plan with these skips, whichever checkpoint it goes back to, and one that is killed anywhere in between meets the spike again and
-// does the same.
+// rollBack returns to the newest checkpoint from before the data that is left out: that of the last
+// spikes.leave_out steps up to the one at hand. The steps from there to that data are done again,
+// and are the same; those of the data become steps without samples. So the run is that along a plan
+// with these skips, whichever checkpoint it goes back to, and one that is killed anywhere in
+// between meets the spike again and does the same.
 func (r *run) rollBack(ctx context.Context, spike *Spike) error {
 	r.heartbeat.beat(SectionCheckpoint, r.state.Step)
 	s, c := r.state.Spikes, r.config.Spikes
 	if len(s.Rollbacks) >= c.MaxRollbacks {
-		return r.endOfSpikes(spike, fmt.Sprintf("spikes.max_rollbacks of %d allows the run to go back no more", c.MaxRollbacks))
+		return r.endOfSpikes(spike, fmt.Sprintf("spikes.max_rollbacks of %d allows the run to go back no more",
+			c.MaxRollbacks))
 	}
 	first := max(r.state.Step+1-c.LeaveOut, s.PlanFrom)
-	back := Rollback{Step: r.state.Step, Spike: *spike, LeftOut: blend.Range{From: r.positions(first).From, To: r.positions(r.state.Step).To}}
+	back := Rollback{Step: r.state.Step, Spike: *spike, LeftOut: blend.Range{From: r.positions(first).From,
+		To: r.positions(r.state.Step).To}}
 	checkpoint, err := r.goBackTo(ctx, first)
 	if err != nil {
 		return fmt.Errorf("step %d: %s; going back: %w", back.Step, spike, err)
@@ -215,7 +228,8 @@ func (r *run) rollBack(ctx context.Context, spike *Spike) error {
 	return agree(ctx, r.ranks.comm(), err)
 }
 
-// findInitial makes sure that the run can begin again as it began: initialize_from may have changed since, and so may the weights there.
+// findInitial makes sure that the run can begin again as it began: initialize_from may have changed
+// since, and so may the weights there.
 func (r *run) findInitial(ctx context.Context) error {
 	began := r.state.Spikes.Began
 	if began == beganBySeed {
@@ -223,7 +237,8 @@ func (r *run) findInitial(ctx context.Context) error {
 		return nil
 	}
 	if r.config.InitializeFrom == "" {
-		return errors.New("the run began with the weights of initialize_from, which train.yaml names no more: name the model again")
+		return errors.New("the run began with the weights of initialize_from, which train.yaml names no more: name " +
+			"the model again")
 	}
 	var err error
 	if r.initial.Dir == "" {
@@ -244,13 +259,15 @@ func (r *run) findInitial(ctx context.Context) error {
 		same = before == began
 	}
 	if !same {
-		return fmt.Errorf("initialize_from: %s has weights with SHA-256 %.16s…, and the run began with %.16s…: restore them", r.initial.Dir, now.Weights, began)
+		return fmt.Errorf("initialize_from: %s has weights with SHA-256 %.16s…, and the run began with %.16s…: "+
+			"restore them", r.initial.Dir, now.Weights, began)
 	}
 	return nil
 }
 
-// goBackTo finds the newest whole checkpoint of at most so many steps on the plan at hand and removes the newer ones, newest first: their
-// records are about to go. Without one it returns nil, for the beginning; it is an error if that is on another plan.
+// goBackTo finds the newest whole checkpoint of at most so many steps on the plan at hand and
+// removes the newer ones, newest first: their records are about to go. Without one it returns nil,
+// for the beginning; it is an error if that is on another plan.
 func (r *run) goBackTo(ctx context.Context, step int64) (*Checkpoint, error) {
 	dir, world := r.dir.join(checkpointsDir), r.ranks.comm()
 	names, err := listCheckpoints(dir)
@@ -290,7 +307,8 @@ func (r *run) goBackTo(ctx context.Context, step int64) (*Checkpoint, error) {
 		at = found.State.Step
 	}
 	if from := r.state.Spikes.PlanFrom; at < from {
-		return nil, ofAll(world, fmt.Errorf("there is no whole checkpoint of step %d, from which on the run is on its plan", from))
+		return nil, ofAll(world, fmt.Errorf("there is no whole checkpoint of step %d, from which on the run is on "+
+			"its plan", from))
 	}
 	if r.leads() {
 		if found == nil {
@@ -308,8 +326,8 @@ func (r *run) goBackTo(ctx context.Context, step int64) (*Checkpoint, error) {
 	return found, r.shareInitial(ctx)
 }
 
-// backTo is the step to which the next rollback goes back at most; the newest checkpoint up to there must stay. It is
-// negative if none is needed.
+// backTo is the step to which the next rollback goes back at most; the newest checkpoint up to
+// there must stay. It is negative if none is needed.
 func (r *run) backTo() int64 {
 	if r.config.Spikes.Action != SpikeRollback {
 		return -1
@@ -323,7 +341,8 @@ func (r *run) endOfSpikes(spike *Spike, why string) error {
 	if r.lastSaved >= 0 {
 		checkpoint = "the newest checkpoint is " + checkpointName(r.lastSaved)
 	}
-	err := fmt.Errorf("step %d: %s, and %s; the weights are as before the step, and %s. If losses have risen and stay high, the learning rate is too high, or the data has changed "+
+	err := fmt.Errorf("step %d: %s, and %s; the weights are as before the step, and %s. If losses have risen and "+
+		"stay high, the learning rate is too high, or the data has changed "+
 		"for good (mula peek --position %d shows it); otherwise raise the bound and start the run again. What was left out is in %s",
 		r.state.Step, spike, why, checkpoint, r.positions(r.state.Step).From, r.dir.join(skipsFile))
 	if spike.NotFinite {
@@ -332,14 +351,16 @@ func (r *run) endOfSpikes(spike *Spike, why string) error {
 	return ofAll(r.ranks.comm(), err)
 }
 
-// writeSkips writes what is left out because of spikes in the form in which blend.yaml takes it, or removes a file that has more than there is.
+// writeSkips writes what is left out because of spikes in the form in which blend.yaml takes it, or
+// removes a file that has more than there is.
 func (r *run) writeSkips() error {
 	path := r.dir.join(skipsFile)
 	if r.state.Spikes == nil || len(r.state.Spikes.Skips) == 0 {
 		return atomicfile.Remove(path)
 	}
 	var text strings.Builder
-	text.WriteString("# What this run left out because of spikes, by mula train. A plan that is sealed with these skips has the batches that the run was trained on.\nskips:\n")
+	text.WriteString("# What this run left out because of spikes, by mula train. A plan that is sealed with these " +
+		"skips has the batches that the run was trained on.\nskips:\n")
 	for _, s := range r.state.Spikes.Skips {
 		fmt.Fprintf(&text, "- {from: %d, to: %d}\n", s.From, s.To)
 	}

@@ -27,10 +27,12 @@ import (
 	"mula/train/report"
 )
 
-// The rule, against the formula written out: a spike is beyond mean + sigma·deviation of a full window, whose values a spike never joins.
+// The rule, against the formula written out: a spike is beyond mean + sigma·deviation of a full
+// window, whose values a spike never joins.
 func TestSpikeCheck(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		c := SpikesConfig{Action: SpikeSkip, Sigma: rapid.Float64Range(1, 8).Draw(t, "sigma"), Window: rapid.IntRange(2, 9).Draw(t, "window")}
+		c := SpikesConfig{Action: SpikeSkip, Sigma: rapid.Float64Range(1, 8).Draw(t, "sigma"),
+			Window: rapid.IntRange(2, 9).Draw(t, "window")}
 		s := newSpikeState(c)
 		var made [][2]float64
 		for range rapid.IntRange(0, 40).Draw(t, "steps") {
@@ -52,7 +54,8 @@ func TestSpikeCheck(t *testing.T) {
 				}
 			}
 			got := s.check(c, v[0], v[1])
-			if (got == nil) != (want == "") || got != nil && (got.What != want || got.Value != v[map[string]int{"loss": 0, "grad_norm": 1}[want]]) {
+			if (got == nil) != (want == "") || got != nil && (got.What != want ||
+				got.Value != v[map[string]int{"loss": 0, "grad_norm": 1}[want]]) {
 				t.Fatalf("after %v, %v is %v, want %q", made, v, got, want)
 			}
 			if got == nil {
@@ -64,7 +67,8 @@ func TestSpikeCheck(t *testing.T) {
 			t.Fatalf("%d losses of %d in a window of %d", len(s.Losses), len(made), c.Window)
 		}
 	})
-	if s := newSpikeState(SpikesConfig{Action: SpikeNone}); s != nil || s.check(SpikesConfig{}, 1e9, 1e9) != nil || s.leavesOut(3) {
+	if s := newSpikeState(SpikesConfig{Action: SpikeNone}); s != nil || s.check(SpikesConfig{}, 1e9, 1e9) != nil ||
+		s.leavesOut(3) {
 		t.Error("action none has a state, or finds a spike")
 	}
 }
@@ -95,8 +99,9 @@ func TestLeaveOut(t *testing.T) {
 	})
 }
 
-// spikyPlan seals a plan over text of few ids, with stretches of others that a model that has learned the text does not expect: one step of
-// 8 samples each, the steps given. skips are those of the plan.
+// spikyPlan seals a plan over text of few ids, with stretches of others that a model that has
+// learned the text does not expect: one step of 8 samples each, the steps given. skips are those of
+// the plan.
 func spikyPlan(t testing.TB, dir, name string, skips []blend.Range, garbage ...int64) string {
 	t.Helper()
 	for i, source := range []string{"text", "garbage"} {
@@ -104,7 +109,8 @@ func spikyPlan(t testing.TB, dir, name string, skips []blend.Range, garbage ...i
 		if _, err := os.Stat(prefix + ".idx"); err == nil {
 			continue
 		}
-		w, err := shards.Create(prefix, shards.UInt16, shards.TokenizerInfo{SHA256: strings.Repeat("ab", 32), VocabSize: 300, EOD: 0, ClassTable: "test", Specials: "text"})
+		w, err := shards.Create(prefix, shards.UInt16, shards.TokenizerInfo{SHA256: strings.Repeat("ab", 32),
+			VocabSize: 300, EOD: 0, ClassTable: "test", Specials: "text"})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -115,7 +121,8 @@ func spikyPlan(t testing.TB, dir, name string, skips []blend.Range, garbage ...i
 			for j := range tokens {
 				tokens[j] = 1 + rng.Uint32N(6) + uint32(i)*290
 			}
-			if err := w.Append(tokens, shards.DocumentOrigin{ID: fmt.Sprint(source, doc), File: "made", Line: int64(doc) + 1}); err != nil {
+			if err := w.Append(tokens, shards.DocumentOrigin{ID: fmt.Sprint(source, doc), File: "made",
+				Line: int64(doc) + 1}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -144,7 +151,8 @@ func spikyPlan(t testing.TB, dir, name string, skips []blend.Range, garbage ...i
 }
 
 // spikyConfig is a run of 40 steps that learns the text in a few of them.
-const spikyConfig = crashConfig + "steps: 40\nschedule: {learning_rate: 2e-2, warmup_steps: 2}\nevaluate: {every: 0}\ncheckpoint: {every: 5}\nlog: {update_ratio_every: 3}\n"
+const spikyConfig = crashConfig +
+	"steps: 40\nschedule: {learning_rate: 2e-2, warmup_steps: 2}\nevaluate: {every: 0}\ncheckpoint: {every: 5}\nlog: {update_ratio_every: 3}\n"
 
 func spikes(action string) string {
 	return fmt.Sprintf("spikes: {action: %s, window: 8, leave_out: 4}\n", action)
@@ -153,14 +161,16 @@ func spikes(action string) string {
 // linesWith returns the lines of metrics.jsonl that have a member.
 func linesWith(t testing.TB, output, member string) []map[string]any {
 	t.Helper()
-	return slices.DeleteFunc(readLines(t, filepath.Join(output, metricsFile)), func(l map[string]any) bool { return l[member] == nil })
+	return slices.DeleteFunc(readLines(t, filepath.Join(output, metricsFile)),
+		func(l map[string]any) bool { return l[member] == nil })
 }
 
-// sameTraining compares what two runs were trained on and what came of it, where one left out because of spikes what the plan of the other
-// skips.
+// sameTraining compares what two runs were trained on and what came of it, where one left out
+// because of spikes what the plan of the other skips.
 func sameTraining(t testing.TB, what, skipping, planned string) {
 	t.Helper()
-	a, b := readLines(t, filepath.Join(skipping, fingerprintsFile)), readLines(t, filepath.Join(planned, fingerprintsFile))
+	a, b := readLines(t, filepath.Join(skipping, fingerprintsFile)), readLines(t,
+		filepath.Join(planned, fingerprintsFile))
 	if diff := cmp.Diff(b[1:], a[1:]); diff != "" {
 		t.Errorf("%s: fingerprints (-plan +run):\n%s", what, diff)
 	}
@@ -185,14 +195,16 @@ func skipsOf(t testing.TB, output string) []blend.Range {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := blend.ParseConfig(append([]byte("sequence_length: 16\nsources: [{name: a, shards: [a]}]\n"), data...), skipsFile, ".")
+	c, err := blend.ParseConfig(append([]byte("sequence_length: 16\nsources: [{name: a, shards: [a]}]\n"), data...),
+		skipsFile, ".")
 	if err != nil {
 		t.Fatal(err)
 	}
 	return c.Skips
 }
 
-// A run that skips a spike is the run along a plan that skips that step. Without spikes it is the run that does not look for them.
+// A run that skips a spike is the run along a plan that skips that step. Without spikes it is the
+// run that does not look for them.
 func TestSpikeSkip(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -200,7 +212,8 @@ func TestSpikeSkip(t *testing.T) {
 	var warnings []string
 	mustRun(t, c, Options{Warn: func(text string) { warnings = append(warnings, text) }})
 	lines := linesWith(t, c.Output, "skipped")
-	if len(lines) != 2 || fmt.Sprint(lines[0]["step"]) != "20" || fmt.Sprint(lines[1]["step"]) != "30" || len(warnings) != 2 || !strings.Contains(warnings[0], "step 20 is skipped: loss ") {
+	if len(lines) != 2 || fmt.Sprint(lines[0]["step"]) != "20" || fmt.Sprint(lines[1]["step"]) != "30" ||
+		len(warnings) != 2 || !strings.Contains(warnings[0], "step 20 is skipped: loss ") {
 		t.Fatalf("skipped %v, warnings %q", lines, warnings)
 	}
 	var m StepMetrics
@@ -208,7 +221,8 @@ func TestSpikeSkip(t *testing.T) {
 	if err := json.Unmarshal(text, &m); err != nil {
 		t.Fatal(err)
 	}
-	if s := m.Skipped; s.What != "loss" || s.Value != m.Loss || !(s.Value > s.Limit) || math.Abs(s.Mean+6*s.Deviation-s.Limit) > 1e-12 || m.UpdateRatio != nil || m.Samples != 8 {
+	if s := m.Skipped; s.What != "loss" || s.Value != m.Loss || !(s.Value > s.Limit) ||
+		math.Abs(s.Mean+6*s.Deviation-s.Limit) > 1e-12 || m.UpdateRatio != nil || m.Samples != 8 {
 		t.Errorf("the line %s", text)
 	}
 	want := []blend.Range{{From: 160, To: 168}, {From: 240, To: 248}}
@@ -233,16 +247,19 @@ func TestSpikeSkip(t *testing.T) {
 	}
 }
 
-// A run that goes back is the run along a plan that skips the steps that it leaves out, and says which these are.
+// A run that goes back is the run along a plan that skips the steps that it leaves out, and says
+// which these are.
 func TestSpikeRollback(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	c := testConfig(t, spikyPlan(t, dir, "plan.json", nil, 20, 33), spikyConfig+spikes("rollback"))
 	var warnings []string
 	var steps []int64
-	mustRun(t, c, Options{Warn: func(text string) { warnings = append(warnings, text) }, Progress: func(p Progress) { steps = append(steps, p.Step) }})
+	mustRun(t, c, Options{Warn: func(text string) { warnings = append(warnings, text) },
+		Progress: func(p Progress) { steps = append(steps, p.Step) }})
 	want := []blend.Range{{From: 17 * 8, To: 21 * 8}, {From: 30 * 8, To: 34 * 8}}
-	if len(warnings) != 2 || !strings.Contains(warnings[0], "goes back to step-00000015") || !strings.Contains(warnings[1], "goes back to step-00000030") ||
+	if len(warnings) != 2 || !strings.Contains(warnings[0], "goes back to step-00000015") ||
+		!strings.Contains(warnings[1], "goes back to step-00000030") ||
 		!strings.Contains(warnings[1], "positions 240 to 271, of steps 30 to 33: rollback 2 of at most 10") {
 		t.Errorf("warnings %q", warnings)
 	}
@@ -254,7 +271,8 @@ func TestSpikeRollback(t *testing.T) {
 	for _, line := range linesWith(t, c.Output, "rollback") {
 		text, _ := json.Marshal(line)
 		var l metricsLine
-		if err := json.Unmarshal(text, &l); err != nil || *l.Step*8 != l.Rollback.LeftOut.From || l.Rollback.Spike.What != "loss" {
+		if err := json.Unmarshal(text, &l); err != nil || *l.Step*8 != l.Rollback.LeftOut.From ||
+			l.Rollback.Spike.What != "loss" {
 			t.Errorf("%s: %v", text, err)
 		}
 		rollbacks = append(rollbacks, *l.Rollback)
@@ -263,10 +281,12 @@ func TestSpikeRollback(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(checkpoint.State.Spikes.Rollbacks, rollbacks); diff != "" || len(rollbacks) != 2 || rollbacks[1].Step != 33 {
+	if diff := cmp.Diff(checkpoint.State.Spikes.Rollbacks, rollbacks); diff != "" || len(rollbacks) != 2 ||
+		rollbacks[1].Step != 33 {
 		t.Errorf("rollbacks (-checkpoint +metrics):\n%s", diff)
 	}
-	for _, got := range [][]blend.Range{skipsOf(t, c.Output), checkpoint.State.Spikes.Skips, {rollbacks[0].LeftOut, rollbacks[1].LeftOut}} {
+	for _, got := range [][]blend.Range{skipsOf(t, c.Output), checkpoint.State.Spikes.Skips,
+		{rollbacks[0].LeftOut, rollbacks[1].LeftOut}} {
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("skips (-want +got):\n%s", diff)
 		}
@@ -277,13 +297,16 @@ func TestSpikeRollback(t *testing.T) {
 
 	// With the step that spiked alone left out, going back is the same as not making its update.
 	more := "spikes: {action: %s, window: 8, leave_out: 1}\n"
-	skip, back := testConfig(t, c.Plan, spikyConfig+fmt.Sprintf(more, "skip")), testConfig(t, c.Plan, spikyConfig+fmt.Sprintf(more, "rollback"))
+	skip, back := testConfig(t, c.Plan, spikyConfig+fmt.Sprintf(more, "skip")), testConfig(t, c.Plan,
+		spikyConfig+fmt.Sprintf(more, "rollback"))
 	if a, b := mustRun(t, skip, Options{}), mustRun(t, back, Options{}); a.Weights != b.Weights {
 		t.Error("leave_out: 1 is not skip")
 	}
 
-	// The result does not depend on where checkpoints are, nor on how many are kept, nor on stops. One to go back to is kept.
-	for checkpoints, where := range map[string]string{"{every: 3, keep: 1}": "step-00000015", "{every: 0}": "the beginning", "{every: 19, keep: 9}": "the beginning"} {
+	// The result does not depend on where checkpoints are, nor on how many are kept, nor on stops.
+	// One to go back to is kept.
+	for checkpoints, where := range map[string]string{"{every: 3, keep: 1}": "step-00000015",
+		"{every: 0}": "the beginning", "{every: 19, keep: 9}": "the beginning"} {
 		other := testConfig(t, c.Plan, strings.Replace(spikyConfig, "{every: 5}", checkpoints, 1)+spikes("rollback"))
 		var warnings []string
 		mustRun(t, other, Options{Warn: func(text string) { warnings = append(warnings, text) }})
@@ -300,8 +323,8 @@ func TestSpikeRollback(t *testing.T) {
 	sameRun(t, "stopped often", c.Output, stopped.Output)
 }
 
-// A run that is killed after any step, those around the rollbacks among them, goes on to the same end. What lies before the first spike is
-// done once for all of them.
+// A run that is killed after any step, those around the rollbacks among them, goes on to the same
+// end. What lies before the first spike is done once for all of them.
 func TestSpikeKill(t *testing.T) {
 	t.Parallel()
 	plan := spikyPlan(t, t.TempDir(), "plan.json", nil, 20, 22, 33)
@@ -312,7 +335,8 @@ func TestSpikeKill(t *testing.T) {
 		mustRun(t, begun, stopAfter(9))
 		steps := -10
 		mustRun(t, unbroken, Options{Progress: func(Progress) { steps++ }})
-		if len(linesWith(t, unbroken.Output, map[string]string{"skip": "skipped", "rollback": "rollback"}[action])) != 3 {
+		if len(linesWith(t, unbroken.Output, map[string]string{"skip": "skipped",
+			"rollback": "rollback"}[action])) != 3 {
 			t.Fatalf("%s: not three spikes", action)
 		}
 		for kill := 7; kill < steps; kill += 6 {
@@ -343,7 +367,8 @@ func TestSpikeKill(t *testing.T) {
 	}
 }
 
-// Bounds end a run that cannot go on, with what to do; with a higher one it goes on, to the same end as if it had had that from the beginning.
+// Bounds end a run that cannot go on, with what to do; with a higher one it goes on, to the same
+// end as if it had had that from the beginning.
 func TestSpikeBounds(t *testing.T) {
 	t.Parallel()
 	plan := spikyPlan(t, t.TempDir(), "plan.json", nil, 20, 21, 22, 33)
@@ -351,8 +376,10 @@ func TestSpikeBounds(t *testing.T) {
 		action, bound string
 		want          []string
 	}{
-		{"skip", "max_skips: 2", []string{"step 22: loss ", "spikes.max_skips of 2 allows no more", "step-00000020", "mula peek --position 176", skipsFile}},
-		{"rollback", "max_rollbacks: 1", []string{"step 21: loss ", "spikes.max_rollbacks of 1 allows the run to go back no more", skipsFile}},
+		{"skip", "max_skips: 2", []string{"step 22: loss ", "spikes.max_skips of 2 allows no more", "step-00000020",
+			"mula peek --position 176", skipsFile}},
+		{"rollback", "max_rollbacks: 1",
+			[]string{"step 21: loss ", "spikes.max_rollbacks of 1 allows the run to go back no more", skipsFile}},
 	} {
 		file := spikyConfig + strings.Replace(spikes(test.action), "}", ", "+test.bound+"}", 1)
 		c := testConfig(t, plan, file)
@@ -362,7 +389,8 @@ func TestSpikeBounds(t *testing.T) {
 				t.Errorf("%s: error %v does not say %q", test.action, err, want)
 			}
 		}
-		high := testConfig(t, plan, spikyConfig+strings.Replace(spikes(test.action), "}", ", max_skips: 3, max_rollbacks: 9}", 1))
+		high := testConfig(t, plan, spikyConfig+strings.Replace(spikes(test.action), "}",
+			", max_skips: 3, max_rollbacks: 9}", 1))
 		mustRun(t, high, Options{})
 		c.Spikes.MaxSkips, c.Spikes.MaxRollbacks = 3, 9
 		mustRun(t, c, Options{})
@@ -370,8 +398,9 @@ func TestSpikeBounds(t *testing.T) {
 	}
 }
 
-// What is not finite ends a run that does nothing about spikes, and is one otherwise, whether or not the window is full. The weights are not
-// touched by it. It comes from the embedding of an id that only garbage has, which is made infinite before the first step.
+// What is not finite ends a run that does nothing about spikes, and is one otherwise, whether or
+// not the window is full. The weights are not touched by it. It comes from the embedding of an id
+// that only garbage has, which is made infinite before the first step.
 func TestSpikeNotFinite(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -384,10 +413,12 @@ func TestSpikeNotFinite(t *testing.T) {
 		return c
 	}
 	c := start("")
-	if _, err := Run(context.Background(), c, Options{}); !errors.Is(err, ErrNotFinite) || !strings.Contains(err.Error(), "step 3: the loss is not finite, at position") {
+	if _, err := Run(context.Background(), c, Options{}); !errors.Is(err, ErrNotFinite) ||
+		!strings.Contains(err.Error(), "step 3: the loss is not finite, at position") {
 		t.Errorf("action none: %v", err)
 	}
-	for action, want := range map[string][]blend.Range{"skip": {{From: 24, To: 32}, {From: 160, To: 168}}, "rollback": {{From: 0, To: 32}, {From: 136, To: 168}}} {
+	for action, want := range map[string][]blend.Range{"skip": {{From: 24, To: 32}, {From: 160, To: 168}},
+		"rollback": {{From: 0, To: 32}, {From: 136, To: 168}}} {
 		c := start(spikes(action))
 		r := mustRun(t, c, Options{})
 		if diff := cmp.Diff(want, skipsOf(t, c.Output)); diff != "" {
@@ -421,7 +452,8 @@ func TestSpikeNotFinite(t *testing.T) {
 				t.Errorf("%s: %d numbers of %s are not finite, want %d", action, bad, name, poisoned)
 			}
 		}
-		if lines := linesWith(t, c.Output, "skipped"); action == "skip" && (len(lines) != 2 || fmt.Sprint(lines[0]["skipped"]) != "map[not_finite:true what:loss]" || lines[0]["expert_tokens"] != nil) {
+		if lines := linesWith(t, c.Output, "skipped"); action == "skip" && (len(lines) != 2 ||
+			fmt.Sprint(lines[0]["skipped"]) != "map[not_finite:true what:loss]" || lines[0]["expert_tokens"] != nil) {
 			t.Errorf("%s: lines %v", action, lines)
 		}
 		if r, err := report.Read(c.Output); err != nil || report.Write(new(bytes.Buffer), report.Options{}, r) != nil {
@@ -431,9 +463,11 @@ func TestSpikeNotFinite(t *testing.T) {
 
 	// A learning rate that explodes: every step from some step on is one.
 	exploding := strings.Replace(spikyConfig, "2e-2", "1e30", 1)
-	for action, want := range map[string]string{"none": "the weights are as before the step", "skip": "spikes.max_skips", "rollback": "spikes.max_rollbacks"} {
+	for action, want := range map[string]string{"none": "the weights are as before the step",
+		"skip": "spikes.max_skips", "rollback": "spikes.max_rollbacks"} {
 		c := testConfig(t, plan, exploding+spikes(action))
-		if _, err := Run(context.Background(), c, Options{}); !errors.Is(err, ErrNotFinite) || !strings.Contains(err.Error(), want) {
+		if _, err := Run(context.Background(), c, Options{}); !errors.Is(err, ErrNotFinite) ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("exploding, %s: %v", action, err)
 		}
 	}
@@ -451,7 +485,8 @@ func poison(t testing.TB, dir string) {
 	var header map[string]struct {
 		Offsets []int `json:"data_offsets"`
 	}
-	if err := json.Unmarshal([]byte(strings.Replace(string(data[8:size]), "__metadata__", "m", 1)), &header); err != nil {
+	if err := json.Unmarshal([]byte(strings.Replace(string(data[8:size]), "__metadata__", "m", 1)),
+		&header); err != nil {
 		t.Fatal(err)
 	}
 	at := size + header["model.embed_tokens.weight"].Offsets[0]
@@ -506,10 +541,12 @@ func TestSpikePlanChange(t *testing.T) {
 	sameRun(t, "killed after going back", run(false), run(true))
 }
 
-// Whichever file operation fails while a run goes back, it ends with that error, and goes on to the end of a run that nothing happened to.
+// Whichever file operation fails while a run goes back, it ends with that error, and goes on to the
+// end of a run that nothing happened to.
 func TestSpikeRollbackFaults(t *testing.T) {
 	plan := spikyPlan(t, t.TempDir(), "plan.json", nil, 12)
-	more := strings.NewReplacer("steps: 40", "steps: 13", "{every: 5}", "{every: 6}").Replace(spikyConfig) + "spikes: {action: rollback, window: 4, sigma: 4, leave_out: 2}\n"
+	more := strings.NewReplacer("steps: 40", "steps: 13", "{every: 5}", "{every: 6}").Replace(spikyConfig) +
+		"spikes: {action: rollback, window: 4, sigma: 4, leave_out: 2}\n"
 	begun := testConfig(t, plan, more)
 	mustRun(t, begun, stopAfter(5))
 	again := func() Config {

@@ -11,8 +11,8 @@ import (
 	"mula/moe"
 )
 
-// A step in its steady state, forward, backward and update, allocates nothing, with and without recomputation. Run itself allocates the
-// record of a step.
+// A step in its steady state, forward, backward and update, allocates nothing, with and without
+// recomputation. Run itself allocates the record of a step.
 func TestStepsDoNotAllocate(t *testing.T) {
 	c, err := moe.Preset("mula-nano")
 	if err != nil {
@@ -35,7 +35,8 @@ func TestStepsDoNotAllocate(t *testing.T) {
 		step := func() {
 			m.ZeroGradients()
 			for range 2 {
-				if _, err := m.Backward(t.Context(), micro, moe.BackwardOptions{Targets: targets, Loss: moe.LossOptions{Aux: moe.AuxHF, AuxCoefficient: 0.01}}); err != nil {
+				if _, err := m.Backward(t.Context(), micro, moe.BackwardOptions{Targets: targets,
+					Loss: moe.LossOptions{Aux: moe.AuxHF, AuxCoefficient: 0.01}}); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -50,10 +51,12 @@ func TestStepsDoNotAllocate(t *testing.T) {
 	}
 }
 
-// A run that recomputes is the run that does not, also if it is stopped and goes on the other way; it takes less memory.
+// A run that recomputes is the run that does not, also if it is stopped and goes on the other way;
+// it takes less memory.
 func TestRunRecompute(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
-	first := testConfig(t, plan, "model: {preset: mula-nano, num_hidden_layers: 8}\nevaluate: {every: 0}\ncheckpoint: {every: 0}\n")
+	first := testConfig(t, plan,
+		"model: {preset: mula-nano, num_hidden_layers: 8}\nevaluate: {every: 0}\ncheckpoint: {every: 0}\n")
 	var memory, allocated [3]int64
 	for i, recompute := range []moe.Recompute{moe.RecomputeNone, moe.RecomputeExperts, moe.RecomputeLayers} {
 		c := first
@@ -88,9 +91,11 @@ func TestRunRecompute(t *testing.T) {
 		t.Fatal(err)
 	}
 	if a.State.Weights != b.State.Weights || a.State.Step != 8 {
-		t.Errorf("weights %s after %d steps, with recomputation %s after %d", a.State.Weights, a.State.Step, b.State.Weights, b.State.Step)
+		t.Errorf("weights %s after %d steps, with recomputation %s after %d", a.State.Weights, a.State.Step,
+			b.State.Weights, b.State.Step)
 	}
-	if _, err := ParseConfig([]byte("plan: p\nrecompute: all\n"), "train.yaml"); err == nil || !strings.Contains(err.Error(), `recompute is "all"; allowed: none, experts, layers`) {
+	if _, err := ParseConfig([]byte("plan: p\nrecompute: all\n"), "train.yaml"); err == nil ||
+		!strings.Contains(err.Error(), `recompute is "all"; allowed: none, experts, layers`) {
 		t.Errorf("%v", err)
 	}
 }

@@ -32,15 +32,18 @@ type Summary struct {
 	FLOPsPerToken    float64
 	Memory           Memory
 	Groups           []GroupSummary // of parameters; nil if all have the settings of the optimizer
-	Scratch          int64          // bytes that the device of a rank may take for itself beside Memory; 0 if that is not known
+	// bytes that the device of a rank may take for itself beside Memory; 0 if that is not known
+	Scratch int64
 }
 
-// Memory is how many bytes each rank of a run takes, by purpose; with several stages of a pipeline, one of the stage that takes most. What a device takes
-// for itself is not counted; see [Summary].
+// Memory is how many bytes each rank of a run takes, by purpose; with several stages of a pipeline,
+// one of the stage that takes most. What a device takes for itself is not counted; see [Summary].
 type Memory struct {
 	Weights, Gradients int64
 	Moments            int64 // of the optimizer
-	Buffers            int64 // activations and scratch of the micro-batches that are under way at once: one, but for a pipeline
+	// activations and scratch of the micro-batches that are under way at once: one, but for a
+	// pipeline
+	Buffers int64
 
 	HostOnly int64 // what of all this a device with memory of its own has no twin of
 }
@@ -51,7 +54,8 @@ func (m Memory) Total() int64 { return m.Weights + m.Gradients + m.Moments + m.B
 // onDevice is what a device with memory of its own has of it.
 func (m Memory) onDevice() int64 { return m.Total() - m.HostOnly }
 
-// fits refuses a run of so many ranks on this machine that needs more memory than it has; what is not known about the machine does not stop it.
+// fits refuses a run of so many ranks on this machine that needs more memory than it has; what is
+// not known about the machine does not stop it.
 func (s Summary) fits(machine int64, ranks int) error {
 	most := machine / int64(ranks)
 	if machine == 0 || s.Memory.Total() <= most {
@@ -59,17 +63,23 @@ func (s Summary) fits(machine int64, ranks int) error {
 	}
 	advice := s.wouldFit(most, Memory.Total)
 	if ranks > 1 {
-		return fmt.Errorf("each rank needs %.4g GB of memory (weights %.4g, gradients %.4g, optimizer %.4g, activations %.4g), and this machine has %.4g GB for %d ranks: "+
-			"%s; otherwise run fewer on a machine, or raise layout.ep or layout.pp", float64(s.Memory.Total())/gb, float64(s.Memory.Weights)/gb,
-			float64(s.Memory.Gradients)/gb, float64(s.Memory.Moments)/gb, float64(s.Memory.Buffers)/gb, float64(machine)/gb, ranks, advice)
+		return fmt.Errorf("each rank needs %.4g GB of memory (weights %.4g, gradients %.4g, optimizer %.4g, "+
+			"activations %.4g), and this machine has %.4g GB for %d ranks: "+
+			"%s; otherwise run fewer on a machine, or raise layout.ep or layout.pp", float64(s.Memory.Total())/gb,
+			float64(s.Memory.Weights)/gb,
+			float64(s.Memory.Gradients)/gb, float64(s.Memory.Moments)/gb, float64(s.Memory.Buffers)/gb,
+			float64(machine)/gb, ranks, advice)
 	}
-	return fmt.Errorf("the run needs %.4g GB of memory (weights %.4g, gradients %.4g, optimizer %.4g, activations %.4g), and this machine has %.4g GB: "+
-		"%s; otherwise choose a smaller model or a larger machine", float64(s.Memory.Total())/gb, float64(s.Memory.Weights)/gb,
-		float64(s.Memory.Gradients)/gb, float64(s.Memory.Moments)/gb, float64(s.Memory.Buffers)/gb, float64(machine)/gb, advice)
+	return fmt.Errorf("the run needs %.4g GB of memory (weights %.4g, gradients %.4g, optimizer %.4g, activations "+
+		"%.4g), and this machine has %.4g GB: "+
+		"%s; otherwise choose a smaller model or a larger machine", float64(s.Memory.Total())/gb,
+		float64(s.Memory.Weights)/gb,
+		float64(s.Memory.Gradients)/gb, float64(s.Memory.Moments)/gb, float64(s.Memory.Buffers)/gb, float64(machine)/gb,
+		advice)
 }
 
-// fitsDevice refuses a run that needs more memory than its device has, which so many ranks share. A capacity of 0 is that of a device whose memory is
-// the machine's.
+// fitsDevice refuses a run that needs more memory than its device has, which so many ranks share. A
+// capacity of 0 is that of a device whose memory is the machine's.
 func (s Summary) fitsDevice(capacity int64, ranks int) error {
 	need, most := s.Memory.onDevice(), capacity/int64(ranks)
 	if capacity == 0 || need <= most {
@@ -79,16 +89,20 @@ func (s Summary) fitsDevice(capacity int64, ranks int) error {
 	if ranks > 1 {
 		sharing = fmt.Sprintf(" for %d ranks", ranks)
 	}
-	return fmt.Errorf("a rank needs %.4g GB of its device's memory (weights %.4g, gradients %.4g, optimizer and activations %.4g), and %s has %.4g GB%s: "+
-		"%s; otherwise choose a smaller model, raise layout.ep or layout.pp, or set device: %s", float64(need)/gb, float64(s.Memory.Weights)/gb,
-		float64(s.Memory.Gradients)/gb, float64(need-s.Memory.Weights-s.Memory.Gradients)/gb, s.Device, float64(capacity)/gb, sharing, s.wouldFit(most, Memory.onDevice), DeviceCPU)
+	return fmt.Errorf("a rank needs %.4g GB of its device's memory (weights %.4g, gradients %.4g, optimizer and "+
+		"activations %.4g), and %s has %.4g GB%s: "+
+		"%s; otherwise choose a smaller model, raise layout.ep or layout.pp, or set device: %s", float64(need)/gb,
+		float64(s.Memory.Weights)/gb,
+		float64(s.Memory.Gradients)/gb, float64(need-s.Memory.Weights-s.Memory.Gradients)/gb, s.Device,
+		float64(capacity)/gb, sharing, s.wouldFit(most, Memory.onDevice), DeviceCPU)
 }
 
 const gb = 1e9 // bytes
 
-// wouldFit says what of the run to change so that a rank needs no more than most bytes, as need counts them: only what has been computed to fit. More
-// recomputation changes no result, so the least of it that fits is named, and the largest micro-batch that does; both together if neither does
-// alone.
+// wouldFit says what of the run to change so that a rank needs no more than most bytes, as need
+// counts them: only what has been computed to fit. More recomputation changes no result, so the
+// least of it that fits is named, and the largest micro-batch that does; both together if neither
+// does alone.
 func (s Summary) wouldFit(most int64, need func(Memory) int64) string {
 	c, rows := s.Config, s.Config.rankRows()
 	length := int(s.TokensPerStep / int64(c.BatchSize))
@@ -111,16 +125,19 @@ func (s Summary) wouldFit(most int64, need func(Memory) int64) string {
 		}
 	}
 	if micro := largest(levels[0], now); micro > 0 {
-		fit = append(fit, fmt.Sprintf("micro_batch_size: %d (%.4g GB; new runs only)", micro, float64(needs(levels[0], micro))/gb))
+		fit = append(fit, fmt.Sprintf("micro_batch_size: %d (%.4g GB; new runs only)", micro,
+			float64(needs(levels[0], micro))/gb))
 	}
 	for _, level := range levels[1:] {
 		if micro := largest(level, now); fit == nil && micro > 0 {
-			fit = append(fit, fmt.Sprintf("recompute: %s with micro_batch_size: %d (%.4g GB; new runs only)", level, micro, float64(needs(level, micro))/gb))
+			fit = append(fit, fmt.Sprintf("recompute: %s with micro_batch_size: %d (%.4g GB; new runs only)", level,
+				micro, float64(needs(level, micro))/gb))
 		}
 	}
 	if fit == nil {
 		last := levels[len(levels)-1]
-		return fmt.Sprintf("even recompute: %s with micro_batch_size: 1 needs %.4g GB", last, float64(needs(last, 1))/gb)
+		return fmt.Sprintf("even recompute: %s with micro_batch_size: 1 needs %.4g GB", last,
+			float64(needs(last, 1))/gb)
 	}
 	return "what would fit is " + strings.Join(fit, ", or ")
 }
@@ -145,18 +162,23 @@ func summarize(c Config, p *blend.Plan, device string) Summary {
 // rankRows is the number of rows of a step that a rank computes.
 func (c Config) rankRows() int { return c.BatchSize / (c.Layout.DP * c.Layout.EP) }
 
-// memory is what a rank of the stage that takes most takes, with so many micro-batches of so many rows in a step.
+// memory is what a rank of the stage that takes most takes, with so many micro-batches of so many
+// rows in a step.
 func (c Config) memory(rows, microBatches, sequenceLength int) Memory {
 	var most Memory
 	l := c.Layout
 	layout, trainer := c.estimateLayout(sequenceLength), c.estimateTrainer()
 	layout.MicroBatchSize = rows
 	for stage := range l.PP {
-		m := c.Model.Memory(moe.Pass{Rows: rows, SequenceLength: sequenceLength, Recompute: c.Recompute, Documents: c.Attention == DocumentAttention,
-			ExpertRanks: l.EP, Dispatch: l.Dispatch, Stage: stage, Stages: l.PP, InFlight: min(l.PP-stage, microBatches)})
+		m := c.Model.Memory(moe.Pass{Rows: rows, SequenceLength: sequenceLength, Recompute: c.Recompute,
+			Documents:   c.Attention == DocumentAttention,
+			ExpertRanks: l.EP, Dispatch: l.Dispatch, Stage: stage, Stages: l.PP, InFlight: min(l.PP-stage,
+				microBatches)})
 		sums := estimate.SumBytes(c.Model.Config, layout, trainer, stage)
-		own := Memory{Weights: m.Weights, Gradients: m.Gradients, Buffers: m.Buffers + sums + estimate.StageBytes(c.Model.Config, layout, trainer), HostOnly: sums}
-		onDevice, onHost := optimizerBytes(c.Optimizer, c.Model.Config, stageTensors(c.Model.Config, stage, l.PP), l, c.Threads)
+		own := Memory{Weights: m.Weights, Gradients: m.Gradients, Buffers: m.Buffers + sums +
+			estimate.StageBytes(c.Model.Config, layout, trainer), HostOnly: sums}
+		onDevice, onHost := optimizerBytes(c.Optimizer, c.Model.Config, stageTensors(c.Model.Config, stage, l.PP), l,
+			c.Threads)
 		own.Moments = onDevice + onHost
 		own.HostOnly += onHost
 		if own.Total() > most.Total() {
@@ -166,7 +188,8 @@ func (c Config) memory(rows, microBatches, sequenceLength int) Memory {
 	return most
 }
 
-// tensorLayer is what the names of the tensors of a layer, and of no others, begin with; of a tensor outside the layers it is its name.
+// tensorLayer is what the names of the tensors of a layer, and of no others, begin with; of a
+// tensor outside the layers it is its name.
 func tensorLayer(name string) string {
 	rest, ok := strings.CutPrefix(name, "model.layers.")
 	if !ok {

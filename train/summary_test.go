@@ -11,14 +11,16 @@ import (
 	"mula/moe"
 )
 
-// What a refused run is told would fit does, and nothing larger of its kind would: every micro-batch and level is tried here.
+// What a refused run is told would fit does, and nothing larger of its kind would: every
+// micro-batch and level is tried here.
 func TestWouldFit(t *testing.T) {
 	plan := mustPlan(t, makePlan(t, t.TempDir(), "plan.json", ""))
 	option := regexp.MustCompile(`(?:recompute: (\w+))?(?: with )?(?:micro_batch_size: ([0-9]+))? \(([0-9.e+-]+) GB`)
 	kinds := map[string]int{}
 	for _, layout := range []string{"{}", "{dp: 2, ep: 2}", "{pp: 2}"} {
 		for _, level := range []moe.Recompute{moe.RecomputeNone, moe.RecomputeExperts, moe.RecomputeLayers} {
-			c := testConfig(t, "plan.json", "batch_size: 32\nsteps: 8\nmicro_batch_size: 12\nlayout: "+layout+"\nrecompute: "+string(level)+"\n")
+			c := testConfig(t, "plan.json",
+				"batch_size: 32\nsteps: 8\nmicro_batch_size: 12\nlayout: "+layout+"\nrecompute: "+string(level)+"\n")
 			c, err := c.resolve(plan)
 			if err != nil {
 				t.Fatal(err)
@@ -46,7 +48,8 @@ func TestWouldFit(t *testing.T) {
 				found := option.FindAllStringSubmatch(strings.TrimPrefix(advice, "even "), -1)
 				if strings.HasPrefix(advice, "even ") {
 					kinds["nothing"]++
-					if strongest := levels[2]; fits > 0 || needs(strongest, 1) <= most || !strings.Contains(advice, fmt.Sprintf("%.4g GB", float64(needs(strongest, 1))/1e9)) {
+					if strongest := levels[2]; fits > 0 || needs(strongest, 1) <= most ||
+						!strings.Contains(advice, fmt.Sprintf("%.4g GB", float64(needs(strongest, 1))/1e9)) {
 						t.Errorf("%s, %s, %.0f %%: %q, but %d combinations fit", layout, level, 100*share, advice, fits)
 					}
 					continue
@@ -67,7 +70,8 @@ func TestWouldFit(t *testing.T) {
 					}
 					kinds[fmt.Sprint(f[1] != "", " ", f[2] != "")]++
 					if n := needs(l, micro); n > most || f[3] != fmt.Sprintf("%.4g", float64(n)/1e9) {
-						t.Errorf("%s, %s, %.0f %%: %q, but that needs %d of %d bytes", layout, level, 100*share, advice, n, most)
+						t.Errorf("%s, %s, %.0f %%: %q, but that needs %d of %d bytes", layout, level, 100*share, advice,
+							n, most)
 					}
 				}
 			}

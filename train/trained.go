@@ -10,10 +10,12 @@ import (
 // maxTrained is the number of samples that are read again at a checkpoint, at most, by each rank.
 const maxTrained = 8
 
-// trainedSamples are samples that this rank has trained on since the last checkpoint, at steps of even distance. Before a checkpoint is written they are
-// read again, from blocks that are compared with their sums anew: so ids that were damaged after they were first read end the run before its weights are
-// saved, and so do ids that are not those of the shard although the shard is sound, as after an error of memory. It costs a SHA-256 of one sample in each
-// step that is noted, and of maxTrained samples at a checkpoint.
+// trainedSamples are samples that this rank has trained on since the last checkpoint, at steps of
+// even distance. Before a checkpoint is written they are read again, from blocks that are compared
+// with their sums anew: so ids that were damaged after they were first read end the run before its
+// weights are saved, and so do ids that are not those of the shard although the shard is sound, as
+// after an error of memory. It costs a SHA-256 of one sample in each step that is noted, and of
+// maxTrained samples at a checkpoint.
 type trainedSamples struct {
 	list  []trainedSample
 	every int64 // steps between two of them
@@ -57,9 +59,11 @@ func (t *trainedSamples) compare(ctx context.Context, d *blend.Data) error {
 			return fmt.Errorf("reading the sample at position %d, of step %d, again: %w", was.position, was.step, err)
 		}
 		if hash := blend.SampleHash(ids); hash != was.hash {
-			return fmt.Errorf("step %d trained on a sample at position %d with hash %x, but shard %s has one with %x at its tokens %d to %d: "+
+			return fmt.Errorf("step %d trained on a sample at position %d with hash %x, but shard %s has one with "+
+				"%x at its tokens %d to %d: "+
 				"the file was changed during the run, or memory is damaged; compare the file with `mula check`, and start from the last checkpoint",
-				was.step, was.position, was.hash, d.ShardPath(s.Source, s.Shard), hash, s.Token, s.Token+int64(d.SequenceLength))
+				was.step, was.position, was.hash, d.ShardPath(s.Source, s.Shard), hash, s.Token,
+				s.Token+int64(d.SequenceLength))
 		}
 	}
 	return nil

@@ -11,8 +11,8 @@ import (
 	"mula/shards"
 )
 
-// A shard that is damaged in place during a run ends it at the next checkpoint, before that is written: by the sums of its blocks, and where it has none
-// by the samples that were trained on.
+// A shard that is damaged in place during a run ends it at the next checkpoint, before that is
+// written: by the sums of its blocks, and where it has none by the samples that were trained on.
 func TestDamageDuringRunEndsIt(t *testing.T) {
 	for name, want := range map[string]string{
 		"with sums":    "go.bin: bytes 0 to 12119 are damaged, in documents number 0 ",
@@ -48,10 +48,12 @@ func TestDamageDuringRunEndsIt(t *testing.T) {
 				t.Fatal(err)
 			}
 		}})
-		if err == nil || !strings.Contains(err.Error(), want) || errors.Is(err, shards.ErrCorrupt) != (name == "with sums") {
+		if err == nil || !strings.Contains(err.Error(), want) ||
+			errors.Is(err, shards.ErrCorrupt) != (name == "with sums") {
 			t.Errorf("%s: %v, want %s", name, err, want)
 		}
-		if found, err := filepath.Glob(filepath.Join(c.Output, checkpointsDir, "step-*")); len(found) > 0 || err != nil {
+		if found, err := filepath.Glob(filepath.Join(c.Output, checkpointsDir, "step-*")); len(found) > 0 ||
+			err != nil {
 			t.Errorf("%s: checkpoints %v were written, %v", name, found, err)
 		}
 	}

@@ -15,10 +15,11 @@ import (
 	"mula/xpu"
 )
 
-// What the ranks of a run tell each other in a step, so that all of them know the same of it and do the same: how many rows each has, what has
-// come of them, and whether something is wrong.
+// What the ranks of a run tell each other in a step, so that all of them know the same of it and do
+// the same: how many rows each has, what has come of them, and whether something is wrong.
 
-// countRows lets all ranks know the rows of the step at hand, and how many targets count. err is what went wrong in reading this rank's.
+// countRows lets all ranks know the rows of the step at hand, and how many targets count. err is
+// what went wrong in reading this rank's.
 func (r *run) countRows(ctx context.Context, err error) error {
 	own := len(r.rows)
 	r.samples, r.before, r.targets = own, 0, 0
@@ -70,7 +71,8 @@ func (r *run) countRows(ctx context.Context, err error) error {
 	return nil
 }
 
-// What a rank says of its part of a step, in words of 64 bits: voteHead, the entropy of each layer's router, and voteRow for each of its positions.
+// What a rank says of its part of a step, in words of 64 bits: voteHead, the entropy of each
+// layer's router, and voteRow for each of its positions.
 const (
 	voteFailed = iota // 1 if it could not compute it
 	voteTensor        // 1 + number of the first tensor in which its gradient is not finite, 0 if there is none
@@ -79,15 +81,18 @@ const (
 	voteSpoilt // 1 if it is a stage of a pipeline that has made of finite numbers some that are not
 	voteHead
 
-	voteSource = iota - voteHead - 1 // 1 + number of the source, 0 if the position is skipped; in the upper half the targets that count
+	// 1 + number of the source, 0 if the position is skipped; in the upper half the targets that
+	// count
+	voteSource = iota - voteHead - 1
 	voteLoss
 	voteHash // of the sample, two words
 	_
 	voteRow
 )
 
-// exchange completes losses and counts of the step by those of the other ranks, so that all have the same, and r.results by the rows of all of
-// them. failed is why this rank could not compute its part.
+// exchange completes losses and counts of the step by those of the other ranks, so that all have
+// the same, and r.results by the rows of all of them. failed is why this rank could not compute its
+// part.
 func (r *run) exchange(ctx context.Context, m *StepMetrics, failed error) error {
 	if r.ranks == nil {
 		for i := range r.rows {
@@ -163,7 +168,8 @@ func (r *run) exchange(ctx context.Context, m *StepMetrics, failed error) error 
 			if slot[voteSource] == 0 {
 				continue
 			}
-			at := row{m.First + int64((dp*r.ranks.EP+ep)*slots+i), int(uint32(slot[voteSource]) - 1), int64(slot[voteSource] >> 32)}
+			at := row{m.First + int64((dp*r.ranks.EP+ep)*slots+i), int(uint32(slot[voteSource]) - 1),
+				int64(slot[voteSource] >> 32)}
 			r.results = append(r.results, result{at, math.Float64frombits(slot[voteLoss])})
 			var hash [16]byte
 			binary.LittleEndian.PutUint64(hash[:8], slot[voteHash])
@@ -191,8 +197,8 @@ func (r *run) rankOf(position int64) int {
 	return r.ranks.rankAt(reader/r.ranks.EP, r.ranks.PP-1, reader%r.ranks.EP)
 }
 
-// culprit is the stage that has spoilt what a rank has of the step at hand: the first in its pipeline to say so, or the rank itself. What is not finite
-// goes on from stage to stage.
+// culprit is the stage that has spoilt what a rank has of the step at hand: the first in its
+// pipeline to say so, or the rank itself. What is not finite goes on from stage to stage.
 func (r *run) culprit(rank int) int {
 	if r.pipeline == nil || rank < 0 {
 		return rank
@@ -206,8 +212,8 @@ func (r *run) culprit(rank int) int {
 	return rank
 }
 
-// badRank is the first rank whose own gradient was not finite in the step at hand, or the one that is the reason, and the tensor in which it was not;
-// -1 if that of no rank was.
+// badRank is the first rank whose own gradient was not finite in the step at hand, or the one that
+// is the reason, and the tensor in which it was not; -1 if that of no rank was.
 func (r *run) badRank() (int, string) {
 	for rank := range r.ranks.size() {
 		if r.ranks == nil {
@@ -238,9 +244,10 @@ func (r *run) badLosses() int {
 	return -1
 }
 
-// diverged reports whether no single host is the source of values that are not finite in this step: the rows of all readers have such values, ranks on
-// several hosts have computed them from finite values, or only their sum over ranks is not finite. In a run of one pipeline the first bad stage is the
-// source.
+// diverged reports whether no single host is the source of values that are not finite in this step:
+// the rows of all readers have such values, ranks on several hosts have computed them from finite
+// values, or only their sum over ranks is not finite. In a run of one pipeline the first bad stage
+// is the source.
 func (r *run) diverged() bool {
 	if r.ranks == nil || r.votes == nil {
 		return true
@@ -256,10 +263,12 @@ func (r *run) diverged() bool {
 	return len(hosts) != 1 || len(readers) == r.ranks.readers() && len(readers) > 1
 }
 
-// votedFinite reports whether all values in the vote of a rank are finite: its losses, and its own gradient.
+// votedFinite reports whether all values in the vote of a rank are finite: its losses, and its own
+// gradient.
 func (r *run) votedFinite(rank int) bool {
 	vote := r.votes[r.voteBounds[rank]:r.voteBounds[rank+1]]
-	if vote[voteTensor] != 0 || vote[voteSpoilt] != 0 || !finite(math.Float64frombits(vote[voteAux])) || !finite(math.Float64frombits(vote[voteZ])) {
+	if vote[voteTensor] != 0 || vote[voteSpoilt] != 0 || !finite(math.Float64frombits(vote[voteAux])) ||
+		!finite(math.Float64frombits(vote[voteZ])) {
 		return false
 	}
 	slots := r.config.BatchSize / r.ranks.readers()
@@ -292,7 +301,8 @@ type failureRecord struct {
 	Error string `json:"error"`
 }
 
-// blame is an error that all ranks come to know of, about one of them, or about none if rank is below 0. In a run of several ranks it is recorded.
+// blame is an error that all ranks come to know of, about one of them, or about none if rank is
+// below 0. In a run of several ranks it is recorded.
 func (r *run) blame(rank int, kind string, err error) error {
 	if r.ranks == nil {
 		return err
@@ -306,7 +316,8 @@ func (r *run) blame(rank int, kind string, err error) error {
 	return shared
 }
 
-// recordFailures records why a run has ended, unless it is recorded already, or the run was stopped.
+// recordFailures records why a run has ended, unless it is recorded already, or the run was
+// stopped.
 func (r *run) recordFailures(err error) {
 	var shared *sharedErr
 	kind := failureError
@@ -331,7 +342,8 @@ func (r *run) recordFailures(err error) {
 	}
 }
 
-// recordFailure records a failure that all ranks know of: the first one writes it. The rank is -1 for a failure of the whole run.
+// recordFailure records a failure that all ranks know of: the first one writes it. The rank is -1
+// for a failure of the whole run.
 func (r *run) recordFailure(rank int, kind, text string) {
 	if r.leads() {
 		r.appendFailure(rank, kind, text)

@@ -2,7 +2,8 @@ package xpu
 
 import "testing"
 
-// However many elements are added at a time, each is the sum of two, and its neighbours are left alone.
+// However many elements are added at a time, each is the sum of two, and its neighbours are left
+// alone.
 func TestAdd(t *testing.T) {
 	for n := range 140 {
 		for _, offset := range []int{0, 1, 3} {

@@ -2,8 +2,8 @@ package xpu
 
 import "fmt"
 
-// The functions below are for implementations of [Device]: they panic on what the caller of a method did wrong, with a message that names the
-// method and the operand.
+// The functions below are for implementations of [Device]: they panic on what the caller of a
+// method did wrong, with a message that names the method and the operand.
 
 // CheckMatMul panics unless the arguments of [Products.MatMul] are right.
 func CheckMatMul(transA, transB bool, m, n, k int, a []float32, lda int, b []float32, ldb int, c []float32, ldc int) {
@@ -15,7 +15,8 @@ func CheckMatMul(transA, transB bool, m, n, k int, a []float32, lda int, b []flo
 	checkMatrix("MatMul: c", c, m, n, ldc, false)
 }
 
-// CheckGroupedMatMul panics unless the arguments of [Products.GroupedMatMul] are right, but for what counts hold.
+// CheckGroupedMatMul panics unless the arguments of [Products.GroupedMatMul] are right, but for
+// what counts hold.
 func CheckGroupedMatMul(counts []int32, rows int, transB bool, n, k int, a, b, c []float32) {
 	checkGroups("GroupedMatMul", rows, n, k)
 	checkMatrix("GroupedMatMul: a", a, rows, k, k, false)
@@ -23,7 +24,8 @@ func CheckGroupedMatMul(counts []int32, rows int, transB bool, n, k int, a, b, c
 	checkStack("GroupedMatMul: b", b, len(counts), k, n)
 }
 
-// CheckGroupedWeightGrad panics unless the arguments of [Products.GroupedWeightGrad] are right, but for what counts hold.
+// CheckGroupedWeightGrad panics unless the arguments of [Products.GroupedWeightGrad] are right, but
+// for what counts hold.
 func CheckGroupedWeightGrad(counts []int32, rows, m, n int, a, dc, db []float32) {
 	checkGroups("GroupedWeightGrad", rows, m, n)
 	checkMatrix("GroupedWeightGrad: a", a, rows, m, m, false)
@@ -73,25 +75,29 @@ func checkGroups(name string, rows, n, k int) {
 func checkStack(name string, x []float32, matrices, rows, columns int) {
 	// matrices·rows·columns ≤ len(x), written so that nothing overflows
 	if matrices > 0 && columns > 0 && rows > len(x)/columns/matrices {
-		panic(fmt.Sprintf("xpu: %s: a slice of %d elements cannot hold %d matrices of %d×%d", name, len(x), matrices, rows, columns))
+		panic(fmt.Sprintf("xpu: %s: a slice of %d elements cannot hold %d matrices of %d×%d", name, len(x), matrices,
+			rows, columns))
 	}
 }
 
-// CheckRows panics unless the arguments of [Layers.Embed], [Layers.EmbedGrad] or [Layers.GatherRows] are right, but for what ids hold: rows are the
-// dst or dx of the method, one for each of ids.
+// CheckRows panics unless the arguments of [Layers.Embed], [Layers.EmbedGrad] or
+// [Layers.GatherRows] are right, but for what ids hold: rows are the dst or dx of the method, one
+// for each of ids.
 func CheckRows(name string, rows []float32, ids []int32, width int) {
 	positive(name, "width", width)
 	need(name, "the matrix with a row for each number", len(rows), len(ids)*width)
 }
 
-// CheckNormalize panics unless the arguments of [Layers.Normalize] are right, and returns the number of tokens.
+// CheckNormalize panics unless the arguments of [Layers.Normalize] are right, and returns the
+// number of tokens.
 func CheckNormalize(h, x []float32, n Norm) (tokens int) {
 	tokens = n.check("Normalize", x)
 	need("Normalize", "h", len(h), len(x))
 	return tokens
 }
 
-// CheckNormGrad panics unless the arguments of [Layers.NormGrad] are right, and returns the number of tokens.
+// CheckNormGrad panics unless the arguments of [Layers.NormGrad] are right, and returns the number
+// of tokens.
 func CheckNormGrad(dx, dh, x []float32, n Norm, dweight []float32) (tokens int) {
 	tokens = n.check("NormGrad", x)
 	need("NormGrad", "dx", len(dx), len(x))
@@ -117,9 +123,11 @@ func (n Norm) check(name string, x []float32) (tokens int) {
 	return tokens
 }
 
-// check panics unless h is the shape of an attention over keys up to position first + Length, of which there is room for so many.
+// check panics unless h is the shape of an attention over keys up to position first + Length, of
+// which there is room for so many.
 func (h Heads) check(name string, first, capacity int) {
-	if h.Rows < 0 || h.Length < 0 || h.Heads < 1 || h.KVHeads < 1 || h.Size < 2 || h.Heads%h.KVHeads != 0 || h.Size%2 != 0 {
+	if h.Rows < 0 || h.Length < 0 || h.Heads < 1 || h.KVHeads < 1 || h.Size < 2 || h.Heads%h.KVHeads != 0 ||
+		h.Size%2 != 0 {
 		panic(fmt.Sprintf("xpu: %s: %d rows of %d tokens with %d heads of queries and %d of keys and values, of size %d", name, h.Rows, h.Length, h.Heads, h.KVHeads, h.Size))
 	}
 	if first < 0 || first > capacity-h.Length {
@@ -158,7 +166,8 @@ func (p Projections) checkProjections(name string) {
 func CheckJoinHeads(p Projections, dqkv, dk, dv, dqWeight, dkWeight []float32) {
 	p.check("JoinHeads", p.First, p.First+p.Length)
 	if p.First != 0 {
-		panic(fmt.Sprintf("xpu: JoinHeads: queries from position %d on; there is a gradient of whole sequences only", p.First))
+		panic(fmt.Sprintf("xpu: JoinHeads: queries from position %d on; there is a gradient of whole sequences only",
+			p.First))
 	}
 	tokens := p.Rows * p.Length
 	p.checkProjections("JoinHeads")
@@ -193,7 +202,8 @@ func (a Attention) checkAttention(name string) {
 func CheckAttendGrad(a Attention, dcontext, dqkv, dk, dv []float32) {
 	a.checkAttention("AttendGrad")
 	if a.First != 0 || a.Capacity != a.Length {
-		panic(fmt.Sprintf("xpu: AttendGrad: queries from position %d on and room for %d keys where there are %d queries; there is a gradient of whole sequences only",
+		panic(fmt.Sprintf("xpu: AttendGrad: queries from position %d on and room for %d keys where there are %d "+
+			"queries; there is a gradient of whole sequences only",
 			a.First, a.Capacity, a.Length))
 	}
 	tokens := a.Rows * a.Length
@@ -212,7 +222,8 @@ func (r Routing) check(name string, tokens int) {
 	need(name, "Chosen", len(r.Chosen), tokens*r.PerToken)
 }
 
-// CheckRoute panics unless the arguments of [Layers.Route] are right, and returns the number of tokens.
+// CheckRoute panics unless the arguments of [Layers.Route] are right, and returns the number of
+// tokens.
 func CheckRoute(r Routing, logits []float32, stats *RouterStats) (tokens int) {
 	tokens = len(r.LSE)
 	r.check("Route", tokens)
@@ -223,7 +234,8 @@ func CheckRoute(r Routing, logits []float32, stats *RouterStats) (tokens int) {
 	return tokens
 }
 
-// CheckSortRows panics unless the arguments of [Layers.SortRows] are right, and returns the number of tokens.
+// CheckSortRows panics unless the arguments of [Layers.SortRows] are right, and returns the number
+// of tokens.
 func CheckSortRows(r Routing) (tokens int) {
 	positive("SortRows", "the number of experts of a token", r.PerToken)
 	rows := len(r.Chosen)
@@ -236,7 +248,8 @@ func CheckSortRows(r Routing) (tokens int) {
 	return tokens
 }
 
-// CheckRouteGrad panics unless the arguments of [Layers.RouteGrad] are right, but for what RowOf holds, and returns the number of tokens.
+// CheckRouteGrad panics unless the arguments of [Layers.RouteGrad] are right, but for what RowOf
+// holds, and returns the number of tokens.
 func CheckRouteGrad(r Routing, dlogits, slope, dweight []float32) (tokens int) {
 	tokens = len(r.LSE)
 	r.check("RouteGrad", tokens)
@@ -247,7 +260,8 @@ func CheckRouteGrad(r Routing, dlogits, slope, dweight []float32) (tokens int) {
 	return tokens
 }
 
-// CheckSumRows panics unless the arguments of [Layers.SumRows] are right, but for what rowOf holds, and returns the number of tokens.
+// CheckSumRows panics unless the arguments of [Layers.SumRows] are right, but for what rowOf holds,
+// and returns the number of tokens.
 func CheckSumRows(dst, x []float32, rowOf []int32, perToken, width int) (tokens int) {
 	positive("SumRows", "the number of rows of a token", perToken)
 	positive("SumRows", "width", width)
@@ -261,7 +275,8 @@ func CheckSumRows(dst, x []float32, rowOf []int32, perToken, width int) (tokens 
 	return tokens
 }
 
-// CheckSwiGLU panics unless the arguments of [Layers.SwiGLU] are right, and returns the number of rows.
+// CheckSwiGLU panics unless the arguments of [Layers.SwiGLU] are right, and returns the number of
+// rows.
 func CheckSwiGLU(act, gateUp, weight []float32, width int) (rows int) {
 	return checkSwiGLU("SwiGLU", act, gateUp, weight, width)
 }
@@ -278,7 +293,8 @@ func checkSwiGLU(name string, act, gateUp, weight []float32, width int) (rows in
 	return rows
 }
 
-// CheckSwiGLUGrad panics unless the arguments of [Layers.SwiGLUGrad] are right, and returns the number of rows.
+// CheckSwiGLUGrad panics unless the arguments of [Layers.SwiGLUGrad] are right, and returns the
+// number of rows.
 func CheckSwiGLUGrad(gateUp, act, dact, weight, dweight []float32, width int) (rows int) {
 	rows = checkSwiGLU("SwiGLUGrad", act, gateUp, weight, width)
 	need("SwiGLUGrad", "dact", len(dact), len(act))
@@ -288,7 +304,8 @@ func CheckSwiGLUGrad(gateUp, act, dact, weight, dweight []float32, width int) (r
 	return rows
 }
 
-// CheckCrossEntropy panics unless the argument of [Layers.CrossEntropy] is right, but for what Targets hold, and returns the number of targets.
+// CheckCrossEntropy panics unless the argument of [Layers.CrossEntropy] is right, but for what
+// Targets hold, and returns the number of targets.
 func CheckCrossEntropy(c CrossEntropy) (targets int) {
 	positive("CrossEntropy", "width", c.Width)
 	targets = len(c.Targets)
@@ -297,25 +314,29 @@ func CheckCrossEntropy(c CrossEntropy) (targets int) {
 	return targets
 }
 
-// CheckSumSquares panics unless the arguments of [Layers.SumSquares] are right, and returns the number of blocks.
+// CheckSumSquares panics unless the arguments of [Layers.SumSquares] are right, and returns the
+// number of blocks.
 func CheckSumSquares(stretches [][]float32, sums []float64) (blocks int) {
 	blocks = Blocks(stretches)
 	need("SumSquares", "sums", len(sums), blocks)
 	return blocks
 }
 
-// CheckChecksums panics unless the arguments of [Layers.Checksums] are right, and returns the number of blocks.
+// CheckChecksums panics unless the arguments of [Layers.Checksums] are right, and returns the
+// number of blocks.
 func CheckChecksums(stretches [][]float32, sums []uint64) (blocks int) {
 	blocks = Blocks(stretches)
 	need("Checksums", "sums", len(sums), blocks)
 	return blocks
 }
 
-// CheckAdamW panics unless the arguments of [Layers.AdamW] are right, and returns the number of blocks.
+// CheckAdamW panics unless the arguments of [Layers.AdamW] are right, and returns the number of
+// blocks.
 func CheckAdamW(stretches []Moments, before, change []float64) (blocks int) {
 	for i, s := range stretches {
 		if n := len(s.Weight); len(s.Grad) != n || len(s.M) != n || len(s.V) != n {
-			panic(fmt.Sprintf("xpu: AdamW: stretch %d has %d weights, %d gradients, and %d and %d moments", i, n, len(s.Grad), len(s.M), len(s.V)))
+			panic(fmt.Sprintf("xpu: AdamW: stretch %d has %d weights, %d gradients, and %d and %d moments", i, n,
+				len(s.Grad), len(s.M), len(s.V)))
 		}
 		blocks += (len(s.Weight) + BlockSize - 1) / BlockSize
 	}

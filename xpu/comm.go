@@ -18,14 +18,16 @@ type Number interface {
 	~int64 | ~float32 | ~float64
 }
 
-// A Comm is a group of ranks that compute together: it adds up, gathers and exchanges numbers over a [Link], and counts what this rank
-// sends. The functions of this package that take a Comm are called by all its ranks in the same order, as the methods of a Link are.
+// A Comm is a group of ranks that compute together: it adds up, gathers and exchanges numbers over
+// a [Link], and counts what this rank sends. The functions of this package that take a Comm are
+// called by all its ranks in the same order, as the methods of a Link are.
 //
 // # The order of sums
 //
-// The sum of one element over the ranks is formed in its own type in ascending order of the ranks, and with [Comm.SetInner] of n in two
-// stages: over each n consecutive ranks, and then over those sums. It depends on nothing else: not on the link, nor on which ranks own which
-// part of a vector, nor on timing. With [Comm.SetFast] it is left to a link that is a [Summer], in float32 only.
+// The sum of one element over the ranks is formed in its own type in ascending order of the ranks,
+// and with [Comm.SetInner] of n in two stages: over each n consecutive ranks, and then over those
+// sums. It depends on nothing else: not on the link, nor on which ranks own which part of a vector,
+// nor on timing. With [Comm.SetFast] it is left to a link that is a [Summer], in float32 only.
 type Comm struct {
 	link  Link
 	inner int
@@ -60,9 +62,10 @@ func (o Operation) String() string {
 	return [...]string{"all-reduce", "reduce-scatter", "all-gather", "all-to-all", "broadcast", "send"}[o]
 }
 
-// Traffic is what a rank has sent to other ranks of a group; what a rank sends to itself does not count. A broadcast counts its root's bytes
-// once for every other rank, whatever way they take. A reduction of n ranks that splits z bytes evenly counts z·(n-1)/n, and twice that if
-// all ranks get the result: what algorithms that waste nothing send.
+// Traffic is what a rank has sent to other ranks of a group; what a rank sends to itself does not
+// count. A broadcast counts its root's bytes once for every other rank, whatever way they take. A
+// reduction of n ranks that splits z bytes evenly counts z·(n-1)/n, and twice that if all ranks get
+// the result: what algorithms that waste nothing send.
 type Traffic struct {
 	Operation Operation
 	Calls     int64
@@ -94,7 +97,8 @@ func (c *Comm) SetInner(n int) {
 	c.inner = n
 }
 
-// SetFast leaves the order of sums of float32 to the link, if it can add up by itself; otherwise nothing changes.
+// SetFast leaves the order of sums of float32 to the link, if it can add up by itself; otherwise
+// nothing changes.
 func (c *Comm) SetFast(fast bool) {
 	c.fast = nil
 	if fast {
@@ -102,7 +106,8 @@ func (c *Comm) SetFast(fast bool) {
 	}
 }
 
-// Split makes groups as [Link.Split] does. The new group has no inner stage, and is fast if this one is. With a color below 0 it is nil.
+// Split makes groups as [Link.Split] does. The new group has no inner stage, and is fast if this
+// one is. With a color below 0 it is nil.
 func (c *Comm) Split(ctx context.Context, color, key int) (*Comm, error) {
 	link, err := c.link.Split(ctx, color, key)
 	if err != nil || link == nil {
@@ -116,8 +121,9 @@ func (c *Comm) Split(ctx context.Context, color, key int) (*Comm, error) {
 // Barrier returns when all ranks have called it.
 func (c *Comm) Barrier(ctx context.Context) error { return c.link.Barrier(ctx) }
 
-// Close leaves the group, and all that were split off from it. What was started and has not ended gets an error; when Close returns, nothing
-// of it is running. It may be called again, and of a nil Comm.
+// Close leaves the group, and all that were split off from it. What was started and has not ended
+// gets an error; when Close returns, nothing of it is running. It may be called again, and of a nil
+// Comm.
 func (c *Comm) Close() error {
 	if c == nil {
 		return nil
@@ -136,7 +142,8 @@ func (c *Comm) Close() error {
 	return err
 }
 
-// Traffic lists what this rank has sent since the group was made or ResetTraffic was called, by operation.
+// Traffic lists what this rank has sent since the group was made or ResetTraffic was called, by
+// operation.
 func (c *Comm) Traffic() []Traffic {
 	all := make([]Traffic, operations)
 	for i := range all {
@@ -158,8 +165,9 @@ func (c *Comm) count(o Operation, bytes int) {
 	c.traffic[o].bytes.Add(int64(bytes))
 }
 
-// AllToAll sends send[sendBounds[r]:sendBounds[r+1]] to every rank r, and fills recv[recvBounds[r]:recvBounds[r+1]] with what rank r sends.
-// Both bounds have an entry more than there are ranks.
+// AllToAll sends send[sendBounds[r]:sendBounds[r+1]] to every rank r, and fills
+// recv[recvBounds[r]:recvBounds[r+1]] with what rank r sends. Both bounds have an entry more than
+// there are ranks.
 func AllToAll[E Element](ctx context.Context, c *Comm, send []E, sendBounds []int, recv []E, recvBounds []int) error {
 	checkBounds(c, len(send), sendBounds)
 	checkBounds(c, len(recv), recvBounds)
@@ -184,8 +192,8 @@ func allGather[E Element](ctx context.Context, c *Comm, x []E, bounds []int) err
 	return c.link.AllGather(ctx, c.recv[c.Rank()], c.recv)
 }
 
-// ReduceScatter replaces this rank's part of x, x[bounds[Rank()]:bounds[Rank()+1]], by its sum over all ranks. What the rest of x holds
-// afterwards is not defined.
+// ReduceScatter replaces this rank's part of x, x[bounds[Rank()]:bounds[Rank()+1]], by its sum over
+// all ranks. What the rest of x holds afterwards is not defined.
 func ReduceScatter[N Number](ctx context.Context, c *Comm, x []N, bounds []int) error {
 	c.count(OpReduceScatter, others(c, bounds)*size[N]())
 	return reduceScatter(ctx, c, x, bounds)
@@ -194,12 +202,12 @@ func ReduceScatter[N Number](ctx context.Context, c *Comm, x []N, bounds []int) 
 // SumMemory is the number of bytes that this rank keeps for sums of the group; see [SumMemory].
 func (c *Comm) SumMemory() int64 { return 8 * int64(len(c.scratch)) }
 
-// segment is how many bytes of a sum two ranks exchange at a time: few enough to be added up while they are in a cache, enough to make little
-// of the time that an exchange of nothing takes.
+// segment is how many bytes of a sum two ranks exchange at a time: few enough to be added up while
+// they are in a cache, enough to make little of the time that an exchange of nothing takes.
 const segment = 1 << 20
 
-// SumMemory is the number of bytes that a rank of a group of so many keeps for sums, of whose elements, which have the given size, its own part
-// is at most so many.
+// SumMemory is the number of bytes that a rank of a group of so many keeps for sums, of whose
+// elements, which have the given size, its own part is at most so many.
 func SumMemory(ranks, part, size int) int64 {
 	return (int64(ranks)*int64(min(segment/size, part)*size) + 7) &^ 7
 }
@@ -288,8 +296,8 @@ type Pending struct {
 	err  error
 }
 
-// Start runs f, which uses this group, in the background, after all that was started before. Until the last of them has ended, nothing else
-// may use the group.
+// Start runs f, which uses this group, in the background, after all that was started before. Until
+// the last of them has ended, nothing else may use the group.
 func (c *Comm) Start(f func() error) *Pending {
 	p := &Pending{f: f, done: make(chan struct{})}
 	c.mu.Lock()
@@ -320,8 +328,8 @@ func (p *Pending) Wait() error {
 	return p.err
 }
 
-// addUp replaces own by its sum over all ranks in the order of sums. The terms of the other ranks lie in parts, by rank; what they hold
-// afterwards is not defined.
+// addUp replaces own by its sum over all ranks in the order of sums. The terms of the other ranks
+// lie in parts, by rank; what they hold afterwards is not defined.
 func addUp[N Number](c *Comm, own, parts []N) {
 	const block = 2048 // so that sums are still in the nearest cache when the next rank is added
 	n, rank := c.Size(), c.Rank()

@@ -40,7 +40,8 @@ func bounds(t *rapid.T, name string, size, n int) []int {
 	return b
 }
 
-// Reductions over random parts are what sums formed element by element are, to the bit, and count the bytes that the formula says.
+// Reductions over random parts are what sums formed element by element are, to the bit, and count
+// the bytes that the formula says.
 func TestReductions(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		size := rapid.IntRange(1, 6).Draw(t, "size")
@@ -105,7 +106,8 @@ func TestReductions(t *testing.T) {
 				{xpu.OpAllReduce, n - even + even*(size-1)},
 			} {
 				if got := traffic[count.operation]; got.Bytes != int64(8*count.elements) || got.Calls != 1 {
-					t.Errorf("%v, rank %d: %d bytes in %d calls, not %d in 1", count.operation, c.Rank(), got.Bytes, got.Calls, 8*count.elements)
+					t.Errorf("%v, rank %d: %d bytes in %d calls, not %d in 1", count.operation, c.Rank(), got.Bytes,
+						got.Calls, 8*count.elements)
 				}
 			}
 			return nil

@@ -1,9 +1,11 @@
-// Blendloop runs mula's blend loop alone, for benchmarks/index.py, which runs Megatron core's beside it:
+// Blendloop runs mula's blend loop alone, for benchmarks/index.py, which runs Megatron core's
+// beside it:
 //
 //	blendloop -samples N -threads T < weights
 //
-// The weights, one a line, are normalized already. As in Megatron core the result is one array of int16 and one of int64 in memory. It prints the
-// seconds that took, the seconds that filling two such arrays with zeros takes, and the SHA-256 of both arrays.
+// The weights, one a line, are normalized already. As in Megatron core the result is one array of
+// int16 and one of int64 in memory. It prints the seconds that took, the seconds that filling two
+// such arrays with zeros takes, and the SHA-256 of both arrays.
 package main
 
 import (
@@ -52,7 +54,8 @@ func run(in io.Reader, out io.Writer, samples int64, threads int) error {
 	floor := fill(samples)
 	datasets, numbers := make([]int16, samples), make([]int64, samples)
 	began := time.Now()
-	_, err := greedy.Weighted(context.Background(), greedy.Rule{Weights: weights}, samples, semaphore.NewWeighted(int64(threads)), threads,
+	_, err := greedy.Weighted(context.Background(), greedy.Rule{Weights: weights}, samples,
+		semaphore.NewWeighted(int64(threads)), threads,
 		func(first int64, dataset []int16, sample []int64) error {
 			copy(datasets[first:], dataset)
 			copy(numbers[first:], sample)
@@ -72,7 +75,8 @@ func run(in io.Reader, out io.Writer, samples int64, threads int) error {
 	return err
 }
 
-// fill measures the memory: seconds to write new arrays of the result's size once, in chunks as the loop does.
+// fill measures the memory: seconds to write new arrays of the result's size once, in chunks as the
+// loop does.
 func fill(samples int64) float64 {
 	datasets, numbers := make([]int16, samples), make([]int64, samples)
 	var chunk [1 << 12]int64

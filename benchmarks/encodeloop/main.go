@@ -1,10 +1,13 @@
-// Encodeloop encodes documents by mula's encoder alone, for benchmarks/encoding.py, which runs other libraries beside it:
+// Encodeloop encodes documents by mula's encoder alone, for benchmarks/encoding.py, which runs
+// other libraries beside it:
 //
 //	encodeloop -tokenizer tokenizer.json -workers N -rounds R < documents
 //
-// Documents are a little-endian uint32 before the bytes of each. All are in memory before the clock starts. Special tokens are matched. Every worker
-// takes the next document when it is done with one, as the workers of a job do. It prints the seconds of each round, then the number of ids. With
-// -hash it also prints the SHA-256 of the ids of all documents, in order, as little-endian uint32. The first round starts with empty caches.
+// Documents are a little-endian uint32 before the bytes of each. All are in memory before the clock
+// starts. Special tokens are matched. Every worker takes the next document when it is done with
+// one, as the workers of a job do. It prints the seconds of each round, then the number of ids.
+// With -hash it also prints the SHA-256 of the ids of all documents, in order, as little-endian
+// uint32. The first round starts with empty caches.
 package main
 
 import (

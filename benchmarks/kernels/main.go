@@ -1,9 +1,11 @@
-// Kernels measures every command of mula's device at the sizes of mula-mini, on the processor and on an OpenCL device, in turns:
+// Kernels measures every command of mula's device at the sizes of mula-mini, on the processor and
+// on an OpenCL device, in turns:
 //
 //	go run ./benchmarks/kernels [-rows N] [-rounds N] [-precision fp32|bf16] [-device NAME] [-only WORDS] [-table FILE]
 //
-// Beside each time stands the floor: what the same device takes, in the same round, to copy as many bytes as the command has to read and write, or to
-// multiply two matrices of 1024 × 1024 with as many multiplications, whichever is longer. With -table the file's part between two marks is
+// Beside each time stands the floor: what the same device takes, in the same round, to copy as many
+// bytes as the command has to read and write, or to multiply two matrices of 1024 × 1024 with as
+// many multiplications, whichever is longer. With -table the file's part between two marks is
 // replaced by the tables.
 package main
 
@@ -77,7 +79,8 @@ func newSide(ctx context.Context, d xpu.Device, rows int) (*side, error) {
 	if s.commands, err = workload.Commands(ctx, d, rows); err != nil {
 		return nil, err
 	}
-	for x, n := range map[*[]float32]int{&s.from: copyElements, &s.to: copyElements, &s.a: productSide * productSide, &s.b: productSide * productSide, &s.c: productSide * productSide} {
+	for x, n := range map[*[]float32]int{&s.from: copyElements, &s.to: copyElements, &s.a: productSide * productSide,
+		&s.b: productSide * productSide, &s.c: productSide * productSide} {
 		if *x, err = d.Floats(n); err != nil {
 			return nil, err
 		}
@@ -85,7 +88,8 @@ func newSide(ctx context.Context, d xpu.Device, rows int) (*side, error) {
 	return s, nil
 }
 
-// times are those of a command: by the clock on the wall, of this process's processors, and by the device's own clock. In seconds.
+// times are those of a command: by the clock on the wall, of this process's processors, and by the
+// device's own clock. In seconds.
 type times struct{ wall, processor, device float64 }
 
 func (t times) over(n float64) times { return times{t.wall / n, t.processor / n, t.device / n} }
@@ -135,7 +139,8 @@ func (s *side) floors(c workload.Command) (copying func(), copyFactor float64, p
 		const k = productSide
 		product = func() { s.device.MatMul(false, true, k, k, k, s.a, k, s.b, k, s.c, k, false) }
 	}
-	return copying, float64(half) / float64(n), product, float64(c.FLOPs) / (2 * productSide * productSide * productSide)
+	return copying, float64(half) / float64(n), product,
+		float64(c.FLOPs) / (2 * productSide * productSide * productSide)
 }
 
 // A result is a command on a device.
@@ -162,7 +167,8 @@ func (s *side) round(ctx context.Context, c workload.Command, n int) (t, floor t
 	return t, floor, nil
 }
 
-// compare measures commands first to last, in turns on the sides and with their floors, and gives the results of each side.
+// compare measures commands first to last, in turns on the sides and with their floors, and gives
+// the results of each side.
 func compare(ctx context.Context, sides [2]*side, first, last, rounds int) (results [2][]result, err error) {
 	var n [2][]int
 	for k, s := range sides {
@@ -236,10 +242,13 @@ func measure(ctx context.Context, precision xpu.Precision, name string, rows, ro
 		clock = func(t times) float64 { return t.processor }
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "\n%s, %s. %s and %s; OpenCL driver %s. %d tokens, %s, least of %d rounds. A command that does nothing, Zero of one number, takes %.4f ms and %.4f CPU-ms on the processor, %.4f and %.4f on OpenCL.\n\n", time.Now().Format(time.DateOnly), runtime.GOARCH, host.Name(), apart.Name(),
+	fmt.Fprintf(&b, "\n%s, %s. %s and %s; OpenCL driver %s. %d tokens, %s, least of %d rounds. A command that does "+
+		"nothing, Zero of one number, takes %.4f ms and %.4f CPU-ms on the processor, %.4f and %.4f on OpenCL.\n\n",
+		time.Now().Format(time.DateOnly), runtime.GOARCH, host.Name(), apart.Name(),
 		chosen.DriverVersion, rows*512, precision, rounds,
 		1e3*launch[0].wall, 1e3*launch[0].processor, 1e3*launch[1].wall, 1e3*launch[1].processor)
-	b.WriteString("| command | MB | GFLOP | cpu: ms | CPU-ms | of floor | OpenCL: ms | by its clock | CPU-ms | GB/s | GFLOP/s | of floor | OpenCL/cpu: wall | CPU time |\n")
+	b.WriteString("| command | MB | GFLOP | cpu: ms | CPU-ms | of floor | OpenCL: ms | by its clock | CPU-ms | GB/s " +
+		"| GFLOP/s | of floor | OpenCL/cpu: wall | CPU time |\n")
 	b.WriteString("|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n")
 	var grouped strings.Builder
 	commands := sides[0].commands
@@ -256,20 +265,25 @@ func measure(ctx context.Context, precision xpu.Precision, name string, rows, ro
 			return "", fmt.Errorf("%s: %w", c.Name, err)
 		}
 		h, o := r[0][0], r[1][0]
-		fmt.Fprintf(&b, "| %s | %.3g | %s | %.3f | %.3f | %.2f | %.3f | %s | %.3f | %.1f | %s | %.2f | %.2f | %.2f |\n", c.Name, 4e-6*float64(c.Elements), some(1e-9*float64(c.FLOPs)),
-			1e3*h.least.wall, 1e3*h.least.processor, h.floor.processor/h.least.processor, 1e3*o.least.wall, some(1e3*o.least.device), 1e3*o.least.processor,
-			4e-9*float64(c.Elements)/o.least.wall, some(1e-9*float64(c.FLOPs)/o.least.wall), clock(o.floor)/clock(o.least),
+		fmt.Fprintf(&b, "| %s | %.3g | %s | %.3f | %.3f | %.2f | %.3f | %s | %.3f | %.1f | %s | %.2f | %.2f | %.2f |\n",
+			c.Name, 4e-6*float64(c.Elements), some(1e-9*float64(c.FLOPs)),
+			1e3*h.least.wall, 1e3*h.least.processor, h.floor.processor/h.least.processor, 1e3*o.least.wall,
+			some(1e3*o.least.device), 1e3*o.least.processor,
+			4e-9*float64(c.Elements)/o.least.wall, some(1e-9*float64(c.FLOPs)/o.least.wall),
+			clock(o.floor)/clock(o.least),
 			o.least.wall/h.least.wall, o.least.processor/h.least.processor)
 		if i == first+1 {
 			continue
 		}
 		hostOne, apartOne := r[0][1].least, r[1][1].least
-		fmt.Fprintf(&grouped, "| %s | %.1f | %.1f | %.2f | %.1f | %.1f | %.2f | %.2f |\n", c.Name, 1e3*h.least.processor, 1e3*hostOne.processor, hostOne.processor/h.least.processor,
+		fmt.Fprintf(&grouped, "| %s | %.1f | %.1f | %.2f | %.1f | %.1f | %.2f | %.2f |\n", c.Name,
+			1e3*h.least.processor, 1e3*hostOne.processor, hostOne.processor/h.least.processor,
 			1e3*clock(o.least), 1e3*clock(apartOne), clock(apartOne)/clock(o.least), apartOne.wall/o.least.wall)
 	}
 	if grouped.Len() > 0 {
 		fmt.Fprintf(&b, "\nProducts of %d groups, against a product for each group:\n\n", workload.Experts)
-		b.WriteString("| product | cpu: CPU-ms at once | one by one | factor | OpenCL: ms at once | one by one | factor | on the wall |\n|---|---|---|---|---|---|---|---|\n")
+		b.WriteString("| product | cpu: CPU-ms at once | one by one | factor | OpenCL: ms at once | one by one | " +
+			"factor | on the wall |\n|---|---|---|---|---|---|---|---|\n")
 		b.WriteString(grouped.String())
 	}
 	b.WriteString("\n")
@@ -293,7 +307,8 @@ func replace(path, text string) error {
 	before, rest, ok := strings.Cut(string(data), tableBegin)
 	_, after, closed := strings.Cut(rest, tableEnd)
 	if !ok || !closed {
-		return fmt.Errorf("%s has no place for the tables, between the lines %q and %q", path, strings.TrimSpace(tableBegin), strings.TrimSpace(tableEnd))
+		return fmt.Errorf("%s has no place for the tables, between the lines %q and %q", path,
+			strings.TrimSpace(tableBegin), strings.TrimSpace(tableEnd))
 	}
 	return atomicfile.WriteFile(path, []byte(before+tableBegin+text+tableEnd+after))
 }

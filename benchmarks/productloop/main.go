@@ -1,14 +1,16 @@
-// Productloop multiplies matrices on mula's device cpu, or on the one that its argument names, as train.yaml does, for benchmarks/products.py, which
-// runs other libraries beside it.
+// Productloop multiplies matrices on mula's device cpu, or on the one that its argument names, as
+// train.yaml does, for benchmarks/products.py, which runs other libraries beside it.
 //
 // A request is a line of standard input, the answer a line of standard output:
 //
 //	PRECISION THREADS FORM ROWS N K SECONDS
 //	GFLOP/S-BEST GFLOP/CPU-S PRODUCTS
 //
-// FORM is NN, NT or TN. ROWS is the number of rows of the result (of the terms in form TN, where the result is K×N), or several with commas
-// between: groups of rows with a matrix each. The product is repeated for SECONDS. The answer is the rate of the fastest one by the clock, and that
-// of all by the processor time of the process, times the threads; that says nothing of a device apart.
+// FORM is NN, NT or TN. ROWS is the number of rows of the result (of the terms in form TN, where
+// the result is K×N), or several with commas between: groups of rows with a matrix each. The
+// product is repeated for SECONDS. The answer is the rate of the fastest one by the clock, and that
+// of all by the processor time of the process, times the threads; that says nothing of a device
+// apart.
 package main
 
 import (
@@ -62,7 +64,8 @@ func serve(ctx context.Context, in io.Reader, out io.Writer, kind string) error 
 		}
 		key := fmt.Sprint(precision, threads)
 		if devices[key] == nil {
-			d, _, err := train.NewDevice(ctx, kind, train.DeviceOptions{Threads: threads, Precision: xpu.Precision(precision)})
+			d, _, err := train.NewDevice(ctx, kind, train.DeviceOptions{Threads: threads,
+				Precision: xpu.Precision(precision)})
 			if err != nil {
 				return err
 			}
@@ -80,7 +83,8 @@ func serve(ctx context.Context, in io.Reader, out io.Writer, kind string) error 
 	return lines.Err()
 }
 
-func measure(ctx context.Context, d xpu.Device, form string, counts []int32, n, k int, seconds float64) (best, rate float64, products int, err error) {
+func measure(ctx context.Context, d xpu.Device, form string, counts []int32, n, k int, seconds float64) (best,
+	rate float64, products int, err error) {
 	rows := 0
 	for _, c := range counts {
 		rows += int(c)

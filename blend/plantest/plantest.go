@@ -15,8 +15,9 @@ import (
 	"mula/shards"
 )
 
-// Main runs the tests of a package and ends the process; TestMain calls it. What is found out about shards goes to a cache that is removed at the end, and
-// not to the user's. Goroutines that are left fail the tests.
+// Main runs the tests of a package and ends the process; TestMain calls it. What is found out about
+// shards goes to a cache that is removed at the end, and not to the user's. Goroutines that are
+// left fail the tests.
 func Main(m *testing.M) { goleak.VerifyTestMain(withCache{m}) }
 
 // withCache are tests with a cache of their own.
@@ -37,14 +38,16 @@ func (m withCache) Run() int {
 // Shard writes a shard of documents, which are given by their ids below vocabulary.
 func Shard(t testing.TB, prefix string, dtype shards.DType, vocabulary int, documents [][]uint32) {
 	t.Helper()
-	w, err := shards.Create(prefix, dtype, shards.TokenizerInfo{SHA256: strings.Repeat("ab", 32), VocabSize: vocabulary, EOD: 0, ClassTable: "test", Specials: "text"})
+	w, err := shards.Create(prefix, dtype, shards.TokenizerInfo{SHA256: strings.Repeat("ab", 32), VocabSize: vocabulary,
+		EOD: 0, ClassTable: "test", Specials: "text"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer w.Abort()
 	name := filepath.Base(prefix)
 	for i, document := range documents {
-		if err := w.Append(document, shards.DocumentOrigin{ID: fmt.Sprintf("%s/%d", name, i), File: name + ".jsonl", Line: int64(i) + 1}); err != nil {
+		if err := w.Append(document, shards.DocumentOrigin{ID: fmt.Sprintf("%s/%d", name, i), File: name + ".jsonl",
+			Line: int64(i) + 1}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -53,7 +56,8 @@ func Shard(t testing.TB, prefix string, dtype shards.DType, vocabulary int, docu
 	}
 }
 
-// Seal seals the plan of a blend.yaml of that text in dir, writes it there to a file of that name and returns its path.
+// Seal seals the plan of a blend.yaml of that text in dir, writes it there to a file of that name
+// and returns its path.
 func Seal(t testing.TB, dir, name, config string) string {
 	t.Helper()
 	c, err := blend.ParseConfig([]byte(config), "blend.yaml", dir)

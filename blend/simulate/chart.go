@@ -9,7 +9,8 @@ import (
 	"mula/internal/page"
 )
 
-// Sizes of a chart in units of the drawing, which is scaled to the width of its place. Text is 12 units high.
+// Sizes of a chart in units of the drawing, which is scaled to the width of its place. Text is 12
+// units high.
 const (
 	chartWidth, chartHeight = 560.0, 230.0
 	chartLeft, chartTop     = 70.0, 10.0
@@ -92,10 +93,12 @@ func (c *chart) svg() template.HTML {
 			d.x1 = 2 * d.x0
 		}
 	}
-	fmt.Fprintf(d, `<svg viewBox="0 0 %.0f %.0f" role="img" aria-label="%s">`, chartWidth, chartHeight, template.HTMLEscapeString(c.label))
+	fmt.Fprintf(d, `<svg viewBox="0 0 %.0f %.0f" role="img" aria-label="%s">`, chartWidth, chartHeight,
+		template.HTMLEscapeString(c.label))
 	base := chartHeight - chartFoot
 	for _, v := range page.Ticks(d.y0, d.y1, 5) {
-		fmt.Fprintf(d, `<line class="grid" x1="%.1f" x2="%.1f" y1="%.1f" y2="%.1f"/><text x="%.1f" y="%.1f" text-anchor="end">%s</text>`,
+		fmt.Fprintf(d,
+			`<line class="grid" x1="%.1f" x2="%.1f" y1="%.1f" y2="%.1f"/><text x="%.1f" y="%.1f" text-anchor="end">%s</text>`,
 			chartLeft, chartWidth-chartRight, d.y(v), d.y(v), chartLeft-5, d.y(v)+4, c.yText(v))
 	}
 	var xs []float64
@@ -109,9 +112,12 @@ func (c *chart) svg() template.HTML {
 	for _, v := range xs {
 		fmt.Fprintf(d, `<text x="%.1f" y="%.1f" text-anchor="middle">%s</text>`, d.x(v), base+16, c.xText(v))
 	}
-	fmt.Fprintf(d, `<line class="base" x1="%.1f" x2="%.1f" y1="%.1f" y2="%.1f"/>`, chartLeft, chartWidth-chartRight, base, base)
-	fmt.Fprintf(d, `<text x="%.1f" y="%.1f" text-anchor="middle">%s</text>`, (chartLeft+chartWidth)/2, chartHeight-6, template.HTMLEscapeString(c.xLabel))
-	fmt.Fprintf(d, `<text x="12" y="%.1f" text-anchor="middle" transform="rotate(-90 12 %.1f)">%s</text>`, (base+chartTop)/2, (base+chartTop)/2, template.HTMLEscapeString(c.yLabel))
+	fmt.Fprintf(d, `<line class="base" x1="%.1f" x2="%.1f" y1="%.1f" y2="%.1f"/>`, chartLeft, chartWidth-chartRight,
+		base, base)
+	fmt.Fprintf(d, `<text x="%.1f" y="%.1f" text-anchor="middle">%s</text>`, (chartLeft+chartWidth)/2, chartHeight-6,
+		template.HTMLEscapeString(c.xLabel))
+	fmt.Fprintf(d, `<text x="12" y="%.1f" text-anchor="middle" transform="rotate(-90 12 %.1f)">%s</text>`,
+		(base+chartTop)/2, (base+chartTop)/2, template.HTMLEscapeString(c.yLabel))
 	for i, b := range c.bars {
 		wide := (d.x(1) - d.x(0)) / float64(len(c.bars))
 		fmt.Fprintf(d, `<rect class="f0" x="%.1f" y="%.1f" width="%.1f" height="%.1f"><title>%s</title></rect>`,
@@ -125,11 +131,13 @@ func (c *chart) svg() template.HTML {
 		for i := len(c.band[1].x) - 1; i >= 0; i-- {
 			fmt.Fprintf(&b, "L%.1f %.1f", d.x(c.band[1].x[i]), d.y(c.band[1].y[i]))
 		}
-		fmt.Fprintf(d, `<path class="band" d="%sZ"><title>%s</title></path>`, b.String(), template.HTMLEscapeString(c.band[0].name))
+		fmt.Fprintf(d, `<path class="band" d="%sZ"><title>%s</title></path>`, b.String(),
+			template.HTMLEscapeString(c.band[0].name))
 	}
 	for _, m := range c.marks {
 		if m >= d.x0 && m <= d.x1 {
-			fmt.Fprintf(d, `<line class="mark" x1="%.1f" x2="%.1f" y1="%.1f" y2="%.1f"><title>%s</title></line>`, d.x(m), d.x(m), chartTop, base, c.xText(m))
+			fmt.Fprintf(d, `<line class="mark" x1="%.1f" x2="%.1f" y1="%.1f" y2="%.1f"><title>%s</title></line>`,
+				d.x(m), d.x(m), chartTop, base, c.xText(m))
 		}
 	}
 	for _, l := range c.curves {
@@ -140,7 +148,8 @@ func (c *chart) svg() template.HTML {
 		if len(l.x) == 1 {
 			b.WriteString("h4") // a point of its own
 		}
-		fmt.Fprintf(d, `<path class="curve %s" d="%s"><title>%s</title></path>`, l.class, b.String(), template.HTMLEscapeString(l.name))
+		fmt.Fprintf(d, `<path class="curve %s" d="%s"><title>%s</title></path>`, l.class, b.String(),
+			template.HTMLEscapeString(l.name))
 	}
 	d.WriteString("</svg>")
 	return template.HTML(d.String())
@@ -153,13 +162,15 @@ func move(i int) string {
 	return "L"
 }
 
-// heatSteps is the number of colours on each side of the neutral one; a colour is one standard deviation of draws by chance.
+// heatSteps is the number of colours on each side of the neutral one; a colour is one standard
+// deviation of draws by chance.
 const heatSteps = 4
 
 // heatColumns is the greatest number of columns; intervals are added up beyond it.
 const heatColumns = 100
 
-// heat draws how often each part of a source was drawn in each interval: x is the interval, y the part, the first windows at the top.
+// heat draws how often each part of a source was drawn in each interval: x is the interval, y the
+// part, the first windows at the top.
 func heat(name string, counts [][]int64) template.HTML {
 	if len(counts) == 0 {
 		return ""
@@ -184,7 +195,8 @@ func heat(name string, counts [][]int64) template.HTML {
 		for k, n := range sums {
 			z := (float64(n) - mean) / math.Sqrt(mean*(1-1.0/parts))
 			level := int(math.Round(min(heatSteps, max(-heatSteps, z)))) + heatSteps
-			fmt.Fprintf(&paths[level], "M%.1f %.1fh%.2fv%.2fh-%.2fz", chartLeft+float64(x)*wide, chartTop+float64(k)*high, wide, high, wide)
+			fmt.Fprintf(&paths[level], "M%.1f %.1fh%.2fv%.2fh-%.2fz", chartLeft+float64(x)*wide,
+				chartTop+float64(k)*high, wide, high, wide)
 		}
 	}
 	var b strings.Builder
@@ -196,8 +208,13 @@ func heat(name string, counts [][]int64) template.HTML {
 			fmt.Fprintf(&b, `<path class="h%d" d="%s"/>`, level, paths[level].String())
 		}
 	}
-	fmt.Fprintf(&b, `<text x="%.1f" y="%.1f" text-anchor="middle">intervals of the range, first to last</text>`, (chartLeft+chartWidth)/2, chartHeight-6)
-	fmt.Fprintf(&b, `<text x="%.1f" y="%.1f" text-anchor="end">first</text><text x="%.1f" y="%.1f" text-anchor="end">last</text>`, chartLeft-5, chartTop+12, chartLeft-5, base-2)
-	fmt.Fprintf(&b, `<text x="12" y="%.1f" text-anchor="middle" transform="rotate(-90 12 %.1f)">part of the source</text></svg>`, (base+chartTop)/2, (base+chartTop)/2)
+	fmt.Fprintf(&b, `<text x="%.1f" y="%.1f" text-anchor="middle">intervals of the range, first to last</text>`,
+		(chartLeft+chartWidth)/2, chartHeight-6)
+	fmt.Fprintf(&b,
+		`<text x="%.1f" y="%.1f" text-anchor="end">first</text><text x="%.1f" y="%.1f" text-anchor="end">last</text>`,
+		chartLeft-5, chartTop+12, chartLeft-5, base-2)
+	fmt.Fprintf(&b,
+		`<text x="12" y="%.1f" text-anchor="middle" transform="rotate(-90 12 %.1f)">part of the source</text></svg>`,
+		(base+chartTop)/2, (base+chartTop)/2)
 	return template.HTML(b.String())
 }

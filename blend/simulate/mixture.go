@@ -2,7 +2,8 @@ package simulate
 
 import "math"
 
-// Mixture is what share each source has along the range, counted in intervals of steps, skipped positions included.
+// Mixture is what share each source has along the range, counted in intervals of steps, skipped
+// positions included.
 type Mixture struct {
 	StepsOfInterval int64           `json:"steps_of_interval"` // from the begin of one to that of the next
 	StepsCounted    int64           `json:"steps_counted"`     // of each interval, the first ones
@@ -18,7 +19,8 @@ type Interval struct {
 	Bound    float64   `json:"bound"`    // that the order keeps to, either way; 0 for an order that gives none
 }
 
-// SourceMixture is how the counts of a source compare with what the plan's weights ask for, over all intervals.
+// SourceMixture is how the counts of a source compare with what the plan's weights ask for, over
+// all intervals.
 type SourceMixture struct {
 	Name      string  `json:"name"`
 	Planned   float64 `json:"planned_share"` // of the positions counted
@@ -26,15 +28,18 @@ type SourceMixture struct {
 	Least     float64 `json:"least_share"`   // of an interval
 	Most      float64 `json:"most_share"`
 	Deviation float64 `json:"deviation"` // largest of an interval, in samples
-	Bound     float64 `json:"bound"`     // that the plan's order keeps to, in samples of that interval; 0 for an order that gives none
-	Random    float64 `json:"random"`    // standard deviation of independent draws, in samples of that interval
-	Outside   int     `json:"outside"`   // intervals beyond their bound
+	// that the plan's order keeps to, in samples of that interval; 0 for an order that gives none
+	Bound   float64 `json:"bound"`
+	Random  float64 `json:"random"`  // standard deviation of independent draws, in samples of that interval
+	Outside int     `json:"outside"` // intervals beyond their bound
 
-	// The source's training windows, in stored order, cut into parts of the same size, and the draws of each interval counted by part.
+	// The source's training windows, in stored order, cut into parts of the same size, and the
+	// draws of each interval counted by part.
 	Parts [][]int64 `json:"parts"` // by interval and part; null for a source of which that would say nothing
-	// Unevenness is the sum over intervals and parts of (count − expected)²/expected, less what draws by chance would give, in its standard deviations:
-	// about 0 or below where the order is shuffled well, great where parts of the source come together. Cells, of which there are too few with
-	// 0, is the number of terms.
+	// Unevenness is the sum over intervals and parts of (count − expected)²/expected, less what
+	// draws by chance would give, in its standard deviations: about 0 or below where the order is
+	// shuffled well, great where parts of the source come together. Cells, of which there are too
+	// few with 0, is the number of terms.
 	Unevenness float64 `json:"unevenness"`
 	Cells      int64   `json:"cells"`
 }
@@ -48,8 +53,8 @@ const (
 	leastExpected = 5 // in a part of an interval, for a term of Unevenness
 )
 
-// intervals says how steps are cut into intervals, and how many of each are counted: 1,000, or less where the range is short, and more where it is
-// long; the drawing would show no more.
+// intervals says how steps are cut into intervals, and how many of each are counted: 1,000, or less
+// where the range is short, and more where it is long; the drawing would show no more.
 func (s *simulation) intervals() (every, counted, n int64) {
 	steps := (s.To - s.From + int64(s.BatchSize) - 1) / int64(s.BatchSize)
 	every = intervalSteps
@@ -183,9 +188,10 @@ func partFrom(part, training int64) int64 {
 	return training/parts*part + training%parts*part/parts
 }
 
-// expected, with the bounds of the stages' trees, is what the weights of the stages ask of each source at the positions [from, to), and how far the order may be from it. A count up to a
-// position is at most the tree's bound off, so that between two positions at most twice that. It is 0 for an order
-// that has no tree.
+// expected, with the bounds of the stages' trees, is what the weights of the stages ask of each
+// source at the positions [from, to), and how far the order may be from it. A count up to a
+// position is at most the tree's bound off, so that between two positions at most twice that. It is
+// 0 for an order that has no tree.
 func (s *simulation) expected(bounds []float64, from, to int64) (counts []float64, bound float64) {
 	counts = make([]float64, len(s.plan.Sources))
 	first := int64(0)

@@ -47,26 +47,34 @@ type section struct {
 	Figures []page.Figure
 }
 
-// WritePage renders the report as one HTML page that needs nothing beside it. It follows the reader's light or dark setting. The same report
-// gives the same bytes.
+// WritePage renders the report as one HTML page that needs nothing beside it. It follows the
+// reader's light or dark setting. The same report gives the same bytes.
 func (r *Report) WritePage(w io.Writer, title string) error {
 	rd := &r.Reading
 	doc := document{Plan: r.Plan, Order: r.Order, Assumptions: rd.Storage.figures()}
 	for _, f := range r.Findings[:min(len(r.Findings), maxFindings)] {
-		doc.Findings.List = append(doc.Findings.List, page.Finding{Level: string(f.Level), Where: f.Source, Message: f.Message})
+		doc.Findings.List = append(doc.Findings.List, page.Finding{Level: string(f.Level), Where: f.Source,
+			Message: f.Message})
 	}
 	doc.Findings.More = max(0, len(r.Findings)-maxFindings)
-	doc.Sum = fmt.Sprintf("Positions %s to %s: %s steps of %s samples of %s+1 tokens, read by %s nodes (ranks of each: %s).", quantity.Grouped(r.From), quantity.Grouped(r.To-1),
-		quantity.Grouped(r.Steps), quantity.Grouped(int64(r.BatchSize)), quantity.Grouped(int64(r.SequenceLength)), quantity.Grouped(int64(rd.Nodes)), quantity.Grouped(int64(rd.RanksPerNode)))
-	doc.ReadingText = fmt.Sprintf("One node, the first, was followed through %s steps: which blocks of which files its samples are in, and how long %s takes to bring them.",
+	doc.Sum = fmt.Sprintf("Positions %s to %s: %s steps of %s samples of %s+1 tokens, read by %s nodes (ranks of "+
+		"each: %s).", quantity.Grouped(r.From), quantity.Grouped(r.To-1),
+		quantity.Grouped(r.Steps), quantity.Grouped(int64(r.BatchSize)), quantity.Grouped(int64(r.SequenceLength)),
+		quantity.Grouped(int64(rd.Nodes)), quantity.Grouped(int64(rd.RanksPerNode)))
+	doc.ReadingText = fmt.Sprintf("One node, the first, was followed through %s steps: which blocks of which files "+
+		"its samples are in, and how long %s takes to bring them.",
 		quantity.Grouped(rd.Steps), rd.Storage.Name)
 	doc.Reading = r.ReadingTable()
-	doc.MixtureText = fmt.Sprintf("Positions were counted by source in %s intervals, one every %s steps, %s steps of each. The bound is what the plan's order keeps to; "+
-		"random is the standard deviation that independent draws with the same weights would have.", quantity.Grouped(int64(len(r.Mixture.Intervals))), quantity.Grouped(r.Mixture.StepsOfInterval),
+	doc.MixtureText = fmt.Sprintf("Positions were counted by source in %s intervals, one every %s steps, %s steps "+
+		"of each. The bound is what the plan's order keeps to; "+
+		"random is the standard deviation that independent draws with the same weights would have.",
+		quantity.Grouped(int64(len(r.Mixture.Intervals))), quantity.Grouped(r.Mixture.StepsOfInterval),
 		quantity.Grouped(r.Mixture.StepsCounted))
 	doc.Mixture = r.MixtureTable().Cut(maxRows)
-	doc.ShuffleText = fmt.Sprintf("%s samples of %s steps were looked at one by one. A pair is two samples of a source that follow each other in its order; "+
-		"in brackets is what a uniform permutation of the source's windows would give.", quantity.Grouped(r.Shuffle.Samples), quantity.Grouped(r.Shuffle.Steps))
+	doc.ShuffleText = fmt.Sprintf("%s samples of %s steps were looked at one by one. A pair is two samples of a "+
+		"source that follow each other in its order; "+
+		"in brackets is what a uniform permutation of the source's windows would give.",
+		quantity.Grouped(r.Shuffle.Samples), quantity.Grouped(r.Shuffle.Steps))
 	if !r.Shuffle.Documents {
 		doc.ShuffleText += " Nothing is said of documents: the shards were not looked at, or the order does not cut them into windows."
 	}
@@ -82,7 +90,10 @@ func (r *Report) WritePage(w io.Writer, title string) error {
 	for i := range largest {
 		largest[i] = i
 	}
-	slices.SortStableFunc(largest, func(a, b int) int { return cmp.Compare(r.Mixture.Sources[b].Share, r.Mixture.Sources[a].Share) })
+	slices.SortStableFunc(largest, func(a, b int) int {
+		return cmp.Compare(r.Mixture.Sources[b].Share,
+			r.Mixture.Sources[a].Share)
+	})
 	doc.MixtureFigures = r.mixtureFigures(largest[:min(len(largest), maxCurves)])
 	doc.MoreSources = max(0, len(largest)-maxSources)
 	for _, i := range largest[:min(len(largest), maxSources)] {
@@ -97,7 +108,8 @@ func (s *Storage) figures() string {
 	if s.TotalBandwidth > 0 {
 		total = perSecond(s.TotalBandwidth) + " all nodes together"
 	}
-	return fmt.Sprintf("%s: latency %s, %s a node, %s, requests of %s, a cache of %s a node", s.Name, seconds(s.Latency), perSecond(s.NodeBandwidth), total,
+	return fmt.Sprintf("%s: latency %s, %s a node, %s, requests of %s, a cache of %s a node", s.Name,
+		seconds(s.Latency), perSecond(s.NodeBandwidth), total,
 		bytesText(s.RequestSize), bytesText(s.Cache))
 }
 
@@ -141,7 +153,8 @@ func (r *Report) ReadingTable() page.Table {
 
 // MixtureTable has a row for each source.
 func (r *Report) MixtureTable() page.Table {
-	t := page.Table{Heading: []string{"source", "planned", "share", "least", "most", "largest deviation", "bound", "random", "unevenness"}}
+	t := page.Table{Heading: []string{"source", "planned", "share", "least", "most", "largest deviation", "bound",
+		"random", "unevenness"}}
 	for _, m := range r.Mixture.Sources {
 		uneven, bound := "-", "-"
 		if m.Cells > 0 {
@@ -150,7 +163,8 @@ func (r *Report) MixtureTable() page.Table {
 		if m.Bound > 0 {
 			bound = fmt.Sprintf("%.2f", m.Bound)
 		}
-		t.Rows = append(t.Rows, []string{m.Name, share(m.Planned), share(m.Share), share(m.Least), share(m.Most), fmt.Sprintf("%.2f", m.Deviation), bound,
+		t.Rows = append(t.Rows, []string{m.Name, share(m.Planned), share(m.Share), share(m.Least), share(m.Most),
+			fmt.Sprintf("%.2f", m.Deviation), bound,
 			fmt.Sprintf("%.1f", m.Random), uneven})
 	}
 	return t
@@ -158,7 +172,8 @@ func (r *Report) MixtureTable() page.Table {
 
 // ShuffleTable has a row for each source.
 func (r *Report) ShuffleTable() page.Table {
-	t := page.Table{Heading: []string{"source", "pairs", "distance", "off", "parity", "side by side", "one shard", "one document", "one document, a step", "one window, a step"}}
+	t := page.Table{Heading: []string{"source", "pairs", "distance", "off", "parity", "side by side", "one shard",
+		"one document", "one document, a step", "one window, a step"}}
 	for _, s := range r.Shuffle.Sources {
 		count := func(c Count) string { return fmt.Sprintf("%s (%s)", quantity.Grouped(c.Seen), c.expectation()) }
 		document := []string{"-", "-"}
@@ -180,7 +195,8 @@ func (r *Report) ShuffleTable() page.Table {
 
 // RepeatsTable has a row for each source.
 func (r *Report) RepeatsTable() page.Table {
-	t := page.Table{Heading: []string{"source", "epochs", "repeats", "tail", "windows drawn (times)", "documents read (times)", "most read"}}
+	t := page.Table{Heading: []string{"source", "epochs", "repeats", "tail", "windows drawn (times)",
+		"documents read (times)", "most read"}}
 	for i, s := range r.Sources {
 		sh := &r.Shuffle.Sources[i]
 		var windows, documents []string
@@ -204,14 +220,16 @@ func (r *Report) RepeatsTable() page.Table {
 		if sh.Most.Samples > 0 {
 			most = fmt.Sprintf("%s samples", quantity.Grouped(sh.Most.Samples))
 		}
-		t.Rows = append(t.Rows, []string{s.Name, fmt.Sprintf("%.3f", s.Epochs), quantity.Grouped(s.Repeats), tail, cmp.Or(strings.Join(windows, ", "), "-"),
+		t.Rows = append(t.Rows, []string{s.Name, fmt.Sprintf("%.3f", s.Epochs), quantity.Grouped(s.Repeats), tail,
+			cmp.Or(strings.Join(windows, ", "), "-"),
 			cmp.Or(strings.Join(documents, ", "), "-"), most})
 	}
 	return t
 }
 
 func (rd *Reading) figures() []page.Figure {
-	nodes := chart{label: "what a node gets, by number of nodes", xLabel: "nodes (log scale)", yLabel: "bytes a second", log: true, fromZero: true,
+	nodes := chart{label: "what a node gets, by number of nodes", xLabel: "nodes (log scale)", yLabel: "bytes a second",
+		log: true, fromZero: true,
 		xText: scaledShort, yText: scaledShort, marks: []float64{float64(rd.Nodes)}}
 	got := curve{name: "a node gets", class: "s0"}
 	needed := curve{name: "a node needs", class: "s1 dash"}
@@ -225,7 +243,8 @@ func (rd *Reading) figures() []page.Figure {
 		keys = append(keys, page.Key{Class: "f1", Name: "needs"})
 	}
 	nodes.curves = append(nodes.curves, got)
-	cache := chart{label: "requests that a cache of the node would answer, by its size", xLabel: "bytes of cache", yLabel: "share of the requests", fromZero: true,
+	cache := chart{label: "requests that a cache of the node would answer, by its size", xLabel: "bytes of cache",
+		yLabel: "share of the requests", fromZero: true,
 		xText: scaledShort, yText: perCent, marks: []float64{float64(rd.Storage.Cache)}}
 	hits := curve{name: "share of the requests that the cache answers", class: "s0"}
 	for _, p := range rd.Cache {
@@ -233,13 +252,16 @@ func (rd *Reading) figures() []page.Figure {
 	}
 	cache.curves = []curve{hits}
 	return []page.Figure{
-		{Title: "Bandwidth of a node", Text: fmt.Sprintf("if each reads its own share as here; the dotted line is at %s nodes", quantity.Grouped(int64(rd.Nodes))), Keys: keys, Chart: nodes.svg()},
-		{Title: "A node's cache", Text: fmt.Sprintf("of what was used last, over the %s steps that were followed", quantity.Grouped(rd.Steps)), Chart: cache.svg()},
+		{Title: "Bandwidth of a node", Text: fmt.Sprintf("if each reads its own share as here; the dotted line is "+
+			"at %s nodes", quantity.Grouped(int64(rd.Nodes))), Keys: keys, Chart: nodes.svg()},
+		{Title: "A node's cache", Text: fmt.Sprintf("of what was used last, over the %s steps that were followed",
+			quantity.Grouped(rd.Steps)), Chart: cache.svg()},
 	}
 }
 
 func (r *Report) mixtureFigures(sources []int) []page.Figure {
-	c := chart{label: "share of each source along the range", xLabel: "step", yLabel: "share of the samples", fromZero: true, xText: scaledShort, yText: perCent}
+	c := chart{label: "share of each source along the range", xLabel: "step", yLabel: "share of the samples",
+		fromZero: true, xText: scaledShort, yText: perCent}
 	f := page.Figure{Title: "Share of each source", Text: "thin: counted; wide and pale: what the weights ask for"}
 	for k, i := range sources {
 		counted := curve{name: r.Mixture.Sources[i].Name, class: fmt.Sprintf("s%d", k)}
@@ -259,13 +281,16 @@ func (r *Report) mixtureFigures(sources []int) []page.Figure {
 	return []page.Figure{f}
 }
 
-// sourceFigures are the pictures of one source: how far its share is from the plan, how its parts are drawn, how far neighbours are apart.
+// sourceFigures are the pictures of one source: how far its share is from the plan, how its parts
+// are drawn, how far neighbours are apart.
 func (r *Report) sourceFigures(i int) []page.Figure {
 	m, s := &r.Mixture.Sources[i], &r.Shuffle.Sources[i]
-	off := chart{label: "samples of " + m.Name + " beyond what its weight asks for", xLabel: "step", yLabel: "samples more than planned", xText: scaledShort, yText: short}
+	off := chart{label: "samples of " + m.Name + " beyond what its weight asks for", xLabel: "step",
+		yLabel: "samples more than planned", xText: scaledShort, yText: short}
 	counted := curve{name: "counted", class: "s0"}
 	var sides [2]curve
-	random := [2]curve{{name: "two standard deviations of random draws", class: "s1 dash"}, {name: "two standard deviations of random draws", class: "s1 dash"}}
+	random := [2]curve{{name: "two standard deviations of random draws", class: "s1 dash"},
+		{name: "two standard deviations of random draws", class: "s1 dash"}}
 	for _, v := range r.Mixture.Intervals {
 		var total float64
 		for _, n := range v.Counts {
@@ -282,7 +307,8 @@ func (r *Report) sourceFigures(i int) []page.Figure {
 	sides[0].name = "bound of the plan's order"
 	off.band = &sides
 	off.curves = []curve{random[0], random[1], counted}
-	near := chart{label: "distance of samples of " + s.Name + " that follow each other", xLabel: "distance, in parts of the source", yLabel: "share of the pairs", fromZero: true,
+	near := chart{label: "distance of samples of " + s.Name + " that follow each other",
+		xLabel: "distance, in parts of the source", yLabel: "share of the pairs", fromZero: true,
 		xText: short, yText: perCent, bars: s.Distances}
 	if len(s.Uniform) > 0 {
 		expected := curve{name: "uniform permutation", class: "s1"}
@@ -293,9 +319,11 @@ func (r *Report) sourceFigures(i int) []page.Figure {
 	}
 	return []page.Figure{
 		{Title: "Share", Text: "off what the weight asks for, by interval", Chart: off.svg(),
-			Keys: []page.Key{{Class: "f0", Name: "counted"}, {Class: "band", Name: "bound"}, {Class: "f1", Name: "random draws, ±2 deviations"}}},
+			Keys: []page.Key{{Class: "f0", Name: "counted"}, {Class: "band", Name: "bound"},
+				{Class: "f1", Name: "random draws, ±2 deviations"}}},
 		{Title: "Parts", Text: "of the source in stored order, each interval a column", Chart: heat(m.Name, m.Parts),
-			Keys: []page.Key{{Class: "h0", Name: "drawn less"}, {Class: "h4", Name: "as expected"}, {Class: "h8", Name: "more, 4 deviations"}}},
+			Keys: []page.Key{{Class: "h0", Name: "drawn less"}, {Class: "h4", Name: "as expected"},
+				{Class: "h8", Name: "more, 4 deviations"}}},
 		{Title: "Neighbours", Text: "how far samples that follow each other are apart", Chart: near.svg(),
 			Keys: []page.Key{{Class: "f0", Name: "counted"}, {Class: "f1", Name: "uniform"}}},
 	}

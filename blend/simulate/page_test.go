@@ -25,7 +25,8 @@ func render(t *testing.T, r *Report) string {
 	return b.String()
 }
 
-// parse checks that all of the page but its head is well-formed, with every element closed, and gives its text by path of the element.
+// parse checks that all of the page but its head is well-formed, with every element closed, and
+// gives its text by path of the element.
 func parse(t *testing.T, page string) map[string][]string {
 	t.Helper()
 	body := page[strings.Index(page, "<body>") : strings.Index(page, "</body>")+len("</body>")]
@@ -64,7 +65,8 @@ func parse(t *testing.T, page string) map[string][]string {
 // The page has what the report has, refers to nothing outside, and is well-formed.
 func TestPage(t *testing.T) {
 	d := seal(t, 2, stagesAndSkips)
-	r, err := Run(context.Background(), nil, Options{BatchSize: 12, Nodes: 3, StepTime: 1e-5, Storage: Kinds[2], Data: d})
+	r, err := Run(context.Background(), nil, Options{BatchSize: 12, Nodes: 3, StepTime: 1e-5, Storage: Kinds[2],
+		Data: d})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -81,8 +83,10 @@ func TestPage(t *testing.T) {
 		t.Errorf("%d charts", n)
 	}
 	all := strings.Join(append(append(texts["td"], texts["th"]...), append(texts["p"], texts["li"]...)...), "\n")
-	for _, want := range []string{"web", "code", "x & y", fmt.Sprintf("%.4f", r.Shuffle.Sources[0].Distance), quantity.Grouped(r.Shuffle.Sources[1].Pairs),
-		fmt.Sprintf("%.3f", r.Sources[0].Epochs), quantity.Grouped(r.Sources[0].Tail), share(r.Mixture.Sources[0].Share), "126 steps", "latency 30 ms", "object-store does not keep up"} {
+	for _, want := range []string{"web", "code", "x & y", fmt.Sprintf("%.4f", r.Shuffle.Sources[0].Distance),
+		quantity.Grouped(r.Shuffle.Sources[1].Pairs),
+		fmt.Sprintf("%.3f", r.Sources[0].Epochs), quantity.Grouped(r.Sources[0].Tail),
+		share(r.Mixture.Sources[0].Share), "126 steps", "latency 30 ms", "object-store does not keep up"} {
 		if !strings.Contains(all, want) {
 			t.Errorf("the page does not say %q", want)
 		}
@@ -111,7 +115,8 @@ func TestChartHeights(t *testing.T) {
 			t.Errorf("bar %d: from %g, %g high", i, y[i], h[i])
 		}
 	}
-	if want := fmt.Sprintf(`d="M%.1f %.1fL%.1f %.1f"`, chartLeft, y[3], chartWidth-chartRight, y[0]); !strings.Contains(svg, want) {
+	if want := fmt.Sprintf(`d="M%.1f %.1fL%.1f %.1f"`, chartLeft, y[3], chartWidth-chartRight,
+		y[0]); !strings.Contains(svg, want) {
 		t.Errorf("no curve %s in %s", want, svg)
 	}
 	if strings.Contains(svg, "-0 ") || (&chart{}).svg() != "" {
@@ -174,9 +179,12 @@ func TestPageIsBounded(t *testing.T) {
 
 func TestTexts(t *testing.T) {
 	for _, c := range []struct{ got, want string }{
-		{bytesText(0), "0 B"}, {bytesText(999), "999 B"}, {bytesText(1_234_567), "1.23 MB"}, {bytesText(999_600), "1 MB"},
-		{perSecond(2e9), "2 GB/s"}, {seconds(0), "0 s"}, {seconds(2e-6), "2 µs"}, {seconds(0.0123), "12.3 ms"}, {seconds(90), "90 s"}, {seconds(600), "10 min"},
-		{seconds(7200), "2 h"}, {share(0.5), "50.0 %"}, {share(0.0123), "1.23 %"}, {share(1e-5), "0.001 %"}, {share(5.2e-7), "0.000052 %"}, {scaledShort(0), "0"}, {scaledShort(2000), "2k"},
+		{bytesText(0), "0 B"}, {bytesText(999), "999 B"}, {bytesText(1_234_567), "1.23 MB"}, {bytesText(999_600),
+			"1 MB"},
+		{perSecond(2e9), "2 GB/s"}, {seconds(0), "0 s"}, {seconds(2e-6), "2 µs"}, {seconds(0.0123),
+			"12.3 ms"}, {seconds(90), "90 s"}, {seconds(600), "10 min"},
+		{seconds(7200), "2 h"}, {share(0.5), "50.0 %"}, {share(0.0123), "1.23 %"}, {share(1e-5),
+			"0.001 %"}, {share(5.2e-7), "0.000052 %"}, {scaledShort(0), "0"}, {scaledShort(2000), "2k"},
 		{Count{3, -1}.expectation(), "-"}, {Count{3, 12345.6}.expectation(), "12,346"},
 	} {
 		if c.got != c.want {

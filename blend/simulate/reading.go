@@ -18,34 +18,45 @@ type Reading struct {
 	StepTime     float64 `json:"step_time"` // seconds; 0: not known
 	Steps        int64   `json:"steps"`     // that were looked at, the first ones
 
-	// Of a step, mean of those looked at. Tokens are what the samples have, Wanted what is asked of the cache, Read what the storage gives.
+	// Of a step, mean of those looked at. Tokens are what the samples have, Wanted what is asked of
+	// the cache, Read what the storage gives.
 	TokenBytes  float64 `json:"token_bytes"`
 	WantedBytes float64 `json:"wanted_bytes"`
 	Wanted      float64 `json:"wanted_requests"`
 	Bytes       float64 `json:"read_bytes"`
 	Requests    float64 `json:"read_requests"`
-	ReadTime    float64 `json:"read_time"`             // seconds
-	AllRequests float64 `json:"requests_of_the_range"` // of all nodes over all steps of the range, if they are as those looked at
+	ReadTime    float64 `json:"read_time"` // seconds
+	// of all nodes over all steps of the range, if they are as those looked at
+	AllRequests float64 `json:"requests_of_the_range"`
 
-	Bandwidth  float64 `json:"node_bandwidth"`        // bytes/s that storage can give a node when all read
-	Busy       Busy    `json:"busy"`                  // the steps that storage is judged by
-	Needed     float64 `json:"needed_bandwidth"`      // bytes/s that a node needs in these; 0 without a step time
-	Got        float64 `json:"got_bandwidth"`         // bytes/s that it can get in these, by requests and bytes
-	KeepsUp    bool    `json:"keeps_up"`              // these do not take longer to read than to compute; false without a step time
-	Waited     float64 `json:"waited"`                // seconds of a step, mean, that its data is late, with four steps read ahead
-	NodesKept  int64   `json:"nodes_kept"`            // the most nodes that storage keeps up with; -1: any number, 0: none
-	FirstWarm  float64 `json:"first_batch_warm"`      // seconds to the first batch, what is known of shards being in the user's cache folder
-	FirstCold  float64 `json:"first_batch_cold"`      // the same where nothing is known
-	DrawnBytes int64   `json:"drawn_bytes"`           // of the blocks that hold any training window of a source that the plan draws from
-	RepeatSize int64   `json:"cache_for_next_epochs"` // of the blocks of the sources that the plan repeats: a cache that holds them makes all later epochs local
+	Bandwidth float64 `json:"node_bandwidth"`   // bytes/s that storage can give a node when all read
+	Busy      Busy    `json:"busy"`             // the steps that storage is judged by
+	Needed    float64 `json:"needed_bandwidth"` // bytes/s that a node needs in these; 0 without a step time
+	Got       float64 `json:"got_bandwidth"`    // bytes/s that it can get in these, by requests and bytes
+	// these do not take longer to read than to compute; false without a step time
+	KeepsUp bool `json:"keeps_up"`
+	// seconds of a step, mean, that its data is late, with four steps read ahead
+	Waited float64 `json:"waited"`
+	// the most nodes that storage keeps up with; -1: any number, 0: none
+	NodesKept int64 `json:"nodes_kept"`
+	// seconds to the first batch, what is known of shards being in the user's cache folder
+	FirstWarm float64 `json:"first_batch_warm"`
+	FirstCold float64 `json:"first_batch_cold"` // the same where nothing is known
+	// of the blocks that hold any training window of a source that the plan draws from
+	DrawnBytes int64 `json:"drawn_bytes"`
+	// of the blocks of the sources that the plan repeats: a cache that holds them makes all later
+	// epochs local
+	RepeatSize int64 `json:"cache_for_next_epochs"`
 
 	Scaling []ScalingPoint `json:"scaling"` // what a node could get among more or fewer
-	Cache   []CachePoint   `json:"cache"`   // how much of what was wanted in the steps looked at a cache of the node would have had
+	// how much of what was wanted in the steps looked at a cache of the node would have had
+	Cache []CachePoint `json:"cache"`
 
 	sampleBytes float64 // mean bytes of the tokens of a sample, of those looked at
 }
 
-// Busy is the mean of the tenth of the steps that take longest to read, among them those before a cache is warm.
+// Busy is the mean of the tenth of the steps that take longest to read, among them those before a
+// cache is warm.
 type Busy struct {
 	Steps    int64   `json:"steps"`
 	Bytes    float64 `json:"read_bytes"`
@@ -66,9 +77,11 @@ type CachePoint struct {
 }
 
 const (
-	sumBlock      = 16 << 10 // bytes of a .bin file with a sum of their own, which are read as a whole to be compared (docs/formats/shard.md)
-	stepsAhead    = 4        // records that a stream reads ahead
-	openRequests  = 4        // of a shard: both ends of .idx, the manifest, the header of the sums
+	// bytes of a .bin file with a sum of their own, which are read as a whole to be compared
+	// (docs/formats/shard.md)
+	sumBlock      = 16 << 10
+	stepsAhead    = 4 // records that a stream reads ahead
+	openRequests  = 4 // of a shard: both ends of .idx, the manifest, the header of the sums
 	cachePoints   = 40
 	samplesOfPlan = 16 // that are compared when a plan is opened, one after the other
 )
@@ -79,8 +92,9 @@ type stretch struct {
 	token, count  int64
 }
 
-// stretches gives the tokens of a sample as they lie in shards. Those of an order without windows are known from the open shards: the first begins where
-// the sample does, the others where their document does, which is not so for a later part of a document longer than a sample.
+// stretches gives the tokens of a sample as they lie in shards. Those of an order without windows
+// are known from the open shards: the first begins where the sample does, the others where their
+// document does, which is not so for a later part of a document longer than a sample.
 func (s *simulation) stretches(dst []stretch, at blend.Sample) ([]stretch, error) {
 	whole := int64(s.plan.SequenceLength) + 1
 	if s.plan.Windowed() {
@@ -129,7 +143,8 @@ func newLayout(p *blend.Plan, request int64) *layout {
 	return l
 }
 
-// blocks gives the first and one past the last block that reading a stretch touches: its bytes, widened to whole blocks with a sum.
+// blocks gives the first and one past the last block that reading a stretch touches: its bytes,
+// widened to whole blocks with a sum.
 func (l *layout) blocks(t stretch) (file int32, from, to int64) {
 	file = l.first[t.source] + int32(t.shard)
 	a, b := t.token*l.width[file], (t.token+t.count)*l.width[file]
@@ -143,7 +158,8 @@ func (l *layout) bytes(k blockKey) int64 { return min(l.request, l.size[k.file]-
 // reading follows the first node through the first steps.
 func (s *simulation) reading() (Reading, error) {
 	st := &s.Storage
-	r := Reading{Storage: *st, Nodes: s.Nodes, RanksPerNode: s.RanksPerNode, StepTime: s.StepTime, Bandwidth: st.bandwidth(s.Nodes)}
+	r := Reading{Storage: *st, Nodes: s.Nodes, RanksPerNode: s.RanksPerNode, StepTime: s.StepTime,
+		Bandwidth: st.bandwidth(s.Nodes)}
 	l := newLayout(s.plan, st.RequestSize)
 	share := int64(s.BatchSize / s.Nodes)
 	steps := (s.To - s.From + int64(s.BatchSize) - 1) / int64(s.BatchSize) // of the range
@@ -221,8 +237,10 @@ func (s *simulation) reading() (Reading, error) {
 		}
 		r.Waited = waits(reads, s.StepTime, stepsAhead) / float64(r.Steps)
 	}
-	for nodes := int64(1); nodes <= max(4*int64(s.Nodes), min(2*r.NodesKept, 64*int64(s.Nodes)), 64) && busy.Requests > 0; nodes *= 2 {
-		r.Scaling = append(r.Scaling, ScalingPoint{nodes, busy.Bytes / st.seconds(busy.Requests, busy.Bytes, k, st.bandwidth(int(nodes)))})
+	for nodes := int64(1); nodes <= max(4*int64(s.Nodes), min(2*r.NodesKept, 64*int64(s.Nodes)), 64) &&
+		busy.Requests > 0; nodes *= 2 {
+		r.Scaling = append(r.Scaling, ScalingPoint{nodes, busy.Bytes / st.seconds(busy.Requests, busy.Bytes, k,
+			st.bandwidth(int(nodes)))})
 	}
 	if err := s.firstBatch(&r, l, opened, reads[0], samples); err != nil {
 		return r, err
@@ -244,8 +262,9 @@ func busiest(steps []Busy) Busy {
 	return Busy{int64(len(tenth)), sum.Bytes / n, sum.Requests / n, sum.ReadTime / n}
 }
 
-// firstBatch is the time from the start of the program to the first step's data: shards are opened, several at a time, the samples of the plan are
-// compared one after the other, and the first step is read.
+// firstBatch is the time from the start of the program to the first step's data: shards are opened,
+// several at a time, the samples of the plan are compared one after the other, and the first step
+// is read.
 func (s *simulation) firstBatch(r *Reading, l *layout, opened map[int32]bool, first float64, samples int64) error {
 	st := &s.Storage
 	k := float64(readersOfARank * s.RanksPerNode)
@@ -301,8 +320,9 @@ func (s *simulation) cacheSizes(r *Reading, l *layout) {
 	}
 }
 
-// A stack knows for each use of a block how many bytes of different blocks were used since its last use, its own included: the least size of a cache that
-// keeps what was used last and would still have it (R. L. Mattson and others, "Evaluation techniques for storage hierarchies", 1970).
+// A stack knows for each use of a block how many bytes of different blocks were used since its last
+// use, its own included: the least size of a cache that keeps what was used last and would still
+// have it (R. L. Mattson and others, "Evaluation techniques for storage hierarchies", 1970).
 type stack struct {
 	last  map[blockKey]int // number of the last use
 	tree  []int64          // Fenwick tree over the uses: bytes of the block, at its last use only

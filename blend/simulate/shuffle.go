@@ -11,7 +11,8 @@ import (
 	"mula/shards"
 )
 
-// Shuffle is what samples that follow each other have to do with each other, over the steps that were looked at one by one, without skipped positions.
+// Shuffle is what samples that follow each other have to do with each other, over the steps that
+// were looked at one by one, without skipped positions.
 type Shuffle struct {
 	Steps     int64           `json:"steps"`   // looked at: all of the range, or stretches of steps spread over it
 	Samples   int64           `json:"samples"` // in them
@@ -20,31 +21,39 @@ type Shuffle struct {
 	Sources   []SourceShuffle `json:"sources"`
 }
 
-// A Count is how often something was seen, and how often it would be if each epoch were a uniform permutation of the training windows.
+// A Count is how often something was seen, and how often it would be if each epoch were a uniform
+// permutation of the training windows.
 type Count struct {
 	Seen     int64   `json:"seen"`
 	Expected float64 `json:"expected"` // -1: it is not known
 }
 
-// SourceShuffle is about the samples of one source. A pair is two of its samples that follow each other in the source's order.
+// SourceShuffle is about the samples of one source. A pair is two of its samples that follow each
+// other in the source's order.
 type SourceShuffle struct {
 	Name    string `json:"name"`
 	Samples int64  `json:"samples"`
 	Pairs   int64  `json:"pairs"`
 
-	Distance    float64   `json:"distance"`     // mean |difference| of the window numbers of a pair, in training windows; uniform: 1/3
-	DistanceOff float64   `json:"distance_off"` // how far the mean is from that, in standard deviations
-	Distances   []float64 `json:"distances"`    // share of the pairs by distance, in parts of the same width from 0 to 1
-	Uniform     []float64 `json:"distances_uniform"`
-	Adjacent    Count     `json:"adjacent"`       // pairs of windows side by side
-	Parity      float64   `json:"parity_changes"` // share of the pairs whose window numbers are one even, one odd; uniform: 1/2
-	ParityOff   float64   `json:"parity_off"`
-	SameShard   Count     `json:"same_shard"` // pairs
-	// SameDocument are pairs whose windows hold tokens of one document, BatchDocument two samples of one step for which that is so.
+	// mean |difference| of the window numbers of a pair, in training windows; uniform: 1/3
+	Distance    float64 `json:"distance"`
+	DistanceOff float64 `json:"distance_off"` // how far the mean is from that, in standard deviations
+	// share of the pairs by distance, in parts of the same width from 0 to 1
+	Distances []float64 `json:"distances"`
+	Uniform   []float64 `json:"distances_uniform"`
+	Adjacent  Count     `json:"adjacent"` // pairs of windows side by side
+	// share of the pairs whose window numbers are one even, one odd; uniform: 1/2
+	Parity    float64 `json:"parity_changes"`
+	ParityOff float64 `json:"parity_off"`
+	SameShard Count   `json:"same_shard"` // pairs
+	// SameDocument are pairs whose windows hold tokens of one document, BatchDocument two samples
+	// of one step for which that is so.
 	SameDocument  Count `json:"same_document"`
 	BatchDocument Count `json:"batch_document"`
-	BatchWindow   Count `json:"batch_window"` // samples of a step whose window the step has already, as may be where an epoch begins
-	EpochWindow   int64 `json:"epoch_window"` // samples whose window their epoch has had already: never, in a right order
+	// samples of a step whose window the step has already, as may be where an epoch begins
+	BatchWindow Count `json:"batch_window"`
+	// samples whose window their epoch has had already: never, in a right order
+	EpochWindow int64 `json:"epoch_window"`
 
 	Windows   []Times    `json:"window_repeats"`   // how many windows were drawn so often, in the steps looked at
 	Documents []Passes   `json:"document_repeats"` // how many documents were read so often
@@ -57,7 +66,8 @@ type Times struct {
 	Windows int64 `json:"windows"`
 }
 
-// Passes is how many documents were read so often: samples that hold a token of the document, for each window that does.
+// Passes is how many documents were read so often: samples that hold a token of the document, for
+// each window that does.
 type Passes struct {
 	Passes    string `json:"passes"`
 	Documents int64  `json:"documents"`
@@ -109,7 +119,8 @@ type look struct {
 	begins      bool // the source's first in a stretch of steps: it makes no pair
 }
 
-// stretchesOfSteps are the steps to look at, [from, to): the whole range, or stretches of it of the same length, from its begin to its end.
+// stretchesOfSteps are the steps to look at, [from, to): the whole range, or stretches of it of the
+// same length, from its begin to its end.
 func (s *simulation) stretchesOfSteps() [][2]int64 {
 	batch := int64(s.BatchSize)
 	first, steps := s.From/batch, (s.To-s.From+batch-1)/batch
@@ -133,7 +144,8 @@ func (s *simulation) stretchesOfSteps() [][2]int64 {
 func (s *simulation) shuffle() (Shuffle, error) {
 	out := Shuffle{Documents: s.Data != nil && s.plan.Windowed()}
 	stretches := s.stretchesOfSteps()
-	out.Whole = len(stretches) == 1 && stretches[0][1]-stretches[0][0] == (s.To-s.From+int64(s.BatchSize)-1)/int64(s.BatchSize)
+	out.Whole = len(stretches) == 1 &&
+		stretches[0][1]-stretches[0][0] == (s.To-s.From+int64(s.BatchSize)-1)/int64(s.BatchSize)
 	sources := make([]sourceTally, len(s.plan.Sources))
 	for i := range sources {
 		sources[i].begin(&s.plan.Sources[i], s.numbered(i))
@@ -157,7 +169,8 @@ func (s *simulation) shuffle() (Shuffle, error) {
 			}
 			t := &sources[at.Source]
 			t.looks = append(t.looks, int32(len(looks)))
-			looks = append(looks, look{step: p / int64(s.BatchSize), window: at.Window, token: at.Token, epoch: at.Epoch, shard: int32(at.Shard), begins: t.last < 0})
+			looks = append(looks, look{step: p / int64(s.BatchSize), window: at.Window, token: at.Token,
+				epoch: at.Epoch, shard: int32(at.Shard), begins: t.last < 0})
 			t.pair(at.Window)
 			if len(looks)&0xffff == 0 {
 				s.Progress("neighbours", int64(len(looks)), total)
@@ -211,7 +224,8 @@ func (t *sourceTally) pair(window int64) {
 	t.last = window
 }
 
-// uniform gives the shares of distances that two windows of n, drawn without replacement, have: 2(n − d)/(n(n − 1)) of d, added up over the parts.
+// uniform gives the shares of distances that two windows of n, drawn without replacement, have: 2(n
+// − d)/(n(n − 1)) of d, added up over the parts.
 func uniform(n int64) []float64 {
 	below := func(d float64) float64 { // share of the distances from 1 to d
 		d = min(d, float64(n-1))
@@ -235,7 +249,8 @@ func uniform(n int64) []float64 {
 func (s *simulation) sourceShuffle(i int, t *sourceTally, looks []look, documents bool) (SourceShuffle, error) {
 	src := &s.plan.Sources[i]
 	out := SourceShuffle{Name: src.Name, Samples: int64(len(t.looks)), Pairs: t.pairs,
-		Adjacent: Count{0, -1}, SameShard: Count{0, -1}, SameDocument: Count{0, -1}, BatchDocument: Count{0, -1}, BatchWindow: Count{0, -1}}
+		Adjacent: Count{0, -1}, SameShard: Count{0, -1}, SameDocument: Count{0, -1}, BatchDocument: Count{0,
+			-1}, BatchWindow: Count{0, -1}}
 	n, pairs := float64(t.training), float64(t.pairs)
 	if t.pairs > 0 && s.plan.Megatron == nil {
 		out.Distance, out.Parity = t.distance/pairs/n, float64(t.parity)/pairs
@@ -246,7 +261,8 @@ func (s *simulation) sourceShuffle(i int, t *sourceTally, looks []look, document
 	}
 	if t.known && t.pairs > 0 {
 		out.Uniform = uniform(t.training)
-		// Of three windows in a row the two distances belong together, so that the mean of m has variance 1/18m + 2/180m = 1/15m.
+		// Of three windows in a row the two distances belong together, so that the mean of m has
+		// variance 1/18m + 2/180m = 1/15m.
 		out.DistanceOff = (out.Distance - (n+1)/3/n) * math.Sqrt(15*pairs)
 		odd := math.Floor(n / 2)
 		out.ParityOff = (out.Parity - 2*odd*(n-odd)/(n*(n-1))) * 2 * math.Sqrt(pairs)
@@ -287,7 +303,8 @@ func (s *simulation) sourceShuffle(i int, t *sourceTally, looks []look, document
 		}
 		out.SameShard.Expected = pairs * chance
 		if documents && len(t.looks) > 0 {
-			// Of the n(n − 1)/2 pairs of windows, n · mean(reach) share a document; the windows looked at stand for all.
+			// Of the n(n − 1)/2 pairs of windows, n · mean(reach) share a document; the windows
+			// looked at stand for all.
 			chance := 2 * reach / float64(len(t.looks)) / (n - 1)
 			out.SameDocument.Expected, out.BatchDocument.Expected = pairs*chance, sameStep*chance
 		}
@@ -304,7 +321,8 @@ func (a *look) shares(b *look) bool {
 	return a.window != b.window && max(a.first, b.first) <= min(a.last, b.last)
 }
 
-// steps counts the pairs of samples of the source that are in one step, those of them that are of two epochs, and those that share a document.
+// steps counts the pairs of samples of the source that are in one step, those of them that are of
+// two epochs, and those that share a document.
 func (s *simulation) steps(t *sourceTally, looks []look, documents bool) (pairs, turns float64, sharing int64) {
 	var step []int32
 	for from := 0; from < len(t.looks); {
@@ -360,8 +378,10 @@ func (s *simulation) repeats(out *SourceShuffle, t *sourceTally, looks []look) {
 	slices.SortFunc(out.Windows, func(a, b Times) int { return cmp.Compare(a.Times, b.Times) })
 }
 
-// eachShard calls f with each shard that samples of the source are of, open, and its samples in stored order.
-func (s *simulation) eachShard(source int, t *sourceTally, looks []look, f func(shard *shards.Shard, list []int32) error) error {
+// eachShard calls f with each shard that samples of the source are of, open, and its samples in
+// stored order.
+func (s *simulation) eachShard(source int, t *sourceTally, looks []look,
+	f func(shard *shards.Shard, list []int32) error) error {
 	list := t.byWindow // so shard after shard, as windows are numbered
 	for from := 0; from < len(list); {
 		k := looks[list[from]].shard
@@ -409,7 +429,8 @@ func (s *simulation) findDocuments(source int, t *sourceTally, looks []look) err
 	})
 }
 
-// passes counts how often documents were read. As samples in stored order have documents in order, a sweep over where they begin and end is enough.
+// passes counts how often documents were read. As samples in stored order have documents in order,
+// a sweep over where they begin and end is enough.
 func (s *simulation) passes(out *SourceShuffle, source int, t *sourceTally, looks []look) error {
 	classes := make([]int64, len(passClasses))
 	length := int64(s.plan.SequenceLength)

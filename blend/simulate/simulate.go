@@ -1,8 +1,9 @@
 // Package simulate says before a run what its plan asks of storage, and what its order looks like.
 //
-// Two kinds of results must not be mixed up. What is said of the order is counted: which windows of which shards stand at which positions is
-// computed from the plan, and compared with the plan's own bounds and with what draws by chance would give. What is said of seconds comes from a
-// small model of storage whose figures are assumptions. docs/simulate.md has every formula.
+// Two kinds of results must not be mixed up. What is said of the order is counted: which windows of
+// which shards stand at which positions is computed from the plan, and compared with the plan's own
+// bounds and with what draws by chance would give. What is said of seconds comes from a small model
+// of storage whose figures are assumptions. docs/simulate.md has every formula.
 package simulate
 
 import (
@@ -18,22 +19,25 @@ import (
 
 // Options of [Run].
 type Options struct {
-	BatchSize    int     // samples of a step, over all ranks; must divide among the ranks
-	Nodes        int     // that read, each its share of every step
-	RanksPerNode int     // 0 is 1
-	StepTime     float64 // seconds that a step computes; 0 if it is not known: then nothing is said of whether storage keeps up
-	Storage      Storage
-	From, To     int64 // positions [From, To); From must be where a step begins; To 0 is the end of the plan
-	Samples      int64 // positions that are looked at one by one, at most; 0 is DefaultSamples
+	BatchSize    int // samples of a step, over all ranks; must divide among the ranks
+	Nodes        int // that read, each its share of every step
+	RanksPerNode int // 0 is 1
+	// seconds that a step computes; 0 if it is not known: then nothing is said of whether storage
+	// keeps up
+	StepTime float64
+	Storage  Storage
+	From, To int64 // positions [From, To); From must be where a step begins; To 0 is the end of the plan
+	Samples  int64 // positions that are looked at one by one, at most; 0 is DefaultSamples
 
-	// Data, if not nil, is the plan with its shards, open: then something is said of documents. Run's plan may be nil. Orders that
-	// are in files of their own need it.
+	// Data, if not nil, is the plan with its shards, open: then something is said of documents.
+	// Run's plan may be nil. Orders that are in files of their own need it.
 	Data *blend.Data
 
 	Progress func(what string, done, total int64) // may be nil; done and total count positions
 }
 
-// DefaultSamples is the number of positions that are looked at one by one. They take some 100 bytes of memory each.
+// DefaultSamples is the number of positions that are looked at one by one. They take some 100 bytes
+// of memory each.
 const DefaultSamples = 1 << 20
 
 // Limits of options.
@@ -59,7 +63,8 @@ type Report struct {
 	Findings       []Finding `json:"findings"`
 }
 
-// A Source is what a source has, how often the plan draws it, and what its shards have that is in no window.
+// A Source is what a source has, how often the plan draws it, and what its shards have that is in
+// no window.
 type Source struct {
 	Name    string  `json:"name"`
 	Shards  int     `json:"shards"`
@@ -68,8 +73,9 @@ type Source struct {
 	Samples int64   `json:"samples"` // in the whole plan
 	Epochs  float64 `json:"epochs"`  // Samples per training window
 	Repeats int64   `json:"repeats"` // samples whose window the plan has drawn before
-	// Tail is the tokens at the ends of shards that no window has: T − (w·L + 1) of a shard of T tokens with w windows, T where w is 0. It is -1
-	// for orders that do not cut shards into windows.
+	// Tail is the tokens at the ends of shards that no window has: T − (w·L + 1) of a shard of T
+	// tokens with w windows, T where w is 0. It is -1 for orders that do not cut shards into
+	// windows.
 	Tail    int64                 `json:"tail_tokens"`
 	Packing *blend.PackingSummary `json:"packing,omitempty"` // of a source whose documents are packed: its padding
 }
@@ -77,7 +83,8 @@ type Source struct {
 // A Level says how a finding is meant.
 type Level string
 
-// The levels of findings: Warning is something that a run would suffer from, Note something to know.
+// The levels of findings: Warning is something that a run would suffer from, Note something to
+// know.
 const (
 	Warning Level = "warning"
 	Note    Level = "note"
@@ -120,7 +127,8 @@ func run(ctx context.Context, p *blend.Plan, order order, o Options) (*Report, e
 	if !s.plan.Windowed() && o.Data == nil {
 		return nil, fmt.Errorf("the order %q is in files beside the plan, which must be open", p.OrderVersion())
 	}
-	r := &Report{Plan: p.Fingerprint(), Order: p.OrderVersion(), SequenceLength: p.SequenceLength, BatchSize: o.BatchSize, From: o.From, To: o.To,
+	r := &Report{Plan: p.Fingerprint(), Order: p.OrderVersion(), SequenceLength: p.SequenceLength,
+		BatchSize: o.BatchSize, From: o.From, To: o.To,
 		Steps: (o.To - o.From + int64(o.BatchSize) - 1) / int64(o.BatchSize)}
 	var err error
 	r.Sources = s.sources()
@@ -147,7 +155,8 @@ func (o *Options) complete(p *blend.Plan) error {
 	}
 	switch {
 	case o.Nodes < 1 || o.RanksPerNode < 1 || o.Nodes > maxRanks/o.RanksPerNode:
-		return fmt.Errorf("%d nodes of %d ranks: each must be at least 1, and the ranks at most %d", o.Nodes, o.RanksPerNode, maxRanks)
+		return fmt.Errorf("%d nodes of %d ranks: each must be at least 1, and the ranks at most %d", o.Nodes,
+			o.RanksPerNode, maxRanks)
 	case o.BatchSize < 1 || o.BatchSize > maxBatch:
 		return fmt.Errorf("batch size %d is not between 1 and %d", o.BatchSize, maxBatch)
 	case o.To == o.From:
@@ -171,8 +180,9 @@ func (o *Options) complete(p *blend.Plan) error {
 	return err
 }
 
-// numbered says whether the numbers of a source's windows are places in it that an epoch draws all alike. Those of a source that has grown are drawn from the
-// growth on, and Megatron's samples are numbered as they come after its shuffles.
+// numbered says whether the numbers of a source's windows are places in it that an epoch draws all
+// alike. Those of a source that has grown are drawn from the growth on, and Megatron's samples are
+// numbered as they come after its shuffles.
 func (s *simulation) numbered(source int) bool {
 	return s.plan.Megatron == nil && len(s.plan.Sources[source].Growth) == 0
 }
@@ -190,7 +200,8 @@ func (s *simulation) locate(position int64) (blend.Sample, error) {
 func (s *simulation) sources() []Source {
 	var list []Source
 	for i, sum := range s.plan.Summary().Sources {
-		out := Source{Name: sum.Name, Shards: sum.Shards, Tokens: sum.Tokens, Windows: sum.Windows, Samples: sum.Samples, Epochs: sum.Epochs, Repeats: sum.Repeats, Packing: sum.Packing}
+		out := Source{Name: sum.Name, Shards: sum.Shards, Tokens: sum.Tokens, Windows: sum.Windows,
+			Samples: sum.Samples, Epochs: sum.Epochs, Repeats: sum.Repeats, Packing: sum.Packing}
 		for _, sh := range s.plan.Sources[i].Shards {
 			if out.Tail += sh.Tokens; sh.Tokens > int64(s.plan.SequenceLength) {
 				out.Tail -= index.ShardWindows(s.plan.SequenceLength, sh.Tokens)*int64(s.plan.SequenceLength) + 1

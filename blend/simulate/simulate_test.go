@@ -21,8 +21,8 @@ func TestMain(m *testing.M) { plantest.Main(m) }
 
 const sequenceLength = 16
 
-// seal makes shards web-0, web-1 and code of made-up documents, some of them longer than a window, and web-2 too short for one, and a plan over them, with
-// what config adds.
+// seal makes shards web-0, web-1 and code of made-up documents, some of them longer than a window,
+// and web-2 too short for one, and a plan over them, with what config adds.
 func seal(t testing.TB, seed uint64, config string) *blend.Data {
 	t.Helper()
 	dir := t.TempDir()
@@ -37,9 +37,11 @@ func seal(t testing.TB, seed uint64, config string) *blend.Data {
 			left -= len(document)
 			documents = append(documents, document)
 		}
-		plantest.Shard(t, filepath.Join(dir, name), []shards.DType{shards.UInt16, shards.UInt16, shards.Int32, shards.UInt16}[i], 1000, documents)
+		plantest.Shard(t, filepath.Join(dir, name), []shards.DType{shards.UInt16, shards.UInt16, shards.Int32,
+			shards.UInt16}[i], 1000, documents)
 	}
-	return open(t, plantest.Seal(t, dir, "plan.json", fmt.Sprintf("sequence_length: %d\nseed: %d\nsources:\n- {name: web, shards: [web-0, web-1, web-2], weight: 0.7}\n"+
+	return open(t, plantest.Seal(t, dir, "plan.json", fmt.Sprintf("sequence_length: %d\nseed: %d\nsources:\n- "+
+		"{name: web, shards: [web-0, web-1, web-2], weight: 0.7}\n"+
 		"- {name: code, shards: [code], weight: 0.3}\n%s", sequenceLength, seed, config)))
 }
 
@@ -52,7 +54,8 @@ func open(t testing.TB, path string) *blend.Data {
 
 const stagesAndSkips = "validation: 0.05\nsamples: 1501\nstages:\n- samples: 250\n- {samples: rest, weights: {web: 0.5, code: 0.5}}\nskips:\n- {from: 37, to: 41}\n- {from: 310, to: 345}\n"
 
-// What is counted is what a plain loop over the positions counts, with the documents of each window as Parts has them.
+// What is counted is what a plain loop over the positions counts, with the documents of each window
+// as Parts has them.
 func TestPlainCounting(t *testing.T) {
 	for seed := range uint64(4) {
 		d := seal(t, seed, stagesAndSkips)
@@ -61,7 +64,8 @@ func TestPlainCounting(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !r.Shuffle.Whole || r.Shuffle.Samples != d.Length()-39 || r.Steps != (d.Length()+batch-1)/batch || r.Mixture.StepsCounted != r.Mixture.StepsOfInterval {
+		if !r.Shuffle.Whole || r.Shuffle.Samples != d.Length()-39 || r.Steps != (d.Length()+batch-1)/batch ||
+			r.Mixture.StepsCounted != r.Mixture.StepsOfInterval {
 			t.Fatalf("%+v, %d steps", r.Shuffle, r.Steps)
 		}
 		type sample struct {
@@ -90,22 +94,27 @@ func TestPlainCounting(t *testing.T) {
 		for i, v := range r.Mixture.Intervals {
 			for source, n := range v.Counts {
 				if n != counts[[2]int64{int64(i), int64(source)}] {
-					t.Errorf("seed %d: interval %d has %d of source %d, want %d", seed, i, n, source, counts[[2]int64{int64(i), int64(source)}])
+					t.Errorf("seed %d: interval %d has %d of source %d, want %d", seed, i, n, source,
+						counts[[2]int64{int64(i), int64(source)}])
 				}
 				for k, n := range r.Mixture.Sources[source].Parts[i] {
 					if want := byPart[[3]int64{int64(i), int64(source), int64(k)}]; n != want {
-						// window·16/training and the begin of a part, training·k/16, round apart at most at a border
+						// window·16/training and the begin of a part, training·k/16, round apart at
+						// most at a border
 						if math.Abs(float64(n-want)) > 3 {
-							t.Errorf("seed %d: interval %d, source %d, part %d: %d, want %d", seed, i, source, k, n, want)
+							t.Errorf("seed %d: interval %d, source %d, part %d: %d, want %d", seed, i, source, k, n,
+								want)
 						}
 					}
 				}
 			}
 		}
 		for i, v := range r.Mixture.Intervals {
-			first, end := int64(i)*r.Mixture.StepsOfInterval*batch, min(d.Length(), int64(i+1)*r.Mixture.StepsOfInterval*batch)
+			first, end := int64(i)*r.Mixture.StepsOfInterval*batch, min(d.Length(),
+				int64(i+1)*r.Mixture.StepsOfInterval*batch)
 			want := 0.0
-			for j, st := range d.Summary().Stages { // the count up to the end may be off, and that up to the begin the other way
+			for j, st := range d.Summary().Stages {
+				// the count up to the end may be off, and that up to the begin the other way
 				if end > st.First && first < st.First+st.Samples {
 					want += st.Bound
 				}
@@ -118,7 +127,8 @@ func TestPlainCounting(t *testing.T) {
 				}
 			}
 			if math.Abs(v.Bound-want) > 1e-9 || math.Abs(v.Expected[0])+math.Abs(v.Expected[1]) > 1e-6 {
-				t.Errorf("seed %d: interval %d has the bound %g, want %g; %v too many expected", seed, i, v.Bound, want, v.Expected)
+				t.Errorf("seed %d: interval %d has the bound %g, want %g; %v too many expected", seed, i, v.Bound, want,
+					v.Expected)
 			}
 		}
 		for i, source := range r.Sources {
@@ -189,14 +199,16 @@ func TestPlainCounting(t *testing.T) {
 			}
 			pairs := float64(len(list) - 1)
 			want := []any{int64(len(list)), int64(len(list) - 1), adjacent, shard, document, inBatch, again, epochs}
-			if have := []any{got.Samples, got.Pairs, got.Adjacent.Seen, got.SameShard.Seen, got.SameDocument.Seen, got.BatchDocument.Seen, got.BatchWindow.Seen, got.EpochWindow}; !slices.Equal(have, want) {
+			if have := []any{got.Samples, got.Pairs, got.Adjacent.Seen, got.SameShard.Seen, got.SameDocument.Seen,
+				got.BatchDocument.Seen, got.BatchWindow.Seen, got.EpochWindow}; !slices.Equal(have, want) {
 				t.Errorf("seed %d, source %d: %v, want %v", seed, source, have, want)
 			}
 			if mean := distance / pairs / float64(d.Sources[source].Training()); math.Abs(mean-got.Distance) > 1e-9 {
 				t.Errorf("seed %d, source %d: distance %g, want %g", seed, source, got.Distance, mean)
 			}
 			if math.Abs(turns-got.BatchWindow.Expected) > 1e-9 || turns == 0 {
-				t.Errorf("seed %d, source %d: %g windows twice in a step are expected, want %g", seed, source, got.BatchWindow.Expected, turns)
+				t.Errorf("seed %d, source %d: %g windows twice in a step are expected, want %g", seed, source,
+					got.BatchWindow.Expected, turns)
 			}
 			times := make(map[int64]int64)
 			for _, n := range windows {
@@ -204,7 +216,8 @@ func TestPlainCounting(t *testing.T) {
 			}
 			for _, w := range got.Windows {
 				if times[w.Times] != w.Windows {
-					t.Errorf("seed %d, source %d: %d windows drawn %d times, want %d", seed, source, w.Windows, w.Times, times[w.Times])
+					t.Errorf("seed %d, source %d: %d windows drawn %d times, want %d", seed, source, w.Windows, w.Times,
+						times[w.Times])
 				}
 				delete(times, w.Times)
 			}
@@ -234,7 +247,8 @@ func TestPlainCounting(t *testing.T) {
 			}
 			for k, p := range got.Documents {
 				if p.Documents != classes[k] {
-					t.Errorf("seed %d, source %d: %d documents read %s times, want %d", seed, source, p.Documents, p.Passes, classes[k])
+					t.Errorf("seed %d, source %d: %d documents read %s times, want %d", seed, source, p.Documents,
+						p.Passes, classes[k])
 				}
 			}
 			if got.Most.Samples != most || read[[2]int64{int64(got.Most.Shard), got.Most.Document}] != most {
@@ -244,7 +258,8 @@ func TestPlainCounting(t *testing.T) {
 	}
 }
 
-// What pairs of windows share by chance is what all pairs of windows of the source share, when each window was looked at.
+// What pairs of windows share by chance is what all pairs of windows of the source share, when each
+// window was looked at.
 func TestExpectedSharing(t *testing.T) {
 	d := seal(t, 9, "samples: 3000\n")
 	r, err := Run(context.Background(), nil, Options{BatchSize: 10, Nodes: 1, Storage: Kinds[0], Data: d, To: 3000})
@@ -365,7 +380,8 @@ func TestBadOrders(t *testing.T) {
 		says   []string
 	}{
 		{"not shuffled", func(s *blend.Sample) { s.Window = numbers[s.Position] % m(s) },
-			[]string{"not drawn from all of it alike", "are 0.00", "windows side by side", "pairs of samples that follow each other share a document", "of a step share a document"}},
+			[]string{"not drawn from all of it alike", "are 0.00", "windows side by side",
+				"pairs of samples that follow each other share a document", "of a step share a document"}},
 		{"blocks of 8 shuffled, not what is in them", func(s *blend.Sample) {
 			k, blocks := numbers[s.Position]%m(s), m(s)/8
 			if k < 8*blocks {
@@ -421,12 +437,14 @@ func TestBadOrders(t *testing.T) {
 	}
 }
 
-// The plan's own order is found to be good, whatever the seed; the figures that compare with chance stay near it.
+// The plan's own order is found to be good, whatever the seed; the figures that compare with chance
+// stay near it.
 func TestGoodOrders(t *testing.T) {
 	d := seal(t, 4, "samples: 6000\n")
 	distance, parity, n := 0.0, 0.0, 0.0
 	for seed := range uint64(40) {
-		data := plantest.Open(t, plantest.Seal(t, t.TempDir(), "plan.json", fmt.Sprintf("sequence_length: %d\nseed: %d\nsamples: %d\nsources:\n- {name: web, shards: [%q, %q], weight: 0.7}\n- {name: code, shards: [%q], weight: 0.3}\n",
+		data := plantest.Open(t, plantest.Seal(t, t.TempDir(), "plan.json", fmt.Sprintf("sequence_length: %d\nseed: "+
+			"%d\nsamples: %d\nsources:\n- {name: web, shards: [%q, %q], weight: 0.7}\n- {name: code, shards: [%q], weight: 0.3}\n",
 			sequenceLength, seed, []int{500, 6000}[seed%2], d.ShardPath(0, 0), d.ShardPath(0, 1), d.ShardPath(1, 0))))
 		r, err := Run(context.Background(), nil, Options{BatchSize: 20, Nodes: 2, Storage: Kinds[0], Data: data})
 		data.Close()
@@ -442,7 +460,8 @@ func TestGoodOrders(t *testing.T) {
 			distance, parity, n = distance+s.DistanceOff*s.DistanceOff, parity+s.ParityOff*s.ParityOff, n+1
 		}
 	}
-	// They are in standard deviations: the mean of their squares is about 1. Epochs are permutations, which makes it a little less.
+	// They are in standard deviations: the mean of their squares is about 1. Epochs are
+	// permutations, which makes it a little less.
 	if distance /= n; distance < 0.4 || distance > 1.8 {
 		t.Errorf("the mean distance is off by %.2f standard deviations", math.Sqrt(distance))
 	}
@@ -451,7 +470,8 @@ func TestGoodOrders(t *testing.T) {
 	}
 }
 
-// What is said in standard deviations is: over many random orders its mean square is 1, and for the unevenness its mean 0.
+// What is said in standard deviations is: over many random orders its mean square is 1, and for the
+// unevenness its mean 0.
 func TestDeviations(t *testing.T) {
 	const windows, pairs, runs = 100_000, 1000, 400
 	rng := rand.New(rand.NewPCG(1, 1))
@@ -510,7 +530,8 @@ func TestUniform(t *testing.T) {
 	}
 }
 
-// Parts are of the same size to within one window, and every window is in the one that partFrom says.
+// Parts are of the same size to within one window, and every window is in the one that partFrom
+// says.
 func TestParts(t *testing.T) {
 	for _, n := range []int64{16, 17, 31, 32, 1000, 65537} {
 		sizes := make([]int64, parts)
@@ -527,7 +548,8 @@ func TestParts(t *testing.T) {
 	}
 }
 
-// Where not all of a range is looked at, it is stretches from its begin to its end, within what may be looked at.
+// Where not all of a range is looked at, it is stretches from its begin to its end, within what may
+// be looked at.
 func TestLimits(t *testing.T) {
 	for _, c := range []struct {
 		length, samples int64
@@ -543,22 +565,26 @@ func TestLimits(t *testing.T) {
 			}
 			looked += p[1] - p[0]
 		}
-		if looked > max(1, c.samples/int64(c.batch)) || list[0][0] != 0 || len(list) > 1 && list[len(list)-1][1] != steps {
+		if looked > max(1, c.samples/int64(c.batch)) || list[0][0] != 0 || len(list) > 1 &&
+			list[len(list)-1][1] != steps {
 			t.Errorf("%+v: %d steps of %d, %v", c, looked, steps, list)
 		}
 		every, counted, n := s.intervals()
-		if n > maxIntervals || every*n < steps || every*(n-1) >= steps || counted < 1 || counted > min(every, intervalSteps) ||
+		if n > maxIntervals || every*n < steps || every*(n-1) >= steps || counted < 1 ||
+			counted > min(every, intervalSteps) ||
 			counted > 1 && counted*n*int64(c.batch) > c.samples*countedFactor {
 			t.Errorf("%+v: %d intervals of %d steps, %d counted", c, n, every, counted)
 		}
 	}
 }
 
-// A plan that amends another is found to be good, its grown source without a comparison that its growth would make wrong.
+// A plan that amends another is found to be good, its grown source without a comparison that its
+// growth would make wrong.
 func TestAmended(t *testing.T) {
 	d := seal(t, 5, "samples: 700\n")
 	other := seal(t, 50, "samples: 10\n")
-	a, err := blend.ParseAmendment(fmt.Appendf(nil, "samples: 3000\nsources:\n- {name: web, shards: [%q]}\n- {name: more, shards: [%q]}\nweights: {web: 0.5, code: 0.2, more: 0.3}\n",
+	a, err := blend.ParseAmendment(fmt.Appendf(nil,
+		"samples: 3000\nsources:\n- {name: web, shards: [%q]}\n- {name: more, shards: [%q]}\nweights: {web: 0.5, code: 0.2, more: 0.3}\n",
 		other.ShardPath(0, 0), other.ShardPath(0, 1)), "amend.yaml", "/")
 	if err != nil {
 		t.Fatal(err)
@@ -577,7 +603,8 @@ func TestAmended(t *testing.T) {
 		t.Fatal(err)
 	}
 	web := r.Shuffle.Sources[0]
-	if w := warnings(r); w != "" || r.Order != "2" || len(r.Sources) != 3 || r.Mixture.Sources[0].Parts != nil || web.Adjacent.Expected != -1 || web.SameDocument.Expected != -1 ||
+	if w := warnings(r); w != "" || r.Order != "2" || len(r.Sources) != 3 || r.Mixture.Sources[0].Parts != nil ||
+		web.Adjacent.Expected != -1 || web.SameDocument.Expected != -1 ||
 		r.Shuffle.Sources[2].SameDocument.Expected <= 0 || r.Sources[2].Samples == 0 {
 		t.Errorf("%s; order %s, %+v", w, r.Order, r.Shuffle.Sources)
 	}
@@ -603,15 +630,18 @@ func TestPacked(t *testing.T) {
 			tokens += (part.To - part.From) * (2 + 2*s.Source)
 		}
 	}
-	if got := r.Reading.TokenBytes * float64(r.Reading.Steps); math.Abs(got-float64(tokens)) > 1e-6 || r.Order != "packed 1" || r.Shuffle.Documents || warnings(r) != "" {
-		t.Errorf("%g bytes of tokens, want %d; order %s, documents %v, %s", got, tokens, r.Order, r.Shuffle.Documents, warnings(r))
+	if got := r.Reading.TokenBytes * float64(r.Reading.Steps); math.Abs(got-float64(tokens)) > 1e-6 ||
+		r.Order != "packed 1" || r.Shuffle.Documents || warnings(r) != "" {
+		t.Errorf("%g bytes of tokens, want %d; order %s, documents %v, %s", got, tokens, r.Order, r.Shuffle.Documents,
+			warnings(r))
 	}
 	if r.Sources[0].Packing == nil || r.Sources[0].Tail != -1 || !strings.Contains(render(t, r), " padding (") {
 		t.Errorf("%+v", r.Sources[0])
 	}
 }
 
-// The plan's last step is a short one: a sample has as many bytes as in a whole one, and all steps together ask for what all samples do.
+// The plan's last step is a short one: a sample has as many bytes as in a whole one, and all steps
+// together ask for what all samples do.
 func TestShortStep(t *testing.T) {
 	d := seal(t, 5, "samples: 100\n")
 	storage := Kinds[0]
@@ -632,7 +662,8 @@ func TestShortStep(t *testing.T) {
 		if got := r.Reading.AllRequests; math.Abs(got-100) > 1e-6 {
 			t.Errorf("steps of %d: %g requests in the whole range, want 100", batch, got)
 		}
-		if want := "a sample has " + bytesText(int64(bytes/100)); !slices.ContainsFunc(r.Findings, func(f Finding) bool { return strings.Contains(f.Message, want) }) {
+		if want := "a sample has " + bytesText(int64(bytes/100)); !slices.ContainsFunc(r.Findings,
+			func(f Finding) bool { return strings.Contains(f.Message, want) }) {
 			t.Errorf("steps of %d: none of the findings says %q: %v", batch, want, r.Findings)
 		}
 	}
@@ -662,7 +693,8 @@ func TestRefused(t *testing.T) {
 		}
 	}
 	packed := seal(t, 1, "samples: 100\npacking: best_fit\npad: 0\n")
-	if _, err := Run(context.Background(), packed.Plan, Options{BatchSize: 10, Nodes: 1, Storage: Kinds[0]}); err == nil || !strings.Contains(err.Error(), "packed 1") {
+	if _, err := Run(context.Background(), packed.Plan, Options{BatchSize: 10, Nodes: 1,
+		Storage: Kinds[0]}); err == nil || !strings.Contains(err.Error(), "packed 1") {
 		t.Errorf("a packed plan that is not open: %v", err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())

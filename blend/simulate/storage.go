@@ -10,22 +10,28 @@ import (
 	"mula/internal/suggest"
 )
 
-// A Storage is what the model knows of the place that shards are read from. Each kind that the package knows is an assumption about what is usual,
-// measured nowhere; docs/simulate.md has the file that describes another.
+// A Storage is what the model knows of the place that shards are read from. Each kind that the
+// package knows is an assumption about what is usual, measured nowhere; docs/simulate.md has the
+// file that describes another.
 type Storage struct {
-	Name           string  `yaml:"name" json:"name"`
-	Latency        float64 `yaml:"latency" json:"latency"`                 // seconds from a request to its first byte
-	NodeBandwidth  float64 `yaml:"node_bandwidth" json:"node_bandwidth"`   // bytes/s that one node can get
-	TotalBandwidth float64 `yaml:"total_bandwidth" json:"total_bandwidth"` // bytes/s of all nodes together; 0: no limit, each has its own
-	RequestSize    int64   `yaml:"request_size" json:"request_size"`       // bytes: a request brings a whole block of a file of this size, aligned to it
-	Cache          int64   `yaml:"cache" json:"cache"`                     // bytes of a node's own copy of what it has read, 0 for none
+	Name          string  `yaml:"name" json:"name"`
+	Latency       float64 `yaml:"latency" json:"latency"`               // seconds from a request to its first byte
+	NodeBandwidth float64 `yaml:"node_bandwidth" json:"node_bandwidth"` // bytes/s that one node can get
+	// bytes/s of all nodes together; 0: no limit, each has its own
+	TotalBandwidth float64 `yaml:"total_bandwidth" json:"total_bandwidth"`
+	// bytes: a request brings a whole block of a file of this size, aligned to it
+	RequestSize int64 `yaml:"request_size" json:"request_size"`
+	// bytes of a node's own copy of what it has read, 0 for none
+	Cache int64 `yaml:"cache" json:"cache"`
 }
 
 // Kinds are the kinds of storage that the package knows.
 var Kinds = []Storage{
 	{Name: "local-nvme", Latency: 100e-6, NodeBandwidth: 3e9, RequestSize: 16 << 10},
-	{Name: "parallel-fs", Latency: 1e-3, NodeBandwidth: 2e9, TotalBandwidth: 200e9, RequestSize: 1 << 20, Cache: 64 << 30},
-	{Name: "object-store", Latency: 30e-3, NodeBandwidth: 1e9, TotalBandwidth: 50e9, RequestSize: 1 << 20, Cache: 64 << 30},
+	{Name: "parallel-fs", Latency: 1e-3, NodeBandwidth: 2e9, TotalBandwidth: 200e9, RequestSize: 1 << 20,
+		Cache: 64 << 30},
+	{Name: "object-store", Latency: 30e-3, NodeBandwidth: 1e9, TotalBandwidth: 50e9, RequestSize: 1 << 20,
+		Cache: 64 << 30},
 }
 
 // StorageByName gives one of [Kinds].
@@ -40,7 +46,8 @@ func StorageByName(name string) (Storage, error) {
 	if near := suggest.Nearest(name, names); near != "" {
 		return Storage{}, fmt.Errorf("no kind of storage is named %q; did you mean %q?", name, near)
 	}
-	return Storage{}, fmt.Errorf("no kind of storage is named %q; known are %s, and a file ending in .yaml describes any other", name, strings.Join(names, ", "))
+	return Storage{}, fmt.Errorf("no kind of storage is named %q; known are %s, and a file ending in .yaml "+
+		"describes any other", name, strings.Join(names, ", "))
 }
 
 // LoadStorage reads the description of a storage from a YAML file. Errors name file and line.
@@ -68,7 +75,8 @@ func parseStorage(file *strictyaml.File) (Storage, error) {
 	}
 	for _, name := range []string{"name", "latency", "node_bandwidth", "request_size"} {
 		if !file.Has("$." + name) {
-			return Storage{}, file.Errorf("$."+name, "%s is missing (docs/simulate.md says what it is, and in which unit)", name)
+			return Storage{}, file.Errorf("$."+name,
+				"%s is missing (docs/simulate.md says what it is, and in which unit)", name)
 		}
 	}
 	if name, err := s.check(); err != nil {
@@ -121,11 +129,13 @@ func (s *Storage) bandwidth(nodes int) float64 {
 	return s.NodeBandwidth
 }
 
-// readersOfARank is how many goroutines of a stream read samples at a time: each waits for one request.
+// readersOfARank is how many goroutines of a stream read samples at a time: each waits for one
+// request.
 const readersOfARank = 4
 
-// seconds is how long a node takes for so many requests of so many bytes together, with k of them under way at a time: the longer of what k
-// readers take that wait for one request after the other, and of what the bytes take on the way.
+// seconds is how long a node takes for so many requests of so many bytes together, with k of them
+// under way at a time: the longer of what k readers take that wait for one request after the other,
+// and of what the bytes take on the way.
 //
 //	max(⌈n/k⌉ · (latency + bytes/n/bandwidth), latency + bytes/bandwidth)
 func (s *Storage) seconds(n, bytes float64, k int, bandwidth float64) float64 {
@@ -135,8 +145,8 @@ func (s *Storage) seconds(n, bytes float64, k int, bandwidth float64) float64 {
 	return max(math.Ceil(n/float64(k))*(s.Latency+bytes/n/bandwidth), s.Latency+bytes/bandwidth)
 }
 
-// nodesKept is the greatest number of nodes that storage keeps up with, where each reads n requests of so many bytes a step: 0 for none, -1 for any
-// number. It is seconds, solved for the bandwidth.
+// nodesKept is the greatest number of nodes that storage keeps up with, where each reads n requests
+// of so many bytes a step: 0 for none, -1 for any number. It is seconds, solved for the bandwidth.
 func (s *Storage) nodesKept(n, bytes float64, k int, stepTime float64) int64 {
 	if n <= 0 {
 		return -1
@@ -156,8 +166,9 @@ func (s *Storage) nodesKept(n, bytes float64, k int, stepTime float64) int64 {
 	return int64(min(s.TotalBandwidth/needed, 1e18))
 }
 
-// waits is how long a trainer waits for its data in steps that take so many seconds to read, one after the other, and computes each for stepTime:
-// reading may be so many steps ahead. The time until the first step's data is there does not count.
+// waits is how long a trainer waits for its data in steps that take so many seconds to read, one
+// after the other, and computes each for stepTime: reading may be so many steps ahead. The time
+// until the first step's data is there does not count.
 //
 //	read(s) begins at max(end of read(s−1), begin of compute(s−ahead)); compute(s) begins at max(end of read(s), end of compute(s−1))
 func waits(reads []float64, stepTime float64, ahead int) float64 {

@@ -15,8 +15,9 @@ import (
 	"mula/shards"
 )
 
-// discrete lets k readers fetch n requests of size bytes one by one, event after event: each waits for the latency, then for the link, which brings
-// one request after the other, and takes the next request when it has its own. It gives the time of the last byte.
+// discrete lets k readers fetch n requests of size bytes one by one, event after event: each waits
+// for the latency, then for the link, which brings one request after the other, and takes the next
+// request when it has its own. It gives the time of the last byte.
 func discrete(n, k int, latency, size, bandwidth float64) float64 {
 	free := make([]float64, k) // when each reader has what it asked for
 	link := 0.0
@@ -28,12 +29,14 @@ func discrete(n, k int, latency, size, bandwidth float64) float64 {
 	return slices.Max(free)
 }
 
-// The model's time is that of a discrete simulation to within what it leaves out: the readers' first waits and the last transfers.
+// The model's time is that of a discrete simulation to within what it leaves out: the readers'
+// first waits and the last transfers.
 func TestSeconds(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n, k := rapid.IntRange(1, 400).Draw(t, "requests"), rapid.IntRange(1, 64).Draw(t, "readers")
 		s := Storage{Latency: math.Pow(10, rapid.Float64Range(-5, 0).Draw(t, "latency"))}
-		size, bandwidth := float64(rapid.IntRange(512, 1<<22).Draw(t, "size")), math.Pow(10, rapid.Float64Range(6, 11).Draw(t, "bandwidth"))
+		size, bandwidth := float64(rapid.IntRange(512, 1<<22).Draw(t, "size")), math.Pow(10,
+			rapid.Float64Range(6, 11).Draw(t, "bandwidth"))
 		model := s.seconds(float64(n), size*float64(n), k, bandwidth)
 		real := discrete(n, k, s.Latency, size, bandwidth)
 		if slack := float64(min(n, k)) * size / bandwidth; model > real*(1+1e-9) || real > model*(1+1e-9)+slack {
@@ -42,12 +45,14 @@ func TestSeconds(t *testing.T) {
 	})
 }
 
-// The readers' waits are those of a program that is followed step by step: a reader that has at most so many steps waiting, and a trainer.
+// The readers' waits are those of a program that is followed step by step: a reader that has at
+// most so many steps waiting, and a trainer.
 func TestWaits(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		reads := rapid.SliceOfN(rapid.IntRange(0, 20), 1, 60).Draw(t, "reads") // in ticks
 		compute, ahead := rapid.IntRange(1, 12).Draw(t, "compute"), rapid.IntRange(1, 5).Draw(t, "ahead")
-		// Tick by tick. taken counts the steps that the trainer has begun, ready those that have been read.
+		// Tick by tick. taken counts the steps that the trainer has begun, ready those that have
+		// been read.
 		taken, ready, left, busy, waited := 0, 0, reads[0], 0, 0
 		for taken < len(reads) {
 			for { // all that happens at this moment
@@ -86,13 +91,16 @@ func TestWaits(t *testing.T) {
 	})
 }
 
-// The number of nodes that storage keeps up with is the greatest for which a step's reading takes no longer than the step.
+// The number of nodes that storage keeps up with is the greatest for which a step's reading takes
+// no longer than the step.
 func TestNodesKept(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		s := Storage{Latency: rapid.SampledFrom([]float64{0, 1e-4, 1e-2, 1}).Draw(t, "latency"), NodeBandwidth: rapid.Float64Range(1e5, 1e9).Draw(t, "node"),
+		s := Storage{Latency: rapid.SampledFrom([]float64{0, 1e-4, 1e-2, 1}).Draw(t, "latency"),
+			NodeBandwidth:  rapid.Float64Range(1e5, 1e9).Draw(t, "node"),
 			TotalBandwidth: rapid.Float64Range(1e6, 1e9).Draw(t, "total")}
 		n, k := float64(rapid.IntRange(1, 300).Draw(t, "requests")), rapid.IntRange(1, 32).Draw(t, "readers")
-		bytes, step := n*float64(rapid.IntRange(512, 1<<20).Draw(t, "size")), rapid.Float64Range(0.01, 5).Draw(t, "step")
+		bytes, step := n*float64(rapid.IntRange(512, 1<<20).Draw(t, "size")), rapid.Float64Range(0.01, 5).Draw(t,
+			"step")
 		kept := s.nodesKept(n, bytes, k, step)
 		fits := func(nodes int64) bool { return s.seconds(n, bytes, k, s.bandwidth(int(nodes))) <= step*(1+1e-9) }
 		if kept < 0 || kept > 0 && !fits(kept) {
@@ -102,7 +110,8 @@ func TestNodesKept(t *testing.T) {
 			t.Fatalf("%d nodes are kept up with, too", kept+1)
 		}
 		s.TotalBandwidth = 0
-		if got := s.nodesKept(n, bytes, k, step); (got == -1) != (kept > 0 || s.seconds(n, bytes, k, s.NodeBandwidth) <= step) {
+		if got := s.nodesKept(n, bytes, k, step); (got == -1) != (kept > 0 ||
+			s.seconds(n, bytes, k, s.NodeBandwidth) <= step) {
 			t.Fatalf("without a limit of all nodes: %d", got)
 		}
 	})
@@ -158,7 +167,8 @@ func TestBlocks(t *testing.T) {
 		tokens := rapid.Int64Range(1, 40_000).Draw(t, "tokens")
 		dtype := rapid.SampledFrom([]shards.DType{shards.UInt16, shards.Int32}).Draw(t, "type")
 		request := rapid.SampledFrom([]int64{512, 1000, 4096, 16384, 20_000, 1 << 20}).Draw(t, "request")
-		p := &blend.Plan{Sources: []blend.Source{{Shards: []blend.Shard{{DType: "uint16", Tokens: 5}}}, {Shards: []blend.Shard{{DType: "int32"}, {DType: dtype.String(), Tokens: tokens}}}}}
+		p := &blend.Plan{Sources: []blend.Source{{Shards: []blend.Shard{{DType: "uint16", Tokens: 5}}},
+			{Shards: []blend.Shard{{DType: "int32"}, {DType: dtype.String(), Tokens: tokens}}}}}
 		l := newLayout(p, request)
 		from := rapid.Int64Range(0, tokens-1).Draw(t, "from")
 		count := rapid.Int64Range(1, tokens-from).Draw(t, "count")
@@ -194,8 +204,10 @@ func TestReading(t *testing.T) {
 		cache   int64
 		request int64
 	}{{1, 0, 512}, {1, 1 << 30, 512}, {3, 6000, 512}, {4, 20_000, 4096}, {6, 0, 1 << 20}} {
-		storage := Storage{Name: "test", Latency: 1e-3, NodeBandwidth: 1e8, TotalBandwidth: 2e8, RequestSize: c.request, Cache: c.cache}
-		r, err := Run(context.Background(), nil, Options{BatchSize: 12, Nodes: c.nodes, RanksPerNode: 1, StepTime: 0.01, Storage: storage, Data: d})
+		storage := Storage{Name: "test", Latency: 1e-3, NodeBandwidth: 1e8, TotalBandwidth: 2e8, RequestSize: c.request,
+			Cache: c.cache}
+		r, err := Run(context.Background(), nil, Options{BatchSize: 12, Nodes: c.nodes, RanksPerNode: 1, StepTime: 0.01,
+			Storage: storage, Data: d})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -253,12 +265,16 @@ func TestReading(t *testing.T) {
 			busy += t / float64(steps/10)
 		}
 		near := func(a, b float64) bool { return math.Abs(a-b) < 1e-9*max(1, math.Abs(b)) }
-		if rd.Steps != int64(steps) || !near(rd.Requests*float64(steps), requests) || !near(rd.Bytes*float64(steps), bytes) || !near(rd.Wanted*float64(steps), wanted) ||
-			!near(rd.ReadTime*float64(steps), time) || !near(rd.Needed, rd.Busy.Bytes/0.01) || !near(rd.Busy.ReadTime, busy) || rd.KeepsUp != (busy <= 0.01) {
-			t.Errorf("%+v: %+v, want %d steps, %g requests, %g bytes, %g wanted, %g s", c, rd, steps, requests, bytes, wanted, time)
+		if rd.Steps != int64(steps) || !near(rd.Requests*float64(steps), requests) ||
+			!near(rd.Bytes*float64(steps), bytes) || !near(rd.Wanted*float64(steps), wanted) ||
+			!near(rd.ReadTime*float64(steps), time) || !near(rd.Needed, rd.Busy.Bytes/0.01) ||
+			!near(rd.Busy.ReadTime, busy) || rd.KeepsUp != (busy <= 0.01) {
+			t.Errorf("%+v: %+v, want %d steps, %g requests, %g bytes, %g wanted, %g s", c, rd, steps, requests, bytes,
+				wanted, time)
 		}
 		if !(rd.FirstWarm > 0 && rd.FirstCold >= rd.FirstWarm) || rd.DrawnBytes != rd.RepeatSize || rd.RepeatSize == 0 {
-			t.Errorf("%+v: first batch %g and %g, %d drawn, %d repeated", c, rd.FirstWarm, rd.FirstCold, rd.DrawnBytes, rd.RepeatSize)
+			t.Errorf("%+v: first batch %g and %g, %d drawn, %d repeated", c, rd.FirstWarm, rd.FirstCold, rd.DrawnBytes,
+				rd.RepeatSize)
 		}
 		if c.cache == 1<<30 && math.Abs(bytes-float64(rd.DrawnBytes)) > 2*16384 { // all is read once
 			t.Errorf("%g bytes read of %d", bytes, rd.DrawnBytes)
@@ -275,7 +291,8 @@ func TestStorageByName(t *testing.T) {
 			t.Errorf("%+v, %v", got, err)
 		}
 	}
-	for name, want := range map[string]string{"local-nvm": `did you mean "local-nvme"`, "floppy": "known are local-nvme, parallel-fs, object-store, and a file"} {
+	for name, want := range map[string]string{"local-nvm": `did you mean "local-nvme"`,
+		"floppy": "known are local-nvme, parallel-fs, object-store, and a file"} {
 		if _, err := StorageByName(name); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v", name, err)
 		}
@@ -303,7 +320,8 @@ func TestLoadStorage(t *testing.T) {
 		{"cache:", "cash:", `"cache"`},
 		{"name: scratch", "name: ''", "name is empty"},
 	} {
-		if _, err := ParseStorage([]byte(strings.Replace(example, c.old, c.new, 1)), "s.yaml"); err == nil || !strings.Contains(err.Error(), c.says) {
+		if _, err := ParseStorage([]byte(strings.Replace(example, c.old, c.new, 1)), "s.yaml"); err == nil ||
+			!strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: %v; want %q", c.new, err, c.says)
 		}
 	}

@@ -63,7 +63,8 @@ func (c Count) expectation() string {
 	return fmt.Sprintf("%.3g", c.Expected)
 }
 
-// scaledShort writes a number of an axis with its decimal prefix, short one without, perCent a share.
+// scaledShort writes a number of an axis with its decimal prefix, short one without, perCent a
+// share.
 func scaledShort(v float64) string { return strings.ReplaceAll(scaled(v), " ", "") }
 
 func short(v float64) string { return fmt.Sprintf("%.3g", v) }

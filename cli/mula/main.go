@@ -1,4 +1,5 @@
-// Command mula blends token corpora into one deterministic order of samples and trains mixture-of-experts language models on it.
+// Command mula blends token corpora into one deterministic order of samples and trains
+// mixture-of-experts language models on it.
 package main
 
 import (

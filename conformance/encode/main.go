@@ -2,8 +2,9 @@
 //
 //	encode -tokenizer tokenizer.json -specials tokens < documents > ids
 //
-// Documents are a little-endian uint32 before the bytes of each. An answer is the number of ids and the ids, all as such numbers; a text that cannot be
-// encoded is answered by the number 2^32-1, the length of the error's text and that text. It answers when it has no more input at hand, so that
+// Documents are a little-endian uint32 before the bytes of each. An answer is the number of ids and
+// the ids, all as such numbers; a text that cannot be encoded is answered by the number 2^32-1, the
+// length of the error's text and that text. It answers when it has no more input at hand, so that
 // both sides can work at once.
 package main
 

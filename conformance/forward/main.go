@@ -2,9 +2,10 @@
 //
 //	forward -model DIR -ids 3,1,4,1,5 -output FILE [-generate N]
 //
-// DIR is a Hugging Face directory. FILE is a safetensors file with "logits" [n−1, V] after each of the n ids but the last, "loss" [1], the mean
-// cross entropy of the next ids in nats, "generated" [N], the ids that greedy choice puts after them, and the gradient of the loss by every
-// weight, under the weight's name.
+// DIR is a Hugging Face directory. FILE is a safetensors file with "logits" [n−1, V] after each of
+// the n ids but the last, "loss" [1], the mean cross entropy of the next ids in nats, "generated"
+// [N], the ids that greedy choice puts after them, and the gradient of the loss by every weight,
+// under the weight's name.
 package main
 
 import (
@@ -62,7 +63,8 @@ func run(dir, ids, output string, generate int) (err error) {
 		return err
 	}
 	m.ZeroGradients()
-	stats, err := m.Backward(context.Background(), moe.Batch{Tokens: tokens, Rows: 1, SequenceLength: n}, moe.BackwardOptions{})
+	stats, err := m.Backward(context.Background(), moe.Batch{Tokens: tokens, Rows: 1, SequenceLength: n},
+		moe.BackwardOptions{})
 	if err != nil {
 		return err
 	}

@@ -15,7 +15,8 @@ import (
 	"mula/index/numpy"
 )
 
-// A blend is a corpus, whose parts are token files, or the blend of all corpora; or, in a flat blend, of all files.
+// A blend is a corpus, whose parts are token files, or the blend of all corpora; or, in a flat
+// blend, of all files.
 type blend struct {
 	name    string // for people: of a corpus "corpus web", else "blend"
 	splits  []Split
@@ -80,7 +81,8 @@ type blendSettings struct {
 func corpusText(p Profile, name string, size int64, blended, shuffled bool) string {
 	text := fmt.Sprintf("%s\n %d", name, size)
 	if p == BlendCorpus {
-		text += " + blend_sample_in_corpus: " + pythonBool(blended) + "+ shuffle_sample_in_corpus: " + pythonBool(shuffled)
+		text += " + blend_sample_in_corpus: " + pythonBool(blended) + "+ shuffle_sample_in_corpus: " +
+			pythonBool(shuffled)
 	}
 	return text
 }
@@ -190,7 +192,8 @@ func (b *blend) readable(counts []int64) error {
 	for i, p := range b.parts {
 		if counts[i] > p.have {
 			return fmt.Errorf("the blend takes %d samples of %s, which has %d, and training would stop at one of them: "+
-				"change the weight of %s or the number of samples asked for, or leave it out", counts[i], p.name, p.have, p.name)
+				"change the weight of %s or the number of samples asked for, or leave it out", counts[i], p.name,
+				p.have, p.name)
 		}
 	}
 	return nil
@@ -198,7 +201,8 @@ func (b *blend) readable(counts []int64) error {
 
 // alike reports whether two blends have the same contents.
 func (b *blend) alike(o *blend) bool {
-	if len(b.parts) != len(o.parts) || b.concat != o.concat || !b.concat && b.size > 0 && !slices.Equal(b.weights, o.weights) {
+	if len(b.parts) != len(o.parts) || b.concat != o.concat || !b.concat && b.size > 0 &&
+		!slices.Equal(b.weights, o.weights) {
 		return false
 	}
 	for i, p := range b.parts {

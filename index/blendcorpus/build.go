@@ -20,17 +20,21 @@ import (
 
 // BuildOptions are the choices of [Index.Build].
 type BuildOptions struct {
-	Threads  int               // how many goroutines compute at once; at least 1
-	Resume   bool              // keep what is complete in the directory; else all is built anew
-	Together bool              // other processes do the same at the same time, as ranks of one job: see [cache.Options.Together]
+	Threads int  // how many goroutines compute at once; at least 1
+	Resume  bool // keep what is complete in the directory; else all is built anew
+	// other processes do the same at the same time, as ranks of one job: see
+	// [cache.Options.Together]
+	Together bool
 	Progress func(cache.Event) // told what happens, if not nil; calls do not overlap
 }
 
-// Build writes the files of all datasets and blends into the cache directory, the data of each before its description. Without a cache
-// directory it writes those of the datasets into the directories named index-cache beside the token files, and no blends.
+// Build writes the files of all datasets and blends into the cache directory, the data of each
+// before its description. Without a cache directory it writes those of the datasets into the
+// directories named index-cache beside the token files, and no blends.
 //
-// With Resume, files that another program left are kept if they have the right sizes, except for blends: their names do not tell what is
-// in them, so they are computed and compared, and a difference is an error.
+// With Resume, files that another program left are kept if they have the right sizes, except for
+// blends: their names do not tell what is in them, so they are computed and compared, and a
+// difference is an error.
 func (x *Index) Build(ctx context.Context, o BuildOptions) (cache.Summary, error) {
 	o.Threads = max(1, o.Threads)
 	w := &works{x, gpt.NewWorkshop(o.Threads)}
@@ -45,7 +49,8 @@ func (x *Index) Build(ctx context.Context, o BuildOptions) (cache.Summary, error
 			return cache.Summary{}, err
 		}
 		return cache.Run(ctx, x.config.Cache, units, cache.Options{
-			Threads: w.workshop.Places() + len(x.blends), Resume: o.Resume, Together: o.Together, Progress: o.Progress, // a blend waits for the processor elsewhere
+			// a blend waits for the processor elsewhere
+			Threads: w.workshop.Places() + len(x.blends), Resume: o.Resume, Together: o.Together, Progress: o.Progress,
 		})
 	}
 
@@ -64,7 +69,8 @@ func (x *Index) Build(ctx context.Context, o BuildOptions) (cache.Summary, error
 		if err != nil {
 			return total, err
 		}
-		s, err := cache.Run(ctx, dir, units, cache.Options{Threads: w.workshop.Places(), Resume: o.Resume, Together: o.Together, Progress: o.Progress})
+		s, err := cache.Run(ctx, dir, units, cache.Options{Threads: w.workshop.Places(), Resume: o.Resume,
+			Together: o.Together, Progress: o.Progress})
 		total.Add(s)
 		if err != nil {
 			return total, err
@@ -88,9 +94,10 @@ func (w *works) units(blends []*blend, datasets []*dataset, together bool) ([]ca
 		}
 		sizes := b.sizes()
 		units = append(units, cache.Unit{
-			Name: b.title(), Files: b.files(), Marker: b.hash() + descriptionEnd, MarkerText: []byte(b.text), Settings: settings,
-			Expect: sizes[0] + sizes[1],
-			Sizes:  func(context.Context) ([]int64, error) { return sizes, nil },
+			Name: b.title(), Files: b.files(), Marker: b.hash() + descriptionEnd, MarkerText: []byte(b.text),
+			Settings: settings,
+			Expect:   sizes[0] + sizes[1],
+			Sizes:    func(context.Context) ([]int64, error) { return sizes, nil },
 			Build: func(ctx context.Context, files []io.WriterAt) error {
 				return b.write(ctx, files, w.workshop.Pool, w.workshop.Threads())
 			},
@@ -108,8 +115,9 @@ func (w *works) units(blends []*blend, datasets []*dataset, together bool) ([]ca
 			parts = d.gpt.Parts()
 		}
 		units = append(units, cache.Unit{
-			Name: d.title(), Files: d.files(), Marker: d.hash + descriptionEnd, MarkerText: []byte(d.text(d.epochs)), Settings: settings,
-			Expect: sizes[0] + sizes[1] + sizes[2], Parts: parts,
+			Name: d.title(), Files: d.files(), Marker: d.hash + descriptionEnd, MarkerText: []byte(d.text(d.epochs)),
+			Settings: settings,
+			Expect:   sizes[0] + sizes[1] + sizes[2], Parts: parts,
 			Sizes: func(context.Context) ([]int64, error) { return sizes, nil },
 			Build: func(ctx context.Context, files []io.WriterAt) error {
 				return w.workshop.Build(ctx, &d.gpt, d.layout, files)
@@ -148,8 +156,10 @@ func (w *works) doubt(ctx context.Context, dir string) error {
 				return err
 			}
 			if at := files.difference(); at != nil {
-				return fmt.Errorf("%s: another program left %s in %s, and it is another's: it differs at byte %d. The name of a corpus does not tell which files it is made of: "+
-					"use a cache directory for this blend alone, or delete %s and what begins with %s", b.title(), at.File, dir, at.Offset, marker, b.hash())
+				return fmt.Errorf("%s: another program left %s in %s, and it is another's: it differs at byte %d. "+
+					"The name of a corpus does not tell which files it is made of: "+
+					"use a cache directory for this blend alone, or delete %s and what begins with %s", b.title(),
+					at.File, dir, at.Offset, marker, b.hash())
 			}
 			return nil
 		})
@@ -157,11 +167,13 @@ func (w *works) doubt(ctx context.Context, dir string) error {
 	return g.Wait()
 }
 
-// there reports whether the files exist and have these sizes. Otherwise they would be built anew, right or not.
+// there reports whether the files exist and have these sizes. Otherwise they would be built anew,
+// right or not.
 func there(dir string, names []string, sizes []int64) (bool, error) {
 	for i, name := range names {
 		info, err := os.Stat(filepath.Join(dir, name))
-		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR) { // a dir that is a file is refused later
+		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR) {
+			// a dir that is a file is refused later
 			return false, err
 		}
 		if err != nil || info.Size() != sizes[i] {

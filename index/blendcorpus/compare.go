@@ -64,7 +64,8 @@ func (c comparison) writers() []io.WriterAt {
 	return w
 }
 
-// difference is the first difference in the first file that has one, nil if all are as they should be.
+// difference is the first difference in the first file that has one, nil if all are as they should
+// be.
 func (c comparison) difference() *Difference {
 	for _, f := range c {
 		f.End(f.want)

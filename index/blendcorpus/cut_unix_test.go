@@ -12,7 +12,8 @@ import (
 	"mula/internal/mapping"
 )
 
-// An .idx file that is cut short while indexes are built from it ends the build with an error about it.
+// An .idx file that is cut short while indexes are built from it ends the build with an error about
+// it.
 func TestBuildFromCutIndex(t *testing.T) {
 	for _, left := range []int64{0, 50, -1} {
 		c := vectorConfig(t)

@@ -43,7 +43,8 @@ type request struct {
 
 // text is the description.
 func (r *request) text(epochs int64) string {
-	return fmt.Sprintf("GPT Dataset\n\nData prefix %s\nDataset name %s\nNumber of samples %d\nNumber of epochs %d\nSequence length %d\nRandom seed %d\nSplit %s\n",
+	return fmt.Sprintf("GPT Dataset\n\nData prefix %s\nDataset name %s\nNumber of samples %d\nNumber of epochs "+
+		"%d\nSequence length %d\nRandom seed %d\nSplit %s\n",
 		r.prefix, r.split, r.samples, epochs, r.sequenceLength, r.seed, r.splitText)
 }
 
@@ -73,17 +74,20 @@ func (d *dataset) files() []string { return named(d.hash, datasetEnds[:]) }
 // sizes are the sizes of the data files in bytes.
 func (d *dataset) sizes() []int64 { return d.layout.Sizes() }
 
-// settings are what the contents depend on although the description does not say it: the token file.
+// settings are what the contents depend on although the description does not say it: the token
+// file.
 func (d *dataset) settings() (json.RawMessage, error) {
 	return json.Marshal(gpt.SourceOf(d.file))
 }
 
-// besides is the directory beside the token file in which the programs look before they look in the cache directory.
+// besides is the directory beside the token file in which the programs look before they look in the
+// cache directory.
 func (d *dataset) besides(root string) string {
 	return filepath.Join(filepath.Dir(gpt.Locate(root, d.prefix)), "index-cache")
 }
 
-// shadowed says whether the programs would take the files beside the token file: they need the description and all data files there.
+// shadowed says whether the programs would take the files beside the token file: they need the
+// description and all data files there.
 func (d *dataset) shadowed(root string) bool {
 	dir := d.besides(root)
 	for _, name := range append(d.files(), d.hash+descriptionEnd) {

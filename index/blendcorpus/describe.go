@@ -12,7 +12,8 @@ const (
 	ClassBlend   = "BlendableDataset"
 )
 
-// An Entry is one dataset, corpus or blend of a configuration: what the program will look for, and where.
+// An Entry is one dataset, corpus or blend of a configuration: what the program will look for, and
+// where.
 type Entry struct {
 	Class    string
 	Name     string   // for people
@@ -21,8 +22,9 @@ type Entry struct {
 	Samples  int64    // asked for: N of a dataset, the size of a blend
 	Hash     string
 
-	// Dir is the directory that the files belong in. It is empty for a blend where no cache directory is configured: the program then
-	// computes the blend at every start and keeps nothing.
+	// Dir is the directory that the files belong in. It is empty for a blend where no cache
+	// directory is configured: the program then computes the blend at every start and keeps
+	// nothing.
 	Dir         string
 	Description string   // the name of the file with Text
 	Files       []string // the names of the others
@@ -31,8 +33,8 @@ type Entry struct {
 	Length int64   // samples that there are
 	Sizes  []int64 // of Files in bytes, in that order
 
-	// Shadow is a directory other than Dir that has files of this name, in which the program looks before Dir: it will take those, right
-	// or not. Empty if there is none.
+	// Shadow is a directory other than Dir that has files of this name, in which the program looks
+	// before Dir: it will take those, right or not. Empty if there is none.
 	Shadow string
 }
 
@@ -56,8 +58,10 @@ func (x *Index) Describe() []Entry {
 	}
 	for _, d := range x.datasets {
 		e := Entry{
-			Class: ClassDataset, Name: d.title(), Splits: []Split{d.split}, Prefixes: []string{d.prefix}, Samples: d.samples, Hash: d.hash, Dir: c.Cache,
-			Description: d.hash + descriptionEnd, Files: d.files(), Text: d.text(d.epochs), Length: d.layout.Samples, Sizes: d.sizes(),
+			Class: ClassDataset, Name: d.title(), Splits: []Split{d.split}, Prefixes: []string{d.prefix},
+			Samples: d.samples, Hash: d.hash, Dir: c.Cache,
+			Description: d.hash + descriptionEnd, Files: d.files(), Text: d.text(d.epochs), Length: d.layout.Samples,
+			Sizes: d.sizes(),
 		}
 		if beside := d.besides(c.Root); c.Cache == "" {
 			e.Dir = beside

@@ -11,15 +11,16 @@ import (
 	"mula/index/python"
 )
 
-// A File is one token file of a blend, by prefix: its name without .bin and .idx. Weights need not sum to 1. Either all files of a blend
-// have a corpus or none.
+// A File is one token file of a blend, by prefix: its name without .bin and .idx. Weights need not
+// sum to 1. Either all files of a blend have a corpus or none.
 type File struct {
 	Weight         float64
 	Prefix, Corpus string
 }
 
-// ParseFileList reads a file of lines "weight prefix corpus", or for a flat blend "weight prefix". Empty lines are passed over. Words are
-// divided as Python's str.split does, and a weight is what its float reads. Errors name the line.
+// ParseFileList reads a file of lines "weight prefix corpus", or for a flat blend "weight prefix".
+// Empty lines are passed over. Words are divided as Python's str.split does, and a weight is what
+// its float reads. Errors name the line.
 func ParseFileList(text string) ([]File, error) {
 	var files []File
 	text = strings.ReplaceAll(strings.ReplaceAll(text, "\r\n", "\n"), "\r", "\n")
@@ -48,7 +49,8 @@ func ParseFileList(text string) ([]File, error) {
 
 func parseFile(words []string) (File, error) {
 	if len(words) != 2 && len(words) != 3 {
-		return File{}, fmt.Errorf("%d words; want a weight, a prefix and a corpus: 1.0 /data/web_text_document web", len(words))
+		return File{}, fmt.Errorf("%d words; want a weight, a prefix and a corpus: 1.0 /data/web_text_document web",
+			len(words))
 	}
 	weight, ok := python.ParseFloat(words[0])
 	if !ok {
@@ -61,8 +63,8 @@ func parseFile(words []string) (File, error) {
 	return f, nil
 }
 
-// ParseDataPath reads the words of Megatron-DeepSpeed's --data-path: pairs of weight and prefix for a flat blend, or one prefix, for which
-// plain is true; see [Config.Plain].
+// ParseDataPath reads the words of Megatron-DeepSpeed's --data-path: pairs of weight and prefix for
+// a flat blend, or one prefix, for which plain is true; see [Config.Plain].
 func ParseDataPath(words []string) (files []File, plain bool, err error) {
 	switch {
 	case len(words) == 1:
@@ -85,7 +87,8 @@ func ParseDataPath(words []string) (files []File, plain bool, err error) {
 	return files, false, nil
 }
 
-// space says what Python's str.split divides at: the white space of Unicode and the four information separators.
+// space says what Python's str.split divides at: the white space of Unicode and the four
+// information separators.
 func space(r rune) bool { return unicode.IsSpace(r) || r >= 0x1c && r <= 0x1f }
 
 // check refuses what no description could hold or no blend could use.
@@ -93,17 +96,20 @@ func (f File) check(flat bool) error {
 	switch {
 	case f.Prefix == "":
 		return errors.New("the prefix is empty")
-	case !utf8.ValidString(f.Prefix) || !utf8.ValidString(f.Corpus) || strings.ContainsAny(f.Prefix+f.Corpus, "\r\n\x00"):
+	case !utf8.ValidString(f.Prefix) || !utf8.ValidString(f.Corpus) ||
+		strings.ContainsAny(f.Prefix+f.Corpus, "\r\n\x00"):
 		return fmt.Errorf("%q: names are UTF-8 and on one line", f.Prefix+" "+f.Corpus)
 	case !(f.Weight >= 0) || math.IsInf(f.Weight, 0):
-		return fmt.Errorf("the weight of %s is %s; weights are finite numbers of 0 or more", f.Prefix, python.Float(f.Weight))
+		return fmt.Errorf("the weight of %s is %s; weights are finite numbers of 0 or more", f.Prefix,
+			python.Float(f.Weight))
 	case flat != (f.Corpus == ""):
 		return fmt.Errorf("%s: give every file a corpus, or none", f.Prefix)
 	}
 	return nil
 }
 
-// normalized are the weights divided by their sum, which is taken from left to right, unlike numpy's.
+// normalized are the weights divided by their sum, which is taken from left to right, unlike
+// numpy's.
 func normalized(files []File) ([]float64, error) {
 	var sum float64
 	for _, f := range files {
@@ -119,12 +125,13 @@ func normalized(files []File) ([]float64, error) {
 	return weights, nil
 }
 
-// share is how many samples a file of a blend of n is built with: 0.5 % more than its part, rounded up once, after two products of
-// doubles.
+// share is how many samples a file of a blend of n is built with: 0.5 % more than its part, rounded
+// up once, after two products of doubles.
 func share(n int64, weight float64) (int64, error) {
 	part := float64(float64(n)*weight) * 1.005
 	if part = math.Ceil(part); !(part < 1<<53) {
-		return 0, fmt.Errorf("%d samples times the weight %s are more than can be counted exactly", n, python.Float(weight))
+		return 0, fmt.Errorf("%d samples times the weight %s are more than can be counted exactly", n,
+			python.Float(weight))
 	}
 	return int64(part), nil
 }

@@ -46,7 +46,8 @@ func TestParseDataPath(t *testing.T) {
 	if err != nil || plain || len(files) != 2 || files[1] != (File{0.25, "b", ""}) {
 		t.Errorf("%v %v %v", files, plain, err)
 	}
-	if files, plain, err = ParseDataPath([]string{"a"}); err != nil || !plain || len(files) != 1 || files[0].Prefix != "a" {
+	if files, plain, err = ParseDataPath([]string{"a"}); err != nil || !plain || len(files) != 1 ||
+		files[0].Prefix != "a" {
 		t.Errorf("%v %v %v", files, plain, err)
 	}
 	for _, words := range []string{"", "1 a b", "a 1", "1 a x b", "-1 a", "1 a inf b"} {

@@ -16,8 +16,8 @@ import (
 	"mula/shards"
 )
 
-// An Index is an opened configuration: its token files, and the names of everything that the program would make of them. It is safe for
-// concurrent use until [Index.Close].
+// An Index is an opened configuration: its token files, and the names of everything that the
+// program would make of them. It is safe for concurrent use until [Index.Close].
 type Index struct {
 	config    Config
 	fractions [3]float64
@@ -27,8 +27,9 @@ type Index struct {
 	blends    []*blend                 // each name once: of every split the corpora, then the blend of them
 }
 
-// New opens a configuration: it opens the .idx files and counts the tokens of every split, for which all lengths are read, because names
-// depend on the number of epochs. It refuses what the program would refuse, never finish, or, unless that is allowed, fail to read.
+// New opens a configuration: it opens the .idx files and counts the tokens of every split, for
+// which all lengths are read, because names depend on the number of epochs. It refuses what the
+// program would refuse, never finish, or, unless that is allowed, fail to read.
 func New(ctx context.Context, c Config) (_ *Index, err error) {
 	if err := c.check(); err != nil {
 		return nil, err
@@ -123,7 +124,8 @@ func (x *Index) open(p *plan) error {
 		first, end := edges[p.split], edges[p.split+1]
 		if first < end {
 			if first < 0 {
-				return fmt.Errorf("%s, %s split: by the rounding of split %q it begins at sequence %d, where the program stops: change the split a little",
+				return fmt.Errorf("%s, %s split: by the rounding of split %q it begins at sequence %d, where the "+
+					"program stops: change the split a little",
 					file.Path(), p.split, c.Split, first)
 			}
 			epochs := int64(0)
@@ -145,8 +147,10 @@ func (x *Index) open(p *plan) error {
 		}
 		empty++
 		if !c.flat() && !c.AllowUnreadable {
-			return fmt.Errorf("%s, %s split: of its %d sequences split %q gives it none, although %d samples are asked of it, and training would stop at the first of them: "+
-				"leave the split out (0), give it more, or merge the file with another", file.Path(), p.split, sequences, c.Split, p.samples[i])
+			return fmt.Errorf("%s, %s split: of its %d sequences split %q gives it none, although %d samples are "+
+				"asked of it, and training would stop at the first of them: "+
+				"leave the split out (0), give it more, or merge the file with another", file.Path(), p.split,
+				sequences, c.Split, p.samples[i])
 		}
 	}
 	switch {
@@ -156,7 +160,8 @@ func (x *Index) open(p *plan) error {
 		p.datasets = nil // nothing of this split is built
 		return nil
 	}
-	return fmt.Errorf("%s split: split %q gives %d of the %d files no document, and the program stops there (fewer data sets than weights): leave the split out (0), give it more, or merge files",
+	return fmt.Errorf("%s split: split %q gives %d of the %d files no document, and the program stops there (fewer "+
+		"data sets than weights): leave the split out (0), give it more, or merge files",
 		p.split, c.Split, empty, len(c.Files))
 }
 
@@ -183,7 +188,8 @@ func measure(ctx context.Context, plans []*plan, threads int) error {
 	return g.Wait()
 }
 
-// assemble makes the datasets and blends of a split. train is the number of samples of the train split's blend.
+// assemble makes the datasets and blends of a split. train is the number of samples of the train
+// split's blend.
 func (x *Index) assemble(p *plan, weights []float64, train int64) error {
 	c := &x.config
 	if p.datasets == nil {
@@ -212,9 +218,11 @@ func (x *Index) assemble(p *plan, weights []float64, train int64) error {
 func (x *Index) assembleFlat(p *plan, weights []float64) error {
 	c := &x.config
 	if p.total == 0 {
-		return fmt.Errorf("no samples are asked for, and the program stops at an empty blend: ask for some, or give the split 0 of %q", c.Split)
+		return fmt.Errorf("no samples are asked for, and the program stops at an empty blend: ask for some, or give "+
+			"the split 0 of %q", c.Split)
 	}
-	b := &blend{name: "blend", splits: []Split{p.split}, size: p.total, lenient: c.AllowUnreadable, weights: numpy.Normalize(weights), fused: c.Fused}
+	b := &blend{name: "blend", splits: []Split{p.split}, size: p.total, lenient: c.AllowUnreadable,
+		weights: numpy.Normalize(weights), fused: c.Fused}
 	entries := make([]string, len(p.datasets))
 	for i, d := range p.datasets {
 		entries[i] = d.text(d.epochs)
@@ -239,7 +247,8 @@ func (x *Index) assembleCorpora(p *plan, train int64) error {
 	top := &blend{name: "blend", splits: []Split{p.split}, size: p.total, lenient: c.AllowUnreadable, fused: c.Fused}
 	var entries []string
 	for _, name := range names {
-		b := &blend{name: "corpus " + name, splits: []Split{p.split}, concat: !c.BlendSampleInCorpus, lenient: c.AllowUnreadable, fused: c.Fused}
+		b := &blend{name: "corpus " + name, splits: []Split{p.split}, concat: !c.BlendSampleInCorpus,
+			lenient: c.AllowUnreadable, fused: c.Fused}
 		var prefixes []string
 		for _, i := range members[name] {
 			made := part{name: c.Files[i].Prefix, asked: p.samples[i]}
@@ -261,15 +270,17 @@ func (x *Index) assembleCorpora(p *plan, train int64) error {
 		entries = append(entries, corpusEntry(prefixes, b.size, c.SequenceLength, c.Seed))
 	}
 	top.weights = corpusWeights(c.Profile, top.parts, p.total, train)
-	if slices.ContainsFunc(top.weights, math.IsNaN) || slices.ContainsFunc(top.weights, func(w float64) bool { return math.IsInf(w, 0) }) {
-		return errors.New("Megatron-DeepSpeed divides by the number of samples of train, which is 0, and stops there: ask for some, or leave this split out too")
+	if slices.ContainsFunc(top.weights, math.IsNaN) ||
+		slices.ContainsFunc(top.weights, func(w float64) bool { return math.IsInf(w, 0) }) {
+		return errors.New("Megatron-DeepSpeed divides by the number of samples of train, which is 0, and stops " +
+			"there: ask for some, or leave this split out too")
 	}
 	top.text = blendText(entries, top.weights, top.size)
 	return x.addBlend(top)
 }
 
-// corpusWeights are the weights of corpora. Megatron-DeepSpeed divides the samples of all splits by those of train, which is undone at
-// once, up to rounding.
+// corpusWeights are the weights of corpora. Megatron-DeepSpeed divides the samples of all splits by
+// those of train, which is undone at once, up to rounding.
 func corpusWeights(profile Profile, corpora []part, total, train int64) []float64 {
 	divisor := total
 	if profile == MegatronDeepSpeed {
@@ -285,14 +296,16 @@ func corpusWeights(profile Profile, corpora []part, total, train int64) []float6
 // addBlend keeps a blend unless it is there under its name: splits of one size share their corpora.
 func (x *Index) addBlend(b *blend) error {
 	if !b.concat && len(b.parts) > greedy.MaxDatasets {
-		return fmt.Errorf("%s has %d parts; at most %d can be blended: merge some", b.name, len(b.parts), greedy.MaxDatasets)
+		return fmt.Errorf("%s has %d parts; at most %d can be blended: merge some", b.name, len(b.parts),
+			greedy.MaxDatasets)
 	}
 	for _, known := range x.blends {
 		if known.text != b.text {
 			continue
 		}
 		if !known.alike(b) {
-			return fmt.Errorf("%s and %s have one name, %s, and different contents, so that the program would read one for the other: ask for another number of samples",
+			return fmt.Errorf("%s and %s have one name, %s, and different contents, so that the program would read "+
+				"one for the other: ask for another number of samples",
 				known.title(), b.title(), b.hash())
 		}
 		known.splits = append(known.splits, b.splits...)

@@ -23,7 +23,8 @@ import (
 	"mula/index/numpy"
 )
 
-// Random configurations against testdata/reference.json, which numpy and plain Python made by way of reference.py beside it.
+// Random configurations against testdata/reference.json, which numpy and plain Python made by way
+// of reference.py beside it.
 func TestReference(t *testing.T) {
 	data, err := os.ReadFile("testdata/reference.json")
 	if err != nil {
@@ -80,7 +81,8 @@ func TestReference(t *testing.T) {
 				t.Errorf("configuration %d: %v: %+v", i, err, c)
 			case g.Manifest != "":
 				if got, n := manifest(t, c.Cache); got != g.Manifest || n != g.Count {
-					t.Errorf("configuration %d: %d files with the manifest %s, want %d with %s: %+v", i, n, got, g.Count, g.Manifest, c)
+					t.Errorf("configuration %d: %d files with the manifest %s, want %d with %s: %+v", i, n, got,
+						g.Count, g.Manifest, c)
 				}
 			}
 			return nil
@@ -96,7 +98,8 @@ func TestReference(t *testing.T) {
 	}
 	group.Wait()
 	if built < 20 || lenient < 3 || refused < 5 {
-		t.Errorf("%d configurations were built, %d besides although they cannot be read, and %d refused: too few to say anything", built, lenient, refused)
+		t.Errorf("%d configurations were built, %d besides although they cannot be read, and %d refused: too few to "+
+			"say anything", built, lenient, refused)
 	}
 }
 
@@ -169,13 +172,15 @@ func TestBlendsOfManyPieces(t *testing.T) {
 				}
 			}
 			if gotIndex[step] != int64(want) || gotSample[step] != count[want] {
-				t.Fatalf("%s, step %d: sample %d of %d, want %d of %d", b.name, step, gotSample[step], gotIndex[step], count[want], want)
+				t.Fatalf("%s, step %d: sample %d of %d, want %d of %d", b.name, step, gotSample[step], gotIndex[step],
+					count[want], want)
 			}
 			count[want]++
 		}
 		// One file alone is the same.
 		again := &memory{want: b.sizes()[1], t: t}
-		if err := b.write(context.Background(), []io.WriterAt{nil, again}, nil, 1); err != nil || !bytes.Equal(again.data, sample.data) {
+		if err := b.write(context.Background(), []io.WriterAt{nil, again}, nil, 1); err != nil ||
+			!bytes.Equal(again.data, sample.data) {
 			t.Errorf("%s: the sample index alone differs, %v", b.name, err)
 		}
 	}
@@ -187,7 +192,8 @@ func TestDescribe(t *testing.T) {
 	c.Profile = MegatronDeepSpeed
 	var corpora []string
 	for _, e := range open(t, c).Describe() {
-		if e.Dir != c.Cache || e.Description != e.Hash+".dsc" || e.Hash != hash(e.Text) || len(e.Files) != len(e.Sizes) {
+		if e.Dir != c.Cache || e.Description != e.Hash+".dsc" || e.Hash != hash(e.Text) ||
+			len(e.Files) != len(e.Sizes) {
 			t.Errorf("%+v", e)
 		}
 		if e.Class == ClassCorpus {
@@ -212,7 +218,8 @@ func TestDescribe(t *testing.T) {
 	}
 }
 
-// Without a cache directory the indices go beside the token files; with one, files beside them are pointed out.
+// Without a cache directory the indices go beside the token files; with one, files beside them are
+// pointed out.
 func TestDirectories(t *testing.T) {
 	c := vectorConfig(t)
 	cacheDir := c.Cache
@@ -221,8 +228,10 @@ func TestDirectories(t *testing.T) {
 		t.Errorf("%+v; want the 9 datasets and no blends", s)
 	}
 	for _, e := range open(t, c).Describe() {
-		if dir := filepath.Join(c.Root, "index-cache"); e.Class == ClassDataset && e.Dir != dir || e.Class != ClassDataset && e.Dir != "" || e.Shadow != "" {
-			t.Errorf("%s: directory %q, want %q for datasets and none for blends; shadow %q", e.Name, e.Dir, dir, e.Shadow)
+		if dir := filepath.Join(c.Root, "index-cache"); e.Class == ClassDataset && e.Dir != dir ||
+			e.Class != ClassDataset && e.Dir != "" || e.Shadow != "" {
+			t.Errorf("%s: directory %q, want %q for datasets and none for blends; shadow %q", e.Name, e.Dir, dir,
+				e.Shadow)
 		}
 	}
 	c.Cache = cacheDir
@@ -253,7 +262,8 @@ func TestCacheIsFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, resume := range []bool{false, true} {
-		if _, err := open(t, c).Build(context.Background(), BuildOptions{Threads: 1, Resume: resume}); err == nil || !strings.Contains(err.Error(), c.Cache+" is a file") {
+		if _, err := open(t, c).Build(context.Background(), BuildOptions{Threads: 1, Resume: resume}); err == nil ||
+			!strings.Contains(err.Error(), c.Cache+" is a file") {
 			t.Errorf("resume %v: %v", resume, err)
 		}
 	}
@@ -290,7 +300,8 @@ func TestCorpusCollision(t *testing.T) {
 	build(t, c)
 	for _, e := range open(t, alone).Describe() {
 		for _, name := range append(e.Files, e.Description) {
-			if e.Class == ClassDataset || !slices.ContainsFunc(open(t, c).Describe(), func(o Entry) bool { return o.Hash == e.Hash }) {
+			if e.Class == ClassDataset || !slices.ContainsFunc(open(t, c).Describe(),
+				func(o Entry) bool { return o.Hash == e.Hash }) {
 				os.Remove(filepath.Join(c.Cache, name))
 			}
 		}
@@ -330,7 +341,8 @@ func TestForeignBlends(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = open(t, c).Build(context.Background(), BuildOptions{Threads: 1, Resume: true})
-	if err == nil || !strings.Contains(err.Error(), "291792a9e9659cf9c397331daa3861ae_index.npy") || !strings.Contains(err.Error(), "byte 128") {
+	if err == nil || !strings.Contains(err.Error(), "291792a9e9659cf9c397331daa3861ae_index.npy") ||
+		!strings.Contains(err.Error(), "byte 128") {
 		t.Errorf("a corpus of another blend: %v", err)
 	}
 	// Cut off, or asked to build all anew: it is built anew.
@@ -371,12 +383,18 @@ func TestRefused(t *testing.T) {
 		{"split of lines", func(c *Config) { c.Split = "1,\n1,1" }, "should be like"},
 		{"split of nothing", func(c *Config) { c.Split = "0,0,0" }, "nothing to divide"},
 		{"no token file", func(c *Config) { c.Files = []File{{1, "none", "a"}} }, "none"},
-		{"empty split", func(c *Config) { c.Files = append(slices.Clone(c.Files), File{1, "tiny", "web"}) }, "gives it none"},
-		{"no tokens", func(c *Config) { c.Files = append(slices.Clone(c.Files), File{1, "blank", "web"}) }, "no tokens"},
-		{"flat, empty split", func(c *Config) { c.Files = []File{{1, "f0", ""}, {1, "tiny", ""}} }, "fewer data sets than weights"},
-		{"flat, no samples", func(c *Config) { c.Files = []File{{1, "f0", ""}}; c.Samples[1] = 0 }, "valid: no samples"},
-		{"plain with two files", func(c *Config) { c.Files, c.Plain = []File{{1, "f0", ""}, {1, "f1", ""}}, true }, "without weights"},
-		{"division by train", func(c *Config) { c.Profile, c.Samples[0] = MegatronDeepSpeed, 0 }, "number of samples of train"},
+		{"empty split", func(c *Config) { c.Files = append(slices.Clone(c.Files), File{1, "tiny", "web"}) },
+			"gives it none"},
+		{"no tokens", func(c *Config) { c.Files = append(slices.Clone(c.Files), File{1, "blank", "web"}) },
+			"no tokens"},
+		{"flat, empty split", func(c *Config) { c.Files = []File{{1, "f0", ""}, {1, "tiny", ""}} },
+			"fewer data sets than weights"},
+		{"flat, no samples", func(c *Config) { c.Files = []File{{1, "f0", ""}}; c.Samples[1] = 0 },
+			"valid: no samples"},
+		{"plain with two files", func(c *Config) { c.Files, c.Plain = []File{{1, "f0", ""}, {1, "f1", ""}}, true },
+			"without weights"},
+		{"division by train", func(c *Config) { c.Profile, c.Samples[0] = MegatronDeepSpeed, 0 },
+			"number of samples of train"},
 	} {
 		c := base
 		test.change(&c)
@@ -395,8 +413,8 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// A corpus of weight 0 is drawn from all the same. Training would stop there, so it is refused before anything can be seen, unless the
-// caller wants what the original writes.
+// A corpus of weight 0 is drawn from all the same. Training would stop there, so it is refused
+// before anything can be seen, unless the caller wants what the original writes.
 func TestUnreadable(t *testing.T) {
 	c := vectorConfig(t)
 	c.Files = []File{{0, "f0", "aside"}, {1, "f1", "wiki"}}
@@ -406,7 +424,8 @@ func TestUnreadable(t *testing.T) {
 	}
 	for _, e := range open(t, c).Describe() {
 		for _, name := range append(e.Files, e.Description) {
-			if _, err := os.Stat(filepath.Join(c.Cache, name)); e.Class == ClassBlend && slices.Contains(e.Splits, Train) && !errors.Is(err, fs.ErrNotExist) {
+			if _, err := os.Stat(filepath.Join(c.Cache, name)); e.Class == ClassBlend &&
+				slices.Contains(e.Splits, Train) && !errors.Is(err, fs.ErrNotExist) {
 				t.Errorf("%s of the refused blend: %v", name, err)
 			}
 		}
@@ -426,7 +445,8 @@ func TestUnreadable(t *testing.T) {
 		}
 	}
 	slices.Sort(of)
-	if want := []string{"test f0 for 9 samples", "train f0 for 161 samples", "train tiny for 161 samples", "valid f0 for 9 samples"}; !slices.Equal(of, want) {
+	if want := []string{"test f0 for 9 samples", "train f0 for 161 samples", "train tiny for 161 samples",
+		"valid f0 for 9 samples"}; !slices.Equal(of, want) {
 		t.Errorf("datasets %q, want %q", of, want)
 	}
 	build(t, c)
@@ -443,7 +463,8 @@ func TestPlain(t *testing.T) {
 	for _, e := range open(t, c).Describe() {
 		texts = append(texts, e.Text)
 	}
-	if len(texts) != 3 || !strings.Contains(texts[0], "\nNumber of samples 320\n") || !strings.Contains(texts[2], "Dataset name test\nNumber of samples 16\n") {
+	if len(texts) != 3 || !strings.Contains(texts[0], "\nNumber of samples 320\n") ||
+		!strings.Contains(texts[2], "Dataset name test\nNumber of samples 16\n") {
 		t.Errorf("%q", texts)
 	}
 }
@@ -516,7 +537,8 @@ func TestProfiles(t *testing.T) {
 	if _, err := ProfileNamed("deepspeed"); err == nil || !strings.Contains(err.Error(), "megatron-deepspeed") {
 		t.Errorf("an unknown profile: %v", err)
 	}
-	if a, b := NewConfig(BlendCorpus), NewConfig(MegatronDeepSpeed); a.Seed != 123 || b.Seed != 1234 || a.Split != "969, 30, 1" || !a.BlendSampleInCorpus {
+	if a, b := NewConfig(BlendCorpus), NewConfig(MegatronDeepSpeed); a.Seed != 123 || b.Seed != 1234 ||
+		a.Split != "969, 30, 1" || !a.BlendSampleInCorpus {
 		t.Errorf("defaults %+v and %+v", a, b)
 	}
 }

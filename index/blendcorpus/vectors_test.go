@@ -15,8 +15,8 @@ import (
 	"mula/index/cache"
 )
 
-// The vectors of this file were written by the original code, BlendCorpus ac485ec on x86-64 with numpy 1.24.2, for the token files that
-// writeTokenFiles makes.
+// The vectors of this file were written by the original code, BlendCorpus ac485ec on x86-64 with
+// numpy 1.24.2, for the token files that writeTokenFiles makes.
 
 // writeIndex writes an .idx file of these lengths.
 func writeIndex(t testing.TB, prefix string, lengths []int32) {
@@ -111,8 +111,10 @@ func TestVectors(t *testing.T) {
 		manifest string
 	}{
 		{"H: defaults", func(*Config) {}, "e9d689bdcab49866a956b79285286dee"},
-		{"I: not blended in corpora", func(c *Config) { c.BlendSampleInCorpus = false }, "463aa2031c6184308414f6caa76c79c6"},
-		{"J: shuffled in corpora", func(c *Config) { c.ShuffleSampleInCorpus = true }, "e52d873e0e21d491457fdc5929e597d9"},
+		{"I: not blended in corpora", func(c *Config) { c.BlendSampleInCorpus = false },
+			"463aa2031c6184308414f6caa76c79c6"},
+		{"J: shuffled in corpora", func(c *Config) { c.ShuffleSampleInCorpus = true },
+			"e52d873e0e21d491457fdc5929e597d9"},
 	} {
 		c := vectorConfig(t)
 		test.change(&c)

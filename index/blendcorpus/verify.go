@@ -51,12 +51,14 @@ func (r Report) OK() bool {
 	return !slices.ContainsFunc(r.Descriptions, func(v Verified) bool { return v.How == "" })
 }
 
-// maxDescription bounds what is read of a description: one of a flat blend has some 200 bytes a file.
+// maxDescription bounds what is read of a description: one of a flat blend has some 200 bytes a
+// file.
 const maxDescription = 64 << 20
 
-// Verify computes what the descriptions in a directory say, and compares it with the data files. Both arithmetics and, where the
-// description leaves it open, all else that the contents may depend on are tried. The members of a corpus are found through the
-// descriptions of the blend that has it and of its token files, which must therefore be in the same directory.
+// Verify computes what the descriptions in a directory say, and compares it with the data files.
+// Both arithmetics and, where the description leaves it open, all else that the contents may depend
+// on are tried. The members of a corpus are found through the descriptions of the blend that has it
+// and of its token files, which must therefore be in the same directory.
 func Verify(ctx context.Context, dir string, o VerifyOptions) (Report, error) {
 	o.Threads = max(1, o.Threads)
 	v := &verifier{dir: dir, o: o, pool: semaphore.NewWeighted(int64(o.Threads)), files: map[string]*shards.Index{}}
@@ -65,7 +67,8 @@ func Verify(ctx context.Context, dir string, o VerifyOptions) (Report, error) {
 		return Report{}, err
 	}
 	if len(v.descriptions) == 0 {
-		return Report{}, fmt.Errorf("%s holds no index that BlendCorpus or Megatron-DeepSpeed would look for: no file ends with %s", dir, descriptionEnd)
+		return Report{}, fmt.Errorf("%s holds no index that BlendCorpus or Megatron-DeepSpeed would look for: no "+
+			"file ends with %s", dir, descriptionEnd)
 	}
 	var r Report
 	for _, d := range v.descriptions {
@@ -104,7 +107,8 @@ type description struct {
 	weights    string  // of a blend, as numpy writes them
 }
 
-// An entry is a corpus in the description of a blend: its prefixes, size, and sequence length and seed without anything between them.
+// An entry is a corpus in the description of a blend: its prefixes, size, and sequence length and
+// seed without anything between them.
 type entry struct {
 	prefixes []string
 	size     int64
@@ -167,7 +171,8 @@ func parseDescription(text string) *description {
 	}
 	if m := datasetForm.FindStringSubmatch(text); m != nil {
 		d.class = ClassDataset
-		d.request = request{prefix: m[1], split: Split(slices.Index(splitNames[:], m[2])), samples: number(m[3]), sequenceLength: number(m[5]), splitText: m[7]}
+		d.request = request{prefix: m[1], split: Split(slices.Index(splitNames[:], m[2])), samples: number(m[3]),
+			sequenceLength: number(m[5]), splitText: m[7]}
 		d.epochs = number(m[4])
 		seed := number(m[6])
 		ok = ok && seed <= math.MaxUint32 && d.epochs > 0 && d.sequenceLength > 0
@@ -231,7 +236,9 @@ func (v *verifier) verify(ctx context.Context, d *description) (Verified, error)
 		err = v.dataset(ctx, d, &out)
 	case ClassCorpus:
 		out.What = "corpus " + d.corpus
-		err = v.blend(ctx, d, v.corpora(d), "which files it is made of is not known: the descriptions of its blend and of its token files are not here", &out)
+		err = v.blend(ctx, d, v.corpora(d),
+			"which files it is made of is not known: the descriptions of its blend and of its token files are not here",
+			&out)
 	default:
 		out.What = fmt.Sprintf("blend of %d samples", d.size)
 		err = v.blend(ctx, d, v.tops(d), "only eight digits of its weights are known", &out)
@@ -239,8 +246,8 @@ func (v *verifier) verify(ctx context.Context, d *description) (Verified, error)
 	return out, err
 }
 
-// dataset verifies the files of a dataset, once for the documents that the split string gives it, and once for all documents of the file, which
-// it has if each split has files of its own.
+// dataset verifies the files of a dataset, once for the documents that the split string gives it,
+// and once for all documents of the file, which it has if each split has files of its own.
 func (v *verifier) dataset(ctx context.Context, d *description, out *Verified) error {
 	file := v.files[d.prefix]
 	if file == nil {
@@ -309,8 +316,9 @@ func (v *verifier) dataset(ctx context.Context, d *description, out *Verified) e
 	return nil
 }
 
-// implausible says why files cannot be those of the given sizes, "" if they may be. Where far larger ones are described than are there, the
-// description is not theirs, and to build them could take more time and memory than there is.
+// implausible says why files cannot be those of the given sizes, "" if they may be. Where far
+// larger ones are described than are there, the description is not theirs, and to build them could
+// take more time and memory than there is.
 func (v *verifier) implausible(names []string, sizes []int64) (problem string, err error) {
 	var want, have int64
 	for i, name := range names {
@@ -322,7 +330,8 @@ func (v *verifier) implausible(names []string, sizes []int64) (problem string, e
 		have += info.Size()
 	}
 	if want/4 > 1<<28+have { // of nearly 2^63 bytes, four times anything would overflow
-		return fmt.Sprintf("the description asks for files of %d bytes together, and those here have %d", want, have), nil
+		return fmt.Sprintf("the description asks for files of %d bytes together, and those here have %d", want,
+			have), nil
 	}
 	return "", nil
 }
@@ -334,7 +343,8 @@ type candidate struct {
 }
 
 // blend verifies the files of a corpus or blend: they must be those of one of the candidates.
-func (v *verifier) blend(ctx context.Context, d *description, candidates []candidate, none string, out *Verified) error {
+func (v *verifier) blend(ctx context.Context, d *description, candidates []candidate, none string,
+	out *Verified) error {
 	if len(candidates) == 0 {
 		out.Problem = none
 		return nil
@@ -380,7 +390,8 @@ func (v *verifier) blend(ctx context.Context, d *description, candidates []candi
 				out.How, out.Difference = how, nil
 				return nil
 			// The candidate that agrees longest is the one to compare with.
-			case out.Difference == nil || difference.Offset > out.Difference.Offset && difference.File == out.Difference.File:
+			case out.Difference == nil || difference.Offset > out.Difference.Offset &&
+				difference.File == out.Difference.File:
 				out.Difference = difference
 			}
 			if c.concat {
@@ -391,8 +402,8 @@ func (v *verifier) blend(ctx context.Context, d *description, candidates []candi
 	return nil
 }
 
-// tops are the blends that a blend's description may mean: of corpora, whose sizes it says, and of files, whose weights are known if this
-// package has built the blend.
+// tops are the blends that a blend's description may mean: of corpora, whose sizes it says, and of
+// files, whose weights are known if this package has built the blend.
 func (v *verifier) tops(d *description) []candidate {
 	if d.entries == nil {
 		s, err := v.recorded(d)
@@ -409,10 +420,13 @@ func (v *verifier) tops(d *description) []candidate {
 	for _, e := range d.entries {
 		parts = append(parts, part{asked: e.size})
 	}
-	candidates := []candidate{{how: BlendCorpus.String(), blend: blend{size: d.size, parts: parts, weights: corpusWeights(BlendCorpus, parts, d.size, 0)}}}
+	candidates := []candidate{{how: BlendCorpus.String(), blend: blend{size: d.size, parts: parts,
+		weights: corpusWeights(BlendCorpus, parts, d.size, 0)}}}
 	for _, o := range v.descriptions { // any of them may be the one of train
 		if o.class == ClassBlend && o.entries != nil && o.size > 0 && o.size != d.size {
-			candidates = append(candidates, candidate{how: MegatronDeepSpeed.String(), blend: blend{size: d.size, parts: parts, weights: corpusWeights(MegatronDeepSpeed, parts, d.size, o.size)}})
+			candidates = append(candidates, candidate{how: MegatronDeepSpeed.String(),
+				blend: blend{size: d.size, parts: parts, weights: corpusWeights(MegatronDeepSpeed, parts, d.size,
+					o.size)}})
 		}
 	}
 	return slices.DeleteFunc(candidates, func(c candidate) bool { return numpy.ArrayString(c.weights) != d.weights })
@@ -440,8 +454,9 @@ func (v *verifier) recorded(d *description) (blendSettings, error) {
 // maxCorpora bounds how many readings of one corpus are tried.
 const maxCorpora = 64
 
-// corpora are the corpora that a description may mean. A blend in the directory says which files belong to a corpus of this size; their
-// descriptions say how many samples each was built for, in one run, which is one split, sequence length, seed and split string.
+// corpora are the corpora that a description may mean. A blend in the directory says which files
+// belong to a corpus of this size; their descriptions say how many samples each was built for, in
+// one run, which is one split, sequence length, seed and split string.
 func (v *verifier) corpora(d *description) []candidate {
 	type run struct {
 		split  Split
@@ -476,14 +491,16 @@ func (v *verifier) corpora(d *description) []candidate {
 				}
 				for _, parts := range divisions(e.prefixes, asked[r], e.size) {
 					for _, blended := range d.modes {
-						c := candidate{how: "as members blended", blend: blend{size: e.size, parts: parts, concat: !blended}}
+						c := candidate{how: "as members blended", blend: blend{size: e.size, parts: parts,
+							concat: !blended}}
 						if !blended {
 							c.how = "as members one after the other"
 						}
 						for _, p := range parts {
 							c.weights = append(c.weights, float64(p.asked)/float64(e.size))
 						}
-						if len(candidates) < maxCorpora && !slices.ContainsFunc(candidates, func(o candidate) bool { return o.alike(&c.blend) }) {
+						if len(candidates) < maxCorpora && !slices.ContainsFunc(candidates,
+							func(o candidate) bool { return o.alike(&c.blend) }) {
 							candidates = append(candidates, c)
 						}
 					}
@@ -494,8 +511,9 @@ func (v *verifier) corpora(d *description) []candidate {
 	return candidates
 }
 
-// divisions are the ways in which the members can have been asked for samples that add up to the size of their corpus: each for a number
-// that a description says. One member may lack a description, because it has no document in the split: it has the rest.
+// divisions are the ways in which the members can have been asked for samples that add up to the
+// size of their corpus: each for a number that a description says. One member may lack a
+// description, because it has no document in the split: it has the rest.
 func divisions(prefixes []string, samples map[string][]int64, size int64) [][]part {
 	var out [][]part
 	steps := 0

@@ -24,9 +24,11 @@ func TestVerify(t *testing.T) {
 		change func(*Config)
 		how    map[string]string // by class
 	}{
-		{"H", func(*Config) {}, map[string]string{ClassBlend: "blendcorpus, separate", ClassCorpus: "blended, separate", ClassDataset: "split string"}},
+		{"H", func(*Config) {}, map[string]string{ClassBlend: "blendcorpus, separate", ClassCorpus: "blended, separate",
+			ClassDataset: "split string"}},
 		{"I", func(c *Config) { c.BlendSampleInCorpus = false }, map[string]string{ClassCorpus: "one after the other"}},
-		{"Megatron-DeepSpeed", func(c *Config) { c.Profile, c.BlendSampleInCorpus = MegatronDeepSpeed, false }, map[string]string{ClassCorpus: "one after the other"}},
+		{"Megatron-DeepSpeed", func(c *Config) { c.Profile, c.BlendSampleInCorpus = MegatronDeepSpeed, false },
+			map[string]string{ClassCorpus: "one after the other"}},
 		{"fused", func(c *Config) {
 			c.Fused = true
 			for i, w := range []float64{.1, .2, .7} {
@@ -69,7 +71,8 @@ func TestVerify(t *testing.T) {
 func TestVerifyFindsFaults(t *testing.T) {
 	c := vectorConfig(t)
 	build(t, c)
-	const top, web, file = "21f273c06fc3d9b60857922eb8306ad2", "291792a9e9659cf9c397331daa3861ae", "7f9b5841faa88ff9fdf6093d3ccf46ac"
+	const top, web, file = "21f273c06fc3d9b60857922eb8306ad2", "291792a9e9659cf9c397331daa3861ae",
+		"7f9b5841faa88ff9fdf6093d3ccf46ac"
 	for _, test := range []struct {
 		name, file string
 		change     func([]byte) []byte // nil: remove
@@ -79,14 +82,21 @@ func TestVerifyFindsFaults(t *testing.T) {
 	}{
 		{"a byte of a blend", top + "_index.npy", flip(1000), top, Difference{top + "_index.npy", 1000}, ""},
 		{"a byte of a header", top + "_sample_index.npy", flip(20), top, Difference{top + "_sample_index.npy", 20}, ""},
-		{"the last byte of a corpus", web + "_sample_index.npy", flip(128 + 8*273 - 1), web, Difference{web + "_sample_index.npy", 128 + 8*273 - 1}, ""},
-		{"a byte of a document index", file + "_doc_idx.npy", flip(129), file, Difference{file + "_doc_idx.npy", 129}, ""},
-		{"cut off", file + "_sample_idx.npy", func(b []byte) []byte { return b[:500] }, file, Difference{file + "_sample_idx.npy", 500}, ""},
+		{"the last byte of a corpus", web + "_sample_index.npy", flip(128 + 8*273 - 1), web,
+			Difference{web + "_sample_index.npy", 128 + 8*273 - 1}, ""},
+		{"a byte of a document index", file + "_doc_idx.npy", flip(129), file, Difference{file + "_doc_idx.npy", 129},
+			""},
+		{"cut off", file + "_sample_idx.npy", func(b []byte) []byte { return b[:500] }, file,
+			Difference{file + "_sample_idx.npy", 500}, ""},
 		{"empty", web + "_index.npy", func(b []byte) []byte { return nil }, web, Difference{web + "_index.npy", 0}, ""},
-		{"longer", web + "_index.npy", func(b []byte) []byte { return append(b, 0) }, web, Difference{web + "_index.npy", 128 + 8*273}, ""},
+		{"longer", web + "_index.npy", func(b []byte) []byte { return append(b, 0) }, web,
+			Difference{web + "_index.npy", 128 + 8*273}, ""},
 		{"missing", file + "_shuffle_idx.npy", nil, file, Difference{}, "_shuffle_idx.npy is missing"},
-		{"another text", file + ".dsc", func(b []byte) []byte { return []byte(strings.Replace(string(b), "1234", "1235", 1)) }, file, Difference{}, "does not belong to the text"},
-		{"no description", web + ".dsc", func(b []byte) []byte { return []byte("hello") }, web, Difference{}, "no description"},
+		{"another text", file + ".dsc",
+			func(b []byte) []byte { return []byte(strings.Replace(string(b), "1234", "1235", 1)) }, file, Difference{},
+			"does not belong to the text"},
+		{"no description", web + ".dsc", func(b []byte) []byte { return []byte("hello") }, web, Difference{},
+			"no description"},
 	} {
 		name := filepath.Join(c.Cache, test.file)
 		before, err := os.ReadFile(name)
@@ -109,7 +119,8 @@ func TestVerifyFindsFaults(t *testing.T) {
 			if d.Description != test.hash+".dsc" {
 				continue
 			}
-			if test.problem != "" && !strings.Contains(d.Problem, test.problem) || test.problem == "" && (d.Difference == nil || *d.Difference != test.difference) {
+			if test.problem != "" && !strings.Contains(d.Problem, test.problem) || test.problem == "" &&
+				(d.Difference == nil || *d.Difference != test.difference) {
 				t.Errorf("%s: %+v, difference %v, want %+v", test.name, d, d.Difference, test.difference)
 			}
 		}
@@ -123,7 +134,8 @@ func TestVerifyFindsFaults(t *testing.T) {
 	if r := verify(t, c.Cache, t.TempDir()); r.OK() {
 		t.Error("datasets are right without their token files")
 	}
-	if _, err := Verify(context.Background(), t.TempDir(), VerifyOptions{}); err == nil || !strings.Contains(err.Error(), "holds no index") {
+	if _, err := Verify(context.Background(), t.TempDir(), VerifyOptions{}); err == nil ||
+		!strings.Contains(err.Error(), "holds no index") {
 		t.Errorf("an empty directory: %v", err)
 	}
 	if _, err := Verify(context.Background(), filepath.Join(c.Cache, "none"), VerifyOptions{}); err == nil {
@@ -141,18 +153,20 @@ func TestVerifyFindsFaults(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if r := verify(t, alone, c.Root); len(r.Descriptions) != 1 || !strings.Contains(r.Descriptions[0].Problem, "is not known") {
+	if r := verify(t, alone, c.Root); len(r.Descriptions) != 1 || !strings.Contains(r.Descriptions[0].Problem,
+		"is not known") {
 		t.Errorf("a corpus alone: %+v", r)
 	}
 }
 
-// A description that is not that of its files may ask for more than any machine has; its files are then only looked at, and the others are
-// verified all the same.
+// A description that is not that of its files may ask for more than any machine has; its files are
+// then only looked at, and the others are verified all the same.
 func TestVerifyImplausible(t *testing.T) {
 	c := vectorConfig(t)
 	build(t, c)
 	for _, test := range []struct{ hash, old, new string }{
-		{"7f9b5841faa88ff9fdf6093d3ccf46ac", "Number of samples 99\nNumber of epochs 3\n", "Number of samples 70000000000000\nNumber of epochs 3000000000000\n"},
+		{"7f9b5841faa88ff9fdf6093d3ccf46ac", "Number of samples 99\nNumber of epochs 3\n",
+			"Number of samples 70000000000000\nNumber of epochs 3000000000000\n"},
 		{"7f9b5841faa88ff9fdf6093d3ccf46ac", "Number of epochs 3\n", "Number of epochs 9007199254740991\n"},
 		{"291792a9e9659cf9c397331daa3861ae", " 273", " 9007199254740991"},
 		{"21f273c06fc3d9b60857922eb8306ad2", "Size: 323\n", "Size: 9007199254740991\n"},
@@ -212,7 +226,8 @@ func FuzzParseDescription(f *testing.F) {
 	f.Add(r.text(3))
 	f.Add(corpusText(BlendCorpus, "web", 273, true, false))
 	f.Add(corpusText(MegatronDeepSpeed, "web", 273, true, false))
-	f.Add(blendText([]string{corpusEntry([]string{"f0", "f2"}, 273, 64, 1234), corpusEntry([]string{"f1"}, 50, 64, 1234)}, []float64{.8, .2}, 323))
+	f.Add(blendText([]string{corpusEntry([]string{"f0", "f2"}, 273, 64, 1234), corpusEntry([]string{"f1"}, 50, 64,
+		1234)}, []float64{.8, .2}, 323))
 	f.Add(blendText([]string{r.text(3)}, []float64{1}, 99))
 	f.Fuzz(func(t *testing.T, text string) {
 		d := parseDescription(text)

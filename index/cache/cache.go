@@ -1,9 +1,11 @@
-// Package cache builds a directory of files that are made in units: the files of one data set, and a marker that says they are there.
+// Package cache builds a directory of files that are made in units: the files of one data set, and
+// a marker that says they are there.
 //
-// Several processes, on one machine or on several that share the directory, may build one directory at once and share the work by units.
-// Locks ([locks]) only spare work: should one fail, two processes write the same bytes under temporary names and rename them, one after
-// the other. A reader may use a unit as soon as its marker is there. What a kill leaves, and what the next run makes of it, is written
-// down in publish.go.
+// Several processes, on one machine or on several that share the directory, may build one directory
+// at once and share the work by units. Locks ([locks]) only spare work: should one fail, two
+// processes write the same bytes under temporary names and rename them, one after the other. A
+// reader may use a unit as soon as its marker is there. What a kill leaves, and what the next run
+// makes of it, is written down in publish.go.
 package cache
 
 import (
@@ -29,16 +31,18 @@ import (
 	"mula/internal/quantity"
 )
 
-// StateDir is the folder inside the built directory that holds locks, and for each unit its settings and sizes. The trainers that read
-// the directory do not look there.
+// StateDir is the folder inside the built directory that holds locks, and for each unit its
+// settings and sizes. The trainers that read the directory do not look there.
 const StateDir = ".mula"
 
 const (
-	// publishers is how many finished units may be on their way to the disk at once. Each waits for several fsyncs in a row, which
-	// file systems with a journal carry out for all that wait at the same moment; and each holds a handful of open files.
+	// publishers is how many finished units may be on their way to the disk at once. Each waits for
+	// several fsyncs in a row, which file systems with a journal carry out for all that wait at the
+	// same moment; and each holds a handful of open files.
 	publishers = 64
 
-	// checkers is how many units are looked at at once before the work starts: on a network file system every look is a round trip.
+	// checkers is how many units are looked at at once before the work starts: on a network file
+	// system every look is a round trip.
 	checkers = 16
 
 	// chunkEvents is how much may be written to a unit's files between two events.
@@ -53,41 +57,47 @@ type Unit struct {
 
 	MarkerText []byte // what is in the marker
 
-	// Settings is JSON: what the contents of the files depend on although their names do not tell. A unit that was built with other
-	// settings is built anew.
+	// Settings is JSON: what the contents of the files depend on although their names do not tell.
+	// A unit that was built with other settings is built anew.
 	Settings json.RawMessage
 
-	// Expect is about how many bytes the files will have, for the total of progress until Sizes was asked; 0 if unknown.
+	// Expect is about how many bytes the files will have, for the total of progress until Sizes was
+	// asked; 0 if unknown.
 	Expect int64
 
-	// Sizes returns the exact size of each of Files. It may be costly: it is asked only for units that are built, or that another
-	// program seems to have built.
+	// Sizes returns the exact size of each of Files. It may be costly: it is asked only for units
+	// that are built, or that another program seems to have built.
 	Sizes func(ctx context.Context) ([]int64, error)
 
-	// Parts, if not nil, are the files that are computed together, as places in Files; every file is in one part. A unit of several parts
-	// may be built by several processes at once, a part each. One process builds its parts one after the other, in order.
+	// Parts, if not nil, are the files that are computed together, as places in Files; every file
+	// is in one part. A unit of several parts may be built by several processes at once, a part
+	// each. One process builds its parts one after the other, in order.
 	Parts [][]int
 
-	// Build writes the files: every byte of each, in any order, from any number of goroutines, all of which have ended when it
-	// returns. files[i] is nil when the file is there already, and for all files of other parts than the one to be built. Different units
-	// are built at the same time.
+	// Build writes the files: every byte of each, in any order, from any number of goroutines, all
+	// of which have ended when it returns. files[i] is nil when the file is there already, and for
+	// all files of other parts than the one to be built. Different units are built at the same
+	// time.
 	Build func(ctx context.Context, files []io.WriterAt) error
 }
 
 // Options are the choices of [Run].
 type Options struct {
-	// Threads is how many units are built at once; at least 1. A Build that itself takes part in bounding the processor's load waits
-	// there, not here.
+	// Threads is how many units are built at once; at least 1. A Build that itself takes part in
+	// bounding the processor's load waits there, not here.
 	Threads int
 
-	// Resume keeps what is complete. Otherwise all is built anew, except for what another process finishes while this one runs.
+	// Resume keeps what is complete. Otherwise all is built anew, except for what another process
+	// finishes while this one runs.
 	Resume bool
 
-	// Together says that this process is one of a group that was started to build the same units: the ranks of a job. The first error of
-	// any of them, other than that it was told to stop, then ends all of them, with an error that says whose it was.
+	// Together says that this process is one of a group that was started to build the same units:
+	// the ranks of a job. The first error of any of them, other than that it was told to stop, then
+	// ends all of them, with an error that says whose it was.
 	Together bool
 
-	// Progress, if not nil, is told what happens. Calls do not overlap; a slow one holds up the work.
+	// Progress, if not nil, is told what happens. Calls do not overlap; a slow one holds up the
+	// work.
 	Progress func(Event)
 
 	timing *timing // for tests; nil = defaultTiming
@@ -130,8 +140,10 @@ type Event struct {
 	Stage  Stage
 	Holder string // at Waiting: who has it, for a message
 
-	Finished, Units int   // units at a final stage, and all
-	Bytes, Total    int64 // bytes of data files written or found complete, and of all; Total is exact once all sizes are known
+	Finished, Units int // units at a final stage, and all
+	// bytes of data files written or found complete, and of all; Total is exact once all sizes are
+	// known
+	Bytes, Total int64
 }
 
 // Summary counts units by what became of them, and what was written.
@@ -152,12 +164,14 @@ func (s *Summary) Add(o Summary) {
 	s.Bytes += o.Bytes
 }
 
-// Run builds units in dir, which is made if need be, except those that are complete: the marker holds its text, each file has its exact
-// size, and the settings kept from building it are the unit's. Where no settings were kept, another program made the unit: it is kept too
-// and counted as Foreign.
+// Run builds units in dir, which is made if need be, except those that are complete: the marker
+// holds its text, each file has its exact size, and the settings kept from building it are the
+// unit's. Where no settings were kept, another program made the unit: it is kept too and counted as
+// Foreign.
 //
-// The first error ends the run and is returned with the name of its unit; units complete by then stay. ctx ends it as well. Two units
-// with a file in common are refused. That another process has meanwhile built one of the units with other settings is an error.
+// The first error ends the run and is returned with the name of its unit; units complete by then
+// stay. ctx ends it as well. Two units with a file in common are refused. That another process has
+// meanwhile built one of the units with other settings is an error.
 func Run(ctx context.Context, dir string, units []Unit, o Options) (Summary, error) {
 	r, err := newRun(dir, units, o)
 	if err != nil {
@@ -168,7 +182,8 @@ func Run(ctx context.Context, dir string, units []Unit, o Options) (Summary, err
 		err = fmt.Errorf("%w; all files of this build in %s take about %s", err, dir, quantity.Bytes(r.total))
 	}
 	if n := r.summary.Built; err != nil && n > 0 { // they stay: another process may use them by now
-		err = fmt.Errorf("%w; %d of %d sets were finished before and remain in %s, where the next build with their settings keeps them", err, n, len(units), dir)
+		err = fmt.Errorf("%w; %d of %d sets were finished before and remain in %s, where the next build with their "+
+			"settings keeps them", err, n, len(units), dir)
 	}
 	return r.summary, err
 }
@@ -215,7 +230,8 @@ func newRun(dir string, units []Unit, o Options) (*run, error) {
 	}
 	taken := make(map[string]string)
 	for i := range units {
-		u := &unit{Unit: units[i], total: units[i].Expect, first: true, written: make([]atomic.Int64, len(units[i].Files))}
+		u := &unit{Unit: units[i], total: units[i].Expect, first: true, written: make([]atomic.Int64,
+			len(units[i].Files))}
 		for _, name := range append([]string{u.Marker}, u.Files...) {
 			if name == "" || name != filepath.Base(name) || strings.HasPrefix(name, ".") {
 				return nil, fmt.Errorf("%s: %q is no name for a file in %s", u.Name, name, dir)
@@ -239,7 +255,8 @@ func newRun(dir string, units []Unit, o Options) (*run, error) {
 	return r, nil
 }
 
-// checkParts makes the one part of a unit that has none, and refuses parts that are no division of the files.
+// checkParts makes the one part of a unit that has none, and refuses parts that are no division of
+// the files.
 func (u *unit) checkParts() error {
 	if len(u.Parts) < 2 {
 		u.Parts = [][]int{nil}
@@ -340,9 +357,10 @@ func (r *run) rounds(ctx context.Context, left []*unit) (err error) {
 	}
 }
 
-// undisturbed makes sure at the end that no unit was built anew with other settings after this run was done with it. Of two processes that
-// are told different things about one directory, each builds what the other has built; without this look both would end well, with a
-// directory of which one part was built so and one part otherwise. As it is, the one that ends last finds out.
+// undisturbed makes sure at the end that no unit was built anew with other settings after this run
+// was done with it. Of two processes that are told different things about one directory, each
+// builds what the other has built; without this look both would end well, with a directory of which
+// one part was built so and one part otherwise. As it is, the one that ends last finds out.
 func (r *run) undisturbed(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(checkers)
@@ -353,7 +371,8 @@ func (r *run) undisturbed(ctx context.Context) error {
 			}
 			rec, info, err := r.readRecord(u)
 			if err == nil && info != nil && (rec == nil || !rec.of(u)) {
-				err = fmt.Errorf("another process has built it with other settings in the meantime, so that %s is of no use to either: "+
+				err = fmt.Errorf("another process has built it with other settings in the meantime, so that %s is "+
+					"of no use to either: "+
 					"give each a directory of its own, or run this again when the other has ended", r.dir)
 			}
 			return unitError(u, err)
@@ -416,7 +435,8 @@ func (r *run) clean() error {
 	return locks.Clean(r.state)
 }
 
-// round tries each unit once. It returns those that other processes hold, and those that were lost to another process on the way.
+// round tries each unit once. It returns those that other processes hold, and those that were lost
+// to another process on the way.
 func (r *run) round(ctx context.Context, units []*unit) (left []*unit, err error) {
 	// Buffered for all: nobody waits to send.
 	again := make(chan *unit, len(units))
@@ -470,8 +490,8 @@ func unitError(u *unit, err error) error {
 	return fmt.Errorf("%s: %w", u.Name, err)
 }
 
-// skip reports whether a unit needs no work, and counts it if so, or leaves that to the job of this run that may have completed it; otherwise it
-// says what there is.
+// skip reports whether a unit needs no work, and counts it if so, or leaves that to the job of this
+// run that may have completed it; otherwise it says what there is.
 func (r *run) skip(ctx context.Context, u *unit) (bool, findings, error) {
 	f, err := r.inspect(ctx, u)
 	if err != nil || !f.complete {
@@ -501,7 +521,8 @@ func (r *run) skip(ctx context.Context, u *unit) (bool, findings, error) {
 	return true, f, nil
 }
 
-// lockPath is that of the lock of a unit's part. That of the unit is held while something of it is published; a unit of one part needs no other.
+// lockPath is that of the lock of a unit's part. That of the unit is held while something of it is
+// published; a unit of one part needs no other.
 func (r *run) lockPath(u *unit, part int) string {
 	name := u.Marker
 	if len(u.Parts) > 1 {
@@ -510,8 +531,8 @@ func (r *run) lockPath(u *unit, part int) string {
 	return filepath.Join(r.state, name+locks.Suffix)
 }
 
-// try builds the parts of a unit that are neither complete nor held by another process, and gives each to publish. Unless the unit is
-// complete, or its one part is with publish, it goes to again.
+// try builds the parts of a unit that are neither complete nor held by another process, and gives
+// each to publish. Unless the unit is complete, or its one part is with publish, it goes to again.
 func (r *run) try(ctx context.Context, u *unit, again chan<- *unit, publish func(*job) error) error {
 	if r.hasEnded(u) {
 		return nil
@@ -533,7 +554,8 @@ func (r *run) try(ctx context.Context, u *unit, again chan<- *unit, publish func
 			if u.since.IsZero() {
 				u.since = now
 			}
-			// Where work is shared, somebody holds something at any time: only a long wait is worth a word.
+			// Where work is shared, somebody holds something at any time: only a long wait is worth
+			// a word.
 			if !u.waits && now.Sub(u.since) > r.timing.Beat/5 {
 				u.waits = true
 				r.event(u, Waiting, holder)
@@ -673,7 +695,8 @@ func (r *run) resize(u *unit, sizes []int64) {
 	r.total += u.total
 }
 
-// end says that a unit has come to a final stage, unless that has been said; count enters it in the summary.
+// end says that a unit has come to a final stage, unless that has been said; count enters it in the
+// summary.
 func (r *run) end(u *unit, s Stage, count func(*Summary)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -703,7 +726,8 @@ func (r *run) tell(u *unit, s Stage, holder string) {
 	r.bytes += n - u.counted
 	u.counted = n
 	if r.o.Progress != nil {
-		r.o.Progress(Event{Unit: u.Name, Stage: s, Holder: holder, Finished: r.finished, Units: len(r.units), Bytes: r.bytes, Total: r.total})
+		r.o.Progress(Event{Unit: u.Name, Stage: s, Holder: holder, Finished: r.finished, Units: len(r.units),
+			Bytes: r.bytes, Total: r.total})
 	}
 }
 

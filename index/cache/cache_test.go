@@ -38,7 +38,8 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// content is what file k of unit u holds when built with settings s. One file is large enough to go past the page cache, one is empty.
+// content is what file k of unit u holds when built with settings s. One file is large enough to go
+// past the page cache, one is empty.
 func content(s string, u, k int) []byte {
 	key := fmt.Sprintf("%s %d %d", s, u, k)
 	if p, ok := made.Load(key); ok {
@@ -166,7 +167,8 @@ func checkComplete(t *testing.T, dir string, n int, s string) {
 	}
 }
 
-// checkReader fails unless the two promises of publish.go hold for n units that may have been built with any of the settings.
+// checkReader fails unless the two promises of publish.go hold for n units that may have been built
+// with any of the settings.
 func checkReader(t *testing.T, dir string, n int, settings ...string) {
 	t.Helper()
 	for u, unit := range testUnits(n, "", nil) {
@@ -189,7 +191,8 @@ func checkReader(t *testing.T, dir string, n int, settings ...string) {
 				if !there {
 					t.Errorf("%s: there is a marker, but %s is missing", unit.Name, unit.Files[k])
 				}
-				common = slices.DeleteFunc(slices.Clone(common), func(s string) bool { return !slices.Contains(all, s) })
+				common = slices.DeleteFunc(slices.Clone(common),
+					func(s string) bool { return !slices.Contains(all, s) })
 			}
 			if len(common) == 0 {
 				t.Errorf("%s: there is a marker, but the files are broken or a mixture", unit.Name)
@@ -207,7 +210,8 @@ func checkReader(t *testing.T, dir string, n int, settings ...string) {
 		}
 		for k := range unit.Files {
 			if all, there := matching(k); there && !slices.Contains(all, rec.Settings.S) {
-				t.Errorf("%s: the record says %q, but %s was not built with that", unit.Name, rec.Settings.S, unit.Files[k])
+				t.Errorf("%s: the record says %q, but %s was not built with that", unit.Name, rec.Settings.S,
+					unit.Files[k])
 			}
 		}
 	}
@@ -239,7 +243,8 @@ func TestBuildKeepAnew(t *testing.T) {
 	const n = 5
 	var built atomic.Int64
 	units := testUnits(n, "x", &built)
-	if s := mustRun(t, dir, units, Options{Resume: true}); s != (Summary{Built: n, Bytes: unitBytes(n, "x")}) || built.Load() != n {
+	if s := mustRun(t, dir, units, Options{Resume: true}); s != (Summary{Built: n, Bytes: unitBytes(n, "x")}) ||
+		built.Load() != n {
 		t.Fatalf("first run: %+v, %d built", s, built.Load())
 	}
 	checkComplete(t, dir, n, "x")
@@ -376,7 +381,8 @@ func TestDirectoryInTheWay(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, resume := range []bool{false, true} {
-		if _, err := Run(t.Context(), file, testUnits(1, "x", nil), Options{Threads: 1, Resume: resume}); err == nil || !strings.Contains(err.Error(), file+" is a file") {
+		if _, err := Run(t.Context(), file, testUnits(1, "x", nil), Options{Threads: 1, Resume: resume}); err == nil ||
+			!strings.Contains(err.Error(), file+" is a file") {
 			t.Errorf("a file: %v", err)
 		}
 	}
@@ -391,22 +397,28 @@ func TestDirectoryInTheWay(t *testing.T) {
 		t.Skip("this user may write everywhere")
 	}
 	_, err := Run(t.Context(), dir, testUnits(1, "x", nil), Options{Threads: 1, Resume: true})
-	if !errors.Is(err, fs.ErrPermission) || !strings.Contains(err.Error(), state+", where locks and records are kept, cannot be written to") || strings.Contains(err.Error(), atomicfile.TempSuffix) {
+	if !errors.Is(err, fs.ErrPermission) || !strings.Contains(err.Error(), state+", where locks and records are "+
+		"kept, cannot be written to") || strings.Contains(err.Error(), atomicfile.TempSuffix) {
 		t.Errorf("a state directory that is not to be written to: %v", err)
 	}
 }
 
-// Whichever operation on whichever file fails, the promises of publish.go hold afterwards, nothing temporary stays, and the next run
-// ends with the same bytes. From an empty directory, from a complete one with other settings, and from one with some files missing.
+// Whichever operation on whichever file fails, the promises of publish.go hold afterwards, nothing
+// temporary stays, and the next run ends with the same bytes. From an empty directory, from a
+// complete one with other settings, and from one with some files missing.
 func TestEveryFault(t *testing.T) {
 	defer func() { atomicfile.Fault = nil }()
 	const n = 2
 	starts := map[string]func(t *testing.T, dir string){
-		"empty":          func(*testing.T, string) {},
-		"other settings": func(t *testing.T, dir string) { mustRun(t, dir, testUnits(n, "old", nil), Options{Resume: true}) },
+		"empty": func(*testing.T, string) {},
+		"other settings": func(t *testing.T, dir string) {
+			mustRun(t, dir, testUnits(n, "old", nil),
+				Options{Resume: true})
+		},
 		"partial": func(t *testing.T, dir string) {
 			mustRun(t, dir, testUnits(n, "new", nil), Options{Resume: true})
-			for _, name := range []string{"u0-1.npy", "u0-description.txt", "u1-description.txt", StateDir + "/u1-description.txt.json"} {
+			for _, name := range []string{"u0-1.npy", "u0-description.txt", "u1-description.txt",
+				StateDir + "/u1-description.txt.json"} {
 				if err := os.Remove(filepath.Join(dir, name)); err != nil {
 					t.Fatal(err)
 				}
@@ -445,7 +457,8 @@ func TestEveryFault(t *testing.T) {
 				for _, d := range []string{dir, filepath.Join(dir, StateDir)} {
 					entries, _ := os.ReadDir(d)
 					for _, e := range entries {
-						if strings.HasSuffix(e.Name(), atomicfile.TempSuffix) || strings.HasSuffix(e.Name(), locks.Suffix) {
+						if strings.HasSuffix(e.Name(), atomicfile.TempSuffix) ||
+							strings.HasSuffix(e.Name(), locks.Suffix) {
 							t.Errorf("%s: left behind %s", failed.Load(), e.Name())
 						}
 					}
@@ -463,7 +476,8 @@ func TestEveryFault(t *testing.T) {
 	}
 }
 
-// An operation that fails and all that follow fail with it, as on a full disk: promises and resuming as above.
+// An operation that fails and all that follow fail with it, as on a full disk: promises and
+// resuming as above.
 func TestDiskStaysFull(t *testing.T) {
 	defer func() { atomicfile.Fault = nil }()
 	const n = 2
@@ -487,7 +501,9 @@ func TestDiskStaysFull(t *testing.T) {
 		if err == nil {
 			break
 		}
-		if want := fmt.Sprintf("; all files of this build in %s take about %s", dir, quantity.Bytes(unitBytes(n, "new"))); !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), want) {
+		if want := fmt.Sprintf("; all files of this build in %s take about %s", dir,
+			quantity.Bytes(unitBytes(n,
+				"new"))); !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v; want %q at its end", err, want)
 		}
 		mustRun(t, dir, testUnits(n, "new", nil), Options{Resume: true})
@@ -594,7 +610,8 @@ func TestErrorCancels(t *testing.T) {
 		<-waiting
 		return failure
 	}
-	if _, err := Run(t.Context(), t.TempDir(), units, Options{Threads: 2}); !errors.Is(err, failure) || !strings.HasPrefix(err.Error(), "unit 1: ") {
+	if _, err := Run(t.Context(), t.TempDir(), units, Options{Threads: 2}); !errors.Is(err, failure) ||
+		!strings.HasPrefix(err.Error(), "unit 1: ") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -625,7 +642,8 @@ func TestErrorSaysWhatRemains(t *testing.T) {
 		}
 		_, err := Run(t.Context(), dir, units, Options{Threads: 3, Progress: progress})
 		remains := "1 of 3 sets were finished before and remain in " + dir
-		if err == nil || !strings.HasPrefix(err.Error(), "unit 1: refused") || strings.Contains(err.Error(), remains) != first {
+		if err == nil || !strings.HasPrefix(err.Error(), "unit 1: refused") ||
+			strings.Contains(err.Error(), remains) != first {
 			t.Errorf("%v; want %q: %v", err, remains, first)
 		}
 	}
@@ -688,7 +706,8 @@ func TestClean(t *testing.T) {
 	foreign := dead
 	foreign.Machine = "0000000000000000"
 	name := func(o atomicfile.Owner) string {
-		return fmt.Sprintf(".u0-0.npy.%s-%d-%s-abc%s", o.Machine, o.PID, strconv.FormatInt(o.Started, 36), atomicfile.TempSuffix)
+		return fmt.Sprintf(".u0-0.npy.%s-%d-%s-abc%s", o.Machine, o.PID, strconv.FormatInt(o.Started, 36),
+			atomicfile.TempSuffix)
 	}
 	for _, d := range []string{dir, filepath.Join(dir, StateDir)} {
 		for _, o := range []atomicfile.Owner{dead, foreign, atomicfile.Self()} {
@@ -776,8 +795,8 @@ func FuzzRecord(f *testing.F) {
 	})
 }
 
-// BenchmarkPublish is the price of 500 units of three files of 100 kB each besides computing them: on this disk, and with 5 ms more for
-// each fsync, as on a disk that has to turn.
+// BenchmarkPublish is the price of 500 units of three files of 100 kB each besides computing them:
+// on this disk, and with 5 ms more for each fsync, as on a disk that has to turn.
 func BenchmarkPublish(b *testing.B) {
 	const n = 500
 	p := make([]byte, 100_000)

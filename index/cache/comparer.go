@@ -11,8 +11,8 @@ import (
 // ErrDiffers is the error of a [Comparer] that was told to stop.
 var ErrDiffers = errors.New("the files differ")
 
-// A Comparer stands for a file in [Unit.Build] and compares what is written to it with the file that is there. It is not copied after the
-// first write.
+// A Comparer stands for a file in [Unit.Build] and compares what is written to it with the file
+// that is there. It is not copied after the first write.
 type Comparer struct {
 	Data  []byte // the bytes of the file, which may be mapped
 	Row   int    // bytes that belong together in it, counted from its beginning; 0 for 1
@@ -27,7 +27,8 @@ type Comparer struct {
 	rowAt     int64
 }
 
-// WriteAt compares p with the bytes at off. Bytes behind the end of the file differ. It fails where a mapped file was cut short ([mapping.Guard]).
+// WriteAt compares p with the bytes at off. Bytes behind the end of the file differ. It fails where
+// a mapped file was cut short ([mapping.Guard]).
 func (c *Comparer) WriteAt(p []byte, off int64) (int, error) {
 	same := false
 	err := mapping.Guard(func() error {
@@ -43,7 +44,8 @@ func (c *Comparer) WriteAt(p []byte, off int64) (int, error) {
 	return len(p), nil
 }
 
-// compare says whether p is what the file has at off. Without Count it may say so too where an earlier byte is known to differ.
+// compare says whether p is what the file has at off. Without Count it may say so too where an
+// earlier byte is known to differ.
 func (c *Comparer) compare(p []byte, off int64) bool {
 	if at, met := c.First(); met && at <= off && !c.Count && !c.Stop {
 		return true

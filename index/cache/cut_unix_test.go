@@ -22,7 +22,8 @@ func TestCompareWithCutFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer file.Close()
-	for _, c := range []*Comparer{{Data: file.Data}, {Data: file.Data, Stop: true}, {Data: file.Data, Count: true, Row: 8}} {
+	for _, c := range []*Comparer{{Data: file.Data}, {Data: file.Data, Stop: true}, {Data: file.Data, Count: true,
+		Row: 8}} {
 		if err := os.Truncate(path, int64(3*page)); err != nil {
 			t.Fatal(err)
 		}

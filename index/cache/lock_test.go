@@ -44,11 +44,14 @@ func writeLock(t *testing.T, dir string, o atomicfile.Owner) string {
 	return path
 }
 
-// quick looks often at what other runs hold. A holder that lives is never given up, however long a busy machine keeps it from giving signs of life.
-var quick = &timing{locks.Timing{Beat: 20 * time.Millisecond, Stale: time.Hour}, 5 * time.Millisecond, 20 * time.Millisecond, 5 * time.Millisecond}
+// quick looks often at what other runs hold. A holder that lives is never given up, however long a
+// busy machine keeps it from giving signs of life.
+var quick = &timing{locks.Timing{Beat: 20 * time.Millisecond, Stale: time.Hour}, 5 * time.Millisecond,
+	20 * time.Millisecond, 5 * time.Millisecond}
 
 // impatient gives up holders soon: for locks that nobody holds.
-var impatient = &timing{locks.Timing{Beat: quick.Beat, Stale: 200 * time.Millisecond}, quick.poll, quick.maxPoll, quick.watch}
+var impatient = &timing{locks.Timing{Beat: quick.Beat, Stale: 200 * time.Millisecond}, quick.poll, quick.maxPoll,
+	quick.watch}
 
 // A lock of another unit that only another user may read is no reason to fail.
 func TestOthersLock(t *testing.T) {
@@ -81,7 +84,8 @@ func TestDeadLock(t *testing.T) {
 	checkComplete(t, dir, 2, "x")
 }
 
-// A lock of which nothing is known is broken once its time of change has stood still for long enough, not before; also an empty one.
+// A lock of which nothing is known is broken once its time of change has stood still for long
+// enough, not before; also an empty one.
 func TestStaleLock(t *testing.T) {
 	other := atomicfile.Self()
 	other.Machine, other.Host = "0000000000000000", "elsewhere"
@@ -128,7 +132,8 @@ func TestLiveLock(t *testing.T) {
 	<-started
 	// The holder gives signs of life, again and again.
 	lock := filepath.Join(dir, StateDir, slow[0].Marker+locks.Suffix)
-	for signs, last := 0, (time.Time{}); signs < 4; time.Sleep(time.Millisecond) { // until the test runs into its own limit
+	for signs, last := 0, (time.Time{}); signs < 4; time.Sleep(time.Millisecond) {
+		// until the test runs into its own limit
 		if info, err := os.Stat(lock); err != nil {
 			t.Fatal(err)
 		} else if !info.ModTime().Equal(last) {
@@ -139,13 +144,14 @@ func TestLiveLock(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var waits, builds bool
-	_, err := Run(ctx, dir, testUnits(2, "x", &built), Options{Threads: 2, Resume: true, timing: quick, Progress: func(e Event) {
-		waits = waits || e.Unit == "unit 0" && e.Stage == Waiting
-		builds = builds || e.Unit == "unit 1" && e.Stage == Done
-		if waits && builds {
-			cancel()
-		}
-	}})
+	_, err := Run(ctx, dir, testUnits(2, "x", &built), Options{Threads: 2, Resume: true, timing: quick,
+		Progress: func(e Event) {
+			waits = waits || e.Unit == "unit 0" && e.Stage == Waiting
+			builds = builds || e.Unit == "unit 1" && e.Stage == Done
+			if waits && builds {
+				cancel()
+			}
+		}})
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("while unit 0 is being built: %v", err)
 	}
@@ -197,7 +203,8 @@ func TestAnewTogether(t *testing.T) {
 	checkComplete(t, dir, n, "x")
 }
 
-// Two runs with different settings in one directory at once: the one that ends last says that the other has built part of it.
+// Two runs with different settings in one directory at once: the one that ends last says that the
+// other has built part of it.
 func TestOtherSettingsMeanwhile(t *testing.T) {
 	dir := t.TempDir()
 	units := testUnits(2, "x", nil)
@@ -222,7 +229,8 @@ func TestOtherSettingsMeanwhile(t *testing.T) {
 	checkComplete(t, dir, 2, "x")
 }
 
-// A run whose lock was taken over while it built does not publish, and takes what the other has made.
+// A run whose lock was taken over while it built does not publish, and takes what the other has
+// made.
 func TestLostLock(t *testing.T) {
 	dir := t.TempDir()
 	units := testUnits(1, "x", nil)
@@ -242,7 +250,8 @@ func TestLostLock(t *testing.T) {
 	checkComplete(t, dir, 1, "x")
 }
 
-// Nor does one whose lock was taken over while its data files got their names: who has taken it may be removing them.
+// Nor does one whose lock was taken over while its data files got their names: who has taken it may
+// be removing them.
 func TestLostLockLate(t *testing.T) {
 	defer func() { atomicfile.Fault = nil }()
 	dir := t.TempDir()

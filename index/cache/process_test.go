@@ -33,8 +33,10 @@ func child(dir string) {
 		if os.Getpid()%2 == 0 { // some divide the units, some do not
 			units = inParts(units)
 		}
-		_, err = Run(context.Background(), dir, units, Options{Threads: 2, Resume: true, Together: true, timing: &timing{
-			locks.Timing{Beat: time.Second, Stale: time.Minute}, time.Millisecond, 20 * time.Millisecond, 5 * time.Millisecond}})
+		_, err = Run(context.Background(), dir, units, Options{Threads: 2, Resume: true, Together: true,
+			timing: &timing{
+				locks.Timing{Beat: time.Second, Stale: time.Minute}, time.Millisecond, 20 * time.Millisecond,
+				5 * time.Millisecond}})
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -69,7 +71,8 @@ func checkRecords(t *testing.T, dir, like string) {
 	}
 }
 
-// Eight processes that start on one empty directory make what one makes, and a reader sees only whole units on the way.
+// Eight processes that start on one empty directory make what one makes, and a reader sees only
+// whole units on the way.
 func TestEightProcesses(t *testing.T) {
 	n := 6
 	like := t.TempDir()
@@ -104,7 +107,8 @@ func TestEightProcesses(t *testing.T) {
 	}
 }
 
-// A build that is killed again and again at random moments ends with the bytes of one that was not, and with nothing left behind.
+// A build that is killed again and again at random moments ends with the bytes of one that was not,
+// and with nothing left behind.
 func TestKill(t *testing.T) {
 	n := 40
 	like := t.TempDir()
@@ -125,7 +129,8 @@ func TestKill(t *testing.T) {
 		if round%3 == 2 {
 			other, otherOut = startChild(t, dir, n)
 		}
-		// Builds take longer or shorter as other work on the machine comes and goes, and shorter where one goes on: the span follows.
+		// Builds take longer or shorter as other work on the machine comes and goes, and shorter
+		// where one goes on: the span follows.
 		time.Sleep(time.Duration(rand.Int64N(int64(span))))
 		victim.Process.Kill()
 		if err := victim.Wait(); err != nil {

@@ -13,21 +13,24 @@ import (
 
 // How a unit gets its names, and what a kill leaves.
 //
-// A reader goes by the marker, and a later run of this package by marker, record (settings and sizes) and data files. They keep two
-// promises at every moment, also when the machine loses power between two system calls:
+// A reader goes by the marker, and a later run of this package by marker, record (settings and
+// sizes) and data files. They keep two promises at every moment, also when the machine loses power
+// between two system calls:
 //
 //	A. If the marker is there, each data file is there and whole, and all were built with the same settings.
 //	B. If the record is there, each data file that is there was built with the settings of the record, and is whole.
 //
-// From B it follows that a run that finds the record of its own settings may keep any data file of the right size; from A and B, that
-// it may keep the unit if there is a marker besides. Without a record the data files say nothing about how they were made, so they are
-// built anew, unless there is a marker (then another program vouches for them).
+// From B it follows that a run that finds the record of its own settings may keep any data file of
+// the right size; from A and B, that it may keep the unit if there is a marker besides. Without a
+// record the data files say nothing about how they were made, so they are built anew, unless there
+// is a marker (then another program vouches for them).
 //
-// The order that keeps them, each step on disk before the next is taken (in brackets what is found after a kill behind it, and what the
-// next run does):
+// The order that keeps them, each step on disk before the next is taken (in brackets what is found
+// after a kill behind it, and what the next run does):
 //
-// The parts of a unit of several are published one after the other, under the unit's lock, each by the steps below as what the part before
-// has left asks for: the first writes the record, and the one that finds all other files there the marker.
+// The parts of a unit of several are published one after the other, under the unit's lock, each by
+// the steps below as what the part before has left asks for: the first writes the record, and the
+// one that finds all other files there the marker.
 //
 //  1. All files, record and marker are written under temporary names and synced. [The unit as it was before; temporary files, which are
 //     removed as soon as their process is known to be gone, or are a day old.]
@@ -39,8 +42,8 @@ import (
 //  5. The data files get their names. [Record, some data files: the next run builds the others, and does not touch these.]
 //  6. The marker gets its name. [Complete.]
 //
-// Steps 2 and 3 apply only when something is built anew; readers that look between 2 and 6 find no unit, and those that had opened the
-// old files go on reading them.
+// Steps 2 and 3 apply only when something is built anew; readers that look between 2 and 6 find no
+// unit, and those that had opened the old files go on reading them.
 
 // errLost says that another process has taken the unit over, believing this one dead.
 var errLost = errors.New("another process has taken the unit over")
@@ -182,8 +185,8 @@ func sealed(path string, text []byte) (*atomicfile.File, error) {
 	return f, nil
 }
 
-// A syncer brings the entries of a directory to disk for many goroutines with few calls: all that ask while one call runs are served by
-// the next.
+// A syncer brings the entries of a directory to disk for many goroutines with few calls: all that
+// ask while one call runs are served by the next.
 type syncer struct {
 	dir string
 

@@ -12,7 +12,8 @@ import (
 	"slices"
 )
 
-// A record is what is kept of a unit that this package built, in <marker>.json in the state directory.
+// A record is what is kept of a unit that this package built, in <marker>.json in the state
+// directory.
 type record struct {
 	Format   int             `json:"format"` // 1
 	Settings json.RawMessage `json:"settings"`
@@ -71,10 +72,12 @@ func (r *run) inspect(ctx context.Context, u *unit) (findings, error) {
 	if err != nil {
 		return f, err
 	}
-	fresh := r.o.Resume || info != nil && (u.before == nil || !os.SameFile(info, u.before) || !info.ModTime().Equal(u.before.ModTime()))
+	fresh := r.o.Resume || info != nil && (u.before == nil || !os.SameFile(info, u.before) ||
+		!info.ModTime().Equal(u.before.ModTime()))
 	switch {
 	case rec == nil && info == nil: // no record
-		// A marker without a record: another program's unit, if it is whole. Without a marker nobody knows how its files came about.
+		// A marker without a record: another program's unit, if it is whole. Without a marker
+		// nobody knows how its files came about.
 		if !marked || !fresh {
 			f.stale = true
 			return f, nil
@@ -111,7 +114,8 @@ func (r *run) inspect(ctx context.Context, u *unit) (findings, error) {
 // of reports whether the record is one of the unit as it is to be.
 func (rec *record) of(u *unit) bool {
 	settings, err := compact(rec.Settings)
-	if err != nil || rec.Format != recordFormat || !bytes.Equal(settings, u.Settings) || len(rec.Files) != len(u.Files) {
+	if err != nil || rec.Format != recordFormat || !bytes.Equal(settings, u.Settings) ||
+		len(rec.Files) != len(u.Files) {
 		return false
 	}
 	for i, file := range rec.Files {
@@ -122,7 +126,8 @@ func (rec *record) of(u *unit) bool {
 	return true
 }
 
-// readRecord reads the record of a unit. info is nil if there is none, and rec if it is none that can be read.
+// readRecord reads the record of a unit. info is nil if there is none, and rec if it is none that
+// can be read.
 func (r *run) readRecord(u *unit) (rec *record, info os.FileInfo, err error) {
 	path := r.recordPath(u)
 	info, err = os.Stat(path)

@@ -16,7 +16,8 @@ import (
 	"mula/internal/locks"
 )
 
-// A FailedError is the error of a process of a group ([Options.Together]) that ended because another one had failed.
+// A FailedError is the error of a process of a group ([Options.Together]) that ended because
+// another one had failed.
 type FailedError struct {
 	Owner string // the other one, in words
 	Text  string // its error
@@ -26,14 +27,15 @@ func (e *FailedError) Error() string {
 	return fmt.Sprintf("stopped because %s, which was building the same files, has failed: %s", e.Owner, e.Text)
 }
 
-// A failure is the note that a process of a group leaves for the others when it fails. It stays for nobody else: a process looks only for what
-// came after its own beginning.
+// A failure is the note that a process of a group leaves for the others when it fails. It stays for
+// nobody else: a process looks only for what came after its own beginning.
 type failure struct {
 	atomicfile.Owner
 	Text string `json:"error"`
 }
 
-// failurePath is that of the note. Groups that build other units, or these with other settings, do not share it.
+// failurePath is that of the note. Groups that build other units, or these with other settings, do
+// not share it.
 func (r *run) failurePath() string {
 	h := sha256.New()
 	for _, u := range r.units {
@@ -42,7 +44,8 @@ func (r *run) failurePath() string {
 	return filepath.Join(r.state, "failed-"+hex.EncodeToString(h.Sum(nil)[:8])+".json")
 }
 
-// noteFailure leaves the note. That it cannot be left is no further error: this process ends with its own.
+// noteFailure leaves the note. That it cannot be left is no further error: this process ends with
+// its own.
 func (r *run) noteFailure(err error) {
 	var other *FailedError
 	if errors.As(err, &other) {
@@ -67,8 +70,8 @@ func readFailure(path string, before os.FileInfo) *FailedError {
 	return &FailedError{f.Owner.String(), f.Text}
 }
 
-// watch counts what other processes complete, as soon as it can be seen, and in a group stops the run when another process has failed. It returns
-// when ctx is done.
+// watch counts what other processes complete, as soon as it can be seen, and in a group stops the
+// run when another process has failed. It returns when ctx is done.
 func (r *run) watch(ctx context.Context, stop context.CancelCauseFunc) {
 	path := r.failurePath()
 	before, _ := os.Stat(path)
@@ -92,7 +95,8 @@ func (r *run) watch(ctx context.Context, stop context.CancelCauseFunc) {
 	}
 }
 
-// countComplete looks for the markers of units that are not at an end, with one look at the directory for all.
+// countComplete looks for the markers of units that are not at an end, with one look at the
+// directory for all.
 func (r *run) countComplete(ctx context.Context) {
 	names, err := listNames(r.dir)
 	if err != nil {
@@ -121,8 +125,9 @@ func listNames(dir string) ([]string, error) {
 	return d.Readdirnames(-1)
 }
 
-// Await tries what open does until it does not miss a file any more, as long as other processes are building dir. It is for who needs some units of a
-// directory and not all of them. told is called, with one of those that are building, when it is clear that there is something to wait for, and
+// Await tries what open does until it does not miss a file any more, as long as other processes are
+// building dir. It is for who needs some units of a directory and not all of them. told is called,
+// with one of those that are building, when it is clear that there is something to wait for, and
 // whenever it is another. The error is that of open, or of ctx.
 func Await(ctx context.Context, dir string, told func(builder string), open func() error) error {
 	return await(ctx, dir, defaultTiming, told, open)

@@ -30,14 +30,15 @@ func TestPartsRefused(t *testing.T) {
 	for _, parts := range [][][]int{{{0}, {1}}, {{0, 1}, {1, 2}}, {{0, 1, 2}, {3}}, {{0, 1}, {-1}}} {
 		units := testUnits(1, "x", nil)
 		units[0].Parts = parts
-		if _, err := Run(t.Context(), t.TempDir(), units, Options{Threads: 1}); err == nil || !strings.Contains(err.Error(), "do not divide 3 files") {
+		if _, err := Run(t.Context(), t.TempDir(), units, Options{Threads: 1}); err == nil ||
+			!strings.Contains(err.Error(), "do not divide 3 files") {
 			t.Errorf("%v: %v", parts, err)
 		}
 	}
 }
 
-// A unit in parts has the bytes, the record and the states between that one in a piece has; what is there of it is kept, also by one that builds it
-// in a piece, and anew means anew.
+// A unit in parts has the bytes, the record and the states between that one in a piece has; what is
+// there of it is kept, also by one that builds it in a piece, and anew means anew.
 func TestParts(t *testing.T) {
 	const n = 5
 	dir := t.TempDir()
@@ -56,7 +57,8 @@ func TestParts(t *testing.T) {
 		}
 	}
 	built.Store(0)
-	if s := mustRun(t, dir, inParts(testUnits(n, "x", &built)), Options{Resume: true}); s.Built != 3 || s.Kept != n-3 || built.Load() != 2 {
+	if s := mustRun(t, dir, inParts(testUnits(n, "x", &built)), Options{Resume: true}); s.Built != 3 || s.Kept != n-3 ||
+		built.Load() != 2 {
 		t.Errorf("after a loss: %+v, %d builds", s, built.Load())
 	}
 	checkComplete(t, dir, n, "x")
@@ -97,13 +99,15 @@ func TestPartsAreShared(t *testing.T) {
 	for i := range sum {
 		g.Go(func() {
 			var err error
-			if sum[i], err = Run(t.Context(), dir, units(), Options{Threads: 2, Resume: true, Together: true, timing: quick}); err != nil {
+			if sum[i], err = Run(t.Context(), dir, units(), Options{Threads: 2, Resume: true, Together: true,
+				timing: quick}); err != nil {
 				t.Error(err)
 			}
 		})
 	}
 	g.Wait()
-	if sum[0].Built+sum[1].Built != 1 || sum[0].Shared+sum[1].Shared != 1 || sum[0].Bytes+sum[1].Bytes != unitBytes(1, "x") || inside.Load() != 2 {
+	if sum[0].Built+sum[1].Built != 1 || sum[0].Shared+sum[1].Shared != 1 ||
+		sum[0].Bytes+sum[1].Bytes != unitBytes(1, "x") || inside.Load() != 2 {
 		t.Errorf("%+v, %d builds", sum, inside.Load())
 	}
 	checkComplete(t, dir, 1, "x")
@@ -126,7 +130,8 @@ func TestPartsEveryFault(t *testing.T) {
 			}
 			return nil
 		}
-		_, err := Run(t.Context(), dir, inParts(testUnits(1, "x", nil)), Options{Threads: 1, Resume: true, timing: quick})
+		_, err := Run(t.Context(), dir, inParts(testUnits(1, "x", nil)), Options{Threads: 1, Resume: true,
+			timing: quick})
 		atomicfile.Fault = nil
 		checkReader(t, dir, 1, "x", "old")
 		if !failed {
@@ -174,11 +179,13 @@ func TestTogetherFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	var other *FailedError
-	if err := <-result; !errors.As(err, &other) || other.Text != "unit 1: no such luck" || !strings.Contains(err.Error(), atomicfile.Self().String()) {
+	if err := <-result; !errors.As(err, &other) || other.Text != "unit 1: no such luck" ||
+		!strings.Contains(err.Error(), atomicfile.Self().String()) {
 		t.Errorf("the other ended with %v", err)
 	}
 	// The note is about a group that has ended.
-	if _, err := Run(t.Context(), dir, testUnits(2, "x", nil), Options{Threads: 1, Resume: true, Together: true, timing: quick}); err != nil {
+	if _, err := Run(t.Context(), dir, testUnits(2, "x", nil), Options{Threads: 1, Resume: true, Together: true,
+		timing: quick}); err != nil {
 		t.Fatal(err)
 	}
 	checkComplete(t, dir, 2, "x")
@@ -197,7 +204,8 @@ func TestTogetherStopped(t *testing.T) {
 		<-ctx.Done()
 		return context.Cause(ctx)
 	}
-	if _, err := Run(ctx, dir, units, Options{Threads: 1, Resume: true, Together: true, timing: quick}); !errors.Is(err, context.Canceled) {
+	if _, err := Run(ctx, dir, units, Options{Threads: 1, Resume: true, Together: true, timing: quick}); !errors.Is(err,
+		context.Canceled) {
 		t.Fatal(err)
 	}
 	if notes, _ := filepath.Glob(filepath.Join(dir, StateDir, "failed-*")); len(notes) > 0 {
@@ -216,7 +224,8 @@ func TestOthersAreCounted(t *testing.T) {
 	units[1].Build = func(ctx context.Context, files []io.WriterAt) error {
 		// Somebody else builds the last unit meanwhile.
 		elsewhere.Store(true)
-		if _, err := Run(ctx, dir, testUnits(3, "x", nil)[2:], Options{Threads: 1, Resume: true, timing: quick}); err != nil {
+		if _, err := Run(ctx, dir, testUnits(3, "x", nil)[2:], Options{Threads: 1, Resume: true,
+			timing: quick}); err != nil {
 			return err
 		}
 		select {
@@ -238,8 +247,8 @@ func TestOthersAreCounted(t *testing.T) {
 	checkComplete(t, dir, 3, "x")
 }
 
-// Who waits for one unit of a directory gets it when it is there, although others are still being built; without a builder there is nothing to
-// wait for.
+// Who waits for one unit of a directory gets it when it is there, although others are still being
+// built; without a builder there is nothing to wait for.
 func TestAwait(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "cache")
 	open := func() error {

@@ -10,8 +10,8 @@ import (
 	"mula/index/numpy"
 )
 
-// BenchmarkBuild builds from lognormal lengths (mean 1250, median 607 tokens) with S = 4096, without the disk. The time is that of the
-// process's CPUs, for one document.
+// BenchmarkBuild builds from lognormal lengths (mean 1250, median 607 tokens) with S = 4096,
+// without the disk. The time is that of the process's CPUs, for one document.
 func BenchmarkBuild(b *testing.B) {
 	for _, n := range []int{100_000, 1_500_000, 15_000_000, 100_000_000} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
@@ -48,7 +48,8 @@ func benchmarkDataset(n int) *Dataset {
 	for i := different; i < n; i += different {
 		copy(lengths[i:], lengths[:different])
 	}
-	return &Dataset{Lengths: lengthBytes(lengths...), End: int64(n), SequenceLength: 4096, ExtraToken: true, Samples: -1, Seed: 1234}
+	return &Dataset{Lengths: lengthBytes(lengths...), End: int64(n), SequenceLength: 4096, ExtraToken: true,
+		Samples: -1, Seed: 1234}
 }
 
 func BenchmarkKernels(b *testing.B) {

@@ -13,15 +13,16 @@ import (
 	"mula/index/numpy"
 )
 
-// Files are where the three files of a dataset go, each from byte 0 with its header. One that is nil is not wanted, because it is complete
-// already.
+// Files are where the three files of a dataset go, each from byte 0 with its header. One that is
+// nil is not wanted, because it is complete already.
 //
-// Each byte is written once, in any order, in pieces whose offset is a multiple of 8 MiB and whose memory begins at a multiple of 4096
-// bytes. A piece is 8 MiB long, except the last of the file. Calls follow each other, from another goroutine than Build's.
+// Each byte is written once, in any order, in pieces whose offset is a multiple of 8 MiB and whose
+// memory begins at a multiple of 4096 bytes. A piece is 8 MiB long, except the last of the file.
+// Calls follow each other, from another goroutine than Build's.
 type Files struct{ Documents, Samples, Shuffle io.WriterAt }
 
-// Builder builds the indexes of datasets, one after the other, and keeps its memory between them: [Layout.Memory] of the largest, and up to
-// 64 MiB of chunks on their way to the disk.
+// Builder builds the indexes of datasets, one after the other, and keeps its memory between them:
+// [Layout.Memory] of the largest, and up to 64 MiB of chunks on their way to the disk.
 //
 // The zero value is ready. A Builder is not for concurrent use; several of them may share a pool.
 type Builder struct {
@@ -51,11 +52,13 @@ func (b *Builder) Release() {
 	b.memory, b.release, b.reserved = nil, nil, 0
 }
 
-// Build writes the index of d, whose layout is l, to f. While it computes, it holds one of pool (which may be nil), or several for a large
-// dataset if they are free; while it waits for the writes, none.
+// Build writes the index of d, whose layout is l, to f. While it computes, it holds one of pool
+// (which may be nil), or several for a large dataset if they are free; while it waits for the
+// writes, none.
 //
-// It fails if a write fails, if ctx is done, if the lengths have changed since l was made, if the machine lacks the memory, and for a kept
-// partial sample that begins before its document (Megatron-LM crashes there). What was written then is not to be used.
+// It fails if a write fails, if ctx is done, if the lengths have changed since l was made, if the
+// machine lacks the memory, and for a kept partial sample that begins before its document
+// (Megatron-LM crashes there). What was written then is not to be used.
 func (b *Builder) Build(ctx context.Context, d *Dataset, l Layout, f Files, pool *semaphore.Weighted) error {
 	if err := d.check(); err != nil {
 		return err
@@ -107,7 +110,8 @@ func (b *Builder) compute(out *output, d *Dataset, l Layout, f Files) error {
 	return nil
 }
 
-// threads says how many threads shuffle so many elements, for which the shares are taken that are free. They are given back by done.
+// threads says how many threads shuffle so many elements, for which the shares are taken that are
+// free. They are given back by done.
 func (b *Builder) threads(out *output, elements int64) (threads int, done func()) {
 	threshold := int64(large)
 	if b.large > 0 {
@@ -142,7 +146,8 @@ func (b *Builder) documents(e *emission, p part, d *Dataset, l Layout, random *n
 	return nil
 }
 
-// pairs fills dst with id | length<<32 of the split's documents, over and over, and checks that they still have so many tokens.
+// pairs fills dst with id | length<<32 of the split's documents, over and over, and checks that
+// they still have so many tokens.
 func (d *Dataset) pairs(dst []uint64, tokens int64, threads int) error {
 	n := d.End - d.First
 	lengths := d.Lengths[4*d.First : 4*d.End]
@@ -177,7 +182,8 @@ func (d *Dataset) pairs(dst []uint64, tokens int64, threads int) error {
 		}
 	}
 	if tokens != 0 {
-		return errors.New("the lengths of the sequences changed during the build: build the index again when the .idx file is complete")
+		return errors.New("the lengths of the sequences changed during the build: build the index again when the " +
+			".idx file is complete")
 	}
 	return nil
 }
@@ -247,7 +253,8 @@ func (b *Builder) room(l Layout) error {
 		return nil
 	}
 	if available := availableMemory(); available > 0 && need-b.reserved > available {
-		return fmt.Errorf("a dataset of %d document entries and %d samples takes %.3g GB of memory to shuffle, and this machine has %.3g GB left: "+
+		return fmt.Errorf("a dataset of %d document entries and %d samples takes %.3g GB of memory to shuffle, and "+
+			"this machine has %.3g GB left: "+
 			"divide the file, ask for fewer epochs, build fewer datasets at once or use a larger machine",
 			l.DocumentEntries, l.Samples, float64(need)/1e9, float64(available+b.reserved)/1e9)
 	}

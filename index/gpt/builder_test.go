@@ -83,7 +83,8 @@ func construct(t interface{ Fatalf(string, ...any) }, b *Builder, d *Dataset) re
 	if b.chunkBytes > 0 {
 		chunk = int64(b.chunkBytes)
 	}
-	documents, samples, shuffle := newFile(l.DocumentBytes, chunk), newFile(l.SampleBytes, chunk), newFile(l.ShuffleBytes, chunk)
+	documents, samples, shuffle := newFile(l.DocumentBytes, chunk), newFile(l.SampleBytes,
+		chunk), newFile(l.ShuffleBytes, chunk)
 	if err := b.Build(context.Background(), d, l, Files{documents, samples, shuffle}, nil); err != nil {
 		t.Fatalf("%v (%v %v %v)", err, documents.faults, samples.faults, shuffle.faults)
 	}
@@ -115,9 +116,12 @@ func TestMegatronVectors(t *testing.T) {
 		samples                     int64
 		documentMD5, sampleMD5, md5 string
 	}{
-		{0, 40, 28, 151, "b03c739533e202f9e037a58d7e4cf7e9", "9cb564b7dc6a3353b559cc849d450f46", "d47194f6177051f7b04bb6cb8af57692"},
-		{1, 25, 18, 61, "e1847ccc81a590530aeae10f4efc3d2e", "f9e356ce48ccce1963bdb4df82f505b0", "a17dddf6f11d0a6d16d3b85a05a1c208"},
-		{2, 60, 42, 91, "48706ce1eb3635fcf11624f4d4af5d02", "f6b52841b8e0722740b2b69f51a5a566", "b5a1926c6b0e695764f740e808fda9c7"},
+		{0, 40, 28, 151, "b03c739533e202f9e037a58d7e4cf7e9", "9cb564b7dc6a3353b559cc849d450f46",
+			"d47194f6177051f7b04bb6cb8af57692"},
+		{1, 25, 18, 61, "e1847ccc81a590530aeae10f4efc3d2e", "f9e356ce48ccce1963bdb4df82f505b0",
+			"a17dddf6f11d0a6d16d3b85a05a1c208"},
+		{2, 60, 42, 91, "48706ce1eb3635fcf11624f4d4af5d02", "f6b52841b8e0722740b2b69f51a5a566",
+			"b5a1926c6b0e695764f740e808fda9c7"},
 	}
 	b := &Builder{}
 	defer b.Release()
@@ -128,7 +132,8 @@ func TestMegatronVectors(t *testing.T) {
 				lengths[i] = 0
 			}
 		}
-		d := &Dataset{Lengths: lengthBytes(lengths...), End: v.documents, SequenceLength: 64, ExtraToken: true, Samples: v.samples, Seed: 1234}
+		d := &Dataset{Lengths: lengthBytes(lengths...), End: v.documents, SequenceLength: 64, ExtraToken: true,
+			Samples: v.samples, Seed: 1234}
 		got := construct(t, b, d)
 		for i, f := range [][]byte{got.documents, got.samples, got.shuffle} {
 			if sum, want := fmt.Sprintf("%x", md5.Sum(f)), []string{v.documentMD5, v.sampleMD5, v.md5}[i]; sum != want {
@@ -142,7 +147,8 @@ func TestRandomDatasets(t *testing.T) { rapid.Check(t, checkDataset) }
 
 func FuzzDatasets(f *testing.F) { f.Fuzz(rapid.MakeFuzz(checkDataset)) }
 
-// checkDataset compares a random dataset with the reference, in many small chunks, to have every way to divide a file into them.
+// checkDataset compares a random dataset with the reference, in many small chunks, to have every
+// way to divide a file into them.
 func checkDataset(t *rapid.T) {
 	b := &Builder{chunkBytes: 4096, large: int64(rapid.SampledFrom([]int{0, 1}).Draw(t, "large"))}
 	defer b.Release()
@@ -197,7 +203,8 @@ func drawDataset(t *rapid.T) *Dataset {
 	if rapid.Bool().Draw(t, "whole") {
 		d.First, d.End = 0, int64(n)
 	}
-	d.SequenceLength = max(rapid.SampledFrom([]int64{1, 2, 3, 16, 64, 100, 4096, 1 << 20, maxInt32 - 1}).Draw(t, "sequence length"), total/4000)
+	d.SequenceLength = max(rapid.SampledFrom([]int64{1, 2, 3, 16, 64, 100, 4096, 1 << 20, maxInt32 - 1}).Draw(t,
+		"sequence length"), total/4000)
 	d.ExtraToken = rapid.Bool().Draw(t, "extra")
 	d.KeepPartial = rapid.Bool().Draw(t, "partial")
 	d.Seed = rapid.Uint32().Draw(t, "seed")
@@ -205,7 +212,8 @@ func drawDataset(t *rapid.T) *Dataset {
 	d.CheckOffsets = rapid.Bool().Draw(t, "check")
 	if !rapid.Bool().Draw(t, "one epoch") {
 		tokens, _ := d.tokens()
-		d.Samples = int64(rapid.Float64Range(0, 5).Draw(t, "epochs asked") * float64(tokens) / float64(d.SequenceLength))
+		d.Samples = int64(rapid.Float64Range(0, 5).Draw(t,
+			"epochs asked") * float64(tokens) / float64(d.SequenceLength))
 		if rapid.IntRange(0, 9).Draw(t, "force") == 0 {
 			d.Epochs = int64(rapid.IntRange(1, 5).Draw(t, "epochs"))
 		}
@@ -221,15 +229,18 @@ func TestSampleRows(t *testing.T) {
 		want    [][2]int64
 		partial [2]int64
 	}{
-		{[]int32{5, 0, 3, 10, 1, 7}, true, [][2]int64{{0, 0}, {0, 4}, {3, 0}, {3, 4}, {3, 8}, {5, 1}, {5, 5}}, [2]int64{5, 6}},
-		{[]int32{5, 0, 3, 10, 1, 7}, false, [][2]int64{{0, 0}, {0, 4}, {2, 3}, {3, 4}, {3, 8}, {5, 1}, {5, 5}}, [2]int64{5, 7}},
+		{[]int32{5, 0, 3, 10, 1, 7}, true, [][2]int64{{0, 0}, {0, 4}, {3, 0}, {3, 4}, {3, 8}, {5, 1}, {5, 5}},
+			[2]int64{5, 6}},
+		{[]int32{5, 0, 3, 10, 1, 7}, false, [][2]int64{{0, 0}, {0, 4}, {2, 3}, {3, 4}, {3, 8}, {5, 1}, {5, 5}},
+			[2]int64{5, 7}},
 		{[]int32{0, 4, 4, 3}, true, [][2]int64{{0, 0}, {2, 0}, {3, 0}}, [2]int64{3, 2}},
 		{[]int32{0, 4, 4, 3}, false, [][2]int64{{0, 0}, {1, 4}, {2, 4}}, [2]int64{3, 3}},
 	}
 	for _, tt := range tests {
 		for _, sampleType := range []SampleType{Int32, Int64} {
 			for _, partial := range []bool{false, true} {
-				d := &Dataset{Lengths: lengthBytes(tt.lengths...), End: int64(len(tt.lengths)), SequenceLength: 4, ExtraToken: tt.extra, KeepPartial: partial, Samples: -1, SampleType: sampleType}
+				d := &Dataset{Lengths: lengthBytes(tt.lengths...), End: int64(len(tt.lengths)), SequenceLength: 4,
+					ExtraToken: tt.extra, KeepPartial: partial, Samples: -1, SampleType: sampleType}
 				l, err := d.Layout()
 				if err != nil {
 					t.Fatal(err)
@@ -281,7 +292,8 @@ func TestSomeFiles(t *testing.T) {
 		want := build(d)
 		for mask := range 8 {
 			var f Files
-			documents, sampleIndex, shuffle := newFile(l.DocumentBytes, 4096), newFile(l.SampleBytes, 4096), newFile(l.ShuffleBytes, 4096)
+			documents, sampleIndex, shuffle := newFile(l.DocumentBytes, 4096), newFile(l.SampleBytes,
+				4096), newFile(l.ShuffleBytes, 4096)
 			got := want
 			if mask&1 != 0 {
 				f.Documents = documents
@@ -316,7 +328,8 @@ func randomDataset(n int, mean int32) *Dataset {
 	for i := range lengths {
 		lengths[i] = random.Int32N(2*mean + 1)
 	}
-	return &Dataset{Lengths: lengthBytes(lengths...), End: int64(n), SequenceLength: 256, ExtraToken: true, Samples: -1, Seed: uint32(n)}
+	return &Dataset{Lengths: lengthBytes(lengths...), End: int64(n), SequenceLength: 256, ExtraToken: true, Samples: -1,
+		Seed: uint32(n)}
 }
 
 // failing fails at the write number `at`, from 0, and then does what it is told.
@@ -340,7 +353,8 @@ func (f *failing) WriteAt(p []byte, off int64) (int, error) {
 	return len(p), nil
 }
 
-// A build that breaks off says why, gives its share of the pool back, and leaves a builder that works.
+// A build that breaks off says why, gives its share of the pool back, and leaves a builder that
+// works.
 func TestBrokenBuilds(t *testing.T) {
 	b := &Builder{chunkBytes: 4096}
 	defer b.Release()
@@ -385,7 +399,8 @@ func TestBrokenBuilds(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	if err := b.Build(ctx, d, l, Files{discard{}, discard{}, discard{}}, semaphore.NewWeighted(1)); !errors.Is(err, context.Canceled) {
+	if err := b.Build(ctx, d, l, Files{discard{}, discard{}, discard{}}, semaphore.NewWeighted(1)); !errors.Is(err,
+		context.Canceled) {
 		t.Errorf("cancelled before the start: %v", err)
 	}
 }
@@ -409,7 +424,8 @@ func TestPoolDuringWrites(t *testing.T) {
 	<-reached
 	b := &Builder{}
 	defer b.Release()
-	if err := b.Build(context.Background(), d, l, Files{discard{}, discard{}, discard{}}, pool); err != nil { // would wait for ever
+	if err := b.Build(context.Background(), d, l, Files{discard{}, discard{}, discard{}}, pool); err != nil {
+		// would wait for ever
 		t.Fatal(err)
 	}
 	go func() {
@@ -424,7 +440,8 @@ func TestPoolDuringWrites(t *testing.T) {
 	close(reached)
 }
 
-// Several builders with one pool of two, on datasets that are worth several threads, neither deadlock nor disturb each other.
+// Several builders with one pool of two, on datasets that are worth several threads, neither
+// deadlock nor disturb each other.
 func TestManyBuilders(t *testing.T) {
 	pool := semaphore.NewWeighted(2)
 	d := randomDataset(30000, 300)
@@ -440,12 +457,14 @@ func TestManyBuilders(t *testing.T) {
 			b := &Builder{chunkBytes: 4096, large: 1}
 			defer b.Release()
 			for range 4 {
-				documents, samples, shuffle := newFile(l.DocumentBytes, 4096), newFile(l.SampleBytes, 4096), newFile(l.ShuffleBytes, 4096)
+				documents, samples, shuffle := newFile(l.DocumentBytes, 4096), newFile(l.SampleBytes,
+					4096), newFile(l.ShuffleBytes, 4096)
 				if err := b.Build(context.Background(), d, l, Files{documents, samples, shuffle}, pool); err != nil {
 					t.Error(err)
 					return
 				}
-				for _, f := range []struct{ got, want []byte }{{documents.bytes, want.documents}, {samples.bytes, want.samples}, {shuffle.bytes, want.shuffle}} {
+				for _, f := range []struct{ got, want []byte }{{documents.bytes, want.documents},
+					{samples.bytes, want.samples}, {shuffle.bytes, want.shuffle}} {
 					if !bytes.Equal(f.got, f.want) {
 						t.Error("a file differs")
 					}
@@ -467,25 +486,30 @@ func TestBuildRefuses(t *testing.T) {
 	}
 	other := *d
 	other.SequenceLength *= 2
-	if err := b.Build(context.Background(), &other, l, all, nil); err == nil || !strings.Contains(err.Error(), "another dataset") {
+	if err := b.Build(context.Background(), &other, l, all, nil); err == nil ||
+		!strings.Contains(err.Error(), "another dataset") {
 		t.Errorf("another layout: %v", err)
 	}
 	d.Lengths[8]++
-	if err := b.Build(context.Background(), d, l, all, nil); err == nil || !strings.Contains(err.Error(), "changed during the build") {
+	if err := b.Build(context.Background(), d, l, all, nil); err == nil ||
+		!strings.Contains(err.Error(), "changed during the build") {
 		t.Errorf("changed lengths: %v", err)
 	}
 	copy(d.Lengths[8:], []byte{255, 255, 255, 255})
-	if err := b.Build(context.Background(), d, l, all, nil); err == nil || !strings.Contains(err.Error(), "changed during the build") {
+	if err := b.Build(context.Background(), d, l, all, nil); err == nil ||
+		!strings.Contains(err.Error(), "changed during the build") {
 		t.Errorf("negative length: %v", err)
 	}
 
-	d = &Dataset{Lengths: lengthBytes(1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0), End: 19, SequenceLength: 2, ExtraToken: true, KeepPartial: true, CheckOffsets: true, Samples: -1}
+	d = &Dataset{Lengths: lengthBytes(1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0), End: 19,
+		SequenceLength: 2, ExtraToken: true, KeepPartial: true, CheckOffsets: true, Samples: -1}
 	d.Lengths[0] = 2
 	l, err = d.Layout()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := b.Build(context.Background(), d, l, all, nil); err == nil || !strings.Contains(err.Error(), "assertion") { // 7.3a
+	if err := b.Build(context.Background(), d, l, all, nil); err == nil || !strings.Contains(err.Error(), "assertion") {
+		// 7.3a
 		t.Errorf("partial sample before an empty document: %v", err)
 	}
 	for _, old := range []Dataset{{SampleType: Int32}, {SampleType: Int64, CheckOffsets: true}} {
@@ -515,7 +539,8 @@ func TestBuildRefuses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := b.Build(context.Background(), d, l, all, nil); err == nil || !strings.Contains(err.Error(), "GB of memory") {
+	if err := b.Build(context.Background(), d, l, all, nil); err == nil ||
+		!strings.Contains(err.Error(), "GB of memory") {
 		t.Errorf("more than the machine has: %v", err)
 	}
 }

@@ -15,7 +15,8 @@ import (
 	"mula/internal/mapping"
 )
 
-// Lengths that lie in a mapped file are read under their guard, by the kernels and on as many threads as there are.
+// Lengths that lie in a mapped file are read under their guard, by the kernels and on as many
+// threads as there are.
 func TestLengthsOfCutFile(t *testing.T) {
 	const documents = 100_000
 	var data []byte
@@ -31,7 +32,8 @@ func TestLengthsOfCutFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer file.Close()
-	d := Dataset{Lengths: file.Data, Guard: mapping.Guard, End: documents, SequenceLength: 50, ExtraToken: true, Samples: -1}
+	d := Dataset{Lengths: file.Data, Guard: mapping.Guard, End: documents, SequenceLength: 50, ExtraToken: true,
+		Samples: -1}
 	l, err := d.Layout()
 	if err != nil {
 		t.Fatal(err)
@@ -44,7 +46,8 @@ func TestLengthsOfCutFile(t *testing.T) {
 	}
 	for _, large := range []int64{0, 1} { // 1: on all threads
 		b := Builder{large: large}
-		if err := b.Build(context.Background(), &d, l, Files{Documents: discard{}}, semaphore.NewWeighted(4)); !errors.Is(err, mapping.ErrUnreadable) {
+		if err := b.Build(context.Background(), &d, l, Files{Documents: discard{}},
+			semaphore.NewWeighted(4)); !errors.Is(err, mapping.ErrUnreadable) {
 			t.Errorf("the build: %v", err)
 		}
 		b.Release()

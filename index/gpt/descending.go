@@ -2,8 +2,9 @@ package gpt
 
 import "io"
 
-// descending is a file that is filled from its end to its beginning, chunk by chunk. It may be filled in two parts, the lower one first;
-// the chunk that both touch is held in memory between them.
+// descending is a file that is filled from its end to its beginning, chunk by chunk. It may be
+// filled in two parts, the lower one first; the chunk that both touch is held in memory between
+// them.
 type descending struct {
 	out    *output
 	file   io.WriterAt

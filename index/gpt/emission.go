@@ -9,7 +9,8 @@ import (
 	"mula/index/numpy"
 )
 
-// part is a stretch of the documents that is shuffled as a whole, and the rows of the sample index in it.
+// part is a stretch of the documents that is shuffled as a whole, and the rows of the sample index
+// in it.
 type part struct {
 	first, end      int64 // entries of the document index
 	tokens          int64 // up to the part's end
@@ -32,13 +33,15 @@ func (d *Dataset) parts(l Layout) []part {
 	split := min(high, (epochs*l.TokensPerEpoch-d.extra())/d.SequenceLength)
 	parts := []part{{end: documents, tokens: epochs * l.TokensPerEpoch, highRow: split}}
 	if l.Separate {
-		parts = append(parts, part{first: documents, end: l.DocumentEntries, tokens: l.Epochs * l.TokensPerEpoch, lowRow: split + 1, highRow: high})
+		parts = append(parts, part{first: documents, end: l.DocumentEntries, tokens: l.Epochs * l.TokensPerEpoch,
+			lowRow: split + 1, highRow: high})
 	}
 	parts[len(parts)-1].surplus = l.Samples - high
 	return parts
 }
 
-// emission writes the document and sample index of shuffled documents, which come from the last to the first.
+// emission writes the document and sample index of shuffled documents, which come from the last to
+// the first.
 type emission struct {
 	out                *output
 	parts              []part
@@ -51,13 +54,16 @@ type emission struct {
 }
 
 func newEmission(out *output, d *Dataset, l Layout, f Files) *emission {
-	e := &emission{out: out, parts: d.parts(l), wide: l.SampleDescr == "<i8", rows: newRows(d.SequenceLength, d.extra())}
+	e := &emission{out: out, parts: d.parts(l), wide: l.SampleDescr == "<i8", rows: newRows(d.SequenceLength,
+		d.extra())}
 	e.checked = d.CheckOffsets && !e.wide // upstream's assertion is about int32 only
 	if f.Documents != nil {
-		e.documents = &descending{out: out, file: f.Documents, size: l.DocumentBytes, header: numpy.Header("<i4", l.DocumentEntries)}
+		e.documents = &descending{out: out, file: f.Documents, size: l.DocumentBytes,
+			header: numpy.Header("<i4", l.DocumentEntries)}
 	}
 	if f.Samples != nil {
-		e.samples = &descending{out: out, file: f.Samples, size: l.SampleBytes, header: numpy.Header(l.SampleDescr, l.Samples+1, 2)}
+		e.samples = &descending{out: out, file: f.Samples, size: l.SampleBytes, header: numpy.Header(l.SampleDescr,
+			l.Samples+1, 2)}
 	}
 	return e
 }
@@ -86,7 +92,8 @@ func (e *emission) begin(p part) error {
 	return nil
 }
 
-// batch is how many documents pass through both indexes at a time, so that they stay in the cache between.
+// batch is how many documents pass through both indexes at a time, so that they stay in the cache
+// between.
 const batch = 4096
 
 // block takes the documents part.first+first, …
@@ -156,8 +163,9 @@ func (e *emission) sampleRows(pairs []uint64) error {
 	return nil
 }
 
-// surplus writes the rows for which there is no token: the end of the part's last document, which has the given length. If that is 0, and
-// there is an extra token, the offset is -1, as upstream has it.
+// surplus writes the rows for which there is no token: the end of the part's last document, which
+// has the given length. If that is 0, and there is an extra token, the offset is -1, as upstream
+// has it.
 func (e *emission) surplus(length int64) error {
 	f, p := e.samples, e.part
 	if p.surplus == 0 {
@@ -165,7 +173,8 @@ func (e *emission) surplus(length int64) error {
 	}
 	offset := length - e.rows.extra
 	if offset < 0 && e.checked {
-		return errors.New("the last partial sample of the valid split would end one token before its last document, which is empty " +
+		return errors.New("the last partial sample of the valid split would end one token before its last document, " +
+			"which is empty " +
 			"(Megatron-LM core 0.10 and later stop at an assertion): choose another seed, or drop the partial sample")
 	}
 	for row := p.highRow + p.surplus; row > p.highRow; row-- {
@@ -204,7 +213,8 @@ func (e *emission) end() {
 	e.samples.end()
 }
 
-// The memory of files, seen as numbers. It is aligned to their size, and the machine is little-endian.
+// The memory of files, seen as numbers. It is aligned to their size, and the machine is
+// little-endian.
 
 func uint32s(b []byte) []uint32 {
 	return unsafe.Slice((*uint32)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/4)

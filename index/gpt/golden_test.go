@@ -10,7 +10,8 @@ import (
 	"testing"
 )
 
-// The MD5 sums in testdata/golden.json are those of files that Megatron-LM wrote; testdata/golden.py made them.
+// The MD5 sums in testdata/golden.json are those of files that Megatron-LM wrote;
+// testdata/golden.py made them.
 func TestGolden(t *testing.T) {
 	text, err := os.ReadFile("testdata/golden.json")
 	if err != nil {
@@ -51,7 +52,8 @@ func TestGolden(t *testing.T) {
 				binary.LittleEndian.PutUint32(lengths[4*i:], uint32(h%c.Modulus))
 			}
 		}
-		d := &Dataset{Lengths: lengths, First: c.First, End: c.End, SequenceLength: c.SequenceLength, ExtraToken: c.Extra, KeepPartial: c.Partial, CheckOffsets: true, Samples: c.Samples, Seed: c.Seed}
+		d := &Dataset{Lengths: lengths, First: c.First, End: c.End, SequenceLength: c.SequenceLength,
+			ExtraToken: c.Extra, KeepPartial: c.Partial, CheckOffsets: true, Samples: c.Samples, Seed: c.Seed}
 		if c.Fails {
 			l, err := d.Layout()
 			if err == nil {

@@ -27,7 +27,8 @@ func sumLengths(lengths []byte) (sum int64, negative bool) {
 	return sum + s, negative || neg
 }
 
-// fillPairs sets dst[i] to first+i | length<<32, past the caches if so wanted, and adds up the lengths as sumLengths does.
+// fillPairs sets dst[i] to first+i | length<<32, past the caches if so wanted, and adds up the
+// lengths as sumLengths does.
 func fillPairs(dst []uint64, lengths []byte, first uint32, past bool) (sum int64, negative bool) {
 	lengths = lengths[:4*len(dst)]
 	for haveAVX512 && len(dst) >= 8 {
@@ -57,9 +58,10 @@ func narrow(dst []uint32, src []uint64) {
 
 // fill32 writes rows as fill32Go does, eight documents at a time.
 //
-// Of such a group it finds the bound below each document by adding up lengths, and the row there, floor(bound/S), by multiplication with a
-// double just above 1/S, which is exact up to 2⁵⁰. The rows of the group are those between the lowest and the highest of them, and the
-// document of row k is the number of bounds below k·S: a comparison of all with all, in bytes.
+// Of such a group it finds the bound below each document by adding up lengths, and the row there,
+// floor(bound/S), by multiplication with a double just above 1/S, which is exact up to 2⁵⁰. The
+// rows of the group are those between the lowest and the highest of them, and the document of row k
+// is the number of bounds below k·S: a comparison of all with all, in bytes.
 func (r *rows) fill32(dst []uint64, low int64, documents []uint64) (left int) {
 	for haveAVX512 && len(documents) >= 8 {
 		if r.inGroups(low) {

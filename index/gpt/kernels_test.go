@@ -11,7 +11,8 @@ import (
 	"mula/index/numpy"
 )
 
-// What the machine's kernels do, the Go code does too, and neither touches memory outside its slices.
+// What the machine's kernels do, the Go code does too, and neither touches memory outside its
+// slices.
 
 func TestLengthKernels(t *testing.T) {
 	if !haveAVX512 {
@@ -35,8 +36,10 @@ func TestLengthKernels(t *testing.T) {
 			got, want := uint64s(memory[:8*(n+8)]), slices.Repeat([]uint64{canary}, n+8)
 			copy(got, want)
 			sum, negative = fillPairs(got[:n], lengths, 1<<31-100, past)
-			if wantSum, wantNegative := fillPairsGo(want[:n], lengths, 1<<31-100); sum != wantSum || negative != wantNegative || !slices.Equal(got, want) {
-				t.Fatalf("%d pairs: sum %d, %v, want %d, %v; %x, want %x", n, sum, negative, wantSum, wantNegative, got, want)
+			if wantSum, wantNegative := fillPairsGo(want[:n], lengths, 1<<31-100); sum != wantSum ||
+				negative != wantNegative || !slices.Equal(got, want) {
+				t.Fatalf("%d pairs: sum %d, %v, want %d, %v; %x, want %x", n, sum, negative, wantSum, wantNegative, got,
+					want)
 			}
 			ids, wantIDs := make([]uint32, n+8), make([]uint32, n+8)
 			narrow(ids[:n], got[:n])
@@ -74,7 +77,9 @@ func TestRowKernels(t *testing.T) {
 			documents[i] = uint64(random.Uint32()>>1) | uint64(length)<<32
 		}
 		extra := int64(rapid.IntRange(0, 1).Draw(t, "extra"))
-		sequence := min(maxInt32-1, max(rapid.SampledFrom([]int64{1, 2, 7, 64, 1000, 4096, 1 << 20, maxInt32 - 1}).Draw(t, "sequence length"), tokens/2000+1))
+		sequence := min(maxInt32-1,
+			max(rapid.SampledFrom([]int64{1, 2, 7, 64, 1000, 4096, 1 << 20, maxInt32 - 1}).Draw(t, "sequence length"),
+				tokens/2000+1))
 		// The documents follow others, of up to 2⁵¹ tokens.
 		before := int64(rapid.Uint64Range(0, 1<<51).Draw(t, "tokens before") >> rapid.IntRange(0, 51).Draw(t, "shift"))
 		if rapid.Bool().Draw(t, "multiples") { // bounds at, just below and just above multiples of S
@@ -106,8 +111,10 @@ func TestRowKernels(t *testing.T) {
 		space := int(start.row-low) + 1
 		got, want := slices.Repeat([]uint64{canary}, space+16), slices.Repeat([]uint64{canary}, space+16)
 		state, wantState := start, start
-		left, wantLeft := state.fill32(got[8:8+space], low, documents), wantState.fill32Go(want[8:8+space], low, documents)
-		// At row 0 all rows are done; the Go code then stops where token 0 is, the kernels need not.
+		left, wantLeft := state.fill32(got[8:8+space], low, documents), wantState.fill32Go(want[8:8+space], low,
+			documents)
+		// At row 0 all rows are done; the Go code then stops where token 0 is, the kernels need
+		// not.
 		done := state.row == 0 && wantState.row == 0
 		if !done && (left != wantLeft || state != wantState) || !slices.Equal(got, want) {
 			t.Fatalf("int32: %d left, %+v, want %d left, %+v\n%x\n%x", left, state, wantLeft, wantState, got, want)
@@ -116,7 +123,8 @@ func TestRowKernels(t *testing.T) {
 		got64, want64 := slices.Repeat([][2]int64{pair}, space+16), slices.Repeat([][2]int64{pair}, space+16)
 		start.position += int64(rapid.SampledFrom([]int{0, 1 << 40}).Draw(t, "more positions"))
 		state, wantState = start, start
-		left, wantLeft = state.fill64(got64[8:8+space], low, documents), wantState.fill64Go(want64[8:8+space], low, documents)
+		left, wantLeft = state.fill64(got64[8:8+space], low, documents), wantState.fill64Go(want64[8:8+space], low,
+			documents)
 		if !done && (left != wantLeft || state != wantState) || !slices.Equal(got64, want64) {
 			t.Fatalf("int64: %d left, %+v, want %d left, %+v\n%x\n%x", left, state, wantLeft, wantState, got64, want64)
 		}

@@ -10,13 +10,14 @@ import (
 )
 
 const (
-	chunkBytes  = 8 << 20 // a write: large enough for direct I/O to reach the speed of the disk
-	chunkAlign  = 4096    // what direct I/O asks of addresses, offsets and sizes
-	chunkMemory = 8       // chunks a builder keeps: up to four being filled or held, the others on their way to the disk
+	chunkBytes = 8 << 20 // a write: large enough for direct I/O to reach the speed of the disk
+	chunkAlign = 4096    // what direct I/O asks of addresses, offsets and sizes
+	// chunks a builder keeps: up to four being filled or held, the others on their way to the disk
+	chunkMemory = 8
 )
 
-// output writes chunks of files in a goroutine of its own, while its owner fills others. The first error ends the work: it is the cause of
-// the cancelled context.
+// output writes chunks of files in a goroutine of its own, while its owner fills others. The first
+// error ends the work: it is the cause of the cancelled context.
 type output struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
@@ -59,8 +60,8 @@ func startOutput(ctx context.Context, lease *lease, memory *chunkPool) *output {
 	return o
 }
 
-// take returns the memory of a chunk, with arbitrary contents. While all of it is on its way to the disk, take waits, and somebody else may
-// compute.
+// take returns the memory of a chunk, with arbitrary contents. While all of it is on its way to the
+// disk, take waits, and somebody else may compute.
 func (o *output) take() ([]byte, error) {
 	m := o.memory
 	select {

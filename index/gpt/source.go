@@ -13,8 +13,8 @@ import (
 	"mula/shards"
 )
 
-// A Source tells token files apart whose datasets have one name, by what a look at the .idx file shows. Where the file lies is not in it:
-// the nodes of a cluster may see it in different places.
+// A Source tells token files apart whose datasets have one name, by what a look at the .idx file
+// shows. Where the file lies is not in it: the nodes of a cluster may see it in different places.
 type Source struct {
 	FileSize int64  `json:"file_size"` // of the .idx file in bytes
 	FileTime string `json:"file_time"` // when it was last changed
@@ -26,7 +26,8 @@ func SourceOf(x *shards.Index) Source {
 	return Source{x.Size(), x.ModTime().UTC().Format(time.RFC3339Nano), x.Elements()}
 }
 
-// Locate is the path on this machine of a token file's prefix. A relative one is looked for in root, "" being the working directory.
+// Locate is the path on this machine of a token file's prefix. A relative one is looked for in
+// root, "" being the working directory.
 func Locate(root, prefix string) string {
 	if filepath.IsAbs(prefix) || root == "" {
 		return prefix
@@ -34,12 +35,14 @@ func Locate(root, prefix string) string {
 	return filepath.Join(root, prefix)
 }
 
-// OpenTokens opens the .idx file of a prefix; the error says what else may be wrong where there is none. A .bin file beside it must have the size
-// that follows from it, so that a damaged or wrong .idx does not pass for an index of terabytes; if there is none, the .idx is taken as it is.
+// OpenTokens opens the .idx file of a prefix; the error says what else may be wrong where there is
+// none. A .bin file beside it must have the size that follows from it, so that a damaged or wrong
+// .idx does not pass for an index of terabytes; if there is none, the .idx is taken as it is.
 func OpenTokens(root, prefix string) (*shards.Index, error) {
 	for _, ending := range []string{".idx", ".bin"} {
 		if strings.HasSuffix(prefix, ending) {
-			return nil, fmt.Errorf("%s: give the prefix without %s: the frameworks add the endings, and the prefix is in the hash of the names", prefix, ending)
+			return nil, fmt.Errorf("%s: give the prefix without %s: the frameworks add the endings, and the prefix "+
+				"is in the hash of the names", prefix, ending)
 		}
 	}
 	if err := localpath.Check(prefix); err != nil {
@@ -52,7 +55,8 @@ func OpenTokens(root, prefix string) (*shards.Index, error) {
 		info, err := os.Stat(bin)
 		if want := file.Elements() * int64(file.DType().Size()); err == nil && info.Size() != want {
 			file.Close()
-			return nil, fmt.Errorf("%s: expected %d bytes by %s, found %d: %w", bin, want, file.Path(), info.Size(), shards.ErrCorrupt)
+			return nil, fmt.Errorf("%s: expected %d bytes by %s, found %d: %w", bin, want, file.Path(), info.Size(),
+				shards.ErrCorrupt)
 		}
 		return file, nil
 	case !errors.Is(err, fs.ErrNotExist):

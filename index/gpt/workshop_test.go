@@ -10,7 +10,8 @@ import (
 func TestWorkshopGivesMemoryBack(t *testing.T) {
 	w := NewWorkshop(1)
 	small := &Dataset{Lengths: lengthBytes(3, 5, 4), End: 3, SequenceLength: 4, ExtraToken: true, Samples: 10, Seed: 1}
-	large := &Dataset{Lengths: lengthBytes(make([]int32, 3000)...), End: 3000, SequenceLength: 4, ExtraToken: true, Samples: 5, Seed: 1}
+	large := &Dataset{Lengths: lengthBytes(make([]int32, 3000)...), End: 3000, SequenceLength: 4, ExtraToken: true,
+		Samples: 5, Seed: 1}
 	large.Lengths[0] = 100
 	build := func(d *Dataset) {
 		t.Helper()
@@ -21,7 +22,8 @@ func TestWorkshopGivesMemoryBack(t *testing.T) {
 		if over := l.Memory() > w.keep; over != (d == large) {
 			t.Fatalf("%d bytes, where a builder keeps %d", l.Memory(), w.keep)
 		}
-		files := []io.WriterAt{newFile(l.DocumentBytes, chunkBytes), newFile(l.SampleBytes, chunkBytes), newFile(l.ShuffleBytes, chunkBytes)}
+		files := []io.WriterAt{newFile(l.DocumentBytes, chunkBytes), newFile(l.SampleBytes, chunkBytes),
+			newFile(l.ShuffleBytes, chunkBytes)}
 		if err := w.Build(context.Background(), d, l, files); err != nil {
 			t.Fatal(err)
 		}

@@ -9,8 +9,9 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// The number of samples of a piece: so many that what is done once per lane, above all guessing and comparing states, which takes time in
-// proportion to the number of groups, is little beside the rest; and few enough to stay in a core's cache if there are few groups.
+// The number of samples of a piece: so many that what is done once per lane, above all guessing and
+// comparing states, which takes time in proportion to the number of groups, is little beside the
+// rest; and few enough to stay in a core's cache if there are few groups.
 const (
 	chunkSteps      = 1 << 20
 	chunkStepsFew   = 1 << 18 // of blends of fewer than crowd groups
@@ -76,7 +77,8 @@ func (e *engine) compute(c *chunk) {
 	e.advance(lanes)
 	c.last.copyFrom(e.now[0])
 	for i := 1; i < lanes; i++ {
-		e.join(c.last, e.from[i], e.now[i], c.t+int64(bounds[i]), c.dataset[bounds[i]:bounds[i+1]], c.sample[bounds[i]:bounds[i+1]])
+		e.join(c.last, e.from[i], e.now[i], c.t+int64(bounds[i]), c.dataset[bounds[i]:bounds[i+1]],
+			c.sample[bounds[i]:bounds[i+1]])
 	}
 }
 
@@ -101,13 +103,15 @@ func (e *engine) advance(n int) {
 	}
 }
 
-// join makes a stretch of the blend that was computed from the guess first and came to last that of the true state before it. It leaves
-// the true state after the stretch in true state. The step is a function of t and the state: once true and guessed states agree, they
-// agree until the end, and so do the samples.
+// join makes a stretch of the blend that was computed from the guess first and came to last that of
+// the true state before it. It leaves the true state after the stretch in true state. The step is a
+// function of t and the state: once true and guessed states agree, they agree until the end, and so
+// do the samples.
 //
-// Until then most groups have equal counts in both: the guessed blend's winner, if it is such a one, wins against all such in the true
-// blend too, and need only be compared with the groups that differ. Those are few, but may be so for long: a group of tiny weight that the
-// guess has wrong stays wrong until it is drawn.
+// Until then most groups have equal counts in both: the guessed blend's winner, if it is such a
+// one, wins against all such in the true blend too, and need only be compared with the groups that
+// differ. Those are few, but may be so for long: a group of tiny weight that the guess has wrong
+// stays wrong until it is drawn.
 func (e *engine) join(now, first, last *state, t int64, dataset []int16, sample []int64) {
 	g := e.g
 	equal := func(i int) bool { return now.c[i] == first.c[i] && now.turn[i] == first.turn[i] }
@@ -137,7 +141,8 @@ func (e *engine) join(now, first, last *state, t int64, dataset []int16, sample 
 		} else {
 			best := g.errorOf(int(winner), x, now.c[winner])
 			for _, i := range differ {
-				if v := g.errorOf(int(i), x, now.c[i]); v > best || v == best && g.next(now, int(i)) < g.next(now, int(winner)) {
+				if v := g.errorOf(int(i), x, now.c[i]); v > best || v == best && g.next(now, int(i)) < g.next(now,
+					int(winner)) {
 					best, winner = v, i
 				}
 			}
@@ -188,13 +193,14 @@ func (p *problem) run(ctx context.Context, n int64, pool *semaphore.Weighted, th
 	threads = int(min(int64(threads), count))
 
 	group, ctx := errgroup.WithContext(ctx)
-	// Chunks are begun in order, each with a free buffer, and handed over through the channel of their turn: there are as many turns as
-	// buffers, so that no two chunks meet in one.
+	// Chunks are begun in order, each with a free buffer, and handed over through the channel of
+	// their turn: there are as many turns as buffers, so that no two chunks meet in one.
 	buffers := int64(threads + 2)
 	free := make(chan *chunk, buffers)
 	turns := make([]chan *chunk, buffers)
 	for i := range turns {
-		free <- &chunk{dataset: make([]int16, min(steps, n)), sample: make([]int64, min(steps, n)), first: g.newState(), last: g.newState()}
+		free <- &chunk{dataset: make([]int16, min(steps, n)), sample: make([]int64, min(steps, n)), first: g.newState(),
+			last: g.newState()}
 		turns[i] = make(chan *chunk, 1)
 	}
 	var (

@@ -64,7 +64,8 @@ func TestMegatron(t *testing.T) {
 	}
 	for _, c := range file.Cases {
 		for _, threads := range []int{1, 3} {
-			t.Run(fmt.Sprintf("%s/%d/exhaustive=%v/fused=%v/threads=%d", c.Kind, c.Datasets, c.Exhaustive, c.Fused, threads), func(t *testing.T) {
+			t.Run(fmt.Sprintf("%s/%d/exhaustive=%v/fused=%v/threads=%d", c.Kind, c.Datasets, c.Exhaustive, c.Fused,
+				threads), func(t *testing.T) {
 				datasets, samples := md5.New(), md5.New()
 				var n int64
 				emit := func(_ int64, dataset []int16, sample []int64) error {
@@ -87,7 +88,8 @@ func TestMegatron(t *testing.T) {
 					for i, v := range values {
 						weights[i] = float64(v) / total
 					}
-					_, err = Weighted(context.Background(), Rule{Weights: weights, Fused: c.Fused}, c.Samples, nil, threads, emit)
+					_, err = Weighted(context.Background(), Rule{Weights: weights, Fused: c.Fused}, c.Samples, nil,
+						threads, emit)
 				}
 				if err != nil {
 					t.Fatal(err)

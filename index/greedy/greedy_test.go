@@ -71,7 +71,8 @@ func weightsOf(kind string, n int, rng *rand.Rand) []float64 {
 	return w
 }
 
-var kinds = []string{"equal", "near", "ulp", "powers", "dirichlet", "lognormal", "harmonic", "zeros", "duplicates", "integers", "files", "sources", "one", "tiny"}
+var kinds = []string{"equal", "near", "ulp", "powers", "dirichlet", "lognormal", "harmonic", "zeros", "duplicates",
+	"integers", "files", "sources", "one", "tiny"}
 
 // collect runs a problem and returns everything that it emits.
 func collect(t testing.TB, p *problem, n int64, threads int) (dataset []int16, sample []int64, counts []int64) {
@@ -97,7 +98,8 @@ func comparePlain(t testing.TB, p *problem, n int64, threads int) {
 	p.plain(want, 0, wantDataset, wantSample)
 	for i := range wantDataset {
 		if i >= len(dataset) || dataset[i] != wantDataset[i] || sample[i] != wantSample[i] {
-			t.Fatalf("step %d of %d: %v %v, want %d %d", i, n, dataset[i:min(i+4, len(dataset))], sample[i:min(i+4, len(sample))], wantDataset[i], wantSample[i])
+			t.Fatalf("step %d of %d: %v %v, want %d %d", i, n, dataset[i:min(i+4, len(dataset))],
+				sample[i:min(i+4, len(sample))], wantDataset[i], wantSample[i])
 		}
 	}
 	if int64(len(dataset)) != n || !slices.Equal(counts, p.counts(want)) {
@@ -160,7 +162,8 @@ func sizesOf(kind string, n int, most int64, rng *rand.Rand) []int64 {
 }
 
 func TestExhaustiveIsPlain(t *testing.T) {
-	for _, kind := range []string{"random", "ones", "equal", "large and tiny", "tiny and one", "one tiny", "some equal", "few"} {
+	for _, kind := range []string{"random", "ones", "equal", "large and tiny", "tiny and one", "one tiny", "some equal",
+		"few"} {
 		for _, datasets := range []int{1, 2, 7, 8, 9, 30, 300, 1000} {
 			for _, fused := range []bool{false, true} {
 				t.Run(fmt.Sprintf("%s/%d/fused=%v", kind, datasets, fused), func(t *testing.T) {
@@ -180,10 +183,11 @@ func TestExhaustiveIsPlain(t *testing.T) {
 
 					var dataset []int16
 					var sample []int64
-					err := Exhaustive(context.Background(), sizes, fused, nil, 2, func(_ int64, d []int16, s []int64) error {
-						dataset, sample = append(dataset, d...), append(sample, s...)
-						return nil
-					})
+					err := Exhaustive(context.Background(), sizes, fused, nil, 2,
+						func(_ int64, d []int16, s []int64) error {
+							dataset, sample = append(dataset, d...), append(sample, s...)
+							return nil
+						})
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -193,7 +197,8 @@ func TestExhaustiveIsPlain(t *testing.T) {
 					for _, steps := range []int64{max(total/200, 17), 512, 8192} {
 						p.steps = steps
 						dataset, sample, counts := collect(t, p, total, 3)
-						if !slices.Equal(dataset, wantDataset) || !slices.Equal(sample, wantSample) || !slices.Equal(counts, sizes) {
+						if !slices.Equal(dataset, wantDataset) || !slices.Equal(sample, wantSample) ||
+							!slices.Equal(counts, sizes) {
 							t.Fatalf("in chunks of %d steps: another blend than the plain loop's", steps)
 						}
 					}
@@ -203,8 +208,9 @@ func TestExhaustiveIsPlain(t *testing.T) {
 	}
 }
 
-// TestLeaving has datasets leave that would win on. In blends of Exhaustive one that has given everything has a negative error, and there
-// is another with a positive one; so that it leaves shows only where rounding hides that. Here limits have nothing to do with weights.
+// TestLeaving has datasets leave that would win on. In blends of Exhaustive one that has given
+// everything has a negative error, and there is another with a positive one; so that it leaves
+// shows only where rounding hides that. Here limits have nothing to do with weights.
 func TestLeaving(t *testing.T) {
 	for _, kind := range []string{"lognormal", "powers", "duplicates", "ulp"} {
 		for _, datasets := range []int{2, 8, 30, 1000} {
@@ -230,8 +236,8 @@ func TestLeaving(t *testing.T) {
 	}
 }
 
-// TestLeavingLate has errors near the end of a blend so large that they are rounded to multiples of 1/16: there it shows that the small
-// datasets have left.
+// TestLeavingLate has errors near the end of a blend so large that they are rounded to multiples of
+// 1/16: there it shows that the small datasets have left.
 func TestLeavingLate(t *testing.T) {
 	const n = 2000
 	for _, others := range []int{1, 6, 40, 400} {
@@ -262,7 +268,8 @@ func TestLeavingLate(t *testing.T) {
 				return dataset, sample
 			}
 			wantDataset, wantSample := run(p)
-			if dataset, _ := run(&problem{weights: weights, fused: fused}); fused && others > 1 && slices.Equal(dataset, wantDataset) {
+			if dataset, _ := run(&problem{weights: weights, fused: fused}); fused && others > 1 &&
+				slices.Equal(dataset, wantDataset) {
 				t.Errorf("%d small datasets, fused=%v: nothing changes if they do not leave", others, fused)
 			}
 			e := newEngine(g)
@@ -272,7 +279,8 @@ func TestLeavingLate(t *testing.T) {
 			if !slices.Equal(dataset, wantDataset) || !slices.Equal(sample, wantSample) {
 				t.Errorf("%d small datasets, fused=%v: another end than the plain loop's", others, fused)
 			}
-			c := &chunk{t: total - n, dataset: make([]int16, n), sample: make([]int64, n), first: g.newState(), last: g.newState()}
+			c := &chunk{t: total - n, dataset: make([]int16, n), sample: make([]int64, n), first: g.newState(),
+				last: g.newState()}
 			e.compute(c)
 			e.join(first, c.first, c.last, c.t, c.dataset, c.sample)
 			if !slices.Equal(c.dataset, wantDataset) || !slices.Equal(c.sample, wantSample) {
@@ -312,7 +320,8 @@ func TestVectors(t *testing.T) {
 		}
 	}
 	var got []int16
-	err := Exhaustive(context.Background(), []int64{5, 1, 3}, false, nil, 1, func(_ int64, dataset []int16, _ []int64) error {
+	err := Exhaustive(context.Background(), []int64{5, 1, 3}, false, nil, 1, func(_ int64, dataset []int16,
+		_ []int64) error {
 		got = append(got, dataset...)
 		return nil
 	})
@@ -324,8 +333,10 @@ func TestVectors(t *testing.T) {
 // TestOddWeights holds weights that no blend has, but that must be exact.
 func TestOddWeights(t *testing.T) {
 	for _, weights := range [][]float64{
-		{1}, {0}, {0, 0, 0}, {.5}, {2}, {.25, .25}, {1, 1, 1}, {1e300, 1e300}, {math.MaxFloat64, 1, 0}, {math.SmallestNonzeroFloat64, 1},
-		{math.SmallestNonzeroFloat64, math.SmallestNonzeroFloat64}, {.9999, .0001}, {.9999, 5e-5, 5e-5}, {.5005, .5}, {.4995, .5}, {1e-320, .5, .5, 1e-320},
+		{1}, {0}, {0, 0, 0}, {.5}, {2}, {.25, .25}, {1, 1, 1}, {1e300, 1e300}, {math.MaxFloat64, 1,
+			0}, {math.SmallestNonzeroFloat64, 1},
+		{math.SmallestNonzeroFloat64, math.SmallestNonzeroFloat64}, {.9999, .0001}, {.9999, 5e-5, 5e-5}, {.5005,
+			.5}, {.4995, .5}, {1e-320, .5, .5, 1e-320},
 	} {
 		for _, fused := range []bool{false, true} {
 			p := newProblem(weights, nil, fused)
@@ -382,7 +393,8 @@ func TestRefusals(t *testing.T) {
 		t.Error("no error for a nil emit")
 	}
 	for _, weights := range [][]float64{nil, {}, {.3, .7}} {
-		if counts, err := Weighted(context.Background(), Rule{Weights: weights}, 0, nil, 2, emit); err != nil || len(counts) != len(weights) {
+		if counts, err := Weighted(context.Background(), Rule{Weights: weights}, 0, nil, 2, emit); err != nil ||
+			len(counts) != len(weights) {
 			t.Errorf("no samples of %v: %v, %v", weights, counts, err)
 		}
 	}
@@ -391,19 +403,21 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// TestEnds has a blend end early: by an error of emit, or by its context, while computing, waiting for the pool, and in emit.
+// TestEnds has a blend end early: by an error of emit, or by its context, while computing, waiting
+// for the pool, and in emit.
 func TestEnds(t *testing.T) {
 	defer goleak.VerifyNone(t)
 	rule := Rule{Weights: weightsOf("lognormal", 300, rand.New(rand.NewPCG(3, 4)))}
 	stop := errors.New("stop")
 	for _, threads := range []int{1, 2, 5} {
 		pieces := 0
-		_, err := Weighted(context.Background(), rule, 10*chunkSteps, nil, threads, func(int64, []int16, []int64) error {
-			if pieces++; pieces == 2 {
-				return stop
-			}
-			return nil
-		})
+		_, err := Weighted(context.Background(), rule, 10*chunkSteps, nil, threads,
+			func(int64, []int16, []int64) error {
+				if pieces++; pieces == 2 {
+					return stop
+				}
+				return nil
+			})
 		if !errors.Is(err, stop) || pieces != 2 {
 			t.Errorf("%d threads: %v after %d pieces", threads, err, pieces)
 		}
@@ -420,7 +434,8 @@ func TestEnds(t *testing.T) {
 			t.Fatal("a new pool is taken")
 		}
 		ctx, cancelPool := context.WithTimeout(context.Background(), 10*time.Millisecond)
-		if _, err := Weighted(ctx, rule, 1000, pool, threads, func(int64, []int16, []int64) error { return nil }); !errors.Is(err, context.DeadlineExceeded) {
+		if _, err := Weighted(ctx, rule, 1000, pool, threads,
+			func(int64, []int16, []int64) error { return nil }); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("%d threads: %v with a pool that is taken", threads, err)
 		}
 		cancelPool()
@@ -455,14 +470,16 @@ func TestWrongGuesses(t *testing.T) {
 	for _, datasets := range []int{3, 50, 400} {
 		rng := rand.New(rand.NewPCG(uint64(datasets), 1))
 		lognormal := weightsOf("lognormal", datasets, rng)
-		tiny := slices.Clone(lognormal) // Two datasets that a blend of this length hardly draws: wrong counts of them stay wrong.
+		// Two datasets that a blend of this length hardly draws: wrong counts of them stay wrong.
+		tiny := slices.Clone(lognormal)
 		tiny[0], tiny[datasets/2] = 1e-9, 2e-9
 		sizes := make([]int64, datasets)
 		for i := range sizes {
 			sizes[i] = 1 + int64(lognormal[datasets-1-i]*(before+n)) // unlike the weights: many leave early
 		}
 		for name, p := range map[string]*problem{
-			"lognormal": newProblem(lognormal, nil, false), "tiny": newProblem(tiny, nil, true), "equal": newProblem(weightsOf("sources", datasets, rng), nil, false),
+			"lognormal": newProblem(lognormal, nil, false), "tiny": newProblem(tiny, nil,
+				true), "equal": newProblem(weightsOf("sources", datasets, rng), nil, false),
 			"exhaustive": newProblem(lognormal, sizes, false),
 		} {
 			g := p.group()
@@ -497,10 +514,12 @@ func TestWrongGuesses(t *testing.T) {
 				e.alone(last, before, dataset, sample)
 				e.join(now, guess, last, before, dataset, sample)
 				if !slices.Equal(dataset, wantDataset[before:]) || !slices.Equal(sample, wantSample[before:]) {
-					t.Errorf("%s, %d datasets, %d samples elsewhere: another blend than the plain loop's", name, datasets, shift)
+					t.Errorf("%s, %d datasets, %d samples elsewhere: another blend than the plain loop's", name,
+						datasets, shift)
 				}
 				if got, want := g.counts(now), p.counts(end); !slices.Equal(got, want) {
-					t.Errorf("%s, %d datasets, %d samples elsewhere: counts %v, want %v", name, datasets, shift, got, want)
+					t.Errorf("%s, %d datasets, %d samples elsewhere: counts %v, want %v", name, datasets, shift, got,
+						want)
 				}
 			}
 		}
@@ -561,7 +580,8 @@ func TestGroups(t *testing.T) {
 		seen := make([]bool, len(weights))
 		for i := range g.n {
 			for k, d := range g.members[g.start[i]:g.start[i+1]] {
-				if seen[d] || weights[d] != g.weights[i] || int(g.of[d]) != i || k > 0 && d <= g.members[int(g.start[i])+k-1] {
+				if seen[d] || weights[d] != g.weights[i] || int(g.of[d]) != i ||
+					k > 0 && d <= g.members[int(g.start[i])+k-1] {
 					t.Fatalf("group %d has member %d", i, d)
 				}
 				seen[d] = true
@@ -600,7 +620,8 @@ func BenchmarkExhaustive(b *testing.B) {
 			n += size
 		}
 		benchmark(b, fmt.Sprintf("%s/%d", c.kind, c.datasets), n, func(threads int) error {
-			return Exhaustive(b.Context(), sizes, false, nil, threads, func(int64, []int16, []int64) error { return nil })
+			return Exhaustive(b.Context(), sizes, false, nil, threads,
+				func(int64, []int16, []int64) error { return nil })
 		})
 	}
 }

@@ -2,10 +2,12 @@ package greedy
 
 import "math"
 
-// groups are the datasets of a blend, those of bitwise equal weight and equal limit together if that pays. The members of a group take turns in
-// their order: of two with equal weight the one with the smaller count has the larger error, or, with equal counts, the same error and
-// the lower number. (Errors of counts that differ by 1 are different floats while they are below 2^52, and they stay far below: see steady.)
-// So a group is one count, its next member's, and a place among its members; and it competes with its next member's error.
+// groups are the datasets of a blend, those of bitwise equal weight and equal limit together if
+// that pays. The members of a group take turns in their order: of two with equal weight the one
+// with the smaller count has the larger error, or, with equal counts, the same error and the lower
+// number. (Errors of counts that differ by 1 are different floats while they are below 2^52, and
+// they stay far below: see steady.) So a group is one count, its next member's, and a place among
+// its members; and it competes with its next member's error.
 type groups struct {
 	fused  bool
 	apart  bool // if fused, group 0, which is dataset 0 then, is not
@@ -21,7 +23,8 @@ type groups struct {
 	multi   bool    // some group has several members
 }
 
-// group makes the groups of a problem. Turns pay if groups are large; otherwise each dataset is a group of its own.
+// group makes the groups of a problem. Turns pay if groups are large; otherwise each dataset is a
+// group of its own.
 func (p *problem) group() *groups {
 	if g := p.groupBy(true); len(p.weights) > few && g.n <= len(p.weights)/2 {
 		return g
@@ -77,7 +80,8 @@ func (p *problem) groupBy(shared bool) *groups {
 // size is the number of members of group i.
 func (g *groups) size(i int) int32 { return g.start[i+1] - g.start[i] }
 
-// A state is how far the groups of a blend have come: the next member of group i is number turn[i] of its members, with count c[i].
+// A state is how far the groups of a blend have come: the next member of group i is number turn[i]
+// of its members, with count c[i].
 type state struct {
 	c    []float64 // padded with gone
 	turn []int32
@@ -133,8 +137,8 @@ func (g *groups) errorOf(i int, x, c float64) float64 {
 	return errorOf(g.weights[i], x, c, g.fused && !(g.apart && i == 0))
 }
 
-// largest returns the largest error among weights and counts, the first that has it, and how many have it. Group 0, if it is apart, is the
-// first of them.
+// largest returns the largest error among weights and counts, the first that has it, and how many
+// have it. Group 0, if it is apart, is the first of them.
 func (g *groups) largest(w, c []float64, x float64) (best float64, at, equal int) {
 	if !g.apart {
 		return argmax(w, c, x, g.fused)

@@ -13,7 +13,8 @@ const (
 	spare = 8  // elements of a vector: what kernels may write behind the end
 )
 
-// A heat is one slice of one lane: the competitors in, who won each step out. Its layout is known to the assembly.
+// A heat is one slice of one lane: the competitors in, who won each step out. Its layout is known
+// to the assembly.
 type heat struct {
 	w, c  [slots + spare]float64 // competitors; empty slots have count gone
 	best  [slice]float64         // the largest error of each step
@@ -23,7 +24,8 @@ type heat struct {
 	place [slots + spare]int32 // where each competitor came from
 	_     [32]byte
 
-	// If groups have several members: how many of a competitor have its count, and how many there are.
+	// If groups have several members: how many of a competitor have its count, and how many there
+	// are.
 	left, size [slots + spare]float64
 
 	used int // slots from here on have count gone
@@ -38,8 +40,9 @@ func newHeats() *[lanes]heat {
 	return heats
 }
 
-// raceGo runs all heats. The slot that wins, or the first of several, goes on with a count larger by 1. If turns, that is so only when no
-// member is left, and all of several that tie go on: what follows is void then. If apart, slot 0 is not fused.
+// raceGo runs all heats. The slot that wins, or the first of several, goes on with a count larger
+// by 1. If turns, that is so only when no member is left, and all of several that tie go on: what
+// follows is void then. If apart, slot 0 is not fused.
 func raceGo(heats *[lanes]heat, fused, apart, turns bool) {
 	for l := range heats {
 		h := &heats[l]
@@ -77,8 +80,8 @@ func raceGo(heats *[lanes]heat, fused, apart, turns bool) {
 	}
 }
 
-// enter fills the slots with the groups whose error at x is above tau and returns how many they are; more than slots are too many. If
-// apart, the first group always gets slot 0.
+// enter fills the slots with the groups whose error at x is above tau and returns how many they
+// are; more than slots are too many. If apart, the first group always gets slot 0.
 func (h *heat) enter(w, c []float64, x, tau float64, fused, apart bool) int {
 	n := sift(h.w[:], h.c[:], h.place[:], slots, w, c, x, tau, fused, apart)
 	for i := n; i < h.used; i++ {
@@ -88,9 +91,10 @@ func (h *heat) enter(w, c []float64, x, tau float64, fused, apart bool) int {
 	return n
 }
 
-// siftGo copies the groups whose error at x is above tau, and, if apart, the first one, to toW and toC, and where they came from to place. It
-// returns how many they are, and gives up above room. What it writes may be followed by up to two vectors of others; the first vector
-// has count gone. len(w) is a multiple of 8.
+// siftGo copies the groups whose error at x is above tau, and, if apart, the first one, to toW and
+// toC, and where they came from to place. It returns how many they are, and gives up above room.
+// What it writes may be followed by up to two vectors of others; the first vector has count gone.
+// len(w) is a multiple of 8.
 func siftGo(toW, toC []float64, place []int32, room int, w, c []float64, x, tau float64, fused, apart bool) int {
 	n := 0
 	for i, v := range w {

@@ -5,7 +5,8 @@ package greedy
 import "golang.org/x/sys/cpu"
 
 // vectors says that this processor runs the assembly of this package.
-var vectors = cpu.X86.HasAVX512F && cpu.X86.HasAVX512DQ && cpu.X86.HasAVX512VL && cpu.X86.HasAVX512BW && cpu.X86.HasBMI1 && cpu.X86.HasPOPCNT
+var vectors = cpu.X86.HasAVX512F && cpu.X86.HasAVX512DQ && cpu.X86.HasAVX512VL && cpu.X86.HasAVX512BW &&
+	cpu.X86.HasBMI1 && cpu.X86.HasPOPCNT
 
 // mask has bit 0 set if apart.
 func mask(apart bool) uint64 {
@@ -37,7 +38,8 @@ func sift(toW, toC []float64, place []int32, room int, w, c []float64, x, tau fl
 	// The kernel writes a vector behind room.
 	_, _, _ = toW[room+spare-1], toC[room+spare-1], place[room+spare-1]
 	if fused {
-		return int(siftFused(&toW[0], &toC[0], &place[0], int64(room), &w[0], &c[0], int64(len(w)), x, tau, mask(apart)))
+		return int(siftFused(&toW[0], &toC[0], &place[0], int64(room), &w[0], &c[0], int64(len(w)), x, tau,
+			mask(apart)))
 	}
 	return int(siftSeparate(&toW[0], &toC[0], &place[0], int64(room), &w[0], &c[0], int64(len(w)), x, tau))
 }

@@ -17,10 +17,13 @@ func TestLayout(t *testing.T) {
 		name      string
 		got, want uintptr
 	}{
-		{"heat.w", unsafe.Offsetof(h.w), 0}, {"heat.c", unsafe.Offsetof(h.c), 320}, {"heat.best", unsafe.Offsetof(h.best), 640},
-		{"heat.won", unsafe.Offsetof(h.won), 768}, {"heat.x", unsafe.Offsetof(h.x), 832}, {"heat.left", unsafe.Offsetof(h.left), 1088},
+		{"heat.w", unsafe.Offsetof(h.w), 0}, {"heat.c", unsafe.Offsetof(h.c), 320}, {"heat.best",
+			unsafe.Offsetof(h.best), 640},
+		{"heat.won", unsafe.Offsetof(h.won), 768}, {"heat.x", unsafe.Offsetof(h.x), 832}, {"heat.left",
+			unsafe.Offsetof(h.left), 1088},
 		{"heat.size", unsafe.Offsetof(h.size), 1408}, {"heat", unsafe.Sizeof(h), 1792},
-		{"vertical.w", unsafe.Offsetof(v.w), 512}, {"vertical.t", unsafe.Offsetof(v.t), 576}, {"vertical.index", unsafe.Offsetof(v.index), 640},
+		{"vertical.w", unsafe.Offsetof(v.w), 512}, {"vertical.t", unsafe.Offsetof(v.t), 576}, {"vertical.index",
+			unsafe.Offsetof(v.index), 640},
 		{"vertical.turn", unsafe.Offsetof(v.turn), 704}, {"vertical", unsafe.Sizeof(v), 1472},
 	} {
 		if c.got != c.want {
@@ -66,7 +69,8 @@ func TestKernels(t *testing.T) {
 			n     int
 		}
 		newList := func() *list {
-			return &list{w: make([]float64, room+2*spare), c: make([]float64, room+2*spare), place: make([]int32, room+2*spare)}
+			return &list{w: make([]float64, room+2*spare), c: make([]float64, room+2*spare),
+				place: make([]int32, room+2*spare)}
 		}
 		a, b := newList(), newList()
 		a.n = sift(a.w, a.c, a.place, room, w, c, x, tau, fused, apart)
@@ -75,7 +79,8 @@ func TestKernels(t *testing.T) {
 			t.Fatalf("sift: %d, want %d, room for %d", a.n, b.n, room)
 		}
 		if b.n <= room {
-			if a.n != b.n || !slices.Equal(a.w[:a.n], b.w[:a.n]) || !slices.Equal(a.place[:a.n], b.place[:a.n]) || !slices.Equal(a.c[:a.n+spare], b.c[:a.n+spare]) {
+			if a.n != b.n || !slices.Equal(a.w[:a.n], b.w[:a.n]) || !slices.Equal(a.place[:a.n], b.place[:a.n]) ||
+				!slices.Equal(a.c[:a.n+spare], b.c[:a.n+spare]) {
 				t.Fatalf("sift: %+v, want %+v", a, b)
 			}
 		}
@@ -130,7 +135,8 @@ func TestDescend(t *testing.T) {
 				}
 				want := *v
 				const stride, rows = 40, 4
-				run := func(v *vertical, descend func(*vertical, []int16, []int64, int, int, bool, bool)) ([]int16, []int64) {
+				run := func(v *vertical, descend func(*vertical, []int16, []int64, int, int, bool, bool)) ([]int16,
+					[]int64) {
 					dataset, sample := make([]int16, columns*stride), make([]int64, columns*stride)
 					for i := range dataset {
 						dataset[i], sample[i] = -7, -7
@@ -140,7 +146,8 @@ func TestDescend(t *testing.T) {
 				}
 				dataset, sample := run(v, descend)
 				wantDataset, wantSample := run(&want, descendGo)
-				if !slices.Equal(dataset, wantDataset) || !slices.Equal(sample, wantSample) || v.c != want.c || v.t != want.t {
+				if !slices.Equal(dataset, wantDataset) || !slices.Equal(sample, wantSample) || v.c != want.c ||
+					v.t != want.t {
 					t.Fatalf("%s, %d datasets, fused=%v: another result than Go's", kind, datasets, fused)
 				}
 			}

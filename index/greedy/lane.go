@@ -5,13 +5,16 @@ import (
 	"math/bits"
 )
 
-// A lane computes a stretch of a blend. Lanes advance in slices of 16 steps; in a slice only the competitors in its heat are looked at.
+// A lane computes a stretch of a blend. Lanes advance in slices of 16 steps; in a slice only the
+// competitors in its heat are looked at.
 //
-// Why the others can neither win nor tie: a group stays out of a slice if its error at the slice's last x is at most tau. Errors do not
-// decrease as x grows (errorOf) and only fall when the group is taken, so it is at most tau at each step of the slice. A step counts only
-// if its winner's error is above tau; otherwise the lane forgets the rest of the slice and makes the step by an exact search.
-// The same holds for groups that are not on the shortlist, with theta <= tau in the place of tau. So tau, theta and everything that chooses
-// them are guesses that cost time when they are bad, and nothing else.
+// Why the others can neither win nor tie: a group stays out of a slice if its error at the slice's
+// last x is at most tau. Errors do not decrease as x grows (errorOf) and only fall when the group
+// is taken, so it is at most tau at each step of the slice. A step counts only if its winner's
+// error is above tau; otherwise the lane forgets the rest of the slice and makes the step by an
+// exact search. The same holds for groups that are not on the shortlist, with theta <= tau in the
+// place of tau. So tau, theta and everything that chooses them are guesses that cost time when they
+// are bad, and nothing else.
 type lane struct {
 	g       *groups
 	s       *state
@@ -46,7 +49,8 @@ func (l *lane) begin(s *state, t int64, dataset []int16, sample []int64) {
 	}
 }
 
-// candidates are the weights and counts of the groups that the next slice is about, and the error that no other exceeds in it.
+// candidates are the weights and counts of the groups that the next slice is about, and the error
+// that no other exceeds in it.
 func (l *lane) candidates() (w, c []float64, theta float64) {
 	if l.list == nil {
 		return l.g.weights, l.s.c, math.Inf(-1)
@@ -80,8 +84,8 @@ func (l *lane) enter(h *heat) bool {
 			if n == 0 {
 				break
 			}
-			// A slice takes 16 groups away and brings about as many. So with another tau there would have been the right number, and
-			// there will be.
+			// A slice takes 16 groups away and brings about as many. So with another tau there
+			// would have been the right number, and there will be.
 			l.aim = l.tau + 0.8*float64(n-usual)*l.unit
 			h.x = stepX(l.t)
 			if l.g.multi {
@@ -117,8 +121,9 @@ func (l *lane) leave(h *heat) {
 	}
 }
 
-// leaveSingles takes up to n proven steps if every group is one dataset, and returns how many: it stops after a dataset that leaves, because
-// the kernel has it compete on. Of several that tie the first slot has the lowest dataset, and that is the one that the kernel counts.
+// leaveSingles takes up to n proven steps if every group is one dataset, and returns how many: it
+// stops after a dataset that leaves, because the kernel has it compete on. Of several that tie the
+// first slot has the lowest dataset, and that is the one that the kernel counts.
 func (l *lane) leaveSingles(h *heat, n int) int {
 	c, limits := l.s.c, l.g.limits
 	dataset, sample := l.dataset[l.done:][:n], l.sample[l.done:][:n]
@@ -158,8 +163,8 @@ func (l *lane) turns(h *heat, n int) {
 	}
 }
 
-// leaveGroups takes up to n proven steps, and returns how many: it stops after a group that leaves, and after a tie, because the kernel has
-// counted otherwise.
+// leaveGroups takes up to n proven steps, and returns how many: it stops after a group that leaves,
+// and after a tie, because the kernel has counted otherwise.
 func (l *lane) leaveGroups(h *heat, n int) int {
 	c := l.s.c
 	for k, won := range h.won[:n] {
@@ -193,7 +198,8 @@ func (l *lane) tied(h *heat, won uint32) int {
 	return at
 }
 
-// exact makes a step by a search among the candidates, or, if none of them has an error above theta, among all groups.
+// exact makes a step by a search among the candidates, or, if none of them has an error above
+// theta, among all groups.
 func (l *lane) exact() {
 	x := stepX(l.t)
 	if l.list == nil {

@@ -4,8 +4,9 @@ import "math"
 
 const crowd = 256 // groups from which on a shortlist pays
 
-// A shortlist holds the groups that may compete within the next steps, so that a lane need not look at all of them every 16 steps. It is
-// to all groups what a heat is to the shortlist: those left out have errors of at most theta at the last step that it is for.
+// A shortlist holds the groups that may compete within the next steps, so that a lane need not look
+// at all of them every 16 steps. It is to all groups what a heat is to the shortlist: those left
+// out have errors of at most theta at the last step that it is for.
 type shortlist struct {
 	g     *groups
 	w, c  []float64 // of those on the list, padded with gone to whole vectors
@@ -19,10 +20,12 @@ type shortlist struct {
 }
 
 func newShortlist(g *groups) *shortlist {
-	// With K groups and span s, the work per step is about K/s for the list and s/16 for the heats: least at s = 4·√K.
+	// With K groups and span s, the work per step is about K/s for the list and s/16 for the heats:
+	// least at s = 4·√K.
 	span := int64(4*math.Sqrt(float64(g.n))) &^ (slice - 1)
 	room := g.padded + 2*spare
-	return &shortlist{g: g, w: make([]float64, room), c: make([]float64, room), group: make([]int32, room), depth: 20 / float64(g.n), span: span}
+	return &shortlist{g: g, w: make([]float64, room), c: make([]float64, room), group: make([]int32, room),
+		depth: 20 / float64(g.n), span: span}
 }
 
 // refresh makes the list for the steps from t on, unless it holds for the 16 steps from t on.

@@ -7,10 +7,12 @@ const (
 	rowSteps = 8   // steps of a row: lengths are multiples of it
 )
 
-// A vertical is the state of eight chunks of a blend of at most eight datasets. Its layout is known to the assembly.
+// A vertical is the state of eight chunks of a blend of at most eight datasets. Its layout is known
+// to the assembly.
 //
-// Element j of every vector belongs to chunk j, and the datasets follow each other in instructions: no maximum is sought across a vector,
-// and the first of equal errors wins by order, so that every step is exact as it is.
+// Element j of every vector belongs to chunk j, and the datasets follow each other in instructions:
+// no maximum is sought across a vector, and the first of equal errors wins by order, so that every
+// step is exact as it is.
 type vertical struct {
 	c     [few][columns]float64
 	w     [few]float64
@@ -38,7 +40,8 @@ func newVertical(g *groups) *vertical {
 	return v
 }
 
-// descendGo makes rows·8 steps in each column. Column j writes from dataset[j·stride] and sample[j·stride] on.
+// descendGo makes rows·8 steps in each column. Column j writes from dataset[j·stride] and
+// sample[j·stride] on.
 func descendGo(v *vertical, dataset []int16, sample []int64, stride, rows int, fused, apart bool) {
 	for j := range columns {
 		t := v.t[j]
@@ -73,7 +76,9 @@ func (e *engine) vertically(c *chunk) {
 	g, v := e.g, e.vertical
 	stride := len(c.dataset) / columns &^ (rowSteps - 1)
 	if stride > 4096 {
-		stride -= 5 * rowSteps // keeps the columns from beginning at the same place of their pages, which share few places in the cache
+		// keeps the columns from beginning at the same place of their pages, which share few places
+		// in the cache
+		stride -= 5 * rowSteps
 	}
 	for j := range columns {
 		v.t[j] = float64(c.t + int64(j*stride))

@@ -11,24 +11,29 @@ import (
 	"mula/index/python"
 )
 
-// maxDatasets is how many datasets a blend may have: Megatron keeps their numbers in 16 bits and refuses 32,767.
+// maxDatasets is how many datasets a blend may have: Megatron keeps their numbers in 16 bits and
+// refuses 32,767.
 const maxDatasets = 32766
 
-// A Blend lists token files by prefix, the name without .bin and .idx, and how much of each is wanted. Weights need not sum to 1. Without
-// weights (nil) files are blended in proportion to their samples.
+// A Blend lists token files by prefix, the name without .bin and .idx, and how much of each is
+// wanted. Weights need not sum to 1. Without weights (nil) files are blended in proportion to their
+// samples.
 type Blend struct {
 	Prefixes []string
 	Weights  []float64
 }
 
-// ParseBlend reads the words of --data-path, or of the file that --data-args-path names, as Megatron's get_blend_from_list does: pairs
-// of weight and prefix, or prefixes only. A weight is what Python's float reads, so 1_0, inf and nan are weights.
+// ParseBlend reads the words of --data-path, or of the file that --data-args-path names, as
+// Megatron's get_blend_from_list does: pairs of weight and prefix, or prefixes only. A weight is
+// what Python's float reads, so 1_0, inf and nan are weights.
 //
-// An odd number of words is a list of prefixes, whatever they look like. Of an even number, Megatron silently takes all words as
-// prefixes if the first of a pair is a number in the beginning of the list and stops being one later; that list is refused here.
+// An odd number of words is a list of prefixes, whatever they look like. Of an even number,
+// Megatron silently takes all words as prefixes if the first of a pair is a number in the beginning
+// of the list and stops being one later; that list is refused here.
 func ParseBlend(words []string) (Blend, error) {
 	if len(words) == 0 {
-		return Blend{}, errors.New("the list of token files is empty: give prefixes (names without .bin and .idx), or pairs of weight and prefix")
+		return Blend{}, errors.New("the list of token files is empty: give prefixes (names without .bin and .idx), " +
+			"or pairs of weight and prefix")
 	}
 	weights, err := pairWeights(words)
 	if err != nil {
@@ -58,7 +63,8 @@ func pairWeights(words []string) ([]float64, error) {
 		w, ok := python.ParseFloat(words[i])
 		switch {
 		case ok && other >= 0:
-			return nil, fmt.Errorf("word %d of the list of token files, %q, is a weight, but word %d, %q, is none: give every prefix a weight or none (Megatron stops at an assertion)",
+			return nil, fmt.Errorf("word %d of the list of token files, %q, is a weight, but word %d, %q, is none: "+
+				"give every prefix a weight or none (Megatron stops at an assertion)",
 				i+1, words[i], other+1, words[other])
 		case ok:
 			weights = append(weights, w)
@@ -72,7 +78,8 @@ func pairWeights(words []string) ([]float64, error) {
 	case len(weights) == 0:
 		return nil, nil
 	}
-	return nil, fmt.Errorf("word %d of the list of token files, %q, is no weight, although word 1, %q, is one: give every prefix a weight or none "+
+	return nil, fmt.Errorf("word %d of the list of token files, %q, is no weight, although word 1, %q, is one: give "+
+		"every prefix a weight or none "+
 		"(Megatron would silently take all %d words as prefixes, the weights too, and look for a file %s.idx)",
 		other+1, words[other], words[0], len(words), strip(words[0]))
 }
@@ -93,9 +100,11 @@ func (b Blend) check(p Profile, where string) error {
 	case b.Weights != nil && len(b.Weights) != len(b.Prefixes):
 		return fmt.Errorf("%s: %d weights for %d prefixes", where, len(b.Weights), len(b.Prefixes))
 	case len(b.Prefixes) > maxDatasets:
-		return fmt.Errorf("%s: %d token files, but Megatron numbers them in 16 bits and blends at most %d: merge some of them", where, len(b.Prefixes), maxDatasets)
+		return fmt.Errorf("%s: %d token files, but Megatron numbers them in 16 bits and blends at most %d: merge "+
+			"some of them", where, len(b.Prefixes), maxDatasets)
 	case p.bareNames && b.Weights == nil && len(b.Prefixes) > 1:
-		return fmt.Errorf("%s: Megatron core %s needs a weight before each of several prefixes; lists without weights came with 0.7", where, p.tags)
+		return fmt.Errorf("%s: Megatron core %s needs a weight before each of several prefixes; lists without "+
+			"weights came with 0.7", where, p.tags)
 	}
 	for i, prefix := range b.Prefixes {
 		if prefix == "" {
@@ -108,9 +117,11 @@ func (b Blend) check(p Profile, where string) error {
 	for i, w := range b.Weights {
 		switch {
 		case math.IsNaN(w) || math.IsInf(w, 0):
-			return fmt.Errorf("%s: the weight of %s is %s; weights are finite numbers", where, b.Prefixes[i], python.Float(w))
+			return fmt.Errorf("%s: the weight of %s is %s; weights are finite numbers", where, b.Prefixes[i],
+				python.Float(w))
 		case w < 0:
-			return fmt.Errorf("%s: the weight of %s is %s; weights are not negative", where, b.Prefixes[i], python.Float(w))
+			return fmt.Errorf("%s: the weight of %s is %s; weights are not negative", where, b.Prefixes[i],
+				python.Float(w))
 		}
 	}
 	if sum := numpy.Sum(b.Weights); sum == 0 || math.IsInf(sum, 0) {
@@ -118,7 +129,8 @@ func (b Blend) check(p Profile, where string) error {
 	}
 	for i, w := range b.normalized() {
 		if w == 0 && p.positive {
-			return fmt.Errorf("%s: the weight of %s is %s, or as good as that beside the others: leave the file out (Megatron stops at an assertion)",
+			return fmt.Errorf("%s: the weight of %s is %s, or as good as that beside the others: leave the file out "+
+				"(Megatron stops at an assertion)",
 				where, b.Prefixes[i], python.Float(b.Weights[i]))
 		}
 	}
@@ -133,14 +145,15 @@ func (b Blend) normalized() []float64 {
 	return numpy.Normalize(b.Weights)
 }
 
-// A share is what the blend of one split asks of its datasets: how many samples each is built with, and how long the blend is.
+// A share is what the blend of one split asks of its datasets: how many samples each is built with,
+// and how long the blend is.
 type share struct {
 	samples []int64
 	size    int64
 }
 
-// shares divides n samples by normalized weights. Core 0.10 and older round once and blend all they build; later ones round for the blend
-// and again for the surplus. All products are of doubles.
+// shares divides n samples by normalized weights. Core 0.10 and older round once and blend all they
+// build; later ones round for the blend and again for the surplus. All products are of doubles.
 func (c *Config) shares(weights []float64, n int64) (share, error) {
 	s := share{samples: make([]int64, len(weights))}
 	surplus := c.Surplus
@@ -157,9 +170,11 @@ func (c *Config) shares(weights []float64, n int64) (share, error) {
 			drawn = part // times (1 + 0), rounded up: the same whole number
 			built = math.Ceil(part * (1 + surplus))
 		}
-		// What is beyond 2^53 is no sample count but a slip, and would need Python's long integers to agree with Megatron.
+		// What is beyond 2^53 is no sample count but a slip, and would need Python's long integers
+		// to agree with Megatron.
 		if !(built >= 0 && built < 1<<53 && drawn >= 0 && drawn < 1<<53) {
-			return share{}, fmt.Errorf("%d samples times the weight %s is more than can be counted exactly", n, python.Float(w))
+			return share{}, fmt.Errorf("%d samples times the weight %s is more than can be counted exactly", n,
+				python.Float(w))
 		}
 		s.samples[i] = int64(built)
 		s.size += int64(drawn)

@@ -24,11 +24,13 @@ func TestParseBlend(t *testing.T) {
 		{words: []string{"30", "a", "70", "b"}, prefixes: []string{"a", "b"}, weights: []float64{30, 70}},
 		{words: []string{"1_0", "a", ".5", "b"}, prefixes: []string{"a", "b"}, weights: []float64{10, 0.5}},
 		{words: []string{"1e-3", " a\x1c", "+2", "b "}, prefixes: []string{"a", "b"}, weights: []float64{0.001, 2}},
-		{words: []string{"inf", "a", "nan", "b"}, prefixes: []string{"a", "b"}, weights: []float64{math.Inf(1), math.NaN()}},
+		{words: []string{"inf", "a", "nan", "b"}, prefixes: []string{"a", "b"}, weights: []float64{math.Inf(1),
+			math.NaN()}},
 		{words: []string{"1", "a", "2"}, prefixes: []string{"1", "a", "2"}}, // an odd number is never a list of pairs
 		{words: []string{"a", "1", "b", "2"}, prefixes: []string{"a", "1", "b", "2"}},
 		{words: []string{"x", "a", "2", "b"}, err: "word 3 of the list of token files, \"2\", is a weight, but word 1"},
-		{words: []string{"1", "a", "x", "b", "3", "c"}, err: "word 5 of the list of token files, \"3\", is a weight, but word 3"},
+		{words: []string{"1", "a", "x", "b", "3", "c"},
+			err: "word 5 of the list of token files, \"3\", is a weight, but word 3"},
 		{words: []string{"1", "a", "2", "b", "x", "c"}, err: "would silently take all 6 words as prefixes"},
 		{words: []string{"1", "a", "x", "b"}, err: "1.idx"},
 		{words: nil, err: "empty"},
@@ -93,7 +95,8 @@ func TestBlendCheck(t *testing.T) {
 	}
 }
 
-// The shares are those of megatron-core 0.16.1's _get_size_per_split_per_dataset, and, of one ceil, of int(math.ceil(n*w*1.005)).
+// The shares are those of megatron-core 0.16.1's _get_size_per_split_per_dataset, and, of one ceil,
+// of int(math.ceil(n*w*1.005)).
 func TestShares(t *testing.T) {
 	newest, _ := ProfileNamed("core-0.13")
 	old, _ := ProfileNamed("core-0.10")
@@ -115,7 +118,8 @@ func TestShares(t *testing.T) {
 		config := Config{Profile: c.profile, Surplus: c.surplus}
 		got, err := config.shares(c.weights, c.n)
 		if err != nil || !slices.Equal(got.samples, c.samples) || got.size != c.size {
-			t.Errorf("%s, %v of %d: %v of %d, error %v; want %v of %d", c.profile, c.weights, c.n, got.samples, got.size, err, c.samples, c.size)
+			t.Errorf("%s, %v of %d: %v of %d, error %v; want %v of %d", c.profile, c.weights, c.n, got.samples,
+				got.size, err, c.samples, c.size)
 		}
 	}
 	config := Config{Profile: newest}
@@ -124,7 +128,8 @@ func TestShares(t *testing.T) {
 	}
 }
 
-// A list of words is read as Megatron reads it, or refused: this is the rule of get_blend_from_list, written down once more.
+// A list of words is read as Megatron reads it, or refused: this is the rule of
+// get_blend_from_list, written down once more.
 func FuzzParseBlend(f *testing.F) {
 	f.Add("30 a 70 b")
 	f.Add("1 a x b")

@@ -17,20 +17,24 @@ import (
 
 // BuildOptions are the choices of [Index.Build].
 type BuildOptions struct {
-	Threads  int               // how many goroutines compute at once; at least 1
-	Resume   bool              // keep what is complete in the directory; else all is built anew
-	Together bool              // other processes do the same at the same time, as ranks of one job: see [cache.Options.Together]
+	Threads int  // how many goroutines compute at once; at least 1
+	Resume  bool // keep what is complete in the directory; else all is built anew
+	// other processes do the same at the same time, as ranks of one job: see
+	// [cache.Options.Together]
+	Together bool
 	Progress func(cache.Event) // told what happens, if not nil; calls do not overlap
 }
 
-// Build writes the files of all datasets and blends into the cache directory, the data of each before its description. A blend that would
-// draw more samples from a dataset than that has is refused before anything of it can be seen.
+// Build writes the files of all datasets and blends into the cache directory, the data of each
+// before its description. A blend that would draw more samples from a dataset than that has is
+// refused before anything of it can be seen.
 func (x *Index) Build(ctx context.Context, o BuildOptions) (cache.Summary, error) {
 	o.Threads = max(1, o.Threads)
 	w := gpt.NewWorkshop(o.Threads)
 	if x.config.Cache != "" {
 		return cache.Run(ctx, x.config.Cache, x.units(w, x.blends, x.datasets, o.Together), cache.Options{
-			Threads: w.Places() + len(x.blends), Resume: o.Resume, Together: o.Together, Progress: o.Progress, // a blend waits for its datasets' turn on the processor, not here
+			// a blend waits for its datasets' turn on the processor, not here
+			Threads: w.Places() + len(x.blends), Resume: o.Resume, Together: o.Together, Progress: o.Progress,
 		})
 	}
 
@@ -46,7 +50,8 @@ func (x *Index) Build(ctx context.Context, o BuildOptions) (cache.Summary, error
 	}
 	var total cache.Summary
 	for _, dir := range dirs {
-		s, err := cache.Run(ctx, dir, x.units(w, nil, members[dir], o.Together), cache.Options{Threads: w.Places(), Resume: o.Resume, Together: o.Together, Progress: o.Progress})
+		s, err := cache.Run(ctx, dir, x.units(w, nil, members[dir], o.Together), cache.Options{Threads: w.Places(),
+			Resume: o.Resume, Together: o.Together, Progress: o.Progress})
 		total.Add(s)
 		if err != nil {
 			return total, err
@@ -55,8 +60,10 @@ func (x *Index) Build(ctx context.Context, o BuildOptions) (cache.Summary, error
 	return total, nil
 }
 
-// buildBlend writes the files of a blend, those that are not nil, and says how many samples each dataset gives.
-func buildBlend(ctx context.Context, w *gpt.Workshop, b *blend, a Arithmetic, files []io.WriterAt) (counts []int64, err error) {
+// buildBlend writes the files of a blend, those that are not nil, and says how many samples each
+// dataset gives.
+func buildBlend(ctx context.Context, w *gpt.Workshop, b *blend, a Arithmetic, files []io.WriterAt) (counts []int64,
+	err error) {
 	n := b.length()
 	which, sample := numpy.NewWriter[int16](files[0], n), numpy.NewWriter[int64](files[1], n)
 	defer which.Release()
@@ -65,7 +72,8 @@ func buildBlend(ctx context.Context, w *gpt.Workshop, b *blend, a Arithmetic, fi
 		return errors.Join(which.Append(dataset), sample.Append(number))
 	}
 	if b.size.Given {
-		counts, err = greedy.Weighted(ctx, greedy.Rule{Weights: b.weights, Fused: a == Fused}, n, w.Pool, w.Threads(), emit)
+		counts, err = greedy.Weighted(ctx, greedy.Rule{Weights: b.weights, Fused: a == Fused}, n, w.Pool, w.Threads(),
+			emit)
 	} else {
 		counts, err = b.counts, greedy.Exhaustive(ctx, b.counts, a == Fused, w.Pool, w.Threads(), emit)
 	}
@@ -75,8 +83,8 @@ func buildBlend(ctx context.Context, w *gpt.Workshop, b *blend, a Arithmetic, fi
 	return counts, err
 }
 
-// units are the units of blends and datasets: blends first, because they take longest, then datasets by size. Together with
-// other processes, a large dataset is divided.
+// units are the units of blends and datasets: blends first, because they take longest, then
+// datasets by size. Together with other processes, a large dataset is divided.
 func (x *Index) units(w *gpt.Workshop, blends []*blend, datasets []*dataset, together bool) []cache.Unit {
 	var units []cache.Unit
 	for _, d := range datasets {
@@ -169,7 +177,8 @@ func settings(v any) json.RawMessage {
 	return text
 }
 
-// check refuses a blend that draws more from a dataset than there is. Only a dataset of which more is drawn than was asked for can be short.
+// check refuses a blend that draws more from a dataset than there is. Only a dataset of which more
+// is drawn than was asked for can be short.
 func (b *blend) check(ctx context.Context, counts []int64, p Profile, threads int) error {
 	var doubtful []*dataset
 	for i, d := range b.members {
@@ -191,7 +200,8 @@ func (b *blend) check(ctx context.Context, counts []int64, p Profile, threads in
 		if p.fixedSurplus || b.counts != nil {
 			advice = "ask for another number of samples, or leave the file out"
 		}
-		return fmt.Errorf("%d samples are drawn from %s, which has only %d, and Megatron would stop with an IndexError, at the latest when training comes to one that is missing: %s",
+		return fmt.Errorf("%d samples are drawn from %s, which has only %d, and Megatron would stop with an "+
+			"IndexError, at the latest when training comes to one that is missing: %s",
 			counts[i], d.prefix, d.layout.Samples, advice)
 	}
 	return nil

@@ -25,9 +25,9 @@ import (
 // ErrCorrupt is wrapped by errors about a cache that contradicts itself or its token files.
 var ErrCorrupt = errors.New("corrupt index cache")
 
-// A Cache is an open dataset or blend of a cache directory: the order in which Megatron would train on it. Its files are mapped, so it
-// costs little memory of its own; every value that is read from them is checked before it is used. It is safe for concurrent use until
-// [Cache.Close].
+// A Cache is an open dataset or blend of a cache directory: the order in which Megatron would train
+// on it. Its files are mapped, so it costs little memory of its own; every value that is read from
+// them is checked before it is used. It is safe for concurrent use until [Cache.Close].
 type Cache struct {
 	split          Split
 	sequenceLength int64
@@ -58,7 +58,8 @@ type Source struct {
 	Samples int64  // how many there are, which may be more than are drawn
 }
 
-// A Segment is a stretch of tokens of one sequence of a token file. Megatron calls a sequence a document.
+// A Segment is a stretch of tokens of one sequence of a token file. Megatron calls a sequence a
+// document.
 type Segment struct {
 	Document       int64 // the sequence's number in the file
 	Offset, Length int64 // in tokens
@@ -92,9 +93,10 @@ func (c *column) intact(i int64) error {
 	return c.file.Intact(c.data[i*int64(c.width):][:c.width])
 }
 
-// OpenCache opens a dataset or a blend of the cache directory dir. name is the hash in its files' names, or the name of one of its files;
-// root is where relative prefixes are looked for. The .npy files must have the types and, as far as they are related, the lengths that
-// Megatron gives them. The tokens themselves are not looked at, nor are .bin files needed.
+// OpenCache opens a dataset or a blend of the cache directory dir. name is the hash in its files'
+// names, or the name of one of its files; root is where relative prefixes are looked for. The .npy
+// files must have the types and, as far as they are related, the lengths that Megatron gives them.
+// The tokens themselves are not looked at, nor are .bin files needed.
 func OpenCache(dir, name, root string) (_ *Cache, err error) {
 	d, bare, err := findDescription(dir, name)
 	if err != nil {
@@ -130,8 +132,8 @@ func OpenCache(dir, name, root string) (_ *Cache, err error) {
 	return c, nil
 }
 
-// maxMapped is how many different datasets are opened at once. Each takes four mappings, and Linux allows a process 65,530 in all, without
-// which Go's own memory cannot grow either.
+// maxMapped is how many different datasets are opened at once. Each takes four mappings, and Linux
+// allows a process 65,530 in all, without which Go's own memory cannot grow either.
 const maxMapped = 12000
 
 // openDatasets opens the members of a blend, each once however often it is listed.
@@ -145,7 +147,8 @@ func (c *Cache) openDatasets(dir string, members []*description, bare bool, root
 		}
 	}
 	if len(different) > maxMapped {
-		return fmt.Errorf("%s: the blend has %d datasets, and no more than %d can be mapped into memory at once", dir, len(different), maxMapped)
+		return fmt.Errorf("%s: the blend has %d datasets, and no more than %d can be mapped into memory at once", dir,
+			len(different), maxMapped)
 	}
 	opened := make([]*readDataset, len(different))
 	unmap := make([][]func() error, len(different))
@@ -165,11 +168,13 @@ func (c *Cache) openDatasets(dir string, members []*description, bare bool, root
 	return err
 }
 
-// findDescription reads the description that a name in a cache directory stands for, and says whether its files are named without a split.
+// findDescription reads the description that a name in a cache directory stands for, and says
+// whether its files are named without a split.
 func findDescription(dir, name string) (d *description, bare bool, err error) {
 	hash, _, _ := strings.Cut(filepath.Base(name), "-")
 	if len(hash) != 32 || strings.Trim(hash, "0123456789abcdef") != "" {
-		return nil, false, fmt.Errorf("%q names nothing in an index cache: give the 32 digits that the name of a description.txt begins with", name)
+		return nil, false, fmt.Errorf("%q names nothing in an index cache: give the 32 digits that the name of a "+
+			"description.txt begins with", name)
 	}
 	base := filepath.Base(name)
 	if !strings.HasSuffix(base, descriptionEnd) {
@@ -186,14 +191,16 @@ func findDescription(dir, name string) (d *description, bare bool, err error) {
 		return nil, false, fmt.Errorf("%s: %w", path, err)
 	}
 	if sum := hashed(string(text)); sum != hash {
-		return nil, false, fmt.Errorf("%s: its text has the hash %s, which is not the one in its name; it was changed or cut short: %w", path, sum, ErrCorrupt)
+		return nil, false, fmt.Errorf("%s: its text has the hash %s, which is not the one in its name; it was "+
+			"changed or cut short: %w", path, sum, ErrCorrupt)
 	}
 	for _, bare := range []bool{true, false} {
 		if base == (Profile{bareNames: bare}).fileName(hash, d.class, d.split)+descriptionEnd {
 			return d, bare, nil
 		}
 	}
-	return nil, false, fmt.Errorf("%s describes a %s of the split %s, which is not what its name says: %w", path, d.class, d.split, ErrCorrupt)
+	return nil, false, fmt.Errorf("%s describes a %s of the split %s, which is not what its name says: %w", path,
+		d.class, d.split, ErrCorrupt)
 }
 
 // descriptionOf is the name of the description that goes with a file, or with a hash alone.
@@ -232,7 +239,8 @@ func readDescription(path string) ([]byte, error) {
 		return nil, fmt.Errorf("reading description: %w", err)
 	}
 	if !info.Mode().IsRegular() || info.Size() > maxDescription {
-		return nil, fmt.Errorf("%s cannot be a description: it is no regular file, or has more than %d bytes", path, maxDescription)
+		return nil, fmt.Errorf("%s cannot be a description: it is no regular file, or has more than %d bytes", path,
+			maxDescription)
 	}
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -300,7 +308,8 @@ func (c *Cache) openBlend(dir string, d *description, bare bool) error {
 		}
 	}
 	if c.which.n != want || c.whichOne.n != want {
-		return fmt.Errorf("%s*: the description says %d samples, the files have %d and %d: %w", c.blendFile, want, c.which.n, c.whichOne.n, ErrCorrupt)
+		return fmt.Errorf("%s*: the description says %d samples, the files have %d and %d: %w", c.blendFile, want,
+			c.which.n, c.whichOne.n, ErrCorrupt)
 	}
 	c.length = want
 	return nil
@@ -331,7 +340,8 @@ func openDataset(dir string, m *description, bare bool, root string) (_ *readDat
 		*open.to, unmap = opened, append(unmap, u)
 	}
 	if r.rows.n/2 != r.shuffle.n+1 {
-		return nil, unmap, fmt.Errorf("%s*: the sample index has %d rows and should have one more than the shuffle index, which has %d: %w",
+		return nil, unmap, fmt.Errorf("%s*: the sample index has %d rows and should have one more than the shuffle "+
+			"index, which has %d: %w",
 			r.base, r.rows.n/2, r.shuffle.n, ErrCorrupt)
 	}
 	first, end, err := m.documents(r.file.Sequences())
@@ -339,16 +349,18 @@ func openDataset(dir string, m *description, bare bool, root string) (_ *readDat
 		return nil, unmap, fmt.Errorf("%s: %w", r.base, err)
 	}
 	if first < 0 || end > r.file.Sequences() || first >= end || r.documents.n%(end-first) != 0 {
-		return nil, unmap, fmt.Errorf("%s*: the document index has %d entries, which is no number of epochs of the %d sequences that %s has for the split: was the token file replaced?: %w",
+		return nil, unmap, fmt.Errorf("%s*: the document index has %d entries, which is no number of epochs of the "+
+			"%d sequences that %s has for the split: was the token file replaced?: %w",
 			r.base, r.documents.n, max(0, end-first), r.file.Path(), ErrCorrupt)
 	}
 	r.source.Samples = r.shuffle.n
 	return r, unmap, nil
 }
 
-// findExtra decides whether samples have an extra token, which no description says. mula keeps a record of it. In a cache of Megatron's own, a
-// sample that begins with a document tells: it begins at offset 0 with the extra token, and at the end of the document before without. Where
-// no sample does, both settings give the same files, and Megatron's default is assumed.
+// findExtra decides whether samples have an extra token, which no description says. mula keeps a
+// record of it. In a cache of Megatron's own, a sample that begins with a document tells: it begins
+// at offset 0 with the extra token, and at the end of the document before without. Where no sample
+// does, both settings give the same files, and Megatron's default is assumed.
 func (c *Cache) findExtra() (bool, error) {
 	for _, d := range c.datasets {
 		if s, ok := recordedSettings(d.base + descriptionEnd); ok {
@@ -375,7 +387,8 @@ func (c *Cache) findExtra() (bool, error) {
 	return true, nil
 }
 
-// recordedSettings are the settings that mula recorded when it built the dataset with this description.
+// recordedSettings are the settings that mula recorded when it built the dataset with this
+// description.
 func recordedSettings(description string) (s datasetSettings, ok bool) {
 	dir, name := filepath.Split(description)
 	text, err := os.ReadFile(filepath.Join(dir, cache.StateDir, name+".json"))
@@ -392,11 +405,13 @@ func recordedSettings(description string) (s datasetSettings, ok bool) {
 // lengthAt is the length of the document at a position of the document index.
 func (d *readDataset) lengthAt(at int64) (int64, error) {
 	if at < 0 || at >= d.documents.n {
-		return 0, fmt.Errorf("%s: position %d in a document index of %d entries: %w", d.base+gptEnds[1], at, d.documents.n, ErrCorrupt)
+		return 0, fmt.Errorf("%s: position %d in a document index of %d entries: %w", d.base+gptEnds[1], at,
+			d.documents.n, ErrCorrupt)
 	}
 	document := d.documents.at(at)
 	if document < 0 || document >= d.file.Sequences() {
-		return 0, fmt.Errorf("%s: entry %d is document %d, but %s has %d: %w", d.base+gptEnds[0], at, document, d.file.Path(), d.file.Sequences(), ErrCorrupt)
+		return 0, fmt.Errorf("%s: entry %d is document %d, but %s has %d: %w", d.base+gptEnds[0], at, document,
+			d.file.Path(), d.file.Sequences(), ErrCorrupt)
 	}
 	length, err := d.file.SequenceLength(document)
 	if errors.Is(err, shards.ErrCorrupt) {
@@ -411,8 +426,9 @@ func (c *Cache) Split() Split { return c.split }
 // SequenceLength is the number of tokens of a sample, the extra one not counted.
 func (c *Cache) SequenceLength() int64 { return c.sequenceLength }
 
-// ExtraToken says whether samples have one token more than the sequence length, as is Megatron's default. It is known where mula built the
-// cache, or where a sample begins with a document; else the default is assumed.
+// ExtraToken says whether samples have one token more than the sequence length, as is Megatron's
+// default. It is known where mula built the cache, or where a sample begins with a document; else
+// the default is assumed.
 func (c *Cache) ExtraToken() bool { return c.extra }
 
 // Len is the number of samples of the order.
@@ -427,8 +443,9 @@ func (c *Cache) Datasets() []Source {
 	return sources
 }
 
-// Files are the names of the files that the order depends on, in order: the description, and the index files of the blend and of its datasets.
-// The descriptions of these are not among them, since that of the blend says the same.
+// Files are the names of the files that the order depends on, in order: the description, and the
+// index files of the blend and of its datasets. The descriptions of these are not among them, since
+// that of the blend says the same.
 func (c *Cache) Files() []string {
 	var paths []string
 	for _, d := range c.datasets {
@@ -451,7 +468,8 @@ func (c *Cache) Files() []string {
 	return slices.Compact(paths) // a blend may list a dataset twice
 }
 
-// Sample is the sample at position k of the order, 0 <= k < Len: its dataset, and its number there. It is to be guarded ([mapping.Guard]).
+// Sample is the sample at position k of the order, 0 <= k < Len: its dataset, and its number there.
+// It is to be guarded ([mapping.Guard]).
 func (c *Cache) Sample(k int64) (dataset int, sample int64, err error) {
 	if k < 0 || k >= c.length {
 		return 0, 0, fmt.Errorf("position %d of an order of %d samples", k, c.length)
@@ -467,17 +485,20 @@ func (c *Cache) Sample(k int64) (dataset int, sample int64, err error) {
 		return 0, 0, err
 	}
 	if which < 0 || which >= int64(len(c.datasets)) {
-		return 0, 0, fmt.Errorf("%s: entry %d is dataset %d of %d: %w", c.blendFile+blendEnds[0], k, which, len(c.datasets), ErrCorrupt)
+		return 0, 0, fmt.Errorf("%s: entry %d is dataset %d of %d: %w", c.blendFile+blendEnds[0], k, which,
+			len(c.datasets), ErrCorrupt)
 	}
 	if n := c.datasets[which].source.Samples; sample < 0 || sample >= n {
-		return 0, 0, fmt.Errorf("%s: entry %d is sample %d of %d of dataset %d: %w", c.blendFile+blendEnds[1], k, sample, n, which, ErrCorrupt)
+		return 0, 0, fmt.Errorf("%s: entry %d is sample %d of %d of dataset %d: %w", c.blendFile+blendEnds[1], k,
+			sample, n, which, ErrCorrupt)
 	}
 	return int(which), sample, nil
 }
 
-// Segments appends to dst the stretches of tokens that make a sample of a dataset, in order; empty ones are left out. They have
-// SequenceLength tokens together, one more with the extra token, and fewer only in the partial sample that ends a validation set, which
-// Megatron fills up with padding. It is to be guarded ([mapping.Guard]).
+// Segments appends to dst the stretches of tokens that make a sample of a dataset, in order; empty
+// ones are left out. They have SequenceLength tokens together, one more with the extra token, and
+// fewer only in the partial sample that ends a validation set, which Megatron fills up with
+// padding. It is to be guarded ([mapping.Guard]).
 func (c *Cache) Segments(dst []Segment, dataset int, sample int64) ([]Segment, error) {
 	if dataset < 0 || dataset >= len(c.datasets) {
 		return dst, fmt.Errorf("dataset %d of %d", dataset, len(c.datasets))
@@ -491,7 +512,8 @@ func (c *Cache) Segments(dst []Segment, dataset int, sample int64) ([]Segment, e
 		return dst, err
 	}
 	if j < 0 || j >= d.shuffle.n {
-		return dst, fmt.Errorf("%s: entry %d is sample %d of %d: %w", d.base+gptEnds[2], sample, j, d.shuffle.n, ErrCorrupt)
+		return dst, fmt.Errorf("%s: entry %d is sample %d of %d: %w", d.base+gptEnds[2], sample, j, d.shuffle.n,
+			ErrCorrupt)
 	}
 	first, offset := d.rows.at(2*j), d.rows.at(2*j+1)
 	last, stop := d.rows.at(2*j+2), d.rows.at(2*j+3)

@@ -86,7 +86,8 @@ func TestCacheSamples(t *testing.T) {
 				t.Fatal(err)
 			}
 			if c.ExtraToken() != config.ExtraToken || c.SequenceLength() != 64 || c.Split() != s {
-				t.Errorf("%s %s: extra token %v, %d tokens, split %s", name, split, c.ExtraToken(), c.SequenceLength(), c.Split())
+				t.Errorf("%s %s: extra token %v, %d tokens, split %s", name, split, c.ExtraToken(), c.SequenceLength(),
+					c.Split())
 			}
 			if c.Len() != int64(len(samples)) {
 				t.Fatalf("%s %s: %d samples, want %d", name, split, c.Len(), len(samples))
@@ -129,7 +130,8 @@ func TestCacheSamples(t *testing.T) {
 					}
 				}
 				if dataset != wantDataset || !slices.Equal(got, runs) {
-					t.Fatalf("%s %s, sample %d: dataset %d, %v; want %d, %v", name, split, k, dataset, got, wantDataset, runs)
+					t.Fatalf("%s %s, sample %d: dataset %d, %v; want %d, %v", name, split, k, dataset, got, wantDataset,
+						runs)
 				}
 			}
 			if err := c.Close(); err != nil {
@@ -170,10 +172,14 @@ func TestOpenCacheErrors(t *testing.T) {
 		{e.Description, "", nil},
 		{e.Files[0], "", nil},
 		{filepath.Join("elsewhere", e.Files[0]), "", nil},
-		{e.Hash, "it was changed", func(dir string) { edit(t, filepath.Join(dir, e.Description), strings.Index(e.Text, "151")+2) }},
+		{e.Hash, "it was changed", func(dir string) {
+			edit(t, filepath.Join(dir, e.Description),
+				strings.Index(e.Text, "151")+2)
+		}},
 		{e.Hash, "cut off", func(dir string) { cut(t, filepath.Join(dir, e.Files[1]), 100) }},
 		{e.Hash, "no such file", func(dir string) { remove(t, filepath.Join(dir, e.Files[1])) }},
-		{e.Hash, "no such file", func(dir string) { remove(t, filepath.Join(dir, "*-GPTDataset-train-shuffle_index.npy")) }},
+		{e.Hash, "no such file",
+			func(dir string) { remove(t, filepath.Join(dir, "*-GPTDataset-train-shuffle_index.npy")) }},
 		{e.Hash, "type", func(dir string) {
 			write(t, filepath.Join(dir, e.Files[0]), filepath.Join(dir, e.Files[1]))
 		}},
@@ -196,7 +202,8 @@ func TestOpenCacheErrors(t *testing.T) {
 			t.Errorf("%s: %v; want %q", c.name, err, c.want)
 		}
 	}
-	if _, err := OpenCache(config.Cache, e.Hash, t.TempDir()); err == nil || !strings.Contains(err.Error(), "no such file") {
+	if _, err := OpenCache(config.Cache, e.Hash, t.TempDir()); err == nil ||
+		!strings.Contains(err.Error(), "no such file") {
 		t.Errorf("without token files: %v", err)
 	}
 	if _, err := OpenCache(filepath.Join(root, "absent"), e.Hash, root); !errors.Is(err, os.ErrNotExist) {
@@ -330,8 +337,8 @@ func FuzzOpenCache(f *testing.F) {
 	})
 }
 
-// Single precision may count a partial sample too many, and before core 0.10 it begins at the offset -1 where the last document is empty. Such a
-// sample has no tokens to give; the others do.
+// Single precision may count a partial sample too many, and before core 0.10 it begins at the
+// offset -1 where the last document is empty. Such a sample has no tokens to give; the others do.
 func TestCacheSampleFromNowhere(t *testing.T) {
 	root := t.TempDir()
 	writeFile(t, filepath.Join(root, "f.idx"), vectors.Index([]int32{134217930, 0}))
@@ -341,7 +348,8 @@ func TestCacheSampleFromNowhere(t *testing.T) {
 		}
 		c := vectorConfig(t, root)
 		b := mustBlend(t, "f")
-		c.Profile, c.Blend, c.Split, c.Samples, c.PerSplit[Valid] = profileNamed(t, "core-0.9"), Blend{}, "", [3]Size{}, &b
+		c.Profile, c.Blend, c.Split, c.Samples, c.PerSplit[Valid] = profileNamed(t, "core-0.9"), Blend{}, "", [3]Size{},
+			&b
 		c.SequenceLength, c.Seed, c.KeepPartialValidation = 8947862, seed, true
 		if err := build(t, c, 1); err != nil {
 			t.Fatal(err)
@@ -359,7 +367,8 @@ func TestCacheSampleFromNowhere(t *testing.T) {
 		}
 		for k := range cache.Len() {
 			_, err := cache.Segments(nil, 0, k)
-			if last := cache.datasets[0].shuffle.at(k) == 15; last != errors.Is(err, ErrCorrupt) || !last && err != nil {
+			if last := cache.datasets[0].shuffle.at(k) == 15; last != errors.Is(err, ErrCorrupt) ||
+				!last && err != nil {
 				t.Errorf("sample %d: %v", k, err)
 			}
 		}

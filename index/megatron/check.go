@@ -13,8 +13,8 @@ import (
 	"mula/internal/mapping"
 )
 
-// Check reads the whole cache once, on all processors, and returns an error that wraps [ErrCorrupt] and names file and row where it contradicts
-// itself or the .idx files of its datasets:
+// Check reads the whole cache once, on all processors, and returns an error that wraps [ErrCorrupt]
+// and names file and row where it contradicts itself or the .idx files of its datasets:
 //
 //   - each row of a sample index must lie one sequence length of tokens after the row before it, as the document index and the lengths of the
 //     sequences have it, or at the end, where a validation set may have a partial sample and rows that repeat the last;
@@ -22,8 +22,9 @@ import (
 //   - a shuffle index must hold numbers of samples, and its sum must be that of each once;
 //   - a blend must draw the samples of each of its datasets one after the other.
 //
-// This finds any single damaged entry, but for one in the last draws of a blend that happens to agree. It does not find documents or samples
-// that have changed places, nor does it know what the seed gives: that is the work of [Verify].
+// This finds any single damaged entry, but for one in the last draws of a blend that happens to
+// agree. It does not find documents or samples that have changed places, nor does it know what the
+// seed gives: that is the work of [Verify].
 func (c *Cache) Check(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(runtime.GOMAXPROCS(0))
@@ -51,7 +52,8 @@ func (c *Cache) Check(ctx context.Context) error {
 	}
 	err := g.Wait()
 	if errors.Is(err, ErrCorrupt) {
-		return fmt.Errorf("%w; `mula index verify %s` compares the files with what they should be, and what is damaged must be built again",
+		return fmt.Errorf("%w; `mula index verify %s` compares the files with what they should be, and what is "+
+			"damaged must be built again",
 			err, filepath.Dir(c.datasets[0].base))
 	}
 	return err
@@ -90,9 +92,11 @@ func (d *readDataset) checkDocuments(ctx context.Context) error {
 	n := d.documents.n
 	switch {
 	case outside:
-		return fmt.Errorf("%s: entry %d is document %d, but %s has %d: %w", path, low, high, d.file.Path(), d.file.Sequences(), ErrCorrupt)
+		return fmt.Errorf("%s: entry %d is document %d, but %s has %d: %w", path, low, high, d.file.Path(),
+			d.file.Sequences(), ErrCorrupt)
 	case n > 0 && (n%(high-low+1) != 0 || 2*sum != uint64(n)*uint64(low+high)): // both sides modulo 2^64
-		return fmt.Errorf("%s: its %d entries, rows 0 to %d, are not whole epochs of the documents %d to %d, which are the least and the greatest: %w",
+		return fmt.Errorf("%s: its %d entries, rows 0 to %d, are not whole epochs of the documents %d to %d, which "+
+			"are the least and the greatest: %w",
 			path, n, n-1, low, high, ErrCorrupt)
 	}
 	return nil
@@ -109,13 +113,15 @@ func (d *readDataset) checkShuffle(ctx context.Context) error {
 	case outside:
 		return fmt.Errorf("%s: entry %d is sample %d of %d: %w", path, low, high, n, ErrCorrupt)
 	case n > 0 && 2*sum != uint64(n)*uint64(n-1): // both sides modulo 2^64
-		return fmt.Errorf("%s: its entries, rows 0 to %d, are not the samples 0 to %d, each once: %w", path, n-1, n-1, ErrCorrupt)
+		return fmt.Errorf("%s: its entries, rows 0 to %d, are not the samples 0 to %d, each once: %w", path, n-1, n-1,
+			ErrCorrupt)
 	}
 	return nil
 }
 
-// tally gives the least, the greatest and the sum modulo 2^64 of the numbers of a column, which must lie in [0, end). Of a column with a
-// number outside it gives the place of the first such, and the number.
+// tally gives the least, the greatest and the sum modulo 2^64 of the numbers of a column, which
+// must lie in [0, end). Of a column with a number outside it gives the place of the first such, and
+// the number.
 func (c *column) tally(ctx context.Context, end int64) (low, high int64, sum uint64, outside bool, err error) {
 	for i := range c.n {
 		if i%checkInterval == 0 && ctx.Err() != nil {
@@ -134,14 +140,16 @@ func (c *column) tally(ctx context.Context, end int64) (low, high int64, sum uin
 	return low, high, sum, false, nil
 }
 
-// checkRows compares rows first+1 to last of the sample index with where the documents say that they lie, each seen from the row before it.
+// checkRows compares rows first+1 to last of the sample index with where the documents say that
+// they lie, each seen from the row before it.
 func (d *readDataset) checkRows(first, last, sequence int64, extra bool) error {
 	path := d.base + gptEnds[1]
 	at, offset := d.rows.at(2*first), d.rows.at(2*first+1)
 	if first == 0 && (at != 0 || offset != 0) {
 		return fmt.Errorf("%s: row 0 is (%d, %d), not (0, 0): %w", path, at, offset, ErrCorrupt)
 	}
-	// A row is where its token k·sequence lies, with the extra token, and else where the token before it does.
+	// A row is where its token k·sequence lies, with the extra token, and else where the token
+	// before it does.
 	shift := int64(1)
 	if extra {
 		shift = 0
@@ -151,7 +159,8 @@ func (d *readDataset) checkRows(first, last, sequence int64, extra bool) error {
 	var from, to int64
 	for k := first; k < last; k++ {
 		if at < 0 || at >= end || offset < -1 || offset > 1<<31 {
-			return fmt.Errorf("%s: row %d is (%d, %d), in a document index of %d entries: %w", path, k, at, offset, end, ErrCorrupt)
+			return fmt.Errorf("%s: row %d is (%d, %d), in a document index of %d entries: %w", path, k, at, offset, end,
+				ErrCorrupt)
 		}
 		length := int64(0)
 		for offset += sequence - shift; at < end; at++ { // offset of the token that decides
@@ -171,15 +180,16 @@ func (d *readDataset) checkRows(first, last, sequence int64, extra bool) error {
 			at, offset = end-1, length-1+shift
 		}
 		if a, o := d.rows.at(2*k+2), d.rows.at(2*k+3); a != at || o != offset {
-			return fmt.Errorf("%s: row %d is (%d, %d), but %d tokens after row %d, which is (%d, %d), comes (%d, %d): %w", path, k+1, a, o,
+			return fmt.Errorf("%s: row %d is (%d, %d), but %d tokens after row %d, which is (%d, %d), comes (%d, "+
+				"%d): %w", path, k+1, a, o,
 				sequence, k, d.rows.at(2*k), d.rows.at(2*k+1), at, offset, ErrCorrupt)
 		}
 	}
 	return nil
 }
 
-// lengthsAt fills dst with the lengths of the documents at the positions from first on. They lie all over memory: read together, they are waited
-// for together.
+// lengthsAt fills dst with the lengths of the documents at the positions from first on. They lie
+// all over memory: read together, they are waited for together.
 func (d *readDataset) lengthsAt(dst []int32, first int64) error {
 	lengths, sequences := d.file.Lengths(), uint64(d.file.Sequences())
 	documents := d.documents.data[4*first:]

@@ -30,7 +30,8 @@ func described(t testing.TB, dir, root string) map[string]*Cache {
 	return caches
 }
 
-// What Megatron writes is whole: blends of both kinds, both settings of the extra token, partial samples, and the one that begins at -1.
+// What Megatron writes is whole: blends of both kinds, both settings of the extra token, partial
+// samples, and the one that begins at -1.
 func TestCheck(t *testing.T) {
 	root := vectorFiles(t)
 	checked := 0
@@ -88,8 +89,8 @@ func TestCheckSurplusRows(t *testing.T) {
 	}
 }
 
-// Whatever bit of an index is wrong, the file and an entry are named. Of a blend that is so up to the last draws of its datasets: there two may
-// be at the same number, and either could be meant.
+// Whatever bit of an index is wrong, the file and an entry are named. Of a blend that is so up to
+// the last draws of its datasets: there two may be at the same number, and either could be meant.
 func TestCheckFlips(t *testing.T) {
 	root := vectorFiles(t)
 	for name, bits := range map[string][]byte{"A": {0x01, 0x40, 0x80}, "D": {0x01}, "E1": {0x40}} {
@@ -126,7 +127,8 @@ func TestCheckFlips(t *testing.T) {
 					switch {
 					case err == nil && strings.HasSuffix(path, blendEnds[0]) && at >= int64(len(whole))-2*20:
 						late++
-					case !errors.Is(err, ErrCorrupt) || !strings.Contains(err.Error(), "mula index verify "+config.Cache):
+					case !errors.Is(err, ErrCorrupt) ||
+						!strings.Contains(err.Error(), "mula index verify "+config.Cache):
 						t.Fatalf("%s %s: bit %#x of byte %d: %v", name, filepath.Base(path), bit, at, err)
 					}
 					if _, err := f.WriteAt(whole[at:at+1], at); err != nil {
@@ -180,7 +182,8 @@ func TestCheckMessages(t *testing.T) {
 			t.Errorf("%v; want %q", err, v.wanted)
 		}
 		if v.file == 0 { // the rows that need the entry may be the first to say so
-			if err := c.datasets[0].checkDocuments(t.Context()); err == nil || !strings.Contains(err.Error(), v.wanted) {
+			if err := c.datasets[0].checkDocuments(t.Context()); err == nil ||
+				!strings.Contains(err.Error(), v.wanted) {
 				t.Errorf("%v; want %q", err, v.wanted)
 			}
 		}

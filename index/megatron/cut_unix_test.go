@@ -14,7 +14,8 @@ import (
 	"mula/internal/mapping"
 )
 
-// An .idx file that is cut short while indexes are built from it, before its lengths are added up or after, ends the build with an error about it.
+// An .idx file that is cut short while indexes are built from it, before its lengths are added up
+// or after, ends the build with an error about it.
 func TestBuildFromCutIndex(t *testing.T) {
 	for _, left := range []int64{0, 50, -1} {
 		for _, measured := range []bool{false, true} {
@@ -49,8 +50,8 @@ func TestBuildFromCutIndex(t *testing.T) {
 	}
 }
 
-// A cache whose files are cut short while it is open gives the samples of before or an error about the file, also in the page of the cut, of which reads
-// give zeros.
+// A cache whose files are cut short while it is open gives the samples of before or an error about
+// the file, also in the page of the cut, of which reads give zeros.
 func TestCacheCutWhileOpen(t *testing.T) {
 	root := vectorFiles(t)
 	config := vectorConfig(t, root)
@@ -124,7 +125,8 @@ func TestCacheCutWhileOpen(t *testing.T) {
 	}
 }
 
-// An index file that is cut short while it is compared is a problem, and neither right nor different.
+// An index file that is cut short while it is compared is a problem, and neither right nor
+// different.
 func TestVerifyFileCutMeanwhile(t *testing.T) {
 	for _, left := range []int64{0, 200, -1} {
 		dir := t.TempDir()
@@ -147,7 +149,8 @@ func TestVerifyFileCutMeanwhile(t *testing.T) {
 			return err
 		}
 		u := UnitReport{Description: "x"}
-		err := (&verifier{dir: dir}).compare(context.Background(), &u, dir+"/", []candidate{{files: []wanted{w}, build: build, found: func(*UnitReport) {}}})
+		err := (&verifier{dir: dir}).compare(context.Background(), &u, dir+"/",
+			[]candidate{{files: []wanted{w}, build: build, found: func(*UnitReport) {}}})
 		if !errors.Is(err, mapping.ErrUnreadable) || u.OK || u.Files != nil || builds != 1 {
 			t.Errorf("%d bytes left: %v, %+v", size, err, u)
 		}

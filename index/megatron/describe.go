@@ -16,8 +16,8 @@ type Entry struct {
 	Samples  Size     // asked for: N of a dataset, the size of a blend
 	Hash     string
 
-	// Dir is the directory that the files belong in. It is empty for a blend where no cache directory is configured: Megatron then
-	// computes the blend at every start and keeps nothing.
+	// Dir is the directory that the files belong in. It is empty for a blend where no cache
+	// directory is configured: Megatron then computes the blend at every start and keeps nothing.
 	Dir         string
 	Description string   // the name of the file with Text
 	Files       []string // the names of the others
@@ -27,8 +27,9 @@ type Entry struct {
 	Sizes  []int64 // of Files in bytes, in that order; only if asked for
 }
 
-// Describe lists all datasets and blends of the configuration, blends first, each once. With counted it also says how many samples each has
-// and how large its files are, for which the lengths of all token files are read.
+// Describe lists all datasets and blends of the configuration, blends first, each once. With
+// counted it also says how many samples each has and how large its files are, for which the lengths
+// of all token files are read.
 func (x *Index) Describe(ctx context.Context, counted bool) ([]Entry, error) {
 	if counted {
 		if err := measure(ctx, x.datasets, x.config.Threads); err != nil {
@@ -56,7 +57,8 @@ func (x *Index) Describe(ctx context.Context, counted bool) ([]Entry, error) {
 	for _, d := range x.datasets {
 		base := x.config.Profile.gptName(d.hash, d.split)
 		e := Entry{
-			Class: gptClass, Split: d.split, Prefixes: []string{d.prefix}, Samples: d.samples, Hash: d.hash, Dir: x.directory(d),
+			Class: gptClass, Split: d.split, Prefixes: []string{d.prefix}, Samples: d.samples, Hash: d.hash,
+			Dir:         x.directory(d),
 			Description: base + descriptionEnd, Text: d.text, Length: -1,
 		}
 		for _, end := range gptEnds {

@@ -36,14 +36,16 @@ type description struct {
 	renormalize bool // it has the key renormalize_blend_weights
 }
 
-// parseDescription reads a description. It must be as Python's json.dumps(indent=4) writes it: the hash is of the text.
+// parseDescription reads a description. It must be as Python's json.dumps(indent=4) writes it: the
+// hash is of the text.
 func parseDescription(text []byte) (*description, error) {
 	v, err := python.Parse(text)
 	if err != nil {
 		return nil, fmt.Errorf("not a description of Megatron's: %w", err)
 	}
 	if python.Dumps(v) != string(text) {
-		return nil, errors.New("not a description of Megatron's: the JSON is not laid out as Python writes it with indent=4")
+		return nil, errors.New("not a description of Megatron's: the JSON is not laid out as Python writes it with " +
+			"indent=4")
 	}
 	return describe(v)
 }
@@ -73,7 +75,8 @@ func describeGPT(o python.Object) (*description, error) {
 	d := &description{class: gptClass, object: o, text: python.Dumps(o), named: true}
 	path := "dataset_path"
 	switch {
-	case keys(o, "class", path, "num_samples", "index_split", "random_seed", "sequence_length", "split", "split_matrix", "tokenizer"):
+	case keys(o, "class", path, "num_samples", "index_split", "random_seed", "sequence_length", "split", "split_matrix",
+		"tokenizer"):
 	case keys(o, "class", "path_prefix", "num_samples", "index_split", "split", "random_seed", "sequence_length"):
 		path, d.pathPrefix = "path_prefix", true
 	default:
@@ -144,8 +147,10 @@ func describeBlend(o python.Object) (*description, error) {
 		if m.class != gptClass {
 			return nil, fmt.Errorf("dataset %d of the blend is a %s; only GPTDatasets are known there", i+1, m.class)
 		}
-		if first := d.members; len(first) > 0 && (m.split != first[0].split || m.sequenceLength != first[0].sequenceLength || m.pathPrefix != first[0].pathPrefix) {
-			return nil, fmt.Errorf("dataset %d of the blend differs from the first in split, sequence length or release", i+1)
+		if first := d.members; len(first) > 0 && (m.split != first[0].split ||
+			m.sequenceLength != first[0].sequenceLength || m.pathPrefix != first[0].pathPrefix) {
+			return nil,
+				fmt.Errorf("dataset %d of the blend differs from the first in split, sequence length or release", i+1)
 		}
 		d.members = append(d.members, m)
 	}
@@ -271,7 +276,8 @@ func (d *description) documents(ns int64) (first, end int64, err error) {
 	return first, end, nil
 }
 
-// profiles are those that write such a description under such a name: bare is a file name without a split.
+// profiles are those that write such a description under such a name: bare is a file name without a
+// split.
 func (d *description) profiles(bare bool) []Profile {
 	gpt := d
 	if d.class == blendClass {
@@ -318,7 +324,8 @@ func ReadLike(path string) (Like, error) {
 	return l, nil
 }
 
-// LikeDescription lifts from the text of a description what another index of the same training needs, above all the tokenizer's object.
+// LikeDescription lifts from the text of a description what another index of the same training
+// needs, above all the tokenizer's object.
 func LikeDescription(text []byte) (Like, error) {
 	d, err := parseDescription(text)
 	if err != nil {

@@ -24,8 +24,10 @@ func TestLikeDescription(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if python.Dumps(l.Tokenizer) != python.Dumps(c.Tokenizer) || l.SequenceLength != 64 || l.Seed != 1234 || l.Split != "70,20,10" ||
-			l.Class != e.Class || l.Samples != e.Samples || l.Of != e.Split || strings.Join(l.Prefixes, " ") != strings.Join(e.Prefixes, " ") {
+		if python.Dumps(l.Tokenizer) != python.Dumps(c.Tokenizer) || l.SequenceLength != 64 || l.Seed != 1234 ||
+			l.Split != "70,20,10" ||
+			l.Class != e.Class || l.Samples != e.Samples || l.Of != e.Split ||
+			strings.Join(l.Prefixes, " ") != strings.Join(e.Prefixes, " ") {
 			t.Errorf("%+v of %s", l, e.Text)
 		}
 		if n := len(l.Profiles); n == 0 || l.Profiles[n-1].Name() != "core-0.13" {

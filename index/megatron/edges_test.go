@@ -43,29 +43,43 @@ func TestRefused(t *testing.T) {
 		{"negative", func(c *Config) { c.Samples[1] = SizeOf(-1) }, []string{"valid: -1 samples"}},
 		{"too many", func(c *Config) { c.Samples[1] = SizeOf(1 << 62) }, []string{"more tokens than can be counted"}},
 		{"surplus", func(c *Config) { c.Surplus = -1 }, []string{"surplus is -1.0"}},
-		{"no tokenizer", func(c *Config) { c.Tokenizer = nil }, []string{"tokenizer's object is missing", "description.txt"}},
+		{"no tokenizer", func(c *Config) { c.Tokenizer = nil }, []string{"tokenizer's object is missing",
+			"description.txt"}},
 		{"tokenizer", func(c *Config) { c.Profile = profileNamed(t, "core-0.4") }, []string{"have no tokenizer"}},
 		{"renormalize", func(c *Config) { c.RenormalizeBlendWeights = true }, []string{"0.9 and 0.10"}},
 		{"old extra token", func(c *Config) { old(c); c.ExtraToken = false }, []string{"came with 0.7"}},
 		{"old partial", func(c *Config) { old(c); c.KeepPartialValidation = true }, []string{"came with 0.7"}},
-		{"old size", func(c *Config) { old(c); c.Blend = mustBlend(t, "f0"); c.Samples[0] = Size{} }, []string{"train", "sizes left open came with 0.7"}},
-		{"old file of nothing", func(c *Config) { old(c); c.Blend = mustBlend(t, "f0"); c.Samples[2] = SizeOf(0) }, []string{"test", "above 0"}},
-		{"old zero weight", func(c *Config) { old(c); c.Blend = mustBlend(t, "1 f0 0 f1 2 f2") }, []string{"weight of f1", "leave the file out"}},
+		{"old size", func(c *Config) { old(c); c.Blend = mustBlend(t, "f0"); c.Samples[0] = Size{} },
+			[]string{"train", "sizes left open came with 0.7"}},
+		{"old file of nothing", func(c *Config) { old(c); c.Blend = mustBlend(t, "f0"); c.Samples[2] = SizeOf(0) },
+			[]string{"test", "above 0"}},
+		{"old zero weight", func(c *Config) { old(c); c.Blend = mustBlend(t, "1 f0 0 f1 2 f2") },
+			[]string{"weight of f1", "leave the file out"}},
 		{"old blend of nothing", func(c *Config) { old(c); c.Samples[2] = SizeOf(0) }, []string{"test", "above 0"}},
-		{"old unweighted", func(c *Config) { old(c); c.Blend = mustBlend(t, "f0 f1 f2") }, []string{"lists without weights came with 0.7"}},
+		{"old unweighted", func(c *Config) { old(c); c.Blend = mustBlend(t, "f0 f1 f2") },
+			[]string{"lists without weights came with 0.7"}},
 		{"both", func(c *Config) { c.PerSplit[1] = &c.Blend }, []string{"give one kind"}},
-		{"split and blends of splits", func(c *Config) { b := c.Blend; c.Blend = Blend{}; c.PerSplit[1] = &b }, []string{"leave it out"}},
+		{"split and blends of splits", func(c *Config) { b := c.Blend; c.Blend = Blend{}; c.PerSplit[1] = &b },
+			[]string{"leave it out"}},
 		{"nothing", func(c *Config) { c.Blend = Blend{} }, []string{"no token files"}},
 		{"no split", func(c *Config) { c.Split = "" }, []string{"split string is missing", DefaultSplit}},
 		{"bad split", func(c *Config) { c.Split = "1,2,3,4" }, []string{"4 numbers"}},
-		{"weights without size", func(c *Config) { c.Samples[1] = Size{} }, []string{"valid", "weights divide a number"}},
-		{"weights without size, left out", func(c *Config) { c.Split, c.Samples[2] = "9,1,0", Size{} }, []string{"test", "weights divide a number"}},
-		{"zero weight", func(c *Config) { c.Blend = mustBlend(t, "0 f0 1 f1") }, []string{"weight of f0", "leave the file out"}},
-		{"no file", func(c *Config) { c.Blend = mustBlend(t, "1 f0 1 absent") }, []string{"absent.idx", "relative", root}},
-		{"no absolute file", func(c *Config) { c.Blend = mustBlend(t, "1 f0 1 /absent/file") }, []string{"/absent/file.idx", "is the prefix right?"}},
-		{"odd words", func(c *Config) { c.Blend = mustBlend(t, "0.5 f0 f1") }, []string{"0.5.idx", "looks like a weight", "odd number of words"}},
-		{"empty split", func(c *Config) { c.Blend, c.Split = mustBlend(t, "1 f0 1 small"), "969,30,1" }, []string{"small.idx, valid split", "never finish"}},
-		{"split without tokens", func(c *Config) { c.Blend = mustBlend(t, "1 f0 1 empty") }, []string{"empty.idx, ", "no tokens"}},
+		{"weights without size", func(c *Config) { c.Samples[1] = Size{} },
+			[]string{"valid", "weights divide a number"}},
+		{"weights without size, left out", func(c *Config) { c.Split, c.Samples[2] = "9,1,0", Size{} },
+			[]string{"test", "weights divide a number"}},
+		{"zero weight", func(c *Config) { c.Blend = mustBlend(t, "0 f0 1 f1") },
+			[]string{"weight of f0", "leave the file out"}},
+		{"no file", func(c *Config) { c.Blend = mustBlend(t, "1 f0 1 absent") }, []string{"absent.idx", "relative",
+			root}},
+		{"no absolute file", func(c *Config) { c.Blend = mustBlend(t, "1 f0 1 /absent/file") },
+			[]string{"/absent/file.idx", "is the prefix right?"}},
+		{"odd words", func(c *Config) { c.Blend = mustBlend(t, "0.5 f0 f1") },
+			[]string{"0.5.idx", "looks like a weight", "odd number of words"}},
+		{"empty split", func(c *Config) { c.Blend, c.Split = mustBlend(t, "1 f0 1 small"), "969,30,1" },
+			[]string{"small.idx, valid split", "never finish"}},
+		{"split without tokens", func(c *Config) { c.Blend = mustBlend(t, "1 f0 1 empty") },
+			[]string{"empty.idx, ", "no tokens"}},
 		{"file without samples", func(c *Config) {
 			c.Blend, c.Split, c.Samples = mustBlend(t, "f0 small f1"), "2,1,1", [3]Size{}
 		}, []string{"small.idx, train split", "40 tokens", "leave it out"}},
@@ -85,8 +99,9 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// A blend that draws more from a file than it has is refused, and nothing of it appears. The loop exceeds a dataset's share by up to two
-// samples, and the files here have just what is asked for: one sample an epoch, and no surplus.
+// A blend that draws more from a file than it has is refused, and nothing of it appears. The loop
+// exceeds a dataset's share by up to two samples, and the files here have just what is asked for:
+// one sample an epoch, and no surplus.
 func TestOversampling(t *testing.T) {
 	root := t.TempDir()
 	lengths := make([]int32, 1000)
@@ -146,7 +161,8 @@ func TestSamePrefixTwice(t *testing.T) {
 func TestMostDatasets(t *testing.T) {
 	c := vectorConfig(t, vectorFiles(t))
 	c.Split, c.Samples = "1", [3]Size{SizeOf(2 * maxDatasets), SizeOf(0), SizeOf(0)}
-	c.Blend = Blend{Prefixes: slices.Repeat([]string{"f0"}, maxDatasets), Weights: slices.Repeat([]float64{1}, maxDatasets)}
+	c.Blend = Blend{Prefixes: slices.Repeat([]string{"f0"}, maxDatasets), Weights: slices.Repeat([]float64{1},
+		maxDatasets)}
 	if err := build(t, c, 2); err != nil {
 		t.Fatal(err)
 	}
@@ -276,8 +292,8 @@ func TestDescribeSizes(t *testing.T) {
 	}
 }
 
-// The names and types of all releases, written down from the table of what each release changed. The bytes of the arrays are those of the
-// newest release wherever the rules agree.
+// The names and types of all releases, written down from the table of what each release changed.
+// The bytes of the arrays are those of the newest release wherever the rules agree.
 func TestProfiles(t *testing.T) {
 	root := vectorFiles(t)
 	for _, p := range Profiles() {
@@ -297,7 +313,8 @@ func TestProfiles(t *testing.T) {
 			}
 			o := v.(python.Object)
 			first := o.Get("datasets").(python.List)[0].(python.Object)
-			number := slices.Index([]string{"core-0.4", "core-0.5", "core-0.7", "core-0.8", "core-0.9", "core-0.10", "core-0.11", "core-0.13"}, p.Name())
+			number := slices.Index([]string{"core-0.4", "core-0.5", "core-0.7", "core-0.8", "core-0.9", "core-0.10",
+				"core-0.11", "core-0.13"}, p.Name())
 
 			keys := "class dataset_path num_samples index_split random_seed sequence_length split split_matrix tokenizer"
 			if number == 0 {
@@ -379,7 +396,8 @@ func TestRenormalize(t *testing.T) {
 
 func TestProfileNamed(t *testing.T) {
 	for name, want := range map[string]string{
-		"core-0.4": "core-0.4", "core-0.6": "core-0.5", "core-0.12": "core-0.11", "core-0.19": "core-0.13", "core-main": "core-0.13",
+		"core-0.4": "core-0.4", "core-0.6": "core-0.5", "core-0.12": "core-0.11", "core-0.19": "core-0.13",
+		"core-main": "core-0.13",
 	} {
 		if p := profileNamed(t, name); p.Name() != want || p.String() != want || p.Releases() == "" {
 			t.Errorf("%s is %s", name, p)

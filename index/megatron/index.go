@@ -20,8 +20,8 @@ import (
 	"mula/shards"
 )
 
-// An Index is an opened configuration: its token files, and the names of everything that Megatron would make of them. It is safe for
-// concurrent use until [Index.Close].
+// An Index is an opened configuration: its token files, and the names of everything that Megatron
+// would make of them. It is safe for concurrent use until [Index.Close].
 type Index struct {
 	config   Config
 	files    map[string]*shards.Index // by prefix
@@ -50,7 +50,8 @@ type dataset struct {
 	err    error
 }
 
-// A blend is a BlendedDataset. Its weights are doubles, or, for a blend of all samples, their numbers.
+// A blend is a BlendedDataset. Its weights are doubles, or, for a blend of all samples, their
+// numbers.
 type blend struct {
 	split   Split
 	members []*dataset // one may be there more than once
@@ -62,8 +63,9 @@ type blend struct {
 	hash string
 }
 
-// New opens a configuration. It opens the .idx files and refuses what Megatron would refuse, or never finish. For blends without weights
-// it counts tokens, because their names depend on them; it reads the lengths of all files then.
+// New opens a configuration. It opens the .idx files and refuses what Megatron would refuse, or
+// never finish. For blends without weights it counts tokens, because their names depend on them; it
+// reads the lengths of all files then.
 func New(ctx context.Context, c Config) (_ *Index, err error) {
 	if err := c.check(); err != nil {
 		return nil, err
@@ -103,14 +105,16 @@ func (c *Config) check() error {
 		return fmt.Errorf("%s is not known", c.Arithmetic)
 	}
 	if c.SequenceLength < 1 || c.SequenceLength > math.MaxInt32 {
-		return fmt.Errorf("the sequence length is %d; it should be the number of tokens of a sample, as --seq-length", c.SequenceLength)
+		return fmt.Errorf("the sequence length is %d; it should be the number of tokens of a sample, as --seq-length",
+			c.SequenceLength)
 	}
 	for s, size := range c.Samples {
 		switch {
 		case size.Given && size.N < 0:
 			return fmt.Errorf("%s: %d samples are asked for", Split(s), size.N)
 		case size.Given && size.N > (math.MaxInt64-1)/c.SequenceLength/2:
-			return fmt.Errorf("%s: %d samples of %d tokens are more tokens than can be counted", Split(s), size.N, c.SequenceLength)
+			return fmt.Errorf("%s: %d samples of %d tokens are more tokens than can be counted", Split(s), size.N,
+				c.SequenceLength)
 		}
 	}
 	if !p.fixedSurplus && !(c.Surplus >= 0 && c.Surplus <= 1000) {
@@ -120,10 +124,12 @@ func (c *Config) check() error {
 		return fmt.Errorf("samples of Megatron core %s always have the extra token; the option came with 0.7", p.tags)
 	}
 	if p.bareNames && c.KeepPartialValidation {
-		return fmt.Errorf("a partial validation sample is always dropped by Megatron core %s; the option came with 0.7", p.tags)
+		return fmt.Errorf("a partial validation sample is always dropped by Megatron core %s; the option came with 0.7",
+			p.tags)
 	}
 	if c.RenormalizeBlendWeights && !p.renormalize {
-		return fmt.Errorf("renormalize_blend_weights is an option of Megatron core 0.9 and 0.10; %s does not have it", p.tags)
+		return fmt.Errorf("renormalize_blend_weights is an option of Megatron core 0.9 and 0.10; %s does not have it",
+			p.tags)
 	}
 	if p.pathPrefix != (c.Tokenizer == nil) {
 		if p.pathPrefix {
@@ -151,7 +157,8 @@ func (c *Config) checkBlends() error {
 	case perSplit && !c.Blend.empty():
 		return errors.New("there is a blend for all splits and one for a single split; give one kind")
 	case perSplit && c.Split != "":
-		return fmt.Errorf("a split string (%q) divides files between splits, but each split has files of its own; leave it out", c.Split)
+		return fmt.Errorf("a split string (%q) divides files between splits, but each split has files of its own; "+
+			"leave it out", c.Split)
 	case !perSplit && c.Blend.empty():
 		return errors.New("no token files are given")
 	case !perSplit && c.Split == "":
@@ -169,13 +176,15 @@ func (c *Config) checkBlends() error {
 		}
 		// Megatron looks at splits that are left out too, and at a weight that it will not use.
 		if b != nil && b.Weights != nil && !size.Given {
-			return fmt.Errorf("%s: weights divide a number of samples, but none is given: give the number, or leave the weights out to blend all samples", Split(s))
+			return fmt.Errorf("%s: weights divide a number of samples, but none is given: give the number, or leave "+
+				"the weights out to blend all samples", Split(s))
 		}
 	}
 	return nil
 }
 
-// divide finds out which part of every file belongs to each split, and returns how descriptions say that.
+// divide finds out which part of every file belongs to each split, and returns how descriptions say
+// that.
 func (x *Index) divide() (attributes python.Object, err error) {
 	c := &x.config
 	x.stretches = [3]stretch{{0, 1, true}, {0, 1, true}, {0, 1, true}}
@@ -194,14 +203,16 @@ func (x *Index) divide() (attributes python.Object, err error) {
 	return c.attributes(python.String(c.Split), matrixValue(x.stretches)), nil
 }
 
-// attributes are the members of a GPT dataset's description that all datasets of a configuration share, at its end.
+// attributes are the members of a GPT dataset's description that all datasets of a configuration
+// share, at its end.
 func (c *Config) attributes(split, matrix python.Value) python.Object {
 	seed := python.Member{Key: "random_seed", Value: python.Int(c.Seed)}
 	length := python.Member{Key: "sequence_length", Value: python.Int(c.SequenceLength)}
 	if c.Profile.pathPrefix {
 		return python.Object{{Key: "split", Value: split}, seed, length}
 	}
-	return python.Object{seed, length, {Key: "split", Value: split}, {Key: "split_matrix", Value: matrix}, {Key: "tokenizer", Value: c.Tokenizer}}
+	return python.Object{seed, length, {Key: "split", Value: split}, {Key: "split_matrix", Value: matrix},
+		{Key: "tokenizer", Value: c.Tokenizer}}
 }
 
 // documents are the sequences of a file of ns that belong to a split.
@@ -218,7 +229,8 @@ func (x *Index) add(ctx context.Context, s Split, b *Blend, attributes python.Ob
 	c := &x.config
 	n := c.Samples[s]
 	perSplit := c.PerSplit[s] != nil
-	// One prefix is no blend; with a weight it is one under --data-path and, before 0.7, in a split's own list.
+	// One prefix is no blend; with a weight it is one under --data-path and, before 0.7, in a
+	// split's own list.
 	if len(b.Prefixes) == 1 && (b.Weights == nil || perSplit && !c.Profile.bareNames) {
 		if c.Profile.bareNames && !n.Given || c.Profile.pathPrefix && n.N == 0 {
 			return c.needsSize(s)
@@ -255,7 +267,8 @@ func (x *Index) add(ctx context.Context, s Split, b *Blend, attributes python.Ob
 }
 
 func (c *Config) needsSize(s Split) error {
-	return fmt.Errorf("%s: Megatron core %s needs a number of samples above 0 (sizes left open came with 0.7): give one, or leave the split out", s, c.Profile.tags)
+	return fmt.Errorf("%s: Megatron core %s needs a number of samples above 0 (sizes left open came with 0.7): give "+
+		"one, or leave the split out", s, c.Profile.tags)
 }
 
 // unweighted blends whole epochs, in proportion to their samples.
@@ -275,7 +288,8 @@ func (x *Index) unweighted(ctx context.Context, s Split, b *Blend, n Size, attri
 	var total int64
 	for i, d := range members {
 		if d.layout.Samples == 0 {
-			return fmt.Errorf("%s, %s split: its %d tokens give no sample of %d, and Megatron cannot blend such a file without weights: leave it out, or merge it with another",
+			return fmt.Errorf("%s, %s split: its %d tokens give no sample of %d, and Megatron cannot blend such a "+
+				"file without weights: leave it out, or merge it with another",
 				d.file.Path(), s, d.layout.TokensPerEpoch, x.config.SequenceLength)
 		}
 		made.counts[i] = d.layout.Samples
@@ -318,12 +332,15 @@ func (x *Index) dataset(s Split, prefix string, n Size, attributes python.Object
 	first, end := x.documents(s, ns)
 	switch {
 	case ns > 1<<31:
-		return nil, fmt.Errorf("%s has %d sequences; Megatron numbers them in 32 bits and would go wrong without a word beyond 2147483648: divide the file", file.Path(), ns)
+		return nil, fmt.Errorf("%s has %d sequences; Megatron numbers them in 32 bits and would go wrong without a "+
+			"word beyond 2147483648: divide the file", file.Path(), ns)
 	case first < 0 || end > ns:
-		return nil, fmt.Errorf("%s, %s split: split %q gives it the sequences %d to %d of %d by the rounding of this profile: change the split a little",
+		return nil, fmt.Errorf("%s, %s split: split %q gives it the sequences %d to %d of %d by the rounding of "+
+			"this profile: change the split a little",
 			file.Path(), s, c.Split, first, end, ns)
 	case first > end, first == end && n.Given && (n.N > 0 || c.ExtraToken):
-		return nil, fmt.Errorf("%s, %s split: of its %d sequences split %q gives it none, with which most releases of Megatron never finish: leave the split out (0), give it more, or merge the file with another",
+		return nil, fmt.Errorf("%s, %s split: of its %d sequences split %q gives it none, with which most releases "+
+			"of Megatron never finish: leave the split out (0), give it more, or merge the file with another",
 			file.Path(), s, ns, c.Split)
 	}
 	tokens, err := file.SequenceTokens(first, end)
@@ -333,7 +350,8 @@ func (x *Index) dataset(s Split, prefix string, n Size, attributes python.Object
 	d.gpt = gpt.Dataset{
 		Lengths: file.Lengths(), Guard: file.Guard, First: first, End: end, Tokens: tokens,
 		SequenceLength: c.SequenceLength, ExtraToken: c.ExtraToken, KeepPartial: s == Valid && c.KeepPartialValidation,
-		CheckOffsets: c.Profile.checkOffsets, AllowEmpty: true, Samples: -1, Seed: c.Seed, SampleType: c.Profile.sampleType,
+		CheckOffsets: c.Profile.checkOffsets, AllowEmpty: true, Samples: -1, Seed: c.Seed,
+		SampleType: c.Profile.sampleType,
 	}
 	if n.Given {
 		d.gpt.Samples = n.N
@@ -360,7 +378,8 @@ func (x *Index) open(prefix string) (*shards.Index, error) {
 func openIndex(root, prefix string) (*shards.Index, error) {
 	file, err := gpt.OpenTokens(root, prefix)
 	if _, number := python.ParseFloat(prefix); number && errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%w; it looks like a weight: in a list of an odd number of words all are prefixes, as in Megatron; give every prefix a weight or none", err)
+		return nil, fmt.Errorf("%w; it looks like a weight: in a list of an odd number of words all are prefixes, "+
+			"as in Megatron; give every prefix a weight or none", err)
 	}
 	return file, err
 }
@@ -384,9 +403,11 @@ func (x *Index) blend(b *blend) error {
 	if !c.Profile.bareNames {
 		object = append(object, python.Member{Key: "split", Value: python.String(b.split.String())})
 	}
-	object = append(object, python.Member{Key: "weights", Value: weights}, python.Member{Key: "size", Value: b.size.value()})
+	object = append(object, python.Member{Key: "weights", Value: weights},
+		python.Member{Key: "size", Value: b.size.value()})
 	if c.Profile.renormalize {
-		object = append(object, python.Member{Key: "renormalize_blend_weights", Value: python.Bool(c.RenormalizeBlendWeights)})
+		object = append(object, python.Member{Key: "renormalize_blend_weights",
+			Value: python.Bool(c.RenormalizeBlendWeights)})
 	}
 	b.text, b.hash = named(object)
 	x.blends = append(x.blends, b)
@@ -435,7 +456,8 @@ func (d *dataset) measured() (gpt.Layout, error) {
 	return d.layout, d.err
 }
 
-// directory is where a dataset's files belong. Megatron's default is a directory that is named like the prefix.
+// directory is where a dataset's files belong. Megatron's default is a directory that is named like
+// the prefix.
 func (x *Index) directory(d *dataset) string {
 	if x.config.Cache != "" {
 		return x.config.Cache

@@ -7,15 +7,17 @@ import (
 	"mula/index/gpt"
 )
 
-// A Profile stands for the releases of Megatron core that write the same names and bytes. Its zero value is none; get one from
-// [ProfileNamed].
+// A Profile stands for the releases of Megatron core that write the same names and bytes. Its zero
+// value is none; get one from [ProfileNamed].
 type Profile struct {
 	name   string // of its first release
 	tags   string // all its releases, for people
 	others string // the names of the others, blank-separated
 
-	pathPrefix   bool // core 0.4: key path_prefix, no split_matrix, no tokenizer, bounds by rounded widths
-	bareNames    bool // no split in file names and in the blend's description; weighted blends and given sizes only; no options
+	pathPrefix bool // core 0.4: key path_prefix, no split_matrix, no tokenizer, bounds by rounded widths
+	// no split in file names and in the blend's description; weighted blends and given sizes only;
+	// no options
+	bareNames    bool
 	renormalize  bool // key renormalize_blend_weights at the end of a blend's description, and the option
 	oneCeil      bool // N = ceil(N*w*1.005), and the blend as long as the sum
 	fixedSurplus bool // the surplus cannot be configured
@@ -26,21 +28,28 @@ type Profile struct {
 
 // profiles is the table of section 6.3 of the format's description: what changed at which release.
 var profiles = [...]Profile{
-	{name: "core-0.4", tags: "0.4", pathPrefix: true, bareNames: true, oneCeil: true, fixedSurplus: true, positive: true, sampleType: gpt.Int32},
-	{name: "core-0.5", tags: "0.5 and 0.6", others: "core-0.6", bareNames: true, oneCeil: true, fixedSurplus: true, sampleType: gpt.Int32},
+	{name: "core-0.4", tags: "0.4", pathPrefix: true, bareNames: true, oneCeil: true, fixedSurplus: true,
+		positive: true, sampleType: gpt.Int32},
+	{name: "core-0.5", tags: "0.5 and 0.6", others: "core-0.6", bareNames: true, oneCeil: true, fixedSurplus: true,
+		sampleType: gpt.Int32},
 	{name: "core-0.7", tags: "0.7", oneCeil: true, fixedSurplus: true, positive: true, sampleType: gpt.Int32},
 	{name: "core-0.8", tags: "0.8", oneCeil: true, fixedSurplus: true, positive: true, sampleType: gpt.Int64},
-	{name: "core-0.9", tags: "0.9", renormalize: true, oneCeil: true, fixedSurplus: true, positive: true, sampleType: gpt.Int64},
-	{name: "core-0.10", tags: "0.10", renormalize: true, oneCeil: true, fixedSurplus: true, positive: true, checkOffsets: true, sampleType: gpt.Auto},
-	{name: "core-0.11", tags: "0.11 and 0.12", others: "core-0.12", fixedSurplus: true, positive: true, checkOffsets: true, sampleType: gpt.Auto},
-	{name: "core-0.13", tags: "0.13 and newer", others: "core-0.14 core-0.15 core-0.16 core-0.17 core-0.18 core-0.19 core-main",
+	{name: "core-0.9", tags: "0.9", renormalize: true, oneCeil: true, fixedSurplus: true, positive: true,
+		sampleType: gpt.Int64},
+	{name: "core-0.10", tags: "0.10", renormalize: true, oneCeil: true, fixedSurplus: true, positive: true,
+		checkOffsets: true, sampleType: gpt.Auto},
+	{name: "core-0.11", tags: "0.11 and 0.12", others: "core-0.12", fixedSurplus: true, positive: true,
+		checkOffsets: true, sampleType: gpt.Auto},
+	{name: "core-0.13", tags: "0.13 and newer",
+		others:   "core-0.14 core-0.15 core-0.16 core-0.17 core-0.18 core-0.19 core-main",
 		positive: true, checkOffsets: true, sampleType: gpt.Auto},
 }
 
 // Profiles lists all profiles, the oldest first.
 func Profiles() []Profile { return append([]Profile(nil), profiles[:]...) }
 
-// ProfileNamed finds a profile by the name of any of its releases, "core-0.4" to "core-0.19", or "core-main" for Megatron's main branch.
+// ProfileNamed finds a profile by the name of any of its releases, "core-0.4" to "core-0.19", or
+// "core-main" for Megatron's main branch.
 func ProfileNamed(name string) (Profile, error) {
 	var names []string
 	for _, p := range profiles {
@@ -52,7 +61,8 @@ func ProfileNamed(name string) (Profile, error) {
 		}
 		names = append(names, all...)
 	}
-	return Profile{}, fmt.Errorf("profile %q is not known; give the release of megatron-core that will read the cache, one of %s", name, strings.Join(names, ", "))
+	return Profile{}, fmt.Errorf("profile %q is not known; give the release of megatron-core that will read the "+
+		"cache, one of %s", name, strings.Join(names, ", "))
 }
 
 // Name is the name of the profile's first release.

@@ -6,8 +6,8 @@ import (
 	"math"
 )
 
-// A Schedule is what Megatron derives the requested numbers of samples from: its options about iterations. A change of any of them
-// renames the cache.
+// A Schedule is what Megatron derives the requested numbers of samples from: its options about
+// iterations. A change of any of them renames the cache.
 type Schedule struct {
 	TrainSamples    int64 // --train-samples; 0 if TrainIters says it
 	TrainIters      int64 // --train-iters; if 0, TrainSamples / GlobalBatchSize
@@ -24,8 +24,8 @@ type Schedule struct {
 	Iteration        int64   // the iteration that training starts from, which says the phase
 }
 
-// Samples are the numbers of samples that Megatron asks for of train, valid and test (get_train_valid_test_num_samples in
-// megatron/training/training.py).
+// Samples are the numbers of samples that Megatron asks for of train, valid and test
+// (get_train_valid_test_num_samples in megatron/training/training.py).
 func (s Schedule) Samples() ([3]Size, error) {
 	var none [3]Size
 	for _, option := range []struct {
@@ -33,7 +33,8 @@ func (s Schedule) Samples() ([3]Size, error) {
 		value int64
 	}{
 		{"train samples", s.TrainSamples}, {"train iterations", s.TrainIters}, {"global batch size", s.GlobalBatchSize},
-		{"evaluation interval", s.EvalInterval}, {"evaluation iterations", s.EvalIters}, {"evaluation batch size", s.EvalGlobalBatchSize},
+		{"evaluation interval", s.EvalInterval}, {"evaluation iterations", s.EvalIters}, {"evaluation batch size",
+			s.EvalGlobalBatchSize},
 		{"first evaluation", s.StartEvalAtIter}, {"iteration", s.Iteration},
 	} {
 		if option.value < 0 {

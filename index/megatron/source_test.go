@@ -10,7 +10,8 @@ import (
 	"mula/fixtures/vectors"
 )
 
-// Another node may see the token files elsewhere and keeps what is there; other tokens are noticed though the .idx file has the same size and time.
+// Another node may see the token files elsewhere and keeps what is there; other tokens are noticed
+// though the .idx file has the same size and time.
 func TestResumeElsewhere(t *testing.T) {
 	c := vectorConfig(t, vectorFiles(t))
 	run := func(wantBuilt, wantKept int) {

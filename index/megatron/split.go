@@ -17,7 +17,8 @@ func parseSplit(text string) ([3]float64, error) {
 	var v [3]float64
 	found := numbers.FindAllString(text, -1)
 	if len(found) > len(v) {
-		return v, fmt.Errorf("split %q has %d numbers, of which %q is the fourth: give at most three, for train, valid and test (signs and exponents are not read)",
+		return v, fmt.Errorf("split %q has %d numbers, of which %q is the fourth: give at most three, for train, "+
+			"valid and test (signs and exponents are not read)",
 			text, len(found), found[3])
 	}
 	for i, word := range found {
@@ -29,19 +30,22 @@ func parseSplit(text string) ([3]float64, error) {
 	}
 	sum := numpy.Sum(v[:])
 	if !(sum > 0) || math.IsInf(sum, 0) {
-		return v, fmt.Errorf("split %q sums to %s, so there is nothing to divide; write it like 969,30,1", text, python.Float(sum))
+		return v, fmt.Errorf("split %q sums to %s, so there is nothing to divide; write it like 969,30,1", text,
+			python.Float(sum))
 	}
 	copy(v[:], numpy.Normalize(v[:]))
 	return v, nil
 }
 
-// A stretch is one split's part of every file, as fractions of its sequences; present is false for a split that is left out.
+// A stretch is one split's part of every file, as fractions of its sequences; present is false for
+// a split that is left out.
 type stretch struct {
 	left, right float64
 	present     bool
 }
 
-// splitMatrix adds the fractions up. An edge is the sum of what lies before it, so the last one need not be 1.
+// splitMatrix adds the fractions up. An edge is the sum of what lies before it, so the last one
+// need not be 1.
 func splitMatrix(v [3]float64) [3]stretch {
 	var m [3]stretch
 	left := 0.0
@@ -53,7 +57,8 @@ func splitMatrix(v [3]float64) [3]stretch {
 	return m
 }
 
-// matrixValue is the split matrix as descriptions have it: pairs or null. The very first edge is an int in Megatron, all others floats.
+// matrixValue is the split matrix as descriptions have it: pairs or null. The very first edge is an
+// int in Megatron, all others floats.
 func matrixValue(m [3]stretch) python.Value {
 	list := make(python.List, len(m))
 	for i, s := range m {

@@ -24,7 +24,8 @@ func TestSplitMatrix(t *testing.T) {
 			t.Errorf("%q: %v", c.split, err)
 			continue
 		}
-		if got := strings.Join(strings.Fields(python.Dumps(matrixValue(splitMatrix(v)))), ""); got != strings.ReplaceAll(c.want, " ", "") {
+		if got := strings.Join(strings.Fields(python.Dumps(matrixValue(splitMatrix(v)))),
+			""); got != strings.ReplaceAll(c.want, " ", "") {
 			t.Errorf("%q: %s, want %s", c.split, got, c.want)
 		}
 	}
@@ -71,7 +72,8 @@ func TestDocuments(t *testing.T) {
 			}
 		}
 	}
-	// Core 0.4 rounds widths: 2 + 2 + 1 of 5, where rounded edges are at 2, 4 and 5; of 7 the widths are 2, 2, 2 and one is missing.
+	// Core 0.4 rounds widths: 2 + 2 + 1 of 5, where rounded edges are at 2, 4 and 5; of 7 the
+	// widths are 2, 2, 2 and one is missing.
 	for _, c := range []struct {
 		v    [3]float64
 		ns   int64

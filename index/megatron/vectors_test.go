@@ -15,8 +15,8 @@ import (
 	"mula/index/python"
 )
 
-// The vectors are those of the original code, run on x86-64 with numpy 1.24.2: NVIDIA/Megatron-LM d98e8a64. A manifest is
-// md5sum over the output of md5sum *, in the cache directory.
+// The vectors are those of the original code, run on x86-64 with numpy 1.24.2: NVIDIA/Megatron-LM
+// d98e8a64. A manifest is md5sum over the output of md5sum *, in the cache directory.
 
 // vectorFiles writes f0, f1 and f2 into a new directory.
 func vectorFiles(t testing.TB) string {
@@ -112,13 +112,16 @@ var vectorCases = []struct {
 	sum    string
 }{
 	{"A", func(testing.TB, *Config) {}, 45, "6c76c6d5c4489f1c08c63b51f3b2855d"},
-	{"B", func(t testing.TB, c *Config) { c.Blend, c.Samples = mustBlend(t, "f0 f1 f2"), [3]Size{} }, 45, "2e0dc0bf72a8230fbc175d8640468733"},
+	{"B", func(t testing.TB, c *Config) { c.Blend, c.Samples = mustBlend(t, "f0 f1 f2"), [3]Size{} }, 45,
+		"2e0dc0bf72a8230fbc175d8640468733"},
 	{"C", func(t testing.TB, c *Config) {
 		c.Blend, c.Samples = mustBlend(t, "f0 f1 f2"), [3]Size{SizeOf(60), SizeOf(10), SizeOf(5)}
 	}, 45, "01ddf504802006c97897bc9193d27ea3"},
 	{"D", func(_ testing.TB, c *Config) { c.ExtraToken = false }, 45, "a85e9888ea22209fcbdc9ce7fe141d4f"},
-	{"E1", func(_ testing.TB, c *Config) { c.KeepPartialValidation, c.Seed = true, 7 }, 45, "8873888d1d8df962df1ba3e795485533"},
-	{"E2", func(_ testing.TB, c *Config) { c.KeepPartialValidation, c.Seed = true, 42 }, 45, "c9a071bad3f0984bf2a1c5883367e993"},
+	{"E1", func(_ testing.TB, c *Config) { c.KeepPartialValidation, c.Seed = true, 7 }, 45,
+		"8873888d1d8df962df1ba3e795485533"},
+	{"E2", func(_ testing.TB, c *Config) { c.KeepPartialValidation, c.Seed = true, 42 }, 45,
+		"c9a071bad3f0984bf2a1c5883367e993"},
 	{"E3", func(_ testing.TB, c *Config) { c.Seed = 42 }, 45, "ab8628eca561d065193058c04fc5eabc"},
 	{"F", func(t testing.TB, c *Config) { c.Blend = mustBlend(t, "f0") }, 12, "b8ae1d549ef85afe4b434be00ff175f8"},
 	{"G", func(t testing.TB, c *Config) {
@@ -147,7 +150,8 @@ func TestVectors(t *testing.T) {
 	}
 }
 
-// Configuration E stops Megatron at an assertion, because the last row of a sample index would have the offset -1.
+// Configuration E stops Megatron at an assertion, because the last row of a sample index would have
+// the offset -1.
 func TestVectorE(t *testing.T) {
 	c := vectorConfig(t, vectorFiles(t))
 	c.KeepPartialValidation = true
@@ -158,8 +162,9 @@ func TestVectorE(t *testing.T) {
 	t.Log(err)
 }
 
-// Megatron core 0.7 to 0.9 have no such assertion and write it; so did megatron-core 0.7.0, 0.8.0 and 0.9.0 from PyPI, with numpy 1.26.4 and,
-// the last one, 2.4.6. It must be recognized, and be read as Megatron reads it: the last sample takes nothing from its last document.
+// Megatron core 0.7 to 0.9 have no such assertion and write it; so did megatron-core 0.7.0, 0.8.0
+// and 0.9.0 from PyPI, with numpy 1.26.4 and, the last one, 2.4.6. It must be recognized, and be
+// read as Megatron reads it: the last sample takes nothing from its last document.
 func TestVectorEOfOldReleases(t *testing.T) {
 	root := vectorFiles(t)
 	for _, v := range []struct{ profile, sum string }{
@@ -178,7 +183,8 @@ func TestVectorEOfOldReleases(t *testing.T) {
 
 		copied := copyCache(t, c.Cache)
 		r := verify(t, copied, root)
-		if made := r.Profiles(); !r.ok() || slices.ContainsFunc(made, func(p Profile) bool { return p.checkOffsets }) || !slices.Contains(made, c.Profile) {
+		if made := r.Profiles(); !r.ok() || slices.ContainsFunc(made, func(p Profile) bool { return p.checkOffsets }) ||
+			!slices.Contains(made, c.Profile) {
 			t.Errorf("%s: recognized as of %v: %+v", v.profile, made, r)
 		}
 		backwards := 0
@@ -266,7 +272,8 @@ func TestDescriptionExample(t *testing.T) {
 	if c.Tokenizer, err = HuggingFaceTokenizer("core-0.18", "/tok/olmo", false); err != nil {
 		t.Fatal(err)
 	}
-	c.Blend, c.Split, c.SequenceLength, c.Samples[0] = Blend{Prefixes: []string{"data/web_text_document"}}, "969,30,1", 4096, SizeOf(1005)
+	c.Blend, c.Split, c.SequenceLength, c.Samples[0] = Blend{Prefixes: []string{"data/web_text_document"}}, "969,30,1",
+		4096, SizeOf(1005)
 	x, err := New(context.Background(), c)
 	if err != nil {
 		t.Fatal(err)

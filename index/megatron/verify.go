@@ -24,7 +24,8 @@ import (
 
 // VerifyOptions are the choices of [Verify].
 type VerifyOptions struct {
-	Root     string                                // where relative prefixes are looked for, "" being the working directory
+	// where relative prefixes are looked for, "" being the working directory
+	Root     string
 	Threads  int                                   // how many goroutines compute at once; at least 1
 	Progress func(finished, all int, u UnitReport) // told of every unit, if not nil; calls do not overlap
 }
@@ -49,13 +50,16 @@ type UnitReport struct {
 	Files []FileReport
 
 	// What made the files, if OK; else what comes closest.
-	ExtraToken  bool       // of a dataset
-	EitherToken bool       // of a dataset: with and without the extra token its files are the same, because no sample begins with a document
+	ExtraToken bool // of a dataset
+	// of a dataset: with and without the extra token its files are the same, because no sample
+	// begins with a document
+	EitherToken bool
 	KeepPartial bool       // of a dataset of the validation split
 	Arithmetic  Arithmetic // of a blend
 	Profiles    []Profile  // all that write these names and bytes
 
-	// Absent are the descriptions of a blend's datasets that the directory does not have, though Megatron will look for them there.
+	// Absent are the descriptions of a blend's datasets that the directory does not have, though
+	// Megatron will look for them there.
 	Absent []string
 }
 
@@ -66,7 +70,8 @@ type FileReport struct {
 	Size    int64 // of the file
 	Want    int64 // what it should be
 
-	// The first byte that differs, or -1, and what it means: "sample_index row 17, offset: 12, should be 13".
+	// The first byte that differs, or -1, and what it means: "sample_index row 17, offset: 12,
+	// should be 13".
 	Byte    int64
 	Meaning string
 }
@@ -85,9 +90,10 @@ func (r Report) Profiles() []Profile {
 	return found
 }
 
-// Verify computes again what the descriptions in a directory say and compares it with the files there, which Megatron or mula may have
-// written. What descriptions leave open is tried: the extra token, the partial validation sample, the release, the arithmetic of blends.
-// Nothing is written. The error is about the directory or ctx; what is wrong with the cache is in the report.
+// Verify computes again what the descriptions in a directory say and compares it with the files
+// there, which Megatron or mula may have written. What descriptions leave open is tried: the extra
+// token, the partial validation sample, the release, the arithmetic of blends. Nothing is written.
+// The error is about the directory or ctx; what is wrong with the cache is in the report.
 func Verify(ctx context.Context, dir string, o VerifyOptions) (Report, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -209,7 +215,8 @@ func (v *verifier) dataset(ctx context.Context, u *UnitReport, d *description, b
 		return err
 	}
 	if first < 0 || end > file.Sequences() || first > end {
-		return fmt.Errorf("%s has %d sequences, of which the description gives %d to %d to the %s split", file.Path(), file.Sequences(), first, end, d.split)
+		return fmt.Errorf("%s has %d sequences, of which the description gives %d to %d to the %s split", file.Path(),
+			file.Sequences(), first, end, d.split)
 	}
 	var candidates []candidate
 	var failed error
@@ -221,8 +228,10 @@ func (v *verifier) dataset(ctx context.Context, u *UnitReport, d *description, b
 			known := map[string]bool{}
 			for _, p := range d.profiles(bare) {
 				g := gpt.Dataset{
-					Lengths: file.Lengths(), Guard: file.Guard, First: first, End: end, SequenceLength: d.sequenceLength, ExtraToken: extra, KeepPartial: partial,
-					AllowEmpty: !bare, Samples: -1, Seed: d.seed, SampleType: p.sampleType, // CheckOffsets is left to compare
+					Lengths: file.Lengths(), Guard: file.Guard, First: first, End: end,
+					SequenceLength: d.sequenceLength, ExtraToken: extra, KeepPartial: partial,
+					// CheckOffsets is left to compare
+					AllowEmpty: !bare, Samples: -1, Seed: d.seed, SampleType: p.sampleType,
 				}
 				if d.samples.Given {
 					g.Samples = d.samples.N
@@ -291,8 +300,8 @@ func (v *verifier) blend(ctx context.Context, u *UnitReport, d *description, bas
 	return v.compare(ctx, u, base, candidates)
 }
 
-// compare finds the candidate that made the files, or, if there is none, the first byte that differs in each from the candidate that comes
-// closest.
+// compare finds the candidate that made the files, or, if there is none, the first byte that
+// differs in each from the candidate that comes closest.
 func (v *verifier) compare(ctx context.Context, u *UnitReport, base string, candidates []candidate) error {
 	unknown, files := *u, make([]*found, len(candidates[0].files))
 	for i, w := range candidates[0].files {
@@ -316,7 +325,8 @@ func (v *verifier) compare(ctx context.Context, u *UnitReport, base string, cand
 }
 
 // match is compare with open files. It is to be guarded.
-func (v *verifier) match(ctx context.Context, u *UnitReport, base string, candidates []candidate, files []*found) error {
+func (v *verifier) match(ctx context.Context, u *UnitReport, base string, candidates []candidate,
+	files []*found) error {
 	// Candidates whose headers are those of the files come first; only they can be right.
 	likeness := func(c candidate) (alike int) {
 		for i, w := range c.files {
@@ -350,7 +360,10 @@ func (v *verifier) match(ctx context.Context, u *UnitReport, base string, candid
 			}
 			if u.Class == gptClass && u.ExtraToken && !u.KeepPartial {
 				u.EitherToken = !beginsWithDocument(files[1].data, c.files[1]) &&
-					slices.ContainsFunc(candidates, func(other candidate) bool { return !other.extra && slices.Equal(other.files, c.files) })
+					slices.ContainsFunc(candidates, func(other candidate) bool {
+						return !other.extra &&
+							slices.Equal(other.files, c.files)
+					})
 			}
 			return nil
 		}
@@ -389,7 +402,8 @@ func (v *verifier) match(ctx context.Context, u *UnitReport, base string, candid
 	return nil
 }
 
-// beginsWithDocument says whether a sample but the first begins at the first token of a document, in a sample index that has an extra token.
+// beginsWithDocument says whether a sample but the first begins at the first token of a document,
+// in a sample index that has an extra token.
 func beginsWithDocument(data []byte, w wanted) bool {
 	rows := column{data: data[numpy.HeaderSize:], width: int(w.width())}
 	for k := int64(1); k < w.rows; k++ {
@@ -413,12 +427,14 @@ type found struct {
 	cut     func() error // [mapping.File.Cut]
 }
 
-// run builds a candidate against the files. With stop it ends at the first difference that it meets, which need not be the first in a file.
+// run builds a candidate against the files. With stop it ends at the first difference that it
+// meets, which need not be the first in a file.
 func (v *verifier) run(ctx context.Context, c candidate, files []*found, stop bool) ([]*cache.Comparer, error) {
 	comparers := make([]*cache.Comparer, len(files))
 	to := make([]io.WriterAt, len(files))
 	for i, f := range files {
-		comparers[i] = &cache.Comparer{Data: f.data, Row: int(c.files[i].width() * max(1, c.files[i].cols)), Stop: stop, Count: !stop}
+		comparers[i] = &cache.Comparer{Data: f.data, Row: int(c.files[i].width() * max(1, c.files[i].cols)), Stop: stop,
+			Count: !stop}
 		if !f.missing {
 			to[i] = comparers[i]
 		}
@@ -448,8 +464,9 @@ func (v *verifier) run(ctx context.Context, c candidate, files []*found, stop bo
 	return comparers, nil
 }
 
-// plausible says whether the files that a candidate makes are about as large as those that are there. Where they are far larger, the
-// description is not theirs, and to build them could take more memory than there is; their headers show the difference.
+// plausible says whether the files that a candidate makes are about as large as those that are
+// there. Where they are far larger, the description is not theirs, and to build them could take
+// more memory than there is; their headers show the difference.
 func plausible(c candidate, files []*found) bool {
 	var want, have int64
 	for i, w := range c.files {
@@ -466,7 +483,8 @@ func plausible(c candidate, files []*found) bool {
 func (u *UnitReport) report(base string, c candidate, files []*found, comparers []*cache.Comparer) {
 	c.found(u)
 	for i, w := range c.files {
-		f := FileReport{Name: filepath.Base(base) + w.name, Missing: files[i].missing, Size: int64(len(files[i].data)), Want: w.size(), Byte: -1}
+		f := FileReport{Name: filepath.Base(base) + w.name, Missing: files[i].missing, Size: int64(len(files[i].data)),
+			Want: w.size(), Byte: -1}
 		if f.Missing {
 			f.Meaning = "the file is missing"
 		} else if at, differs := comparers[i].First(); differs {

@@ -12,7 +12,8 @@ import (
 func verify(t testing.TB, dir, root string) Report {
 	t.Helper()
 	calls := 0
-	r, err := Verify(context.Background(), dir, VerifyOptions{Root: root, Threads: 2, Progress: func(finished, all int, _ UnitReport) {
+	r, err := Verify(context.Background(), dir, VerifyOptions{Root: root, Threads: 2, Progress: func(finished, all int,
+		_ UnitReport) {
 		if calls++; finished != calls || all < calls {
 			t.Errorf("call %d: %d of %d", calls, finished, all)
 		}
@@ -36,7 +37,8 @@ func TestVerify(t *testing.T) {
 			t.Errorf("%s: %+v", v.name, r)
 			continue
 		}
-		// Descriptions of blends have another key in 0.9 and 0.10, sample indices another type in 0.8 and 0.9.
+		// Descriptions of blends have another key in 0.9 and 0.10, sample indices another type in
+		// 0.8 and 0.9.
 		want := "[core-0.7 core-0.11 core-0.13]"
 		if v.name == "F" {
 			want = "[core-0.7 core-0.10 core-0.11 core-0.13]"
@@ -85,7 +87,8 @@ func TestVerifyArithmetic(t *testing.T) {
 func TestVerifyDamage(t *testing.T) {
 	root := vectorFiles(t)
 	// The third file's train split, where the extra token makes a difference.
-	const train, blend = "f94a98c76b76328c9e7b19cbbaeb93e9-GPTDataset-train-", "2919b6575c2ab8302aed2016a1b7193c-BlendedDataset-train-"
+	const train, blend = "f94a98c76b76328c9e7b19cbbaeb93e9-GPTDataset-train-",
+		"2919b6575c2ab8302aed2016a1b7193c-BlendedDataset-train-"
 	caches := map[string]Config{"A": vectorNamed(t, root, "A"), "D": vectorNamed(t, root, "D")}
 	for _, c := range []struct {
 		vector, unit, file string
@@ -93,17 +96,23 @@ func TestVerifyDamage(t *testing.T) {
 		at                 int64
 		meaning            string
 	}{
-		{"A", train, "document_index.npy", func(p string) { edit(t, p, 128+4*7) }, 128 + 4*7, "document_index entry 7: "},
-		{"A", train, "sample_index.npy", func(p string) { edit(t, p, 128+8*17+4) }, 128 + 8*17 + 4, "sample_index row 17, offset: "},
-		{"D", train, "sample_index.npy", func(p string) { edit(t, p, 128+8*17) }, 128 + 8*17, "sample_index row 17, document: "},
-		{"D", train, "sample_index.npy", func(p string) { edit(t, p, 128+8*50+5) }, 128 + 8*50 + 5, "sample_index row 50, offset: "},
+		{"A", train, "document_index.npy", func(p string) { edit(t, p, 128+4*7) }, 128 + 4*7,
+			"document_index entry 7: "},
+		{"A", train, "sample_index.npy", func(p string) { edit(t, p, 128+8*17+4) }, 128 + 8*17 + 4,
+			"sample_index row 17, offset: "},
+		{"D", train, "sample_index.npy", func(p string) { edit(t, p, 128+8*17) }, 128 + 8*17,
+			"sample_index row 17, document: "},
+		{"D", train, "sample_index.npy", func(p string) { edit(t, p, 128+8*50+5) }, 128 + 8*50 + 5,
+			"sample_index row 50, offset: "},
 		{"A", train, "shuffle_index.npy", func(p string) { edit(t, p, 129) }, 129, "shuffle_index entry 0: "},
 		{"A", train, "shuffle_index.npy", func(p string) { edit(t, p, 62) }, 62, "shuffle_index header: "},
 		{"A", train, "shuffle_index.npy", func(p string) { edit(t, p, 2) }, 2, "shuffle_index header: not readable"},
 		{"A", train, "shuffle_index.npy", func(p string) { cut(t, p, 4) }, 0, "shuffle_index: it ends after"},
 		{"A", train, "shuffle_index.npy", func(p string) { cut(t, p, -3) }, 0, "shuffle_index: 3 bytes follow its end"},
-		{"A", blend, "dataset_index.npy", func(p string) { edit(t, p, 128+2*299) }, 128 + 2*299, "dataset_index entry 299: "},
-		{"A", blend, "dataset_sample_index.npy", func(p string) { edit(t, p, 128) }, 128, "dataset_sample_index entry 0: 1, should be 0"},
+		{"A", blend, "dataset_index.npy", func(p string) { edit(t, p, 128+2*299) }, 128 + 2*299,
+			"dataset_index entry 299: "},
+		{"A", blend, "dataset_sample_index.npy", func(p string) { edit(t, p, 128) }, 128,
+			"dataset_sample_index entry 0: 1, should be 0"},
 		{"A", blend, "dataset_sample_index.npy", func(p string) { remove(t, p) }, -1, "the file is missing"},
 	} {
 		dir := copyCache(t, caches[c.vector].Cache)
@@ -152,7 +161,8 @@ func TestVerifyProblems(t *testing.T) {
 	remove(t, filepath.Join(dir, train+descriptionEnd))
 	r := verify(t, dir, root)
 	blend := find(r, "2919b6575c2ab8302aed2016a1b7193c-BlendedDataset-train-description.txt")
-	if len(r.Orphans) != 3 || !strings.HasPrefix(r.Orphans[0], train) || r.ok() || !blend.OK || len(blend.Absent) != 1 || blend.Absent[0] != train+descriptionEnd {
+	if len(r.Orphans) != 3 || !strings.HasPrefix(r.Orphans[0], train) || r.ok() || !blend.OK ||
+		len(blend.Absent) != 1 || blend.Absent[0] != train+descriptionEnd {
 		t.Errorf("without a description: %+v, %+v", r.Orphans, blend)
 	}
 
@@ -182,7 +192,8 @@ func TestVerifyProblems(t *testing.T) {
 	}
 }
 
-// A description that is not that of its files may ask for more than any machine has; its files are then only looked at.
+// A description that is not that of its files may ask for more than any machine has; its files are
+// then only looked at.
 func TestVerifyImplausible(t *testing.T) {
 	root := vectorFiles(t)
 	c := vectorNamed(t, root, "A")
@@ -275,7 +286,8 @@ func TestVerifyTwoNames(t *testing.T) {
 	}
 }
 
-// Of the ways in which a cache may have been made one ends with the offset -1, as in configuration E; the others are tried all the same.
+// Of the ways in which a cache may have been made one ends with the offset -1, as in configuration
+// E; the others are tried all the same.
 func TestVerifyPartialWithoutExtra(t *testing.T) {
 	c := vectorConfig(t, vectorFiles(t))
 	c.KeepPartialValidation, c.ExtraToken = true, false

@@ -14,8 +14,8 @@ const (
 	printColumns   = 74   // of a line's 75, one is kept for the closing bracket
 )
 
-// ArrayString is numpy's str of a one-dimensional array of doubles with the default print options, in numpy 1.14 and newer. BlendCorpus
-// hashes it.
+// ArrayString is numpy's str of a one-dimensional array of doubles with the default print options,
+// in numpy 1.14 and newer. BlendCorpus hashes it.
 func ArrayString(a []float64) string {
 	if len(a) == 0 {
 		return "[]"
@@ -103,8 +103,9 @@ func arrayWords(shown []float64) []string {
 	return words
 }
 
-// shortest is the shortest decimal that reads back as v, or, where that has more than printPrecision digits after the point, v rounded to
-// as many, half to even, without zeros at the end. The point is always there.
+// shortest is the shortest decimal that reads back as v, or, where that has more than
+// printPrecision digits after the point, v rounded to as many, half to even, without zeros at the
+// end. The point is always there.
 func shortest(v float64, scientific bool) string {
 	form := byte('f')
 	if scientific {
@@ -126,7 +127,8 @@ func shortest(v float64, scientific bool) string {
 	return mantissa
 }
 
-// padExponent puts the point into a scientific number without one, and zeros before the exponent's digits.
+// padExponent puts the point into a scientific number without one, and zeros before the exponent's
+// digits.
 func padExponent(text string, digits int) string {
 	mantissa, power, _ := strings.Cut(text, "e")
 	if !strings.Contains(mantissa, ".") {

@@ -67,7 +67,8 @@ func power10(e int) float64 {
 
 // vector repeats text.py's.
 func vector(i int) []float64 {
-	odd := []float64{0, math.Copysign(0, -1), math.NaN(), math.Inf(1), math.Inf(-1), 1, 123.456, 5e-324, math.MaxFloat64}
+	odd := []float64{0, math.Copysign(0, -1), math.NaN(), math.Inf(1), math.Inf(-1), 1, 123.456, 5e-324,
+		math.MaxFloat64}
 	d := draws{uint64(i)}
 	kind := i % 9
 	n := 1 + d.below(40)
@@ -156,7 +157,8 @@ func TestArrayString(t *testing.T) {
 		{[]float64{.5, 1e-5}, "[5.e-01 1.e-05]"},
 		{[]float64{.999, .00099, .00001}, "[9.99e-01 9.90e-04 1.00e-05]"},
 		{
-			[]float64{.05, .05, .05, .05, .05, .05, .05, .05, .05, .05, .05, .05, .05, .05, .05, .05, .05, .05, .05, .05},
+			[]float64{.05, .05, .05, .05, .05, .05, .05, .05, .05, .05, .05, .05, .05, .05, .05, .05, .05, .05, .05,
+				.05},
 			"[0.05 0.05 0.05 0.05 0.05 0.05 0.05 0.05 0.05 0.05 0.05 0.05 0.05 0.05\n 0.05 0.05 0.05 0.05 0.05 0.05]",
 		},
 	} {

@@ -9,7 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// measure runs f on n elements and reports the least processor time of a run, of all threads, and the least time, both per element.
+// measure runs f on n elements and reports the least processor time of a run, of all threads, and
+// the least time, both per element.
 func measure(b *testing.B, n int, f func() error) {
 	spent := func() time.Duration {
 		var u unix.Rusage

@@ -7,9 +7,10 @@ import (
 	"unsafe"
 )
 
-// The blocked shuffle exchanges random access to an array for streams. The array is cut into blocks that fit the second-level cache. The swap
-// of position i with a position j of another block becomes a message to that block: "put this value at j, what was there belongs to i".
-// Position i, which no later step touches, remembers to which block it was sent.
+// The blocked shuffle exchanges random access to an array for streams. The array is cut into blocks
+// that fit the second-level cache. The swap of position i with a position j of another block
+// becomes a message to that block: "put this value at j, what was there belongs to i". Position i,
+// which no later step touches, remembers to which block it was sent.
 //
 //   - A block's messages wait in its queue, in the order of the steps. They are delivered, all at once, before the block's own steps: every
 //     message to a block comes from a higher position, hence from an earlier step, so the block then holds what it would have held.
@@ -17,15 +18,17 @@ import (
 //   - A position's value is fetched when all messages have been delivered. Queue and positions being in the same order, descending, the next
 //     message of the queue that position i remembers is i's.
 //
-// A swap within a block is done at once; its result goes through the queue too, already delivered, so that every position has something to
-// fetch and any content can be shuffled.
+// A swap within a block is done at once; its result goes through the queue too, already delivered,
+// so that every position has something to fetch and any content can be shuffled.
 //
-// The blocks are worked on in windows, from the last to the first. After a window's own steps its messages to lower blocks are delivered and
-// its values fetched, so that queues hold the messages of one window only: one for each of its positions.
+// The blocks are worked on in windows, from the last to the first. After a window's own steps its
+// messages to lower blocks are delivered and its values fetched, so that queues hold the messages
+// of one window only: one for each of its positions.
 //
-// Own steps follow each other, but while one thread does a block's, another can deliver to the next block what has been sent to it so far.
-// Two threads therefore take turns: each delivers to a block, waits until the one above is done, delivers the few messages that have come
-// since, does the block's own steps, and passes the turn on.
+// Own steps follow each other, but while one thread does a block's, another can deliver to the next
+// block what has been sent to it so far. Two threads therefore take turns: each delivers to a
+// block, waits until the one above is done, delivers the few messages that have come since, does
+// the block's own steps, and passes the turn on.
 
 // A group is 16 messages. Groups are written past the caches, whole.
 type group[T element] struct {
@@ -33,8 +36,9 @@ type group[T element] struct {
 	value [groupMessages]T
 }
 
-// A queue is a list of chunks. They are taken from a common store: there are never more full ones than the window's messages fill, plus an
-// unfinished one for each queue, so that no queue can overflow, whatever is drawn.
+// A queue is a list of chunks. They are taken from a common store: there are never more full ones
+// than the window's messages fill, plus an unfinished one for each queue, so that no queue can
+// overflow, whatever is drawn.
 const (
 	groupMessages = 16
 	chunkGroups   = 64
@@ -81,7 +85,8 @@ func (q *queues[T]) deliver(a []T, b int) {
 	q.unstore(b)
 }
 
-// deliverTo delivers those before number end, which belong to whole groups unless the last one is stored.
+// deliverTo delivers those before number end, which belong to whole groups unless the last one is
+// stored.
 func (q *queues[T]) deliverTo(a []T, b int, end uint64) {
 	for at := q.done[b]; at != end; {
 		chunk := at / chunkMessages
@@ -97,7 +102,8 @@ func (q *queues[T]) deliverTo(a []T, b int, end uint64) {
 	q.done[b] = end
 }
 
-// sendGo does the steps of positions i, i-1, … of a block with these partners, except that it leaves swaps with other blocks to messages.
+// sendGo does the steps of positions i, i-1, … of a block with these partners, except that it
+// leaves swaps with other blocks to messages.
 func sendGo[T element](q *queues[T], a []T, i int, partners []uint32, block int, shift uint) {
 	mask := uint32(1)<<shift - 1
 	for _, j := range partners {
@@ -137,8 +143,8 @@ func deliverGo[T element](block []T, groups []group[T], count int) {
 	}
 }
 
-// fetchGo replaces what the elements remember by their values, from the last to the first. head has, by block, the number of the next message
-// to be fetched.
+// fetchGo replaces what the elements remember by their values, from the last to the first. head
+// has, by block, the number of the next message to be fetched.
 func fetchGo[T element](q *queues[T], head []uint64, a []T) {
 	for i := len(a) - 1; i >= 0; i-- {
 		from := a[i]
@@ -167,16 +173,20 @@ type blocks[T element] struct {
 	batch  [partnerBatch]uint32
 	drawn  []uint32 // partners of the next positions, from the batch
 
-	// heads has what is to be fetched first from each queue, for each of the parts, one a thread, into which the blocks of a window are
-	// divided for fetching: how far the queue was when the block above the part was done.
+	// heads has what is to be fetched first from each queue, for each of the parts, one a thread,
+	// into which the blocks of a window are divided for fetching: how far the queue was when the
+	// block above the part was done.
 	heads [][]uint64
 }
 
-// shuffleBlocked is Shuffle for up to 2³² elements, in blocks. It ends with emit, if that is not nil.
-func shuffleBlocked[T element](ctx context.Context, src Source, a []T, p plan, memory *scratch, emit func(first int, block []T) error) error {
+// shuffleBlocked is Shuffle for up to 2³² elements, in blocks. It ends with emit, if that is not
+// nil.
+func shuffleBlocked[T element](ctx context.Context, src Source, a []T, p plan, memory *scratch,
+	emit func(first int, block []T) error) error {
 	count := (len(a) + 1<<p.shift - 1) >> p.shift
 	p.window = min(p.window, count)
-	s := &blocks[T]{plan: p, a: a, src: src, queues: newQueues[T](memory, count, p.window<<p.shift/chunkMessages+count+1)}
+	s := &blocks[T]{plan: p, a: a, src: src, queues: newQueues[T](memory, count,
+		p.window<<p.shift/chunkMessages+count+1)}
 	for range p.threads {
 		s.heads = append(s.heads, make([]uint64, count))
 	}
@@ -227,7 +237,9 @@ func (s *blocks[T]) steps(ctx context.Context, low, high int) {
 	}
 	turns[0] <- struct{}{}
 	s.parallel(func(thread int) {
-		var sent uint64 // to the thread's next block, when its last one was done; whole groups only: others still fill the last one
+		// to the thread's next block, when its last one was done; whole groups only: others still
+		// fill the last one
+		var sent uint64
 		for b := high - 1 - thread; b >= low; b -= s.threads {
 			if b+s.threads < high {
 				q.deliverTo(s.a[s.first(b):], b, sent)
@@ -287,14 +299,16 @@ func (s *blocks[T]) fetch(ctx context.Context, low, high int) {
 	})
 }
 
-// piece fetches the values of the last piece of positions [bottom, end), and returns where it begins.
+// piece fetches the values of the last piece of positions [bottom, end), and returns where it
+// begins.
 func (s *blocks[T]) piece(head []uint64, bottom, end int) int {
 	begin := max(end-pieceElements, bottom)
 	fetch(&s.queues, head, s.a[max(begin, 1):end]) // position 0 has no step
 	return begin
 }
 
-// emit fetches the values of blocks [low, high) and emits them, on two threads if there are more than one.
+// emit fetches the values of blocks [low, high) and emits them, on two threads if there are more
+// than one.
 func (s *blocks[T]) emit(ctx context.Context, low, high int, emit func(first int, block []T) error) error {
 	head, bottom, top := s.heads[s.threads-1], s.first(low), s.first(high)
 	var fetched chan int // the beginnings of pieces

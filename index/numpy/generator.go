@@ -5,7 +5,8 @@ import (
 	"unsafe"
 )
 
-// SeedSequence is numpy.random.SeedSequence(entropy).generate_state(n, uint64) for an entropy of up to 64 bits (O'Neill's seed_seq_fe).
+// SeedSequence is numpy.random.SeedSequence(entropy).generate_state(n, uint64) for an entropy of up
+// to 64 bits (O'Neill's seed_seq_fe).
 func SeedSequence(entropy uint64, n int) []uint64 {
 	const (
 		multA, multB       = 0x931e8875, 0x58f38ded
@@ -59,8 +60,9 @@ func (x uint128) times(y uint128) uint128 {
 // pcgMultiplier is the multiplier of PCG64's linear congruential generator.
 func pcgMultiplier() uint128 { return uint128{0x2360ed051fc65da4, 0x4385df649fccf645} }
 
-// Generator is numpy.random.Generator(numpy.random.PCG64(seed)): the permuted congruential generator XSL-RR 128/64 (O'Neill, 2014), seeded
-// through [SeedSequence]. It is not for concurrent use. Copying the value copies the generator.
+// Generator is numpy.random.Generator(numpy.random.PCG64(seed)): the permuted congruential
+// generator XSL-RR 128/64 (O'Neill, 2014), seeded through [SeedSequence]. It is not for concurrent
+// use. Copying the value copies the generator.
 type Generator struct {
 	state     uint128 // behind the block
 	increment uint128
@@ -79,8 +81,9 @@ func NewGenerator(seed uint64) *Generator {
 	return g
 }
 
-// refill computes the next block of outputs: those with even and those with odd numbers as two independent sequences of steps twice as
-// wide, for which a processor needs less than twice the time of one.
+// refill computes the next block of outputs: those with even and those with odd numbers as two
+// independent sequences of steps twice as wide, for which a processor needs less than twice the
+// time of one.
 func (g *Generator) refill() {
 	m := pcgMultiplier()
 	wide, increment := m.times(m), g.increment.times(m).plus(g.increment)
@@ -98,7 +101,8 @@ func (g *Generator) refill() {
 // output is XSL-RR: the halves xored, rotated by the upper six bits.
 func (x uint128) output() uint64 { return bits.RotateLeft64(x.high^x.low, -int(x.high>>58)) }
 
-// Uint64 is the next 64 bits of the sequence. A half that [Generator.Uint32] has left over stays for its next call.
+// Uint64 is the next 64 bits of the sequence. A half that [Generator.Uint32] has left over stays
+// for its next call.
 func (g *Generator) Uint64() uint64 {
 	if g.next == 2*len(g.block) {
 		g.refill()

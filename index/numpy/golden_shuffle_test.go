@@ -113,7 +113,8 @@ func TestShuffleGolden(t *testing.T) {
 	const largest = 20_000_000
 	s := Shuffler{Threads: 2}
 	defer s.Release()
-	memory32, memory64, shuffled := ascending[uint32](t, largest), ascending[uint64](t, 1_000_000), make([]uint64, 1_000_000)
+	memory32, memory64, shuffled := ascending[uint32](t, largest), ascending[uint64](t, 1_000_000), make([]uint64,
+		1_000_000)
 	for _, want := range readShuffles(t).Shuffles {
 		src, sum := newSource(want.Kind, uint64(want.Seed)), md5.New()
 		for n := want.First; n <= want.Last; n++ {
@@ -142,16 +143,19 @@ func TestShuffleGolden(t *testing.T) {
 			sum.Write(rawBytes(shuffled[:n]))
 		}
 		if got := hex.EncodeToString(sum.Sum(nil)); got != want.MD5 {
-			t.Errorf("%s(%d), %s, arrays of %d to %d: MD5 is %s, numpy has %s", want.Kind, want.Seed, want.DType, want.First, want.Last, got, want.MD5)
+			t.Errorf("%s(%d), %s, arrays of %d to %d: MD5 is %s, numpy has %s", want.Kind, want.Seed, want.DType,
+				want.First, want.Last, got, want.MD5)
 		}
 		then := []uint32{src.Uint32(), src.Uint32(), src.Uint32()}
 		if diff := cmp.Diff(want.Then, then); diff != "" {
-			t.Errorf("%s(%d), %s: the draws after arrays of %d to %d differ (-numpy +ours):\n%s", want.Kind, want.Seed, want.DType, want.First, want.Last, diff)
+			t.Errorf("%s(%d), %s: the draws after arrays of %d to %d differ (-numpy +ours):\n%s", want.Kind, want.Seed,
+				want.DType, want.First, want.Last, diff)
 		}
 	}
 }
 
-// TestPairsGolden: pairs of 20 million elements, in blocks, are shuffled as the numbers of testdata are.
+// TestPairsGolden: pairs of 20 million elements, in blocks, are shuffled as the numbers of testdata
+// are.
 func TestPairsGolden(t *testing.T) {
 	for _, want := range readShuffles(t).Shuffles {
 		if want.First < 10_000_000 {
@@ -163,15 +167,16 @@ func TestPairsGolden(t *testing.T) {
 		}
 		var s Shuffler
 		defer s.Release()
-		err := s.Pairs(context.Background(), newSource(want.Kind, uint64(want.Seed)), a, func(first int, block []uint64) error {
-			for k, v := range block {
-				if v>>32 != v&math.MaxUint32+7 {
-					t.Fatalf("element %d is the pair %d, %d", first+k, v&math.MaxUint32, v>>32)
+		err := s.Pairs(context.Background(), newSource(want.Kind, uint64(want.Seed)), a,
+			func(first int, block []uint64) error {
+				for k, v := range block {
+					if v>>32 != v&math.MaxUint32+7 {
+						t.Fatalf("element %d is the pair %d, %d", first+k, v&math.MaxUint32, v>>32)
+					}
+					low[first+k] = uint32(v)
 				}
-				low[first+k] = uint32(v)
-			}
-			return nil
-		})
+				return nil
+			})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -182,7 +187,8 @@ func TestPairsGolden(t *testing.T) {
 	}
 }
 
-// TestVectors has the examples of the specifications: RandomState's first draws and shuffles, PCG64's shuffles, orders of OLMo-core.
+// TestVectors has the examples of the specifications: RandomState's first draws and shuffles,
+// PCG64's shuffles, orders of OLMo-core.
 func TestVectors(t *testing.T) {
 	arange := func(n int) []int {
 		a := make([]int, n)
@@ -201,8 +207,9 @@ func TestVectors(t *testing.T) {
 		t.Errorf("RandomState(1234): 64 bits are %d, want %d: the first draw is the high half", got, want)
 	}
 	sources := map[string]Source{
-		"RandomState(0)": NewRandomState(0), "RandomState(1234)": NewRandomState(1234), "PCG64(34522)": NewGenerator(34522),
-		"PCG64(6198)": NewGenerator(6198), "PCG64(6199)": NewGenerator(6199), "PCG64(0)": NewGenerator(0),
+		"RandomState(0)": NewRandomState(0), "RandomState(1234)": NewRandomState(1234),
+		"PCG64(34522)": NewGenerator(34522),
+		"PCG64(6198)":  NewGenerator(6198), "PCG64(6199)": NewGenerator(6199), "PCG64(0)": NewGenerator(0),
 	}
 	for _, c := range []struct {
 		source string
@@ -246,7 +253,8 @@ func TestVectors(t *testing.T) {
 		}
 		sum := md5.Sum(order)
 		if got := hex.EncodeToString(sum[:]); got != c.md5 {
-			t.Errorf("OLMo-core's order of %d, seed %d, epoch %d, chunk %d: MD5 is %s, want %s", c.n, c.seed, c.epoch, c.chunk, got, c.md5)
+			t.Errorf("OLMo-core's order of %d, seed %d, epoch %d, chunk %d: MD5 is %s, want %s", c.n, c.seed, c.epoch,
+				c.chunk, got, c.md5)
 		}
 	}
 }

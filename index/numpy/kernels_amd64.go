@@ -86,10 +86,12 @@ func swap32AVX512(a *uint32, i int, partners *uint32, count, ahead int)
 func swap64AVX512(a *uint64, i int, partners *uint32, count, ahead int)
 
 //go:noescape
-func send32AVX512(a *uint32, i int, partners *uint32, count, block, shift int, staging unsafe.Pointer, tail *uint64, groups unsafe.Pointer, fresh *uint64, link *uint32)
+func send32AVX512(a *uint32, i int, partners *uint32, count, block, shift int, staging unsafe.Pointer, tail *uint64,
+	groups unsafe.Pointer, fresh *uint64, link *uint32)
 
 //go:noescape
-func send64AVX512(a *uint64, i int, partners *uint32, count, block, shift int, staging unsafe.Pointer, tail *uint64, groups unsafe.Pointer, fresh *uint64, link *uint32)
+func send64AVX512(a *uint64, i int, partners *uint32, count, block, shift int, staging unsafe.Pointer, tail *uint64,
+	groups unsafe.Pointer, fresh *uint64, link *uint32)
 
 //go:noescape
 func deliver32AVX512(block *uint32, groups unsafe.Pointer, count int)

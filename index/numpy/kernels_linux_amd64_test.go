@@ -11,7 +11,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// fence is memory whose last byte is the last one that can be touched: the page behind it is not accessible.
+// fence is memory whose last byte is the last one that can be touched: the page behind it is not
+// accessible.
 type fence struct{ memory []byte }
 
 func newFence(t *testing.T, bytes int) fence {
@@ -44,7 +45,8 @@ func TestKernels(t *testing.T) {
 	block := newFence(t, 4*blockWords)
 	rapid.Check(t, func(t *rapid.T) {
 		r := NewRandomState(rapid.Uint32().Draw(t, "seed"))
-		s, b := (*[blockWords + 16]uint32)(state.last(4*(blockWords+16))), (*[blockWords]uint32)(block.last(4*blockWords))
+		s, b := (*[blockWords + 16]uint32)(state.last(4*(blockWords+16))),
+			(*[blockWords]uint32)(block.last(4*blockWords))
 		*s = r.state
 		for range rapid.IntRange(1, 4).Draw(t, "passes") {
 			twistGo(&r.state, &r.block)
@@ -99,7 +101,8 @@ func kernels[T element](t *testing.T) {
 			t.Fatal("swap: assembly and Go differ")
 		}
 
-		// Messages of one block to all below, sent several times, then delivered to one of them, then fetched.
+		// Messages of one block to all below, sent several times, then delivered to one of them,
+		// then fetched.
 		var memory [2]scratch
 		var q [2]*queues[T]
 		for k := range q {

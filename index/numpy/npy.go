@@ -14,8 +14,9 @@ import (
 // HeaderSize is the length in bytes of the headers that [Header] makes.
 const HeaderSize = 128
 
-// Header is what numpy.save writes before the data of an array in C order, in numpy 1.14 and newer: the .npy format, version 1.0. The descr is one
-// of "<i2", "<i4", "<i8", "<u4" and the like; the shape has one or two numbers, both below 2^63, so that 128 bytes always suffice.
+// Header is what numpy.save writes before the data of an array in C order, in numpy 1.14 and newer:
+// the .npy format, version 1.0. The descr is one of "<i2", "<i4", "<i8", "<u4" and the like; the
+// shape has one or two numbers, both below 2^63, so that 128 bytes always suffice.
 func Header(descr string, shape ...int64) [HeaderSize]byte {
 	dims := make([]string, len(shape))
 	for i, n := range shape {
@@ -52,9 +53,10 @@ func (h NPY) Item() int64 {
 // maxHeader bounds what ReadHeader reads. The headers of plain arrays are a few hundred bytes.
 const maxHeader = 1 << 16
 
-// ReadHeader reads the header of a .npy file of the given size in bytes, of version 1.0, 2.0 or 3.0. It takes plain little-endian
-// elements ("<i4", "|u1", …) in C order and refuses everything else that the format can hold, and files shorter than their header
-// promises. Bytes after the data are passed over, as numpy does.
+// ReadHeader reads the header of a .npy file of the given size in bytes, of version 1.0, 2.0 or
+// 3.0. It takes plain little-endian elements ("<i4", "|u1", …) in C order and refuses everything
+// else that the format can hold, and files shorter than their header promises. Bytes after the data
+// are passed over, as numpy does.
 func ReadHeader(r io.ReaderAt, size int64) (NPY, error) {
 	var start [12]byte
 	n := min(int64(len(start)), max(size, 0))
@@ -77,7 +79,8 @@ func ReadHeader(r io.ReaderAt, size int64) (NPY, error) {
 		return NPY{}, fmt.Errorf("byte 8: a header of %d bytes; at most %d can be read", length, maxHeader)
 	}
 	if offset+length > size {
-		return NPY{}, fmt.Errorf("the file ends within its .npy header: it has %d bytes, the header %d", size, offset+length)
+		return NPY{}, fmt.Errorf("the file ends within its .npy header: it has %d bytes, the header %d", size,
+			offset+length)
 	}
 	text := make([]byte, length)
 	if _, err := r.ReadAt(text, offset); err != nil && !(errors.Is(err, io.EOF)) {
@@ -101,7 +104,8 @@ func ReadHeader(r io.ReaderAt, size int64) (NPY, error) {
 		need *= d
 	}
 	if h.Offset+need > size {
-		return NPY{}, fmt.Errorf("the file is cut off: its header promises %d bytes, it has %d; delete it and build it again", h.Offset+need, size)
+		return NPY{}, fmt.Errorf("the file is cut off: its header promises %d bytes, it has %d; delete it and build "+
+			"it again", h.Offset+need, size)
 	}
 	return h, nil
 }

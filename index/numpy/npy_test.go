@@ -27,7 +27,8 @@ func TestHeadersOfNumpy(t *testing.T) {
 		}
 		n := NPY{Descr: h.Descr, Shape: h.Shape, Offset: HeaderSize}
 		if h.Shape[0] > 1<<60 {
-			if _, err := ReadHeader(bytes.NewReader(want), 1<<62); err == nil || !strings.Contains(err.Error(), "more bytes than a file can") {
+			if _, err := ReadHeader(bytes.NewReader(want), 1<<62); err == nil ||
+				!strings.Contains(err.Error(), "more bytes than a file can") {
 				t.Errorf("%s %v: %v", h.Descr, h.Shape, err)
 			}
 			continue
@@ -62,11 +63,14 @@ func TestReadHeader(t *testing.T) {
 		shape []int64
 		size  int64
 	}{
-		{"version 2", npy(2, "{'descr': '<i4', 'fortran_order': False, 'shape': (3, 2), }      \n", 24), "<i4", []int64{3, 2}, 102},
+		{"version 2", npy(2, "{'descr': '<i4', 'fortran_order': False, 'shape': (3, 2), }      \n", 24), "<i4",
+			[]int64{3, 2}, 102},
 		{"version 3", npy(3, "{'descr': '<f8', 'fortran_order': False, 'shape': (), }\n", 8), "<f8", nil, 76},
 		{"Python 2", npy(1, "{'descr': '<i8', 'fortran_order': False, 'shape': (2L,), }\n", 16), "<i8", []int64{2}, 85},
-		{"another order, double quotes", npy(1, `{"shape":(1,),"fortran_order":False,"descr":"|u1"}`, 1), "|u1", []int64{1}, 61},
-		{"more than promised", npy(1, "{'descr': '<u2', 'fortran_order': False, 'shape': (0, 5)}", 9), "<u2", []int64{0, 5}, 67},
+		{"another order, double quotes", npy(1, `{"shape":(1,),"fortran_order":False,"descr":"|u1"}`, 1), "|u1",
+			[]int64{1}, 61},
+		{"more than promised", npy(1, "{'descr': '<u2', 'fortran_order': False, 'shape': (0, 5)}", 9), "<u2",
+			[]int64{0, 5}, 67},
 	} {
 		h, err := ReadHeader(bytes.NewReader(test.file), int64(len(test.file)))
 		if err != nil || h.Descr != test.descr || !slices.Equal(h.Shape, test.shape) || h.bytes() != test.size {
@@ -85,7 +89,8 @@ func TestReadHeader(t *testing.T) {
 		{"cut off in the header", npy(1, "{'descr': '<i4'", 0)[:20], "ends within its .npy header"},
 		{"cut off in the data", npy(1, "{'descr': '<i4', 'fortran_order': False, 'shape': (3,), }", 11), "cut off"},
 		{"Fortran", npy(1, "{'descr': '<i4', 'fortran_order': True, 'shape': (3,), }", 12), "C order"},
-		{"structured", npy(1, "{'descr': [('a', '<i4')], 'fortran_order': False, 'shape': (3,), }", 12), "want a string"},
+		{"structured", npy(1, "{'descr': [('a', '<i4')], 'fortran_order': False, 'shape': (3,), }", 12),
+			"want a string"},
 		{"big endian", npy(1, "{'descr': '>i4', 'fortran_order': False, 'shape': (3,), }", 12), `">i4"`},
 		{"objects", npy(1, "{'descr': '|O', 'fortran_order': False, 'shape': (3,), }", 12), `"|O"`},
 		{"no shape", npy(1, "{'descr': '<i4', 'fortran_order': False, }", 12), `"shape" is missing`},
@@ -93,12 +98,15 @@ func TestReadHeader(t *testing.T) {
 		{"other key", npy(1, "{'descr': '<i4', 'order': False, 'shape': (3,), }", 12), `"order"`},
 		{"no tuple", npy(1, "{'descr': '<i4', 'fortran_order': False, 'shape': (3), }", 12), "comma"},
 		{"negative", npy(1, "{'descr': '<i4', 'fortran_order': False, 'shape': (-3,), }", 12), "whole number"},
-		{"2^63", npy(1, "{'descr': '<i4', 'fortran_order': False, 'shape': (9223372036854775808,), }", 12), "whole number"},
-		{"2^64 bytes", npy(1, "{'descr': '<i4', 'fortran_order': False, 'shape': (4611686018427387904,2), }", 12), "more bytes"},
+		{"2^63", npy(1, "{'descr': '<i4', 'fortran_order': False, 'shape': (9223372036854775808,), }", 12),
+			"whole number"},
+		{"2^64 bytes", npy(1, "{'descr': '<i4', 'fortran_order': False, 'shape': (4611686018427387904,2), }", 12),
+			"more bytes"},
 		{"rest", npy(1, "{'descr': '<i4', 'fortran_order': False, 'shape': (3,), } x", 12), "something follows"},
 		{"escape", npy(1, `{'descr': '<\x69', 'fortran_order': False, 'shape': (3,), }`, 12), "without escapes"},
 	} {
-		if _, err := ReadHeader(bytes.NewReader(test.file), int64(len(test.file))); err == nil || !strings.Contains(err.Error(), test.want) {
+		if _, err := ReadHeader(bytes.NewReader(test.file), int64(len(test.file))); err == nil ||
+			!strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: %v, want an error with %q", test.name, err, test.want)
 		}
 	}
@@ -114,7 +122,8 @@ func (f failing) ReadAt([]byte, int64) (int, error) { return 0, f.err }
 
 // Whatever is read keeps within the file; and what Header writes, ReadHeader reads.
 func FuzzReadHeader(f *testing.F) {
-	for _, text := range []string{"{'descr': '<i4', 'fortran_order': False, 'shape': (3, 2), }  \n", "{'descr': '<i8', 'fortran_order': False, 'shape': (), }"} {
+	for _, text := range []string{"{'descr': '<i4', 'fortran_order': False, 'shape': (3, 2), }  \n",
+		"{'descr': '<i8', 'fortran_order': False, 'shape': (), }"} {
 		f.Add(npy(1, text, 24), int64(3), int64(2))
 		f.Add(npy(2, text, 24), int64(0), int64(1)<<40)
 	}
@@ -126,7 +135,8 @@ func FuzzReadHeader(f *testing.F) {
 			}
 			if len(h.Shape) == 1 || len(h.Shape) == 2 {
 				again := Header(h.Descr, h.Shape...)
-				if back, err := ReadHeader(bytes.NewReader(again[:]), 1<<62); err != nil || back.Descr != h.Descr || !slices.Equal(back.Shape, h.Shape) {
+				if back, err := ReadHeader(bytes.NewReader(again[:]), 1<<62); err != nil || back.Descr != h.Descr ||
+					!slices.Equal(back.Shape, h.Shape) {
 					t.Errorf("%+v becomes %+v, %v", h, back, err)
 				}
 			}

@@ -1,9 +1,11 @@
 package numpy
 
-// RandomState is numpy.random.RandomState(seed): the Mersenne Twister MT19937 (Matsumoto and Nishimura, 1998), seeded by init_genrand.
-// It is not for concurrent use. Copying the value copies the generator.
+// RandomState is numpy.random.RandomState(seed): the Mersenne Twister MT19937 (Matsumoto and
+// Nishimura, 1998), seeded by init_genrand. It is not for concurrent use. Copying the value copies
+// the generator.
 type RandomState struct {
-	// state is the twister's, followed by a copy of its first vector of 16 words, so that the recurrence reads ahead without wrapping.
+	// state is the twister's, followed by a copy of its first vector of 16 words, so that the
+	// recurrence reads ahead without wrapping.
 	state [blockWords + 16]uint32
 	block [blockWords]uint32 // the outputs of this state
 	next  int                // the first output not yet used
@@ -42,8 +44,9 @@ func (r *RandomState) Uint64() uint64 {
 	return uint64(high)<<32 | uint64(r.Uint32())
 }
 
-// Interval draws a number between 0 and max, both included, as numpy's random_interval does: the draw is cut to the bits of max and
-// repeated until it does not exceed max. A draw has 32 bits, or 64 if max is above 2³²-1. For max = 0 nothing is drawn.
+// Interval draws a number between 0 and max, both included, as numpy's random_interval does: the
+// draw is cut to the bits of max and repeated until it does not exceed max. A draw has 32 bits, or
+// 64 if max is above 2³²-1. For max = 0 nothing is drawn.
 func (r *RandomState) Interval(max uint64) uint64 { return interval(r, max) }
 
 // Skip leaves the generator as a shuffle of n elements would.

@@ -5,8 +5,9 @@ import (
 	"math"
 )
 
-// Shuffle shuffles a as RandomState.shuffle and Generator.shuffle do with a one-dimensional array: for i from the last position down to 1,
-// elements i and [Source].Interval(i) are swapped. What is drawn depends on len(a) only.
+// Shuffle shuffles a as RandomState.shuffle and Generator.shuffle do with a one-dimensional array:
+// for i from the last position down to 1, elements i and [Source].Interval(i) are swapped. What is
+// drawn depends on len(a) only.
 func Shuffle[T any](src Source, a []T) {
 	i := len(a) - 1
 	for ; i > math.MaxUint32; i-- {
@@ -25,7 +26,8 @@ func Shuffle[T any](src Source, a []T) {
 // element is what a Shuffler moves.
 type element interface{ uint32 | uint64 }
 
-// swapAhead is the number of swaps between touching an element and moving it: enough to hide what memory takes to answer.
+// swapAhead is the number of swaps between touching an element and moving it: enough to hide what
+// memory takes to answer.
 const swapAhead = 64
 
 // shuffleAhead is Shuffle for up to 2³² elements; it touches them some swaps ahead.

@@ -12,7 +12,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// plainTwister and plainPCG are the generators written down once more, as their specifications have them, a draw at a time.
+// plainTwister and plainPCG are the generators written down once more, as their specifications have
+// them, a draw at a time.
 type plainTwister struct {
 	mt   [624]uint32
 	used int
@@ -236,7 +237,8 @@ func shufflesAlike[T element](t *rapid.T, src Source, twin plain, n int) {
 	}
 }
 
-// blockedAlike compares the blocked shuffle with the plain rule, for a plan and a size. src and twin are at the same place.
+// blockedAlike compares the blocked shuffle with the plain rule, for a plan and a size. src and
+// twin are at the same place.
 func blockedAlike[T element](t *rapid.T, src Source, shuffle func(a []T), n int, p plan, memory *scratch) {
 	got, want := content[T](n), content[T](n)
 	end := n // of what is not yet emitted
@@ -307,7 +309,8 @@ func FuzzBlocked(f *testing.F) {
 	f.Fuzz(rapid.MakeFuzz(blockedProperty(&memory)))
 }
 
-// biased is a source whose partners are chosen by a rule: what no generator would draw, but the queues must hold.
+// biased is a source whose partners are chosen by a rule: what no generator would draw, but the
+// queues must hold.
 type biased struct {
 	Source
 	rule func(i uint32) uint32
@@ -403,12 +406,13 @@ func TestShufflerStops(t *testing.T) {
 			p := plan{shift: 12, window: 3, threads: threads}
 			var memory scratch
 			emitted := 0
-			err := shuffleBlocked(context.Background(), NewRandomState(1), content[uint64](n), p, &memory, func(int, []uint64) error {
-				if emitted++; emitted == 2 || n == 1000 {
-					return broken
-				}
-				return nil
-			})
+			err := shuffleBlocked(context.Background(), NewRandomState(1), content[uint64](n), p, &memory,
+				func(int, []uint64) error {
+					if emitted++; emitted == 2 || n == 1000 {
+						return broken
+					}
+					return nil
+				})
 			if !errors.Is(err, broken) || emitted > 2 {
 				t.Errorf("%d elements, %d threads: error of emit: %v after %d blocks", n, threads, err, emitted)
 			}
@@ -421,7 +425,8 @@ func TestShufflerStops(t *testing.T) {
 			})
 			cancel()
 			if emitted != 1 || (n > 4096 && !errors.Is(err, context.Canceled)) {
-				t.Errorf("%d elements, %d threads: canceled in the first block: %v after %d blocks", n, threads, err, emitted)
+				t.Errorf("%d elements, %d threads: canceled in the first block: %v after %d blocks", n, threads, err,
+					emitted)
 			}
 			memory.free()
 
@@ -430,16 +435,19 @@ func TestShufflerStops(t *testing.T) {
 				t.Errorf("%d elements, %d threads: emitted after the context was done", n, threads)
 				return nil
 			}
-			if err := s.Pairs(canceled, NewRandomState(1), content[uint64](n), emit); !errors.Is(err, context.Canceled) {
+			if err := s.Pairs(canceled, NewRandomState(1), content[uint64](n), emit); !errors.Is(err,
+				context.Canceled) {
 				t.Errorf("%d elements, %d threads: Pairs: %v", n, threads, err)
 			}
 			if err := s.Uint32(canceled, NewRandomState(1), content[uint32](n)); !errors.Is(err, context.Canceled) {
 				t.Errorf("%d elements, %d threads: Uint32: %v", n, threads, err)
 			}
-			if err := shuffleBlocked(canceled, NewRandomState(1), content[uint64](n), p, &memory, emit); !errors.Is(err, context.Canceled) {
+			if err := shuffleBlocked(canceled, NewRandomState(1), content[uint64](n), p, &memory, emit); !errors.Is(err,
+				context.Canceled) {
 				t.Errorf("%d elements, %d threads: blocked: %v", n, threads, err)
 			}
-			if err := s.Pairs(context.Background(), NewRandomState(1), content[uint64](n), func(int, []uint64) error { return broken }); !errors.Is(err, broken) {
+			if err := s.Pairs(context.Background(), NewRandomState(1), content[uint64](n),
+				func(int, []uint64) error { return broken }); !errors.Is(err, broken) {
 				t.Errorf("%d elements, %d threads: error of emit, in one block: %v", n, threads, err)
 			}
 			memory.free()

@@ -11,8 +11,9 @@ type Source interface {
 	Uint64() uint64
 	Interval(max uint64) uint64
 
-	// partners draws the positions with which a shuffle swaps positions i, i-1, … down to 1, and returns how many it wrote: at least one if
-	// i > 0 and len(dst) >= drawRoom, at most len(dst). Exactly the draws for these are used up.
+	// partners draws the positions with which a shuffle swaps positions i, i-1, … down to 1, and
+	// returns how many it wrote: at least one if i > 0 and len(dst) >= drawRoom, at most len(dst).
+	// Exactly the draws for these are used up.
 	partners(dst []uint32, i uint32) int
 }
 
@@ -52,13 +53,15 @@ const (
 	drawRoom     = 16   // the least room for partners that draw makes use of
 )
 
-// draw turns 32-bit draws into the partners of positions i, i-1, … down to 1, i > 0. It returns how many draws it has used, and how many
-// partners it wrote. It stops when the draws are used up, or less than drawRoom of dst is left.
+// draw turns 32-bit draws into the partners of positions i, i-1, … down to 1, i > 0. It returns how
+// many draws it has used, and how many partners it wrote. It stops when the draws are used up, or
+// less than drawRoom of dst is left.
 func draw(words, dst []uint32, i uint32) (used, done int) {
 	for used < len(words) && i > 0 && len(dst)-done >= drawRoom {
 		mask := uint32(1)<<bits.Len32(i) - 1
 		least := mask>>1 + 1 // the last position with this mask
-		// In bulk, as long as the mask stays. The more steps at a time and the fewer positions, the more words are doubtful.
+		// In bulk, as long as the mask stays. The more steps at a time and the fewer positions, the
+		// more words are doubtful.
 		n := min(len(words)-used, len(dst)-done, int(i-least), max(64, int(min(mask>>6, blockWords)))) &^ 15
 		if n > 0 {
 			k := accept(words[used:used+n], dst[done:], mask, i)
@@ -83,8 +86,9 @@ func draw(words, dst []uint32, i uint32) (used, done int) {
 	return used, done
 }
 
-// acceptGo writes those of the words, cut by mask, that are accepted as partners of positions i, i-1, …, and returns how many. It needs
-// i >= len(words), room for as many in dst, and the mask must be that of all these positions. len(words) is a multiple of 16.
+// acceptGo writes those of the words, cut by mask, that are accepted as partners of positions i,
+// i-1, …, and returns how many. It needs i >= len(words), room for as many in dst, and the mask
+// must be that of all these positions. len(words) is a multiple of 16.
 func acceptGo(words, dst []uint32, mask, i uint32) int {
 	dst = dst[:len(words)]
 	n, above := 0, uint64(i)+1

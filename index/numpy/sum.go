@@ -1,7 +1,9 @@
 package numpy
 
-// Sum is numpy.sum of a contiguous vector of doubles: pairwise summation, in blocks of up to 128 elements with eight running sums, as
-// numpy does it since 1.9 (numpy/_core/src/umath/loops_utils.h.src). The order of the additions decides the last bits of the result.
+// Sum is numpy.sum of a contiguous vector of doubles: pairwise summation, in blocks of up to 128
+// elements with eight running sums, as numpy does it since 1.9
+// (numpy/_core/src/umath/loops_utils.h.src). The order of the additions decides the last bits of
+// the result.
 func Sum(a []float64) float64 {
 	n := len(a)
 	switch {

@@ -31,7 +31,8 @@ func TestSumsOfNumpy(t *testing.T) {
 	}
 }
 
-// Whole numbers are summed exactly whatever the order; others to within the bound of pairwise summation.
+// Whole numbers are summed exactly whatever the order; others to within the bound of pairwise
+// summation.
 func TestSumIsASum(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		a := rapid.SliceOfN(rapid.Float64Range(-1e6, 1e6), 0, 3000).Draw(t, "a")

@@ -8,8 +8,9 @@ import (
 // pieceBytes is the size of the pieces in which a Writer writes.
 const pieceBytes = 4 << 20
 
-// A Writer writes a .npy file of one dimension from its beginning to its end, for an io.WriterAt that takes bytes past the page cache: in
-// pieces of 4 MiB, except for the last, at offsets that are multiples of that, from memory that begins at a page.
+// A Writer writes a .npy file of one dimension from its beginning to its end, for an io.WriterAt
+// that takes bytes past the page cache: in pieces of 4 MiB, except for the last, at offsets that
+// are multiples of that, from memory that begins at a page.
 type Writer[T int16 | int64] struct {
 	to      io.WriterAt // nil if the file is not wanted
 	piece   []byte
@@ -18,8 +19,8 @@ type Writer[T int16 | int64] struct {
 	release func()
 }
 
-// NewWriter begins a file of n numbers. Where to is nil the Writer takes everything and writes nothing. [Writer.Release] must be called when
-// it is not used any more.
+// NewWriter begins a file of n numbers. Where to is nil the Writer takes everything and writes
+// nothing. [Writer.Release] must be called when it is not used any more.
 func NewWriter[T int16 | int64](to io.WriterAt, n int64) *Writer[T] {
 	w := &Writer[T]{to: to, release: func() {}}
 	if to == nil {
@@ -55,7 +56,8 @@ func (w *Writer[T]) Append(v []T) error {
 	return nil
 }
 
-// Flush writes what has been appended. It is called after the last number; in between it would make a shorter piece.
+// Flush writes what has been appended. It is called after the last number; in between it would make
+// a shorter piece.
 func (w *Writer[T]) Flush() error {
 	if w.to == nil || w.fill == 0 {
 		return nil

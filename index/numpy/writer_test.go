@@ -20,7 +20,8 @@ func (f *pieces) WriteAt(p []byte, off int64) (int, error) {
 	if f.err != nil {
 		return 0, f.err
 	}
-	if int(off) != len(f.data) || off%pieceBytes != 0 || len(p) != min(pieceBytes, f.size-len(f.data)) || uintptr(unsafe.Pointer(&p[0]))%4096 != 0 {
+	if int(off) != len(f.data) || off%pieceBytes != 0 || len(p) != min(pieceBytes, f.size-len(f.data)) ||
+		uintptr(unsafe.Pointer(&p[0]))%4096 != 0 {
 		f.err = fmt.Errorf("a piece of %d bytes at %d, memory %p, of a file of %d", len(p), off, &p[0], f.size)
 		return 0, f.err
 	}
@@ -29,7 +30,8 @@ func (f *pieces) WriteAt(p []byte, off int64) (int, error) {
 }
 
 func TestWriter(t *testing.T) {
-	for _, n := range []int{0, 1, 1000, pieceBytes/2 - HeaderSize/2 - 1, pieceBytes/2 - HeaderSize/2, pieceBytes/2 - HeaderSize/2 + 1, 3*pieceBytes/2 + 17} {
+	for _, n := range []int{0, 1, 1000, pieceBytes/2 - HeaderSize/2 - 1, pieceBytes/2 - HeaderSize/2,
+		pieceBytes/2 - HeaderSize/2 + 1, 3*pieceBytes/2 + 17} {
 		for _, block := range []int{999, 1 << 16, 1 << 30} {
 			if block == 999 && n > 1e6 {
 				block = 99_999

@@ -40,7 +40,8 @@ func (d DType) Size() int64 {
 	return 0
 }
 
-// SmallestDType is the type that OLMo-core takes for a vocabulary when none is configured: the smallest that holds its last id.
+// SmallestDType is the type that OLMo-core takes for a vocabulary when none is configured: the
+// smallest that holds its last id.
 func SmallestDType(vocabulary int64) DType {
 	switch {
 	case vocabulary-1 <= math.MaxUint8:
@@ -89,14 +90,16 @@ func Stat(ctx context.Context, paths []string) ([]File, error) {
 	return files, nil
 }
 
-// Dataset is OLMo-core's NumpyFSLDataset: instances of SequenceLength consecutive tokens of one file. The rest of each file is dropped.
+// Dataset is OLMo-core's NumpyFSLDataset: instances of SequenceLength consecutive tokens of one
+// file. The rest of each file is dropped.
 type Dataset struct {
 	Files          []File // in the order of OLMo-core's paths, after [Permute] where source_permutation_seed is set
 	DType          DType
 	SequenceLength int64
 
-	// MaxTargetSequenceLength, a multiple of SequenceLength, or 0 for none: files are cut as if instances had this length, so that the
-	// order of the tokens stays the same while SequenceLength grows up to it.
+	// MaxTargetSequenceLength, a multiple of SequenceLength, or 0 for none: files are cut as if
+	// instances had this length, so that the order of the tokens stays the same while
+	// SequenceLength grows up to it.
 	MaxTargetSequenceLength int64
 }
 
@@ -109,11 +112,13 @@ func (d *Dataset) Check() error {
 		return fmt.Errorf("a sequence length of %d", d.SequenceLength)
 	}
 	if m := d.MaxTargetSequenceLength; m < 0 || m%d.SequenceLength != 0 {
-		return fmt.Errorf("a maximum target sequence length of %d, which is no multiple of the sequence length, %d", m, d.SequenceLength)
+		return fmt.Errorf("a maximum target sequence length of %d, which is no multiple of the sequence length, %d", m,
+			d.SequenceLength)
 	}
 	for _, f := range d.Files {
 		if f.Bytes < 0 || f.Bytes%d.DType.Size() != 0 {
-			return fmt.Errorf("%s has %d bytes, which is no whole number of %s tokens; was it written with another element type?", f.Path, f.Bytes, d.DType)
+			return fmt.Errorf("%s has %d bytes, which is no whole number of %s tokens; was it written with another "+
+				"element type?", f.Path, f.Bytes, d.DType)
 		}
 	}
 	return nil
@@ -156,7 +161,8 @@ type Places struct {
 	ends   []int64 // of each file, one past its last instance
 }
 
-// Of returns the file of an instance and its first token there. The instance must be one of the data set's.
+// Of returns the file of an instance and its first token there. The instance must be one of the
+// data set's.
 func (p *Places) Of(instance int64) (file int, token int64) {
 	file = sort.Search(len(p.ends), func(i int) bool { return p.ends[i] > instance })
 	if file > 0 {
@@ -181,8 +187,9 @@ type Vocabulary struct {
 	BOS            *int64
 }
 
-// Fingerprint is OLMo-core's dataset_fingerprint, version v2.0: SHA-256 of the class, its settings, and the base name and size of each
-// file. Neither the folders nor the contents of the files are in it, nor is the sequence length.
+// Fingerprint is OLMo-core's dataset_fingerprint, version v2.0: SHA-256 of the class, its settings,
+// and the base name and size of each file. Neither the folders nor the contents of the files are in
+// it, nor is the sequence length.
 func (d *Dataset) Fingerprint(v Vocabulary) string {
 	none := func(n int64, ok bool) string {
 		if !ok {
@@ -192,12 +199,14 @@ func (d *Dataset) Fingerprint(v Vocabulary) string {
 	}
 	h := sha256.New()
 	fmt.Fprintf(h, "class=NumpyFSLDataset")
-	fmt.Fprintf(h, "vocab_size=%d,pad_token_id=%d,eos_token_id=%d,dtype=<class 'numpy.%s'>,", v.Size, v.Pad, v.EOS, d.DType)
+	fmt.Fprintf(h, "vocab_size=%d,pad_token_id=%d,eos_token_id=%d,dtype=<class 'numpy.%s'>,", v.Size, v.Pad, v.EOS,
+		d.DType)
 	var bos int64
 	if v.BOS != nil {
 		bos = *v.BOS
 	}
-	fmt.Fprintf(h, "max_target_sequence_length=%s,bos_token_id=%s,", none(d.MaxTargetSequenceLength, d.MaxTargetSequenceLength != 0), none(bos, v.BOS != nil))
+	fmt.Fprintf(h, "max_target_sequence_length=%s,bos_token_id=%s,", none(d.MaxTargetSequenceLength,
+		d.MaxTargetSequenceLength != 0), none(bos, v.BOS != nil))
 	for _, f := range d.Files {
 		fmt.Fprintf(h, "path=%s,size=%d,", filepath.Base(f.Path), f.Bytes)
 	}

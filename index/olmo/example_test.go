@@ -6,7 +6,8 @@ import (
 	"mula/index/olmo"
 )
 
-// The order that OLMo-core trains in on a mixture: it takes the first tokens of each file, so the parts are the files of a data set.
+// The order that OLMo-core trains in on a mixture: it takes the first tokens of each file, so the
+// parts are the files of a data set.
 func ExampleMix() {
 	sources := []olmo.MixtureSource{
 		{Name: "web", Ratio: 0.75, MaxSourceFraction: 1, MaxRepetitionRatio: 1, Tokens: []int64{5000, 3000}},

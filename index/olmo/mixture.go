@@ -20,8 +20,8 @@ type MixtureSource struct {
 	Tokens []int64 // of each of its files
 }
 
-// Part is what a mixture takes of a file: its first tokens, a multiple of the sequence length, possibly none. A file that is repeated has
-// several parts.
+// Part is what a mixture takes of a file: its first tokens, a multiple of the sequence length,
+// possibly none. A file that is repeated has several parts.
 type Part struct {
 	Source, File int // numbers in the arguments of [Mix]
 	Tokens       int64
@@ -30,17 +30,20 @@ type Part struct {
 // allClose reports numpy.allclose(a, b) for two numbers.
 func allClose(a, b float64) bool { return math.Abs(a-b) <= 1e-8+float64(1e-5*math.Abs(b)) }
 
-// maxTokens is up to where numbers of tokens are exact as floats, in which OLMo-core computes. It holds all text there is.
+// maxTokens is up to where numbers of tokens are exact as floats, in which OLMo-core computes. It
+// holds all text there is.
 const maxTokens = 1 << 53
 
 // passes bounds how often a mixture may repeat a source; every pass has an entry for each file.
 const passes = 10_000
 
-// Mix is how OLMo-core's SourceMixtureDatasetConfig divides requested tokens, in steps of globalBatch tokens, over sources and files. The
-// parts are in the order of the data set that it makes (NumpyFSLDatasetMixture). A mixture that comes out empty is an error, as there.
+// Mix is how OLMo-core's SourceMixtureDatasetConfig divides requested tokens, in steps of
+// globalBatch tokens, over sources and files. The parts are in the order of the data set that it
+// makes (NumpyFSLDatasetMixture). A mixture that comes out empty is an error, as there.
 //
-// The shares of the files are computed in floating point as OLMo-core does. The instances that rounding left over go to the files with
-// room, evenly, then one each by the largest remainder (Hamilton's method); what still does not fit is left out, as there.
+// The shares of the files are computed in floating point as OLMo-core does. The instances that
+// rounding left over go to the files with room, evenly, then one each by the largest remainder
+// (Hamilton's method); what still does not fit is left out, as there.
 func Mix(sources []MixtureSource, requested, globalBatch, sequenceLength int64) ([]Part, error) {
 	if err := checkMixture(sources, requested, globalBatch, sequenceLength); err != nil {
 		return nil, err
@@ -59,7 +62,8 @@ func Mix(sources []MixtureSource, requested, globalBatch, sequenceLength int64) 
 		needed := int64(float64(requested) * s.Ratio)
 		available := int64(float64(float64(all)*s.MaxSourceFraction) * s.MaxRepetitionRatio)
 		if available < needed || all == 0 {
-			return nil, fmt.Errorf("source %s: %d tokens are needed for its ratio of %v, but at most %d may be taken; lower its ratio or the tokens asked for, or raise its repetition",
+			return nil, fmt.Errorf("source %s: %d tokens are needed for its ratio of %v, but at most %d may be "+
+				"taken; lower its ratio or the tokens asked for, or raise its repetition",
 				s.Name, needed, s.Ratio, available)
 		}
 		take := float64(needed) / float64(all)
@@ -122,7 +126,8 @@ func Mix(sources []MixtureSource, requested, globalBatch, sequenceLength int64) 
 		all += e.instances
 	}
 	if all == 0 {
-		return nil, fmt.Errorf("no file has as many as %d tokens, the sequence length: nothing can be taken", sequenceLength)
+		return nil, fmt.Errorf("no file has as many as %d tokens, the sequence length: nothing can be taken",
+			sequenceLength)
 	}
 	return parts, nil
 }
@@ -135,7 +140,8 @@ func checkMixture(sources []MixtureSource, requested, globalBatch, sequenceLengt
 		return fmt.Errorf("a mixture of %d tokens", requested)
 	}
 	if sequenceLength < 1 || globalBatch < 1 || globalBatch%sequenceLength != 0 {
-		return fmt.Errorf("a global batch of %d tokens, which is no multiple of the sequence length, %d", globalBatch, sequenceLength)
+		return fmt.Errorf("a global batch of %d tokens, which is no multiple of the sequence length, %d", globalBatch,
+			sequenceLength)
 	}
 	ratios := make([]float64, len(sources))
 	names := make(map[string]bool)
@@ -146,9 +152,11 @@ func checkMixture(sources []MixtureSource, requested, globalBatch, sequenceLengt
 		case !(s.Ratio > 0 && s.Ratio <= 1):
 			return fmt.Errorf("source %s: a ratio of %v; it must be above 0 and at most 1", s.Name, s.Ratio)
 		case !(s.MaxSourceFraction > 0 && s.MaxSourceFraction <= 1):
-			return fmt.Errorf("source %s: a maximum fraction of %v; it must be above 0 and at most 1", s.Name, s.MaxSourceFraction)
+			return fmt.Errorf("source %s: a maximum fraction of %v; it must be above 0 and at most 1", s.Name,
+				s.MaxSourceFraction)
 		case !(s.MaxRepetitionRatio >= 1 && s.MaxRepetitionRatio <= passes):
-			return fmt.Errorf("source %s: a repetition of %v; it must be at least 1 and at most %d", s.Name, s.MaxRepetitionRatio, passes)
+			return fmt.Errorf("source %s: a repetition of %v; it must be at least 1 and at most %d", s.Name,
+				s.MaxRepetitionRatio, passes)
 		case len(s.Tokens) == 0:
 			return fmt.Errorf("source %s has no files", s.Name)
 		}

@@ -139,7 +139,8 @@ func TestDatasets(t *testing.T) {
 				file, token := places.Of(id)
 				back, ok := places.Instance(file, token)
 				if file != i || token != (id-at[0])*c.Length || back != id || !ok {
-					t.Fatalf("data set %d: instance %d is at token %d of file %d, and back it is %d, %v", k, id, token, file, back, ok)
+					t.Fatalf("data set %d: instance %d is at token %d of file %d, and back it is %d, %v", k, id, token,
+						file, back, ok)
 				}
 			}
 			for _, token := range []int64{-c.Length, 1, (at[1] - at[0]) * c.Length} {
@@ -220,7 +221,8 @@ func TestSampleSizes(t *testing.T) {
 func TestSample(t *testing.T) {
 	for _, c := range readGolden(t).Samples {
 		ids, err := Sample(t.Context(), c.Instances, c.Seed, c.Tokens/c.Length)
-		if err != nil || int64(len(ids)) != c.Sampled || sum(bytesOf(ids)) != c.MD5 || !slices.Equal(ids[:min(8, len(ids))], c.First) {
+		if err != nil || int64(len(ids)) != c.Sampled || sum(bytesOf(ids)) != c.MD5 ||
+			!slices.Equal(ids[:min(8, len(ids))], c.First) {
 			t.Errorf("%+v: %d instances, %v", c, len(ids), err)
 		}
 	}
@@ -233,9 +235,12 @@ func TestVectors(t *testing.T) {
 		first []uint32
 		md5   string
 	}{
-		{Order{1000, 1, true, 34521, 1}, []uint32{905, 250, 414, 554, 333, 834, 537, 775}, "26a248a3e4d964f9ed666214fd9c27c5"},
-		{Order{1000, 1, true, 34521, 2}, []uint32{586, 379, 498, 271, 249, 597, 383, 709}, "270d3b44800f80c0caf75e8023f5d5be"},
-		{Order{1000, 4, true, 7, 3}, []uint32{372, 373, 374, 375, 420, 421, 422, 423}, "ca0256320532041e54f395b0f93d894b"},
+		{Order{1000, 1, true, 34521, 1}, []uint32{905, 250, 414, 554, 333, 834, 537, 775},
+			"26a248a3e4d964f9ed666214fd9c27c5"},
+		{Order{1000, 1, true, 34521, 2}, []uint32{586, 379, 498, 271, 249, 597, 383, 709},
+			"270d3b44800f80c0caf75e8023f5d5be"},
+		{Order{1000, 4, true, 7, 3}, []uint32{372, 373, 374, 375, 420, 421, 422, 423},
+			"ca0256320532041e54f395b0f93d894b"},
 		{Order{100003, 1, true, 6198, 0}, []uint32{27125, 8068, 8648, 62718, 32625, 99822, 96240, 52874}, ""},
 	} {
 		path, err := c.o.Write(t.Context(), t.TempDir(), 1)
@@ -247,10 +252,12 @@ func TestVectors(t *testing.T) {
 			t.Errorf("%s: %v, MD5 %s, want %s", c.o.Name(), err, sum(p), c.md5)
 		}
 	}
-	if got, want := numpy.SeedSequence(34522, 4), []uint64{4072936500876860428, 3860600257043854459, 5903087393948556259, 9620833178129359323}; !slices.Equal(got, want) {
+	if got, want := numpy.SeedSequence(34522, 4), []uint64{4072936500876860428, 3860600257043854459,
+		5903087393948556259, 9620833178129359323}; !slices.Equal(got, want) {
 		t.Errorf("SeedSequence(34522): %v", got)
 	}
-	if got, want := numpy.SeedSequence(6198, 4), []uint64{18226109254346334829, 11509511256931753152, 6908304897609655621, 406285045705944941}; !slices.Equal(got, want) {
+	if got, want := numpy.SeedSequence(6198, 4), []uint64{18226109254346334829, 11509511256931753152,
+		6908304897609655621, 406285045705944941}; !slices.Equal(got, want) {
 		t.Errorf("SeedSequence(6198): %v", got)
 	}
 	g := numpy.NewGenerator(6198)
@@ -265,7 +272,8 @@ func TestVectors(t *testing.T) {
 		6199:  {19, 8, 9, 11, 4, 5, 17, 6, 15, 14, 2, 12, 16, 1, 18, 3, 10, 13, 0, 7},
 		0:     {4, 19, 6, 2, 13, 16, 3, 11, 10, 8, 0, 12, 7, 5, 18, 17, 14, 9, 1, 15},
 	} {
-		a, release, err := Order{Instances: int64(len(want)), Chunk: 1, Shuffle: true, Seed: seed}.indices(t.Context(), 1)
+		a, release, err := Order{Instances: int64(len(want)), Chunk: 1, Shuffle: true, Seed: seed}.indices(t.Context(),
+			1)
 		if err != nil || !slices.Equal(a, want) {
 			t.Errorf("seed %d: %v, %v, want %v", seed, a, err, want)
 		}
@@ -288,9 +296,12 @@ func TestName(t *testing.T) {
 		}
 	}
 	for _, name := range []string{
-		"", "global_indices", "global_indices_v1.npy", "global_indices_dataset_size_v1.npy", "global_indices_dataset_size01_v1.npy", "global_indices_chunk1_dataset_size9_v1.npy",
-		"global_indices_dataset_size9_epoch1_v1.npy", "global_indices_dataset_size9_seed1_epoch1_v1.npy", "global_indices_dataset_size9_v2.npy", "global_indices_dataset_size99999999999999999999_v1.npy",
-		"global_indices_dataset_size4294967295_v1.npy", "global_indices_dataset_size0_v1.npy", "global_indices_chunk10_dataset_size9_v1.npy", "global_indices_dataset_size-9_v1.npy",
+		"", "global_indices", "global_indices_v1.npy", "global_indices_dataset_size_v1.npy",
+		"global_indices_dataset_size01_v1.npy", "global_indices_chunk1_dataset_size9_v1.npy",
+		"global_indices_dataset_size9_epoch1_v1.npy", "global_indices_dataset_size9_seed1_epoch1_v1.npy",
+		"global_indices_dataset_size9_v2.npy", "global_indices_dataset_size99999999999999999999_v1.npy",
+		"global_indices_dataset_size4294967295_v1.npy", "global_indices_dataset_size0_v1.npy",
+		"global_indices_chunk10_dataset_size9_v1.npy", "global_indices_dataset_size-9_v1.npy",
 	} {
 		if o, err := ParseName(name); err == nil {
 			t.Errorf("%q was parsed as %+v", name, o)
@@ -310,7 +321,8 @@ func FuzzParseName(f *testing.F) {
 
 func TestCheck(t *testing.T) {
 	for _, o := range []Order{
-		{}, {Instances: -1, Chunk: 1}, {Instances: 1<<32 - 1, Chunk: 1}, {Instances: 5}, {Instances: 5, Chunk: 6}, {Instances: 5, Chunk: -1}, {5, 1, true, -1, 1}, {5, 1, true, 1, -1}, {5, 1, true, 1<<63 - 1, 1},
+		{}, {Instances: -1, Chunk: 1}, {Instances: 1<<32 - 1, Chunk: 1}, {Instances: 5}, {Instances: 5,
+			Chunk: 6}, {Instances: 5, Chunk: -1}, {5, 1, true, -1, 1}, {5, 1, true, 1, -1}, {5, 1, true, 1<<63 - 1, 1},
 	} {
 		if o.Check() == nil {
 			t.Errorf("%+v was accepted", o)
@@ -323,21 +335,24 @@ func TestCheck(t *testing.T) {
 		t.Error(err)
 	}
 	for _, d := range []Dataset{
-		{DType: "int32", SequenceLength: 4}, {DType: Uint16}, {DType: Uint16, SequenceLength: 4, MaxTargetSequenceLength: 6}, {DType: Uint16, SequenceLength: 4, MaxTargetSequenceLength: 2},
+		{DType: "int32", SequenceLength: 4}, {DType: Uint16}, {DType: Uint16, SequenceLength: 4,
+			MaxTargetSequenceLength: 6}, {DType: Uint16, SequenceLength: 4, MaxTargetSequenceLength: 2},
 		{DType: Uint32, SequenceLength: 4, Files: []File{{"x", 6}}},
 	} {
 		if d.Check() == nil {
 			t.Errorf("%+v was accepted", d)
 		}
 	}
-	for vocabulary, want := range map[int64]DType{256: Uint8, 257: Uint16, 65536: Uint16, 65537: Uint32, 1 << 32: Uint32, 1<<32 + 1: Uint64} {
+	for vocabulary, want := range map[int64]DType{256: Uint8, 257: Uint16, 65536: Uint16, 65537: Uint32,
+		1 << 32: Uint32, 1<<32 + 1: Uint64} {
 		if got := SmallestDType(vocabulary); got != want {
 			t.Errorf("vocabulary of %d: %s, want %s", vocabulary, got, want)
 		}
 	}
 }
 
-// Any order of several chunks of writing, by several goroutines: every position is asked for once and lands in its place.
+// Any order of several chunks of writing, by several goroutines: every position is asked for once
+// and lands in its place.
 func TestWriteFunc(t *testing.T) {
 	const n, entries = 1000, chunkBytes/4*2 + 777
 	o := Order{Instances: n, Chunk: 1, Shuffle: true, Seed: 1, Epoch: 1}
@@ -378,7 +393,8 @@ func TestWriteFunc(t *testing.T) {
 		t.Fatal(err)
 	}
 	var d *Difference
-	if err := VerifyFunc(t.Context(), path, entries, fill); !errors.As(err, &d) || d.Position != at || d.Want != rule(at) || d.Got != rule(at)^1 {
+	if err := VerifyFunc(t.Context(), path, entries, fill); !errors.As(err, &d) || d.Position != at ||
+		d.Want != rule(at) || d.Got != rule(at)^1 {
 		t.Errorf("changed at %d: %v", at, err)
 	}
 
@@ -411,10 +427,12 @@ func TestWriteFunc(t *testing.T) {
 	}
 }
 
-// Orders that take several chunks of writing equal a plain Fisher-Yates and expansion, and Verify finds the one entry that differs.
+// Orders that take several chunks of writing equal a plain Fisher-Yates and expansion, and Verify
+// finds the one entry that differs.
 func TestWriteVerify(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		o := Order{Instances: rapid.Int64Range(1, 5_000_000).Draw(rt, "n"), Chunk: rapid.SampledFrom([]int64{1, 1, 2, 3, 7}).Draw(rt, "chunk"), Shuffle: true,
+		o := Order{Instances: rapid.Int64Range(1, 5_000_000).Draw(rt, "n"),
+			Chunk: rapid.SampledFrom([]int64{1, 1, 2, 3, 7}).Draw(rt, "chunk"), Shuffle: true,
 			Seed: rapid.Int64Range(0, 1<<40).Draw(rt, "seed"), Epoch: rapid.Int64Range(1, 5).Draw(rt, "epoch")}
 		o.Instances = max(o.Instances, o.Chunk)
 		dir := t.TempDir()
@@ -436,7 +454,8 @@ func TestWriteVerify(t *testing.T) {
 			rt.Fatalf("%d bytes for %d entries", len(p), o.Entries())
 		}
 		for k := range o.Entries() {
-			if got, w := binary.LittleEndian.Uint32(p[k*4:]), want[k/o.Chunk]*uint32(o.Chunk)+uint32(k%o.Chunk); got != w {
+			if got, w := binary.LittleEndian.Uint32(p[k*4:]),
+				want[k/o.Chunk]*uint32(o.Chunk)+uint32(k%o.Chunk); got != w {
 				rt.Fatalf("position %d: %d, want %d", k, got, w)
 			}
 		}
@@ -449,7 +468,8 @@ func TestWriteVerify(t *testing.T) {
 			rt.Fatal(err)
 		}
 		var d *Difference
-		if err := o.Verify(t.Context(), path, 1); !errors.As(err, &d) || d.Position != at || d.Got != d.Want^1 || d.Got != binary.LittleEndian.Uint32(p[at*4:]) {
+		if err := o.Verify(t.Context(), path, 1); !errors.As(err, &d) || d.Position != at || d.Got != d.Want^1 ||
+			d.Got != binary.LittleEndian.Uint32(p[at*4:]) {
 			rt.Fatalf("changed at %d: %v", at, err)
 		}
 		if err := os.Truncate(path, int64(len(p)-4)); err != nil {
@@ -518,7 +538,8 @@ func TestMixtureRefusals(t *testing.T) {
 			t.Errorf("%v: %v", c, parts)
 		}
 	}
-	for _, s := range [][]SampledSource{nil, {{0, 1, 1}}, {{10, 0, 1}}, {{10, nan, 1}}, {{10, 1, 0.5}}, {{10, 1, nan}}, {{1 << 60, 1, 1}}} {
+	for _, s := range [][]SampledSource{nil, {{0, 1, 1}}, {{10, 0, 1}}, {{10, nan, 1}}, {{10, 1, 0.5}}, {{10, 1, nan}},
+		{{1 << 60, 1, 1}}} {
 		if sizes, err := SampleSizes(s, 0); err == nil {
 			t.Errorf("%+v: %v", s, sizes)
 		}

@@ -1,8 +1,10 @@
-// Package olmo makes what OLMo-core derives from a list of token files: the order of their instances, the file it keeps the order in, the
-// fingerprint of its data sets, and how many tokens its source mixtures take from which file.
+// Package olmo makes what OLMo-core derives from a list of token files: the order of their
+// instances, the file it keeps the order in, the fingerprint of its data sets, and how many tokens
+// its source mixtures take from which file.
 //
-// OLMo-core looks for the order of an epoch under a name made of five numbers ([Order.Name]) in its work directory and uses what it finds
-// there. So it trains on an order that another program wrote, on every node that can read the file, without a change.
+// OLMo-core looks for the order of an epoch under a name made of five numbers ([Order.Name]) in its
+// work directory and uses what it finds there. So it trains on an order that another program wrote,
+// on every node that can read the file, without a change.
 package olmo
 
 import (
@@ -27,10 +29,12 @@ import (
 // Order is what decides OLMo-core's order of one epoch (NumpyFSLDataLoader).
 type Order struct {
 	Instances int64 // of the data set; less than 2^32-1
-	Chunk     int64 // consecutive instances that stay together: maximum target sequence length / sequence length, normally 1
-	Shuffle   bool  // otherwise the instances come in the order of the files, and Seed and Epoch mean nothing
-	Seed      int64 // 0 or more
-	Epoch     int64 // OLMo-core counts from 1
+	// consecutive instances that stay together: maximum target sequence length / sequence length,
+	// normally 1
+	Chunk   int64
+	Shuffle bool  // otherwise the instances come in the order of the files, and Seed and Epoch mean nothing
+	Seed    int64 // 0 or more
+	Epoch   int64 // OLMo-core counts from 1
 }
 
 // maxInstances is where OLMo-core refuses a data set: at the largest u32.
@@ -45,7 +49,8 @@ func (o Order) Check() error {
 	case o.Instances < 1:
 		return fmt.Errorf("%d instances: every file is shorter than one; give longer files or a shorter sequence length", o.Instances)
 	case o.Instances > maxInstances:
-		return fmt.Errorf("%d instances: OLMo-core numbers them with 32 bits and takes at most %d; use a longer sequence length or fewer files", o.Instances, int64(maxInstances))
+		return fmt.Errorf("%d instances: OLMo-core numbers them with 32 bits and takes at most %d; use a longer "+
+			"sequence length or fewer files", o.Instances, int64(maxInstances))
 	case o.Chunk < 1:
 		return fmt.Errorf("chunks of %d instances; at least 1 is needed", o.Chunk)
 	case o.Entries() == 0:
@@ -74,7 +79,8 @@ func (o Order) Name() string {
 	return b.String()
 }
 
-// ParseName is the order that a file of this name should hold; the folder before the name does not matter.
+// ParseName is the order that a file of this name should hold; the folder before the name does not
+// matter.
 func ParseName(path string) (Order, error) {
 	name := filepath.Base(path)
 	o := Order{Chunk: 1}
@@ -100,13 +106,14 @@ func ParseName(path string) (Order, error) {
 	}
 	// Name is the judge: it refuses leading zeros and fields in another order.
 	if !ok || rest != "_v1.npy" || o.Chunk < 1 || o.Name() != name {
-		return Order{}, fmt.Errorf("%q is no name of an order file of OLMo-core, such as %s", name, Order{Instances: 1000, Chunk: 1, Shuffle: true, Seed: 34521, Epoch: 1}.Name())
+		return Order{}, fmt.Errorf("%q is no name of an order file of OLMo-core, such as %s", name,
+			Order{Instances: 1000, Chunk: 1, Shuffle: true, Seed: 34521, Epoch: 1}.Name())
 	}
 	return o, o.Check()
 }
 
-// indices are the numbers of the chunks in their order: numpy.random.Generator(PCG64(seed + epoch)).shuffle of 0, 1, 2, …; release gives
-// their memory back.
+// indices are the numbers of the chunks in their order: numpy.random.Generator(PCG64(seed +
+// epoch)).shuffle of 0, 1, 2, …; release gives their memory back.
 func (o Order) indices(ctx context.Context, threads int) (a []uint32, release func(), err error) {
 	if err := o.Check(); err != nil {
 		return nil, nil, err
@@ -140,8 +147,8 @@ func (o Order) expand(dst, indices []uint32, first int64) {
 	}
 }
 
-// Write writes the order to dir under its name, replacing what is there, and returns the path. It takes 4 bytes of memory an instance while
-// it runs, and the shuffle's scratch memory.
+// Write writes the order to dir under its name, replacing what is there, and returns the path. It
+// takes 4 bytes of memory an instance while it runs, and the shuffle's scratch memory.
 func (o Order) Write(ctx context.Context, dir string, threads int) (string, error) {
 	indices, release, err := o.indices(ctx, threads)
 	if err != nil {
@@ -163,11 +170,13 @@ func (o Order) fill(indices []uint32) func(ctx context.Context, first int64, ids
 	}
 }
 
-// WriteFunc writes any order of the instances, repetitions and omissions included, under the name of o, for OLMo-core to use in its place:
-// fill sets ids to the instances at positions first, first+1, …. It is called by up to threads goroutines at once, in any order of
-// positions, each once. entries is the number of positions; OLMo-core needs one for each instance of each of its batches, by convention as
-// many as there are instances.
-func (o Order) WriteFunc(ctx context.Context, dir string, threads int, entries int64, fill func(ctx context.Context, first int64, ids []uint32) error) (string, error) {
+// WriteFunc writes any order of the instances, repetitions and omissions included, under the name
+// of o, for OLMo-core to use in its place: fill sets ids to the instances at positions first,
+// first+1, …. It is called by up to threads goroutines at once, in any order of positions, each
+// once. entries is the number of positions; OLMo-core needs one for each instance of each of its
+// batches, by convention as many as there are instances.
+func (o Order) WriteFunc(ctx context.Context, dir string, threads int, entries int64, fill func(ctx context.Context,
+	first int64, ids []uint32) error) (string, error) {
 	if err := o.Check(); err != nil {
 		return "", err
 	}
@@ -202,7 +211,8 @@ func (o Order) WriteFunc(ctx context.Context, dir string, threads int, entries i
 				}
 				for i, id := range ids {
 					if int64(id) >= o.Instances {
-						return fmt.Errorf("writing %s: position %d is instance %d, but there are only %d", path, first+int64(i), id, o.Instances)
+						return fmt.Errorf("writing %s: position %d is instance %d, but there are only %d", path,
+							first+int64(i), id, o.Instances)
 					}
 				}
 				if _, err := file.WriteAt(memory[:len(ids)*4], first*4); err != nil {
@@ -225,10 +235,12 @@ type Difference struct {
 }
 
 func (d *Difference) Error() string {
-	return fmt.Sprintf("%s: position %d (byte %d) is instance %d; the order has %d there", d.Path, d.Position, d.Position*4, d.Got, d.Want)
+	return fmt.Sprintf("%s: position %d (byte %d) is instance %d; the order has %d there", d.Path, d.Position,
+		d.Position*4, d.Got, d.Want)
 }
 
-// Verify computes the order and compares the file at path with it. The error is a [*Difference] if it has the right size and other contents.
+// Verify computes the order and compares the file at path with it. The error is a [*Difference] if
+// it has the right size and other contents.
 func (o Order) Verify(ctx context.Context, path string, threads int) error {
 	if err := o.Check(); err != nil {
 		return err
@@ -246,8 +258,10 @@ func (o Order) Verify(ctx context.Context, path string, threads int) error {
 	return compare(ctx, f, o.Entries(), o.fill(indices))
 }
 
-// VerifyFunc is [Order.Verify] for a file that [Order.WriteFunc] wrote. fill is called for one stretch of positions after the other.
-func VerifyFunc(ctx context.Context, path string, entries int64, fill func(ctx context.Context, first int64, ids []uint32) error) error {
+// VerifyFunc is [Order.Verify] for a file that [Order.WriteFunc] wrote. fill is called for one
+// stretch of positions after the other.
+func VerifyFunc(ctx context.Context, path string, entries int64, fill func(ctx context.Context, first int64,
+	ids []uint32) error) error {
 	f, err := openOrder(path, entries)
 	if err != nil {
 		return err
@@ -274,7 +288,8 @@ func openOrder(path string, entries int64) (*os.File, error) {
 }
 
 // compare finds the first entry of a file that is not what fill says.
-func compare(ctx context.Context, f *os.File, entries int64, fill func(ctx context.Context, first int64, ids []uint32) error) error {
+func compare(ctx context.Context, f *os.File, entries int64, fill func(ctx context.Context, first int64,
+	ids []uint32) error) error {
 	const per = chunkBytes / 4
 	memory, releaseChunk := numpy.Aligned(chunkBytes)
 	defer releaseChunk()

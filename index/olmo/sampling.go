@@ -16,8 +16,9 @@ type SampledSource struct {
 	MaxRepetition float64 // max_repetition_factor; 1 is OLMo-core's default
 }
 
-// SampleSizes is how many tokens OLMo-core's MixingInstanceSource takes of each source to come as close to target tokens as the ratios and
-// repetitions allow; target 0 is as many as there are in all. An explicit target that cannot be met is an error, as there.
+// SampleSizes is how many tokens OLMo-core's MixingInstanceSource takes of each source to come as
+// close to target tokens as the ratios and repetitions allow; target 0 is as many as there are in
+// all. An explicit target that cannot be met is an error, as there.
 func SampleSizes(sources []SampledSource, target int64) ([]int64, error) {
 	if len(sources) == 0 {
 		return nil, errors.New("a mixture of no sources")
@@ -48,7 +49,8 @@ func SampleSizes(sources []SampledSource, target int64) ([]int64, error) {
 			ratios[i] /= sum
 		}
 	}
-	// What each source would give, how often it would have to be repeated for that, and what then is there.
+	// What each source would give, how often it would have to be repeated for that, and what then
+	// is there.
 	ideal, room := make([]float64, len(sources)), make([]float64, len(sources))
 	factor := 1.0
 	for i, s := range sources {
@@ -62,21 +64,25 @@ func SampleSizes(sources []SampledSource, target int64) ([]int64, error) {
 		sampled[i] = ideal[i] * factor
 		sizes[i] = int64(sampled[i])
 		if float64(sizes[i]) > room[i] {
-			return nil, fmt.Errorf("source %d: %d of %v tokens after rounding; OLMo-core fails here too", i, sizes[i], room[i])
+			return nil, fmt.Errorf("source %d: %d of %v tokens after rounding; OLMo-core fails here too", i, sizes[i],
+				room[i])
 		}
 	}
 	if sum := numpy.Sum(sampled); target != 0 && !allClose(wanted, sum) {
-		return nil, fmt.Errorf("%d tokens cannot be had with these ratios and repetitions, only %d; lower the target or raise a repetition", target, int64(sum))
+		return nil, fmt.Errorf("%d tokens cannot be had with these ratios and repetitions, only %d; lower the "+
+			"target or raise a repetition", target, int64(sum))
 	}
 	return sizes, nil
 }
 
-// Sample is which instances OLMo-core's SamplingInstanceSource takes of a source with so many: the source's permutation as often as it fits
-// as a whole, then its beginning. seed is the mixture's plus the number of the source in it; sampled is the number of tokens, from
-// [SampleSizes], divided by the sequence length.
+// Sample is which instances OLMo-core's SamplingInstanceSource takes of a source with so many: the
+// source's permutation as often as it fits as a whole, then its beginning. seed is the mixture's
+// plus the number of the source in it; sampled is the number of tokens, from [SampleSizes], divided
+// by the sequence length.
 //
-// This holds where the sequence length is the maximum sequence length. Otherwise OLMo-core (3.0.0) writes the list with 8 bytes an entry,
-// reads it with 4, and so takes instance 0 every other time; nothing here reproduces that.
+// This holds where the sequence length is the maximum sequence length. Otherwise OLMo-core (3.0.0)
+// writes the list with 8 bytes an entry, reads it with 4, and so takes instance 0 every other time;
+// nothing here reproduces that.
 func Sample(ctx context.Context, instances, seed, sampled int64) ([]uint32, error) {
 	o := Order{Instances: instances, Chunk: 1, Shuffle: true, Seed: seed}
 	if sampled < 0 || sampled > maxInstances {

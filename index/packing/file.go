@@ -36,8 +36,10 @@ type File struct {
 	Statistics
 }
 
-// Build makes the index file of a source in dir, unless the directory has it: one that is there is read whole, and built anew if it is damaged. It packs
-// twice, once for the pieces and once for the table of the samples behind them, so that it keeps neither in memory. The file appears whole or not at all.
+// Build makes the index file of a source in dir, unless the directory has it: one that is there is
+// read whole, and built anew if it is damaged. It packs twice, once for the pieces and once for the
+// table of the samples behind them, so that it keeps neither in memory. The file appears whole or
+// not at all.
 func Build(ctx context.Context, dir string, s *Source) (*File, error) {
 	path := filepath.Join(dir, s.Name())
 	if f, err := find(ctx, path, s); err == nil || ctx.Err() != nil {
@@ -79,7 +81,8 @@ func Build(ctx context.Context, dir string, s *Source) (*File, error) {
 		return err
 	})
 	if err == nil && first != second {
-		err = fmt.Errorf("building %s: the shards were changed meanwhile; try again when their writer has finished", path)
+		err = fmt.Errorf("building %s: the shards were changed meanwhile; try again when their writer has finished",
+			path)
 	}
 	if err != nil {
 		return nil, err
@@ -120,7 +123,8 @@ func putRow(to []byte, p Piece) {
 	binary.LittleEndian.PutUint32(to[8:], uint32(p.Length))
 }
 
-// checksum is that of a sample: of its number, the beginning of its entry in the table, and its rows.
+// checksum is that of a sample: of its number, the beginning of its entry in the table, and its
+// rows.
 func checksum(sample int64, entry, rows []byte) uint32 {
 	var number [8]byte
 	binary.LittleEndian.PutUint64(number[:], uint64(sample))
@@ -149,7 +153,8 @@ type Index struct {
 	rows, table []byte
 }
 
-// Open opens an index file. It looks at its ends only; a sample is compared with its checksum whenever it is asked for.
+// Open opens an index file. It looks at its ends only; a sample is compared with its checksum
+// whenever it is asked for.
 func Open(path string) (_ *Index, err error) {
 	x := &Index{path: path}
 	if x.file, err = mapping.Open(path); err != nil {
@@ -200,8 +205,8 @@ func (x *Index) parse() error {
 // Capacity is the number of tokens of a sample, padding included.
 func (x *Index) Capacity() int { return int(x.capacity) }
 
-// Sample appends the pieces of a sample, in the order of their tokens. The error wraps [ErrDamaged] where the file is not what it was, and is that of
-// [mapping.Guard] where it was cut short.
+// Sample appends the pieces of a sample, in the order of their tokens. The error wraps [ErrDamaged]
+// where the file is not what it was, and is that of [mapping.Guard] where it was cut short.
 func (x *Index) Sample(dst []Piece, sample int64) ([]Piece, error) {
 	if sample < 0 || sample >= x.Samples {
 		return dst, fmt.Errorf("%s: sample %d was asked for, it has %d", x.path, sample, x.Samples)
@@ -236,8 +241,8 @@ func (x *Index) sample(dst []Piece, sample int64) ([]Piece, error) {
 	return dst, nil
 }
 
-// All gives the pieces of every sample, one sample after the other. They are good until the next are given. An error, about the file or because ctx
-// has ended, ends it.
+// All gives the pieces of every sample, one sample after the other. They are good until the next
+// are given. An error, about the file or because ctx has ended, ends it.
 func (x *Index) All(ctx context.Context) iter.Seq2[[]Piece, error] {
 	return func(yield func([]Piece, error) bool) {
 		var pieces []Piece
@@ -271,7 +276,8 @@ func (x *Index) Check(ctx context.Context) error {
 		}
 	}
 	if pieces != x.Pieces || tokens != x.Tokens {
-		return x.damaged("its samples have %d pieces and %d tokens, it says %d and %d", pieces, tokens, x.Pieces, x.Tokens)
+		return x.damaged("its samples have %d pieces and %d tokens, it says %d and %d", pieces, tokens, x.Pieces,
+			x.Tokens)
 	}
 	return nil
 }

@@ -1,5 +1,6 @@
-// Package packing puts the documents of a source into samples of a fixed number of tokens without cutting them, best fit first, and keeps what
-// it did in an index file, in which every sample is found at once. docs/formats/packing.md has the algorithm and the file to the letter.
+// Package packing puts the documents of a source into samples of a fixed number of tokens without
+// cutting them, best fit first, and keeps what it did in an index file, in which every sample is
+// found at once. docs/formats/packing.md has the algorithm and the file to the letter.
 package packing
 
 import (
@@ -12,7 +13,8 @@ import (
 	"iter"
 )
 
-// Limits of the algorithm, which are part of what a packing is: another number would be another version of it.
+// Limits of the algorithm, which are part of what a packing is: another number would be another
+// version of it.
 const (
 	maxOpen   = 1 << 10 // samples that are open at a time
 	maxPieces = 1 << 18 // pieces in them
@@ -23,11 +25,14 @@ const MaxCapacity = 1<<28 + 1
 
 // A Source is what is to be packed.
 type Source struct {
-	Capacity int   // tokens of a sample: L+1
-	HeldOut  int64 // the token of the source at which a document begins that is held out, as all after it are; the number of tokens if none is
-	Shards   []Shard
+	Capacity int // tokens of a sample: L+1
+	// the token of the source at which a document begins that is held out, as all after it are; the
+	// number of tokens if none is
+	HeldOut int64
+	Shards  []Shard
 
-	// Documents gives the number of tokens of every document of all shards, in order, empty ones included. It is gone through more than once.
+	// Documents gives the number of tokens of every document of all shards, in order, empty ones
+	// included. It is gone through more than once.
 	Documents iter.Seq2[int64, error]
 }
 
@@ -37,8 +42,8 @@ type Shard struct {
 	Index  string // SHA-256 of the .idx file, in hexadecimal
 }
 
-// A Piece is a document in a sample, or a part of one that is longer than a sample. Its tokens are those from Token on of all shards of the
-// source, one shard after the other.
+// A Piece is a document in a sample, or a part of one that is longer than a sample. Its tokens are
+// those from Token on of all shards of the source, one shard after the other.
 type Piece struct {
 	Token  int64
 	Length int32
@@ -59,8 +64,10 @@ func (s Statistics) Padding(capacity int) int64 { return s.Samples*int64(capacit
 
 // Valid says whether these can be the statistics of a packing of that capacity.
 func (s Statistics) Valid(capacity int) bool {
-	return s.Samples >= 0 && s.HeldOut >= 0 && s.HeldOut <= s.Samples && s.Cut >= 0 && s.Cut <= s.Documents && s.Documents <= s.Pieces &&
-		s.Pieces <= s.Tokens && s.Samples <= s.Pieces && s.Tokens <= maxTokens && s.Samples >= (s.Tokens+int64(capacity)-1)/int64(capacity)
+	return s.Samples >= 0 && s.HeldOut >= 0 && s.HeldOut <= s.Samples && s.Cut >= 0 && s.Cut <= s.Documents &&
+		s.Documents <= s.Pieces &&
+		s.Pieces <= s.Tokens && s.Samples <= s.Pieces && s.Tokens <= maxTokens &&
+		s.Samples >= (s.Tokens+int64(capacity)-1)/int64(capacity)
 }
 
 // maxTokens bounds a source, so that no sum of tokens and no offset in a file overflows.
@@ -79,7 +86,8 @@ func (s *Source) key() [32]byte {
 	return sha256.Sum256(b)
 }
 
-// Name is the name of the source's index file. It depends on the content of the .idx files and the settings, not on where they lie.
+// Name is the name of the source's index file. It depends on the content of the .idx files and the
+// settings, not on where they lie.
 func (s *Source) Name() string {
 	key := s.key()
 	return hex.EncodeToString(key[:16]) + ".packing"
@@ -90,7 +98,8 @@ func Count(ctx context.Context, s *Source) (Statistics, error) {
 	return s.pack(ctx, func(int64, []Piece) error { return nil })
 }
 
-// pack packs the source and gives emit the pieces of each sample, with its number. They are good until emit returns.
+// pack packs the source and gives emit the pieces of each sample, with its number. They are good
+// until emit returns.
 func (s *Source) pack(ctx context.Context, emit func(sample int64, pieces []Piece) error) (Statistics, error) {
 	if s.Capacity < 2 || s.Capacity > MaxCapacity {
 		return Statistics{}, fmt.Errorf("packing: samples of %d tokens; they have between 2 and 2^28 + 1", s.Capacity)
@@ -121,7 +130,8 @@ func (s *Source) pack(ctx context.Context, emit func(sample int64, pieces []Piec
 			return Statistics{}, err
 		}
 		if n < 0 || n > total-p.Tokens {
-			return Statistics{}, fmt.Errorf("packing: the documents have more than the %d tokens of their shards", total)
+			return Statistics{}, fmt.Errorf("packing: the documents have more than the %d tokens of their shards",
+				total)
 		}
 		if training < 0 && p.Tokens >= s.HeldOut {
 			if err := p.closeAll(); err != nil {
@@ -148,7 +158,8 @@ func (s *Source) pack(ctx context.Context, emit func(sample int64, pieces []Piec
 // none is no node.
 const none = -1
 
-// A packer is the bounded best fit. What it keeps is bounded by maxOpen and maxPieces, whatever the number of documents.
+// A packer is the bounded best fit. What it keeps is bounded by maxOpen and maxPieces, whatever the
+// number of documents.
 type packer struct {
 	Statistics
 	capacity int64
@@ -224,7 +235,8 @@ func (p *packer) put(piece Piece) error {
 	return nil
 }
 
-// search gives the place in open of the first sample that has more than this room, or as much and a number of at least this.
+// search gives the place in open of the first sample that has more than this room, or as much and a
+// number of at least this.
 func (p *packer) search(room int32, number int64) int {
 	low, high := 0, len(p.open)
 	for low < high {

@@ -65,8 +65,8 @@ func collect(t interface {
 	return samples, stats
 }
 
-// plainly packs documents as docs/formats/packing.md has it, looking at every open sample each time. It keeps them in the order of their opening, and
-// sorts nothing.
+// plainly packs documents as docs/formats/packing.md has it, looking at every open sample each
+// time. It keeps them in the order of their opening, and sorts nothing.
 func plainly(capacity int64, documents iter.Seq[document]) (done [][]Piece) {
 	type sample struct {
 		room   int64
@@ -131,12 +131,13 @@ func (s *Source) from(from, to int64) iter.Seq[document] {
 	}
 }
 
-// The packing is that of the plain loop, and has every token exactly once; held-out documents share no sample with others; the statistics count what
-// there is.
+// The packing is that of the plain loop, and has every token exactly once; held-out documents share
+// no sample with others; the statistics count what there is.
 func TestPackingIsThePlainOne(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		capacity := rapid.IntRange(2, 40).Draw(rt, "capacity")
-		length := rapid.OneOf(rapid.Int64Range(0, 6), rapid.Int64Range(0, int64(capacity)), rapid.Int64Range(0, 4*int64(capacity)))
+		length := rapid.OneOf(rapid.Int64Range(0, 6), rapid.Int64Range(0, int64(capacity)),
+			rapid.Int64Range(0, 4*int64(capacity)))
 		list := rapid.SliceOfN(rapid.SliceOfN(length, 0, 60), 1, 4).Draw(rt, "documents")
 		s := source(capacity, 0, list...)
 		starts := []int64{0}
@@ -162,7 +163,8 @@ func TestPackingIsThePlainOne(t *testing.T) {
 					seen[p.Token+k]++
 				}
 				if (p.Token >= s.HeldOut) != (i >= len(training)) {
-					rt.Fatalf("sample %d of %d for training has token %d; from %d on they are held out", i, len(training), p.Token, s.HeldOut)
+					rt.Fatalf("sample %d of %d for training has token %d; from %d on they are held out", i,
+						len(training), p.Token, s.HeldOut)
 				}
 				sum += int64(p.Length)
 				want.Pieces++
@@ -242,7 +244,8 @@ func TestFilesOfOtherImplementation(t *testing.T) {
 	for _, c := range golden.Cases {
 		var list [][]int64
 		for _, s := range c.Sources {
-			list = append(list, lengths(int64(s[0].(float64)), int64(s[1].(float64)), int64(s[2].(float64)), s[3].(string)))
+			list = append(list, lengths(int64(s[0].(float64)), int64(s[1].(float64)), int64(s[2].(float64)),
+				s[3].(string)))
 		}
 		s := source(c.Length+1, 0, list...)
 		at := int64(0)
@@ -284,12 +287,14 @@ func TestFilesOfOtherImplementation(t *testing.T) {
 			compare(x.Samples-int64(len(c.Last)-i), want)
 		}
 		if f.Name != c.Name || f.Bytes != c.Bytes || f.SHA256 != c.SHA256 || f.Samples != c.Samples {
-			t.Errorf("L %d: %+v, want %s of %d bytes with SHA-256 %s and %d samples", c.Length, f, c.Name, c.Bytes, c.SHA256, c.Samples)
+			t.Errorf("L %d: %+v, want %s of %d bytes with SHA-256 %s and %d samples", c.Length, f, c.Name, c.Bytes,
+				c.SHA256, c.Samples)
 		}
 	}
 }
 
-// What is kept in memory does not grow with the source: neither with the documents, nor with what is open.
+// What is kept in memory does not grow with the source: neither with the documents, nor with what
+// is open.
 func TestPackingIsBounded(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for name, length := range map[string]func() int64{
@@ -372,7 +377,8 @@ func TestFileIsFoundAgain(t *testing.T) {
 	}
 }
 
-// A flipped bit in any byte of a file, and every cut, is found: when it is opened, or when the sample is read, with the file named.
+// A flipped bit in any byte of a file, and every cut, is found: when it is opened, or when the
+// sample is read, with the file named.
 func TestDamageIsFound(t *testing.T) {
 	dir := t.TempDir()
 	s := source(9, 0, lengths(20, 5, 20, "uniform"))
@@ -445,7 +451,8 @@ func TestFaultsLeaveNoHalfFile(t *testing.T) {
 	}
 }
 
-// Documents that contradict their shards, and sources that change between the passes, are refused; a context ends the work.
+// Documents that contradict their shards, and sources that change between the passes, are refused;
+// a context ends the work.
 func TestRefusals(t *testing.T) {
 	ctx := t.Context()
 	s := source(9, 0, []int64{3, 4})
@@ -506,15 +513,18 @@ func FuzzOpen(f *testing.F) {
 	}
 	f.Add(data)
 	f.Add(append([]byte(magic), footer(9, Statistics{}, [32]byte{})...))
-	f.Add(append([]byte(magic), footer(2, Statistics{Samples: 1 << 55, Documents: 1, Pieces: 1 << 56, Tokens: 1 << 56}, [32]byte{})...))
+	f.Add(append([]byte(magic), footer(2, Statistics{Samples: 1 << 55, Documents: 1, Pieces: 1 << 56, Tokens: 1 << 56},
+		[32]byte{})...))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		x := &Index{path: "x", file: mapping.File{Data: data}}
 		if err := x.parse(); err != nil {
-			// The checksum stops most; try the rest as well, as a hostile file would have a fitting one.
+			// The checksum stops most; try the rest as well, as a hostile file would have a fitting
+			// one.
 			if len(data) < 4 {
 				return
 			}
-			data = binary.LittleEndian.AppendUint32(slices.Clone(data[:len(data)-4]), crc32.Checksum(data[max(0, len(data)-footerSize):len(data)-4], castagnoli))
+			data = binary.LittleEndian.AppendUint32(slices.Clone(data[:len(data)-4]),
+				crc32.Checksum(data[max(0, len(data)-footerSize):len(data)-4], castagnoli))
 			x = &Index{path: "x", file: mapping.File{Data: data}}
 			if err := x.parse(); err != nil {
 				return
@@ -528,7 +538,8 @@ func FuzzOpen(f *testing.F) {
 	})
 }
 
-// BenchmarkPack packs documents of the lengths of web text into samples of 4,097 tokens. One op is a document.
+// BenchmarkPack packs documents of the lengths of web text into samples of 4,097 tokens. One op is
+// a document.
 func BenchmarkPack(b *testing.B) {
 	r := rand.New(rand.NewPCG(1, 2))
 	list := make([]int64, 1<<16)

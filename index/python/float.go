@@ -8,9 +8,10 @@ import (
 	"unicode/utf8"
 )
 
-// Float is Python's repr of a float, which is also how json.dumps writes one but for NaN and the infinities: the shortest decimal that
-// reads back as v, in fixed notation with a decimal point if its decimal exponent is in [-4, 16), else as d.ddde±XX with at least two
-// digits in the exponent. Non-finite values are nan, inf and -inf.
+// Float is Python's repr of a float, which is also how json.dumps writes one but for NaN and the
+// infinities: the shortest decimal that reads back as v, in fixed notation with a decimal point if
+// its decimal exponent is in [-4, 16), else as d.ddde±XX with at least two digits in the exponent.
+// Non-finite values are nan, inf and -inf.
 func Float(v float64) string {
 	switch {
 	case math.IsNaN(v):
@@ -32,12 +33,13 @@ func Float(v float64) string {
 	return text
 }
 
-// RoundHalfEven is Python's int(round(v)): the nearest whole number, of two equally near ones the even one. It is meant for values that
-// fit an int64.
+// RoundHalfEven is Python's int(round(v)): the nearest whole number, of two equally near ones the
+// even one. It is meant for values that fit an int64.
 func RoundHalfEven(v float64) int64 { return int64(math.RoundToEven(v)) }
 
-// ParseFloat is Python's float(s): blanks around the number, single underscores between digits, inf, infinity and nan in any case, and
-// the decimal digits of all scripts are allowed; a number beyond the range of doubles is an infinity. It reports whether s is such a number.
+// ParseFloat is Python's float(s): blanks around the number, single underscores between digits,
+// inf, infinity and nan in any case, and the decimal digits of all scripts are allowed; a number
+// beyond the range of doubles is an infinity. It reports whether s is such a number.
 func ParseFloat(s string) (float64, bool) {
 	s = strings.TrimSpace(s)
 	plain := make([]byte, 0, len(s))
@@ -80,8 +82,9 @@ func ParseFloat(s string) (float64, bool) {
 	return v, true
 }
 
-// decimal is the value of a decimal digit of any script. Unicode keeps the ten digits of a script together and in order, and so every
-// range of the category Nd is a whole number of runs from 0 to 9.
+// decimal is the value of a decimal digit of any script. Unicode keeps the ten digits of a script
+// together and in order, and so every range of the category Nd is a whole number of runs from 0 to
+// 9.
 func decimal(r rune) (byte, bool) {
 	for _, in := range unicode.Nd.R16 {
 		if lo, hi := rune(in.Lo), rune(in.Hi); lo <= r && r <= hi {
@@ -111,7 +114,8 @@ func withoutUnderscores(s []byte) ([]byte, bool) {
 
 func digit(c byte) bool { return '0' <= c && c <= '9' }
 
-// decimalNumber checks the form digits[.digits][e[sign]digits], in which the digits before or after the point may be missing.
+// decimalNumber checks the form digits[.digits][e[sign]digits], in which the digits before or after
+// the point may be missing.
 func decimalNumber(s []byte) bool {
 	digits := func() int {
 		n := 0

@@ -26,7 +26,8 @@ func readGolden(t testing.TB) golden {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// encoding/json replaces lone surrogates, so that the pairs of strings that hold them are kept raw and read by stringOf.
+	// encoding/json replaces lone surrogates, so that the pairs of strings that hold them are kept
+	// raw and read by stringOf.
 	var raw struct {
 		Numbers, Strings    []string
 		Floats              [][2]string
@@ -50,13 +51,15 @@ func readGolden(t testing.TB) golden {
 		return out
 	}
 	g.Values, g.Texts = pairs(raw.Values), pairs(raw.Texts)
-	if len(g.Numbers) == 0 || len(g.Strings) == 0 || len(g.Floats) == 0 || len(g.Read) == 0 || len(g.Values) == 0 || len(g.Texts) == 0 || len(g.Rounded) == 0 {
+	if len(g.Numbers) == 0 || len(g.Strings) == 0 || len(g.Floats) == 0 || len(g.Read) == 0 || len(g.Values) == 0 ||
+		len(g.Texts) == 0 || len(g.Rounded) == 0 {
 		t.Fatal("the golden file is empty")
 	}
 	return g
 }
 
-// stringOf reads a JSON string with the standard library, which suffices as the texts in the file are JSON texts themselves.
+// stringOf reads a JSON string with the standard library, which suffices as the texts in the file
+// are JSON texts themselves.
 func stringOf(t testing.TB, raw json.RawMessage) string {
 	t.Helper()
 	var s string
@@ -147,7 +150,8 @@ func said(s string) string {
 
 func TestParseFloatsOfPython(t *testing.T) {
 	alphabet := []string{
-		"0", "1", "2", "5", "9", "0", "7", ".", "_", "e", "E", "+", "-", " ", "inf", "nan", "Infinity", "\t", "\u0663", "\uff11", "x", "\u00a0", "\x1c", "e-3", "1", "3",
+		"0", "1", "2", "5", "9", "0", "7", ".", "_", "e", "E", "+", "-", " ", "inf", "nan", "Infinity", "\t", "\u0663",
+		"\uff11", "x", "\u00a0", "\x1c", "e-3", "1", "3",
 	}
 	g := readGolden(t)
 	numbers := 0
@@ -165,7 +169,8 @@ func TestParseFloatsOfPython(t *testing.T) {
 			}
 		}
 		if got := block(words); got != want {
-			t.Errorf("strings %d to %d: hash %s, Python's is %s; they are %q, read as %q", 100*b, 100*b+99, got, want, given, words)
+			t.Errorf("strings %d to %d: hash %s, Python's is %s; they are %q, read as %q", 100*b, 100*b+99, got, want,
+				given, words)
 		}
 	}
 	if numbers < 1000 {
@@ -192,8 +197,8 @@ func TestRoundHalfEven(t *testing.T) {
 	}
 }
 
-// ParseFloat against the golden table of Python's, and, for the numbers that both languages write alike, against strconv; Float gives
-// every number back.
+// ParseFloat against the golden table of Python's, and, for the numbers that both languages write
+// alike, against strconv; Float gives every number back.
 func FuzzParseFloat(f *testing.F) {
 	table := make(map[string]string)
 	for _, r := range readGolden(f).Read {

@@ -1,5 +1,6 @@
-// Package python writes and reads text exactly as Python does, for the descriptions whose hashes name the index files of Megatron-LM and
-// its relatives: floats as repr writes them, and JSON as json.dumps(indent=4) does.
+// Package python writes and reads text exactly as Python does, for the descriptions whose hashes
+// name the index files of Megatron-LM and its relatives: floats as repr writes them, and JSON as
+// json.dumps(indent=4) does.
 package python
 
 import (
@@ -30,8 +31,9 @@ type Int int64
 // Number is a float, always written with a point or an exponent: 1.0.
 type Number float64
 
-// String is text. Bytes that are no UTF-8 are what Python's surrogateescape makes of them, as in file names: 0xff is \udcff. A lone
-// surrogate, which JSON can say and UTF-8 cannot, is kept in the three bytes that UTF-8 would give it.
+// String is text. Bytes that are no UTF-8 are what Python's surrogateescape makes of them, as in
+// file names: 0xff is \udcff. A lone surrogate, which JSON can say and UTF-8 cannot, is kept in the
+// three bytes that UTF-8 would give it.
 type String string
 
 // List is a list or a tuple.
@@ -56,8 +58,8 @@ func (o Object) Get(key string) Value {
 	return nil
 }
 
-// Dumps writes a value as Python's json.dumps(v, indent=4) does: each member on a line of its own, all of it ASCII, no newline at the end.
-// A nil Value is null.
+// Dumps writes a value as Python's json.dumps(v, indent=4) does: each member on a line of its own,
+// all of it ASCII, no newline at the end. A nil Value is null.
 func Dumps(v Value) string { return string(dump(nil, v, 0)) }
 
 func dump(text []byte, v Value, depth int) []byte {
@@ -125,7 +127,8 @@ func newLine(text []byte, i, depth int) []byte {
 	return text
 }
 
-// quote writes a string with everything outside the printable ASCII escaped, as json.dumps(ensure_ascii=True) does.
+// quote writes a string with everything outside the printable ASCII escaped, as
+// json.dumps(ensure_ascii=True) does.
 func quote(text []byte, s string) []byte {
 	text = append(text, '"')
 	for i := 0; i < len(s); {
@@ -174,9 +177,11 @@ func surrogate(s string) (rune, bool) {
 // maxDepth bounds the nesting that Parse follows; Python's own reader gives up at about as much.
 const maxDepth = 900
 
-// Parse reads one JSON value as Python's json.loads does: NaN, Infinity and -Infinity are numbers, lone surrogates are allowed, a number
-// without point and exponent is an [Int] and any other one a [Number], and of members of one name the last value is kept at the place of the first. Whole
-// numbers beyond 64 bits are refused. Errors name the byte, from 1. For a text that [Dumps] made, Dumps(Parse(text)) is that text.
+// Parse reads one JSON value as Python's json.loads does: NaN, Infinity and -Infinity are numbers,
+// lone surrogates are allowed, a number without point and exponent is an [Int] and any other one a
+// [Number], and of members of one name the last value is kept at the place of the first. Whole
+// numbers beyond 64 bits are refused. Errors name the byte, from 1. For a text that [Dumps] made,
+// Dumps(Parse(text)) is that text.
 func Parse(text []byte) (Value, error) {
 	if !utf8.Valid(text) {
 		return nil, errors.New("the JSON text is not UTF-8")

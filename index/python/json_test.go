@@ -104,7 +104,8 @@ func values(depth int) *rapid.Generator[Value] {
 			return List(rapid.SliceOfN(values(depth-1), 0, 4).Draw(t, "list"))
 		default:
 			o := Object{}
-			for _, key := range rapid.SliceOfNDistinct(rapid.String(), 0, 4, func(s string) string { return s }).Draw(t, "keys") {
+			for _, key := range rapid.SliceOfNDistinct(rapid.String(), 0, 4, func(s string) string { return s }).Draw(t,
+				"keys") {
 				o = append(o, Member{key, values(depth-1).Draw(t, "value")})
 			}
 			return o

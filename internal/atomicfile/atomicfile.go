@@ -1,11 +1,13 @@
 // Package atomicfile writes files that appear under their final name whole or not at all.
 //
-// A file is written under a temporary name in the directory of its final name, so that the rename that publishes it stays within one
-// file system. Before the rename its bytes are on disk (fsync), after it the directory entry is (fsync of the directory). A process that
-// dies on the way leaves a file whose name starts with a dot and ends in [TempSuffix]; no command of mula reads such a file, and
-// [Clean] removes it.
+// A file is written under a temporary name in the directory of its final name, so that the rename
+// that publishes it stays within one file system. Before the rename its bytes are on disk (fsync),
+// after it the directory entry is (fsync of the directory). A process that dies on the way leaves a
+// file whose name starts with a dot and ends in [TempSuffix]; no command of mula reads such a file,
+// and [Clean] removes it.
 //
-// Files that belong together are sealed first and published in order, the one that readers look for last:
+// Files that belong together are sealed first and published in order, the one that readers look for
+// last:
 //
 //	data.Seal(); index.Seal(); data.Publish(); index.Publish()
 package atomicfile
@@ -24,7 +26,8 @@ const TempSuffix = ".tmp"
 // Op names a file operation in [Fault].
 type Op string
 
-// The operations that [Fault] is asked about; the first five in the order in which a file goes through them.
+// The operations that [Fault] is asked about; the first five in the order in which a file goes
+// through them.
 const (
 	OpCreate  Op = "create"
 	OpWrite   Op = "write"
@@ -34,12 +37,14 @@ const (
 	OpRemove  Op = "remove"
 )
 
-// Fault, when a test sets it, is asked before every operation; what it returns stands for the error that the operating system would
-// have given, and the operation is not carried out. path is the final name of the file. It is nil outside tests.
+// Fault, when a test sets it, is asked before every operation; what it returns stands for the error
+// that the operating system would have given, and the operation is not carried out. path is the
+// final name of the file. It is nil outside tests.
 var Fault func(op Op, path string) error
 
-// SkipSync, when a test sets it, leaves files and directories to the operating system instead of waiting for the disk. A process that is killed loses
-// nothing by that, only a machine that crashes. [Fault] is asked as ever. It is false outside tests.
+// SkipSync, when a test sets it, leaves files and directories to the operating system instead of
+// waiting for the disk. A process that is killed loses nothing by that, only a machine that
+// crashes. [Fault] is asked as ever. It is false outside tests.
 var SkipSync bool
 
 func toDisk(f *os.File) error {
@@ -68,14 +73,15 @@ type pending struct {
 	done   bool // published or aborted
 }
 
-// File is a file on its way to its final name, written from its beginning to its end. It is not safe for use by several goroutines.
+// File is a file on its way to its final name, written from its beginning to its end. It is not
+// safe for use by several goroutines.
 type File struct{ pending }
 
 // Create starts a file that is to appear at path. The directory must exist.
 func Create(path string) (*File, error) { return CreateAs(path, filepath.Base(path)) }
 
-// CreateAs is [Create] with a temporary name made of name instead of the final one, for a folder whose readers look for a part of the final
-// name.
+// CreateAs is [Create] with a temporary name made of name instead of the final one, for a folder
+// whose readers look for a part of the final name.
 func CreateAs(path, name string) (*File, error) {
 	p, err := create(path, name)
 	if err != nil {
@@ -92,7 +98,8 @@ func create(path, name string) (pending, error) {
 		// To rename over a device or a pipe would put a file in its place.
 		return pending{}, fmt.Errorf("creating %s: it is %s; name another output", path, kind(info.Mode()))
 	}
-	// Not os.CreateTemp, whose files only their owner can read: a published file has the permissions that the user's umask gives.
+	// Not os.CreateTemp, whose files only their owner can read: a published file has the
+	// permissions that the user's umask gives.
 	for {
 		f, err := os.OpenFile(TempName(filepath.Join(filepath.Dir(path), name)), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o666)
 		if errors.Is(err, fs.ErrExist) {
@@ -118,7 +125,8 @@ func kind(mode fs.FileMode) string {
 	return "no regular file"
 }
 
-// cause is the error of the operating system without the temporary name, which tells the user nothing.
+// cause is the error of the operating system without the temporary name, which tells the user
+// nothing.
 func cause(err error) error {
 	var path *fs.PathError
 	if errors.As(err, &path) {
@@ -146,7 +154,8 @@ func (f *File) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-// Seal brings the bytes to disk and closes the file, which stays under its temporary name until Rename or Publish.
+// Seal brings the bytes to disk and closes the file, which stays under its temporary name until
+// Rename or Publish.
 func (p *pending) Seal() error {
 	if p.sealed || p.done {
 		return nil
@@ -164,8 +173,9 @@ func (p *pending) Seal() error {
 	return nil
 }
 
-// Rename seals the file if that has not been done, and gives it its final name, replacing what stood there. The new name survives a
-// crash of the machine only after [SyncDir] of its directory: for many files of one directory, one call serves them all.
+// Rename seals the file if that has not been done, and gives it its final name, replacing what
+// stood there. The new name survives a crash of the machine only after [SyncDir] of its directory:
+// for many files of one directory, one call serves them all.
 func (p *pending) Rename() error {
 	if p.done {
 		return errors.New("atomicfile: " + p.path + " was published or aborted before")
@@ -191,7 +201,8 @@ func (p *pending) Publish() error {
 	return SyncDir(filepath.Dir(p.path))
 }
 
-// Abort removes the temporary file. After Rename or Publish it does nothing, so it can be deferred right after the file is created.
+// Abort removes the temporary file. After Rename or Publish it does nothing, so it can be deferred
+// right after the file is created.
 func (p *pending) Abort() {
 	if p.done {
 		return
@@ -227,7 +238,8 @@ func WriteFile(path string, data []byte) error {
 	return f.Publish()
 }
 
-// Remove removes the file at path; that there is none is no error. The removal survives a crash of the machine after [SyncDir].
+// Remove removes the file at path; that there is none is no error. The removal survives a crash of
+// the machine after [SyncDir].
 func Remove(path string) error {
 	if err := fault(OpRemove, path); err != nil {
 		return err
@@ -238,7 +250,8 @@ func Remove(path string) error {
 	return nil
 }
 
-// SyncDir brings the entries of a directory to disk: renames and removals in it survive a crash of the machine after it returns.
+// SyncDir brings the entries of a directory to disk: renames and removals in it survive a crash of
+// the machine after it returns.
 func SyncDir(dir string) error {
 	if err := fault(OpSyncDir, dir); err != nil {
 		return err

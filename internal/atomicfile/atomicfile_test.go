@@ -42,7 +42,8 @@ func TestPublish(t *testing.T) {
 	}
 }
 
-// Whichever operation fails, the final name holds the old content or the new one, and no temporary file stays.
+// Whichever operation fails, the final name holds the old content or the new one, and no temporary
+// file stays.
 func TestEveryFault(t *testing.T) {
 	defer func() { Fault = nil }()
 	for k := 1; ; k++ {

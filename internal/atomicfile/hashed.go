@@ -8,7 +8,8 @@ import (
 	"sync"
 )
 
-// Hashed is a file that is hashed while it is written, through Buffer: a part of it in the background while the next is made.
+// Hashed is a file that is hashed while it is written, through Buffer: a part of it in the
+// background while the next is made.
 type Hashed struct {
 	File   *File
 	Buffer *bufio.Writer
@@ -30,7 +31,8 @@ func CreateHashed(path string) (*Hashed, error) {
 	return h, nil
 }
 
-// Finish brings the file to disk under its temporary name and returns its SHA-256, in hexadecimal. What is left to do is to publish File.
+// Finish brings the file to disk under its temporary name and returns its SHA-256, in hexadecimal.
+// What is left to do is to publish File.
 func (h *Hashed) Finish() (sha256 string, err error) {
 	if err := h.Buffer.Flush(); err != nil {
 		return "", err

@@ -12,33 +12,35 @@ import (
 )
 
 const (
-	// directAlign is what a piece's offset, length and memory must be multiples of to go past the page cache. Common disks want 512
-	// or 4096.
+	// directAlign is what a piece's offset, length and memory must be multiples of to go past the
+	// page cache. Common disks want 512 or 4096.
 	directAlign = 4096
 
-	// directFrom is the size of the smallest file whose pieces go past the page cache. A smaller one reaches the disk in one go when
-	// it is sealed, which takes fewer round trips.
+	// directFrom is the size of the smallest file whose pieces go past the page cache. A smaller
+	// one reaches the disk in one go when it is sealed, which takes fewer round trips.
 	directFrom = 1 << 20
 )
 
 // Image is a file of known size on its way to its final name, written in pieces in any order.
 //
-// A piece whose offset and memory are multiples of 4096 bytes goes straight to the disk as far as its length is one too, where the
-// file system can do that: for gigabytes written once this is several times faster than the page cache, and leaves that to others.
-// All other bytes, in particular those after the last multiple of 4096, go through the page cache.
+// A piece whose offset and memory are multiples of 4096 bytes goes straight to the disk as far as
+// its length is one too, where the file system can do that: for gigabytes written once this is
+// several times faster than the page cache, and leaves that to others. All other bytes, in
+// particular those after the last multiple of 4096, go through the page cache.
 type Image struct {
 	pending
 	size     int64
 	written  atomic.Int64
 	indirect atomic.Bool // the file system took the descriptor for direct writing, but not the writes
 
-	// Linux keeps the two ways coherent as long as they do not run at the same time on one page, and a page may be larger than a
-	// block. So direct writes share this lock, and those through the page cache exclude them.
+	// Linux keeps the two ways coherent as long as they do not run at the same time on one page,
+	// and a page may be larger than a block. So direct writes share this lock, and those through
+	// the page cache exclude them.
 	ways sync.RWMutex
 }
 
-// CreateImage starts a file of size bytes that is to appear at path. The space is taken at once where the file system can do that, so
-// that a full disk shows here. The directory must exist.
+// CreateImage starts a file of size bytes that is to appear at path. The space is taken at once
+// where the file system can do that, so that a full disk shows here. The directory must exist.
 func CreateImage(path string, size int64) (*Image, error) {
 	if size < 0 {
 		return nil, fmt.Errorf("creating %s: a size of %d bytes", path, size)
@@ -61,7 +63,8 @@ func CreateImage(path string, size int64) (*Image, error) {
 // Size is the size given to [CreateImage].
 func (m *Image) Size() int64 { return m.size }
 
-// WriteAt writes p at byte off. Several goroutines may write at once, pieces that do not overlap; p is not kept.
+// WriteAt writes p at byte off. Several goroutines may write at once, pieces that do not overlap; p
+// is not kept.
 func (m *Image) WriteAt(p []byte, off int64) (int, error) {
 	if off < 0 || int64(len(p)) > m.size-off {
 		return 0, fmt.Errorf("writing %s: %d bytes at %d end behind its %d bytes", m.path, len(p), off, m.size)
@@ -86,7 +89,8 @@ func (m *Image) WriteAt(p []byte, off int64) (int, error) {
 	return n, nil
 }
 
-// writeDirect writes the beginning of p, as much of it as may go past the page cache, and returns how much that was.
+// writeDirect writes the beginning of p, as much of it as may go past the page cache, and returns
+// how much that was.
 func (m *Image) writeDirect(p []byte, off int64) (int, error) {
 	if m.direct == nil || m.indirect.Load() || off%directAlign != 0 {
 		return 0, nil
@@ -105,8 +109,8 @@ func (m *Image) writeDirect(p []byte, off int64) (int, error) {
 	return n, err
 }
 
-// Seal brings the bytes to disk and closes the file, which stays under its temporary name until Rename or Publish. It fails if fewer
-// bytes were written than the file has.
+// Seal brings the bytes to disk and closes the file, which stays under its temporary name until
+// Rename or Publish. It fails if fewer bytes were written than the file has.
 func (m *Image) Seal() error {
 	if err := m.whole(); err != nil {
 		return err

@@ -7,7 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// allocate takes the space of the whole file, or, where the file system cannot, only gives the file its size.
+// allocate takes the space of the whole file, or, where the file system cannot, only gives the file
+// its size.
 func allocate(f *os.File, size int64) error {
 	if size == 0 {
 		return nil
@@ -23,7 +24,8 @@ func allocate(f *os.File, size int64) error {
 	}
 }
 
-// openDirect opens a file for writing past the page cache; nil if its file system cannot do that in blocks of directAlign.
+// openDirect opens a file for writing past the page cache; nil if its file system cannot do that in
+// blocks of directAlign.
 func openDirect(name string) *os.File {
 	f, err := os.OpenFile(name, os.O_WRONLY|unix.O_DIRECT, 0)
 	if err != nil {
@@ -31,7 +33,8 @@ func openDirect(name string) *os.File {
 	}
 	// Asked where the kernel tells (6.1 and newer); elsewhere the first write shows it.
 	var st unix.Statx_t
-	if err := unix.Statx(int(f.Fd()), "", unix.AT_EMPTY_PATH, unix.STATX_DIOALIGN, &st); err == nil && st.Mask&unix.STATX_DIOALIGN != 0 {
+	if err := unix.Statx(int(f.Fd()), "", unix.AT_EMPTY_PATH, unix.STATX_DIOALIGN, &st); err == nil &&
+		st.Mask&unix.STATX_DIOALIGN != 0 {
 		fits := func(align uint32) bool { return align != 0 && directAlign%align == 0 }
 		if !fits(st.Dio_mem_align) || !fits(st.Dio_offset_align) {
 			f.Close()

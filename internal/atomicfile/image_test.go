@@ -23,7 +23,8 @@ func aligned(n, shift int) []byte {
 	return p[off : off+n : off+n]
 }
 
-// directories are one of the disk's file system and, where there is one, one of a file system in memory.
+// directories are one of the disk's file system and, where there is one, one of a file system in
+// memory.
 func directories(t *testing.T) map[string]string {
 	dirs := map[string]string{"disk": t.TempDir()}
 	if dir, err := os.MkdirTemp("/dev/shm", "atomicfile"); err == nil {
@@ -40,7 +41,8 @@ func TestImageAnyPieces(t *testing.T) {
 			want := make([]byte, 4<<20)
 			rand.NewChaCha8([32]byte{1}).Read(want)
 			rapid.Check(t, func(t *rapid.T) {
-				size := rapid.OneOf(rapid.IntRange(0, 3*directAlign), rapid.IntRange(directFrom-1, directFrom+directAlign), rapid.IntRange(directFrom, len(want))).Draw(t, "size")
+				size := rapid.OneOf(rapid.IntRange(0, 3*directAlign), rapid.IntRange(directFrom-1,
+					directFrom+directAlign), rapid.IntRange(directFrom, len(want))).Draw(t, "size")
 				whole := rapid.SampledFrom([]int{1, 512, directAlign, 64 << 10}).Draw(t, "cut at multiples of")
 				pieces := rapid.IntRange(1, 40).Draw(t, "pieces")
 				misplaced := rapid.IntRange(0, 2).Draw(t, "misplaced memory")
@@ -108,7 +110,8 @@ func TestImageAnyPieces(t *testing.T) {
 	}
 }
 
-// Where direct writing works, aligned pieces go that way: this fails when a change sends all of them through the page cache.
+// Where direct writing works, aligned pieces go that way: this fails when a change sends all of
+// them through the page cache.
 func TestImageGoesDirect(t *testing.T) {
 	m, err := CreateImage(filepath.Join(t.TempDir(), "x"), 4<<20)
 	if err != nil {
@@ -134,7 +137,8 @@ func TestImageGoesDirect(t *testing.T) {
 	}
 }
 
-// A file system that takes the descriptor but not the writes: as if the page cache were the only way.
+// A file system that takes the descriptor but not the writes: as if the page cache were the only
+// way.
 func TestImageRefused(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "x")
 	const size = 2<<20 + 5
@@ -146,7 +150,8 @@ func TestImageRefused(t *testing.T) {
 	if m.direct == nil {
 		t.Skip("no direct writing in the directory for temporary files")
 	}
-	// A file that answers EINVAL to text which is no number stands for one on a disk with larger blocks.
+	// A file that answers EINVAL to text which is no number stands for one on a disk with larger
+	// blocks.
 	refusing, err := os.OpenFile("/proc/self/oom_score_adj", os.O_WRONLY, 0)
 	if err != nil {
 		t.Skip(err)
@@ -197,7 +202,8 @@ func TestImageBounds(t *testing.T) {
 	}
 }
 
-// Whichever operation fails, the final name holds the old content or the new one, and no temporary file stays.
+// Whichever operation fails, the final name holds the old content or the new one, and no temporary
+// file stays.
 func TestImageEveryFault(t *testing.T) {
 	defer func() { Fault = nil }()
 	write := func(path string, content []byte) error {

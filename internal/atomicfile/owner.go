@@ -15,7 +15,8 @@ import (
 	"time"
 )
 
-// An Owner names a process so that other processes, which may be on other machines, can tell whether it can still write.
+// An Owner names a process so that other processes, which may be on other machines, can tell
+// whether it can still write.
 type Owner struct {
 	Host    string `json:"host"`    // the name of the machine, for messages
 	Machine string `json:"machine"` // 16 hexadecimal digits; owners that agree here have process ids that mean the same
@@ -35,15 +36,16 @@ var self = sync.OnceValue(func() Owner {
 	return Owner{Host: host, Machine: machine(host, realm()), PID: os.Getpid(), Started: started}
 })
 
-// machine is Owner.Machine. A cluster has so few machines, boots and containers that no two agree in 64 bits.
+// machine is Owner.Machine. A cluster has so few machines, boots and containers that no two agree
+// in 64 bits.
 func machine(host, realm string) string {
 	h := fnv.New64a()
 	fmt.Fprintf(h, "%s\n%s", host, realm)
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// Gone reports whether the process is known to have ended. False means only that nothing is known: it may run, or belong to another
-// machine or container.
+// Gone reports whether the process is known to have ended. False means only that nothing is known:
+// it may run, or belong to another machine or container.
 func (o Owner) Gone() bool {
 	self := Self()
 	if o.Machine != self.Machine || o.PID <= 0 {
@@ -61,10 +63,12 @@ func (o Owner) String() string { return fmt.Sprintf("process %d on %s", o.PID, o
 // machineDigits is the length of Owner.Machine.
 const machineDigits = 16
 
-// maxTempBase is how much of the final name a temporary name repeats, so that it stays below the 255 bytes of common file systems.
+// maxTempBase is how much of the final name a temporary name repeats, so that it stays below the
+// 255 bytes of common file systems.
 const maxTempBase = 150
 
-// TempName makes a temporary name, not used before, beside path. It says which process made it, which is how [Clean] knows it:
+// TempName makes a temporary name, not used before, beside path. It says which process made it,
+// which is how [Clean] knows it:
 //
 //	.<name>.<machine>-<pid>-<started>-<random>.tmp
 func TempName(path string) string {
@@ -77,7 +81,8 @@ func TempName(path string) string {
 		strconv.FormatInt(self.Started, 36), strconv.FormatUint(uint64(rand.Uint32()), 36), TempSuffix))
 }
 
-// tempOwner is the owner that a temporary name tells. ok is false for names that [TempName] did not make.
+// tempOwner is the owner that a temporary name tells. ok is false for names that [TempName] did not
+// make.
 func tempOwner(name string) (o Owner, ok bool) {
 	name, ok = strings.CutPrefix(name, ".")
 	if !ok {
@@ -107,13 +112,14 @@ func tempOwner(name string) (o Owner, ok bool) {
 	return Owner{Machine: parts[0], PID: pid, Started: started}, true
 }
 
-// abandonedAfter is the age at which a temporary file of another machine is taken for abandoned: no file of ours is written for so
-// long without its time of change moving.
+// abandonedAfter is the age at which a temporary file of another machine is taken for abandoned: no
+// file of ours is written for so long without its time of change moving.
 const abandonedAfter = 24 * time.Hour
 
-// Clean removes the temporary files in dir that nobody will finish: those of processes of this machine that have ended, and those of
-// processes of which nothing is known that nobody has touched for a day. What the user may not remove, which is another's, stays. It
-// returns how many it removed.
+// Clean removes the temporary files in dir that nobody will finish: those of processes of this
+// machine that have ended, and those of processes of which nothing is known that nobody has touched
+// for a day. What the user may not remove, which is another's, stays. It returns how many it
+// removed.
 func Clean(dir string) (int, error) {
 	d, err := os.Open(dir)
 	if err != nil {

@@ -54,7 +54,8 @@ func TestGone(t *testing.T) {
 		o    Owner
 		want bool
 	}{
-		"self": {self, false}, "parent": {parent, false}, "ended": {reaped, true}, "elsewhere": {elsewhere, false}, "nobody": {Owner{}, false},
+		"self": {self, false}, "parent": {parent, false}, "ended": {reaped, true}, "elsewhere": {elsewhere,
+			false}, "nobody": {Owner{}, false},
 	} {
 		if got := test.o.Gone(); got != test.want {
 			t.Errorf("%s: %v, want %v", name, got, test.want)
@@ -77,7 +78,8 @@ func TestGone(t *testing.T) {
 	}
 }
 
-// What machines, boots and containers are told apart by is wide enough: of so many, some would agree in 32 bits.
+// What machines, boots and containers are told apart by is wide enough: of so many, some would
+// agree in 32 bits.
 func TestMachines(t *testing.T) {
 	seen := make(map[string]string)
 	for k := range 300_000 {
@@ -106,7 +108,9 @@ func TestTempName(t *testing.T) {
 			t.Errorf("%s: %+v, %v; want %+v", name, o, ok, self)
 		}
 	}
-	for _, name := range []string{"", ".", ".tmp", ".x.tmp", ".x.123.tmp", "x.0011aabb2233ccdd-1-0-0.tmp", ".x.0011aabb2233ccdd-1-0-0.bak", ".x.0011aabb2233ccdd-0-0-0.tmp", ".x.0011aabb-1-0-0.tmp", ".x.0011aabb2233ccdg-1-0-0.tmp", ".x.0011aabb2233ccdd-1-0.tmp", ".x.0011aabb2233ccdd-1--1-0.tmp"} {
+	for _, name := range []string{"", ".", ".tmp", ".x.tmp", ".x.123.tmp", "x.0011aabb2233ccdd-1-0-0.tmp",
+		".x.0011aabb2233ccdd-1-0-0.bak", ".x.0011aabb2233ccdd-0-0-0.tmp", ".x.0011aabb-1-0-0.tmp",
+		".x.0011aabb2233ccdg-1-0-0.tmp", ".x.0011aabb2233ccdd-1-0.tmp", ".x.0011aabb2233ccdd-1--1-0.tmp"} {
 		if o, ok := tempOwner(name); ok {
 			t.Errorf("%q is taken for one of ours: %+v", name, o)
 		}
@@ -166,7 +170,8 @@ func TestClean(t *testing.T) {
 	}
 }
 
-// What another user left in a shared directory, and only he may remove, is no reason to fail; a broken disk is.
+// What another user left in a shared directory, and only he may remove, is no reason to fail; a
+// broken disk is.
 func TestCleanOthers(t *testing.T) {
 	reaped, _ := ended(t)
 	dir := t.TempDir()

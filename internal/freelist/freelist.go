@@ -3,8 +3,9 @@ package freelist
 
 import "sync"
 
-// A List holds things that are not in use. Unlike a sync.Pool it holds on to them, so that a training step in its steady state allocates
-// nothing; it grows to the largest number in use at once. The zero List is empty and ready for use by several goroutines.
+// A List holds things that are not in use. Unlike a sync.Pool it holds on to them, so that a
+// training step in its steady state allocates nothing; it grows to the largest number in use at
+// once. The zero List is empty and ready for use by several goroutines.
 type List[T any] struct {
 	mu    sync.Mutex
 	items []*T

@@ -1,5 +1,6 @@
-// Command gotest runs `go test` with the arguments given and prints what it prints. At the end it says in one line how many tests were skipped
-// because a library is missing, and how to install it. It ends with the exit code of go test.
+// Command gotest runs `go test` with the arguments given and prints what it prints. At the end it
+// says in one line how many tests were skipped because a library is missing, and how to install it.
+// It ends with the exit code of go test.
 //
 // The environment variable GO names the go command.
 package main
@@ -47,7 +48,8 @@ func main() {
 	}
 }
 
-// libraries are what tests need and may not find: a text in what a test says then, and the Debian packages that bring it. The first that fits counts.
+// libraries are what tests need and may not find: a text in what a test says then, and the Debian
+// packages that bring it. The first that fits counts.
 var libraries = []struct{ text, packages string }{
 	{"intel-opencl-icd", "intel-opencl-icd"},
 	{"oneDNN", "libdnnl2"},
@@ -69,7 +71,8 @@ type report struct {
 	running        map[string]*testedPackage
 }
 
-// A testedPackage holds what the tests of a package have printed, until it is known whether they fail.
+// A testedPackage holds what the tests of a package have printed, until it is known whether they
+// fail.
 type testedPackage struct {
 	order []string                 // of the tests that print something
 	tests map[string]*bytes.Buffer // by name; "" is the package itself
@@ -155,7 +158,8 @@ func (r *report) note(text string, skipped bool) {
 	}
 }
 
-// print prints what go test prints of a package that has ended: its last line, or if it has failed all of the tests that did not pass.
+// print prints what go test prints of a package that has ended: its last line, or if it has failed
+// all of the tests that did not pass.
 func (p *testedPackage) print(w io.Writer, failed bool) error {
 	own := ""
 	if b := p.tests[""]; b != nil {
@@ -163,7 +167,8 @@ func (p *testedPackage) print(w io.Writer, failed bool) error {
 	}
 	if !failed {
 		for line := range strings.Lines(own) {
-			if strings.HasPrefix(line, "ok  \t") || strings.HasPrefix(line, "?   \t") || strings.Contains(line, "\tcoverage: ") {
+			if strings.HasPrefix(line, "ok  \t") || strings.HasPrefix(line, "?   \t") ||
+				strings.Contains(line, "\tcoverage: ") {
 				if _, err := io.WriteString(w, line); err != nil {
 					return err
 				}

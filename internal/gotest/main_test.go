@@ -18,7 +18,8 @@ func write(t *testing.T, packages map[string]string) string {
 	}
 	for name, body := range packages {
 		sub := filepath.Join(dir, name)
-		if err := errors.Join(os.MkdirAll(sub, 0o755), os.WriteFile(filepath.Join(sub, "x_test.go"), []byte("package "+name+"\n\nimport \"testing\"\n\n"+body), 0o644)); err != nil {
+		if err := errors.Join(os.MkdirAll(sub, 0o755), os.WriteFile(filepath.Join(sub, "x_test.go"),
+			[]byte("package "+name+"\n\nimport \"testing\"\n\n"+body), 0o644)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -51,14 +52,18 @@ func run(t *testing.T, dir string) string {
 func TestGoTest(t *testing.T) {
 	t.Parallel()
 	got := run(t, write(t, map[string]string{
-		"good":  "func TestA(t *testing.T) { t.Log(\"not printed\") }\nfunc TestB(t *testing.T) { t.Skip(\"another reason\") }\n",
-		"bad":   "func TestA(t *testing.T) { t.Log(\"passed\") }\nfunc TestB(t *testing.T) { t.Run(\"sub\", func(t *testing.T) { t.Error(\"wrong\") }) }\n",
+		"good": "func TestA(t *testing.T) { t.Log(\"not printed\") }\nfunc TestB(t *testing.T) { t.Skip(\"another " +
+			"reason\") }\n",
+		"bad": "func TestA(t *testing.T) { t.Log(\"passed\") }\nfunc TestB(t *testing.T) { t.Run(\"sub\", func(t " +
+			"*testing.T) { t.Error(\"wrong\") }) }\n",
 		"stuck": "func TestP(t *testing.T) { panic(\"stop\") }\n",
 		"none":  "var _ = 1 + \"x\"\n",
 	}))
 	for _, want := range []string{
-		"ok  \tm/good\t", "--- FAIL: TestB (", "--- FAIL: TestB/sub (", "x_test.go:6: wrong\n", "\nFAIL\nFAIL\tm/bad\t", "panic: stop", "FAIL\tm/stuck\t",
-		"FAIL\tm/none [build failed]\n", "x_test.go:5:", "skipped: no test for want of a library; 1 test for other reasons",
+		"ok  \tm/good\t", "--- FAIL: TestB (", "--- FAIL: TestB/sub (", "x_test.go:6: wrong\n", "\nFAIL\nFAIL\tm/bad\t",
+		"panic: stop", "FAIL\tm/stuck\t",
+		"FAIL\tm/none [build failed]\n", "x_test.go:5:",
+		"skipped: no test for want of a library; 1 test for other reasons",
 	} {
 		if !strings.Contains(got, want) {
 			t.Errorf("%q is missing in\n%s", want, got)
@@ -73,15 +78,19 @@ func TestGoTest(t *testing.T) {
 
 func TestSummary(t *testing.T) {
 	skip := func(reason string) string {
-		return `{"Action":"output","Package":"p","Test":"T","Output":"    x.go:1: ` + reason + `\n"}` + "\n" + `{"Action":"skip","Package":"p","Test":"T"}` + "\n"
+		return `{"Action":"output","Package":"p","Test":"T","Output":"    x.go:1: ` + reason + `\n"}` + "\n" +
+			`{"Action":"skip","Package":"p","Test":"T"}` + "\n"
 	}
 	pass := func(log string) string {
-		return `{"Action":"output","Package":"p","Test":"T","Output":"    x.go:1: ` + log + `\n"}` + "\n" + `{"Action":"pass","Package":"p","Test":"T"}` + "\n"
+		return `{"Action":"output","Package":"p","Test":"T","Output":"    x.go:1: ` + log + `\n"}` + "\n" +
+			`{"Action":"pass","Package":"p","Test":"T"}` + "\n"
 	}
 	for _, c := range []struct{ events, want string }{
 		{"", "skipped: no test for want of a library"},
-		{skip("this user may write everywhere"), "skipped: no test for want of a library; 1 test for other reasons, which go test -v names"},
-		{skip("no OpenCL device: opencl: the loader libOpenCL.so.1 knows no driver") + skip("opencl: no loader") + skip("onednn: no oneDNN library was found"),
+		{skip("this user may write everywhere"),
+			"skipped: no test for want of a library; 1 test for other reasons, which go test -v names"},
+		{skip("no OpenCL device: opencl: the loader libOpenCL.so.1 knows no driver") + skip("opencl: no loader") +
+			skip("onednn: no oneDNN library was found"),
 			"skipped: 3 tests for want of a library; to run all (Debian, Ubuntu): apt-get install pocl-opencl-icd ocl-icd-libopencl1 libdnnl2"},
 		{skip("Intel's OpenCL driver is not installed (Debian: intel-opencl-icd)"),
 			"skipped: 1 test for want of a library; to run all (Debian, Ubuntu): apt-get install intel-opencl-icd"},

@@ -1,4 +1,5 @@
-// Package launchers reads from the environment which rank of a job this process is, as mpiexec, srun, torchrun and mula launch set it.
+// Package launchers reads from the environment which rank of a job this process is, as mpiexec,
+// srun, torchrun and mula launch set it.
 package launchers
 
 import (
@@ -17,14 +18,18 @@ type Launcher struct {
 	only string // variable that is set as well; without it the others are not the launcher's
 }
 
-// All are the launchers that mula knows. A process may have the variables of several, such as srun and its PMI.
+// All are the launchers that mula knows. A process may have the variables of several, such as srun
+// and its PMI.
 var All = []Launcher{
 	{Name: "mula launch", Rank: "MULA_RANK", Size: "MULA_WORLD"},
-	{Name: "Open MPI", MPI: true, Rank: "OMPI_COMM_WORLD_RANK", Size: "OMPI_COMM_WORLD_SIZE", Here: "OMPI_COMM_WORLD_LOCAL_SIZE"},
-	{Name: "MVAPICH2", MPI: true, Rank: "MV2_COMM_WORLD_RANK", Size: "MV2_COMM_WORLD_SIZE", Here: "MV2_COMM_WORLD_LOCAL_SIZE"},
-	{Name: "PMI", MPI: true, Rank: "PMI_RANK", Size: "PMI_SIZE", Here: "MPI_LOCALNRANKS"}, // MPICH, Intel MPI, srun --mpi=pmi2
-	{Name: "PMIx", MPI: true, Rank: "PMIX_RANK"},                                          // prterun, srun --mpi=pmix
-	{Name: "PALS", MPI: true, Rank: "PALS_RANKID"},                                        // HPE Cray machines
+	{Name: "Open MPI", MPI: true, Rank: "OMPI_COMM_WORLD_RANK", Size: "OMPI_COMM_WORLD_SIZE",
+		Here: "OMPI_COMM_WORLD_LOCAL_SIZE"},
+	{Name: "MVAPICH2", MPI: true, Rank: "MV2_COMM_WORLD_RANK", Size: "MV2_COMM_WORLD_SIZE",
+		Here: "MV2_COMM_WORLD_LOCAL_SIZE"},
+	// MPICH, Intel MPI, srun --mpi=pmi2
+	{Name: "PMI", MPI: true, Rank: "PMI_RANK", Size: "PMI_SIZE", Here: "MPI_LOCALNRANKS"},
+	{Name: "PMIx", MPI: true, Rank: "PMIX_RANK"},   // prterun, srun --mpi=pmix
+	{Name: "PALS", MPI: true, Rank: "PALS_RANKID"}, // HPE Cray machines
 	// A batch script has SLURM_PROCID, but no number of tasks of a step.
 	{Name: "srun", Rank: "SLURM_PROCID", Size: "SLURM_STEP_NUM_TASKS", Here: "SLURM_STEP_TASKS_PER_NODE"},
 	{Name: "torchrun", Rank: "RANK", Size: "WORLD_SIZE", Here: "LOCAL_WORLD_SIZE", only: "TORCHELASTIC_RUN_ID"},
@@ -38,17 +43,20 @@ type Process struct {
 	Here     int // processes on this machine; 1 if the launcher does not set it
 }
 
-// Find returns the place of this process in its job. It returns false for a process that no known launcher has started.
+// Find returns the place of this process in its job. It returns false for a process that no known
+// launcher has started.
 func Find() (Process, bool) { return FindIn(os.Getenv) }
 
-// FindIn is Find with another environment. A launcher that does not set the number of processes counts only if no other launcher sets it.
+// FindIn is Find with another environment. A launcher that does not set the number of processes
+// counts only if no other launcher sets it.
 func FindIn(getenv func(string) string) (Process, bool) {
 	var first Process
 	found := false
 	for _, l := range All {
 		p := Process{Launcher: l, Here: 1}
 		var err error
-		if p.Rank, err = strconv.Atoi(getenv(l.Rank)); err != nil || p.Rank < 0 || l.only != "" && getenv(l.only) == "" {
+		if p.Rank, err = strconv.Atoi(getenv(l.Rank)); err != nil || p.Rank < 0 || l.only != "" &&
+			getenv(l.only) == "" {
 			continue
 		}
 		if l.Size == "" {

@@ -1,5 +1,5 @@
-// Package lint holds the rules of the house that the compiler does not know: which package may import which, and who may print.
-// It is tests only.
+// Package lint holds the rules of the house that the compiler does not know: which package may
+// import which, and who may print. It is tests only.
 package lint
 
 import (
@@ -18,8 +18,9 @@ import (
 	"testing"
 )
 
-// height orders the packages directly below the module: a package imports lower ones only. Sub-packages are as high as the package
-// they belong to, and those of one package may import each other.
+// height orders the packages directly below the module: a package imports lower ones only.
+// Sub-packages are as high as the package they belong to, and those of one package may import each
+// other.
 var height = map[string]int{
 	"conformance": 6, // tests of the command
 	"cli":         5,
@@ -34,10 +35,12 @@ var height = map[string]int{
 	"internal":    0,
 }
 
-// aside are packages beside the house: they may import all of it but cli, and only tests, and they themselves, import them.
+// aside are packages beside the house: they may import all of it but cli, and only tests, and they
+// themselves, import them.
 var aside = []string{"fixtures", "benchmarks"}
 
-// onInternal are the packages that import none of ours but internal, although others would be below them.
+// onInternal are the packages that import none of ours but internal, although others would be below
+// them.
 var onInternal = []string{"xpu", "shards"}
 
 // vague are names that say nothing about what is inside.
@@ -75,7 +78,9 @@ func breaches(module string, f *goFile) []string {
 	}
 	_, known := height[f.top()]
 	if !known && !slices.Contains(aside, f.top()) {
-		report(f.syntax.Package, "package %q has no place in the import rule: give it one in internal/lint, and in ARCHITECTURE.md", path.Dir(f.path))
+		report(f.syntax.Package,
+			"package %q has no place in the import rule: give it one in internal/lint, and in ARCHITECTURE.md",
+			path.Dir(f.path))
 		return out
 	}
 	for _, spec := range f.syntax.Imports {
@@ -102,7 +107,8 @@ func breaches(module string, f *goFile) []string {
 	return out
 }
 
-// refuse says why a file may not import the package of ours at a path relative to the module; it is empty if it may.
+// refuse says why a file may not import the package of ours at a path relative to the module; it is
+// empty if it may.
 func refuse(f *goFile, imported string) string {
 	top, _, _ := strings.Cut(imported, "/")
 	from := f.top()
@@ -133,14 +139,15 @@ func refuse(f *goFile, imported string) string {
 	return ""
 }
 
-// printers are the names, by import path, through which a package below cli would speak to the user or end the process by itself.
-// "*" stands for every name.
+// printers are the names, by import path, through which a package below cli would speak to the user
+// or end the process by itself. "*" stands for every name.
 var printers = map[string][]string{
 	"os":  {"Stdout", "Stderr", "Exit"},
 	"fmt": {"Print", "Printf", "Println"},
 	"log": {"*"},
 	"log/slog": {
-		"Debug", "DebugContext", "Info", "InfoContext", "Warn", "WarnContext", "Error", "ErrorContext", "Log", "LogAttrs", "Default", "SetDefault",
+		"Debug", "DebugContext", "Info", "InfoContext", "Warn", "WarnContext", "Error", "ErrorContext", "Log",
+		"LogAttrs", "Default", "SetDefault",
 		"SetLogLoggerLevel",
 	},
 }
@@ -168,7 +175,8 @@ func prints(f *goFile, report func(token.Pos, string, ...any)) {
 			}
 			target, ok := imported[x.Name]
 			if names := printers[target]; ok && (slices.Contains(names, n.Sel.Name) || names[0] == "*") {
-				report(n.Pos(), "%s.%s: only cli and main programs print, log or exit; return an error or take a function for progress", target, n.Sel.Name)
+				report(n.Pos(), "%s.%s: only cli and main programs print, log or exit; return an error or take a "+
+					"function for progress", target, n.Sel.Name)
 			}
 		case *ast.CallExpr:
 			if name, ok := n.Fun.(*ast.Ident); ok && (name.Name == "print" || name.Name == "println") {
@@ -179,7 +187,8 @@ func prints(f *goFile, report func(token.Pos, string, ...any)) {
 	})
 }
 
-// moduleFiles parses every Go file of the module at root, whatever its build constraints. Modules nested in it are others' houses.
+// moduleFiles parses every Go file of the module at root, whatever its build constraints. Modules
+// nested in it are others' houses.
 func moduleFiles(root string) ([]*goFile, error) {
 	var files []*goFile
 	err := filepath.WalkDir(root, func(name string, entry fs.DirEntry, err error) error {
@@ -275,7 +284,8 @@ func TestBreaches(t *testing.T) {
 		// Downwards.
 		{"cli/train.go", `package cli; import ("mula/train"; "mula/shards"; "mula/internal/suggest")`, nil},
 		{"cli/mula/main.go", `package main; import "mula/cli"`, nil},
-		{"train/loop.go", `package train; import ("mula/moe"; "mula/blend"; "mula/xpu"; "mula/train/tensorboard")`, nil},
+		{"train/loop.go", `package train; import ("mula/moe"; "mula/blend"; "mula/xpu"; "mula/train/tensorboard")`,
+			nil},
 		{"moe/model.go", `package moe; import ("mula/xpu"; "mula/moe/safetensors")`, nil},
 		{"moe/safetensors/read.go", `package safetensors; import "mula/internal/atomicfile"`, nil},
 		{"blend/plan.go", `package blend; import ("mula/index"; "mula/shards")`, nil},
@@ -286,26 +296,38 @@ func TestBreaches(t *testing.T) {
 		{"benchmarks/blend_test.go", `package benchmarks; import ("mula/blend"; "mula/fixtures")`, nil},
 		{"shards/other.go", `package shards; import "mulatto/cli"`, nil}, // another module's package
 		// Upwards and sideways.
-		{"train/loop.go", `package train; import "mula/cli"`, []string{"train/loop.go:1: imports cli: nobody imports cli"}},
-		{"train/loop_test.go", `package train; import "mula/cli"`, []string{"nobody imports cli but the tests of the command as a whole"}},
-		{"fixtures/x.go", `package fixtures; import "mula/cli/table"`, []string{"imports cli/table: nobody imports cli"}},
-		{"benchmarks/x.go", `package benchmarks; import "mula/cli"`, []string{"nobody imports cli but the tests of the command as a whole"}},
-		{"blend/plan.go", "package blend\n\nimport (\n\t\"fmt\"\n\t\"mula/train\"\n)", []string{"blend/plan.go:5: imports train: imports run downwards"}},
+		{"train/loop.go", `package train; import "mula/cli"`,
+			[]string{"train/loop.go:1: imports cli: nobody imports cli"}},
+		{"train/loop_test.go", `package train; import "mula/cli"`,
+			[]string{"nobody imports cli but the tests of the command as a whole"}},
+		{"fixtures/x.go", `package fixtures; import "mula/cli/table"`,
+			[]string{"imports cli/table: nobody imports cli"}},
+		{"benchmarks/x.go", `package benchmarks; import "mula/cli"`,
+			[]string{"nobody imports cli but the tests of the command as a whole"}},
+		{"blend/plan.go", "package blend\n\nimport (\n\t\"fmt\"\n\t\"mula/train\"\n)",
+			[]string{"blend/plan.go:5: imports train: imports run downwards"}},
 		{"blend/plan.go", `package blend; import "mula/moe"`, []string{"imports moe: imports run downwards"}},
 		{"moe/model.go", `package moe; import "mula/blend"`, []string{"imports blend: imports run downwards"}},
-		{"index/order.go", `package index; import "mula/tokenize"`, []string{"imports tokenize: imports run downwards"}},
-		{"tokenize/run.go", `package tokenize; import ("mula/shards"; "mula/blend")`, []string{"imports blend: imports run downwards"}},
+		{"index/order.go", `package index; import "mula/tokenize"`,
+			[]string{"imports tokenize: imports run downwards"}},
+		{"tokenize/run.go", `package tokenize; import ("mula/shards"; "mula/blend")`,
+			[]string{"imports blend: imports run downwards"}},
 		{"index/order_test.go", `package index; import "mula/blend"`, []string{"imports blend: imports run downwards"}},
-		{"train/report/report.go", `package report; import "mula/cli"`, []string{"nobody imports cli but the tests of the command as a whole"}},
-		{"xpu/device.go", `package xpu; import "mula/shards"`, []string{"imports shards: xpu imports none of ours but internal"}},
+		{"train/report/report.go", `package report; import "mula/cli"`,
+			[]string{"nobody imports cli but the tests of the command as a whole"}},
+		{"xpu/device.go", `package xpu; import "mula/shards"`,
+			[]string{"imports shards: xpu imports none of ours but internal"}},
 		{"xpu/cpu/device.go", `package cpu; import "mula/moe"`, []string{"xpu imports none of ours but internal"}},
 		{"shards/read.go", `package shards; import "mula/index"`, []string{"shards imports none of ours but internal"}},
-		{"internal/a/a.go", `package a; import ("mula/internal/b"; "mula/shards")`, []string{"imports shards: internal imports none of ours but internal"}},
-		{"internal/a/a_test.go", `package a; import "mula/xpu"`, []string{"internal imports none of ours but internal"}},
+		{"internal/a/a.go", `package a; import ("mula/internal/b"; "mula/shards")`,
+			[]string{"imports shards: internal imports none of ours but internal"}},
+		{"internal/a/a_test.go", `package a; import "mula/xpu"`,
+			[]string{"internal imports none of ours but internal"}},
 		{"shards/read.go", `package shards; import "mula/fixtures"`, []string{"only tests import fixtures"}},
 		{"blend/read.go", `package blend; import "mula/benchmarks"`, []string{"only tests import benchmarks"}},
 		{"shards/read.go", `package shards; import "mula"`, []string{"it has no place in the import rule"}},
-		{"blend/read.go", `package blend; import "mula/stream"`, []string{"imports stream: it has no place in the import rule"}},
+		{"blend/read.go", `package blend; import "mula/stream"`,
+			[]string{"imports stream: it has no place in the import rule"}},
 		{"stream/read.go", `package stream`, []string{`package "stream" has no place in the import rule`}},
 		{"main.go", `package main`, []string{`package "." has no place in the import rule`}},
 		{"blend/read.go", `package blend; import . "mula/shards"`, []string{`import of "mula/shards" with a dot`}},
@@ -319,14 +341,20 @@ func TestBreaches(t *testing.T) {
 		{"shards/commonmark.go", `package shards`, nil},
 		// Printing.
 		{"cli/out.go", `package cli; import ("fmt"; "os"); func f() { fmt.Println(os.Stdout); os.Exit(1) }`, nil},
-		{"fixtures/x/main.go", `package main; import ("fmt"; "os"; "log"); func main() { fmt.Print(1); log.Fatal(os.Stderr) }`, nil},
+		{"fixtures/x/main.go",
+			`package main; import ("fmt"; "os"; "log"); func main() { fmt.Print(1); log.Fatal(os.Stderr) }`, nil},
 		{"shards/x_test.go", `package shards; import ("fmt"; "os"); func TestMain() { fmt.Print(1); os.Exit(1) }`, nil},
-		{"shards/x.go", `package shards; import ("fmt"; "os"); func f() { fmt.Fprintln(nil); fmt.Sprint(os.Args); os.Stdin.Close() }`, nil},
-		{"shards/x.go", `package shards; type s struct{ Exit, Stdout int }; func f(os s) { _ = os.Exit + os.Stdout }`, nil}, // another os
+		{"shards/x.go",
+			`package shards; import ("fmt"; "os"); func f() { fmt.Fprintln(nil); fmt.Sprint(os.Args); os.Stdin.Close() }`, nil},
+		// another os
+		{"shards/x.go", `package shards; type s struct{ Exit, Stdout int }; func f(os s) { _ = os.Exit + os.Stdout }`,
+			nil},
 		{"shards/x.go", `package shards; import "log/slog"; func f(l *slog.Logger) { l.Info("x") }`, nil},
-		{"shards/x.go", "package shards\nimport \"fmt\"\nfunc f() {\n\tfmt.Printf(\"x\")\n}", []string{"shards/x.go:4: fmt.Printf: only cli and main programs print"}},
+		{"shards/x.go", "package shards\nimport \"fmt\"\nfunc f() {\n\tfmt.Printf(\"x\")\n}",
+			[]string{"shards/x.go:4: fmt.Printf: only cli and main programs print"}},
 		{"moe/x.go", `package moe; import out "fmt"; func f() { out.Println(1) }`, []string{"fmt.Println"}},
-		{"moe/x.go", `package moe; import "os"; func f() { g(os.Stdout); g(os.Stderr); defer os.Exit(1) }`, []string{"os.Stdout", "os.Stderr", "os.Exit"}},
+		{"moe/x.go", `package moe; import "os"; func f() { g(os.Stdout); g(os.Stderr); defer os.Exit(1) }`,
+			[]string{"os.Stdout", "os.Stderr", "os.Exit"}},
 		{"moe/x.go", `package moe; import "log"; var l = log.Default()`, []string{"log.Default"}},
 		{"moe/x.go", `package moe; import "log/slog"; func f() { slog.Info("x") }`, []string{"log/slog.Info"}},
 		{"moe/x.go", `package moe; func f() { println(1); print(2) }`, []string{"println: only", "print: only"}},
@@ -352,8 +380,10 @@ func TestBreaches(t *testing.T) {
 func TestModuleFiles(t *testing.T) {
 	root := t.TempDir()
 	for name, text := range map[string]string{
-		"a/a.go": "package a", "a/b/b_windows.go": "package b", "a/b/b_test.go": "package b", "a/off.go": "//go:build never\n\npackage a",
-		"a/testdata/bad.go": "package {", "vendor/v/v.go": "package v", ".git/x.go": "package x", "_old/x.go": "package x", "a/_x.go": "package {", "a/notes.txt": "x",
+		"a/a.go": "package a", "a/b/b_windows.go": "package b", "a/b/b_test.go": "package b",
+		"a/off.go":          "//go:build never\n\npackage a",
+		"a/testdata/bad.go": "package {", "vendor/v/v.go": "package v", ".git/x.go": "package x",
+		"_old/x.go": "package x", "a/_x.go": "package {", "a/notes.txt": "x",
 		"nested/go.mod": "module nested", "nested/n.go": "package n", "nested/deep/n.go": "package n",
 	} {
 		name = filepath.Join(root, filepath.FromSlash(name))

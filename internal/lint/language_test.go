@@ -19,7 +19,8 @@ import (
 	"unicode/utf8"
 )
 
-var updateLanguage = flag.Bool("update-language", false, "lower the counts of language_exceptions.txt to what is there now")
+var updateLanguage = flag.Bool("update-language", false,
+	"lower the counts of language_exceptions.txt to what is there now")
 
 // A languageRule is a construction that the project does not use, and what to write instead.
 type languageRule struct {
@@ -27,7 +28,8 @@ type languageRule struct {
 	instead string
 }
 
-// languageRules lists constructions that make a reader stop. Patterns match whole words, in any case.
+// languageRules lists constructions that make a reader stop. Patterns match whole words, in any
+// case.
 var languageRules = compileRules([][2]string{
 	// Pronouns that replace a noun.
 	{`that of`, "repeat the noun: the plan's fingerprint"},
@@ -125,7 +127,8 @@ func compileRules(rules [][2]string) []languageRule {
 	return out
 }
 
-// maxProse is the longest line of Markdown prose, in characters. Tables, headings and code blocks may be longer.
+// maxProse is the longest line of Markdown prose, in characters. Tables, headings and code blocks
+// may be longer.
 const maxProse = 100
 
 // A remark is one thing that the language lint has to say about a line.
@@ -173,15 +176,16 @@ func lintMarkdown(text string) []remark {
 		prose := linkTo.ReplaceAllString(codeSpan.ReplaceAllString(l, "``"), "]()")
 		out = append(out, lintText(i+1, prose)...)
 		isTable, isHeading := strings.HasPrefix(trimmed, "|"), strings.HasPrefix(trimmed, "#")
-		if n := utf8.RuneCountInString(l); n > maxProse && !isTable && !isHeading && strings.Contains(strings.TrimLeft(trimmed, "-*> "), " ") {
+		if n := utf8.RuneCountInString(l); n > maxProse && !isTable && !isHeading &&
+			strings.Contains(strings.TrimLeft(trimmed, "-*> "), " ") {
 			out = append(out, remark{i + 1, fmt.Sprintf("%d columns of prose: wrap at %d", n, maxProse)})
 		}
 	}
 	return out
 }
 
-// lintGo looks at what users and Go programmers read: messages, package comments, and comments of exported names. Tests are left to the rule
-// for names.
+// lintGo looks at what users and Go programmers read: messages, package comments, and comments of
+// exported names. Tests are left to the rule for names.
 func lintGo(f *goFile) []remark {
 	var out []remark
 	comment := func(g *ast.CommentGroup) {
@@ -307,7 +311,8 @@ func languageRemarks(root string) (map[string][]remark, error) {
 
 const exceptionsFile = "language_exceptions.txt"
 
-// readExceptions reads the number of remarks that each file may still have: lines of a number, a space and a path.
+// readExceptions reads the number of remarks that each file may still have: lines of a number, a
+// space and a path.
 func readExceptions(text string) (map[string]int, error) {
 	out := make(map[string]int)
 	s := bufio.NewScanner(strings.NewReader(text))
@@ -326,7 +331,8 @@ func readExceptions(text string) (map[string]int, error) {
 	return out, s.Err()
 }
 
-// Everything that users read follows the rules of the language. Files from before the rules have a number of exceptions, which only falls.
+// Everything that users read follows the rules of the language. Files from before the rules have a
+// number of exceptions, which only falls.
 func TestLanguage(t *testing.T) {
 	root, _, err := moduleRoot()
 	if err != nil {
@@ -370,7 +376,8 @@ func TestLanguage(t *testing.T) {
 
 func writeExceptions(t *testing.T, all map[string][]remark, allowed map[string]int, first bool) {
 	var b strings.Builder
-	b.WriteString("# Remarks of the language lint that a file may still have. The numbers only fall:\n# go test ./internal/lint -run TestLanguage -update-language\n")
+	b.WriteString("# Remarks of the language lint that a file may still have. The numbers only fall:\n# go test " +
+		"./internal/lint -run TestLanguage -update-language\n")
 	type row struct {
 		file  string
 		count int

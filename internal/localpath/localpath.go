@@ -1,5 +1,6 @@
-// Package localpath refuses URLs where mula takes paths. mula reads and writes files of the local file system only. A URL that is taken for a path would
-// name a folder "s3:" in the working directory.
+// Package localpath refuses URLs where mula takes paths. mula reads and writes files of the local
+// file system only. A URL that is taken for a path would name a folder "s3:" in the working
+// directory.
 package localpath
 
 import (
@@ -8,12 +9,14 @@ import (
 	"strings"
 )
 
-// url matches the scheme of a URL. Libraries that clean paths leave one slash of the two: "s3:/bucket".
+// url matches the scheme of a URL. Libraries that clean paths leave one slash of the two:
+// "s3:/bucket".
 var url = regexp.MustCompile(`^([A-Za-z][A-Za-z0-9+.-]+://|(?i:s3|s3a|gs|gcs|az|abfs|abfss|adl|hf|hdfs|https?|ftp|file|oci|swift|wasbs?):/)`)
 
 // readers are the commands that print the content of a URL, by scheme.
 var readers = map[string]string{
-	"s3": "aws s3 cp %s -", "gs": "gcloud storage cat %s", "http": "curl -sSfL %s", "https": "curl -sSfL %s", "hdfs": "hdfs dfs -cat %s",
+	"s3": "aws s3 cp %s -", "gs": "gcloud storage cat %s", "http": "curl -sSfL %s", "https": "curl -sSfL %s",
+	"hdfs": "hdfs dfs -cat %s",
 }
 
 // Check returns an error that says what to do if path is a URL.
@@ -26,7 +29,8 @@ func Check(path string) error {
 	if scheme == "file" {
 		return fmt.Errorf("%s is a URL, and mula takes paths; write /%s", path, strings.TrimLeft(rest, "/"))
 	}
-	return fmt.Errorf("%s is a URL, and mula reads and writes local files only; mount the store as a file system or copy the files (a folder of that name is ./%s)",
+	return fmt.Errorf("%s is a URL, and mula reads and writes local files only; mount the store as a file system or "+
+		"copy the files (a folder of that name is ./%s)",
 		path, path)
 }
 
@@ -39,7 +43,8 @@ func Pipe(url string) string {
 	return ""
 }
 
-// CheckWords checks the words of a text that may have several paths, with blanks, commas or equals signs between them.
+// CheckWords checks the words of a text that may have several paths, with blanks, commas or equals
+// signs between them.
 func CheckWords(text string) error {
 	if err := Check(text); err != nil {
 		return err

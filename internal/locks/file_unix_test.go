@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A file is held once, and free again with Close, though another descriptor of the same opening is left: as a child process has one between its start and the
-// program that it becomes.
+// A file is held once, and free again with Close, though another descriptor of the same opening is
+// left: as a child process has one between its start and the program that it becomes.
 func TestHold(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "x.lock")
 	f, err := Hold(path)

@@ -9,8 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Alone waits until no other process of this machine is between Alone and the function it returned, for the same directory. The system
-// ends that for a process that dies. Where the file system does not offer it, it does nothing.
+// Alone waits until no other process of this machine is between Alone and the function it returned,
+// for the same directory. The system ends that for a process that dies. Where the file system does
+// not offer it, it does nothing.
 func Alone(dir string) (done func()) {
 	d, err := os.Open(dir)
 	if err != nil {
@@ -30,8 +31,9 @@ func hold(f *os.File) error {
 	return err
 }
 
-// unlock gives the lock of an open file back. To close the file is not enough: a child process that was started this moment has the file open, too, until it
-// becomes another program, and the lock goes with the last of them.
+// unlock gives the lock of an open file back. To close the file is not enough: a child process that
+// was started this moment has the file open, too, until it becomes another program, and the lock
+// goes with the last of them.
 func unlock(f *os.File) { _ = flock(f, unix.LOCK_UN) }
 
 func flock(f *os.File, how int) error {

@@ -1,16 +1,18 @@
-// Package locks lets processes that share a directory, on one machine or several, divide work without a server: a lock is a file that only
-// one of them can create.
+// Package locks lets processes that share a directory, on one machine or several, divide work
+// without a server: a lock is a file that only one of them can create.
 //
-// Who makes a lock, where none may be before, has it. It says who that is, and its time of change moves while the holder lives. A lock is
-// stale at once when its holder ran on this machine and has ended, and otherwise when its time of change has not moved while this process
-// watched it for a minute: no clocks of different machines are compared.
+// Who makes a lock, where none may be before, has it. It says who that is, and its time of change
+// moves while the holder lives. A lock is stale at once when its holder ran on this machine and has
+// ended, and otherwise when its time of change has not moved while this process watched it for a
+// minute: no clocks of different machines are compared.
 //
-// A lock is made as a further name (a hard link) of a file in which its text already stands, so that a kill leaves no lock that does not
-// say whose it is; where there are no hard links it is created exclusively and then written.
+// A lock is made as a further name (a hard link) of a file in which its text already stands, so
+// that a kill leaves no lock that does not say whose it is; where there are no hard links it is
+// created exclusively and then written.
 //
-// Locks spare work and must not be needed for right bytes. Where they can fail (a process stopped for minutes comes back; a file system
-// that creates exclusively in name only), the holder looks before each step that readers can see whether the lock still says its name
-// ([Lock.Ours]).
+// Locks spare work and must not be needed for right bytes. Where they can fail (a process stopped
+// for minutes comes back; a file system that creates exclusively in name only), the holder looks
+// before each step that readers can see whether the lock still says its name ([Lock.Ours]).
 package locks
 
 import (
@@ -105,8 +107,8 @@ type sighting struct {
 	since   time.Time // ours, monotonic
 }
 
-// Acquire takes the lock at path, a file in the directory whose name ends in [Suffix]. It returns nil, and the holder for a message, if
-// another has it; a stale one is taken over.
+// Acquire takes the lock at path, a file in the directory whose name ends in [Suffix]. It returns
+// nil, and the holder for a message, if another has it; a stale one is taken over.
 func (ls *Set) Acquire(path string) (l *Lock, holder string, err error) {
 	for {
 		err := put(ls.source, path, ls.text)
@@ -136,8 +138,8 @@ func (ls *Set) Acquire(path string) (l *Lock, holder string, err error) {
 	}
 }
 
-// Wait is [Set.Acquire] for who needs the lock whoever has it: it looks again after pause, and less and less often down to once a second, until
-// ctx is done.
+// Wait is [Set.Acquire] for who needs the lock whoever has it: it looks again after pause, and less
+// and less often down to once a second, until ctx is done.
 func (ls *Set) Wait(ctx context.Context, path string, pause time.Duration) (*Lock, error) {
 	for {
 		l, holder, err := ls.Acquire(path)
@@ -153,7 +155,8 @@ func (ls *Set) Wait(ctx context.Context, path string, pause time.Duration) (*Loc
 	}
 }
 
-// put makes the file at path with the given text, which is also that of the file from; the error is [fs.ErrExist] if there is one.
+// put makes the file at path with the given text, which is also that of the file from; the error is
+// [fs.ErrExist] if there is one.
 func put(from, path string, content []byte) error {
 	err := os.Link(from, path)
 	if err == nil || errors.Is(err, fs.ErrExist) {
@@ -212,10 +215,11 @@ func (ls *Set) look(path string) (content []byte, stale bool, err error) {
 	return content, now.Sub(s.since) > ls.timing.Stale, nil
 }
 
-// breakLock removes a stale lock. Those who try at once on one machine do it one after the other ([Alone]), and look again whether it still
-// is the stale one. Where that cannot be had, each renames a file away under a name of its own and looks at what it got: if that is not the
-// stale lock but a new one, taken between looking and renaming, it goes back, unless yet another has been taken meanwhile. Then the holder
-// of the lost one finds that out by itself.
+// breakLock removes a stale lock. Those who try at once on one machine do it one after the other
+// ([Alone]), and look again whether it still is the stale one. Where that cannot be had, each
+// renames a file away under a name of its own and looks at what it got: if that is not the stale
+// lock but a new one, taken between looking and renaming, it goes back, unless yet another has been
+// taken meanwhile. Then the holder of the lost one finds that out by itself.
 func (ls *Set) breakLock(path string, stale []byte) error {
 	done := Alone(ls.dir)
 	defer done()
@@ -291,8 +295,8 @@ func (ls *Set) Beat(ctx context.Context) {
 	}
 }
 
-// Clean removes the locks in dir of processes that are known to be gone, whatever they are for. Those that it may not read or remove stay:
-// taking them says so.
+// Clean removes the locks in dir of processes that are known to be gone, whatever they are for.
+// Those that it may not read or remove stay: taking them says so.
 func Clean(dir string) error {
 	ls := &Set{dir: dir, timing: DefaultTiming, seen: make(map[string]sighting)}
 	entries, err := os.ReadDir(dir)

@@ -104,7 +104,8 @@ func TestWait(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	time.AfterFunc(5*time.Millisecond, cancel)
-	if _, err := b.Wait(ctx, path, time.Millisecond); !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "waiting for process") {
+	if _, err := b.Wait(ctx, path, time.Millisecond); !errors.Is(err, context.Canceled) ||
+		!strings.Contains(err.Error(), "waiting for process") {
 		t.Error(err)
 	}
 	time.AfterFunc(5*time.Millisecond, l.Release)
@@ -115,8 +116,9 @@ func TestWait(t *testing.T) {
 	m.Release()
 }
 
-// A lock whose time of change moves is not stale, however long it is held; one whose time stands still is, once it was seen so for long
-// enough. How long that is, is told to the one who looks by setting back since when it has seen the lock so.
+// A lock whose time of change moves is not stale, however long it is held; one whose time stands
+// still is, once it was seen so for long enough. How long that is, is told to the one who looks by
+// setting back since when it has seen the lock so.
 func TestStale(t *testing.T) {
 	dir := t.TempDir()
 	a, b := open(t, dir), open(t, dir)
@@ -283,7 +285,8 @@ func TestClean(t *testing.T) {
 }
 
 func TestOpenWithoutDirectory(t *testing.T) {
-	if _, err := Open(filepath.Join(t.TempDir(), "missing"), quick); err == nil || strings.Contains(err.Error(), atomicfile.TempSuffix) {
+	if _, err := Open(filepath.Join(t.TempDir(), "missing"), quick); err == nil ||
+		strings.Contains(err.Error(), atomicfile.TempSuffix) {
 		t.Errorf("%v", err)
 	}
 }

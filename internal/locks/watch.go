@@ -14,7 +14,8 @@ import (
 // runName is what the name of a [Set]'s file is made of.
 const runName = "run"
 
-// A Watch looks at who works in a directory, for one that takes no locks there. It may be used for directories that cannot be written to.
+// A Watch looks at who works in a directory, for one that takes no locks there. It may be used for
+// directories that cannot be written to.
 type Watch struct{ set *Set }
 
 // NewWatch is a Watch on dir, which need not exist yet.
@@ -22,9 +23,10 @@ func NewWatch(dir string, timing Timing) *Watch {
 	return &Watch{&Set{dir: dir, timing: timing, seen: make(map[string]sighting)}}
 }
 
-// Processes names those that have a [Set] of the directory open, whether they hold a lock at the moment or not, each once, in order. That one on
-// another machine gives no sign of life any more is known only after calls over some time. The error wraps [fs.ErrNotExist] where there is no
-// such directory.
+// Processes names those that have a [Set] of the directory open, whether they hold a lock at the
+// moment or not, each once, in order. That one on another machine gives no sign of life any more is
+// known only after calls over some time. The error wraps [fs.ErrNotExist] where there is no such
+// directory.
 func (w *Watch) Processes() ([]string, error) {
 	entries, err := os.ReadDir(w.set.dir)
 	if err != nil {

@@ -1,4 +1,5 @@
-// Package longtest says how often random tests repeat themselves: a few times in `make test`, more often in `make test-long`.
+// Package longtest says how often random tests repeat themselves: a few times in `make test`, more
+// often in `make test-long`.
 package longtest
 
 import (
@@ -21,8 +22,9 @@ func Rounds(usual, long int) int {
 	return usual
 }
 
-// Check is [rapid.Check] with fewer cases than rapid's 100, unless the test is a long one or -rapid.checks says otherwise. It must not be used by
-// parallel tests, because the number of cases is a flag.
+// Check is [rapid.Check] with fewer cases than rapid's 100, unless the test is a long one or
+// -rapid.checks says otherwise. It must not be used by parallel tests, because the number of cases
+// is a flag.
 func Check(t *testing.T, usual int, property func(*rapid.T)) {
 	t.Helper()
 	if f := flag.Lookup("rapid.checks"); f.Value.String() == f.DefValue && Rounds(0, 1) == 0 {

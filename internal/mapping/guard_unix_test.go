@@ -43,7 +43,8 @@ func TestGuardGivesErrorsOfFiles(t *testing.T) {
 			return nil
 		}, true},
 		{"only what is left", 1000, func(f *File) error { sum(f.Data[:1000]); return nil }, false},
-		{"only what is left, and a probe", 1000, func(f *File) error { sum(f.Data[:1000]); f.Probe(); return nil }, true},
+		{"only what is left, and a probe", 1000, func(f *File) error { sum(f.Data[:1000]); f.Probe(); return nil },
+			true},
 		{"cut in its last page", int64(3*page - 1), func(f *File) error { f.Probe(); return f.Cut() }, true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -67,7 +68,8 @@ func TestGuardGivesErrorsOfFiles(t *testing.T) {
 				return
 			}
 			var at *fs.PathError
-			if !errors.As(err, &at) || at.Path != path || !strings.Contains(err.Error(), "cut short") || !errors.Is(err, ErrUnreadable) {
+			if !errors.As(err, &at) || at.Path != path || !strings.Contains(err.Error(), "cut short") ||
+				!errors.Is(err, ErrUnreadable) {
 				t.Errorf("%v; it is to name %s and to say that it was cut short, and to be ErrUnreadable", err, path)
 			}
 		})

@@ -1,8 +1,9 @@
 // Package mapping maps files into memory for reading.
 //
-// A mapping costs memory only for what was read of it lately, and that the system can take back at any time. A read of bytes that the file does not
-// have any more, or that a disk does not give, is no call that could return an error: the system stops the program there. [Guard] makes an error of it;
-// outside of it the process ends.
+// A mapping costs memory only for what was read of it lately, and that the system can take back at
+// any time. A read of bytes that the file does not have any more, or that a disk does not give, is
+// no call that could return an error: the system stops the program there. [Guard] makes an error of
+// it; outside of it the process ends.
 package mapping
 
 import (
@@ -16,8 +17,9 @@ import (
 	"unsafe"
 )
 
-// ErrUnreadable is what the errors of [Guard] and [File.Cut] about a file are ([errors.Is]). The mapping stays as it is: if the file is restored by another that
-// takes its name, it must be opened again.
+// ErrUnreadable is what the errors of [Guard] and [File.Cut] about a file are ([errors.Is]). The
+// mapping stays as it is: if the file is restored by another that takes its name, it must be opened
+// again.
 var ErrUnreadable = errors.New("mapped bytes cannot be read")
 
 // unreadable is an error that is ErrUnreadable and says more.
@@ -47,16 +49,18 @@ func register(f File) {
 	mapped.files[address(f.Data)] = f
 }
 
-// forget is to be called before the bytes are unmapped: another mapping may then begin at the same address.
+// forget is to be called before the bytes are unmapped: another mapping may then begin at the same
+// address.
 func forget(data []byte) {
 	mapped.Lock()
 	defer mapped.Unlock()
 	delete(mapped.files, address(data))
 }
 
-// Guard calls read, which reads mapped bytes on the calling goroutine and on no other, and gives its error. If bytes of a file that is mapped cannot be
-// read, it gives an [fs.PathError] that names the file and says why, and what read had still to do is left undone. Every other panic goes on.
-// It costs a few nanoseconds and may be nested.
+// Guard calls read, which reads mapped bytes on the calling goroutine and on no other, and gives
+// its error. If bytes of a file that is mapped cannot be read, it gives an [fs.PathError] that
+// names the file and says why, and what read had still to do is left undone. Every other panic goes
+// on. It costs a few nanoseconds and may be nested.
 func Guard(read func() error) (err error) {
 	before := debug.SetPanicOnFault(true)
 	defer func() {
@@ -85,7 +89,8 @@ func faultError(p any) error {
 		if at := fault.Addr(); at >= start && at-start < uintptr(len(f.Data)) {
 			err := f.Cut()
 			if err == nil {
-				err = f.fail(fmt.Errorf("byte %d could not be read: its disk failed, or the file was cut short while it was in use; look at both and start again", at-start))
+				err = f.fail(fmt.Errorf("byte %d could not be read: its disk failed, or the file was cut short "+
+					"while it was in use; look at both and start again", at-start))
 			}
 			return err
 		}
@@ -103,19 +108,21 @@ func (f *File) Replaced() bool {
 	return err != nil || f.Info == nil || !os.SameFile(now, f.Info)
 }
 
-// Cut asks the system whether the file has been cut short since it was opened, and gives an [fs.PathError] if it has. It knows nothing of a file that
-// another has taken the place of.
+// Cut asks the system whether the file has been cut short since it was opened, and gives an
+// [fs.PathError] if it has. It knows nothing of a file that another has taken the place of.
 func (f *File) Cut() error {
 	now, err := os.Stat(f.path)
 	if err != nil || f.Info == nil || !os.SameFile(now, f.Info) || now.Size() >= f.Info.Size() {
 		return nil
 	}
-	return f.fail(fmt.Errorf("it was cut short while it was in use: it had %d bytes when it was opened and has %d now; restore it and start again",
+	return f.fail(fmt.Errorf("it was cut short while it was in use: it had %d bytes when it was opened and has %d "+
+		"now; restore it and start again",
 		f.Info.Size(), now.Size()))
 }
 
-// Probe reads the last byte. A file that was cut short has it no more, so that [Guard] gives its error, unless the cut is in the page of that byte: there
-// zeros follow what is left, which only [File.Cut] can tell.
+// Probe reads the last byte. A file that was cut short has it no more, so that [Guard] gives its
+// error, unless the cut is in the page of that byte: there zeros follow what is left, which only
+// [File.Cut] can tell.
 func (f *File) Probe() {
 	if n := len(f.Data); n > 0 {
 		load(&f.Data[n-1])
@@ -125,8 +132,9 @@ func (f *File) Probe() {
 // lastPage is the number of bytes at the end of a file that may share a page of memory.
 var lastPage = os.Getpagesize()
 
-// Intact gives the error of a file that was cut short, once part of its Data has been read: in the page of memory in which the cut is, zeros were read, and
-// no fault tells of it. It asks the system only where part is at the end of the file. It is to be guarded.
+// Intact gives the error of a file that was cut short, once part of its Data has been read: in the
+// page of memory in which the cut is, zeros were read, and no fault tells of it. It asks the system
+// only where part is at the end of the file. It is to be guarded.
 func (f *File) Intact(part []byte) error {
 	f.Probe()
 	if end := int(address(part)-address(f.Data)) + len(part); end <= len(f.Data)-lastPage {

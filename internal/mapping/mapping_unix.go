@@ -31,11 +31,13 @@ func Open(path string) (File, error) {
 		return File{Info: info, path: path}, nil // it cannot be mapped
 	}
 	if int64(int(size)) != size {
-		return File{}, &fs.PathError{Op: "map", Path: path, Err: fmt.Errorf("%d bytes do not fit this machine's address space", size)}
+		return File{}, &fs.PathError{Op: "map", Path: path,
+			Err: fmt.Errorf("%d bytes do not fit this machine's address space", size)}
 	}
 	data, err := unix.Mmap(int(f.Fd()), 0, int(size), unix.PROT_READ, unix.MAP_SHARED)
 	if errors.Is(err, unix.ENOMEM) {
-		err = fmt.Errorf("%w: the system limits the mappings or the address space of a process; see vm.max_map_count and ulimit -v", err)
+		err = fmt.Errorf("%w: the system limits the mappings or the address space of a process; see "+
+			"vm.max_map_count and ulimit -v", err)
 	}
 	if err != nil {
 		return File{}, &fs.PathError{Op: "map", Path: path, Err: err}
@@ -45,7 +47,8 @@ func Open(path string) (File, error) {
 	return opened, nil
 }
 
-// Scattered says that Data will be read here and there: a look at one entry of a large file is not to read megabytes around it.
+// Scattered says that Data will be read here and there: a look at one entry of a large file is not
+// to read megabytes around it.
 func (f *File) Scattered() { advise(f.Data, unix.MADV_RANDOM) }
 
 // Usual takes back what Scattered and InSequence said.
@@ -57,7 +60,8 @@ func (f *File) InSequence(part []byte) { advise(part, unix.MADV_SEQUENTIAL) }
 // Forget gives back the memory of a part of Data; reading it again reads the file again.
 func (f *File) Forget(part []byte) { advise(part, unix.MADV_DONTNEED) }
 
-// advise is about the pages that hold part of a mapping. It is advice: where the system does not take it, reading is only slower.
+// advise is about the pages that hold part of a mapping. It is advice: where the system does not
+// take it, reading is only slower.
 func advise(part []byte, advice int) {
 	if len(part) == 0 {
 		return
@@ -65,7 +69,8 @@ func advise(part []byte, advice int) {
 	page := uintptr(os.Getpagesize())
 	start := uintptr(unsafe.Pointer(unsafe.SliceData(part)))
 	ahead := start % page
-	_ = unix.Madvise(unsafe.Slice((*byte)(unsafe.Add(unsafe.Pointer(unsafe.SliceData(part)), -int(ahead))), len(part)+int(ahead)), advice)
+	_ = unix.Madvise(unsafe.Slice((*byte)(unsafe.Add(unsafe.Pointer(unsafe.SliceData(part)), -int(ahead))),
+		len(part)+int(ahead)), advice)
 }
 
 // Close ends the mapping: Data must not be read afterwards. A second call does nothing.

@@ -6,17 +6,21 @@ import (
 	"strings"
 )
 
-// Colours is the number of colours that a reader can tell apart, also one who sees red and green, or blue and yellow, alike (after M. Okabe and K. Ito,
-// "Color Universal Design", 2008), darker on white and lighter on black so that all of them stand out. Number k is the custom property --ck; it is the
-// stroke of class sk, and the fill and background of class fk.
+// Colours is the number of colours that a reader can tell apart, also one who sees red and green,
+// or blue and yellow, alike (after M. Okabe and K. Ito, "Color Universal Design", 2008), darker on
+// white and lighter on black so that all of them stand out. Number k is the custom property --ck;
+// it is the stroke of class sk, and the fill and background of class fk.
 const Colours = 8
 
 var (
-	coloursLight = [Colours]string{"#0072b2", "#d55e00", "#00885f", "#b0408f", "#a67a00", "#3498d8", "#5b5b5b", "#6a51a3"}
-	coloursDark  = [Colours]string{"#56a8e0", "#ff8c42", "#2fc79a", "#e58ac8", "#e3c04a", "#9bd6ff", "#bdbdbd", "#b3a0f0"}
+	coloursLight = [Colours]string{"#0072b2", "#d55e00", "#00885f", "#b0408f", "#a67a00", "#3498d8", "#5b5b5b",
+		"#6a51a3"}
+	coloursDark = [Colours]string{"#56a8e0", "#ff8c42", "#2fc79a", "#e58ac8", "#e3c04a", "#9bd6ff", "#bdbdbd",
+		"#b3a0f0"}
 )
 
-// The ends of the scale of heat maps, and its middle, which is near the page's background. Number k is the fill and background of class hk.
+// The ends of the scale of heat maps, and its middle, which is near the page's background. Number k
+// is the fill and background of class hk.
 var (
 	heatLight = [3]rgb{{0x1f, 0x5f, 0xa8}, {0xf2, 0xf2, 0xf0}, {0xb3, 0x4a, 0x00}}
 	heatDark  = [3]rgb{{0x62, 0xb0, 0xff}, {0x2e, 0x30, 0x33}, {0xff, 0x93, 0x3d}}
@@ -35,7 +39,8 @@ func (a rgb) mix(b rgb, t float64) string {
 // colours is the style that defines the colours, in both modes, and the classes that use them.
 func colours(heatSteps int) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, ":root{%s}\n@media screen and (prefers-color-scheme:dark){:root{%s}}\n", properties(coloursLight, heatLight, heatSteps), properties(coloursDark, heatDark, heatSteps))
+	fmt.Fprintf(&b, ":root{%s}\n@media screen and (prefers-color-scheme:dark){:root{%s}}\n",
+		properties(coloursLight, heatLight, heatSteps), properties(coloursDark, heatDark, heatSteps))
 	for i := range Colours {
 		fmt.Fprintf(&b, ".s%d{stroke:var(--c%d)}.f%d{fill:var(--c%d);background:var(--c%d)}\n", i, i, i, i, i)
 	}
@@ -60,7 +65,8 @@ func properties(colours [Colours]string, heat [3]rgb, heatSteps int) string {
 	return b.String()
 }
 
-// Ticks are the multiples in [lo, hi] of 1, 2 or 5 times a power of ten: at most about n of them, and two at least.
+// Ticks are the multiples in [lo, hi] of 1, 2 or 5 times a power of ten: at most about n of them,
+// and two at least.
 func Ticks(lo, hi float64, n int) []float64 {
 	raw := (hi - lo) / float64(n)
 	power := math.Pow(10, math.Floor(math.Log10(raw)))

@@ -1,5 +1,6 @@
-// Package page makes HTML pages that need nothing beside them: styles, charts (SVG) and the script, if there is one, are inside, and a content security
-// policy forbids the rest. They follow the reader's light or dark setting, and print. The same content gives the same bytes.
+// Package page makes HTML pages that need nothing beside them: styles, charts (SVG) and the script,
+// if there is one, are inside, and a content security policy forbids the rest. They follow the
+// reader's light or dark setting, and print. The same content gives the same bytes.
 package page
 
 import (
@@ -21,8 +22,10 @@ var (
 
 // A Layout is what all pages of one command have.
 type Layout struct {
-	Command   string // the command, as in "mula check"; with --json it has what a page leaves out
-	Body      string // template of what is below the heading; it may use "findings", "table", "figures" and "figure", of the types of this package
+	Command string // the command, as in "mula check"; with --json it has what a page leaves out
+	// template of what is below the heading; it may use "findings", "table", "figures" and
+	// "figure", of the types of this package
+	Body      string
 	Style     string // after that of all pages and the colours
 	Script    string // empty: none
 	HeatSteps int    // colours of heat maps on each side of the neutral one: classes h0 to h(2·HeatSteps); 0: none
@@ -100,7 +103,8 @@ func (t Table) Cut(most int) Table {
 	return t
 }
 
-// A Figure is a chart with its heading and a sentence on what it shows: what "figure" shows, and "figures" several of; these leave out those without a chart.
+// A Figure is a chart with its heading and a sentence on what it shows: what "figure" shows, and
+// "figures" several of; these leave out those without a chart.
 type Figure struct {
 	Title, Text string
 	Keys        []Key

@@ -21,7 +21,8 @@ type content struct {
 	Figures  []Figure
 }
 
-var kind = Layout{Command: "mula check", Style: "x{}", Body: `{{template "findings" .Findings}}{{template "table" .Table}}{{template "figures" .Figures}}`}
+var kind = Layout{Command: "mula check", Style: "x{}",
+	Body: `{{template "findings" .Findings}}{{template "table" .Table}}{{template "figures" .Figures}}`}
 
 func render(t *testing.T, l Layout, h Head, body any) string {
 	t.Helper()
@@ -33,12 +34,16 @@ func render(t *testing.T, l Layout, h Head, body any) string {
 }
 
 func TestWrite(t *testing.T) {
-	body := content{Findings{[]Finding{{"error", "a<b", "x & y"}, {"note", "", "z"}}, 7}, Table{[]string{"name", "n"}, [][]string{{"<i>", "1"}, {"b", "2"}, {"c", "3"}}, 0}.Cut(2),
+	body := content{Findings{[]Finding{{"error", "a<b", "x & y"}, {"note", "", "z"}}, 7}, Table{[]string{"name", "n"},
+		[][]string{{"<i>", "1"}, {"b", "2"}, {"c", "3"}}, 0}.Cut(2),
 		[]Figure{{Title: "One", Text: "<first>", Keys: []Key{{"f0", "k&k"}}, Chart: "<svg></svg>"}, {Title: "None"}}}
 	page := render(t, kind, Head{Title: "T<t>"}, body)
-	for _, want := range []string{"<title>T&lt;t&gt;</title>", "<h1>T&lt;t&gt;</h1>", "x{}</style>", `<b class="error">error</b> <code>a&lt;b</code>: x &amp; y</li>`, "</b> z</li>",
-		"7 more; <code>mula check --json</code> has all.", "1 more;", `<tr><th scope="row">&lt;i&gt;</th><td>1</td></tr>`, "<b>One</b> &lt;first&gt;",
-		`<i class="f0"></i>k&amp;k`, "<svg></svg>", "--c7:", `content="default-src 'none'; style-src 'unsafe-inline'"`} {
+	for _, want := range []string{"<title>T&lt;t&gt;</title>", "<h1>T&lt;t&gt;</h1>", "x{}</style>",
+		`<b class="error">error</b> <code>a&lt;b</code>: x &amp; y</li>`, "</b> z</li>",
+		"7 more; <code>mula check --json</code> has all.", "1 more;",
+		`<tr><th scope="row">&lt;i&gt;</th><td>1</td></tr>`, "<b>One</b> &lt;first&gt;",
+		`<i class="f0"></i>k&amp;k`, "<svg></svg>", "--c7:",
+		`content="default-src 'none'; style-src 'unsafe-inline'"`} {
 		if !strings.Contains(page, want) {
 			t.Errorf("the page does not have %s", want)
 		}
@@ -51,7 +56,8 @@ func TestWrite(t *testing.T) {
 	if again := render(t, kind, Head{Title: "T<t>"}, body); again != page {
 		t.Error("the same content gives another page")
 	}
-	if empty := render(t, kind, Head{}, content{}); !strings.Contains(empty, "<p>None.</p>") || strings.Contains(empty, "more;") {
+	if empty := render(t, kind, Head{}, content{}); !strings.Contains(empty, "<p>None.</p>") ||
+		strings.Contains(empty, "more;") {
 		t.Error("a page of nothing")
 	}
 }
@@ -61,7 +67,8 @@ func TestScript(t *testing.T) {
 	const script = "let a = 1 < 2 && \"x\";\n"
 	page := render(t, Layout{Body: "{{.}}", Script: script, HeatSteps: 2}, Head{Reload: 30}, "</script>")
 	hash := sha256.Sum256([]byte(script))
-	for _, want := range []string{"<script>" + script + "</script>", "; script-src 'sha256-" + base64.StdEncoding.EncodeToString(hash[:]) + "'\"", `"refresh" content="30"`, "--h4:#b34a00;"} {
+	for _, want := range []string{"<script>" + script + "</script>", "; script-src 'sha256-" +
+		base64.StdEncoding.EncodeToString(hash[:]) + "'\"", `"refresh" content="30"`, "--h4:#b34a00;"} {
 		if !strings.Contains(html.UnescapeString(page), want) {
 			t.Errorf("the page does not have %s", want)
 		}
@@ -124,7 +131,8 @@ func TestTicks(t *testing.T) {
 		n      int
 		want   []float64
 	}{
-		{0, 100, 5, []float64{0, 20, 40, 60, 80, 100}}, {-1, 1, 4, []float64{-1, -0.5, 0, 0.5, 1}}, {2.55, 9.36, 5, []float64{4, 6, 8}},
+		{0, 100, 5, []float64{0, 20, 40, 60, 80, 100}}, {-1, 1, 4, []float64{-1, -0.5, 0, 0.5, 1}}, {2.55, 9.36, 5,
+			[]float64{4, 6, 8}},
 		{3.9, 6.1, 1, []float64{4, 6}}, // multiples of 5 would be one
 	} {
 		got := Ticks(test.lo, test.hi, test.n)

@@ -28,7 +28,8 @@ func Bytes(n int64) string {
 	return fmt.Sprintf("%.1f GB", float64(n)/1e9)
 }
 
-// Percent writes a share in percent to so many significant digits, without an exponent: "48.2 %", "0.000052 %".
+// Percent writes a share in percent to so many significant digits, without an exponent: "48.2 %",
+// "0.000052 %".
 func Percent(share float64, digits int) string {
 	v := 100 * share
 	if math.Abs(v) < 1e-9 {

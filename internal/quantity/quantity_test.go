@@ -6,7 +6,8 @@ import (
 )
 
 func TestGrouped(t *testing.T) {
-	for n, want := range map[int64]string{0: "0", 12: "12", 123: "123", 1234: "1,234", -123: "-123", -123456: "-123,456", 1234567: "1,234,567",
+	for n, want := range map[int64]string{0: "0", 12: "12", 123: "123", 1234: "1,234", -123: "-123",
+		-123456: "-123,456", 1234567: "1,234,567",
 		math.MinInt64: "-9,223,372,036,854,775,808"} {
 		if got := Grouped(n); got != want {
 			t.Errorf("%d: %s, want %s", n, got, want)
@@ -18,7 +19,8 @@ func TestGrouped(t *testing.T) {
 }
 
 func TestBytes(t *testing.T) {
-	for n, want := range map[int64]string{0: "0 bytes", 999_999: "999999 bytes", 1_250_000: "1.2 MB", 34_400_000_000: "34.4 GB"} {
+	for n, want := range map[int64]string{0: "0 bytes", 999_999: "999999 bytes", 1_250_000: "1.2 MB",
+		34_400_000_000: "34.4 GB"} {
 		if got := Bytes(n); got != want {
 			t.Errorf("%d: %s, want %s", n, got, want)
 		}
@@ -31,7 +33,8 @@ func TestPercent(t *testing.T) {
 		digits int
 		want   string
 	}{
-		{0, 2, "0 %"}, {1, 2, "100 %"}, {0.9996, 2, "100 %"}, {0.5, 3, "50 %"}, {0.48235, 3, "48.2 %"}, {5.2e-7, 2, "0.000052 %"}, {-5.2e-7, 2, "-0.000052 %"},
+		{0, 2, "0 %"}, {1, 2, "100 %"}, {0.9996, 2, "100 %"}, {0.5, 3, "50 %"}, {0.48235, 3, "48.2 %"}, {5.2e-7, 2,
+			"0.000052 %"}, {-5.2e-7, 2, "-0.000052 %"},
 		{1e-5, 2, "0.001 %"}, {0.0123, 3, "1.23 %"}, {12.34, 2, "1234 %"}, {1e-15, 3, "0 %"},
 	} {
 		if got := Percent(c.share, c.digits); got != c.want {

@@ -1,5 +1,6 @@
-// Package sharedlib opens shared libraries of C at run time, so that mula is built and started without them. Which libraries these are, what is needed
-// of them, and what a user is told who lacks them, say the packages that call them.
+// Package sharedlib opens shared libraries of C at run time, so that mula is built and started
+// without them. Which libraries these are, what is needed of them, and what a user is told who
+// lacks them, say the packages that call them.
 package sharedlib
 
 import (
@@ -49,7 +50,8 @@ func (f failure) Error() string {
 
 func (f failure) Unwrap() []error { return f }
 
-// A Library is open, and stays so as long as the process lives: libraries have threads of their own.
+// A Library is open, and stays so as long as the process lives: libraries have threads of their
+// own.
 type Library struct {
 	Name   string // the candidate that was opened
 	handle uintptr

@@ -23,7 +23,8 @@ func libC() string {
 
 const variable = "MULA_TEST_SHAREDLIB"
 
-// The variable's file is the only candidate where it is set; otherwise names are tried in order, and the error has the reason of each.
+// The variable's file is the only candidate where it is set; otherwise names are tried in order,
+// and the error has the reason of each.
 func TestSearch(t *testing.T) {
 	s := Search{Variable: variable, Names: []string{"libmula-none.so", libC()}}
 	if l, err := s.Open(); err != nil || l.Name != libC() {
@@ -34,7 +35,8 @@ func TestSearch(t *testing.T) {
 	if err == nil {
 		t.Fatal("no error")
 	}
-	if reasons := strings.Split(err.Error(), "; "); len(reasons) != 2 || !strings.Contains(reasons[0], "mula-none") || !strings.Contains(reasons[1], "mula-neither") {
+	if reasons := strings.Split(err.Error(), "; "); len(reasons) != 2 || !strings.Contains(reasons[0], "mula-none") ||
+		!strings.Contains(reasons[1], "mula-neither") {
 		t.Errorf("the error is %v", err)
 	}
 	t.Setenv(variable, libC())
@@ -42,7 +44,8 @@ func TestSearch(t *testing.T) {
 		t.Errorf("opened %+v, %v", l, err)
 	}
 	t.Setenv(variable, "/nowhere/lib.so")
-	if _, err := s.Open(); err == nil || !strings.Contains(err.Error(), "/nowhere/lib.so") || strings.Contains(err.Error(), "mula") {
+	if _, err := s.Open(); err == nil || !strings.Contains(err.Error(), "/nowhere/lib.so") ||
+		strings.Contains(err.Error(), "mula") {
 		t.Errorf("the error is %v", err)
 	}
 }
@@ -54,7 +57,8 @@ func TestReasonIsOfTheCall(t *testing.T) {
 		all.Go(func() {
 			for i := range 200 {
 				name := fmt.Sprintf("/nowhere/lib-%d-%d.so", g, i)
-				if _, err := (Search{Names: []string{name}}).Open(); err == nil || !strings.Contains(err.Error(), name) {
+				if _, err := (Search{Names: []string{name}}).Open(); err == nil ||
+					!strings.Contains(err.Error(), name) {
 					t.Errorf("%s: %v", name, err)
 					return
 				}
@@ -77,7 +81,8 @@ func TestSymbols(t *testing.T) {
 		if seven, _, _ := purego.SyscallN(address, ^uintptr(6)); int32(seven) != 7 {
 			t.Errorf("%s: abs(-7) is %d", l.Name, int32(seven))
 		}
-		if address, err := l.Symbol("mula_none"); address != 0 || err == nil || err.Error() != l.Name+" has no mula_none" {
+		if address, err := l.Symbol("mula_none"); address != 0 || err == nil ||
+			err.Error() != l.Name+" has no mula_none" {
 			t.Errorf("%#x, %v", address, err)
 		}
 	}

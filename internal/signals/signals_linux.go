@@ -10,8 +10,8 @@ import (
 // count is the number of signals that are not real-time; they begin with 1.
 const count = 31
 
-// An action is the kernel's description of what is done at a signal. Its first word is the handler's address: 0 is what the kernel does by itself, 1
-// is nothing.
+// An action is the kernel's description of what is done at a signal. Its first word is the
+// handler's address: 0 is what the kernel does by itself, 1 is nothing.
 type action [8]uint64
 
 // setBytes is the size of the kernel's set of signals.
@@ -37,8 +37,8 @@ func Keep() *Handlers {
 	return h
 }
 
-// Taken lists the signals that had Go's handler and have another's now. What Go itself has changed meanwhile is not among them: it has one handler, or
-// none.
+// Taken lists the signals that had Go's handler and have another's now. What Go itself has changed
+// meanwhile is not among them: it has one handler, or none.
 func (h *Handlers) Taken() (taken []syscall.Signal) {
 	goHandler := h.kept[syscall.SIGSEGV][0]
 	for s := 1; s <= count; s++ {
@@ -58,7 +58,8 @@ func (h *Handlers) Restore() {
 	}
 }
 
-// RestoreIfFaults does so if SIGSEGV has been taken: libraries take what they take together, and one question costs little.
+// RestoreIfFaults does so if SIGSEGV has been taken: libraries take what they take together, and
+// one question costs little.
 func (h *Handlers) RestoreIfFaults() {
 	var now action
 	if getAction(syscall.SIGSEGV, &now); now[0] != h.kept[syscall.SIGSEGV][0] {

@@ -10,8 +10,9 @@ import (
 	"unicode/utf8"
 )
 
-// A members checks what [encoding/json] lets pass in JSON text that it has decoded: members of an object that are there twice, names that differ from those
-// of the fields in case, and bytes that are not UTF-8.
+// A members checks what [encoding/json] lets pass in JSON text that it has decoded: members of an
+// object that are there twice, names that differ from those of the fields in case, and bytes that
+// are not UTF-8.
 type members struct {
 	text []byte
 	at   int
@@ -22,8 +23,9 @@ var (
 	textUnmarshaler = reflect.TypeFor[encoding.TextUnmarshaler]()
 )
 
-// value checks the value that begins at m.at, of Go's type t, and goes behind it. A type with an UnmarshalJSON method has its own rules for the names of
-// members, and so has nil: then only bytes are checked.
+// value checks the value that begins at m.at, of Go's type t, and goes behind it. A type with an
+// UnmarshalJSON method has its own rules for the names of members, and so has nil: then only bytes
+// are checked.
 func (m *members) value(t reflect.Type) error {
 	for t != nil && t.Kind() == reflect.Pointer {
 		t = t.Elem()
@@ -117,7 +119,8 @@ func (m *members) string() (string, error) {
 	m.at++
 	text := m.text[start:m.at]
 	if !utf8.Valid(text) {
-		return "", fmt.Errorf("byte %d: the string that begins here is not UTF-8: %s", start, strconv.QuoteToASCII(string(text[:min(len(text), 40)])))
+		return "", fmt.Errorf("byte %d: the string that begins here is not UTF-8: %s", start,
+			strconv.QuoteToASCII(string(text[:min(len(text), 40)])))
 	}
 	if !escaped {
 		return string(text[1 : len(text)-1]), nil
@@ -139,7 +142,8 @@ func fieldsOf(t reflect.Type) map[string]reflect.Type {
 	for _, f := range reflect.VisibleFields(t) {
 		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
 		switch {
-		case !f.IsExported() || f.Tag.Get("json") == "-" || f.Anonymous && name == "": // the fields of an embedded struct are visible themselves
+		case !f.IsExported() || f.Tag.Get("json") == "-" || f.Anonymous && name == "":
+			// the fields of an embedded struct are visible themselves
 		case name == "":
 			fields[f.Name] = f.Type
 		default:

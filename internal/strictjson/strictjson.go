@@ -1,4 +1,5 @@
-// Package strictjson reads files of one JSON value, with messages that name the byte and need no knowledge of Go.
+// Package strictjson reads files of one JSON value, with messages that name the byte and need no
+// knowledge of Go.
 package strictjson
 
 import (
@@ -11,8 +12,9 @@ import (
 	"strings"
 )
 
-// Decode reads the one JSON value that data holds into v. Errors are: fields that v does not have, also ones that differ in case alone; fields that are
-// there twice; strings that are not UTF-8; anything after the value. What an UnmarshalJSON method reads is that method's to check.
+// Decode reads the one JSON value that data holds into v. Errors are: fields that v does not have,
+// also ones that differ in case alone; fields that are there twice; strings that are not UTF-8;
+// anything after the value. What an UnmarshalJSON method reads is that method's to check.
 func Decode(data []byte, v any) error { return decode(data, v, true) }
 
 // DecodeLoosely is Decode, but passes over fields that v does not have.
@@ -44,10 +46,12 @@ func decode(data []byte, v any, strict bool) error {
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
 		return fmt.Errorf("byte %d: the file ends before the JSON value does", len(data))
 	}
-	return errors.New(strings.TrimPrefix(err.Error(), "json: ")) // an unknown field, or the error of an UnmarshalJSON method
+	// an unknown field, or the error of an UnmarshalJSON method
+	return errors.New(strings.TrimPrefix(err.Error(), "json: "))
 }
 
-// Value reads one JSON value into v, such as a field that was kept as a [json.RawMessage]. Its error says which kind of value v needs.
+// Value reads one JSON value into v, such as a field that was kept as a [json.RawMessage]. Its
+// error says which kind of value v needs.
 func Value(raw json.RawMessage, v any) error {
 	err := json.Unmarshal(raw, v)
 	var mismatch *json.UnmarshalTypeError

@@ -28,7 +28,8 @@ type embedded struct {
 
 func TestDecode(t *testing.T) {
 	var v value
-	if err := Decode([]byte(` {"seed": 7, "list": [1], "inner": {"on": true}} `), &v); err != nil || v.Seed != 7 || !v.Inner.On {
+	if err := Decode([]byte(` {"seed": 7, "list": [1], "inner": {"on": true}} `), &v); err != nil || v.Seed != 7 ||
+		!v.Inner.On {
 		t.Errorf("%+v, %v", v, err)
 	}
 	for text, want := range map[string]string{

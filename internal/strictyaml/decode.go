@@ -17,18 +17,22 @@ import (
 	"mula/internal/quantity"
 )
 
-// An Unmarshaler is a type that reads itself from a scalar. Anchors and aliases have been resolved before. The error says what is wrong with
-// the value; the decoder puts file, line and field in front.
+// An Unmarshaler is a type that reads itself from a scalar. Anchors and aliases have been resolved
+// before. The error says what is wrong with the value; the decoder puts file, line and field in
+// front.
 type Unmarshaler interface {
 	UnmarshalYAML(n ast.Node) error
 }
 
-// Decode reads the file into v, a pointer to a struct with yaml tags. A field that the file does not have, or has with null, keeps its value.
-// A field that the struct does not have is an error that names the nearest one. Numbers are decimal. A whole number whose field has the
-// tag count:"suffix" may end with a suffix of [quantity.Count]. A list of texts may be given as one text. A text that is a URL is refused, since most
-// texts are paths; the tag url:"ok" of a field allows it.
+// Decode reads the file into v, a pointer to a struct with yaml tags. A field that the file does
+// not have, or has with null, keeps its value. A field that the struct does not have is an error
+// that names the nearest one. Numbers are decimal. A whole number whose field has the tag
+// count:"suffix" may end with a suffix of [quantity.Count]. A list of texts may be given as one
+// text. A text that is a URL is refused, since most texts are paths; the tag url:"ok" of a field
+// allows it.
 //
-// The error is an [Errors] with all problems of the file. Fields without a problem are set nevertheless.
+// The error is an [Errors] with all problems of the file. Fields without a problem are set
+// nevertheless.
 func (f *File) Decode(v any) error {
 	if f.Empty() {
 		return nil
@@ -117,7 +121,8 @@ func (d *decoder) value(dst reflect.Value, n ast.Node, path string, tag reflect.
 		d.value(dst, anchor, path, tag)
 		return
 	case *ast.TagNode:
-		d.fail(n, path, "the tag %s is not supported; write the value without it, and a text in quotation marks", n.Start.Value)
+		d.fail(n, path, "the tag %s is not supported; write the value without it, and a text in quotation marks",
+			n.Start.Value)
 		return
 	}
 	if dst.Kind() == reflect.Pointer {
@@ -172,7 +177,8 @@ type entry struct {
 	value ast.Node
 }
 
-// entries are the keys of a mapping, with those that << merges into it. ok is false if n is no mapping.
+// entries are the keys of a mapping, with those that << merges into it. ok is false if n is no
+// mapping.
 func (d *decoder) entries(n ast.Node, path string) (list []entry, ok bool) {
 	m, ok := n.(ast.MapNode)
 	if !ok {
@@ -253,7 +259,8 @@ func (d *decoder) structure(dst reflect.Value, n ast.Node, path string) {
 	if !ok {
 		example := ""
 		if t := n.GetToken(); path != "$" && isScalar(n) {
-			example = fmt.Sprintf(", such as %s: {%s: %s}", path[strings.LastIndexByte(path, '.')+1:], fields(dst.Type())[0], t.Value)
+			example = fmt.Sprintf(", such as %s: {%s: %s}", path[strings.LastIndexByte(path, '.')+1:],
+				fields(dst.Type())[0], t.Value)
 			if strings.HasSuffix(path, "]") {
 				example = fmt.Sprintf(", such as - {%s: %s}", fields(dst.Type())[0], t.Value)
 			}
@@ -436,8 +443,8 @@ func scalarText(n ast.Node) string {
 	return n.GetToken().Value
 }
 
-// textOf is a scalar that is to be a text. YAML has several ways to write one number, so a number is a text only as it is usually written:
-// 1 may be a text, 01 and 1.0 may not.
+// textOf is a scalar that is to be a text. YAML has several ways to write one number, so a number
+// is a text only as it is usually written: 1 may be a text, 01 and 1.0 may not.
 func textOf(n ast.Node) (string, error) {
 	text := scalarText(n)
 	switch n := n.(type) {

@@ -40,8 +40,9 @@ func (e Errors) Error() string {
 // Unwrap returns the problems.
 func (e Errors) Unwrap() []error { return e }
 
-// All joins problems of a file into one error, or returns nil if there are none. A problem with a value that could not be read is left out,
-// as is one with what contains it: it follows from the first.
+// All joins problems of a file into one error, or returns nil if there are none. A problem with a
+// value that could not be read is left out, as is one with what contains it: it follows from the
+// first.
 func All(problems ...[]error) error {
 	var all []error
 	for _, list := range problems {
@@ -62,7 +63,10 @@ func All(problems ...[]error) error {
 	}
 	all = slices.DeleteFunc(all, func(err error) bool {
 		e, ok := err.(*Error)
-		return ok && !e.decoding && slices.ContainsFunc(unread, func(path string) bool { return within(path, e.Path) || within(e.Path, path) })
+		return ok && !e.decoding && slices.ContainsFunc(unread, func(path string) bool {
+			return within(path, e.Path) ||
+				within(e.Path, path)
+		})
 	})
 	line := func(err error) int {
 		if e, ok := err.(*Error); ok && e.Line > 0 {
@@ -86,7 +90,8 @@ func within(path, value string) bool {
 	return ok && (rest == "" || rest[0] == '.' || rest[0] == '[')
 }
 
-// Unread says whether an error of [File.Decode] is about the value at a path, or about something in it.
+// Unread says whether an error of [File.Decode] is about the value at a path, or about something in
+// it.
 func Unread(err error, path string) bool {
 	list := []error{err}
 	var several Errors

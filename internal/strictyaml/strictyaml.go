@@ -1,4 +1,5 @@
-// Package strictyaml reads configuration files: every field must be known, and every message names file and line.
+// Package strictyaml reads configuration files: every field must be known, and every message names
+// file and line.
 package strictyaml
 
 import (
@@ -29,7 +30,8 @@ type File struct {
 // maxSize bounds a configuration file. Two thousand sources take a few hundred kilobytes.
 const maxSize = 64 << 20
 
-// maxDepth bounds how deep brackets are nested. The YAML library takes time that grows with the square of it.
+// maxDepth bounds how deep brackets are nested. The YAML library takes time that grows with the
+// square of it.
 const maxDepth = 100
 
 // Read reads and parses the file at path.
@@ -64,7 +66,8 @@ func Parse(data []byte, name string) (*File, error) {
 			depth = max(0, depth-1)
 		}
 		if depth > maxDepth {
-			return nil, fmt.Errorf("%s:%d: brackets are nested more than %d deep", name, 1+bytes.Count(data[:i], []byte("\n")), maxDepth)
+			return nil, fmt.Errorf("%s:%d: brackets are nested more than %d deep", name,
+				1+bytes.Count(data[:i], []byte("\n")), maxDepth)
 		}
 	}
 	f := &File{name: name, data: data}
@@ -84,7 +87,8 @@ func (f *File) Empty() bool {
 	return len(f.tree.Docs) == 0 || f.tree.Docs[0].Body == nil || f.tree.Docs[0].Body.Type() == ast.NullType
 }
 
-// Fields reads the fields of the file into a map, whatever they are called: those of a mapping are a map[string]any again.
+// Fields reads the fields of the file into a map, whatever they are called: those of a mapping are
+// a map[string]any again.
 func (f *File) Fields() (map[string]any, error) {
 	var fields map[string]any
 	if f.Empty() {
@@ -104,14 +108,16 @@ func (f *File) Text(path string) string {
 	return ""
 }
 
-// Has says whether the file gives a value other than null at a path such as "$.sources[0].weight". A nil File gives none.
+// Has says whether the file gives a value other than null at a path such as "$.sources[0].weight".
+// A nil File gives none.
 func (f *File) Has(path string) bool {
 	n := f.at(path)
 	return n != nil && n.Type() != ast.NullType
 }
 
-// Errorf makes an error about the value at a path, with its line if the file has that value, or else with the line of what contains it. Of a
-// nil File, which stands for a configuration that comes from no file, it is the message alone.
+// Errorf makes an error about the value at a path, with its line if the file has that value, or
+// else with the line of what contains it. Of a nil File, which stands for a configuration that
+// comes from no file, it is the message alone.
 func (f *File) Errorf(path, format string, args ...any) error {
 	err := fmt.Errorf(format, args...)
 	if f == nil {
@@ -143,7 +149,8 @@ func (f *File) at(path string) ast.Node {
 	return n
 }
 
-// DidYouMean ends a message about an unknown word with the nearest known one, or with all of them if they are few.
+// DidYouMean ends a message about an unknown word with the nearest known one, or with all of them
+// if they are few.
 func DidYouMean(word string, known []string) string {
 	if near := suggest.Nearest(word, known); near != "" {
 		return fmt.Sprintf("; did you mean %q?", near)
@@ -185,8 +192,8 @@ func (f *File) explain(err error) error {
 	return fmt.Errorf("%s:%d: %s", f.name, located.GetToken().Position.Line, string(message))
 }
 
-// knownFields says which field an unknown one may have been meant to be: one of the struct here, or else one that belongs elsewhere in the
-// file, by its full name.
+// knownFields says which field an unknown one may have been meant to be: one of the struct here, or
+// else one that belongs elsewhere in the file, by its full name.
 func knownFields(name string, here, root reflect.Type) string {
 	known := fields(here)
 	if suggest.Nearest(name, known) == "" {

@@ -164,7 +164,8 @@ func TestHas(t *testing.T) {
 		t.Fatal(err)
 	}
 	var none *File
-	for path, want := range map[string]bool{"$.name": true, "$.sources[0].rate": true, "$.sources[1]": false, "$.word": false, "$.on": false} {
+	for path, want := range map[string]bool{"$.name": true, "$.sources[0].rate": true, "$.sources[1]": false,
+		"$.word": false, "$.on": false} {
 		if f.Has(path) != want || none.Has(path) {
 			t.Errorf("%s: %v, without a file %v", path, f.Has(path), none.Has(path))
 		}
@@ -177,7 +178,8 @@ func TestFields(t *testing.T) {
 		t.Fatal(err)
 	}
 	fields, err := f.Fields()
-	if inner, ok := fields["other"].(map[string]any); err != nil || fields["name"] != "x" || !ok || inner["a"] != uint64(3) {
+	if inner, ok := fields["other"].(map[string]any); err != nil || fields["name"] != "x" || !ok ||
+		inner["a"] != uint64(3) {
 		t.Errorf("%+v, %v", fields, err)
 	}
 	if f.Text("$.name") != "x" || f.Text("$.other") != "" || f.Text("$.none") != "" {
@@ -191,11 +193,14 @@ func TestDecodeValues(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if v.Name != "12" || v.Schedule != (inner{5e-5, 1000}) || len(v.Sources) != 2 || v.Sources[0] != v.Schedule || v.Sources[1] != (inner{-0.5, 1000}) ||
-		v.Width != 1<<64-1 || *v.Length != 1_500_000 || len(v.Files) != 1 || v.Files[0] != "one" || *v.On || v.ByName["a b"] != v.Schedule || v.Small != -128 {
+	if v.Name != "12" || v.Schedule != (inner{5e-5, 1000}) || len(v.Sources) != 2 || v.Sources[0] != v.Schedule ||
+		v.Sources[1] != (inner{-0.5, 1000}) ||
+		v.Width != 1<<64-1 || *v.Length != 1_500_000 || len(v.Files) != 1 || v.Files[0] != "one" || *v.On ||
+		v.ByName["a b"] != v.Schedule || v.Small != -128 {
 		t.Errorf("%+v", v)
 	}
-	if v, err = decode("length: 1500000\nfiles: [a, b]\nname: null\non: ~\n"); err != nil || *v.Length != 1_500_000 || len(v.Files) != 2 || v.On != nil {
+	if v, err = decode("length: 1500000\nfiles: [a, b]\nname: null\non: ~\n"); err != nil || *v.Length != 1_500_000 ||
+		len(v.Files) != 2 || v.On != nil {
 		t.Errorf("%+v, %v", v, err)
 	}
 }
@@ -215,7 +220,8 @@ f.yaml:8: width: 1_0 has underscores; write 10`
 	if v.Schedule.Steps != 3 || v.Sources[0].Rate != 1 {
 		t.Errorf("%+v", v)
 	}
-	if !Unread(err, "$.width") || !Unread(err, "$.sources") || !Unread(err, "$.sources[1]") || Unread(err, "$.sources[2]") || Unread(nil, "$.width") {
+	if !Unread(err, "$.width") || !Unread(err, "$.sources") || !Unread(err, "$.sources[1]") ||
+		Unread(err, "$.sources[2]") || Unread(nil, "$.width") {
 		t.Error("Unread is wrong")
 	}
 	f, perr := Parse([]byte(text), "f.yaml")
@@ -223,8 +229,10 @@ f.yaml:8: width: 1_0 has underscores; write 10`
 		t.Fatal(perr)
 	}
 	// What follows from a value that could not be read is not reported, everything else is.
-	got := All([]error{err}, []error{nil, f.Errorf("$.width", "width is 0"), f.Errorf("$.schedule", "no rate"), f.Errorf("$.schedule.warmup_steps", "too few"), f.Errorf("$.name", "no name")})
-	if want := strings.Replace(want, "f.yaml:6", "f.yaml:4: too few\nf.yaml:6", 1) + "\nf.yaml: no name"; got == nil || got.Error() != want {
+	got := All([]error{err}, []error{nil, f.Errorf("$.width", "width is 0"), f.Errorf("$.schedule", "no rate"),
+		f.Errorf("$.schedule.warmup_steps", "too few"), f.Errorf("$.name", "no name")})
+	if want := strings.Replace(want, "f.yaml:6", "f.yaml:4: too few\nf.yaml:6", 1) + "\nf.yaml: no name"; got == nil ||
+		got.Error() != want {
 		t.Errorf("%v\nwant\n%s", got, want)
 	}
 	if All(nil, []error{nil}) != nil {
@@ -238,14 +246,16 @@ func TestMergesEnd(t *testing.T) {
 	for i := range 40 {
 		text += fmt.Sprintf("  a%d: &a%d {<<: [*a%d, *a%d]}\n", i+1, i+1, i, i)
 	}
-	if _, err := decode(text); err == nil || !strings.Contains(err.Error(), "more than 10000 merged mappings; use fewer aliases") {
+	if _, err := decode(text); err == nil || !strings.Contains(err.Error(),
+		"more than 10000 merged mappings; use fewer aliases") {
 		t.Errorf("%v", err)
 	}
 }
 
 // Whatever the bytes, there is an answer, not a panic.
 func FuzzDecode(f *testing.F) {
-	for _, s := range []string{"name: x\n", "sources:\n  - {rate: 1}\n", "a: &b [*b]\n", "? {x: y}\n: z\n", "---\n...\n", "by_name: {a: {b: 1}}"} {
+	for _, s := range []string{"name: x\n", "sources:\n  - {rate: 1}\n", "a: &b [*b]\n", "? {x: y}\n: z\n",
+		"---\n...\n", "by_name: {a: {b: 1}}"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, text string) {

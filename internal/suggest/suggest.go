@@ -3,8 +3,9 @@ package suggest
 
 import "math"
 
-// Nearest returns the known name that needs the fewest changed letters to become name, the first of equals, or "" when none is alike:
-// when more than two letters and more than a third of them would have to change, or more than half of them.
+// Nearest returns the known name that needs the fewest changed letters to become name, the first of
+// equals, or "" when none is alike: when more than two letters and more than a third of them would
+// have to change, or more than half of them.
 func Nearest(name string, known []string) string {
 	if len(name) > 100 {
 		return ""
@@ -18,7 +19,8 @@ func Nearest(name string, known []string) string {
 	return best
 }
 
-// editDistance is Levenshtein's: how many bytes must be inserted, deleted or replaced to turn a into b.
+// editDistance is Levenshtein's: how many bytes must be inserted, deleted or replaced to turn a
+// into b.
 func editDistance(a, b string) int {
 	row := make([]int, len(b)+1)
 	for j := range row {

@@ -5,7 +5,8 @@ import (
 	"math"
 )
 
-// decode converts elements of type d to float32. Every F16 and BF16 number is a float32 number, so nothing is lost.
+// decode converts elements of type d to float32. Every F16 and BF16 number is a float32 number, so
+// nothing is lost.
 func decode(dst []float32, src []byte, d DType) {
 	switch d {
 	case F32:
@@ -68,7 +69,8 @@ func toBF16(v float32) uint16 {
 	return uint16((bits + 0x7fff + bits>>16&1) >> 16)
 }
 
-// fromHalf converts an IEEE 754 binary16 number: 1 sign bit, 5 of exponent with bias 15, 10 of fraction.
+// fromHalf converts an IEEE 754 binary16 number: 1 sign bit, 5 of exponent with bias 15, 10 of
+// fraction.
 func fromHalf(h uint16) float32 {
 	sign, exponent, fraction := uint32(h>>15)<<31, uint32(h>>10&31), uint32(h&0x3ff)
 	switch exponent {

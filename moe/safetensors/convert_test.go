@@ -68,23 +68,28 @@ func TestRounding(t *testing.T) {
 			return uint16(b[0]) | uint16(b[1])<<8
 		}
 		for h := uint16(0); h < format.infinity-1; h++ {
-			low, high := halfValue(h, format.exponent, format.fraction), halfValue(h+1, format.exponent, format.fraction)
-			middle := float32(low + (high-low)/2) // exact: float32 has more digits, and bfloat16's smallest half is a float32
+			low, high := halfValue(h, format.exponent, format.fraction), halfValue(h+1, format.exponent,
+				format.fraction)
+			// exact: float32 has more digits, and bfloat16's smallest half is a float32
+			middle := float32(low + (high-low)/2)
 			if float64(middle) != low+(high-low)/2 {
 				continue
 			}
 			even := h + h&1
 			below, above := math.Nextafter32(middle, 0), math.Nextafter32(middle, math.MaxFloat32)
 			if code(middle) != even || code(below) != h || code(above) != h+1 || code(-middle) != even|0x8000 {
-				t.Fatalf("%s between %04x and %04x: %v → %04x, %v → %04x, %v → %04x", format.d, h, h+1, below, code(below), middle, code(middle), above, code(above))
+				t.Fatalf("%s between %04x and %04x: %v → %04x, %v → %04x, %v → %04x", format.d, h, h+1, below,
+					code(below), middle, code(middle), above, code(above))
 			}
 		}
 		// Beyond the largest finite number by half a unit begins infinity.
 		largest := format.infinity - 1
-		unit := halfValue(largest, format.exponent, format.fraction) - halfValue(largest-1, format.exponent, format.fraction)
+		unit := halfValue(largest, format.exponent, format.fraction) - halfValue(largest-1, format.exponent,
+			format.fraction)
 		border := float32(halfValue(largest, format.exponent, format.fraction) + unit/2)
 		if code(border) != format.infinity || code(math.Nextafter32(border, 0)) != largest {
-			t.Errorf("%s: %v → %04x, just below → %04x", format.d, border, code(border), code(math.Nextafter32(border, 0)))
+			t.Errorf("%s: %v → %04x, just below → %04x", format.d, border, code(border),
+				code(math.Nextafter32(border, 0)))
 		}
 	}
 }

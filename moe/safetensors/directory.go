@@ -36,8 +36,8 @@ type Directory struct {
 	where map[string]*File
 }
 
-// OpenDirectory opens model.safetensors in dir, or the files that model.safetensors.index.json names. Like transformers it prefers the
-// single file.
+// OpenDirectory opens model.safetensors in dir, or the files that model.safetensors.index.json
+// names. Like transformers it prefers the single file.
 func OpenDirectory(dir string) (*Directory, error) {
 	d := &Directory{where: map[string]*File{}}
 	file, err := Open(filepath.Join(dir, SingleName))
@@ -109,7 +109,8 @@ func (d *Directory) openAll(dir string, index Index) error {
 		d.files = append(d.files, file)
 		for _, t := range file.tensors {
 			if want, ok := index.WeightMap[t.Name]; !ok || want != name {
-				return fmt.Errorf("%s: %w: it holds tensor %q, which %s does not place there", file.name, ErrCorrupt, t.Name, IndexName)
+				return fmt.Errorf("%s: %w: it holds tensor %q, which %s does not place there", file.name, ErrCorrupt,
+					t.Name, IndexName)
 			}
 			d.where[t.Name] = file
 		}

@@ -14,7 +14,8 @@ import (
 // maxHeader is the longest header that the reference implementation reads.
 const maxHeader = 100_000_000
 
-// A File is an open safetensors file. Its methods may be called by several goroutines at once, until Close.
+// A File is an open safetensors file. Its methods may be called by several goroutines at once,
+// until Close.
 type File struct {
 	name     string
 	r        io.ReaderAt
@@ -45,7 +46,8 @@ func Open(path string) (*File, error) {
 	return file, nil
 }
 
-// Read reads the header of a file of size bytes; name stands for the file in errors. r must stay readable as long as the File is used.
+// Read reads the header of a file of size bytes; name stands for the file in errors. r must stay
+// readable as long as the File is used.
 func Read(r io.ReaderAt, size int64, name string) (*File, error) {
 	f := &File{name: name, r: r, close: func() error { return nil }}
 	if err := f.readHeader(size); err != nil {
@@ -93,7 +95,8 @@ func (f *File) readAt(p []byte, off int64) error {
 	return err
 }
 
-// parseHeader reads the JSON entry by entry, because a map would keep only one of two tensors of the same name.
+// parseHeader reads the JSON entry by entry, because a map would keep only one of two tensors of
+// the same name.
 func (f *File) parseHeader(header []byte) error {
 	if len(header) == 0 || header[0] != '{' {
 		return corrupt("header does not start with {")
@@ -134,7 +137,8 @@ func (f *File) parseHeader(header []byte) error {
 		if _, ok := f.byName[name]; ok {
 			return corrupt("tensor %q occurs twice", name)
 		}
-		t := Tensor{Name: name, DType: *entry.DType, Shape: *entry.Shape, begin: (*entry.Offsets)[0], end: (*entry.Offsets)[1]}
+		t := Tensor{Name: name, DType: *entry.DType, Shape: *entry.Shape, begin: (*entry.Offsets)[0],
+			end: (*entry.Offsets)[1]}
 		f.byName[name] = len(f.tensors)
 		f.tensors = append(f.tensors, t)
 	}
@@ -147,7 +151,8 @@ func (f *File) parseHeader(header []byte) error {
 	return nil
 }
 
-// checkOffsets demands that the tensors cover the data without gap or overlap, and that each has the bytes that its shape asks for.
+// checkOffsets demands that the tensors cover the data without gap or overlap, and that each has
+// the bytes that its shape asks for.
 func (f *File) checkOffsets(size int64) error {
 	slices.SortFunc(f.tensors, func(a, b Tensor) int {
 		return cmp.Or(cmp.Compare(a.begin, b.begin), cmp.Compare(a.end, b.end), cmp.Compare(a.Name, b.Name))
@@ -160,13 +165,16 @@ func (f *File) checkOffsets(size int64) error {
 			return corrupt("%v", err)
 		}
 		if t.begin != at {
-			return corrupt("tensor %q starts at byte %d of the data, where %d is expected: gap or overlap", t.Name, t.begin, at)
+			return corrupt("tensor %q starts at byte %d of the data, where %d is expected: gap or overlap", t.Name,
+				t.begin, at)
 		}
 		if t.end < t.begin || t.end > size {
-			return corrupt("tensor %q ends at byte %d of %d bytes of data: the file is cut short or its header damaged", t.Name, t.end, size)
+			return corrupt("tensor %q ends at byte %d of %d bytes of data: the file is cut short or its header damaged",
+				t.Name, t.end, size)
 		}
 		if t.end-t.begin != want {
-			return corrupt("tensor %q of type %s and shape %v has %d bytes, want %d", t.Name, t.DType, t.Shape, t.end-t.begin, want)
+			return corrupt("tensor %q of type %s and shape %v has %d bytes, want %d", t.Name, t.DType, t.Shape,
+				t.end-t.begin, want)
 		}
 		at = t.end
 	}
@@ -201,7 +209,8 @@ func (f *File) Float32(dst []float32, name string, first int64) error {
 		return fmt.Errorf("%s: no tensor is named %q", f.name, name)
 	}
 	if t.DType != F32 && t.DType != F16 && t.DType != BF16 {
-		return fmt.Errorf("%s: tensor %q has elements of type %s; only F32, F16 and BF16 are read", f.name, name, t.DType)
+		return fmt.Errorf("%s: tensor %q has elements of type %s; only F32, F16 and BF16 are read", f.name, name,
+			t.DType)
 	}
 	if n := t.Elements(); first < 0 || first > n || int64(len(dst)) > n-first {
 		return fmt.Errorf("%s: tensor %q has %d elements, not %d from %d", f.name, name, n, len(dst), first)

@@ -7,8 +7,9 @@
 //	         padded with spaces
 //	         the tensors' data, row-major and little-endian, without gaps; offsets count from here
 //
-// as https://github.com/huggingface/safetensors defines it. The reader accepts what that library accepts: every byte of the data belongs to
-// exactly one tensor, and a header is at most 100 MB. The package assumes nothing about the byte order of the machine.
+// as https://github.com/huggingface/safetensors defines it. The reader accepts what that library
+// accepts: every byte of the data belongs to exactly one tensor, and a header is at most 100 MB.
+// The package assumes nothing about the byte order of the machine.
 package safetensors
 
 import (
@@ -30,8 +31,8 @@ const (
 	BF16 DType = "BF16"
 )
 
-// sizes holds the bytes of an element of every type whose elements are whole bytes. Tensors of other types than the three above are listed,
-// but not read.
+// sizes holds the bytes of an element of every type whose elements are whole bytes. Tensors of
+// other types than the three above are listed, but not read.
 var sizes = map[DType]int{
 	F32: 4, F16: 2, BF16: 2, "F64": 8, "F8_E4M3": 1, "F8_E5M2": 1, "BOOL": 1,
 	"U8": 1, "I8": 1, "U16": 2, "I16": 2, "U32": 4, "I32": 4, "U64": 8, "I64": 8,

@@ -128,7 +128,8 @@ func TestCorruptFiles(t *testing.T) {
 	}{
 		{"empty", nil, "0 bytes are too few"},
 		{"no header", []byte{1, 2, 3}, "3 bytes are too few"},
-		{"huge header", append([]byte{0, 0, 0, 0, 1, 0, 0, 0}, make([]byte, 100)...), "header of 4294967296 bytes; at most"},
+		{"huge header", append([]byte{0, 0, 0, 0, 1, 0, 0, 0}, make([]byte, 100)...),
+			"header of 4294967296 bytes; at most"},
 		{"negative header", slices.Repeat([]byte{0xff}, 16), "at most 100000000"},
 		{"cut header", file("{"+a+"}", 8)[:20], "the file is cut short"},
 		{"no object", file(`[1]`, 0), "does not start with {"},
@@ -143,19 +144,24 @@ func TestCorruptFiles(t *testing.T) {
 		{"cut data", file("{"+a+"}", 7), "ends at byte 8 of 7"},
 		{"data left over", file("{"+a+"}", 9), "1 bytes follow the last tensor"},
 		{"gap", file(`{"a":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}}`, 12), "starts at byte 4"},
-		{"overlap", file("{"+a+`,"b":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}`, 8), `"b" starts at byte 4 of the data, where 8`},
+		{"overlap", file("{"+a+`,"b":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}`, 8),
+			`"b" starts at byte 4 of the data, where 8`},
 		{"turned round", file(`{"a":{"dtype":"F32","shape":[0],"data_offsets":[0,-1]}}`, 8), "ends at byte -1"},
 		{"wrong size", file(`{"a":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}}`, 8), "has 8 bytes, want 12"},
-		{"overflow", file(`{"a":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,8]}}`, 8), "too large"},
-		{"overflow to zero", file(`{"a":{"dtype":"U8","shape":[9223372036854775807,2],"data_offsets":[0,8]}}`, 8), "too large"},
+		{"overflow", file(`{"a":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,8]}}`, 8),
+			"too large"},
+		{"overflow to zero", file(`{"a":{"dtype":"U8","shape":[9223372036854775807,2],"data_offsets":[0,8]}}`, 8),
+			"too large"},
 		{"negative shape", file(`{"a":{"dtype":"F32","shape":[-2],"data_offsets":[0,8]}}`, 8), "negative size"},
 		{"fraction", file(`{"a":{"dtype":"F32","shape":[2.5],"data_offsets":[0,8]}}`, 8), `tensor "a"`},
-		{"unknown type", file(`{"a":{"dtype":"F128","shape":[1],"data_offsets":[0,8]}}`, 8), `element type "F128" is unknown`},
+		{"unknown type", file(`{"a":{"dtype":"F128","shape":[1],"data_offsets":[0,8]}}`, 8),
+			`element type "F128" is unknown`},
 		{"one offset", file(`{"a":{"dtype":"F32","shape":[2],"data_offsets":[8]}}`, 8), "two data_offsets"},
 		{"no shape", file(`{"a":{"dtype":"F32","data_offsets":[0,8]}}`, 8), "needs dtype, shape"},
 	} {
 		_, err := read(test.file)
-		if !errors.Is(err, ErrCorrupt) || !strings.Contains(err.Error(), test.want) || !strings.HasPrefix(err.Error(), "x.safetensors: ") {
+		if !errors.Is(err, ErrCorrupt) || !strings.Contains(err.Error(), test.want) ||
+			!strings.HasPrefix(err.Error(), "x.safetensors: ") {
 			t.Errorf("%s: error %v, want one with %q", test.name, err, test.want)
 		}
 	}
@@ -171,7 +177,8 @@ func TestFloat32Refuses(t *testing.T) {
 		n, first int
 		want     string
 	}{{"a", 1, 0, "type I64"}, {"c", 1, 0, "no tensor"}, {"b", 3, 0, "2 elements"}, {"b", 2, 1, "2 elements"}, {"b", 0, 3, "2 elements"}, {"b", 1, -1, "2 elements"}} {
-		if err := f.Float32(make([]float32, test.n), test.name, int64(test.first)); err == nil || !strings.Contains(err.Error(), test.want) {
+		if err := f.Float32(make([]float32, test.n), test.name, int64(test.first)); err == nil ||
+			!strings.Contains(err.Error(), test.want) {
 			t.Errorf("%d of %s from %d: error %v, want one with %q", test.n, test.name, test.first, err, test.want)
 		}
 	}
@@ -182,7 +189,8 @@ func TestFloat32Refuses(t *testing.T) {
 
 func TestWriterRefuses(t *testing.T) {
 	for _, tensors := range [][]Tensor{
-		{{Name: "a", DType: F32}, {Name: "a", DType: F32}}, {{Name: "__metadata__", DType: F32}}, {{Name: "a", DType: "I64"}}, {{Name: "a", DType: F32, Shape: []int{-1}}},
+		{{Name: "a", DType: F32}, {Name: "a", DType: F32}}, {{Name: "__metadata__", DType: F32}},
+		{{Name: "a", DType: "I64"}}, {{Name: "a", DType: F32, Shape: []int{-1}}},
 		{{Name: "a", DType: F32, Shape: []int{math.MaxInt, 2}}},
 	} {
 		if _, err := NewWriter(io.Discard, tensors, nil); err == nil {
@@ -268,13 +276,19 @@ func TestDirectory(t *testing.T) {
 		{name: "one file", files: map[string][]string{SingleName: {"a", "b", "c"}}},
 		{name: "one file goes first", index: `broken`, files: map[string][]string{SingleName: {"a", "b", "c"}}},
 		{name: "nothing", want: "holds neither", is: fs.ErrNotExist},
-		{name: "file missing", index: `{"weight_map":{"a":"1.safetensors"}}`, want: "1.safetensors", is: fs.ErrNotExist},
-		{name: "tensor missing", index: `{"weight_map":{"a":"1.safetensors","b":"1.safetensors"}}`, files: map[string][]string{"1.safetensors": {"a"}}, want: `tensor "b" is missing`, is: ErrCorrupt},
+		{name: "file missing", index: `{"weight_map":{"a":"1.safetensors"}}`, want: "1.safetensors",
+			is: fs.ErrNotExist},
+		{name: "tensor missing", index: `{"weight_map":{"a":"1.safetensors","b":"1.safetensors"}}`,
+			files: map[string][]string{"1.safetensors": {"a"}}, want: `tensor "b" is missing`, is: ErrCorrupt},
 		{name: "tensor elsewhere", index: `{"weight_map":{"a":"1.safetensors","b":"2.safetensors"}}`,
-			files: map[string][]string{"1.safetensors": {"a", "b"}, "2.safetensors": {"b"}}, want: `does not place there`, is: ErrCorrupt},
-		{name: "tensor not in index", index: `{"weight_map":{"a":"1.safetensors"}}`, files: map[string][]string{"1.safetensors": {"a", "b"}}, want: `does not place there`, is: ErrCorrupt},
-		{name: "path upwards", index: `{"weight_map":{"a":"../1.safetensors"}}`, want: "not the name of a file", is: ErrCorrupt},
-		{name: "absolute path", index: `{"weight_map":{"a":"/etc/passwd"}}`, want: "not the name of a file", is: ErrCorrupt},
+			files: map[string][]string{"1.safetensors": {"a", "b"}, "2.safetensors": {"b"}},
+			want:  `does not place there`, is: ErrCorrupt},
+		{name: "tensor not in index", index: `{"weight_map":{"a":"1.safetensors"}}`,
+			files: map[string][]string{"1.safetensors": {"a", "b"}}, want: `does not place there`, is: ErrCorrupt},
+		{name: "path upwards", index: `{"weight_map":{"a":"../1.safetensors"}}`, want: "not the name of a file",
+			is: ErrCorrupt},
+		{name: "absolute path", index: `{"weight_map":{"a":"/etc/passwd"}}`, want: "not the name of a file",
+			is: ErrCorrupt},
 		{name: "empty index", index: `{}`, want: "weight_map is empty", is: ErrCorrupt},
 		{name: "no JSON", index: `weights`, want: "invalid character", is: ErrCorrupt},
 	} {
@@ -366,7 +380,8 @@ func FuzzParseIndex(f *testing.F) {
 
 // A tensor may be written in pieces; a number that its element type cannot hold is refused by name.
 func TestWritePieces(t *testing.T) {
-	tensors := []Tensor{{Name: "a", DType: F16, Shape: []int{5}}, {Name: "empty", DType: F32, Shape: []int{0}}, {Name: "b", DType: BF16, Shape: []int{2}}}
+	tensors := []Tensor{{Name: "a", DType: F16, Shape: []int{5}}, {Name: "empty", DType: F32, Shape: []int{0}},
+		{Name: "b", DType: BF16, Shape: []int{2}}}
 	data := []float32{1, 2, 3, 4, 65519}
 	var whole, pieces bytes.Buffer
 	for _, out := range []*bytes.Buffer{&whole, &pieces} {
@@ -381,7 +396,8 @@ func TestWritePieces(t *testing.T) {
 				err = errors.Join(err, w.Float32("a", data[n[0]:n[1]]))
 			}
 		}
-		if err := errors.Join(err, w.Float32("empty", nil), w.Float32("b", []float32{0x1.fep+127, float32(math.Inf(1))}), w.Close()); err != nil {
+		if err := errors.Join(err, w.Float32("empty", nil),
+			w.Float32("b", []float32{0x1.fep+127, float32(math.Inf(1))}), w.Close()); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -17,8 +17,8 @@ type Writer struct {
 	buffer  []byte
 }
 
-// NewWriter writes the header of a file that will hold the given tensors, in that order. metadata is added to the "format": "pt" that
-// transformers asks for; it may be nil.
+// NewWriter writes the header of a file that will hold the given tensors, in that order. metadata
+// is added to the "format": "pt" that transformers asks for; it may be nil.
 func NewWriter(w io.Writer, tensors []Tensor, metadata map[string]string) (*Writer, error) {
 	header, err := header(tensors, metadata)
 	if err != nil {
@@ -47,7 +47,8 @@ func header(tensors []Tensor, metadata map[string]string) ([]byte, error) {
 		}
 		seen[t.Name] = true
 		if t.DType != F32 && t.DType != F16 && t.DType != BF16 {
-			return nil, fmt.Errorf("tensor %q: elements of type %q are not written; F32, F16 and BF16 are", t.Name, t.DType)
+			return nil, fmt.Errorf("tensor %q: elements of type %q are not written; F32, F16 and BF16 are", t.Name,
+				t.DType)
 		}
 		n, err := t.bytes()
 		if err != nil {
@@ -83,16 +84,18 @@ func header(tensors []Tensor, metadata map[string]string) ([]byte, error) {
 	return b, nil
 }
 
-// Float32 writes the next elements of the tensor named, converting them to its element type (to nearest, ties to even). A tensor may come
-// in pieces, one after the other; tensors come in the order in which they were announced. A finite number that the element type cannot
-// hold is an error that names tensor and element.
+// Float32 writes the next elements of the tensor named, converting them to its element type (to
+// nearest, ties to even). A tensor may come in pieces, one after the other; tensors come in the
+// order in which they were announced. A finite number that the element type cannot hold is an error
+// that names tensor and element.
 func (w *Writer) Float32(name string, data []float32) error {
 	if w.next == len(w.tensors) {
 		return fmt.Errorf("tensor %q was not announced", name)
 	}
 	t := w.tensors[w.next]
 	if t.Name != name || int64(len(data)) > t.Elements()-w.done {
-		return fmt.Errorf("tensor %q with %d elements comes where %d of %q were announced", name, len(data), t.Elements()-w.done, t.Name)
+		return fmt.Errorf("tensor %q with %d elements comes where %d of %q were announced", name, len(data),
+			t.Elements()-w.done, t.Name)
 	}
 	size := t.DType.Size()
 	if w.buffer == nil {
@@ -101,7 +104,8 @@ func (w *Writer) Float32(name string, data []float32) error {
 	for len(data) > 0 {
 		n := min(len(data), len(w.buffer)/size)
 		if i := beyond(data[:n], t.DType); i >= 0 {
-			return fmt.Errorf("tensor %q: element %d is %g, beyond what %s can hold; choose another element type", name, w.done+int64(i), data[i], t.DType)
+			return fmt.Errorf("tensor %q: element %d is %g, beyond what %s can hold; choose another element type", name,
+				w.done+int64(i), data[i], t.DType)
 		}
 		encode(w.buffer[:n*size], data[:n], t.DType)
 		if _, err := w.w.Write(w.buffer[:n*size]); err != nil {
@@ -115,7 +119,8 @@ func (w *Writer) Float32(name string, data []float32) error {
 	return nil
 }
 
-// Close says whether all announced tensors have been written. It does not close the underlying writer.
+// Close says whether all announced tensors have been written. It does not close the underlying
+// writer.
 func (w *Writer) Close() error {
 	if w.next < len(w.tensors) {
 		return fmt.Errorf("tensor %q was announced and not written, or not to its end", w.tensors[w.next].Name)

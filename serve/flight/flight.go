@@ -1,7 +1,9 @@
-// Package flight gives the streams of package serve over Arrow Flight. It is a package of its own so that only those who want Flight link gRPC.
+// Package flight gives the streams of package serve over Arrow Flight. It is a package of its own
+// so that only those who want Flight link gRPC.
 //
-// The ticket of DoGet, and the command of the descriptor of GetFlightInfo and GetSchema, are a JSON object of the parameters of a stream
-// ([serve.Service.ParseJSON]). Flight holds several records on their way, so that less of them fit into the memory than over HTTP.
+// The ticket of DoGet, and the command of the descriptor of GetFlightInfo and GetSchema, are a JSON
+// object of the parameters of a stream ([serve.Service.ParseJSON]). Flight holds several records on
+// their way, so that less of them fit into the memory than over HTTP.
 package flight
 
 import (
@@ -25,8 +27,8 @@ import (
 	"mula/serve"
 )
 
-// copies is how many records are held at a time: the one that was given last, and the two before it, of which the transport may have some 64 KiB, or all
-// but that, to send yet.
+// copies is how many records are held at a time: the one that was given last, and the two before
+// it, of which the transport may have some 64 KiB, or all but that, to send yet.
 const copies = 3
 
 // Limits of what clients send. Nothing they send is Arrow data.
@@ -39,12 +41,14 @@ const (
 	keepaliveReply = 20 * time.Second // for its answer
 )
 
-// Serve answers Flight calls that come to a listener, until the context ends. Then the service stops, streams have [serve.Options.Grace] to end, and
-// connections are cut. It closes the listener.
+// Serve answers Flight calls that come to a listener, until the context ends. Then the service
+// stops, streams have [serve.Options.Grace] to end, and connections are cut. It closes the
+// listener.
 func Serve(ctx context.Context, service *serve.Service, l net.Listener, a serve.Access) error {
 	guard := guard{token: a.Token}
 	options := []grpc.ServerOption{
-		grpc.MaxRecvMsgSize(maxMessage), grpc.MaxHeaderListSize(maxHeaders), grpc.MaxConcurrentStreams(maxCalls), grpc.ConnectionTimeout(connectTime),
+		grpc.MaxRecvMsgSize(maxMessage), grpc.MaxHeaderListSize(maxHeaders), grpc.MaxConcurrentStreams(maxCalls),
+		grpc.ConnectionTimeout(connectTime),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: keepaliveTime, Timeout: keepaliveReply}),
 		grpc.ChainUnaryInterceptor(guard.unary), grpc.ChainStreamInterceptor(guard.stream),
 		grpc.ForceServerCodecV2(newCodec()), grpc.WaitForHandlers(true),
@@ -66,7 +70,8 @@ func Serve(ctx context.Context, service *serve.Service, l net.Listener, a serve.
 	cut := time.AfterFunc(service.Grace(), server.Stop)
 	defer cut.Stop()
 	server.GracefulStop()
-	if err := <-ended; err != nil && !errors.Is(err, grpc.ErrServerStopped) { // it failed at the moment at which the context ended
+	if err := <-ended; err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+		// it failed at the moment at which the context ended
 		return fmt.Errorf("serving Flight at %s: %w", l.Addr(), err)
 	}
 	return nil
@@ -85,7 +90,8 @@ func (g guard) admit(ctx context.Context) error {
 			return nil
 		}
 	}
-	return status.Error(codes.Unauthenticated, "this server wants its token: send the header \"authorization: Bearer TOKEN\"")
+	return status.Error(codes.Unauthenticated,
+		"this server wants its token: send the header \"authorization: Bearer TOKEN\"")
 }
 
 func (g guard) unary(ctx context.Context, request any, _ *grpc.UnaryServerInfo, call grpc.UnaryHandler) (any, error) {
@@ -102,13 +108,15 @@ func (g guard) stream(srv any, s grpc.ServerStream, _ *grpc.StreamServerInfo, ca
 	return call(srv, s)
 }
 
-// calls are what Flight knows here; the calls of the embedded server are refused as not implemented.
+// calls are what Flight knows here; the calls of the embedded server are refused as not
+// implemented.
 type calls struct {
 	flight.BaseFlightServer
 	service *serve.Service
 }
 
-// GetFlightInfo describes the stream that a descriptor's command asks for: its schema, its number of samples, and the ticket for it.
+// GetFlightInfo describes the stream that a descriptor's command asks for: its schema, its number
+// of samples, and the ticket for it.
 func (c *calls) GetFlightInfo(ctx context.Context, d *flight.FlightDescriptor) (*flight.FlightInfo, error) {
 	schema, samples, err := c.describe(d)
 	if err != nil {
@@ -135,7 +143,8 @@ func (c *calls) GetSchema(ctx context.Context, d *flight.FlightDescriptor) (*fli
 
 func (c *calls) describe(d *flight.FlightDescriptor) (schema []byte, samples int64, err error) {
 	if d.GetType() != flight.DescriptorCMD {
-		return nil, 0, &serve.Error{Status: http.StatusBadRequest, Text: "the descriptor is no command: send one as {\"batch_size\": 512}"}
+		return nil, 0, &serve.Error{Status: http.StatusBadRequest, Text: "the descriptor is no command: send one as " +
+			"{\"batch_size\": 512}"}
 	}
 	request, err := c.service.ParseJSON(d.GetCmd())
 	if err != nil {

@@ -50,7 +50,8 @@ func openPlan(t testing.TB) *blend.Data {
 		}
 	}
 	plantest.Shard(t, filepath.Join(dir, "a"), shards.UInt16, 9000, documents)
-	return plantest.Open(t, plantest.Seal(t, dir, "plan.json", "sequence_length: 16\nseed: 5\nsamples: 400\nsources: [{name: a, shards: [a], weight: 1}]\nskips: [{from: 5, to: 7}]"))
+	return plantest.Open(t, plantest.Seal(t, dir, "plan.json", "sequence_length: 16\nseed: 5\nsamples: "+
+		"400\nsources: [{name: a, shards: [a], weight: 1}]\nskips: [{from: 5, to: 7}]"))
 }
 
 // A served plan, and a client of it.
@@ -100,7 +101,8 @@ func start(t testing.TB, o serve.Options, a serve.Access, dial ...grpc.DialOptio
 }
 
 // read reads a stream to its end, and gives the tokens of each position.
-func (s *served) read(ctx context.Context, t testing.TB, ticket string) (rows map[int64][]uint16, records int, err error) {
+func (s *served) read(ctx context.Context, t testing.TB, ticket string) (rows map[int64][]uint16, records int,
+	err error) {
 	t.Helper()
 	in, err := s.client.DoGet(ctx, &flight.Ticket{Ticket: []byte(ticket)})
 	if err != nil {
@@ -128,7 +130,8 @@ func TestDoGet(t *testing.T) {
 	s := start(t, serve.Options{}, serve.Access{})
 	got := make(map[int64][]uint16)
 	for _, rank := range []string{"0", "1", "2", "3"} {
-		rows, records, err := s.read(context.Background(), t, `{"batch_size": 32, "world": 4, "micro_batch": 4, "rank": `+rank+`}`)
+		rows, records, err := s.read(context.Background(), t,
+			`{"batch_size": 32, "world": 4, "micro_batch": 4, "rank": `+rank+`}`)
 		if err != nil || records != 2*13 {
 			t.Fatalf("rank %s: %d records, want 26; %v", rank, records, err)
 		}
@@ -159,7 +162,8 @@ func TestDoGet(t *testing.T) {
 func TestGetFlightInfo(t *testing.T) {
 	s := start(t, serve.Options{}, serve.Access{})
 	command := []byte(`{"batch_size": 96, "world": 2, "rank": 1, "step": 1, "columns": ["tokens", "position"]}`)
-	info, err := s.client.GetFlightInfo(context.Background(), &flight.FlightDescriptor{Type: flight.DescriptorCMD, Cmd: command})
+	info, err := s.client.GetFlightInfo(context.Background(), &flight.FlightDescriptor{Type: flight.DescriptorCMD,
+		Cmd: command})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -167,7 +171,8 @@ func TestGetFlightInfo(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if plan, _ := schema.Metadata().GetValue("mula.plan"); plan != s.data.Fingerprint() || schema.NumFields() != 2 || schema.Field(0).Name != "tokens" {
+	if plan, _ := schema.Metadata().GetValue("mula.plan"); plan != s.data.Fingerprint() || schema.NumFields() != 2 ||
+		schema.Field(0).Name != "tokens" {
 		t.Errorf("schema %s", schema)
 	}
 	// Of steps 1 to 3 a rank has half each; the last has 16 positions, which are rank 0's.
@@ -178,27 +183,33 @@ func TestGetFlightInfo(t *testing.T) {
 	if err != nil || len(rows) != 3*48 {
 		t.Errorf("%d samples, %v", len(rows), err)
 	}
-	result, err := s.client.GetSchema(context.Background(), &flight.FlightDescriptor{Type: flight.DescriptorCMD, Cmd: command})
+	result, err := s.client.GetSchema(context.Background(), &flight.FlightDescriptor{Type: flight.DescriptorCMD,
+		Cmd: command})
 	if err != nil || string(result.GetSchema()) != string(info.GetSchema()) {
 		t.Errorf("GetSchema gives something else than GetFlightInfo: %v", err)
 	}
-	if _, err := s.client.GetSchema(context.Background(), &flight.FlightDescriptor{Type: flight.DescriptorPATH, Path: []string{"x"}}); status.Code(err) != codes.InvalidArgument {
+	if _, err := s.client.GetSchema(context.Background(), &flight.FlightDescriptor{Type: flight.DescriptorPATH,
+		Path: []string{"x"}}); status.Code(err) != codes.InvalidArgument {
 		t.Errorf("a path: %v", err)
 	}
 }
 
 func TestLies(t *testing.T) {
 	s := start(t, serve.Options{Memory: 4 << 20}, serve.Access{})
-	for _, ticket := range []string{"", "x", "[]", `{"batch_size": 8, "rank": 1}`, `{"batch_size": 8, "from": 3}`, `{"batch_size": 8, "to": 401}`, `{"batch_size": 1048576}`,
+	for _, ticket := range []string{"", "x", "[]", `{"batch_size": 8, "rank": 1}`, `{"batch_size": 8, "from": 3}`,
+		`{"batch_size": 8, "to": 401}`, `{"batch_size": 1048576}`,
 		`{"batch_size": 8, "columns": ["x"]}`, strings.Repeat(" ", 20<<10) + `{"batch_size": 8}`} {
-		if _, _, err := s.read(context.Background(), t, ticket); status.Code(err) != codes.InvalidArgument || strings.Contains(err.Error(), "\n") {
+		if _, _, err := s.read(context.Background(), t, ticket); status.Code(err) != codes.InvalidArgument ||
+			strings.Contains(err.Error(), "\n") {
 			t.Errorf("%.40s: %v", ticket, err)
 		}
-		if _, err := s.client.GetFlightInfo(context.Background(), &flight.FlightDescriptor{Type: flight.DescriptorCMD, Cmd: []byte(ticket)}); status.Code(err) != codes.InvalidArgument {
+		if _, err := s.client.GetFlightInfo(context.Background(), &flight.FlightDescriptor{Type: flight.DescriptorCMD,
+			Cmd: []byte(ticket)}); status.Code(err) != codes.InvalidArgument {
 			t.Errorf("%.40s: %v", ticket, err)
 		}
 	}
-	if _, _, err := s.read(context.Background(), t, strings.Repeat(" ", 1<<20)); status.Code(err) != codes.ResourceExhausted {
+	if _, _, err := s.read(context.Background(), t,
+		strings.Repeat(" ", 1<<20)); status.Code(err) != codes.ResourceExhausted {
 		t.Errorf("a ticket of 1 MiB: %v", err)
 	}
 	put, err := s.client.DoPut(context.Background())
@@ -224,7 +235,8 @@ func TestLies(t *testing.T) {
 
 func TestToken(t *testing.T) {
 	s := start(t, serve.Options{}, serve.Access{Token: "word"})
-	for value, want := range map[string]codes.Code{"": codes.Unauthenticated, "Bearer": codes.Unauthenticated, "Bearer wor": codes.Unauthenticated, "Bearer word": codes.OK, "bearer word": codes.OK} {
+	for value, want := range map[string]codes.Code{"": codes.Unauthenticated, "Bearer": codes.Unauthenticated,
+		"Bearer wor": codes.Unauthenticated, "Bearer word": codes.OK, "bearer word": codes.OK} {
 		ctx := context.Background()
 		if value != "" {
 			ctx = metadata.AppendToOutgoingContext(ctx, "authorization", value)
@@ -232,7 +244,8 @@ func TestToken(t *testing.T) {
 		if _, _, err := s.read(ctx, t, `{"batch_size": 400}`); status.Code(err) != want {
 			t.Errorf("%q: DoGet: %v", value, err)
 		}
-		if _, err := s.client.GetFlightInfo(ctx, &flight.FlightDescriptor{Type: flight.DescriptorCMD, Cmd: []byte(`{"batch_size": 400}`)}); status.Code(err) != want {
+		if _, err := s.client.GetFlightInfo(ctx, &flight.FlightDescriptor{Type: flight.DescriptorCMD,
+			Cmd: []byte(`{"batch_size": 400}`)}); status.Code(err) != want {
 			t.Errorf("%q: GetFlightInfo: %v", value, err)
 		}
 	}
@@ -243,7 +256,8 @@ func TestTLS(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "mula"}, NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true,
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "mula"},
+		NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true,
 		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
 	if err != nil {
@@ -255,14 +269,17 @@ func TestTLS(t *testing.T) {
 	}
 	roots := x509.NewCertPool()
 	roots.AddCert(certificate)
-	s := start(t, serve.Options{}, serve.Access{TLS: &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}, MinVersion: tls.VersionTLS12}},
+	s := start(t, serve.Options{},
+		serve.Access{TLS: &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}},
+			MinVersion: tls.VersionTLS12}},
 		grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: roots})))
 	if rows, _, err := s.read(context.Background(), t, `{"batch_size": 8}`); err != nil || len(rows) != positions-2 {
 		t.Errorf("%d samples, %v", len(rows), err)
 	}
 }
 
-// A call that is given up leaves nothing; one that nobody reads is cut when the service stops, and one that is read sees that it is unfinished.
+// A call that is given up leaves nothing; one that nobody reads is cut when the service stops, and
+// one that is read sees that it is unfinished.
 func TestCutAndStop(t *testing.T) {
 	s := start(t, serve.Options{Grace: 100 * time.Millisecond, MaxStreams: 4}, serve.Access{})
 	begin := func() (flight.FlightService_DoGetClient, func()) {

@@ -12,14 +12,16 @@ import (
 	"google.golang.org/grpc/mem"
 )
 
-// Fields of FlightData (Flight.proto of Apache Arrow) as protobuf's wire format begins them: number and kind, which is a length and as many bytes.
+// Fields of FlightData (Flight.proto of Apache Arrow) as protobuf's wire format begins them: number
+// and kind, which is a length and as many bytes.
 const (
 	fieldHeader = 2<<3 | 2    // data_header: the metadata of an Arrow message
 	fieldBody   = 1000<<3 | 2 // data_body: its body
 )
 
-// A writer sends the records of a stream as FlightData, each message the bytes that arrow-go's flight.Writer would send. That one copies the columns
-// into a body, and gRPC copies it into the encoded message; here the encoded message is a list of the columns' own memory.
+// A writer sends the records of a stream as FlightData, each message the bytes that arrow-go's
+// flight.Writer would send. That one copies the columns into a body, and gRPC copies it into the
+// encoded message; here the encoded message is a list of the columns' own memory.
 type writer struct {
 	ipc *ipc.Writer
 	to  sender
@@ -27,7 +29,8 @@ type writer struct {
 
 func newWriter(out grpc.ServerStream, schema *arrow.Schema) *writer {
 	w := &writer{to: sender{out: out}}
-	// What the writer allocates goes to the garbage collector, and so may be read for as long as the transport likes.
+	// What the writer allocates goes to the garbage collector, and so may be read for as long as
+	// the transport likes.
 	w.ipc = ipc.NewWriterWithPayloadWriter(&w.to, ipc.WithSchema(schema))
 	return w
 }
@@ -69,8 +72,8 @@ func (s *sender) WritePayload(p ipc.Payload) error {
 	return s.out.SendMsg(&message{join(small, parts.list, s.record)})
 }
 
-// body takes the memory that the body of a message consists of. What is written is not copied: it is that of columns, or of buffers that nobody
-// writes to any more.
+// body takes the memory that the body of a message consists of. What is written is not copied: it
+// is that of columns, or of buffers that nobody writes to any more.
 type body struct {
 	list [][]byte
 	size int
@@ -82,8 +85,9 @@ func (b *body) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// join makes the encoded message of its beginning and the parts of its body. Small parts are copied together, which is quicker than to count who
-// reads them. The record has the memory of all that are not.
+// join makes the encoded message of its beginning and the parts of its body. Small parts are copied
+// together, which is quicker than to count who reads them. The record has the memory of all that
+// are not.
 func join(small []byte, parts [][]byte, record arrow.RecordBatch) mem.BufferSlice {
 	var out mem.BufferSlice
 	var held *hold

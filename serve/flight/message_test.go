@@ -37,7 +37,8 @@ type plain struct{ taken }
 
 func (s *plain) Send(m *flight.FlightData) error { return s.SendMsg(m) }
 
-// Messages are, byte for byte, those of arrow-go's own writer, and records are held until all of their messages are freed, and no longer.
+// Messages are, byte for byte, those of arrow-go's own writer, and records are held until all of
+// their messages are freed, and no longer.
 func TestMessages(t *testing.T) {
 	data := openPlan(t)
 	defer data.Close()
@@ -71,7 +72,8 @@ func TestMessages(t *testing.T) {
 		}
 		for i := range want.messages {
 			if a, b := got.messages[i].Materialize(), want.messages[i].Materialize(); !bytes.Equal(a, b) {
-				t.Errorf("batches of %d: message %d of %d bytes is not that of arrow-go, of %d", batch, i, len(a), len(b))
+				t.Errorf("batches of %d: message %d of %d bytes is not that of arrow-go, of %d", batch, i, len(a),
+					len(b))
 			}
 		}
 		large := batch*17*2 > 1024 // then the tokens are not copied
@@ -89,7 +91,8 @@ func TestMessages(t *testing.T) {
 func TestMessageOfSchema(t *testing.T) {
 	schema := arrow.NewSchema([]arrow.Field{{Name: "x", Type: arrow.PrimitiveTypes.Int64}}, nil)
 	got, want := &taken{codec: newCodec()}, &plain{taken{codec: newCodec()}}
-	if err := errors.Join(newWriter(got, schema).Close(), flight.NewRecordWriter(want, ipc.WithSchema(schema)).Close()); err != nil {
+	if err := errors.Join(newWriter(got, schema).Close(), flight.NewRecordWriter(want,
+		ipc.WithSchema(schema)).Close()); err != nil {
 		t.Fatal(err)
 	}
 	if len(got.messages) != 1 || !bytes.Equal(got.messages[0].Materialize(), want.messages[0].Materialize()) {
@@ -100,7 +103,8 @@ func TestMessageOfSchema(t *testing.T) {
 // A slice of a record has the bytes of the slice alone, those that the encoder copies included.
 func TestMessageOfSlice(t *testing.T) {
 	b := array.NewRecordBuilder(memory.NewGoAllocator(), arrow.NewSchema([]arrow.Field{
-		{Name: "text", Type: arrow.BinaryTypes.String, Nullable: true}, {Name: "n", Type: arrow.PrimitiveTypes.Int64}}, nil))
+		{Name: "text", Type: arrow.BinaryTypes.String, Nullable: true}, {Name: "n",
+			Type: arrow.PrimitiveTypes.Int64}}, nil))
 	defer b.Release()
 	for i := range 9000 {
 		b.Field(0).(*array.StringBuilder).Append(fmt.Sprint("row ", i))

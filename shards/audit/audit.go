@@ -1,6 +1,8 @@
-// Package audit reads shards of any layout in full, once, and says what is wrong or odd about them: bytes that are not the manifest's, ids that the
-// tokenizer does not have or that were read as another type, documents without their separator or with one inside, empty, huge, repetitive and
-// repeated documents, files that occur twice, tokens in no window. It also measures the lengths of documents, source by source, and draws them.
+// Package audit reads shards of any layout in full, once, and says what is wrong or odd about them:
+// bytes that are not the manifest's, ids that the tokenizer does not have or that were read as
+// another type, documents without their separator or with one inside, empty, huge, repetitive and
+// repeated documents, files that occur twice, tokens in no window. It also measures the lengths of
+// documents, source by source, and draws them.
 package audit
 
 import (
@@ -24,8 +26,8 @@ import (
 	"mula/shards/formats"
 )
 
-// HugeDocument is the number of tokens from which a document is reported unless [Options] say otherwise: such texts are mostly logs, dumps or
-// whole archives.
+// HugeDocument is the number of tokens from which a document is reported unless [Options] say
+// otherwise: such texts are mostly logs, dumps or whole archives.
 const HugeDocument = 1 << 20
 
 // maxWorkers bounds Options.Workers.
@@ -33,7 +35,9 @@ const maxWorkers = 4096
 
 // Options are the options of [Run].
 type Options struct {
-	Vocabulary     int64          // ids at or above it are errors; 0: what the manifest says, and where that is missing nothing is said
+	// ids at or above it are errors; 0: what the manifest says, and where that is missing nothing
+	// is said
+	Vocabulary     int64
 	EOD            *int64         // the id that should end each document, -1: none does; nil: what the manifest says
 	SequenceLength int            // L: tokens that no window of L+1 reaches are counted; 0: they are not
 	Huge           int64          // tokens from which a document is huge; 0: HugeDocument
@@ -54,7 +58,9 @@ type Input struct {
 	Source string // shards of the same name are counted together
 	Path   string
 	Open   func() (*shards.Shard, error) // of a shard in Megatron's layout; nil: Path is opened, whatever its layout
-	Check  func(binSHA256 string) string // what is wrong with a shard without a manifest by its hash; may be nil, and gives "" if nothing is
+	// what is wrong with a shard without a manifest by its hash; may be nil, and gives "" if
+	// nothing is
+	Check func(binSHA256 string) string
 }
 
 // A Report is what [Run] found.
@@ -116,8 +122,8 @@ type Separator struct {
 	LikelyInside    int64 `json:"likely_inside"`
 }
 
-// Repeats counts documents in which a few tokens are repeated over and over, as OLMoE's instance filter finds them; that looks at windows
-// where this looks at documents.
+// Repeats counts documents in which a few tokens are repeated over and over, as OLMoE's instance
+// filter finds them; that looks at windows where this looks at documents.
 type Repeats struct {
 	Documents int64            `json:"documents"`
 	Tokens    int64            `json:"tokens"`    // of these documents
@@ -143,13 +149,17 @@ func (r *Report) Failed() bool {
 	return false
 }
 
-// Run reads the inputs. What is wrong with them is in the report; the error is about what kept Run from looking.
+// Run reads the inputs. What is wrong with them is in the report; the error is about what kept Run
+// from looking.
 func Run(ctx context.Context, inputs []Input, o Options) (*Report, error) {
 	if o.Workers < 0 || o.Workers > maxWorkers {
-		return nil, fmt.Errorf("checking shards: %d workers: must be between 0, for the number of processors, and %d", o.Workers, maxWorkers)
+		return nil, fmt.Errorf("checking shards: %d workers: must be between 0, for the number of processors, and %d",
+			o.Workers, maxWorkers)
 	}
-	if o.Vocabulary < 0 || o.Vocabulary > 1<<31 || o.EOD != nil && (*o.EOD < -1 || *o.EOD >= 1<<31) || o.SequenceLength < 0 || o.Huge < 0 {
-		return nil, errors.New("checking shards: a vocabulary, a separator, a sequence length or a length of documents that cannot be")
+	if o.Vocabulary < 0 || o.Vocabulary > 1<<31 || o.EOD != nil && (*o.EOD < -1 || *o.EOD >= 1<<31) ||
+		o.SequenceLength < 0 || o.Huge < 0 {
+		return nil, errors.New("checking shards: a vocabulary, a separator, a sequence length or a length of " +
+			"documents that cannot be")
 	}
 	if o.Workers == 0 {
 		o.Workers = runtime.GOMAXPROCS(0)
@@ -186,7 +196,8 @@ func Run(ctx context.Context, inputs []Input, o Options) (*Report, error) {
 			report.Shards[i] = report.Shards[f]
 			report.Shards[i].Source, report.Shards[i].Path = in.Source, in.Path
 			found[i] = []Finding{{Level: Warning, Kind: "copy", Document: -1, Byte: -1,
-				Message: "it is listed twice, first as " + inputs[f].Path + ": what is read by this list reads it twice"}}
+				Message: "it is listed twice, first as " + inputs[f].Path +
+					": what is read by this list reads it twice"}}
 		} else if c := report.Shards[i].content; c != 0 {
 			if other, ok := content[c]; ok {
 				found[i] = append(found[i], Finding{Level: Warning, Kind: "copy", Document: -1, Byte: -1,
@@ -229,8 +240,10 @@ func (r *Report) addUp() {
 		s := &r.Sources[i]
 		s.Lengths.finish()
 		if s.Tail*100 > s.Lengths.Tokens {
-			r.Findings = append(r.Findings, Finding{Level: Note, Kind: "tail", Source: s.Name, Path: "", Document: -1, Byte: -1, Message: fmt.Sprintf(
-				"%s of its tokens, at the ends of shards, are in no window: fewer and longer shards lose less", share(s.Tail, s.Lengths.Tokens))})
+			r.Findings = append(r.Findings, Finding{Level: Note, Kind: "tail", Source: s.Name, Path: "", Document: -1,
+				Byte: -1, Message: fmt.Sprintf(
+					"%s of its tokens, at the ends of shards, are in no window: fewer and longer shards lose less",
+					share(s.Tail, s.Lengths.Tokens))})
 		}
 	}
 	if c := r.Copies; c.Copies > 0 {
@@ -239,9 +252,11 @@ func (r *Report) addUp() {
 			about = ""
 		}
 		most := c.Most[0]
-		r.Findings = append(r.Findings, Finding{Level: Note, Kind: "copy", Path: most.Path, Document: most.Document, Byte: -1, Message: fmt.Sprintf(
-			"%s%s of the documents, with %s%s of the tokens, have the very tokens of another; number %d of this shard, of %s tokens, is there %s times",
-			about, percent(c.Share), about, percent(c.TokenShare), most.Document, quantity.Grouped(most.Tokens), quantity.Grouped(most.Times))})
+		r.Findings = append(r.Findings, Finding{Level: Note, Kind: "copy", Path: most.Path, Document: most.Document,
+			Byte: -1, Message: fmt.Sprintf(
+				"%s%s of the documents, with %s%s of the tokens, have the very tokens of another; number %d of this shard, of %s tokens, is there %s times",
+				about, percent(c.Share), about, percent(c.TokenShare), most.Document, quantity.Grouped(most.Tokens),
+				quantity.Grouped(most.Times))})
 	}
 }
 
@@ -270,7 +285,8 @@ func firsts(inputs []Input) []int {
 	return first
 }
 
-// detect tells the layout and the prefix of the shard at path. Of one prefix in two layouts it takes Megatron's, which has no name of its own.
+// detect tells the layout and the prefix of the shard at path. Of one prefix in two layouts it
+// takes Megatron's, which has no name of its own.
 func detect(path string) (shards.Layout, string, error) {
 	prefix := strings.TrimSuffix(strings.TrimSuffix(path, ".idx"), ".bin")
 	if _, err := os.Stat(prefix + ".idx"); err == nil {
@@ -285,7 +301,8 @@ func sizeOf(path string) (bytes int64) {
 	if err != nil {
 		return 0
 	}
-	names := []string{prefix + map[shards.Layout]string{shards.Megatron: ".bin", shards.Dolma: ".npy", shards.Datatrove: ".ds", shards.FMS: ".arrow"}[l]}
+	names := []string{prefix + map[shards.Layout]string{shards.Megatron: ".bin", shards.Dolma: ".npy",
+		shards.Datatrove: ".ds", shards.FMS: ".arrow"}[l]}
 	if l == shards.MDS {
 		names, _ = filepath.Glob(filepath.Join(prefix, "shard.*"))
 	}
@@ -321,12 +338,16 @@ func (r *run) read(path string, bytes int64) {
 // shard looks at one shard.
 func (r *run) shard(ctx context.Context, in *Input, number int) (Shard, []Finding, error) {
 	sh := Shard{Source: in.Source, Path: in.Path, LongestNumber: -1,
-		Separator: Separator{ID: -1, FirstWithout: -1, FirstInside: -1, LikelyID: -1}, Repeats: Repeats{Worst: Repeat{Document: -1}}}
+		Separator: Separator{ID: -1, FirstWithout: -1, FirstInside: -1,
+			LikelyID: -1}, Repeats: Repeats{Worst: Repeat{Document: -1}}}
 	var findings []Finding
 	find := func(f Finding) { findings = append(findings, f) }
 	bad := func(err error) {
 		for _, err := range parts(err) {
-			if slices.ContainsFunc(findings, func(f Finding) bool { return strings.HasPrefix(err.Error(), f.Message) }) {
+			if slices.ContainsFunc(findings, func(f Finding) bool {
+				return strings.HasPrefix(err.Error(),
+					f.Message)
+			}) {
 				continue // the reader compares a file with the manifest too
 			}
 			f := Finding{Level: Error, Kind: "structure", Document: -1, Byte: -1, Message: err.Error()}
@@ -428,7 +449,8 @@ func (r *run) finish(s *scan) {
 	s.judge(&r.o)
 }
 
-// megatron looks at a shard in Megatron's layout, whose documents may be of any size: it is read in parts.
+// megatron looks at a shard in Megatron's layout, whose documents may be of any size: it is read in
+// parts.
 func (r *run) megatron(ctx context.Context, in *Input, number int, s *shards.Shard, sh *Shard, local *sample,
 	find func(Finding), bad func(error)) error {
 	sh.Layout, sh.DType, sh.Tokens, sh.Documents = "megatron", s.DType().String(), s.Tokens(), s.Documents()
@@ -544,7 +566,8 @@ func (d *documentsOf) begin() error {
 		d.scan.end()
 	}
 	if left := d.shard.Tokens() - d.next; left > 0 {
-		return fmt.Errorf("%s.idx: documents end at token %d, %d before the end: %w", d.shard.Prefix(), d.next, left, shards.ErrCorrupt)
+		return fmt.Errorf("%s.idx: documents end at token %d, %d before the end: %w", d.shard.Prefix(), d.next, left,
+			shards.ErrCorrupt)
 	}
 	return nil
 }
@@ -555,19 +578,22 @@ func (d *documentsOf) finish() error {
 		return err
 	}
 	if d.begun {
-		return fmt.Errorf("%s.idx: document %d has tokens behind the end: %w", d.shard.Prefix(), d.scan.document, shards.ErrCorrupt)
+		return fmt.Errorf("%s.idx: document %d has tokens behind the end: %w", d.shard.Prefix(), d.scan.document,
+			shards.ErrCorrupt)
 	}
 	return nil
 }
 
 // other looks at a shard of another layout.
-func (r *run) other(ctx context.Context, in *Input, number int, d shards.DocumentReader, prefix string, sh *Shard, local *sample,
+func (r *run) other(ctx context.Context, in *Input, number int, d shards.DocumentReader, prefix string, sh *Shard,
+	local *sample,
 	find func(Finding), bad func(error)) error {
 	m := d.Manifest()
 	if x, ok := d.(interface{ DType() string }); ok {
 		sh.DType = x.DType()
 	}
-	width := map[string]int64{"uint8": 1, "uint16": 2, "int16": 2, "uint32": 4, "int32": 4, "int64": 8, "uint64": 8}[sh.DType]
+	width := map[string]int64{"uint8": 1, "uint16": 2, "int16": 2, "uint32": 4, "int32": 4, "int64": 8,
+		"uint64": 8}[sh.DType]
 	limit, eod := r.settings(m, 1<<32, find)
 	scan := newScan(sh, number, limit, eod, r.o.Huge, width, local, find)
 	if m != nil {
@@ -612,7 +638,8 @@ func verifyFiles(ctx context.Context, prefix string, m *shards.Manifest, sh *Sha
 		if err != nil {
 			message = err.Error()
 		} else if sum != want.SHA256 || bytes != want.Bytes {
-			message = fmt.Sprintf("%s: expected %d bytes with SHA-256 %s, found %d bytes with %s: restore it or write the shard again",
+			message = fmt.Sprintf("%s: expected %d bytes with SHA-256 %s, found %d bytes with %s: restore it or "+
+				"write the shard again",
 				file, want.Bytes, want.SHA256, bytes, sum)
 		}
 		if message != "" {

@@ -35,7 +35,8 @@ func write(t testing.TB, l shards.Layout, prefix string, info shards.TokenizerIn
 	}
 	defer w.Abort()
 	for d, tokens := range documents {
-		if err := w.Append(tokens, shards.DocumentOrigin{ID: fmt.Sprintf("doc-%d", d), File: "in.jsonl", Line: int64(d) + 1}); err != nil {
+		if err := w.Append(tokens, shards.DocumentOrigin{ID: fmt.Sprintf("doc-%d", d), File: "in.jsonl",
+			Line: int64(d) + 1}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -44,7 +45,8 @@ func write(t testing.TB, l shards.Layout, prefix string, info shards.TokenizerIn
 	}
 }
 
-var info = shards.TokenizerInfo{SHA256: strings.Repeat("ab", 32), VocabSize: vocabulary, EOD: eod, ClassTable: "unicode 16.0.0", Specials: "text"}
+var info = shards.TokenizerInfo{SHA256: strings.Repeat("ab", 32), VocabSize: vocabulary, EOD: eod,
+	ClassTable: "unicode 16.0.0", Specials: "text"}
 
 // text is a document of n tokens that end with last.
 func text(seed uint32, n int, last uint32) []uint32 {
@@ -73,7 +75,8 @@ func findings(r *Report, dir string) (out []string) {
 		if f.Byte >= 0 {
 			doc += fmt.Sprintf(" byte %d", f.Byte)
 		}
-		out = append(out, fmt.Sprintf("%s %s %s%s: %s", f.Level, f.Kind, name, doc, strings.ReplaceAll(f.Message, dir+"/", "")))
+		out = append(out, fmt.Sprintf("%s %s %s%s: %s", f.Level, f.Kind, name, doc, strings.ReplaceAll(f.Message,
+			dir+"/", "")))
 	}
 	return out
 }
@@ -127,7 +130,8 @@ func TestFindings(t *testing.T) {
 		}
 	}
 	noManifest := func(name string) string {
-		return "note hash " + name + ": it has no manifest, so what made it and where its documents come from is not known"
+		return "note hash " + name +
+			": it has no manifest, so what made it and where its documents come from is not known"
 	}
 
 	write(t, shards.Megatron, at("good"), info, good(1)...)
@@ -139,7 +143,8 @@ func TestFindings(t *testing.T) {
 		noManifest("foreign.bin"),
 		"note separator foreign.bin: nothing says which id ends documents; id 50279 ends 4 of them and stands inside 0 times: it is probably the separator",
 	}, "foreign.bin")
-	check(t, dir, Options{EOD: pointer(eod), Vocabulary: vocabulary}, []string{noManifest("foreign.idx")}, "foreign.idx")
+	check(t, dir, Options{EOD: pointer(eod), Vocabulary: vocabulary}, []string{noManifest("foreign.idx")},
+		"foreign.idx")
 	check(t, dir, Options{EOD: pointer(0)}, []string{
 		noManifest("foreign"),
 		"error separator foreign: id 0, which should end every document, ends none of 4; id 50279 ends 4 of them and stands inside 0 times: that is the separator of these data, say so wherever the id is configured",
@@ -157,7 +162,8 @@ func TestFindings(t *testing.T) {
 		"warning separator separators document 1: 1 of 4 documents do not end with id 50279, the first of them number 1: they run into the next one where documents are packed",
 		"warning separator separators document 2: id 50279, which ends documents, occurs 3 times inside 2 of them, first in number 2: readers that find borders by it cut them there",
 	}, "separators")
-	if diff := cmp.Diff(Separator{ID: eod, Documents: 4, Endings: 3, FirstWithout: 1, Inside: 3, InsideDocuments: 2, FirstInside: 2, LikelyID: -1}, r.Shards[0].Separator); diff != "" {
+	if diff := cmp.Diff(Separator{ID: eod, Documents: 4, Endings: 3, FirstWithout: 1, Inside: 3, InsideDocuments: 2,
+		FirstInside: 2, LikelyID: -1}, r.Shards[0].Separator); diff != "" {
 		t.Error(diff)
 	}
 
@@ -166,21 +172,26 @@ func TestFindings(t *testing.T) {
 	write(t, shards.Megatron, at("mixed"), none, text(1, 30, 5), text(2, 30, 6), text(3, 30, 7))
 	check(t, dir, Options{Vocabulary: 100, EOD: pointer(5)}, []string{
 		"warning separator mixed: by its manifest documents end with id -1 (-1: with none); 5 was given",
-		fmt.Sprintf("error vocabulary mixed document 0 byte 0: token 0 (byte 0) has id %d, but the tokenizer has ids below 100: the shard is damaged, or another tokenizer made it", text(1, 30, 5)[0]),
-		"note dtype mixed: its ids have four bytes, two would do (the largest is " + fmt.Sprint(slices.Max(slices.Concat(text(1, 30, 5), text(2, 30, 6), text(3, 30, 7)))) + ")",
+		fmt.Sprintf("error vocabulary mixed document 0 byte 0: token 0 (byte 0) has id %d, but the tokenizer has "+
+			"ids below 100: the shard is damaged, or another tokenizer made it", text(1, 30, 5)[0]),
+		"note dtype mixed: its ids have four bytes, two would do (the largest is " +
+			fmt.Sprint(slices.Max(slices.Concat(text(1, 30, 5), text(2, 30, 6), text(3, 30, 7)))) + ")",
 		"warning separator mixed document 1: 2 of 3 documents do not end with id 5, the first of them number 1: they run into the next one where documents are packed",
-		fmt.Sprintf("error vocabulary mixed: 87 tokens have ids that the tokenizer does not (it has 100; the largest found is %d): it is damaged, or another tokenizer made it",
+		fmt.Sprintf("error vocabulary mixed: 87 tokens have ids that the tokenizer does not (it has 100; the "+
+			"largest found is %d): it is damaged, or another tokenizer made it",
 			slices.Max(slices.Concat(text(1, 30, 5), text(2, 30, 6), text(3, 30, 7)))),
 	}, "mixed")
 
-	write(t, shards.Megatron, at("sizes"), info, nil, text(1, 1, eod), text(2, 5000, eod), text(3, 20, eod), text(4, 1000, eod))
+	write(t, shards.Megatron, at("sizes"), info, nil, text(1, 1, eod), text(2, 5000, eod), text(3, 20, eod),
+		text(4, 1000, eod))
 	r = check(t, dir, Options{Huge: 1000, SequenceLength: 10000}, []string{
 		"note documents sizes: 2 of 5 documents are empty",
 		"note documents sizes document 2: 2 documents have 1,000 tokens or more; the longest is number 2 with 5,000",
 		"note tail sizes: its 6,021 tokens are too few for a window of 10,001: it is never read",
 		"note tail sizes: 100 % of its tokens, at the ends of shards, are in no window: fewer and longer shards lose less",
 	}, "sizes")
-	if s := r.Shards[0]; s.Tail != 6021 || s.Windows != 0 || s.EmptyDocuments != 2 || s.LongDocuments != 2 || s.Longest != 5000 || s.LongestNumber != 2 || s.Documents != 5 {
+	if s := r.Shards[0]; s.Tail != 6021 || s.Windows != 0 || s.EmptyDocuments != 2 || s.LongDocuments != 2 ||
+		s.Longest != 5000 || s.LongestNumber != 2 || s.Documents != 5 {
 		t.Errorf("%+v", s)
 	}
 
@@ -191,7 +202,8 @@ func TestFindings(t *testing.T) {
 	r = check(t, dir, Options{}, []string{
 		"note repeats repeats document 0: 1 of 4 documents, with 62 % of the tokens, repeat 13 tokens or fewer 32 times or more; the longest stretch is in number 0: the same 3 for 120 tokens from its token 50 on. OLMoE's filter leaves such texts out",
 	}, "repeats")
-	if got := r.Shards[0].Repeats; got != (Repeats{Documents: 1, Tokens: 220, ByPeriod: [13]int64{2: 1}, Worst: Repeat{0, 50, 120, 3}}) {
+	if got := r.Shards[0].Repeats; got != (Repeats{Documents: 1, Tokens: 220, ByPeriod: [13]int64{2: 1},
+		Worst: Repeat{0, 50, 120, 3}}) {
 		t.Errorf("%+v", got)
 	}
 
@@ -211,7 +223,8 @@ func TestFindings(t *testing.T) {
 	}
 	check(t, dir, Options{EOD: pointer(eod)}, []string{
 		noManifest("wide"),
-		fmt.Sprintf("error dtype wide: every second id, from the second on, is at most 0, the others reach %d: these are ids of four bytes read as two; give the type that they were written with",
+		fmt.Sprintf("error dtype wide: every second id, from the second on, is at most 0, the others reach %d: "+
+			"these are ids of four bytes read as two; give the type that they were written with",
 			slices.Max(slices.Concat(text(1, 100, eod), text(2, 60, eod)))),
 		"warning separator wide: id 50279, which should end every document, ends none of 2, and no other id ends most of them: they were written without a separator, or their borders are wrong",
 	}, "wide")
@@ -230,7 +243,8 @@ func TestFindings(t *testing.T) {
 	}
 	r, err = Run(t.Context(), []Input{{Path: at("narrow")}}, Options{})
 	if err != nil || !slices.ContainsFunc(findings(r, dir), func(f string) bool {
-		return strings.HasPrefix(f, "error dtype narrow: 80 of 80 ids are 2097152 or more, which no tokenizer has: these are ids of two bytes read as four")
+		return strings.HasPrefix(f, "error dtype narrow: 80 of 80 ids are 2097152 or more, which no tokenizer has: "+
+			"these are ids of two bytes read as four")
 	}) {
 		t.Errorf("%q, %v", findings(r, dir), err)
 	}
@@ -242,8 +256,10 @@ func TestFindings(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if f := r.Findings[0]; f.Kind != "hash" || f.Level != Error || f.Byte != 16384 || f.Document != 30 || r.Shards[0].Verified ||
-		!strings.Contains(f.Message, `bytes 16384 to 32767 are damaged, in documents number 30 ("doc-30", in.jsonl:31)`) {
+	if f := r.Findings[0]; f.Kind != "hash" || f.Level != Error || f.Byte != 16384 || f.Document != 30 ||
+		r.Shards[0].Verified ||
+		!strings.Contains(f.Message,
+			`bytes 16384 to 32767 are damaged, in documents number 30 ("doc-30", in.jsonl:31)`) {
 		t.Errorf("%+v", f)
 	}
 	write(t, shards.Megatron, at("index"), info, good(51)...)
@@ -265,7 +281,8 @@ func TestFindings(t *testing.T) {
 	// The same twice.
 	write(t, shards.Megatron, at("copy"), info, good(1)...)
 	write(t, shards.Dolma, at("third"), info, good(1)...)
-	twice := fmt.Sprintf("note copy good document 0: 67 %% of the documents, with 67 %% of the tokens, have the very tokens of another; number 0 of this shard, of %d tokens, is there 3 times", 300)
+	twice := fmt.Sprintf("note copy good document 0: 67 %% of the documents, with 67 %% of the tokens, have the "+
+		"very tokens of another; number 0 of this shard, of %d tokens, is there 3 times", 300)
 	check(t, dir, Options{}, []string{
 		"warning copy good.idx: it is listed twice, first as good: what is read by this list reads it twice",
 		"warning copy copy: its tokens are those of good: the data is there twice",
@@ -273,13 +290,15 @@ func TestFindings(t *testing.T) {
 		twice,
 	}, "good", "good.idx", "copy", "third.npy")
 
-	check(t, dir, Options{}, []string{"error structure nothing: no shard at nothing: looked for nothing.idx, nothing.npy, nothing.ds, nothing.arrow, nothing/index.json"}, "nothing")
+	check(t, dir, Options{},
+		[]string{"error structure nothing: no shard at nothing: looked for nothing.idx, nothing.npy, nothing.ds, nothing.arrow, nothing/index.json"}, "nothing")
 }
 
 // A shard of any layout gives the same counts, and its files are compared with its manifest.
 func TestLayouts(t *testing.T) {
 	dir := t.TempDir()
-	docs := [][]uint32{text(1, 300, eod), text(2, 40, eod), text(2, 40, eod), text(3, 700, eod), slices.Repeat([]uint32{3}, 64)}
+	docs := [][]uint32{text(1, 300, eod), text(2, 40, eod), text(2, 40, eod), text(3, 700, eod),
+		slices.Repeat([]uint32{3}, 64)}
 	var first *Shard
 	for _, name := range formats.Names() {
 		l, err := formats.ParseLayout(name)
@@ -293,7 +312,8 @@ func TestLayouts(t *testing.T) {
 			t.Fatal(err)
 		}
 		s := r.Shards[0]
-		if s.Layout != name || !s.Verified || len(s.Manifest) != 64 || s.Tokens != 1144 || s.Documents != 5 || s.Windows != 11 || s.Tail != 43 || r.Copies.Copies != 1 || s.Repeats.Documents != 1 {
+		if s.Layout != name || !s.Verified || len(s.Manifest) != 64 || s.Tokens != 1144 || s.Documents != 5 ||
+			s.Windows != 11 || s.Tail != 43 || r.Copies.Copies != 1 || s.Repeats.Documents != 1 {
 			t.Errorf("%s: %+v\n%q", name, s, findings(r, dir))
 		}
 		for _, f := range r.Findings {
@@ -310,8 +330,10 @@ func TestLayouts(t *testing.T) {
 		// One flipped bit anywhere in the largest of its files.
 		largest, size := "", int64(0)
 		filepath.WalkDir(dir, func(p string, e os.DirEntry, err error) error {
-			if info, err := e.Info(); err == nil && !e.IsDir() && strings.HasPrefix(p, path) && info.Size() > size && strings.HasSuffix(p, map[shards.Layout]string{
-				shards.Megatron: ".bin", shards.Dolma: ".npy", shards.Datatrove: ".ds", shards.FMS: ".arrow", shards.MDS: ".mds"}[l]) && !strings.HasSuffix(p, ".docs.arrow") {
+			if info, err := e.Info(); err == nil && !e.IsDir() && strings.HasPrefix(p, path) && info.Size() > size &&
+				strings.HasSuffix(p, map[shards.Layout]string{
+					shards.Megatron: ".bin", shards.Dolma: ".npy", shards.Datatrove: ".ds", shards.FMS: ".arrow",
+					shards.MDS: ".mds"}[l]) && !strings.HasSuffix(p, ".docs.arrow") {
 				largest, size = p, info.Size()
 			}
 			return nil
@@ -324,11 +346,13 @@ func TestLayouts(t *testing.T) {
 		if err := os.WriteFile(largest, data, 0o644); err != nil {
 			t.Fatal(err)
 		}
-		if r, err = Run(t.Context(), []Input{{Path: path}}, Options{}); err != nil || !r.Failed() || r.Shards[0].Verified {
+		if r, err = Run(t.Context(), []Input{{Path: path}}, Options{}); err != nil || !r.Failed() ||
+			r.Shards[0].Verified {
 			t.Errorf("%s: a flipped bit was not found: %v", name, err)
 		}
 		if !slices.ContainsFunc(r.Findings, func(f Finding) bool {
-			return f.Kind == "hash" && f.Document == 0 && f.Byte == 0 && strings.Contains(f.Message, largest+": ") && strings.Contains(f.Message, "are damaged, in documents number 0 (") &&
+			return f.Kind == "hash" && f.Document == 0 && f.Byte == 0 && strings.Contains(f.Message, largest+": ") &&
+				strings.Contains(f.Message, "are damaged, in documents number 0 (") &&
 				strings.Contains(f.Message, ", number 4 (")
 		}) {
 			t.Errorf("%s: the documents were not named: %q", name, findings(r, dir))
@@ -360,15 +384,18 @@ func TestPartsOfAnySize(t *testing.T) {
 			t.Fatal(err)
 		}
 		var want Shard
-		whole := newScan(&want, 0, vocabulary, eod, HugeDocument, 2, newSample(maxSampled), func(f Finding) { t.Errorf("%+v", f) })
+		whole := newScan(&want, 0, vocabulary, eod, HugeDocument, 2, newSample(maxSampled),
+			func(f Finding) { t.Errorf("%+v", f) })
 		for _, d := range docs {
 			whole.part(d, 0)
 			whole.end()
 		}
 		got := report.Shards[0]
 		want.Repeats.Worst, want.MaxID = whole.worst, max(whole.evens.most, whole.odds.most)
-		if got.Repeats != want.Repeats || got.content != want.content || got.MaxID != want.MaxID || got.Separator.Inside != want.Separator.Inside ||
-			got.Separator.Endings != want.Separator.Endings || got.Lengths.Tokens != want.Lengths.Tokens || got.Lengths.Documents != int64(len(docs)) || got.EmptyDocuments != want.EmptyDocuments {
+		if got.Repeats != want.Repeats || got.content != want.content || got.MaxID != want.MaxID ||
+			got.Separator.Inside != want.Separator.Inside ||
+			got.Separator.Endings != want.Separator.Endings || got.Lengths.Tokens != want.Lengths.Tokens ||
+			got.Lengths.Documents != int64(len(docs)) || got.EmptyDocuments != want.EmptyDocuments {
 			t.Fatalf("seed %d: %+v, want %+v", seed, got, want)
 		}
 	}
@@ -376,10 +403,13 @@ func TestPartsOfAnySize(t *testing.T) {
 
 func TestInputs(t *testing.T) {
 	dir := t.TempDir()
-	for _, name := range []string{"a/wiki-0000.idx", "a/wiki-0000.bin", "a/wiki-0000.docs.arrow", "a/wiki-0001.idx", "a/deep/part-00-00001.npy", "a/deep/x.ds", "a/deep/x.ds.index",
-		"a/mds/index.json", "a/mds/shard.00000.mds", "a/.hidden/y.idx", "a/0001.arrow", "a/notes.json", "empty/index.json"} {
+	for _, name := range []string{"a/wiki-0000.idx", "a/wiki-0000.bin", "a/wiki-0000.docs.arrow", "a/wiki-0001.idx",
+		"a/deep/part-00-00001.npy", "a/deep/x.ds", "a/deep/x.ds.index",
+		"a/mds/index.json", "a/mds/shard.00000.mds", "a/.hidden/y.idx", "a/0001.arrow", "a/notes.json",
+		"empty/index.json"} {
 		path := filepath.Join(dir, name)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte("x"), 0o644)); err != nil {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte("x"),
+			0o644)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -392,7 +422,8 @@ func TestInputs(t *testing.T) {
 	for _, in := range inputs {
 		got = append(got, in.Path+" of "+in.Source)
 	}
-	want := []string{"a/0001.arrow of a/0001", "a/deep/part-00-00001.npy of a/deep/part", "a/deep/x.ds of a/deep/x", "a/mds of a/mds", "a/wiki-0000 of a/wiki", "a/wiki-0001 of a/wiki",
+	want := []string{"a/0001.arrow of a/0001", "a/deep/part-00-00001.npy of a/deep/part", "a/deep/x.ds of a/deep/x",
+		"a/mds of a/mds", "a/wiki-0000 of a/wiki", "a/wiki-0001 of a/wiki",
 		"a/wiki-0001 of a/wiki", "b/none of b/none"}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
@@ -406,7 +437,8 @@ func TestRunRefusesAndEnds(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "x")
 	write(t, shards.Megatron, path, info, text(1, 300_000, eod))
-	for _, o := range []Options{{Workers: -1}, {Workers: 4097}, {Vocabulary: -1}, {EOD: pointer(-2)}, {SequenceLength: -1}, {Huge: -1}} {
+	for _, o := range []Options{{Workers: -1}, {Workers: 4097}, {Vocabulary: -1}, {EOD: pointer(-2)},
+		{SequenceLength: -1}, {Huge: -1}} {
 		if _, err := Run(t.Context(), []Input{{Path: path}}, o); err == nil {
 			t.Errorf("%+v was accepted", o)
 		}
@@ -421,7 +453,8 @@ func TestRunRefusesAndEnds(t *testing.T) {
 		t.Errorf("cancelled: %v", err)
 	}
 	last := int64(0)
-	if _, err := Run(t.Context(), []Input{{Path: path}}, Options{Progress: func(p Progress) { last = p.Bytes }}); err != nil || last != 600_000 {
+	if _, err := Run(t.Context(), []Input{{Path: path}},
+		Options{Progress: func(p Progress) { last = p.Bytes }}); err != nil || last != 600_000 {
 		t.Errorf("%d bytes, %v", last, err)
 	}
 }

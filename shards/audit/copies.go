@@ -6,9 +6,10 @@ import (
 	"slices"
 )
 
-// Copies says how many documents have the very tokens of another. It is exact where Share is of all documents; with more different documents
-// than fit in memory it is estimated from those whose hash is a multiple of a power of two, all of each other's copies among them
-// (P. Gibbons, "Distinct Sampling for Highly-Accurate Answers to Distinct Values Queries", VLDB 2001).
+// Copies says how many documents have the very tokens of another. It is exact where Share is of all
+// documents; with more different documents than fit in memory it is estimated from those whose hash
+// is a multiple of a power of two, all of each other's copies among them (P. Gibbons, "Distinct
+// Sampling for Highly-Accurate Answers to Distinct Values Queries", VLDB 2001).
 type Copies struct {
 	Sampled    int64    `json:"sampled_documents"` // that were compared, not the empty ones
 	Exact      bool     `json:"exact"`             // Sampled are all
@@ -29,8 +30,8 @@ type Copied struct {
 // maxSampled is the number of different documents that a sample holds.
 const maxSampled = 1 << 17
 
-// A sample holds the documents whose hash is a multiple of 2^shift, with the least shift by which they are at most limit. What it holds in the end
-// does not depend on the order in which they come.
+// A sample holds the documents whose hash is a multiple of 2^shift, with the least shift by which
+// they are at most limit. What it holds in the end does not depend on the order in which they come.
 type sample struct {
 	limit int
 	shift uint
@@ -111,8 +112,9 @@ const (
 	hashB = 0xbb67ae8584caa73b
 )
 
-// A documentHash is a 64-bit hash of a document's tokens that are given in parts: four at a time go into a product of 128 bits, whose halves
-// are combined. It depends on the ids alone, not on their type on disk nor on the parts.
+// A documentHash is a 64-bit hash of a document's tokens that are given in parts: four at a time go
+// into a product of 128 bits, whose halves are combined. It depends on the ids alone, not on their
+// type on disk nor on the parts.
 type documentHash struct {
 	state   uint64
 	tokens  uint64

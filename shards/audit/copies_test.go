@@ -36,7 +36,8 @@ func TestDocumentHash(t *testing.T) {
 	})
 }
 
-// A sample does not depend on the order of documents nor on how they were spread over samples; with room for all it counts exactly.
+// A sample does not depend on the order of documents nor on how they were spread over samples; with
+// room for all it counts exactly.
 func TestSampleDoesNotDependOnOrder(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		kinds := rapid.IntRange(1, 200).Draw(t, "kinds")
@@ -48,7 +49,8 @@ func TestSampleDoesNotDependOnOrder(t *testing.T) {
 			var h documentHash
 			h.part([]uint32{kind})
 			hash := h.finish()
-			hashes, docs = append(hashes, hash), append(docs, sampled{times: 1, tokens: int64(kind%7) + 1, shard: i % 3, document: int64(i)})
+			hashes, docs = append(hashes, hash), append(docs, sampled{times: 1, tokens: int64(kind%7) + 1, shard: i % 3,
+				document: int64(i)})
 			count[hash]++
 		}
 		order := make([]int, len(docs))
@@ -99,7 +101,8 @@ func TestSampleEstimates(t *testing.T) {
 		}
 	}
 	c := s.copies(func(int) string { return "" })
-	if c.Exact || c.Share < 0.58 || c.Share > 0.62 || c.TokenShare != c.Share || len(c.Most) != 5 || c.Most[0].Times != 4 ||
+	if c.Exact || c.Share < 0.58 || c.Share > 0.62 || c.TokenShare != c.Share || len(c.Most) != 5 ||
+		c.Most[0].Times != 4 ||
 		!slices.IsSortedFunc(c.Most, func(a, b Copied) int { return int(a.Document - b.Document) }) {
 		t.Errorf("%+v", c)
 	}

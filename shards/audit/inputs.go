@@ -10,11 +10,13 @@ import (
 	"strings"
 )
 
-// endings are those of the files that stand for a shard: of each layout the one without which there is none. Of folders of MDS it is index.json.
+// endings are those of the files that stand for a shard: of each layout the one without which there
+// is none. Of folders of MDS it is index.json.
 var endings = []string{".idx", ".npy", ".ds", ".arrow"}
 
-// Inputs finds the shards that paths name: a prefix or one of a shard's files as they stand, a folder with all shards in it and in the folders below,
-// in the order of their names. The source of a shard is its path without the number at the end: of shards/wiki-0000 it is shards/wiki.
+// Inputs finds the shards that paths name: a prefix or one of a shard's files as they stand, a
+// folder with all shards in it and in the folders below, in the order of their names. The source of
+// a shard is its path without the number at the end: of shards/wiki-0000 it is shards/wiki.
 func Inputs(paths []string) ([]Input, error) {
 	var inputs []Input
 	for _, path := range paths {
@@ -28,7 +30,8 @@ func Inputs(paths []string) ([]Input, error) {
 			return nil, fmt.Errorf("looking for shards: %w", err)
 		}
 		if len(found) == 0 {
-			return nil, fmt.Errorf("%s: no shard is in this folder: none of %s, and no index.json of MDS", path, strings.Join(endings, ", "))
+			return nil, fmt.Errorf("%s: no shard is in this folder: none of %s, and no index.json of MDS", path,
+				strings.Join(endings, ", "))
 		}
 		for _, p := range found {
 			inputs = append(inputs, Input{Source: sourceOf(p), Path: p})
@@ -69,7 +72,8 @@ func below(folder string) (found []string, err error) {
 	return slices.Compact(found), err
 }
 
-// shardPath is how a shard that was found is named: one of Megatron's by its prefix, as everywhere, the others by their file.
+// shardPath is how a shard that was found is named: one of Megatron's by its prefix, as everywhere,
+// the others by their file.
 func shardPath(prefix, ending string) string {
 	if ending == ".idx" {
 		return prefix

@@ -4,8 +4,9 @@ import (
 	"math/bits"
 )
 
-// Lengths says how long documents are, in tokens. Its counters take the same memory however many there are: lengths below 256 are counted
-// one by one, longer ones in 128 steps for each doubling, so that a quantile is known to one part in 128.
+// Lengths says how long documents are, in tokens. Its counters take the same memory however many
+// there are: lengths below 256 are counted one by one, longer ones in 128 steps for each doubling,
+// so that a quantile is known to one part in 128.
 type Lengths struct {
 	Documents int64     `json:"documents"`
 	Tokens    int64     `json:"tokens"`
@@ -92,7 +93,8 @@ func (l *Lengths) finish() {
 	}
 }
 
-// quantile is the least length that at least so many documents of a hundred do not exceed, rounded up within its step.
+// quantile is the least length that at least so many documents of a hundred do not exceed, rounded
+// up within its step.
 func (l *Lengths) quantile(percent int64) int64 {
 	rank := l.Documents/100*percent + (l.Documents%100*percent+99)/100 // from 1
 	for step, c := range l.counts {

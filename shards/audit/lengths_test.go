@@ -8,12 +8,14 @@ import (
 	"pgregory.net/rapid"
 )
 
-// Each length lies in one step, steps are in order, and none is wider than one part in 128 of what it holds.
+// Each length lies in one step, steps are in order, and none is wider than one part in 128 of what
+// it holds.
 func TestSteps(t *testing.T) {
 	last := 0
 	for length := int64(0); length < 1<<14; length++ {
 		step := stepOf(length)
-		if step != last && step != last+1 || largestOf(step) < length || length <= 256 && largestOf(step) != length && length < 256 {
+		if step != last && step != last+1 || largestOf(step) < length || length <= 256 && largestOf(step) != length &&
+			length < 256 {
 			t.Fatalf("length %d is in step %d, after %d, whose largest is %d", length, step, last, largestOf(step))
 		}
 		last = step
@@ -21,16 +23,19 @@ func TestSteps(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		length := rapid.Int64Range(0, math.MaxInt64/2).Draw(t, "length")
 		step := stepOf(length)
-		if largest := largestOf(step); largest < length || largest-length > length/128 || stepOf(largest) != step || stepOf(largest+1) != step+1 {
+		if largest := largestOf(step); largest < length || largest-length > length/128 || stepOf(largest) != step ||
+			stepOf(largest+1) != step+1 {
 			t.Fatalf("length %d is in step %d, whose largest is %d", length, step, largest)
 		}
 	})
 }
 
-// Counts, sums and quantiles are those of the sorted list, up to one part in 128, also when parts of it were counted apart.
+// Counts, sums and quantiles are those of the sorted list, up to one part in 128, also when parts
+// of it were counted apart.
 func TestLengthsAgreeWithSorting(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		list := rapid.SliceOfN(rapid.OneOf(rapid.Int64Range(0, 3), rapid.Int64Range(0, 300), rapid.Int64Range(0, 1<<33)), 0, 300).Draw(t, "lengths")
+		list := rapid.SliceOfN(rapid.OneOf(rapid.Int64Range(0, 3), rapid.Int64Range(0, 300),
+			rapid.Int64Range(0, 1<<33)), 0, 300).Draw(t, "lengths")
 		cut := rapid.IntRange(0, len(list)).Draw(t, "cut")
 		var l, rest Lengths
 		for _, n := range list[:cut] {

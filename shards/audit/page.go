@@ -41,8 +41,9 @@ type document struct {
 	MoreFigures     int
 }
 
-// WritePage renders the report as one HTML page that needs nothing beside it: tables, findings, and for each source the lengths of its documents on a
-// logarithmic scale. It follows the reader's light or dark setting. The same report gives the same bytes.
+// WritePage renders the report as one HTML page that needs nothing beside it: tables, findings, and
+// for each source the lengths of its documents on a logarithmic scale. It follows the reader's
+// light or dark setting. The same report gives the same bytes.
 func (r *Report) WritePage(w io.Writer, title string) error {
 	var doc document
 	levels := map[Level]int{}
@@ -54,32 +55,39 @@ func (r *Report) WritePage(w io.Writer, title string) error {
 		tokens += s.Lengths.Tokens
 		documents += s.Lengths.Documents
 	}
-	doc.Sum = fmt.Sprintf("%s tokens in %s documents and %d shards; %d errors, %d warnings, %d notes.", quantity.Grouped(tokens), quantity.Grouped(documents), len(r.Shards),
+	doc.Sum = fmt.Sprintf("%s tokens in %s documents and %d shards; %d errors, %d warnings, %d notes.",
+		quantity.Grouped(tokens), quantity.Grouped(documents), len(r.Shards),
 		levels[Error], levels[Warning], levels[Note])
 	order := map[Level]int{Error: 0, Warning: 1, Note: 2}
 	findings := slices.Clone(r.Findings)
 	slices.SortStableFunc(findings, func(a, b Finding) int { return cmp.Compare(order[a.Level], order[b.Level]) })
 	for _, f := range findings[:min(len(findings), maxFindings)] {
-		doc.Findings.List = append(doc.Findings.List, page.Finding{Level: string(f.Level), Where: cmp.Or(f.Path, f.Source), Message: f.Message})
+		doc.Findings.List = append(doc.Findings.List, page.Finding{Level: string(f.Level),
+			Where: cmp.Or(f.Path, f.Source), Message: f.Message})
 	}
 	doc.Findings.More = max(0, len(findings)-maxFindings)
 
-	doc.Sources.Heading = []string{"source", "shards", "documents", "tokens", "mean", "median", "90 %", "99 %", "longest", "repetitive"}
+	doc.Sources.Heading = []string{"source", "shards", "documents", "tokens", "mean", "median", "90 %", "99 %",
+		"longest", "repetitive"}
 	if r.SequenceLength > 0 {
 		doc.Sources.Heading = append(doc.Sources.Heading, "in no window")
 	}
 	for _, s := range r.Sources {
 		l := s.Lengths
-		cells := []string{s.Name, quantity.Grouped(s.Shards), quantity.Grouped(l.Documents), quantity.Grouped(l.Tokens), quantity.Grouped(int64(math.Round(l.Mean))), quantity.Grouped(l.Median),
-			quantity.Grouped(l.P90), quantity.Grouped(l.P99), quantity.Grouped(l.Longest), share(s.Repeats.Tokens, l.Tokens)}
+		cells := []string{s.Name, quantity.Grouped(s.Shards), quantity.Grouped(l.Documents), quantity.Grouped(l.Tokens),
+			quantity.Grouped(int64(math.Round(l.Mean))), quantity.Grouped(l.Median),
+			quantity.Grouped(l.P90), quantity.Grouped(l.P99), quantity.Grouped(l.Longest), share(s.Repeats.Tokens,
+				l.Tokens)}
 		if r.SequenceLength > 0 {
 			cells = append(cells, share(s.Tail, l.Tokens))
 		}
 		doc.Sources.Rows = append(doc.Sources.Rows, cells)
 	}
-	doc.Shards.Heading = []string{"shard", "layout", "type", "documents", "tokens", "longest", "empty", "largest id", "different ids", "hashes"}
+	doc.Shards.Heading = []string{"shard", "layout", "type", "documents", "tokens", "longest", "empty", "largest id",
+		"different ids", "hashes"}
 	for _, s := range r.Shards[:min(len(r.Shards), maxRows)] {
-		doc.Shards.Rows = append(doc.Shards.Rows, []string{s.Path, s.Layout, s.DType, quantity.Grouped(s.Documents), quantity.Grouped(s.Tokens), quantity.Grouped(s.Longest), quantity.Grouped(s.EmptyDocuments),
+		doc.Shards.Rows = append(doc.Shards.Rows, []string{s.Path, s.Layout, s.DType, quantity.Grouped(s.Documents),
+			quantity.Grouped(s.Tokens), quantity.Grouped(s.Longest), quantity.Grouped(s.EmptyDocuments),
 			quantity.Grouped(int64(s.MaxID)), quantity.Grouped(s.DistinctIDs), s.Hashes()})
 	}
 	doc.Shards.More = max(0, len(r.Shards)-maxRows)
@@ -94,8 +102,10 @@ func (r *Report) WritePage(w io.Writer, title string) error {
 	}
 	for _, s := range largest {
 		if s.Lengths.Documents > 0 {
-			text := fmt.Sprintf("%s documents, %s tokens", quantity.Grouped(s.Lengths.Documents), quantity.Grouped(s.Lengths.Tokens))
-			doc.Figures = append(doc.Figures, page.Figure{Title: s.Name, Text: text, Chart: s.Lengths.chart(s.Name, last)})
+			text := fmt.Sprintf("%s documents, %s tokens", quantity.Grouped(s.Lengths.Documents),
+				quantity.Grouped(s.Lengths.Tokens))
+			doc.Figures = append(doc.Figures, page.Figure{Title: s.Name, Text: text, Chart: s.Lengths.chart(s.Name,
+				last)})
 		}
 	}
 	return pages.Write(w, page.Head{Title: title}, doc)
@@ -140,14 +150,16 @@ func (l *Lengths) chart(name string, last int) template.HTML {
 	at := func(column float64) float64 { return chartLeft + column*wide }
 	high := func(share float64) float64 { return share / top * (base - chartTop) }
 	var b strings.Builder
-	fmt.Fprintf(&b, `<svg viewBox="0 0 %.0f %.0f" role="img" aria-label="%s">`, chartWidth, chartHeight, template.HTMLEscapeString("lengths of documents of "+name))
+	fmt.Fprintf(&b, `<svg viewBox="0 0 %.0f %.0f" role="img" aria-label="%s">`, chartWidth, chartHeight,
+		template.HTMLEscapeString("lengths of documents of "+name))
 	for v := 0.0; v <= top+1e-9; v += step {
 		class := "grid"
 		if v == 0 {
 			class = "base"
 		}
 		y := base - high(v)
-		fmt.Fprintf(&b, `<line class="%s" x1="%.1f" x2="%.1f" y1="%.1f" y2="%.1f"/><text x="%.1f" y="%.1f" text-anchor="end">%.0f %%</text>`,
+		fmt.Fprintf(&b,
+			`<line class="%s" x1="%.1f" x2="%.1f" y1="%.1f" y2="%.1f"/><text x="%.1f" y="%.1f" text-anchor="end">%.0f %%</text>`,
 			class, chartLeft, chartWidth, y, y, chartLeft-5, y+4, 100*v)
 	}
 	every := 1 // columns from one label to the next
@@ -160,10 +172,12 @@ func (l *Lengths) chart(name string, last int) template.HTML {
 			from = 1 << (c - 1)
 		}
 		if c%every == 0 {
-			fmt.Fprintf(&b, `<text x="%.1f" y="%.1f" text-anchor="middle">%s</text>`, at(float64(c)+0.5), base+16, powerOfTwo(from))
+			fmt.Fprintf(&b, `<text x="%.1f" y="%.1f" text-anchor="middle">%s</text>`, at(float64(c)+0.5), base+16,
+				powerOfTwo(from))
 		}
 	}
-	fmt.Fprintf(&b, `<text x="%.1f" y="%.1f" text-anchor="middle">tokens in a document, from this power of two on (log scale)</text>`,
+	fmt.Fprintf(&b,
+		`<text x="%.1f" y="%.1f" text-anchor="middle">tokens in a document, from this power of two on (log scale)</text>`,
 		(chartLeft+chartWidth)/2, chartHeight-5)
 	for _, o := range l.Octaves {
 		c := float64(column(o.From))
@@ -176,14 +190,17 @@ func (l *Lengths) chart(name string, last int) template.HTML {
 			{"tokens", part(o.Tokens, l.Tokens), quantity.Grouped(o.Tokens) + " tokens"},
 		} {
 			to := max(0, 2*o.From-1)
-			fmt.Fprintf(&b, `<rect class="%s" x="%.1f" y="%.1f" width="%.1f" height="%.1f"><title>%s to %s tokens: %s, %s</title></rect>`,
-				bar.class, at(c+0.1+0.4*float64(i)), base-high(bar.share), 0.38*wide, high(bar.share), quantity.Grouped(o.From), quantity.Grouped(to), bar.text, percent(bar.share))
+			fmt.Fprintf(&b,
+				`<rect class="%s" x="%.1f" y="%.1f" width="%.1f" height="%.1f"><title>%s to %s tokens: %s, %s</title></rect>`,
+				bar.class, at(c+0.1+0.4*float64(i)), base-high(bar.share), 0.38*wide, high(bar.share),
+				quantity.Grouped(o.From), quantity.Grouped(to), bar.text, percent(bar.share))
 		}
 	}
 	if l.Median > 0 {
 		c := float64(column(l.Median))
 		x := at(c + math.Log2(float64(l.Median)) - (c - 1))
-		fmt.Fprintf(&b, `<line class="median" x1="%.1f" x2="%.1f" y1="%.1f" y2="%.1f"><title>median: %s tokens</title></line>`,
+		fmt.Fprintf(&b,
+			`<line class="median" x1="%.1f" x2="%.1f" y1="%.1f" y2="%.1f"><title>median: %s tokens</title></line>`,
 			x, x, chartTop, base, quantity.Grouped(l.Median))
 	}
 	b.WriteString("</svg>")

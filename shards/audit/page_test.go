@@ -17,7 +17,8 @@ import (
 func report(sources, shards, findings int) *Report {
 	r := &Report{SequenceLength: 100}
 	for i := range sources {
-		s := Source{Name: fmt.Sprintf("src-%d<&\"", i), Shards: 3, Tail: 10, Repeats: Repeats{Tokens: 5, Worst: Repeat{Document: -1}}}
+		s := Source{Name: fmt.Sprintf("src-%d<&\"", i), Shards: 3, Tail: 10,
+			Repeats: Repeats{Tokens: 5, Worst: Repeat{Document: -1}}}
 		for n := range int64(40) {
 			s.Lengths.add(n * n * int64(i+1))
 		}
@@ -25,10 +26,12 @@ func report(sources, shards, findings int) *Report {
 		r.Sources = append(r.Sources, s)
 	}
 	for i := range shards {
-		r.Shards = append(r.Shards, Shard{Path: fmt.Sprintf("dir/shard-%d", i), Layout: "megatron", Compared: i%2 == 0, Verified: i%4 == 0})
+		r.Shards = append(r.Shards, Shard{Path: fmt.Sprintf("dir/shard-%d", i), Layout: "megatron", Compared: i%2 == 0,
+			Verified: i%4 == 0})
 	}
 	for i := range findings {
-		r.Findings = append(r.Findings, Finding{Level: []Level{Note, Warning, Error}[i%3], Path: "<p>", Message: fmt.Sprintf("message %d", i)})
+		r.Findings = append(r.Findings, Finding{Level: []Level{Note, Warning, Error}[i%3], Path: "<p>",
+			Message: fmt.Sprintf("message %d", i)})
 	}
 	return r
 }
@@ -42,13 +45,15 @@ func render(t *testing.T, r *Report) string {
 	return b.String()
 }
 
-// The page has what the report has, refers to nothing outside, and is well-formed whatever the names are; its charts' bars have the heights of the shares.
+// The page has what the report has, refers to nothing outside, and is well-formed whatever the
+// names are; its charts' bars have the heights of the shares.
 func TestPage(t *testing.T) {
 	page := render(t, report(3, 5, 7))
 	if page != render(t, report(3, 5, 7)) {
 		t.Error("the same report gives another page")
 	}
-	for _, want := range []string{"Check of &lt;plan&gt;", "src-2&lt;&amp;&#34;", "dir/shard-4", "DIFFER", "2 errors, 2 warnings, 3 notes", "in no window", "<code>&lt;p&gt;</code>: message 5"} {
+	for _, want := range []string{"Check of &lt;plan&gt;", "src-2&lt;&amp;&#34;", "dir/shard-4", "DIFFER",
+		"2 errors, 2 warnings, 3 notes", "in no window", "<code>&lt;p&gt;</code>: message 5"} {
 		if !strings.Contains(page, want) {
 			t.Errorf("the page does not have %q", want)
 		}
@@ -85,7 +90,8 @@ func TestPage(t *testing.T) {
 				t.Errorf("chart %d: bar %v of %+v", i, bars[k], o)
 			}
 			if scale := height / float64(o.Documents); k > 0 && (scale < perShare*0.9 || scale > perShare*1.1) {
-				t.Errorf("chart %d: bar %v of %+v is %.2f high for a document, the one before %.2f", i, bars[k], o, scale, perShare)
+				t.Errorf("chart %d: bar %v of %+v is %.2f high for a document, the one before %.2f", i, bars[k], o,
+					scale, perShare)
 			} else {
 				perShare = scale
 			}
@@ -104,7 +110,8 @@ func TestPageIsBounded(t *testing.T) {
 			t.Errorf("the page does not say %q", want)
 		}
 	}
-	if empty := render(t, &Report{Sources: []Source{{Name: "x"}}}); !strings.Contains(empty, "<p>None.</p>") || strings.Contains(empty, "<svg") || strings.Contains(empty, "in no window") {
+	if empty := render(t, &Report{Sources: []Source{{Name: "x"}}}); !strings.Contains(empty, "<p>None.</p>") ||
+		strings.Contains(empty, "<svg") || strings.Contains(empty, "in no window") {
 		t.Error("a report of nothing")
 	}
 }

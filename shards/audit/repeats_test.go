@@ -10,7 +10,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// stretches gives what repeats finds in one document that is given in parts of the given lengths, the last as long as it takes.
+// stretches gives what repeats finds in one document that is given in parts of the given lengths,
+// the last as long as it takes.
 func stretches(ids []uint32, lengths []int) (found []Repeat) {
 	r := repeats{found: func(s Repeat) { found = append(found, s) }}
 	at := 0
@@ -37,7 +38,8 @@ func naive(ids []uint32) (found []Repeat) {
 				continue
 			}
 			if (run+p)/p >= minRepeats {
-				found = append(found, Repeat{Document: -1, First: int64(i - run - p), Tokens: int64(run + p), Period: p})
+				found = append(found, Repeat{Document: -1, First: int64(i - run - p), Tokens: int64(run + p),
+					Period: p})
 			}
 			run = 0
 		}
@@ -60,7 +62,8 @@ func drawTokens(t *rapid.T) (ids []uint32) {
 	return ids
 }
 
-// Whatever the parts in which a document comes, the stretches found are those that looking at every token finds.
+// Whatever the parts in which a document comes, the stretches found are those that looking at every
+// token finds.
 func TestRepeatsAgreeWithNaive(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		ids := drawTokens(t)

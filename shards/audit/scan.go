@@ -48,7 +48,8 @@ type parity struct {
 }
 
 func newScan(shard *Shard, number int, limit, eod, huge, width int64, sample *sample, find func(Finding)) *scan {
-	s := &scan{shard: shard, number: number, limit: limit, eod: eod, huge: huge, width: width, sample: sample, find: find, lengths: &shard.Lengths,
+	s := &scan{shard: shard, number: number, limit: limit, eod: eod, huge: huge, width: width, sample: sample,
+		find: find, lengths: &shard.Lengths,
 		counts: make([]int64, 1<<16), endings: map[uint32]int64{}, worst: Repeat{Document: -1}}
 	s.repeats.found = func(r Repeat) {
 		r.Document = s.document
@@ -62,7 +63,8 @@ func newScan(shard *Shard, number int, limit, eod, huge, width int64, sample *sa
 	return s
 }
 
-// part takes the next tokens of the document: buffer[history:], before which stand its last ones so far, all or at least maxPeriod.
+// part takes the next tokens of the document: buffer[history:], before which stand its last ones so
+// far, all or at least maxPeriod.
 func (s *scan) part(buffer []uint32, history int) {
 	ids := buffer[history:]
 	if len(ids) == 0 {
@@ -122,9 +124,10 @@ func (s *scan) look(ids []uint32) {
 			}
 			if s.shard.BadIDs++; s.shard.BadIDs == 1 {
 				at := s.token + int64(i)
-				s.find(Finding{Level: Error, Kind: "vocabulary", Document: s.document, Byte: at * s.width, Message: fmt.Sprintf(
-					"token %d%s has id %d, but the tokenizer has ids below %d: the shard is damaged, or another tokenizer made it",
-					at, s.byteText(at), id, s.limit)})
+				s.find(Finding{Level: Error, Kind: "vocabulary", Document: s.document, Byte: at * s.width,
+					Message: fmt.Sprintf(
+						"token %d%s has id %d, but the tokenizer has ids below %d: the shard is damaged, or another tokenizer made it",
+						at, s.byteText(at), id, s.limit)})
 			}
 		}
 	}
@@ -183,7 +186,8 @@ func (s *scan) end() {
 		s.repeated = 0
 	}
 	if hash := s.hash.finish(); n > 0 {
-		// Each document is mixed into what came before, so that only the same documents in the same order give the same.
+		// Each document is mixed into what came before, so that only the same documents in the same
+		// order give the same.
 		high, low := bits.Mul64(r.content^hashA, hash^hashB)
 		r.content = high ^ low
 		if !empty {

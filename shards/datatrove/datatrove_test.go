@@ -20,9 +20,11 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // By humanize 4.17.0.
 func TestMetric(t *testing.T) {
 	for n, want := range map[int64]string{
-		0: "0.00 T", 7: "7.00 T", 999: "999 T", 1000: "1.00 kT", 1234: "1.23 kT", 9999: "10.0 kT", 9994: "9.99 kT", 9995: "9.99 kT", 12345: "12.3 kT",
-		99950: "100 kT", 99949: "99.9 kT", 999499: "999 kT", 999500: "1.00 MT", 999999: "1.00 MT", 1000000: "1.00 MT", 4432487302: "4.43 GT",
-		999999999: "1.00 GT", 123456789012345: "123 TT",
+		0: "0.00 T", 7: "7.00 T", 999: "999 T", 1000: "1.00 kT", 1234: "1.23 kT", 9999: "10.0 kT", 9994: "9.99 kT",
+		9995: "9.99 kT", 12345: "12.3 kT",
+		99950: "100 kT", 99949: "99.9 kT", 999499: "999 kT", 999500: "1.00 MT", 999999: "1.00 MT", 1000000: "1.00 MT",
+		4432487302: "4.43 GT",
+		999999999:  "1.00 GT", 123456789012345: "123 TT",
 	} {
 		if got := metric(n); got != want {
 			t.Errorf("%d is %q, want %q", n, got, want)
@@ -61,8 +63,10 @@ func read(prefix string, h layout.Hints) (docs [][]uint32, err error) {
 		}
 		docs = append(docs, slices.Clone(d.Tokens))
 	}
-	if total := int64(len(slices.Concat(docs...))); total != r.Tokens() || r.Documents() >= 0 && r.Documents() != int64(len(docs)) {
-		return docs, fmt.Errorf("x: %d tokens were given of %d, %d documents of %d", total, r.Tokens(), len(docs), r.Documents())
+	if total := int64(len(slices.Concat(docs...))); total != r.Tokens() || r.Documents() >= 0 &&
+		r.Documents() != int64(len(docs)) {
+		return docs, fmt.Errorf("x: %d tokens were given of %d, %d documents of %d", total, r.Tokens(), len(docs),
+			r.Documents())
 	}
 	return docs, nil
 }
@@ -82,24 +86,31 @@ func TestReads(t *testing.T) {
 		hints    layout.Hints
 		want     string
 	}{
-		"all":              {ends(3, 4), "name|2\n4\n4.00 T", layout.NoHints, "[[1 2 9] [3]]"},
-		"doubled size":     {ends(3, 4), "Unknown Tokenizer|2|2\n4\n4.00 T", layout.NoHints, "[[1 2 9] [3]]"},
-		"no metadata":      {ends(1, 1, 4), "-", layout.Hints{VocabSize: 50257, EOD: -1}, "[[1] [] [2 9 3]]"},
-		"four bytes":       {ends(2), "-", layout.NoHints, "[[131073 196617]]"},
-		"half of them":     {ends(4), "-", layout.Hints{VocabSize: 100278, EOD: -1}, "x.ds has 8 bytes, but 4 ids of type uint32 have 16: it was cut short"},
-		"undecided":        {ends(4), "-", layout.NoHints, "x.ds has 8 bytes for 4 ids: ids of 2 bytes, or wider ones of which a part is missing; give --vocab-size or --dtype"},
-		"contradiction":    {ends(4), "name|2", layout.Hints{VocabSize: 100278, EOD: -1}, "which a vocabulary of 100278 ids does not fit"},
-		"old metadata":     {ends(3, 4), "name\n4\n4.00 T", layout.Hints{VocabSize: 50257, EOD: -1}, "[[1 2 9] [3]]"},
-		"no index":         {nil, "name|2\n4", layout.Hints{EOD: 9}, "[[1 2 9] [3]]"},
-		"only ids":         {nil, "-", layout.Hints{EOD: 9, DType: "uint16"}, "[[1 2 9] [3]]"},
-		"no id":            {nil, "name|2\n4", layout.NoHints, "give the id that ends documents"},
-		"no type":          {nil, "-", layout.Hints{EOD: 9}, "nothing says of what type"},
-		"another count":    {ends(3, 4), "name|2\n5\n5.00 T", layout.NoHints, "x.ds.metadata says tokens 5, found 4; they are of different shards"},
-		"no count":         {ends(3, 4), "name|2\nfour\n4.00 T", layout.NoHints, `x.ds.metadata: "four" is no number of tokens (line 2)`},
-		"odd size":         {ends(3, 4), "name|3\n4", layout.NoHints, `ids of "3" bytes (line 1)`},
-		"backwards":        {ends(3, 2, 4), "-", layout.Hints{VocabSize: 50257, EOD: -1}, "x.ds.index: document 1 (byte 8) ends at token 2; the one before ends at 3"},
-		"beyond":           {ends(3, 1<<63), "name|2", layout.NoHints, "(byte 8) ends at token 9223372036854775808, "},
-		"beyond, before":   {ends(1<<40, 4), "name|2", layout.NoHints, "document 0 (byte 0) ends at token 1099511627776"},
+		"all":          {ends(3, 4), "name|2\n4\n4.00 T", layout.NoHints, "[[1 2 9] [3]]"},
+		"doubled size": {ends(3, 4), "Unknown Tokenizer|2|2\n4\n4.00 T", layout.NoHints, "[[1 2 9] [3]]"},
+		"no metadata":  {ends(1, 1, 4), "-", layout.Hints{VocabSize: 50257, EOD: -1}, "[[1] [] [2 9 3]]"},
+		"four bytes":   {ends(2), "-", layout.NoHints, "[[131073 196617]]"},
+		"half of them": {ends(4), "-", layout.Hints{VocabSize: 100278, EOD: -1},
+			"x.ds has 8 bytes, but 4 ids of type uint32 have 16: it was cut short"},
+		"undecided": {ends(4), "-", layout.NoHints,
+			"x.ds has 8 bytes for 4 ids: ids of 2 bytes, or wider ones of which a part is missing; give --vocab-size or --dtype"},
+		"contradiction": {ends(4), "name|2", layout.Hints{VocabSize: 100278, EOD: -1},
+			"which a vocabulary of 100278 ids does not fit"},
+		"old metadata": {ends(3, 4), "name\n4\n4.00 T", layout.Hints{VocabSize: 50257, EOD: -1}, "[[1 2 9] [3]]"},
+		"no index":     {nil, "name|2\n4", layout.Hints{EOD: 9}, "[[1 2 9] [3]]"},
+		"only ids":     {nil, "-", layout.Hints{EOD: 9, DType: "uint16"}, "[[1 2 9] [3]]"},
+		"no id":        {nil, "name|2\n4", layout.NoHints, "give the id that ends documents"},
+		"no type":      {nil, "-", layout.Hints{EOD: 9}, "nothing says of what type"},
+		"another count": {ends(3, 4), "name|2\n5\n5.00 T", layout.NoHints,
+			"x.ds.metadata says tokens 5, found 4; they are of different shards"},
+		"no count": {ends(3, 4), "name|2\nfour\n4.00 T", layout.NoHints,
+			`x.ds.metadata: "four" is no number of tokens (line 2)`},
+		"odd size": {ends(3, 4), "name|3\n4", layout.NoHints, `ids of "3" bytes (line 1)`},
+		"backwards": {ends(3, 2, 4), "-", layout.Hints{VocabSize: 50257, EOD: -1},
+			"x.ds.index: document 1 (byte 8) ends at token 2; the one before ends at 3"},
+		"beyond": {ends(3, 1<<63), "name|2", layout.NoHints, "(byte 8) ends at token 9223372036854775808, "},
+		"beyond, before": {ends(1<<40, 4), "name|2", layout.NoHints,
+			"document 0 (byte 0) ends at token 1099511627776"},
 		"short of the end": {ends(3), "name|2", layout.NoHints, "ends at token 3, "},
 		"cut index":        {ends(3, 4)[:15], "name|2", layout.NoHints, "15 bytes are no array of uint64"},
 	} {
@@ -116,7 +127,8 @@ func TestReads(t *testing.T) {
 	if err := os.WriteFile(prefix+lossExt, []byte{1, 1, 0, 1}, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := read(prefix, layout.NoHints); err == nil || !strings.Contains(err.Error(), "x.ds.loss says which tokens not to train on") {
+	if _, err := read(prefix, layout.NoHints); err == nil ||
+		!strings.Contains(err.Error(), "x.ds.loss says which tokens not to train on") {
 		t.Errorf("a shard with a mask: %v", err)
 	}
 }

@@ -32,9 +32,11 @@ type Reader struct {
 	eod       int64
 }
 
-// Open opens the shard with the given prefix. The element type is what the manifest, x.ds.metadata or the hints ([layout.Hints.Width])
-// say. Without x.ds.index documents end with the end-of-document id, of the manifest or the hints; ids behind the last one are a document
-// of their own. A shard with x.ds.loss is refused: it says which tokens not to train on, which would be lost.
+// Open opens the shard with the given prefix. The element type is what the manifest, x.ds.metadata
+// or the hints ([layout.Hints.Width]) say. Without x.ds.index documents end with the
+// end-of-document id, of the manifest or the hints; ids behind the last one are a document of their
+// own. A shard with x.ds.loss is refused: it says which tokens not to train on, which would be
+// lost.
 func Open(prefix string, h layout.Hints) (_ *Reader, err error) {
 	r := &Reader{prefix: prefix, documents: -1, eod: h.EOD}
 	if r.ds, err = layout.OpenMarked(prefix + dsExt); err != nil {
@@ -46,7 +48,8 @@ func Open(prefix string, h layout.Hints) (_ *Reader, err error) {
 		}
 	}()
 	if _, err := os.Lstat(prefix + lossExt); err == nil {
-		return nil, fmt.Errorf("%s says which tokens not to train on, and nothing here keeps that: move it away to read the tokens as they are", prefix+lossExt)
+		return nil, fmt.Errorf("%s says which tokens not to train on, and nothing here keeps that: move it away to "+
+			"read the tokens as they are", prefix+lossExt)
 	}
 	if r.index, err = os.Open(prefix + indexExt); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("opening shard: %w", err)
@@ -85,12 +88,14 @@ func Open(prefix string, h layout.Hints) (_ *Reader, err error) {
 		return nil, sumsErr
 	}
 	if r.index == nil && r.eod < 0 && r.tokens > 0 {
-		return nil, fmt.Errorf("%s stands without %s, which says where documents end: restore it, or give the id that ends documents", r.ds.Name(), prefix+indexExt)
+		return nil, fmt.Errorf("%s stands without %s, which says where documents end: restore it, or give the id "+
+			"that ends documents", r.ds.Name(), prefix+indexExt)
 	}
 	return r, nil
 }
 
-// measureIndex counts the documents of x.ds.index and gives the end of the last, in tokens; -1 without the file.
+// measureIndex counts the documents of x.ds.index and gives the end of the last, in tokens; -1
+// without the file.
 func (r *Reader) measureIndex() (int64, error) {
 	if r.index == nil {
 		return -1, nil
@@ -112,13 +117,14 @@ func (r *Reader) measureIndex() (int64, error) {
 	}
 	end := binary.LittleEndian.Uint64(last[:])
 	if end > uint64(r.ds.Size) {
-		return 0, r.corrupt("the last document (byte %d) ends at token %d, %s has %d bytes", info.Size()-8, end, r.ds.Name(), r.ds.Size)
+		return 0, r.corrupt("the last document (byte %d) ends at token %d, %s has %d bytes", info.Size()-8, end,
+			r.ds.Name(), r.ds.Size)
 	}
 	return int64(end), nil
 }
 
-// measure finds the element type and the number of ids. noted and count are the width and the number of ids that x.ds.metadata has, or 0 and -1; end is
-// the index's, or -1.
+// measure finds the element type and the number of ids. noted and count are the width and the
+// number of ids that x.ds.metadata has, or 0 and -1; end is the index's, or -1.
 func (r *Reader) measure(noted layout.Width, end, count int64, h layout.Hints) (err error) {
 	switch {
 	case r.manifest != nil:
@@ -139,7 +145,8 @@ func (r *Reader) measure(noted layout.Width, end, count int64, h layout.Hints) (
 		return fmt.Errorf("%s: by %s ids have %d bytes, which a vocabulary of %d ids does not fit; correct --vocab-size", r.ds.Name(), r.prefix+metadataExt, r.width, h.VocabSize)
 	}
 	if r.width == 1 || r.ds.Size%int64(r.width) != 0 {
-		return fmt.Errorf("%s has %d bytes, which are no array of %s: it was cut short, or is of another type: %w", r.ds.Name(), r.ds.Size, r.width, shards.ErrCorrupt)
+		return fmt.Errorf("%s has %d bytes, which are no array of %s: it was cut short, or is of another type: %w",
+			r.ds.Name(), r.ds.Size, r.width, shards.ErrCorrupt)
 	}
 	r.tokens = r.ds.Size / int64(r.width)
 	if end >= 0 && end != r.tokens {
@@ -151,7 +158,8 @@ func (r *Reader) measure(noted layout.Width, end, count int64, h layout.Hints) (
 	return nil
 }
 
-// readMetadata gives the width of ids by the first line of x.ds.metadata, "name|2", or 0 if it does not say, and the number of ids by the second, or -1.
+// readMetadata gives the width of ids by the first line of x.ds.metadata, "name|2", or 0 if it does
+// not say, and the number of ids by the second, or -1.
 func readMetadata(path string) (width layout.Width, tokens int64, err error) {
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -244,7 +252,8 @@ func (r *Reader) all(ctx context.Context, yield func(shards.TokenDocument) bool)
 			}
 			to := binary.LittleEndian.Uint64(end[:])
 			if to < uint64(ids.Next()) || to > uint64(r.tokens) {
-				return r.corrupt("document %d (byte %d) ends at token %d; the one before ends at %d, %s has %d", n, 8*n, to, ids.Next(), r.ds.Name(), r.tokens)
+				return r.corrupt("document %d (byte %d) ends at token %d; the one before ends at %d, %s has %d", n, 8*n,
+					to, ids.Next(), r.ds.Name(), r.tokens)
 			}
 			doc.Tokens, err = ids.Append(doc.Tokens[:0], int64(to)-ids.Next())
 		}

@@ -1,5 +1,6 @@
-// Package datatrove writes and reads the token files of datatrove and nanotron: x.ds, an array of ids without a header, x.ds.index, where each
-// document ends, and x.ds.metadata, three lines for people and programs. docs/formats/layouts.md has every byte.
+// Package datatrove writes and reads the token files of datatrove and nanotron: x.ds, an array of
+// ids without a header, x.ds.index, where each document ends, and x.ds.metadata, three lines for
+// people and programs. docs/formats/layouts.md has every byte.
 package datatrove
 
 import (
@@ -30,7 +31,8 @@ const (
 // NoEmpty is why a document must have tokens.
 const NoEmpty = "datatrove's reader counts positions wrongly after one without any"
 
-// WidthFor is the element type that datatrove takes for a vocabulary: uint16 up to 65,536 ids, else uint32, also for one that is not known, 0.
+// WidthFor is the element type that datatrove takes for a vocabulary: uint16 up to 65,536 ids, else
+// uint32, also for one that is not known, 0.
 func WidthFor(vocabSize int) layout.Width {
 	if vocabSize <= 0 || vocabSize > 1<<16 {
 		return 4
@@ -38,12 +40,15 @@ func WidthFor(vocabSize int) layout.Width {
 	return 2
 }
 
-// FileName is the path of a file by its name in the manifest: "ds", "ds.index", "ds.metadata", "docs.arrow" or "sums".
+// FileName is the path of a file by its name in the manifest: "ds", "ds.index", "ds.metadata",
+// "docs.arrow" or "sums".
 func FileName(prefix, name string) string { return prefix + "." + name }
 
-// Create starts the shard x.ds, x.ds.index, x.ds.metadata, x.docs.arrow, x.sums, x.json. A width of 0 is [WidthFor]. tokenizer is what x.ds.metadata
-// names as the tokenizer, which nanotron loads by it; "" is its SHA-256.
-func Create(prefix string, info shards.TokenizerInfo, width layout.Width, tokenizer string) (shards.DocumentWriter, error) {
+// Create starts the shard x.ds, x.ds.index, x.ds.metadata, x.docs.arrow, x.sums, x.json. A width of
+// 0 is [WidthFor]. tokenizer is what x.ds.metadata names as the tokenizer, which nanotron loads by
+// it; "" is its SHA-256.
+func Create(prefix string, info shards.TokenizerInfo, width layout.Width, tokenizer string) (shards.DocumentWriter,
+	error) {
 	if err := layout.CheckPrefix(prefix, dsExt, indexExt, metadataExt, docsExt, sumsExt, manifestExt); err != nil {
 		return nil, err
 	}
@@ -60,10 +65,12 @@ func Create(prefix string, info shards.TokenizerInfo, width layout.Width, tokeni
 		}
 	}
 	if strings.ContainsAny(tokenizer, "|\r\n") {
-		return nil, fmt.Errorf("%s%s cannot name the tokenizer %q: it has a vertical bar or a line break", prefix, metadataExt, tokenizer)
+		return nil, fmt.Errorf("%s%s cannot name the tokenizer %q: it has a vertical bar or a line break", prefix,
+			metadataExt, tokenizer)
 	}
 	return layout.NewWriter(layout.Description{
-		Layout: shards.Datatrove, Prefix: prefix, Width: width, Info: info, Name: FileName, Manifest: prefix + manifestExt, Marker: "ds",
+		Layout: shards.Datatrove, Prefix: prefix, Width: width, Info: info, Name: FileName, Manifest: prefix +
+			manifestExt, Marker: "ds",
 		Origins: "docs.arrow", NoEmpty: NoEmpty,
 		Stale: func() ([]string, error) { return []string{prefix + lossExt}, nil },
 	}, func(files *layout.Files) (_ layout.Encoder, err error) {
@@ -101,8 +108,8 @@ func (e *encoder) Finish() error {
 	return err
 }
 
-// metric writes a number of tokens to three digits with the prefix of a thousand, as the function metric of Python's humanize does with the
-// unit T.
+// metric writes a number of tokens to three digits with the prefix of a thousand, as the function
+// metric of Python's humanize does with the unit T.
 func metric(n int64) string {
 	digits := len(strconv.FormatInt(n, 10))
 	bucket := (digits - 1) / 3

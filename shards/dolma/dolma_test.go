@@ -63,7 +63,8 @@ func read(prefix string, h layout.Hints) (docs [][]uint32, origins []shards.Docu
 
 func TestWidthFor(t *testing.T) {
 	// numpy.min_scalar_type(n - 1), by numpy 2.1.3
-	for n, want := range map[int]string{0: "uint32", 1: "uint8", 256: "uint8", 257: "uint16", 50280: "uint16", 65536: "uint16", 65537: "uint32", 100278: "uint32"} {
+	for n, want := range map[int]string{0: "uint32", 1: "uint8", 256: "uint8", 257: "uint16", 50280: "uint16",
+		65536: "uint16", 65537: "uint32", 100278: "uint32"} {
 		if got := WidthFor(n).String(); got != want {
 			t.Errorf("%d ids are %s, want %s", n, got, want)
 		}
@@ -78,28 +79,36 @@ func TestReads(t *testing.T) {
 		hints layout.Hints
 		want  string // the documents, or what the error says
 	}{
-		"list":                {"0,3,a,f,1\r\n3,5,b,f,2\r\n5,6,c,f,3\r\n", two, "[[1 2 9] [3 9] [4]]"},
-		"empty documents":     {"0,0,a,f,1\n0,6,b,f,2\n6,6,c,f,3\n", two, "[[] [1 2 9 3 9 4] []]"},
-		"short list":          {"0,3\n3,6\n", two, "[[1 2 9] [3 9 4]]"},
-		"no list":             {"-", layout.Hints{DType: "uint16", EOD: 9}, "[[1 2 9] [3 9] [4]]"},
-		"no list, bytes":      {"-", layout.Hints{DType: "uint8", EOD: 9}, "[[1 0 2 0 9] [0 3 0 9] [0 4 0]]"},
-		"id not there":        {"-", layout.Hints{DType: "uint16", EOD: 70000}, "[[1 2 9 3 9 4]]"},
-		"given twice":         {"0,6\n", layout.Hints{DType: "uint16", EOD: 9}, "[[1 2 9 3 9 4]]"},
-		"no type":             {"-", layout.Hints{EOD: 9}, "nothing says of what type"},
-		"no id":               {"-", layout.Hints{DType: "uint16", EOD: -1}, "give the id that ends documents"},
-		"no such type":        {"-", layout.Hints{DType: "float32", EOD: 9}, `ids cannot be "float32"`},
-		"wrong type":          {"0,6\n", layout.Hints{DType: "uint32", EOD: -1}, "x.npy has 12 bytes, but 6 ids of type uint32 have 24: it was cut short, or is of another type: corrupt"},
-		"short of the end":    {"0,3\n", layout.Hints{DType: "uint16", EOD: -1}, "x.npy has 12 bytes, but 3 ids of type uint16 have 6"},
-		"no array":            {"0,5\n", layout.NoHints, "x.npy has 12 bytes, which are no array of 5 ids"},
-		"vocabulary":          {"0,6\n", layout.Hints{VocabSize: 257, EOD: -1}, "[[1 2 9 3 9 4]]"},
-		"of bytes":            {"0,6\n", layout.Hints{VocabSize: 256, EOD: -1}, "6 ids of type uint8 have 6: it was cut short, or is of another type; if its ids are not uint8, the type for a vocabulary of 256 ids, give --dtype"},
-		"half of uint16":      {"0,12\n", two, "x.npy has 12 bytes, but 12 ids of type uint16 have 24: it was cut short"},
-		"half of uint32":      {"0,6\n", layout.Hints{VocabSize: 100278, EOD: -1}, "x.npy has 12 bytes, but 6 ids of type uint32 have 24: it was cut short"},
-		"one byte, undecided": {"0,12\n", layout.NoHints, "x.npy has 12 bytes for 12 ids: ids of 1 bytes, or wider ones of which a part is missing; give --vocab-size or --dtype"},
-		"two, undecided":      {"0,6\n", layout.NoHints, "give --vocab-size or --dtype"},
-		"four bytes":          {"0,3\n", layout.NoHints, "[[131073 196617 262153]]"},
-		"contradiction":       {"0,12\n", layout.Hints{DType: "uint8", VocabSize: 257, EOD: -1}, "a vocabulary of 257 ids does not fit uint8"},
-		"gap":                 {"0,3\n4,6\n", two, "document 1 (line 2) has the tokens 4 to 6; the one before ends at 3"},
+		"list":            {"0,3,a,f,1\r\n3,5,b,f,2\r\n5,6,c,f,3\r\n", two, "[[1 2 9] [3 9] [4]]"},
+		"empty documents": {"0,0,a,f,1\n0,6,b,f,2\n6,6,c,f,3\n", two, "[[] [1 2 9 3 9 4] []]"},
+		"short list":      {"0,3\n3,6\n", two, "[[1 2 9] [3 9 4]]"},
+		"no list":         {"-", layout.Hints{DType: "uint16", EOD: 9}, "[[1 2 9] [3 9] [4]]"},
+		"no list, bytes":  {"-", layout.Hints{DType: "uint8", EOD: 9}, "[[1 0 2 0 9] [0 3 0 9] [0 4 0]]"},
+		"id not there":    {"-", layout.Hints{DType: "uint16", EOD: 70000}, "[[1 2 9 3 9 4]]"},
+		"given twice":     {"0,6\n", layout.Hints{DType: "uint16", EOD: 9}, "[[1 2 9 3 9 4]]"},
+		"no type":         {"-", layout.Hints{EOD: 9}, "nothing says of what type"},
+		"no id":           {"-", layout.Hints{DType: "uint16", EOD: -1}, "give the id that ends documents"},
+		"no such type":    {"-", layout.Hints{DType: "float32", EOD: 9}, `ids cannot be "float32"`},
+		"wrong type": {"0,6\n", layout.Hints{DType: "uint32", EOD: -1},
+			"x.npy has 12 bytes, but 6 ids of type uint32 have 24: it was cut short, or is of another type: corrupt"},
+		"short of the end": {"0,3\n", layout.Hints{DType: "uint16", EOD: -1},
+			"x.npy has 12 bytes, but 3 ids of type uint16 have 6"},
+		"no array":   {"0,5\n", layout.NoHints, "x.npy has 12 bytes, which are no array of 5 ids"},
+		"vocabulary": {"0,6\n", layout.Hints{VocabSize: 257, EOD: -1}, "[[1 2 9 3 9 4]]"},
+		"of bytes": {"0,6\n", layout.Hints{VocabSize: 256, EOD: -1},
+			"6 ids of type uint8 have 6: it was cut short, or is of another type; if its ids are not uint8, the type for a vocabulary of 256 ids, give --dtype"},
+		"half of uint16": {"0,12\n", two,
+			"x.npy has 12 bytes, but 12 ids of type uint16 have 24: it was cut short"},
+		"half of uint32": {"0,6\n", layout.Hints{VocabSize: 100278, EOD: -1},
+			"x.npy has 12 bytes, but 6 ids of type uint32 have 24: it was cut short"},
+		"one byte, undecided": {"0,12\n", layout.NoHints,
+			"x.npy has 12 bytes for 12 ids: ids of 1 bytes, or wider ones of which a part is missing; give --vocab-size or --dtype"},
+		"two, undecided": {"0,6\n", layout.NoHints, "give --vocab-size or --dtype"},
+		"four bytes":     {"0,3\n", layout.NoHints, "[[131073 196617 262153]]"},
+		"contradiction": {"0,12\n", layout.Hints{DType: "uint8", VocabSize: 257, EOD: -1},
+			"a vocabulary of 257 ids does not fit uint8"},
+		"gap": {"0,3\n4,6\n", two,
+			"document 1 (line 2) has the tokens 4 to 6; the one before ends at 3"},
 		"backwards":           {"0,3\n3,2\n2,6\n", two, "document 1 (line 2) has the tokens 3 to 2"},
 		"no numbers":          {"start,end\n0,6\n", two, `line 1: "start" is no number`},
 		"negative":            {"-1,6\n", two, `line 1: "-1" is no number`},
@@ -121,7 +130,8 @@ func TestReads(t *testing.T) {
 		t.Errorf("numpy's own file: %v", err)
 	}
 	prefix = put(t, t.TempDir(), ids[:5], "-")
-	if _, _, err := read(prefix, layout.Hints{DType: "uint16", EOD: 9}); err == nil || !strings.Contains(err.Error(), "cut short") {
+	if _, _, err := read(prefix, layout.Hints{DType: "uint16", EOD: 9}); err == nil ||
+		!strings.Contains(err.Error(), "cut short") {
 		t.Errorf("half an id: %v", err)
 	}
 	if err := os.WriteFile(prefix+csvExt, []byte("0,2\n"), 0o644); err != nil {
@@ -132,10 +142,12 @@ func TestReads(t *testing.T) {
 	}
 }
 
-// Lines are those of Python's csv module, which wrote the wanted ones, except that line breaks are written out.
+// Lines are those of Python's csv module, which wrote the wanted ones, except that line breaks are
+// written out.
 func TestFields(t *testing.T) {
 	for field, want := range map[string]string{
-		"plain": `plain`, "a,b": `"a,b"`, `a"b`: `"a""b"`, " é\t": " é\t", "": "", `\n`: `\n`, "two\nlines": `two\nlines`, "a,\r\n": `"a,\r\n"`,
+		"plain": `plain`, "a,b": `"a,b"`, `a"b`: `"a""b"`, " é\t": " é\t", "": "", `\n`: `\n`,
+		"two\nlines": `two\nlines`, "a,\r\n": `"a,\r\n"`,
 	} {
 		if got := string(appendField(nil, field)); got != want {
 			t.Errorf("%q is written %s, want %s", field, got, want)
@@ -181,7 +193,8 @@ func FuzzFields(f *testing.F) {
 		}
 		row, err := parseRow(text, ends)
 		escape := strings.NewReplacer("\r", `\r`, "\n", `\n`)
-		if want := (shards.DocumentOrigin{ID: escape.Replace(id), File: escape.Replace(file), Line: 7}); err != nil || row.origin != want {
+		if want := (shards.DocumentOrigin{ID: escape.Replace(id), File: escape.Replace(file), Line: 7}); err != nil ||
+			row.origin != want {
 			t.Fatalf("%q: %+v, %v, want %+v", line, row.origin, err, want)
 		}
 	})

@@ -35,9 +35,10 @@ type Reader struct {
 	eod       int64
 }
 
-// Open opens the shard with the given prefix. The element type is the manifest's, else the hints' ([layout.Hints.Width]), with which the size of x.npy and
-// the last line of x.csv.gz must agree.
-// Without x.csv.gz documents end with the end-of-document id, of the manifest or the hints; ids behind the last one are a document of their own.
+// Open opens the shard with the given prefix. The element type is the manifest's, else the hints'
+// ([layout.Hints.Width]), with which the size of x.npy and the last line of x.csv.gz must agree.
+// Without x.csv.gz documents end with the end-of-document id, of the manifest or the hints; ids
+// behind the last one are a document of their own.
 func Open(prefix string, h layout.Hints) (_ *Reader, err error) {
 	r := &Reader{csvPath: prefix + csvExt, documents: -1, eod: h.EOD}
 	if r.npy, err = layout.OpenMarked(prefix + npyExt); err != nil {
@@ -60,7 +61,8 @@ func Open(prefix string, h layout.Hints) (_ *Reader, err error) {
 	}
 	magic := make([]byte, len(npyMagic))
 	if _, err := r.npy.ReadAt(magic, 0); err == nil && string(magic) == npyMagic {
-		return nil, fmt.Errorf("%s begins with the header of numpy.save; the files of dolma have none: write the array with its method tofile", r.npy.Name())
+		return nil, fmt.Errorf("%s begins with the header of numpy.save; the files of dolma have none: write the "+
+			"array with its method tofile", r.npy.Name())
 	}
 	if err := r.measure(prefix, h); err != nil {
 		return nil, err
@@ -69,7 +71,8 @@ func Open(prefix string, h layout.Hints) (_ *Reader, err error) {
 		return nil, sumsErr
 	}
 	if r.csv == nil && r.eod < 0 && r.tokens > 0 {
-		return nil, fmt.Errorf("%s stands without %s, which says where documents end: restore it, or give the id that ends documents", r.npy.Name(), r.csvPath)
+		return nil, fmt.Errorf("%s stands without %s, which says where documents end: restore it, or give the id "+
+			"that ends documents", r.npy.Name(), r.csvPath)
 	}
 	return r, nil
 }
@@ -104,7 +107,8 @@ func (r *Reader) measure(prefix string, h layout.Hints) (err error) {
 		}
 	}
 	if r.npy.Size%int64(r.width) != 0 {
-		return fmt.Errorf("%s has %d bytes, which are no array of %s: it was cut short, or is of another type: %w", r.npy.Name(), r.npy.Size, r.width, shards.ErrCorrupt)
+		return fmt.Errorf("%s has %d bytes, which are no array of %s: it was cut short, or is of another type: %w",
+			r.npy.Name(), r.npy.Size, r.width, shards.ErrCorrupt)
 	}
 	r.tokens = r.npy.Size / int64(r.width)
 	return nil
@@ -173,10 +177,12 @@ func (r *Reader) listed(ctx context.Context, yield func(shards.TokenDocument) bo
 			return err
 		}
 		if row.start != ids.Next() || row.end < row.start {
-			return r.corrupt("document %d (line %d) has the tokens %d to %d; the one before ends at %d", n, n+1, row.start, row.end, ids.Next())
+			return r.corrupt("document %d (line %d) has the tokens %d to %d; the one before ends at %d", n, n+1,
+				row.start, row.end, ids.Next())
 		}
 		if row.end > r.tokens {
-			return r.corrupt("document %d (line %d) ends at token %d, %s has %d", n, n+1, row.end, r.npy.Name(), r.tokens)
+			return r.corrupt("document %d (line %d) ends at token %d, %s has %d", n, n+1, row.end, r.npy.Name(),
+				r.tokens)
 		}
 		doc.Origin = row.origin
 		if doc.Tokens, err = ids.Append(doc.Tokens[:0], row.end-row.start); err != nil {
@@ -188,7 +194,8 @@ func (r *Reader) listed(ctx context.Context, yield func(shards.TokenDocument) bo
 		}
 	}
 	if ids.Left() > 0 {
-		return r.corrupt("its documents end at token %d, %s has %d; without the list, documents end with the end-of-document id", ids.Next(), r.npy.Name(), r.tokens)
+		return r.corrupt("its documents end at token %d, %s has %d; without the list, documents end with the "+
+			"end-of-document id", ids.Next(), r.npy.Name(), r.tokens)
 	}
 	if r.documents >= 0 && r.documents != n {
 		return r.corrupt("it has %d documents, by the manifest %d", n, r.documents)
@@ -282,13 +289,14 @@ func parseRow(text []byte, ends []int) (row, error) {
 	}
 	if len(ends) == 5 {
 		out.origin.ID, out.origin.File = string(field(2)), string(field(3))
-		out.origin.Line, _ = strconv.ParseInt(string(field(4)), 10, 64) // 0 for what other programs may have written there
+		// 0 for what other programs may have written there
+		out.origin.Line, _ = strconv.ParseInt(string(field(4)), 10, 64)
 	}
 	return out, nil
 }
 
-// readRow reads a row of csv in the dialect that Python's module has by default: the fields' text goes to text, one after the other, their
-// ends to ends. Rows end with \r, \n or both.
+// readRow reads a row of csv in the dialect that Python's module has by default: the fields' text
+// goes to text, one after the other, their ends to ends. Rows end with \r, \n or both.
 func readRow(in *bufio.Reader, text []byte, ends []int) ([]byte, []int, error) {
 	quoted, read, fieldStart := false, false, true
 	for {

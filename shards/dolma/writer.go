@@ -1,5 +1,6 @@
-// Package dolma writes and reads the token files of dolma, OLMo and OLMo-core: x.npy, which in spite of its name is an array without a
-// header, and x.csv.gz, a line a document. docs/formats/layouts.md has every byte.
+// Package dolma writes and reads the token files of dolma, OLMo and OLMo-core: x.npy, which in
+// spite of its name is an array without a header, and x.csv.gz, a line a document.
+// docs/formats/layouts.md has every byte.
 package dolma
 
 import (
@@ -23,8 +24,9 @@ const (
 	manifestExt = ".json"
 )
 
-// WidthFor is the element type that OLMo-core takes for a vocabulary: the smallest that holds its largest id (numpy.min_scalar_type of
-// the size - 1). For a vocabulary that is not known, 0, it is uint32.
+// WidthFor is the element type that OLMo-core takes for a vocabulary: the smallest that holds its
+// largest id (numpy.min_scalar_type of the size - 1). For a vocabulary that is not known, 0, it is
+// uint32.
 func WidthFor(vocabSize int) layout.Width {
 	switch {
 	case vocabSize <= 0 || vocabSize > 1<<16:
@@ -47,7 +49,8 @@ func Create(prefix string, info shards.TokenizerInfo, width layout.Width) (shard
 		width = WidthFor(info.VocabSize)
 	}
 	return layout.NewWriter(layout.Description{
-		Layout: shards.Dolma, Prefix: prefix, Width: width, Info: info, Name: FileName, Manifest: prefix + manifestExt, Marker: "npy",
+		Layout: shards.Dolma, Prefix: prefix, Width: width, Info: info, Name: FileName, Manifest: prefix +
+			manifestExt, Marker: "npy",
 	}, func(files *layout.Files) (layout.Encoder, error) {
 		npy, err := files.CreateIDs("npy")
 		if err != nil {
@@ -92,9 +95,10 @@ func (e *encoder) Append(tokens []uint32, origin shards.DocumentOrigin) error {
 	return err
 }
 
-// appendField adds a field as Python's csv module writes it with its defaults: in quotes if it has a comma or a quote, quotes doubled. Python
-// would keep a line break within quotes; OLMo-core reads the file by lines, without regard to quotes, and would end at such a one. So line
-// breaks are written as \r and \n, two characters each.
+// appendField adds a field as Python's csv module writes it with its defaults: in quotes if it has
+// a comma or a quote, quotes doubled. Python would keep a line break within quotes; OLMo-core reads
+// the file by lines, without regard to quotes, and would end at such a one. So line breaks are
+// written as \r and \n, two characters each.
 func appendField(row []byte, field string) []byte {
 	if !strings.ContainsAny(field, ",\"\r\n") {
 		return append(row, field...)

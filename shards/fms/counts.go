@@ -22,17 +22,18 @@ import (
 	"mula/shards"
 )
 
-// countsName is the file of counts that is made where there is none. fms-fsdp takes the one file in the folder meta that has "counts" and
-// "csv" in its name.
+// countsName is the file of counts that is made where there is none. fms-fsdp takes the one file in
+// the folder meta that has "counts" and "csv" in its name.
 const countsName = "combined_counts.csv"
 
 var countsHeader = []string{"dataset/filename", "documents", "tokens"}
 
-// WriteCounts brings the file of counts up to date by which fms-fsdp knows how many documents each file of a data set has: for the folder
-// root/wiki that is root/meta/combined_counts.csv, or the file of counts that meta has already. It has a line for each .arrow file in the
-// folder and those below it, "/wiki/x.arrow,documents,tokens", in the order of their names; lines about other folders stay. It gives the path
-// of the file. Whoever has published a shard calls it. Of several processes that do so at the same time, for any folders of one root, one waits for
-// the other.
+// WriteCounts brings the file of counts up to date by which fms-fsdp knows how many documents each
+// file of a data set has: for the folder root/wiki that is root/meta/combined_counts.csv, or the
+// file of counts that meta has already. It has a line for each .arrow file in the folder and those
+// below it, "/wiki/x.arrow,documents,tokens", in the order of their names; lines about other
+// folders stay. It gives the path of the file. Whoever has published a shard calls it. Of several
+// processes that do so at the same time, for any folders of one root, one waits for the other.
 func WriteCounts(ctx context.Context, folder string) (path string, err error) {
 	if folder, err = filepath.Abs(folder); err == nil {
 		err = alone(ctx, filepath.Join(filepath.Dir(folder), "meta"), func() error {
@@ -46,8 +47,8 @@ func WriteCounts(ctx context.Context, folder string) (path string, err error) {
 	return path, nil
 }
 
-// alone makes the folder meta and runs do in it while no other process runs alone there. No name that it uses is one that fms-fsdp, or
-// [findCounts], would take for a file of counts.
+// alone makes the folder meta and runs do in it while no other process runs alone there. No name
+// that it uses is one that fms-fsdp, or [findCounts], would take for a file of counts.
 func alone(ctx context.Context, meta string, do func() error) error {
 	if err := os.MkdirAll(meta, 0o777); err != nil {
 		return err
@@ -100,11 +101,13 @@ func writeCounts(ctx context.Context, folder string) (path string, err error) {
 		case d.IsDir() || hidden || !strings.HasSuffix(name, arrowExt):
 			return nil
 		case strings.HasSuffix(name, ".docs"+arrowExt):
-			return fmt.Errorf("%s has the origins of the documents of another shard, and fms-fsdp would take it for one of tokens: give the data set a folder of its own", file)
+			return fmt.Errorf("%s has the origins of the documents of another shard, and fms-fsdp would take it for "+
+				"one of tokens: give the data set a folder of its own", file)
 		}
 		documents, tokens, err := count(ctx, strings.TrimSuffix(file, arrowExt))
 		if err != nil {
-			return fmt.Errorf("%w (fms-fsdp takes every .arrow file in the folder for one of tokens: give it a folder of its own)", err)
+			return fmt.Errorf("%w (fms-fsdp takes every .arrow file in the folder for one of tokens: give it a "+
+				"folder of its own)", err)
 		}
 		counts["/"+filepath.ToSlash(name)] = [2]int64{documents, tokens}
 		return nil
@@ -139,18 +142,21 @@ func findCounts(meta string) (string, error) {
 	path := filepath.Join(meta, countsName)
 	var found []string
 	for _, e := range entries {
-		if name := e.Name(); !strings.HasPrefix(name, ".") && strings.Contains(name, "counts") && strings.Contains(name, "csv") {
+		if name := e.Name(); !strings.HasPrefix(name, ".") && strings.Contains(name, "counts") &&
+			strings.Contains(name, "csv") {
 			path = filepath.Join(meta, name)
 			found = append(found, name)
 		}
 	}
 	if len(found) > 1 {
-		return "", fmt.Errorf("%s has several files of counts (%s), of which fms-fsdp would take any one: leave one", meta, strings.Join(found, ", "))
+		return "", fmt.Errorf("%s has several files of counts (%s), of which fms-fsdp would take any one: leave one",
+			meta, strings.Join(found, ", "))
 	}
 	return path, nil
 }
 
-// readCounts reads a file of counts: documents and tokens by "/dataset/filename". Without the file it is empty.
+// readCounts reads a file of counts: documents and tokens by "/dataset/filename". Without the file
+// it is empty.
 func readCounts(path string) (map[string][2]int64, error) {
 	counts := make(map[string][2]int64)
 	f, err := os.Open(path)
@@ -201,8 +207,9 @@ func count(ctx context.Context, prefix string) (documents, tokens int64, err err
 	return r.Documents(), tokens, err
 }
 
-// compareCounts compares the numbers of documents and tokens of a shard with what the file of counts beside its data set says of it. Where there is no such
-// file, several, or one without the shard, there is nothing to compare.
+// compareCounts compares the numbers of documents and tokens of a shard with what the file of
+// counts beside its data set says of it. Where there is no such file, several, or one without the
+// shard, there is nothing to compare.
 func compareCounts(prefix string, documents, tokens int64) error {
 	file, err := filepath.Abs(prefix + arrowExt)
 	if err != nil {
@@ -222,7 +229,8 @@ func compareCounts(prefix string, documents, tokens int64) error {
 		return nil
 	}
 	if want, ok := counts["/"+filepath.ToSlash(name)]; ok && want != [2]int64{documents, tokens} {
-		return fmt.Errorf("%s: by %s it has %d documents and %d tokens, found %d and %d: restore the shard, or correct the counts: %w",
+		return fmt.Errorf("%s: by %s it has %d documents and %d tokens, found %d and %d: restore the shard, or "+
+			"correct the counts: %w",
 			prefix+arrowExt, path, want[0], want[1], documents, tokens, shards.ErrCorrupt)
 	}
 	return nil

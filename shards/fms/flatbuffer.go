@@ -8,8 +8,9 @@ import (
 // errOutside is the error about an offset in a flatbuffer that leads out of it.
 var errOutside = errors.New("an offset in its metadata leads outside of it")
 
-// A table is a table of a flatbuffer, the form of Arrow's metadata (flatbuffers.dev, "Internals"): at its position stands how far before it
-// its list of fields begins, and that list has, from byte 4 on, how far behind the position each field is, 0 for one that is left out.
+// A table is a table of a flatbuffer, the form of Arrow's metadata (flatbuffers.dev, "Internals"):
+// at its position stands how far before it its list of fields begins, and that list has, from byte
+// 4 on, how far behind the position each field is, 0 for one that is left out.
 type table struct {
 	data []byte
 	at   uint32
@@ -88,7 +89,8 @@ func (t table) follow(at uint32) (uint32, error) {
 	return at + offset, err
 }
 
-// vector is field n, a vector of elements of size bytes each: the position of the first, and how many there are.
+// vector is field n, a vector of elements of size bytes each: the position of the first, and how
+// many there are.
 func (t table) vector(n uint32, size uint32) (first, count uint32, err error) {
 	at, err := t.field(n)
 	if err != nil || at == 0 {

@@ -57,7 +57,8 @@ func read(prefix string) (docs [][]uint32, err error) {
 	return docs, nil
 }
 
-// What is written is read by Arrow's own library, and what that writes is read here: with other columns before, of other types of numbers.
+// What is written is read by Arrow's own library, and what that writes is read here: with other
+// columns before, of other types of numbers.
 func TestArrow(t *testing.T) {
 	dir := t.TempDir()
 	rapid.Check(t, func(t *rapid.T) {
@@ -82,16 +83,19 @@ func TestArrow(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := batch.Column(0).(*array.Uint32).Uint32Values(); !slices.Equal(got, d) || batch.NumRows() != int64(len(d)) {
+			if got := batch.Column(0).(*array.Uint32).Uint32Values(); !slices.Equal(got, d) ||
+				batch.NumRows() != int64(len(d)) {
 				t.Fatalf("batch %d is %v, want %v", i, got, d)
 			}
 			batch.Release()
 		}
 
-		element := rapid.SampledFrom([]arrow.DataType{arrow.PrimitiveTypes.Uint32, arrow.PrimitiveTypes.Int64, arrow.PrimitiveTypes.Uint8, arrow.PrimitiveTypes.Int16}).Draw(t, "type")
+		element := rapid.SampledFrom([]arrow.DataType{arrow.PrimitiveTypes.Uint32, arrow.PrimitiveTypes.Int64,
+			arrow.PrimitiveTypes.Uint8, arrow.PrimitiveTypes.Int16}).Draw(t, "type")
 		fields := []arrow.Field{{Name: "tokens", Type: element}}
 		if rapid.Bool().Draw(t, "other columns") {
-			fields = append([]arrow.Field{{Name: "name", Type: arrow.BinaryTypes.String}, {Name: "lists", Type: arrow.ListOf(arrow.PrimitiveTypes.Float64), Nullable: true}}, fields...)
+			fields = append([]arrow.Field{{Name: "name", Type: arrow.BinaryTypes.String},
+				{Name: "lists", Type: arrow.ListOf(arrow.PrimitiveTypes.Float64), Nullable: true}}, fields...)
 		}
 		schema := arrow.NewSchema(fields, nil)
 		var file bytes.Buffer
@@ -182,13 +186,17 @@ func TestRefuses(t *testing.T) {
 		"1 ids with 1 nulls":            func() string { return put(column("tokens", arrow.PrimitiveTypes.Uint16)) },
 		"is not one of whole numbers":   func() string { return put(column("tokens", arrow.PrimitiveTypes.Float32)) },
 		`no column "tokens"`:            func() string { return put(column("ids", arrow.PrimitiveTypes.Uint32)) },
-		"buffers are compressed":        func() string { return put(column("tokens", arrow.PrimitiveTypes.Uint32), ipc.WithZstd()) },
+		"buffers are compressed": func() string {
+			return put(column("tokens", arrow.PrimitiveTypes.Uint32),
+				ipc.WithZstd())
+		},
 		"it does not end as an Arrow fil": func() string {
 			os.WriteFile(filepath.Join(dir, "x.arrow"), make([]byte, 100), 0o644)
 			return filepath.Join(dir, "x")
 		},
 	} {
-		if _, err := read(path()); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "x.arrow: byte ") {
+		if _, err := read(path()); err == nil || !strings.Contains(err.Error(), want) ||
+			!strings.Contains(err.Error(), "x.arrow: byte ") {
 			t.Errorf("error %v does not say %q and where", err, want)
 		}
 	}
@@ -275,7 +283,8 @@ func TestCounts(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, err := read(filepath.Join(root, "wiki", "b"))
-		if right := strings.Contains(wrong, "2,3"); right && err != nil || !right && (!errors.Is(err, shards.ErrCorrupt) || !strings.Contains(err.Error(), "found 2 and 3")) {
+		if right := strings.Contains(wrong, "2,3"); right && err != nil ||
+			!right && (!errors.Is(err, shards.ErrCorrupt) || !strings.Contains(err.Error(), "found 2 and 3")) {
 			t.Errorf("%s: %v", wrong, err)
 		}
 	}
@@ -286,7 +295,8 @@ func TestCounts(t *testing.T) {
 		t.Errorf("it is called %s", first)
 	}
 	counts("code", "/code/c.arrow,1,3\n/wiki/b.arrow,2,3\n/wiki/more/a.arrow,1,1\n")
-	// The file that is there is the one that is kept up; what is gone from a folder is gone from it.
+	// The file that is there is the one that is kept up; what is gone from a folder is gone from
+	// it.
 	own := filepath.Join(root, "meta", "my_counts.csv")
 	if err := os.Rename(first, own); err != nil {
 		t.Fatal(err)
@@ -296,13 +306,20 @@ func TestCounts(t *testing.T) {
 		t.Errorf("written to %s", path)
 	}
 	for want, prepare := range map[string]func(){
-		"a folder of its own": func() { os.WriteFile(filepath.Join(root, "wiki", "x.docs.arrow"), make([]byte, 100), 0o644) },
-		"my_counts.csv:2":     func() { os.WriteFile(own, []byte("dataset/filename,documents,tokens\na,b,c\n"), 0o644) },
-		"several files":       func() { os.WriteFile(first, nil, 0o644) },
+		"a folder of its own": func() {
+			os.WriteFile(filepath.Join(root, "wiki", "x.docs.arrow"), make([]byte, 100),
+				0o644)
+		},
+		"my_counts.csv:2": func() {
+			os.WriteFile(own, []byte("dataset/filename,documents,tokens\na,b,c\n"),
+				0o644)
+		},
+		"several files": func() { os.WriteFile(first, nil, 0o644) },
 	} {
 		before, _ := os.ReadFile(own)
 		prepare()
-		if _, err := WriteCounts(t.Context(), filepath.Join(root, "wiki")); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := WriteCounts(t.Context(), filepath.Join(root, "wiki")); err == nil ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("error %v does not say %q", err, want)
 		}
 		os.Remove(filepath.Join(root, "wiki", "x.docs.arrow"))
@@ -311,8 +328,9 @@ func TestCounts(t *testing.T) {
 	}
 }
 
-// Many that have published a shard at the same time, in folders of one root, count each other's; nothing stays that fms-fsdp would take for a file
-// of counts, and what a killed process left does not either.
+// Many that have published a shard at the same time, in folders of one root, count each other's;
+// nothing stays that fms-fsdp would take for a file of counts, and what a killed process left does
+// not either.
 func TestCountsTogether(t *testing.T) {
 	root := t.TempDir()
 	var want []string
@@ -352,7 +370,8 @@ func TestCountsTogether(t *testing.T) {
 		if op == atomicfile.OpRename {
 			entries, _ := os.ReadDir(filepath.Join(root, "meta"))
 			for _, e := range entries {
-				if name := e.Name(); name != countsName && strings.Contains(name, "counts") && strings.Contains(name, "csv") {
+				if name := e.Name(); name != countsName && strings.Contains(name, "counts") &&
+					strings.Contains(name, "csv") {
 					t.Errorf("fms-fsdp would take %s for a file of counts", name)
 				}
 			}

@@ -13,7 +13,8 @@ import (
 	"mula/shards/layout"
 )
 
-// Numbers of fields in Arrow's metadata (format/File.fbs, Schema.fbs, Message.fbs of Apache Arrow), and of types.
+// Numbers of fields in Arrow's metadata (format/File.fbs, Schema.fbs, Message.fbs of Apache Arrow),
+// and of types.
 const (
 	footerSchema, footerBatches                                = 1, 3
 	schemaEndianness, schemaFields                             = 0, 1
@@ -32,8 +33,10 @@ const (
 const (
 	arrowMagic = "ARROW1"
 	tailSize   = 4 + len(arrowMagic)
-	blockSize  = 24 // of a record batch in the footer: its position, the size of its metadata, padding, the size of its body
-	maxDepth   = 16
+	// of a record batch in the footer: its position, the size of its metadata, padding, the size of
+	// its body
+	blockSize = 24
+	maxDepth  = 16
 )
 
 // A Reader reads one shard. It implements [shards.DocumentReader].
@@ -52,8 +55,8 @@ type Reader struct {
 	dtype    string
 }
 
-// Open opens the shard with the given prefix, an Arrow file whose record batches are documents. Ids are read from the column tokens, whole
-// numbers of 8 to 64 bits.
+// Open opens the shard with the given prefix, an Arrow file whose record batches are documents. Ids
+// are read from the column tokens, whole numbers of 8 to 64 bits.
 func Open(prefix string) (_ *Reader, err error) {
 	r := &Reader{prefix: prefix, path: prefix + arrowExt}
 	if r.file, err = mapping.Open(r.path); err != nil {
@@ -91,8 +94,9 @@ func (r *Reader) corrupt(at int64, format string, args ...any) error {
 	return fmt.Errorf("%s: byte %d: %w: %w", r.path, at, fmt.Errorf(format, args...), shards.ErrCorrupt)
 }
 
-// footerBlocks is where the record batches are listed in a file that mula wrote: the last of all but the size of the footer and the magic. It is
-// negative if the manifest has more documents than the file can list.
+// footerBlocks is where the record batches are listed in a file that mula wrote: the last of all
+// but the size of the footer and the magic. It is negative if the manifest has more documents than
+// the file can list.
 func (r *Reader) footerBlocks() int64 {
 	if r.manifest.Documents > maxDocuments {
 		return -1
@@ -119,12 +123,14 @@ func (r *Reader) checkFooter() error {
 	return r.damaged(ctx, err, origins)
 }
 
-// damaged names the documents in an error about damage. A document needs its record batch, and its place in the footer.
+// damaged names the documents in an error about damage. A document needs its record batch, and its
+// place in the footer.
 func (r *Reader) damaged(ctx context.Context, err error, origins *layout.Origins) error {
 	return r.sums.Damage(ctx, err, r.path, func(yield func(shards.DocumentBytes, error) bool) {
 		size, list := int64(len(r.file.Data)), r.footerBlocks()
 		if list < 0 {
-			yield(shards.DocumentBytes{}, fmt.Errorf("%s says that there are %d, too many for %d bytes", r.prefix+manifestExt, r.manifest.Documents, size))
+			yield(shards.DocumentBytes{}, fmt.Errorf("%s says that there are %d, too many for %d bytes",
+				r.prefix+manifestExt, r.manifest.Documents, size))
 			return
 		}
 		for n := range r.manifest.Documents {
@@ -133,14 +139,17 @@ func (r *Reader) damaged(ctx context.Context, err error, origins *layout.Origins
 				return
 			}
 			start, meta, body := batchAt(r.file.Data[told.First:])
-			if within(start, meta, body, size) && !yield(shards.DocumentBytes{Document: n, Bytes: shards.ByteSpan{First: start, End: start + meta + body}}, nil) {
+			if within(start, meta, body, size) &&
+				!yield(shards.DocumentBytes{Document: n, Bytes: shards.ByteSpan{First: start,
+					End: start + meta + body}}, nil) {
 				return
 			}
 		}
 	}, origins.Of)
 }
 
-// batchAt decodes what the footer says of a record batch: where it begins, and the bytes of its metadata and its body.
+// batchAt decodes what the footer says of a record batch: where it begins, and the bytes of its
+// metadata and its body.
 func batchAt(block []byte) (start, meta, body int64) {
 	le := binary.LittleEndian
 	return int64(le.Uint64(block)), int64(int32(le.Uint32(block[8:]))), int64(le.Uint64(block[16:]))
@@ -160,7 +169,8 @@ func (r *Reader) readFooter() error {
 	}
 	tail := data[len(data)-tailSize:]
 	if string(tail[4:]) != arrowMagic {
-		return r.corrupt(size-int64(len(arrowMagic)), "it does not end as an Arrow file does: it was cut short, or is of another kind (a stream of Arrow is not read)")
+		return r.corrupt(size-int64(len(arrowMagic)), "it does not end as an Arrow file does: it was cut short, or "+
+			"is of another kind (a stream of Arrow is not read)")
 	}
 	length := int64(binary.LittleEndian.Uint32(tail))
 	start := size - int64(tailSize) - length
@@ -269,7 +279,8 @@ func extent(field table, depth int, budget *int) (nodes, buffers uint32, err err
 	case typeNull:
 	case typeStruct, typeFixList:
 		buffers = 1
-	case typeInt, typeFloat, typeBool, typeDecimal, typeDate, typeTime, typeTimestamp, typeFixedBinary, typeDuration, typeList, typeLargeList:
+	case typeInt, typeFloat, typeBool, typeDecimal, typeDate, typeTime, typeTimestamp, typeFixedBinary, typeDuration,
+		typeList, typeLargeList:
 		buffers = 2
 	case typeBinary, typeUtf8, typeLargeBinary, typeLargeUtf8:
 		buffers = 3
@@ -323,8 +334,8 @@ func (r *Reader) Close() error {
 	return err
 }
 
-// All is as [shards.DocumentReader] says. At the end it compares the numbers of documents and tokens with the file of counts that fms-fsdp reads, if there is
-// one that has the shard.
+// All is as [shards.DocumentReader] says. At the end it compares the numbers of documents and
+// tokens with the file of counts that fms-fsdp reads, if there is one that has the shard.
 func (r *Reader) All(ctx context.Context) iter.Seq2[shards.TokenDocument, error] {
 	return func(yield func(shards.TokenDocument, error) bool) {
 		tokens, ended := int64(0), false
@@ -381,7 +392,8 @@ func (r *Reader) all(ctx context.Context, yield func(shards.TokenDocument) bool)
 func (r *Reader) document(ctx context.Context, dst []uint32, n int64, origins *layout.Origins) ([]uint32, error) {
 	start, meta, body := batchAt(r.blocks[n*blockSize:])
 	if size := int64(len(r.file.Data)); !within(start, meta, body, size) {
-		return dst, r.corrupt(start, "document %d is said to be there, with %d and %d bytes, in a file of %d", n, meta, body, size)
+		return dst, r.corrupt(start, "document %d is said to be there, with %d and %d bytes, in a file of %d", n, meta,
+			body, size)
 	}
 	if err := r.sums.Check(0, r.file.Data, start, start+meta+body); err != nil {
 		return dst, r.damaged(ctx, err, origins)
@@ -393,7 +405,8 @@ func (r *Reader) document(ctx context.Context, dst []uint32, n int64, origins *l
 	return r.ids(dst, start+meta+first, rows)
 }
 
-// column finds the ids of a record batch by its metadata: the byte of the body at which they begin, and how many there are.
+// column finds the ids of a record batch by its metadata: the byte of the body at which they begin,
+// and how many there are.
 func (r *Reader) column(metadata []byte, body int64) (first, rows int64, err error) {
 	// Four bytes of ones and the size, in files from before version 0.15 the size alone.
 	head := metadata[4:]
@@ -416,7 +429,8 @@ func (r *Reader) column(metadata []byte, body int64) (first, rows int64, err err
 		return 0, 0, fmt.Errorf("a message of kind %d where a record batch was expected", kind)
 	}
 	if _, compressed, err := batch.child(batchCompression); err != nil || compressed {
-		return 0, 0, errors.Join(errors.New("its buffers are compressed, which fms-fsdp's are not; write the file without compression"), err)
+		return 0, 0, errors.Join(errors.New("its buffers are compressed, which fms-fsdp's are not; write the file "+
+			"without compression"), err)
 	}
 	nodes, count, err := batch.vector(batchNodes, 16)
 	if err != nil {
@@ -437,8 +451,10 @@ func (r *Reader) column(metadata []byte, body int64) (first, rows int64, err err
 	values := batch.data[buffers+16*(r.buffer+1):]
 	offset, size := int64(binary.LittleEndian.Uint64(values)), int64(binary.LittleEndian.Uint64(values[8:]))
 	width := int64(r.bits / 8)
-	if nulls != 0 || length < 0 || offset < 0 || size < 0 || offset > body || size > body-offset || length > size/width {
-		return 0, 0, fmt.Errorf("%d ids with %d nulls in %d bytes from %d on of a body of %d", length, nulls, size, offset, body)
+	if nulls != 0 || length < 0 || offset < 0 || size < 0 || offset > body || size > body-offset ||
+		length > size/width {
+		return 0, 0, fmt.Errorf("%d ids with %d nulls in %d bytes from %d on of a body of %d", length, nulls, size,
+			offset, body)
 	}
 	return offset, length, nil
 }

@@ -1,6 +1,7 @@
-// Package fms writes and reads the token files of fms-fsdp: x.arrow, an Arrow file with a record batch for each document. Arrow's metadata is
-// written and read here without a library: a batch's is always the same but for four numbers, so that a document costs no allocation, and
-// what leads astray in a damaged file is an error. docs/formats/layouts.md has every byte.
+// Package fms writes and reads the token files of fms-fsdp: x.arrow, an Arrow file with a record
+// batch for each document. Arrow's metadata is written and read here without a library: a batch's
+// is always the same but for four numbers, so that a document costs no allocation, and what leads
+// astray in a damaged file is an error. docs/formats/layouts.md has every byte.
 package fms
 
 import (
@@ -14,7 +15,8 @@ import (
 	"mula/shards/layout"
 )
 
-// Endings of a shard's files. fms-fsdp takes every file with "arrow" in its name's ending for one of tokens, so the origins have another.
+// Endings of a shard's files. fms-fsdp takes every file with "arrow" in its name's ending for one
+// of tokens, so the origins have another.
 const (
 	arrowExt    = ".arrow"
 	docsName    = "docs.feather"
@@ -26,19 +28,22 @@ const (
 // tokensColumn is the one column.
 const tokensColumn = "tokens"
 
-// maxDocuments bounds the documents of a file: the footer has 24 bytes of each, and its size is a signed 32-bit number.
+// maxDocuments bounds the documents of a file: the footer has 24 bytes of each, and its size is a
+// signed 32-bit number.
 const maxDocuments = (1<<31 - 1 - 1024) / blockSize
 
 // FileName is the path of a file by its name in the manifest: "arrow", "docs.feather" or "sums".
 func FileName(prefix, name string) string { return prefix + "." + name }
 
-// Create starts the shard x.arrow, x.docs.feather, x.sums, x.json. In memory it holds four bytes a document, for the end of x.arrow.
+// Create starts the shard x.arrow, x.docs.feather, x.sums, x.json. In memory it holds four bytes a
+// document, for the end of x.arrow.
 func Create(prefix string, info shards.TokenizerInfo) (shards.DocumentWriter, error) {
 	if err := layout.CheckPrefix(prefix, arrowExt, docsExt, sumsExt, manifestExt); err != nil {
 		return nil, err
 	}
 	return layout.NewWriter(layout.Description{
-		Layout: shards.FMS, Prefix: prefix, Width: 4, Info: info, Name: FileName, Manifest: prefix + manifestExt, Marker: "arrow", Origins: docsName,
+		Layout: shards.FMS, Prefix: prefix, Width: 4, Info: info, Name: FileName, Manifest: prefix +
+			manifestExt, Marker: "arrow", Origins: docsName,
 	}, func(files *layout.Files) (layout.Encoder, error) {
 		out, err := files.CreateIDs("arrow")
 		if err != nil {
@@ -49,31 +54,40 @@ func Create(prefix string, info shards.TokenizerInfo) (shards.DocumentWriter, er
 	})
 }
 
-// The pieces of Arrow's metadata, as flatbuffers; see [table]. Positions are those in the flatbuffer that they are part of, where each begins at
-// byte 36. Values of zero that are set for each document are marked.
+// The pieces of Arrow's metadata, as flatbuffers; see [table]. Positions are those in the
+// flatbuffer that they are part of, where each begins at byte 36. Values of zero that are set for
+// each document are marked.
 var (
 	// schema has one field, tokens: uint32. Its table is at byte 44.
 	schema = slices.Concat(
-		u16s(8, 8, 0, 4),                   // 36: list of fields of the schema: size, size of the table, endianness (left out: little), fields
-		u32s(8, 4),                         // 44: the schema: back to 36; its fields at 52
-		u32s(1, 20),                        // 52: one field, at 76
-		u16s(16, 20, 4, 16, 17, 8, 0, 12),  // 60: list of fields of a field: …, name, nullable, kind of type, type, dictionary (left out), children
-		u32s(16, 16, 36, 20, 1|typeInt<<8), // 76: the field: back to 60; name at 96, type at 120, children at 108; nullable, an int
-		u32s(6), []byte("tokens\x00\x00"),  // 96: its name
+		// 36: list of fields of the schema: size, size of the table, endianness (left out: little),
+		// fields
+		u16s(8, 8, 0, 4),
+		u32s(8, 4),  // 44: the schema: back to 36; its fields at 52
+		u32s(1, 20), // 52: one field, at 76
+		// 60: list of fields of a field: …, name, nullable, kind of type, type, dictionary (left
+		// out), children
+		u16s(16, 20, 4, 16, 17, 8, 0, 12),
+		// 76: the field: back to 60; name at 96, type at 120, children at 108; nullable, an int
+		u32s(16, 16, 36, 20, 1|typeInt<<8),
+		u32s(6), []byte("tokens\x00\x00"), // 96: its name
 		u32s(0),          // 108: no children
 		u16s(6, 8, 4, 0), // 112: list of fields of a type int: …, bits, signed (left out: not)
 		u32s(8, 32),      // 120: the type: back to 112; 32 bits
 	)
 	// batch is a record batch of one column. Its table is at byte 48.
 	batch = slices.Concat(
-		u16s(10, 20, 8, 4, 16, 0),          // 36: list of fields of a record batch: …, length, nodes, buffers
-		u32s(12, 16, 0, 0, 28),             // 48: the record batch: back to 36; nodes at 68; length (set); buffers at 92
-		u32s(1, 0, 0, 0, 0),                // 68: one node: length (set), no nulls
-		u32s(0, 2, 0, 0, 0, 0, 0, 0, 0, 0), // 88: padding; two buffers: no map of nulls, the values from 0 on, their size (set)
+		u16s(10, 20, 8, 4, 16, 0), // 36: list of fields of a record batch: …, length, nodes, buffers
+		// 48: the record batch: back to 36; nodes at 68; length (set); buffers at 92
+		u32s(12, 16, 0, 0, 28),
+		u32s(1, 0, 0, 0, 0), // 68: one node: length (set), no nulls
+		// 88: padding; two buffers: no map of nulls, the values from 0 on, their size (set)
+		u32s(0, 2, 0, 0, 0, 0, 0, 0, 0, 0),
 	)
 )
 
-// Where a message begins with four bytes of ones and its size, the numbers that are set for each document.
+// Where a message begins with four bytes of ones and its size, the numbers that are set for each
+// document.
 const (
 	setBody   = 8 + 24  // u64, size of the body
 	setLength = 8 + 56  // u64
@@ -86,24 +100,29 @@ const (
 	metadataVersion = 4 // version 5 of Arrow's metadata
 )
 
-// appendMessage adds a message to dst: four bytes of ones, the size of the flatbuffer, the flatbuffer, whose root is the table of the message.
-// header is how far behind byte 20 the table of content is.
+// appendMessage adds a message to dst: four bytes of ones, the size of the flatbuffer, the
+// flatbuffer, whose root is the table of the message. header is how far behind byte 20 the table of
+// content is.
 func appendMessage(dst []byte, kind byte, header uint32, content []byte) []byte {
 	dst = append(dst, u32s(math.MaxUint32, uint32(36+len(content)))...)
-	dst = append(dst, u32s(16)...)                   // 0: the root
-	dst = append(dst, u16s(12, 20, 16, 18, 4, 8)...) // 4: list of fields of a message: …, version, kind of header, header, size of the body
-	dst = append(dst, u32s(12, header, 0, 0)...)     // 16: the message: back to 4; the header; size of the body (set)
-	dst = append(dst, metadataVersion, 0, kind, 0)   // 32
+	dst = append(dst, u32s(16)...) // 0: the root
+	// 4: list of fields of a message: …, version, kind of header, header, size of the body
+	dst = append(dst, u16s(12, 20, 16, 18, 4, 8)...)
+	dst = append(dst, u32s(12, header, 0, 0)...)   // 16: the message: back to 4; the header; size of the body (set)
+	dst = append(dst, metadataVersion, 0, kind, 0) // 32
 	return append(dst, content...)
 }
 
-// appendFooter adds the flatbuffer of the footer up to the list of record batches, whose number is count.
+// appendFooter adds the flatbuffer of the footer up to the list of record batches, whose number is
+// count.
 func appendFooter(dst []byte, count uint32) []byte {
-	dst = append(dst, u32s(16)...)                              // 0: the root
-	dst = append(dst, u16s(12, 16, 12, 4, 0, 8)...)             // 4: list of fields of a footer: …, version, schema, dictionaries (left out), record batches
-	dst = append(dst, u32s(12, 24, 108, metadataVersion, 0)...) // 16: the footer: back to 4; the schema at 44, record batches at 132; padding
-	dst = append(dst, schema...)                                // 36
-	return append(dst, u32s(0, count)...)                       // 128: padding; record batches
+	dst = append(dst, u32s(16)...) // 0: the root
+	// 4: list of fields of a footer: …, version, schema, dictionaries (left out), record batches
+	dst = append(dst, u16s(12, 16, 12, 4, 0, 8)...)
+	// 16: the footer: back to 4; the schema at 44, record batches at 132; padding
+	dst = append(dst, u32s(12, 24, 108, metadataVersion, 0)...)
+	dst = append(dst, schema...)          // 36
+	return append(dst, u32s(0, count)...) // 128: padding; record batches
 }
 
 func u16s(list ...uint16) (out []byte) {
@@ -120,7 +139,8 @@ func u32s(list ...uint32) (out []byte) {
 	return out
 }
 
-// lengthChunk is the number of lengths in one piece of encoder.lengths, so that the list grows without being copied.
+// lengthChunk is the number of lengths in one piece of encoder.lengths, so that the list grows
+// without being copied.
 const lengthChunk = 1 << 16
 
 type encoder struct {
@@ -133,7 +153,8 @@ type encoder struct {
 func (e *encoder) Append(tokens []uint32, _ shards.DocumentOrigin) error {
 	last := len(e.lengths) - 1
 	if last >= 0 && last*lengthChunk+len(e.lengths[last]) == maxDocuments {
-		return fmt.Errorf("an Arrow file of more than %d documents, whose footer could not be read: divide them over several shards", maxDocuments)
+		return fmt.Errorf("an Arrow file of more than %d documents, whose footer could not be read: divide them "+
+			"over several shards", maxDocuments)
 	}
 	if last < 0 || len(e.lengths[last]) == lengthChunk {
 		e.lengths = append(e.lengths, make([]uint32, 0, lengthChunk))

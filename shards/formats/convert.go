@@ -14,7 +14,8 @@ import (
 	"mula/shards/layout"
 )
 
-// A Conversion reads shards of any layout and writes their documents, in order, to shards of one layout.
+// A Conversion reads shards of any layout and writes their documents, in order, to shards of one
+// layout.
 type Conversion struct {
 	Inputs      []string // shards as [Open] takes them
 	Hints       Hints    // for those without a manifest
@@ -35,7 +36,8 @@ type Converted struct {
 	Dropped   int64          `json:"dropped"` // documents without tokens
 	Shards    []WrittenShard `json:"shards"`
 	Counts    string         `json:"counts,omitempty"` // fms: the file of counts that was brought up to date
-	Left      string         `json:"left,omitempty"`   // a shard behind the last, which an earlier conversion to the same prefix must have left
+	// a shard behind the last, which an earlier conversion to the same prefix must have left
+	Left string `json:"left,omitempty"`
 }
 
 // WrittenShard is a shard that a [Conversion] has written.
@@ -47,8 +49,10 @@ type WrittenShard struct {
 	Bytes     int64  `json:"bytes"` // of all files but the manifest
 }
 
-// Run does the conversion. All inputs are opened, and their tokenizers compared, before anything is written; of inputs with a manifest, the files that
-// say where documents are must have the hashes in it ([Verify]); where nothing else says that every id fits, all ids are read first. Each shard appears whole or not at all. The same inputs and settings give the same bytes.
+// Run does the conversion. All inputs are opened, and their tokenizers compared, before anything is
+// written; of inputs with a manifest, the files that say where documents are must have the hashes
+// in it ([Verify]); where nothing else says that every id fits, all ids are read first. Each shard
+// appears whole or not at all. The same inputs and settings give the same bytes.
 func (c *Conversion) Run(ctx context.Context) (*Converted, error) {
 	info, width, err := c.prepare(ctx)
 	if err != nil {
@@ -89,7 +93,8 @@ func (c *Conversion) Run(ctx context.Context) (*Converted, error) {
 	return out.result, nil
 }
 
-// prepare opens all inputs. It gives what they say of the tokenizer, on which all must agree, and the bytes of an id that hold all of theirs.
+// prepare opens all inputs. It gives what they say of the tokenizer, on which all must agree, and
+// the bytes of an id that hold all of theirs.
 func (c *Conversion) prepare(ctx context.Context) (info shards.TokenizerInfo, width int, err error) {
 	if len(c.Inputs) == 0 {
 		return info, 0, errors.New("converting: no input")
@@ -127,7 +132,8 @@ func (c *Conversion) prepare(ctx context.Context) (info shards.TokenizerInfo, wi
 		case i == 0:
 			info = own
 		case own != info:
-			return info, 0, fmt.Errorf("%s and %s were made with different tokenizers or settings, by their manifests: convert them apart", c.Inputs[0], input)
+			return info, 0, fmt.Errorf("%s and %s were made with different tokenizers or settings, by their "+
+				"manifests: convert them apart", c.Inputs[0], input)
 		}
 		width = max(width, bytesOf(dtype))
 		if m == nil && c.limit(own) < idsOf(dtype) {
@@ -180,7 +186,8 @@ func checkIDs(ctx context.Context, input string, h Hints, limit int64) error {
 	return each(ctx, input, h, func(n int64, doc shards.TokenDocument) error {
 		for i, id := range doc.Tokens {
 			if int64(id) >= limit {
-				return fmt.Errorf("%s: token %d of document %d (from 0) is %d, but ids are to be below %d; nothing was written", input, i, n, id, limit)
+				return fmt.Errorf("%s: token %d of document %d (from 0) is %d, but ids are to be below %d; nothing "+
+					"was written", input, i, n, id, limit)
 			}
 		}
 		return nil

@@ -44,12 +44,14 @@ func corpus(n, longest int, vocabulary uint32) (docs []document) {
 		for i := range tokens {
 			tokens[i] = random.Uint32N(vocabulary)
 		}
-		docs = append(docs, document{tokens, shards.DocumentOrigin{ID: fmt.Sprint("d", d), File: "f", Line: int64(d) + 1}})
+		docs = append(docs, document{tokens, shards.DocumentOrigin{ID: fmt.Sprint("d", d), File: "f",
+			Line: int64(d) + 1}})
 	}
 	return docs
 }
 
-// Several shards into several: no document is divided, all are there, in order; and the same bytes when it is killed and run again.
+// Several shards into several: no document is divided, all are there, in order; and the same bytes
+// when it is killed and run again.
 func TestConversion(t *testing.T) {
 	defer func() { atomicfile.Fault = nil }()
 	docs := corpus(50, 30, 50280)
@@ -66,7 +68,8 @@ func TestConversion(t *testing.T) {
 			if err := os.MkdirAll(filepath.Join(dir, out), 0o755); err != nil {
 				t.Fatal(err)
 			}
-			c := Conversion{Inputs: inputs, Hints: Hints{EOD: -1}, Layout: to, Output: filepath.Join(dir, out, "x"), ShardTokens: 100}
+			c := Conversion{Inputs: inputs, Hints: Hints{EOD: -1}, Layout: to, Output: filepath.Join(dir, out, "x"),
+				ShardTokens: 100}
 			return c.Run(t.Context())
 		}
 		done, err := run("whole/set")
@@ -137,7 +140,8 @@ func TestConversionRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	empty := filepath.Join(dir, "empty")
-	if _, err := write(shards.FMS, empty, testInfo, Options{}, []document{{[]uint32{1}, shards.DocumentOrigin{ID: "x"}}, {nil, shards.DocumentOrigin{ID: "y"}}}); err != nil {
+	if _, err := write(shards.FMS, empty, testInfo, Options{}, []document{{[]uint32{1}, shards.DocumentOrigin{ID: "x"}},
+		{nil, shards.DocumentOrigin{ID: "y"}}}); err != nil {
 		t.Fatal(err)
 	}
 	bare := filepath.Join(dir, "bare")
@@ -148,12 +152,14 @@ func TestConversionRefuses(t *testing.T) {
 	out := filepath.Join(dir, "out")
 	sized := Hints{DType: "uint32", VocabSize: 50280, EOD: 69999}
 	for want, c := range map[string]Conversion{
-		"no input":                    {Layout: shards.Dolma, Output: out},
-		"different tokenizers":        {Inputs: []string{a, b}, Layout: shards.Dolma, Output: out},
-		"would be replaced":           {Inputs: []string{b}, Layout: shards.Dolma, Output: dir + "/../" + filepath.Base(dir) + "/b"},
+		"no input":             {Layout: shards.Dolma, Output: out},
+		"different tokenizers": {Inputs: []string{a, b}, Layout: shards.Dolma, Output: out},
+		"would be replaced": {Inputs: []string{b}, Layout: shards.Dolma, Output: dir + "/../" +
+			filepath.Base(dir) + "/b"},
 		"below 50280; nothing was wr": {Inputs: []string{bare}, Hints: sized, Layout: shards.Dolma, Output: out},
 		"has no tokens":               {Inputs: []string{empty}, Layout: shards.MDS, Output: out},
-		"looked for":                  {Inputs: []string{a, filepath.Join(dir, "c")}, Layout: shards.Dolma, Output: out},
+		"looked for": {Inputs: []string{a, filepath.Join(dir, "c")}, Layout: shards.Dolma,
+			Output: out},
 	} {
 		if _, err := c.Run(t.Context()); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v does not say %q", err, want)
@@ -161,19 +167,22 @@ func TestConversionRefuses(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := (&Conversion{Inputs: []string{a}, Layout: shards.Dolma, Output: out}).Run(ctx); !errors.Is(err, context.Canceled) {
+	if _, err := (&Conversion{Inputs: []string{a}, Layout: shards.Dolma, Output: out}).Run(ctx); !errors.Is(err,
+		context.Canceled) {
 		t.Errorf("cancelled: %v", err)
 	}
 	if left, _ := filepath.Glob(out + "*"); len(left) > 0 {
 		t.Errorf("left behind %v", left)
 	}
-	done, err := (&Conversion{Inputs: []string{empty}, Layout: shards.MDS, Output: out, DropEmpty: true}).Run(t.Context())
+	done, err := (&Conversion{Inputs: []string{empty}, Layout: shards.MDS, Output: out,
+		DropEmpty: true}).Run(t.Context())
 	if err != nil || done.Dropped != 1 || done.Documents != 1 {
 		t.Errorf("without empty documents: %+v, %v", done, err)
 	}
 }
 
-// Where nothing says how large the vocabulary is, ids stay as wide as they are; where an input has no origins, its documents are called after it.
+// Where nothing says how large the vocabulary is, ids stay as wide as they are; where an input has
+// no origins, its documents are called after it.
 func TestConversionOfBareArrays(t *testing.T) {
 	for _, to := range all {
 		dir := t.TempDir()
@@ -181,7 +190,8 @@ func TestConversionOfBareArrays(t *testing.T) {
 		if err := os.WriteFile(input, []byte{1, 0, 2, 0, 9, 0, 3, 0, 9, 0}, 0o644); err != nil {
 			t.Fatal(err)
 		}
-		c := Conversion{Inputs: []string{input}, Hints: Hints{DType: "uint16", EOD: 9}, Layout: to, Output: filepath.Join(dir, "x")}
+		c := Conversion{Inputs: []string{input}, Hints: Hints{DType: "uint16", EOD: 9}, Layout: to,
+			Output: filepath.Join(dir, "x")}
 		done, err := c.Run(t.Context())
 		if err != nil {
 			t.Fatal(err)
@@ -190,7 +200,8 @@ func TestConversionOfBareArrays(t *testing.T) {
 			t.Errorf("%s: ids are %s, want %s", Name(to), done.Shards[0].DType, want)
 		}
 		docs, err := read(c.Output)
-		want := []document{{[]uint32{1, 2, 9}, shards.DocumentOrigin{ID: input + ":1", File: input, Line: 1}}, {[]uint32{3, 9}, shards.DocumentOrigin{ID: input + ":2", File: input, Line: 2}}}
+		want := []document{{[]uint32{1, 2, 9}, shards.DocumentOrigin{ID: input + ":1", File: input, Line: 1}},
+			{[]uint32{3, 9}, shards.DocumentOrigin{ID: input + ":2", File: input, Line: 2}}}
 		if err != nil || !same(docs, want) {
 			t.Errorf("%s: %v, %v", Name(to), docs, err)
 		}

@@ -15,11 +15,13 @@ import (
 	"mula/shards/layout"
 )
 
-// A shard of any layout whose files, one or another, are cut short after it was opened gives all of its documents or an error.
+// A shard of any layout whose files, one or another, are cut short after it was opened gives all of
+// its documents or an error.
 func TestFilesCutWhileOpen(t *testing.T) {
 	var docs []document
 	for d := range 300 {
-		doc := document{Tokens: make([]uint32, 100), Origin: shards.DocumentOrigin{ID: fmt.Sprint(d), File: "x", Line: 1}}
+		doc := document{Tokens: make([]uint32, 100), Origin: shards.DocumentOrigin{ID: fmt.Sprint(d), File: "x",
+			Line: 1}}
 		for i := range doc.Tokens {
 			doc.Tokens[i] = uint32(d*31+i*7)%50000 + 1
 		}
@@ -93,7 +95,8 @@ func TestFilesCutWhileOpen(t *testing.T) {
 func TestSumsCutWhileOpen(t *testing.T) {
 	for _, test := range summed {
 		prefix := filepath.Join(t.TempDir(), "x")
-		big := document{Tokens: make([]uint32, 3_000_000), Origin: shards.DocumentOrigin{ID: "a", File: "x", Line: 1}} // whose sums take more than a page
+		// whose sums take more than a page
+		big := document{Tokens: make([]uint32, 3_000_000), Origin: shards.DocumentOrigin{ID: "a", File: "x", Line: 1}}
 		if _, err := write(test.layout, prefix, testInfo, test.options, []document{big}); err != nil {
 			t.Fatal(err)
 		}

@@ -26,7 +26,8 @@ type place struct {
 	document   int64
 }
 
-// summed are the layouts whose ids have sums, with what else is needed to damage them. places are those of documents whose ids have ends in ids.
+// summed are the layouts whose ids have sums, with what else is needed to damage them. places are
+// those of documents whose ids have ends in ids.
 var summed = []struct {
 	name           string
 	layout         shards.Layout
@@ -39,7 +40,8 @@ var summed = []struct {
 	{"datatrove", shards.Datatrove, Options{}, ".ds", ".ds.index", ".sums", ".json", bareArray(".ds")},
 	{"fms", shards.FMS, Options{}, ".arrow", "", ".sums", ".json", recordBatches},
 	{"mds", shards.MDS, Options{SizeLimit: 150_000}, "/shard.00000.mds", "", "/mula.sums", "/mula.json", samples},
-	{"mds, zstd", shards.MDS, Options{SizeLimit: 150_000, Compression: "zstd"}, "/shard.00000.mds.zstd", "", "/mula.sums", "/mula.json", nil},
+	{"mds, zstd", shards.MDS, Options{SizeLimit: 150_000, Compression: "zstd"}, "/shard.00000.mds.zstd", "",
+		"/mula.sums", "/mula.json", nil},
 }
 
 func bareArray(ending string) func(*testing.T, string, int, []int) []place {
@@ -53,7 +55,8 @@ func bareArray(ending string) func(*testing.T, string, int, []int) []place {
 	}
 }
 
-// recordBatches takes the list at the end of an Arrow file, whose size is followed by four bytes and the magic.
+// recordBatches takes the list at the end of an Arrow file, whose size is followed by four bytes
+// and the magic.
 func recordBatches(t *testing.T, prefix string, _ int, ends []int) (all []place) {
 	file := prefix + ".arrow"
 	data := content(t, file)
@@ -62,7 +65,8 @@ func recordBatches(t *testing.T, prefix string, _ int, ends []int) (all []place)
 		at := list + 24*d
 		start := int(binary.LittleEndian.Uint64(data[at:]))
 		all = append(all, place{file, at, at + 24, int64(d)},
-			place{file, start, start + int(binary.LittleEndian.Uint32(data[at+8:])) + int(binary.LittleEndian.Uint64(data[at+16:])), int64(d)})
+			place{file, start, start + int(binary.LittleEndian.Uint32(data[at+8:])) +
+				int(binary.LittleEndian.Uint64(data[at+16:])), int64(d)})
 	}
 	return all
 }
@@ -95,7 +99,8 @@ func content(t *testing.T, file string) []byte {
 func sumsOf(files ...[]byte) (all []byte) {
 	castagnoli := crc32.MakeTable(crc32.Castagnoli)
 	for _, ids := range files {
-		part := append([]byte("MULASUMS\x01\x00\x00\x00\x00\x40\x00\x00"), binary.LittleEndian.AppendUint64(nil, uint64(len(ids)))...)
+		part := append([]byte("MULASUMS\x01\x00\x00\x00\x00\x40\x00\x00"), binary.LittleEndian.AppendUint64(nil,
+			uint64(len(ids)))...)
 		for block := range slices.Chunk(ids, 1<<14) {
 			part = binary.LittleEndian.AppendUint32(part, crc32.Checksum(block, castagnoli))
 		}
@@ -104,7 +109,8 @@ func sumsOf(files ...[]byte) (all []byte) {
 	return all
 }
 
-// A flipped bit names its file, its block and exactly the documents that have bytes there; what is read before is what was written.
+// A flipped bit names its file, its block and exactly the documents that have bytes there; what is
+// read before is what was written.
 func TestFlippedBitNamesDocuments(t *testing.T) {
 	const block = 1 << 14
 	for _, l := range summed {
@@ -117,12 +123,15 @@ func TestFlippedBitNamesDocuments(t *testing.T) {
 				var docs []document
 				var ends []int // in ids; in a bare array the second document ends where the first block does
 				random := rand.New(rand.NewPCG(1, uint64(width)))
-				for d, tokens := range slices.Concat([]int{block/width - 100, 100}, slices.Repeat([]int{700, 1, 3000, block / width, 2}, 4), []int{30000, 5}, slices.Repeat([]int{1}, 5000)) {
+				for d, tokens := range slices.Concat([]int{block/width - 100, 100},
+					slices.Repeat([]int{700, 1, 3000, block / width, 2}, 4), []int{30000, 5}, slices.Repeat([]int{1},
+						5000)) {
 					ids := slices.Repeat([]uint32{uint32(d % 5000)}, tokens)
 					for i := range ids { // what does not compress to nothing
 						ids[i] += uint32(random.IntN(64))
 					}
-					docs = append(docs, document{ids, shards.DocumentOrigin{ID: fmt.Sprint("dok-", d), File: "f", Line: int64(d + 1)}})
+					docs = append(docs, document{ids, shards.DocumentOrigin{ID: fmt.Sprint("dok-", d), File: "f",
+						Line: int64(d + 1)}})
 					ends = append(ends, len(ids))
 				}
 				for d := range ends[1:] {
@@ -136,7 +145,8 @@ func TestFlippedBitNamesDocuments(t *testing.T) {
 				}
 				var files []string // of ids
 				for _, name := range slices.Sorted(maps.Keys(m.Files)) {
-					if path := filepath.ToSlash(FilePath(l.layout, prefix, name)); strings.HasSuffix(path, l.ids) || strings.Contains(path, "/shard.") {
+					if path := filepath.ToSlash(FilePath(l.layout, prefix, name)); strings.HasSuffix(path, l.ids) ||
+						strings.Contains(path, "/shard.") {
 						files = append(files, path)
 					}
 				}
@@ -164,7 +174,8 @@ func TestFlippedBitNamesDocuments(t *testing.T) {
 					end := len(data)
 					flips := [][]int{{0}, {end - 1}, {end / 2, end - 2}}
 					if end > 3*block {
-						flips = append(flips, []int{block - 1}, []int{block}, []int{2*block + 77}, []int{block + 5, 2*block + 5, end - 2})
+						flips = append(flips, []int{block - 1}, []int{block}, []int{2*block + 77},
+							[]int{block + 5, 2*block + 5, end - 2})
 					}
 					for range 6 {
 						flips = append(flips, []int{random.IntN(end)})
@@ -211,13 +222,17 @@ func TestFlippedBitNamesDocuments(t *testing.T) {
 						}
 						want := slices.Sorted(maps.Keys(named))
 						more := max(0, len(want)-1000)
-						if filepath.ToSlash(e.Path) != file || !slices.Equal(e.Blocks, spans) || !slices.Equal(e.Documents, want[:len(want)-more]) || e.More != int64(more) {
-							t.Errorf("flipped %v: %d documents were read, then %s %v %v +%d, want %s %v %v", flips, n, e.Path, e.Blocks, e.Documents, e.More, file, spans, want)
+						if filepath.ToSlash(e.Path) != file || !slices.Equal(e.Blocks, spans) ||
+							!slices.Equal(e.Documents, want[:len(want)-more]) || e.More != int64(more) {
+							t.Errorf("flipped %v: %d documents were read, then %s %v %v +%d, want %s %v %v", flips, n,
+								e.Path, e.Blocks, e.Documents, e.More, file, spans, want)
 						}
 						if int64(n) > want[0] || l.list != "" && int64(n) < want[0] {
-							t.Errorf("%s, flipped %v: %d documents were read, the first damaged one is number %d", file, flips, n, want[0])
+							t.Errorf("%s, flipped %v: %d documents were read, the first damaged one is number %d", file,
+								flips, n, want[0])
 						}
-						if want := fmt.Sprintf(`number %d ("dok-%d", f:%d)`, want[0], want[0], want[0]+1); !strings.Contains(failed.Error(), want) {
+						if want := fmt.Sprintf(`number %d ("dok-%d", f:%d)`, want[0], want[0],
+							want[0]+1); !strings.Contains(failed.Error(), want) {
 							t.Errorf("%v does not say %s", failed, want)
 						}
 					}
@@ -240,13 +255,14 @@ func samplesOf(t *testing.T, folder string, n int) int64 {
 	return index.Shards[n].Samples
 }
 
-// Damaged sums are not taken for damaged ids; without them, or in a shard whose manifest lists none, ids are read as they are; without the list of
-// documents damage is found too.
+// Damaged sums are not taken for damaged ids; without them, or in a shard whose manifest lists
+// none, ids are read as they are; without the list of documents damage is found too.
 func TestDamagedSums(t *testing.T) {
 	for _, l := range summed {
 		prefix := filepath.Join(quickDir(t), "x")
 		info := testInfo
-		docs := []document{{append(slices.Repeat([]uint32{7}, 20000), uint32(info.EOD)), shards.DocumentOrigin{ID: "a", File: "f", Line: 1}}}
+		docs := []document{{append(slices.Repeat([]uint32{7}, 20000), uint32(info.EOD)), shards.DocumentOrigin{ID: "a",
+			File: "f", Line: 1}}}
 		if _, err := write(l.layout, prefix, info, l.options, docs); err != nil {
 			t.Fatal(err)
 		}
@@ -270,7 +286,8 @@ func TestDamagedSums(t *testing.T) {
 		}
 		var e *shards.DamageError
 		restore := set(l.sums, flip(24)) // the first block's
-		if _, err := read(prefix); !errors.Is(err, shards.ErrCorrupt) || errors.As(err, &e) || !strings.Contains(err.Error(), l.sums[1:]+" is damaged itself") {
+		if _, err := read(prefix); !errors.Is(err, shards.ErrCorrupt) || errors.As(err, &e) ||
+			!strings.Contains(err.Error(), l.sums[1:]+" is damaged itself") {
 			t.Errorf("%s: %v", l.name, err)
 		}
 		restore()
@@ -285,7 +302,8 @@ func TestDamagedSums(t *testing.T) {
 			if err := errors.Join(err, os.Remove(prefix+l.list)); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := read(prefix); !errors.As(err, &e) || len(e.Documents) > 0 || !strings.Contains(err.Error(), " are damaged, in documents that cannot be told") {
+			if _, err := read(prefix); !errors.As(err, &e) || len(e.Documents) > 0 ||
+				!strings.Contains(err.Error(), " are damaged, in documents that cannot be told") {
 				t.Errorf("%s: without the list: %v", l.name, err)
 			}
 			if err := os.WriteFile(prefix+l.list, list, 0o644); err != nil {
@@ -305,7 +323,10 @@ func TestDamagedSums(t *testing.T) {
 			if err := json.Unmarshal(data, &m); err != nil {
 				t.Fatal(err)
 			}
-			maps.DeleteFunc(m.Files, func(name string, _ shards.FileInfo) bool { return strings.HasSuffix(name, "sums") })
+			maps.DeleteFunc(m.Files, func(name string, _ shards.FileInfo) bool {
+				return strings.HasSuffix(name,
+					"sums")
+			})
 			path := filepath.Join(t.TempDir(), "x.json")
 			f, err := m.Seal(path)
 			if err := errors.Join(err, f.Publish()); err != nil {

@@ -1,5 +1,5 @@
-// Package formats writes and reads shards of any layout: it knows which package implements which, and tells what lies at a path.
-// docs/formats/layouts.md describes the files.
+// Package formats writes and reads shards of any layout: it knows which package implements which,
+// and tells what lies at a path. docs/formats/layouts.md describes the files.
 package formats
 
 import (
@@ -20,8 +20,8 @@ import (
 
 // Options are settings of some layouts. The zero value is what their frameworks do by default.
 type Options struct {
-	// Width is the bytes of an id on disk, 2 or 4 (dolma: or 1). 0 is what the framework chooses for the vocabulary, and 4 if that is not
-	// known. For fms it is always 4.
+	// Width is the bytes of an id on disk, 2 or 4 (dolma: or 1). 0 is what the framework chooses
+	// for the vocabulary, and 4 if that is not known. For fms it is always 4.
 	Width         int
 	SizeLimit     int64  // MDS: greatest size of a file in bytes; 0: 64 MiB
 	Compression   string // MDS: "" or "zstd"
@@ -31,7 +31,8 @@ type Options struct {
 // Hints say what the files of a shard without a manifest may leave open.
 type Hints = layout.Hints
 
-// layouts are all there are, with their names and the ending of the file without which there is no shard. That of MDS is in a folder.
+// layouts are all there are, with their names and the ending of the file without which there is no
+// shard. That of MDS is in a folder.
 var layouts = []struct {
 	layout  shards.Layout
 	name    string
@@ -78,7 +79,8 @@ func Name(l shards.Layout) string {
 	return string(l)
 }
 
-// Width is the bytes of an id that a layout's framework chooses for a vocabulary of so many ids, 0 for one that is not known.
+// Width is the bytes of an id that a layout's framework chooses for a vocabulary of so many ids, 0
+// for one that is not known.
 func Width(l shards.Layout, vocabSize int) int {
 	switch {
 	case l == shards.FMS:
@@ -102,13 +104,15 @@ func NoEmpty(l shards.Layout) string {
 	return ""
 }
 
-// Create starts a shard. prefix is the beginning of its files' names, for MDS the folder that they will be in, which is made; the folder
-// that this is in must exist. An older shard of the layout is replaced by Close; where one of another layout has the prefix, it is refused.
+// Create starts a shard. prefix is the beginning of its files' names, for MDS the folder that they
+// will be in, which is made; the folder that this is in must exist. An older shard of the layout is
+// replaced by Close; where one of another layout has the prefix, it is refused.
 func Create(l shards.Layout, prefix string, info shards.TokenizerInfo, o Options) (shards.DocumentWriter, error) {
 	if l != shards.MDS {
 		for _, other := range layouts[:len(layouts)-1] { // they share the manifest
 			if _, err := os.Lstat(prefix + other.marker); other.layout != l && err == nil {
-				return nil, fmt.Errorf("creating shard %s: %s is of a shard of the layout %s, whose manifest would be replaced: choose another prefix, or remove that shard",
+				return nil, fmt.Errorf("creating shard %s: %s is of a shard of the layout %s, whose manifest would "+
+					"be replaced: choose another prefix, or remove that shard",
 					prefix, prefix+other.marker, other.name)
 			}
 		}
@@ -125,14 +129,16 @@ func Create(l shards.Layout, prefix string, info shards.TokenizerInfo, o Options
 		}
 		return made(fms.Create(prefix, info))
 	case shards.MDS:
-		return made(mds.Create(prefix, info, mds.Options{Width: width, SizeLimit: o.SizeLimit, Compression: o.Compression}))
+		return made(mds.Create(prefix, info, mds.Options{Width: width, SizeLimit: o.SizeLimit,
+			Compression: o.Compression}))
 	case shards.Megatron:
 		if width == 0 {
 			width = layout.Width(Width(l, info.VocabSize))
 		}
 		dtype, ok := map[layout.Width]shards.DType{2: shards.UInt16, 4: shards.Int32}[width]
 		if !ok {
-			return nil, fmt.Errorf("creating shard %s: ids have 2 or 4 bytes in the layout megatron, not %d", prefix, width)
+			return nil, fmt.Errorf("creating shard %s: ids have 2 or 4 bytes in the layout megatron, not %d", prefix,
+				width)
 		}
 		return made(shards.Create(prefix, dtype, info))
 	}
@@ -147,7 +153,8 @@ func made[W shards.DocumentWriter](w W, err error) (shards.DocumentWriter, error
 	return w, nil
 }
 
-// Open opens the shard at path: a prefix, one of its files, or a folder of MDS. It tells the layout from what lies there.
+// Open opens the shard at path: a prefix, one of its files, or a folder of MDS. It tells the layout
+// from what lies there.
 func Open(path string, h Hints) (shards.DocumentReader, error) {
 	l, prefix, err := Detect(path)
 	if err != nil {
@@ -187,7 +194,8 @@ func FilePath(l shards.Layout, prefix, name string) string {
 func Detect(path string) (shards.Layout, string, error) {
 	info, err := os.Stat(path)
 	isFile := err == nil && !info.IsDir()
-	if isFile && strings.HasSuffix(path, ".mds") || filepath.Base(path) == "index.json" || filepath.Base(path) == "mula.json" {
+	if isFile && strings.HasSuffix(path, ".mds") || filepath.Base(path) == "index.json" ||
+		filepath.Base(path) == "mula.json" {
 		return shards.MDS, filepath.Dir(path), nil
 	}
 	if isFile {
@@ -212,13 +220,15 @@ func Detect(path string) (shards.Layout, string, error) {
 		for _, l := range layouts {
 			for _, ending := range l.endings {
 				if _, err := os.Stat(path + filepath.FromSlash(ending)); err == nil {
-					return "", "", fmt.Errorf("%s stands without %s, which is written last: the shard was never finished, write it again",
+					return "", "", fmt.Errorf("%s stands without %s, which is written last: the shard was never "+
+						"finished, write it again",
 						path+filepath.FromSlash(ending), path+filepath.FromSlash(l.marker))
 				}
 			}
 		}
 		if inside := shardsIn(path); len(inside) > 0 {
-			return "", "", fmt.Errorf("no shard at %s, which is a folder: name the shards in it, %s", path, strings.Join(inside, ", "))
+			return "", "", fmt.Errorf("no shard at %s, which is a folder: name the shards in it, %s", path,
+				strings.Join(inside, ", "))
 		}
 		return "", "", fmt.Errorf("no shard at %s: looked for %s", path, strings.Join(looked, ", "))
 	case 1:
@@ -228,10 +238,12 @@ func Detect(path string) (shards.Layout, string, error) {
 	for _, i := range found {
 		names = append(names, path+filepath.FromSlash(layouts[i].marker))
 	}
-	return "", "", fmt.Errorf("%s is the prefix of several shards; name the file that is meant: %s", path, strings.Join(names, ", "))
+	return "", "", fmt.Errorf("%s is the prefix of several shards; name the file that is meant: %s", path,
+		strings.Join(names, ", "))
 }
 
-// shardsIn are the files and folders by which the shards in a folder can be named, the first of them where there are many.
+// shardsIn are the files and folders by which the shards in a folder can be named, the first of
+// them where there are many.
 func shardsIn(folder string) []string {
 	const most = 5
 	var found []string
@@ -260,7 +272,8 @@ func shardsIn(folder string) []string {
 func byName(path string) (shards.Layout, string, bool) {
 	for _, l := range layouts {
 		for _, ending := range slices.Concat([]string{l.marker}, l.endings) {
-			if prefix, ok := strings.CutSuffix(path, filepath.FromSlash(ending)); ok && filepath.Base(prefix) != "." && prefix != "" && !strings.HasSuffix(prefix, ".docs") {
+			if prefix, ok := strings.CutSuffix(path, filepath.FromSlash(ending)); ok && filepath.Base(prefix) != "." &&
+				prefix != "" && !strings.HasSuffix(prefix, ".docs") {
 				return l.layout, prefix, true
 			}
 		}

@@ -26,9 +26,11 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 var all = []shards.Layout{shards.Megatron, shards.Dolma, shards.Datatrove, shards.FMS, shards.MDS}
 
-var testInfo = shards.TokenizerInfo{SHA256: strings.Repeat("ab", 32), VocabSize: 50280, EOD: 50279, ClassTable: "tokenizers-0.23.3", Specials: "text"}
+var testInfo = shards.TokenizerInfo{SHA256: strings.Repeat("ab", 32), VocabSize: 50280, EOD: 50279,
+	ClassTable: "tokenizers-0.23.3", Specials: "text"}
 
-// quickDir is a folder in memory where there is one: tests that write thousands of files would otherwise wait for the disk at each.
+// quickDir is a folder in memory where there is one: tests that write thousands of files would
+// otherwise wait for the disk at each.
 func quickDir(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/dev/shm", "mula-formats-")
@@ -45,7 +47,8 @@ type document struct {
 	Origin shards.DocumentOrigin
 }
 
-func write(l shards.Layout, prefix string, info shards.TokenizerInfo, o Options, docs []document) (*shards.Manifest, error) {
+func write(l shards.Layout, prefix string, info shards.TokenizerInfo, o Options, docs []document) (*shards.Manifest,
+	error) {
 	w, err := Create(l, prefix, info, o)
 	if err != nil {
 		return nil, err
@@ -84,7 +87,10 @@ func read(path string) ([]document, error) {
 }
 
 func same(a, b []document) bool {
-	return slices.EqualFunc(a, b, func(x, y document) bool { return slices.Equal(x.Tokens, y.Tokens) && x.Origin == y.Origin })
+	return slices.EqualFunc(a, b, func(x, y document) bool {
+		return slices.Equal(x.Tokens, y.Tokens) &&
+			x.Origin == y.Origin
+	})
 }
 
 // verify compares the files with the manifest.
@@ -106,11 +112,14 @@ func documents(t *rapid.T, empty bool, vocabulary uint32) []document {
 	if empty {
 		least = 0
 	}
-	text := rapid.OneOf(rapid.StringN(0, 12, 40), rapid.SampledFrom([]string{"", `a,"b"`, ",", `"`, "части/é.jsonl", " x", "\x00", "\u2028"}))
+	text := rapid.OneOf(rapid.StringN(0, 12, 40), rapid.SampledFrom([]string{"", `a,"b"`, ",", `"`, "части/é.jsonl",
+		" x", "\x00", "\u2028"}))
 	return rapid.SliceOfN(rapid.Custom(func(t *rapid.T) document {
 		return document{
-			rapid.SliceOfN(rapid.Uint32Range(0, vocabulary-1), least, rapid.SampledFrom([]int{2, 20, 300}).Draw(t, "longest")).Draw(t, "tokens"),
-			shards.DocumentOrigin{ID: text.Filter(oneLine).Draw(t, "id"), File: text.Filter(oneLine).Draw(t, "file"), Line: rapid.Int64Range(0, 1<<40).Draw(t, "line")},
+			rapid.SliceOfN(rapid.Uint32Range(0, vocabulary-1), least, rapid.SampledFrom([]int{2, 20, 300}).Draw(t,
+				"longest")).Draw(t, "tokens"),
+			shards.DocumentOrigin{ID: text.Filter(oneLine).Draw(t, "id"), File: text.Filter(oneLine).Draw(t, "file"),
+				Line: rapid.Int64Range(0, 1<<40).Draw(t, "line")},
 		}
 	}), 0, 12).Draw(t, "documents")
 }
@@ -121,7 +130,8 @@ func oneLine(s string) bool { return !strings.ContainsAny(s, "\r\n") }
 // holdsEmpty are the layouts that hold documents without tokens.
 func holdsEmpty(l shards.Layout) bool { return l != shards.Datatrove && l != shards.MDS }
 
-// Whatever is written in a layout, and from it in another, is read back: tokens, boundaries, origins, tokenizer.
+// Whatever is written in a layout, and from it in another, is read back: tokens, boundaries,
+// origins, tokenizer.
 func TestAnyToAny(t *testing.T) {
 	dir := quickDir(t)
 	n := 0
@@ -129,8 +139,10 @@ func TestAnyToAny(t *testing.T) {
 		n++
 		from, to := rapid.SampledFrom(all).Draw(t, "from"), rapid.SampledFrom(all).Draw(t, "to")
 		info := testInfo
-		info.VocabSize = rapid.SampledFrom([]int{200, 256, 257, 50280, 65499, 65500, 65536, 65537, 200000}).Draw(t, "vocabulary")
-		o := Options{SizeLimit: rapid.SampledFrom([]int64{0, 1 << 10, 1 << 11}).Draw(t, "limit"), Compression: rapid.SampledFrom([]string{"", "zstd"}).Draw(t, "compression")}
+		info.VocabSize = rapid.SampledFrom([]int{200, 256, 257, 50280, 65499, 65500, 65536, 65537, 200000}).Draw(t,
+			"vocabulary")
+		o := Options{SizeLimit: rapid.SampledFrom([]int64{0, 1 << 10, 1 << 11}).Draw(t, "limit"),
+			Compression: rapid.SampledFrom([]string{"", "zstd"}).Draw(t, "compression")}
 		docs := documents(t, holdsEmpty(from) && holdsEmpty(to), uint32(info.VocabSize))
 		a, b := filepath.Join(dir, fmt.Sprint("a", n)), filepath.Join(dir, fmt.Sprint("b", n))
 		if _, err := write(from, a, info, o, docs); err != nil {
@@ -165,7 +177,8 @@ func TestAnyToAny(t *testing.T) {
 
 // A shard is found by its prefix, by each of its files and, of MDS, by its folder.
 func TestDetect(t *testing.T) {
-	docs := []document{{[]uint32{1, 2, 50279}, shards.DocumentOrigin{ID: "a", File: "f", Line: 1}}, {[]uint32{3}, shards.DocumentOrigin{ID: "b", File: "f", Line: 2}}}
+	docs := []document{{[]uint32{1, 2, 50279}, shards.DocumentOrigin{ID: "a", File: "f", Line: 1}},
+		{[]uint32{3}, shards.DocumentOrigin{ID: "b", File: "f", Line: 2}}}
 	for _, l := range all {
 		dir := t.TempDir()
 		prefix := filepath.Join(dir, "x")
@@ -209,10 +222,12 @@ func TestDetect(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := Open(filepath.Join(dir, "x"), layout.NoHints); err == nil || !strings.Contains(err.Error(), "prefix of several shards") {
+	if _, err := Open(filepath.Join(dir, "x"), layout.NoHints); err == nil ||
+		!strings.Contains(err.Error(), "prefix of several shards") {
 		t.Errorf("two shards of one prefix: %v", err)
 	}
-	if _, err := Open(filepath.Join(dir, "y.arrow"), layout.NoHints); err == nil || !strings.Contains(err.Error(), "y.arrow") {
+	if _, err := Open(filepath.Join(dir, "y.arrow"), layout.NoHints); err == nil ||
+		!strings.Contains(err.Error(), "y.arrow") {
 		t.Errorf("a file that is not there: %v", err)
 	}
 	if _, err := ParseLayout("dlma"); err == nil || !strings.Contains(err.Error(), `did you mean "dolma"?`) {
@@ -237,7 +252,8 @@ func TestRefusals(t *testing.T) {
 		if err := w.Append([]uint32{1, 2}, shards.DocumentOrigin{ID: "first"}); err != nil {
 			t.Fatal(err)
 		}
-		refused("token 1 of the document is 50280, ids end at 50279", w.Append([]uint32{1, 50280}, shards.DocumentOrigin{}))
+		refused("token 1 of the document is 50280, ids end at 50279", w.Append([]uint32{1, 50280},
+			shards.DocumentOrigin{}))
 		refused("keeps at most 4096", w.Append([]uint32{1}, shards.DocumentOrigin{ID: strings.Repeat("x", 4097)}))
 		refused("is not UTF-8", w.Append([]uint32{1}, shards.DocumentOrigin{File: "\xff"}))
 		empty := w.Append(nil, shards.DocumentOrigin{ID: "none", File: "f", Line: 7})
@@ -292,7 +308,8 @@ func TestRefusals(t *testing.T) {
 	refused("vertical bar", err)
 
 	foreign := filepath.Join(dir, "foreign")
-	if err := errors.Join(os.Mkdir(foreign, 0o755), os.WriteFile(filepath.Join(foreign, "index.json"), []byte(`{"shards": [], "version": 2}`), 0o644)); err != nil {
+	if err := errors.Join(os.Mkdir(foreign, 0o755), os.WriteFile(filepath.Join(foreign, "index.json"),
+		[]byte(`{"shards": [], "version": 2}`), 0o644)); err != nil {
 		t.Fatal(err)
 	}
 	_, err = Create(shards.MDS, foreign, testInfo, Options{})
@@ -344,9 +361,11 @@ func TestReadersLeaveNothingOpen(t *testing.T) {
 			prefix := filepath.Join(dir, Name(l)+compression)
 			var docs []document
 			for d := range 40 {
-				docs = append(docs, document{slices.Repeat([]uint32{7}, 60), shards.DocumentOrigin{ID: fmt.Sprint(d), File: "f", Line: 1}})
+				docs = append(docs, document{slices.Repeat([]uint32{7}, 60), shards.DocumentOrigin{ID: fmt.Sprint(d),
+					File: "f", Line: 1}})
 			}
-			if _, err := write(l, prefix, testInfo, Options{SizeLimit: 1 << 10, Compression: compression}, docs); err != nil {
+			if _, err := write(l, prefix, testInfo, Options{SizeLimit: 1 << 10, Compression: compression},
+				docs); err != nil {
 				t.Fatal(err)
 			}
 			for enough := range 25 {
@@ -378,13 +397,14 @@ func TestReadersLeaveNothingOpen(t *testing.T) {
 	}
 }
 
-// Whichever operation on a file fails while an older shard is replaced, what stands there is the older shard, the new one, or nothing that
-// opens; and no temporary file stays.
+// Whichever operation on a file fails while an older shard is replaced, what stands there is the
+// older shard, the new one, or nothing that opens; and no temporary file stays.
 func TestEveryFault(t *testing.T) {
 	defer func() { atomicfile.Fault = nil }()
 	docs := func(id uint32, n int) (out []document) {
 		for d := range n {
-			out = append(out, document{slices.Repeat([]uint32{id}, 60+d), shards.DocumentOrigin{ID: fmt.Sprint(id, d), File: "f", Line: int64(d)}})
+			out = append(out, document{slices.Repeat([]uint32{id}, 60+d), shards.DocumentOrigin{ID: fmt.Sprint(id, d),
+				File: "f", Line: int64(d)}})
 		}
 		return out
 	}
@@ -454,7 +474,8 @@ func TestEveryFault(t *testing.T) {
 					t.Fatalf("%s: after operation %d, %s, failed: %v", Name(l), k, failed, err)
 				}
 				if got, err := read(prefix); err != nil || !same(got, after) {
-					t.Fatalf("%s: after operation %d, %s, failed and all was written again: %v", Name(l), k, failed, err)
+					t.Fatalf("%s: after operation %d, %s, failed and all was written again: %v", Name(l), k, failed,
+						err)
 				}
 			}
 			if states["older"] < 5 || states["closed"] < 3 {

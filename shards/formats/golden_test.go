@@ -13,7 +13,8 @@ import (
 	"mula/shards"
 )
 
-// A goldenCase is files of a framework's own writer, made by conformance/layouts.py, which names the versions in the file.
+// A goldenCase is files of a framework's own writer, made by conformance/layouts.py, which names
+// the versions in the file.
 type goldenCase struct {
 	Writer    string
 	Open      string            // the path of the shard among the files
@@ -53,7 +54,8 @@ func (c *goldenCase) place(t testing.TB) string {
 	return filepath.Join(dir, c.Open)
 }
 
-// What the frameworks' own writers write is read, and where mula writes the same documents in the same form, to the same bytes.
+// What the frameworks' own writers write is read, and where mula writes the same documents in the
+// same form, to the same bytes.
 func TestFrameworksFiles(t *testing.T) {
 	compared := make(map[string]int)
 	for _, c := range goldenCases(t) {
@@ -95,10 +97,12 @@ func TestFrameworksFiles(t *testing.T) {
 				again = append(again, document{tokens, shards.DocumentOrigin{ID: c.IDs[i]}})
 				continue
 			}
-			again = append(again, document{tokens, shards.DocumentOrigin{ID: "doc \"" + string(rune('0'+i)) + "\", é", File: "part,0.json.gz", Line: int64(i) + 1}})
+			again = append(again, document{tokens, shards.DocumentOrigin{ID: "doc \"" + string(rune('0'+i)) + "\", é",
+				File: "part,0.json.gz", Line: int64(i) + 1}})
 		}
 		info := shards.TokenizerInfo{VocabSize: int(last) + 1, EOD: -1}
-		if _, err := write(l, out, info, Options{TokenizerName: "some/tokenizer", SizeLimit: c.Limit}, again); err != nil {
+		if _, err := write(l, out, info, Options{TokenizerName: "some/tokenizer", SizeLimit: c.Limit},
+			again); err != nil {
 			t.Fatal(err)
 		}
 		for name, text := range c.Files {
@@ -109,7 +113,8 @@ func TestFrameworksFiles(t *testing.T) {
 				}
 				compared["mds"]++
 			}
-			if ending := strings.TrimPrefix(name, "x"); slices.Contains([]string{".npy", ".ds", ".ds.index", ".ds.metadata"}, ending) {
+			if ending := strings.TrimPrefix(name, "x"); slices.Contains([]string{".npy", ".ds", ".ds.index",
+				".ds.metadata"}, ending) {
 				got, err := os.ReadFile(out + ending)
 				if want, _ := hex.DecodeString(text); err != nil || !bytes.Equal(got, want) {
 					t.Errorf("%s: %s is %x, %v, want %x", c.Writer, name, got, err, want)
@@ -118,7 +123,8 @@ func TestFrameworksFiles(t *testing.T) {
 			}
 		}
 	}
-	if compared["mds"] < 4 || compared[".npy"] < 2 || compared[".ds"] < 3 || compared[".ds.index"] < 2 || compared[".ds.metadata"] < 2 {
+	if compared["mds"] < 4 || compared[".npy"] < 2 || compared[".ds"] < 3 || compared[".ds.index"] < 2 ||
+		compared[".ds.metadata"] < 2 {
 		t.Errorf("compared %v", compared)
 	}
 }

@@ -14,8 +14,8 @@ import (
 	"mula/shards"
 )
 
-// A conversion reads every boundary of documents, so damage in the file that has them ends it before anything is written, also where the damaged
-// file does not contradict itself.
+// A conversion reads every boundary of documents, so damage in the file that has them ends it
+// before anything is written, also where the damaged file does not contradict itself.
 func TestConversionFindsMovedBoundaries(t *testing.T) {
 	docs := corpus(9, 30, 300)
 	for _, c := range []struct {
@@ -80,7 +80,8 @@ func TestConversionFindsMovedBoundaries(t *testing.T) {
 			if now, _ := os.ReadFile(path); bytes.Equal(now, data) {
 				t.Fatal("nothing was damaged")
 			}
-			conversion := Conversion{Inputs: []string{in}, Hints: Hints{EOD: -1}, Layout: shards.FMS, Output: filepath.Join(dir, "out", "x")}
+			conversion := Conversion{Inputs: []string{in}, Hints: Hints{EOD: -1}, Layout: shards.FMS,
+				Output: filepath.Join(dir, "out", "x")}
 			if err := os.Mkdir(filepath.Join(dir, "out"), 0o755); err != nil {
 				t.Fatal(err)
 			}

@@ -75,7 +75,8 @@ func (m megatron) all(ctx context.Context, yield func(shards.TokenDocument) bool
 		}
 	}
 	if next != m.Tokens() {
-		return fmt.Errorf("%s.idx: documents end at token %d of %d: %w", m.Prefix(), next, m.Tokens(), shards.ErrCorrupt)
+		return fmt.Errorf("%s.idx: documents end at token %d of %d: %w", m.Prefix(), next, m.Tokens(),
+			shards.ErrCorrupt)
 	}
 	return nil
 }

@@ -14,8 +14,9 @@ import (
 	"mula/shards/layout"
 )
 
-// Files of MosaicML Streaming and datatrove are compared with what these packages wrote about them: a changed bit of the ids, or a wrong number of tokens,
-// ends a read. testdata/peers.py made the files.
+// Files of MosaicML Streaming and datatrove are compared with what these packages wrote about them:
+// a changed bit of the ids, or a wrong number of tokens, ends a read. testdata/peers.py made the
+// files.
 func TestPeersHashesAreCompared(t *testing.T) {
 	text, err := os.ReadFile("testdata/peers.json")
 	if err != nil {
@@ -66,7 +67,8 @@ func TestPeersHashesAreCompared(t *testing.T) {
 		}
 		if len(s.Hashes) == 0 { // datatrove: it notes the number of tokens alone
 			put("x.ds.metadata", []byte(strings.Replace(string(whole["x.ds.metadata"]), "\n12\n", "\n11\n", 1)))
-			if _, err := documents(); !errors.Is(err, shards.ErrCorrupt) || !strings.Contains(err.Error(), "x.ds.metadata says tokens 11, found 12") {
+			if _, err := documents(); !errors.Is(err, shards.ErrCorrupt) ||
+				!strings.Contains(err.Error(), "x.ds.metadata says tokens 11, found 12") {
 				t.Errorf("%s: another number of tokens: %v", s.Writer, err)
 			}
 			continue
@@ -97,7 +99,8 @@ func TestPeersHashesAreCompared(t *testing.T) {
 			damaged := slices.Clone(whole[data])
 			damaged[len(damaged)-6] ^= 1
 			put(data, damaged)
-			if _, err := documents(); !errors.Is(err, shards.ErrCorrupt) || !strings.Contains(err.Error(), filepath.Join(dir, data)+": expected "+algorithm+" ") {
+			if _, err := documents(); !errors.Is(err, shards.ErrCorrupt) ||
+				!strings.Contains(err.Error(), filepath.Join(dir, data)+": expected "+algorithm+" ") {
 				t.Errorf("%s, %s: a changed bit: %v", s.Writer, algorithm, err)
 			}
 			put(data, whole[data])

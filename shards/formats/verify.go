@@ -11,9 +11,10 @@ import (
 	"mula/shards"
 )
 
-// Verify compares files of a shard that r has open with the hashes in its manifest: those that say where documents are, and the files of ids unless
-// they have sums, with which reading compares them. It skips the files that their readers hash themselves: the origins of documents and the sums.
-// The error wraps [shards.ErrCorrupt].
+// Verify compares files of a shard that r has open with the hashes in its manifest: those that say
+// where documents are, and the files of ids unless they have sums, with which reading compares
+// them. It skips the files that their readers hash themselves: the origins of documents and the
+// sums. The error wraps [shards.ErrCorrupt].
 func Verify(ctx context.Context, r shards.DocumentReader, prefix string) error {
 	m := r.Manifest()
 	s, ok := r.(interface{ Summed() bool })
@@ -40,18 +41,21 @@ func Verify(ctx context.Context, r shards.DocumentReader, prefix string) error {
 	return errors.Join(errs...)
 }
 
-// differs is the error about a file that is not the one that its shard's manifest lists, or nil if it is.
+// differs is the error about a file that is not the one that its shard's manifest lists, or nil if
+// it is.
 func differs(path string, want, found shards.FileInfo) error {
 	if found == want {
 		return nil
 	}
-	return fmt.Errorf("%s: expected %d bytes with SHA-256 %s, found %d bytes with %s: restore it or write the shard again: %w",
+	return fmt.Errorf("%s: expected %d bytes with SHA-256 %s, found %d bytes with %s: restore it or write the shard "+
+		"again: %w",
 		path, want.Bytes, want.SHA256, found.Bytes, found.SHA256, shards.ErrCorrupt)
 }
 
 // skipped says whether the reader of a file in a manifest hashes it itself.
 func skipped(name string) bool {
-	return name == "sums" || name == "mula.sums" || name == "docs" || strings.HasPrefix(name, "docs.") || strings.Contains(name, ".docs.")
+	return name == "sums" || name == "mula.sums" || name == "docs" || strings.HasPrefix(name, "docs.") ||
+		strings.Contains(name, ".docs.")
 }
 
 // isIDs says whether a file in a manifest has ids.

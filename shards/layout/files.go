@@ -39,8 +39,9 @@ func (f *Files) Create(name string) (*atomicfile.Hashed, error) {
 	return h, nil
 }
 
-// CreateIDs starts the file with the given name for ids, whose sums go to the file of sums. A file of ids that was started before is complete: the file
-// of sums has what is said about the one behind what is said about the other.
+// CreateIDs starts the file with the given name for ids, whose sums go to the file of sums. A file
+// of ids that was started before is complete: the file of sums has what is said about the one
+// behind what is said about the other.
 func (f *Files) CreateIDs(name string) (io.Writer, error) {
 	h, err := f.Create(name)
 	if err != nil {
@@ -90,9 +91,10 @@ func (p *pendingFile) finish() error {
 	return nil
 }
 
-// publish gives the files their names: an older marker is removed, then what the new shard does not replace, the files and the manifest are
-// renamed, and the marker last. If that fails, there is no marker, unless nothing was touched. That holds for a machine that loses power too: the
-// removal of the marker is on disk before anything else is touched, and everything else before the new marker.
+// publish gives the files their names: an older marker is removed, then what the new shard does not
+// replace, the files and the manifest are renamed, and the marker last. If that fails, there is no
+// marker, unless nothing was touched. That holds for a machine that loses power too: the removal of
+// the marker is on disk before anything else is touched, and everything else before the new marker.
 func (f *Files) publish(marker string, stale []string, manifest *atomicfile.File) (err error) {
 	dir := filepath.Dir(f.path(marker))
 	if err := atomicfile.Remove(f.path(marker)); err != nil {
@@ -109,7 +111,9 @@ func (f *Files) publish(marker string, stale []string, manifest *atomicfile.File
 	}
 	var renamed []string
 	defer func() {
-		if err != nil { // of no use to anybody without the marker, which may have got its name before its folder could not be synced
+		if err != nil {
+			// of no use to anybody without the marker, which may have got its name before its
+			// folder could not be synced
 			os.Remove(f.path(marker))
 			for _, path := range renamed {
 				os.Remove(path)

@@ -1,5 +1,5 @@
-// Package layout is what the layouts below shards have in common: ids in arrays without a header, and the files of one shard, which are
-// written together and published in order.
+// Package layout is what the layouts below shards have in common: ids in arrays without a header,
+// and the files of one shard, which are written together and published in order.
 package layout
 
 import (
@@ -23,7 +23,8 @@ func (w Width) Valid() bool { return w == 1 || w == 2 || w == 4 }
 // IDs is the number of ids that the type can hold.
 func (w Width) IDs() int64 { return 1 << (8 * w) }
 
-// ParseWidth is the width of a type by its name in numpy. int32 counts as uint32: no id is negative.
+// ParseWidth is the width of a type by its name in numpy. int32 counts as uint32: no id is
+// negative.
 func ParseWidth(dtype string) (Width, error) {
 	switch dtype {
 	case "uint8":
@@ -74,8 +75,8 @@ func (w Width) AppendIDs(dst []uint32, src []byte) []uint32 {
 	return dst
 }
 
-// AppendNumbers adds the whole numbers whose bytes are src, each of 1, 2, 4 or 8, to dst, up to the first that is no id: the error is about that
-// one.
+// AppendNumbers adds the whole numbers whose bytes are src, each of 1, 2, 4 or 8, to dst, up to the
+// first that is no id: the error is about that one.
 func AppendNumbers(dst []uint32, src []byte, size int, signed bool) ([]uint32, error) {
 	dst = slices.Grow(dst, len(src)/size)
 	for ; len(src) >= size; src = src[size:] {
@@ -101,7 +102,8 @@ func AppendNumbers(dst []uint32, src []byte, size int, signed bool) ([]uint32, e
 	return dst, nil
 }
 
-// Write writes the ids' bytes, a few thousand at a time. *scratch is memory that is kept between calls.
+// Write writes the ids' bytes, a few thousand at a time. *scratch is memory that is kept between
+// calls.
 func (w Width) Write(to io.Writer, ids []uint32, scratch *[]byte) error {
 	for len(ids) > 0 {
 		part := ids[:min(len(ids), 1<<13)]

@@ -20,7 +20,8 @@ import (
 type Encoder interface {
 	// Append writes a document.
 	Append(tokens []uint32, origin shards.DocumentOrigin) error
-	// Finish writes what comes after the last document. Files that it has not finished are finished after it.
+	// Finish writes what comes after the last document. Files that it has not finished are finished
+	// after it.
 	Finish() error
 }
 
@@ -33,11 +34,13 @@ type Description struct {
 	Name     func(prefix, name string) string // of a file by its name in the manifest
 	Folder   string                           // that the files are in, if it is to be made; "" if it must exist
 	Manifest string                           // path of the manifest
-	Marker   string                           // the file that is published last: without it nobody takes the shard for complete
-	Origins  string                           // the file like x.docs.arrow, or "" if the layout has another place for all of an origin
-	Sums     string                           // the file of sums of what [Files.CreateIDs] begins; "" is [SumsName]
-	NoEmpty  string                           // why a document must have tokens, or "" if it need not
-	Stale    func() ([]string, error)         // files of an older shard that the new one does not replace; may be nil
+	// the file that is published last: without it nobody takes the shard for complete
+	Marker string
+	// the file like x.docs.arrow, or "" if the layout has another place for all of an origin
+	Origins string
+	Sums    string                   // the file of sums of what [Files.CreateIDs] begins; "" is [SumsName]
+	NoEmpty string                   // why a document must have tokens, or "" if it need not
+	Stale   func() ([]string, error) // files of an older shard that the new one does not replace; may be nil
 }
 
 // A Writer is the [shards.DocumentWriter] of all layouts but Megatron's.
@@ -61,14 +64,16 @@ func NewWriter(d Description, begin func(*Files) (Encoder, error)) (_ shards.Doc
 		return nil, fmt.Errorf("creating shard %s: ids of %d bytes; they have 1, 2 or 4", d.Prefix, d.Width)
 	}
 	if d.Info.VocabSize < 0 || int64(d.Info.VocabSize) > d.Width.IDs() {
-		return nil, fmt.Errorf("creating shard %s: a vocabulary of %d ids does not fit %s", d.Prefix, d.Info.VocabSize, d.Width)
+		return nil, fmt.Errorf("creating shard %s: a vocabulary of %d ids does not fit %s", d.Prefix, d.Info.VocabSize,
+			d.Width)
 	}
 	m, err := shards.ReadManifest(d.Manifest)
 	if err != nil {
 		return nil, fmt.Errorf("creating shard %s would replace a file of another kind: %w", d.Prefix, err)
 	}
 	if m != nil && m.Layout != d.Layout {
-		return nil, fmt.Errorf("creating shard %s: %s belongs to a shard of another layout, which it would replace in part: choose another prefix, or remove that shard", d.Prefix, d.Manifest)
+		return nil, fmt.Errorf("creating shard %s: %s belongs to a shard of another layout, which it would replace "+
+			"in part: choose another prefix, or remove that shard", d.Prefix, d.Manifest)
 	}
 	w := &Writer{d: d, ids: d.Width.IDs()}
 	if d.Info.VocabSize > 0 {
@@ -104,14 +109,17 @@ func NewWriter(d Description, begin func(*Files) (Encoder, error)) (_ shards.Doc
 	return w, nil
 }
 
-// CheckPrefix refuses what cannot be the beginning of the names of files, and what ends like one of them.
+// CheckPrefix refuses what cannot be the beginning of the names of files, and what ends like one of
+// them.
 func CheckPrefix(prefix string, endings ...string) error {
-	if base := filepath.Base(prefix); prefix == "" || base == "." || base == ".." || os.IsPathSeparator(prefix[len(prefix)-1]) {
+	if base := filepath.Base(prefix); prefix == "" || base == "." || base == ".." ||
+		os.IsPathSeparator(prefix[len(prefix)-1]) {
 		return fmt.Errorf("creating shard: %q is not a prefix for the names of files", prefix)
 	}
 	for _, ending := range endings {
 		if strings.HasSuffix(prefix, ending) {
-			return fmt.Errorf("creating shard: %s ends like one of the files of a shard; give the prefix of all of them, without %s", prefix, ending)
+			return fmt.Errorf("creating shard: %s ends like one of the files of a shard; give the prefix of all of "+
+				"them, without %s", prefix, ending)
 		}
 	}
 	return nil
@@ -126,10 +134,12 @@ func (w *Writer) Append(tokens []uint32, origin shards.DocumentOrigin) error {
 		return fmt.Errorf("writing %s: the shard was closed before", w.d.Prefix)
 	}
 	if len(tokens) > math.MaxInt32 {
-		return fmt.Errorf("writing %s: a document of %d tokens, a shard holds at most 2^31-1 each", w.d.Prefix, len(tokens))
+		return fmt.Errorf("writing %s: a document of %d tokens, a shard holds at most 2^31-1 each", w.d.Prefix,
+			len(tokens))
 	}
 	if len(tokens) == 0 && w.d.NoEmpty != "" {
-		return fmt.Errorf("writing %s: document %q (%s:%d) has no tokens: %s; leave such documents out", w.d.Prefix, origin.ID, origin.File, origin.Line, w.d.NoEmpty)
+		return fmt.Errorf("writing %s: document %q (%s:%d) has no tokens: %s; leave such documents out", w.d.Prefix,
+			origin.ID, origin.File, origin.Line, w.d.NoEmpty)
 	}
 	if err := origin.Check(); err != nil {
 		return fmt.Errorf("writing %s: %w", w.d.Prefix, err)
@@ -157,8 +167,8 @@ func (w *Writer) append(tokens []uint32, origin shards.DocumentOrigin) error {
 	return nil
 }
 
-// Close brings all files to disk under temporary names, removes an older marker, and publishes the marker last. If it fails, a shard that
-// stood there before is untouched or without its marker.
+// Close brings all files to disk under temporary names, removes an older marker, and publishes the
+// marker last. If it fails, a shard that stood there before is untouched or without its marker.
 func (w *Writer) Close() error {
 	if w.done {
 		return fmt.Errorf("writing %s: the shard was closed before", w.d.Prefix)
@@ -178,8 +188,9 @@ func (w *Writer) Close() error {
 			return fmt.Errorf("writing %s: %w", w.files.path(w.d.Origins), err)
 		}
 	}
-	m := &shards.Manifest{Layout: w.d.Layout, DType: w.d.Width.String(), Tokens: w.tokens, Documents: w.documents, Tokenizer: w.d.Info,
-		Files: make(map[string]shards.FileInfo, len(w.files.list))}
+	m := &shards.Manifest{Layout: w.d.Layout, DType: w.d.Width.String(), Tokens: w.tokens, Documents: w.documents,
+		Tokenizer: w.d.Info,
+		Files:     make(map[string]shards.FileInfo, len(w.files.list))}
 	for _, p := range w.files.list {
 		if err := p.finish(); err != nil {
 			return err

@@ -1,5 +1,6 @@
-// Package mds writes and reads folders of MosaicML Streaming: index.json and files of samples, shard.00000.mds and so on. A sample is a
-// document; its ids are the column tokens. docs/formats/layouts.md has every byte.
+// Package mds writes and reads folders of MosaicML Streaming: index.json and files of samples,
+// shard.00000.mds and so on. A sample is a document; its ids are the column tokens.
+// docs/formats/layouts.md has every byte.
 package mds
 
 import (
@@ -26,7 +27,8 @@ const (
 	idColumn     = "id"
 )
 
-// config is what index.json says of a file of samples besides its name, size and hashes; it also stands in the file itself, as JSON.
+// config is what index.json says of a file of samples besides its name, size and hashes; it also
+// stands in the file itself, as JSON.
 type config struct {
 	ColumnEncodings []string `json:"column_encodings"`
 	ColumnNames     []string `json:"column_names"`
@@ -53,8 +55,9 @@ type contents struct {
 	Hashes   map[string]string `json:"hashes"`
 }
 
-// members gives c as the members of a JSON object in the order and the form that Python's json.dumps gives with sort_keys, split where
-// index.json has others in between: those before "raw_data", "size_limit" and what follows it.
+// members gives c as the members of a JSON object in the order and the form that Python's
+// json.dumps gives with sort_keys, split where index.json has others in between: those before
+// "raw_data", "size_limit" and what follows it.
 func (c *config) members() (first, last string) {
 	texts := func(list []string) string {
 		quoted := make([]string, len(list))
@@ -78,7 +81,8 @@ func (c *config) members() (first, last string) {
 		limit = strconv.FormatInt(*c.SizeLimit, 10)
 	}
 	first = fmt.Sprintf(`"column_encodings": %s, "column_names": %s, "column_sizes": [%s], "compression": %s, "format": %q, "hashes": %s`,
-		texts(c.ColumnEncodings), texts(c.ColumnNames), strings.Join(sizes, ", "), compression, c.Format, texts(c.Hashes))
+		texts(c.ColumnEncodings), texts(c.ColumnNames), strings.Join(sizes, ", "), compression, c.Format,
+		texts(c.Hashes))
 	return first, fmt.Sprintf(`"size_limit": %s, "version": %d`, limit, c.Version)
 }
 
@@ -96,7 +100,8 @@ func (f *file) text() string {
 		zip = f.ZipData.text()
 	}
 	// "raw_data" and "samples" sort between "hashes" and "size_limit", "zip_data" behind "version".
-	return fmt.Sprintf(`{%s, "raw_data": %s, "samples": %d, %s, "zip_data": %s}`, first, f.RawData.text(), f.Samples, last, zip)
+	return fmt.Sprintf(`{%s, "raw_data": %s, "samples": %d, %s, "zip_data": %s}`, first, f.RawData.text(), f.Samples,
+		last, zip)
 }
 
 func (c *contents) text() string {
@@ -120,7 +125,8 @@ func (s *samples) size(more int64) int64 {
 	return int64(4+4+len(s.config)+4*(len(s.ends)+1)+len(s.data)) + more
 }
 
-// head gives the bytes of the file before its samples: their number, where each begins and the last ends, and the configuration.
+// head gives the bytes of the file before its samples: their number, where each begins and the last
+// ends, and the configuration.
 func (s *samples) head() []byte {
 	n := len(s.ends)
 	out := make([]byte, 0, 8+4*n+len(s.config))
@@ -182,7 +188,8 @@ func parseTokens(text, bytesOf string) (e encoding, err error) {
 	switch {
 	case text == "bytes":
 		if bytesOf == "" {
-			return e, fmt.Errorf("the column %q is of bytes, and nothing says of what type the ids in them are: give the type (llm-foundry writes int64)", tokensColumn)
+			return e, fmt.Errorf("the column %q is of bytes, and nothing says of what type the ids in them are: "+
+				"give the type (llm-foundry writes int64)", tokensColumn)
 		}
 		e.value, err = typeNamed(bytesOf)
 	case parts[0] == "ndarray" && len(parts) <= 3:
@@ -201,7 +208,8 @@ func parseTokens(text, bytesOf string) (e encoding, err error) {
 			}
 		}
 	default:
-		return e, fmt.Errorf("the column %q has the encoding %q; ids are read from bytes and ndarray", tokensColumn, text)
+		return e, fmt.Errorf("the column %q has the encoding %q; ids are read from bytes and ndarray", tokensColumn,
+			text)
 	}
 	return e, err
 }
@@ -251,8 +259,9 @@ func (e encoding) appendIDs(dst []uint32, src []byte) (_ []uint32, err error) {
 	return t.appendIDs(dst, src)
 }
 
-// appendArrayHead adds a value of the encoding ndarray:TYPE, whose type is in its name, to dst, up to its elements: the number of dimensions and
-// the bytes of one of their lengths in one byte, then the length, in as few bytes as hold it.
+// appendArrayHead adds a value of the encoding ndarray:TYPE, whose type is in its name, to dst, up
+// to its elements: the number of dimensions and the bytes of one of their lengths in one byte, then
+// the length, in as few bytes as hold it.
 func appendArrayHead(dst []byte, elements int) []byte {
 	n := uint64(elements)
 	switch {

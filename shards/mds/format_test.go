@@ -7,11 +7,12 @@ import (
 	"testing"
 )
 
-// The bytes of a file by its description: two samples, of a text and of two bytes an id. The sum is that of the bytes which were put together
-// apart from this code.
+// The bytes of a file by its description: two samples, of a text and of two bytes an id. The sum is
+// that of the bytes which were put together apart from this code.
 func TestFileOfSamples(t *testing.T) {
 	limit := int64(1 << 26)
-	c := config{ColumnEncodings: []string{"str", "bytes"}, ColumnNames: []string{"id", "tokens"}, ColumnSizes: []*int{nil, nil}, Format: "mds",
+	c := config{ColumnEncodings: []string{"str", "bytes"}, ColumnNames: []string{"id", "tokens"},
+		ColumnSizes: []*int{nil, nil}, Format: "mds",
 		Hashes: []string{"sha1"}, SizeLimit: &limit, Version: 2}
 	want := `{"column_encodings": ["str", "bytes"], "column_names": ["id", "tokens"], "column_sizes": [null, null], "compression": null, ` +
 		`"format": "mds", "hashes": ["sha1"], "size_limit": 67108864, "version": 2}`

@@ -24,8 +24,9 @@ import (
 	"mula/shards"
 )
 
-// newHash makes the hash that streaming calls so: the names are those of Python's modules hashlib and xxhash. Of one that is not known it is nil; of
-// those that streaming offers these are blake2b and blake2s.
+// newHash makes the hash that streaming calls so: the names are those of Python's modules hashlib
+// and xxhash. Of one that is not known it is nil; of those that streaming offers these are blake2b
+// and blake2s.
 func newHash(name string) hash.Hash {
 	switch name {
 	case "md5":
@@ -68,8 +69,9 @@ func (h xxh3128) Sum(b []byte) []byte {
 	return append(b, sum[:]...)
 }
 
-// verify compares a file of samples with the hashes that index.json has of it, all that are known of them. A file without a hash passes. The file is read
-// from its beginning to its end, and its offset put back to the beginning.
+// verify compares a file of samples with the hashes that index.json has of it, all that are known
+// of them. A file without a hash passes. The file is read from its beginning to its end, and its
+// offset put back to the beginning.
 func (r *Reader) verify(ctx context.Context, data *os.File, want *contents) error {
 	hashes := map[string]hash.Hash{}
 	var all []io.Writer
@@ -80,13 +82,15 @@ func (r *Reader) verify(ctx context.Context, data *os.File, want *contents) erro
 		}
 	}
 	if len(all) == 0 && len(want.Hashes) > 0 {
-		return fmt.Errorf("%s has only hashes of %s that are not known: %s; write the data set with one of sha256, sha1, xxh64, or remove these hashes",
+		return fmt.Errorf("%s has only hashes of %s that are not known: %s; write the data set with one of sha256, "+
+			"sha1, xxh64, or remove these hashes",
 			r.mark.Name(), want.Basename, strings.Join(slices.Sorted(maps.Keys(want.Hashes)), ", "))
 	}
 	if len(all) == 0 {
 		return nil
 	}
-	if _, err := io.CopyBuffer(struct{ io.Writer }{io.MultiWriter(all...)}, untilDone{ctx, data}, make([]byte, 1<<18)); err != nil {
+	if _, err := io.CopyBuffer(struct{ io.Writer }{io.MultiWriter(all...)}, untilDone{ctx, data},
+		make([]byte, 1<<18)); err != nil {
 		return fmt.Errorf("reading %s: %w", data.Name(), err)
 	}
 	for _, name := range slices.Sorted(maps.Keys(hashes)) {

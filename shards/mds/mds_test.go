@@ -35,7 +35,8 @@ func read(folder string, h layout.Hints) (docs []string, err error) {
 	return docs, nil
 }
 
-// put writes a folder with one file of samples of the columns id and tokens, whose config stands in index.json as it is.
+// put writes a folder with one file of samples of the columns id and tokens, whose config stands in
+// index.json as it is.
 func put(t testing.TB, dir, index string, data []byte) {
 	t.Helper()
 	for name, content := range map[string][]byte{"index.json": []byte(index), "shard.00000.mds": data} {
@@ -45,10 +46,12 @@ func put(t testing.TB, dir, index string, data []byte) {
 	}
 }
 
-// fileOf is the bytes of a file with these samples, and the index.json about it; encoding is that of the column tokens.
+// fileOf is the bytes of a file with these samples, and the index.json about it; encoding is that
+// of the column tokens.
 func fileOf(encoding string, values ...string) (index string, data []byte) {
 	limit := int64(1 << 26)
-	f := file{config: config{ColumnEncodings: []string{"str", encoding}, ColumnNames: []string{"id", "tokens"}, ColumnSizes: []*int{nil, nil}, Format: "mds",
+	f := file{config: config{ColumnEncodings: []string{"str", encoding}, ColumnNames: []string{"id", "tokens"},
+		ColumnSizes: []*int{nil, nil}, Format: "mds",
 		Hashes: []string{}, SizeLimit: &limit, Version: 2}, Samples: int64(len(values))}
 	s := samples{config: f.config.text()}
 	for i, v := range values {
@@ -70,18 +73,24 @@ func TestReads(t *testing.T) {
 		hints    layout.Hints
 		want     string
 	}{
-		"bytes":            {"bytes", []string{"\x05\x00\x00\x00\x00\x00\x00\x00", ""}, int64s, "[d0[5] d1[]]"},
-		"bytes of what":    {"bytes", []string{"\x05\x00"}, layout.NoHints, "of what type the ids in them are"},
-		"half a number":    {"bytes", []string{"\x05\x00\x00"}, int64s, "byte 204: sample 0: the column \"tokens\": 3 bytes are no array of int64"},
-		"negative":         {"bytes", []string{strings.Repeat("\xff", 8)}, int64s, "element 0 is a negative number"},
-		"large":            {"bytes", []string{"\x00\x00\x00\x00\x01\x00\x00\x00"}, int64s, "element 0 is 4294967296"},
-		"dynamic":          {"ndarray", []string{"\x10\x04\x02\x01\x00\x02\x00", "\x21\x05\x01\x00\x07\x00\x00\x00"}, layout.NoHints, "[d0[1 2] d1[7]]"},
-		"two dimensions":   {"ndarray:uint8", []string{"\x08\x02\x03abcdef"}, layout.NoHints, "[d0[97 98 99 100 101 102]]"},
-		"shape":            {"ndarray:uint16:2", []string{"\x01\x00\x02\x00"}, layout.NoHints, "[d0[1 2]]"},
-		"wrong shape":      {"ndarray:uint16:2", []string{"\x01\x00"}, layout.NoHints, "an array of 2 uint16 in 2 bytes"},
-		"short":            {"ndarray:uint16", []string{"\x04\x03\x01\x00"}, layout.NoHints, "a shape of more elements than its 2 bytes hold"},
-		"no shape":         {"ndarray:uint16", []string{""}, layout.NoHints, "an array without a shape"},
-		"dimensions":       {"ndarray:uint16", []string{"\xff"}, layout.NoHints, "an array of 63 dimensions in 1 bytes"},
+		"bytes":         {"bytes", []string{"\x05\x00\x00\x00\x00\x00\x00\x00", ""}, int64s, "[d0[5] d1[]]"},
+		"bytes of what": {"bytes", []string{"\x05\x00"}, layout.NoHints, "of what type the ids in them are"},
+		"half a number": {"bytes", []string{"\x05\x00\x00"}, int64s,
+			"byte 204: sample 0: the column \"tokens\": 3 bytes are no array of int64"},
+		"negative": {"bytes", []string{strings.Repeat("\xff", 8)}, int64s, "element 0 is a negative number"},
+		"large":    {"bytes", []string{"\x00\x00\x00\x00\x01\x00\x00\x00"}, int64s, "element 0 is 4294967296"},
+		"dynamic": {"ndarray", []string{"\x10\x04\x02\x01\x00\x02\x00", "\x21\x05\x01\x00\x07\x00\x00\x00"},
+			layout.NoHints, "[d0[1 2] d1[7]]"},
+		"two dimensions": {"ndarray:uint8", []string{"\x08\x02\x03abcdef"}, layout.NoHints,
+			"[d0[97 98 99 100 101 102]]"},
+		"shape": {"ndarray:uint16:2", []string{"\x01\x00\x02\x00"}, layout.NoHints, "[d0[1 2]]"},
+		"wrong shape": {"ndarray:uint16:2", []string{"\x01\x00"}, layout.NoHints,
+			"an array of 2 uint16 in 2 bytes"},
+		"short": {"ndarray:uint16", []string{"\x04\x03\x01\x00"}, layout.NoHints,
+			"a shape of more elements than its 2 bytes hold"},
+		"no shape": {"ndarray:uint16", []string{""}, layout.NoHints, "an array without a shape"},
+		"dimensions": {"ndarray:uint16", []string{"\xff"}, layout.NoHints,
+			"an array of 63 dimensions in 1 bytes"},
 		"floats":           {"ndarray:float32", []string{""}, layout.NoHints, `ids cannot be "float32"`},
 		"dynamic floats":   {"ndarray", []string{"\x22\x04\x01abcd"}, layout.NoHints, "elements of type 34"},
 		"text":             {"str", []string{"x"}, layout.NoHints, `has the encoding "str"`},
@@ -104,11 +113,19 @@ func TestReads(t *testing.T) {
 // What contradicts itself is an error that says where.
 func TestDamaged(t *testing.T) {
 	for want, change := range map[string]func(index string, data []byte) (string, []byte){
-		"bytes, ":                             func(i string, d []byte) (string, []byte) { return i, d[:len(d)-1] },
-		"byte 4: 3 samples":                   func(i string, d []byte) (string, []byte) { d[0] = 3; return i, d },
-		"sample 1 is said to begin at byte 0": func(i string, d []byte) (string, []byte) { clear(d[8:12]); return i, d },
-		"sample 0 is said to begin at byte 1": func(i string, d []byte) (string, []byte) { copy(d[4:], "\x01\x00\x00\x00"); return i, d },
-		"the samples end at byte":             func(i string, d []byte) (string, []byte) { d[12]--; return i, d },
+		"bytes, ":           func(i string, d []byte) (string, []byte) { return i, d[:len(d)-1] },
+		"byte 4: 3 samples": func(i string, d []byte) (string, []byte) { d[0] = 3; return i, d },
+		"sample 1 is said to begin at byte 0": func(i string, d []byte) (string, []byte) {
+			clear(d[8:12])
+			return i,
+				d
+		},
+		"sample 0 is said to begin at byte 1": func(i string, d []byte) (string,
+			[]byte) {
+			copy(d[4:], "\x01\x00\x00\x00")
+			return i, d
+		},
+		"the samples end at byte": func(i string, d []byte) (string, []byte) { d[12]--; return i, d },
 		"the column \"tokens\" has 255 bytes": func(i string, d []byte) (string, []byte) {
 			d[int(binary.LittleEndian.Uint32(d[4:]))+4] = 255
 			return i, d
@@ -121,19 +138,29 @@ func TestDamaged(t *testing.T) {
 		"leads out of the folder": func(i string, d []byte) (string, []byte) {
 			return strings.Replace(i, "shard.00000", "../shard.00000", 1), d
 		},
-		`no column "tokens"`: func(i string, d []byte) (string, []byte) { return strings.Replace(i, `"tokens"]`, `"ids"]`, 1), d },
+		`no column "tokens"`: func(i string, d []byte) (string, []byte) {
+			return strings.Replace(i, `"tokens"]`,
+				`"ids"]`, 1), d
+		},
 		"only version 2": func(i string, d []byte) (string, []byte) {
 			return strings.Replace(i, `], "version": 2}`, `], "version": 3}`, 1), d
 		},
-		"index.json: byte ":       func(i string, d []byte) (string, []byte) { return i[:len(i)-1], d },
-		"2 column_encodings, 1 c": func(i string, d []byte) (string, []byte) { return strings.Replace(i, "[null, null]", "[null]", 1), d },
-		"only mds of version 2":   func(i string, d []byte) (string, []byte) { return strings.Replace(i, `"mds"`, `"jsonl"`, 1), d },
+		"index.json: byte ": func(i string, d []byte) (string, []byte) { return i[:len(i)-1], d },
+		"2 column_encodings, 1 c": func(i string, d []byte) (string, []byte) {
+			return strings.Replace(i, "[null, null]",
+				"[null]", 1), d
+		},
+		"only mds of version 2": func(i string, d []byte) (string, []byte) {
+			return strings.Replace(i, `"mds"`,
+				`"jsonl"`, 1), d
+		},
 	} {
 		dir := t.TempDir()
 		index, data := fileOf("ndarray:uint16", "\x04\x01a\x00", "\x04\x02a\x00b\x00")
 		index, data = change(index, data)
 		put(t, dir, index, data)
-		if _, err := read(dir, layout.NoHints); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), dir) {
+		if _, err := read(dir, layout.NoHints); err == nil || !strings.Contains(err.Error(), want) ||
+			!strings.Contains(err.Error(), dir) {
 			t.Errorf("error %v does not say %q and which file", err, want)
 		}
 	}
@@ -160,7 +187,8 @@ func FuzzReader(f *testing.F) {
 // Only files that the folder needs stay in it.
 func TestStale(t *testing.T) {
 	dir := t.TempDir()
-	for _, name := range []string{"shard.00000.mds", "shard.00001.mds", "shard.00001.mds.zstd", "shard.1.mds", "notes.txt"} {
+	for _, name := range []string{"shard.00000.mds", "shard.00001.mds", "shard.00001.mds.zstd", "shard.1.mds",
+		"notes.txt"} {
 		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o644); err != nil {
 			t.Fatal(err)
 		}

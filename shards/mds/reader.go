@@ -47,8 +47,8 @@ type fileColumns struct {
 	encoding encoding
 }
 
-// Open opens the folder. Ids are read from the column tokens, of the encodings bytes and ndarray; of bytes the hints must say the element
-// type. Files may be compressed with zstd or gzip.
+// Open opens the folder. Ids are read from the column tokens, of the encodings bytes and ndarray;
+// of bytes the hints must say the element type. Files may be compressed with zstd or gzip.
 func Open(folder string, h layout.Hints) (_ *Reader, err error) {
 	r := &Reader{folder: folder, tokens: -1}
 	if r.mark, err = layout.OpenMarked(filepath.Join(folder, indexName)); err != nil {
@@ -89,7 +89,8 @@ func Open(folder string, h layout.Hints) (_ *Reader, err error) {
 	return r, nil
 }
 
-// readIndex reads index.json, a file of samples at a time, so that what is no index takes no memory.
+// readIndex reads index.json, a file of samples at a time, so that what is no index takes no
+// memory.
 func (r *Reader) readIndex(h layout.Hints) error {
 	d := json.NewDecoder(io.NewSectionReader(r.mark, 0, maxIndex))
 	fail := func(err error) error { return r.corrupt("byte %d: %w", d.InputOffset(), err) }
@@ -155,7 +156,8 @@ func columns(f *file, bytesOf string) (c fileColumns, err error) {
 		return c, fmt.Errorf("format %q of version %d, only mds of version 2 is known", f.Format, f.Version)
 	}
 	if len(f.ColumnEncodings) != n || len(f.ColumnSizes) != n {
-		return wrong("%d column_names, %d column_encodings, %d column_sizes", n, len(f.ColumnEncodings), len(f.ColumnSizes))
+		return wrong("%d column_names, %d column_encodings, %d column_sizes", n, len(f.ColumnEncodings),
+			len(f.ColumnSizes))
 	}
 	if f.Samples < 0 || f.Samples > 1<<30 || f.RawData.Bytes < 0 || f.RawData.Bytes > 1<<32 {
 		return wrong("%d samples in %d bytes", f.Samples, f.RawData.Bytes)
@@ -251,7 +253,8 @@ func (r *Reader) all(ctx context.Context, yield func(shards.TokenDocument) bool)
 	return nil
 }
 
-// damaged names the documents in an error about a damaged file of samples, of which so many documents of the folder were read before.
+// damaged names the documents in an error about a damaged file of samples, of which so many
+// documents of the folder were read before.
 func (r *Reader) damaged(ctx context.Context, err error, file int, read int64, origins *layout.Origins) error {
 	f := &r.files[file]
 	path := filepath.Join(r.folder, filepath.FromSlash(f.written().Basename))
@@ -262,7 +265,8 @@ func (r *Reader) damaged(ctx context.Context, err error, file int, read int64, o
 	return r.sums.Damage(ctx, err, path, func(yield func(shards.DocumentBytes, error) bool) {
 		if f.ZipData != nil { // nothing behind the damage can be decompressed
 			for number := read; number < first+f.Samples; number++ {
-				if !yield(shards.DocumentBytes{Document: number, Bytes: shards.ByteSpan{First: 0, End: f.ZipData.Bytes}}, nil) {
+				if !yield(shards.DocumentBytes{Document: number, Bytes: shards.ByteSpan{First: 0,
+					End: f.ZipData.Bytes}}, nil) {
 					return
 				}
 			}
@@ -282,8 +286,10 @@ func (r *Reader) damaged(ctx context.Context, err error, file int, read int64, o
 				break
 			}
 			told := shards.ByteSpan{First: 4 + 4*i, End: 4 + 4*(i+2)}
-			sample := shards.ByteSpan{First: int64(binary.LittleEndian.Uint32(start[:])), End: int64(binary.LittleEndian.Uint32(end[:]))}
-			if !yield(shards.DocumentBytes{Document: first + i, Bytes: told}, nil) || !yield(shards.DocumentBytes{Document: first + i, Bytes: sample}, nil) {
+			sample := shards.ByteSpan{First: int64(binary.LittleEndian.Uint32(start[:])),
+				End: int64(binary.LittleEndian.Uint32(end[:]))}
+			if !yield(shards.DocumentBytes{Document: first + i, Bytes: told}, nil) ||
+				!yield(shards.DocumentBytes{Document: first + i, Bytes: sample}, nil) {
 				return
 			}
 			start = end
@@ -305,7 +311,8 @@ type buffers struct {
 }
 
 // read gives the documents of one file. more is false when yield has had enough.
-func (r *Reader) read(ctx context.Context, file int, b *buffers, origins *layout.Origins, yield func(shards.TokenDocument) bool) (more bool, err error) {
+func (r *Reader) read(ctx context.Context, file int, b *buffers, origins *layout.Origins,
+	yield func(shards.TokenDocument) bool) (more bool, err error) {
 	f := &r.files[file]
 	in, path, close, err := r.open(ctx, file)
 	if err != nil {
@@ -344,7 +351,8 @@ func (r *Reader) read(ctx context.Context, file int, b *buffers, origins *layout
 		if err != nil {
 			return fail("%w", err)
 		}
-		if k := len(b.offsets); k > 0 && offset < b.offsets[k-1] || k == 0 && int64(offset) < 4+4*(int64(n)+1) || int64(offset) > f.RawData.Bytes {
+		if k := len(b.offsets); k > 0 && offset < b.offsets[k-1] || k == 0 && int64(offset) < 4+4*(int64(n)+1) ||
+			int64(offset) > f.RawData.Bytes {
 			return fail("sample %d is said to begin at byte %d, which it cannot", k, offset)
 		}
 		b.offsets = append(b.offsets, offset)
@@ -387,8 +395,9 @@ func (r *Reader) read(ctx context.Context, file int, b *buffers, origins *layout
 	return true, nil
 }
 
-// open opens a file of samples. If both are there it takes the one that is not compressed, or of which there are sums. A file of which there are no sums
-// is compared with its hashes in index.json first.
+// open opens a file of samples. If both are there it takes the one that is not compressed, or of
+// which there are sums. A file of which there are no sums is compared with its hashes in index.json
+// first.
 func (r *Reader) open(ctx context.Context, file int) (in *bufio.Reader, path string, close func(), err error) {
 	f := &r.files[file]
 	want, other := &f.RawData, f.ZipData
@@ -418,7 +427,8 @@ func (r *Reader) open(ctx context.Context, file int) (in *bufio.Reader, path str
 	switch {
 	case err != nil:
 	case info.Size() != want.Bytes:
-		err = fmt.Errorf("%s has %d bytes, %s says %d: %w", path, info.Size(), r.mark.Name(), want.Bytes, shards.ErrCorrupt)
+		err = fmt.Errorf("%s has %d bytes, %s says %d: %w", path, info.Size(), r.mark.Name(), want.Bytes,
+			shards.ErrCorrupt)
 	case !summed:
 		err = r.verify(ctx, data, want)
 	}
@@ -433,7 +443,8 @@ func (r *Reader) open(ctx context.Context, file int) (in *bufio.Reader, path str
 		switch algorithm {
 		case "zstd":
 			var z *zstd.Decoder
-			if z, err = zstd.NewReader(from, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(1<<32), zstd.WithDecoderMaxWindow(1<<27)); err == nil {
+			if z, err = zstd.NewReader(from, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(1<<32),
+				zstd.WithDecoderMaxWindow(1<<27)); err == nil {
 				return bufio.NewReaderSize(z, 1<<18), path, func() { z.Close(); data.Close() }, nil
 			}
 		case "gz":
@@ -450,7 +461,8 @@ func (r *Reader) open(ctx context.Context, file int) (in *bufio.Reader, path str
 	return nil, "", nil, err
 }
 
-// decode takes the document out of a sample: the sizes of the columns whose size varies, then the values of all.
+// decode takes the document out of a sample: the sizes of the columns whose size varies, then the
+// values of all.
 func (b *buffers) decode(f *fileColumns, data []byte) error {
 	b.sizes = b.sizes[:0]
 	for i, fixed := range f.ColumnSizes {

@@ -22,7 +22,8 @@ const (
 	defaultSizeLimit = 1 << 26
 	maxSizeLimit     = 1 << 31 // offsets have 32 bits, and a sample goes beyond the limit only if it is alone
 
-	// maxFiles bounds the files of a folder, so that the manifest stays within what [shards.ReadManifest] reads.
+	// maxFiles bounds the files of a folder, so that the manifest stays within what
+	// [shards.ReadManifest] reads.
 	maxFiles = 6000
 )
 
@@ -39,8 +40,10 @@ type Options struct {
 // FileName is the path of a file by its name in the manifest, which is its name in the folder.
 func FileName(folder, name string) string { return filepath.Join(folder, name) }
 
-// Create starts the folder, which may exist. A sample has two columns: id, of the encoding str, and tokens, ndarray:uint16 or ndarray:uint32,
-// which StreamingDataset gives as an array. Besides index.json and shard.*.mds there are mula.json, mula.docs.arrow and mula.sums. Hashes are SHA-256.
+// Create starts the folder, which may exist. A sample has two columns: id, of the encoding str, and
+// tokens, ndarray:uint16 or ndarray:uint32, which StreamingDataset gives as an array. Besides
+// index.json and shard.*.mds there are mula.json, mula.docs.arrow and mula.sums. Hashes are
+// SHA-256.
 func Create(folder string, info shards.TokenizerInfo, o Options) (shards.DocumentWriter, error) {
 	if folder = filepath.Clean(folder); folder == "." || folder == ".." {
 		return nil, errors.New("creating shard: name a folder for it")
@@ -57,9 +60,11 @@ func Create(folder string, info shards.TokenizerInfo, o Options) (shards.Documen
 	case o.Width == 1:
 		return nil, fmt.Errorf("creating shard %s: ids have 2 or 4 bytes, not 1", folder)
 	case o.SizeLimit < 1<<10 || o.SizeLimit > maxSizeLimit:
-		return nil, fmt.Errorf("creating shard %s: a size limit of %d bytes; it may be from %d to %d", folder, o.SizeLimit, 1<<10, maxSizeLimit)
+		return nil, fmt.Errorf("creating shard %s: a size limit of %d bytes; it may be from %d to %d", folder,
+			o.SizeLimit, 1<<10, maxSizeLimit)
 	case o.Compression != "" && o.Compression != "zstd":
-		return nil, fmt.Errorf("creating shard %s: the compression %q is not known; there is zstd", folder, o.Compression)
+		return nil, fmt.Errorf("creating shard %s: the compression %q is not known; there is zstd", folder,
+			o.Compression)
 	}
 	if err := replaceable(folder); err != nil {
 		return nil, err
@@ -72,7 +77,8 @@ func Create(folder string, info shards.TokenizerInfo, o Options) (shards.Documen
 		Stale:   func() ([]string, error) { return stale(folder, e) },
 	}, func(files *layout.Files) (layout.Encoder, error) {
 		e = &encoder{files: files, width: o.Width, config: config{
-			ColumnEncodings: []string{"str", "ndarray:" + o.Width.String()}, ColumnNames: []string{idColumn, tokensColumn}, ColumnSizes: []*int{nil, nil},
+			ColumnEncodings: []string{"str", "ndarray:" + o.Width.String()}, ColumnNames: []string{idColumn,
+				tokensColumn}, ColumnSizes: []*int{nil, nil},
 			Format: "mds", Hashes: []string{"sha256"}, SizeLimit: &o.SizeLimit, Version: 2,
 		}}
 		if o.Compression != "" {
@@ -168,9 +174,11 @@ func (e *encoder) Append(tokens []uint32, origin shards.DocumentOrigin) error {
 func (e *encoder) flush() error {
 	s := &e.samples
 	if len(e.list) == maxFiles {
-		return fmt.Errorf("a folder of more than %d files: allow larger ones, or divide the data over several folders", maxFiles)
+		return fmt.Errorf("a folder of more than %d files: allow larger ones, or divide the data over several folders",
+			maxFiles)
 	}
-	f := file{config: e.config, RawData: contents{Basename: fmt.Sprintf("shard.%05d.mds", len(e.list))}, Samples: int64(len(s.ends))}
+	f := file{config: e.config, RawData: contents{Basename: fmt.Sprintf("shard.%05d.mds", len(e.list))},
+		Samples: int64(len(s.ends))}
 	head := s.head()
 	f.RawData.Bytes = int64(len(head) + len(s.data))
 	parts, name := [][]byte{head, s.data}, f.RawData.Basename

@@ -11,13 +11,16 @@ const (
 	aheadBytes  = 128 << 10
 )
 
-// ahead reads in a goroutine of its own while what came before is looked at. A file goes through one that reads and hashes it, and if it is
-// compressed through a second one that decompresses it. One serves one file after the other.
+// ahead reads in a goroutine of its own while what came before is looked at. A file goes through
+// one that reads and hashes it, and if it is compressed through a second one that decompresses it.
+// One serves one file after the other.
 type ahead struct {
 	onRead func(input int64) // told, as Read hands on something, how many bytes of the file that took
-	full   chan aheadBlock   // what was read, in order, the error last; nil when nothing is being read. Closed when the goroutine has ended
-	free   chan []byte       // memory to read into; nil until it is needed
-	quit   chan struct{}
+	// what was read, in order, the error last; nil when nothing is being read. Closed when the
+	// goroutine has ended
+	full chan aheadBlock
+	free chan []byte // memory to read into; nil until it is needed
+	quit chan struct{}
 
 	handed int64  // bytes that Read has handed on
 	block  []byte // the memory that rest lies in
@@ -40,7 +43,8 @@ func newAhead() *ahead {
 	return a
 }
 
-// startFile begins to read a file as it is. What lies in its first limit bytes is hashed; limit -1 is all of it.
+// startFile begins to read a file as it is. What lies in its first limit bytes is hashed; limit -1
+// is all of it.
 func (a *ahead) startFile(file io.Reader, sum hash.Hash, limit int64) {
 	a.start(file, func(p []byte) int64 {
 		n := int64(len(p))
@@ -55,7 +59,8 @@ func (a *ahead) startFile(file io.Reader, sum hash.Hash, limit int64) {
 	})
 }
 
-// startDecoder begins to read from decoder, which reads from file. Until stop nobody else may use them.
+// startDecoder begins to read from decoder, which reads from file. Until stop nobody else may use
+// them.
 func (a *ahead) startDecoder(decoder io.Reader, file *ahead) {
 	a.onRead = file.onRead
 	var read int64
@@ -67,7 +72,8 @@ func (a *ahead) startDecoder(decoder io.Reader, file *ahead) {
 	})
 }
 
-// start begins to read from r. The goroutine tells seen what it has read, which gives how many bytes of the file that took.
+// start begins to read from r. The goroutine tells seen what it has read, which gives how many
+// bytes of the file that took.
 func (a *ahead) start(r io.Reader, seen func(p []byte) int64) {
 	a.err, a.handed = nil, 0
 	full, quit := make(chan aheadBlock, aheadBlocks), make(chan struct{})

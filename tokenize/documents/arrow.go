@@ -15,7 +15,8 @@ import (
 )
 
 const (
-	// maxArrowBody is the largest record batch and the largest buffer of one, decompressed, that is read.
+	// maxArrowBody is the largest record batch and the largest buffer of one, decompressed, that is
+	// read.
 	maxArrowBody = 2 << 30
 	// maxArrowMeta is the largest metadata of a batch or of the end of a file.
 	maxArrowMeta = 256 << 20
@@ -26,14 +27,16 @@ type limited struct{ memory.Allocator }
 
 func (l limited) Allocate(size int) []byte {
 	if size < 0 || size > maxArrowBody {
-		panic(advise("a buffer of %d bytes, at most %d MiB are read; write smaller record batches", size, maxArrowBody>>20))
+		panic(advise("a buffer of %d bytes, at most %d MiB are read; write smaller record batches", size,
+			maxArrowBody>>20))
 	}
 	return l.Allocator.Allocate(size)
 }
 
 func (l limited) Reallocate(size int, b []byte) []byte {
 	if size < 0 || size > maxArrowBody {
-		panic(advise("a buffer of %d bytes, at most %d MiB are read; write smaller record batches", size, maxArrowBody>>20))
+		panic(advise("a buffer of %d bytes, at most %d MiB are read; write smaller record batches", size,
+			maxArrowBody>>20))
 	}
 	return l.Allocator.Reallocate(size, b)
 }
@@ -44,7 +47,8 @@ func arrowOptions() []ipc.Option {
 	}
 }
 
-// guarded calls a function of the library, which panics on much that is wrong in foreign files: it follows their offsets without looking.
+// guarded calls a function of the library, which panics on much that is wrong in foreign files: it
+// follows their offsets without looking.
 func guarded(f func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -67,7 +71,8 @@ type arrowBlock struct {
 
 func (k arrowBlock) end() int64 { return k.start + k.meta + k.body }
 
-// readArrowFooter reads where the record batches and the dictionaries of a file are (format/File.fbs of Apache Arrow).
+// readArrowFooter reads where the record batches and the dictionaries of a file are
+// (format/File.fbs of Apache Arrow).
 func readArrowFooter(file io.ReaderAt, size int64) (batches, dictionaries []arrowBlock, err error) {
 	const magic = "ARROW1"
 	var tail [10]byte
@@ -78,7 +83,8 @@ func readArrowFooter(file io.ReaderAt, size int64) (batches, dictionaries []arro
 		return nil, nil, err
 	}
 	if string(tail[4:]) != magic {
-		return nil, nil, fmt.Errorf("an Arrow file ends with %q, this one with %q: %w", magic, tail[4:], io.ErrUnexpectedEOF)
+		return nil, nil, fmt.Errorf("an Arrow file ends with %q, this one with %q: %w", magic, tail[4:],
+			io.ErrUnexpectedEOF)
 	}
 	length := int64(int32(binary.LittleEndian.Uint32(tail[:])))
 	end := size - int64(len(tail)) - length
@@ -113,8 +119,10 @@ func (t flatTable) blocks(i int, end int64) ([]arrowBlock, error) {
 	blocks := make([]arrowBlock, n)
 	for i := range blocks {
 		v := vector[24*i:]
-		k := arrowBlock{int64(binary.LittleEndian.Uint64(v)), int64(int32(binary.LittleEndian.Uint32(v[8:]))), int64(binary.LittleEndian.Uint64(v[16:]))}
-		if k.start < 8 || k.start > end || k.meta < 8 || k.meta > end-k.start || k.body < 0 || k.body > end-k.start-k.meta {
+		k := arrowBlock{int64(binary.LittleEndian.Uint64(v)), int64(int32(binary.LittleEndian.Uint32(v[8:]))),
+			int64(binary.LittleEndian.Uint64(v[16:]))}
+		if k.start < 8 || k.start > end || k.meta < 8 || k.meta > end-k.start || k.body < 0 ||
+			k.body > end-k.start-k.meta {
 			return nil, fmt.Errorf("%d lies outside of the file", i)
 		}
 		blocks[i] = k
@@ -225,7 +233,8 @@ type arrowReader struct {
 	whole  bool         // the piece ends with the file
 }
 
-// An arrowPath is where a column is: its number among the fields, and of those in structs within it. It is nil if there is none.
+// An arrowPath is where a column is: its number among the fields, and of those in structs within
+// it. It is nil if there is none.
 type arrowPath []int
 
 func newArrowFileReader(r *Reader, file *os.File) (rowReader, error) {
@@ -246,7 +255,8 @@ func newArrowFileReader(r *Reader, file *os.File) (rowReader, error) {
 		last = int64(len(batches))
 	}
 	if r.piece.Start < 0 || r.piece.Start > last || last > int64(len(batches)) {
-		return nil, fmt.Errorf("reading %s: it has %d record batches, of which %d to %d are to be read; it was changed since it was cut into pieces",
+		return nil, fmt.Errorf("reading %s: it has %d record batches, of which %d to %d are to be read; it was "+
+			"changed since it was cut into pieces",
 			r.piece.File, len(batches), r.piece.Start, last)
 	}
 	a.blocks = append([]arrowBlock{}, batches[:last]...)
@@ -271,7 +281,8 @@ func newArrowFileReader(r *Reader, file *os.File) (rowReader, error) {
 	return a, nil
 }
 
-// bound is the first byte of a record batch; of the first one, of the file, and behind the last one of the piece, of what follows.
+// bound is the first byte of a record batch; of the first one, of the file, and behind the last one
+// of the piece, of what follows.
 func (a *arrowReader) bound(batch int64) int64 {
 	switch {
 	case batch == 0:
@@ -421,10 +432,12 @@ func (a *arrowReader) advance() (bool, error) {
 		})
 		if err != nil {
 			a.rec = nil
-			return false, a.r.broken(a.first-a.base+1, a.first, fmt.Errorf("row %d, where record batch %d begins: %w", a.first, a.batch, err))
+			return false, a.r.broken(a.first-a.base+1, a.first, fmt.Errorf("row %d, where record batch %d begins: %w",
+				a.first, a.batch, err))
 		}
 		if a.rec == nil && a.blocks != nil {
-			return false, a.r.broken(a.first-a.base+1, a.first, fmt.Errorf("row %d: record batch %d is not there", a.first, a.batch))
+			return false, a.r.broken(a.first-a.base+1, a.first, fmt.Errorf("row %d: record batch %d is not there",
+				a.first, a.batch))
 		}
 		if a.rec == nil {
 			return false, nil
@@ -651,7 +664,8 @@ func (a *arrowReader) next() (Document, error) {
 		id, err = a.values[idField].at(i)
 	}
 	if err != nil {
-		return Document{}, r.broken(r.number, r.start, fmt.Errorf("row %d (record batch %d): %w", r.start, a.batch, err))
+		return Document{}, r.broken(r.number, r.start, fmt.Errorf("row %d (record batch %d): %w", r.start, a.batch,
+			err))
 	}
 	return r.rowDocument(text, id)
 }

@@ -24,7 +24,8 @@ func benchmarkLines() map[string]string {
 	return lines
 }
 
-// BenchmarkScan is the scanner alone; "copy" is what copying the line takes, "encoding/json" what that takes for the same two fields.
+// BenchmarkScan is the scanner alone; "copy" is what copying the line takes, "encoding/json" what
+// that takes for the same two fields.
 func BenchmarkScan(b *testing.B) {
 	for name, line := range benchmarkLines() {
 		memory := make([]byte, len(line))
@@ -57,7 +58,8 @@ func BenchmarkScan(b *testing.B) {
 func BenchmarkRead(b *testing.B) {
 	for name, line := range benchmarkLines() {
 		content := strings.Repeat(line, 64<<20/len(line))
-		for file, content := range map[string]string{name + ".jsonl": content, name + ".jsonl.zst": zstded(content), name + ".jsonl.gz": gzipped(content)} {
+		for file, content := range map[string]string{name + ".jsonl": content, name + ".jsonl.zst": zstded(content),
+			name + ".jsonl.gz": gzipped(content)} {
 			path := filepath.Join(b.TempDir(), file)
 			if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
 				b.Fatal(err)

@@ -16,20 +16,24 @@ import (
 )
 
 const (
-	// maxPage is the largest page of Parquet that is read, decompressed. Writers aim at 1 MiB, but keep up to 1,024 rows together.
+	// maxPage is the largest page of Parquet that is read, decompressed. Writers aim at 1 MiB, but
+	// keep up to 1,024 rows together.
 	maxPage = 1 << 30
 	// columnBatch is how many values are read at once.
 	columnBatch = 1024
-	// columnBatchDelta is that of columns whose values share beginnings. The library copies these, so that a batch may be larger than its page.
+	// columnBatchDelta is that of columns whose values share beginnings. The library copies these,
+	// so that a batch may be larger than its page.
 	columnBatchDelta = 16
 )
 
-// The reader of Parquet is the library's: github.com/apache/arrow-go/v18/parquet/file. Three things are done around it. It reads the columns
-// of the text and the id and nothing else, a page at a time. It panics on some damaged files, hence guarded. And its codecs are replaced
-// where they allocate what a damaged file says. It does not look at the checksums of pages.
+// The reader of Parquet is the library's: github.com/apache/arrow-go/v18/parquet/file. Three things
+// are done around it. It reads the columns of the text and the id and nothing else, a page at a
+// time. It panics on some damaged files, hence guarded. And its codecs are replaced where they
+// allocate what a damaged file says. It does not look at the checksums of pages.
 
-// exact is a codec that gives as many bytes as the header of the page says, or an error. The library's own codecs for Snappy and Zstandard
-// allocate what the compressed bytes say that they are when decompressed, up to 4 GiB and 64 GiB.
+// exact is a codec that gives as many bytes as the header of the page says, or an error. The
+// library's own codecs for Snappy and Zstandard allocate what the compressed bytes say that they
+// are when decompressed, up to 4 GiB and 64 GiB.
 type exact struct {
 	compress.Codec // for the rest, which is writing
 	decode         func(out, body []byte) ([]byte, error)
@@ -55,7 +59,8 @@ func init() {
 		}
 		return snappy.Decode(out, body)
 	})
-	decoder, err := zstd.NewReader(nil, zstd.WithDecodeAllCapLimit(true), zstd.WithDecoderConcurrency(0), zstd.WithDecoderMaxWindow(maxPage))
+	decoder, err := zstd.NewReader(nil, zstd.WithDecodeAllCapLimit(true), zstd.WithDecoderConcurrency(0),
+		zstd.WithDecoderMaxWindow(maxPage))
 	if err != nil {
 		panic(err)
 	}
@@ -65,7 +70,8 @@ func init() {
 	register(compress.Codecs.Lz4, compress.Codecs.Lz4Raw, hadoopLZ4) // which the library lacks
 }
 
-// hadoopLZ4 undoes the codec LZ4, which is Hadoop's: blocks with their sizes before them. Some writers left these out.
+// hadoopLZ4 undoes the codec LZ4, which is Hadoop's: blocks with their sizes before them. Some
+// writers left these out.
 func hadoopLZ4(out, body []byte) ([]byte, error) {
 	rest, at := body, 0
 	for len(rest) > 0 {
@@ -90,7 +96,8 @@ func hadoopLZ4(out, body []byte) ([]byte, error) {
 	return out[:n], err
 }
 
-// A columnReader gives the values of a column of a row group in their order. One serves one row group after the other.
+// A columnReader gives the values of a column of a row group in their order. One serves one row
+// group after the other.
 type columnReader struct {
 	p      *parquetReader
 	column *parquetColumn
@@ -127,15 +134,18 @@ func (c *columnReader) open(group int) error {
 	}
 	if codec := chunk.Compression(); codec != compress.Codecs.Uncompressed {
 		if _, err := compress.GetCodec(codec); err != nil {
-			return advise("the column is compressed with the codec %v, which is not read; write the file again with zstd or snappy", codec)
+			return advise("the column is compressed with the codec %v, which is not read; write the file again with "+
+				"zstd or snappy", codec)
 		}
 	}
 	properties := parquet.NewReaderProperties(limited{memory.NewGoAllocator()})
 	properties.BufferedStreamEnabled = true
 	properties.BufferSize = 64 << 10
 	// The memory for a page is allocated before it is read.
-	properties.MaxCompressedPageSize = min(maxPage, max(parquet.DefaultMaxCompressedPageSize, chunk.TotalCompressedSize()))
-	properties.MaxUncompressedPageSize = min(maxPage, max(parquet.DefaultMaxUncompressedPageSize, chunk.TotalUncompressedSize()))
+	properties.MaxCompressedPageSize = min(maxPage, max(parquet.DefaultMaxCompressedPageSize,
+		chunk.TotalCompressedSize()))
+	properties.MaxUncompressedPageSize = min(maxPage, max(parquet.DefaultMaxUncompressedPageSize,
+		chunk.TotalUncompressedSize()))
 	reader, err := file.NewParquetReader(c.p.file, file.WithMetadata(c.p.meta.file), file.WithReadProps(properties))
 	if err != nil {
 		return err
@@ -159,7 +169,8 @@ func (c *columnReader) open(group int) error {
 		}
 		defer pages.Close()
 		if pages.Next() {
-			if page, ok := pages.Page().(*file.DictionaryPage); ok && int64(page.NumValues()) > int64(len(page.Data()))/4 {
+			if page, ok := pages.Page().(*file.DictionaryPage); ok &&
+				int64(page.NumValues()) > int64(len(page.Data()))/4 {
 				return errors.New("the dictionary has fewer values than its header says")
 			}
 		}
@@ -177,7 +188,8 @@ func (c *columnReader) close() {
 	}
 }
 
-// next gives the next value, nil if it is null. It lies in memory that is valid until the next call.
+// next gives the next value, nil if it is null. It lies in memory that is valid until the next
+// call.
 func (c *columnReader) next() ([]byte, error) {
 	if c.at == c.rows {
 		if err := c.p.r.ctx.Err(); err != nil {

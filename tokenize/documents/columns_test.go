@@ -60,7 +60,8 @@ func (f columnFile) want() (lines []string) {
 	return lines
 }
 
-// seen writes down what the pieces of an input give, by their offsets; the last line is an error that ended it.
+// seen writes down what the pieces of an input give, by their offsets; the last line is an error
+// that ended it.
 func seen(t testing.TB, path string, o Options, target int64) (lines []string) {
 	t.Helper()
 	pieces, err := Pieces(t.Context(), []string{path}, o, target)
@@ -110,7 +111,8 @@ func TestColumnFiles(t *testing.T) {
 		o := Options{Text: f.Text, ID: f.ID}
 		for _, target := range []int64{1, 300, 1 << 40} {
 			if got := seen(t, path, o, target); !slices.Equal(got, f.want()) {
-				t.Errorf("%s, pieces of %d bytes:\n%s\nwant\n%s", f.Name, target, strings.Join(got, "\n"), strings.Join(f.want(), "\n"))
+				t.Errorf("%s, pieces of %d bytes:\n%s\nwant\n%s", f.Name, target, strings.Join(got, "\n"),
+					strings.Join(f.want(), "\n"))
 			}
 		}
 		pieces, err := Pieces(t.Context(), []string{path}, o, 1)
@@ -135,11 +137,13 @@ func TestColumnFiles(t *testing.T) {
 	}
 }
 
-// Files cut at every byte give some of the first documents and then an error. An Arrow stream may end behind any record batch, by its format.
+// Files cut at every byte give some of the first documents and then an error. An Arrow stream may
+// end behind any record batch, by its format.
 func TestColumnFilesCut(t *testing.T) {
 	defer goleak.VerifyNone(t)
 	for _, f := range columnFiles(t) {
-		if !slices.Contains([]string{"zstd2.0.parquet", "DELTA_BYTE_ARRAY.parquet", "zstd.arrow", "lz4stream.arrow"}, f.Name) {
+		if !slices.Contains([]string{"zstd2.0.parquet", "DELTA_BYTE_ARRAY.parquet", "zstd.arrow", "lz4stream.arrow"},
+			f.Name) {
 			continue
 		}
 		o, want := Options{Text: f.Text, ID: f.ID}, f.want()
@@ -155,7 +159,8 @@ func TestColumnFilesCut(t *testing.T) {
 				continue
 			}
 			whole := slices.Equal(got, want) && f.File[0] == 0xff && cut >= len(f.File)-8 // without its end mark
-			if n := len(got) - 1; !whole && (n < 0 || !slices.Equal(got[:n], want[:n]) || !strings.Contains(got[n], f.Name)) {
+			if n := len(got) - 1; !whole && (n < 0 || !slices.Equal(got[:n], want[:n]) ||
+				!strings.Contains(got[n], f.Name)) {
 				t.Fatalf("%s cut at byte %d of %d: %q", f.Name, cut, len(f.File), got)
 			}
 		}
@@ -205,21 +210,28 @@ func TestColumnsRefused(t *testing.T) {
 		o             Options
 		want          string
 	}{
-		{"a.parquet", parquet, Options{Text: "txt"}, `no column "txt"; its only column of text is read with --text-field text`},
+		{"a.parquet", parquet, Options{Text: "txt"},
+			`no column "txt"; its only column of text is read with --text-field text`},
 		{"a.parquet", parquet, Options{Text: "x"}, `has the type int64, not string`},
 		{"a.parquet", parquet, Options{Text: "list.list.element"}, `is inside a list`},
-		{"a.parquet", parquet, Options{Text: "list"}, `the column "list" of the texts has the type list, not string; its only column of text is read with --text-field text`},
-		{"a.parquet", parquet, Options{Text: "list.list"}, `the column "list.list" of the texts has the type list, not string`},
+		{"a.parquet", parquet, Options{Text: "list"},
+			`the column "list" of the texts has the type list, not string; its only column of text is read with --text-field text`},
+		{"a.parquet", parquet, Options{Text: "list.list"},
+			`the column "list.list" of the texts has the type list, not string`},
 		{"a.parquet", parquet, Options{Text: "list.none"}, `no column "list.none"`},
 		{"a.parquet", parquet, Options{Text: "id.none"}, `no column "id.none"`},
-		{"a.parquet", find("nested.parquet"), Options{Text: "m.a"}, `the column "m.a" of the texts has the type struct, not string; its columns of text are: m.a.url, m.t\.x`},
-		{"a.parquet", parquet, Options{ID: "list"}, `the column "list" of the ids has the type list, neither string nor integer`},
+		{"a.parquet", find("nested.parquet"), Options{Text: "m.a"},
+			`the column "m.a" of the texts has the type struct, not string; its columns of text are: m.a.url, m.t\.x`},
+		{"a.parquet", parquet, Options{ID: "list"},
+			`the column "list" of the ids has the type list, neither string nor integer`},
 		{"a.parquet", parquet, Options{ID: "nope"}, `no column "nope" for the ids`},
-		{"a.arrow", arrowFile, Options{Text: "txt"}, `no column "txt"; its only column of text is read with --text-field text`},
+		{"a.arrow", arrowFile, Options{Text: "txt"},
+			`no column "txt"; its only column of text is read with --text-field text`},
 		{"a.arrow", arrowFile, Options{Text: "x"}, `has the type int64, not string`},
 		{"a.arrow", arrowFile, Options{ID: "nope"}, `no column "nope" for the ids`},
 		{"a.arrow", arrowFile, Options{ID: "list"}, `neither string nor integer`},
-		{"a.parquet", find("nested.parquet"), Options{Text: "x", ID: "m.a.url"}, `no column "x"; its only column of text is read with --text-field m.t\.x`},
+		{"a.parquet", find("nested.parquet"), Options{Text: "x", ID: "m.a.url"},
+			`no column "x"; its only column of text is read with --text-field m.t\.x`},
 		{"a.parquet.zst", zstded(parquet), Options{}, "save it as it is and name it"},
 		{"a.jsonl", parquet, Options{}, "parquet by its first bytes and jsonl by its name"},
 		{"a.parquet", arrowFile, Options{}, "arrow by its first bytes and parquet by its name"},
@@ -231,7 +243,9 @@ func TestColumnsRefused(t *testing.T) {
 		{"a.parquet", "PARE" + parquet[4:len(parquet)-1] + "E", Options{}, "encrypted"},
 	} {
 		got := seen(t, put(t, test.name, test.content), test.o, 1<<40)
-		if len(got) != 1 || !strings.Contains(got[0], test.want) || !strings.Contains(got[0], test.name) || strings.Contains(got[0], "fetch it again") != strings.Contains(test.want, "by its name, but") && test.content != "" {
+		if len(got) != 1 || !strings.Contains(got[0], test.want) || !strings.Contains(got[0], test.name) ||
+			strings.Contains(got[0], "fetch it again") != strings.Contains(test.want, "by its name, but") &&
+				test.content != "" {
 			t.Errorf("%d %s: %q does not say %q", i, test.name, got, test.want)
 		}
 		// What is said of a whole file has no line, and advice is no fault of the metadata.
@@ -245,14 +259,16 @@ func TestColumnsRefused(t *testing.T) {
 func TestArrowOffsets(t *testing.T) {
 	schema := arrow.NewSchema([]arrow.Field{{Name: "text", Type: arrow.BinaryTypes.String, Nullable: true}}, nil)
 	good := arrow.Int32Traits.CastToBytes([]int32{0, 5, 5, 6})
-	column := array.NewStringData(array.NewData(arrow.BinaryTypes.String, 3, []*memory.Buffer{nil, memory.NewBufferBytes(good), memory.NewBufferBytes([]byte("abcdef"))}, nil, 0, 0))
+	column := array.NewStringData(array.NewData(arrow.BinaryTypes.String, 3,
+		[]*memory.Buffer{nil, memory.NewBufferBytes(good), memory.NewBufferBytes([]byte("abcdef"))}, nil, 0, 0))
 	var out bytes.Buffer
 	w := ipc.NewWriter(&out, ipc.WithSchema(schema))
 	if err := w.Write(array.NewRecordBatch(schema, []arrow.Array{column}, 3)); err != nil {
 		t.Fatal(err)
 	}
 	w.Close()
-	if got := seen(t, put(t, "x.arrow", out.String()), Options{}, 1); !slices.Equal(got, []string{`0  "abcde"`, "1 empty document ", `2  "f"`}) {
+	if got := seen(t, put(t, "x.arrow", out.String()), Options{}, 1); !slices.Equal(got,
+		[]string{`0  "abcde"`, "1 empty document ", `2  "f"`}) {
 		t.Errorf("%q", got)
 	}
 	for _, offsets := range [][]int32{{0, 5, 3, 6}, {-1, 2, 3, 6}, {0, 7, 7, 6}} {
@@ -286,7 +302,8 @@ func FuzzParquet(f *testing.F) { fuzzColumns(f, ".parquet") }
 
 func FuzzArrow(f *testing.F) { fuzzColumns(f, ".arrow") }
 
-// Hadoop's LZ4, which pyarrow does not write: blocks with their sizes before them, and one block without, as some writers left it.
+// Hadoop's LZ4, which pyarrow does not write: blocks with their sizes before them, and one block
+// without, as some writers left it.
 func TestHadoopLZ4(t *testing.T) {
 	want := strings.Repeat("Hadoop's LZ4, ", 100)
 	var framed []byte
@@ -316,7 +333,8 @@ func TestHadoopLZ4(t *testing.T) {
 	}
 }
 
-// A codec gives what the header of the page says, and allocates nothing for what the compressed bytes say beyond it.
+// A codec gives what the header of the page says, and allocates nothing for what the compressed
+// bytes say beyond it.
 func TestCodecsExact(t *testing.T) {
 	for name, body := range map[compress.Compression][]byte{
 		compress.Codecs.Snappy: {0xff, 0xff, 0xff, 0xff, 0x0f, 0},                      // 4 GiB by its head
@@ -335,7 +353,8 @@ func TestCodecsExact(t *testing.T) {
 	}
 }
 
-// A file of columns needs none with ids unless the caller names one. Without any column of text the error says so.
+// A file of columns needs none with ids unless the caller names one. Without any column of text the
+// error says so.
 func TestColumnsWithoutIDs(t *testing.T) {
 	schema := arrow.NewSchema([]arrow.Field{{Name: "text", Type: arrow.BinaryTypes.String}}, nil)
 	numbers := arrow.NewSchema([]arrow.Field{{Name: "n", Type: arrow.PrimitiveTypes.Int64}}, nil)
@@ -366,13 +385,17 @@ func TestColumnsWithoutIDs(t *testing.T) {
 	}
 	for name, of := range map[string]func(arrow.RecordBatch) string{"x.parquet": parquetOf, "x.arrow": arrowOf} {
 		path := put(t, name, of(batch))
-		if got := read(t, Options{}, path); !slices.Equal(got, []string{name + ` 1@0 ` + name + `:1 "a"`, name + ` 2@1 ` + name + `:2 "b"`}) {
+		if got := read(t, Options{}, path); !slices.Equal(got, []string{name + ` 1@0 ` + name + `:1 "a"`,
+			name + ` 2@1 ` + name + `:2 "b"`}) {
 			t.Errorf("%s: %q", name, got)
 		}
-		if got := seen(t, path, Options{ID: "id"}, 1<<40); len(got) != 1 || !strings.Contains(got[0], `no column "id" for the ids; its columns of text are: text; leave out --id-field`) {
+		if got := seen(t, path, Options{ID: "id"}, 1<<40); len(got) != 1 ||
+			!strings.Contains(got[0],
+				`no column "id" for the ids; its columns of text are: text; leave out --id-field`) {
 			t.Errorf("%s: %q", name, got)
 		}
-		if got := seen(t, put(t, name, of(noText)), Options{}, 1<<40); len(got) != 1 || !strings.HasSuffix(got[0], `the file has no column "text"; no other column holds text`) {
+		if got := seen(t, put(t, name, of(noText)), Options{}, 1<<40); len(got) != 1 ||
+			!strings.HasSuffix(got[0], `the file has no column "text"; no other column holds text`) {
 			t.Errorf("%s: %q", name, got)
 		}
 	}

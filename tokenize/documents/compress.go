@@ -11,7 +11,8 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// maxWindow is the largest window of a zstd stream that is read, that of zstd --long=31. Reading one takes about as much memory as its window.
+// maxWindow is the largest window of a zstd stream that is read, that of zstd --long=31. Reading
+// one takes about as much memory as its window.
 const maxWindow = 2 << 30
 
 // keptWindow is the largest window whose memory is kept for the next file.
@@ -47,7 +48,8 @@ type decoders struct {
 	zstd *zstd.Decoder
 }
 
-// open begins to decompress raw; position is that of raw's next byte in the file. The error is one of raw's content.
+// open begins to decompress raw; position is that of raw's next byte in the file. The error is one
+// of raw's content.
 func (d *decoders) open(c compression, raw *bufio.Reader, position func() int64) (io.Reader, error) {
 	if c == inGzip {
 		if d.gzip == nil {
@@ -57,8 +59,10 @@ func (d *decoders) open(c compression, raw *bufio.Reader, position func() int64)
 		return members, members.next()
 	}
 	if d.zstd == nil {
-		// One goroutine: more of them make a single stream slower, and files can be read side by side.
-		z, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(maxWindow), zstd.WithDecoderMaxMemory(maxWindow))
+		// One goroutine: more of them make a single stream slower, and files can be read side by
+		// side.
+		z, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(maxWindow),
+			zstd.WithDecoderMaxMemory(maxWindow))
 		if err != nil {
 			return nil, err
 		}
@@ -68,7 +72,8 @@ func (d *decoders) open(c compression, raw *bufio.Reader, position func() int64)
 	return zstdFrames{d.zstd, tail, position}, d.zstd.Reset(tail)
 }
 
-// release drops what a file with a large window has left. The header tells; raw has not been read from yet.
+// release drops what a file with a large window has left. The header tells; raw has not been read
+// from yet.
 func (d *decoders) release(header zstd.Header) {
 	if d.zstd == nil {
 		return
@@ -81,8 +86,9 @@ func (d *decoders) release(header zstd.Header) {
 	_ = d.zstd.Reset(nil) // lets go of the file; a decoder without one is ready for the next
 }
 
-// gzipMembers reads the members of a gzip file one after the other. A gzip.Reader could do that by itself, but it does not tell a member
-// that is cut short from a few bytes that belong to no member.
+// gzipMembers reads the members of a gzip file one after the other. A gzip.Reader could do that by
+// itself, but it does not tell a member that is cut short from a few bytes that belong to no
+// member.
 type gzipMembers struct {
 	z        *gzip.Reader
 	raw      *bufio.Reader // what z reads, which it does not read beyond the end of a member
@@ -129,13 +135,16 @@ type zstdFrames struct {
 
 func (f zstdFrames) Read(p []byte) (int, error) {
 	n, err := f.z.Read(p)
-	if errors.Is(err, zstd.ErrMagicMismatch) { // it has read the four bytes; those at the beginning of the file are a frame's
+	if errors.Is(err, zstd.ErrMagicMismatch) {
+		// it has read the four bytes; those at the beginning of the file are a frame's
 		err = follows(inZstd, f.position()-4)
 	}
-	// The decoder gives these errors for a window that is too large and for blocks that do not fit their frame.
+	// The decoder gives these errors for a window that is too large and for blocks that do not fit
+	// their frame.
 	if errors.Is(err, zstd.ErrWindowSizeExceeded) || errors.Is(err, zstd.ErrDecoderSizeExceeded) {
 		if f.raw.endsInLargeFrame() {
-			err = advise("the zstd window is above %d GiB; compress the file again with --long=31 or less", maxWindow>>30)
+			err = advise("the zstd window is above %d GiB; compress the file again with --long=31 or less",
+				maxWindow>>30)
 		} else {
 			err = advise("the zstd data is damaged; fetch the file again")
 		}
@@ -143,7 +152,8 @@ func (f zstdFrames) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// A tailReader keeps the last bytes that were read from r, as many as the header of a zstd frame can have.
+// A tailReader keeps the last bytes that were read from r, as many as the header of a zstd frame
+// can have.
 type tailReader struct {
 	r    io.Reader
 	tail []byte
@@ -156,7 +166,8 @@ func (t *tailReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// endsInLargeFrame reports whether the last bytes that were read are the header of a frame whose window is too large.
+// endsInLargeFrame reports whether the last bytes that were read are the header of a frame whose
+// window is too large.
 func (t *tailReader) endsInLargeFrame() bool {
 	for i := range t.tail {
 		var h zstd.Header
@@ -169,7 +180,8 @@ func (t *tailReader) endsInLargeFrame() bool {
 
 // follows is the error of compressed data with something else behind it.
 func follows(c compression, at int64) error {
-	return advise("something that is no %s follows the compressed data, from byte %d of the file on; fetch the file again, or cut it off there", c, at)
+	return advise("something that is no %s follows the compressed data, from byte %d of the file on; fetch the file "+
+		"again, or cut it off there", c, at)
 }
 
 // An advice is a fault of a file whose message says what to do.
@@ -187,7 +199,8 @@ func explain(err error) error {
 	case errors.Is(err, io.ErrUnexpectedEOF):
 		return fmt.Errorf("the file is cut short here; fetch it again: %w", err)
 	case errors.Is(err, gzip.ErrChecksum), errors.Is(err, zstd.ErrCRCMismatch):
-		return fmt.Errorf("the checksum of the compressed data is wrong, so the file is damaged; fetch it again: %w", err)
+		return fmt.Errorf("the checksum of the compressed data is wrong, so the file is damaged; fetch it again: %w",
+			err)
 	}
 	return fmt.Errorf("the file cannot be read beyond this place; fetch it again: %w", err)
 }

@@ -15,8 +15,9 @@ import (
 type Found struct {
 	Inputs []string
 	Names  []string // one for each input, see [UniqueNames]
-	// Unread counts the files in folders that are no inputs, by ending, such as ".xz"; with globs it is empty. A file without an ending counts as [NoEnding], a hidden file as
-	// [Hidden], a hidden folder, which is not searched, as [HiddenFolder].
+	// Unread counts the files in folders that are no inputs, by ending, such as ".xz"; with globs
+	// it is empty. A file without an ending counts as [NoEnding], a hidden file as [Hidden], a
+	// hidden folder, which is not searched, as [HiddenFolder].
 	Unread map[string]int
 }
 
@@ -27,14 +28,16 @@ const (
 	HiddenFolder = "hidden folder"
 )
 
-// Find replaces the folders among operands by the files of documents in them and below, in the order of their names. An operand that is a file, or "-",
-// is an input as it is.
+// Find replaces the folders among operands by the files of documents in them and below, in the
+// order of their names. An operand that is a file, or "-", is an input as it is.
 //
-// Without globs and with the format [Auto], files in folders are read if [HasEnding] knows their ending. With another format every file is read. With
-// globs, the files that match one of them are read. Hidden files are read only if a glob says so with a dot. Hidden folders are never searched.
+// Without globs and with the format [Auto], files in folders are read if [HasEnding] knows their
+// ending. With another format every file is read. With globs, the files that match one of them are
+// read. Hidden files are read only if a glob says so with a dot. Hidden folders are never searched.
 //
-// A glob without a slash is compared with the name of a file. One with a slash is compared with the path of the file relative to the operand, where "**"
-// stands for any number of folders. The rest is as in [path.Match].
+// A glob without a slash is compared with the name of a file. One with a slash is compared with the
+// path of the file relative to the operand, where "**" stands for any number of folders. The rest
+// is as in [path.Match].
 func Find(operands []string, format Format, globs []string) (*Found, error) {
 	s := finder{Found: Found{Unread: make(map[string]int)}, format: format, globs: make([]glob, len(globs))}
 	for i, pattern := range globs {
@@ -62,11 +65,13 @@ func Find(operands []string, format Format, globs []string) (*Found, error) {
 		}
 	}
 	if len(globs) > 0 && !folders {
-		return nil, fmt.Errorf("input: a glob selects files in folders, and no input is a folder; leave the glob out, or name a folder")
+		return nil, fmt.Errorf("input: a glob selects files in folders, and no input is a folder; leave the glob " +
+			"out, or name a folder")
 	}
 	for _, g := range s.globs {
 		if !g.used {
-			return nil, fmt.Errorf("input: the glob %q matches no file in %s; a glob without a slash is compared with names, one with a slash with paths relative to the input",
+			return nil, fmt.Errorf("input: the glob %q matches no file in %s; a glob without a slash is compared "+
+				"with names, one with a slash with paths relative to the input",
 				g.pattern, strings.Join(operands, ", "))
 		}
 	}
@@ -74,8 +79,10 @@ func Find(operands []string, format Format, globs []string) (*Found, error) {
 	return &s.Found, nil
 }
 
-// UniqueNames are the names that stand for inputs in the ids of documents that have none, see [DefaultID]. names has a name for each input: for a file in
-// a folder its path relative to the folder, otherwise the base name of the file. A name that is not unique is replaced by the input's whole path.
+// UniqueNames are the names that stand for inputs in the ids of documents that have none, see
+// [DefaultID]. names has a name for each input: for a file in a folder its path relative to the
+// folder, otherwise the base name of the file. A name that is not unique is replaced by the input's
+// whole path.
 func UniqueNames(inputs, names []string) []string {
 	names = slices.Clone(names)
 	for changed := true; changed; {
@@ -140,10 +147,12 @@ func (s *finder) walk(folder string) error {
 		if d.Type()&fs.ModeSymlink != 0 && (wanted || !hidden(d.Name())) {
 			info, err := os.Stat(file)
 			if err != nil && wanted {
-				return fmt.Errorf("%s is a link that leads nowhere; remove it, or put back what it led to: %w", file, err)
+				return fmt.Errorf("%s is a link that leads nowhere; remove it, or put back what it led to: %w", file,
+					err)
 			}
 			if err == nil && info.IsDir() {
-				return fmt.Errorf("%s is a link to a folder, and links in folders are not followed: name it as an input of its own, or move it away", file)
+				return fmt.Errorf("%s is a link to a folder, and links in folders are not followed: name it as an "+
+					"input of its own, or move it away", file)
 			}
 		}
 		if wanted {
@@ -160,7 +169,8 @@ func (s *finder) walk(folder string) error {
 		s.Unread[key] -= n
 	}
 	if has := ListUnread(s.Unread); has != "" {
-		return fmt.Errorf("no files of documents (%s) in %s, which has %s; select files with --glob, or read all files with --input-format", Endings, folder, has)
+		return fmt.Errorf("no files of documents (%s) in %s, which has %s; select files with --glob, or read all "+
+			"files with --input-format", Endings, folder, has)
 	}
 	return fmt.Errorf("no files of documents (%s) in %s", Endings, folder)
 }
@@ -198,7 +208,8 @@ func unreadKey(name string) string {
 	return ending
 }
 
-// ListUnread lists [Found.Unread] in words, the most frequent endings first; "" if there is nothing.
+// ListUnread lists [Found.Unread] in words, the most frequent endings first; "" if there is
+// nothing.
 func ListUnread(unread map[string]int) string {
 	const most = 10
 	var endings, rest []string
@@ -251,7 +262,8 @@ type glob struct {
 func (g *glob) parse(pattern string) error {
 	g.pattern = pattern
 	if _, err := path.Match(pattern, ""); err != nil || pattern == "" {
-		return fmt.Errorf("input: the glob %q is malformed; * ? and [a-z] stand for characters, and a backslash precedes one of these that belongs to a name", pattern)
+		return fmt.Errorf("input: the glob %q is malformed; * ? and [a-z] stand for characters, and a backslash "+
+			"precedes one of these that belongs to a name", pattern)
 	}
 	if strings.Contains(pattern, "/") {
 		g.elements = strings.Split(strings.TrimPrefix(strings.TrimPrefix(pattern, "."), "/"), "/")

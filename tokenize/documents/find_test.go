@@ -24,11 +24,13 @@ func tree(t *testing.T, files ...string) {
 }
 
 func TestFind(t *testing.T) {
-	tree(t, "c/a.jsonl.zst", "c/b.jsonl.zstd", "c/c.jsonl.xz", "c/d.parq", "c/e.jsonlines", "c/README", "c/.hidden.jsonl", "c/.git/x.jsonl", "c/sub/f.md",
+	tree(t, "c/a.jsonl.zst", "c/b.jsonl.zstd", "c/c.jsonl.xz", "c/d.parq", "c/e.jsonlines", "c/README",
+		"c/.hidden.jsonl", "c/.git/x.jsonl", "c/sub/f.md",
 		"c/sub/deep/g.md", "c/sub/h.txt", "c/.git/y", "c/i.tar.GZ", "other/a.txt")
 	read := []string{"c/a.jsonl.zst", "c/b.jsonl.zstd", "c/d.parq", "c/e.jsonlines", "c/sub/h.txt"}
 	unread := map[string]int{".xz": 1, NoEnding: 1, Hidden: 1, HiddenFolder: 1, ".md": 2, ".tar.gz": 1}
-	all := []string{"c/README", "c/a.jsonl.zst", "c/b.jsonl.zstd", "c/c.jsonl.xz", "c/d.parq", "c/e.jsonlines", "c/i.tar.GZ", "c/sub/deep/g.md", "c/sub/f.md", "c/sub/h.txt"}
+	all := []string{"c/README", "c/a.jsonl.zst", "c/b.jsonl.zstd", "c/c.jsonl.xz", "c/d.parq", "c/e.jsonlines",
+		"c/i.tar.GZ", "c/sub/deep/g.md", "c/sub/f.md", "c/sub/h.txt"}
 	for _, test := range []struct {
 		operands string
 		format   Format
@@ -70,27 +72,34 @@ func TestFind(t *testing.T) {
 			t.Errorf("%s, globs %s: %+v, %v; want %q, %v", test.operands, test.globs, got, err, test.want, test.unread)
 		}
 	}
-	if got, want := ListUnread(unread), "2 .md, 1 .tar.gz, 1 .xz, 1 without an ending, 1 hidden, 1 hidden folder"; got != want {
+	if got, want := ListUnread(unread),
+		"2 .md, 1 .tar.gz, 1 .xz, 1 without an ending, 1 hidden, 1 hidden folder"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
-	if got, want := ListUnread(map[string]int{".a": 1, ".b": 1, ".c": 1, ".d": 1, ".e": 1, ".f": 1, ".g": 1, ".h": 1, ".i": 1, ".j": 1, ".k": 1, ".l": 2}),
+	if got, want := ListUnread(map[string]int{".a": 1, ".b": 1, ".c": 1, ".d": 1, ".e": 1, ".f": 1, ".g": 1, ".h": 1,
+		".i": 1, ".j": 1, ".k": 1, ".l": 2}),
 		"2 .l, 1 .a, 1 .b, 1 .c, 1 .d, 1 .e, 1 .f, 1 .g, 1 .h, 1 .i, 2 with 2 other endings"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
-	if _, err := Find([]string{"c/sub/deep"}, Auto, nil); err == nil || !strings.Contains(err.Error(), "in c/sub/deep, which has 1 .md; select files with --glob") {
+	if _, err := Find([]string{"c/sub/deep"}, Auto, nil); err == nil ||
+		!strings.Contains(err.Error(), "in c/sub/deep, which has 1 .md; select files with --glob") {
 		t.Error(err)
 	}
 }
 
-// A glob with a dot at its start, and one that has no folder below it, match what they say and no more.
+// A glob with a dot at its start, and one that has no folder below it, match what they say and no
+// more.
 func TestGlob(t *testing.T) {
 	for _, test := range []struct {
 		pattern, path string
 		want          bool
 	}{
-		{"*.md", "a/b.md", true}, {"*.md", ".md", false}, {".*", ".x", true}, {"a/*.md", "a/b.md", true}, {"a/*.md", "b/a/b.md", false}, {"**/*.md", "b.md", true},
-		{"**", "a/b", true}, {"**/**", "a/b", true}, {"a/**/b", "a/b", true}, {"a/**/b", "a/x/y/b", true}, {"a/**/b", "a/x/y/c", false}, {"a/**", "a", false},
-		{`a/\*`, "a/*", true}, {`a/\*`, "a/b", false}, {"[a-c]?", "x/b2", true}, {"**/x/**/y", "x/x/y", true}, {"/a", "b/a", false},
+		{"*.md", "a/b.md", true}, {"*.md", ".md", false}, {".*", ".x", true}, {"a/*.md", "a/b.md", true}, {"a/*.md",
+			"b/a/b.md", false}, {"**/*.md", "b.md", true},
+		{"**", "a/b", true}, {"**/**", "a/b", true}, {"a/**/b", "a/b", true}, {"a/**/b", "a/x/y/b", true}, {"a/**/b",
+			"a/x/y/c", false}, {"a/**", "a", false},
+		{`a/\*`, "a/*", true}, {`a/\*`, "a/b", false}, {"[a-c]?", "x/b2", true}, {"**/x/**/y", "x/x/y", true}, {"/a",
+			"b/a", false},
 	} {
 		var g glob
 		if err := g.parse(test.pattern); err != nil {

@@ -25,7 +25,8 @@ var compressedEndings = []string{".gz", ".zst", ".zstd"}
 // Endings are the endings of names that [HasEnding] knows, for messages.
 const Endings = ".jsonl, .jsonlines, .ndjson, .json and .txt, also with .gz, .zst or .zstd, .parquet, .parq, .arrow, .feather"
 
-// HasEnding reports whether a file has a name of a file of documents, under which folders are searched; see [Endings].
+// HasEnding reports whether a file has a name of a file of documents, under which folders are
+// searched; see [Endings].
 func HasEnding(name string) bool {
 	format, compressed := byName(name)
 	return format != Auto && !(compressed && (format == Parquet || format == Arrow))
@@ -59,8 +60,9 @@ func byMagic(head []byte) Format {
 	return Auto
 }
 
-// formatOf finds how documents lie in a file. head are the first bytes of its content, decompressed. The error says what the content is, what the
-// name or the caller says, and what to do.
+// formatOf finds how documents lie in a file. head are the first bytes of its content,
+// decompressed. The error says what the content is, what the name or the caller says, and what to
+// do.
 func formatOf(file string, head []byte, c compression, asked Format) (Format, error) {
 	magic := byMagic(head)
 	named, compressed := byName(file)
@@ -74,13 +76,18 @@ func formatOf(file string, head []byte, c compression, asked Format) (Format, er
 	case compressed && c == plain && asked == Auto && len(head) == 0:
 		return 0, fmt.Errorf("the file is empty, which no compressed file is; fetch it again, or leave it out")
 	case compressed && c == plain && asked == Auto:
-		return 0, fmt.Errorf("the file %s, which is neither gzip nor zstd, as its name says; if it is plain, rename it", begin())
+		return 0, fmt.Errorf("the file %s, which is neither gzip nor zstd, as its name says; if it is plain, rename it",
+			begin())
 	case asked == Auto && magic != Auto && named != Auto && named != magic:
-		return 0, fmt.Errorf("the file is %s by its first bytes and %s by its name; rename it, or say the format", magic, named)
+		return 0, fmt.Errorf("the file is %s by its first bytes and %s by its name; rename it, or say the format",
+			magic, named)
 	case asked == Auto && magic == Auto && (named == Parquet || named == Arrow):
-		return 0, fmt.Errorf("the file is %s by its name, but %s, which no such file does; fetch it again, or rename it", named, begin())
+		return 0,
+			fmt.Errorf("the file is %s by its name, but %s, which no such file does; fetch it again, or rename it",
+				named, begin())
 	case asked != Auto && magic != Auto && asked != magic:
-		return 0, fmt.Errorf("the file is %s by its first bytes, but is to be read as %s; leave the format to be found", magic, asked)
+		return 0, fmt.Errorf("the file is %s by its first bytes, but is to be read as %s; leave the format to be found",
+			magic, asked)
 	case (asked == Parquet || asked == Arrow) && magic != asked:
 		return 0, fmt.Errorf("the file is to be read as %s, but %s, which no such file does", asked, begin())
 	case asked != Auto:
@@ -100,7 +107,8 @@ func formatOf(file string, head []byte, c compression, asked Format) (Format, er
 	case named == JSON:
 		return JSONLines, nil // with a bad first line
 	}
-	return 0, fmt.Errorf("the file %s, which with its name does not tell what it is; say the format: %s", begin(), strings.Join(formatNames[1:], ", "))
+	return 0, fmt.Errorf("the file %s, which with its name does not tell what it is; say the format: %s", begin(),
+		strings.Join(formatNames[1:], ", "))
 }
 
 // objectFormat tells JSON lines, whose first object ends on its first line, from JSON.
@@ -108,7 +116,8 @@ func objectFormat(head []byte) Format {
 	var e extent
 	n, ended := e.pass(head)
 	if line := bytes.IndexByte(head, '\n'); line >= 0 && n > line {
-		if n > line+1 && head[line+1] == '{' { // the next document behind a broken line, rather than an object in an array
+		if n > line+1 && head[line+1] == '{' {
+			// the next document behind a broken line, rather than an object in an array
 			return JSONLines
 		}
 		return JSON

@@ -7,7 +7,8 @@ import (
 	"os"
 )
 
-// openInput opens an input for reading that ends when ctx does. regular is nil unless it can be read at any place.
+// openInput opens an input for reading that ends when ctx does. regular is nil unless it can be
+// read at any place.
 func openInput(ctx context.Context, input string, stdin io.Reader) (r io.ReadCloser, regular *os.File, err error) {
 	if input == "-" {
 		return io.NopCloser(&interruptible{ctx: ctx, r: stdin}), nil, nil
@@ -33,8 +34,8 @@ func openInput(ctx context.Context, input string, stdin io.Reader) (r io.ReadClo
 	return nil, nil, err
 }
 
-// interruptible makes reads of r end when ctx does, as those of a terminal or a pipe do not by themselves. The goroutine of a read that was
-// given up ends when r has something to read.
+// interruptible makes reads of r end when ctx does, as those of a terminal or a pipe do not by
+// themselves. The goroutine of a read that was given up ends when r has something to read.
 type interruptible struct {
 	ctx  context.Context
 	r    io.Reader

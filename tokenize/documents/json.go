@@ -13,7 +13,8 @@ import (
 	"mula/shards"
 )
 
-// maxNesting is how deep the objects and arrays of a line may lie in each other; it is encoding/json's limit.
+// maxNesting is how deep the objects and arrays of a line may lie in each other; it is
+// encoding/json's limit.
 const maxNesting = 10000
 
 // A lineError is what is wrong with a line, and where in it.
@@ -27,11 +28,13 @@ func badJSON(at int, format string, args ...any) *lineError {
 	return &lineError{BadJSON, at, fmt.Errorf("malformed JSON: "+format, args...)}
 }
 
-// A lineScanner finds the id and the text of documents in lines of JSON (RFC 8259). It checks the whole line and decodes only these two
-// fields; where a field stands twice, the last counts, as in Python. It keeps its memory from line to line.
+// A lineScanner finds the id and the text of documents in lines of JSON (RFC 8259). It checks the
+// whole line and decodes only these two fields; where a field stands twice, the last counts, as in
+// Python. It keeps its memory from line to line.
 //
-// It differs from encoding/json in what it refuses: bytes that are not UTF-8 anywhere in the line, and half a surrogate pair escaped in an id
-// or a text, both of which encoding/json replaces by U+FFFD.
+// It differs from encoding/json in what it refuses: bytes that are not UTF-8 anywhere in the line,
+// and half a surrogate pair escaped in an id or a text, both of which encoding/json replaces by
+// U+FFFD.
 type lineScanner struct {
 	names   [2]string   // the fields of the text and the id, as they were given
 	paths   [2][]string // the names of members that lead to them
@@ -51,14 +54,16 @@ const (
 	idField
 )
 
-// field is where the value of a field stands in the line, quotes included; it is empty if there is none.
+// field is where the value of a field stands in the line, quotes included; it is empty if there is
+// none.
 type field struct {
 	start, end int
 	escaped    bool // a string with escapes
 }
 
-// A container is an object or array of the line. Bits 0 and 1 are set for the fields whose path leads through it, 2 and 3 for those whose value is
-// its member that is being read, and bit 4 for an object.
+// A container is an object or array of the line. Bits 0 and 1 are set for the fields whose path
+// leads through it, 2 and 3 for those whose value is its member that is being read, and bit 4 for
+// an object.
 type container uint8
 
 const (
@@ -104,17 +109,19 @@ func splitPath(path string) ([]string, error) {
 			i++
 			*last += path[i : i+1]
 		default:
-			return nil, fmt.Errorf("the field %q has a backslash before neither a dot nor a backslash; write \\\\ for one that belongs to a name", path)
+			return nil, fmt.Errorf("the field %q has a backslash before neither a dot nor a backslash; write \\\\ "+
+				"for one that belongs to a name", path)
 		}
 	}
 	if slices.Contains(parts, "") {
-		return nil, fmt.Errorf("the field %q has an empty name beside a dot; write \\. for a dot that belongs to a name", path)
+		return nil,
+			fmt.Errorf("the field %q has an empty name beside a dot; write \\. for a dot that belongs to a name", path)
 	}
 	return parts, nil
 }
 
-// scan gives the id and the text of a line. Both lie in the line, which decoding changes. The id is empty if there is none. On an error of the
-// text the id is still given.
+// scan gives the id and the text of a line. Both lie in the line, which decoding changes. The id is
+// empty if there is none. On an error of the text the id is still given.
 func (s *lineScanner) scan(line []byte) (id, text []byte, bad *lineError) {
 	s.line, s.at, s.open, s.fields, s.high = line, 0, s.open[:0], [2]field{}, 0
 	bad = s.parse()
@@ -186,7 +193,8 @@ func (s *lineScanner) parse() *lineError {
 	case s.at == len(s.line):
 		return badJSON(s.at, "the line is empty")
 	case s.line[s.at] == '[':
-		return badJSON(s.at, "the line begins with an array; lines of documents are objects (the format json reads arrays, and jq -c '.[]' makes lines of them)")
+		return badJSON(s.at, "the line begins with an array; lines of documents are objects (the format json reads "+
+			"arrays, and jq -c '.[]' makes lines of them)")
 	case s.line[s.at] != '{':
 		return badJSON(s.at, "the line begins with %s, not with an object", s.found())
 	}
@@ -271,7 +279,8 @@ func (s *lineScanner) note(in *container, escaped bool) {
 	*in &^= 3 * value
 }
 
-// key reads the name of a member and the colon. It notes where a field begins, and gives the fields whose path leads through the value.
+// key reads the name of a member and the colon. It notes where a field begins, and gives the fields
+// whose path leads through the value.
 func (s *lineScanner) key() (through container, bad *lineError) {
 	start := s.at
 	if s.peek() != '"' {
@@ -342,8 +351,9 @@ func (s *lineScanner) found() string {
 	return fmt.Sprintf("%q", r)
 }
 
-// skipString passes over the string that begins at the next byte. Quotes and backslashes are looked for with the vector instructions of
-// bytes.IndexByte, control characters and bytes beyond ASCII by eight bytes at a time.
+// skipString passes over the string that begins at the next byte. Quotes and backslashes are looked
+// for with the vector instructions of bytes.IndexByte, control characters and bytes beyond ASCII by
+// eight bytes at a time.
 func (s *lineScanner) skipString() (escaped bool, bad *lineError) {
 	start := s.at
 	at, quote := start+1, start
@@ -383,9 +393,12 @@ func (s *lineScanner) skipString() (escaped bool, bad *lineError) {
 // controls refuses control characters in a part of the line. It tells s.high of bytes beyond ASCII.
 func (s *lineScanner) controls(from, to int) *lineError {
 	b := s.line[from:to]
-	var low, high uint64 // high bits: of a byte below 32, and above the first such byte also by a borrow; of a byte from 128 on
+	// high bits: of a byte below 32, and above the first such byte also by a borrow; of a byte from
+	// 128 on
+	var low, high uint64
 	for len(b) >= 32 {
-		w, x, y, z := binary.LittleEndian.Uint64(b), binary.LittleEndian.Uint64(b[8:]), binary.LittleEndian.Uint64(b[16:]), binary.LittleEndian.Uint64(b[24:])
+		w, x, y, z := binary.LittleEndian.Uint64(b), binary.LittleEndian.Uint64(b[8:]),
+			binary.LittleEndian.Uint64(b[16:]), binary.LittleEndian.Uint64(b[24:])
 		low |= (w-ones*32)&^w | (x-ones*32)&^x | (y-ones*32)&^y | (z-ones*32)&^z
 		high |= w | x | y | z
 		b = b[32:]
@@ -413,7 +426,8 @@ func (s *lineScanner) controls(from, to int) *lineError {
 	return badJSON(at, "the control character 0x%02x must be escaped in a string", s.line[at])
 }
 
-// escapeLength is the length of the escape sequence at the start of b, which has a backslash there, or 0 if it is none.
+// escapeLength is the length of the escape sequence at the start of b, which has a backslash there,
+// or 0 if it is none.
 func escapeLength(b []byte) int {
 	if len(b) < 2 {
 		return 0
@@ -508,13 +522,15 @@ func (s *lineScanner) decodeString(f field) ([]byte, *lineError) {
 	}
 	decoded, at := unescape(raw)
 	if decoded == nil {
-		return nil, &lineError{BadUTF8, f.start + 1 + at, fmt.Errorf("%s escapes half of a surrogate pair, which is no character", raw[at:at+6])}
+		return nil, &lineError{BadUTF8, f.start + 1 + at, fmt.Errorf("%s escapes half of a surrogate pair, which is "+
+			"no character", raw[at:at+6])}
 	}
 	return decoded, nil
 }
 
-// unescape decodes the content of a string, which has passed skipString, in its own memory: no escape is shorter than what it stands for. If
-// it has half a surrogate pair, the result is nil and the place in raw.
+// unescape decodes the content of a string, which has passed skipString, in its own memory: no
+// escape is shorter than what it stands for. If it has half a surrogate pair, the result is nil and
+// the place in raw.
 func unescape(raw []byte) ([]byte, int) {
 	dst := raw[:0]
 	for at := 0; ; {
@@ -561,14 +577,15 @@ func unescape(raw []byte) ([]byte, int) {
 // Of bytes eight at a time.
 const ones, highs = 0x0101010101010101, 0x8080808080808080
 
-// indexSpecial is the place of the first quote, backslash or control character in b, or its length: of eight bytes at a time, by the
-// arithmetic that finds zero bytes in a word.
+// indexSpecial is the place of the first quote, backslash or control character in b, or its length:
+// of eight bytes at a time, by the arithmetic that finds zero bytes in a word.
 func indexSpecial(b []byte) int {
 	at := 0
 	for ; at+8 <= len(b); at += 8 {
 		x := binary.LittleEndian.Uint64(b[at:])
 		quote, backslash := x^ones*'"', x^ones*'\\'
-		// A byte's high bit is set here if the byte is 0 (quote, backslash) or below 32 (x); above the first such byte also by a borrow.
+		// A byte's high bit is set here if the byte is 0 (quote, backslash) or below 32 (x); above
+		// the first such byte also by a borrow.
 		if found := ((quote-ones)&^quote | (backslash-ones)&^backslash | (x-ones*32)&^x) & highs; found != 0 {
 			return at + bits.TrailingZeros64(found)/8
 		}

@@ -117,7 +117,8 @@ func TestScanDocument(t *testing.T) {
 	}
 }
 
-// reference reads a line with encoding/json, by the rules that lineScanner states. Kinds are told apart as far as encoding/json can.
+// reference reads a line with encoding/json, by the rules that lineScanner states. Kinds are told
+// apart as far as encoding/json can.
 func reference(line []byte) (id, text string, kind Kind) {
 	if !utf8.Valid(line) { // encoding/json repairs it
 		return "", "", BadUTF8
@@ -131,7 +132,8 @@ func reference(line []byte) (id, text string, kind Kind) {
 		if err := json.Unmarshal(raw, &s); err != nil {
 			return "", BadJSON
 		}
-		if strings.Count(s, "\ufffd") != strings.Count(string(raw), "\ufffd")+strings.Count(strings.ToLower(strings.ReplaceAll(string(raw), `\\`, "")), `\ufffd`) {
+		if strings.Count(s, "\ufffd") != strings.Count(string(raw),
+			"\ufffd")+strings.Count(strings.ToLower(strings.ReplaceAll(string(raw), `\\`, "")), `\ufffd`) {
 			return "", BadUTF8 // encoding/json put it for half a surrogate pair
 		}
 		return s, 0
@@ -183,11 +185,13 @@ func sameAsReference(t interface{ Fatalf(string, ...any) }, s *lineScanner, line
 	}
 }
 
-// FuzzScanDocument compares with encoding/json: the same id and text, or both refuse, for the same reason. The intended differences are in
-// reference: encoding/json repairs invalid UTF-8 and half surrogate pairs, and takes empty texts.
+// FuzzScanDocument compares with encoding/json: the same id and text, or both refuse, for the same
+// reason. The intended differences are in reference: encoding/json repairs invalid UTF-8 and half
+// surrogate pairs, and takes empty texts.
 func FuzzScanDocument(f *testing.F) {
 	for _, line := range []string{
-		`{"id":"a","text":"b"}`, `{"text":"\ud83d\ude00\n\\ud800","id":-1.5e3,"x":[{"text":null}]}`, `{"text":"\ud800"}`, `[`, `null`, `{"te\u0078t":"é","text":""}`,
+		`{"id":"a","text":"b"}`, `{"text":"\ud83d\ude00\n\\ud800","id":-1.5e3,"x":[{"text":null}]}`,
+		`{"text":"\ud800"}`, `[`, `null`, `{"te\u0078t":"é","text":""}`,
 		"{\"text\":\"\xff\"}", `{"text":"\\ufffd\ufffd\\\uFFFD"}`, `{"id":0,"text":"0123456789abcdef\t"}`,
 	} {
 		f.Add([]byte(line))
@@ -198,12 +202,15 @@ func FuzzScanDocument(f *testing.F) {
 // Lines put together from pieces of JSON reach further into the grammar than bytes at random.
 func TestScanAgreesWithEncodingJSON(t *testing.T) {
 	pieces := []string{
-		`{`, `}`, `[`, `]`, `,`, `:`, `"`, `"text"`, `"id"`, `"text":`, `"id":`, `"x":`, `"b"`, `\`, `\n`, `\u0041`, `\ud83d`, `\ude00`, `\\`, `\"`, `"\ud83d\ude00é"`, "é", "\xff", "\x01",
-		"1", "-", "0", ".5", "e+1", "true", "null", " ", "\n", "0123456789", `{"text":"b"`, `{"a":[{},[1,2]],`, `"te\u0078t":`, `"😀"`,
+		`{`, `}`, `[`, `]`, `,`, `:`, `"`, `"text"`, `"id"`, `"text":`, `"id":`, `"x":`, `"b"`, `\`, `\n`, `\u0041`,
+		`\ud83d`, `\ude00`, `\\`, `\"`, `"\ud83d\ude00é"`, "é", "\xff", "\x01",
+		"1", "-", "0", ".5", "e+1", "true", "null", " ", "\n", "0123456789", `{"text":"b"`, `{"a":[{},[1,2]],`,
+		`"te\u0078t":`, `"😀"`,
 	}
 	s := newScanner("text", "id")
 	rapid.Check(t, func(t *rapid.T) {
-		sameAsReference(t, s, []byte(strings.Join(rapid.SliceOfN(rapid.SampledFrom(pieces), 0, 16).Draw(t, "pieces"), "")))
+		sameAsReference(t, s, []byte(strings.Join(rapid.SliceOfN(rapid.SampledFrom(pieces), 0, 16).Draw(t, "pieces"),
+			"")))
 	})
 	// Whole lines, as encoding/json writes them, and with a byte changed.
 	rapid.Check(t, func(t *rapid.T) {
@@ -234,7 +241,8 @@ func TestIndexSpecial(t *testing.T) {
 }
 
 func TestScanAllocatesNothing(t *testing.T) {
-	line := []byte(`{"id":"dok-\u00e9","text":"` + strings.Repeat(`a line\n\u20ac 😀`, 100) + `","m":{"t\u0065xt":[1,2,{}]}}`)
+	line := []byte(`{"id":"dok-\u00e9","text":"` + strings.Repeat(`a line\n\u20ac 😀`, 100) +
+		`","m":{"t\u0065xt":[1,2,{}]}}`)
 	s := newScanner("text", "id")
 	again := make([]byte, len(line)) // scanning changes it
 	if n := alloctest.Least(func() { copy(again, line); s.scan(again) }); n != 0 {

@@ -7,7 +7,8 @@ import (
 	"io"
 )
 
-// startLines moves on to the first line of a piece: that behind the first line feed of its bytes, or the first of the file.
+// startLines moves on to the first line of a piece: that behind the first line feed of its bytes,
+// or the first of the file.
 func (r *Reader) startLines() error {
 	if r.piece.Start == 0 {
 		return nil
@@ -19,7 +20,8 @@ func (r *Reader) startLines() error {
 	return err
 }
 
-// passLine moves on behind the next line feed, or to a byte from end on or the end of the file if there is none before that; end -1 is the end of the file.
+// passLine moves on behind the next line feed, or to a byte from end on or the end of the file if
+// there is none before that; end -1 is the end of the file.
 func (r *Reader) passLine(end int64) (found bool, err error) {
 	for r.offset < end || end < 0 {
 		b, err := r.buffered()
@@ -40,10 +42,12 @@ func (r *Reader) passLine(end int64) (found bool, err error) {
 	return false, nil
 }
 
-// readLine gives the next line of the piece with the line feed that ends it, valid until the next call, and moves on behind it. r.start and
-// r.number are its place. A line above the limit is passed over; the error says so.
+// readLine gives the next line of the piece with the line feed that ends it, valid until the next
+// call, and moves on behind it. r.start and r.number are its place. A line above the limit is
+// passed over; the error says so.
 func (r *Reader) readLine() ([]byte, error) {
-	first := r.piece.Start == 0 && r.lines == 0 // of the file, which a byte order mark may push beyond the end of a small piece
+	// of the file, which a byte order mark may push beyond the end of a small piece
+	first := r.piece.Start == 0 && r.lines == 0
 	if r.piece.End >= 0 && r.offset > r.piece.End && !first {
 		return nil, r.finish()
 	}
@@ -65,7 +69,8 @@ func (r *Reader) readLine() ([]byte, error) {
 		} else if err := r.ctx.Err(); err != nil {
 			return nil, r.stopped(err)
 		}
-		if content := length - int64(len(part)-len(bytes.TrimSuffix(part, []byte("\n")))); content > int64(r.o.MaxLine) {
+		if content := length - int64(len(part)-len(bytes.TrimSuffix(part,
+			[]byte("\n")))); content > int64(r.o.MaxLine) {
 			r.long = r.long[:0]
 			if whole {
 				return nil, r.tooLong("line", content)

@@ -10,7 +10,8 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/memory"
 )
 
-// The kinds of messages (MessageHeader in format/Message.fbs) and of types (Type in format/Schema.fbs) that are looked at.
+// The kinds of messages (MessageHeader in format/Message.fbs) and of types (Type in
+// format/Schema.fbs) that are looked at.
 const (
 	messageSchema     = 1
 	messageDictionary = 2
@@ -26,8 +27,9 @@ const maxArrowDepth = 64
 
 var errArrowMeta = errors.New("the metadata of a message is damaged")
 
-// arrowMessages gives the messages of a stream, or those of a file that are needed, to the library. It looks at them first: the library makes
-// room for as many fields and pairs of metadata as a file says that it has.
+// arrowMessages gives the messages of a stream, or those of a file that are needed, to the library.
+// It looks at them first: the library makes room for as many fields and pairs of metadata as a file
+// says that it has.
 type arrowMessages struct {
 	stream io.Reader   // one message after the other
 	from   []io.Reader // of each the first message
@@ -115,7 +117,8 @@ func checkMessage(meta []byte) (kind byte, body int64, err error) {
 	}
 	kind, body = meta[at], message.int64(3)
 	if body < 0 || body > maxArrowBody {
-		return 0, 0, advise("a record batch has %d bytes, at most %d MiB are read; write smaller record batches", body, maxArrowBody>>20)
+		return 0, 0, advise("a record batch has %d bytes, at most %d MiB are read; write smaller record batches", body,
+			maxArrowBody>>20)
 	}
 	switch kind {
 	case messageSchema:
@@ -185,7 +188,8 @@ func (t flatTable) batch(body int64) bool {
 		}
 	}
 	for i := range n {
-		offset, length := int64(binary.LittleEndian.Uint64(buffers[16*i:])), int64(binary.LittleEndian.Uint64(buffers[16*i+8:]))
+		offset, length := int64(binary.LittleEndian.Uint64(buffers[16*i:])),
+			int64(binary.LittleEndian.Uint64(buffers[16*i+8:]))
 		if offset < 0 || length < 0 || offset > body || length > body-offset {
 			return false
 		}

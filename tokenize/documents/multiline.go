@@ -12,15 +12,16 @@ var (
 	errCutObject = fmt.Errorf("the file ends inside an object: %w", io.ErrUnexpectedEOF)
 )
 
-// An extent finds where a value of JSON that begins with a brace or bracket ends, over any number of buffers. It looks at strings and braces only;
-// what lies between is for [lineScanner].
+// An extent finds where a value of JSON that begins with a brace or bracket ends, over any number
+// of buffers. It looks at strings and braces only; what lies between is for [lineScanner].
 type extent struct {
 	depth   int
 	text    bool // in a string
 	escaped bool // behind a backslash in it
 }
 
-// pass passes over what of the value lies in b. It gives the number of bytes, and whether the value ends with them.
+// pass passes over what of the value lies in b. It gives the number of bytes, and whether the value
+// ends with them.
 func (e *extent) pass(b []byte) (n int, ended bool) {
 	for at := 0; at < len(b); {
 		if e.escaped {
@@ -69,7 +70,8 @@ func (r *Reader) startJSON() error {
 	return err
 }
 
-// passSpace moves on to the next byte that is not white space and gives it; -1 at the end of the file.
+// passSpace moves on to the next byte that is not white space and gives it; -1 at the end of the
+// file.
 func (r *Reader) passSpace() (int, error) {
 	for {
 		b, err := r.buffered()
@@ -129,8 +131,8 @@ func (r *Reader) nextJSON() (Document, error) {
 	return r.document(object)
 }
 
-// readObject gives the object that begins at the next byte, valid until the next call, and moves on behind it. r.start and r.number are its
-// place.
+// readObject gives the object that begins at the next byte, valid until the next call, and moves on
+// behind it. r.start and r.number are its place.
 func (r *Reader) readObject() ([]byte, error) {
 	r.start, r.number = r.offset, r.line
 	r.dropLong()
@@ -166,7 +168,8 @@ func (r *Reader) readObject() ([]byte, error) {
 	}
 }
 
-// stray is the error of a byte between objects that should not be there. What follows cannot be told apart into objects.
+// stray is the error of a byte between objects that should not be there. What follows cannot be
+// told apart into objects.
 func (r *Reader) stray(c int, where string) error {
 	found := fmt.Sprintf("%q", rune(c))
 	switch {
@@ -175,7 +178,8 @@ func (r *Reader) stray(c int, where string) error {
 	case c >= utf8.RuneSelf:
 		found = fmt.Sprintf("the byte 0x%02x", c)
 	}
-	return r.faultAt(r.line, r.offset, BadStream, fmt.Errorf("malformed JSON: %s %s; nothing behind this place can be read: mend the file", found, where))
+	return r.faultAt(r.line, r.offset, BadStream, fmt.Errorf("malformed JSON: %s %s; nothing behind this place can "+
+		"be read: mend the file", found, where))
 }
 
 // skipJSON goes on behind the object that begins at offset.

@@ -6,10 +6,12 @@ import (
 	"strings"
 )
 
-// DefaultMaxLine is the length of the longest document that is read unless [Options.MaxLine] says otherwise, in bytes after decompression.
+// DefaultMaxLine is the length of the longest document that is read unless [Options.MaxLine] says
+// otherwise, in bytes after decompression.
 const DefaultMaxLine = 256 << 20
 
-// A Format is how documents lie in a file. Gzip and zstd around JSON lines, JSON, text and Arrow streams are undone whatever the format.
+// A Format is how documents lie in a file. Gzip and zstd around JSON lines, JSON, text and Arrow
+// streams are undone whatever the format.
 type Format uint8
 
 // The formats that are read.
@@ -77,17 +79,20 @@ func ParseUnit(name string) (Unit, error) {
 
 // Options are the choices for reading documents; the zero value is good.
 type Options struct {
-	// Text and ID name the fields that hold a document's text and id; "" means "text" and "id". A dot leads into an object or a struct:
-	// "metadata.url". A dot that belongs to a name is written \. and a backslash \\.
+	// Text and ID name the fields that hold a document's text and id; "" means "text" and "id". A
+	// dot leads into an object or a struct: "metadata.url". A dot that belongs to a name is written
+	// \. and a backslash \\.
 	Text, ID string
 	// Format is how documents lie in all inputs.
 	Format Format
 	// Unit is what a document of a text file is.
 	Unit Unit
-	// KeepMark leaves a byte order mark at the start of JSON lines, JSON and text where it is. Otherwise it is removed.
+	// KeepMark leaves a byte order mark at the start of JSON lines, JSON and text where it is.
+	// Otherwise it is removed.
 	KeepMark bool
-	// MaxLine is the length of the longest line, object, text file or text that is read, in bytes after decompression; 0 means [DefaultMaxLine].
-	// Memory for about two of them is taken where they occur.
+	// MaxLine is the length of the longest line, object, text file or text that is read, in bytes
+	// after decompression; 0 means [DefaultMaxLine]. Memory for about two of them is taken where
+	// they occur.
 	MaxLine int
 	// Stdin is what the input "-" reads; nil means os.Stdin.
 	Stdin io.Reader

@@ -41,7 +41,8 @@ type parquetGroup struct {
 	start int64 // the first byte of its columns
 }
 
-// inMetadata says of a fault that it is in the metadata of a file, unless the fault is no damage but advice to the user.
+// inMetadata says of a fault that it is in the metadata of a file, unless the fault is no damage
+// but advice to the user.
 func inMetadata(format string, err error) error {
 	if errors.As(err, new(advice)) {
 		return err
@@ -114,7 +115,8 @@ func (m *parquetMeta) find(o Options, paths [2][]string) error {
 	case text == nil:
 		return noText(paths, texts)
 	case text.MaxRepetitionLevel() > 0:
-		return advise("the column %q is inside a list, and a document has one text; name another column with --text-field", joinPath(paths[textField]))
+		return advise("the column %q is inside a list, and a document has one text; name another column with "+
+			"--text-field", joinPath(paths[textField]))
 	case text.PhysicalType() != parquet.Types.ByteArray:
 		return wrongText(paths, strings.ToLower(text.PhysicalType().String()), texts)
 	}
@@ -127,7 +129,8 @@ func (m *parquetMeta) find(o Options, paths [2][]string) error {
 	case id == nil:
 		return nil
 	case id.MaxRepetitionLevel() > 0:
-		return advise("the column %q of the ids is inside a list; name another column with --id-field", joinPath(paths[idField]))
+		return advise("the column %q of the ids is inside a list; name another column with --id-field",
+			joinPath(paths[idField]))
 	}
 	m.id = newParquetColumn(id, leaves[idField])
 	number := m.id.kind == parquet.Types.Int32 || m.id.kind == parquet.Types.Int64
@@ -141,14 +144,16 @@ func (m *parquetMeta) find(o Options, paths [2][]string) error {
 	return nil
 }
 
-// noText is the error of a file without the column of the texts. texts are the columns that could be it.
+// noText is the error of a file without the column of the texts. texts are the columns that could
+// be it.
 func noText(paths [2][]string, texts []string) error {
 	return advise("the file has no column %q; %s", joinPath(paths[textField]), otherTexts(paths, texts))
 }
 
 // wrongText is the error of a column of the texts that does not hold strings.
 func wrongText(paths [2][]string, kind string, texts []string) error {
-	return advise("the column %q of the texts has the type %s, not string; %s", joinPath(paths[textField]), kind, otherTexts(paths, texts))
+	return advise("the column %q of the texts has the type %s, not string; %s", joinPath(paths[textField]), kind,
+		otherTexts(paths, texts))
 }
 
 // noID is the error of a file without the column of the ids that the caller has named.
@@ -157,12 +162,14 @@ func noID(paths [2][]string, texts []string) error {
 	if len(texts) > 0 {
 		has = "its columns of text are: " + strings.Join(texts, ", ")
 	}
-	return advise("the file has no column %q for the ids; %s; leave out --id-field if the documents have no ids", joinPath(paths[idField]), has)
+	return advise("the file has no column %q for the ids; %s; leave out --id-field if the documents have no ids",
+		joinPath(paths[idField]), has)
 }
 
 // wrongID is the error of a column of the ids that holds neither strings nor integers.
 func wrongID(paths [2][]string, kind string) error {
-	return advise("the column %q of the ids has the type %s, neither string nor integer; name another column with --id-field", joinPath(paths[idField]), kind)
+	return advise("the column %q of the ids has the type %s, neither string nor integer; name another column with "+
+		"--id-field", joinPath(paths[idField]), kind)
 }
 
 // otherTexts says which columns could be the text. The column of the ids is not one of them.
@@ -178,7 +185,8 @@ func otherTexts(paths [2][]string, texts []string) string {
 	return "its columns of text are: " + strings.Join(texts, ", ") + "; name one with --text-field"
 }
 
-// groupAt is the type of what a path leads to if that holds columns and is none itself: list, map or struct; else "".
+// groupAt is the type of what a path leads to if that holds columns and is none itself: list, map
+// or struct; else "".
 func (m *parquetMeta) groupAt(path []string) string {
 	node := schema.Node(m.file.Schema.Root())
 	for _, name := range path {
@@ -204,7 +212,8 @@ func (m *parquetMeta) groupAt(path []string) string {
 }
 
 func newParquetColumn(c *schema.Column, leaf int) *parquetColumn {
-	p := &parquetColumn{name: joinPath(c.ColumnPath()), leaf: leaf, kind: c.PhysicalType(), levels: c.MaxDefinitionLevel()}
+	p := &parquetColumn{name: joinPath(c.ColumnPath()), leaf: leaf, kind: c.PhysicalType(),
+		levels: c.MaxDefinitionLevel()}
 	if t, ok := c.LogicalType().(schema.IntLogicalType); ok {
 		p.unsigned = !t.IsSigned()
 	}
@@ -230,15 +239,18 @@ func (m *parquetMeta) findGroups() error {
 			return fmt.Errorf("row group %d has %d rows by the metadata", n, g.rows)
 		}
 		if len(group.Columns) != m.file.Schema.NumColumns() {
-			return fmt.Errorf("row group %d has %d columns by the metadata, not %d", n, len(group.Columns), m.file.Schema.NumColumns())
+			return fmt.Errorf("row group %d has %d columns by the metadata, not %d", n, len(group.Columns),
+				m.file.Schema.NumColumns())
 		}
 		for leaf, chunk := range group.Columns {
 			c := chunk.MetaData
 			if c == nil {
-				return advise("row group %d has columns that are encrypted, which are not read; decrypt the file first", n)
+				return advise("row group %d has columns that are encrypted, which are not read; decrypt the file first",
+					n)
 			}
 			start := c.DataPageOffset
-			if dictionary := c.GetDictionaryPageOffset(); dictionary > 0 && dictionary < start { // some writers put 0 where there is none
+			if dictionary := c.GetDictionaryPageOffset(); dictionary > 0 && dictionary < start {
+				// some writers put 0 where there is none
 				start = dictionary
 			}
 			g.start = min(g.start, start)
@@ -258,7 +270,8 @@ func (m *parquetMeta) findGroups() error {
 	return nil
 }
 
-// cuttable reports whether the row groups lie in the file in their order, so that the bytes of pieces are runs.
+// cuttable reports whether the row groups lie in the file in their order, so that the bytes of
+// pieces are runs.
 func (m *parquetMeta) cuttable() bool {
 	for i, g := range m.groups {
 		if g.start > m.end || i > 0 && g.start <= m.groups[i-1].start {
@@ -268,7 +281,8 @@ func (m *parquetMeta) cuttable() bool {
 	return true
 }
 
-// bounds is the first byte of a row group; of the first one, of the file, and behind the last one, of nothing.
+// bounds is the first byte of a row group; of the first one, of the file, and behind the last one,
+// of nothing.
 func (m *parquetMeta) bound(group int64, size int64) int64 {
 	switch {
 	case group <= 0:
@@ -309,7 +323,8 @@ func newParquetReader(r *Reader, file *os.File) (rowReader, error) {
 		p.end = int64(len(meta.groups))
 	}
 	if p.group < 0 || p.group > p.end || p.end > int64(len(meta.groups)) {
-		return nil, fmt.Errorf("reading %s: it has %d row groups, of which %d to %d are to be read; it was changed since it was cut into pieces",
+		return nil, fmt.Errorf("reading %s: it has %d row groups, of which %d to %d are to be read; it was changed "+
+			"since it was cut into pieces",
 			r.piece.File, len(meta.groups), p.group, p.end)
 	}
 	p.base = meta.bound(p.group, p.size)
@@ -375,7 +390,8 @@ func (p *parquetReader) read() (text, id []byte, err error) {
 		id, err = p.id.next()
 	}
 	if err != nil {
-		return nil, nil, p.r.broken(p.row-p.firstRow+1, p.row, fmt.Errorf("row %d (row group %d): %w", p.row, p.group, err))
+		return nil, nil, p.r.broken(p.row-p.firstRow+1, p.row, fmt.Errorf("row %d (row group %d): %w", p.row, p.group,
+			err))
 	}
 	p.row++
 	p.left--

@@ -10,21 +10,26 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// A Piece is a part of an input that can be read by itself. All pieces of an input, in order, give exactly the documents of the input.
+// A Piece is a part of an input that can be read by itself. All pieces of an input, in order, give
+// exactly the documents of the input.
 type Piece struct {
 	File string // as it was named; "-" is standard input
-	// Start and End bound the piece: bytes of plain JSON lines and of plain text whose lines are documents (a line belongs to the piece in which
-	// the byte before it lies, the first line to the first piece), row groups of Parquet, record batches of an Arrow file. End is -1 if the piece
-	// goes to the end of the file, as the only piece of an input does.
+	// Start and End bound the piece: bytes of plain JSON lines and of plain text whose lines are
+	// documents (a line belongs to the piece in which the byte before it lies, the first line to
+	// the first piece), row groups of Parquet, record batches of an Arrow file. End is -1 if the
+	// piece goes to the end of the file, as the only piece of an input does.
 	Start, End int64
 }
 
-// cutters is how many inputs are looked at side by side: on a network each takes milliseconds of waiting.
+// cutters is how many inputs are looked at side by side: on a network each takes milliseconds of
+// waiting.
 const cutters = 16
 
-// Pieces cuts inputs into pieces of about target bytes on disk each. Where it cuts depends on the inputs and target only. Inputs that cannot
-// be cut (compressed, JSON over several lines, Arrow streams, text files that are one document, "-") and those not larger than target are one
-// piece. The first bytes of every regular file are read; an error names the file that cannot be read or whose content and name disagree.
+// Pieces cuts inputs into pieces of about target bytes on disk each. Where it cuts depends on the
+// inputs and target only. Inputs that cannot be cut (compressed, JSON over several lines, Arrow
+// streams, text files that are one document, "-") and those not larger than target are one piece.
+// The first bytes of every regular file are read; an error names the file that cannot be read or
+// whose content and name disagree.
 func Pieces(ctx context.Context, inputs []string, o Options, target int64) ([]Piece, error) {
 	if target <= 0 {
 		return nil, fmt.Errorf("pieces of %d bytes; a piece has at least one", target)
@@ -149,7 +154,8 @@ func cutInput(input string, o Options, paths [2][]string, target int64) ([]Piece
 // divide is a*i/n for i up to n, without overflow.
 func divide(a, i, n int64) int64 { return a/n*i + a%n*i/n }
 
-// cutAt makes pieces of units that begin at these bytes: as many as have target bytes together, at least one.
+// cutAt makes pieces of units that begin at these bytes: as many as have target bytes together, at
+// least one.
 func cutAt(input string, bounds []int64, size, target int64) (pieces []Piece) {
 	for i := 0; i < len(bounds); {
 		next := i + 1

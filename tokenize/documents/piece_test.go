@@ -20,15 +20,17 @@ import (
 	"pgregory.net/rapid"
 )
 
-// All pieces of a file, at any target size, give the documents and errors of the whole, and their hashes are those of bytes that are all bytes of
-// the file. A reader that skips to any document goes on with the one behind it and has the same hash.
+// All pieces of a file, at any target size, give the documents and errors of the whole, and their
+// hashes are those of bytes that are all bytes of the file. A reader that skips to any document
+// goes on with the one behind it and has the same hash.
 func TestPiecesAreTheWhole(t *testing.T) {
 	defer goleak.VerifyNone(t)
 	dir := t.TempDir()
 	rapid.Check(t, func(rt *rapid.T) {
 		var content strings.Builder
 		line := rapid.OneOf(
-			rapid.SampledFrom([]string{"", " ", "\t", `{"id":"a","text":"b"}`, `{"text":"\u00e9\n"}`, `{"text":""}`, `nonsense`, `{"text":"` + strings.Repeat("x", 300) + `"}`, `{"text":"日本"} `}),
+			rapid.SampledFrom([]string{"", " ", "\t", `{"id":"a","text":"b"}`, `{"text":"\u00e9\n"}`, `{"text":""}`,
+				`nonsense`, `{"text":"` + strings.Repeat("x", 300) + `"}`, `{"text":"日本"} `}),
 			rapid.StringMatching(`[ -~]{0,10}`))
 		for range rapid.IntRange(0, 12).Draw(rt, "lines") {
 			content.WriteString(line.Draw(rt, "line"))
@@ -71,7 +73,8 @@ func TestPiecesAreTheWhole(t *testing.T) {
 	})
 }
 
-// checkPiece reads a piece, compares its hash and skips to each of its documents. It gives the number of its lines.
+// checkPiece reads a piece, compares its hash and skips to each of its documents. It gives the
+// number of its lines.
 func checkPiece(t *testing.T, rt interface{ Fatalf(string, ...any) }, p Piece, o Options) int64 {
 	type mark struct{ offset, lines int64 }
 	var marks []mark
@@ -135,7 +138,8 @@ func checkPiece(t *testing.T, rt interface{ Fatalf(string, ...any) }, p Piece, o
 			rt.Fatalf("behind %q: %q, want %q", all[i], got, all[i+1:])
 		}
 		if again.SHA256() != r.SHA256() || again.Lines() != r.Lines() {
-			rt.Fatalf("after skipping, hash %s and %d lines, want %s and %d", again.SHA256(), again.Lines(), r.SHA256(), r.Lines())
+			rt.Fatalf("after skipping, hash %s and %d lines, want %s and %d", again.SHA256(), again.Lines(), r.SHA256(),
+				r.Lines())
 		}
 		again.Close()
 	}
@@ -148,8 +152,10 @@ func TestSkip(t *testing.T) {
 	lines := `{"id":"a","text":"b"}` + "\n\nbad\n" + `{"text":"c"}` + "\r\n" + `{"text":"d` + "\n" + `{"text":"e"}`
 	array := "\n[ {\"text\":\n\"a\"},{\"text\":\"b\"} ,\n\n{\"text\":\"\"}, {\"text\":\"c\",} , {\"text\":\n\"d\"}]\n\n"
 	for name, content := range map[string]string{
-		"a.jsonl": lines, "a.jsonl.gz": gzipped(lines), "a.jsonl.zst": zstded(lines, "", "\n", lines), "a.json": array, "a.json.zst": zstded(array),
-		"stream.json": "{\"text\":\n\"a\"}{\"text\":\"b\"}\n{\"text\":\n\"c\"}", "a.txt": "some\ntext\n", "long.txt": strings.Repeat("x", 3*readBuffer),
+		"a.jsonl": lines, "a.jsonl.gz": gzipped(lines), "a.jsonl.zst": zstded(lines, "", "\n", lines), "a.json": array,
+		"a.json.zst":  zstded(array),
+		"stream.json": "{\"text\":\n\"a\"}{\"text\":\"b\"}\n{\"text\":\n\"c\"}", "a.txt": "some\ntext\n",
+		"long.txt": strings.Repeat("x", 3*readBuffer),
 	} {
 		checkPiece(t, t, Piece{put(t, name, content), 0, -1}, Options{})
 	}
@@ -158,7 +164,8 @@ func TestSkip(t *testing.T) {
 	}
 }
 
-// The bytes of the pieces of a Parquet or Arrow file are the whole file's: their numbers say so, and a change anywhere changes one hash.
+// The bytes of the pieces of a Parquet or Arrow file are the whole file's: their numbers say so,
+// and a change anywhere changes one hash.
 func TestHashesOfRows(t *testing.T) {
 	for _, f := range columnFiles(t) {
 		if f.Name != "snappy1.0.parquet" && f.Name != "lz4.arrow" {
@@ -206,7 +213,8 @@ func TestHashesOfRows(t *testing.T) {
 func TestPiecesOfInputs(t *testing.T) {
 	lines := strings.Repeat(`{"text":"a"}`+"\n", 100)
 	jsonl := put(t, "a.jsonl", lines)
-	pieces, err := Pieces(t.Context(), []string{jsonl, "-", put(t, "b.jsonl.gz", gzipped(lines)), put(t, "c.json", "["+lines), put(t, "d.txt", lines)}, Options{}, 400)
+	pieces, err := Pieces(t.Context(), []string{jsonl, "-", put(t, "b.jsonl.gz", gzipped(lines)),
+		put(t, "c.json", "["+lines), put(t, "d.txt", lines)}, Options{}, 400)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -214,7 +222,8 @@ func TestPiecesOfInputs(t *testing.T) {
 	for _, p := range pieces {
 		got = append(got, fmt.Sprintf("%s %d %d", filepath.Base(p.File), p.Start, p.End))
 	}
-	want := []string{"a.jsonl 0 433", "a.jsonl 433 866", "a.jsonl 866 1300", "- 0 -1", "b.jsonl.gz 0 -1", "c.json 0 -1", "d.txt 0 -1"}
+	want := []string{"a.jsonl 0 433", "a.jsonl 433 866", "a.jsonl 866 1300", "- 0 -1", "b.jsonl.gz 0 -1", "c.json 0 -1",
+		"d.txt 0 -1"}
 	if !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
 	}
@@ -228,12 +237,14 @@ func TestPiecesOfInputs(t *testing.T) {
 		}
 	}
 	for _, input := range []string{filepath.Join(t.TempDir(), "absent"), t.TempDir(), put(t, "x.gz", "plain")} {
-		if _, err := Pieces(t.Context(), []string{input}, Options{}, 1); err == nil || !strings.Contains(err.Error(), input) {
+		if _, err := Pieces(t.Context(), []string{input}, Options{}, 1); err == nil ||
+			!strings.Contains(err.Error(), input) {
 			t.Errorf("%s: %v", input, err)
 		}
 	}
 	for _, bad := range []string{`a\b`, `a..b`, `.`, `a\`} {
-		if _, err := Pieces(t.Context(), nil, Options{Text: bad}, 1); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("%q", bad)) {
+		if _, err := Pieces(t.Context(), nil, Options{Text: bad}, 1); err == nil ||
+			!strings.Contains(err.Error(), fmt.Sprintf("%q", bad)) {
 			t.Errorf("the field %s: %v", bad, err)
 		}
 	}
@@ -267,7 +278,8 @@ func TestFormats(t *testing.T) {
 		want          string
 	}{
 		{"a.json", `{"text":"a"}` + "\n" + `{"text":"b"}`, Options{}, `0  "a"|13  "b"`},
-		{"a.json", "\n\n" + `{"text":"a"}` + "\n" + `bad` + "\n" + `{"text":"b"}`, Options{}, `2  "a"|15 malformed JSON |19  "b"`},
+		{"a.json", "\n\n" + `{"text":"a"}` + "\n" + `bad` + "\n" + `{"text":"b"}`, Options{},
+			`2  "a"|15 malformed JSON |19  "b"`},
 		{"a.json", `bad` + "\n" + `{"text":"b"}`, Options{}, `0 malformed JSON |4  "b"`},
 		{"a.json", `{"text":"bad` + "\n" + `{"text":"b"}`, Options{}, `8 malformed JSON |13  "b"`},
 		{"a.json", "{\n" + `"text":"a"}` + "\n{\n" + `"text":"b"}`, Options{}, `0  "a"|14  "b"`},
@@ -283,7 +295,8 @@ func TestFormats(t *testing.T) {
 		{"a.json", `[{"text":"a"}`, Options{}, `1  "a"|ends inside its array`},
 		{"a.json", `[{"text":"a"},{"text":"b"`, Options{}, `1  "a"|ends inside an object`},
 		{"a.json", `[{"text":"a"}] x`, Options{}, `1  "a"|'x' after the end of the array`},
-		{"a.json", `[{"text":"a",},{"text":"b"},{"text":"\ud800"},{"text":"` + "\xff" + `"},7]`, Options{}, `13 malformed JSON |15  "b"|37 invalid UTF-8 |55 invalid UTF-8 |'7' where an object`},
+		{"a.json", `[{"text":"a",},{"text":"b"},{"text":"\ud800"},{"text":"` + "\xff" + `"},7]`, Options{},
+			`13 malformed JSON |15  "b"|37 invalid UTF-8 |55 invalid UTF-8 |'7' where an object`},
 		{"a.json", `[{"text":"0123456789012345"},{"text":"b"}]`, Options{MaxLine: 20}, `1 line too long |29  "b"`},
 		{"a.json", "[]\x00", Options{}, `'\x00' after the end of the array`},
 		{"a.json", "\x00", Options{Format: JSON}, `'\x00' where an object should be`},
@@ -304,7 +317,8 @@ func TestFormats(t *testing.T) {
 		}
 		ok := len(lines) == len(want)
 		for i := range lines {
-			ok = ok && (lines[i] == want[i] || strings.Contains(lines[i], "x:") || i == len(lines)-1 && strings.Contains(lines[i], test.name) && strings.Contains(lines[i], want[i]))
+			ok = ok && (lines[i] == want[i] || strings.Contains(lines[i], "x:") || i == len(lines)-1 &&
+				strings.Contains(lines[i], test.name) && strings.Contains(lines[i], want[i]))
 		}
 		if !ok {
 			t.Errorf("%d: %s %q: %q, want %q", i, test.name, test.content, lines, want)
@@ -376,7 +390,8 @@ func (r *repeated) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// A document of 200 MB on one line takes memory for itself and little more than that on the way; one above the limit takes none.
+// A document of 200 MB on one line takes memory for itself and little more than that on the way;
+// one above the limit takes none.
 func TestMemoryOfGiant(t *testing.T) {
 	const block = 8 << 20
 	giant := func() *repeated {
@@ -409,7 +424,8 @@ func TestMemoryOfGiant(t *testing.T) {
 
 func TestHasEnding(t *testing.T) {
 	for name, want := range map[string]bool{
-		"a.jsonl": true, "a.json.gz": true, "a.ndjson.zst": true, "a.TXT": true, "a.parquet": true, "a.arrow": true, "a.feather": true, "a.b.jsonl.gz": true,
+		"a.jsonl": true, "a.json.gz": true, "a.ndjson.zst": true, "a.TXT": true, "a.parquet": true, "a.arrow": true,
+		"a.feather": true, "a.b.jsonl.gz": true,
 		"a.parquet.gz": false, "a.gz": false, "a.npy": false, "jsonl": false, "a.jsonl.bak": false, "a.csv": false,
 	} {
 		if HasEnding(name) != want {

@@ -60,9 +60,11 @@ func read(t *testing.T, opts Options, inputs ...string) (lines []string) {
 		var bad *DocumentError
 		switch {
 		case err == nil:
-			lines = append(lines, fmt.Sprintf("%s %d@%d %s %q", filepath.Base(doc.File), doc.Line, doc.Offset, doc.ID, doc.Text))
+			lines = append(lines, fmt.Sprintf("%s %d@%d %s %q", filepath.Base(doc.File), doc.Line, doc.Offset, doc.ID,
+				doc.Text))
 		case errors.As(err, &bad):
-			lines = append(lines, fmt.Sprintf("%s %d@%d %s: %v", filepath.Base(bad.File), bad.Line, bad.Offset, bad.ID, bad.Kind))
+			lines = append(lines, fmt.Sprintf("%s %d@%d %s: %v", filepath.Base(bad.File), bad.Line, bad.Offset, bad.ID,
+				bad.Kind))
 		default:
 			lines = append(lines, err.Error())
 		}
@@ -144,7 +146,8 @@ func TestDocumentsAreKept(t *testing.T) {
 	}
 }
 
-// Streams cut or damaged anywhere end in one error of kind BadStream; every document before it was whole.
+// Streams cut or damaged anywhere end in one error of kind BadStream; every document before it was
+// whole.
 func TestBrokenStreams(t *testing.T) {
 	defer goleak.VerifyNone(t)
 	var content strings.Builder
@@ -156,7 +159,8 @@ func TestBrokenStreams(t *testing.T) {
 			path := put(t, name, whole[:cut])
 			lines := read(t, Options{}, path, put(t, "next", `{"text":"not reached"}`))
 			last := len(lines) - 1
-			if !strings.HasSuffix(lines[last], "broken stream") || strings.Contains(strings.Join(lines[:last], ""), "broken") {
+			if !strings.HasSuffix(lines[last], "broken stream") || strings.Contains(strings.Join(lines[:last], ""),
+				"broken") {
 				t.Fatalf("%s cut at byte %d of %d ends with %q", name, cut, len(whole), lines[last])
 			}
 			for i, line := range lines[:last] {
@@ -172,15 +176,18 @@ func TestBrokenStreams(t *testing.T) {
 			t.Errorf("%s damaged ends with %q", name, lines[len(lines)-1])
 		}
 	}
-	for _, err := range ReadDocuments(t.Context(), []string{put(t, "x.zst", zstded(content.String())[:1000])}, Options{}) {
+	for _, err := range ReadDocuments(t.Context(), []string{put(t, "x.zst", zstded(content.String())[:1000])},
+		Options{}) {
 		var bad *DocumentError
-		if errors.As(err, &bad) && (!errors.Is(err, io.ErrUnexpectedEOF) || !strings.Contains(err.Error(), "x.zst:") || !strings.Contains(err.Error(), "cut short here; fetch it again")) {
+		if errors.As(err, &bad) && (!errors.Is(err, io.ErrUnexpectedEOF) || !strings.Contains(err.Error(), "x.zst:") ||
+			!strings.Contains(err.Error(), "cut short here; fetch it again")) {
 			t.Errorf("the message is %q", err)
 		}
 	}
 }
 
-// A byte order mark at the start of a file is no part of its documents; elsewhere it is a fault or text.
+// A byte order mark at the start of a file is no part of its documents; elsewhere it is a fault or
+// text.
 func TestByteOrderMark(t *testing.T) {
 	const mark = "\xef\xbb\xbf"
 	lines := mark + `{"id":"a","text":"one"}` + "\n" + `{"text":"` + mark + `two"}` + "\n"
@@ -191,23 +198,27 @@ func TestByteOrderMark(t *testing.T) {
 		want          []string
 	}{
 		{"x.jsonl", lines, Options{}, []string{`x.jsonl 1@3 a "one"`, `x.jsonl 2@27 x.jsonl:2 "\ufefftwo"`}},
-		{"x.jsonl", bad, Options{}, []string{`x.jsonl 1@3 a "one"`, `x.jsonl 2@27 x.jsonl:2 "\ufefftwo"`, `x.jsonl 3@45 : malformed JSON`}},
+		{"x.jsonl", bad, Options{}, []string{`x.jsonl 1@3 a "one"`, `x.jsonl 2@27 x.jsonl:2 "\ufefftwo"`,
+			`x.jsonl 3@45 : malformed JSON`}},
 		{"x.json", lines, Options{}, []string{`x.json 1@3 a "one"`, `x.json 2@27 x.json:2 "\ufefftwo"`}},
-		{"x.jsonl.gz", gzipped(lines), Options{}, []string{`x.jsonl.gz 1@3 a "one"`, `x.jsonl.gz 2@27 x.jsonl.gz:2 "\ufefftwo"`}},
+		{"x.jsonl.gz", gzipped(lines), Options{}, []string{`x.jsonl.gz 1@3 a "one"`,
+			`x.jsonl.gz 2@27 x.jsonl.gz:2 "\ufefftwo"`}},
 		{"x.zst", zstded(lines), Options{}, []string{`x.zst 1@3 a "one"`, `x.zst 2@27 x.zst:2 "\ufefftwo"`}},
 		{"x.json", mark + `[{"text":"a"}]`, Options{}, []string{`x.json 1@4 x.json:1 "a"`}},
 		{"x.txt", mark + "a\nb", Options{}, []string{`x.txt 1@0 x.txt:1 "a\nb"`}},
 		{"x.txt", mark + "a\nb", Options{Unit: EachLine}, []string{`x.txt 1@3 x.txt:1 "a"`, `x.txt 2@5 x.txt:2 "b"`}},
 		{"x.txt", mark, Options{}, []string{`x.txt 1@0 : empty document`}},
 		{"x.jsonl", mark, Options{}, nil},
-		{"x.jsonl", lines, Options{KeepMark: true}, []string{`x.jsonl 1@0 : malformed JSON`, `x.jsonl 2@27 x.jsonl:2 "\ufefftwo"`}},
+		{"x.jsonl", lines, Options{KeepMark: true}, []string{`x.jsonl 1@0 : malformed JSON`,
+			`x.jsonl 2@27 x.jsonl:2 "\ufefftwo"`}},
 		{"x.txt", mark + "a", Options{KeepMark: true}, []string{`x.txt 1@0 x.txt:1 "\ufeffa"`}},
 	} {
 		path := put(t, test.name, test.content)
 		if got := read(t, test.o, path); !slices.Equal(got, test.want) {
 			t.Errorf("%q gives %q, want %q", test.content, got, test.want)
 		}
-		// Pieces see it where the file begins, and a reader that goes on behind the first document passes over it.
+		// Pieces see it where the file begins, and a reader that goes on behind the first document
+		// passes over it.
 		var whole, cut []string
 		for _, target := range []int64{1 << 40, 1} {
 			whole, cut = cut, seen(t, path, test.o, target)
@@ -243,24 +254,33 @@ func TestByteOrderMark(t *testing.T) {
 
 func TestRefusedFiles(t *testing.T) {
 	for name, test := range map[string]struct{ content, want string }{
-		"plain.gz":     {`{"text":"a"}`, "neither gzip nor zstd"},
-		"empty.gz":     {"", "empty.gz: the file is empty"},
-		"empty.zst":    {"", "empty.zst: the file is empty"},
-		"x.parquet":    {"PAR1....", "cut short"},
-		"x.arrow":      {"ARROW1\x00\x00", "cut short"},
-		"short.gz":     {"\x1f\x8b\x08", "cut short"},
-		"cut.gz":       {gzipped(`{"text":"a"}`) + "\x1f", "cut short"},
-		"name.gz":      {gzipped(`{"text":"a"}`) + "\x1f\x8b\x08\x08\x00\x00\x00\x00\x00\x03name", "cut short"},
-		"trailing.gz":  {gzipped(`{"text":"a"}`) + "garbage of length", fmt.Sprintf("(byte 12): something that is no gzip follows the compressed data, from byte %d of", len(gzipped(`{"text":"a"}`)))},
-		"garbage.gz":   {gzipped("", strings.Repeat("\n", 9_000_000)) + "x", fmt.Sprintf("from byte %d of", len(gzipped("", strings.Repeat("\n", 9_000_000))))},
-		"trailing.zst": {zstded(`{"text":"a"}`) + "garbage of length", fmt.Sprintf("(byte 12): something that is no zstd follows the compressed data, from byte %d of", len(zstded(`{"text":"a"}`)))},
-		"garbage.zst":  {zstded("", strings.Repeat("\n", 9_000_000)) + "none", fmt.Sprintf("from byte %d of", len(zstded("", strings.Repeat("\n", 9_000_000))))},
-		// A frame with a window of 4 GiB, alone and behind another; and a block of 2,000 bytes in a window of 1 KiB.
-		"window.zst":  {"\x28\xb5\x2f\xfd\x00\xb0", "the zstd window is above 2 GiB; compress the file again with --long=31 or less"},
-		"later.zst":   {zstded(`{"text":"a"}`) + "\x28\xb5\x2f\xfd\x00\xb0", "the zstd window is above 2 GiB; compress the file again with --long=31 or less"},
-		"segment.zst": {"\x28\xb5\x2f\xfd\xe0\x01\x00\x00\x80\x00\x00\x00\x00", "the zstd window is above 2 GiB; compress the file again with --long=31 or less"},
-		"block.zst":   {"\x28\xb5\x2f\xfd\x00\x00\x83\x3e\x00x", "the zstd data is damaged; fetch the file again"},
-		"skipped.zst": {"\x50\x2a\x4d\x18\x01\x00\x00\x00xgarbage", "no zstd follows the compressed data, from byte 9 of"},
+		"plain.gz":  {`{"text":"a"}`, "neither gzip nor zstd"},
+		"empty.gz":  {"", "empty.gz: the file is empty"},
+		"empty.zst": {"", "empty.zst: the file is empty"},
+		"x.parquet": {"PAR1....", "cut short"},
+		"x.arrow":   {"ARROW1\x00\x00", "cut short"},
+		"short.gz":  {"\x1f\x8b\x08", "cut short"},
+		"cut.gz":    {gzipped(`{"text":"a"}`) + "\x1f", "cut short"},
+		"name.gz":   {gzipped(`{"text":"a"}`) + "\x1f\x8b\x08\x08\x00\x00\x00\x00\x00\x03name", "cut short"},
+		"trailing.gz": {gzipped(`{"text":"a"}`) + "garbage of length", fmt.Sprintf("(byte 12): something that is "+
+			"no gzip follows the compressed data, from byte %d of", len(gzipped(`{"text":"a"}`)))},
+		"garbage.gz": {gzipped("", strings.Repeat("\n", 9_000_000)) + "x", fmt.Sprintf("from byte %d of",
+			len(gzipped("", strings.Repeat("\n", 9_000_000))))},
+		"trailing.zst": {zstded(`{"text":"a"}`) + "garbage of length", fmt.Sprintf("(byte 12): something that is no "+
+			"zstd follows the compressed data, from byte %d of", len(zstded(`{"text":"a"}`)))},
+		"garbage.zst": {zstded("", strings.Repeat("\n", 9_000_000)) + "none", fmt.Sprintf("from byte %d of",
+			len(zstded("", strings.Repeat("\n", 9_000_000))))},
+		// A frame with a window of 4 GiB, alone and behind another; and a block of 2,000 bytes in a
+		// window of 1 KiB.
+		"window.zst": {"\x28\xb5\x2f\xfd\x00\xb0",
+			"the zstd window is above 2 GiB; compress the file again with --long=31 or less"},
+		"later.zst": {zstded(`{"text":"a"}`) + "\x28\xb5\x2f\xfd\x00\xb0",
+			"the zstd window is above 2 GiB; compress the file again with --long=31 or less"},
+		"segment.zst": {"\x28\xb5\x2f\xfd\xe0\x01\x00\x00\x80\x00\x00\x00\x00",
+			"the zstd window is above 2 GiB; compress the file again with --long=31 or less"},
+		"block.zst": {"\x28\xb5\x2f\xfd\x00\x00\x83\x3e\x00x", "the zstd data is damaged; fetch the file again"},
+		"skipped.zst": {"\x50\x2a\x4d\x18\x01\x00\x00\x00xgarbage",
+			"no zstd follows the compressed data, from byte 9 of"},
 	} {
 		var last error
 		for _, err := range ReadDocuments(t.Context(), []string{put(t, name, test.content)}, Options{}) {
@@ -272,7 +292,8 @@ func TestRefusedFiles(t *testing.T) {
 	}
 	for _, input := range []string{filepath.Join(t.TempDir(), "absent"), t.TempDir()} {
 		var errs []error
-		for _, err := range ReadDocuments(t.Context(), []string{input, "-"}, Options{Stdin: strings.NewReader(`{"text":"a"}`)}) {
+		for _, err := range ReadDocuments(t.Context(), []string{input, "-"},
+			Options{Stdin: strings.NewReader(`{"text":"a"}`)}) {
 			errs = append(errs, err)
 		}
 		if len(errs) != 1 || errs[0] == nil || !strings.Contains(errs[0].Error(), input) {
@@ -291,9 +312,11 @@ func TestWindow(t *testing.T) {
 	for log, ok := range map[int]bool{20: true, 27: true, 31: true, 32: false, 35: false} {
 		// A frame with nothing but the window descriptor and one raw block.
 		line := `{"text":"a"}`
-		frame := "\x28\xb5\x2f\xfd\x00" + string([]byte{byte(log-10) << 3}) + string([]byte{byte(len(line)<<3) | 1, 0, 0}) + line
+		frame := "\x28\xb5\x2f\xfd\x00" + string([]byte{byte(log-10) << 3}) + string([]byte{byte(len(line)<<3) | 1, 0,
+			0}) + line
 		got := read(t, Options{}, put(t, "x.zst", frame))
-		if ok != (len(got) == 1 && strings.HasSuffix(got[0], `"a"`)) || !ok != (len(got) == 1 && strings.HasSuffix(got[0], "broken stream")) {
+		if ok != (len(got) == 1 && strings.HasSuffix(got[0], `"a"`)) ||
+			!ok != (len(got) == 1 && strings.HasSuffix(got[0], "broken stream")) {
 			t.Errorf("window 2^%d: %q", log, got)
 		}
 	}
@@ -304,7 +327,8 @@ func TestMaxLine(t *testing.T) {
 		return `{"text":"` + strings.Repeat("x", n-len(`{"text":""}`)) + `"}`
 	}
 	for _, limit := range []int{100, readBuffer - 1, readBuffer, readBuffer + 1, 2*readBuffer + 17} {
-		content := strings.Join([]string{line(limit), line(limit + 1), line(20), line(limit + 3*readBuffer), line(limit), line(limit + 1)}, "\n")
+		content := strings.Join([]string{line(limit), line(limit + 1), line(20), line(limit + 3*readBuffer),
+			line(limit), line(limit + 1)}, "\n")
 		path := put(t, "x", content)
 		got := read(t, Options{MaxLine: limit}, path)
 		var kinds []string
@@ -389,7 +413,8 @@ func TestReadPipe(t *testing.T) {
 			if _, err := out.WriteString(content); err != nil {
 				t.Fatal(err)
 			}
-			// The pipe is closed after a while, so that a reader that waits for it fails this test instead of holding it up.
+			// The pipe is closed after a while, so that a reader that waits for it fails this test
+			// instead of holding it up.
 			timer := time.AfterFunc(20*time.Second, func() { out.Close() })
 			ctx, cancel := context.WithCancel(t.Context())
 			var last error
@@ -428,7 +453,8 @@ func TestReadReports(t *testing.T) {
 	for i := range 200_000 {
 		fmt.Fprintf(&text, `{"id":%d,"text":"%x"}`+"\n", i, i*i*i)
 	}
-	for name, content := range map[string]string{"plain": text.String(), "gzip": gzipped(text.String()), "zstd": zstded(text.String())} {
+	for name, content := range map[string]string{"plain": text.String(), "gzip": gzipped(text.String()),
+		"zstd": zstded(text.String())} {
 		r, err := Open(t.Context(), Piece{put(t, name, content), 0, -1}, Options{Format: JSONLines})
 		if err != nil {
 			t.Fatal(err)
@@ -468,7 +494,8 @@ func TestReadAllocations(t *testing.T) {
 	}
 }
 
-// FuzzReadDocuments reads anything as a file: no panic, lines that count up, and the same documents whether plain or compressed.
+// FuzzReadDocuments reads anything as a file: no panic, lines that count up, and the same documents
+// whether plain or compressed.
 func FuzzReadDocuments(f *testing.F) {
 	f.Add([]byte(`{"id":"a","text":"b"}`+"\n\n{\"text\":\"\"}\nx"), uint8(40))
 	f.Add([]byte(gzipped(`{"text":"b"}`)), uint8(0))
@@ -477,7 +504,8 @@ func FuzzReadDocuments(f *testing.F) {
 	f.Fuzz(func(t *testing.T, content []byte, limit uint8) {
 		see := func(content []byte) (seen []string, ended bool) {
 			line := int64(0)
-			for doc, err := range ReadDocuments(t.Context(), []string{"-"}, Options{Format: JSONLines, MaxLine: int(limit), Stdin: bytes.NewReader(content)}) {
+			for doc, err := range ReadDocuments(t.Context(), []string{"-"},
+				Options{Format: JSONLines, MaxLine: int(limit), Stdin: bytes.NewReader(content)}) {
 				var bad *DocumentError
 				switch {
 				case err == nil:
@@ -498,7 +526,8 @@ func FuzzReadDocuments(f *testing.F) {
 			return seen, ended
 		}
 		plain, ended := see(content)
-		if ended || len(content) > 1<<16 || bytes.HasPrefix(content, []byte("\x1f\x8b")) || bytes.HasPrefix(content, []byte("\x28\xb5\x2f\xfd")) || len(content) > 0 && content[0]&0xf0 == 0x50 {
+		if ended || len(content) > 1<<16 || bytes.HasPrefix(content, []byte("\x1f\x8b")) ||
+			bytes.HasPrefix(content, []byte("\x28\xb5\x2f\xfd")) || len(content) > 0 && content[0]&0xf0 == 0x50 {
 			return
 		}
 		for _, packed := range []string{gzipped(string(content)), zstded(string(content))} {

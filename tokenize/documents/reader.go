@@ -21,7 +21,8 @@ import (
 // readBuffer is the size of the buffers in which lines are looked for.
 const readBuffer = 1 << 20
 
-// byteOrderMark is U+FEFF in UTF-8, which some programs write at the start of a file and which belongs to no document.
+// byteOrderMark is U+FEFF in UTF-8, which some programs write at the start of a file and which
+// belongs to no document.
 const byteOrderMark = "\xef\xbb\xbf"
 
 // A Reader gives the documents of one piece. One goroutine uses it, but for BytesRead.
@@ -106,7 +107,8 @@ func (o Options) withDefaults() Options {
 func Open(ctx context.Context, p Piece, o Options) (*Reader, error) {
 	o = o.withDefaults()
 	ctx, cancel := context.WithCancel(ctx)
-	r := &Reader{ctx: ctx, cancel: cancel, piece: p, o: o, number: 1, sum: sha256.New(), machine: machines.Get().(*machine)}
+	r := &Reader{ctx: ctx, cancel: cancel, piece: p, o: o, number: 1, sum: sha256.New(),
+		machine: machines.Get().(*machine)}
 	if err := r.open(); err != nil {
 		r.Close()
 		return nil, err
@@ -134,7 +136,8 @@ func (r *Reader) open() error {
 	return r.openStream(file)
 }
 
-// openRows sets up reading of a file of Parquet or an Arrow file, which is read at any place. It reports whether the file is one.
+// openRows sets up reading of a file of Parquet or an Arrow file, which is read at any place. It
+// reports whether the file is one.
 func (r *Reader) openRows(file *os.File) (bool, error) {
 	head := make([]byte, 8)
 	n, err := file.ReadAt(head, 0)
@@ -190,7 +193,8 @@ func (r *Reader) openStream(file io.Reader) error {
 		r.in = buffer(&r.decodedBuf, r.decoded)
 	}
 	if r.piece.Start == 0 && !r.o.KeepMark {
-		if head, _ := r.in.Peek(len(byteOrderMark)); string(head) == byteOrderMark { // an error comes again when all before it was read
+		if head, _ := r.in.Peek(len(byteOrderMark)); string(head) == byteOrderMark {
+			// an error comes again when all before it was read
 			r.in.Discard(len(byteOrderMark))
 			r.offset += int64(len(byteOrderMark))
 		}
@@ -217,7 +221,8 @@ func (r *Reader) openStream(file io.Reader) error {
 	}
 	switch {
 	case r.format == Parquet:
-		return r.faultAt(0, 0, BadStream, errors.New("a Parquet file is read from its end, which a pipe or a compressed file does not let; save it as it is and name it"))
+		return r.faultAt(0, 0, BadStream, errors.New("a Parquet file is read from its end, which a pipe or a "+
+			"compressed file does not let; save it as it is and name it"))
 	case r.format == Arrow:
 		rows, err := newArrowStreamReader(r)
 		if err != nil {
@@ -250,8 +255,9 @@ func (r *Reader) firstLine() ([]byte, error) {
 	}
 }
 
-// Next gives the next document. At the end of the piece the error is [io.EOF]. After a [*DocumentError] of another kind than [BadStream] the
-// next call goes on with the next document; any other error is final.
+// Next gives the next document. At the end of the piece the error is [io.EOF]. After a
+// [*DocumentError] of another kind than [BadStream] the next call goes on with the next document;
+// any other error is final.
 func (r *Reader) Next() (Document, error) {
 	if r.err != nil {
 		return Document{}, r.err
@@ -273,11 +279,13 @@ func recoverable(err error) bool {
 	return ok && bad.Kind != BadStream
 }
 
-// Lines is the number of lines (rows) of the piece that were passed so far, the bad and blank ones included. Of JSON over several lines it is
-// the number of line feeds before the end of the last object.
+// Lines is the number of lines (rows) of the piece that were passed so far, the bad and blank ones
+// included. Of JSON over several lines it is the number of line feeds before the end of the last
+// object.
 func (r *Reader) Lines() int64 { return r.lines }
 
-// BytesRead is how many bytes of the file were read for what was passed so far, as it is compressed. Any goroutine may ask.
+// BytesRead is how many bytes of the file were read for what was passed so far, as it is
+// compressed. Any goroutine may ask.
 func (r *Reader) BytesRead() int64 {
 	n := r.read.Load()
 	if r.piece.End >= 0 && r.rows == nil {
@@ -286,9 +294,10 @@ func (r *Reader) BytesRead() int64 {
 	return n
 }
 
-// SHA256 is the hash of the piece's bytes on disk in hexadecimal, after Next has given [io.EOF]; before that it is "". The bytes of the pieces of
-// a file are all of its bytes: lines are hashed with the piece in whose bytes they lie, what lies around row groups and record batches with
-// the first piece or with the one before.
+// SHA256 is the hash of the piece's bytes on disk in hexadecimal, after Next has given [io.EOF];
+// before that it is "". The bytes of the pieces of a file are all of its bytes: lines are hashed
+// with the piece in whose bytes they lie, what lies around row groups and record batches with the
+// first piece or with the one before.
 func (r *Reader) SHA256() string {
 	if r.err != io.EOF {
 		return ""
@@ -296,8 +305,9 @@ func (r *Reader) SHA256() string {
 	return hex.EncodeToString(r.sum.Sum(nil))
 }
 
-// Skip goes on behind a document, good or bad, that another reader of the same piece has given: offset is its Offset, lines what Lines was then.
-// It must come before the first Next. What is skipped is read all the same, for the hash, but not looked at.
+// Skip goes on behind a document, good or bad, that another reader of the same piece has given:
+// offset is its Offset, lines what Lines was then. It must come before the first Next. What is
+// skipped is read all the same, for the hash, but not looked at.
 func (r *Reader) Skip(offset, lines int64) error {
 	var err error
 	switch {
@@ -352,7 +362,8 @@ func (r *Reader) finish() error {
 		return err
 	}
 	if r.in != nil && r.offset < r.piece.End {
-		return r.broken(r.lines+1, r.offset, advise("the file ends here, but had %d bytes when it was cut into pieces; it was changed since: begin again", r.piece.End))
+		return r.broken(r.lines+1, r.offset, advise("the file ends here, but had %d bytes when it was cut into "+
+			"pieces; it was changed since: begin again", r.piece.End))
 	}
 	if r.in != nil && r.piece.End < 0 {
 		if _, err := io.Copy(io.Discard, r.in); err != nil {
@@ -406,7 +417,8 @@ func (r *Reader) discardTo(offset int64) error {
 			return err
 		}
 		if len(b) == 0 {
-			return fmt.Errorf("reading %s: it ends at byte %d, before the byte %d that an earlier run has read; it was changed since", r.piece.File, r.offset, offset)
+			return fmt.Errorf("reading %s: it ends at byte %d, before the byte %d that an earlier run has read; it "+
+				"was changed since", r.piece.File, r.offset, offset)
 		}
 		n, _ := r.in.Discard(int(min(int64(len(b)), offset-r.offset)))
 		r.offset += int64(n)
@@ -414,16 +426,19 @@ func (r *Reader) discardTo(offset int64) error {
 	return nil
 }
 
-// document makes a document of a line or object. Its text and its id lie in one piece of memory of their own.
+// document makes a document of a line or object. Its text and its id lie in one piece of memory of
+// their own.
 func (r *Reader) document(line []byte) (Document, error) {
 	id, text, bad := r.scanner.scan(line)
 	if bad != nil {
 		at := min(bad.at, max(0, len(line)-1)) // within the line, also where that ends too early: see Skip
-		return Document{}, &DocumentError{File: r.piece.File, Line: r.number, Offset: r.start + int64(at), ID: string(id), Kind: bad.kind, Err: bad.err}
+		return Document{}, &DocumentError{File: r.piece.File, Line: r.number, Offset: r.start + int64(at),
+			ID: string(id), Kind: bad.kind, Err: bad.err}
 	}
 	if len(r.long) > 0 && len(text) > cap(r.long)/2 { // a giant gets the memory that it was read into
 		r.long = nil
-		return Document{ID: string(id), Text: text[:len(text):len(text)], File: r.piece.File, Line: r.number, Offset: r.start}, nil
+		return Document{ID: string(id), Text: text[:len(text):len(text)], File: r.piece.File, Line: r.number,
+			Offset: r.start}, nil
 	}
 	return r.own(id, text), nil
 }
@@ -434,7 +449,8 @@ func (r *Reader) own(id, text []byte) Document {
 	memory = append(append(memory, id...), text...)
 	doc := Document{Text: memory[len(id):], File: r.piece.File, Line: r.number, Offset: r.start}
 	if len(id) > 0 {
-		doc.ID = unsafe.String(&memory[0], len(id)) // nobody changes these bytes: the text, which may be, lies behind them
+		// nobody changes these bytes: the text, which may be, lies behind them
+		doc.ID = unsafe.String(&memory[0], len(id))
 	}
 	return doc
 }
@@ -447,7 +463,8 @@ func (m *machine) dropLong() {
 	m.long = m.long[:0]
 }
 
-// addLong adds to long. It grows by doubling, which leaves less behind than append does for what is large.
+// addLong adds to long. It grows by doubling, which leaves less behind than append does for what is
+// large.
 func (m *machine) addLong(part []byte) {
 	if n := len(m.long) + len(part); n > cap(m.long) {
 		m.long = append(make([]byte, 0, max(n, 2*cap(m.long))), m.long...)

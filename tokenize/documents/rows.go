@@ -8,10 +8,12 @@ import (
 	"unicode/utf8"
 )
 
-// rowDocument makes a document of the columns of a row, nil where they are null. r.start and r.number are its place.
+// rowDocument makes a document of the columns of a row, nil where they are null. r.start and
+// r.number are its place.
 func (r *Reader) rowDocument(text, id []byte) (Document, error) {
 	bad := func(kind Kind, err error) (Document, error) {
-		e := &DocumentError{File: r.piece.File, Line: r.number, Offset: r.start, Kind: kind, Err: fmt.Errorf("row %d: %w", r.start, err)}
+		e := &DocumentError{File: r.piece.File, Line: r.number, Offset: r.start, Kind: kind,
+			Err: fmt.Errorf("row %d: %w", r.start, err)}
 		if kind != BadID {
 			e.ID = string(id)
 		}
@@ -30,7 +32,8 @@ func (r *Reader) rowDocument(text, id []byte) (Document, error) {
 	case len(text) == 0:
 		return bad(Empty, fmt.Errorf("%q is empty", name[textField]))
 	case len(text) > r.o.MaxLine:
-		return bad(LineTooLong, fmt.Errorf("%q has %d bytes, at most %d are read", name[textField], len(text), r.o.MaxLine))
+		return bad(LineTooLong, fmt.Errorf("%q has %d bytes, at most %d are read", name[textField], len(text),
+			r.o.MaxLine))
 	}
 	if !utf8.Valid(text) {
 		return bad(BadUTF8, fmt.Errorf("%q is not UTF-8 from its byte %d on", name[textField], InvalidUTF8(text)))
@@ -38,7 +41,8 @@ func (r *Reader) rowDocument(text, id []byte) (Document, error) {
 	return r.own(id, text), nil
 }
 
-// hashRange hashes bytes of a file in a goroutine of its own, while what is needed of them is read at other places.
+// hashRange hashes bytes of a file in a goroutine of its own, while what is needed of them is read
+// at other places.
 func (r *Reader) hashRange(file *os.File, from, to int64) {
 	r.hashed = make(chan struct{})
 	go func() {

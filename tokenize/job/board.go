@@ -22,14 +22,16 @@ type board struct {
 	mu      sync.Mutex
 	news    chan struct{} // closed and made anew when something below changes
 	units   []unitState
-	prefix  int     // units before it are complete
-	counted int64   // documents of these
-	before  []int64 // for each unit below prefix, and for prefix: lines of the unit's first input in the units before it
-	until   int     // units from here on are not needed
-	failed  *failure
-	over    bool // the output is complete: no unit will have to be made again
-	holder  string
-	remade  map[int]int
+	prefix  int   // units before it are complete
+	counted int64 // documents of these
+	// for each unit below prefix, and for prefix: lines of the unit's first input in the units
+	// before it
+	before []int64
+	until  int // units from here on are not needed
+	failed *failure
+	over   bool // the output is complete: no unit will have to be made again
+	holder string
+	remade map[int]int
 }
 
 type unitState struct {
@@ -137,7 +139,8 @@ func (b *board) advance() {
 	}
 }
 
-// linesBefore counts the lines of an input in the parts of unit u before the given one, and in the units before u. mu is held.
+// linesBefore counts the lines of an input in the parts of unit u before the given one, and in the
+// units before u. mu is held.
 func (b *board) linesBefore(u, part, input int) (lines int64) {
 	parts, record := b.f.d.Units[u], b.units[u].record
 	for p := part - 1; p >= 0; p-- {
@@ -152,7 +155,8 @@ func (b *board) linesBefore(u, part, input int) (lines int64) {
 	return lines
 }
 
-// base is how many lines the input of a part has before the part. The unit and all before it are complete.
+// base is how many lines the input of a part has before the part. The unit and all before it are
+// complete.
 func (b *board) base(u, part int) int64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -170,8 +174,9 @@ func (b *board) stopAt(u int) {
 	b.changed()
 }
 
-// fail notes a failure. The job goes on with the units before it, since one of them may fail too, or have all documents that are wanted: so
-// what a job ends with does not depend on which of its units were faster.
+// fail notes a failure. The job goes on with the units before it, since one of them may fail too,
+// or have all documents that are wanted: so what a job ends with does not depend on which of its
+// units were faster.
 func (b *board) fail(x *failure) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -198,8 +203,9 @@ func (b *board) wanted(u int) int64 {
 	return b.limit
 }
 
-// claim takes a unit for this process: the first that nobody has. It waits while there is none, and gives -1 when there will be none. The
-// context is the unit's, which ends when the unit is not needed any more.
+// claim takes a unit for this process: the first that nobody has. It waits while there is none, and
+// gives -1 when there will be none. The context is the unit's, which ends when the unit is not
+// needed any more.
 func (b *board) claim(ctx context.Context) (u int, l *locks.Lock, unitCtx context.Context, err error) {
 	for {
 		u, over, news := b.next()
@@ -251,7 +257,8 @@ func (b *board) claim(ctx context.Context) (u int, l *locks.Lock, unitCtx contex
 	}
 }
 
-// next takes the first open unit, -1 if there is none now. It is ours until claim finds it is not. over says that there will be none.
+// next takes the first open unit, -1 if there is none now. It is ours until claim finds it is not.
+// over says that there will be none.
 func (b *board) next() (u int, over bool, news chan struct{}) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -267,7 +274,8 @@ func (b *board) next() (u int, over bool, news chan struct{}) {
 	return -1, false, b.news
 }
 
-// end says that no unit will have to be encoded any more, and ends what is in work: another process has done it before.
+// end says that no unit will have to be encoded any more, and ends what is in work: another process
+// has done it before.
 func (b *board) end() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -293,7 +301,8 @@ func (b *board) putBack(u int) {
 	}
 }
 
-// watch looks again and again at units that other processes have, until ctx ends: they are complete, or taken over.
+// watch looks again and again at units that other processes have, until ctx ends: they are
+// complete, or taken over.
 func (b *board) watch(ctx context.Context) error {
 	pause := b.f.o.tuning.poll
 	for {
@@ -335,7 +344,8 @@ func (b *board) watch(ctx context.Context) error {
 	}
 }
 
-// unit gives the record of a unit when it and all before it are complete, and nil if it is not needed.
+// unit gives the record of a unit when it and all before it are complete, and nil if it is not
+// needed.
 func (b *board) unit(ctx context.Context, u int) (*unitRecord, error) {
 	for {
 		b.mu.Lock()
@@ -387,7 +397,8 @@ func (b *board) settle(ctx context.Context) error {
 	return nil
 }
 
-// located is the error of a failure with lines counted from the start of the file. All units before it are complete; mu is held.
+// located is the error of a failure with lines counted from the start of the file. All units before
+// it are complete; mu is held.
 func (b *board) located(x *failure) error {
 	var bad *documents.DocumentError
 	if !errors.As(x.err, &bad) {
@@ -404,7 +415,8 @@ func (b *board) located(x *failure) error {
 	return &at
 }
 
-// remake has a unit made again of which a segment is damaged or missing, unless another process has done that.
+// remake has a unit made again of which a segment is damaged or missing, unless another process has
+// done that.
 func (b *board) remake(u, number int, cause error) error {
 	l, holder, err := b.f.locks.Acquire(b.f.unitLock(u))
 	if err != nil {
@@ -421,7 +433,9 @@ func (b *board) remake(u, number int, cause error) error {
 		often := b.remade[u] > maxRemade
 		b.mu.Unlock()
 		if often {
-			return fmt.Errorf("made %d times, and again: %v; look whether the disk is whole, then give the same command again", maxRemade, cause) // no longer to be remade
+			// no longer to be remade
+			return fmt.Errorf("made %d times, and again: %v; look whether the disk is whole, then give the same "+
+				"command again", maxRemade, cause)
 		}
 		if err := atomicfile.Remove(b.f.unitPath(u)); err != nil {
 			return err

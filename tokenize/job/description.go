@@ -13,28 +13,35 @@ import (
 	"mula/tokenize/documents"
 )
 
-// A description is job.json: what decides the bytes of the output, and how the work is cut, which does not.
+// A description is job.json: what decides the bytes of the output, and how the work is cut, which
+// does not.
 type description struct {
 	Format   int      `json:"format"` // 1 or 2
 	Settings settings `json:"settings"`
 	Inputs   []input  `json:"inputs"`
-	// Names stand for the inputs in the ids of documents that have none. Format 1 has no names: it takes the base names of the files.
+	// Names stand for the inputs in the ids of documents that have none. Format 1 has no names: it
+	// takes the base names of the files.
 	Names []string `json:"names,omitempty"`
 
-	// Private says that an input can be read only once, as standard input: the job is one process's and cannot go on after it.
+	// Private says that an input can be read only once, as standard input: the job is one process's
+	// and cannot go on after it.
 	Private bool `json:"private"`
 
-	// Units are what processes claim: one piece of a large input, or several small inputs one after the other.
+	// Units are what processes claim: one piece of a large input, or several small inputs one after
+	// the other.
 	Units []unit `json:"units"`
-	// SegmentBytes is the weight at which a segment is full. All processes must agree on it: one goes on where another was killed.
+	// SegmentBytes is the weight at which a segment is full. All processes must agree on it: one
+	// goes on where another was killed.
 	SegmentBytes int64 `json:"segment_bytes"`
 
-	// Replaces are the files of the shards that a job before this one has made here; those that this one does not write are removed at its end.
+	// Replaces are the files of the shards that a job before this one has made here; those that
+	// this one does not write are removed at its end.
 	Replaces []string `json:"replaces,omitempty"`
 }
 
-// descriptionFormat is the format of the jobs that this program begins. It goes on with jobs of format 1, too, as the program that began them would: the ids
-// of documents without ids have the base names of the files, and byte order marks are not removed.
+// descriptionFormat is the format of the jobs that this program begins. It goes on with jobs of
+// format 1, too, as the program that began them would: the ids of documents without ids have the
+// base names of the files, and byte order marks are not removed.
 const descriptionFormat = 2
 
 // name is what stands for an input in the ids of documents that have none.
@@ -103,11 +110,14 @@ const (
 func describe(o *Options) (*description, error) {
 	d := &description{Format: descriptionFormat, Settings: settings{
 		Tokenizer: shards.TokenizerInfo{
-			SHA256: o.Tokenizer.SHA256(), VocabSize: o.Tokenizer.VocabSize(), EOD: -1, ClassTable: tokenize.ClassTable(), Specials: o.Specials.String(),
+			SHA256: o.Tokenizer.SHA256(), VocabSize: o.Tokenizer.VocabSize(), EOD: -1,
+			ClassTable: tokenize.ClassTable(), Specials: o.Specials.String(),
 			AddSpecialTokens: o.AddSpecialTokens, TruncationAndPaddingIgnored: o.Tokenizer.IgnoredTruncationOrPadding(),
 		},
-		Layout: o.Layout, TextField: o.Read.Text, IDField: o.Read.ID, InputFormat: o.Read.Format.String(), TextUnit: o.Read.Unit.String(), MaxLine: o.Read.MaxLine,
-		ShardTokens: o.ShardTokens, Shuffle: o.Shuffle, ShuffleSeed: o.ShuffleSeed, Sample: o.Sample, MaxDocuments: o.MaxDocuments,
+		Layout: o.Layout, TextField: o.Read.Text, IDField: o.Read.ID, InputFormat: o.Read.Format.String(),
+		TextUnit: o.Read.Unit.String(), MaxLine: o.Read.MaxLine,
+		ShardTokens: o.ShardTokens, Shuffle: o.Shuffle, ShuffleSeed: o.ShuffleSeed, Sample: o.Sample,
+		MaxDocuments: o.MaxDocuments,
 	}}
 	if o.AppendEOD {
 		d.Settings.Tokenizer.EOD = int64(o.EOD)
@@ -153,7 +163,8 @@ func (d *description) size() (size int64) {
 	return size
 }
 
-// cut cuts the inputs into units. target is the size of one on disk; 0 leaves it to the size of the inputs.
+// cut cuts the inputs into units. target is the size of one on disk; 0 leaves it to the size of the
+// inputs.
 func (d *description) cut(ctx context.Context, o *Options, target int64) error {
 	if target <= 0 {
 		target = min(max(d.size()/manyUnits, minUnitBytes), maxUnitBytes)
@@ -195,7 +206,8 @@ func (d *description) width() int {
 	return 4
 }
 
-// difference says in words what of the settings or inputs, beside sizes and times, d has and other has not; "" if they agree.
+// difference says in words what of the settings or inputs, beside sizes and times, d has and other
+// has not; "" if they agree.
 func (d *description) difference(other *description) string {
 	a, b := d.Settings, other.Settings
 	if other.Format == 1 && a.IDField == "" && b.IDField == "id" { // "id" was the default of the command
@@ -233,7 +245,8 @@ func (d *description) difference(other *description) string {
 			return fmt.Sprintf("input %d is %s, there it is %s", i+1, in.Path, other.Inputs[i].Path)
 		}
 		if other.Format > 1 && d.Names[i] != other.Names[i] {
-			return fmt.Sprintf("documents of %s without ids are called %s:LINE, there %s:LINE, since the file or its folder was named in another way", in.Path, d.Names[i], other.Names[i])
+			return fmt.Sprintf("documents of %s without ids are called %s:LINE, there %s:LINE, since the file or "+
+				"its folder was named in another way", in.Path, d.Names[i], other.Names[i])
 		}
 	}
 	return ""

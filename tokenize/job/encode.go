@@ -23,12 +23,14 @@ const (
 	batchDocuments = 1024
 	// What a byte of text takes on its way: itself and, at worst, an id of four bytes.
 	bytesInFlight = 1 + 4
-	// Units that are read at once, beside the first, for each of so many workers: decompressing is faster than encoding by about as much.
+	// Units that are read at once, beside the first, for each of so many workers: decompressing is
+	// faster than encoding by about as much.
 	workersPerReader = 4
 	maxReaders       = 16
 )
 
-// A batch is a run of documents on its way from the reader of a unit through a worker to the writer of its segments.
+// A batch is a run of documents on its way from the reader of a unit through a worker to the writer
+// of its segments.
 type batch struct {
 	items  []item
 	tokens []uint32
@@ -89,8 +91,10 @@ func (b *batch) encode(encoder *tokenize.Encoder, o *Options, l *live) {
 				d.refuse(documents.Unencodable, err)
 			} else if n := len(b.tokens); o.AppendEOD && !(o.AddSpecialTokens && n > before && b.tokens[n-1] == o.EOD) {
 				b.tokens = append(b.tokens, o.EOD)
-			} else if why := formats.NoEmpty(o.Layout); why != "" && n == before { // told here, not when a shard is written, hours later
-				d.refuse(documents.Empty, fmt.Errorf("its text has no tokens, and a document of the layout %s must have some: %s", formats.Name(o.Layout), why))
+			} else if why := formats.NoEmpty(o.Layout); why != "" && n == before {
+				// told here, not when a shard is written, hours later
+				d.refuse(documents.Empty, fmt.Errorf("its text has no tokens, and a document of the layout %s must "+
+					"have some: %s", formats.Name(o.Layout), why))
 			}
 		}
 		d.end = len(b.tokens)
@@ -99,7 +103,8 @@ func (b *batch) encode(encoder *tokenize.Encoder, o *Options, l *live) {
 
 // work encodes batches until ctx ends. What it has taken it finishes.
 func (p *process) work(ctx context.Context) {
-	encoder := p.o.Tokenizer.NewEncoder(tokenize.EncodeOptions{Specials: p.o.Specials, AddSpecialTokens: p.o.AddSpecialTokens})
+	encoder := p.o.Tokenizer.NewEncoder(tokenize.EncodeOptions{Specials: p.o.Specials,
+		AddSpecialTokens: p.o.AddSpecialTokens})
 	for {
 		select {
 		case <-ctx.Done():
@@ -140,7 +145,9 @@ func (p *process) encodeUnits(ctx context.Context) error {
 		}
 		l.Release()
 		if err != nil {
-			return err // the unit stays ours: nobody here begins it once more, and what it has come to says how much the job takes
+			// the unit stays ours: nobody here begins it once more, and what it has come to says
+			// how much the job takes
+			return err
 		}
 	}
 }
@@ -200,7 +207,8 @@ func (e *unitEncoder) resume() (last bool, err error) {
 
 // note takes a segment that is there into the record.
 func (e *unitEncoder) note(f *footer) {
-	e.record.Segments = append(e.record.Segments, segmentRecord{f.Documents, f.Tokens, footerRejects{f.Rejects, f.RejectsSum}})
+	e.record.Segments = append(e.record.Segments, segmentRecord{f.Documents, f.Tokens,
+		footerRejects{f.Rejects, f.RejectsSum}})
 }
 
 // run encodes the unit, from where it was left, and writes its record.
@@ -272,7 +280,8 @@ func (e *unitEncoder) encode(ctx context.Context) error {
 	return e.finish(true)
 }
 
-// read sends the documents of the unit, from a place on, in batches. It shares nothing with [unitEncoder.write] but what it sends.
+// read sends the documents of the unit, from a place on, in batches. It shares nothing with
+// [unitEncoder.write] but what it sends.
 func (e *unitEncoder) read(ctx context.Context, from place, toWrite chan<- *batch) error {
 	b := newBatch()
 	send := func() error {
@@ -311,7 +320,8 @@ func (e *unitEncoder) read(ctx context.Context, from place, toWrite chan<- *batc
 	return send()
 }
 
-// errEnough ends reading at an error of the documents: what becomes of it is decided where they are written.
+// errEnough ends reading at an error of the documents: what becomes of it is decided where they are
+// written.
 var errEnough = errors.New("enough")
 
 // readPart sends the documents of part n, from a place on if that is within the part.
@@ -374,7 +384,8 @@ func unmodified(in input) error {
 	}
 	now, err := look(in.Path)
 	if err == nil && now != in {
-		err = fmt.Errorf("the input %s has changed since the job began: it had %d bytes, last modified at %s, and has %d, of %s; give the same command again to go on "+
+		err = fmt.Errorf("the input %s has changed since the job began: it had %d bytes, last modified at %s, and "+
+			"has %d, of %s; give the same command again to go on "+
 			"with what it is now", in.Path, in.Size, stamp(in), now.Size, stamp(now))
 	}
 	return err
@@ -457,7 +468,8 @@ func (e *unitEncoder) reject(d *item) error {
 // begin starts a segment.
 func (e *unitEncoder) begin() error {
 	d := e.p.f.d
-	w, err := createSegment(segmentName(e.p.f.dir, e.u, e.number), rejectName(e.p.f.dir, e.u, e.number), d.width(), d.SegmentBytes, d.Settings.Shuffle, e.segment)
+	w, err := createSegment(segmentName(e.p.f.dir, e.u, e.number), rejectName(e.p.f.dir, e.u, e.number), d.width(),
+		d.SegmentBytes, d.Settings.Shuffle, e.segment)
 	if err == nil {
 		e.segment, e.working = w, true
 	}
@@ -497,7 +509,8 @@ type live struct {
 	large, largeBytes atomic.Int64 // documents that are being encoded, see [Progress]
 }
 
-// begins notes a document that is to be encoded, and reports whether it is large, so that ends has to follow.
+// begins notes a document that is to be encoded, and reports whether it is large, so that ends has
+// to follow.
 func (l *live) begins(size int) (large bool) {
 	if size < largeDocument {
 		return false
@@ -540,7 +553,8 @@ func (l *live) drop(u int) {
 	delete(l.units, u)
 }
 
-// reached says how far a unit was read when its documents up to here were counted: the reader is ahead of them.
+// reached says how far a unit was read when its documents up to here were counted: the reader is
+// ahead of them.
 func (u *liveUnit) reached(i *item) {
 	u.mu.Lock()
 	defer u.mu.Unlock()

@@ -37,15 +37,17 @@ type inputSummary struct {
 	Pieces    []pieceSummary `json:"pieces"`
 }
 
-// A pieceSummary is a part of an input ([documents.Piece]) and its hash, "" if it was not read to its end.
+// A pieceSummary is a part of an input ([documents.Piece]) and its hash, "" if it was not read to
+// its end.
 type pieceSummary struct {
 	Start  int64  `json:"start"`
 	End    int64  `json:"end"`
 	SHA256 string `json:"sha256"`
 }
 
-// finish makes the job complete once all shards are: it publishes what was skipped, says so in done.json, and removes what is no longer needed.
-// Of several processes one does it, the others wait.
+// finish makes the job complete once all shards are: it publishes what was skipped, says so in
+// done.json, and removes what is no longer needed. Of several processes one does it, the others
+// wait.
 func (p *process) finish(ctx context.Context) (*finished, error) {
 	pause := p.o.tuning.poll
 	for {
@@ -94,7 +96,8 @@ func (f *folder) tidy() error {
 
 // complete does the work of finish.
 func (p *process) complete(ctx context.Context, l *locks.Lock) (*finished, error) {
-	done := &finished{Format: finishedFormat, Summary: Summary{Output: p.o.Output, Skipped: make(map[documents.Kind]int64), Shards: []ShardFile{}}}
+	done := &finished{Format: finishedFormat, Summary: Summary{Output: p.o.Output,
+		Skipped: make(map[documents.Kind]int64), Shards: []ShardFile{}}}
 	for k := 0; ; k++ {
 		r, err := readSealed[shardRecord](p.f.shardPath(k)) // one that is damaged is not the end of the shards
 		if err != nil {
@@ -140,7 +143,8 @@ func (p *process) complete(ctx context.Context, l *locks.Lock) (*finished, error
 	return done, p.f.write(p.f.path(doneName), done)
 }
 
-// skipped counts what was left out and lists it in a file that is still to be published, nil if none is asked for.
+// skipped counts what was left out and lists it in a file that is still to be published, nil if
+// none is asked for.
 func (p *process) skipped(ctx context.Context, done *finished) (_ *atomicfile.File, err error) {
 	var file *atomicfile.File
 	var out *bufio.Writer
@@ -172,9 +176,11 @@ func (p *process) skipped(ctx context.Context, done *finished) (_ *atomicfile.Fi
 					return nil // it comes after the last document that is wanted
 				}
 				if bad.Part < 0 || bad.Part >= len(p.f.d.Units[u]) {
-					return fmt.Errorf("%s: %w: the unit has no part %d", rejectName(p.f.dir, u, n), errDamaged, bad.Part)
+					return fmt.Errorf("%s: %w: the unit has no part %d", rejectName(p.f.dir, u, n), errDamaged,
+						bad.Part)
 				}
-				d := &documents.DocumentError{File: p.f.d.Inputs[p.f.d.Units[u][bad.Part].Input].Path, Line: bad.Line + p.board.base(u, bad.Part), Offset: bad.Byte,
+				d := &documents.DocumentError{File: p.f.d.Inputs[p.f.d.Units[u][bad.Part].Input].Path,
+					Line: bad.Line + p.board.base(u, bad.Part), Offset: bad.Byte,
 					ID: bad.ID, Kind: bad.Kind, Err: errors.New(bad.Error)}
 				if first == nil {
 					first = d
@@ -204,7 +210,8 @@ func (p *process) skipped(ctx context.Context, done *finished) (_ *atomicfile.Fi
 		return nil, first // another process was told to skip
 	case done.Documents == 0 && p.f.d.Settings.Sample > 0:
 		p.f.worthless = true
-		return nil, fmt.Errorf("the sample of %v keeps no document of %s, so there is nothing to write; give a larger --sample, or leave it out", p.f.d.Settings.Sample, p.f.d.names())
+		return nil, fmt.Errorf("the sample of %v keeps no document of %s, so there is nothing to write; give a "+
+			"larger --sample, or leave it out", p.f.d.Settings.Sample, p.f.d.names())
 	case first != nil && done.Documents == 0:
 		p.f.worthless = true
 		return nil, fmt.Errorf("all %d documents were bad, so there is nothing to write; the first: %w", total, first)
@@ -221,8 +228,8 @@ func (p *process) skipped(ctx context.Context, done *finished) (_ *atomicfile.Fi
 	return file, file.Seal()
 }
 
-// inputs sums up what became of the inputs. Where a greatest number of documents cuts one off, what it has given is what all have given less
-// what the others have.
+// inputs sums up what became of the inputs. Where a greatest number of documents cuts one off, what
+// it has given is what all have given less what the others have.
 func (p *process) inputs(done *finished) {
 	for _, in := range p.f.d.Inputs {
 		done.Inputs = append(done.Inputs, inputSummary{Path: in.Path, Bytes: in.Size, Pieces: []pieceSummary{}})
@@ -242,7 +249,8 @@ func (p *process) inputs(done *finished) {
 				if t.Documents >= rest.Documents {
 					t = rest
 				}
-				rest.Documents, rest.Tokens, rest.TextBytes = rest.Documents-t.Documents, rest.Tokens-t.Tokens, rest.TextBytes-t.TextBytes
+				rest.Documents, rest.Tokens, rest.TextBytes = rest.Documents-t.Documents, rest.Tokens-t.Tokens,
+					rest.TextBytes-t.TextBytes
 				s.Documents, s.Tokens, s.TextBytes = s.Documents+t.Documents, s.Tokens+t.Tokens, s.TextBytes+t.TextBytes
 			}
 			s.Pieces = append(s.Pieces, piece)

@@ -27,7 +27,8 @@ import (
 // FolderSuffix ends the name of a job's folder, which begins with the prefix of the output.
 const FolderSuffix = ".job"
 
-// What lies in the folder, beside segments and locks. What a record says is there was on disk before it.
+// What lies in the folder, beside segments and locks. What a record says is there was on disk
+// before it.
 //
 //	job.json          the description
 //	unit-00012.json   the unit was encoded: all its segments are there, unless shards that are complete took all of their documents
@@ -42,7 +43,8 @@ const (
 type unitRecord struct {
 	Parts    []totals        `json:"parts"`
 	Segments []segmentRecord `json:"segments"`
-	Cut      bool            `json:"cut,omitempty"` // it has as many documents as are wanted in all, and was not read further
+	// it has as many documents as are wanted in all, and was not read further
+	Cut bool `json:"cut,omitempty"`
 }
 
 type segmentRecord struct {
@@ -106,7 +108,8 @@ func (f *folder) prefix(k int) string {
 	return fmt.Sprintf("%s-%05d", f.o.Output, k)
 }
 
-// openFolder joins the job that the options ask for, or begins it. done is its end if it has come to one.
+// openFolder joins the job that the options ask for, or begins it. done is its end if it has come
+// to one.
 func openFolder(ctx context.Context, o *Options) (f *folder, done *finished, err error) {
 	want, err := describe(o)
 	if err != nil {
@@ -155,7 +158,8 @@ func (f *folder) close() {
 		return
 	}
 	_ = f.alone(context.Background(), func() error { // no matter: what stays is harmless
-		if holder, err := f.others(); err != nil || holder != "" || f.worked() && !f.worthless || f.d == nil || len(f.d.Replaces) > 0 {
+		if holder, err := f.others(); err != nil || holder != "" || f.worked() && !f.worthless || f.d == nil ||
+			len(f.d.Replaces) > 0 {
 			return err
 		}
 		return f.clear(true)
@@ -249,7 +253,8 @@ func (f *folder) join(ctx context.Context, want *description) (*finished, error)
 	old, err := readRecord[description](f.path(descriptionName))
 	if err == nil && old != nil {
 		if old.Format < 1 || old.Format > descriptionFormat {
-			err = fmt.Errorf("%s is of format %d, this program knows formats up to %d", f.path(descriptionName), old.Format, descriptionFormat)
+			err = fmt.Errorf("%s is of format %d, this program knows formats up to %d", f.path(descriptionName),
+				old.Format, descriptionFormat)
 		} else {
 			err = old.valid()
 		}
@@ -286,7 +291,8 @@ func (f *folder) join(ctx context.Context, want *description) (*finished, error)
 				why = errors.New("a job that reads standard input or a pipe cannot be shared")
 			}
 		}
-		return nil, fmt.Errorf("%s works on the job %s: %w; wait for its end, stop it, or name another output", holder, f.dir, why)
+		return nil, fmt.Errorf("%s works on the job %s: %w; wait for its end, stop it, or name another output", holder,
+			f.dir, why)
 	}
 	if why != nil && !errors.Is(why, errAnew) && f.worked() {
 		return nil, anew(why)
@@ -310,7 +316,8 @@ func (f *folder) join(ctx context.Context, want *description) (*finished, error)
 		}
 		want.Replaces = nil
 	}
-	if w, err := create(want.Settings, f.prefix(0)); err != nil { // refuses what can be no shard before the work, not after it
+	if w, err := create(want.Settings, f.prefix(0)); err != nil {
+		// refuses what can be no shard before the work, not after it
 		return nil, err
 	} else {
 		w.Abort()
@@ -364,8 +371,8 @@ func (f *folder) enter() error {
 	}
 }
 
-// reconcile looks at inputs whose size or time is not what it was. If what was read of them is still there, the job goes on with what is there
-// now.
+// reconcile looks at inputs whose size or time is not what it was. If what was read of them is
+// still there, the job goes on with what is there now.
 func (f *folder) reconcile(ctx context.Context, old, want *description) error {
 	changed := want.changed(old)
 	if len(changed) == 0 {
@@ -393,7 +400,8 @@ func (f *folder) reconcile(ctx context.Context, old, want *description) error {
 		}
 		record, err := readSealed[unitRecord](f.unitPath(n))
 		if err != nil {
-			return fmt.Errorf("the input %s has changed since the job began, and whether it was read is not known: %w", want.Inputs[changed[0]].Path, err)
+			return fmt.Errorf("the input %s has changed since the job began, and whether it was read is not known: %w",
+				want.Inputs[changed[0]].Path, err)
 		}
 		if record == nil {
 			redo = append(redo, n)
@@ -404,7 +412,8 @@ func (f *folder) reconcile(ctx context.Context, old, want *description) error {
 			}
 			was, now := old.Inputs[p.Input], want.Inputs[p.Input]
 			if pieces[p.Input] > 1 && was.Size != now.Size {
-				return fmt.Errorf("the input %s has changed since the job began: it had %d bytes and has %d", now.Path, was.Size, now.Size)
+				return fmt.Errorf("the input %s has changed since the job began: it had %d bytes and has %d", now.Path,
+					was.Size, now.Size)
 			}
 			if record == nil {
 				continue
@@ -416,7 +425,8 @@ func (f *folder) reconcile(ctx context.Context, old, want *description) error {
 				}
 			}
 			if sum == "" || sum != record.Parts[i].SHA256 {
-				return fmt.Errorf("the input %s has changed since the job began, which has read it: it was last modified at %s, and is now of %s",
+				return fmt.Errorf("the input %s has changed since the job began, which has read it: it was last "+
+					"modified at %s, and is now of %s",
 					now.Path, stamp(was), stamp(now))
 			}
 		}
@@ -435,10 +445,12 @@ func (f *folder) reconcile(ctx context.Context, old, want *description) error {
 	return f.write(f.path(descriptionName), old)
 }
 
-// reconcileDone is [folder.reconcile] for a job that is done: done.json has the hashes, the records of units are gone.
+// reconcileDone is [folder.reconcile] for a job that is done: done.json has the hashes, the records
+// of units are gone.
 func (f *folder) reconcileDone(ctx context.Context, old, want *description, done *finished) error {
 	if len(done.Inputs) != len(old.Inputs) {
-		return fmt.Errorf("%s is damaged: it has %d inputs, the job %d", f.path(doneName), len(done.Inputs), len(old.Inputs))
+		return fmt.Errorf("%s is damaged: it has %d inputs, the job %d", f.path(doneName), len(done.Inputs),
+			len(old.Inputs))
 	}
 	for _, i := range want.changed(old) {
 		was, now := old.Inputs[i], want.Inputs[i]
@@ -454,7 +466,8 @@ func (f *folder) reconcileDone(ctx context.Context, old, want *description, done
 				}
 			}
 			if sum == "" || sum != p.SHA256 {
-				return fmt.Errorf("the input %s has changed since the job has read it: it had %d bytes, last modified at %s, and has %d of %s",
+				return fmt.Errorf("the input %s has changed since the job has read it: it had %d bytes, last "+
+					"modified at %s, and has %d of %s",
 					now.Path, was.Size, stamp(was), now.Size, stamp(now))
 			}
 		}
@@ -506,7 +519,8 @@ func (f *folder) removeSegments(u int) error {
 	return nil
 }
 
-// outputs are the files of shards that a job has made or wanted to replace, by base name or below it. all is false if there may be more of them.
+// outputs are the files of shards that a job has made or wanted to replace, by base name or below
+// it. all is false if there may be more of them.
 func (f *folder) outputs(d *description) (files []string, all bool) {
 	if d == nil {
 		return nil, false
@@ -533,7 +547,8 @@ func (f *folder) outputs(d *description) (files []string, all bool) {
 	return slices.Compact(files), all
 }
 
-// written are the shards that are complete by their records. all is false if there are records that are damaged.
+// written are the shards that are complete by their records. all is false if there are records that
+// are damaged.
 func (f *folder) written() (written []ShardFile, all bool, err error) {
 	names, err := filepath.Glob(f.path("shard-*.json"))
 	if err != nil {
@@ -566,12 +581,14 @@ func (s *ShardFile) paths(l shards.Layout) map[string]int64 {
 	return paths
 }
 
-// foreign refuses an output that would take the place of a shard, or come to stand among numbered ones, of which this job knows nothing. With Overwrite
-// they are to be replaced.
+// foreign refuses an output that would take the place of a shard, or come to stand among numbered
+// ones, of which this job knows nothing. With Overwrite they are to be replaced.
 func (f *folder) foreign() error {
 	if f.o.ShardTokens == 0 {
-		if l, _, err := formats.Detect(f.o.Output); err == nil && l == f.o.Layout && !f.o.Overwrite { // one of another layout is refused by [create]
-			return fmt.Errorf("a shard %s is there, and is not known to come from this job: replace it with --overwrite, move it away, or name another output", f.o.Output)
+		if l, _, err := formats.Detect(f.o.Output); err == nil && l == f.o.Layout && !f.o.Overwrite {
+			// one of another layout is refused by [create]
+			return fmt.Errorf("a shard %s is there, and is not known to come from this job: replace it with "+
+				"--overwrite, move it away, or name another output", f.o.Output)
 		}
 		return nil
 	}
@@ -592,7 +609,8 @@ func (f *folder) foreign() error {
 			}
 			advice = "replace it with --overwrite, "
 		}
-		return fmt.Errorf("%s stands where the shards of this job are to be, and is not known to come from it: %smove it away, or name another output", path, advice)
+		return fmt.Errorf("%s stands where the shards of this job are to be, and is not known to come from it: "+
+			"%smove it away, or name another output", path, advice)
 	}
 	return nil
 }
@@ -619,7 +637,8 @@ func (f *folder) unchanged(written []ShardFile) error {
 			if err == nil {
 				err = fmt.Errorf("%s has %d bytes, not %d", path, info.Size(), size)
 			}
-			return fmt.Errorf("the job %s has written the shard %s, but it is not what it was: %w; restore it, or make all anew with --overwrite", f.dir, s.Prefix, err)
+			return fmt.Errorf("the job %s has written the shard %s, but it is not what it was: %w; restore it, or "+
+				"make all anew with --overwrite", f.dir, s.Prefix, err)
 		}
 	}
 	return nil
@@ -650,8 +669,8 @@ func readRecord[T any](path string) (*T, error) {
 	return v, nil
 }
 
-// A sealedRecord is a record of a unit or a shard with its sum. What it says can be found out again, so that one that is damaged counts as one that is
-// not there.
+// A sealedRecord is a record of a unit or a shard with its sum. What it says can be found out
+// again, so that one that is damaged counts as one that is not there.
 type sealedRecord struct {
 	Record json.RawMessage `json:"record"`
 	CRC32C uint32          `json:"crc32c"`
@@ -666,7 +685,8 @@ func (f *folder) writeSealed(path string, v any) error {
 	return f.write(path, sealedRecord{text, crc32.Checksum(text, castagnoli)})
 }
 
-// readSealed reads a sealed record, nil if there is none. An error about its content wraps errDamaged.
+// readSealed reads a sealed record, nil if there is none. An error about its content wraps
+// errDamaged.
 func readSealed[T any](path string) (*T, error) {
 	sealed, err := readRecord[sealedRecord](path)
 	if err != nil || sealed == nil {
@@ -692,7 +712,8 @@ func undamaged[T any](r *T, err error) (*T, error) {
 	return r, err
 }
 
-// readUnit reads the record of a unit, nil if there is none or it is damaged: the unit is then encoded again, as far as its segments are not there.
+// readUnit reads the record of a unit, nil if there is none or it is damaged: the unit is then
+// encoded again, as far as its segments are not there.
 func (f *folder) readUnit(u int) (*unitRecord, error) {
 	r, err := undamaged(readSealed[unitRecord](f.unitPath(u)))
 	if r != nil && (len(r.Parts) != len(f.d.Units[u]) && !r.Cut || len(r.Parts) > len(f.d.Units[u])) {
@@ -701,7 +722,8 @@ func (f *folder) readUnit(u int) (*unitRecord, error) {
 	return r, err
 }
 
-// readShard reads the record of a shard, nil if there is none or it is damaged: the shard is then written again.
+// readShard reads the record of a shard, nil if there is none or it is damaged: the shard is then
+// written again.
 func (f *folder) readShard(k int) (*shardRecord, error) {
 	return undamaged(readSealed[shardRecord](f.shardPath(k)))
 }

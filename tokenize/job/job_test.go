@@ -32,9 +32,11 @@ import (
 )
 
 // quick are timings for tests: what another process holds is looked at often.
-var quick = tuning{timing: locks.Timing{Beat: 50 * time.Millisecond, Stale: time.Minute}, poll: time.Millisecond, maxPoll: 5 * time.Millisecond}
+var quick = tuning{timing: locks.Timing{Beat: 50 * time.Millisecond, Stale: time.Minute}, poll: time.Millisecond,
+	maxPoll: 5 * time.Millisecond}
 
-// TestMain puts the tests' files into memory where that is possible: on a disk the tests mostly wait for fsync.
+// TestMain puts the tests' files into memory where that is possible: on a disk the tests mostly
+// wait for fsync.
 func TestMain(m *testing.M) {
 	if dir, err := os.MkdirTemp("/dev/shm", "mula-job"); err == nil {
 		os.Setenv("TMPDIR", dir)
@@ -56,7 +58,8 @@ type known struct {
 	bad    bool // it is none, but a line that gives no document
 }
 
-// A corpusOf files: plain, gzip and zstd by turns, with blank and bad lines, documents with and without ids, and some large ones.
+// A corpusOf files: plain, gzip and zstd by turns, with blank and bad lines, documents with and
+// without ids, and some large ones.
 type corpusOf struct {
 	inputs []string
 	lines  []known
@@ -114,7 +117,8 @@ func makeCorpus(t testing.TB, seed uint64, files, perFile int, bad bool) corpusO
 	return c
 }
 
-// expect writes what the output is to be into dir, by a plain loop over the documents in memory. The rejects are its last result.
+// expect writes what the output is to be into dir, by a plain loop over the documents in memory.
+// The rejects are its last result.
 func (c corpusOf) expect(t testing.TB, dir string, o Options) (rejects []string) {
 	t.Helper()
 	var docs []known
@@ -133,7 +137,8 @@ func (c corpusOf) expect(t testing.TB, dir string, o Options) (rejects []string)
 			return cmp.Compare(draw(o.ShuffleSeed, a.input, a.offset), draw(o.ShuffleSeed, b.input, b.offset))
 		})
 	}
-	info := shards.TokenizerInfo{SHA256: o.Tokenizer.SHA256(), VocabSize: 257, EOD: 256, ClassTable: classTable(t, o), Specials: "text"}
+	info := shards.TokenizerInfo{SHA256: o.Tokenizer.SHA256(), VocabSize: 257, EOD: 256, ClassTable: classTable(t, o),
+		Specials: "text"}
 	var w *shards.Writer
 	tokens := int64(0)
 	shut := func() {
@@ -258,8 +263,8 @@ func onlyDone(t testing.TB, dir string) {
 	}
 }
 
-// The output is what a plain loop makes of the documents, whatever the sizes of pieces, segments and memory, and however many processes and
-// workers there are.
+// The output is what a plain loop makes of the documents, whatever the sizes of pieces, segments
+// and memory, and however many processes and workers there are.
 func TestOutput(t *testing.T) {
 	defer goleak.VerifyNone(t)
 	tok := bytesTokenizer(t, "")
@@ -327,8 +332,8 @@ func TestOutput(t *testing.T) {
 	})
 }
 
-// Whatever operation fails, and with it all that follow, as on a disk that is full or a process that is killed: the same command again makes
-// what an unbroken one makes.
+// Whatever operation fails, and with it all that follow, as on a disk that is full or a process
+// that is killed: the same command again makes what an unbroken one makes.
 func TestResume(t *testing.T) {
 	defer func() { atomicfile.Fault = nil }()
 	tok := bytesTokenizer(t, "")
@@ -393,12 +398,14 @@ func TestResume(t *testing.T) {
 func TestResumeWithinPiece(t *testing.T) {
 	defer func() { atomicfile.Fault = nil }()
 	c := makeCorpus(t, 8, 2, 400, true)
-	c.inputs, c.lines = c.inputs[1:], slices.DeleteFunc(c.lines, func(k known) bool { return k.input == 0 }) // the gzip file
+	// the gzip file
+	c.inputs, c.lines = c.inputs[1:], slices.DeleteFunc(c.lines, func(k known) bool { return k.input == 0 })
 	for i := range c.lines {
 		c.lines[i].input = 0
 	}
 	dir, want := t.TempDir(), t.TempDir()
-	o := Options{Tokenizer: bytesTokenizer(t, ""), AppendEOD: true, EOD: 256, Inputs: c.inputs, Output: filepath.Join(dir, "x"), OnError: Skip, tuning: quick, Workers: 2}
+	o := Options{Tokenizer: bytesTokenizer(t, ""), AppendEOD: true, EOD: 256, Inputs: c.inputs,
+		Output: filepath.Join(dir, "x"), OnError: Skip, tuning: quick, Workers: 2}
 	o.tuning.segment = 10_000
 	c.expect(t, want, o)
 	atomicfile.Fault = func(op atomicfile.Op, path string) error {
@@ -458,7 +465,8 @@ func TestDamagedSegments(t *testing.T) {
 	for i := range 48 {
 		pattern := []string{"*.segment", "*.rejects", "unit-*.json"}[i/6%3]
 		dir, want := t.TempDir(), t.TempDir()
-		o := Options{Tokenizer: bytesTokenizer(t, ""), AppendEOD: true, EOD: 256, Inputs: c.inputs, Output: filepath.Join(dir, "x"), OnError: Skip, tuning: quick, Workers: 2,
+		o := Options{Tokenizer: bytesTokenizer(t, ""), AppendEOD: true, EOD: 256, Inputs: c.inputs,
+			Output: filepath.Join(dir, "x"), OnError: Skip, tuning: quick, Workers: 2,
 			PieceBytes: 3000, Shuffle: i%2 == 1, Rejects: filepath.Join(dir, "rejects")}
 		o.tuning.segment = 10_000
 		rejects := c.expect(t, want, o)
@@ -496,14 +504,16 @@ func TestDamagedSegments(t *testing.T) {
 	}
 }
 
-// Where a job ended when all shards were complete, records and rejects that are damaged are found out again, though segments are gone.
+// Where a job ended when all shards were complete, records and rejects that are damaged are found
+// out again, though segments are gone.
 func TestDamagedRecords(t *testing.T) {
 	defer func() { atomicfile.Fault = nil }()
 	c := makeCorpus(t, 10, 3, 60, true)
 	random := rand.New(rand.NewPCG(10, 10))
 	for i := range 24 {
 		dir, want := t.TempDir(), t.TempDir()
-		o := Options{Tokenizer: bytesTokenizer(t, ""), AppendEOD: true, EOD: 256, Inputs: c.inputs, Output: filepath.Join(dir, "x"), OnError: Skip, tuning: quick, Workers: 2,
+		o := Options{Tokenizer: bytesTokenizer(t, ""), AppendEOD: true, EOD: 256, Inputs: c.inputs,
+			Output: filepath.Join(dir, "x"), OnError: Skip, tuning: quick, Workers: 2,
 			PieceBytes: 3000, Shuffle: i%2 == 1, Rejects: filepath.Join(dir, "rejects"), ShardTokens: 4000}
 		o.tuning.segment = 10_000
 		rejects := c.expect(t, want, o)
@@ -519,7 +529,8 @@ func TestDamagedRecords(t *testing.T) {
 			t.Fatal(err)
 		}
 		var damaged []string
-		for _, pattern := range [][]string{{"shard-*.json"}, {"*.rejects"}, {"unit-*.json"}, {"shard-*.json", "*.rejects", "unit-*.json"}}[i/2%4] {
+		for _, pattern := range [][]string{{"shard-*.json"}, {"*.rejects"}, {"unit-*.json"},
+			{"shard-*.json", "*.rejects", "unit-*.json"}}[i/2%4] {
 			names, err := filepath.Glob(filepath.Join(dir, "x.job", pattern))
 			if err != nil || len(names) < 3 {
 				t.Fatal(pattern, names, err)
@@ -532,7 +543,8 @@ func TestDamagedRecords(t *testing.T) {
 			if i%3 == 0 {
 				data = data[:random.IntN(len(data))]
 			} else {
-				data[random.IntN(len(data)-1)] ^= 1 << random.IntN(8) // not the line break at the end, which says nothing
+				// not the line break at the end, which says nothing
+				data[random.IntN(len(data)-1)] ^= 1 << random.IntN(8)
 			}
 			if err := os.WriteFile(name, data, 0o644); err != nil {
 				t.Fatal(err)
@@ -551,7 +563,8 @@ func TestDamagedRecords(t *testing.T) {
 func TestDamagedRecordOfChangedInput(t *testing.T) {
 	c := makeCorpus(t, 11, 2, 40, false)
 	dir := t.TempDir()
-	o := Options{Tokenizer: bytesTokenizer(t, ""), AppendEOD: true, EOD: 256, Inputs: c.inputs, Output: filepath.Join(dir, "x"), tuning: quick}
+	o := Options{Tokenizer: bytesTokenizer(t, ""), AppendEOD: true, EOD: 256, Inputs: c.inputs,
+		Output: filepath.Join(dir, "x"), tuning: quick}
 	interrupted(t, o)
 	names, err := filepath.Glob(filepath.Join(dir, "x.job", "unit-*.json"))
 	if err != nil || len(names) == 0 {
@@ -565,20 +578,23 @@ func TestDamagedRecordOfChangedInput(t *testing.T) {
 	if err := os.Chtimes(c.inputs[0], time.Time{}, time.Unix(1e9, 0)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), c.inputs[0]+" has changed since the job began, and whether it was read is not known: "+names[0]+
-		": the file is damaged") || !strings.Contains(err.Error(), "start the job anew with --overwrite") {
+	if _, err := Run(t.Context(), o); err == nil ||
+		!strings.Contains(err.Error(), c.inputs[0]+" has changed since the job began, and whether it was read is "+
+			"not known: "+names[0]+
+			": the file is damaged") || !strings.Contains(err.Error(), "start the job anew with --overwrite") {
 		t.Error(err)
 	}
 }
 
-// A job that is complete says so without writing anything; one with other settings or another output on disk is refused, until it is told to
-// start anew.
+// A job that is complete says so without writing anything; one with other settings or another
+// output on disk is refused, until it is told to start anew.
 func TestJoining(t *testing.T) {
 	defer func() { atomicfile.Fault = nil }()
 	c := makeCorpus(t, 4, 3, 30, false)
 	dir := t.TempDir()
 	tok := bytesTokenizer(t, "")
-	base := Options{Tokenizer: tok, AppendEOD: true, EOD: 256, Inputs: c.inputs, Output: filepath.Join(dir, "x"), ShardTokens: 3000, tuning: quick}
+	base := Options{Tokenizer: tok, AppendEOD: true, EOD: 256, Inputs: c.inputs, Output: filepath.Join(dir, "x"),
+		ShardTokens: 3000, tuning: quick}
 	first, err := Run(t.Context(), base)
 	if err != nil || first.Before || len(first.Shards) < 2 {
 		t.Fatal(first, err)
@@ -596,20 +612,23 @@ func TestJoining(t *testing.T) {
 		t.Errorf("the second run's summary is %+v, the first's %+v", again, first)
 	}
 	for name, change := range map[string]func(*Options){
-		"the tokens of a shard (0: one shard) is 4000, there it is 3000":     func(o *Options) { o.ShardTokens = 4000 },
-		"shuffling is true, there it is false":                               func(o *Options) { o.Shuffle = true },
-		"the end-of-document id (-1: none) is 3, there it is 256":            func(o *Options) { o.EOD = 3 },
-		"the number of inputs is 2, there it is 3":                           func(o *Options) { o.Inputs = o.Inputs[:2] },
-		"input 1 is " + c.inputs[1]:                                          func(o *Options) { o.Inputs = []string{c.inputs[1], c.inputs[0], c.inputs[2]} },
-		"the share that is sampled (0: all) is 0.5, there it is 0":           func(o *Options) { o.Sample = 0.5 },
-		"the greatest number of documents (0: all) is 5, there it is 0":      func(o *Options) { o.MaxDocuments = 5 },
-		"the text field is content, there it is ":                            func(o *Options) { o.Read.Text = "content" },
-		"what special tokens in a text become is tokens, there it is text":   func(o *Options) { o.Specials = 1 },
-		"the tokenizer's SHA-256 is " + bytesTokenizer(t, "Q").SHA256()[:60]: func(o *Options) { o.Tokenizer = bytesTokenizer(t, "Q") },
+		"the tokens of a shard (0: one shard) is 4000, there it is 3000": func(o *Options) { o.ShardTokens = 4000 },
+		"shuffling is true, there it is false":                           func(o *Options) { o.Shuffle = true },
+		"the end-of-document id (-1: none) is 3, there it is 256":        func(o *Options) { o.EOD = 3 },
+		"the number of inputs is 2, there it is 3":                       func(o *Options) { o.Inputs = o.Inputs[:2] },
+		"input 1 is " +
+			c.inputs[1]: func(o *Options) { o.Inputs = []string{c.inputs[1], c.inputs[0], c.inputs[2]} },
+		"the share that is sampled (0: all) is 0.5, there it is 0":         func(o *Options) { o.Sample = 0.5 },
+		"the greatest number of documents (0: all) is 5, there it is 0":    func(o *Options) { o.MaxDocuments = 5 },
+		"the text field is content, there it is ":                          func(o *Options) { o.Read.Text = "content" },
+		"what special tokens in a text become is tokens, there it is text": func(o *Options) { o.Specials = 1 },
+		"the tokenizer's SHA-256 is " + bytesTokenizer(t,
+			"Q").SHA256()[:60]: func(o *Options) { o.Tokenizer = bytesTokenizer(t, "Q") },
 	} {
 		o := base
 		change(&o)
-		if _, err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), name) || !strings.Contains(err.Error(), "--overwrite") {
+		if _, err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), name) ||
+			!strings.Contains(err.Error(), "--overwrite") {
 			t.Errorf("error %v does not say %q", err, name)
 		}
 	}
@@ -667,13 +686,14 @@ func TestJoining(t *testing.T) {
 	}
 }
 
-// A process that finds all shards written, and has seen no record of the units, completes the job: it is the one that another process was
-// killed before.
+// A process that finds all shards written, and has seen no record of the units, completes the job:
+// it is the one that another process was killed before.
 func TestFinishesForAnother(t *testing.T) {
 	defer func() { atomicfile.Fault = nil }()
 	c := makeCorpus(t, 6, 3, 30, true)
 	dir := t.TempDir()
-	o := Options{Tokenizer: bytesTokenizer(t, ""), AppendEOD: true, EOD: 256, Inputs: c.inputs, Output: filepath.Join(dir, "x"), OnError: Skip,
+	o := Options{Tokenizer: bytesTokenizer(t, ""), AppendEOD: true, EOD: 256, Inputs: c.inputs,
+		Output: filepath.Join(dir, "x"), OnError: Skip,
 		Rejects: filepath.Join(dir, "rejects"), PieceBytes: 2000, tuning: quick}
 	atomicfile.Fault = func(op atomicfile.Op, path string) error {
 		if op == atomicfile.OpCreate && filepath.Base(path) == doneName {
@@ -710,11 +730,13 @@ func TestFinishesForAnother(t *testing.T) {
 	sameOutputs(t, outputs(t, dir), outputs(t, want))
 }
 
-// Nobody starts anew while another process works, and a description that cannot be read is no job's.
+// Nobody starts anew while another process works, and a description that cannot be read is no
+// job's.
 func TestOthers(t *testing.T) {
 	c := makeCorpus(t, 4, 1, 30, false)
 	dir := t.TempDir()
-	o := Options{Tokenizer: bytesTokenizer(t, ""), AppendEOD: true, EOD: 256, Inputs: c.inputs, Output: filepath.Join(dir, "x"), tuning: quick}
+	o := Options{Tokenizer: bytesTokenizer(t, ""), AppendEOD: true, EOD: 256, Inputs: c.inputs,
+		Output: filepath.Join(dir, "x"), tuning: quick}
 	if err := o.check(); err != nil {
 		t.Fatal(err)
 	}
@@ -736,7 +758,8 @@ func TestOthers(t *testing.T) {
 	if err := os.Mkdir(f.dir, 0o777); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(f.path(descriptionName), []byte(`{"format":1,"settings":{},"units":[[[5,0,-1]]]`), 0o644); err != nil {
+	if err := os.WriteFile(f.path(descriptionName), []byte(`{"format":1,"settings":{},"units":[[[5,0,-1]]]`),
+		0o644); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), "job.json: the file is damaged") {
@@ -747,8 +770,8 @@ func TestOthers(t *testing.T) {
 	}
 }
 
-// An input that has changed: with the same bytes the job goes on; where its documents were read, others are refused; where they were not, they
-// are read now.
+// An input that has changed: with the same bytes the job goes on; where its documents were read,
+// others are refused; where they were not, they are read now.
 func TestChangedInput(t *testing.T) {
 	defer func() { atomicfile.Fault = nil }()
 	touch := func(path string) {
@@ -759,7 +782,8 @@ func TestChangedInput(t *testing.T) {
 	tok := bytesTokenizer(t, "")
 	c := makeCorpus(t, 12, 3, 50, false)
 	dir := t.TempDir()
-	o := Options{Tokenizer: tok, AppendEOD: true, EOD: 256, Inputs: c.inputs, Output: filepath.Join(dir, "x"), PieceBytes: 1500, tuning: quick}
+	o := Options{Tokenizer: tok, AppendEOD: true, EOD: 256, Inputs: c.inputs, Output: filepath.Join(dir, "x"),
+		PieceBytes: 1500, tuning: quick}
 	interrupted(t, o)
 	touch(c.inputs[0])
 	touch(c.inputs[1])
@@ -774,13 +798,15 @@ func TestChangedInput(t *testing.T) {
 	if err := os.WriteFile(c.inputs[0], other, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), c.inputs[0]+" has changed since the job began, which has read it") {
+	if _, err := Run(t.Context(), o); err == nil ||
+		!strings.Contains(err.Error(), c.inputs[0]+" has changed since the job began, which has read it") {
 		t.Fatal(err)
 	}
 	if err := os.WriteFile(c.inputs[0], append(data, ' '), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), c.inputs[0]+" has changed since the job began: it had") {
+	if _, err := Run(t.Context(), o); err == nil ||
+		!strings.Contains(err.Error(), c.inputs[0]+" has changed since the job began: it had") {
 		t.Fatal(err)
 	}
 	if err := os.WriteFile(c.inputs[0], data, 0o644); err != nil {
@@ -806,7 +832,8 @@ func TestChangedInput(t *testing.T) {
 	if err := os.WriteFile(c.inputs[2], whole[:len(whole)/2], 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), "cut short") || !strings.Contains(err.Error(), c.inputs[2]+":") {
+	if _, err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), "cut short") ||
+		!strings.Contains(err.Error(), c.inputs[2]+":") {
 		t.Fatal(err)
 	}
 	if err := os.WriteFile(c.inputs[2], whole, 0o644); err != nil {
@@ -830,8 +857,8 @@ func TestChangedInput(t *testing.T) {
 	sameOutputs(t, outputs(t, filepath.Dir(o.Output)), outputs(t, want))
 }
 
-// With failures the job ends at the first bad document of the inputs, whichever unit is faster, unless all documents that are wanted come
-// before it.
+// With failures the job ends at the first bad document of the inputs, whichever unit is faster,
+// unless all documents that are wanted come before it.
 func TestFirstFailure(t *testing.T) {
 	defer goleak.VerifyNone(t)
 	c := makeCorpus(t, 21, 5, 80, true)
@@ -848,7 +875,8 @@ func TestFirstFailure(t *testing.T) {
 		for workers := 1; workers <= 9; workers += 4 {
 			for _, wanted := range []int64{0, good, good + 1} {
 				dir := t.TempDir()
-				o := Options{Tokenizer: bytesTokenizer(t, ""), AppendEOD: true, EOD: 256, Inputs: c.inputs, Output: filepath.Join(dir, "x"), Workers: workers, PieceBytes: piece,
+				o := Options{Tokenizer: bytesTokenizer(t, ""), AppendEOD: true, EOD: 256, Inputs: c.inputs,
+					Output: filepath.Join(dir, "x"), Workers: workers, PieceBytes: piece,
 					MaxDocuments: wanted, tuning: quick}
 				o.tuning.segment = 1 << 20
 				s, err := Run(t.Context(), o)
@@ -859,7 +887,8 @@ func TestFirstFailure(t *testing.T) {
 					continue
 				}
 				var bad *documents.DocumentError
-				if !errors.As(err, &bad) || bad.File != first.file || bad.Line != first.line || bad.Offset < first.offset || bad.Offset > first.offset+20 {
+				if !errors.As(err, &bad) || bad.File != first.file || bad.Line != first.line ||
+					bad.Offset < first.offset || bad.Offset > first.offset+20 {
 					t.Errorf("pieces of %d, %d workers: %v, want %s:%d", piece, workers, err, first.file, first.line)
 				}
 			}
@@ -871,7 +900,8 @@ func TestFirstFailure(t *testing.T) {
 func TestFailAfterSkip(t *testing.T) {
 	defer func() { atomicfile.Fault = nil }()
 	c := makeCorpus(t, 21, 2, 80, true)
-	o := Options{Tokenizer: bytesTokenizer(t, ""), AppendEOD: true, EOD: 256, Inputs: c.inputs, Output: filepath.Join(t.TempDir(), "x"), OnError: Skip, tuning: quick}
+	o := Options{Tokenizer: bytesTokenizer(t, ""), AppendEOD: true, EOD: 256, Inputs: c.inputs,
+		Output: filepath.Join(t.TempDir(), "x"), OnError: Skip, tuning: quick}
 	interrupted(t, o)
 	o.OnError = Fail
 	var bad *documents.DocumentError
@@ -890,7 +920,8 @@ func TestStdin(t *testing.T) {
 	defer func() { atomicfile.Fault = nil }()
 	text := `{"text":"one"}` + "\n" + `{"text":"two"}` + "\n"
 	dir := t.TempDir()
-	o := Options{Tokenizer: bytesTokenizer(t, ""), Inputs: []string{"-"}, Output: filepath.Join(dir, "x"), tuning: quick}
+	o := Options{Tokenizer: bytesTokenizer(t, ""), Inputs: []string{"-"}, Output: filepath.Join(dir, "x"),
+		tuning: quick}
 	run := func() (Summary, error) {
 		o.Read.Stdin = strings.NewReader(text)
 		return Run(t.Context(), o)
@@ -943,7 +974,8 @@ func TestStdin(t *testing.T) {
 	}
 }
 
-// What is drawn for a document is part of the format: values of the description in docs/formats/job.md, computed by Python.
+// What is drawn for a document is part of the format: values of the description in
+// docs/formats/job.md, computed by Python.
 func TestDraw(t *testing.T) {
 	for _, v := range []struct {
 		seed   uint64
@@ -996,7 +1028,8 @@ func zstded(parts ...string) string {
 // An input that changes after the job is done is noticed by its hash, where it was read.
 func TestChangedAfterDone(t *testing.T) {
 	c := makeCorpus(t, 31, 3, 30, false)
-	o := Options{Tokenizer: bytesTokenizer(t, ""), AppendEOD: true, EOD: 256, Inputs: c.inputs, Output: filepath.Join(t.TempDir(), "x"), PieceBytes: 1500, tuning: quick}
+	o := Options{Tokenizer: bytesTokenizer(t, ""), AppendEOD: true, EOD: 256, Inputs: c.inputs,
+		Output: filepath.Join(t.TempDir(), "x"), PieceBytes: 1500, tuning: quick}
 	limited := o
 	limited.Output, limited.MaxDocuments = filepath.Join(t.TempDir(), "x"), 5
 	for _, o := range []Options{o, limited} {
@@ -1022,7 +1055,9 @@ func TestChangedAfterDone(t *testing.T) {
 	other := slices.Clone(data)
 	other[len(other)/2] ^= 1
 	for _, changed := range [][]byte{other, append(slices.Clone(data), '\n'), data[:len(data)-1]} {
-		if s, err := run(changed, o); err == nil || !strings.Contains(err.Error(), c.inputs[last]+" has changed since the job has read it") || !strings.Contains(err.Error(), "--overwrite") {
+		if s, err := run(changed, o); err == nil ||
+			!strings.Contains(err.Error(), c.inputs[last]+" has changed since the job has read it") ||
+			!strings.Contains(err.Error(), "--overwrite") {
 			t.Errorf("%+v, %v", s, err)
 		}
 		if s, err := run(changed, limited); err != nil || !s.Before {
@@ -1034,12 +1069,14 @@ func TestChangedAfterDone(t *testing.T) {
 	}
 }
 
-// A shard that is lost or cut while the job is not done is noticed before the job says that it is complete.
+// A shard that is lost or cut while the job is not done is noticed before the job says that it is
+// complete.
 func TestLostShard(t *testing.T) {
 	defer func() { atomicfile.Fault = nil }()
 	c := makeCorpus(t, 32, 2, 60, false)
 	dir := t.TempDir()
-	o := Options{Tokenizer: bytesTokenizer(t, ""), AppendEOD: true, EOD: 256, Inputs: c.inputs, Output: filepath.Join(dir, "x"), ShardTokens: 2000, tuning: quick}
+	o := Options{Tokenizer: bytesTokenizer(t, ""), AppendEOD: true, EOD: 256, Inputs: c.inputs,
+		Output: filepath.Join(dir, "x"), ShardTokens: 2000, tuning: quick}
 	atomicfile.Fault = func(op atomicfile.Op, path string) error {
 		if op == atomicfile.OpRename && filepath.Base(path) == doneName {
 			return syscall.EIO
@@ -1055,16 +1092,19 @@ func TestLostShard(t *testing.T) {
 		t.Fatal(err)
 	}
 	atomicfile.Fault = func(op atomicfile.Op, path string) error { // once the job is joined
-		if op == atomicfile.OpCreate && strings.HasPrefix(filepath.Base(path), "process-") || op == atomicfile.OpRename && filepath.Base(path) == doneName {
+		if op == atomicfile.OpCreate && strings.HasPrefix(filepath.Base(path), "process-") ||
+			op == atomicfile.OpRename && filepath.Base(path) == doneName {
 			t.Errorf("it went on: %v %s", op, path)
 		}
 		return nil
 	}
-	for _, damage := range []func() error{func() error { return os.Remove(idx) }, func() error { return os.WriteFile(idx, data[:7], 0o644) }} {
+	for _, damage := range []func() error{func() error { return os.Remove(idx) },
+		func() error { return os.WriteFile(idx, data[:7], 0o644) }} {
 		if err := damage(); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), "x-00001.idx") || !strings.Contains(err.Error(), "--overwrite") {
+		if _, err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), "x-00001.idx") ||
+			!strings.Contains(err.Error(), "--overwrite") {
 			t.Error(err)
 		}
 	}
@@ -1080,12 +1120,13 @@ func TestLostShard(t *testing.T) {
 	sameOutputs(t, outputs(t, dir), outputs(t, want))
 }
 
-// Where the job's folder is gone or its description damaged, --overwrite replaces the shards that stand there, and removes those that there
-// are no longer.
+// Where the job's folder is gone or its description damaged, --overwrite replaces the shards that
+// stand there, and removes those that there are no longer.
 func TestOverwriteUnknownShards(t *testing.T) {
 	c := makeCorpus(t, 33, 2, 60, false)
 	dir := t.TempDir()
-	o := Options{Tokenizer: bytesTokenizer(t, ""), AppendEOD: true, EOD: 256, Inputs: c.inputs, Output: filepath.Join(dir, "x"), ShardTokens: 1000, tuning: quick}
+	o := Options{Tokenizer: bytesTokenizer(t, ""), AppendEOD: true, EOD: 256, Inputs: c.inputs,
+		Output: filepath.Join(dir, "x"), ShardTokens: 1000, tuning: quick}
 	if s, err := Run(t.Context(), o); err != nil || len(s.Shards) < 5 {
 		t.Fatal(s, err)
 	}
@@ -1129,19 +1170,22 @@ func TestOverwriteUnknownShards(t *testing.T) {
 			t.Fatal(err)
 		}
 		one.Overwrite = false
-		if _, err := Run(t.Context(), one); err == nil || !strings.Contains(err.Error(), "y is there, and is not known to come from this job: replace it with --overwrite") {
+		if _, err := Run(t.Context(), one); err == nil || !strings.Contains(err.Error(),
+			"y is there, and is not known to come from this job: replace it with --overwrite") {
 			t.Error(err)
 		}
 		one.Overwrite = true
 	}
 	o.Overwrite = true
-	if _, err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), "x-00000.txt stands where") || strings.Contains(err.Error(), "with --overwrite, ") {
+	if _, err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), "x-00000.txt stands where") ||
+		strings.Contains(err.Error(), "with --overwrite, ") {
 		t.Error(err)
 	}
 }
 
-// Documents without ids are named by the path of their file relative to the input. A job of format 1, which an older program has begun, goes on as it began:
-// with base names, and with byte order marks.
+// Documents without ids are named by the path of their file relative to the input. A job of format
+// 1, which an older program has begun, goes on as it began: with base names, and with byte order
+// marks.
 func TestNamesOfInputs(t *testing.T) {
 	root := t.TempDir()
 	var inputs []string
@@ -1155,7 +1199,8 @@ func TestNamesOfInputs(t *testing.T) {
 		}
 		inputs = append(inputs, path)
 	}
-	o := Options{Tokenizer: bytesTokenizer(t, ""), AppendEOD: true, EOD: 256, Inputs: inputs, Names: []string{"a/README.txt", "b/README.txt"}, tuning: quick}
+	o := Options{Tokenizer: bytesTokenizer(t, ""), AppendEOD: true, EOD: 256, Inputs: inputs,
+		Names: []string{"a/README.txt", "b/README.txt"}, tuning: quick}
 	begin := func() { o.Output = filepath.Join(t.TempDir(), "x") }
 	expect := func(ids []string, mark string) {
 		t.Helper()
@@ -1199,17 +1244,20 @@ func TestNamesOfInputs(t *testing.T) {
 	with := func(changes ...string) { // begins a job with another job.json
 		begin()
 		text := strings.NewReplacer(changes...).Replace(string(description))
-		if err := errors.Join(os.Mkdir(o.Output+FolderSuffix, 0o755), os.WriteFile(filepath.Join(o.Output+FolderSuffix, descriptionName), []byte(text), 0o644)); err != nil {
+		if err := errors.Join(os.Mkdir(o.Output+FolderSuffix, 0o755),
+			os.WriteFile(filepath.Join(o.Output+FolderSuffix, descriptionName), []byte(text), 0o644)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	older := []string{`"format":2`, `"format":1`, `"names":["a/README.txt","b/README.txt"],`, "", `"id_field":""`, `"id_field":"id"`}
+	older := []string{`"format":2`, `"format":1`, `"names":["a/README.txt","b/README.txt"],`, "", `"id_field":""`,
+		`"id_field":"id"`}
 	with(older...)
 	expect([]string{"README.txt:1", "README.txt:1"}, "\xef\xbb\xbf")
 	expect([]string{"README.txt:1", "README.txt:1"}, "\xef\xbb\xbf") // once more, when it is done
 
 	with(`"format":2`, `"format":3`)
-	if _, err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), "is of format 3, this program knows formats up to 2") {
+	if _, err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(),
+		"is of format 3, this program knows formats up to 2") {
 		t.Error(err)
 	}
 	with(`"names":["a/README.txt","b/README.txt"],`, "")
@@ -1219,7 +1267,9 @@ func TestNamesOfInputs(t *testing.T) {
 	begin()
 	expect([]string{"a/README.txt:1", "b/README.txt:1"}, "")
 	o.Names = nil
-	if _, err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), "without ids are called "+filepath.ToSlash(inputs[0])+":LINE, there a/README.txt:LINE") {
+	if _, err := Run(t.Context(), o); err == nil ||
+		!strings.Contains(err.Error(),
+			"without ids are called "+filepath.ToSlash(inputs[0])+":LINE, there a/README.txt:LINE") {
 		t.Error(err)
 	}
 }

@@ -7,7 +7,8 @@ import (
 	"math"
 )
 
-// A cut is a place between two documents in the order of the output: before the document that it names.
+// A cut is a place between two documents in the order of the output: before the document that it
+// names.
 type cut struct {
 	// Without shuffling: the document of a segment.
 	Unit     int `json:"unit"`
@@ -31,14 +32,15 @@ type spooled struct {
 	tokens []uint32 // nil where only lengths were asked for; valid until the next document
 }
 
-// An order yields all documents of the output in their order, of which it waits for those that are still being encoded.
+// An order yields all documents of the output in their order, of which it waits for those that are
+// still being encoded.
 type order interface {
 	// from yields the documents behind a cut. An error is the last thing it yields.
 	from(ctx context.Context, start cut, ids bool) iter.Seq2[*spooled, error]
 }
 
-// shardEnd finds the cut at which a shard that begins at start ends: before the document that would bring it above size tokens. A shard
-// has at least one document.
+// shardEnd finds the cut at which a shard that begins at start ends: before the document that would
+// bring it above size tokens. A shard has at least one document.
 func shardEnd(ctx context.Context, o order, start cut, size int64) (cut, error) {
 	var tokens, documents int64
 	for d, err := range o.from(ctx, start, false) {
@@ -58,11 +60,11 @@ func fits(tokens, documents, more, size int64) bool {
 	return size == 0 || documents == 0 || tokens <= size-more
 }
 
-// Keys. A document is known by the number of its input and its offset there; what is drawn for it depends on these and a seed alone, so that
-// neither workers nor pieces nor processes matter.
+// Keys. A document is known by the number of its input and its offset there; what is drawn for it
+// depends on these and a seed alone, so that neither workers nor pieces nor processes matter.
 
-// mix is the finalizer of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, OOPSLA 2014), a bijection in which
-// every bit depends on all.
+// mix is the finalizer of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number
+// Generators, OOPSLA 2014), a bijection in which every bit depends on all.
 func mix(x uint64) uint64 {
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
 	x = (x ^ x>>27) * 0x94d049bb133111eb
@@ -76,10 +78,12 @@ func draw(seed uint64, input int, offset int64) uint64 {
 	return mix(mix(mix(seed+golden)+uint64(input)+golden) + uint64(offset) + golden)
 }
 
-// sampleSeed is the seed of what --sample draws: a constant, so that a smaller sample is part of a larger one. ("sample" in ASCII)
+// sampleSeed is the seed of what --sample draws: a constant, so that a smaller sample is part of a
+// larger one. ("sample" in ASCII)
 const sampleSeed = 0x73616d706c65
 
-// sampleLimit is the number below which the draw of a document must be for it to be kept; all are if it is 0.
+// sampleLimit is the number below which the draw of a document must be for it to be kept; all are
+// if it is 0.
 func sampleLimit(share float64) uint64 {
 	if share <= 0 || share >= 1 {
 		return 0

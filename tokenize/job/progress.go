@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// Progress is how far the job has come, by what all of its processes have completed and what this one has in work.
+// Progress is how far the job has come, by what all of its processes have completed and what this
+// one has in work.
 type Progress struct {
 	Documents int64 // encoded
 	Skipped   int64 // by this process
@@ -16,7 +17,8 @@ type Progress struct {
 	InputKept int64 // of these, bytes that were done when this process began
 	InputSize int64 // of all inputs, or -1 if one of them is not a regular file
 
-	// Documents of [largeDocument] bytes or more that this process encodes at the moment, which count in the numbers above when they are done.
+	// Documents of [largeDocument] bytes or more that this process encodes at the moment, which
+	// count in the numbers above when they are done.
 	Large      int64
 	LargeBytes int64
 
@@ -24,7 +26,8 @@ type Progress struct {
 	Waiting string // the process that is waited for, if this one has nothing to do
 }
 
-// largeDocument is the size from which on a document is told of while it is encoded, which takes a good part of a second.
+// largeDocument is the size from which on a document is told of while it is encoded, which takes a
+// good part of a second.
 const largeDocument = 4 << 20
 
 const progressInterval = 250 * time.Millisecond
@@ -74,13 +77,15 @@ func (m *meter) show() {
 
 // reckon adds up what is complete and what is in work.
 func (p *process) reckon() Progress {
-	s := Progress{InputSize: p.f.d.size(), Skipped: p.skips.Load(), Large: p.live.large.Load(), LargeBytes: p.live.largeBytes.Load()}
+	s := Progress{InputSize: p.f.d.size(), Skipped: p.skips.Load(), Large: p.live.large.Load(),
+		LargeBytes: p.live.largeBytes.Load()}
 	p.live.mu.Lock()
 	defer p.live.mu.Unlock()
 	p.board.mu.Lock()
 	defer p.board.mu.Unlock()
 	idle := true
-	// A long line reaches over parts in which no line begins. They are complete at once, but count only when the part is in which the line begins.
+	// A long line reaches over parts in which no line begins. They are complete at once, but count
+	// only when the part is in which the line begins.
 	reached := false // the part before is complete
 	for u := range p.board.units {
 		unit := &p.board.units[u]
@@ -138,7 +143,8 @@ func (p *process) reckon() Progress {
 	return s
 }
 
-// share divides the inputs' sizes: for each unit the bytes of its parts. Pieces of one input are of about one size.
+// share divides the inputs' sizes: for each unit the bytes of its parts. Pieces of one input are of
+// about one size.
 func share(d *description) [][]int64 {
 	pieces, number := make([]int64, len(d.Inputs)), make([]int64, len(d.Inputs))
 	for _, u := range d.Units {

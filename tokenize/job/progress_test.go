@@ -10,11 +10,14 @@ import (
 	"mula/internal/atomicfile"
 )
 
-// A line that reaches over several units counts as read when the unit is complete in which it begins, although the others have nothing to do.
+// A line that reaches over several units counts as read when the unit is complete in which it
+// begins, although the others have nothing to do.
 func TestProgressOfLongLine(t *testing.T) {
 	defer func() { atomicfile.Fault = nil }()
-	text := `{"text":"first"}` + "\n" + `{"text":"` + strings.Repeat("long ", 20_000) + `"}` + "\n" + `{"text":"last"}` + "\n"
-	o := Options{Tokenizer: bytesTokenizer(t, ""), AppendEOD: true, EOD: 256, Inputs: []string{put(t, "x.jsonl", text)}, Output: filepath.Join(t.TempDir(), "x"),
+	text := `{"text":"first"}` + "\n" + `{"text":"` + strings.Repeat("long ", 20_000) + `"}` + "\n" +
+		`{"text":"last"}` + "\n"
+	o := Options{Tokenizer: bytesTokenizer(t, ""), AppendEOD: true, EOD: 256, Inputs: []string{put(t, "x.jsonl", text)},
+		Output:     filepath.Join(t.TempDir(), "x"),
 		PieceBytes: 10_000, tuning: quick}
 	interrupted(t, o)
 	read := func() int64 {
@@ -39,7 +42,8 @@ func TestProgressOfLongLine(t *testing.T) {
 	if got := read(); got != int64(len(text)) {
 		t.Errorf("of complete units %d bytes are read, want %d", got, len(text))
 	}
-	// Without the unit in which the line begins, what is left is the last unit, in which another line begins.
+	// Without the unit in which the line begins, what is left is the last unit, in which another
+	// line begins.
 	if err := os.Remove(filepath.Join(o.Output+FolderSuffix, "unit-00000.json")); err != nil {
 		t.Fatal(err)
 	}

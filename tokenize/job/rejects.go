@@ -8,13 +8,15 @@ import (
 	"mula/tokenize/documents"
 )
 
-// A RejectLimit is how many documents may be skipped: Documents of them, and Share of all documents that were read.
+// A RejectLimit is how many documents may be skipped: Documents of them, and Share of all documents
+// that were read.
 type RejectLimit struct {
 	Documents int64
 	Share     float64 // from 0 to 1
 }
 
-// exceeded is the error of a job that has skipped more than [Options.MaxRejects] allows, nil if it has not.
+// exceeded is the error of a job that has skipped more than [Options.MaxRejects] allows, nil if it
+// has not.
 func (o *Options) exceeded(s *Summary) error {
 	limit := o.MaxRejects
 	if limit == nil {
@@ -46,12 +48,13 @@ func (o *Options) exceeded(s *Summary) error {
 	if o.Sample > 0 {
 		about = "about "
 	}
-	return fmt.Errorf("%s of %s%s documents (%.3g %%) were skipped, and at most %s may be%s; repair them, or allow more with --max-rejects",
+	return fmt.Errorf("%s of %s%s documents (%.3g %%) were skipped, and at most %s may be%s; repair them, or allow "+
+		"more with --max-rejects",
 		quantity.Grouped(skipped), about, quantity.Grouped(int64(all)), 100*float64(skipped)/all, allowed, listed)
 }
 
-// checkRejects waits until all units are encoded and fails if more documents were skipped than are allowed. The file that lists them is then
-// published, since the user needs it.
+// checkRejects waits until all units are encoded and fails if more documents were skipped than are
+// allowed. The file that lists them is then published, since the user needs it.
 func (p *process) checkRejects(ctx context.Context) error {
 	if p.o.MaxRejects == nil {
 		return nil
@@ -59,7 +62,8 @@ func (p *process) checkRejects(ctx context.Context) error {
 	if err := p.board.settle(ctx); err != nil {
 		return err
 	}
-	done := &finished{Summary: Summary{Documents: p.board.documents(), Rejects: p.o.Rejects, Skipped: make(map[documents.Kind]int64)}}
+	done := &finished{Summary: Summary{Documents: p.board.documents(), Rejects: p.o.Rejects,
+		Skipped: make(map[documents.Kind]int64)}}
 	list, err := p.skipped(ctx, done)
 	if err != nil {
 		return err

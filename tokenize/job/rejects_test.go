@@ -28,8 +28,8 @@ func lines(t *testing.T, bad, all int) string {
 	return put(t, fmt.Sprintf("of-%d.jsonl", all), text.String())
 }
 
-// A job fails if more documents were skipped than are allowed: before a shard is written, with the list of what was skipped, and as often as it is
-// begun again. With a higher limit it goes on.
+// A job fails if more documents were skipped than are allowed: before a shard is written, with the
+// list of what was skipped, and as often as it is begun again. With a higher limit it goes on.
 func TestMaxRejects(t *testing.T) {
 	inputs := []string{lines(t, 0, 400), lines(t, 3, 599), lines(t, 0, 1)} // 3 of 1,000
 	for _, test := range []struct {
@@ -49,8 +49,10 @@ func TestMaxRejects(t *testing.T) {
 		{&RejectLimit{Documents: 3}, 401, ""},
 	} {
 		dir := t.TempDir()
-		o := Options{Tokenizer: bytesTokenizer(t, ""), AppendEOD: true, EOD: 256, Inputs: inputs, Output: filepath.Join(dir, "x"), OnError: Skip,
-			Rejects: filepath.Join(dir, "rejects"), MaxDocuments: test.max, MaxRejects: test.limit, PieceBytes: 1500, tuning: quick}
+		o := Options{Tokenizer: bytesTokenizer(t, ""), AppendEOD: true, EOD: 256, Inputs: inputs,
+			Output: filepath.Join(dir, "x"), OnError: Skip,
+			Rejects: filepath.Join(dir, "rejects"), MaxDocuments: test.max, MaxRejects: test.limit, PieceBytes: 1500,
+			tuning: quick}
 		// Several processes, and after them one that goes on.
 		errs := make([]error, 3)
 		var group sync.WaitGroup
@@ -60,7 +62,9 @@ func TestMaxRejects(t *testing.T) {
 		group.Wait()
 		_, again := Run(t.Context(), o)
 		for _, err := range append(errs, again) {
-			if test.fails == "" && err != nil || test.fails != "" && (err == nil || !strings.Contains(err.Error(), test.fails) || !strings.Contains(err.Error(), o.Rejects)) {
+			if test.fails == "" && err != nil || test.fails != "" &&
+				(err == nil || !strings.Contains(err.Error(), test.fails) ||
+					!strings.Contains(err.Error(), o.Rejects)) {
 				t.Errorf("%+v, %d documents: %v, want %q", test.limit, test.max, err, test.fails)
 			}
 		}
@@ -89,7 +93,8 @@ func TestMaxRejects(t *testing.T) {
 
 // The share is of the documents that were read, of which a sample keeps some.
 func TestMaxRejectsOfSample(t *testing.T) {
-	o := Options{Tokenizer: bytesTokenizer(t, ""), AppendEOD: true, EOD: 256, Inputs: []string{lines(t, 100, 10_000)}, OnError: Skip, Sample: 0.1, tuning: quick}
+	o := Options{Tokenizer: bytesTokenizer(t, ""), AppendEOD: true, EOD: 256, Inputs: []string{lines(t, 100, 10_000)},
+		OnError: Skip, Sample: 0.1, tuning: quick}
 	for share, fails := range map[float64]bool{0.02: false, 0.005: true} {
 		o.Output, o.MaxRejects = filepath.Join(t.TempDir(), "x"), &RejectLimit{Share: share}
 		if _, err := Run(t.Context(), o); (err != nil) != fails {
@@ -102,7 +107,8 @@ func TestMaxRejectsOfSample(t *testing.T) {
 func TestMaxRejectsResumed(t *testing.T) {
 	defer func() { atomicfile.Fault = nil }()
 	for limit, fails := range map[int64]bool{2: true, 3: false} {
-		o := Options{Tokenizer: bytesTokenizer(t, ""), AppendEOD: true, EOD: 256, Inputs: []string{lines(t, 3, 400), lines(t, 0, 300)}, Output: filepath.Join(t.TempDir(), "x"),
+		o := Options{Tokenizer: bytesTokenizer(t, ""), AppendEOD: true, EOD: 256, Inputs: []string{lines(t, 3, 400),
+			lines(t, 0, 300)}, Output: filepath.Join(t.TempDir(), "x"),
 			OnError: Skip, MaxRejects: &RejectLimit{Documents: limit}, PieceBytes: 2000, tuning: quick}
 		atomicfile.Fault = func(op atomicfile.Op, path string) error {
 			if op == atomicfile.OpRename && strings.HasSuffix(path, "unit-00003.json") {
@@ -114,7 +120,8 @@ func TestMaxRejectsResumed(t *testing.T) {
 			t.Fatal(err)
 		}
 		atomicfile.Fault = nil
-		if _, err := Run(t.Context(), o); (err != nil) != fails || fails && !strings.Contains(err.Error(), "3 of 700 documents") {
+		if _, err := Run(t.Context(), o); (err != nil) != fails ||
+			fails && !strings.Contains(err.Error(), "3 of 700 documents") {
 			t.Errorf("limit %d: %v", limit, err)
 		}
 	}

@@ -23,7 +23,8 @@ import (
 	"mula/tokenize/documents"
 )
 
-// bytesTokenizer has one token for each byte but those left out, with the byte as its id, and <|endoftext|> as 256: its ids are known without it.
+// bytesTokenizer has one token for each byte but those left out, with the byte as its id, and
+// <|endoftext|> as 256: its ids are known without it.
 func bytesTokenizer(t testing.TB, leftOut string) *tokenize.Tokenizer {
 	t.Helper()
 	return bytesTokenizerAround(t, leftOut, nil, nil)
@@ -45,11 +46,13 @@ func bytesTokenizerAround(t testing.TB, leftOut string, normalizer, postProcesso
 		}
 	}
 	data, err := json.Marshal(map[string]any{
-		"version":        "1.0",
-		"added_tokens":   []any{map[string]any{"id": 256, "content": "<|endoftext|>", "special": true}},
-		"normalizer":     normalizer,
-		"pre_tokenizer":  map[string]any{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
-		"decoder":        map[string]any{"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
+		"version":      "1.0",
+		"added_tokens": []any{map[string]any{"id": 256, "content": "<|endoftext|>", "special": true}},
+		"normalizer":   normalizer,
+		"pre_tokenizer": map[string]any{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true,
+			"use_regex": true},
+		"decoder": map[string]any{"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true,
+			"use_regex": true},
 		"post_processor": postProcessor,
 		"model":          map[string]any{"type": "BPE", "vocab": vocab, "merges": []string{}},
 	})
@@ -68,8 +71,10 @@ func TestAddSpecialTokens(t *testing.T) {
 	piece := func(kind, id string) any { return map[string]any{kind: map[string]any{"id": id, "type_id": 0}} }
 	end := piece("SpecialToken", "<|endoftext|>")
 	template := map[string]any{
-		"type": "TemplateProcessing", "single": []any{end, piece("Sequence", "A"), end}, "pair": []any{piece("Sequence", "A"), piece("Sequence", "B")},
-		"special_tokens": map[string]any{"<|endoftext|>": map[string]any{"id": "<|endoftext|>", "ids": []int{256}, "tokens": []string{"<|endoftext|>"}}},
+		"type": "TemplateProcessing", "single": []any{end, piece("Sequence", "A"), end}, "pair": []any{piece("Sequence",
+			"A"), piece("Sequence", "B")},
+		"special_tokens": map[string]any{"<|endoftext|>": map[string]any{"id": "<|endoftext|>", "ids": []int{256},
+			"tokens": []string{"<|endoftext|>"}}},
 	}
 	input := put(t, "a.jsonl", `{"text":"A"}`+"\n"+`{"text":"<|endoftext|>"}`+"\n")
 	for _, c := range []struct {
@@ -82,7 +87,8 @@ func TestAddSpecialTokens(t *testing.T) {
 		{true, true, []uint32{256, 'A', 256}},
 	} {
 		output := filepath.Join(t.TempDir(), "x")
-		_, err := Run(t.Context(), Options{Tokenizer: bytesTokenizerAround(t, "", nil, template), Specials: tokenize.SpecialsAsTokens, AddSpecialTokens: c.add,
+		_, err := Run(t.Context(), Options{Tokenizer: bytesTokenizerAround(t, "", nil, template),
+			Specials: tokenize.SpecialsAsTokens, AddSpecialTokens: c.add,
 			AppendEOD: c.eod, EOD: 256, Inputs: []string{input}, Output: output})
 		if err != nil {
 			t.Fatal(err)
@@ -95,7 +101,8 @@ func TestAddSpecialTokens(t *testing.T) {
 		if err := s.Read(all, 0); err != nil || len(all) < len(c.first) || !slices.Equal(all[:len(c.first)], c.first) {
 			t.Errorf("add %v, eod %v: %v, %v; want %v first", c.add, c.eod, all, err, c.first)
 		}
-		// The second document is the token itself: one more ends it, unless the post-processor's does.
+		// The second document is the token itself: one more ends it, unless the post-processor's
+		// does.
 		want := 1
 		if c.add {
 			want = 3
@@ -112,7 +119,8 @@ func TestAddSpecialTokens(t *testing.T) {
 	}
 }
 
-// corpus writes files of documents in all three forms and gives their names and the documents in order.
+// corpus writes files of documents in all three forms and gives their names and the documents in
+// order.
 func corpus(t testing.TB, files, perFile int) (inputs []string, docs []documents.Document) {
 	t.Helper()
 	dir := t.TempDir()
@@ -125,11 +133,13 @@ func corpus(t testing.TB, files, perFile int) (inputs []string, docs []documents
 				n = 200_000 // more than a batch
 			}
 			text := strings.Repeat(fmt.Sprintf("«%d» it is\n", n), 1+n/10)
-			line, err := json.Marshal(map[string]any{"id": fmt.Sprintf("%d-%d", f, d), "text": text, "metadata": map[string]int{"n": n}})
+			line, err := json.Marshal(map[string]any{"id": fmt.Sprintf("%d-%d", f, d), "text": text,
+				"metadata": map[string]int{"n": n}})
 			if err != nil {
 				t.Fatal(err)
 			}
-			docs = append(docs, documents.Document{ID: fmt.Sprintf("%d-%d", f, d), Text: []byte(text), Line: int64(d) + 1})
+			docs = append(docs, documents.Document{ID: fmt.Sprintf("%d-%d", f, d), Text: []byte(text),
+				Line: int64(d) + 1})
 			content.Write(line)
 			content.WriteByte('\n')
 		}
@@ -151,7 +161,8 @@ func corpus(t testing.TB, files, perFile int) (inputs []string, docs []documents
 	return inputs, docs
 }
 
-// Every document is in the shard, in order, followed by the end-of-document id, with its origin; the counts are right.
+// Every document is in the shard, in order, followed by the end-of-document id, with its origin;
+// the counts are right.
 func TestRun(t *testing.T) {
 	defer goleak.VerifyNone(t)
 	inputs, docs := corpus(t, 4, 300)
@@ -169,7 +180,8 @@ func TestRun(t *testing.T) {
 	summary, err := Run(t.Context(), Options{
 		Tokenizer: tok, AppendEOD: true, EOD: 256, Inputs: inputs, Output: output, Workers: 3,
 		Progress: func(p Progress) {
-			if p.Documents < last.Documents || p.InputRead < last.InputRead || p.InputRead > sizes || p.InputSize != sizes {
+			if p.Documents < last.Documents || p.InputRead < last.InputRead || p.InputRead > sizes ||
+				p.InputSize != sizes {
 				t.Errorf("progress %+v after %+v", p, last)
 			}
 			last = p
@@ -211,23 +223,27 @@ func TestRun(t *testing.T) {
 				t.Fatalf("id %d of document %d is %d, want %d", i, d, ids[i], b)
 			}
 		}
-		if o, err := origins.Origin(int64(d)); err != nil || o != (shards.DocumentOrigin{ID: doc.ID, File: doc.File, Line: doc.Line}) {
+		if o, err := origins.Origin(int64(d)); err != nil ||
+			o != (shards.DocumentOrigin{ID: doc.ID, File: doc.File, Line: doc.Line}) {
 			t.Fatalf("document %d comes from %v, %v", d, o, err)
 		}
 	}
 	want := Summary{
-		Output: output, Documents: int64(len(docs)), Tokens: textBytes + int64(len(docs)), TextBytes: textBytes, Seconds: summary.Seconds,
+		Output: output, Documents: int64(len(docs)), Tokens: textBytes + int64(len(docs)), TextBytes: textBytes,
+		Seconds: summary.Seconds,
 		Skipped: map[documents.Kind]int64{},
 	}
 	want.Shards = []ShardFile{{output, want.Documents, want.Tokens, textBytes, "uint16", s.Manifest().Files}}
 	if fmt.Sprint(summary) != fmt.Sprint(want) || summary.Seconds <= 0 || len(summary.Shards[0].Files) < 3 {
 		t.Errorf("summary %+v, want %+v", summary, want)
 	}
-	if last != (Progress{Documents: want.Documents, Tokens: want.Tokens, TextBytes: textBytes, InputRead: sizes, InputSize: sizes, Shards: 1}) {
+	if last != (Progress{Documents: want.Documents, Tokens: want.Tokens, TextBytes: textBytes, InputRead: sizes,
+		InputSize: sizes, Shards: 1}) {
 		t.Errorf("the last progress is %+v", last)
 	}
 	info := s.Manifest().Tokenizer
-	if info != (shards.TokenizerInfo{SHA256: tok.SHA256(), VocabSize: 257, EOD: 256, ClassTable: tokenize.ClassTable(), Specials: "text"}) {
+	if info != (shards.TokenizerInfo{SHA256: tok.SHA256(), VocabSize: 257, EOD: 256, ClassTable: tokenize.ClassTable(),
+		Specials: "text"}) {
 		t.Errorf("the manifest's tokenizer is %+v", info)
 	}
 }
@@ -237,12 +253,14 @@ func badCorpus(t testing.TB) []string {
 	good := strings.Repeat(`{"id":"g","text":"`+strings.Repeat("good ", 120)+`"}`+"\n", 700)
 	return []string{
 		put(t, "a.jsonl", good),
-		put(t, "b.jsonl.zst", zstded(good+`{"id":"q","text":"has a Q"}`+"\n"+`{"id":"e","text":""}`+"\n"+"nonsense\n"+good+`{"text":7}`)),
+		put(t, "b.jsonl.zst",
+			zstded(good+`{"id":"q","text":"has a Q"}`+"\n"+`{"id":"e","text":""}`+"\n"+"nonsense\n"+good+`{"text":7}`)),
 		put(t, "c.jsonl", `{"id":9}`+"\n"+"\xff\n"+`{"text":"last"}`+"\n"+`{"text":""}`),
 	}
 }
 
-// The first bad document in the order of the inputs ends the run, although later ones are found sooner, and nothing is left.
+// The first bad document in the order of the inputs ends the run, although later ones are found
+// sooner, and nothing is left.
 func TestRunFailsAtTheFirst(t *testing.T) {
 	defer goleak.VerifyNone(t)
 	inputs := badCorpus(t)
@@ -256,9 +274,11 @@ func TestRunFailsAtTheFirst(t *testing.T) {
 		tok := bytesTokenizer(t, test.leftOut)
 		for workers := 1; workers <= 5; workers++ {
 			dir := t.TempDir()
-			_, err := Run(t.Context(), Options{Tokenizer: tok, AppendEOD: true, EOD: 256, Inputs: inputs, Output: filepath.Join(dir, "x"), Workers: workers})
+			_, err := Run(t.Context(), Options{Tokenizer: tok, AppendEOD: true, EOD: 256, Inputs: inputs,
+				Output: filepath.Join(dir, "x"), Workers: workers})
 			var bad *documents.DocumentError
-			if !errors.As(err, &bad) || bad.File != inputs[1] || bad.Line != test.want.Line || bad.Kind != test.want.Kind || bad.ID != test.want.ID {
+			if !errors.As(err, &bad) || bad.File != inputs[1] || bad.Line != test.want.Line ||
+				bad.Kind != test.want.Kind || bad.ID != test.want.ID {
 				t.Errorf("%d workers: %v", workers, err)
 			}
 			leavesNothing(t, dir)
@@ -278,7 +298,8 @@ func TestRunSkips(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := map[documents.Kind]int64{documents.Unencodable: 1, documents.Empty: 2, documents.BadJSON: 1, documents.BadText: 1, documents.NoText: 1, documents.BadUTF8: 1}
+	want := map[documents.Kind]int64{documents.Unencodable: 1, documents.Empty: 2, documents.BadJSON: 1,
+		documents.BadText: 1, documents.NoText: 1, documents.BadUTF8: 1}
 	if fmt.Sprint(summary.Skipped) != fmt.Sprint(want) || summary.Documents != 2101 {
 		t.Errorf("%d documents, skipped %v, want %v", summary.Documents, summary.Skipped, want)
 	}
@@ -340,20 +361,25 @@ func TestRunSkips(t *testing.T) {
 	}
 }
 
-// A text without tokens is a bad document where the layout cannot hold it, told before anything is written, and a document elsewhere.
+// A text without tokens is a bad document where the layout cannot hold it, told before anything is
+// written, and a document elsewhere.
 func TestEmptyOfTokens(t *testing.T) {
-	tok := bytesTokenizerAround(t, "", map[string]any{"type": "Replace", "pattern": map[string]any{"String": "~"}, "content": ""}, nil)
+	tok := bytesTokenizerAround(t, "", map[string]any{"type": "Replace", "pattern": map[string]any{"String": "~"},
+		"content": ""}, nil)
 	input := put(t, "a.jsonl", `{"text":"one"}`+"\n"+`{"text":"~~","id":"none"}`+"\n"+`{"text":"~two"}`+"\n")
-	for l, holds := range map[shards.Layout]bool{shards.Megatron: true, shards.Dolma: true, shards.FMS: true, shards.Datatrove: false, shards.MDS: false} {
+	for l, holds := range map[shards.Layout]bool{shards.Megatron: true, shards.Dolma: true, shards.FMS: true,
+		shards.Datatrove: false, shards.MDS: false} {
 		dir := t.TempDir()
 		o := Options{Tokenizer: tok, Inputs: []string{input}, Output: filepath.Join(dir, "x"), Layout: l, OnError: Skip}
-		if done, err := Run(t.Context(), o); err != nil || holds != (done.Documents == 3) || !holds != (done.Skipped[documents.Empty] == 1) || done.Tokens != 6 {
+		if done, err := Run(t.Context(), o); err != nil || holds != (done.Documents == 3) ||
+			!holds != (done.Skipped[documents.Empty] == 1) || done.Tokens != 6 {
 			t.Errorf("%s: %+v, %v", l, done, err)
 		}
 		o.OnError, o.Output = Fail, filepath.Join(dir, "y")
 		_, err := Run(t.Context(), o)
 		var bad *documents.DocumentError
-		if holds && err != nil || !holds && (!errors.As(err, &bad) || bad.Line != 2 || bad.ID != "none" || bad.Kind != documents.Empty) {
+		if holds && err != nil || !holds && (!errors.As(err, &bad) || bad.Line != 2 || bad.ID != "none" ||
+			bad.Kind != documents.Empty) {
 			t.Errorf("%s: %v", l, err)
 		}
 		o.AppendEOD, o.EOD, o.Output = true, 256, filepath.Join(dir, "z")
@@ -375,24 +401,33 @@ func TestRunRefuses(t *testing.T) {
 		opts Options
 		want string
 	}{
-		"end of document":  {Options{Inputs: []string{good}, AppendEOD: true, EOD: 257}, "end-of-document id 257 is beyond the vocabulary of 257"},
+		"end of document": {Options{Inputs: []string{good}, AppendEOD: true, EOD: 257},
+			"end-of-document id 257 is beyond the vocabulary of 257"},
 		"no inputs":        {Options{}, "no inputs"},
 		"absent":           {Options{Inputs: []string{good, good + "x"}}, "good.jsonx"},
 		"rejects and fail": {Options{Inputs: []string{good}, Rejects: "r"}, "rejects file needs"},
 		"over the input":   {Options{Inputs: []string{good}, Output: prefix}, "good.json would replace the input"},
 		"over its link":    {Options{Inputs: []string{link}, Output: prefix}, "would replace the input"},
 		"rejects as input": {Options{Inputs: []string{good}, OnError: Skip, Rejects: good}, "would replace the input"},
-		"rejects as shard": {Options{Inputs: []string{good}, Output: "x", OnError: Skip, Rejects: "./x.json"}, "the rejects file ./x.json has the name of a file of a shard"},
-		"and a later one":  {Options{Inputs: []string{good}, Output: "./x", OnError: Skip, Rejects: "x-00012.docs.arrow"}, "has the name of a file of a shard"},
-		"no documents":     {Options{Inputs: []string{put(t, "a", ""), put(t, "b", "\n\n")}}, "there is no document in "},
-		"none sampled":     {Options{Inputs: []string{good}, Sample: 1e-12}, "the sample of 1e-12 keeps no document of "},
-		"bad documents":    {Options{Inputs: []string{put(t, "a.jsonl", "x\n"), put(t, "b.jsonl", `{"text":""}`)}, OnError: Skip}, "all 2 documents were bad, so there is nothing to write; the first: "},
-		"cut short":        {Options{Inputs: []string{put(t, "x.zst", zstded(`{"text":"a"}` + "\n")[:12])}, OnError: Skip}, "x.zst:1 (byte 0): the file is cut short"},
-		"twice":            {Options{Inputs: []string{good, put(t, "a", "x"), good}}, "good.json is listed twice"},
-		"other spelling":   {Options{Inputs: []string{good, filepath.Dir(good) + "/./good.json"}}, "/./good.json are the same file"},
-		"and its link":     {Options{Inputs: []string{good, link}}, "good.json.link are the same file"},
-		"stdin twice":      {Options{Inputs: []string{"-", good, "-"}}, `standard input, "-", is listed twice`},
-		"workers":          {Options{Inputs: []string{good}, Workers: 4097}, "4097 workers are not possible: it must be between 0, for the number of processors, and 4096"},
+		"rejects as shard": {Options{Inputs: []string{good}, Output: "x", OnError: Skip, Rejects: "./x.json"},
+			"the rejects file ./x.json has the name of a file of a shard"},
+		"and a later one": {Options{Inputs: []string{good}, Output: "./x", OnError: Skip,
+			Rejects: "x-00012.docs.arrow"}, "has the name of a file of a shard"},
+		"no documents": {Options{Inputs: []string{put(t, "a", ""), put(t, "b", "\n\n")}},
+			"there is no document in "},
+		"none sampled": {Options{Inputs: []string{good}, Sample: 1e-12},
+			"the sample of 1e-12 keeps no document of "},
+		"bad documents": {Options{Inputs: []string{put(t, "a.jsonl", "x\n"), put(t, "b.jsonl", `{"text":""}`)},
+			OnError: Skip}, "all 2 documents were bad, so there is nothing to write; the first: "},
+		"cut short": {Options{Inputs: []string{put(t, "x.zst", zstded(`{"text":"a"}` + "\n")[:12])},
+			OnError: Skip}, "x.zst:1 (byte 0): the file is cut short"},
+		"twice": {Options{Inputs: []string{good, put(t, "a", "x"), good}}, "good.json is listed twice"},
+		"other spelling": {Options{Inputs: []string{good, filepath.Dir(good) + "/./good.json"}},
+			"/./good.json are the same file"},
+		"and its link": {Options{Inputs: []string{good, link}}, "good.json.link are the same file"},
+		"stdin twice":  {Options{Inputs: []string{"-", good, "-"}}, `standard input, "-", is listed twice`},
+		"workers": {Options{Inputs: []string{good}, Workers: 4097},
+			"4097 workers are not possible: it must be between 0, for the number of processors, and 4096"},
 		"negative workers": {Options{Inputs: []string{good}, Workers: -1}, "-1 workers"},
 		"no directory":     {Options{Inputs: []string{good}, Output: "/nonexistent/x"}, "/nonexistent/x"},
 		"name":             {Options{Inputs: []string{"\xff"}}, "not UTF-8"},
@@ -449,7 +484,8 @@ func TestRunCancelled(t *testing.T) {
 			cancel()
 		}
 		_, err := Run(ctx, Options{
-			Tokenizer: tok, AppendEOD: true, EOD: 256, Inputs: []string{"-"}, Output: filepath.Join(dir, "x"), Workers: 2, OnError: Skip, Rejects: filepath.Join(dir, "r"),
+			Tokenizer: tok, AppendEOD: true, EOD: 256, Inputs: []string{"-"}, Output: filepath.Join(dir,
+				"x"), Workers: 2, OnError: Skip, Rejects: filepath.Join(dir, "r"),
 			Read: documents.Options{Stdin: &endless{words: 50, onRead: func(read int64) {
 				if read >= after {
 					cancel()
@@ -468,13 +504,15 @@ func TestRunCancelled(t *testing.T) {
 	defer cancel()
 	in, out := io.Pipe()
 	defer out.Close()
-	if _, err := Run(ctx, Options{Tokenizer: tok, Inputs: []string{"-"}, Output: filepath.Join(dir, "x"), Read: documents.Options{Stdin: in}}); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := Run(ctx, Options{Tokenizer: tok, Inputs: []string{"-"}, Output: filepath.Join(dir, "x"),
+		Read: documents.Options{Stdin: in}}); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("silent input: %v", err)
 	}
 	leavesNothing(t, dir)
 }
 
-// What is in flight stays within the bound whatever the inputs: with workers that never finish, reading stops.
+// What is in flight stays within the bound whatever the inputs: with workers that never finish,
+// reading stops.
 func TestRunMemoryIsBounded(t *testing.T) {
 	tok := bytesTokenizer(t, "")
 	const document = 1_000_000
@@ -483,8 +521,10 @@ func TestRunMemoryIsBounded(t *testing.T) {
 	stopped := errors.New("stopped")
 	atomicfile.Fault = func(op atomicfile.Op, path string) error {
 		if op == atomicfile.OpWrite && strings.HasSuffix(path, ".segment") { // of ids, in the first or second document
-			// While the others go as far as they can: to the bound, and then some time more in which they might go on.
-			for end := time.Now().Add(time.Minute); read.Load() < 3*document && time.Now().Before(end); time.Sleep(time.Millisecond) {
+			// While the others go as far as they can: to the bound, and then some time more in
+			// which they might go on.
+			for end := time.Now().Add(time.Minute); read.Load() < 3*document &&
+				time.Now().Before(end); time.Sleep(time.Millisecond) {
 			}
 			time.Sleep(100 * time.Millisecond)
 			return stopped
@@ -499,7 +539,8 @@ func TestRunMemoryIsBounded(t *testing.T) {
 	if !errors.Is(err, stopped) {
 		t.Fatal(err)
 	}
-	// One document written, three in flight, one that waits for memory, and the buffers that files are read by.
+	// One document written, three in flight, one that waits for memory, and the buffers that files
+	// are read by.
 	if most, read := int64(5*document+3*(1<<20)), read.Load(); read > most || read < 3*document {
 		t.Errorf("%d bytes were read while nothing was written, at most %d may be", read, most)
 	}

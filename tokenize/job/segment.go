@@ -18,18 +18,22 @@ import (
 	"mula/tokenize/documents"
 )
 
-// A segment is a file with the ids of a run of documents of one unit, and where they come from. docs/formats/job.md has it to the byte.
+// A segment is a file with the ids of a run of documents of one unit, and where they come from.
+// docs/formats/job.md has it to the byte.
 //
-// Documents lie in blocks: first what is known of each, then the ids of all. The footer says where the blocks are, their sums, and how far
-// the unit was read, so that another process can go on behind the segment. The documents are those of the unit in their order or, for a
-// shuffled output, sorted by their keys; which documents a segment has is the same in either case.
+// Documents lie in blocks: first what is known of each, then the ids of all. The footer says where
+// the blocks are, their sums, and how far the unit was read, so that another process can go on
+// behind the segment. The documents are those of the unit in their order or, for a shuffled output,
+// sorted by their keys; which documents a segment has is the same in either case.
 
 const (
-	segmentMagic    = "MULASEG1"
-	segmentEnd      = "MULASEGE"
-	segmentTrailer  = 4 + 4 + len(segmentEnd) // length of the footer, its sum
-	maxFooter       = 64 << 20
-	documentWeight  = 128 // what a document counts towards the size of a segment, beside its ids and its own id: what memory takes for it
+	segmentMagic   = "MULASEG1"
+	segmentEnd     = "MULASEGE"
+	segmentTrailer = 4 + 4 + len(segmentEnd) // length of the footer, its sum
+	maxFooter      = 64 << 20
+	// what a document counts towards the size of a segment, beside its ids and its own id: what
+	// memory takes for it
+	documentWeight  = 128
 	maxBlockIDs     = 1 << 20
 	maxBlocks       = 256 // of a segment of documents below the size of a block
 	blockDocuments  = 1 << 15
@@ -81,7 +85,8 @@ func (m *meta) parse(b []byte, shuffled bool) ([]byte, error) {
 	if n > uint64(len(b)) || shuffled && uint64(len(b))-n < 8 {
 		return nil, errMeta
 	}
-	*m = meta{tokens: int64(v[0]), part: int(v[1]), line: int64(v[2]), offset: int64(v[3]), text: int64(v[4]), ordinal: int64(v[5]), id: b[:n:n]}
+	*m = meta{tokens: int64(v[0]), part: int(v[1]), line: int64(v[2]), offset: int64(v[3]), text: int64(v[4]),
+		ordinal: int64(v[5]), id: b[:n:n]}
 	b = b[n:]
 	if shuffled {
 		m.key, b = binary.LittleEndian.Uint64(b), b[8:]
@@ -119,12 +124,13 @@ type totals struct {
 
 // A footer ends a segment.
 type footer struct {
-	Format     int      `json:"format"` // 1
-	Width      int      `json:"width"`  // bytes of an id: 2 or 4
-	Shuffled   bool     `json:"shuffled"`
-	Documents  int64    `json:"documents"`
-	Tokens     int64    `json:"tokens"`
-	Rejects    int64    `json:"rejects"`     // lines of the file of rejects beside the segment, which is not there if it has none
+	Format    int   `json:"format"` // 1
+	Width     int   `json:"width"`  // bytes of an id: 2 or 4
+	Shuffled  bool  `json:"shuffled"`
+	Documents int64 `json:"documents"`
+	Tokens    int64 `json:"tokens"`
+	// lines of the file of rejects beside the segment, which is not there if it has none
+	Rejects    int64    `json:"rejects"`
 	RejectsSum uint32   `json:"rejects_sum"` // its CRC-32C
 	Next       place    `json:"next"`
 	Parts      []totals `json:"parts"` // of the parts up to Next, from the start of the unit
@@ -132,7 +138,8 @@ type footer struct {
 	Blocks     []block  `json:"blocks"`
 }
 
-// A segmentWriter makes a segment. What it writes depends on what it is given and the job's settings only.
+// A segmentWriter makes a segment. What it writes depends on what it is given and the job's
+// settings only.
 type segmentWriter struct {
 	file  *atomicfile.File
 	limit int64 // weight at which the segment is full
@@ -168,8 +175,10 @@ func blockIDs(limit int64, shuffled bool) int {
 	return int(max(limit/maxBlocks, min(limit, 64<<10)))
 }
 
-// createSegment starts a segment. The memory of old, which may be nil and is done with, serves the new one.
-func createSegment(path, rejectPath string, width int, limit int64, shuffled bool, old *segmentWriter) (*segmentWriter, error) {
+// createSegment starts a segment. The memory of old, which may be nil and is done with, serves the
+// new one.
+func createSegment(path, rejectPath string, width int, limit int64, shuffled bool, old *segmentWriter) (*segmentWriter,
+	error) {
 	f, err := atomicfile.Create(path)
 	if err != nil {
 		return nil, err
@@ -404,7 +413,8 @@ func newSegment(path string, f segmentFile, size int64) (*segment, error) {
 	return s, nil
 }
 
-// readFooter reads the footer of a segment of size bytes and makes sure that the blocks lie within it.
+// readFooter reads the footer of a segment of size bytes and makes sure that the blocks lie within
+// it.
 func readFooter(r io.ReaderAt, size int64) (f footer, err error) {
 	least := int64(len(segmentMagic) + segmentTrailer)
 	if size < least {
@@ -442,7 +452,8 @@ func readFooter(r io.ReaderAt, size int64) (f footer, err error) {
 	at := int64(len(segmentMagic))
 	var documents, tokens int64
 	for _, b := range f.Blocks {
-		if b.At != at || b.Documents <= 0 || b.Meta < 0 || b.Meta > maxBlockContent || b.Tokens < 0 || b.Tokens > maxBlockContent || end-at < b.size(f.Width) {
+		if b.At != at || b.Documents <= 0 || b.Meta < 0 || b.Meta > maxBlockContent || b.Tokens < 0 ||
+			b.Tokens > maxBlockContent || end-at < b.size(f.Width) {
 			return f, errors.New("a block is out of bounds")
 		}
 		at += b.size(f.Width)
@@ -483,7 +494,8 @@ func (f *folder) verifySegment(u, number int, record *unitRecord) error {
 	if number >= len(record.Segments) {
 		return errDamaged
 	}
-	if err := readRejects(rejectName(f.dir, u, number), record.Segments[number].footerRejects, func(*rejected) error { return nil }); err != nil {
+	if err := readRejects(rejectName(f.dir, u, number), record.Segments[number].footerRejects,
+		func(*rejected) error { return nil }); err != nil {
 		return err
 	}
 	s, err := openSegment(segmentName(f.dir, u, number))
@@ -530,7 +542,8 @@ func (r *blockReader) open(s *segment, n int, ids bool) (err error) {
 	return err
 }
 
-// next goes on to the next document and reports whether there is one: r.current, whose ids are the first of r.rest.
+// next goes on to the next document and reports whether there is one: r.current, whose ids are the
+// first of r.rest.
 func (r *blockReader) next() (bool, error) {
 	if r.left == 0 {
 		if len(r.metas) > 0 || r.ids && len(r.rest) > 0 {
@@ -549,7 +562,8 @@ func (r *blockReader) next() (bool, error) {
 	return true, nil
 }
 
-// take takes the ids of r.current, as they are stored. It is to be called once for each document, if ids were asked for.
+// take takes the ids of r.current, as they are stored. It is to be called once for each document,
+// if ids were asked for.
 func (r *blockReader) take() []byte {
 	n := r.current.tokens * int64(r.seg.foot.Width)
 	ids := r.rest[:n]

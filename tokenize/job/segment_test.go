@@ -16,7 +16,8 @@ import (
 )
 
 // writeSegment makes a segment of documents.
-func writeSegment(t testing.TB, dir string, width int, limit int64, shuffled bool, docs []meta, tokens [][]uint32) string {
+func writeSegment(t testing.TB, dir string, width int, limit int64, shuffled bool, docs []meta,
+	tokens [][]uint32) string {
 	t.Helper()
 	path := segmentName(dir, 3, 1)
 	w, err := createSegment(path, rejectName(dir, 3, 1), width, limit, shuffled, nil)
@@ -29,11 +30,13 @@ func writeSegment(t testing.TB, dir string, width int, limit int64, shuffled boo
 			t.Fatal(err)
 		}
 	}
-	bad := &documents.DocumentError{File: "f", Line: 3, Offset: 44, ID: "é\n", Kind: documents.Empty, Err: errors.New("it is empty")}
+	bad := &documents.DocumentError{File: "f", Line: 3, Offset: 44, ID: "é\n", Kind: documents.Empty,
+		Err: errors.New("it is empty")}
 	if err := w.reject(1, 2, bad); err != nil {
 		t.Fatal(err)
 	}
-	if err := w.finish(place{Part: 1, Within: true, Offset: 5, Lines: 6}, []totals{{Lines: 9}, {Lines: 6}}, true); err != nil {
+	if err := w.finish(place{Part: 1, Within: true, Offset: 5, Lines: 6}, []totals{{Lines: 9}, {Lines: 6}},
+		true); err != nil {
 		t.Fatal(err)
 	}
 	if err := w.publish(); err != nil {
@@ -75,7 +78,8 @@ func readAll(s *segment) (docs []meta, tokens [][]uint32, foot footer, err error
 	return docs, tokens, s.foot, nil
 }
 
-// What is written is read back: in the order in which it came or, shuffled, in that of the keys; and with any byte changed, it is not.
+// What is written is read back: in the order in which it came or, shuffled, in that of the keys;
+// and with any byte changed, it is not.
 func TestSegment(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		dir, err := os.MkdirTemp(t.TempDir(), "")
@@ -92,14 +96,16 @@ func TestSegment(t *testing.T) {
 			for j := range ids {
 				ids[j] = uint32(i*1000+j*7) % (1 << (8 * min(width, 3)))
 			}
-			m := meta{tokens: int64(len(ids)), part: i / 10, line: int64(i), offset: int64(i) << 33, text: 7, ordinal: int64(i)}
+			m := meta{tokens: int64(len(ids)), part: i / 10, line: int64(i), offset: int64(i) << 33, text: 7,
+				ordinal: int64(i)}
 			m.id = []byte(rapid.StringN(0, 9, 20).Draw(r, "id"))
 			if shuffled {
 				m.key = draw(1, 0, int64(rapid.IntRange(0, 20).Draw(r, "key")))
 			}
 			docs, tokens = append(docs, m), append(tokens, ids)
 		}
-		path := writeSegment(t, dir, width, rapid.SampledFrom([]int64{1, 500, 1 << 20}).Draw(r, "limit"), shuffled, docs, tokens)
+		path := writeSegment(t, dir, width, rapid.SampledFrom([]int64{1, 500, 1 << 20}).Draw(r, "limit"), shuffled,
+			docs, tokens)
 		gotDocs, gotTokens, foot, err := readSegment(path)
 		if err != nil {
 			r.Fatal(err)
@@ -123,7 +129,8 @@ func TestSegment(t *testing.T) {
 			r.Fatalf("footer %+v", foot)
 		}
 		var got []rejected
-		if err := readRejects(rejectName(dir, 3, 1), footerRejects{foot.Rejects, foot.RejectsSum}, func(bad *rejected) error { got = append(got, *bad); return nil }); err != nil {
+		if err := readRejects(rejectName(dir, 3, 1), footerRejects{foot.Rejects, foot.RejectsSum},
+			func(bad *rejected) error { got = append(got, *bad); return nil }); err != nil {
 			r.Fatal(err)
 		}
 		if want := []rejected{{1, 2, 3, 44, "é\n", documents.Empty, "it is empty"}}; !slices.Equal(got, want) {
@@ -142,18 +149,21 @@ func TestSegment(t *testing.T) {
 		if _, _, _, err := readSegment(path); !errors.Is(err, errDamaged) {
 			r.Fatalf("a changed byte: %v", err)
 		}
-		if err := readRejects(rejectName(dir, 3, 1), footerRejects{foot.Rejects, foot.RejectsSum}, func(*rejected) error { return nil }); !errors.Is(err, errDamaged) {
+		if err := readRejects(rejectName(dir, 3, 1), footerRejects{foot.Rejects, foot.RejectsSum},
+			func(*rejected) error { return nil }); !errors.Is(err, errDamaged) {
 			r.Fatalf("a changed byte of the rejects: %v", err)
 		}
 	})
 }
 
-// Whatever the bytes, a segment is read or refused as damaged; sums that are right lead the fuzzer past them.
+// Whatever the bytes, a segment is read or refused as damaged; sums that are right lead the fuzzer
+// past them.
 func FuzzSegment(f *testing.F) {
 	dir := f.TempDir()
 	ids := [][]uint32{{1, 2, 3}, {}, {70000}}
 	for _, shuffled := range []bool{false, true} {
-		path := writeSegment(f, dir, 4, 10, shuffled, []meta{{part: 0, line: 1, id: []byte("a"), key: 5}, {part: 1, line: 2, key: 3}, {part: 1, line: 3, offset: 9}}, ids)
+		path := writeSegment(f, dir, 4, 10, shuffled, []meta{{part: 0, line: 1, id: []byte("a"), key: 5},
+			{part: 1, line: 2, key: 3}, {part: 1, line: 3, offset: 9}}, ids)
 		data, err := os.ReadFile(path)
 		if err != nil {
 			f.Fatal(err)
@@ -183,7 +193,8 @@ type inMemory struct{ *bytes.Reader }
 
 func (inMemory) Close() error { return nil }
 
-// BenchmarkReadSegment is what comes between segments and shards: how fast ids are read, with their sums checked, in the order of the inputs.
+// BenchmarkReadSegment is what comes between segments and shards: how fast ids are read, with their
+// sums checked, in the order of the inputs.
 func BenchmarkReadSegment(b *testing.B) {
 	var docs []meta
 	var tokens [][]uint32

@@ -51,7 +51,8 @@ func (w *sequenceWalk) walk(ctx context.Context, yield func(*spooled, error) boo
 }
 
 // segment goes through one segment from at.Document on.
-func (w *sequenceWalk) segment(ctx context.Context, record segmentRecord, yield func(*spooled, error) bool) (bool, error) {
+func (w *sequenceWalk) segment(ctx context.Context, record segmentRecord, yield func(*spooled, error) bool) (bool,
+	error) {
 	at := &w.d.at
 	fail := func(err error) (bool, error) {
 		if errors.Is(err, errDamaged) || errors.Is(err, fs.ErrNotExist) {
@@ -65,7 +66,8 @@ func (w *sequenceWalk) segment(ctx context.Context, record segmentRecord, yield 
 	}
 	defer s.close()
 	if s.foot.Documents != record.Documents || s.foot.Tokens != record.Tokens || s.foot.Shuffled {
-		return fail(fmt.Errorf("%s: %w: it has %d documents, its unit's record says %d", s.path, errDamaged, s.foot.Documents, record.Documents))
+		return fail(fmt.Errorf("%s: %w: it has %d documents, its unit's record says %d", s.path, errDamaged,
+			s.foot.Documents, record.Documents))
 	}
 	skip := at.Document
 	for n, b := range s.foot.Blocks {

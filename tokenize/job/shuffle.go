@@ -14,8 +14,9 @@ import (
 	"sync"
 )
 
-// A shuffle is the order of the documents' keys. Documents are gathered by stretches of keys that fit the memory it may take: from each
-// segment, in which they are sorted, those of the stretch. In memory it has the blocks of all segments, at most some 256 each.
+// A shuffle is the order of the documents' keys. Documents are gathered by stretches of keys that
+// fit the memory it may take: from each segment, in which they are sorted, those of the stretch. In
+// memory it has the blocks of all segments, at most some 256 each.
 type shuffle struct {
 	b      *board
 	memory int64 // for the documents of one iteration
@@ -64,7 +65,8 @@ func (s *shuffle) load(ctx context.Context) error {
 			}
 			seg.close()
 			if seg.foot.Documents != r.Documents || seg.foot.Tokens != r.Tokens || !seg.foot.Shuffled {
-				return missed(u, n, fmt.Errorf("%s: %w: it has %d documents, its unit's record says %d", seg.path, errDamaged, seg.foot.Documents, r.Documents))
+				return missed(u, n, fmt.Errorf("%s: %w: it has %d documents, its unit's record says %d", seg.path,
+					errDamaged, seg.foot.Documents, r.Documents))
 			}
 			s.segments = append(s.segments, sortedSegment{u, n, seg.foot.Blocks, seg.foot.Width})
 			s.weight += int64(r.Documents)*documentWeight + r.Tokens*int64(seg.foot.Width)
@@ -172,8 +174,8 @@ func (s *shuffle) used(g *gathering) int64 {
 	return int64(len(g.documents))*documentWeight + int64(len(g.ids)) + int64(len(g.names))
 }
 
-// gather takes the documents with keys from low to high, in their order. It gives up, and says so, if they need more than the memory; of one
-// key they may.
+// gather takes the documents with keys from low to high, in their order. It gives up, and says so,
+// if they need more than the memory; of one key they may.
 func (s *shuffle) gather(ctx context.Context, g *gathering, low, high uint64, ids bool) (fits bool, err error) {
 	g.documents, g.ids, g.names = g.documents[:0], g.ids[:0], g.names[:0]
 	parts := s.b.f.d.Units
@@ -187,7 +189,8 @@ func (s *shuffle) gather(ctx context.Context, g *gathering, low, high uint64, id
 		if err := ctx.Err(); err != nil {
 			return false, context.Cause(ctx)
 		}
-		file := &segment{path: segmentName(s.b.f.dir, seg.unit, seg.number), foot: footer{Width: seg.width, Shuffled: true, Blocks: seg.blocks}}
+		file := &segment{path: segmentName(s.b.f.dir, seg.unit, seg.number), foot: footer{Width: seg.width,
+			Shuffled: true, Blocks: seg.blocks}}
 		if file.file, err = os.Open(file.path); err != nil {
 			return false, missed(seg.unit, seg.number, err)
 		}
@@ -218,7 +221,8 @@ func (s *shuffle) gather(ctx context.Context, g *gathering, low, high uint64, id
 					}
 					d := gathered{*m, seg.unit, parts[seg.unit][m.part].Input, len(g.ids), seg.width}
 					g.names = append(g.names, m.id...)
-					d.id = g.names[len(g.names)-len(m.id):] // keeps the old memory when names moves, with the same bytes
+					// keeps the old memory when names moves, with the same bytes
+					d.id = g.names[len(g.names)-len(m.id):]
 					g.ids = append(g.ids, stored...)
 					g.documents = append(g.documents, d)
 					if low < high && s.used(g) > s.memory {
@@ -235,6 +239,9 @@ func (s *shuffle) gather(ctx context.Context, g *gathering, low, high uint64, id
 			return false, nil
 		}
 	}
-	slices.SortFunc(g.documents, func(a, b gathered) int { return compareKeys(a.key, a.input, a.offset, b.key, b.input, b.offset) })
+	slices.SortFunc(g.documents, func(a, b gathered) int {
+		return compareKeys(a.key, a.input, a.offset, b.key, b.input,
+			b.offset)
+	})
 	return true, nil
 }

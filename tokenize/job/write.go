@@ -112,7 +112,8 @@ func (r *roll) set(k int, s stage, holder string) {
 	r.changed()
 }
 
-// next takes the first open shard; -1 if there is none now, and all reports whether all are complete.
+// next takes the first open shard; -1 if there is none now, and all reports whether all are
+// complete.
 func (r *roll) next() (k int, start cut, all bool, news chan struct{}) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -239,7 +240,8 @@ func (p *process) writeShard(ctx context.Context, k int, start cut, ours func() 
 			w = made
 		}
 		in := p.f.d.Units[d.unit][d.meta.part].Input
-		origin := shards.DocumentOrigin{ID: string(d.meta.id), File: p.f.d.Inputs[in].Path, Line: d.meta.line + p.board.base(d.unit, d.meta.part)}
+		origin := shards.DocumentOrigin{ID: string(d.meta.id), File: p.f.d.Inputs[in].Path,
+			Line: d.meta.line + p.board.base(d.unit, d.meta.part)}
 		if origin.ID == "" {
 			origin.ID = documents.DefaultID(p.f.d.name(in), origin.Line)
 		}
@@ -274,13 +276,14 @@ func create(s settings, prefix string) (shards.DocumentWriter, error) {
 	return formats.Create(s.Layout, prefix, s.Tokenizer, formats.Options{})
 }
 
-// sweep removes the segments that only complete shards have needed, after shard k became complete. In a shuffled output every shard needs
-// all segments: they stay to the end.
+// sweep removes the segments that only complete shards have needed, after shard k became complete.
+// In a shuffled output every shard needs all segments: they stay to the end.
 func (p *process) sweep(k int, record *shardRecord) error {
 	if p.f.d.Settings.Shuffle {
 		return nil
 	}
-	// The stretch of complete shards around k, as far as it reaches into segments that k has a part of.
+	// The stretch of complete shards around k, as far as it reaches into segments that k has a part
+	// of.
 	start, end := record.Start, record.End
 	for n := k - 1; n >= 0 && start.Document > 0; n-- {
 		r, err := p.f.readShard(n)

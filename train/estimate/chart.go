@@ -16,12 +16,13 @@ type Curve struct {
 	Points []Point `json:"points"`
 }
 
-// Colours of parts and curves, which readers who see red and green alike can tell apart (after M. Okabe and K. Ito, "Color Universal
-// Design", 2008). Curves differ in their dashes, too.
+// Colours of parts and curves, which readers who see red and green alike can tell apart (after M.
+// Okabe and K. Ito, "Color Universal Design", 2008). Curves differ in their dashes, too.
 var (
 	curveColours = map[Scheme]string{EPSO: "#0072b2", SO: "#d55e00", Unsharded: "#5b5b5b"}
 	curveDashes  = map[Scheme]string{EPSO: "", SO: "7 4", Unsharded: "2 3"}
-	partColours  = []string{"#0072b2", "#56b4e9", "#8a6fb0", "#c8c8c8", "#d55e00", "#009e73", "#222222", "#e69f00"} // of [Parts]
+	// of [Parts]
+	partColours = []string{"#0072b2", "#56b4e9", "#8a6fb0", "#c8c8c8", "#d55e00", "#009e73", "#222222", "#e69f00"}
 )
 
 // A svg collects the elements of one image. Text is 12 units high.
@@ -30,17 +31,20 @@ type svg struct {
 }
 
 func (d *svg) line(x1, y1, x2, y2 float64, class string) {
-	fmt.Fprintf(d, `<path class="%s" d="M%s %sL%s %s"/>`+"\n", class, coordinate(x1), coordinate(y1), coordinate(x2), coordinate(y2))
+	fmt.Fprintf(d, `<path class="%s" d="M%s %sL%s %s"/>`+"\n", class, coordinate(x1), coordinate(y1), coordinate(x2),
+		coordinate(y2))
 }
 
 func (d *svg) text(x, y float64, anchor, class, text string) {
-	fmt.Fprintf(d, `<text class="%s" x="%s" y="%s" text-anchor="%s">%s</text>`+"\n", class, coordinate(x), coordinate(y), anchor, html.EscapeString(text))
+	fmt.Fprintf(d, `<text class="%s" x="%s" y="%s" text-anchor="%s">%s</text>`+"\n", class, coordinate(x),
+		coordinate(y), anchor, html.EscapeString(text))
 }
 
 func coordinate(v float64) string { return strconv.FormatFloat(math.Round(v*10)/10, 'f', -1, 64) }
 
-// Chart draws estimates of one model on one machine, which differ in their scheme, as an SVG image that needs no other file: the step of each
-// by part, and above it, if there are curves, the efficiency by the number of ranks.
+// Chart draws estimates of one model on one machine, which differ in their scheme, as an SVG image
+// that needs no other file: the step of each by part, and above it, if there are curves, the
+// efficiency by the number of ranks.
 func Chart(results []*Result, curves []Curve) []byte {
 	const width, left, right = 860.0, 70.0, 150.0
 	var d svg
@@ -49,10 +53,12 @@ func Chart(results []*Result, curves []Curve) []byte {
 	y := 24.0
 	d.text(14, y, "start", "title", fmt.Sprintf("%s on %s", r.Model, r.Machine.Name))
 	y += 18
-	d.text(14, y, "start", "note", fmt.Sprintf("ep %d, pp %d, micro-batches of %d × %d tokens, dispatch %s, recompute %s; bytes of %s", l.EP, l.PP, l.microBatch(), l.SequenceLength,
+	d.text(14, y, "start", "note", fmt.Sprintf("ep %d, pp %d, micro-batches of %d × %d tokens, dispatch %s, "+
+		"recompute %s; bytes of %s", l.EP, l.PP, l.microBatch(), l.SequenceLength,
 		l.Dispatch, l.Recompute, r.Trainer.Name))
 	y += 15
-	d.text(14, y, "start", "note", "An estimate: mula estimate lists the assumptions, and what follows if they are wrong.")
+	d.text(14, y, "start", "note",
+		"An estimate: mula estimate lists the assumptions, and what follows if they are wrong.")
 	y += 30
 	if len(curves) > 0 {
 		y = d.efficiency(r, curves, y, left, width-right) + 46
@@ -62,7 +68,8 @@ func Chart(results []*Result, curves []Curve) []byte {
 		coordinate(width), coordinate(y), html.EscapeString(r.Model+": step time and scaling")) +
 		"<style>text{font:12px sans-serif;fill:#222}.title{font-size:16px;font-weight:bold}.head{font-weight:bold}.note{fill:#666;font-size:11px}" +
 		".grid{stroke:#ddd}.base{stroke:#888}path,polyline{fill:none}</style>\n" +
-		fmt.Sprintf(`<rect width="%s" height="%s" fill="#fff"/>`+"\n", coordinate(width), coordinate(y)) + d.String() + "</svg>\n")
+		fmt.Sprintf(`<rect width="%s" height="%s" fill="#fff"/>`+"\n", coordinate(width), coordinate(y)) + d.String() +
+		"</svg>\n")
 }
 
 // efficiency draws the curves from y downwards, and returns where it ended.
@@ -75,7 +82,8 @@ func (d *svg) efficiency(r *Result, curves []Curve, y, left, right float64) floa
 		}
 	}
 	first, last := curves[0].Points[0].Ranks, curves[0].Points[len(curves[0].Points)-1].Ranks
-	mark := r.Model == "mula-220b-a10b" && r.Machine.Name == Aurora.Name && first <= publishedFrom && last >= publishedTo
+	mark := r.Model == "mula-220b-a10b" && r.Machine.Name == Aurora.Name && first <= publishedFrom &&
+		last >= publishedTo
 	if mark {
 		low = min(low, publishedScaling)
 	}
@@ -90,7 +98,8 @@ func (d *svg) efficiency(r *Result, curves []Curve, y, left, right float64) floa
 	if last > first && curves[0].Points[0].BatchSize == curves[0].Points[len(curves[0].Points)-1].BatchSize {
 		batch = fmt.Sprintf("all ranks together have %s a step", sequences(r.Layout.BatchSize))
 	}
-	d.text(14, y, "start", "head", fmt.Sprintf("Tokens per second of a rank, as a share of those at %s ranks; %s", quantity.Grouped(first), batch))
+	d.text(14, y, "start", "head", fmt.Sprintf("Tokens per second of a rank, as a share of those at %s ranks; %s",
+		quantity.Grouped(first), batch))
 	top := y + 16
 	at := func(e float64) float64 { return top + (1-e)/(1-bottom)*height }
 	across := func(ranks int) float64 {
@@ -123,15 +132,20 @@ func (d *svg) efficiency(r *Result, curves []Curve, y, left, right float64) floa
 		var points []string
 		for _, p := range c.Points {
 			points = append(points, coordinate(across(p.Ranks))+","+coordinate(at(p.Efficiency)))
-			fmt.Fprintf(d, `<circle cx="%s" cy="%s" r="3" fill="%s"><title>%s at %d ranks: %.1f %%</title></circle>`+"\n", coordinate(across(p.Ranks)), coordinate(at(p.Efficiency)),
+			fmt.Fprintf(d,
+				`<circle cx="%s" cy="%s" r="3" fill="%s"><title>%s at %d ranks: %.1f %%</title></circle>`+"\n",
+				coordinate(across(p.Ranks)), coordinate(at(p.Efficiency)),
 				curveColours[c.Scheme], c.Scheme, p.Ranks, 100*p.Efficiency)
 		}
-		fmt.Fprintf(d, `<polyline points="%s" stroke="%s" stroke-width="2" stroke-dasharray="%s"/>`+"\n", strings.Join(points, " "), curveColours[c.Scheme], curveDashes[c.Scheme])
-		d.text(right+12, labels[i], "start", "", fmt.Sprintf("%s %.1f %%", c.Scheme, 100*c.Points[len(c.Points)-1].Efficiency))
+		fmt.Fprintf(d, `<polyline points="%s" stroke="%s" stroke-width="2" stroke-dasharray="%s"/>`+"\n",
+			strings.Join(points, " "), curveColours[c.Scheme], curveDashes[c.Scheme])
+		d.text(right+12, labels[i], "start", "", fmt.Sprintf("%s %.1f %%", c.Scheme,
+			100*c.Points[len(c.Points)-1].Efficiency))
 	}
 	if mark {
 		for _, at := range [][2]float64{{across(publishedTo), at(publishedScaling)}, {right - 168, top + 14}} {
-			fmt.Fprintf(d, `<polygon points="%s,%s %s,%s %s,%s %s,%s" fill="#222"/>`+"\n", coordinate(at[0]), coordinate(at[1]-6), coordinate(at[0]+6), coordinate(at[1]),
+			fmt.Fprintf(d, `<polygon points="%s,%s %s,%s %s,%s %s,%s" fill="#222"/>`+"\n", coordinate(at[0]),
+				coordinate(at[1]-6), coordinate(at[0]+6), coordinate(at[1]),
 				coordinate(at[0]), coordinate(at[1]+6), coordinate(at[0]-6), coordinate(at[1]))
 		}
 		d.text(right-156, top+18, "start", "", "published: around 90 %")
@@ -146,7 +160,8 @@ func (d *svg) steps(results []*Result, y, left, right float64) float64 {
 		longest = max(longest, r.StepTime)
 	}
 	ranks := results[0].Layout.Ranks()
-	d.text(14, y, "start", "head", fmt.Sprintf("Seconds of a step at %s ranks (dp %d)", quantity.Grouped(ranks), results[0].Layout.DP))
+	d.text(14, y, "start", "head", fmt.Sprintf("Seconds of a step at %s ranks (dp %d)", quantity.Grouped(ranks),
+		results[0].Layout.DP))
 	y += 14
 	x := left
 	for i, p := range Parts() { // the legend
@@ -157,7 +172,8 @@ func (d *svg) steps(results []*Result, y, left, right float64) float64 {
 		if !used {
 			continue
 		}
-		fmt.Fprintf(d, `<rect x="%s" y="%s" width="11" height="11" fill="%s"/>`+"\n", coordinate(x), coordinate(y), partColours[i])
+		fmt.Fprintf(d, `<rect x="%s" y="%s" width="11" height="11" fill="%s"/>`+"\n", coordinate(x), coordinate(y),
+			partColours[i])
 		d.text(x+15, y+10, "start", "", p.Name)
 		x += 32 + 6.5*float64(len(p.Name))
 	}
@@ -168,7 +184,9 @@ func (d *svg) steps(results []*Result, y, left, right float64) float64 {
 		for i, p := range Parts() {
 			w := p.Of(r.Time) / longest * (right - left)
 			if w > 0 {
-				fmt.Fprintf(d, `<rect x="%s" y="%s" width="%s" height="24" fill="%s"><title>%s: %.4g s</title></rect>`+"\n", coordinate(x), coordinate(y), coordinate(max(w, 0.1)), partColours[i],
+				fmt.Fprintf(d,
+					`<rect x="%s" y="%s" width="%s" height="24" fill="%s"><title>%s: %.4g s</title></rect>`+"\n",
+					coordinate(x), coordinate(y), coordinate(max(w, 0.1)), partColours[i],
 					p.Name, p.Of(r.Time))
 			}
 			x += w

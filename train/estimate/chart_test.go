@@ -10,7 +10,8 @@ import (
 	"testing"
 )
 
-// A chart is an image by itself: well-formed, nothing outside its frame, with a bar for each step and a line for each curve.
+// A chart is an image by itself: well-formed, nothing outside its frame, with a bar for each step
+// and a line for each curve.
 func TestChart(t *testing.T) {
 	for _, model := range []string{"mula-20b-a2b", "mula-220b-a10b"} {
 		var results []*Result
@@ -80,7 +81,8 @@ func TestChart(t *testing.T) {
 					wide := 6.7 * float64(len([]rune(text))) // at a mean width of a character, on the safe side
 					left := number["x"] - map[string]float64{"start": 0, "middle": 0.5, "end": 1}[anchor]*wide
 					if left < 0 || left+wide > width || number["y"] > height {
-						t.Errorf("%q from %g to %g at %g is outside of %g×%g", text, left, left+wide, number["y"], width, height)
+						t.Errorf("%q from %g to %g at %g is outside of %g×%g", text, left, left+wide, number["y"],
+							width, height)
 					}
 				case "rect", "circle":
 					x, y := number["x"]+number["cx"], number["y"]+number["cy"]

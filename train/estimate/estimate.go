@@ -1,8 +1,11 @@
-// Package estimate predicts what a training run of many ranks needs: memory and work of a rank, what it sends by each kind of exchange, how
-// long a step takes and how that scales. Bytes and elements are exact, by formulas that tests hold against what runs have sent; times are
-// those of a simple model of a machine, whose figures say where they come from. docs/estimate.md has all formulas.
+// Package estimate predicts what a training run of many ranks needs: memory and work of a rank,
+// what it sends by each kind of exchange, how long a step takes and how that scales. Bytes and
+// elements are exact, by formulas that tests hold against what runs have sent; times are those of a
+// simple model of a machine, whose figures say where they come from. docs/estimate.md has all
+// formulas.
 //
-// The package knows models and layouts, not runs: nothing here is read from, or needed by, package train.
+// The package knows models and layouts, not runs: nothing here is read from, or needed by, package
+// train.
 package estimate
 
 import (
@@ -22,12 +25,14 @@ type Input struct {
 	Precision xpu.Precision `json:"precision"` // of the operands of matrix products
 	Machine   Machine       `json:"machine"`
 
-	// Flat is for reductions and gathers as this program makes them: each rank exchanges messages with each other one, in one call for each bucket. Otherwise
-	// they have two levels, in a node and between nodes, and one call for a group.
+	// Flat is for reductions and gathers as this program makes them: each rank exchanges messages
+	// with each other one, in one call for each bucket. Otherwise they have two levels, in a node
+	// and between nodes, and one call for a group.
 	Flat bool `json:"flat"`
 }
 
-// Result is an estimate. Memory, work and traffic are those of the stage of the pipeline that has the most of each.
+// Result is an estimate. Memory, work and traffic are those of the stage of the pipeline that has
+// the most of each.
 type Result struct {
 	Input
 
@@ -68,7 +73,8 @@ func Compute(in Input) (*Result, error) {
 		return nil, err
 	}
 	if in.Layout.SequenceLength > in.Config.MaxPositions {
-		return nil, fmt.Errorf("sequences of %d tokens are longer than the model's max_position_embeddings, %d", in.Layout.SequenceLength, in.Config.MaxPositions)
+		return nil, fmt.Errorf("sequences of %d tokens are longer than the model's max_position_embeddings, %d",
+			in.Layout.SequenceLength, in.Config.MaxPositions)
 	}
 	if in.Precision != xpu.FP32 && in.Precision != xpu.BF16 {
 		return nil, fmt.Errorf("precision is %q; allowed: %s, %s", in.Precision, xpu.FP32, xpu.BF16)
@@ -80,7 +86,8 @@ func Compute(in Input) (*Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &Result{Input: in, Parameters: in.Config.TotalParameters(), Active: in.Config.ActiveParameters(), Stages: stages}
+	r := &Result{Input: in, Parameters: in.Config.TotalParameters(), Active: in.Config.ActiveParameters(),
+		Stages: stages}
 	c, l, m := in.Config, in.Layout, &in.Machine
 	tokens := float64(l.Sequences()) * float64(l.SequenceLength) // of a data rank
 	r.FLOPs = c.FLOPsPerToken(l.SequenceLength) * tokens / float64(l.PP)
@@ -108,7 +115,8 @@ func Compute(in Input) (*Result, error) {
 
 		micro := float64(l.MicroBatches())
 		pass := Time{
-			Compute:  (work + again) * float64(l.microBatch()) * float64(l.SequenceLength) / (peak * m.ComputeEfficiency.Value),
+			Compute: (work +
+				again) * float64(l.microBatch()) * float64(l.SequenceLength) / (peak * m.ComputeEfficiency.Value),
 			Dispatch: r.seconds(dispatch) / micro,
 			Stages:   r.seconds(PipelineTraffic(c, l, in.Trainer)) / micro,
 		}
@@ -139,8 +147,9 @@ func Compute(in Input) (*Result, error) {
 	return r, nil
 }
 
-// buckets is in how many calls this program exchanges gradients or weights of stage i in a group: the experts of a layer, the rest of a layer, the embedding, and
-// the final norm with the head are a bucket each.
+// buckets is in how many calls this program exchanges gradients or weights of stage i in a group:
+// the experts of a layer, the rest of a layer, the embedding, and the final norm with the head are
+// a bucket each.
 func buckets(c moe.Config, l Layout, i int, s Stage, g Group) int {
 	replicated, divided := s.Layers, 0
 	if i == 0 && (l.PP > 1 || !c.TieEmbeddings) {
@@ -185,8 +194,9 @@ type Deviation struct {
 	Efficiency float64 `json:"efficiency,omitempty"` // at the last point of a scaling
 }
 
-// Sensitivities tells, for every assumed figure of the machine, how long a step takes if it is 20 % off, and, if to is not 0, what becomes of
-// the efficiency at the last point of [Scaling]. No efficiency of the machine exceeds 1.
+// Sensitivities tells, for every assumed figure of the machine, how long a step takes if it is 20 %
+// off, and, if to is not 0, what becomes of the efficiency at the last point of [Scaling]. No
+// efficiency of the machine exceeds 1.
 func Sensitivities(in Input, from, to int, strong bool) ([]Sensitivity, error) {
 	var out []Sensitivity
 	names, figures := in.Machine.fields()

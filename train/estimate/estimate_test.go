@@ -26,10 +26,12 @@ func near(got, want, digit float64) bool { return math.Abs(got-want) <= digit/2*
 
 // optimusLayout is a layout of bf16 runs with a sequence for each rank.
 func optimusLayout(dp, ep, pp int, scheme Scheme) Layout {
-	return Layout{DP: dp, EP: ep, PP: pp, Optimizer: scheme, Dispatch: moe.AllGather, BatchSize: dp * ep * pp, MicroBatchSize: 1, SequenceLength: 2048, Recompute: moe.RecomputeNone}
+	return Layout{DP: dp, EP: ep, PP: pp, Optimizer: scheme, Dispatch: moe.AllGather, BatchSize: dp * ep * pp,
+		MicroBatchSize: 1, SequenceLength: 2048, Recompute: moe.RecomputeNone}
 }
 
-// The split of the weights that the arithmetic of the optimizer rests on, as it is known for the Mula models.
+// The split of the weights that the arithmetic of the optimizer rests on, as it is known for the
+// Mula models.
 func TestSplit(t *testing.T) {
 	for _, test := range []struct {
 		model               string
@@ -51,7 +53,8 @@ func TestSplit(t *testing.T) {
 	}
 }
 
-// Memory and traffic of the layouts of the Mula runs, and of others, in GB, as derived in the notes on the sharded optimizer.
+// Memory and traffic of the layouts of the Mula runs, and of others, in GB, as derived in the notes
+// on the sharded optimizer.
 func TestMemoryAndTraffic(t *testing.T) {
 	for _, test := range []struct {
 		model                    string
@@ -71,7 +74,8 @@ func TestMemoryAndTraffic(t *testing.T) {
 	} {
 		var traffic []float64
 		for i, scheme := range []Scheme{SO, EPSO} {
-			r, err := Compute(Input{Model: test.model, Config: preset(t, test.model), Layout: optimusLayout(test.dp, test.ep, test.pp, scheme), Trainer: Optimus,
+			r, err := Compute(Input{Model: test.model, Config: preset(t, test.model), Layout: optimusLayout(test.dp,
+				test.ep, test.pp, scheme), Trainer: Optimus,
 				Precision: xpu.BF16, Machine: Aurora})
 			if err != nil {
 				t.Fatal(err)
@@ -86,17 +90,20 @@ func TestMemoryAndTraffic(t *testing.T) {
 				{"traffic", traffic[i], []float64{test.soTraffic, test.epsoTraffic}[i], 0.01},
 			} {
 				if f.want != 0 && !near(f.got, f.want, f.digit) {
-					t.Errorf("%s dp %d ep %d pp %d %s: %s %.4f GB, want %g", test.model, test.dp, test.ep, test.pp, scheme, f.what, f.got, f.want)
+					t.Errorf("%s dp %d ep %d pp %d %s: %s %.4f GB, want %g", test.model, test.dp, test.ep, test.pp,
+						scheme, f.what, f.got, f.want)
 				}
 			}
 		}
-		if ratio := traffic[0] / traffic[1]; test.trafficRatio != 0 && !near(ratio, test.trafficRatio, test.ratioDigit) {
+		if ratio := traffic[0] / traffic[1]; test.trafficRatio != 0 && !near(ratio, test.trafficRatio,
+			test.ratioDigit) {
 			t.Errorf("%s: traffic of SO / EPSO %.4f, want %g", test.model, ratio, test.trafficRatio)
 		}
 	}
 }
 
-// The ratio of updated weights: 1 + (EP-1)·f over whole models, as predicted; by stage where there is a pipeline.
+// The ratio of updated weights: 1 + (EP-1)·f over whole models, as predicted; by stage where there
+// is a pipeline.
 func TestSteppedRatio(t *testing.T) {
 	for _, test := range []struct {
 		model       string
@@ -125,14 +132,16 @@ func TestSteppedRatio(t *testing.T) {
 		got := Stepped(replicated, divided, so) / Stepped(replicated, divided, epso)
 		f := float64(replicated) / float64(replicated+divided*int64(test.ep))
 		if !near(got, test.whole, 0.01) || math.Abs(got-(1+float64(test.ep-1)*f)) > 1e-12 {
-			t.Errorf("%s ep %d: ratio %.4f, want %g and 1+(EP-1)f = %.4f", test.model, test.ep, got, test.whole, 1+float64(test.ep-1)*f)
+			t.Errorf("%s ep %d: ratio %.4f, want %g and 1+(EP-1)f = %.4f", test.model, test.ep, got, test.whole,
+				1+float64(test.ep-1)*f)
 		}
 		for i, want := range []float64{test.first, test.next} {
 			if want == 0 {
 				continue
 			}
 			s := stages[i]
-			if got := Stepped(s.Replicated, s.Divided, so) / Stepped(s.Replicated, s.Divided, epso); !near(got, want, 0.01) {
+			if got := Stepped(s.Replicated, s.Divided, so) / Stepped(s.Replicated, s.Divided, epso); !near(got, want,
+				0.01) {
 				t.Errorf("%s stage %d: ratio %.4f, want %g", test.model, i, got, want)
 			}
 		}
@@ -157,12 +166,15 @@ func TestDispatchVolume(t *testing.T) {
 		c := preset(t, test.model)
 		l := optimusLayout(1, test.ep, 1, SO)
 		l.Dispatch = test.dispatch
-		got := sent(DispatchTraffic(c, 1, l, Optimus)) / 2 / (2048 * float64(c.HiddenSize) * 2) // forward alone; T·H of bf16
+		// forward alone; T·H of bf16
+		got := sent(DispatchTraffic(c, 1, l, Optimus)) / 2 / (2048 * float64(c.HiddenSize) * 2)
 		if !near(got, test.want, 0.02) {
-			t.Errorf("%s ep %d %s: %.3f hidden states of a token, want %g", test.model, test.ep, test.dispatch, got, test.want)
+			t.Errorf("%s ep %d %s: %.3f hidden states of a token, want %g", test.model, test.ep, test.dispatch, got,
+				test.want)
 		}
 		l.Recompute = moe.RecomputeExperts
-		if again := sent(DispatchTraffic(c, 1, l, Optimus)); math.Abs(again/sent(DispatchTraffic(c, 1, withoutRecompute(l), Optimus))-1.5) > 1e-6 {
+		if again := sent(DispatchTraffic(c, 1, l, Optimus)); math.Abs(again/sent(DispatchTraffic(c, 1,
+			withoutRecompute(l), Optimus))-1.5) > 1e-6 {
 			t.Errorf("%s: recomputation sends %g bytes, want half as much again", test.model, again)
 		}
 	}
@@ -179,9 +191,12 @@ func draw(t *rapid.T) (moe.Config, Layout) {
 	ep := rapid.IntRange(1, 8).Draw(t, "ep")
 	pp := rapid.IntRange(1, 4).Draw(t, "pp")
 	c := moe.Config{
-		Architecture: moe.OLMoE, VocabSize: rapid.IntRange(8, 5000).Draw(t, "vocabulary"), HiddenSize: heads * 2 * rapid.IntRange(1, 40).Draw(t, "half head"),
-		IntermediateSize: rapid.IntRange(1, 300).Draw(t, "ffn"), Layers: pp + rapid.IntRange(0, 8).Draw(t, "layers"), Heads: heads, KVHeads: heads,
-		Experts: ep * rapid.IntRange(1, 6).Draw(t, "experts"), MaxPositions: 4096, RopeTheta: 10000, NormEps: 1e-5, PadTokenID: moe.NoToken, BOSTokenID: moe.NoToken,
+		Architecture: moe.OLMoE, VocabSize: rapid.IntRange(8, 5000).Draw(t,
+			"vocabulary"), HiddenSize: heads * 2 * rapid.IntRange(1, 40).Draw(t, "half head"),
+		IntermediateSize: rapid.IntRange(1, 300).Draw(t, "ffn"), Layers: pp + rapid.IntRange(0, 8).Draw(t,
+			"layers"), Heads: heads, KVHeads: heads,
+		Experts: ep * rapid.IntRange(1, 6).Draw(t, "experts"), MaxPositions: 4096, RopeTheta: 10000, NormEps: 1e-5,
+		PadTokenID: moe.NoToken, BOSTokenID: moe.NoToken,
 		EOSTokenID: moe.NoToken, TieEmbeddings: rapid.Bool().Draw(t, "tied"),
 	}
 	c.ExpertsPerToken = rapid.IntRange(1, c.Experts).Draw(t, "top-k")
@@ -189,16 +204,20 @@ func draw(t *rapid.T) (moe.Config, Layout) {
 		c.Architecture, c.Experts, c.ExpertsPerToken, ep = moe.OLMo, 0, 0, 1
 	}
 	l := Layout{
-		DP: rapid.IntRange(1, 9).Draw(t, "dp"), EP: ep, PP: pp, Optimizer: EPSO, Dispatch: rapid.SampledFrom([]moe.Dispatch{moe.AllToAll, moe.AllGather}).Draw(t, "dispatch"),
-		MicroBatchSize: rapid.IntRange(1, 3).Draw(t, "micro-batch"), SequenceLength: rapid.IntRange(1, 64).Draw(t, "length"),
-		Recompute: rapid.SampledFrom([]moe.Recompute{moe.RecomputeNone, moe.RecomputeExperts, moe.RecomputeLayers}).Draw(t, "recompute"),
+		DP: rapid.IntRange(1, 9).Draw(t, "dp"), EP: ep, PP: pp, Optimizer: EPSO,
+		Dispatch:       rapid.SampledFrom([]moe.Dispatch{moe.AllToAll, moe.AllGather}).Draw(t, "dispatch"),
+		MicroBatchSize: rapid.IntRange(1, 3).Draw(t, "micro-batch"), SequenceLength: rapid.IntRange(1, 64).Draw(t,
+			"length"),
+		Recompute: rapid.SampledFrom([]moe.Recompute{moe.RecomputeNone, moe.RecomputeExperts,
+			moe.RecomputeLayers}).Draw(t, "recompute"),
 	}
 	l.BatchSize = l.DataRanks() * rapid.IntRange(1, 5).Draw(t, "sequences")
 	return c, l
 }
 
-// The stages hold the model, no weight twice except a tied embedding. EPSO never sends or updates more than SO, and no stage keeps more for its weights
-// (sum buffers excluded). Without expert parallelism the two schemes are equal. All ranks together update every weight once.
+// The stages hold the model, no weight twice except a tied embedding. EPSO never sends or updates
+// more than SO, and no stage keeps more for its weights (sum buffers excluded). Without expert
+// parallelism the two schemes are equal. All ranks together update every weight once.
 func TestSchemes(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c, l := draw(t)
@@ -207,10 +226,12 @@ func TestSchemes(t *testing.T) {
 		machine.RanksPerNode.Value = float64(rapid.IntRange(1, 16).Draw(t, "ranks of a node"))
 		machine.NodesPerGroup.Value = float64(rapid.IntRange(0, 3).Draw(t, "nodes of a group"))
 		results := map[Scheme]*Result{}
-		kept := map[Scheme][]int64{} // bytes for the weights, by stage: the stage of Result.Memory can differ between schemes
+		// bytes for the weights, by stage: the stage of Result.Memory can differ between schemes
+		kept := map[Scheme][]int64{}
 		for _, scheme := range []Scheme{Unsharded, SO, EPSO} {
 			l.Optimizer = scheme
-			r, err := Compute(Input{Model: "drawn", Config: c, Layout: l, Trainer: trainer, Precision: xpu.FP32, Machine: machine})
+			r, err := Compute(Input{Model: "drawn", Config: c, Layout: l, Trainer: trainer, Precision: xpu.FP32,
+				Machine: machine})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -238,7 +259,8 @@ func TestSchemes(t *testing.T) {
 			if scheme == EPSO && math.Abs(updated/float64(all)-1) > 1e-12 {
 				t.Fatalf("%g weights are updated of %d", updated, all)
 			}
-			if r.StepTime <= 0 || math.IsInf(r.StepTime, 0) || math.IsNaN(r.StepTime) || r.MFU <= 0 || r.MFU > machine.ComputeEfficiency.Value*1.000001 {
+			if r.StepTime <= 0 || math.IsInf(r.StepTime, 0) || math.IsNaN(r.StepTime) || r.MFU <= 0 ||
+				r.MFU > machine.ComputeEfficiency.Value*1.000001 {
 				t.Fatalf("step of %g s at an MFU of %g", r.StepTime, r.MFU)
 			}
 			if tokens := r.TokensPerSecond * r.StepTime; math.Abs(tokens/float64(l.BatchSize*l.SequenceLength)-1) > 1e-9 {
@@ -255,7 +277,8 @@ func TestSchemes(t *testing.T) {
 				t.Fatalf("stage %d: EPSO keeps %d bytes, SO %d", i, kept[EPSO][i], kept[SO][i])
 			}
 		}
-		if l.EP == 1 && (epso.Sent()*rounding < so.Sent() || epso.Stepped*rounding < so.Stepped || !slices.Equal(kept[EPSO], kept[SO])) {
+		if l.EP == 1 && (epso.Sent()*rounding < so.Sent() || epso.Stepped*rounding < so.Stepped ||
+			!slices.Equal(kept[EPSO], kept[SO])) {
 			t.Fatalf("without expert parallelism EPSO differs from SO: %+v, %+v", epso, so)
 		}
 		if l.EP > 1 && l.DP*l.EP > 1 && !(epso.Stepped < so.Stepped) {
@@ -264,12 +287,14 @@ func TestSchemes(t *testing.T) {
 	})
 }
 
-// Activations by the general formula are what package moe allocates, where it computes a whole model on one rank.
+// Activations by the general formula are what package moe allocates, where it computes a whole
+// model on one rank.
 func TestActivations(t *testing.T) {
 	for _, name := range []string{"mula-tiny", "mula-mini", "mula-1b", "mula-7b-a1b"} {
 		for _, recompute := range []moe.Recompute{moe.RecomputeNone, moe.RecomputeExperts, moe.RecomputeLayers} {
 			c := preset(t, name)
-			l := Layout{DP: 1, EP: 1, PP: 1, Optimizer: EPSO, Dispatch: moe.AllToAll, BatchSize: 2, MicroBatchSize: 2, SequenceLength: 1024, Recompute: recompute}
+			l := Layout{DP: 1, EP: 1, PP: 1, Optimizer: EPSO, Dispatch: moe.AllToAll, BatchSize: 2, MicroBatchSize: 2,
+				SequenceLength: 1024, Recompute: recompute}
 			stages, err := Stages(c, l)
 			if err != nil {
 				t.Fatal(err)
@@ -294,7 +319,8 @@ func TestRefusals(t *testing.T) {
 		change func(in *Input)
 		want   string
 	}{
-		{func(in *Input) { in.Layout.EP = 5; in.Layout.BatchSize = 3072 }, "possible are 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 96"},
+		{func(in *Input) { in.Layout.EP = 5; in.Layout.BatchSize = 3072 },
+			"possible are 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 96"},
 		{func(in *Input) { in.Layout.PP = 33 }, "pp is 33, but the model has 32 layers"},
 		{func(in *Input) { in.Layout.BatchSize = 3073 }, "multiple of 3072"},
 		{func(in *Input) { in.Layout.DP = 0 }, "dp is 0"},
@@ -333,12 +359,15 @@ func TestRefusals(t *testing.T) {
 func simple() Machine {
 	one := func(v float64) Figure { return Figure{Value: v, Kind: Assumed} }
 	return Machine{
-		Name: "simple", RanksPerNode: one(2), Memory: one(1e12), PeakBF16: one(1e12), PeakFP32: one(5e11), ComputeEfficiency: one(0.5), MemoryBandwidth: one(1e9),
-		NodeLink: one(4e9), NodeEfficiency: one(0.5), Network: one(2e9), NetworkEfficiency: one(0.25), NodesPerGroup: one(2), GlobalNetwork: one(1e9), Latency: one(0),
+		Name: "simple", RanksPerNode: one(2), Memory: one(1e12), PeakBF16: one(1e12), PeakFP32: one(5e11),
+		ComputeEfficiency: one(0.5), MemoryBandwidth: one(1e9),
+		NodeLink: one(4e9), NodeEfficiency: one(0.5), Network: one(2e9), NetworkEfficiency: one(0.25),
+		NodesPerGroup: one(2), GlobalNetwork: one(1e9), Latency: one(0),
 	}
 }
 
-// Times of exchanges, computed by hand: a rank sends 2e9 bytes/s inside its node, and half of 5e8 bytes/s to other nodes.
+// Times of exchanges, computed by hand: a rank sends 2e9 bytes/s inside its node, and half of 5e8
+// bytes/s to other nodes.
 func TestSecondsByHand(t *testing.T) {
 	m := simple()
 	for _, test := range []struct {
@@ -349,25 +378,38 @@ func TestSecondsByHand(t *testing.T) {
 		want    float64
 		flat    bool
 	}{
-		{"all-gather inside a node", Layout{DP: 1, EP: 2, PP: 1}, exchange(ForDispatch, xpu.OpAllGather, Experts, 2, 1, 4e9), 0, 4e9 / 2 / 2e9, false},
-		{"all-gather of replicas in two nodes", Layout{DP: 2, EP: 2, PP: 1}, exchange(ForWeights, xpu.OpAllGather, Replicas, 2, 1, 4e9), 0, 4e9 / 2 / 2.5e8, false},
+		{"all-gather inside a node", Layout{DP: 1, EP: 2, PP: 1}, exchange(ForDispatch, xpu.OpAllGather, Experts, 2, 1,
+			4e9), 0, 4e9 / 2 / 2e9, false},
+		{"all-gather of replicas in two nodes", Layout{DP: 2, EP: 2, PP: 1}, exchange(ForWeights, xpu.OpAllGather,
+			Replicas, 2, 1, 4e9), 0, 4e9 / 2 / 2.5e8, false},
 		// z = 4e9/3; inside z/2 at 2e9, then half of z's half at 2.5e8.
-		{"reduce-scatter of all in two nodes", Layout{DP: 2, EP: 2, PP: 1}, exchange(ForGradients, xpu.OpReduceScatter, Data, 4, 1, 4e9), 0, 4e9/3/2/2e9 + 4e9/3/2/2/2.5e8, false},
-		{"all-reduce is two of them", Layout{DP: 2, EP: 2, PP: 1}, exchange(ForGradients, xpu.OpAllReduce, Data, 4, 1, 8e9), 0, 2 * (4e9/3/2/2e9 + 4e9/3/2/2/2.5e8), false},
+		{"reduce-scatter of all in two nodes", Layout{DP: 2, EP: 2, PP: 1}, exchange(ForGradients, xpu.OpReduceScatter,
+			Data, 4, 1, 4e9), 0, 4e9/3/2/2e9 + 4e9/3/2/2/2.5e8, false},
+		{"all-reduce is two of them", Layout{DP: 2, EP: 2, PP: 1}, exchange(ForGradients, xpu.OpAllReduce, Data, 4, 1,
+			8e9), 0, 2 * (4e9/3/2/2e9 + 4e9/3/2/2/2.5e8), false},
 		// Of what a rank sends, a third stays in the node.
-		{"all-to-all in two nodes", Layout{DP: 1, EP: 4, PP: 1}, exchange(ForDispatch, xpu.OpAllToAll, Experts, 4, 1, 12e9), 0, 1e9/2e9 + 2e9/2.5e8, false},
-		// Four nodes are two groups: half of the messages leave theirs, for which a node has 1e9: 2e9 in all, as much as the network.
-		{"two groups, limited by the network", Layout{DP: 8, EP: 1, PP: 1}, exchange(ForWeights, xpu.OpAllGather, Replicas, 8, 1, 56e9), 0, 8e9/2/2e9 + 8e9/2*3/4/2.5e8, false},
+		{"all-to-all in two nodes", Layout{DP: 1, EP: 4, PP: 1}, exchange(ForDispatch, xpu.OpAllToAll, Experts, 4, 1,
+			12e9), 0, 1e9/2e9 + 2e9/2.5e8, false},
+		// Four nodes are two groups: half of the messages leave theirs, for which a node has 1e9:
+		// 2e9 in all, as much as the network.
+		{"two groups, limited by the network", Layout{DP: 8, EP: 1, PP: 1}, exchange(ForWeights, xpu.OpAllGather,
+			Replicas, 8, 1, 56e9), 0, 8e9/2/2e9 + 8e9/2*3/4/2.5e8, false},
 		// Eight nodes are four groups: 3/4 leave, so 4/3e9 in all.
-		{"four groups, limited between them", Layout{DP: 16, EP: 1, PP: 1}, exchange(ForWeights, xpu.OpAllGather, Replicas, 16, 1, 15*16e9), 0,
+		{"four groups, limited between them", Layout{DP: 16, EP: 1, PP: 1}, exchange(ForWeights, xpu.OpAllGather,
+			Replicas, 16, 1, 15*16e9), 0,
 			16e9/2/2e9 + 16e9/2*7/8/(2.5e8*2/3), false},
-		{"latency", Layout{DP: 2, EP: 2, PP: 1}, exchange(ForGradients, xpu.OpReduceScatter, Data, 4, 10, 0), 0.001, 10 * (1 + 1) * 0.001, false},
-		{"latency of an all-reduce", Layout{DP: 2, EP: 2, PP: 1}, exchange(ForGradients, xpu.OpAllReduce, Data, 4, 10, 0), 0.001, 2 * 10 * (1 + 1) * 0.001, false},
-		{"a flat gather in two nodes sends as an all-to-all", Layout{DP: 2, EP: 2, PP: 1}, exchange(ForWeights, xpu.OpAllGather, Data, 4, 1, 12e9), 0, 1e9/2e9 + 2e9/2.5e8, true},
-		{"flat messages", Layout{DP: 2, EP: 2, PP: 1}, exchange(ForGradients, xpu.OpReduceScatter, Data, 4, 10, 0), 0.001, 10 * 3 * 0.001, true},
+		{"latency", Layout{DP: 2, EP: 2, PP: 1}, exchange(ForGradients, xpu.OpReduceScatter, Data, 4, 10, 0), 0.001,
+			10 * (1 + 1) * 0.001, false},
+		{"latency of an all-reduce", Layout{DP: 2, EP: 2, PP: 1}, exchange(ForGradients, xpu.OpAllReduce, Data, 4, 10,
+			0), 0.001, 2 * 10 * (1 + 1) * 0.001, false},
+		{"a flat gather in two nodes sends as an all-to-all", Layout{DP: 2, EP: 2, PP: 1},
+			exchange(ForWeights, xpu.OpAllGather, Data, 4, 1, 12e9), 0, 1e9/2e9 + 2e9/2.5e8, true},
+		{"flat messages", Layout{DP: 2, EP: 2, PP: 1}, exchange(ForGradients, xpu.OpReduceScatter, Data, 4, 10, 0),
+			0.001, 10 * 3 * 0.001, true},
 	} {
 		m.Latency.Value = test.latency
-		if got := m.seconds(m.place(test.l, test.e.Group), test.e, test.flat); math.Abs(got-test.want) > 1e-9*test.want {
+		if got := m.seconds(m.place(test.l, test.e.Group), test.e,
+			test.flat); math.Abs(got-test.want) > 1e-9*test.want {
 			t.Errorf("%s: %g s, want %g", test.what, got, test.want)
 		}
 	}
@@ -377,7 +419,8 @@ func TestSecondsByHand(t *testing.T) {
 func TestStepByHand(t *testing.T) {
 	c := preset(t, "mula-1b")
 	in := Input{Model: "mula-1b", Config: c, Trainer: Mula, Precision: xpu.BF16, Machine: simple(),
-		Layout: Layout{DP: 1, EP: 1, PP: 2, Optimizer: EPSO, Dispatch: moe.AllToAll, BatchSize: 6, MicroBatchSize: 2, SequenceLength: 1024, Recompute: moe.RecomputeNone}}
+		Layout: Layout{DP: 1, EP: 1, PP: 2, Optimizer: EPSO, Dispatch: moe.AllToAll, BatchSize: 6, MicroBatchSize: 2,
+			SequenceLength: 1024, Recompute: moe.RecomputeNone}}
 	r, err := Compute(in)
 	if err != nil {
 		t.Fatal(err)
@@ -387,8 +430,10 @@ func TestStepByHand(t *testing.T) {
 	slow := tokens * (8*layer + 6*50304*h) / 5e11 // the second stage, which has the head
 	send := 2 * tokens * h * 4 * (1.0 / 2) / 2e9  // there and back, by each of two ranks of a node; a rank's mean
 	const blocks = 2*50304*h/65536 + 16*(4*h*h+3*h*8192)/65536
-	votes := (8 + 4*(2*(1+5+4*6)+blocks)) / 2e9 // of two ranks: 1 number summed; 30 of each and those of the blocks gathered
-	want := Time{Compute: 3 * slow, Stages: 3 * send, Votes: votes, Bubble: slow + send, Update: 28 * (8*(4*h*h+3*h*8192) + 50304*h) / 1e9}
+	// of two ranks: 1 number summed; 30 of each and those of the blocks gathered
+	votes := (8 + 4*(2*(1+5+4*6)+blocks)) / 2e9
+	want := Time{Compute: 3 * slow, Stages: 3 * send, Votes: votes, Bubble: slow + send,
+		Update: 28 * (8*(4*h*h+3*h*8192) + 50304*h) / 1e9}
 	for _, part := range Parts() {
 		if got, want := part.Of(r.Time), part.Of(want); math.Abs(got-want) > 1e-9*want {
 			t.Errorf("%s: %g s, want %g", part.Name, got, want)
@@ -397,7 +442,8 @@ func TestStepByHand(t *testing.T) {
 	if got := r.Time.Step(); math.Abs(got-r.StepTime) > 1e-12 || math.Abs(r.TokensPerSecond-6*1024/got) > 1e-6 {
 		t.Errorf("step of %g s, %g tokens/s", r.StepTime, r.TokensPerSecond)
 	}
-	if want := 6 * 1024 * (16*layer + 6*50304*h) / 2; math.Abs(r.FLOPs/want-1) > 1e-12 || math.Abs(r.Computed/(3*slow*5e11)-1) > 1e-12 {
+	if want := 6 * 1024 * (16*layer + 6*50304*h) / 2; math.Abs(r.FLOPs/want-1) > 1e-12 ||
+		math.Abs(r.Computed/(3*slow*5e11)-1) > 1e-12 {
 		t.Errorf("%g FLOP of a rank, %g with the most; want %g and %g", r.FLOPs, r.Computed, want, 3*slow*5e11)
 	}
 	in.Flat = true
@@ -420,8 +466,10 @@ func TestStepByHand(t *testing.T) {
 
 // If one figure alone decides, a fifth less of it takes a quarter longer.
 func TestSensitivities(t *testing.T) {
-	in := Input{Model: "mula-tiny", Config: preset(t, "mula-tiny"), Trainer: Mula, Precision: xpu.FP32, Machine: simple(),
-		Layout: Layout{DP: 1, EP: 1, PP: 1, Optimizer: EPSO, Dispatch: moe.AllToAll, BatchSize: 1024, MicroBatchSize: 1024, SequenceLength: 1024, Recompute: moe.RecomputeNone}}
+	in := Input{Model: "mula-tiny", Config: preset(t, "mula-tiny"), Trainer: Mula, Precision: xpu.FP32,
+		Machine: simple(),
+		Layout: Layout{DP: 1, EP: 1, PP: 1, Optimizer: EPSO, Dispatch: moe.AllToAll, BatchSize: 1024,
+			MicroBatchSize: 1024, SequenceLength: 1024, Recompute: moe.RecomputeNone}}
 	in.Machine.MemoryBandwidth = Figure{1e15, Published, "an update takes no time"}
 	all, err := Sensitivities(in, 0, 0, false)
 	if err != nil {
@@ -435,11 +483,13 @@ func TestSensitivities(t *testing.T) {
 	if i < 0 || slices.ContainsFunc(all, func(s Sensitivity) bool { return s.Figure == "memory_bandwidth" }) {
 		t.Fatalf("%+v: want the assumed figures", all)
 	}
-	if s := all[i]; math.Abs(s.Less.StepTime/r.StepTime-1.25) > 1e-6 || math.Abs(s.More.StepTime/r.StepTime-1/1.2) > 1e-6 || s.Value != 0.5 {
+	if s := all[i]; math.Abs(s.Less.StepTime/r.StepTime-1.25) > 1e-6 ||
+		math.Abs(s.More.StepTime/r.StepTime-1/1.2) > 1e-6 || s.Value != 0.5 {
 		t.Errorf("%+v of a step of %g s", s, r.StepTime)
 	}
 	for _, s := range all {
-		if s.Figure != "compute_efficiency" && s.Figure != "peak_fp32" && (s.Less.StepTime != r.StepTime || s.More.StepTime != r.StepTime) {
+		if s.Figure != "compute_efficiency" && s.Figure != "peak_fp32" && (s.Less.StepTime != r.StepTime ||
+			s.More.StepTime != r.StepTime) {
 			t.Errorf("%+v of a step of %g s: one rank sends nothing", s, r.StepTime)
 		}
 	}

@@ -42,8 +42,10 @@ func (t *tap) AllGather(ctx context.Context, own []byte, all [][]byte) error {
 	return t.Link.AllGather(ctx, own, all)
 }
 
-// run calls f on every rank of a group, and returns what all of them have sent by each operation; what they have received must be as much.
-func run(t interface{ Fatal(...any) }, ranks int, f func(ctx context.Context, c *xpu.Comm) error) map[xpu.Operation]int64 {
+// run calls f on every rank of a group, and returns what all of them have sent by each operation;
+// what they have received must be as much.
+func run(t interface{ Fatal(...any) }, ranks int,
+	f func(ctx context.Context, c *xpu.Comm) error) map[xpu.Operation]int64 {
 	var sent, received atomic.Int64
 	links := local.New(ranks)
 	comms := make([]*xpu.Comm, ranks)
@@ -76,11 +78,13 @@ func run(t interface{ Fatal(...any) }, ranks int, f func(ctx context.Context, c 
 	return counts
 }
 
-// Ranks that do what the formulas are about send what they say, to the byte, and receive as much, however the shards are cut.
+// Ranks that do what the formulas are about send what they say, to the byte, and receive as much,
+// however the shards are cut.
 func TestOptimizerTrafficIsCounted(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		dp, ep := rapid.IntRange(1, 4).Draw(t, "dp"), rapid.IntRange(1, 4).Draw(t, "ep")
-		l := Layout{DP: dp, EP: ep, PP: 1, Optimizer: rapid.SampledFrom([]Scheme{Unsharded, SO, EPSO}).Draw(t, "scheme")}
+		l := Layout{DP: dp, EP: ep, PP: 1, Optimizer: rapid.SampledFrom([]Scheme{Unsharded, SO, EPSO}).Draw(t,
+			"scheme")}
 		replicated, divided := rapid.IntRange(0, 300).Draw(t, "replicated"), rapid.IntRange(0, 300).Draw(t, "divided")
 		for _, e := range OptimizerTraffic(int64(replicated), int64(divided), l, Mula) {
 			n := replicated
@@ -115,8 +119,8 @@ func TestOptimizerTrafficIsCounted(t *testing.T) {
 	})
 }
 
-// A model whose ranks share the experts sends what the formulas say: with all-gather to the byte, with all-to-all about as much, because
-// its router does not choose quite evenly.
+// A model whose ranks share the experts sends what the formulas say: with all-gather to the byte,
+// with all-to-all about as much, because its router does not choose quite evenly.
 func TestDispatchTrafficIsCounted(t *testing.T) {
 	const rows, length, micro = 2, 64, 2
 	c, err := moe.Preset("mula-nano")
@@ -126,7 +130,8 @@ func TestDispatchTrafficIsCounted(t *testing.T) {
 	for _, dispatch := range []moe.Dispatch{moe.AllGather, moe.AllToAll} {
 		for _, recompute := range []moe.Recompute{moe.RecomputeNone, moe.RecomputeExperts, moe.RecomputeLayers} {
 			for _, ep := range []int{2, 4} {
-				l := Layout{DP: 1, EP: ep, PP: 1, Optimizer: EPSO, Dispatch: dispatch, BatchSize: ep * rows * micro, MicroBatchSize: rows, SequenceLength: length, Recompute: recompute}
+				l := Layout{DP: 1, EP: ep, PP: 1, Optimizer: EPSO, Dispatch: dispatch, BatchSize: ep * rows * micro,
+					MicroBatchSize: rows, SequenceLength: length, Recompute: recompute}
 				counts := run(t, ep, func(ctx context.Context, comm *xpu.Comm) error {
 					device := cpu.New(1, xpu.FP32)
 					defer device.Close()
@@ -141,14 +146,16 @@ func TestDispatchTrafficIsCounted(t *testing.T) {
 						for t := range tokens {
 							tokens[t] = uint32((t*7919 + i*31 + comm.Rank()*104729) % c.VocabSize)
 						}
-						if _, err := m.Backward(ctx, moe.Batch{Rows: rows, SequenceLength: length, Tokens: tokens}, moe.BackwardOptions{Targets: int64(ep * rows * micro * length)}); err != nil {
+						if _, err := m.Backward(ctx, moe.Batch{Rows: rows, SequenceLength: length, Tokens: tokens},
+							moe.BackwardOptions{Targets: int64(ep * rows * micro * length)}); err != nil {
 							return err
 						}
 					}
 					return nil
 				})
 				for _, e := range DispatchTraffic(c, c.Layers, l, Mula) {
-					got, name := counts[e.Operation], fmt.Sprintf("ep %d, %s, recompute %s, %s", ep, dispatch, recompute, e.Name)
+					got, name := counts[e.Operation], fmt.Sprintf("ep %d, %s, recompute %s, %s", ep, dispatch,
+						recompute, e.Name)
 					if dispatch == moe.AllGather && got != e.Total {
 						t.Errorf("%s: %d bytes were sent, the formula says %d", name, got, e.Total)
 					}
@@ -159,7 +166,8 @@ func TestDispatchTrafficIsCounted(t *testing.T) {
 				}
 				for o, n := range counts {
 					if n != 0 {
-						t.Errorf("ep %d, %s, recompute %s: %d bytes by %s, of which no formula knows", ep, dispatch, recompute, n, o)
+						t.Errorf("ep %d, %s, recompute %s: %d bytes by %s, of which no formula knows", ep, dispatch,
+							recompute, n, o)
 					}
 				}
 			}

@@ -8,7 +8,8 @@ import (
 	"mula/moe"
 )
 
-// Scheme says how gradients are added up and which rank updates which weights; docs/estimate.md has the formulas of each.
+// Scheme says how gradients are added up and which rank updates which weights; docs/estimate.md has
+// the formulas of each.
 type Scheme string
 
 // The schemes. All give the same weights.
@@ -48,7 +49,8 @@ func (l Layout) MicroBatches() int { return (l.Sequences() + l.microBatch() - 1)
 // microBatch is the number of sequences in a micro-batch: no more than there are.
 func (l Layout) microBatch() int { return min(l.MicroBatchSize, l.Sequences()) }
 
-// check says what is wrong with a layout of a model, with the values that would be right, or returns nil.
+// check says what is wrong with a layout of a model, with the values that would be right, or
+// returns nil.
 func (l Layout) check(c moe.Config) error {
 	for _, f := range []struct {
 		name     string
@@ -62,19 +64,23 @@ func (l Layout) check(c moe.Config) error {
 		}
 	}
 	if tokens := int64(l.BatchSize) * int64(l.SequenceLength); tokens > 1<<36 {
-		return fmt.Errorf("a step of %d sequences of %d tokens has %d tokens; it must have at most %d", l.BatchSize, l.SequenceLength, tokens, int64(1)<<36)
+		return fmt.Errorf("a step of %d sequences of %d tokens has %d tokens; it must have at most %d", l.BatchSize,
+			l.SequenceLength, tokens, int64(1)<<36)
 	}
 	if c.Experts == 0 && l.EP > 1 {
 		return fmt.Errorf("ep is %d, but a dense model has no experts to divide; it must be 1", l.EP)
 	}
 	if c.Experts%l.EP != 0 {
-		return fmt.Errorf("ep is %d, which does not divide the %d experts of a layer; possible are %s", l.EP, c.Experts, divisors(c.Experts))
+		return fmt.Errorf("ep is %d, which does not divide the %d experts of a layer; possible are %s", l.EP, c.Experts,
+			divisors(c.Experts))
 	}
 	if l.PP > c.Layers {
-		return fmt.Errorf("pp is %d, but the model has %d layers for its stages; it must be at most that", l.PP, c.Layers)
+		return fmt.Errorf("pp is %d, but the model has %d layers for its stages; it must be at most that", l.PP,
+			c.Layers)
 	}
 	if l.BatchSize%l.DataRanks() != 0 {
-		return fmt.Errorf("the batch has %d sequences, which %d data ranks (dp·ep) cannot share evenly; make it a multiple of %d", l.BatchSize, l.DataRanks(), l.DataRanks())
+		return fmt.Errorf("the batch has %d sequences, which %d data ranks (dp·ep) cannot share evenly; make it a "+
+			"multiple of %d", l.BatchSize, l.DataRanks(), l.DataRanks())
 	}
 	for _, f := range []struct {
 		name, v string
@@ -82,7 +88,8 @@ func (l Layout) check(c moe.Config) error {
 	}{
 		{"optimizer", string(l.Optimizer), []string{string(EPSO), string(SO), string(Unsharded)}},
 		{"dispatch", string(l.Dispatch), []string{string(moe.AllToAll), string(moe.AllGather)}},
-		{"recompute", string(l.Recompute), []string{string(moe.RecomputeNone), string(moe.RecomputeExperts), string(moe.RecomputeLayers)}},
+		{"recompute", string(l.Recompute), []string{string(moe.RecomputeNone), string(moe.RecomputeExperts),
+			string(moe.RecomputeLayers)}},
 	} {
 		if !slices.Contains(f.known, f.v) {
 			return fmt.Errorf("%s is %q; allowed: %s", f.name, f.v, strings.Join(f.known, ", "))
@@ -111,16 +118,18 @@ type Trainer struct {
 	Master      bool   `json:"master"`           // the state has a float32 copy of the weight
 	Activations int    `json:"activation_bytes"` // of an element of a hidden state, kept or sent
 	Whole       bool   `json:"-"`                // a tensor is updated by one rank: Muon, LAMB
-	Own         bool   `json:"-"`                // this program: its buffers, and what it sends beside hidden states, are known
+	// this program: its buffers, and what it sends beside hidden states, are known
+	Own bool `json:"-"`
 }
 
 // The trainers of which the package knows.
 var (
-	// Mula is this program: weights, gradients and moments are float32, in memory and on the wire; the weights are their own master copy.
+	// Mula is this program: weights, gradients and moments are float32, in memory and on the wire;
+	// the weights are their own master copy.
 	Mula = Trainer{Name: "mula", Weights: 4, Gradients: 4, State: 8, Activations: 4, Own: true}
 
-	// Optimus is the program of the Mula runs: bf16 weights and gradients; float32 master copy and two moments at the owner
-	// (https://github.com/IntelLabs/Optimus-LM).
+	// Optimus is the program of the Mula runs: bf16 weights and gradients; float32 master copy and
+	// two moments at the owner (https://github.com/IntelLabs/Optimus-LM).
 	Optimus = Trainer{Name: "optimus", Weights: 2, Gradients: 2, State: 12, Master: true, Activations: 2}
 )
 
@@ -136,18 +145,20 @@ func TrainerByName(name string) (Trainer, error) {
 
 // A Stage is what one rank of a stage of the pipeline holds.
 type Stage struct {
-	Layers     int   `json:"layers"`
-	PerLayer   int64 `json:"per_layer"`  // weights of a layer that all ranks of the stage hold
-	Head       bool  `json:"head"`       // it computes the logits
-	Replicated int64 `json:"replicated"` // weights that all ranks of the stage hold: attention, norms, router; embedding and head
-	Divided    int64 `json:"divided"`    // weights of the rank's own experts
+	Layers   int   `json:"layers"`
+	PerLayer int64 `json:"per_layer"` // weights of a layer that all ranks of the stage hold
+	Head     bool  `json:"head"`      // it computes the logits
+	// weights that all ranks of the stage hold: attention, norms, router; embedding and head
+	Replicated int64 `json:"replicated"`
+	Divided    int64 `json:"divided"` // weights of the rank's own experts
 }
 
 // Elements is the number of weights on the rank.
 func (s Stage) Elements() int64 { return s.Replicated + s.Divided }
 
-// Stages divides a model into the stages of a layout: stage s of n has the layers [s·L/n, (s+1)·L/n), the first also the embedding, the last the
-// final norm and the head; with tied embeddings both have the one matrix.
+// Stages divides a model into the stages of a layout: stage s of n has the layers [s·L/n,
+// (s+1)·L/n), the first also the embedding, the last the final norm and the head; with tied
+// embeddings both have the one matrix.
 func Stages(c moe.Config, l Layout) ([]Stage, error) {
 	if err := l.check(c); err != nil {
 		return nil, err

@@ -21,8 +21,9 @@ const LocalName = "local"
 // probeTime is about how long each probe of a machine takes.
 const probeTime = 150 * time.Millisecond
 
-// Local measures this machine, in about a second, for a run of so many ranks that are goroutines of one process and share its threads
-// (0: all that GOMAXPROCS allows). Other work on the machine slows the probes down.
+// Local measures this machine, in about a second, for a run of so many ranks that are goroutines of
+// one process and share its threads (0: all that GOMAXPROCS allows). Other work on the machine
+// slows the probes down.
 func Local(ctx context.Context, ranks, threads int) (Machine, error) {
 	if ranks < 1 || ranks > 1<<12 {
 		return Machine{}, fmt.Errorf("%d ranks on this machine; a probe must have between 1 and %d", ranks, 1<<12)
@@ -55,13 +56,15 @@ func Local(ctx context.Context, ranks, threads int) (Machine, error) {
 		if err != nil {
 			return Machine{}, err
 		}
-		*p.to = Figure{rate * share, Measured, fmt.Sprintf("the best product of matrices of 1024×1024 on %d threads", own)}
+		*p.to = Figure{rate * share, Measured, fmt.Sprintf("the best product of matrices of 1024×1024 on %d threads",
+			own)}
 	}
 	rate, err := ProbeCopies(ctx, threads)
 	if err != nil {
 		return Machine{}, err
 	}
-	m.MemoryBandwidth = Figure{rate / float64(ranks), Measured, fmt.Sprintf("the best copy on %d threads, read and written, divided by the ranks", threads)}
+	m.MemoryBandwidth = Figure{rate / float64(ranks), Measured, fmt.Sprintf("the best copy on %d threads, read and "+
+		"written, divided by the ranks", threads)}
 	rate, err = probeExchange(ctx)
 	if err != nil {
 		return Machine{}, err
@@ -85,7 +88,8 @@ func physicalMemory() float64 {
 	return 0
 }
 
-// best repeats f for about the time of a probe, three times at least, and returns the shortest time it took, in seconds.
+// best repeats f for about the time of a probe, three times at least, and returns the shortest time
+// it took, in seconds.
 func best(ctx context.Context, f func() error) (float64, error) {
 	var times []float64
 	for begin := time.Now(); len(times) < 3 || time.Since(begin) < probeTime; {
@@ -101,7 +105,8 @@ func best(ctx context.Context, f func() error) (float64, error) {
 	return slices.Min(times), nil
 }
 
-// ProbeProducts measures a device in about a sixth of a second: the FLOPs in a second of products of matrices of 1024×1024, at best.
+// ProbeProducts measures a device in about a sixth of a second: the FLOPs in a second of products
+// of matrices of 1024×1024, at best.
 func ProbeProducts(ctx context.Context, device xpu.Device) (float64, error) {
 	const n = 1024
 	var memory [3][]float32
@@ -126,7 +131,8 @@ func ProbeProducts(ctx context.Context, device xpu.Device) (float64, error) {
 	return 2 * n * n * n / seconds, err
 }
 
-// ProbeCopies measures the memory in about a sixth of a second: the bytes that so many threads, but at most 8, read and write in a second, at best.
+// ProbeCopies measures the memory in about a sixth of a second: the bytes that so many threads, but
+// at most 8, read and write in a second, at best.
 func ProbeCopies(ctx context.Context, threads int) (float64, error) {
 	const n = 16 << 20 // bytes of a thread, beyond its caches
 	threads = min(threads, 8)

@@ -29,47 +29,67 @@ type Figure struct {
 	Source string  `yaml:"source" json:"source" url:"ok"`
 }
 
-// A Machine is what the ranks of a run compute and communicate with. docs/estimate.md describes the fields and the file they are read from.
+// A Machine is what the ranks of a run compute and communicate with. docs/estimate.md describes the
+// fields and the file they are read from.
 type Machine struct {
 	Name string `yaml:"name" json:"name"`
 
 	RanksPerNode Figure `yaml:"ranks_per_node" json:"ranks_per_node"`
 	Memory       Figure `yaml:"memory" json:"memory"` // bytes, of a rank
 
-	PeakBF16          Figure `yaml:"peak_bf16" json:"peak_bf16"`                   // FLOP/s, of a rank, products of bf16 numbers
-	PeakFP32          Figure `yaml:"peak_fp32" json:"peak_fp32"`                   // FLOP/s, of a rank, products of float32 numbers
-	ComputeEfficiency Figure `yaml:"compute_efficiency" json:"compute_efficiency"` // share of the peak that a model's forward and backward passes reach
-	MemoryBandwidth   Figure `yaml:"memory_bandwidth" json:"memory_bandwidth"`     // bytes/s, of a rank
+	// FLOP/s, of a rank, products of bf16 numbers
+	PeakBF16 Figure `yaml:"peak_bf16" json:"peak_bf16"`
+	// FLOP/s, of a rank, products of float32 numbers
+	PeakFP32 Figure `yaml:"peak_fp32" json:"peak_fp32"`
+	// share of the peak that a model's forward and backward passes reach
+	ComputeEfficiency Figure `yaml:"compute_efficiency" json:"compute_efficiency"`
+	MemoryBandwidth   Figure `yaml:"memory_bandwidth" json:"memory_bandwidth"` // bytes/s, of a rank
 
-	NodeLink          Figure `yaml:"node_link" json:"node_link"`                   // bytes/s that a rank can send to the others of its node
-	NodeEfficiency    Figure `yaml:"node_efficiency" json:"node_efficiency"`       // share of it that collectives reach
-	Network           Figure `yaml:"network" json:"network"`                       // bytes/s that a node can send to other nodes
+	// bytes/s that a rank can send to the others of its node
+	NodeLink       Figure `yaml:"node_link" json:"node_link"`
+	NodeEfficiency Figure `yaml:"node_efficiency" json:"node_efficiency"` // share of it that collectives reach
+	// bytes/s that a node can send to other nodes
+	Network           Figure `yaml:"network" json:"network"`
 	NetworkEfficiency Figure `yaml:"network_efficiency" json:"network_efficiency"` // share of it that collectives reach
-	NodesPerGroup     Figure `yaml:"nodes_per_group" json:"nodes_per_group"`       // nodes that have the whole of Network between them
-	GlobalNetwork     Figure `yaml:"global_network" json:"global_network"`         // bytes/s that a node can send out of its group
-	Latency           Figure `yaml:"latency" json:"latency"`                       // seconds a message takes beside its bytes
+	// nodes that have the whole of Network between them
+	NodesPerGroup Figure `yaml:"nodes_per_group" json:"nodes_per_group"`
+	// bytes/s that a node can send out of its group
+	GlobalNetwork Figure `yaml:"global_network" json:"global_network"`
+	// seconds a message takes beside its bytes
+	Latency Figure `yaml:"latency" json:"latency"`
 }
 
-// Aurora is the machine at Argonne on which the Mula models were trained; a rank is a tile of a GPU.
+// Aurora is the machine at Argonne on which the Mula models were trained; a rank is a tile of a
+// GPU.
 var Aurora = Machine{
-	Name:         "aurora",
-	RanksPerNode: Figure{12, Published, "6 GPUs of 2 tiles a node: https://docs.alcf.anl.gov/aurora/hardware-overview/machine-overview/"},
-	Memory:       Figure{64e9, Published, "64 GB a tile: https://arxiv.org/abs/2604.00785, section 1"},
-	PeakBF16: Figure{419.5e12, Derived, "half of the 839 TFLOP/s of a GPU of two tiles (Intel at Hot Chips 34, 2022); Aurora's parts may have fewer active " +
-		"engines and run at lower clocks"},
+	Name: "aurora",
+	RanksPerNode: Figure{12, Published,
+		"6 GPUs of 2 tiles a node: https://docs.alcf.anl.gov/aurora/hardware-overview/machine-overview/"},
+	Memory: Figure{64e9, Published, "64 GB a tile: https://arxiv.org/abs/2604.00785, section 1"},
+	PeakBF16: Figure{419.5e12, Derived,
+		"half of the 839 TFLOP/s of a GPU of two tiles (Intel at Hot Chips 34, 2022); Aurora's parts may have fewer active " +
+			"engines and run at lower clocks"},
 	PeakFP32: Figure{26e12, Derived, "half of the 52 TFLOP/s of a GPU of two tiles (Intel at Hot Chips 34, 2022)"},
-	ComputeEfficiency: Figure{0.2, Assumed, "no measurement is published; fitted: with it the full step of Mula-20B-A2B gains from EPSO and expert kernels what is " +
-		"published (1.35)"},
-	MemoryBandwidth: Figure{1e12, Published, "triad on one tile: https://docs.alcf.anl.gov/aurora/node-performance-overview/node-performance-overview/"},
-	NodeLink: Figure{140e9, Derived, "GPUs are connected all to all by Xe-Links of 28 GB/s (a summary of https://arxiv.org/abs/2512.04291): one from a tile to each of the " +
-		"5 other GPUs"},
-	NodeEfficiency: Figure{0.3, Assumed, "no measurement of collectives is published; rings use one of the five links at a time (0.2), direct exchanges all; " +
-		"chosen with the published ratios in sight"},
-	Network:           Figure{200e9, Published, "8 NICs of 200 Gbit/s a node: https://www.alcf.anl.gov/support-center/aurora/interconnect"},
-	NetworkEfficiency: Figure{0.5, Assumed, "no measurement of collectives between buffers of GPUs is published; chosen with the published ratios in sight"},
-	NodesPerGroup:     Figure{64, Derived, "512 endpoints of a dragonfly group, 8 a node: a summary of https://arxiv.org/abs/2512.04291"},
-	GlobalNetwork:     Figure{130e9, Derived, "1.38 PB/s between the 166 groups (a summary of https://arxiv.org/abs/2512.04291), divided by 10,624 nodes"},
-	Latency:           Figure{10e-6, Assumed, "a message between buffers of two GPUs, with the library's own work"},
+	ComputeEfficiency: Figure{0.2, Assumed,
+		"no measurement is published; fitted: with it the full step of Mula-20B-A2B gains from EPSO and expert kernels what is " +
+			"published (1.35)"},
+	MemoryBandwidth: Figure{1e12, Published,
+		"triad on one tile: https://docs.alcf.anl.gov/aurora/node-performance-overview/node-performance-overview/"},
+	NodeLink: Figure{140e9, Derived,
+		"GPUs are connected all to all by Xe-Links of 28 GB/s (a summary of https://arxiv.org/abs/2512.04291): one from a tile to each of the " +
+			"5 other GPUs"},
+	NodeEfficiency: Figure{0.3, Assumed,
+		"no measurement of collectives is published; rings use one of the five links at a time (0.2), direct exchanges all; " +
+			"chosen with the published ratios in sight"},
+	Network: Figure{200e9, Published,
+		"8 NICs of 200 Gbit/s a node: https://www.alcf.anl.gov/support-center/aurora/interconnect"},
+	NetworkEfficiency: Figure{0.5, Assumed,
+		"no measurement of collectives between buffers of GPUs is published; chosen with the published ratios in sight"},
+	NodesPerGroup: Figure{64, Derived,
+		"512 endpoints of a dragonfly group, 8 a node: a summary of https://arxiv.org/abs/2512.04291"},
+	GlobalNetwork: Figure{130e9, Derived,
+		"1.38 PB/s between the 166 groups (a summary of https://arxiv.org/abs/2512.04291), divided by 10,624 nodes"},
+	Latency: Figure{10e-6, Assumed, "a message between buffers of two GPUs, with the library's own work"},
 }
 
 // fields lists the figures of a machine with their names in the file.
@@ -84,10 +104,12 @@ func (m *Machine) fields() (names []string, figures []*Figure) {
 	return names, figures
 }
 
-// optional are the figures that a machine may lack: one without groups of nodes has the whole of its network everywhere.
+// optional are the figures that a machine may lack: one without groups of nodes has the whole of
+// its network everywhere.
 var optional = []string{"nodes_per_group", "global_network"}
 
-// LoadMachine reads the description of a machine from a YAML file. A figure without a kind counts as assumed. Errors name file and line.
+// LoadMachine reads the description of a machine from a YAML file. A figure without a kind counts
+// as assumed. Errors name file and line.
 func LoadMachine(path string) (Machine, error) {
 	file, err := strictyaml.Read(path)
 	if err != nil {
@@ -120,13 +142,16 @@ func parseMachine(file *strictyaml.File) (Machine, error) {
 			continue
 		}
 		if !file.Has(at + ".value") {
-			return Machine{}, file.Errorf(at, "%s is missing; write %s: {value: …, kind: assumed, source: …} (docs/estimate.md says in which unit)", names[i], names[i])
+			return Machine{}, file.Errorf(at,
+				"%s is missing; write %s: {value: …, kind: assumed, source: …} (docs/estimate.md says in which unit)",
+				names[i], names[i])
 		}
 		if f.Kind == "" {
 			f.Kind = Assumed
 		}
 		if !slices.Contains([]Kind{Published, Derived, Measured, Assumed}, f.Kind) {
-			return Machine{}, file.Errorf(at+".kind", "%s.kind is %q; allowed: %s, %s, %s, %s", names[i], f.Kind, Published, Derived, Measured, Assumed)
+			return Machine{}, file.Errorf(at+".kind", "%s.kind is %q; allowed: %s, %s, %s, %s", names[i], f.Kind,
+				Published, Derived, Measured, Assumed)
 		}
 	}
 	if name, err := m.check(); err != nil {
@@ -156,7 +181,8 @@ func (m *Machine) check() (name string, err error) {
 		return "ranks_per_node", fmt.Errorf("ranks_per_node is %g; it must be a whole number", r)
 	}
 	if m.NodesPerGroup.Value > 0 && m.GlobalNetwork.Value == 0 {
-		return "nodes_per_group", fmt.Errorf("nodes_per_group is %g, but global_network is missing; give both or neither", m.NodesPerGroup.Value)
+		return "nodes_per_group", fmt.Errorf("nodes_per_group is %g, but global_network is missing; give both or "+
+			"neither", m.NodesPerGroup.Value)
 	}
 	return "", nil
 }
@@ -169,7 +195,8 @@ func MachineByName(name string) (Machine, error) {
 	if near := suggest.Nearest(name, []string{Aurora.Name}); near != "" {
 		return Machine{}, fmt.Errorf("no machine is named %q; did you mean %q?", name, near)
 	}
-	return Machine{}, fmt.Errorf("no machine is named %q; known are %q and %q, and a file ending in .yaml describes any other", name, Aurora.Name, LocalName)
+	return Machine{}, fmt.Errorf("no machine is named %q; known are %q and %q, and a file ending in .yaml describes "+
+		"any other", name, Aurora.Name, LocalName)
 }
 
 // peak is the peak of a rank for products of bf16 or of float32 numbers.

@@ -57,33 +57,42 @@ func TestMachineFile(t *testing.T) {
 		{line("memory", "memory: {value: .inf}\n"), "m.yaml:3: memory.value is .inf; it must be a finite number"},
 		{line("memory", "memory: {value: .nan}\n"), "m.yaml:3: memory.value is .nan; it must be a finite number"},
 		{line("memory", "memory: {value: much}\n"), `memory.value is "much"; it must be a number`},
-		{line("compute_efficiency", "compute_efficiency: {value: 1.5}\n"), "m.yaml:6: compute_efficiency is 1.5; it must be above 0 and at most 1"},
-		{line("ranks_per_node", "ranks_per_node: {value: 2.5}\n"), "m.yaml:2: ranks_per_node is 2.5; it must be a whole number"},
+		{line("compute_efficiency", "compute_efficiency: {value: 1.5}\n"),
+			"m.yaml:6: compute_efficiency is 1.5; it must be above 0 and at most 1"},
+		{line("ranks_per_node", "ranks_per_node: {value: 2.5}\n"),
+			"m.yaml:2: ranks_per_node is 2.5; it must be a whole number"},
 		{line("latency", "latency: {value: -1}\n"), "latency is -1"},
-		{line("latency", "latency: {value: 0, kind: guessed}\n"), `latency.kind is "guessed"; allowed: published, derived, measured, assumed`},
+		{line("latency", "latency: {value: 0, kind: guessed}\n"),
+			`latency.kind is "guessed"; allowed: published, derived, measured, assumed`},
 		{line("latency", "latencies: {value: 0}\n"), `unknown field "latencies"; did you mean "latency"?`},
 		{line("global_network", ""), "global_network is missing; give both or neither"},
 	} {
-		if _, err := ParseMachine([]byte(test.text), "m.yaml"); err == nil || !strings.Contains(err.Error(), test.want) {
+		if _, err := ParseMachine([]byte(test.text), "m.yaml"); err == nil ||
+			!strings.Contains(err.Error(), test.want) {
 			t.Errorf("error %v, want one with %q", err, test.want)
 		}
 	}
 
-	plain, err := ParseMachine([]byte(strings.ReplaceAll(line("nodes_per_group", ""), "global_network: ", "# ")), "m.yaml")
-	if err != nil || plain.NodesPerGroup.Value != 0 || plain.network(1<<20) != Aurora.Network.Value*Aurora.NetworkEfficiency.Value {
+	plain, err := ParseMachine([]byte(strings.ReplaceAll(line("nodes_per_group", ""), "global_network: ", "# ")),
+		"m.yaml")
+	if err != nil || plain.NodesPerGroup.Value != 0 ||
+		plain.network(1<<20) != Aurora.Network.Value*Aurora.NetworkEfficiency.Value {
 		t.Errorf("a machine without groups: %+v, %v", plain, err)
 	}
-	if m, err := ParseMachine([]byte(line("latency", "latency: {value: 1e-5}\n")), "m.yaml"); err != nil || m.Latency.Kind != Assumed || m.Latency.Value != 1e-5 {
+	if m, err := ParseMachine([]byte(line("latency", "latency: {value: 1e-5}\n")), "m.yaml"); err != nil ||
+		m.Latency.Kind != Assumed || m.Latency.Value != 1e-5 {
 		t.Errorf("%+v, %v: want an assumed figure", m.Latency, err)
 	}
 }
 
-// Every figure of the preset says how it is known; the network counts in groups only for runs that are larger than one.
+// Every figure of the preset says how it is known; the network counts in groups only for runs that
+// are larger than one.
 func TestAurora(t *testing.T) {
 	m := Aurora
 	names, figures := m.fields()
 	for i, f := range figures {
-		if f.Source == "" || (f.Kind == Published || f.Kind == Derived) != (strings.Contains(f.Source, "https://") || strings.Contains(f.Source, "Intel at Hot Chips")) {
+		if f.Source == "" || (f.Kind == Published || f.Kind == Derived) != (strings.Contains(f.Source, "https://") ||
+			strings.Contains(f.Source, "Intel at Hot Chips")) {
 			t.Errorf("%s: %+v", names[i], f)
 		}
 	}
@@ -94,7 +103,8 @@ func TestAurora(t *testing.T) {
 		ranks int
 		want  float64
 	}{
-		{12, 200e9}, {64 * 12, 200e9}, {65 * 12, 200e9}, {1024 * 12, 130e9 / (1 - 1.0/16)}, {10624 * 12, 130e9 / (1 - 1.0/166)},
+		{12, 200e9}, {64 * 12, 200e9}, {65 * 12, 200e9}, {1024 * 12, 130e9 / (1 - 1.0/16)}, {10624 * 12,
+			130e9 / (1 - 1.0/166)},
 	} {
 		if got := m.network(test.ranks) / m.NetworkEfficiency.Value; math.Abs(got/test.want-1) > 1e-12 {
 			t.Errorf("%d ranks: %g bytes/s of a node, want %g", test.ranks, got, test.want)

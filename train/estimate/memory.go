@@ -7,11 +7,12 @@ import (
 
 // Memory is what a rank occupies, in bytes.
 type Memory struct {
-	Weights     int64 `json:"weights"`
-	Gradients   int64 `json:"gradients"`
-	Optimizer   int64 `json:"optimizer"`   // state of the weights that the rank owns
-	Activations int64 `json:"activations"` // what the forward pass leaves for the backward pass, and room for a layer and for logits
-	Exchange    int64 `json:"exchange"`    // buffers of communication
+	Weights   int64 `json:"weights"`
+	Gradients int64 `json:"gradients"`
+	Optimizer int64 `json:"optimizer"` // state of the weights that the rank owns
+	// what the forward pass leaves for the backward pass, and room for a layer and for logits
+	Activations int64 `json:"activations"`
+	Exchange    int64 `json:"exchange"` // buffers of communication
 }
 
 // Total is the sum of all.
@@ -41,7 +42,8 @@ func memory(c moe.Config, l Layout, t Trainer, stages []Stage, i int) Memory {
 	inFlight := min(l.PP-i, l.MicroBatches()) // 1F1B: micro-batches whose backward pass is yet to come
 	if t.Own {                                // what this program does, it knows
 		m.Exchange = SumBytes(c, l, t, i) + StageBytes(c, l, t)
-		m.Activations = c.Memory(moe.Pass{Rows: l.microBatch(), SequenceLength: l.SequenceLength, Recompute: l.Recompute,
+		m.Activations = c.Memory(moe.Pass{Rows: l.microBatch(), SequenceLength: l.SequenceLength,
+			Recompute:   l.Recompute,
 			ExpertRanks: l.EP, Dispatch: l.Dispatch, Stage: i, Stages: l.PP, InFlight: inFlight}).Buffers
 		return m
 	}
@@ -49,7 +51,8 @@ func memory(c moe.Config, l Layout, t Trainer, stages []Stage, i int) Memory {
 	rotation := int64(l.SequenceLength) * int64(c.HeadDim()) // of each position
 	m.Activations = int64(t.Activations) * (int64(inFlight)*tokens*int64(s.Layers)*saved + tokens*scratch + rotation)
 	if s.Head {
-		m.Activations += int64(t.Activations) * min(tokens, max(logitsElements/int64(c.VocabSize), logitsTokens)) * int64(c.VocabSize)
+		m.Activations += int64(t.Activations) * min(tokens, max(logitsElements/int64(c.VocabSize),
+			logitsTokens)) * int64(c.VocabSize)
 	}
 	switch {
 	case l.EP > 1 && l.Dispatch == moe.AllGather:
@@ -60,7 +63,8 @@ func memory(c moe.Config, l Layout, t Trainer, stages []Stage, i int) Memory {
 	return m
 }
 
-// StageBytes is the size of the buffers in which a stage has the hidden states that come from one stage and go to another.
+// StageBytes is the size of the buffers in which a stage has the hidden states that come from one
+// stage and go to another.
 func StageBytes(c moe.Config, l Layout, t Trainer) int64 {
 	if l.PP == 1 {
 		return 0
@@ -68,20 +72,23 @@ func StageBytes(c moe.Config, l Layout, t Trainer) int64 {
 	return 2 * int64(l.microBatch()) * int64(l.SequenceLength) * int64(c.HiddenSize) * int64(t.Activations)
 }
 
-// SumBytes is the size of the buffers in which the groups of a rank of a stage, each an [xpu.Comm], add up gradients: at most what the rank that
-// owns most keeps.
+// SumBytes is the size of the buffers in which the groups of a rank of a stage, each an [xpu.Comm],
+// add up gradients: at most what the rank that owns most keeps.
 func SumBytes(c moe.Config, l Layout, t Trainer, stage int) int64 {
 	s := stages(c, l)[stage]
 	h, ffn, vocabulary := int64(c.HiddenSize), int64(c.IntermediateSize), int64(c.VocabSize)*int64(c.HiddenSize)
-	type bucket struct{ elements, tensor, norm int64 } // tensor: elements of its largest one; norm: those of the final norm
-	layer, experts, end := bucket{s.PerLayer, h * max(h, int64(c.Experts)), 0}, bucket{s.Divided / int64(s.Layers), h * ffn, 0}, bucket{}
+	// tensor: elements of its largest one; norm: those of the final norm
+	type bucket struct{ elements, tensor, norm int64 }
+	layer, experts, end := bucket{s.PerLayer, h * max(h, int64(c.Experts)), 0}, bucket{s.Divided / int64(s.Layers),
+		h * ffn, 0}, bucket{}
 	if c.Experts == 0 {
 		layer.tensor = max(layer.tensor, h*ffn)
 	}
 	if n := s.Replicated - int64(s.Layers)*s.PerLayer; n > 0 { // the embedding or the head, or both, and the norm
 		end = bucket{vocabulary + n%vocabulary, vocabulary, n % vocabulary}
 	}
-	// What a group of so many ranks keeps, of which each owns a part of every bucket: an even one, or one of whole blocks or tensors.
+	// What a group of so many ranks keeps, of which each owns a part of every bucket: an even one,
+	// or one of whole blocks or tensors.
 	of := func(ranks int, even bool, buckets ...bucket) int64 {
 		if ranks == 1 {
 			return 0
@@ -111,11 +118,13 @@ func SumBytes(c moe.Config, l Layout, t Trainer, stage int) int64 {
 // over is n divided by another number, rounded up.
 func over(n, by int64) int64 { return (n + by - 1) / by }
 
-// activations is how many numbers a rank keeps of each token and layer until the backward pass, and how many it needs of a token beside
-// that, with experts chosen evenly. Both count what package moe allocates; the scores of attention are a device's own, a block at a time.
+// activations is how many numbers a rank keeps of each token and layer until the backward pass, and
+// how many it needs of a token beside that, with experts chosen evenly. Both count what package moe
+// allocates; the scores of attention are a device's own, a block at a time.
 func activations(c moe.Config, l Layout, s Stage) (saved, scratch int64) {
 	h, kv, ffn, heads := int64(c.HiddenSize), int64(c.KVHeads*c.HeadDim()), int64(c.IntermediateSize), int64(c.Heads)
-	rows, routing := int64(1), int64(0) // products of experts, or of the dense layer, for a token; what the router leaves
+	// products of experts, or of the dense layer, for a token; what the router leaves
+	rows, routing := int64(1), int64(0)
 	if c.Experts > 0 {
 		rows = int64(c.ExpertsPerToken)
 		routing = int64(c.Experts) + 4*rows + 1

@@ -22,11 +22,14 @@ type publishedRun struct {
 	dp, ep, pp int
 	recompute  moe.Recompute
 
-	step, alone, both float64 // speed-ups: of the optimizer step by EPSO, of the full step by EPSO, and by EPSO and expert kernels
+	// speed-ups: of the optimizer step by EPSO, of the full step by EPSO, and by EPSO and expert
+	// kernels
+	step, alone, both float64
 }
 
-// publishedRuns are the runs of https://arxiv.org/abs/2604.00785 on 3,072 tiles, with sequences of 2048 tokens and micro-batches of one, as
-// many in a step as ranks; layouts are from the scripts of https://github.com/IntelLabs/Optimus-LM. The speed-ups are known second-hand.
+// publishedRuns are the runs of https://arxiv.org/abs/2604.00785 on 3,072 tiles, with sequences of
+// 2048 tokens and micro-batches of one, as many in a step as ranks; layouts are from the scripts of
+// https://github.com/IntelLabs/Optimus-LM. The speed-ups are known second-hand.
 var publishedRuns = []publishedRun{
 	{"mula-20b-a2b", 256, 12, 1, moe.RecomputeNone, 1.36, 1.19, 1.35},
 	{"mula-100b-a7b", 64, 12, 4, moe.RecomputeExperts, 1.23, 1.06, 1.41},
@@ -35,12 +38,15 @@ var publishedRuns = []publishedRun{
 
 // Of the runs on Aurora.
 const (
-	publishedScaling = 0.9   // efficiency of mula-220b-a10b at publishedTo tiles, against publishedFrom (abstract: "around 90 %")
+	// efficiency of mula-220b-a10b at publishedTo tiles, against publishedFrom (abstract: "around
+	// 90 %")
+	publishedScaling = 0.9
 	publishedFrom    = 384   // tiles
 	publishedTo      = 12288 // tiles
 
-	// plainEfficiency is the compute efficiency of the runs without expert kernels. Nobody has published it; it is fitted: the full step of
-	// mula-20b-a2b gains from EPSO alone what is reported.
+	// plainEfficiency is the compute efficiency of the runs without expert kernels. Nobody has
+	// published it; it is fitted: the full step of mula-20b-a2b gains from EPSO alone what is
+	// reported.
 	plainEfficiency = 0.13
 )
 
@@ -50,12 +56,14 @@ func PublishedInput(model string, optimizer Scheme) (Input, error) {
 	if err != nil {
 		return Input{}, err
 	}
-	for _, r := range append([]publishedRun{{model: "mula-1b", dp: 3072, ep: 1, pp: 1, recompute: moe.RecomputeNone}, {model: "mula-7b-a1b", dp: 3072, ep: 1, pp: 1, recompute: moe.RecomputeNone}},
+	for _, r := range append([]publishedRun{{model: "mula-1b", dp: 3072, ep: 1, pp: 1, recompute: moe.RecomputeNone},
+		{model: "mula-7b-a1b", dp: 3072, ep: 1, pp: 1, recompute: moe.RecomputeNone}},
 		publishedRuns...) {
 		if r.model == model {
 			return Input{
 				Model: model, Config: c, Trainer: Optimus, Precision: xpu.BF16, Machine: Aurora,
-				Layout: Layout{DP: r.dp, EP: r.ep, PP: r.pp, Optimizer: optimizer, Dispatch: moe.AllGather, BatchSize: r.dp * r.ep * r.pp, MicroBatchSize: 1,
+				Layout: Layout{DP: r.dp, EP: r.ep, PP: r.pp, Optimizer: optimizer, Dispatch: moe.AllGather,
+					BatchSize: r.dp * r.ep * r.pp, MicroBatchSize: 1,
 					SequenceLength: 2048, Recompute: r.recompute},
 			}, nil
 		}
@@ -101,12 +109,16 @@ func ComparePublished() ([]Comparison, error) {
 		add(run.model, "optimizer step, SO / EPSO", run.step, so.Time.OptimizerStep()/epso.Time.OptimizerStep(),
 			"time of gradients, update and weights on the slowest stage; rests on node_efficiency and network_efficiency, which were chosen with this ratio in sight"+
 				map[bool]string{true: ". Less was gained than any count of ours explains: costs that do not depend on the scheme are not in the model"}[run.model == "mula-220b-a10b"])
-		add(run.model, "weights updated, SO / EPSO", run.step, ratio(replicated, divided), "1 + (EP-1)·f over the whole model; exact, but the update itself is a few milliseconds: the step is exchange")
+		add(run.model, "weights updated, SO / EPSO", run.step, ratio(replicated, divided),
+			"1 + (EP-1)·f over the whole model; exact, but the update itself is a few milliseconds: the step is exchange")
 		if run.pp > 1 {
-			add(run.model, "weights updated, first stage", run.step, ratio(so.Stages[0].Replicated, so.Stages[0].Divided), "the stage with the embedding")
-			add(run.model, "weights updated, middle stage", run.step, ratio(so.Stages[1].Replicated, so.Stages[1].Divided), "a stage of layers alone")
+			add(run.model, "weights updated, first stage", run.step, ratio(so.Stages[0].Replicated,
+				so.Stages[0].Divided), "the stage with the embedding")
+			add(run.model, "weights updated, middle stage", run.step, ratio(so.Stages[1].Replicated,
+				so.Stages[1].Divided), "a stage of layers alone")
 		}
-		add(run.model, "bytes sent, SO / EPSO", run.step, so.Sent(ForGradients, ForWeights)/epso.Sent(ForGradients, ForWeights),
+		add(run.model, "bytes sent, SO / EPSO", run.step, so.Sent(ForGradients, ForWeights)/epso.Sent(ForGradients,
+			ForWeights),
 			"gradients and weights on the worst stage; exact, but bytes inside a node cost less than those between nodes")
 		why := "the rest of the step by the same model, at a compute efficiency of 0.13 for the plain kernels"
 		if run.model == "mula-20b-a2b" {
@@ -153,7 +165,8 @@ func ComparePublished() ([]Comparison, error) {
 			published = publishedScaling
 			why = "two causes in the model: a smaller share of the gradients is one's own, and beyond 64 nodes messages leave their dragonfly group; slow ranks are not in it. No figure was fitted to this row, but it rests on efficiencies that were fitted to, or chosen in sight of, the ratios above"
 		}
-		add(in.Model, fmt.Sprintf("efficiency at %d tiles against %d, %s", publishedTo, publishedFrom, scheme), published, points[len(points)-1].Efficiency, why)
+		add(in.Model, fmt.Sprintf("efficiency at %d tiles against %d, %s", publishedTo, publishedFrom, scheme),
+			published, points[len(points)-1].Efficiency, why)
 	}
 
 	large, err := compute("mula-20b-a2b", EPSO, Aurora.ComputeEfficiency.Value)

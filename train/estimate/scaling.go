@@ -16,15 +16,17 @@ type Point struct {
 	Efficiency float64 `json:"efficiency"`
 }
 
-// Scaling estimates runs of from ranks, twice as many, and so on to to ranks, which all have the layout's ep and pp. With strong the batch
-// is the layout's; otherwise every data rank keeps as many sequences as it has there, as the Mula runs did.
+// Scaling estimates runs of from ranks, twice as many, and so on to to ranks, which all have the
+// layout's ep and pp. With strong the batch is the layout's; otherwise every data rank keeps as
+// many sequences as it has there, as the Mula runs did.
 func Scaling(in Input, from, to int, strong bool) ([]Point, error) {
 	if err := in.Layout.check(in.Config); err != nil {
 		return nil, err
 	}
 	slice := in.Layout.EP * in.Layout.PP
 	if from < 1 || to < from || from%slice != 0 || to%slice != 0 {
-		return nil, fmt.Errorf("ranks from %d to %d: both must be multiples of ep·pp = %d, the second no less than the first", from, to, slice)
+		return nil, fmt.Errorf("ranks from %d to %d: both must be multiples of ep·pp = %d, the second no less than "+
+			"the first", from, to, slice)
 	}
 	sequences := in.Layout.Sequences()
 	var points []Point
@@ -40,7 +42,8 @@ func Scaling(in Input, from, to int, strong bool) ([]Point, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%d ranks: %w", ranks, err)
 		}
-		p := Point{Ranks: ranks, DP: l.DP, BatchSize: l.BatchSize, Time: r.Time, StepTime: r.StepTime, TokensPerSecond: r.TokensPerSecond, MFU: r.MFU, Efficiency: 1}
+		p := Point{Ranks: ranks, DP: l.DP, BatchSize: l.BatchSize, Time: r.Time, StepTime: r.StepTime,
+			TokensPerSecond: r.TokensPerSecond, MFU: r.MFU, Efficiency: 1}
 		if len(points) > 0 {
 			first := points[0]
 			p.Efficiency = p.TokensPerSecond / float64(ranks) / (first.TokensPerSecond / float64(first.Ranks))

@@ -36,7 +36,8 @@ func TestPublished(t *testing.T) {
 	} {
 		c := find(test.model, test.what)
 		if c.Published != test.published || math.Abs(c.Estimated/c.Published-1) > test.within {
-			t.Errorf("%s, %s: %.3f published, %.3f estimated; want %g, within %g %%", test.model, c.What, c.Published, c.Estimated, test.published, 100*test.within)
+			t.Errorf("%s, %s: %.3f published, %.3f estimated; want %g, within %g %%", test.model, c.What, c.Published,
+				c.Estimated, test.published, 100*test.within)
 		}
 	}
 	for _, test := range []struct {
@@ -63,7 +64,8 @@ func TestPublished(t *testing.T) {
 	}
 }
 
-// Weak scaling keeps the sequences of a rank, strong scaling the batch; both keep ep and pp, and neither is perfect.
+// Weak scaling keeps the sequences of a rank, strong scaling the batch; both keep ep and pp, and
+// neither is perfect.
 func TestScaling(t *testing.T) {
 	in, err := PublishedInput("mula-220b-a10b", EPSO)
 	if err != nil {
@@ -77,8 +79,10 @@ func TestScaling(t *testing.T) {
 		if p.Ranks != 384<<i || p.DP != 4<<i || p.BatchSize != p.Ranks {
 			t.Errorf("point %d: %+v", i, p)
 		}
-		if i > 0 && (p.Efficiency >= weak[i-1].Efficiency || math.Abs(p.Efficiency-weak[0].StepTime/p.StepTime) > 1e-9) {
-			t.Errorf("%d ranks: efficiency %g after %g; a step takes %g s, at first %g", p.Ranks, p.Efficiency, weak[i-1].Efficiency, p.StepTime, weak[0].StepTime)
+		if i > 0 && (p.Efficiency >= weak[i-1].Efficiency ||
+			math.Abs(p.Efficiency-weak[0].StepTime/p.StepTime) > 1e-9) {
+			t.Errorf("%d ranks: efficiency %g after %g; a step takes %g s, at first %g", p.Ranks, p.Efficiency,
+				weak[i-1].Efficiency, p.StepTime, weak[0].StepTime)
 		}
 	}
 	if len(weak) != 6 || weak[0].Efficiency != 1 {
@@ -90,8 +94,10 @@ func TestScaling(t *testing.T) {
 	}
 	last := weak[len(weak)-1].Efficiency
 	for _, s := range assumed {
-		// Only what a step spends on gradients and weights grows with the ranks: with a slower network more of it, with slower passes less.
-		if rises := s.Figure == "network_efficiency"; s.Figure != "latency" && (s.More.Efficiency > last) != rises || s.Less.Efficiency == 0 {
+		// Only what a step spends on gradients and weights grows with the ranks: with a slower
+		// network more of it, with slower passes less.
+		if rises := s.Figure == "network_efficiency"; s.Figure != "latency" && (s.More.Efficiency > last) != rises ||
+			s.Less.Efficiency == 0 {
 			t.Errorf("%+v, at an efficiency of %g", s, last)
 		}
 	}
@@ -117,7 +123,8 @@ func TestScaling(t *testing.T) {
 		{384, 192, false, "no less than the first"},
 		{384, 96 * 1000, true, "multiple of 6144"},
 	} {
-		if _, err := Scaling(in, test.from, test.to, test.strong); err == nil || !strings.Contains(err.Error(), test.want) {
+		if _, err := Scaling(in, test.from, test.to, test.strong); err == nil ||
+			!strings.Contains(err.Error(), test.want) {
 			t.Errorf("%d to %d: error %v, want one with %q", test.from, test.to, err, test.want)
 		}
 	}

@@ -7,8 +7,8 @@ import (
 	"mula/xpu"
 )
 
-// Time is how long a step takes on the slowest rank, in seconds, by part. Nothing is assumed to happen beside anything else: what overlaps
-// makes a step shorter than this.
+// Time is how long a step takes on the slowest rank, in seconds, by part. Nothing is assumed to
+// happen beside anything else: what overlaps makes a step shorter than this.
 type Time struct {
 	Compute   float64 `json:"compute"`   // forward and backward, what is computed again included
 	Dispatch  float64 `json:"dispatch"`  // tokens to their experts and back
@@ -20,7 +20,8 @@ type Time struct {
 	Weights   float64 `json:"weights"`   // from their owners
 }
 
-// Passes is the time of forward and backward passes, OptimizerStep the time of gradients, update and weights, Step the time of a whole step.
+// Passes is the time of forward and backward passes, OptimizerStep the time of gradients, update
+// and weights, Step the time of a whole step.
 func (t Time) Passes() float64        { return t.Compute + t.Dispatch + t.Stages + t.Bubble }
 func (t Time) OptimizerStep() float64 { return t.Gradients + t.Update + t.Weights }
 func (t Time) Step() float64          { return t.Passes() + t.Votes + t.OptimizerStep() }
@@ -73,8 +74,9 @@ func (m *Machine) place(l Layout, g Group) place {
 	return place{inNode, (n + inNode - 1) / inNode, min(perNode, l.Ranks()), m.network(l.Ranks())}
 }
 
-// network is how many bytes a second a node of a run can send to other nodes. If the run has more nodes than a group of the network, the
-// other end of a message is in another group as often as chance has it, and what leaves the group has its own limit.
+// network is how many bytes a second a node of a run can send to other nodes. If the run has more
+// nodes than a group of the network, the other end of a message is in another group as often as
+// chance has it, and what leaves the group has its own limit.
 func (m *Machine) network(ranks int) float64 {
 	nodes := math.Ceil(float64(ranks) / m.RanksPerNode.Value)
 	rate := m.Network.Value
@@ -85,11 +87,13 @@ func (m *Machine) network(ranks int) float64 {
 	return rate * m.NetworkEfficiency.Value
 }
 
-// seconds is how long the ranks of a group take for an exchange, of which each sends so many bytes in so many calls.
+// seconds is how long the ranks of a group take for an exchange, of which each sends so many bytes
+// in so many calls.
 //
-// Reductions and gathers go in two stages. First those of a node divide a vector of z bytes among them, each sending z·(a-1)/a; then each
-// exchanges its part, z/a, with the other nodes, while the others of its node do the same with theirs: z/a·(b-1)/b on a share of the node's
-// network. An exchange of all with all sends to each as much, and so do reductions and gathers that are flat.
+// Reductions and gathers go in two stages. First those of a node divide a vector of z bytes among
+// them, each sending z·(a-1)/a; then each exchanges its part, z/a, with the other nodes, while the
+// others of its node do the same with theirs: z/a·(b-1)/b on a share of the node's network. An
+// exchange of all with all sends to each as much, and so do reductions and gathers that are flat.
 func (m *Machine) seconds(p place, e Exchange, flat bool) float64 {
 	link := m.NodeLink.Value * m.NodeEfficiency.Value
 	outside := p.network / float64(p.sharing)
@@ -113,14 +117,16 @@ func (m *Machine) seconds(p place, e Exchange, flat bool) float64 {
 	return inside/link + across/outside + messages*m.Latency.Value
 }
 
-// flops is the work of a stage for one token, in a forward and backward pass, and what recomputation adds to it. Attention counts in full.
+// flops is the work of a stage for one token, in a forward and backward pass, and what
+// recomputation adds to it. Attention counts in full.
 func flops(c moe.Config, l Layout, s Stage) (model, again float64) {
 	head := 6 * float64(c.VocabSize) * float64(c.HiddenSize)
 	layer := (c.FLOPsPerToken(l.SequenceLength) - head) / float64(c.Layers)
 	model = float64(s.Layers) * layer
 	switch l.Recompute {
 	case moe.RecomputeExperts:
-		again = float64(s.Layers) * 6 * float64(max(1, c.ExpertsPerToken)) * float64(c.HiddenSize) * float64(c.IntermediateSize)
+		again = float64(s.Layers) * 6 * float64(max(1,
+			c.ExpertsPerToken)) * float64(c.HiddenSize) * float64(c.IntermediateSize)
 	case moe.RecomputeLayers:
 		again = model / 3
 	}
@@ -130,8 +136,9 @@ func flops(c moe.Config, l Layout, s Stage) (model, again float64) {
 	return model, again
 }
 
-// update is how many bytes an update moves between a rank and its memory for each weight: it reads the gradient, and reads and writes the
-// state; a weight is written, and read unless the state has a copy of it.
+// update is how many bytes an update moves between a rank and its memory for each weight: it reads
+// the gradient, and reads and writes the state; a weight is written, and read unless the state has
+// a copy of it.
 func (t Trainer) update() float64 {
 	moved := t.Gradients + 2*t.State + t.Weights
 	if !t.Master {

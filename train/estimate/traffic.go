@@ -31,7 +31,8 @@ const (
 	World    Group = "world"    // all ranks
 )
 
-// An Exchange is what the ranks of a group send each other in a step by one operation for one purpose.
+// An Exchange is what the ranks of a group send each other in a step by one operation for one
+// purpose.
 type Exchange struct {
 	Purpose   Purpose       `json:"purpose"`
 	Operation xpu.Operation `json:"-"`
@@ -40,9 +41,10 @@ type Exchange struct {
 	Ranks     int           `json:"ranks"` // of the group
 	Calls     int           `json:"calls"` // of the operation by each rank
 
-	// Total is what all ranks of the group send together, in bytes: z·(n-1) for a reduce-scatter or an all-gather of z bytes over n ranks,
-	// 2·z·(n-1) for an all-reduce. However unevenly z is cut into shards, the counts of [xpu.Comm.Traffic] add up to it. For an all-to-all
-	// it is the mean over routings that choose experts evenly.
+	// Total is what all ranks of the group send together, in bytes: z·(n-1) for a reduce-scatter or
+	// an all-gather of z bytes over n ranks, 2·z·(n-1) for an all-reduce. However unevenly z is cut
+	// into shards, the counts of [xpu.Comm.Traffic] add up to it. For an all-to-all it is the mean
+	// over routings that choose experts evenly.
 	Total int64 `json:"total_bytes"`
 }
 
@@ -50,7 +52,8 @@ type Exchange struct {
 func (e Exchange) PerRank() float64 { return float64(e.Total) / float64(e.Ranks) }
 
 func exchange(purpose Purpose, o xpu.Operation, g Group, ranks, calls int, total int64) Exchange {
-	return Exchange{Purpose: purpose, Operation: o, Name: o.String(), Group: g, Ranks: ranks, Calls: calls, Total: total}
+	return Exchange{Purpose: purpose, Operation: o, Name: o.String(), Group: g, Ranks: ranks, Calls: calls,
+		Total: total}
 }
 
 // size is the number of ranks of a group.
@@ -68,8 +71,9 @@ func (l Layout) size(g Group) int {
 	return l.PP
 }
 
-// OptimizerTraffic lists what gradients and weights cost in a step, for ranks that hold so many replicated weights and so many of their own
-// experts. Each entry is about the group that this rank is in. [VoteTraffic] has the norm of the gradients.
+// OptimizerTraffic lists what gradients and weights cost in a step, for ranks that hold so many
+// replicated weights and so many of their own experts. Each entry is about the group that this rank
+// is in. [VoteTraffic] has the norm of the gradients.
 func OptimizerTraffic(replicated, divided int64, l Layout, t Trainer) []Exchange {
 	var out []Exchange
 	add := func(purpose Purpose, o xpu.Operation, g Group, elements int64) {
@@ -104,21 +108,24 @@ func OptimizerTraffic(replicated, divided int64, l Layout, t Trainer) []Exchange
 	return out
 }
 
-// DispatchTraffic lists what the dispatch of tokens costs a rank of a stage with so many layers in a step, if experts are chosen evenly. Of
-// a program that is not this one the hidden states are counted alone; of this one all that [moe.Config.DispatchBytes] counts. With
-// recomputation inputs of experts are sent again, by another program outputs, too.
+// DispatchTraffic lists what the dispatch of tokens costs a rank of a stage with so many layers in
+// a step, if experts are chosen evenly. Of a program that is not this one the hidden states are
+// counted alone; of this one all that [moe.Config.DispatchBytes] counts. With recomputation inputs
+// of experts are sent again, by another program outputs, too.
 func DispatchTraffic(c moe.Config, layers int, l Layout, t Trainer) []Exchange {
 	if l.EP == 1 {
 		return nil
 	}
 	micro, n := int64(l.MicroBatches()), int64(l.EP)
 	tokens := float64(l.Sequences()) * float64(l.SequenceLength)
-	copies := int64(math.Round(tokens * c.ExpectedCopies(l.Dispatch, l.EP))) // of hidden states that a rank sends in a layer
+	// of hidden states that a rank sends in a layer
+	copies := int64(math.Round(tokens * c.ExpectedCopies(l.Dispatch, l.EP)))
 	h, k, depth, again := int64(c.HiddenSize), int64(c.ExpertsPerToken), int64(layers), int64(0)
 	if l.Recompute != moe.RecomputeNone {
 		again = depth
 	}
-	var there, back, counts, callsThere, callsBack int64 // numbers, of t.Activations bytes, that a rank sends; numbers of 4 bytes; operations
+	// numbers, of t.Activations bytes, that a rank sends; numbers of 4 bytes; operations
+	var there, back, counts, callsThere, callsBack int64
 	if t.Own {
 		if l.PP == 1 || micro == 1 {
 			again = max(0, again-1) // the last layer is still there
@@ -145,11 +152,14 @@ func DispatchTraffic(c moe.Config, layers int, l Layout, t Trainer) []Exchange {
 			exchange(ForDispatch, xpu.OpReduceScatter, Experts, l.EP, int(callsBack), n*back*number),
 		}
 	}
-	return []Exchange{exchange(ForDispatch, xpu.OpAllToAll, Experts, l.EP, int(callsThere+callsBack), n*((there+back)*number+4*counts))}
+	return []Exchange{exchange(ForDispatch, xpu.OpAllToAll, Experts, l.EP, int(callsThere+callsBack),
+		n*((there+back)*number+4*counts))}
 }
 
-// PipelineTraffic is what the stages send each other in a step: the hidden states of each micro-batch forward, their gradients backward. This program
-// also sends, in a message of its own, the sums over layers that the losses of the router need, and their gradients: 2E+2 numbers of 8 bytes.
+// PipelineTraffic is what the stages send each other in a step: the hidden states of each
+// micro-batch forward, their gradients backward. This program also sends, in a message of its own,
+// the sums over layers that the losses of the router need, and their gradients: 2E+2 numbers of 8
+// bytes.
 func PipelineTraffic(c moe.Config, l Layout, t Trainer) []Exchange {
 	if l.PP == 1 {
 		return nil
@@ -163,18 +173,21 @@ func PipelineTraffic(c moe.Config, l Layout, t Trainer) []Exchange {
 	return []Exchange{exchange(ForPipeline, xpu.OpSend, Pipeline, l.PP, calls, 2*int64(l.PP-1)*total)}
 }
 
-// Numbers of 8 bytes in a rank's vote (train/votes.go): its own state, and what it says of each of its sequences.
+// Numbers of 8 bytes in a rank's vote (train/votes.go): its own state, and what it says of each of
+// its sequences.
 const (
 	voteHead = 5
 	voteRow  = 4
 )
 
-// VoteTraffic lists what all ranks of a run of this program tell each other in each step before they update weights:
+// VoteTraffic lists what all ranks of a run of this program tell each other in each step before
+// they update weights:
 //
 //   - whether the run is to stop (8 bytes), and the tokens of each expert of each layer (8 bytes each): all-reduces;
 //   - the rank's number of rows (8 bytes), its vote, and the sum of squares of each block of gradients (8 bytes each), for the norm: all-gathers.
 //
-// Optimizers that have norms of their own (lamb, muon), `attention: documents`, evaluations and checkpoints add to this. It is nil for other programs.
+// Optimizers that have norms of their own (lamb, muon), `attention: documents`, evaluations and
+// checkpoints add to this. It is nil for other programs.
 func VoteTraffic(c moe.Config, l Layout, t Trainer) []Exchange {
 	n := int64(l.Ranks())
 	if n == 1 || !t.Own {

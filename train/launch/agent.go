@@ -13,16 +13,18 @@ import (
 	"syscall"
 )
 
-// An agentOrder is what an agent is told first, on a line of its own: what it runs. The environment has the run's secret, which is why it comes
-// this way and not on a command line that everybody on the host can read. Later lines are numbers of signals.
+// An agentOrder is what an agent is told first, on a line of its own: what it runs. The environment
+// has the run's secret, which is why it comes this way and not on a command line that everybody on
+// the host can read. Later lines are numbers of signals.
 type agentOrder struct {
 	Dir         string   `json:"dir"`
 	Command     []string `json:"command"`
 	Environment []string `json:"environment"`
 }
 
-// Agent runs a rank for a launcher on another host, which has started it by a remote shell and speaks to it on orders. It returns the rank's
-// exit code, or 128 and the number of the signal that ended it. When orders ends, the launcher or the way to it is gone, and the rank is killed.
+// Agent runs a rank for a launcher on another host, which has started it by a remote shell and
+// speaks to it on orders. It returns the rank's exit code, or 128 and the number of the signal that
+// ended it. When orders ends, the launcher or the way to it is gone, and the rank is killed.
 func Agent(orders io.Reader, stdout, stderr io.Writer) (int, error) {
 	in := bufio.NewReader(orders)
 	line, err := in.ReadBytes('\n')

@@ -48,8 +48,9 @@ func (e Exit) String() string {
 	return text
 }
 
-// weight orders exits by how much they say about the cause of a failure: those of less weight follow from others. A rank whose peer has died
-// leaves with an error, often before it is seen that the peer is dead, and an mpiexec ends the other ranks with SIGTERM.
+// weight orders exits by how much they say about the cause of a failure: those of less weight
+// follow from others. A rank whose peer has died leaves with an error, often before it is seen that
+// the peer is dead, and an mpiexec ends the other ranks with SIGTERM.
 func (e Exit) weight() int {
 	switch {
 	case e.fine():
@@ -68,7 +69,8 @@ func (e Exit) weight() int {
 	return 2
 }
 
-// cause is the exit that the others follow from: the first of those with the greatest weight. It is nil if there is none.
+// cause is the exit that the others follow from: the first of those with the greatest weight. It is
+// nil if there is none.
 func cause(exits []Exit) *Exit {
 	var first *Exit
 	for i, e := range exits {
@@ -79,7 +81,8 @@ func cause(exits []Exit) *Exit {
 	return first
 }
 
-// classify says how an attempt ended, whose fault it was, and keeps it in mind for the hosts' next use.
+// classify says how an attempt ended, whose fault it was, and keeps it in mind for the hosts' next
+// use.
 func (s *supervisor) classify(a *Attempt, w *attemptWatch) {
 	failures := s.failures.read()
 	first := cause(w.exits)
@@ -98,8 +101,10 @@ func (s *supervisor) classify(a *Attempt, w *attemptWatch) {
 		a.Outcome, a.Reason = Failed, "the ranks left without a word"
 	case !first.fine():
 		s.blame(a, *first, failures)
-	case w.last.Ended == train.EndedTerminated || slices.ContainsFunc(w.exits, func(e Exit) bool { return e.Code == ExitStopped }):
-		a.Outcome, a.Reason = Evicted, "a rank got a SIGTERM that is not the launcher's, and the run stopped after a checkpoint"
+	case w.last.Ended == train.EndedTerminated ||
+		slices.ContainsFunc(w.exits, func(e Exit) bool { return e.Code == ExitStopped }):
+		a.Outcome, a.Reason = Evicted,
+			"a rank got a SIGTERM that is not the launcher's, and the run stopped after a checkpoint"
 		if s.stopping {
 			a.Outcome, a.Reason = Stopped, "stopped after a checkpoint"
 		}
@@ -140,8 +145,8 @@ func (s *supervisor) blame(a *Attempt, e Exit, failures []Failure) {
 	}
 }
 
-// blameFor completes an attempt that wrong values have ended. A failure that comes again at the same step is the run's own: the bits of a run do not
-// depend on the host.
+// blameFor completes an attempt that wrong values have ended. A failure that comes again at the
+// same step is the run's own: the bits of a run do not depend on the host.
 func (s *supervisor) blameFor(a *Attempt, f Failure) {
 	a.Outcome, a.Reason, a.Rank = Failed, f.String(), &f.Rank
 	advice := "The learning rate is too high, or it is the data"
@@ -197,14 +202,16 @@ func (s *supervisor) judge(a Attempt) *Result {
 		}
 		return end(ExitStopped, "%s; the same command goes on from there", a.Reason)
 	case Configuration:
-		return end(ExitConfiguration, "%s, which means that what it was asked for cannot be done: see what it printed, in %s", a.Reason, s.Log)
+		return end(ExitConfiguration,
+			"%s, which means that what it was asked for cannot be done: see what it printed, in %s", a.Reason, s.Log)
 	}
 	code := ExitFailed
 	if a.Outcome == Hang {
 		code = ExitHang
 	}
 	if s.stopping {
-		return end(code, "%s, while it was being stopped; the same command goes on from the newest checkpoint", a.Reason)
+		return end(code, "%s, while it was being stopped; the same command goes on from the newest checkpoint",
+			a.Reason)
 	}
 	if a.genuine != "" {
 		return end(code, "%s. %s: see what the rank printed, in %s", a.Reason, a.genuine, s.Log)
@@ -216,7 +223,8 @@ func (s *supervisor) judge(a Attempt) *Result {
 		s.stuck++
 	}
 	if s.stuck >= 2 {
-		return end(code, "%s; that is the second attempt in a row that ended before its first step was done, so another one would, too: see what the ranks printed, in %s", a.Reason, s.Log)
+		return end(code, "%s; that is the second attempt in a row that ended before its first step was done, so "+
+			"another one would, too: see what the ranks printed, in %s", a.Reason, s.Log)
 	}
 	s.furthest = max(s.furthest, a.Step)
 	if s.furthest-s.counted >= max(s.Progress, 1) {

@@ -9,11 +9,12 @@ import (
 	"syscall"
 )
 
-// endWithParent lets a process have a SIGTERM when the launcher dies, however it dies: ranks save and leave, and keep the run directory from nobody.
+// endWithParent lets a process have a SIGTERM when the launcher dies, however it dies: ranks save
+// and leave, and keep the run directory from nobody.
 func endWithParent(attributes *syscall.SysProcAttr) { attributes.Pdeathsig = syscall.SIGTERM }
 
-// descendants are the processes that a process has started, and those that these have. An mpiexec gives its ranks groups of their own, in which
-// they would survive it.
+// descendants are the processes that a process has started, and those that these have. An mpiexec
+// gives its ranks groups of their own, in which they would survive it.
 func descendants(pid int) []int {
 	paths, _ := filepath.Glob("/proc/[0-9]*/stat")
 	children := map[int][]int{}

@@ -19,7 +19,8 @@ type Host struct {
 // maxSlots is more ranks than a host can have.
 const maxSlots = 1 << 16
 
-// ParseHosts reads a list as in "a,b:4,c": names, with the number of ranks that each has room for. A name that comes again adds to its room.
+// ParseHosts reads a list as in "a,b:4,c": names, with the number of ranks that each has room for.
+// A name that comes again adds to its room.
 func ParseHosts(text string) ([]Host, error) {
 	var hosts []Host
 	for _, item := range strings.Split(text, ",") {
@@ -28,7 +29,8 @@ func ParseHosts(text string) ([]Host, error) {
 		if said {
 			var err error
 			if slots, err = strconv.Atoi(number); err != nil || slots < 1 || slots > maxSlots {
-				return nil, fmt.Errorf("host %q: what follows the colon must be a number of ranks, from 1 to %d", item, maxSlots)
+				return nil, fmt.Errorf("host %q: what follows the colon must be a number of ranks, from 1 to %d", item,
+					maxSlots)
 			}
 		}
 		var err error
@@ -39,8 +41,9 @@ func ParseHosts(text string) ([]Host, error) {
 	return hosts, nil
 }
 
-// ReadHosts reads a file with a host a line: "a", "a:4" or "a slots=4", as hostfiles of Open MPI and MPICH and nodefiles of PBS have them. A name
-// that comes again has room for one more rank. What follows a # is a comment.
+// ReadHosts reads a file with a host a line: "a", "a:4" or "a slots=4", as hostfiles of Open MPI
+// and MPICH and nodefiles of PBS have them. A name that comes again has room for one more rank.
+// What follows a # is a comment.
 func ReadHosts(path string) ([]Host, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -63,7 +66,8 @@ func ReadHosts(path string) ([]Host, error) {
 		n := 0
 		if said || slots != "" {
 			if n, err = strconv.Atoi(slots); err != nil || n < 1 || n > maxSlots {
-				return nil, fmt.Errorf("%s, line %d: %q is not a number of ranks, from 1 to %d", path, number, slots, maxSlots)
+				return nil, fmt.Errorf("%s, line %d: %q is not a number of ranks, from 1 to %d", path, number, slots,
+					maxSlots)
 			}
 		}
 		if hosts, err = addHost(hosts, name, n); err != nil {
@@ -81,7 +85,8 @@ func ReadHosts(path string) ([]Host, error) {
 
 // addHost adds a host to a list, or room to one that is there.
 func addHost(hosts []Host, name string, slots int) ([]Host, error) {
-	// A name goes into the command lines of ssh and mpiexec, where one that begins with a dash would be an option.
+	// A name goes into the command lines of ssh and mpiexec, where one that begins with a dash
+	// would be an option.
 	if name == "" || strings.HasPrefix(name, "-") || strings.ContainsFunc(name, func(r rune) bool {
 		return !strings.ContainsRune("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._@", r)
 	}) {
@@ -162,8 +167,9 @@ func expand(item string) ([]string, error) {
 	return names, nil
 }
 
-// Distribute completes a list of hosts, of which the last are to be spares: those that do not say how many ranks they have room for get as many as ranks needs
-// on the hosts before the spares, all alike. Ranks 0 stands for as many as the hosts before the spares have room for.
+// Distribute completes a list of hosts, of which the last are to be spares: those that do not say
+// how many ranks they have room for get as many as ranks needs on the hosts before the spares, all
+// alike. Ranks 0 stands for as many as the hosts before the spares have room for.
 func Distribute(hosts []Host, spares, ranks int) ([]Host, int, error) {
 	if spares < 0 || spares >= len(hosts) {
 		return nil, 0, fmt.Errorf("%d spares of %d hosts; at least one host must be left to run on", spares, len(hosts))
@@ -191,28 +197,33 @@ func Distribute(hosts []Host, spares, ranks int) ([]Host, int, error) {
 		ranks = room
 	}
 	if ranks > room {
-		return nil, 0, fmt.Errorf("%d ranks do not fit on %d hosts with room for %d and %d spares", ranks, used, room, spares)
+		return nil, 0, fmt.Errorf("%d ranks do not fit on %d hosts with room for %d and %d spares", ranks, used, room,
+			spares)
 	}
 	return hosts, ranks, nil
 }
 
 // A pool is the hosts of a run, and what is held against them.
 type pool struct {
-	hosts    []Host
-	suspects []string          // hosts on which a rank was killed, from the first to the last: they are used when no other is left
+	hosts []Host
+	// hosts on which a rank was killed, from the first to the last: they are used when no other is
+	// left
+	suspects []string
 	lost     map[string]string // why a host is not used any more
 }
 
 func newPool(hosts []Host) *pool { return &pool{hosts: hosts, lost: map[string]string{}} }
 
-// place gives each rank a host: the hosts in their order, suspects after all others, and of them the one whose last death is longest ago first. Without a
-// list of hosts, all ranks run here. If there is not enough room it returns nil and the room that there is.
+// place gives each rank a host: the hosts in their order, suspects after all others, and of them
+// the one whose last death is longest ago first. Without a list of hosts, all ranks run here. If
+// there is not enough room it returns nil and the room that there is.
 func (p *pool) place(ranks int) (hosts []string, room int) {
 	if len(p.hosts) == 0 {
 		return slices.Repeat([]string{"localhost"}, ranks), ranks
 	}
 	usable := slices.DeleteFunc(slices.Clone(p.hosts), func(h Host) bool { return p.lost[h.Name] != "" })
-	slices.SortStableFunc(usable, func(a, b Host) int { return slices.Index(p.suspects, a.Name) - slices.Index(p.suspects, b.Name) })
+	slices.SortStableFunc(usable,
+		func(a, b Host) int { return slices.Index(p.suspects, a.Name) - slices.Index(p.suspects, b.Name) })
 	for _, h := range usable {
 		room += h.Slots
 		for range h.Slots {

@@ -16,14 +16,16 @@ type Advice struct {
 
 // String is the sentence about it.
 func (a Advice) String() string {
-	return fmt.Sprintf("a checkpoint takes %.2g s and a failure came every %s: saving every %d steps (checkpoint.every) would lose the least time",
+	return fmt.Sprintf("a checkpoint takes %.2g s and a failure came every %s: saving every %d steps "+
+		"(checkpoint.every) would lose the least time",
 		a.SaveSeconds, time.Duration(a.BetweenSeconds*float64(time.Second)).Round(time.Second), a.Every)
 }
 
-// Interval is the time of work between two saves that loses the least time in all, if a save takes so many seconds and failures come so many
-// seconds apart in the mean: √(2·save·between), Young's first-order optimum (J. W. Young, A first order approximation to the optimum checkpoint
-// interval, CACM 17(9), 1974). It holds for saves that are short beside the time between failures, and is cut to that time, which is also what
-// J. T. Daly's better estimate ends at (FGCS 22(3), 2006).
+// Interval is the time of work between two saves that loses the least time in all, if a save takes
+// so many seconds and failures come so many seconds apart in the mean: √(2·save·between), Young's
+// first-order optimum (J. W. Young, A first order approximation to the optimum checkpoint interval,
+// CACM 17(9), 1974). It holds for saves that are short beside the time between failures, and is cut
+// to that time, which is also what J. T. Daly's better estimate ends at (FGCS 22(3), 2006).
 func Interval(save, between float64) float64 {
 	return min(math.Sqrt(2*save*between), between)
 }

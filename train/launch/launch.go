@@ -1,12 +1,15 @@
-// Package launch supervises the ranks of a training run: it starts them, sees that they make progress, and brings the run back when one of
-// them dies, hangs or is found to compute wrongly, on the same hosts or on spare ones.
+// Package launch supervises the ranks of a training run: it starts them, sees that they make
+// progress, and brings the run back when one of them dies, hangs or is found to compute wrongly, on
+// the same hosts or on spare ones.
 //
-// [Run] is the whole of it: attempt after attempt, each of which a [Starter] starts, until the run is done, is stopped, or goes on failing. What
-// is done about a failure depends on what it is ([Outcome]); most failures of large runs are of a kind that another host would not have
-// avoided, and are not blamed on one. Retries are counted since the last progress, so that a run of months is not ended by its tenth failure.
+// [Run] is the whole of it: attempt after attempt, each of which a [Starter] starts, until the run
+// is done, is stopped, or goes on failing. What is done about a failure depends on what it is
+// ([Outcome]); most failures of large runs are of a kind that another host would not have avoided,
+// and are not blamed on one. Retries are counted since the last progress, so that a run of months
+// is not ended by its tenth failure.
 //
-// docs/ranks.md describes the behaviour, docs/formats/run.md the files: the record launch.jsonl, and the heartbeat by which rank 0 says what
-// it is doing.
+// docs/ranks.md describes the behaviour, docs/formats/run.md the files: the record launch.jsonl,
+// and the heartbeat by which rank 0 says what it is doing.
 package launch
 
 import (
@@ -28,25 +31,34 @@ type Options struct {
 	Log    string  // folder of the output of ranks; "" = Output/launch
 	Start  Starter // starts the ranks of an attempt
 	Ranks  int
-	Hosts  []Host // in order of preference; those that Ranks does not need are spares. None: this machine, whatever happens to it
+	// in order of preference; those that Ranks does not need are spares. None: this machine,
+	// whatever happens to it
+	Hosts []Host
 
-	// Shrink is asked when the hosts that are left have room for so many ranks only. It returns with how many the run can go on, and what the
-	// environment of the ranks must have for that. Nil: the run does not go on with fewer.
+	// Shrink is asked when the hosts that are left have room for so many ranks only. It returns
+	// with how many the run can go on, and what the environment of the ranks must have for that.
+	// Nil: the run does not go on with fewer.
 	Shrink func(room int) (ranks int, environment []string, err error)
 
 	Limits   Limits
-	Retries  int             // attempts that may fail one after the other without progress
-	Progress int64           // steps beyond those ever reached that count as progress; at least 1
-	BackOff  []time.Duration // wait before the first retry without progress, the second, …; the last stands for all later ones. None: no wait
-	Grace    time.Duration   // from SIGTERM to SIGKILL, for ranks that are to end
+	Retries  int   // attempts that may fail one after the other without progress
+	Progress int64 // steps beyond those ever reached that count as progress; at least 1
+	// wait before the first retry without progress, the second, …; the last stands for all later
+	// ones. None: no wait
+	BackOff []time.Duration
+	Grace   time.Duration // from SIGTERM to SIGKILL, for ranks that are to end
 
 	BlameExpiry time.Duration // failures.jsonl keeps a host out of use for so long; 0 is for ever
 	ForgetBlame bool          // use all hosts again, whatever failures.jsonl says
 
-	Deadline time.Time     // when the machine is taken away; zero: never
-	Margin   time.Duration // so long before the Deadline the run is stopped, but at most half the time until then; longer if its checkpoints take longer
+	Deadline time.Time // when the machine is taken away; zero: never
+	// so long before the Deadline the run is stopped, but at most half the time until then; longer
+	// if its checkpoints take longer
+	Margin time.Duration
 
-	Signals <-chan os.Signal  // of the user or the scheduler: the first stops the run after a checkpoint; a second SIGINT or SIGTERM kills it
+	// of the user or the scheduler: the first stops the run after a checkpoint; a second SIGINT or
+	// SIGTERM kills it
+	Signals <-chan os.Signal
 	Notice  func(text string) // called with what people should know at once, from the goroutine of Run
 }
 
@@ -58,10 +70,12 @@ const (
 	Done          Outcome = "done"          // all ranks left with 0
 	Stopped       Outcome = "stopped"       // by a signal or ahead of the deadline; saved, and not tried again
 	Configuration Outcome = "configuration" // the ranks refuse what they were asked for (exit code 2): not tried again
-	HostLost      Outcome = "host"          // a rank was killed by somebody else, its host could not be reached, or failures.jsonl names it
-	Hang          Outcome = "hang"          // no progress within the limit of a section
-	Evicted       Outcome = "evicted"       // a rank got a SIGTERM from elsewhere; all ranks have saved, and the run is tried again
-	Failed        Outcome = "failed"        // anything else
+	// a rank was killed by somebody else, its host could not be reached, or failures.jsonl names it
+	HostLost Outcome = "host"
+	Hang     Outcome = "hang" // no progress within the limit of a section
+	// a rank got a SIGTERM from elsewhere; all ranks have saved, and the run is tried again
+	Evicted Outcome = "evicted"
+	Failed  Outcome = "failed" // anything else
 )
 
 // Exit codes of a supervised run, those of mula train among them.
@@ -89,8 +103,9 @@ const (
 	cascadeWait = 5 * time.Second        // for the other ranks to leave by themselves after one has died
 )
 
-// Run supervises a run until it is done, is stopped, or cannot go on; Result.Reason says why. An error is returned if there was nothing to
-// supervise: the run directory is another launcher's, a file cannot be written, or a starter cannot start anything.
+// Run supervises a run until it is done, is stopped, or cannot go on; Result.Reason says why. An
+// error is returned if there was nothing to supervise: the run directory is another launcher's, a
+// file cannot be written, or a starter cannot start anything.
 func Run(ctx context.Context, o Options) (Result, error) {
 	if o.Log == "" {
 		o.Log = filepath.Join(o.Output, "launch")
@@ -112,7 +127,8 @@ func Run(ctx context.Context, o Options) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	s := &supervisor{Options: o, hosts: newPool(o.Hosts), watch: newWatch(o.Limits), failures: failures, number: number, record: record}
+	s := &supervisor{Options: o, hosts: newPool(o.Hosts), watch: newWatch(o.Limits), failures: failures, number: number,
+		record: record}
 	if s.Notice == nil {
 		s.Notice = func(string) {}
 	}
@@ -149,7 +165,9 @@ type supervisor struct {
 // run does the attempts.
 func (s *supervisor) run(ctx context.Context) (Result, error) {
 	s.deadline = s.Deadline
-	if !s.deadline.IsZero() { // else a job that is shorter than the margin would stop at once, and a chain of such jobs would never end
+	if !s.deadline.IsZero() {
+		// else a job that is shorter than the margin would stop at once, and a chain of such jobs
+		// would never end
 		s.Margin = min(s.Margin, max(0, time.Until(s.deadline)/2))
 	}
 	for {
@@ -175,7 +193,8 @@ func (s *supervisor) run(ctx context.Context) (Result, error) {
 			return Result{}, err
 		}
 		if s.stopping {
-			return Result{Outcome: Stopped, Code: ExitStopped, Reason: "stopped while it waited to begin again; the same command goes on from the newest checkpoint"}, nil
+			return Result{Outcome: Stopped, Code: ExitStopped, Reason: "stopped while it waited to begin again; the " +
+				"same command goes on from the newest checkpoint"}, nil
 		}
 	}
 }
@@ -186,12 +205,15 @@ func (s *supervisor) place() ([]string, error) {
 	if hosts != nil {
 		return hosts, nil
 	}
-	lost := fmt.Sprintf("%d ranks do not fit on the hosts that are left, which have room for %d: %s", s.Ranks, room, s.hosts.lostText())
+	lost := fmt.Sprintf("%d ranks do not fit on the hosts that are left, which have room for %d: %s", s.Ranks, room,
+		s.hosts.lostText())
 	if s.Shrink == nil {
-		return nil, fmt.Errorf("%s. Name more hosts, repair these hosts and use them again with --forget-blame, or allow fewer ranks with --elastic", lost)
+		return nil, fmt.Errorf("%s. Name more hosts, repair these hosts and use them again with --forget-blame, or "+
+			"allow fewer ranks with --elastic", lost)
 	}
 	if room == 0 {
-		return nil, fmt.Errorf("%s. Name more hosts, or repair these hosts and use them again with --forget-blame", lost)
+		return nil, fmt.Errorf("%s. Name more hosts, or repair these hosts and use them again with --forget-blame",
+			lost)
 	}
 	ranks, environment, err := s.Shrink(room)
 	if err != nil {
@@ -216,7 +238,8 @@ func (s *supervisor) attempt(ctx context.Context, hosts []string) (Attempt, erro
 	}
 	environment := append([]string{train.HeartbeatVariable + "=" + beats}, s.environment...)
 	if os.Getenv("GOTRACEBACK") == "" {
-		// A Go program that panics leaves with 2, the code of a wrong configuration; so it aborts instead.
+		// A Go program that panics leaves with 2, the code of a wrong configuration; so it aborts
+		// instead.
 		environment = append(environment, "GOTRACEBACK=crash")
 	}
 	job, err := s.Start.Start(ctx, Ranks{Hosts: hosts, Dir: dir, Environment: environment})
@@ -234,8 +257,9 @@ func (s *supervisor) attempt(ctx context.Context, hosts []string) (Attempt, erro
 	return a, nil
 }
 
-// makeFolder makes the folder of the next attempt. That of an attempt that is not in the record, because its launcher was killed, has a heartbeat
-// that says nothing about this one, and its ranks may still be writing it: its number is left out.
+// makeFolder makes the folder of the next attempt. That of an attempt that is not in the record,
+// because its launcher was killed, has a heartbeat that says nothing about this one, and its ranks
+// may still be writing it: its number is left out.
 func (s *supervisor) makeFolder() (string, error) {
 	if err := os.MkdirAll(s.Log, 0o755); err != nil {
 		return "", err
@@ -299,7 +323,8 @@ func (w *attemptWatch) run(ctx context.Context, beats string) error {
 // look reads the heartbeat.
 func (w *attemptWatch) look(beats string, now time.Time) {
 	beat, err := train.ReadHeartbeat(beats)
-	if l := w.last; err == nil && (beat.Time != l.Time || beat.Section != l.Section || beat.Step != l.Step || beat.Ended != l.Ended) {
+	if l := w.last; err == nil && (beat.Time != l.Time || beat.Section != l.Section || beat.Step != l.Step ||
+		beat.Ended != l.Ended) {
 		w.last = beat
 		w.s.watch.see(beat, now)
 	}
@@ -312,7 +337,9 @@ func (w *attemptWatch) act(now time.Time) {
 	case !w.killAt.IsZero():
 		if !now.Before(w.killAt) {
 			w.job.Kill()
-			w.killAt = now.Add(s.Grace) // once more, for those that were just being started or are behind a remote shell that has lost its host
+			// once more, for those that were just being started or are behind a remote shell that
+			// has lost its host
+			w.killAt = now.Add(s.Grace)
 		}
 	case !w.firstDied.IsZero():
 		if now.Sub(w.firstDied) >= cascadeWait {
@@ -325,7 +352,8 @@ func (w *attemptWatch) act(now time.Time) {
 	case !s.deadline.IsZero() && !now.Before(s.stopTime()):
 		s.deadline = time.Time{}
 		if !s.stopping {
-			s.Notice(fmt.Sprintf("the time on this machine ends at %s: the run is stopped", s.Deadline.Format(time.TimeOnly)))
+			s.Notice(fmt.Sprintf("the time on this machine ends at %s: the run is stopped",
+				s.Deadline.Format(time.TimeOnly)))
 			s.stopping = true
 			w.job.Stop()
 		}
@@ -339,14 +367,16 @@ func (w *attemptWatch) end(now time.Time) {
 	w.killAt = now.Add(w.s.Grace)
 }
 
-// stopTime is when a run with a deadline is stopped: so that a step and twice the longest save fit in.
+// stopTime is when a run with a deadline is stopped: so that a step and twice the longest save fit
+// in.
 func (s *supervisor) stopTime() time.Time {
 	margin := max(s.Margin, 2*s.watch.longest[train.SectionCheckpoint]+s.watch.longest[train.SectionStep])
 	return s.Deadline.Add(-margin)
 }
 
-// signalled handles a signal to the launcher. w is nil between attempts. Ranks are killed by the second SIGINT or SIGTERM alone: schedulers send SIGUSR1
-// some time before they send SIGTERM, and the ranks may still be saving then.
+// signalled handles a signal to the launcher. w is nil between attempts. Ranks are killed by the
+// second SIGINT or SIGTERM alone: schedulers send SIGUSR1 some time before they send SIGTERM, and
+// the ranks may still be saving then.
 func (s *supervisor) signalled(w *attemptWatch, signal os.Signal) {
 	first, again := !s.stopping, s.interrupted
 	s.stopping = true
@@ -404,13 +434,15 @@ func (s *supervisor) exclude() error {
 	}
 	for _, f := range found {
 		if s.hosts.lose(f.Host, f.String()) {
-			s.Notice(fmt.Sprintf("host %s is not used: %s (%s; --forget-blame uses it again)", f.Host, f, s.failures.path))
+			s.Notice(fmt.Sprintf("host %s is not used: %s (%s; --forget-blame uses it again)", f.Host, f,
+				s.failures.path))
 		}
 	}
 	return nil
 }
 
-// advice is what the durations seen say about the interval of checkpoints; nil if they do not say enough.
+// advice is what the durations seen say about the interval of checkpoints; nil if they do not say
+// enough.
 func (s *supervisor) advice() *Advice {
 	var seconds float64
 	failures := 0

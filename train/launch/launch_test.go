@@ -53,7 +53,8 @@ func (r *scripted) ask(what string, c chan struct{}) {
 // beat writes the heartbeat file as docs/formats/run.md describes it.
 func (r *scripted) beat(section train.Section, step int64) {
 	r.t.Helper()
-	body, err := json.Marshal(train.Heartbeat{PID: 1, Section: section, Step: step, From: r.from, Time: time.Now(), Ended: r.end, Spent: r.spent})
+	body, err := json.Marshal(train.Heartbeat{PID: 1, Section: section, Step: step, From: r.from, Time: time.Now(),
+		Ended: r.end, Spent: r.spent})
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -131,8 +132,10 @@ func threeHosts() []Host { return []Host{{"a", 2}, {"b", 2}, {"c", 2}} }
 // begin makes options for four ranks on a and b, with c to spare.
 func begin(t *testing.T, th *theatre) Options {
 	th.t = t
-	return Options{Output: t.TempDir(), Start: th, Ranks: 4, Hosts: threeHosts(), Limits: DefaultLimits(), Retries: 3, Progress: 1, Grace: 10 * time.Second,
-		BackOff: []time.Duration{5 * time.Second, 10 * time.Second, 20 * time.Second, 40 * time.Second, 60 * time.Second}}
+	return Options{Output: t.TempDir(), Start: th, Ranks: 4, Hosts: threeHosts(), Limits: DefaultLimits(), Retries: 3,
+		Progress: 1, Grace: 10 * time.Second,
+		BackOff: []time.Duration{5 * time.Second, 10 * time.Second, 20 * time.Second, 40 * time.Second,
+			60 * time.Second}}
 }
 
 func mustRun(t *testing.T, o Options) Result {
@@ -211,51 +214,82 @@ func TestRun(t *testing.T) {
 		lost    string
 		seconds float64 // that all takes, where that says something
 	}{
-		{name: "done", scripts: []script{done(0, 10)}, outcome: Done, code: ExitDone, hosts: "aabb", reason: "all steps are done", seconds: 10},
-		{name: "a killed rank's host is left for a spare one", scripts: []script{dies(0, 7, 2, syscall.SIGKILL), done(5, 10)}, outcome: Done, code: ExitDone,
+		{name: "done", scripts: []script{done(0, 10)}, outcome: Done, code: ExitDone, hosts: "aabb",
+			reason: "all steps are done", seconds: 10},
+		{name: "a killed rank's host is left for a spare one", scripts: []script{dies(0, 7, 2, syscall.SIGKILL),
+			done(5, 10)}, outcome: Done, code: ExitDone,
 			hosts: "aabb aacc", seconds: 7 + 5 + 5},
-		{name: "a suspect is used when no other is left", scripts: []script{dies(0, 7, 2, syscall.SIGKILL), dies(5, 9, 0, syscall.SIGSEGV), dies(7, 12, 0, syscall.SIGKILL), done(10, 20)},
+		{name: "a suspect is used when no other is left", scripts: []script{dies(0, 7, 2, syscall.SIGKILL),
+			dies(5, 9, 0, syscall.SIGSEGV), dies(7, 12, 0, syscall.SIGKILL), done(10, 20)},
 			outcome: Done, code: ExitDone, hosts: "aabb aacc ccbb bbaa"},
-		{name: "without hosts all is here", scripts: []script{dies(0, 7, 2, syscall.SIGKILL), done(5, 10)}, change: func(o *Options) { o.Hosts = nil }, outcome: Done, code: ExitDone,
+		{name: "without hosts all is here", scripts: []script{dies(0, 7, 2, syscall.SIGKILL), done(5, 10)},
+			change: func(o *Options) { o.Hosts = nil }, outcome: Done, code: ExitDone,
 			hosts: strings.Repeat("localhost", 4) + " " + strings.Repeat("localhost", 4)},
-		{name: "wrong configuration", scripts: []script{setupFails(ExitConfiguration)}, outcome: Configuration, code: ExitConfiguration, hosts: "aabb", reason: "exit code 2"},
+		{name: "wrong configuration", scripts: []script{setupFails(ExitConfiguration)}, outcome: Configuration,
+			code: ExitConfiguration, hosts: "aabb", reason: "exit code 2"},
 		{name: "wrong configuration of one rank", scripts: []script{func(r *scripted) {
 			r.exits <- Exit{Rank: 1, Host: "a", Code: 1}
 			r.exits <- Exit{Rank: 3, Host: "b", Code: 2}
 		}}, outcome: Configuration, code: ExitConfiguration, hosts: "aabb", reason: "rank 3 on b left with exit code 2"},
-		{name: "no first step, twice", scripts: []script{setupFails(ExitFailed)}, outcome: Failed, code: ExitFailed, hosts: "aabb aabb", reason: "second attempt in a row", seconds: 1 + 5 + 1},
-		{name: "no first step, but not in a row", scripts: []script{setupFails(ExitFailed), dies(0, 3, 1, syscall.SIGKILL), setupFails(ExitFailed), done(2, 4)}, outcome: Done,
+		{name: "no first step, twice", scripts: []script{setupFails(ExitFailed)}, outcome: Failed, code: ExitFailed,
+			hosts: "aabb aabb", reason: "second attempt in a row", seconds: 1 + 5 + 1},
+		{name: "no first step, but not in a row", scripts: []script{setupFails(ExitFailed),
+			dies(0, 3, 1, syscall.SIGKILL), setupFails(ExitFailed), done(2, 4)}, outcome: Done,
 			code: ExitDone, hosts: "aabb aabb bbcc bbcc"},
-		{name: "a program that aborts blames no host", scripts: []script{dies(0, 3, 1, syscall.SIGABRT), done(2, 4)}, outcome: Done, code: ExitDone, hosts: "aabb aabb"},
-		{name: "retries without progress", scripts: []script{dies(0, 7, 3, syscall.SIGKILL), fails(5, 6, 1)}, change: func(o *Options) { o.Hosts = nil; o.Retries = 5 }, outcome: Failed, code: ExitFailed,
-			reason: "failure 6 without progress, and --retries is 5", hosts: strings.TrimSpace(strings.Repeat(strings.Repeat("localhost", 4)+" ", 6)), seconds: 7 + 5*1 + 5 + 10 + 20 + 40 + 60},
-		{name: "a host that is not there is not used again", scripts: []script{unreachable("a"), unreachable("b"), done(0, 5)}, change: func(o *Options) { o.Ranks = 2 }, outcome: Done,
+		{name: "a program that aborts blames no host", scripts: []script{dies(0, 3, 1, syscall.SIGABRT), done(2, 4)},
+			outcome: Done, code: ExitDone, hosts: "aabb aabb"},
+		{name: "retries without progress", scripts: []script{dies(0, 7, 3, syscall.SIGKILL), fails(5, 6, 1)},
+			change: func(o *Options) { o.Hosts = nil; o.Retries = 5 }, outcome: Failed, code: ExitFailed,
+			reason: "failure 6 without progress, and --retries is 5",
+			hosts:  strings.TrimSpace(strings.Repeat(strings.Repeat("localhost", 4)+" ", 6)), seconds: 7 + 5*1 + 5 +
+				10 + 20 + 40 + 60},
+		{name: "a host that is not there is not used again", scripts: []script{unreachable("a"), unreachable("b"),
+			done(0, 5)}, change: func(o *Options) { o.Ranks = 2 }, outcome: Done,
 			code: ExitDone, hosts: "aa bb cc", lost: "a b"},
-		{name: "too few hosts", scripts: []script{unreachable("a"), unreachable("b")}, outcome: HostLost, code: ExitFailed, hosts: "aabb bbcc", lost: "a b",
+		{name: "too few hosts", scripts: []script{unreachable("a"), unreachable("b")}, outcome: HostLost,
+			code: ExitFailed, hosts: "aabb bbcc", lost: "a b",
 			reason: "4 ranks do not fit on the hosts that are left, which have room for 2: a is out of use (host a cannot be reached), b is"},
-		{name: "fewer ranks", scripts: []script{unreachable("a"), unreachable("b"), done(0, 5)}, change: func(o *Options) {
-			o.Shrink = func(room int) (int, []string, error) { return room, []string{fmt.Sprintf("ROOM=%d", room)}, nil }
-		}, outcome: Done, code: ExitDone, hosts: "aabb bbcc cc", lost: "a b"},
-		{name: "fewer ranks are not possible", scripts: []script{unreachable("a"), unreachable("b")}, change: func(o *Options) {
-			o.Shrink = func(int) (int, []string, error) { return 0, nil, errors.New("batch_size is 7") }
-		}, outcome: HostLost, code: ExitFailed, hosts: "aabb bbcc", lost: "a b", reason: "cannot go on with fewer: batch_size is 7"},
-		{name: "not finite on one host", scripts: []script{poisoned(0, 7, 3, "not_finite"), done(5, 10)}, outcome: Done, code: ExitDone, hosts: "aabb aacc", lost: "b"},
-		{name: "another replica on one host", scripts: []script{poisoned(0, 7, 1, "replica_differs"), done(5, 10)}, outcome: Done, code: ExitDone, hosts: "aabb bbcc", lost: "a"},
-		{name: "not finite on two hosts at one step", scripts: []script{poisoned(0, 7, 3, "not_finite"), poisoned(5, 7, 3, "not_finite")}, outcome: Failed, code: ExitFailed,
+		{name: "fewer ranks", scripts: []script{unreachable("a"), unreachable("b"), done(0, 5)},
+			change: func(o *Options) {
+				o.Shrink = func(room int) (int, []string, error) {
+					return room, []string{fmt.Sprintf("ROOM=%d", room)},
+						nil
+				}
+			}, outcome: Done, code: ExitDone, hosts: "aabb bbcc cc", lost: "a b"},
+		{name: "fewer ranks are not possible", scripts: []script{unreachable("a"), unreachable("b")},
+			change: func(o *Options) {
+				o.Shrink = func(int) (int, []string, error) { return 0, nil, errors.New("batch_size is 7") }
+			}, outcome: HostLost, code: ExitFailed, hosts: "aabb bbcc", lost: "a b", reason: "cannot go on with fewer: batch_size is 7"},
+		{name: "not finite on one host", scripts: []script{poisoned(0, 7, 3, "not_finite"), done(5, 10)}, outcome: Done,
+			code: ExitDone, hosts: "aabb aacc", lost: "b"},
+		{name: "another replica on one host", scripts: []script{poisoned(0, 7, 1, "replica_differs"), done(5, 10)},
+			outcome: Done, code: ExitDone, hosts: "aabb bbcc", lost: "a"},
+		{name: "not finite on two hosts at one step", scripts: []script{poisoned(0, 7, 3, "not_finite"),
+			poisoned(5, 7, 3, "not_finite")}, outcome: Failed, code: ExitFailed,
 			hosts: "aabb aacc", reason: "so it was on b: it is not the hosts"},
-		{name: "not finite on two hosts at two steps", scripts: []script{poisoned(0, 7, 3, "not_finite"), poisoned(5, 9, 3, "not_finite")}, outcome: HostLost, code: ExitFailed,
+		{name: "not finite on two hosts at two steps", scripts: []script{poisoned(0, 7, 3, "not_finite"),
+			poisoned(5, 9, 3, "not_finite")}, outcome: HostLost, code: ExitFailed,
 			hosts: "aabb aacc", lost: "b c", reason: "4 ranks do not fit"},
-		{name: "the run diverges, twice", scripts: []script{poisoned(0, 7, -1, "diverged"), poisoned(5, 7, -1, "diverged")}, outcome: Failed, code: ExitFailed,
-			hosts: "aabb aabb", reason: "the run diverged at step 7: values are not finite, and no single host is their source; so it was in an earlier attempt. The learning rate is too high"},
-		{name: "the run diverges, and then at another step", scripts: []script{poisoned(0, 7, -1, "diverged"), poisoned(5, 9, -1, "diverged"), done(8, 20)}, outcome: Done, code: ExitDone,
+		{name: "the run diverges, twice", scripts: []script{poisoned(0, 7, -1, "diverged"),
+			poisoned(5, 7, -1, "diverged")}, outcome: Failed, code: ExitFailed,
+			hosts:  "aabb aabb",
+			reason: "the run diverged at step 7: values are not finite, and no single host is their source; so it was in an earlier attempt. The learning rate is too high"},
+		{name: "the run diverges, and then at another step", scripts: []script{poisoned(0, 7, -1, "diverged"),
+			poisoned(5, 9, -1, "diverged"), done(8, 20)}, outcome: Done, code: ExitDone,
 			hosts: "aabb aabb aabb"},
-		{name: "the only rank diverges, and again on another host", scripts: []script{poisoned(0, 7, 0, "diverged"), poisoned(5, 7, 0, "diverged")}, change: func(o *Options) { o.Ranks = 1 },
+		{name: "the only rank diverges, and again on another host", scripts: []script{poisoned(0, 7, 0, "diverged"),
+			poisoned(5, 7, 0, "diverged")}, change: func(o *Options) { o.Ranks = 1 },
 			outcome: Failed, code: ExitFailed, hosts: "a b", reason: "rank 0 on b diverged at step 7"},
-		{name: "not finite twice on the only host", scripts: []script{poisoned(0, 7, 3, "not_finite"), poisoned(5, 7, 3, "not_finite")}, change: func(o *Options) { o.Hosts = nil },
-			outcome: Failed, code: ExitFailed, hosts: strings.Repeat("localhost", 4) + " " + strings.Repeat("localhost", 4), reason: "so it was in an earlier attempt"},
-		{name: "another replica twice on the only host", scripts: []script{poisoned(0, 7, 3, "replica_differs"), poisoned(5, 7, 3, "replica_differs")}, change: func(o *Options) { o.Hosts = nil },
-			outcome: Failed, code: ExitFailed, hosts: strings.Repeat("localhost", 4) + " " + strings.Repeat("localhost", 4), reason: "It is the machine"},
-		{name: "an error of one rank", scripts: []script{poisoned(0, 7, 3, "error"), done(5, 10)}, outcome: Done, code: ExitDone, hosts: "aabb aacc"},
+		{name: "not finite twice on the only host", scripts: []script{poisoned(0, 7, 3, "not_finite"),
+			poisoned(5, 7, 3, "not_finite")}, change: func(o *Options) { o.Hosts = nil },
+			outcome: Failed, code: ExitFailed, hosts: strings.Repeat("localhost", 4) + " " + strings.Repeat("localhost",
+				4), reason: "so it was in an earlier attempt"},
+		{name: "another replica twice on the only host", scripts: []script{poisoned(0, 7, 3, "replica_differs"),
+			poisoned(5, 7, 3, "replica_differs")}, change: func(o *Options) { o.Hosts = nil },
+			outcome: Failed, code: ExitFailed, hosts: strings.Repeat("localhost", 4) + " " + strings.Repeat("localhost",
+				4), reason: "It is the machine"},
+		{name: "an error of one rank", scripts: []script{poisoned(0, 7, 3, "error"), done(5, 10)}, outcome: Done,
+			code: ExitDone, hosts: "aabb aacc"},
 		{name: "a rank that dies when all is done", scripts: []script{func(r *scripted) {
 			r.steps(0, 4)
 			r.end = train.EndedDone
@@ -269,10 +303,14 @@ func TestRun(t *testing.T) {
 			r.beat(train.SectionCheckpoint, 4)
 			r.exits <- Exit{Rank: -1}
 		}}, outcome: Stopped, code: ExitStopped, hosts: "aabb"},
-		{name: "stopped by a signal to the ranks", scripts: []script{saves(0, 4, train.EndedStopped)}, outcome: Stopped, code: ExitStopped, hosts: "aabb", reason: "the same command goes on"},
-		{name: "a rank that is evicted", scripts: []script{saves(0, 4, train.EndedTerminated), done(4, 10)}, outcome: Done, code: ExitDone, hosts: "aabb aabb"},
-		{name: "a rank that is evicted, without a heartbeat", scripts: []script{fails(0, 4, ExitStopped), done(4, 10)}, outcome: Done, code: ExitDone, hosts: "aabb aabb"},
-		{name: "a rank that is evicted again and again", scripts: []script{saves(0, 0, train.EndedTerminated)}, outcome: Evicted, code: ExitFailed,
+		{name: "stopped by a signal to the ranks", scripts: []script{saves(0, 4, train.EndedStopped)}, outcome: Stopped,
+			code: ExitStopped, hosts: "aabb", reason: "the same command goes on"},
+		{name: "a rank that is evicted", scripts: []script{saves(0, 4, train.EndedTerminated), done(4, 10)},
+			outcome: Done, code: ExitDone, hosts: "aabb aabb"},
+		{name: "a rank that is evicted, without a heartbeat", scripts: []script{fails(0, 4, ExitStopped), done(4, 10)},
+			outcome: Done, code: ExitDone, hosts: "aabb aabb"},
+		{name: "a rank that is evicted again and again", scripts: []script{saves(0, 0, train.EndedTerminated)},
+			outcome: Evicted, code: ExitFailed,
 			hosts: "aabb aabb aabb aabb", reason: "failure 4 without progress"},
 		{name: "an agent that is killed", scripts: []script{func(r *scripted) {
 			r.steps(0, 4)
@@ -301,8 +339,10 @@ func TestRun(t *testing.T) {
 				}
 				start := time.Now()
 				result := mustRun(t, o)
-				if result.Outcome != test.outcome || result.Code != test.code || !strings.Contains(result.Reason, test.reason) {
-					t.Errorf("outcome %s, code %d, %q; want %s, %d, %q", result.Outcome, result.Code, result.Reason, test.outcome, test.code, test.reason)
+				if result.Outcome != test.outcome || result.Code != test.code ||
+					!strings.Contains(result.Reason, test.reason) {
+					t.Errorf("outcome %s, code %d, %q; want %s, %d, %q", result.Outcome, result.Code, result.Reason,
+						test.outcome, test.code, test.reason)
 				}
 				if got := th.hosts(); got != test.hosts {
 					t.Errorf("hosts %q, want %q", got, test.hosts)
@@ -310,7 +350,8 @@ func TestRun(t *testing.T) {
 				if got := strings.Join(result.Excluded, " "); got != test.lost {
 					t.Errorf("lost hosts %q, want %q", got, test.lost)
 				}
-				if took := time.Since(start).Seconds(); test.seconds > 0 && (took < test.seconds || took > test.seconds+2) {
+				if took := time.Since(start).Seconds(); test.seconds > 0 && (took < test.seconds ||
+					took > test.seconds+2) {
 					t.Errorf("it took %g s, want %g", took, test.seconds)
 				}
 				if len(result.Attempts) != len(th.played) {
@@ -401,7 +442,8 @@ func TestHang(t *testing.T) {
 			<-r.ended
 			r.all(1)
 		}, "end at 1h54m12s", 11}, // 10 s, 19 min, 1 s, 5 · 19 min
-		{"in a step, and then it saves", func(r *scripted) { // it was suspended and went on, or Open MPI sent SIGCONT with the SIGTERM
+		// it was suspended and went on, or Open MPI sent SIGCONT with the SIGTERM
+		{"in a step, and then it saves", func(r *scripted) {
 			r.spent = map[train.Section]train.Spent{train.SectionStep: {Times: 10, Seconds: 10, Longest: 1}}
 			r.steps(0, 10)
 			<-r.ended
@@ -440,7 +482,8 @@ func TestHang(t *testing.T) {
 	}
 }
 
-// What the first attempt took is known to the second one; and a run that hangs to the last ends as timeout(1) does.
+// What the first attempt took is known to the second one; and a run that hangs to the last ends as
+// timeout(1) does.
 func TestHangAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		first := func(r *scripted) {
@@ -450,7 +493,8 @@ func TestHangAgain(t *testing.T) {
 		th := &theatre{scripts: []script{first, hangs(5, 8, true)}}
 		result := mustRun(t, begin(t, th))
 		if result.Outcome != Hang || result.Code != ExitHang || len(result.Attempts) != 4 {
-			t.Errorf("%s, code %d after %d attempts: %s", result.Outcome, result.Code, len(result.Attempts), result.Reason)
+			t.Errorf("%s, code %d after %d attempts: %s", result.Outcome, result.Code, len(result.Attempts),
+				result.Reason)
 		}
 		for _, s := range th.played[1:] {
 			if got := strings.Join(s.asked, ", "); got != "end at 5m4s" && got != "end at 5m3s" {
@@ -507,16 +551,24 @@ func TestSignals(t *testing.T) {
 		code    int
 		asked   string
 	}{
-		{"by SIGUSR1, and again", []script{stops(time.Minute)}, []time.Duration{11 * time.Second, 21 * time.Second}, Stopped, ExitStopped, "stop at 11s"},
-		{"by SIGUSR1, and then by SIGTERM", []script{stops(time.Minute)}, []time.Duration{11 * time.Second, 20 * time.Second}, Stopped, ExitStopped, "stop at 11s"},
-		{"by SIGTERM, and then by SIGUSR1", []script{stops(time.Minute)}, []time.Duration{10 * time.Second, 21 * time.Second}, Stopped, ExitStopped, "stop at 10s"},
-		{"by SIGUSR1, and then by SIGTERM twice", []script{stops(time.Minute)}, []time.Duration{11 * time.Second, 20 * time.Second, 30 * time.Second}, Stopped, ExitFailed,
+		{"by SIGUSR1, and again", []script{stops(time.Minute)}, []time.Duration{11 * time.Second, 21 * time.Second},
+			Stopped, ExitStopped, "stop at 11s"},
+		{"by SIGUSR1, and then by SIGTERM", []script{stops(time.Minute)}, []time.Duration{11 * time.Second,
+			20 * time.Second}, Stopped, ExitStopped, "stop at 11s"},
+		{"by SIGTERM, and then by SIGUSR1", []script{stops(time.Minute)}, []time.Duration{10 * time.Second,
+			21 * time.Second}, Stopped, ExitStopped, "stop at 10s"},
+		{"by SIGUSR1, and then by SIGTERM twice", []script{stops(time.Minute)}, []time.Duration{11 * time.Second,
+			20 * time.Second, 30 * time.Second}, Stopped, ExitFailed,
 			"stop at 11s, kill at 30s"},
 		{"once", []script{stops(time.Minute)}, []time.Duration{10 * time.Second}, Stopped, ExitStopped, "stop at 10s"},
-		{"twice", []script{stops(time.Minute)}, []time.Duration{10 * time.Second, 20 * time.Second}, Stopped, ExitFailed, "stop at 10s, kill at 20s"},
-		{"at the end", []script{func(r *scripted) { r.steps(0, 30); r.all(ExitDone) }}, []time.Duration{29500 * time.Millisecond}, Done, ExitDone, "stop at 30s"},
-		{"while it waits", []script{dies(0, 10, 0, syscall.SIGKILL)}, []time.Duration{12 * time.Second}, Stopped, ExitStopped, ""},
-		{"the ranks fail then", []script{func(r *scripted) { r.steps(0, 5); <-r.stopped; r.dies(1, syscall.SIGKILL) }}, []time.Duration{10 * time.Second}, HostLost, ExitFailed, "stop at 10s"},
+		{"twice", []script{stops(time.Minute)}, []time.Duration{10 * time.Second, 20 * time.Second}, Stopped,
+			ExitFailed, "stop at 10s, kill at 20s"},
+		{"at the end", []script{func(r *scripted) { r.steps(0, 30); r.all(ExitDone) }},
+			[]time.Duration{29500 * time.Millisecond}, Done, ExitDone, "stop at 30s"},
+		{"while it waits", []script{dies(0, 10, 0, syscall.SIGKILL)}, []time.Duration{12 * time.Second}, Stopped,
+			ExitStopped, ""},
+		{"the ranks fail then", []script{func(r *scripted) { r.steps(0, 5); <-r.stopped; r.dies(1, syscall.SIGKILL) }},
+			[]time.Duration{10 * time.Second}, HostLost, ExitFailed, "stop at 10s"},
 		{"the ranks are late, and save", []script{func(r *scripted) {
 			r.steps(0, 5)
 			<-r.ended
@@ -524,7 +576,8 @@ func TestSignals(t *testing.T) {
 			r.beat(train.SectionCheckpoint, 5)
 			r.all(ExitStopped)
 		}}, []time.Duration{10 * time.Second}, Stopped, ExitStopped, "stop at 10s, end at 30m6s"},
-		{"the ranks hang then", []script{func(r *scripted) { r.steps(0, 5); <-r.ended; r.all(1) }}, []time.Duration{10 * time.Second}, Hang, ExitHang, "stop at 10s, end at 30m6s"},
+		{"the ranks hang then", []script{func(r *scripted) { r.steps(0, 5); <-r.ended; r.all(1) }},
+			[]time.Duration{10 * time.Second}, Hang, ExitHang, "stop at 10s, end at 30m6s"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -545,7 +598,8 @@ func TestSignals(t *testing.T) {
 				}()
 				result := mustRun(t, o)
 				if result.Outcome != test.outcome || result.Code != test.code || len(result.Attempts) != 1 {
-					t.Errorf("%s, code %d after %d attempts: %s", result.Outcome, result.Code, len(result.Attempts), result.Reason)
+					t.Errorf("%s, code %d after %d attempts: %s", result.Outcome, result.Code, len(result.Attempts),
+						result.Reason)
 				}
 				if got := strings.Join(th.played[0].asked, ", "); got != test.asked {
 					t.Errorf("%q, want %q", got, test.asked)
@@ -559,7 +613,8 @@ func TestSignals(t *testing.T) {
 func TestDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		th := &theatre{scripts: []script{func(r *scripted) {
-			r.spent = map[train.Section]train.Spent{train.SectionCheckpoint: {Times: 2, Seconds: 600, Longest: 400}, train.SectionStep: {Times: 1, Seconds: 30, Longest: 30}}
+			r.spent = map[train.Section]train.Spent{train.SectionCheckpoint: {Times: 2, Seconds: 600, Longest: 400},
+				train.SectionStep: {Times: 1, Seconds: 30, Longest: 30}}
 			for step := int64(0); ; step++ {
 				select {
 				case <-r.stopped:
@@ -573,7 +628,9 @@ func TestDeadline(t *testing.T) {
 		o := begin(t, th)
 		o.Deadline, o.Margin = time.Now().Add(time.Hour), 5*time.Minute
 		result := mustRun(t, o)
-		if got := strings.Join(th.played[0].asked, ", "); result.Outcome != Stopped || result.Code != ExitStopped || got != "stop at 46m10s" { // 3600 − 2·400 − 30 s
+		if got := strings.Join(th.played[0].asked, ", "); result.Outcome != Stopped || result.Code != ExitStopped ||
+			got != "stop at 46m10s" {
+			// 3600 − 2·400 − 30 s
 			t.Errorf("%s, code %d, %q", result.Outcome, result.Code, got)
 		}
 	})
@@ -610,7 +667,8 @@ func TestContext(t *testing.T) {
 	})
 }
 
-// launch.jsonl has a line an attempt, numbered through all launchers; what failures.jsonl has from before counts.
+// launch.jsonl has a line an attempt, numbered through all launchers; what failures.jsonl has from
+// before counts.
 func TestRecord(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		th := &theatre{scripts: []script{func(r *scripted) {
@@ -631,7 +689,8 @@ func TestRecord(t *testing.T) {
 		if err := os.Mkdir(folder, 0o755); err != nil {
 			t.Fatal(err)
 		}
-		(&scripted{Ranks: Ranks{Environment: []string{"MULA_HEARTBEAT=" + filepath.Join(folder, "heartbeat")}}, t: t, end: train.EndedDone}).beat(train.SectionCheckpoint, 10)
+		(&scripted{Ranks: Ranks{Environment: []string{"MULA_HEARTBEAT=" + filepath.Join(folder, "heartbeat")}}, t: t,
+			end: train.EndedDone}).beat(train.SectionCheckpoint, 10)
 		// A rank was killed while it wrote, and another went on in its line.
 		failure := `{"time":"2026-01-02T03{"time":"2026-01-02T03:04:04Z","host":"b"}` + "\n" +
 			`{"time":"2026-01-02T03:04:05Z","host":"a","rank":0,"step":9,"kind":"not_finite","error":"the loss is not finite"}` + "\n"
@@ -641,10 +700,12 @@ func TestRecord(t *testing.T) {
 		th.scripts, th.played = []script{done(10, 12)}, nil
 		var notices []string
 		o.Notice = func(text string) { notices = append(notices, text) }
-		if result := mustRun(t, o); result.Attempts[0].Number != 4 || th.hosts() != "bbcc" || strings.Join(result.Excluded, "") != "a" {
+		if result := mustRun(t, o); result.Attempts[0].Number != 4 || th.hosts() != "bbcc" ||
+			strings.Join(result.Excluded, "") != "a" {
 			t.Errorf("attempt %d on %s", result.Attempts[0].Number, th.hosts())
 		}
-		if !slices.ContainsFunc(notices, func(s string) bool { return strings.Contains(s, "host a is not used: rank 0 on a had values") }) {
+		if !slices.ContainsFunc(notices,
+			func(s string) bool { return strings.Contains(s, "host a is not used: rank 0 on a had values") }) {
 			t.Errorf("%q", notices)
 		}
 		text, err := os.ReadFile(path)
@@ -663,7 +724,8 @@ func TestRecord(t *testing.T) {
 			t.Fatalf("%d attempts", len(attempts))
 		}
 		a := attempts[0]
-		if a.Number != 1 || a.With != "theatre" || strings.Join(a.Hosts, "") != "aabb" || a.Outcome != HostLost || a.Blamed != "b" || *a.Rank != 2 || a.From != 4 || a.Step != 9 ||
+		if a.Number != 1 || a.With != "theatre" || strings.Join(a.Hosts, "") != "aabb" || a.Outcome != HostLost ||
+			a.Blamed != "b" || *a.Rank != 2 || a.From != 4 || a.Step != 9 ||
 			a.Steps != 5 || a.Setup != 2.5 || a.End.Sub(a.Start) < 5*time.Second {
 			t.Errorf("%+v", a)
 		}
@@ -673,10 +735,12 @@ func TestRecord(t *testing.T) {
 	})
 }
 
-// Blame lasts for a time, and can be forgotten. What happened on two hosts at the same step is not theirs.
+// Blame lasts for a time, and can be forgotten. What happened on two hosts at the same step is not
+// theirs.
 func TestBlame(t *testing.T) {
 	line := func(age time.Duration, host, kind string, step int) string {
-		return fmt.Sprintf(`{"time":%q,"host":%q,"rank":0,"step":%d,"kind":%q,"error":""}`+"\n", time.Now().Add(-age).Format(time.RFC3339), host, step, kind)
+		return fmt.Sprintf(`{"time":%q,"host":%q,"rank":0,"step":%d,"kind":%q,"error":""}`+"\n",
+			time.Now().Add(-age).Format(time.RFC3339), host, step, kind)
 	}
 	const day = 24 * time.Hour
 	for _, test := range []struct {
@@ -686,8 +750,10 @@ func TestBlame(t *testing.T) {
 		lost     string
 		again    string // in the next launch, without ForgetBlame
 	}{
-		{"new", func() string { return line(6*day, "a", "not_finite", 7) + line(6*day, "b", "replica_differs", 7) }, false, "a b", "a b"},
-		{"old", func() string { return line(8*day, "a", "not_finite", 7) + line(6*day, "b", "replica_differs", 7) }, false, "b", "b"},
+		{"new", func() string { return line(6*day, "a", "not_finite", 7) + line(6*day, "b", "replica_differs", 7) },
+			false, "a b", "a b"},
+		{"old", func() string { return line(8*day, "a", "not_finite", 7) + line(6*day, "b", "replica_differs", 7) },
+			false, "b", "b"},
 		{"forgotten", func() string { return line(day, "a", "not_finite", 7) }, true, "", ""},
 		{"blamed again", func() string {
 			return line(day, "a", "not_finite", 7) + line(day, "", "forgiven", 0) + line(day, "a", "not_finite", 9)
@@ -706,7 +772,8 @@ func TestBlame(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				o := begin(t, &theatre{scripts: []script{done(0, 1)}})
 				o.Ranks, o.BlameExpiry, o.ForgetBlame = 2, 7*day, test.forget
-				if err := os.WriteFile(filepath.Join(o.Output, failuresFile), []byte(test.failures()), 0o644); err != nil {
+				if err := os.WriteFile(filepath.Join(o.Output, failuresFile), []byte(test.failures()),
+					0o644); err != nil {
 					t.Fatal(err)
 				}
 				o.Hosts = append(o.Hosts, Host{"d", 2})
@@ -743,7 +810,8 @@ func TestLock(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = Run(t.Context(), Options{Output: dir, Ranks: 1, Start: &theatre{}})
-	if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("process %d on", os.Getpid())) || !strings.Contains(err.Error(), dir) {
+	if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("process %d on", os.Getpid())) ||
+		!strings.Contains(err.Error(), dir) {
 		t.Errorf("%v", err)
 	}
 	first.Close()
@@ -760,7 +828,8 @@ func TestInterval(t *testing.T) {
 		{2, 3600, 120}, {23.6, 11160, 725.78}, {5.4, 11160, 347.17}, {0.5, 100, 10}, {50, 100, 100}, {500, 100, 100},
 	} {
 		if got := Interval(test.save, test.between); got < test.want*0.9999 || got > test.want*1.0001 {
-			t.Errorf("a save of %g s, a failure every %g s: every %g s, want %g", test.save, test.between, got, test.want)
+			t.Errorf("a save of %g s, a failure every %g s: every %g s, want %g", test.save, test.between, got,
+				test.want)
 		}
 	}
 	a := advise(2, 3600, 0.5)
@@ -775,14 +844,17 @@ func TestInterval(t *testing.T) {
 // The advice is about what was seen in all attempts.
 func TestAdvice(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		spent := map[train.Section]train.Spent{train.SectionCheckpoint: {Times: 2, Seconds: 4, Longest: 3}, train.SectionStep: {Times: 50, Seconds: 50, Longest: 1}}
+		spent := map[train.Section]train.Spent{train.SectionCheckpoint: {Times: 2, Seconds: 4, Longest: 3},
+			train.SectionStep: {Times: 50, Seconds: 50, Longest: 1}}
 		th := &theatre{scripts: []script{
 			func(r *scripted) { r.spent = spent; dies(0, 50, 0, syscall.SIGKILL)(r) },
 			func(r *scripted) { r.spent = spent; dies(40, 90, 0, syscall.SIGKILL)(r) },
 			func(r *scripted) { r.spent = spent; done(80, 130)(r) },
 		}}
 		a := mustRun(t, begin(t, th)).Advice
-		if a == nil || a.SaveSeconds != 2 || a.StepSeconds != 1 || a.BetweenSeconds < 75 || a.BetweenSeconds > 76 || a.Every != 17 { // √(2·2·75)
+		if a == nil || a.SaveSeconds != 2 || a.StepSeconds != 1 || a.BetweenSeconds < 75 || a.BetweenSeconds > 76 ||
+			a.Every != 17 {
+			// √(2·2·75)
 			t.Errorf("%+v", a)
 		}
 		if a := mustRun(t, begin(t, &theatre{scripts: []script{done(0, 9)}})).Advice; a != nil {

@@ -12,10 +12,12 @@ import (
 	"mula/internal/locks"
 )
 
-// lockFile is the name of the file in a run directory that the launcher of the run has locked. It says who that is.
+// lockFile is the name of the file in a run directory that the launcher of the run has locked. It
+// says who that is.
 const lockFile = ".launch.lock"
 
-// lockRun makes the run directory if need be and locks it for this launcher, until the file is closed or the process ends.
+// lockRun makes the run directory if need be and locks it for this launcher, until the file is
+// closed or the process ends.
 func lockRun(dir string) (*locks.File, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
@@ -23,7 +25,8 @@ func lockRun(dir string) (*locks.File, error) {
 	path := filepath.Join(dir, lockFile)
 	f, err := locks.Hold(path)
 	if errors.Is(err, locks.ErrHeld) {
-		return nil, fmt.Errorf("%s launches %s already; wait for it, stop it, or choose another output", holder(path), dir)
+		return nil, fmt.Errorf("%s launches %s already; wait for it, stop it, or choose another output", holder(path),
+			dir)
 	}
 	if err != nil {
 		return nil, err
@@ -47,7 +50,8 @@ func holder(path string) string {
 	if f, err := os.Open(path); err == nil {
 		defer f.Close()
 		var first atomicfile.Owner
-		if text, err := io.ReadAll(io.LimitReader(f, 4096)); err == nil && json.Unmarshal(text, &first) == nil && first.PID != 0 {
+		if text, err := io.ReadAll(io.LimitReader(f, 4096)); err == nil && json.Unmarshal(text, &first) == nil &&
+			first.PID != 0 {
 			return first.String()
 		}
 	}

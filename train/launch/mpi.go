@@ -43,11 +43,13 @@ func DetectMPI(ctx context.Context, mpiexec []string) (Kind, error) {
 		return "", fmt.Errorf("%s --version: %w", mpiexec[0], err)
 	}
 	line, _, _ := strings.Cut(strings.TrimSpace(text), "\n")
-	return "", fmt.Errorf("%s belongs neither to Open MPI nor to MPICH's Hydra, the only ones that mula launch can use: its --version is %q. Name one of these with --mpiexec, start the ranks "+
+	return "", fmt.Errorf("%s belongs neither to Open MPI nor to MPICH's Hydra, the only ones that mula launch can "+
+		"use: its --version is %q. Name one of these with --mpiexec, start the ranks "+
 		"over ssh with --with tcp --hosts HOSTS (in a job of PBS: --hosts $PBS_NODEFILE), or start them without mula launch: %s -n RANKS mula train", mpiexec[0], line, mpiexec[0])
 }
 
-// MPI is a [Starter] that has an mpiexec or srun start the ranks. Which rank died it reads in what that program says.
+// MPI is a [Starter] that has an mpiexec or srun start the ranks. Which rank died it reads in what
+// that program says.
 type MPI struct {
 	Kind     Kind
 	TCP      bool     // of Slurm: the ranks speak TCP, and need no PMI
@@ -71,7 +73,8 @@ func (m *MPI) Start(_ context.Context, r Ranks) (Job, error) {
 	r.Environment = append(slices.Clone(r.Environment), tcp.SizeVariable+"="+strconv.Itoa(len(r.Hosts)))
 	if m.TCP && len(r.Hosts) > 1 {
 		if r.Hosts[0] == localhost {
-			return nil, errors.New("srun without MPI needs the names of the nodes, which a job of Slurm has (SLURM_JOB_NODELIST); start the run in sbatch or salloc")
+			return nil, errors.New("srun without MPI needs the names of the nodes, which a job of Slurm has " +
+				"(SLURM_JOB_NODELIST); start the run in sbatch or salloc")
 		}
 		meeting, err := meetingPoint(r.Hosts[0], m.Port, false)
 		if err != nil {
@@ -120,7 +123,8 @@ type hostRanks struct {
 	ranks int
 }
 
-// arguments are those of the program for an attempt: how many ranks, on which hosts, with what environment, and the command.
+// arguments are those of the program for an attempt: how many ranks, on which hosts, with what
+// environment, and the command.
 func (m *MPI) arguments(r Ranks) ([]string, error) {
 	var hosts []hostRanks
 	for _, h := range r.Hosts {
@@ -155,7 +159,8 @@ func (m *MPI) arguments(r Ranks) ([]string, error) {
 	case m.Kind == MPICH:
 		arguments = append(arguments, "-hosts", strings.Join(rooms, ","))
 	default: // the name of a node for each of its ranks, in this order, whatever the order of Slurm is
-		arguments = append(arguments, "--nodes="+strconv.Itoa(len(hosts)), "--distribution=arbitrary", "--nodelist="+strings.Join(r.Hosts, ","))
+		arguments = append(arguments, "--nodes="+strconv.Itoa(len(hosts)), "--distribution=arbitrary",
+			"--nodelist="+strings.Join(r.Hosts, ","))
 	}
 	if m.Kind == Slurm {
 		return append(arguments, m.slurmArguments()...), nil
@@ -163,12 +168,14 @@ func (m *MPI) arguments(r Ranks) ([]string, error) {
 	return append(append(arguments, m.export(r.Environment)...), m.Command...), nil
 }
 
-// slurmArguments are the arguments of srun that do not depend on hosts, and the command. A shell on the node passes on what only srun knows: which rank
-// this is, and what Slurm calls the node. The user's own options go first and are not repeated.
+// slurmArguments are the arguments of srun that do not depend on hosts, and the command. A shell on
+// the node passes on what only srun knows: which rank this is, and what Slurm calls the node. The
+// user's own options go first and are not repeated.
 func (m *MPI) slurmArguments() []string {
 	arguments := []string{"--kill-on-bad-exit=1"}
 	if option(m.Program, "--export") == "" {
-		arguments = append(arguments, "--export=ALL") // a job that was submitted with --export=NONE has SLURM_EXPORT_ENV
+		// a job that was submitted with --export=NONE has SLURM_EXPORT_ENV
+		arguments = append(arguments, "--export=ALL")
 	}
 	set := "export " + hostVariable + `="$SLURMD_NODENAME"`
 	if m.TCP {
@@ -180,7 +187,8 @@ func (m *MPI) slurmArguments() []string {
 	return append(append(arguments, "sh", "-c", set+`; exec "$@"`, "sh"), m.Command...)
 }
 
-// export are the arguments by which the program hands variables of its own environment to ranks on other hosts. MPICH and Slurm hand on all.
+// export are the arguments by which the program hands variables of its own environment to ranks on
+// other hosts. MPICH and Slurm hand on all.
 func (m *MPI) export(environment []string) []string {
 	var arguments []string
 	if m.Kind == OpenMPI {
@@ -192,7 +200,8 @@ func (m *MPI) export(environment []string) []string {
 	return arguments
 }
 
-// What the programs say of the rank that made them end the others: Open MPI 4.1, MPICH 4.0 (Hydra), Slurm 23.
+// What the programs say of the rank that made them end the others: Open MPI 4.1, MPICH 4.0 (Hydra),
+// Slurm 23.
 var (
 	openMPISignal = regexp.MustCompile(`process\s+rank\s+(\d+)\s+with\s+PID\s+\d+\s+on\s+node\s+(\S+)\s+exited\s+on\s+signal\s+(\d+)`)
 	openMPICode   = regexp.MustCompile(`Process name: \[\[\d+,\d+\],(\d+)\]\s+Exit code:\s+(\d+)`)
@@ -202,10 +211,12 @@ var (
 	slurmMemory   = regexp.MustCompile(`(?mi)^(?:srun|slurmstepd[^:\n]*): error: .*(?:out of memory|oom[-_ ]kill|exceeded .*memory limit)`)
 )
 
-var slurmSignals = map[string]syscall.Signal{"Out Of Memory": syscall.SIGKILL, "Killed": syscall.SIGKILL, "Terminated": syscall.SIGTERM, "Aborted": syscall.SIGABRT,
+var slurmSignals = map[string]syscall.Signal{"Out Of Memory": syscall.SIGKILL, "Killed": syscall.SIGKILL,
+	"Terminated": syscall.SIGTERM, "Aborted": syscall.SIGABRT,
 	"Segmentation fault": syscall.SIGSEGV, "Bus error": syscall.SIGBUS}
 
-// cause completes the exit of the program by what it said about its ranks, which run on these hosts.
+// cause completes the exit of the program by what it said about its ranks, which run on these
+// hosts.
 func (m *MPI) cause(e *Exit, said string, hosts []string) {
 	number := func(text string) int { n, _ := strconv.Atoi(text); return n } // of digits
 	if e.Signal == 0 && e.Code > 128 && e.Code < 128+65 {
@@ -229,7 +240,8 @@ func (m *MPI) cause(e *Exit, said string, hosts []string) {
 		// A rank whose peer is killed often exits with an error before srun reports the peer.
 		var exits []Exit
 		for _, found := range slurmTask.FindAllStringSubmatch(said, -1) {
-			exits = append(exits, Exit{Host: found[1], Rank: number(found[2]), Signal: slurmSignals[found[4]], Code: number(found[3])})
+			exits = append(exits, Exit{Host: found[1], Rank: number(found[2]), Signal: slurmSignals[found[4]],
+				Code: number(found[3])})
 		}
 		if first := cause(exits); first != nil {
 			*e = *first
@@ -290,8 +302,8 @@ func (j *programJob) signal(s syscall.Signal) {
 	}
 }
 
-// Kill kills the program, and the ranks that it has started on this machine. Those on other hosts are killed by its daemons there, when they
-// miss it.
+// Kill kills the program, and the ranks that it has started on this machine. Those on other hosts
+// are killed by its daemons there, when they miss it.
 func (j *programJob) Kill() {
 	j.mu.Lock()
 	defer j.mu.Unlock()

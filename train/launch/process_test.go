@@ -24,7 +24,8 @@ import (
 	"mula/train"
 )
 
-// actVariable makes the test binary one rank of a run, which does what the variable says, word by word.
+// actVariable makes the test binary one rank of a run, which does what the variable says, word by
+// word.
 const actVariable = "MULA_LAUNCH_TEST_ACT"
 
 func TestMain(m *testing.M) {
@@ -81,7 +82,8 @@ func act(words []string) {
 		case "environment":
 			if mine {
 				dir, _ := os.Getwd()
-				fmt.Println("world", os.Getenv("MULA_WORLD"), "host", os.Getenv("MULA_HOST"), "address", os.Getenv("MULA_ADDRESS"), "secret", len(os.Getenv("MULA_SECRET")), "in", dir)
+				fmt.Println("world", os.Getenv("MULA_WORLD"), "host", os.Getenv("MULA_HOST"), "address",
+					os.Getenv("MULA_ADDRESS"), "secret", len(os.Getenv("MULA_SECRET")), "in", dir)
 			}
 		case "pid":
 			if mine {
@@ -192,7 +194,8 @@ type play struct {
 	stdout, stderr sharedBuffer
 }
 
-// newPlay makes a run whose ranks do what the words say. Tests of processes wait more than they work, so they run at the same time.
+// newPlay makes a run whose ranks do what the words say. Tests of processes wait more than they
+// work, so they run at the same time.
 func newPlay(t *testing.T, words string, start func(command []string, out Output) Starter) *play {
 	t.Helper()
 	t.Parallel()
@@ -201,7 +204,8 @@ func newPlay(t *testing.T, words string, start func(command []string, out Output
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.Options = Options{Output: t.TempDir(), Ranks: 3, Hosts: []Host{{"a", 2}, {"b", 1}, {"c", 2}}, Limits: DefaultLimits(), Grace: 100 * time.Millisecond, Retries: 3,
+	p.Options = Options{Output: t.TempDir(), Ranks: 3, Hosts: []Host{{"a", 2}, {"b", 1}, {"c", 2}},
+		Limits: DefaultLimits(), Grace: 100 * time.Millisecond, Retries: 3,
 		Start: start([]string{"/usr/bin/env", actVariable + "=" + words, program}, Output{&p.stdout, &p.stderr})}
 	return p
 }
@@ -213,11 +217,13 @@ func processes(command []string, out Output) Starter {
 // remotes has every rank behind a remote shell, that is a script which leaves the host out.
 func remotes(t *testing.T) func(command []string, out Output) Starter {
 	shell := filepath.Join(t.TempDir(), "shell")
-	if err := os.WriteFile(shell, []byte("#!/bin/sh\nif [ \"$1\" = unreachable ]; then echo no route >&2; exit 255; fi\nif [ \"$1\" = silent ]; then exec sleep 3600; fi\nshift\nexec sh -c \"$*\"\n"), 0o755); err != nil {
+	if err := os.WriteFile(shell,
+		[]byte("#!/bin/sh\nif [ \"$1\" = unreachable ]; then echo no route >&2; exit 255; fi\nif [ \"$1\" = silent ]; then exec sleep 3600; fi\nshift\nexec sh -c \"$*\"\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	return func(command []string, out Output) Starter {
-		return &Processes{Command: command, RemoteShell: []string{shell}, Agent: []string{command[2], "agent"}, Output: out}
+		return &Processes{Command: command, RemoteShell: []string{shell}, Agent: []string{command[2], "agent"},
+			Output: out}
 	}
 }
 
@@ -233,26 +239,32 @@ func (p *play) run(t *testing.T) Result {
 	return result
 }
 
-// Ranks find each other by their environment; rank 0's output passes through, that of the others has their number; all of it is kept.
+// Ranks find each other by their environment; rank 0's output passes through, that of the others
+// has their number; all of it is kept.
 func TestOutput(t *testing.T) {
 	for name, start := range map[string]func([]string, Output) Starter{"local": processes, "remote": remotes(t)} {
 		t.Run(name, func(t *testing.T) {
-			p := newPlay(t, "on 0 environment say zero complain zero! on 1 say one complain one! on 2 environment complain two!", start)
+			p := newPlay(t,
+				"on 0 environment say zero complain zero! on 1 say one complain one! on 2 environment complain two!",
+				start)
 			if result := p.run(t); result.Code != ExitDone {
 				t.Fatalf("%+v", result)
 			}
 			dir, _ := os.Getwd()
 			out := p.stdout.String()
-			if !strings.HasPrefix(out, "world 3 host a address ") || !strings.HasSuffix(out, "secret 32 in "+dir+"\nzero\n") {
+			if !strings.HasPrefix(out, "world 3 host a address ") ||
+				!strings.HasSuffix(out, "secret 32 in "+dir+"\nzero\n") {
 				t.Errorf("standard output %q", out)
 			}
-			for _, line := range []string{"zero!\n", "[1] one\n", "[1] one!\n", "[2] world 3 host b address ", "[2] two!\n"} {
+			for _, line := range []string{"zero!\n", "[1] one\n", "[1] one!\n", "[2] world 3 host b address ",
+				"[2] two!\n"} {
 				if !strings.Contains("\n"+p.stderr.String(), "\n"+line) {
 					t.Errorf("standard error %q has no line %q", p.stderr.String(), line)
 				}
 			}
 			log, err := os.ReadFile(filepath.Join(p.Output, "launch", "attempt-001", "rank-00001.log"))
-			if err != nil || !strings.Contains(string(log), "one\n") || !strings.Contains(string(log), "one!\n") || strings.Contains(string(log), "zero") {
+			if err != nil || !strings.Contains(string(log), "one\n") || !strings.Contains(string(log), "one!\n") ||
+				strings.Contains(string(log), "zero") {
 				t.Errorf("log of rank 1: %q, %v", log, err)
 			}
 		})
@@ -269,7 +281,8 @@ func TestKilledRank(t *testing.T) {
 			if result.Code != ExitDone || len(result.Attempts) != 2 {
 				t.Fatalf("%+v", result)
 			}
-			if a := result.Attempts[0]; a.Outcome != HostLost || a.Blamed != "b" || *a.Rank != 2 || !strings.Contains(a.Reason, "signal 9") {
+			if a := result.Attempts[0]; a.Outcome != HostLost || a.Blamed != "b" || *a.Rank != 2 ||
+				!strings.Contains(a.Reason, "signal 9") {
 				t.Errorf("%+v", a)
 			}
 			if got := strings.Join(result.Attempts[1].Hosts, ""); got != "aac" {
@@ -284,10 +297,12 @@ func TestStoppedRank(t *testing.T) {
 	for name, start := range map[string]func([]string, Output) Starter{"local": processes, "remote": remotes(t)} {
 		t.Run(name, func(t *testing.T) {
 			p := newPlay(t, "pid meet "+t.TempDir()+" 3 beat step 7 on 0 deaf on 1 stop on 2 wait", start)
-			p.Limits = Limits{Floor: map[train.Section]time.Duration{train.SectionSetup: time.Hour}, First: time.Second, Factor: 1}
+			p.Limits = Limits{Floor: map[train.Section]time.Duration{train.SectionSetup: time.Hour}, First: time.Second,
+				Factor: 1}
 			p.Retries = 0
 			result := p.run(t)
-			if a := result.Attempts[0]; result.Outcome != Hang || result.Code != ExitHang || len(result.Attempts) != 1 || a.Step != 7 || a.Blamed != "" {
+			if a := result.Attempts[0]; result.Outcome != Hang || result.Code != ExitHang ||
+				len(result.Attempts) != 1 || a.Step != 7 || a.Blamed != "" {
 				t.Errorf("%+v", result)
 			}
 			if pids := processLine.FindAllStringSubmatch(p.stderr.String(), -1); len(pids) != 3 {
@@ -324,7 +339,8 @@ func TestStop(t *testing.T) {
 				await(t, "all ranks wait", func() bool { return strings.Count(p.stderr.String(), "waiting\n") == 3 })
 				signals <- syscall.SIGTERM
 			}()
-			if result := p.run(t); result.Outcome != Stopped || result.Code != ExitStopped || len(result.Attempts) != 1 {
+			if result := p.run(t); result.Outcome != Stopped || result.Code != ExitStopped ||
+				len(result.Attempts) != 1 {
 				t.Errorf("%+v", result)
 			}
 		})
@@ -335,16 +351,19 @@ func TestStop(t *testing.T) {
 func TestKilledShell(t *testing.T) {
 	shell := filepath.Join(t.TempDir(), "shell")
 	mark := filepath.Join(t.TempDir(), "mark")
-	text := "#!/bin/sh\nif [ \"$1\" = b ] && mkdir " + mark + " 2>/dev/null; then kill -9 $$; fi\nshift\nexec sh -c \"$*\"\n"
+	text := "#!/bin/sh\nif [ \"$1\" = b ] && mkdir " + mark +
+		" 2>/dev/null; then kill -9 $$; fi\nshift\nexec sh -c \"$*\"\n"
 	if err := os.WriteFile(shell, []byte(text), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	p := newPlay(t, "on 0 beat step 1 exit 0", func(command []string, out Output) Starter {
-		return &Processes{Command: command, RemoteShell: []string{shell}, Agent: []string{command[2], "agent"}, Output: out}
+		return &Processes{Command: command, RemoteShell: []string{shell}, Agent: []string{command[2], "agent"},
+			Output: out}
 	})
 	result := p.run(t)
 	a := result.Attempts[0]
-	if result.Code != ExitDone || len(result.Attempts) != 2 || a.Outcome != Failed || a.Blamed != "" || strings.Join(result.Attempts[1].Hosts, "") != "aab" ||
+	if result.Code != ExitDone || len(result.Attempts) != 2 || a.Outcome != Failed || a.Blamed != "" ||
+		strings.Join(result.Attempts[1].Hosts, "") != "aab" ||
 		!strings.Contains(a.Reason, "the remote shell to b, on this machine, was ended by signal 9") {
 		t.Errorf("%+v", result)
 	}
@@ -355,13 +374,15 @@ func TestUnreachable(t *testing.T) {
 	p := newPlay(t, "on 0 exit 0", remotes(t))
 	p.Hosts = []Host{{"unreachable", 2}, {"b", 2}, {"c", 2}}
 	result := p.run(t)
-	if result.Code != ExitDone || len(result.Attempts) != 2 || result.Attempts[0].Blamed != "unreachable" || strings.Join(result.Excluded, "") != "unreachable" ||
+	if result.Code != ExitDone || len(result.Attempts) != 2 || result.Attempts[0].Blamed != "unreachable" ||
+		strings.Join(result.Excluded, "") != "unreachable" ||
 		strings.Join(result.Attempts[1].Hosts, "") != "bbc" {
 		t.Errorf("%+v", result)
 	}
 }
 
-// A remote shell that does not end, because its host has gone silent, is killed when it has had the time to.
+// A remote shell that does not end, because its host has gone silent, is killed when it has had the
+// time to.
 func TestSilentHost(t *testing.T) {
 	p := newPlay(t, "deaf", remotes(t))
 	p.Hosts, p.Ranks = []Host{{"silent", 1}}, 1
@@ -375,7 +396,8 @@ func TestSilentHost(t *testing.T) {
 func TestLocalhostAmongHosts(t *testing.T) {
 	p := newPlay(t, "exit 0", remotes(t))
 	p.Hosts = []Host{{"localhost", 2}, {"b", 1}}
-	if _, err := Run(t.Context(), p.Options); err == nil || !strings.Contains(err.Error(), "name this one as the others know it") {
+	if _, err := Run(t.Context(), p.Options); err == nil ||
+		!strings.Contains(err.Error(), "name this one as the others know it") {
 		t.Errorf("%v", err)
 	}
 }
@@ -396,7 +418,8 @@ func TestAgentAlone(t *testing.T) {
 	if err := agent.Start(); err != nil {
 		t.Fatal(err)
 	}
-	order, _ := json.Marshal(agentOrder{Dir: t.TempDir(), Command: []string{program}, Environment: []string{actVariable + "=deaf"}})
+	order, _ := json.Marshal(agentOrder{Dir: t.TempDir(), Command: []string{program},
+		Environment: []string{actVariable + "=deaf"}})
 	in.Write(append(order, '\n'))
 	await(t, "the rank waits", func() bool { return strings.Contains(out.String(), "waiting") })
 	in.Close()
@@ -417,7 +440,8 @@ func TestShellLine(t *testing.T) {
 func mpiexecs(t *testing.T) map[Kind][]string {
 	t.Helper()
 	found := map[Kind][]string{}
-	for kind, words := range map[Kind][]string{OpenMPI: {"mpiexec.openmpi", "--oversubscribe"}, MPICH: {"mpiexec.mpich"}} {
+	for kind, words := range map[Kind][]string{OpenMPI: {"mpiexec.openmpi", "--oversubscribe"},
+		MPICH: {"mpiexec.mpich"}} {
 		if _, err := exec.LookPath(words[0]); err != nil {
 			continue
 		}
@@ -435,7 +459,8 @@ func mpiexecs(t *testing.T) map[Kind][]string {
 	return found
 }
 
-// What mpiexec says of a rank that is killed, and of one that leaves with an error, is understood; a stop reaches the ranks through it.
+// What mpiexec says of a rank that is killed, and of one that leaves with an error, is understood;
+// a stop reaches the ranks through it.
 func TestMPI(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts MPI jobs")
@@ -453,10 +478,13 @@ func TestMPI(t *testing.T) {
 			p := newPlay(t, "on 0 beat step 1"+stays+" on 2 once "+mark+"2 kill on 0 environment exit 0", start)
 			result := p.run(t)
 			a := result.Attempts[0]
-			if result.Code != ExitDone || len(result.Attempts) != 2 || a.Outcome != HostLost || !strings.Contains(a.Reason, "signal 9") {
+			if result.Code != ExitDone || len(result.Attempts) != 2 || a.Outcome != HostLost ||
+				!strings.Contains(a.Reason, "signal 9") {
 				t.Fatalf("%+v", result)
 			}
-			if kind == OpenMPI && (a.Blamed != "b" || *a.Rank != 2 || strings.Join(result.Attempts[1].Hosts, "") != "aac") { // MPICH names no rank
+			if kind == OpenMPI && (a.Blamed != "b" || *a.Rank != 2 ||
+				strings.Join(result.Attempts[1].Hosts, "") != "aac") {
+				// MPICH names no rank
 				t.Errorf("%+v, rank %d", a, *a.Rank)
 			}
 			if !strings.Contains(p.stdout.String(), "host a ") {
@@ -465,7 +493,8 @@ func TestMPI(t *testing.T) {
 		})
 		t.Run(string(kind)+", configuration", func(t *testing.T) {
 			p := newPlay(t, "exit 2", start)
-			if result := p.run(t); result.Outcome != Configuration || result.Code != ExitConfiguration || len(result.Attempts) != 1 {
+			if result := p.run(t); result.Outcome != Configuration || result.Code != ExitConfiguration ||
+				len(result.Attempts) != 1 {
 				t.Errorf("%+v", result)
 			}
 		})
@@ -477,14 +506,17 @@ func TestMPI(t *testing.T) {
 				await(t, "all ranks wait", func() bool { return strings.Count(p.stderr.String(), "waiting\n") == 3 })
 				signals <- syscall.SIGTERM
 			}()
-			if result := p.run(t); result.Outcome != Stopped || result.Code != ExitStopped || len(result.Attempts) != 1 {
+			if result := p.run(t); result.Outcome != Stopped || result.Code != ExitStopped ||
+				len(result.Attempts) != 1 {
 				t.Errorf("%+v\n%s", result, p.stderr.String())
 			}
 		})
 		t.Run(string(kind)+", hang", func(t *testing.T) {
-			// Open MPI wakes a stopped rank before it ends it. Rank 0 then says that the run was stopped.
+			// Open MPI wakes a stopped rank before it ends it. Rank 0 then says that the run was
+			// stopped.
 			p := newPlay(t, "pid meet "+t.TempDir()+" 3 on 0 beat step 7 wait on 1 stop on 2 deaf", start)
-			p.Limits = Limits{Floor: map[train.Section]time.Duration{train.SectionSetup: time.Hour}, First: time.Second, Factor: 1}
+			p.Limits = Limits{Floor: map[train.Section]time.Duration{train.SectionSetup: time.Hour}, First: time.Second,
+				Factor: 1}
 			p.Retries, p.Grace = 0, time.Second
 			if result := p.run(t); result.Outcome != Hang || result.Code != ExitHang {
 				t.Errorf("%+v", result)
@@ -506,12 +538,17 @@ func TestMPIArguments(t *testing.T) {
 	}{
 		{MPI{Kind: OpenMPI}, r, "-n 4 --host n1:2,n2:2 -x A -x B mula train"},
 		{MPI{Kind: MPICH}, r, "-n 4 -hosts n1:2,n2:2 mula train"},
-		{MPI{Kind: Slurm}, r, `-n 4 --nodes=2 --distribution=arbitrary --nodelist=n1,n1,n2,n2 --kill-on-bad-exit=1 --export=ALL sh -c export MULA_HOST="$SLURMD_NODENAME"; exec "$@" sh mula train`},
-		{MPI{Kind: Slurm}, Ranks{Hosts: []string{"n2", "n2", "n1"}}, "-n 3 --nodes=2 --distribution=arbitrary --nodelist=n2,n2,n1 "},
-		{MPI{Kind: Slurm, TCP: true}, r, `--kill-on-bad-exit=1 --export=ALL --mpi=none sh -c export MULA_HOST="$SLURMD_NODENAME" MULA_RANK="$SLURM_PROCID"; exec "$@" sh mula train`},
-		{MPI{Kind: Slurm, TCP: true, Program: []string{"srun", "--mpi=pmix", "--export=A"}}, r, `--kill-on-bad-exit=1 sh -c `},
+		{MPI{Kind: Slurm}, r,
+			`-n 4 --nodes=2 --distribution=arbitrary --nodelist=n1,n1,n2,n2 --kill-on-bad-exit=1 --export=ALL sh -c export MULA_HOST="$SLURMD_NODENAME"; exec "$@" sh mula train`},
+		{MPI{Kind: Slurm}, Ranks{Hosts: []string{"n2", "n2", "n1"}},
+			"-n 3 --nodes=2 --distribution=arbitrary --nodelist=n2,n2,n1 "},
+		{MPI{Kind: Slurm, TCP: true}, r,
+			`--kill-on-bad-exit=1 --export=ALL --mpi=none sh -c export MULA_HOST="$SLURMD_NODENAME" MULA_RANK="$SLURM_PROCID"; exec "$@" sh mula train`},
+		{MPI{Kind: Slurm, TCP: true, Program: []string{"srun", "--mpi=pmix", "--export=A"}}, r,
+			`--kill-on-bad-exit=1 sh -c `},
 		{MPI{Kind: MPICH}, Ranks{Hosts: []string{"localhost", "localhost"}}, "-n 2 mula train"},
-		{MPI{Kind: OpenMPI, AllLocal: true}, r, "-n 2 -x A -x B env MULA_HOST=n1 mula train : -n 2 -x A -x B env MULA_HOST=n2 mula train"},
+		{MPI{Kind: OpenMPI, AllLocal: true}, r,
+			"-n 2 -x A -x B env MULA_HOST=n1 mula train : -n 2 -x A -x B env MULA_HOST=n2 mula train"},
 	} {
 		test.m.Command = []string{"mula", "train"}
 		arguments, err := test.m.arguments(test.r)
@@ -532,18 +569,25 @@ func TestSlurmSays(t *testing.T) {
 		code int
 		want string
 	}{
-		{"srun: error: nid002: task 3: Killed\nsrun: error: nid001: task 0: Exited with exit code 1\n", 137, "rank 3 on nid002 was ended by signal 9 (killed)"},
+		{"srun: error: nid002: task 3: Killed\nsrun: error: nid001: task 0: Exited with exit code 1\n", 137,
+			"rank 3 on nid002 was ended by signal 9 (killed)"},
 		{"srun: error: nid001: task 0: Exited with exit code 1\nsrun: error: nid002: task 3: Killed\nsrun: error: nid002: task 2: Terminated\n", 1, "rank 3 on nid002 was ended by signal 9 (killed)"},
 		{"srun: error: nid001: tasks 1,0: Exited with exit code 2\n", 2, "rank 1 on nid001 left with exit code 2"},
-		{"srun: error: nid002: task 2: Segmentation fault (core dumped)\n", 139, "rank 2 on nid002 was ended by signal 11 (segmentation fault)"},
-		{"srun: error: nid002: task 2: Out Of Memory\n", 137, "rank 2 on nid002 was ended by signal 9 (killed): out of memory, as Slurm says"},
+		{"srun: error: nid002: task 2: Segmentation fault (core dumped)\n", 139,
+			"rank 2 on nid002 was ended by signal 11 (segmentation fault)"},
+		{"srun: error: nid002: task 2: Out Of Memory\n", 137,
+			"rank 2 on nid002 was ended by signal 9 (killed): out of memory, as Slurm says"},
 		{"slurmstepd: error: Detected 1 oom-kill event(s) in StepId=7.0. Some of your processes may have been killed by the cgroup out-of-memory handler.\n" +
-			"srun: error: nid002: task 2: Killed\n", 137, "rank 2 on nid002 was ended by signal 9 (killed): out of memory, as Slurm says"},
+			"srun: error: nid002: task 2: Killed\n", 137,
+			"rank 2 on nid002 was ended by signal 9 (killed): out of memory, as Slurm says"},
 		{"slurmstepd-nid001: error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks have been OOM Killed.\n", 137,
 			"a rank was ended by signal 9 (killed): out of memory, as Slurm says"},
-		{"slurmstepd: error: Exceeded step memory limit at some point.\n", 1, "a rank left with exit code 1: out of memory, as Slurm says"},
-		{"slurmstepd: error: StepId=7.0 exceeded memory limit (9000 > 8000), being killed\n", 137, "a rank was ended by signal 9 (killed): out of memory, as Slurm says"},
-		{"mula: the device is out of memory\nsrun: error: nid002: task 2: Exited with exit code 1\n", 1, "rank 2 on nid002 left with exit code 1"},
+		{"slurmstepd: error: Exceeded step memory limit at some point.\n", 1,
+			"a rank left with exit code 1: out of memory, as Slurm says"},
+		{"slurmstepd: error: StepId=7.0 exceeded memory limit (9000 > 8000), being killed\n", 137,
+			"a rank was ended by signal 9 (killed): out of memory, as Slurm says"},
+		{"mula: the device is out of memory\nsrun: error: nid002: task 2: Exited with exit code 1\n", 1,
+			"rank 2 on nid002 left with exit code 1"},
 		{"", 137, "a rank was ended by signal 9 (killed)"},
 		{"", 1, "a rank left with exit code 1"},
 	} {
@@ -558,15 +602,18 @@ func TestSlurmSays(t *testing.T) {
 // What cannot be started is an error at once, and no attempt.
 func TestNothingToStart(t *testing.T) {
 	for _, s := range []Starter{
-		&Processes{Command: []string{"/nowhere/mula"}, AllLocal: true, Output: Output{&sharedBuffer{}, &sharedBuffer{}}},
-		&MPI{Kind: OpenMPI, Program: []string{"/nowhere/mpiexec"}, Command: []string{"mula"}, Output: Output{&sharedBuffer{}, &sharedBuffer{}}},
+		&Processes{Command: []string{"/nowhere/mula"}, AllLocal: true, Output: Output{&sharedBuffer{},
+			&sharedBuffer{}}},
+		&MPI{Kind: OpenMPI, Program: []string{"/nowhere/mpiexec"}, Command: []string{"mula"},
+			Output: Output{&sharedBuffer{}, &sharedBuffer{}}},
 	} {
 		_, err := Run(context.Background(), Options{Output: t.TempDir(), Ranks: 2, Start: s, Limits: DefaultLimits()})
 		if err == nil || !strings.Contains(err.Error(), "/nowhere/") {
 			t.Errorf("%s: %v", s.Name(), err)
 		}
 	}
-	if _, err := DetectMPI(t.Context(), []string{"true"}); err == nil || !strings.Contains(err.Error(), "neither") || !strings.Contains(err.Error(), "--with tcp --hosts") {
+	if _, err := DetectMPI(t.Context(), []string{"true"}); err == nil || !strings.Contains(err.Error(), "neither") ||
+		!strings.Contains(err.Error(), "--with tcp --hosts") {
 		t.Errorf("%v", err)
 	}
 }

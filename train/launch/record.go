@@ -16,7 +16,8 @@ import (
 // RecordFile is the name of the record of attempts in a run directory.
 const RecordFile = "launch.jsonl"
 
-// failuresFile is the name of the file in a run directory to which a rank that finds its values wrong appends a line before it leaves.
+// failuresFile is the name of the file in a run directory to which a rank that finds its values
+// wrong appends a line before it leaves.
 const failuresFile = "failures.jsonl"
 
 // An Attempt is a line of launch.jsonl.
@@ -39,7 +40,8 @@ type Attempt struct {
 	genuine     string // what to do about a failure that came again; "" for a failure that may be a host's
 }
 
-// openRecord opens launch.jsonl for more attempts and returns the number of the last one in it. A last line that is not whole is cut off.
+// openRecord opens launch.jsonl for more attempts and returns the number of the last one in it. A
+// last line that is not whole is cut off.
 func openRecord(path string) (f *os.File, last int, err error) {
 	if f, err = os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644); err != nil {
 		return nil, 0, err
@@ -114,7 +116,9 @@ const (
 	kindNotFinite = "not_finite"
 	kindReplica   = "replica_differs"
 	kindDiverged  = "diverged"
-	kindForgiven  = "forgiven" // the launcher uses the host again, or all hosts if none is named: failures before this line do not count
+	// the launcher uses the host again, or all hosts if none is named: failures before this line do
+	// not count
+	kindForgiven = "forgiven"
 )
 
 // damning reports whether a failure speaks against its host: the host computed something wrong.
@@ -136,13 +140,15 @@ func (f Failure) String() string {
 	case kindReplica:
 		return fmt.Sprintf("%s had weights that differ from those of its replicas at step %d", who, f.Step)
 	case kindDiverged:
-		return fmt.Sprintf("%s diverged at step %d: values are not finite, and no single host is their source", who, f.Step)
+		return fmt.Sprintf("%s diverged at step %d: values are not finite, and no single host is their source", who,
+			f.Step)
 	}
 	return fmt.Sprintf("%s failed: %s at step %d", who, f.Error, f.Step)
 }
 
-// blamed returns the failures for which hosts are out of use, from all failures of the run. It leaves out failures before a moment, failures that were
-// forgiven, and failures that happened on two hosts at the same step, which are the run's own.
+// blamed returns the failures for which hosts are out of use, from all failures of the run. It
+// leaves out failures before a moment, failures that were forgiven, and failures that happened on
+// two hosts at the same step, which are the run's own.
 func blamed(failures []Failure, since time.Time) []Failure {
 	var found []Failure
 	for _, f := range failures {
@@ -160,7 +166,8 @@ func blamed(failures []Failure, since time.Time) []Failure {
 
 // forgive appends to failures.jsonl that a host is used again, or all hosts for "".
 func forgive(path, host, why string) error {
-	line, err := json.Marshal(Failure{Time: time.Now().UTC().Format(time.RFC3339), Host: host, Rank: -1, Kind: kindForgiven, Error: why})
+	line, err := json.Marshal(Failure{Time: time.Now().UTC().Format(time.RFC3339), Host: host, Rank: -1,
+		Kind: kindForgiven, Error: why})
 	if err != nil {
 		return err
 	}
@@ -186,7 +193,8 @@ func openFailures(path string) (*failureLog, error) {
 	return l, err
 }
 
-// read returns the failures since the last call. One that cannot be read is none: the ranks' exits say enough.
+// read returns the failures since the last call. One that cannot be read is none: the ranks' exits
+// say enough.
 func (l *failureLog) read() []Failure {
 	failures, _ := l.next()
 	return failures
@@ -206,7 +214,8 @@ func (l *failureLog) next() (failures []Failure, err error) {
 	}
 	whole, err := readLines(f, l.path, func(line []byte) error {
 		var failure Failure
-		if json.Unmarshal(line, &failure) == nil { // else a rank was killed while it wrote, and another went on in its line
+		if json.Unmarshal(line, &failure) == nil {
+			// else a rank was killed while it wrote, and another went on in its line
 			failures = append(failures, failure)
 		}
 		return nil

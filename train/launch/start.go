@@ -45,15 +45,19 @@ type Job interface {
 	Kill()              // kills them
 }
 
-// hostVariable tells a rank what its host is called in the launcher's list: the name under which its failures are recorded.
+// hostVariable tells a rank what its host is called in the launcher's list: the name under which
+// its failures are recorded.
 const hostVariable = "MULA_HOST"
 
 // Output is where the output of ranks goes, beside the files in the folder of the attempt.
 type Output struct{ Stdout, Stderr io.Writer }
 
-// Processes is a [Starter] that starts every rank itself: as a child on this machine, by a remote shell elsewhere. The ranks speak TCP.
+// Processes is a [Starter] that starts every rank itself: as a child on this machine, by a remote
+// shell elsewhere. The ranks speak TCP.
 type Processes struct {
-	Command     []string // program and arguments of a rank; the program's path must be absolute if there are remote hosts
+	// program and arguments of a rank; the program's path must be absolute if there are remote
+	// hosts
+	Command     []string
 	RemoteShell []string // program and arguments, to which a host and a command are added, as in ssh -T HOST COMMAND
 	Agent       []string // program and arguments that run [Agent] on a remote host
 	AllLocal    bool     // whatever a host is called, it is this machine: for tests
@@ -64,13 +68,15 @@ type Processes struct {
 // Name is "tcp".
 func (p *Processes) Name() string { return "tcp" }
 
-// Start starts the ranks. It fails if the program of a local rank, or the remote shell, cannot be started.
+// Start starts the ranks. It fails if the program of a local rank, or the remote shell, cannot be
+// started.
 func (p *Processes) Start(_ context.Context, r Ranks) (Job, error) {
 	common := append(slices.Clone(r.Environment), tcp.SizeVariable+"="+strconv.Itoa(len(r.Hosts)))
 	if len(r.Hosts) > 1 {
 		if first := r.Hosts[0]; !p.AllLocal && (first == localhost || first == "127.0.0.1") {
 			if i := slices.IndexFunc(r.Hosts, func(h string) bool { return !isLocal(h) }); i >= 0 {
-				return nil, fmt.Errorf("rank 0 is to run on %s, which is another machine to %s: name this one as the others know it", first, r.Hosts[i])
+				return nil, fmt.Errorf("rank 0 is to run on %s, which is another machine to %s: name this one as "+
+					"the others know it", first, r.Hosts[i])
 			}
 		}
 		meeting, err := meetingPoint(r.Hosts[0], p.Port, p.AllLocal)
@@ -105,7 +111,8 @@ func (p *Processes) Start(_ context.Context, r Ranks) (Job, error) {
 		} else {
 			cmd = exec.Command(p.RemoteShell[0], append(slices.Clone(p.RemoteShell[1:]), host, shellLine(p.Agent))...)
 		}
-		if err := j.start(cmd, Exit{Rank: rank, Host: host}, out, !local, agentOrder{Dir: dir, Command: p.Command, Environment: environment}); err != nil {
+		if err := j.start(cmd, Exit{Rank: rank, Host: host}, out, !local, agentOrder{Dir: dir, Command: p.Command,
+			Environment: environment}); err != nil {
 			out.close()
 			j.Kill()
 			return nil, err
@@ -115,7 +122,8 @@ func (p *Processes) Start(_ context.Context, r Ranks) (Job, error) {
 	return j, nil
 }
 
-// meetingPoint is the environment by which ranks that speak TCP find each other: the address of rank 0, which runs on a host, and a new secret.
+// meetingPoint is the environment by which ranks that speak TCP find each other: the address of
+// rank 0, which runs on a host, and a new secret.
 func meetingPoint(host string, port int, allLocal bool) ([]string, error) {
 	address, err := rankZero(host, port, allLocal)
 	if err != nil {
@@ -154,8 +162,8 @@ func rankZero(host string, port int, allLocal bool) (string, error) {
 	return net.JoinHostPort(name, strconv.Itoa(port)), nil
 }
 
-// loopback returns an address of this machine. On Linux all of 127.0.0.0/8 is, and a random part of it keeps other programs from binding the free port
-// before rank 0 does.
+// loopback returns an address of this machine. On Linux all of 127.0.0.0/8 is, and a random part of
+// it keeps other programs from binding the free port before rank 0 does.
 func loopback() string {
 	if runtime.GOOS != "linux" {
 		return "127.0.0.1"
@@ -210,7 +218,8 @@ type process struct {
 
 func newProcessJob(ranks int) *processJob { return &processJob{exits: make(chan Exit, ranks)} }
 
-// start starts a process of the job. An agent gets its order on its standard input, which stays open: its end would be the end of the rank.
+// start starts a process of the job. An agent gets its order on its standard input, which stays
+// open: its end would be the end of the rank.
 func (j *processJob) start(cmd *exec.Cmd, e Exit, out *rankOutput, remote bool, order agentOrder) error {
 	cmd.Stdout, cmd.Stderr = out.stdout, out.stderr
 	cmd.WaitDelay = 2 * time.Second // a process that the rank has left behind may hold its output open
@@ -264,10 +273,12 @@ func (j *processJob) all() {
 	}()
 }
 
-// remoteShellFailed is the exit code by which ssh says that it could not reach the host, or has lost it.
+// remoteShellFailed is the exit code by which ssh says that it could not reach the host, or has
+// lost it.
 const remoteShellFailed = 255
 
-// exitOf is how a process ended. An agent gives the signal that ended its rank as shells do, by 128 and its number.
+// exitOf is how a process ended. An agent gives the signal that ended its rank as shells do, by 128
+// and its number.
 func exitOf(e Exit, state *os.ProcessState, remote bool) Exit {
 	var status syscall.WaitStatus
 	ok := false
@@ -298,7 +309,8 @@ func (j *processJob) Stop()              { j.signal(syscall.SIGTERM) }
 func (j *processJob) End()               { j.signal(syscall.SIGTERM) }
 func (j *processJob) Kill()              { j.signal(syscall.SIGKILL) }
 
-// signal sends a signal to the groups of all processes that still run: of remote ranks, by their agents.
+// signal sends a signal to the groups of all processes that still run: of remote ranks, by their
+// agents.
 func (j *processJob) signal(s syscall.Signal) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -313,14 +325,16 @@ func (j *processJob) signal(s syscall.Signal) {
 		case p.orders != nil && !p.cut:
 			p.pipe.Close() // by which the agent kills the rank
 			p.cut = true
-		default: // a rank here; or a remote shell that has not ended since its pipe was closed: its host does not answer
+		default:
+			// a rank here; or a remote shell that has not ended since its pipe was closed: its host
+			// does not answer
 			signalGroup(p.cmd.Process.Pid, s)
 		}
 	}
 }
 
-// A rankOutput takes what a rank prints: into its file, and to the launcher's own output; there rank 0 as it is, the others line by line after
-// their number.
+// A rankOutput takes what a rank prints: into its file, and to the launcher's own output; there
+// rank 0 as it is, the others line by line after their number.
 type rankOutput struct {
 	file           *os.File
 	stdout, stderr io.Writer
@@ -351,7 +365,8 @@ func (o *rankOutput) close() {
 	o.file.Close()
 }
 
-// A tee writes to both, whatever becomes of the other: a full disk or a closed terminal must not end a rank.
+// A tee writes to both, whatever becomes of the other: a full disk or a closed terminal must not
+// end a rank.
 type tee struct{ a, b io.Writer }
 
 func (t tee) Write(p []byte) (int, error) {

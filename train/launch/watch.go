@@ -8,26 +8,30 @@ import (
 	"mula/train"
 )
 
-// Limits are how long a section of a run may last before the run counts as one that hangs. A section that was seen may take Factor times as long
-// as the longest that was seen, whatever attempt that was in; no limit is below the section's floor.
+// Limits are how long a section of a run may last before the run counts as one that hangs. A
+// section that was seen may take Factor times as long as the longest that was seen, whatever
+// attempt that was in; no limit is below the section's floor.
 type Limits struct {
 	Floor  map[train.Section]time.Duration
 	First  time.Duration // limit of a section that was not seen yet, where the floor is not above it
 	Factor float64
 }
 
-// DefaultLimits are for runs whose steps take up to a minute. The longest legitimate silence that AuroraGPT reports is a save of 19 minutes.
+// DefaultLimits are for runs whose steps take up to a minute. The longest legitimate silence that
+// AuroraGPT reports is a save of 19 minutes.
 func DefaultLimits() Limits {
 	return Limits{
 		Floor: map[train.Section]time.Duration{
-			train.SectionSetup: 10 * time.Minute, train.SectionStep: 5 * time.Minute, train.SectionEvaluate: 10 * time.Minute, train.SectionCheckpoint: 10 * time.Minute,
+			train.SectionSetup: 10 * time.Minute, train.SectionStep: 5 * time.Minute,
+			train.SectionEvaluate: 10 * time.Minute, train.SectionCheckpoint: 10 * time.Minute,
 		},
 		First:  30 * time.Minute,
 		Factor: 5,
 	}
 }
 
-// A watch sees from the heartbeat whether the run makes progress. It takes only what changes as progress, by its own clock: those of hosts differ.
+// A watch sees from the heartbeat whether the run makes progress. It takes only what changes as
+// progress, by its own clock: those of hosts differ.
 type watch struct {
 	limits  Limits
 	longest map[train.Section]time.Duration
@@ -84,7 +88,8 @@ func (o overdue) String() string {
 	if o.section == train.SectionSetup {
 		return fmt.Sprintf("no first step within %s", o.limit.Round(time.Second))
 	}
-	return fmt.Sprintf("no progress for %s in the section %s after %d steps", o.limit.Round(time.Second), o.section, o.step)
+	return fmt.Sprintf("no progress for %s in the section %s after %d steps", o.limit.Round(time.Second), o.section,
+		o.step)
 }
 
 // overdue is what is overdue at a moment, nil for nothing.

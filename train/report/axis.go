@@ -17,7 +17,8 @@ type axis struct {
 	labels   []string
 }
 
-// newAxis chooses round ticks, about n of them, for values between lo and hi. An axis without extent is given some.
+// newAxis chooses round ticks, about n of them, for values between lo and hi. An axis without
+// extent is given some.
 func newAxis(lo, hi, from, to float64, n int, log bool) *axis {
 	const huge, tiny = 1e300, 1e-280 // hi - lo stays finite, and its parts keep their digits
 	lo, hi = min(max(lo, -huge), huge), min(max(hi, -huge), huge)
@@ -91,7 +92,8 @@ func logTicks(lo, hi float64) []float64 {
 	return ticks
 }
 
-// tickLabels writes ticks with as many decimals as tell them apart; thousands and more with a letter, very small ones with an exponent.
+// tickLabels writes ticks with as many decimals as tell them apart; thousands and more with a
+// letter, very small ones with an exponent.
 func tickLabels(ticks []float64, log bool) []string {
 	labels := make([]string, len(ticks))
 	if log || len(ticks) < 2 {
@@ -117,7 +119,8 @@ func tickLabels(ticks []float64, log bool) []string {
 	return labels
 }
 
-// magnitude is the unit in which an axis that reaches v counts, and its letter (SI, with B for 10⁹ as tokens and parameters are counted).
+// magnitude is the unit in which an axis that reaches v counts, and its letter (SI, with B for 10⁹
+// as tokens and parameters are counted).
 func magnitude(v float64) (unit float64, suffix string) {
 	switch {
 	case v >= 1e15:
@@ -148,7 +151,8 @@ func short(v float64, digits int) string {
 	return number + s[end:]
 }
 
-// exact writes a number with so many significant digits, so that the last one shows how far it is known.
+// exact writes a number with so many significant digits, so that the last one shows how far it is
+// known.
 func exact(v float64, digits int) string {
 	switch {
 	case math.IsNaN(v):

@@ -50,7 +50,8 @@ func TestTicks(t *testing.T) {
 // Ticks lie on the axis, rise, are as many as a reader can take in, and have labels that differ.
 func TestTicksAnywhere(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		lo := rapid.Float64Range(-1e12, 1e12).Draw(t, "lo") * math.Pow(10, float64(rapid.IntRange(-20, 3).Draw(t, "power")))
+		lo := rapid.Float64Range(-1e12, 1e12).Draw(t, "lo") * math.Pow(10,
+			float64(rapid.IntRange(-20, 3).Draw(t, "power")))
 		span := math.Abs(lo) * math.Pow(10, rapid.Float64Range(-6, 6).Draw(t, "span"))
 		n := rapid.IntRange(2, 9).Draw(t, "n")
 		a := newAxis(lo, lo+span, 500, 20, n, false)
@@ -76,8 +77,10 @@ func TestShort(t *testing.T) {
 		short  string
 		exact  string
 	}{
-		{0, 3, "0", "0"}, {2.5, 3, "2.5", "2.50"}, {3.14159, 3, "3.14", "3.14"}, {2831.4, 3, "2831", "2831"}, {123456, 3, "123k", "123k"}, {0.05, 3, "0.05", "0.0500"},
-		{4e-4, 3, "4e-4", "4.00e-4"}, {-1.25e-7, 3, "-1.25e-7", "-1.25e-7"}, {1e18, 3, "1e18", "1.00e18"}, {7.5e9, 2, "7.5B", "7.5B"}, {-10, 3, "-10", "-10.0"},
+		{0, 3, "0", "0"}, {2.5, 3, "2.5", "2.50"}, {3.14159, 3, "3.14", "3.14"}, {2831.4, 3, "2831", "2831"}, {123456,
+			3, "123k", "123k"}, {0.05, 3, "0.05", "0.0500"},
+		{4e-4, 3, "4e-4", "4.00e-4"}, {-1.25e-7, 3, "-1.25e-7", "-1.25e-7"}, {1e18, 3, "1e18", "1.00e18"}, {7.5e9, 2,
+			"7.5B", "7.5B"}, {-10, 3, "-10", "-10.0"},
 		{math.NaN(), 3, "–", "–"},
 	} {
 		if got := short(test.v, test.digits); got != test.short {

@@ -10,7 +10,8 @@ import (
 	"strings"
 )
 
-// Sizes in units of the drawing, which is scaled to the width of its place on the page. Text is 12 units high.
+// Sizes in units of the drawing, which is scaled to the width of its place on the page. Text is 12
+// units high.
 const (
 	textWidth  = 6.7 // mean width of a character, on the safe side
 	lineHeight = 14
@@ -184,7 +185,8 @@ func newDrawing(label string, width, height float64) *drawing {
 }
 
 func (d *drawing) end() template.HTML {
-	return template.HTML(fmt.Sprintf(`<svg class="chart" viewBox="0 0 %s %s" role="img" aria-label="%s"%s>`, num(d.width), num(d.height), esc(d.label), d.attributes) +
+	return template.HTML(fmt.Sprintf(`<svg class="chart" viewBox="0 0 %s %s" role="img" aria-label="%s"%s>`,
+		num(d.width), num(d.height), esc(d.label), d.attributes) +
 		"\n" + d.String() + "</svg>")
 }
 
@@ -202,7 +204,8 @@ func num(v float64) string {
 	return s
 }
 
-// yAxis draws grid lines as far as the right edge of the plot, their labels and the name of the axis, and returns the plot's left edge.
+// yAxis draws grid lines as far as the right edge of the plot, their labels and the name of the
+// axis, and returns the plot's left edge.
 func (d *drawing) yAxis(y *axis, label string, right float64) (left float64) {
 	widest := 0
 	for _, l := range y.labels {
@@ -214,7 +217,8 @@ func (d *drawing) yAxis(y *axis, label string, right float64) (left float64) {
 			num(left), num(y.at(v)), num(right), num(left-6), num(y.at(v)+4), esc(y.labels[i]))
 	}
 	middle := num((y.from + y.to) / 2)
-	d.add(`<text class="axis" x="12" y="%s" text-anchor="middle" transform="rotate(-90 12 %s)">%s</text>`, middle, middle, esc(label))
+	d.add(`<text class="axis" x="12" y="%s" text-anchor="middle" transform="rotate(-90 12 %s)">%s</text>`, middle,
+		middle, esc(label))
 	return left
 }
 
@@ -228,7 +232,8 @@ func (d *drawing) xAxis(x *axis, label string) {
 	if label == "" {
 		label = "step"
 	}
-	d.add(`<text class="axis" x="%s" y="%s" text-anchor="middle">%s</text>`, num((x.from+x.to)/2), num(base+34), esc(label))
+	d.add(`<text class="axis" x="%s" y="%s" text-anchor="middle">%s</text>`, num((x.from+x.to)/2), num(base+34),
+		esc(label))
 }
 
 // hover writes what the script needs to turn coordinates back into values.
@@ -245,7 +250,8 @@ func (d *drawing) hover(x, y *axis, percent bool) {
 		x.lo, x.hi, num(x.from), num(x.to), y.lo, y.hi, num(y.from), num(y.to), scale, unit)
 }
 
-// marks draws the marks. The first of each kind has its word, if there is room: the others look the same.
+// marks draws the marks. The first of each kind has its word, if there is room: the others look the
+// same.
 func (d *drawing) marks(marks []mark, x *axis) {
 	const room = 70 // that a word takes
 	named := map[markKind]bool{}
@@ -260,9 +266,11 @@ func (d *drawing) marks(marks []mark, x *axis) {
 			if at > x.to-60 {
 				anchor = "end"
 			}
-			text = fmt.Sprintf(`<text class="tick" x="%s" y="%d" text-anchor="%s">%s</text>`, num(at), marginTop-6, anchor, m.kind)
+			text = fmt.Sprintf(`<text class="tick" x="%s" y="%d" text-anchor="%s">%s</text>`, num(at), marginTop-6,
+				anchor, m.kind)
 		}
-		d.add(`<g class="%s"><title>%s</title><path d="M%s %dV%s"/>%s</g>`, markClass[m.kind], esc(m.label), num(at), marginTop-3, num(d.height-marginFoot), text)
+		d.add(`<g class="%s"><title>%s</title><path d="M%s %dV%s"/>%s</g>`, markClass[m.kind], esc(m.label), num(at),
+			marginTop-3, num(d.height-marginFoot), text)
 	}
 }
 
@@ -310,12 +318,14 @@ func (d *drawing) curve(s *curveSeries, x, y *axis) {
 	}
 	for _, p := range s.points {
 		if finite(p.y) && !(y.log && p.y <= 0) {
-			d.add(`<circle class="dot %s" cx="%s" cy="%s" r="3.5"/>`, fillClass(s.colour), num(x.at(p.x)), num(y.at(p.y)))
+			d.add(`<circle class="dot %s" cx="%s" cy="%s" r="3.5"/>`, fillClass(s.colour), num(x.at(p.x)),
+				num(y.at(p.y)))
 		}
 	}
 }
 
-// endLabels writes the names of the curves beside their ends, moved apart where they would overlap, with a line to the end that is meant.
+// endLabels writes the names of the curves beside their ends, moved apart where they would overlap,
+// with a line to the end that is meant.
 func (d *drawing) endLabels(labels []endLabel, x, y *axis) {
 	for i := range labels {
 		labels[i].y = y.at(labels[i].at.y)
@@ -332,7 +342,8 @@ func (d *drawing) endLabels(labels []endLabel, x, y *axis) {
 	}
 }
 
-// spread moves labels apart to at least a line's height, keeping their order and staying between top and bottom.
+// spread moves labels apart to at least a line's height, keeping their order and staying between
+// top and bottom.
 func spread(labels []endLabel, top, bottom float64) {
 	sort.SliceStable(labels, func(i, j int) bool { return labels[i].y < labels[j].y })
 	for i := range labels {

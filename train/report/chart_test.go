@@ -43,8 +43,10 @@ func golden(t *testing.T, name string, drawing template.HTML) {
 func TestGolden(t *testing.T) {
 	nan := math.NaN()
 	golden(t, "line", (lineChart{
-		label: "loss", width: 640, height: 300, yLabel: "loss (nats per token)", until: 6, marks: []mark{{2, "resumed before step 2 from step-00000002", resumed},
-			{2.2, "step 2 skipped", skipped}, {4, "step 4 skipped", skipped}, {5, "rolled back to step 5", rolledBack}, {5.5, "again", rolledBack}},
+		label: "loss", width: 640, height: 300, yLabel: "loss (nats per token)", until: 6, marks: []mark{{2,
+			"resumed before step 2 from step-00000002", resumed},
+			{2.2, "step 2 skipped", skipped}, {4, "step 4 skipped", skipped}, {5, "rolled back to step 5",
+				rolledBack}, {5.5, "again", rolledBack}},
 		series: []curveSeries{
 			{colour: 0, faint: true, points: []point{{0, 5}, {1, 3.5}, {2, 3.75}, {3, 2.5}, {4, nan}, {5, 2}}},
 			{name: "training", colour: 0, points: []point{{0, 4.5}, {1, 4}, {2, 3.5}, {3, 3}, {4, nan}, {5, 2.25}}},
@@ -58,18 +60,21 @@ func TestGolden(t *testing.T) {
 		series: []curveSeries{{name: "last", points: []point{{0, 3}, {10, 0.5}, {20, 180}, {30, 0.25}}}},
 	}).svg())
 	golden(t, "shares", (&shareChart{
-		label: "mixture", width: 640, height: 300, names: []string{"go", "docs", "books"}, edges: []float64{0, 2, 4, 6, 8}, planned: []float64{0.5, 0.375, 0.125},
+		label: "mixture", width: 640, height: 300, names: []string{"go", "docs", "books"}, edges: []float64{0, 2, 4, 6,
+			8}, planned: []float64{0.5, 0.375, 0.125},
 		shares: [][]float64{{0.5, 0.375, 0.125}, {0.5, 0.5, 0}, {0, 0, 0}, {0.25, 0.5, 0.25}},
 	}).svg())
 	golden(t, "heat", (&heatMap{
-		label: "load", width: 640, rowName: "layer", xLabel: "expert", scaleLabel: "× mean", noteHead: "max/mean", notes: []string{"1.00×", "4.00×"},
+		label: "load", width: 640, rowName: "layer", xLabel: "expert", scaleLabel: "× mean", noteHead: "max/mean",
+		notes:  []string{"1.00×", "4.00×"},
 		titles: []string{"layer 0: even", "layer 1: one expert"}, values: [][]float64{{1, 1, 1, 1}, {4, 0, nan, 0.5}},
 	}).svg())
 }
 
 var coordinate = regexp.MustCompile(`[ML]([-\d.]+) ([-\d.]+)`)
 
-// The curve drawn, read back through the scales that the page gives its script, is the curve asked for, to the tenth of a unit of the drawing.
+// The curve drawn, read back through the scales that the page gives its script, is the curve asked
+// for, to the tenth of a unit of the drawing.
 func TestLineChartIsTrue(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		positive := rapid.Bool().Draw(t, "positive")
@@ -82,7 +87,8 @@ func TestLineChartIsTrue(t *testing.T) {
 		for i, y := range ys {
 			s.points = append(s.points, point{float64(3 * i), y})
 		}
-		c := lineChart{width: half, height: halfHeight, logIfWide: rapid.Bool().Draw(t, "log"), fromZero: rapid.Bool().Draw(t, "from zero"), series: []curveSeries{s}}
+		c := lineChart{width: half, height: halfHeight, logIfWide: rapid.Bool().Draw(t, "log"),
+			fromZero: rapid.Bool().Draw(t, "from zero"), series: []curveSeries{s}}
 		drawing := string(c.svg())
 		x, y := scale(t, drawing, "x"), scale(t, drawing, "y")
 		log := strings.Contains(drawing, `data-scale="log"`)
@@ -139,7 +145,8 @@ func (s scaleData) px(v float64, log bool) float64 {
 	return s.from + (v-s.lo)/(s.hi-s.lo)*(s.to-s.from)
 }
 
-// Labels stand in the order of the curves' ends, apart from each other and, where there is room, within the plot.
+// Labels stand in the order of the curves' ends, apart from each other and, where there is room,
+// within the plot.
 func TestSpread(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		ys := rapid.SliceOfN(rapid.Float64Range(18, 300), 1, 20).Draw(t, "ends")
@@ -164,7 +171,8 @@ func TestHeatClass(t *testing.T) {
 		v            float64
 		octaves, cls int
 	}{
-		{1, 2, 8}, {1.05, 2, 8}, {0.95, 2, 8}, {2, 2, 12}, {0.5, 2, 4}, {4, 2, 16}, {100, 2, 16}, {0.25, 2, 0}, {0, 2, 0}, {16, 4, 16}, {4, 4, 12}, {1.0 / 16, 4, 0},
+		{1, 2, 8}, {1.05, 2, 8}, {0.95, 2, 8}, {2, 2, 12}, {0.5, 2, 4}, {4, 2, 16}, {100, 2, 16}, {0.25, 2, 0}, {0, 2,
+			0}, {16, 4, 16}, {4, 4, 12}, {1.0 / 16, 4, 0},
 		{math.NaN(), 2, -1},
 	} {
 		if got := heatClass(test.v, test.octaves); got != test.cls {

@@ -12,7 +12,8 @@ import (
 	"mula/internal/strictyaml"
 )
 
-// readConfig reads the fields of a train.yaml by full name, as text, as "schedule.learning_rate": "0.0004". Without the file it returns nil.
+// readConfig reads the fields of a train.yaml by full name, as text, as "schedule.learning_rate":
+// "0.0004". Without the file it returns nil.
 func readConfig(path string) (map[string]string, error) {
 	file, err := strictyaml.Read(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -40,7 +41,8 @@ func flatten(fields map[string]any, prefix string, into map[string]string) {
 	}
 }
 
-// valueText is a value as YAML has it. Numbers have the digits that people write: a tenth of 0.003 is 0.0003 here, as float64 has 15 digits for sure.
+// valueText is a value as YAML has it. Numbers have the digits that people write: a tenth of 0.003
+// is 0.0003 here, as float64 has 15 digits for sure.
 func valueText(v any) string {
 	switch v := v.(type) {
 	case float64:
@@ -61,8 +63,8 @@ func valueText(v any) string {
 	return fmt.Sprint(v)
 }
 
-// differences is the table of the fields of train.yaml in which runs differ; the directory of the run is none of them. It is nil unless two
-// runs have a configuration.
+// differences is the table of the fields of train.yaml in which runs differ; the directory of the
+// run is none of them. It is nil unless two runs have a configuration.
 func differences(names []string, runs []*Run) *summary {
 	all := map[string]bool{}
 	known := 0

@@ -5,7 +5,8 @@ import "math"
 // point is a value of a curve at a step. A curve breaks at a point whose y is NaN.
 type point struct{ x, y float64 }
 
-// envelope thins a curve to at most two points in each of n stretches, the lowest and the highest, so that no spike is lost.
+// envelope thins a curve to at most two points in each of n stretches, the lowest and the highest,
+// so that no spike is lost.
 func envelope(curve []point, n int) []point {
 	if len(curve) <= 2*n {
 		return curve
@@ -37,7 +38,8 @@ func envelope(curve []point, n int) []point {
 	return out
 }
 
-// means thins a curve to n points, the means of as many stretches. The last point is kept, since its value is what a curve is read for.
+// means thins a curve to n points, the means of as many stretches. The last point is kept, since
+// its value is what a curve is read for.
 func means(curve []point, n int) []point {
 	if len(curve) <= n {
 		return curve
@@ -61,11 +63,13 @@ func means(curve []point, n int) []point {
 	return append(out, last)
 }
 
-// smooth averages y with the given weights (nil: all 1) over about span steps: a step counts the less the further away it is, exponentially,
-// before and after alike, so that the average neither lags behind a steep curve nor ends early. Steps without a value or weight take the
-// average of those around them.
+// smooth averages y with the given weights (nil: all 1) over about span steps: a step counts the
+// less the further away it is, exponentially, before and after alike, so that the average neither
+// lags behind a steep curve nor ends early. Steps without a value or weight take the average of
+// those around them.
 func smooth(curve []point, weights []float64, span float64) []point {
-	keep := 1 - 4/(span+3) // the ages of an exponential average with this factor are (span-1)/4 in the mean, on each side
+	// the ages of an exponential average with this factor are (span-1)/4 in the mean, on each side
+	keep := 1 - 4/(span+3)
 	type average struct{ sum, total float64 }
 	own := func(i int) average {
 		w := 1.0
@@ -87,14 +91,16 @@ func smooth(curve []point, weights []float64, span float64) []point {
 	out := make([]point, len(curve))
 	a = average{} // of the steps after this one
 	for i := len(curve) - 1; i >= 0; i-- {
-		out[i] = point{curve[i].x, (before[i].sum + a.sum) / (before[i].total + a.total)} // 0/0, a gap, far from any value
+		// 0/0, a gap, far from any value
+		out[i] = point{curve[i].x, (before[i].sum + a.sum) / (before[i].total + a.total)}
 		o := own(i)
 		a = average{keep * (a.sum + o.sum), keep * (a.total + o.total)}
 	}
 	return out
 }
 
-// smoothSpan is the span for a run of n steps: a fiftieth of it, and none for a run so short that every step can be seen.
+// smoothSpan is the span for a run of n steps: a fiftieth of it, and none for a run so short that
+// every step can be seen.
 func smoothSpan(n int) float64 {
 	return math.Round(min(max(float64(n)/50, 1), 1000))
 }

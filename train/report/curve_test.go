@@ -61,7 +61,8 @@ func TestMeans(t *testing.T) {
 	}
 }
 
-// The average equals its definition: every step weighs keep to the power of its distance, times its own weight.
+// The average equals its definition: every step weighs keep to the power of its distance, times its
+// own weight.
 func TestSmooth(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		curve := drawCurve(t, 60)

@@ -26,10 +26,12 @@ const (
 func marksOf(r *Run) []mark {
 	var marks []mark
 	for _, m := range r.Resumes {
-		marks = append(marks, mark{float64(m.Step), fmt.Sprintf("resumed before step %d from %s", m.Step, m.Checkpoint), resumed})
+		marks = append(marks, mark{float64(m.Step), fmt.Sprintf("resumed before step %d from %s", m.Step, m.Checkpoint),
+			resumed})
 	}
 	for _, b := range r.Rollbacks {
-		marks = append(marks, mark{float64(b.Step), fmt.Sprintf("the data of steps %d to %d is left out: %s at step %d", b.Step, b.Spiked, b.Spike, b.Spiked), rolledBack})
+		marks = append(marks, mark{float64(b.Step), fmt.Sprintf("the data of steps %d to %d is left out: %s at step %d",
+			b.Step, b.Spiked, b.Spike, b.Spiked), rolledBack})
 	}
 	return marks
 }
@@ -77,9 +79,9 @@ func sourceWeights(r *Run, source int) []float64 {
 	return weights
 }
 
-// rawAndSmooth are the two lines by which a noisy curve is shown. A run too short to be smoothed has the second alone.
-// With logIfWide, values that lineChart will draw on a logarithmic axis are averaged as logarithms: one spike of a thousand
-// would hide the hundred steps after it.
+// rawAndSmooth are the two lines by which a noisy curve is shown. A run too short to be smoothed
+// has the second alone. With logIfWide, values that lineChart will draw on a logarithmic axis are
+// averaged as logarithms: one spike of a thousand would hide the hundred steps after it.
 func rawAndSmooth(name string, colour int, curve []point, logIfWide bool) []curveSeries {
 	span := smoothSpan(len(curve))
 	if span <= 1 {
@@ -117,8 +119,8 @@ func smoothText(n int) string {
 	return ""
 }
 
-// lossFigures overlay the loss of all runs, with their evaluations: whole, and the second half alone where the first steps would press it
-// flat.
+// lossFigures overlay the loss of all runs, with their evaluations: whole, and the second half
+// alone where the first steps would press it flat.
 func lossFigures(names []string, runs []*Run) []page.Figure {
 	chart := lineChart{label: "loss over steps", width: wide, height: wideHeight, yLabel: "loss (nats per token)"}
 	evaluated, left, longest := false, false, 0
@@ -140,14 +142,16 @@ func lossFigures(names []string, runs []*Run) []page.Figure {
 		}
 		if len(losses) > 0 {
 			left = true
-			chart.series = append(chart.series, curveSeries{name: names[i] + ", skipped", quiet: true, colour: i, dots: true, points: losses})
+			chart.series = append(chart.series, curveSeries{name: names[i] + ", skipped", quiet: true, colour: i,
+				dots: true, points: losses})
 		}
 		chart.until = max(chart.until, stepsDone(run))
 		if len(run.Evaluations) == 0 {
 			continue
 		}
 		evaluated = true
-		s := curveSeries{name: names[i] + ", evaluation", quiet: true, colour: i, dots: len(run.Evaluations) <= mostDots}
+		s := curveSeries{name: names[i] + ", evaluation", quiet: true, colour: i,
+			dots: len(run.Evaluations) <= mostDots}
 		if len(runs) == 1 {
 			s.name, s.quiet, s.colour = "evaluation", false, 1
 		}
@@ -169,7 +173,8 @@ func lossFigures(names []string, runs []*Run) []page.Figure {
 	figures := []page.Figure{{Title: "Loss", Text: text, Chart: chart.svg()}}
 	if longest >= 100 {
 		chart.label, chart.from = "loss over the second half of the steps", math.Floor(chart.until/2)
-		figures = append(figures, page.Figure{Title: "Loss, second half", Text: "The same, closer.", Chart: chart.svg()})
+		figures = append(figures, page.Figure{Title: "Loss, second half", Text: "The same, closer.",
+			Chart: chart.svg()})
 	}
 	return figures
 }
@@ -177,14 +182,17 @@ func lossFigures(names []string, runs []*Run) []page.Figure {
 func sectionOf(name string, r *Run) section {
 	s := section{Name: name, Sources: sourceRows(r), Config: configRows(r)}
 	if r.Torn != "" {
-		s.Notes = append(s.Notes, "The last line of the metrics is incomplete and was left out: "+r.Torn+". The run is writing it, or was stopped while it did.")
+		s.Notes = append(s.Notes,
+			"The last line of the metrics is incomplete and was left out: "+r.Torn+". The run is writing it, or was stopped while it did.")
 	}
 	for _, m := range r.Resumes {
 		if m.OldPlan != "" {
-			s.Notes = append(s.Notes, fmt.Sprintf("Before step %d the run changed its plan; until then it followed plan %s. Planned shares are those of the plan it began with.", m.Step, m.OldPlan))
+			s.Notes = append(s.Notes, fmt.Sprintf("Before step %d the run changed its plan; until then it followed "+
+				"plan %s. Planned shares are those of the plan it began with.", m.Step, m.OldPlan))
 		}
 		if len(m.Refused) > 0 {
-			s.Notes = append(s.Notes, fmt.Sprintf("Before step %d the run resumed from %s, since newer checkpoints were damaged: %s.", m.Step, m.Checkpoint, strings.Join(m.Refused, ", ")))
+			s.Notes = append(s.Notes, fmt.Sprintf("Before step %d the run resumed from %s, since newer checkpoints "+
+				"were damaged: %s.", m.Step, m.Checkpoint, strings.Join(m.Refused, ", ")))
 		}
 	}
 	if len(r.Steps) == 0 {
@@ -204,14 +212,20 @@ func sectionOf(name string, r *Run) section {
 	add("Loss by source", sourceLossFigure(r), evaluationFigure(r))
 	add("Mixture", drawnFigure(r), cumulativeFigure(r))
 	add("Speed and optimizer",
-		stepFigure(r, "Tokens per second", "Training speed of each step.", "tokens/s", true, false, func(s *Step) float64 { return emptyGap(s, s.TokensPerSecond) }),
+		stepFigure(r, "Tokens per second", "Training speed of each step.", "tokens/s", true, false,
+			func(s *Step) float64 { return emptyGap(s, s.TokensPerSecond) }),
 		mfuFigure(r),
-		stepFigure(r, "Gradient norm", "Before clipping.", "norm", false, true, func(s *Step) float64 { return emptyGap(s, s.GradNorm) }),
-		plainFigure(r, "Learning rate", "As set by the schedule.", "learning rate", func(s *Step) float64 { return s.LearningRate }),
+		stepFigure(r, "Gradient norm", "Before clipping.", "norm", false, true,
+			func(s *Step) float64 { return emptyGap(s, s.GradNorm) }),
+		plainFigure(r, "Learning rate", "As set by the schedule.", "learning rate",
+			func(s *Step) float64 { return s.LearningRate }),
 		updateRatioFigure(r),
-		stepFigure(r, "Auxiliary loss", "Load balancing loss of the router, before its coefficient; the fewer experts are favoured, the lower.", "auxiliary loss",
+		stepFigure(r, "Auxiliary loss",
+			"Load balancing loss of the router, before its coefficient; the fewer experts are favoured, the lower.",
+			"auxiliary loss",
 			false, false, ifAny(r, func(s *Step) float64 { return s.AuxLoss })),
-		stepFigure(r, "Router z-loss", "Mean squared log-sum-exp of the router's logits, before its coefficient.", "z-loss",
+		stepFigure(r, "Router z-loss", "Mean squared log-sum-exp of the router's logits, before its coefficient.",
+			"z-loss",
 			false, true, ifAny(r, func(s *Step) float64 { return s.ZLoss })))
 	add("Experts", loadFigure(r), imbalanceFigure(r), balanceFigure(r), entropyFigure(r), routerEntropyFigure(r))
 	return s
@@ -246,8 +260,9 @@ func ifAny(r *Run, value func(*Step) float64) func(*Step) float64 {
 // stepFigure shows one noisy value of every step.
 func stepFigure(r *Run, title, text, yLabel string, fromZero, logIfWide bool, value func(*Step) float64) page.Figure {
 	chart := lineChart{
-		label: title + " over steps", width: half, height: halfHeight, yLabel: yLabel, fromZero: fromZero, logIfWide: logIfWide,
-		series: rawAndSmooth("last", 0, curveOf(r, value), logIfWide), marks: marksOf(r), until: stepsDone(r),
+		label: title + " over steps", width: half, height: halfHeight, yLabel: yLabel, fromZero: fromZero,
+		logIfWide: logIfWide,
+		series:    rawAndSmooth("last", 0, curveOf(r, value), logIfWide), marks: marksOf(r), until: stepsDone(r),
 	}
 	return page.Figure{Title: title, Text: text + smoothText(len(r.Steps)), Chart: chart.svg()}
 }
@@ -256,13 +271,15 @@ func stepFigure(r *Run, title, text, yLabel string, fromZero, logIfWide bool, va
 func plainFigure(r *Run, title, text, yLabel string, value func(*Step) float64) page.Figure {
 	chart := lineChart{
 		label: title + " over steps", width: half, height: halfHeight, yLabel: yLabel, fromZero: true,
-		series: []curveSeries{{name: "last", points: envelope(curveOf(r, value), curvePoints/2)}}, marks: marksOf(r), until: stepsDone(r),
+		series: []curveSeries{{name: "last", points: envelope(curveOf(r, value), curvePoints/2)}}, marks: marksOf(r),
+		until: stepsDone(r),
 	}
 	return page.Figure{Title: title, Text: text, Chart: chart.svg()}
 }
 
 func sourceLossFigure(r *Run) page.Figure {
-	chart := lineChart{label: "loss of each source over steps", width: half, height: halfHeight, yLabel: "loss (nats per token)", marks: marksOf(r), until: stepsDone(r)}
+	chart := lineChart{label: "loss of each source over steps", width: half, height: halfHeight,
+		yLabel: "loss (nats per token)", marks: marksOf(r), until: stepsDone(r)}
 	span := smoothSpan(len(r.Steps))
 	for i, name := range r.Info.Sources {
 		curve := smooth(sourceCurve(r, i), sourceWeights(r, i), span)
@@ -276,7 +293,8 @@ func sourceLossFigure(r *Run) page.Figure {
 }
 
 func evaluationFigure(r *Run) page.Figure {
-	chart := lineChart{label: "evaluation loss of each source over steps", width: half, height: halfHeight, yLabel: "loss (nats per token)", xLabel: "steps done", marks: marksOf(r), until: stepsDone(r)}
+	chart := lineChart{label: "evaluation loss of each source over steps", width: half, height: halfHeight,
+		yLabel: "loss (nats per token)", xLabel: "steps done", marks: marksOf(r), until: stepsDone(r)}
 	for i, name := range r.Info.Sources {
 		s := curveSeries{name: name, colour: i, dots: len(r.Evaluations) <= mostDots}
 		for _, e := range r.Evaluations {
@@ -288,7 +306,8 @@ func evaluationFigure(r *Run) page.Figure {
 	return page.Figure{Title: "Evaluation", Text: "On held-out windows of each source.", Chart: chart.svg()}
 }
 
-// columns cuts n steps into at most most stretches: stretch i has the steps from edge i to before edge i+1.
+// columns cuts n steps into at most most stretches: stretch i has the steps from edge i to before
+// edge i+1.
 func columns(n, most int) []int {
 	k := min(n, most)
 	edges := make([]int, k+1)
@@ -304,7 +323,8 @@ func drawnFigure(r *Run) page.Figure {
 	}
 	edges := columns(len(r.Steps), shareColumns)
 	chart := shareChart{
-		label: "share of samples drawn from each source", width: half, height: halfHeight, names: r.Info.Sources, planned: plannedShares(r), marks: marksOf(r),
+		label: "share of samples drawn from each source", width: half, height: halfHeight, names: r.Info.Sources,
+		planned: plannedShares(r), marks: marksOf(r),
 	}
 	first := float64(r.Steps[0].Step)
 	var all float64
@@ -346,7 +366,8 @@ func cumulativeFigure(r *Run) page.Figure {
 		return page.Figure{}
 	}
 	chart := lineChart{
-		label: "share of all samples drawn so far, by source", width: half, height: halfHeight, xLabel: "steps done", yLabel: "share of all samples so far",
+		label: "share of all samples drawn so far, by source", width: half, height: halfHeight, xLabel: "steps done",
+		yLabel:   "share of all samples so far",
 		fromZero: true, percent: true, marks: marksOf(r), until: stepsDone(r),
 	}
 	edges := columns(len(r.Steps), curvePoints)
@@ -372,7 +393,8 @@ func cumulativeFigure(r *Run) page.Figure {
 		}
 		chart.series = append(chart.series, line)
 		if planned != nil {
-			chart.series = append(chart.series, curveSeries{name: name + ", planned", colour: j, planned: true, points: []point{{first, planned[j]}, {end, planned[j]}}})
+			chart.series = append(chart.series, curveSeries{name: name + ", planned", colour: j, planned: true,
+				points: []point{{first, planned[j]}, {end, planned[j]}}})
 		}
 	}
 	text := "Share of all samples so far that came from each source."
@@ -388,7 +410,8 @@ func loadFigure(r *Run) page.Figure {
 		return page.Figure{}
 	}
 	m := heatMap{
-		label: "load of each expert in each layer", width: half, rowName: "layer", xLabel: "expert", scaleLabel: "× the layer's mean load", noteHead: "max/mean, entropy",
+		label: "load of each expert in each layer", width: half, rowName: "layer", xLabel: "expert",
+		scaleLabel: "× the layer's mean load", noteHead: "max/mean, entropy",
 	}
 	for layer, counts := range r.ExpertLoad {
 		if len(counts) == 0 {
@@ -412,7 +435,8 @@ func loadFigure(r *Run) page.Figure {
 		b := balanceOf(counts)
 		m.values = append(m.values, row)
 		m.notes = append(m.notes, exact(b.MaxOverMean, 3)+"×, "+exact(b.Entropy, 3))
-		m.titles = append(m.titles, fmt.Sprintf("layer %d: busiest expert %d with %s × the mean, idlest expert %d with %s ×",
+		m.titles = append(m.titles, fmt.Sprintf("layer %d: busiest expert %d with %s × the mean, idlest expert %d "+
+			"with %s ×",
 			layer, busiest, exact(row[busiest], 3), idlest, exact(row[idlest], 3)))
 	}
 	over := fmt.Sprintf("the last %d steps", r.LoadSteps)
@@ -431,8 +455,9 @@ func imbalanceFigure(r *Run) page.Figure {
 	}
 	edges := columns(len(r.Steps), heatColumns)
 	m := heatMap{
-		label: "load of the busiest expert of each layer over steps", width: half, rowName: "layer", xLabel: "step", scaleLabel: "busiest ÷ mean",
-		overSteps: true, xLo: float64(r.Steps[0].Step), xHi: float64(r.Steps[len(r.Steps)-1].Step + 1),
+		label: "load of the busiest expert of each layer over steps", width: half, rowName: "layer", xLabel: "step",
+		scaleLabel: "busiest ÷ mean",
+		overSteps:  true, xLo: float64(r.Steps[0].Step), xHi: float64(r.Steps[len(r.Steps)-1].Step + 1),
 	}
 	for layer := range r.ExpertLoad {
 		row := make([]float64, len(edges)-1)
@@ -448,15 +473,18 @@ func imbalanceFigure(r *Run) page.Figure {
 		}
 		m.values = append(m.values, row)
 	}
-	return page.Figure{Title: "Imbalance by layer over time", Text: "Load of the busiest expert ÷ mean load, of each step alone, averaged over stretches of steps.", Chart: m.svg()}
+	return page.Figure{Title: "Imbalance by layer over time", Text: "Load of the busiest expert ÷ mean load, of " +
+		"each step alone, averaged over stretches of steps.", Chart: m.svg()}
 }
 
 // acrossLayers shows the mean over layers of a number, and its worst layer.
-func acrossLayers(r *Run, title, text, yLabel string, value func(Balance) float64, worse func(a, b float64) float64) page.Figure {
+func acrossLayers(r *Run, title, text, yLabel string, value func(Balance) float64,
+	worse func(a, b float64) float64) page.Figure {
 	if len(r.ExpertLoad) == 0 {
 		return page.Figure{}
 	}
-	chart := lineChart{label: title + " over steps", width: half, height: halfHeight, yLabel: yLabel, marks: marksOf(r), until: stepsDone(r)}
+	chart := lineChart{label: title + " over steps", width: half, height: halfHeight, yLabel: yLabel, marks: marksOf(r),
+		until: stepsDone(r)}
 	mean := curveOf(r, func(s *Step) float64 {
 		var total float64
 		for _, b := range s.Balance {
@@ -488,15 +516,19 @@ func balanceFigure(r *Run) page.Figure {
 }
 
 func entropyFigure(r *Run) page.Figure {
-	return acrossLayers(r, "Entropy of the load", "Of the experts' shares in each step, divided by ln(experts): 1 is even, 0 is one expert alone.", "entropy ÷ ln(experts)",
+	return acrossLayers(r, "Entropy of the load",
+		"Of the experts' shares in each step, divided by ln(experts): 1 is even, 0 is one expert alone.",
+		"entropy ÷ ln(experts)",
 		func(b Balance) float64 { return b.Entropy }, math.Min)
 }
 
 // mfuFigure shows the share of the machine's peak that the model's work takes.
 func mfuFigure(r *Run) page.Figure {
 	chart := lineChart{
-		label: "model FLOPs utilization over steps", width: half, height: halfHeight, yLabel: "share of the measured peak", fromZero: true, percent: true,
-		series: rawAndSmooth("last", 0, curveOf(r, ifAny(r, func(s *Step) float64 { return s.MFU })), false), marks: marksOf(r), until: stepsDone(r),
+		label: "model FLOPs utilization over steps", width: half, height: halfHeight,
+		yLabel: "share of the measured peak", fromZero: true, percent: true,
+		series: rawAndSmooth("last", 0, curveOf(r, ifAny(r, func(s *Step) float64 { return s.MFU })),
+			false), marks: marksOf(r), until: stepsDone(r),
 	}
 	text := "Floating-point operations of the model (forward and backward, attention in full, nothing that is computed twice) per second, over the peak that was measured when the run started."
 	return page.Figure{Title: "Model FLOPs utilization", Text: text + smoothText(len(r.Steps)), Chart: chart.svg()}
@@ -507,7 +539,8 @@ var updateGroups = []string{"embedding", "attention", "router", "experts", "feed
 
 // updateRatioFigure shows how large updates are against the weights.
 func updateRatioFigure(r *Run) page.Figure {
-	chart := lineChart{label: "update-to-weight ratio over steps", width: half, height: halfHeight, yLabel: "‖update‖ ÷ ‖weights‖", logIfWide: true, marks: marksOf(r), until: stepsDone(r)}
+	chart := lineChart{label: "update-to-weight ratio over steps", width: half, height: halfHeight,
+		yLabel: "‖update‖ ÷ ‖weights‖", logIfWide: true, marks: marksOf(r), until: stepsDone(r)}
 	for i, group := range updateGroups {
 		s := curveSeries{name: strings.ReplaceAll(group, "_", "-"), colour: i}
 		for _, step := range r.Steps {
@@ -518,7 +551,8 @@ func updateRatioFigure(r *Run) page.Figure {
 		s.points = means(s.points, curvePoints)
 		chart.series = append(chart.series, s)
 	}
-	return page.Figure{Title: "Update-to-weight ratio", Text: "Norm of the change of all weights of a group in one step, over their norm before it.", Chart: chart.svg()}
+	return page.Figure{Title: "Update-to-weight ratio", Text: "Norm of the change of all weights of a group in one " +
+		"step, over their norm before it.", Chart: chart.svg()}
 }
 
 // routerEntropyFigure shows how sure the router of each layer is.
@@ -528,7 +562,8 @@ func routerEntropyFigure(r *Run) page.Figure {
 	for _, s := range r.Steps {
 		layers = max(layers, len(s.RouterEntropy))
 	}
-	chart := lineChart{label: "router entropy of each layer over steps", width: half, height: halfHeight, yLabel: "entropy (nats)", marks: marksOf(r), until: stepsDone(r)}
+	chart := lineChart{label: "router entropy of each layer over steps", width: half, height: halfHeight,
+		yLabel: "entropy (nats)", marks: marksOf(r), until: stepsDone(r)}
 	span := smoothSpan(len(r.Steps))
 	every := max(1, (layers+named-2)/(named-1))
 	for layer := range layers {
@@ -546,7 +581,8 @@ func routerEntropyFigure(r *Run) page.Figure {
 	}
 	text := "Mean over tokens of the entropy of the router's distribution over the experts"
 	if len(r.ExpertLoad) > 0 {
-		text += fmt.Sprintf(": at most ln %d = %s, where every expert is as likely; 0 where one is certain", len(r.ExpertLoad[0]), exact(math.Log(float64(len(r.ExpertLoad[0]))), 3))
+		text += fmt.Sprintf(": at most ln %d = %s, where every expert is as likely; 0 where one is certain",
+			len(r.ExpertLoad[0]), exact(math.Log(float64(len(r.ExpertLoad[0]))), 3))
 	}
 	text += "."
 	if span > 1 {

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// A heatMap draws numbers around 1 as colours: neutral at 1, one hue below, another above, on a logarithmic scale
-// from ¼ to 4, or from 1/16 to 16 where values need that.
+// A heatMap draws numbers around 1 as colours: neutral at 1, one hue below, another above, on a
+// logarithmic scale from ¼ to 4, or from 1/16 to 16 where values need that.
 type heatMap struct {
 	label      string
 	width      float64
@@ -62,7 +62,8 @@ func (m *heatMap) svg() template.HTML {
 		d.add(`<text class="axis" x="%s" y="%s">%s</text>`, num(right+8), num(top-8), esc(m.noteHead))
 	}
 	middle := num(top + rowHeight*float64(len(m.values))/2)
-	d.add(`<text class="axis" x="12" y="%s" text-anchor="middle" transform="rotate(-90 12 %s)">%s</text>`, middle, middle, esc(m.rowName))
+	d.add(`<text class="axis" x="12" y="%s" text-anchor="middle" transform="rotate(-90 12 %s)">%s</text>`, middle,
+		middle, esc(m.rowName))
 	if m.overSteps {
 		d.xAxis(newStepAxis(m.xLo, m.xHi, left, right, int((right-left)/75)), m.xLabel)
 	} else {
@@ -83,7 +84,8 @@ func (m *heatMap) row(r, octaves int, left, right, y, height float64) string {
 			end++
 		}
 		if class >= 0 {
-			fmt.Fprintf(&b, `<path class="h%d" d="M%s %sH%sv%sH%sz"/>`, class, num(at(c)), num(y), num(at(end)), num(height-0.6), num(at(c)))
+			fmt.Fprintf(&b, `<path class="h%d" d="M%s %sH%sv%sH%sz"/>`, class, num(at(c)), num(y), num(at(end)),
+				num(height-0.6), num(at(c)))
 		}
 		c = end
 	}
@@ -105,7 +107,8 @@ func (m *heatMap) columnNumbers(d *drawing, left, right float64) {
 		x := left + (right-left)*(float64(c)+0.5)/float64(columns)
 		d.add(`<text class="tick" x="%s" y="%s" text-anchor="middle">%d</text>`, num(x), num(base+15), c)
 	}
-	d.add(`<text class="axis" x="%s" y="%s" text-anchor="middle">%s</text>`, num((left+right)/2), num(base+34), esc(m.xLabel))
+	d.add(`<text class="axis" x="%s" y="%s" text-anchor="middle">%s</text>`, num((left+right)/2), num(base+34),
+		esc(m.xLabel))
 }
 
 // octaves is how far the scale reaches to each side.
@@ -143,7 +146,8 @@ func (d *drawing) scale(left float64, octaves int, label string) {
 		texts = []string{"≤ 1/16", "¼", "1", "4", "≥ 16"}
 	}
 	for i, text := range texts {
-		d.add(`<text class="tick" x="%s" y="%d" text-anchor="middle">%s</text>`, num(left+float64(i*heatSteps/2*cell)+cell/2.0), y+24, text)
+		d.add(`<text class="tick" x="%s" y="%d" text-anchor="middle">%s</text>`,
+			num(left+float64(i*heatSteps/2*cell)+cell/2.0), y+24, text)
 	}
 	d.add(`<text class="axis" x="%s" y="%d">%s</text>`, num(left+float64((2*heatSteps+1)*cell)+14), y+10, esc(label))
 }

@@ -6,9 +6,11 @@ import (
 	"mula/internal/page"
 )
 
-// Curves beyond the last of [page.Colours] repeat them dashed, then dotted; every curve also carries its name.
+// Curves beyond the last of [page.Colours] repeat them dashed, then dotted; every curve also
+// carries its name.
 
-// strokeClass is the class of a line of the given number; only with dashes does it differ from that of eight numbers before.
+// strokeClass is the class of a line of the given number; only with dashes does it differ from that
+// of eight numbers before.
 func strokeClass(colour int, dashes bool) string {
 	class := fmt.Sprintf("s%d", colour%page.Colours)
 	if turn := colour / page.Colours; dashes && turn > 0 {

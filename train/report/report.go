@@ -1,11 +1,12 @@
 // Package report renders the metrics of training runs as one self-contained HTML page.
 //
-// The page asks nobody for anything: styles and charts (SVG) are inside it, and a content security policy forbids the rest. It is read
-// without JavaScript; the little there is shows values under the pointer. It follows the reader's light or dark setting, and prints.
-// The files read are those that package train writes; the same runs and options give the same bytes.
+// The page asks nobody for anything: styles and charts (SVG) are inside it, and a content security
+// policy forbids the rest. It is read without JavaScript; the little there is shows values under
+// the pointer. It follows the reader's light or dark setting, and prints. The files read are those
+// that package train writes; the same runs and options give the same bytes.
 //
-// The size of the page does not grow with the length of a run: curves are thinned to what a screen can show, raw values so that every
-// spike stays.
+// The size of the page does not grow with the length of a run: curves are thinned to what a screen
+// can show, raw values so that every spike stays.
 package report
 
 import (
@@ -25,7 +26,8 @@ var (
 	//go:embed page.js
 	pageJS string
 
-	pages = page.New(page.Layout{Command: "mula report", Body: pageHTML, Style: pageCSS, Script: pageJS, HeatSteps: heatSteps})
+	pages = page.New(page.Layout{Command: "mula report", Body: pageHTML, Style: pageCSS, Script: pageJS,
+		HeatSteps: heatSteps})
 )
 
 // Options of [Write].
@@ -58,7 +60,8 @@ type group struct {
 	Figures []page.Figure
 }
 
-// Write renders the runs as one HTML page. The loss curves of all of them share a chart, the rest is shown run by run.
+// Write renders the runs as one HTML page. The loss curves of all of them share a chart, the rest
+// is shown run by run.
 func Write(w io.Writer, opts Options, runs ...*Run) error {
 	if len(runs) == 0 {
 		return fmt.Errorf("report: no run given")

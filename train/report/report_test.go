@@ -30,7 +30,8 @@ func render(t testing.TB, runs ...*Run) string {
 
 var drawingPattern = regexp.MustCompile(`(?s)<svg.*?</svg>`)
 
-// checkDrawings holds that every drawing is well-formed XML and all of its coordinates are numbers. It returns their number.
+// checkDrawings holds that every drawing is well-formed XML and all of its coordinates are numbers.
+// It returns their number.
 func checkDrawings(t testing.TB, page string) int {
 	t.Helper()
 	drawings := drawingPattern.FindAllString(page, -1)
@@ -64,7 +65,8 @@ func checkDrawings(t testing.TB, page string) int {
 func many() simulation {
 	s := quick()
 	s.sources = []string{
-		"dclm-baseline-filtered-2024-en", "wiki", "arxiv", "starcoder", "pes2o", `<script>alert("x")</script>`, "open-web-math", "algebraic-stack",
+		"dclm-baseline-filtered-2024-en", "wiki", "arxiv", "starcoder", "pes2o", `<script>alert("x")</script>`,
+		"open-web-math", "algebraic-stack",
 		"books", "tulu", "reddit", "Čeština",
 	}
 	s.weights = []float64{.4, .1, .05, .05, .05, .05, .05, .05, .05, .05, .05, .05}
@@ -72,7 +74,8 @@ func many() simulation {
 	return s
 }
 
-// The page stays small however long the run and large the model, and asks for nothing outside itself.
+// The page stays small however long the run and large the model, and asks for nothing outside
+// itself.
 func TestWrite(t *testing.T) {
 	one, zero, resumedOften, dense := quick(), quick(), quick(), quick()
 	one.steps, one.resumes = 1, nil
@@ -88,7 +91,8 @@ func TestWrite(t *testing.T) {
 		drawings int
 		limit    int
 	}{
-		// loss ×2, by source ×2, mixture ×2, speed, utilization, norm, rate, update ratio, auxiliary loss, experts ×5
+		// loss ×2, by source ×2, mixture ×2, speed, utilization, norm, rate, update ratio,
+		// auxiliary loss, experts ×5
 		{"quick", quick(), 17, 300e3},
 		{"one step", one, 14, 100e3}, // nothing evaluated, no second half, no map over time
 		{"no step", zero, 0, 30e3},
@@ -115,7 +119,8 @@ func TestWrite(t *testing.T) {
 				}
 			}
 			// The namespace of SVG is a name, not an address that is asked for.
-			if addresses := strings.Count(page, "http:"); addresses != strings.Count(page, `"http://www.w3.org/2000/svg"`) {
+			if addresses := strings.Count(page, "http:"); addresses != strings.Count(page,
+				`"http://www.w3.org/2000/svg"`) {
 				t.Errorf("%d addresses in the page", addresses)
 			}
 			if again := render(t, run); again != page {
@@ -147,7 +152,8 @@ func TestWriteEscapes(t *testing.T) {
 	s.steps = 30
 	run := s.read(t, `a"b<i>&c`)
 	run.Resumes = []Resume{{Step: 3, Checkpoint: `</title><script>1</script>`}}
-	run.Info.Device, run.Info.Model["model_type"], run.Info.Plan = "<img>", "</td><svg onload=1>", strings.Repeat(`"><`, 20)
+	run.Info.Device, run.Info.Model["model_type"], run.Info.Plan = "<img>", "</td><svg onload=1>", strings.Repeat(`"><`,
+		20)
 	run.Torn = "<u>"
 	page := render(t, run)
 	for element, want := range map[string]int{"script": 1, "i": len(s.sources), "img": 0, "u": 0} {
@@ -184,12 +190,14 @@ func TestWriteRuns(t *testing.T) {
 	b.resumes = nil
 	runA, runB := a.read(t, "run"), b.read(t, "run")
 	page := render(t, runA, runB)
-	for _, want := range []string{`<th scope="col">run</th>`, `<th scope="col">run (2)</th>`, `<h2>run (2)</h2>`, ">run 2.", ">run (2) 3.", "150 of 400", "1 (before step 180)"} {
+	for _, want := range []string{`<th scope="col">run</th>`, `<th scope="col">run (2)</th>`, `<h2>run (2)</h2>`,
+		">run 2.", ">run (2) 3.", "150 of 400", "1 (before step 180)"} {
 		if !strings.Contains(page, want) {
 			t.Errorf("the page does not contain %s", want)
 		}
 	}
-	for _, want := range []string{"<h3>What differs in train.yaml</h3>", "<p>Nothing but the directory of the run.</p>"} {
+	for _, want := range []string{"<h3>What differs in train.yaml</h3>",
+		"<p>Nothing but the directory of the run.</p>"} {
 		if !strings.Contains(page, want) {
 			t.Errorf("the page does not contain %s", want)
 		}
@@ -202,12 +210,14 @@ func TestWriteRuns(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	var out bytes.Buffer
-	if err := Write(&out, Options{Title: "Ablation 7"}, runA); err != nil || !strings.Contains(out.String(), "<h1>Ablation 7</h1>") {
+	if err := Write(&out, Options{Title: "Ablation 7"}, runA); err != nil ||
+		!strings.Contains(out.String(), "<h1>Ablation 7</h1>") {
 		t.Errorf("title: %v", err)
 	}
 }
 
-// What differs between configurations is shown, field by field, and nothing else; a run without one is not compared.
+// What differs between configurations is shown, field by field, and nothing else; a run without one
+// is not compared.
 func TestDifferences(t *testing.T) {
 	dir := t.TempDir()
 	config := func(text string) *Run {
@@ -253,7 +263,8 @@ func TestReload(t *testing.T) {
 		t.Error("the page loads itself again")
 	}
 	var out bytes.Buffer
-	if err := Write(&out, Options{Reload: 30}, run); err != nil || !strings.Contains(out.String(), `<meta http-equiv="refresh" content="30">`) {
+	if err := Write(&out, Options{Reload: 30}, run); err != nil ||
+		!strings.Contains(out.String(), `<meta http-equiv="refresh" content="30">`) {
 		t.Errorf("the page does not load itself again: %v", err)
 	}
 }
@@ -272,8 +283,10 @@ func TestSummary(t *testing.T) {
 		got[row.Name] = row.Cells[0].Text
 	}
 	for name, want := range map[string]string{
-		"parameters": "10 (6 active for a token)", "steps": "3", "tokens seen": "64", "loss, first → last": "5.500 → 4.500", "evaluation loss": "5.000",
-		"tokens/s, median": "64.00", "time in steps": "1.1 s", "resumes": "1 (before step 2)", "started": "2026-09-01 08:00:00 +00:00", "plan": "ab",
+		"parameters": "10 (6 active for a token)", "steps": "3", "tokens seen": "64",
+		"loss, first → last": "5.500 → 4.500", "evaluation loss": "5.000",
+		"tokens/s, median": "64.00", "time in steps": "1.1 s", "resumes": "1 (before step 2)",
+		"started": "2026-09-01 08:00:00 +00:00", "plan": "ab",
 		"model": "4 experts", "batch": "4 samples of 8 tokens",
 	} {
 		if got[name] != want {

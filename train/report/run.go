@@ -35,14 +35,16 @@ type Run struct {
 	Evaluations []Evaluation
 	Resumes     []Resume
 	Rollbacks   []Rollback
-	// ExpertLoad is, for each layer and expert, the number of tokens that the router sent there in the last LoadSteps steps that had any.
-	// It is empty for a dense model and for a run without steps.
+	// ExpertLoad is, for each layer and expert, the number of tokens that the router sent there in
+	// the last LoadSteps steps that had any. It is empty for a dense model and for a run without
+	// steps.
 	ExpertLoad [][]int64
 	LoadSteps  int
-	// Config has the fields of the run's train.yaml by full name, as text; nil if the directory has none.
+	// Config has the fields of the run's train.yaml by full name, as text; nil if the directory has
+	// none.
 	Config map[string]string
-	// Torn says where the last line breaks off, which is so while the run is writing it, or when the run was killed then.
-	// It is empty when the last line is whole.
+	// Torn says where the last line breaks off, which is so while the run is writing it, or when
+	// the run was killed then. It is empty when the last line is whole.
 	Torn string
 }
 
@@ -67,8 +69,10 @@ type Info struct {
 // A Step is the record of one optimizer update, or of one that was not made.
 type Step struct {
 	Step            int64
-	Samples, Tokens int64   // tokens that were trained on
-	Loss            float64 // mean cross entropy in nats per target; NaN for a step without samples, or if it was not finite
+	Samples, Tokens int64 // tokens that were trained on
+	// mean cross entropy in nats per target; NaN for a step without samples, or if it was not
+	// finite
+	Loss            float64
 	AuxLoss, ZLoss  float64
 	GradNorm        float64
 	LearningRate    float64
@@ -100,7 +104,8 @@ func (s Spike) String() string {
 	return what + " " + exact(s.Value, 4) + " beyond " + exact(s.Limit, 4)
 }
 
-// A Rollback is a return of the run to a time before a spike. The steps that were undone are not on record.
+// A Rollback is a return of the run to a time before a spike. The steps that were undone are not on
+// record.
 type Rollback struct {
 	Step     int64 // the first whose data was left out
 	Spiked   int64 // the last, which spiked
@@ -137,7 +142,8 @@ func (r *Run) Finished() bool {
 	return len(r.Steps) > 0 && r.Steps[len(r.Steps)-1].Step+1 >= r.planned()
 }
 
-// planned is the number of steps of the whole run: as it is set now, or as it was when the run began.
+// planned is the number of steps of the whole run: as it is set now, or as it was when the run
+// began.
 func (r *Run) planned() int64 {
 	if n, err := strconv.ParseInt(r.Config["steps"], 10, 64); err == nil && n > 0 {
 		return n
@@ -147,8 +153,8 @@ func (r *Run) planned() int64 {
 
 // Read reads the metrics of the run in a directory, and its configuration.
 //
-// A file that is damaged is refused with the name of the file and the line. Only the last line may be incomplete, as it is while the run
-// goes on: it is left out, and [Run.Torn] says so.
+// A file that is damaged is refused with the name of the file and the line. Only the last line may
+// be incomplete, as it is while the run goes on: it is left out, and [Run.Torn] says so.
 func Read(runDir string) (*Run, error) {
 	dir, err := filepath.Abs(runDir)
 	if err != nil {
@@ -252,9 +258,11 @@ func parse(r io.Reader, path string) (*Run, error) {
 				return p.finish(), nil
 			}
 			if !whole && number == 1 && errors.As(err, &syntax) {
-				return nil, fmt.Errorf("%s:1 breaks off after %d bytes: the run has not written its first line yet", path, len(text))
+				return nil, fmt.Errorf("%s:1 breaks off after %d bytes: the run has not written its first line yet",
+					path, len(text))
 			}
-			return nil, fmt.Errorf("%s:%d: no line of metrics: %w; restore the file, or delete the damaged line", path, number, err)
+			return nil, fmt.Errorf("%s:%d: no line of metrics: %w; restore the file, or delete the damaged line", path,
+				number, err)
 		}
 		if err := p.add(&l, number == 1); err != nil {
 			return nil, fmt.Errorf("%s:%d: %w", path, number, err)
@@ -262,7 +270,8 @@ func parse(r io.Reader, path string) (*Run, error) {
 	}
 }
 
-// readLine returns the next line without its end, and whether it had one. The end of the file is an empty line without an end.
+// readLine returns the next line without its end, and whether it had one. The end of the file is an
+// empty line without an end.
 func readLine(in *bufio.Reader) (text []byte, whole bool, err error) {
 	for {
 		part, err := in.ReadSlice('\n')
@@ -302,7 +311,8 @@ func (p *parser) add(l *line, first bool) error {
 		return nil
 	case l.Rollback != nil:
 		b := l.Rollback
-		p.run.Rollbacks = append(p.run.Rollbacks, Rollback{Step: *l.Step, Spiked: b.Step, Spike: b.Spike, From: b.LeftOut.From, To: b.LeftOut.To})
+		p.run.Rollbacks = append(p.run.Rollbacks, Rollback{Step: *l.Step, Spiked: b.Step, Spike: b.Spike,
+			From: b.LeftOut.From, To: b.LeftOut.To})
 		return nil
 	case l.Samples != nil:
 		return p.addStep(l)
@@ -312,7 +322,8 @@ func (p *parser) add(l *line, first bool) error {
 
 func (p *parser) addInfo(info *Info) error {
 	if info.Format != 1 {
-		return fmt.Errorf("metrics format %d; this mula reads format 1: use the version that wrote the run", info.Format)
+		return fmt.Errorf("metrics format %d; this mula reads format 1: use the version that wrote the run",
+			info.Format)
 	}
 	p.source = make(map[string]int, len(info.Sources))
 	for i, name := range info.Sources {
@@ -333,7 +344,8 @@ func (p *parser) addInfo(info *Info) error {
 func (p *parser) addStep(l *line) error {
 	run := p.run
 	s := Step{
-		Step: *l.Step, Samples: *l.Samples, Tokens: l.Tokens, Loss: math.NaN(), AuxLoss: l.AuxLoss, ZLoss: l.ZLoss, GradNorm: l.GradNorm,
+		Step: *l.Step, Samples: *l.Samples, Tokens: l.Tokens, Loss: math.NaN(), AuxLoss: l.AuxLoss, ZLoss: l.ZLoss,
+		GradNorm:     l.GradNorm,
 		LearningRate: l.LearningRate, Seconds: l.Seconds, TokensPerSecond: l.TokensPerSecond,
 		MFU: l.MFU, RouterEntropy: l.RouterEntropy, UpdateRatio: l.UpdateRatio, Skipped: l.Skipped,
 	}
@@ -362,7 +374,8 @@ func (p *parser) addStep(l *line) error {
 	var sum int64
 	for i, n := range s.SourceSamples {
 		if n < 0 || n > s.Samples {
-			return fmt.Errorf("step %d: %d samples of source %q in a step of %d", s.Step, n, run.Info.Sources[i], s.Samples)
+			return fmt.Errorf("step %d: %d samples of source %q in a step of %d", s.Step, n, run.Info.Sources[i],
+				s.Samples)
 		}
 		sum += n
 	}
@@ -389,7 +402,8 @@ func (p *parser) addStep(l *line) error {
 	return nil
 }
 
-// addLoad checks one step's counts against the shape of the first step's, keeps them for the sum over the last steps and returns their balance.
+// addLoad checks one step's counts against the shape of the first step's, keeps them for the sum
+// over the last steps and returns their balance.
 func (p *parser) addLoad(counts [][]int64) ([]Balance, error) {
 	if p.shape == nil {
 		p.shape = make([]int, len(counts))
@@ -403,7 +417,8 @@ func (p *parser) addLoad(counts [][]int64) ([]Balance, error) {
 	balance := make([]Balance, len(counts))
 	for layer, row := range counts {
 		if len(row) != p.shape[layer] {
-			return nil, fmt.Errorf("layer %d has %d experts, in the first step it has %d", layer, len(row), p.shape[layer])
+			return nil, fmt.Errorf("layer %d has %d experts, in the first step it has %d", layer, len(row),
+				p.shape[layer])
 		}
 		for expert, n := range row {
 			if n < 0 || n > 1<<53 { // larger counts would not be exact in the sums below
@@ -469,7 +484,8 @@ func (p *parser) addResume(l *line) {
 	p.run.Resumes = append(p.run.Resumes, r)
 }
 
-// finish brings the records to the final number of sources and sums the expert load over the last steps.
+// finish brings the records to the final number of sources and sums the expert load over the last
+// steps.
 func (p *parser) finish() *Run {
 	run := p.run
 	for i := range run.Steps {

@@ -35,13 +35,17 @@ func TestParse(t *testing.T) {
 	}
 	nan := math.NaN()
 	want := []Step{
-		{Step: 0, Samples: 4, Tokens: 32, Loss: 5.5, AuxLoss: 1.5, ZLoss: 0.25, GradNorm: 2, LearningRate: 0.001, Seconds: 0.5, TokensPerSecond: 64,
+		{Step: 0, Samples: 4, Tokens: 32, Loss: 5.5, AuxLoss: 1.5, ZLoss: 0.25, GradNorm: 2, LearningRate: 0.001,
+			Seconds: 0.5, TokensPerSecond: 64,
 			SourceLoss: []float64{5, 7}, SourceSamples: []int64{3, 1}, Balance: []Balance{{1, 1}, {4, 0}, {2, 0.5}}},
-		{Step: 1, Loss: nan, LearningRate: 0.001, Seconds: 0.1, SourceLoss: []float64{nan, nan}, SourceSamples: []int64{0, 0},
-			Balance: []Balance{{nan, nan}, {nan, nan}, {nan, nan}}},
-		{Step: 2, Samples: 4, Tokens: 32, Loss: 4.5, GradNorm: 1, LearningRate: 0.002, Seconds: 0.5, TokensPerSecond: 64,
+		{Step: 1, Loss: nan, LearningRate: 0.001, Seconds: 0.1, SourceLoss: []float64{nan, nan},
+			SourceSamples: []int64{0, 0},
+			Balance:       []Balance{{nan, nan}, {nan, nan}, {nan, nan}}},
+		{Step: 2, Samples: 4, Tokens: 32, Loss: 4.5, GradNorm: 1, LearningRate: 0.002, Seconds: 0.5,
+			TokensPerSecond: 64,
 			// −Σ p·log₄ p for p = 1/16, 1/8, 1/4, 9/16: 1/8 + 3/16 + 1/4 + 9/16·(2 − log₂3)
-			SourceLoss: []float64{4.5, nan}, SourceSamples: []int64{4, 0}, Balance: []Balance{{2.25, 0.5625 + 0.5625*(2-math.Log2(3))}, {4, 0}, {2, 0.5}}},
+			SourceLoss: []float64{4.5, nan}, SourceSamples: []int64{4, 0}, Balance: []Balance{{2.25,
+				0.5625 + 0.5625*(2-math.Log2(3))}, {4, 0}, {2, 0.5}}},
 	}
 	close := cmp.Options{cmpopts.EquateNaNs(), cmpopts.EquateApprox(0, 1e-12)}
 	if diff := cmp.Diff(want, run.Steps, close); diff != "" {
@@ -50,25 +54,30 @@ func TestParse(t *testing.T) {
 	if diff := cmp.Diff([]Evaluation{{2, 5, []float64{nan, 6}, []int64{0, 80}}}, run.Evaluations, close); diff != "" {
 		t.Errorf("evaluations (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff([]Resume{{Step: 2, Checkpoint: "step-00000002", Time: epoch.Add(3600e9), Refused: []string{"step-00000003"}}}, run.Resumes); diff != "" {
+	if diff := cmp.Diff([]Resume{{Step: 2, Checkpoint: "step-00000002", Time: epoch.Add(3600e9),
+		Refused: []string{"step-00000003"}}}, run.Resumes); diff != "" {
 		t.Errorf("resumes (-want +got):\n%s", diff)
 	}
 	if diff := cmp.Diff([][]int64{{20, 24, 32, 52}, {128, 0, 0, 0}, {32, 32, 32, 32}}, run.ExpertLoad); diff != "" {
 		t.Errorf("expert load (-want +got):\n%s", diff)
 	}
-	if run.LoadSteps != 3 || run.Torn != "" || run.Info.Plan != "ab" || run.Info.Weights["go"] != 0.75 || !run.Info.Started.Equal(epoch) {
+	if run.LoadSteps != 3 || run.Torn != "" || run.Info.Plan != "ab" || run.Info.Weights["go"] != 0.75 ||
+		!run.Info.Started.Equal(epoch) {
 		t.Errorf("got %+v", run)
 	}
 }
 
-// A step that was skipped keeps what it computed, but nothing was trained on; what is not finite is no value.
+// A step that was skipped keeps what it computed, but nothing was trained on; what is not finite is
+// no value.
 func TestParseSpikes(t *testing.T) {
-	run, err := parse(strings.NewReader(headLine+step0+strings.Replace(step1, `"grad_norm"`, `"update_ratio":{"head":0.5},"grad_norm"`, 1)+skippedStep2), "m")
+	run, err := parse(strings.NewReader(headLine+step0+strings.Replace(step1, `"grad_norm"`,
+		`"update_ratio":{"head":0.5},"grad_norm"`, 1)+skippedStep2), "m")
 	if err != nil {
 		t.Fatal(err)
 	}
 	s := run.Steps[2]
-	if s.Loss != 9.5 || s.Tokens != 0 || s.SourceSamples[0] != 0 || s.Samples != 4 || s.Skipped.String() != "loss 9.500 beyond 6.500" || s.MFU != 0.25 || len(s.RouterEntropy) != 3 {
+	if s.Loss != 9.5 || s.Tokens != 0 || s.SourceSamples[0] != 0 || s.Samples != 4 ||
+		s.Skipped.String() != "loss 9.500 beyond 6.500" || s.MFU != 0.25 || len(s.RouterEntropy) != 3 {
 		t.Errorf("skipped: %+v", s)
 	}
 	if run.Steps[1].UpdateRatio["head"] != 0.5 {
@@ -78,10 +87,12 @@ func TestParseSpikes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s := run.Steps[2]; !math.IsNaN(s.Loss) || !math.IsNaN(s.GradNorm) || s.Tokens != 0 || s.Skipped.String() != "loss not finite" || !math.IsNaN(s.Balance[0].Entropy) {
+	if s := run.Steps[2]; !math.IsNaN(s.Loss) || !math.IsNaN(s.GradNorm) || s.Tokens != 0 ||
+		s.Skipped.String() != "loss not finite" || !math.IsNaN(s.Balance[0].Entropy) {
 		t.Errorf("lost: %+v", s)
 	}
-	if diff := cmp.Diff([]Rollback{{Step: 1, Spiked: 2, Spike: Spike{What: "grad_norm", NotFinite: true}, From: 4, To: 12}}, run.Rollbacks); diff != "" {
+	if diff := cmp.Diff([]Rollback{{Step: 1, Spiked: 2, Spike: Spike{What: "grad_norm", NotFinite: true}, From: 4,
+		To: 12}}, run.Rollbacks); diff != "" {
 		t.Errorf("rollbacks (-want +got):\n%s", diff)
 	}
 	got := make(map[string]string)
@@ -92,14 +103,16 @@ func TestParseSpikes(t *testing.T) {
 		t.Errorf("summary %v", got)
 	}
 	page := render(t, run)
-	for _, want := range []string{"<title>step 2 skipped: loss not finite</title>", "<title>the data of steps 1 to 2 is left out: gradient norm not finite at step 2</title>", ">skipped</text>"} {
+	for _, want := range []string{"<title>step 2 skipped: loss not finite</title>",
+		"<title>the data of steps 1 to 2 is left out: gradient norm not finite at step 2</title>", ">skipped</text>"} {
 		if !strings.Contains(page, want) {
 			t.Errorf("the page does not contain %s", want)
 		}
 	}
 }
 
-// A run is finished when the steps that its configuration asks for are done, or without one those that it began with.
+// A run is finished when the steps that its configuration asks for are done, or without one those
+// that it began with.
 func TestFinished(t *testing.T) {
 	run, err := parse(strings.NewReader(headLine+step0+step1), "m")
 	if err != nil {
@@ -119,7 +132,8 @@ func TestLoadWindow(t *testing.T) {
 	steps := 2*loadWindow + 17
 	for i := range steps {
 		n := strconv.Itoa(i)
-		b.WriteString(`{"step":` + n + `,"samples":1,"loss":1,"source_samples":{"go":1},"expert_tokens":[[` + n + `,1]]}` + "\n")
+		b.WriteString(`{"step":` + n + `,"samples":1,"loss":1,"source_samples":{"go":1},"expert_tokens":[[` + n +
+			`,1]]}` + "\n")
 	}
 	run, err := parse(strings.NewReader(b.String()), "m")
 	if err != nil {
@@ -134,7 +148,8 @@ func TestLoadWindow(t *testing.T) {
 	}
 }
 
-// Steps whose positions are all skipped route nothing and say so by silence, also where a run begins with them.
+// Steps whose positions are all skipped route nothing and say so by silence, also where a run
+// begins with them.
 func TestParseEmptySteps(t *testing.T) {
 	empty := strings.Replace(step1, `,"expert_tokens":[[0,0,0,0],[0,0,0,0],[0,0,0,0]]`, "", 1)
 	first := strings.Replace(empty, `"step":1`, `"step":0`, 1)
@@ -145,11 +160,13 @@ func TestParseEmptySteps(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i, want := range []float64{math.NaN(), 4, math.NaN()} {
-		if b := run.Steps[i].Balance; len(b) != 3 || b[1].MaxOverMean != want && !(math.IsNaN(want) && math.IsNaN(b[1].MaxOverMean)) {
+		if b := run.Steps[i].Balance; len(b) != 3 || b[1].MaxOverMean != want &&
+			!(math.IsNaN(want) && math.IsNaN(b[1].MaxOverMean)) {
 			t.Errorf("step %d: balance %v", i, b)
 		}
 	}
-	if diff := cmp.Diff([][]int64{{16, 16, 16, 16}, {64, 0, 0, 0}, {32, 32, 0, 0}}, run.ExpertLoad); diff != "" || run.LoadSteps != 1 {
+	if diff := cmp.Diff([][]int64{{16, 16, 16, 16}, {64, 0, 0, 0}, {32, 32, 0, 0}}, run.ExpertLoad); diff != "" ||
+		run.LoadSteps != 1 {
 		t.Errorf("load over %d steps (-want +got):\n%s", run.LoadSteps, diff)
 	}
 	if err := Write(io.Discard, Options{}, run); err != nil {
@@ -158,15 +175,18 @@ func TestParseEmptySteps(t *testing.T) {
 	if _, err := parse(strings.NewReader(headLine+first), "m"); err != nil {
 		t.Error(err)
 	}
-	if _, err := parse(strings.NewReader(headLine+second+strings.Replace(step2, `,"expert_tokens":[[4,8,16,36],[64,0,0,0],[0,0,32,32]]`, "", 1)), "m"); err == nil {
+	if _, err := parse(strings.NewReader(headLine+second+strings.Replace(step2,
+		`,"expert_tokens":[[4,8,16,36],[64,0,0,0],[0,0,32,32]]`, "", 1)), "m"); err == nil {
 		t.Error("a step with samples that lost its experts is accepted")
 	}
 }
 
-// A run that went on with another plan may draw sources that it did not begin with; any other unknown source is damage.
+// A run that went on with another plan may draw sources that it did not begin with; any other
+// unknown source is damage.
 func TestParsePlanChange(t *testing.T) {
 	resumed := strings.Replace(resumeLine, `"refused"`, `"old_plan":"cd","refused"`, 1)
-	step := strings.NewReplacer(`"source_loss":{"go":4.5}`, `"source_loss":{"new":4.5}`, `"source_samples":{"go":4}`, `"source_samples":{"new":3,"go":1}`).Replace(step2)
+	step := strings.NewReplacer(`"source_loss":{"go":4.5}`, `"source_loss":{"new":4.5}`, `"source_samples":{"go":4}`,
+		`"source_samples":{"new":3,"go":1}`).Replace(step2)
 	run, err := parse(strings.NewReader(headLine+step0+step1+resumed+step), "m")
 	if err != nil {
 		t.Fatal(err)
@@ -211,32 +231,42 @@ func TestParseDamage(t *testing.T) {
 		{"torn in the middle", headLine + step0[:50] + "\n" + step1, ":2: no line of metrics"},
 		{"whole line of half an object", headLine + step0[:50] + "\n", ":2: no line of metrics"},
 		{"wrong type", headLine + replace(step0, `"tokens":32`, `"tokens":"32"`), ":2: no line of metrics"},
-		{"wrong type in the last line without end", headLine + strings.TrimSpace(replace(step0, `"tokens":32`, `"tokens":"32"`)), ":2: no line of metrics"},
+		{"wrong type in the last line without end", headLine + strings.TrimSpace(replace(step0, `"tokens":32`,
+			`"tokens":"32"`)), ":2: no line of metrics"},
 		{"too large", headLine + replace(step0, `"loss":5.5`, `"loss":1e999`), ":2: no line of metrics"},
 		{"no step", headLine + `{"samples":1}` + "\n", `:2: the line has no "step"`},
 		{"negative step", headLine + `{"step":-1,"samples":1}` + "\n", `:2: the line has no "step"`},
 		{"no kind", headLine + `{"step":0}` + "\n", ":2: the line is neither"},
 		{"no loss", headLine + replace(step0, `"loss":5.5,`, ""), ":2: step 0 has samples and no loss"},
 		{"evaluation without loss", headLine + replace(evalLine, `"loss":5,`, ""), ":2: the evaluation has no loss"},
-		{"unknown source", headLine + replace(step0, `{"go":5`, `{"tests":5`), `:2: step 0: source_loss: "tests" is none`},
-		{"unknown source evaluated", headLine + replace(evalLine, `{"docs":80}`, `{"tests":80}`), `source_targets: "tests" is none`},
-		{"samples do not add up", headLine + replace(step0, `"go":3`, `"go":2`), ":2: step 0: the sources' samples add up to 3, the step has 4"},
-		{"more samples than the step", headLine + replace(step0, `"go":3`, `"go":9`), `:2: step 0: 9 samples of source "go" in a step of 4`},
+		{"unknown source", headLine + replace(step0, `{"go":5`, `{"tests":5`),
+			`:2: step 0: source_loss: "tests" is none`},
+		{"unknown source evaluated", headLine + replace(evalLine, `{"docs":80}`, `{"tests":80}`),
+			`source_targets: "tests" is none`},
+		{"samples do not add up", headLine + replace(step0, `"go":3`, `"go":2`),
+			":2: step 0: the sources' samples add up to 3, the step has 4"},
+		{"more samples than the step", headLine + replace(step0, `"go":3`, `"go":9`),
+			`:2: step 0: 9 samples of source "go" in a step of 4`},
 		{"negative samples", headLine + replace(step0, `"samples":4`, `"samples":-4`), ":2: step 0: negative"},
-		{"negative load", headLine + replace(step0, `[64,0`, `[64,-1`), ":2: step 0: expert_tokens: layer 1, expert 1: -1 tokens"},
-		{"layer lost", headLine + step0 + replace(step1, `[[0,0,0,0],`, `[`), ":3: step 1: expert_tokens: 2 layers, the first step has 3"},
-		{"expert lost", headLine + step0 + replace(step1, `[[0,0,0,0],`, `[[0,0,0],`), ":3: step 1: expert_tokens: layer 0 has 3 experts, in the first step it has 4"},
+		{"negative load", headLine + replace(step0, `[64,0`, `[64,-1`),
+			":2: step 0: expert_tokens: layer 1, expert 1: -1 tokens"},
+		{"layer lost", headLine + step0 + replace(step1, `[[0,0,0,0],`, `[`),
+			":3: step 1: expert_tokens: 2 layers, the first step has 3"},
+		{"expert lost", headLine + step0 + replace(step1, `[[0,0,0,0],`, `[[0,0,0],`),
+			":3: step 1: expert_tokens: layer 0 has 3 experts, in the first step it has 4"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			_, err := parse(strings.NewReader(test.text), "metrics.jsonl")
-			if err == nil || !strings.Contains(err.Error(), "metrics.jsonl") || !strings.Contains(err.Error(), test.want) {
+			if err == nil || !strings.Contains(err.Error(), "metrics.jsonl") ||
+				!strings.Contains(err.Error(), test.want) {
 				t.Errorf("got %v; want %q", err, test.want)
 			}
 		})
 	}
 }
 
-// Wherever the last line breaks off, the lines before it count and the tear is reported; a whole last line needs no line end.
+// Wherever the last line breaks off, the lines before it count and the tear is reported; a whole
+// last line needs no line end.
 func TestParseTorn(t *testing.T) {
 	before := headLine + step0
 	for cut := 1; cut < len(step1); cut++ {
@@ -255,7 +285,8 @@ func TestParseTorn(t *testing.T) {
 }
 
 func TestParseLongLine(t *testing.T) {
-	long := io.MultiReader(strings.NewReader(headLine+`{"step":0,"x":"`), bytes.NewReader(bytes.Repeat([]byte{'x'}, maxLine)))
+	long := io.MultiReader(strings.NewReader(headLine+`{"step":0,"x":"`),
+		bytes.NewReader(bytes.Repeat([]byte{'x'}, maxLine)))
 	_, err := parse(long, "m")
 	if err == nil || !strings.Contains(err.Error(), "m:2: the line has more than 16 MiB") {
 		t.Errorf("got %v", err)
@@ -279,7 +310,8 @@ func TestRead(t *testing.T) {
 	if err := os.Mkdir(dir, 0o777); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Read(dir); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "first-try is no run directory") {
+	if _, err := Read(dir); !errors.Is(err, fs.ErrNotExist) ||
+		!strings.Contains(err.Error(), "first-try is no run directory") {
 		t.Errorf("got %v", err)
 	}
 	if err := os.WriteFile(filepath.Join(dir, "metrics.jsonl"), []byte(headLine+step0), 0o666); err != nil {
@@ -292,13 +324,15 @@ func TestRead(t *testing.T) {
 	}
 }
 
-// Whatever a file holds: it is refused with its name, or makes a report whose drawings have numbers only.
+// Whatever a file holds: it is refused with its name, or makes a report whose drawings have numbers
+// only.
 func FuzzRead(f *testing.F) {
 	f.Add([]byte(headLine + step0 + step1 + evalLine + resumeLine + step2))
 	f.Add([]byte(headLine + step0 + step1[:90]))
 	f.Add([]byte(headLine + step0 + backLine + step1 + skippedStep2))
 	f.Add([]byte(headLine + step0 + step1 + lostStep2))
-	f.Add([]byte(headLine + strings.Replace(step0, "5.5", "1e308", 1) + strings.Replace(step1, `"samples":0`, `"samples":9`, 1)))
+	f.Add([]byte(headLine + strings.Replace(step0, "5.5", "1e308", 1) + strings.Replace(step1, `"samples":0`,
+		`"samples":9`, 1)))
 	f.Add([]byte(headLine + strings.Replace(step0, "[16,16,16,16]", "[]", 1)))
 	f.Add([]byte(headLine + strings.Replace(evalLine, `"step":2`, `"step":9000000000000000000`, 1)))
 	f.Add([]byte(strings.ReplaceAll(headLine+step0+step2, `"go"`, `"<b>"`)))

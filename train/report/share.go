@@ -6,7 +6,8 @@ import (
 	"strings"
 )
 
-// A shareChart draws how much of every stretch of steps came from each source, as bands that add up to the whole.
+// A shareChart draws how much of every stretch of steps came from each source, as bands that add up
+// to the whole.
 type shareChart struct {
 	label         string
 	width, height float64
@@ -30,7 +31,8 @@ func (c *shareChart) svg() template.HTML {
 	right := 0.0
 	below := 0.0
 	for i, name := range c.names {
-		labels[i] = endLabel{text: cut(name) + " " + percent(last[i], nil), name: name, at: point{c.edges[len(c.edges)-1], below + last[i]/2}, colour: i}
+		labels[i] = endLabel{text: cut(name) + " " + percent(last[i], nil), name: name,
+			at: point{c.edges[len(c.edges)-1], below + last[i]/2}, colour: i}
 		below += last[i]
 		right = max(right, 24+textWidth*float64(len([]rune(labels[i].text))))
 	}
@@ -65,7 +67,8 @@ func (c *shareChart) svg() template.HTML {
 	return d.end()
 }
 
-// band outlines the area between two curves of steps: to the right along the top, back along the bottom.
+// band outlines the area between two curves of steps: to the right along the top, back along the
+// bottom.
 func (c *shareChart) band(bottom, top []float64, x, y *axis) string {
 	var b strings.Builder
 	n := len(top)

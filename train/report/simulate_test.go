@@ -13,8 +13,9 @@ import (
 	"time"
 )
 
-// A simulation writes the metrics of a run that was never done: a loss that falls by a power law towards each source's own floor, noise
-// that shrinks with the samples it is a mean of, and a router that settles.
+// A simulation writes the metrics of a run that was never done: a loss that falls by a power law
+// towards each source's own floor, noise that shrinks with the samples it is a mean of, and a
+// router that settles.
 type simulation struct {
 	seed            uint64
 	steps, planned  int
@@ -32,7 +33,8 @@ type simulation struct {
 
 func quick() simulation {
 	return simulation{
-		seed: 1, steps: 400, planned: 400, sources: []string{"go", "tests", "assembly", "docs", "books"}, weights: []float64{0.45, 0.2, 0.1, 0.2, 0.05},
+		seed: 1, steps: 400, planned: 400, sources: []string{"go", "tests", "assembly", "docs",
+			"books"}, weights: []float64{0.45, 0.2, 0.1, 0.2, 0.05},
 		layers: 4, experts: 16, batch: 32, length: 256, evalEvery: 50, resumes: []int{180}, spike: 260, empty: 310,
 		skip: 215, lost: 218, back: 340,
 	}
@@ -68,11 +70,13 @@ func (s simulation) write(t testing.TB, name string) string {
 	put(object{"run": object{
 		"format": 1, "mula": "v0.1.0", "parameters": 7_431_552, "active_parameters": 2_713_728,
 		"model": object{
-			"model_type": "olmoe", "num_hidden_layers": s.layers, "hidden_size": 128, "num_experts": s.experts, "num_experts_per_tok": 2,
-			"vocab_size": 4096, "norm_topk_prob": false, "rms_norm_eps": 1e-5,
+			"model_type": "olmoe", "num_hidden_layers": s.layers, "hidden_size": 128, "num_experts": s.experts,
+			"num_experts_per_tok": 2,
+			"vocab_size":          4096, "norm_topk_prob": false, "rms_norm_eps": 1e-5,
 		},
 		"plan": fmt.Sprintf("%x", sha256.Sum256([]byte{byte(s.seed)})), "sources": s.sources, "weights": weights,
-		"sequence_length": s.length, "batch_size": s.batch, "steps": s.planned, "device": "cpu avx512, 2 threads", "started": epoch,
+		"sequence_length": s.length, "batch_size": s.batch, "steps": s.planned, "device": "cpu avx512, 2 threads",
+		"started": epoch,
 	}})
 	rng := rand.New(rand.NewPCG(s.seed, 0))
 	bias := make([][]float64, s.layers)
@@ -98,7 +102,8 @@ func (s simulation) write(t testing.TB, name string) string {
 			samples = 0
 		}
 		if step > 0 && step == s.back {
-			put(object{"step": step, "rollback": object{"step": step + 4, "spike": object{"what": "grad_norm", "value": 35.5, "mean": 0.7, "deviation": 0.2, "limit": 1.9},
+			put(object{"step": step, "rollback": object{"step": step + 4, "spike": object{"what": "grad_norm",
+				"value": 35.5, "mean": 0.7, "deviation": 0.2, "limit": 1.9},
 				"left_out": object{"from": step * s.batch, "to": (step + 5) * s.batch}}})
 		}
 		drawn, losses := map[string]int{}, object{}
@@ -151,8 +156,10 @@ func (s simulation) write(t testing.TB, name string) string {
 		seconds := 2.9 + 0.12*rng.NormFloat64()
 		at = at.Add(time.Duration(seconds * 1e9))
 		record := object{
-			"step": step, "first": step * s.batch, "samples": samples, "tokens": tokens, "loss": loss, "aux_loss": 1.02 + math.Exp(-float64(step)/80), "z_loss": 0,
-			"grad_norm": norm, "learning_rate": rate, "seconds": seconds, "tokens_per_second": float64(tokens) / seconds, "mfu": 1.1 * float64(tokens) / seconds / 8192, "time": at,
+			"step": step, "first": step * s.batch, "samples": samples, "tokens": tokens, "loss": loss,
+			"aux_loss": 1.02 + math.Exp(-float64(step)/80), "z_loss": 0,
+			"grad_norm": norm, "learning_rate": rate, "seconds": seconds,
+			"tokens_per_second": float64(tokens) / seconds, "mfu": 1.1 * float64(tokens) / seconds / 8192, "time": at,
 			"source_loss": losses, "source_samples": drawn,
 		}
 		if samples > 0 && s.layers > 0 {
@@ -175,7 +182,8 @@ func (s simulation) write(t testing.TB, name string) string {
 		}
 		if step > 0 && step == s.lost {
 			record["skipped"] = object{"what": "loss", "not_finite": true}
-			record["loss"], record["grad_norm"], record["source_loss"], record["source_samples"] = 0, 0, object{}, object{}
+			record["loss"], record["grad_norm"], record["source_loss"], record["source_samples"] = 0, 0, object{},
+				object{}
 			delete(record, "expert_tokens")
 			delete(record, "router_entropy")
 		}
@@ -187,10 +195,12 @@ func (s simulation) write(t testing.TB, name string) string {
 				losses[name], targets[name] = l, 4096
 				total += l
 			}
-			put(object{"step": step + 1, "eval": object{"loss": total / float64(len(s.sources)), "source_loss": losses, "source_targets": targets}})
+			put(object{"step": step + 1, "eval": object{"loss": total / float64(len(s.sources)), "source_loss": losses,
+				"source_targets": targets}})
 		}
 	}
-	config := fmt.Sprintf("# made up\noutput: .\nsteps: %d\nschedule:\n  learning_rate: 0.0004\n  warmup_steps: %d\noptimizer: {betas: [0.9, 0.95]}\n", s.planned, max(s.planned/20, 1))
+	config := fmt.Sprintf("# made up\noutput: .\nsteps: %d\nschedule:\n  learning_rate: 0.0004\n  warmup_steps: "+
+		"%d\noptimizer: {betas: [0.9, 0.95]}\n", s.planned, max(s.planned/20, 1))
 	if err := os.WriteFile(filepath.Join(dir, configFile), []byte(config), 0o666); err != nil {
 		t.Fatal(err)
 	}

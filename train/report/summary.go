@@ -206,7 +206,8 @@ func tokensSeen(r *Run) float64 {
 	return n
 }
 
-// lossSpan is the first and the last loss; since single steps vary, also the mean over the last steps of a longer run.
+// lossSpan is the first and the last loss; since single steps vary, also the mean over the last
+// steps of a longer run.
 func lossSpan(r *Run) string {
 	var losses []float64
 	for _, s := range r.Steps {
@@ -256,7 +257,8 @@ type sourceRow struct {
 	FirstLoss, LastLoss, Evaluation string
 }
 
-// sourceRows compares, for each source, what was drawn with what the plan's weights at step 0 ask for.
+// sourceRows compares, for each source, what was drawn with what the plan's weights at step 0 ask
+// for.
 func sourceRows(r *Run) []sourceRow {
 	drawn := make([]float64, len(r.Info.Sources))
 	var total float64
@@ -298,7 +300,8 @@ func sourceRows(r *Run) []sourceRow {
 	return rows
 }
 
-// sourceLossSpan is the loss of the first step that drew the source, and the smoothed one at the end.
+// sourceLossSpan is the loss of the first step that drew the source, and the smoothed one at the
+// end.
 func sourceLossSpan(r *Run, source int) (first, last string) {
 	curve := sourceCurve(r, source)
 	for _, p := range curve {
@@ -318,7 +321,8 @@ func sourceLossSpan(r *Run, source int) (first, last string) {
 	return first, ""
 }
 
-// plannedShares are the weights in the order of the sources, scaled to add up to 1; nil if the run names none.
+// plannedShares are the weights in the order of the sources, scaled to add up to 1; nil if the run
+// names none.
 func plannedShares(r *Run) []float64 {
 	shares := make([]float64, len(r.Info.Sources))
 	for i, name := range r.Info.Sources {

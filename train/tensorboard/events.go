@@ -4,9 +4,10 @@
 //
 //	length uint64 | masked CRC-32C of length uint32 | data | masked CRC-32C of data uint32
 //
-// where masked(c) = rotate right(c, 15) + 0xa282ead8 (tensorflow/core/lib/io/record_writer.h, tensorflow/core/lib/hash/crc32c.h).
-// The data of a record is one Event message (tensorflow/core/util/event.proto, tensorflow/core/framework/summary.proto); the first event of
-// a file carries file_version "brain.Event:2". Only the fields below are written:
+// where masked(c) = rotate right(c, 15) + 0xa282ead8 (tensorflow/core/lib/io/record_writer.h,
+// tensorflow/core/lib/hash/crc32c.h). The data of a record is one Event message
+// (tensorflow/core/util/event.proto, tensorflow/core/framework/summary.proto); the first event of a
+// file carries file_version "brain.Event:2". Only the fields below are written:
 //
 //	Event   { double wall_time = 1; int64 step = 2; string file_version = 3; Summary summary = 5; SessionLog session_log = 7; }
 //	Summary { repeated Value value = 1; }   Value { string tag = 1; float simple_value = 2; }
@@ -35,9 +36,10 @@ type Writer struct {
 	buf []byte
 }
 
-// Create starts a new event file in dir, which is made if need be. TensorBoard reads all event files of a directory as one run, in the
-// order of their names, which is that of their start times. Every point that other files of the directory hold at firstStep or later is
-// discarded by its readers, so a resumed run hides what was drawn after the checkpoint it starts from.
+// Create starts a new event file in dir, which is made if need be. TensorBoard reads all event
+// files of a directory as one run, in the order of their names, which is that of their start times.
+// Every point that other files of the directory hold at firstStep or later is discarded by its
+// readers, so a resumed run hides what was drawn after the checkpoint it starts from.
 func Create(dir string, firstStep int64, now time.Time) (*Writer, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, fmt.Errorf("tensorboard: %w", err)
@@ -94,7 +96,8 @@ func (w *Writer) record(data []byte) {
 	w.buf = binary.LittleEndian.AppendUint32(w.buf, maskedCRC(data))
 }
 
-// flush hands whole records to the operating system, so that a killed process leaves a file that ends at a record.
+// flush hands whole records to the operating system, so that a killed process leaves a file that
+// ends at a record.
 func (w *Writer) flush() error {
 	_, err := w.f.Write(w.buf)
 	w.buf = w.buf[:0]

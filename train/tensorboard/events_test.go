@@ -11,7 +11,8 @@ import (
 
 var update = flag.Bool("update", false, "rewrite golden files")
 
-// golden is a file of this package that TensorBoard's own reader has read; testdata/read.py does that and prints what it found.
+// golden is a file of this package that TensorBoard's own reader has read; testdata/read.py does
+// that and prints what it found.
 const golden = "testdata/golden.tfevents"
 
 func TestGolden(t *testing.T) {
@@ -23,7 +24,8 @@ func TestGolden(t *testing.T) {
 	}
 	for step := int64(60); step < 63; step++ {
 		now := start.Add(time.Duration(step-59) * time.Second)
-		err := w.Write(step, now, []Scalar{{"train/loss", 5 / float64(step)}, {"loss/go", 1e-30 * float64(step)}, {"learning_rate", 4e-4}})
+		err := w.Write(step, now, []Scalar{{"train/loss", 5 / float64(step)}, {"loss/go", 1e-30 * float64(step)},
+			{"learning_rate", 4e-4}})
 		if err != nil {
 			t.Fatal(err)
 		}

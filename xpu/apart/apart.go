@@ -1,6 +1,8 @@
-// Package apart is an [xpu.Device] for tests: its memory has two sides that are truly two, as those of a GPU are, and another device, one with the
-// host, computes on the device's side. What is computed on it has the bits of that device exactly if every reading of the host has a ToHost before
-// it and every writing a ToDevice behind it, and host results are read after Wait. Where one is missing, numbers turn to NaN or far below zero:
+// Package apart is an [xpu.Device] for tests: its memory has two sides that are truly two, as those
+// of a GPU are, and another device, one with the host, computes on the device's side. What is
+// computed on it has the bits of that device exactly if every reading of the host has a ToHost
+// before it and every writing a ToDevice behind it, and host results are read after Wait. Where one
+// is missing, numbers turn to NaN or far below zero:
 //
 //   - whatever a command writes on the device's side becomes NaN, or the least int32, on the host's side, until ToHost;
 //   - host results are NaN, or the least int64, until Wait or ToHost;
@@ -20,7 +22,8 @@ import (
 	"mula/xpu"
 )
 
-// Device is a device whose memory is apart from the host's. It is safe for use by several goroutines at once.
+// Device is a device whose memory is apart from the host's. It is safe for use by several
+// goroutines at once.
 type Device struct {
 	inner xpu.Device
 
@@ -44,10 +47,12 @@ type allocation struct {
 
 type sides[E float32 | int32] struct{ host, device []E }
 
-// New returns a device whose commands are carried out by inner, which must be one with the host and goes with it: Close closes it, too.
+// New returns a device whose commands are carried out by inner, which must be one with the host and
+// goes with it: Close closes it, too.
 func New(inner xpu.Device) *Device { return &Device{inner: inner, capacity: 1 << 40} }
 
-// SetCapacity bounds the number of bytes that Floats and Ints give, all together. Without it, that is a tebibyte.
+// SetCapacity bounds the number of bytes that Floats and Ints give, all together. Without it, that
+// is a tebibyte.
 func (d *Device) SetCapacity(bytes int64) { d.capacity = bytes }
 
 // Fail makes the device fail from now on with an error, as one whose driver has lost it.
@@ -160,7 +165,8 @@ func (d *Device) remove(begin uintptr, n int) allocation {
 	defer d.mu.Unlock()
 	i, found := slices.BinarySearchFunc(d.made, begin, byAddress)
 	if !found || d.made[i].end != begin+uintptr(4*n) {
-		panic(fmt.Sprintf("apart: %d elements are given back that are not memory of this device, whole and not yet given back", n))
+		panic(fmt.Sprintf("apart: %d elements are given back that are not memory of this device, whole and not yet "+
+			"given back", n))
 	}
 	a := d.made[i]
 	d.made = slices.Delete(d.made, i, i+1)
@@ -252,7 +258,8 @@ func (d *Device) IntsToHost(ctx context.Context, x ...[]int32) error {
 	return nil
 }
 
-// Wait brings host results, or says why the device failed. With a context that is done it brings nothing, as if it had to wait longer than that.
+// Wait brings host results, or says why the device failed. With a context that is done it brings
+// nothing, as if it had to wait longer than that.
 func (d *Device) Wait(ctx context.Context) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -288,8 +295,9 @@ func (d *Device) later(bring func()) {
 	d.results = append(d.results, bring)
 }
 
-// result is memory for host results in place of x. With computed, which is called when they are there, x is poisoned until the next Wait. Another goroutine may
-// wait while the command is at it, and is to bring nothing.
+// result is memory for host results in place of x. With computed, which is called when they are
+// there, x is poisoned until the next Wait. Another goroutine may wait while the command is at it,
+// and is to bring nothing.
 func (d *Device) result(x []float64) (y []float64, computed func()) {
 	y = make([]float64, len(x))
 	return y, func() {

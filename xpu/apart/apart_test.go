@@ -117,7 +117,8 @@ func (w waiting) SumSquares(stretches [][]float32, sums []float64) {
 	w.Device.SumSquares(stretches, sums)
 }
 
-// TestWaitDuringCommand: a goroutine that waits while another's command is under way takes nothing of its results, which are whole after its own wait.
+// TestWaitDuringCommand: a goroutine that waits while another's command is under way takes nothing
+// of its results, which are whole after its own wait.
 func TestWaitDuringCommand(t *testing.T) {
 	inner := waiting{cpu.New(1, xpu.FP32), make(chan struct{}), make(chan struct{})}
 	d := apart.New(inner)
@@ -177,7 +178,8 @@ func TestFail(t *testing.T) {
 	d.Fail(errors.New("another"))
 	d.Add(x, x, x)
 	for range 2 {
-		if err := errors.Join(d.Wait(t.Context()), d.ToHost(t.Context(), x), d.IntsToHost(t.Context())); !errors.Is(err, lost) || strings.Contains(err.Error(), "another") {
+		if err := errors.Join(d.Wait(t.Context()), d.ToHost(t.Context(), x), d.IntsToHost(t.Context())); !errors.Is(err,
+			lost) || strings.Contains(err.Error(), "another") {
 			t.Errorf("the error is %v", err)
 		}
 	}

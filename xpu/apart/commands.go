@@ -7,8 +7,8 @@ import (
 	"mula/xpu"
 )
 
-// Each command below is given to the device inside with the device's sides of its operands. Then the host's side of what it has written is poisoned,
-// no more and no less.
+// Each command below is given to the device inside with the device's sides of its operands. Then
+// the host's side of what it has written is poisoned, no more and no less.
 
 // poisonRows poisons the given number of rows of n elements on the host's side of x, ld apart.
 func poisonRows(x []float32, rows, n, ld int) {
@@ -18,7 +18,8 @@ func poisonRows(x []float32, rows, n, ld int) {
 }
 
 // MatMul multiplies matrices; see [xpu.Products].
-func (d *Device) MatMul(transA, transB bool, m, n, k int, a []float32, lda int, b []float32, ldb int, c []float32, ldc int, accumulate bool) {
+func (d *Device) MatMul(transA, transB bool, m, n, k int, a []float32, lda int, b []float32, ldb int, c []float32,
+	ldc int, accumulate bool) {
 	if a, b, c := d.floats(a), d.floats(b), d.floats(c); d.works() {
 		d.inner.MatMul(transA, transB, m, n, k, a, lda, b, ldb, c, ldc, accumulate)
 	}
@@ -73,12 +74,14 @@ func (d *Device) Embed(dst, table []float32, ids []int32, width int) {
 	poison(dst[:len(ids)*width])
 }
 
-// EmbedGrad is the gradient of Embed; see [xpu.Layers]. It panics if the host's side of ids is not the same.
+// EmbedGrad is the gradient of Embed; see [xpu.Layers]. It panics if the host's side of ids is not
+// the same.
 func (d *Device) EmbedGrad(dtable, dx []float32, ids []int32, width int, skip int32) {
 	twins := d.ints(ids)
 	for i, id := range twins {
 		if ids[i] != id {
-			panic(fmt.Sprintf("apart: EmbedGrad: id %d of %d is %d on the device and %d on the host", i, len(ids), id, ids[i]))
+			panic(fmt.Sprintf("apart: EmbedGrad: id %d of %d is %d on the device and %d on the host", i, len(ids), id,
+				ids[i]))
 		}
 	}
 	if dtable, dx := d.floats(dtable), d.floats(dx); d.works() {
@@ -148,7 +151,8 @@ func (d *Device) SplitHeads(p xpu.Projections) {
 
 // JoinHeads takes the gradients of heads back to the projections; see [xpu.Layers].
 func (d *Device) JoinHeads(p xpu.Projections, dqkv, dk, dv, dqWeight, dkWeight []float32) {
-	if p, dqkv, dk, dv, dqWeight, dkWeight := d.projections(p), d.floats(dqkv), d.floats(dk), d.floats(dv), d.floats(dqWeight), d.floats(dkWeight); d.works() {
+	if p, dqkv, dk, dv, dqWeight, dkWeight := d.projections(p), d.floats(dqkv), d.floats(dk), d.floats(dv),
+		d.floats(dqWeight), d.floats(dkWeight); d.works() {
 		d.inner.JoinHeads(p, dqkv, dk, dv, dqWeight, dkWeight)
 	}
 	poison(dqkv[:p.Rows*p.Length*p.Width()], dqWeight, dkWeight)
@@ -156,7 +160,8 @@ func (d *Device) JoinHeads(p xpu.Projections, dqkv, dk, dv, dqWeight, dkWeight [
 
 // attention is a on the device's side.
 func (d *Device) attention(a xpu.Attention) xpu.Attention {
-	a.Q, a.K, a.V, a.Context, a.LSE, a.Begin = d.floats(a.Q), d.floats(a.K), d.floats(a.V), d.floats(a.Context), d.floats(a.LSE), d.ints(a.Begin)
+	a.Q, a.K, a.V, a.Context, a.LSE, a.Begin = d.floats(a.Q), d.floats(a.K), d.floats(a.V), d.floats(a.Context),
+		d.floats(a.LSE), d.ints(a.Begin)
 	return a
 }
 
@@ -171,7 +176,8 @@ func (d *Device) Attend(a xpu.Attention) {
 
 // AttendGrad computes the gradients of an attention; see [xpu.Layers].
 func (d *Device) AttendGrad(a xpu.Attention, dcontext, dqkv, dk, dv []float32) {
-	if a, dcontext, dqkv, dk, dv := d.attention(a), d.floats(dcontext), d.floats(dqkv), d.floats(dk), d.floats(dv); d.works() {
+	if a, dcontext, dqkv, dk, dv := d.attention(a), d.floats(dcontext), d.floats(dqkv), d.floats(dk),
+		d.floats(dv); d.works() {
 		d.inner.AttendGrad(a, dcontext, dqkv, dk, dv)
 	}
 	tokens := a.Rows * a.Length
@@ -252,7 +258,8 @@ func (d *Device) SwiGLU(act, gateUp, weight []float32, width int) {
 
 // SwiGLUGrad is the gradient of SwiGLU; see [xpu.Layers].
 func (d *Device) SwiGLUGrad(gateUp, act, dact, weight, dweight []float32, width int) {
-	if gateUp, act, dact, weight, dweight := d.floats(gateUp), d.floats(act), d.floats(dact), d.floats(weight), d.floats(dweight); d.works() {
+	if gateUp, act, dact, weight, dweight := d.floats(gateUp), d.floats(act), d.floats(dact), d.floats(weight),
+		d.floats(dweight); d.works() {
 		d.inner.SwiGLUGrad(gateUp, act, dact, weight, dweight, width)
 	}
 	poison(gateUp, act, dact)

@@ -7,16 +7,20 @@ import (
 	"mula/xpu"
 )
 
-// Attention is cut into groups, one for each row of the batch and key head, that have nothing to do with each other: each takes its blocks
-// of queries one after the other, in each the heads that read its keys, and the scores of a block never leave the cache. Of the scores only
-// the logsumexp of each query is kept; the gradient computes them again from it. The products of a group are given from within the loop over
-// groups: where there are groups for all workers, each product is one worker's.
+// Attention is cut into groups, one for each row of the batch and key head, that have nothing to do
+// with each other: each takes its blocks of queries one after the other, in each the heads that
+// read its keys, and the scores of a block never leave the cache. Of the scores only the logsumexp
+// of each query is kept; the gradient computes them again from it. The products of a group are
+// given from within the loop over groups: where there are groups for all workers, each product is
+// one worker's.
 
-// queryBlock is the number of queries whose attention scores a group holds at a time. It decides the order in which the gradients of keys
-// and values are summed, so the last bits of a result depend on it.
+// queryBlock is the number of queries whose attention scores a group holds at a time. It decides
+// the order in which the gradients of keys and values are summed, so the last bits of a result
+// depend on it.
 const queryBlock = 64
 
-// A scoreStack is memory for scores: pieces of the same size, of which each worker takes one while it is at a group.
+// A scoreStack is memory for scores: pieces of the same size, of which each worker takes one while
+// it is at a group.
 type scoreStack struct {
 	mu     sync.Mutex
 	memory []float32
@@ -84,7 +88,8 @@ func (h *Host) AttendGrad(a xpu.Attention, dcontext, dqkv, dk, dv []float32) {
 	})
 }
 
-// A scoreBlock is the scores of some queries of one head, for the keys from the first that one of them sees up to the last query's own.
+// A scoreBlock is the scores of some queries of one head, for the keys from the first that one of
+// them sees up to the last query's own.
 type scoreBlock struct {
 	row, head int
 	first, n  int     // queries: position of the first in the pass, how many
@@ -96,7 +101,8 @@ type scoreBlock struct {
 	k, v      []float32
 }
 
-// visible are the keys of the block that query i may read, from the first to before the second: its own and those before it, as far as it sees.
+// visible are the keys of the block that query i may read, from the first to before the second: its
+// own and those before it, as far as it sees.
 func (b *scoreBlock) visible(i int) (from, to int) {
 	if len(b.begins) > 0 {
 		from = int(b.begins[i]) - b.begin
@@ -109,7 +115,8 @@ func (t *task) block(group, head, first int) scoreBlock {
 	a := &t.attention
 	d, s, heads := a.Size, a.Length, a.Heads.Heads
 	share := heads / a.KVHeads
-	b := scoreBlock{row: group / a.KVHeads, head: group%a.KVHeads*share + head, first: first, n: min(queryBlock, s-first)}
+	b := scoreBlock{row: group / a.KVHeads, head: group%a.KVHeads*share + head, first: first,
+		n: min(queryBlock, s-first)}
 	if len(a.Begin) > 0 {
 		b.begins = a.Begin[b.row*s+first:][:b.n]
 		b.begin = int(b.begins[0])
@@ -152,8 +159,9 @@ func (t *task) attendGroup(group int, scores []float32) {
 	}
 }
 
-// attendGroupGrad takes the gradient of Context to those of the group's queries, keys and values. The last block reads all keys, so its dK and dV
-// start the sums; where queries do not see all keys before them, zeros do.
+// attendGroupGrad takes the gradient of Context to those of the group's queries, keys and values.
+// The last block reads all keys, so its dK and dV start the sums; where queries do not see all keys
+// before them, zeros do.
 func (t *task) attendGroupGrad(group int, scores, dscores []float32) {
 	a, m := &t.attention, t.host.multiplier
 	d, s, heads, width := a.Size, a.Length, a.Heads.Heads, a.Width()
@@ -176,13 +184,15 @@ func (t *task) attendGroupGrad(group int, scores, dscores []float32) {
 				from, to := b.visible(i)
 				p, dp := scores[i*b.keys:][:b.keys], dscores[i*b.keys:][:b.keys]
 				ExpSum(p[from:to], p[from:to], lse[i])
-				SoftmaxGrad(dp[from:to], p[from:to], dp[from:to], Dot(do[i*contextWidth:][:d], context[i*contextWidth:][:d]))
+				SoftmaxGrad(dp[from:to], p[from:to], dp[from:to], Dot(do[i*contextWidth:][:d],
+					context[i*contextWidth:][:d]))
 				clear(p[:from])
 				clear(p[to:])
 				clear(dp[:from])
 				clear(dp[to:])
 			}
-			m.MatMul(false, false, b.n, d, b.keys, dscores, b.keys, b.k, d, t.dst[(b.row*s+first)*width+b.head*d:], width, false)
+			m.MatMul(false, false, b.n, d, b.keys, dscores, b.keys, b.k, d, t.dst[(b.row*s+first)*width+b.head*d:],
+				width, false)
 			m.MatMul(true, false, b.keys, d, b.n, dscores, b.keys, b.q, d, dk[b.begin*d:], d, more)
 			m.MatMul(true, false, b.keys, d, b.n, scores, b.keys, do, contextWidth, dv[b.begin*d:], d, more)
 			more = true

@@ -8,7 +8,8 @@ import (
 	"mula/xpu"
 )
 
-// BenchmarkAttend is attention over rows of 4,096 tokens in documents of several lengths; that of 4,096 sees all.
+// BenchmarkAttend is attention over rows of 4,096 tokens in documents of several lengths; that of
+// 4,096 sees all.
 func BenchmarkAttend(b *testing.B) {
 	const length = 4096
 	h := xpu.Heads{Rows: 1, Length: length, Heads: 8, KVHeads: 8, Size: 64}
@@ -23,7 +24,8 @@ func BenchmarkAttend(b *testing.B) {
 		return x
 	}
 	n := length * h.Heads * h.Size
-	a := xpu.Attention{Heads: h, Q: floats(n), K: floats(n), V: floats(n), Capacity: length, Context: floats(n), LSE: floats(length * h.Heads)}
+	a := xpu.Attention{Heads: h, Q: floats(n), K: floats(n), V: floats(n), Capacity: length, Context: floats(n),
+		LSE: floats(length * h.Heads)}
 	dcontext, dqkv, dk, dv := floats(n), floats(3*n), floats(n), floats(n)
 	for _, document := range []int{length, 1024, 256, 64} {
 		a.Begin = nil

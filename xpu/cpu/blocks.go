@@ -2,7 +2,8 @@ package cpu
 
 import "mula/xpu"
 
-// measureSize is the number of elements whose old weights are kept at a time where changes are measured. It divides [xpu.BlockSize].
+// measureSize is the number of elements whose old weights are kept at a time where changes are
+// measured. It divides [xpu.BlockSize].
 const measureSize = 1 << 12
 
 // A block is some elements of a stretch.
@@ -48,7 +49,8 @@ func (h *Host) Checksums(stretches [][]float32, sums []uint64) {
 // AdamW updates weights and moments; see [xpu.Layers].
 func (h *Host) AdamW(rule xpu.AdamW, stretches []xpu.Moments, before, change []float64) {
 	n := xpu.CheckAdamW(stretches, before, change)
-	t := h.begin(operands{moments: stretches, results: before, change: change, rule: adamwConstants(rule), keep: float32(1 - rule.DecayAfter)})
+	t := h.begin(operands{moments: stretches, results: before, change: change, rule: adamwConstants(rule),
+		keep: float32(1 - rule.DecayAfter)})
 	defer t.end()
 	t.blocks = t.blocks[:0]
 	for i, s := range stretches {

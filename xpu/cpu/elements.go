@@ -2,7 +2,8 @@ package cpu
 
 import "mula/xpu"
 
-// leastElements is the least number of elements that a worker is given of a loop that only moves or adds up memory.
+// leastElements is the least number of elements that a worker is given of a loop that only moves or
+// adds up memory.
 const leastElements = 1 << 14
 
 // Zero sets x to zero.
@@ -19,7 +20,10 @@ func (h *Host) Copy(dst, x []float32) {
 // Add sets dst to x + y; dst may be x.
 func (h *Host) Add(dst, x, y []float32) {
 	xpu.CheckElements("Add", dst, x, y)
-	h.elements(operands{dst: dst, x: x, y: y}, func(t *task, _, lo, hi int) { AddScaled(t.dst[lo:hi], t.x[lo:hi], 1, t.y[lo:hi]) })
+	h.elements(operands{dst: dst, x: x, y: y}, func(t *task, _, lo, hi int) {
+		AddScaled(t.dst[lo:hi], t.x[lo:hi], 1,
+			t.y[lo:hi])
+	})
 }
 
 // elements is a command of one loop over the elements of o.dst.

@@ -23,18 +23,20 @@ func (h *Host) gather(dst, x []float32, numbers []int32, width int) {
 	})
 }
 
-// EmbedGrad is the gradient of [Host.Embed], a stripe of columns at a time: two tokens can be the same.
+// EmbedGrad is the gradient of [Host.Embed], a stripe of columns at a time: two tokens can be the
+// same.
 func (h *Host) EmbedGrad(dtable, dx []float32, ids []int32, width int, skip int32) {
 	xpu.CheckRows("EmbedGrad", dx, ids, width)
 	const stripe = 64
-	h.split((width+stripe-1)/stripe, operands{dst: dtable, x: dx, ids: ids, width: width, skip: skip}, func(t *task, _, lo, hi int) {
-		width := t.width
-		lo, hi = lo*stripe, min(width, hi*stripe)
-		for i, id := range t.ids {
-			if id != t.skip {
-				at := int(id) * width
-				Axpy(t.dst[at+lo:at+hi], 1, t.x[i*width+lo:i*width+hi])
+	h.split((width+stripe-1)/stripe, operands{dst: dtable, x: dx, ids: ids, width: width, skip: skip},
+		func(t *task, _, lo, hi int) {
+			width := t.width
+			lo, hi = lo*stripe, min(width, hi*stripe)
+			for i, id := range t.ids {
+				if id != t.skip {
+					at := int(id) * width
+					Axpy(t.dst[at+lo:at+hi], 1, t.x[i*width+lo:i*width+hi])
+				}
 			}
-		}
-	})
+		})
 }

@@ -4,7 +4,8 @@ import "mula/xpu"
 
 // SumRows adds up the rows of each token; see [xpu.Layers].
 func (h *Host) SumRows(dst, x, y []float32, rowOf []int32, perToken, width int) {
-	h.split(xpu.CheckSumRows(dst, x, rowOf, perToken, width), operands{dst: dst, x: x, y: y, ids: rowOf, perToken: perToken, width: width}, func(t *task, _, lo, hi int) {
+	h.split(xpu.CheckSumRows(dst, x, rowOf, perToken, width), operands{dst: dst, x: x, y: y, ids: rowOf,
+		perToken: perToken, width: width}, func(t *task, _, lo, hi int) {
 		width, k, y := t.width, t.perToken, t.y
 		for i := lo; i < hi; i++ {
 			row := t.dst[i*width:][:width]
@@ -23,20 +24,22 @@ func (h *Host) SumRows(dst, x, y []float32, rowOf []int32, perToken, width int) 
 
 // SwiGLU computes silu(gate)·up·weight of rows; see [xpu.Layers].
 func (h *Host) SwiGLU(act, gateUp, weight []float32, width int) {
-	h.split(xpu.CheckSwiGLU(act, gateUp, weight, width), operands{dst: act, x: gateUp, w: weight, width: width}, func(t *task, _, lo, hi int) {
-		for r := lo; r < hi; r++ {
-			act, both := t.dst[r*t.width:][:t.width], t.x[r*2*t.width:][:2*t.width]
-			SwiGLU(act, both[:t.width], both[t.width:])
-			if len(t.w) > 0 {
-				Scale(act, t.w[r])
+	h.split(xpu.CheckSwiGLU(act, gateUp, weight, width), operands{dst: act, x: gateUp, w: weight, width: width},
+		func(t *task, _, lo, hi int) {
+			for r := lo; r < hi; r++ {
+				act, both := t.dst[r*t.width:][:t.width], t.x[r*2*t.width:][:2*t.width]
+				SwiGLU(act, both[:t.width], both[t.width:])
+				if len(t.w) > 0 {
+					Scale(act, t.w[r])
+				}
 			}
-		}
-	})
+		})
 }
 
 // SwiGLUGrad takes gradients through [Host.SwiGLU]; see [xpu.Layers].
 func (h *Host) SwiGLUGrad(gateUp, act, dact, weight, dweight []float32, width int) {
-	h.split(xpu.CheckSwiGLUGrad(gateUp, act, dact, weight, dweight, width), operands{x: gateUp, dst: act, y: dact, w: weight, z: dweight, width: width}, func(t *task, _, lo, hi int) {
+	h.split(xpu.CheckSwiGLUGrad(gateUp, act, dact, weight, dweight, width), operands{x: gateUp, dst: act, y: dact,
+		w: weight, z: dweight, width: width}, func(t *task, _, lo, hi int) {
 		for r := lo; r < hi; r++ {
 			act, dact, both := t.dst[r*t.width:][:t.width], t.y[r*t.width:][:t.width], t.x[r*2*t.width:][:2*t.width]
 			gate, up := both[:t.width], both[t.width:]

@@ -11,7 +11,8 @@ import (
 	"mula/xpu"
 )
 
-// fence is memory whose last byte is the last one that can be touched: the page behind it is not accessible.
+// fence is memory whose last byte is the last one that can be touched: the page behind it is not
+// accessible.
 type fence struct{ memory []byte }
 
 func newFence(t *testing.T, elements int) *fence {
@@ -38,7 +39,8 @@ func (f *fence) last(x []float32) []float32 {
 	return s
 }
 
-// TestFence: no kernel touches memory behind a slice, or the test dies. (What lies before one is touched by none: all go upwards.)
+// TestFence: no kernel touches memory behind a slice, or the test dies. (What lies before one is
+// touched by none: all go upwards.)
 func TestFence(t *testing.T) {
 	all := devices(t)
 	const largest = 200 * 320
@@ -57,7 +59,8 @@ func TestFence(t *testing.T) {
 		b, ldb := matrix(2, k, n, gap, transB)
 		c, ldc := matrix(3, m, n, gap, false)
 		for _, d := range all {
-			d.MatMul(transA, transB, m, n, k, fences[0].last(a), lda, fences[1].last(b), ldb, fences[2].last(c), ldc, true)
+			d.MatMul(transA, transB, m, n, k, fences[0].last(a), lda, fences[1].last(b), ldb, fences[2].last(c), ldc,
+				true)
 		}
 		v := func(i int) []float32 { return fences[i].last(a[:min(len(a), n)]) }
 		for _, set := range kernelSets() {
@@ -104,7 +107,8 @@ func TestPack(t *testing.T) {
 							got = at(i, k)
 						}
 						if float64(got) != want(first+i, k0+k) {
-							t.Fatalf("%s %s: line %d, term %d of %s is %v, want %v", set.precision, set.name, i, k, name, got, want(first+i, k0+k))
+							t.Fatalf("%s %s: line %d, term %d of %s is %v, want %v", set.precision, set.name, i, k,
+								name, got, want(first+i, k0+k))
 						}
 					}
 					if set.pairs() && kc%2 == 1 && math.Float32bits(at(i, kc/2))&0x7fff != 0 {

@@ -32,7 +32,8 @@ func (h *Host) SplitHeads(p xpu.Projections) {
 			}
 			cos, sin := rotation(p, p.First+pos)
 			for a := range p.Heads.Heads {
-				writeHead(p.Q[((row*p.Heads.Heads+a)*s+pos)*d:][:d], x[a*d:][:d], p.QWeight, a*d, rq, p.Clip, cos, sin, scale)
+				writeHead(p.Q[((row*p.Heads.Heads+a)*s+pos)*d:][:d], x[a*d:][:d], p.QWeight, a*d, rq, p.Clip, cos, sin,
+					scale)
 			}
 			for g := range p.KVHeads {
 				place := ((row*p.KVHeads+g)*p.Capacity + p.First + pos) * d
@@ -51,8 +52,9 @@ func rotation(p *xpu.Projections, position int) (cos, sin []float32) {
 	return p.Cos[position*half:][:half], p.Sin[position*half:][:half]
 }
 
-// writeHead writes one head of a projection x to dst after norm, clipping and rotation, times scale. The head starts at element `at` of the
-// projection, whose norm has the weights w, if any, and whose inverse root mean square is inv.
+// writeHead writes one head of a projection x to dst after norm, clipping and rotation, times
+// scale. The head starts at element `at` of the projection, whose norm has the weights w, if any,
+// and whose inverse root mean square is inv.
 func writeHead(dst, x, w []float32, at int, inv float32, bound float64, cos, sin []float32, scale float32) {
 	if len(w) > 0 {
 		MulScaled(dst, w[at:][:len(dst)], inv, x)
@@ -116,8 +118,9 @@ func (h *Host) JoinHeads(p xpu.Projections, dqkv, dk, dv, dqWeight, dkWeight []f
 	}
 }
 
-// projectionGrad turns dy, the gradient of a clipped projection of token i, or with the weights w of a clipped norm of it, into the gradient of the
-// projection x, in place. inverse has the inverse roots of the norm.
+// projectionGrad turns dy, the gradient of a clipped projection of token i, or with the weights w
+// of a clipped norm of it, into the gradient of the projection x, in place. inverse has the inverse
+// roots of the norm.
 func projectionGrad(dy, x, w, dw, inverse []float32, i int, bound float64) {
 	if len(w) == 0 {
 		clipGrad(dy, x, nil, 1, bound)
@@ -130,7 +133,8 @@ func projectionGrad(dy, x, w, dw, inverse []float32, i int, bound float64) {
 	Axpy(dy, -b, x)
 }
 
-// clipGrad clears the gradient where clipping took effect: where w·x·r, or x·r without w, lies beyond the bound.
+// clipGrad clears the gradient where clipping took effect: where w·x·r, or x·r without w, lies
+// beyond the bound.
 func clipGrad(dy, x, w []float32, r float32, bound float64) {
 	if bound == 0 {
 		return

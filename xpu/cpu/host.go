@@ -12,22 +12,27 @@ import (
 	"mula/xpu"
 )
 
-// Host is what devices that compute on the processor have in common: all but products. It has the workers, which live until [Host.Close], memory
-// that is the host's, and the layers, whose loops are spread over the workers in pieces that do not depend on their number.
+// Host is what devices that compute on the processor have in common: all but products. It has the
+// workers, which live until [Host.Close], memory that is the host's, and the layers, whose loops
+// are spread over the workers in pieces that do not depend on their number.
 //
-// It keeps its scratch memory: for each command under way at the same time that has partial sums over tokens 256 bytes for each column, and for an
-// attention, for each worker, the scores of 64 queries of one head, 256 bytes for each key (twice that for its gradient).
+// It keeps its scratch memory: for each command under way at the same time that has partial sums
+// over tokens 256 bytes for each column, and for an attention, for each worker, the scores of 64
+// queries of one head, 256 bytes for each key (twice that for its gradient).
 type Host struct {
 	multiplier xpu.Products
 	pool       *pool
 	tasks      freelist.List[task]
 
-	mu   sync.Mutex
-	made map[uintptr]int // number of elements of what Floats and Ints have made, by address, which keeps nothing from the collector
+	mu sync.Mutex
+	// number of elements of what Floats and Ints have made, by address, which keeps nothing from
+	// the collector
+	made map[uintptr]int
 }
 
-// NewHost returns a host with that many workers, the caller's own thread included; 0 stands for runtime.GOMAXPROCS(0). Attention multiplies by
-// the products of the device that the host is a part of.
+// NewHost returns a host with that many workers, the caller's own thread included; 0 stands for
+// runtime.GOMAXPROCS(0). Attention multiplies by the products of the device that the host is a part
+// of.
 func NewHost(threads int, device xpu.Products) *Host {
 	if threads == 0 {
 		threads = runtime.GOMAXPROCS(0)
@@ -41,8 +46,9 @@ func (h *Host) Close() { h.pool.close() }
 // Threads is the number of workers, the caller of a method included.
 func (h *Host) Threads() int { return h.pool.size + 1 }
 
-// Parallel calls f(0), …, f(n-1) on the workers and the calling goroutine; see [xpu.Device]. If a call on the calling goroutine panics, the
-// panic goes on after the other calls under way have returned, and no further calls are made; on a worker it ends the program.
+// Parallel calls f(0), …, f(n-1) on the workers and the calling goroutine; see [xpu.Device]. If a
+// call on the calling goroutine panics, the panic goes on after the other calls under way have
+// returned, and no further calls are made; on a worker it ends the program.
 func (h *Host) Parallel(n int, f func(i int)) { h.pool.run(n, f) }
 
 // Floats makes memory for n numbers; see [xpu.Memory].
@@ -81,7 +87,8 @@ func free[E float32 | int32](h *Host, x []E) {
 	defer h.mu.Unlock()
 	at := uintptr(unsafe.Pointer(&x[0]))
 	if n, ok := h.made[at]; !ok || n != len(x) {
-		panic(fmt.Sprintf("cpu: %d elements are given back that are not memory of this device, whole and not yet given back", len(x)))
+		panic(fmt.Sprintf("cpu: %d elements are given back that are not memory of this device, whole and not yet "+
+			"given back", len(x)))
 	}
 	delete(h.made, at)
 }

@@ -22,7 +22,8 @@ var avx2Kernels = kernelSet{
 
 // pairKernels needs AVX512_BF16 and AVX-512BW.
 var pairKernels = kernelSet{
-	name: "avx512_bf16", precision: xpu.BF16, arithmetic: "fma bf16", mr: 14, nr: 32, blockK: blockKBF16, tile: tilePairs, pairLines: pairLines,
+	name: "avx512_bf16", precision: xpu.BF16, arithmetic: "fma bf16", mr: 14, nr: 32, blockK: blockKBF16,
+	tile: tilePairs, pairLines: pairLines,
 	packRowsA: packRows14, packRowsB: packRows32, packColumnsA: packPairColumns14, packColumnsB: packPairColumns32,
 }
 

@@ -10,7 +10,8 @@ import (
 	"mula/xpu/devicetest"
 )
 
-// TestDevice compares with plain Go in float64: the best kernel set and Go alone in fp32, and the best in bf16. The others have the bits of the best.
+// TestDevice compares with plain Go in float64: the best kernel set and Go alone in fp32, and the
+// best in bf16. The others have the bits of the best.
 func TestDevice(t *testing.T) {
 	defer func(s *kernelSet) { vectorSet = s }(vectorSet)
 	sets := kernelSets()
@@ -39,7 +40,8 @@ func TestThreads(t *testing.T) {
 	}
 }
 
-// TestLayersDoNotAllocate holds the promise that a training step in its steady state allocates nothing here.
+// TestLayersDoNotAllocate holds the promise that a training step in its steady state allocates
+// nothing here.
 func TestLayersDoNotAllocate(t *testing.T) {
 	d := New(2, xpu.FP32)
 	defer d.Close()
@@ -50,13 +52,18 @@ func TestLayersDoNotAllocate(t *testing.T) {
 	ints := func(n int) []int32 { return make([]int32, n) }
 	norm := xpu.Norm{Width: width, Epsilon: 1e-5, Weight: f(width), RStd: f(tokens)}
 	plain := xpu.Norm{Width: width, Epsilon: 1e-5, Mean: f(tokens), RStd: f(tokens)}
-	p := xpu.Projections{Heads: h, QKV: f(tokens * h.Width()), QWeight: f(width), KWeight: f(kv * size), Epsilon: 1e-5, RQ: f(tokens), RK: f(tokens), Clip: 1,
-		Cos: f(length * size / 2), Sin: f(length * size / 2), Capacity: length, Q: f(tokens * width), K: f(tokens * kv * size), V: f(tokens * kv * size)}
-	a := xpu.Attention{Heads: h, Q: p.Q, K: p.K, V: p.V, Capacity: length, Context: f(tokens * width), LSE: f(tokens * heads)}
-	r := xpu.Routing{Experts: experts, PerToken: perToken, Probs: f(tokens * experts), LSE: f(tokens), Chosen: ints(pairs), Counts: ints(experts), RowOf: ints(pairs),
+	p := xpu.Projections{Heads: h, QKV: f(tokens * h.Width()), QWeight: f(width), KWeight: f(kv * size), Epsilon: 1e-5,
+		RQ: f(tokens), RK: f(tokens), Clip: 1,
+		Cos: f(length * size / 2), Sin: f(length * size / 2), Capacity: length, Q: f(tokens * width),
+		K: f(tokens * kv * size), V: f(tokens * kv * size)}
+	a := xpu.Attention{Heads: h, Q: p.Q, K: p.K, V: p.V, Capacity: length, Context: f(tokens * width),
+		LSE: f(tokens * heads)}
+	r := xpu.Routing{Experts: experts, PerToken: perToken, Probs: f(tokens * experts), LSE: f(tokens),
+		Chosen: ints(pairs), Counts: ints(experts), RowOf: ints(pairs),
 		TokenOf: ints(pairs), Weight: f(pairs)}
 	stats := &xpu.RouterStats{Probs: make([]float64, experts), Counts: make([]int64, experts)}
-	c := xpu.CrossEntropy{Width: vocabulary, Logits: f(tokens * vocabulary), Targets: ints(tokens), Loss: make([]float64, tokens), Scale: 1}
+	c := xpu.CrossEntropy{Width: vocabulary, Logits: f(tokens * vocabulary), Targets: ints(tokens),
+		Loss: make([]float64, tokens), Scale: 1}
 	x, y, dqkv := f(tokens*width), f(tokens*width), f(tokens*h.Width())
 	gateUp, act, dact, logits := f(pairs*2*inner), f(pairs*inner), f(pairs*inner), f(tokens*experts)
 	moments := []xpu.Moments{{Weight: f(70000), Grad: f(70000), M: f(70000), V: make([]float32, 70000)}}

@@ -11,8 +11,8 @@ func rmsInverse(x []float32, eps float64) float32 {
 	return float32(1 / math.Sqrt(SumSquares(x)/float64(len(x))+eps))
 }
 
-// Normalize writes the norm of the rows of x to y; see [xpu.Layers]. Like the original, RMSNorm multiplies by the inverse first and by the
-// weight then.
+// Normalize writes the norm of the rows of x to y; see [xpu.Layers]. Like the original, RMSNorm
+// multiplies by the inverse first and by the weight then.
 func (h *Host) Normalize(y, x []float32, n xpu.Norm, known bool) {
 	h.split(xpu.CheckNormalize(y, x, n), operands{dst: y, x: x, norm: n, known: known}, func(t *task, _, lo, hi int) {
 		n := &t.norm
@@ -62,7 +62,8 @@ func (h *Host) NormGrad(dx, dh, x []float32, n xpu.Norm, dweight []float32) {
 		t.split(rows, func(t *task, _, lo, hi int) {
 			n, width := &t.norm, t.norm.Width
 			for i := lo; i < hi; i++ {
-				layerNormGrad(t.dst[i*width:][:width], t.y[i*width:][:width], t.x[i*width:][:width], n.Mean[i], n.RStd[i])
+				layerNormGrad(t.dst[i*width:][:width], t.y[i*width:][:width], t.x[i*width:][:width], n.Mean[i],
+					n.RStd[i])
 			}
 		})
 		return
@@ -82,8 +83,8 @@ func (h *Host) NormGrad(dx, dh, x []float32, n xpu.Norm, dweight []float32) {
 	t.addPartials(dweight[:width], width, 0, rows)
 }
 
-// rmsNormGrad adds a row's share to the gradient of the weights, dw, multiplies dy by the weights, and returns the factors of the gradient
-// of its input, dx = a·(w·dy) - b·x.
+// rmsNormGrad adds a row's share to the gradient of the weights, dw, multiplies dy by the weights,
+// and returns the factors of the gradient of its input, dx = a·(w·dy) - b·x.
 func rmsNormGrad(dy, x, w, dw []float32, r float32) (a, b float32) {
 	AddProduct(dw, r, dy, x)
 	MulScaled(dy, w, 1, dy)

@@ -6,11 +6,13 @@ import (
 	"mula/xpu"
 )
 
-// The updates below work on one goroutine, element by element, and use the best kernel set of the machine. All slices of a call must have the
-// length of the first, or it panics; they must not overlap. GradScale multiplies the gradient first: it is 1, or what clipping its norm asks
-// for. What is below 2^-126 in magnitude becomes 0.
+// The updates below work on one goroutine, element by element, and use the best kernel set of the
+// machine. All slices of a call must have the length of the first, or it panics; they must not
+// overlap. GradScale multiplies the gradient first: it is 1, or what clipping its norm asks for.
+// What is below 2^-126 in magnitude becomes 0.
 
-// updateConstants is what an update needs for all elements, in the order in which the assembly reads it.
+// updateConstants is what an update needs for all elements, in the order in which the assembly
+// reads it.
 type updateConstants [10]float32
 
 // update runs a kernel over vectors of any length. b is nil for kernels that have no use for it.
@@ -40,7 +42,8 @@ func update(which updateKernel, w, grad, a, b []float32, k *updateConstants) {
 	}
 }
 
-// An updateKernel is one of the functions of gen/optimizer.go. Their Go forms do the operations of the assembly, each rounded by itself.
+// An updateKernel is one of the functions of gen/optimizer.go. Their Go forms do the operations of
+// the assembly, each rounded by itself.
 type updateKernel int
 
 const (
@@ -107,7 +110,8 @@ func adamwConstants(o xpu.AdamW) updateConstants {
 	step := float64(o.Step)
 	return updateConstants{
 		float32(o.GradScale), float32(o.Beta1), float32(1 - o.Beta1), float32(o.Beta2), float32(1 - o.Beta2),
-		float32(1 - o.LearningRate*o.WeightDecay), float32(o.LearningRate / (1 - math.Pow(o.Beta1, step))), float32(o.Epsilon), float32(1 / math.Sqrt(1-math.Pow(o.Beta2, step))),
+		float32(1 - o.LearningRate*o.WeightDecay), float32(o.LearningRate / (1 - math.Pow(o.Beta1, step))),
+		float32(o.Epsilon), float32(1 / math.Sqrt(1-math.Pow(o.Beta2, step))),
 	}
 }
 
@@ -162,8 +166,8 @@ type Sophia struct {
 	GradScale    float64
 }
 
-// Update carries out the step on weights w with gradient grad; m is the momentum and h the estimate of the Hessian's diagonal, which
-// [AverageSquares] updates:
+// Update carries out the step on weights w with gradient grad; m is the momentum and h the estimate
+// of the Hessian's diagonal, which [AverageSquares] updates:
 //
 //	g = GradScale·grad
 //	m = β1·m + (1-β1)·g
@@ -199,7 +203,8 @@ func averageSquaresGo(grad, v []float32, k *updateConstants) {
 	}
 }
 
-// ADOPT holds the constants of one step of ADOPT (Taniguchi et al. 2024, arXiv 2411.02853) after the first.
+// ADOPT holds the constants of one step of ADOPT (Taniguchi et al. 2024, arXiv 2411.02853) after
+// the first.
 type ADOPT struct {
 	LearningRate float64
 	Beta1, Beta2 float64
@@ -209,7 +214,8 @@ type ADOPT struct {
 	GradScale    float64
 }
 
-// Update carries out the step on weights w with gradient grad; m and v are their first and second moments:
+// Update carries out the step on weights w with gradient grad; m and v are their first and second
+// moments:
 //
 //	g = GradScale·grad
 //	m = β1·m + (1-β1)·clip(g/max(√v, ε), ±Clip)
@@ -219,7 +225,8 @@ func (o ADOPT) Update(w, grad, m, v []float32) {
 	sameLength(len(w), len(grad), len(m), len(v))
 	update(adoptUpdate, w, grad, m, v, &updateConstants{
 		float32(o.GradScale), float32(o.Beta1), float32(1 - o.Beta1), float32(o.Beta2), float32(1 - o.Beta2),
-		float32(1 - o.LearningRate*o.WeightDecay), float32(o.LearningRate), float32(o.Epsilon), float32(o.Clip), float32(-o.Clip),
+		float32(1 - o.LearningRate*o.WeightDecay), float32(o.LearningRate), float32(o.Epsilon), float32(o.Clip),
+		float32(-o.Clip),
 	})
 }
 
@@ -243,8 +250,8 @@ type Lamb struct {
 	GradScale    float64
 }
 
-// Update updates the moments m and v of weights w, and replaces the gradient by the direction of the step, whose length depends on all of a
-// tensor:
+// Update updates the moments m and v of weights w, and replaces the gradient by the direction of
+// the step, whose length depends on all of a tensor:
 //
 //	g = GradScale·grad
 //	m = β1·m + (1-β1)·g
@@ -255,7 +262,8 @@ func (o Lamb) Update(w, grad, m, v []float32) {
 	step := float64(o.Step)
 	update(lambUpdate, w, grad, m, v, &updateConstants{
 		float32(o.GradScale), float32(o.Beta1), float32(1 - o.Beta1), float32(o.Beta2), float32(1 - o.Beta2),
-		float32(o.WeightDecay), float32(1 / (1 - math.Pow(o.Beta1, step))), float32(o.Epsilon), float32(1 / math.Sqrt(1-math.Pow(o.Beta2, step))),
+		float32(o.WeightDecay), float32(1 / (1 - math.Pow(o.Beta1, step))), float32(o.Epsilon),
+		float32(1 / math.Sqrt(1-math.Pow(o.Beta2, step))),
 	})
 }
 
@@ -301,7 +309,8 @@ func muonGo(grad, m []float32, k *updateConstants) {
 	}
 }
 
-// ScheduleFreeAdamW holds the constants of one step of schedule-free AdamW (Defazio et al. 2024, arXiv 2405.15682).
+// ScheduleFreeAdamW holds the constants of one step of schedule-free AdamW (Defazio et al. 2024,
+// arXiv 2405.15682).
 type ScheduleFreeAdamW struct {
 	LearningRate float64
 	Beta1, Beta2 float64
@@ -312,7 +321,8 @@ type ScheduleFreeAdamW struct {
 	GradScale    float64
 }
 
-// Update carries out the step on weights y, at which the gradient was computed, and z; v is the second moment:
+// Update carries out the step on weights y, at which the gradient was computed, and z; v is the
+// second moment:
 //
 //	g = GradScale·grad
 //	v = β2·v + (1-β2)·g²
@@ -322,8 +332,10 @@ type ScheduleFreeAdamW struct {
 func (o ScheduleFreeAdamW) Update(y, grad, z, v []float32) {
 	sameLength(len(y), len(grad), len(z), len(v))
 	update(scheduleFreeUpdate, y, grad, z, v, &updateConstants{
-		float32(o.GradScale), float32(o.Share), float32(o.LearningRate * (o.Beta1*(1-o.Share) - 1)), float32(o.Beta2), float32(1 - o.Beta2),
-		float32(o.WeightDecay), float32(-o.LearningRate), float32(o.Epsilon), float32(1 / math.Sqrt(1-math.Pow(o.Beta2, float64(o.Step)))),
+		float32(o.GradScale), float32(o.Share), float32(o.LearningRate * (o.Beta1*(1-o.Share) - 1)), float32(o.Beta2),
+		float32(1 - o.Beta2),
+		float32(o.WeightDecay), float32(-o.LearningRate), float32(o.Epsilon),
+		float32(1 / math.Sqrt(1-math.Pow(o.Beta2, float64(o.Step)))),
 	})
 }
 

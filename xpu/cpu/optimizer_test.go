@@ -11,7 +11,8 @@ import (
 	"mula/xpu"
 )
 
-// An updateCase is one of the updates with constants at which every term matters, and its formula in float64.
+// An updateCase is one of the updates with constants at which every term matters, and its formula
+// in float64.
 type updateCase struct {
 	name    string
 	run     func(w, grad, a, b []float32)
@@ -22,7 +23,8 @@ const updateScale = 0.5
 
 var updateCases = []updateCase{
 	{"adamw", func(w, grad, a, b []float32) {
-		updateAdamW(xpu.AdamW{LearningRate: 1e-2, Beta1: 0.9, Beta2: 0.99, Epsilon: 1e-6, WeightDecay: 0.1, Step: 3, GradScale: updateScale}, w, grad, a, b)
+		updateAdamW(xpu.AdamW{LearningRate: 1e-2, Beta1: 0.9, Beta2: 0.99, Epsilon: 1e-6, WeightDecay: 0.1, Step: 3,
+			GradScale: updateScale}, w, grad, a, b)
 	}, func(w, g, m, v float64) [4]float64 {
 		m, v = 0.9*m+0.1*g, 0.99*v+0.01*g*g
 		return [4]float64{w*(1-1e-3) - 1e-2*m/(1-0.729)/(math.Sqrt(v/(1-0.99*0.99*0.99))+1e-6), g, m, v}
@@ -37,19 +39,22 @@ var updateCases = []updateCase{
 		return [4]float64{w*(1-1e-3) - 1e-2*sign, g, 0.99*m + 0.01*g, b}
 	}},
 	{"sophia", func(w, grad, a, b []float32) {
-		Sophia{LearningRate: 1e-2, Beta1: 0.965, Curvature: 3, WeightDecay: 0.1, GradScale: updateScale}.Update(w, grad, a, b)
+		Sophia{LearningRate: 1e-2, Beta1: 0.965, Curvature: 3, WeightDecay: 0.1, GradScale: updateScale}.Update(w, grad,
+			a, b)
 	}, func(w, g, m, h float64) [4]float64 {
 		m = 0.965*m + 0.035*g
 		return [4]float64{w*(1-1e-3) - 1e-2*max(-1, min(1, m/(3*h+1e-15))), g, m, h}
 	}},
 	{"adopt", func(w, grad, a, b []float32) {
-		ADOPT{LearningRate: 1e-2, Beta1: 0.9, Beta2: 0.99, Epsilon: 1e-6, Clip: 1.5, WeightDecay: 0.1, GradScale: updateScale}.Update(w, grad, a, b)
+		ADOPT{LearningRate: 1e-2, Beta1: 0.9, Beta2: 0.99, Epsilon: 1e-6, Clip: 1.5, WeightDecay: 0.1,
+			GradScale: updateScale}.Update(w, grad, a, b)
 	}, func(w, g, m, v float64) [4]float64 {
 		m = 0.9*m + 0.1*max(-1.5, min(1.5, g/max(math.Sqrt(v), 1e-6)))
 		return [4]float64{w*(1-1e-3) - 1e-2*m, g, m, 0.99*v + 0.01*g*g}
 	}},
 	{"lamb", func(w, grad, a, b []float32) {
-		Lamb{Beta1: 0.9, Beta2: 0.99, Epsilon: 1e-6, WeightDecay: 0.1, Step: 3, GradScale: updateScale}.Update(w, grad, a, b)
+		Lamb{Beta1: 0.9, Beta2: 0.99, Epsilon: 1e-6, WeightDecay: 0.1, Step: 3, GradScale: updateScale}.Update(w, grad,
+			a, b)
 	}, func(w, g, m, v float64) [4]float64 {
 		m, v = 0.9*m+0.1*g, 0.99*v+0.01*g*g
 		return [4]float64{w, m/(1-0.729)/(math.Sqrt(v/(1-0.99*0.99*0.99))+1e-6) + 0.1*w, m, v}
@@ -67,7 +72,8 @@ var updateCases = []updateCase{
 		return [4]float64{w, m, m, b}
 	}},
 	{"schedule-free", func(w, grad, a, b []float32) {
-		ScheduleFreeAdamW{LearningRate: 1e-2, Beta1: 0.9, Beta2: 0.99, Epsilon: 1e-8, WeightDecay: 0.1, Step: 3, Share: 0.3, GradScale: updateScale}.Update(w, grad, a, b)
+		ScheduleFreeAdamW{LearningRate: 1e-2, Beta1: 0.9, Beta2: 0.99, Epsilon: 1e-8, WeightDecay: 0.1, Step: 3,
+			Share: 0.3, GradScale: updateScale}.Update(w, grad, a, b)
 	}, func(y, g, z, v float64) [4]float64 {
 		v = 0.99*v + 0.01*g*g
 		u := g/(math.Sqrt(v/(1-0.99*0.99*0.99))+1e-8) + 0.1*y
@@ -86,7 +92,8 @@ func updateAdamW(o xpu.AdamW, w, grad, m, v []float32) {
 	update(adamwUpdate, w, grad, m, v, &rule)
 }
 
-// updateData is four vectors for an update: weights, gradient, momentum and second moment. One element in eight of each is zero.
+// updateData is four vectors for an update: weights, gradient, momentum and second moment. One
+// element in eight of each is zero.
 func updateData(seed uint64, n int) (x [4][]float32) {
 	for i := range x {
 		x[i] = append([]float32(nil), uniform(seed+uint64(i), n)...)
@@ -116,7 +123,8 @@ func TestUpdates(t *testing.T) {
 					}
 					for k := range want {
 						if got := float64(after[k][i]); !(math.Abs(got-want[k]) <= 4e-7*(1+math.Abs(want[k]))) {
-							t.Fatalf("%s, %d elements: vector %d, element %d is %v, want %v", u.name, n, k, i, got, want[k])
+							t.Fatalf("%s, %d elements: vector %d, element %d is %v, want %v", u.name, n, k, i, got,
+								want[k])
 						}
 					}
 				}
@@ -144,8 +152,10 @@ func TestUpdatesSameBits(t *testing.T) {
 			}
 			for v := range whole {
 				for j, x := range whole[v] {
-					if math.Float32bits(x) != math.Float32bits(parts[v][j]) || math.Float32bits(x) != math.Float32bits(first[v][j]) {
-						t.Fatalf("%s with %s: vector %d, element %d of %d is %x, cut at %d %x, with the first set %x", u.name, k.name, v, j, n, x, cut, parts[v][j], first[v][j])
+					if math.Float32bits(x) != math.Float32bits(parts[v][j]) ||
+						math.Float32bits(x) != math.Float32bits(first[v][j]) {
+						t.Fatalf("%s with %s: vector %d, element %d of %d is %x, cut at %d %x, with the first set %x",
+							u.name, k.name, v, j, n, x, cut, parts[v][j], first[v][j])
 					}
 				}
 			}
@@ -153,7 +163,8 @@ func TestUpdatesSameBits(t *testing.T) {
 	})
 }
 
-// Moments of weights that get no more gradients become zero rather than denormal, and the mode of the processor does not stay behind.
+// Moments of weights that get no more gradients become zero rather than denormal, and the mode of
+// the processor does not stay behind.
 func TestUpdatesFlush(t *testing.T) {
 	eachVectorSet(t, func(t *testing.T) {
 		for _, u := range updateCases {

@@ -7,8 +7,9 @@ import (
 	"mula/internal/freelist"
 )
 
-// pool is a fixed number of goroutines that help others with their loops. Whoever has a loop works on it himself until all its calls are
-// handed out, and then waits only for calls that are being carried out: so loops within loops cannot wait for each other in a circle.
+// pool is a fixed number of goroutines that help others with their loops. Whoever has a loop works
+// on it himself until all its calls are handed out, and then waits only for calls that are being
+// carried out: so loops within loops cannot wait for each other in a circle.
 type pool struct {
 	size    int // workers
 	workers sync.WaitGroup

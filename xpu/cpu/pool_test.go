@@ -32,8 +32,8 @@ func TestParallel(t *testing.T) {
 	}
 }
 
-// TestHelp: while the caller is in one call of f, the others are made by workers. Each call waits for all, which only as many threads as
-// calls can bring about.
+// TestHelp: while the caller is in one call of f, the others are made by workers. Each call waits
+// for all, which only as many threads as calls can bring about.
 func TestHelp(t *testing.T) {
 	const threads = 4
 	d := New(threads, xpu.FP32)
@@ -82,7 +82,8 @@ func TestNested(t *testing.T) {
 	}
 }
 
-// TestConcurrentProducts has products large enough to be cut into pieces, from several goroutines on one device.
+// TestConcurrentProducts has products large enough to be cut into pieces, from several goroutines
+// on one device.
 func TestConcurrentProducts(t *testing.T) {
 	d := New(3, xpu.FP32)
 	defer d.Close()
@@ -109,7 +110,8 @@ func TestConcurrentProducts(t *testing.T) {
 	callers.Wait()
 }
 
-// TestPanic: a panic of the caller's own call comes out of Parallel only after the others have returned, and the device works on.
+// TestPanic: a panic of the caller's own call comes out of Parallel only after the others have
+// returned, and the device works on.
 func TestPanic(t *testing.T) {
 	d := New(2, xpu.FP32)
 	defer d.Close()
@@ -167,7 +169,8 @@ func TestName(t *testing.T) {
 	}
 	twin := newDevice(kernelsFor(xpu.BF16)[len(kernelsFor(xpu.BF16))-1], 2)
 	defer twin.Close()
-	if twin.Name() != "cpu go, bf16, 2 threads" || twin.Arithmetic() != two.Arithmetic()+" bf16" || twin.Precision() != xpu.BF16 {
+	if twin.Name() != "cpu go, bf16, 2 threads" || twin.Arithmetic() != two.Arithmetic()+" bf16" ||
+		twin.Precision() != xpu.BF16 {
 		t.Errorf("name %q, arithmetic %q, precision %q", twin.Name(), twin.Arithmetic(), twin.Precision())
 	}
 	if d := New(0, xpu.FP32); d.Threads() < 1 {

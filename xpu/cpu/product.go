@@ -8,22 +8,28 @@ import (
 )
 
 const (
-	// blockK and blockKBF16 are the numbers of terms that are summed in registers before they are added to C. They decide the bits of every
-	// product: they are the same for all kernel sets of a precision and must never change.
+	// blockK and blockKBF16 are the numbers of terms that are summed in registers before they are
+	// added to C. They decide the bits of every product: they are the same for all kernel sets of a
+	// precision and must never change.
 	blockK, blockKBF16 = 256, 512
-	// blockPanels is the number of panels of op(A) that a worker packs at once, of depth blocks of terms, which are all added to a tile of C
-	// before the next one: at most 12·14 rows, 336 KiB, which stay in its second cache (twice that where bf16 is rounded in float32).
+	// blockPanels is the number of panels of op(A) that a worker packs at once, of depth blocks of
+	// terms, which are all added to a tile of C before the next one: at most 12·14 rows, 336 KiB,
+	// which stay in its second cache (twice that where bf16 is rounded in float32).
 	blockPanels, depth = 12, 2
-	// packPanels is the number of panels of op(B) that are packed at once: long pieces of lines come from memory faster.
+	// packPanels is the number of panels of op(B) that are packed at once: long pieces of lines
+	// come from memory faster.
 	packPanels = 4
-	// packedElements bounds the shared copy of op(B), in elements (16 MiB), unless a single panel is larger.
+	// packedElements bounds the shared copy of op(B), in elements (16 MiB), unless a single panel
+	// is larger.
 	packedElements = 4 << 20
-	// smallWork is the number of multiply-adds below which waking a worker costs more than it brings.
+	// smallWork is the number of multiply-adds below which waking a worker costs more than it
+	// brings.
 	smallWork = 1 << 19
 )
 
-// product carries out one call of a method: independent products of matrices, cut into spans of columns and those into pieces, each of
-// which goes to one worker as a whole. A product is kept for reuse with its memory.
+// product carries out one call of a method: independent products of matrices, cut into spans of
+// columns and those into pieces, each of which goes to one worker as a whole. A product is kept for
+// reuse with its memory.
 type product struct {
 	dev      *Device
 	problems []problem
@@ -31,8 +37,10 @@ type product struct {
 	packs    []packing
 	pieces   []piece
 	packed   []float32
-	pack     func(int) // packs[i]; kept here, as compute, because a method value made for each call would be an allocation
-	compute  func(int) // pieces[i]
+	// packs[i]; kept here, as compute, because a method value made for each call would be an
+	// allocation
+	pack    func(int)
+	compute func(int) // pieces[i]
 }
 
 // problem is C = op(A)·op(B), or with add C += op(A)·op(B).
@@ -44,8 +52,9 @@ type problem struct {
 	add            bool
 }
 
-// span is panels first… of op(B) of one problem. Where more than one block of rows will need them they are packed beforehand, at offset
-// in product.packed: for each block of K, panel after panel. Otherwise offset is -1, and a piece packs what it needs itself.
+// span is panels first… of op(B) of one problem. Where more than one block of rows will need them
+// they are packed beforehand, at offset in product.packed: for each block of K, panel after panel.
+// Otherwise offset is -1, and a piece packs what it needs itself.
 type span struct {
 	problem       int
 	first, panels int
@@ -67,7 +76,8 @@ type scratch struct {
 }
 
 // MatMul computes C = op(A)·op(B), or C += op(A)·op(B); see [xpu.Products].
-func (d *Device) MatMul(transA, transB bool, m, n, k int, a []float32, lda int, b []float32, ldb int, c []float32, ldc int, accumulate bool) {
+func (d *Device) MatMul(transA, transB bool, m, n, k int, a []float32, lda int, b []float32, ldb int, c []float32,
+	ldc int, accumulate bool) {
 	xpu.CheckMatMul(transA, transB, m, n, k, a, lda, b, ldb, c, ldc)
 	p := d.product()
 	p.problems = append(p.problems, problem{m, n, k, a, b, c, lda, ldb, ldc, transA, transB, accumulate})
@@ -134,8 +144,8 @@ func (p *product) run() {
 	p.dev.products.Put(p)
 }
 
-// fill makes spans from the given panel of the given problem on, as many as the shared copy of op(B) has room for, and returns where the
-// next ones start.
+// fill makes spans from the given panel of the given problem on, as many as the shared copy of
+// op(B) has room for, and returns where the next ones start.
 func (p *product) fill(next, panel int) (int, int) {
 	mr, nr := p.dev.kernels.mr, p.dev.kernels.nr
 	p.spans, p.packs = p.spans[:0], p.packs[:0]
@@ -174,7 +184,8 @@ func (p *product) fill(next, panel int) (int, int) {
 	return next, panel
 }
 
-// cut makes pieces of the spans: blocks of rows, and ranges of panels where that leaves too few to keep all threads busy to the end.
+// cut makes pieces of the spans: blocks of rows, and ranges of panels where that leaves too few to
+// keep all threads busy to the end.
 func (p *product) cut() {
 	mr, nr, threads := p.dev.kernels.mr, p.dev.kernels.nr, p.dev.Threads()
 	work, blocks := 0, 0
@@ -249,7 +260,8 @@ func (p *product) computeOne(i int) {
 		to = min(q.k, from+depth*kernels.blockK)
 		for k0 := from; k0 < to; k0 += kernels.blockK {
 			kc := min(kernels.blockK, to-k0)
-			kernels.packA(work.a[padded*kernels.elements(k0-from):], q.a, q.lda, q.transA, t.row, t.rows, k0, kc, work.edge[:])
+			kernels.packA(work.a[padded*kernels.elements(k0-from):], q.a, q.lda, q.transA, t.row, t.rows, k0, kc,
+				work.edge[:])
 		}
 		for j := t.first; j < t.first+t.panels; j++ {
 			for k0 := from; k0 < to; k0 += kernels.blockK {

@@ -76,8 +76,10 @@ func at(x []float32, ld int, trans bool, i, j int) float64 {
 
 func TestMatMul(t *testing.T) {
 	all := devices(t)
-	for _, size := range [][3]int{{1, 1, 1}, {1, 64, 300}, {2, 33, 5}, {3, 31, 256}, {5, 16, 257}, {8, 100, 64}, {14, 32, 4}, {6, 16, 8},
-		{15, 47, 3}, {33, 70, 513}, {100, 129, 30}, {169, 64, 260}, {0, 5, 5}, {5, 0, 5}, {5, 5, 0}, {200, 0, 5}, {0, 0, 0}} {
+	for _, size := range [][3]int{{1, 1, 1}, {1, 64, 300}, {2, 33, 5}, {3, 31, 256}, {5, 16, 257}, {8, 100, 64},
+		{14, 32, 4}, {6, 16, 8},
+		{15, 47, 3}, {33, 70, 513}, {100, 129, 30}, {169, 64, 260}, {0, 5, 5}, {5, 0, 5}, {5, 5, 0}, {200, 0, 5}, {0, 0,
+			0}} {
 		m, n, k := size[0], size[1], size[2]
 		for flags := range 8 {
 			transA, transB, accumulate := flags&1 != 0, flags&2 != 0, flags&4 != 0
@@ -106,7 +108,8 @@ func TestMatMul(t *testing.T) {
 				d.MatMul(transA, transB, m, n, k, a, lda, b, ldb, got, ldc, accumulate)
 				for i, w := range want {
 					if !(math.Abs(w-float64(got[i])) < 1e-5) {
-						t.Fatalf("%s: %v, flags %d: c[%d][%d] = %v, want %v", d.Name(), size, flags, i/ldc, i%ldc, got[i], w)
+						t.Fatalf("%s: %v, flags %d: c[%d][%d] = %v, want %v", d.Name(), size, flags, i/ldc, i%ldc,
+							got[i], w)
 					}
 				}
 			}
@@ -171,8 +174,10 @@ func TestDefinition(t *testing.T) {
 // TestRounding holds every way of rounding to bfloat16 to the definition, on numbers of all kinds.
 func TestRounding(t *testing.T) {
 	inf := float32(math.Inf(1))
-	x := []float32{0, 1, 0x1.01p0, 0x1.03p0, 0x1.010002p0, 0x1.fep127, 0x1.fefffep127, 0x1.ffp127, math.MaxFloat32, inf, 0x1p-126, 0x1.01p-126,
-		0x1.fffffcp-127, 0x1p-127, 0x1p-149, float32(math.NaN()), math.Float32frombits(0x7f800001), math.Float32frombits(0x7fffffff)}
+	x := []float32{0, 1, 0x1.01p0, 0x1.03p0, 0x1.010002p0, 0x1.fep127, 0x1.fefffep127, 0x1.ffp127, math.MaxFloat32, inf,
+		0x1p-126, 0x1.01p-126,
+		0x1.fffffcp-127, 0x1p-127, 0x1p-149, float32(math.NaN()), math.Float32frombits(0x7f800001),
+		math.Float32frombits(0x7fffffff)}
 	for _, v := range x {
 		x = append(x, -v)
 	}
@@ -223,8 +228,8 @@ func TestRounding(t *testing.T) {
 	}
 }
 
-// TestSameBits draws products and computes each in many ways: one row alone, all rows, in groups, transposed, with 1 and 3 threads, and by
-// every kernel set that promises the same bits.
+// TestSameBits draws products and computes each in many ways: one row alone, all rows, in groups,
+// transposed, with 1 and 3 threads, and by every kernel set that promises the same bits.
 func TestSameBits(t *testing.T) {
 	classes := map[string][]*Device{}
 	for _, d := range devices(t) {
@@ -233,11 +238,14 @@ func TestSameBits(t *testing.T) {
 		}
 	}
 	longtest.Check(t, 40, func(t *rapid.T) {
-		counts := rapid.SliceOfN(rapid.OneOf(rapid.Int32Range(0, 3), rapid.Int32Range(0, 60), rapid.Int32Range(160, 180)), 1, 2).Draw(t, "counts")
+		counts := rapid.SliceOfN(rapid.OneOf(rapid.Int32Range(0, 3), rapid.Int32Range(0, 60),
+			rapid.Int32Range(160, 180)), 1, 2).Draw(t, "counts")
 		n := rapid.IntRange(1, 40).Draw(t, "n")
-		k := rapid.OneOf(rapid.IntRange(1, 10), rapid.IntRange(1, 40), rapid.IntRange(250, 270), rapid.IntRange(505, 520)).Draw(t, "k")
+		k := rapid.OneOf(rapid.IntRange(1, 10), rapid.IntRange(1, 40), rapid.IntRange(250, 270),
+			rapid.IntRange(505, 520)).Draw(t, "k")
 		accumulate := rapid.Bool().Draw(t, "accumulate")
-		scale := rapid.SampledFrom([]float32{1, 0x1p-61, 0x1p-125}).Draw(t, "scale") // denormal products; denormal operands
+		// denormal products; denormal operands
+		scale := rapid.SampledFrom([]float32{1, 0x1p-61, 0x1p-125}).Draw(t, "scale")
 		m := total(counts)
 		a, b, c0 := uniform(1, m*k), uniform(2, n*k), uniform(3, m*n)
 		for _, x := range [][]float32{a, b, c0} {
@@ -246,7 +254,8 @@ func TestSameBits(t *testing.T) {
 			}
 		}
 		for range min(len(a), rapid.IntRange(0, 3).Draw(t, "special")) {
-			a[rapid.IntRange(0, len(a)-1).Draw(t, "element")] = rapid.SampledFrom([]float32{float32(math.NaN()), float32(math.Inf(-1)), math.MaxFloat32,
+			a[rapid.IntRange(0, len(a)-1).Draw(t, "element")] = rapid.SampledFrom([]float32{float32(math.NaN()),
+				float32(math.Inf(-1)), math.MaxFloat32,
 				float32(math.Copysign(0, -1)), 0x1p-149}).Draw(t, "value")
 		}
 		at, bt := transpose(a, m, k), transpose(b, k, n)
@@ -271,12 +280,18 @@ func TestSameBits(t *testing.T) {
 				same("TN", d, func(c []float32) { d.MatMul(true, false, m, n, k, at, m, b, n, c, n, accumulate) })
 				same("TT", d, func(c []float32) { d.MatMul(true, true, m, n, k, at, m, bt, k, c, n, accumulate) })
 				same("grouped", d, func(c []float32) { d.GroupedMatMul(counts, m, false, n, k, a, bs, c, accumulate) })
-				same("grouped, transposed", d, func(c []float32) { d.GroupedMatMul(counts, m, true, n, k, a, bts, c, accumulate) })
+				same("grouped, transposed", d, func(c []float32) {
+					d.GroupedMatMul(counts, m, true, n, k, a, bts, c,
+						accumulate)
+				})
 				same("weight gradient", d, func(c []float32) {
 					d.GroupedWeightGrad([]int32{int32(k)}, k, m, n, at, b, c, accumulate)
 				})
 				same("row by row", d, func(c []float32) {
-					d.Parallel(m, func(i int) { d.MatMul(false, true, 1, n, k, a[i*k:], k, bt, k, c[i*n:], n, accumulate) })
+					d.Parallel(m, func(i int) {
+						d.MatMul(false, true, 1, n, k, a[i*k:], k, bt, k, c[i*n:], n,
+							accumulate)
+					})
 				})
 			}
 		}
@@ -359,13 +374,16 @@ func TestGrouped(t *testing.T) {
 					d.GroupedWeightGrad(counts, rows, k, n, a, dc, db, accumulate)
 					for i, want := range wantC {
 						if !(math.Abs(want-float64(c[i])) < 1e-5) {
-							t.Fatalf("%s: counts %v, %v, flags %d: c[%d] = %v, want %v", d.Name(), counts, size, flags, i, c[i], want)
+							t.Fatalf("%s: counts %v, %v, flags %d: c[%d] = %v, want %v", d.Name(), counts, size, flags,
+								i, c[i], want)
 						}
 					}
 					for g := range counts {
 						for i, got := range db[g*k*n:][:k*n] {
-							if want := wantDB[g]; want == nil && got != start || want != nil && !(math.Abs(want[i]-float64(got)) < 1e-5) {
-								t.Fatalf("%s: counts %v, %v, flags %d: element %d of db %d is %v, want %v", d.Name(), counts, size, flags, i, g, got, want)
+							if want := wantDB[g]; want == nil && got != start || want != nil &&
+								!(math.Abs(want[i]-float64(got)) < 1e-5) {
+								t.Fatalf("%s: counts %v, %v, flags %d: element %d of db %d is %v, want %v", d.Name(),
+									counts, size, flags, i, g, got, want)
 							}
 						}
 					}
@@ -383,7 +401,8 @@ func fill(n int, v float32) []float32 {
 	return x
 }
 
-// TestSpans leaves little room for packed panels, so that a product takes several rounds: same bits.
+// TestSpans leaves little room for packed panels, so that a product takes several rounds: same
+// bits.
 func TestSpans(t *testing.T) {
 	const m, n, k = 390, 70, 300
 	a, b, counts := uniform(1, m*k), uniform(2, 3*n*k), []int32{170, 20, 200}
@@ -398,14 +417,16 @@ func TestSpans(t *testing.T) {
 			}
 			for i := range c {
 				if c[i] != want[i] {
-					t.Fatalf("%s: with room for %d elements, element %d is %x, otherwise %x", d.Name(), bound, i, c[i], want[i])
+					t.Fatalf("%s: with room for %d elements, element %d is %x, otherwise %x", d.Name(), bound, i, c[i],
+						want[i])
 				}
 			}
 		}
 	}
 }
 
-// TestPiecesWithinLoop: a product is cut for all workers, but not within a loop that has work for them.
+// TestPiecesWithinLoop: a product is cut for all workers, but not within a loop that has work for
+// them.
 func TestPiecesWithinLoop(t *testing.T) {
 	d := New(2, xpu.FP32)
 	defer d.Close()
@@ -433,7 +454,8 @@ func TestPiecesWithinLoop(t *testing.T) {
 	})
 }
 
-// TestShortSlices asks for more than the slices hold, by one element: all must be refused before anything is written.
+// TestShortSlices asks for more than the slices hold, by one element: all must be refused before
+// anything is written.
 func TestShortSlices(t *testing.T) {
 	d := New(2, xpu.FP32)
 	defer d.Close()
@@ -443,20 +465,47 @@ func TestShortSlices(t *testing.T) {
 		"MatMul: a transposed": func(c []float32) { d.MatMul(true, false, 3, 4, 5, x(14), 3, x(20), 4, c, 4, false) },
 		"MatMul: b":            func(c []float32) { d.MatMul(false, false, 3, 4, 5, x(15), 5, x(19), 4, c, 4, false) },
 		"MatMul: b transposed": func(c []float32) { d.MatMul(false, true, 3, 4, 5, x(15), 5, x(19), 5, c, 4, false) },
-		"MatMul: c":            func(c []float32) { d.MatMul(false, false, 3, 4, 5, x(15), 5, x(20), 4, c[:11], 4, false) },
-		"MatMul: ldc":          func(c []float32) { d.MatMul(false, false, 3, 4, 5, x(15), 5, x(20), 4, c, 3, false) },
-		"MatMul: huge":         func(c []float32) { d.MatMul(false, false, math.MaxInt/2, 4, 1, x(15), 4, x(20), 4, c, 4, false) },
-		"MatMul: negative":     func(c []float32) { d.MatMul(false, false, -3, 4, 5, x(15), 5, x(20), 4, c, 4, false) },
+		"MatMul: c": func(c []float32) {
+			d.MatMul(false, false, 3, 4, 5, x(15), 5, x(20), 4, c[:11], 4,
+				false)
+		},
+		"MatMul: ldc": func(c []float32) { d.MatMul(false, false, 3, 4, 5, x(15), 5, x(20), 4, c, 3, false) },
+		"MatMul: huge": func(c []float32) {
+			d.MatMul(false, false, math.MaxInt/2, 4, 1, x(15), 4, x(20), 4, c,
+				4, false)
+		},
+		"MatMul: negative": func(c []float32) { d.MatMul(false, false, -3, 4, 5, x(15), 5, x(20), 4, c, 4, false) },
 		"GroupedMatMul: a": func(c []float32) {
 			d.GroupedMatMul([]int32{2, 1}, 3, true, 4, 5, x(14), x(40), c, false)
 		},
-		"GroupedMatMul: b":            func(c []float32) { d.GroupedMatMul([]int32{2, 1}, 3, true, 4, 5, x(15), x(39), c, false) },
-		"GroupedMatMul: too few rows": func(c []float32) { d.GroupedMatMul([]int32{2, 2}, 3, true, 4, 5, x(15), x(40), c, false) },
-		"GroupedMatMul: negative":     func(c []float32) { d.GroupedMatMul([]int32{4, -1}, 3, true, 4, 5, x(15), x(40), c, false) },
-		"GroupedWeightGrad: dc":       func(c []float32) { d.GroupedWeightGrad([]int32{2}, 2, 3, 4, x(6), x(7), c, false) },
-		"GroupedWeightGrad: db":       func(c []float32) { d.GroupedWeightGrad([]int32{2, 0}, 2, 3, 4, x(6), x(8), c, false) },
-		"GroupedWeightGrad: rows":     func(c []float32) { d.GroupedWeightGrad([]int32{1}, 2, 3, 4, x(6), x(8), c, false) },
-		"GroupedWeightGrad: negative": func(c []float32) { d.GroupedWeightGrad([]int32{2}, 2, 3, -4, x(6), x(8), c, false) },
+		"GroupedMatMul: b": func(c []float32) {
+			d.GroupedMatMul([]int32{2, 1}, 3, true, 4, 5, x(15), x(39),
+				c, false)
+		},
+		"GroupedMatMul: too few rows": func(c []float32) {
+			d.GroupedMatMul([]int32{2, 2}, 3, true, 4, 5, x(15), x(40),
+				c, false)
+		},
+		"GroupedMatMul: negative": func(c []float32) {
+			d.GroupedMatMul([]int32{4, -1}, 3, true, 4, 5, x(15), x(40),
+				c, false)
+		},
+		"GroupedWeightGrad: dc": func(c []float32) {
+			d.GroupedWeightGrad([]int32{2}, 2, 3, 4, x(6), x(7), c,
+				false)
+		},
+		"GroupedWeightGrad: db": func(c []float32) {
+			d.GroupedWeightGrad([]int32{2, 0}, 2, 3, 4, x(6), x(8), c,
+				false)
+		},
+		"GroupedWeightGrad: rows": func(c []float32) {
+			d.GroupedWeightGrad([]int32{1}, 2, 3, 4, x(6), x(8), c,
+				false)
+		},
+		"GroupedWeightGrad: negative": func(c []float32) {
+			d.GroupedWeightGrad([]int32{2}, 2, 3, -4, x(6), x(8), c,
+				false)
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := fill(12, 7)
@@ -475,7 +524,8 @@ func TestShortSlices(t *testing.T) {
 	}
 }
 
-// TestNoAllocation holds the promise that a training step in its steady state allocates nothing here.
+// TestNoAllocation holds the promise that a training step in its steady state allocates nothing
+// here.
 func TestNoAllocation(t *testing.T) {
 	for _, precision := range []xpu.Precision{xpu.FP32, xpu.BF16} {
 		t.Run(string(precision), func(t *testing.T) { testNoAllocation(t, precision) })
@@ -546,7 +596,8 @@ func BenchmarkTile(b *testing.B) {
 	}
 }
 
-// BenchmarkPack measures the packs, panel after panel of a matrix of 8192 lines of 256 elements, which the second cache cannot hold.
+// BenchmarkPack measures the packs, panel after panel of a matrix of 8192 lines of 256 elements,
+// which the second cache cannot hold.
 func BenchmarkPack(b *testing.B) {
 	x, dst, edge := uniform(1, 8192*256), make([]float32, 256*12*maxMR), make([]float32, 256*maxNR)
 	for _, k := range allSets() {
@@ -572,7 +623,8 @@ func BenchmarkPack(b *testing.B) {
 	}
 }
 
-// BenchmarkGrouped has the experts of mula-tiny: 2048 tokens, 4 of 16 experts each, 256 → 128 → 256.
+// BenchmarkGrouped has the experts of mula-tiny: 2048 tokens, 4 of 16 experts each, 256 → 128 →
+// 256.
 func BenchmarkGrouped(b *testing.B) {
 	const experts, rows, hidden, inner = 16, 8192, 256, 128
 	counts := make([]int32, experts) // ragged, as a router leaves them
@@ -586,14 +638,27 @@ func BenchmarkGrouped(b *testing.B) {
 	w := uniform(3, experts*hidden*inner)
 	const flops = 2 * rows * hidden * inner
 	benchmark(b, "up_NT", flops, func(d *Device) { d.GroupedMatMul(counts, rows, true, inner, hidden, x, w, y, false) })
-	benchmark(b, "up_NN", flops, func(d *Device) { d.GroupedMatMul(counts, rows, false, hidden, inner, y, w, x, false) })
-	benchmark(b, "down_NT", flops, func(d *Device) { d.GroupedMatMul(counts, rows, true, hidden, inner, y, w, x, false) })
-	benchmark(b, "up_gradient", flops, func(d *Device) { d.GroupedWeightGrad(counts, rows, inner, hidden, y, x, w, false) })
-	benchmark(b, "down_gradient", flops, func(d *Device) { d.GroupedWeightGrad(counts, rows, hidden, inner, x, y, w, false) })
+	benchmark(b, "up_NN", flops, func(d *Device) {
+		d.GroupedMatMul(counts, rows, false, hidden, inner, y, w, x,
+			false)
+	})
+	benchmark(b, "down_NT", flops, func(d *Device) {
+		d.GroupedMatMul(counts, rows, true, hidden, inner, y, w, x,
+			false)
+	})
+	benchmark(b, "up_gradient", flops, func(d *Device) {
+		d.GroupedWeightGrad(counts, rows, inner, hidden, y, x, w,
+			false)
+	})
+	benchmark(b, "down_gradient", flops, func(d *Device) {
+		d.GroupedWeightGrad(counts, rows, hidden, inner, x, y, w,
+			false)
+	})
 }
 
-// benchmark measures f on every kernel set with 1 and 2 threads: GFLOP/s by the clock, and GFLOP per second of processor time, times the
-// number of threads, which is what the clock would show on a machine that does nothing else.
+// benchmark measures f on every kernel set with 1 and 2 threads: GFLOP/s by the clock, and GFLOP
+// per second of processor time, times the number of threads, which is what the clock would show on
+// a machine that does nothing else.
 func benchmark(b *testing.B, name string, flops float64, f func(d *Device)) {
 	for _, k := range allSets() {
 		for threads := 1; threads <= 2; threads++ {

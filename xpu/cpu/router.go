@@ -54,7 +54,8 @@ func (h *Host) Route(r xpu.Routing, logits []float32, uniform bool, stats *xpu.R
 	}
 }
 
-// topK fills chosen with the indices of the largest elements of p, largest first; of equal ones the lower index comes first.
+// topK fills chosen with the indices of the largest elements of p, largest first; of equal ones the
+// lower index comes first.
 func topK(chosen []int32, p []float32) {
 	n := 0
 	for j, v := range p {
@@ -99,9 +100,11 @@ func (h *Host) SortRows(r xpu.Routing) {
 	}
 }
 
-// RouteGrad computes the gradient of the router's logits; see [xpu.Layers]. The softmax comes before the choice, so it reaches all experts.
+// RouteGrad computes the gradient of the router's logits; see [xpu.Layers]. The softmax comes
+// before the choice, so it reaches all experts.
 func (h *Host) RouteGrad(r xpu.Routing, dlogits, slope, dweight []float32, zFactor float64) {
-	h.split(xpu.CheckRouteGrad(r, dlogits, slope, dweight), operands{routing: r, dst: dlogits, x: slope, y: dweight, factor: zFactor}, func(t *task, _, lo, hi int) {
+	h.split(xpu.CheckRouteGrad(r, dlogits, slope, dweight), operands{routing: r, dst: dlogits, x: slope, y: dweight,
+		factor: zFactor}, func(t *task, _, lo, hi int) {
 		r, e, k := &t.routing, t.routing.Experts, t.routing.PerToken
 		for i := lo; i < hi; i++ {
 			p, dz := r.Probs[i*e:][:e], t.dst[i*e:][:e]

@@ -2,12 +2,13 @@ package cpu
 
 import "mula/xpu"
 
-// parts is the number of pieces that loops over tokens are cut into, and of partial sums over tokens. It does not follow the number of workers,
-// or the sums would.
+// parts is the number of pieces that loops over tokens are cut into, and of partial sums over
+// tokens. It does not follow the number of workers, or the sums would.
 const parts = 64
 
-// A task is a command under way: its operands, the loop over things that it is at, and scratch memory. It is kept for reuse, and the bodies of loops
-// are functions that capture nothing, because a closure made for each loop would be an allocation, and a training step has hundreds of loops.
+// A task is a command under way: its operands, the loop over things that it is at, and scratch
+// memory. It is kept for reuse, and the bodies of loops are functions that capture nothing, because
+// a closure made for each loop would be an allocation, and a training step has hundreds of loops.
 type task struct {
 	host *Host
 	operands
@@ -61,8 +62,8 @@ func (t *task) end() {
 	t.host.tasks.Put(t)
 }
 
-// split calls body for the pieces [lo, hi) of n things, at once on the workers. part numbers the pieces from 0; there are min(n, parts) of them,
-// whatever the number of workers.
+// split calls body for the pieces [lo, hi) of n things, at once on the workers. part numbers the
+// pieces from 0; there are min(n, parts) of them, whatever the number of workers.
 func (t *task) split(n int, body func(t *task, part, lo, hi int)) {
 	t.cut(n, min(n, parts), body)
 }
@@ -91,7 +92,8 @@ func room[E any](memory *[]E, n int) []E {
 	return *memory
 }
 
-// addPartials adds to dst the columns [first, first+len(dst)) of the partial sums that a split over n things left in rows of the given width.
+// addPartials adds to dst the columns [first, first+len(dst)) of the partial sums that a split over
+// n things left in rows of the given width.
 func (t *task) addPartials(dst []float32, width, first, n int) {
 	for part := range min(n, parts) {
 		Axpy(dst, 1, t.partial[part*width+first:][:len(dst)])

@@ -5,12 +5,13 @@ import (
 	"math"
 )
 
-// The functions below work on one goroutine; a caller spreads rows over [Device.Parallel]. They use the best kernel set of the machine, as
-// [New] does. All slices of a call must have the length of the first, or it panics. A result may be the memory of an operand (dst == x),
-// but must not overlap one otherwise.
+// The functions below work on one goroutine; a caller spreads rows over [Device.Parallel]. They use
+// the best kernel set of the machine, as [New] does. All slices of a call must have the length of
+// the first, or it panics. A result may be the memory of an operand (dst == x), but must not
+// overlap one otherwise.
 //
-// What they add up goes into a fixed number of lanes, element i into lane i modulo that number, and the lanes are then added in pairs, so
-// that the bits of a result depend on its operands alone.
+// What they add up goes into a fixed number of lanes, element i into lane i modulo that number, and
+// the lanes are then added in pairs, so that the bits of a result depend on its operands alone.
 
 // Max is the largest element of x, or -Inf if there is none. NaN is passed over.
 func Max(x []float32) float32 {
@@ -36,9 +37,10 @@ func Max(x []float32) float32 {
 	return m
 }
 
-// ExpSum sets dst[i] = exp(x[i]-shift) and returns the sum of dst. With the largest element as shift, dst divided by the sum is the softmax
-// of x. The exponential is within 1.1 units in the last place of the true one of the rounded difference; above 88.72283 it is +Inf, and
-// below -87.33654, where float32 is no longer normal, it is 0.
+// ExpSum sets dst[i] = exp(x[i]-shift) and returns the sum of dst. With the largest element as
+// shift, dst divided by the sum is the softmax of x. The exponential is within 1.1 units in the
+// last place of the true one of the rounded difference; above 88.72283 it is +Inf, and below
+// -87.33654, where float32 is no longer normal, it is 0.
 func ExpSum(dst, x []float32, shift float32) float32 {
 	sameLength(len(dst), len(x))
 	var lanes [16]float32
@@ -73,8 +75,9 @@ func SwiGLU(dst, gate, up []float32) {
 	}
 }
 
-// SwiGLUGrad is the gradient of [SwiGLU]: from the gradient dOut of its result it sets dGate[i] = dOut[i]·up[i]·SiLU'(gate[i]) and
-// dUp[i] = dOut[i]·SiLU(gate[i]), where SiLU'(g) = σ(g)·(1+g·(1-σ(g))). dGate and dUp may be the memory of any of the operands.
+// SwiGLUGrad is the gradient of [SwiGLU]: from the gradient dOut of its result it sets dGate[i] =
+// dOut[i]·up[i]·SiLU'(gate[i]) and dUp[i] = dOut[i]·SiLU(gate[i]), where SiLU'(g) =
+// σ(g)·(1+g·(1-σ(g))). dGate and dUp may be the memory of any of the operands.
 func SwiGLUGrad(dGate, dUp, gate, up, dOut []float32) {
 	sameLength(len(dGate), len(dUp), len(gate), len(up), len(dOut))
 	n := len(dGate) &^ 15
@@ -170,8 +173,8 @@ func AddProduct(dst []float32, a float32, x, y []float32) {
 	}
 }
 
-// SoftmaxGrad sets dx[i] = y[i]·(dy[i] - shift). With y a softmax, dy the gradient of it and shift the sum of y[i]·dy[i], dx is the gradient
-// of what the softmax was taken of.
+// SoftmaxGrad sets dx[i] = y[i]·(dy[i] - shift). With y a softmax, dy the gradient of it and shift
+// the sum of y[i]·dy[i], dx is the gradient of what the softmax was taken of.
 func SoftmaxGrad(dx, y, dy []float32, shift float32) {
 	sameLength(len(dx), len(y), len(dy))
 	n := len(dx) &^ 15
@@ -187,8 +190,8 @@ func SoftmaxGrad(dx, y, dy []float32, shift float32) {
 	}
 }
 
-// Rotate turns the pairs (x[j], x[n+j]) by angles of which cos and sin, each of length n, hold cosine and sine, multiplies them by scale and
-// writes them to dst. x and dst have the length 2n.
+// Rotate turns the pairs (x[j], x[n+j]) by angles of which cos and sin, each of length n, hold
+// cosine and sine, multiplies them by scale and writes them to dst. x and dst have the length 2n.
 func Rotate(dst, x, cos, sin []float32, scale float32) { rotate(dst, x, cos, sin, scale, scale) }
 
 // RotateBack is [Rotate] by the negative angles, its transpose.
@@ -247,7 +250,8 @@ func sameLength(first int, others ...int) {
 	}
 }
 
-// The Go forms of the kernels do the operations of the assembly, each rounded by itself (see multiplyGo for the conversions).
+// The Go forms of the kernels do the operations of the assembly, each rounded by itself (see
+// multiplyGo for the conversions).
 
 // expGo is exp(t) as expBody of package gen has it.
 func expGo(t float32) float32 {

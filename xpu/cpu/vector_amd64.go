@@ -2,8 +2,8 @@
 
 package cpu
 
-// vectorSet is the kernel set of the functions on vectors. They call the assembly by name, not through variables, so that buffers on the
-// stack may stay there.
+// vectorSet is the kernel set of the functions on vectors. They call the assembly by name, not
+// through variables, so that buffers on the stack may stay there.
 var vectorSet = kernelSets()[0]
 
 func expSum(lanes *[16]float32, dst, x []float32, shift float32) {

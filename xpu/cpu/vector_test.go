@@ -43,7 +43,8 @@ func TestExpError(t *testing.T) {
 				case i%4 == 1:
 					x[i] = -0.4 + u*0.8
 				case i%4 == 2:
-					x[i] = float32(math.Ln2 * (float64(int(u*200)-100) + 0.5) * (1 + 1e-7*float64(i))) // where n changes
+					// where n changes
+					x[i] = float32(math.Ln2 * (float64(int(u*200)-100) + 0.5) * (1 + 1e-7*float64(i)))
 				default:
 					x[i] = -20 * u
 				}
@@ -65,7 +66,8 @@ func TestExpError(t *testing.T) {
 
 func TestExpSpecial(t *testing.T) {
 	inf, nan := float32(math.Inf(1)), float32(math.NaN())
-	x := []float32{0, inf, -inf, nan, 88.72283, 88.72284, 1000, -87.336544, -87.33656, -104, -1000, math.MaxFloat32, -math.MaxFloat32,
+	x := []float32{0, inf, -inf, nan, 88.72283, 88.72284, 1000, -87.336544, -87.33656, -104, -1000, math.MaxFloat32,
+		-math.MaxFloat32,
 		1e-45, -1e-45, math.Float32frombits(0xffffffff), math.Float32frombits(0x7f800001)}
 	want := []float64{1, math.Inf(1), 0, math.NaN(), math.Exp(float64(float32(88.72283))), math.Inf(1), math.Inf(1),
 		math.Exp(float64(float32(-87.336544))), 0, 0, 0, math.Inf(1), 0, 1, 1, math.NaN(), math.NaN()}
@@ -94,7 +96,8 @@ func TestExpSpecial(t *testing.T) {
 	})
 }
 
-// vectorResults calls every function on vectors of length n, from the given seed, and names what comes out.
+// vectorResults calls every function on vectors of length n, from the given seed, and names what
+// comes out.
 func vectorResults(seed uint64, n int) map[string][]float32 {
 	r := rand.New(rand.NewPCG(seed, 2))
 	draw := func(scale float64) []float32 {
@@ -129,12 +132,14 @@ func vectorResults(seed uint64, n int) map[string][]float32 {
 	Rotate(res["rotated"][:even], x[:even], y[:even/2], z[:even/2], 0.8)
 	RotateBack(res["rotatedBack"][:even], x[:even], y[:even/2], z[:even/2], 0.8)
 	bits := math.Float64bits(SumSquares(x))
-	res["sumSquares"] = []float32{math.Float32frombits(uint32(bits)), math.Float32frombits(uint32(bits >> 32)), float32(math.Float64frombits(bits))}
+	res["sumSquares"] = []float32{math.Float32frombits(uint32(bits)), math.Float32frombits(uint32(bits >> 32)),
+		float32(math.Float64frombits(bits))}
 	w, m, v := append([]float32(nil), x...), append([]float32(nil), y...), out()
 	for i := range v {
 		v[i] = z[i] * z[i]
 	}
-	updateAdamW(xpu.AdamW{LearningRate: 1e-2, Beta1: 0.9, Beta2: 0.95, Epsilon: 1e-8, WeightDecay: 0.1, Step: 3, GradScale: 0.5}, w, z, m, v)
+	updateAdamW(xpu.AdamW{LearningRate: 1e-2, Beta1: 0.9, Beta2: 0.95, Epsilon: 1e-8, WeightDecay: 0.1, Step: 3,
+		GradScale: 0.5}, w, z, m, v)
 	res["adamwWeight"], res["adamwFirst"], res["adamwSecond"] = w, m, v
 	return res
 }
@@ -170,8 +175,10 @@ func TestVectorValues(t *testing.T) {
 				for name, want := range map[string]float64{
 					"exp": math.Exp(float64(x[i] - 1.5)), "swiglu": a * sigma * b,
 					"dGate": c * b * sigma * (1 + a*(1-sigma)), "dUp": c * a * sigma,
-					"mulScaled": a * float64(float32(0.7)) * b, "addProduct": a - float64(float32(0.3))*b*c, "softmaxGrad": a * (b - float64(float32(0.6))),
-					"addScaled": a + float64(float32(0.37))*b, "axpy": a - float64(float32(1.7))*c, "scale": a * float64(float32(1/3.)),
+					"mulScaled": a * float64(float32(0.7)) * b, "addProduct": a - float64(float32(0.3))*b*c,
+					"softmaxGrad": a * (b - float64(float32(0.6))),
+					"addScaled":   a + float64(float32(0.37))*b, "axpy": a - float64(float32(1.7))*c,
+					"scale":      a * float64(float32(1/3.)),
 					"adamwFirst": m, "adamwSecond": v,
 					"adamwWeight": a*(1-1e-3) - 1e-2/(1-0.9*0.9*0.9)*m/(math.Sqrt(v)/math.Sqrt(1-0.95*0.95*0.95)+1e-8),
 				} {
@@ -192,8 +199,9 @@ func TestVectorValues(t *testing.T) {
 	})
 }
 
-// TestVectorSameBits compares the bits of the assembly sets with each other, the Go form with itself from an odd place in memory, and all of
-// them where the package comment says that they agree.
+// TestVectorSameBits compares the bits of the assembly sets with each other, the Go form with
+// itself from an odd place in memory, and all of them where the package comment says that they
+// agree.
 func TestVectorSameBits(t *testing.T) {
 	defer func(s *kernelSet) { vectorSet = s }(vectorSet)
 	rapid.Check(t, func(t *rapid.T) {
@@ -211,7 +219,8 @@ func TestVectorSameBits(t *testing.T) {
 				}
 				for i := range x {
 					if math.Float32bits(x[i]) != math.Float32bits(first[name][i]) {
-						t.Fatalf("%s of %d: element %d is %x with %s, %x with %s", name, n, i, x[i], k.name, first[name][i], kernelSets()[0].name)
+						t.Fatalf("%s of %d: element %d is %x with %s, %x with %s", name, n, i, x[i], k.name,
+							first[name][i], kernelSets()[0].name)
 					}
 				}
 			}
@@ -224,7 +233,8 @@ func TestVectorSplit(t *testing.T) {
 	eachVectorSet(t, func(t *testing.T) {
 		const n = 100
 		x, y, z := uniform(1, n), uniform(2, n), uniform(3, n)
-		o := xpu.AdamW{LearningRate: 1e-2, Beta1: 0.9, Beta2: 0.95, Epsilon: 1e-8, WeightDecay: 0.1, Step: 3, GradScale: 0.5}
+		o := xpu.AdamW{LearningRate: 1e-2, Beta1: 0.9, Beta2: 0.95, Epsilon: 1e-8, WeightDecay: 0.1, Step: 3,
+			GradScale: 0.5}
 		run := func(cuts ...int) (all [5][]float32) {
 			for i := range all {
 				all[i] = make([]float32, n)

@@ -55,8 +55,10 @@ func attentionFamily(t *testing.T, d xpu.Device, tolerance float64) {
 	}
 	t.Run("random shapes", func(t *testing.T) {
 		rapid.Check(t, func(t *rapid.T) {
-			s := attentionShape{Heads: xpu.Heads{Rows: rapid.IntRange(1, 3).Draw(t, "rows"), KVHeads: rapid.IntRange(1, 3).Draw(t, "heads of keys"),
-				Length: rapid.OneOf(rapid.IntRange(1, 20), rapid.IntRange(30, 70)).Draw(t, "length"), Size: 2 * rapid.IntRange(1, 20).Draw(t, "half a head")}}
+			s := attentionShape{Heads: xpu.Heads{Rows: rapid.IntRange(1, 3).Draw(t, "rows"),
+				KVHeads: rapid.IntRange(1, 3).Draw(t, "heads of keys"),
+				Length: rapid.OneOf(rapid.IntRange(1, 20), rapid.IntRange(30, 70)).Draw(t,
+					"length"), Size: 2 * rapid.IntRange(1, 20).Draw(t, "half a head")}}
 			s.Heads.Heads = s.KVHeads * rapid.IntRange(1, 3).Draw(t, "share")
 			s.first = rapid.SampledFrom([]int{0, 0, 1, 70}).Draw(t, "first")
 			s.capacity = s.first + s.Length
@@ -75,7 +77,8 @@ func attentionFamily(t *testing.T, d xpu.Device, tolerance float64) {
 	t.Run("no bias", func(t *testing.T) { attentionBias(t, d, tolerance) })
 }
 
-// attentionCase compares an attention, and its gradients if it begins at position 0 and fills the room, with the reference.
+// attentionCase compares an attention, and its gradients if it begins at position 0 and fills the
+// room, with the reference.
 func attentionCase(t tester, d xpu.Device, tolerance float64, s attentionShape, seed uint64) {
 	t.Helper()
 	r := rand.New(rand.NewPCG(seed, 1))
@@ -114,7 +117,8 @@ func attentionCase(t tester, d xpu.Device, tolerance float64, s attentionShape, 
 		row := dqkv[i*s.Width():][:s.Width()]
 		dq = append(dq, row[:width]...)
 		if at := slices.IndexFunc(row[width:], func(v float32) bool { return v != 7 }); at >= 0 {
-			t.Fatalf("AttendGrad writes %g to element %d of the projections of token %d, beyond the queries", row[width+at], width+at, i)
+			t.Fatalf("AttendGrad writes %g to element %d of the projections of token %d, beyond the queries",
+				row[width+at], width+at, i)
 		}
 	}
 	compare(t, "gradient of queries", dq, want.dq.sum, want.dq.scale, tolerance)
@@ -143,8 +147,10 @@ func attentionBias(t *testing.T, d xpu.Device, tolerance float64) {
 		in.v[i] = 2 + v
 	}
 	want := in.reference(s).context
-	a := xpu.Attention{Heads: s.Heads, Capacity: s.capacity, Q: upload(t, d, in.q), K: upload(t, d, in.k), V: upload(t, d, in.v)}
-	a.Context, a.LSE = upload(t, d, make([]float32, len(in.dcontext))), upload(t, d, make([]float32, s.Rows*s.Heads.Heads*s.Length))
+	a := xpu.Attention{Heads: s.Heads, Capacity: s.capacity, Q: upload(t, d, in.q), K: upload(t, d, in.k),
+		V: upload(t, d, in.v)}
+	a.Context, a.LSE = upload(t, d, make([]float32, len(in.dcontext))), upload(t, d,
+		make([]float32, s.Rows*s.Heads.Heads*s.Length))
 	d.Attend(a)
 	download(t, d, a.Context)
 	mean := 0.0
@@ -159,7 +165,8 @@ func attentionBias(t *testing.T, d xpu.Device, tolerance float64) {
 // poison is n NaNs: what nobody has written.
 func poison(n int) []float32 { return slices.Repeat([]float32{float32(math.NaN())}, n) }
 
-// attentionInput is what an attention and its gradient read. Places of keys and values that nobody may read hold NaN.
+// attentionInput is what an attention and its gradient read. Places of keys and values that nobody
+// may read hold NaN.
 type attentionInput struct {
 	q, k, v, dcontext []float32
 	begin             []int32
@@ -213,7 +220,8 @@ type attentionResult struct{ context, lse, dq, dk, dv sums }
 // reference is attention by its formulas, a query at a time, with all scores of a query at hand.
 func (in attentionInput) reference(s attentionShape) attentionResult {
 	heads, d, width := s.Heads.Heads, s.Size, s.Heads.Heads*s.Size
-	out := attentionResult{newSums(len(in.dcontext)), newSums(s.Rows * heads * s.Length), newSums(len(in.q)), newSums(len(in.k)), newSums(len(in.v))}
+	out := attentionResult{newSums(len(in.dcontext)), newSums(s.Rows * heads * s.Length), newSums(len(in.q)),
+		newSums(len(in.k)), newSums(len(in.v))}
 	at := func(x []float32, i int) float64 { return float64(x[i]) }
 	for row := range s.Rows {
 		for head := range heads {
@@ -244,7 +252,9 @@ func (in attentionInput) reference(s attentionShape) attentionResult {
 				}
 				lse := top + math.Log(total)
 				out.lse.add((row*heads+head)*s.Length+i, lse, 1+size)
-				prob, unsure := score, 1+size/2 // the error of a score, which grows with its terms, is the relative one of its probability
+				// the error of a score, which grows with its terms, is the relative one of its
+				// probability
+				prob, unsure := score, 1+size/2
 				for p, v := range score {
 					prob[p] = math.Exp(v - lse)
 				}

@@ -31,8 +31,8 @@ var families = []struct {
 	{"mistakes", mistakesFamily},
 }
 
-// Run checks all that a device does. A number may be off by tolerance times the scale of its sum, the sum of the absolute values of its terms: 1e-5 for
-// fp32, 1e-2 for bf16 and what comes of it.
+// Run checks all that a device does. A number may be off by tolerance times the scale of its sum,
+// the sum of the absolute values of its terms: 1e-5 for fp32, 1e-2 for bf16 and what comes of it.
 func Run(t *testing.T, d xpu.Device, tolerance float64) {
 	for _, f := range families {
 		t.Run(f.name, func(t *testing.T) { f.check(t, d, tolerance) })
@@ -46,23 +46,30 @@ type tester interface {
 	Context() context.Context
 }
 
-// upload makes memory of the device with these numbers on both sides, until the test ends. What lies before and behind must be the same then: a device
-// writes to nothing but what it is given.
+// upload makes memory of the device with these numbers on both sides, until the test ends. What
+// lies before and behind must be the same then: a device writes to nothing but what it is given.
 func upload(t tester, d xpu.Device, x []float32) []float32 {
 	t.Helper()
-	return fenced(t, x, d.Floats, d.Free, d.ToDevice, func(x []float32) error { return d.ToHost(context.Background(), x) }, math.Float32bits, math.Float32frombits(fence))
+	return fenced(t, x, d.Floats, d.Free, d.ToDevice, func(x []float32) error {
+		return d.ToHost(context.Background(),
+			x)
+	}, math.Float32bits, math.Float32frombits(fence))
 }
 
 // uploadInts is upload for whole numbers.
 func uploadInts(t tester, d xpu.Device, x []int32) []int32 {
 	t.Helper()
-	return fenced(t, x, d.Ints, d.FreeInts, d.IntsToDevice, func(x []int32) error { return d.IntsToHost(context.Background(), x) }, func(x int32) uint32 { return uint32(x) }, fence)
+	return fenced(t, x, d.Ints, d.FreeInts, d.IntsToDevice,
+		func(x []int32) error { return d.IntsToHost(context.Background(), x) },
+		func(x int32) uint32 { return uint32(x) }, fence)
 }
 
-// A fence is before and behind memory; as a float32 it is not a number, so that what a device reads there shows, too.
+// A fence is before and behind memory; as a float32 it is not a number, so that what a device reads
+// there shows, too.
 const fence, fenceBefore, fenceBehind = 0x7fc0fe9c, 19, 32
 
-func fenced[E float32 | int32](t tester, x []E, memory func(int) ([]E, error), free, toDevice func([]E), toHost func([]E) error, bits func(E) uint32, mark E) []E {
+func fenced[E float32 | int32](t tester, x []E, memory func(int) ([]E, error), free, toDevice func([]E),
+	toHost func([]E) error, bits func(E) uint32, mark E) []E {
 	t.Helper()
 	all, err := memory(fenceBefore + len(x) + fenceBehind)
 	if err != nil {
@@ -77,7 +84,8 @@ func fenced[E float32 | int32](t tester, x []E, memory func(int) ([]E, error), f
 		}
 		for i, v := range all {
 			if (i < fenceBefore || i >= end) && bits(v) != fence {
-				t.Errorf("a command has written %v to element %d of %d, which it was not given", v, i-fenceBefore, len(x))
+				t.Errorf("a command has written %v to element %d of %d, which it was not given", v, i-fenceBefore,
+					len(x))
 				return
 			}
 		}
@@ -115,7 +123,8 @@ func random(r *rand.Rand, n int) []float32 {
 	return x
 }
 
-// compare fails the test where a number is further off than tolerance times its scale. Without scales it is the largest of what is wanted.
+// compare fails the test where a number is further off than tolerance times its scale. Without
+// scales it is the largest of what is wanted.
 func compare(t tester, what string, got []float32, want, scale []float64, tolerance float64) {
 	t.Helper()
 	if len(got) != len(want) {
@@ -141,6 +150,7 @@ func compare(t tester, what string, got []float32, want, scale []float64, tolera
 		worst = max(worst, off/s) // NaN stays
 	}
 	if wrong > 0 {
-		t.Fatalf("%s: %d of %d numbers are wrong: the first at %d is %v, want %v; off by up to %.2g, allowed %.2g", what, wrong, len(want), first, got[first], want[first], worst, tolerance)
+		t.Fatalf("%s: %d of %d numbers are wrong: the first at %d is %v, want %v; off by up to %.2g, allowed %.2g",
+			what, wrong, len(want), first, got[first], want[first], worst, tolerance)
 	}
 }

@@ -12,7 +12,8 @@ import (
 )
 
 func embedFamily(t *testing.T, d xpu.Device, _ float64) {
-	for i, c := range []struct{ tokens, vocabulary, width int }{{1, 1, 1}, {5, 3, 7}, {100, 11, 64}, {1000, 2, 33}, {70, 500, 300}, {3, 4, 1030}, {0, 9, 8}} {
+	for i, c := range []struct{ tokens, vocabulary, width int }{{1, 1, 1}, {5, 3, 7}, {100, 11, 64}, {1000, 2, 33},
+		{70, 500, 300}, {3, 4, 1030}, {0, 9, 8}} {
 		t.Run(fmt.Sprintf("%d tokens of %d, width %d", c.tokens, c.vocabulary, c.width), func(t *testing.T) {
 			source := rand.New(rand.NewPCG(21, uint64(i)))
 			embed(t, d, source, c.tokens, c.vocabulary, c.width, int32(source.IntN(c.vocabulary)))
@@ -28,7 +29,8 @@ func embedFamily(t *testing.T, d xpu.Device, _ float64) {
 	})
 }
 
-// embed checks Embed and EmbedGrad. The order of the sums of EmbedGrad is promised, so bits are compared.
+// embed checks Embed and EmbedGrad. The order of the sums of EmbedGrad is promised, so bits are
+// compared.
 func embed(t tester, d xpu.Device, source *rand.Rand, tokens, vocabulary, width int, skip int32) {
 	table, dx, ids := random(source, vocabulary*width), random(source, tokens*width), make([]int32, tokens)
 	want, dtable := []float32(nil), random(source, vocabulary*width)
@@ -52,7 +54,8 @@ func embed(t tester, d xpu.Device, source *rand.Rand, tokens, vocabulary, width 
 	}
 	for i, v := range gotTable {
 		if v != dtable[i] {
-			t.Fatalf("%d tokens of %d, width %d, all but %d: the gradient of row %d, column %d is %v, want %v", tokens, vocabulary, width, skip, i/width, i%width, v, dtable[i])
+			t.Fatalf("%d tokens of %d, width %d, all but %d: the gradient of row %d, column %d is %v, want %v", tokens,
+				vocabulary, width, skip, i/width, i%width, v, dtable[i])
 		}
 	}
 }

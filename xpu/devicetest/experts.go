@@ -13,7 +13,8 @@ import (
 )
 
 func expertsFamily(t *testing.T, d xpu.Device, tolerance float64) {
-	for i, c := range []struct{ tokens, perToken, width int }{{1, 1, 1}, {3, 2, 5}, {40, 8, 64}, {7, 3, 257}, {300, 1, 12}, {2, 4, 1030}, {0, 2, 8}} {
+	for i, c := range []struct{ tokens, perToken, width int }{{1, 1, 1}, {3, 2, 5}, {40, 8, 64}, {7, 3, 257},
+		{300, 1, 12}, {2, 4, 1030}, {0, 2, 8}} {
 		t.Run(fmt.Sprintf("%d tokens, %d rows each, width %d", c.tokens, c.perToken, c.width), func(t *testing.T) {
 			source := rand.New(rand.NewPCG(11, uint64(i)))
 			gatherRows(t, d, source, c.tokens, c.tokens*c.perToken, c.width)
@@ -26,7 +27,8 @@ func expertsFamily(t *testing.T, d xpu.Device, tolerance float64) {
 	t.Run("any", func(t *testing.T) {
 		rapid.Check(t, func(t *rapid.T) {
 			tokens, perToken := rapid.IntRange(0, 40).Draw(t, "tokens"), rapid.IntRange(1, 9).Draw(t, "perToken")
-			width, source := rapid.IntRange(1, 300).Draw(t, "width"), rand.New(rand.NewPCG(12, rapid.Uint64().Draw(t, "seed")))
+			width, source := rapid.IntRange(1, 300).Draw(t, "width"), rand.New(rand.NewPCG(12,
+				rapid.Uint64().Draw(t, "seed")))
 			gatherRows(t, d, source, tokens, tokens*perToken, width)
 			sumRows(t, d, source, tokens, perToken, width)
 			swiGLU(t, d, source, tokens*perToken, width, rapid.Bool().Draw(t, "weighted"), tolerance)
@@ -56,7 +58,8 @@ func sumRows(t tester, d xpu.Device, source *rand.Rand, tokens, perToken, width 
 	for i, r := range source.Perm(len(rowOf)) {
 		rowOf[i] = int32(r)
 	}
-	dx, dy, rows, got := upload(t, d, x), upload(t, d, y), uploadInts(t, d, rowOf), upload(t, d, make([]float32, len(x)))
+	dx, dy, rows, got := upload(t, d, x), upload(t, d, y), uploadInts(t, d, rowOf), upload(t, d,
+		make([]float32, len(x)))
 	for _, test := range []struct {
 		what    string
 		dst, x  []float32
@@ -107,14 +110,16 @@ func swiGLU(t tester, d xpu.Device, source *rand.Rand, rows, width int, weighted
 			act[at] = g * s * u * w
 			dGateUp[gateAt], dGateUp[gateAt+width] = da*w*u*s*(1+g*(1-s)), da*w*g*s
 			actSize[at] = math.Abs(act[at])
-			dGateUpSize[gateAt], dGateUpSize[gateAt+width] = math.Abs(da*w*u*s)*(1+math.Abs(g)*(1-s)), math.Abs(da*w*g*s)
+			dGateUpSize[gateAt], dGateUpSize[gateAt+width] = math.Abs(da*w*u*s)*(1+math.Abs(g)*(1-s)),
+				math.Abs(da*w*g*s)
 			if weighted {
 				dWeight[r] += g * s * u * da
 				dWeightSize[r] += math.Abs(g * s * u * da)
 			}
 		}
 	}
-	deviceAct, deviceGateUp, deviceWeight := upload(t, d, make([]float32, n)), upload(t, d, gateUp), upload(t, d, weight)
+	deviceAct, deviceGateUp, deviceWeight := upload(t, d, make([]float32, n)), upload(t, d, gateUp), upload(t, d,
+		weight)
 	d.SwiGLU(deviceAct, deviceGateUp, deviceWeight, width)
 	download(t, d, deviceAct)
 	compare(t, "SwiGLU", deviceAct, act, actSize, tolerance)
@@ -130,9 +135,11 @@ func swiGLU(t tester, d xpu.Device, source *rand.Rand, rows, width int, weighted
 	compare(t, "the gradient of the weights", deviceDWeight, dWeight, dWeightSize, tolerance)
 }
 
-// largeGates checks that the limits of SwiGLU and its gradient are numbers: silu is 0 at one end and the identity at the other.
+// largeGates checks that the limits of SwiGLU and its gradient are numbers: silu is 0 at one end
+// and the identity at the other.
 func largeGates(t tester, d xpu.Device) {
-	for _, test := range []struct{ gate, act, dGate, dUp float32 }{{-1000, 0, 0, 0}, {1000, 2000, 2, 1000}, {0, 0, 1, 0}} {
+	for _, test := range []struct{ gate, act, dGate, dUp float32 }{{-1000, 0, 0, 0}, {1000, 2000, 2, 1000},
+		{0, 0, 1, 0}} {
 		act, gateUp := upload(t, d, make([]float32, 1)), upload(t, d, []float32{test.gate, 2})
 		d.SwiGLU(act, gateUp, nil, 1)
 		d.SwiGLUGrad(gateUp, act, upload(t, d, []float32{1}), nil, nil, 1)

@@ -21,7 +21,8 @@ type headsCase struct {
 }
 
 func (c headsCase) String() string {
-	return fmt.Sprintf("%d rows of %d, %d and %d heads of %d, from position %d, room for %d, normed %v, known %v, clip %g",
+	return fmt.Sprintf("%d rows of %d, %d and %d heads of %d, from position %d, room for %d, normed %v, known %v, "+
+		"clip %g",
 		c.Rows, c.Length, c.Heads.Heads, c.KVHeads, c.Size, c.first, c.capacity, c.normed, c.known, c.clip)
 }
 
@@ -44,8 +45,10 @@ func headsFamily(t *testing.T, d xpu.Device, tolerance float64) {
 	}
 	t.Run("random shapes", func(t *testing.T) {
 		rapid.Check(t, func(t *rapid.T) {
-			c := headsCase{Heads: xpu.Heads{Rows: rapid.IntRange(1, 3).Draw(t, "rows"), KVHeads: rapid.IntRange(1, 3).Draw(t, "heads of keys"),
-				Length: rapid.IntRange(1, 40).Draw(t, "length"), Size: 2 * rapid.IntRange(1, 40).Draw(t, "half a head")}}
+			c := headsCase{Heads: xpu.Heads{Rows: rapid.IntRange(1, 3).Draw(t, "rows"),
+				KVHeads: rapid.IntRange(1, 3).Draw(t, "heads of keys"),
+				Length:  rapid.IntRange(1, 40).Draw(t, "length"), Size: 2 * rapid.IntRange(1, 40).Draw(t,
+					"half a head")}}
 			c.Heads.Heads = c.KVHeads * rapid.IntRange(1, 3).Draw(t, "share")
 			c.first = rapid.SampledFrom([]int{0, 0, 5}).Draw(t, "first")
 			c.capacity = c.first + c.Length
@@ -59,7 +62,8 @@ func headsFamily(t *testing.T, d xpu.Device, tolerance float64) {
 	})
 }
 
-// A side is queries, keys or values of tokens: where they begin in a projection, their heads, and how they are normed.
+// A side is queries, keys or values of tokens: where they begin in a projection, their heads, and
+// how they are normed.
 type side struct {
 	at, heads int
 	weight    []float32 // nil without norm
@@ -75,15 +79,18 @@ func (s side) normed(x []float32, token, j int) float64 {
 	return v
 }
 
-// check compares heads, and the way back from them if they begin at position 0 and fill the room, with the formulas.
+// check compares heads, and the way back from them if they begin at position 0 and fill the room,
+// with the formulas.
 func (c headsCase) check(t tester, d xpu.Device, tolerance float64, seed uint64) {
 	t.Helper()
 	r := rand.New(rand.NewPCG(seed, 3))
 	tokens, width, size := c.Rows*c.Length, c.Width(), c.Size
 	queries, keys := c.Heads.Heads*size, c.KVHeads*size
 	qkv := random(r, tokens*width)
-	p := xpu.Projections{Heads: c.Heads, Epsilon: 1e-5, Known: c.known, Clip: c.clip, First: c.first, Capacity: c.capacity}
-	sides := []side{{at: 0, heads: c.Heads.Heads}, {at: queries, heads: c.KVHeads}, {at: queries + keys, heads: c.KVHeads}}
+	p := xpu.Projections{Heads: c.Heads, Epsilon: 1e-5, Known: c.known, Clip: c.clip, First: c.first,
+		Capacity: c.capacity}
+	sides := []side{{at: 0, heads: c.Heads.Heads}, {at: queries, heads: c.KVHeads},
+		{at: queries + keys, heads: c.KVHeads}}
 	roots := [][]float32{poison(tokens), poison(tokens)}
 	if c.normed {
 		for i := range 2 {
@@ -112,7 +119,8 @@ func (c headsCase) check(t tester, d xpu.Device, tolerance float64, seed uint64)
 		}
 		return ((row*c.KVHeads+head)*c.capacity + c.first + position) * size
 	}
-	want := []sums{newSums(tokens * queries), newSums(c.Rows * c.KVHeads * c.capacity * size), newSums(c.Rows * c.KVHeads * c.capacity * size)}
+	want := []sums{newSums(tokens * queries), newSums(c.Rows * c.KVHeads * c.capacity * size),
+		newSums(c.Rows * c.KVHeads * c.capacity * size)}
 	for i, s := range sides {
 		for j := range want[i].sum {
 			want[i].sum[j] = untouched
@@ -148,7 +156,8 @@ func (c headsCase) check(t tester, d xpu.Device, tolerance float64, seed uint64)
 		}
 	}
 	if c.normed {
-		p.QWeight, p.KWeight, p.RQ, p.RK = upload(t, d, sides[0].weight), upload(t, d, sides[1].weight), upload(t, d, roots[0]), upload(t, d, roots[1])
+		p.QWeight, p.KWeight, p.RQ, p.RK = upload(t, d, sides[0].weight), upload(t, d, sides[1].weight), upload(t, d,
+			roots[0]), upload(t, d, roots[1])
 	}
 	p.QKV, p.Cos, p.Sin = upload(t, d, qkv), upload(t, d, cos), upload(t, d, sin)
 	filled := func(n int) []float32 { return upload(t, d, slices.Repeat([]float32{untouched}, n)) }
@@ -167,7 +176,8 @@ func (c headsCase) check(t tester, d xpu.Device, tolerance float64, seed uint64)
 		return
 	}
 
-	// The way back. Gradients of keys and values are in memory of their own, what stands in their place in dqkv is nothing.
+	// The way back. Gradients of keys and values are in memory of their own, what stands in their
+	// place in dqkv is nothing.
 	dqkv, dk, dv := poison(tokens*width), random(r, tokens*keys), random(r, tokens*keys)
 	for token := range tokens {
 		copy(dqkv[token*width:][:queries], random(r, queries))
@@ -243,7 +253,8 @@ func (c headsCase) check(t tester, d xpu.Device, tolerance float64, seed uint64)
 	}
 }
 
-// settle computes inverse roots that are not known, and moves elements away from the bound of clipping, where rounding would decide.
+// settle computes inverse roots that are not known, and moves elements away from the bound of
+// clipping, where rounding would decide.
 func (c headsCase) settle(qkv []float32, sides []side) {
 	width := c.Width()
 	for token := range len(qkv) / width {

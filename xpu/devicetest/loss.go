@@ -14,20 +14,27 @@ import (
 
 func lossFamily(t *testing.T, d xpu.Device, tolerance float64) {
 	for i, c := range []lossCase{
-		{rows: 1, width: 1, spread: 1, scale: 1}, {rows: 3, width: 2, spread: 5, scale: 0.5}, {rows: 40, width: 257, spread: 10, scale: 1e-3},
-		{rows: 5, width: 5003, spread: 3, scale: 0.1}, {rows: 7, width: 1024, spread: 20}, {rows: 2, width: 50304, spread: 6, scale: 1}, {rows: 0, width: 9, scale: 1},
+		{rows: 1, width: 1, spread: 1, scale: 1}, {rows: 3, width: 2, spread: 5, scale: 0.5}, {rows: 40, width: 257,
+			spread: 10, scale: 1e-3},
+		{rows: 5, width: 5003, spread: 3, scale: 0.1}, {rows: 7, width: 1024, spread: 20}, {rows: 2, width: 50304,
+			spread: 6, scale: 1}, {rows: 0, width: 9, scale: 1},
 	} {
 		for _, c.sample = range []bool{false, true} {
 			for _, c.left = range []bool{false, true} {
-				t.Run(c.String(), func(t *testing.T) { crossEntropy(t, d, c, rand.New(rand.NewPCG(31, uint64(i))), tolerance) })
+				t.Run(c.String(), func(t *testing.T) {
+					crossEntropy(t, d, c, rand.New(rand.NewPCG(31, uint64(i))),
+						tolerance)
+				})
 			}
 		}
 	}
 	t.Run("any", func(t *testing.T) {
 		rapid.Check(t, func(t *rapid.T) {
 			c := lossCase{
-				rows: rapid.IntRange(0, 20).Draw(t, "rows"), width: rapid.IntRange(1, 700).Draw(t, "width"), spread: rapid.Float32Range(0, 60).Draw(t, "spread"),
-				scale: rapid.SampledFrom([]float64{0, 1, 1e-3}).Draw(t, "scale"), sample: rapid.Bool().Draw(t, "sample"),
+				rows: rapid.IntRange(0, 20).Draw(t, "rows"), width: rapid.IntRange(1, 700).Draw(t,
+					"width"), spread: rapid.Float32Range(0, 60).Draw(t, "spread"),
+				scale: rapid.SampledFrom([]float64{0, 1, 1e-3}).Draw(t, "scale"), sample: rapid.Bool().Draw(t,
+					"sample"),
 				left: rapid.Bool().Draw(t, "targets are left out"),
 			}
 			crossEntropy(t, d, c, rand.New(rand.NewPCG(32, rapid.Uint64().Draw(t, "seed"))), tolerance)
@@ -46,11 +53,13 @@ type lossCase struct {
 }
 
 func (c lossCase) String() string {
-	return fmt.Sprintf("%d rows of %d, spread %g, scale %g, sampled %v, left out %v", c.rows, c.width, c.spread, c.scale, c.sample, c.left)
+	return fmt.Sprintf("%d rows of %d, spread %g, scale %g, sampled %v, left out %v", c.rows, c.width, c.spread,
+		c.scale, c.sample, c.left)
 }
 
 func crossEntropy(t tester, d xpu.Device, c lossCase, source *rand.Rand, tolerance float64) {
-	logits, targets, losses := random(source, c.rows*c.width), make([]int32, c.rows), slices.Repeat([]float64{-7}, c.rows)
+	logits, targets, losses := random(source, c.rows*c.width), make([]int32, c.rows), slices.Repeat([]float64{-7},
+		c.rows)
 	for i := range logits {
 		logits[i] *= c.spread
 	}
@@ -60,8 +69,9 @@ func crossEntropy(t tester, d xpu.Device, c lossCase, source *rand.Rand, toleran
 		}
 	}
 	x := xpu.CrossEntropy{
-		Width: c.width, Logits: upload(t, d, logits), Targets: uploadInts(t, d, targets), Loss: losses, Scale: c.scale, Sample: c.sample,
-		Seed: source.Uint64(), First: uint64(source.IntN(1000)),
+		Width: c.width, Logits: upload(t, d, logits), Targets: uploadInts(t, d, targets), Loss: losses, Scale: c.scale,
+		Sample: c.sample,
+		Seed:   source.Uint64(), First: uint64(source.IntN(1000)),
 	}
 	if c.rows > 0 && !c.sample {
 		// the first target's logit is the largest by far: the loss is almost nothing
@@ -82,7 +92,8 @@ func crossEntropy(t tester, d xpu.Device, c lossCase, source *rand.Rand, toleran
 			if got[i], size[i] = float32(losses[i]), 1; losses[i] != 0 || target != int(targets[i]) {
 				t.Fatalf("row %d: loss %v of target %d, which was %d", i, losses[i], target, targets[i])
 			}
-			if at := slices.IndexFunc(x.Logits[i*c.width:][:c.width], func(v float32) bool { return v != 0 }); c.scale != 0 && at >= 0 {
+			if at := slices.IndexFunc(x.Logits[i*c.width:][:c.width],
+				func(v float32) bool { return v != 0 }); c.scale != 0 && at >= 0 {
 				t.Fatalf("row %d is left out, and its gradient has %v at %d", i, x.Logits[i*c.width+at], at)
 			}
 			for j := range z {
@@ -102,7 +113,8 @@ func crossEntropy(t tester, d xpu.Device, c lossCase, source *rand.Rand, toleran
 		if c.sample {
 			share, p := draw(x.Seed, x.First+uint64(i)), math.Exp(float64(z[target])-top)
 			if slack := tolerance * sum; below > share*sum+slack || below+p < share*sum-slack || p < 1e-30 {
-				t.Fatalf("row %d: share %v drew target %d, which has shares %v to %v", i, share, target, below/sum, (below+p)/sum)
+				t.Fatalf("row %d: share %v drew target %d, which has shares %v to %v", i, share, target, below/sum,
+					(below+p)/sum)
 			}
 		}
 		got[i], want[i] = float32(losses[i]), math.Log(sum)+top-float64(z[target])
@@ -110,7 +122,8 @@ func crossEntropy(t tester, d xpu.Device, c lossCase, source *rand.Rand, toleran
 		for j, v := range z {
 			p := math.Exp(float64(v)-top) / sum
 			at := i*c.width + j
-			gradient[at], gradientSize[at] = c.scale*p, c.scale*p*(1+top-float64(v))+2*0x1p-126/tolerance // what is not normal may be 0
+			// what is not normal may be 0
+			gradient[at], gradientSize[at] = c.scale*p, c.scale*p*(1+top-float64(v))+2*0x1p-126/tolerance
 			if j == target {
 				gradient[at], gradientSize[at] = gradient[at]-c.scale, gradientSize[at]+c.scale
 			}
@@ -122,8 +135,8 @@ func crossEntropy(t tester, d xpu.Device, c lossCase, source *rand.Rand, toleran
 	}
 }
 
-// draw is the share of the whole that a target is drawn by: output number of the generator SplitMix64 (Steele, Lea and Flood 2014), whose state is
-// the finalised seed, from [0, 1).
+// draw is the share of the whole that a target is drawn by: output number of the generator
+// SplitMix64 (Steele, Lea and Flood 2014), whose state is the finalised seed, from [0, 1).
 func draw(seed, number uint64) float64 {
 	finalise := func(z uint64) uint64 {
 		z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
@@ -133,7 +146,8 @@ func draw(seed, number uint64) float64 {
 	return float64(finalise(finalise(seed)+(number+1)*0x9e3779b97f4a7c15)>>11) / (1 << 53)
 }
 
-// drawn checks that a target follows from its logits, the seed and its number alone, and that often drawn it comes as often as it should.
+// drawn checks that a target follows from its logits, the seed and its number alone, and that often
+// drawn it comes as often as it should.
 func drawn(t tester, d xpu.Device) {
 	const rows = 4000
 	shares := []float64{0.5, 0, 0.25, 0.0625, 0.1875}
@@ -143,7 +157,8 @@ func drawn(t tester, d xpu.Device) {
 			logits = append(logits, float32(max(-200, math.Log(p))))
 		}
 	}
-	all := xpu.CrossEntropy{Width: len(shares), Logits: upload(t, d, logits), Targets: uploadInts(t, d, make([]int32, rows)), Loss: make([]float64, rows), Sample: true, Seed: 5, First: 100}
+	all := xpu.CrossEntropy{Width: len(shares), Logits: upload(t, d, logits),
+		Targets: uploadInts(t, d, make([]int32, rows)), Loss: make([]float64, rows), Sample: true, Seed: 5, First: 100}
 	d.CrossEntropy(all)
 	downloadInts(t, d, all.Targets)
 	often := make([]int, len(shares))
@@ -157,7 +172,8 @@ func drawn(t tester, d xpu.Device) {
 	}
 	first := 1234
 	one := all
-	one.Logits, one.Targets, one.Loss, one.First = upload(t, d, logits[first*len(shares):][:3*len(shares)]), uploadInts(t, d, make([]int32, 3)), make([]float64, 3), 100+uint64(first)
+	one.Logits, one.Targets, one.Loss, one.First = upload(t, d, logits[first*len(shares):][:3*len(shares)]),
+		uploadInts(t, d, make([]int32, 3)), make([]float64, 3), 100+uint64(first)
 	d.CrossEntropy(one)
 	downloadInts(t, d, one.Targets)
 	if !slices.Equal(one.Targets, all.Targets[first:][:3]) || !slices.Equal(one.Loss, all.Loss[first:][:3]) {
@@ -165,12 +181,14 @@ func drawn(t tester, d xpu.Device) {
 	}
 }
 
-// lossNaN checks that the loss of a row that is not finite is not, that its target exists, and that no other row is the worse for it.
+// lossNaN checks that the loss of a row that is not finite is not, that its target exists, and that
+// no other row is the worse for it.
 func lossNaN(t tester, d xpu.Device) {
 	const rows, width = 4, 300
 	for _, sample := range []bool{false, true} {
 		logits := random(rand.New(rand.NewPCG(33, 0)), rows*width)
-		x := xpu.CrossEntropy{Width: width, Targets: uploadInts(t, d, make([]int32, rows)), Loss: make([]float64, rows), Sample: sample, Scale: 1}
+		x := xpu.CrossEntropy{Width: width, Targets: uploadInts(t, d, make([]int32, rows)), Loss: make([]float64, rows),
+			Sample: sample, Scale: 1}
 		y := x
 		y.Loss, y.Logits, y.Targets = make([]float64, rows), upload(t, d, logits), uploadInts(t, d, make([]int32, rows))
 		d.CrossEntropy(y)
@@ -180,7 +198,8 @@ func lossNaN(t tester, d xpu.Device) {
 		download(t, d, x.Logits, y.Logits)
 		downloadInts(t, d, x.Targets, y.Targets)
 		for i, loss := range x.Loss {
-			if finite := loss-loss == 0; finite != (i == 0 || i == 3) || finite && (loss != y.Loss[i] || x.Targets[i] != y.Targets[i]) {
+			if finite := loss-loss == 0; finite != (i == 0 || i == 3) || finite && (loss != y.Loss[i] ||
+				x.Targets[i] != y.Targets[i]) {
 				t.Errorf("row %d: loss %v, target %d; alone %v, %d", i, loss, x.Targets[i], y.Loss[i], y.Targets[i])
 			}
 			if x.Targets[i] < 0 || x.Targets[i] >= width {

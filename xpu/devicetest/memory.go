@@ -33,7 +33,8 @@ func zeroAtFirst(t *testing.T, d xpu.Device) {
 			t.Fatalf("%d and %d elements, want %d; %v", len(floats), len(ints), n, err)
 		}
 		for _, side := range []string{"host", "device"} {
-			if slices.Max(append(floats, 0)) != 0 || slices.Min(append(floats, 0)) != 0 || slices.Max(append(ints, 0)) != 0 || slices.Min(append(ints, 0)) != 0 {
+			if slices.Max(append(floats, 0)) != 0 || slices.Min(append(floats, 0)) != 0 ||
+				slices.Max(append(ints, 0)) != 0 || slices.Min(append(ints, 0)) != 0 {
 				t.Errorf("%d elements are not zero on the side of the %s", n, side)
 			}
 			download(t, d, floats)
@@ -44,7 +45,8 @@ func zeroAtFirst(t *testing.T, d xpu.Device) {
 	}
 }
 
-// Commands on parts of memory, given in any order, leave what they would in Go; what neither side has written to is as before.
+// Commands on parts of memory, given in any order, leave what they would in Go; what neither side
+// has written to is as before.
 func parts(t *rapid.T, d xpu.Device) {
 	memory, model := make([][]float32, 3), make([][]float32, 3)
 	for i := range memory {
@@ -63,7 +65,8 @@ func parts(t *rapid.T, d xpu.Device) {
 		}
 		i, at := part("to", n)
 		dst, want := memory[i][at:at+n], model[i][at:at+n]
-		switch command := rapid.SampledFrom([]string{"ToDevice", "ToHost", "Zero", "Copy", "Add", "Add to itself"}).Draw(t, "command"); command {
+		switch command := rapid.SampledFrom([]string{"ToDevice", "ToHost", "Zero", "Copy", "Add",
+			"Add to itself"}).Draw(t, "command"); command {
 		case "ToDevice":
 			for j := range dst {
 				dst[j], want[j] = next, next

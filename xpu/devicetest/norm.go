@@ -25,7 +25,8 @@ func (c normCase) String() string {
 
 func normFamily(t *testing.T, d xpu.Device, tolerance float64) {
 	tolerance = min(tolerance, 1e-5) // there is no product whose operands would be rounded
-	for i, size := range [][2]int{{1, 1}, {3, 2}, {65, 7}, {2, 16}, {4, 63}, {5, 64}, {3, 65}, {130, 128}, {2, 130}, {7, 512}, {1, 2050}, {1100, 6}, {0, 8}} {
+	for i, size := range [][2]int{{1, 1}, {3, 2}, {65, 7}, {2, 16}, {4, 63}, {5, 64}, {3, 65}, {130, 128}, {2, 130},
+		{7, 512}, {1, 2050}, {1100, 6}, {0, 8}} {
 		for variant := range 4 {
 			c := normCase{tokens: size[0], width: size[1], rms: variant%2 == 0, known: variant >= 2}
 			t.Run(c.String(), func(t *testing.T) { c.check(t, d, tolerance, uint64(4*i+variant)) })
@@ -37,7 +38,8 @@ func normFamily(t *testing.T, d xpu.Device, tolerance float64) {
 	}
 	t.Run("random sizes", func(t *testing.T) {
 		rapid.Check(t, func(t *rapid.T) {
-			c := normCase{tokens: rapid.IntRange(1, 150).Draw(t, "rows"), width: rapid.IntRange(1, 300).Draw(t, "width"), rms: rapid.Bool().Draw(t, "rms"),
+			c := normCase{tokens: rapid.IntRange(1, 150).Draw(t, "rows"), width: rapid.IntRange(1, 300).Draw(t,
+				"width"), rms: rapid.Bool().Draw(t, "rms"),
 				known: rapid.Bool().Draw(t, "known")}
 			c.check(t, d, tolerance, rapid.Uint64().Draw(t, "seed"))
 		})
@@ -68,7 +70,8 @@ func (c normCase) check(t tester, d xpu.Device, tolerance float64, seed uint64) 
 
 	// The reference. Of a statistic that is known the formulas take what is there.
 	size := len(x)
-	wantMean, wantRStd, wantH, wantDX, wantDWeight := newSums(c.tokens), newSums(c.tokens), newSums(size), newSums(size), newSums(len(weight))
+	wantMean, wantRStd, wantH, wantDX, wantDWeight := newSums(c.tokens), newSums(c.tokens), newSums(size),
+		newSums(size), newSums(len(weight))
 	for j := range dweight {
 		wantDWeight.add(j, float64(dweight[j]), float64(dweight[j]))
 	}
@@ -104,7 +107,8 @@ func (c normCase) check(t tester, d xpu.Device, tolerance float64, seed uint64) 
 			}
 			wantH.add(at+j, v, (math.Abs(v)+math.Abs(m*s))*(1+9*s*s*math.Abs(m)))
 			down, downSize = down+g/float64(c.width), downSize+math.Abs(g)/float64(c.width)
-			along, alongSize = along+g*y[j]/float64(c.width), alongSize+math.Abs(g*(math.Abs(y[j])+math.Abs(m*s)))/float64(c.width)
+			along, alongSize = along+g*y[j]/float64(c.width),
+				alongSize+math.Abs(g*(math.Abs(y[j])+math.Abs(m*s)))/float64(c.width)
 		}
 		if c.rms {
 			down, downSize = 0, 0
@@ -114,7 +118,8 @@ func (c normCase) check(t tester, d xpu.Device, tolerance float64, seed uint64) 
 			if c.rms {
 				g *= float64(weight[j])
 			}
-			bound := math.Abs(s) * (math.Abs(g) + downSize + (math.Abs(y[j])+math.Abs(m*s))*alongSize) * (1 + 9*s*s*math.Abs(m))
+			bound := math.Abs(s) * (math.Abs(g) + downSize + (math.Abs(y[j])+math.Abs(m*s))*alongSize) * (1 +
+				9*s*s*math.Abs(m))
 			wantDX.add(at+j, float64(dx[at+j])+s*(g-down-y[j]*along), math.Abs(float64(dx[at+j]))+bound)
 		}
 	}

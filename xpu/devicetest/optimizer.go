@@ -21,7 +21,8 @@ func optimizerFamily(t *testing.T, d xpu.Device, tolerance float64) {
 			sumSquares(t, d, source, lengths, tolerance)
 			checksums(t, d, source, lengths)
 			for j, sums := range []bool{false, true} {
-				rule := xpu.AdamW{LearningRate: 1e-2, Beta1: 0.9, Beta2: 0.95, Epsilon: 1e-8, WeightDecay: 0.1, Step: int64(1 + 10*j), GradScale: 1 - 0.5*float64(j), DecayAfter: 0.25 * float64(j)}
+				rule := xpu.AdamW{LearningRate: 1e-2, Beta1: 0.9, Beta2: 0.95, Epsilon: 1e-8, WeightDecay: 0.1,
+					Step: int64(1 + 10*j), GradScale: 1 - 0.5*float64(j), DecayAfter: 0.25 * float64(j)}
 				adamW(t, d, rule, source, lengths, sums, tolerance)
 			}
 		})
@@ -33,9 +34,12 @@ func optimizerFamily(t *testing.T, d xpu.Device, tolerance float64) {
 			sumSquares(t, d, source, lengths, tolerance)
 			checksums(t, d, source, lengths)
 			adamW(t, d, xpu.AdamW{
-				LearningRate: rapid.Float64Range(1e-6, 1).Draw(t, "learningRate"), Beta1: rapid.SampledFrom([]float64{0, 0.5, 0.9, 0.99}).Draw(t, "beta1"),
-				Beta2: rapid.SampledFrom([]float64{0, 0.95, 0.999}).Draw(t, "beta2"), Epsilon: 1e-8, WeightDecay: rapid.Float64Range(0, 1).Draw(t, "weightDecay"),
-				Step: rapid.Int64Range(1, 1e6).Draw(t, "step"), GradScale: rapid.Float64Range(1e-3, 1).Draw(t, "gradScale"), DecayAfter: rapid.Float64Range(0, 0.5).Draw(t, "decayAfter"),
+				LearningRate: rapid.Float64Range(1e-6, 1).Draw(t, "learningRate"), Beta1: rapid.SampledFrom([]float64{0,
+					0.5, 0.9, 0.99}).Draw(t, "beta1"),
+				Beta2: rapid.SampledFrom([]float64{0, 0.95, 0.999}).Draw(t, "beta2"), Epsilon: 1e-8,
+				WeightDecay: rapid.Float64Range(0, 1).Draw(t, "weightDecay"),
+				Step:        rapid.Int64Range(1, 1e6).Draw(t, "step"), GradScale: rapid.Float64Range(1e-3, 1).Draw(t,
+					"gradScale"), DecayAfter: rapid.Float64Range(0, 0.5).Draw(t, "decayAfter"),
 			}, source, lengths, rapid.Bool().Draw(t, "sums"), tolerance)
 		})
 	})
@@ -70,14 +74,16 @@ func squares(x []float32) (sums []float64) {
 	return sums
 }
 
-// checksums compares those of a device with a plain reading of the definition, for numbers with any bits.
+// checksums compares those of a device with a plain reading of the definition, for numbers with any
+// bits.
 func checksums(t tester, d xpu.Device, source *rand.Rand, lengths []int) {
 	var stretches [][]float32
 	var want []uint64
 	for _, n := range lengths {
 		x := make([]float32, n)
 		for i := range x {
-			x[i] = math.Float32frombits(source.Uint32() &^ (1 << 23)) // no NaN: its bits may change on the way to a device
+			// no NaN: its bits may change on the way to a device
+			x[i] = math.Float32frombits(source.Uint32() &^ (1 << 23))
 		}
 		stretches = append(stretches, upload(t, d, x))
 		for block := range slices.Chunk(x, xpu.BlockSize) {
@@ -145,7 +151,8 @@ func adamW(t tester, d xpu.Device, rule xpu.AdamW, source *rand.Rand, lengths []
 		// the same, in two pieces
 		s = xpu.Moments{Weight: upload(t, d, weight), Grad: upload(t, d, grad), M: upload(t, d, m), V: upload(t, d, v)}
 		at := n / 3
-		cut = append(cut, xpu.Moments{Weight: s.Weight[:at], Grad: s.Grad[:at], M: s.M[:at], V: s.V[:at]}, xpu.Moments{Weight: s.Weight[at:], Grad: s.Grad[at:], M: s.M[at:], V: s.V[at:]})
+		cut = append(cut, xpu.Moments{Weight: s.Weight[:at], Grad: s.Grad[:at], M: s.M[:at], V: s.V[:at]},
+			xpu.Moments{Weight: s.Weight[at:], Grad: s.Grad[at:], M: s.M[at:], V: s.V[at:]})
 	}
 	old := make([][]float32, len(stretches))
 	for i, s := range stretches {
@@ -161,7 +168,8 @@ func adamW(t tester, d xpu.Device, rule xpu.AdamW, source *rand.Rand, lengths []
 	for i, s := range stretches {
 		download(t, d, s.Weight, s.M, s.V, cut[2*i].Weight, cut[2*i+1].Weight)
 		for k, x := range [][]float32{s.Weight, s.M, s.V} {
-			compare(t, []string{"weights", "first moments", "second moments"}[k], x, wants[i][k], sizes[i][k], tolerance)
+			compare(t, []string{"weights", "first moments", "second moments"}[k], x, wants[i][k], sizes[i][k],
+				tolerance)
 		}
 		for j, w := range append(slices.Clone(cut[2*i].Weight), cut[2*i+1].Weight...) {
 			if w != s.Weight[j] {
@@ -179,13 +187,15 @@ func adamW(t tester, d xpu.Device, rule xpu.AdamW, source *rand.Rand, lengths []
 	}
 }
 
-// farNumbers checks that sums of squares are those of numbers whose squares are no float32, and that they are finite exactly if the numbers are.
+// farNumbers checks that sums of squares are those of numbers whose squares are no float32, and
+// that they are finite exactly if the numbers are.
 func farNumbers(t tester, d xpu.Device, tolerance float64) {
 	for _, test := range []struct {
 		numbers []float32
 		want    float64
 	}{
-		{[]float32{1e30, 1e30}, 2e60}, {[]float32{3e-30, 4e-30}, 25e-60}, {[]float32{1e-30, 2, 1e-30}, 4}, {[]float32{0, 0}, 0},
+		{[]float32{1e30, 1e30}, 2e60}, {[]float32{3e-30, 4e-30}, 25e-60}, {[]float32{1e-30, 2, 1e-30},
+			4}, {[]float32{0, 0}, 0},
 		{[]float32{math.MaxFloat32}, math.MaxFloat32 * math.MaxFloat32}, {[]float32{1e-12, 1e-12, 1e-13}, 2.01e-24},
 		{[]float32{float32(math.Inf(-1)), 1}, math.Inf(1)}, {[]float32{1e30, float32(math.NaN())}, math.NaN()},
 	} {
@@ -197,7 +207,8 @@ func farNumbers(t tester, d xpu.Device, tolerance float64) {
 		if err := d.Wait(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		if finite := test.want-test.want == 0; finite && !(math.Abs(got[0]-test.want) <= tolerance*test.want) || !finite && got[0]-got[0] == 0 {
+		if finite := test.want-test.want == 0; finite && !(math.Abs(got[0]-test.want) <= tolerance*test.want) ||
+			!finite && got[0]-got[0] == 0 {
 			t.Errorf("the squares of %v are %v, want %v", test.numbers, got[0], test.want)
 		}
 	}

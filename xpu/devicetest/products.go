@@ -13,7 +13,8 @@ import (
 	"mula/xpu"
 )
 
-// sumTolerance is that of products whose operands are rounded already: the sums are of float32 in every precision.
+// sumTolerance is that of products whose operands are rounded already: the sums are of float32 in
+// every precision.
 const sumTolerance = 1e-5
 
 func productsFamily(t *testing.T, d xpu.Device, tolerance float64) {
@@ -81,7 +82,8 @@ func newWant(c []float32) want {
 	return w
 }
 
-// multiply sets the m × n elements of c from an element on to op(a)·op(b), or adds that. Terms begin with the given ones.
+// multiply sets the m × n elements of c from an element on to op(a)·op(b), or adds that. Terms
+// begin with the given ones.
 func (w want) multiply(precision xpu.Precision, m, n, k int, a, b operand, at, ldc int, accumulate bool) {
 	right := make([]float64, k*n)
 	for t := range k {
@@ -114,13 +116,15 @@ func matMul(t tester, d xpu.Device, r *rand.Rand, transA, transB bool, m, n, k, 
 	got := upload(t, d, c.x)
 	d.MatMul(transA, transB, m, n, k, upload(t, d, a.x), a.ld, upload(t, d, b.x), b.ld, got, c.ld, accumulate)
 	download(t, d, got)
-	compare(t, fmt.Sprintf("%d×%d with %d terms, transposed %v %v, leading dimensions %d %d %d, accumulate %v", m, n, k, transA, transB, a.ld, b.ld, c.ld, accumulate),
+	compare(t, fmt.Sprintf("%d×%d with %d terms, transposed %v %v, leading dimensions %d %d %d, accumulate %v", m, n, k,
+		transA, transB, a.ld, b.ld, c.ld, accumulate),
 		got, w.c, w.scale, sumTolerance)
 }
 
 func wholeProducts(t *testing.T, d xpu.Device) {
 	r := rand.New(rand.NewPCG(1, 1))
-	for i, size := range [][3]int{{1, 1, 1}, {1, 64, 300}, {2, 33, 5}, {3, 31, 256}, {5, 16, 257}, {8, 100, 64}, {14, 32, 4}, {15, 47, 3}, {33, 70, 513}, {64, 64, 64},
+	for i, size := range [][3]int{{1, 1, 1}, {1, 64, 300}, {2, 33, 5}, {3, 31, 256}, {5, 16, 257}, {8, 100, 64},
+		{14, 32, 4}, {15, 47, 3}, {33, 70, 513}, {64, 64, 64},
 		{100, 129, 30}, {169, 64, 260}, {65, 65, 17}, {0, 5, 5}, {5, 0, 5}, {5, 5, 0}, {200, 0, 5}, {0, 0, 0}} {
 		for flags := range 8 {
 			gap := 0
@@ -152,13 +156,15 @@ func grouped(t tester, d xpu.Device, r *rand.Rand, counts []int32, n, k int) {
 			if transB {
 				matrix = operand{matrix.x, k, true}
 			}
-			w.multiply(d.Precision(), int(count), n, k, operand{a.x[first*k:], k, false}, matrix, first*n, n, accumulate)
+			w.multiply(d.Precision(), int(count), n, k, operand{a.x[first*k:], k, false}, matrix, first*n, n,
+				accumulate)
 			first += int(count)
 		}
 		got := upload(t, d, c.x)
 		d.GroupedMatMul(deviceCounts, rows, transB, n, k, deviceA, upload(t, d, b.x), got, accumulate)
 		download(t, d, got)
-		compare(t, fmt.Sprintf("%s, transposed %v, accumulate %v", what, transB, accumulate), got, w.c, w.scale, sumTolerance)
+		compare(t, fmt.Sprintf("%s, transposed %v, accumulate %v", what, transB, accumulate), got, w.c, w.scale,
+			sumTolerance)
 	}
 	deviceC := upload(t, d, c.x)
 	for _, accumulate := range []bool{false, true} {
@@ -166,14 +172,16 @@ func grouped(t tester, d xpu.Device, r *rand.Rand, counts []int32, n, k int) {
 		w, first := newWant(db), 0
 		for g, count := range counts {
 			if count > 0 || !accumulate {
-				w.multiply(d.Precision(), k, n, int(count), operand{a.x[first*k:], k, true}, operand{c.x[first*n:], n, false}, g*k*n, n, accumulate)
+				w.multiply(d.Precision(), k, n, int(count), operand{a.x[first*k:], k, true},
+					operand{c.x[first*n:], n, false}, g*k*n, n, accumulate)
 			}
 			first += int(count)
 		}
 		got := upload(t, d, db)
 		d.GroupedWeightGrad(deviceCounts, rows, k, n, deviceA, deviceC, got, accumulate)
 		download(t, d, got)
-		compare(t, fmt.Sprintf("%s, gradient of the matrices, accumulate %v", what, accumulate), got, w.c, w.scale, sumTolerance)
+		compare(t, fmt.Sprintf("%s, gradient of the matrices, accumulate %v", what, accumulate), got, w.c, w.scale,
+			sumTolerance)
 	}
 }
 
@@ -205,16 +213,19 @@ func anyProduct(t *rapid.T, d xpu.Device) {
 	r := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 3))
 	size := rapid.OneOf(rapid.IntRange(1, 10), rapid.IntRange(30, 35), rapid.IntRange(60, 70), rapid.IntRange(120, 140))
 	gap := rapid.IntRange(0, 4)
-	matMul(t, d, r, rapid.Bool().Draw(t, "transA"), rapid.Bool().Draw(t, "transB"), size.Draw(t, "m"), size.Draw(t, "n"), size.Draw(t, "k"),
+	matMul(t, d, r, rapid.Bool().Draw(t, "transA"), rapid.Bool().Draw(t, "transB"), size.Draw(t, "m"),
+		size.Draw(t, "n"), size.Draw(t, "k"),
 		gap.Draw(t, "gapA"), gap.Draw(t, "gapB"), gap.Draw(t, "gapC"), rapid.Bool().Draw(t, "accumulate"))
-	counts := rapid.SliceOfN(rapid.OneOf(rapid.Just(int32(0)), rapid.Int32Range(1, 3), rapid.Int32Range(7, 9), rapid.Int32Range(60, 70)), 1, 6).Draw(t, "counts")
+	counts := rapid.SliceOfN(rapid.OneOf(rapid.Just(int32(0)), rapid.Int32Range(1, 3), rapid.Int32Range(7, 9),
+		rapid.Int32Range(60, 70)), 1, 6).Draw(t, "counts")
 	grouped(t, d, r, counts, rapid.IntRange(1, 70).Draw(t, "columns"), rapid.IntRange(1, 40).Draw(t, "terms"))
 }
 
 // What is no number, infinite, denormal or at the edge of bfloat16 is multiplied by one.
 func specialNumbers(t *testing.T, d xpu.Device) {
 	inf := float32(math.Inf(1))
-	x := []float32{0, 1, 0x1.01p0, 0x1.03p0, 0x1.010002p0, 0x1.fep127, 0x1.fefffep127, math.MaxFloat32, inf, 0x1p-126, 0x1.01p-126, 0x1p-149, float32(math.NaN())}
+	x := []float32{0, 1, 0x1.01p0, 0x1.03p0, 0x1.010002p0, 0x1.fep127, 0x1.fefffep127, math.MaxFloat32, inf, 0x1p-126,
+		0x1.01p-126, 0x1p-149, float32(math.NaN())}
 	for _, v := range slices.Clone(x) {
 		x = append(x, -v)
 	}
@@ -232,7 +243,8 @@ func specialNumbers(t *testing.T, d xpu.Device) {
 			if d.Precision() == xpu.BF16 {
 				w = roundBF16(v)
 			}
-			if g := got[i]; g != w && (g == g || w == w) && math.Abs(float64(w)) >= 0x1p-126 { // a device may take what is denormal for zero
+			if g := got[i]; g != w && (g == g || w == w) && math.Abs(float64(w)) >= 0x1p-126 {
+				// a device may take what is denormal for zero
 				t.Errorf("%s: %x times 1 is %x, want %x", side, v, g, w)
 			}
 		}
@@ -242,9 +254,11 @@ func specialNumbers(t *testing.T, d xpu.Device) {
 // A row has the same bits alone, among others, and in a group.
 func sameBits(t *rapid.T, d xpu.Device) {
 	r := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 4))
-	m, n, k := rapid.IntRange(2, 140).Draw(t, "m"), rapid.IntRange(1, 70).Draw(t, "n"), rapid.IntRange(1, 300).Draw(t, "k")
+	m, n, k := rapid.IntRange(2, 140).Draw(t, "m"), rapid.IntRange(1, 70).Draw(t, "n"), rapid.IntRange(1, 300).Draw(t,
+		"k")
 	a, b := upload(t, d, random(r, m*k)), upload(t, d, random(r, n*k))
-	all, alone, groups := upload(t, d, make([]float32, m*n)), upload(t, d, make([]float32, n)), upload(t, d, make([]float32, m*n))
+	all, alone, groups := upload(t, d, make([]float32, m*n)), upload(t, d, make([]float32, n)), upload(t, d,
+		make([]float32, m*n))
 	d.MatMul(false, true, m, n, k, a, k, b, k, all, n, false)
 	row := rapid.IntRange(0, m-1).Draw(t, "row")
 	d.MatMul(false, true, 1, n, k, a[row*k:(row+1)*k], k, b, k, alone, n, false)
@@ -263,7 +277,8 @@ func sameBits(t *rapid.T, d xpu.Device) {
 	}
 }
 
-// Rounding has no direction: the errors of many elements, in parts of their scale, are about zero on the average.
+// Rounding has no direction: the errors of many elements, in parts of their scale, are about zero
+// on the average.
 func noBias(t *testing.T, d xpu.Device, tolerance float64) {
 	const m, n, k = 96, 80, 120
 	r := rand.New(rand.NewPCG(5, 1))
@@ -291,7 +306,8 @@ func noBias(t *testing.T, d xpu.Device, tolerance float64) {
 
 // A mistake of the caller panics, and nothing is written.
 func wrongProducts(t *testing.T, d xpu.Device) {
-	a, b, c := upload(t, d, make([]float32, 12)), upload(t, d, make([]float32, 12)), upload(t, d, []float32{1, 2, 3, 4, 5, 6, 7, 8, 9})
+	a, b, c := upload(t, d, make([]float32, 12)), upload(t, d, make([]float32, 12)), upload(t, d,
+		[]float32{1, 2, 3, 4, 5, 6, 7, 8, 9})
 	counts := uploadInts(t, d, []int32{1, 2})
 	for name, f := range map[string]func(){
 		"a is short":         func() { d.MatMul(false, false, 3, 3, 5, a, 5, b, 3, c, 3, false) },

@@ -21,7 +21,8 @@ type routingCase struct {
 }
 
 func (c routingCase) String() string {
-	return fmt.Sprintf("%d tokens, %d of %d experts, uniform %v, %d levels, spread %g", c.tokens, c.perToken, c.experts, c.uniform, c.levels, c.spread)
+	return fmt.Sprintf("%d tokens, %d of %d experts, uniform %v, %d levels, spread %g", c.tokens, c.perToken, c.experts,
+		c.uniform, c.levels, c.spread)
 }
 
 func (c routingCase) logits(source *rand.Rand) []float32 {
@@ -40,7 +41,8 @@ func (c routingCase) routing(t tester, d xpu.Device) xpu.Routing {
 	wrongInts := func(n int) []int32 { return uploadInts(t, d, slices.Repeat([]int32{-7}, n)) }
 	rows := c.tokens * c.perToken
 	return xpu.Routing{
-		Experts: c.experts, PerToken: c.perToken, Probs: wrong(c.tokens * c.experts), LSE: wrong(c.tokens), Chosen: wrongInts(rows), Counts: wrongInts(c.experts),
+		Experts: c.experts, PerToken: c.perToken, Probs: wrong(c.tokens * c.experts), LSE: wrong(c.tokens),
+		Chosen: wrongInts(rows), Counts: wrongInts(c.experts),
 		RowOf: wrongInts(rows), TokenOf: wrongInts(rows), Weight: wrong(rows),
 	}
 }
@@ -68,8 +70,10 @@ func routerFamily(t *testing.T, d xpu.Device, tolerance float64) {
 		rapid.Check(t, func(t *rapid.T) {
 			experts := rapid.IntRange(1, 40).Draw(t, "experts")
 			c := routingCase{
-				tokens: rapid.IntRange(0, 300).Draw(t, "tokens"), experts: experts, perToken: rapid.IntRange(1, experts).Draw(t, "perToken"),
-				uniform: rapid.Bool().Draw(t, "uniform"), levels: rapid.IntRange(0, 4).Draw(t, "levels"), spread: rapid.Float32Range(0, 30).Draw(t, "spread"),
+				tokens: rapid.IntRange(0, 300).Draw(t, "tokens"), experts: experts, perToken: rapid.IntRange(1,
+					experts).Draw(t, "perToken"),
+				uniform: rapid.Bool().Draw(t, "uniform"), levels: rapid.IntRange(0, 4).Draw(t,
+					"levels"), spread: rapid.Float32Range(0, 30).Draw(t, "spread"),
 			}
 			route(t, d, c, rand.New(rand.NewPCG(2, rapid.Uint64().Draw(t, "seed"))), tolerance)
 		})
@@ -82,7 +86,8 @@ func route(t tester, d xpu.Device, c routingCase, source *rand.Rand, tolerance f
 	tokens, experts, k := c.tokens, c.experts, c.perToken
 	z := c.logits(source)
 	r := c.routing(t, d)
-	stats := xpu.RouterStats{Probs: slices.Repeat([]float64{-7}, experts), Counts: slices.Repeat([]int64{-7}, experts), LSE2: -7, Entropy: -7}
+	stats := xpu.RouterStats{Probs: slices.Repeat([]float64{-7}, experts), Counts: slices.Repeat([]int64{-7}, experts),
+		LSE2: -7, Entropy: -7}
 	d.Route(r, upload(t, d, z), c.uniform, &stats)
 	download(t, d, r.Probs, r.LSE)
 	downloadInts(t, d, r.Chosen, r.Counts)
@@ -185,7 +190,8 @@ func route(t tester, d xpu.Device, c routingCase, source *rand.Rand, tolerance f
 			}
 			token := pair / k
 			if r.RowOf[pair] != row || r.TokenOf[row] != int32(token) || r.Weight[row] != r.Probs[token*experts+e] {
-				t.Fatalf("choice %d of token %d, expert %d: row %d, of token %d with weight %v; want row %d and weight %v",
+				t.Fatalf("choice %d of token %d, expert %d: row %d, of token %d with weight %v; want row %d and "+
+					"weight %v",
 					pair%k, token, e, r.RowOf[pair], r.TokenOf[row], r.Weight[row], row, r.Probs[token*experts+e])
 			}
 			row++
@@ -194,7 +200,8 @@ func route(t tester, d xpu.Device, c routingCase, source *rand.Rand, tolerance f
 	routeGrad(t, d, c, r, source, tolerance)
 }
 
-// routeGrad checks RouteGrad. With uniform it gives it what ranks that share the experts have: rows in the order of choices, nothing else.
+// routeGrad checks RouteGrad. With uniform it gives it what ranks that share the experts have: rows
+// in the order of choices, nothing else.
 func routeGrad(t tester, d xpu.Device, c routingCase, r xpu.Routing, source *rand.Rand, tolerance float64) {
 	tokens, experts, k := c.tokens, c.experts, c.perToken
 	slope, dweight := random(source, experts), random(source, tokens*k)
@@ -231,7 +238,8 @@ func routeGrad(t tester, d xpu.Device, c routingCase, r xpu.Routing, source *ran
 	compare(t, "the logits' gradient", got, want, size, tolerance)
 }
 
-// routeNaN checks that a token whose logits are not numbers chooses different experts that exist, and that no other token is the worse for it.
+// routeNaN checks that a token whose logits are not numbers chooses different experts that exist,
+// and that no other token is the worse for it.
 func routeNaN(t tester, d xpu.Device) {
 	c := routingCase{tokens: 5, experts: 70, perToken: 6, spread: 3}
 	z := c.logits(rand.New(rand.NewPCG(3, 0)))
@@ -241,7 +249,8 @@ func routeNaN(t tester, d xpu.Device) {
 		s.Probs, s.Counts = make([]float64, c.experts), make([]int64, c.experts)
 	}
 	d.Route(alone, upload(t, d, z), false, &stats)
-	z[1*c.experts+3], z[3*c.experts+69], z[3*c.experts] = float32(math.NaN()), float32(math.Inf(1)), float32(math.Inf(1))
+	z[1*c.experts+3], z[3*c.experts+69], z[3*c.experts] = float32(math.NaN()), float32(math.Inf(1)),
+		float32(math.Inf(1))
 	r := c.routing(t, d)
 	d.Route(r, upload(t, d, z), false, &ignored)
 	d.SortRows(r)
@@ -251,8 +260,10 @@ func routeNaN(t tester, d xpu.Device) {
 	for i := range c.tokens {
 		chosen := r.Chosen[i*c.perToken:][:c.perToken]
 		if i != 1 && i != 3 {
-			if p := r.Probs[i*c.experts:][:c.experts]; !slices.Equal(chosen, alone.Chosen[i*c.perToken:][:c.perToken]) || !slices.Equal(p, alone.Probs[i*c.experts:][:c.experts]) {
-				t.Errorf("token %d chose %v beside tokens that are not numbers, and %v without them", i, chosen, alone.Chosen[i*c.perToken:][:c.perToken])
+			if p := r.Probs[i*c.experts:][:c.experts]; !slices.Equal(chosen,
+				alone.Chosen[i*c.perToken:][:c.perToken]) || !slices.Equal(p, alone.Probs[i*c.experts:][:c.experts]) {
+				t.Errorf("token %d chose %v beside tokens that are not numbers, and %v without them", i, chosen,
+					alone.Chosen[i*c.perToken:][:c.perToken])
 			}
 		}
 		for j, e := range chosen {

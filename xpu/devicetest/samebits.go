@@ -9,15 +9,20 @@ import (
 	"mula/xpu"
 )
 
-// SameBits checks that two devices give the same bits: each command is given to both with the same numbers. It is for devices of one arithmetic that
-// differ otherwise, as in threads, and for one device twice, whose results must not depend on what its workers happen to do at the same time.
+// SameBits checks that two devices give the same bits: each command is given to both with the same
+// numbers. It is for devices of one arithmetic that differ otherwise, as in threads, and for one
+// device twice, whose results must not depend on what its workers happen to do at the same time.
 func SameBits(t *testing.T, one, other xpu.Device) {
 	for _, s := range []step{
 		{rows: 1, length: 1, heads: 1, kvHeads: 1, size: 2, experts: 1, perToken: 1, inner: 1, vocabulary: 2},
-		{rows: 3, length: 70, heads: 4, kvHeads: 2, size: 6, experts: 5, perToken: 2, inner: 9, vocabulary: 35, clip: 0.6, norm: true, zFactor: 0.1},
-		{rows: 2, length: 150, heads: 3, kvHeads: 3, size: 16, experts: 16, perToken: 3, inner: 40, vocabulary: 300, uniform: true, norm: true, sample: true},
-		{rows: 1, length: 40, heads: 2, kvHeads: 1, size: 8, experts: 3, perToken: 3, inner: 70, vocabulary: 90, clip: 0.4, first: 25},
-		{rows: 2, length: 170, heads: 2, kvHeads: 1, size: 10, experts: 2, perToken: 1, inner: 8, vocabulary: 20, document: 60},
+		{rows: 3, length: 70, heads: 4, kvHeads: 2, size: 6, experts: 5, perToken: 2, inner: 9, vocabulary: 35,
+			clip: 0.6, norm: true, zFactor: 0.1},
+		{rows: 2, length: 150, heads: 3, kvHeads: 3, size: 16, experts: 16, perToken: 3, inner: 40, vocabulary: 300,
+			uniform: true, norm: true, sample: true},
+		{rows: 1, length: 40, heads: 2, kvHeads: 1, size: 8, experts: 3, perToken: 3, inner: 70, vocabulary: 90,
+			clip: 0.4, first: 25},
+		{rows: 2, length: 170, heads: 2, kvHeads: 1, size: 10, experts: 2, perToken: 1, inner: 8, vocabulary: 20,
+			document: 60},
 	} {
 		t.Run(fmt.Sprintf("%+v", s), func(t *testing.T) {
 			want, got := s.run(t, one), s.run(t, other)
@@ -25,7 +30,8 @@ func SameBits(t *testing.T, one, other xpu.Device) {
 				g := got[i]
 				for j := range w.bits {
 					if g.bits[j] != w.bits[j] {
-						t.Errorf("%s, element %d of %d: %s has %x, %s has %x", w.name, j, len(w.bits), one.Name(), w.bits[j], other.Name(), g.bits[j])
+						t.Errorf("%s, element %d of %d: %s has %x, %s has %x", w.name, j, len(w.bits), one.Name(),
+							w.bits[j], other.Name(), g.bits[j])
 						break
 					}
 				}
@@ -39,9 +45,11 @@ type step struct {
 	rows, length, heads, kvHeads, size   int
 	experts, perToken, inner, vocabulary int
 	first                                int // position of the first token, for Attend
-	document                             int // length of documents whose tokens see no others, and of which the last target is left out; 0: no such
-	clip, zFactor                        float64
-	norm, uniform, sample                bool
+	// length of documents whose tokens see no others, and of which the last target is left out; 0:
+	// no such
+	document              int
+	clip, zFactor         float64
+	norm, uniform, sample bool
 }
 
 // bits are a result, whatever its type.
@@ -169,7 +177,8 @@ func (s step) attention(r *recorder) {
 	h := xpu.Heads{Rows: s.rows, Length: s.length, Heads: s.heads, KVHeads: s.kvHeads, Size: s.size}
 	keys := s.rows * s.kvHeads * capacity * s.size
 	p := xpu.Projections{
-		Heads: h, QKV: r.floats(t * h.Width()), Epsilon: 1e-5, RQ: r.zeros(t), RK: r.zeros(t), Clip: s.clip, Cos: r.floats(capacity * s.size / 2), Sin: r.floats(capacity * s.size / 2),
+		Heads: h, QKV: r.floats(t * h.Width()), Epsilon: 1e-5, RQ: r.zeros(t), RK: r.zeros(t), Clip: s.clip,
+		Cos: r.floats(capacity * s.size / 2), Sin: r.floats(capacity * s.size / 2),
 		First: s.first, Capacity: capacity, Q: r.zeros(t * s.width()), K: r.floats(keys), V: r.floats(keys),
 	}
 	var dq, dk []float32
@@ -179,7 +188,8 @@ func (s step) attention(r *recorder) {
 	}
 	r.d.SplitHeads(p)
 	r.keep("SplitHeads", p.Q, p.K, p.V)
-	a := xpu.Attention{Heads: h, Q: p.Q, K: p.K, V: p.V, First: s.first, Capacity: capacity, Context: r.zeros(t * s.width()), LSE: r.zeros(t * s.heads)}
+	a := xpu.Attention{Heads: h, Q: p.Q, K: p.K, V: p.V, First: s.first, Capacity: capacity,
+		Context: r.zeros(t * s.width()), LSE: r.zeros(t * s.heads)}
 	if s.document > 0 {
 		a.Begin = r.ints(t, 1)
 		for i := range a.Begin {
@@ -204,7 +214,8 @@ func (s step) routing(r *recorder) {
 	t, rows, width := s.tokens(), s.tokens()*s.perToken, s.width()
 	logits := r.floats(t * s.experts)
 	route := xpu.Routing{
-		Experts: s.experts, PerToken: s.perToken, Probs: r.zeros(t * s.experts), LSE: r.zeros(t), Chosen: r.ints(rows, 1), Counts: r.ints(s.experts, 1),
+		Experts: s.experts, PerToken: s.perToken, Probs: r.zeros(t * s.experts), LSE: r.zeros(t), Chosen: r.ints(rows,
+			1), Counts: r.ints(s.experts, 1),
 		RowOf: r.ints(rows, 1), TokenOf: r.ints(rows, 1), Weight: r.zeros(rows),
 	}
 	stats := xpu.RouterStats{Probs: make([]float64, s.experts), Counts: make([]int64, s.experts)}
@@ -219,7 +230,8 @@ func (s step) routing(r *recorder) {
 	r.keepHost("Route", stats.Probs, counts, []float64{stats.LSE2, stats.Entropy})
 
 	x, y := r.floats(t*width), r.zeros(t*width)
-	gathered, gateUp, act, out := r.zeros(rows*width), r.zeros(rows*2*s.inner), r.zeros(rows*s.inner), r.zeros(rows*width)
+	gathered, gateUp, act, out := r.zeros(rows*width), r.zeros(rows*2*s.inner), r.zeros(rows*s.inner),
+		r.zeros(rows*width)
 	up, down := r.floats(s.experts*2*s.inner*width), r.floats(s.experts*width*s.inner)
 	r.d.GatherRows(gathered, x, route.TokenOf, width)
 	r.d.GroupedMatMul(route.Counts, rows, true, 2*s.inner, width, gathered, up, gateUp, false)
@@ -241,7 +253,8 @@ func (s step) routing(r *recorder) {
 	r.keep("gradients of experts", gateUp, act, dweight, dup, ddown, gathered, y, dlogits)
 
 	// Without weights, as of a layer that is dense.
-	r.d.MatMul(false, true, t, 2*s.inner, width, x, width, up[:2*s.inner*width], width, gateUp[:t*2*s.inner], 2*s.inner, true)
+	r.d.MatMul(false, true, t, 2*s.inner, width, x, width, up[:2*s.inner*width], width, gateUp[:t*2*s.inner], 2*s.inner,
+		true)
 	r.d.SwiGLU(act[:t*s.inner], gateUp[:t*2*s.inner], nil, s.inner)
 	r.keep("dense", act)
 	r.d.SwiGLUGrad(gateUp[:t*2*s.inner], act[:t*s.inner], dact[:t*s.inner], nil, nil, s.inner)
@@ -251,7 +264,8 @@ func (s step) routing(r *recorder) {
 
 func (s step) loss(r *recorder) {
 	t, loss := s.tokens(), make([]float64, s.tokens())
-	c := xpu.CrossEntropy{Width: s.vocabulary, Logits: r.floats(t * s.vocabulary), Targets: r.ints(t, s.vocabulary), Loss: loss, Sample: s.sample, Seed: 3, First: 11}
+	c := xpu.CrossEntropy{Width: s.vocabulary, Logits: r.floats(t * s.vocabulary), Targets: r.ints(t, s.vocabulary),
+		Loss: loss, Sample: s.sample, Seed: 3, First: 11}
 	for i := range c.Targets {
 		if s.document > 0 && (i+1)%s.document == 0 {
 			c.Targets[i] = -1
@@ -282,7 +296,8 @@ func (s step) update(r *recorder) {
 	}
 	sums, before, change := make([]float64, 4), make([]float64, 4), make([]float64, 4)
 	r.d.SumSquares(gradients, sums)
-	rule := xpu.AdamW{LearningRate: 0.01, Beta1: 0.9, Beta2: 0.95, Epsilon: 1e-8, WeightDecay: 0.1, Step: 3, GradScale: 0.7}
+	rule := xpu.AdamW{LearningRate: 0.01, Beta1: 0.9, Beta2: 0.95, Epsilon: 1e-8, WeightDecay: 0.1, Step: 3,
+		GradScale: 0.7}
 	r.d.AdamW(rule, stretches, before, change)
 	rule.DecayAfter, rule.WeightDecay = 0.01, 0
 	r.d.AdamW(rule, stretches, nil, nil)

@@ -8,8 +8,9 @@ func (d *Device) Embed(dst, table []float32, ids []int32, width int) {
 	d.gatherRows(dst, table, ids, width)
 }
 
-// EmbedGrad is the gradient of [Device.Embed]; see [xpu.Layers]. The tokens are sorted by their ids, by comparing each with all: for 32,768 of them that is
-// a billion comparisons, some tenths of a millisecond on a GPU.
+// EmbedGrad is the gradient of [Device.Embed]; see [xpu.Layers]. The tokens are sorted by their
+// ids, by comparing each with all: for 32,768 of them that is a billion comparisons, some tenths of
+// a millisecond on a GPU.
 func (d *Device) EmbedGrad(dtable, dx []float32, ids []int32, width int, skip int32) {
 	xpu.CheckRows("EmbedGrad", dx, ids, width)
 	tokens := len(ids)
@@ -24,6 +25,7 @@ func (d *Device) EmbedGrad(dtable, dx []float32, ids []int32, width int, skip in
 	defer c.end()
 	order, ends, number := c.take(tokens), c.take(tokens), c.readsInts(ids)
 	c.launch("order_tokens", c.rows(tokens), order, ends, number, integer(tokens), integer(int(skip)))
-	c.launch("embed_grad", groups(d.shape.group, tokens, over(width, columns), 1), c.writes(dtable), c.reads(dx), number, order, ends,
+	c.launch("embed_grad", groups(d.shape.group, tokens, over(width, columns), 1), c.writes(dtable), c.reads(dx),
+		number, order, ends,
 		integer(width), integer(columns))
 }

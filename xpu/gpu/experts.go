@@ -20,7 +20,8 @@ func (d *Device) SumRows(dst, x, y []float32, rowOf []int32, perToken, width int
 	tokens := xpu.CheckSumRows(dst, x, rowOf, perToken, width)
 	c := d.begin()
 	defer c.end()
-	c.launch("sum_rows", c.rows(tokens), c.writes(dst), c.reads(x), c.reads(y), c.readsInts(rowOf), integer(perToken), integer(width))
+	c.launch("sum_rows", c.rows(tokens), c.writes(dst), c.reads(x), c.reads(y), c.readsInts(rowOf), integer(perToken),
+		integer(width))
 }
 
 // SwiGLU computes silu(gate)·up·weight of rows; see [xpu.Layers].
@@ -36,5 +37,6 @@ func (d *Device) SwiGLUGrad(gateUp, act, dact, weight, dweight []float32, width 
 	rows := xpu.CheckSwiGLUGrad(gateUp, act, dact, weight, dweight, width)
 	c := d.begin()
 	defer c.end()
-	c.launch("swiglu_grad", c.rows(rows), c.writes(gateUp), c.writes(act), c.reads(dact), c.reads(weight), c.writes(dweight), integer(width))
+	c.launch("swiglu_grad", c.rows(rows), c.writes(gateUp), c.writes(act), c.reads(dact), c.reads(weight),
+		c.writes(dweight), integer(width))
 }

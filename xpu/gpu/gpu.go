@@ -1,21 +1,24 @@
-// Package gpu is the [xpu.Device] on any OpenCL device: memory of its own, and kernels for all that a step of training needs.
+// Package gpu is the [xpu.Device] on any OpenCL device: memory of its own, and kernels for all that
+// a step of training needs.
 //
 // # Kernels
 //
-// The kernels are OpenCL C 1.2, in the files *.cl beside the Go files of the same name. Each file is a program of its own, with base.cl before it;
-// programs are compiled when a device is made, or taken from a cache. There is one text for all devices, and two shapes of code in it: on a GPU the
-// work-items of a group share a row or a tile, on a processor (PoCL) one work-item has it alone. What is computed is the same but for the order of
-// sums.
+// The kernels are OpenCL C 1.2, in the files *.cl beside the Go files of the same name. Each file
+// is a program of its own, with base.cl before it; programs are compiled when a device is made, or
+// taken from a cache. There is one text for all devices, and two shapes of code in it: on a GPU the
+// work-items of a group share a row or a tile, on a processor (PoCL) one work-item has it alone.
+// What is computed is the same but for the order of sums.
 //
 // # Commands
 //
-// Methods of [xpu.Products] and [xpu.Layers] give commands to one queue, in whose order the device carries them out. They return before that. After
-// an error of the driver nothing is given to the queue any more; Wait and ToHost return that error.
+// Methods of [xpu.Products] and [xpu.Layers] give commands to one queue, in whose order the device
+// carries them out. They return before that. After an error of the driver nothing is given to the
+// queue any more; Wait and ToHost return that error.
 //
 // # Bits
 //
-// Sums are taken in an order that follows from sizes alone; nothing is added atomically. So the same device with the same driver gives the same
-// bits. [Device.Arithmetic] names both.
+// Sums are taken in an order that follows from sizes alone; nothing is added atomically. So the
+// same device with the same driver gives the same bits. [Device.Arithmetic] names both.
 package gpu
 
 import (
@@ -84,7 +87,8 @@ var (
 	gpuShape       = shape{group: 128}
 )
 
-// New makes the device. The error says what is missing: memory for a queue, or a kernel that the driver's compiler does not take.
+// New makes the device. The error says what is missing: memory for a queue, or a kernel that the
+// driver's compiler does not take.
 func New(ctx context.Context, device *opencl.Device, options Options) (*Device, error) {
 	return newDevice(ctx, device, options, shapeOf(device))
 }
@@ -112,9 +116,11 @@ func newDevice(ctx context.Context, device *opencl.Device, options Options, s sh
 		largest = max(largest, attendItems)
 	}
 	if largest > device.MaxWorkGroup {
-		return nil, fmt.Errorf("gpu: %s: groups of %d work-items; the kernels need %d", device, device.MaxWorkGroup, largest)
+		return nil, fmt.Errorf("gpu: %s: groups of %d work-items; the kernels need %d", device, device.MaxWorkGroup,
+			largest)
 	}
-	d := &Device{device: device, precision: options.Precision, shape: s, profile: options.Profile, cache: options.Cache, times: map[string]*KernelTime{}}
+	d := &Device{device: device, precision: options.Precision, shape: s, profile: options.Profile, cache: options.Cache,
+		times: map[string]*KernelTime{}}
 	d.command.d, d.results.turn = d, make(chan struct{}, 1)
 	d.memory.table.Store(&[]*allocation{})
 	defer func() {
@@ -194,7 +200,8 @@ func (d *Device) program(file, options string) program {
 			all = append(all, more)
 		}
 	}
-	p := program{source: opencl.Source{Name: file, Text: fmt.Sprintf("%s#line 1 %q\n%s", base, file, text), Options: strings.Join(all, " ")}}
+	p := program{source: opencl.Source{Name: file, Text: fmt.Sprintf("%s#line 1 %q\n%s", base, file, text),
+		Options: strings.Join(all, " ")}}
 	for _, match := range kernelName.FindAllSubmatch(text, -1) {
 		if name := string(match[1]); !slices.Contains(p.kernels, name) { // once for each shape, perhaps
 			p.kernels = append(p.kernels, name)
@@ -203,10 +210,12 @@ func (d *Device) program(file, options string) program {
 	return p
 }
 
-// matrixPrefix begins the names of files for devices with matrix instructions, which are compiled with options of their own.
+// matrixPrefix begins the names of files for devices with matrix instructions, which are compiled
+// with options of their own.
 const matrixPrefix = "pvc"
 
-// build compiles programs, as many at a time as the host has processors, and gives their kernels, by name.
+// build compiles programs, as many at a time as the host has processors, and gives their kernels,
+// by name.
 func (d *Device) build(ctx context.Context, all ...program) (map[string]*opencl.Kernel, error) {
 	errs := make([]error, len(all))
 	built := make([]*opencl.Program, len(all))
@@ -266,8 +275,8 @@ func (d *Device) Name() string {
 // Precision is that of the options.
 func (d *Device) Precision() xpu.Precision { return d.precision }
 
-// Arithmetic is for instance "opencl NVIDIA H100 80GB HBM3 driver 550.54": with another driver the compiler may choose other instructions. Of
-// [xpu.BF16] " bf16" follows.
+// Arithmetic is for instance "opencl NVIDIA H100 80GB HBM3 driver 550.54": with another driver the
+// compiler may choose other instructions. Of [xpu.BF16] " bf16" follows.
 func (d *Device) Arithmetic() string {
 	name := fmt.Sprintf("opencl %s driver %s", d.device.Name, d.device.DriverVersion)
 	if d.precision != xpu.FP32 {
@@ -282,7 +291,8 @@ func (d *Device) Threads() int { return d.threads.Threads() }
 // Parallel calls f(0), …, f(n-1) on threads of the host; see [cpu.Device.Parallel].
 func (d *Device) Parallel(n int, f func(i int)) { d.threads.Parallel(n, f) }
 
-// Close waits for what was given to the queue, and gives everything back. A method called after Close panics.
+// Close waits for what was given to the queue, and gives everything back. A method called after
+// Close panics.
 func (d *Device) Close() {
 	d.mu.Lock()
 	closed := d.closed
@@ -329,7 +339,8 @@ type KernelTime struct {
 	Time     time.Duration
 }
 
-// Profile gives the times of all kernels up to the last Wait or ToHost, the longest first. It is empty without that option.
+// Profile gives the times of all kernels up to the last Wait or ToHost, the longest first. It is
+// empty without that option.
 func (d *Device) Profile() []KernelTime {
 	d.mu.Lock()
 	defer d.mu.Unlock()

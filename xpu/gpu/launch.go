@@ -8,8 +8,8 @@ import (
 	"mula/xpu/opencl"
 )
 
-// A command is a method of the device under way: it gives kernels to the queue, all of them together, and has scratch memory of the device until it
-// ends. There is one at a time.
+// A command is a method of the device under way: it gives kernels to the queue, all of them
+// together, and has scratch memory of the device until it ends. There is one at a time.
 //
 //	c := d.begin()
 //	defer c.end()
@@ -56,7 +56,8 @@ type grid struct{ groups, size [3]int }
 // itemsGroup is the size of groups whose work-items have nothing to do with each other.
 const itemsGroup = 64
 
-// items are n work-items or up to 63 more, which the kernel must leave out: if (get_global_id(0) >= n) return.
+// items are n work-items or up to 63 more, which the kernel must leave out: if (get_global_id(0) >=
+// n) return.
 func items(n int) grid {
 	return grid{[3]int{over(n, itemsGroup), 1, 1}, [3]int{itemsGroup, 1, 1}}
 }
@@ -70,7 +71,8 @@ func over(n, by int) int { return (n + by - 1) / by }
 // groups are x × y × z groups of so many work-items in a row.
 func groups(size, x, y, z int) grid { return grid{[3]int{x, y, z}, [3]int{size, 1, 1}} }
 
-// An argument of a kernel: memory, which is two of OpenCL's (the buffer, and the element at which it begins, MEMORY in kernels), or a number.
+// An argument of a kernel: memory, which is two of OpenCL's (the buffer, and the element at which
+// it begins, MEMORY in kernels), or a number.
 type argument struct {
 	buffer *opencl.Buffer
 	at     uint64
@@ -102,8 +104,8 @@ func flag(is bool) argument {
 	return integer(0)
 }
 
-// reads and writes are memory of the device as an argument, of which the kernel changes nothing, or some of it. Empty memory is not given: the
-// kernel asks GIVEN. Memory of another device panics.
+// reads and writes are memory of the device as an argument, of which the kernel changes nothing, or
+// some of it. Empty memory is not given: the kernel asks GIVEN. Memory of another device panics.
 func (c *command) reads(x []float32) argument    { return c.find(unsafe.SliceData(x), len(x), false) }
 func (c *command) writes(x []float32) argument   { return c.find(unsafe.SliceData(x), len(x), true) }
 func (c *command) readsInts(x []int32) argument  { return c.find(floatsOf(x), len(x), false) }
@@ -199,7 +201,8 @@ func (c *command) give(kernel string, k *opencl.Kernel, g grid, args []argument)
 	}
 }
 
-// flushAfter is the number of launches after which a driver is told to begin with them, if it has not.
+// flushAfter is the number of launches after which a driver is told to begin with them, if it has
+// not.
 const flushAfter = 16
 
 // An event is the launch of a kernel whose time is kept.
@@ -236,7 +239,8 @@ type scratch struct {
 	retired []*opencl.Buffer
 }
 
-// take gives n elements of scratch memory, whose content is not defined: float or int, as the kernel takes them.
+// take gives n elements of scratch memory, whose content is not defined: float or int, as the
+// kernel takes them.
 func (c *command) take(n int) argument {
 	const align = 32 // elements: 128 bytes
 	s, need := &c.scratch, (int64(max(n, 1))+align-1)/align*align

@@ -6,7 +6,8 @@ import (
 	"mula/xpu"
 )
 
-// CrossEntropy computes cross entropies of targets and their gradient; see [xpu.Layers]. Losses are computed in float32.
+// CrossEntropy computes cross entropies of targets and their gradient; see [xpu.Layers]. Losses are
+// computed in float32.
 func (d *Device) CrossEntropy(x xpu.CrossEntropy) {
 	n := xpu.CheckCrossEntropy(x)
 	if n == 0 {
@@ -16,7 +17,8 @@ func (d *Device) CrossEntropy(x xpu.CrossEntropy) {
 	defer c.end()
 	logits := c.reads(x.Logits)
 	if x.Sample {
-		c.launch("draw_targets", c.rows(n), c.writesInts(x.Targets), logits, integer(x.Width), unsigned(mix64(x.Seed)), unsigned(x.First))
+		c.launch("draw_targets", c.rows(n), c.writesInts(x.Targets), logits, integer(x.Width), unsigned(mix64(x.Seed)),
+			unsigned(x.First))
 	}
 	if x.Scale != 0 {
 		logits = c.writes(x.Logits)

@@ -14,7 +14,8 @@ import (
 	"mula/xpu/opencl"
 )
 
-// memory is what the device has given out. That with a side on the host is found by the host's address.
+// memory is what the device has given out. That with a side on the host is found by the host's
+// address.
 type memory struct {
 	table atomic.Pointer[[]*allocation] // by address; replaced, never changed
 
@@ -49,11 +50,12 @@ func (m *memory) find(x *float32, n int) (*allocation, int64) {
 			return table[i], at
 		}
 	}
-	panic(fmt.Sprintf("gpu: %d elements are not memory of this device: Floats and Ints did not make them, or they were freed", n))
+	panic(fmt.Sprintf("gpu: %d elements are not memory of this device: Floats and Ints did not make them, or they "+
+		"were freed", n))
 }
 
-// reserve makes a buffer, if the device has room for it or packed weights can go. A driver might promise more than there is, and fail in the middle of a
-// step. The caller has begun a command.
+// reserve makes a buffer, if the device has room for it or packed weights can go. A driver might
+// promise more than there is, and fail in the middle of a step. The caller has begun a command.
 func (d *Device) reserve(bytes int64) (*opencl.Buffer, error) {
 	b, err := d.tryReserve(bytes)
 	if err != nil && d.packed.drop(d) {
@@ -67,7 +69,8 @@ func (d *Device) tryReserve(bytes int64) (*opencl.Buffer, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if room := d.Capacity() - m.bytes; bytes > room {
-		return nil, fmt.Errorf("%s: no room for %d bytes: of %d there are %d left", d.device.Name, bytes, d.Capacity(), room)
+		return nil, fmt.Errorf("%s: no room for %d bytes: of %d there are %d left", d.device.Name, bytes, d.Capacity(),
+			room)
 	}
 	b, err := d.context.NewBuffer(bytes)
 	if err == nil {

@@ -23,7 +23,8 @@ func give(d *Device, x []float32, take func(words []uint32)) {
 	c.launch("add", c.rows(parts), c.result(len(x), take), zero, c.reads(x), long(len(x)), integer(each))
 }
 
-// Host results come with the next Wait, each with its own numbers, also if they fill several buffers or one needs a buffer of its own.
+// Host results come with the next Wait, each with its own numbers, also if they fill several
+// buffers or one needs a buffer of its own.
 func TestResults(t *testing.T) {
 	d := newTest(t, xpu.FP32, processorShape)
 	const many = resultsBytes/4 + 1
@@ -45,7 +46,8 @@ func TestResults(t *testing.T) {
 				got++
 				for i, w := range words {
 					if math.Float32frombits(w) != 3*x[i] {
-						t.Errorf("round %d: number %d of %d is %v, want %v", round, i, n, math.Float32frombits(w), 3*x[i])
+						t.Errorf("round %d: number %d of %d is %v, want %v", round, i, n, math.Float32frombits(w),
+							3*x[i])
 						break
 					}
 				}
@@ -114,7 +116,8 @@ func TestClose(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if d.Name() != "opencl "+d.device.Name+", 1 thread" || !strings.HasPrefix(d.Arithmetic(), "opencl "+d.device.Name+" driver ") || d.Precision() != xpu.FP32 {
+		if d.Name() != "opencl "+d.device.Name+", 1 thread" ||
+			!strings.HasPrefix(d.Arithmetic(), "opencl "+d.device.Name+" driver ") || d.Precision() != xpu.FP32 {
 			t.Errorf("%s, %s, %s", d.Name(), d.Arithmetic(), d.Precision())
 		}
 		give(d, x, func([]uint32) {})
@@ -142,7 +145,8 @@ func TestClose(t *testing.T) {
 			d.Zero(x)
 		}()
 	}
-	for begin := time.Now(); opencl.Live() != before && time.Since(begin) < time.Minute; time.Sleep(time.Millisecond) { // what nobody waited for
+	for begin := time.Now(); opencl.Live() != before && time.Since(begin) < time.Minute; time.Sleep(time.Millisecond) {
+		// what nobody waited for
 	}
 	if after := opencl.Live(); after != before {
 		t.Errorf("left behind: %+v, before %+v", after, before)
@@ -157,8 +161,10 @@ func TestWrongOptions(t *testing.T) {
 		}
 	}
 	small := *device
-	small.MaxWorkGroup = attendItems / 2 // enough for all kernels but those of attention, which are compiled at their first launch
-	if _, err := newDevice(t.Context(), &small, Options{}, shapes["gpu"]); err == nil || !strings.Contains(err.Error(), "groups of 128 work-items") {
+	// enough for all kernels but those of attention, which are compiled at their first launch
+	small.MaxWorkGroup = attendItems / 2
+	if _, err := newDevice(t.Context(), &small, Options{}, shapes["gpu"]); err == nil ||
+		!strings.Contains(err.Error(), "groups of 128 work-items") {
 		t.Errorf("a device of small groups: %v", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -168,7 +174,8 @@ func TestWrongOptions(t *testing.T) {
 	}
 }
 
-// Memory is counted: what is freed can be had again, and packed copies and scratch memory count, too.
+// Memory is counted: what is freed can be had again, and packed copies and scratch memory count,
+// too.
 func TestRoom(t *testing.T) {
 	d := newTest(t, xpu.FP32, processorShape)
 	start := d.memory.bytes
@@ -186,7 +193,8 @@ func TestRoom(t *testing.T) {
 	small := *d.device
 	small.Memory = 1 << 20
 	d.device = &small
-	if x, err := d.Floats(1 << 20); err == nil || !strings.Contains(err.Error(), "no room for 4194304 bytes: of 1048576 there are") {
+	if x, err := d.Floats(1 << 20); err == nil ||
+		!strings.Contains(err.Error(), "no room for 4194304 bytes: of 1048576 there are") {
 		t.Errorf("%d elements, %v", len(x), err)
 	}
 	// A command without room for its scratch memory breaks the device.

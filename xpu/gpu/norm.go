@@ -10,7 +10,8 @@ func (d *Device) Normalize(h, x []float32, n xpu.Norm, known bool) {
 	}
 	c := d.begin()
 	defer c.end()
-	c.launch("norm", c.rows(rows), c.writes(h), c.reads(x), c.reads(n.Weight), c.writes(n.Mean), c.writes(n.RStd), integer(n.Width), number(n.Epsilon),
+	c.launch("norm", c.rows(rows), c.writes(h), c.reads(x), c.reads(n.Weight), c.writes(n.Mean), c.writes(n.RStd),
+		integer(n.Width), number(n.Epsilon),
 		flag(known))
 }
 
@@ -24,12 +25,14 @@ func (d *Device) NormGrad(dx, dh, x []float32, n xpu.Norm, dweight []float32) {
 	defer c.end()
 	each, parts := c.partialRows(rows)
 	partial := c.take(max(1, parts*len(n.Weight)))
-	c.launch("norm_grad", c.rows(parts), c.writes(dx), c.reads(dh), c.reads(x), c.reads(n.Weight), c.reads(n.Mean), c.reads(n.RStd), partial,
+	c.launch("norm_grad", c.rows(parts), c.writes(dx), c.reads(dh), c.reads(x), c.reads(n.Weight), c.reads(n.Mean),
+		c.reads(n.RStd), partial,
 		integer(n.Width), integer(rows), integer(each))
 	c.addPartial(dweight[:len(n.Weight)], partial, parts, n.Width)
 }
 
-// partialRows cuts rows into parts of `each` rows after each other, whose sums are partial sums: as many as keep the device busy.
+// partialRows cuts rows into parts of `each` rows after each other, whose sums are partial sums: as
+// many as keep the device busy.
 func (c *command) partialRows(rows int) (each, parts int) {
 	most := 1024
 	if c.d.shape.processor {
@@ -42,5 +45,6 @@ func (c *command) partialRows(rows int) (each, parts int) {
 // addPartial adds the sum of so many rows of partial, stride elements apart, to dst.
 func (c *command) addPartial(dst []float32, partial argument, rows, stride int) {
 	const columns = 16
-	c.launch("add_partial", c.rows(over(len(dst), columns)), c.writes(dst), partial, integer(rows), integer(stride), integer(len(dst)))
+	c.launch("add_partial", c.rows(over(len(dst), columns)), c.writes(dst), partial, integer(rows), integer(stride),
+		integer(len(dst)))
 }

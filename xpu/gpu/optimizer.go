@@ -6,7 +6,8 @@ import (
 	"mula/xpu"
 )
 
-// squaresLength is the number of elements whose squares a group of work-items adds up; it divides [xpu.BlockSize]. The host adds up the sums of a block.
+// squaresLength is the number of elements whose squares a group of work-items adds up; it divides
+// [xpu.BlockSize]. The host adds up the sums of a block.
 const squaresLength = 1 << 14
 
 // updateLength is the number of weights that a group updates where nothing is added up.
@@ -91,7 +92,8 @@ func (d *Device) Checksums(stretches [][]float32, sums []uint64) {
 		}
 	})
 	for _, x := range stretches {
-		c.launch("checksums", c.rows(squareGroups(len(x))), result, c.reads(x), long(len(x)), integer(squaresLength), integer(xpu.BlockSize), unsigned(xpu.ChecksumKey))
+		c.launch("checksums", c.rows(squareGroups(len(x))), result, c.reads(x), long(len(x)), integer(squaresLength),
+			integer(xpu.BlockSize), unsigned(xpu.ChecksumKey))
 		result = result.plus(2 * squareGroups(len(x)))
 	}
 }
@@ -115,9 +117,12 @@ func (d *Device) AdamW(rule xpu.AdamW, stretches []xpu.Moments, before, change [
 	rate, root := rule.LearningRate/(1-math.Pow(rule.Beta1, t)), 1/math.Sqrt(1-math.Pow(rule.Beta2, t))
 	for _, x := range stretches {
 		n := over(len(x.Weight), length)
-		c.launch("adamw", c.rows(n), c.writes(x.Weight), c.reads(x.Grad), c.writes(x.M), c.writes(x.V), resultBefore, resultChange,
-			long(len(x.Weight)), integer(length), number(rule.GradScale), number(rule.Beta1), number(1-rule.Beta1), number(rule.Beta2), number(1-rule.Beta2),
-			number(1-rule.LearningRate*rule.WeightDecay), number(rate), number(rule.Epsilon), number(root), number(1-rule.DecayAfter))
+		c.launch("adamw", c.rows(n), c.writes(x.Weight), c.reads(x.Grad), c.writes(x.M), c.writes(x.V), resultBefore,
+			resultChange,
+			long(len(x.Weight)), integer(length), number(rule.GradScale), number(rule.Beta1), number(1-rule.Beta1),
+			number(rule.Beta2), number(1-rule.Beta2),
+			number(1-rule.LearningRate*rule.WeightDecay), number(rate), number(rule.Epsilon), number(root),
+			number(1-rule.DecayAfter))
 		if len(before) > 0 {
 			resultBefore, resultChange = resultBefore.plus(3*n), resultChange.plus(3*n)
 		}

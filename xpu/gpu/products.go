@@ -9,13 +9,15 @@ const (
 	tileSide                   = 64    // SIDE
 )
 
-// Groups of rows with at most so many terms are multiplied by a panel in local memory, so many rows at a time.
+// Groups of rows with at most so many terms are multiplied by a panel in local memory, so many rows
+// at a time.
 const groupTerms, groupBand = 2048, 2048
 
 // packedElements bounds the copy of op(B) of one launch, on a processor.
 const packedElements = 16 << 20
 
-// A product is one of the three: whole, by groups of rows of C, or by groups of terms. Element (i, j) of op(A) is a[i·aRows + j·aColumns].
+// A product is one of the three: whole, by groups of rows of C, or by groups of terms. Element (i,
+// j) of op(A) is a[i·aRows + j·aColumns].
 type product struct {
 	m, n, k             int
 	a, b, c             []float32
@@ -37,7 +39,8 @@ func strides(trans bool, ld int) (rows, columns int) {
 }
 
 // MatMul computes a product; see [mula/xpu.Products].
-func (d *Device) MatMul(transA, transB bool, m, n, k int, a []float32, lda int, b []float32, ldb int, c []float32, ldc int, accumulate bool) {
+func (d *Device) MatMul(transA, transB bool, m, n, k int, a []float32, lda int, b []float32, ldb int, c []float32,
+	ldc int, accumulate bool) {
 	xpu.CheckMatMul(transA, transB, m, n, k, a, lda, b, ldb, c, ldc)
 	p := product{m: m, n: n, k: k, a: a, b: b, c: c, ldc: ldc, accumulate: accumulate}
 	p.aRows, p.aColumns = strides(transA, lda)
@@ -48,7 +51,8 @@ func (d *Device) MatMul(transA, transB bool, m, n, k int, a []float32, lda int, 
 // GroupedMatMul multiplies groups of rows, each by its own matrix.
 func (d *Device) GroupedMatMul(counts []int32, rows int, transB bool, n, k int, a, b, c []float32, accumulate bool) {
 	xpu.CheckGroupedMatMul(counts, rows, transB, n, k, a, b, c)
-	p := product{m: rows, n: n, k: k, a: a, b: b, c: c, aRows: k, aColumns: 1, stack: k * n, ldc: n, accumulate: accumulate, counts: counts, groupRows: true}
+	p := product{m: rows, n: n, k: k, a: a, b: b, c: c, aRows: k, aColumns: 1, stack: k * n, ldc: n,
+		accumulate: accumulate, counts: counts, groupRows: true}
 	if p.bRows, p.bColumns = n, 1; transB {
 		p.bRows, p.bColumns = 1, k
 	}
@@ -58,7 +62,8 @@ func (d *Device) GroupedMatMul(counts []int32, rows int, transB bool, n, k int, 
 // GroupedWeightGrad computes the gradients of the matrices of groups.
 func (d *Device) GroupedWeightGrad(counts []int32, rows, m, n int, a, dc, db []float32, accumulate bool) {
 	xpu.CheckGroupedWeightGrad(counts, rows, m, n, a, dc, db)
-	d.multiply(product{m: m, n: n, k: rows, a: a, b: dc, c: db, aRows: 1, aColumns: m, bRows: n, bColumns: 1, ldc: n, accumulate: accumulate, counts: counts, groupSum: true})
+	d.multiply(product{m: m, n: n, k: rows, a: a, b: dc, c: db, aRows: 1, aColumns: m, bRows: n, bColumns: 1, ldc: n,
+		accumulate: accumulate, counts: counts, groupSum: true})
 }
 
 func (d *Device) multiply(p product) {
@@ -87,26 +92,32 @@ func (d *Device) multiply(p product) {
 	}
 	accumulate := flag(p.accumulate)
 	panel := panelColumns * (p.k + stripTerms) // to whole strips
-	// The tiles, or where the groups begin, are found on the device: the host does not know the counts.
+	// The tiles, or where the groups begin, are found on the device: the host does not know the
+	// counts.
 	tiles, starts := c.reads(nil), c.reads(nil)
 	down, matrices := over(p.m, height), 1
 	switch {
 	case p.groupRows && d.shape.processor && p.k <= groupTerms && 4*int64(panel) <= d.device.LocalMemory:
-		// Bands come first: those beyond a group's rows have no work, and PoCL gives each thread a stretch of work-groups.
-		c.launch("multiply_groups", groups(1, over(p.m, groupBand), over(p.n, panelColumns), parts), to, a, b, c.starts(p), integer(groupBand),
-			integer(p.n), integer(p.k), long(aRows), long(p.bRows), long(p.bColumns), long(p.stack), long(p.ldc), accumulate, local(panel))
+		// Bands come first: those beyond a group's rows have no work, and PoCL gives each thread a
+		// stretch of work-groups.
+		c.launch("multiply_groups", groups(1, over(p.m, groupBand), over(p.n, panelColumns), parts), to, a, b,
+			c.starts(p), integer(groupBand),
+			integer(p.n), integer(p.k), long(aRows), long(p.bRows), long(p.bColumns), long(p.stack), long(p.ldc),
+			accumulate, local(panel))
 		return
 	case p.groupRows:
 		down += parts
 		tiles = c.take(4 * down)
-		c.launch("tiles_of_groups", items(1), tiles, c.readsInts(p.counts), integer(parts), integer(height), integer(p.m), integer(down))
+		c.launch("tiles_of_groups", items(1), tiles, c.readsInts(p.counts), integer(parts), integer(height),
+			integer(p.m), integer(down))
 	case p.groupSum:
 		matrices = parts
 		starts = c.starts(p)
 	}
 	if !d.shape.processor {
 		c.launch("multiply_shared", groups(64, down, over(p.n, tileSide), matrices), to, a, b, tiles, starts,
-			integer(p.m), integer(p.n), integer(p.k), long(aRows), long(aColumns), long(p.bRows), long(p.bColumns), long(p.stack), long(p.ldc), accumulate)
+			integer(p.m), integer(p.n), integer(p.k), long(aRows), long(aColumns), long(p.bRows), long(p.bColumns),
+			long(p.stack), long(p.ldc), accumulate)
 		return
 	}
 	stack, packed := 1, c.reads(nil)
@@ -118,7 +129,8 @@ func (d *Device) multiply(p product) {
 	panels := c.take(stack * each * p.k * panelColumns)
 	for first := 0; first < all; first += each {
 		across, column := min(each, all-first), integer(first*panelColumns)
-		c.launch("pack_panels", groups(1, over(p.k, stripTerms), across, stack), panels, b, packed, column, integer(p.n), integer(p.k),
+		c.launch("pack_panels", groups(1, over(p.k, stripTerms), across, stack), panels, b, packed, column,
+			integer(p.n), integer(p.k),
 			long(p.bRows), long(p.bColumns), long(p.stack))
 		order := groups(1, down, across, matrices)
 		if p.groupRows {
@@ -140,14 +152,16 @@ func (c *command) starts(p product) argument {
 	return starts
 }
 
-// straight makes a rounded copy of op(A) whose rows lie in one piece each, and gives its leading dimension: an odd number of lines of a cache, so that
-// the rows of a tile do not take each other's places there.
+// straight makes a rounded copy of op(A) whose rows lie in one piece each, and gives its leading
+// dimension: an odd number of lines of a cache, so that the rows of a tile do not take each other's
+// places there.
 func (c *command) straight(p product) (argument, int) {
 	const line = 16
 	ld := line * (over(p.k, line) | 1)
 	a, x := c.take(p.m*ld), c.reads(p.a)
 	if p.aColumns == 1 {
-		c.launch("round_operand", groups(itemsGroup, over(p.k, itemsGroup), p.m, 1), a, x, integer(p.k), long(ld), long(p.aRows))
+		c.launch("round_operand", groups(itemsGroup, over(p.k, itemsGroup), p.m, 1), a, x, integer(p.k), long(ld),
+			long(p.aRows))
 	} else {
 		c.launch("transpose_operand", groups(itemsGroup, over(p.m, itemsGroup), over(p.k, stripTerms), 1), a, x,
 			integer(p.k), integer(p.m), long(ld), long(p.aColumns))

@@ -8,9 +8,11 @@ import (
 	"mula/xpu/opencl"
 )
 
-// Products by matrix instructions, in [xpu.BF16]: operands are rounded and packed by kernels, and multiplied by others; see pvc.cl. A packed operand
-// takes half of its memory again. Those of weights, the B of products whose A is not transposed, are kept while there is room, and packed
-// again only when the weights have changed: once in a step of an optimizer, however many passes it has.
+// Products by matrix instructions, in [xpu.BF16]: operands are rounded and packed by kernels, and
+// multiplied by others; see pvc.cl. A packed operand takes half of its memory again. Those of
+// weights, the B of products whose A is not transposed, are kept while there is room, and packed
+// again only when the weights have changed: once in a step of an optimizer, however many passes it
+// has.
 
 // Sizes of pvc.cl.
 const (
@@ -19,7 +21,8 @@ const (
 	matrixSide                = 4      // a work-group is 4 × 4 sub-groups
 )
 
-// matrixLanes is the number of work-items of a sub-group that multiplies matrices: 1 where that is emulated, 0 if the device has no such path.
+// matrixLanes is the number of work-items of a sub-group that multiplies matrices: 1 where that is
+// emulated, 0 if the device has no such path.
 func (d *Device) matrixLanes() int {
 	switch {
 	case d.precision != xpu.BF16:
@@ -40,7 +43,8 @@ func (d *Device) matrixProgram() program {
 	return d.program("pvc.cl", "-cl-intel-256-GRF-per-thread")
 }
 
-// Sources are the programs that a device compiles, those of first use included. The device need not be there: its type and its extensions decide.
+// Sources are the programs that a device compiles, those of first use included. The device need not
+// be there: its type and its extensions decide.
 func Sources(device *opencl.Device, precision xpu.Precision) []opencl.Source {
 	d := &Device{device: device, precision: precision, shape: shapeOf(device)}
 	all := d.programs()
@@ -72,7 +76,8 @@ func (c *command) multiplyMatrix(p product) {
 	}
 }
 
-// An operand is memory in which element (t, i), t the term of the sum and i the row of A or the column of B, is at t*term + i*index.
+// An operand is memory in which element (t, i), t the term of the sum and i the row of A or the
+// column of B, is at t*term + i*index.
 type operand struct {
 	x           []float32
 	term, index int
@@ -88,20 +93,23 @@ func (c *command) plan(counts []int32, groups, rows int) argument {
 // pieces is a bound of the number of pieces, of so many rows each, that groups are cut into.
 func pieces(groups, rows, size int) int { return min(rows, rows/size+groups) }
 
-// multiplyRows multiplies groups of rows of A, each by its matrix B. weights says that B is one of weights.
+// multiplyRows multiplies groups of rows of A, each by its matrix B. weights says that B is one of
+// weights.
 func (c *command) multiplyRows(p product, groups int, a, b operand, weights bool) {
 	steps, panels, across := 2*over(p.k, 2*matrixStep), pieces(groups, p.m, matrixRows), over(p.n, matrixColumns)
 	plan := c.plan(p.counts, groups, p.m)
 	left := c.take(panels * steps * matrixRows * matrixStep / 2)
 	c.launch("pvc_pack_rows", grid{[3]int{panels, over(steps, 8), 1}, [3]int{matrixRows, 8, 1}},
 		left, c.reads(a.x), plan, integer(groups), long(a.index), long(a.term), integer(p.k), integer(steps))
-	right, packed := c.packedWeights(weights, packedKey{term: b.term, index: b.index, groups: groups, k: p.k, n: p.n}, b.x, groups*across*steps*matrixColumns*matrixStep/2)
+	right, packed := c.packedWeights(weights, packedKey{term: b.term, index: b.index, groups: groups, k: p.k, n: p.n},
+		b.x, groups*across*steps*matrixColumns*matrixStep/2)
 	if !packed {
 		c.launch("pvc_pack_matrices", grid{[3]int{across, over(steps, 4), groups}, [3]int{matrixColumns, 4, 1}},
 			right, c.reads(b.x), long(p.stack), long(b.term), long(b.index), integer(p.k), integer(p.n), integer(steps))
 	}
 	c.launch("pvc_product", c.matrixGrid(over(across, matrixSide), pieces(groups, p.m, matrixSide*matrixRows), 1),
-		c.writes(p.c), left, right, plan, integer(groups), integer(p.ldc), integer(p.n), integer(steps), flag(p.accumulate))
+		c.writes(p.c), left, right, plan, integer(groups), integer(p.ldc), integer(p.n), integer(steps),
+		flag(p.accumulate))
 }
 
 // sumRows multiplies, for each group, the transpose of its rows of A by its rows of B.
@@ -116,7 +124,8 @@ func (c *command) sumRows(p product, a, b operand) {
 	c.launch("pvc_pack_right", grid{[3]int{across, over(steps, 4), 1}, [3]int{matrixColumns, 4, 1}},
 		right, c.reads(b.x), plan, integer(groups), long(b.term), long(b.index), integer(p.n), integer(steps))
 	c.launch("pvc_weight_grad", c.matrixGrid(over(across, matrixSide), over(down, matrixSide), groups),
-		c.writes(p.c), left, right, plan, integer(groups), long(p.m*p.n), integer(p.ldc), integer(p.m), integer(p.n), integer(steps), flag(p.accumulate))
+		c.writes(p.c), left, right, plan, integer(groups), long(p.m*p.n), integer(p.ldc), integer(p.m), integer(p.n),
+		integer(steps), flag(p.accumulate))
 }
 
 // matrixGrid is so many work-groups of 4 × 4 sub-groups.
@@ -124,7 +133,8 @@ func (c *command) matrixGrid(x, y, z int) grid {
 	return groups(matrixSide*matrixSide*c.d.matrixLanes(), x, y, z)
 }
 
-// packedOperands are those that are kept, under Device.mu. They are dropped when the device needs their room.
+// packedOperands are those that are kept, under Device.mu. They are dropped when the device needs
+// their room.
 type packedOperands struct {
 	of map[packedKey]*packedOperand
 }
@@ -141,7 +151,8 @@ type packedOperand struct {
 	version uint64 // of the allocation when it was packed
 }
 
-// packedWeights gives memory for an operand packed, that is kept if keep says so, and whether the operand is there already, as it is now.
+// packedWeights gives memory for an operand packed, that is kept if keep says so, and whether the
+// operand is there already, as it is now.
 func (c *command) packedWeights(keep bool, key packedKey, x []float32, elements int) (memory argument, packed bool) {
 	d := c.d
 	if !keep || elements == 0 || d.err != nil {

@@ -13,20 +13,24 @@ import (
 	"mula/xpu/opencl"
 )
 
-// intelDriver is the file by which the loader finds Intel's driver, as Debian's package intel-opencl-icd installs it.
+// intelDriver is the file by which the loader finds Intel's driver, as Debian's package
+// intel-opencl-icd installs it.
 const intelDriver = "/etc/OpenCL/vendors/intel.icd"
 
-// pretence lets Intel's driver find a Ponte Vecchio where none is. It compiles, and takes memory, arguments and launches; nothing is executed. Without
-// EnableTimestampPacket=0 it waits for ever for what nobody computes.
+// pretence lets Intel's driver find a Ponte Vecchio where none is. It compiles, and takes memory,
+// arguments and launches; nothing is executed. Without EnableTimestampPacket=0 it waits for ever
+// for what nobody computes.
 var pretence = []string{
-	"OCL_ICD_VENDORS=" + intelDriver, "NEOReadDebugKeys=1", "SetCommandStreamReceiver=1", "ProductFamilyOverride=pvc", "HardwareInfoOverride=2x8x8",
+	"OCL_ICD_VENDORS=" + intelDriver, "NEOReadDebugKeys=1", "SetCommandStreamReceiver=1", "ProductFamilyOverride=pvc",
+	"HardwareInfoOverride=2x8x8",
 	"EnableTimestampPacket=0",
 }
 
 const pretendVariable = "MULA_TEST_PRETENDED_PVC"
 
-// The device takes the path of matrix instructions on a Ponte Vecchio, and Intel's driver takes all that it does there, every command once: programs,
-// arguments, sizes of groups, launches, waiting. What comes out has no meaning.
+// The device takes the path of matrix instructions on a Ponte Vecchio, and Intel's driver takes all
+// that it does there, every command once: programs, arguments, sizes of groups, launches, waiting.
+// What comes out has no meaning.
 func TestPretendedPVC(t *testing.T) {
 	if os.Getenv(pretendVariable) != "" {
 		pretended(t)
@@ -42,7 +46,8 @@ func TestPretendedPVC(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
-	// Of devicetest all commands with right operands: those subtests that are named after a command alone.
+	// Of devicetest all commands with right operands: those subtests that are named after a command
+	// alone.
 	c := exec.CommandContext(ctx, program, "-test.run", "^TestPretendedPVC$/^mistakes$/^[A-Za-z]+$", "-test.v")
 	c.Env = append(append(os.Environ(), pretence...), pretendVariable+"=1")
 	c.Dir = t.TempDir() // the driver writes a file of all that it would do
@@ -67,7 +72,8 @@ func pretended(t *testing.T) {
 	}
 	const rows, n, k = 40, 72, 24
 	counts := twinInts(t, d, []int32{33, 0, 7})
-	a, b, c := twin(t, d, make([]float32, rows*k)), twin(t, d, make([]float32, 3*n*k)), twin(t, d, make([]float32, rows*n))
+	a, b, c := twin(t, d, make([]float32, rows*k)), twin(t, d, make([]float32, 3*n*k)), twin(t, d,
+		make([]float32, rows*n))
 	for _, accumulate := range []bool{false, true} {
 		d.MatMul(false, true, rows, n, k, a, k, b, k, c, n, accumulate)
 		d.MatMul(true, false, k, n, rows, a, k, c, n, b, n, accumulate)
@@ -78,7 +84,8 @@ func pretended(t *testing.T) {
 		t.Fatal(err)
 	}
 	devicetest.Run(t, d, 0)
-	for _, name := range []string{"pvc_plan", "pvc_pack_rows", "pvc_pack_matrices", "pvc_pack_left", "pvc_pack_right", "pvc_product", "pvc_weight_grad"} {
+	for _, name := range []string{"pvc_plan", "pvc_pack_rows", "pvc_pack_matrices", "pvc_pack_left", "pvc_pack_right",
+		"pvc_product", "pvc_weight_grad"} {
 		if d.kernels[name] == nil {
 			t.Errorf("there is no kernel %s", name)
 		}

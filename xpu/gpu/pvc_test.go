@@ -11,7 +11,8 @@ import (
 	"mula/xpu"
 )
 
-// emulated are the shapes that take the path of matrix instructions with its sub-groups emulated, in both layouts of A.
+// emulated are the shapes that take the path of matrix instructions with its sub-groups emulated,
+// in both layouts of A.
 var emulated = map[string]shape{
 	"blocks":    {group: gpuShape.group, options: "-cl-opt-disable", emulate: "-DEMULATED"},
 	"2D blocks": {group: gpuShape.group, options: "-cl-opt-disable", emulate: "-DEMULATED -DWIDE"},
@@ -39,7 +40,8 @@ func rounded(x []float32) []float64 {
 	return out
 }
 
-// nearest is the bfloat16 next to x, found among the two around it; ties go to the even one. It knows nothing of infinity and denormal numbers.
+// nearest is the bfloat16 next to x, found among the two around it; ties go to the even one. It
+// knows nothing of infinity and denormal numbers.
 func nearest(x float32) float64 {
 	low := math.Float32frombits(math.Float32bits(x) &^ 0xffff) // towards zero
 	high := math.Float32frombits(math.Float32bits(low) + 0x10000)
@@ -81,7 +83,8 @@ func normal(r *rand.Rand, n int) []float32 {
 	return x
 }
 
-// A sum is one element of a product as it must be: the terms are products of rounded numbers, the sum is in float64.
+// A sum is one element of a product as it must be: the terms are products of rounded numbers, the
+// sum is in float64.
 type sum struct{ value, size float64 }
 
 func (s *sum) add(x, y float64) {
@@ -90,7 +93,8 @@ func (s *sum) add(x, y float64) {
 	s.size += math.Abs(v)
 }
 
-// near fails if the device's number is further off than rounding of a float32 sum allows; before is what was there, if it was added to.
+// near fails if the device's number is further off than rounding of a float32 sum allows; before is
+// what was there, if it was added to.
 func (s sum) near(t rapid.TB, what string, got, before float32) {
 	t.Helper()
 	if want := s.value + float64(before); !(math.Abs(float64(got)-want) <= 3e-6*(s.size+math.Abs(float64(before)))) {
@@ -98,12 +102,15 @@ func (s sum) near(t rapid.TB, what string, got, before float32) {
 	}
 }
 
-// MatMul on the emulated path is the product of the rounded operands, nearly exactly, in all forms, at sizes around those of blocks, tiles and work-groups.
+// MatMul on the emulated path is the product of the rounded operands, nearly exactly, in all forms,
+// at sizes around those of blocks, tiles and work-groups.
 func testMatrixMatMul(t *testing.T, d *Device) {
-	size := rapid.OneOf(rapid.IntRange(0, 40), rapid.IntRange(1, 70), rapid.SampledFrom([]int{63, 64, 65, 127, 128, 129, 255, 256, 257}))
+	size := rapid.OneOf(rapid.IntRange(0, 40), rapid.IntRange(1, 70),
+		rapid.SampledFrom([]int{63, 64, 65, 127, 128, 129, 255, 256, 257}))
 	rapid.Check(t, func(rt *rapid.T) {
 		m, n, k := size.Draw(rt, "m"), size.Draw(rt, "n"), size.Draw(rt, "k")
-		transA, transB, accumulate := rapid.Bool().Draw(rt, "transA"), rapid.Bool().Draw(rt, "transB"), rapid.Bool().Draw(rt, "accumulate")
+		transA, transB, accumulate := rapid.Bool().Draw(rt, "transA"), rapid.Bool().Draw(rt,
+			"transB"), rapid.Bool().Draw(rt, "accumulate")
 		gap := rapid.IntRange(0, 3).Draw(rt, "gap")
 		r := rand.New(rand.NewPCG(rapid.Uint64().Draw(rt, "seed"), 0))
 		lda, ldb, ldc := k+gap, n+gap, n+gap
@@ -116,7 +123,8 @@ func testMatrixMatMul(t *testing.T, d *Device) {
 		}
 		a, b, before := normal(r, rowsA*lda), normal(r, rowsB*ldb), normal(r, m*ldc)
 		// Memory begins anywhere in an allocation.
-		left, right, c := twin(t, d, append(normal(r, gap), a...)), twin(t, d, append(normal(r, gap), b...)), twin(t, d, append(normal(r, gap), before...))
+		left, right, c := twin(t, d, append(normal(r, gap), a...)), twin(t, d, append(normal(r, gap), b...)), twin(t, d,
+			append(normal(r, gap), before...))
 		defer d.Free(left)
 		defer d.Free(right)
 		defer d.Free(c)
@@ -154,8 +162,10 @@ func testMatrixMatMul(t *testing.T, d *Device) {
 	})
 }
 
-// groupCounts are groups of rows as routers make them: empty ones, single rows, around the sizes of tiles.
-var groupCounts = rapid.SliceOfN(rapid.OneOf(rapid.Just(0), rapid.Just(1), rapid.IntRange(2, 40), rapid.SampledFrom([]int{31, 32, 33, 127, 128, 129, 200})), 1, 9)
+// groupCounts are groups of rows as routers make them: empty ones, single rows, around the sizes of
+// tiles.
+var groupCounts = rapid.SliceOfN(rapid.OneOf(rapid.Just(0), rapid.Just(1), rapid.IntRange(2, 40),
+	rapid.SampledFrom([]int{31, 32, 33, 127, 128, 129, 200})), 1, 9)
 
 func testMatrixGroups(t *testing.T, d *Device) {
 	rapid.Check(t, func(rt *rapid.T) {
@@ -199,7 +209,8 @@ func testMatrixGroups(t *testing.T, d *Device) {
 					if !accumulate {
 						old = 0
 					}
-					s.near(rt, fmt.Sprintf("row %d of group %d of %v, column %d", i-first, g, drawn, j), memory[3][i*n+j], old)
+					s.near(rt, fmt.Sprintf("row %d of group %d of %v, column %d", i-first, g, drawn, j),
+						memory[3][i*n+j], old)
 				}
 			}
 			for j := range n {
@@ -212,7 +223,8 @@ func testMatrixGroups(t *testing.T, d *Device) {
 					if !accumulate {
 						old = 0
 					}
-					s.near(rt, fmt.Sprintf("gradient %d,%d of group %d of %v", j, l, g, drawn), memory[4][g*n*k+j*k+l], old)
+					s.near(rt, fmt.Sprintf("gradient %d,%d of group %d of %v", j, l, g, drawn), memory[4][g*n*k+j*k+l],
+						old)
 				}
 			}
 			first += c
@@ -224,9 +236,11 @@ func testMatrixGroups(t *testing.T, d *Device) {
 func testMatrixRounding(t *testing.T, d *Device) {
 	inf, nan := float32(math.Inf(1)), float32(math.NaN())
 	bits := math.Float32frombits
-	x := []float32{0, 1, -1, bits(0x3f808000), bits(0x3f818000), bits(0x3f808001), bits(0xbf807fff), bits(0x7f7fffff), bits(0xff7fffff), bits(0x7f7f7fff), inf, -inf, nan,
+	x := []float32{0, 1, -1, bits(0x3f808000), bits(0x3f818000), bits(0x3f808001), bits(0xbf807fff), bits(0x7f7fffff),
+		bits(0xff7fffff), bits(0x7f7f7fff), inf, -inf, nan,
 		bits(0x7f800001), bits(0x00800000), bits(0x007fffff), bits(0x807fffff), bits(1)}
-	want := []float32{0, 1, -1, 1, bits(0x3f820000), bits(0x3f810000), bits(0xbf800000), inf, -inf, bits(0x7f7f0000), inf, -inf, nan, nan, bits(0x00800000), 0, 0, 0}
+	want := []float32{0, 1, -1, 1, bits(0x3f820000), bits(0x3f810000), bits(0xbf800000), inf, -inf, bits(0x7f7f0000),
+		inf, -inf, nan, nan, bits(0x00800000), 0, 0, 0}
 	left, right := twin(t, d, x), twin(t, d, []float32{1})
 	c, back := twin(t, d, make([]float32, len(x))), twin(t, d, make([]float32, len(x)))
 	d.MatMul(false, false, len(x), 1, 1, left, 1, right, 1, c, 1, false)              // packed as A
@@ -245,7 +259,8 @@ func testMatrixRounding(t *testing.T, d *Device) {
 
 // Weights are packed once while they do not change, and again after each way of changing them.
 func TestMatrixWeightsArePackedOnce(t *testing.T) {
-	d, err := newDevice(t.Context(), someDevice(t), Options{Precision: xpu.BF16, Threads: 1, Profile: true}, emulated["blocks"])
+	d, err := newDevice(t.Context(), someDevice(t), Options{Precision: xpu.BF16, Threads: 1, Profile: true},
+		emulated["blocks"])
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -281,7 +296,8 @@ func TestMatrixWeightsArePackedOnce(t *testing.T) {
 	}
 	check("before ToDevice", n, 0)
 	d.ToDevice(w[n*n-1:]) // one of them alone
-	if d.MatMul(false, true, n, n, n, x, n, w, n, y, n, false); d.ToHost(t.Context(), y) != nil || y[0] != n || y[n-1] != n+2 {
+	if d.MatMul(false, true, n, n, n, x, n, w, n, y, n, false); d.ToHost(t.Context(), y) != nil || y[0] != n ||
+		y[n-1] != n+2 {
 		t.Errorf("after ToDevice of one weight: %v and %v", y[0], y[n-1])
 	}
 	packed++

@@ -8,7 +8,8 @@ import (
 	"mula/xpu/opencl"
 )
 
-// results are numbers that commands have for the host: the device writes them to buffers of its own, which Wait reads and hands out.
+// results are numbers that commands have for the host: the device writes them to buffers of its
+// own, which Wait reads and hands out.
 type results struct {
 	turn chan struct{} // holds one who waits
 
@@ -29,8 +30,9 @@ type delivery struct {
 // resultsBytes is the size of a buffer of results.
 const resultsBytes = 1 << 20
 
-// result gives memory for n numbers that the command has for the host. give is called with them once the command has ended, by Wait or ToHost; it must
-// not use the device. The numbers are float or int, as the kernel writes them: math.Float32frombits, or int32.
+// result gives memory for n numbers that the command has for the host. give is called with them
+// once the command has ended, by Wait or ToHost; it must not use the device. The numbers are float
+// or int, as the kernel writes them: math.Float32frombits, or int32.
 func (c *command) result(n int, give func(words []uint32)) argument {
 	d, r := c.d, &c.d.results
 	nothing := argument{buffer: d.nothing, at: none}

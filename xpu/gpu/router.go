@@ -6,7 +6,8 @@ import (
 	"mula/xpu"
 )
 
-// routeBlock is the number of tokens whose choices a group of work-items counts and sorts; TOKENS in router.cl.
+// routeBlock is the number of tokens whose choices a group of work-items counts and sorts; TOKENS
+// in router.cl.
 const routeBlock = 64
 
 // routeBlocks is the number of blocks. It is not 0, as sums of nothing are zero and not nothing.
@@ -20,8 +21,10 @@ func (d *Device) Route(r xpu.Routing, logits []float32, uniform bool, stats *xpu
 	defer c.end()
 	probs, lse, chosen := c.writes(r.Probs), c.writes(r.LSE), c.writesInts(r.Chosen)
 	entropy, sums, counts := c.take(max(1, tokens)), c.take(blocks*(experts+2)), c.take(blocks*experts)
-	c.launch("route", c.rows(tokens), probs, lse, chosen, entropy, c.reads(logits), integer(experts), integer(r.PerToken), flag(uniform), local(experts))
-	c.launch("count_choices", c.rows(blocks), counts, chosen, integer(tokens), integer(r.PerToken), integer(experts), local(experts))
+	c.launch("route", c.rows(tokens), probs, lse, chosen, entropy, c.reads(logits), integer(experts),
+		integer(r.PerToken), flag(uniform), local(experts))
+	c.launch("count_choices", c.rows(blocks), counts, chosen, integer(tokens), integer(r.PerToken), integer(experts),
+		local(experts))
 	c.launch("route_sums", c.rows(blocks), sums, probs, lse, entropy, integer(tokens), integer(experts))
 	totals := c.result(2*experts+2, func(words []uint32) {
 		for e := range experts {
@@ -31,7 +34,8 @@ func (d *Device) Route(r xpu.Routing, logits []float32, uniform bool, stats *xpu
 		stats.LSE2 = float64(math.Float32frombits(words[experts]))
 		stats.Entropy = float64(math.Float32frombits(words[experts+1]))
 	})
-	c.launch("route_totals", c.rows(experts+2), totals, c.writesInts(r.Counts), sums, counts, integer(blocks), integer(experts))
+	c.launch("route_totals", c.rows(experts+2), totals, c.writesInts(r.Counts), sums, counts, integer(blocks),
+		integer(experts))
 }
 
 // SortRows numbers the choices by expert and, within an expert, by token; see [xpu.Layers].
@@ -44,17 +48,21 @@ func (d *Device) SortRows(r xpu.Routing) {
 	c := d.begin()
 	defer c.end()
 	chosen, first := c.readsInts(r.Chosen), c.take(blocks*r.Experts)
-	c.launch("count_choices", c.rows(blocks), first, chosen, integer(tokens), integer(r.PerToken), integer(r.Experts), local(r.Experts))
+	c.launch("count_choices", c.rows(blocks), first, chosen, integer(tokens), integer(r.PerToken), integer(r.Experts),
+		local(r.Experts))
 	c.launch("first_rows", c.rows(r.Experts), first, c.readsInts(r.Counts), integer(blocks), integer(r.Experts))
-	c.launch("sort_rows", c.rows(blocks), c.writesInts(r.RowOf), c.writesInts(r.TokenOf), c.writes(r.Weight), chosen, c.reads(r.Probs), first,
+	c.launch("sort_rows", c.rows(blocks), c.writesInts(r.RowOf), c.writesInts(r.TokenOf), c.writes(r.Weight), chosen,
+		c.reads(r.Probs), first,
 		integer(tokens), integer(r.PerToken), integer(r.Experts), local(r.Experts*routeBlock/32))
 }
 
-// RouteGrad computes the gradient of the router's logits; see [xpu.Layers]. The softmax comes before the choice, so it reaches all experts.
+// RouteGrad computes the gradient of the router's logits; see [xpu.Layers]. The softmax comes
+// before the choice, so it reaches all experts.
 func (d *Device) RouteGrad(r xpu.Routing, dlogits, slope, dweight []float32, zFactor float64) {
 	tokens := xpu.CheckRouteGrad(r, dlogits, slope, dweight)
 	c := d.begin()
 	defer c.end()
-	c.launch("route_grad", c.rows(tokens), c.writes(dlogits), c.reads(r.Probs), c.reads(r.LSE), c.readsInts(r.Chosen), c.readsInts(r.RowOf), c.reads(slope),
+	c.launch("route_grad", c.rows(tokens), c.writes(dlogits), c.reads(r.Probs), c.reads(r.LSE), c.readsInts(r.Chosen),
+		c.readsInts(r.RowOf), c.reads(slope),
 		c.reads(dweight), integer(r.Experts), integer(r.PerToken), number(zFactor), local(r.Experts))
 }

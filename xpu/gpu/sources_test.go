@@ -6,8 +6,9 @@ import (
 	"testing"
 )
 
-// An inline function that is not static has no code where a compiler does not inline it, by the rules of C99: AMD's fails with an undefined symbol. The
-// matrix kernels are for Intel's alone, which inlines all of them.
+// An inline function that is not static has no code where a compiler does not inline it, by the
+// rules of C99: AMD's fails with an undefined symbol. The matrix kernels are for Intel's alone,
+// which inlines all of them.
 func TestInlineIsStatic(t *testing.T) {
 	entries, err := texts.ReadDir(".")
 	if err != nil {

@@ -1,4 +1,5 @@
-// Package linktest checks implementations of [xpu.Link]: every method, and what the reductions on top of them give.
+// Package linktest checks implementations of [xpu.Link]: every method, and what the reductions on
+// top of them give.
 package linktest
 
 import (
@@ -51,7 +52,8 @@ var checks = []check{
 	{"closing what waits", closing},
 }
 
-// Together runs all checks on a group whose links are used by goroutines of this process, and closes them.
+// Together runs all checks on a group whose links are used by goroutines of this process, and
+// closes them.
 func Together(t *testing.T, links []xpu.Link) {
 	t.Helper()
 	folder := t.TempDir()
@@ -66,7 +68,8 @@ func Together(t *testing.T, links []xpu.Link) {
 	ranks.Wait()
 }
 
-// Each runs all checks as one rank of a world, which it closes, and reports those that fail. The folder is empty and seen by all ranks.
+// Each runs all checks as one rank of a world, which it closes, and reports those that fail. The
+// folder is empty and seen by all ranks.
 func Each(world xpu.Link, folder string, report func(name string, err error)) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
@@ -88,7 +91,8 @@ func Each(world xpu.Link, folder string, report func(name string, err error)) {
 		if err := c.run(ctx, group); err != nil {
 			report(c.name, err)
 		}
-		if fatal(c.name+": close", group.Close()) || fatal(c.name+": the world's barrier afterwards", world.Barrier(ctx)) {
+		if fatal(c.name+": close", group.Close()) || fatal(c.name+": the world's barrier afterwards",
+			world.Barrier(ctx)) {
 			break
 		}
 	}
@@ -103,7 +107,8 @@ func Each(world xpu.Link, folder string, report func(name string, err error)) {
 	}
 }
 
-// barrier looks at files, which no link carries: behind a barrier, all others have done what they do before it.
+// barrier looks at files, which no link carries: behind a barrier, all others have done what they
+// do before it.
 func barrier(ctx context.Context, link xpu.Link, folder string) error {
 	for round := range 10 {
 		name := func(rank int) string { return filepath.Join(folder, fmt.Sprintf("%d-%d", round, rank)) }
@@ -164,7 +169,8 @@ func exchange(ctx context.Context, link xpu.Link, tag int, length func(from, to 
 		return err
 	}
 	for r := range n {
-		if err := equal(fmt.Sprintf("exchange %d, from rank %d", tag, r), recv[r], pattern(length(r, rank), tag, r, rank)); err != nil {
+		if err := equal(fmt.Sprintf("exchange %d, from rank %d", tag, r), recv[r], pattern(length(r, rank), tag, r,
+			rank)); err != nil {
 			return err
 		}
 	}
@@ -178,7 +184,8 @@ func allToAll(ctx context.Context, link xpu.Link) error {
 		for i := range lengths {
 			lengths[i] = random.IntN(4) * random.IntN(1<<(round/2))
 		}
-		if err := exchange(ctx, link, round, func(from, to int) int { return lengths[from*link.Size()+to] }); err != nil {
+		if err := exchange(ctx, link, round,
+			func(from, to int) int { return lengths[from*link.Size()+to] }); err != nil {
 			return err
 		}
 	}
@@ -212,7 +219,8 @@ func allGather(ctx context.Context, link xpu.Link) error {
 			return err
 		}
 		for r := range all {
-			if err := equal(fmt.Sprintf("round %d, rank %d", round, r), all[r], pattern(len(all[r]), round, r)); err != nil {
+			if err := equal(fmt.Sprintf("round %d, rank %d", round, r), all[r],
+				pattern(len(all[r]), round, r)); err != nil {
 				return err
 			}
 		}
@@ -257,7 +265,8 @@ func sendReceive(ctx context.Context, link xpu.Link) error {
 			if err := link.Recv(ctx, from, data); err != nil {
 				return err
 			}
-			if err := equal(fmt.Sprintf("message %d of %d", i, messages), data, pattern(length+i, round, i, from)); err != nil {
+			if err := equal(fmt.Sprintf("message %d of %d", i, messages), data,
+				pattern(length+i, round, i, from)); err != nil {
 				return err
 			}
 		}
@@ -399,7 +408,10 @@ func groupsAtOnce(ctx context.Context, link xpu.Link) error {
 			comm := xpu.NewComm(part)
 			x := make([]float32, 30_000+g)
 			for round := range 10 {
-				if errs[g] = exchange(ctx, part, round, func(from, to int) int { return 1000*g + 100*from + to }); errs[g] != nil {
+				if errs[g] = exchange(ctx, part, round, func(from, to int) int {
+					return 1000*g + 100*from +
+						to
+				}); errs[g] != nil {
 					return
 				}
 				for i := range x {
@@ -410,7 +422,8 @@ func groupsAtOnce(ctx context.Context, link xpu.Link) error {
 				}
 				n := part.Size()
 				if want := float32(n*(g+round) + n*(n-1)/2); x[0] != want || x[len(x)-1] != want {
-					errs[g] = fmt.Errorf("group %d, round %d: sums %v and %v, not %v", g, round, x[0], x[len(x)-1], want)
+					errs[g] = fmt.Errorf("group %d, round %d: sums %v and %v, not %v", g, round, x[0], x[len(x)-1],
+						want)
 					return
 				}
 				if g == 0 {
@@ -426,8 +439,10 @@ func groupsAtOnce(ctx context.Context, link xpu.Link) error {
 func elementTypes(ctx context.Context, link xpu.Link) error {
 	c := xpu.NewComm(link)
 	return errors.Join(
-		elements[uint8](ctx, c), elements[uint16](ctx, c), elements[int32](ctx, c), elements[uint32](ctx, c), elements[int64](ctx, c),
-		elements[uint64](ctx, c), elements[float32](ctx, c), elements[float64](ctx, c), numbers[int64](ctx, c), numbers[float32](ctx, c),
+		elements[uint8](ctx, c), elements[uint16](ctx, c), elements[int32](ctx, c), elements[uint32](ctx,
+			c), elements[int64](ctx, c),
+		elements[uint64](ctx, c), elements[float32](ctx, c), elements[float64](ctx, c), numbers[int64](ctx,
+			c), numbers[float32](ctx, c),
 		numbers[float64](ctx, c),
 	)
 }
@@ -508,12 +523,14 @@ func numbers[N xpu.Number](ctx context.Context, c *xpu.Comm) error {
 	return nil
 }
 
-// terms is what a rank adds: numbers of very different sizes, so that every order of additions has its own bits.
+// terms is what a rank adds: numbers of very different sizes, so that every order of additions has
+// its own bits.
 func terms(rank, n int) []float32 {
 	random := rand.New(rand.NewPCG(uint64(rank), 3))
 	x := make([]float32, n)
 	for i := range x {
-		x[i] = math.Float32frombits(random.Uint32()&(1<<31|31<<23|1<<23-1) + 100<<23) // of either sign, between 2^-27 and 2^5
+		// of either sign, between 2^-27 and 2^5
+		x[i] = math.Float32frombits(random.Uint32()&(1<<31|31<<23|1<<23-1) + 100<<23)
 	}
 	return x
 }
@@ -544,7 +561,8 @@ func sums(size, inner, n int) []float32 {
 func sameBits(what string, got, want []float32) error {
 	for i := range want {
 		if math.Float32bits(got[i]) != math.Float32bits(want[i]) {
-			return fmt.Errorf("%s: element %d of %d is %x, not %x", what, i, len(want), math.Float32bits(got[i]), math.Float32bits(want[i]))
+			return fmt.Errorf("%s: element %d of %d is %x, not %x", what, i, len(want), math.Float32bits(got[i]),
+				math.Float32bits(want[i]))
 		}
 	}
 	return nil
@@ -589,7 +607,8 @@ func orderOfSums(ctx context.Context, link xpu.Link) error {
 			if err := xpu.AllGather(ctx, c, x, bounds); err != nil {
 				return err
 			}
-			if err := sameBits(what+": all-gather", x[bounds[0]:bounds[size]], want[bounds[0]:bounds[size]]); err != nil {
+			if err := sameBits(what+": all-gather", x[bounds[0]:bounds[size]],
+				want[bounds[0]:bounds[size]]); err != nil {
 				return err
 			}
 		}
@@ -692,7 +711,8 @@ func traffic(ctx context.Context, link xpu.Link) error {
 	}
 	err := errors.Join(
 		xpu.AllReduce(ctx, c, x), xpu.ReduceScatter(ctx, c, x, even), xpu.AllGather(ctx, c, x, even),
-		xpu.AllToAll(ctx, c, x, ragged, make([]float32, back[n]), back), xpu.Broadcast(ctx, c, 0, x), xpu.Broadcast(ctx, c, 0, x),
+		xpu.AllToAll(ctx, c, x, ragged, make([]float32, back[n]), back), xpu.Broadcast(ctx, c, 0, x), xpu.Broadcast(ctx,
+			c, 0, x),
 		c.Barrier(ctx),
 	)
 	if err != nil {
@@ -706,7 +726,8 @@ func traffic(ctx context.Context, link xpu.Link) error {
 	}
 	for i, got := range c.Traffic() {
 		if got != want[i] {
-			return fmt.Errorf("%v: %d calls and %d bytes, not %d and %d", got.Operation, got.Calls, got.Bytes, want[i].Calls, want[i].Bytes)
+			return fmt.Errorf("%v: %d calls and %d bytes, not %d and %d", got.Operation, got.Calls, got.Bytes,
+				want[i].Calls, want[i].Bytes)
 		}
 	}
 	c.ResetTraffic()
@@ -733,7 +754,8 @@ func cmpNil(err error) error {
 	return err
 }
 
-// leaves: the last rank leaves; all others wait for it and hear so, also in groups that were split off, and whenever they ask again.
+// leaves: the last rank leaves; all others wait for it and hear so, also in groups that were split
+// off, and whenever they ask again.
 func leaves(ctx context.Context, link xpu.Link) error {
 	n, rank := link.Size(), link.Rank()
 	part, err := link.Split(ctx, 0, 0)
@@ -741,7 +763,8 @@ func leaves(ctx context.Context, link xpu.Link) error {
 		return err
 	}
 	if rank == n-1 {
-		// Not before the others have their groups: the first who hears of the leaving ends the group for all.
+		// Not before the others have their groups: the first who hears of the leaving ends the
+		// group for all.
 		for r := range n - 1 {
 			if err := link.Recv(ctx, r, make([]byte, 1)); err != nil {
 				return err
@@ -785,7 +808,8 @@ func leavesAfterSend(ctx context.Context, link xpu.Link) error {
 			return err
 		}
 	}
-	// The first who hears of the leaving ends the group for all: not before the others have what was sent.
+	// The first who hears of the leaving ends the group for all: not before the others have what
+	// was sent.
 	if rank > 0 {
 		return link.Send(ctx, 0, make([]byte, 1))
 	}
@@ -862,7 +886,8 @@ func doneBeforehand(ctx context.Context, link xpu.Link) error {
 	return nil
 }
 
-// doneAfterFailure: a rank that knows why the group has failed says so, even if its context is done, too.
+// doneAfterFailure: a rank that knows why the group has failed says so, even if its context is
+// done, too.
 func doneAfterFailure(ctx context.Context, link xpu.Link) error {
 	n, rank := link.Size(), link.Rank()
 	if n == 1 {
@@ -881,7 +906,8 @@ func doneAfterFailure(ctx context.Context, link xpu.Link) error {
 	}
 	for range 20 { // a choice between the two by chance would show
 		for name, err := range map[string]error{
-			"barrier": link.Barrier(done), "receive": link.Recv(done, n-1, make([]byte, 1)), "send": link.Send(done, n-1, make([]byte, 1)),
+			"barrier": link.Barrier(done), "receive": link.Recv(done, n-1, make([]byte, 1)), "send": link.Send(done,
+				n-1, make([]byte, 1)),
 		} {
 			if err := lost(err); err != nil {
 				return fmt.Errorf("%s: %w", name, err)

@@ -12,7 +12,8 @@ import (
 	"mula/xpu"
 )
 
-// New returns the links of a group of the given size, one for each rank. Each is for a goroutine of its own.
+// New returns the links of a group of the given size, one for each rank. Each is for a goroutine of
+// its own.
 func New(size int) []xpu.Link {
 	if size < 1 {
 		panic(fmt.Sprintf("local: a group of %d ranks", size))
@@ -42,8 +43,9 @@ type group struct {
 	boxes   []box   // [from·size + to]
 }
 
-// An offer is what a rank shows the others, in memory that is its caller's. Those that look hold the lock for reading as long as they copy. A rank
-// that gives up in the middle of an exchange takes its offer back before it returns, since its caller may write to that memory then.
+// An offer is what a rank shows the others, in memory that is its caller's. Those that look hold
+// the lock for reading as long as they copy. A rank that gives up in the middle of an exchange
+// takes its offer back before it returns, since its caller may write to that memory then.
 type offer struct {
 	mu sync.RWMutex
 	content
@@ -68,8 +70,9 @@ type box struct {
 
 func newGroup(size int) *group {
 	g := &group{
-		size: size, open: make([]chan struct{}, size), gone: make(chan struct{}), failed: make(chan struct{}), brought: make([]offer, size),
-		boxes: make([]box, size*size),
+		size: size, open: make([]chan struct{}, size), gone: make(chan struct{}), failed: make(chan struct{}),
+		brought: make([]offer, size),
+		boxes:   make([]box, size*size),
 	}
 	for r := range g.open {
 		g.open[r] = make(chan struct{}, 1)
@@ -80,8 +83,9 @@ func newGroup(size int) *group {
 	return g
 }
 
-// end makes the group, and all that were split off, unable to meet again. Its error is the first one's. After a failure, rather than a rank
-// that just leaves, nobody receives anything any more, either.
+// end makes the group, and all that were split off, unable to meet again. Its error is the first
+// one's. After a failure, rather than a rank that just leaves, nobody receives anything any more,
+// either.
 func (g *group) end(err error, failure bool) error {
 	g.mu.Lock()
 	if g.err == nil {
@@ -161,7 +165,8 @@ func (l *link) meet(ctx context.Context) error {
 	}
 }
 
-// show makes c what this rank offers. It waits for those that still copy from what it offered before.
+// show makes c what this rank offers. It waits for those that still copy from what it offered
+// before.
 func (l *link) show(c content) {
 	o := &l.brought[l.rank]
 	o.mu.Lock()
@@ -169,7 +174,8 @@ func (l *link) show(c content) {
 	o.content = c
 }
 
-// look lets take see what a rank offers, behind the gate. It is an error if that rank has given up since.
+// look lets take see what a rank offers, behind the gate. It is an error if that rank has given up
+// since.
 func (l *link) look(from int, take func(c *content) error) error {
 	o := &l.brought[from]
 	o.mu.RLock()
@@ -180,8 +186,8 @@ func (l *link) look(from int, take func(c *content) error) error {
 	return take(&o.content)
 }
 
-// exchange shows the others what this rank has brought, runs take when all can be seen, and returns when all have taken, or when none will
-// look any more.
+// exchange shows the others what this rank has brought, runs take when all can be seen, and returns
+// when all have taken, or when none will look any more.
 func (l *link) exchange(ctx context.Context, c content, take func(from int, c *content) error) (err error) {
 	l.show(c)
 	defer func() {
@@ -242,7 +248,8 @@ func (l *link) confused(from int) error {
 
 func (l *link) copy(dst, src []byte, from int) error {
 	if len(dst) != len(src) {
-		return fmt.Errorf("local: rank %d sends %d bytes to rank %d, which expects %d", from, len(src), l.rank, len(dst))
+		return fmt.Errorf("local: rank %d sends %d bytes to rank %d, which expects %d", from, len(src), l.rank,
+			len(dst))
 	}
 	if unsafe.SliceData(dst) != unsafe.SliceData(src) { // else others may be reading it
 		copy(dst, src)

@@ -20,8 +20,8 @@ func TestLinks(t *testing.T) {
 	}
 }
 
-// A rank that gives up in the middle of an exchange has its buffers for itself when the call returns, although others were copying from them: the race
-// detector sees it otherwise.
+// A rank that gives up in the middle of an exchange has its buffers for itself when the call
+// returns, although others were copying from them: the race detector sees it otherwise.
 func TestGiveUp(t *testing.T) {
 	const size, rounds, large, small = 3, 40, 1 << 20, 16
 	random := rand.New(rand.NewPCG(1, 2))

@@ -24,8 +24,9 @@ const (
 	maxText        = 8192   // most bytes of MPI_Get_library_version and MPI_Error_string
 )
 
-// A library is an opened MPI library: its functions, and what differs between the ABIs. Everything that the library is given an address of is
-// an uintptr: MPI uses small numbers in the place of addresses, which Go may not hold in a pointer.
+// A library is an opened MPI library: its functions, and what differs between the ABIs. Everything
+// that the library is given an address of is an uintptr: MPI uses small numbers in the place of
+// addresses, which Go may not hold in a pointer.
 type library struct {
 	path        string
 	openMPI     bool
@@ -41,17 +42,19 @@ type library struct {
 
 	errorsReturn handle
 
-	initThread       func(argc, argv uintptr, required int32, provided uintptr) int32
-	finalize         func() int32
-	libraryVersion   func(text, length uintptr) int32
-	errorString      func(code int32, text, length uintptr) int32
-	setErrorHandler  func(comm, errhandler handle) int32
-	commRank         func(comm handle, rank uintptr) int32
-	commSize         func(comm handle, size uintptr) int32
-	commSplit        func(comm handle, color, key int32, out uintptr) int32
-	isend            func(data uintptr, count int32, datatype handle, to, tag int32, comm handle, request uintptr) int32
-	irecv            func(data uintptr, count int32, datatype handle, from, tag int32, comm handle, request uintptr) int32
-	recv             func(data uintptr, count int32, datatype handle, from, tag int32, comm handle, status uintptr) int32
+	initThread      func(argc, argv uintptr, required int32, provided uintptr) int32
+	finalize        func() int32
+	libraryVersion  func(text, length uintptr) int32
+	errorString     func(code int32, text, length uintptr) int32
+	setErrorHandler func(comm, errhandler handle) int32
+	commRank        func(comm handle, rank uintptr) int32
+	commSize        func(comm handle, size uintptr) int32
+	commSplit       func(comm handle, color, key int32, out uintptr) int32
+	isend           func(data uintptr, count int32, datatype handle, to, tag int32, comm handle, request uintptr) int32
+	irecv           func(data uintptr, count int32, datatype handle, from, tag int32, comm handle,
+		request uintptr) int32
+	recv func(data uintptr, count int32, datatype handle, from, tag int32, comm handle,
+		status uintptr) int32
 	iallreduce       func(send, recv uintptr, count int32, datatype, op, comm handle, request uintptr) int32
 	testSome         func(count int32, requests, done, indices, statuses uintptr) int32
 	cancel           func(request uintptr) int32
@@ -61,7 +64,8 @@ type library struct {
 	statusErrorByte  int // where MPI_ERROR is
 }
 
-// open finds and opens the library. Its symbols are global, because what it loads itself (of Open MPI, its components) looks for them.
+// open finds and opens the library. Its symbols are global, because what it loads itself (of Open
+// MPI, its components) looks for them.
 func open() (*library, error) {
 	names := []string{"libmpi.so.12", "libmpich.so.12", "libmpi.so.40", "libmpi.so"}
 	if os.Getenv("OMPI_COMM_WORLD_SIZE") != "" {
@@ -117,9 +121,12 @@ func bind(file *sharedlib.Library) (*library, error) {
 		f    any
 	}{
 		{"MPI_Init_thread", &l.initThread}, {"MPI_Finalize", &l.finalize},
-		{"MPI_Get_library_version", &l.libraryVersion}, {"MPI_Error_string", &l.errorString}, {"MPI_Comm_set_errhandler", &l.setErrorHandler},
-		{"MPI_Comm_rank", &l.commRank}, {"MPI_Comm_size", &l.commSize}, {"MPI_Comm_split", &l.commSplit}, {"MPI_Isend", &l.isend},
-		{"MPI_Irecv", &l.irecv}, {"MPI_Recv", &l.recv}, {"MPI_Iallreduce", &l.iallreduce}, {"MPI_Testsome", &l.testSome},
+		{"MPI_Get_library_version", &l.libraryVersion}, {"MPI_Error_string", &l.errorString},
+		{"MPI_Comm_set_errhandler", &l.setErrorHandler},
+		{"MPI_Comm_rank", &l.commRank}, {"MPI_Comm_size", &l.commSize}, {"MPI_Comm_split", &l.commSplit}, {"MPI_Isend",
+			&l.isend},
+		{"MPI_Irecv", &l.irecv}, {"MPI_Recv", &l.recv}, {"MPI_Iallreduce", &l.iallreduce}, {"MPI_Testsome",
+			&l.testSome},
 		{"MPI_Cancel", &l.cancel}, {"MPI_Iprobe", &l.iprobe}, {"MPI_Get_count", &l.getCount},
 	} {
 		address, err := file.Symbol(function.name)
@@ -146,7 +153,8 @@ func (l *library) check(code int32, what string) error {
 // version is what the library calls itself, as in "Open MPI 4.1.4".
 func (l *library) version() (string, error) {
 	r := newResults()
-	if err := l.check(l.libraryVersion(r.address(&r.text[0]), r.address(&r.number)), "MPI_Get_library_version"); err != nil {
+	if err := l.check(l.libraryVersion(r.address(&r.text[0]), r.address(&r.number)),
+		"MPI_Get_library_version"); err != nil {
 		return "", err
 	}
 	line, _, _ := strings.Cut(r.string(), "\n")
@@ -163,7 +171,8 @@ func (l *library) version() (string, error) {
 	return strings.Join(words, " "), nil
 }
 
-// Results is memory that the library writes to. It is not on a stack, which may move while the library has its address.
+// Results is memory that the library writes to. It is not on a stack, which may move while the
+// library has its address.
 type results struct {
 	text   [maxText]byte
 	number int32

@@ -26,11 +26,13 @@ const (
 	tagData   = 1
 	tagNotice = 2
 
-	// farewellTime is how long the end of MPI waits for what nobody waits for, and an abandoned call for its operations.
+	// farewellTime is how long the end of MPI waits for what nobody waits for, and an abandoned
+	// call for its operations.
 	farewellTime = 5 * time.Second
 )
 
-// A notice tells another rank that this one is no longer with it, and on leaving how many messages the two have had.
+// A notice tells another rank that this one is no longer with it, and on leaving how many messages
+// the two have had.
 //
 //	kind uint8 | 7 zeros | sent uint64 | pulled uint64 | sums uint64 | text
 const (
@@ -89,12 +91,13 @@ const (
 	summing
 )
 
-// A departure is what a rank has said on leaving: how many messages it has sent to this rank, and taken from it, and how many sums it has taken
-// part in.
+// A departure is what a rank has said on leaving: how many messages it has sent to this rank, and
+// taken from it, and how many sums it has taken part in.
 type departure struct{ sent, pulled, sums uint64 }
 
 func newLink(p *process, comm handle, rank, size int) *link {
-	l := &link{process: p, comm: comm, world: comm == p.world, sent: make([]uint64, size), pulled: make([]uint64, size), left: make([]*departure, size)}
+	l := &link{process: p, comm: comm, world: comm == p.world, sent: make([]uint64, size), pulled: make([]uint64, size),
+		left: make([]*departure, size)}
 	l.Group = pairwise.NewGroup("mpi", rank, size, l)
 	return l
 }
@@ -149,7 +152,8 @@ func (p *process) post(comm handle, to, tag int, data []byte) error {
 	if len(data) > 0 {
 		s.pin.Pin(&data[0])
 	}
-	if err := p.check(p.isend(addressOf(data), int32(len(data)), p.bytes, int32(to), int32(tag), comm, uintptr(unsafe.Pointer(&s.request))), "MPI_Isend"); err != nil {
+	if err := p.check(p.isend(addressOf(data), int32(len(data)), p.bytes, int32(to), int32(tag), comm,
+		uintptr(unsafe.Pointer(&s.request))), "MPI_Isend"); err != nil {
 		s.pin.Unpin()
 		return err
 	}
@@ -180,7 +184,8 @@ type single struct {
 // test says whether it has ended, whatever the end.
 func (s *single) test() bool {
 	at := func(p *int32) uintptr { return uintptr(unsafe.Pointer(p)) }
-	code := s.process.testSome(1, uintptr(unsafe.Pointer(&s.request)), at(&s.done), at(&s.index), uintptr(unsafe.Pointer(&s.status)))
+	code := s.process.testSome(1, uintptr(unsafe.Pointer(&s.request)), at(&s.done), at(&s.index),
+		uintptr(unsafe.Pointer(&s.status)))
 	if code == 0 && s.done == 0 {
 		return false
 	}
@@ -286,7 +291,8 @@ func (l *link) test() error {
 	if len(l.indices) < n {
 		l.indices, l.statuses = make([]int32, n), make([]byte, n*p.statusBytes)
 	}
-	code := p.testSome(int32(n), addressOf(l.requests), uintptr(unsafe.Pointer(&l.done)), uintptr(unsafe.Pointer(&l.indices[0])), addressOf(l.statuses))
+	code := p.testSome(int32(n), addressOf(l.requests), uintptr(unsafe.Pointer(&l.done)),
+		uintptr(unsafe.Pointer(&l.indices[0])), addressOf(l.statuses))
 	if l.done == undefined {
 		l.active = 0
 		return p.check(code, "MPI_Testsome")
@@ -302,7 +308,8 @@ func (l *link) test() error {
 			err = p.check(int32(binary.NativeEndian.Uint32(status[p.statusErrorByte:])), "a message")
 		}
 		if err == nil && m.kind == receiving {
-			if err = p.check(p.getCount(addressOf(status), p.bytes, uintptr(unsafe.Pointer(&l.flag))), "MPI_Get_count"); err == nil && int(l.flag) != len(m.data) {
+			if err = p.check(p.getCount(addressOf(status), p.bytes, uintptr(unsafe.Pointer(&l.flag))),
+				"MPI_Get_count"); err == nil && int(l.flag) != len(m.data) {
 				err = fmt.Errorf("%d bytes come", l.flag)
 			}
 		}
@@ -333,11 +340,13 @@ func (l *link) listen() error {
 			break
 		}
 		from := int(int32(binary.NativeEndian.Uint32(l.status[p.statusSourceByte:])))
-		if err := p.check(p.recv(addressOf(l.notice[:]), noticeBytes, p.bytes, int32(from), tagNotice, l.comm, p.ignore), "MPI_Recv"); err != nil {
+		if err := p.check(p.recv(addressOf(l.notice[:]), noticeBytes, p.bytes, int32(from), tagNotice, l.comm,
+			p.ignore), "MPI_Recv"); err != nil {
 			return err
 		}
 		if l.notice[0] == noticeFailure {
-			return fmt.Errorf("mpi: rank %d gave up: %s: %w", from, strings.TrimRight(string(l.notice[noticeHead:]), "\x00"), xpu.ErrPeerLost)
+			return fmt.Errorf("mpi: rank %d gave up: %s: %w", from, strings.TrimRight(string(l.notice[noticeHead:]),
+				"\x00"), xpu.ErrPeerLost)
 		}
 		number := func(at int) uint64 { return binary.LittleEndian.Uint64(l.notice[at:]) }
 		l.left[from] = &departure{number(8), number(16), number(24)}
@@ -345,7 +354,8 @@ func (l *link) listen() error {
 	// What a rank has sent before it left still comes, and what it has taken still goes.
 	for r, d := range l.left {
 		for _, m := range l.pieces {
-			if d != nil && m.live && (m.kind == summing && m.nth > d.sums || m.peer == r && (m.kind == sending && m.nth > d.pulled || m.kind == receiving && m.nth > d.sent)) {
+			if d != nil && m.live && (m.kind == summing && m.nth > d.sums || m.peer == r &&
+				(m.kind == sending && m.nth > d.pulled || m.kind == receiving && m.nth > d.sent)) {
 				return fmt.Errorf("mpi: rank %d has left: %w", r, xpu.ErrPeerLost)
 			}
 		}
@@ -353,8 +363,8 @@ func (l *link) listen() error {
 	return nil
 }
 
-// abandon ends what can be ended of the call in progress. The library may still read and write the rest, which stays pinned, and MPI cannot be
-// ended in order any more.
+// abandon ends what can be ended of the call in progress. The library may still read and write the
+// rest, which stays pinned, and MPI cannot be ended in order any more.
 func (l *link) abandon() {
 	p := l.process
 	for i, m := range l.pieces {
@@ -364,7 +374,8 @@ func (l *link) abandon() {
 	}
 	for pause := newPause(); l.active > 0 && !pause.longerThan(farewellTime); pause.wait() {
 		l.test()
-		if !slices.ContainsFunc(l.pieces, func(m piece) bool { return m.live && m.kind == receiving }) && pause.longerThan(farewellTime/50) {
+		if !slices.ContainsFunc(l.pieces, func(m piece) bool { return m.live && m.kind == receiving }) &&
+			pause.longerThan(farewellTime/50) {
 			break
 		}
 	}
@@ -431,7 +442,8 @@ func (l *link) Split(ctx context.Context, color, key int) (xpu.Link, error) {
 	if err != nil {
 		return nil, err
 	}
-	// MPI's own call cannot be ended, but now all ranks are on their way to it. Their colors and keys may be larger than MPI's.
+	// MPI's own call cannot be ended, but now all ranks are on their way to it. Their colors and
+	// keys may be larger than MPI's.
 	var members []int
 	for r := range colors {
 		if colors[r] == color {
@@ -496,7 +508,8 @@ func (l *link) Close() error {
 	return err
 }
 
-// farewell takes the last notices of the other ranks, in all groups, before MPI is ended: UCX warns of every message that is left over then.
+// farewell takes the last notices of the other ranks, in all groups, before MPI is ended: UCX warns
+// of every message that is left over then.
 func (l *link) farewell() {
 	missing := func() bool {
 		for r, d := range l.left {
@@ -526,7 +539,8 @@ func (l *link) clear() {
 	}
 }
 
-// A pause is what lies between two questions for the end of something: at first nothing, then the processor for those who want it, then sleep.
+// A pause is what lies between two questions for the end of something: at first nothing, then the
+// processor for those who want it, then sleep.
 type pause struct {
 	n     int
 	since time.Time

@@ -27,8 +27,9 @@ type process struct {
 
 var begun atomic.Bool
 
-// Init returns the link of this process in the world of its mpiexec. It can be called once. Closing the link ends MPI, and returns when all ranks
-// do so; a rank that ends without it ends the whole job. A done ctx ends it before MPI is begun, not while MPI waits for other ranks.
+// Init returns the link of this process in the world of its mpiexec. It can be called once. Closing
+// the link ends MPI, and returns when all ranks do so; a rank that ends without it ends the whole
+// job. A done ctx ends it before MPI is begun, not while MPI waits for other ranks.
 func Init(ctx context.Context) (xpu.Link, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -71,7 +72,8 @@ func (p *process) begin() error {
 		return err
 	}
 	if r.number < threadMultiple {
-		return fmt.Errorf("mpi: %s (%s) grants thread level %d, not MPI_THREAD_MULTIPLE: it was built or is set up without threads", p.name, p.path, r.number)
+		return fmt.Errorf("mpi: %s (%s) grants thread level %d, not MPI_THREAD_MULTIPLE: it was built or is set up "+
+			"without threads", p.name, p.path, r.number)
 	}
 	if err := p.check(p.setErrorHandler(p.world, p.errorsReturn), "MPI_Comm_set_errhandler"); err != nil {
 		return err
@@ -84,11 +86,13 @@ func (p *process) begin() error {
 			continue
 		}
 		if n, err := strconv.Atoi(os.Getenv(l.Size)); l.Size != "" && err == nil && n != int(r.number) {
-			return fmt.Errorf("mpi: this is one of %d processes (%s), but %s (%s) sees a world of %d: name the library of this mpiexec in %s",
+			return fmt.Errorf("mpi: this is one of %d processes (%s), but %s (%s) sees a world of %d: name the "+
+				"library of this mpiexec in %s",
 				n, l.Size, p.name, p.path, r.number, LibraryVariable)
 		}
 		if n, err := strconv.Atoi(os.Getenv(l.Rank)); err == nil && n > 0 && r.number == 1 {
-			return fmt.Errorf("mpi: %s has started this process as rank %d (%s), but %s (%s) sees a world of 1: name the MPI library of %s in %s",
+			return fmt.Errorf("mpi: %s has started this process as rank %d (%s), but %s (%s) sees a world of 1: "+
+				"name the MPI library of %s in %s",
 				l.Name, n, l.Rank, p.name, p.path, l.Name, LibraryVariable)
 		}
 	}

@@ -148,7 +148,8 @@ func TestDeath(t *testing.T) {
 func TestMissingLibrary(t *testing.T) {
 	t.Setenv(LibraryVariable, "/nowhere/libmpi.so")
 	_, err := open()
-	if err == nil || !strings.Contains(err.Error(), "/nowhere/libmpi.so") || !strings.Contains(err.Error(), LibraryVariable) {
+	if err == nil || !strings.Contains(err.Error(), "/nowhere/libmpi.so") ||
+		!strings.Contains(err.Error(), LibraryVariable) {
 		t.Errorf("error %v", err)
 	}
 	t.Setenv(LibraryVariable, "libc.so.6")
@@ -176,7 +177,8 @@ func TestLaunched(t *testing.T) {
 
 var _ xpu.Summer = (*link)(nil)
 
-// BenchmarkAllReduce shows the median of nine rounds, in ns, for each mpiexec, in the fixed order of sums and by MPI's own all-reduce.
+// BenchmarkAllReduce shows the median of nine rounds, in ns, for each mpiexec, in the fixed order
+// of sums and by MPI's own all-reduce.
 func BenchmarkAllReduce(b *testing.B) {
 	for _, m := range mpiexecs {
 		for _, ranks := range []int{2, 4} {

@@ -12,5 +12,6 @@ import (
 
 // Init returns an error: MPI libraries are used on Linux only, on amd64 and arm64.
 func Init(context.Context) (xpu.Link, error) {
-	return nil, fmt.Errorf("mpi: not on %s/%s, only on Linux with amd64 or arm64; link ranks by tcp", runtime.GOOS, runtime.GOARCH)
+	return nil, fmt.Errorf("mpi: not on %s/%s, only on Linux with amd64 or arm64; link ranks by tcp", runtime.GOOS,
+		runtime.GOARCH)
 }

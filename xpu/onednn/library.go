@@ -30,7 +30,8 @@ const (
 // locationVariable names the library's file.
 const locationVariable = "MULA_ONEDNN_LIB"
 
-// library is an opened oneDNN with its tiles. It is shared by all devices of a process and is never closed.
+// library is an opened oneDNN with its tiles. It is shared by all devices of a process and is never
+// closed.
 type library struct {
 	version string
 	major   int
@@ -48,10 +49,14 @@ type library struct {
 
 // functions are those that both versions have; the others are of one of them.
 var functions = map[int][]string{
-	0: {"dnnl_engine_create", "dnnl_stream_create", "dnnl_primitive_attr_create", "dnnl_primitive_attr_destroy", "dnnl_primitive_attr_set_post_ops",
-		"dnnl_primitive_attr_set_scratchpad_mode", "dnnl_post_ops_create", "dnnl_post_ops_destroy", "dnnl_post_ops_append_sum", "dnnl_primitive_create",
-		"dnnl_primitive_desc_destroy", "dnnl_primitive_desc_query", "dnnl_primitive_desc_query_md", "dnnl_memory_create", "dnnl_memory_destroy",
-		"dnnl_memory_desc_get_size", "dnnl_get_effective_cpu_isa", "dnnl_memory_set_data_handle", "dnnl_primitive_execute", "dnnl_primitive_destroy"},
+	0: {"dnnl_engine_create", "dnnl_stream_create", "dnnl_primitive_attr_create", "dnnl_primitive_attr_destroy",
+		"dnnl_primitive_attr_set_post_ops",
+		"dnnl_primitive_attr_set_scratchpad_mode", "dnnl_post_ops_create", "dnnl_post_ops_destroy",
+		"dnnl_post_ops_append_sum", "dnnl_primitive_create",
+		"dnnl_primitive_desc_destroy", "dnnl_primitive_desc_query", "dnnl_primitive_desc_query_md",
+		"dnnl_memory_create", "dnnl_memory_destroy",
+		"dnnl_memory_desc_get_size", "dnnl_get_effective_cpu_isa", "dnnl_memory_set_data_handle",
+		"dnnl_primitive_execute", "dnnl_primitive_destroy"},
 	2: {"dnnl_memory_desc_init_by_strides", "dnnl_matmul_desc_init", "dnnl_primitive_desc_create"},
 	3: {"dnnl_memory_desc_create_with_strides", "dnnl_matmul_primitive_desc_create"},
 }
@@ -88,7 +93,8 @@ func open() (*library, error) {
 		if named == "" {
 			where = "name its file in " + locationVariable + ", or install it (Debian and Ubuntu: libdnnl2 or libdnnl3)"
 		}
-		return nil, fmt.Errorf("onednn: no oneDNN library was found: %s could not be opened (%w); %s. The device cpu needs no library",
+		return nil, fmt.Errorf("onednn: no oneDNN library was found: %s could not be opened (%w); %s. The device "+
+			"cpu needs no library",
 			strings.Join(search().Candidates(), " and "), err, where)
 	}
 	l, err := load(file)
@@ -99,7 +105,8 @@ func open() (*library, error) {
 	return l, nil
 }
 
-// oneThread sets the number of threads that OpenMP reads from the environment when it is loaded. Go's own environment is not the one that C sees.
+// oneThread sets the number of threads that OpenMP reads from the environment when it is loaded.
+// Go's own environment is not the one that C sees.
 func oneThread() error {
 	setenv, err := sharedlib.Loaded.Symbol("setenv")
 	if err != nil {
@@ -110,9 +117,11 @@ func oneThread() error {
 	return nil
 }
 
-// load looks up what is needed, and refuses libraries whose work cannot be kept to the calling thread.
+// load looks up what is needed, and refuses libraries whose work cannot be kept to the calling
+// thread.
 func load(file *sharedlib.Library) (*library, error) {
-	l := &library{symbols: map[string]uintptr{}, primitives: map[shape]*primitive{}, references: map[reference][probes][probes]float32{}}
+	l := &library{symbols: map[string]uintptr{}, primitives: map[shape]*primitive{},
+		references: map[reference][probes][probes]float32{}}
 	lookUp := func(names ...string) error {
 		for _, name := range names {
 			address, err := file.Symbol(name)
@@ -146,11 +155,13 @@ func load(file *sharedlib.Library) (*library, error) {
 		// A thread of OpenMP of its own for each of the device's would make them many too many.
 		if threads, err := file.Symbol("omp_get_max_threads"); err == nil {
 			if n, _, _ := purego.SyscallN(threads); int32(n) != 1 {
-				return nil, fmt.Errorf("OpenMP was loaded before it and has %d threads; start mula with OMP_NUM_THREADS=1", int32(n))
+				return nil, fmt.Errorf("OpenMP was loaded before it and has %d threads; start mula with "+
+					"OMP_NUM_THREADS=1", int32(n))
 			}
 		}
 	default:
-		return nil, fmt.Errorf("version %s was built for another kind of threads (cpu_runtime %d) than mula can hold to one; a build for OpenMP or for one thread is needed",
+		return nil, fmt.Errorf("version %s was built for another kind of threads (cpu_runtime %d) than mula can "+
+			"hold to one; a build for OpenMP or for one thread is needed",
 			l.version, version.cpuRuntime)
 	}
 	purego.RegisterFunc(&l.sum, l.symbols["dnnl_post_ops_append_sum"])
@@ -170,7 +181,8 @@ type statusError struct {
 }
 
 func (e *statusError) Error() string {
-	meaning := map[int32]string{1: "out of memory", 2: "invalid arguments", statusUnimplemented: "not implemented", 5: "runtime error"}[e.status]
+	meaning := map[int32]string{1: "out of memory", 2: "invalid arguments", statusUnimplemented: "not implemented",
+		5: "runtime error"}[e.status]
 	if meaning == "" {
 		meaning = "unknown"
 	}

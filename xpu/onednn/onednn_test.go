@@ -29,7 +29,8 @@ func device(t testing.TB, threads int, precision xpu.Precision) *Device {
 	return d
 }
 
-// devices makes devices of both precisions with 1 and 3 threads, and such whose library may use no tile but the whole one.
+// devices makes devices of both precisions with 1 and 3 threads, and such whose library may use no
+// tile but the whole one.
 func devices(t testing.TB) (all []*Device) {
 	for _, precision := range []xpu.Precision{xpu.FP32, xpu.BF16} {
 		all = append(all, device(t, 1, precision), device(t, 3, precision))
@@ -40,8 +41,10 @@ func devices(t testing.TB) (all []*Device) {
 
 // whole is a device that finds every tile but the whole one in disagreement with it.
 func whole(d *Device) *Device {
-	l := &library{version: d.library.version, major: d.library.major, engine: d.library.engine, symbols: d.library.symbols, sum: d.library.sum,
-		execute: d.library.execute, handle: d.library.handle, primitives: map[shape]*primitive{}, references: map[reference][probes][probes]float32{}}
+	l := &library{version: d.library.version, major: d.library.major, engine: d.library.engine,
+		symbols: d.library.symbols, sum: d.library.sum,
+		execute: d.library.execute, handle: d.library.handle, primitives: map[shape]*primitive{},
+		references: map[reference][probes][probes]float32{}}
 	for s, p := range d.library.primitives {
 		if s == full(s.dataType, s.k) {
 			l.primitives[s] = p
@@ -85,7 +88,8 @@ func at(x []float32, ld int, trans bool, i, j int) float64 { return float64(x[pl
 
 func TestMatMul(t *testing.T) {
 	all := devices(t)
-	for _, size := range [][3]int{{1, 1, 1}, {1, 64, 300}, {2, 33, 5}, {16, 40, 512}, {256, 256, 32}, {257, 257, 20}, {10, 530, 20}, {33, 20, 550}, {0, 5, 5},
+	for _, size := range [][3]int{{1, 1, 1}, {1, 64, 300}, {2, 33, 5}, {16, 40, 512}, {256, 256, 32}, {257, 257, 20},
+		{10, 530, 20}, {33, 20, 550}, {0, 5, 5},
 		{5, 0, 5}, {5, 5, 0}} {
 		m, n, k := size[0], size[1], size[2]
 		for flags := range 8 {
@@ -114,7 +118,8 @@ func TestMatMul(t *testing.T) {
 					d.MatMul(transA, transB, m, n, k, a, lda, b, ldb, got, ldc, accumulate)
 					for i, w := range want {
 						if !(math.Abs(w-float64(got[i])) < 1e-5) {
-							t.Fatalf("%s: %v, flags %d: c[%d][%d] = %v, want %v", d.Name(), size, flags, i/ldc, i%ldc, got[i], w)
+							t.Fatalf("%s: %v, flags %d: c[%d][%d] = %v, want %v", d.Name(), size, flags, i/ldc, i%ldc,
+								got[i], w)
 						}
 					}
 				}
@@ -123,8 +128,8 @@ func TestMatMul(t *testing.T) {
 	}
 }
 
-// TestSameBits computes products in many ways: one row alone, all rows, in groups, transposed, in pieces of columns, by 1 and 3 threads, and where
-// no tile but the whole one may be used.
+// TestSameBits computes products in many ways: one row alone, all rows, in groups, transposed, in
+// pieces of columns, by 1 and 3 threads, and where no tile but the whole one may be used.
 func TestSameBits(t *testing.T) {
 	all := devices(t)
 	for i, size := range []struct {
@@ -146,7 +151,8 @@ func TestSameBits(t *testing.T) {
 				x[i] *= scale
 			}
 		}
-		for j, v := range []float32{float32(math.NaN()), float32(math.Inf(-1)), math.MaxFloat32, float32(math.Copysign(0, -1)), 0x1p-149} {
+		for j, v := range []float32{float32(math.NaN()), float32(math.Inf(-1)), math.MaxFloat32,
+			float32(math.Copysign(0, -1)), 0x1p-149} {
 			if special {
 				a[j*997%len(a)] = v
 			}
@@ -164,7 +170,8 @@ func TestSameBits(t *testing.T) {
 				}
 				for i := range c {
 					if math.Float32bits(c[i]) != math.Float32bits(want[i]) && (c[i] == c[i] || want[i] == want[i]) {
-						t.Fatalf("%s, room %d, %s: element %d is %x, elsewhere %x", d.Name(), d.space, how, i, c[i], want[i])
+						t.Fatalf("%s, room %d, %s: element %d is %x, elsewhere %x", d.Name(), d.space, how, i, c[i],
+							want[i])
 					}
 				}
 			}
@@ -176,8 +183,14 @@ func TestSameBits(t *testing.T) {
 			same("TN", func(c []float32) { d.MatMul(true, false, m, n, k, at, m, b, n, c, n, accumulate) })
 			same("TT", func(c []float32) { d.MatMul(true, true, m, n, k, at, m, bt, k, c, n, accumulate) })
 			same("grouped", func(c []float32) { d.GroupedMatMul(counts, m, false, n, k, a, bs, c, accumulate) })
-			same("grouped, transposed", func(c []float32) { d.GroupedMatMul(counts, m, true, n, k, a, bts, c, accumulate) })
-			same("weight gradient", func(c []float32) { d.GroupedWeightGrad([]int32{int32(k)}, k, m, n, at, b, c, accumulate) })
+			same("grouped, transposed", func(c []float32) {
+				d.GroupedMatMul(counts, m, true, n, k, a, bts, c,
+					accumulate)
+			})
+			same("weight gradient", func(c []float32) {
+				d.GroupedWeightGrad([]int32{int32(k)}, k, m, n, at, b, c,
+					accumulate)
+			})
 			same("row by row", func(c []float32) {
 				d.Parallel(m, func(i int) { d.MatMul(false, true, 1, n, k, a[i*k:], k, bt, k, c[i*n:], n, accumulate) })
 			})
@@ -246,7 +259,8 @@ func TestDevice(t *testing.T) {
 func TestAgree(t *testing.T) {
 	d := device(t, 1, xpu.FP32)
 	var used, refused int
-	d.MatMul(false, true, 130, 270, 600, uniform(1, 130*600), 600, uniform(2, 270*600), 600, make([]float32, 130*270), 270, true)
+	d.MatMul(false, true, 130, 270, 600, uniform(1, 130*600), 600, uniform(2, 270*600), 600, make([]float32, 130*270),
+		270, true)
 	for _, p := range d.library.primitives {
 		if p == nil {
 			refused++
@@ -295,7 +309,8 @@ func TestShortSlices(t *testing.T) {
 	}
 }
 
-// TestNoAllocation holds the promise that a training step in its steady state allocates nothing here.
+// TestNoAllocation holds the promise that a training step in its steady state allocates nothing
+// here.
 func TestNoAllocation(t *testing.T) {
 	for _, precision := range []xpu.Precision{xpu.FP32, xpu.BF16} {
 		d := device(t, 2, precision)
@@ -321,7 +336,9 @@ func TestAbsent(t *testing.T) {
 	none := filepath.Join(t.TempDir(), "libdnnl.so.3")
 	t.Setenv(locationVariable, none)
 	_, err := New(1, xpu.FP32)
-	if err == nil || !strings.Contains(err.Error(), none) || !strings.Contains(err.Error(), "device cpu needs no library") || !strings.Contains(err.Error(), locationVariable) {
+	if err == nil || !strings.Contains(err.Error(), none) ||
+		!strings.Contains(err.Error(), "device cpu needs no library") ||
+		!strings.Contains(err.Error(), locationVariable) {
 		t.Errorf("the error is %v", err)
 	}
 	c := "libc.so.6"
@@ -339,10 +356,12 @@ func TestName(t *testing.T) {
 	if !strings.HasPrefix(d.Name(), "onednn "+d.library.version) || !strings.HasSuffix(d.Name(), ", bf16, 2 threads") {
 		t.Errorf("the name is %q", d.Name())
 	}
-	if a := d.Arithmetic(); !strings.HasPrefix(a, "onednn "+d.library.version) || !strings.HasSuffix(a, " bf16") || strings.Contains(a, "thread") {
+	if a := d.Arithmetic(); !strings.HasPrefix(a, "onednn "+d.library.version) || !strings.HasSuffix(a, " bf16") ||
+		strings.Contains(a, "thread") {
 		t.Errorf("the arithmetic is %q", a)
 	}
-	if one := device(t, 1, xpu.FP32); !strings.HasSuffix(one.Name(), ", 1 thread") || one.Arithmetic() == d.Arithmetic() {
+	if one := device(t, 1, xpu.FP32); !strings.HasSuffix(one.Name(), ", 1 thread") ||
+		one.Arithmetic() == d.Arithmetic() {
 		t.Errorf("the name is %q, the arithmetic %q", one.Name(), one.Arithmetic())
 	}
 }

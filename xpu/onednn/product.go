@@ -9,17 +9,19 @@ import (
 )
 
 const (
-	// tileRows, tileColumns and blockK bound the tiles that the library is given. blockK and termStep, to multiples of which the last terms are
-	// filled up, decide the bits of every product and must never change.
+	// tileRows, tileColumns and blockK bound the tiles that the library is given. blockK and
+	// termStep, to multiples of which the last terms are filled up, decide the bits of every
+	// product and must never change.
 	tileRows, tileColumns, blockK, termStep = 256, 256, 256, 32
 	// leastRows is the least number of rows that a tile is cut to so that all threads have work.
 	leastRows = 32
-	// smallWork is the number of multiply-adds below which waking a thread costs more than it brings.
+	// smallWork is the number of multiply-adds below which waking a thread costs more than it
+	// brings.
 	smallWork = 1 << 19
 )
 
-// product carries out one call of a method: independent products of matrices, in rounds whose copies of operands have room. It is kept for
-// reuse with its memory.
+// product carries out one call of a method: independent products of matrices, in rounds whose
+// copies of operands have room. It is kept for reuse with its memory.
 type product struct {
 	dev      *Device
 	problems []problem
@@ -27,7 +29,9 @@ type product struct {
 	copies   []int     // those of tiles that are copied
 	pieces   []piece
 	space    []float32
-	copyTile func(int) // copies[i]; kept here, as compute, because a method value made for each call would be an allocation
+	// copies[i]; kept here, as compute, because a method value made for each call would be an
+	// allocation
+	copyTile func(int)
 	compute  func(int) // pieces[i]
 }
 
@@ -44,7 +48,8 @@ type problem struct {
 	kb, mb, nb int // blocks of terms, of rows, of columns
 }
 
-// operand is a tile of op(A) or op(B) as it is stored, in its place or copied to product.space, where it is filled up with zeros.
+// operand is a tile of op(A) or op(B) as it is stored, in its place or copied to product.space,
+// where it is filled up with zeros.
 type operand struct {
 	src           []float32
 	ld            int
@@ -58,10 +63,12 @@ type operand struct {
 type piece struct{ problem, row, first, count int }
 
 // MatMul computes C = op(A)·op(B), or C += op(A)·op(B); see [xpu.Products].
-func (d *Device) MatMul(transA, transB bool, m, n, k int, a []float32, lda int, b []float32, ldb int, c []float32, ldc int, accumulate bool) {
+func (d *Device) MatMul(transA, transB bool, m, n, k int, a []float32, lda int, b []float32, ldb int, c []float32,
+	ldc int, accumulate bool) {
 	xpu.CheckMatMul(transA, transB, m, n, k, a, lda, b, ldb, c, ldc)
 	p := d.product()
-	p.add(problem{m: m, n: n, k: k, a: a, b: b, c: c, lda: lda, ldb: ldb, ldc: ldc, transA: transA, transB: transB, add: accumulate})
+	p.add(problem{m: m, n: n, k: k, a: a, b: b, c: c, lda: lda, ldb: ldb, ldc: ldc, transA: transA, transB: transB,
+		add: accumulate})
 	p.run()
 }
 
@@ -78,7 +85,8 @@ func (d *Device) GroupedMatMul(counts []int32, rows int, transB bool, n, k int, 
 	for g, count := range counts {
 		m := int(count)
 		if m > 0 {
-			p.add(problem{m: m, n: n, k: k, a: a[row*k:], b: b[g*k*n:], c: c[row*n:], lda: k, ldb: ldb, ldc: n, transB: transB, add: accumulate})
+			p.add(problem{m: m, n: n, k: k, a: a[row*k:], b: b[g*k*n:], c: c[row*n:], lda: k, ldb: ldb, ldc: n,
+				transB: transB, add: accumulate})
 		}
 		row += m
 	}
@@ -94,7 +102,8 @@ func (d *Device) GroupedWeightGrad(counts []int32, rows, m, n int, a, dc, db []f
 	for g, count := range counts {
 		k := int(count)
 		if k > 0 || !accumulate {
-			p.add(problem{m: m, n: n, k: k, a: a[row*m:], b: dc[row*n:], c: db[g*m*n:], lda: m, ldb: n, ldc: n, transA: true, add: accumulate})
+			p.add(problem{m: m, n: n, k: k, a: a[row*m:], b: dc[row*n:], c: db[g*m*n:], lda: m, ldb: n, ldc: n,
+				transA: true, add: accumulate})
 		}
 		row += k
 	}
@@ -144,8 +153,9 @@ func place(trans bool, i, j, ld int) int {
 // pad is the next multiple of step.
 func pad(n, step int) int { return (n + step - 1) / step * step }
 
-// size is the number of rows or columns of the tile that holds so many: few different ones, so that the library makes few kernels, and not
-// very few, for which it has kernels that add up in another order.
+// size is the number of rows or columns of the tile that holds so many: few different ones, so that
+// the library makes few kernels, and not very few, for which it has kernels that add up in another
+// order.
 func size(n int) int {
 	if n <= 8 {
 		return 8
@@ -177,29 +187,34 @@ func (p *product) run() {
 	p.dev.products.Put(p)
 }
 
-// lay lists the tiles of a problem's operands. Copies go behind the first used bytes of p.space; it returns where they end.
+// lay lists the tiles of a problem's operands. Copies go behind the first used bytes of p.space; it
+// returns where they end.
 func (p *product) lay(q *problem, used int) int {
 	q.rows = tileRows
-	for q.rows > leastRows && (q.m+q.rows-1)/q.rows*((q.n+tileColumns-1)/tileColumns) < 2*p.dev.Threads() && q.m*q.n*q.k > smallWork {
+	for q.rows > leastRows && (q.m+q.rows-1)/q.rows*((q.n+tileColumns-1)/tileColumns) < 2*p.dev.Threads() &&
+		q.m*q.n*q.k > smallWork {
 		q.rows /= 2
 	}
 	q.kb, q.mb, q.nb = (q.k+blockK-1)/blockK, (q.m+q.rows-1)/q.rows, (q.n+tileColumns-1)/tileColumns
 	q.atA = len(p.tiles)
 	for i := 0; i < q.m; i += q.rows {
 		for k := 0; k < q.k; k += blockK {
-			used = p.layTile(q.a[place(q.transA, i, k, q.lda):], q.lda, q.transA, min(q.rows, q.m-i), min(blockK, q.k-k), used)
+			used = p.layTile(q.a[place(q.transA, i, k, q.lda):], q.lda, q.transA, min(q.rows, q.m-i),
+				min(blockK, q.k-k), used)
 		}
 	}
 	q.atB = len(p.tiles)
 	for j := 0; j < q.n; j += tileColumns {
 		for k := 0; k < q.k; k += blockK {
-			used = p.layTile(q.b[place(q.transB, k, j, q.ldb):], q.ldb, !q.transB, min(tileColumns, q.n-j), min(blockK, q.k-k), used)
+			used = p.layTile(q.b[place(q.transB, k, j, q.ldb):], q.ldb, !q.transB, min(tileColumns, q.n-j),
+				min(blockK, q.k-k), used)
 		}
 	}
 	return used
 }
 
-// layTile adds a tile of n rows of op(A), or columns of op(B), and so many terms; trans says that a line of it as stored is of one term.
+// layTile adds a tile of n rows of op(A), or columns of op(B), and so many terms; trans says that a
+// line of it as stored is of one term.
 func (p *product) layTile(src []float32, ld int, trans bool, n, terms, used int) int {
 	t := operand{src: src, ld: ld, lines: n, length: terms, paddedLines: size(n), padded: pad(terms, termStep)}
 	if trans {
@@ -250,7 +265,8 @@ func (p *product) address(offset int) unsafe.Pointer {
 	return unsafe.Add(base, int(-uintptr(base)&63)+offset)
 }
 
-// copyOne copies a tile to p.space, rounded where the precision says so, and fills it up with zeros.
+// copyOne copies a tile to p.space, rounded where the precision says so, and fills it up with
+// zeros.
 func (p *product) copyOne(i int) {
 	t := &p.tiles[p.copies[i]]
 	if p.dev.dataType == typeBF16 {
@@ -297,7 +313,8 @@ func (p *product) multiply(q *problem, row, column, k int, w *worker) {
 	a, b := &p.tiles[q.atA+row*q.kb+k], &p.tiles[q.atB+column*q.kb+k]
 	rows, columns := min(q.rows, q.m-row*q.rows), min(tileColumns, q.n-column*tileColumns)
 	s := shape{dataType: p.dev.dataType, transA: q.transA, transB: q.transB, m: size(rows), n: size(columns),
-		k: pad(min(blockK, q.k-k*blockK), termStep), lda: a.leading(), ldb: b.leading(), ldc: q.ldc, add: q.add || k > 0}
+		k: pad(min(blockK, q.k-k*blockK), termStep), lda: a.leading(), ldb: b.leading(), ldc: q.ldc, add: q.add ||
+			k > 0}
 	c, add := q.c[row*q.rows*q.ldc+column*tileColumns:], s.add
 	if s.m == rows && s.n == columns {
 		if primitive := l.primitive(s, w); primitive != nil {
@@ -341,7 +358,8 @@ func (p *product) start(t *operand) uintptr {
 	return uintptr(unsafe.Pointer(&t.src[0]))
 }
 
-// spread copies the operands of a shape that may not be used to those of a whole tile, and returns its shape and where they are.
+// spread copies the operands of a shape that may not be used to those of a whole tile, and returns
+// its shape and where they are.
 func (p *product) spread(s shape, a, b *operand, w *worker) (whole shape, x, y uintptr) {
 	whole = full(s.dataType, s.k)
 	if w.a == nil {
@@ -352,15 +370,16 @@ func (p *product) spread(s shape, a, b *operand, w *worker) (whole shape, x, y u
 	return whole, uintptr(unsafe.Pointer(&w.a[0])), uintptr(unsafe.Pointer(&w.b[0]))
 }
 
-// spreadOne copies a tile to memory where its rows (columns, of op(B)) are so many elements apart, and its terms so many; the rest is zero.
-// trans says that a line of it as stored is of one term.
+// spreadOne copies a tile to memory where its rows (columns, of op(B)) are so many elements apart,
+// and its terms so many; the rest is zero. trans says that a line of it as stored is of one term.
 func (p *product) spreadOne(dst []float32, row, term int, t *operand, trans bool) {
 	clear(dst)
 	if trans {
 		row, term = term, row
 	}
 	if p.dev.dataType == typeBF16 {
-		to, from := unsafe.Slice((*uint16)(unsafe.Pointer(&dst[0])), 2*len(dst)), unsafe.Slice((*uint16)(p.address(t.offset)), t.paddedLines*t.padded)
+		to, from := unsafe.Slice((*uint16)(unsafe.Pointer(&dst[0])),
+			2*len(dst)), unsafe.Slice((*uint16)(p.address(t.offset)), t.paddedLines*t.padded)
 		for i := range t.lines {
 			for j, v := range from[i*t.padded:][:t.length] {
 				to[i*row+j*term] = v

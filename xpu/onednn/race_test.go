@@ -2,5 +2,6 @@
 
 package onednn
 
-// raceDetector says that the race detector is on, under which a sync.Pool, as purego has one, forgets things.
+// raceDetector says that the race detector is on, under which a sync.Pool, as purego has one,
+// forgets things.
 const raceDetector = true

@@ -15,7 +15,8 @@ import (
 	"mula/internal/freelist"
 )
 
-// A shape is a product of the library, C = op(A)·op(B), or with add C += op(A)·op(B), of matrices stored as for [xpu.Device.MatMul].
+// A shape is a product of the library, C = op(A)·op(B), or with add C += op(A)·op(B), of matrices
+// stored as for [xpu.Device.MatMul].
 type shape struct {
 	dataType       int // of A and B; C is float32
 	transA, transB bool
@@ -24,8 +25,8 @@ type shape struct {
 	add            bool
 }
 
-// A primitive is what the library made of a shape. Its scratchpad belongs to the caller, because the library's own is one for all
-// primitives of the thread that made them.
+// A primitive is what the library made of a shape. Its scratchpad belongs to the caller, because
+// the library's own is one for all primitives of the thread that made them.
 type primitive struct {
 	handle     uintptr
 	matrices   [3]descriptor
@@ -41,7 +42,8 @@ type descriptor struct {
 	memory  []uint64 // of version 2, what stands at the address
 }
 
-// An execution is what one call of a primitive needs: memory objects, which say where its matrices are.
+// An execution is what one call of a primitive needs: memory objects, which say where its matrices
+// are.
 type execution struct {
 	places    [4]uintptr // of the matrices of the last call
 	arguments [4]struct {
@@ -73,7 +75,8 @@ func (l *library) primitive(s shape, w *worker) *primitive {
 		return p
 	}
 	p, err := l.make(s)
-	if err != nil || strings.HasPrefix(p.name, "ref") || l.agree(s, p, w) != nil { // "ref": plain loops, a hundred times slower
+	if err != nil || strings.HasPrefix(p.name, "ref") || l.agree(s, p, w) != nil {
+		// "ref": plain loops, a hundred times slower
 		p = nil
 	}
 	l.primitives[s] = p
@@ -104,22 +107,26 @@ func (l *library) make(s shape) (_ *primitive, err error) {
 		if err := l.call("dnnl_matmul_desc_init", uintptr(unsafe.Pointer(&operation[0])), a, b, 0, c); err != nil {
 			return nil, err
 		}
-		err = l.call("dnnl_primitive_desc_create", uintptr(unsafe.Pointer(&description)), uintptr(unsafe.Pointer(&operation[0])), attributes, l.engine, 0)
+		err = l.call("dnnl_primitive_desc_create", uintptr(unsafe.Pointer(&description)),
+			uintptr(unsafe.Pointer(&operation[0])), attributes, l.engine, 0)
 	} else {
-		err = l.call("dnnl_matmul_primitive_desc_create", uintptr(unsafe.Pointer(&description)), l.engine, a, b, 0, c, attributes)
+		err = l.call("dnnl_matmul_primitive_desc_create", uintptr(unsafe.Pointer(&description)), l.engine, a, b, 0, c,
+			attributes)
 	}
 	if err != nil {
 		return nil, err
 	}
 	var name uintptr
-	if err := l.call("dnnl_primitive_desc_query", description, queryName, 0, uintptr(unsafe.Pointer(&name))); err != nil {
+	if err := l.call("dnnl_primitive_desc_query", description, queryName, 0,
+		uintptr(unsafe.Pointer(&name))); err != nil {
 		return nil, err
 	}
 	p.name = text(name)
 	if err := l.call("dnnl_primitive_create", uintptr(unsafe.Pointer(&p.handle)), description); err != nil {
 		return nil, err
 	}
-	if p.scratchpad, _, _ = purego.SyscallN(l.symbols["dnnl_primitive_desc_query_md"], description, queryScratchpad, 0); p.scratchpad != 0 {
+	if p.scratchpad, _, _ = purego.SyscallN(l.symbols["dnnl_primitive_desc_query_md"], description, queryScratchpad,
+		0); p.scratchpad != 0 {
 		bytes, _, _ := purego.SyscallN(l.symbols["dnnl_memory_desc_get_size"], p.scratchpad)
 		p.bytes = int(bytes)
 	}
@@ -135,13 +142,16 @@ func (l *library) describe(trans bool, rows, columns, ld, dataType int) (d descr
 	if l.major == 2 {
 		d.memory = make([]uint64, descriptorBytes/8)
 		d.address = uintptr(unsafe.Pointer(&d.memory[0])) // Go's heap does not move
-		return d, l.call("dnnl_memory_desc_init_by_strides", d.address, 2, uintptr(unsafe.Pointer(&sizes[0])), uintptr(dataType), uintptr(unsafe.Pointer(&strides[0])))
+		return d, l.call("dnnl_memory_desc_init_by_strides", d.address, 2, uintptr(unsafe.Pointer(&sizes[0])),
+			uintptr(dataType), uintptr(unsafe.Pointer(&strides[0])))
 	}
-	return d, l.call("dnnl_memory_desc_create_with_strides", uintptr(unsafe.Pointer(&d.address)), 2, uintptr(unsafe.Pointer(&sizes[0])), uintptr(dataType),
+	return d, l.call("dnnl_memory_desc_create_with_strides", uintptr(unsafe.Pointer(&d.address)), 2,
+		uintptr(unsafe.Pointer(&sizes[0])), uintptr(dataType),
 		uintptr(unsafe.Pointer(&strides[0])))
 }
 
-// attributes says that the scratchpad is the caller's, and with add that the result is added to what stands in its place.
+// attributes says that the scratchpad is the caller's, and with add that the result is added to
+// what stands in its place.
 func (l *library) attributes(add bool) (attributes uintptr, err error) {
 	if err := l.call("dnnl_primitive_attr_create", uintptr(unsafe.Pointer(&attributes))); err != nil {
 		return 0, err
@@ -160,16 +170,19 @@ func (l *library) attributes(add bool) (attributes uintptr, err error) {
 	return attributes, l.call("dnnl_primitive_attr_set_post_ops", attributes, after)
 }
 
-// run computes the product of matrices at these addresses. What stands there must be alive until it returns.
+// run computes the product of matrices at these addresses. What stands there must be alive until it
+// returns.
 func (l *library) run(p *primitive, w *worker, a, b, c uintptr) {
 	if err := l.tryRun(p, w, a, b, c); err != nil {
-		panic(fmt.Sprintf("onednn: %v", err)) // all arguments were right when the primitive was checked: no memory is left
+		// all arguments were right when the primitive was checked: no memory is left
+		panic(fmt.Sprintf("onednn: %v", err))
 	}
 }
 
 func (l *library) tryRun(p *primitive, w *worker, a, b, c uintptr) error {
 	if w.stream == 0 {
-		if err := l.call("dnnl_stream_create", uintptr(unsafe.Pointer(&w.stream)), l.engine, streamDefault); err != nil {
+		if err := l.call("dnnl_stream_create", uintptr(unsafe.Pointer(&w.stream)), l.engine,
+			streamDefault); err != nil {
 			return err
 		}
 	}
@@ -189,7 +202,8 @@ func (l *library) tryRun(p *primitive, w *worker, a, b, c uintptr) error {
 				description = p.matrices[i].address
 			}
 			x.arguments[i].kind = kind
-			if err := l.call("dnnl_memory_create", uintptr(unsafe.Pointer(&x.arguments[i].memory)), description, l.engine, 0); err != nil {
+			if err := l.call("dnnl_memory_create", uintptr(unsafe.Pointer(&x.arguments[i].memory)), description,
+				l.engine, 0); err != nil {
 				return err
 			}
 		}
@@ -208,7 +222,8 @@ func (l *library) tryRun(p *primitive, w *worker, a, b, c uintptr) error {
 			return &statusError{"dnnl_memory_set_data_handle", int32(status)}
 		}
 	}
-	w.call = [4]uintptr{p.handle, w.stream, uintptr(count), uintptr(unsafe.Pointer(&x.arguments[0]))} // arguments in a slice are no allocation
+	// arguments in a slice are no allocation
+	w.call = [4]uintptr{p.handle, w.stream, uintptr(count), uintptr(unsafe.Pointer(&x.arguments[0]))}
 	status, _, _ := purego.SyscallN(l.execute, w.call[:]...)
 	runtime.KeepAlive(w.scratchpad)
 	if int32(status) != 0 {
@@ -225,7 +240,8 @@ func aligned[T any](memory []T) uintptr {
 // probes is the number of different rows of A and columns of B with which a primitive is tried.
 const probes = 7
 
-// reference names the numbers that all primitives of a data type must give for the probes of so many terms.
+// reference names the numbers that all primitives of a data type must give for the probes of so
+// many terms.
 type reference struct{ dataType, k int }
 
 // errPlace says that an element's bits depend on its place.
@@ -239,14 +255,16 @@ func full(dataType, k int) shape {
 // start is what stands in C before a primitive is tried.
 func start(i, j int) float32 { return 1000 * (float32(i%probes) - float32(j%probes)/3) }
 
-// agree multiplies matrices of a few different rows and columns, again and again in all places, and compares every element with the
-// reference: so it finds a kernel that adds up in another order in some places, or another kernel than that of other shapes.
+// agree multiplies matrices of a few different rows and columns, again and again in all places, and
+// compares every element with the reference: so it finds a kernel that adds up in another order in
+// some places, or another kernel than that of other shapes.
 func (l *library) agree(s shape, p *primitive, w *worker) error {
 	var rows, columns [probes][blockK]float32
 	random := rand.New(rand.NewPCG(uint64(s.k), 1))
 	for k := range s.k {
 		for i := range probes {
-			// Numbers of many sizes, so that nearly every addition rounds and another order shows, in bfloat16 too.
+			// Numbers of many sizes, so that nearly every addition rounds and another order shows,
+			// in bfloat16 too.
 			rows[i][k] = float32(math.Ldexp(random.Float64()-.5, random.IntN(12)))
 			columns[i][k] = float32(math.Ldexp(random.Float64()-.5, random.IntN(12)))
 		}
@@ -256,7 +274,8 @@ func (l *library) agree(s shape, p *primitive, w *worker) error {
 		return x[(aligned(x)-uintptr(unsafe.Pointer(&x[0])))/4:]
 	}
 	c := memory(s.m * s.ldc)
-	// Where a tile has fewer rows than there are probes, each has its turn in each place, and so with columns.
+	// Where a tile has fewer rows than there are probes, each has its turn in each place, and so
+	// with columns.
 	for first := 0; first < probes; first += max(1, s.m) {
 		a := memory(operandSize(s.transA, s.m, s.k, s.lda))
 		fill(a, &rows, first, s.transA, s.m, s.k, s.lda, s.dataType)
@@ -268,7 +287,8 @@ func (l *library) agree(s shape, p *primitive, w *worker) error {
 					c[i*s.ldc+j] = start(first+i, second+j)
 				}
 			}
-			if err := l.tryRun(p, w, uintptr(unsafe.Pointer(&a[0])), uintptr(unsafe.Pointer(&b[0])), uintptr(unsafe.Pointer(&c[0]))); err != nil {
+			if err := l.tryRun(p, w, uintptr(unsafe.Pointer(&a[0])), uintptr(unsafe.Pointer(&b[0])),
+				uintptr(unsafe.Pointer(&c[0]))); err != nil {
 				return err
 			}
 			runtime.KeepAlive(a)
@@ -289,7 +309,8 @@ func operandSize(trans bool, n, terms, ld int) int {
 	return n * ld
 }
 
-// fill writes the probes from the given one on to n rows or columns of an operand; trans says that a line of it as stored is of one term.
+// fill writes the probes from the given one on to n rows or columns of an operand; trans says that
+// a line of it as stored is of one term.
 func fill(x []float32, values *[probes][blockK]float32, first int, trans bool, n, terms, ld, dataType int) {
 	bits := unsafe.Slice((*uint16)(unsafe.Pointer(&x[0])), 2*len(x))
 	for i := range n {
@@ -303,7 +324,8 @@ func fill(x []float32, values *[probes][blockK]float32, first int, trans bool, n
 	}
 }
 
-// compare compares the elements of c with the reference, which is the result of the first shape of so many terms.
+// compare compares the elements of c with the reference, which is the result of the first shape of
+// so many terms.
 func (l *library) compare(s shape, c []float32, first, second int) error {
 	r := reference{s.dataType, s.k}
 	want, known := l.references[r]
@@ -327,7 +349,8 @@ func (l *library) compare(s shape, c []float32, first, second int) error {
 	return nil
 }
 
-// prepare makes the references of a data type: whole tiles of all numbers of terms. It says what implements them.
+// prepare makes the references of a data type: whole tiles of all numbers of terms. It says what
+// implements them.
 func (l *library) prepare(dataType int) (name string, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

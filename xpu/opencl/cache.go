@@ -12,8 +12,9 @@ import (
 	"mula/internal/atomicfile"
 )
 
-// A Cache is a folder of compiled programs, a file each, which processes may share. A file is named after the SHA-256 of all that its content depends
-// on: source and options, device, driver, platform, and the versions of these. It has
+// A Cache is a folder of compiled programs, a file each, which processes may share. A file is named
+// after the SHA-256 of all that its content depends on: source and options, device, driver,
+// platform, and the versions of these. It has
 //
 //	"mula opencl 1\n" | that SHA-256 | SHA-256 of the rest | the driver's binary
 //
@@ -31,8 +32,8 @@ type cacheKey [sha256.Size]byte
 // NewCache is the cache in a folder, which is made when there is something to keep.
 func NewCache(folder string) *Cache { return &Cache{folder} }
 
-// UserCache is the cache of the user, mula/opencl in the user's folder for caches (XDG_CACHE_HOME, or .cache in HOME). The error says why there is
-// none.
+// UserCache is the cache of the user, mula/opencl in the user's folder for caches (XDG_CACHE_HOME,
+// or .cache in HOME). The error says why there is none.
 func UserCache() (*Cache, error) {
 	folder, err := os.UserCacheDir()
 	if err != nil {
@@ -44,7 +45,8 @@ func UserCache() (*Cache, error) {
 // cacheKey names a program on the device.
 func (d *Device) cacheKey(s Source) cacheKey {
 	h := sha256.New()
-	for _, text := range []string{cacheMagic, d.Platform, d.platformVersion, d.Name, d.Vendor, d.Version, d.DriverVersion, s.Options, s.Text} {
+	for _, text := range []string{cacheMagic, d.Platform, d.platformVersion, d.Name, d.Vendor, d.Version,
+		d.DriverVersion, s.Options, s.Text} {
 		var length [8]byte
 		binary.LittleEndian.PutUint64(length[:], uint64(len(text)))
 		h.Write(length[:])

@@ -67,7 +67,8 @@ func TestCache(t *testing.T) {
 	}{{one, false, 1}, {one, true, 1}, {two, false, 2}, {two, true, 2}, {one, true, 2}, {Source{"g.cl", smallText, "-DVALUE=1"}, true, 2}, {Source{"f.cl", smallText + "\n", "-DVALUE=1"}, false, 3}} {
 		cached, err := build(test.source, cache)
 		if files := cache.files(t); err != nil || cached != test.cached || len(files) != test.files {
-			t.Errorf("build %d: cached %v, %d files, %v; want %v, %d", i, cached, len(files), err, test.cached, test.files)
+			t.Errorf("build %d: cached %v, %d files, %v; want %v, %d", i, cached, len(files), err, test.cached,
+				test.files)
 		}
 	}
 }
@@ -82,7 +83,8 @@ func TestCacheKeys(t *testing.T) {
 		}
 		seen[key] = what
 	}
-	d, s := Device{Name: "n", Vendor: "v", Version: "1", DriverVersion: "2", Platform: "p", platformVersion: "3"}, Source{"f.cl", "text", "options"}
+	d, s := Device{Name: "n", Vendor: "v", Version: "1", DriverVersion: "2", Platform: "p", platformVersion: "3"},
+		Source{"f.cl", "text", "options"}
 	note("this", d, s)
 	for name, change := range map[string]func(d *Device, s *Source){
 		"name":             func(d *Device, s *Source) { d.Name = "m" },
@@ -189,7 +191,8 @@ func TestCacheFaults(t *testing.T) {
 	broken := errors.New("broken disk")
 	defer func() { atomicfile.Fault = nil }()
 	source := Source{"f.cl", smallText, "-DVALUE=1"}
-	for _, op := range []atomicfile.Op{atomicfile.OpCreate, atomicfile.OpWrite, atomicfile.OpSync, atomicfile.OpRename, atomicfile.OpSyncDir} {
+	for _, op := range []atomicfile.Op{atomicfile.OpCreate, atomicfile.OpWrite, atomicfile.OpSync, atomicfile.OpRename,
+		atomicfile.OpSyncDir} {
 		cache := NewCache(t.TempDir())
 		atomicfile.Fault = func(o atomicfile.Op, path string) error {
 			if o == op {
@@ -219,7 +222,8 @@ func TestCacheFaults(t *testing.T) {
 	}
 }
 
-// Processes that begin with the same empty cache all get their program, and leave one that the next one takes.
+// Processes that begin with the same empty cache all get their program, and leave one that the next
+// one takes.
 func TestCacheProcesses(t *testing.T) {
 	someDevice(t)
 	folder := filepath.Join(t.TempDir(), "cache")
@@ -271,7 +275,8 @@ func buildInProcess(folder string) int {
 		return 1
 	}
 	got := make([]int32, 4)
-	if err := errors.Join(q.Launch(k, []int{4}, []int{4}, Global(b)), Read(context.Background(), q, b, 0, got)); err != nil || !slices.Equal(got, []int32{7, 7, 7, 7}) {
+	if err := errors.Join(q.Launch(k, []int{4}, []int{4}, Global(b)), Read(context.Background(), q, b, 0,
+		got)); err != nil || !slices.Equal(got, []int32{7, 7, 7, 7}) {
 		fmt.Println(got, err)
 		return 1
 	}

@@ -57,7 +57,8 @@ type Buffer struct {
 // NewBuffer makes a buffer of so many bytes, at least 1, whose content is not defined.
 func (c *Context) NewBuffer(bytes int64) (*Buffer, error) {
 	if bytes < 1 || bytes > c.device.MaxAllocation {
-		return nil, fmt.Errorf("opencl: %s: a buffer of %d bytes; it must have from 1 to %d", c.device.Name, bytes, c.device.MaxAllocation)
+		return nil, fmt.Errorf("opencl: %s: a buffer of %d bytes; it must have from 1 to %d", c.device.Name, bytes,
+			c.device.MaxAllocation)
 	}
 	parent, err := c.hold()
 	if err != nil {
@@ -113,24 +114,28 @@ type Number interface {
 	uint8 | uint16 | int32 | uint32 | int64 | uint64 | float32
 }
 
-// Write copies from into the buffer, from its element first on, after all commands before it, and returns when that is done. If ctx ends before,
-// from may still be read, up to the end of the command.
+// Write copies from into the buffer, from its element first on, after all commands before it, and
+// returns when that is done. If ctx ends before, from may still be read, up to the end of the
+// command.
 func Write[T Number](ctx context.Context, q *Queue, b *Buffer, first int64, from []T) error {
 	return transfer(ctx, q, b, first, from, "clEnqueueWriteBuffer", q.context.device.library.EnqueueWriteBuffer)
 }
 
-// Read copies the buffer, from its element first on, into to, after all commands before it, and returns when that is done. If ctx ends before, to may
-// still be written to, up to the end of the command.
+// Read copies the buffer, from its element first on, into to, after all commands before it, and
+// returns when that is done. If ctx ends before, to may still be written to, up to the end of the
+// command.
 func Read[T Number](ctx context.Context, q *Queue, b *Buffer, first int64, to []T) error {
 	return transfer(ctx, q, b, first, to, "clEnqueueReadBuffer", q.context.device.library.EnqueueReadBuffer)
 }
 
 func transfer[T Number](ctx context.Context, q *Queue, b *Buffer, first int64, data []T, call string,
-	enqueue func(queue, buffer uintptr, blocking uint32, offset, bytes uintptr, data unsafe.Pointer, waits uint32, wait, event *uintptr) int32) error {
+	enqueue func(queue, buffer uintptr, blocking uint32, offset, bytes uintptr, data unsafe.Pointer, waits uint32, wait,
+		event *uintptr) int32) error {
 	var element T
 	size := int64(unsafe.Sizeof(element))
 	if n := int64(len(data)); first < 0 || first > b.bytes/size || n > b.bytes/size-first {
-		return fmt.Errorf("opencl: %s: %d elements of %d bytes from element %d on, of a buffer of %d bytes", call, n, size, first, b.bytes)
+		return fmt.Errorf("opencl: %s: %d elements of %d bytes from element %d on, of a buffer of %d bytes", call, n,
+			size, first, b.bytes)
 	}
 	if b.context != q.context {
 		return fmt.Errorf("opencl: %s: the buffer and the queue have different contexts", call)
@@ -149,7 +154,8 @@ func transfer[T Number](ctx context.Context, q *Queue, b *Buffer, first int64, d
 	pin := new(runtime.Pinner)
 	pin.Pin(&data[0])
 	e, err := q.enqueue(call, func(queue uintptr, event *uintptr) int32 {
-		return enqueue(queue, buffer, 0, uintptr(first*size), uintptr(int64(len(data))*size), unsafe.Pointer(&data[0]), 0, nil, event)
+		return enqueue(queue, buffer, 0, uintptr(first*size), uintptr(int64(len(data))*size), unsafe.Pointer(&data[0]),
+			0, nil, event)
 	})
 	if err != nil {
 		pin.Unpin()
@@ -167,7 +173,8 @@ func transfer[T Number](ctx context.Context, q *Queue, b *Buffer, first int64, d
 	})
 }
 
-// Zero sets bytes of the buffer to zero, from one on, after all commands before. It does not wait. All are multiples of 4.
+// Zero sets bytes of the buffer to zero, from one on, after all commands before. It does not wait.
+// All are multiples of 4.
 func (q *Queue) Zero(b *Buffer, first, bytes int64) error {
 	const call = "clEnqueueFillBuffer"
 	if err := q.takes(call, b, first, bytes); err != nil || bytes == 0 {
@@ -180,12 +187,13 @@ func (q *Queue) Zero(b *Buffer, first, bytes int64) error {
 	defer b.drop()
 	zero := new(uint32)
 	return q.give(call, func(queue uintptr) int32 {
-		return q.context.device.library.EnqueueFillBuffer(queue, buffer, unsafe.Pointer(zero), unsafe.Sizeof(*zero), uintptr(first), uintptr(bytes), 0, nil, nil)
+		return q.context.device.library.EnqueueFillBuffer(queue, buffer, unsafe.Pointer(zero), unsafe.Sizeof(*zero),
+			uintptr(first), uintptr(bytes), 0, nil, nil)
 	})
 }
 
-// Copy copies bytes from one place of a buffer to another, or of another, after all commands before. It does not wait. The places must not overlap;
-// all are multiples of 4.
+// Copy copies bytes from one place of a buffer to another, or of another, after all commands
+// before. It does not wait. The places must not overlap; all are multiples of 4.
 func (q *Queue) Copy(to *Buffer, toFirst int64, from *Buffer, fromFirst, bytes int64) error {
 	const call = "clEnqueueCopyBuffer"
 	err1, err2 := q.takes(call, to, toFirst, bytes), q.takes(call, from, fromFirst, bytes)
@@ -193,7 +201,8 @@ func (q *Queue) Copy(to *Buffer, toFirst int64, from *Buffer, fromFirst, bytes i
 		return err
 	}
 	if to == from && toFirst < fromFirst+bytes && fromFirst < toFirst+bytes {
-		return fmt.Errorf("opencl: %s: %d bytes from %d on and from %d on of one buffer overlap", call, bytes, fromFirst, toFirst)
+		return fmt.Errorf("opencl: %s: %d bytes from %d on and from %d on of one buffer overlap", call, bytes,
+			fromFirst, toFirst)
 	}
 	toHandle, err := to.hold()
 	if err != nil {
@@ -206,11 +215,13 @@ func (q *Queue) Copy(to *Buffer, toFirst int64, from *Buffer, fromFirst, bytes i
 	}
 	defer from.drop()
 	return q.give(call, func(queue uintptr) int32 {
-		return q.context.device.library.EnqueueCopyBuffer(queue, fromHandle, toHandle, uintptr(fromFirst), uintptr(toFirst), uintptr(bytes), 0, nil, nil)
+		return q.context.device.library.EnqueueCopyBuffer(queue, fromHandle, toHandle, uintptr(fromFirst),
+			uintptr(toFirst), uintptr(bytes), 0, nil, nil)
 	})
 }
 
-// Flush tells the driver to begin with what the queue has been given, if it has not. It does not wait.
+// Flush tells the driver to begin with what the queue has been given, if it has not. It does not
+// wait.
 func (q *Queue) Flush() error { return q.give("clFlush", q.context.device.library.Flush) }
 
 // takes says what is wrong with a place in a buffer.
@@ -263,7 +274,8 @@ func (q *Queue) enqueue(call string, give func(queue uintptr, event *uintptr) in
 	return e, nil
 }
 
-// Finish returns when all commands given to the queue before have ended. That one of them has failed is for its own event to say.
+// Finish returns when all commands given to the queue before have ended. That one of them has
+// failed is for its own event to say.
 func (q *Queue) Finish(ctx context.Context) error {
 	l := q.context.device.library
 	e, err := q.enqueue("clEnqueueMarkerWithWaitList", func(queue uintptr, event *uintptr) int32 {
@@ -286,8 +298,8 @@ type Event struct {
 // Wait returns when the command has ended, with an error if it has failed.
 func (e *Event) Wait(ctx context.Context) error { return e.wait(ctx, func(bool) {}) }
 
-// wait waits for the end of the command. done is called once, when the command has ended, also if ctx is done long before; or with false when the
-// library will not say any more whether it has.
+// wait waits for the end of the command. done is called once, when the command has ended, also if
+// ctx is done long before; or with false when the library will not say any more whether it has.
 func (e *Event) wait(ctx context.Context, done func(ended bool)) error {
 	handle, err := e.hold()
 	if err != nil {
@@ -310,7 +322,8 @@ func (e *Event) wait(ctx context.Context, done func(ended bool)) error {
 	return fmt.Errorf("opencl: waiting for %s: %w", e.call, ctx.Err())
 }
 
-// await returns what comes over a channel, or false if ctx ends before. What is there is returned even if ctx has ended, too.
+// await returns what comes over a channel, or false if ctx ends before. What is there is returned
+// even if ctx has ended, too.
 func await[T any](ctx context.Context, c <-chan T) (v T, ok bool) {
 	select {
 	case v = <-c:
@@ -325,7 +338,8 @@ func await[T any](ctx context.Context, c <-chan T) (v T, ok bool) {
 	}
 }
 
-// outcome waits for the end of the command, however long that takes, and says whether it has come, and whether the command has failed.
+// outcome waits for the end of the command, however long that takes, and says whether it has come,
+// and whether the command has failed.
 func (e *Event) outcome(handle uintptr) (ended bool, err error) {
 	err = check("clWaitForEvents", e.library.WaitForEvents(1, &handle))
 	handlers().RestoreIfFaults() // a kernel may be compiled when it runs first
@@ -356,8 +370,10 @@ func (e *Event) Times() (Times, error) {
 		return t, fmt.Errorf("opencl: times of %s: %w", e.call, err)
 	}
 	defer e.drop()
-	for what, moment := range map[uint32]*time.Duration{eventQueued: &t.Queued, eventSubmitted: &t.Submitted, eventStarted: &t.Started, eventEnded: &t.Ended} {
-		n, err := askNumber[uint64]("clGetEventProfilingInfo", func(size uintptr, value unsafe.Pointer, bytes *uintptr) int32 {
+	for what, moment := range map[uint32]*time.Duration{eventQueued: &t.Queued, eventSubmitted: &t.Submitted,
+		eventStarted: &t.Started, eventEnded: &t.Ended} {
+		n, err := askNumber[uint64]("clGetEventProfilingInfo", func(size uintptr, value unsafe.Pointer,
+			bytes *uintptr) int32 {
 			return e.library.GetEventProfilingInfo(handle, what, size, value, bytes)
 		})
 		if err != nil {

@@ -15,13 +15,15 @@ import (
 	"mula/internal/signals"
 )
 
-// LibraryVariable is the environment variable that names the OpenCL loader, if it is not found by itself.
+// LibraryVariable is the environment variable that names the OpenCL loader, if it is not found by
+// itself.
 const LibraryVariable = "MULA_OPENCL_LIB"
 
 // search is where the loader is looked for.
 var search = sharedlib.Search{Variable: LibraryVariable, Names: []string{"libOpenCL.so.1"}}
 
-// supported says whether the loader is opened on this system: where package signals puts back the handlers that drivers take.
+// supported says whether the loader is opened on this system: where package signals puts back the
+// handlers that drivers take.
 const supported = runtime.GOOS == "linux" && (runtime.GOARCH == "amd64" || runtime.GOARCH == "arm64")
 
 // Numbers of the C interface (CL/cl.h, CL/cl_ext.h).
@@ -46,36 +48,52 @@ const (
 	codeDeviceNotFound, codePlatformNotFound               = -1, -1001
 )
 
-// Calls are the functions of the loader, all of OpenCL 1.2; a field F is the function clF. A pointer that a function keeps beyond its return must
-// be pinned until then; the others are on the heap, because these are function values, and are kept for the call.
+// Calls are the functions of the loader, all of OpenCL 1.2; a field F is the function clF. A
+// pointer that a function keeps beyond its return must be pinned until then; the others are on the
+// heap, because these are function values, and are kept for the call.
 type calls struct {
-	GetPlatformIDs            func(size uint32, platforms *uintptr, count *uint32) int32
-	GetPlatformInfo           func(platform uintptr, what uint32, size uintptr, value unsafe.Pointer, bytes *uintptr) int32
-	GetDeviceIDs              func(platform uintptr, kind uint64, size uint32, devices *uintptr, count *uint32) int32
-	GetDeviceInfo             func(device uintptr, what uint32, size uintptr, value unsafe.Pointer, bytes *uintptr) int32
-	CreateContext             func(properties *uintptr, count uint32, devices *uintptr, notify, data uintptr, code *int32) uintptr
-	ReleaseContext            func(context uintptr) int32
-	CreateCommandQueue        func(context, device uintptr, properties uint64, code *int32) uintptr
-	ReleaseCommandQueue       func(queue uintptr) int32
-	CreateBuffer              func(context uintptr, flags uint64, bytes, host uintptr, code *int32) uintptr
-	ReleaseMemObject          func(buffer uintptr) int32
-	CreateProgramWithSource   func(context uintptr, count uint32, texts **byte, lengths *uintptr, code *int32) uintptr
-	CreateProgramWithBinary   func(context uintptr, count uint32, devices, lengths *uintptr, binaries **byte, status, code *int32) uintptr
-	BuildProgram              func(program uintptr, count uint32, devices *uintptr, options *byte, notify, data uintptr) int32
-	GetProgramInfo            func(program uintptr, what uint32, size uintptr, value unsafe.Pointer, bytes *uintptr) int32
-	GetProgramBuildInfo       func(program, device uintptr, what uint32, size uintptr, value unsafe.Pointer, bytes *uintptr) int32
-	ReleaseProgram            func(program uintptr) int32
-	CreateKernel              func(program uintptr, name *byte, code *int32) uintptr
-	GetKernelInfo             func(kernel uintptr, what uint32, size uintptr, value unsafe.Pointer, bytes *uintptr) int32
-	GetKernelArgInfo          func(kernel uintptr, index, what uint32, size uintptr, value unsafe.Pointer, bytes *uintptr) int32
-	GetKernelWorkGroupInfo    func(kernel, device uintptr, what uint32, size uintptr, value unsafe.Pointer, bytes *uintptr) int32
-	SetKernelArg              func(kernel uintptr, index uint32, size uintptr, value unsafe.Pointer) int32
-	ReleaseKernel             func(kernel uintptr) int32
-	EnqueueNDRangeKernel      func(queue, kernel uintptr, dimensions uint32, offset, global, local *uintptr, waits uint32, wait, event *uintptr) int32
-	EnqueueReadBuffer         func(queue, buffer uintptr, blocking uint32, offset, bytes uintptr, to unsafe.Pointer, waits uint32, wait, event *uintptr) int32
-	EnqueueWriteBuffer        func(queue, buffer uintptr, blocking uint32, offset, bytes uintptr, from unsafe.Pointer, waits uint32, wait, event *uintptr) int32
-	EnqueueFillBuffer         func(queue, buffer uintptr, pattern unsafe.Pointer, size, offset, bytes uintptr, waits uint32, wait, event *uintptr) int32
-	EnqueueCopyBuffer         func(queue, from, to uintptr, fromOffset, toOffset, bytes uintptr, waits uint32, wait, event *uintptr) int32
+	GetPlatformIDs  func(size uint32, platforms *uintptr, count *uint32) int32
+	GetPlatformInfo func(platform uintptr, what uint32, size uintptr, value unsafe.Pointer,
+		bytes *uintptr) int32
+	GetDeviceIDs  func(platform uintptr, kind uint64, size uint32, devices *uintptr, count *uint32) int32
+	GetDeviceInfo func(device uintptr, what uint32, size uintptr, value unsafe.Pointer,
+		bytes *uintptr) int32
+	CreateContext func(properties *uintptr, count uint32, devices *uintptr, notify, data uintptr,
+		code *int32) uintptr
+	ReleaseContext          func(context uintptr) int32
+	CreateCommandQueue      func(context, device uintptr, properties uint64, code *int32) uintptr
+	ReleaseCommandQueue     func(queue uintptr) int32
+	CreateBuffer            func(context uintptr, flags uint64, bytes, host uintptr, code *int32) uintptr
+	ReleaseMemObject        func(buffer uintptr) int32
+	CreateProgramWithSource func(context uintptr, count uint32, texts **byte, lengths *uintptr, code *int32) uintptr
+	CreateProgramWithBinary func(context uintptr, count uint32, devices, lengths *uintptr, binaries **byte, status,
+		code *int32) uintptr
+	BuildProgram func(program uintptr, count uint32, devices *uintptr, options *byte, notify,
+		data uintptr) int32
+	GetProgramInfo func(program uintptr, what uint32, size uintptr, value unsafe.Pointer,
+		bytes *uintptr) int32
+	GetProgramBuildInfo func(program, device uintptr, what uint32, size uintptr, value unsafe.Pointer,
+		bytes *uintptr) int32
+	ReleaseProgram func(program uintptr) int32
+	CreateKernel   func(program uintptr, name *byte, code *int32) uintptr
+	GetKernelInfo  func(kernel uintptr, what uint32, size uintptr, value unsafe.Pointer,
+		bytes *uintptr) int32
+	GetKernelArgInfo func(kernel uintptr, index, what uint32, size uintptr, value unsafe.Pointer,
+		bytes *uintptr) int32
+	GetKernelWorkGroupInfo func(kernel, device uintptr, what uint32, size uintptr, value unsafe.Pointer,
+		bytes *uintptr) int32
+	SetKernelArg         func(kernel uintptr, index uint32, size uintptr, value unsafe.Pointer) int32
+	ReleaseKernel        func(kernel uintptr) int32
+	EnqueueNDRangeKernel func(queue, kernel uintptr, dimensions uint32, offset, global, local *uintptr,
+		waits uint32, wait, event *uintptr) int32
+	EnqueueReadBuffer func(queue, buffer uintptr, blocking uint32, offset, bytes uintptr, to unsafe.Pointer,
+		waits uint32, wait, event *uintptr) int32
+	EnqueueWriteBuffer func(queue, buffer uintptr, blocking uint32, offset, bytes uintptr, from unsafe.Pointer,
+		waits uint32, wait, event *uintptr) int32
+	EnqueueFillBuffer func(queue, buffer uintptr, pattern unsafe.Pointer, size, offset, bytes uintptr,
+		waits uint32, wait, event *uintptr) int32
+	EnqueueCopyBuffer func(queue, from, to uintptr, fromOffset, toOffset, bytes uintptr, waits uint32, wait,
+		event *uintptr) int32
 	Flush                     func(queue uintptr) int32
 	EnqueueMarkerWithWaitList func(queue uintptr, waits uint32, wait, event *uintptr) int32
 	WaitForEvents             func(count uint32, events *uintptr) int32
@@ -96,8 +114,8 @@ var (
 	opened   = map[string]*library{}
 )
 
-// handlers are those of signals before the first driver was loaded. With PoCL 3.1 they are taken over when devices are listed first; drivers may do so
-// whenever they compile.
+// handlers are those of signals before the first driver was loaded. With PoCL 3.1 they are taken
+// over when devices are listed first; drivers may do so whenever they compile.
 var handlers = sync.OnceValue(signals.Keep)
 
 // open finds and opens the loader.
@@ -113,7 +131,8 @@ func open() (*library, error) {
 		where = "install it (Debian and Ubuntu: ocl-icd-libopencl1), or name its file in " + LibraryVariable
 	}
 	if !supported {
-		return nil, fmt.Errorf("opencl: no OpenCL loader: libraries are not opened on %s/%s, only on Linux with amd64 or arm64; %s", runtime.GOOS, runtime.GOARCH, where)
+		return nil, fmt.Errorf("opencl: no OpenCL loader: libraries are not opened on %s/%s, only on Linux with "+
+			"amd64 or arm64; %s", runtime.GOOS, runtime.GOARCH, where)
 	}
 	handlers()
 	file, err := search.Open()
@@ -141,7 +160,8 @@ func open() (*library, error) {
 	return l, nil
 }
 
-// A launch calls two functions, one of them for each argument. By reflection, as [purego.RegisterFunc] does it, that would cost more than some kernels.
+// A launch calls two functions, one of them for each argument. By reflection, as
+// [purego.RegisterFunc] does it, that would cost more than some kernels.
 
 func fastSetKernelArg(function uintptr) func(kernel uintptr, index uint32, size uintptr, value unsafe.Pointer) int32 {
 	return func(kernel uintptr, index uint32, size uintptr, value unsafe.Pointer) int32 {
@@ -150,10 +170,14 @@ func fastSetKernelArg(function uintptr) func(kernel uintptr, index uint32, size 
 	}
 }
 
-func fastEnqueueNDRangeKernel(function uintptr) func(queue, kernel uintptr, dimensions uint32, offset, global, local *uintptr, waits uint32, wait, event *uintptr) int32 {
-	return func(queue, kernel uintptr, dimensions uint32, offset, global, local *uintptr, waits uint32, wait, event *uintptr) int32 {
-		code, _, _ := purego.SyscallN(function, queue, kernel, uintptr(dimensions), uintptr(unsafe.Pointer(offset)), uintptr(unsafe.Pointer(global)),
-			uintptr(unsafe.Pointer(local)), uintptr(waits), uintptr(unsafe.Pointer(wait)), uintptr(unsafe.Pointer(event)))
+func fastEnqueueNDRangeKernel(function uintptr) func(queue, kernel uintptr, dimensions uint32, offset, global,
+	local *uintptr, waits uint32, wait, event *uintptr) int32 {
+	return func(queue, kernel uintptr, dimensions uint32, offset, global, local *uintptr, waits uint32, wait,
+		event *uintptr) int32 {
+		code, _, _ := purego.SyscallN(function, queue, kernel, uintptr(dimensions), uintptr(unsafe.Pointer(offset)),
+			uintptr(unsafe.Pointer(global)),
+			uintptr(unsafe.Pointer(local)), uintptr(waits), uintptr(unsafe.Pointer(wait)),
+			uintptr(unsafe.Pointer(event)))
 		return int32(code)
 	}
 }
@@ -167,7 +191,8 @@ type Error struct {
 // Error is for instance "clCreateBuffer: CL_OUT_OF_RESOURCES (-5)".
 func (e *Error) Error() string { return fmt.Sprintf("%s: %s (%d)", e.Call, e.Name(), e.Code) }
 
-// Name is the code's name in CL/cl.h, for instance CL_OUT_OF_RESOURCES; of a code that is not there, "unknown error".
+// Name is the code's name in CL/cl.h, for instance CL_OUT_OF_RESOURCES; of a code that is not
+// there, "unknown error".
 func (e *Error) Name() string {
 	if name := codeNames[e.Code]; name != "" {
 		return name
@@ -176,19 +201,30 @@ func (e *Error) Name() string {
 }
 
 var codeNames = map[int32]string{
-	-1: "CL_DEVICE_NOT_FOUND", -2: "CL_DEVICE_NOT_AVAILABLE", -3: "CL_COMPILER_NOT_AVAILABLE", -4: "CL_MEM_OBJECT_ALLOCATION_FAILURE",
-	-5: "CL_OUT_OF_RESOURCES", -6: "CL_OUT_OF_HOST_MEMORY", -7: "CL_PROFILING_INFO_NOT_AVAILABLE", -8: "CL_MEM_COPY_OVERLAP",
+	-1: "CL_DEVICE_NOT_FOUND", -2: "CL_DEVICE_NOT_AVAILABLE", -3: "CL_COMPILER_NOT_AVAILABLE",
+	-4: "CL_MEM_OBJECT_ALLOCATION_FAILURE",
+	-5: "CL_OUT_OF_RESOURCES", -6: "CL_OUT_OF_HOST_MEMORY", -7: "CL_PROFILING_INFO_NOT_AVAILABLE",
+	-8:  "CL_MEM_COPY_OVERLAP",
 	-11: "CL_BUILD_PROGRAM_FAILURE", -12: "CL_MAP_FAILURE", -13: "CL_MISALIGNED_SUB_BUFFER_OFFSET",
-	-14: "CL_EXEC_STATUS_ERROR_FOR_EVENTS_IN_WAIT_LIST", -15: "CL_COMPILE_PROGRAM_FAILURE", -16: "CL_LINKER_NOT_AVAILABLE",
+	-14: "CL_EXEC_STATUS_ERROR_FOR_EVENTS_IN_WAIT_LIST", -15: "CL_COMPILE_PROGRAM_FAILURE",
+	-16: "CL_LINKER_NOT_AVAILABLE",
 	-17: "CL_LINK_PROGRAM_FAILURE", -18: "CL_DEVICE_PARTITION_FAILED", -19: "CL_KERNEL_ARG_INFO_NOT_AVAILABLE",
-	-30: "CL_INVALID_VALUE", -31: "CL_INVALID_DEVICE_TYPE", -32: "CL_INVALID_PLATFORM", -33: "CL_INVALID_DEVICE", -34: "CL_INVALID_CONTEXT",
-	-35: "CL_INVALID_QUEUE_PROPERTIES", -36: "CL_INVALID_COMMAND_QUEUE", -37: "CL_INVALID_HOST_PTR", -38: "CL_INVALID_MEM_OBJECT",
-	-42: "CL_INVALID_BINARY", -43: "CL_INVALID_BUILD_OPTIONS", -44: "CL_INVALID_PROGRAM", -45: "CL_INVALID_PROGRAM_EXECUTABLE",
-	-46: "CL_INVALID_KERNEL_NAME", -47: "CL_INVALID_KERNEL_DEFINITION", -48: "CL_INVALID_KERNEL", -49: "CL_INVALID_ARG_INDEX",
-	-50: "CL_INVALID_ARG_VALUE", -51: "CL_INVALID_ARG_SIZE", -52: "CL_INVALID_KERNEL_ARGS", -53: "CL_INVALID_WORK_DIMENSION",
-	-54: "CL_INVALID_WORK_GROUP_SIZE", -55: "CL_INVALID_WORK_ITEM_SIZE", -56: "CL_INVALID_GLOBAL_OFFSET", -57: "CL_INVALID_EVENT_WAIT_LIST",
-	-58: "CL_INVALID_EVENT", -59: "CL_INVALID_OPERATION", -61: "CL_INVALID_BUFFER_SIZE", -63: "CL_INVALID_GLOBAL_WORK_SIZE",
-	-64: "CL_INVALID_PROPERTY", -66: "CL_INVALID_COMPILER_OPTIONS", -67: "CL_INVALID_LINKER_OPTIONS", -72: "CL_MAX_SIZE_RESTRICTION_EXCEEDED",
+	-30: "CL_INVALID_VALUE", -31: "CL_INVALID_DEVICE_TYPE", -32: "CL_INVALID_PLATFORM", -33: "CL_INVALID_DEVICE",
+	-34: "CL_INVALID_CONTEXT",
+	-35: "CL_INVALID_QUEUE_PROPERTIES", -36: "CL_INVALID_COMMAND_QUEUE", -37: "CL_INVALID_HOST_PTR",
+	-38: "CL_INVALID_MEM_OBJECT",
+	-42: "CL_INVALID_BINARY", -43: "CL_INVALID_BUILD_OPTIONS", -44: "CL_INVALID_PROGRAM",
+	-45: "CL_INVALID_PROGRAM_EXECUTABLE",
+	-46: "CL_INVALID_KERNEL_NAME", -47: "CL_INVALID_KERNEL_DEFINITION", -48: "CL_INVALID_KERNEL",
+	-49: "CL_INVALID_ARG_INDEX",
+	-50: "CL_INVALID_ARG_VALUE", -51: "CL_INVALID_ARG_SIZE", -52: "CL_INVALID_KERNEL_ARGS",
+	-53: "CL_INVALID_WORK_DIMENSION",
+	-54: "CL_INVALID_WORK_GROUP_SIZE", -55: "CL_INVALID_WORK_ITEM_SIZE", -56: "CL_INVALID_GLOBAL_OFFSET",
+	-57: "CL_INVALID_EVENT_WAIT_LIST",
+	-58: "CL_INVALID_EVENT", -59: "CL_INVALID_OPERATION", -61: "CL_INVALID_BUFFER_SIZE",
+	-63: "CL_INVALID_GLOBAL_WORK_SIZE",
+	-64: "CL_INVALID_PROPERTY", -66: "CL_INVALID_COMPILER_OPTIONS", -67: "CL_INVALID_LINKER_OPTIONS",
+	-72:   "CL_MAX_SIZE_RESTRICTION_EXCEEDED",
 	-1001: "CL_PLATFORM_NOT_FOUND_KHR",
 }
 
@@ -200,7 +236,8 @@ func check(call string, code int32) error {
 	return &Error{call, code}
 }
 
-// maxAnswer bounds what a driver may answer to a question, so that a broken one does not fill the memory.
+// maxAnswer bounds what a driver may answer to a question, so that a broken one does not fill the
+// memory.
 const maxAnswer = 1 << 30
 
 // ask asks a clGet…Info function for a value of any size.
@@ -220,7 +257,8 @@ func ask(call string, get func(size uintptr, value unsafe.Pointer, bytes *uintpt
 }
 
 // askNumber asks for a value that has the size of a T.
-func askNumber[T int32 | uint32 | uint64 | uintptr](call string, get func(size uintptr, value unsafe.Pointer, bytes *uintptr) int32) (T, error) {
+func askNumber[T int32 | uint32 | uint64 | uintptr](call string, get func(size uintptr, value unsafe.Pointer,
+	bytes *uintptr) int32) (T, error) {
 	value := new(T)
 	err := check(call, get(unsafe.Sizeof(*value), unsafe.Pointer(value), nil))
 	return *value, err

@@ -19,11 +19,12 @@ var live struct{ contexts, queues, buffers, programs, kernels, events, bytes ato
 
 // Live counts what this process has made and the library has not been told to release.
 func Live() Counts {
-	return Counts{live.contexts.Load(), live.queues.Load(), live.buffers.Load(), live.programs.Load(), live.kernels.Load(), live.events.Load(), live.bytes.Load()}
+	return Counts{live.contexts.Load(), live.queues.Load(), live.buffers.Load(), live.programs.Load(),
+		live.kernels.Load(), live.events.Load(), live.bytes.Load()}
 }
 
-// An object is a handle of the library with those who use it: calls under way, and objects made of it. It is released when its owner does not want
-// it any more and the last of them has ended.
+// An object is a handle of the library with those who use it: calls under way, and objects made of
+// it. It is released when its owner does not want it any more and the last of them has ended.
 type object struct {
 	release func(handle uintptr) int32
 	parent  *object // which it holds, or nil
@@ -35,7 +36,8 @@ type object struct {
 	gone   bool // its owner has released it
 }
 
-// start makes an object of a new handle, which the caller owns. The parent must be held by the caller.
+// start makes an object of a new handle, which the caller owns. The parent must be held by the
+// caller.
 func (o *object) start(handle uintptr, release func(uintptr) int32, count *atomic.Int64, parent *object) {
 	o.handle, o.release, o.count, o.parent = handle, release, count, parent
 	count.Add(1)

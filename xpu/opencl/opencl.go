@@ -1,24 +1,30 @@
-// Package opencl is what mula needs of OpenCL: devices, and programs, memory and queues on them; [mula/xpu/gpu] makes a [mula/xpu.Device] of it. The
-// loader, libOpenCL.so.1, is opened at run time and needed for nothing else; the environment variable MULA_OPENCL_LIB names another file. Only what
-// OpenCL 1.2 has is called.
+// Package opencl is what mula needs of OpenCL: devices, and programs, memory and queues on them;
+// [mula/xpu/gpu] makes a [mula/xpu.Device] of it. The loader, libOpenCL.so.1, is opened at run time
+// and needed for nothing else; the environment variable MULA_OPENCL_LIB names another file. Only
+// what OpenCL 1.2 has is called.
 //
 // # Lifetimes
 //
-// A [Context], [Queue], [Buffer], [Program], [Kernel] or [Event] belongs to its maker, who calls Release once it is of no more use. The order does
-// not matter, and what is still in use, by a call or by a command under way, goes when that has ended. Release may be called again. A method of what
-// was released returns [ErrReleased]. Nothing is released by the garbage collector; [Live] counts what is there.
+// A [Context], [Queue], [Buffer], [Program], [Kernel] or [Event] belongs to its maker, who calls
+// Release once it is of no more use. The order does not matter, and what is still in use, by a call
+// or by a command under way, goes when that has ended. Release may be called again. A method of
+// what was released returns [ErrReleased]. Nothing is released by the garbage collector; [Live]
+// counts what is there.
 //
 // # Memory
 //
-// Go's memory that the library reads or writes is pinned until the command that does so has ended, also where nobody waits for it any more.
+// Go's memory that the library reads or writes is pinned until the command that does so has ended,
+// also where nobody waits for it any more.
 //
 // # Goroutines
 //
-// All methods may be called by several goroutines at once. The arguments of a kernel belong to a launch, not to the kernel.
+// All methods may be called by several goroutines at once. The arguments of a kernel belong to a
+// launch, not to the kernel.
 //
 // # Waiting
 //
-// What waits takes a context. When that is done, the call returns its error at once; the command, which OpenCL cannot take back, still runs.
+// What waits takes a context. When that is done, the call returns its error at once; the command,
+// which OpenCL cannot take back, still runs.
 package opencl
 
 import (
@@ -76,8 +82,8 @@ func (d *Device) SubGroups() bool {
 	return d.maxSubGroups > 0 || d.Has("cl_khr_subgroups") || d.Has("cl_intel_subgroups")
 }
 
-// MatrixInstructions says whether sub-groups multiply matrices of bfloat16 by instructions of their own
-// (cl_intel_subgroup_matrix_multiply_accumulate).
+// MatrixInstructions says whether sub-groups multiply matrices of bfloat16 by instructions of their
+// own (cl_intel_subgroup_matrix_multiply_accumulate).
 func (d *Device) MatrixInstructions() bool {
 	return d.Has("cl_intel_subgroup_matrix_multiply_accumulate")
 }
@@ -93,8 +99,9 @@ func (d *Device) BF16() bool {
 // String is for instance "Intel(R) Data Center GPU Max 1550 (gpu, Intel(R) OpenCL Graphics)".
 func (d *Device) String() string { return fmt.Sprintf("%s (%s, %s)", d.Name, d.Type, d.Platform) }
 
-// Devices lists the devices of all drivers. Without a loader, a driver or a device the error says which, and what to do. A driver or a device that
-// cannot be asked is left out of the list; the error names it beside the others' list.
+// Devices lists the devices of all drivers. Without a loader, a driver or a device the error says
+// which, and what to do. A driver or a device that cannot be asked is left out of the list; the
+// error names it beside the others' list.
 func Devices() ([]*Device, error) {
 	l, err := open()
 	if err != nil {
@@ -106,7 +113,8 @@ func Devices() ([]*Device, error) {
 	return l.devices()
 }
 
-// asking keeps goroutines from asking for devices at once: PoCL 3.1 crashes where the first two questions meet while it makes itself ready.
+// asking keeps goroutines from asking for devices at once: PoCL 3.1 crashes where the first two
+// questions meet while it makes itself ready.
 var asking sync.Mutex
 
 func (l *library) devices() ([]*Device, error) {
@@ -115,7 +123,8 @@ func (l *library) devices() ([]*Device, error) {
 		return nil, fmt.Errorf("opencl: %w", err)
 	}
 	if len(platforms) == 0 {
-		return nil, fmt.Errorf("opencl: the loader %s knows no driver; install the one of the device (a .icd file in /etc/OpenCL/vendors names it; OCL_ICD_VENDORS names another folder)", l.name)
+		return nil, fmt.Errorf("opencl: the loader %s knows no driver; install the one of the device (a .icd file "+
+			"in /etc/OpenCL/vendors names it; OCL_ICD_VENDORS names another folder)", l.name)
 	}
 	var devices []*Device
 	var failed []error
@@ -149,7 +158,8 @@ func (l *library) devices() ([]*Device, error) {
 		}
 	}
 	if len(devices) == 0 && len(failed) == 0 {
-		failed = append(failed, fmt.Errorf("opencl: no device: the driver %s has none; may this user open it (/dev/dri, /dev/nvidia*)?", strings.Join(names, " and that of ")))
+		failed = append(failed, fmt.Errorf("opencl: no device: the driver %s has none; may this user open it "+
+			"(/dev/dri, /dev/nvidia*)?", strings.Join(names, " and that of ")))
 	}
 	return devices, errors.Join(failed...)
 }
@@ -208,7 +218,8 @@ func (d *Device) describe() error {
 		keep(err)
 		return int64(min(n, 1<<63-1))
 	}
-	d.Name, d.Vendor, d.Version, d.DriverVersion = text(deviceName), text(deviceVendor), text(deviceVersion), text(driverVersion)
+	d.Name, d.Vendor, d.Version, d.DriverVersion = text(deviceName), text(deviceVendor), text(deviceVersion),
+		text(driverVersion)
 	d.Extensions = strings.Fields(text(deviceExtensions))
 	switch kind := bytes(deviceType); {
 	case kind&typeGPU != 0:
@@ -226,7 +237,8 @@ func (d *Device) describe() error {
 	keep(err)
 	d.MaxWorkGroup = int(min(group, 1<<30))
 	if first == nil {
-		for what, is := range map[uint32]string{deviceAvailable: "it is not available", deviceCompiler: "it has no compiler", deviceLittleEndian: "its numbers are big-endian"} {
+		for what, is := range map[uint32]string{deviceAvailable: "it is not available",
+			deviceCompiler: "it has no compiler", deviceLittleEndian: "its numbers are big-endian"} {
 			if number(what) == 0 {
 				keep(fmt.Errorf("%s: %s", d.Name, is))
 			}
@@ -248,13 +260,16 @@ func (d *Device) describe() error {
 
 // A Choice says which device is wanted. What is empty does not matter.
 type Choice struct {
-	Name       string // a part of the device's or of its driver's name, in any case; with "#2" at the end the second device of that name
+	// a part of the device's or of its driver's name, in any case; with "#2" at the end the second
+	// device of that name
+	Name       string
 	Type       Type
 	Extensions []string // all of which it must have
 }
 
-// Choose gives the first of the devices that is as wanted: a GPU before an accelerator, that before a CPU, that before another. Where a machine has
-// several of one name, "#1" is the first of them and "#2" the second, in the order of the list. The error lists the devices, and what each lacks.
+// Choose gives the first of the devices that is as wanted: a GPU before an accelerator, that before
+// a CPU, that before another. Where a machine has several of one name, "#1" is the first of them
+// and "#2" the second, in the order of the list. The error lists the devices, and what each lacks.
 func Choose(devices []*Device, want Choice) (*Device, error) {
 	name, number := strings.ToLower(want.Name), 1
 	if before, after, found := strings.Cut(name, "#"); found {

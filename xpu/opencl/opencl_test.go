@@ -19,7 +19,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// The test binary starts itself for what needs a process of its own; roleVariable says what it does there.
+// The test binary starts itself for what needs a process of its own; roleVariable says what it does
+// there.
 const roleVariable, folderVariable = "MULA_TEST_OPENCL_ROLE", "MULA_TEST_OPENCL_FOLDER"
 
 func TestMain(m *testing.M) {
@@ -76,7 +77,8 @@ func someDevice(t *testing.T) *Device {
 	}
 	before := Live()
 	t.Cleanup(func() {
-		for begin := time.Now(); Live() != before && time.Since(begin) < time.Minute; time.Sleep(time.Millisecond) { // what nobody waited for
+		for begin := time.Now(); Live() != before && time.Since(begin) < time.Minute; time.Sleep(time.Millisecond) {
+			// what nobody waited for
 		}
 		if after := Live(); after != before {
 			t.Errorf("left behind: %+v, before %+v", after, before)
@@ -192,7 +194,8 @@ func TestNoLoader(t *testing.T) {
 		name string
 		want []string
 	}{
-		{filepath.Join(folder, "missing.so"), []string{"no OpenCL loader", "missing.so", LibraryVariable + " names it"}},
+		{filepath.Join(folder, "missing.so"), []string{"no OpenCL loader", "missing.so",
+			LibraryVariable + " names it"}},
 		{text, []string{"no OpenCL loader", "text.so"}},
 		{folder, []string{"no OpenCL loader"}},
 		{"libc.so.6", []string{"libc.so.6 has no clGetPlatformIDs", "no OpenCL loader of version 1.2"}},
@@ -259,7 +262,10 @@ func TestDevicesOfBrokenDrivers(t *testing.T) {
 			return 0
 		}
 		l := &library{name: "fake", calls: calls{
-			GetPlatformIDs: func(_ uint32, out *uintptr, count *uint32) int32 { return list(test.platforms, out, count) },
+			GetPlatformIDs: func(_ uint32, out *uintptr, count *uint32) int32 {
+				return list(test.platforms, out,
+					count)
+			},
 			GetDeviceIDs: func(_ uintptr, _ uint64, _ uint32, out *uintptr, count *uint32) int32 {
 				return list(test.devices, out, count)
 			},
@@ -277,7 +283,8 @@ func TestDevicesOfBrokenDrivers(t *testing.T) {
 			},
 		}}
 		devices, err := l.devices()
-		if len(devices) > 0 || err == nil || !slices.ContainsFunc(strings.Split(test.want, "|"), func(w string) bool { return strings.Contains(err.Error(), w) }) {
+		if len(devices) > 0 || err == nil || !slices.ContainsFunc(strings.Split(test.want, "|"),
+			func(w string) bool { return strings.Contains(err.Error(), w) }) {
 			t.Errorf("%s: %d devices, error %v; want %s", test.name, len(devices), err, test.want)
 		}
 	}
@@ -301,9 +308,11 @@ func TestChoose(t *testing.T) {
 		{Choice{Name: "max"}, "Max 1550"},
 		{Choice{Name: "pocl"}, "EPYC"},
 		{Choice{Extensions: []string{"cl_khr_fp16", matrices}}, "Max 1550"},
-		{Choice{Name: "epyc", Type: GPU}, `no device whose name has "epyc" of type gpu; there are: EPYC (cpu, PoCL): another type; FPGA`},
+		{Choice{Name: "epyc", Type: GPU},
+			`no device whose name has "epyc" of type gpu; there are: EPYC (cpu, PoCL): another type; FPGA`},
 		{Choice{Name: "arc", Extensions: []string{matrices}}, "Arc (gpu, Intel): no " + matrices},
-		{Choice{Name: "h100"}, `no device whose name has "h100"; there are: EPYC (cpu, PoCL); FPGA (accelerator, Maker); Arc (gpu, Intel); Max 1550 (gpu, Intel)`},
+		{Choice{Name: "h100"},
+			`no device whose name has "h100"; there are: EPYC (cpu, PoCL); FPGA (accelerator, Maker); Arc (gpu, Intel); Max 1550 (gpu, Intel)`},
 	} {
 		d, err := Choose(devices, test.want)
 		if err == nil && d.Name != test.is || err != nil && !strings.Contains(err.Error(), test.is) {
@@ -314,9 +323,11 @@ func TestChoose(t *testing.T) {
 	wants(t, err, "there are no devices at all")
 
 	// Of equal names the number tells which.
-	devices = append(devices, &Device{Name: "Max 1550", Platform: "Intel", Type: GPU, Version: "second"}, &Device{Name: "Max 1550", Platform: "Emulator", Type: CPU},
+	devices = append(devices, &Device{Name: "Max 1550", Platform: "Intel", Type: GPU, Version: "second"},
+		&Device{Name: "Max 1550", Platform: "Emulator", Type: CPU},
 		&Device{Name: "Odd#x", Type: Other}, &Device{Name: "Max 1550", Platform: "Intel", Type: GPU, Version: "third"})
-	for _, test := range []struct{ name, version string }{{"max", ""}, {"max#1", ""}, {"Max 1550#2", "second"}, {"max#3", "third"}, {"intel#1", ""}, {"odd#x", ""}, {"#1", ""}} {
+	for _, test := range []struct{ name, version string }{{"max", ""}, {"max#1", ""}, {"Max 1550#2", "second"},
+		{"max#3", "third"}, {"intel#1", ""}, {"odd#x", ""}, {"#1", ""}} {
 		d, err := Choose(devices, Choice{Name: test.name})
 		if err != nil || d.Version != test.version {
 			t.Errorf("%s: %+v, %v; want version %q", test.name, d, err, test.version)
@@ -364,7 +375,8 @@ func TestTransfers(t *testing.T) {
 	}
 }
 
-// Filling and copying, within a buffer too, give what a model gives; what goes beyond an end is refused.
+// Filling and copying, within a buffer too, give what a model gives; what goes beyond an end is
+// refused.
 func TestZeroAndCopy(t *testing.T) {
 	b := newBench(t, someDevice(t))
 	rapid.Check(t, func(t *rapid.T) {
@@ -387,7 +399,8 @@ func TestZeroAndCopy(t *testing.T) {
 		}
 		place := func(name string) (i, first, n int) {
 			i = rapid.IntRange(0, 1).Draw(t, name)
-			return i, rapid.IntRange(-1, len(models[i])+1).Draw(t, name+" first"), rapid.IntRange(-1, len(models[i])+1).Draw(t, name+" number")
+			return i, rapid.IntRange(-1, len(models[i])+1).Draw(t, name+" first"), rapid.IntRange(-1,
+				len(models[i])+1).Draw(t, name+" number")
 		}
 		fits := func(i, first, n int) bool { return first >= 0 && n >= 0 && first+n <= len(models[i]) }
 		for range rapid.IntRange(1, 6).Draw(t, "commands") {
@@ -436,7 +449,8 @@ func TestLaunch(t *testing.T) {
 		x[i], y[i] = float32(i%17), float32(i%5)
 	}
 	dx, dy := b.buffer(t, x), b.buffer(t, y)
-	e, err := b.queue.LaunchEvent(b.axpy, []int{1024}, []int{group}, Global(dy), Global(dx), Scalar(float32(3)), Scalar(int32(n-1)))
+	e, err := b.queue.LaunchEvent(b.axpy, []int{1024}, []int{group}, Global(dy), Global(dx), Scalar(float32(3)),
+		Scalar(int32(n-1)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -457,7 +471,8 @@ func TestLaunch(t *testing.T) {
 	if err := e.Wait(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if times, err := e.Times(); err != nil || times.Ran() < 0 || times.Queued > times.Submitted || times.Submitted > times.Started {
+	if times, err := e.Times(); err != nil || times.Ran() < 0 || times.Queued > times.Submitted ||
+		times.Submitted > times.Started {
 		t.Errorf("times %+v, %v", times, err)
 	}
 	sums := b.buffer(t, make([]float32, n/group))
@@ -506,24 +521,33 @@ func TestWrongLaunches(t *testing.T) {
 	}{
 		{b.axpy, []int{64}, []int{8}, []Argument{global, global, a}, "3 arguments; it takes 4"},
 		{b.axpy, []int{64}, []int{8}, []Argument{global, global, n, n}, "argument 2 is int; it must be float"},
-		{b.axpy, []int{64}, []int{8}, []Argument{global, global, a, Scalar(int64(64))}, "argument 3 is long; it must be int"},
-		{b.axpy, []int{64}, []int{8}, []Argument{global, global, a, Scalar(uint32(64))}, "argument 3 is uint; it must be int"},
+		{b.axpy, []int{64}, []int{8}, []Argument{global, global, a, Scalar(int64(64))},
+			"argument 3 is long; it must be int"},
+		{b.axpy, []int{64}, []int{8}, []Argument{global, global, a, Scalar(uint32(64))},
+			"argument 3 is uint; it must be int"},
 		{b.axpy, []int{64}, []int{8}, []Argument{a, global, a, n}, "argument 0 is float; it must be global float*"},
-		{b.axpy, []int{64}, []int{8}, []Argument{global, Local(8), a, n}, "argument 1 is local memory; it must be global float*"},
+		{b.axpy, []int{64}, []int{8}, []Argument{global, Local(8), a, n},
+			"argument 1 is local memory; it must be global float*"},
 		{b.axpy, []int{64}, []int{8}, []Argument{global, {}, a, n}, "argument 1 is nothing"},
 		{b.axpy, []int{64}, []int{8}, []Argument{global, Global(nil), a, n}, "argument 1 is nothing"},
-		{b.axpy, []int{64}, []int{8}, []Argument{global, Global(foreign), a, n}, "argument 1 is a buffer of another context"},
+		{b.axpy, []int{64}, []int{8}, []Argument{global, Global(foreign), a, n},
+			"argument 1 is a buffer of another context"},
 		{b.sums, []int{64}, []int{8}, []Argument{global, global, Local(0)}, "argument 2 is 0 bytes of local memory"},
-		{b.sums, []int{64}, []int{8}, []Argument{global, global, Local(1 << 40)}, "bytes of local memory; there are from 1 to"},
-		{b.sums, []int{64}, []int{8}, []Argument{global, global, global}, "argument 2 is global memory; it must be local float*"},
+		{b.sums, []int{64}, []int{8}, []Argument{global, global, Local(1 << 40)},
+			"bytes of local memory; there are from 1 to"},
+		{b.sums, []int{64}, []int{8}, []Argument{global, global, global},
+			"argument 2 is global memory; it must be local float*"},
 		{b.axpy, []int{64}, []int{7}, []Argument{global, global, a, n}, "a size must be a multiple of its group's"},
-		{b.axpy, []int{0}, []int{8}, []Argument{global, global, a, n}, "a size must be a multiple of its group's, from 1 on"},
+		{b.axpy, []int{0}, []int{8}, []Argument{global, global, a, n},
+			"a size must be a multiple of its group's, from 1 on"},
 		{b.axpy, []int{64, 64}, []int{8}, []Argument{global, global, a, n}, "the same 1 to 3 dimensions"},
 		{b.axpy, nil, nil, []Argument{global, global, a, n}, "the same 1 to 3 dimensions"},
-		{b.axpy, []int{1 << 30, 1 << 30, 1 << 30}, []int{1 << 30, 1 << 30, 1 << 30}, []Argument{global, global, a, n}, "work-items in one"},
+		{b.axpy, []int{1 << 30, 1 << 30, 1 << 30}, []int{1 << 30, 1 << 30, 1 << 30}, []Argument{global, global, a, n},
+			"work-items in one"},
 		{other.axpy, []int{64}, []int{8}, []Argument{global, global, a, n}, "different contexts"},
 	} {
-		wants(t, b.queue.Launch(test.kernel, test.sizes, test.groups, test.args...), "kernel "+test.kernel.name, test.want)
+		wants(t, b.queue.Launch(test.kernel, test.sizes, test.groups, test.args...), "kernel "+test.kernel.name,
+			test.want)
 	}
 	if heard > 0 {
 		t.Errorf("the library heard of %d arguments", heard)
@@ -538,7 +562,8 @@ func TestWrongSources(t *testing.T) {
 	}
 	defer c.Release()
 	var build *BuildError
-	_, err = c.Build(t.Context(), Source{Name: "wrong.cl", Text: "kernel void f(global int *x)\n{\n\tx[0] = unheard_of;\n}\n"}, nil)
+	_, err = c.Build(t.Context(),
+		Source{Name: "wrong.cl", Text: "kernel void f(global int *x)\n{\n\tx[0] = unheard_of;\n}\n"}, nil)
 	wants(t, err, "wrong.cl does not compile for "+c.Device().Name, "unheard_of", "CL_BUILD_PROGRAM_FAILURE")
 	if !errors.As(err, &build) || !strings.Contains(build.Log, "unheard_of") || !isCode(err, -11) {
 		t.Errorf("the error is %#v", err)
@@ -567,7 +592,8 @@ func TestReleased(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e, err := b.queue.LaunchEvent(b.axpy, []int{8}, []int{8}, Global(buffer), Global(dead), Scalar(float32(0)), Scalar(int32(8)))
+	e, err := b.queue.LaunchEvent(b.axpy, []int{8}, []int{8}, Global(buffer), Global(dead), Scalar(float32(0)),
+		Scalar(int32(8)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -584,7 +610,8 @@ func TestReleased(t *testing.T) {
 		t.Fatal(err)
 	}
 	// Before the command has ended, and parents before their children.
-	for _, r := range []interface{ Release() }{gone.Context, gone.Context, p, p, k, dead, dead, e, e, deadQueue, deadQueue} {
+	for _, r := range []interface{ Release() }{gone.Context, gone.Context, p, p, k, dead, dead, e, e, deadQueue,
+		deadQueue} {
 		r.Release()
 	}
 	for name, f := range map[string]func() error{
@@ -593,13 +620,16 @@ func TestReleased(t *testing.T) {
 		"Build":     func() error { _, err := gone.Build(t.Context(), Source{Text: testText}, nil); return err },
 		"Kernel":    func() error { _, err := p.Kernel("axpy"); return err },
 		"Launch": func() error {
-			return b.queue.Launch(k, []int{8}, []int{8}, Global(buffer), Global(buffer), Scalar(float32(0)), Scalar(int32(8)))
+			return b.queue.Launch(k, []int{8}, []int{8}, Global(buffer), Global(buffer), Scalar(float32(0)),
+				Scalar(int32(8)))
 		},
 		"Launch 2": func() error {
-			return b.queue.Launch(b.axpy, []int{8}, []int{8}, Global(buffer), Global(dead), Scalar(float32(0)), Scalar(int32(8)))
+			return b.queue.Launch(b.axpy, []int{8}, []int{8}, Global(buffer), Global(dead), Scalar(float32(0)),
+				Scalar(int32(8)))
 		},
 		"Launch 3": func() error {
-			return deadQueue.Launch(b.axpy, []int{8}, []int{8}, Global(buffer), Global(buffer), Scalar(float32(0)), Scalar(int32(8)))
+			return deadQueue.Launch(b.axpy, []int{8}, []int{8}, Global(buffer), Global(buffer), Scalar(float32(0)),
+				Scalar(int32(8)))
 		},
 		"Read":   func() error { return Read(t.Context(), b.queue, dead, 0, make([]byte, 8)) },
 		"Write":  func() error { return Write(t.Context(), deadQueue, buffer, 0, make([]byte, 8)) },
@@ -658,7 +688,8 @@ func work(ctx context.Context, d *Device, cache *Cache) error {
 	if err := q.Copy(b, 32, b, 0, 32); err != nil {
 		return err
 	}
-	if err := q.Launch(k, []int{16}, []int{16}, Global(b), Global(b), Scalar(float32(0)), Scalar(int32(16))); err != nil {
+	if err := q.Launch(k, []int{16}, []int{16}, Global(b), Global(b), Scalar(float32(0)),
+		Scalar(int32(16))); err != nil {
 		return err
 	}
 	if err := q.Flush(); err != nil {
@@ -742,7 +773,8 @@ func TestFailingCalls(t *testing.T) {
 				}
 				break
 			}
-			fromCache := name == "filled cache" && (failed == "clCreateProgramWithBinary" || failed == "clBuildProgram") // it is built anew
+			// it is built anew
+			fromCache := name == "filled cache" && (failed == "clCreateProgramWithBinary" || failed == "clBuildProgram")
 			if slices.Contains(optional, failed) || fromCache {
 				if err != nil {
 					t.Errorf("%s: %s fails: %v", name, failed, err)
@@ -763,7 +795,8 @@ func TestFailingCalls(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := Write(context.Background(), b.queue, buffer, 0, make([]float32, 1024)); err == nil || len(lost.pins) != kept+1 {
+	if err := Write(context.Background(), b.queue, buffer, 0, make([]float32, 1024)); err == nil ||
+		len(lost.pins) != kept+1 {
 		t.Errorf("memory of a command of whose end nothing is known was not kept; error %v", err)
 	}
 	buffer.Release()
@@ -822,7 +855,8 @@ func TestDoneContextOfBuild(t *testing.T) {
 	held := make(chan struct{})
 	c, err := NewContext(changed(someDevice(t), func(c *calls) {
 		build := c.BuildProgram
-		c.BuildProgram = func(program uintptr, count uint32, devices *uintptr, options *byte, notify, data uintptr) int32 {
+		c.BuildProgram = func(program uintptr, count uint32, devices *uintptr, options *byte, notify,
+			data uintptr) int32 {
 			cancel()
 			<-held
 			return build(program, count, devices, options, notify, data)
@@ -850,7 +884,8 @@ func TestFailingCommand(t *testing.T) {
 	wants(t, b.queue.Finish(t.Context()), "waiting for clEnqueueMarkerWithWaitList", "CL_OUT_OF_RESOURCES (-5)")
 }
 
-// Goroutines share a kernel and a queue, or have their own, while stacks grow and the collector runs.
+// Goroutines share a kernel and a queue, or have their own, while stacks grow and the collector
+// runs.
 func TestParallel(t *testing.T) {
 	b := newBench(t, someDevice(t))
 	var stop, all sync.WaitGroup
@@ -890,7 +925,8 @@ func TestParallel(t *testing.T) {
 				}
 				a := float32(g*100 + i)
 				err := errors.Join(Write(t.Context(), queue, dx, 0, x), Write(context.Background(), queue, dy, 0, y),
-					queue.Launch(b.axpy, []int{512}, []int{16}, Global(dy), Global(dx), Scalar(a), Scalar(int32(n))), deep(200, func() error { return Read(t.Context(), queue, dy, 0, y) }))
+					queue.Launch(b.axpy, []int{512}, []int{16}, Global(dy), Global(dx), Scalar(a), Scalar(int32(n))),
+					deep(200, func() error { return Read(t.Context(), queue, dy, 0, y) }))
 				dx.Release()
 				dy.Release()
 				if err != nil {
@@ -934,7 +970,8 @@ func TestPanicsStay(t *testing.T) {
 	c.Device()
 }
 
-// BenchmarkLaunch gives the queue a small kernel of four arguments, and waits for a hundred at a time.
+// BenchmarkLaunch gives the queue a small kernel of four arguments, and waits for a hundred at a
+// time.
 func BenchmarkLaunch(b *testing.B) {
 	devices, err := Devices()
 	d, chosen := Choose(devices, Choice{})

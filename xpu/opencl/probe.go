@@ -10,15 +10,17 @@ import (
 //go:embed probe.cl
 var probeText string
 
-// Rates are what kernels of mula's reach on a device: fp32 in plain OpenCL C, without instructions of the maker's. Its best is above them.
+// Rates are what kernels of mula's reach on a device: fp32 in plain OpenCL C, without instructions
+// of the maker's. Its best is above them.
 type Rates struct {
 	Copy    float64 // bytes read and written in a second
 	Product float64 // FLOPs of a product of matrices in a second
 	Kernel  string  // the faster one for products: product_registers or product_shared
 }
 
-// Probe measures the device, by the times of its own clock, for about so long; compiling and one run of each kernel come on top. What the kernels
-// compute is checked. A device that computes something else, or does not answer before ctx ends, is an error.
+// Probe measures the device, by the times of its own clock, for about so long; compiling and one
+// run of each kernel come on top. What the kernels compute is checked. A device that computes
+// something else, or does not answer before ctx ends, is an error.
 func (d *Device) Probe(ctx context.Context, limit time.Duration, cache *Cache) (Rates, error) {
 	rates, err := d.probe(ctx, limit, cache)
 	if err != nil {
@@ -150,15 +152,16 @@ func (p *prober) copies(limit time.Duration) (float64, error) {
 		}
 		for i, v := range some {
 			if want := float32((first+i)%period) - offset; v != want {
-				return 0, fmt.Errorf("opencl: kernel copy gives %g at %d, not %g: the device or its driver is broken", v, first+i, want)
+				return 0, fmt.Errorf("opencl: kernel copy gives %g at %d, not %g: the device or its driver is broken",
+					v, first+i, want)
 			}
 		}
 	}
 	return best, nil
 }
 
-// products measures the FLOPs of products of square matrices in a second: the best of some sizes, each twice as large as the one before, as far as
-// they fit into the time.
+// products measures the FLOPs of products of square matrices in a second: the best of some sizes,
+// each twice as large as the one before, as far as they fit into the time.
 func (p *prober) products(limit time.Duration, kernel string, rows, columns int, local []int) (float64, error) {
 	const smallest, largest = 256, 4096
 	var best float64
@@ -169,14 +172,16 @@ func (p *prober) products(limit time.Duration, kernel string, rows, columns int,
 			return 0, err
 		}
 		best = max(best, 2*float64(n)*float64(n)*float64(n)/took.Seconds())
-		if time.Since(begin)+3*8*took > limit || 4*8*int64(n)*int64(n) > min(p.context.device.MaxAllocation, p.context.device.Memory/8) {
+		if time.Since(begin)+3*8*took > limit || 4*8*int64(n)*int64(n) > min(p.context.device.MaxAllocation,
+			p.context.device.Memory/8) {
 			break
 		}
 	}
 	return best, nil
 }
 
-// product gives the best time of some products of n×n matrices. With check, the first and the last row are compared.
+// product gives the best time of some products of n×n matrices. With check, the first and the last
+// row are compared.
 func (p *prober) product(n int, check bool, kernel string, global, local []int) (time.Duration, error) {
 	left, err := p.numbers(n*n, 7, 3)
 	if err != nil {
@@ -195,7 +200,8 @@ func (p *prober) product(n int, check bool, kernel string, global, local []int) 
 	defer result.Release()
 	var best time.Duration
 	for i := range 3 {
-		took, err := p.run(kernel, global, local, Global(result), Global(left), Global(right), Scalar(int32(n)), Scalar(int32(n)))
+		took, err := p.run(kernel, global, local, Global(result), Global(left), Global(right), Scalar(int32(n)),
+			Scalar(int32(n)))
 		if err != nil {
 			return 0, err
 		}
@@ -217,7 +223,8 @@ func (p *prober) product(n int, check bool, kernel string, global, local []int) 
 				want += ((i*n+t)%7 - 3) * ((t*n+j)%5 - 2)
 			}
 			if v != float32(want) {
-				return 0, fmt.Errorf("opencl: kernel %s gives %g in row %d, column %d of %d×%d, not %d: the device or its driver is broken", kernel, v, i, j, n, n, want)
+				return 0, fmt.Errorf("opencl: kernel %s gives %g in row %d, column %d of %d×%d, not %d: the device "+
+					"or its driver is broken", kernel, v, i, j, n, n, want)
 			}
 		}
 	}

@@ -28,7 +28,8 @@ func TestProducts(t *testing.T) {
 		{"product_shared", 64, 128, 48, 4, 4, []int{16, 16}},
 		{"product_shared", 128, 64, 16, 4, 4, []int{16, 16}},
 	} {
-		left, right, got := make([]float32, test.m*test.k), make([]float32, test.k*test.n), make([]float32, test.m*test.n)
+		left, right, got := make([]float32, test.m*test.k), make([]float32, test.k*test.n), make([]float32,
+			test.m*test.n)
 		for _, x := range [][]float32{left, right} {
 			for i := range x {
 				x[i] = random.Float32()*2 - 1
@@ -40,7 +41,8 @@ func TestProducts(t *testing.T) {
 		}
 		defer k.Release()
 		c := b.buffer(t, got)
-		if err := b.queue.Launch(k, []int{test.n / test.columns, test.m / test.rows}, test.local, Global(c), Global(b.buffer(t, left)), Global(b.buffer(t, right)),
+		if err := b.queue.Launch(k, []int{test.n / test.columns, test.m / test.rows}, test.local, Global(c),
+			Global(b.buffer(t, left)), Global(b.buffer(t, right)),
 			Scalar(int32(test.n)), Scalar(int32(test.k))); err != nil {
 			t.Fatal(err)
 		}
@@ -55,7 +57,8 @@ func TestProducts(t *testing.T) {
 					want, size = want+p, size+math.Abs(p)
 				}
 				if v := float64(got[i*test.n+j]); math.IsNaN(v) || math.Abs(v-want) > 1e-6*size {
-					t.Fatalf("%s: row %d, column %d of %d×%d×%d is %g, want %g", test.kernel, i, j, test.m, test.n, test.k, v, want)
+					t.Fatalf("%s: row %d, column %d of %d×%d×%d is %g, want %g", test.kernel, i, j, test.m, test.n,
+						test.k, v, want)
 				}
 			}
 		}

@@ -47,8 +47,9 @@ func (e *BuildError) Error() string {
 
 func (e *BuildError) Unwrap() error { return e.Err }
 
-// Build compiles a source, or takes the result of an earlier build from the cache, if there is a cache. What the cache has but the driver does not
-// take is compiled anew. That a result cannot be kept is no error; see [Program.CacheError].
+// Build compiles a source, or takes the result of an earlier build from the cache, if there is a
+// cache. What the cache has but the driver does not take is compiled anew. That a result cannot be
+// kept is no error; see [Program.CacheError].
 func (c *Context) Build(ctx context.Context, s Source, cache *Cache) (*Program, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, c.fail(err, "compiling %s", s.Name)
@@ -84,8 +85,9 @@ func (c *Context) Build(ctx context.Context, s Source, cache *Cache) (*Program, 
 
 type compilingKey struct{}
 
-// WithCompiling gives a context with which [Context.Build] calls f before a compiler is given a source, which may take a minute. What the cache has is
-// not compiled. Several goroutines may call f at a time, and a Build that its context has ended may call f after it.
+// WithCompiling gives a context with which [Context.Build] calls f before a compiler is given a
+// source, which may take a minute. What the cache has is not compiled. Several goroutines may call
+// f at a time, and a Build that its context has ended may call f after it.
 func WithCompiling(ctx context.Context, f func(d *Device)) context.Context {
 	return context.WithValue(ctx, compilingKey{}, f)
 }
@@ -261,7 +263,8 @@ func (p *Program) Kernel(name string) (*Kernel, error) {
 func (k *Kernel) describe(handle uintptr) error {
 	d := k.context.device
 	l := d.library
-	group, err := askNumber[uintptr]("clGetKernelWorkGroupInfo", func(size uintptr, value unsafe.Pointer, bytes *uintptr) int32 {
+	group, err := askNumber[uintptr]("clGetKernelWorkGroupInfo", func(size uintptr, value unsafe.Pointer,
+		bytes *uintptr) int32 {
 		return l.GetKernelWorkGroupInfo(handle, d.id, kernelWorkGroupSize, size, value, bytes)
 	})
 	if err != nil {
@@ -355,7 +358,8 @@ func (k *Kernel) fits(q *Queue, global, local []int, args []Argument) error {
 	items := 1
 	for i, n := range local {
 		if n < 1 || global[i] < 1 || global[i]%n != 0 {
-			return fmt.Errorf("sizes %v in groups of %v; a size must be a multiple of its group's, from 1 on", global, local)
+			return fmt.Errorf("sizes %v in groups of %v; a size must be a multiple of its group's, from 1 on", global,
+				local)
 		}
 		if n > k.limit/items {
 			return fmt.Errorf("groups of %v; the kernel can have %d work-items in one", local, k.limit)
@@ -377,15 +381,17 @@ func (k *Kernel) fits(q *Queue, global, local []int, args []Argument) error {
 			return fmt.Errorf("argument %d is a buffer of another context", i)
 		case a.space == "local":
 			if inGroup += int64(a.bytes); a.bytes < 1 || inGroup > k.context.device.LocalMemory {
-				return fmt.Errorf("argument %d is %d bytes of local memory; there are from 1 to %d, for all arguments together", i, a.bytes, k.context.device.LocalMemory)
+				return fmt.Errorf("argument %d is %d bytes of local memory; there are from 1 to %d, for all "+
+					"arguments together", i, a.bytes, k.context.device.LocalMemory)
 			}
 		}
 	}
 	return nil
 }
 
-// Launch gives the queue a kernel to run on so many work-items, in groups of so many, which must divide the sizes. Number, kind and type of the
-// arguments are checked before. Launch does not wait.
+// Launch gives the queue a kernel to run on so many work-items, in groups of so many, which must
+// divide the sizes. Number, kind and type of the arguments are checked before. Launch does not
+// wait.
 func (q *Queue) Launch(k *Kernel, global, local []int, args ...Argument) error {
 	return q.launch(k, global, local, args, func(enqueue func(queue uintptr, event *uintptr) int32) error {
 		return q.give(launchCall, func(queue uintptr) int32 { return enqueue(queue, nil) })
@@ -404,7 +410,8 @@ func (q *Queue) LaunchEvent(k *Kernel, global, local []int, args ...Argument) (e
 const launchCall = "clEnqueueNDRangeKernel"
 
 // launch checks and sets the arguments, and has the kernel given to the queue.
-func (q *Queue) launch(k *Kernel, global, local []int, args []Argument, give func(enqueue func(queue uintptr, event *uintptr) int32) error) error {
+func (q *Queue) launch(k *Kernel, global, local []int, args []Argument,
+	give func(enqueue func(queue uintptr, event *uintptr) int32) error) error {
 	if err := k.fits(q, global, local, args); err != nil {
 		return fmt.Errorf("opencl: kernel %s: %w", k.name, err)
 	}

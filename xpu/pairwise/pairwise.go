@@ -1,7 +1,9 @@
-// Package pairwise makes the exchanges of a group out of messages between two ranks, for links that have nothing better.
+// Package pairwise makes the exchanges of a group out of messages between two ranks, for links that
+// have nothing better.
 //
-// A piece goes from its sender to its receiver directly, so that a rank sends no more bytes than it must. All messages of a call are on their way
-// at the same time; each rank begins with its next neighbour, so that not all send to the same one.
+// A piece goes from its sender to its receiver directly, so that a rank sends no more bytes than it
+// must. All messages of a call are on their way at the same time; each rank begins with its next
+// neighbour, so that not all send to the same one.
 package pairwise
 
 import (
@@ -10,8 +12,8 @@ import (
 	"fmt"
 )
 
-// Messages carries messages between this rank and others. The messages between two ranks arrive in the order in which they were sent. Errors
-// show in Wait.
+// Messages carries messages between this rank and others. The messages between two ranks arrive in
+// the order in which they were sent. Errors show in Wait.
 type Messages interface {
 	// Begin starts a call, which Wait ends.
 	Begin(ctx context.Context) error
@@ -19,7 +21,8 @@ type Messages interface {
 	Push(to int, op Operation, data []byte)
 	// Pull receives data from another rank, as part of an operation.
 	Pull(from int, op Operation, data []byte)
-	// Wait returns when what was pushed and pulled since Begin has gone and come, or never will; nobody touches data any more then.
+	// Wait returns when what was pushed and pulled since Begin has gone and come, or never will;
+	// nobody touches data any more then.
 	Wait(ctx context.Context) error
 }
 
@@ -37,14 +40,16 @@ const (
 )
 
 func (o Operation) String() string {
-	names := [...]string{"no operation", "an all-to-all", "an all-gather", "a broadcast", "a barrier", "a send", "a split"}
+	names := [...]string{"no operation", "an all-to-all", "an all-gather", "a broadcast", "a barrier", "a send",
+		"a split"}
 	if int(o) < len(names) {
 		return names[o]
 	}
 	return fmt.Sprintf("operation %d", uint8(o))
 }
 
-// A Group is this rank's place among those that exchange messages. Its methods are those of [mula/xpu.Link] of the same names.
+// A Group is this rank's place among those that exchange messages. Its methods are those of
+// [mula/xpu.Link] of the same names.
 type Group struct {
 	messages   Messages
 	name       string // of the link, in messages
@@ -119,8 +124,8 @@ func (g *Group) keep(dst, src []byte) error {
 	return nil
 }
 
-// Broadcast fills data with that of the root. The ranks form a tree: each passes data on to those as far from it as powers of two below its own
-// distance from the root.
+// Broadcast fills data with that of the root. The ranks form a tree: each passes data on to those
+// as far from it as powers of two below its own distance from the root.
 func (g *Group) Broadcast(ctx context.Context, root int, data []byte) error {
 	if len(data) == 0 {
 		return g.nothing(ctx)
@@ -157,7 +162,8 @@ func (g *Group) nothing(ctx context.Context) error {
 	return g.messages.Wait(ctx)
 }
 
-// Barrier returns when all ranks have called it. In round i a rank hears from the one 2^i below it, which by then has heard from 2^i.
+// Barrier returns when all ranks have called it. In round i a rank hears from the one 2^i below it,
+// which by then has heard from 2^i.
 func (g *Group) Barrier(ctx context.Context) error {
 	if g.size == 1 {
 		return g.nothing(ctx)

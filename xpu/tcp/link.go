@@ -50,7 +50,8 @@ func newWorld(rank int, conns []net.Conn) *link {
 		}
 		if tcp, ok := conn.(*net.TCPConn); ok {
 			tcp.SetNoDelay(true)
-			tcp.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 6})
+			tcp.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second,
+				Count: 6})
 		}
 		peers[r] = newPeer(r, conn)
 	}
@@ -70,7 +71,8 @@ func newWorld(rank int, conns []net.Conn) *link {
 	return l
 }
 
-// open returns the link of a channel to the peers given, by rank in the group, nil for this rank itself.
+// open returns the link of a channel to the peers given, by rank in the group, nil for this rank
+// itself.
 func open(id uint64, rank int, peers []*peer) *link {
 	l := &link{id: id, streams: make([]*stream, len(peers)), ready: make(chan struct{}, 1), ended: make(chan struct{})}
 	l.Group = pairwise.NewGroup("tcp", rank, len(peers), l)
@@ -192,8 +194,8 @@ func (l *link) children() []*link {
 	return l.parts
 }
 
-// stop ends the group at this rank, once. When it returns, nobody touches data of a call in progress. last adds to each stream what is still
-// to be sent.
+// stop ends the group at this rank, once. When it returns, nobody touches data of a call in
+// progress. last adds to each stream what is still to be sent.
 func (l *link) stop(err error, last func(*stream)) {
 	l.end.Do(func() {
 		l.err = err
@@ -235,7 +237,8 @@ func (l *link) Split(ctx context.Context, color, key int) (xpu.Link, error) {
 			members = append(members, r)
 		}
 	}
-	// No two groups that share a rank have the same id, and all members find the same one without asking.
+	// No two groups that share a rank have the same id, and all members find the same one without
+	// asking.
 	sum := sha256.Sum256(fmt.Appendf(nil, "%d/%d/%d", l.id, l.splits, members[0]))
 	id := binary.LittleEndian.Uint64(sum[:]) | 1
 	slices.SortStableFunc(members, func(a, b int) int { return cmp.Compare(keys[a], keys[b]) })
@@ -285,8 +288,8 @@ func (l *link) Close() error {
 	return nil
 }
 
-// leave ends the connections of the process when the others have what they were sent. If the group has failed, orderly is false, and they
-// have not been told yet that this rank leaves.
+// leave ends the connections of the process when the others have what they were sent. If the group
+// has failed, orderly is false, and they have not been told yet that this rank leaves.
 func (l *link) leave(orderly bool) {
 	limit, late := time.NewTimer(farewellTime), false
 	defer limit.Stop()

@@ -18,9 +18,11 @@ import (
 //
 //	channel uint64 | kind uint8 | 0, 0, 0 | length uint32
 //
-// A channel is the part of a group in a connection. Its data frames form a stream of messages, each preceded by 16 bytes: operation uint8, seven
-// zeros, length uint64. A sender is at most window bytes ahead of what the receiver has taken, who says by credit frames how much that is; so
-// neither a slow receiver nor a hostile sender fills the memory, and no channel stands in the way of another.
+// A channel is the part of a group in a connection. Its data frames form a stream of messages, each
+// preceded by 16 bytes: operation uint8, seven zeros, length uint64. A sender is at most window
+// bytes ahead of what the receiver has taken, who says by credit frames how much that is; so
+// neither a slow receiver nor a hostile sender fills the memory, and no channel stands in the way
+// of another.
 const (
 	frameData     = iota // the next bytes of the channel's stream
 	frameCredit          // length more bytes may be sent; no bytes follow
@@ -39,8 +41,8 @@ const (
 // farewellTime is how long the end of the world waits for the others to take what they were sent.
 const farewellTime = 5 * time.Second
 
-// A peer is the connection to another rank of the world. One goroutine reads and never waits for anything else, so that both sides of a
-// connection can always write; another writes.
+// A peer is the connection to another rank of the world. One goroutine reads and never waits for
+// anything else, so that both sides of a connection can always write; another writes.
 type peer struct {
 	rank int // in the world
 	conn net.Conn
@@ -137,7 +139,8 @@ func (s *stream) push(m message) error {
 	return nil
 }
 
-// schedule puts the stream where the writer finds it, if there is something it can send. p.mu is held.
+// schedule puts the stream where the writer finds it, if there is something it can send. p.mu is
+// held.
 func (s *stream) schedule() {
 	if !s.queued && s.next < len(s.queue) && (s.credit > 0 || s.queue[s.next].last) {
 		s.queued = true
@@ -183,7 +186,8 @@ func (s *stream) gone() error {
 	return fmt.Errorf("tcp: %v has left: %w", s.peer, xpu.ErrPeerLost)
 }
 
-// take gives the message that is wanted what it still needs of b, and returns the rest. p.mu is held.
+// take gives the message that is wanted what it still needs of b, and returns the rest. p.mu is
+// held.
 func (s *stream) take(b []byte) ([]byte, error) {
 	before := len(b)
 	for s.wanted && len(b) > 0 {
@@ -199,7 +203,8 @@ func (s *stream) take(b []byte) ([]byte, error) {
 				return nil, fmt.Errorf("tcp: %v does %v where this rank does %v", s.peer, op, s.op)
 			}
 			if length != uint64(len(s.dst)) {
-				return nil, fmt.Errorf("tcp: %v sends %d bytes in %v where this rank expects %d", s.peer, length, op, len(s.dst))
+				return nil, fmt.Errorf("tcp: %v sends %d bytes in %v where this rank expects %d", s.peer, length, op,
+					len(s.dst))
 			}
 		}
 		n := copy(s.dst[s.taken:], b)
@@ -373,7 +378,8 @@ func (p *peer) lost(err error) {
 	}
 }
 
-// fill puts the next frames into b, as much as fits, and says whether the connection is done. It waits until there is something. p.mu is held.
+// fill puts the next frames into b, as much as fits, and says whether the connection is done. It
+// waits until there is something. p.mu is held.
 func (p *peer) fill(b []byte) ([]byte, bool) {
 	for len(p.control) == 0 && len(p.owing) == 0 && len(p.ready) == 0 {
 		if p.closed {

@@ -134,7 +134,8 @@ func FuzzPeer(f *testing.F) {
 			}
 		}
 		p.lost(err)
-		if err := l.Wait(t.Context()); err != nil && !errors.Is(err, xpu.ErrPeerLost) && !strings.Contains(err.Error(), "where this rank") {
+		if err := l.Wait(t.Context()); err != nil && !errors.Is(err, xpu.ErrPeerLost) && !strings.Contains(err.Error(),
+			"where this rank") {
 			t.Errorf("the group's error: %v", err)
 		}
 		if err := l.Barrier(t.Context()); err == nil {

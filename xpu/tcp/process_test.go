@@ -70,7 +70,8 @@ func processes(t *testing.T, size int, role, folder string) (xpu.Link, []*exec.C
 	commands, outputs := make([]*exec.Cmd, size), make([]*strings.Builder, size)
 	for r := 1; r < size; r++ {
 		cmd := exec.CommandContext(t.Context(), os.Args[0])
-		cmd.Env = append(os.Environ(), roleVariable+"="+role, folderVariable+"="+folder, fmt.Sprintf("%s=%d", RankVariable, r),
+		cmd.Env = append(os.Environ(), roleVariable+"="+role, folderVariable+"="+folder,
+			fmt.Sprintf("%s=%d", RankVariable, r),
 			fmt.Sprintf("%s=%d", SizeVariable, size), AddressVariable+"="+o.Address, SecretVariable+"="+o.Secret)
 		outputs[r] = new(strings.Builder)
 		cmd.Stdout, cmd.Stderr = outputs[r], outputs[r]
@@ -99,7 +100,8 @@ func TestProcesses(t *testing.T) {
 	}
 }
 
-// A rank that is killed is named to all that wait, for whomever they wait, and whatever they do afterwards.
+// A rank that is killed is named to all that wait, for whomever they wait, and whatever they do
+// afterwards.
 func TestKilledProcess(t *testing.T) {
 	link, commands, outputs := processes(t, 4, "waits", "")
 	var waiting sync.WaitGroup

@@ -16,16 +16,19 @@ import (
 	"time"
 )
 
-// How ranks find each other. Every rank but 0 dials rank 0, and says where it listens itself. When all have come, rank 0 sends each the list
-// of these addresses, and each rank dials those between 0 and itself. On every connection the two sides greet first:
+// How ranks find each other. Every rank but 0 dials rank 0, and says where it listens itself. When
+// all have come, rank 0 sends each the list of these addresses, and each rank dials those between 0
+// and itself. On every connection the two sides greet first:
 //
 //	acceptor → dialer: magic, version, nonce
 //	dialer → acceptor: magic, version, rank, size, port, run, nonce, length of host, host, proof
 //	acceptor → dialer: accepted, run, proof; or refused and why
 //
-// A rank that has all its connections says so to rank 0, which lets all go when it has heard all: if one dies before that, nobody waits for it.
+// A rank that has all its connections says so to rank 0, which lets all go when it has heard all:
+// if one dies before that, nobody waits for it.
 //
-// A proof is an HMAC-SHA256, keyed by the secret, of the other side's nonce and of what this side says.
+// A proof is an HMAC-SHA256, keyed by the secret, of the other side's nonce and of what this side
+// says.
 const (
 	magic   = "mula/tcp"
 	version = 2
@@ -47,7 +50,8 @@ type hello struct {
 	host       string // at which others reach the dialer; "" is the one that the acceptor sees
 }
 
-// errSilent is the error of a greeting when the other side has said nothing: it may be about to end, and its successor not yet there.
+// errSilent is the error of a greeting when the other side has said nothing: it may be about to
+// end, and its successor not yet there.
 var errSilent = errors.New("nobody answers")
 
 func proof(secret, side string, parts ...[]byte) []byte {
@@ -81,7 +85,8 @@ func greet(conn net.Conn, secret string, h hello) ([16]byte, error) {
 		return run, errors.New("what answers there is not mula")
 	}
 	if v := binary.LittleEndian.Uint32(greeting[8:]); v != version {
-		return run, fmt.Errorf("it speaks version %d of the protocol between ranks, this program version %d: start the same mula everywhere", v, version)
+		return run, fmt.Errorf("it speaks version %d of the protocol between ranks, this program version %d: start "+
+			"the same mula everywhere", v, version)
 	}
 	if _, err := io.ReadFull(conn, greeting[12:]); err != nil {
 		return run, err
@@ -135,7 +140,8 @@ func admit(conn net.Conn, secret string, run [16]byte, check func(hello) string)
 		return h, errors.New("it is not mula")
 	}
 	if v := binary.LittleEndian.Uint32(said[8:]); v != version {
-		return refuse(fmt.Sprintf("it speaks version %d of the protocol between ranks, the other side version %d: start the same mula everywhere", v, version))
+		return refuse(fmt.Sprintf("it speaks version %d of the protocol between ranks, the other side version %d: "+
+			"start the same mula everywhere", v, version))
 	}
 	if _, err := io.ReadFull(conn, said[12:]); err != nil {
 		return h, err
@@ -152,7 +158,8 @@ func admit(conn net.Conn, secret string, run [16]byte, check func(hello) string)
 	if !hmac.Equal(said[len(body):], proof(secret, "dialer", nonce, body)) {
 		return refuse(fmt.Sprintf("its secret (%s) is another one", SecretVariable))
 	}
-	h.rank, h.size, h.port = binary.LittleEndian.Uint32(said[12:]), binary.LittleEndian.Uint32(said[16:]), binary.LittleEndian.Uint32(said[20:])
+	h.rank, h.size, h.port = binary.LittleEndian.Uint32(said[12:]), binary.LittleEndian.Uint32(said[16:]),
+		binary.LittleEndian.Uint32(said[20:])
 	copy(h.run[:], said[24:40])
 	h.host = string(body[helloBytes:])
 	if reason := check(h); reason != "" {
@@ -170,7 +177,10 @@ type waiting struct {
 }
 
 func newWaiting(o Options) *waiting {
-	return &waiting{text: func() string { return fmt.Sprintf("rank %d of %d waits for the other ranks", o.Rank, o.Size) }}
+	return &waiting{text: func() string {
+		return fmt.Sprintf("rank %d of %d waits for the other ranks", o.Rank,
+			o.Size)
+	}}
 }
 
 func (w *waiting) set(text func() string) {
@@ -214,7 +224,8 @@ func (w *waiting) report(o Options) (stop func()) {
 	return func() { close(ended); <-done }
 }
 
-// missing names the ranks above low that have no connection, with their addresses in list if there is one.
+// missing names the ranks above low that have no connection, with their addresses in list if there
+// is one.
 func missing(conns []net.Conn, low int, list []string) string {
 	var names []string
 	for r := low + 1; r < len(conns); r++ {
@@ -258,7 +269,8 @@ func rendezvous(ctx context.Context, o Options, w *waiting, listener net.Listene
 		}
 		return release(ctx, o, w, conns)
 	}
-	// The others reach this rank under the address that it announces, or under the one that rank 0 sees.
+	// The others reach this rank under the address that it announces, or under the one that rank 0
+	// sees.
 	bound := listener.Addr().(*net.TCPAddr)
 	announced, port, err := o.announced(uint32(bound.Port))
 	if err != nil {
@@ -274,7 +286,8 @@ func rendezvous(ctx context.Context, o Options, w *waiting, listener net.Listene
 		return fmt.Errorf("tcp: rank %d of %d does not reach %s: %w", o.Rank, o.Size, at, err)
 	}
 	conns[0] = conn
-	others := fmt.Sprintf("rank %d of %d has reached %s and waits for the other ranks, which rank 0 names", o.Rank, o.Size, at)
+	others := fmt.Sprintf("rank %d of %d has reached %s and waits for the other ranks, which rank 0 names", o.Rank,
+		o.Size, at)
 	w.set(func() string { return others })
 	list, err := within(ctx, conn, 0, func() ([]string, error) { return readList(conn, o.Size) })
 	if err != nil {
@@ -293,7 +306,8 @@ func rendezvous(ctx context.Context, o Options, w *waiting, listener net.Listene
 	go func() {
 		_, err := within(ctx, conn, 0, func() (int, error) { return io.ReadFull(conn, make([]byte, 1)) })
 		if err != nil {
-			err = fmt.Errorf("tcp: rank %d of %d waits at %s until all ranks are connected to each other: %w", o.Rank, o.Size, at, err)
+			err = fmt.Errorf("tcp: rank %d of %d waits at %s until all ranks are connected to each other: %w", o.Rank,
+				o.Size, at, err)
 			giveUp(err)
 		}
 		released <- err
@@ -301,7 +315,8 @@ func rendezvous(ctx context.Context, o Options, w *waiting, listener net.Listene
 	err = meet(ctx, o, w, listener, h, run, list, conns)
 	if err == nil {
 		w.set(func() string {
-			return fmt.Sprintf("rank %d of %d waits until all ranks are connected to each other; rank 0 names those that are not", o.Rank, o.Size)
+			return fmt.Sprintf("rank %d of %d waits until all ranks are connected to each other; rank 0 names those "+
+				"that are not", o.Rank, o.Size)
 		})
 		_, err = conn.Write([]byte{1})
 	}
@@ -314,7 +329,8 @@ func rendezvous(ctx context.Context, o Options, w *waiting, listener net.Listene
 }
 
 // meet fills in the connections to the ranks above 0, which listen at the addresses in list.
-func meet(ctx context.Context, o Options, w *waiting, listener net.Listener, h hello, run [16]byte, list []string, conns []net.Conn) error {
+func meet(ctx context.Context, o Options, w *waiting, listener net.Listener, h hello, run [16]byte, list []string,
+	conns []net.Conn) error {
 	accepted := make(chan error, 1)
 	above := make([]net.Conn, o.Size)
 	dialed := newWaiting(o) // what accept waits for is of interest when this rank has dialed all that it dials
@@ -351,7 +367,8 @@ func release(ctx context.Context, o Options, w *waiting, conns []net.Conn) error
 		list[r+1] = conn.RemoteAddr().String()
 	}
 	w.set(func() string {
-		return fmt.Sprintf("all %d ranks have come; rank 0 waits for %s to connect to the others", o.Size, missing(ready, 0, list))
+		return fmt.Sprintf("all %d ranks have come; rank 0 waits for %s to connect to the others", o.Size,
+			missing(ready, 0, list))
 	})
 	errs := make(chan error)
 	for r, conn := range conns[1:] {
@@ -390,8 +407,8 @@ func isLoopback(host string) bool {
 	return host == "" || host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-// within runs f, which uses the connection, until f returns, ctx is done, or the limit is over if it is not 0. An error that f has found out
-// is returned even if ctx ends at the same moment.
+// within runs f, which uses the connection, until f returns, ctx is done, or the limit is over if
+// it is not 0. An error that f has found out is returned even if ctx ends at the same moment.
 func within[T any](ctx context.Context, conn net.Conn, limit time.Duration, f func() (T, error)) (T, error) {
 	if limit > 0 {
 		conn.SetDeadline(time.Now().Add(limit))
@@ -400,7 +417,8 @@ func within[T any](ctx context.Context, conn net.Conn, limit time.Duration, f fu
 	v, err := f()
 	ended := errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
 	if !stop() {
-		// The deadline is set, so the connection cannot be used any more, and an error of the connection says nothing new.
+		// The deadline is set, so the connection cannot be used any more, and an error of the
+		// connection says nothing new.
 		var network net.Error
 		if err == nil || ended || errors.As(err, &network) {
 			err = context.Cause(ctx)
@@ -414,7 +432,8 @@ func within[T any](ctx context.Context, conn net.Conn, limit time.Duration, f fu
 	return v, err
 }
 
-// dial connects and greets. While nobody answers it tries again, until ctx is done. at says in words who is dialed.
+// dial connects and greets. While nobody answers it tries again, until ctx is done. at says in
+// words who is dialed.
 func dial(ctx context.Context, o Options, w *waiting, at, address string, h hello) (net.Conn, [16]byte, error) {
 	var last error // why the last try failed that ctx did not end
 	w.set(func() string {
@@ -428,7 +447,8 @@ func dial(ctx context.Context, o Options, w *waiting, at, address string, h hell
 		conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
 		var run [16]byte
 		if err == nil {
-			if run, err = within(ctx, conn, greetTime, func() ([16]byte, error) { return greet(conn, o.Secret, h) }); err == nil {
+			if run, err = within(ctx, conn, greetTime,
+				func() ([16]byte, error) { return greet(conn, o.Secret, h) }); err == nil {
 				return conn, run, nil
 			}
 			conn.Close()
@@ -452,9 +472,11 @@ func dial(ctx context.Context, o Options, w *waiting, at, address string, h hell
 	}
 }
 
-// accept fills in the connections to all higher ranks, and returns the addresses at which they say that they listen; without a host if it is
-// the one of rank 0. It closes the listener. list has addresses of all ranks, or is nil if they are not known.
-func accept(ctx context.Context, o Options, w *waiting, listener net.Listener, run [16]byte, conns []net.Conn, list []string) ([]string, error) {
+// accept fills in the connections to all higher ranks, and returns the addresses at which they say
+// that they listen; without a host if it is the one of rank 0. It closes the listener. list has
+// addresses of all ranks, or is nil if they are not known.
+func accept(ctx context.Context, o Options, w *waiting, listener net.Listener, run [16]byte, conns []net.Conn,
+	list []string) ([]string, error) {
 	type guest struct {
 		conn net.Conn
 		h    hello
@@ -467,7 +489,8 @@ func accept(ctx context.Context, o Options, w *waiting, listener net.Listener, r
 	check := func(h hello) string {
 		switch {
 		case h.size != uint32(o.Size):
-			return fmt.Sprintf("it is of a world of %d ranks, rank %d of one of %d (%s)", h.size, o.Rank, o.Size, SizeVariable)
+			return fmt.Sprintf("it is of a world of %d ranks, rank %d of one of %d (%s)", h.size, o.Rank, o.Size,
+				SizeVariable)
 		case h.rank >= h.size || int(h.rank) <= o.Rank:
 			return fmt.Sprintf("rank %d has no business with rank %d", h.rank, o.Rank)
 		case o.Rank > 0 && h.run != run:
@@ -489,7 +512,10 @@ func accept(ctx context.Context, o Options, w *waiting, listener net.Listener, r
 				return
 			}
 			busy.Go(func() {
-				h, err := within(ctx, conn, greetTime, func() (hello, error) { return admit(conn, o.Secret, run, check) })
+				h, err := within(ctx, conn, greetTime, func() (hello, error) {
+					return admit(conn, o.Secret, run,
+						check)
+				})
 				select {
 				case guests <- guest{conn, h, err}:
 				case <-done:
@@ -501,7 +527,8 @@ func accept(ctx context.Context, o Options, w *waiting, listener net.Listener, r
 	addresses := make([]string, o.Size)
 	var refused string // the last one
 	text := func() string {
-		text := fmt.Sprintf("rank %d of %d, which listens at %s, waits for %s", o.Rank, o.Size, listener.Addr(), missing(conns, o.Rank, list))
+		text := fmt.Sprintf("rank %d of %d, which listens at %s, waits for %s", o.Rank, o.Size, listener.Addr(),
+			missing(conns, o.Rank, list))
 		if refused != "" {
 			text += "; it has refused " + refused
 		}
@@ -536,9 +563,11 @@ func accept(ctx context.Context, o Options, w *waiting, listener net.Listener, r
 			case g.err != nil:
 				refuse(g)
 			case conns[g.h.rank] != nil:
-				// It has been let in, and finds the connection closed. Which of the two is right cannot be known here.
+				// It has been let in, and finds the connection closed. Which of the two is right
+				// cannot be known here.
 				g.conn.Close()
-				return nil, fmt.Errorf("tcp: two processes, at %s and %s, say that they are rank %d (%s)", conns[g.h.rank].RemoteAddr(), g.conn.RemoteAddr(), g.h.rank, RankVariable)
+				return nil, fmt.Errorf("tcp: two processes, at %s and %s, say that they are rank %d (%s)",
+					conns[g.h.rank].RemoteAddr(), g.conn.RemoteAddr(), g.h.rank, RankVariable)
 			default:
 				address, err := g.h.address(g.conn)
 				if err != nil {
@@ -555,8 +584,9 @@ func accept(ctx context.Context, o Options, w *waiting, listener net.Listener, r
 	return addresses, nil
 }
 
-// address is where others reach the rank that said hello over the connection. It has no host if the rank is on this machine and did not name one:
-// then the others use the name of rank 0, because the address that is seen here may be good on this machine only.
+// address is where others reach the rank that said hello over the connection. It has no host if the
+// rank is on this machine and did not name one: then the others use the name of rank 0, because the
+// address that is seen here may be good on this machine only.
 func (h hello) address(conn net.Conn) (string, error) {
 	host := h.host
 	if host == "" {

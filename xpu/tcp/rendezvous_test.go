@@ -37,7 +37,8 @@ func wants(t *testing.T, who string, err error, parts ...string) {
 	}
 }
 
-// Ranks that do not belong to the world are told why, and rank 0 says who it has refused; the right ones still come in.
+// Ranks that do not belong to the world are told why, and rank 0 says who it has refused; the right
+// ones still come in.
 func TestRefused(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -89,7 +90,8 @@ func TestStrangers(t *testing.T) {
 	}
 	dial() // says nothing, and stays
 	dial().Close()
-	for _, says := range []string{"GET / HTTP/1.1\r\nHost: rank0\r\n\r\n" + strings.Repeat("x", helloBytes), magic + strings.Repeat("\x01", 4), magic + "\x02\x00\x00\x00" + strings.Repeat("\xff", 1000)} {
+	for _, says := range []string{"GET / HTTP/1.1\r\nHost: rank0\r\n\r\n" + strings.Repeat("x", helloBytes),
+		magic + strings.Repeat("\x01", 4), magic + "\x02\x00\x00\x00" + strings.Repeat("\xff", 1000)} {
 		conn := dial()
 		if _, err := conn.Write([]byte(says)); err != nil {
 			t.Fatal(err)
@@ -123,7 +125,8 @@ func TestWrongServers(t *testing.T) {
 	for _, c := range []struct{ name, answer, says string }{
 		{"another protocol", "HTTP/1.1 400 Bad Request\r\n\r\n" + strings.Repeat("x", 1000), "not mula"},
 		{"another version", magic + "\x09\x00\x00\x00" + strings.Repeat("n", 32), "version 9"},
-		{"no secret", magic + "\x02\x00\x00\x00" + strings.Repeat("n", 32) + "\x00\x00" + strings.Repeat("n", answerBytes-2), SecretVariable},
+		{"no secret", magic + "\x02\x00\x00\x00" + strings.Repeat("n", 32) + "\x00\x00" + strings.Repeat("n",
+			answerBytes-2), SecretVariable},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			listener := listen(t)
@@ -161,7 +164,8 @@ func TestTwoOfOneRank(t *testing.T) {
 	wants(t, "a rank 1", errs[2], "closed the connection")
 }
 
-// A rank that is there before rank 0 waits for it, also when somebody else has just had the address.
+// A rank that is there before rank 0 waits for it, also when somebody else has just had the
+// address.
 func TestRankZeroComesLate(t *testing.T) {
 	first := listen(t)
 	address := first.Addr().String()
@@ -203,7 +207,8 @@ func TestNobodyThere(t *testing.T) {
 }
 
 func TestFromEnvironment(t *testing.T) {
-	names := []string{RankVariable, SizeVariable, AddressVariable, SecretVariable, ListenVariable, AnnounceVariable, JoinTimeoutVariable}
+	names := []string{RankVariable, SizeVariable, AddressVariable, SecretVariable, ListenVariable, AnnounceVariable,
+		JoinTimeoutVariable}
 	for _, c := range []struct {
 		values []string
 		says   string // the error, or nothing
@@ -246,7 +251,8 @@ func TestFromEnvironment(t *testing.T) {
 }
 
 func TestList(t *testing.T) {
-	if list, err := readList(strings.NewReader("\x00\x00\x03\x00a:1"), 2); err != nil || !slices.Equal(list, []string{"", "a:1"}) {
+	if list, err := readList(strings.NewReader("\x00\x00\x03\x00a:1"), 2); err != nil ||
+		!slices.Equal(list, []string{"", "a:1"}) {
 		t.Errorf("%q, %v", list, err)
 	}
 	_, err := readList(strings.NewReader("\xff\xff"+strings.Repeat("x", 70000)), 2)
@@ -256,8 +262,8 @@ func TestList(t *testing.T) {
 	}
 }
 
-// An error that is known is returned although the context ends at the same moment; an error of the connection is not, because the end of the
-// context may have caused it.
+// An error that is known is returned although the context ends at the same moment; an error of the
+// connection is not, because the end of the context may have caused it.
 func TestWithinKeepsKnownErrors(t *testing.T) {
 	refused := errors.New("it refuses this rank")
 	read := func(conn net.Conn) error { _, err := io.ReadFull(conn, make([]byte, 1)); return err }
@@ -269,7 +275,8 @@ func TestWithinKeepsKnownErrors(t *testing.T) {
 		{"refusal", func(_ net.Conn, cancel func()) error { cancel(); return refused }, refused},
 		{"success", func(_ net.Conn, cancel func()) error { cancel(); return nil }, context.Canceled},
 		{"read", func(conn net.Conn, cancel func()) error { cancel(); return read(conn) }, context.Canceled},
-		{"end of the connection", func(_ net.Conn, cancel func()) error { cancel(); return io.ErrUnexpectedEOF }, context.Canceled},
+		{"end of the connection", func(_ net.Conn, cancel func()) error { cancel(); return io.ErrUnexpectedEOF },
+			context.Canceled},
 		{"refusal before", func(net.Conn, func()) error { return refused }, refused},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -305,7 +312,8 @@ func told() (waiting func(string), until func(parts ...string)) {
 	return waiting, until
 }
 
-// While ranks are missing, those that wait say so and name them. When the missing ranks come, all go on.
+// While ranks are missing, those that wait say so and name them. When the missing ranks come, all
+// go on.
 func TestMissingRanksAreNamed(t *testing.T) {
 	listener := listen(t)
 	const size = 5
@@ -313,7 +321,8 @@ func TestMissingRanksAreNamed(t *testing.T) {
 	errs := make([]error, size)
 	var running sync.WaitGroup
 	start := func(rank int, waiting func(string)) {
-		o := Options{Address: listener.Addr().String(), Rank: rank, Size: size, Secret: "s3cret", Limit: time.Hour, Waiting: waiting, interval: time.Millisecond}
+		o := Options{Address: listener.Addr().String(), Rank: rank, Size: size, Secret: "s3cret", Limit: time.Hour,
+			Waiting: waiting, interval: time.Millisecond}
 		running.Go(func() {
 			if rank == 0 {
 				links[0], errs[0] = join(t.Context(), o, listener)
@@ -363,7 +372,8 @@ func TestStoppedWhileDialing(t *testing.T) {
 	var err error
 	var running sync.WaitGroup
 	running.Go(func() {
-		_, err = Join(ctx, Options{Address: address, Rank: 1, Size: 2, Secret: "s3cret", Waiting: waiting, interval: time.Millisecond})
+		_, err = Join(ctx, Options{Address: address, Rank: 1, Size: 2, Secret: "s3cret", Waiting: waiting,
+			interval: time.Millisecond})
 	})
 	until("rank 1 of 2", address, "refused")
 	cancel()
@@ -374,7 +384,8 @@ func TestStoppedWhileDialing(t *testing.T) {
 	}
 }
 
-// forward is a service in front of a listener, as Kubernetes has them: it has an address of its own, and its clients are not seen behind it.
+// forward is a service in front of a listener, as Kubernetes has them: it has an address of its
+// own, and its clients are not seen behind it.
 func forward(t *testing.T, to string) string {
 	t.Helper()
 	service := listen(t)
@@ -400,7 +411,8 @@ func forward(t *testing.T, to string) string {
 	return service.Addr().String()
 }
 
-// Rank 0 listens at an address of its own when MULA_ADDRESS is that of a service; the others announce theirs.
+// Rank 0 listens at an address of its own when MULA_ADDRESS is that of a service; the others
+// announce theirs.
 func TestBehindService(t *testing.T) {
 	const size = 4
 	zero := Options{Size: size, Secret: "s3cret", Address: "192.0.2.1:1", Listen: "127.0.0.1:0"}
@@ -459,7 +471,8 @@ func TestCannotListen(t *testing.T) {
 	_, err := Join(t.Context(), Options{Address: "192.0.2.1:29500", Size: 2, Secret: "s3cret"})
 	wants(t, "another machine's address", err, "192.0.2.1:29500", AddressVariable, "set "+ListenVariable)
 	listener := listen(t)
-	_, err = Join(t.Context(), Options{Address: "192.0.2.1:29500", Listen: listener.Addr().String(), Size: 2, Secret: "s3cret"})
+	_, err = Join(t.Context(), Options{Address: "192.0.2.1:29500", Listen: listener.Addr().String(), Size: 2,
+		Secret: "s3cret"})
 	wants(t, "a port in use", err, listener.Addr().String(), ListenVariable, "another port")
 }
 
@@ -468,9 +481,11 @@ func TestAnnounced(t *testing.T) {
 		text, host string
 		port       uint32
 	}{
-		{"", "", 7}, {"node3", "node3", 7}, {"node3:29501", "node3", 29501}, {"10.0.0.7", "10.0.0.7", 7}, {"fd00::7", "fd00::7", 7},
+		{"", "", 7}, {"node3", "node3", 7}, {"node3:29501", "node3", 29501}, {"10.0.0.7", "10.0.0.7", 7}, {"fd00::7",
+			"fd00::7", 7},
 		{"[fd00::7]:9", "fd00::7", 9}, {"[fd00::7]", "fd00::7", 7},
-		{"node3:", "", 0}, {"node3:0", "", 0}, {"node3:65536", "", 0}, {":9", "", 0}, {"a:b:c", "", 0}, {"two words", "", 0}, {strings.Repeat("x", maxHost+1), "", 0},
+		{"node3:", "", 0}, {"node3:0", "", 0}, {"node3:65536", "", 0}, {":9", "", 0}, {"a:b:c", "", 0}, {"two words",
+			"", 0}, {strings.Repeat("x", maxHost+1), "", 0},
 	} {
 		host, port, err := Options{Announce: c.text}.announced(7)
 		if c.port == 0 {

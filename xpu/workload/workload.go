@@ -1,4 +1,5 @@
-// Package workload gives every command of an [xpu.Device] at the sizes of mula-mini, for measurements of devices.
+// Package workload gives every command of an [xpu.Device] at the sizes of mula-mini, for
+// measurements of devices.
 package workload
 
 import (
@@ -27,13 +28,16 @@ const (
 // lossBlock is the number of tokens whose logits are in memory at a time.
 const lossBlock = 256
 
-// A Command is a command with its operands. It may be given any number of times, in any order with the others.
+// A Command is a command with its operands. It may be given any number of times, in any order with
+// the others.
 type Command struct {
 	Name     string
-	Elements int    // that it reads and writes at least
-	FLOPs    int    // multiplications and additions of products; of attention, those of the keys that a query may see. 0 of other commands
-	Grouped  string // the command that does the same at once, if this one multiplies for each expert by itself
-	Give     func()
+	Elements int // that it reads and writes at least
+	// multiplications and additions of products; of attention, those of the keys that a query may
+	// see. 0 of other commands
+	FLOPs   int
+	Grouped string // the command that does the same at once, if this one multiplies for each expert by itself
+	Give    func()
 }
 
 // A maker makes memory until it fails.
@@ -81,10 +85,11 @@ func (m *maker) ints(n, below int) (x []int32) {
 	return x
 }
 
-// Commands are all commands with operands, for so many rows of 512 tokens. Their memory goes with the device. It takes some 600 MB and, for each row, 50.
+// Commands are all commands with operands, for so many rows of 512 tokens. Their memory goes with
+// the device. It takes some 600 MB and, for each row, 50.
 //
-// What a command adds to is no other's operand, and what it spoils is its own and zero: numbers that grow would become infinite, and numbers that
-// shrink denormal, which is slow on some devices.
+// What a command adds to is no other's operand, and what it spoils is its own and zero: numbers
+// that grow would become infinite, and numbers that shrink denormal, which is slow on some devices.
 func Commands(ctx context.Context, d xpu.Device, rows int) ([]Command, error) {
 	m := &maker{d: d, source: rand.New(rand.NewPCG(1, 1))}
 	var all []Command
@@ -115,12 +120,17 @@ func Commands(ctx context.Context, d xpu.Device, rows int) ([]Command, error) {
 	give("NormGrad", 5*keys, 0, func() { d.NormGrad(z, nothing, x, norm, dnorm) })
 
 	h := xpu.Heads{Rows: rows, Length: length, Heads: heads, KVHeads: heads, Size: headSize}
-	p := xpu.Projections{Heads: h, QKV: m.floats(tokens * projections), QWeight: m.floats(width), KWeight: m.floats(width), Epsilon: 1e-5, RQ: m.floats(tokens),
-		RK: m.floats(tokens), Cos: m.floats(length * headSize / 2), Sin: m.floats(length * headSize / 2), Capacity: length, Q: m.floats(keys), K: m.floats(keys),
+	p := xpu.Projections{Heads: h, QKV: m.floats(tokens * projections), QWeight: m.floats(width),
+		KWeight: m.floats(width), Epsilon: 1e-5, RQ: m.floats(tokens),
+		RK: m.floats(tokens), Cos: m.floats(length * headSize / 2), Sin: m.floats(length * headSize / 2),
+		Capacity: length, Q: m.floats(keys), K: m.floats(keys),
 		V: m.floats(keys)}
-	a := xpu.Attention{Heads: h, Q: p.Q, K: p.K, V: p.V, Capacity: length, Context: m.floats(keys), LSE: m.floats(tokens * heads)}
-	w, dw, dqkv, dcontext, dx := m.floats(projections*width), m.zeros(projections*width), m.floats(tokens*projections), m.floats(keys), m.zeros(keys)
-	dk, dv, joined, dq, dkNorm := m.floats(keys), m.floats(keys), m.zeros(tokens*projections), m.zeros(width), m.zeros(width)
+	a := xpu.Attention{Heads: h, Q: p.Q, K: p.K, V: p.V, Capacity: length, Context: m.floats(keys),
+		LSE: m.floats(tokens * heads)}
+	w, dw, dqkv, dcontext, dx := m.floats(projections*width), m.zeros(projections*width), m.floats(tokens*projections),
+		m.floats(keys), m.zeros(keys)
+	dk, dv, joined, dq, dkNorm := m.floats(keys), m.floats(keys), m.zeros(tokens*projections), m.zeros(width),
+		m.zeros(width)
 	elements, flops := tokens*(width+projections)+len(w), 2*tokens*width*projections
 	give("MatMul projections", elements, flops, func() {
 		d.MatMul(false, true, tokens, projections, width, x, width, w, width, p.QKV, projections, false)
@@ -138,7 +148,8 @@ func Commands(ctx context.Context, d xpu.Device, rows int) ([]Command, error) {
 	give("JoinHeads", 8*keys, 0, func() { d.JoinHeads(p, joined, dk, dv, dq, dkNorm) })
 
 	logits := m.floats(tokens * experts)
-	r := xpu.Routing{Experts: experts, PerToken: perToken, Probs: m.floats(tokens * experts), LSE: m.floats(tokens), Chosen: m.ints(pairs, 1),
+	r := xpu.Routing{Experts: experts, PerToken: perToken, Probs: m.floats(tokens * experts), LSE: m.floats(tokens),
+		Chosen: m.ints(pairs, 1),
 		Counts: m.ints(experts, 1), RowOf: m.ints(pairs, 1), TokenOf: m.ints(pairs, 1), Weight: m.floats(pairs)}
 	stats := &xpu.RouterStats{Probs: make([]float64, experts), Counts: make([]int64, experts)}
 	slope, dweight, dlogits := m.floats(experts), m.floats(pairs), m.floats(tokens*experts)
@@ -147,7 +158,8 @@ func Commands(ctx context.Context, d xpu.Device, rows int) ([]Command, error) {
 	give("RouteGrad", 2*tokens*experts+3*pairs, 0, func() { d.RouteGrad(r, dlogits, slope, dweight, 0.1) })
 
 	gathered, dgathered := m.floats(pairs*width), m.floats(pairs*width)
-	gateUp, act, dact, rest, zero := m.floats(pairs*2*inner), m.floats(pairs*inner), m.floats(pairs*inner), m.zeros(pairs*2*inner), m.zeros(pairs*inner)
+	gateUp, act, dact, rest, zero := m.floats(pairs*2*inner), m.floats(pairs*inner), m.floats(pairs*inner),
+		m.zeros(pairs*2*inner), m.zeros(pairs*inner)
 	up, down := m.floats(experts*2*inner*width), m.floats(experts*width*inner)
 	dup, ddown, first, second := m.zeros(len(up)), m.zeros(len(down)), m.zeros(len(up)), m.zeros(len(up))
 
@@ -173,37 +185,54 @@ func Commands(ctx context.Context, d xpu.Device, rows int) ([]Command, error) {
 
 	give("GatherRows", 2*pairs*width, 0, func() { d.GatherRows(gathered, x, r.TokenOf, width) })
 	elements, flops = pairs*(width+2*inner)+len(up), 2*pairs*width*2*inner
-	give("GroupedMatMul gate and up", elements, flops, func() { d.GroupedMatMul(r.Counts, pairs, true, 2*inner, width, gathered, up, gateUp, false) })
+	give("GroupedMatMul gate and up", elements, flops, func() {
+		d.GroupedMatMul(r.Counts, pairs, true, 2*inner, width,
+			gathered, up, gateUp, false)
+	})
 	oneByOne(each(func(e, row, n int) {
-		d.MatMul(false, true, n, 2*inner, width, gathered[row*width:], width, up[e*2*inner*width:], width, gateUp[row*2*inner:], 2*inner, false)
+		d.MatMul(false, true, n, 2*inner, width, gathered[row*width:], width, up[e*2*inner*width:], width,
+			gateUp[row*2*inner:], 2*inner, false)
 	}))
-	give("GroupedMatMul gate and up, gradient of inputs", elements, flops, func() { d.GroupedMatMul(r.Counts, pairs, false, width, 2*inner, gateUp, up, dgathered, false) })
+	give("GroupedMatMul gate and up, gradient of inputs", elements, flops,
+		func() { d.GroupedMatMul(r.Counts, pairs, false, width, 2*inner, gateUp, up, dgathered, false) })
 	oneByOne(each(func(e, row, n int) {
-		d.MatMul(false, false, n, width, 2*inner, gateUp[row*2*inner:], 2*inner, up[e*2*inner*width:], width, dgathered[row*width:], width, false)
+		d.MatMul(false, false, n, width, 2*inner, gateUp[row*2*inner:], 2*inner, up[e*2*inner*width:], width,
+			dgathered[row*width:], width, false)
 	}))
-	give("GroupedWeightGrad gate and up", elements+len(up), flops, func() { d.GroupedWeightGrad(r.Counts, pairs, 2*inner, width, gateUp, gathered, dup, true) })
+	give("GroupedWeightGrad gate and up", elements+len(up), flops,
+		func() { d.GroupedWeightGrad(r.Counts, pairs, 2*inner, width, gateUp, gathered, dup, true) })
 	oneByOne(each(func(e, row, n int) {
-		d.MatMul(true, false, 2*inner, width, n, gateUp[row*2*inner:], 2*inner, gathered[row*width:], width, dup[e*2*inner*width:], width, true)
+		d.MatMul(true, false, 2*inner, width, n, gateUp[row*2*inner:], 2*inner, gathered[row*width:], width,
+			dup[e*2*inner*width:], width, true)
 	}))
 	elements, flops = pairs*(width+inner)+len(down), 2*pairs*width*inner
-	give("GroupedMatMul down", elements, flops, func() { d.GroupedMatMul(r.Counts, pairs, true, width, inner, act, down, dgathered, false) })
+	give("GroupedMatMul down", elements, flops, func() {
+		d.GroupedMatMul(r.Counts, pairs, true, width, inner, act, down,
+			dgathered, false)
+	})
 	oneByOne(each(func(e, row, n int) {
-		d.MatMul(false, true, n, width, inner, act[row*inner:], inner, down[e*width*inner:], inner, dgathered[row*width:], width, false)
+		d.MatMul(false, true, n, width, inner, act[row*inner:], inner, down[e*width*inner:], inner,
+			dgathered[row*width:], width, false)
 	}))
-	give("GroupedMatMul down, gradient of inputs", elements, flops, func() { d.GroupedMatMul(r.Counts, pairs, false, inner, width, gathered, down, dact, false) })
+	give("GroupedMatMul down, gradient of inputs", elements, flops,
+		func() { d.GroupedMatMul(r.Counts, pairs, false, inner, width, gathered, down, dact, false) })
 	oneByOne(each(func(e, row, n int) {
-		d.MatMul(false, false, n, inner, width, gathered[row*width:], width, down[e*width*inner:], inner, dact[row*inner:], inner, false)
+		d.MatMul(false, false, n, inner, width, gathered[row*width:], width, down[e*width*inner:], inner,
+			dact[row*inner:], inner, false)
 	}))
-	give("GroupedWeightGrad down", elements+len(down), flops, func() { d.GroupedWeightGrad(r.Counts, pairs, width, inner, gathered, act, ddown, true) })
+	give("GroupedWeightGrad down", elements+len(down), flops,
+		func() { d.GroupedWeightGrad(r.Counts, pairs, width, inner, gathered, act, ddown, true) })
 	oneByOne(each(func(e, row, n int) {
-		d.MatMul(true, false, width, inner, n, gathered[row*width:], width, act[row*inner:], inner, ddown[e*width*inner:], inner, true)
+		d.MatMul(true, false, width, inner, n, gathered[row*width:], width, act[row*inner:], inner,
+			ddown[e*width*inner:], inner, true)
 	}))
 	give("SwiGLU", pairs*3*inner, 0, func() { d.SwiGLU(act, gateUp, r.Weight, inner) })
 	give("SwiGLUGrad", pairs*6*inner, 0, func() { d.SwiGLUGrad(rest, act, zero, r.Weight, dweight, inner) })
 	give("SumRows", pairs*width+2*keys, 0, func() { d.SumRows(z, x, gathered, r.RowOf, perToken, width) })
 
 	block := min(tokens, lossBlock)
-	c := xpu.CrossEntropy{Width: vocabulary, Logits: m.floats(block * vocabulary), Targets: ids[:block], Loss: make([]float64, block), Scale: 1e-3}
+	c := xpu.CrossEntropy{Width: vocabulary, Logits: m.floats(block * vocabulary), Targets: ids[:block],
+		Loss: make([]float64, block), Scale: 1e-3}
 	give("MatMul logits", block*(width+vocabulary)+vocabulary*width, 2*block*width*vocabulary, func() {
 		d.MatMul(false, true, block, vocabulary, width, x, width, table, width, c.Logits, vocabulary, false)
 	})

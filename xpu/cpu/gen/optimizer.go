@@ -2,8 +2,9 @@ package main
 
 import "fmt"
 
-// updateKernels are the updates of optimizers, by name. A body handles one register of elements at offset at: w is at DI, grad at SI, and the
-// two tensors of the optimizer's state at DX and BX. It may use registers 0 to 5; constant i of updateConstants is in register 6+i.
+// updateKernels are the updates of optimizers, by name. A body handles one register of elements at
+// offset at: w is at DI, grad at SI, and the two tensors of the optimizer's state at DX and BX. It
+// may use registers 0 to 5; constant i of updateConstants is in register 6+i.
 var updateKernels = []struct {
 	name string
 	body func(e elements)
@@ -92,14 +93,17 @@ var updateKernels = []struct {
 	}},
 }
 
-// optimizerAssembly is optimizer_amd64.s. Denormal numbers count as zero and become zero: the moments of a weight that gets no more gradients
-// would otherwise shrink to denormals and stay there, each costing a hundred times an ordinary update.
+// optimizerAssembly is optimizer_amd64.s. Denormal numbers count as zero and become zero: the
+// moments of a weight that gets no more gradients would otherwise shrink to denormals and stay
+// there, each costing a hundred times an ordinary update.
 func optimizerAssembly() []byte {
 	s := file()
 	for _, v := range []isa{avx512, avx2} {
 		for _, kernel := range updateKernels {
 			name := kernel.name + v.suffix()
-			fmt.Fprintf(s, "\n// func %s(w, grad, a, b *float32, n int64, k *updateConstants)\nTEXT ·%s(SB), NOSPLIT, $8-48\n", name, name)
+			fmt.Fprintf(s,
+				"\n// func %s(w, grad, a, b *float32, n int64, k *updateConstants)\nTEXT ·%s(SB), NOSPLIT, $8-48\n",
+				name, name)
 			s.i("MOVQ w+0(FP), DI")
 			s.i("MOVQ grad+8(FP), SI")
 			s.i("MOVQ a+16(FP), DX")
@@ -170,7 +174,8 @@ func (e elements) clamp(x int) {
 	e.i("VMAXPS %s, %s, %s", e.r(x), e.k(9), e.r(x))
 }
 
-// moments updates the moments of AdamW and LAMB. Register u has the first, and q the root of the second times k[8], plus k[7].
+// moments updates the moments of AdamW and LAMB. Register u has the first, and q the root of the
+// second times k[8], plus k[7].
 func (e elements) moments() (u, q int) {
 	g, m, v := e.gradient(), 1, 2
 	u, q = 3, 4

@@ -24,18 +24,20 @@ func productAssembly() []byte {
 	return s.Bytes()
 }
 
-// Instructions of AVX512_BF16, which Go's assembler does not know. All are of the map 0F38 with W = 0 and 512 bits; operands stand as in Go's
-// syntax, the result last.
+// Instructions of AVX512_BF16, which Go's assembler does not know. All are of the map 0F38 with W =
+// 0 and 512 bits; operands stand as in Go's syntax, the result last.
 
-// dotPairs is VDPBF16PS: 32-bit element i of c becomes the sum of it and the products of the bfloat16 elements 2i+1, then 2i, of a and b. Both steps
-// are fused multiply-adds that round to nearest even, read denormal numbers as zero and make zero of denormal results.
+// dotPairs is VDPBF16PS: 32-bit element i of c becomes the sum of it and the products of the
+// bfloat16 elements 2i+1, then 2i, of a and b. Both steps are fused multiply-adds that round to
+// nearest even, read denormal numbers as zero and make zero of denormal results.
 func dotPairs(s *source, a, b, c int) { s.evex("VDPBF16PS", 2, 0x52, a, b, c) }
 
-// toBF16 is VCVTNE2PS2BF16: the lower half of dst becomes the 16 float32 elements of low rounded to bfloat16 as [mula/xpu.BF16] says, the upper half
-// those of high.
+// toBF16 is VCVTNE2PS2BF16: the lower half of dst becomes the 16 float32 elements of low rounded to
+// bfloat16 as [mula/xpu.BF16] says, the upper half those of high.
 func toBF16(s *source, low, high, dst int) { s.evex("VCVTNE2PS2BF16", 3, 0x72, low, high, dst) }
 
-// evex writes an instruction of three ZMM registers: Intel's modrm.rm, vvvv and modrm.reg. pp is 2 for the prefix F3, 3 for F2.
+// evex writes an instruction of three ZMM registers: Intel's modrm.rm, vvvv and modrm.reg. pp is 2
+// for the prefix F3, 3 for F2.
 func (s *source) evex(name string, pp, opcode, rm, vvvv, reg int) {
 	not := func(r, bit, to int) int { return (^r >> bit & 1) << to }
 	code := []any{
@@ -46,11 +48,13 @@ func (s *source) evex(name string, pp, opcode, rm, vvvv, reg int) {
 		opcode,
 		0xc0 | (reg&7)<<3 | rm&7,
 	}
-	s.i("BYTE $%#02x; BYTE $%#02x; BYTE $%#02x; BYTE $%#02x; BYTE $%#02x; BYTE $%#02x // "+name+" Z%d, Z%d, Z%d", append(code, rm, vvvv, reg)...)
+	s.i("BYTE $%#02x; BYTE $%#02x; BYTE $%#02x; BYTE $%#02x; BYTE $%#02x; BYTE $%#02x // "+name+" Z%d, Z%d, Z%d",
+		append(code, rm, vvvv, reg)...)
 }
 
-// tile writes kernelSet.tile for two registers of columns: mr rows at a time, a panel of a after the other, and what is left at the end. Registers: two
-// accumulators a row from 0 on, then the row of b in two, then two that take the elements of a in turn. With pairs the elements of a and b are
+// tile writes kernelSet.tile for two registers of columns: mr rows at a time, a panel of a after
+// the other, and what is left at the end. Registers: two accumulators a row from 0 on, then the row
+// of b in two, then two that take the elements of a in turn. With pairs the elements of a and b are
 // pairs of bfloat16.
 func tile(s *source, v isa, name string, mr int, pairs bool) {
 	s.fn(name, 64, "func "+name+"(rows, kc int64, a, b *float32, ldb int64, c *float32, ldc, mode int64)")
@@ -127,7 +131,8 @@ func tileRows(s *source, v isa, mr, rows int, pairs bool) {
 			s.i("VFMADD231PS %s, %s, %s", b1, a, v.r(2*i+1))
 		}
 	}
-	// Only the full tile is worth unrolling: the others wait for the latency of their multiply-adds.
+	// Only the full tile is worth unrolling: the others wait for the latency of their
+	// multiply-adds.
 	if rows == mr {
 		s.i("SUBQ $4, CX")
 		s.i("JLT rest%d", rows)
@@ -178,9 +183,10 @@ func tileRows(s *source, v isa, mr, rows int, pairs bool) {
 
 // packRows writes the transposing pack of width lines, kc ≥ 4 and a multiple of 4.
 //
-// Lane l of register r takes 4 elements of line 4l+r, so that a transpose of 4×4 within lanes, of 4 registers, gives 4 registers of
-// elements of all lines in order. Lines are read a cache line at a time (half of one with AVX2), for lines a power of two apart share few
-// places in the first cache, too few to keep them all until their next 16 bytes are wanted.
+// Lane l of register r takes 4 elements of line 4l+r, so that a transpose of 4×4 within lanes, of 4
+// registers, gives 4 registers of elements of all lines in order. Lines are read a cache line at a
+// time (half of one with AVX2), for lines a power of two apart share few places in the first cache,
+// too few to keep them all until their next 16 bytes are wanted.
 func packRows(s *source, v isa, name string, width int) {
 	per := 4 * v.lanes // lines in a group
 	s.fn(name, 32, "func "+name+"(dst, src *float32, kc, ld int64)")
@@ -302,8 +308,8 @@ func packStep(s *source, v isa, width, quads int, lane []string) {
 	s.i("ADDQ $%d, BX", 16*quads*width)
 }
 
-// packColumns writes the pack that copies panels·width elements of each of kc ≥ 1 lines, width to a panel. It goes along the lines, because
-// that is how they come from memory fastest.
+// packColumns writes the pack that copies panels·width elements of each of kc ≥ 1 lines, width to a
+// panel. It goes along the lines, because that is how they come from memory fastest.
 func packColumns(s *source, v isa, name string, width int) {
 	s.fn(name, 40, "func "+name+"(dst, src *float32, kc, ld, panels int64)")
 	s.i("MOVQ dst+0(FP), DI")
@@ -352,8 +358,9 @@ func packColumns(s *source, v isa, name string, width int) {
 	s.ret()
 }
 
-// packPairColumns writes the pack of bfloat16 pairs that copies panels·width elements of each of kc ≥ 1 lines: two lines become one of pairs, the first
-// in their upper halves. An odd last line is paired with zeros, negative ones in panels of op(B).
+// packPairColumns writes the pack of bfloat16 pairs that copies panels·width elements of each of kc
+// ≥ 1 lines: two lines become one of pairs, the first in their upper halves. An odd last line is
+// paired with zeros, negative ones in panels of op(B).
 func packPairColumns(s *source, name string, width int) {
 	fmt.Fprintf(s, "\n// Two runs of 16 words in turn, the second in the lower halves.\n")
 	order := "order" + fmt.Sprint(width)
@@ -437,8 +444,9 @@ func packPairColumns(s *source, name string, width int) {
 	s.ret()
 }
 
-// pairLines writes the function that makes lines of bfloat16 pairs of lines of kc ≥ 1 elements, the first of a pair in its upper half. What is missing of
-// 32 elements becomes the float32 with the bits of pad.
+// pairLines writes the function that makes lines of bfloat16 pairs of lines of kc ≥ 1 elements, the
+// first of a pair in its upper half. What is missing of 32 elements becomes the float32 with the
+// bits of pad.
 func pairLines(s *source) {
 	s.fn("pairLines", 48, "func pairLines(dst, src *float32, kc, ld, lines, pad int64)")
 	s.i("MOVQ dst+0(FP), DI")
@@ -490,7 +498,8 @@ func pairLines(s *source) {
 	s.ret()
 }
 
-// roundPanels writes the function that rounds n elements, a multiple of 8, to bfloat16; see roundBF16Go.
+// roundPanels writes the function that rounds n elements, a multiple of 8, to bfloat16; see
+// roundBF16Go.
 func roundPanels(s *source) {
 	s.fn("roundAVX2", 16, "func roundAVX2(x *float32, n int64)")
 	s.i("MOVQ x+0(FP), DI")
@@ -522,7 +531,8 @@ func roundPanels(s *source) {
 	s.ret()
 }
 
-// halves writes the function that rounds n elements, a multiple of 32, to bfloat16 as such, two bytes each.
+// halves writes the function that rounds n elements, a multiple of 32, to bfloat16 as such, two
+// bytes each.
 func halves(s *source) {
 	s.fn("halvesAVX512", 24, "func halvesAVX512(dst *uint16, src *float32, n int64)")
 	s.i("MOVQ dst+0(FP), DI")

@@ -20,8 +20,8 @@ var expConstants = []struct {
 	{"lowest", -87.336544}, // ln 2^-126
 }
 
-// vectorAssembly is vector_amd64.s: the functions on vectors. Each works on 16 or 32 elements at a time, in registers enough for that many,
-// so that both instruction sets add up the same lanes.
+// vectorAssembly is vector_amd64.s: the functions on vectors. Each works on 16 or 32 elements at a
+// time, in registers enough for that many, so that both instruction sets add up the same lanes.
 func vectorAssembly() []byte {
 	s := file()
 	s.WriteString("\n// Constants, each in a full register.\n")
@@ -94,9 +94,10 @@ func (s *source) expSetup(v isa) {
 
 // expBody turns register t into its exponential, using registers u, n and p.
 //
-// exp(t) = 2ⁿ·exp(r) with n = round(t/ln 2) and |r| ≤ ln 2 / 2; exp(r) = 1 + r + r²·P(r), P of degree 4 fitted to the least relative error
-// (Lawson's iteration at 4001 Chebyshev points; 0.06 units in the last place with the coefficients rounded). 2ⁿ goes into the exponent by
-// addition of integers. NaN passes through: MIN and MAX return their second source if either is NaN.
+// exp(t) = 2ⁿ·exp(r) with n = round(t/ln 2) and |r| ≤ ln 2 / 2; exp(r) = 1 + r + r²·P(r), P of
+// degree 4 fitted to the least relative error (Lawson's iteration at 4001 Chebyshev points; 0.06
+// units in the last place with the coefficients rounded). 2ⁿ goes into the exponent by addition of
+// integers. NaN passes through: MIN and MAX return their second source if either is NaN.
 func (s *source) expBody(v isa, t, u, n, p int) {
 	T, U, N, P := v.r(t), v.r(u), v.r(n), v.r(p)
 	s.i("VMINPS %s, %s, %s", T, v.r(highest), U)
@@ -181,8 +182,8 @@ func swiglu(s *source, v isa) {
 	s.ret()
 }
 
-// swigluGrad, with s = 1/(1+exp(-gate)): dUp = dOut·(gate·s) and dGate = (dOut·up)·(gate·s·(1-s) + s). All of an element is read before it
-// is written, for the results may be the operands.
+// swigluGrad, with s = 1/(1+exp(-gate)): dUp = dOut·(gate·s) and dGate = (dOut·up)·(gate·s·(1-s) +
+// s). All of an element is read before it is written, for the results may be the operands.
 func swigluGrad(s *source, v isa) {
 	s.vectorFn(v, "swigluGrad", 48, "dGate, dUp, gate, up, dOut *float32, n int64")
 	s.i("MOVQ dGate+0(FP), DI")
@@ -329,8 +330,8 @@ func softmaxGrad(s *source, v isa) {
 	s.ret()
 }
 
-// rotate turns the pairs (x[j], x[half+j]), j < n: with c = scale·cos and s = turn·sin, dst[j] = x[j]·c - x[half+j]·s and
-// dst[half+j] = x[half+j]·c + x[j]·s.
+// rotate turns the pairs (x[j], x[half+j]), j < n: with c = scale·cos and s = turn·sin, dst[j] =
+// x[j]·c - x[half+j]·s and dst[half+j] = x[half+j]·c + x[j]·s.
 func rotate(s *source, v isa) {
 	s.vectorFn(v, "rotate", 56, "dst, x, cos, sin *float32, n, half int64, scale, turn float32")
 	s.i("MOVQ dst+0(FP), DI")
@@ -384,7 +385,8 @@ func sumSquares(s *source, v isa) {
 	s.ret()
 }
 
-// maximum: lanes = the larger of lanes and x. MAX returns its second source, here the lane, if x is NaN.
+// maximum: lanes = the larger of lanes and x. MAX returns its second source, here the lane, if x is
+// NaN.
 func maximum(s *source, v isa) {
 	s.vectorFn(v, "maximum", 24, "lanes *[32]float32, x *float32, n int64")
 	s.i("MOVQ lanes+0(FP), R8")

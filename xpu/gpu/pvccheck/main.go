@@ -1,6 +1,7 @@
-// Pvccheck compiles all kernels of package gpu for Intel's Data Center GPU Max (Ponte Vecchio) by Intel's offline compiler, ocloc, and looks into the
-// machine code. It fails if a kernel does not compile, or if a matrix kernel is not what it must be: no dpas, registers spilled, fewer dpas among
-// the instructions of its inner loop than stated. No such GPU is needed.
+// Pvccheck compiles all kernels of package gpu for Intel's Data Center GPU Max (Ponte Vecchio) by
+// Intel's offline compiler, ocloc, and looks into the machine code. It fails if a kernel does not
+// compile, or if a matrix kernel is not what it must be: no dpas, registers spilled, fewer dpas
+// among the instructions of its inner loop than stated. No such GPU is needed.
 //
 //	go run ./xpu/gpu/pvccheck [-table FILE] [-ocloc PROGRAM]
 //
@@ -57,10 +58,12 @@ func main() {
 // pvc is the device as its driver describes it, as far as kernels depend on that.
 var pvc = &opencl.Device{
 	Name: "Ponte Vecchio", Type: opencl.GPU, MaxWorkGroup: 512, LocalMemory: 128 << 10,
-	Extensions: []string{"cl_khr_fp16", "cl_khr_fp64", "cl_intel_subgroups", "cl_intel_subgroups_short", "cl_intel_required_subgroup_size", "cl_intel_subgroup_matrix_multiply_accumulate"},
+	Extensions: []string{"cl_khr_fp16", "cl_khr_fp64", "cl_intel_subgroups", "cl_intel_subgroups_short",
+		"cl_intel_required_subgroup_size", "cl_intel_subgroup_matrix_multiply_accumulate"},
 }
 
-// compileAll compiles the programs of both precisions. A kernel that comes out alike in both is listed once.
+// compileAll compiles the programs of both precisions. A kernel that comes out alike in both is
+// listed once.
 func compileAll(ctx context.Context, ocloc string) ([]kernel, error) {
 	var all []kernel
 	var failed []error
@@ -78,7 +81,8 @@ func compileAll(ctx context.Context, ocloc string) ([]kernel, error) {
 			}
 			for _, k := range kernels {
 				k.file = s.Name
-				if i := slices.IndexFunc(all, func(other kernel) bool { k.precision = other.precision; return k == other }); i >= 0 {
+				if i := slices.IndexFunc(all,
+					func(other kernel) bool { k.precision = other.precision; return k == other }); i >= 0 {
 					all[i].precision += ", " + string(precision)
 					continue
 				}
@@ -101,7 +105,8 @@ func compile(ctx context.Context, ocloc string, s opencl.Source) ([]byte, error)
 		return nil, err
 	}
 	// Without the internal option the old compiler writes a format of its own, which is no ELF.
-	c := exec.CommandContext(ctx, ocloc, "compile", "-file", "kernels.cl", "-device", "pvc", "-output", "binary", "-output_no_suffix", "-out_dir", "out",
+	c := exec.CommandContext(ctx, ocloc, "compile", "-file", "kernels.cl", "-device", "pvc", "-output", "binary",
+		"-output_no_suffix", "-out_dir", "out",
 		"-options", s.Options, "-internal_options", "-cl-intel-allow-zebin")
 	c.Dir = dir
 	if out, err := c.CombinedOutput(); err != nil {
@@ -123,8 +128,8 @@ type matrixKernel struct {
 	rows, columns, groupRows, groupColumns int
 }
 
-// Two steps are 32 dpas, 24 loads of 256 bytes, and what counts and computes addresses: 91 instructions. With loads of 2 KiB, of later compilers, they
-// are 68.
+// Two steps are 32 dpas, 24 loads of 256 bytes, and what counts and computes addresses: 91
+// instructions. With loads of 2 KiB, of later compilers, they are 68.
 var matrixKernels = []matrixKernel{
 	{"pvc_product", 32, 0.33, 32, 64, 128, 256},
 	{"pvc_weight_grad", 32, 0.33, 32, 64, 128, 256},
@@ -147,11 +152,14 @@ func verdict(kernels []kernel) error {
 		if k := kernels[i]; k.Lanes != 16 {
 			wrong = append(wrong, fmt.Errorf("%s: %d lanes; dpas wants 16", k.Name, k.Lanes))
 		} else if k.Scratch > 0 {
-			wrong = append(wrong, fmt.Errorf("%s: %d bytes of scratch memory: registers are spilled, or an array does not fit in them", k.Name, k.Scratch))
+			wrong = append(wrong, fmt.Errorf("%s: %d bytes of scratch memory: registers are spilled, or an array "+
+				"does not fit in them", k.Name, k.Scratch))
 		} else if k.LoopDPAS < want.dpas {
-			wrong = append(wrong, fmt.Errorf("%s: %d dpas in its inner loop, of %d in all; it must have %d", k.Name, k.LoopDPAS, k.DPAS, want.dpas))
+			wrong = append(wrong, fmt.Errorf("%s: %d dpas in its inner loop, of %d in all; it must have %d", k.Name,
+				k.LoopDPAS, k.DPAS, want.dpas))
 		} else if k.ratio() < want.ratio {
-			wrong = append(wrong, fmt.Errorf("%s: %d dpas among %d instructions of the inner loop, %.3f; it must be %.3f", k.Name, k.LoopDPAS, k.LoopInstructions, k.ratio(), want.ratio))
+			wrong = append(wrong, fmt.Errorf("%s: %d dpas among %d instructions of the inner loop, %.3f; it must be "+
+				"%.3f", k.Name, k.LoopDPAS, k.LoopInstructions, k.ratio(), want.ratio))
 		}
 	}
 	return errors.Join(wrong...)
@@ -169,10 +177,12 @@ func replaceTable(path string, kernels []kernel) error {
 	before, rest, ok := strings.Cut(string(data), tableBegin)
 	_, after, closed := strings.Cut(rest, tableEnd)
 	if !ok || !closed {
-		return fmt.Errorf("%s has no place for the table, between the lines %q and %q", path, strings.TrimSpace(tableBegin), strings.TrimSpace(tableEnd))
+		return fmt.Errorf("%s has no place for the table, between the lines %q and %q", path,
+			strings.TrimSpace(tableBegin), strings.TrimSpace(tableEnd))
 	}
 	var b strings.Builder
-	b.WriteString("\n| kernel | file | precision | lanes | registers | scratch, bytes | instructions | dpas | inner loop: dpas of instructions | bytes/FLOP from L1 | from L2 |\n")
+	b.WriteString("\n| kernel | file | precision | lanes | registers | scratch, bytes | instructions | dpas | inner " +
+		"loop: dpas of instructions | bytes/FLOP from L1 | from L2 |\n")
 	b.WriteString("|---|---|---|---|---|---|---|---|---|---|---|\n")
 	for _, k := range kernels {
 		loop, near, far := "", "", ""
@@ -182,7 +192,8 @@ func replaceTable(path string, kernels []kernel) error {
 			near = fmt.Sprintf("%.4f", bytesPerFLOP(m.rows, m.columns))
 			far = fmt.Sprintf("%.4f", bytesPerFLOP(m.groupRows, m.groupColumns))
 		}
-		fmt.Fprintf(&b, "| %s | %s | %s | %d | %d | %d | %d | %d | %s | %s | %s |\n", k.Name, k.file, k.precision, k.Lanes, k.Registers, k.Scratch, k.Instructions, k.DPAS, loop, near, far)
+		fmt.Fprintf(&b, "| %s | %s | %s | %d | %d | %d | %d | %d | %s | %s | %s |\n", k.Name, k.file, k.precision,
+			k.Lanes, k.Registers, k.Scratch, k.Instructions, k.DPAS, loop, near, far)
 	}
 	b.WriteString("\n")
 	return atomicfile.WriteFile(path, []byte(before+tableBegin+b.String()+tableEnd+after))

@@ -15,7 +15,8 @@ import (
 func good() []kernel {
 	var all []kernel
 	for _, m := range matrixKernels {
-		all = append(all, kernel{Name: m.name, Lanes: 16, Registers: 256, code: code{Instructions: 1000, DPAS: m.dpas, LoopInstructions: 2 * m.dpas, LoopDPAS: m.dpas}})
+		all = append(all, kernel{Name: m.name, Lanes: 16, Registers: 256, code: code{Instructions: 1000, DPAS: m.dpas,
+			LoopInstructions: 2 * m.dpas, LoopDPAS: m.dpas}})
 	}
 	return all
 }
@@ -34,11 +35,13 @@ func TestVerdict(t *testing.T) {
 		{"scratch", func(k *kernel) { k.Scratch = 64 }, "64 bytes of scratch"},
 		{"no dpas", func(k *kernel) { k.code = code{Instructions: 1000} }, "0 dpas in its inner loop, of 0 in all"},
 		{"dpas outside of the loop", func(k *kernel) { k.LoopDPAS = 1 }, "1 dpas in its inner loop, of 32"},
-		{"a long loop", func(k *kernel) { k.LoopInstructions = 320 }, "32 dpas among 320 instructions of the inner loop, 0.100"},
+		{"a long loop", func(k *kernel) { k.LoopInstructions = 320 },
+			"32 dpas among 320 instructions of the inner loop, 0.100"},
 	} {
 		kernels := good()
 		test.change(&kernels[0])
-		if err := verdict(kernels); err == nil || !strings.Contains(err.Error(), test.want) || !strings.HasPrefix(err.Error(), matrixKernels[0].name) {
+		if err := verdict(kernels); err == nil || !strings.Contains(err.Error(), test.want) ||
+			!strings.HasPrefix(err.Error(), matrixKernels[0].name) {
 			t.Errorf("%s: %v; want %q", test.name, err, test.want)
 		}
 	}
@@ -63,7 +66,8 @@ func TestReplaceTable(t *testing.T) {
 		t.Fatal(err)
 	}
 	text := string(data)
-	if !strings.HasPrefix(text, "before\n") || !strings.HasSuffix(text, "after\n") || strings.Contains(text, "old") || strings.Count(text, "| pvc_product |") != 1 ||
+	if !strings.HasPrefix(text, "before\n") || !strings.HasSuffix(text, "after\n") || strings.Contains(text, "old") ||
+		strings.Count(text, "| pvc_product |") != 1 ||
 		!strings.Contains(text, "| 32 of 64, 0.50 | 0.0469 | 0.0117 |") {
 		t.Errorf("%s", text)
 	}
@@ -83,7 +87,8 @@ func TestSpillsAreRefused(t *testing.T) {
 		if s.Name != "pvc.cl" {
 			continue
 		}
-		for options, want := range map[string]string{s.Options: "", strings.Replace(s.Options, "-cl-intel-256-GRF-per-thread", "", 1): "bytes of scratch memory"} {
+		for options, want := range map[string]string{s.Options: "",
+			strings.Replace(s.Options, "-cl-intel-256-GRF-per-thread", "", 1): "bytes of scratch memory"} {
 			s.Options = options
 			binary, err := compile(t.Context(), ocloc, s)
 			if err != nil {
@@ -93,7 +98,8 @@ func TestSpillsAreRefused(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := verdict(kernels); err == nil != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			if err := verdict(kernels); err == nil != (want == "") || err != nil && !strings.Contains(err.Error(),
+				want) {
 				t.Errorf("options %q: %v; want %q", options, err, want)
 			}
 		}

@@ -37,15 +37,18 @@ func (c code) ratio() float64 {
 }
 
 func (k kernel) String() string {
-	s := fmt.Sprintf("%-24s %-25s %-10s  %2d lanes  %3d registers  %5d bytes of scratch  %5d instructions", k.Name, k.file, k.precision, k.Lanes, k.Registers, k.Scratch, k.Instructions)
+	s := fmt.Sprintf("%-24s %-25s %-10s  %2d lanes  %3d registers  %5d bytes of scratch  %5d instructions", k.Name,
+		k.file, k.precision, k.Lanes, k.Registers, k.Scratch, k.Instructions)
 	if k.DPAS > 0 {
-		s += fmt.Sprintf("  %d dpas, in the inner loop %d of %d instructions (%.3f)", k.DPAS, k.LoopDPAS, k.LoopInstructions, k.ratio())
+		s += fmt.Sprintf("  %d dpas, in the inner loop %d of %d instructions (%.3f)", k.DPAS, k.LoopDPAS,
+			k.LoopInstructions, k.ratio())
 	}
 	return s
 }
 
-// inspect reads a binary of Intel's compiler, in the format that it calls zebin: an ELF file whose sections .text.NAME are the code of kernels, and
-// whose section .ze_info describes them in YAML. A program may have no kernels for this device.
+// inspect reads a binary of Intel's compiler, in the format that it calls zebin: an ELF file whose
+// sections .text.NAME are the code of kernels, and whose section .ze_info describes them in YAML. A
+// program may have no kernels for this device.
 func inspect(data []byte) ([]kernel, error) {
 	f, err := elf.NewFile(bytes.NewReader(data))
 	if err != nil {
@@ -123,13 +126,15 @@ func parseInfo(text []byte) ([]kernel, error) {
 				scratch += m.Size
 			}
 		}
-		kernels = append(kernels, kernel{Name: k.Name, Lanes: k.Environment.Lanes, Registers: k.Environment.Registers, Scratch: scratch})
+		kernels = append(kernels, kernel{Name: k.Name, Lanes: k.Environment.Lanes, Registers: k.Environment.Registers,
+			Scratch: scratch})
 	}
 	return kernels, nil
 }
 
-// The encoding of instructions, as far as it is needed here: 16 bytes, or 8 if bit 29 is set; the opcode is in the lowest 7 bits; bytes 12 to 15 of
-// a jump are its distance from itself. Found by comparison with the disassembler iga64 (Debian's libigc-tools).
+// The encoding of instructions, as far as it is needed here: 16 bytes, or 8 if bit 29 is set; the
+// opcode is in the lowest 7 bits; bytes 12 to 15 of a jump are its distance from itself. Found by
+// comparison with the disassembler iga64 (Debian's libigc-tools).
 const (
 	compacted                    = 1 << 5 // of byte 3
 	opJump, opWhile, opGoto      = 0x20, 0x27, 0x2e
@@ -137,7 +142,8 @@ const (
 	shortInstruction, fullLength = 8, 16
 )
 
-// count counts instructions. Behind the last one the compiler leaves zeros, opcode 0, which do nothing.
+// count counts instructions. Behind the last one the compiler leaves zeros, opcode 0, which do
+// nothing.
 func count(text []byte) (code, error) {
 	var c code
 	dpas := map[int]bool{} // by place

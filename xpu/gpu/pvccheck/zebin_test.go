@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// assemble makes code: "x" is a short instruction, "X" a long one, "d" a short dpas, "D" a long one, "<n" a jump back over n bytes, and ">n" one ahead.
+// assemble makes code: "x" is a short instruction, "X" a long one, "d" a short dpas, "D" a long
+// one, "<n" a jump back over n bytes, and ">n" one ahead.
 func assemble(t *testing.T, text string) []byte {
 	t.Helper()
 	var out []byte
@@ -98,7 +99,8 @@ kernels_misc_info:
   - name: first
 ...
 ` + "\x00"))
-	want := []kernel{{Name: "first", Lanes: 16, Registers: 256, Scratch: 1088}, {Name: "second", Lanes: 32, Registers: 128}}
+	want := []kernel{{Name: "first", Lanes: 16, Registers: 256, Scratch: 1088},
+		{Name: "second", Lanes: 32, Registers: 128}}
 	if err != nil || len(got) != 2 || got[0] != want[0] || got[1] != want[1] {
 		t.Errorf("%+v, %v; want %+v", got, err, want)
 	}
