@@ -11,6 +11,7 @@ tokenize   the quickstart's documents -> ids, decompression and JSON included on
 
 Training is compared by training.py.
 """
+
 import argparse, gzip, io, json, os, pathlib, statistics, subprocess, sys, tempfile, time
 
 ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -23,6 +24,7 @@ corpus = sorted(p for p in (args.quickstart / "corpus").rglob("*") if p.is_file(
 
 def documents():
     import zstandard
+
     for path in corpus:
         with open(path, "rb") as f:
             raw = gzip.open(f) if path.suffix == ".gz" else zstandard.ZstdDecompressor().stream_reader(f)
@@ -35,27 +37,50 @@ def report(name, unit, mine, theirs, peer):
     print(f"{name:10} {'best':>10} {'median':>10}")
     for label, runs in (("mula", mine), (peer, theirs)):
         print(f"  {label:40} {max(runs):10.2f} {statistics.median(runs):10.2f} {unit}")
-    print(f"  {'ratio':40} {max(mine) / max(theirs):10.2f} {statistics.median(mine) / statistics.median(theirs):10.2f}\n")
+    print(
+        f"  {'ratio':40} {max(mine) / max(theirs):10.2f} {statistics.median(mine) / statistics.median(theirs):10.2f}\n"
+    )
 
 
 def tokenize():
     os.environ["RAYON_NUM_THREADS"] = "1"
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
     import tokenizers
+
     tok = tokenizers.Tokenizer.from_file(str(args.quickstart / "tokenizer.json"))
     megabytes = sum(len(t.encode()) for t in documents()) / 1e6
     mine, theirs, ids = [], [], {}
     with tempfile.TemporaryDirectory() as tmp:
         for _ in range(args.rounds):
             t = time.perf_counter()
-            out = subprocess.run([mula, "tokenize", "--tokenizer", args.quickstart / "tokenizer.json", "--workers", "1", "--specials", "tokens", "--no-eod",
-                                  "--output", f"{tmp}/x", "--json", *corpus], check=True, capture_output=True, env={**os.environ, "GOMAXPROCS": "1"})
+            out = subprocess.run(
+                [
+                    mula,
+                    "tokenize",
+                    "--tokenizer",
+                    args.quickstart / "tokenizer.json",
+                    "--workers",
+                    "1",
+                    "--specials",
+                    "tokens",
+                    "--no-eod",
+                    "--output",
+                    f"{tmp}/x",
+                    "--json",
+                    *corpus,
+                ],
+                check=True,
+                capture_output=True,
+                env={**os.environ, "GOMAXPROCS": "1"},
+            )
             mine.append(megabytes / (time.perf_counter() - t))
             ids["mula"] = json.loads(out.stdout)["tokens"]
             t = time.perf_counter()
             n, batch = 0, []
+
             def flush():
                 return sum(len(e.ids) for e in tok.encode_batch_fast(batch, add_special_tokens=False))
+
             for text in documents():
                 batch.append(text)
                 if len(batch) == 256:

@@ -29,6 +29,7 @@ but tiktoken's, which matches no added tokens. MB are 10^6 bytes.
 --threads processes each. --python then names the interpreters of the environments `layouts` and
 `dolma-1.2.1`.
 """
+
 import argparse, hashlib, json, os, pathlib, statistics, struct, subprocess, sys, tempfile, time
 
 here = pathlib.Path(__file__).resolve().parent
@@ -37,11 +38,12 @@ CL100K = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^
 
 # ---- the other libraries, each in a process of its own: --inside LIBRARY TOKENIZER DOCUMENTS THREADS
 
+
 def read(path):
     raw, at, out = pathlib.Path(path).read_bytes(), 0, []
     while at < len(raw):
-        n, = struct.unpack_from("<I", raw, at)
-        out.append(raw[at + 4:at + 4 + n].decode())
+        (n,) = struct.unpack_from("<I", raw, at)
+        out.append(raw[at + 4 : at + 4 + n].decode())
         at += 4 + n
     return out
 
@@ -49,31 +51,40 @@ def read(path):
 def encoder(library, tokenizer, documents, threads):
     """A function that encodes the documents, and one that lists the ids of its result as arrays."""
     import numpy
+
     if library == "tiktoken":
         encoding = tiktoken_of(tokenizer)
         return lambda: encoding.encode_ordinary_batch(documents, num_threads=threads), lambda ids: ids
     if library == "fastokens":
         import fastokens
+
         t = fastokens.Tokenizer.from_file(tokenizer)
         return lambda: t.encode_batch_flat(documents), lambda result: [numpy.frombuffer(result[0], numpy.uint32)]
     if library == "gigatoken":
         import awkward, gigatoken
+
         t = gigatoken.Tokenizer(tokenizer)
-        return lambda: t.encode_batch(documents, parallel=threads > 1), lambda result: [awkward.to_numpy(awkward.flatten(result))]
+        return lambda: t.encode_batch(documents, parallel=threads > 1), lambda result: [
+            awkward.to_numpy(awkward.flatten(result))
+        ]
     import tokenizers
+
     t = tokenizers.Tokenizer.from_file(tokenizer)
     batch = getattr(t, "encode_batch_fast", t.encode_batch)
+
     def encode():  # some calls keep everything in memory until they return
         ids = []
         for i in range(0, len(documents), 1000):
-            ids.extend(e.ids for e in batch(documents[i:i + 1000], add_special_tokens=False))
+            ids.extend(e.ids for e in batch(documents[i : i + 1000], add_special_tokens=False))
         return ids
+
     return encode, lambda ids: ids
 
 
 def inside(library, tokenizer, path, threads):
     """Prints the seconds of each pass, then the number of ids and their SHA-256 as little-endian uint32."""
     import numpy
+
     documents = read(path)
     encode, arrays = encoder(library, tokenizer, documents, threads)
     for _ in range(2):
@@ -91,6 +102,7 @@ def inside(library, tokenizer, path, threads):
 def tiktoken_of(path):
     """The tiktoken encoding with the vocabulary of a byte-level tokenizer.json: its ids are ranks."""
     import tiktoken
+
     shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
     byte = {chr(b): b for b in shown} | {chr(256 + i): b for i, b in enumerate(b for b in range(256) if b not in shown)}
     file = json.loads(pathlib.Path(path).read_text())
@@ -100,7 +112,9 @@ def tiktoken_of(path):
 
 
 def has_cl100k(path):
-    return CL100K in json.dumps(json.loads(pathlib.Path(path).read_text())["pre_tokenizer"], ensure_ascii=False).replace("\\\\", "\\")
+    return CL100K in json.dumps(
+        json.loads(pathlib.Path(path).read_text())["pre_tokenizer"], ensure_ascii=False
+    ).replace("\\\\", "\\")
 
 
 # ---- encoding
@@ -118,7 +132,9 @@ for p in {LIBRARIES}:
 """
     found = {}
     for python in pythons:
-        for line in subprocess.run([python, "-c", find], check=True, capture_output=True, text=True).stdout.splitlines():
+        for line in subprocess.run(
+            [python, "-c", find], check=True, capture_output=True, text=True
+        ).stdout.splitlines():
             if not (line.startswith("tiktoken") and any(f.startswith("tiktoken") for f in found)):
                 found.setdefault(line, str(python))
     return dict(sorted(found.items(), key=lambda f: LIBRARIES.index(f[0].split()[0])))
@@ -126,7 +142,12 @@ for p in {LIBRARIES}:
 
 def measure(line, path, threads):
     """Seconds of the first and the second pass, the number of ids, and their hash."""
-    env = {**os.environ, "RAYON_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "true", "GOMAXPROCS": str(threads)}
+    env = {
+        **os.environ,
+        "RAYON_NUM_THREADS": str(threads),
+        "TOKENIZERS_PARALLELISM": "true",
+        "GOMAXPROCS": str(threads),
+    }
     cores = sorted(os.sched_getaffinity(0))[:threads] if hasattr(os, "sched_getaffinity") else None
     bind = (lambda: os.sched_setaffinity(0, cores)) if cores else None
     with open(path, "rb") as documents:
@@ -140,8 +161,14 @@ def measure(line, path, threads):
 def encoding(args, tmp):
     sys.path.append(str(here.parent / "conformance"))
     import texts
+
     program = f"{tmp}/encodeloop"
-    subprocess.run(["go", "build", "-o", program, "./benchmarks/encodeloop"], cwd=here.parent, check=True, env={**os.environ, "CGO_ENABLED": "0"})
+    subprocess.run(
+        ["go", "build", "-o", program, "./benchmarks/encodeloop"],
+        cwd=here.parent,
+        check=True,
+        env={**os.environ, "CGO_ENABLED": "0"},
+    )
     libraries = installed(args.python)
     size = int(args.megabytes * 1e6)
     go = texts.go({".go"})
@@ -157,8 +184,12 @@ def encoding(args, tmp):
     found["HTML"] = texts.html(size * 2)
     if unknown := [t for t in args.texts or () if t not in found]:
         sys.exit(f"--texts: unknown {', '.join(unknown)}; there are {', '.join(found)}")
-    print(f"MB/s of the first pass; of the second in brackets. Medians of {args.rounds} rounds in turns; the range of the first pass after it.\n")
-    print(f"| tokenizer | texts | MB | documents | threads | mula | {' | '.join(libraries)} | mula / fastest, first | second |")
+    print(
+        f"MB/s of the first pass; of the second in brackets. Medians of {args.rounds} rounds in turns; the range of the first pass after it.\n"
+    )
+    print(
+        f"| tokenizer | texts | MB | documents | threads | mula | {' | '.join(libraries)} | mula / fastest, first | second |"
+    )
     print("|---|---|---|---|---|---|" + "---|" * (len(libraries) + 2), flush=True)
     for tokenizer in args.tokenizers:
         others = [side for side in libraries if not side.startswith("tiktoken") or has_cl100k(tokenizer)]
@@ -171,27 +202,58 @@ def encoding(args, tmp):
                 texts.write(path, documents)
                 megabytes = sum(len(d.encode()) for d in documents) / 1e6
                 for threads in args.threads:
-                    lines = {"mula": [program, "-tokenizer", str(tokenizer), "-workers", str(threads), "-rounds", "2", "-hash"]}
+                    lines = {
+                        "mula": [
+                            program,
+                            "-tokenizer",
+                            str(tokenizer),
+                            "-workers",
+                            str(threads),
+                            "-rounds",
+                            "2",
+                            "-hash",
+                        ]
+                    }
                     for side in others:
-                        lines[side] = [libraries[side], str(here / "encoding.py"), "--inside", side.split()[0], str(tokenizer), path, str(threads)]
+                        lines[side] = [
+                            libraries[side],
+                            str(here / "encoding.py"),
+                            "--inside",
+                            side.split()[0],
+                            str(tokenizer),
+                            path,
+                            str(threads),
+                        ]
                     runs, ids = {side: [] for side in lines}, {}
                     for _ in range(args.rounds):
                         for side, line in lines.items():
                             first, second, *ids[side] = measure(line, path, threads)
                             runs[side].append((megabytes / first, megabytes / second))
-                    different = [f"{side} ({ids[side][0]:,} ids)" for side in others if ids[side] != ids["mula"] and not side.startswith("tiktoken")]
+                    different = [
+                        f"{side} ({ids[side][0]:,} ids)"
+                        for side in others
+                        if ids[side] != ids["mula"] and not side.startswith("tiktoken")
+                    ]
                     if different:
-                        print(f"{tokenizer}, {name}: other ids than mula's {ids['mula'][0]:,}: {', '.join(different)}", file=sys.stderr)
+                        print(
+                            f"{tokenizer}, {name}: other ids than mula's {ids['mula'][0]:,}: {', '.join(different)}",
+                            file=sys.stderr,
+                        )
                     median = {side: [statistics.median(r[i] for r in runs[side]) for i in (0, 1)] for side in lines}
+
                     def cell(side):
                         if side not in median:
                             return ""
                         firsts = [r[0] for r in runs[side]]
                         mark = " **other ids**" if any(d.startswith(side) for d in different) else ""
                         return f"{median[side][0]:.1f} ({median[side][1]:.1f}), {min(firsts):.1f} to {max(firsts):.1f}{mark}"
+
                     ratio = lambda i: f"{median['mula'][i] / max(median[o][i] for o in others):.2f}" if others else ""
-                    print(f"| {pathlib.Path(tokenizer).stem} | {name} | {megabytes:.1f} | {form} | {threads} | {cell('mula')} | "
-                          f"{' | '.join(cell(side) for side in libraries)} | {ratio(0)} | {ratio(1)} |", flush=True)
+                    print(
+                        f"| {pathlib.Path(tokenizer).stem} | {name} | {megabytes:.1f} | {form} | {threads} | {cell('mula')} | "
+                        f"{' | '.join(cell(side) for side in libraries)} | {ratio(0)} | {ratio(1)} |",
+                        flush=True,
+                    )
     print(f"\nPython {sys.version.split()[0]}")
 
 
@@ -219,19 +281,59 @@ def pipeline(args, tmp):
     bytes_of_text = 0
     sys.path.append(str(here.parent / "conformance"))
     import texts
+
     for f in args.pipeline:
         bytes_of_text += sum(len(t.encode()) for t in texts.corpus(f.parent, (f.name,)))
     file = json.loads(args.tokenizers[0].read_text())
     eos = next(a["id"] for a in file["added_tokens"] if a["content"] == "<|endoftext|>")
-    dtype = "uint16" if len(file["model"]["vocab"]) < 1 << 16 else "uint32"  # as all three choose it; dolma wants to be told
-    have = lambda packages: next((str(p) for p in args.python if subprocess.run([p, "-c", f"import {packages}"], capture_output=True).returncode == 0), None)
-    print(f"Files to shards, {len(inputs)} files, {bytes_of_text / 1e6:.1f} MB of text; seconds, medians of {args.rounds} rounds in turns.\n")
+    dtype = (
+        "uint16" if len(file["model"]["vocab"]) < 1 << 16 else "uint32"
+    )  # as all three choose it; dolma wants to be told
+    have = lambda packages: next(
+        (
+            str(p)
+            for p in args.python
+            if subprocess.run([p, "-c", f"import {packages}"], capture_output=True).returncode == 0
+        ),
+        None,
+    )
+    print(
+        f"Files to shards, {len(inputs)} files, {bytes_of_text / 1e6:.1f} MB of text; seconds, medians of {args.rounds} rounds in turns.\n"
+    )
     print("| threads | mula tokenize | dolma tokens | datatrove | mula / best |\n|---|---|---|---|---|", flush=True)
     for threads in args.threads:
-        lines = {"mula": lambda out: [str(args.mula), "tokenize", "--tokenizer", tokenizer, "--workers", str(threads), "--output", f"{out}/x", *inputs]}
+        lines = {
+            "mula": lambda out: [
+                str(args.mula),
+                "tokenize",
+                "--tokenizer",
+                tokenizer,
+                "--workers",
+                str(threads),
+                "--output",
+                f"{out}/x",
+                *inputs,
+            ]
+        }
         if dolma := have("dolma"):
-            lines["dolma"] = lambda out: [str(pathlib.Path(dolma).parent / "dolma"), "tokens", "--documents", *inputs, "--destination", out, "--tokenizer.name_or_path", tokenizer,
-                                          "--tokenizer.eos_token_id", str(eos), "--processes", str(threads), "--dtype", dtype, "--seed", "1"]
+            lines["dolma"] = lambda out: [
+                str(pathlib.Path(dolma).parent / "dolma"),
+                "tokens",
+                "--documents",
+                *inputs,
+                "--destination",
+                out,
+                "--tokenizer.name_or_path",
+                tokenizer,
+                "--tokenizer.eos_token_id",
+                str(eos),
+                "--processes",
+                str(threads),
+                "--dtype",
+                dtype,
+                "--seed",
+                "1",
+            ]
         if datatrove := have("datatrove, orjson, tokenizers"):
             script = pathlib.Path(tmp, "datatrove_run.py")
             script.write_text(DATATROVE)
@@ -241,14 +343,26 @@ def pipeline(args, tmp):
             for name, line in lines.items():
                 with tempfile.TemporaryDirectory(dir=tmp) as out:
                     began = time.perf_counter()
-                    done = subprocess.run(line(out), capture_output=True, text=True, env={**os.environ, "GOMAXPROCS": str(threads), "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"})
+                    done = subprocess.run(
+                        line(out),
+                        capture_output=True,
+                        text=True,
+                        env={
+                            **os.environ,
+                            "GOMAXPROCS": str(threads),
+                            "RAYON_NUM_THREADS": "1",
+                            "TOKENIZERS_PARALLELISM": "false",
+                        },
+                    )
                     if done.returncode:
                         sys.exit(f"{name} failed:\n{done.stderr[-3000:]}")
                     runs[name].append(time.perf_counter() - began)
         median = {name: statistics.median(r) for name, r in runs.items()}
         others = [m for name, m in median.items() if name != "mula"]
         ratio = f"{min(others) / median['mula']:.1f}" if others else ""
-        cell = lambda name: f"{median[name]:.2f} ({bytes_of_text / 1e6 / median[name]:.1f} MB/s)" if name in median else "not installed"
+        cell = lambda name: (
+            f"{median[name]:.2f} ({bytes_of_text / 1e6 / median[name]:.1f} MB/s)" if name in median else "not installed"
+        )
         print(f"| {threads} | **{cell('mula')}** | {cell('dolma')} | {cell('datatrove')} | {ratio} |", flush=True)
 
 
@@ -263,7 +377,13 @@ def main():
     ap.add_argument("--texts", nargs="+", help="only these texts, by their names in the table")
     ap.add_argument("--pipeline", nargs="+", type=pathlib.Path)
     ap.add_argument("--mula", type=pathlib.Path, default=here.parent / "bin" / "mula")
-    ap.add_argument("--python", nargs="+", type=pathlib.Path, default=[pathlib.Path(sys.executable)], help="interpreters whose libraries take part")
+    ap.add_argument(
+        "--python",
+        nargs="+",
+        type=pathlib.Path,
+        default=[pathlib.Path(sys.executable)],
+        help="interpreters whose libraries take part",
+    )
     args = ap.parse_args()
     with tempfile.TemporaryDirectory() as tmp:
         pipeline(args, tmp) if args.pipeline else encoding(args, tmp)

@@ -18,6 +18,7 @@ loop the time that filling the arrays with zeros takes.
 
 --scale 0.01 makes everything a hundredth as large, to try the script.
 """
+
 import argparse, hashlib, json, os, pathlib, random, resource, shutil, statistics, subprocess, sys, tempfile, time
 
 here = pathlib.Path(__file__).resolve().parent
@@ -32,8 +33,15 @@ ap.add_argument("--rounds", type=int, default=3)
 ap.add_argument("--threads", type=int, nargs="+", default=[1, 2])
 ap.add_argument("--only", nargs="+", choices=["file", "many", "blend"], default=["file", "many", "blend"])
 ap.add_argument("--files", type=int, nargs="+", default=[100, 1000, 2000], help="of many")
-ap.add_argument("--patience", type=float, default=60, help="longest that one run of the original's blend loop may take, seconds, by what a tenth second of it predicts")
-ap.add_argument("--work", type=pathlib.Path, help="folder on the file system to measure on (default: the temporary folder)")
+ap.add_argument(
+    "--patience",
+    type=float,
+    default=60,
+    help="longest that one run of the original's blend loop may take, seconds, by what a tenth second of it predicts",
+)
+ap.add_argument(
+    "--work", type=pathlib.Path, help="folder on the file system to measure on (default: the temporary folder)"
+)
 ap.add_argument("--bandwidth", nargs=2, metavar="DIR SIZE", help=argparse.SUPPRESS)
 ap.add_argument("--inside", nargs=2, metavar="JOB RESULT", help=argparse.SUPPRESS)
 
@@ -45,12 +53,19 @@ def inside(job, result):
     import numpy
     import original
     from megatron.core.datasets import helpers
+
     if job["kind"] == "blend":
         weights = numpy.array(job["weights"])
-        datasets, samples = numpy.zeros(job["samples"], dtype=numpy.int16), numpy.zeros(job["samples"], dtype=numpy.int64)
+        datasets, samples = (
+            numpy.zeros(job["samples"], dtype=numpy.int16),
+            numpy.zeros(job["samples"], dtype=numpy.int64),
+        )
         began = time.perf_counter()
         helpers.build_blending_indices(datasets, samples, weights, len(weights), job["samples"], False)
-        out = {"seconds": time.perf_counter() - began, "hash": hashlib.sha256(datasets.tobytes() + samples.tobytes()).hexdigest()}
+        out = {
+            "seconds": time.perf_counter() - began,
+            "hash": hashlib.sha256(datasets.tobytes() + samples.tobytes()).hexdigest(),
+        }
     else:
         os.chdir(job["root"])
         builder = original.builder(job["case"], job["cache"], num_dataset_builder_threads=job["threads"])
@@ -64,6 +79,7 @@ def inside(job, result):
 def bandwidth(directory, size):
     """Bytes a second written to a new file, the better of page cache and direct, the best of three."""
     import mmap
+
     piece = 8 << 20
     block = mmap.mmap(-1, piece)  # aligned, as direct output needs
     block.write(os.urandom(1 << 20) * 8)
@@ -86,6 +102,7 @@ def bandwidth(directory, size):
 class Bench:
     def __init__(self, args, tmp):
         import cases, compare
+
         self.args, self.tmp, self.cases, self.compare = args, tmp, cases, compare
         self.caches = self.roots = 0
         self.mula = args.mula.resolve()
@@ -101,7 +118,11 @@ class Bench:
     def original(self, job):
         pathlib.Path(f"{self.tmp}/job").write_text(json.dumps(job))
         python = self.args.environments / f"megatron-{self.args.version}" / "bin" / "python"
-        subprocess.run([python, __file__, "--inside", f"{self.tmp}/job", f"{self.tmp}/result"], check=True, stderr=subprocess.DEVNULL)
+        subprocess.run(
+            [python, __file__, "--inside", f"{self.tmp}/job", f"{self.tmp}/result"],
+            check=True,
+            stderr=subprocess.DEVNULL,
+        )
         return json.loads(pathlib.Path(f"{self.tmp}/result").read_text())
 
     def command(self, line):
@@ -114,12 +135,19 @@ class Bench:
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode:
             raise subprocess.CalledProcessError(process.returncode, line)
-        return {"seconds": seconds, "megabytes": used.ru_maxrss / 1024, "processor": used.ru_utime + used.ru_stime, "output": output.decode()}
+        return {
+            "seconds": seconds,
+            "megabytes": used.ru_maxrss / 1024,
+            "processor": used.ru_utime + used.ru_stime,
+            "output": output.decode(),
+        }
 
     def row(self, label, runs, base, floor):
         best = min(r["seconds"] for r in runs)
         ratio = "" if base is None else f"{base / best:8.1f}x"
-        print(f"    {label:44} {best:9.3f} {statistics.median(r['seconds'] for r in runs):9.3f} s {max(r['megabytes'] for r in runs):8.0f} MB {ratio:>9}  {100 * floor / best:5.1f} %")
+        print(
+            f"    {label:44} {best:9.3f} {statistics.median(r['seconds'] for r in runs):9.3f} s {max(r['megabytes'] for r in runs):8.0f} MB {ratio:>9}  {100 * floor / best:5.1f} %"
+        )
         return best
 
     def head(self, title, bytes, floor, how):
@@ -132,7 +160,9 @@ class Bench:
         root = f"{self.tmp}/data-{self.roots}"
         subprocess.run([f"{self.tmp}/mix", "-bin", "-output", root, *mix], check=True, stdout=subprocess.DEVNULL)
         sizes = json.loads(pathlib.Path(root, "sizes.json").read_text())
-        case = self.cases.base(data_path=words(root), split="1,0,0", sizes=[samples(sizes), 0, 0], sequence_length=LENGTH, extra_token=True)
+        case = self.cases.base(
+            data_path=words(root), split="1,0,0", sizes=[samples(sizes), 0, 0], sequence_length=LENGTH, extra_token=True
+        )
         runs, caches = {}, {}
         for _ in range(self.args.rounds):
             for who in ("megatron-core", "mula"):
@@ -143,9 +173,13 @@ class Bench:
                     cache = caches[who] = f"{self.tmp}/cache-{self.caches}"
                     os.sync()
                     if who == "mula":
-                        run = self.command(self.compare.command(self.mula, case, self.args.version, root, cache, threads))
+                        run = self.command(
+                            self.compare.command(self.mula, case, self.args.version, root, cache, threads)
+                        )
                     else:
-                        run = self.original({"kind": "files", "case": case, "root": root, "cache": cache, "threads": threads})
+                        run = self.original(
+                            {"kind": "files", "case": case, "root": root, "cache": cache, "threads": threads}
+                        )
                     runs.setdefault((who, threads), []).append(run)
         found = self.compare.differences(caches["megatron-core"], caches["mula"])
         if found:
@@ -153,7 +187,12 @@ class Bench:
         names = self.compare.data(caches["mula"])
         moved = 4 * sizes["documents"] + sum(os.path.getsize(f"{caches['mula']}/{name}") for name in names)
         floor = moved / self.written
-        self.head(f"{title}: {sizes['documents']:,} documents, {sizes['tokens'] / 1e9:.1f}G tokens, {case['sizes'][0]:,} samples, {len(names)} files, equal bytes", moved, floor, f"{self.written / 1e9:.2f} GB/s")
+        self.head(
+            f"{title}: {sizes['documents']:,} documents, {sizes['tokens'] / 1e9:.1f}G tokens, {case['sizes'][0]:,} samples, {len(names)} files, equal bytes",
+            moved,
+            floor,
+            f"{self.written / 1e9:.2f} GB/s",
+        )
         self.rows(runs, f"megatron-core {self.args.version}", floor)
 
     def rows(self, runs, peer, floor):
@@ -183,12 +222,19 @@ class Bench:
             path = f"{self.tmp}/weights"
             pathlib.Path(path).write_text(text)
             with open(path) as f:
-                began = subprocess.Popen([self.blendloop, "-samples", str(n), "-threads", str(threads)], stdin=f, stdout=subprocess.PIPE)
+                began = subprocess.Popen(
+                    [self.blendloop, "-samples", str(n), "-threads", str(threads)], stdin=f, stdout=subprocess.PIPE
+                )
                 output = began.stdout.read().split()
                 _, status, used = os.wait4(began.pid, 0)
             began.returncode = os.waitstatus_to_exitcode(status)
             assert began.returncode == 0
-            return {"seconds": float(output[0]), "floor": float(output[1]), "megabytes": used.ru_maxrss / 1024, "hash": output[2].decode()}
+            return {
+                "seconds": float(output[0]),
+                "floor": float(output[1]),
+                "megabytes": used.ru_maxrss / 1024,
+                "hash": output[2].decode(),
+            }
 
         whole = {}
         for _ in range(self.args.rounds):
@@ -204,8 +250,12 @@ class Bench:
         if len(hashes) != 1:
             sys.exit(f"blend of {datasets}: other arrays")
         floor = min(r["floor"] for r in runs["mula", self.args.threads[0]])
-        self.head(f"blend of {datasets:,} datasets, {cut:,} samples{f', of {samples:,} for which the original would take longer than --patience' if cut < samples else ''}; equal arrays",
-                  10 * cut, floor, f"{10 * cut / floor / 1e9:.1f} GB/s of memory")
+        self.head(
+            f"blend of {datasets:,} datasets, {cut:,} samples{f', of {samples:,} for which the original would take longer than --patience' if cut < samples else ''}; equal arrays",
+            10 * cut,
+            floor,
+            f"{10 * cut / floor / 1e9:.1f} GB/s of memory",
+        )
         self.rows(runs, f"megatron-core {self.args.version}, build_blending_indices", floor)
         if whole:
             print(f"    mula alone, all {samples:,} samples:")
@@ -225,13 +275,24 @@ def main():
         if "file" in args.only:
             for millions in (10, 100):
                 documents = int(millions * 1e6 * args.scale)
-                bench.build("one file", ["-documents", str(documents)], lambda root: ["plain/plain-0000"], lambda sizes: (sizes["tokens"] - 1) // LENGTH)
+                bench.build(
+                    "one file",
+                    ["-documents", str(documents)],
+                    lambda root: ["plain/plain-0000"],
+                    lambda sizes: (sizes["tokens"] - 1) // LENGTH,
+                )
         if "many" in args.only:
             samples = int(30e6 * args.scale)
-            fraction = samples * LENGTH / 4.0682e12 * 1.02  # so much more than one epoch needs that surplus and rounding make no second one
+            fraction = (
+                samples * LENGTH / 4.0682e12 * 1.02
+            )  # so much more than one epoch needs that surplus and rounding make no second one
             for files in args.files:
-                bench.build(f"{files:,} files", ["-fraction", repr(fraction), "-files", str(files)],
-                            lambda root: pathlib.Path(root, "blend.txt").read_text().split(), lambda sizes: samples)
+                bench.build(
+                    f"{files:,} files",
+                    ["-fraction", repr(fraction), "-files", str(files)],
+                    lambda root: pathlib.Path(root, "blend.txt").read_text().split(),
+                    lambda sizes: samples,
+                )
         if "blend" in args.only:
             for datasets in (7, 100, 1000, 2000):
                 bench.blend(datasets, int(100e6 * args.scale))

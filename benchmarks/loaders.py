@@ -37,6 +37,7 @@ cursor       bytes of the state, as JSON
 Of samples/s the best of the rounds is given and the median; of the rest the median. --workers: numbers of worker processes that the first round tries (mosaicml, megatron,
 datatrove, olmo; of Grain's read threads 16 each), of which the fastest is kept. A new round begins only if it will end within --minutes of the start.
 """
+
 import argparse, contextlib, importlib.metadata, json, os, pathlib, platform, shutil, signal, statistics, struct, subprocess, sys, time
 
 here = pathlib.Path(__file__).resolve().parent
@@ -45,14 +46,16 @@ OURS = SIDES[:3]
 VOCABULARY = 50280
 EOD = VOCABULARY - 1
 EPOCHS = 1000  # of mula's plan: more than is read
-STARTING = 5   # seconds that a process takes to start and import, for the estimate
+STARTING = 5  # seconds that a process takes to start and import, for the estimate
 
 
 # ---- the tokens, in every layout
 
+
 def make(o):
     """Writes what is missing of the layouts; the last file says that all is there."""
     import numpy as np
+
     done = o.work / "made.json"
     wanted = {"megabytes": o.megabytes, "length": o.length, "mds": "mosaicml" in o.only, "format": 2}
     if done.exists() and json.loads(done.read_text()) in (wanted, wanted | {"mds": True}):
@@ -83,20 +86,29 @@ def make(o):
     for name in ("dolma/tokens.npy", "datatrove/tokens.ds"):
         (o.work / name).parent.mkdir()
         os.link(o.work / "tokens.bin", o.work / name)
-    (o.work / "blend.yaml").write_text(f"sequence_length: {o.length}\nseed: 1\nsamples: {(count - 1) // o.length * EPOCHS}\nsources:\n- {{name: tokens, shards: [tokens.idx]}}\n")
+    (o.work / "blend.yaml").write_text(
+        f"sequence_length: {o.length}\nseed: 1\nsamples: {(count - 1) // o.length * EPOCHS}\nsources:\n- {{name: tokens, shards: [tokens.idx]}}\n"
+    )
     if "mosaicml" in o.only:
         from streaming import MDSWriter
+
         tokens = np.memmap(o.work / "tokens.bin", np.uint16, "r")
         with MDSWriter(columns={"tokens": f"ndarray:uint16:{o.length + 1}"}, out=str(o.work / "mds")) as out:
             for i in range(len(tokens) // (o.length + 1)):
-                out.write({"tokens": np.asarray(tokens[i * (o.length + 1):][:o.length + 1])})
+                out.write({"tokens": np.asarray(tokens[i * (o.length + 1) :][: o.length + 1])})
     done.write_text(json.dumps(wanted))
 
 
 def seal(o):
     """Makes mula's plan, and gives the seconds that it took."""
     began = time.perf_counter()
-    subprocess.run([o.mula, "blend", "--config", "blend.yaml", "--output", "plan.json"], cwd=o.work, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    subprocess.run(
+        [o.mula, "blend", "--config", "blend.yaml", "--output", "plan.json"],
+        cwd=o.work,
+        check=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     return time.perf_counter() - began
 
 
@@ -123,12 +135,22 @@ def warm(o, side):
 # ---- the sides, each in a process of its own: a function that imports what it needs and gives open(state), which gives an endless iterator of (tensor, rows), and
 # cursor(), the state at the middle of the epoch.
 
+
 def side_pipe(o):
     import fcntl
     import numpy as np
 
     def open_(state):
-        command = [o.mula, "stream", "--plan", o.work / "plan.json", "--batch-size", str(o.batch_size), "--from", str(state["position"] if state else 0)]
+        command = [
+            o.mula,
+            "stream",
+            "--plan",
+            o.work / "plan.json",
+            "--batch-size",
+            str(o.batch_size),
+            "--from",
+            str(state["position"] if state else 0),
+        ]
         p = subprocess.Popen(command, stdout=subprocess.PIPE, bufsize=0)
         with contextlib.suppress(OSError):
             fcntl.fcntl(p.stdout, fcntl.F_SETPIPE_SZ, 1 << 20)
@@ -139,6 +161,7 @@ def side_pipe(o):
             if have == len(buffer):
                 have = 0
                 yield None, o.batch_size
+
     return open_, lambda middle: {"position": middle}
 
 
@@ -146,6 +169,7 @@ def side_mula(o, columns=None):
     sys.path.insert(0, str(here.parent / "clients" / "python"))
     import mula
     import torch  # noqa: F401
+
     made = []
 
     def open_(state):
@@ -155,6 +179,7 @@ def side_mula(o, columns=None):
                 data.load_state_dict(state)
             for batch in data:
                 yield batch.tokens, len(batch)
+
     open_.transport = lambda: made[0].transport
     return open_, lambda middle: {**made[0].state_dict(), "position": middle}
 
@@ -162,18 +187,24 @@ def side_mula(o, columns=None):
 def side_mosaicml(o):
     import streaming
     from streaming import StreamingDataLoader, StreamingDataset
+
     streaming.base.util.clean_stale_shared_memory()  # of the process before, which did not end by itself
     made = []
 
     def open_(state):
-        data = StreamingDataset(local=str(o.work / "mds"), shuffle=True, shuffle_seed=1, batch_size=o.batch_size, num_canonical_nodes=1)
-        loader = StreamingDataLoader(data, batch_size=o.batch_size, num_workers=o.workers, drop_last=True, persistent_workers=o.workers > 0)
+        data = StreamingDataset(
+            local=str(o.work / "mds"), shuffle=True, shuffle_seed=1, batch_size=o.batch_size, num_canonical_nodes=1
+        )
+        loader = StreamingDataLoader(
+            data, batch_size=o.batch_size, num_workers=o.workers, drop_last=True, persistent_workers=o.workers > 0
+        )
         made.append(loader)
         if state:
             loader.load_state_dict(state)
         while True:
             for batch in loader:
                 yield batch["tokens"], len(batch["tokens"])
+
     return open_, lambda middle: {**made[0].state_dict(), "sample_in_epoch": middle}
 
 
@@ -186,7 +217,7 @@ def side_grain(o, gather=False):
         def __init__(self):
             tokens = np.memmap(o.work / "tokens.bin", np.uint16, "r")
             self.count = len(tokens) // (o.length + 1)
-            self.windows = np.asarray(tokens[:self.count * (o.length + 1)]).reshape(-1, o.length + 1)
+            self.windows = np.asarray(tokens[: self.count * (o.length + 1)]).reshape(-1, o.length + 1)
 
         def __len__(self):
             return self.count
@@ -197,10 +228,18 @@ def side_grain(o, gather=False):
     def data():
         source = Windows()
         if gather:
-            samples = grain.MapDataset.range(len(source)).shuffle(seed=1).repeat(None).batch(o.batch_size).map(source.windows.__getitem__)
+            samples = (
+                grain.MapDataset.range(len(source))
+                .shuffle(seed=1)
+                .repeat(None)
+                .batch(o.batch_size)
+                .map(source.windows.__getitem__)
+            )
         else:
             samples = grain.MapDataset.source(source).shuffle(seed=1).repeat(None).batch(o.batch_size)
-        return iter(samples.to_iter_dataset(grain.ReadOptions(num_threads=16 * o.workers, prefetch_buffer_size=16 * o.workers)))
+        return iter(
+            samples.to_iter_dataset(grain.ReadOptions(num_threads=16 * o.workers, prefetch_buffer_size=16 * o.workers))
+        )
 
     def open_(state):
         batches = data()
@@ -214,15 +253,26 @@ def side_grain(o, gather=False):
         next(probe)
 
         def put(s):
-            return {k: put(v) if isinstance(v, dict) else middle // o.batch_size if k == "next_index" else v for k, v in s.items()}
+            return {
+                k: put(v) if isinstance(v, dict) else middle // o.batch_size if k == "next_index" else v
+                for k, v in s.items()
+            }
+
         return put(probe.get_state())
+
     return open_, cursor
 
 
 class Sequential:
     """The batches of a torch DataLoader, from the samples consumed on: those of an order (of all there are), or as they are."""
+
     def __init__(self, o, total, state, order=None):
-        self.size, self.total, self.consumed, self.order = o.batch_size, total, state["consumed_train_samples"] if state else 0, order
+        self.size, self.total, self.consumed, self.order = (
+            o.batch_size,
+            total,
+            state["consumed_train_samples"] if state else 0,
+            order,
+        )
 
     def __len__(self):
         return (self.total - self.consumed) // self.size
@@ -230,24 +280,39 @@ class Sequential:
     def __iter__(self):
         order = self.order() if self.order else None
         for at in range(self.consumed, self.total - self.size + 1, self.size):
-            yield list(range(at, at + self.size)) if order is None else order[at:at + self.size].tolist()
+            yield list(range(at, at + self.size)) if order is None else order[at : at + self.size].tolist()
 
 
 def side_megatron(o):
     import torch
+
     sys.path.insert(0, str(here.parent / "conformance"))
     import original
     from megatron.core.datasets import gpt_dataset  # noqa: F401
 
     def open_(state):
         windows = (os.path.getsize(o.work / "tokens.bin") // 2 - 1) // o.length
-        case = {"seed": 1, "sequence_length": o.length, "data_path": [str(o.work / "tokens")], "per_split": None, "split": "1", "tokenizer": {"class": "none"}, "keep_partial": False,
-                "extra_token": True, "surplus": 0.005, "renormalize": False, "sizes": [windows, 0, 0]}
+        case = {
+            "seed": 1,
+            "sequence_length": o.length,
+            "data_path": [str(o.work / "tokens")],
+            "per_split": None,
+            "split": "1",
+            "tokenizer": {"class": "none"},
+            "keep_partial": False,
+            "extra_token": True,
+            "surplus": 0.005,
+            "renormalize": False,
+            "sizes": [windows, 0, 0],
+        }
         data = original.builder(case, str(o.work / "megatron-cache")).build()[0]
-        loader = torch.utils.data.DataLoader(data, batch_sampler=Sequential(o, len(data), state), num_workers=o.workers, persistent_workers=o.workers > 0)
+        loader = torch.utils.data.DataLoader(
+            data, batch_sampler=Sequential(o, len(data), state), num_workers=o.workers, persistent_workers=o.workers > 0
+        )
         while True:
             for batch in loader:
                 yield batch["tokens"], len(batch["tokens"])
+
     return open_, lambda middle: {"consumed_train_samples": middle}
 
 
@@ -258,26 +323,47 @@ def side_datatrove(o):
     def open_(state):
         data = DatatroveFolderDataset(str(o.work / "datatrove"), o.length, token_size=2)
         order = lambda: torch.randperm(len(data), generator=torch.Generator().manual_seed(1))
-        loader = torch.utils.data.DataLoader(data, batch_sampler=Sequential(o, len(data), state, order), num_workers=o.workers, persistent_workers=o.workers > 0)
+        loader = torch.utils.data.DataLoader(
+            data,
+            batch_sampler=Sequential(o, len(data), state, order),
+            num_workers=o.workers,
+            persistent_workers=o.workers > 0,
+        )
         while True:
             for batch in loader:
                 yield batch["input_ids"], len(batch["input_ids"])
+
     return open_, lambda middle: {"consumed_train_samples": middle}
 
 
 def side_olmo(o):
     import numpy as np
     from olmo_core.data import DataCollator, NumpyDataLoaderBase, NumpyFSLDataset
+
     made = []
 
     def open_(state):
         work = o.work / "olmo-work"
-        data = NumpyFSLDataset(str(o.work / "dolma" / "tokens.npy"), sequence_length=o.length, pad_token_id=0, eos_token_id=EOD, vocab_size=VOCABULARY, dtype=np.uint16,
-                               include_instance_metadata=False)
+        data = NumpyFSLDataset(
+            str(o.work / "dolma" / "tokens.npy"),
+            sequence_length=o.length,
+            pad_token_id=0,
+            eos_token_id=EOD,
+            vocab_size=VOCABULARY,
+            dtype=np.uint16,
+            include_instance_metadata=False,
+        )
         data.work_dir = work
         data.prepare()
-        loader = NumpyDataLoaderBase.wrap_numpy_dataset(data, global_batch_size=o.batch_size * o.length, collator=DataCollator(pad_token_id=0), work_dir=work, seed=1,
-                                                        num_workers=o.workers, num_threads=0)
+        loader = NumpyDataLoaderBase.wrap_numpy_dataset(
+            data,
+            global_batch_size=o.batch_size * o.length,
+            collator=DataCollator(pad_token_id=0),
+            work_dir=work,
+            seed=1,
+            num_workers=o.workers,
+            num_threads=0,
+        )
         made.append(loader)
         if state:
             loader.load_state_dict(state)
@@ -287,10 +373,16 @@ def side_olmo(o):
                 yield batch["input_ids"], len(batch["input_ids"])
             loader.reset()
             loader.reshuffle()
-    return open_, lambda middle: {**made[0].state_dict(), "batches_processed": middle // o.batch_size, "tokens_processed": middle * o.length}
+
+    return open_, lambda middle: {
+        **made[0].state_dict(),
+        "batches_processed": middle // o.batch_size,
+        "tokens_processed": middle * o.length,
+    }
 
 
 # ---- one measurement, inside its process
+
 
 def tree():
     """This process and all that descend from it."""
@@ -328,16 +420,28 @@ def memory():
 
 def inside(o):
     import logging, warnings
+
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     with contextlib.suppress(ImportError):
         from loguru import logger
+
         logger.remove()
-    side = {"pipe": side_pipe, "mula": side_mula, "mula-lean": lambda o: side_mula(o, []), "mosaicml": side_mosaicml, "grain": side_grain,
-            "grain-gather": lambda o: side_grain(o, True), "megatron": side_megatron, "datatrove": side_datatrove, "olmo": side_olmo}[o.inside]
+    side = {
+        "pipe": side_pipe,
+        "mula": side_mula,
+        "mula-lean": lambda o: side_mula(o, []),
+        "mosaicml": side_mosaicml,
+        "grain": side_grain,
+        "grain-gather": lambda o: side_grain(o, True),
+        "megatron": side_megatron,
+        "datatrove": side_datatrove,
+        "olmo": side_olmo,
+    }[o.inside]
     open_, cursor = side(o)
     if o.inside != "pipe":
         import torch
+
         torch.set_num_threads(1)
     out = {}
     before = memory()
@@ -346,7 +450,9 @@ def inside(o):
     batches = open_(state)
     first, rows = next(batches)
     out["first"] = time.perf_counter() - began
-    out["gives"] = "bytes" if first is None else f"{str(first.dtype).removeprefix('torch.')} [{', '.join(map(str, first.shape))}]"
+    out["gives"] = (
+        "bytes" if first is None else f"{str(first.dtype).removeprefix('torch.')} [{', '.join(map(str, first.shape))}]"
+    )
     if first is not None and (first.shape[0] != o.batch_size or first.shape[1] not in (o.length, o.length + 1)):
         raise SystemExit(f"{o.inside} gives {out['gives']}, which are not {o.batch_size} windows of {o.length} tokens")
     if o.measure:
@@ -382,15 +488,41 @@ def inside(o):
 
 # ---- the rounds
 
+
 class Failed(Exception):
     pass
 
 
 def measure(o, side, workers, *more):
-    command = [sys.executable, __file__, *sys.argv[1:], "--work", o.work, "--inside", side, "--workers", workers, "--middle", o.middle, *more]
-    p = subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-                         preexec_fn=lambda: os.sched_setaffinity(0, {o.core}),
-                         env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "TOKENIZERS_PARALLELISM": "false"})
+    command = [
+        sys.executable,
+        __file__,
+        *sys.argv[1:],
+        "--work",
+        o.work,
+        "--inside",
+        side,
+        "--workers",
+        workers,
+        "--middle",
+        o.middle,
+        *more,
+    ]
+    p = subprocess.Popen(
+        list(map(str, command)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: os.sched_setaffinity(0, {o.core}),
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "MKL_NUM_THREADS": "1",
+            "PYTHONWARNINGS": "ignore",
+            "TOKENIZERS_PARALLELISM": "false",
+        },
+    )
     try:
         stdout, stderr = p.communicate(timeout=120 + 4 * o.seconds)
     except subprocess.TimeoutExpired as e:
@@ -423,9 +555,25 @@ def load():
 
 
 def machine(o):
-    cpu = next((line.split(":")[1].strip() for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), platform.machine())
+    cpu = next(
+        (
+            line.split(":")[1].strip()
+            for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.machine(),
+    )
     versions = [f"mula {subprocess.run([o.mula, '--version'], capture_output=True, text=True).stdout.split()[2]}"]
-    for package in ("torch", "numpy", "pyarrow", "mosaicml-streaming", "grain", "megatron-core", "datatrove", "ai2-olmo-core"):
+    for package in (
+        "torch",
+        "numpy",
+        "pyarrow",
+        "mosaicml-streaming",
+        "grain",
+        "megatron-core",
+        "datatrove",
+        "ai2-olmo-core",
+    ):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions.append(f"{package} {importlib.metadata.version(package)}")
     gigabytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9
@@ -433,28 +581,44 @@ def machine(o):
 
 
 SPEEDS = [("delivered", "wall"), ("delivered", "cpu"), ("int64", "wall"), ("int64", "cpu")]
-COSTS = [("cold", 1e3), ("first", 1e3), ("resumed", 1e3), ("memory", 1e-6), ("mapped", 1e-6), ("resident", 1e-6), ("cursor", 1)]
+COSTS = [
+    ("cold", 1e3),
+    ("first", 1e3),
+    ("resumed", 1e3),
+    ("memory", 1e-6),
+    ("mapped", 1e-6),
+    ("resident", 1e-6),
+    ("cursor", 1),
+]
 
 
 def tables(o, results, chosen):
     """Both tables, each with mula's quotients by the best of the others in every column."""
+
     def speed(side, kind, of):
         return [r[kind][of] for r in results[side] if r[kind]]
 
     def cost(side, key):
         return statistics.median(r[key] for r in results[side])
+
     sides = [s for s in o.only if results[s]]
     peers = [s for s in sides if s not in OURS]
     ours = [s for s in ("mula", "mula-lean") if s in sides] if peers else []
-    print("| loader | workers | a batch | samples/s, delivered | for a second of CPU | samples/s, int64 | for a second of CPU |\n|---|---|---|---|---|---|---|")
+    print(
+        "| loader | workers | a batch | samples/s, delivered | for a second of CPU | samples/s, int64 | for a second of CPU |\n|---|---|---|---|---|---|---|"
+    )
     for side in sides:
-        cells = [f"{max(v):,.0f} ({statistics.median(v):,.0f})" if (v := speed(side, *column)) else "" for column in SPEEDS]
+        cells = [
+            f"{max(v):,.0f} ({statistics.median(v):,.0f})" if (v := speed(side, *column)) else "" for column in SPEEDS
+        ]
         print(f"| {side} | {chosen[side]} | {results[side][0]['gives']} | {' | '.join(cells)} |")
     for side in ours:
         best = [max((statistics.median(speed(p, *column)), p) for p in peers) for column in SPEEDS]
         cells = [f"**{statistics.median(speed(side, *column)) / b:.2f}** ({p})" for column, (b, p) in zip(SPEEDS, best)]
         print(f"| **{side} / best peer** | | | {' | '.join(cells)} |")
-    print("\n| loader | first batch, cold, ms | warm, ms | resume, ms | memory, MB | mapped, MB | resident, MB | cursor, bytes |\n|---|---|---|---|---|---|---|---|")
+    print(
+        "\n| loader | first batch, cold, ms | warm, ms | resume, ms | memory, MB | mapped, MB | resident, MB | cursor, bytes |\n|---|---|---|---|---|---|---|---|"
+    )
     for side in sides:
         print(f"| {side} | {' | '.join(f'{cost(side, key) * scale:,.0f}' for key, scale in COSTS)} |")
     for side in ours:
@@ -475,7 +639,12 @@ def main():
     ap.add_argument("--core", type=int, default=0)
     ap.add_argument("--workers", type=int, nargs="+", default=[0, 1])
     ap.add_argument("--only", nargs="+", choices=SIDES, default=SIDES)
-    ap.add_argument("--work", type=pathlib.Path, default=pathlib.Path("/tmp/mula-loaders"), help="folder on the file system to measure on")
+    ap.add_argument(
+        "--work",
+        type=pathlib.Path,
+        default=pathlib.Path("/tmp/mula-loaders"),
+        help="folder on the file system to measure on",
+    )
     ap.add_argument("--inside", help=argparse.SUPPRESS)
     ap.add_argument("--state", help=argparse.SUPPRESS)
     ap.add_argument("--middle", type=int, help=argparse.SUPPRESS)
@@ -488,9 +657,15 @@ def main():
     if o.megabytes * 500_000 < 4 * o.batch_size * (o.length + 1):
         ap.error(f"{o.megabytes} MB are not four batches: choose more --megabytes")
     tried = {side: [0] if side in OURS else o.workers for side in o.only}
-    one = sum(3 * STARTING + (2 if side in ("mosaicml", "grain", "grain-gather", *OURS) else 1) * o.seconds for side in o.only)
+    one = sum(
+        3 * STARTING + (2 if side in ("mosaicml", "grain", "grain-gather", *OURS) else 1) * o.seconds for side in o.only
+    )
     more = sum((len(t) - 1) * (STARTING + 2 * o.seconds) for t in tried.values())
-    print(f"about {(o.megabytes / 20 + more + o.rounds * one) / 60:.0f} minutes on a quiet machine", file=sys.stderr, flush=True)
+    print(
+        f"about {(o.megabytes / 20 + more + o.rounds * one) / 60:.0f} minutes on a quiet machine",
+        file=sys.stderr,
+        flush=True,
+    )
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what is being measured ends with this process
     began, loads = time.monotonic(), [load()]
     make(o)
@@ -521,10 +696,14 @@ def main():
             print(f"after {round_ + 1} rounds another would not end within {o.minutes:g} minutes", file=sys.stderr)
             break
     loads.append(load())
-    print(f"{o.megabytes} MB of tokens, {windows:,} windows of {o.length + 1}, batches of {o.batch_size}, {max(map(len, results.values()))} rounds of {o.seconds:g} s; "
-          f"{machine(o)}; {time.strftime('%Y-%m-%d')}, load {loads[0]} at the start, {loads[1]} at the end, one of it this run's.\n")
+    print(
+        f"{o.megabytes} MB of tokens, {windows:,} windows of {o.length + 1}, batches of {o.batch_size}, {max(map(len, results.values()))} rounds of {o.seconds:g} s; "
+        f"{machine(o)}; {time.strftime('%Y-%m-%d')}, load {loads[0]} at the start, {loads[1]} at the end, one of it this run's.\n"
+    )
     tables(o, results, chosen)
-    print(f"\n`mula blend`, once for a plan, reading and hashing all tokens from disk: {sealed:.2f} s. samples/s: the best round, in brackets the median.")
+    print(
+        f"\n`mula blend`, once for a plan, reading and hashing all tokens from disk: {sealed:.2f} s. samples/s: the best round, in brackets the median."
+    )
     for side, message in failures.items():
         print(f"\n{side} failed: {message.strip().splitlines()[-1] if message.strip() else 'without a word'}")
     sys.exit(1 if failures else 0)

@@ -14,37 +14,56 @@ torch     torch.mm into an output (MKL or oneDNN). bf16 has operands and results
 
 Shapes, rows × N × K: NN is C[rows, N] = A[rows, K] B[K, N]; NT has B[N, K]; TN is C[K, N] = A[rows, K]' B[rows, N].
 """
+
 import argparse, json, os, pathlib, statistics, subprocess, sys, tempfile, time
 
 here = pathlib.Path(__file__).resolve().parent
 
 SHAPES = {  # rows (of each group), N, K
-    "a": ([64], 1024, 512), "b": ([256], 1024, 512), "c": ([1024], 1024, 512), "d": ([2048], 1024, 512), "e": ([2048], 512, 1024),
+    "a": ([64], 1024, 512),
+    "b": ([256], 1024, 512),
+    "c": ([1024], 1024, 512),
+    "d": ([2048], 1024, 512),
+    "e": ([2048], 512, 1024),
     "g": ([200, 90, 31, 257, 128, 64, 150, 104], 1024, 512),
-    "tiny attention": ([2048], 256, 256), "tiny logits": ([2048], 4096, 256), "tiny up": ([512 + (e * 37 % 16 - 7) * 30 - 15 for e in range(16)], 128, 256),
+    "tiny attention": ([2048], 256, 256),
+    "tiny logits": ([2048], 4096, 256),
+    "tiny up": ([512 + (e * 37 % 16 - 7) * 30 - 15 for e in range(16)], 128, 256),
     "tiny down": ([512 + (e * 37 % 16 - 7) * 30 - 15 for e in range(16)], 256, 128),
-    "middle attention": ([2048], 768, 768), "middle up": ([2000 + (e * 5 % 8 - 3) * 200 for e in range(8)], 512, 768),
+    "middle attention": ([2048], 768, 768),
+    "middle up": ([2000 + (e * 5 % 8 - 3) * 200 for e in range(8)], 512, 768),
     "middle down": ([2000 + (e * 5 % 8 - 3) * 200 for e in range(8)], 768, 512),
 }
 
 
 # ---- the other libraries, each in a process of its own: answers requests as productloop does
 
+
 def serve(library):
     if library == "openblas":
         import numpy
-        random = lambda rows, columns, precision: numpy.random.rand(rows, columns).astype(numpy.float32) - numpy.float32(.5)
+
+        random = lambda rows, columns, precision: (
+            numpy.random.rand(rows, columns).astype(numpy.float32) - numpy.float32(0.5)
+        )
         empty = lambda rows, columns, precision: numpy.empty((rows, columns), numpy.float32)
         multiply = lambda a, b, c: numpy.matmul(a, b, out=c)
     else:
         import torch
+
         types = {"fp32": torch.float32, "bf16": torch.bfloat16}
-        random = lambda rows, columns, precision: (torch.rand(rows, columns) - .5).to(types[precision])
+        random = lambda rows, columns, precision: (torch.rand(rows, columns) - 0.5).to(types[precision])
         empty = lambda rows, columns, precision: torch.empty(rows, columns, dtype=types[precision])
         multiply = lambda a, b, c: torch.mm(a, b, out=c)
     for line in sys.stdin:
         precision, threads, form, groups, n, k, seconds = line.split()
-        threads, n, k, seconds, counts = int(threads), int(n), int(k), float(seconds), [int(c) for c in groups.split(",")]
+        threads, n, k, seconds, counts = (
+            int(threads),
+            int(n),
+            int(k),
+            float(seconds),
+            [int(c) for c in groups.split(",")],
+        )
         if library == "torch":
             torch.set_num_threads(threads)
         products = []
@@ -72,13 +91,17 @@ def serve(library):
 
 # ---- turns
 
+
 class Side:
     def __init__(self, command, threads):
-        env = {**os.environ, **{v: str(threads) for v in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")}}
+        env = {
+            **os.environ,
+            **{v: str(threads) for v in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")},
+        }
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
 
     def ask(self, *request):
-        time.sleep(.03)  # until the threads of the side before have stopped to wait for work
+        time.sleep(0.03)  # until the threads of the side before have stopped to wait for work
         print(*request, file=self.process.stdin, flush=True)
         answer = self.process.stdout.readline().split()
         if not answer:
@@ -92,23 +115,38 @@ class Side:
 
 def compare(args, program):
     for precision in args.precision:
-        peers = [s for s in ("openblas", "torch", "onednn") if s not in args.without and (precision, s) != ("bf16", "openblas")]
+        peers = [
+            s
+            for s in ("openblas", "torch", "onednn")
+            if s not in args.without and (precision, s) != ("bf16", "openblas")
+        ]
         print(f"\n{precision}: GFLOP per second of processor time, times threads (by the clock)\n")
         print("| shape | form | threads | mula |" + "".join(f" {p} | mula / {p} |" for p in peers))
         print("|---|---|---|---|" + "---|---|" * len(peers), flush=True)
         for threads in args.threads:
-            sides = {"mula": Side([program], threads)} | {p: Side([program, p] if p == "onednn" else [sys.executable, __file__, "--serve", p], threads) for p in peers}
+            sides = {"mula": Side([program], threads)} | {
+                p: Side([program, p] if p == "onednn" else [sys.executable, __file__, "--serve", p], threads)
+                for p in peers
+            }
             for shape in args.shapes:
                 rows, n, k = SHAPES[shape]
                 for form in args.forms:
                     found = {s: [] for s in sides}
                     for r in range(args.rounds):
                         for s in sorted(sides, reverse=r % 2 == 1):
-                            found[s].append(sides[s].ask(precision, threads, form, ",".join(map(str, rows)), n, k, args.seconds))
-                    cell = lambda s: f"{statistics.median(f[1] for f in found[s]):.0f} ({max(f[0] for f in found[s]):.0f})"
+                            found[s].append(
+                                sides[s].ask(precision, threads, form, ",".join(map(str, rows)), n, k, args.seconds)
+                            )
+                    cell = lambda s: (
+                        f"{statistics.median(f[1] for f in found[s]):.0f} ({max(f[0] for f in found[s]):.0f})"
+                    )
                     ratio = lambda p: statistics.median(m[1] / o[1] for m, o in zip(found["mula"], found[p]))
                     clock = lambda p: max(f[0] for f in found["mula"]) / max(f[0] for f in found[p])
-                    print(f"| {shape} | {form} | {threads} | {cell('mula')} |" + "".join(f" {cell(p)} | {ratio(p):.2f} ({clock(p):.2f}) |" for p in peers), flush=True)
+                    print(
+                        f"| {shape} | {form} | {threads} | {cell('mula')} |"
+                        + "".join(f" {cell(p)} | {ratio(p):.2f} ({clock(p):.2f}) |" for p in peers),
+                        flush=True,
+                    )
             for s in sides.values():
                 s.close()
 
@@ -118,9 +156,11 @@ def main():
     parser.add_argument("--precision", nargs="+", default=["fp32", "bf16"], choices=["fp32", "bf16"])
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--forms", nargs="+", default=["NN", "NT", "TN"], choices=["NN", "NT", "TN"])
-    parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES), metavar="SHAPE", help=", ".join(SHAPES))
+    parser.add_argument(
+        "--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES), metavar="SHAPE", help=", ".join(SHAPES)
+    )
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=.1)
+    parser.add_argument("--seconds", type=float, default=0.1)
     parser.add_argument("--without", nargs="+", default=[], choices=["openblas", "torch", "onednn"])
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -128,7 +168,12 @@ def main():
         return serve(args.serve)
     with tempfile.TemporaryDirectory() as tmp:
         program = f"{tmp}/productloop"
-        subprocess.run(["go", "build", "-o", program, "./benchmarks/productloop"], cwd=here.parent, check=True, env={**os.environ, "CGO_ENABLED": "0"})
+        subprocess.run(
+            ["go", "build", "-o", program, "./benchmarks/productloop"],
+            cwd=here.parent,
+            check=True,
+            env={**os.environ, "CGO_ENABLED": "0"},
+        )
         compare(args, program)
 
 

@@ -15,6 +15,7 @@ advice    what the launcher says about checkpoint.every
 
 At the end the weights of both runs are compared: they are equal to the bit, or the script fails.
 """
+
 import argparse, datetime, json, os, pathlib, random, shutil, signal, statistics, subprocess, sys, tempfile, time
 
 here = pathlib.Path(__file__).resolve().parent
@@ -27,12 +28,23 @@ def prepare(a, work):
         words.append("".join(rng.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(rng.randint(2, 9))))
     with open(work / "docs.jsonl", "w") as f:
         for n in range(a.documents):
-            f.write(json.dumps({"id": str(n), "text": " ".join(words[int(len(words) * rng.random() ** 3)] for _ in range(200))}) + "\n")
+            f.write(
+                json.dumps(
+                    {"id": str(n), "text": " ".join(words[int(len(words) * rng.random() ** 3)] for _ in range(200))}
+                )
+                + "\n"
+            )
     (work / "blend.yaml").write_text("sequence_length: 128\nsources:\n  - {name: a, shards: [shards/a]}\n")
     layout = f"layout: {{{a.layout.replace('=', ': ').replace(',', ', ')}}}\n" if a.layout else ""
-    (work / "train.yaml").write_text(f"output: run\nmodel: {{preset: {a.preset}}}\nbatch_size: {a.batch_size}\nsteps: {a.steps}\n"
-                                     f"checkpoint: {{every: {a.save_every}, keep: 2}}\nevaluate: {{every: 0}}\n{layout}")
-    for args in (["tokenizer", "train", "--vocab-size", "1000", "docs.jsonl"], ["tokenize", "--tokenizer", "tokenizer.json", "--output", "shards/a", "docs.jsonl"], ["blend"]):
+    (work / "train.yaml").write_text(
+        f"output: run\nmodel: {{preset: {a.preset}}}\nbatch_size: {a.batch_size}\nsteps: {a.steps}\n"
+        f"checkpoint: {{every: {a.save_every}, keep: 2}}\nevaluate: {{every: 0}}\n{layout}"
+    )
+    for args in (
+        ["tokenizer", "train", "--vocab-size", "1000", "docs.jsonl"],
+        ["tokenize", "--tokenizer", "tokenizer.json", "--output", "shards/a", "docs.jsonl"],
+        ["blend"],
+    ):
         subprocess.run([a.mula, *args], cwd=work, check=True, capture_output=True)
 
 
@@ -54,7 +66,13 @@ def run(a, work, kill_every):
     shutil.rmtree(work / "run", ignore_errors=True)
     began, kills = time.monotonic(), 0
     with open(work / "log", "w") as log:
-        p = subprocess.Popen([a.mula, "launch", "--json", "--back-off", a.back_off, "--", "train"], cwd=work, stdout=subprocess.PIPE, stderr=log, text=True)
+        p = subprocess.Popen(
+            [a.mula, "launch", "--json", "--back-off", a.back_off, "--", "train"],
+            cwd=work,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        )
         while True:
             try:
                 out, _ = p.communicate(timeout=kill_every)
@@ -70,7 +88,7 @@ def run(a, work, kill_every):
     seconds = time.monotonic() - began
     if p.returncode:
         sys.exit(f"mula launch: exit code {p.returncode}\n{(work / 'log').read_text()[-4000:]}")
-    return seconds, json.loads(out[out.index('{\n  "outcome"'):]), kills
+    return seconds, json.loads(out[out.index('{\n  "outcome"') :]), kills
 
 
 def weights(a, work):
@@ -112,14 +130,21 @@ def main():
             advice = result.get("checkpoint_advice")
             if weights(a, work) != want:
                 sys.exit("the weights of the run with kills are not those of the run without")
-            print(f"round {n + 1}: {whole[-1]:.1f} s without, {killed[-1]:.1f} s with {kills} kills ({len(attempts)} attempts); the same weights", flush=True)
+            print(
+                f"round {n + 1}: {whole[-1]:.1f} s without, {killed[-1]:.1f} s with {kills} kills ({len(attempts)} attempts); the same weights",
+                flush=True,
+            )
         base, broken = statistics.median(whole), statistics.median(killed)
         print(f"overhead  {100 * (broken / base - 1):.0f} % ({base:.1f} s -> {broken:.1f} s, medians of {a.rounds})")
         if restarts:
-            print(f"restart   {min(restarts):.1f} to {max(restarts):.1f} s, median {statistics.median(restarts):.1f}, of which setup {statistics.median(setups):.2f}")
+            print(
+                f"restart   {min(restarts):.1f} to {max(restarts):.1f} s, median {statistics.median(restarts):.1f}, of which setup {statistics.median(setups):.2f}"
+            )
             print(f"lost      {min(lost)} to {max(lost)} steps each time, median {statistics.median(lost):.0f}")
         if advice:
-            print(f"advice    a save takes {advice['save_seconds']:.3f} s and a step {advice['step_seconds']:.4f} s: checkpoint.every {advice['checkpoint_every']}")
+            print(
+                f"advice    a save takes {advice['save_seconds']:.3f} s and a step {advice['step_seconds']:.4f} s: checkpoint.every {advice['checkpoint_every']}"
+            )
 
 
 main()

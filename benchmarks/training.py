@@ -18,16 +18,39 @@ the most that was resident in the steps. FLOPs are those of moe.Config.FLOPsPerT
 the fastest product of 2048 x 2048 matrices found here, of numpy's OpenBLAS and torch's MKL or oneDNN; no training reaches it. The losses of both sides stand below each
 table; in fp32 they agree, see conformance/training.py.
 """
+
 import argparse, json, os, pathlib, statistics, subprocess, sys, tempfile, time
 
 here = pathlib.Path(__file__).resolve().parent
-TINY = dict(vocab_size=4096, hidden_size=256, intermediate_size=128, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=4, num_experts=16, num_experts_per_tok=4)
-MID = dict(vocab_size=16384, hidden_size=512, intermediate_size=256, num_hidden_layers=10, num_attention_heads=8, num_key_value_heads=8, num_experts=32, num_experts_per_tok=8)
+TINY = dict(
+    vocab_size=4096,
+    hidden_size=256,
+    intermediate_size=128,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    num_key_value_heads=4,
+    num_experts=16,
+    num_experts_per_tok=4,
+)
+MID = dict(
+    vocab_size=16384,
+    hidden_size=512,
+    intermediate_size=256,
+    num_hidden_layers=10,
+    num_attention_heads=8,
+    num_key_value_heads=8,
+    num_experts=32,
+    num_experts_per_tok=8,
+)
 # fields of the model, rows and tokens of a step, steps of a round that are counted
 MODELS = {"tiny": (TINY, 8, 256, 12), "mid": (MID, 2, 1024, 3)}
 VARIANTS = {
     "fp32": [dict(experts="eager"), dict(experts="grouped_mm"), dict(experts="grouped_mm", compile=True)],
-    "bf16": [dict(experts=e, compile=c, weights=w) for w in ("autocast", "bf16") for e, c in (("eager", False), ("grouped_mm", False), ("grouped_mm", True))],
+    "bf16": [
+        dict(experts=e, compile=c, weights=w)
+        for w in ("autocast", "bf16")
+        for e, c in (("eager", False), ("grouped_mm", False), ("grouped_mm", True))
+    ],
 }
 
 
@@ -56,6 +79,7 @@ def resident(pid="self"):
 def peak(job):
     """GFLOP/s of the fastest large matrix product."""
     import numpy, torch
+
     torch.set_num_threads(job["threads"])
     n, best = 2048, {}
     sides = {"torch": torch.randn(n, n, dtype=torch.bfloat16 if job["precision"] == "bf16" else torch.float32)}
@@ -72,11 +96,14 @@ def peak(job):
 def torch_steps(job):
     """Training steps by PyTorch."""
     import numpy, torch, transformers
+
     torch.set_num_threads(job["threads"])
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     batches = torch.from_numpy(numpy.load(job["batches"]))
-    model = transformers.OlmoeForCausalLM.from_pretrained(job["checkpoint"], dtype=torch.float32, attn_implementation="sdpa", experts_implementation=job["experts"])
+    model = transformers.OlmoeForCausalLM.from_pretrained(
+        job["checkpoint"], dtype=torch.float32, attn_implementation="sdpa", experts_implementation=job["experts"]
+    )
     model.config.output_router_logits, model.config.use_cache = True, False
     model.train()
     masters = list(model.parameters())
@@ -110,30 +137,49 @@ def torch_steps(job):
         began = time.perf_counter()
         losses.append(step(batch))
         seconds.append(time.perf_counter() - began)
-    answer = {"seconds": seconds[job["warm"]:], "losses": losses, "cpu": time.process_time() - cpu, "memory": resident(),
-              "versions": f"torch {torch.__version__.split('+')[0]}, transformers {transformers.__version__}"}
+    answer = {
+        "seconds": seconds[job["warm"] :],
+        "losses": losses,
+        "cpu": time.process_time() - cpu,
+        "memory": resident(),
+        "versions": f"torch {torch.__version__.split('+')[0]}, transformers {transformers.__version__}",
+    }
     if job.get("profile"):
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as p:
             step(batches[-1])
-        print(p.key_averages().table(sort_by="self_cpu_time_total", row_limit=25, max_name_column_width=60), file=sys.stderr)
+        print(
+            p.key_averages().table(sort_by="self_cpu_time_total", row_limit=25, max_name_column_width=60),
+            file=sys.stderr,
+        )
     return answer
 
 
 def save_batches(job):
     """Writes what mula stream sends as one array [step][row][token]."""
     import numpy, pyarrow
+
     stream = pyarrow.ipc.open_stream(sys.stdin.buffer)
-    numpy.save(job["batches"], numpy.stack([b.column("tokens").flatten().to_numpy().reshape(b.num_rows, -1).astype("int64") for b in stream]))
+    numpy.save(
+        job["batches"],
+        numpy.stack([b.column("tokens").flatten().to_numpy().reshape(b.num_rows, -1).astype("int64") for b in stream]),
+    )
 
 
 def make_shard(job):
     """Ids by frequency as Megatron-LM's .bin and .idx."""
     import numpy
+
     documents, length, vocabulary = job["documents"], job["length"], job["vocabulary"]
     ids = (vocabulary * numpy.random.default_rng(1).random(documents * length) ** 3).astype(numpy.uint16)
     ids.tofile(job["prefix"] + ".bin")
     with open(job["prefix"] + ".idx", "wb") as f:
-        f.write(b"MMIDIDX\x00\x00" + (1).to_bytes(8, "little") + bytes([8]) + documents.to_bytes(8, "little") + (documents + 1).to_bytes(8, "little"))
+        f.write(
+            b"MMIDIDX\x00\x00"
+            + (1).to_bytes(8, "little")
+            + bytes([8])
+            + documents.to_bytes(8, "little")
+            + (documents + 1).to_bytes(8, "little")
+        )
         numpy.full(documents, length, numpy.int32).tofile(f)
         (numpy.arange(documents, dtype=numpy.int64) * (2 * length)).tofile(f)
         numpy.arange(documents + 1, dtype=numpy.int64).tofile(f)
@@ -153,8 +199,13 @@ def bound(threads):
 def inside(kind, threads=1, stdin=None, **job):
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
     with tempfile.NamedTemporaryFile("w+") as answer:
-        subprocess.run([sys.executable, __file__, "--inside", kind, json.dumps({**job, "threads": threads}), answer.name],
-                       stdin=stdin, env=environment, check=True, preexec_fn=bound(threads))
+        subprocess.run(
+            [sys.executable, __file__, "--inside", kind, json.dumps({**job, "threads": threads}), answer.name],
+            stdin=stdin,
+            env=environment,
+            check=True,
+            preexec_fn=bound(threads),
+        )
         return json.load(answer)
 
 
@@ -176,8 +227,13 @@ def mula_steps(mula, work, config, threads, warm):
     (work / "train.yaml").write_text(json.dumps({**config, "output": "run", "threads": threads}))
     log, steps, lines, cpu, memory = work / "run" / "metrics.jsonl", config["steps"], 0, {}, 0
     with tempfile.TemporaryFile("w+") as errors:
-        p = subprocess.Popen([mula, "train", "--config", work / "train.yaml"], stdout=subprocess.DEVNULL, stderr=errors,
-                             env={**os.environ, "GOMAXPROCS": str(threads)}, preexec_fn=bound(threads))
+        p = subprocess.Popen(
+            [mula, "train", "--config", work / "train.yaml"],
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            env={**os.environ, "GOMAXPROCS": str(threads)},
+            preexec_fn=bound(threads),
+        )
         while p.poll() is None:
             if lines < steps and log.exists():
                 lines = log.read_text().count('"learning_rate"')
@@ -188,11 +244,20 @@ def mula_steps(mula, work, config, threads, warm):
             errors.seek(0)
             sys.exit(f"mula train: {errors.read()}")
     done = [line for line in map(json.loads, log.read_text().splitlines()) if "loss" in line]
-    return {"seconds": [line["seconds"] for line in done[warm:]], "losses": [line["loss"] for line in done], "cpu": cpu[steps] - cpu[warm], "memory": memory}
+    return {
+        "seconds": [line["seconds"] for line in done[warm:]],
+        "losses": [line["loss"] for line in done],
+        "cpu": cpu[steps] - cpu[warm],
+        "memory": memory,
+    }
 
 
 def title(variant):
-    return ", ".join([variant["experts"]] + (["compiled"] if variant.get("compile") else []) + {"autocast": ["autocast"], "bf16": ["bf16 weights"]}.get(variant.get("weights"), []))
+    return ", ".join(
+        [variant["experts"]]
+        + (["compiled"] if variant.get("compile") else [])
+        + {"autocast": ["autocast"], "bf16": ["bf16 weights"]}.get(variant.get("weights"), [])
+    )
 
 
 def measure(args, work, name):
@@ -202,20 +267,50 @@ def measure(args, work, name):
         steps, warm = 2, 1
     steps += warm
     tokens = rows * length
-    print(f"\n## {name}: {parameters(fields, fields['num_experts']):,} parameters, {parameters(fields, fields['num_experts_per_tok']):,} active; {rows} x {length} tokens a step, "
-          f"{flops(fields, length) / 1e6:.1f} MFLOP a token; {steps - warm} steps a round after {warm}", flush=True)
+    print(
+        f"\n## {name}: {parameters(fields, fields['num_experts']):,} parameters, {parameters(fields, fields['num_experts_per_tok']):,} active; {rows} x {length} tokens a step, "
+        f"{flops(fields, length) / 1e6:.1f} MFLOP a token; {steps - warm} steps a round after {warm}",
+        flush=True,
+    )
     work.mkdir()
-    inside("shard", prefix=str(work / "words"), documents=steps * rows + 1, length=length, vocabulary=fields["vocab_size"])
-    (work / "blend.yaml").write_text(f"sequence_length: {length}\nsources: [{{name: words, shards: [words.idx]}}]\nsamples: {steps * rows}\n")
+    inside(
+        "shard", prefix=str(work / "words"), documents=steps * rows + 1, length=length, vocabulary=fields["vocab_size"]
+    )
+    (work / "blend.yaml").write_text(
+        f"sequence_length: {length}\nsources: [{{name: words, shards: [words.idx]}}]\nsamples: {steps * rows}\n"
+    )
     command(args.mula, "blend", "--config", work / "blend.yaml", "--output", work / "plan.json")
-    stream = subprocess.Popen([args.mula, "stream", "--plan", work / "plan.json", "--batch-size", str(rows)], stdout=subprocess.PIPE)
+    stream = subprocess.Popen(
+        [args.mula, "stream", "--plan", work / "plan.json", "--batch-size", str(rows)], stdout=subprocess.PIPE
+    )
     inside("batches", stdin=stream.stdout, batches=str(work / "batches.npy"))
-    config = {"plan": "plan.json", "model": {"preset": "mula-tiny", **fields}, "batch_size": rows, "micro_batch_size": rows, "steps": steps,
-              "schedule": {"learning_rate": rate, "min_learning_rate": rate, "warmup_steps": 0}, "checkpoint": {"every": 0}}
+    config = {
+        "plan": "plan.json",
+        "model": {"preset": "mula-tiny", **fields},
+        "batch_size": rows,
+        "micro_batch_size": rows,
+        "steps": steps,
+        "schedule": {"learning_rate": rate, "min_learning_rate": rate, "warmup_steps": 0},
+        "checkpoint": {"every": 0},
+    }
     # A step with such a learning rate leaves the initial weights as they are.
-    (work / "start.yaml").write_text(json.dumps({**config, "output": "start", "steps": 1, "schedule": {"learning_rate": 1e-30, "min_learning_rate": 1e-30, "warmup_steps": 0}}))
+    (work / "start.yaml").write_text(
+        json.dumps(
+            {
+                **config,
+                "output": "start",
+                "steps": 1,
+                "schedule": {"learning_rate": 1e-30, "min_learning_rate": 1e-30, "warmup_steps": 0},
+            }
+        )
+    )
     command(args.mula, "train", "--config", work / "start.yaml")
-    common = dict(checkpoint=str(work / "start" / "checkpoints" / "step-00000001"), batches=str(work / "batches.npy"), learning_rate=rate, warm=warm)
+    common = dict(
+        checkpoint=str(work / "start" / "checkpoints" / "step-00000001"),
+        batches=str(work / "batches.npy"),
+        learning_rate=rate,
+        warm=warm,
+    )
 
     def round_of_mula(precision, threads):
         out = mula_steps(args.mula, work, {**config, "precision": precision}, threads, warm)
@@ -226,16 +321,26 @@ def measure(args, work, name):
         for threads in args.threads:
             best = inside("peak", threads, precision=precision, times=5 if args.quick else 20)
             top = max(best.values())
-            print(f"\n{name}, {precision}, {threads} thread{'s' * (threads > 1)}; peak {top:.0f} GFLOP/s ({', '.join(f'{k} {v:.0f}' for k, v in best.items())})")
+            print(
+                f"\n{name}, {precision}, {threads} thread{'s' * (threads > 1)}; peak {top:.0f} GFLOP/s ({', '.join(f'{k} {v:.0f}' for k, v in best.items())})"
+            )
             found = []
             for variant in VARIANTS[precision]:
                 out = inside("torch", threads, **common, **variant)
                 found.append((statistics.median(out["seconds"]), variant))
-                print(f"  first round: {title(variant):34} {tokens / found[-1][0]:9,.0f} tokens/s, losses {out['losses'][0]:.5f} … {out['losses'][-1]:.5f}", flush=True)
+                print(
+                    f"  first round: {title(variant):34} {tokens / found[-1][0]:9,.0f} tokens/s, losses {out['losses'][0]:.5f} … {out['losses'][-1]:.5f}",
+                    flush=True,
+                )
             variant = min(found, key=lambda f: f[0])[1]
             seconds = args.rounds * steps * 1.6 * min(found, key=lambda f: f[0])[0]  # mula's share is guessed
-            print(f"  {args.rounds} rounds of both sides: some {seconds / 60:.1f} minutes and what the processes take to start and to end")
-            sides = {"mula": lambda: round_of_mula(precision, threads), "torch": lambda: inside("torch", threads, **common, **variant)}
+            print(
+                f"  {args.rounds} rounds of both sides: some {seconds / 60:.1f} minutes and what the processes take to start and to end"
+            )
+            sides = {
+                "mula": lambda: round_of_mula(precision, threads),
+                "torch": lambda: inside("torch", threads, **common, **variant),
+            }
             runs = {side: [] for side in sides}
             for _ in range(args.rounds):
                 for side, run in sides.items():
@@ -244,12 +349,22 @@ def measure(args, work, name):
             print(f"  {'':66} {'median':>9} {'best':>9} {'CPU s/1000':>11} {'GB':>6} {'GFLOP/s':>8} {'of peak':>8}")
             for side, rs in runs.items():
                 label = side if side == "mula" else f"{rs[0]['versions']}: {title(variant)}"
-                median, cpu = statistics.median(speed[side]), statistics.median(r["cpu"] for r in rs) / (tokens * (steps - warm)) * 1000
-                print(f"  {label:66} {median:9,.0f} {max(speed[side]):9,.0f} {cpu:11.3f} {max(r['memory'] for r in rs):6.2f} "
-                      f"{median * flops(fields, length) / 1e9:8.1f} {median * flops(fields, length) / 1e9 / top:8.0%}")
-            print(f"  {'ratio':66} {statistics.median(speed['mula']) / statistics.median(speed['torch']):9.2f} {max(speed['mula']) / max(speed['torch']):9.2f}")
+                median, cpu = (
+                    statistics.median(speed[side]),
+                    statistics.median(r["cpu"] for r in rs) / (tokens * (steps - warm)) * 1000,
+                )
+                print(
+                    f"  {label:66} {median:9,.0f} {max(speed[side]):9,.0f} {cpu:11.3f} {max(r['memory'] for r in rs):6.2f} "
+                    f"{median * flops(fields, length) / 1e9:8.1f} {median * flops(fields, length) / 1e9 / top:8.0%}"
+                )
+            print(
+                f"  {'ratio':66} {statistics.median(speed['mula']) / statistics.median(speed['torch']):9.2f} {max(speed['mula']) / max(speed['torch']):9.2f}"
+            )
             for side, rs in runs.items():
-                print(f"  losses, {side:58} {' '.join(f'{loss:.5f}' for loss in rs[0]['losses'][:2])} … {rs[0]['losses'][-1]:.5f}", flush=True)
+                print(
+                    f"  losses, {side:58} {' '.join(f'{loss:.5f}' for loss in rs[0]['losses'][:2])} … {rs[0]['losses'][-1]:.5f}",
+                    flush=True,
+                )
             if args.profile:
                 inside("torch", threads, **common, **variant, profile=True)
 

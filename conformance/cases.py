@@ -15,6 +15,7 @@ A case is a dictionary that JSON can hold:
 A shape: documents, number (of the file, enters the formula), modulus, divisor, zero ([every, at] or None), type (code of the element type),
         sequences (sequences a document, 1 if absent), lengths (an explicit list instead of the formula).
 """
+
 import os, platform, random, struct
 
 ITEM = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 8, 7: 4, 8: 2}  # bytes of an element by type code
@@ -22,9 +23,20 @@ ITEM = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 8, 7: 4, 8: 2}  # bytes of an element b
 # The releases of megatron-core whose environments are made by default, and the profile of mula that stands for each. "-fma": its helpers compiled to
 # round once where others round twice.
 PROFILES = {
-    "0.4.0": "core-0.4", "0.5.0": "core-0.5", "0.6.0": "core-0.6", "0.7.0": "core-0.7", "0.8.0": "core-0.8", "0.9.0": "core-0.9",
-    "0.10.0": "core-0.10", "0.11.0": "core-0.11", "0.12.3": "core-0.12", "0.13.1": "core-0.13", "0.16.1": "core-0.16",
-    "0.17.1": "core-0.17", "0.18.2": "core-0.18", "0.19.2": "core-0.19",
+    "0.4.0": "core-0.4",
+    "0.5.0": "core-0.5",
+    "0.6.0": "core-0.6",
+    "0.7.0": "core-0.7",
+    "0.8.0": "core-0.8",
+    "0.9.0": "core-0.9",
+    "0.10.0": "core-0.10",
+    "0.11.0": "core-0.11",
+    "0.12.3": "core-0.12",
+    "0.13.1": "core-0.13",
+    "0.16.1": "core-0.16",
+    "0.17.1": "core-0.17",
+    "0.18.2": "core-0.18",
+    "0.19.2": "core-0.19",
     "0.16.1-fma": "core-0.16",
 }
 
@@ -75,6 +87,7 @@ def write_inputs(case, root, tokens=False):
         with open(path + ".bin", "wb") as f:
             if tokens:
                 import numpy
+
                 assert shape.get("type", 8) == 8
                 k = numpy.arange(size // 2, dtype=numpy.uint64)
                 f.write((((k * 2654435761 + shape["number"] * 40503) >> 13) % 50257).astype("<u2").tobytes())
@@ -86,36 +99,87 @@ TOKENIZERS = [
     {"class": "_NullTokenizer", "tokenizer_path": [None], "vocab_size": "50304"},
     {"class": "_HuggingFaceTokenizer", "tokenizer_path": ["/models/olmo"]},
     {"class": "_GPT2BPETokenizer", "tokenizer_path": ["vocab.json", "merges.txt"]},
-    {"class": "_SentencePieceTokenizer", "tokenizer_path": ["a \"quoted\" \\ path\n\t\u007f/é😀.model"], "vocab_extra_ids": "0"},
-    {"class": "megatron.core.tokenizers.text.text_tokenizer.MegatronTokenizerText", "tokenizer_path": "/tok/olmo", "vocab_file": "None", "merges_file": "None",
-     "additional_special_tokens": "[]", "use_fast": "True", "trust_remote_code": "False", "include_special_tokens": "True"},
+    {
+        "class": "_SentencePieceTokenizer",
+        "tokenizer_path": ["a \"quoted\" \\ path\n\t\u007f/é😀.model"],
+        "vocab_extra_ids": "0",
+    },
+    {
+        "class": "megatron.core.tokenizers.text.text_tokenizer.MegatronTokenizerText",
+        "tokenizer_path": "/tok/olmo",
+        "vocab_file": "None",
+        "merges_file": "None",
+        "additional_special_tokens": "[]",
+        "use_fast": "True",
+        "trust_remote_code": "False",
+        "include_special_tokens": "True",
+    },
 ]
-SPLITS = ["969, 30, 1", "969,30,1", "99,1,0", "98,1,1", "70,20,10", "0.8,.15,.05", "1,0,0", "100", "0,1,0", "7,2,1", "90-5-5", "1/1/1", "80,20", "0.9 0.05 0.05",
-          "33.3,33.3,33.4", "1,1", "5,0,5", "949,50,1"]
+SPLITS = [
+    "969, 30, 1",
+    "969,30,1",
+    "99,1,0",
+    "98,1,1",
+    "70,20,10",
+    "0.8,.15,.05",
+    "1,0,0",
+    "100",
+    "0,1,0",
+    "7,2,1",
+    "90-5-5",
+    "1/1/1",
+    "80,20",
+    "0.9 0.05 0.05",
+    "33.3,33.3,33.4",
+    "1,1",
+    "5,0,5",
+    "949,50,1",
+]
 
 
 def tokens_of_splits(case):
     """Tokens of each split of each file, None where a split is not built: to keep random cases away from upstream's endless loop most of the time."""
     import re
+
     values = [float(v) for v in re.findall(r"[.0-9]+", case["split"])]
     values = [v / sum(values) for v in values + [0.0] * (3 - len(values))]
     edges = [0.0, values[0], values[0] + values[1], values[0] + values[1] + values[2]]
     out = []
     for shape in case["files"].values():
         n = lengths(shape)
-        out.append([sum(n[round(a * len(n)):round(b * len(n))]) if b > a else None for a, b in zip(edges, edges[1:])])
+        out.append([sum(n[round(a * len(n)) : round(b * len(n))]) if b > a else None for a, b in zip(edges, edges[1:])])
     return out
 
 
 def base(**more):
-    case = dict(files={}, data_path=None, per_split=None, split=None, sizes=[300, 40, 10], sequence_length=64, seed=1234, extra_token=True,
-                keep_partial=False, surplus=0.005, renormalize=False, tokenizer=TOKENIZERS[0])
+    case = dict(
+        files={},
+        data_path=None,
+        per_split=None,
+        split=None,
+        sizes=[300, 40, 10],
+        sequence_length=64,
+        seed=1234,
+        extra_token=True,
+        keep_partial=False,
+        surplus=0.005,
+        renormalize=False,
+        tokenizer=TOKENIZERS[0],
+    )
     case.update(more)
     return case
 
 
 def shape(number, documents, modulus=997, divisor=4, zero=(7, 3), type=8, **more):
-    return dict(number=number, documents=documents, modulus=modulus, divisor=divisor, zero=list(zero) if zero else None, type=type, **more)
+    return dict(
+        number=number,
+        documents=documents,
+        modulus=modulus,
+        divisor=divisor,
+        zero=list(zero) if zero else None,
+        type=type,
+        **more,
+    )
 
 
 def weight(r):
@@ -154,30 +218,56 @@ def random_case(number, version):
     r = random.Random(f"mula conformance {number}")
     while True:
         count = r.choice([1, 1, 2, 3, 3, 4, 5, 7, 8, 12, 20, 40]) if number % 40 else 150
-        names = [r.choice(["", "sub/", "a/b/"]) + r.choice(["f", "web-", "tök_", "p.q_"]) + str(i) for i in range(count)]
+        names = [
+            r.choice(["", "sub/", "a/b/"]) + r.choice(["f", "web-", "tök_", "p.q_"]) + str(i) for i in range(count)
+        ]
         files = {}
         for i, name in enumerate(names):
             documents = r.choice([60, 100, 250, 1000, 3000]) + r.randrange(50)
             if count > 20:
                 documents = 60 + r.randrange(50)
             every = r.choice([0, 0, 2, 3, 7, 10])
-            files[name] = shape((i + r.randrange(100)) % 30, documents, r.choice([37, 251, 997, 7907, 65521]), r.choice([1, 2, 4, 7, 30]),
-                                (every, r.randrange(every)) if every else None, r.choice([8, 8, 8, 4, 1, 2, 3, 5, 6, 7]), sequences=r.choice([1, 1, 1, 2, 5]))
+            files[name] = shape(
+                (i + r.randrange(100)) % 30,
+                documents,
+                r.choice([37, 251, 997, 7907, 65521]),
+                r.choice([1, 2, 4, 7, 30]),
+                (every, r.randrange(every)) if every else None,
+                r.choice([8, 8, 8, 4, 1, 2, 3, 5, 6, 7]),
+                sequences=r.choice([1, 1, 1, 2, 5]),
+            )
         weighted = r.random() < (0.7 if count > 1 else 0.3)
         total = max(1, sum(sum(lengths(s)) for s in files.values()))
         length = r.choice([1, 2, 3, 4, 7, 16, 64, 100, 128, 512, 1000, 2048, 4096])
         while total / length > 100_000:
             length *= 4
-        case = base(name=f"random {number}", files=files, sequence_length=length, seed=r.choice([0, 1, 42, 1234, 4294967295, r.randrange(2**32), r.randrange(2**32)]),
-                    extra_token=r.random() < 0.8, keep_partial=r.random() < 0.2, surplus=r.choice([0.005, 0.005, 0.005, 0.02, 0.0, 0.3]),
-                    renormalize=r.random() < 0.4, tokenizer=r.choice(TOKENIZERS))
+        case = base(
+            name=f"random {number}",
+            files=files,
+            sequence_length=length,
+            seed=r.choice([0, 1, 42, 1234, 4294967295, r.randrange(2**32), r.randrange(2**32)]),
+            extra_token=r.random() < 0.8,
+            keep_partial=r.random() < 0.2,
+            surplus=r.choice([0.005, 0.005, 0.005, 0.02, 0.0, 0.3]),
+            renormalize=r.random() < 0.4,
+            tokenizer=r.choice(TOKENIZERS),
+        )
         if r.random() < 0.2:
-            case["per_split"] = [blend_words(r, r.sample(names, r.randrange(1, min(count, 6) + 1)), weighted) if r.random() < 0.8 else None for _ in range(3)]
+            case["per_split"] = [
+                blend_words(r, r.sample(names, r.randrange(1, min(count, 6) + 1)), weighted)
+                if r.random() < 0.8
+                else None
+                for _ in range(3)
+            ]
             if not any(case["per_split"]):
                 continue
         else:
             case["data_path"] = blend_words(r, names, weighted)
-            case["split"] = r.choice(SPLITS) if r.random() < 0.8 else f"{r.randrange(1, 1000)},{r.randrange(1, 300)},{r.randrange(1, 100)}"
+            case["split"] = (
+                r.choice(SPLITS)
+                if r.random() < 0.8
+                else f"{r.randrange(1, 1000)},{r.randrange(1, 300)},{r.randrange(1, 100)}"
+            )
         epochs = r.choice([0.02, 0.3, 0.9, 1, 1.05, 1.5, 1.9, 2.3, 3.85, 6])
         samples = total / length
         sizes = [int(samples * epochs * f * r.uniform(0.9, 1.1)) for f in (0.9, 0.08, 0.02)]
@@ -210,7 +300,11 @@ def restrict(case, version):
         case.update(extra_token=True, keep_partial=False, sequence_length=min(case["sequence_length"], 1024))
         if case["name"].startswith("random"):  # they cannot do without a size, nor with the size 0
             case["sizes"] = [n or 20 for n in case["sizes"]]
-        pairs = lambda words: words if words is None or len(words) == 1 or is_weighted(words) else [w for i, p in enumerate(words) for w in (str(i + 1), p)]
+        pairs = lambda words: (
+            words
+            if words is None or len(words) == 1 or is_weighted(words)
+            else [w for i, p in enumerate(words) for w in (str(i + 1), p)]
+        )
         case["data_path"] = pairs(case["data_path"])
         if case["per_split"]:
             case["per_split"] = [pairs(words) for words in case["per_split"]]
@@ -239,7 +333,12 @@ def edge_cases():
     out = []
 
     def add(name, **settings):
-        out.append(base(name=name, **{"files": standard(), "split": None if settings.get("per_split") else "70,20,10", **settings}))
+        out.append(
+            base(
+                name=name,
+                **{"files": standard(), "split": None if settings.get("per_split") else "70,20,10", **settings},
+            )
+        )
 
     add("A: three weighted files", data_path=three)
     add("B: exhaustive", data_path=["f0", "f1", "f2"], sizes=[None] * 3)
@@ -253,7 +352,13 @@ def edge_cases():
     add("G: per-split blends", per_split=[three, ["f1"], ["f0", "f2", "f1"]])
     add("partial validation without extra token", data_path=three, keep_partial=True, extra_token=False)
     add("partial validation, exhaustive", data_path=["f0", "f1", "f2"], sizes=[None] * 3, keep_partial=True, seed=7)
-    add("per-split blends, exhaustive and partial", per_split=[["f0", "f1"], ["f0", "f2"], None], sizes=[None] * 3, keep_partial=True, seed=5)
+    add(
+        "per-split blends, exhaustive and partial",
+        per_split=[["f0", "f1"], ["f0", "f2"], None],
+        sizes=[None] * 3,
+        keep_partial=True,
+        seed=5,
+    )
     add("per-split: one weighted prefix is a plain dataset", per_split=[["3", "f0"], ["0.5", "f1"], None])
     add("per-split: train alone", per_split=[["f0", "f1"], None, None], sizes=[50, 0, 0])
     add("one prefix with a weight", data_path=["3", "f0"])
@@ -263,40 +368,168 @@ def edge_cases():
     add("sizes 0, one file", data_path=["f0"], sizes=[0, 0, 0])
     add("size 1", data_path=three, sizes=[1, 1, 1])
     add("no sample fits", data_path=["f0"], files={"f0": shape(0, 40, 31, 7)}, sequence_length=4096, sizes=[None] * 3)
-    add("a file without samples in a blend of given size", data_path=["f0", "t"], files={"f0": shape(0, 40), "t": shape(5, 40, 31, 7)}, sizes=[60, 10, 5], sequence_length=128)
-    add("a file without samples in an exhaustive blend", data_path=["f0", "t"], files={"f0": shape(0, 40), "t": shape(5, 40, 31, 7)}, sizes=[None] * 3, sequence_length=128)
-    add("a file without samples, weighted", data_path=["1", "f0", "1", "t"], files={"f0": shape(0, 40), "t": shape(5, 40, 31, 7)}, sizes=[60, 10, 5], sequence_length=128)
+    add(
+        "a file without samples in a blend of given size",
+        data_path=["f0", "t"],
+        files={"f0": shape(0, 40), "t": shape(5, 40, 31, 7)},
+        sizes=[60, 10, 5],
+        sequence_length=128,
+    )
+    add(
+        "a file without samples in an exhaustive blend",
+        data_path=["f0", "t"],
+        files={"f0": shape(0, 40), "t": shape(5, 40, 31, 7)},
+        sizes=[None] * 3,
+        sequence_length=128,
+    )
+    add(
+        "a file without samples, weighted",
+        data_path=["1", "f0", "1", "t"],
+        files={"f0": shape(0, 40), "t": shape(5, 40, 31, 7)},
+        sizes=[60, 10, 5],
+        sequence_length=128,
+    )
     add("empty test split", data_path=["f0"], files={"f0": shape(0, 100)}, split="969,30,1")
-    add("no documents in the test split, one epoch", data_path=["f0"], files={"f0": shape(0, 100)}, split="969,30,1", sizes=[None] * 3)
-    add("no documents in the validation split, one epoch, partial", data_path=["f0"], files={"f0": shape(0, 100)}, split="990,1,9", sizes=[None] * 3, keep_partial=True)
-    add("no documents in the test split, no samples, no extra token", data_path=["f0"], files={"f0": shape(0, 100)}, split="969,30,1", sizes=[10, 5, 0], extra_token=False)
-    add("no documents in a split of a blend of no samples", data_path=["1", "f0", "1", "f1"], files={"f0": shape(0, 100), "f1": shape(1, 100)}, split="969,30,1", sizes=[10, 5, 0],
-        extra_token=False)
-    add("no documents in the test split, one epoch, sequences of one token", data_path=["f0"], files={"f0": shape(0, 100)}, split="969,30,1", sizes=[None] * 3, sequence_length=1)
-    add("documents without tokens, one epoch", data_path=["f0"], files={"f0": {"number": 0, "documents": 10, "lengths": [5, 9, 80, 70, 60, 50, 40, 0, 0, 0], "type": 8}}, sizes=[None] * 3)
-    add("a split of empty documents", data_path=["f0"], files={"f0": {"number": 0, "documents": 10, "lengths": [5, 9, 80, 70, 60, 50, 40, 0, 0, 0], "type": 8}})
-    add("an empty split in the second file", data_path=["1", "f0", "1", "f1"], files={"f0": shape(0, 400), "f1": shape(1, 20)}, split="969,30,1")
+    add(
+        "no documents in the test split, one epoch",
+        data_path=["f0"],
+        files={"f0": shape(0, 100)},
+        split="969,30,1",
+        sizes=[None] * 3,
+    )
+    add(
+        "no documents in the validation split, one epoch, partial",
+        data_path=["f0"],
+        files={"f0": shape(0, 100)},
+        split="990,1,9",
+        sizes=[None] * 3,
+        keep_partial=True,
+    )
+    add(
+        "no documents in the test split, no samples, no extra token",
+        data_path=["f0"],
+        files={"f0": shape(0, 100)},
+        split="969,30,1",
+        sizes=[10, 5, 0],
+        extra_token=False,
+    )
+    add(
+        "no documents in a split of a blend of no samples",
+        data_path=["1", "f0", "1", "f1"],
+        files={"f0": shape(0, 100), "f1": shape(1, 100)},
+        split="969,30,1",
+        sizes=[10, 5, 0],
+        extra_token=False,
+    )
+    add(
+        "no documents in the test split, one epoch, sequences of one token",
+        data_path=["f0"],
+        files={"f0": shape(0, 100)},
+        split="969,30,1",
+        sizes=[None] * 3,
+        sequence_length=1,
+    )
+    add(
+        "documents without tokens, one epoch",
+        data_path=["f0"],
+        files={"f0": {"number": 0, "documents": 10, "lengths": [5, 9, 80, 70, 60, 50, 40, 0, 0, 0], "type": 8}},
+        sizes=[None] * 3,
+    )
+    add(
+        "a split of empty documents",
+        data_path=["f0"],
+        files={"f0": {"number": 0, "documents": 10, "lengths": [5, 9, 80, 70, 60, 50, 40, 0, 0, 0], "type": 8}},
+    )
+    add(
+        "an empty split in the second file",
+        data_path=["1", "f0", "1", "f1"],
+        files={"f0": shape(0, 400), "f1": shape(1, 20)},
+        split="969,30,1",
+    )
     add("no documents", data_path=["f0"], files={"f0": {"number": 0, "documents": 0, "lengths": [], "type": 8}})
-    add("one document", data_path=["f0"], files={"f0": {"number": 0, "documents": 1, "lengths": [1000], "type": 8}}, split="1,0,0", sizes=[40, 0, 0])
-    add("one token a document", data_path=["f0"], files={"f0": {"number": 0, "documents": 300, "lengths": [1] * 300, "type": 8}}, sequence_length=1, sizes=[700, 60, 30])
-    add("sequence length 1 without extra token", data_path=["f0"], files={"f0": shape(0, 60, 31, 7)}, sequence_length=1, extra_token=False, sizes=[500, 60, 30])
-    add("first and last documents empty", data_path=["f0"], files={"f0": {"number": 0, "documents": 12, "lengths": [0, 0, 4, 4, 3, 0, 9, 1, 0, 7, 5, 0], "type": 8}},
-        sequence_length=4, split="1,0,0", sizes=[None, 0, 0])
-    add("exactly N*S+1 tokens", data_path=["f0"], files={"f0": {"number": 0, "documents": 4, "lengths": [10, 20, 30, 5], "type": 8}}, sequence_length=16, split="1,0,0", sizes=[4, 0, 0])
-    add("exactly N*S tokens, extra token", data_path=["f0"], files={"f0": {"number": 0, "documents": 4, "lengths": [10, 20, 30, 4], "type": 8}}, sequence_length=16, split="1,0,0", sizes=[4, 0, 0])
-    add("exactly N*S tokens, no extra token", data_path=["f0"], files={"f0": {"number": 0, "documents": 4, "lengths": [10, 20, 30, 4], "type": 8}}, sequence_length=16,
-        split="1,0,0", sizes=[4, 0, 0], extra_token=False)
+    add(
+        "one document",
+        data_path=["f0"],
+        files={"f0": {"number": 0, "documents": 1, "lengths": [1000], "type": 8}},
+        split="1,0,0",
+        sizes=[40, 0, 0],
+    )
+    add(
+        "one token a document",
+        data_path=["f0"],
+        files={"f0": {"number": 0, "documents": 300, "lengths": [1] * 300, "type": 8}},
+        sequence_length=1,
+        sizes=[700, 60, 30],
+    )
+    add(
+        "sequence length 1 without extra token",
+        data_path=["f0"],
+        files={"f0": shape(0, 60, 31, 7)},
+        sequence_length=1,
+        extra_token=False,
+        sizes=[500, 60, 30],
+    )
+    add(
+        "first and last documents empty",
+        data_path=["f0"],
+        files={"f0": {"number": 0, "documents": 12, "lengths": [0, 0, 4, 4, 3, 0, 9, 1, 0, 7, 5, 0], "type": 8}},
+        sequence_length=4,
+        split="1,0,0",
+        sizes=[None, 0, 0],
+    )
+    add(
+        "exactly N*S+1 tokens",
+        data_path=["f0"],
+        files={"f0": {"number": 0, "documents": 4, "lengths": [10, 20, 30, 5], "type": 8}},
+        sequence_length=16,
+        split="1,0,0",
+        sizes=[4, 0, 0],
+    )
+    add(
+        "exactly N*S tokens, extra token",
+        data_path=["f0"],
+        files={"f0": {"number": 0, "documents": 4, "lengths": [10, 20, 30, 4], "type": 8}},
+        sequence_length=16,
+        split="1,0,0",
+        sizes=[4, 0, 0],
+    )
+    add(
+        "exactly N*S tokens, no extra token",
+        data_path=["f0"],
+        files={"f0": {"number": 0, "documents": 4, "lengths": [10, 20, 30, 4], "type": 8}},
+        sequence_length=16,
+        split="1,0,0",
+        sizes=[4, 0, 0],
+        extra_token=False,
+    )
     for n in (145, 155, 160, 172, 173, 174, 200, 230):
         add(f"last epoch apart or not: {n} samples", data_path=["f0"], split="1,0,0", sizes=[n, 0, 0])
     add("many epochs", data_path=["f1"], sizes=[20000, 900, 100])
-    for text in ("0,1,0", "0,0,1", "1,0,1", "100", "1,1", "0.5,0.25,0.25", "1e1,1,1", "969, 30, 1", "98-1-1", " 7 , 2 , 1 ", "0.1,0.2,0.7", "1,1e-9,0"):
+    for text in (
+        "0,1,0",
+        "0,0,1",
+        "1,0,1",
+        "100",
+        "1,1",
+        "0.5,0.25,0.25",
+        "1e1,1,1",
+        "969, 30, 1",
+        "98-1-1",
+        " 7 , 2 , 1 ",
+        "0.1,0.2,0.7",
+        "1,1e-9,0",
+    ):
         add(f"split {text!r}", data_path=["f0"], files={"f0": shape(0, 1200)}, split=text, sizes=[900, 90, 9])
     for text in ("0,0,0", "a", "", "1,2,3,4", "1.2.3,1,1", "."):
         add(f"split {text!r}", data_path=["f0"], split=text)
     add("weight 0 first", data_path=["0", "f0", "1", "f1", "2", "f2"])
     add("weight 0 last", data_path=["1", "f0", "2", "f1", "0", "f2"])
     add("all weights 0", data_path=["0", "f0", "0", "f1"])
-    add("a negative weight", data_path=["-1", "f0", "3", "f1"], choice="releases up to 0.6 draw nothing from that file, and give the others more than asked for")
+    add(
+        "a negative weight",
+        data_path=["-1", "f0", "3", "f1"],
+        choice="releases up to 0.6 draw nothing from that file, and give the others more than asked for",
+    )
     add("weight inf", data_path=["inf", "f0", "3", "f1"])
     add("weight nan", data_path=["nan", "f0", "3", "f1"])
     add("weights with underscores, exponents and signs", data_path=["1_0", "f0", "+2.5E0", "f1", "3e-1", "f2"])
@@ -306,8 +539,12 @@ def edge_cases():
     add("weights without sizes", data_path=three, sizes=[None] * 3)
     add("weights, one size missing", data_path=three, sizes=[300, None, 10])
     names = {name: shape(i, 60 + i) for i, name in enumerate(["1", "2", "a", "b", "c", "x"])}
-    add("all prefixes, although the first weights are numbers", data_path=["1", "a", "2", "b", "x", "c"], files=names,
-        choice="the weights would silently become names of files")
+    add(
+        "all prefixes, although the first weights are numbers",
+        data_path=["1", "a", "2", "b", "x", "c"],
+        files=names,
+        choice="the weights would silently become names of files",
+    )
     add("a weight after a prefix", data_path=["x", "a", "2", "b"], files=names)
     add("an odd number of words", data_path=["1", "a", "2"], files=names)
     add("no words", data_path=[], files=names)
@@ -319,19 +556,45 @@ def edge_cases():
     add("several sequences a document", data_path=["f0"], files={"f0": shape(0, 90, sequences=7)})
     for code in ITEM:
         add(f"element type {code}", data_path=["f0"], files={"f0": shape(0, 60, type=code)})
-    add("200 equal weights", files={f"e{i}": shape(i, 30) for i in range(200)}, data_path=[w for i in range(200) for w in ("1", f"e{i}")], sizes=[5000, 800, 300])
-    add("200 files, no weights", files={f"e{i}": shape(i, 60) for i in range(200)}, data_path=[f"e{i}" for i in range(200)], sizes=[3000, None, None], sequence_length=32)
+    add(
+        "200 equal weights",
+        files={f"e{i}": shape(i, 30) for i in range(200)},
+        data_path=[w for i in range(200) for w in ("1", f"e{i}")],
+        sizes=[5000, 800, 300],
+    )
+    add(
+        "200 files, no weights",
+        files={f"e{i}": shape(i, 60) for i in range(200)},
+        data_path=[f"e{i}" for i in range(200)],
+        sizes=[3000, None, None],
+        sequence_length=32,
+    )
     add("renormalized weights", data_path=three, renormalize=True)
     add("surplus 0", data_path=three, surplus=0.0)
     add("surplus 1", data_path=three, surplus=1.0)
     # Single precision in the number of samples of a kept partial validation sequence: a multiple of 4 away from 2^25, rounded to even.
     for name, more in (("too few", 3), ("too many", 7)):
-        add(f"single precision counts {name} samples", data_path=["f0"], split="0,1,0", sequence_length=2, sizes=[0, None, 0], keep_partial=True,
-            files={"f0": {"number": 0, "documents": 3, "lengths": [2**24, 2**24, more], "type": 8}})
+        add(
+            f"single precision counts {name} samples",
+            data_path=["f0"],
+            split="0,1,0",
+            sequence_length=2,
+            sizes=[0, None, 0],
+            keep_partial=True,
+            files={"f0": {"number": 0, "documents": 3, "lengths": [2**24, 2**24, more], "type": 8}},
+        )
     # The same, with an empty document at the end for one of the seeds: two rows with the offset -1 up to 0.9.
     for seed in range(3):
-        add(f"single precision counts too many, an empty document, seed {seed}", data_path=["f0"], split="0,1,0", sequence_length=8947862, sizes=[0, None, 0], keep_partial=True,
-            seed=seed, files={"f0": {"number": 0, "documents": 2, "lengths": [134217930, 0], "type": 8}})
+        add(
+            f"single precision counts too many, an empty document, seed {seed}",
+            data_path=["f0"],
+            split="0,1,0",
+            sequence_length=8947862,
+            sizes=[0, None, 0],
+            keep_partial=True,
+            seed=seed,
+            files={"f0": {"number": 0, "documents": 2, "lengths": [134217930, 0], "type": 8}},
+        )
     return out
 
 
@@ -341,14 +604,60 @@ def large_cases():
     one, more = {"f0": big(0, 3_000_000)}, {"f0": big(0, 1_500_000), "f1": big(1, 400_000), "f2": big(2, 900_000)}
     weighted = ["0.5", "f0", "0.2", "f1", "0.3", "f2"]
     return [
-        base(name="large: one epoch", files=one, data_path=["f0"], split="98,1,1", sequence_length=16, sizes=[None] * 3, seconds=120),
-        base(name="large: three epochs, no extra token", files=one, data_path=["f0"], split="90,9,1", sequence_length=16, sizes=[13_000_000, 1_500_000, 99], extra_token=False, seconds=120),
-        base(name="large: last epoch apart", files=one, data_path=["f0"], split="1,0,0", sequence_length=32, sizes=[3_400_000, 0, 0], seed=99, seconds=120),
-        base(name="large: three weighted files", files=more, data_path=weighted, split="98,1,1", sequence_length=32, sizes=[5_000_000, 10_000, 100], seconds=120),
-        base(name="large: exhaustive, partial", files=more, data_path=["f0", "f1", "f2"], split="70,29,1", sequence_length=32, sizes=[None] * 3, keep_partial=True, seed=7, seconds=120),
+        base(
+            name="large: one epoch",
+            files=one,
+            data_path=["f0"],
+            split="98,1,1",
+            sequence_length=16,
+            sizes=[None] * 3,
+            seconds=120,
+        ),
+        base(
+            name="large: three epochs, no extra token",
+            files=one,
+            data_path=["f0"],
+            split="90,9,1",
+            sequence_length=16,
+            sizes=[13_000_000, 1_500_000, 99],
+            extra_token=False,
+            seconds=120,
+        ),
+        base(
+            name="large: last epoch apart",
+            files=one,
+            data_path=["f0"],
+            split="1,0,0",
+            sequence_length=32,
+            sizes=[3_400_000, 0, 0],
+            seed=99,
+            seconds=120,
+        ),
+        base(
+            name="large: three weighted files",
+            files=more,
+            data_path=weighted,
+            split="98,1,1",
+            sequence_length=32,
+            sizes=[5_000_000, 10_000, 100],
+            seconds=120,
+        ),
+        base(
+            name="large: exhaustive, partial",
+            files=more,
+            data_path=["f0", "f1", "f2"],
+            split="70,29,1",
+            sequence_length=32,
+            sizes=[None] * 3,
+            keep_partial=True,
+            seed=7,
+            seconds=120,
+        ),
     ]
 
 
 def cases(version, count=200, large=False):
     """All cases that a release of Megatron core is asked, random ones first."""
-    return [random_case(i, version) for i in range(count)] + [restrict(c, version) for c in edge_cases() + (large_cases() if large else [])]
+    return [random_case(i, version) for i in range(count)] + [
+        restrict(c, version) for c in edge_cases() + (large_cases() if large else [])
+    ]

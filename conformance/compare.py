@@ -8,6 +8,7 @@ Where the original refuses, crashes or never ends, mula has to refuse. Where it 
 without a word, mula may refuse. What the original wrote is also given to `mula index verify`. Prints each case in
 which anything else happened than equal bytes, and ends with 1 if one of them is a difference.
 """
+
 import argparse, collections, filecmp, hashlib, json, os, pathlib, shutil, subprocess, sys, tempfile
 
 here = pathlib.Path(__file__).resolve().parent
@@ -19,7 +20,9 @@ ap.add_argument("--environments", type=pathlib.Path, required=True, help="folder
 ap.add_argument("--mula", type=pathlib.Path, default=here.parent / "bin" / "mula")
 ap.add_argument("--versions", nargs="+", default=list(cases.PROFILES))
 ap.add_argument("--count", type=int, default=200, help="random configurations a version")
-ap.add_argument("--large", action="store_true", help="with cases of millions of documents, too (a few GB in the temporary folder)")
+ap.add_argument(
+    "--large", action="store_true", help="with cases of millions of documents, too (a few GB in the temporary folder)"
+)
 ap.add_argument("--only", default="", help="only cases with this text in their name")
 ap.add_argument("--threads", type=int, default=2, help="of mula")
 ap.add_argument("--keep", type=pathlib.Path, help="leave inputs and caches of cases that differ in this folder")
@@ -28,8 +31,25 @@ ap.add_argument("--no-verify", action="store_true", help="leave out `mula index 
 
 def command(mula, case, version, root, cache, threads):
     """The command line by which mula writes the case's cache."""
-    line = [mula, "index", "--for", "megatron", "--profile", cases.PROFILES[version], "--arithmetic", cases.arithmetic(version), "--cache", cache, "--root", root, "--threads", threads,
-            "--seq-length", case["sequence_length"], f"--seed={case['seed']}"]
+    line = [
+        mula,
+        "index",
+        "--for",
+        "megatron",
+        "--profile",
+        cases.PROFILES[version],
+        "--arithmetic",
+        cases.arithmetic(version),
+        "--cache",
+        cache,
+        "--root",
+        root,
+        "--threads",
+        threads,
+        "--seq-length",
+        case["sequence_length"],
+        f"--seed={case['seed']}",
+    ]
     for split, n in zip(("train", "valid", "test"), case["sizes"]):
         line += [f"--{split}-samples", "none" if n is None else n]
     if case["data_path"] is not None:
@@ -71,6 +91,7 @@ def differences(theirs, mine):
 def oversamples(cache):
     """Whether a blend in a cache draws more samples from a dataset than that has: read from the files of the original, so that mula's word is not taken for it."""
     import numpy
+
     names = data(cache)
     for name in names:
         if "-BlendedDataset-" not in name or not name.endswith("description.txt"):
@@ -97,8 +118,17 @@ def original(environments, version, jobs, tmp, seconds=6):
     """Runs a release of Megatron core on jobs, see original.py, and returns its results."""
     with open(f"{tmp}/jobs", "w") as f:
         json.dump(jobs, f)
-    done = subprocess.run([environments / f"megatron-{version}" / "bin" / "python", here / "original.py", f"{tmp}/jobs", f"{tmp}/results", str(seconds)],
-                          capture_output=True, text=True)
+    done = subprocess.run(
+        [
+            environments / f"megatron-{version}" / "bin" / "python",
+            here / "original.py",
+            f"{tmp}/jobs",
+            f"{tmp}/results",
+            str(seconds),
+        ],
+        capture_output=True,
+        text=True,
+    )
     if done.returncode != 0:
         sys.exit(f"megatron-core {version} cannot be run:\n{done.stderr}")
     with open(f"{tmp}/results") as f:
@@ -159,8 +189,10 @@ def compare(version, args):
                 shutil.copytree(f"{tmp}/{i}", kept)
                 (kept / "case.json").write_text(json.dumps(case, indent=1))
             shutil.rmtree(f"{tmp}/{i}")
-    print(f"megatron-core {version} (numpy {ran['versions']['numpy']}), profile {cases.PROFILES[version]}: {len(chosen)} configurations, "
-          f"{files} files equal: " + ", ".join(f"{n} {word}" for word, n in counts.most_common()))
+    print(
+        f"megatron-core {version} (numpy {ran['versions']['numpy']}), profile {cases.PROFILES[version]}: {len(chosen)} configurations, "
+        f"{files} files equal: " + ", ".join(f"{n} {word}" for word, n in counts.most_common())
+    )
     for ok, word, name, sentence in table:
         print(f"  {'' if ok else 'WRONG '}{name}: {word}{': ' if sentence else ''}{sentence}")
     sys.stdout.flush()

@@ -6,6 +6,7 @@
 A file of Megatron core's holds the versions that made it and a list of {case, files}: for each beginning of a file name the MD5s of its data files in
 alphabetical order of their names. The description's text is in the name, by its hash. Where the original raises, never ends or dies, files is null.
 """
+
 import argparse, collections, hashlib, json, os, pathlib, sys, tempfile
 
 here = pathlib.Path(__file__).resolve().parent
@@ -13,8 +14,30 @@ sys.path.insert(0, str(here))
 import cases, compare, olmo
 
 # Of the newest release, and of 0.16.1, more; of each other one a little of everything that it may do in its own way.
-NEWEST = ["A:", "B:", "C:", "D:", "E:", "E1:", "E2:", "E3:", "F:", "G:", "per-split blends, exhaustive and partial", "a file without samples", "first and last documents empty",
-          "last epoch apart or not: 155", "last epoch apart or not: 160", "last epoch apart or not: 230", "empty test split", "weight 0 first", "surplus 0", "several sequences", "no documents in", "documents without tokens"]
+NEWEST = [
+    "A:",
+    "B:",
+    "C:",
+    "D:",
+    "E:",
+    "E1:",
+    "E2:",
+    "E3:",
+    "F:",
+    "G:",
+    "per-split blends, exhaustive and partial",
+    "a file without samples",
+    "first and last documents empty",
+    "last epoch apart or not: 155",
+    "last epoch apart or not: 160",
+    "last epoch apart or not: 230",
+    "empty test split",
+    "weight 0 first",
+    "surplus 0",
+    "several sequences",
+    "no documents in",
+    "documents without tokens",
+]
 OTHERS = ["A:", "C:", "D:", "E2:", "F:", "renormalized weights", "weight 0 first", "weights .1 .2 .7"]
 RANDOM_NEWEST, RANDOM_OTHERS = 14, 4
 
@@ -33,7 +56,9 @@ def chosen(version):
         if count and small(case):
             out.append(case)
             count -= 1
-    different = {json.dumps({**c, "name": ""}, sort_keys=True): c for c in reversed(out)}  # a release without a setting makes some cases equal
+    different = {
+        json.dumps({**c, "name": ""}, sort_keys=True): c for c in reversed(out)
+    }  # a release without a setting makes some cases equal
     return [c for c in out if c in different.values()]
 
 
@@ -67,11 +92,19 @@ def main():
                 jobs.append({"case": case, "root": root, "cache": f"{tmp}/{i}/cache"})
             ran = compare.original(args.environments, version, jobs, tmp)
             # Releases 0.7 to 0.10 refuse some blends after having written them whole: of random cases, only those that are written.
-            lines = [json.dumps({"case": job["case"], "files": digests(job["cache"]) if result["status"] == "wrote" else None}, separators=(",", ":"))
-                     for job, result in zip(jobs, ran["results"]) if result["status"] == "wrote" or not job["case"]["name"].startswith("random")]
+            lines = [
+                json.dumps(
+                    {"case": job["case"], "files": digests(job["cache"]) if result["status"] == "wrote" else None},
+                    separators=(",", ":"),
+                )
+                for job, result in zip(jobs, ran["results"])
+                if result["status"] == "wrote" or not job["case"]["name"].startswith("random")
+            ]
         path = here / "golden" / f"megatron-{version}.json"
-        path.write_text('{"script":"conformance/golden.py","versions":%s,"profile":"%s","arithmetic":"%s","cases":[\n%s\n]}\n' % (
-            json.dumps(ran["versions"]), cases.PROFILES[version], cases.arithmetic(version), ",\n".join(lines)))
+        path.write_text(
+            '{"script":"conformance/golden.py","versions":%s,"profile":"%s","arithmetic":"%s","cases":[\n%s\n]}\n'
+            % (json.dumps(ran["versions"]), cases.PROFILES[version], cases.arithmetic(version), ",\n".join(lines))
+        )
         written = sum(json.loads(line)["files"] is not None for line in lines)
         print(f"{path.name}: {len(lines)} cases, {written} written, {path.stat().st_size} bytes")
     if args.versions == list(cases.PROFILES):

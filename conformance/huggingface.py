@@ -14,6 +14,7 @@ and a model that mula has trained for some steps, on text that it has tokenized 
 checkpoint and from what export makes of it, AutoTokenizer gives the ids of mula's tokenizer, and bf16 weights come back from import and export bit for bit.
 Runs with transformers 4.57 and 5.23; anything that differs ends it with 1.
 """
+
 import argparse, json, os, pathlib, random, shutil, subprocess, sys, tempfile
 import tokenizers, torch, transformers
 from safetensors.torch import load_file, save_file
@@ -71,15 +72,32 @@ def load(directory, dtype):
 def random_config(r):
     heads, head = r.choice([1, 2, 4]), r.choice([4, 8, 16])
     config = dict(
-        vocab_size=r.randrange(40, 200), hidden_size=heads * head, num_attention_heads=heads, num_key_value_heads=r.choice([k for k in (1, 2, 4) if heads % k == 0]),
-        num_hidden_layers=r.choice([1, 2, 3]), intermediate_size=r.choice([5, 8, 24]), clip_qkv=r.choice([None, None, 0.7]), tie_word_embeddings=r.random() < 0.3,
-        pad_token_id=r.choice([None, 1]), bos_token_id=None, eos_token_id=2, max_position_embeddings=128)
+        vocab_size=r.randrange(40, 200),
+        hidden_size=heads * head,
+        num_attention_heads=heads,
+        num_key_value_heads=r.choice([k for k in (1, 2, 4) if heads % k == 0]),
+        num_hidden_layers=r.choice([1, 2, 3]),
+        intermediate_size=r.choice([5, 8, 24]),
+        clip_qkv=r.choice([None, None, 0.7]),
+        tie_word_embeddings=r.random() < 0.3,
+        pad_token_id=r.choice([None, 1]),
+        bos_token_id=None,
+        eos_token_id=2,
+        max_position_embeddings=128,
+    )
     theta = r.choice([10000.0, 500.0])
-    config.update({"rope_parameters": {"rope_type": "default", "rope_theta": theta}} if FUSED else {"rope_theta": theta})
+    config.update(
+        {"rope_parameters": {"rope_type": "default", "rope_theta": theta}} if FUSED else {"rope_theta": theta}
+    )
     if r.random() < 0.3:
         return OlmoConfig(**config), OlmoForCausalLM
     experts = r.choice([1, 3, 8])
-    return OlmoeConfig(**config, num_experts=experts, num_experts_per_tok=r.randrange(1, experts + 1), rms_norm_eps=r.choice([1e-5, 1e-3])), OlmoeForCausalLM
+    return OlmoeConfig(
+        **config,
+        num_experts=experts,
+        num_experts_per_tok=r.randrange(1, experts + 1),
+        rms_norm_eps=r.choice([1e-5, 1e-3]),
+    ), OlmoeForCausalLM
 
 
 def clear(model, ids):
@@ -99,7 +117,17 @@ def clear(model, ids):
 def compare(tools, directory, reference, ids, what):
     """Logits, gradients and greedy tokens that mula computes from directory are those of the reference, a model in fp32."""
     out = directory.parent / "forward.safetensors"
-    run(tools / "forward", "-model", directory, "-ids", ",".join(map(str, ids[0].tolist())), "-generate", 50, "-output", out)
+    run(
+        tools / "forward",
+        "-model",
+        directory,
+        "-ids",
+        ",".join(map(str, ids[0].tolist())),
+        "-generate",
+        50,
+        "-output",
+        out,
+    )
     mula = load_file(out)
     reference.zero_grad()
     logits = reference(ids[:, :-1], use_cache=False).logits[0].float()
@@ -115,7 +143,9 @@ def compare(tools, directory, reference, ids, what):
     if got[: len(want)] != want:
         fail(f"{what}: greedy tokens {got}, transformers' {want}")
     counts["generated"] += len(want)
-    rounding = 1e-7 * max(p.grad.norm().item() for p in reference.parameters())  # of what cancels out in small gradients
+    rounding = 1e-7 * max(
+        p.grad.norm().item() for p in reference.parameters()
+    )  # of what cancels out in small gradients
     for name, p in reference.named_parameters():
         for key, g in per_expert(name, p.grad):
             got, norm = mula.pop(key), g.norm().item()
@@ -136,21 +166,38 @@ def same_weights(want, got, what):
 
 
 def stored(directory):
-    return {k: v for f in sorted(directory.glob("*.safetensors")) if not f.name.startswith("optimizer") for k, v in load_file(f).items()}
+    return {
+        k: v
+        for f in sorted(directory.glob("*.safetensors"))
+        if not f.name.startswith("optimizer")
+        for k, v in load_file(f).items()
+    }
 
 
 def greedy(model, prompt, n):
     """The greedy continuation, up to the first token that is nearly as likely as another: there either may be right."""
     model.generation_config.eos_token_id = None
-    out = model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=n, output_logits=True, return_dict_in_generate=True, pad_token_id=0)
+    out = model.generate(
+        prompt,
+        attention_mask=torch.ones_like(prompt),
+        do_sample=False,
+        max_new_tokens=n,
+        output_logits=True,
+        return_dict_in_generate=True,
+        pad_token_id=0,
+    )
     two = torch.stack(out.logits)[:, 0].float().topk(2).values
     gap = two[:, 0] - two[:, 1] > 1e-4
-    return out.sequences[0, prompt.shape[1]:].tolist()[: n if gap.all() else int(gap.long().argmin())]
+    return out.sequences[0, prompt.shape[1] :].tolist()[: n if gap.all() else int(gap.long().argmin())]
 
 
 def from_transformers(tools, tmp, r, number):
     config, cls = random_config(r)
-    dtype, shards, fused = r.choice(list(DTYPES)), r.random() < 0.4, FUSED and cls is OlmoeForCausalLM and r.random() < 0.4
+    dtype, shards, fused = (
+        r.choice(list(DTYPES)),
+        r.random() < 0.4,
+        FUSED and cls is OlmoeForCausalLM and r.random() < 0.4,
+    )
     what = f"model {number}: {cls.__name__} {dtype}{' sharded' if shards else ''}{' fused' if fused else ''}"
     ids = torch.tensor([[r.randrange(config.vocab_size) for _ in range(50)]])
     source = tmp / "source"
@@ -166,30 +213,71 @@ def from_transformers(tools, tmp, r, number):
             source.mkdir()
             model.config.architectures = [cls.__name__]
             model.config.save_pretrained(source)
-            left_out = {"lm_head.weight"} if config.tie_word_embeddings and number % 2 else {}  # else a tied head is stored, too
-            save_file({k: v.clone().contiguous() for k, v in model.state_dict().items() if k not in left_out}, source / "model.safetensors", metadata={"format": "pt"})
+            left_out = (
+                {"lm_head.weight"} if config.tie_word_embeddings and number % 2 else {}
+            )  # else a tied head is stored, too
+            save_file(
+                {k: v.clone().contiguous() for k, v in model.state_dict().items() if k not in left_out},
+                source / "model.safetensors",
+                metadata={"format": "pt"},
+            )
         else:
             model.save_pretrained(source, max_shard_size="20KB" if shards else "5GB")
         reference = load(source, torch.float32)
         if clear(reference, ids[:, :-1]):
             break
-    text = json.loads(run(tools / "mula", "import", "--from", source, "--output", tmp / "imported", "--json", *(["--shard-size", "9k"] if r.random() < 0.5 else [])))
+    text = json.loads(
+        run(
+            tools / "mula",
+            "import",
+            "--from",
+            source,
+            "--output",
+            tmp / "imported",
+            "--json",
+            *(["--shard-size", "9k"] if r.random() < 0.5 else []),
+        )
+    )
     if text["parameters"] != reference.num_parameters() or text["fused_experts"] != fused:
         fail(f"{what}: {text}")
     compare(tools, source, reference, ids, what)
     compare(tools, tmp / "imported", reference, ids, what + ", imported")
-    same_weights({k: v.to(DTYPES[dtype]) for k, v in parameters(reference).items()}, stored(tmp / "imported"), what + ", imported")
+    same_weights(
+        {k: v.to(DTYPES[dtype]) for k, v in parameters(reference).items()},
+        stored(tmp / "imported"),
+        what + ", imported",
+    )
     for target in DTYPES:
         out = tmp / f"exported-{target}"
-        run(tools / "mula", "export", "--model", tmp / "imported", "--output", out, "--dtype", target, "--shard-size", r.choice(["0", "9k", "5G"]))
-        same_weights({k: v.to(DTYPES[target]) for k, v in parameters(reference).items()}, parameters(load(out, "auto")), f"{what}, exported as {target}")
+        run(
+            tools / "mula",
+            "export",
+            "--model",
+            tmp / "imported",
+            "--output",
+            out,
+            "--dtype",
+            target,
+            "--shard-size",
+            r.choice(["0", "9k", "5G"]),
+        )
+        same_weights(
+            {k: v.to(DTYPES[target]) for k, v in parameters(reference).items()},
+            parameters(load(out, "auto")),
+            f"{what}, exported as {target}",
+        )
     print(f"equal: {what}")
 
 
 def texts(r, documents):
     words = "the of and to in a is that it was for on are as with his they at be this from have or by one had not but what all were when".split()
     for i in range(documents):
-        yield json.dumps({"id": str(i), "text": " ".join(words[r.randrange(8) * r.randrange(4)] for _ in range(r.randrange(40, 120))) + ".\n"})
+        yield json.dumps(
+            {
+                "id": str(i),
+                "text": " ".join(words[r.randrange(8) * r.randrange(4)] for _ in range(r.randrange(40, 120))) + ".\n",
+            }
+        )
 
 
 def trained(tools, tmp, r, precision):
@@ -205,12 +293,26 @@ def trained(tools, tmp, r, precision):
         return tmp / output
 
     (tmp / "a.jsonl").write_text("".join(line + "\n" for line in texts(r, 100)))
-    mula("tokenizer", "train", "--vocab-size", "320", "--pattern", {"fp32": "gpt2", "bf16": "cl100k"}[precision], "--output", "tokenizer.json", "a.jsonl")
+    mula(
+        "tokenizer",
+        "train",
+        "--vocab-size",
+        "320",
+        "--pattern",
+        {"fp32": "gpt2", "bf16": "cl100k"}[precision],
+        "--output",
+        "tokenizer.json",
+        "a.jsonl",
+    )
     mula("tokenize", "--tokenizer", "tokenizer.json", "--output", "shards/a", "a.jsonl")
-    (tmp / "blend.yaml").write_text("sequence_length: 32\nvalidation: 0.1\nsources: [{name: a, shards: ['shards/a']}]\n")
+    (tmp / "blend.yaml").write_text(
+        "sequence_length: 32\nvalidation: 0.1\nsources: [{name: a, shards: ['shards/a']}]\n"
+    )
     mula("blend")
     common = f"plan: plan.json\ntokenizer: tokenizer.json\nprecision: {precision}\nbatch_size: 4\n"
-    (tmp / "train.yaml").write_text(common + "model: {preset: mula-nano}\nsteps: 8\nschedule: {learning_rate: 0.01, warmup_steps: 2}\n")
+    (tmp / "train.yaml").write_text(
+        common + "model: {preset: mula-nano}\nsteps: 8\nschedule: {learning_rate: 0.01, warmup_steps: 2}\n"
+    )
     mula("train")
     checkpoint = max((tmp / "run" / "checkpoints").iterdir())
     plain, rounded = export("run", "plain", "fp32"), export("run", "rounded", "bf16")
@@ -218,30 +320,48 @@ def trained(tools, tmp, r, precision):
     tokenizer = AutoTokenizer.from_pretrained(plain)
     sample = "the of a zebra , 12345 Ünïcode 日本's <|endoftext|> end  .\n"
     ids = tokenizer(sample)["input_ids"]
-    if ids != tokenizers.Tokenizer.from_file(str(tmp / "tokenizer.json")).encode(sample).ids or tokenizer.decode(ids) != sample:
+    if (
+        ids != tokenizers.Tokenizer.from_file(str(tmp / "tokenizer.json")).encode(sample).ids
+        or tokenizer.decode(ids) != sample
+    ):
         fail(f"{what}: AutoTokenizer gives {ids} for {sample!r}, and back {tokenizer.decode(ids)!r}")
     end = json.loads((checkpoint / "config.json").read_text())["eos_token_id"]
     if tokenizer.eos_token_id != end or tokenizer.eos_token != "<|endoftext|>":
         fail(f"{what}: the end of text is {tokenizer.eos_token!r}, {tokenizer.eos_token_id}")
 
-    ids = torch.tensor([tokenizer("the of and to in a is that it was for on are as with his they at be this")["input_ids"]])
+    ids = torch.tensor(
+        [tokenizer("the of and to in a is that it was for on are as with his they at be this")["input_ids"]]
+    )
     for directory in (checkpoint, plain, rounded):
         compare(tools, directory, load(directory, torch.float32), ids, f"{what}, {directory.name}")
     weights = stored(checkpoint)
     same_weights(weights, parameters(load(plain, "auto")), f"{what}, exported as fp32")
-    same_weights({k: v.to(torch.bfloat16) for k, v in weights.items()}, parameters(load(rounded, "auto")), f"{what}, exported as bf16")
+    same_weights(
+        {k: v.to(torch.bfloat16) for k, v in weights.items()},
+        parameters(load(rounded, "auto")),
+        f"{what}, exported as bf16",
+    )
     mula("import", "--from", "rounded", "--output", "back", "--dtype", "fp32")
     same_weights(stored(rounded), stored(export("back", "again", "bf16")), f"{what}, bf16 there and back")
 
     # transformers saves it again, and mula goes on from there: at next to no learning rate the weights stay.
     load(rounded, "auto").save_pretrained(tmp / "saved")
     model = json.loads(mula("import", "--from", "saved", "--json"))["train_model"]
-    (tmp / "more.yaml").write_text(common + f"output: more\ninitialize_from: saved\nmodel: {model}\nsteps: 1\noptimizer: {{weight_decay: 0}}\nschedule: {{learning_rate: 1e-30, warmup_steps: 0}}\n")
+    (tmp / "more.yaml").write_text(
+        common
+        + f"output: more\ninitialize_from: saved\nmodel: {model}\nsteps: 1\noptimizer: {{weight_decay: 0}}\nschedule: {{learning_rate: 1e-30, warmup_steps: 0}}\n"
+    )
     mula("train", "--config", "more.yaml")
-    same_weights({k: v.float() for k, v in stored(rounded).items()}, stored(max((tmp / "more" / "checkpoints").iterdir())), f"{what}, initialize_from")
+    same_weights(
+        {k: v.float() for k, v in stored(rounded).items()},
+        stored(max((tmp / "more" / "checkpoints").iterdir())),
+        f"{what}, initialize_from",
+    )
 
     prompt = "the of and to"
-    got = json.loads(mula("generate", "--model", "rounded", "--temperature", "0", "--max-tokens", "50", "--json", prompt))["samples"][0]["tokens"]
+    got = json.loads(
+        mula("generate", "--model", "rounded", "--temperature", "0", "--max-tokens", "50", "--json", prompt)
+    )["samples"][0]["tokens"]
     want = greedy(load(rounded, torch.float32), torch.tensor([tokenizer(prompt)["input_ids"]]), 50)
     if end in want:
         want = want[: want.index(end) + 1]
@@ -263,7 +383,12 @@ def main():
         tools = tmp / "tools"
         tools.mkdir()
         shutil.copy(args.mula, tools / "mula")
-        subprocess.run(["go", "build", "-o", tools / "forward", "./conformance/forward"], cwd=here.parent, check=True, env={**os.environ, "CGO_ENABLED": "0"})
+        subprocess.run(
+            ["go", "build", "-o", tools / "forward", "./conformance/forward"],
+            cwd=here.parent,
+            check=True,
+            env={**os.environ, "CGO_ENABLED": "0"},
+        )
         r = random.Random(args.seed)
         for precision in ("fp32", "bf16"):
             trained(tools, tmp / f"trained-{precision}", r, precision)
@@ -272,7 +397,9 @@ def main():
             case.mkdir()
             from_transformers(tools, case, r, number)
             shutil.rmtree(case)
-    print(f"all equal; largest difference of logits {worst['logits']:.2g}, of gradients {worst['gradients']:.2g} of their norm; {counts['generated']} tokens generated alike")
+    print(
+        f"all equal; largest difference of logits {worst['logits']:.2g}, of gradients {worst['gradients']:.2g} of their norm; {counts['generated']} tokens generated alike"
+    )
 
 
 if __name__ == "__main__":

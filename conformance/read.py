@@ -7,6 +7,7 @@ For each case mula writes the cache, and Megatron core's builder is pointed at i
 may be written again. The first 1,000 training samples are hashed by the fifteen lines of docs/formats/fingerprints.md into a log, and `mula verify` compares
 it with the log that `mula hash` makes of the same cache under `order: megatron`.
 """
+
 import argparse, json, os, pathlib, re, subprocess, sys, tempfile
 
 here = pathlib.Path(__file__).resolve().parent
@@ -23,11 +24,26 @@ def chosen():
     return [
         cases.base(name="three weighted files", data_path=weighted, **common),
         cases.base(name="one file, several epochs", data_path=["f0"], **common),
-        cases.base(name="no weights", data_path=["f0", "sub/f1", "f2"], files=files, split="90,5,5", sizes=[1200, None, None]),
+        cases.base(
+            name="no weights", data_path=["f0", "sub/f1", "f2"], files=files, split="90,5,5", sizes=[1200, None, None]
+        ),
         cases.base(name="exhaustive", data_path=["f0", "sub/f1", "f2"], files=files, split="90,5,5", sizes=[None] * 3),
-        cases.base(name="per-split blends", per_split=[weighted, ["f2"], None], files=files, sizes=[1500, 40, 10], sequence_length=100),
+        cases.base(
+            name="per-split blends",
+            per_split=[weighted, ["f2"], None],
+            files=files,
+            sizes=[1500, 40, 10],
+            sequence_length=100,
+        ),
         cases.base(name="no extra token", data_path=weighted, extra_token=False, **common),
-        cases.base(name="sequence length 1", data_path=["f0"], files=files, split="70,20,10", sizes=[1500, 40, 10], sequence_length=1),
+        cases.base(
+            name="sequence length 1",
+            data_path=["f0"],
+            files=files,
+            split="70,20,10",
+            sizes=[1500, 40, 10],
+            sequence_length=1,
+        ),
     ]
 
 
@@ -38,6 +54,7 @@ def listing(cache):
 def inside(jobs, results):
     """Loads the caches with Megatron core; this is what the environment's Python is started for."""
     import warnings
+
     warnings.simplefilter("ignore")
     import numpy
     import original
@@ -49,6 +66,7 @@ def inside(jobs, results):
     modules = [gpt_dataset, helpers]
     try:
         from megatron.core.datasets import helpers_cpp
+
         modules.append(helpers_cpp)
     except ImportError:
         pass
@@ -83,7 +101,13 @@ def inside(jobs, results):
         batches = ((first, [sample(k) for k in range(first, first + BATCH)]) for first in range(0, SAMPLES, BATCH))
         with open(job["log"], "w") as f:
             scope["write_log"](f, "megatron-core", length, BATCH, batches)
-        out.append({"written": [name for name, at in listing(job["cache"]).items() if before.get(name) != at], "samples": len(dataset), "class": type(dataset).__name__})
+        out.append(
+            {
+                "written": [name for name, at in listing(job["cache"]).items() if before.get(name) != at],
+                "samples": len(dataset),
+                "class": type(dataset).__name__,
+            }
+        )
     pathlib.Path(results).write_text(json.dumps({"refused": len(refused), "results": out}))
 
 
@@ -101,18 +125,43 @@ def read(version, args):
                 sys.exit(f"{case['name']}: {message}")
             jobs.append({"case": case, "root": root, "cache": f"{tmp}/{i}/cache", "log": f"{tmp}/{i}/megatron.jsonl"})
         pathlib.Path(f"{tmp}/jobs").write_text(json.dumps(jobs))
-        done = subprocess.run([args.environments / f"megatron-{version}" / "bin" / "python", here / "read.py", "--inside", f"{tmp}/jobs", f"{tmp}/results"],
-                              capture_output=True, text=True)
+        done = subprocess.run(
+            [
+                args.environments / f"megatron-{version}" / "bin" / "python",
+                here / "read.py",
+                "--inside",
+                f"{tmp}/jobs",
+                f"{tmp}/results",
+            ],
+            capture_output=True,
+            text=True,
+        )
         if done.returncode != 0:
             sys.exit(f"megatron-core {version} cannot load what mula wrote:\n{done.stderr}")
         ran = json.loads(pathlib.Path(f"{tmp}/results").read_text())
-        print(f"megatron-core {version} loads what mula wrote; {ran['refused']} functions that build or save made to raise")
+        print(
+            f"megatron-core {version} loads what mula wrote; {ran['refused']} functions that build or save made to raise"
+        )
         for i, (job, result) in enumerate(zip(jobs, ran["results"])):
-            pathlib.Path(f"{tmp}/{i}/blend.yaml").write_text("order: megatron\nmegatron:\n  cache: cache\n  root: data\n")
+            pathlib.Path(f"{tmp}/{i}/blend.yaml").write_text(
+                "order: megatron\nmegatron:\n  cache: cache\n  root: data\n"
+            )
             verdict = ""
-            for line in (["blend", "--config", f"{tmp}/{i}/blend.yaml", "--output", f"{tmp}/{i}/plan.json"],
-                         ["hash", "--plan", f"{tmp}/{i}/plan.json", "--batch-size", BATCH, "--steps", f"0:{SAMPLES // BATCH}", "--output", f"{tmp}/{i}/mula.jsonl"],
-                         ["verify", job["log"], f"{tmp}/{i}/mula.jsonl"]):
+            for line in (
+                ["blend", "--config", f"{tmp}/{i}/blend.yaml", "--output", f"{tmp}/{i}/plan.json"],
+                [
+                    "hash",
+                    "--plan",
+                    f"{tmp}/{i}/plan.json",
+                    "--batch-size",
+                    BATCH,
+                    "--steps",
+                    f"0:{SAMPLES // BATCH}",
+                    "--output",
+                    f"{tmp}/{i}/mula.jsonl",
+                ],
+                ["verify", job["log"], f"{tmp}/{i}/mula.jsonl"],
+            ):
                 done = subprocess.run([str(word) for word in [args.mula, *line]], capture_output=True, text=True)
                 if done.returncode != 0:
                     verdict = f"mula {line[0]}: {(done.stderr + done.stdout).strip()}"
@@ -124,7 +173,9 @@ def read(version, args):
                     verdict = f"the logs have {whole} lines"
             if result["written"]:
                 verdict = f"{verdict} written again: {' '.join(result['written'])}"
-            print(f"  {'WRONG ' if verdict else ''}{job['case']['name']}: {result['class']} of {result['samples']} samples: {verdict or f'same {SAMPLES} samples'}")
+            print(
+                f"  {'WRONG ' if verdict else ''}{job['case']['name']}: {result['class']} of {result['samples']} samples: {verdict or f'same {SAMPLES} samples'}"
+            )
             right = right and not verdict
     sys.stdout.flush()
     return right

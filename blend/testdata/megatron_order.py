@@ -73,8 +73,12 @@ def held_out(dataset):
 
 def main():
     tokenizer = SimpleNamespace(
-        unique_identifiers=OrderedDict([("class", "_NullTokenizer"), ("tokenizer_path", [None]), ("vocab_size", "50304")]),
-        vocab_size=50304, pad=-1, eod=50303,
+        unique_identifiers=OrderedDict(
+            [("class", "_NullTokenizer"), ("tokenizer_path", [None]), ("vocab_size", "50304")]
+        ),
+        vocab_size=50304,
+        pad=-1,
+        eod=50303,
     )
     blend = (["f0", "f1", "f2"], [0.5, 0.2, 0.3])
     results = {}
@@ -86,24 +90,55 @@ def main():
         "twice": {"blend": (["f0", "f2", "f0"], [0.1, 0.7, 0.2])},
     }.items():
         config = dict(
-            random_seed=1234, sequence_length=64, blend=blend, split="70,20,10", path_to_cache="cache " + name, tokenizer=tokenizer,
-            reset_position_ids=False, reset_attention_mask=False, eod_mask_loss=False,
+            random_seed=1234,
+            sequence_length=64,
+            blend=blend,
+            split="70,20,10",
+            path_to_cache="cache " + name,
+            tokenizer=tokenizer,
+            reset_position_ids=False,
+            reset_attention_mask=False,
+            eod_mask_loss=False,
         )
         config.update(changes)
-        train, valid, _ = BlendedMegatronDatasetBuilder(GPTDataset, [300, 40, 10], lambda: True, GPTDatasetConfig(**config)).build()
-        md5 = {f: hashlib.md5(open(os.path.join("cache " + name, f), "rb").read()).hexdigest() for f in sorted(os.listdir("cache " + name))}
-        results[name] = {"md5": md5, "samples": len(train), "steps": steps(train), "valid": held_out(valid),
-                         "train_hash": train.unique_description_hash, "valid_hash": valid.unique_description_hash}
-    print(json.dumps({
-        "versions": {"megatron-core": megatron.core.__version__, "numpy": numpy.__version__, "torch": torch.__version__, "python": sys.version.split()[0]},
-        "batch": BATCH, "configurations": results,
-    }, indent=0))
+        train, valid, _ = BlendedMegatronDatasetBuilder(
+            GPTDataset, [300, 40, 10], lambda: True, GPTDatasetConfig(**config)
+        ).build()
+        md5 = {
+            f: hashlib.md5(open(os.path.join("cache " + name, f), "rb").read()).hexdigest()
+            for f in sorted(os.listdir("cache " + name))
+        }
+        results[name] = {
+            "md5": md5,
+            "samples": len(train),
+            "steps": steps(train),
+            "valid": held_out(valid),
+            "train_hash": train.unique_description_hash,
+            "valid_hash": valid.unique_description_hash,
+        }
+    print(
+        json.dumps(
+            {
+                "versions": {
+                    "megatron-core": megatron.core.__version__,
+                    "numpy": numpy.__version__,
+                    "torch": torch.__version__,
+                    "python": sys.version.split()[0],
+                },
+                "batch": BATCH,
+                "configurations": results,
+            },
+            indent=0,
+        )
+    )
 
 
 with tempfile.TemporaryDirectory() as root:
     os.chdir(root)
     for number, count in enumerate([40, 25, 60]):
         write_file(number, count)
-    torch.distributed.init_process_group("gloo", rank=0, world_size=1, init_method="file://" + os.path.join(root, "rendezvous"))
+    torch.distributed.init_process_group(
+        "gloo", rank=0, world_size=1, init_method="file://" + os.path.join(root, "rendezvous")
+    )
     main()
     torch.distributed.destroy_process_group()

@@ -1,7 +1,8 @@
 """The order of packed plans, written from docs/formats/packing.md and plan.md without a look at the Go code.
 
-    python3 packed_v1.py packed.json > packed_order.json      what stands at every position of a packed plan
+python3 packed_v1.py packed.json > packed_order.json      what stands at every position of a packed plan
 """
+
 import hashlib
 import json
 import sys
@@ -18,14 +19,24 @@ def main():
     assert hashlib.sha256(canonical).hexdigest() == file["fingerprint"]
     # A plan of windows with as many of them as there are samples has the same order.
     length = plan["sequence_length"]
-    windows = [{"name": s["name"], "validation_windows": s["packing"]["validation_samples"], "shards": [{"tokens": s["packing"]["samples"] * length + 1}]}
-               for s in plan["sources"]]
+    windows = [
+        {
+            "name": s["name"],
+            "validation_windows": s["packing"]["validation_samples"],
+            "shards": [{"tokens": s["packing"]["samples"] * length + 1}],
+        }
+        for s in plan["sources"]
+    ]
     order = Plan({**plan, "sources": windows})
     for check in plan["checks"]:
         source, _, window = order.at(check["position"])
         assert (source, window) == (check["source"], check["window"])
     rows = [[p, *order.at(p)] for p in range(order.length)]
-    json.dump({"python": sys.version.split()[0], "columns": "position, source, epoch, window", "rows": rows}, sys.stdout, separators=(",", ":"))
+    json.dump(
+        {"python": sys.version.split()[0], "columns": "position, source, epoch, window", "rows": rows},
+        sys.stdout,
+        separators=(",", ":"),
+    )
     print()
 
 

@@ -1,8 +1,9 @@
 """Plans and order version 1, written from docs/formats/plan.md without a look at the Go code.
 
-    python3 plan_v1.py order plan.json > order.json      what stands at every position of a plan
-    python3 plan_v1.py make > large.json                 a plan of sources with up to 10^9 windows and no files, check values and all
+python3 plan_v1.py order plan.json > order.json      what stands at every position of a plan
+python3 plan_v1.py make > large.json                 a plan of sources with up to 10^9 windows and no files, check values and all
 """
+
 import bisect
 import hashlib
 import heapq
@@ -73,23 +74,47 @@ class Plan:
         source, k = tree.at(position - start)
         epoch, i = divmod(base[source] + k, self.training[source])
         if (source, epoch) not in self.permutations:
-            self.permutations[source, epoch] = permutation(self.training[source], key(self.seed, self.sources[source]["name"], epoch))
+            self.permutations[source, epoch] = permutation(
+                self.training[source], key(self.seed, self.sources[source]["name"], epoch)
+            )
         return source, epoch, self.permutations[source, epoch](i)
 
 
 def check_positions(length):
-    return sorted(set(range(min(8, length))) | {p for p in ((2 * j + 1) * length // 16 for j in range(8)) if p >= min(8, length)})
+    return sorted(
+        set(range(min(8, length))) | {p for p in ((2 * j + 1) * length // 16 for j in range(8)) if p >= min(8, length)}
+    )
 
 
 def make():
     windows = [970_000_000, 65_536, 65_535, 12, 1_000_000_007, 1, 3_000_000]
     zero = "0" * 64
     plan = {
-        "order": 1, "seed": 2**64 - 1, "sequence_length": 4096, "tokenizer": {"sha256": "5a" * 32, "vocabulary": 50280, "eod": 50279},
-        "sources": [{"name": "source %d" % i if i else "größte", "validation_windows": n // 1000, "shards": [
-            {"dtype": "uint16" if i % 2 else "int32", "tokens": n * 4096 + 1 + i, "documents": i, "bin": zero, "idx": zero}]} for i, n in enumerate(windows)],
-        "stages": [{"samples": 10**9, "weights": [474, 3, 1, 1, 500, 0, 21]}, {"samples": 7, "weights": [1, 1, 1, 1, 1, 1, 1]},
-                   {"samples": 12 * 10**8, "weights": [10**12, 1, 0, 2, 10**12, 1, 3]}],
+        "order": 1,
+        "seed": 2**64 - 1,
+        "sequence_length": 4096,
+        "tokenizer": {"sha256": "5a" * 32, "vocabulary": 50280, "eod": 50279},
+        "sources": [
+            {
+                "name": "source %d" % i if i else "größte",
+                "validation_windows": n // 1000,
+                "shards": [
+                    {
+                        "dtype": "uint16" if i % 2 else "int32",
+                        "tokens": n * 4096 + 1 + i,
+                        "documents": i,
+                        "bin": zero,
+                        "idx": zero,
+                    }
+                ],
+            }
+            for i, n in enumerate(windows)
+        ],
+        "stages": [
+            {"samples": 10**9, "weights": [474, 3, 1, 1, 500, 0, 21]},
+            {"samples": 7, "weights": [1, 1, 1, 1, 1, 1, 1]},
+            {"samples": 12 * 10**8, "weights": [10**12, 1, 0, 2, 10**12, 1, 3]},
+        ],
         "skips": [{"from": 5, "to": 6}, {"from": 10**9, "to": 10**9 + 10}],
     }
     order = Plan(plan)
@@ -98,9 +123,16 @@ def make():
         source, _, window = order.at(p)
         plan["checks"].append({"position": p, "source": source, "window": window, "sample": "0" * 32})
     canonical = json.dumps(plan, ensure_ascii=False, separators=(",", ":")).encode()
-    return {"format": 1, "fingerprint": hashlib.sha256(canonical).hexdigest(), "plan": plan, "written": {
-        "validation": "0.001", "sources": [{"max_epochs": "", "paths": ["nowhere/%d" % i]} for i in range(len(windows))],
-        "stages": [[""] * len(windows)] * 3}}
+    return {
+        "format": 1,
+        "fingerprint": hashlib.sha256(canonical).hexdigest(),
+        "plan": plan,
+        "written": {
+            "validation": "0.001",
+            "sources": [{"max_epochs": "", "paths": ["nowhere/%d" % i]} for i in range(len(windows))],
+            "stages": [[""] * len(windows)] * 3,
+        },
+    }
 
 
 if __name__ == "__main__":
@@ -115,5 +147,9 @@ if __name__ == "__main__":
         else:
             positions = [i * order.length // 200 for i in range(200)] + [order.length - 1]
         rows = [[p, *order.at(p)] for p in positions]
-        json.dump({"python": sys.version.split()[0], "columns": "position, source, epoch, window", "rows": rows}, sys.stdout, separators=(",", ":"))
+        json.dump(
+            {"python": sys.version.split()[0], "columns": "position, source, epoch, window", "rows": rows},
+            sys.stdout,
+            separators=(",", ":"),
+        )
     print()

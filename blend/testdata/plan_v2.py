@@ -1,7 +1,8 @@
 """Order version 2, written from docs/formats/plan.md without a look at the Go code: sources that have grown, as the lists that the page describes.
 
-    python3 plan_v2.py > amended.json      plans that amend another, check values and all, and what stands at their positions
+python3 plan_v2.py > amended.json      plans that amend another, check values and all, and what stands at their positions
 """
+
 import hashlib
 import json
 import sys
@@ -11,7 +12,13 @@ from plan_v1 import Plan, check_positions, key, permutation
 
 def growth_key(seed, name, number):
     name = name.encode()
-    text = b"mula growth 2" + seed.to_bytes(8, "little") + len(name).to_bytes(8, "little") + name + number.to_bytes(8, "little")
+    text = (
+        b"mula growth 2"
+        + seed.to_bytes(8, "little")
+        + len(name).to_bytes(8, "little")
+        + name
+        + number.to_bytes(8, "little")
+    )
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "little")
 
 
@@ -65,19 +72,48 @@ class AmendedPlan(Plan):
 
 def make(seed, length, sources, stages, parents):
     zero = "0" * 64
-    plan = {"order": 2, "parents": parents, "seed": seed, "sequence_length": length, "tokenizer": None, "sources": [], "stages": [
-        {"samples": n, "weights": w} for n, w in stages], "skips": [], "checks": []}
+    plan = {
+        "order": 2,
+        "parents": parents,
+        "seed": seed,
+        "sequence_length": length,
+        "tokenizer": None,
+        "sources": [],
+        "stages": [{"samples": n, "weights": w} for n, w in stages],
+        "skips": [],
+        "checks": [],
+    }
     for name, held, growth, windows in sources:
-        plan["sources"].append({"name": name, "validation_windows": held, "growth": [
-            {"sample": k, "shards": n, "validation_windows": v} for k, n, v in growth], "shards": [
-            {"dtype": "uint16", "tokens": n * length + 1, "documents": 1, "bin": zero, "idx": zero} for n in windows]})
+        plan["sources"].append(
+            {
+                "name": name,
+                "validation_windows": held,
+                "growth": [{"sample": k, "shards": n, "validation_windows": v} for k, n, v in growth],
+                "shards": [
+                    {"dtype": "uint16", "tokens": n * length + 1, "documents": 1, "bin": zero, "idx": zero}
+                    for n in windows
+                ],
+            }
+        )
     order = AmendedPlan(plan)
     rows = [[p, *order.at(p)] for p in range(order.length)]
-    plan["checks"] = [{"position": p, "source": rows[p][1], "window": rows[p][3], "sample": "0" * 32} for p in check_positions(order.length)]
+    plan["checks"] = [
+        {"position": p, "source": rows[p][1], "window": rows[p][3], "sample": "0" * 32}
+        for p in check_positions(order.length)
+    ]
     canonical = json.dumps(plan, ensure_ascii=False, separators=(",", ":")).encode()
-    file = {"format": 1, "fingerprint": hashlib.sha256(canonical).hexdigest(), "plan": plan, "written": {
-        "validation": "", "sources": [{"max_epochs": "", "paths": ["nowhere/%s/%d" % (s[0], i) for i in range(len(s[3]))]} for s in sources],
-        "stages": [[""] * len(sources)] * len(stages)}}
+    file = {
+        "format": 1,
+        "fingerprint": hashlib.sha256(canonical).hexdigest(),
+        "plan": plan,
+        "written": {
+            "validation": "",
+            "sources": [
+                {"max_epochs": "", "paths": ["nowhere/%s/%d" % (s[0], i) for i in range(len(s[3]))]} for s in sources
+            ],
+            "stages": [[""] * len(sources)] * len(stages),
+        },
+    }
     if len(rows) > 2000:  # a source of more than 65,535 windows is a network: a part of its positions shows it
         rows = rows[:: len(rows) // 500]
     return {"file": file, "rows": rows}
@@ -87,15 +123,36 @@ if __name__ == "__main__":
     parent = [{"fingerprint": "ab" * 32, "at": 0, "reason": "größere Quelle"}]
     plans = {
         # A growth in the first epoch; a second one into what is left of it; one at the end of an epoch; one before the first sample of another source.
-        "several growths": make(6198, 16, [
-            ("web", 7, [(40, 1, 2), (60, 2, 0), (171, 1, 1)], [50, 30, 33, 20, 25, 41]), ("late", 0, [(0, 1, 0)], [9, 4]), ("wiki", 1, [], [12])],
-            [(100, [7, 0, 3]), (500, [5, 2, 2])], parent * 3),
+        "several growths": make(
+            6198,
+            16,
+            [
+                ("web", 7, [(40, 1, 2), (60, 2, 0), (171, 1, 1)], [50, 30, 33, 20, 25, 41]),
+                ("late", 0, [(0, 1, 0)], [9, 4]),
+                ("wiki", 1, [], [12]),
+            ],
+            [(100, [7, 0, 3]), (500, [5, 2, 2])],
+            parent * 3,
+        ),
         # Growths far beyond the first epoch, two at the same sample, and one without a training window.
-        "later epochs": make(2**64 - 1, 8, [("größte", 4, [(1000, 1, 0), (1000, 1, 3), (2000, 1, 1)], [17, 30, 20, 1])], [(5000, [1])], parent * 2),
+        "later epochs": make(
+            2**64 - 1,
+            8,
+            [("größte", 4, [(1000, 1, 0), (1000, 1, 3), (2000, 1, 1)], [17, 30, 20, 1])],
+            [(5000, [1])],
+            parent * 2,
+        ),
         # Lists of more than 65,535 windows, before the growth and after it.
-        "networks": make(1, 4, [("a", 0, [(30000, 1, 0), (65536, 1, 0)], [60000, 40000, 70000])], [(200000, [1])], parent),
+        "networks": make(
+            1, 4, [("a", 0, [(30000, 1, 0), (65536, 1, 0)], [60000, 40000, 70000])], [(200000, [1])], parent
+        ),
     }
     for p in plans.values():
         p["rows"] = "\n".join(" ".join(map(str, row)) for row in p["rows"])
-    json.dump({"python": sys.version.split()[0], "columns": "position, source, epoch, window", "plans": plans}, sys.stdout, ensure_ascii=False, indent=1)
+    json.dump(
+        {"python": sys.version.split()[0], "columns": "position, source, epoch, window", "plans": plans},
+        sys.stdout,
+        ensure_ascii=False,
+        indent=1,
+    )
     print()

@@ -2,6 +2,7 @@
 
 Prints vectors as JSON, which index/testdata/order_v1.json holds: python3 order_v1.py > order_v1.json
 """
+
 import hashlib
 import json
 import sys
@@ -57,15 +58,39 @@ def permutation(n, key):
 
 def key(seed, name, epoch):
     name = name.encode()
-    text = b"mula order 1" + seed.to_bytes(8, "little") + len(name).to_bytes(8, "little") + name + epoch.to_bytes(8, "little")
+    text = (
+        b"mula order 1"
+        + seed.to_bytes(8, "little")
+        + len(name).to_bytes(8, "little")
+        + name
+        + epoch.to_bytes(8, "little")
+    )
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "little")
 
 
 if __name__ == "__main__":
     out = {"python": sys.version.split()[0], "keys": [], "permutations": []}
-    for seed, name, epoch in [(0, "a", 0), (6198, "dclm", 0), (6198, "dclm", 1), (6198, "wiki", 0), (2**64 - 1, "größer", 2**40)]:
+    for seed, name, epoch in [
+        (0, "a", 0),
+        (6198, "dclm", 0),
+        (6198, "dclm", 1),
+        (6198, "wiki", 0),
+        (2**64 - 1, "größer", 2**40),
+    ]:
         out["keys"].append({"seed": seed, "name": name, "epoch": epoch, "key": key(seed, name, epoch)})
-    for n, k in [(1, 0), (2, 1), (3, 7), (10, 0), (10, 1), (1000, 42), (65535, 6198), (65536, 6198), (65537, 0), (993200000, 6198), (2**40 + 3, 2**63 + 1)]:
+    for n, k in [
+        (1, 0),
+        (2, 1),
+        (3, 7),
+        (10, 0),
+        (10, 1),
+        (1000, 42),
+        (65535, 6198),
+        (65536, 6198),
+        (65537, 0),
+        (993200000, 6198),
+        (2**40 + 3, 2**63 + 1),
+    ]:
         at = permutation(n, k)
         out["permutations"].append({"n": n, "key": k, "first": [at(i) for i in range(min(n, 10))], "last": at(n - 1)})
     json.dump(out, sys.stdout, indent=1, ensure_ascii=False)

@@ -3,15 +3,30 @@ without the fields that have their default values. Run it once with each version
 
     python configs.py
 """
+
 import json, os
 from transformers import OlmoConfig, OlmoeConfig, __version__
 
 path = os.path.join(os.path.dirname(__file__), "configs.json")
 configs = json.load(open(path)) if os.path.exists(path) else {}
 for config in OlmoeConfig, OlmoConfig:
-    for kind, fields in ("defaults", {}), ("others", {
-        "architectures": [config.__name__.replace("Config", "ForCausalLM")], "dtype": "bfloat16", "num_key_value_heads": 2, "clip_qkv": 8.0,
-        "tie_word_embeddings": True, "bos_token_id": 0, "pad_token_id": None, "use_cache": False, "attn_implementation": "sdpa"}):
+    for kind, fields in (
+        ("defaults", {}),
+        (
+            "others",
+            {
+                "architectures": [config.__name__.replace("Config", "ForCausalLM")],
+                "dtype": "bfloat16",
+                "num_key_value_heads": 2,
+                "clip_qkv": 8.0,
+                "tie_word_embeddings": True,
+                "bos_token_id": 0,
+                "pad_token_id": None,
+                "use_cache": False,
+                "attn_implementation": "sdpa",
+            },
+        ),
+    ):
         for use_diff in True, False:
             name = f"{__version__} {config.model_type} {kind}{'' if use_diff else ', every field'}"
             configs[name] = json.loads(config(**fields).to_json_string(use_diff=use_diff))

@@ -1,8 +1,15 @@
 """Makes generate.json with Hugging Face transformers: what generate gives for the hf-* directories here, and which tokens are left to choose
 among by temperature, top-k and top-p. Run in this directory; needs torch, transformers, safetensors."""
+
 import json
 import torch
-from transformers import AutoModelForCausalLM, LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers import (
+    AutoModelForCausalLM,
+    LogitsProcessorList,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 from golden import VERSIONS
 
 PROMPT = [3, 1, 4, 1, 5, 9, 26]
@@ -11,9 +18,16 @@ greedy = {}
 for name in ("hf-single", "hf-sharded", "hf-fused", "hf-olmo-bf16"):
     model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32).eval()
     model.generation_config.eos_token_id = None  # go on to the end
-    out = model.generate(torch.tensor([PROMPT]), attention_mask=torch.ones(1, len(PROMPT), dtype=torch.long), do_sample=False, max_new_tokens=50,
-                         use_cache=True, output_logits=True, return_dict_in_generate=True)
-    tokens = out.sequences[0, len(PROMPT):].tolist()
+    out = model.generate(
+        torch.tensor([PROMPT]),
+        attention_mask=torch.ones(1, len(PROMPT), dtype=torch.long),
+        do_sample=False,
+        max_new_tokens=50,
+        use_cache=True,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+    tokens = out.sequences[0, len(PROMPT) :].tolist()
     assert len(tokens) == 50
     two = torch.stack(out.logits)[:, 0].topk(2).values
     gap = (two[:, 0] - two[:, 1]).min().item()
@@ -36,6 +50,18 @@ for temperature in (0.3, 0.8, 1.0, 2.5):
             scores = steps(torch.tensor([PROMPT]), torch.tensor([logits]))[0]
             probabilities = scores.softmax(-1)
             kept = [i for i in scores.argsort(descending=True).tolist() if scores[i] > -float("inf")]
-            filters.append({"temperature": temperature, "top_k": k, "top_p": p, "kept": kept, "probabilities": [round(probabilities[i].item(), 7) for i in kept[:5]]})
+            filters.append(
+                {
+                    "temperature": temperature,
+                    "top_k": k,
+                    "top_p": p,
+                    "kept": kept,
+                    "probabilities": [round(probabilities[i].item(), 7) for i in kept[:5]],
+                }
+            )
 
-json.dump({"versions": VERSIONS, "prompt": PROMPT, "greedy": greedy, "logits": logits, "filters": filters}, open("generate.json", "w"), separators=(",", ":"))
+json.dump(
+    {"versions": VERSIONS, "prompt": PROMPT, "greedy": greedy, "logits": logits, "filters": filters},
+    open("generate.json", "w"),
+    separators=(",", ":"),
+)

@@ -10,6 +10,7 @@ Weights of the cases come from a formula that the Go tests share (formula below,
                        that of each token, -1 for padding
   hf-*/                small model directories as transformers (or its state_dict) writes them, with expected logits beside them
 """
+
 import json, os, shutil, sys
 import numpy as np, torch, transformers, safetensors
 from safetensors.torch import save_file
@@ -17,8 +18,12 @@ from transformers import OlmoeConfig, OlmoeForCausalLM, OlmoConfig, OlmoForCausa
 from transformers.models.olmoe.modeling_olmoe import load_balancing_loss_func
 
 torch.set_num_threads(1)
-VERSIONS = {"torch": torch.__version__, "transformers": transformers.__version__, "safetensors": safetensors.__version__,
-            "python": sys.version.split()[0]}
+VERSIONS = {
+    "torch": torch.__version__,
+    "transformers": transformers.__version__,
+    "safetensors": safetensors.__version__,
+    "python": sys.version.split()[0],
+}
 ROWS, LENGTH = 2, 80
 PACKED = [[30, 40, 1, 10], [66, 5]]  # lengths of documents: a row without padding, and one with 10 tokens of it
 
@@ -26,8 +31,10 @@ PACKED = [[30, 40, 1, 10], [66, 5]]  # lengths of documents: a row without paddi
 def mix(x):
     """32-bit finaliser of MurmurHash3 on an array of uint32."""
     x = x.copy()
-    x ^= x >> np.uint32(16); x *= np.uint32(0x85EBCA6B)
-    x ^= x >> np.uint32(13); x *= np.uint32(0xC2B2AE35)
+    x ^= x >> np.uint32(16)
+    x *= np.uint32(0x85EBCA6B)
+    x ^= x >> np.uint32(13)
+    x *= np.uint32(0xC2B2AE35)
     x ^= x >> np.uint32(16)
     return x
 
@@ -92,7 +99,9 @@ def case(file, config, cls):
     model = cls(config).eval()
     fill(model)
     v = config.vocab_size
-    ids = torch.from_numpy((mix(np.arange(ROWS * (LENGTH + 1), dtype=np.uint32) + np.uint32(7)) % np.uint32(v)).astype(np.int64)).reshape(ROWS, LENGTH + 1)
+    ids = torch.from_numpy(
+        (mix(np.arange(ROWS * (LENGTH + 1), dtype=np.uint32) + np.uint32(7)) % np.uint32(v)).astype(np.int64)
+    ).reshape(ROWS, LENGTH + 1)
     if config.pad_token_id is not None:
         ids[0, 3] = ids[1, 40] = config.pad_token_id
     moe = cls is OlmoeForCausalLM
@@ -109,15 +118,22 @@ def case(file, config, cls):
             for row in r.router_logits:  # releases that return softmaxed values here compute another loss
                 assert (row.sum(-1) - 1).abs().max() > 1e-3, "router_logits are probabilities in this release"
             p = [l.softmax(-1) for l in r.router_logits]
-            gap = min((q.sort(-1, descending=True).values[:, k - 1] - q.sort(-1, descending=True).values[:, k]).min().item() for q in p)
+            gap = min(
+                (q.sort(-1, descending=True).values[:, k - 1] - q.sort(-1, descending=True).values[:, k]).min().item()
+                for q in p
+            )
             assert gap > 1e-5, f"routing of {file} is too close to a tie: {gap}"
             counts = [torch.zeros(e).scatter_add_(0, q.topk(k, -1).indices.reshape(-1), torch.ones(t * k)) for q in p]
             hf = load_balancing_loss_func(r.router_logits, e, k)
             assert torch.equal(hf, r.aux_loss)
             mb = e / (layers * t * k) * sum((c * q.mean(0)).sum() for c, q in zip(counts, p))
             zl = sum((torch.logsumexp(l, -1) ** 2).sum() for l in r.router_logits) / (layers * t * k)
-            out.update(aux_hf=hf.detach().reshape(1), aux_megablocks=mb.detach().reshape(1), z=zl.detach().reshape(1),
-                       counts=torch.stack(counts))
+            out.update(
+                aux_hf=hf.detach().reshape(1),
+                aux_megablocks=mb.detach().reshape(1),
+                z=zl.detach().reshape(1),
+                counts=torch.stack(counts),
+            )
             loss = loss + {"none": 0, "hf": 0.5 * hf, "megablocks": 0.5 * mb}[aux] + z * zl
         out["loss"] = ce.detach().reshape(1)
         out["logits"] = r.logits.detach()[:, ::4].contiguous()
@@ -129,7 +145,9 @@ def case(file, config, cls):
     if moe:
         run("hf", 0)
         run("megablocks", 0.1)
-    save_file(out, file + ".safetensors", metadata={"config": json.dumps(config.to_dict()), "versions": json.dumps(VERSIONS)})
+    save_file(
+        out, file + ".safetensors", metadata={"config": json.dumps(config.to_dict()), "versions": json.dumps(VERSIONS)}
+    )
 
 
 def documents(file, config, lengths):
@@ -138,7 +156,9 @@ def documents(file, config, lengths):
     model = OlmoeForCausalLM(config).eval()
     fill(model)
     v, width = config.vocab_size, LENGTH + 1
-    ids = torch.from_numpy((mix(np.arange(len(lengths) * width, dtype=np.uint32) + np.uint32(99)) % np.uint32(v)).astype(np.int64)).reshape(-1, width)
+    ids = torch.from_numpy(
+        (mix(np.arange(len(lengths) * width, dtype=np.uint32) + np.uint32(99)) % np.uint32(v)).astype(np.int64)
+    ).reshape(-1, width)
     of = torch.tensor([sum(([i] * n for i, n in enumerate(row)), []) + [-1] * (width - sum(row)) for row in lengths])
     ids[of < 0] = 2
     inputs, targets = of[:, :-1], of[:, 1:]
@@ -147,19 +167,31 @@ def documents(file, config, lengths):
     labels = ids[:, 1:].masked_fill((targets != inputs) | (targets < 0), -100)
     r = model.model(input_ids=ids[:, :-1], attention_mask=mask, use_cache=False, output_router_logits=True)
     logits = model.lm_head(r.last_hidden_state)
-    alone = model(input_ids=ids[:1, lengths[0][0]:sum(lengths[0][:2])], use_cache=False).logits  # the second document: positions are relative
-    assert (logits[0, lengths[0][0]:sum(lengths[0][:2])] - alone[0]).abs().max() < 1e-4
+    alone = model(
+        input_ids=ids[:1, lengths[0][0] : sum(lengths[0][:2])], use_cache=False
+    ).logits  # the second document: positions are relative
+    assert (logits[0, lengths[0][0] : sum(lengths[0][:2])] - alone[0]).abs().max() < 1e-4
     ce = torch.nn.functional.cross_entropy(logits.reshape(-1, v), labels.reshape(-1), ignore_index=-100)
     aux = load_balancing_loss_func(r.router_logits, config.num_experts, config.num_experts_per_tok)
-    gap = min((q[:, config.num_experts_per_tok - 1] - q[:, config.num_experts_per_tok]).min().item()
-              for q in (l.softmax(-1).sort(-1, descending=True).values for l in r.router_logits))
+    gap = min(
+        (q[:, config.num_experts_per_tok - 1] - q[:, config.num_experts_per_tok]).min().item()
+        for q in (l.softmax(-1).sort(-1, descending=True).values for l in r.router_logits)
+    )
     assert gap > 1e-5, f"routing of {file} is too close to a tie: {gap}"
-    out = {"ids": ids.float(), "document": of.float(), "logits": logits.detach()[:, ::4].contiguous(), "loss": ce.detach().reshape(1),
-           "targets": (labels >= 0).sum().float().reshape(1), "aux_hf": aux.detach().reshape(1)}
+    out = {
+        "ids": ids.float(),
+        "document": of.float(),
+        "logits": logits.detach()[:, ::4].contiguous(),
+        "loss": ce.detach().reshape(1),
+        "targets": (labels >= 0).sum().float().reshape(1),
+        "aux_hf": aux.detach().reshape(1),
+    }
     (ce + 0.5 * aux).backward()
     for name, (p, index) in views(model).items():
         out[f"hf {name}"] = summary(name, p.grad[index])
-    save_file(out, file + ".safetensors", metadata={"config": json.dumps(config.to_dict()), "versions": json.dumps(VERSIONS)})
+    save_file(
+        out, file + ".safetensors", metadata={"config": json.dumps(config.to_dict()), "versions": json.dumps(VERSIONS)}
+    )
 
 
 def directory(name, config, cls, write):
@@ -173,21 +205,31 @@ def directory(name, config, cls, write):
                 p.mul_(8)
     shutil.rmtree(name, ignore_errors=True)
     write(model, name)
-    if name.endswith("16"):  # Module.to would round the rotary frequencies too: compute with what a reader of the files has
+    if name.endswith(
+        "16"
+    ):  # Module.to would round the rotary frequencies too: compute with what a reader of the files has
         model = cls.from_pretrained(name, dtype=torch.float32).eval()
     ids = torch.arange(1, 21) * 7 % config.vocab_size
     logits = model(input_ids=ids[None], use_cache=False).logits[0].detach().float()
     for unused in ("generation_config.json",):
         if os.path.exists(f"{name}/{unused}"):
             os.remove(f"{name}/{unused}")
-    save_file({"ids": ids.float(), "logits": logits}, f"{name}/expected.safetensors", metadata={"versions": json.dumps(VERSIONS)})
+    save_file(
+        {"ids": ids.float(), "logits": logits},
+        f"{name}/expected.safetensors",
+        metadata={"versions": json.dumps(VERSIONS)},
+    )
 
 
 def fused(model, name):
     os.makedirs(name)
     model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(name)
-    save_file({k: v.contiguous() for k, v in model.state_dict().items()}, f"{name}/model.safetensors", metadata={"format": "pt"})
+    save_file(
+        {k: v.contiguous() for k, v in model.state_dict().items()},
+        f"{name}/model.safetensors",
+        metadata={"format": "pt"},
+    )
 
 
 def v4config(name):
@@ -200,31 +242,95 @@ def v4config(name):
     json.dump(c, open(path, "w"), indent=2)
 
 
-
 def main():
-    base = dict(vocab_size=128, hidden_size=64, num_attention_heads=4, num_hidden_layers=2, intermediate_size=32, bos_token_id=None, eos_token_id=2)
+    base = dict(
+        vocab_size=128,
+        hidden_size=64,
+        num_attention_heads=4,
+        num_hidden_layers=2,
+        intermediate_size=32,
+        bos_token_id=None,
+        eos_token_id=2,
+    )
     moe = dict(num_experts=8, num_experts_per_tok=2)
     case("olmoe", OlmoeConfig(**base, **moe, pad_token_id=None), OlmoeForCausalLM)
-    case("olmoe-gqa", OlmoeConfig(**base, **moe, pad_token_id=1, num_key_value_heads=2, clip_qkv=1.5, rope_parameters={"rope_type": "default", "rope_theta": 500.0}, rms_norm_eps=1e-3), OlmoeForCausalLM)
+    case(
+        "olmoe-gqa",
+        OlmoeConfig(
+            **base,
+            **moe,
+            pad_token_id=1,
+            num_key_value_heads=2,
+            clip_qkv=1.5,
+            rope_parameters={"rope_type": "default", "rope_theta": 500.0},
+            rms_norm_eps=1e-3,
+        ),
+        OlmoeForCausalLM,
+    )
     documents("olmoe-documents", OlmoeConfig(**base, **moe, pad_token_id=None), PACKED)
     case("olmo", OlmoConfig(**base, pad_token_id=None), OlmoForCausalLM)
-    case("olmo-gqa-tied", OlmoConfig(**base, pad_token_id=1, num_key_value_heads=1, clip_qkv=0.75, tie_word_embeddings=True), OlmoForCausalLM)
+    case(
+        "olmo-gqa-tied",
+        OlmoConfig(**base, pad_token_id=1, num_key_value_heads=1, clip_qkv=0.75, tie_word_embeddings=True),
+        OlmoForCausalLM,
+    )
 
-    small = dict(vocab_size=40, hidden_size=16, num_attention_heads=2, num_hidden_layers=2, intermediate_size=8, bos_token_id=None, eos_token_id=2, pad_token_id=1)
+    small = dict(
+        vocab_size=40,
+        hidden_size=16,
+        num_attention_heads=2,
+        num_hidden_layers=2,
+        intermediate_size=8,
+        bos_token_id=None,
+        eos_token_id=2,
+        pad_token_id=1,
+    )
     smallmoe = dict(num_experts=4, num_experts_per_tok=2)
-    directory("hf-single", OlmoeConfig(**small, **smallmoe), OlmoeForCausalLM, lambda m, d: (m.save_pretrained(d), v4config(d)))
-    directory("hf-sharded", OlmoeConfig(**small, **smallmoe, num_key_value_heads=1), OlmoeForCausalLM, lambda m, d: m.save_pretrained(d, max_shard_size="12KB"))
+    directory(
+        "hf-single",
+        OlmoeConfig(**small, **smallmoe),
+        OlmoeForCausalLM,
+        lambda m, d: (m.save_pretrained(d), v4config(d)),
+    )
+    directory(
+        "hf-sharded",
+        OlmoeConfig(**small, **smallmoe, num_key_value_heads=1),
+        OlmoeForCausalLM,
+        lambda m, d: m.save_pretrained(d, max_shard_size="12KB"),
+    )
     directory("hf-fused", OlmoeConfig(**small, **smallmoe), OlmoeForCausalLM, fused)
-    directory("hf-olmo-bf16", OlmoConfig(**small), OlmoForCausalLM, lambda m, d: m.to(torch.bfloat16).save_pretrained(d))
-    directory("hf-olmo-tied-fp16", OlmoConfig(**small, tie_word_embeddings=True), OlmoForCausalLM, lambda m, d: m.to(torch.float16).save_pretrained(d))
+    directory(
+        "hf-olmo-bf16", OlmoConfig(**small), OlmoForCausalLM, lambda m, d: m.to(torch.bfloat16).save_pretrained(d)
+    )
+    directory(
+        "hf-olmo-tied-fp16",
+        OlmoConfig(**small, tie_word_embeddings=True),
+        OlmoForCausalLM,
+        lambda m, d: m.to(torch.float16).save_pretrained(d),
+    )
     print(VERSIONS)
 
 
 def main4():
     """The directory of transformers 4, made with a release of it: config.json as it was, experts one by one in memory as well."""
-    small = dict(vocab_size=40, hidden_size=16, num_attention_heads=2, num_hidden_layers=2, intermediate_size=8, bos_token_id=None, eos_token_id=2, pad_token_id=1)
-    directory("hf-v4-bf16", OlmoeConfig(**small, num_experts=4, num_experts_per_tok=2, num_key_value_heads=1, clip_qkv=0.9, rope_theta=700.0), OlmoeForCausalLM,
-              lambda m, d: m.to(torch.bfloat16).save_pretrained(d, max_shard_size="6KB"))
+    small = dict(
+        vocab_size=40,
+        hidden_size=16,
+        num_attention_heads=2,
+        num_hidden_layers=2,
+        intermediate_size=8,
+        bos_token_id=None,
+        eos_token_id=2,
+        pad_token_id=1,
+    )
+    directory(
+        "hf-v4-bf16",
+        OlmoeConfig(
+            **small, num_experts=4, num_experts_per_tok=2, num_key_value_heads=1, clip_qkv=0.9, rope_theta=700.0
+        ),
+        OlmoeForCausalLM,
+        lambda m, d: m.to(torch.bfloat16).save_pretrained(d, max_shard_size="6KB"),
+    )
     print(VERSIONS)
 
 

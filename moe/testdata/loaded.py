@@ -1,8 +1,9 @@
 """Loads with transformers what Model.Save wrote and records that weights and logits are right, in loaded.json. From the package's directory:
 
-    MULA_EXPORT=$DIR go test -run TestSavedDirectoryIsTheOneTransformersLoaded .
-    cd testdata && python loaded.py $DIR
+MULA_EXPORT=$DIR go test -run TestSavedDirectoryIsTheOneTransformersLoaded .
+cd testdata && python loaded.py $DIR
 """
+
 import hashlib, json, os, sys
 import torch
 from safetensors.torch import load_file
@@ -33,7 +34,15 @@ for name in sorted(os.listdir(sys.argv[1])):
         reference = same.eval()(ids).logits.detach()[:, ::4]
         model = model.float()
     logits = model.eval()(ids).logits.detach()[:, ::4]
-    files = {f: hashlib.sha256(open(os.path.join(directory, f), "rb").read()).hexdigest() for f in sorted(os.listdir(directory))}
-    cases[name] = {"class": type(model).__name__, "weights": weights, "logits": (logits - reference).abs().max().item(), "files": files}
+    files = {
+        f: hashlib.sha256(open(os.path.join(directory, f), "rb").read()).hexdigest()
+        for f in sorted(os.listdir(directory))
+    }
+    cases[name] = {
+        "class": type(model).__name__,
+        "weights": weights,
+        "logits": (logits - reference).abs().max().item(),
+        "files": files,
+    }
     print(name, cases[name]["class"], weights, cases[name]["logits"])
 json.dump({"versions": VERSIONS, "cases": cases}, open("loaded.json", "w"), indent=1)

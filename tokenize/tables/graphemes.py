@@ -80,7 +80,10 @@ def lines(name, points):
 
 
 def probe():
-    found = {name: [] for name in ("control", "extend", "spacing", "prepend", "pictographic", "consonant", "linker", "conjunct")}
+    found = {
+        name: []
+        for name in ("control", "extend", "spacing", "prepend", "pictographic", "consonant", "linker", "conjunct")
+    }
     fixed = "b\u00a9\u2600" + KA + VIRAMA + ACUTE + ZWJ
     for first in range(0, 0x110000, 0x4000):
         points = [c for c in range(first, first + 0x4000) if not 0xD800 <= c < 0xE000 and c not in (0, ord("a"))]
@@ -89,7 +92,9 @@ def probe():
             c = chr(point)
             if normalize("b" + c) == "!":
                 # Both go with what is before them; in emoji sequences just one kind does.
-                found["extend" if normalize("\u00a9" + c + ZWJ + "\u2600" + ACUTE).count("!") == 5 else "spacing"].append(point)
+                found[
+                    "extend" if normalize("\u00a9" + c + ZWJ + "\u2600" + ACUTE).count("!") == 5 else "spacing"
+                ].append(point)
             elif normalize(c + "a") == "!":
                 found["prepend"].append(point)
             elif normalize(c + ACUTE + ACUTE) == "!!":

@@ -80,7 +80,9 @@ def lines(name, points):
 
 def matched(regex, points):
     """Those of the ascending code points that the regex, which matches runs of characters, matches in a text of all of them."""
-    pieces = pre_tokenizers.Split(Regex(regex), behavior="removed", invert=True).pre_tokenize_str("".join(map(chr, points)))
+    pieces = pre_tokenizers.Split(Regex(regex), behavior="removed", invert=True).pre_tokenize_str(
+        "".join(map(chr, points))
+    )
     return [c for _, (a, b) in pieces for c in points[a:b]]
 
 
@@ -100,7 +102,9 @@ def oniguruma():
     unassigned = [c for c in CODE_POINTS if c not in category]
     assert unassigned == matched(r"\p{Cn}+", CODE_POINTS)
     for group in "LMNPSZ":
-        assert [c for c in CODE_POINTS if category.get(c, "C")[0] == group] == matched(r"\p{%s}+" % group, CODE_POINTS), group
+        assert [c for c in CODE_POINTS if category.get(c, "C")[0] == group] == matched(
+            r"\p{%s}+" % group, CODE_POINTS
+        ), group
     for name in PROPERTIES:
         out.append(lines(name, matched(r"\p{%s}+" % name, CODE_POINTS)))
     # \\w has some fractions and superscripts, but not in brackets.
@@ -130,7 +134,9 @@ def oniguruma():
     for c in cased:
         if c in done:
             continue
-        pieces = pre_tokenizers.Split(Regex("(?i:%s)" % escape(c)), behavior="removed", invert=True).pre_tokenize_str(text)
+        pieces = pre_tokenizers.Split(Regex("(?i:%s)" % escape(c)), behavior="removed", invert=True).pre_tokenize_str(
+            text
+        )
         alike = [ord(p) for p, _ in pieces]
         assert alike == sorted(set(alike)) and c in alike and len(alike) > 1 and not done & set(alike), hex(c)
         done.update(alike)
@@ -148,7 +154,9 @@ def escape(c):
 
 
 def matches(regex, text):
-    return [p for p, _ in pre_tokenizers.Split(Regex(regex), behavior="removed", invert=True).pre_tokenize_str(text)] == [text]
+    return [
+        p for p, _ in pre_tokenizers.Split(Regex(regex), behavior="removed", invert=True).pre_tokenize_str(text)
+    ] == [text]
 
 
 def has_case(c):
@@ -165,11 +173,16 @@ def rust():
     out = [
         "# What the parts of tokenizers %s that do not use Oniguruma know of characters, written by probe.py: a name, and code points and ranges.\n"
         "# lower: a character and its lower case\n"
-        "# script: code points of one script as UnicodeScripts cuts; the first line is what it never cuts at\n" % VERSION
+        "# script: code points of one script as UnicodeScripts cuts; the first line is what it never cuts at\n"
+        % VERSION
     ]
     # WhitespaceSplit drops white space and Whitespace keeps \w together.
     dropped = set(CODE_POINTS) - set(kept(pre_tokenizers.WhitespaceSplit()))
-    assert dropped == set(CODE_POINTS) - set(kept(pre_tokenizers.Whitespace())) == set(CODE_POINTS) - set(kept(pre_tokenizers.BertPreTokenizer()))
+    assert (
+        dropped
+        == set(CODE_POINTS) - set(kept(pre_tokenizers.Whitespace()))
+        == set(CODE_POINTS) - set(kept(pre_tokenizers.BertPreTokenizer()))
+    )
     strip = normalizers.Strip().normalize_str
     assert dropped == {c for c in CODE_POINTS if strip(chr(c)) == ""}
     out.append(lines("white_space", sorted(dropped)))
@@ -291,7 +304,10 @@ def normal_forms():
         else:
             ranges.append([c, c, k])
     out += ["class\t%04X\t%04X\t%02X\n" % tuple(r) for r in ranges]
-    out += ["decomposition\t%04X\t%s\n" % (c, " ".join("%04X" % ord(x) for x in d)) for c, d in sorted(decompositions.items())]
+    out += [
+        "decomposition\t%04X\t%s\n" % (c, " ".join("%04X" % ord(x) for x in d))
+        for c, d in sorted(decompositions.items())
+    ]
     out += ["compatible\t%04X\t%s\n" % (c, " ".join("%04X" % ord(x) for x in d)) for c, d in sorted(compatible.items())]
     out += ["pair\t%04X\t%04X\t%04X\n" % (ord(p[0]), ord(p[1]), ord(s)) for p, s in sorted(pairs.items())]
     return "".join(out)
@@ -321,7 +337,20 @@ def complete(nfc, decompositions, pairs):
     everything = [chr(c) for c in CODE_POINTS if c != 10]
     for b in sorted({p[1] for p in pairs} | {"\u1161", "\u1175", "\u11a8", "\u11c2"}):
         compare([(a, b) for a in everything])
-    for a in ["A", "e", "\u03b1", "\u0915", "\u09c7", "\u0b47", "\u0cc6", "\u3046", "\u1100", "\uac00", "\U00011131", "\U000115b8"]:
+    for a in [
+        "A",
+        "e",
+        "\u03b1",
+        "\u0915",
+        "\u09c7",
+        "\u0b47",
+        "\u0cc6",
+        "\u3046",
+        "\u1100",
+        "\uac00",
+        "\U00011131",
+        "\U000115b8",
+    ]:
         compare([(a, b) for b in everything])
 
 
@@ -337,7 +366,16 @@ def main():
             path.write_text(text, encoding="ascii")
         elif path.read_text(encoding="ascii") != text:
             sys.exit("%s: tokenizers %s answers otherwise" % (name, tokenizers.__version__))
-        print(name, len(text), "bytes, tokenizers", tokenizers.__version__, "python", sys.version.split()[0], "unicodedata", unicodedata.unidata_version)
+        print(
+            name,
+            len(text),
+            "bytes, tokenizers",
+            tokenizers.__version__,
+            "python",
+            sys.version.split()[0],
+            "unicodedata",
+            unicodedata.unidata_version,
+        )
 
 
 if __name__ == "__main__":

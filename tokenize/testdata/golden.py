@@ -49,7 +49,9 @@ SENTENCES = [
 
 
 def make_text(r):
-    syllables = [a + b for a in "b c d f g h l m n p r s t v th sh st".split() for b in "a e i o u ee ou er an in".split()]
+    syllables = [
+        a + b for a in "b c d f g h l m n p r s t v th sh st".split() for b in "a e i o u ee ou er an in".split()
+    ]
     words = ["".join(r.choices(syllables, k=r.choice([1, 1, 2, 2, 3, 4]))) for _ in range(400)]
     weights = [1 / (i + 1) for i in range(len(words))]
     lines = []
@@ -75,7 +77,10 @@ def train(text, pre_tokenizer, normalizer=None, vocab_size=640):
     t.pre_tokenizer = pre_tokenizer
     t.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), special_tokens=SPECIALS, show_progress=False
+        vocab_size=vocab_size,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=SPECIALS,
+        show_progress=False,
     )
     t.train_from_iterator(text.split("\n\n"), trainer)
     return t
@@ -85,7 +90,13 @@ def olmo(text):
     t = train(text, pre_tokenizers.ByteLevel(add_prefix_space=False), normalizers.NFC())
     t.post_processor = processors.ByteLevel(trim_offsets=True, add_prefix_space=False)
     t.add_tokens([AddedToken(" " * n, normalized=True) for n in range(24, 1, -1)])
-    t.add_tokens([AddedToken("|||EMAIL_ADDRESS|||", normalized=True), AddedToken("|||IP_ADDRESS|||", normalized=False), AddedToken("cafe\u0301", normalized=True)])
+    t.add_tokens(
+        [
+            AddedToken("|||EMAIL_ADDRESS|||", normalized=True),
+            AddedToken("|||IP_ADDRESS|||", normalized=False),
+            AddedToken("cafe\u0301", normalized=True),
+        ]
+    )
     t.add_special_tokens([AddedToken("<|im_start|>", normalized=True, special=True)])
     file = json.loads(t.to_str())
     file["model"]["merges"] = [" ".join(m) for m in file["model"]["merges"]]
@@ -97,7 +108,13 @@ def nfc_contexts(c):
 
 
 def word_contexts(c):
-    return ["'" + c + "e", "a" + c + "1" + c + "2", " " + c + c + "\n " + c + ".", "\u00a0" + c + "!" + c + "\r\n" + c, "'l" + c]
+    return [
+        "'" + c + "e",
+        "a" + c + "1" + c + "2",
+        " " + c + c + "\n " + c + ".",
+        "\u00a0" + c + "!" + c + "\r\n" + c,
+        "'l" + c,
+    ]
 
 
 # Changing what is hashed here means changing hashAll in normalform_test.go.
@@ -117,14 +134,24 @@ def main():
     text = make_text(r)
     (HERE / "text.txt").write_bytes(text.encode())
     split = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(CL100K), behavior="isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        [
+            pre_tokenizers.Split(Regex(CL100K), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
     )
     train(text, pre_tokenizers.ByteLevel(add_prefix_space=False)).save(str(HERE / "gpt2.json"))
     train(text, split).save(str(HERE / "cl100k.json"))
     (HERE / "olmo.json").write_text(json.dumps(olmo(text), ensure_ascii=False, indent=1))
 
     documents = PIECES + [nasty(r, [text]) for _ in range(100)]
-    documents += ["x" * 300, "ab" * 200 + "c", "=" * 200, " " * 300 + "x", "o" + "".join(r.choices(MARKS, k=120)) + "!", "caf\u00e9 cafe\u0301 cafe\u0301\u0301"]
+    documents += [
+        "x" * 300,
+        "ab" * 200 + "c",
+        "=" * 200,
+        " " * 300 + "x",
+        "o" + "".join(r.choices(MARKS, k=120)) + "!",
+        "caf\u00e9 cafe\u0301 cafe\u0301\u0301",
+    ]
     ids = {}
     for name in ("gpt2", "cl100k", "olmo"):
         t = Tokenizer.from_file(str(HERE / (name + ".json")))
@@ -135,13 +162,17 @@ def main():
         ids[name + ".tokens"] = [b if b != a else None for a, b in zip(as_text, as_tokens, strict=True)]
 
     nfc = normalizers.NFC().normalize_str
-    marks = ["".join(r.choices(MARKS + list("aAeo\u1100\u1161\u11a8\uac00\u0b47\u0b3e"), k=r.choice([3, 8, 20, 90]))) for _ in range(60)]
+    marks = [
+        "".join(r.choices(MARKS + list("aAeo\u1100\u1161\u11a8\uac00\u0b47\u0b3e"), k=r.choice([3, 8, 20, 90])))
+        for _ in range(60)
+    ]
     hashes = {"nfc": hash_all(nfc_contexts, nfc)}
     for name, pattern in (("gpt2", GPT2), ("cl100k", CL100K)):
         pieces = pre_tokenizers.Split(Regex(pattern), behavior="isolated").pre_tokenize_str
         hashes[name] = hash_all(word_contexts, lambda s: "\x00".join(p for p, _ in pieces(s)))
     golden = {
-        "versions": "tokenizers %s, python %s, unicodedata %s" % (tokenizers.__version__, sys.version.split()[0], unicodedata.unidata_version),
+        "versions": "tokenizers %s, python %s, unicodedata %s"
+        % (tokenizers.__version__, sys.version.split()[0], unicodedata.unidata_version),
         "documents": documents,
         "ids": ids,
         "nfc": [[m, nfc(m)] for m in marks],

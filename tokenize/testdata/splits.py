@@ -35,7 +35,14 @@ DEEPSEEK = [
     "[一-龥\u3040-ゟ゠-ヿ]+",
     r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+""",
 ]
-SCANNERS = {"gpt2": [GPT2], "cl100k": [CL100K], "qwen2": [QWEN2], "o200k": [O200K], "tekken": [TEKKEN], "deepseek": DEEPSEEK}
+SCANNERS = {
+    "gpt2": [GPT2],
+    "cl100k": [CL100K],
+    "qwen2": [QWEN2],
+    "o200k": [O200K],
+    "tekken": [TEKKEN],
+    "deepseek": DEEPSEEK,
+}
 
 # "%" stands for the code point.
 WORD_CONTEXTS = ["%", "'%e", "a%1%2", " %%\n %.", "\u00a0%!%\r\n%", "'l%", "A%a", "%A", "\u0301%B", "/%\u3042", ".%/ %"]
@@ -43,8 +50,41 @@ FORM_CONTEXTS = ["%", "a%", "%\u0301", "\u0345%\u0316", "\u1100%\u11a8", "\u09c7
 
 ALPHABET = (
     list(" '\u017f\u212a\r\n\u00a0\u2028\u3000\t/aAbBsSlLdDvVeErRtTmM!.-09\u0000")
-    + ["\u0660", "\u0967", "\u00bd", "\u2167", "\u3007", "\u0301", "\u093f", "\u094d", "\u20dd", "\U0001f600", "\u200d", "\ufe0f", "\u1100", "\u1161", "\u11a8"]
-    + ["\uac00", "\u01c5", "\u02b0", "\u00aa", "\u00e9", "\u00c9", "\u4f60", "\u3042", "\u30fc", "\u30fb", "\u3099", "\u0085", "\u180e", "\u200b", "\u0378", "\ue000"]
+    + [
+        "\u0660",
+        "\u0967",
+        "\u00bd",
+        "\u2167",
+        "\u3007",
+        "\u0301",
+        "\u093f",
+        "\u094d",
+        "\u20dd",
+        "\U0001f600",
+        "\u200d",
+        "\ufe0f",
+        "\u1100",
+        "\u1161",
+        "\u11a8",
+    ]
+    + [
+        "\uac00",
+        "\u01c5",
+        "\u02b0",
+        "\u00aa",
+        "\u00e9",
+        "\u00c9",
+        "\u4f60",
+        "\u3042",
+        "\u30fc",
+        "\u30fb",
+        "\u3099",
+        "\u0085",
+        "\u180e",
+        "\u200b",
+        "\u0378",
+        "\ue000",
+    ]
     + ["'ll", "'S", "'Re", "  ", "\r\n", "don't", " the", "Hello", "123"]
 )
 
@@ -115,9 +155,21 @@ def characters():
         options = dict(clean_text=False, handle_chinese_chars=False, strip_accents=False, lowercase=False)
         return normalizers.BertNormalizer(**(options | on))
 
-    strip, words, digits = changed(normalizers.Strip()), pieces(pre_tokenizers.Whitespace(), "a%"), pieces(pre_tokenizers.Digits(), "1%")
-    punctuation, clean, chinese = pieces(pre_tokenizers.BertPreTokenizer(), "a%a"), changed(bert(clean_text=True)), changed(bert(handle_chinese_chars=True))
-    accents, marks, nfd = changed(bert(strip_accents=True)), changed(normalizers.StripAccents()), changed(normalizers.NFD())
+    strip, words, digits = (
+        changed(normalizers.Strip()),
+        pieces(pre_tokenizers.Whitespace(), "a%"),
+        pieces(pre_tokenizers.Digits(), "1%"),
+    )
+    punctuation, clean, chinese = (
+        pieces(pre_tokenizers.BertPreTokenizer(), "a%a"),
+        changed(bert(clean_text=True)),
+        changed(bert(handle_chinese_chars=True)),
+    )
+    accents, marks, nfd = (
+        changed(bert(strip_accents=True)),
+        changed(normalizers.StripAccents()),
+        changed(normalizers.NFD()),
+    )
     kinds = {
         "white_space": lambda c: strip(c) == "",
         "word": lambda c: words(c) == ["a" + c],
@@ -129,14 +181,18 @@ def characters():
         "mark": lambda c: marks(c) == "",
         "bert_mark": lambda c: accents(c) == "" and nfd(c) == c,
     }
-    out = {name: hashlib.sha256(bytes(is_kind(chr(c)) for c in CODE_POINTS)).hexdigest() for name, is_kind in kinds.items()}
+    out = {
+        name: hashlib.sha256(bytes(is_kind(chr(c)) for c in CODE_POINTS)).hexdigest() for name, is_kind in kinds.items()
+    }
     lower = normalizers.Lowercase().normalize_str
     out["lower"] = hashlib.sha256("".join(lower(chr(c)) for c in CODE_POINTS).encode()).hexdigest()
     cut = pre_tokenizers.UnicodeScripts().pre_tokenize_str
     neighbours = bytearray()
     for c in CODE_POINTS:
         # Not at the start, where U+0020 would be lost.
-        neighbours.append(len(cut("a" + chr(c) + chr(c + 1 if c + 1 in range(0xD800) or 0xE000 <= c + 1 < 0x110000 else 0x3042))))
+        neighbours.append(
+            len(cut("a" + chr(c) + chr(c + 1 if c + 1 in range(0xD800) or 0xE000 <= c + 1 < 0x110000 else 0x3042)))
+        )
     out["scripts"] = hashlib.sha256(bytes(neighbours)).hexdigest()
     return out
 
@@ -146,7 +202,9 @@ def main():
     texts = ["".join(r.choices(ALPHABET, k=r.choice([3, 6, 12, 30]))) for _ in range(160)]
     scanners = {}
     for name, regexes in SCANNERS.items():
-        cut = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(x), behavior="isolated") for x in regexes]).pre_tokenize_str
+        cut = pre_tokenizers.Sequence(
+            [pre_tokenizers.Split(Regex(x), behavior="isolated") for x in regexes]
+        ).pre_tokenize_str
         scanners[name] = {
             "regexes": regexes,
             "hash": hash_all(WORD_CONTEXTS, lambda s: "\x00".join(p for p, _ in cut(s))),
@@ -157,7 +215,9 @@ def main():
         cut = pre_tokenizers.Split(Regex(regex), behavior="removed", invert=True).pre_tokenize_str
         patterns.append({"regex": regex, "matches": [[[a, b] for _, (a, b) in cut(t)] for t in PATTERN_TEXTS]})
     forms = {}
-    marks = list("aAe\u0301\u0323\u0308\u0345\u0334\u1100\u1161\u11a8\uac00\uac01\u09c7\u09be\u0b47\u0b3e\u093c\u0928\u0344\u212b\ufb01\u00bd\u3099\u304b\uff76\uff9e\u1e9b\u0f73\u0f71\u0f72 \n")
+    marks = list(
+        "aAe\u0301\u0323\u0308\u0345\u0334\u1100\u1161\u11a8\uac00\uac01\u09c7\u09be\u0b47\u0b3e\u093c\u0928\u0344\u212b\ufb01\u00bd\u3099\u304b\uff76\uff9e\u1e9b\u0f73\u0f71\u0f72 \n"
+    )
     marked = ["".join(r.choices(marks, k=r.choice([3, 8, 20, 90]))) for _ in range(60)]
     for name in ("NFC", "NFD", "NFKC", "NFKD"):
         normalize = getattr(normalizers, name)().normalize_str
@@ -174,7 +234,10 @@ def main():
         "marked": marked,
         "forms": forms,
     }
-    (HERE / "splits.json").write_text(json.dumps(out, ensure_ascii=False, separators=(",", ":")).replace(']]},{"regex"', ']]},\n{"regex"') + "\n", encoding="utf-8")
+    (HERE / "splits.json").write_text(
+        json.dumps(out, ensure_ascii=False, separators=(",", ":")).replace(']]},{"regex"', ']]},\n{"regex"') + "\n",
+        encoding="utf-8",
+    )
     print(out["versions"], len(patterns), "patterns")
 
 

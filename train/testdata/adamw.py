@@ -33,7 +33,14 @@ for step in range(10):
     grads = flat([p.grad for p in params])
     norm = torch.nn.utils.clip_grad_norm_(params, 1.0).item()
     optimizer.step()
-    out["steps"].append({"lr": lr, "gradients": grads, "norm": norm, "weights": flat(params),
-                         "exp_avg": flat([optimizer.state[p]["exp_avg"] for p in params]),
-                         "exp_avg_sq": flat([optimizer.state[p]["exp_avg_sq"] for p in params])})
+    out["steps"].append(
+        {
+            "lr": lr,
+            "gradients": grads,
+            "norm": norm,
+            "weights": flat(params),
+            "exp_avg": flat([optimizer.state[p]["exp_avg"] for p in params]),
+            "exp_avg_sq": flat([optimizer.state[p]["exp_avg_sq"] for p in params]),
+        }
+    )
 json.dump(out, sys.stdout)

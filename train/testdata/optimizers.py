@@ -26,7 +26,10 @@ SHAPES = {
     "model.layers.0.self_attn.q_proj.weight": (3, 5),
     "model.layers.0.mlp.gate.weight": (2, 3),
     "model.layers.0.mlp.experts.0.down_proj.weight": (4, 2),
-    "model.layers.0.mlp.experts.1.down_proj.weight": (4, 2),  # begins as zero, without a gradient in the first five steps
+    "model.layers.0.mlp.experts.1.down_proj.weight": (
+        4,
+        2,
+    ),  # begins as zero, without a gradient in the first five steps
     "model.norm.weight": (3,),  # without a gradient in any
 }
 torch.manual_seed(1)
@@ -52,14 +55,22 @@ def flat(tensors):
     """The numbers of tensors; each has few digits, and reads back to the same float32."""
     return [[float(str(numpy.float32(x))) for x in t.detach().flatten().tolist()] for t in tensors]
 
+
 # As train.yaml has them: the first group that matches a parameter has it.
-GROUPS = [
-    {"match": ["norms", "embedding"], "weight_decay": 0},
-    {"match": ["model.layers.*.experts.1.*"], "weight_decay": 0.3, "learning_rate_scale": 2},
-    {"match": ["router", "attention"], "learning_rate_scale": 0.25},
-] if sys.argv[1:] == ["groups"] else []
-MEMBERS = [["model.norm.weight", "model.embed_tokens.weight"], ["model.layers.0.mlp.experts.1.down_proj.weight"],
-           ["model.layers.0.mlp.gate.weight", "model.layers.0.self_attn.q_proj.weight"]]
+GROUPS = (
+    [
+        {"match": ["norms", "embedding"], "weight_decay": 0},
+        {"match": ["model.layers.*.experts.1.*"], "weight_decay": 0.3, "learning_rate_scale": 2},
+        {"match": ["router", "attention"], "learning_rate_scale": 0.25},
+    ]
+    if sys.argv[1:] == ["groups"]
+    else []
+)
+MEMBERS = [
+    ["model.norm.weight", "model.embed_tokens.weight"],
+    ["model.layers.0.mlp.experts.1.down_proj.weight"],
+    ["model.layers.0.mlp.gate.weight", "model.layers.0.self_attn.q_proj.weight"],
+]
 
 
 def grouped(params, names):
@@ -107,8 +118,10 @@ def run(name, config, make, step=lambda o, n: o.step(), keys=(), constant_rate=N
 def muon(params, **options):
     inside = {n: p for p, n in zip(params, SHAPES) if "self_attn" in n or "experts" in n}
     rest = {n: p for p, n in zip(params, SHAPES) if n not in inside}
-    return [torch.optim.Muon(grouped(list(inside.values()), inside), weight_decay=0.1, **options),
-            torch.optim.AdamW(grouped(list(rest.values()), rest), betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)]
+    return [
+        torch.optim.Muon(grouped(list(inside.values()), inside), weight_decay=0.1, **options),
+        torch.optim.AdamW(grouped(list(rest.values()), rest), betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1),
+    ]
 
 
 def in_float32(o, n):
@@ -120,21 +133,53 @@ def in_float32(o, n):
 
 
 cases = []
-run("sophiag", {"weight_decay": 0.1, "betas": [0.965, 0.99], "rho": 0.04, "hessian_every": 5},
-    lambda p: [SophiaG(p, betas=(0.965, 0.99), rho=0.04, weight_decay=0.1)], lambda o, n: o.step(bs=200), ["exp_avg", "hessian"])
-run("muon", {"weight_decay": 0.1, "adjust_lr_fn": "match_rms_adamw"}, lambda p: muon(p, adjust_lr_fn="match_rms_adamw"), in_float32,
-    ["momentum_buffer", "exp_avg", "exp_avg_sq"])
-run("muon", {"weight_decay": 0.1, "adjust_lr_fn": "original", "momentum": 0.9, "nesterov": False, "ns_steps": 4},
-    lambda p: muon(p, adjust_lr_fn="original", momentum=0.9, nesterov=False, ns_steps=4), in_float32, ["momentum_buffer", "exp_avg", "exp_avg_sq"])
-run("lamb", {"weight_decay": 0.1, "betas": [0.9, 0.999], "eps": 1e-6},
-    lambda p: [Lamb(p, weight_decay=0.1, max_grad_norm=None, always_adapt=True)], keys=["exp_avg", "exp_avg_sq"])
+run(
+    "sophiag",
+    {"weight_decay": 0.1, "betas": [0.965, 0.99], "rho": 0.04, "hessian_every": 5},
+    lambda p: [SophiaG(p, betas=(0.965, 0.99), rho=0.04, weight_decay=0.1)],
+    lambda o, n: o.step(bs=200),
+    ["exp_avg", "hessian"],
+)
+run(
+    "muon",
+    {"weight_decay": 0.1, "adjust_lr_fn": "match_rms_adamw"},
+    lambda p: muon(p, adjust_lr_fn="match_rms_adamw"),
+    in_float32,
+    ["momentum_buffer", "exp_avg", "exp_avg_sq"],
+)
+run(
+    "muon",
+    {"weight_decay": 0.1, "adjust_lr_fn": "original", "momentum": 0.9, "nesterov": False, "ns_steps": 4},
+    lambda p: muon(p, adjust_lr_fn="original", momentum=0.9, nesterov=False, ns_steps=4),
+    in_float32,
+    ["momentum_buffer", "exp_avg", "exp_avg_sq"],
+)
+run(
+    "lamb",
+    {"weight_decay": 0.1, "betas": [0.9, 0.999], "eps": 1e-6},
+    lambda p: [Lamb(p, weight_decay=0.1, max_grad_norm=None, always_adapt=True)],
+    keys=["exp_avg", "exp_avg_sq"],
+)
 if GROUPS:
-    run("adamw", {"weight_decay": 0.1, "betas": [0.9, 0.95], "eps": 1e-8},
-        lambda p: [torch.optim.AdamW(p, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)], keys=["exp_avg", "exp_avg_sq"])
+    run(
+        "adamw",
+        {"weight_decay": 0.1, "betas": [0.9, 0.95], "eps": 1e-8},
+        lambda p: [torch.optim.AdamW(p, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)],
+        keys=["exp_avg", "exp_avg_sq"],
+    )
 else:
-    run("lamb", {"weight_decay": 0}, lambda p: [Lamb(p, weight_decay=0, max_grad_norm=None, always_adapt=True)], keys=["exp_avg", "exp_avg_sq"])
-run("adopt", {"weight_decay": 0.1, "betas": [0.9, 0.9999], "eps": 1e-6}, lambda p: [ADOPT(p, weight_decay=0.1, decouple=True)],
-    keys=["exp_avg", "exp_avg_sq"])
+    run(
+        "lamb",
+        {"weight_decay": 0},
+        lambda p: [Lamb(p, weight_decay=0, max_grad_norm=None, always_adapt=True)],
+        keys=["exp_avg", "exp_avg_sq"],
+    )
+run(
+    "adopt",
+    {"weight_decay": 0.1, "betas": [0.9, 0.9999], "eps": 1e-6},
+    lambda p: [ADOPT(p, weight_decay=0.1, decouple=True)],
+    keys=["exp_avg", "exp_avg_sq"],
+)
 run("lion", {"weight_decay": 0.1, "betas": [0.9, 0.99]}, lambda p: [Lion(p, weight_decay=0.1)], keys=["exp_avg"])
 
 
@@ -144,18 +189,38 @@ def schedule_free(p):
     return [o]
 
 
-params, optimizers, case = run("schedule_free_adamw", {"weight_decay": 0.1, "betas": [0.9, 0.999], "eps": 1e-8, "r": 0.5, "weight_lr_power": 2},
-                               schedule_free, keys=["z", "exp_avg_sq"], constant_rate=1e-2)
-case["lr_max"], case["weight_sum"] = optimizers[0].param_groups[0]["lr_max"], optimizers[0].param_groups[0]["weight_sum"]
+params, optimizers, case = run(
+    "schedule_free_adamw",
+    {"weight_decay": 0.1, "betas": [0.9, 0.999], "eps": 1e-8, "r": 0.5, "weight_lr_power": 2},
+    schedule_free,
+    keys=["z", "exp_avg_sq"],
+    constant_rate=1e-2,
+)
+case["lr_max"], case["weight_sum"] = (
+    optimizers[0].param_groups[0]["lr_max"],
+    optimizers[0].param_groups[0]["weight_sum"],
+)
 optimizers[0].eval()
 case["average"] = flat(params)
 
-json.dump({
-    "versions": {"python": sys.version.split()[0], **{n: importlib.metadata.version(n) for n in
-                 ["torch", "timm", "sophia-opt", "torch-adopt", "lion-pytorch", "schedulefree"]}},
-    "targets": 200,
-    "names": list(SHAPES), "shapes": list(SHAPES.values()), "initial": flat(initial),
-    "gradients": [flat(g) for g in trained], "sampled": {n: flat(g) for n, g in sampled.items()},
-    "cases": cases,
-}, sys.stdout, separators=(",", ":"))
+json.dump(
+    {
+        "versions": {
+            "python": sys.version.split()[0],
+            **{
+                n: importlib.metadata.version(n)
+                for n in ["torch", "timm", "sophia-opt", "torch-adopt", "lion-pytorch", "schedulefree"]
+            },
+        },
+        "targets": 200,
+        "names": list(SHAPES),
+        "shapes": list(SHAPES.values()),
+        "initial": flat(initial),
+        "gradients": [flat(g) for g in trained],
+        "sampled": {n: flat(g) for n, g in sampled.items()},
+        "cases": cases,
+    },
+    sys.stdout,
+    separators=(",", ":"),
+)
 print()

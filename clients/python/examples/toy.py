@@ -7,6 +7,7 @@
 
 The data are the three lines with "data" in them; the rest is the model, and what any training does with several ranks.
 """
+
 import argparse
 import os
 
@@ -67,7 +68,9 @@ def main() -> None:
             print(f"step {batch.step} position {batch.first} loss {loss.item():.4f}", flush=True)
             if (batch.step + 1) % o.every == 0 or data.state_dict()["position"] == data.end:
                 new = o.checkpoint + ".new"
-                torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "data": data.state_dict()}, new)
+                torch.save(
+                    {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "data": data.state_dict()}, new
+                )
                 os.replace(new, o.checkpoint)
     data.close()
     if world > 1:

@@ -1,4 +1,5 @@
 """Reads the samples of a mula plan: one exact order, resumable on any number of ranks. docs/python.md is a tour."""
+
 from mula.batch import Batch
 from mula.errors import Error
 from mula.fingerprints import verify

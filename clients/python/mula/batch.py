@@ -1,4 +1,5 @@
 """A record of a stream, with its columns as arrays."""
+
 from __future__ import annotations
 
 import importlib
@@ -21,15 +22,24 @@ class Batch(Generic[Array]):
     A batch can be pickled. The copy has memory of its own.
     """
 
-    first: int       #: position at which the step begins
-    step: int        #: number of the step: first // batch_size
+    first: int  #: position at which the step begins
+    step: int  #: number of the step: first // batch_size
     last: bool  #: whether the step is complete with this record
     sequence_length: int  #: L
     state: dict[str, Any]  #: the state of a stream that has given the batches up to this one: see Stream.state_dict
-    tokens: Array    #: [rows, L+1], uint16 or int32: inputs are [:, :-1], targets [:, 1:]; `.long()` makes the ids that an embedding wants
+    tokens: Array  #: [rows, L+1], uint16 or int32: inputs are [:, :-1], targets [:, 1:]; `.long()` makes the ids that an embedding wants
 
-    def __init__(self, tokens: np.ndarray[Any, Any], record: Callable[[], pa.RecordBatch], torch: Any, first: int, step: int, last: bool, sequence_length: int,
-                 state: dict[str, Any]):
+    def __init__(
+        self,
+        tokens: np.ndarray[Any, Any],
+        record: Callable[[], pa.RecordBatch],
+        torch: Any,
+        first: int,
+        step: int,
+        last: bool,
+        sequence_length: int,
+        state: dict[str, Any],
+    ):
         self.first, self.step, self.last, self.sequence_length, self.state = first, step, last, sequence_length, state
         self._torch, self._tokens, self._record = torch, tokens, record
         self.tokens = self._give(tokens)
@@ -44,8 +54,12 @@ class Batch(Generic[Array]):
         # Tensors are pickled as tensors, which torch's worker processes pass through shared memory. The tokens are not sent twice.
         names = [n for n in self.record.schema.names if n != "tokens"]
         schema = self.record.schema.serialize().to_pybytes()  # pickle would lose that list items are not null
-        return {"members": (self.first, self.step, self.last, self.sequence_length, self.state), "tokens": self.tokens, "schema": schema,
-                "columns": {n: self.record.column(n) for n in names}}
+        return {
+            "members": (self.first, self.step, self.last, self.sequence_length, self.state),
+            "tokens": self.tokens,
+            "schema": schema,
+            "columns": {n: self.record.column(n) for n in names},
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.first, self.step, self.last, self.sequence_length, self.state = state["members"]
@@ -125,14 +139,16 @@ class Batch(Generic[Array]):
         """Row and place in it of all beginnings of documents: int64."""
         column = self._column("document_starts")
         offsets = numbers(column.offsets).astype(np.int64)
-        places = numbers(column.values).astype(np.int64)[offsets[0]:offsets[-1]]
+        places = numbers(column.values).astype(np.int64)[offsets[0] : offsets[-1]]
         return np.repeat(np.arange(len(self)), np.diff(offsets)), places
 
     def _bounds(self) -> np.ndarray:
         """Places in the inputs, laid end to end, at which a row, a document or padding begins, and their end: int64."""
         length = self.sequence_length
         rows, places = self._starts()
-        inside = (places > 0) & (places < length)  # 0 is the row's own beginning, L a document of which only a target is seen
+        inside = (places > 0) & (
+            places < length
+        )  # 0 is the row's own beginning, L a document of which only a target is seen
         bounds = [rows[inside] * length + places[inside], np.arange(len(self) + 1) * length]
         if self.packed:
             ends = numbers(self._column("lengths")).astype(np.int64)

@@ -1,4 +1,5 @@
 """The wire: requests to `mula serve` over TCP, TLS or a unix socket, and the bytes of a stream received into memory that is used again."""
+
 from __future__ import annotations
 
 import contextlib
@@ -18,9 +19,9 @@ from mula.errors import Broken, Error
 
 HEADER_LIMIT = 64 << 10  # bytes of an answer's header
 ANSWER_LIMIT = 64 << 20  # bytes of an answer that is no stream
-SMALL = 4096             # a read of less is not worth a slab
-ALIGNMENT = 64           # of what is received, in memory
-SLABS = 8                # slabs that are kept for use again
+SMALL = 4096  # a read of less is not worth a slab
+ALIGNMENT = 64  # of what is received, in memory
+SLABS = 8  # slabs that are kept for use again
 
 
 class Address:
@@ -42,7 +43,13 @@ class Address:
             self.port = url.port or (443 if self.tls else 80)
         except ValueError:
             self.host = ""
-        if not self.host or url.scheme not in ("http", "https") or url.path not in ("", "/") or url.query or url.username:
+        if (
+            not self.host
+            or url.scheme not in ("http", "https")
+            or url.path not in ("", "/")
+            or url.query
+            or url.username
+        ):
             raise Error(f"{text}: want http://HOST:PORT, https://HOST:PORT or unix:/PATH")
 
     def connect(self, timeout: float, certificates: str | None) -> socket.socket:
@@ -66,7 +73,9 @@ class Address:
             s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(timeout), int(timeout % 1 * 1e6)))
             return s
         except ssl.SSLCertVerificationError as e:
-            raise Error(f"{self.text}: the server's certificate is not trusted ({e.verify_message}): name its authority by certificates=") from None
+            raise Error(
+                f"{self.text}: the server's certificate is not trusted ({e.verify_message}): name its authority by certificates="
+            ) from None
         except OSError as e:
             raise Broken(f"{self.text}: {e.strerror or e}") from None
 
@@ -96,7 +105,16 @@ class Slabs:
 class Connection:
     """One request and its answer. Its `read` is what pyarrow reads a stream from: it gives all bytes that are asked for, none at the end, or Broken."""
 
-    def __init__(self, address: Address, path: str, token: str | None, timeout: float, certificates: str | None, slabs: Slabs | None = None, share: bool = False):
+    def __init__(
+        self,
+        address: Address,
+        path: str,
+        token: str | None,
+        timeout: float,
+        certificates: str | None,
+        slabs: Slabs | None = None,
+        share: bool = False,
+    ):
         self.address, self._timeout, self._slabs = address, timeout, slabs
         self._flags = 0 if address.tls else socket.MSG_WAITALL
         self._socket = address.connect(timeout, certificates)
@@ -107,7 +125,11 @@ class Connection:
         self.descriptor: int | None = None  # of memory that the server shares
         self._owner = os.getpid()
         try:
-            host = address.host if address.path else f"{f'[{address.host}]' if ':' in address.host else address.host}:{address.port}"
+            host = (
+                address.host
+                if address.path
+                else f"{f'[{address.host}]' if ':' in address.host else address.host}:{address.port}"
+            )
             bearer = f"Authorization: Bearer {token}\r\n" if token else ""
             try:
                 # HTTP/1.0, whose answers are not cut into chunks: what follows the header is the stream itself.
@@ -122,7 +144,7 @@ class Connection:
                 head += part
                 if not part:
                     raise Broken(f"{address.text}: the connection ended before there was an answer")
-                if len(head) > HEADER_LIMIT or not head.startswith(b"HTTP/"[:len(head)]):
+                if len(head) > HEADER_LIMIT or not head.startswith(b"HTTP/"[: len(head)]):
                     raise Error(f"{address.text}: what answers there is no mula serve")
             head, _, self._rest = head.partition(b"\r\n\r\n")
             first, *fields = head.decode("latin-1").split("\r\n")
@@ -182,13 +204,15 @@ class Connection:
     def read(self, size: int = -1) -> bytes | memoryview:
         """`size` bytes, or none if the stream has ended there."""
         if size < 0 or size > self.limit:
-            raise Error(f"{self.address.text}: a message of {size} bytes is announced, and what was asked for has {self.limit} at most: that is no mula serve")
+            raise Error(
+                f"{self.address.text}: a message of {size} bytes is announced, and what was asked for has {self.limit} at most: that is no mula serve"
+            )
         if size < SMALL or self._slabs is None:
             view = memoryview(bytearray(size))
         else:
             self.slab = self._slabs.take(size + ALIGNMENT)
             start = -self.slab.ctypes.data % ALIGNMENT
-            view = memoryview(self.slab.data)[start:start + size]
+            view = memoryview(self.slab.data)[start : start + size]
         have = min(size, len(self._rest))
         view[:have], self._rest = self._rest[:have], self._rest[have:]
         while have < size:

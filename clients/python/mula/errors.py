@@ -1,4 +1,5 @@
 """The one exception of the package."""
+
 from __future__ import annotations
 
 import operator

@@ -1,4 +1,5 @@
 """Fingerprint logs of what a stream gave (docs/formats/fingerprints.md), and the comparison of a run's logs with its plan."""
+
 from __future__ import annotations
 
 import errno
@@ -27,9 +28,13 @@ class Log:
 
     The file is locked until `close`, so that a second live process cannot write it. The lock ends with the process."""
 
-    def __init__(self, folder: str, plan: str, sequence_length: int, batch_size: int, rank: int, world: int, position: int):
+    def __init__(
+        self, folder: str, plan: str, sequence_length: int, batch_size: int, rank: int, world: int, position: int
+    ):
         if "://" in folder:  # it would be taken for a folder in the working directory
-            raise Error(f"log={folder!r} is a URL, and logs are written to local folders: mount the store, or copy the folder after the run")
+            raise Error(
+                f"log={folder!r} is a URL, and logs are written to local folders: mount the store, or copy the folder after the run"
+            )
         self._batch_size = batch_size
         self._begin_step()
         header: dict[str, object] = {"plan": plan, "sequence_length": sequence_length, "batch_size": batch_size}
@@ -69,13 +74,20 @@ class Log:
         """Adds samples of the step, by their hashes."""
         self._order.update(hashes)
         for at in range(0, len(hashes), SAMPLE):
-            self._set += int.from_bytes(hashes[at:at + SAMPLE], "little")
+            self._set += int.from_bytes(hashes[at : at + SAMPLE], "little")
         self._samples += len(hashes) // SAMPLE
 
     def end_step(self, first: int) -> None:
         """Writes the line of the step that begins at position `first`."""
-        self._line({"step": first // self._batch_size, "first": first, "samples": self._samples, "order": self._order.hexdigest(),
-                    "set": (self._set % 2**128).to_bytes(16, "little").hex()})
+        self._line(
+            {
+                "step": first // self._batch_size,
+                "first": first,
+                "samples": self._samples,
+                "order": self._order.hexdigest(),
+                "set": (self._set % 2**128).to_bytes(16, "little").hex(),
+            }
+        )
         self._begin_step()
 
     def close(self) -> None:
@@ -96,8 +108,10 @@ def forked() -> None:
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=forked)
 
-TWICE = ("another process that is still running writes this log; two processes that read the same samples cannot share a folder of logs: give each its rank, "
-         "or leave log= out of all but one")
+TWICE = (
+    "another process that is still running writes this log; two processes that read the same samples cannot share a folder of logs: give each its rank, "
+    "or leave log= out of all but one"
+)
 
 
 def lock(file: int, path: str, shared: bool) -> None:
@@ -168,8 +182,15 @@ def cut(path: str, position: int) -> None:
         os.close(file)
 
 
-def verify(plan: str | os.PathLike[str], folder: str | os.PathLike[str], *, position: int = 0, end: int | None = None,
-           shards: str | os.PathLike[str] | None = None, mula: str | os.PathLike[str] | None = None) -> int:
+def verify(
+    plan: str | os.PathLike[str],
+    folder: str | os.PathLike[str],
+    *,
+    position: int = 0,
+    end: int | None = None,
+    shards: str | os.PathLike[str] | None = None,
+    mula: str | os.PathLike[str] | None = None,
+) -> int:
     """Proves that a run, over all its starts and whatever their numbers of ranks and batch sizes, was given each sample of the positions [position, end)
     of the plan once: none is missing, none came twice. Compares the logs of each start with `mula hash` by `mula verify`. Gives `end`; without it
     it is the end of the last step that all ranks of the last start were given. An Error names what is wrong. `shards` is a folder of shards, as in Stream.
@@ -182,7 +203,9 @@ def verify(plan: str | os.PathLike[str], folder: str | os.PathLike[str], *, posi
     for first, size, ranks in sorted(starts):
         files = starts[first, size, ranks]
         if len(files) != ranks:
-            raise Error(f"of the {ranks} ranks that started at position {first}, {len(files)} have a log in {os.fspath(folder)}: bring them all together")
+            raise Error(
+                f"of the {ranks} ranks that started at position {first}, {len(files)} have a log in {os.fspath(folder)}: bring them all together"
+            )
         if first != at:
             raise Error(f"the logs in {os.fspath(folder)} reach position {at}, and the next start is at {first}")
         # A rank may be ahead of another by some steps when a run is killed; one may not have come to write its first line.
@@ -192,19 +215,36 @@ def verify(plan: str | os.PathLike[str], folder: str | os.PathLike[str], *, posi
         with tempfile.TemporaryDirectory() as scratch:
             cuts = []
             for k, file in enumerate(files):
-                whole = Path(file).read_bytes()[:max(stop for begin, stop in steps(file) if begin <= last)]
+                whole = Path(file).read_bytes()[: max(stop for begin, stop in steps(file) if begin <= last)]
                 cuts.append(os.path.join(scratch, f"{k}.jsonl"))
                 Path(cuts[-1]).write_bytes(whole)
             expected = os.path.join(scratch, "expected.jsonl")
-            run(name, "hash", "--plan", os.fspath(plan), "--batch-size", str(size), "--steps", f"{first // size}:{last // size + 1}", "--output", expected,
-                *(() if shards is None else ("--shards", os.fspath(shards))))
+            run(
+                name,
+                "hash",
+                "--plan",
+                os.fspath(plan),
+                "--batch-size",
+                str(size),
+                "--steps",
+                f"{first // size}:{last // size + 1}",
+                "--output",
+                expected,
+                *(() if shards is None else ("--shards", os.fspath(shards))),
+            )
             verdict = json.loads(run(name, "verify", "--json", expected, ",".join(cuts)))
         if not verdict["same_batches"]:
-            raise Error(f"step {verdict['step']} of the run that started at position {first} with batches of {size} differs from the plan: {verdict['difference']}")
+            raise Error(
+                f"step {verdict['step']} of the run that started at position {first} with batches of {size} differs from the plan: {verdict['difference']}"
+            )
         if verdict["equal_steps"] != last // size + 1 - first // size:
-            raise Error(f"the logs of the start at position {first} have {verdict['equal_steps']} of the steps {first // size} to {last // size}")
+            raise Error(
+                f"the logs of the start at position {first} have {verdict['equal_steps']} of the steps {first // size} to {last // size}"
+            )
         at = last + size
-    at = min(at, json.loads(run(name, "plan", "show", "--json", os.fspath(plan)))["summary"]["length"])  # the last step may be a short one
+    at = min(
+        at, json.loads(run(name, "plan", "show", "--json", os.fspath(plan)))["summary"]["length"]
+    )  # the last step may be a short one
     if end is not None and at < end:
         raise Error(f"the logs in {os.fspath(folder)} reach position {at} of {end}")
     return at if end is None else end

@@ -1,4 +1,5 @@
 """Finds the rank of this process and the number of processes, from torch.distributed or from the variables of a launcher."""
+
 from __future__ import annotations
 
 import os
@@ -39,19 +40,25 @@ def launched(environment: Mapping[str, str]) -> tuple[str, int, int] | None:
             continue
         if rank is None or world is None:
             there, missing = (rank_name, world_name) if world is None else (world_name, rank_name)
-            raise Error(f"the variable {there} is {environment[there]}, but {missing} is not set, so the rank of this process is not known; {REMEDY}")
+            raise Error(
+                f"the variable {there} is {environment[there]}, but {missing} is not set, so the rank of this process is not known; {REMEDY}"
+            )
         if not rank < world:
             raise Error(f"{rank_name} is {rank} and {world_name} is {world}: ranks count from 0; {REMEDY}")
         found.append((launcher, rank, world))
     if not found:
         if environment.get("PALS_RANKID"):
-            raise Error(f"PALS started this process as rank {environment['PALS_RANKID']}, but no variable has the number of processes; {REMEDY}")
+            raise Error(
+                f"PALS started this process as rank {environment['PALS_RANKID']}, but no variable has the number of processes; {REMEDY}"
+            )
         return None
     # An outer launcher may start fewer processes, each of which starts several. It cannot start more.
     inner = found[0]
     for outer in found[1:]:
         if outer[2] > inner[2] or outer[2] == inner[2] and outer[1] != inner[1]:
-            raise Error(f"{inner[0]} says rank {inner[1]} of {inner[2]} and {outer[0]} says rank {outer[1]} of {outer[2]}; unset the variables that are wrong, or {REMEDY}")
+            raise Error(
+                f"{inner[0]} says rank {inner[1]} of {inner[2]} and {outer[0]} says rank {outer[1]} of {outer[2]}; unset the variables that are wrong, or {REMEDY}"
+            )
     return inner
 
 
@@ -66,7 +73,9 @@ def distributed() -> tuple[str, int, int] | None:
 def choose(rank: int | None, world: int | None, replicate: bool) -> tuple[int, int]:
     """Returns the rank and world of a stream: those that were passed, or those of this process."""
     if (rank is None) != (world is None):
-        raise Error("rank and world are passed together or not at all; without them they come from torch.distributed or the launcher's variables")
+        raise Error(
+            "rank and world are passed together or not at all; without them they come from torch.distributed or the launcher's variables"
+        )
     if rank is None or world is None:
         if replicate:
             return 0, 1
@@ -78,8 +87,10 @@ def choose(rank: int | None, world: int | None, replicate: bool) -> tuple[int, i
         except Error:  # the caller has said what the variables do not
             found = None
         if found is not None and found[2] > 1:
-            raise Error(f"rank {rank} of {world} in each of the {found[2]} processes of {found[0]} gives every process all samples; "
-                        "leave rank and world out, or pass replicate=True if all processes are to read the same")
+            raise Error(
+                f"rank {rank} of {world} in each of the {found[2]} processes of {found[0]} gives every process all samples; "
+                "leave rank and world out, or pass replicate=True if all processes are to read the same"
+            )
     return rank, world
 
 
@@ -87,5 +98,7 @@ def recheck(rank: int, world: int) -> None:
     """Refuses a rank that was chosen before torch.distributed was initialized, if torch.distributed has another."""
     found = distributed()
     if found is not None and found[1:] != (rank, world):
-        raise Error(f"this stream reads as rank {rank} of {world}, and torch.distributed has rank {found[1]} of {found[2]}; make the stream after "
-                    "init_process_group (in Lightning: in train_dataloader), or pass rank= and world=")
+        raise Error(
+            f"this stream reads as rank {rank} of {world}, and torch.distributed has rank {found[1]} of {found[2]}; make the stream after "
+            "init_process_group (in Lightning: in train_dataloader), or pass rank= and world="
+        )

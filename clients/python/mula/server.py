@@ -1,4 +1,5 @@
 """Starts `mula serve` on a unix socket, for as long as this process lives."""
+
 from __future__ import annotations
 
 import json
@@ -37,14 +38,21 @@ def program(mula: str | os.PathLike[str] | None) -> str:
     name = os.fspath(mula) if mula else os.environ.get("MULA", "mula")
     found = shutil.which(name)
     if found is None:
-        raise Error(f"there is no program {name}: build it (make build), and put it on the PATH or name it in the variable MULA")
+        raise Error(
+            f"there is no program {name}: build it (make build), and put it on the PATH or name it in the variable MULA"
+        )
     return os.path.abspath(found)
 
 
 class Server:
     """A running `mula serve` of one plan. It ends with `close`, with the last reference, or with this process."""
 
-    def __init__(self, plan: str | os.PathLike[str], mula: str | os.PathLike[str] | None = None, shards: str | os.PathLike[str] | None = None):
+    def __init__(
+        self,
+        plan: str | os.PathLike[str],
+        mula: str | os.PathLike[str] | None = None,
+        shards: str | os.PathLike[str] | None = None,
+    ):
         command = [program(mula), "serve", "--plan", os.fspath(plan), "--listen", ""]
         if shards is not None:
             command += ["--shards", os.fspath(shards)]
@@ -57,7 +65,11 @@ class Server:
         with open(errors, "wb") as stderr:
             self._process = subprocess.Popen(
                 ["/bin/sh", "-c", KEEPER, "mula", folder, *command, "--socket", self.socket],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True)
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                start_new_session=True,
+            )
         self.owner = os.getpid()
         RUNNING.add(self)
         assert self._process.stdout is not None
@@ -72,7 +84,11 @@ class Server:
 
     def ended(self) -> bool:
         """Whether the server has ended by itself: it says nothing after its first line, so that only the end of its output can be read."""
-        return self._process.stdout is None or self._process.stdout.closed or bool(select.select([self._process.stdout], [], [], 0)[0])
+        return (
+            self._process.stdout is None
+            or self._process.stdout.closed
+            or bool(select.select([self._process.stdout], [], [], 0)[0])
+        )
 
     def close(self) -> None:
         """Stops the server."""

@@ -1,4 +1,5 @@
 """Memory that a server of the same machine shares. It lays records out in slots; a slot is given back when nothing refers to what lies there any more."""
+
 from __future__ import annotations
 
 import ctypes
@@ -14,10 +15,10 @@ import pyarrow as pa
 from mula.connection import Connection, Slabs
 from mula.errors import Broken, Error
 
-SLOTS = 256            # of a stream, at most: their numbers are bytes
-SEALS = 2 | 4          # F_SEAL_SHRINK | F_SEAL_GROW: what is mapped stays there
-GET_SEALS = 1034       # F_GET_SEALS
-FRAMES = 1 << 16       # bytes of frames that are received at a time
+SLOTS = 256  # of a stream, at most: their numbers are bytes
+SEALS = 2 | 4  # F_SEAL_SHRINK | F_SEAL_GROW: what is mapped stays there
+GET_SEALS = 1034  # F_GET_SEALS
+FRAMES = 1 << 16  # bytes of frames that are received at a time
 
 
 class Slots:
@@ -30,15 +31,21 @@ class Slots:
         if connection.descriptor is None or not 2 <= count <= SLOTS or not 0 < size <= sys.maxsize // count:
             raise ValueError(f"shared memory of {count} slots of {size} bytes")
         import fcntl  # which is not on every system, nor is shared memory
-        if fcntl.fcntl(connection.descriptor, GET_SEALS) & SEALS != SEALS or os.fstat(connection.descriptor).st_size != count * size:
+
+        if (
+            fcntl.fcntl(connection.descriptor, GET_SEALS) & SEALS != SEALS
+            or os.fstat(connection.descriptor).st_size != count * size
+        ):
             raise ValueError("its shared memory is not sealed, or of another size")
         whole = mmap.mmap(connection.descriptor, count * size)
-        self._slabs = [np.frombuffer(whole, np.uint8, size, i * size) for i in range(count)]  # none is a view of another array, so that each has its own references
+        self._slabs = [
+            np.frombuffer(whole, np.uint8, size, i * size) for i in range(count)
+        ]  # none is a view of another array, so that each has its own references
         self._addresses = [slab.ctypes.data for slab in self._slabs]
         self._idle = sys.getrefcount(self._slabs[0])  # of a slot to which only the list refers
         self._most = count - 2 if count > 2 else 0  # slots that batches may hold: the server needs the others to go on
         self._here: list[int] = []  # numbers of the slots that were given out and not given back
-        self._back = bytearray()    # of those that are to be given back
+        self._back = bytearray()  # of those that are to be given back
         self._frames = b""
         self._at = 0
 
@@ -56,7 +63,9 @@ class Slots:
             raise ValueError(f"a record lies in slot {number}")
         if len(self._here) >= self._most:
             self._release()
-            if len(self._here) >= self._most:  # batches are kept: this one is copied, so that the server has slots to go on with
+            if (
+                len(self._here) >= self._most
+            ):  # batches are kept: this one is copied, so that the server has slots to go on with
                 end = max((o + n for o, n in zip(frame[1::2], frame[2::2])), default=0)
                 if end > len(self._slabs[number]):
                     raise ValueError(f"a record of {end} bytes lies in slot {number}")
@@ -83,9 +92,11 @@ class Slots:
 
     def _receive(self) -> None:
         """Receives more frames."""
-        rest = self._frames[self._at:]
+        rest = self._frames[self._at :]
         rest += self._connection.received(FRAMES)
-        if len(rest) < self._frame.size:  # slots go back together, before they are waited for: a message of its own for each would cost a switch to the server
+        if (
+            len(rest) < self._frame.size
+        ):  # slots go back together, before they are waited for: a message of its own for each would cost a switch to the server
             self._release()
             self._send()
         while len(rest) < self._frame.size:
@@ -129,14 +140,16 @@ def buffers(kind: pa.DataType) -> int:
 def place(schema: pa.Schema, name: str) -> int:
     """Where in a frame the offset of the last buffer of a column is."""
     i = schema.get_field_index(name)
-    return 2 * sum(buffers(f.type) for f in list(schema)[:i + 1]) - 1
+    return 2 * sum(buffers(f.type) for f in list(schema)[: i + 1]) - 1
 
 
 def columns(empty: pa.RecordBatch, slab: np.ndarray, frame: tuple[int, ...]) -> pa.RecordBatch:
     """The record of a frame, with the schema and the dictionary of one without rows."""
-    parts = (pa.py_buffer(slab[o:o + n]) for o, n in zip(frame[1::2], frame[2::2]))
+    parts = (pa.py_buffer(slab[o : o + n]) for o, n in zip(frame[1::2], frame[2::2]))
     try:
-        out = pa.RecordBatch.from_arrays([column(c.type, frame[0], parts, c) for c in empty.columns], schema=empty.schema)
+        out = pa.RecordBatch.from_arrays(
+            [column(c.type, frame[0], parts, c) for c in empty.columns], schema=empty.schema
+        )
         out.validate()
         return out
     except (pa.ArrowException, ValueError, OverflowError) as e:
@@ -148,8 +161,17 @@ def column(kind: pa.DataType, rows: int, parts: Iterator[pa.Buffer], like: pa.Ar
     if pa.types.is_dictionary(kind):
         return pa.DictionaryArray.from_arrays(column(kind.index_type, rows, parts, like), like.dictionary)
     if pa.types.is_fixed_size_list(kind):
-        return pa.Array.from_buffers(kind, rows, [None], children=[column(kind.value_type, rows * kind.list_size, parts, like)])
+        return pa.Array.from_buffers(
+            kind, rows, [None], children=[column(kind.value_type, rows * kind.list_size, parts, like)]
+        )
     if pa.types.is_list(kind):
         offsets, values = next(parts), next(parts)
-        return pa.Array.from_buffers(kind, rows, [None, offsets], children=[pa.Array.from_buffers(kind.value_type, values.size // kind.value_type.byte_width, [None, values])])
+        return pa.Array.from_buffers(
+            kind,
+            rows,
+            [None, offsets],
+            children=[
+                pa.Array.from_buffers(kind.value_type, values.size // kind.value_type.byte_width, [None, values])
+            ],
+        )
     return pa.Array.from_buffers(kind, rows, [None, next(parts)])

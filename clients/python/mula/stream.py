@@ -1,4 +1,5 @@
 """The stream of batches."""
+
 from __future__ import annotations
 
 import importlib
@@ -28,7 +29,9 @@ from mula.slots import Slots, columns, place
 if TYPE_CHECKING:
     import torch
 
-MESSAGE = 1 << 20  # bytes of a record beside its tokens and document starts: its header, alignment, the names of the sources
+MESSAGE = (
+    1 << 20
+)  # bytes of a record beside its tokens and document starts: its header, alignment, the names of the sources
 
 
 class Stream(Generic[Array]):
@@ -57,32 +60,92 @@ class Stream(Generic[Array]):
     """
 
     @overload
-    def __init__(self: Stream[torch.Tensor], plan: str | os.PathLike[str], batch_size: int, rank: int | None = None, world: int | None = None, *,
-                 micro_batch: int | None = None, position: int = 0, end: int | None = None, columns: list[str] | None = None, arrays: Literal["torch"] | None = None,
-                 log: str | os.PathLike[str] | None = None, shards: str | os.PathLike[str] | None = None, replicate: bool = False, by_worker: bool = True,
-                 token: str | None = None, certificates: str | None = None, patience: float = 30, share: bool = True,
-                 mula: str | os.PathLike[str] | None = None) -> None: ...
+    def __init__(
+        self: Stream[torch.Tensor],
+        plan: str | os.PathLike[str],
+        batch_size: int,
+        rank: int | None = None,
+        world: int | None = None,
+        *,
+        micro_batch: int | None = None,
+        position: int = 0,
+        end: int | None = None,
+        columns: list[str] | None = None,
+        arrays: Literal["torch"] | None = None,
+        log: str | os.PathLike[str] | None = None,
+        shards: str | os.PathLike[str] | None = None,
+        replicate: bool = False,
+        by_worker: bool = True,
+        token: str | None = None,
+        certificates: str | None = None,
+        patience: float = 30,
+        share: bool = True,
+        mula: str | os.PathLike[str] | None = None,
+    ) -> None: ...
 
     @overload
-    def __init__(self: Stream[np.ndarray[Any, Any]], plan: str | os.PathLike[str], batch_size: int, rank: int | None = None, world: int | None = None, *,
-                 micro_batch: int | None = None, position: int = 0, end: int | None = None, columns: list[str] | None = None, arrays: Literal["numpy"],
-                 log: str | os.PathLike[str] | None = None, shards: str | os.PathLike[str] | None = None, replicate: bool = False, by_worker: bool = True,
-                 token: str | None = None, certificates: str | None = None, patience: float = 30, share: bool = True,
-                 mula: str | os.PathLike[str] | None = None) -> None: ...
+    def __init__(
+        self: Stream[np.ndarray[Any, Any]],
+        plan: str | os.PathLike[str],
+        batch_size: int,
+        rank: int | None = None,
+        world: int | None = None,
+        *,
+        micro_batch: int | None = None,
+        position: int = 0,
+        end: int | None = None,
+        columns: list[str] | None = None,
+        arrays: Literal["numpy"],
+        log: str | os.PathLike[str] | None = None,
+        shards: str | os.PathLike[str] | None = None,
+        replicate: bool = False,
+        by_worker: bool = True,
+        token: str | None = None,
+        certificates: str | None = None,
+        patience: float = 30,
+        share: bool = True,
+        mula: str | os.PathLike[str] | None = None,
+    ) -> None: ...
 
-    def __init__(self, plan: str | os.PathLike[str], batch_size: int, rank: int | None = None, world: int | None = None, *, micro_batch: int | None = None,
-                 position: int = 0, end: int | None = None, columns: list[str] | None = None, arrays: Literal["torch", "numpy"] | None = None,
-                 log: str | os.PathLike[str] | None = None, shards: str | os.PathLike[str] | None = None, replicate: bool = False, by_worker: bool = True,
-                 token: str | None = None, certificates: str | None = None, patience: float = 30, share: bool = True,
-                 mula: str | os.PathLike[str] | None = None):
+    def __init__(
+        self,
+        plan: str | os.PathLike[str],
+        batch_size: int,
+        rank: int | None = None,
+        world: int | None = None,
+        *,
+        micro_batch: int | None = None,
+        position: int = 0,
+        end: int | None = None,
+        columns: list[str] | None = None,
+        arrays: Literal["torch", "numpy"] | None = None,
+        log: str | os.PathLike[str] | None = None,
+        shards: str | os.PathLike[str] | None = None,
+        replicate: bool = False,
+        by_worker: bool = True,
+        token: str | None = None,
+        certificates: str | None = None,
+        patience: float = 30,
+        share: bool = True,
+        mula: str | os.PathLike[str] | None = None,
+    ):
         batch_size, position = whole("batch_size", batch_size), whole("position", position)
-        micro_batch, end = micro_batch if micro_batch is None else whole("micro_batch", micro_batch), end if end is None else whole("end", end)
+        micro_batch, end = (
+            micro_batch if micro_batch is None else whole("micro_batch", micro_batch),
+            end if end is None else whole("end", end),
+        )
         self._ranks_found = rank is None and world is None and not replicate
-        rank, world = ranks.choose(rank if rank is None else whole("rank", rank), world if world is None else whole("world", world), replicate)
+        rank, world = ranks.choose(
+            rank if rank is None else whole("rank", rank), world if world is None else whole("world", world), replicate
+        )
         if batch_size < 1 or world < 1 or not 0 <= rank < world or batch_size % world != 0:
-            raise Error(f"rank {rank} of {world} and batch size {batch_size}: ranks count from 0, and the batch size is a multiple of their number")
+            raise Error(
+                f"rank {rank} of {world} and batch size {batch_size}: ranks count from 0, and the batch size is a multiple of their number"
+            )
         if micro_batch is not None and (micro_batch < 1 or batch_size // world % micro_batch != 0):
-            raise Error(f"micro-batch {micro_batch} does not divide the {batch_size // world} samples of a rank: choose a divisor")
+            raise Error(
+                f"micro-batch {micro_batch} does not divide the {batch_size // world} samples of a rank: choose a divisor"
+            )
         if arrays not in (None, "torch", "numpy"):
             raise Error(f"arrays={arrays!r}: want torch or numpy")
         if isinstance(columns, str):
@@ -91,7 +154,13 @@ class Stream(Generic[Array]):
         self._rows = micro_batch or batch_size // world  # of a record
         self._records_of_step = batch_size // world // self._rows
         self._arrays = arrays or ("torch" if importlib.util.find_spec("torch") else "numpy")
-        self._columns, self._token, self._certificates, self._patience, self._program = columns, token, certificates, patience, mula
+        self._columns, self._token, self._certificates, self._patience, self._program = (
+            columns,
+            token,
+            certificates,
+            patience,
+            mula,
+        )
         self._share = share and sys.platform == "linux"
         self._by_worker = by_worker
         self.transport: Literal["shared memory", "socket"] | None = None  #: how records come; None before the first
@@ -99,7 +168,9 @@ class Stream(Generic[Array]):
         self._shards = None if shards is None else os.path.abspath(shards)
         self._begin()
         self._copies = copies()
-        self.plan: dict[str, Any] = self._ask("/v1/plan")  #: what /v1/plan says: fingerprint, sequence_length, positions, sources, stages, …
+        self.plan: dict[str, Any] = self._ask(
+            "/v1/plan"
+        )  #: what /v1/plan says: fingerprint, sequence_length, positions, sources, stages, …
         try:
             self.fingerprint: str = self.plan["fingerprint"]
             self.sequence_length, self.length = int(self.plan["sequence_length"]), int(self.plan["positions"])
@@ -108,11 +179,16 @@ class Stream(Generic[Array]):
         self.end = self.length if end is None else end
         self._folder = None if log is None else os.fspath(log)
         if self.end % batch_size != 0 and self.end != self.length:
-            raise Error(f"end={self.end}: no step of {batch_size} positions ends there; want a multiple of it, or the end of the plan, which is {self.length}")
+            raise Error(
+                f"end={self.end}: no step of {batch_size} positions ends there; want a multiple of it, or the end of the plan, which is {self.length}"
+            )
         self._move(position)
         self._start_position = position
         if columns and position < self.end:  # the server knows which columns there are
-            self._ask("/v1/stream?" + urlencode({"batch_size": 1, "from": position, "to": position + 1, "columns": self._wanted()}))
+            self._ask(
+                "/v1/stream?"
+                + urlencode({"batch_size": 1, "from": position, "to": position + 1, "columns": self._wanted()})
+            )
 
     def __len__(self) -> int:
         return -(-(self.end - self._start_position) // self.batch_size) * self._records_of_step
@@ -171,18 +247,24 @@ class Stream(Generic[Array]):
             raise Error(f"positions [{position}, {self.end}) are not all in the plan, which has {self.length}")
         if position % self.batch_size != 0 and position != self.length:
             before = position - position % self.batch_size
-            raise Error(f"no step of {self.batch_size} positions begins at {position}: the nearest begin at {before} and {min(before + self.batch_size, self.length)}; "
-                        "choose a batch size that divides the position")
+            raise Error(
+                f"no step of {self.batch_size} positions begins at {position}: the nearest begin at {before} and {min(before + self.batch_size, self.length)}; "
+                "choose a batch size that divides the position"
+            )
         self._end_reading()
         self._position = position
         self._given = record  # records of the step at the position that were given
-        self._stride: int | None = None  # from each batch that is given to the next: more than 1 in a DataLoader's worker; None until reading begins
+        self._stride: int | None = (
+            None  # from each batch that is given to the next: more than 1 in a DataLoader's worker; None until reading begins
+        )
         if worker() is None:
             self._copies[0] = 0
 
     def _advance(self, records: int) -> None:
         """Goes so many records on."""
-        step, self._given = divmod(self._position // self.batch_size * self._records_of_step + self._given + records, self._records_of_step)
+        step, self._given = divmod(
+            self._position // self.batch_size * self._records_of_step + self._given + records, self._records_of_step
+        )
         self._position = step * self.batch_size
         if self._position >= self.end:
             self._position, self._given = self.end, 0
@@ -201,29 +283,52 @@ class Stream(Generic[Array]):
         if here is not None:
             self._renew()
             self._choose_stride()
-            return {"plan": self.fingerprint, "position": self._position, "record": self._given, "records": self._records_of_step, "worker": here[0], "workers": here[1]}
+            return {
+                "plan": self.fingerprint,
+                "position": self._position,
+                "record": self._given,
+                "records": self._records_of_step,
+                "worker": here[0],
+                "workers": here[1],
+            }
         if self._copies[0]:
-            raise Error("worker processes read copies of this stream, so it does not know what was given: use mula.torch.Loader and its state_dict, or the state of "
-                        "the last batch, batch.state")
+            raise Error(
+                "worker processes read copies of this stream, so it does not know what was given: use mula.torch.Loader and its state_dict, or the state of "
+                "the last batch, batch.state"
+            )
         return {"plan": self.fingerprint, "position": self._position}
 
     def load_state_dict(self, state: dict[str, Any], *, plan_change: Literal["refuse", "accept"] = "refuse") -> None:
         """Resumes from a state, of any number of ranks and any batch size of which the position is a multiple. The state of another plan is refused, unless this
         one is an amendment of it that has the same samples up to the position, or with plan_change="accept", which resumes at the same position of this one."""
         try:
-            plan, position, record = str(state["plan"]), whole("position", state["position"]), whole("record", state.get("record", 0))
+            plan, position, record = (
+                str(state["plan"]),
+                whole("position", state["position"]),
+                whole("record", state.get("record", 0)),
+            )
         except (KeyError, TypeError, AttributeError, Error):
             raise Error(f"not the state of a stream, which has plan and position: {state!r:.200}") from None
         parents = self.plan.get("parents", [])  # oldest first, each with the position from which its child differs
-        shared = {self.fingerprint: self.length} | {p["fingerprint"]: min(q["at"] for q in parents[i:]) for i, p in enumerate(parents)}
+        shared = {self.fingerprint: self.length} | {
+            p["fingerprint"]: min(q["at"] for q in parents[i:]) for i, p in enumerate(parents)
+        }
         if plan_change != "accept" and position > shared.get(plan, -1):
-            raise Error(f"the state is of plan {plan}, and this stream of plan {self.fingerprint}: open the plan of the state, "
-                        "or go on at the same position of this one with plan_change=\"accept\"")
-        if "records" in state and (state["records"] != self._records_of_step or not 0 <= record < self._records_of_step):
-            raise Error(f"the state is at batch {record} of the {state['records']} of a step, and a step of this stream has {self._records_of_step}: choose the same "
-                        "batch size, world and micro-batch")
+            raise Error(
+                f"the state is of plan {plan}, and this stream of plan {self.fingerprint}: open the plan of the state, "
+                "or go on at the same position of this one with plan_change=\"accept\""
+            )
+        if "records" in state and (
+            state["records"] != self._records_of_step or not 0 <= record < self._records_of_step
+        ):
+            raise Error(
+                f"the state is at batch {record} of the {state['records']} of a step, and a step of this stream has {self._records_of_step}: choose the same "
+                "batch size, world and micro-batch"
+            )
         if "workers" in state and (state.get("worker"), state["workers"]) != worker():
-            raise Error(f"the state is that of worker {state.get('worker')} of the {state['workers']} of a DataLoader: load it with as many workers")
+            raise Error(
+                f"the state is that of worker {state.get('worker')} of the {state['workers']} of a DataLoader: load it with as many workers"
+            )
         self._renew()
         self._move(position, record)
         if "workers" in state:
@@ -233,7 +338,10 @@ class Stream(Generic[Array]):
 
     def __iter__(self) -> Iterator[Batch[Array]]:
         if self._position == self.end and self._stride in (None, 1):
-            warnings.warn(f"the stream is at its end, position {self.end}, and gives nothing more; load an earlier state to read again", stacklevel=2)
+            warnings.warn(
+                f"the stream is at its end, position {self.end}, and gives nothing more; load an earlier state to read again",
+                stacklevel=2,
+            )
         return self
 
     def __next__(self) -> Batch[Array]:
@@ -257,7 +365,11 @@ class Stream(Generic[Array]):
         if multiprocessing.context.get_spawning_popen() is not None:
             refuse_dispatch(self.world)
             self._copies[0] = 1
-        return {k: v for k, v in self.__dict__.items() if k not in ("_server", "_reader", "_slabs", "_log", "_address", "_copies")}
+        return {
+            k: v
+            for k, v in self.__dict__.items()
+            if k not in ("_server", "_reader", "_slabs", "_log", "_address", "_copies")
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -291,10 +403,20 @@ class Stream(Generic[Array]):
         refuse_dispatch(self.world)
         self._choose_stride()
         if self._folder is not None and worker() is not None:
-            raise Error("log= cannot be written in a DataLoader's workers, which read ahead of the training: use mula.torch.Loader, which writes what the training was given")
+            raise Error(
+                "log= cannot be written in a DataLoader's workers, which read ahead of the training: use mula.torch.Loader, which writes what the training was given"
+            )
         torch = importlib.import_module("torch") if self._arrays == "torch" else None
         if self._folder is not None and self._log is None and self._position < self.end:
-            self._log = Log(self._folder, self.fingerprint, self.sequence_length, self.batch_size, self.rank, self.world, self._position)
+            self._log = Log(
+                self._folder,
+                self.fingerprint,
+                self.sequence_length,
+                self.batch_size,
+                self.rank,
+                self.world,
+                self._position,
+            )
         patience = Patience(self._patience)
         while self._position < self.end:
             try:
@@ -310,7 +432,9 @@ class Stream(Generic[Array]):
         """The batch of a record; from here on it counts as given."""
         first, last = self._position, self._given + 1 == self._records_of_step
         state = {"plan": self.fingerprint, "position": min(first + self.batch_size, self.end) if last else first}
-        batch: Batch[Array] = Batch(tokens, record, torch, first, first // self.batch_size, last, self.sequence_length, state)
+        batch: Batch[Array] = Batch(
+            tokens, record, torch, first, first // self.batch_size, last, self.sequence_length, state
+        )
         if self._log is not None:
             self._log.add(hashed(tokens))
             if last:
@@ -327,20 +451,40 @@ class Stream(Generic[Array]):
     def _records(self) -> Iterator[tuple[np.ndarray[Any, Any], Callable[[], pa.RecordBatch]]]:
         """Tokens and columns of the records of one connection, from the first on that was not given; Broken if it breaks."""
         rows, share, skip = self._rows, self.batch_size // self.world, self._given
-        asked: dict[str, Any] = {"batch_size": self.batch_size, "rank": self.rank, "world": self.world, "from": self._position, "to": self.end, "micro_batch": rows}
+        asked: dict[str, Any] = {
+            "batch_size": self.batch_size,
+            "rank": self.rank,
+            "world": self.world,
+            "from": self._position,
+            "to": self.end,
+            "micro_batch": rows,
+        }
         if self._columns is not None:
             asked["columns"] = self._wanted()
-        connection = Connection(self._address, "/v1/stream?" + urlencode(asked), self._token, self._patience, self._certificates, self._slabs,
-                                self._share and bool(self._address.path))
+        connection = Connection(
+            self._address,
+            "/v1/stream?" + urlencode(asked),
+            self._token,
+            self._patience,
+            self._certificates,
+            self._slabs,
+            self._share and bool(self._address.path),
+        )
         slots = None
         try:
             # What was right to ask of one plan may be wrong to ask of another.
-            plan = connection.header.get("mula-plan") if connection.status == 200 else self._ask("/v1/plan")["fingerprint"]
+            plan = (
+                connection.header.get("mula-plan") if connection.status == 200 else self._ask("/v1/plan")["fingerprint"]
+            )
             if plan != self.fingerprint:
-                raise Error(f"{self._address.text}: the server now has plan {plan}, and this stream is of {self.fingerprint}")
+                raise Error(
+                    f"{self._address.text}: the server now has plan {plan}, and this stream is of {self.fingerprint}"
+                )
             if connection.status != 200:
                 connection.json()
-            connection.limit = rows * ((self.sequence_length + 1) * 8 + 64) + len(self.plan.get("sources", ())) * 300 + MESSAGE
+            connection.limit = (
+                rows * ((self.sequence_length + 1) * 8 + 64) + len(self.plan.get("sources", ())) * 300 + MESSAGE
+            )
             try:
                 reader = pa.ipc.open_stream(connection)
                 check_schema(reader.schema, self.sequence_length)
@@ -363,8 +507,17 @@ class Stream(Generic[Array]):
                     skip = (self._stride or 1) - 1  # records of other workers
             except StopIteration:
                 raise Broken(f"{self._address.text}: the stream broke off") from None
-            except (pa.ArrowException, ValueError, TypeError, KeyError, OSError, MemoryError) as e:  # what pyarrow says of what is no stream
-                raise Error(f"{self._address.text}: what came is no stream of mula serve: {str(e).splitlines()[0]}") from None
+            except (
+                pa.ArrowException,
+                ValueError,
+                TypeError,
+                KeyError,
+                OSError,
+                MemoryError,
+            ) as e:  # what pyarrow says of what is no stream
+                raise Error(
+                    f"{self._address.text}: what came is no stream of mula serve: {str(e).splitlines()[0]}"
+                ) from None
         finally:
             if slots is not None:
                 slots.keep()
@@ -391,9 +544,14 @@ def refuse_dispatch(world: int) -> None:
     frame = sys._getframe()
     while frame is not None:
         reader = type(frame.f_locals.get("self")).__name__
-        if frame.f_globals.get("__name__") == "accelerate.data_loader" and reader in ("DataLoaderDispatcher", "IterableDatasetShard"):
-            raise Error(f"accelerator.prepare made this DataLoader read for all {world} processes, although each reads its own part of every step, so that samples "
-                        "would be lost: do not prepare it, or use mula.torch.Loader, which prepare leaves as it is")
+        if frame.f_globals.get("__name__") == "accelerate.data_loader" and reader in (
+            "DataLoaderDispatcher",
+            "IterableDatasetShard",
+        ):
+            raise Error(
+                f"accelerator.prepare made this DataLoader read for all {world} processes, although each reads its own part of every step, so that samples "
+                "would be lost: do not prepare it, or use mula.torch.Loader, which prepare leaves as it is"
+            )
         frame = frame.f_back  # type: ignore[assignment]
 
 
@@ -419,21 +577,36 @@ def same(record: pa.RecordBatch) -> pa.RecordBatch:
     return record
 
 
-def shared(connection: Connection, reader: pa.RecordBatchReader, slots: Slots, rows: int, sequence_length: int) -> Iterator[Record]:
+def shared(
+    connection: Connection, reader: pa.RecordBatchReader, slots: Slots, rows: int, sequence_length: int
+) -> Iterator[Record]:
     """Records that lie in shared memory. The Arrow stream before them is one of no rows."""
     empty = reader.read_next_batch()
     if empty.num_rows or next(reader, None) is not None:
         raise ValueError("the Arrow stream before records in shared memory has rows")
     slots.begin(empty.schema)
     dtype = np.dtype(empty.schema.field("tokens").type.value_type.to_pandas_dtype())
-    width, tokens, position = (sequence_length + 1) * dtype.itemsize, place(empty.schema, "tokens"), place(empty.schema, "position")
+    width, tokens, position = (
+        (sequence_length + 1) * dtype.itemsize,
+        place(empty.schema, "tokens"),
+        place(empty.schema, "position"),
+    )
     shape = (-1, sequence_length + 1)
     while True:
         slab, frame = slots.take()
         n, at, where = frame[0], frame[tokens], frame[position]
-        if n > rows or frame[tokens + 1] != n * width or frame[position + 1] != n * 8 or max(at + n * width, where + n * 8) > len(slab):
+        if (
+            n > rows
+            or frame[tokens + 1] != n * width
+            or frame[position + 1] != n * 8
+            or max(at + n * width, where + n * 8) > len(slab)
+        ):
             raise ValueError(f"a record of {n} rows does not lie in its slot")
-        yield slab[at:at + n * width].view(dtype).reshape(shape), partial(columns, empty, slab, frame), slab[where:where + n * 8].view(np.int64)
+        yield (
+            slab[at : at + n * width].view(dtype).reshape(shape),
+            partial(columns, empty, slab, frame),
+            slab[where : where + n * 8].view(np.int64),
+        )
         del slab
 
 
@@ -443,7 +616,11 @@ def check_schema(schema: pa.Schema, sequence_length: int) -> None:
         if schema.get_field_index(name) < 0:
             raise ValueError(f"it has no column {name}")
     tokens, position = schema.field("tokens").type, schema.field("position").type
-    if not pa.types.is_fixed_size_list(tokens) or tokens.list_size != sequence_length + 1 or tokens.value_type not in (pa.uint16(), pa.int32()):
+    if (
+        not pa.types.is_fixed_size_list(tokens)
+        or tokens.list_size != sequence_length + 1
+        or tokens.value_type not in (pa.uint16(), pa.int32())
+    ):
         raise ValueError(f"tokens are {tokens}")
     if position != pa.int64():
         raise ValueError(f"positions are {position}")

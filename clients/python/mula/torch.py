@@ -1,4 +1,5 @@
 """A dataset for torch's DataLoader, and a loader that counts what the training was given. docs/python.md has recipes for the frameworks."""
+
 from __future__ import annotations
 
 import warnings
@@ -51,7 +52,10 @@ class Feed(Dataset):
                 batch = next(self.stream)
             except StopIteration:
                 return
-            yield hashed(batch._tokens) if self.logs else b"", batch if self.transform is None else self.transform(batch)
+            yield (
+                hashed(batch._tokens) if self.logs else b"",
+                batch if self.transform is None else self.transform(batch),
+            )
 
 
 def same(item: Any) -> Any:
@@ -68,14 +72,28 @@ class Loader:
     The stream belongs to the loader: its log is written here, for the batches that are given. The other arguments are those of torch's DataLoader.
     """
 
-    def __init__(self, stream: Stream[Any], num_workers: int = 0, *, transform: Callable[[Batch[Any]], Any] | None = None, prefetch_factor: int | None = None,
-                 multiprocessing_context: Any = None, pin_memory: bool = False, worker_init_fn: Callable[[int], None] | None = None):
+    def __init__(
+        self,
+        stream: Stream[Any],
+        num_workers: int = 0,
+        *,
+        transform: Callable[[Batch[Any]], Any] | None = None,
+        prefetch_factor: int | None = None,
+        multiprocessing_context: Any = None,
+        pin_memory: bool = False,
+        worker_init_fn: Callable[[int], None] | None = None,
+    ):
         self.stream = stream
         self._feed = Feed(stream, transform)
         self._folder, stream._folder = stream._folder, None
         self._feed.logs = self._folder is not None
-        self._options: dict[str, Any] = {"num_workers": num_workers, "prefetch_factor": prefetch_factor, "multiprocessing_context": multiprocessing_context,
-                                         "pin_memory": pin_memory, "worker_init_fn": worker_init_fn}
+        self._options: dict[str, Any] = {
+            "num_workers": num_workers,
+            "prefetch_factor": prefetch_factor,
+            "multiprocessing_context": multiprocessing_context,
+            "pin_memory": pin_memory,
+            "worker_init_fn": worker_init_fn,
+        }
         self._log: Log | None = None
         self._loop: Generator[Any, None, None] | None = None
         self._move()
@@ -84,7 +102,9 @@ class Loader:
         """Begins where the stream is."""
         self._end_loop()
         self._end_log()
-        self._given = self._record(self.stream._position) + self.stream._given  # records of the plan before the next one to be given
+        self._given = (
+            self._record(self.stream._position) + self.stream._given
+        )  # records of the plan before the next one to be given
         self._started = self._given
         self._consumed: int | None = None
 
@@ -97,7 +117,10 @@ class Loader:
     def __iter__(self) -> Iterator[Any]:
         self._end_loop()
         if self._given >= self._record(self.stream.end):
-            warnings.warn(f"the loader is at its end, position {self.stream.end}, and gives nothing more; load an earlier state to read again", stacklevel=2)
+            warnings.warn(
+                f"the loader is at its end, position {self.stream.end}, and gives nothing more; load an earlier state to read again",
+                stacklevel=2,
+            )
         self._loop = self._batches()
         return self._loop
 
@@ -106,7 +129,9 @@ class Loader:
         step, record = divmod(self._given, stream._records_of_step)
         stream._move(min(step * stream.batch_size, stream.end), record)
         # Workers get their seeds from a generator of their own, so that reading does not change torch's random numbers.
-        loader = torch.utils.data.DataLoader(feed, batch_size=None, generator=torch.Generator(), collate_fn=same, **self._options)
+        loader = torch.utils.data.DataLoader(
+            feed, batch_size=None, generator=torch.Generator(), collate_fn=same, **self._options
+        )
         for hashes, item in loader:
             first = self._given // stream._records_of_step * stream.batch_size
             if self._folder is not None:
@@ -118,7 +143,15 @@ class Loader:
         stream = self.stream
         assert self._folder is not None
         if self._log is None:
-            self._log = Log(self._folder, stream.fingerprint, stream.sequence_length, stream.batch_size, stream.rank, stream.world, first)
+            self._log = Log(
+                self._folder,
+                stream.fingerprint,
+                stream.sequence_length,
+                stream.batch_size,
+                stream.rank,
+                stream.world,
+                first,
+            )
         self._log.add(hashes)
         if (self._given + 1) % stream._records_of_step == 0:
             self._log.end_step(first)
@@ -143,7 +176,9 @@ class Loader:
     @property
     def dataset(self) -> Any:
         # Trainer's skip_first_batches would read the dataset from the start; Accelerate and Lightning ask whether there is one.
-        raise AttributeError("a mula.torch.Loader has no dataset to skip batches of: in HF Trainer set ignore_data_skip=True, and load the loader's state (docs/python.md)")
+        raise AttributeError(
+            "a mula.torch.Loader has no dataset to skip batches of: in HF Trainer set ignore_data_skip=True, and load the loader's state (docs/python.md)"
+        )
 
     def __enter__(self) -> Loader:
         return self

@@ -1,4 +1,5 @@
 """What the tests share: the program mula, which MULA names or which is built, and small plans."""
+
 import json
 import os
 import re
@@ -25,7 +26,9 @@ def pytest_terminal_summary(terminalreporter) -> None:
         if found := re.search(r"could not import '([\w.]+)'", reason):
             missing[found[1]] = missing.get(found[1], 0) + 1
     if missing:
-        terminalreporter.write_line("skipped, package missing: " + ", ".join(f"{name} ({n})" for name, n in sorted(missing.items())))
+        terminalreporter.write_line(
+            "skipped, package missing: " + ", ".join(f"{name} ({n})" for name, n in sorted(missing.items()))
+        )
 
 
 @pytest.fixture(scope="session")
@@ -55,7 +58,16 @@ def write_shard(prefix: Path, documents: list[np.ndarray]) -> None:
 class Made:
     """A plan of the sources web (weight 3) and code (weight 1), and what is in its shards."""
 
-    def __init__(self, folder: Path, program: str, samples: int = 3000, length: int = 16, dtype=np.uint16, more: str = "", vocabulary: int = 1000):
+    def __init__(
+        self,
+        folder: Path,
+        program: str,
+        samples: int = 3000,
+        length: int = 16,
+        dtype=np.uint16,
+        more: str = "",
+        vocabulary: int = 1000,
+    ):
         draw = np.random.default_rng(7)
         self.length, self.samples, self.folder = length, samples, folder
         self.tokens: dict[tuple[str, int], np.ndarray] = {}
@@ -74,13 +86,24 @@ class Made:
                 self.documents[source, shard] = [0, *np.cumsum([len(d) for d in documents])]
         (folder / "blend.yaml").write_text(
             f"sequence_length: {length}\nseed: 5\nsamples: {samples}\n{more}"
-            "sources:\n- {name: web, shards: [web0.idx, web1.idx], weight: 3}\n- {name: code, shards: [code0.idx], weight: 1}\n")
+            "sources:\n- {name: web, shards: [web0.idx, web1.idx], weight: 3}\n- {name: code, shards: [code0.idx], weight: 1}\n"
+        )
         self.path = folder / "plan.json"
-        subprocess.run([program, "blend", "--config", folder / "blend.yaml", "--output", self.path], check=True, capture_output=True)
+        subprocess.run(
+            [program, "blend", "--config", folder / "blend.yaml", "--output", self.path],
+            check=True,
+            capture_output=True,
+        )
 
     def peek(self, position: int, program: str) -> dict:
         """What `mula peek` says of a position."""
-        return json.loads(subprocess.run([program, "peek", "--plan", self.path, "--position", str(position), "--json"], check=True, capture_output=True).stdout)[0]
+        return json.loads(
+            subprocess.run(
+                [program, "peek", "--plan", self.path, "--position", str(position), "--json"],
+                check=True,
+                capture_output=True,
+            ).stdout
+        )[0]
 
 
 @pytest.fixture(scope="session")
@@ -91,7 +114,9 @@ def made(program, tmp_path_factory) -> Made:
 @pytest.fixture(scope="session")
 def wide(program, tmp_path_factory) -> Made:
     """With int32 tokens, positions 64 to 100 skipped."""
-    return Made(tmp_path_factory.mktemp("wide"), program, samples=200, dtype=np.int32, more="skips:\n- {from: 64, to: 100}\n")
+    return Made(
+        tmp_path_factory.mktemp("wide"), program, samples=200, dtype=np.int32, more="skips:\n- {from: 64, to: 100}\n"
+    )
 
 
 @pytest.fixture(scope="session")
@@ -104,7 +129,10 @@ def packed(program, tmp_path_factory) -> Made:
 def way(request, monkeypatch) -> str:
     """How records come: what a test says of a stream holds both ways. Without Linux the first is the second."""
     import mula
-    monkeypatch.setattr(mula.Stream, "__init__", partialmethod(mula.Stream.__init__, share=request.param == "shared memory"))
+
+    monkeypatch.setattr(
+        mula.Stream, "__init__", partialmethod(mula.Stream.__init__, share=request.param == "shared memory")
+    )
     return request.param if sys.platform == "linux" else "socket"
 
 

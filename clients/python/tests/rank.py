@@ -1,4 +1,5 @@
 """One rank of a run without torch: reads batches, and writes its state after each 256 positions. For test_resume.py."""
+
 import json
 import os
 import sys

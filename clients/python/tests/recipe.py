@@ -1,4 +1,5 @@
 """Runs a recipe of docs/python.md, and kills its process with SIGKILL after it has printed a number of lines; 0 is never. For test_recipes.py."""
+
 import builtins
 import io
 import os

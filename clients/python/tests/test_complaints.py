@@ -1,4 +1,5 @@
 """What users of data systems complain of most, and is not tested elsewhere. docs/python.md has the list, and which test each has."""
+
 import itertools
 import os
 import re
@@ -26,7 +27,22 @@ def test_mixture_changes_mid_run_without_loss_or_repeat(program, tmp_path):
     """Complaint 2: after 1,000 of 3,000 samples a running plan is amended from 3:1 to 1:1. What was seen stays, and nothing is seen again before its source's epoch ends."""
     made = Made(tmp_path, program)
     (tmp_path / "amend.yaml").write_text("weights: {web: 1, code: 1}\n")
-    subprocess.run([program, "blend", "--amend", made.path, "--at", "1000", "--config", tmp_path / "amend.yaml", "--output", tmp_path / "new.json"], check=True, capture_output=True)
+    subprocess.run(
+        [
+            program,
+            "blend",
+            "--amend",
+            made.path,
+            "--at",
+            "1000",
+            "--config",
+            tmp_path / "amend.yaml",
+            "--output",
+            tmp_path / "new.json",
+        ],
+        check=True,
+        capture_output=True,
+    )
     before = rows(mula.Stream(made.path, 100, end=1000, arrays="numpy"))
     with mula.Stream(made.path, 100, end=1000, arrays="numpy") as data:
         list(data)
@@ -52,6 +68,7 @@ def test_start_needs_no_index_and_leaves_no_file(made):
     def start(rank):
         with mula.Stream(made.path, 64, rank, 8, arrays="numpy") as data:
             first[rank] = next(data).position.tolist()
+
     threads = [threading.Thread(target=start, args=[r]) for r in range(8)]
     for t in threads:
         t.start()
@@ -70,7 +87,9 @@ def test_what_was_in_that_batch(made, program):
             name, shard = batch.source_names[batch.source[row]], int(batch.shard[row])
             assert (said["source"], said["token"], said["epoch"]) == (name, batch.offset[row], batch.epoch[row])
             assert said["shard"].endswith(f"{name}{shard}")
-            assert [d["from"] for d in said["documents"]][1:] == [s for s in batch.document_starts[row].tolist() if s > 0]
+            assert [d["from"] for d in said["documents"]][1:] == [
+                s for s in batch.document_starts[row].tolist() if s > 0
+            ]
 
 
 def test_spikes_are_skipped_by_position(wide):
@@ -84,10 +103,26 @@ def test_damaged_shard_is_named(damage, program, tmp_path):
     """Complaint 6: one bit of a shard, a shard that is cut off, a shard that is missing."""
     made = Made(tmp_path, program)
     for shard in ("web0", "web1", "code0"):
-        subprocess.run([program, "convert", "--to", "megatron", "--output", tmp_path / "sealed" / shard, "--vocab-size", "1000", tmp_path / shard], check=True, capture_output=True)
+        subprocess.run(
+            [
+                program,
+                "convert",
+                "--to",
+                "megatron",
+                "--output",
+                tmp_path / "sealed" / shard,
+                "--vocab-size",
+                "1000",
+                tmp_path / shard,
+            ],
+            check=True,
+            capture_output=True,
+        )
     shutil.copy(tmp_path / "blend.yaml", tmp_path / "sealed")
     plan = tmp_path / "sealed" / "plan.json"
-    subprocess.run([program, "blend", "--config", plan.with_name("blend.yaml"), "--output", plan], check=True, capture_output=True)
+    subprocess.run(
+        [program, "blend", "--config", plan.with_name("blend.yaml"), "--output", plan], check=True, capture_output=True
+    )
     whole = rows(mula.Stream(plan, 100, arrays="numpy"))
     assert len(whole) == made.samples
     file = tmp_path / "sealed" / "web1.bin"
@@ -114,6 +149,7 @@ def test_positions_beyond_32_bits(program, tmp_path):
 
 def test_order_depends_on_nothing_but_the_plan(made, serve, monkeypatch):
     """Complaint 9: not on workers, ranks, micro-batches, columns, transport, or how many read."""
+
     def by_position(*streams: mula.Stream) -> np.ndarray:
         out = {}
         for stream in streams:
@@ -121,11 +157,23 @@ def test_order_depends_on_nothing_but_the_plan(made, serve, monkeypatch):
                 for batch in data:
                     out |= zip(batch.position.tolist(), batch.tokens.tolist())
         return np.array([out[p] for p in range(made.samples)])
+
     expected = by_position(mula.Stream(made.path, 500, arrays="numpy"))
     monkeypatch.setenv("GOMAXPROCS", "1")
     server = serve(made.path)
     for world, batch, micro, columns in ((1, 1000, 10, None), (5, 60, 4, ["window"]), (3, 3, None, ["shard"])):
-        ranks = [mula.Stream((made.path, server.said["http"], server.address)[r % 3], batch, r, world, micro_batch=micro, columns=columns, arrays="numpy") for r in range(world)]
+        ranks = [
+            mula.Stream(
+                (made.path, server.said["http"], server.address)[r % 3],
+                batch,
+                r,
+                world,
+                micro_batch=micro,
+                columns=columns,
+                arrays="numpy",
+            )
+            for r in range(world)
+        ]
         assert (by_position(*ranks) == expected).all()
 
 

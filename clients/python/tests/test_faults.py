@@ -1,4 +1,5 @@
 """Servers that end, lie, stand still or are busy, and connections that are cut: the stream goes on where it was, or ends with one sentence."""
+
 import gc
 import itertools
 import os
@@ -50,7 +51,11 @@ def test_own_server_that_dies_is_started_again(made):
             got.append(batch.tokens)
             if len(got) == 40:
                 keeper = data._server._process.pid
-                child, = [p for p in Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split() if Path(f"/proc/{p}/comm").read_text() != "cat\n"]
+                (child,) = [
+                    p
+                    for p in Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()
+                    if Path(f"/proc/{p}/comm").read_text() != "cat\n"
+                ]
                 os.kill(int(child), signal.SIGKILL)
         assert (np.concatenate(got) == expected).all()
 
@@ -60,7 +65,9 @@ def test_a_server_that_is_gone_is_one_sentence(made, serve):
     with mula.Stream(server.address, 30, arrays="numpy", patience=0.2) as data:
         step = next(data).step
         server.stop()
-        with pytest.raises(mula.Error, match=r"^unix:.*(No such file|Connection refused|broke off).* \(tried again for 0.2 s\)$"):
+        with pytest.raises(
+            mula.Error, match=r"^unix:.*(No such file|Connection refused|broke off).* \(tried again for 0.2 s\)$"
+        ):
             for batch in data:
                 step = batch.step  # the connection holds some
         server.start()
@@ -75,7 +82,9 @@ def test_another_plan_behind_the_address_is_refused_by_name(made, wide, serve):
         server.stop()
         server._command[3] = wide.path
         server.start()
-        with pytest.raises(mula.Error, match=f"the server now has plan {server.said['plan']}, and this stream is of {fingerprint}"):
+        with pytest.raises(
+            mula.Error, match=f"the server now has plan {server.said['plan']}, and this stream is of {fingerprint}"
+        ):
             list(data)
 
 
@@ -85,14 +94,39 @@ def test_over_tcp_with_a_token(made, serve, tmp_path):
     server = serve(made.path, "--token-file", str(tmp_path / "token"))
     with pytest.raises(mula.Error, match="http://.*: this server wants its token"):
         mula.Stream(server.said["http"], 10)
-    assert (whole(made) == np.concatenate([b.tokens for b in mula.Stream(server.said["http"], 30, arrays="numpy", token="a-long-secret-of-the-test")])).all()
+    assert (
+        whole(made)
+        == np.concatenate(
+            [b.tokens for b in mula.Stream(server.said["http"], 30, arrays="numpy", token="a-long-secret-of-the-test")]
+        )
+    ).all()
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="makes a certificate with openssl")
 def test_over_tls(made, serve, tmp_path):
     certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
-    subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", key, "-out", certificate, "-subj", "/CN=test",
-                    "-addext", "subjectAltName=IP:127.0.0.1"], check=True, capture_output=True)
+    subprocess.run(
+        [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:prime256v1",
+            "-nodes",
+            "-keyout",
+            key,
+            "-out",
+            certificate,
+            "-subj",
+            "/CN=test",
+            "-addext",
+            "subjectAltName=IP:127.0.0.1",
+        ],
+        check=True,
+        capture_output=True,
+    )
     server = serve(made.path, "--tls-cert", str(certificate), "--tls-key", str(key))
     with mula.Stream(server.said["http"], 30, arrays="numpy", certificates=str(certificate)) as data:
         assert (np.concatenate([b.tokens for b in data]) == whole(made)).all()
@@ -129,7 +163,9 @@ next(data)
 print(data._server.socket, flush=True)
 time.sleep(3600)
 """
-    client = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(CLIENT)})
+    client = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(CLIENT)}
+    )
     path = client.stdout.readline().strip()
     assert os.path.exists(path)
     client.kill()
@@ -142,6 +178,7 @@ time.sleep(3600)
 
 
 # ---- servers that are none
+
 
 class Fake:
     """Answers each connection with what a function writes to it."""
@@ -181,14 +218,29 @@ JSON = b"HTTP/1.0 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(PLAN), PLAN)
 HEAD = b"HTTP/1.0 200 OK\r\nContent-Type: application/vnd.apache.arrow.stream\r\nMula-Plan: f00\r\n\r\n"
 
 
-def arrow(records: int, first: int = 0, rows: int = 10, length: int = 4, tokens=pa.uint16(), names=("position", "tokens")) -> bytes:
+def arrow(
+    records: int, first: int = 0, rows: int = 10, length: int = 4, tokens=pa.uint16(), names=("position", "tokens")
+) -> bytes:
     """A stream as of batch size 10, without its end."""
-    schema = pa.schema([pa.field(names[0], pa.int64(), False), pa.field(names[1], pa.list_(pa.field("item", tokens, False), length + 1), False)])
+    schema = pa.schema(
+        [
+            pa.field(names[0], pa.int64(), False),
+            pa.field(names[1], pa.list_(pa.field("item", tokens, False), length + 1), False),
+        ]
+    )
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema) as writer:
         for r in range(records):
             values = pa.array(np.arange(rows * (length + 1)) % 100, tokens)
-            writer.write_batch(pa.record_batch([pa.array(np.arange(rows) + first + 10 * r), pa.FixedSizeListArray.from_arrays(values, type=schema.field(1).type)], schema=schema))
+            writer.write_batch(
+                pa.record_batch(
+                    [
+                        pa.array(np.arange(rows) + first + 10 * r),
+                        pa.FixedSizeListArray.from_arrays(values, type=schema.field(1).type),
+                    ],
+                    schema=schema,
+                )
+            )
     return sink.getvalue().to_pybytes()[:-8]
 
 
@@ -221,7 +273,12 @@ def test_a_server_that_lies_is_one_sentence(lie, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     fake = Fake("s", lambda c, request: c.sendall(JSON if "/v1/plan" in request else LIES[lie]))
     try:
-        with mula.Stream(f"unix:{tmp_path / 's'}" if len(str(tmp_path)) < 90 else "unix:" + os.path.realpath("s"), 10, arrays="numpy", patience=0.1) as data:
+        with mula.Stream(
+            f"unix:{tmp_path / 's'}" if len(str(tmp_path)) < 90 else "unix:" + os.path.realpath("s"),
+            10,
+            arrays="numpy",
+            patience=0.1,
+        ) as data:
             with pytest.raises(mula.Error) as e:
                 next(data)
             assert "\n" not in str(e.value) and str(e.value).startswith("unix:")
@@ -265,7 +322,7 @@ def test_a_connection_cut_at_any_byte_is_gone_on_with(tmp_path):
             connection.sendall(JSON)
             return
         first = int(request.split("from=")[1].split("&")[0])
-        connection.sendall((HEAD + arrow((100 - first) // 10, first))[:next(cuts)])
+        connection.sendall((HEAD + arrow((100 - first) // 10, first))[: next(cuts)])
 
     fake = Fake(tmp_path / "s", answer)
     try:

@@ -1,4 +1,5 @@
 """Which part of the data a process takes, and who may write its log."""
+
 import os
 import shutil
 import subprocess
@@ -10,7 +11,17 @@ from conftest import CLIENT, MINUTE
 import mula
 from mula.ranks import launched
 
-VARIABLES = ("RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "PALS_RANKID")
+VARIABLES = (
+    "RANK",
+    "WORLD_SIZE",
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "PMI_RANK",
+    "PMI_SIZE",
+    "SLURM_PROCID",
+    "SLURM_STEP_NUM_TASKS",
+    "PALS_RANKID",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -19,32 +30,44 @@ def no_launcher(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.mark.parametrize(("variables", "expected"), [
-    ("", None),
-    ("RANK=3 WORLD_SIZE=8", ("torchrun", 3, 8)),
-    ("OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2", ("Open MPI", 1, 2)),
-    ("PMI_RANK=0 PMI_SIZE=2 PALS_RANKID=0", ("MPICH", 0, 2)),
-    ("SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=4", ("Slurm", 1, 4)),
-    ("SLURM_PROCID=0 SLURM_NTASKS=4", None),  # a batch script
-    ("WORLD_SIZE=1", None),
-    ("RANK=5 WORLD_SIZE=8 SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2", ("torchrun", 5, 8)),  # srun starts a torchrun on each of 2 nodes
-    ("OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=4 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1", ("Open MPI", 1, 4)),
-    ("RANK=1 WORLD_SIZE=4 PMI_RANK=1 PMI_SIZE=4", ("torchrun", 1, 4)),
-])
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ("", None),
+        ("RANK=3 WORLD_SIZE=8", ("torchrun", 3, 8)),
+        ("OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2", ("Open MPI", 1, 2)),
+        ("PMI_RANK=0 PMI_SIZE=2 PALS_RANKID=0", ("MPICH", 0, 2)),
+        ("SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=4", ("Slurm", 1, 4)),
+        ("SLURM_PROCID=0 SLURM_NTASKS=4", None),  # a batch script
+        ("WORLD_SIZE=1", None),
+        (
+            "RANK=5 WORLD_SIZE=8 SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2",
+            ("torchrun", 5, 8),
+        ),  # srun starts a torchrun on each of 2 nodes
+        ("OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=4 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1", ("Open MPI", 1, 4)),
+        ("RANK=1 WORLD_SIZE=4 PMI_RANK=1 PMI_SIZE=4", ("torchrun", 1, 4)),
+    ],
+)
 def test_ranks_of_launchers(variables, expected):
     assert launched(dict(v.split("=") for v in variables.split())) == expected
 
 
-@pytest.mark.parametrize(("variables", "message"), [
-    ("WORLD_SIZE=2", "WORLD_SIZE is 2, but RANK is not set"),
-    ("RANK=1", "RANK is 1, but WORLD_SIZE is not set"),
-    ("RANK=2 WORLD_SIZE=2", "ranks count from 0"),
-    ("RANK=x WORLD_SIZE=2", "RANK is 'x', which is not a number"),
-    ("RANK=-1 WORLD_SIZE=2", "RANK is '-1'"),
-    ("RANK=0 WORLD_SIZE=1 OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2", "torchrun says rank 0 of 1 and Open MPI says rank 1 of 2"),
-    ("RANK=0 WORLD_SIZE=2 PMI_RANK=1 PMI_SIZE=2", "torchrun says rank 0 of 2 and MPICH says rank 1 of 2"),
-    ("PALS_RANKID=3", "PALS started this process as rank 3, but no variable has the number of processes"),
-])
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ("WORLD_SIZE=2", "WORLD_SIZE is 2, but RANK is not set"),
+        ("RANK=1", "RANK is 1, but WORLD_SIZE is not set"),
+        ("RANK=2 WORLD_SIZE=2", "ranks count from 0"),
+        ("RANK=x WORLD_SIZE=2", "RANK is 'x', which is not a number"),
+        ("RANK=-1 WORLD_SIZE=2", "RANK is '-1'"),
+        (
+            "RANK=0 WORLD_SIZE=1 OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2",
+            "torchrun says rank 0 of 1 and Open MPI says rank 1 of 2",
+        ),
+        ("RANK=0 WORLD_SIZE=2 PMI_RANK=1 PMI_SIZE=2", "torchrun says rank 0 of 2 and MPICH says rank 1 of 2"),
+        ("PALS_RANKID=3", "PALS started this process as rank 3, but no variable has the number of processes"),
+    ],
+)
 def test_variables_that_do_not_say_the_rank_are_refused(variables, message):
     with pytest.raises(mula.Error, match=message):
         launched(dict(v.split("=") for v in variables.split()))
@@ -55,10 +78,15 @@ def test_a_stream_takes_the_ranks_of_its_process(made, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with mula.Stream(made.path, 32, arrays="numpy") as data:
         assert (data.rank, data.world) == (1, 2) and next(data).position.tolist() == list(range(16, 32))
-    with mula.Stream(made.path, 32, 0, 4, arrays="numpy") as data:  # as passed: ranks of data parallelism are fewer than processes
+    with mula.Stream(
+        made.path, 32, 0, 4, arrays="numpy"
+    ) as data:  # as passed: ranks of data parallelism are fewer than processes
         assert (data.rank, data.world) == (0, 4)
-    for options, message in (({"rank": 0, "world": 1}, "gives every process all samples; .* replicate=True"), ({"rank": 1}, "passed together or not at all"),
-                             ({"world": 2}, "passed together or not at all")):
+    for options, message in (
+        ({"rank": 0, "world": 1}, "gives every process all samples; .* replicate=True"),
+        ({"rank": 1}, "passed together or not at all"),
+        ({"world": 2}, "passed together or not at all"),
+    ):
         with pytest.raises(mula.Error, match=message):
             mula.Stream(made.path, 32, arrays="numpy", **options)
     for options in ({"replicate": True}, {"rank": 0, "world": 1, "replicate": True}):
@@ -80,8 +108,14 @@ list(data)
 
 
 def reader(made, folder, **variables) -> subprocess.Popen:
-    return subprocess.Popen([sys.executable, "-c", READER, made.path, folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                            env={**os.environ, "PYTHONPATH": str(CLIENT), **variables})
+    return subprocess.Popen(
+        [sys.executable, "-c", READER, made.path, folder],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(CLIENT), **variables},
+    )
 
 
 def test_two_live_processes_cannot_write_one_log(made, tmp_path):
@@ -103,7 +137,10 @@ def test_two_live_processes_cannot_write_one_log(made, tmp_path):
 
 
 def test_a_start_cannot_take_back_the_log_of_a_live_process(made, tmp_path):
-    with mula.Stream(made.path, 32, log=tmp_path, arrays="numpy") as data, mula.Stream(made.path, 64, log=tmp_path, arrays="numpy") as other:
+    with (
+        mula.Stream(made.path, 32, log=tmp_path, arrays="numpy") as data,
+        mula.Stream(made.path, 64, log=tmp_path, arrays="numpy") as other,
+    ):
         next(data)
         with pytest.raises(mula.Error, match="another process that is still running writes this log"):
             next(other)
@@ -115,7 +152,10 @@ def test_a_start_cannot_take_back_the_log_of_a_live_process(made, tmp_path):
 def test_a_log_that_two_write_is_seen_without_locks(made, tmp_path, monkeypatch):
     """On a file system without locks, by what the other process wrote."""
     monkeypatch.setattr("mula.fingerprints.lock", lambda *_, **__: None)
-    with mula.Stream(made.path, 32, log=tmp_path, arrays="numpy") as data, mula.Stream(made.path, 32, log=tmp_path, arrays="numpy") as other:
+    with (
+        mula.Stream(made.path, 32, log=tmp_path, arrays="numpy") as data,
+        mula.Stream(made.path, 32, log=tmp_path, arrays="numpy") as other,
+    ):
         with pytest.raises(mula.Error, match="another process"):
             for _ in range(2):
                 next(data)
@@ -146,9 +186,27 @@ def test_torchrun_without_rank_and_world(made, tmp_path):
     """Each of two processes that torchrun started is given its half, and mula.verify proves that."""
     pytest.importorskip("torch")
     script = tmp_path / "train.py"
-    script.write_text("import sys, mula\nfor batch in mula.Stream(sys.argv[1], 32, log=sys.argv[2]): print(batch.position.tolist(), flush=True)\n")
-    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script, made.path, tmp_path / "log"], timeout=MINUTE,
-                          stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(CLIENT), "OMP_NUM_THREADS": "1"}, check=True)
+    script.write_text(
+        "import sys, mula\nfor batch in mula.Stream(sys.argv[1], 32, log=sys.argv[2]): print(batch.position.tolist(), flush=True)\n"
+    )
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            "2",
+            script,
+            made.path,
+            tmp_path / "log",
+        ],
+        timeout=MINUTE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(CLIENT), "OMP_NUM_THREADS": "1"},
+        check=True,
+    )
     assert len(done.stdout.splitlines()) == 2 * -(-made.samples // 32)
     assert mula.verify(made.path, tmp_path / "log", end=made.samples) == made.samples
     assert sorted(p for line in done.stdout.splitlines() for p in eval(line)) == list(range(made.samples))
@@ -167,12 +225,21 @@ try: next(early)
 except mula.Error as e: print(e)
 dist.destroy_process_group()
 """
-    ranks = [subprocess.Popen([sys.executable, "-c", code, made.path, tmp_path / "meet", str(r)], stdout=subprocess.PIPE, text=True,
-                              env={**os.environ, "PYTHONPATH": str(CLIENT), "GLOO_SOCKET_IFNAME": "lo"}) for r in range(2)]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, made.path, tmp_path / "meet", str(r)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(CLIENT), "GLOO_SOCKET_IFNAME": "lo"},
+        )
+        for r in range(2)
+    ]
     for r, p in enumerate(ranks):
         said = p.communicate(timeout=MINUTE)[0].splitlines()
         assert said[0] == f"{r} 2 {list(range(16 * r, 16 * r + 16))}"
-        assert said[1].startswith(f"this stream reads as rank 0 of 1, and torch.distributed has rank {r} of 2; make the stream after init_process_group")
+        assert said[1].startswith(
+            f"this stream reads as rank 0 of 1, and torch.distributed has rank {r} of 2; make the stream after init_process_group"
+        )
 
 
 def test_a_moved_plan(made, tmp_path):
@@ -182,7 +249,10 @@ def test_a_moved_plan(made, tmp_path):
     shutil.copy(made.path, plan)
     with pytest.raises(mula.Error, match="did not start"):
         mula.Stream(plan, 500)
-    with mula.Stream(plan, 500, shards=made.folder, log=tmp_path / "log", arrays="numpy") as data, mula.Stream(made.path, 500, arrays="numpy") as same:
+    with (
+        mula.Stream(plan, 500, shards=made.folder, log=tmp_path / "log", arrays="numpy") as data,
+        mula.Stream(made.path, 500, arrays="numpy") as same,
+    ):
         for a, b in zip(data, same, strict=True):
             assert (a.tokens == b.tokens).all()
     assert mula.verify(plan, tmp_path / "log", shards=made.folder) == made.samples

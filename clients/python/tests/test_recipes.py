@@ -1,4 +1,5 @@
 """The recipes of docs/python.md, as they stand there, by two processes: killed with SIGKILL at step 12, started again, and each sample given once."""
+
 import os
 import re
 import shutil
@@ -11,9 +12,20 @@ from conftest import CLIENT, MINUTE
 
 import mula
 
-RECIPES = {name: text for text, name in re.findall(r"```python\n(# recipe: (\w+)\n.*?)```", (CLIENT.parent.parent / "docs" / "python.md").read_text(), re.DOTALL)}
-PACKAGES = {"dataloader": ["torch"], "stateful": ["torch", "torchdata"], "lightning": ["lightning"], "accelerate": ["accelerate"], "trainer": ["transformers", "accelerate"],
-            "jax": ["jax"]}
+RECIPES = {
+    name: text
+    for text, name in re.findall(
+        r"```python\n(# recipe: (\w+)\n.*?)```", (CLIENT.parent.parent / "docs" / "python.md").read_text(), re.DOTALL
+    )
+}
+PACKAGES = {
+    "dataloader": ["torch"],
+    "stateful": ["torch", "torchdata"],
+    "lightning": ["lightning"],
+    "accelerate": ["accelerate"],
+    "trainer": ["transformers", "accelerate"],
+    "jax": ["jax"],
+}
 BATCH, SAVED, KILLED = 120, 10, 12  # steps
 
 
@@ -27,14 +39,42 @@ def start(folder, recipe: str, killed: int) -> list[str]:
     script = folder / f"recipe_{recipe}.py"
     script.write_text(RECIPES[recipe])
     command = [CLIENT / "tests" / "recipe.py", script, str(killed)]
-    environment = {**os.environ, "PYTHONPATH": str(CLIENT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1", "JAX_PLATFORMS": "cpu"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(CLIENT),
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "HF_HUB_OFFLINE": "1",
+        "JAX_PLATFORMS": "cpu",
+    }
     port = str(free_port())
     if recipe == "jax":
         ranks = [{"PROCESS": str(r), "PROCESSES": "2", "COORDINATOR": f"127.0.0.1:{port}"} for r in range(2)]
-        processes = [subprocess.Popen([sys.executable, *command], cwd=folder, env=environment | r, stdout=subprocess.PIPE, text=True) for r in ranks]
+        processes = [
+            subprocess.Popen(
+                [sys.executable, *command], cwd=folder, env=environment | r, stdout=subprocess.PIPE, text=True
+            )
+            for r in ranks
+        ]
     else:
-        processes = [subprocess.Popen([sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", port, *command], cwd=folder, env=environment,
-                                      stdout=subprocess.PIPE, text=True)]
+        processes = [
+            subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "torch.distributed.run",
+                    "--nproc-per-node",
+                    "2",
+                    "--master-port",
+                    port,
+                    *command,
+                ],
+                cwd=folder,
+                env=environment,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        ]
     said = [p.communicate(timeout=MINUTE)[0] for p in processes]
     assert all((p.returncode == 0) == (killed == 0) for p in processes)
     return [line for text in said for line in text.splitlines() if line.startswith("rank ")]
@@ -50,7 +90,9 @@ def test_recipe(recipe, made, tmp_path):
     first, second = start(folder, recipe, KILLED), start(folder, recipe, 0)
     assert set(first + second) and len(first) <= 2 * KILLED
     for rank in range(2):
-        before, after = ([int(line.split()[3]) for line in run if line.startswith(f"rank {rank} ")] for run in (first, second))
+        before, after = (
+            [int(line.split()[3]) for line in run if line.startswith(f"rank {rank} ")] for run in (first, second)
+        )
         assert before == [BATCH * step for step in range(len(before))] and SAVED <= len(before) <= KILLED
         assert after == list(range(BATCH * SAVED, made.samples, BATCH))
     if "log=" in RECIPES[recipe]:

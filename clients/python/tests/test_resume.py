@@ -1,4 +1,5 @@
 """Resuming: the first complaint about data systems, and the proof of what a run was given."""
+
 import itertools
 import json
 import os
@@ -31,8 +32,23 @@ def test_exact_resume_on_another_number_of_ranks(made, tmp_path):
     with mula.Stream(made.path, 32, arrays="numpy") as data:
         state = data.state_dict()
     for world, batch, stop in ((4, 32, 512), (2, 64, 1536), (1, 8, None)):
-        ranks = [subprocess.Popen([sys.executable, CLIENT / "tests" / "rank.py", made.path, tmp_path, json.dumps(state), str(batch), str(r), str(world),
-                                   "0" if stop is None else "0.005"], env={**os.environ, "PYTHONPATH": str(CLIENT)}) for r in range(world)]
+        ranks = [
+            subprocess.Popen(
+                [
+                    sys.executable,
+                    CLIENT / "tests" / "rank.py",
+                    made.path,
+                    tmp_path,
+                    json.dumps(state),
+                    str(batch),
+                    str(r),
+                    str(world),
+                    "0" if stop is None else "0.005",
+                ],
+                env={**os.environ, "PYTHONPATH": str(CLIENT)},
+            )
+            for r in range(world)
+        ]
         if stop is None:
             assert [p.wait(MINUTE) for p in ranks] == [0]
             break
@@ -40,11 +56,18 @@ def test_exact_resume_on_another_number_of_ranks(made, tmp_path):
         def states(world: int) -> list[dict]:
             return [json.loads(file.read_text()) for file in tmp_path.glob(f"state*of{world}")]
 
-        wait_for(lambda world=world, stop=stop: len(states(world)) == world and min(s["position"] for s in states(world)) >= stop, ranks)
+        wait_for(
+            lambda world=world, stop=stop: (
+                len(states(world)) == world and min(s["position"] for s in states(world)) >= stop
+            ),
+            ranks,
+        )
         for p in ranks:
             p.kill()
             p.wait(MINUTE)
-        state = min(states(world), key=lambda s: s["position"])  # what all ranks have reached is what a checkpoint would have
+        state = min(
+            states(world), key=lambda s: s["position"]
+        )  # what all ranks have reached is what a checkpoint would have
     assert mula.verify(made.path, tmp_path / "log", end=made.samples) == made.samples
     starts = {(b, w): first for first, b, _, w in logs(tmp_path / "log")}
     assert set(starts) == {(32, 4), (64, 2), (8, 1)} and starts[64, 2] >= 512 and starts[8, 1] >= 1536
@@ -59,11 +82,37 @@ def test_toy_trains_is_killed_and_resumes_on_half_the_ranks_with_twice_the_batch
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         with open(printed, "wb") as out:
-            ranks = [subprocess.Popen(
-                [sys.executable, CLIENT / "examples" / "toy.py", made.path, "--batch-size", str(batch), "--checkpoint", checkpoint, "--every", "4", "--log", tmp_path / "log",
-                 "--vocabulary", "1000"], stdout=out,
-                env={**os.environ, "PYTHONPATH": str(CLIENT), "RANK": str(r), "WORLD_SIZE": str(world), "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1",
-                     "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}) for r in range(world)]
+            ranks = [
+                subprocess.Popen(
+                    [
+                        sys.executable,
+                        CLIENT / "examples" / "toy.py",
+                        made.path,
+                        "--batch-size",
+                        str(batch),
+                        "--checkpoint",
+                        checkpoint,
+                        "--every",
+                        "4",
+                        "--log",
+                        tmp_path / "log",
+                        "--vocabulary",
+                        "1000",
+                    ],
+                    stdout=out,
+                    env={
+                        **os.environ,
+                        "PYTHONPATH": str(CLIENT),
+                        "RANK": str(r),
+                        "WORLD_SIZE": str(world),
+                        "OMP_NUM_THREADS": "1",
+                        "MASTER_ADDR": "127.0.0.1",
+                        "MASTER_PORT": str(port),
+                        "GLOO_SOCKET_IFNAME": "lo",
+                    },
+                )
+                for r in range(world)
+            ]
             if world == 4:
                 wait_for(lambda: printed.read_text().count("\n") > 30, ranks)
                 for p in ranks:
@@ -102,7 +151,9 @@ def test_state_goes_on_with_any_batch_size_that_begins_there(made):
         fitting = [b for b in (6, 12, 24, 60, 120) if seen % b == 0 and b % world == 0]
         batch = draw.choice(fitting)
         micro = draw.choice([m for m in (1, 2, 3, batch // world) if batch // world % m == 0])
-        ranks = [mula.Stream(made.path, batch, r, world, micro_batch=micro, arrays="numpy", columns=[]) for r in range(world)]
+        ranks = [
+            mula.Stream(made.path, batch, r, world, micro_batch=micro, arrays="numpy", columns=[]) for r in range(world)
+        ]
         for r in ranks:
             if state is not None:
                 r.load_state_dict(json.loads(json.dumps(state)))
@@ -111,7 +162,7 @@ def test_state_goes_on_with_any_batch_size_that_begins_there(made):
                 break
             rows = [list(itertools.islice(r, batch // world // micro)) for r in ranks]
             got = np.concatenate([b.tokens for part in rows for b in part])
-            assert (got == whole[seen:seen + batch]).all()
+            assert (got == whole[seen : seen + batch]).all()
             seen += batch
         states = [r.state_dict() for r in ranks]
         assert all(s == states[0] for s in states) and states[0]["position"] == min(seen, made.samples)
@@ -130,7 +181,15 @@ def test_a_change_that_breaks_a_step_is_refused_before_the_first_batch(made):
             data.load_state_dict(state)
     with pytest.raises(mula.Error, match="no step of 7 positions begins at 24"):
         mula.Stream(made.path, 7, position=24)
-    for wrong in ({"rank": 2, "world": 2}, {"rank": 0, "world": 7}, {"rank": -1, "world": 1}, {"micro_batch": 5}, {"position": made.samples + 8}, {"end": made.samples + 1}, {"arrays": "jax"}):
+    for wrong in (
+        {"rank": 2, "world": 2},
+        {"rank": 0, "world": 7},
+        {"rank": -1, "world": 1},
+        {"micro_batch": 5},
+        {"position": made.samples + 8},
+        {"end": made.samples + 1},
+        {"arrays": "jax"},
+    ):
         with pytest.raises(mula.Error):
             mula.Stream(made.path, 8, **wrong)
 
@@ -140,10 +199,16 @@ def test_starts_and_ends_begin_a_step(made):
     assert made.samples % 32 != 0 and made.samples % 24 == 0
     with pytest.raises(mula.Error, match="no step of 32 positions begins at 2990: the nearest begin at 2976 and 3000"):
         mula.Stream(made.path, 32, position=2990)
-    with pytest.raises(mula.Error, match="end=100: no step of 32 positions ends there; want a multiple of it, or the end of the plan, which is 3000"):
+    with pytest.raises(
+        mula.Error,
+        match="end=100: no step of 32 positions ends there; want a multiple of it, or the end of the plan, which is 3000",
+    ):
         mula.Stream(made.path, 32, end=100)
     for batch in (24, 32):
-        with mula.Stream(made.path, batch, position=made.samples, arrays="numpy") as data, pytest.warns(UserWarning, match="at its end, position 3000"):
+        with (
+            mula.Stream(made.path, batch, position=made.samples, arrays="numpy") as data,
+            pytest.warns(UserWarning, match="at its end, position 3000"),
+        ):
             assert list(data) == [] and len(data) == 0
     for end in (None, made.samples):
         with mula.Stream(made.path, 32, position=2976, end=end, arrays="numpy") as data:
@@ -156,19 +221,29 @@ def test_starts_and_ends_begin_a_step(made):
             assert list(data) == [] and data.state_dict() == state
         with pytest.raises(mula.Error, match="no step of 32 positions begins at 2999"):
             data.load_state_dict(state | {"position": 2999})
-    with mula.Stream(made.path, 32, end=64, arrays="numpy") as data, pytest.raises(mula.Error, match="not all in the plan"):
+    with (
+        mula.Stream(made.path, 32, end=64, arrays="numpy") as data,
+        pytest.raises(mula.Error, match="not all in the plan"),
+    ):
         data.load_state_dict(state)
 
 
 def test_a_state_of_another_plan_is_refused_by_name(made, wide):
     with mula.Stream(made.path, 8, arrays="numpy") as data, mula.Stream(wide.path, 8, arrays="numpy") as other:
         next(data)
-        with pytest.raises(mula.Error, match=f"of plan {data.fingerprint}, and this stream of plan {other.fingerprint}"):
+        with pytest.raises(
+            mula.Error, match=f"of plan {data.fingerprint}, and this stream of plan {other.fingerprint}"
+        ):
             other.load_state_dict(data.state_dict())
         other.load_state_dict(data.state_dict(), plan_change="accept")
         assert next(other).first == 8
-        for state in ({}, {"plan": data.fingerprint}, {"plan": data.fingerprint, "position": "x"},
-                      {"plan": data.fingerprint, "position": 8.5}, None):
+        for state in (
+            {},
+            {"plan": data.fingerprint},
+            {"plan": data.fingerprint, "position": "x"},
+            {"plan": data.fingerprint, "position": 8.5},
+            None,
+        ):
             with pytest.raises(mula.Error, match="not the state of a stream"):
                 data.load_state_dict(state)
 
@@ -176,7 +251,11 @@ def test_a_state_of_another_plan_is_refused_by_name(made, wide):
 def test_an_amendment_takes_the_state_of_its_parent_up_to_where_it_changes_it(made):
     """By the parents that /v1/plan names: oldest first, each with the position from which its child differs."""
     with mula.Stream(made.path, 10, arrays="numpy") as data:
-        data.plan["parents"] = [{"fingerprint": "oldest", "at": 200, "reason": ""}, {"fingerprint": "older", "at": 100, "reason": ""}, {"fingerprint": "old", "at": 300, "reason": ""}]
+        data.plan["parents"] = [
+            {"fingerprint": "oldest", "at": 200, "reason": ""},
+            {"fingerprint": "older", "at": 100, "reason": ""},
+            {"fingerprint": "old", "at": 300, "reason": ""},
+        ]
         for plan, shared in (("oldest", 100), ("older", 100), ("old", 300)):
             data.load_state_dict({"plan": plan, "position": shared})
             assert next(data).first == shared
@@ -185,6 +264,7 @@ def test_an_amendment_takes_the_state_of_its_parent_up_to_where_it_changes_it(ma
 
 
 # ---- the proof
+
 
 def give(made, folder, batch, world, position, steps):
     for rank in range(world):
@@ -196,7 +276,9 @@ def test_a_log_is_that_of_mula_hash(made, program, tmp_path):
     give(made, tmp_path, 100, 1, 0, 30)
     assert logs(tmp_path) == [(0, 100, 0, 1)]
     log = next(tmp_path.glob("*.jsonl")).read_text()
-    expected = subprocess.run([program, "hash", "--plan", made.path, "--batch-size", "100"], check=True, capture_output=True, text=True).stdout
+    expected = subprocess.run(
+        [program, "hash", "--plan", made.path, "--batch-size", "100"], check=True, capture_output=True, text=True
+    ).stdout
     assert log == expected
     with mula.Stream(made.path, 100, micro_batch=20, log=tmp_path, arrays="numpy") as data:
         list(data)
@@ -257,7 +339,7 @@ def test_a_start_takes_back_what_came_after_its_checkpoint(made, tmp_path):
     for file in tmp_path.glob("*.jsonl"):  # killed in the middle of a line
         with open(file, "a") as f:
             f.write('{"step":10,"fi')
-    give(made, tmp_path, 40, 1, 80, 3)   # goes on at a checkpoint
+    give(made, tmp_path, 40, 1, 80, 3)  # goes on at a checkpoint
     assert mula.verify(made.path, tmp_path) == 200
-    give(made, tmp_path, 20, 1, 40, 8)   # and again at an earlier one
+    give(made, tmp_path, 20, 1, 40, 8)  # and again at an earlier one
     assert mula.verify(made.path, tmp_path) == 200 and [first for first, *_ in logs(tmp_path)] == [0, 0, 40]

@@ -1,4 +1,5 @@
 """Records in memory that the server shares: they are those of the socket, what is held stays as it is, and a server that lies is one sentence."""
+
 import array
 import gc
 import itertools
@@ -28,12 +29,26 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has 
 @pytest.mark.parametrize("micro", [1, 8, None])
 def test_both_ways_are_equal(fixture, micro, request):
     made = request.getfixturevalue(fixture)
-    with mula.Stream(made.path, 32, micro_batch=micro, arrays="numpy") as data, mula.Stream(made.path, 32, micro_batch=micro, arrays="numpy", share=False) as other:
+    with (
+        mula.Stream(made.path, 32, micro_batch=micro, arrays="numpy") as data,
+        mula.Stream(made.path, 32, micro_batch=micro, arrays="numpy", share=False) as other,
+    ):
         assert data.transport is None
         for batch, plain in itertools.islice(zip(data, other, strict=True), 300):
-            assert batch.record.equals(plain.record) and batch.record.schema.equals(plain.record.schema, check_metadata=True)
-            assert batch.tokens.dtype == plain.tokens.dtype and batch.tokens.tobytes() == plain.tokens.tobytes() and batch.tokens.flags.writeable
-            assert (batch.first, batch.step, batch.last, len(batch)) == (plain.first, plain.step, plain.last, len(plain))
+            assert batch.record.equals(plain.record) and batch.record.schema.equals(
+                plain.record.schema, check_metadata=True
+            )
+            assert (
+                batch.tokens.dtype == plain.tokens.dtype
+                and batch.tokens.tobytes() == plain.tokens.tobytes()
+                and batch.tokens.flags.writeable
+            )
+            assert (batch.first, batch.step, batch.last, len(batch)) == (
+                plain.first,
+                plain.step,
+                plain.last,
+                len(plain),
+            )
         assert (data.transport, other.transport) == ("shared memory", "socket")
 
 
@@ -54,7 +69,8 @@ def test_what_is_held_stays_as_it_is(made, serve):
                 k = k.tokens
             if isinstance(k, pa.RecordBatch):
                 k = k.column("tokens").values.to_numpy(zero_copy_only=False).reshape(-1, made.length + 1)
-            assert (k == expected[25 * i:][:25][-len(k):]).all()
+            assert (k == expected[25 * i :][:25][-len(k) :]).all()
+
     assert data.transport == "shared memory" and len(keep) == made.samples // 25
     check()
     data.close()
@@ -73,7 +89,9 @@ def test_a_server_that_is_killed_takes_nothing_away(made, serve):
         batch = next(data)
         before = batch.tokens.copy()
         server.stop(signal.SIGKILL)
-        assert (batch.tokens == before).all() and (batch.record.column("tokens").values.to_numpy(zero_copy_only=False).reshape(before.shape) == before).all()
+        assert (batch.tokens == before).all() and (
+            batch.record.column("tokens").values.to_numpy(zero_copy_only=False).reshape(before.shape) == before
+        ).all()
         with pytest.raises(mula.Error, match="tried again"):
             list(data)
         assert (batch.tokens == before).all()
@@ -81,7 +99,10 @@ def test_a_server_that_is_killed_takes_nothing_away(made, serve):
 
 def test_own_writes_are_seen_by_nobody_else(made, serve):
     server = serve(made.path)
-    with mula.Stream(server.address, 30, arrays="numpy") as data, mula.Stream(server.address, 30, arrays="numpy") as other:
+    with (
+        mula.Stream(server.address, 30, arrays="numpy") as data,
+        mula.Stream(server.address, 30, arrays="numpy") as other,
+    ):
         for batch, same in zip(data, other):
             first = same.tokens.copy()
             batch.tokens[:] = 999
@@ -98,7 +119,9 @@ held = [next(data) for _ in range(5)]
 print(data.transport, flush=True)
 time.sleep(3600)
 """
-    client = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(CLIENT)})
+    client = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(CLIENT)}
+    )
     assert client.stdout.readline() == "shared memory\n"
     assert reserved(server) > 0
     client.kill()
@@ -116,7 +139,11 @@ time.sleep(3600)
 def reserved(server) -> int:
     """Bytes of memory that are counted for records on their way."""
     with urllib.request.urlopen(server.said["http"] + "/metrics") as answer:
-        return next(int(line.split()[1]) for line in answer.read().decode().splitlines() if line.startswith("mula_memory_sending_bytes "))
+        return next(
+            int(line.split()[1])
+            for line in answer.read().decode().splitlines()
+            if line.startswith("mula_memory_sending_bytes ")
+        )
 
 
 def test_other_connections_are_sockets(made, serve):
@@ -142,10 +169,25 @@ def memory(size: int = 4 * SIZE, seals: int = 0x1 | 0x2 | 0x4) -> int:
 
 
 def empty(rows: int = 0) -> bytes:
-    schema = pa.schema([pa.field("position", pa.int64(), False), pa.field("tokens", pa.list_(pa.field("item", pa.uint16(), False), 5), False)])
+    schema = pa.schema(
+        [
+            pa.field("position", pa.int64(), False),
+            pa.field("tokens", pa.list_(pa.field("item", pa.uint16(), False), 5), False),
+        ]
+    )
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema) as writer:
-        writer.write_batch(pa.record_batch([pa.array(np.arange(rows)), pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(5 * rows), pa.uint16()), type=schema.field(1).type)], schema=schema))
+        writer.write_batch(
+            pa.record_batch(
+                [
+                    pa.array(np.arange(rows)),
+                    pa.FixedSizeListArray.from_arrays(
+                        pa.array(np.zeros(5 * rows), pa.uint16()), type=schema.field(1).type
+                    ),
+                ],
+                schema=schema,
+            )
+        )
     return sink.getvalue().to_pybytes()
 
 
@@ -164,7 +206,10 @@ SHARED_LIES = {
     "memory of another size": (lambda: memory(SIZE), TRUE[1]),
     "too many slots": (memory, HEAD % (1 << 40, SIZE) + empty() + frame()),
     "slots of no size": (memory, HEAD % (4, 0) + empty() + frame()),
-    "a size that is no number": (memory, (HEAD % (4, SIZE)).replace(b"Mula-Slots: 4", b"Mula-Slots: x") + empty() + frame()),
+    "a size that is no number": (
+        memory,
+        (HEAD % (4, SIZE)).replace(b"Mula-Slots: 4", b"Mula-Slots: x") + empty() + frame(),
+    ),
     "rows before the frames": (memory, HEAD % (4, SIZE) + empty(10) + frame()),
     "no Arrow": (memory, HEAD % (4, SIZE) + frame() * 10),
     "another slot": (memory, HEAD % (4, SIZE) + empty() + frame(4)),
@@ -192,6 +237,7 @@ def answer(descriptor, data):
             connection.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [d]))])
         finally:
             os.close(d)
+
     return give
 
 
@@ -215,7 +261,9 @@ def test_a_server_that_lies_of_memory_is_one_sentence(lie, tmp_path):
             assert "\n" not in str(e.value) and str(e.value).startswith("unix:")
         del e  # and with it all that its traceback refers to
         gc.collect()
-        assert len(os.listdir("/proc/self/fd")) <= before + 2, "descriptors are closed"  # but for the test's own: the other end of the pipe, a connection
+        assert len(os.listdir("/proc/self/fd")) <= before + 2, (
+            "descriptors are closed"
+        )  # but for the test's own: the other end of the pipe, a connection
     finally:
         fake.close()
 
@@ -223,8 +271,13 @@ def test_a_server_that_lies_of_memory_is_one_sentence(lie, tmp_path):
 def test_columns_that_lie_are_errors(tmp_path):
     """Frames of random places: tokens and positions are looked at at once, other columns when they are asked for."""
     draw = np.random.default_rng(2)
-    schema = pa.schema([pa.field("position", pa.int64(), False), pa.field("tokens", pa.list_(pa.field("item", pa.uint16(), False), 5), False),
-                        pa.field("document_starts", pa.list_(pa.field("item", pa.int32(), False)), False)])
+    schema = pa.schema(
+        [
+            pa.field("position", pa.int64(), False),
+            pa.field("tokens", pa.list_(pa.field("item", pa.uint16(), False), 5), False),
+            pa.field("document_starts", pa.list_(pa.field("item", pa.int32(), False)), False),
+        ]
+    )
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema) as writer:
         writer.write_batch(pa.RecordBatch.from_pylist([], schema=schema))

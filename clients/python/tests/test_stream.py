@@ -1,4 +1,5 @@
 """What a stream gives, against the shards themselves and `mula peek`."""
+
 import gc
 import os
 import pickle
@@ -26,14 +27,18 @@ def test_batches_are_the_shards_tokens(fixture, request, program):
             names = batch.source_names
             for row in range(len(batch)):
                 name, shard, offset = names[batch.source[row]], int(batch.shard[row]), int(batch.offset[row])
-                assert (batch.tokens[row] == made.tokens[name, shard][offset:offset + made.length + 1]).all()
+                assert (batch.tokens[row] == made.tokens[name, shard][offset : offset + made.length + 1]).all()
             seen += batch.position.tolist()
             assert batch.first == batch.step * 32 and batch.last
         assert seen == [p for p in range(made.samples) if fixture == "made" or not 64 <= p < 100]
     said = made.peek(10, program)
     with mula.Stream(made.path, 1, position=10, end=11, arrays="numpy") as data:
         batch = next(data)
-        assert (batch.source_names[batch.source[0]], batch.window[0], batch.epoch[0]) == (said["source"], said["window"], said["epoch"])
+        assert (batch.source_names[batch.source[0]], batch.window[0], batch.epoch[0]) == (
+            said["source"],
+            said["window"],
+            said["epoch"],
+        )
 
 
 def test_ranks_and_micro_batches_are_blocks_of_the_step(made):
@@ -44,8 +49,10 @@ def test_ranks_and_micro_batches_are_blocks_of_the_step(made):
             for step in range(10):
                 for part in range(4):
                     batch = next(data)
-                    assert (batch.tokens == whole[step][rank * 8 + part * 2:][:2]).all() and batch.last == (part == 3)
-                    assert data.state_dict()["position"] == 24 * (step + batch.last), "a step that is not whole is given again"
+                    assert (batch.tokens == whole[step][rank * 8 + part * 2 :][:2]).all() and batch.last == (part == 3)
+                    assert data.state_dict()["position"] == 24 * (step + batch.last), (
+                        "a step that is not whole is given again"
+                    )
             with pytest.raises(StopIteration):
                 next(data)
             with pytest.raises(mula.Error, match="no column epoch"):
@@ -59,7 +66,11 @@ def test_document_masks(made):
         for batch in data:
             ids, ends = [], [0]
             for row in range(len(batch)):
-                name, shard, offset = batch.source_names[batch.source[row]], int(batch.shard[row]), int(batch.offset[row])
+                name, shard, offset = (
+                    batch.source_names[batch.source[row]],
+                    int(batch.shard[row]),
+                    int(batch.offset[row]),
+                )
                 starts = set(made.documents[name, shard][:-1])
                 place = 0
                 for i in range(length):
@@ -69,28 +80,40 @@ def test_document_masks(made):
                     ids.append(place)
                     place += 1
                 ends.append((row + 1) * length)
-                assert batch.document_starts[row].tolist() == sorted(s - offset for s in starts if offset <= s <= offset + length)
+                assert batch.document_starts[row].tolist() == sorted(
+                    s - offset for s in starts if offset <= s <= offset + length
+                )
             assert batch.position_ids().tolist() == np.array(ids).reshape(-1, length).tolist()
             assert batch.cu_seqlens().tolist() == ends and batch.cu_seqlens().dtype == np.int32
-            same = np.array(ids).reshape(-1, length)[:, 1:] != 0  # a target is in its input's document unless a document begins with it
+            same = (
+                np.array(ids).reshape(-1, length)[:, 1:] != 0
+            )  # a target is in its input's document unless a document begins with it
             assert not batch.packed and (batch.loss_mask()[:, :-1] == same).all()
 
 
 def test_masks_of_packed_rows(packed):
     """By the formulas of docs/formats/packing.md, row by row; and each piece is a stretch of one document of the shards."""
     length = packed.length
-    text = {source: np.concatenate([packed.tokens[s, k] for s, k in packed.tokens if s == source]).tobytes() for source in ("web", "code")}
+    text = {
+        source: np.concatenate([packed.tokens[s, k] for s, k in packed.tokens if s == source]).tobytes()
+        for source in ("web", "code")
+    }
     padding = 0
     with mula.Stream(packed.path, 40, arrays="numpy") as data:
         for batch in data:
             assert batch.packed
             cu = [0]
-            for row, (tokens, starts, n) in enumerate(zip(batch.tokens, batch.document_starts, batch.lengths.tolist(), strict=True)):
+            for row, (tokens, starts, n) in enumerate(
+                zip(batch.tokens, batch.document_starts, batch.lengths.tolist(), strict=True)
+            ):
                 starts = starts.tolist()
                 assert starts[0] == 0 and (tokens[n:] == 999).all()
                 positions = [i - max(s for s in starts if s <= i) for i in range(n)] + list(range(length + 1 - n))
                 targets = [i + 1 < n and i + 1 not in starts for i in range(length)]
-                assert batch.position_ids()[row].tolist() == positions[:length] and batch.loss_mask()[row].tolist() == targets
+                assert (
+                    batch.position_ids()[row].tolist() == positions[:length]
+                    and batch.loss_mask()[row].tolist() == targets
+                )
                 cu += [row * length + end for end in (*starts[1:], n) if end < length] + [(row + 1) * length]
                 for a, b in zip(starts, [*starts[1:], n]):
                     assert tokens[a:b].tobytes() in text[batch.source_names[batch.source[row]]]
@@ -127,23 +150,29 @@ def test_a_second_loop_goes_on(made):
 def test_what_a_stream_says_of_itself(made):
     assert re.fullmatch(r"\d+\.\d+\.\d+", mula.__version__)
     with mula.Stream(made.path, 32, 1, 2, micro_batch=4, position=64, arrays="numpy") as data:
-        assert repr(data) == f"mula.Stream({str(made.path)!r}, batch_size=32, rank=1, world=2, micro_batch=4, position=64, end=3000)"
+        assert (
+            repr(data)
+            == f"mula.Stream({str(made.path)!r}, batch_size=32, rank=1, world=2, micro_batch=4, position=64, end=3000)"
+        )
         assert len(data) == 4 * -(-(3000 - 64) // 32)
         batch = next(data)
         assert repr(batch) == "mula.Batch(step=2, first=64, rows=4, last=False)" and len(list(data)) == len(data) - 1
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    ({"batch_size": "4"}, "batch_size='4': want a whole number"),
-    ({"batch_size": 4.0}, "batch_size=4.0: want a whole number"),
-    ({"batch_size": True}, "batch_size=True: want a whole number"),
-    ({"position": "0"}, "position='0': want a whole number"),
-    ({"end": 8.5}, "end=8.5: want a whole number"),
-    ({"micro_batch": "2"}, "micro_batch='2': want a whole number"),
-    ({"rank": "0", "world": 1}, "rank='0': want a whole number"),
-    ({"columns": ["x"]}, 'there is no column "x"'),
-    ({"columns": "window"}, "columns='window': want a list of names"),
-])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": "4"}, "batch_size='4': want a whole number"),
+        ({"batch_size": 4.0}, "batch_size=4.0: want a whole number"),
+        ({"batch_size": True}, "batch_size=True: want a whole number"),
+        ({"position": "0"}, "position='0': want a whole number"),
+        ({"end": 8.5}, "end=8.5: want a whole number"),
+        ({"micro_batch": "2"}, "micro_batch='2': want a whole number"),
+        ({"rank": "0", "world": 1}, "rank='0': want a whole number"),
+        ({"columns": ["x"]}, 'there is no column "x"'),
+        ({"columns": "window"}, "columns='window': want a list of names"),
+    ],
+)
 def test_a_wrong_argument_is_refused_at_once(options, message, made):
     with pytest.raises(mula.Error, match=message):
         mula.Stream(made.path, **{"batch_size": 8, "arrays": "numpy", **options})
@@ -156,7 +185,9 @@ def test_batches_can_be_pickled(fixture, request):
         for batch in data:
             copy = pickle.loads(pickle.dumps(batch))
             assert (copy.first, copy.step, copy.last, copy.state) == (batch.first, batch.step, batch.last, batch.state)
-            assert copy.record.equals(batch.record) and copy.record.schema.equals(batch.record.schema, check_metadata=True)
+            assert copy.record.equals(batch.record) and copy.record.schema.equals(
+                batch.record.schema, check_metadata=True
+            )
             assert copy.tokens.tobytes() == batch.tokens.tobytes() and copy.tokens.dtype == batch.tokens.dtype
             assert (copy.cu_seqlens() == batch.cu_seqlens()).all() and (copy.loss_mask() == batch.loss_mask()).all()
             assert batch.state == data.state_dict()
@@ -197,7 +228,9 @@ def test_torch_shares_the_memory(made):
         for batch, plain in zip(data, other, strict=True):
             assert batch.tokens.dtype == torch.uint16 and batch.tokens.data_ptr() == batch._tokens.ctypes.data
             assert (batch.tokens.long().numpy() == plain.tokens).all()
-            assert batch.cu_seqlens().dtype == torch.int32 and (batch.position_ids().numpy() == plain.position_ids()).all()
+            assert (
+                batch.cu_seqlens().dtype == torch.int32 and (batch.position_ids().numpy() == plain.position_ids()).all()
+            )
 
 
 def test_under_a_dataloader(made):

@@ -1,4 +1,5 @@
 """Under torch's DataLoader and its relatives: the order, each batch once, and a state that is what the training was given."""
+
 import itertools
 import pickle
 
@@ -32,15 +33,24 @@ def check(batches, made, micro=None) -> None:
     assert places(batches) == list(range(len(places(batches))))
     with mula.Stream(made.path, 120, micro_batch=micro) as data:
         for batch, expected in zip(batches, data):
-            assert torch.equal(batch.tokens.long(), expected.tokens.long()) and batch.state == expected.state and batch.last == expected.last
+            assert (
+                torch.equal(batch.tokens.long(), expected.tokens.long())
+                and batch.state == expected.state
+                and batch.last == expected.last
+            )
             assert torch.equal(batch.cu_seqlens(), expected.cu_seqlens())
 
 
-@pytest.mark.parametrize(("workers", "context", "micro"), [(0, None, None), (1, "fork", None), (2, "fork", None), (3, "fork", 40), (2, "fork", 60), (2, "spawn", 40)])
+@pytest.mark.parametrize(
+    ("workers", "context", "micro"),
+    [(0, None, None), (1, "fork", None), (2, "fork", None), (3, "fork", 40), (2, "fork", 60), (2, "spawn", 40)],
+)
 def test_workers_share_the_batches_out(workers, context, micro, made):
     """Each batch once, in the plan's order, however many workers there are. 25 steps do not divide by the workers."""
     with mula.Stream(made.path, 120, micro_batch=micro) as data:
-        loader = torch.utils.data.DataLoader(Batches(data), batch_size=None, num_workers=workers, multiprocessing_context=context)
+        loader = torch.utils.data.DataLoader(
+            Batches(data), batch_size=None, num_workers=workers, multiprocessing_context=context
+        )
         got = list(loader)
         assert len(places(got)) == made.samples and len(got) == len(data)
         check(got, made, micro)
@@ -123,7 +133,11 @@ def shift(batch):
 def test_a_transform_runs_in_the_workers(made, tmp_path):
     with mula.torch.Loader(mula.Stream(made.path, 600, log=tmp_path), num_workers=2, transform=shift) as loader:
         got = list(loader)
-    assert [g["first"] for g in got] == [0, 600, 1200, 1800, 2400] and got[0]["inputs"].shape == (600, made.length) and isinstance(got[0]["first"], np.int64)
+    assert (
+        [g["first"] for g in got] == [0, 600, 1200, 1800, 2400]
+        and got[0]["inputs"].shape == (600, made.length)
+        and isinstance(got[0]["first"], np.int64)
+    )
     assert mula.verify(made.path, tmp_path) == made.samples
 
 
@@ -140,7 +154,11 @@ def test_a_stateful_dataloader_goes_on_after_any_batch(workers, made):
     data = pytest.importorskip("torchdata.stateful_dataloader")
 
     def loader():
-        return data.StatefulDataLoader(mula.torch.Dataset(mula.Stream(made.path, 120, micro_batch=40, end=960)), batch_size=None, num_workers=workers)
+        return data.StatefulDataLoader(
+            mula.torch.Dataset(mula.Stream(made.path, 120, micro_batch=40, end=960)),
+            batch_size=None,
+            num_workers=workers,
+        )
 
     first = loader()
     states, got = [], []
@@ -174,7 +192,14 @@ def test_accelerate_cannot_deal_one_ranks_part_out_to_all(made):
         loader = mula.torch.Loader(data)
         assert accelerator.prepare(loader) is loader
         for workers, context in ((0, None), (1, "fork"), (1, "spawn")):
-            prepared = accelerator.prepare(torch.utils.data.DataLoader(mula.torch.Dataset(data, shift), batch_size=None, num_workers=workers, multiprocessing_context=context))
+            prepared = accelerator.prepare(
+                torch.utils.data.DataLoader(
+                    mula.torch.Dataset(data, shift),
+                    batch_size=None,
+                    num_workers=workers,
+                    multiprocessing_context=context,
+                )
+            )
             with pytest.raises(mula.Error, match="accelerator.prepare made this DataLoader read for all 2 processes"):
                 next(iter(prepared))
         assert len(next(iter(loader))) == 60

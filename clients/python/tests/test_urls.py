@@ -1,4 +1,5 @@
 """URLs are refused where a local folder is meant."""
+
 import pytest
 
 import mula

@@ -2,6 +2,7 @@
 configurations, with the manifest of the cache (md5sum * | md5sum) that each gives. Prints reference.json:
 python3 reference.py > reference.json
 """
+
 import hashlib
 import io
 import json
@@ -115,7 +116,11 @@ def add_file(cache, c, prefix, name, lengths, first, end, n):
         b = np.arange(cut, samples, dtype=np.uint32)
         if len(b):
             rng.shuffle(b)
-        return {"_doc_idx.npy": doc, "_sample_idx.npy": np.array(rows, dtype=np.int64), "_shuffle_idx.npy": np.concatenate((a, b))}
+        return {
+            "_doc_idx.npy": doc,
+            "_sample_idx.npy": np.array(rows, dtype=np.int64),
+            "_shuffle_idx.npy": np.concatenate((a, b)),
+        }
 
     cache.add(text, parts)
     return text, samples
@@ -199,12 +204,18 @@ def manifest(c, lenient=False):
                     )
                 if not lenient and any(d > have[i] for d, i in zip(drawn, members)):
                     raise Refused
-                entries.append("CorpusDataset:" + "".join(c["files"][i]["prefix"] + "," for i in members) + f"-{K}-{c['seq']}{c['seed']}")
+                entries.append(
+                    "CorpusDataset:"
+                    + "".join(c["files"][i]["prefix"] + "," for i in members)
+                    + f"-{K}-{c['seq']}{c['seed']}"
+                )
                 limits.append(K)
                 w.append(float(K) / (size if c["profile"] == "blendcorpus" else sum(a[0] for a in asked)))
             w = np.array(w, dtype=np.float64)
         w /= np.sum(w)
-        text = "Blendable dataset\n\nDatasets:\n" + "".join(e + "\n\n" for e in entries) + f"Weights: {w}\nSize: {size}\n"
+        text = (
+            "Blendable dataset\n\nDatasets:\n" + "".join(e + "\n\n" for e in entries) + f"Weights: {w}\nSize: {size}\n"
+        )
         if not lenient and any(d > limit for d, limit in zip(loop(w, size)[2], limits)):
             raise Refused
         cache.add(text, lambda: blend_parts(w, size))
@@ -227,7 +238,10 @@ def configuration(rng):
     return {
         "profile": rng.choice(["blendcorpus", "megatron-deepspeed"]),
         "files": files,
-        "split": rng.choice(["70, 20, 10", "969, 30, 1", "50,50,0", "100,0,0", "34, 33, 33"] + (["0.8,.15,.05", "7/2/1", "1", "2/1"] if flat else [])),
+        "split": rng.choice(
+            ["70, 20, 10", "969, 30, 1", "50,50,0", "100,0,0", "34, 33, 33"]
+            + (["0.8,.15,.05", "7/2/1", "1", "2/1"] if flat else [])
+        ),
         "samples": [rng.randrange(1, 700), rng.choice([0, 16, 33, 100]), rng.choice([16, 33, 5])],
         "seq": rng.choice([16, 64, 100]),
         "seed": rng.choice([0, 1234, 123, 4294967295, 7]),
@@ -240,7 +254,14 @@ def configuration(rng):
 if __name__ == "__main__":
     rng, out = random.Random(20260823), []
     h = {
-        "profile": "blendcorpus", "split": "70, 20, 10", "samples": [320, 16, 16], "seq": 64, "seed": 1234, "blend": True, "shuffle": False, "epochs": 0,
+        "profile": "blendcorpus",
+        "split": "70, 20, 10",
+        "samples": [320, 16, 16],
+        "seq": 64,
+        "seed": 1234,
+        "blend": True,
+        "shuffle": False,
+        "epochs": 0,
         "files": [
             {"weight": w, "prefix": f"f{i}", "corpus": c, "number": i, "documents": n}
             for i, (w, c, n) in enumerate([(2.0, "web", 40), (1.0, "wiki", 25), (3.5, "web", 60)])
@@ -257,5 +278,9 @@ if __name__ == "__main__":
             out.append(dict(c))
             if c["manifest"]:
                 break
-    json.dump({"python": sys.version.split()[0], "numpy": np.__version__, "configurations": out}, sys.stdout, separators=(",", ":"))
+    json.dump(
+        {"python": sys.version.split()[0], "numpy": np.__version__, "configurations": out},
+        sys.stdout,
+        separators=(",", ":"),
+    )
     print()

@@ -15,7 +15,9 @@ from megatron.core.datasets.utils import Split
 
 def lengths(n, seed, modulus, zeros):
     """Length i from a 31-bit hash of i: the hash modulo `modulus`, or 0 where the hash modulo 16 is below `zeros`."""
-    h = (numpy.arange(1, n + 1, dtype=numpy.uint64) * numpy.uint64(0x9E3779B97F4A7C15) + numpy.uint64(seed)) >> numpy.uint64(33)
+    h = (
+        numpy.arange(1, n + 1, dtype=numpy.uint64) * numpy.uint64(0x9E3779B97F4A7C15) + numpy.uint64(seed)
+    ) >> numpy.uint64(33)
     a = (h % numpy.uint64(modulus)).astype(numpy.int32)
     a[h % numpy.uint64(16) < zeros] = 0
     return a
@@ -26,7 +28,9 @@ class Tokenizer:
     vocab_size, pad, eod, special_tokens_dict = 1000, 0, 0, {}
 
 
-def build(directory, sequences, seed, modulus, zeros, first, end, sequence_length, extra, partial, samples, random_seed):
+def build(
+    directory, sequences, seed, modulus, zeros, first, end, sequence_length, extra, partial, samples, random_seed
+):
     a = lengths(sequences, seed, modulus, zeros)
     prefix = os.path.join(directory, "d")
     with open(prefix + ".idx", "wb") as f:
@@ -36,14 +40,42 @@ def build(directory, sequences, seed, modulus, zeros, first, end, sequence_lengt
         f.write(numpy.arange(len(a) + 1, dtype=numpy.int64).tobytes())
     with open(prefix + ".bin", "wb") as f:
         f.write(b"\0" * 64)  # the tokens are not read
-    config = GPTDatasetConfig(random_seed=random_seed, sequence_length=sequence_length, path_to_cache=os.path.join(directory, "cache"), split="1,0,0",
-                              blend=([prefix], None), tokenizer=Tokenizer(), reset_position_ids=False, reset_attention_mask=False, eod_mask_loss=False,
-                              add_extra_token_to_sequence=extra, drop_last_partial_validation_sequence=not partial)
+    config = GPTDatasetConfig(
+        random_seed=random_seed,
+        sequence_length=sequence_length,
+        path_to_cache=os.path.join(directory, "cache"),
+        split="1,0,0",
+        blend=([prefix], None),
+        tokenizer=Tokenizer(),
+        reset_position_ids=False,
+        reset_attention_mask=False,
+        eod_mask_loss=False,
+        add_extra_token_to_sequence=extra,
+        drop_last_partial_validation_sequence=not partial,
+    )
     split = Split.valid if partial else Split.train
-    case = dict(sequences=sequences, length_seed=seed, modulus=modulus, zeros=zeros, first=first, end=end, sequence_length=sequence_length,
-                extra=extra, partial=partial, samples=-1 if samples is None else samples, seed=random_seed)
+    case = dict(
+        sequences=sequences,
+        length_seed=seed,
+        modulus=modulus,
+        zeros=zeros,
+        first=first,
+        end=end,
+        sequence_length=sequence_length,
+        extra=extra,
+        partial=partial,
+        samples=-1 if samples is None else samples,
+        seed=random_seed,
+    )
     try:
-        d = GPTDataset(IndexedDataset(prefix, multimodal=False, mmap=True), prefix, numpy.arange(first, end, dtype=numpy.int32), samples, split, config)
+        d = GPTDataset(
+            IndexedDataset(prefix, multimodal=False, mmap=True),
+            prefix,
+            numpy.arange(first, end, dtype=numpy.int32),
+            samples,
+            split,
+            config,
+        )
     except AssertionError:
         case["fails"] = True
         return case
@@ -69,7 +101,19 @@ def cases():
         s = int(r.choice([2, 7, 64, 100, 1024, 4096]))
         s = max(s, tokens // 200000)
         asked = None if k % 4 == 0 else int(float(r.uniform(0, 5)) * tokens / s)
-        yield n, seed, modulus, zeros, first, end, s, bool(r.randint(2)), bool(r.randint(2)), asked, int(r.randint(1 << 31))
+        yield (
+            n,
+            seed,
+            modulus,
+            zeros,
+            first,
+            end,
+            s,
+            bool(r.randint(2)),
+            bool(r.randint(2)),
+            asked,
+            int(r.randint(1 << 31)),
+        )
     # Separate final epochs, just below and at the threshold of 80 %.
     n, seed, modulus, s = 3000, 5, 500, 64
     tokens = int(lengths(n, seed, modulus, 0).sum())
@@ -97,5 +141,9 @@ for case in cases():
     with tempfile.TemporaryDirectory() as directory:
         out.append(build(directory, *case))
         print(len(out), file=sys.stderr)
-json.dump({"megatron-core": megatron.core.__version__, "numpy": numpy.__version__, "torch": torch.__version__, "cases": out}, sys.stdout, indent=1)
+json.dump(
+    {"megatron-core": megatron.core.__version__, "numpy": numpy.__version__, "torch": torch.__version__, "cases": out},
+    sys.stdout,
+    indent=1,
+)
 print()

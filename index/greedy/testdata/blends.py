@@ -26,8 +26,20 @@ def fused_helper():
     source = Path(helpers_cpp.__file__).with_name("helpers.cpp")
     target = Path(tempfile.mkdtemp()) / ("helpers_cpp" + sysconfig.get_config_var("EXT_SUFFIX"))
     subprocess.run(
-        ["g++", "-O3", "-Wall", "-shared", "-std=c++17", "-fPIC", "-march=x86-64-v3",
-         "-I" + sysconfig.get_path("include"), "-I" + pybind11.get_include(), str(source), "-o", str(target)],
+        [
+            "g++",
+            "-O3",
+            "-Wall",
+            "-shared",
+            "-std=c++17",
+            "-fPIC",
+            "-march=x86-64-v3",
+            "-I" + sysconfig.get_path("include"),
+            "-I" + pybind11.get_include(),
+            str(source),
+            "-o",
+            str(target),
+        ],
         check=True,
     )
     spec = importlib.util.spec_from_file_location("helpers_cpp", target)
@@ -72,17 +84,53 @@ def answer(helper, kind, datasets, samples):
 
 
 weighted = [
-    ("uniform", 2, 300_000), ("uniform", 3, 300_000), ("cubes", 7, 1_000_000), ("five", 8, 200_000), ("zeros", 9, 200_000),
-    ("powers", 20, 300_000), ("uniform", 33, 300_000), ("cubes", 100, 500_000), ("equal", 300, 100_000), ("five", 500, 100_000),
-    ("powers", 600, 100_000), ("cubes", 1000, 300_000), ("sources", 2000, 100_000), ("uniform", 2000, 500_000), ("uniform", 5000, 100_000),
+    ("uniform", 2, 300_000),
+    ("uniform", 3, 300_000),
+    ("cubes", 7, 1_000_000),
+    ("five", 8, 200_000),
+    ("zeros", 9, 200_000),
+    ("powers", 20, 300_000),
+    ("uniform", 33, 300_000),
+    ("cubes", 100, 500_000),
+    ("equal", 300, 100_000),
+    ("five", 500, 100_000),
+    ("powers", 600, 100_000),
+    ("cubes", 1000, 300_000),
+    ("sources", 2000, 100_000),
+    ("uniform", 2000, 500_000),
+    ("uniform", 5000, 100_000),
 ]
-exhaustive = [("uniform", 3), ("uniform", 7), ("powers", 9), ("powers", 12), ("uniform", 20), ("five", 40), ("equal", 500), ("five", 3000)]
+exhaustive = [
+    ("uniform", 3),
+    ("uniform", 7),
+    ("powers", 9),
+    ("powers", 12),
+    ("uniform", 20),
+    ("five", 40),
+    ("equal", 500),
+    ("five", 3000),
+]
 
 cases = []
 for fused, helper in ((False, helpers_cpp), (True, fused_helper())):
     for kind, datasets, samples in weighted + [(kind, datasets, None) for kind, datasets in exhaustive]:
         d, s, n = answer(helper, kind, datasets, samples)
-        cases.append({"kind": kind, "datasets": datasets, "samples": n, "exhaustive": samples is None, "fused": fused, "dataset": d, "sample": s})
+        cases.append(
+            {
+                "kind": kind,
+                "datasets": datasets,
+                "samples": n,
+                "exhaustive": samples is None,
+                "fused": fused,
+                "dataset": d,
+                "sample": s,
+            }
+        )
 
-made = {"megatron-core": megatron_version, "numpy": numpy.__version__, "python": platform.python_version(), "machine": platform.machine()}
+made = {
+    "megatron-core": megatron_version,
+    "numpy": numpy.__version__,
+    "python": platform.python_version(),
+    "machine": platform.machine(),
+}
 Path(__file__).with_suffix(".json").write_text(json.dumps({"made by": made, "cases": cases}, indent=1) + "\n")

@@ -56,8 +56,12 @@ def sample(dataset, k):
 
 def main():
     tokenizer = SimpleNamespace(
-        unique_identifiers=OrderedDict([("class", "_NullTokenizer"), ("tokenizer_path", [None]), ("vocab_size", "50304")]),
-        vocab_size=50304, pad=-1, eod=50303,
+        unique_identifiers=OrderedDict(
+            [("class", "_NullTokenizer"), ("tokenizer_path", [None]), ("vocab_size", "50304")]
+        ),
+        vocab_size=50304,
+        pad=-1,
+        eod=50303,
     )
     blend = (["f0", "f1", "f2"], [0.5, 0.2, 0.3])
     results = {}
@@ -69,17 +73,31 @@ def main():
         "F": {"blend": (["f0"], None)},
     }.items():
         config = dict(
-            random_seed=1234, sequence_length=64, blend=blend, split="70,20,10", path_to_cache="cache" + name, tokenizer=tokenizer,
-            reset_position_ids=False, reset_attention_mask=False, eod_mask_loss=False,
+            random_seed=1234,
+            sequence_length=64,
+            blend=blend,
+            split="70,20,10",
+            path_to_cache="cache" + name,
+            tokenizer=tokenizer,
+            reset_position_ids=False,
+            reset_attention_mask=False,
+            eod_mask_loss=False,
         )
         config.update(changes)
         sizes = [60, 10, 5] if name == "C" else [300, 40, 10]
         datasets = BlendedMegatronDatasetBuilder(GPTDataset, sizes, lambda: True, GPTDatasetConfig(**config)).build()
         results[name] = {s: [sample(d, k) for k in range(len(d))] for s, d in zip(("train", "valid", "test"), datasets)}
-    text = json.dumps({
-        "versions": {"megatron-core": megatron.core.__version__, "numpy": numpy.__version__, "python": sys.version.split()[0]},
-        "samples": results,
-    }, separators=(",", ":"))
+    text = json.dumps(
+        {
+            "versions": {
+                "megatron-core": megatron.core.__version__,
+                "numpy": numpy.__version__,
+                "python": sys.version.split()[0],
+            },
+            "samples": results,
+        },
+        separators=(",", ":"),
+    )
     print(text.replace('"train"', '\n"train"').replace('"valid"', '\n"valid"').replace('"test"', '\n"test"'))
 
 
@@ -87,6 +105,8 @@ with tempfile.TemporaryDirectory() as root:
     os.chdir(root)
     for number, count in enumerate([40, 25, 60]):
         write_file(number, count)
-    torch.distributed.init_process_group("gloo", rank=0, world_size=1, init_method="file://" + os.path.join(root, "rendezvous"))
+    torch.distributed.init_process_group(
+        "gloo", rank=0, world_size=1, init_method="file://" + os.path.join(root, "rendezvous")
+    )
     main()
     torch.distributed.destroy_process_group()

@@ -1,6 +1,6 @@
 """Writes shuffles.json: what numpy's generators give, for the tests of package numpy.
 
-    python shuffles.py > shuffles.json
+python shuffles.py > shuffles.json
 """
 
 import hashlib
@@ -37,22 +37,72 @@ for kind in ("RandomState", "Generator"):
                 a = np.arange(n, dtype=dtype)
                 state.shuffle(a)
                 md5.update(a.tobytes())
-            shuffles.append(dict(kind=kind, dtype=dtype, seed=first + 1, first=first, last=last, md5=md5.hexdigest(), then=words(kind, state)))
+            shuffles.append(
+                dict(
+                    kind=kind,
+                    dtype=dtype,
+                    seed=first + 1,
+                    first=first,
+                    last=last,
+                    md5=md5.hexdigest(),
+                    then=words(kind, state),
+                )
+            )
         for n in (65535, 65536, 65537, 1_000_000, 20_000_000):
             if dtype == "<u8" and n > 1_000_000:
                 continue
             state = generator(kind, n)
             a = np.arange(n, dtype=dtype)
             state.shuffle(a)
-            shuffles.append(dict(kind=kind, dtype=dtype, seed=n, first=n, last=n, md5=hashlib.md5(a.tobytes()).hexdigest(), then=words(kind, state)))
+            shuffles.append(
+                dict(
+                    kind=kind,
+                    dtype=dtype,
+                    seed=n,
+                    first=n,
+                    last=n,
+                    md5=hashlib.md5(a.tobytes()).hexdigest(),
+                    then=words(kind, state),
+                )
+            )
 
 intervals = []
 for kind in ("RandomState", "Generator"):
     for seed in (0, 1234, 2**32 - 1):
         state = masked(kind, seed)
-        maxima = [0, 1, 2, 3, 4, 100, 2**31 - 1, 2**31, 2**32 - 2, 2**32 - 1, 2**32, 2**32 + 1, 5, 2**40, 2**40 + 1, 7, 7, 2**63, 2**64 - 2, 6, 2**64 - 1, 10]
+        maxima = [
+            0,
+            1,
+            2,
+            3,
+            4,
+            100,
+            2**31 - 1,
+            2**31,
+            2**32 - 2,
+            2**32 - 1,
+            2**32,
+            2**32 + 1,
+            5,
+            2**40,
+            2**40 + 1,
+            7,
+            7,
+            2**63,
+            2**64 - 2,
+            6,
+            2**64 - 1,
+            10,
+        ]
         maxima += [(3**k + seed) % 2**64 for k in range(41)]
-        intervals.append(dict(kind=kind, seed=seed, max=[str(m) for m in maxima], drawn=[str(int(state.randint(0, m + 1, dtype=np.uint64))) for m in maxima]))
+        intervals.append(
+            dict(
+                kind=kind,
+                seed=seed,
+                max=[str(m) for m in maxima],
+                drawn=[str(int(state.randint(0, m + 1, dtype=np.uint64))) for m in maxima],
+            )
+        )
 
 seeds = []
 for entropy in (0, 1, 6198, 34522, 2**32 - 1, 2**32, 2**63 + 12345, 2**64 - 1):
@@ -61,4 +111,7 @@ for entropy in (0, 1, 6198, 34522, 2**32 - 1, 2**32, 2**63 + 12345, 2**64 - 1):
     seeds.append(dict(entropy=str(entropy), state=[str(int(v)) for v in state], raw=[str(int(v)) for v in raw]))
 
 rows = lambda name, values: '"%s": [\n%s\n]' % (name, ",\n".join(json.dumps(v) for v in values))
-print("{\n%s,\n%s,\n%s,\n%s\n}" % ('"numpy": "%s"' % np.__version__, rows("seeds", seeds), rows("intervals", intervals), rows("shuffles", shuffles)))
+print(
+    "{\n%s,\n%s,\n%s,\n%s\n}"
+    % ('"numpy": "%s"' % np.__version__, rows("seeds", seeds), rows("intervals", intervals), rows("shuffles", shuffles))
+)

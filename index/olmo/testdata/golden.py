@@ -3,6 +3,7 @@
 
 Needs ai2-olmo-core, torch and numpy; run as  golden.py > golden.json
 """
+
 import hashlib, importlib.metadata, json, os, pathlib, random, sys, tempfile, warnings
 
 warnings.simplefilter("ignore")
@@ -18,11 +19,13 @@ rng = random.Random(20260821)
 
 def permutations():
     out = []
-    for seed in [0, 1, 42, -42, 2**31, 2**32 - 1, 2**32, 2**63 - 1, -2**63, 6198]:
+    for seed in [0, 1, 42, -42, 2**31, 2**32 - 1, 2**32, 2**63 - 1, -(2**63), 6198]:
         for n in [0, 1, 2, 10, 33, 1000]:
             a = list(range(n))
             random.Random(seed).shuffle(a)
-            out.append(dict(seed=seed, n=n, first=a[:40], md5=hashlib.md5(numpy.array(a, dtype="<u4").tobytes()).hexdigest()))
+            out.append(
+                dict(seed=seed, n=n, first=a[:40], md5=hashlib.md5(numpy.array(a, dtype="<u4").tobytes()).hexdigest())
+            )
     return out
 
 
@@ -47,21 +50,54 @@ def datasets(folder):
             paths.append(empty_file(folder / f"part-{k}-{f}.npy", tokens * size))
         sizes[0] += 4 * length * size  # one instance at least
         os.truncate(paths[0], sizes[0])
-        vocabulary = dict(size=rng.randint(200, 256), pad=rng.choice([0, -1, 255]), eos=rng.randint(0, 199), bos=rng.choice([None, 3]))
+        vocabulary = dict(
+            size=rng.randint(200, 256), pad=rng.choice([0, -1, 255]), eos=rng.randint(0, 199), bos=rng.choice([None, 3])
+        )
         seed, epoch = rng.choice([0, 7, 34521, 2**32 - 1, 2**40]), rng.randint(1, 4)
-        dataset = NumpyFSLDataset(*paths, sequence_length=length, pad_token_id=vocabulary["pad"], eos_token_id=vocabulary["eos"], bos_token_id=vocabulary["bos"],
-                                  vocab_size=vocabulary["size"], dtype=getattr(numpy, dtype), max_target_sequence_length=longest)
+        dataset = NumpyFSLDataset(
+            *paths,
+            sequence_length=length,
+            pad_token_id=vocabulary["pad"],
+            eos_token_id=vocabulary["eos"],
+            bos_token_id=vocabulary["bos"],
+            vocab_size=vocabulary["size"],
+            dtype=getattr(numpy, dtype),
+            max_target_sequence_length=longest,
+        )
         work = folder / f"work-{k}"
         dataset.work_dir = work
         dataset.prepare()
-        loader = NumpyFSLDataLoader.wrap_numpy_dataset(dataset, global_batch_size=length, collator=DataCollator(pad_token_id=0), work_dir=work, seed=seed, num_threads=0,
-                                                       shuffle=k % 4 != 3)
+        loader = NumpyFSLDataLoader.wrap_numpy_dataset(
+            dataset,
+            global_batch_size=length,
+            collator=DataCollator(pad_token_id=0),
+            work_dir=work,
+            seed=seed,
+            num_threads=0,
+            shuffle=k % 4 != 3,
+        )
         loader.reshuffle(epoch=epoch)
         (order,) = work.glob("global_indices*")
         # The instances at the beginning of each file, as the data set itself counts them.
-        out.append(dict(dtype=dtype, length=length, longest=longest or 0, files=[dict(name=os.path.basename(p), bytes=s) for p, s in zip(paths, sizes)], vocabulary=vocabulary,
-                        seed=seed, epoch=epoch, shuffle=k % 4 != 3, instances=len(dataset), offsets=dataset.offsets, fingerprint=dataset.fingerprint, fingerprint_version=dataset.fingerprint_version,
-                        name=order.name, md5=hashlib.md5(order.read_bytes()).hexdigest(), first=numpy.fromfile(order, dtype="<u4")[:8].tolist()))
+        out.append(
+            dict(
+                dtype=dtype,
+                length=length,
+                longest=longest or 0,
+                files=[dict(name=os.path.basename(p), bytes=s) for p, s in zip(paths, sizes)],
+                vocabulary=vocabulary,
+                seed=seed,
+                epoch=epoch,
+                shuffle=k % 4 != 3,
+                instances=len(dataset),
+                offsets=dataset.offsets,
+                fingerprint=dataset.fingerprint,
+                fingerprint_version=dataset.fingerprint_version,
+                name=order.name,
+                md5=hashlib.md5(order.read_bytes()).hexdigest(),
+                first=numpy.fromfile(order, dtype="<u4")[:8].tolist(),
+            )
+        )
     return out
 
 
@@ -75,15 +111,41 @@ def mixtures(folder):
         total = sum(weights)
         sources = []
         for i, (name, w) in enumerate(zip(names, weights)):
-            tokens = [rng.choice([0, 1, length, rng.randint(1, 3 * length), rng.randint(1, 5000), rng.randint(1, 200000)]) for _ in range(rng.randint(1, 7))]
-            sources.append(dict(name=name, ratio=w / total, fraction=rng.choice([1, 1, rng.uniform(0.3, 1)]), repetition=rng.choice([1, 1, 2.5, rng.uniform(1, 8), 50]), tokens=tokens))
+            tokens = [
+                rng.choice([0, 1, length, rng.randint(1, 3 * length), rng.randint(1, 5000), rng.randint(1, 200000)])
+                for _ in range(rng.randint(1, 7))
+            ]
+            sources.append(
+                dict(
+                    name=name,
+                    ratio=w / total,
+                    fraction=rng.choice([1, 1, rng.uniform(0.3, 1)]),
+                    repetition=rng.choice([1, 1, 2.5, rng.uniform(1, 8), 50]),
+                    tokens=tokens,
+                )
+            )
         most = min(sum(s["tokens"]) * s["fraction"] * s["repetition"] / s["ratio"] for s in sources)
         requested = max(1, int(most * rng.choice([1, 0.999, rng.random(), rng.random(), 1.01])))
         config = SourceMixtureDatasetConfig(
-            source_list=SourceMixtureList(sources=[SourceMixtureConfig(
-                source_name=s["name"], target_ratio=s["ratio"], max_source_fraction=s["fraction"], max_repetition_ratio=s["repetition"],
-                paths=[empty_file(folder / f"m{k}-{i}-{f}.npy", 2 * n) for f, n in enumerate(s["tokens"])]) for i, s in enumerate(sources)]),
-            requested_tokens=requested, global_batch_size=batch, processes=1, seed=1, render_tables=False, quiet=True)
+            source_list=SourceMixtureList(
+                sources=[
+                    SourceMixtureConfig(
+                        source_name=s["name"],
+                        target_ratio=s["ratio"],
+                        max_source_fraction=s["fraction"],
+                        max_repetition_ratio=s["repetition"],
+                        paths=[empty_file(folder / f"m{k}-{i}-{f}.npy", 2 * n) for f, n in enumerate(s["tokens"])],
+                    )
+                    for i, s in enumerate(sources)
+                ]
+            ),
+            requested_tokens=requested,
+            global_batch_size=batch,
+            processes=1,
+            seed=1,
+            render_tables=False,
+            quiet=True,
+        )
         try:
             mixture = config.build(npdtype=numpy.uint16, sequence_length=length)
             parts = []
@@ -113,7 +175,13 @@ def sample_sizes():
             result = [int(v) for v in calculate_sample_sizes(sizes, ratios, repetitions, target_size=target)]
         except Exception as e:
             result = None
-        out.append(dict(sources=[dict(tokens=s, ratio=r, repetition=m) for s, r, m in zip(sizes, ratios, repetitions)], target=target or 0, sizes=result))
+        out.append(
+            dict(
+                sources=[dict(tokens=s, ratio=r, repetition=m) for s, r, m in zip(sizes, ratios, repetitions)],
+                target=target or 0,
+                sizes=result,
+            )
+        )
     return out
 
 
@@ -150,16 +218,45 @@ def samples(folder):
         source = SamplingInstanceSource(Numbers(n, **kwargs), max_tokens=tokens, work_dir=work, seed=seed)
         ids = numpy.fromfile(source._source_sample_paths[0], dtype="<u4")
         assert len(ids) == len(source)
-        out.append(dict(instances=n, length=length, tokens=tokens, seed=seed, sampled=len(ids), md5=hashlib.md5(ids.tobytes()).hexdigest(), first=ids[:8].tolist()))
+        out.append(
+            dict(
+                instances=n,
+                length=length,
+                tokens=tokens,
+                seed=seed,
+                sampled=len(ids),
+                md5=hashlib.md5(ids.tobytes()).hexdigest(),
+                first=ids[:8].tolist(),
+            )
+        )
     return out
 
 
 with tempfile.TemporaryDirectory() as tmp:
     folder = pathlib.Path(tmp)
     result = dict(
-        versions={"ai2-olmo-core": importlib.metadata.version("ai2-olmo-core"), "numpy": numpy.__version__, "torch": torch.__version__, "python": sys.version.split()[0]},
-        permutations=permutations(), datasets=datasets(folder), mixtures=mixtures(folder), sample_sizes=sample_sizes(), samples=samples(folder))
+        versions={
+            "ai2-olmo-core": importlib.metadata.version("ai2-olmo-core"),
+            "numpy": numpy.__version__,
+            "torch": torch.__version__,
+            "python": sys.version.split()[0],
+        },
+        permutations=permutations(),
+        datasets=datasets(folder),
+        mixtures=mixtures(folder),
+        sample_sizes=sample_sizes(),
+        samples=samples(folder),
+    )
 print("{")
-print(",\n".join(f"{json.dumps(key)}: " + (json.dumps(value) if isinstance(value, dict) else "[\n" + ",\n".join(json.dumps(v, separators=(",", ":")) for v in value) + "\n]")
-                  for key, value in result.items()))
+print(
+    ",\n".join(
+        f"{json.dumps(key)}: "
+        + (
+            json.dumps(value)
+            if isinstance(value, dict)
+            else "[\n" + ",\n".join(json.dumps(v, separators=(",", ":")) for v in value) + "\n]"
+        )
+        for key, value in result.items()
+    )
+)
 print("}")

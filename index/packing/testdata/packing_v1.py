@@ -1,7 +1,8 @@
 """The packing of docs/formats/packing.md, written from that page without a look at the Go code.
 
-    python3 packing_v1.py > vectors.json
+python3 packing_v1.py > vectors.json
 """
+
 import hashlib
 import json
 import struct
@@ -78,7 +79,10 @@ def index_file(shards, length, held_token):
     for digest, lengths in shards:
         key += struct.pack("<Q", sum(lengths)) + digest.encode()
     key = hashlib.sha256(key).digest()
-    end = struct.pack("<7Q", length, len(samples), len(held), len(documents), sum(n > c for _, n in documents), first, at) + key
+    end = (
+        struct.pack("<7Q", length, len(samples), len(held), len(documents), sum(n > c for _, n in documents), first, at)
+        + key
+    )
     end += struct.pack("<I", crc32c(end))
     data = b"mula packing 1\n\0" + b"".join(row for r in rows for row in r) + b"".join(table) + end
     return key[:16].hex() + ".packing", data, samples
@@ -90,7 +94,14 @@ def lengths(count, seed, most, shape):
     for _ in range(count):
         state = (state * 1103515245 + 12345) % 2**31
         n = state >> 8
-        out.append({"uniform": n % (most + 1), "small": n % (1 + n // 64 % (most + 1)), "large": most - n % max(1, most // 2), "ones": 1}[shape])
+        out.append(
+            {
+                "uniform": n % (most + 1),
+                "small": n % (1 + n // 64 % (most + 1)),
+                "large": most - n % max(1, most // 2),
+                "ones": 1,
+            }[shape]
+        )
     return out
 
 
@@ -102,13 +113,28 @@ def main():
         (63, 1.0, [(0, 1, 1, "uniform"), (300, 5, 200, "small"), (200, 6, 64, "uniform")]),
         (1, 0.5, [(30, 7, 5, "uniform")]),
         (4095, 0.99, [(1500, 8, 4095, "large"), (800, 9, 2500, "uniform")]),  # more than 1,024 are open at a time
-        (2**20, 1.0, [(5, 10, 2**20, "large"), (270000, 11, 1, "ones"), (20, 12, 2**19, "uniform")]),  # more than 262,144 pieces
+        (
+            2**20,
+            1.0,
+            [(5, 10, 2**20, "large"), (270000, 11, 1, "ones"), (20, 12, 2**19, "uniform")],
+        ),  # more than 262,144 pieces
     ]:
         shards = [("%064x" % i, lengths(*s)) for i, s in enumerate(sources)]
         total = sum(sum(s[1]) for s in shards)
         name, data, samples = index_file(shards, length, int(held * total))
-        cases.append({"sequence_length": length, "held_token": int(held * total), "sources": sources, "name": name, "bytes": len(data),
-                      "sha256": hashlib.sha256(data).hexdigest(), "samples": len(samples), "first": [s[:8] for s in samples[:12]], "last": [s[:8] for s in samples[-3:]]})
+        cases.append(
+            {
+                "sequence_length": length,
+                "held_token": int(held * total),
+                "sources": sources,
+                "name": name,
+                "bytes": len(data),
+                "sha256": hashlib.sha256(data).hexdigest(),
+                "samples": len(samples),
+                "first": [s[:8] for s in samples[:12]],
+                "last": [s[:8] for s in samples[-3:]],
+            }
+        )
     json.dump({"python": sys.version.split()[0], "cases": cases}, sys.stdout, separators=(",", ":"))
     print()
 

@@ -46,7 +46,12 @@ for _ in range(70):  # few ids, so that chance makes repetitions too
         if random.random() < 0.5:
             runs.append(noise(random.randrange(0, 90), random.choice((1, 2, 3, 1000))))
         else:
-            runs.append([random.randrange(1, 60), [random.randrange(random.choice((1, 2, 5))) for _ in range(random.randrange(1, 16))]])
+            runs.append(
+                [
+                    random.randrange(1, 60),
+                    [random.randrange(random.choice((1, 2, 5))) for _ in range(random.randrange(1, 16))],
+                ]
+            )
     cases.append(runs)
 
 out = []
@@ -54,7 +59,11 @@ for runs in cases:
     tokens = np.array(expand(runs), dtype=np.int64)
     found = []
     if len(tokens) > 0:
-        found = [[int(r.start), int(r.end), int(r.period)] for r in find_periodic_sequences(tokens, max_period=13, min_period=1) if r.times >= 32]
+        found = [
+            [int(r.start), int(r.end), int(r.period)]
+            for r in find_periodic_sequences(tokens, max_period=13, min_period=1)
+            if r.times >= 32
+        ]
     runs = [r for r in runs if r[1]]
     out.append({"runs": runs, "found": sorted(found)})
 print('{"made_with": "ai2-olmo-core 3.0.0",\n"cases": [')

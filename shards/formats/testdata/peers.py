@@ -6,6 +6,7 @@
 
 The files of MDS have a hash of every algorithm that the package offers, but for those of OpenSSL that Python 3.11 has not everywhere.
 """
+
 import importlib.metadata, json, pathlib, tempfile
 
 import numpy
@@ -21,21 +22,36 @@ def files(folder):
 
 
 def mds(compression):
-    hashes = sorted(h for h in get_hashes() if h.startswith(("md5", "sha1", "sha2", "sha3_", "sha5", "blake2", "xxh")) or h == "sha384")
+    hashes = sorted(
+        h
+        for h in get_hashes()
+        if h.startswith(("md5", "sha1", "sha2", "sha3_", "sha5", "blake2", "xxh")) or h == "sha384"
+    )
     with tempfile.TemporaryDirectory() as folder:
         with MDSWriter(out=folder, columns={"tokens": "ndarray:uint16"}, compression=compression, hashes=hashes) as out:
             for ids in DOCUMENTS:
                 out.write({"tokens": numpy.array(ids, numpy.uint16)})
-        return {"writer": "mosaicml-streaming " + importlib.metadata.version("mosaicml-streaming"), "open": "", "files": files(folder), "hashes": hashes}
+        return {
+            "writer": "mosaicml-streaming " + importlib.metadata.version("mosaicml-streaming"),
+            "open": "",
+            "files": files(folder),
+            "hashes": hashes,
+        }
 
 
 def datatrove():
     with tempfile.TemporaryDirectory() as folder:
-        out = TokenizedFile(folder, "x.ds", tokenizer_name_or_path="some/tokenizer", save_final_metadata=True, token_size=2)
+        out = TokenizedFile(
+            folder, "x.ds", tokenizer_name_or_path="some/tokenizer", save_final_metadata=True, token_size=2
+        )
         for ids in DOCUMENTS:
             out.write(ids, None)
         out.close()
-        return {"writer": "datatrove " + importlib.metadata.version("datatrove"), "open": "x.ds", "files": files(folder)}
+        return {
+            "writer": "datatrove " + importlib.metadata.version("datatrove"),
+            "open": "x.ds",
+            "files": files(folder),
+        }
 
 
 if __name__ == "__main__":

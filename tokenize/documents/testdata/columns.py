@@ -3,6 +3,7 @@
 
 Run in this folder: python3 columns.py
 """
+
 import base64
 import io
 import json
@@ -12,7 +13,10 @@ import pyarrow.ipc as ipc
 import pyarrow.parquet as pq
 
 ROWS = 12
-TEXTS = [None if i == 5 else "" if i == 7 else "é" * (i % 3) + "text %d, 日本 😀\n" % (i % 4) * (1 + i % 5) for i in range(ROWS)]
+TEXTS = [
+    None if i == 5 else "" if i == 7 else "é" * (i % 3) + "text %d, 日本 😀\n" % (i % 4) * (1 + i % 5)
+    for i in range(ROWS)
+]
 IDS = [None if i % 4 == 3 else "doc-%d" % (i * i) for i in range(ROWS)]
 NUMBERS = [None if i % 4 == 3 else (-3) ** (i * 3) for i in range(ROWS)]
 
@@ -25,7 +29,15 @@ cases = []
 
 
 def case(name, data, texts=TEXTS, ids=IDS, text="text", id="id"):
-    cases.append({"name": name, "file": base64.b64encode(data).decode(), "text": text, "id": id, "documents": documents(texts, ids)})
+    cases.append(
+        {
+            "name": name,
+            "file": base64.b64encode(data).decode(),
+            "text": text,
+            "id": id,
+            "documents": documents(texts, ids),
+        }
+    )
 
 
 def parquet(name, table, **options):
@@ -38,7 +50,9 @@ def parquet(name, table, **options):
 
 def arrow(name, table, codec=None, stream=False, **expected):
     out = io.BytesIO()
-    with (ipc.new_stream if stream else ipc.new_file)(out, table.schema, options=ipc.IpcWriteOptions(compression=codec)) as writer:
+    with (ipc.new_stream if stream else ipc.new_file)(
+        out, table.schema, options=ipc.IpcWriteOptions(compression=codec)
+    ) as writer:
         for batch in table.to_batches(max_chunksize=5):
             writer.write_batch(batch)
     case(name + ".arrow", out.getvalue(), **expected)
@@ -55,7 +69,13 @@ for encoding in ("PLAIN", "DELTA_LENGTH_BYTE_ARRAY", "DELTA_BYTE_ARRAY"):
 for kind in (pa.int64(), pa.int32()):
     numbers = [None if n is None else n if kind == pa.int64() else n % 1000 - 500 for n in NUMBERS]
     for encoding in ("PLAIN", "DELTA_BINARY_PACKED", "BYTE_STREAM_SPLIT"):
-        parquet("%s%s" % (kind, encoding), pa.table({"id": pa.array(numbers, kind), "text": TEXTS}), use_dictionary=False, column_encoding={"id": encoding}, ids=numbers)
+        parquet(
+            "%s%s" % (kind, encoding),
+            pa.table({"id": pa.array(numbers, kind), "text": TEXTS}),
+            use_dictionary=False,
+            column_encoding={"id": encoding},
+            ids=numbers,
+        )
 unsigned = [None if n is None else n % 2**64 for n in NUMBERS]
 parquet("uint64", pa.table({"id": pa.array(unsigned, pa.uint64()), "text": TEXTS}), ids=unsigned)
 parquet("nested", nested, text="m.t\\.x", id="m.a.url", ids=nested_ids)
