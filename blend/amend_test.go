@@ -784,9 +784,9 @@ func TestCursorOfAmendedPlan(t *testing.T) {
 	}
 }
 
-// Every field of an amend.yaml has its row in docs/amend.md, and every row its field.
+// Every field of an amend.yaml has its row in docs/guides/amend.md, and every row its field.
 func TestAmendmentIsDocumented(t *testing.T) {
-	page, err := os.ReadFile("../docs/amend.md")
+	page, err := os.ReadFile("../docs/guides/amend.md")
 	if err != nil {
 		t.Fatal(err)
 	}

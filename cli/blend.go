@@ -21,7 +21,7 @@ func blendCommand() *cli.Command {
 		Usage: "seal a blend of shards into a plan, which fixes the order of all samples",
 		Description: "Prints sources, tokens, and per stage samples, epochs and repeats.\n\n" +
 			"With --amend a plan is changed from a position on: new sources, new shards of old ones, other weights, more samples (--config), and\n" +
-			"positions to leave out (--skip). All samples before the position stay as they are (docs/amend.md).\n\n" +
+			"positions to leave out (--skip). All samples before the position stay as they are (docs/guides/amend.md).\n\n" +
 			"Example: mula blend --config blend.yaml --output plan.json\n" +
 			"         mula blend --amend plan.json --at 320000 --config amend.yaml --reason 'more web text' --output plan-2.json\n" +
 			"         mula blend --amend plan.json --skip 961:977 --reason 'spike at step 30' --output plan-2.json",

@@ -30,7 +30,7 @@ func estimateCommand() *cli.Command {
 		Name:  "estimate",
 		Usage: "memory, traffic, time and scaling of a model on many ranks of a machine",
 		Description: "Bytes and weights are exact; times come from a model of the machine, whose assumed figures are listed with what a step takes if\n" +
-			"they are 20 % off. docs/estimate.md has the formulas, the machines and the form of a machine's file.\n\n" +
+			"they are 20 % off. docs/reference/estimate.md has the formulas, the machines and the form of a machine's file.\n\n" +
 			"Example: mula estimate --model mula-20b-a2b --layout dp=256,ep=12 --machine aurora --scaling 384:12288 --compare so,epso --plot scaling.svg",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "model", Usage: "one of the presets, as `NAME` in train.yaml's model.preset"},

@@ -27,7 +27,7 @@ func serveCommand() *cli.Command {
 		Name:  "serve",
 		Usage: "give the samples of a plan to other programs, over HTTP, a unix socket and Arrow Flight",
 		Description: "Prints one line of JSON when it listens, and runs until it is stopped. Any Arrow library reads its streams:\n" +
-			"GET /v1/stream?batch_size=512&rank=0&world=8&from=0. docs/serve.md is a tour, docs/formats/serve.md names every request.\n\n" +
+			"GET /v1/stream?batch_size=512&rank=0&world=8&from=0. docs/guides/serve.md is a tour, docs/formats/serve.md names every request.\n\n" +
 			"Example: mula serve --plan plan.json --listen 127.0.0.1:8080 --socket /run/user/1000/mula.sock",
 		Flags: []cli.Flag{
 			planFlag, shardsFlag,

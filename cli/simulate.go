@@ -21,7 +21,7 @@ func simulateCommand() *cli.Command {
 		Name:  "simulate",
 		Usage: "say what reading a plan asks of storage, and what its shuffle and mixture look like",
 		Description: "What is said of the order is counted along the plan. Seconds come from a simple model of the storage, whose figures are assumptions:\n" +
-			"docs/simulate.md has the formulas, the kinds of storage and the form of a storage's file.\n\n" +
+			"docs/reference/simulate.md has the formulas, the kinds of storage and the form of a storage's file.\n\n" +
 			"Example: mula simulate --plan plan.json --nodes 64 --ranks-per-node 8 --batch-size 1024 --step-time 0.9 --storage parallel-fs --report simulate.html",
 		Flags: []cli.Flag{
 			planFlag, shardsFlag,
@@ -159,7 +159,7 @@ func simulateOptions(c *cli.Context) (simulate.Options, error) {
 
 // printSimulation prints the report as tables and lines.
 func printSimulation(w io.Writer, r *simulate.Report) {
-	fmt.Fprintf(w, "%s of %d from position %d; storage %s (assumed figures: docs/simulate.md)\n\n",
+	fmt.Fprintf(w, "%s of %d from position %d; storage %s (assumed figures: docs/reference/simulate.md)\n\n",
 		plural(r.Steps, "step"), r.BatchSize, r.From, r.Reading.Storage.Name)
 	for i, t := range []page.Table{r.ReadingTable(), r.MixtureTable(), r.ShuffleTable(), r.RepeatsTable()} {
 		if i > 0 {

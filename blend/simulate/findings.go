@@ -7,7 +7,8 @@ import (
 	"mula/internal/quantity"
 )
 
-// Where a finding begins. Of a right order none is made in a million runs: see docs/simulate.md.
+// Where a finding begins. Of a right order none is made in a million runs: see
+// docs/reference/simulate.md.
 const (
 	manyDeviations = 6    // standard deviations
 	leastDistance  = 0.01 // difference of the mean distance that is worth a word

@@ -3,7 +3,7 @@
 // Two kinds of results must not be mixed up. What is said of the order is counted: which windows of
 // which shards stand at which positions is computed from the plan, and compared with the plan's own
 // bounds and with what draws by chance would give. What is said of seconds comes from a small model
-// of storage whose figures are assumptions. docs/simulate.md has every formula.
+// of storage whose figures are assumptions. docs/reference/simulate.md has every formula.
 package simulate
 
 import (

@@ -11,8 +11,8 @@ import (
 )
 
 // A Storage is what the model knows of the place that shards are read from. Each kind that the
-// package knows is an assumption about what is usual, measured nowhere; docs/simulate.md has the
-// file that describes another.
+// package knows is an assumption about what is usual, measured nowhere; docs/reference/simulate.md
+// has the file that describes another.
 type Storage struct {
 	Name          string  `yaml:"name" json:"name"`
 	Latency       float64 `yaml:"latency" json:"latency"`               // seconds from a request to its first byte
@@ -76,7 +76,7 @@ func parseStorage(file *strictyaml.File) (Storage, error) {
 	for _, name := range []string{"name", "latency", "node_bandwidth", "request_size"} {
 		if !file.Has("$." + name) {
 			return Storage{}, file.Errorf("$."+name,
-				"%s is missing (docs/simulate.md says what it is, and in which unit)", name)
+				"%s is missing (docs/reference/simulate.md says what it is, and in which unit)", name)
 		}
 	}
 	if name, err := s.check(); err != nil {

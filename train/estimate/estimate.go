@@ -1,8 +1,8 @@
 // Package estimate predicts what a training run of many ranks needs: memory and work of a rank,
 // what it sends by each kind of exchange, how long a step takes and how that scales. Bytes and
 // elements are exact, by formulas that tests hold against what runs have sent; times are those of a
-// simple model of a machine, whose figures say where they come from. docs/estimate.md has all
-// formulas.
+// simple model of a machine, whose figures say where they come from. docs/reference/estimate.md has
+// all formulas.
 //
 // The package knows models and layouts, not runs: nothing here is read from, or needed by, package
 // train.

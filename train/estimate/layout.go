@@ -8,8 +8,8 @@ import (
 	"mula/moe"
 )
 
-// Scheme says how gradients are added up and which rank updates which weights; docs/estimate.md has
-// the formulas of each.
+// Scheme says how gradients are added up and which rank updates which weights;
+// docs/reference/estimate.md has the formulas of each.
 type Scheme string
 
 // The schemes. All give the same weights.

@@ -29,8 +29,8 @@ type Figure struct {
 	Source string  `yaml:"source" json:"source" url:"ok"`
 }
 
-// A Machine is what the ranks of a run compute and communicate with. docs/estimate.md describes the
-// fields and the file they are read from.
+// A Machine is what the ranks of a run compute and communicate with. docs/reference/estimate.md
+// describes the fields and the file they are read from.
 type Machine struct {
 	Name string `yaml:"name" json:"name"`
 
@@ -143,7 +143,7 @@ func parseMachine(file *strictyaml.File) (Machine, error) {
 		}
 		if !file.Has(at + ".value") {
 			return Machine{}, file.Errorf(at,
-				"%s is missing; write %s: {value: …, kind: assumed, source: …} (docs/estimate.md says in which unit)",
+				"%s is missing; write %s: {value: …, kind: assumed, source: …} (docs/reference/estimate.md says in which unit)",
 				names[i], names[i])
 		}
 		if f.Kind == "" {

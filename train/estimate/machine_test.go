@@ -114,7 +114,7 @@ func TestAurora(t *testing.T) {
 
 // The page has every figure of the preset, with its value and kind.
 func TestMachinePage(t *testing.T) {
-	page, err := os.ReadFile("../../docs/estimate.md")
+	page, err := os.ReadFile("../../docs/reference/estimate.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -124,12 +124,12 @@ func TestMachinePage(t *testing.T) {
 		begin := fmt.Sprintf("| `%s` |", names[i])
 		at := strings.Index(string(page), begin)
 		if at < 0 {
-			t.Errorf("docs/estimate.md has no line that begins with %s", begin)
+			t.Errorf("docs/reference/estimate.md has no line that begins with %s", begin)
 			continue
 		}
 		row, _, _ := strings.Cut(string(page)[at:], "\n")
 		if want := fmt.Sprintf("| %g | %s |", f.Value, f.Kind); !strings.Contains(row, want) {
-			t.Errorf("docs/estimate.md: %s\nhas not %s", row, want)
+			t.Errorf("docs/reference/estimate.md: %s\nhas not %s", row, want)
 		}
 	}
 }

@@ -19,7 +19,7 @@ const (
 	ForVotes     Purpose = "votes"     // what all ranks learn of each other before an update; see [VoteTraffic]
 )
 
-// Group names the ranks that exchange; docs/estimate.md says who is in each.
+// Group names the ranks that exchange; docs/reference/estimate.md says who is in each.
 type Group string
 
 // The groups.

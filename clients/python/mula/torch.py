@@ -1,4 +1,4 @@
-"""A dataset for torch's DataLoader, and a loader that counts what the training was given. docs/python.md has recipes for the frameworks."""
+"""A dataset for torch's DataLoader, and a loader that counts what the training was given. docs/guides/python.md has recipes for the frameworks."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ class Loader:
     def dataset(self) -> Any:
         # Trainer's skip_first_batches would read the dataset from the start; Accelerate and Lightning ask whether there is one.
         raise AttributeError(
-            "a mula.torch.Loader has no dataset to skip batches of: in HF Trainer set ignore_data_skip=True, and load the loader's state (docs/python.md)"
+            "a mula.torch.Loader has no dataset to skip batches of: in HF Trainer set ignore_data_skip=True, and load the loader's state (docs/guides/python.md)"
         )
 
     def __enter__(self) -> Loader:

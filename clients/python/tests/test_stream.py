@@ -234,7 +234,7 @@ def test_torch_shares_the_memory(made):
 
 
 def test_under_a_dataloader(made):
-    """The lines of docs/python.md."""
+    """The lines of docs/guides/python.md."""
     torch = pytest.importorskip("torch")
 
     class Batches(torch.utils.data.IterableDataset):
