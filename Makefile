@@ -4,6 +4,9 @@ GO       ?= go
 FUZZTIME ?= 20s
 # Where the Python environments of the originals are made, about 8 GB; see conformance/environments.sh.
 ENVIRONMENTS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/mula/conformance
+# The version is the newest tag of git, as in 1.2.3-4-gabc; without a tag it comes from the go command, which uses the commit.
+VERSION ?= $(patsubst v%,%,$(shell git describe --tags --match 'v[0-9]*' --dirty 2>/dev/null))
+LDFLAGS = $(if $(VERSION),-X mula/internal/version.number=$(VERSION))
 
 .PHONY: help build test test-long race lint fmt fuzz bench bench-index bench-encoding bench-training bench-products bench-kernels bench-loaders pvc conformance conformance-ids conformance-layouts conformance-huggingface quickstart clean
 
@@ -11,7 +14,7 @@ help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 26
 
 build: ## build bin/mula
-	$(GO) build -trimpath -o bin/mula ./cli/mula
+	$(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/mula ./cli/mula
 
 test: ## run the tests
 	GO=$(GO) $(GO) run ./internal/gotest ./...

@@ -28,10 +28,8 @@ import (
 
 	"mula/internal/quantity"
 	"mula/internal/suggest"
+	"mula/internal/version"
 )
-
-// Version is what `mula --version` prints and what run directories record.
-const Version = "0.1.0"
 
 // Exit codes.
 const (
@@ -181,7 +179,7 @@ func newApp(stdin io.Reader, stdout, stderr io.Writer) *cli.App {
 		Usage: "blend token corpora into one exact order of samples, and train mixture-of-experts models on it",
 		Description: "The usual way: tokenize documents into shards, blend shards into a plan, train on the plan.\n" +
 			"`mula COMMAND --help` shows a command's flags and an example.",
-		Version:         Version,
+		Version:         version.String(),
 		HideHelpCommand: true,
 		// the library adds it only to a program without a command of this name
 		Flags:          []cli.Flag{cli.HelpFlag},

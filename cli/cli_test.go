@@ -16,6 +16,7 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"mula/internal/atomicfile"
+	"mula/internal/version"
 )
 
 // The tests run the command itself: the test binary stands in for mula when it is started under
@@ -234,7 +235,7 @@ func TestHelp(t *testing.T) {
 			t.Errorf("mula %s: exit %d, %q, %q", strings.Join(args, " "), code, stdout, stderr)
 		}
 	}
-	if code, stdout, _ := call(t, "--version"); code != exitDone || !strings.Contains(stdout, Version) {
+	if code, stdout, _ := call(t, "--version"); code != exitDone || !strings.Contains(stdout, version.String()) {
 		t.Errorf("mula --version: exit %d, %q", code, stdout)
 	}
 }

@@ -1,11 +1,7 @@
 package cli
 
 import (
-	"fmt"
-	"io"
 	"regexp"
-	"runtime"
-	"runtime/debug"
 	"slices"
 	"strings"
 
@@ -19,7 +15,6 @@ var libraryFlag = cli.FlagStringer
 
 func init() {
 	cli.FlagStringer = flagText
-	cli.VersionPrinter = func(c *cli.Context) { printVersion(c.App.Writer) }
 }
 
 // noDefault are defaults that say nothing.
@@ -69,41 +64,6 @@ func helpCommand() *cli.Command {
 			return newApp(c.App.Reader, c.App.Writer, c.App.ErrWriter).RunContext(c.Context, append(args, "--help"))
 		},
 	}
-}
-
-// versionCommand is `mula version`.
-func versionCommand() *cli.Command {
-	return &cli.Command{
-		Name:        "version",
-		Usage:       "print the version, the commit and the platform",
-		Description: "Example: mula version --help",
-		Action: func(c *cli.Context) error {
-			if err := noOperands(c); err != nil {
-				return err
-			}
-			return printVersion(c.App.Writer)
-		},
-	}
-}
-
-// printVersion prints the version and what the program was built from.
-func printVersion(w io.Writer) error {
-	commit := "unknown commit"
-	if info, ok := debug.ReadBuildInfo(); ok {
-		for _, s := range info.Settings {
-			if s.Key == "vcs.revision" {
-				commit = fmt.Sprintf("commit %.12s", s.Value)
-			}
-		}
-		for _, s := range info.Settings {
-			if s.Key == "vcs.modified" && s.Value == "true" {
-				commit += " with changes"
-			}
-		}
-	}
-	_, err := fmt.Fprintf(w, "mula version %s (%s, %s, %s/%s)\n", Version, commit, runtime.Version(), runtime.GOOS,
-		runtime.GOARCH)
-	return err
 }
 
 // undefined is what the flag package says of a flag that a command does not have.

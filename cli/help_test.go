@@ -1,8 +1,11 @@
 package cli
 
 import (
+	"runtime"
 	"strings"
 	"testing"
+
+	"mula/internal/version"
 )
 
 // Help and version are commands, an unknown flag is answered with the known one, and a help text
@@ -19,8 +22,7 @@ func TestHelpAndVersion(t *testing.T) {
 		{"help plan diff", exitDone, []string{"mula plan diff"}, nil},
 		{"help blnd", exitUsage, []string{"did you mean `mula blend`?"}, nil},
 		{"help plan dif", exitUsage, []string{"did you mean `mula plan diff`?"}, nil},
-		{"version", exitDone, []string{"mula version " + Version + " (", "go1."}, nil},
-		{"--version", exitDone, []string{"mula version " + Version + " (", "go1."}, nil},
+		{"--version", exitDone, []string{"mula " + version.String() + " (", runtime.Version()}, nil},
 		{"version x", exitUsage, []string{`unexpected "x"`}, nil},
 		{"blend --help", exitDone, []string{"--help, -h", "--batch-size N ", "--dry-run"},
 			[]string{"default: none", "default: false", " value"}},

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"mula/fixtures/vectors"
+	"mula/internal/version"
 )
 
 func TestStanding(t *testing.T) {
@@ -309,7 +310,7 @@ func TestWorkerChecks(t *testing.T) {
 		0o644)); err != nil {
 		t.Fatal(err)
 	}
-	good := workerRequest{Version: Version, Dir: dir, Rank: 1, Size: 2, Proof: proof, Text: "text"}
+	good := workerRequest{Version: version.String(), Dir: dir, Rank: 1, Size: 2, Proof: proof, Text: "text"}
 	for _, test := range []struct {
 		want   string
 		secret string

@@ -22,6 +22,7 @@ import (
 
 	"mula/index/cache"
 	"mula/internal/atomicfile"
+	"mula/internal/version"
 )
 
 // Workers are processes on other machines that help with a build when they are asked to: `mula
@@ -222,7 +223,7 @@ func (s *workerServer) answer(ctx context.Context, conn net.Conn) error {
 	conn.SetDeadline(time.Now().Add(handshakeTime))
 	r := bufio.NewReaderSize(conn, maxLine)
 	mine := nonce()
-	if err := writeLine(conn, helloLine{Version, mine}); err != nil {
+	if err := writeLine(conn, helloLine{version.String(), mine}); err != nil {
 		return err
 	}
 	var line requestLine
@@ -255,8 +256,9 @@ func (s *workerServer) answer(ctx context.Context, conn net.Conn) error {
 			string(text))})
 	}
 	fail := func(err error) error { return errors.Join(err, say(workerAnswer{Error: err.Error()})) }
-	if req.Version != Version {
-		return fail(fmt.Errorf("it runs mula %s and was asked by mula %s: use one version", Version, req.Version))
+	if req.Version != version.String() {
+		return fail(fmt.Errorf("it runs mula %s and was asked by mula %s: use one version", version.String(),
+			req.Version))
 	}
 	if !s.busy.TryLock() {
 		return fail(errors.New("it is building for somebody else"))
@@ -357,7 +359,7 @@ func askWorkers(c *cli.Context, stop context.CancelCauseFunc) (_ *workers, err e
 			w.close()
 		}
 	}()
-	req := workerRequest{Version: Version, Args: indexFlags(c), Dir: dir, Size: len(list) + 1, Proof: w.proof,
+	req := workerRequest{Version: version.String(), Args: indexFlags(c), Dir: dir, Size: len(list) + 1, Proof: w.proof,
 		Text: text}
 	for i, address := range list {
 		req.Rank = i + 1

@@ -17,6 +17,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"mula/internal/quantity"
+	"mula/internal/version"
 	"mula/moe"
 	"mula/train"
 	"mula/train/launch"
@@ -99,7 +100,7 @@ func runTrain(c *cli.Context) error {
 	var evaluated *train.Evaluation
 	var speed pace
 	options := train.Options{
-		Version: Version,
+		Version: version.String(),
 		World:   world,
 		Stop:    c.Context.Done(),
 		Terminated: func() bool {

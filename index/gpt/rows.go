@@ -59,3 +59,11 @@ func (r *rows) fill64Go(dst [][2]int64, low int64, documents []uint64) int {
 	}
 	return 0
 }
+
+// Kernels returns the instruction set of the package's kernels on this machine: "avx512" or "go".
+func Kernels() string {
+	if haveAVX512 {
+		return "avx512"
+	}
+	return "go"
+}

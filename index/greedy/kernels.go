@@ -124,3 +124,11 @@ func argmaxGo(w, c []float64, x float64, fused bool) (best float64, at, equal in
 	}
 	return best, at, equal
 }
+
+// Kernels returns the instruction set of the package's kernels on this machine: "avx512" or "go".
+func Kernels() string {
+	if vectors {
+		return "avx512"
+	}
+	return "go"
+}

@@ -2,6 +2,9 @@
 
 package greedy
 
+// vectors reports whether this processor runs the assembly of this package.
+const vectors = false
+
 func race(heats *[lanes]heat, fused, apart, turns bool) { raceGo(heats, fused, apart, turns) }
 
 func sift(toW, toC []float64, place []int32, room int, w, c []float64, x, tau float64, fused, apart bool) int {

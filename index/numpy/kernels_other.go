@@ -2,6 +2,9 @@
 
 package numpy
 
+// vectors reports whether this processor runs the assembly of this package.
+const vectors = false
+
 func twist(state *[blockWords + 16]uint32, block *[blockWords]uint32) { twistGo(state, block) }
 
 func accept(words, dst []uint32, mask, i uint32) int { return acceptGo(words, dst, mask, i) }

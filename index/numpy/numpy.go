@@ -7,3 +7,11 @@
 // for memory as the plain loop does: one touches elements some swaps ahead of moving them, the
 // other cuts large arrays into blocks that fit the cache and sends values between them.
 package numpy
+
+// Kernels returns the instruction set of the package's kernels on this machine: "avx512" or "go".
+func Kernels() string {
+	if vectors {
+		return "avx512"
+	}
+	return "go"
+}

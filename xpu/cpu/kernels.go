@@ -79,6 +79,10 @@ func kernelsFor(precision xpu.Precision) []*kernelSet {
 	return sets
 }
 
+// Kernels returns the name of the kernel set that products of a precision use on this machine, as in
+// [Device.Name].
+func Kernels(precision xpu.Precision) string { return kernelsFor(precision)[0].name }
+
 // RoundBF16 rounds every x[i] to bfloat16, as products of [xpu.BF16] do with their operands.
 func RoundBF16(x []float32) { roundBF16(x) }
 

@@ -1,0 +1,55 @@
+package cli
+
+import (
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+
+	"mula/internal/version"
+	"mula/xpu"
+	"mula/xpu/cpu"
+)
+
+func TestVersionCommand(t *testing.T) {
+	code, stdout, stderr := call(t, "version")
+	for _, want := range []string{"mula      " + version.String(), "\ncommit    ", "\ndate      ",
+		"\ngo        " + runtime.Version(), "\nplatform  " + runtime.GOOS + "/" + runtime.GOARCH,
+		"\nkernels   products: fp32 " + cpu.Kernels(xpu.FP32), "\nsettings  "} {
+		if code != exitDone || stderr != "" || !strings.Contains(stdout, want) {
+			t.Errorf("exit %d, no %q in %s%s", code, want, stdout, stderr)
+		}
+	}
+	code, stdout, stderr = call(t, "version", "--json")
+	var got versionReport
+	if err := json.Unmarshal([]byte(stdout), &got); code != exitDone || stderr != "" || err != nil {
+		t.Fatalf("exit %d, %s%s: %v", code, stdout, stderr, err)
+	}
+	if got.Version != version.String() || got.Kernels != kernelsInUse() || got.Go != runtime.Version() {
+		t.Errorf("%+v", got)
+	}
+}
+
+// A program that was built with `git describe` says that version, the commit and the settings.
+func TestVersionOfABuild(t *testing.T) {
+	program := filepath.Join(t.TempDir(), "mula")
+	build := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags",
+		"-X mula/internal/version.number=7.8.9-1-gabcdef", "-o", program, "./mula")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Skipf("the program cannot be built here: %v\n%s", err, out)
+	}
+	out, err := exec.Command(program, "version").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"mula      7.8.9-1-gabcdef\n", "commit    unknown\n", "-trimpath=true",
+		"CGO_ENABLED=0"} {
+		if !strings.Contains(string(out), want) {
+			t.Errorf("no %q in %s", want, out)
+		}
+	}
+}
