@@ -38,7 +38,7 @@ func launchCommand() *cli.Command {
 			"all ranks; after a wait they begin again from the newest checkpoint, on spare hosts where there are some. A wrong configuration and a run\n" +
 			"that never does a step are not tried again. Ctrl-C, SIGTERM, SIGUSR1 and SIGUSR2 let the ranks save and leave; a second Ctrl-C or SIGTERM kills them.\n\n" +
 			"It exits with 0 when all steps are done, 1 when it gives up, 2 when it was called wrongly, 3 when it was stopped after a checkpoint, and 124\n" +
-			"when the run hung to the last. docs/reference/ranks.md tells more.\n\n" +
+			"when the run hung to the last. docs/guides/launch.md has the details.\n\n" +
 			"Example: mula launch -- train --config train.yaml\n" +
 			"         mula launch --hosts node1,node2,node3 --spares 1 --ranks 4 -- train --config train.yaml\n" +
 			"         mula launch --with mpiexec --mpiexec 'mpiexec.mpich -bind-to core' --ranks 4 -- train\n" +

@@ -8,7 +8,7 @@
 // and are not blamed on one. Retries are counted since the last progress, so that a run of months
 // is not ended by its tenth failure.
 //
-// docs/reference/ranks.md describes the behaviour, docs/formats/run.md the files: the record
+// docs/guides/launch.md describes the behaviour, docs/formats/run.md the files: the record
 // launch.jsonl, and the heartbeat by which rank 0 says what it is doing.
 package launch
 

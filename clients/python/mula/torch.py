@@ -1,4 +1,4 @@
-"""A dataset for torch's DataLoader, and a loader that counts what the training was given. docs/guides/python.md has recipes for the frameworks."""
+"""A dataset for torch's DataLoader, and a loader that counts what the training was given. docs/guides/python-trainers.md has recipes for the frameworks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs a recipe of docs/guides/python.md, and kills its process with SIGKILL after it has printed a number of lines; 0 is never. For test_recipes.py."""
+"""Runs a recipe of docs/guides/python-trainers.md, and kills its process with SIGKILL after it has printed a number of lines; 0 is never. For test_recipes.py."""
 
 import builtins
 import io

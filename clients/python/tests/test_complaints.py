@@ -1,4 +1,4 @@
-"""What users of data systems complain of most, and is not tested elsewhere. docs/guides/python.md has the list, and which test each has."""
+"""What users of data systems complain of most, and is not tested elsewhere. docs/reference/comparison.md has the list, and which test each has."""
 
 import itertools
 import os
@@ -204,8 +204,8 @@ def test_a_loader_stops_where_it_is_told(made):
 
 
 def test_each_complaint_has_a_test():
-    """docs/guides/python.md names a test for each of the ten, and all that it names are there."""
-    text = (CLIENT.parent.parent / "docs" / "guides" / "python.md").read_text()
+    """docs/reference/comparison.md names a test for each of the ten, and all that it names are there."""
+    text = (CLIENT.parent.parent / "docs" / "reference" / "comparison.md").read_text()
     lines = [line for line in text.splitlines() if re.match(r"\| \d+ \|", line)]
     there = "".join(file.read_text() for file in (CLIENT / "tests").glob("test_*.py"))
     assert [int(line.split("|")[1]) for line in lines] == list(range(1, 11))

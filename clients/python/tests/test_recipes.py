@@ -1,4 +1,4 @@
-"""The recipes of docs/guides/python.md, as they stand there, by two processes: killed with SIGKILL at step 12, started again, and each sample given once."""
+"""The recipes of docs/guides/python-trainers.md, as they stand there, by two processes: killed with SIGKILL at step 12, started again, and each sample given once."""
 
 import os
 import re
@@ -15,7 +15,7 @@ import mula
 RECIPES = {
     name: text
     for text, name in re.findall(
-        r"```python\n(# recipe: (\w+)\n.*?)```", (CLIENT.parent.parent / "docs" / "guides" / "python.md").read_text(), re.DOTALL
+        r"```python\n(# recipe: (\w+)\n.*?)```", (CLIENT.parent.parent / "docs" / "guides" / "python-trainers.md").read_text(), re.DOTALL
     )
 }
 PACKAGES = {
