@@ -42,6 +42,9 @@ func LoadAmendment(path string) (*Amendment, error) {
 	return newAmendment(file, realDir(filepath.Dir(path)))
 }
 
+// Warnings returns remarks about the file, such as old names of fields, with file and line.
+func (a *Amendment) Warnings() []string { return a.file.Warnings() }
+
 // ParseAmendment reads the text of an amend.yaml. name stands for the file in messages; shards are
 // relative to dir.
 func ParseAmendment(data []byte, name, dir string) (*Amendment, error) {

@@ -141,6 +141,9 @@ func LoadConfig(path string) (*Config, error) {
 	return newConfig(file, realDir(filepath.Dir(path)))
 }
 
+// Warnings returns remarks about the file, such as old names of fields, with file and line.
+func (c *Config) Warnings() []string { return c.file.Warnings() }
+
 // ParseConfig reads the text of a blend.yaml. name stands for the file in messages; shards are
 // relative to dir.
 func ParseConfig(data []byte, name, dir string) (*Config, error) {

@@ -56,6 +56,7 @@ func runAmend(c *cli.Context) error {
 		if a, err = blend.LoadAmendment(c.String("config")); err != nil {
 			return err
 		}
+		warnAbout(c, a)
 	case len(skips) == 0:
 		return usagef("nothing to amend: give --config with an amend.yaml, or --skip")
 	}

@@ -82,6 +82,7 @@ func runBlend(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
+	warnAbout(c, config)
 	if c.IsSet("pad") {
 		if config.Pad, err = padOf(c.String("pad")); err != nil {
 			return err

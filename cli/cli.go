@@ -58,7 +58,12 @@ func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	app := newApp(stdin, out, stderr)
 	ctx, stop := notifyContext(context.Background(), stopSignals...)
 	defer stop()
-	ordered, err := flagsFirst(app.Commands, args)
+	current, warnings, err := renames.apply(app.Commands, args)
+	printWarnings(stderr, warnings)
+	var ordered []string
+	if err == nil {
+		ordered, err = flagsFirst(app.Commands, current)
+	}
 	if err == nil {
 		err = app.RunContext(ctx, ordered)
 	}

@@ -155,6 +155,7 @@ func estimateInput(c *cli.Context) (estimate.Input, error) {
 		if err != nil {
 			return in, err
 		}
+		warnAbout(c, config)
 		plan, err := config.ReadPlan()
 		if err != nil {
 			return in, fmt.Errorf("%w; the length of the sequences is in the plan", config.Locate(err))
@@ -257,7 +258,9 @@ func findMachine(c *cli.Context, ranks int) (estimate.Machine, error) {
 	case name == estimate.LocalName:
 		return estimate.Local(c.Context, ranks, 0)
 	case strings.HasSuffix(name, ".yaml") || strings.HasSuffix(name, ".yml"):
-		return estimate.LoadMachine(name)
+		m, err := estimate.LoadMachine(name)
+		warnAbout(c, m)
+		return m, err
 	default:
 		m, err := estimate.MachineByName(name)
 		if err != nil {

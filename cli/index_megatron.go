@@ -482,6 +482,7 @@ func megatronConfig(c *cli.Context, config *megatron.Config) error {
 	if err != nil {
 		return err
 	}
+	warnAbout(c, read)
 	if *config, err = blend.ForMegatron(c.Context, read, *config); err != nil {
 		return err
 	}

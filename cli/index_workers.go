@@ -299,7 +299,11 @@ func (s *workerServer) answer(ctx context.Context, conn net.Conn) error {
 // runAsked runs `mula index` as a rank of the one that asked.
 func runAsked(ctx context.Context, req workerRequest) error {
 	app := newApp(strings.NewReader(""), io.Discard, io.Discard)
-	args, err := flagsFirst(app.Commands, append([]string{"mula", "index"}, req.Args...))
+	current, _, err := renames.apply(app.Commands, append([]string{"mula", "index"}, req.Args...)) // the caller warns
+	if err != nil {
+		return err
+	}
+	args, err := flagsFirst(app.Commands, current)
 	if err != nil {
 		return err
 	}

@@ -177,7 +177,13 @@ func launchedTrain(c *cli.Context) ([]string, train.Config, error) {
 			"train.yaml`; it can only be train")
 	}
 	app := newApp(c.App.Reader, c.App.Writer, c.App.ErrWriter)
-	ordered, err := flagsFirst(app.Commands, append([]string{"mula"}, args...))
+	current, warnings, err := renames.apply(app.Commands, append([]string{"mula"}, args...))
+	if err != nil {
+		return nil, config, err
+	}
+	printWarnings(c.App.ErrWriter, warnings) // the ranks get the current names, and do not warn
+	args = current[1:]
+	ordered, err := flagsFirst(app.Commands, current)
 	if err != nil {
 		return nil, config, err
 	}

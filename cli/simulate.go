@@ -151,6 +151,7 @@ func simulateOptions(c *cli.Context) (simulate.Options, error) {
 	var err error
 	if name := c.String("storage"); strings.EqualFold(filepath.Ext(name), ".yaml") {
 		o.Storage, err = simulate.LoadStorage(name)
+		warnAbout(c, o.Storage)
 	} else if o.Storage, err = simulate.StorageByName(name); err != nil {
 		err = usagef("--storage: %s", err)
 	}

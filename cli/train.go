@@ -80,6 +80,7 @@ func runTrain(c *cli.Context) error {
 	if !first {
 		messages = io.Discard // the first rank speaks for all
 	}
+	printWarnings(messages, config.Warnings())
 	p := newProgress(messages)
 	defer p.end()
 

@@ -449,6 +449,9 @@ func LoadConfig(path string) (Config, error) {
 	return c, nil
 }
 
+// Warnings returns remarks about the file, such as old names of fields, with file and line.
+func (c Config) Warnings() []string { return c.file.Warnings() }
+
 // ParseConfig reads a configuration from the content of a train.yaml; name stands for the file in
 // errors. Paths are left as they are.
 func ParseConfig(data []byte, name string) (Config, error) {

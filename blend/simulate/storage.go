@@ -23,6 +23,8 @@ type Storage struct {
 	RequestSize int64 `yaml:"request_size" json:"request_size"`
 	// bytes of a node's own copy of what it has read, 0 for none
 	Cache int64 `yaml:"cache" json:"cache"`
+
+	file *strictyaml.File
 }
 
 // Kinds are the kinds of storage that the package knows.
@@ -59,6 +61,9 @@ func LoadStorage(path string) (Storage, error) {
 	return parseStorage(file)
 }
 
+// Warnings returns remarks about the file, such as old names of fields, with file and line.
+func (s Storage) Warnings() []string { return s.file.Warnings() }
+
 // ParseStorage reads the content of a storage's file; name stands for the file in errors.
 func ParseStorage(data []byte, name string) (Storage, error) {
 	file, err := strictyaml.Parse(data, name)
@@ -69,7 +74,7 @@ func ParseStorage(data []byte, name string) (Storage, error) {
 }
 
 func parseStorage(file *strictyaml.File) (Storage, error) {
-	var s Storage
+	s := Storage{file: file}
 	if err := file.Decode(&s); err != nil {
 		return Storage{}, err
 	}
@@ -95,7 +100,7 @@ func (s *Storage) check() (name string, err error) {
 		name := v.Type().Field(i).Tag.Get("yaml")
 		low, high := 0.0, 1e18
 		switch name {
-		case "name":
+		case "", "name":
 			continue
 		case "latency":
 			high = 3600

@@ -307,7 +307,7 @@ func TestLoadStorage(t *testing.T) {
 		t.Fatal(err)
 	}
 	got, err := LoadStorage(path)
-	if want := (Storage{"scratch", 0.002, 4e9, 650e9, 4 << 20, 1e11}); err != nil || got != want {
+	if want := (Storage{"scratch", 0.002, 4e9, 650e9, 4 << 20, 1e11, got.file}); err != nil || got != want {
 		t.Fatalf("%+v, %v", got, err)
 	}
 	for _, c := range []struct{ old, new, says string }{

@@ -7,6 +7,7 @@ import (
 	"math/big"
 	"reflect"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -30,6 +31,10 @@ type Unmarshaler interface {
 // count:"suffix" may end with a suffix of [quantity.Count]. A list of texts may be given as one
 // text. A text that is a URL is refused, since most texts are paths; the tag url:"ok" of a field
 // allows it.
+//
+// A field that was renamed has its old names, separated by commas, in the tag was:"old". A file may
+// use an old name; [File.Warnings] then has a warning. [File.Has] and [File.Errorf] expect the new
+// name in either case. A file that has both names is an error.
 //
 // The error is an [Errors] with all problems of the file. Fields without a problem are set
 // nevertheless.
@@ -268,26 +273,52 @@ func (d *decoder) structure(dst reflect.Value, n ast.Node, path string) {
 		d.wrong(n, path, "a mapping"+example)
 		return
 	}
+	names := map[string]string{} // in the file, by the name of the field
 	for _, e := range list {
 		f, field, ok := structField(dst, e.key)
 		if !ok {
 			d.fail(e.at, join(path, e.key), "unknown field %q%s", e.key, knownFields(e.key, dst.Type(), d.root))
 			continue
 		}
-		d.value(f, e.value, join(path, e.key), field.Tag)
+		name, _, _ := strings.Cut(field.Tag.Get("yaml"), ",")
+		if other, both := names[name]; both {
+			old := e.key
+			if old == name {
+				old = other
+			}
+			d.fail(e.at, join(path, e.key), "%s and %s are the same field: %s is the old name of %s; remove it", other, e.key,
+				old, name)
+			continue
+		}
+		names[name] = e.key
+		if e.key != name {
+			d.file.renamed(e.at, join(path, name), e.key)
+		}
+		d.value(f, e.value, join(path, name), field.Tag)
 	}
 }
 
-// structField is the field of v with a name in the file.
+// structField returns the field of v with the name, or else the field that had it before.
 func structField(v reflect.Value, name string) (reflect.Value, reflect.StructField, bool) {
+	if f, field, ok := findField(v, func(_ reflect.StructField, current string) bool { return current == name }); ok {
+		return f, field, true
+	}
+	return findField(v, func(field reflect.StructField, _ string) bool {
+		return slices.Contains(strings.Split(field.Tag.Get("was"), ","), name)
+	})
+}
+
+// findField returns the first field of v, or of a struct that is inlined, that is wanted.
+func findField(v reflect.Value, wanted func(field reflect.StructField, name string) bool) (reflect.Value,
+	reflect.StructField, bool) {
 	for i := range v.NumField() {
 		f := v.Type().Field(i)
 		tag, options, _ := strings.Cut(f.Tag.Get("yaml"), ",")
 		if options == "inline" {
-			if found, field, ok := structField(v.Field(i), name); ok {
+			if found, field, ok := findField(v.Field(i), wanted); ok {
 				return found, field, true
 			}
-		} else if tag == name && tag != "-" && tag != "" {
+		} else if tag != "-" && tag != "" && wanted(f, tag) {
 			return v.Field(i), f, true
 		}
 	}

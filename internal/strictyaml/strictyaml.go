@@ -25,6 +25,15 @@ type File struct {
 	name string
 	data []byte
 	tree *ast.File
+
+	oldNames map[string]string // of fields, by the path with the new names
+	warnings []warning
+}
+
+// A warning is a remark about a line of a file that is nevertheless read.
+type warning struct {
+	line int
+	text string
 }
 
 // maxSize bounds a configuration file. Two thousand sources take a few hundred kilobytes.
@@ -100,6 +109,58 @@ func (f *File) Fields() (map[string]any, error) {
 	return fields, nil
 }
 
+// Warnings returns what the user should change in the file although it was read: file, line and
+// text, in the order of the lines. A nil File has no warnings.
+func (f *File) Warnings() []string {
+	if f == nil {
+		return nil
+	}
+	var out []string
+	slices.SortStableFunc(f.warnings, func(a, b warning) int { return a.line - b.line })
+	for _, w := range f.warnings {
+		out = append(out, fmt.Sprintf("%s:%d: %s", f.name, w.line, w.text))
+	}
+	return slices.Compact(out)
+}
+
+// Warnf adds a warning about the value at a path, such as an old name of a choice. A nil File
+// ignores it.
+func (f *File) Warnf(path, format string, args ...any) {
+	if f == nil {
+		return
+	}
+	w := warning{line: 1, text: fmt.Sprintf(format, args...)}
+	if n := f.at(path); n != nil {
+		w.line = line(n)
+	}
+	f.warnings = append(f.warnings, w)
+}
+
+// renamed notes that the field at a path has an old name in the file.
+func (f *File) renamed(key ast.Node, path, old string) {
+	if f.oldNames == nil {
+		f.oldNames = map[string]string{}
+	}
+	f.oldNames[path] = old
+	name := path[strings.LastIndexByte(path, '.')+1:]
+	f.warnings = append(f.warnings, warning{line(key), fmt.Sprintf("field %s is now called %s", old, name)})
+}
+
+// written returns a path with the names that the file uses.
+func (f *File) written(path string) string {
+	if len(f.oldNames) == 0 {
+		return path
+	}
+	for end := len(path); end > 0; end = strings.LastIndexAny(path[:end], ".[") {
+		if old, ok := f.oldNames[path[:end]]; ok {
+			parent := path[:strings.LastIndexByte(path[:end], '.')]
+			path = join(parent, old) + path[end:]
+			end = len(parent)
+		}
+	}
+	return path
+}
+
 // Text is the text at a path, "" if there is none.
 func (f *File) Text(path string) string {
 	if n, ok := f.at(path).(*ast.StringNode); ok {
@@ -138,7 +199,7 @@ func (f *File) at(path string) ast.Node {
 	if f == nil || f.Empty() {
 		return nil
 	}
-	p, err := yaml.PathString(path)
+	p, err := yaml.PathString(f.written(path))
 	if err != nil {
 		return nil
 	}

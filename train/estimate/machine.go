@@ -33,6 +33,7 @@ type Figure struct {
 // describes the fields and the file they are read from.
 type Machine struct {
 	Name string `yaml:"name" json:"name"`
+	file *strictyaml.File
 
 	RanksPerNode Figure `yaml:"ranks_per_node" json:"ranks_per_node"`
 	Memory       Figure `yaml:"memory" json:"memory"` // bytes, of a rank
@@ -96,6 +97,9 @@ var Aurora = Machine{
 func (m *Machine) fields() (names []string, figures []*Figure) {
 	v := reflect.ValueOf(m).Elem()
 	for i := range v.NumField() {
+		if !v.Type().Field(i).IsExported() {
+			continue
+		}
 		if f, ok := v.Field(i).Addr().Interface().(*Figure); ok {
 			names = append(names, v.Type().Field(i).Tag.Get("yaml"))
 			figures = append(figures, f)
@@ -118,6 +122,9 @@ func LoadMachine(path string) (Machine, error) {
 	return parseMachine(file)
 }
 
+// Warnings returns remarks about the file, such as old names of fields, with file and line.
+func (m Machine) Warnings() []string { return m.file.Warnings() }
+
 // ParseMachine reads the content of a machine's file; name stands for the file in errors.
 func ParseMachine(data []byte, name string) (Machine, error) {
 	file, err := strictyaml.Parse(data, name)
@@ -128,7 +135,7 @@ func ParseMachine(data []byte, name string) (Machine, error) {
 }
 
 func parseMachine(file *strictyaml.File) (Machine, error) {
-	var m Machine
+	m := Machine{file: file}
 	if err := file.Decode(&m); err != nil {
 		return Machine{}, err
 	}

@@ -30,7 +30,7 @@ func TestMachineFile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if m != Aurora {
+	if m.file = nil; m != Aurora {
 		t.Errorf("read %+v\nwrote %+v", m, Aurora)
 	}
 	if _, err := LoadMachine(path + "x"); err == nil {
