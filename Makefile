@@ -8,13 +8,17 @@ ENVIRONMENTS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/mula/conformance
 VERSION ?= $(patsubst v%,%,$(shell git describe --tags --match 'v[0-9]*' --dirty 2>/dev/null))
 LDFLAGS = $(if $(VERSION),-X mula/internal/version.number=$(VERSION))
 
-.PHONY: help build test test-long race lint fmt fuzz bench bench-index bench-encoding bench-training bench-products bench-kernels bench-loaders pvc conformance conformance-ids conformance-layouts conformance-huggingface quickstart clean
+.PHONY: help build man test test-long race lint fmt fuzz bench bench-index bench-encoding bench-training bench-products bench-kernels bench-loaders pvc conformance conformance-ids conformance-layouts conformance-huggingface quickstart clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 26
 
 build: ## build bin/mula
 	$(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/mula ./cli/mula
+
+man: ## write the man pages to dist/man
+	rm -rf dist/man
+	$(GO) run -trimpath -ldflags '$(LDFLAGS)' ./cli/manpages -output dist/man -date '$(shell git log -1 --format=%cs 2>/dev/null)'
 
 test: ## run the tests
 	GO=$(GO) $(GO) run ./internal/gotest ./...

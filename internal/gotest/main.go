@@ -56,6 +56,9 @@ var libraries = []struct{ text, packages string }{
 	{"OpenCL", "pocl-opencl-icd ocl-icd-libopencl1"},
 	{"opencl:", "pocl-opencl-icd ocl-icd-libopencl1"},
 	{"no mpiexec", "mpich openmpi-bin"},
+	{"no man program", "man-db groff"},
+	{"no zsh on", "zsh"},
+	{"no fish on", "fish"},
 }
 
 // An event is a line of `go test -json`; see `go doc test2json`.
