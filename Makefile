@@ -8,7 +8,7 @@ ENVIRONMENTS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/mula/conformance
 VERSION ?= $(patsubst v%,%,$(shell git describe --tags --match 'v[0-9]*' --dirty 2>/dev/null))
 LDFLAGS = $(if $(VERSION),-X mula/internal/version.number=$(VERSION))
 
-.PHONY: help build man test test-long race lint fmt fuzz bench bench-index bench-encoding bench-training bench-products bench-kernels bench-loaders pvc conformance conformance-ids conformance-layouts conformance-huggingface quickstart clean
+.PHONY: help build man site test test-long race lint fmt fuzz bench bench-index bench-encoding bench-training bench-products bench-kernels bench-loaders pvc conformance conformance-ids conformance-layouts conformance-huggingface quickstart clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 26
@@ -29,11 +29,18 @@ test-long: ## the random tests of `make test` with more rounds
 race: ## run the tests under the race detector (needs a C compiler)
 	CGO_ENABLED=1 $(GO) test -race -timeout 30m ./...
 
-lint: ## format, vet and staticcheck
+lint: ## format, vet, staticcheck, the rules of internal/lint, links of the documentation
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); if [ -n "$$unformatted" ]; then echo "not formatted, run make fmt:"; echo "$$unformatted"; exit 1; fi
 	$(GO) vet ./...
 	GOARCH=arm64 $(GO) vet ./...
 	$(GO) run -modfile=tools/go.mod honnef.co/go/tools/cmd/staticcheck ./...
+	$(GO) test ./internal/lint
+	$(GO) -C tools vet ./...
+	$(GO) -C tools test ./...
+	$(GO) -C tools run ./site --check
+
+site: ## build the documentation as a static site in site/ and check its links
+	$(GO) -C tools run ./site
 
 fmt: ## format all Go files
 	gofmt -w $$(git ls-files '*.go')
@@ -100,4 +107,4 @@ quickstart: build ## the main job, end to end, on real text (a few minutes)
 	./fixtures/quickstart.sh quickstart
 
 clean: ## remove what build and quickstart made
-	rm -rf bin quickstart
+	rm -rf bin quickstart site

@@ -453,8 +453,7 @@ func TestI10Bytes(t *testing.T) {
 				}
 			}
 			w, dp, ep := int64(l.DP*l.EP), int64(l.DP), int64(l.EP)
-			// Section 3 of the definition of the schemes, times W, with 4 bytes a gradient and a
-			// weight.
+			// The table of bytes in docs/reference/ranks.md, with 4 bytes a gradient and a weight.
 			var want [4]int64
 			switch scheme {
 			case Unsharded:

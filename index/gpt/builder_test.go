@@ -108,7 +108,7 @@ func compare(t interface{ Fatalf(string, ...any) }, got, want reference) {
 	}
 }
 
-// Section 13 of the specification: files written by Megatron-LM itself.
+// The files equal files that Megatron-LM itself wrote.
 func TestMegatronVectors(t *testing.T) {
 	vectors := []struct {
 		file                        int64
@@ -221,7 +221,7 @@ func drawDataset(t *rapid.T) *Dataset {
 	return d
 }
 
-// The tables of section 3.5: documents in order, S = 4.
+// Rows of the sample index, counted by hand: documents in order, S = 4.
 func TestSampleRows(t *testing.T) {
 	tests := []struct {
 		lengths []int32

@@ -49,7 +49,7 @@ func TestLayout(t *testing.T) {
 // The types and counts of large datasets, from few lengths.
 func TestLayoutOfLargeDatasets(t *testing.T) {
 	huge := lengthBytes(maxInt32, maxInt32, maxInt32)
-	// Section 3.5: 10¹²+1 tokens, S = 4096, are 244140624 samples in single precision, where exact
+	// 10¹²+1 tokens, S = 4096, are 244140624 samples in single precision, where exact
 	// arithmetic says 244140625.
 	lengths := make([]int32, 1000)
 	for i := range lengths {

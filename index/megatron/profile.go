@@ -26,7 +26,8 @@ type Profile struct {
 	sampleType   gpt.SampleType
 }
 
-// profiles is the table of section 6.3 of the format's description: what changed at which release.
+// profiles lists the releases of Megatron core at which index files changed: the table "Releases" of
+// docs/formats/index-files.md.
 var profiles = [...]Profile{
 	{name: "core-0.4", tags: "0.4", pathPrefix: true, bareNames: true, oneCeil: true, fixedSurplus: true,
 		positive: true, sampleType: gpt.Int32},
