@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"mula/internal/locks"
+	"mula/internal/usercache"
 	"mula/shards"
 )
 
@@ -53,13 +54,12 @@ type stamp struct {
 // stamps are those of .bin, .idx and .json.
 type stamps [3]stamp
 
-// settled is how long a file must have been left alone before its stamp is trusted: one that is
-// changed twice within the resolution of the file system's clock may have the same stamp both
-// times.
-const settled = 2 * time.Second
+// Settled is the age from which the modification time of a shard identifies its content. A file that
+// changes twice within the resolution of the file system's clock may keep its time.
+const Settled = 2 * time.Second
 
 func stampOf(info fs.FileInfo) (s stamp, ok bool) {
-	if !info.Mode().IsRegular() || time.Since(info.ModTime()) < settled {
+	if !info.Mode().IsRegular() || time.Since(info.ModTime()) < Settled {
 		return stamp{}, false
 	}
 	return stamp{info.Size(), info.ModTime().UnixNano(), inode(info)}, true
@@ -121,8 +121,8 @@ const pageMagic = "mula shards 2\n"
 
 func openLedger() *ledger {
 	l := &ledger{pages: map[string]*page{}}
-	if dir, err := os.UserCacheDir(); err == nil {
-		l.root = filepath.Join(dir, "mula", "shards")
+	if dir, err := usercache.Folder("shards"); err == nil {
+		l.root = dir
 	}
 	return l
 }

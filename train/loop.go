@@ -29,6 +29,7 @@ import (
 
 	"mula/blend"
 	"mula/internal/atomicfile"
+	"mula/internal/machine"
 	"mula/moe"
 	"mula/moe/safetensors"
 	"mula/train/tensorboard"
@@ -243,7 +244,7 @@ func (r *run) open(ctx context.Context) error {
 		return err
 	}
 	r.read = newSamples(plan, r.config.Attention)
-	if err := summarize(r.config, plan, "").fits(machineMemory(), r.ranks.onHost()); err != nil {
+	if err := summarize(r.config, plan, "").fits(machine.TotalMemory(), r.ranks.onHost()); err != nil {
 		return err
 	}
 	if err := r.openDevice(ctx); err != nil {

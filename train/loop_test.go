@@ -23,6 +23,7 @@ import (
 	"mula/blend"
 	"mula/blend/plantest"
 	"mula/internal/atomicfile"
+	"mula/internal/machine"
 	"mula/moe"
 	"mula/shards"
 	"mula/train/report"
@@ -735,7 +736,7 @@ func TestRunPlanChange(t *testing.T) {
 // A model that the machine cannot hold is refused with the figures, before anything is made in the
 // run directory.
 func TestRunTooLarge(t *testing.T) {
-	if machineMemory() == 0 {
+	if machine.TotalMemory() == 0 {
 		t.Skip("the size of this machine's memory is not known")
 	}
 	c := testConfig(t, makePlan(t, t.TempDir(), "plan.json", ""), "")

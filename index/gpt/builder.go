@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"mula/index/numpy"
+	"mula/internal/machine"
 )
 
 // Files are where the three files of a dataset go, each from byte 0 with its header. One that is
@@ -252,7 +253,7 @@ func (b *Builder) room(l Layout) error {
 	if need <= b.reserved {
 		return nil
 	}
-	if available := availableMemory(); available > 0 && need-b.reserved > available {
+	if available := machine.AvailableMemory(); available > 0 && need-b.reserved > available {
 		return fmt.Errorf("a dataset of %d document entries and %d samples takes %.3g GB of memory to shuffle, and "+
 			"this machine has %.3g GB left: "+
 			"divide the file, ask for fewer epochs, build fewer datasets at once or use a larger machine",

@@ -19,6 +19,7 @@ import (
 	"pgregory.net/rapid"
 
 	"mula/index/numpy"
+	"mula/internal/machine"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -527,7 +528,7 @@ func TestBuildRefuses(t *testing.T) {
 		}
 	}
 
-	if availableMemory() == 0 {
+	if machine.AvailableMemory() == 0 {
 		t.Skip("the machine does not say how much memory it has")
 	}
 	ones := make([]int32, 1<<10)

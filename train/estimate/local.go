@@ -3,13 +3,12 @@ package estimate
 import (
 	"context"
 	"fmt"
-	"os"
 	"runtime"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
+	"mula/internal/machine"
 	"mula/xpu"
 	"mula/xpu/cpu"
 	"mula/xpu/local"
@@ -43,7 +42,7 @@ func Local(ctx context.Context, ranks, threads int) (Machine, error) {
 		Latency:           Figure{20e-6, Assumed, "waking up a goroutine"},
 	}
 	m.Memory = Figure{16e9 / float64(ranks), Assumed, "the system does not say how much memory it has"}
-	if total := physicalMemory(); total > 0 {
+	if total := float64(machine.TotalMemory()); total > 0 {
 		m.Memory = Figure{total / float64(ranks), Measured, "MemTotal of /proc/meminfo, divided by the ranks"}
 	}
 	for _, p := range []struct {
@@ -71,21 +70,6 @@ func Local(ctx context.Context, ranks, threads int) (Machine, error) {
 	}
 	m.NodeLink = Figure{rate * share, Measured, "the best all-gather of two goroutines"}
 	return m, nil
-}
-
-// physicalMemory is how much memory the machine has, in bytes, or 0 where the system does not say.
-func physicalMemory() float64 {
-	text, err := os.ReadFile("/proc/meminfo")
-	if err != nil {
-		return 0
-	}
-	for line := range strings.Lines(string(text)) {
-		var kib float64
-		if n, _ := fmt.Sscanf(line, "MemTotal: %g kB", &kib); n == 1 {
-			return kib * 1024
-		}
-	}
-	return 0
 }
 
 // best repeats f for about the time of a probe, three times at least, and returns the shortest time

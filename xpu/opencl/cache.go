@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 
 	"mula/internal/atomicfile"
+	"mula/internal/usercache"
 )
 
 // A Cache is a folder of compiled programs, a file each, which processes may share. A file is named
@@ -35,11 +36,11 @@ func NewCache(folder string) *Cache { return &Cache{folder} }
 // UserCache is the cache of the user, mula/opencl in the user's folder for caches (XDG_CACHE_HOME,
 // or .cache in HOME). The error says why there is none.
 func UserCache() (*Cache, error) {
-	folder, err := os.UserCacheDir()
+	folder, err := usercache.Folder("opencl")
 	if err != nil {
 		return nil, fmt.Errorf("opencl: no folder to keep programs in: %w", err)
 	}
-	return NewCache(filepath.Join(folder, "mula", "opencl")), nil
+	return NewCache(folder), nil
 }
 
 // cacheKey names a program on the device.

@@ -1,0 +1,5 @@
+//go:build !linux && !darwin && !freebsd
+
+package machine
+
+func (l *Limits) readResourceLimits() {}
