@@ -8,7 +8,7 @@ ENVIRONMENTS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/mula/conformance
 VERSION ?= $(patsubst v%,%,$(shell git describe --tags --match 'v[0-9]*' --dirty 2>/dev/null))
 LDFLAGS = $(if $(VERSION),-X mula/internal/version.number=$(VERSION))
 
-.PHONY: help build man site test test-long race lint fmt fuzz bench bench-index bench-encoding bench-training bench-products bench-kernels bench-loaders pvc conformance conformance-ids conformance-layouts conformance-huggingface quickstart clean
+.PHONY: help build check man site test test-long race lint fmt fuzz bench bench-index bench-encoding bench-training bench-products bench-kernels bench-loaders pvc conformance conformance-ids conformance-layouts conformance-huggingface quickstart clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 26
@@ -20,14 +20,28 @@ man: ## write the man pages to dist/man
 	rm -rf dist/man
 	$(GO) run -trimpath -ldflags '$(LDFLAGS)' ./cli/manpages -output dist/man -date '$(shell git log -1 --format=%cs 2>/dev/null)'
 
-test: ## run the tests
-	GO=$(GO) $(GO) run ./internal/gotest ./...
+# The property tests (rapid) of `make test` and `make check` draw the same cases in every run. `make test-long` draws new
+# cases, 20 times as many. A failing test prints the seed, and RAPID_SEED=N repeats it.
+PROPERTIES = $(GO) list -f '{{.ImportPath}} {{.TestImports}} {{.XTestImports}}' ./... | grep pgregory.net/rapid | cut -d ' ' -f 1
 
-test-long: ## the random tests of `make test` with more rounds
-	MULA_TEST_LONG=1 $(GO) test -count=1 -run 'Kill|EightProcesses|TestSameBits' ./index/cache ./cli ./xpu/cpu
+test: export RAPID_SEED ?= 1
+test: ## run the tests
+	GO=$(GO) $(GO) run ./internal/gotest -vet=off ./...
+
+check: export RAPID_SEED ?= 1
+check: ## the inner loop: build, vet, staticcheck, short tests
+	$(GO) build ./...
+	$(GO) vet ./...
+	$(GO) run -modfile=tools/go.mod honnef.co/go/tools/cmd/staticcheck ./...
+	GO=$(GO) $(GO) run ./internal/gotest -vet=off -short ./...
+
+test-long: export RAPID_CHECKS ?= 2000
+test-long: ## the random tests of `make test` with new cases and more rounds
+	MULA_TEST_LONG=1 $(GO) test -vet=off -count=1 -run 'Kill|EightProcesses|TestSameBits' ./index/cache ./cli ./xpu/cpu
+	$(GO) test -vet=off -short -count=1 -timeout 30m $$($(PROPERTIES))
 
 race: ## run the tests under the race detector (needs a C compiler)
-	CGO_ENABLED=1 $(GO) test -race -timeout 30m ./...
+	CGO_ENABLED=1 $(GO) test -vet=off -race -timeout 30m ./...
 
 lint: ## format, vet, staticcheck, the rules of internal/lint, links of the documentation
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); if [ -n "$$unformatted" ]; then echo "not formatted, run make fmt:"; echo "$$unformatted"; exit 1; fi

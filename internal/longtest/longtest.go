@@ -1,5 +1,5 @@
-// Package longtest says how often random tests repeat themselves: a few times in `make test`, more
-// often in `make test-long`.
+// Package longtest defines the tiers of tests. `make check` runs the short tests, `make test` runs
+// all tests, and `make test-long` repeats the random tests with more rounds.
 package longtest
 
 import (
@@ -20,6 +20,15 @@ func Rounds(usual, long int) int {
 		return long
 	}
 	return usual
+}
+
+// SkipIfShort skips a test that takes longer than about two seconds when go test has the flag
+// -short, as in `make check`.
+func SkipIfShort(t testing.TB) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("not a short test; run go test without -short")
+	}
 }
 
 // Check is [rapid.Check] with fewer cases than rapid's 100, unless the test is a long one or

@@ -1,6 +1,7 @@
 package longtest
 
 import (
+	"flag"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -16,6 +17,25 @@ func TestCounts(t *testing.T) {
 		Check(t, 7, func(*rapid.T) { n++ })
 		if n != want.checks {
 			t.Errorf("%q: %d cases, want %d", variable, n, want.checks)
+		}
+	}
+}
+
+func TestSkipIfShort(t *testing.T) {
+	short := flag.Lookup("test.short").Value
+	old := short.String()
+	defer short.Set(old)
+	for value, want := range map[string]bool{"true": true, "false": false} {
+		if err := short.Set(value); err != nil {
+			t.Fatal(err)
+		}
+		skipped := false
+		t.Run(value, func(t *testing.T) {
+			defer func() { skipped = t.Skipped() }()
+			SkipIfShort(t)
+		})
+		if skipped != want {
+			t.Errorf("-short=%s: skipped is %t, want %t", value, skipped, want)
 		}
 	}
 }
