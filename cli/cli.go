@@ -56,6 +56,12 @@ func usagef(format string, args ...any) error {
 func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	out := &output{w: stdout}
 	app := newApp(stdin, out, stderr)
+	if len(args) > 2 && args[1] == completeWord {
+		if complete(app, args[2:], out) != nil {
+			return exitFailed
+		}
+		return exitDone
+	}
 	ctx, stop := notifyContext(context.Background(), stopSignals...)
 	defer stop()
 	current, warnings, err := renames.apply(app.Commands, args)
@@ -224,6 +230,7 @@ func newApp(stdin io.Reader, stdout, stderr io.Writer) *cli.App {
 			devicesCommand(),
 			helpCommand(),
 			versionCommand(),
+			completionCommand(),
 		},
 	}
 	onUsageError := func(c *cli.Context, err error, _ bool) error {

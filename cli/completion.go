@@ -1,0 +1,216 @@
+package cli
+
+import (
+	"embed"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/urfave/cli/v2"
+
+	"mula/blend/simulate"
+	"mula/moe"
+	"mula/shards/formats"
+	"mula/train"
+	"mula/train/estimate"
+	"mula/xpu"
+)
+
+// The library completes commands and flags, and neither values nor files, each shell in another
+// way. The scripts here ask the program for the candidates of a word, so that all shells offer the
+// same.
+
+//go:embed completion
+var completionScripts embed.FS
+
+// completionFiles are the scripts, by shell.
+var completionFiles = map[string]string{"bash": "mula.bash", "zsh": "mula.zsh", "fish": "mula.fish",
+	"powershell": "mula.ps1"}
+
+var completionShells = []string{"bash", "zsh", "fish", "powershell"}
+
+// completeWord is the first operand of the call with which a script asks for candidates. The
+// command's words follow; the last one is the word to complete.
+const completeWord = "__complete"
+
+func completionCommand() *cli.Command {
+	c := &cli.Command{
+		Name:  "completion",
+		Usage: "print a script that completes commands, flags, their values and files in a shell",
+		Description: "bash:        source <(mula completion bash)\n\nzsh:         source <(mula completion zsh)\n\n" +
+			"fish:        mula completion fish | source\n\n" +
+			"PowerShell:  mula completion powershell | Out-String | Invoke-Expression\n\n" +
+			"Example: mula completion bash > ~/.local/share/bash-completion/completions/mula",
+	}
+	for _, shell := range completionShells {
+		c.Subcommands = append(c.Subcommands, &cli.Command{
+			Name:        shell,
+			Usage:       "print the script for " + shell,
+			Description: "Example: mula completion " + shell + " > " + completionFiles[shell],
+			Action: func(c *cli.Context) error {
+				if err := noOperands(c); err != nil {
+					return err
+				}
+				text, err := completionScripts.ReadFile("completion/" + completionFiles[shell])
+				if err != nil {
+					return err
+				}
+				_, err = c.App.Writer.Write(text)
+				return err
+			},
+		})
+	}
+	return c
+}
+
+// flagValues are the values of the flags that have a fixed set of them, by the flag's name, or by
+// the command and the flag where a name has several meanings.
+var flagValues = map[string]func() []string{
+	"to": formats.Names,
+	"device": func() []string {
+		return []string{train.DeviceCPU, train.DeviceOneDNN,
+			train.DeviceOpenCL}
+	},
+	"precision":             func() []string { return []string{string(xpu.FP32), string(xpu.BF16)} },
+	"mula estimate model":   moe.Presets,
+	"mula estimate machine": func() []string { return []string{estimate.Aurora.Name, "local"} },
+	"optimizer": func() []string {
+		return []string{string(estimate.EPSO), string(estimate.SO), string(estimate.Unsharded)}
+	},
+	"dispatch": func() []string { return []string{string(moe.AllToAll), string(moe.AllGather)} },
+	"recompute": func() []string {
+		return []string{string(moe.RecomputeNone), string(moe.RecomputeExperts), string(moe.RecomputeLayers)}
+	},
+	"collectives": func() []string { return []string{twoLevel, flat} },
+	"storage": func() []string {
+		var names []string
+		for _, k := range simulate.Kinds {
+			names = append(names, k.Name)
+		}
+		return names
+	},
+}
+
+// orFile are the flags of flagValues that may also be a file.
+var orFile = []string{"mula estimate machine", "storage"}
+
+// A completer collects the candidates of a word.
+type completer struct {
+	word  string // the word to complete, or the part of it behind the =
+	whole string // what stands before that part in the word
+	lines []string
+	files bool
+}
+
+func (c *completer) add(candidate, usage string) {
+	if strings.HasPrefix(candidate, c.word) {
+		usage, _, _ = strings.Cut(usage, "\n")
+		c.lines = append(c.lines, c.whole+candidate+"\t"+usage)
+	}
+}
+
+// complete prints the candidates of the last of words: a line that says whether files are
+// candidates, and a line for each other candidate, with a tab and its description.
+func complete(app *cli.App, words []string, w io.Writer) error {
+	c := &completer{word: strings.TrimSpace(words[len(words)-1])}
+	c.find(app, words[:len(words)-1])
+	mode := "words"
+	if c.files {
+		mode = "files"
+	}
+	_, err := fmt.Fprintln(w, strings.Join(append([]string{mode}, c.lines...), "\n"))
+	return err
+}
+
+func (c *completer) find(app *cli.App, before []string) {
+	top := &cli.Command{Name: "mula", Subcommands: app.Commands, Flags: append(app.Flags, cli.VersionFlag)}
+	command, path := top, "mula"
+	operands, help, needs := 0, false, ""
+	for i, word := range before {
+		switch name := strings.TrimLeft(word, "-"); {
+		case needs != "" && word == "=": // bash makes a word of it
+		case needs != "":
+			needs = ""
+		case word == "--":
+			if path != "mula launch" {
+				c.files = true
+				return
+			}
+			command, path, operands = top, "mula", 0
+		case strings.HasPrefix(word, "-") && word != "-":
+			if !strings.Contains(word, "=") && takesValue(command, name) {
+				needs = name
+			}
+		default:
+			next := slices.IndexFunc(command.Subcommands, func(s *cli.Command) bool { return s.HasName(word) })
+			switch {
+			case operands > 0 || next < 0:
+				operands++
+			case command == top && word == "help" && i == 0:
+				help = true
+			default:
+				command = command.Subcommands[next]
+				path += " " + command.Name
+			}
+		}
+	}
+	if needs != "" {
+		if c.word == "=" {
+			c.word = ""
+		}
+		c.values(command, path, needs)
+		return
+	}
+	if name, value, ok := strings.Cut(c.word, "="); ok && strings.HasPrefix(name, "-") {
+		c.word, c.whole = value, name+"="
+		c.values(command, path, strings.TrimLeft(name, "-"))
+		return
+	}
+	if strings.HasPrefix(c.word, "-") {
+		for _, f := range command.Flags {
+			usage := ""
+			if d, ok := f.(cli.DocGenerationFlag); ok {
+				usage = d.GetUsage()
+			}
+			if v, ok := f.(cli.VisibleFlag); ok && v.IsVisible() {
+				c.add("--"+f.Names()[0], usage)
+			}
+		}
+		return
+	}
+	if operands == 0 {
+		for _, s := range command.Subcommands {
+			if !s.Hidden {
+				c.add(s.Name, s.Usage)
+			}
+		}
+	}
+	c.files = command != top && len(command.Subcommands) == 0 && !help
+}
+
+// values adds the values of a flag, or files.
+func (c *completer) values(command *cli.Command, path, name string) {
+	for _, f := range command.Flags {
+		if !slices.Contains(f.Names(), name) {
+			continue
+		}
+		name = f.Names()[0]
+		key := path + " " + name
+		if flagValues[key] == nil {
+			key = name
+		}
+		if values := flagValues[key]; values != nil {
+			for _, v := range values() {
+				c.add(v, "")
+			}
+			c.files = slices.Contains(orFile, key)
+			return
+		}
+		switch f.(type) {
+		case *cli.StringFlag, *cli.StringSliceFlag:
+			c.files = !notPaths[name]
+		}
+		return
+	}
+}
