@@ -72,38 +72,38 @@ const (
 	maxStateFile = 256 << 20
 )
 
-// ErrNoCheckpoint means that a directory holds no checkpoint at all, not even a damaged one.
+// ErrNoCheckpoint means that a directory has no checkpoint at all, not even a damaged one.
 var ErrNoCheckpoint = errors.New("no checkpoint")
 
 // errNewer is wrapped by the error about a checkpoint of a format that this version does not know.
 var errNewer = errors.New("that of a newer mula")
 
-// State is state.json: where the run stands and what it must go on with.
+// State is state.json: the progress of a run, and everything else that resuming it needs.
 type State struct {
-	Format int   `json:"format"` // 2, or 1 of an older version
-	Step   int64 `json:"step"`   // steps done, and so the number of the next one
-	// steps that changed the weights: all but those whose samples were all skipped, by the plan or
-	// because of a spike, or have no target that counts
+	Format int   `json:"format"` // 2, or 1 if an older version wrote it
+	Step   int64 `json:"step"`   // steps done; also the number of the next step
+	// steps that changed the weights. Not counted: steps whose samples were all skipped, by the
+	// plan or because of a spike, and steps without an unmasked target
 	Updates int64        `json:"updates"`
-	Tokens  int64        `json:"tokens"` // read in these
+	Tokens  int64        `json:"tokens"` // tokens read in these steps
 	Cursor  blend.Cursor `json:"cursor"`
-	// What an accepted change of plan must leave as it is.
+	// The values that a change of plan must not change.
 	SequenceLength int `json:"sequence_length"`
-	// SHA-256 of the tokenizer.json that made the plan's shards, if the plan knows it
+	// SHA-256 of the tokenizer.json of the plan's shards, if the plan has it
 	Tokenizer string `json:"tokenizer,omitempty"`
 
 	Seed uint64 `json:"seed"`
-	// with which the last steps were computed; see [xpu.Device] and [moe.OrderOfSums]
+	// arithmetic of the last steps; see [xpu.Device] and [moe.OrderOfSums]
 	Arithmetic string `json:"arithmetic"`
 
-	FirstLoss float64 `json:"first_loss"` // of the first step whose update was made
-	LastLoss  float64 `json:"last_loss"`  // of the last one
-	// see WeightsHash; of format 1 the SHA-256 over all weights one after the other
+	FirstLoss float64 `json:"first_loss"` // loss of the first step that changed the weights
+	LastLoss  float64 `json:"last_loss"`  // loss of the last step that changed the weights
+	// see [WeightsHash]; in format 1 the SHA-256 of all weights in sequence
 	Weights string `json:"weights"`
 
 	Spikes *SpikeState `json:"spikes,omitempty"` // nil if spikes.action is none
 
-	// the fields that decide the outcome of training, as JSON text, by full name
+	// the fields that determine the outcome of training, by full name, as JSON text
 	Config map[string]string `json:"config"`
 }
 
@@ -864,9 +864,9 @@ func damaged(err error) bool {
 	return !errors.As(err, &failed) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR)
 }
 
-// LoadCheckpoint finds and verifies a checkpoint. dir is one, or a run directory, of which the
-// newest complete one is taken; the newer ones that are damaged are returned, too. It is
-// [ErrNoCheckpoint] if a run directory has none.
+// LoadCheckpoint finds and verifies a checkpoint. dir is a checkpoint or a run directory. For a run
+// directory, LoadCheckpoint returns the newest complete checkpoint, and the newer checkpoints that
+// are damaged. It returns [ErrNoCheckpoint] if a run directory has no checkpoint.
 func LoadCheckpoint(ctx context.Context, dir string) (*Checkpoint, []RefusedCheckpoint, error) {
 	if _, err := os.Stat(filepath.Join(dir, manifestFile)); err == nil {
 		state, err := verifyCheckpoint(ctx, nil, dir)
@@ -893,7 +893,7 @@ func LoadCheckpoint(ctx context.Context, dir string) (*Checkpoint, []RefusedChec
 	return c, refused, err
 }
 
-// Name is the name of the checkpoint's directory, as "step-00000100".
+// Name is the name of the checkpoint's directory, such as "step-00000100".
 func (c *Checkpoint) Name() string { return filepath.Base(c.Dir) }
 
 // generationConfig is the content of the file in which transformers looks for the ids that begin,

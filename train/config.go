@@ -20,27 +20,27 @@ import (
 	"mula/xpu"
 )
 
-// Config is a training run as train.yaml describes it. Every field has a default; a field that the
-// file does not have, or has with the value that is named "default" below, takes it when the run
-// starts, and the file train.yaml in the run directory holds the values used. Relative paths are
-// relative to the directory of the file.
+// Config is the configuration of a run, as read from train.yaml. Every field has a default. A field
+// that is missing in the file, or has the value marked "0 = default", is set when the run starts.
+// The train.yaml in the run directory has the values used. Relative paths are relative to the
+// directory of the file.
 type Config struct {
 	Plan      string `yaml:"plan"`      // plan.json, as mula blend writes it; default "plan.json"
 	Output    string `yaml:"output"`    // run directory; default "run"
 	Tokenizer string `yaml:"tokenizer"` // tokenizer.json that is copied into every checkpoint; default "": none
 
-	// InitializeFrom names the model whose weights a run begins with: a Hugging Face directory, or
-	// a run or checkpoint of mula, of which only the weights are taken. Its configuration must be
-	// that under model. Default "": initial weights are drawn.
+	// InitializeFrom names the model that supplies the initial weights: a Hugging Face directory,
+	// or a run or checkpoint of mula. Only the weights are used. The model's configuration must
+	// equal the field model. Default "": initial weights are random.
 	InitializeFrom string `yaml:"initialize_from"`
 
 	Model ModelConfig `yaml:"model"`
 
-	BatchSize      int `yaml:"batch_size"`       // samples a step; default 32
-	MicroBatchSize int `yaml:"micro_batch_size"` // samples at once in memory; 0 = default: at most 8
-	// length of the run; 0 = default: as many whole batches as the plan holds
+	BatchSize      int `yaml:"batch_size"`       // samples per step; default 32
+	MicroBatchSize int `yaml:"micro_batch_size"` // samples computed at once; 0 = default: at most 8
+	// length of the run in steps; 0 = default: all complete batches of the plan
 	Steps int64 `yaml:"steps"`
-	// of the initial weights; default 0. The order of the data has the plan's own seed
+	// seed of the initial weights; default 0. The order of the data has the plan's own seed
 	Seed uint64 `yaml:"seed"`
 
 	Attention Attention `yaml:"attention"` // default "": documents for a packed plan, window for others
@@ -50,12 +50,12 @@ type Config struct {
 	AuxLoss   AuxLossConfig   `yaml:"aux_loss"`
 	ZLoss     ZLossConfig     `yaml:"z_loss"`
 
-	Precision xpu.Precision `yaml:"precision"` // of the operands of matrix products; default "fp32"
+	Precision xpu.Precision `yaml:"precision"` // precision of the operands of matrix products; default "fp32"
 	Device    string        `yaml:"device"`    // see [NewDevice]
-	Threads   int           `yaml:"threads"`   // 0 = default: all that GOMAXPROCS allows; results do not depend on it
+	Threads   int           `yaml:"threads"`   // 0 = default: GOMAXPROCS; results do not depend on the number
 
-	// Recompute says what is computed again in the backward pass to save memory; results do not
-	// depend on it.
+	// Recompute names the activations that the backward pass recomputes to save memory. Results do
+	// not depend on it.
 	Recompute moe.Recompute `yaml:"recompute"`
 
 	Layout LayoutConfig `yaml:"layout"`
@@ -65,75 +65,74 @@ type Config struct {
 	Spikes     SpikesConfig     `yaml:"spikes"`
 	Log        LogConfig        `yaml:"log"`
 
-	// MetricsListen is the address, as in "127.0.0.1:9400", at which the run serves its newest
-	// metrics to Prometheus; default "": nowhere.
+	// MetricsListen is the address, such as "127.0.0.1:9400", at which the run serves its newest
+	// metrics to Prometheus; default "": the run does not serve metrics.
 	MetricsListen string `yaml:"metrics_listen" url:"ok"`
 
-	// PlanChange says what happens when a checkpoint was made with another plan: "refuse"
-	// (default), or "accept" to go on at the same position of the new one.
+	// PlanChange is the action if a checkpoint was made with another plan: "refuse" (default), or
+	// "accept" to resume at the same position of the new plan.
 	PlanChange PlanChange `yaml:"plan_change"`
 
-	// Verify says when the files of the plan are compared with what the plan knows of them: "reads"
+	// Verify is the time at which mula compares the shards with the plan's hashes: "reads"
 	// (default), "behind" or "first"; see [blend.ParseVerify].
 	Verify string `yaml:"verify"`
 
-	// ReverifySeconds is the time after which a block of a shard that was compared with its sum is
-	// compared again when it is read; default 600, 0 for never.
+	// ReverifySeconds is the age after which a verified block of a shard is verified again on its
+	// next read; default 600, 0 = never.
 	ReverifySeconds int64 `yaml:"reverify_seconds"`
 
-	file *strictyaml.File // for the lines of what messages are about; nil without one
+	file *strictyaml.File // file and lines for messages; nil if no file was read
 }
 
-// ModelConfig is a preset of [moe.Presets] and fields that differ from it, under their names in a
+// ModelConfig is a preset of [moe.Presets] and the fields that differ from it, named as in a
 // Hugging Face config.json.
 //
-// Three defaults come from the plan rather than from the preset. vocab_size is the preset's, or, if
-// that is smaller, the plan's vocabulary rounded up to a multiple of 64. eos_token_id is the plan's
-// end-of-document id. bos_token_id and pad_token_id are the preset's if its eos_token_id is the
-// plan's, and otherwise none: the numbers belong to the tokenizer the preset was made for.
+// Three defaults come from the plan instead of the preset. vocab_size is the preset's value, or, if
+// that is smaller, the plan's vocabulary size rounded up to a multiple of 64. eos_token_id is the
+// plan's end-of-document id. bos_token_id and pad_token_id are the preset's if the preset's
+// eos_token_id equals the plan's, and otherwise unset: the ids belong to the tokenizer that the
+// preset was made for.
 type ModelConfig struct {
 	Preset     string `yaml:"preset"` // default "mula-tiny"
 	moe.Config `yaml:",inline"`
 
-	given map[string]bool // fields that the file has, of those whose default comes from the plan
+	given map[string]bool // fields set in the file whose default would come from the plan
 }
 
-// OptimizerConfig describes the optimizer. A field without a value takes the default of the
-// optimizer when the run starts; one that the optimizer does not have must have none, and keeps
-// none.
+// OptimizerConfig describes the optimizer. An unset field gets the optimizer's default when the run
+// starts. A field that the optimizer does not use must be unset.
 type OptimizerConfig struct {
 	Name    OptimizerName `yaml:"name"`            // default "adamw"
 	Betas   []float64     `yaml:"betas,omitempty"` // β₁ and β₂
 	Epsilon *float64      `yaml:"eps,omitempty"`
-	// of all parameters that are in no group, norms and embeddings included
+	// of all parameters without a group, including norms and embeddings
 	WeightDecay *float64  `yaml:"weight_decay,omitempty"`
 	Decay       DecayForm `yaml:"decay,omitempty"`
 
 	// Of SophiaG.
 	Rho          *float64 `yaml:"rho,omitempty"`
-	HessianEvery *int64   `yaml:"hessian_every,omitempty"` // updates from one estimate to the next
+	HessianEvery *int64   `yaml:"hessian_every,omitempty"` // updates between two estimates
 
-	// Of Muon. Betas and Epsilon are for the parameters that it leaves to AdamW.
+	// Of Muon. Betas and Epsilon apply to the parameters that Muon leaves to AdamW.
 	Momentum           *float64           `yaml:"momentum,omitempty"`
 	Nesterov           *bool              `yaml:"nesterov,omitempty"`
 	NewtonSchulzSteps  *int64             `yaml:"ns_steps,omitempty"`
 	AdjustLearningRate AdjustLearningRate `yaml:"adjust_lr_fn,omitempty"`
 
-	// Of ScheduleFreeAdamW.
-	// weight of an update in the average: its number to this power
+	// Of ScheduleFreeAdamW. The weight of an update in the average is its number to this power
 	R             *float64 `yaml:"r,omitempty"`
-	WeightLRPower *float64 `yaml:"weight_lr_power,omitempty"` // times the largest learning rate so far to this one
+	WeightLRPower *float64 `yaml:"weight_lr_power,omitempty"` // times the largest learning rate so far to this power
 
-	Clip            float64 `yaml:"clip"`              // largest norm of all gradients together; 0 = no clipping
+	Clip            float64 `yaml:"clip"`              // maximum norm of the whole gradient; 0 = no clipping
 	ClipAfterWarmup bool    `yaml:"clip_after_warmup"` // clip only after the warm-up, as Optimus does
 
-	Groups []ParameterGroup `yaml:"groups,omitempty"` // of parameters with other settings; default none
+	Groups []ParameterGroup `yaml:"groups,omitempty"` // parameters with other settings; default none
 }
 
 // OptimizerName names an optimizer.
 type OptimizerName string
 
-// The optimizers. The file optimizer_NAME.go has the formulas of each, its paper and its reference
+// The optimizers. The file optimizer_NAME.go has each optimizer's formulas, paper and reference
 // implementation.
 const (
 	AdamW             OptimizerName = "adamw"
@@ -161,20 +160,19 @@ var optimizerDefaults = map[OptimizerName]OptimizerConfig{
 		WeightLRPower: new(2.0)},
 }
 
-// DecayForm says where in an AdamW update the weights decay.
+// DecayForm is the place of weight decay in an AdamW update.
 type DecayForm string
 
 // The forms of weight decay; see [AdamW].
 const (
-	DecayTorch   DecayForm = "torch"   // before the update, as torch.optim.AdamW; default
-	DecayOptimus DecayForm = "optimus" // after the update, as Optimus
+	DecayTorch   DecayForm = "torch"   // before the update, as torch.optim.AdamW does; default
+	DecayOptimus DecayForm = "optimus" // after the update, as Optimus does
 )
 
-// AdjustLearningRate says what the learning rate of a matrix of m×n is multiplied with in a [Muon]
-// update.
+// AdjustLearningRate is the factor on the learning rate of an m×n matrix in a [Muon] update.
 type AdjustLearningRate string
 
-// The adjustments of the learning rate, under the names of torch.optim.Muon.
+// The adjustments of the learning rate, named as in torch.optim.Muon.
 const (
 	// 0.2·√max(m, n), so that updates are as large as AdamW's; default
 	AdjustMatchRMSAdamW AdjustLearningRate = "match_rms_adamw"
@@ -182,19 +180,19 @@ const (
 )
 
 // ScheduleConfig describes the learning rate; see [Schedule]. A field that the schedule does not
-// have must have no value, and keeps none.
+// use must be unset.
 type ScheduleConfig struct {
 	Name         ScheduleName `yaml:"name"` // default "cosine"
 	LearningRate float64      `yaml:"learning_rate"`
-	// default a tenth of learning_rate for cosine, 0 for linear and wsd
+	// default: a tenth of learning_rate for cosine, 0 for linear and wsd
 	MinLearningRate *float64 `yaml:"min_learning_rate,omitempty"`
-	// default a tenth of decay_steps, or of steps if it is constant; at most 2500
+	// default: a tenth of decay_steps (of steps for constant), at most 2500
 	WarmupSteps *int64     `yaml:"warmup_steps"`
 	WarmupFrom  WarmupFrom `yaml:"warmup_from"`
-	// the step count at which the minimum is reached; 0 = default: steps
+	// step at which the minimum is reached; 0 = default: steps
 	DecaySteps int64 `yaml:"decay_steps"`
-	// the last of them, in which wsd decays; default a fifth of decay_steps, or what the warm-up
-	// leaves
+	// the last steps of decay_steps, in which wsd decays; default: a fifth of decay_steps, or the
+	// steps after the warm-up if they are fewer
 	CooldownSteps *int64       `yaml:"cooldown_steps,omitempty"`
 	Cooldown      CooldownForm `yaml:"cooldown,omitempty"`
 }
@@ -219,7 +217,7 @@ var scheduleFields = map[ScheduleName]ScheduleConfig{
 	Constant: {},
 }
 
-// CooldownForm is the way in which the learning rate of [WSD] falls.
+// CooldownForm is the curve of the learning rate in the cooldown of [WSD].
 type CooldownForm string
 
 // The forms of a cooldown; see [Schedule].
@@ -228,16 +226,16 @@ const (
 	CooldownLinear       CooldownForm = "linear"
 )
 
-// WarmupFrom says at which learning rate the warm-up starts.
+// WarmupFrom is the learning rate at the start of the warm-up.
 type WarmupFrom string
 
-// Where a warm-up starts.
+// The starts of a warm-up.
 const (
 	WarmupFromZero WarmupFrom = "zero" // OLMoE, torchtitan; default
-	WarmupFromMin  WarmupFrom = "min"  // at min_learning_rate: Optimus
+	WarmupFromMin  WarmupFrom = "min"  // at min_learning_rate, as Optimus does
 )
 
-// AuxLossConfig describes the load-balancing loss. It is computed over each micro-batch.
+// AuxLossConfig describes the load-balancing loss, which is computed per micro-batch.
 type AuxLossConfig struct {
 	Form        moe.AuxForm `yaml:"form"` // "hf", "megablocks" or "none"; default "hf", for dense models "none"
 	Coefficient float64     `yaml:"coefficient"`
@@ -248,33 +246,32 @@ type ZLossConfig struct {
 	Coefficient float64 `yaml:"coefficient"` // 0 = no z-loss
 }
 
-// LayoutConfig says how a run is divided among ranks. A rank has a number along each of four axes,
-// and
+// LayoutConfig divides a run among ranks. A rank has a coordinate on each of four axes, and
 //
 //	rank = ((dp·PP + pp)·EP + ep)·TP + tp
 //
-// so that those that share experts are neighbours. DP is the number of replicas of an expert, which
-// is Optimus' word; Megatron calls it the expert data parallel size. Every one of the DP·EP data
-// ranks reads its own samples: rank dp·EP + ep that block of each step. The stages of a pipeline
-// are one data rank.
+// so ranks that share experts are neighbours. DP is the number of replicas of every expert, which
+// Megatron calls the expert-data-parallel size. The data-parallel size is DP·EP, as in Megatron.
+// Every data rank reads its own samples: rank dp·EP + ep reads that block of each step. The stages
+// of a pipeline are one data rank.
 type LayoutConfig struct {
-	DP int `yaml:"dp"` // replicas of every expert; default 1
-	EP int `yaml:"ep"` // ranks that the experts of a layer are divided among; default 1
-	PP int `yaml:"pp"` // stages of a pipeline, which divide the layers among them; default 1
-	TP int `yaml:"tp"` // ranks that a tensor is divided among; 1
+	DP int `yaml:"dp"` // expert data parallelism: replicas of every expert; default 1
+	EP int `yaml:"ep"` // expert parallelism: ranks that share the experts of a layer; default 1
+	PP int `yaml:"pp"` // pipeline parallelism: stages that share the layers; default 1
+	TP int `yaml:"tp"` // tensor parallelism; must be 1
 
 	Optimizer Scheme       `yaml:"optimizer"` // default "epso"; results do not depend on it
-	Dispatch  moe.Dispatch `yaml:"dispatch"`  // how tokens get to their experts; default "alltoall"
-	Sums      Sums         `yaml:"sums"`      // of gradients over ranks; default "exact"
-	Links     LinkKind     `yaml:"links"`     // what carries the bytes; default "auto"; results do not depend on it
+	Dispatch  moe.Dispatch `yaml:"dispatch"`  // exchange that sends tokens to their experts; default "alltoall"
+	Sums      Sums         `yaml:"sums"`      // order of the sums of gradients over ranks; default "exact"
+	Links     LinkKind     `yaml:"links"`     // transport between ranks; default "auto"; results do not depend on it
 
-	// UniformRouting sends tokens to experts in turn, whatever the router says: for measurements,
-	// not for training.
+	// UniformRouting sends tokens to experts in rotation and ignores the router. It is for
+	// measurements, not for training.
 	UniformRouting bool `yaml:"uniform_routing"`
 
-	// CheckReplicasEvery is the number of steps after which ranks compare the weights that they
-	// hold alike, those of every step since the last comparison. They also do before each
-	// checkpoint. 0 = never; default 1000.
+	// CheckReplicasEvery is the number of steps between two comparisons of replicated weights. Each
+	// comparison covers all steps since the last one. Ranks also compare before each checkpoint. 0
+	// = never; default 1000.
 	CheckReplicasEvery int64 `yaml:"check_replicas_every"`
 }
 
@@ -288,7 +285,7 @@ func (l LayoutConfig) place(rank int) (dp, pp, ep int) {
 
 func (l LayoutConfig) rankAt(dp, pp, ep int) int { return (dp*l.PP+pp)*l.EP + ep }
 
-// String is the layout of several ranks in short, as "dp 2, ep 4, optimizer epso, dispatch
+// String describes the layout of several ranks, as in "dp 2, ep 4, optimizer epso, dispatch
 // alltoall".
 func (l LayoutConfig) String() string {
 	text := fmt.Sprintf("dp %d, ep %d, optimizer %s", l.DP, l.EP, l.Optimizer)
@@ -304,88 +301,88 @@ func (l LayoutConfig) String() string {
 	return text
 }
 
-// Scheme says which ranks keep the optimizer's state of a weight and update it.
+// Scheme assigns the optimizer's state and the update of each weight to ranks.
 type Scheme string
 
-// The schemes. Replicated weights are all but those of the experts.
+// The schemes. All weights except the experts' are replicated.
 const (
-	Unsharded Scheme = "unsharded" // every rank all that it holds
-	SO        Scheme = "so"        // sharded optimizer: every rank a DP-th of what it holds
-	// EP-aware: a DP-th of its experts' weights and a DP·EP-th of the replicated ones; default
+	Unsharded Scheme = "unsharded" // every rank updates all its weights
+	SO        Scheme = "so"        // sharded optimizer: every rank updates 1/DP of its weights
+	// EP-aware: every rank updates 1/DP of its experts' weights and 1/(DP·EP) of the replicated
+	// weights; default
 	EPSO Scheme = "epso"
 )
 
-// Sums says in which order gradients are added up over ranks.
+// Sums is the order in which gradients are added over ranks.
 type Sums string
 
 // The orders of sums.
 const (
-	// over ep in ascending order and then over dp: the same bits with every kind of link; default
+	// over ep in ascending order, then over dp: the same bits with every transport; default
 	ExactSums Sums = "exact"
-	FastSums  Sums = "fast" // as the link likes best: the last bits may differ from run to run
+	FastSums  Sums = "fast" // in the transport's fastest order: the last bits may differ between runs
 )
 
-// LinkKind says what carries bytes between ranks.
+// LinkKind names a transport between ranks.
 type LinkKind string
 
-// The links.
+// The transports.
 const (
-	AutoLinks  LinkKind = "auto"  // mpi under an mpiexec, tcp under mula launch, else local; default
+	AutoLinks  LinkKind = "auto"  // mpi under mpiexec, tcp under mula launch, otherwise local; default
 	LocalLinks LinkKind = "local" // ranks are goroutines of one process, which share its threads
-	TCPLinks   LinkKind = "tcp"   // processes that mula launch has started
-	MPILinks   LinkKind = "mpi"   // processes that an mpiexec has started
+	TCPLinks   LinkKind = "tcp"   // ranks are processes that mula launch has started
+	MPILinks   LinkKind = "mpi"   // ranks are processes that mpiexec has started
 )
 
-// CheckpointConfig says when checkpoints are written. One is always written at the end of a run and
-// when it is stopped.
+// CheckpointConfig sets the times of checkpoints. A run always writes one at its end and when it is
+// stopped.
 type CheckpointConfig struct {
-	Every *int64 `yaml:"every"` // steps; 0 = only at the end; default a tenth of steps, at most 1000
-	Keep  int    `yaml:"keep"`  // how many complete ones stay; default 3
+	Every *int64 `yaml:"every"` // in steps; 0 = only at the end; default: a tenth of steps, at most 1000
+	Keep  int    `yaml:"keep"`  // number of complete checkpoints to keep; default 3
 }
 
-// EvaluateConfig says when the loss on the validation split is computed.
+// EvaluateConfig sets the times at which the validation loss is computed.
 type EvaluateConfig struct {
-	// steps; 0 = never; default as often as checkpoints, or never if the plan has no validation
+	// in steps; 0 = never; default: as often as checkpoints, or never if the plan has no validation
 	// split
 	Every   *int64 `yaml:"every"`
-	Samples int    `yaml:"samples"` // validation windows of each source, spread evenly over the split; default 64
+	Samples int    `yaml:"samples"` // validation windows of each source, evenly spaced over the split; default 64
 }
 
-// SpikesConfig says what happens at a step whose loss or gradient leaps; see [Spike].
+// SpikesConfig is the reaction to a spike of the loss or gradient norm; see [Spike].
 type SpikesConfig struct {
 	Action SpikeAction `yaml:"action"`
-	// a spike is beyond the mean plus this many standard deviations; default 6
+	// a spike is above the mean plus this many standard deviations; default 6
 	Sigma  float64 `yaml:"sigma"`
-	Window int     `yaml:"window"` // of the last so many updates; default 128
-	// rollback: steps whose data is left out, the one that spiked the last of them; default 100
+	Window int     `yaml:"window"` // number of past updates in the mean and deviation; default 128
+	// rollback: number of steps whose data is skipped, up to and including the spike; default 100
 	LeaveOut int64 `yaml:"leave_out"`
-	// steps in a row that are skipped before the run ends with an error; default 16
+	// consecutive skipped steps after which the run fails; default 16
 	MaxSkips     int `yaml:"max_skips"`
-	MaxRollbacks int `yaml:"max_rollbacks"` // of the whole run, before it ends with an error; default 10
+	MaxRollbacks int `yaml:"max_rollbacks"` // rollbacks of the whole run after which it fails; default 10
 }
 
-// SpikeAction says what happens at a spike.
+// SpikeAction names a reaction to a spike.
 type SpikeAction string
 
-// What happens at a spike. The default is to do nothing: that is the recipe which a configuration
-// describes, and what other trainers do, to which a run is compared; leaving data out is a
-// decision.
+// The reactions to a spike. The default is to do nothing, so that a run follows its configuration
+// and is comparable with other trainers. Skipping data is opt-in.
 const (
-	SpikeNone SpikeAction = "none" // the update is made; what is not finite ends the run
+	SpikeNone SpikeAction = "none" // the update is made; NaN or Inf ends the run
 	SpikeSkip SpikeAction = "skip" // the update is not made
-	// the run goes back to before the steps that led there, and on without their data
+	// the run returns to a checkpoint before the spike and skips the data in between
 	SpikeRollback SpikeAction = "rollback"
 )
 
-// LogConfig says what is recorded beside that which every step has.
+// LogConfig sets what is recorded in addition to the values of every step.
 type LogConfig struct {
-	UpdateRatioEvery int64 `yaml:"update_ratio_every"` // steps; 0 = never; default 10
+	UpdateRatioEvery int64 `yaml:"update_ratio_every"` // in steps; 0 = never; default 10
 }
 
-// PlanChange says what happens when a checkpoint was made with another plan.
+// PlanChange is the action if a checkpoint was made with another plan.
 type PlanChange string
 
-// What happens when a checkpoint was made with another plan.
+// The actions if a checkpoint was made with another plan.
 const (
 	RefusePlanChange PlanChange = "refuse"
 	AcceptPlanChange PlanChange = "accept"
@@ -393,8 +390,8 @@ const (
 
 const defaultPreset = "mula-tiny"
 
-// DefaultConfig returns the configuration that an empty train.yaml stands for: a mula-tiny model
-// trained as the Mula models were.
+// DefaultConfig returns the configuration of an empty train.yaml: a mula-tiny model with the
+// training settings of the Mula models.
 func DefaultConfig() Config {
 	c := Config{
 		Plan: "plan.json", Output: "run", BatchSize: 32,
@@ -452,8 +449,8 @@ func LoadConfig(path string) (Config, error) {
 // Warnings returns remarks about the file, such as old names of fields, with file and line.
 func (c Config) Warnings() []string { return c.file.Warnings() }
 
-// ParseConfig reads a configuration from the content of a train.yaml; name stands for the file in
-// errors. Paths are left as they are.
+// ParseConfig reads a configuration from the content of a train.yaml. Errors use name as the file's
+// name. Paths are not changed.
 func ParseConfig(data []byte, name string) (Config, error) {
 	file, err := strictyaml.Parse(data, name)
 	if err != nil {
@@ -506,8 +503,8 @@ func isDirectory(path string) bool {
 	return err == nil && info.IsDir()
 }
 
-// Locate puts file and line in front of an error about fields of the configuration, if it comes
-// from a file. Other errors stay as they are.
+// Locate adds file and line to an error about fields of the configuration, if the configuration
+// comes from a file. It returns other errors unchanged.
 func (c Config) Locate(err error) error {
 	var several fieldErrors
 	var field *fieldError
@@ -545,8 +542,8 @@ func (e fieldErrors) Error() string {
 	return strings.Join(texts, "\n")
 }
 
-// Misconfigured reports whether an error is about a field of the configuration, so that trying
-// again is of no use.
+// Misconfigured reports whether an error is about a field of the configuration, so that a retry
+// cannot help.
 func Misconfigured(err error) bool {
 	var shared *sharedErr
 	if errors.As(err, &shared) {
@@ -558,8 +555,8 @@ func Misconfigured(err error) bool {
 	return errors.As(err, &field) || errors.As(err, &several)
 }
 
-// Validate says which fields have a value that is not allowed, and what is, or returns nil. What
-// depends on the plan is checked when a run starts.
+// Validate returns an error that lists all invalid fields with their allowed values, or nil. Fields
+// that depend on the plan are checked when a run starts.
 func (c Config) Validate() error {
 	plain := func(x float64) string {
 		if x == math.Trunc(x) && math.Abs(x) < 1e18 {

@@ -31,31 +31,31 @@ const maxCompanion = 1 << 30
 
 // ConvertOptions are the options of [ModelDir.Convert].
 type ConvertOptions struct {
-	// element type of the weights; empty: as they are stored, F32 if they have several
+	// element type of the weights; empty: unchanged, or F32 if the model has several types
 	DType     safetensors.DType
-	ShardSize int64                   // bytes of weights in a file at most, several tensors permitting; 0: one file
-	Progress  func(done, total int64) // called after every piece, in weights; may be nil
+	ShardSize int64                   // maximum bytes of weights per file, unless one tensor is larger; 0: one file
+	Progress  func(done, total int64) // called after every chunk with the number of weights; may be nil
 }
 
-// An Inspection is what is known of a model on disk when all of it has been read.
+// An Inspection is the result of reading and checking a model on disk.
 type Inspection struct {
 	Config           moe.Config          `json:"-"`
 	Parameters       int64               `json:"parameters"`
 	ActiveParameters int64               `json:"active_parameters"`
 	DTypes           []safetensors.DType `json:"dtypes"`         // element types of the weights, as stored
 	Fused            bool                `json:"fused_experts"`  // the experts of a layer are one tensor
-	Weights          string              `json:"weights_sha256"` // of the weights as float32; see [WeightsHash]
-	// of the tokenizer.json beside the model; "" without one
+	Weights          string              `json:"weights_sha256"` // hash of the weights as float32; see [WeightsHash]
+	// hash of the model's tokenizer.json; "" without one
 	Tokenizer string   `json:"tokenizer_sha256"`
-	Tokens    int      `json:"tokenizer_ids"`   // of that tokenizer; 0 without one that mula reads
-	Notes     []string `json:"notes,omitempty"` // what is unusual, but no error
-	// what model must be in a train.yaml for this model, as YAML
+	Tokens    int      `json:"tokenizer_ids"`   // vocabulary size of the tokenizer; 0 without one that mula can read
+	Notes     []string `json:"notes,omitempty"` // unusual properties that are not errors
+	// value of model in a train.yaml for this model, as YAML
 	TrainModel string `json:"train_model"`
 }
 
-// Inspect reads all of a model and checks it: every tensor is there with its shape and nothing else
-// is, every weight is finite, and no id of the tokenizer is beyond the vocabulary. progress may be
-// nil.
+// Inspect reads a model completely and checks it. Every tensor must exist with its shape, and no
+// other tensor may exist. Every weight must be finite, and every id of the tokenizer must be in the
+// vocabulary. progress may be nil.
 func (m ModelDir) Inspect(ctx context.Context, progress func(done, total int64)) (Inspection, error) {
 	stored, err := moe.OpenStored(m.Dir)
 	if err != nil {
@@ -90,11 +90,11 @@ func (m ModelDir) weightsOfFormat1(ctx context.Context) (string, error) {
 	return hex.EncodeToString(hash.Sum(nil)), err
 }
 
-// Convert writes the model into a new directory output in the form that transformers 4 and 5 load:
-// experts one by one, weights in files of the size asked for, config.json, and with them tokenizer
-// and generation config: those beside the model, or else made for it. The model is checked as by
-// [ModelDir.Inspect]. It is read and written in pieces and never in memory as a whole. output must
-// not exist; it appears as a whole or not at all.
+// Convert writes the model into a new directory output, in the form that transformers 4 and 5 load:
+// a separate tensor per expert, weights in files of the requested size, config.json, and the
+// tokenizer and generation config. The last two are copied from the model, or generated. Convert
+// checks the model like [ModelDir.Inspect]. It reads and writes chunks, and never holds the whole
+// model in memory. output must not exist. It appears complete or not at all.
 func (m ModelDir) Convert(ctx context.Context, output string, o ConvertOptions) (Inspection, error) {
 	stored, err := moe.OpenStored(m.Dir)
 	if err != nil {

@@ -17,21 +17,21 @@ import (
 	"mula/xpu/opencl"
 )
 
-// The devices that [NewDevice] knows.
+// The devices that [NewDevice] accepts.
 const (
 	DeviceCPU    = "cpu"    // [mula/xpu/cpu]
 	DeviceOneDNN = "onednn" // [mula/xpu/onednn]
 
-	// DeviceOpenCL is [mula/xpu/gpu] on an OpenCL device: a GPU if there is one, and of several
-	// kinds the fastest in a short test. "opencl:NAME" is one whose name, or that of its driver,
-	// has NAME in it, in any case, and "opencl:NAME#2" the second of those of one name.
+	// DeviceOpenCL is [mula/xpu/gpu] on an OpenCL device: a GPU if there is one, and the fastest of
+	// several kinds in a short test. "opencl:NAME" selects a device whose name or driver's name
+	// contains NAME, in any case. "opencl:NAME#2" selects the second device of that name.
 	DeviceOpenCL = "opencl"
 
-	// DeviceAuto is the fastest OpenCL GPU, and without one the processor.
+	// DeviceAuto is the fastest OpenCL GPU, or the processor if there is no GPU.
 	DeviceAuto = "auto"
 )
 
-// CheckDevice says what is wrong with a name of a device, or returns nil.
+// CheckDevice returns an error if name is not the name of a device.
 func CheckDevice(name string) error {
 	if _, _, ok := parseOpenCL(name); ok || name == DeviceCPU || name == DeviceOneDNN || name == DeviceAuto {
 		return nil
@@ -57,17 +57,17 @@ func parseOpenCL(name string) (part string, number int, ok bool) {
 
 // DeviceOptions are the options of [NewDevice].
 type DeviceOptions struct {
-	Threads   int           // of the host; 0 for all cores
-	Precision xpu.Precision // of the operands of products
+	Threads   int           // threads of the host; 0 for all cores
+	Precision xpu.Precision // precision of the operands of products
 
-	// of several ranks on this host, which take equal OpenCL devices in turn: which this one is,
-	// and how many there are
+	// of several ranks on this host, which use equal OpenCL devices in rotation: the number of this
+	// rank, and the number of ranks
 	number, ranks int
 }
 
-// NewDevice makes the device of a name. It fails for a name that it does not know, and where what
-// the device needs is not there. Where the name leaves a choice, why says what was chosen and for
-// what reason.
+// NewDevice opens the device with the given name. It fails if the name is unknown or if the device
+// needs something that is missing. If the name leaves a choice, why describes the chosen device and
+// the reason.
 func NewDevice(ctx context.Context, name string, o DeviceOptions) (d xpu.Device, why string, err error) {
 	name, why, err = chooseDevice(ctx, name)
 	if err != nil {

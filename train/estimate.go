@@ -5,7 +5,7 @@ import (
 	"mula/train/estimate"
 )
 
-// EstimateInput is what an estimate of a step of the run on plan p is about, on a machine.
+// EstimateInput returns the input for an estimate of one step of the run on plan p, on a machine.
 func (c Config) EstimateInput(p *blend.Plan, machine estimate.Machine) (estimate.Input, error) {
 	c, err := c.resolve(p)
 	if err != nil {

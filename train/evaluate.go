@@ -14,30 +14,32 @@ import (
 
 // EvaluateOptions are the options of [Evaluate].
 type EvaluateOptions struct {
-	Samples   int       // validation windows of each source, spread evenly over its split; 0 = all
-	BatchSize int       // windows at once in memory; 0 = 8
+	Samples   int       // validation windows of each source, evenly spaced over its split; 0 = all
+	BatchSize int       // windows computed at once; 0 = 8
 	Attention Attention // "" = the plan's default
 	Progress  func(done, total int64)
 
-	ranks    *ranks    // which share the windows and the experts; nil for one
+	ranks    *ranks    // ranks that share the windows and the experts; nil for one rank
 	pipeline *pipeline // nil for one stage
 }
 
-// Evaluate computes the loss of a model on the held-out windows of a plan, its mean over the
-// targets that count. A source that holds none out is left out, and so is one of whose windows no
-// target counts; it is an error if there is no other.
+// Evaluate computes the mean loss of a model on the validation windows of a plan, over the unmasked
+// targets. It skips a source that has no validation windows, or none with an unmasked target. It
+// returns an error if no source remains.
 //
-// The margins are those of 95 % confidence intervals for the mean loss over all windows that a
-// source holds out. With n of its V windows read and s the standard deviation of their mean losses
-// (n−1 in its denominator), the standard error is s/√n · √(1−n/V), the second factor being the
-// correction for a finite population, and the margin t(0.975; n−1) of them. Where windows differ in
-// the number c of targets that count, their mean losses, less the mean of all, weigh c over the
-// mean of c in s: the standard error of a ratio of two means (Cochran, Sampling Techniques, third
-// edition, chapter 6). It takes the windows for independent draws; those that are read lie evenly
-// over the split, so that it is too wide rather than too narrow where neighbours are alike. If all
-// are read the margin is 0: the loss is that of the split, however the split may differ from the
-// text it stands for. The margin of a weighted sum of sources is the root of the sum of the squares
-// of weight · margin.
+// The margins belong to 95 % confidence intervals for the mean loss over all validation windows of
+// a source. Let n of the source's V windows be read, and let s be the standard deviation of their
+// mean losses, with n−1 in its denominator. The standard error is s/√n · √(1−n/V), where the second
+// factor is the finite population correction. The margin is t(0.975; n−1) standard errors. If
+// windows differ in the number c of unmasked targets, s weights the deviation of each window's loss
+// from the mean of all by c over the mean of c: the standard error of a ratio of two means
+// (Cochran, Sampling Techniques, third edition, chapter 6).
+//
+// The formula assumes independent draws. The windows are evenly spaced over the split, so the
+// interval is too wide rather than too narrow if neighbours are similar. The margin is 0 if all
+// windows are read: the loss is exact for the split, even if the split differs from the text that
+// it represents. The margin of a weighted sum of sources is the root of the sum of the squares of
+// weight · margin.
 func Evaluate(ctx context.Context, m *moe.Model, data *blend.Data, o EvaluateOptions) (Evaluation, error) {
 	if o.Samples < 0 || o.BatchSize < 0 {
 		return Evaluation{}, fmt.Errorf("evaluation of %d samples in batches of %d: neither may be negative", o.Samples,

@@ -11,15 +11,14 @@ import (
 	"mula/moe/safetensors"
 )
 
-// A ParameterGroup has settings of the optimizer that differ for some parameters. A parameter
-// belongs to the first group that matches it; one that no group matches has the settings of the
-// optimizer.
+// A ParameterGroup has optimizer settings for some of the parameters. A parameter belongs to the
+// first group that matches it. A parameter without a group has the optimizer's settings.
 type ParameterGroup struct {
 	// classes, and patterns of Hugging Face names
 	Match []string `yaml:"match" json:"match"`
-	// default that of the optimizer
+	// default: the optimizer's
 	WeightDecay *float64 `yaml:"weight_decay,omitempty" json:"weight_decay,omitempty"`
-	// times the learning rate of the schedule; default 1
+	// factor on the schedule's learning rate; default 1
 	LearningRateScale *float64 `yaml:"learning_rate_scale,omitempty" json:"learning_rate_scale,omitempty"`
 }
 
@@ -137,9 +136,9 @@ func (c OptimizerConfig) checkGroups(tensors []safetensors.Tensor) error {
 	return nil
 }
 
-// GroupSummary says what a group of parameters is.
+// GroupSummary describes a group of parameters.
 type GroupSummary struct {
-	Match                          []string // nil: all parameters that no group matches
+	Match                          []string // nil: all parameters without a group
 	WeightDecay, LearningRateScale float64
 	Tensors                        int
 	Parameters                     int64

@@ -13,52 +13,51 @@ import (
 	"time"
 )
 
-// HeartbeatVariable is the environment variable that names the file in which rank 0 says what it is
-// doing; without it nothing is written.
+// HeartbeatVariable is the environment variable that names the file in which rank 0 records its
+// progress. Without the variable, no file is written.
 const HeartbeatVariable = "MULA_HEARTBEAT"
 
-// A Section is what a run is doing. A watchdog allows each its own time, since a save may take
-// longer than many steps.
+// A Section is an activity of a run. A watchdog has a time limit for each section, since a save may
+// take longer than many steps.
 type Section string
 
 // The sections of a run.
 const (
 	SectionSetup      Section = "setup"      // from the start of the process to the first step
 	SectionStep       Section = "step"       // a step
-	SectionEvaluate   Section = "evaluate"   // the loss on the validation split
-	SectionCheckpoint Section = "checkpoint" // writing a checkpoint, or going back to one
+	SectionEvaluate   Section = "evaluate"   // evaluation on the validation split
+	SectionCheckpoint Section = "checkpoint" // writing a checkpoint, or restoring one
 )
 
-// Sections are all sections, in the order in which a run meets them.
+// Sections lists all sections, in the order in which a run reaches them.
 var Sections = []Section{SectionSetup, SectionStep, SectionEvaluate, SectionCheckpoint}
 
-// A Heartbeat is what the heartbeat file says of a run: where it is, and how long what it has done
-// has taken. docs/formats/run.md has the file.
+// A Heartbeat is the content of the heartbeat file: the current section, and the time spent in each
+// section. docs/formats/run.md describes the file.
 type Heartbeat struct {
-	PID     int               `json:"pid"` // of rank 0
+	PID     int               `json:"pid"` // process id of rank 0
 	Section Section           `json:"section"`
-	Step    int64             `json:"step"` // steps done, and so the number of the one that is done or comes next
-	From    int64             `json:"from"` // steps done when this process began its first
+	Step    int64             `json:"step"` // steps done; also the number of the current or next step
+	From    int64             `json:"from"` // steps done when this process started its first step
 	Time    time.Time         `json:"time"` // when the section began, by the clock of rank 0's host
 	Ended   Ended             `json:"ended"`
 	Spent   map[Section]Spent `json:"spent"`
 }
 
-// Ended says how a run has come to its end. What an mpiexec makes of the exit codes of its ranks
-// says it less well.
+// Ended is the reason for the end of a run. The exit code of mpiexec is less precise.
 type Ended string
 
-// The ends of a run that has not failed.
+// The ends of a run that did not fail.
 const (
 	NotEnded        Ended = ""
 	EndedDone       Ended = "done"       // all steps are done
-	EndedStopped    Ended = "stopped"    // it was stopped, and has saved
-	EndedTerminated Ended = "terminated" // it was stopped by a SIGTERM to ranks alone, and has saved
+	EndedStopped    Ended = "stopped"    // stopped after a checkpoint
+	EndedTerminated Ended = "terminated" // stopped after a checkpoint by a SIGTERM that only ranks received
 )
 
 // Spent is the time that one process has spent in a section.
 type Spent struct {
-	Times   int64   `json:"times"` // that it was in the section, the present time not among them
+	Times   int64   `json:"times"` // number of finished visits to the section
 	Seconds float64 `json:"seconds"`
 	Longest float64 `json:"longest"` // seconds of the longest
 }
@@ -68,8 +67,8 @@ const heartbeatSum = `,"sum":` // at the end of a heartbeat, with the CRC-32 of 
 // heartbeatBytes is the length of the heartbeat file, whatever it says: a write replaces all of it.
 const heartbeatBytes = 640
 
-// ReadHeartbeat reads a heartbeat file. It is an error if none is there, or if it is read while it
-// is being written; then the next time gives it.
+// ReadHeartbeat reads a heartbeat file. It fails if the file does not exist or is being written. In
+// the latter case the next call succeeds.
 func ReadHeartbeat(path string) (Heartbeat, error) {
 	f, err := os.Open(path)
 	if err != nil {

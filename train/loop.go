@@ -1,15 +1,15 @@
-// Package train trains a model on a plan: the loop, the optimizer and its schedule, checkpoints,
-// records.
+// Package train trains a model on a plan. It has the training loop, optimizers, learning rate
+// schedules, checkpoints and records.
 //
-// [Run] is the whole of it, in this file from top to bottom. What it leaves in the run directory is
-// described in docs/formats/run.md: train.yaml, metrics.jsonl, fingerprints.jsonl, tensorboard/ and
-// checkpoints/, each of which is a Hugging Face model directory.
+// [Run] is the training loop, in this file from top to bottom. docs/formats/run.md describes the
+// files that it writes to the run directory: train.yaml, metrics.jsonl, fingerprints.jsonl,
+// tensorboard/ and checkpoints/. Each checkpoint is a Hugging Face model directory.
 //
-// A run that is stopped or killed at any moment and started again goes on from its newest complete
-// checkpoint, and all its losses, weights, metrics (but for those about time) and fingerprints are
-// those of a run that was never stopped, bit for bit. This is so because everything a step computes
-// follows from the weights, the moments, the number of steps done and the plan; the checkpoint
-// holds the first three and names the last. Results do not depend on the number of threads.
+// A run that was stopped or killed at any time resumes from its newest complete checkpoint. All its
+// losses, weights, metrics (except for times) and fingerprints are bit-identical to an
+// uninterrupted run. A step depends only on the weights, the moments, the number of steps done and
+// the plan. The checkpoint has the first three, and the plan's fingerprint. Results do not depend
+// on the number of threads.
 package train
 
 import (
@@ -36,79 +36,79 @@ import (
 	"mula/xpu"
 )
 
-// ErrNotFinite is wrapped by the error about a loss or gradient that is infinite or not a number.
+// ErrNotFinite is wrapped by errors about a loss or gradient that is NaN or Inf.
 var ErrNotFinite = errors.New("not finite")
 
-// Options are what a run needs beyond its configuration. The zero value is ready for use. The
-// functions are called from the goroutine that called Run.
+// Options are settings of a run that are not in its configuration. The zero value is ready for use.
+// The functions are called from the goroutine that called Run.
 type Options struct {
-	Version string // of the program, for the record
-	// when closed, the run finishes its step, saves a checkpoint and returns; nil for a run that
-	// goes to its end
+	Version string // version of the program, for the record
+	// when closed, the run finishes its step, saves a checkpoint and returns; nil: the run trains
+	// to its end
 	Stop     <-chan struct{}
 	Report   func(Summary)  // called once, before memory for the model is allocated
 	Progress func(Progress) // called after every step
-	// called about what needs attention but does not end the run, such as a damaged checkpoint
+	// called with warnings, for example about a damaged checkpoint
 	Warn func(text string)
 
-	// Terminated reports, once Stop is closed, whether a SIGTERM closed it: the host of this rank
-	// may be about to go away. The heartbeat then says so, and mula launch starts the run again.
-	// Nil is false.
+	// Terminated reports, once Stop is closed, whether a SIGTERM closed it. Then the host of this
+	// rank may be about to shut down, the heartbeat records it, and mula launch restarts the run.
+	// Nil means false.
 	Terminated func() bool
 
-	// World has the ranks of the run, one of which this process is; see [Join]. With nil all are of
-	// this process. Of several ranks the first one alone reports, keeps records and writes to the
-	// run directory; all must see that directory.
+	// World has the ranks of the run, including this process; see [Join]. If it is nil, all ranks
+	// are in this process. Only rank 0 reports, keeps records and writes to the run directory. All
+	// ranks must see that directory.
 	World *xpu.Comm
 
-	// BeforeSum is called by every rank of several before its gradients of a bucket are added up
-	// with those of the others. Tests put faults there. It may be called from several goroutines.
+	// BeforeSum is called by every rank before its gradients of a bucket are added to the other
+	// ranks' gradients. Tests inject faults there. It may be called from several goroutines.
 	BeforeSum func(rank int, step int64, bucket moe.Bucket) error
 
-	ranksHere int // ranks that share the threads of this process; 0 is 1
+	ranksHere int // ranks that share the threads of this process; 0 means 1
 
-	// in place of the configuration's device, for tests
+	// replaces the configuration's device, for tests
 	newDevice func(rank, threads int, precision xpu.Precision) (xpu.Device, error)
 
 	// For tests, of several ranks.
-	badTokens func(rank int, step int64) bool // whether a rank reads ids that the model does not have
+	badTokens func(rank int, step int64) bool // reports whether a rank reads ids outside the model's vocabulary
 	atStep    func(r *run)                    // called on every rank before a step
-	late      bool                            // gradients are added up after the backward pass, not beside it
+	late      bool                            // gradients are summed after the backward pass instead of during it
 	passed    func(r *run)                    // called on every rank after the backward passes of a step
 	ended     func(r *ranks)                  // called after the last step
-	hosts     []string                        // names of the hosts of all ranks, in place of this machine's
+	hosts     []string                        // host names of all ranks, instead of this machine's
 }
 
-// Progress is what has just been done.
+// Progress describes the step that has just finished.
 type Progress struct {
 	StepMetrics
-	Steps      int64       // of the whole run
-	Evaluation *Evaluation // if one followed the step
-	Checkpoint string      // directory, if one was written after the step
+	Steps      int64       // steps of the whole run
+	Evaluation *Evaluation // if an evaluation followed the step
+	Checkpoint string      // directory of the checkpoint, if one was written after the step
 }
 
 // Result is the outcome of a run.
 type Result struct {
-	Steps      int64 // done, over all runs from step 0
+	Steps      int64 // steps done, over all runs from step 0
 	Finished   bool  // all steps are done; otherwise the run was stopped
-	Terminated bool  // the run was stopped by a SIGTERM to ranks, and no rank was asked otherwise
-	// name of the checkpoint that this run went on from, "" if it began at step 0 or had nothing to
-	// do
+	Terminated bool  // a SIGTERM that only ranks received stopped the run
+	// name of the checkpoint that this run resumed from; "" if it started at step 0 or had no step
+	// to do
 	Resumed    string
-	FirstLoss  float64 // of the first step, which may have been in an earlier run
-	LastLoss   float64 // of the last step
-	LeftOut    int64   // samples left out because of spikes; skips.yaml in the run directory names their positions
+	FirstLoss  float64 // loss of the first step, which may be from an earlier run
+	LastLoss   float64 // loss of the last step
+	LeftOut    int64   // samples skipped because of spikes; skips.yaml in the run directory has their positions
 	Checkpoint string  // directory of the newest checkpoint
 	Weights    string  // see WeightsHash
 }
 
-// Run trains until all steps are done or it is stopped, going on from the newest complete
-// checkpoint in the run directory if there is one. A done context ends it at once, without a
+// Run trains until all steps are done or the run is stopped. It resumes from the newest complete
+// checkpoint in the run directory, if one exists. If ctx is done, Run returns at once, without a
 // checkpoint.
 //
-// Every rank of a run calls it, with the same configuration, and gets the same result. Stopping one
-// rank stops all. An error that all ranks know of (see [Shared]) leaves their group whole; after
-// any other the group must be closed, so that nobody waits for this rank.
+// Every rank of a run calls Run with the same configuration and gets the same result. Stopping one
+// rank stops all. After an error that all ranks have (see [Shared]), their group is still usable.
+// After any other error the group must be closed, so that no rank waits for this one.
 func Run(ctx context.Context, config Config, options Options) (result Result, err error) {
 	if err := config.Validate(); err != nil {
 		return Result{}, err

@@ -27,34 +27,33 @@ type RunRecord struct {
 	ActiveParameters int64              `json:"active_parameters"`
 	Plan             string             `json:"plan"` // fingerprint
 	Sources          []string           `json:"sources"`
-	Weights          map[string]float64 `json:"weights"` // share of each source in the stage of the first step
+	Weights          map[string]float64 `json:"weights"` // fraction of each source in the stage of the first step
 	SequenceLength   int                `json:"sequence_length"`
 	BatchSize        int                `json:"batch_size"`
 	Steps            int64              `json:"steps"`
 	Device           string             `json:"device"`
 	// forward and backward; see [moe.Config.FLOPsPerToken]
 	FLOPsPerToken float64 `json:"flops_per_token"`
-	// of the products of all ranks' devices, as measured on the first when the run started, in
-	// FLOP/s
+	// peak of the products of all ranks' devices, in FLOP/s, measured on rank 0 at the start
 	PeakFLOPS float64 `json:"peak_flops"`
-	Layout    string  `json:"layout,omitempty"` // of several ranks: see [LayoutConfig.String]
+	Layout    string  `json:"layout,omitempty"` // for several ranks; see [LayoutConfig.String]
 	Started   string  `json:"started"`          // RFC 3339
 }
 
-// StepMetrics is the line of one step in metrics.jsonl. Losses are means over targets that count,
-// in nats. All fields but the four about time are the same, bit for bit, however often the run was
-// stopped and resumed.
+// StepMetrics is the line of one step in metrics.jsonl. Losses are means over unmasked targets, in
+// nats. All fields except the four about time are bit-identical, however often the run was stopped
+// and resumed.
 //
-// MFU, the model FLOPs utilization of Chowdhery et al. (arXiv 2204.02311, appendix B), is tokens
-// per second times [RunRecord.FLOPsPerToken], in which recomputed work does not count, over the
-// peak of the machine. The peak is the measured one, not that of a data sheet.
+// MFU is the model FLOPs utilization of Chowdhery et al. (arXiv 2204.02311, appendix B): tokens per
+// second times [RunRecord.FLOPsPerToken], over the peak of the machine. Recomputed work is not
+// counted. The peak is measured, not from a data sheet.
 type StepMetrics struct {
 	Step            int64              `json:"step"`              // from 0
 	First           int64              `json:"first"`             // first position of the step
 	Samples         int                `json:"samples"`           // fewer than the batch size if positions were skipped
-	Tokens          int64              `json:"tokens"`            // that were read: samples times sequence length
-	Targets         *int64             `json:"targets,omitempty"` // that count; absent where all do, one for each token
-	Loss            float64            `json:"loss"`              // cross entropy alone
+	Tokens          int64              `json:"tokens"`            // tokens read: samples times sequence length
+	Targets         *int64             `json:"targets,omitempty"` // unmasked targets; absent if all targets are unmasked, one per token
+	Loss            float64            `json:"loss"`              // cross entropy only
 	AuxLoss         float64            `json:"aux_loss"`
 	ZLoss           float64            `json:"z_loss"`
 	GradNorm        float64            `json:"grad_norm"` // before clipping
@@ -68,42 +67,41 @@ type StepMetrics struct {
 	ExpertTokens    [][]int64          `json:"expert_tokens,omitempty"` // [layer][expert]; absent for dense models
 	// [layer], nats: mean over tokens of −Σ p ln p of the router's distribution
 	RouterEntropy []float64 `json:"router_entropy,omitempty"`
-	// by group of tensors, in steps where it is measured: ‖change of the weights‖ / ‖weights
-	// before‖
+	// by group of tensors, in steps that measure it: ‖change of the weights‖ / ‖weights before‖
 	UpdateRatio map[string]float64 `json:"update_ratio,omitempty"`
-	// why the update was not made; the samples are read, and not trained on
+	// why the update was not made; the samples are read, but not trained on
 	Skipped *Spike `json:"skipped,omitempty"`
 }
 
 // Evaluation is the loss on the validation split: means over targets, in nats.
 type Evaluation struct {
-	Loss          float64            `json:"loss"` // of all targets that were evaluated, whatever their source
+	Loss          float64            `json:"loss"` // mean over all evaluated targets, whatever their source
 	SourceLoss    map[string]float64 `json:"source_loss"`
 	SourceTargets map[string]int64   `json:"source_targets"`
 
-	// Half the width of 95 % confidence intervals, as [Evaluate] estimates them; nil, or without
-	// the source, if one window of several was read.
+	// Half the width of 95 % confidence intervals, as estimated by [Evaluate]. Nil, or without the
+	// source, if only one window of several was read.
 	Margin       *float64           `json:"margin,omitempty"`
 	SourceMargin map[string]float64 `json:"source_margin,omitempty"`
 
-	// The same with each source weighted by its share of the plan's samples, those left out that
-	// hold nothing out.
+	// The same, with sources weighted by their fraction of the plan's samples. Sources without
+	// validation windows are omitted.
 	MixLoss   float64  `json:"mix_loss,omitempty"`
 	MixMargin *float64 `json:"mix_margin,omitempty"`
 }
 
-// ResumeRecord says which checkpoint a run went on from.
+// ResumeRecord names the checkpoint that a run resumed from.
 type ResumeRecord struct {
 	Checkpoint string              `json:"checkpoint"`
 	Time       string              `json:"time"`
-	PeakFLOPS  float64             `json:"peak_flops"`        // as in RunRecord, measured anew
+	PeakFLOPS  float64             `json:"peak_flops"`        // as in RunRecord, measured again
 	Refused    []RefusedCheckpoint `json:"refused,omitempty"` // newer ones that were damaged
-	// fingerprint of the checkpoint's plan, if another one was accepted
+	// fingerprint of the checkpoint's plan, if it differs and plan_change is accept
 	OldPlan string `json:"old_plan,omitempty"`
-	Plan    string `json:"plan,omitempty"` // fingerprint of that other one
+	Plan    string `json:"plan,omitempty"` // fingerprint of the new plan
 }
 
-// RefusedCheckpoint is a checkpoint that could not be used, and why.
+// RefusedCheckpoint is a checkpoint that could not be used, and the reason.
 type RefusedCheckpoint struct {
 	Checkpoint string `json:"checkpoint"`
 	Error      string `json:"error"`
@@ -235,7 +233,7 @@ func (r *recordFile) append(value any) error {
 	return err
 }
 
-// Write appends bytes as they are.
+// Write appends bytes unchanged.
 func (r *recordFile) Write(p []byte) (int, error) {
 	if err := fault(atomicfile.OpWrite, r.f.Name()); err != nil {
 		return 0, err

@@ -15,16 +15,16 @@ import (
 	"mula/shards"
 )
 
-// A ModelDir is a directory with a model in Hugging Face's form: a checkpoint of a run, or a model
-// from elsewhere.
+// A ModelDir is a directory with a model in Hugging Face's format: a checkpoint of a run, or a
+// model from another source.
 type ModelDir struct {
 	Dir        string
-	Checkpoint *Checkpoint // nil if it is none
+	Checkpoint *Checkpoint // nil if the model is not a checkpoint
 }
 
-// FindModel finds the model that dir means: of a run directory the newest complete checkpoint, or a
-// checkpoint, or a Hugging Face directory. Of a run the checkpoints that are newer and damaged are
-// returned, too. It is [ErrNoCheckpoint] if dir is none of the three.
+// FindModel finds the model in dir: the newest complete checkpoint of a run directory, a
+// checkpoint, or a Hugging Face directory. For a run it also returns the newer checkpoints that are
+// damaged. It returns [ErrNoCheckpoint] if dir is none of the three.
 func FindModel(ctx context.Context, dir string) (ModelDir, []RefusedCheckpoint, error) {
 	checkpoint, refused, err := LoadCheckpoint(ctx, dir)
 	if err == nil {
@@ -43,7 +43,7 @@ func FindModel(ctx context.Context, dir string) (ModelDir, []RefusedCheckpoint, 
 	return ModelDir{Dir: dir}, refused, nil
 }
 
-// TokenizerFile is the path of the tokenizer.json beside the model, or "" if there is none.
+// TokenizerFile is the path of the model's tokenizer.json, or "" if it does not exist.
 func (m ModelDir) TokenizerFile() string {
 	path := filepath.Join(m.Dir, tokenizerFile)
 	if _, err := os.Stat(path); err != nil {
@@ -52,9 +52,9 @@ func (m ModelDir) TokenizerFile() string {
 	return path
 }
 
-// TokenizerHash is the SHA-256, in hexadecimal, of the tokenizer.json whose ids the model was
-// trained on: of a checkpoint that of its plan if it is known, of others that of the file beside
-// the model. It is "" if neither is there.
+// TokenizerHash is the SHA-256, in hexadecimal, of the tokenizer.json that the model was trained
+// with. For a checkpoint it is the hash in its plan, if known. Otherwise it is the hash of the
+// model's tokenizer.json, or "" if there is none.
 func (m ModelDir) TokenizerHash(ctx context.Context) (string, error) {
 	if m.Checkpoint != nil && m.Checkpoint.State.Tokenizer != "" {
 		return m.Checkpoint.State.Tokenizer, nil
@@ -67,8 +67,8 @@ func (m ModelDir) TokenizerHash(ctx context.Context) (string, error) {
 	return hash, err
 }
 
-// CheckTokenizer is an error if the model was trained on the ids of another tokenizer than the one
-// that made the plan's shards. What is not known of either is not compared.
+// CheckTokenizer returns an error if the model and the plan's shards have different tokenizers. It
+// compares nothing if one of the hashes is unknown.
 func (m ModelDir) CheckTokenizer(ctx context.Context, p *blend.Plan) error {
 	model, err := m.TokenizerHash(ctx)
 	if err != nil {

@@ -32,11 +32,10 @@ type block struct {
 const stateChunk = 1 << 26
 
 // An Optimizer updates the weights of a model from their gradients, in float32, block by block.
-// What tells one optimizer from another is its rule; optimizer_NAME.go has that of each name. AdamW
-// is the device's: its moments are memory of the device, as weights and gradients are. The other
-// rules work on the host, on all workers of the device, and keep their state there: weights and
-// gradients come to the host before an update, and the weights go back after it. Results do not
-// depend on the number of threads.
+// Each optimizer_NAME.go has one update rule. AdamW runs on the device: its moments are in device
+// memory, like weights and gradients. The other rules run on the host, on all workers of the
+// device, and keep their state there: weights and gradients are copied to the host before an
+// update, and the weights are copied back after it. Results do not depend on the number of threads.
 type Optimizer struct {
 	Updates int64 // updates done, t
 
@@ -134,9 +133,9 @@ type averagingRule interface {
 	average(o *Optimizer, dst []float32, p, begin, end int)
 }
 
-// NewOptimizer returns the optimizer that a resolved configuration describes, at its beginning, of
-// parameters in the device's memory. targets is the number of targets of a full step. It fails
-// where the device has no room for what is kept.
+// NewOptimizer returns the optimizer of a resolved configuration, in its initial state, for
+// parameters in device memory. targets is the number of targets of a full step. It fails if the
+// device has too little memory for the optimizer's state.
 func NewOptimizer(config OptimizerConfig, targets int64, device xpu.Device, parameters []*moe.Parameter) (*Optimizer,
 	error) {
 	return newOptimizer(config, targets, device, parameters, nil)
@@ -346,10 +345,10 @@ func (o *Optimizer) everywhere(ctx context.Context, own []float64) ([]float64, e
 	return o.all, o.sharding.gatherSums(ctx, own, o.all)
 }
 
-// GradientNorm returns the Euclidean norm of all gradients of the whole model as one vector:
-// squares are summed in float64 within each block, and the blocks in the order of the model's
-// tensors, so that all ranks get the same bits. It is not finite exactly when some gradient is not:
-// the squares of finite float32 values cannot overflow a float64.
+// GradientNorm returns the Euclidean norm of the gradients of the whole model. Squares are summed
+// in float64 within each block, then over the blocks in the order of the model's tensors, so all
+// ranks get the same bits. The norm is non-finite if and only if some gradient is: the squares of
+// finite float32 values cannot overflow a float64.
 func (o *Optimizer) GradientNorm(ctx context.Context) (float64, error) {
 	o.device.SumSquares(o.grads, o.sums)
 	if err := o.device.Wait(ctx); err != nil {
@@ -376,9 +375,9 @@ func clipFactor(norm, limit float64) float64 {
 	return min(1, limit/(norm+1e-6))
 }
 
-// Step multiplies the gradients with gradScale, which clipping may have made smaller than 1, and
-// updates all weights, each on the ranks that own it, from which the others get it. What the
-// gradients are afterwards is not defined.
+// Step multiplies the gradients by gradScale, which is below 1 after clipping, and updates all
+// weights. Each weight is updated by the ranks that own it and sent to the others. Step leaves the
+// gradients undefined.
 func (o *Optimizer) Step(ctx context.Context, learningRate, gradScale float64) error {
 	if err := o.update(ctx, learningRate, gradScale); err != nil {
 		return err
@@ -473,13 +472,13 @@ func (o *Optimizer) updateBlock(i int) {
 	o.before[i], o.change[i] = before, change
 }
 
-// Measure says whether the next steps measure how much they change each parameter, until it is
-// called again. It costs a second look at the weights, and changes no result.
+// Measure sets whether the following steps measure the change of each parameter. Measuring reads
+// the weights twice and changes no result.
 func (o *Optimizer) Measure(on bool) { o.measuring = on }
 
-// Ratio returns the Euclidean norms of what the last step added to a tensor, by its number in the
-// whole model, weight decay included, and of its weights before. Both are 0 if the step was not
-// measured.
+// Ratio returns two Euclidean norms for a tensor, given by its number in the whole model: the norm
+// of the last step's change, weight decay included, and the norm of the weights before it. Both are
+// 0 if the step was not measured.
 func (o *Optimizer) Ratio(tensor int) (update, weight float64) {
 	if !o.measured {
 		return 0, 0
@@ -488,23 +487,23 @@ func (o *Optimizer) Ratio(tensor int) (update, weight float64) {
 	return math.Sqrt(r.update), math.Sqrt(r.weight)
 }
 
-// CurvatureDue reports whether [Optimizer.UpdateCurvature] is to be called after the update that
-// was just made: with SophiaG after every hessian_every-th.
+// CurvatureDue reports whether [Optimizer.UpdateCurvature] must be called after the last update:
+// with SophiaG after every hessian_every-th update.
 func (o *Optimizer) CurvatureDue() bool {
 	s, ok := o.rule.(*sophiaG)
 	return ok && o.Updates%s.every == 0
 }
 
-// UpdateCurvature updates the estimate of the Hessian from gradients of the mean cross entropy of
-// targets that were drawn from the model's own distribution, that many of them, multiplied with
-// gradScale. See [SophiaG].
+// UpdateCurvature updates the estimate of the Hessian. The gradients are of the mean cross entropy
+// of targets drawn from the model's own distribution. targets is their number, and the gradients
+// are multiplied by gradScale. See [SophiaG].
 func (o *Optimizer) UpdateCurvature(ctx context.Context, gradScale float64, targets int64) error {
 	return o.rule.(*sophiaG).updateHessian(ctx, o, gradScale, targets)
 }
 
-// Average with true replaces the weights by those to evaluate with and to save, and with false puts
-// back those to train on, bit for bit. For all optimizers but [ScheduleFreeAdamW] they are the
-// same. Between the two calls the gradients hold the weights to train on. Only with true it can
+// Average(true) replaces the weights by the averaged weights, for evaluation and checkpoints.
+// Average(false) restores the training weights, bit for bit. Only [ScheduleFreeAdamW] has averaged
+// weights. Between the two calls the gradients hold the training weights. Only Average(true) can
 // fail.
 func (o *Optimizer) Average(ctx context.Context, on bool) error {
 	if _, ok := o.rule.(averagingRule); !ok || on == o.averaged {

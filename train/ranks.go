@@ -18,10 +18,10 @@ import (
 	"mula/xpu/tcp"
 )
 
-// Join meets the other processes of a run: those that an mpiexec or mula launch has started, by
-// layout.links. It returns nil if the run is one of a single process, whose ranks are goroutines if
-// there are several. While ranks that speak TCP are missing, it calls waiting now and then with a
-// text that names them. The group is closed by the caller, after what [Run] has returned.
+// Join connects to the other processes of a run, which mpiexec or mula launch has started;
+// layout.links selects the transport. It returns nil if the run has one process, whose ranks are
+// goroutines. While ranks with the tcp transport are missing, Join calls waiting from time to time
+// with a text that names them. The caller closes the group after [Run] has returned.
 func Join(ctx context.Context, config Config, waiting func(text string)) (*xpu.Comm, error) {
 	if err := config.Validate(); err != nil {
 		return nil, err
@@ -181,8 +181,8 @@ type sharedErr struct {
 
 func (e *sharedErr) Unwrap() error { return e.error }
 
-// Shared reports whether all ranks of a run return an error, or one that names the same ranks. It
-// is enough that one of them prints it.
+// Shared reports whether all ranks of a run return the same error, or an error that names the same
+// ranks. One rank is enough to print such an error.
 func Shared(err error) bool {
 	var shared *sharedErr
 	return errors.As(err, &shared)

@@ -5,14 +5,14 @@ import (
 	"mula/moe"
 )
 
-// Attention says which tokens of its row a token attends to.
+// Attention limits the tokens that a token attends to.
 type Attention string
 
-// What tokens attend to. Where it is documents, or the plan is packed, a target counts only if it
-// stands in the same document as its input and is no padding; otherwise all do.
+// The kinds of attention. With documents, and for packed plans, a target is unmasked only if it is
+// in the same document as its input and is not padding. Otherwise all targets are unmasked.
 const (
-	WindowAttention   Attention = "window"    // all of the row up to itself; default for plans of windows
-	DocumentAttention Attention = "documents" // those of its own document alone, up to itself; default for packed plans
+	WindowAttention   Attention = "window"    // all preceding tokens of the row, and itself; default for plans of windows
+	DocumentAttention Attention = "documents" // preceding tokens of its own document, and itself; default for packed plans
 )
 
 // attentionOf is the default for a plan.

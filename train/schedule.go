@@ -24,16 +24,16 @@ import "math"
 // Cosine is that of Loshchilov and Hutter 2017 (arXiv 1608.03983). Warm-up, stable, decay is of Hu
 // et al. 2024 (arXiv 2404.06395), its forms of decay of Hägele et al. 2024 (arXiv 2405.18392).
 type Schedule struct {
-	Name         ScheduleName // "" stands for Cosine
+	Name         ScheduleName // "" means Cosine
 	Peak, Min    float64
-	Start        float64 // where the warm-up starts: 0 (OLMoE) or Min (Optimus)
+	Start        float64 // learning rate at the start of the warm-up: 0 (OLMoE) or Min (Optimus)
 	Warmup       int64   // steps
-	Decay        int64   // steps, warm-up included; Constant has none
-	Cooldown     int64   // steps of Decay, the last ones, in which WSD decays
+	Decay        int64   // steps, warm-up included; not used by Constant
+	Cooldown     int64   // the last steps of Decay, in which WSD decays
 	CooldownForm CooldownForm
 }
 
-// LearningRate returns the learning rate of a step, which counts from 0.
+// LearningRate returns the learning rate of a step. Steps count from 0.
 func (s Schedule) LearningRate(step int64) float64 {
 	t := step + 1
 	switch {

@@ -458,13 +458,13 @@ func (s share) checkContent(file *safetensors.File, want []tensorRange) error {
 	return nil
 }
 
-// WeightsHash is a SHA-256, in hexadecimal, over the names, shapes and values of all tensors: that
-// of a text with a line for each tensor, in their order, of its name, its shape and the SHA-256 of
-// its weights as little-endian float32, in hexadecimal:
+// WeightsHash is a SHA-256, in hexadecimal, over the names, shapes and values of all tensors. It is
+// the hash of a text with one line per tensor, in order. The line has the tensor's name, its shape
+// and the SHA-256 of its weights as little-endian float32, in hexadecimal:
 //
 //	model.norm.weight [64] 01ba4719c80b6fe911b091a7c05124b64eeece964e09c058ef8f9805daca546b
 //
-// So ranks that have different tensors compute it together.
+// So ranks with different tensors can compute it together.
 func WeightsHash(parameters []*moe.Parameter) string {
 	w := newWeightsHasher()
 	for _, p := range parameters {

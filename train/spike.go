@@ -15,17 +15,15 @@ import (
 	"mula/internal/atomicfile"
 )
 
-// A Spike is a loss or gradient norm far beyond those of the updates before it, or one that is not
-// finite.
+// A Spike is a loss or gradient norm far above the previous updates' values, or NaN or Inf.
 //
-// The loss of a step (cross entropy alone), or the norm of its gradient before clipping, is a spike
-// if it is greater than mean + spikes.sigma · deviation of the last spikes.window updates that were
-// made; the deviation is the root of the sum of squares from the mean divided by window − 1. As
-// long as fewer updates were made, only what is not finite is a spike. A spike itself never counts
-// among the updates.
+// The loss of a step (cross entropy only), or the norm of its gradient before clipping, is a spike
+// if it is greater than mean + spikes.sigma · deviation of the last spikes.window updates. The
+// deviation is the root of the sum of squared differences from the mean, divided by window − 1.
+// Until that many updates exist, only NaN and Inf are spikes. A spike is never part of the mean.
 type Spike struct {
 	What      string  `json:"what"`                 // "loss", "aux_loss" or "grad_norm"
-	NotFinite bool    `json:"not_finite,omitempty"` // then the numbers are left out: JSON has none for it
+	NotFinite bool    `json:"not_finite,omitempty"` // the numbers are then omitted, because JSON has no NaN or Inf
 	Value     float64 `json:"value,omitempty"`
 	Mean      float64 `json:"mean,omitempty"`
 	Deviation float64 `json:"deviation,omitempty"`
@@ -41,7 +39,7 @@ const (
 
 var spikeWords = map[string]string{lossSpike: "loss", auxLossSpike: "auxiliary loss", gradNormSpike: "gradient norm"}
 
-// String is the spike in words, as "loss 9.12 is beyond 2.61, mean 2.31, deviation 0.05".
+// String describes the spike, as in "loss 9.12 is above 2.61 (mean 2.31, deviation 0.05)".
 func (s Spike) String() string {
 	if s.NotFinite {
 		return spikeWords[s.What] + " is not finite"
@@ -50,25 +48,24 @@ func (s Spike) String() string {
 		s.Mean, s.Deviation)
 }
 
-// A Rollback is one return of a run to a time before a spike.
+// A Rollback is one return of a run to a step before a spike.
 type Rollback struct {
-	Step    int64       `json:"step"`     // the step that spiked
-	Spike   Spike       `json:"spike"`    // there
-	LeftOut blend.Range `json:"left_out"` // positions, whole steps, the last of which is that step
+	Step    int64       `json:"step"`     // the step with the spike
+	Spike   Spike       `json:"spike"`    // value at that step
+	LeftOut blend.Range `json:"left_out"` // skipped positions: whole steps, the last of which has the spike
 }
 
-// SpikeState is what the handling of spikes takes from step to step, and so what a checkpoint holds
-// of it.
+// SpikeState is the state of spike handling between steps. Checkpoints contain it.
 type SpikeState struct {
-	Losses        []float64 `json:"losses"` // of the last updates, at most spikes.window, the oldest first
+	Losses        []float64 `json:"losses"` // values of the last updates, at most spikes.window, oldest first
 	GradNorms     []float64 `json:"grad_norms"`
-	SkippedInARow int       `json:"skipped_in_a_row"` // steps before the next one whose update was not made
-	// positions left out because of spikes: in order, apart from each other
+	SkippedInARow int       `json:"skipped_in_a_row"` // consecutive skipped steps before the next step
+	// positions skipped because of spikes, in order and disjoint
 	Skips     []blend.Range `json:"skips"`
-	Rollbacks []Rollback    `json:"rollbacks"` // in the order of time
-	// step since which the run is on its plan: it does not go back further
+	Rollbacks []Rollback    `json:"rollbacks"` // in order of time
+	// step from which the run follows its current plan; rollbacks do not go back further
 	PlanFrom int64 `json:"plan_from,omitempty"`
-	// with which weights: beganBySeed, or the WeightsHash of those of initialize_from
+	// initial weights: beganBySeed, or the WeightsHash of initialize_from
 	Began string `json:"began"`
 }
 

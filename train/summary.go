@@ -11,41 +11,40 @@ import (
 	"mula/train/estimate"
 )
 
-// A Summary describes a run before it starts, when nothing large has been allocated yet.
+// A Summary describes a run before it starts, before large memory is allocated.
 type Summary struct {
 	Config Config // every field has its value
 
 	Plan      string // fingerprint
 	Device    string
-	DeviceWhy string // why it is this one, where the configuration left a choice, and otherwise ""
-	Resumed   string // name of the checkpoint that the run goes on from, "" for a new run
+	DeviceWhy string // reason for the choice, if the configuration left one; otherwise ""
+	Resumed   string // name of the checkpoint that the run resumes from, "" for a new run
 	NextStep  int64
-	Links     string // what carries bytes between ranks, "" for one rank
+	Links     string // transport between ranks, "" for one rank
 
-	MicroBatches int     // in which a rank computes its rows of a step
-	Bubble       float64 // share of their time that the stages of a pipeline wait for each other; 0 for one stage
+	MicroBatches int     // micro-batches per rank and step
+	Bubble       float64 // fraction of time in which pipeline stages are idle; 0 for one stage
 
 	Parameters       int64
-	ActiveParameters int64 // weights that one token meets, embeddings included
+	ActiveParameters int64 // weights used per token, embeddings included
 	TokensPerStep    int64 // batch size times sequence length
 	TotalTokens      int64 // of all steps; less if positions are skipped
 	FLOPsPerToken    float64
 	Memory           Memory
 	Groups           []GroupSummary // of parameters; nil if all have the settings of the optimizer
-	// bytes that the device of a rank may take for itself beside Memory; 0 if that is not known
+	// maximum bytes that a rank's device may allocate in addition to Memory; 0 if unknown
 	Scratch int64
 }
 
-// Memory is how many bytes each rank of a run takes, by purpose; with several stages of a pipeline,
-// one of the stage that takes most. What a device takes for itself is not counted; see [Summary].
+// Memory is the memory of each rank of a run in bytes, by purpose. With several pipeline stages it
+// is the memory of the largest stage. Scratch memory of the device is not included; see [Summary].
 type Memory struct {
 	Weights, Gradients int64
-	Moments            int64 // of the optimizer
-	// activations and scratch of the micro-batches that are under way at once: one, but for a
-	// pipeline
+	Moments            int64 // state of the optimizer
+	// activations and scratch of the micro-batches in progress: one, or several in a pipeline
 	Buffers int64
 
-	HostOnly int64 // what of all this a device with memory of its own has no twin of
+	HostOnly int64 // the part that a device with its own memory does not hold
 }
 
 // Total is the sum.
