@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"mula/fixtures/vectors"
+	"mula/internal/longtest"
 )
 
 // tokenFiles writes .idx files of Megatron-LM with made-up lengths, and the words of a blend of
@@ -68,6 +69,7 @@ func sameFiles(t *testing.T, got, want map[string]string) {
 // An index build that is killed again and again, and goes on, ends with the bytes of one that
 // nobody disturbed.
 func TestKilledIndex(t *testing.T) {
+	longtest.SkipIfShort(t)
 	t.Parallel()
 	dir := t.TempDir()
 	words := tokenFiles(t, dir, 12, 6000)
@@ -95,6 +97,7 @@ func TestKilledIndex(t *testing.T) {
 
 // Eight processes that start on one empty cache make one build's bytes.
 func TestEightIndexes(t *testing.T) {
+	longtest.SkipIfShort(t)
 	t.Parallel()
 	dir := t.TempDir()
 	words := tokenFiles(t, dir, 6, 2000)

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"mula/fixtures/vectors"
+	"mula/internal/longtest"
 	"mula/internal/version"
 )
 
@@ -65,6 +66,7 @@ func rank(dir string, rank, world int, args ...string) (*exec.Cmd, *bytes.Buffer
 // Of the ranks of a job one may be killed at any moment: the others do its work and end well, and
 // the first alone speaks.
 func TestIndexRanks(t *testing.T) {
+	longtest.SkipIfShort(t)
 	t.Parallel()
 	const world = 3
 	dir := t.TempDir()
@@ -144,6 +146,7 @@ func TestIndexRanksFail(t *testing.T) {
 
 // Ranks that mpiexec starts on an empty cache share the work, whichever MPI it is of.
 func TestIndexUnderMPI(t *testing.T) {
+	longtest.SkipIfShort(t)
 	t.Parallel()
 	dir := t.TempDir()
 	words := tokenFiles(t, dir, 6, 2000)

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"mula/internal/longtest"
 	"mula/moe"
 	"mula/train"
 	"mula/train/launch"
@@ -40,6 +41,7 @@ func poison(o *train.Options) {
 // TestLaunchHosts loses a host whose ranks compute numbers that are not finite, of hosts that are
 // all this machine.
 func TestLaunchHosts(t *testing.T) {
+	longtest.SkipIfShort(t)
 	dir := prepared(t)
 	mustRun(t, dir, "blend")
 	// Enough checkpoints are kept that what the lost host left can be looked at.

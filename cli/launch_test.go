@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"mula/internal/longtest"
 	"mula/train"
 	"mula/train/launch"
 )
@@ -35,6 +36,7 @@ func launchConfig(name string, steps int, layout string) string {
 // TestLaunch supervises runs in one folder, and compares their ends with those of unbroken ones.
 // The runs go on at the same time: they wait for disks and limits more than they compute.
 func TestLaunch(t *testing.T) {
+	longtest.SkipIfShort(t)
 	dir := prepared(t)
 	mustRun(t, dir, "blend")
 	whole := map[string]map[string]string{}

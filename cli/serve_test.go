@@ -23,6 +23,8 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/ipc"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+
+	"mula/internal/longtest"
 )
 
 // A server is a running `mula serve`.
@@ -121,6 +123,7 @@ func socketFolder(t testing.TB) string {
 // The served stream is that of `mula stream`, over TCP, over the socket and over Flight; a SIGTERM
 // cuts what is under way.
 func TestServe(t *testing.T) {
+	longtest.SkipIfShort(t)
 	dir := prepared(t)
 	mustRun(t, dir, "blend")
 	out, err := mula(dir, "stream", "--batch-size", "8").Output()

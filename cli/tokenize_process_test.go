@@ -7,6 +7,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"mula/internal/longtest"
 )
 
 // tokenizeArguments are those of a job with many units, segments of which several are in work at
@@ -54,6 +56,7 @@ func tokenizeOutput(t *testing.T, dir string) map[string]string {
 // A job that is killed again and again, and goes on, ends with the bytes of one that nobody
 // disturbed, and leaves nothing else.
 func TestKilledTokenizeJob(t *testing.T) {
+	longtest.SkipIfShort(t)
 	t.Parallel()
 	dir := tokenizePrepared(t)
 	whole := tokenizeOutput(t, filepath.Join(dir, "whole"))
@@ -81,6 +84,7 @@ func TestKilledTokenizeJob(t *testing.T) {
 // Processes that are started together, of which one is killed, make one job's bytes, and each ends
 // well.
 func TestSharedTokenizeJob(t *testing.T) {
+	longtest.SkipIfShort(t)
 	t.Parallel()
 	dir := tokenizePrepared(t)
 	whole := tokenizeOutput(t, filepath.Join(dir, "whole"))

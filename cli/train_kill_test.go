@@ -19,6 +19,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"mula/internal/longtest"
 	"mula/xpu/opencl"
 )
 
@@ -67,6 +68,7 @@ func writeFile(t *testing.T, text string, path ...string) {
 // A run that handles spikes ends with the weights and metrics of one that nobody disturbed,
 // wherever it is killed: before a spike, at it, and after it.
 func TestKilledSpikes(t *testing.T) {
+	longtest.SkipIfShort(t)
 	for seed, test := range []struct{ name, spikes string }{
 		{"skip", "{action: skip, sigma: 1.5, window: 4, max_skips: 40}"},
 		{"rollback", "{action: rollback, sigma: 2, window: 4, leave_out: 3, max_rollbacks: 40}"},
@@ -138,6 +140,7 @@ func TestKilledSpikes(t *testing.T) {
 // goes on on the processor, and the other way round, with a warning and along the losses of the
 // processor; and a signal ends it after the step.
 func TestTrainOpenCL(t *testing.T) {
+	longtest.SkipIfShort(t)
 	if devices, err := opencl.Devices(); len(devices) == 0 {
 		t.Skip(err)
 	}

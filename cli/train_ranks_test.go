@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"testing"
 
+	"mula/internal/longtest"
 	"mula/xpu/tcp"
 )
 
@@ -171,6 +172,7 @@ func TestTrainMissingRank(t *testing.T) {
 // Ranks of one process, processes over TCP, and both MPIs leave the same files, byte for byte, and
 // only the first rank speaks.
 func TestTrainLinks(t *testing.T) {
+	longtest.SkipIfShort(t)
 	t.Parallel()
 	dir := prepared(t)
 	mustRun(t, dir, "blend")
@@ -230,6 +232,7 @@ const fingerprints = "fingerprints.jsonl"
 // What is wrong with a run is said once, with exit code 1 of all ranks, or 2 where the
 // configuration is wrong.
 func TestTrainLinksErrors(t *testing.T) {
+	longtest.SkipIfShort(t)
 	t.Parallel()
 	dir := prepared(t)
 	mustRun(t, dir, "blend")
@@ -263,6 +266,7 @@ func TestTrainLinksErrors(t *testing.T) {
 // A signal to one of the ranks stops all of them after the step, with a checkpoint, and the run
 // goes on to the weights of one that was not stopped. SIGKILL of one ends the others.
 func TestTrainRankSignals(t *testing.T) {
+	longtest.SkipIfShort(t)
 	t.Parallel()
 	dir := prepared(t)
 	mustRun(t, dir, "blend")

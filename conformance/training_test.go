@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"mula/internal/longtest"
 )
 
 // trainingText is the corpus of training.py, a document of made-up words a line.
@@ -49,6 +51,7 @@ func trainingText(documents int) string {
 // drift apart by rounding, above all where a token is close to another choice of experts.
 // training.py shows how far the reference is from itself with other kernels.
 func TestTraining(t *testing.T) {
+	longtest.SkipIfShort(t)
 	const tolerance = 1e-3 // relative
 	var golden struct {
 		Corpus, Plan string

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"mula/internal/longtest"
 	"mula/moe/safetensors"
 	"mula/xpu"
 	"mula/xpu/apart"
@@ -157,6 +158,7 @@ func files(t *testing.T, device func(int) xpu.Device, cfg Config) string {
 
 // A device whose memory is apart from the host's gives the CPU's bits, whatever it is used for.
 func TestDeviceApart(t *testing.T) {
+	longtest.SkipIfShort(t)
 	for kind, f := range map[string]use{"whole model": wholeModel, "shared experts": sharedExperts, "stages": stages,
 		"text": text, "files": files} {
 		cases := gradientCases(t)

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"testing"
 
+	"mula/internal/longtest"
 	"mula/xpu"
 	"mula/xpu/cpu"
 )
@@ -200,6 +201,7 @@ func microBatches(cfg Config, ranks int) [][]Batch {
 // The stages of a pipeline, several batches of several shapes under way, compute what the whole
 // model computes from one after the other, to the bit: gradients and statistics.
 func TestPipelineEqualsWhole(t *testing.T) {
+	longtest.SkipIfShort(t)
 	for name, cfg := range parallelCases(t) {
 		if raceDetector && name != "gqa" { // one goroutine a stage, whatever the case
 			continue

@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"mula/blend"
+	"mula/internal/longtest"
 	"mula/moe"
 	"mula/xpu"
 	devapart "mula/xpu/apart"
@@ -90,6 +91,7 @@ func TestRunApart(t *testing.T) {
 
 // A run goes on from a checkpoint on either device as if there were one.
 func TestResumeApart(t *testing.T) {
+	longtest.SkipIfShort(t)
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	for name := range optimizerDefaults {

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"mula/internal/atomicfile"
+	"mula/internal/longtest"
 )
 
 // childEnv, when set, makes the test binary a training process: it names the train.yaml.
@@ -39,6 +40,7 @@ const crashConfig = "model: {preset: mula-nano, num_hidden_layers: 1, hidden_siz
 // A process that is killed at any moment, again and again, leaves a run directory from which the
 // run goes on as if nothing had happened: one rank, and four that write their checkpoints together.
 func TestKill(t *testing.T) {
+	longtest.SkipIfShort(t)
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	for name, layout := range map[string]string{"one rank": "", "four ranks": "layout: {dp: 2, ep: 2}\n"} {
@@ -228,6 +230,7 @@ func TestRecordsBeforeCheckpoint(t *testing.T) {
 // A checkpoint that is damaged in any way is refused by name, and the run goes on from the one
 // before, to the same end.
 func TestDamagedCheckpoint(t *testing.T) {
+	longtest.SkipIfShort(t)
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	const more = crashConfig + "checkpoint: {every: 2, keep: 5}\nevaluate: {every: 0}\n"

@@ -14,6 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"mula/internal/longtest"
 	"mula/xpu/opencl"
 )
 
@@ -73,6 +74,7 @@ func TestRunOneDNN(t *testing.T) {
 // within rounding. From a checkpoint it goes on there bit for bit, and on the other device with a
 // warning.
 func TestRunOpenCL(t *testing.T) {
+	longtest.SkipIfShort(t)
 	if devices, err := opencl.Devices(); len(devices) == 0 {
 		t.Skip(err)
 	}

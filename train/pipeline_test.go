@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"mula/blend"
+	"mula/internal/longtest"
 	"mula/moe"
 	"mula/moe/safetensors"
 	"mula/train/estimate"
@@ -107,6 +108,7 @@ func TestPipelineOptimizers(t *testing.T) {
 // is loaded and saved again has the same state to the byte, and the losses that follow are those of
 // a run that kept its layout.
 func TestPipelineResume(t *testing.T) {
+	longtest.SkipIfShort(t)
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	const more = pipelineModel + "steps: 12\n"
@@ -350,6 +352,7 @@ func TestPipelineNotFinite(t *testing.T) {
 // A stage that ends in the middle of a step ends the others with an error, and the run goes on from
 // its checkpoint as if it had never been.
 func TestPipelineStageDies(t *testing.T) {
+	longtest.SkipIfShort(t)
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	for _, l := range []LayoutConfig{{DP: 2, PP: 2, EP: 1}, {DP: 1, PP: 2, EP: 2}} {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"mula/internal/longtest"
 	"mula/moe"
 	"mula/xpu"
 )
@@ -110,6 +111,7 @@ func apart(t testing.TB, a, b []map[string]any, name string) float64 {
 // norms and weights of one rank within the rounding of float32. A wrong factor in one kind of
 // gradient moves the norms of the first steps by far more.
 func TestI5Layouts(t *testing.T) {
+	longtest.SkipIfShort(t)
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	one := mustRunRanks(t, ranksConfig(t, plan, LayoutConfig{}, ""), Options{})
@@ -224,6 +226,7 @@ func TestI10Run(t *testing.T) {
 
 // I4 of the other optimizers, in a run: the schemes leave the same bytes.
 func TestI4Optimizers(t *testing.T) {
+	longtest.SkipIfShort(t)
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	for name := range optimizerDefaults {
@@ -470,6 +473,7 @@ func TestRanksRollback(t *testing.T) {
 // A rank that fails alone, in the middle of a step, ends the others with an error, and the run goes
 // on from its checkpoint as if it had never been.
 func TestRankDies(t *testing.T) {
+	longtest.SkipIfShort(t)
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	for _, l := range layouts {

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"mula/internal/longtest"
 	"mula/moe/safetensors"
 	"mula/xpu"
 )
@@ -150,6 +151,7 @@ func TestInitializeFromManyRanks(t *testing.T) {
 // optimizer and scheme of sharding it has, and its next losses are those of the run that went on
 // where it was, within rounding.
 func TestResumeAtAnyLayout(t *testing.T) {
+	longtest.SkipIfShort(t)
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	const config = "model: {preset: mula-nano, num_hidden_layers: 2, hidden_size: 16, intermediate_size: 8, num_experts: 4, num_experts_per_tok: 2}\n" +

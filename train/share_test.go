@@ -23,6 +23,7 @@ import (
 	"pgregory.net/rapid"
 
 	"mula/internal/atomicfile"
+	"mula/internal/longtest"
 	"mula/moe"
 	"mula/moe/safetensors"
 	"mula/shards"
@@ -852,6 +853,7 @@ func TestUnseenFile(t *testing.T) {
 // A checkpoint of which one file is not what it was is refused, with the name of the file, and the
 // one before is taken: by one rank and by many.
 func TestDamagedSharedCheckpoint(t *testing.T) {
+	longtest.SkipIfShort(t)
 	t.Parallel()
 	m := oneModel(t)
 	original := t.TempDir()

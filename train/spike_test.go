@@ -22,6 +22,7 @@ import (
 	"mula/blend"
 	"mula/blend/plantest"
 	"mula/internal/atomicfile"
+	"mula/internal/longtest"
 	"mula/moe/safetensors"
 	"mula/shards"
 	"mula/train/report"
@@ -326,6 +327,7 @@ func TestSpikeRollback(t *testing.T) {
 // A run that is killed after any step, those around the rollbacks among them, goes on to the same
 // end. What lies before the first spike is done once for all of them.
 func TestSpikeKill(t *testing.T) {
+	longtest.SkipIfShort(t)
 	t.Parallel()
 	plan := spikyPlan(t, t.TempDir(), "plan.json", nil, 20, 22, 33)
 	for _, action := range []string{"skip", "rollback"} {

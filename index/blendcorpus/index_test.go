@@ -21,11 +21,13 @@ import (
 	"mula/fixtures/vectors"
 	"mula/index/gpt"
 	"mula/index/numpy"
+	"mula/internal/longtest"
 )
 
 // Random configurations against testdata/reference.json, which numpy and plain Python made by way
 // of reference.py beside it.
 func TestReference(t *testing.T) {
+	longtest.SkipIfShort(t)
 	data, err := os.ReadFile("testdata/reference.json")
 	if err != nil {
 		t.Fatal(err)

@@ -26,6 +26,7 @@ import (
 
 	"mula/internal/atomicfile"
 	"mula/internal/locks"
+	"mula/internal/longtest"
 	"mula/internal/quantity"
 )
 
@@ -407,6 +408,7 @@ func TestDirectoryInTheWay(t *testing.T) {
 // temporary stays, and the next run ends with the same bytes. From an empty directory, from a
 // complete one with other settings, and from one with some files missing.
 func TestEveryFault(t *testing.T) {
+	longtest.SkipIfShort(t)
 	defer func() { atomicfile.Fault = nil }()
 	const n = 2
 	starts := map[string]func(t *testing.T, dir string){

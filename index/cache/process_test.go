@@ -74,6 +74,7 @@ func checkRecords(t *testing.T, dir, like string) {
 // Eight processes that start on one empty directory make what one makes, and a reader sees only
 // whole units on the way.
 func TestEightProcesses(t *testing.T) {
+	longtest.SkipIfShort(t)
 	n := 6
 	like := t.TempDir()
 	mustRun(t, like, testUnits(n, "x", nil), Options{Resume: true})
@@ -110,6 +111,7 @@ func TestEightProcesses(t *testing.T) {
 // A build that is killed again and again at random moments ends with the bytes of one that was not,
 // and with nothing left behind.
 func TestKill(t *testing.T) {
+	longtest.SkipIfShort(t)
 	n := 40
 	like := t.TempDir()
 	begin := time.Now()

@@ -16,6 +16,7 @@ import (
 
 	"mula/internal/atomicfile"
 	"mula/internal/locks"
+	"mula/internal/longtest"
 )
 
 // inParts are units whose first two files are one part and whose third is another.
@@ -115,6 +116,7 @@ func TestPartsAreShared(t *testing.T) {
 
 // Whichever operation fails, a reader sees whole units only, and the next run completes them.
 func TestPartsEveryFault(t *testing.T) {
+	longtest.SkipIfShort(t)
 	defer func() { atomicfile.Fault = nil }()
 	for k := 1; ; k++ {
 		dir := t.TempDir()

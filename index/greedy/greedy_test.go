@@ -15,6 +15,8 @@ import (
 	"golang.org/x/sync/semaphore"
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
+
+	"mula/internal/longtest"
 )
 
 // weightsOf returns n weights of a named kind, normalized.
@@ -108,6 +110,7 @@ func comparePlain(t testing.TB, p *problem, n int64, threads int) {
 }
 
 func TestWeightedIsPlain(t *testing.T) {
+	longtest.SkipIfShort(t)
 	for _, kind := range kinds {
 		for _, datasets := range []int{1, 2, 3, 7, 8, 20, 100, 300, 1000, 3000} {
 			for _, fused := range []bool{false, true} {

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"mula/fixtures/vectors"
+	"mula/internal/longtest"
 )
 
 // described opens all that a cache directory describes.
@@ -33,6 +34,7 @@ func described(t testing.TB, dir, root string) map[string]*Cache {
 // What Megatron writes is whole: blends of both kinds, both settings of the extra token, partial
 // samples, and the one that begins at -1.
 func TestCheck(t *testing.T) {
+	longtest.SkipIfShort(t)
 	root := vectorFiles(t)
 	checked := 0
 	check := func(name string, config Config) {

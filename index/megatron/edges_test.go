@@ -13,6 +13,7 @@ import (
 
 	"mula/fixtures/vectors"
 	"mula/index/python"
+	"mula/internal/longtest"
 )
 
 func profileNamed(t testing.TB, name string) Profile {
@@ -103,6 +104,7 @@ func TestRefused(t *testing.T) {
 // exceeds a dataset's share by up to two samples, and the files here have just what is asked for:
 // one sample an epoch, and no surplus.
 func TestOversampling(t *testing.T) {
+	longtest.SkipIfShort(t)
 	root := t.TempDir()
 	lengths := make([]int32, 1000)
 	for i := range lengths {
@@ -295,6 +297,7 @@ func TestDescribeSizes(t *testing.T) {
 // The names and types of all releases, written down from the table of what each release changed.
 // The bytes of the arrays are those of the newest release wherever the rules agree.
 func TestProfiles(t *testing.T) {
+	longtest.SkipIfShort(t)
 	root := vectorFiles(t)
 	for _, p := range Profiles() {
 		t.Run(p.Name(), func(t *testing.T) {

@@ -13,6 +13,7 @@ import (
 
 	"mula/fixtures/vectors"
 	"mula/index/python"
+	"mula/internal/longtest"
 )
 
 // The vectors are those of the original code, run on x86-64 with numpy 1.24.2: NVIDIA/Megatron-LM
@@ -134,6 +135,7 @@ var vectorCases = []struct {
 }
 
 func TestVectors(t *testing.T) {
+	longtest.SkipIfShort(t)
 	root := vectorFiles(t)
 	for i, v := range vectorCases {
 		t.Run(v.name, func(t *testing.T) {

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"mula/internal/longtest"
 )
 
 func verify(t testing.TB, dir, root string) Report {
@@ -29,6 +31,7 @@ func verify(t testing.TB, dir, root string) Report {
 
 // Every vector is found right, and how it was made is found out, from the files alone.
 func TestVerify(t *testing.T) {
+	longtest.SkipIfShort(t)
 	root := vectorFiles(t)
 	for _, v := range vectorCases {
 		c := vectorNamed(t, root, v.name)
@@ -85,6 +88,7 @@ func TestVerifyArithmetic(t *testing.T) {
 
 // Damage is found at its byte, and put into words.
 func TestVerifyDamage(t *testing.T) {
+	longtest.SkipIfShort(t)
 	root := vectorFiles(t)
 	// The third file's train split, where the extra token makes a difference.
 	const train, blend = "f94a98c76b76328c9e7b19cbbaeb93e9-GPTDataset-train-",

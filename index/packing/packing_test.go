@@ -19,6 +19,7 @@ import (
 	"pgregory.net/rapid"
 
 	"mula/internal/atomicfile"
+	"mula/internal/longtest"
 	"mula/internal/mapping"
 	"mula/shards"
 )
@@ -380,6 +381,7 @@ func TestFileIsFoundAgain(t *testing.T) {
 // A flipped bit in any byte of a file, and every cut, is found: when it is opened, or when the
 // sample is read, with the file named.
 func TestDamageIsFound(t *testing.T) {
+	longtest.SkipIfShort(t)
 	dir := t.TempDir()
 	s := source(9, 0, lengths(20, 5, 20, "uniform"))
 	s.HeldOut = s.Shards[0].Tokens

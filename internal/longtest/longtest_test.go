@@ -2,13 +2,18 @@ package longtest
 
 import (
 	"flag"
+	"strconv"
 	"testing"
 
 	"pgregory.net/rapid"
 )
 
 func TestCounts(t *testing.T) {
-	for variable, want := range map[string]struct{ rounds, checks int }{"": {3, 7}, "1": {50, 100}} {
+	usual, err := strconv.Atoi(flag.Lookup("rapid.checks").DefValue)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for variable, want := range map[string]struct{ rounds, checks int }{"": {3, 7}, "1": {50, usual}} {
 		t.Setenv(Variable, variable)
 		if got := Rounds(3, 50); got != want.rounds {
 			t.Errorf("%q: %d rounds, want %d", variable, got, want.rounds)

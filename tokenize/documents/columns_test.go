@@ -22,6 +22,8 @@ import (
 	"github.com/apache/arrow-go/v18/parquet/pqarrow"
 	"github.com/pierrec/lz4/v4"
 	"go.uber.org/goleak"
+
+	"mula/internal/longtest"
 )
 
 // A columnFile is a file that pyarrow wrote, and what is in it. See testdata/columns.py.
@@ -172,6 +174,7 @@ func TestColumnFilesCut(t *testing.T) {
 
 // Files with any byte changed give documents or an error, never a panic.
 func TestColumnFilesDamaged(t *testing.T) {
+	longtest.SkipIfShort(t)
 	defer goleak.VerifyNone(t)
 	for _, f := range columnFiles(t) {
 		o := Options{Text: f.Text, ID: f.ID, MaxLine: 1 << 20}

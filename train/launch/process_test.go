@@ -21,6 +21,7 @@ import (
 	"testing"
 	"time"
 
+	"mula/internal/longtest"
 	"mula/train"
 )
 
@@ -294,6 +295,7 @@ func TestKilledRank(t *testing.T) {
 
 // A rank that is stopped is a hang: all ranks are killed, a deaf one and the stopped one, too.
 func TestStoppedRank(t *testing.T) {
+	longtest.SkipIfShort(t)
 	for name, start := range map[string]func([]string, Output) Starter{"local": processes, "remote": remotes(t)} {
 		t.Run(name, func(t *testing.T) {
 			p := newPlay(t, "pid meet "+t.TempDir()+" 3 beat step 7 on 0 deaf on 1 stop on 2 wait", start)
@@ -384,6 +386,7 @@ func TestUnreachable(t *testing.T) {
 // A remote shell that does not end, because its host has gone silent, is killed when it has had the
 // time to.
 func TestSilentHost(t *testing.T) {
+	longtest.SkipIfShort(t)
 	p := newPlay(t, "deaf", remotes(t))
 	p.Hosts, p.Ranks = []Host{{"silent", 1}}, 1
 	p.Limits, p.Retries = Limits{First: time.Second, Factor: 1}, 0
@@ -462,9 +465,7 @@ func mpiexecs(t *testing.T) map[Kind][]string {
 // What mpiexec says of a rank that is killed, and of one that leaves with an error, is understood;
 // a stop reaches the ranks through it.
 func TestMPI(t *testing.T) {
-	if testing.Short() {
-		t.Skip("starts MPI jobs")
-	}
+	longtest.SkipIfShort(t)
 	for kind, words := range mpiexecs(t) {
 		start := func(command []string, out Output) Starter {
 			return &MPI{Kind: kind, Program: words, Command: command, AllLocal: true, Output: out}

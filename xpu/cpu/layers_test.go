@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"mula/internal/alloctest"
+	"mula/internal/longtest"
 	"mula/xpu"
 	"mula/xpu/devicetest"
 )
@@ -13,6 +14,7 @@ import (
 // TestDevice compares with plain Go in float64: the best kernel set and Go alone in fp32, and the
 // best in bf16. The others have the bits of the best.
 func TestDevice(t *testing.T) {
+	longtest.SkipIfShort(t)
 	defer func(s *kernelSet) { vectorSet = s }(vectorSet)
 	sets := kernelSets()
 	for _, c := range []struct {

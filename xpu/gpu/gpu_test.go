@@ -4,6 +4,7 @@ import (
 	"os"
 	"testing"
 
+	"mula/internal/longtest"
 	"mula/xpu"
 	"mula/xpu/devicetest"
 	"mula/xpu/opencl"
@@ -55,6 +56,7 @@ func newTest(t testing.TB, precision xpu.Precision, s shape) *Device {
 // compiles nothing twice where they go on at the same time; what the precisions have in common is
 // compiled for the first.
 func TestDevice(t *testing.T) {
+	longtest.SkipIfShort(t)
 	someDevice(t) // PoCL fails if two ask it for its devices at once before it has any
 	for name, s := range shapes {
 		t.Run(name, func(t *testing.T) {
@@ -67,6 +69,7 @@ func TestDevice(t *testing.T) {
 
 // A device gives the same bits as another of its kind, whatever was computed before.
 func TestSameBits(t *testing.T) {
+	longtest.SkipIfShort(t)
 	for name, s := range shapes {
 		t.Run(name, func(t *testing.T) { devicetest.SameBits(t, newTest(t, xpu.FP32, s), newTest(t, xpu.FP32, s)) })
 	}

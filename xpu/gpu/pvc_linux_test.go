@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"mula/internal/longtest"
 	"mula/xpu"
 	"mula/xpu/devicetest"
 	"mula/xpu/opencl"
@@ -32,6 +33,7 @@ const pretendVariable = "MULA_TEST_PRETENDED_PVC"
 // that it does there, every command once: programs, arguments, sizes of groups, launches, waiting.
 // What comes out has no meaning.
 func TestPretendedPVC(t *testing.T) {
+	longtest.SkipIfShort(t)
 	if os.Getenv(pretendVariable) != "" {
 		pretended(t)
 		return

@@ -8,6 +8,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"mula/internal/longtest"
 	"mula/xpu"
 )
 
@@ -20,6 +21,7 @@ var emulated = map[string]shape{
 
 // Products on the emulated path.
 func TestMatrix(t *testing.T) {
+	longtest.SkipIfShort(t)
 	t.Parallel()
 	for name, s := range emulated {
 		t.Run(name, func(t *testing.T) {

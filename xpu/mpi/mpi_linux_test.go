@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"mula/internal/launchers"
+	"mula/internal/longtest"
 	"mula/xpu"
 	"mula/xpu/linktest"
 )
@@ -120,6 +121,7 @@ func launch(t testing.TB, mpiexec string, args []string, ranks int, role string)
 }
 
 func TestLinks(t *testing.T) {
+	longtest.SkipIfShort(t)
 	for _, m := range mpiexecs {
 		for _, ranks := range []int{1, 2, 4} {
 			t.Run(fmt.Sprintf("%s/%d", m.name, ranks), func(t *testing.T) {
@@ -136,6 +138,7 @@ func TestLinks(t *testing.T) {
 }
 
 func TestDeath(t *testing.T) {
+	longtest.SkipIfShort(t)
 	for _, m := range mpiexecs {
 		t.Run(m.name, func(t *testing.T) {
 			if out, err := launch(t, m.name, m.args, 2, "death"); err == nil {

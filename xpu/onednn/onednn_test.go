@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"mula/internal/alloctest"
+	"mula/internal/longtest"
 	"mula/xpu"
 	"mula/xpu/devicetest"
 )
@@ -246,6 +247,7 @@ func TestGrouped(t *testing.T) {
 
 // TestDevice compares with plain Go in float64, and threads with each other.
 func TestDevice(t *testing.T) {
+	longtest.SkipIfShort(t)
 	for precision, tolerance := range map[xpu.Precision]float64{xpu.FP32: 1e-5, xpu.BF16: 1e-2} {
 		t.Run(string(precision), func(t *testing.T) {
 			one, three := device(t, 1, precision), device(t, 3, precision)

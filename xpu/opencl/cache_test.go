@@ -13,6 +13,7 @@ import (
 	"pgregory.net/rapid"
 
 	"mula/internal/atomicfile"
+	"mula/internal/longtest"
 )
 
 func (c *Cache) files(t *testing.T) []string {
@@ -225,6 +226,7 @@ func TestCacheFaults(t *testing.T) {
 // Processes that begin with the same empty cache all get their program, and leave one that the next
 // one takes.
 func TestCacheProcesses(t *testing.T) {
+	longtest.SkipIfShort(t)
 	someDevice(t)
 	folder := filepath.Join(t.TempDir(), "cache")
 	var waits []func() string

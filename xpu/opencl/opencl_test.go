@@ -17,6 +17,8 @@ import (
 	"unsafe"
 
 	"pgregory.net/rapid"
+
+	"mula/internal/longtest"
 )
 
 // The test binary starts itself for what needs a process of its own; roleVariable says what it does
@@ -720,6 +722,7 @@ func work(ctx context.Context, d *Device, cache *Cache) error {
 
 // Whichever call fails, the error names it and nothing is left behind.
 func TestFailingCalls(t *testing.T) {
+	longtest.SkipIfShort(t)
 	d := someDevice(t)
 	optional := []string{"clGetProgramBuildInfo", "clGetProgramInfo", "clGetKernelArgInfo"} // work goes on without
 	for _, name := range []string{"empty cache", "filled cache"} {

@@ -6,10 +6,13 @@ import (
 	"testing"
 	"time"
 	"unsafe"
+
+	"mula/internal/longtest"
 )
 
 // Both products are those of plain loops in float64.
 func TestProducts(t *testing.T) {
+	longtest.SkipIfShort(t)
 	d := someDevice(t)
 	b := newBench(t, d)
 	program, err := b.Build(t.Context(), Source{Name: "probe.cl", Text: probeText}, nil)
@@ -66,6 +69,7 @@ func TestProducts(t *testing.T) {
 }
 
 func TestProbe(t *testing.T) {
+	longtest.SkipIfShort(t)
 	d, cache := someDevice(t), NewCache(t.TempDir())
 	rates, err := d.Probe(t.Context(), time.Millisecond, cache)
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"mula/internal/longtest"
 	"mula/xpu"
 	"mula/xpu/gpu"
 )
@@ -79,6 +80,7 @@ func TestReplaceTable(t *testing.T) {
 
 // The compiler's own word is not enough: with half of the registers it spills, and must be refused.
 func TestSpillsAreRefused(t *testing.T) {
+	longtest.SkipIfShort(t)
 	ocloc, err := exec.LookPath("ocloc")
 	if err != nil {
 		t.Skipf("Intel's offline compiler is not installed (Debian: intel-opencl-icd): %v", err)
