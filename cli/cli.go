@@ -55,6 +55,7 @@ func usagef(format string, args ...any) error {
 // Main runs the command line args (args[0] is the program's name) and returns the exit code.
 func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	out := &output{w: stdout}
+	stderr = newMessages(stderr)
 	app := newApp(stdin, out, stderr)
 	if len(args) > 2 && args[1] == completeWord {
 		if complete(app, args[2:], out) != nil {
@@ -193,7 +194,7 @@ func newApp(stdin io.Reader, stdout, stderr io.Writer) *cli.App {
 		Version:         version.String(),
 		HideHelpCommand: true,
 		// the library adds it only to a program without a command of this name
-		Flags:          []cli.Flag{cli.HelpFlag},
+		Flags:          []cli.Flag{quietFlag, cli.HelpFlag},
 		Reader:         stdin,
 		Writer:         stdout,
 		ErrWriter:      stderr,
@@ -251,7 +252,7 @@ func newApp(stdin io.Reader, stdout, stderr io.Writer) *cli.App {
 			c.OnUsageError = onUsageError
 			c.HideHelpCommand = true
 			if len(c.Subcommands) == 0 || len(c.Flags) > 0 {
-				c.Flags = append(c.Flags, cli.HelpFlag) // the library adds it too late for a help text with categories
+				c.Flags = append(c.Flags, quietFlag, cli.HelpFlag) // the library adds it too late for a help text with categories
 			}
 			if len(c.Subcommands) > 0 {
 				finish(c.Subcommands)
@@ -270,6 +271,7 @@ func newApp(stdin io.Reader, stdout, stderr io.Writer) *cli.App {
 	}
 	finish(app.Commands)
 	refuseURLs(app.Commands)
+	obeyQuiet(app.Commands)
 	return app
 }
 
@@ -341,7 +343,12 @@ func flagsFirst(commands []*cli.Command, args []string) ([]string, error) {
 	}
 	head, rest := []string{"mula"}, args[1:]
 	var command *cli.Command
+	var flags, operands []string
 	for len(rest) > 0 {
+		if isQuiet(rest[0]) {
+			flags, rest = append(flags, rest[0]), rest[1:]
+			continue
+		}
 		i := slices.IndexFunc(commands, func(c *cli.Command) bool { return c.HasName(rest[0]) })
 		if i < 0 {
 			break
@@ -352,7 +359,6 @@ func flagsFirst(commands []*cli.Command, args []string) ([]string, error) {
 	if command == nil || len(command.Subcommands) > 0 && len(command.Flags) == 0 {
 		return args, nil
 	}
-	var flags, operands []string
 	for i := 0; i < len(rest); i++ {
 		arg := rest[i]
 		if arg == "--" {

@@ -108,7 +108,7 @@ func limitsText(limits map[train.Section]time.Duration) string {
 
 func runLaunch(c *cli.Context) error {
 	if c.Bool("agent") {
-		code, err := launch.Agent(c.App.Reader, c.App.Writer, c.App.ErrWriter)
+		code, err := launch.Agent(c.App.Reader, c.App.Writer, unfiltered(c.App.ErrWriter))
 		if err == nil && code != exitDone {
 			err = exitCode(code)
 		}
@@ -152,7 +152,7 @@ func runLaunch(c *cli.Context) error {
 
 // printLaunch writes what became of the run on standard error: standard output is rank 0's.
 func printLaunch(c *cli.Context, r launch.Result) {
-	w := c.App.ErrWriter
+	w := unfiltered(c.App.ErrWriter)
 	fmt.Fprintf(w, "launch: %s\n", printable(r.Reason))
 	if r.Advice != nil {
 		fmt.Fprintf(w, "launch: %s\n", r.Advice)
@@ -261,7 +261,7 @@ func launchOptions(c *cli.Context, config train.Config, command []string) (launc
 			return o, usagef("%v", err)
 		}
 		if warning != "" {
-			fmt.Fprintf(c.App.ErrWriter, "launch: %s\n", printable(warning))
+			fmt.Fprintf(unfiltered(c.App.ErrWriter), "launch: %s\n", printable(warning))
 		}
 	}
 	with, err := startWith(c)
@@ -352,7 +352,7 @@ func launchHosts(c *cli.Context, with string) ([]launch.Host, error) {
 
 // starter is what starts the ranks.
 func starter(c *cli.Context, with string, links train.LinkKind, command []string) (launch.Starter, error) {
-	out := launch.Output{Stdout: c.App.Writer, Stderr: c.App.ErrWriter}
+	out := launch.Output{Stdout: c.App.Writer, Stderr: unfiltered(c.App.ErrWriter)}
 	local := c.Bool("local-hosts")
 	if with == withTCP {
 		shell := strings.Fields(c.String("remote-shell"))

@@ -33,6 +33,7 @@ func newProgress(w io.Writer) *progress {
 }
 
 func isTerminal(w io.Writer) bool {
+	w = unfiltered(w)
 	if o, ok := w.(*output); ok {
 		w = o.w
 	}

@@ -1,0 +1,78 @@
+package cli
+
+import (
+	"bytes"
+	"io"
+	"os"
+	"slices"
+
+	"github.com/urfave/cli/v2"
+)
+
+// messages is standard error. It is the only owner of -q and of colour. A write that begins with
+// one of the kinds is a warning or an error; every other write is a note or a progress line.
+type messages struct {
+	w      io.Writer
+	quiet  bool // skip notes and progress lines
+	colour bool
+}
+
+// messageKinds are the beginnings of warnings and errors, with their colours in the notation of
+// terminals.
+var messageKinds = []struct{ prefix, colour string }{
+	{"warning:", "\x1b[33m"}, // yellow
+	{"mula:", "\x1b[31m"},    // red
+}
+
+func newMessages(w io.Writer) *messages {
+	return &messages{w: w, colour: isTerminal(w) && os.Getenv("NO_COLOR") == ""}
+}
+
+func (m *messages) Write(p []byte) (int, error) {
+	for _, kind := range messageKinds {
+		if rest, ok := bytes.CutPrefix(p, []byte(kind.prefix)); ok {
+			if m.colour {
+				text := slices.Concat([]byte(kind.colour), []byte(kind.prefix), []byte("\x1b[0m"), rest)
+				if _, err := m.w.Write(text); err != nil {
+					return 0, err
+				}
+				return len(p), nil
+			}
+			return m.w.Write(p)
+		}
+	}
+	if m.quiet {
+		return len(p), nil
+	}
+	return m.w.Write(p)
+}
+
+// unfiltered is the writer behind w, for what other programs print and for results on standard
+// error.
+func unfiltered(w io.Writer) io.Writer {
+	if m, ok := w.(*messages); ok {
+		return m.w
+	}
+	return w
+}
+
+var quietFlag = &cli.BoolFlag{Name: "quiet", Aliases: []string{"q"},
+	Usage: "print results, warnings and errors, but no progress and no notes"}
+
+// isQuiet reports whether an argument is the flag, which is also accepted before the command.
+func isQuiet(arg string) bool { return arg == "-q" || arg == "--quiet" }
+
+// obeyQuiet makes every command obey the flag.
+func obeyQuiet(commands []*cli.Command) {
+	for _, command := range commands {
+		obeyQuiet(command.Subcommands)
+		if action := command.Action; action != nil {
+			command.Action = func(c *cli.Context) error {
+				if m, ok := c.App.ErrWriter.(*messages); ok && c.Bool("quiet") {
+					m.quiet = true
+				}
+				return action(c)
+			}
+		}
+	}
+}
