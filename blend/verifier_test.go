@@ -15,28 +15,26 @@ import (
 	"time"
 
 	"mula/index/cache"
+	"mula/internal/testwait"
 	"mula/shards"
 )
 
 // settle waits until all files of the process's share are verified, or one is found damaged.
 func settle(t testing.TB, d *Data) VerifyProgress {
 	t.Helper()
-	for {
-		p := d.Verification()
-		if p.Err != nil || p.Files == p.OfFiles {
-			return p
-		}
-		time.Sleep(time.Millisecond) // until the test runs into its own limit
-	}
+	var p VerifyProgress
+	testwait.Until(t, "all files are verified, or one is damaged", func() bool {
+		p = d.Verification()
+		return p.Err != nil || p.Files == p.OfFiles
+	})
+	return p
 }
 
 // begun waits until the verifier knows its share, by having it settle a file that it need not read
 // or by its first count.
 func begun(t testing.TB, d *Data, files int) {
 	t.Helper()
-	for d.Verification().OfFiles < files {
-		time.Sleep(time.Millisecond)
-	}
+	testwait.Until(t, "the verifier has counted its files", func() bool { return d.Verification().OfFiles >= files })
 }
 
 // damagedCorpus is a corpus of two sources of one large shard each, with sums or without, and a
@@ -147,9 +145,7 @@ func TestVerifyChangedInPlace(t *testing.T) {
 	if err := os.Chtimes(path, touched, touched); err != nil {
 		t.Fatal(err)
 	}
-	for d.Verification().Err == nil {
-		time.Sleep(time.Millisecond) // until the test runs into its own limit
-	}
+	testwait.Until(t, "the damage is found", func() bool { return d.Verification().Err != nil })
 	s, err := d.Locate(0)
 	if err != nil {
 		t.Fatal(err)

@@ -233,9 +233,7 @@ func TestIndexWorkers(t *testing.T) {
 		}
 		if kill {
 			// Not before it has begun, which is to be told from the proof that it has seen.
-			for end := time.Now().Add(time.Minute); !exists(filepath.Join(dir, cache, ".mula")) &&
-				time.Now().Before(end); time.Sleep(time.Millisecond) {
-			}
+			waitUntil(t, "the workers have begun", func() bool { return exists(filepath.Join(dir, cache, ".mula")) })
 			time.Sleep(time.Duration(k.random.Float64() * float64(k.span)))
 			second.Process.Kill()
 		}

@@ -26,11 +26,12 @@ import (
 
 	"mula/blend"
 	"mula/blend/plantest"
+	"mula/internal/testwait"
 	"mula/shards"
 )
 
 // patience is how long a test waits for what must come.
-const patience = time.Minute
+const patience = 10 * time.Minute
 
 func TestMain(m *testing.M) { plantest.Main(m) }
 
@@ -557,11 +558,7 @@ func TestMetrics(t *testing.T) {
 // waitFor waits for what must come.
 func (s *served) waitFor(what string, ok func() bool) {
 	s.t.Helper()
-	for end := time.Now().Add(patience); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			s.t.Fatalf("in vain: %s", what)
-		}
-	}
+	testwait.Until(s.t, what, ok)
 }
 
 // A damaged block ends a stream before its end; who asks again from there is told why.

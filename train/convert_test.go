@@ -14,9 +14,9 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"mula/internal/atomicfile"
+	"mula/internal/testwait"
 	"mula/moe"
 	"mula/moe/safetensors"
 	"mula/tokenize"
@@ -377,14 +377,10 @@ func TestConvertTwice(t *testing.T) {
 		t.Fatal(err)
 	}
 	temp := filepath.Join(filepath.Dir(output), ".model"+atomicfile.TempSuffix)
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
-		if names, _ := os.ReadDir(temp); len(names) > 0 {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("the process writes nothing")
-		}
-	}
+	testwait.Until(t, "the process writes", func() bool {
+		names, _ := os.ReadDir(temp)
+		return len(names) > 0
+	})
 	if _, err := (ModelDir{Dir: dir}).Convert(t.Context(), output, ConvertOptions{}); err == nil ||
 		!strings.Contains(err.Error(), "another process is writing it") {
 		t.Errorf("beside another process: %v", err)

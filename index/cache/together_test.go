@@ -12,11 +12,11 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
-	"time"
 
 	"mula/internal/atomicfile"
 	"mula/internal/locks"
 	"mula/internal/longtest"
+	"mula/internal/testwait"
 )
 
 // inParts are units whose first two files are one part and whose third is another.
@@ -88,7 +88,7 @@ func TestPartsAreShared(t *testing.T) {
 			}
 			select {
 			case <-both:
-			case <-time.After(time.Minute):
+			case <-testwait.Context(t).Done():
 				return errors.New("nobody has taken the other part")
 			}
 			return build(ctx, files)
@@ -164,7 +164,7 @@ func TestTogetherFails(t *testing.T) {
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
-		case <-time.After(time.Minute):
+		case <-testwait.Context(t).Done():
 		}
 		return build(ctx, files)
 	}
@@ -232,7 +232,7 @@ func TestOthersAreCounted(t *testing.T) {
 		}
 		select {
 		case <-counted:
-		case <-time.After(time.Minute):
+		case <-testwait.Context(t).Done():
 			return errors.New("it was not counted")
 		}
 		return build(ctx, files)
@@ -279,9 +279,10 @@ func TestAwait(t *testing.T) {
 		defer close(ended)
 		Run(ctx, dir, units, Options{Threads: 2, Resume: true, timing: quick})
 	}()
-	for builders, _ := Builders(dir); len(builders) == 0; builders, _ = Builders(dir) {
-		time.Sleep(time.Millisecond) // until the test runs into its own limit
-	}
+	testwait.Until(t, "a run builds", func() bool {
+		builders, _ := Builders(dir)
+		return len(builders) > 0
+	})
 	go func() {
 		seen <- await(t.Context(), dir, *quick, func(builder string) {
 			if builder != atomicfile.Self().String() {

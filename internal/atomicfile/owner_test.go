@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"mula/internal/testwait"
 )
 
 // ended is a process of this machine that has ended and was waited for, and one that was not.
@@ -64,11 +66,7 @@ func TestGone(t *testing.T) {
 	if self.Started == 0 {
 		return // this system does not tell when a process started
 	}
-	for end := time.Now().Add(time.Minute); !zombie.Gone(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("a process that has ended but was not waited for counts as running")
-		}
-	}
+	testwait.Until(t, "a process that has ended but was not waited for is gone", zombie.Gone)
 	for _, pid := range []int{self.PID, parent.PID} {
 		o := self
 		o.PID, o.Started = pid, 1

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"mula/internal/atomicfile"
+	"mula/internal/testwait"
 )
 
 var quick = Timing{Beat: 20 * time.Millisecond, Stale: 200 * time.Millisecond}
@@ -197,10 +198,8 @@ func TestBeat(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		for _, l := range []*Lock{a, b} { // until the test runs into its own limit
-			for !changed(l).After(long.Add(time.Minute)) {
-				time.Sleep(time.Millisecond)
-			}
+		for _, l := range []*Lock{a, b} {
+			testwait.Until(t, "a sign of life", func() bool { return changed(l).After(long.Add(time.Minute)) })
 		}
 		if changed(other).After(long.Add(time.Minute)) {
 			t.Errorf("round %d: a sign of life for what is not held", round)

@@ -18,6 +18,7 @@ import (
 	"go.uber.org/goleak"
 
 	"mula/internal/atomicfile"
+	"mula/internal/testwait"
 	"mula/shards"
 	"mula/tokenize"
 	"mula/tokenize/documents"
@@ -523,9 +524,7 @@ func TestRunMemoryIsBounded(t *testing.T) {
 		if op == atomicfile.OpWrite && strings.HasSuffix(path, ".segment") { // of ids, in the first or second document
 			// While the others go as far as they can: to the bound, and then some time more in
 			// which they might go on.
-			for end := time.Now().Add(time.Minute); read.Load() < 3*document &&
-				time.Now().Before(end); time.Sleep(time.Millisecond) {
-			}
+			testwait.Until(t, "three documents are read", func() bool { return read.Load() >= 3*document })
 			time.Sleep(100 * time.Millisecond)
 			return stopped
 		}

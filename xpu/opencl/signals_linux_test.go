@@ -7,7 +7,8 @@ import (
 	"os/signal"
 	"syscall"
 	"testing"
-	"time"
+
+	"mula/internal/testwait"
 )
 
 // Signals are Go's after everything that a driver does, whatever it takes over on the way.
@@ -24,7 +25,7 @@ func TestSignals(t *testing.T) {
 		}
 		select {
 		case <-heard:
-		case <-time.After(time.Minute):
+		case <-testwait.Context(t).Done():
 			t.Errorf("%v is not heard", s)
 		}
 		signal.Stop(heard)
