@@ -8,7 +8,7 @@ ENVIRONMENTS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/mula/conformance
 VERSION ?= $(patsubst v%,%,$(shell git describe --tags --match 'v[0-9]*' --dirty 2>/dev/null))
 LDFLAGS = $(if $(VERSION),-X mula/internal/version.number=$(VERSION))
 
-.PHONY: help build check man site test test-long race lint fmt fuzz bench bench-index bench-encoding bench-training bench-products bench-kernels bench-loaders pvc conformance conformance-ids conformance-layouts conformance-huggingface quickstart clean
+.PHONY: help build check man site screenshots test test-long race lint fmt fuzz bench bench-index bench-encoding bench-training bench-products bench-kernels bench-loaders pvc conformance conformance-ids conformance-layouts conformance-huggingface quickstart clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 26
@@ -120,6 +120,9 @@ conformance-huggingface: build ## compare logits, gradients, weights and tokens 
 
 quickstart: build ## the main job, end to end, on real text (a few minutes)
 	./fixtures/quickstart.sh quickstart
+
+screenshots: build ## take the screenshots of docs/images from the data of `make quickstart` (needs Chromium)
+	./fixtures/screenshots.sh quickstart
 
 clean: ## remove what build and quickstart made
 	rm -rf bin quickstart site
