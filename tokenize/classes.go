@@ -169,6 +169,8 @@ func parsePoint(s string) (rune, error) {
 	return rune(v), err
 }
 
+//go:generate python3 tables/probe.py
+
 // onigurumaTSV holds what Oniguruma, the regular expression library behind Split, knows of
 // characters; tables/probe.py writes it.
 //

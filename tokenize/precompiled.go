@@ -192,6 +192,8 @@ const (
 	graphemeConjunct // may stand between a consonant and a linker
 )
 
+//go:generate python3 tables/graphemes.py
+
 // graphemesTSV holds their ranges; tables/graphemes.py writes it.
 //
 //go:embed tables/graphemes.tsv
