@@ -40,6 +40,17 @@ func newArea(slots, size int) (_ *area, err error) {
 	return a, nil
 }
 
+// TrySharedMemory returns an error if the system does not provide the memory that the service shares
+// with clients over a unix socket.
+func TrySharedMemory() error {
+	a, err := newArea(1, unix.Getpagesize())
+	if err != nil {
+		return err
+	}
+	defer a.close()
+	return a.back(0, a.size)
+}
+
 // slot is the memory of one slot.
 func (a *area) slot(number int) []byte { return a.memory[number*a.size:][:a.size:a.size] }
 

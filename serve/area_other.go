@@ -8,6 +8,9 @@ import "errors"
 // client cannot take away.
 type area struct{ size int }
 
+// TrySharedMemory returns [errors.ErrUnsupported]: batches are sent over the socket instead.
+func TrySharedMemory() error { return errors.ErrUnsupported }
+
 func newArea(_, _ int) (*area, error) { return nil, errors.ErrUnsupported }
 
 func (a *area) slot(int) []byte { return nil }

@@ -112,9 +112,9 @@ func tempOwner(name string) (o Owner, ok bool) {
 	return Owner{Machine: parts[0], PID: pid, Started: started}, true
 }
 
-// abandonedAfter is the age at which a temporary file of another machine is taken for abandoned: no
-// file of ours is written for so long without its time of change moving.
-const abandonedAfter = 24 * time.Hour
+// AbandonedAfter is the age at which [Clean] removes a temporary file of another machine. No file is
+// written for this long without a change of its modification time.
+const AbandonedAfter = 24 * time.Hour
 
 // Clean removes the temporary files in dir that nobody will finish: those of processes of this
 // machine that have ended, and those of processes of which nothing is known that nobody has touched
@@ -141,7 +141,7 @@ func Clean(dir string) (int, error) {
 		if err != nil || !info.Mode().IsRegular() {
 			continue // somebody else's, or removed meanwhile
 		}
-		if !owner.Gone() && (owner.Machine == self.Machine || time.Since(info.ModTime()) < abandonedAfter) {
+		if !owner.Gone() && (owner.Machine == self.Machine || time.Since(info.ModTime()) < AbandonedAfter) {
 			continue
 		}
 		err = fault(OpRemove, path)

@@ -125,7 +125,7 @@ func TestClean(t *testing.T) {
 		return fmt.Sprintf(".x.%s-%d-%s-%d%s", o.Machine, o.PID, "0", k, TempSuffix)
 	}
 	own := filepath.Base(TempName("x"))
-	old := time.Now().Add(-abandonedAfter - time.Hour)
+	old := time.Now().Add(-AbandonedAfter - time.Hour)
 	dir := t.TempDir()
 	for _, test := range []struct {
 		name string

@@ -4,8 +4,10 @@
 package sharedlib
 
 import (
+	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 )
 
@@ -32,10 +34,17 @@ func (s Search) Open() (*Library, error) {
 		if err == nil {
 			return &Library{name, handle}, nil
 		}
+		if missing(name, err.Error()) {
+			err = missingError{err}
+		}
 		reasons = append(reasons, err)
 	}
 	return nil, reasons
 }
+
+// ErrMissing is in the error of [Search.Open] if no candidate exists. Without it, a library exists
+// and cannot be loaded.
+var ErrMissing = errors.New("the library is not installed")
 
 // A failure is why no candidate could be opened.
 type failure []error
@@ -48,7 +57,32 @@ func (f failure) Error() string {
 	return strings.Join(texts, "; ")
 }
 
-func (f failure) Unwrap() []error { return f }
+func (f failure) Unwrap() []error {
+	out := make([]error, len(f))
+	for i, err := range f {
+		if out[i] = err; errors.Is(err, ErrMissing) {
+			out[i] = errors.Unwrap(err) // one missing candidate of several is not ErrMissing
+		}
+	}
+	return out
+}
+
+// A missingError is the system's reason for a candidate that does not exist.
+type missingError struct{ error }
+
+func (e missingError) Unwrap() error { return e.error }
+
+func (missingError) Is(target error) bool { return target == ErrMissing }
+
+func (f failure) Is(target error) bool {
+	return target == ErrMissing && !slices.ContainsFunc(f, func(err error) bool { return !errors.Is(err, ErrMissing) })
+}
+
+// missing reports whether a reason says that the candidate does not exist. A reason that names
+// another file is about a library that the candidate needs.
+func missing(candidate, reason string) bool {
+	return strings.Contains(reason, candidate) && strings.Contains(strings.ToLower(reason), "no such file")
+}
 
 // A Library is open, and stays so as long as the process lives: libraries have threads of their
 // own.

@@ -3,7 +3,10 @@
 package sharedlib
 
 import (
+	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -32,12 +35,20 @@ func TestSearch(t *testing.T) {
 	}
 	s.Names = []string{"libmula-none.so", "libmula-neither.so"}
 	_, err := s.Open()
-	if err == nil {
-		t.Fatal("no error")
+	if !errors.Is(err, ErrMissing) {
+		t.Fatalf("the error is %v, want ErrMissing", err)
 	}
 	if reasons := strings.Split(err.Error(), "; "); len(reasons) != 2 || !strings.Contains(reasons[0], "mula-none") ||
 		!strings.Contains(reasons[1], "mula-neither") {
 		t.Errorf("the error is %v", err)
+	}
+	damaged := filepath.Join(t.TempDir(), "damaged.so")
+	if err := os.WriteFile(damaged, []byte("no library"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := (Search{Names: []string{"libmula-none.so", damaged}}).Open(); err == nil || errors.Is(err,
+		ErrMissing) {
+		t.Errorf("a damaged library: %v", err)
 	}
 	t.Setenv(variable, libC())
 	if l, err := s.Open(); err != nil || l.Name != libC() || !slices.Equal(s.Candidates(), []string{libC()}) {

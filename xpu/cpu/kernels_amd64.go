@@ -47,6 +47,27 @@ func pairSets() []*kernelSet {
 	return nil
 }
 
+// Lacks returns the processor features that the fastest kernel set of a precision needs and that this
+// machine does not have.
+func Lacks(precision xpu.Precision) []string {
+	type feature struct {
+		name string
+		has  bool
+	}
+	x := cpu.X86
+	features := []feature{{"AVX2", x.HasAVX2}, {"FMA", x.HasFMA}, {"AVX-512F", x.HasAVX512F}}
+	if precision == xpu.BF16 {
+		features = append(features, feature{"AVX-512BW", x.HasAVX512BW}, feature{"AVX512_BF16", x.HasAVX512BF16})
+	}
+	var lacks []string
+	for _, f := range features {
+		if !f.has {
+			lacks = append(lacks, f.name)
+		}
+	}
+	return lacks
+}
+
 // roundBF16 rounds to bfloat16; see [xpu.BF16].
 func roundBF16(x []float32) {
 	if n := len(x) &^ 7; n > 0 && cpu.X86.HasAVX2 {

@@ -2,6 +2,11 @@
 
 package cpu
 
+import "mula/xpu"
+
+// Lacks returns nil: this build has no assembly kernels.
+func Lacks(xpu.Precision) []string { return nil }
+
 // kernelSets lists the sets of fp32 that this machine can run, the best first.
 func kernelSets() []*kernelSet { return []*kernelSet{&goKernels} }
 

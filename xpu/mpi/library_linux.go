@@ -12,6 +12,7 @@ import (
 	"github.com/ebitengine/purego"
 
 	"mula/internal/sharedlib"
+	"mula/internal/signals"
 )
 
 // A handle is an MPI object: in Open MPI a pointer, in the ABI of MPICH a number of 32 bits.
@@ -67,13 +68,18 @@ type library struct {
 // open finds and opens the library. Its symbols are global, because what it loads itself (of Open
 // MPI, its components) looks for them.
 func open() (*library, error) {
+	return openFor(os.Getenv, true)
+}
+
+// openFor opens the library that a process with an environment uses.
+func openFor(getenv func(string) string, global bool) (*library, error) {
 	names := []string{"libmpi.so.12", "libmpich.so.12", "libmpi.so.40", "libmpi.so"}
-	if os.Getenv("OMPI_COMM_WORLD_SIZE") != "" {
+	if getenv("OMPI_COMM_WORLD_SIZE") != "" {
 		names = []string{"libmpi.so.40", "libmpi.so"}
-	} else if os.Getenv("PMI_RANK") == "" {
+	} else if getenv("PMI_RANK") == "" {
 		names = []string{"libmpi.so.40", "libmpi.so.12", "libmpich.so.12", "libmpi.so"}
 	}
-	file, err := sharedlib.Search{Variable: LibraryVariable, Names: names, Global: true}.Open()
+	file, err := sharedlib.Search{Variable: LibraryVariable, Names: names, Global: global}.Open()
 	if err != nil {
 		return nil, fmt.Errorf("mpi: no MPI library; install one, or name it in %s (%w)", LibraryVariable, err)
 	}
@@ -82,6 +88,31 @@ func open() (*library, error) {
 		return nil, fmt.Errorf("mpi: %w: not an MPI library that mula knows", err)
 	}
 	return l, nil
+}
+
+// Find opens the library that [Init] would open under a launcher, and reads its version. It does not
+// start MPI. The error is [sharedlib.ErrMissing] if there is no library.
+func Find(under Family) (Library, error) {
+	handlers := signals.Keep()
+	defer handlers.Restore()
+	l, err := openFor(func(name string) string {
+		switch {
+		case under == OpenMPI && name == "OMPI_COMM_WORLD_SIZE", under == MPICH && name == "PMI_RANK":
+			return "1"
+		case under == "":
+			return os.Getenv(name)
+		}
+		return ""
+	}, false)
+	if err != nil {
+		return Library{}, err
+	}
+	version, err := l.version()
+	found := Library{File: l.path, Version: version, Family: MPICH}
+	if l.openMPI {
+		found.Family = OpenMPI
+	}
+	return found, err
 }
 
 // bind looks up what is needed of a library.

@@ -17,6 +17,21 @@ import (
 // itself.
 const LibraryVariable = "MULA_MPI_LIB"
 
+// A Family is a group of MPI libraries and launchers that work together.
+type Family string
+
+// The families. Intel MPI and the libraries of Cray and Aurora have the ABI of MPICH.
+const (
+	OpenMPI Family = "Open MPI"
+	MPICH   Family = "MPICH"
+)
+
+// A Library describes an MPI library.
+type Library struct {
+	File, Version string
+	Family        Family
+}
+
 // Launched says whether this process was started by an mpiexec, srun or the like, judging by its
 // environment.
 func Launched() bool {

@@ -7,8 +7,12 @@ import (
 	"fmt"
 	"runtime"
 
+	"mula/internal/sharedlib"
 	"mula/xpu"
 )
+
+// Find returns [sharedlib.ErrMissing]: MPI libraries are used on Linux only, on amd64 and arm64.
+func Find(Family) (Library, error) { return Library{}, sharedlib.ErrMissing }
 
 // Init returns an error: MPI libraries are used on Linux only, on amd64 and arm64.
 func Init(context.Context) (xpu.Link, error) {

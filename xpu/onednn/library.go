@@ -27,8 +27,8 @@ const (
 	descriptorBytes = 4096 // room for those of version 2, which are structures of the caller, 696 and 2,800 bytes long
 )
 
-// locationVariable names the library's file.
-const locationVariable = "MULA_ONEDNN_LIB"
+// LibraryVariable is the environment variable that names the library file.
+const LibraryVariable = "MULA_ONEDNN_LIB"
 
 // library is an opened oneDNN with its tiles. It is shared by all devices of a process and is never
 // closed.
@@ -73,14 +73,14 @@ func search() sharedlib.Search {
 	if runtime.GOOS == "darwin" {
 		names = []string{"libdnnl.3.dylib", "libdnnl.2.dylib"}
 	}
-	return sharedlib.Search{Variable: locationVariable, Names: names}
+	return sharedlib.Search{Variable: LibraryVariable, Names: names}
 }
 
 // open finds and opens the library that the environment variable names, or one of the usual names.
 func open() (*library, error) {
 	openedMu.Lock()
 	defer openedMu.Unlock()
-	named := os.Getenv(locationVariable)
+	named := os.Getenv(LibraryVariable)
 	if l := opened[named]; l != nil {
 		return l, nil
 	}
@@ -89,9 +89,9 @@ func open() (*library, error) {
 	}
 	file, err := search().Open()
 	if err != nil {
-		where := locationVariable + " names it"
+		where := LibraryVariable + " names it"
 		if named == "" {
-			where = "name its file in " + locationVariable + ", or install it (Debian and Ubuntu: libdnnl2 or libdnnl3)"
+			where = "name its file in " + LibraryVariable + ", or install it (Debian and Ubuntu: libdnnl2 or libdnnl3)"
 		}
 		return nil, fmt.Errorf("onednn: no oneDNN library was found: %s could not be opened (%w); %s. The device "+
 			"cpu needs no library",

@@ -20,7 +20,7 @@ import (
 // device makes a device, or skips the test where there is no library.
 func device(t testing.TB, threads int, precision xpu.Precision) *Device {
 	d, err := New(threads, precision)
-	if err != nil && os.Getenv(locationVariable) == "" && strings.Contains(err.Error(), "no oneDNN library was found") {
+	if err != nil && os.Getenv(LibraryVariable) == "" && strings.Contains(err.Error(), "no oneDNN library was found") {
 		t.Skip(err)
 	}
 	if err != nil {
@@ -336,18 +336,18 @@ func TestNoAllocation(t *testing.T) {
 // TestAbsent: without a library, and with a file that is none, the error says what to do.
 func TestAbsent(t *testing.T) {
 	none := filepath.Join(t.TempDir(), "libdnnl.so.3")
-	t.Setenv(locationVariable, none)
+	t.Setenv(LibraryVariable, none)
 	_, err := New(1, xpu.FP32)
 	if err == nil || !strings.Contains(err.Error(), none) ||
 		!strings.Contains(err.Error(), "device cpu needs no library") ||
-		!strings.Contains(err.Error(), locationVariable) {
+		!strings.Contains(err.Error(), LibraryVariable) {
 		t.Errorf("the error is %v", err)
 	}
 	c := "libc.so.6"
 	if _, err := exec.LookPath("ldd"); err != nil {
 		t.Skip("no libc.so.6 here")
 	}
-	t.Setenv(locationVariable, c)
+	t.Setenv(LibraryVariable, c)
 	if _, err = New(1, xpu.FP32); err == nil || !strings.Contains(err.Error(), "dnnl_version") {
 		t.Errorf("of a library that is another one the error is %v", err)
 	}
