@@ -229,6 +229,7 @@ func newApp(stdin io.Reader, stdout, stderr io.Writer) *cli.App {
 			reportCommand(),
 			estimateCommand(),
 			devicesCommand(),
+			doctorCommand(),
 			helpCommand(),
 			versionCommand(),
 			completionCommand(),

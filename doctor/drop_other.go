@@ -1,0 +1,7 @@
+//go:build !linux
+
+package doctor
+
+import "os"
+
+func dropCache(*os.File) {}
