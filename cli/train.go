@@ -38,6 +38,8 @@ func trainCommand() *cli.Command {
 			&cli.StringFlag{Name: "config", Usage: "read the run from `FILE`", Value: "train.yaml"},
 			&cli.BoolFlag{Name: "stop-is-success",
 				Usage: "exit with 0 instead of 3 when a signal stops the run before its end"},
+			&cli.BoolFlag{Name: "dry-run",
+				Usage: "check everything, print the summary of the run, and change nothing in its folder"},
 			jsonFlag,
 		},
 		Action: runTrain,
@@ -50,6 +52,9 @@ func runTrain(c *cli.Context) error {
 	}
 	if err := needFlags(c, "config"); err != nil {
 		return err
+	}
+	if c.Bool("dry-run") && c.Bool("json") {
+		return usagef("--dry-run prints a summary and has no --json; remove one of them")
 	}
 	config, err := train.LoadConfig(c.String("config"))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -124,6 +129,13 @@ func runTrain(c *cli.Context) error {
 				s.Loss, speed.text(s.Steps-done)), 0, 0)
 		},
 	}
+	if c.Bool("dry-run") {
+		summary := newProgress(io.Discard)
+		if first {
+			summary = newProgress(c.App.Writer) // the summary is the result
+		}
+		options.DryRun, options.Report = true, func(s train.Summary) { printRun(summary, s) }
+	}
 	if trainFault != nil {
 		trainFault(&options)
 	}
@@ -147,6 +159,9 @@ func runTrain(c *cli.Context) error {
 		return configurationError(c, config, err) // the group is not closed in order: the others are to notice
 	case world != nil:
 		leave(world)
+	}
+	if c.Bool("dry-run") {
+		return nil
 	}
 	if err := printResult(c, config, result, evaluated, first); err != nil {
 		return err

@@ -43,6 +43,8 @@ var ErrNotFinite = errors.New("not finite")
 // The functions are called from the goroutine that called Run.
 type Options struct {
 	Version string // version of the program, for the record
+	// make the checks of a start and call Report, then return; the run directory does not change
+	DryRun bool
 	// when closed, the run finishes its step, saves a checkpoint and returns; nil: the run trains
 	// to its end
 	Stop     <-chan struct{}
@@ -146,6 +148,9 @@ func Run(ctx context.Context, config Config, options Options) (result Result, er
 	checkpoint, err := r.begin(ctx)
 	if err != nil {
 		return Result{}, err
+	}
+	if r.options.DryRun {
+		return Result{}, nil
 	}
 	if checkpoint != nil && checkpoint.State.Step >= r.config.Steps {
 		return r.result(checkpoint.Dir), nil
@@ -254,7 +259,11 @@ func (r *run) open(ctx context.Context) error {
 		if r.tokenizer, err = readTokenizer(r.config.Tokenizer, plan); err != nil {
 			return err
 		}
-		if r.dir, err = openRunDir(r.config.Output); err != nil {
+		openDir := openRunDir
+		if r.options.DryRun {
+			openDir = lookAtRunDir
+		}
+		if r.dir, err = openDir(r.config.Output); err != nil {
 			return err
 		}
 	} else {

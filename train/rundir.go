@@ -32,9 +32,8 @@ type runDir struct {
 // behind. The lock goes with the process, however it ends; the file stays. A directory whose
 // train.yaml is someone's own is refused: a run would overwrite it.
 func openRunDir(path string) (*runDir, error) {
-	if own := filepath.Join(path, configFile); !writtenByTrain(own) {
-		return nil, fmt.Errorf("output %s: a run writes its configuration to %s, which is there already and not of "+
-			"a run; choose another output", path, own)
+	if err := checkRunDir(path); err != nil {
+		return nil, err
 	}
 	if err := os.MkdirAll(filepath.Join(path, checkpointsDir), 0o755); errors.Is(err, syscall.ENOTDIR) {
 		return nil, &fieldError{field: "output", message: fmt.Sprintf(" is %s, but %s is a file; write the path of "+
@@ -59,6 +58,36 @@ func openRunDir(path string) (*runDir, error) {
 		return nil, err
 	}
 	return d, nil
+}
+
+// checkRunDir refuses a directory whose train.yaml was not written by a run.
+func checkRunDir(path string) error {
+	if own := filepath.Join(path, configFile); !writtenByTrain(own) {
+		return fmt.Errorf("output %s: a run writes its configuration to %s, which is there already and not of "+
+			"a run; choose another output", path, own)
+	}
+	return nil
+}
+
+// lookAtRunDir checks a run directory, or the folder in which it would be created, and changes
+// nothing.
+func lookAtRunDir(path string) (*runDir, error) {
+	if err := checkRunDir(path); err != nil {
+		return nil, err
+	}
+	for at := filepath.Clean(path); ; at = filepath.Dir(at) {
+		info, err := os.Stat(at)
+		switch {
+		case err == nil && !info.IsDir():
+			return nil, &fieldError{field: "output",
+				message: fmt.Sprintf(" is %s, but %s is a file; write the path of "+
+					"a directory for the run", path, at), cause: syscall.ENOTDIR}
+		case err == nil:
+			return &runDir{path: path}, nil
+		case !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR) || at == filepath.Dir(at):
+			return nil, fmt.Errorf("reading the run directory %s: %w", path, err)
+		}
+	}
 }
 
 // notDirectory is the file in the way of a directory, from the error of MkdirAll.
